@@ -1,0 +1,98 @@
+// Package arena owns memory that the Go runtime does not: anonymous mappings
+// and memfds, mapped, punched, sealed and passed between processes.
+//
+// Everything here is untouched by the garbage collector, which neither scans
+// it nor counts it. A mapping is populated lazily: address space is free,
+// resident memory is what has been touched and not punched since.
+//
+// Concurrency: a Mapping may be used by any number of goroutines; Punch and
+// Close must not race with accesses to the bytes they take away. Go code must
+// never touch memory that another process may punch or truncate unless it is
+// prepared for the fault (see the package soft).
+package arena
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// PageSize is the size in bytes of a small page.
+var PageSize = os.Getpagesize()
+
+// HugePageSize is the size in bytes of a transparent huge page on the
+// architectures that Polder runs on.
+const HugePageSize = 2 << 20
+
+// Mapping is a range of memory mapped into this process.
+type Mapping struct {
+	mem []byte // nil once closed
+}
+
+// Anonymous maps size bytes of private, zeroed, lazily populated memory.
+// The kernel is asked to use huge pages where it can if huge is true.
+func Anonymous(size int, huge bool) (*Mapping, error) {
+	if size <= 0 {
+		return nil, fmt.Errorf("cannot map %d bytes: the size must be positive", size)
+	}
+	mem, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_ANON|unix.MAP_PRIVATE|unix.MAP_NORESERVE)
+	if err != nil {
+		return nil, fmt.Errorf("cannot map %d bytes of anonymous memory: %w", size, err)
+	}
+	advice := unix.MADV_NOHUGEPAGE
+	if huge {
+		advice = unix.MADV_HUGEPAGE
+	}
+	// The advice is a wish: kernels without transparent huge pages refuse it.
+	_ = unix.Madvise(mem, advice)
+	return &Mapping{mem: mem}, nil
+}
+
+// Bytes returns the mapped memory. It is nil after Close.
+func (m *Mapping) Bytes() []byte { return m.mem }
+
+// Punch gives the pages of [off, off+n) of a private anonymous mapping back
+// to the operating system; they read as zero afterwards. Both off and n must
+// be multiples of PageSize.
+func (m *Mapping) Punch(off, n int) error {
+	if err := checkRange(off, n, len(m.mem)); err != nil {
+		return fmt.Errorf("cannot punch: %w", err)
+	}
+	if n == 0 {
+		return nil
+	}
+	if err := unix.Madvise(m.mem[off:off+n], unix.MADV_DONTNEED); err != nil {
+		return fmt.Errorf("cannot punch %d bytes at %d: %w", n, off, err)
+	}
+	return nil
+}
+
+// Close unmaps the memory. Closing twice is a no-op.
+func (m *Mapping) Close() error {
+	if m.mem == nil {
+		return nil
+	}
+	mem := m.mem
+	m.mem = nil
+	if err := unix.Munmap(mem); err != nil {
+		return fmt.Errorf("cannot unmap %d bytes: %w", len(mem), err)
+	}
+	return nil
+}
+
+var errUnaligned = errors.New("not a multiple of the page size")
+
+func checkRange(off, n, size int) error {
+	switch {
+	case off < 0 || n < 0 || off > size || n > size-off:
+		return fmt.Errorf("range [%d, %d+%d) is not within %d bytes", off, off, n, size)
+	case off%PageSize != 0:
+		return fmt.Errorf("offset %d: %w (%d)", off, errUnaligned, PageSize)
+	case n%PageSize != 0:
+		return fmt.Errorf("length %d: %w (%d)", n, errUnaligned, PageSize)
+	}
+	return nil
+}

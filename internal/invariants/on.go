@@ -1,0 +1,6 @@
+//go:build invariants || race
+
+package invariants
+
+// Enabled is true in builds with -race or with the tag "invariants".
+const Enabled = true
