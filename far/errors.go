@@ -1,0 +1,53 @@
+package far
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+var (
+	// ErrNotFound: the map has no such key.
+	ErrNotFound = errors.New("not found")
+	// ErrWouldBlock: the call would have to wait, and was given NoWait.
+	ErrWouldBlock = errors.New("would block")
+	// ErrClosed: the heap has been closed.
+	ErrClosed = errors.New("heap is closed")
+	// ErrFull: the store has no memory left, and nothing local can make way.
+	ErrFull = errors.New("far memory is full")
+	// ErrTooLarge: the key or value exceeds MaxKeySize or Config.MaxValue.
+	ErrTooLarge = errors.New("too large")
+	// ErrStoreFull is what a Store returns when it has no segment to lend.
+	ErrStoreFull = errors.New("no memory left to lend")
+)
+
+// MaxKeySize is the longest key, in bytes.
+const MaxKeySize = 1<<16 - 1
+
+// LostError says that an entry was lost with the segment that held it.
+type LostError struct{ Segment string }
+
+func (e *LostError) Error() string {
+	return fmt.Sprintf("entry was lost with its far memory (%s)", e.Segment)
+}
+
+// CorruptError says that far memory answered with bytes that are not those
+// that were written there.
+type CorruptError struct {
+	Segment string
+	Off     int
+}
+
+func (e *CorruptError) Error() string {
+	return fmt.Sprintf("far memory returned corrupt bytes (%s, offset %d)", e.Segment, e.Off)
+}
+
+// NoWait is a context for calls that must not wait: where they would, they
+// return ErrWouldBlock and have changed nothing.
+var NoWait context.Context = noWait()
+
+func noWait() context.Context {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	cancel(ErrWouldBlock)
+	return ctx
+}
