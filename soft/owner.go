@@ -1,0 +1,95 @@
+package soft
+
+import (
+	"errors"
+	"sync"
+)
+
+var errOwners = errors.New("cannot make a container: a heap serves at most 65536")
+
+// An owner holds slots that name objects: a map, an array, a queue, the
+// pointer table, the large values. Every object's header says who owns it and
+// under which reference, which is figure 5's reverse pointer: through it the
+// evacuator redirects or clears the one slot that names an object.
+type owner interface {
+	// swing makes the slot of ref name to instead of from, or nothing if to
+	// is zero, and reports whether the slot did name from. Tags are ignored.
+	swing(ref uint64, from, to word) bool
+
+	// holdsLarge reports whether the object of ref is there and names a large
+	// value.
+	holdsLarge(ref uint64, id largeID) bool
+
+	// sweep clears the slots whose objects are gone, after a revocation.
+	sweep()
+}
+
+// owners are the containers of a heap by their number in object headers.
+// Numbers are used again once every object of the last holder is gone: a
+// closed container clears all its slots, so that a late swing finds nothing.
+type owners struct {
+	mu   sync.RWMutex
+	list []owner
+	prio []int8
+	free []uint16
+}
+
+const maxOwners = 1 << 16
+
+// A Priority shifts when objects are evicted: each step up is worth as much
+// as one more access since the evacuator last came by. The default is 0.
+type Priority int8
+
+const (
+	LowestPriority  Priority = -hottest
+	HighestPriority Priority = hottest
+)
+
+func (o *owners) add(x owner, p Priority) (uint16, bool) {
+	p = min(max(p, LowestPriority), HighestPriority)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if n := len(o.free); n > 0 {
+		id := o.free[n-1]
+		o.free = o.free[:n-1]
+		o.list[id], o.prio[id] = x, int8(p)
+		return id, true
+	}
+	if len(o.list) == maxOwners {
+		return 0, false
+	}
+	o.list = append(o.list, x)
+	o.prio = append(o.prio, int8(p))
+	return uint16(len(o.list) - 1), true
+}
+
+func (o *owners) remove(id uint16) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.list[id] = nil
+	o.free = append(o.free, id)
+}
+
+func (o *owners) get(id uint16) owner {
+	o.mu.RLock()
+	defer o.mu.RUnlock()
+	if int(id) >= len(o.list) {
+		return nil
+	}
+	return o.list[id]
+}
+
+func (o *owners) priority(id uint16) int {
+	o.mu.RLock()
+	defer o.mu.RUnlock()
+	if int(id) >= len(o.prio) {
+		return 0
+	}
+	return int(o.prio[id])
+}
+
+func (o *owners) all() []owner {
+	o.mu.RLock()
+	defer o.mu.RUnlock()
+	return append([]owner(nil), o.list...)
+}

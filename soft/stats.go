@@ -1,0 +1,215 @@
+package soft
+
+import (
+	"math"
+	"math/bits"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"polder/soft/mrc"
+)
+
+// counters are what a heap counts as it goes.
+type counters struct {
+	hits, misses   stripes
+	rebuilds       atomic.Uint64
+	rebuildNanos   atomic.Uint64
+	revoked        atomic.Uint64 // segments taken without our help
+	lostObjects    atomic.Uint64 // objects that were in them
+	lostBytes      atomic.Uint64
+	evictedObjects atomic.Uint64
+	evictedBytes   atomic.Uint64
+	saved          atomic.Uint64 // bytes copied by the evacuator
+	victims        [victimBins]atomic.Uint64
+}
+
+// stripes is a counter that many processors may raise at once.
+type stripes struct{ n [16]stripe }
+
+type stripe struct {
+	atomic.Uint64
+	_ [56]byte
+}
+
+func (s *stripes) add(hint uint64) { s.n[hint&15].Add(1) }
+
+func (s *stripes) load() (n uint64) {
+	for i := range s.n {
+		n += s.n[i].Load()
+	}
+	return n
+}
+
+// Stats is what a heap has done and what it holds.
+type Stats struct {
+	Budget  int64 // bytes that the heap may use now
+	Free    int64 // of them, in segments that hold nothing
+	Live    int64 // bytes of objects, headers included
+	Objects int64
+
+	Hits, Misses uint64
+
+	Rebuilds    uint64        // calls of reconstructors
+	RebuildTime time.Duration // spent in them: the paper's RCOST
+
+	RevokedSegments uint64 // taken by the coordinator while in use
+	LostObjects     uint64 // with them
+	LostBytes       uint64
+
+	EvictedObjects uint64 // by our own evacuator
+	EvictedBytes   uint64
+	SavedBytes     uint64 // copied by it because they were hot
+
+	// Victims says how often something was asked for again that had been
+	// evicted: Victims[i] counts those that a heap larger by up to 2 MiB << i
+	// would still have had.
+	Victims [victimBins]uint64
+}
+
+const victimBins = 16
+
+// Stats returns the counters. It does not stop anybody, so that figures that
+// change together may be a few operations apart.
+func (h *Heap) Stats() Stats {
+	c := &h.count
+	s := Stats{
+		Hits: c.hits.load(), Misses: c.misses.load(),
+		Rebuilds: c.rebuilds.Load(), RebuildTime: time.Duration(c.rebuildNanos.Load()),
+		RevokedSegments: c.revoked.Load(), LostObjects: c.lostObjects.Load(), LostBytes: c.lostBytes.Load(),
+		EvictedObjects: c.evictedObjects.Load(), EvictedBytes: c.evictedBytes.Load(), SavedBytes: c.saved.Load(),
+	}
+	for i := range s.Victims {
+		s.Victims[i] = c.victims[i].Load()
+	}
+	for i := range h.live {
+		l := live(h.live[i].Load())
+		s.Live += int64(l.granules()) * granule
+		s.Objects += int64(l.objects())
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s.Budget = int64(h.list.granted()) * SegmentSize
+	s.Free = int64(len(h.list.free)) * SegmentSize
+	return s
+}
+
+// ghosts remember what was evicted, by a part of its hash, and when, counted
+// in bytes evicted: that is how much larger the heap should have been. They
+// are a table with one place for each hash, where newer ones replace older.
+type ghosts struct {
+	table []atomic.Uint64 // fingerprint (32) | megabytes evicted before (32)
+	mask  uint64
+}
+
+func (g *ghosts) init(n int) {
+	n = 1 << bits.Len(uint(min(max(n, 1024), 1<<22)-1))
+	g.table = make([]atomic.Uint64, n)
+	g.mask = uint64(n - 1)
+}
+
+func ghostHash(owner uint16, ref uint64) uint64 {
+	return mix(ref<<16 | uint64(owner))
+}
+
+// mix spreads a hash's or a number's bits (the finalizer of splitmix64).
+func mix(x uint64) uint64 {
+	x ^= x >> 30
+	x *= 0xbf58476d1ce4e5b9
+	x ^= x >> 27
+	x *= 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+func (g *ghosts) add(hd header, evicted uint64) {
+	x := ghostHash(hd.owner, hd.ref)
+	g.table[x&g.mask].Store(x>>32<<32 | evicted>>16&math.MaxUint32)
+}
+
+// take asks whether something was evicted lately, and forgets it.
+func (g *ghosts) take(owner uint16, ref uint64) (evicted uint64, ok bool) {
+	x := ghostHash(owner, ref)
+	p := &g.table[x&g.mask]
+	v := p.Load()
+	if v == 0 || v>>32 != x>>32 {
+		return 0, false
+	}
+	p.Store(0)
+	return v & math.MaxUint32 << 16, true
+}
+
+// returned records that something is stored that may have been evicted, and
+// reports whether it was.
+func (h *Heap) returned(owner uint16, ref uint64) bool {
+	at, ok := h.ghosts.take(owner, ref)
+	if !ok {
+		return false
+	}
+	missing := h.count.evictedBytes.Load() - at
+	h.count.victims[min(bits.Len64(missing/SegmentSize), victimBins-1)].Add(1)
+	return true
+}
+
+// sampler feeds a miss-ratio curve with the accesses to all containers.
+type sampler struct {
+	threshold atomic.Uint64
+	mu        sync.Mutex
+	s         *mrc.Sampler
+	prior     uint64
+}
+
+// sampledKeys bounds the memory and the time that the curve takes.
+const sampledKeys = 16 << 10
+
+func (c *sampler) init(limit int64) {
+	c.s = mrc.New(SegmentSize/8, limit, sampledKeys)
+	c.s.Thin(3)
+	c.threshold.Store(c.s.Threshold())
+}
+
+// access records an access, if the key is one of the sample.
+//
+//polder:hot
+func (c *sampler) access(owner uint16, ref uint64, size uint32, cost uint8) {
+	if x := ghostHash(owner, ref); x <= c.threshold.Load() {
+		c.record(x, size, cost)
+	}
+}
+
+//go:noinline
+func (c *sampler) record(x uint64, size uint32, cost uint8) {
+	if !c.mu.TryLock() {
+		return // somebody else is recording: one sample less
+	}
+	defer c.mu.Unlock()
+	c.s.Access(x, int64(size), costNanos(cost)/1e9)
+	c.threshold.Store(min(c.threshold.Load(), c.s.Threshold()))
+}
+
+// interval closes an interval in which there were accesses in all so far, and
+// returns the curve: seconds of rebuilding saved per second.
+func (c *sampler) interval(seconds float64, accesses uint64) mrc.Curve {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.s.Count(int(accesses - c.prior))
+	c.prior = accesses
+	c.s.Advance(seconds, 1)
+	curve := c.s.Curve()
+	c.s.Advance(0, 0.9)
+	return curve
+}
+
+// costClass squeezes a duration into a byte, eight steps to an octave.
+func costClass(d time.Duration) uint8 {
+	if d <= 1 {
+		return 0
+	}
+	return uint8(min(math.Log2(float64(d))*8, 255))
+}
+
+func costNanos(c uint8) float64 {
+	if c == 0 {
+		return 0
+	}
+	return math.Exp2(float64(c) / 8)
+}
