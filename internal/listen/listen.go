@@ -118,7 +118,10 @@ func (s Security) Listen(flag, addr string) (net.Listener, error) {
 	}
 	lis, err := net.Listen("tcp", addr)
 	if err != nil {
-		return nil, Explain(flag, addr, err)
+		if explained := Explain(flag, addr, err); explained != err {
+			return nil, explained
+		}
+		return nil, fmt.Errorf("cannot listen on --%s %s: %w", flag, addr, err)
 	}
 	if server != nil {
 		lis = tls.NewListener(lis, server)
@@ -126,7 +129,8 @@ func (s Security) Listen(flag, addr string) (net.Listener, error) {
 	return lis, nil
 }
 
-// Explain says what can be done about an address that cannot be listened on.
+// Explain says what can be done about an address that is in use. It returns
+// other errors as they are.
 func Explain(flag, addr string, err error) error {
 	if errors.Is(err, syscall.EADDRINUSE) {
 		host, _, splitErr := net.SplitHostPort(addr)
@@ -135,5 +139,5 @@ func Explain(flag, addr string, err error) error {
 				"--%s %s (port 0 takes a free one)", addr, flag, net.JoinHostPort(host, "PORT"))
 		}
 	}
-	return fmt.Errorf("cannot listen on --%s %s: %w", flag, addr, err)
+	return err
 }
