@@ -62,17 +62,17 @@ func (c Config) withDefaults() (Config, error) {
 	size := int64(c.ChunkSize)
 	switch {
 	case size < MinChunkSize || size > MaxChunkSize || size&(size-1) != 0:
-		return c, fmt.Errorf("ChunkSize is %d, want a power of two from %d to %d", size, MinChunkSize, MaxChunkSize)
+		return c, fmt.Errorf("the chunk size is %d, want a power of two from %d to %d", size, MinChunkSize, MaxChunkSize)
 	case c.Lend < size:
-		return c, fmt.Errorf("Lend is %d, want at least one chunk of %d bytes", c.Lend, size)
+		return c, fmt.Errorf("%d bytes to lend, want at least one chunk of %d bytes", c.Lend, size)
 	case c.Lend/size > maxChunks:
-		return c, fmt.Errorf("Lend is %d, want at most %d chunks of %d bytes: raise ChunkSize", c.Lend, maxChunks, size)
+		return c, fmt.Errorf("%d bytes to lend, want at most %d chunks of %d bytes: use larger chunks", c.Lend, maxChunks, size)
 	case c.ClientBudget < 0 || c.ClientBudget > 0 && c.ClientBudget < size:
-		return c, fmt.Errorf("ClientBudget is %d, want 0 or at least one chunk of %d bytes", c.ClientBudget, size)
+		return c, fmt.Errorf("the client budget is %d, want 0 or at least one chunk of %d bytes", c.ClientBudget, size)
 	case c.Grace < 0:
-		return c, fmt.Errorf("Grace is %v, want it positive", c.Grace)
+		return c, fmt.Errorf("the grace period is %v, want it positive", c.Grace)
 	case c.MaxClients < 0:
-		return c, fmt.Errorf("MaxClients is %d, want it positive", c.MaxClients)
+		return c, fmt.Errorf("at most %d clients, want it positive", c.MaxClients)
 	}
 	return c, nil
 }
@@ -95,4 +95,4 @@ func (c *Config) mapSize() int {
 }
 
 // windowAccess is what a borrower may do to its chunk.
-const windowAccess = verbs.AccessLocalWrite | verbs.AccessRemoteRead | verbs.AccessRemoteWrite | verbs.AccessRemoteAtomic
+const windowAccess = verbs.AccessRemoteRead | verbs.AccessRemoteWrite | verbs.AccessRemoteAtomic
