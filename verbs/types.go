@@ -125,15 +125,16 @@ const (
 	OpFetchAdd
 	OpBindMW
 	OpLocalInv
-	OpWait   // suspend the queue until a CQ has produced a number of completions
-	OpEnable // let another (or this) managed send queue run up to an index
+	OpWait       // suspend the queue until a CQ has produced a number of completions
+	OpEnable     // let another (or this) managed send queue run up to an index
+	OpEnableRecv // let a managed receive queue be consumed up to an index
 
 	NumOpcodes = int(iota)
 )
 
 var opcodeNames = [NumOpcodes]string{
 	"NOP", "SEND", "RECV", "READ", "WRITE", "CMP_SWAP", "FETCH_ADD",
-	"BIND_MW", "LOCAL_INV", "WAIT", "ENABLE",
+	"BIND_MW", "LOCAL_INV", "WAIT", "ENABLE", "ENABLE_RECV",
 }
 
 func (o Opcode) String() string {
@@ -273,6 +274,10 @@ func (f SendFlags) String() string {
 //	LOCAL_INV         RKey
 //	WAIT              CQN, Count
 //	ENABLE            QPN, Count
+//	ENABLE_RECV       QPN, Count
+//
+// WAIT counts successes only: that a queue is flushed never sets off a chain.
+// ENABLE and ENABLE_RECV only ever raise the limit, of a queue in the same PD.
 //
 // A type 2B window is assigned to the queue pair QPN of the same PD, or to
 // the one that the request is posted to if QPN is 0.
@@ -290,7 +295,7 @@ type SendWR struct {
 	BindAccess Access
 	QPN        uint32
 	CQN        uint32
-	Count      uint64 // WAIT: completions since the CQ was created; ENABLE: queue index, exclusive
+	Count      uint64 // WAIT: successes since the CQ was created; ENABLE: queue index, exclusive
 }
 
 // RecvWR is a buffer for one incoming SEND.

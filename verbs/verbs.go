@@ -47,6 +47,10 @@ type Device interface {
 	AllocPD() (PD, error)
 	// CreateCQ creates a completion queue.
 	CreateCQ(CQInit) (CQ, error)
+	// ConnectLoopback joins two queue pairs of this device to each other,
+	// or one to itself if a and b are the same, and takes them to
+	// StateRTS. Work-request chains reach their own device's memory so.
+	ConnectLoopback(a, b QP) error
 	// Close destroys everything the device holds and disconnects its
 	// connections. It is idempotent.
 	Close() error
@@ -118,6 +122,9 @@ type CQInit struct {
 	// Depth is the most completions it holds. One more is an overrun:
 	// every QP that completes into it goes to StateError.
 	Depth int
+	// IgnoreOverrun lets the oldest completions be overwritten instead:
+	// for queues that only WAIT looks at.
+	IgnoreOverrun bool
 	// Handler, if set, is called by the driver after completions were
 	// added, from a goroutine of the driver's (or of whoever posted) with
 	// no lock held. It must not block. Calls may be coalesced, and may
@@ -134,8 +141,14 @@ type QP interface {
 	// once, and flushes what they put on the wire. It fails with
 	// ErrQueueFull, and posts none, if they do not all fit.
 	PostSend(wrs ...SendWR) error
-	// PostRecv appends buffers to the receive queue, or none of them.
+	// PostRecv appends buffers to the receive queue, or none of them. In
+	// StateReset it takes the queue pair to StateInit.
 	PostRecv(wrs ...RecvWR) error
+	// EnableSend lets a managed send queue run up to index (exclusive,
+	// counted from the queue's creation), as OpEnable does.
+	EnableSend(index uint64) error
+	// EnableRecv does what OpEnableRecv does.
+	EnableRecv(index uint64) error
 	// Close destroys the QP. Its unfinished requests give no completion.
 	Close() error
 }
@@ -153,6 +166,11 @@ type QPInit struct {
 	// [WQESize] bytes at the start of this MR, so that work requests can
 	// rewrite work requests. The device allocates its own otherwise.
 	SendRing MR
+	// ManagedRecv and RecvRing are the same for the receive queue, which
+	// OpEnableRecv opens. A managed receive queue that has been filled
+	// once can be enabled again and again without being posted to.
+	ManagedRecv bool
+	RecvRing    MR
 	// OnEvent, if set, receives the QP's asynchronous events, on the same
 	// terms as CQInit.Handler.
 	OnEvent func(AsyncEvent)

@@ -12,13 +12,16 @@ const WQESize = 64
 //	 1  u8   flags        SendFlags
 //	 2  u8   number of SGEs, 0 to 2 (1 for atomics; 1, a table, with SendSGLIndirect)
 //	 3  u8   access       BIND_MW
-//	 4  u32  qpn          BIND_MW: the window's QP; ENABLE: queue; WAIT: CQ number
+//	 4  u32  qpn          BIND_MW: the window's QP; ENABLE*: queue; WAIT: CQ number
 //	 8  u64  id           returned in the completion
-//	16  u64  address      READ, WRITE, atomics: remote; BIND_MW: start; WAIT, ENABLE: count
+//	16  u64  address      READ, WRITE, atomics: remote; BIND_MW: start; WAIT, ENABLE*: count
 //	24  u32  rkey         READ, WRITE, atomics, BIND_MW, LOCAL_INV
 //	28  u32  lkey         BIND_MW: the MR that the window is bound to
 //	32  SGE  first SGE: u64 address, u32 length, u32 lkey; BIND_MW: u64 length
 //	48  SGE  second SGE; CMP_SWAP: u64 compare, u64 swap; FETCH_ADD: u64 (ignored), u64 addend
+//
+// An entry of a receive queue has the opcode RECV, an id and SGEs. Zeroed
+// memory in a send queue is a NOP without completion.
 const (
 	WQEOpcode  = 0
 	WQEFlags   = 1

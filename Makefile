@@ -1,0 +1,64 @@
+# Every target with a line of explanation after "##" appears in "make help".
+
+SHELL       := /bin/bash
+GO          ?= go
+BIN         := $(CURDIR)/.bin
+STATICCHECK := $(BIN)/staticcheck
+STATICCHECK_VERSION := v0.8.2
+
+# How long each fuzz target runs in "make test"; "make fuzz" takes longer.
+FUZZTIME    ?= 30s
+TESTTIMEOUT ?= 10m
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## show this help
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: test
+test: deps lint build race smoke-fuzz ## everything a change must pass: vet, format, lint, build, tests with -race, short fuzzing
+
+.PHONY: deps
+deps: ## install what the tests need (redis-server, redis-tools) if it is missing
+	@.ci/deps
+
+.PHONY: build
+build: ## build everything without cgo; the binary is .bin/polder
+	CGO_ENABLED=0 $(GO) build ./...
+	CGO_ENABLED=0 $(GO) build -o $(BIN)/polder ./cmd/polder
+
+.PHONY: race
+race: ## run every test with the race detector
+	$(GO) test -race -timeout $(TESTTIMEOUT) ./...
+
+.PHONY: smoke-fuzz
+smoke-fuzz: ## run every fuzz target for FUZZTIME (30s)
+	@GO="$(GO)" .ci/fuzz $(FUZZTIME)
+
+.PHONY: fuzz
+fuzz: ## run every fuzz target for 10 minutes
+	@GO="$(GO)" .ci/fuzz 10m
+
+.PHONY: soak
+soak: ## run the tests again and again for long, with their long forms on
+	POLDER_SOAK=1 $(GO) test -race -count=5 -timeout 2h ./...
+
+.PHONY: bench
+bench: build ## measure this tree against redis-server and raw TCP
+	$(BIN)/polder bench resp
+	$(BIN)/polder bench verbs
+
+.PHONY: lint
+lint: $(STATICCHECK) ## vet, check formatting, staticcheck
+	$(GO) vet ./...
+	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then \
+		echo "not formatted (make fmt):"; echo "$$unformatted"; exit 1; fi
+	$(STATICCHECK) ./...
+
+$(STATICCHECK):
+	GOBIN=$(BIN) $(GO) install honnef.co/go/tools/cmd/staticcheck@$(STATICCHECK_VERSION)
+
+.PHONY: fmt
+fmt: ## format the code
+	gofmt -w .

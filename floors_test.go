@@ -1,0 +1,206 @@
+// Package polder_test checks rules that concern the whole tree.
+package polder_test
+
+import (
+	"encoding/json"
+	"errors"
+	"go/parser"
+	"go/token"
+	"io"
+	"io/fs"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// floor is a part of the house: the package trees that stand on it, and how
+// high they stand. A package may import packages of its own floor and of
+// those below.
+type floor struct {
+	height int
+	tree   string // import path below the module's, and all that is under it
+}
+
+// floors is the table of ARCHITECTURE.md. The longest tree that matches a
+// package decides. soft and share stand on internal alone, beside the others.
+var floors = []floor{
+	{0, "internal"},
+	{1, "verbs"},
+	{1, "soft"},
+	{1, "share"},
+	{2, "memnode"},
+	{3, "pool"},
+	{4, "far"},
+	{4, "race"},
+	{4, "swap"},
+	{5, "resp"},
+	{6, "internal/bench"}, // measures the floors, so stands above them
+	{7, "cmd"},
+	{7, "examples"},
+}
+
+// apart lists trees that must not see each other although the heights would
+// let them, from the importer's side.
+var apart = map[string][]string{
+	"soft":  {"verbs", "memnode", "pool", "far", "share"},
+	"share": {"verbs", "memnode", "pool", "far", "soft"},
+	"verbs": {"soft", "share"},
+}
+
+// farImports is all of the module that package far itself may import: it
+// knows a Store, and nothing of what is behind it.
+var farImports = []string{"internal"}
+
+const module = "polder"
+
+func TestNoFloorImportsOneAbove(t *testing.T) {
+	for _, p := range listPackages(t) {
+		from, ok := floorOf(p.ImportPath)
+		if !ok {
+			t.Errorf("%s stands on no floor: add it to the table", p.ImportPath)
+			continue
+		}
+		for _, imp := range p.Imports {
+			if !strings.HasPrefix(imp, module+"/") {
+				continue
+			}
+			to, ok := floorOf(imp)
+			switch {
+			case !ok:
+				t.Errorf("%s imports %s, which stands on no floor", p.ImportPath, imp)
+			case to.height > from.height:
+				t.Errorf("%s (floor %s) imports %s (floor %s above it)", p.ImportPath, from.tree, imp, to.tree)
+			case slices.Contains(apart[from.tree], to.tree):
+				t.Errorf("%s imports %s: %s and %s stand apart", p.ImportPath, imp, from.tree, to.tree)
+			}
+		}
+	}
+}
+
+func TestFarKnowsNothingOfTheFabric(t *testing.T) {
+	for _, p := range listPackages(t) {
+		if p.ImportPath != module+"/far" {
+			continue
+		}
+		for _, imp := range p.Imports {
+			rest, ours := strings.CutPrefix(imp, module+"/")
+			if ours && !slices.ContainsFunc(farImports, func(tree string) bool { return within(rest, tree) }) {
+				t.Errorf("far imports %s: it may know its Store only", imp)
+			}
+		}
+	}
+}
+
+func TestUnsafeAndCgoStayWhereTheyBelong(t *testing.T) {
+	for file, imports := range goFiles(t) {
+		name := strings.TrimSuffix(strings.TrimSuffix(file, ".go"), "_test")
+		if slices.Contains(imports.paths, "unsafe") && !strings.HasSuffix(name, "_unsafe") {
+			t.Errorf("%s imports unsafe: that belongs in a file named *_unsafe.go", file)
+		}
+		if slices.Contains(imports.paths, "C") && !imports.ibverbs {
+			t.Errorf("%s uses cgo outside the build tag ibverbs", file)
+		}
+	}
+}
+
+func floorOf(path string) (floor, bool) {
+	if path == module {
+		return floor{height: 1 << 10, tree: "."}, true // this directory holds tests only
+	}
+	rest := strings.TrimPrefix(path, module+"/")
+	var best floor
+	for _, f := range floors {
+		if within(rest, f.tree) && len(f.tree) > len(best.tree) {
+			best = f
+		}
+	}
+	return best, best.tree != ""
+}
+
+func within(path, tree string) bool {
+	return path == tree || strings.HasPrefix(path, tree+"/")
+}
+
+type goPackage struct {
+	ImportPath string
+	Imports    []string
+}
+
+func listPackages(t *testing.T) []goPackage {
+	t.Helper()
+	out, err := exec.Command("go", "list", "-json=ImportPath,Imports", "./...").Output()
+	if err != nil {
+		var exit *exec.ExitError
+		if errors.As(err, &exit) {
+			t.Fatalf("cannot list packages: %v\n%s", err, exit.Stderr)
+		}
+		t.Fatalf("cannot list packages: %v", err)
+	}
+	var list []goPackage
+	for dec := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p goPackage
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			return list
+		} else if err != nil {
+			t.Fatalf("cannot read the list of packages: %v", err)
+		}
+		list = append(list, p)
+	}
+}
+
+type fileImports struct {
+	paths   []string
+	ibverbs bool // built with the tag ibverbs only
+}
+
+// goFiles parses every Go file of the module, whatever its build constraints.
+func goFiles(t *testing.T) map[string]fileImports {
+	t.Helper()
+	files := map[string]fileImports{}
+	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name := d.Name()
+		if d.IsDir() && path != "." && (strings.HasPrefix(name, ".") || name == "testdata") {
+			return fs.SkipDir
+		}
+		if d.IsDir() || !strings.HasSuffix(name, ".go") {
+			return nil
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ImportsOnly|parser.ParseComments)
+		if err != nil {
+			return err
+		}
+		var imports fileImports
+		for _, spec := range f.Imports {
+			p, err := strconv.Unquote(spec.Path.Value)
+			if err != nil {
+				return err
+			}
+			imports.paths = append(imports.paths, p)
+		}
+		for _, group := range f.Comments {
+			if group.Pos() > f.Package {
+				break
+			}
+			for _, c := range group.List {
+				if strings.HasPrefix(c.Text, "//go:build ") && strings.Contains(c.Text, "ibverbs") && !strings.Contains(c.Text, "!ibverbs") {
+					imports.ibverbs = true
+				}
+			}
+		}
+		files[path] = imports
+		return nil
+	})
+	if err != nil {
+		t.Fatalf("cannot read the tree: %v", err)
+	}
+	if len(files) == 0 {
+		t.Fatal("found no Go files")
+	}
+	return files
+}

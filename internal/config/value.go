@@ -1,0 +1,292 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+)
+
+// Size is a flag value in bytes, written as a number with an optional unit:
+// KiB, MiB, GiB, TiB (powers of two), kB, MB, GB, TB (powers of ten), B.
+type Size struct {
+	p        *int64
+	min, max int64
+}
+
+var _ pflag.Value = (*Size)(nil)
+
+// NewSize makes a flag value that stores into p, which holds the default.
+// Values below min are refused, and those above max unless max is zero.
+func NewSize(p *int64, min, max int64) *Size {
+	if max == 0 {
+		max = math.MaxInt64
+	}
+	return &Size{p: p, min: min, max: max}
+}
+
+// Set parses s.
+func (v *Size) Set(s string) error {
+	n, err := ParseSize(s)
+	if err != nil {
+		return err
+	}
+	switch {
+	case n < v.min:
+		return fmt.Errorf("expected at least %s", FormatSize(v.min))
+	case n > v.max:
+		return fmt.Errorf("expected at most %s", FormatSize(v.max))
+	}
+	*v.p = n
+	return nil
+}
+
+func (v *Size) String() string {
+	if v.p == nil {
+		return ""
+	}
+	return FormatSize(*v.p)
+}
+
+// Type names the value in usage texts.
+func (v *Size) Type() string { return "size" }
+
+var units = []struct {
+	name  string
+	bytes int64
+}{
+	// Longest suffixes first: "B" ends all of them.
+	{"TiB", 1 << 40}, {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10},
+	{"TB", 1e12}, {"GB", 1e9}, {"MB", 1e6}, {"kB", 1e3}, {"B", 1}, {"", 1},
+}
+
+var errSize = errors.New("expected a size such as 64MiB, 1.5GiB or 4096")
+
+// ParseSize reads a size such as "64MiB".
+func ParseSize(s string) (int64, error) {
+	for _, u := range units {
+		num, ok := strings.CutSuffix(s, u.name)
+		if !ok {
+			continue
+		}
+		num = strings.TrimSpace(num)
+		if n, err := strconv.ParseInt(num, 10, 64); err == nil {
+			if n < 0 || n > math.MaxInt64/u.bytes {
+				break
+			}
+			return n * u.bytes, nil
+		}
+		f, err := strconv.ParseFloat(num, 64)
+		f *= float64(u.bytes)
+		// The comparison refuses NaN too.
+		if err != nil || strings.ContainsAny(num, "eExXpP_") || !(f >= 0 && f < math.MaxInt64) || f != math.Trunc(f) {
+			break
+		}
+		return int64(f), nil
+	}
+	return 0, errSize
+}
+
+// FormatSize writes n as ParseSize reads it, in the largest binary unit that
+// divides it.
+func FormatSize(n int64) string {
+	for _, u := range units[:4] {
+		if n != 0 && n%u.bytes == 0 {
+			return strconv.FormatInt(n/u.bytes, 10) + u.name
+		}
+	}
+	return strconv.FormatInt(n, 10) + "B"
+}
+
+// Duration is a flag value that is not negative.
+type Duration struct {
+	p   *time.Duration
+	min time.Duration
+}
+
+var _ pflag.Value = (*Duration)(nil)
+
+// NewDuration makes a flag value that stores into p, which holds the
+// default. Values below min are refused.
+func NewDuration(p *time.Duration, min time.Duration) *Duration {
+	return &Duration{p: p, min: min}
+}
+
+// Set parses s.
+func (v *Duration) Set(s string) error {
+	d, err := time.ParseDuration(s)
+	switch {
+	case err != nil:
+		return fmt.Errorf("expected a duration such as 5s, 250ms or 1m30s")
+	case d < v.min:
+		return fmt.Errorf("expected at least %v", v.min)
+	}
+	*v.p = d
+	return nil
+}
+
+func (v *Duration) String() string {
+	if v.p == nil {
+		return ""
+	}
+	return v.p.String()
+}
+
+// Type names the value in usage texts.
+func (v *Duration) Type() string { return "duration" }
+
+// Int is a flag value within bounds.
+type Int struct {
+	p        *int
+	min, max int
+}
+
+var _ pflag.Value = (*Int)(nil)
+
+// NewInt makes a flag value that stores into p, which holds the default.
+func NewInt(p *int, min, max int) *Int { return &Int{p: p, min: min, max: max} }
+
+// Set parses s.
+func (v *Int) Set(s string) error {
+	n, err := strconv.Atoi(s)
+	if err != nil || n < v.min || n > v.max {
+		return fmt.Errorf("expected a whole number from %d to %d", v.min, v.max)
+	}
+	*v.p = n
+	return nil
+}
+
+func (v *Int) String() string {
+	if v.p == nil {
+		return ""
+	}
+	return strconv.Itoa(*v.p)
+}
+
+// Type names the value in usage texts.
+func (v *Int) Type() string { return "number" }
+
+// Address is a flag value of the form HOST:PORT.
+type Address struct {
+	p   *string
+	off bool
+}
+
+var _ pflag.Value = (*Address)(nil)
+
+// NewAddress makes a flag value that stores into p, which holds the default.
+// If off is true, the word "off" is allowed and stored as "".
+func NewAddress(p *string, off bool) *Address { return &Address{p: p, off: off} }
+
+// Set parses s.
+func (v *Address) Set(s string) error {
+	if v.off && s == "off" {
+		*v.p = ""
+		return nil
+	}
+	if err := checkAddress(s); err != nil {
+		if v.off {
+			return fmt.Errorf(`%w, or "off"`, err)
+		}
+		return err
+	}
+	*v.p = s
+	return nil
+}
+
+func (v *Address) String() string {
+	switch {
+	case v.p == nil:
+		return ""
+	case *v.p == "" && v.off:
+		return "off"
+	}
+	return *v.p
+}
+
+// Type names the value in usage texts.
+func (v *Address) Type() string { return "address" }
+
+func checkAddress(s string) error {
+	_, port, err := net.SplitHostPort(s)
+	if err != nil {
+		return fmt.Errorf("expected HOST:PORT such as 127.0.0.1:7070")
+	}
+	if n, err := strconv.Atoi(port); err != nil || n < 0 || n > math.MaxUint16 {
+		return fmt.Errorf("expected a port from 0 to %d after the colon", math.MaxUint16)
+	}
+	return nil
+}
+
+// Addresses is a flag value of comma-separated HOST:PORT.
+type Addresses struct{ p *[]string }
+
+var _ pflag.Value = (*Addresses)(nil)
+
+// NewAddresses makes a flag value that stores into p, which holds the
+// default.
+func NewAddresses(p *[]string) *Addresses { return &Addresses{p: p} }
+
+// Set parses s and replaces what was there.
+func (v *Addresses) Set(s string) error {
+	list := strings.Split(s, ",")
+	for i, a := range list {
+		list[i] = strings.TrimSpace(a)
+		if err := checkAddress(list[i]); err != nil {
+			return fmt.Errorf("%w, several with commas between", err)
+		}
+	}
+	for i, a := range list {
+		if slices.Contains(list[:i], a) {
+			return fmt.Errorf("expected each address once")
+		}
+	}
+	*v.p = list
+	return nil
+}
+
+func (v *Addresses) String() string {
+	if v.p == nil {
+		return ""
+	}
+	return strings.Join(*v.p, ",")
+}
+
+// Type names the value in usage texts.
+func (v *Addresses) Type() string { return "addresses" }
+
+// Choice is a flag value that is one of a few words.
+type Choice struct {
+	p     *string
+	words []string
+}
+
+var _ pflag.Value = (*Choice)(nil)
+
+// NewChoice makes a flag value that stores into p, which holds the default.
+func NewChoice(p *string, words ...string) *Choice { return &Choice{p: p, words: words} }
+
+// Set parses s.
+func (v *Choice) Set(s string) error {
+	if !slices.Contains(v.words, s) {
+		return fmt.Errorf("expected one of %s", strings.Join(v.words, ", "))
+	}
+	*v.p = s
+	return nil
+}
+
+func (v *Choice) String() string {
+	if v.p == nil {
+		return ""
+	}
+	return *v.p
+}
+
+// Type names the value in usage texts.
+func (v *Choice) Type() string { return "word" }
