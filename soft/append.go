@@ -33,9 +33,9 @@ var ErrTooLarge = fmt.Errorf("the value is larger than %d bytes", int64(MaxValue
 // MaxValue bounds one value.
 const MaxValue = 1 << 30
 
-// errNoMemory: the heap has no segment to write to and none that could be
-// emptied, because everything has been revoked.
-var errNoMemory = errors.New("no soft memory is granted")
+// ErrNoMemory is what writes are answered with while the coordinator has taken
+// nearly everything. It passes; a cache goes on without storing.
+var ErrNoMemory = errors.New("no soft memory is granted")
 
 // place writes an object of the given parts into a log and returns where it
 // lies. The object counts as live from here: the caller puts the word into
@@ -88,7 +88,7 @@ func (h *Heap) reopen(a *appender, seal segmentState) error {
 		seg, ok := h.takeFree(seal)
 		if !ok {
 			if seal == segOld {
-				return errNoMemory
+				return ErrNoMemory
 			}
 			if err := h.evac.collect(); err != nil {
 				return err

@@ -105,10 +105,10 @@ func (e *evacuator) emptyOne() error {
 			if e.retireRevoked() > 0 {
 				continue
 			}
-			return errNoMemory
+			return ErrNoMemory
 		}
 		v := victim{e: e, seg: seg, gen: e.h.ctl.Generation(seg), end: e.h.end(seg)}
-		if v.gen&1 != 0 {
+		if e.h.isGone(seg) {
 			e.retire(seg)
 			continue
 		}
@@ -230,7 +230,7 @@ func (e *evacuator) retireRevoked() int {
 	h.mu.Lock()
 	for _, q := range []*queue{&h.list.young, &h.list.old} {
 		q.each(func(seg uint32) bool {
-			if !h.ctl.Granted(seg) {
+			if h.isGone(seg) {
 				gone = append(gone, seg)
 			}
 			return true
@@ -261,6 +261,13 @@ func (e *evacuator) retireRevoked() int {
 	return n + len(gone)
 }
 
+// isGone reports whether a sealed segment has been revoked since it was
+// written, even if it has been granted again.
+func (h *Heap) isGone(seg uint32) bool {
+	gen := h.ctl.Generation(seg)
+	return gen&1 != 0 || live(h.live[seg].Load()).gen() != gen>>1&liveGen
+}
+
 // notice strikes out what was revoked, takes in what was granted, and clears
 // the slots of objects that are gone.
 func (e *evacuator) notice() {
@@ -280,6 +287,7 @@ func (e *evacuator) notice() {
 		h.closeLog(s, segOld)
 	}
 	e.retireRevoked()
+	h.takeGranted()
 	if n := h.count.lostObjects.Load(); n != e.swept {
 		e.swept = n
 		for _, o := range h.owners.all() {

@@ -89,11 +89,15 @@ func Open(cfg Config) (*Heap, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, fmt.Errorf("cannot open a heap: %w", err)
 	}
-	shared := cfg.Coordinator != ""
-	s, err := newStore(int(cfg.Max/SegmentSize), shared)
+	s, err := newStore(int(cfg.Max/SegmentSize), cfg.Coordinator != "")
 	if err != nil {
 		return nil, fmt.Errorf("cannot open a heap: %w", err)
 	}
+	return newHeap(cfg, s), nil
+}
+
+// newHeap makes a heap of a complete configuration and its memory.
+func newHeap(cfg Config, s *store) *Heap {
 	h := &Heap{store: s, cfg: cfg, log: cfg.Logger}
 	h.live = make([]atomic.Uint64, s.n)
 	h.list.init(s.n, int(cfg.Budget/SegmentSize))
@@ -111,12 +115,12 @@ func Open(cfg Config) (*Heap, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	h.closing = cancel
 	h.evac.init(h)
-	h.done.Go(func() { h.evac.run(ctx) })
-	if shared {
+	if cfg.Coordinator != "" {
 		h.client = newClient(h)
 		h.done.Go(func() { h.client.run(ctx) })
 	}
-	return h, nil
+	h.done.Go(func() { h.evac.run(ctx) })
+	return h
 }
 
 func (c *Config) complete() error {
@@ -124,7 +128,7 @@ func (c *Config) complete() error {
 		c.Budget = 64 << 20
 	}
 	if c.Budget < MinBudget {
-		return fmt.Errorf("Budget is %d bytes: want at least %d", c.Budget, int64(MinBudget))
+		return fmt.Errorf("the budget is %d bytes: want at least %d", c.Budget, int64(MinBudget))
 	}
 	c.Budget = c.Budget / SegmentSize * SegmentSize
 	if c.Max == 0 {
@@ -134,20 +138,20 @@ func (c *Config) complete() error {
 		}
 	}
 	if c.Max < c.Budget {
-		return fmt.Errorf("Max is %d bytes: want at least Budget, %d", c.Max, c.Budget)
+		return fmt.Errorf("the maximum is %d bytes: want at least the budget, %d", c.Max, c.Budget)
 	}
 	c.Max = min(c.Max, maxSegments*SegmentSize) / SegmentSize * SegmentSize
 	if c.Weight == 0 {
 		c.Weight = 1
 	}
 	if !(c.Weight > 0) || c.Weight > 1e6 {
-		return fmt.Errorf("Weight is %v: want more than 0 and at most a million", c.Weight)
+		return fmt.Errorf("the weight is %v: want more than 0 and at most a million", c.Weight)
 	}
 	if c.Name == "" {
 		c.Name = programName()
 	}
 	if len(c.Name) > 64 {
-		return fmt.Errorf("Name is %d bytes long: want at most 64", len(c.Name))
+		return fmt.Errorf("the name is %d bytes long: want at most 64", len(c.Name))
 	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()

@@ -2,6 +2,7 @@ package soft
 
 import (
 	"encoding/binary"
+	"slices"
 	"sync"
 	"sync/atomic"
 )
@@ -113,7 +114,7 @@ func (l *larges) append(dst []byte, id largeID) ([]byte, bool) {
 		return dst, false
 	}
 	mark := len(dst)
-	dst = append(dst, make([]byte, v.size)...)
+	dst = slices.Grow(dst, v.size)[:mark+v.size]
 	if !l.copy(dst[mark:], v) {
 		l.drop(id)
 		return dst[:mark], false

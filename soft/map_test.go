@@ -250,8 +250,8 @@ func TestMapRefusesTypesItCannotKeep(t *testing.T) {
 		t.Error("a map with floating-point keys was made")
 	}
 	type padded struct {
-		a uint8
-		b uint32
+		A uint8
+		B uint32
 	}
 	if _, err := NewMap(h, MapConfig[padded, int]{}); err == nil {
 		t.Error("a map with padded keys was made")

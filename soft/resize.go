@@ -1,6 +1,7 @@
 package soft
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 
@@ -20,20 +21,23 @@ func (h *Heap) resize(n int) error {
 		}
 		h.mu.Unlock()
 	}
-	_, err := h.giveBack(n, nil)
-	return err
+	var failed error
+	err := h.giveBack(n, func(seg uint32) bool {
+		failed = h.discard(seg)
+		return failed == nil
+	})
+	return errors.Join(err, failed)
 }
 
-// giveBack releases segments until the heap has at most n, emptying those
-// that are in use. It returns those that it has released; done, if set, is
-// called for each.
-func (h *Heap) giveBack(n int, stop func() bool) (released []uint32, err error) {
+// giveBack revokes segments until the heap has at most n, emptying those that
+// are in use, and passes each to released, until that returns false.
+func (h *Heap) giveBack(n int, released func(seg uint32) bool) error {
 	n = max(n, minSegments)
 	for {
 		h.mu.Lock()
-		if h.list.granted() <= n || stop != nil && stop() {
+		if h.list.granted() <= n {
 			h.mu.Unlock()
-			return released, nil
+			return nil
 		}
 		seg, ok := h.list.popFree(1)
 		if ok {
@@ -42,15 +46,23 @@ func (h *Heap) giveBack(n int, stop func() bool) (released []uint32, err error) 
 		h.mu.Unlock()
 		if !ok {
 			if err := h.evac.collectOne(); err != nil {
-				return released, err
+				return err
 			}
 			continue
 		}
-		if h.ctl.Revoke(seg) {
-			if err := h.discard(seg); err != nil {
-				return released, err
-			}
-			released = append(released, seg)
+		if h.ctl.Revoke(seg) && !released(seg) {
+			return nil
+		}
+	}
+}
+
+// takeGranted takes in what a coordinator has granted.
+func (h *Heap) takeGranted() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for seg := range uint32(h.n) {
+		if h.list.state[seg] == segAway && h.ctl.Granted(seg) {
+			h.list.pushFree(seg)
 		}
 	}
 }

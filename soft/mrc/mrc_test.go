@@ -2,7 +2,6 @@ package mrc
 
 import (
 	"container/list"
-	"hash/maphash"
 	"math"
 	"math/rand/v2"
 	"testing"
@@ -31,10 +30,16 @@ func (l *lru) hit(k int, size int64) bool {
 	return false
 }
 
+func mix(x uint64) uint64 {
+	x += 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
 func TestCurvePredictsWhatCachesOfEverySizeSave(t *testing.T) {
 	const n, accesses, size = 20000, 400000, 1000
 	for _, capacity := range []int{1 << 20, 1024} {
-		seed := maphash.MakeSeed()
 		z := rand.NewZipf(rand.New(rand.NewPCG(1, 2)), 1.1, 8, n-1)
 		s := New(64<<10, 64<<20, capacity)
 		s.Advance(1, 0)
@@ -46,7 +51,7 @@ func TestCurvePredictsWhatCachesOfEverySizeSave(t *testing.T) {
 		hits := make([]int, len(caches))
 		for range accesses {
 			k := int(z.Uint64())
-			s.Access(maphash.Comparable(seed, k), size, 1)
+			s.Access(mix(uint64(k)), size, 1)
 			for i, c := range caches {
 				if c.hit(k, size) {
 					hits[i]++
@@ -55,7 +60,7 @@ func TestCurvePredictsWhatCachesOfEverySizeSave(t *testing.T) {
 		}
 		tolerance := 0.02
 		if capacity < n {
-			tolerance = 0.08
+			tolerance = 0.12 // eight keys in the sample of the smallest cache
 		}
 		s.Count(accesses)
 		c := s.Curve()
