@@ -100,6 +100,7 @@ func (h *Heap) reopen(a *appender, seal segmentState) error {
 			h.lose(seg)
 			continue
 		}
+		h.store.populate(seg, gen)
 		h.store.renew(seg)
 		h.live[seg].Store(uint64(makeLive(gen)))
 		a.open, a.seg, a.gen, a.at = true, seg, gen, 0

@@ -256,6 +256,7 @@ func (e *evacuator) retireRevoked() int {
 	}
 	h.mu.Unlock()
 	for _, seg := range gone {
+		h.huge[seg].Store(false)
 		e.retire(seg)
 	}
 	return n + len(gone)

@@ -62,6 +62,7 @@ func (h *Heap) takeGranted() {
 	defer h.mu.Unlock()
 	for seg := range uint32(h.n) {
 		if h.list.state[seg] == segAway && h.ctl.Granted(seg) {
+			h.huge[seg].Store(false)
 			h.list.pushFree(seg)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -27,6 +28,7 @@ type store struct {
 	hot      []byte
 	base     base
 	n        int
+	huge     []atomic.Bool // the segment exists as one huge page, as far as we know
 }
 
 const (
@@ -43,7 +45,7 @@ func newStore(n int, shared bool) (s *store, err error) {
 	if n <= 0 || n > maxSegments {
 		return nil, fmt.Errorf("cannot make a heap of %d segments: want 1 to %d", n, maxSegments)
 	}
-	s = &store{n: n}
+	s = &store{n: n, huge: make([]atomic.Bool, n)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.close())
@@ -94,6 +96,24 @@ func newStore(n int, shared bool) (s *store, err error) {
 
 // files returns the descriptors to give to a coordinator.
 func (s *store) files() []*os.File { return []*os.File{s.memfd.File(), s.table.File()} }
+
+// populate makes a fresh segment of a memfd one huge page, where the kernel
+// lets us. It takes as long as touching its pages one by one, which would have
+// to be done anyway; reading is faster, and punching it away takes a
+// coordinator 8 µs in place of 400.
+func (s *store) populate(seg uint32, gen uint64) {
+	if s.memfd == nil || s.huge[seg].Load() {
+		return
+	}
+	s.huge[seg].Store(true) // or it cannot be; then not again either
+	off := int(seg) * SegmentSize
+	s.segments.Bytes()[off] = 0
+	_ = s.segments.Collapse(off, SegmentSize)
+	if s.ctl.Generation(seg) != gen {
+		s.huge[seg].Store(false)
+		_ = s.discard(seg) // revoked meanwhile: what we touched must not stay
+	}
+}
 
 // discard gives a segment's pages back to the operating system. The segment
 // must have been revoked.

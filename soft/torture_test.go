@@ -100,7 +100,10 @@ func TestNoWrongByteUnderRevocation(t *testing.T) {
 	for w := range workers {
 		wg.Go(func() {
 			r := rand.New(rand.NewPCG(uint64(w), 99))
-			for !stop.Load() {
+			for n := 0; !stop.Load(); n++ {
+				if n%16 == 0 {
+					runtime.Gosched() // or the coordinator's turn comes every 10 ms
+				}
 				k := r.Uint64N(keys)
 				switch op := r.IntN(20); {
 				case op < 6:
@@ -150,7 +153,7 @@ func TestNoWrongByteUnderRevocation(t *testing.T) {
 				}
 				s.ctl.Grant(seg)
 			}
-			for next := reads.Load() + 4; reads.Load() < next && !stop.Load(); {
+			for next := reads.Load() + 16; reads.Load() < next && !stop.Load(); {
 				runtime.Gosched() // so that there is something to take
 			}
 		}
