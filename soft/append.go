@@ -164,14 +164,19 @@ func (h *Heap) charge(w word, granules uint32) bool {
 // whoever swapped the object's word out of its slot. If the segment has begun
 // a new life, the account was closed with the old one.
 func (h *Heap) release(w word, granules uint32) {
-	a := &h.live[w.segment()]
-	gen := uint64(w>>genShift) & genMask
+	h.settle(w.segment(), uint64(w>>genShift)&genMask<<1, liveDelta(granules))
+}
+
+// settle takes objects of one life, of which gen is the generation or its low
+// bits, off a segment's account.
+func (h *Heap) settle(seg uint32, gen uint64, d live) {
+	a := &h.live[seg]
 	for {
 		l := live(a.Load())
-		if l.gen()&genMask != gen || l.objects() == 0 {
+		if (l.gen()^gen>>1)&genMask != 0 || l.objects() < d.objects() {
 			return
 		}
-		if a.CompareAndSwap(uint64(l), uint64(l-liveDelta(granules))) {
+		if a.CompareAndSwap(uint64(l), uint64(l-d)) {
 			return
 		}
 	}

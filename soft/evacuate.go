@@ -292,8 +292,8 @@ func (e *evacuator) notice() {
 	if n := h.count.lostObjects.Load(); n != e.swept {
 		e.swept = n
 		for _, o := range h.owners.all() {
-			if o != nil {
-				o.sweep()
+			if o.owner != nil {
+				o.owner.sweep()
 			}
 		}
 	}
@@ -316,7 +316,7 @@ func (v *victim) hotness(w word) int {
 
 // worth is an object's hotness with its pool's priority added.
 func (v *victim) worth(w word, hd header) int {
-	return v.hotness(w) + v.e.h.owners.priority(hd.owner)
+	return v.hotness(w) + v.e.h.owners.get(hd.owner).prio
 }
 
 // walk visits the objects that are not known to be dead. It stops if the
@@ -337,21 +337,23 @@ func (v *victim) walk(f func(w word, hd header) bool) {
 	}
 }
 
-// empty saves or evicts every object of the segment.
+// empty saves or evicts every object of the segment. What it takes off the
+// segment's account it takes off at the end, at once.
 func (v *victim) empty() {
 	h := v.e.h
+	var settled live
 	v.walk(func(w word, hd header) bool {
 		own := h.owners.get(hd.owner)
-		if own == nil {
+		if own.owner == nil {
 			return true
 		}
 		n := granulesFor(int(hd.size))
-		if v.keep < 0 || v.worth(w, hd) > v.keep {
+		if v.keep < 0 || v.hotness(w)+own.prio > v.keep {
 			if to, ok := v.save(w, hd); ok {
 				h.setHot(to, max(v.hotness(w)-1, 0))
 				h.markDead(w)
-				if own.swing(hd.ref, w, to) {
-					h.release(w, n)
+				if own.owner.swing(hd.ref, w, to) {
+					settled += liveDelta(n)
 					h.count.saved.Add(uint64(n) * granule)
 				} else { // overwritten or deleted meanwhile
 					h.markDead(to)
@@ -362,8 +364,8 @@ func (v *victim) empty() {
 		}
 		large := h.largeNamed(w, hd)
 		h.markDead(w)
-		if own.swing(hd.ref, w, 0) {
-			h.release(w, n)
+		if own.owner.swing(hd.ref, w, 0) {
+			settled += liveDelta(n)
 			h.larges.drop(large)
 			h.count.evictedObjects.Add(1)
 			h.count.evictedBytes.Add(uint64(n) * granule)
@@ -371,6 +373,7 @@ func (v *victim) empty() {
 		}
 		return true
 	})
+	h.settle(v.seg, v.gen, settled)
 }
 
 // save copies an object into the evacuator's log. It fails if there is no

@@ -224,7 +224,7 @@ func (l *larges) sweep() {
 	}
 	l.mu.RUnlock()
 	for id, v := range check {
-		if o := l.h.owners.get(v.owner); gone[id] == nil && (o == nil || !o.holdsLarge(v.ref, id)) {
+		if o := l.h.owners.get(v.owner).owner; gone[id] == nil && (o == nil || !o.holdsLarge(v.ref, id)) {
 			gone[id] = v
 		}
 	}

@@ -2,7 +2,9 @@ package soft
 
 import (
 	"errors"
+	"slices"
 	"sync"
+	"sync/atomic"
 )
 
 var errOwners = errors.New("cannot make a container: a heap serves at most 65536")
@@ -28,10 +30,15 @@ type owner interface {
 // Numbers are used again once every object of the last holder is gone: a
 // closed container clears all its slots, so that a late swing finds nothing.
 type owners struct {
-	mu   sync.RWMutex
-	list []owner
-	prio []int8
+	list atomic.Pointer[[]ownerEntry] // replaced, never changed
+
+	mu   sync.Mutex // held by those who replace it
 	free []uint16
+}
+
+type ownerEntry struct {
+	owner owner
+	prio  int
 }
 
 const maxOwners = 1 << 16
@@ -49,47 +56,44 @@ func (o *owners) add(x owner, p Priority) (uint16, bool) {
 	p = min(max(p, LowestPriority), HighestPriority)
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if n := len(o.free); n > 0 {
-		id := o.free[n-1]
+	list := o.all()
+	var id uint16
+	switch n := len(o.free); {
+	case n > 0:
+		id = o.free[n-1]
 		o.free = o.free[:n-1]
-		o.list[id], o.prio[id] = x, int8(p)
-		return id, true
-	}
-	if len(o.list) == maxOwners {
+	case len(list) == maxOwners:
 		return 0, false
+	default:
+		id = uint16(len(list))
+		list = append(list, ownerEntry{})
 	}
-	o.list = append(o.list, x)
-	o.prio = append(o.prio, int8(p))
-	return uint16(len(o.list) - 1), true
+	list[id] = ownerEntry{x, int(p)}
+	o.list.Store(&list)
+	return id, true
 }
 
 func (o *owners) remove(id uint16) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.list[id] = nil
+	list := o.all()
+	list[id] = ownerEntry{}
+	o.list.Store(&list)
 	o.free = append(o.free, id)
 }
 
-func (o *owners) get(id uint16) owner {
-	o.mu.RLock()
-	defer o.mu.RUnlock()
-	if int(id) >= len(o.list) {
-		return nil
+func (o *owners) get(id uint16) ownerEntry {
+	list := o.list.Load()
+	if list == nil || int(id) >= len(*list) {
+		return ownerEntry{}
 	}
-	return o.list[id]
+	return (*list)[id]
 }
 
-func (o *owners) priority(id uint16) int {
-	o.mu.RLock()
-	defer o.mu.RUnlock()
-	if int(id) >= len(o.prio) {
-		return 0
+// all returns a copy of the list.
+func (o *owners) all() []ownerEntry {
+	if list := o.list.Load(); list != nil {
+		return slices.Clone(*list)
 	}
-	return int(o.prio[id])
-}
-
-func (o *owners) all() []owner {
-	o.mu.RLock()
-	defer o.mu.RUnlock()
-	return append([]owner(nil), o.list...)
+	return nil
 }
