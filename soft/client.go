@@ -184,7 +184,7 @@ func (c *client) report(elapsed time.Duration) wire.Report {
 	s := h.Stats()
 	r := wire.Report{
 		Live: s.Live, Free: s.Free, Hits: s.Hits, Misses: s.Misses,
-		RebuildSeconds: s.RebuildTime.Seconds(),
+		RebuildSeconds: s.RebuildTime.Seconds(), Workers: h.cfg.Workers,
 	}
 	for _, n := range s.Victims {
 		r.Victims += n

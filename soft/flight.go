@@ -183,3 +183,7 @@ func (h *Heap) rebuilt(d time.Duration, n int) {
 // ErrNotFound is what a reconstructor answers when there is no value for a
 // key; a pool with NegativeTTL remembers that.
 var ErrNotFound = errors.New("there is no such value")
+
+// Rebuilt records that the program has spent d to rebuild a value by itself,
+// for those that store into a Map what they made. Pools record it themselves.
+func (h *Heap) Rebuilt(d time.Duration) { h.rebuilt(d, 1) }

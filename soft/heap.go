@@ -40,6 +40,11 @@ type Config struct {
 	// once a second and must not block.
 	Utility func() float64
 
+	// Workers, if set, is how many requests the program works on at a time.
+	// With it the coordinator can tell what memory does to throughput, not
+	// only how much rebuilding it saves.
+	Workers int
+
 	// Logger receives what the operator should know. Default: slog.Default.
 	Logger *slog.Logger
 }
@@ -146,6 +151,9 @@ func (c *Config) complete() error {
 	}
 	if !(c.Weight > 0) || c.Weight > 1e6 {
 		return fmt.Errorf("the weight is %v: want more than 0 and at most a million", c.Weight)
+	}
+	if c.Workers < 0 {
+		return fmt.Errorf("the number of workers is %d: want at least 0", c.Workers)
 	}
 	if c.Name == "" {
 		c.Name = programName()

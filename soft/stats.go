@@ -164,6 +164,7 @@ const sampledKeys = 16 << 10
 func (c *sampler) init(limit int64) {
 	c.s = mrc.New(SegmentSize/8, limit, sampledKeys)
 	c.s.Thin(3)
+	c.s.Hopeful()
 	c.threshold.Store(c.s.Threshold())
 }
 

@@ -233,7 +233,7 @@ func (s *session) app(seconds float64) policy.App {
 		Used:   min(max(int64(s.count)*segmentSize-r.Free, 0), int64(s.count)*segmentSize),
 		Max:    int64(len(s.granted)) * segmentSize,
 		Hits:   rate(r.Hits, b.Hits), Misses: rate(r.Misses, b.Misses), Victims: rate(r.Victims, b.Victims),
-		Curve: r.Curve,
+		Curve: r.Curve, Busy: float64(min(r.Workers, maxRebuild)),
 	}
 	if seconds > 0 {
 		a.Rebuild = min(max(r.RebuildSeconds-b.RebuildSeconds, 0)/seconds, maxRebuild)

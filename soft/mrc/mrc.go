@@ -15,14 +15,18 @@ import (
 	"slices"
 )
 
-// stepsPerOctave is the resolution of a curve: 4 points each time the size
+// stepsPerOctave is the resolution of a curve: 8 points each time the size
 // doubles.
-const stepsPerOctave = 4
+const stepsPerOctave = 8
 
 // Curve says what a cache of each size saves. Point i is for Size(i) bytes.
 type Curve struct {
 	Unit  int64     // the size of point 0, in bytes
 	Saved []float64 // cumulative, in units of cost per unit of time
+
+	// Total is what all accesses would cost without a cache, and Accesses how
+	// many there are, per unit of the same time.
+	Total, Accesses float64
 }
 
 // Size returns the memory in bytes that point i stands for.
@@ -57,6 +61,7 @@ func Points(unit, limit int64) int {
 type Sampler struct {
 	unit      int64
 	capacity  int
+	hopeful   bool
 	threshold uint64 // keys whose hash is below it are sampled
 	bins      []float64
 	elapsed   float64 // weight of the time that the bins stand for
@@ -113,25 +118,42 @@ func (s *Sampler) Access(hash uint64, size int64, cost float64) {
 		s.compact()
 	}
 	if e, ok := s.keys[hash]; ok {
-		distance := float64(s.order.total()-s.order.sum(e.at)) / s.rate()
+		s.record(float64(s.order.total()-s.order.sum(e.at))/s.rate()+float64(size), cost)
 		s.order.add(e.at, -e.size)
-		x := 0
-		if d := (distance + float64(size)) / float64(s.unit); d > 1 {
-			x = int(math.Ceil(math.Log2(d) * stepsPerOctave))
+	} else {
+		if len(s.keys) >= s.capacity {
+			s.thin()
+			if hash > s.threshold {
+				return
+			}
 		}
-		if x < len(s.bins) {
-			s.bins[x] += cost / s.rate()
-		}
-	} else if len(s.keys) >= s.capacity {
-		s.thin()
-		if hash > s.threshold {
-			return
+		if s.hopeful {
+			s.record(float64(s.order.total())/s.rate()+float64(size), cost)
 		}
 	}
 	s.keys[hash] = entry{s.now, size}
 	s.order.add(s.now, size)
 	s.now++
 }
+
+// record puts an access into the bin of the memory that would have saved it.
+func (s *Sampler) record(distance, cost float64) {
+	x := 0
+	if d := distance / float64(s.unit); d > 1 {
+		x = int(math.Ceil(math.Log2(d) * stepsPerOctave))
+	}
+	if x < len(s.bins) {
+		s.bins[x] += cost / s.rate()
+	}
+}
+
+// Hopeful makes the sampler take a first access for one that a cache of all
+// that was seen so far would have saved. While keys are still being seen for
+// the first time, a curve that waits for their second access says that memory
+// for them is worth nothing; what is asked for once is mostly asked for again.
+// Of a stream that never repeats, the hope is spread over a footprint that
+// grows without end.
+func (s *Sampler) Hopeful() { s.hopeful = true }
 
 // Count records that there were n accesses in all, sampled or not.
 func (s *Sampler) Count(n int) { s.seen += float64(n) }
@@ -184,6 +206,13 @@ func (s *Sampler) Advance(interval, keep float64) {
 // Advance.
 func (s *Sampler) Curve() Curve {
 	c := Curve{Unit: s.unit, Saved: make([]float64, len(s.bins))}
+	if s.elapsed > 0 && s.estimated > 0 {
+		c.Accesses = s.estimated / s.elapsed
+		if s.seen > 0 {
+			c.Accesses = s.seen / s.elapsed
+		}
+		c.Total = s.cost / s.estimated * c.Accesses
+	}
 	var sum float64
 	if s.seen > 0 && s.estimated > 0 {
 		sum = (s.seen - s.estimated) * s.cost / s.estimated

@@ -16,7 +16,8 @@ import (
 // of a curve (a working set that is worth nothing until all of it fits) is
 // taken as a whole, where climbing would stop in front of it.
 type Curves struct {
-	// Objective is what is maximised. Default Saved.
+	// Objective is what is maximised. Default: Throughput if every application
+	// says how busy it is, else Saved.
 	Objective Objective
 	// Hysteresis is the relative gain below which nothing moves. Default
 	// 0.01.
@@ -26,14 +27,18 @@ type Curves struct {
 	NoHull bool
 
 	target map[uint64]int64
+	base   map[uint64]float64 // what a request takes in which nothing is rebuilt
+	saved  bool               // maximise Saved
 }
 
 // Objective is what Curves maximises.
 type Objective uint8
 
 const (
+	// Auto is Throughput where it can be had, else Saved.
+	Auto Objective = iota
 	// Saved is the paper's: the time spent rebuilding is least.
-	Saved Objective = iota
+	Saved
 	// Throughput is the sum of the applications' throughputs, each in
 	// proportion to what it would be if nothing had to be rebuilt. It needs
 	// App.Busy.
@@ -45,8 +50,13 @@ func (*Curves) Name() string { return "curves" }
 
 // Divide implements Policy.
 func (c *Curves) Divide(_ time.Duration, total int64, apps []App) []int64 {
+	c.saved = c.Objective == Saved
+	for i := range apps {
+		c.saved = c.saved || c.Objective == Auto && apps[i].Busy <= 0
+	}
 	gains := make([][]step, len(apps))
 	for i := range apps {
+		c.observe(&apps[i])
 		gains[i] = c.steps(&apps[i])
 	}
 	want := greedy(total, apps, gains)
@@ -76,17 +86,32 @@ func (c *Curves) Divide(_ time.Duration, total int64, apps []App) []int64 {
 // worth is what an application achieves with memory.
 func (c *Curves) worth(a *App, memory int64) float64 {
 	saved := a.Curve.At(memory)
-	if c.Objective == Saved || a.Busy <= 0 {
+	if c.saved || c.base[a.ID] == 0 || a.Curve.Accesses <= 0 {
 		return a.Weight * saved
 	}
-	// In a second it now works Busy seconds, of which Rebuild are rebuilding.
-	// With memory m it would rebuild for the same requests
-	//	all - saved(m), where all = Rebuild + saved(now),
-	// so their number in a second changes by Busy over the time they take.
-	all := a.Rebuild + a.Curve.At(a.Memory)
-	base := max(a.Busy-a.Rebuild, a.Busy/1000)
-	rebuild := max(all-saved, 0)
-	return a.Weight * base / (base + rebuild)
+	// A request takes some time in which nothing is rebuilt, base, whatever
+	// the memory, and with memory m it rebuilds for all - saved(m), both of
+	// which are of the requests, not of how many there are in a second.
+	saved /= a.Curve.Accesses
+	all := a.Curve.Total / a.Curve.Accesses
+	base := c.base[a.ID]
+	return a.Weight * base / (base + max(all-saved, 0))
+}
+
+// observe keeps what a request takes in which nothing is rebuilt.
+func (c *Curves) observe(a *App) {
+	n := a.Hits + a.Misses
+	if a.Busy <= 0 || n <= 0 {
+		return
+	}
+	now := max(a.Busy-a.Rebuild, a.Busy/1000) / n
+	if c.base == nil {
+		c.base = make(map[uint64]float64)
+	}
+	if old, ok := c.base[a.ID]; ok {
+		now = 0.8*old + 0.2*now
+	}
+	c.base[a.ID] = now
 }
 
 func (c *Curves) value(apps []App, memory []int64) (v float64) {

@@ -95,6 +95,9 @@ func (Even) Divide(_ time.Duration, total int64, apps []App) []int64 {
 // leaves it at that: what one does not use is used by nobody. Shares are
 // computed anew only when applications come or go.
 type Static struct {
+	// Shares, if set, are the operator's, by ID, as fractions of the memory.
+	Shares map[uint64]float64
+
 	shares map[uint64]float64
 }
 
@@ -103,10 +106,13 @@ func (*Static) Name() string { return "static" }
 
 // Divide implements Policy.
 func (s *Static) Divide(_ time.Duration, total int64, apps []App) []int64 {
-	known := len(s.shares) == len(apps)
+	if s.Shares != nil {
+		s.shares = s.Shares
+	}
+	known := len(s.shares) == len(apps) || s.Shares != nil
 	for _, a := range apps {
 		_, ok := s.shares[a.ID]
-		known = known && ok
+		known = known && (ok || s.Shares != nil)
 	}
 	if !known {
 		s.shares = make(map[uint64]float64)

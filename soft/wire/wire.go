@@ -76,6 +76,7 @@ type Report struct {
 	Misses         uint64    `json:"misses"`
 	Victims        uint64    `json:"victims"` // misses on what was evicted lately
 	RebuildSeconds float64   `json:"rebuild_seconds"`
+	Workers        int       `json:"workers,omitempty"` // 0 if not known
 	Utility        *float64  `json:"utility,omitempty"`
 	Curve          mrc.Curve `json:"curve"`
 }
@@ -153,9 +154,10 @@ func DecodeReport(body []byte) (r Report, err error) {
 	if err := decode(KindReport, body, &r); err != nil {
 		return r, err
 	}
-	bad := r.Live < 0 || r.Free < 0 || !finite(r.RebuildSeconds) || r.RebuildSeconds < 0 ||
+	bad := r.Live < 0 || r.Workers < 0 || r.Free < 0 || !finite(r.RebuildSeconds) || r.RebuildSeconds < 0 ||
 		r.Utility != nil && !finite(*r.Utility) || len(r.Curve.Saved) > 512 ||
 		len(r.Curve.Saved) > 0 && r.Curve.Unit <= 0
+	bad = bad || !finite(r.Curve.Total) || !finite(r.Curve.Accesses)
 	last := 0.0
 	for _, v := range r.Curve.Saved {
 		bad = bad || !finite(v) || v < last

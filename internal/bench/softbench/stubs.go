@@ -5,8 +5,6 @@ import (
 	"io"
 )
 
-func RunPressure(context.Context, Options) error   { return nil }
-func RunCoordinate(context.Context, Options) error { return nil }
+func RunPressure(context.Context, Options) error                  { return nil }
 func serviceWorker(context.Context, io.Writer, []string) error    { return nil }
 func antagonistWorker(context.Context, io.Writer, []string) error { return nil }
-func appWorker(context.Context, io.Writer, []string) error        { return nil }
