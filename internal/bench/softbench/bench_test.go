@@ -40,3 +40,4 @@ func TestPtrRuns(t *testing.T)     { run(t, RunPtr) }
 func TestReclaimRuns(t *testing.T) { run(t, RunReclaim) }
 
 func TestCoordinateRuns(t *testing.T) { run(t, RunCoordinate) }
+func TestPressureRuns(t *testing.T)   { run(t, RunPressure) }

@@ -278,12 +278,15 @@ func equilibrium(series []Point, level float64) time.Duration {
 	return at
 }
 
+// Resolution is how exactly Reaches can tell.
+const Resolution = time.Minute
+
 // Reaches is the time from which on the throughput of a, smoothed over a
 // minute, stays at or above part of that of b at the same moment. Filling
 // caches takes both the same time; what is left is how long it takes to find
 // out who should have the memory.
 func Reaches(a, b []Point, part float64) (at time.Duration, ok bool) {
-	const window = 60
+	const window = int(Resolution / step)
 	var sa, sb float64
 	for i := range min(len(a), len(b)) {
 		sa += a[i].Throughput
