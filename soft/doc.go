@@ -4,7 +4,7 @@
 //
 // A [Heap] is the soft memory of a process. It serves containers: [Map] and
 // [Pool] (a map with a reconstructor), [Pointers], [Array], [Queue], and the
-// block caches [FS] and [BlockReader]. Alone, a heap has a fixed budget; with a
+// block cache for files, [Blocks]. Alone, a heap has a fixed budget; with a
 // coordinator (the package soft/coordinator, the command polder coordinator)
 // it fills whatever memory is idle on the host and gives it back at once.
 //

@@ -71,3 +71,11 @@ func sizeOf[T any]() int { var v T; return int(unsafe.Sizeof(v)) }
 // Preconditions: A and B are the same type, known by a kind that was looked
 // up once.
 func reinterpret[A, B any](a *A) *B { return (*B)(unsafe.Pointer(a)) }
+
+// alignedBuffer returns n bytes at an address that direct input and output
+// accepts.
+func alignedBuffer(n int) []byte {
+	b := make([]byte, n+directAlign)
+	skip := -uintptr(unsafe.Pointer(unsafe.SliceData(b))) % directAlign
+	return b[skip : int(skip)+n : int(skip)+n]
+}
