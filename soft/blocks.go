@@ -29,7 +29,7 @@ type Blocks struct {
 	direct  bool
 	seeds   [2]maphash.Seed
 	systems atomic.Uint64 // file systems so far
-	buffers sync.Pool // of blockRun aligned blocks
+	buffers sync.Pool     // of blockRun aligned blocks
 }
 
 // BlocksConfig says how files are cached. The zero value is fine.

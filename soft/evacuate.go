@@ -3,6 +3,7 @@ package soft
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -18,11 +19,16 @@ import (
 //
 // Which segment pays when all are full of live objects: those written lately
 // by mutators (young) are a first-in-first-out queue of a tenth of the
-// memory, in which an object must be read to be saved; the others (old) are
-// a clock. That is S3-FIFO, with logs for queues.
+// memory to begin with, in which an object must be read to be saved; the
+// others (old) are a clock. That is S3-FIFO, with logs for queues, and with a
+// share of the young that adapts.
 type evacuator struct {
 	h  *Heap
 	mu sync.Mutex // held while segments are emptied
+
+	// How many bytes of segments that were written by mutators are kept
+	// before theirs are emptied first.
+	youngShare atomic.Int64
 
 	kick  chan struct{}
 	rank  ranking
@@ -32,6 +38,7 @@ type evacuator struct {
 func (e *evacuator) init(h *Heap) {
 	e.h = h
 	e.kick = make(chan struct{}, 1)
+	e.youngShare.Store(h.cfg.Budget / 10)
 }
 
 // low is how many free segments are too few.
@@ -115,6 +122,8 @@ func (e *evacuator) emptyOne() error {
 		switch {
 		case from == segTaken: // sparse: save all of it
 			v.keep = -1
+		case from == segYoung:
+			v.young = true
 		case from == segOld:
 			v.keep = min(tries/8, hottest)
 			if tries < 24 && e.passOver(&v) {
@@ -138,6 +147,7 @@ func (e *evacuator) choose() (seg uint32, from segmentState, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	l := &h.list
+	e.bound()
 	best, bestGranules := uint32(0), uint32(segGranules/3)
 	for _, q := range []*queue{&l.young, &l.old} {
 		q.each(func(s uint32) bool {
@@ -155,7 +165,7 @@ func (e *evacuator) choose() (seg uint32, from segmentState, ok bool) {
 		return best, segTaken, true
 	}
 	q, from := &l.old, segOld
-	if y := l.young.len(); y > l.granted()/youngShare || l.old.len() == 0 {
+	if y := l.young.len(); int64(y)*SegmentSize > e.youngShare.Load() || l.old.len() == 0 {
 		q, from = &l.young, segYoung
 	}
 	seg, ok = q.pop()
@@ -165,9 +175,25 @@ func (e *evacuator) choose() (seg uint32, from segmentState, ok bool) {
 	return seg, from, ok
 }
 
-// youngShare: one part in youngShare of the memory is for what has not yet
-// proved useful.
-const youngShare = 10
+// shift makes the share of the young larger, or smaller, by n bytes.
+func (e *evacuator) shift(n int64, young bool) {
+	if !young {
+		n = -n
+	}
+	e.youngShare.Add(n)
+}
+
+// bound keeps the share of the young between a fiftieth and nine tenths of
+// the memory.
+//
+// Preconditions: Heap.mu is held.
+func (e *evacuator) bound() {
+	total := int64(e.h.list.granted()) * SegmentSize
+	share := e.youngShare.Load()
+	if in := min(max(share, total/50), total*9/10); in != share {
+		e.youngShare.Add(in - share)
+	}
+}
 
 // passOver ages a segment in which nearly everything would be saved, and
 // reports whether it did.
@@ -306,6 +332,8 @@ type victim struct {
 	gen  uint64
 	end  uint32
 	keep int // what is hotter than this is saved
+
+	young bool // it was written by mutators
 }
 
 // hotness is how often an object was read since it was last aged, up to
@@ -369,7 +397,7 @@ func (v *victim) empty() {
 			h.larges.drop(large)
 			h.count.evictedObjects.Add(1)
 			h.count.evictedBytes.Add(uint64(n) * granule)
-			h.ghosts.add(hd, h.count.evictedBytes.Load())
+			h.ghosts.add(hd, h.count.evictedBytes.Load(), v.young)
 		}
 		return true
 	})

@@ -98,9 +98,11 @@ func (h *Heap) Stats() Stats {
 // in bytes evicted: that is how much larger the heap should have been. They
 // are a table with one place for each hash, where newer ones replace older.
 type ghosts struct {
-	table []atomic.Uint64 // fingerprint (32) | megabytes evicted before (32)
+	table []atomic.Uint64 // fingerprint (32) | was young (1) | bytes evicted before, in units of 64 KiB (31)
 	mask  uint64
 }
+
+const ghostYoung = 1 << 31
 
 func (g *ghosts) init(n int) {
 	n = 1 << bits.Len(uint(min(max(n, 1024), 1<<22)-1))
@@ -121,31 +123,41 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-func (g *ghosts) add(hd header, evicted uint64) {
+func (g *ghosts) add(hd header, evicted uint64, young bool) {
 	x := ghostHash(hd.owner, hd.ref)
-	g.table[x&g.mask].Store(x>>32<<32 | evicted>>16&math.MaxUint32)
+	v := x>>32<<32 | evicted>>16&(ghostYoung-1)
+	if young {
+		v |= ghostYoung
+	}
+	g.table[x&g.mask].Store(v)
 }
 
 // take asks whether something was evicted lately, and forgets it.
-func (g *ghosts) take(owner uint16, ref uint64) (evicted uint64, ok bool) {
+func (g *ghosts) take(owner uint16, ref uint64) (evicted uint64, young, ok bool) {
 	x := ghostHash(owner, ref)
 	p := &g.table[x&g.mask]
 	v := p.Load()
 	if v == 0 || v>>32 != x>>32 {
-		return 0, false
+		return 0, false, false
 	}
 	p.Store(0)
-	return v & math.MaxUint32 << 16, true
+	return v & (ghostYoung - 1) << 16, v&ghostYoung != 0, true
 }
 
-// returned records that something is stored that may have been evicted, and
-// reports whether it was.
-func (h *Heap) returned(owner uint16, ref uint64) bool {
-	at, ok := h.ghosts.take(owner, ref)
+// returned records that something of n bytes is stored that may have been
+// evicted, and reports whether it was. Whoever asks again for what was evicted
+// while it was young would have liked that queue to be longer; the old one, if
+// it was old. So the share of the young follows the load, as ARC's does.
+func (h *Heap) returned(owner uint16, ref uint64, n uint32) bool {
+	at, young, ok := h.ghosts.take(owner, ref)
 	if !ok {
 		return false
 	}
-	missing := h.count.evictedBytes.Load() - at
+	now := h.count.evictedBytes.Load()
+	missing := now - min(at, now)
+	if missing < uint64(h.cfg.Max) { // else it would not have helped
+		h.evac.shift(int64(n), young)
+	}
 	h.count.victims[min(bits.Len64(missing/SegmentSize), victimBins-1)].Add(1)
 	return true
 }

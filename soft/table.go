@@ -271,7 +271,7 @@ func (t *table) set(hash uint64, key []byte, e entry, cond condition) (bool, err
 		h.larges.drop(large)
 		return false, err
 	}
-	if h.returned(t.id, hash) {
+	if h.returned(t.id, hash, hd.size) {
 		h.setHot(w, 1)
 	}
 	w |= word(hashTag(hash))
