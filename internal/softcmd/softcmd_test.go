@@ -12,12 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"polder/soft"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestCoordinatorServesHeapsAndMetrics(t *testing.T) {
 	dir := t.TempDir()
