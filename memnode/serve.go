@@ -65,6 +65,7 @@ func (n *Node) answer(c *client, r received) error {
 			reply.Status = n.owned(c, int(req.Skip), req.N)
 		}
 	}
+	n.countChunks() // before the client can know
 	reply.Space = n.space(c.session)
 	// The request has been used up: its buffer is the client's next credit.
 	if err := c.postRecv(r.slot); err != nil {

@@ -11,3 +11,14 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestOverInproc(t *testing.T) { pooltest.Run(t, pooltest.Inproc) }
+
+func TestOverTCP(t *testing.T) { pooltest.Run(t, pooltest.TCP) }
+
+func TestTheDriverDoesNotShowInTheResults(t *testing.T) {
+	for seed := range uint64(5) {
+		want := pooltest.Script(t, pooltest.Inproc, seed)
+		if got := pooltest.Script(t, pooltest.TCP, seed); got != want {
+			t.Errorf("script %d: digest %s over tcp, %s over inproc", seed, got, want)
+		}
+	}
+}
