@@ -54,8 +54,28 @@ func (b bigHead) key(i int) (k [pieceKeySize]byte) {
 const pieceKind = wordPresent | wordPiece
 
 // setBig stores r, whose value is large, if ok, which may be nil, allows it
-// when everything is prepared.
+// under the shard's lock when the pieces are in place.
 func (m *Map) setBig(ctx context.Context, sh *shard, hs hash, r record, ok func() error) error {
+	for {
+		clears := m.clears.Load()
+		err := m.trySetBig(ctx, sh, hs, r, func() error {
+			switch {
+			case m.clears.Load() != clears || clears%2 != 0:
+				return errCleared // some of the pieces may be gone
+			case ok != nil:
+				return ok()
+			}
+			return nil
+		})
+		if err != errCleared {
+			return err
+		}
+	}
+}
+
+var errCleared = errors.New("cleared")
+
+func (m *Map) trySetBig(ctx context.Context, sh *shard, hs hash, r record, ok func() error) error {
 	big := bigHead{version: m.h.version.Add(1), size: len(r.value), piece: m.h.pieces}
 	for i := range big.count() {
 		part := r.value[i*big.piece : min((i+1)*big.piece, big.size)]

@@ -148,7 +148,7 @@ func (h *Heap) clean(s *farSegment, borrow bool) error {
 		off += done
 	}
 	if s.dead() {
-		return f.drop(h.ctx, s)
+		h.drop(s)
 	}
 	return nil
 }

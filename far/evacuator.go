@@ -54,7 +54,7 @@ func (h *Heap) evacuator() {
 		if err := h.tidy(); err != nil {
 			h.logs.note(err)
 		}
-		if err := h.far.resting(); err != nil {
+		if err := h.far.resting(); err != nil && !errors.Is(err, ErrStoreFull) {
 			timer.Reset(time.Until(h.far.retry))
 		}
 	}
@@ -164,6 +164,7 @@ func (h *Heap) evacuate(s int, what aim) error {
 			}
 			settled = off
 			if what == evict && !h.farReady(n) {
+				h.far.close() // it is as good as full
 				what = evictClean
 			}
 			continue // try this one again

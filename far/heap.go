@@ -15,11 +15,12 @@ import (
 
 // Heap is memory for maps: a local budget and a store behind it.
 type Heap struct {
-	cfg  Config
-	seed maphash.Seed // never leaves the process
-	logs logs
-	far  farLog
-	bufs buffers
+	cfg    Config
+	shards int          // of every map
+	seed   maphash.Seed // never leaves the process
+	logs   logs
+	far    farLog
+	bufs   buffers
 
 	staging *arena.Mapping // the evacuator's and the cleaner's buffers
 	scratch []byte         // what the cleaner reads segments into
@@ -63,29 +64,47 @@ func NewHeap(store Store, cfg Config) (*Heap, error) {
 	if cfg.MaxValue == 0 {
 		cfg.MaxValue = int(min(cfg.Local/4, 512<<20))
 	}
+	segSize := min(max(floor2(cfg.Local/64), minLogSegment), maxLogSegment)
+	lay := layout{
+		segSize: segSize,
+		staging: min(segSize, store.SegmentSize()),
+		fetch:   min(max(floor2(cfg.Local/32), 2*maxBuf), 8<<20),
+		shards:  min(max(floor2(cfg.Local/(256<<10)), 64), 4096),
+	}
+	lay.logs = cfg.Local - int64(2*lay.staging+lay.fetch)
+	lay.open = min(floor2(int64(runtime.GOMAXPROCS(0))), max(floor2(lay.logs/int64(segSize)/16), 1), 16)
+	return newHeap(store, cfg, lay)
+}
+
+// layout is how a heap divides its budget. All sizes are powers of two.
+type layout struct {
+	segSize int   // of the local logs
+	staging int   // size of the evacuator's buffer, and of the cleaner's
+	fetch   int   // memory for fetches
+	logs    int64 // memory for logs and indexes
+	open    int   // segments that mutators append to at a time
+	shards  int   // of a map
+}
+
+func newHeap(store Store, cfg Config, lay layout) (*Heap, error) {
 	h := &Heap{
-		cfg:  cfg,
-		seed: maphash.MakeSeed(),
-		idle: make(chan struct{}),
-		poke: make(chan struct{}, 1),
+		cfg:    cfg,
+		shards: lay.shards,
+		seed:   maphash.MakeSeed(),
+		pieces: min(lay.staging/8, maxPiece),
+		idle:   make(chan struct{}),
+		poke:   make(chan struct{}, 1),
 	}
 	h.maps.Store(&[]*Map{})
-	segSize := min(max(floor2(cfg.Local/64), minLogSegment), maxLogSegment)
-	staging := min(segSize, store.SegmentSize())
-	fetch := min(max(floor2(cfg.Local/32), 2*maxBuf), 8<<20)
-	h.pieces = min(staging/8, maxPiece)
-
 	var err error
-	if h.staging, err = arena.Anonymous(2*staging, false); err != nil {
+	if h.staging, err = arena.Anonymous(2*lay.staging, false); err != nil {
 		return nil, fmt.Errorf("cannot make a heap: %w", err)
 	}
 	mem := h.staging.Bytes()
-	h.scratch = mem[staging:]
-	h.far.init(store, mem[:staging:staging])
-	if err = h.bufs.init(fetch); err == nil {
-		rest := cfg.Local - int64(2*staging) - int64(fetch)
-		openLogs := min(floor2(int64(runtime.GOMAXPROCS(0))), max(floor2(rest/int64(segSize)/16), 1), 16)
-		err = h.logs.init(rest, segSize, openLogs)
+	h.scratch = mem[lay.staging:]
+	h.far.init(store, mem[:lay.staging:lay.staging])
+	if err = h.bufs.init(lay.fetch); err == nil {
+		err = h.logs.init(lay.logs, int64(2*lay.staging+lay.fetch), lay.segSize, lay.open)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("cannot make a heap: %w", err), h.unmap())
@@ -108,8 +127,7 @@ func (h *Heap) NewMap(name string) *Map {
 	if len(old) == 1<<16-1 {
 		panic("BUG: more than 65,535 maps on a heap")
 	}
-	shards := min(max(floor2(h.cfg.Local/(256<<10)), 64), 4096)
-	m := &Map{h: h, id: uint16(len(old)), name: name, shards: make([]shard, shards)}
+	m := &Map{h: h, id: uint16(len(old)), name: name, shards: make([]shard, h.shards)}
 	for i := range m.shards {
 		m.shards[i].id = i
 	}

@@ -46,12 +46,20 @@ func (h *Heap) janitor() {
 				h.lose(s)
 			}
 			if s.dead() {
-				h.logs.note(h.far.drop(h.ctx, s))
+				h.drop(s)
 			}
 		})
 		h.buryOrphans()
 		for timed && h.ctx.Err() == nil && sw.sweep(h) {
 		}
+	}
+}
+
+// drop gives a dead segment back. If that fails, the store has to notice by
+// itself that nobody uses it.
+func (h *Heap) drop(s *farSegment) {
+	if err := h.far.drop(h.ctx, s); err != nil {
+		h.count.unreturned.Add(1)
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 type logs struct {
 	mapping *arena.Mapping
 	mem     []byte
+	first   int // offset of mem in mapping
 	segSize int
 	segs    []logSegment
 	open    []openLog // the mutators', by shard
@@ -32,6 +33,7 @@ type logs struct {
 	absent   []int32 // segments without memory, under mu
 	resident int     // number of segments with memory, under mu
 	budget   int64   // for index and logs; immutable
+	others   int64   // what else there is in Config.Local; immutable
 	index    int64   // bytes of it that the index has, under mu
 	want     int     // empty segments that the index waits for, under mu
 	seq      uint64  // age of the youngest segment, under mu
@@ -73,13 +75,17 @@ const reserved = 1
 // minSegments is the number of segments below which the logs do not work.
 const minSegments = 8
 
-func (l *logs) init(budget int64, segSize, openLogs int) error {
+func (l *logs) init(budget, others int64, segSize, openLogs int) error {
 	n := int(budget) / segSize
-	m, err := arena.Anonymous(n*segSize, segSize >= arena.HugePageSize)
+	// One more than needed, so that the first can begin at a multiple of the
+	// size: a huge page that lay in two segments could not be given back.
+	m, err := arena.Anonymous((n+1)*segSize, segSize >= arena.HugePageSize)
 	if err != nil {
 		return err
 	}
-	l.mapping, l.mem, l.segSize, l.budget = m, m.Bytes(), segSize, budget
+	l.first = padding(m.Bytes(), segSize)
+	l.mapping, l.mem = m, m.Bytes()[l.first:l.first+n*segSize]
+	l.segSize, l.budget, l.others = segSize, budget, others
 	l.segs = make([]logSegment, n)
 	l.open = make([]openLog, openLogs)
 	for i := range l.open {
@@ -190,7 +196,7 @@ func (l *logs) release(s int) {
 
 // discard gives the memory of an empty segment back. l.mu must be held.
 func (l *logs) discard(s int32) {
-	if err := l.mapping.Punch(int(s)*l.segSize, l.segSize); err != nil {
+	if err := l.mapping.Punch(l.first+int(s)*l.segSize, l.segSize); err != nil {
 		panic("BUG: " + err.Error())
 	}
 	l.resident--
@@ -207,8 +213,9 @@ func (l *logs) growIndex(n int64) error {
 	defer l.mu.Unlock()
 	allowed := l.allowed(l.index + n)
 	if allowed < minSegments {
-		return fmt.Errorf("%w: the index needs %d bytes of the local budget's %d, which leaves too little for entries: give at least %d",
-			ErrFull, l.index+n, l.budget, l.index+n+int64(minSegments*l.segSize)+(1<<20))
+		total := l.others + l.budget
+		return fmt.Errorf("cannot grow the index to %d bytes: of the local budget of %d too little would be left for entries (give at least %d): %w",
+			l.index+n, total, l.others+l.index+n+int64(minSegments*l.segSize), ErrFull)
 	}
 	for l.resident > allowed {
 		k := len(l.empty)

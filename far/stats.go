@@ -9,6 +9,7 @@ type counters struct {
 	evacuated, evacuatedClean          atomic.Uint64
 	evacuatedSegments, cleanedSegments atomic.Uint64
 	cleanedBytes, lost, corrupt        atomic.Uint64
+	unreturned                         atomic.Uint64
 }
 
 // Stats is what a heap has done since it was made, and how it stands.
@@ -25,6 +26,7 @@ type Stats struct {
 	CleanedBytes      uint64 // moved by that
 	Lost              uint64 // entries lost with their far memory
 	Corrupt           uint64 // reads that brought other bytes
+	Unreturned        uint64 // far segments that the store did not take back
 
 	// Local memory, in bytes: Resident is the sum of Logs, Index, Buffers and
 	// Staging, and never exceeds Budget.
@@ -65,6 +67,7 @@ func (h *Heap) Stats() Stats {
 		CleanedBytes:      c.cleanedBytes.Load(),
 		Lost:              c.lost.Load(),
 		Corrupt:           c.corrupt.Load(),
+		Unreturned:        c.unreturned.Load(),
 		Budget:            h.cfg.Local,
 	}
 	for _, m := range *h.maps.Load() {

@@ -11,3 +11,10 @@ func bucketsOf(mem []byte) []bucket {
 const bucketSize = 64
 
 var _ [bucketSize]byte = [unsafe.Sizeof(bucket{})]byte{}
+
+// padding is the number of bytes in mem before the first address that is a
+// multiple of align, a power of two.
+func padding(mem []byte, align int) int {
+	at := uintptr(unsafe.Pointer(unsafe.SliceData(mem)))
+	return int(-at & uintptr(align-1))
+}
