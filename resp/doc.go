@@ -42,6 +42,11 @@
 // A command that fails so after it has stored a part (MSET, EXEC) leaves that
 // part in place.
 //
+// # Differences from Redis
+//
+// There is one database. Expiry times end in the year 10889. What a value may
+// measure is bounded by the heap's Config.MaxValue too.
+//
 // # Hashes
 //
 // A hash of up to 16 KiB and 512 fields is one entry. A larger one is cut into

@@ -163,6 +163,7 @@ func cmdRandomKey(s *session, a [][]byte) error {
 			break
 		}
 		if err != nil {
+			s.tries = maxTries // fetching does not help
 			return err
 		}
 		reuse(&s.scratch, key)
@@ -221,7 +222,7 @@ func encoding(e far.Entry) string {
 			return "int"
 		}
 	}
-	if e.Tag == tagString && len(e.Value) <= embedMax {
+	if e.Tag != tagRaw && len(e.Value) <= embedMax {
 		return "embstr"
 	}
 	return "raw"

@@ -39,7 +39,7 @@ type session struct {
 	cancel     context.CancelFunc
 	tries      int      // how often the command has blocked
 	mutated    bool     // the command has changed something
-	noRoom     bool     // it blocked on a write: fetching does not help
+	noRoom     bool     // it blocked on a write
 	mark       int      // where its reply starts in out
 	held       []uint32 // stripes it has locked, ascending
 	heldWrite  bool
@@ -158,6 +158,7 @@ func (s *session) perform(cmd *command, args [][]byte) bool {
 		if s.tries > maxTries {
 			s.wait()
 		}
+		s.noRoom = false
 		s.lock(cmd, args)
 		err := cmd.run(s, args)
 		s.unlock()
@@ -165,8 +166,10 @@ func (s *session) perform(cmd *command, args [][]byte) bool {
 			s.out = s.out[:s.mark]
 			if !s.mutated && errors.Is(err, far.ErrWouldBlock) {
 				s.tries++
-				if s.noRoom {
-					s.noRoom, s.tries = false, maxTries+1
+				if s.noRoom && s.tries > 1 {
+					// What it writes over has been fetched, so it is
+					// room that lacks.
+					s.tries = maxTries + 1
 					continue
 				}
 				return false
@@ -269,9 +272,6 @@ func (s *session) wants(keys, blocks [][]byte) (k, b [][]byte) {
 }
 
 func appendWants(keys [][]byte, cmd *command, args [][]byte) [][]byte {
-	if cmd.flags&flagBlind != 0 {
-		return keys
-	}
 	for key := range cmd.keys(args) {
 		keys = append(keys, key)
 	}
