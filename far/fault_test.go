@@ -168,17 +168,11 @@ const tinySegment = 32 << 10 // of its store
 // newTinyHeap makes a heap whose logs hold local bytes.
 func newTinyHeap(t testing.TB, store Store, local int64) (*Heap, *Map) {
 	t.Helper()
-	lay := tiny
-	lay.logs = max(lay.logs, local)
-	cfg := Config{Local: lay.logs + int64(2*lay.staging+lay.fetch), MaxValue: 1 << 20}
-	h, err := newHeap(store, cfg, lay)
-	if err != nil {
-		t.Fatal(err)
-	}
+	h, m := openTiny(t, store, local)
 	t.Cleanup(func() {
 		if err := h.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	return h, h.NewMap("test")
+	return h, m
 }
