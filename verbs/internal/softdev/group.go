@@ -41,9 +41,12 @@ func (g *Group) pending() *batch {
 	return g.after
 }
 
-// maxTurns is how many NIC.Run calls an unlock makes before it leaves the rest
-// to the group's goroutine.
-const maxTurns = 64
+// An unlock makes at most maxTurns NIC.Run calls before it leaves the rest to
+// the group's goroutine; one that used up its budget counts as many.
+const (
+	maxTurns = 64
+	longTurn = 16
+)
 
 // unlock runs the NICs, releases the lock and does what is pending. mu must be
 // held.
@@ -58,17 +61,17 @@ func (g *Group) unlock() {
 
 // run lets the busy NICs run. mu must be held.
 func (g *Group) run() {
-	for range maxTurns {
-		if len(g.busy) == 0 {
-			return
-		}
+	for turns := 0; turns < maxTurns && len(g.busy) > 0; turns++ {
 		d := g.busy[0]
 		more := d.nic.Run()
 		copy(g.busy, g.busy[1:])
 		g.busy[len(g.busy)-1] = nil
 		g.busy = g.busy[:len(g.busy)-1]
 		d.busy = false
-		if more || d.nic.Pending() {
+		if more {
+			turns += longTurn
+		}
+		if d.nic.Pending() {
 			g.wake(d)
 		}
 	}
