@@ -11,6 +11,7 @@ import (
 	"golang.org/x/term"
 
 	"polder/internal/bench/respbench"
+	"polder/internal/bench/verbsbench"
 	"polder/internal/benchout"
 )
 
@@ -21,7 +22,7 @@ func newBench() *cobra.Command {
 		Args:  noArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newBenchResp())
+	cmd.AddCommand(newBenchResp(), newBenchVerbs(), newBenchVerbsServer())
 	return cmd
 }
 
@@ -56,6 +57,43 @@ func newBenchResp() *cobra.Command {
 	}
 	flags.add(cmd)
 	return cmd
+}
+
+func newBenchVerbs() *cobra.Command {
+	var flags benchFlags
+	cmd := &cobra.Command{
+		Use:   "verbs",
+		Short: "Compare READ, WRITE and CMP_SWAP over inproc and tcp with plain TCP",
+		Args:  noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			self, err := os.Executable()
+			if err != nil {
+				return fmt.Errorf("cannot find this program's file: %w", err)
+			}
+			return verbsbench.Run(cmd.Context(), verbsbench.Options{
+				Short:  flags.short,
+				Out:    benchout.New(cmd.OutOrStdout(), flags.json),
+				Server: []string{self, "bench", verbsServer},
+			})
+		},
+	}
+	flags.add(cmd)
+	return cmd
+}
+
+// verbsServer is the subcommand that bench verbs runs as its far end.
+const verbsServer = "verbs-server"
+
+func newBenchVerbsServer() *cobra.Command {
+	return &cobra.Command{
+		Use:    verbsServer,
+		Short:  "Be the far end of bench verbs, until standard input ends",
+		Hidden: true,
+		Args:   noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return verbsbench.Serve(cmd.InOrStdin(), cmd.OutOrStdout())
+		},
+	}
 }
 
 // terminal returns w if it is a terminal, and otherwise nil.

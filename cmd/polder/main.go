@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 
 	"polder/internal/config"
@@ -43,7 +44,7 @@ var errInterrupted = errors.New("interrupted")
 // run executes the command line and returns the exit code.
 func run(ctx context.Context, args []string) int {
 	root := newRoot(os.Environ())
-	root.SetArgs(args)
+	root.SetArgs(goStyle(args))
 	err := root.ExecuteContext(ctx)
 	switch {
 	case err == nil:
@@ -58,4 +59,16 @@ func run(ctx context.Context, args []string) int {
 	}
 	fmt.Fprintf(os.Stderr, "polder: %v\n", err)
 	return exitFailure
+}
+
+// goStyle lets -json and -short be written with one dash, as in the go command
+// and the documents, as well as with two.
+func goStyle(args []string) []string {
+	args = slices.Clone(args)
+	for i, a := range args {
+		if a == "-json" || a == "-short" {
+			args[i] = "-" + a
+		}
+	}
+	return args
 }
