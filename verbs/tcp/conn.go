@@ -148,6 +148,7 @@ func (c *conn) read() {
 //
 // Hot path: it takes the device's lock once and flushes once per batch.
 func (c *conn) handleFrames() error {
+	answered := false
 	for {
 		// Checksums are verified before the device is locked.
 		t, body, err := c.gather()
@@ -161,8 +162,12 @@ func (c *conn) handleFrames() error {
 		case t == framePacket:
 			continue // the batch was full
 		case t == 0:
+			if answered {
+				c.Flush()
+			}
 			return nil
 		}
+		answered = true
 		if err := c.handleControl(t, body); err != nil {
 			return err
 		}

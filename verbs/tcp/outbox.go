@@ -19,7 +19,7 @@ const (
 	// outboxLimit is how much may wait in all. Only answers that the engine
 	// does not hold back can get there: pongs, rejections. A peer that asks
 	// for so many and reads none is cut off.
-	outboxLimit = 4 << 20
+	outboxLimit = 1 << 20
 	// inlineLimit is how much one flush writes before it leaves the rest to
 	// the writer, so that a poster is not made to work for others for ever.
 	inlineLimit = 4 << 20
