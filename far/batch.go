@@ -58,6 +58,7 @@ func (b *batch) read(ctx context.Context, m *Map) {
 	m.h.lead(ctx, m, b.led...)
 	for _, f := range b.led {
 		b.note(f)
+		m.h.insist(ctx, f)
 		f.release(m.h)
 	}
 	b.led, b.pending = b.led[:0], 0

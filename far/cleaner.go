@@ -16,6 +16,9 @@ const (
 	// are at least cleanFrom segments.
 	cleanAbove = 0.5
 	cleanFrom  = 4
+	// worthCleaning is the part of a segment that must be dead for it to be
+	// cleaned when the store is full.
+	worthCleaning = 1.0 / 16
 )
 
 // farReady sees to it that the open segment has room for n bytes. Nothing may
@@ -43,7 +46,7 @@ func (h *Heap) farReady(n int) bool {
 	// becomes the spare one.
 	for range 4 {
 		s := f.sparsest()
-		if s == nil || float64(s.live.Load()) > (1-worthwhile)*float64(f.segSize) {
+		if s == nil || float64(s.live.Load()) > (1-worthCleaning)*float64(f.segSize) {
 			return false
 		}
 		spare := f.takeSpare()

@@ -99,7 +99,7 @@ func (s *faultStore) Read(ctx context.Context, ops []ReadOp) {
 		s.MemStore.Read(ctx, inner)
 		op.Err = inner[0].Err
 		if chance(&s.corrupt) {
-			op.Buf[rand.IntN(len(op.Buf))] ^= 1 << rand.IntN(8)
+			op.Buf[rand.IntN(min(len(op.Buf), 40))] ^= 1 << rand.IntN(8)
 		}
 	}
 }

@@ -22,13 +22,13 @@ type flight struct {
 	short bool // they may turn out to be too few for the key
 	refs  atomic.Int32
 	buf   buffer
-	next  *flight // in the list of those that a call holds
 
 	done chan struct{} // closed when the fields below are set
 	e    entry         // nil if there is an error, or if the entry has moved
 	err  error
 	// mine: err is due to the leader's context; the others have to try again.
 	mine bool
+	kept bool // the entry is local now; under sh.mu
 }
 
 // corrupt reports whether the store answered with other bytes.
@@ -37,10 +37,10 @@ func (f *flight) corrupt() bool {
 	return ok
 }
 
-// holding is a list of flights that a call holds.
-type holding struct{ first *flight }
+// holding is the flights that a call holds, seldom more than one.
+type holding struct{ flights []*flight }
 
-func (hd *holding) add(f *flight) { f.next, hd.first = hd.first, f }
+func (hd *holding) add(f *flight) { hd.flights = append(hd.flights, f) }
 
 // of returns the flight that brought the bytes of a far address, or the news
 // that they are corrupt, or nil. One that is not whole does not count if whole
@@ -49,7 +49,7 @@ func (hd *holding) of(addr uint64, whole bool) *flight {
 	if hd == nil {
 		return nil
 	}
-	for f := hd.first; f != nil; f = f.next {
+	for _, f := range hd.flights {
 		if f.addr == addr && (f.whole || !whole) && (f.e != nil || f.corrupt()) {
 			return f
 		}
@@ -58,10 +58,10 @@ func (hd *holding) of(addr uint64, whole bool) *flight {
 }
 
 func (hd *holding) release(h *Heap) {
-	for f := hd.first; f != nil; f = f.next {
+	for _, f := range hd.flights {
 		f.release(h)
 	}
-	hd.first = nil
+	hd.flights = nil
 }
 
 // release lets go of f.
@@ -189,6 +189,24 @@ func (h *Heap) keep(f *flight, w *word) {
 		h.logs.seg(addr).clean.Add(int64(n))
 	}
 	*w = newWord(addr, n, w.flags())
+	f.kept = true
+}
+
+// insist is keep for a flight that has landed when there was no room: it waits
+// for some.
+func (h *Heap) insist(ctx context.Context, f *flight) {
+	for f.e != nil {
+		f.sh.mu.Lock()
+		p := f.sh.t.find(f.tag, wordFar|word(f.addr))
+		if !f.kept && p != none && !f.sh.t.word(p).isLost() {
+			h.keep(f, f.sh.t.word(p))
+		}
+		done := f.kept || p == none
+		f.sh.mu.Unlock()
+		if done || h.logs.why() != nil || h.waitRoom(ctx) != nil {
+			return
+		}
+	}
 }
 
 // inspect checks the bytes that f brought. They may be anything.

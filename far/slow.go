@@ -40,6 +40,9 @@ func (sh *shard) miss(h *Heap, p place, st status, n need) step {
 	w := *sh.t.word(p)
 	switch st {
 	case lost:
+		if !w.isLost() {
+			h.wakeJanitor() // to account for the whole segment
+		}
 		return step{err: &LostError{h.far.seg(w.addr()).seg.Name()}}
 	default:
 		return step{need: n, word: w}
