@@ -1,0 +1,412 @@
+package softnic
+
+import (
+	"encoding/binary"
+	"reflect"
+	"testing"
+
+	"polder/verbs"
+)
+
+// arena is memory of which only parts are registered: the rest are canaries.
+type arena struct {
+	mem     []byte
+	regions [][2]int // registered: from, to
+	fixed   [][2]int // of these, what nothing may change
+}
+
+const canary = 0xc9
+
+// cut returns the next size bytes, after a canary of as many, 64 at least.
+func (a *arena) cut(size int, mutable bool) []byte {
+	from := 0
+	if k := len(a.regions); k > 0 {
+		from = a.regions[k-1][1]
+	}
+	from += max(64, size)
+	r := [2]int{from, from + size}
+	a.regions = append(a.regions, r)
+	if !mutable {
+		a.fixed = append(a.fixed, r)
+	}
+	return a.mem[r[0]:r[1]:r[1]]
+}
+
+// check fails the test if a byte outside the regions, or in a fixed one, is
+// not a canary.
+func (a *arena) check(t testing.TB) {
+	at := 0
+	for _, r := range append(a.regions, [2]int{len(a.mem), len(a.mem)}) {
+		for i := at; i < r[0]; i++ {
+			if a.mem[i] != canary {
+				t.Fatalf("byte %d, which is not registered, was changed", i)
+			}
+		}
+		at = r[1]
+	}
+	for _, r := range a.fixed {
+		for i := r[0]; i < r[1]; i++ {
+			if a.mem[i] != canary {
+				t.Fatalf("byte %d, which is registered without the right to write, was changed", i)
+			}
+		}
+	}
+}
+
+// fuzzed is a NIC under attack, and its Output.
+type fuzzed struct {
+	*node
+	arena arena
+	lo    uintptr // address of the arena
+	mrs   []MR
+	keys  []verbs.RKey // all kinds
+	qps   []uint32
+	cqs   []uint32
+	rings [][]byte
+	in    []byte // what is left of the input
+}
+
+func (f *fuzzed) Send(l Link, p *Packet) {
+	if len(p.Payload) == 0 {
+		return
+	}
+	// What is sent lies in a registered region, in the gather buffer or is
+	// the copy of a word.
+	at := reflect.ValueOf(p.Payload).Pointer()
+	if at >= f.lo && at < f.lo+uintptr(len(f.arena.mem)) {
+		from := int(at - f.lo)
+		for _, r := range f.arena.regions {
+			if from >= r[0] && from+len(p.Payload) <= r[1] {
+				return
+			}
+		}
+		f.t.Fatalf("%d bytes at %d, which are not in one region, were sent", len(p.Payload), from)
+	}
+}
+
+func (f *fuzzed) take(n int) []byte {
+	b := make([]byte, n)
+	k := copy(b, f.in)
+	f.in = f.in[k:]
+	return b
+}
+
+func (f *fuzzed) byte() byte     { return f.take(1)[0] }
+func (f *fuzzed) number() uint64 { return binary.LittleEndian.Uint64(f.take(8)) }
+
+// pick returns one of s, or what the input says if it says so.
+func pick[T ~uint32](f *fuzzed, s []T) T {
+	b := f.byte()
+	if b == 255 {
+		return T(f.number())
+	}
+	return s[int(b)%len(s)]
+}
+
+// addr returns an address: usually at or near an end of a region.
+func (f *fuzzed) addr() uint64 {
+	b := f.byte()
+	if b == 255 {
+		return f.number()
+	}
+	i := int(b) % len(f.mrs)
+	off := uint64(int8(f.byte()))
+	if b&0x40 != 0 {
+		off += uint64(f.arena.regions[i][1] - f.arena.regions[i][0])
+	}
+	if b&0x20 != 0 {
+		off &^= 7
+	}
+	return f.mrs[i].Addr + off
+}
+
+func (f *fuzzed) size() uint32 {
+	if b := f.byte(); b < 250 {
+		return uint32(b)
+	}
+	return uint32(f.number())
+}
+
+func (f *fuzzed) sge() verbs.SGE {
+	return verbs.SGE{Addr: f.addr(), Length: f.size(), LKey: verbs.LKey(pick(f, f.keys))}
+}
+
+func newFuzzed(t testing.TB, in []byte) *fuzzed {
+	f := &fuzzed{node: &node{t: t}, in: in}
+	f.arena.mem = make([]byte, 16384)
+	for i := range f.arena.mem {
+		f.arena.mem[i] = canary
+	}
+	f.lo = reflect.ValueOf(f.arena.mem).Pointer()
+	var err error
+	if f.nic, err = New(Config{MTU: 64, RunBudget: 256, MaxSGE: 4, MaxMsgSize: 4096}, f); err != nil {
+		t.Fatal(err)
+	}
+	if f.pd, err = f.nic.AllocPD(); err != nil {
+		t.Fatal(err)
+	}
+	other := f.otherPD()
+	reg := func(pd uint32, size int, access verbs.Access) {
+		buf := f.arena.cut(size, access.Has(verbs.AccessLocalWrite))
+		mr := f.regIn(pd, buf, access)
+		f.mrs, f.keys = append(f.mrs, mr), append(f.keys, mr.Key)
+	}
+	reg(f.pd, 512, allAccess)
+	reg(f.pd, 256, verbs.AccessRemoteRead|verbs.AccessMWBind)
+	reg(f.pd, 128, verbs.AccessLocalWrite|verbs.AccessMWBind)
+	reg(f.pd, 100, verbs.AccessLocalWrite|verbs.AccessRemoteWrite)
+	reg(other, 256, allAccess)
+	for range 4 { // rings
+		reg(f.pd, 5*verbs.WQESize, allAccess)
+		r := f.arena.regions[len(f.arena.regions)-1]
+		ring := f.arena.mem[r[0]:r[1]]
+		clear(ring)
+		f.rings = append(f.rings, ring)
+	}
+	for _, typ := range []verbs.MWType{verbs.MWType1, verbs.MWType1, verbs.MWType2B, verbs.MWType2B} {
+		f.keys = append(f.keys, f.allocMW(f.pd, typ))
+	}
+	f.cq, f.rcq = f.newCQ(16), f.newCQ(5)
+	f.cqs = []uint32{f.cq, f.rcq}
+	if c, err := f.nic.CreateCQ(2, true); err == nil {
+		f.cqs = append(f.cqs, c)
+	}
+	f.addQPs()
+	return f
+}
+
+// addQPs makes a set of queue pairs, as far as there are not too many.
+func (f *fuzzed) addQPs() {
+	if len(f.qps) > 24 {
+		return
+	}
+	add := func(c QPConfig, l Link) {
+		c.SendDepth, c.RecvDepth = 5, 5
+		q := f.newQP(c)
+		f.connect(q, l, q)
+		f.qps = append(f.qps, q)
+	}
+	add(QPConfig{}, testLink)
+	add(QPConfig{SendCQ: f.cqs[2], RecvCQ: f.cqs[2]}, testLink)
+	add(QPConfig{}, Loopback)
+	add(QPConfig{ManagedSend: true, SendRing: f.mrs[5].Key, ManagedRecv: true, RecvRing: f.mrs[6].Key}, Loopback)
+	add(QPConfig{SendRing: f.mrs[7].Key, RecvRing: f.mrs[8].Key, SendCQ: f.cqs[2], RecvCQ: f.cqs[2]}, Loopback)
+	a, b := f.newQP(QPConfig{SendDepth: 5}), f.newQP(QPConfig{ManagedRecv: true, RecvDepth: 3})
+	f.connect(a, Loopback, b)
+	f.connect(b, Loopback, a)
+	f.qps = append(f.qps, a, b)
+}
+
+// packet makes a packet from the input, with the PSN that is expected if the
+// input is kind.
+func (f *fuzzed) packet() *Packet {
+	p := &Packet{Kind: Kind(f.byte() % (uint8(numKinds) + 1)), DestQP: pick(f, f.qps)}
+	if q := f.nic.qps.get(p.DestQP); q != nil {
+		p.PSN = q.rsp.expPSN
+		if p.Kind >= KindReadResp && p.Kind <= KindNak {
+			p.PSN = q.req.una
+		}
+	}
+	if b := f.byte(); b > 230 {
+		p.PSN = (p.PSN + uint32(int8(b<<3))) & psnMask
+	}
+	p.Status = verbs.Status(f.byte() % 16)
+	p.Addr, p.Length, p.RKey = f.addr(), f.size(), pick(f, f.keys)
+	p.Swap, p.Compare = uint64(f.byte()), uint64(f.byte())
+	if f.byte()%4 == 0 {
+		p.Swap, p.Compare = f.number(), f.number()
+	}
+	p.Payload = f.take(int(f.byte()))
+	if f.byte()%2 == 0 {
+		p.Length = uint32(len(p.Payload))
+	}
+	return p
+}
+
+// forge writes an entry into a ring: raw bytes, or one that is nearly right.
+func (f *fuzzed) forge() {
+	ring := f.rings[int(f.byte())%len(f.rings)]
+	off := int(f.byte()) % 5 * verbs.WQESize
+	b := ring[off : off+verbs.WQESize]
+	if f.byte()%8 == 0 {
+		copy(b, f.take(verbs.WQESize))
+		return
+	}
+	le := binary.LittleEndian
+	b[verbs.WQEOpcode] = f.byte() % (uint8(verbs.NumOpcodes) + 1)
+	b[verbs.WQEFlags] = f.byte() & 0x1f
+	b[verbs.WQENumSGE] = f.byte() % 4
+	b[verbs.WQEAccess] = f.byte() & 0x1f
+	le.PutUint32(b[verbs.WQEQPN:], pick(f, append(f.qps, f.cqs...)))
+	le.PutUint64(b[verbs.WQEAddr:], f.addr())
+	if f.byte()%4 == 0 {
+		le.PutUint64(b[verbs.WQEAddr:], uint64(f.byte()))
+	}
+	le.PutUint32(b[verbs.WQERKey:], uint32(pick(f, f.keys)))
+	le.PutUint32(b[verbs.WQELKey:], uint32(pick(f, f.keys)))
+	verbs.PutSGE(b[verbs.WQESGE0:], f.sge())
+	verbs.PutSGE(b[verbs.WQESGE1:], f.sge())
+}
+
+func (f *fuzzed) sgl() (sgl []verbs.SGE) {
+	for range f.byte() % 6 {
+		sgl = append(sgl, f.sge())
+	}
+	return sgl
+}
+
+// step does one thing to the NIC. Errors are as good as successes.
+func (f *fuzzed) step() {
+	n := f.nic
+	switch f.byte() % 16 {
+	case 0, 1, 2, 3:
+		n.Receive(testLink, f.packet())
+	case 4: // as a driver does it
+		var p Packet
+		if p.Decode(f.take(int(f.byte()))) == nil {
+			n.Receive(testLink, &p)
+		}
+	case 5, 6:
+		f.forge()
+	case 7:
+		_ = n.EnableSend(pick(f, f.qps), uint64(f.byte()))
+		_ = n.EnableRecv(pick(f, f.qps), uint64(f.byte()))
+	case 8, 9:
+		wr := verbs.SendWR{Op: verbs.Opcode(f.byte() % uint8(verbs.NumOpcodes)), Flags: verbs.SendFlags(f.byte() & 0x1f),
+			SGL: f.sgl(), RemoteAddr: f.addr(), RKey: pick(f, f.keys), Swap: uint64(f.byte()),
+			BindLKey: verbs.LKey(pick(f, f.keys)), BindLength: uint64(f.size()), BindAccess: verbs.Access(f.byte() & 0x1f),
+			QPN: pick(f, f.qps), CQN: pick(f, f.cqs), Count: uint64(f.byte())}
+		_ = n.PostSend(pick(f, f.qps), []verbs.SendWR{wr})
+	case 10:
+		_ = n.PostRecv(pick(f, f.qps), []verbs.RecvWR{{SGL: f.sgl()}})
+	case 11:
+		f.full = !f.full
+		n.Resume(testLink)
+	case 12:
+		n.Poll(pick(f, f.cqs), make([]verbs.WC, 8))
+	case 13:
+		switch f.byte() % 8 {
+		case 0:
+			_ = n.DeregMR(pick(f, f.keys))
+		case 1:
+			_ = n.DeallocMW(pick(f, f.keys))
+		case 2:
+			_ = n.DestroyQP(pick(f, f.qps))
+		case 3:
+			n.LinkDown(testLink)
+		default:
+			f.addQPs()
+		}
+	default:
+		before := n.Counters()
+		n.Run()
+		after := n.Counters()
+		if did := after.WorkRequests + after.PacketsSent - before.WorkRequests - before.PacketsSent; did > 3*256 {
+			f.t.Fatalf("one Run did %d things with a budget of 256", did)
+		}
+	}
+}
+
+// FuzzNIC plays an arbitrary sequence of packets, forged work-queue entries
+// and calls to a NIC, among canaries.
+func FuzzNIC(f *testing.F) {
+	f.Add([]byte{})
+	for seed := range uint64(24) {
+		b := make([]byte, 4096)
+		fill(b, seed)
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, in []byte) {
+		if len(in) > 1<<14 {
+			return
+		}
+		z := newFuzzed(t, in)
+		for len(z.in) > 0 {
+			z.step()
+			checkNIC(t, z.nic)
+		}
+		z.full = false
+		z.nic.Resume(testLink)
+		for range 100 {
+			if !z.nic.Run() {
+				break
+			}
+		}
+		checkNIC(t, z.nic)
+		z.arena.check(t)
+	})
+}
+
+// fill puts a pattern into b that depends on seed.
+func fill(b []byte, seed uint64) {
+	x := seed*0x9e3779b97f4a7c15 + 1
+	for i := range b {
+		x ^= x << 13
+		x ^= x >> 7
+		x ^= x << 17
+		b[i] = byte(x)
+	}
+}
+
+// checkNIC checks what must hold between any two calls.
+func checkNIC(t testing.TB, n *NIC) {
+	t.Helper()
+	refs := make(map[*region]int)
+	for _, q := range n.qps.items {
+		if q == nil {
+			continue
+		}
+		for _, r := range []*ring{&q.sq, &q.rq} {
+			if r.done > r.next || r.next-r.done > r.depth || !r.managed && r.next > r.posted {
+				t.Fatalf("QP %d: done %d, next %d, posted %d, depth %d", q.num, r.done, r.next, r.posted, r.depth)
+			}
+			if r.mr != nil {
+				refs[r.mr]++
+			}
+		}
+		if q.req.reads.len() > MaxRdAtom || q.rsp.responses.len() > MaxRdAtom {
+			t.Fatalf("QP %d: %d reads, %d responses", q.num, q.req.reads.len(), q.rsp.responses.len())
+		}
+		if q.state == verbs.StateError && (q.req.reads.len() > 0 || q.req.msg.active || q.rsp.msg.kind != 0 || q.sq.done != q.sq.next) {
+			t.Fatalf("QP %d is in ERR and not at rest", q.num)
+		}
+		var prev *region
+		for w := q.windows; w != nil; prev, w = w, w.next {
+			if w.owner != q || w.qpn != q.num || w.mr == nil || w.prev != prev {
+				t.Fatalf("QP %d: its list of windows is broken at %v", q.num, w.key)
+			}
+		}
+	}
+	for i, r := range n.keys.regions {
+		switch {
+		case r == nil:
+			continue
+		case int(r.key.Index()) != i:
+			t.Fatalf("region %v has index %d", r.key, i)
+		case r.window == 0:
+			continue
+		case r.mr == nil:
+			if r.mem != nil || r.access != 0 || r.qpn != 0 || r.owner != nil {
+				t.Fatalf("unbound window %v grants something", r.key)
+			}
+			continue
+		}
+		refs[r.mr]++
+		if n.keys.get(r.mr.key) != r.mr || r.base < r.mr.base || r.base+uint64(len(r.mem)) > r.mr.base+uint64(len(r.mr.mem)) {
+			t.Fatalf("window %v is not within region %v", r.key, r.mr.key)
+		}
+		if &r.mem[0] != &r.mr.mem[r.base-r.mr.base] {
+			t.Fatalf("window %v has other memory than its region", r.key)
+		}
+	}
+	for _, r := range n.keys.regions {
+		if r != nil && r.window == 0 && r.refs != refs[r] {
+			t.Fatalf("region %v counts %d references, has %d", r.key, r.refs, refs[r])
+		}
+	}
+	for _, c := range n.cqs.items {
+		if c != nil && c.queue.len() > c.depth {
+			t.Fatalf("CQ %d of %d holds %d", c.num, c.depth, c.queue.len())
+		}
+	}
+}
