@@ -195,7 +195,9 @@ func cmdFlush(s *session, a [][]byte) error {
 	s.srv.keys.Clear()
 	s.srv.blocks.Clear()
 	for i := range s.srv.stripes {
-		s.srv.stripes[i].large = nil
+		st := &s.srv.stripes[i]
+		s.srv.largeHashes.Add(-int64(len(st.large)))
+		st.large = nil
 	}
 	s.mutated = true
 	s.ok()
