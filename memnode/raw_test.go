@@ -35,6 +35,7 @@ type raw struct {
 	access verbs.QP
 	w      wire.Welcome
 	id     uint32
+	wcs    [1]verbs.WC
 }
 
 // dialRaw connects to n without opening a queue pair.
