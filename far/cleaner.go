@@ -28,19 +28,14 @@ func (h *Heap) farReady(n int) bool {
 	if f.hasRoom(n) {
 		return true
 	}
-	if f.resting() == nil {
-		seg, err := f.borrow(h.ctx)
-		if err == nil {
-			err = f.openWith(seg)
-		}
-		if err == nil {
-			f.succeeded()
-			return true
-		}
-		f.failed(err)
+	if f.resting() == nil && h.openAnother() {
+		return true
 	}
 	if !errors.Is(f.err, ErrStoreFull) {
 		return false
+	}
+	if h.reap() > 0 && h.openAnother() {
+		return true
 	}
 	// Every segment that is cleaned into the spare one yields some room and
 	// becomes the spare one.
@@ -193,7 +188,7 @@ func (h *Heap) cleanPart(s *farSegment, off int, b []byte, borrow bool) (int, er
 			}
 			begin = at
 			if !f.fits(n) {
-				if !borrow || !h.borrowFor(n) {
+				if !f.hasRoom(n) && (!borrow || !h.openAnother()) {
 					return 0, fmt.Errorf("cannot clean %s: no room for what lives in it: %w", s.seg.Name(), ErrStoreFull)
 				}
 			}
@@ -206,11 +201,9 @@ func (h *Heap) cleanPart(s *farSegment, off int, b []byte, borrow bool) (int, er
 	return at, h.settleClean(s, base, b[begin:at], begin)
 }
 
-func (h *Heap) borrowFor(n int) bool {
+// openAnother borrows a segment and makes it the open one.
+func (h *Heap) openAnother() bool {
 	f := &h.far
-	if f.hasRoom(n) {
-		return true
-	}
 	seg, err := f.borrow(h.ctx)
 	if err == nil {
 		err = f.openWith(seg)
@@ -219,6 +212,7 @@ func (h *Heap) borrowFor(n int) bool {
 		f.failed(err)
 		return false
 	}
+	f.succeeded()
 	return true
 }
 

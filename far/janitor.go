@@ -45,14 +45,23 @@ func (h *Heap) janitor() {
 			if s.gone() && !s.counted {
 				h.lose(s)
 			}
-			if s.dead() {
-				h.drop(s)
-			}
 		})
+		h.reap()
 		h.buryOrphans()
 		for timed && h.ctx.Err() == nil && sw.sweep(h) {
 		}
 	}
+}
+
+// reap gives all dead segments back and returns how many there were.
+func (h *Heap) reap() (n int) {
+	h.far.all(func(s *farSegment) {
+		if s.dead() && h.ctx.Err() == nil {
+			h.drop(s)
+			n++
+		}
+	})
+	return n
 }
 
 // drop gives a dead segment back. If that fails, the store has to notice by

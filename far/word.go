@@ -35,15 +35,14 @@ const (
 	whereMask = word(addrMask) | wordFar
 )
 
-func (w word) addr() uint64   { return uint64(w & addrMask) }
-func (w word) far() bool      { return w&wordFar != 0 }
-func (w word) size() int      { return classSize(uint8(w >> addrBits)) }
-func (w word) hot() int       { return int(w >> hotShift) }
-func (w word) flags() word    { return w & (wordTTL | wordPiece) }
-func (w word) isLost() bool   { return w&wordLost != 0 }
-func (w word) where() word    { return w & whereMask }
-func (w word) visible() bool  { return w&(wordPresent|wordPiece) == wordPresent }
-func (w word) byteOff() int64 { return int64(w.addr()) * unit }
+func (w word) addr() uint64  { return uint64(w & addrMask) }
+func (w word) far() bool     { return w&wordFar != 0 }
+func (w word) size() int     { return classSize(uint8(w >> addrBits)) }
+func (w word) hot() int      { return int(w >> hotShift) }
+func (w word) flags() word   { return w & (wordTTL | wordPiece) }
+func (w word) isLost() bool  { return w&wordLost != 0 }
+func (w word) where() word   { return w & whereMask }
+func (w word) visible() bool { return w&(wordPresent|wordPiece) == wordPresent }
 
 // touched is w with its hot counter raised.
 func (w word) touched() word {
