@@ -34,7 +34,6 @@ type allocator struct {
 
 	chain, alloc            uint32 // QPs: in loopback; to the client
 	recvCQ, sendCQ, chainCQ uint32
-	posted                  int // requests in the chain so far
 	wrs                     []verbs.SendWR
 }
 

@@ -60,17 +60,7 @@ func (c *cq) Wait(ctx context.Context) error {
 			g.mu.Unlock()
 			return nil
 		}
-		g.mu.Unlock()
-		var err error
-		select {
-		case <-c.wake:
-		case <-c.done:
-		case <-c.d.done:
-		case <-ctx.Done():
-			err = ctx.Err()
-		}
-		g.mu.Lock()
-		if err != nil {
+		if err := c.sleep(ctx); err != nil {
 			if c.waiters--; c.waiters > 0 {
 				c.signal() // in case it was meant for this one
 			}
@@ -78,6 +68,39 @@ func (c *cq) Wait(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// sleep waits until there may be something to look at, or returns ctx's error.
+// d.g.mu is released meanwhile.
+func (c *cq) sleep(ctx context.Context) (err error) {
+	g := c.d.g
+	if p := c.d.parker; p != nil && p.cq == nil {
+		p.cq = c
+		g.mu.Unlock()
+		err = p.park(ctx)
+		g.mu.Lock()
+		p.cq = nil
+		return err
+	}
+	g.mu.Unlock()
+	select {
+	case <-c.wake:
+	case <-c.done:
+	case <-c.d.done:
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	g.mu.Lock()
+	return err
+}
+
+// parked returns the device's parker if a goroutine waits there for c. d.g.mu
+// must be held.
+func (c *cq) parked() *parker {
+	if p := c.d.parker; p != nil && p.cq == c {
+		return p
+	}
+	return nil
 }
 
 func (c *cq) Close() error {
@@ -94,6 +117,9 @@ func (c *cq) Close() error {
 	c.closed = true
 	d.cqs[c.num&0xffff] = nil
 	close(c.done)
+	if p := c.parked(); p != nil {
+		p.unpark()
+	}
 	d.unlock()
 	return nil
 }
