@@ -104,7 +104,7 @@ func TestBigValuesComeThroughWhole(t *testing.T) {
 	drivers(t, func(t *testing.T, cfg Config) {
 		_, addr := startServer(t, roomy, cfg)
 		c := dial(t, addr)
-		for _, n := range []int{0, 1, 4095, 65536, 1 << 20, 10 << 20} {
+		for _, n := range []int{0, 1, 4095, 65536, 1 << 20, 4 << 20} {
 			v := strings.Repeat("0123456789abcdef", n/16+1)[:n]
 			if got := c.do("SET", "big", v).String(); got != "+OK" {
 				t.Fatalf("SET of %d bytes: %s", n, got)
@@ -245,7 +245,7 @@ func TestIdleClientsAreDisconnected(t *testing.T) {
 // looks at what the process holds while they are idle.
 func TestIdleClientsHoldLittleMemory(t *testing.T) {
 	_, addr := startServer(t, roomy, Config{Loops: 1})
-	const clients, size = 100, 1 << 20
+	const clients, size = 40, 1 << 19
 	value := strings.Repeat("v", size)
 	conns := make([]net.Conn, clients)
 	for i := range conns {
