@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"polder/far"
 	"polder/internal/benchout"
 	"polder/internal/load"
 )
@@ -62,6 +63,10 @@ func Run(ctx context.Context, cfg Config) error {
 	if b.cfg.Progress == nil {
 		b.cfg.Progress = func(int, int, string) {}
 	}
+	return b.run(ctx)
+}
+
+func (b *bench) run(ctx context.Context) error {
 	perSize := len(pipelines) * len(ops) * b.scale.rounds
 	b.total = len(sizes) * perSize * (2 + 3) // the servers of both phases
 	for _, size := range sizes {
@@ -114,7 +119,7 @@ func (b *bench) size(ctx context.Context, size int) (err error) {
 		return err
 	}
 
-	budget := memory / farPart
+	budget := max(memory/farPart, far.MinLocal)
 	zipf := load.Sequence(load.Scrambled(keys), 1<<20, uint64(size))
 	tcp, err := startFar(ctx, b.cfg.Polder, "far tcp", budget, lend)
 	if err != nil {
@@ -131,7 +136,7 @@ func (b *bench) size(ctx context.Context, size int) (err error) {
 			return err
 		}
 		b.cfg.Progress(b.done, b.total, s.name+" settles")
-		if _, err := b.run(ctx, s, load.Config{
+		if _, err := b.load(ctx, s, load.Config{
 			Pipeline: 16, Op: load.Get, ValueSize: size, Sequence: zipf, Duration: b.scale.settle,
 		}); err != nil {
 			return err
@@ -148,7 +153,7 @@ func (b *bench) fill(ctx context.Context, s *server, keys, size int) error {
 // set stores count values.
 func (b *bench) set(ctx context.Context, s *server, sequence []uint32, count, size int) error {
 	b.cfg.Progress(b.done, b.total, "fill "+s.name)
-	_, err := b.run(ctx, s, load.Config{Pipeline: 16, Op: load.Set, ValueSize: size, Sequence: sequence, Count: count})
+	_, err := b.load(ctx, s, load.Config{Pipeline: 16, Op: load.Set, ValueSize: size, Sequence: sequence, Count: count})
 	return err
 }
 
@@ -166,7 +171,7 @@ func (b *bench) phase(ctx context.Context, servers []*server, sequence []uint32,
 				for _, i := range rand.Perm(len(servers)) {
 					s := servers[i]
 					b.cfg.Progress(b.done, b.total, caseName(s.name, op, size, pipeline))
-					r, err := b.run(ctx, s, load.Config{
+					r, err := b.load(ctx, s, load.Config{
 						Pipeline: pipeline, Op: op, ValueSize: size, Sequence: sequence,
 						Duration: b.scale.duration, Warmup: b.scale.warmup,
 					})
@@ -202,8 +207,8 @@ func (b *bench) print(name string, ours, theirs figures) error {
 	)
 }
 
-// run puts a load on a server, and fails if one command fails.
-func (b *bench) run(ctx context.Context, s *server, cfg load.Config) (load.Result, error) {
+// load puts a load on a server, and fails if one command fails.
+func (b *bench) load(ctx context.Context, s *server, cfg load.Config) (load.Result, error) {
 	cfg.Addr, cfg.Conns = s.addr, conns
 	r, err := load.Run(ctx, cfg)
 	switch {

@@ -15,10 +15,10 @@ import (
 // exceeds goLimit, which is well below the 64 MiB that a process may have
 // beside its budget.
 const (
-	goLimit      = 36 << 20
+	goLimit      = 32 << 20
 	limitPeriod  = time.Second
 	liveHeap     = "/gc/heap/live:bytes"
-	liveHeadroom = 16 << 20
+	liveHeadroom = 4 << 20
 )
 
 // limitGoMemory keeps the Go runtime's memory small until the returned
@@ -55,7 +55,7 @@ func limitGoMemory() (stop func()) {
 
 // memoryLimit is the limit for so many live bytes.
 func memoryLimit(live uint64) int64 {
-	return max(goLimit, int64(live)+int64(live)/2+liveHeadroom)
+	return max(goLimit, int64(live)+int64(live)/4+liveHeadroom)
 }
 
 // DefaultLend is how much memory a node lends if it is not told: half of
