@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 
 	"polder/internal/arena"
+	"polder/internal/invariants"
 )
 
 // Heap is memory for maps: a local budget and a store behind it.
@@ -183,16 +184,29 @@ func (h *Heap) close() error {
 	h.wg.Wait()
 
 	var errs []error
-	for _, m := range *h.maps.Load() {
-		for i := range m.shards {
-			sh := &m.shards[i]
-			sh.mu.Lock()
-			sh.closed = true
-			sh.entries, sh.lost = 0, 0
-			errs = append(errs, sh.t.close())
-			sh.mu.Unlock()
+	shards := func(fn func(sh *shard)) {
+		for _, m := range *h.maps.Load() {
+			for i := range m.shards {
+				fn(&m.shards[i])
+			}
 		}
 	}
+	shards(func(sh *shard) {
+		sh.mu.Lock()
+		sh.closed = true
+		sh.mu.Unlock()
+	})
+	if invariants.Enabled {
+		if err := h.audit(); err != nil {
+			panic("BUG: " + err.Error())
+		}
+	}
+	shards(func(sh *shard) {
+		sh.mu.Lock()
+		errs = append(errs, sh.t.close())
+		sh.entries, sh.lost = 0, 0
+		sh.mu.Unlock()
+	})
 	// Nothing reaches the logs any more: every access goes through an index.
 	ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
 	defer cancel()

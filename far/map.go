@@ -259,6 +259,10 @@ func (m *Map) Clear() {
 	for i := range m.shards {
 		sh := &m.shards[i]
 		sh.mu.Lock()
+		if sh.closed {
+			sh.mu.Unlock()
+			return
+		}
 		for b := range sh.t.buckets {
 			for _, w := range sh.t.buckets[b].words {
 				switch {
