@@ -33,8 +33,8 @@
 //
 // A connection is cut, and its queue pairs go to the error state, when the
 // peer sends anything that is not according to protocol, when it takes nothing
-// off the wire for Config.StallTimeout, and when nothing, not even an answer
-// to a ping, has come from it for three times Config.KeepAlive.
+// off the wire for Config.StallTimeout, and when it has left three pings, one
+// every Config.KeepAlive, unanswered.
 //
 // # Security
 //
@@ -43,7 +43,6 @@
 //
 // # Lock order
 //
-// The device's lock (package softdev), then a connection's requests lock
-// (cm.go), then its outbox lock. None is held during a system call on a
-// socket.
+// The device's lock (package softdev), then a connection's outbox lock. Every
+// other lock is held by itself. None is held during a system call on a socket.
 package tcp
