@@ -26,8 +26,8 @@ type Config struct {
 	// KeepAlive is how often a silent peer is pinged. It is given up when it
 	// has answered none of three pings by the time of the next. 10 s if 0.
 	KeepAlive time.Duration
-	// StallTimeout is how long a peer may leave what we send unread before
-	// it is cut off. 10 s if 0.
+	// StallTimeout is how long a peer may take to take 64 KiB of what waits
+	// for it; then it is cut off. 10 s if 0.
 	StallTimeout time.Duration
 	// HandshakeTimeout bounds connecting, TLS and the hello. 5 s if 0.
 	HandshakeTimeout time.Duration

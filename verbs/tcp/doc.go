@@ -32,8 +32,10 @@
 // # Failure
 //
 // A connection is cut, and its queue pairs go to the error state, when the
-// peer sends anything that is not according to protocol, when it takes nothing
-// off the wire for Config.StallTimeout, and when it has left three pings, one
+// peer sends anything that is not according to protocol, when it does not take
+// 64 KiB of what waits for it within Config.StallTimeout, when it asks for
+// more than 1 MiB of answers that the engine does not hold back (pongs,
+// rejections) without reading them, and when it has left three pings, one
 // every Config.KeepAlive, unanswered.
 //
 // # Security
