@@ -34,7 +34,8 @@ func (h *Heap) farReady(n int) bool {
 	if !errors.Is(f.err, ErrStoreFull) {
 		return false
 	}
-	if h.reap() > 0 && h.openAnother() {
+	h.reap()
+	if f.freed.Swap(false) && h.openAnother() {
 		return true
 	}
 	// Every segment that is cleaned into the spare one yields some room and

@@ -89,6 +89,13 @@ func (h *Heap) stuck() {
 		h.logs.note(err)
 		return
 	}
+	if h.far.freeing.Load() > 0 {
+		return // the janitor is giving segments back, and will wake us
+	}
+	if h.far.freed.Load() {
+		h.logs.wake() // it just has
+		return
+	}
 	h.logs.full.Store(h.far.retry.UnixNano())
 	h.logs.finish(errFull)
 }
@@ -273,6 +280,7 @@ func (h *Heap) unclean(e entry, addr uint64) {
 	h.logs.seg(addr).clean.Add(-int64(n))
 	h.buryFar(e.far(), roundSize(n))
 	e.setFar(0)
+	h.logs.stir()
 }
 
 // settle writes what is staged and turns the words of the entries that were

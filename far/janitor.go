@@ -67,9 +67,14 @@ func (h *Heap) reap() (n int) {
 // drop gives a dead segment back. If that fails, the store has to notice by
 // itself that nobody uses it.
 func (h *Heap) drop(s *farSegment) {
+	h.far.freeing.Add(1)
 	if err := h.far.drop(h.ctx, s); err != nil {
 		h.count.unreturned.Add(1)
 	}
+	h.far.freed.Store(true)
+	h.far.freeing.Add(-1)
+	h.logs.stir()
+	h.logs.wake()
 }
 
 // lose marks the entries that were in s and nowhere else as lost.

@@ -291,6 +291,13 @@ func (l *logs) isFull() bool {
 	return t != 0 && time.Now().UnixNano() < t
 }
 
+// stir makes waiting for room worth a try again, since something has died.
+func (l *logs) stir() {
+	if l.full.Load() != 0 {
+		l.full.Store(0)
+	}
+}
+
 // why returns the error that keeps the evacuator from evacuating, or nil.
 func (l *logs) why() error {
 	l.mu.Lock()

@@ -121,9 +121,7 @@ func (sh *shard) uncount(w word) {
 // bury accounts for the death of the entry w, whose bytes are e, nil if they
 // are not at hand. The lock of its shard must be held.
 func (h *Heap) bury(w word, e entry) {
-	if h.logs.full.Load() != 0 {
-		h.logs.full.Store(0)
-	}
+	h.logs.stir()
 	if w.far() {
 		h.buryFar(w.addr(), w.size())
 	} else {
@@ -156,6 +154,9 @@ func (m *Map) insert(sh *shard, hs hash, p place, old entry, r *record) error {
 	}
 	h := m.h
 	n := r.size()
+	if p != none && m.overwrite(sh, hs, p, old, r) {
+		return nil
+	}
 	ol := h.openLog(sh)
 	ol.mu.Lock()
 	e, addr, ok := h.logs.place(ol, n, reserved)
@@ -182,6 +183,24 @@ func (m *Map) insert(sh *shard, hs hash, p place, old entry, r *record) error {
 	}
 	sh.count.sets++
 	return nil
+}
+
+// overwrite stores r where the local entry old is, if it has the same size and
+// is not just being written to far memory. The evacuator does not mind, since
+// it copies under the shard's lock, too, and an entry's size stays the same.
+func (m *Map) overwrite(sh *shard, hs hash, p place, old entry, r *record) bool {
+	w := sh.t.word(p)
+	if w.far() || old.staged() || old.big() || r.flags != 0 || old.size() != r.size() {
+		return false
+	}
+	h := m.h
+	h.unclean(old, w.addr())
+	n := r.size()
+	r.put(old[:n], hs, m.id)
+	*w = (newWord(w.addr(), n, old.wordFlags()) | *w&hotMask).touched()
+	sh.muts++
+	sh.count.sets++
+	return true
 }
 
 // grow gives sh a larger table. sh.mu must be held.

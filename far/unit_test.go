@@ -168,6 +168,11 @@ func TestLocalCallsDoNotAllocate(t *testing.T) {
 		"Get":  func() { m.Get(ctx, k, buf) },
 		"Set":  func() { m.Set(ctx, k, Entry{Value: v}) },
 		"Miss": func() { m.Get(ctx, v[:20], buf) },
+		"Stat": func() { m.Stat(ctx, k) },
+		"Update": func() {
+			m.Update(ctx, k, func(old Entry, found bool) (Entry, Verdict, error) { return old, Put, nil })
+		},
+		"Replace": func() { m.Delete(ctx, k); m.Set(ctx, k, Entry{Value: v}) },
 	} {
 		if got := testing.AllocsPerRun(1000, call); got != 0 {
 			t.Errorf("%s: %v allocations, want none", name, got)
