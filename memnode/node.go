@@ -71,7 +71,7 @@ func New(dev verbs.Device, cfg Config) (*Node, error) {
 		n.mpd.Close()
 		return nil, fmt.Errorf("cannot lend memory: %w", err)
 	}
-	if n.chunks, err = newChunks(n.pd, &n.cfg); err != nil {
+	if n.chunks, err = newChunks(dev, n.pd, &n.cfg); err != nil {
 		n.pd.Close()
 		n.mpd.Close()
 		return nil, fmt.Errorf("cannot lend memory: %w", err)
@@ -213,13 +213,16 @@ func (n *Node) connect(req verbs.ConnRequest) {
 	case c.access != nil:
 		refuse("a connection has one access queue pair")
 	default:
-		access, err := newAccessQP(n.dev, n.pd, n.event)
+		// Nothing is posted to it, so the client's completion queue will do.
+		access, err := n.pd.CreateQP(verbs.QPInit{
+			SendCQ: c.cq, RecvCQ: c.cq, SendDepth: 1, RecvDepth: 1, OnEvent: n.event,
+		})
 		if err != nil {
-			refuse("%v", err)
+			refuse("cannot create an access queue pair: %v", err)
 			return
 		}
-		if err := req.Accept(access.qp, nil); err != nil {
-			access.close()
+		if err := req.Accept(access, nil); err != nil {
+			access.Close()
 			return // the connection is gone, and its watcher will say so
 		}
 		c.access = access

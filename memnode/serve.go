@@ -143,7 +143,7 @@ func (n *Node) free(c *client, r *wire.Request) (wire.Status, int) {
 		n.log.Warn("client freed a chunk twice at once", "peer", c.conn.RemoteAddr())
 		return wire.StatusNotOwner, 0
 	}
-	n.chunks.unbind(c.access, n.ids)
+	n.chunks.unbind(n.ids)
 	for _, i := range n.ids {
 		n.chunks.reclaim(i)
 	}

@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"context"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -38,13 +39,13 @@ type link struct {
 	cq      verbs.CQ
 	session mech.Session // set once, before anybody else sees the link
 
-	broke    chan struct{} // closed by node.linkBroke
-	dead     atomic.Bool   // nothing is accepted any more
-	progress atomic.Int64  // completions so far
+	broke chan struct{} // closed by node.linkBroke
+	dead  atomic.Bool   // nothing is accepted any more
 
 	mu        sync.Mutex
 	short     pieceQueue // not yet posted, of at most shortPiece bytes
 	long      pieceQueue // not yet posted, the others
+	progress  uint64     // completions so far
 	shortRun  int        // short pieces posted since the last long one
 	longBytes int        // in flight in long pieces
 	flying    []*piece   // by slot; the slot is the work request's id
@@ -238,8 +239,8 @@ func (l *link) complete(cq verbs.CQ) {
 			l.finished[k], l.wcs[k] = p, l.wcs[i]
 			k++
 		}
+		l.progress += uint64(k)
 		l.mu.Unlock()
-		l.progress.Add(int64(k))
 		for i, p := range l.finished[:k] {
 			p.finish(l.wcs[i].Status)
 		}
@@ -263,6 +264,39 @@ func (l *link) kill() {
 	l.mu.Unlock()
 	for _, p := range queued {
 		p.finish(verbs.StatusWRFlushErr)
+	}
+}
+
+// watch returns when the link is dead, or ctx ends. It retires the link when
+// there are operations in flight and none completes for the time given: the
+// node has hung, and a new connection must show whether it is still there.
+func (l *link) watch(ctx context.Context, patience time.Duration) {
+	const looks = 4
+	tick := time.NewTicker(max(patience/looks, time.Millisecond))
+	defer tick.Stop()
+	var seen uint64
+	for still := 0; ; {
+		select {
+		case <-l.broke:
+			return
+		case <-l.conn.Done():
+			return
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		l.mu.Lock()
+		if l.progress != seen || len(l.slots) == len(l.flying) {
+			seen, still = l.progress, 0
+		} else {
+			still++
+		}
+		l.mu.Unlock()
+		if still > looks {
+			l.node.pool.log.Warn("memory node hangs", "node", l.node.name)
+			l.node.linkBroke(l)
+			return
+		}
 	}
 }
 

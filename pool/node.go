@@ -146,10 +146,8 @@ func (n *node) keep(ctx context.Context) {
 		}
 		wait = 0
 		log.Info("memory node connected", "peer", l.conn.RemoteAddr())
-		select {
-		case <-l.broke:
-		case <-l.conn.Done():
-		case <-ctx.Done():
+		l.watch(ctx, n.pool.cfg.Timeout)
+		if ctx.Err() != nil {
 			n.farewell(l)
 			n.closeNow()
 			return

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"net"
 	"sync"
 	"testing"
 	"time"
@@ -17,119 +16,10 @@ import (
 	"polder/verbs/tcp"
 )
 
-// proxy forwards TCP connections until it is told to hold them up, or has
-// forwarded so many bytes.
-type proxy struct {
-	l  net.Listener
-	to string
-	wg sync.WaitGroup
-
-	mu     sync.Mutex
-	conns  []net.Conn
-	frozen chan struct{} // nil, or closed when the proxy thaws
-	left   int           // bytes until everything is cut; negative: no end
-}
-
-func newProxy(t *testing.T, to string) *proxy {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := &proxy{l: l, to: to, left: -1}
-	p.wg.Go(p.accept)
-	t.Cleanup(func() {
-		l.Close()
-		p.thaw()
-		p.cut()
-		p.wg.Wait()
-	})
-	return p
-}
-
-func (p *proxy) accept() {
-	for {
-		a, err := p.l.Accept()
-		if err != nil {
-			return
-		}
-		b, err := net.Dial("tcp", p.to)
-		if err != nil {
-			a.Close()
-			continue
-		}
-		p.mu.Lock()
-		p.conns = append(p.conns, a, b)
-		p.mu.Unlock()
-		p.wg.Go(func() { p.forward(a, b) })
-		p.wg.Go(func() { p.forward(b, a) })
-	}
-}
-
-func (p *proxy) forward(from, to net.Conn) {
-	defer from.Close()
-	defer to.Close()
-	buf := make([]byte, 4096)
-	for {
-		n, err := from.Read(buf)
-		p.mu.Lock()
-		frozen := p.frozen
-		last := false
-		if p.left >= 0 {
-			n = min(n, p.left)
-			p.left -= n
-			if last = p.left == 0; last {
-				p.left = -1
-			}
-		}
-		p.mu.Unlock()
-		if frozen != nil {
-			<-frozen
-		}
-		_, werr := to.Write(buf[:n])
-		if last {
-			p.cut()
-		}
-		if werr != nil || err != nil {
-			return
-		}
-	}
-}
-
-func (p *proxy) freeze() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.frozen = make(chan struct{})
-}
-
-func (p *proxy) thaw() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.frozen != nil {
-		close(p.frozen)
-		p.frozen = nil
-	}
-}
-
-// cutAfter cuts all connections when n more bytes have been forwarded.
-func (p *proxy) cutAfter(n int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.left = n
-}
-
-func (p *proxy) cut() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, c := range p.conns {
-		c.Close()
-	}
-	p.conns = nil
-}
-
 // openThrough opens a pool over a node of its own, through a proxy.
-func openThrough(t *testing.T, timeout time.Duration) (*pool.Pool, *proxy, *pooltest.Cluster) {
+func openThrough(t *testing.T, timeout time.Duration) (*pool.Pool, *pooltest.Proxy, *pooltest.Cluster) {
 	c := pooltest.NewCluster(t, pooltest.TCP, memnode.Config{Lend: 16 << 20, Grace: time.Minute})
-	x := newProxy(t, c.Nodes[0].Addr)
+	x := pooltest.NewProxy(t, c.Nodes[0].Addr)
 	dev, err := tcp.NewDevice(softnic.Config{})
 	if err != nil {
 		t.Fatal(err)
@@ -138,7 +28,7 @@ func openThrough(t *testing.T, timeout time.Duration) (*pool.Pool, *proxy, *pool
 	k, err := pool.Open(t.Context(), pool.Config{
 		Device: dev, Timeout: timeout,
 		Nodes: []pool.NodeConfig{{Name: "far", Dial: func(ctx context.Context) (verbs.Conn, error) {
-			return tcp.Dial(ctx, dev, x.l.Addr().String(), tcp.Config{})
+			return tcp.Dial(ctx, dev, x.Addr(), tcp.Config{})
 		}}},
 	})
 	if err != nil {
@@ -158,7 +48,7 @@ func TestANodeThatHangs(t *testing.T) {
 	if _, err := ch.WriteAt(want, 0); err != nil {
 		t.Fatal(err)
 	}
-	x.freeze()
+	x.Freeze()
 
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
@@ -194,7 +84,7 @@ func TestANodeThatHangs(t *testing.T) {
 		t.Fatalf("reading from a node that is gone: got %v, want %v", err, pool.ErrNodeGone)
 	}
 
-	x.thaw()
+	x.Thaw()
 	got := make([]byte, len(want))
 	pooltest.Eventually(t, "the chunk can be read again", func() bool {
 		_, err := ch.ReadAt(got, 0)
@@ -221,7 +111,7 @@ func TestAConnectionThatIsCutMidFrame(t *testing.T) {
 		for j := range want {
 			want[j] = byte(i + j>>8 + j)
 		}
-		x.cutAfter(after)
+		x.CutAfter(after)
 		for range 2 {
 			if _, err := ch.WriteAt(want, 7); err != nil {
 				t.Fatal(err)
@@ -233,5 +123,49 @@ func TestAConnectionThatIsCutMidFrame(t *testing.T) {
 	}
 	if n := k.Stats().Nodes[0].Reconnects; n != 7 {
 		t.Fatalf("%d connections were lost, want 7", n)
+	}
+}
+
+// A write that its caller has given up, and that waited to be posted, must not
+// overwrite what the caller writes next.
+func TestWhatIsGivenUpDoesNotHappenLater(t *testing.T) {
+	k, x, _ := openThrough(t, 20*time.Second)
+	ch, err := k.Alloc(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	size := ch.Size()
+	last := int64(size - 8)
+	for round := range 5 {
+		x.Freeze()
+		ctx, cancel := context.WithCancel(t.Context())
+		failed := make(chan error)
+		go func() {
+			_, err := ch.WriteContext(ctx, bytes.Repeat([]byte{0xaa}, size), 0)
+			failed <- err
+		}()
+		pooltest.Eventually(t, "the write is under way", func() bool { return k.Stats().BufferUsed == size })
+		cancel()
+		if err := <-failed; !errors.Is(err, context.Canceled) {
+			t.Fatalf("got %v, want %v", err, context.Canceled)
+		}
+		next := bytes.Repeat([]byte{byte(round)}, 8)
+		written := make(chan error)
+		go func() {
+			_, err := ch.WriteAt(next, last)
+			written <- err
+		}()
+		x.Thaw()
+		if err := <-written; err != nil {
+			t.Fatal(err)
+		}
+		pooltest.Eventually(t, "everything has landed", func() bool { return k.Stats().BufferUsed == 0 })
+		got := make([]byte, 8)
+		if _, err := ch.ReadAt(got, last); err != nil || !bytes.Equal(got, next) {
+			t.Fatalf("got %x, %v, want %x", got, err, next)
+		}
+	}
+	if n := k.Stats().Nodes[0].Reconnects; n != 0 {
+		t.Fatalf("the connection was lost %d times", n)
 	}
 }
