@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/http"
 	"os"
 	"strings"
 	"testing"
@@ -67,6 +68,21 @@ func address(t *testing.T, ready, service string) string {
 	return addr
 }
 
+func get(t *testing.T, url string) string {
+	t.Helper()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
 func setAndGet(t *testing.T, addr string) {
 	t.Helper()
 	c := redis.NewClient(&redis.Options{Addr: addr})
@@ -106,6 +122,18 @@ func TestUpRunsAndEnds(t *testing.T) {
 	}
 	if s.Service != "up" || s.Node == nil || s.Heap == nil || s.Pool == nil || s.Redis == nil || s.Redis.Keys != 1 {
 		t.Errorf("got the status %+v", s)
+	}
+	metrics := get(t, "http://"+address(t, ready, ServiceAdmin)+"/metrics")
+	for _, want := range []string{
+		"polder_far_local_budget_bytes 8.388608e+06", `polder_far_map_sets_total{map="keys"} 1`,
+		"polder_node_chunks 64", `polder_pool_node_up{node="this process"} 1`, "polder_resp_keys 1",
+	} {
+		if !strings.Contains(metrics, want) {
+			t.Errorf("the metrics have no %s", want)
+		}
+	}
+	if health := get(t, "http://"+address(t, ready, ServiceAdmin)+"/healthz"); health != "ok\n" {
+		t.Errorf("its health is %q", health)
 	}
 	var b strings.Builder
 	if err := s.Print(&b, time.Now()); err != nil {
