@@ -125,7 +125,7 @@ func TestUpRunsAndEnds(t *testing.T) {
 	}
 	metrics := get(t, "http://"+address(t, ready, ServiceAdmin)+"/metrics")
 	for _, want := range []string{
-		"polder_far_local_budget_bytes 8.388608e+06", `polder_far_map_sets_total{map="keys"} 1`,
+		"polder_far_local_budget_bytes 8.388608e+06", `polder_far_sets_total{map="keys"} 1`,
 		"polder_node_chunks 64", `polder_pool_node_up{node="this process"} 1`, "polder_resp_keys 1",
 	} {
 		if !strings.Contains(metrics, want) {

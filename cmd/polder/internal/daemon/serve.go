@@ -223,7 +223,7 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, poolCfg pool.Co
 		return nil
 	})
 
-	p.collectors = append(p.collectors, pool.NewCollector(lent), newHeapCollector(heap), server.Collector())
+	p.collectors = append(p.collectors, pool.NewCollector(lent), far.NewCollector(heap), server.Collector())
 	p.reports = append(p.reports, func(s *Status) {
 		heapStats, poolStats, serverStats := heap.Stats(), lent.Stats(), server.Stats()
 		s.Heap, s.Pool, s.Redis = &heapStats, &poolStats, &serverStats
