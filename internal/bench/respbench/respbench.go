@@ -47,7 +47,7 @@ type scale struct {
 
 var (
 	full  = scale{rounds: 5, duration: time.Second, warmup: 200 * time.Millisecond, settle: 3 * time.Second, data: 256 << 20, most: 1_500_000}
-	short = scale{rounds: 1, duration: 250 * time.Millisecond, warmup: 50 * time.Millisecond, settle: 300 * time.Millisecond, data: 64 << 20, most: 400_000}
+	short = scale{rounds: 3, duration: 100 * time.Millisecond, warmup: 20 * time.Millisecond, settle: 300 * time.Millisecond, data: 64 << 20, most: 400_000}
 )
 
 // entryOverhead is what the far heap keeps beside a key and a value: header,
