@@ -39,7 +39,7 @@ func openThrough(t *testing.T, timeout time.Duration) (*pool.Pool, *pooltest.Pro
 }
 
 func TestANodeThatHangs(t *testing.T) {
-	k, x, c := openThrough(t, 300*time.Millisecond)
+	k, x, c := openThrough(t, time.Second)
 	ch, err := k.Alloc(t.Context())
 	if err != nil {
 		t.Fatal(err)
