@@ -41,6 +41,24 @@ func TestRedisBenchmarkRunsUnchanged(t *testing.T) {
 	}
 }
 
+// TestTheExamplesRun runs the programs that newcomers copy.
+func TestTheExamplesRun(t *testing.T) {
+	node := startNode(t, "512MiB")
+	up := proctest.Start(t, "up", "--local", "8MiB", "--lend", "64MiB")
+	for _, tt := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"polder/examples/farmap", "-node", node.Addr("verbs")}, "32768 pages, 128 MiB, all read back"},
+		{[]string{"polder/examples/redisclient", "-addr", up.Addr("redis")}, "user:7 has 8 visits"},
+	} {
+		out, err := exec.Command("go", append([]string{"run"}, tt.args...)...).CombinedOutput()
+		if err != nil || !strings.Contains(string(out), tt.want) {
+			t.Errorf("%s: %v, got %q, want it to contain %q", tt.args[0], err, out, tt.want)
+		}
+	}
+}
+
 // TestEverythingRunsOverTLS uses certificates for the node, the Redis front
 // end and the administrative addresses, and does without on none of them.
 func TestEverythingRunsOverTLS(t *testing.T) {
