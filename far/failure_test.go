@@ -289,6 +289,61 @@ func TestLostSegments(t *testing.T) {
 	})
 }
 
+// A value whose head is lost leaves no pieces behind, and one of which a piece
+// is lost is lost.
+func TestLostPartsOfLargeValues(t *testing.T) {
+	for _, part := range []struct {
+		name string
+		flag word
+	}{{"heads", wordBig}, {"pieces", wordPiece}} {
+		t.Run(part.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := newFaultStore(tinySegment, 4000)
+				h, m := newTinyHeap(t, store, 0)
+				const n = 30
+				for i := range n {
+					mustSet(t, m, key(i), value(uint64(i), 30000))
+				}
+				fillTiny(t, h.NewMap("other"), 400)
+				first := true
+				if store.loseThat(m, func(w word) bool {
+					ok := first && w&part.flag != 0
+					first = first && !ok
+					return ok
+				}) != 1 {
+					t.Fatal("there was nothing to lose")
+				}
+				time.Sleep(time.Second) // the janitor's
+				lost := 0
+				for i := range n {
+					e, err := m.Get(context.Background(), key(i), nil)
+					var le *LostError
+					switch {
+					case errors.As(err, &le):
+						lost++
+						if _, err := m.Delete(context.Background(), key(i)); err != nil {
+							t.Error(err)
+						}
+					case err != nil || !bytes.Equal(e.Value, value(uint64(i), 30000)):
+						t.Errorf("Get(%d): %d bytes, %v", i, len(e.Value), err)
+					}
+				}
+				if lost == 0 || lost == n {
+					t.Errorf("%d of %d values are lost", lost, n)
+				}
+				time.Sleep(time.Second)
+				words := 0
+				for i := range m.shards {
+					words += m.shards[i].t.used
+				}
+				if want := (n - lost) * (1 + (30000+h.pieces-1)/h.pieces); words != want {
+					t.Errorf("%d entries are left, heads and pieces, want %d", words, want)
+				}
+			})
+		})
+	}
+}
+
 func TestCorruptBytesAreNeverReturned(t *testing.T) {
 	store := newFaultStore(tinySegment, 1000)
 	h, m := newTinyHeap(t, store, 0)
@@ -399,8 +454,8 @@ func TestExpiredEntriesComeBack(t *testing.T) {
 		if got := m.Len(); got != 1 {
 			t.Errorf("Len: got %d, want 1", got)
 		}
-		if s := h.Stats(); s.FarLive > 0 || s.LocalLive > 100 {
-			t.Errorf("still live: %d bytes far, %d local", s.FarLive, s.LocalLive)
+		if s := h.Stats(); s.FarLive > 0 || s.LocalLive > 100 || s.Index > 8*4096 {
+			t.Errorf("still live: %d bytes far, %d local, %d of index", s.FarLive, s.LocalLive, s.Index)
 		}
 	})
 }

@@ -195,7 +195,7 @@ func (h *Heap) keep(f *flight, w *word) {
 	} else {
 		h.logs.seg(addr).clean.Add(int64(n))
 	}
-	*w = newWord(addr, n, w.flags())
+	*w = newWord(addr, n, w.flags()) | wordFresh
 	f.kept = true
 }
 

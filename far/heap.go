@@ -27,14 +27,17 @@ type Heap struct {
 	scratch []byte         // what the cleaner reads segments into
 	pieces  int            // the longest value that is one entry
 
-	version atomic.Uint64          // of large values
-	maps    atomic.Pointer[[]*Map] // by id; replaced under mu
+	maps atomic.Pointer[[]*Map] // by id; replaced under mu
 
 	mu      sync.Mutex
-	orphans []orphan      // large values whose pieces are to be removed, under mu
-	calls   int           // calls in their slow path, under mu
-	closed  bool          // under mu
-	idle    chan struct{} // closed when closed and calls is 0
+	version uint64          // the last one of a large value, under mu
+	writing map[uint64]bool // versions whose head is not stored yet, under mu
+	orphans []orphan        // large values whose pieces are to be removed, under mu
+	calls   int             // calls in their slow path, under mu
+	closed  bool            // under mu
+	idle    chan struct{}   // closed when closed and calls is 0
+
+	lastLost atomic.Pointer[string] // name of the last segment that was lost
 
 	poke   chan struct{} // wakes the janitor
 	ctx    context.Context
@@ -89,12 +92,13 @@ type layout struct {
 
 func newHeap(store Store, cfg Config, lay layout) (*Heap, error) {
 	h := &Heap{
-		cfg:    cfg,
-		shards: lay.shards,
-		seed:   maphash.MakeSeed(),
-		pieces: min(lay.staging/8, maxPiece),
-		idle:   make(chan struct{}),
-		poke:   make(chan struct{}, 1),
+		cfg:     cfg,
+		shards:  lay.shards,
+		seed:    maphash.MakeSeed(),
+		pieces:  min(lay.staging/8, maxPiece),
+		idle:    make(chan struct{}),
+		poke:    make(chan struct{}, 1),
+		writing: map[uint64]bool{},
 	}
 	h.maps.Store(&[]*Map{})
 	var err error

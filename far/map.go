@@ -85,6 +85,9 @@ func (m *Map) getSlow(ctx context.Context, sh *shard, hs hash, key, dst []byte) 
 		// A piece was gone, so the value has been replaced or removed meanwhile,
 		// or is just about to be by Clear.
 		if big.version == last && clears == lastClears && clears%2 == 0 {
+			if name := m.h.lastLost.Load(); name != nil {
+				return Entry{}, &LostError{*name}
+			}
 			panic(fmt.Sprintf("BUG: version %d of a value lacks a piece", last))
 		}
 		last, lastClears = big.version, clears

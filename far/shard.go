@@ -1,7 +1,6 @@
 package far
 
 import (
-	"fmt"
 	"hash/maphash"
 	"sync"
 )
@@ -204,12 +203,20 @@ func (m *Map) overwrite(sh *shard, hs hash, p place, old entry, r *record) bool 
 }
 
 // grow gives sh a larger table. sh.mu must be held.
-func (m *Map) grow(sh *shard) error {
-	size, old := sh.t.grownBytes(), sh.t.bytes()
-	if size > 1<<32*bucketSize {
-		return fmt.Errorf("%w: a shard of the index has %d bytes", ErrFull, old)
+func (m *Map) grow(sh *shard) error { return m.resize(sh, sh.t.grownBytes()) }
+
+// shrink gives sh a smaller table if that it has is much too large. sh.mu must
+// be held.
+func (m *Map) shrink(sh *shard) error {
+	if size := sh.t.shrunkBytes(); size != sh.t.bytes() {
+		return m.resize(sh, size)
 	}
+	return nil
+}
+
+func (m *Map) resize(sh *shard, size int64) error {
 	l := &m.h.logs
+	old := sh.t.bytes()
 	if err := l.growIndex(size); err != nil {
 		return err
 	}

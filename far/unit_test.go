@@ -69,6 +69,20 @@ func TestTableKeepsWhatItIsGiven(t *testing.T) {
 			t.Fatalf("word %#x has gone", w)
 		}
 		tb.remove(p)
+		delete(want, w)
+		if size := tb.shrunkBytes(); size != tb.bytes() {
+			if err := tb.resize(size); err != nil {
+				t.Fatal(err)
+			}
+			for w, tag := range want {
+				if tb.find(tag, w) == none {
+					t.Fatalf("word %#x has gone as the table shrank", w)
+				}
+			}
+		}
+	}
+	if tb.bytes() != 4096 {
+		t.Errorf("%d bytes are left", tb.bytes())
 	}
 	if tb.used != 0 {
 		t.Errorf("%d entries are left", tb.used)
