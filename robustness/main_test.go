@@ -80,7 +80,8 @@ func value(key string, version, size int) string {
 type status struct {
 	Resident int64
 	Node     struct{ Chunks, Lent, Clients, Sessions int64 }
-	Heap     map[string]any
+	Heap     struct{ Lost, Corrupt int64 }
+	Redis    struct{ OutputDrops, Lost int64 }
 }
 
 func statusOf(t *testing.T, p *child.Process) status {

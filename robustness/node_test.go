@@ -151,8 +151,12 @@ func TestTheServerOutlivesItsNode(t *testing.T) {
 	if lost == 0 {
 		t.Error("nothing is reported as lost, although the node held three quarters of the keys")
 	}
+	s := statusOf(t, server)
+	if s.Heap.Lost < int64(lost) || s.Redis.Lost < int64(lost) || s.Heap.Corrupt != 0 {
+		t.Errorf("the server counts %d lost entries, %d LOST replies and %d corrupt reads; want at least %d of the first two, and none",
+			s.Heap.Lost, s.Redis.Lost, s.Heap.Corrupt, lost)
+	}
 	t.Logf("%d of %d keys were lost", lost, keys)
-	t.Logf("%v", statusOf(t, server).Heap)
 
 	// A lost key can be set and deleted.
 	for i := range 20 {
