@@ -2,7 +2,9 @@ package memnode_test
 
 import (
 	"errors"
+	"log/slog"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -334,4 +336,34 @@ func TestConnectionsThatAreRefused(t *testing.T) {
 		}
 		check()
 	})
+}
+
+// lines counts lines of a log.
+type lines struct{ n atomic.Int64 }
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.n.Add(1)
+	return len(p), nil
+}
+
+func TestNonsenseDoesNotFillTheLog(t *testing.T) {
+	var log lines
+	cfg := node(4)
+	cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	c := pooltest.NewCluster(t, pooltest.Inproc, cfg)
+	r := openRaw(t, c, c.Nodes[0], wire.Session{})
+	start := time.Now()
+	const n = 2000
+	for range n {
+		if got := r.free(1); got != wire.StatusNotOwner {
+			t.Fatal(got)
+		}
+	}
+	allowed := int64(time.Since(start)/(100*time.Millisecond)) + 10
+	if got := log.n.Load(); got == 0 || got > allowed {
+		t.Fatalf("%d offences gave %d log lines, want 1 to %d", n, got, allowed)
+	}
+	if got := c.Nodes[0].Stats().NotOwner; got != n {
+		t.Fatalf("%d offences are counted, want %d", got, n)
+	}
 }

@@ -39,6 +39,8 @@ type Node struct {
 	grants   []wire.Grant
 	ids      []uint32
 	looking  []*client
+	warned   time.Time // when warn last logged
+	unlogged int       // warnings since
 
 	mu        sync.Mutex // guards what follows
 	closed    bool
@@ -188,7 +190,7 @@ func (n *Node) connect(req verbs.ConnRequest) {
 	refuse := func(format string, args ...any) {
 		reason := fmt.Sprintf(format, args...)
 		n.counters.refused.Add(1)
-		n.log.Warn("connection refused", "peer", req.Conn().RemoteAddr(), "reason", reason)
+		n.warn("connection refused", "peer", req.Conn().RemoteAddr(), "reason", reason)
 		req.Reject(reason)
 	}
 	var h wire.Hello
@@ -268,7 +270,7 @@ func (n *Node) attach(req verbs.ConnRequest, want *wire.Session) error {
 	})
 	n.log.Info("client connected", "peer", conn.RemoteAddr(), "session", s.wire.ID, "resumed", resumed)
 	if err := req.Accept(c.mgmt, w.Append(nil)); err != nil {
-		n.log.Warn("client lost while it connected", "peer", conn.RemoteAddr(), "error", err)
+		n.warn("client lost while it connected", "peer", conn.RemoteAddr(), "error", err)
 		n.disconnect(c)
 	}
 	return nil
@@ -286,7 +288,7 @@ func (n *Node) look(c *client) {
 		return
 	}
 	if err := n.serve(c); err != nil {
-		n.log.Warn("client dropped", "peer", c.conn.RemoteAddr(),
+		n.warn("client dropped", "peer", c.conn.RemoteAddr(),
 			"session", c.session.wire.ID, "chunks", len(c.session.chunks), "error", err)
 		n.disconnect(c)
 	}
@@ -339,6 +341,21 @@ func (n *Node) expire(now time.Time) {
 		delete(n.sessions, id)
 	}
 	n.armGrace()
+}
+
+// warn logs what a client has done, but no more than ten times a second: a
+// client must not be able to fill the node's disk.
+func (n *Node) warn(msg string, args ...any) {
+	now := time.Now()
+	if now.Sub(n.warned) < 100*time.Millisecond {
+		n.unlogged++
+		return
+	}
+	if n.unlogged > 0 {
+		args = append(args, "unlogged", n.unlogged)
+	}
+	n.warned, n.unlogged = now, 0
+	n.log.Warn(msg, args...)
 }
 
 // event counts what clients provoke; the device has already acted on it.
