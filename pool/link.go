@@ -2,6 +2,7 @@ package pool
 
 import (
 	"context"
+	"math/rand/v2"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -359,11 +360,12 @@ func (q *pieceQueue) pop() *piece {
 }
 
 // backoff is the wait before the next attempt to connect: it doubles from 10 ms
-// to 1 s.
+// to 1 s, less up to a half at random, so that a node's clients do not all come
+// back at the same instant.
 type backoff time.Duration
 
 func (b *backoff) next() time.Duration {
 	d := min(max(2*time.Duration(*b), 10*time.Millisecond), time.Second)
 	*b = backoff(d)
-	return d
+	return d - rand.N(d/2)
 }
