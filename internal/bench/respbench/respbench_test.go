@@ -40,11 +40,19 @@ func TestEveryCaseIsMeasured(t *testing.T) {
 	if !said["fill redis"] || !said["far tcp settles"] || !said["local GET 64B P1"] {
 		t.Errorf("progress said %v", said)
 	}
+	hits := 0
 	seen := map[string]benchout.Row{}
 	for line := range strings.Lines(out.String()) {
 		var r benchout.Row
 		if err := json.Unmarshal([]byte(line), &r); err != nil {
 			t.Fatalf("%s: %v", line, err)
+		}
+		if r.Metric == "local hits" {
+			if r.Value < 0 || r.Value > 100 || r.Unit != "%" || r.Rival != "" {
+				t.Errorf("got the row %s", line)
+			}
+			hits++
+			continue
 		}
 		if r.Bench != "resp" || r.Rival != "redis" || r.Value <= 0 || r.RivalValue <= 0 || r.Ratio <= 0 {
 			t.Errorf("got the row %s", line)
@@ -67,6 +75,9 @@ func TestEveryCaseIsMeasured(t *testing.T) {
 	}
 	if want := 3 * 2 * 3 * 2 * 3; len(seen) != want {
 		t.Errorf("got %d rows, want %d", len(seen), want)
+	}
+	if want := 3 * 3 * 2; hits != want {
+		t.Errorf("got %d rows of local hits, want one for every GET, %d", hits, want)
 	}
 }
 
