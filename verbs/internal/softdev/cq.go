@@ -2,6 +2,7 @@ package softdev
 
 import (
 	"context"
+	"sync/atomic"
 
 	"polder/verbs"
 )
@@ -11,6 +12,8 @@ type cq struct {
 	d    *Device
 	num  uint32
 	init verbs.CQInit
+
+	filled atomic.Bool // changed with d.g.mu held; false: there is nothing to poll
 
 	inBatch bool // guarded by d.g.mu: in the batch's handlers
 	waiters int  // guarded by d.g.mu: goroutines in Wait
@@ -23,10 +26,16 @@ type cq struct {
 func (c *cq) Num() uint32 { return c.num }
 
 func (c *cq) Poll(wc []verbs.WC) int {
+	if !c.filled.Load() {
+		return 0 // who polls in a loop leaves the lock alone
+	}
 	c.d.g.mu.Lock()
 	k := 0
 	if !c.closed && !c.d.closed {
 		k = c.d.nic.Poll(c.num, wc)
+	}
+	if k < len(wc) {
+		c.filled.Store(false)
 	}
 	c.d.g.mu.Unlock()
 	return k

@@ -234,6 +234,9 @@ func (o output) Ready(id softnic.Link) bool {
 
 func (o output) Completion(cqn uint32) {
 	c := o.d.cqs[cqn&0xffff]
+	if !c.filled.Load() {
+		c.filled.Store(true)
+	}
 	if p := c.parked(); p != nil {
 		if b := o.d.g.pending(); len(b.unparks) == 0 || b.unparks[len(b.unparks)-1] != p {
 			b.unparks = append(b.unparks, p)
