@@ -68,7 +68,7 @@ func NewHeap(store Store, cfg Config) (*Heap, error) {
 	if cfg.MaxValue == 0 {
 		cfg.MaxValue = int(min(cfg.Local/4, 512<<20))
 	}
-	segSize := min(max(floor2(cfg.Local/64), minLogSegment), maxLogSegment)
+	segSize := min(max(floor2(cfg.Local/128), minLogSegment), maxLogSegment)
 	lay := layout{
 		segSize: segSize,
 		staging: min(segSize, store.SegmentSize()),
