@@ -294,7 +294,7 @@ func (l *link) watch(ctx context.Context, patience time.Duration) {
 		}
 		l.mu.Unlock()
 		if still > looks {
-			l.node.pool.log.Warn("memory node hangs", "node", l.node.name)
+			l.node.log.Warn("memory node hangs")
 			l.node.linkBroke(l)
 			return
 		}

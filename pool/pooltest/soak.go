@@ -39,7 +39,7 @@ func Soak(t *testing.T, s Setup, d time.Duration) {
 	r := rand.New(rand.NewPCG(0, 5))
 	for ctx.Err() == nil && !t.Failed() {
 		before := steps.Load()
-		Eventually(t, "the callers go on", func() bool { return steps.Load() > before+200 || ctx.Err() != nil })
+		Eventually(t, "the callers go on", func() bool { return steps.Load() > before+200 || ctx.Err() != nil || t.Failed() })
 		k, n := clients[r.IntN(len(clients))], cl.Nodes[r.IntN(len(cl.Nodes))]
 		switch r.IntN(5) {
 		case 0:
@@ -49,7 +49,7 @@ func Soak(t *testing.T, s Setup, d time.Duration) {
 			k.Unreachable(n, true)
 			k.Cut(n)
 			now := steps.Load()
-			Eventually(t, "the callers go on", func() bool { return steps.Load() > now+20 || ctx.Err() != nil })
+			Eventually(t, "the callers go on", func() bool { return steps.Load() > now+20 || ctx.Err() != nil || t.Failed() })
 			k.Unreachable(n, false)
 		default:
 			k.Cut(n)
