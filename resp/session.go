@@ -17,7 +17,8 @@ type session struct {
 	srv    *Server
 	parser proto.Parser
 	in     []byte // input not yet consumed; the driver's memory
-	out    []byte // replies not yet written; the driver's memory
+	out    []byte // replies not yet written, from base on; the driver's memory
+	base   int
 
 	// onWait, if set, is called before the session may block; the driver's
 	// goroutine then need not come back soon.
@@ -112,7 +113,7 @@ func (s *session) run() status {
 			return needFetch
 		}
 		s.in = s.in[n:]
-		if len(s.out) >= flushAt {
+		if len(s.out)-s.base >= flushAt {
 			return needFlush
 		}
 	}
