@@ -130,7 +130,20 @@ func (h *Heap) tidy() error {
 // clean moves what lives in s to the open segment, or to further ones if it
 // may borrow.
 func (h *Heap) clean(s *farSegment, borrow bool) error {
+	s.pins.Add(1)
+	err := h.cleanPinned(s, borrow)
+	s.pins.Add(-1)
+	if s.dead() {
+		h.drop(s)
+	}
+	return err
+}
+
+func (h *Heap) cleanPinned(s *farSegment, borrow bool) error {
 	f := &h.far
+	if s.live.Load() == 0 {
+		return nil // the janitor may already have given it back
+	}
 	h.count.cleanedSegments.Add(1)
 	for off := 0; off < s.end; {
 		n := min(len(h.scratch), s.end-off)
@@ -145,9 +158,6 @@ func (h *Heap) clean(s *farSegment, borrow bool) error {
 			return err
 		}
 		off += done
-	}
-	if s.dead() {
-		h.drop(s)
 	}
 	return nil
 }

@@ -168,7 +168,7 @@ func checkStamp(k int, b []byte) error {
 // Everything at once, over a store that fails, lies, loses and is now and then
 // full: no call returns wrong bytes, hangs, or breaks the budget.
 func TestTorture(t *testing.T) {
-	const keys, workers, steps = 1500, 8, 12000
+	const keys, workers, steps = 1500, 8, 8000
 	store := newFaultStore(tinySegment, 60)
 	store.flaky.Store(5)
 	store.corrupt.Store(3)

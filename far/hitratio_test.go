@@ -126,7 +126,7 @@ func TestHitRatioIsNearThatOfLRU(t *testing.T) {
 	t.Logf("%.1f%% hits, ideal LRU %.1f%%", 100*got, 100*ideal)
 	// At the smallest budget a third of it is buffers and segments in the
 	// making, which the ideal does not have.
-	if got < ideal-0.12 {
+	if got < ideal-0.08 {
 		t.Errorf("got %.1f%% hits, ideal LRU has %.1f%%", 100*got, 100*ideal)
 	}
 }
