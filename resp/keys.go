@@ -2,7 +2,6 @@ package resp
 
 import (
 	"errors"
-	"math/rand/v2"
 	"time"
 
 	"polder/far"
@@ -305,8 +304,6 @@ func cmdMemoryUsage(s *session, a [][]byte) error {
 	s.int(int64(len(a[2]) + size + entryOverhead))
 	return nil
 }
-
-func randN(n int) int { return rand.IntN(n) }
 
 func cmdTime(s *session, a [][]byte) error {
 	now := time.Now()

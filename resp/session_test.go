@@ -100,10 +100,10 @@ func TestConfigIsChecked(t *testing.T) {
 		cfg  Config
 		want string
 	}{
-		{Config{MaxBulk: -1}, "Config.MaxBulk is -1"},
-		{Config{MaxArgs: 1}, "Config.MaxArgs is 1"},
-		{Config{OpTimeout: -1}, "Config.OpTimeout is -1ns"},
-		{Config{IdleTimeout: -1}, "Config.IdleTimeout is -1ns"},
+		{Config{MaxBulk: -1}, "option MaxBulk is -1"},
+		{Config{MaxArgs: 1}, "option MaxArgs is 1"},
+		{Config{OpTimeout: -1}, "option OpTimeout is -1ns"},
+		{Config{IdleTimeout: -1}, "option IdleTimeout is -1ns"},
 	} {
 		if _, err := NewServer(heap, c.cfg); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("got %v, want an error with %q", err, c.want)
