@@ -11,7 +11,7 @@ type batch struct {
 }
 
 const (
-	maxBatch      = 64
+	maxBatch      = 256
 	maxBatchBytes = 1 << 20
 )
 
@@ -30,6 +30,9 @@ func (b *batch) add(ctx context.Context, m *Map, key []byte, kind word) error {
 		return context.Cause(ctx)
 	}
 	f, leader, busy := m.h.board(sh, hs.tag(), *sh.t.word(p), true, len(key))
+	if busy == nil && kind == wordPresent {
+		sh.count.prefetched++
+	}
 	sh.mu.Unlock()
 	switch {
 	case busy != nil:

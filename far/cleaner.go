@@ -1,6 +1,7 @@
 package far
 
 import (
+	"context"
 	"errors"
 	"fmt"
 )
@@ -148,7 +149,9 @@ func (h *Heap) cleanPinned(s *farSegment, borrow bool) error {
 	for off := 0; off < s.end; {
 		n := min(len(h.scratch), s.end-off)
 		ops := []ReadOp{{Seg: s.seg, Off: off, Buf: h.scratch[:n]}}
-		f.store.Read(h.ctx, ops)
+		ctx, cancel := context.WithTimeout(h.ctx, storeTimeout)
+		f.store.Read(ctx, ops)
+		cancel()
 		if err := ops[0].Err; err != nil {
 			return f.failed(fmt.Errorf("cannot clean %s: %w", s.seg.Name(), err))
 		}

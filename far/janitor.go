@@ -18,7 +18,7 @@ const (
 	// headers of far entries. If more than a quarter of the entries with an
 	// expiry have expired, the next look follows at once.
 	sweepBuckets = 1024
-	sweepHeads   = maxBatch
+	sweepHeads   = 64
 )
 
 func (h *Heap) wakeJanitor() {

@@ -81,6 +81,9 @@ func (h *Heap) each(ctx context.Context, kind word, fn func(*shard, place, entry
 	return true
 }
 
+// eachHeads is the number of far entries that each reads in one batch.
+const eachHeads = 64
+
 func (m *Map) each(ctx context.Context, sh *shard, kind word, fn func(*shard, place, entry)) bool {
 	size := -1 // of the table; entries keep their places as long as it is the same
 	for b := 0; ; {
@@ -89,7 +92,7 @@ func (m *Map) each(ctx context.Context, sh *shard, kind word, fn func(*shard, pl
 		if len(sh.t.buckets) != size {
 			b, size = 0, len(sh.t.buckets)
 		}
-		for ; b < size && len(far) <= maxBatch-bucketEntries; b++ {
+		for ; b < size && len(far) <= eachHeads-bucketEntries; b++ {
 			for i := range bucketEntries {
 				p := place(b*bucketEntries + i)
 				w := *sh.t.word(p)

@@ -23,7 +23,7 @@ type shard struct {
 // shardCounters are guarded by the shard's lock, since counting with atomics
 // that all shards share costs more than the rest of a hit.
 type shardCounters struct {
-	hits, misses, absent, sets, deletes, expired, coalesced uint64
+	hits, misses, absent, sets, deletes, expired, coalesced, prefetched uint64
 }
 
 func (m *Map) hash(key []byte) hash { return hash(maphash.Bytes(m.h.seed, key) >> 16) }
