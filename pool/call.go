@@ -13,7 +13,7 @@ import (
 type pieceState uint8
 
 const (
-	pieceTodo   pieceState = iota // to be started
+	pieceIdle   pieceState = iota // to be started
 	pieceReady                    // has a block, and is about to be submitted
 	pieceFlying                   // submitted: the link's until it has landed
 	pieceDone                     // finished, or given up
@@ -151,7 +151,7 @@ func (c *call) round(ctx context.Context) (more, abandoned bool) {
 scan:
 	for i := range c.pieces {
 		p := &c.pieces[i]
-		if p.state != pieceTodo {
+		if p.state != pieceIdle {
 			continue
 		}
 		if p.op.Err != nil {
@@ -351,7 +351,7 @@ func (c *call) reap(p *piece, status verbs.Status) {
 			p.op.fail(ErrOutcomeUnknown)
 		} else {
 			n.counters.retries.Add(1)
-			p.state = pieceTodo
+			p.state = pieceIdle
 		}
 	case verbs.StatusRemAccessErr:
 		n.linkBroke(p.link)
@@ -377,7 +377,7 @@ func (c *call) abandon(err error) bool {
 		switch p := &c.pieces[i]; p.state {
 		case pieceFlying:
 			p.op.fail(err)
-		case pieceTodo:
+		case pieceIdle:
 			p.op.fail(err)
 			p.state = pieceDone
 		}
