@@ -132,9 +132,9 @@ func (b *bench) size(ctx context.Context, size int) (err error) {
 	if err != nil {
 		return errors.Join(err, tcp.close())
 	}
-	far := []*server{tcp, inproc}
-	defer func() { err = errors.Join(err, closeAll(far)) }()
-	for _, s := range far {
+	ours := []*server{tcp, inproc}
+	defer func() { err = errors.Join(err, closeAll(ours)) }()
+	for _, s := range ours {
 		if err := b.fill(ctx, s, keys, size); err != nil {
 			return err
 		}
@@ -145,7 +145,7 @@ func (b *bench) size(ctx context.Context, size int) (err error) {
 			return err
 		}
 	}
-	return b.phase(ctx, []*server{redis, tcp, inproc}, zipf, size)
+	return b.phase(ctx, append([]*server{redis}, ours...), zipf, size)
 }
 
 // fill stores every key once.
