@@ -115,7 +115,7 @@ func newLoop(srv *Server) (*loop, error) {
 		unix.Close(ep)
 		return nil, err
 	}
-	l := &loop{srv: srv, ep: ep, wake: wake, timed: time.Now(), brief: runtime.GOMAXPROCS(0) > 1}
+	l := &loop{srv: srv, ep: ep, wake: wake, timed: time.Now(), brief: runtime.GOMAXPROCS(0) > srv.cfg.Loops}
 	if err := unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, wake, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(wake)}); err != nil {
 		l.free()
 		return nil, err
