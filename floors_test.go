@@ -41,6 +41,7 @@ var floors = []floor{
 	{6, "internal/bench"}, // measures the floors, so stands above them
 	{7, "cmd"},
 	{7, "internal/softcmd"},
+	{7, "robustness"},
 	{7, "examples"},
 }
 

@@ -38,12 +38,12 @@ type Config struct {
 	// default 2 s.
 	Timeout time.Duration
 	// Buffer is the size in bytes of the memory that data passes through,
-	// by default 8 MiB. It is rounded up to a multiple of 256 KiB.
+	// by default 8 MiB. It is rounded up to a multiple of 64 KiB.
 	Buffer int
 	// Logger gets connections and losses; by default nothing is logged.
 	Logger *slog.Logger
 
-	owned bool // the pool closes the device
+	ownsDevice bool // the pool closes Device
 }
 
 // NodeConfig is one memory node.
@@ -207,6 +207,9 @@ func (p *Pool) alloc(ctx context.Context) (*Chunk, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, p.cfg.Timeout, ErrTimeout)
 	defer cancel()
 	for {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
 		c, wait, err := p.tryAlloc(ctx)
 		switch {
 		case err == nil:
@@ -357,7 +360,7 @@ func (p *Pool) Close() error {
 	p.wg.Wait()
 	<-p.drained
 	errs := []error{p.slab.close(), p.pd.Close()}
-	if p.cfg.owned {
+	if p.cfg.ownsDevice {
 		errs = append(errs, p.dev.Close())
 	}
 	if err := errors.Join(errs...); err != nil {

@@ -1,38 +1,41 @@
 package pool_test
 
 import (
-	"bytes"
+	"os"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
-	"polder/memnode"
-	"polder/pool"
 	"polder/pool/pooltest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestSmoke(t *testing.T) {
-	c := pooltest.NewCluster(t, pooltest.Inproc, memnode.Config{Lend: 8 << 20, ChunkSize: 1 << 20})
-	k := c.Open(pool.Config{})
-	ch := k.MustAlloc(t)
-	want := bytes.Repeat([]byte("polder"), 1000)
-	if _, err := ch.WriteAt(want, 100); err != nil {
-		t.Fatal(err)
+func TestOverInproc(t *testing.T) { pooltest.Run(t, pooltest.Inproc) }
+
+func TestOverTCP(t *testing.T) { pooltest.Run(t, pooltest.TCP) }
+
+func TestTheDriverDoesNotShowInTheResults(t *testing.T) {
+	for seed := range uint64(5) {
+		want := pooltest.Script(t, pooltest.Inproc, seed)
+		if got := pooltest.Script(t, pooltest.TCP, seed); got != want {
+			t.Errorf("script %d: digest %s over tcp, %s over inproc", seed, got, want)
+		}
 	}
-	got := make([]byte, len(want))
-	if _, err := ch.ReadAt(got, 100); err != nil || !bytes.Equal(got, want) {
-		t.Fatal(err)
+}
+
+// TestSoak takes as long as the environment variable POLDER_SOAK says, such as
+// "5m".
+func TestSoak(t *testing.T) {
+	d := time.Second
+	if v := os.Getenv("POLDER_SOAK"); v != "" {
+		var err error
+		if d, err = time.ParseDuration(v); err != nil {
+			t.Fatalf("POLDER_SOAK is %q, want a duration: %v", v, err)
+		}
 	}
-	if p, err := ch.FetchAdd(t.Context(), 8, 5); p != 0 || err != nil {
-		t.Fatal(p, err)
+	for _, s := range []pooltest.Setup{pooltest.Inproc, pooltest.TCP} {
+		t.Run(s.Name, func(t *testing.T) { pooltest.Soak(t, s, d) })
 	}
-	if p, ok, err := ch.CompareAndSwap(t.Context(), 8, 5, 7); p != 5 || !ok || err != nil {
-		t.Fatal(p, err)
-	}
-	if err := ch.Free(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	t.Logf("%+v %+v", k.Stats(), c.Nodes[0].Stats())
 }

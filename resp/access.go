@@ -11,7 +11,8 @@ import (
 // Tags of entries in the map of keys.
 const (
 	tagString uint8 = iota // a string
-	tagRaw                 // a string that Redis would call raw whatever its length
+	tagText                // a string that Redis does not keep as an integer, even if it is one
+	tagRaw                 // a string that Redis calls raw whatever its length
 	tagHash                // a hash that Redis would keep in a listpack
 	tagTable               // a hash that Redis would keep in a table, here one entry
 	tagLarge               // a hash in blocks; the value is empty

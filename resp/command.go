@@ -20,7 +20,6 @@ const (
 	flagNoAuth                      // allowed before AUTH
 	flagNoMulti                     // refused in a transaction
 	flagImmediate                   // runs at once in a transaction
-	flagBlind                       // does not look at the old value: no need to fetch it
 )
 
 var flagNames = []struct {

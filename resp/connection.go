@@ -45,6 +45,7 @@ func cmdQuit(s *session, a [][]byte) error {
 func cmdReset(s *session, a [][]byte) error {
 	s.endMulti()
 	s.ver = 2
+	s.info.ver.Store(2)
 	s.info.name.Store(nil)
 	s.authed = s.srv.cfg.Password == ""
 	s.parser.Unauth = !s.authed
@@ -118,6 +119,7 @@ func cmdHello(s *session, a [][]byte) error {
 		s.setName(name)
 	}
 	s.ver = ver
+	s.mutated = true // in a transaction, what follows is answered in ver
 	s.info.ver.Store(int32(ver))
 	s.mapHead(7)
 	s.str("server")

@@ -2,7 +2,6 @@ package resp
 
 import (
 	"errors"
-	"math/rand/v2"
 	"time"
 
 	"polder/far"
@@ -163,6 +162,7 @@ func cmdRandomKey(s *session, a [][]byte) error {
 			break
 		}
 		if err != nil {
+			s.tries = maxTries // fetching does not help
 			return err
 		}
 		reuse(&s.scratch, key)
@@ -194,7 +194,9 @@ func cmdFlush(s *session, a [][]byte) error {
 	s.srv.keys.Clear()
 	s.srv.blocks.Clear()
 	for i := range s.srv.stripes {
-		s.srv.stripes[i].large = nil
+		st := &s.srv.stripes[i]
+		s.srv.largeHashes.Add(-int64(len(st.large)))
+		st.large = nil
 	}
 	s.mutated = true
 	s.ok()
@@ -221,7 +223,7 @@ func encoding(e far.Entry) string {
 			return "int"
 		}
 	}
-	if e.Tag == tagString && len(e.Value) <= embedMax {
+	if e.Tag != tagRaw && len(e.Value) <= embedMax {
 		return "embstr"
 	}
 	return "raw"
@@ -302,8 +304,6 @@ func cmdMemoryUsage(s *session, a [][]byte) error {
 	s.int(int64(len(a[2]) + size + entryOverhead))
 	return nil
 }
-
-func randN(n int) int { return rand.IntN(n) }
 
 func cmdTime(s *session, a [][]byte) error {
 	now := time.Now()

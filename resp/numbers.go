@@ -86,7 +86,7 @@ func cmdIncrByFloat(s *session, a [][]byte) error {
 		return errNaN
 	}
 	e.Value = proto.AppendLongDouble(nil, sum)
-	e.Tag = tagString
+	e.Tag = tagText
 	if err := s.set(a[1], e); err != nil {
 		return err
 	}

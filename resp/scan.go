@@ -1,6 +1,7 @@
 package resp
 
 import (
+	"bytes"
 	"context"
 	"strconv"
 
@@ -44,10 +45,22 @@ func parseScan(a [][]byte, types bool) (o scanOptions, err error) {
 	return o, nil
 }
 
+// parseCursor reads a cursor as strtoul does: nothing is 0, and a minus sign
+// counts backwards.
 func parseCursor(b []byte) (uint64, error) {
-	cur, err := strconv.ParseUint(string(b), 10, 64)
+	if len(b) == 0 {
+		return 0, nil
+	}
+	digits := bytes.TrimPrefix(b, []byte("-"))
+	if len(digits) == len(b) {
+		digits = bytes.TrimPrefix(b, []byte("+"))
+	}
+	cur, err := strconv.ParseUint(string(digits), 10, 64)
 	if err != nil {
 		return 0, errCursor
+	}
+	if b[0] == '-' {
+		cur = -cur
 	}
 	return cur, nil
 }
@@ -94,8 +107,7 @@ func (s *session) scanStep(cursor uint64, l *keyList, want func(key []byte, e fa
 	}
 	if err != nil {
 		l.buf, l.ends = l.buf[:buf], l.ends[:ends]
-		// Fetching keys does not help a scan: wait.
-		s.noRoom = true
+		s.tries = maxTries // fetching keys does not help a scan: wait
 	}
 	return next, err
 }

@@ -17,7 +17,8 @@ type session struct {
 	srv    *Server
 	parser proto.Parser
 	in     []byte // input not yet consumed; the driver's memory
-	out    []byte // replies not yet written; the driver's memory
+	out    []byte // replies not yet written, from base on; the driver's memory
+	base   int
 
 	// onWait, if set, is called before the session may block; the driver's
 	// goroutine then need not come back soon.
@@ -39,7 +40,7 @@ type session struct {
 	cancel     context.CancelFunc
 	tries      int      // how often the command has blocked
 	mutated    bool     // the command has changed something
-	noRoom     bool     // it blocked on a write: fetching does not help
+	noRoom     bool     // it blocked on a write
 	mark       int      // where its reply starts in out
 	held       []uint32 // stripes it has locked, ascending
 	heldWrite  bool
@@ -112,7 +113,7 @@ func (s *session) run() status {
 			return needFetch
 		}
 		s.in = s.in[n:]
-		if len(s.out) >= flushAt {
+		if len(s.out)-s.base >= flushAt {
 			return needFlush
 		}
 	}
@@ -158,6 +159,7 @@ func (s *session) perform(cmd *command, args [][]byte) bool {
 		if s.tries > maxTries {
 			s.wait()
 		}
+		s.noRoom = false
 		s.lock(cmd, args)
 		err := cmd.run(s, args)
 		s.unlock()
@@ -165,8 +167,10 @@ func (s *session) perform(cmd *command, args [][]byte) bool {
 			s.out = s.out[:s.mark]
 			if !s.mutated && errors.Is(err, far.ErrWouldBlock) {
 				s.tries++
-				if s.noRoom {
-					s.noRoom, s.tries = false, maxTries+1
+				if s.noRoom && s.tries > 1 {
+					// What it writes over has been fetched, so it is
+					// room that lacks.
+					s.tries = maxTries + 1
 					continue
 				}
 				return false
@@ -269,9 +273,6 @@ func (s *session) wants(keys, blocks [][]byte) (k, b [][]byte) {
 }
 
 func appendWants(keys [][]byte, cmd *command, args [][]byte) [][]byte {
-	if cmd.flags&flagBlind != 0 {
-		return keys
-	}
 	for key := range cmd.keys(args) {
 		keys = append(keys, key)
 	}

@@ -162,18 +162,6 @@ func (s *store) headerOf(w word) (header, bool) {
 	return hd, s.ctl.Generation(seg) == gen
 }
 
-// resident returns how many bytes of a shared store's memory exist.
-func (s *store) resident() (int64, error) {
-	if s.memfd == nil {
-		return 0, nil
-	}
-	var st unix.Stat_t
-	if err := unix.Fstat(int(s.memfd.File().Fd()), &st); err != nil {
-		return 0, fmt.Errorf("cannot measure a heap's memory: %w", err)
-	}
-	return st.Blocks * 512, nil
-}
-
 func (s *store) close() error {
 	var errs []error
 	if s.segments != nil {

@@ -55,7 +55,7 @@ func TestFNVIsYCSBs(t *testing.T) {
 // approximation, so they are compared in groups: exactly with what the
 // approximation should give, and with Zipf's law with room for its error.
 func TestZipfianFollowsTheory(t *testing.T) {
-	const n, draws = 1000, 2_000_000
+	const n, draws = 1000, 500_000
 	z := NewZipfian(n, Theta)
 	r := rand.New(rand.NewPCG(1, 2))
 	count := make([]float64, n)
@@ -94,7 +94,7 @@ func TestZipfianFollowsTheory(t *testing.T) {
 // most frequent key has at least the share of rank 0, the shares of the
 // hottest keys are those of the first ranks plus an even part of the rest.
 func TestScrambledFollowsTheory(t *testing.T) {
-	const n, draws = 10_000, 2_000_000
+	const n, draws = 10_000, 500_000
 	keys := Scrambled(n)
 	r := rand.New(rand.NewPCG(3, 4))
 	count := make([]float64, n)

@@ -172,7 +172,7 @@ type request struct {
 	reply []byte        // set before over is closed
 }
 
-var errAnswered = errors.New("the request was answered already, or the requester gave up")
+var errAnswered = fmt.Errorf("the request was answered already, or the requester gave up: %w", verbs.ErrBadState)
 
 func (r *request) isOver() bool {
 	select {

@@ -43,7 +43,7 @@ type Config struct {
 	MaxCQDepth int    // 1<<22
 	MaxSGE     int    // 16
 	MaxMsgSize uint32 // 1 GiB
-	RunBudget  int    // most packets and work requests that one Run handles; 4096
+	RunBudget  int    // most packets, work requests and 4 KiB of payload that one Run handles; 4096
 }
 
 // normalized returns c with its defaults filled in, or says what is wrong.

@@ -37,7 +37,6 @@ type domain struct {
 // link is what the NIC knows about a link.
 type link struct {
 	id      Link
-	qps     int   // connected over it
 	blocked []*qp // waiting for Resume, in order
 }
 
@@ -87,6 +86,9 @@ func (n *NIC) DeallocPD(num uint32) error {
 // the next one has its turn.
 const burst = 64
 
+// payloadUnit is how many bytes of payload cost as much as a work request.
+const payloadUnit = 4096
+
 // Run does what there is to do, up to Config.RunBudget packets and work
 // requests, and reports whether anything is left. Call it after any other
 // method that may have given the NIC something to do.
@@ -129,10 +131,11 @@ func (n *NIC) schedule(q *qp) {
 }
 
 // serve lets q handle up to budget packets and work requests, responses
-// first, and reports how many there were, but at least 1.
+// first, and reports what that cost: at least 1, and more for payload.
 //
 // Preconditions: budget > 0.
 func (n *NIC) serve(q *qp, budget int) int {
+	before := n.counters.PayloadSent
 	if q.downOwed {
 		q.downOwed = false
 		n.emit(q, &Packet{Kind: KindDown})
@@ -144,7 +147,8 @@ func (n *NIC) serve(q *qp, budget int) int {
 	if used >= budget && q.hasWork() {
 		n.schedule(q)
 	}
-	return max(used, 1)
+	q.check()
+	return max(used, 1) + int((n.counters.PayloadSent-before)/payloadUnit)
 }
 
 // ready reports whether q may emit a packet now; if not, q is suspended until
@@ -198,6 +202,7 @@ func (n *NIC) LinkDown(id Link) {
 		}
 	}
 	n.Resume(id) // what is blocked has nothing left to send
+	delete(n.links, id)
 }
 
 // Disconnect tells the peer at the other end of a link that its queue pair

@@ -24,7 +24,10 @@ const (
 	maxReason = 1 << 10
 )
 
-var errCM = errors.New("malformed connection management frame")
+var (
+	errCM         = errors.New("malformed connection management frame")
+	errNoListener = errors.New("this end does not listen")
+)
 
 func appendCM(b []byte, request, qpn uint32, data []byte) []byte {
 	b = binary.LittleEndian.AppendUint32(b, request)
@@ -128,12 +131,12 @@ func (c *conn) control(t frameType, body []byte) {
 	c.Flush()
 }
 
-// handleControl handles a frame that is not a packet, in the reader.
+// handleControl handles a frame that is not a packet, in the reader, which
+// flushes when it has handled all it has.
 func (c *conn) handleControl(t frameType, body []byte) error {
 	switch t {
 	case framePing:
-		c.control(framePong, nil)
-		return nil
+		return c.out.add(framePong, nil)
 	case framePong:
 		return nil // that it came is all that it says
 	case frameBye:
@@ -145,7 +148,7 @@ func (c *conn) handleControl(t frameType, body []byte) error {
 	}
 	switch t {
 	case frameConnect:
-		c.handleConnect(id, qpn, data)
+		return c.handleConnect(id, qpn, data)
 	case frameAccept:
 		c.handleAccept(id, qpn, data)
 	case frameReject:
@@ -156,15 +159,15 @@ func (c *conn) handleControl(t frameType, body []byte) error {
 	return nil
 }
 
-func (c *conn) handleConnect(id, qpn uint32, private []byte) {
-	r := &connRequest{conn: c, id: id, qpn: qpn, private: append([]byte(nil), private...)}
-	if c.listener == nil {
-		r.reject("this end does not listen")
-		return
+func (c *conn) handleConnect(id, qpn uint32, private []byte) error {
+	refusal := errNoListener
+	if c.listener != nil {
+		refusal = c.listener.offer(&connRequest{conn: c, id: id, qpn: qpn, private: append([]byte(nil), private...)})
 	}
-	if err := c.listener.offer(r); err != nil {
-		r.reject(err.Error())
+	if refusal != nil {
+		return c.out.add(frameReject, appendCM(nil, id, 0, []byte(refusal.Error())))
 	}
+	return nil
 }
 
 // handleAccept connects the local queue pair, in the reader, so that it is

@@ -93,14 +93,13 @@ func newConn(dev *device, nc net.Conn, cfg Config, l *listener) (*conn, error) {
 	return c, nil
 }
 
-// start starts the connection's goroutines, and calls stopped when they have
-// ended.
+// start starts the connection's goroutines, and has the last of them call
+// stopped when they end.
 func (c *conn) start(stopped func()) {
-	var both sync.WaitGroup
-	both.Go(c.read)
-	both.Go(c.write)
+	go c.read()
 	go func() {
-		both.Wait()
+		c.write()
+		<-c.readerDone
 		stopped()
 	}()
 }
@@ -148,6 +147,7 @@ func (c *conn) read() {
 //
 // Hot path: it takes the device's lock once and flushes once per batch.
 func (c *conn) handleFrames() error {
+	answered := false
 	for {
 		// Checksums are verified before the device is locked.
 		t, body, err := c.gather()
@@ -161,8 +161,12 @@ func (c *conn) handleFrames() error {
 		case t == framePacket:
 			continue // the batch was full
 		case t == 0:
+			if answered {
+				c.Flush()
+			}
 			return nil
 		}
+		answered = true
 		if err := c.handleControl(t, body); err != nil {
 			return err
 		}

@@ -171,9 +171,20 @@ func (r *replay) span() (off, n int) {
 func (r *replay) batch(l *lane) (ok bool) {
 	r.t.Helper()
 	var wrs []verbs.SendWR
-	sends := 0
+	sends, fetched := 0, false
 	for range 1 + r.rand.IntN(scriptBatch) {
 		wr := r.request()
+		// Without a fence, a READ may see what a later request does, and a
+		// later request may or may not see what a READ brings.
+		switch wr.Op {
+		case verbs.OpRead:
+			fetched = true
+		case verbs.OpCmpSwap, verbs.OpFetchAdd, verbs.OpWrite, verbs.OpSend:
+			if fetched {
+				wr.Flags |= verbs.SendFence
+			}
+			fetched = fetched || wr.Op != verbs.OpWrite && wr.Op != verbs.OpSend
+		}
 		if wr.Op == verbs.OpSend {
 			sends++
 		}

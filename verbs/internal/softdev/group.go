@@ -24,6 +24,7 @@ type batch struct {
 	handlers []*cq
 	events   []event
 	flushes  []*linkEnd
+	unparks  []*parker
 }
 
 type event struct {
@@ -41,9 +42,12 @@ func (g *Group) pending() *batch {
 	return g.after
 }
 
-// maxTurns is how many NIC.Run calls an unlock makes before it leaves the rest
-// to the group's goroutine.
-const maxTurns = 64
+// An unlock makes at most maxTurns NIC.Run calls before it leaves the rest to
+// the group's goroutine; one that used up its budget counts as many.
+const (
+	maxTurns = 64
+	longTurn = 16
+)
 
 // unlock runs the NICs, releases the lock and does what is pending. mu must be
 // held.
@@ -58,17 +62,17 @@ func (g *Group) unlock() {
 
 // run lets the busy NICs run. mu must be held.
 func (g *Group) run() {
-	for range maxTurns {
-		if len(g.busy) == 0 {
-			return
-		}
+	for turns := 0; turns < maxTurns && len(g.busy) > 0; turns++ {
 		d := g.busy[0]
 		more := d.nic.Run()
 		copy(g.busy, g.busy[1:])
 		g.busy[len(g.busy)-1] = nil
 		g.busy = g.busy[:len(g.busy)-1]
 		d.busy = false
-		if more || d.nic.Pending() {
+		if more {
+			turns += longTurn
+		}
+		if d.nic.Pending() {
 			g.wake(d)
 		}
 	}
@@ -119,6 +123,10 @@ func (g *Group) release() {
 		l.flusher.Flush()
 		b.flushes[i] = nil
 	}
+	for i, p := range b.unparks {
+		p.unpark()
+		b.unparks[i] = nil
+	}
 	for i, c := range b.handlers {
 		c.init.Handler(c)
 		b.handlers[i] = nil
@@ -128,5 +136,6 @@ func (g *Group) release() {
 		b.events[i] = event{}
 	}
 	b.handlers, b.events, b.flushes = b.handlers[:0], b.events[:0], b.flushes[:0]
+	b.unparks = b.unparks[:0]
 	batches.Put(b)
 }
