@@ -195,6 +195,7 @@ func (h *Host) Run(ctx context.Context, p policy.Policy, length time.Duration) (
 		res.Series = append(res.Series, Point{now, mean, used})
 		if now > length*2/3 {
 			counted++
+			res.Throughput += mean
 			for _, w := range s.apps {
 				perApp[w.name] += w.requests
 			}
@@ -209,8 +210,8 @@ func (h *Host) Run(ctx context.Context, p policy.Policy, length time.Duration) (
 	res.Apps, res.Shares = make(map[string]float64), make(map[string]int64)
 	for name, v := range perApp {
 		res.Apps[name] = v / counted
-		res.Throughput += v / counted / float64(len(perApp))
 	}
+	res.Throughput /= counted
 	for i, v := range s.services {
 		res.Shares[v.name] = budgets[i]
 	}
