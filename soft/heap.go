@@ -107,7 +107,9 @@ func newHeap(cfg Config, s *store) *Heap {
 	h.live = make([]atomic.Uint64, s.n)
 	h.list.init(s.n, int(cfg.Budget/SegmentSize))
 	h.ghosts.init(int(cfg.Max / 512))
-	h.curve.init(cfg.Max)
+	if cfg.Coordinator != "" { // nobody else asks for the curve
+		h.curve.init(cfg.Max)
+	}
 	h.append = make([]appender, appenders())
 	h.larges.init(h)
 	h.profiles.init()

@@ -173,9 +173,10 @@ type sampler struct {
 // sampledKeys bounds the memory and the time that the curve takes.
 const sampledKeys = 16 << 10
 
+// init begins to sample; without it nothing is.
 func (c *sampler) init(limit int64) {
 	c.s = mrc.New(SegmentSize/8, limit, sampledKeys)
-	c.s.Thin(3)
+	c.s.Thin(6)
 	c.s.Hopeful()
 	c.threshold.Store(c.s.Threshold())
 }
@@ -184,7 +185,7 @@ func (c *sampler) init(limit int64) {
 //
 //polder:hot
 func (c *sampler) access(owner uint16, ref uint64, size uint32, cost uint8) {
-	if x := ghostHash(owner, ref); x <= c.threshold.Load() {
+	if x := ghostHash(owner, ref); x < c.threshold.Load() {
 		c.record(x, size, cost)
 	}
 }
