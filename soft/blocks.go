@@ -134,11 +134,7 @@ func (r *ReaderAt) ReadAtContext(ctx context.Context, p []byte, off int64) (n in
 	for n < len(p) {
 		block, skip := (off+int64(n))/size, (off+int64(n))%size
 		want := min(len(p)-n, int(size-skip))
-		ok, err := r.cached(p[n:n+want], block, int(skip))
-		if err != nil {
-			return n, err
-		}
-		if !ok {
+		if !r.cached(p[n:n+want], block, int(skip)) {
 			last := (off + int64(len(p)) - 1) / size
 			if err := r.fetch(ctx, p[n:], block, last, int(skip)); err != nil {
 				return n, err
@@ -161,23 +157,10 @@ func (r *ReaderAt) blockLen(block int64) int {
 }
 
 // cached copies a part of a block, if it is there.
-func (r *ReaderAt) cached(p []byte, block int64, skip int) (bool, error) {
-	key := blockKey{r.file, block}
-	n := r.blockLen(block)
-	if skip == 0 && len(p) == n { // the whole: no copy in between
-		got, ok := r.b.m.Append(p[:0:len(p)], key)
-		r.hit(ok, block)
-		return ok && len(got) == n, nil
-	}
-	buf := r.b.buffers.Get().(*[]byte)
-	defer r.b.buffers.Put(buf)
-	got, ok := r.b.m.Append((*buf)[:0], key)
+func (r *ReaderAt) cached(p []byte, block int64, skip int) bool {
+	got, ok := r.b.m.appendPart(p[:0:len(p)], blockKey{r.file, block}, skip, len(p))
 	r.hit(ok, block)
-	if !ok || len(got) != n {
-		return false, nil
-	}
-	copy(p, got[skip:])
-	return true, nil
+	return ok && len(got) == len(p)
 }
 
 func (r *ReaderAt) hit(ok bool, block int64) {

@@ -101,6 +101,19 @@ func (m *Map[K, V]) Append(dst []byte, key K) ([]byte, bool) {
 	return b, true
 }
 
+// appendPart is Append for n bytes of the value from an offset.
+func (m *Map[K, V]) appendPart(dst []byte, key K, from, n int) ([]byte, bool) {
+	k := m.key.view(&key)
+	hash := m.hash(k)
+	b, _, _, f := m.t.getPart(hash, k, dst, uint32(from), uint32(n))
+	if f != present {
+		m.t.h.count.misses.add(hash)
+		return dst, false
+	}
+	m.t.h.count.hits.add(hash)
+	return b, true
+}
+
 // Set stores a value.
 func (m *Map[K, V]) Set(key K, v V) error { return m.store(key, v, entry{}, nil) }
 

@@ -82,6 +82,14 @@ const (
 //
 //polder:hot
 func (t *table) get(hash uint64, key, dst []byte) (val []byte, hd header, expiry int64, f found) {
+	return t.getPart(hash, key, dst, 0, SegmentSize)
+}
+
+// getPart is get for a part of the value: as far as there is one, n bytes from
+// from. Large values are always whole.
+//
+//polder:hot
+func (t *table) getPart(hash uint64, key, dst []byte, from, n uint32) (val []byte, hd header, expiry int64, f found) {
 	h := t.h
 	sh := t.shard(hash)
 	tag := hashTag(hash)
@@ -118,7 +126,12 @@ again:
 				}
 				if string(h.base.bytes(seg, at, uint32(hd.klen))) == string(key) {
 					at += uint32(hd.klen)
-					dst = append(dst[:mark], h.base.bytes(seg, at, off+headerSize+hd.size-at)...)
+					end := off + headerSize + hd.size
+					if hd.flags&flagLarge == 0 {
+						at = min(at+from, end)
+						end = min(at+n, end)
+					}
+					dst = append(dst[:mark], h.base.bytes(seg, at, end-at)...)
 					loadFence()
 					if h.ctl.Generation(seg) != gen {
 						goto again
