@@ -12,7 +12,10 @@ import (
 	"time"
 )
 
-var tortureTime = flag.Duration("torture", 3*time.Second, "how long the torture test runs")
+var (
+	tortureTime = flag.Duration("torture", 3*time.Second, "how long the torture test runs")
+	torturePace = flag.Uint64("torture.pace", 16, "how many reads there are between revocations in the torture test")
+)
 
 // record carries its own checksum: no torn, zeroed, stale or foreign bytes
 // pass for one.
@@ -153,7 +156,8 @@ func TestNoWrongByteUnderRevocation(t *testing.T) {
 				}
 				s.ctl.Grant(seg)
 			}
-			for next := reads.Load() + 16; reads.Load() < next && !stop.Load(); {
+			runtime.Gosched()
+			for next := reads.Load() + *torturePace; reads.Load() < next && !stop.Load(); {
 				runtime.Gosched() // so that there is something to take
 			}
 		}

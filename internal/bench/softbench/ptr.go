@@ -53,7 +53,12 @@ func RunPtr(ctx context.Context, o Options) error {
 // about 40 ns.
 const batch = 64
 
-func measurePtr[T any](ctx context.Context, o Options, size, where string, bytes int) error {
+// object is what is pointed to.
+type object interface {
+	[8]byte | [32]byte | [4096]byte | [4 << 20]byte
+}
+
+func measurePtr[T object](ctx context.Context, o Options, size, where string, bytes int) error {
 	var zero T
 	width := int(reflect.TypeFor[T]().Size())
 	n := max(bytes/max(width, 32), 4) // what an object takes in soft memory at least
@@ -104,14 +109,18 @@ func measurePtr[T any](ctx context.Context, o Options, size, where string, bytes
 	lost := 0
 	for _, k := range []kind{
 		{"read", func(i int) {
-			for j := range per {
-				if !ptrs[(i+j)%n].Load(v) {
+			// Which one is next depends on what was read (zero, always), so
+			// that reads follow each other: latency, as Midas measured it.
+			for range per {
+				if !ptrs[i%n].Load(v) {
 					lost++
 				}
+				i += 1 + int((*v)[0])
 			}
 		}, func(i int) {
-			for j := range per {
-				*w = *plain[(i+j)%n]
+			for range per {
+				*w = *plain[i%n]
+				i += 1 + int((*w)[0])
 			}
 		}},
 		{"write", func(i int) {
