@@ -24,9 +24,9 @@ import (
 // Where no control group can be made it prints nothing: without the limit
 // there would be nothing to show.
 func RunPressure(ctx context.Context, o Options) (err error) {
-	p := pressure{limit: 2 * gib, reserve: 384 * mib, calm: 10 * time.Second, slow: 10 * time.Second, hold: 4 * time.Second}
+	p := pressure{limit: 2 * gib, reserve: 384 * mib, calm: 10 * time.Second, slow: 10 * time.Second, hold: 4 * time.Second, patience: 60 * time.Second}
 	if o.Short {
-		p = pressure{limit: gib, reserve: 256 * mib, calm: 4 * time.Second, slow: 4 * time.Second, hold: 2 * time.Second}
+		p = pressure{limit: gib, reserve: 256 * mib, calm: 4 * time.Second, slow: 4 * time.Second, hold: 2 * time.Second, patience: 8 * time.Second}
 	}
 	p.group, err = newCgroup(p.limit)
 	if errors.Is(err, errNoCgroup) {
@@ -48,6 +48,7 @@ func RunPressure(ctx context.Context, o Options) (err error) {
 type pressure struct {
 	limit, reserve   int64
 	calm, slow, hold time.Duration
+	patience         time.Duration // with recovery
 	group            *cgroup
 	socket           string
 
@@ -163,7 +164,14 @@ func (p *pressure) run(ctx context.Context, o Options) (err error) {
 		during.rate = float64(size) / gib / took.Seconds()
 		a.stop() // it lets everything go
 		released := time.Since(begin)
-		if err := wait(p.calm * 3 / 2); err != nil {
+		// What was cold stays away until it is asked for again: recovery takes
+		// as long as the service takes to rebuild it.
+		for time.Since(begin)-released < p.patience && p.recovered(released, 0.9*before.ops) == 0 {
+			if err := wait(200 * time.Millisecond); err != nil {
+				return during, after, err
+			}
+		}
+		if err := wait(p.calm / 2); err != nil {
 			return during, after, err
 		}
 		after = p.between(time.Since(begin)-p.calm/2, time.Since(begin))
