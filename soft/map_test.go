@@ -286,7 +286,7 @@ func TestSetBudgetGivesMemoryBackAndTakesMore(t *testing.T) {
 		}
 		fill()
 		s := h.Stats()
-		if s.Live > n*SegmentSize || s.Live < n*SegmentSize/2 {
+		if s.Live > n*SegmentSize || s.Live < n*SegmentSize/3 { // open and free segments are a good part of eight
 			t.Errorf("with %d segments: %d bytes live", n, s.Live)
 		}
 		checkAccounts(t, h, m.Len)
