@@ -94,6 +94,7 @@ func cooperative(ctx context.Context, o Options, live int) error {
 		}
 		before := h.Budget()
 		after := max(int64(n)*object*int64(live)/100+budget/10+8*mib, 2*soft.MinBudget) // open and free segments
+		after = min(after, before*19/20)
 		began := time.Now()
 		if err := h.SetBudget(after); err != nil {
 			return errors.Join(err, h.Close())
