@@ -87,13 +87,26 @@ func New(sock *net.UnixConn) (*Conn, error) {
 	return c, nil
 }
 
-// Dial connects to the socket at path.
+// dialTime is how long Dial tries while the listener's queue is full.
+const dialTime = 5 * time.Second
+
+// Dial connects to the socket at path. While more clients connect than the
+// listener can take in, it tries again, for some seconds.
 func Dial(path string) (*Conn, error) {
-	sock, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: path, Net: "unixpacket"})
-	if err != nil {
-		return nil, err
+	var until time.Time
+	for {
+		sock, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: path, Net: "unixpacket"})
+		if err == nil {
+			return New(sock)
+		}
+		if until.IsZero() {
+			until = time.Now().Add(dialTime)
+		}
+		if !errors.Is(err, unix.EAGAIN) || time.Now().After(until) {
+			return nil, err
+		}
+		time.Sleep(time.Millisecond)
 	}
-	return New(sock)
 }
 
 // Listen listens at path, in place of a socket there that nobody serves. The
@@ -149,9 +162,10 @@ func (c *Conn) Done() {
 // RecvFDs is Recv for a message that may carry descriptors, which the caller
 // owns. The bytes are the caller's too.
 func (c *Conn) RecvFDs() ([]byte, []*os.File, error) {
-	buf := make([]byte, MaxMessage+1)
+	buf := buffers.Get().(*[MaxMessage + 1]byte)
+	defer buffers.Put(buf)
 	oob := make([]byte, unix.CmsgSpace(4*maxFDs))
-	n, oobn, flags, _, err := c.sock.ReadMsgUnix(buf, oob)
+	n, oobn, flags, _, err := c.sock.ReadMsgUnix(buf[:], oob)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -169,7 +183,7 @@ func (c *Conn) RecvFDs() ([]byte, []*os.File, error) {
 		CloseAll(files)
 		return nil, nil, err
 	}
-	return buf[:n:n], files, nil
+	return append([]byte(nil), buf[:n]...), files, nil
 }
 
 func filesOf(oob []byte) ([]*os.File, error) {
@@ -248,3 +262,6 @@ func (c *Conn) SetWriteDeadline(t time.Time) error { return c.sock.SetWriteDeadl
 
 // Close closes the connection.
 func (c *Conn) Close() error { return c.sock.Close() }
+
+// SyscallConn returns the socket underneath.
+func (c *Conn) SyscallConn() (syscall.RawConn, error) { return c.sock.SyscallConn() }

@@ -140,17 +140,10 @@ func (c *Coordinator) accept() {
 		}
 		if reason := c.admit(conn, peer); reason != "" {
 			_ = conn.TrySend(wire.Encode(wire.KindRefused, wire.Refused{Reason: reason}))
-			closePeer(peer)
 			conn.Close()
 			continue
 		}
 		c.done.Go(func() { c.serve(conn, peer) })
-	}
-}
-
-func closePeer(p fdpass.Peer) {
-	if p.PidFD != nil {
-		p.PidFD.Close()
 	}
 }
 
@@ -186,17 +179,14 @@ func (c *Coordinator) serve(conn *fdpass.Conn, peer fdpass.Peer) {
 	}()
 	s, err := c.register(conn, peer)
 	if err != nil {
-		closePeer(peer)
 		c.malformed(peer, err)
 		_ = conn.TrySend(wire.Encode(wire.KindRefused, wire.Refused{Reason: err.Error()}))
 		return
 	}
-	if s.peer.PidFD != nil {
+	if pidfd, err := conn.PeerPidFD(); err == nil {
 		// A death ends the connection, even if a child of the dead process
 		// has inherited it.
-		stop, err := c.watcher.Watch(s.peer.PidFD, func() { conn.Close() })
-		s.peer.PidFD = nil // the watcher's now
-		if err == nil {
+		if stop, err := c.watcher.Watch(pidfd, func() { conn.Close() }); err == nil {
 			defer stop()
 		}
 	}

@@ -209,9 +209,6 @@ func (s *session) end(hostile bool) {
 }
 
 func (s *session) close() error {
-	if s.peer.PidFD != nil {
-		s.peer.PidFD.Close()
-	}
 	if s.memory == nil {
 		return nil
 	}
