@@ -176,7 +176,7 @@ const sampledKeys = 16 << 10
 // init begins to sample; without it nothing is.
 func (c *sampler) init(limit int64) {
 	c.s = mrc.New(SegmentSize/8, limit, sampledKeys)
-	c.s.Thin(6)
+	c.s.Thin(4)
 	c.s.Hopeful()
 	c.threshold.Store(c.s.Threshold())
 }

@@ -307,6 +307,9 @@ func (t *table) set(hash uint64, key []byte, e entry, cond condition) (bool, err
 		t.insert(sh, hash, w)
 	}
 	sh.mu.Unlock()
+	if !ok { // a miss has been made good: only now are size and cost known
+		h.curve.access(t.id, hash, hd.size, e.cost)
+	}
 	h.larges.adopt(large)
 	h.larges.drop(old)
 	return true, nil
