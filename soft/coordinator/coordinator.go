@@ -228,12 +228,24 @@ func (c *Coordinator) malformed(peer fdpass.Peer, err error) {
 	c.mu.Unlock()
 }
 
+// maxMessages is how many messages a client may send in a second: many times
+// what giving all its memory back at once takes.
+const maxMessages = 10000
+
 // receive takes a client's messages until it is gone.
 func (c *Coordinator) receive(s *session) error {
-	for {
+	began := time.Now()
+	for n := 1; ; n++ {
 		msg, err := s.conn.Recv()
 		if err != nil {
 			return err
+		}
+		if n == maxMessages {
+			if time.Since(began) < time.Second {
+				s.conn.Done()
+				return fmt.Errorf("%w: %d of them in a second", wire.ErrMalformed, n)
+			}
+			began, n = time.Now(), 0
 		}
 		err = c.handle(s, msg)
 		s.conn.Done()

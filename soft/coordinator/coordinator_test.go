@@ -397,6 +397,14 @@ func TestGarbageEndsAConnectionAndNothingElse(t *testing.T) {
 			r.hello(t, polite)
 			_ = r.conn.Send([]byte(`?{}`))
 		},
+		"more messages than anybody has to send": func(r *rawClient) {
+			r.hello(t, polite)
+			for range 2 * maxMessages {
+				if r.conn.Send(wire.Encode(wire.KindReleased, wire.Released{})) != nil {
+					return
+				}
+			}
+		},
 		"released segments that it never had": func(r *rawClient) {
 			r.hello(t, polite)
 			_ = r.conn.Send(wire.Encode(wire.KindReleased, wire.Released{Segments: []uint32{1 << 31, 99}}))
