@@ -168,15 +168,19 @@ type sampler struct {
 	mu        sync.Mutex
 	s         *mrc.Sampler
 	prior     uint64
+	records   float64 // since the last interval
 }
 
-// sampledKeys bounds the memory and the time that the curve takes.
-const sampledKeys = 16 << 10
+// sampledKeys bounds the memory that the curve takes, and sampledRate, in
+// accesses a second, the time: about 6 ms in a second.
+const (
+	sampledKeys = 16 << 10
+	sampledRate = 20000
+)
 
 // init begins to sample; without it nothing is.
 func (c *sampler) init(limit int64) {
 	c.s = mrc.New(SegmentSize/8, limit, sampledKeys)
-	c.s.Thin(4)
 	c.s.Hopeful()
 	c.threshold.Store(c.s.Threshold())
 }
@@ -196,6 +200,7 @@ func (c *sampler) record(x uint64, size uint32, cost uint8) {
 		return // somebody else is recording: one sample less
 	}
 	defer c.mu.Unlock()
+	c.records++
 	c.s.Access(x, int64(size), costNanos(cost)/1e9)
 	c.threshold.Store(min(c.threshold.Load(), c.s.Threshold()))
 }
@@ -209,7 +214,12 @@ func (c *sampler) interval(seconds float64, accesses uint64) mrc.Curve {
 	c.prior = accesses
 	c.s.Advance(seconds, 1)
 	curve := c.s.Curve()
-	c.s.Advance(0, 0.9)
+	c.s.Advance(0, 0.98)
+	for c.records /= seconds; c.records > sampledRate; c.records /= 2 {
+		c.s.Thin(1)
+	}
+	c.records = 0
+	c.threshold.Store(c.s.Threshold())
 	return curve
 }
 

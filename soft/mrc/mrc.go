@@ -95,9 +95,17 @@ func New(unit, limit int64, capacity int) *Sampler {
 	}
 }
 
-// Thin divides the sampling rate by two to the power of n from the start,
-// for callers that cannot afford to report every access.
-func (s *Sampler) Thin(n uint) { s.threshold >>= n }
+// Thin divides the sampling rate by two to the power of n, for callers that
+// cannot afford what they report.
+func (s *Sampler) Thin(n uint) {
+	s.threshold >>= n
+	for h, e := range s.keys {
+		if h > s.threshold {
+			s.order.add(e.at, -e.size)
+			delete(s.keys, h)
+		}
+	}
+}
 
 // Threshold returns the value that a key's hash must not exceed for Access
 // to take notice of it.
@@ -161,13 +169,7 @@ func (s *Sampler) Count(n int) { s.seen += float64(n) }
 // thin halves the sampling rate until there is room.
 func (s *Sampler) thin() {
 	for len(s.keys) >= s.capacity*3/4 {
-		s.threshold /= 2
-		for h, e := range s.keys {
-			if h > s.threshold {
-				s.order.add(e.at, -e.size)
-				delete(s.keys, h)
-			}
-		}
+		s.Thin(1)
 	}
 }
 
