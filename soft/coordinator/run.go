@@ -157,13 +157,15 @@ func (c *Coordinator) divide(now time.Time, total int64) {
 		}
 		apps[i] = s.app(seconds)
 	}
-	c.limitUsers(list, apps)
 	for i := range apps {
 		even := float64(total) / float64(len(apps))
 		used := int64(float64(apps[i].Used)*1.1) + 4*segmentSize
 		apps[i].Min = min(int64(c.cfg.MinShare*even), used, apps[i].Max)
 	}
 	out := c.cfg.Policy.Divide(now.Sub(c.begun), total, apps)
+	if c.limitUsers(list, apps, out) {
+		out = c.cfg.Policy.Divide(now.Sub(c.begun), total, apps)
+	}
 	for i, s := range list {
 		s.target = segments(out[i])
 		if full {
@@ -189,24 +191,22 @@ func (c *Coordinator) tell(now time.Time, s *session) {
 	}
 }
 
-// limitUsers bounds what each user's clients can have together: each of them
-// gets the same part of it at most, or more if the others do not use theirs.
-func (c *Coordinator) limitUsers(list []*session, apps []policy.App) {
-	clients := make(map[int]int64)
-	used := make(map[int]int64)
+// limitUsers makes a division keep within what each user's clients can have
+// together: where they would have more, theirs are bounded in proportion, and
+// the rest is divided again. It reports whether that is needed.
+func (c *Coordinator) limitUsers(list []*session, apps []policy.App, out []int64) (again bool) {
+	sum := make(map[int]int64)
 	for i, s := range list {
-		clients[s.peer.UID]++
-		used[s.peer.UID] += apps[i].Used
+		sum[s.peer.UID] += out[i]
 	}
 	for i, s := range list {
-		others := used[s.peer.UID] - apps[i].Used
-		limit := max(c.cfg.MaxPerUser/clients[s.peer.UID], c.cfg.MaxPerUser-others)
-		if clients[s.peer.UID] > 1 { // leave the others room to grow
-			limit = min(limit, c.cfg.MaxPerUser*3/4)
-			limit = max(limit, c.cfg.MaxPerUser/clients[s.peer.UID])
+		if n := sum[s.peer.UID]; n > c.cfg.MaxPerUser {
+			apps[i].Max = min(apps[i].Max, int64(float64(out[i])*float64(c.cfg.MaxPerUser)/float64(n)))
+			apps[i].Min = min(apps[i].Min, apps[i].Max)
+			again = true
 		}
-		apps[i].Max = min(apps[i].Max, limit)
 	}
+	return again
 }
 
 // limitArrival takes from a client that has just registered what its user may

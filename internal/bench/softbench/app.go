@@ -22,17 +22,18 @@ type wallApp struct {
 	skew       float64
 }
 
-// All objects are 4 KiB: together 520 MiB, for which there are 160.
+// All objects are 16 KiB, so few enough to be seen within a minute: together
+// 520 MiB, for which there are 160.
 const (
-	wallObject = 4000
+	wallObject = 16000
 	wallMemory = 160 * mib
 )
 
 var wallApps = []wallApp{
-	{"HDSearch", 250 * time.Microsecond, 1244200, 24 << 10, 0.75},
-	{"WiredTiger", 9 * time.Microsecond, 20600, 40 << 10, 0.99},
-	{"Storage", 8 * time.Microsecond, 10500, 40 << 10, 0.9},
-	{"SocialNet", 400 * time.Microsecond, 3227700, 26 << 10, 1.1},
+	{"HDSearch", 250 * time.Microsecond, 1244200, 6 << 10, 0.75},
+	{"WiredTiger", 9 * time.Microsecond, 20600, 10 << 10, 0.99},
+	{"Storage", 8 * time.Microsecond, 10500, 10 << 10, 0.9},
+	{"SocialNet", 400 * time.Microsecond, 3227700, 6500, 1.1},
 }
 
 // appWorker is one application: as many requests as it can make, of which the
