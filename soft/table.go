@@ -281,6 +281,7 @@ func (t *table) set(hash uint64, key []byte, e entry, cond condition) (bool, err
 	hd.size = uint32(len(prefix) + len(key) + len(e.val))
 	w, err := h.place(hash, hd, prefix, key, e.val)
 	if err != nil {
+		h.curve.access(t.id, hash, hd.size, e.cost) // it was missed, and would have been kept
 		h.larges.drop(large)
 		return false, err
 	}

@@ -160,7 +160,8 @@ func (c *Coordinator) divide(now time.Time, total int64) {
 	for i := range apps {
 		even := float64(total) / float64(len(apps))
 		used := int64(float64(apps[i].Used)*1.1) + 4*segmentSize
-		apps[i].Min = min(int64(c.cfg.MinShare*even), used, apps[i].Max)
+		least := max(c.cfg.MinShare*even, min(workable*segmentSize, even/2))
+		apps[i].Min = min(int64(least), used, apps[i].Max)
 	}
 	out := c.cfg.Policy.Divide(now.Sub(c.begun), total, apps)
 	if c.limitUsers(list, apps, out) {
@@ -179,6 +180,11 @@ func (c *Coordinator) divide(now time.Time, total int64) {
 		c.tell(now, s)
 	}
 }
+
+// workable is how many segments a heap needs to work at all well: some are
+// open, some are kept free, and what is left of fewer says little about what
+// more would bring.
+const workable = 8
 
 // tell lets a client know that it has too much.
 func (c *Coordinator) tell(now time.Time, s *session) {
