@@ -143,6 +143,16 @@ func (l *Log) Commit(lsn uint64, sync bool) error {
 // Committed returns the number of the last record that is written.
 func (l *Log) Committed() uint64 { return l.committed.Load() }
 
+// Last returns the number of the last record appended.
+func (l *Log) Last() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.next - 1
+}
+
+// Synced returns the number of the last record that is on the medium.
+func (l *Log) Synced() uint64 { return l.synced.Load() }
+
 // flush writes what has been appended. It lets go of l.mu while it writes.
 //
 // Preconditions: l.mu is held, l.writing is false.

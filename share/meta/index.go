@@ -26,6 +26,7 @@ type Entry struct {
 	Page    uint32 // in the table of page words
 	LSN     uint64 // of the record that registered it
 	Expires int64  // Unix time in milliseconds, 0 for never
+	Durable bool   // the record must be on the medium, as the bytes are
 
 	pins       map[uint64]uint32 // by session
 	prev, next *Entry            // LRU
@@ -34,6 +35,9 @@ type Entry struct {
 
 // Pinned reports whether some session has pinned the entry.
 func (e *Entry) Pinned() bool { return len(e.pins) > 0 }
+
+// PinsOf returns how often a session has pinned the entry.
+func (e *Entry) PinsOf(session uint64) uint32 { return e.pins[session] }
 
 // Pins iterates over the sessions that have pinned the entry, and how often.
 func (e *Entry) Pins() iter.Seq2[uint64, uint32] {
@@ -53,6 +57,7 @@ type Index struct {
 	lru     map[uint64]*Entry // by owner: sentinel of a ring, next is the latest
 	expiry  expiryHeap
 	regions map[uint64]map[*Entry]struct{}
+	pages   map[uint32]*Entry
 	pinned  map[uint64]map[*Entry]struct{} // by session
 }
 
@@ -62,6 +67,7 @@ func NewIndex() *Index {
 		keys:    map[string]*Entry{},
 		lru:     map[uint64]*Entry{},
 		regions: map[uint64]map[*Entry]struct{}{},
+		pages:   map[uint32]*Entry{},
 		pinned:  map[uint64]map[*Entry]struct{}{},
 	}
 }
@@ -75,6 +81,9 @@ func (x *Index) Bytes() int64 { return x.bytes }
 // Get returns the entry of key, or nil. It is the hot path of a lookup: the
 // key is a byte slice so that nothing is allocated.
 func (x *Index) Get(key []byte) *Entry { return x.keys[string(key)] }
+
+// AtPage returns the entry that lies in a page, or nil.
+func (x *Index) AtPage(page uint32) *Entry { return x.pages[page] }
 
 // All iterates over all entries, in no order.
 func (x *Index) All() iter.Seq[*Entry] {
@@ -107,6 +116,7 @@ func (x *Index) Put(e *Entry) {
 	}
 	x.keys[e.Key] = e
 	x.bytes += e.Length
+	x.pages[e.Page] = e
 	add(x.regions, e.Region, e)
 	x.link(e)
 	if e.Expires != 0 {
@@ -120,6 +130,7 @@ func (x *Index) Put(e *Entry) {
 func (x *Index) Delete(e *Entry) {
 	delete(x.keys, e.Key)
 	x.bytes -= e.Length
+	delete(x.pages, e.Page)
 	remove(x.regions, e.Region, e)
 	for s := range e.pins {
 		remove(x.pinned, s, e)

@@ -17,6 +17,7 @@ type Pages struct {
 	mine   map[uint64]map[uint32]uint32 // the same by session and page
 	leases map[uint64]*shm.Lease        // by session
 	dying  map[uint32]dying
+	recent []uint32 // dying pages that no sweep has looked at yet
 
 	// held is used by Sweep, and kept so that it need not be made each time.
 	held map[uint32]struct{}
@@ -25,6 +26,7 @@ type Pages struct {
 type dying struct {
 	region uint64
 	lsn    uint64 // of the record that took the key away
+	sync   bool   // the record must be on the medium
 }
 
 // NewPages returns the pages of an empty table.
@@ -63,67 +65,82 @@ func (p *Pages) Live(page uint32) {
 	p.table.Store(page, w.To(shm.Live))
 }
 
-// Dying marks a page whose key is gone by the record lsn. From now on no new
-// view of it can be opened.
-func (p *Pages) Dying(page uint32, region, lsn uint64) {
+// Dying marks a page of region whose key is gone by the record lsn, which must
+// be written, and on the medium if sync, before the page is free. From now on
+// no new view of it can be opened.
+func (p *Pages) Dying(page uint32, region, lsn uint64, sync bool) {
 	p.table.Store(page, p.table.Load(page).To(shm.Dying))
-	p.dying[page] = dying{region, lsn}
+	p.dying[page] = dying{region, lsn, sync}
+	p.recent = append(p.recent, page)
 }
+
+// Retry makes the next sweep look at a dying page again.
+func (p *Pages) Retry(page uint32) { p.recent = append(p.recent, page) }
 
 // Waiting returns how many pages are dying.
 func (p *Pages) Waiting() int { return len(p.dying) }
 
-// Sweep frees the dying pages that nothing needs any more, given that the
-// records up to durable are, and calls freed with the region of each.
-func (p *Pages) Sweep(durable uint64, freed func(region uint64)) {
-	if len(p.dying) == 0 {
+// Sweep frees the dying pages that nothing needs any more, given which records
+// are written and which are on the medium, and calls freed with the region of
+// each. It looks at the pages that have begun to die since the last sweep, and
+// at those that had to wait if all is true.
+func (p *Pages) Sweep(written, synced uint64, all bool, freed func(region uint64)) {
+	if len(p.dying) == 0 || !all && len(p.recent) == 0 {
 		return
 	}
 	// The words say dying already: whoever writes a page into a lease after
 	// we have looked there finds that out, and lets go.
-	clear(p.held)
-	for _, l := range p.leases {
-		l.Held(func(page uint32) { p.held[page] = struct{}{} })
-	}
+	held := p.leased()
 	n := 0
-	for page, d := range p.dying {
-		if _, held := p.held[page]; held || d.lsn > durable || len(p.refs[page]) > 0 {
-			continue
+	free := func(page uint32, d dying) bool {
+		if _, ok := held[page]; ok || len(p.refs[page]) > 0 {
+			return false
 		}
 		delete(p.dying, page)
 		p.table.Store(page, p.table.Load(page).To(shm.Free))
 		n++
 		freed(d.region)
+		return true
+	}
+	logged := func(d dying) bool { return d.lsn <= written && (!d.sync || d.lsn <= synced) }
+	later := p.recent[:0]
+	for _, page := range p.recent {
+		if d, ok := p.dying[page]; ok && !logged(d) {
+			later = append(later, page)
+		} else if ok {
+			free(page, d)
+		}
+	}
+	p.recent = later
+	if all {
+		for page, d := range p.dying {
+			if logged(d) {
+				free(page, d)
+			}
+		}
 	}
 	if n > 0 {
 		p.table.AddFreed(n)
 	}
 }
 
-// Held reports whether a view of the page is open, as far as that can be told:
-// it may be opened or closed at any time.
-func (p *Pages) Held(page uint32) bool {
-	if len(p.refs[page]) > 0 {
-		return true
-	}
-	held := false
-	for _, l := range p.leases {
-		l.Held(func(other uint32) { held = held || other == page })
-	}
-	return held
-}
-
-// AllHeld returns the pages that leases hold, for many questions at once. The
-// set is valid until the next call of a method.
-func (p *Pages) AllHeld() map[uint32]struct{} {
+// leased collects the pages that leases hold.
+func (p *Pages) leased() map[uint32]struct{} {
 	clear(p.held)
 	for _, l := range p.leases {
 		l.Held(func(page uint32) { p.held[page] = struct{}{} })
 	}
-	for page := range p.refs {
-		p.held[page] = struct{}{}
-	}
 	return p.held
+}
+
+// Held returns the pages that are looked at, as far as that can be told: views
+// open and close at any time. The set is valid until the next call.
+func (p *Pages) Held() map[uint32]struct{} {
+	held := p.leased()
+	for page := range p.refs {
+		held[page] = struct{}{}
+	}
+	return held
 }
 
 // Ref counts a reference of a session to a page, for clients without a lease.

@@ -23,6 +23,7 @@ import (
 	"slices"
 
 	"polder/share/internal/shm"
+	"polder/share/internal/wire"
 )
 
 // Errors of an allocation.
@@ -380,23 +381,12 @@ func (m *Manager) Remove(r *Region) error {
 	return r.pool.back.remove(r)
 }
 
-// PoolInfo describes a pool.
-type PoolInfo struct {
-	Name    string `json:"name"`
-	Size    int64  `json:"size"`
-	Free    int64  `json:"free"`
-	Largest int64  `json:"largest_free"`
-	Regions int    `json:"regions"`
-	Durable bool   `json:"durable"`
-	Missing bool   `json:"missing,omitempty"`
-}
-
 // Pools describes the pools.
-func (m *Manager) Pools() []PoolInfo {
-	var infos []PoolInfo
+func (m *Manager) Pools() []wire.PoolInfo {
+	var infos []wire.PoolInfo
 	for _, p := range m.pools {
 		free, largest := p.extents.Free()
-		infos = append(infos, PoolInfo{
+		infos = append(infos, wire.PoolInfo{
 			Name: p.Name, Size: p.extents.Size(), Free: free, Largest: largest,
 			Regions: p.regions, Durable: p.Durable(), Missing: p.missing,
 		})

@@ -8,7 +8,7 @@
 //
 //	op        request                                    reply
 //	Hello     version flags token name refs maps         session token server-flags owned-regions  +table
-//	Alloc     length page-size pool                      region  +writable descriptor
+//	Alloc     length page-size pool                      region length page-size base offset durable handle  +writable descriptor
 //	Activate  handle                                     -
 //	Release   handle                                     -
 //	Put       region n*(page length ttl key)             n*status
@@ -109,10 +109,12 @@ func (s Status) String() string {
 
 // Flags of Hello, of its reply, and of Lookup.
 const (
-	HelloLease   = 1 << 0 // a lease comes with the message
-	HelloLRU     = 1 << 0 // in the reply: tell of the pages you look at
-	HelloResumed = 1 << 1 // in the reply: the token was known
-	LookupRef    = 1 << 0 // count a reference for each key found
+	HelloLease    = 1 << 0 // a lease comes with the message
+	HelloLane     = 1 << 1 // one more connection of a session that is attached
+	HelloLRU      = 1 << 0 // in the reply: tell of the pages you look at
+	HelloResumed  = 1 << 1 // in the reply: the token was known
+	LookupRef     = 1 << 0 // count a reference for each key found
+	LookupHandles = 1 << 1 // send the handles of all regions, even if they were sent before
 )
 
 // Location is where a key lies.

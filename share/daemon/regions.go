@@ -1,0 +1,369 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+
+	"polder/internal/failpoint"
+	"polder/share/internal/shm"
+	"polder/share/internal/wire"
+	"polder/share/meta"
+	"polder/share/resource"
+)
+
+// alloc carves a region and hands the owner a descriptor to map it.
+func (c *conn) alloc() error {
+	s := c.s
+	length, pageSize, pool := c.in.U64(), c.in.U64(), string(c.in.Bytes())
+	if err := c.in.Err(); err != nil {
+		return err
+	}
+	if length > 1<<50 || pageSize > length {
+		return fmt.Errorf("%w: a region of %d bytes with pages of %d", errInvalid, length, pageSize)
+	}
+	for {
+		r, lsn, err := s.carve(c, pool, int64(length), int64(pageSize))
+		if errors.Is(err, resource.ErrFull) && s.opt.LRU {
+			if freed, ferr := s.evictOrphan(); ferr != nil {
+				return ferr
+			} else if freed {
+				continue
+			}
+		}
+		if err != nil {
+			return err
+		}
+		s.stats.allocs.Add(1)
+		failpoint.Hit("daemon.alloc-applied")
+		if err := s.commit(lsn, r.Durable()); err != nil {
+			return err
+		}
+		failpoint.Hit("daemon.alloc-committed")
+		return c.sendRegion(r)
+	}
+}
+
+// carve takes a region from a pool and logs it.
+func (s *Server) carve(c *conn, pool string, length, pageSize int64) (*resource.Region, uint64, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := c.live(); err != nil {
+		return nil, 0, err
+	}
+	r, err := s.res.Carve(pool, length, pageSize, c.ss.id, c.ss.tenant)
+	if err != nil {
+		return nil, 0, err
+	}
+	failpoint.Hit("daemon.alloc-carved")
+	lsn, err := s.append(encodeRegion(s.rec[:0], r))
+	if err != nil {
+		return nil, 0, errors.Join(err, s.res.Discard(r))
+	}
+	s.res.Install(r)
+	return r, lsn, nil
+}
+
+func (c *conn) sendRegion(r *resource.Region) error {
+	f, err := r.Writer()
+	if err != nil {
+		return err
+	}
+	c.files = append(c.files, f)
+	c.out = c.out.U64(r.ID).U64(uint64(r.Length)).U64(uint64(r.PageSize)).U32(r.Base).U64(uint64(r.FileOffset())).U8(flag(r.Durable()))
+	c.out = c.s.sign(r, c.ss, resource.Own|resource.Read).Append(c.out)
+	return nil
+}
+
+// present takes a handle from the message and checks it.
+//
+// Preconditions: s.mu is held.
+func (c *conn) present(rights resource.Rights) (*resource.Region, error) {
+	if err := c.live(); err != nil {
+		return nil, err
+	}
+	raw := c.in.Take(resource.HandleSize)
+	if err := c.in.Err(); err != nil {
+		return nil, err
+	}
+	h, err := resource.ParseHandle(raw)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errInvalid, err)
+	}
+	if err := c.s.secret.Check(h, c.ss.id, rights); err != nil {
+		c.s.stats.denied.Add(1)
+		return nil, err
+	}
+	r := c.s.res.Region(h.Region)
+	if r == nil {
+		return nil, fmt.Errorf("%w: region %d is freed", errMissing, h.Region)
+	}
+	if rights&resource.Own != 0 && r.Owner != c.ss.id {
+		return nil, fmt.Errorf("%w: region %d has been returned", errDenied, h.Region)
+	}
+	return r, nil
+}
+
+// activate seals a region that its owner has mapped. Doing it again is a
+// no-op, as the answer may have been lost.
+func (c *conn) activate() error {
+	s := c.s
+	s.mu.Lock()
+	r, err := c.present(resource.Own)
+	if err != nil || r.State != resource.Allocated {
+		s.mu.Unlock()
+		return err
+	}
+	lsn := uint64(0)
+	if err = r.Seal(); err == nil {
+		if lsn, err = s.append(s.rec[:0].U8(recActive).U64(r.ID)); err == nil {
+			s.must(r.Step(resource.OwnerMaps))
+		}
+	}
+	s.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	failpoint.Hit("daemon.activate-applied")
+	return s.commit(lsn, r.Durable())
+}
+
+// release takes a region back from its owner.
+func (c *conn) release() error {
+	s := c.s
+	s.mu.Lock()
+	r, err := c.present(resource.Own)
+	var lsn uint64
+	if err == nil {
+		lsn, err = s.append(s.rec[:0].U8(recReleased).U64(r.ID))
+	}
+	if err == nil {
+		s.must(s.applyReleased(r))
+		s.settle(r)
+	}
+	s.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	failpoint.Hit("daemon.release-applied")
+	return s.commit(lsn, r.Durable())
+}
+
+// mapRegion hands a reader a descriptor of a region.
+func (c *conn) mapRegion() error {
+	s := c.s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r, err := c.present(resource.Read)
+	if err != nil {
+		return err
+	}
+	if r.State == resource.Allocated {
+		return fmt.Errorf("%w: region %d is not active", errInvalid, r.ID)
+	}
+	f, err := r.Reader()
+	if err != nil {
+		return err
+	}
+	if r.Owner != c.ss.id && !c.ss.maps[r.ID] {
+		if err := r.Step(resource.ReaderMaps); err != nil {
+			f.Close()
+			return err
+		}
+		r.Readers++
+		c.ss.maps[r.ID] = true
+	}
+	c.files = append(c.files, f)
+	c.out = c.out.U64(uint64(r.Length)).U64(uint64(r.PageSize)).U64(uint64(r.FileOffset()))
+	return nil
+}
+
+// unmap tells that a reader has unmapped a region, which may be freed by now.
+func (c *conn) unmap() error {
+	id := c.in.U64()
+	if err := c.in.Err(); err != nil {
+		return err
+	}
+	s := c.s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !c.ss.maps[id] {
+		return fmt.Errorf("%w: the client has not mapped region %d", errMissing, id)
+	}
+	delete(c.ss.maps, id)
+	delete(c.ss.issued, id)
+	if err := s.res.Unmapped(id); err != nil && !errors.Is(err, resource.ErrUnknown) {
+		return err
+	}
+	return nil
+}
+
+// evict makes room in the caller's own regions: it takes away the keys that
+// have not been used for longest and that nobody has pinned or looks at.
+func (c *conn) evict() error {
+	want := int(c.in.U32())
+	if err := c.in.Err(); err != nil {
+		return err
+	}
+	s := c.s
+	if !s.opt.LRU {
+		return fmt.Errorf("%w: eviction is off", errInvalid)
+	}
+	s.mu.Lock()
+	s.touch()
+	held := s.pages.Held()
+	n, count := need{}, 0
+	var err error
+	for e := range s.idx.Oldest(c.ss.id) {
+		if count >= min(want, wire.MaxBatch) {
+			break
+		}
+		if _, ok := held[e.Page]; ok || e.Pinned() {
+			continue
+		}
+		var gone need
+		if gone, err = s.remove(e); err != nil {
+			break
+		}
+		n.lsn, n.sync = gone.lsn, n.sync || gone.sync
+		count++
+	}
+	s.mu.Unlock()
+	s.stats.evictions.Add(uint64(count))
+	if err != nil {
+		return err
+	}
+	c.out = c.out.U32(uint32(count))
+	if err := s.commitNeed(n); err != nil {
+		return err
+	}
+	s.finish(false) // so that the caller finds the pages free
+	return nil
+}
+
+// evictOrphan frees the region without owner that has not been used for
+// longest, if nobody has pinned or looks at any of its keys; false if there is
+// none.
+func (s *Server) evictOrphan() (bool, error) {
+	n, err := s.evictRegion()
+	if err != nil || n.lsn == 0 {
+		return false, err
+	}
+	if err := s.commitNeed(n); err != nil {
+		return false, err
+	}
+	s.finish(false)
+	return true, nil
+}
+
+func (s *Server) evictRegion() (n need, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.touch()
+	if len(s.settling) > 0 {
+		return n, nil // nothing can be freed yet
+	}
+	held := s.pages.Held()
+	tried := map[uint64]bool{}
+	for oldest := range s.idx.Oldest(0) {
+		if tried[oldest.Region] {
+			continue
+		}
+		tried[oldest.Region] = true
+		var entries []*meta.Entry
+		busy := false
+		for e := range s.idx.OfRegion(oldest.Region) {
+			_, looked := held[e.Page]
+			busy = busy || looked || e.Pinned()
+			entries = append(entries, e)
+		}
+		if busy {
+			continue
+		}
+		for _, e := range entries {
+			gone, err := s.remove(e)
+			if err != nil {
+				return n, err
+			}
+			n.lsn, n.sync = gone.lsn, n.sync || gone.sync
+		}
+		s.stats.evictions.Add(uint64(len(entries)))
+		return n, nil
+	}
+	return n, nil
+}
+
+// touch brings the LRU up to what clients have looked at without asking.
+//
+// Preconditions: s.mu is held.
+func (s *Server) touch() {
+	byPage := map[uint32]bool{}
+	s.pages.Touched(func(page uint32) {
+		if s.pageState(page) == shm.Live {
+			byPage[page] = true
+		}
+	})
+	for page := range byPage {
+		if e := s.idx.AtPage(page); e != nil {
+			s.idx.Touch(e)
+		}
+	}
+}
+
+func (s *Server) drainTouches() {
+	if !s.opt.LRU {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.touch()
+}
+
+// expire takes away the keys whose time is over.
+func (s *Server) expire() {
+	now := s.opt.Now().UnixMilli()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for e := s.idx.Expired(now); e != nil; e = s.idx.Expired(now) {
+		if _, err := s.remove(e); err != nil {
+			s.opt.Log.Error("cannot log that a key has expired", "err", err)
+			return
+		}
+		s.stats.expired.Add(1)
+	}
+}
+
+// watch makes the connection the one that notices are sent to.
+func (c *conn) watch() error {
+	s := c.s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := c.live(); err != nil {
+		return err
+	}
+	if c.ss.watch != nil && c.ss.watch != c.unix {
+		c.ss.watch.Close()
+	}
+	c.ss.watch = c.unix
+	return c.in.Err()
+}
+
+// goodbye ends the session in good order.
+func (c *conn) goodbye() error {
+	s := c.s
+	s.mu.Lock()
+	err := s.endSession(c.ss)
+	s.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	failpoint.Hit("daemon.bye-applied")
+	return s.flushLog()
+}
+
+// flushLog commits all that has been appended.
+func (s *Server) flushLog() error {
+	if err := s.log.Commit(s.log.Last(), false); err != nil {
+		return fmt.Errorf("%w: %w", errLog, err)
+	}
+	return nil
+}
