@@ -173,7 +173,7 @@ func (c *conn) mapRegion() error {
 		c.ss.maps[r.ID] = true
 	}
 	c.files = append(c.files, f)
-	c.out = c.out.U64(uint64(r.Length)).U64(uint64(r.PageSize)).U64(uint64(r.FileOffset()))
+	c.out = c.out.U64(uint64(r.Length)).U64(uint64(r.PageSize)).U64(uint64(r.FileOffset())).U8(flag(r.Shared()))
 	return nil
 }
 
@@ -191,10 +191,7 @@ func (c *conn) unmap() error {
 	}
 	delete(c.ss.maps, id)
 	delete(c.ss.issued, id)
-	if err := s.res.Unmapped(id); err != nil && !errors.Is(err, resource.ErrUnknown) {
-		return err
-	}
-	return nil
+	return s.res.Unmapped(id)
 }
 
 // evict makes room in the caller's own regions: it takes away the keys that

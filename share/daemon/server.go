@@ -327,6 +327,9 @@ func (s *Server) free(r *resource.Region, lsn uint64) {
 		if ss.maps[r.ID] {
 			s.notify(ss, r.ID)
 		}
+		if !r.Shared() {
+			delete(ss.maps, r.ID) // the mapping is the client's own affair now
+		}
 	}
 	s.res.Free(r)
 	s.removals = append(s.removals, removal{lsn, r.Durable(), r})

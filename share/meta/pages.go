@@ -1,6 +1,8 @@
 package meta
 
 import (
+	"crypto/rand"
+	"encoding/binary"
 	"fmt"
 
 	"polder/share/internal/shm"
@@ -13,6 +15,7 @@ import (
 // another), when no session has a reference to it, and when no lease holds it.
 type Pages struct {
 	table  *shm.Table
+	first  shm.Word                     // the word of a page that was never used
 	refs   map[uint32]map[uint64]uint32 // by page and session
 	mine   map[uint64]map[uint32]uint32 // the same by session and page
 	leases map[uint64]*shm.Lease        // by session
@@ -35,8 +38,14 @@ func NewPages() (*Pages, error) {
 	if err != nil {
 		return nil, err
 	}
+	// Words of one daemon's life are not those of another's, or a place that
+	// was learnt in one could seem right in the other.
+	var seed [8]byte
+	rand.Read(seed[:])
+	first := shm.Word(binary.LittleEndian.Uint64(seed[:])) &^ 3
 	return &Pages{
 		table:  t,
+		first:  first,
 		refs:   map[uint32]map[uint64]uint32{},
 		mine:   map[uint64]map[uint32]uint32{},
 		leases: map[uint64]*shm.Lease{},
@@ -49,16 +58,21 @@ func NewPages() (*Pages, error) {
 func (p *Pages) Table() *shm.Table { return p.table }
 
 // Word returns the word of a page.
-func (p *Pages) Word(page uint32) shm.Word { return p.table.Load(page) }
+func (p *Pages) Word(page uint32) shm.Word {
+	if w := p.table.Load(page); w != 0 {
+		return w
+	}
+	return p.first
+}
 
 // IsFree reports whether a key may be registered in the page.
-func (p *Pages) IsFree(page uint32) bool { return p.table.Load(page).State() == shm.Free }
+func (p *Pages) IsFree(page uint32) bool { return p.Word(page).State() == shm.Free }
 
 // Live marks a page as holding a key.
 //
 // Preconditions: the page is free.
 func (p *Pages) Live(page uint32) {
-	w := p.table.Load(page)
+	w := p.Word(page)
 	if w.State() != shm.Free {
 		panic(fmt.Sprintf("BUG: page %d is registered while %d", page, w.State()))
 	}
@@ -69,7 +83,7 @@ func (p *Pages) Live(page uint32) {
 // be written, and on the medium if sync, before the page is free. From now on
 // no new view of it can be opened.
 func (p *Pages) Dying(page uint32, region, lsn uint64, sync bool) {
-	p.table.Store(page, p.table.Load(page).To(shm.Dying))
+	p.table.Store(page, p.Word(page).To(shm.Dying))
 	p.dying[page] = dying{region, lsn, sync}
 	p.recent = append(p.recent, page)
 }
@@ -97,7 +111,7 @@ func (p *Pages) Sweep(written, synced uint64, all bool, freed func(region uint64
 			return false
 		}
 		delete(p.dying, page)
-		p.table.Store(page, p.table.Load(page).To(shm.Free))
+		p.table.Store(page, p.Word(page).To(shm.Free))
 		n++
 		freed(d.region)
 		return true

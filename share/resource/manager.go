@@ -67,6 +67,10 @@ func (r *Region) FileOffset() int64 { return r.pool.back.offset(r) }
 // Durable says whether the region's bytes survive the loss of power.
 func (r *Region) Durable() bool { return r.pool.Durable() }
 
+// Shared says whether readers see the pool's own memory, whoever owns it, so
+// that it cannot be carved anew before they have unmapped it.
+func (r *Region) Shared() bool { return r.pool.spec.Kind == Dax }
+
 // Writer opens a descriptor for the owner.
 func (r *Region) Writer() (*os.File, error) { return r.pool.back.writer(r) }
 
@@ -361,14 +365,9 @@ func (m *Manager) Free(r *Region) {
 		delete(m.used, r.Tenant)
 	}
 	r.pool.regions--
-	// Readers of a device see the extent itself, whoever has it next; readers
-	// of a file or memfd keep theirs to themselves.
-	if r.Readers > 0 && r.pool.spec.Kind == Dax {
+	if r.Readers > 0 && r.Shared() {
 		m.freed[r.ID] = r
 		return
-	}
-	if r.Readers > 0 {
-		r.Readers = 0
 	}
 	m.giveBack(r)
 }

@@ -145,16 +145,5 @@ func mapFile(f *os.File, size int, writable bool) (*arena.Mapping, error) {
 	if st.Size < int64(size) {
 		return nil, fmt.Errorf("it has %d bytes, want %d", st.Size, size)
 	}
-	// A duplicate, because a Memfd owns its file.
-	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	m, err := arena.OpenMemfd(os.NewFile(uintptr(fd), f.Name()))
-	if err != nil {
-		unix.Close(fd)
-		return nil, err
-	}
-	defer m.Close()
-	return m.Map(0, size, writable)
+	return arena.MapFile(f, 0, size, writable)
 }

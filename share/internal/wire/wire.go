@@ -17,7 +17,7 @@
 //	Delete    n*key                                      n*status
 //	Pin       n*key                                      count
 //	Unpin     n*key                                      n*status
-//	Map       handle                                     length page-size offset  +read-only descriptor
+//	Map       handle                                     length page-size offset shared  +read-only descriptor
 //	Unmap     region                                     -
 //	Unref     n*page                                     -
 //	Evict     pages                                      count
