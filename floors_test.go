@@ -39,6 +39,7 @@ var floors = []floor{
 	{5, "resp"},
 	{6, "internal/bench"}, // measures the floors, so stands above them
 	{7, "cmd"},
+	{7, "robustness"},
 	{7, "examples"},
 }
 

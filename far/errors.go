@@ -36,11 +36,14 @@ func (e *LostError) Error() string {
 type CorruptError struct {
 	Segment string
 	Off     int
+	Err     error // what is wrong with them
 }
 
 func (e *CorruptError) Error() string {
-	return fmt.Sprintf("far memory returned corrupt bytes (%s, offset %d)", e.Segment, e.Off)
+	return fmt.Sprintf("far memory returned corrupt bytes (%s, offset %d): %v", e.Segment, e.Off, e.Err)
 }
+
+func (e *CorruptError) Unwrap() error { return e.Err }
 
 // NoWait is a context for calls that must not wait: where they would, they
 // return ErrWouldBlock and have changed nothing.

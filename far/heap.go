@@ -1,14 +1,222 @@
 package far
 
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"math/bits"
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"polder/internal/arena"
+)
+
 // Heap is memory for maps: a local budget and a store behind it.
-type Heap struct{}
+type Heap struct {
+	cfg    Config
+	shards int          // of every map
+	seed   maphash.Seed // never leaves the process
+	logs   logs
+	far    farLog
+	bufs   buffers
+
+	staging *arena.Mapping // the evacuator's and the cleaner's buffers
+	scratch []byte         // what the cleaner reads segments into
+	pieces  int            // the longest value that is one entry
+
+	version atomic.Uint64          // of large values
+	maps    atomic.Pointer[[]*Map] // by id; replaced under mu
+
+	mu      sync.Mutex
+	orphans []orphan      // large values whose pieces are to be removed, under mu
+	calls   int           // calls in their slow path, under mu
+	closed  bool          // under mu
+	idle    chan struct{} // closed when closed and calls is 0
+
+	poke   chan struct{} // wakes the janitor
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+	once   sync.Once
+	count  counters
+}
+
+const (
+	minLogSegment = 128 << 10 // holds an entry with the longest key
+	maxLogSegment = 2 << 20   // a huge page, as in the paper
+	maxPiece      = 64 << 10
+)
 
 // NewHeap makes a heap with a local budget of cfg.Local bytes over store. It
 // fails if the configuration is wrong.
-func NewHeap(store Store, cfg Config) (*Heap, error) { return &Heap{}, nil }
+func NewHeap(store Store, cfg Config) (*Heap, error) {
+	if cfg.Local < MinLocal {
+		return nil, fmt.Errorf("cannot make a heap: the local budget is %d bytes, at least %d are needed", cfg.Local, MinLocal)
+	}
+	if cfg.MaxValue < 0 || int64(cfg.MaxValue) > 1<<32-1 {
+		return nil, fmt.Errorf("cannot make a heap: MaxValue is %d, want 0 to 4 GiB", cfg.MaxValue)
+	}
+	if n := store.SegmentSize(); n < minLogSegment || n&(n-1) != 0 {
+		return nil, fmt.Errorf("cannot make a heap: the store's segments are %d bytes, want a power of two of at least %d", n, minLogSegment)
+	}
+	if cfg.MaxValue == 0 {
+		cfg.MaxValue = int(min(cfg.Local/4, 512<<20))
+	}
+	segSize := min(max(floor2(cfg.Local/64), minLogSegment), maxLogSegment)
+	lay := layout{
+		segSize: segSize,
+		staging: min(segSize, store.SegmentSize()),
+		fetch:   min(max(floor2(cfg.Local/32), 2*maxBuf), 8<<20),
+		shards:  min(max(floor2(cfg.Local/(256<<10)), 64), 4096),
+	}
+	lay.logs = cfg.Local - int64(2*lay.staging+lay.fetch)
+	lay.open = min(floor2(int64(runtime.GOMAXPROCS(0))), max(floor2(lay.logs/int64(segSize)/16), 1), 16)
+	return newHeap(store, cfg, lay)
+}
 
-// NewMap makes an empty map on the heap. Name appears in statistics.
-func (h *Heap) NewMap(name string) *Map { return &Map{m: map[string]Entry{}} }
+// layout is how a heap divides its budget. All sizes are powers of two.
+type layout struct {
+	segSize int   // of the local logs
+	staging int   // size of the evacuator's buffer, and of the cleaner's
+	fetch   int   // memory for fetches
+	logs    int64 // memory for logs and indexes
+	open    int   // segments that mutators append to at a time
+	shards  int   // of a map
+}
 
-// Close stops the heap's goroutines and gives its far memory back.
-func (h *Heap) Close() error { return nil }
+func newHeap(store Store, cfg Config, lay layout) (*Heap, error) {
+	h := &Heap{
+		cfg:    cfg,
+		shards: lay.shards,
+		seed:   maphash.MakeSeed(),
+		pieces: min(lay.staging/8, maxPiece),
+		idle:   make(chan struct{}),
+		poke:   make(chan struct{}, 1),
+	}
+	h.maps.Store(&[]*Map{})
+	var err error
+	if h.staging, err = arena.Anonymous(2*lay.staging, false); err != nil {
+		return nil, fmt.Errorf("cannot make a heap: %w", err)
+	}
+	mem := h.staging.Bytes()
+	h.scratch = mem[lay.staging:]
+	h.far.init(store, mem[:lay.staging:lay.staging])
+	if err = h.bufs.init(lay.fetch); err == nil {
+		err = h.logs.init(lay.logs, int64(2*lay.staging+lay.fetch), lay.segSize, lay.open)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("cannot make a heap: %w", err), h.unmap())
+	}
+	h.ctx, h.cancel = context.WithCancel(context.Background())
+	h.wg.Go(h.evacuator)
+	h.wg.Go(h.janitor)
+	return h, nil
+}
+
+// floor2 is the largest power of two that is not above n, which is positive.
+func floor2(n int64) int { return 1 << (bits.Len64(uint64(n)) - 1) }
+
+// NewMap makes an empty map on the heap. Name appears in statistics. A heap
+// takes 65,535 maps; they live as long as it does.
+func (h *Heap) NewMap(name string) *Map {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	old := *h.maps.Load()
+	if len(old) == 1<<16-1 {
+		panic("BUG: more than 65,535 maps on a heap")
+	}
+	m := &Map{h: h, id: uint16(len(old)), name: name, shards: make([]shard, h.shards)}
+	for i := range m.shards {
+		m.shards[i].id = i
+	}
+	if h.closed {
+		for i := range m.shards {
+			m.shards[i].closed = true
+		}
+	}
+	maps := append(old[:len(old):len(old)], m)
+	h.maps.Store(&maps)
+	return m
+}
+
+// begin is called by every call that leaves its shard's lock, so that Close
+// can wait for it; end when it returns.
+func (h *Heap) begin() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return ErrClosed
+	}
+	h.calls++
+	return nil
+}
+
+func (h *Heap) end() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.calls--
+	if h.closed && h.calls == 0 {
+		close(h.idle)
+	}
+}
+
+// Close stops the heap's goroutines and gives its far memory back. Calls that
+// wait for room end with ErrClosed; Close waits for those that read from the
+// store. Closing twice is a no-op.
+func (h *Heap) Close() error {
+	var err error
+	h.once.Do(func() { err = h.close() })
+	return err
+}
+
+func (h *Heap) close() error {
+	h.mu.Lock()
+	h.closed = true
+	if h.calls == 0 {
+		close(h.idle)
+	}
+	h.mu.Unlock()
+	h.cancel()
+	<-h.idle
+	h.wg.Wait()
+
+	var errs []error
+	for _, m := range *h.maps.Load() {
+		for i := range m.shards {
+			sh := &m.shards[i]
+			sh.mu.Lock()
+			sh.closed = true
+			sh.entries, sh.lost = 0, 0
+			errs = append(errs, sh.t.close())
+			sh.mu.Unlock()
+		}
+	}
+	// Nothing reaches the logs any more: every access goes through an index.
+	ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
+	defer cancel()
+	if s := h.far.takeSpare(); s != nil {
+		errs = append(errs, s.Free(ctx))
+	}
+	h.far.all(func(s *farSegment) {
+		if !s.gone() {
+			errs = append(errs, s.seg.Free(ctx))
+		}
+	})
+	if err := errors.Join(append(errs, h.unmap())...); err != nil {
+		return fmt.Errorf("cannot close the heap cleanly: %w", err)
+	}
+	return nil
+}
+
+// unmap gives the local memory back.
+func (h *Heap) unmap() error {
+	var errs []error
+	for _, m := range []*arena.Mapping{h.logs.mapping, h.bufs.mapping, h.staging} {
+		if m != nil {
+			errs = append(errs, m.Close())
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -2,9 +2,10 @@ package far
 
 import (
 	"context"
-	"iter"
+	"fmt"
+	"slices"
 	"sync"
-	"time"
+	"sync/atomic"
 )
 
 // Map is a hash map from byte strings to byte strings on a Heap. Its index is
@@ -12,64 +13,172 @@ import (
 //
 // An entry whose Expire has passed is as good as absent: no call returns it.
 type Map struct {
-	mu sync.Mutex
-	m  map[string]Entry
-}
+	h      *Heap
+	id     uint16
+	name   string
+	shards []shard
 
-func (m *Map) live(key []byte) (Entry, bool) {
-	e, ok := m.m[string(key)]
-	if ok && !e.Expire.IsZero() && !time.Now().Before(e.Expire) {
-		delete(m.m, string(key))
-		return Entry{}, false
-	}
-	return e, ok
+	clearing sync.Mutex
+	clears   atomic.Uint64 // odd while Clear is at work
 }
 
 // Get appends the value of key to dst and returns it as Entry.Value.
 // It fails with ErrNotFound, *LostError, *CorruptError, or the error of
 // the wait.
 func (m *Map) Get(ctx context.Context, key, dst []byte) (Entry, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	e, ok := m.live(key)
-	if !ok {
+	// The fast path: the entry is local.
+	hs := m.hash(key)
+	sh := m.shard(hs)
+	sh.mu.Lock()
+	p, e, st := sh.find(m.h, hs, key, wordPresent, nil, true)
+	if st == present && !e.big() && !e.expired() {
+		w := sh.t.word(p)
+		*w = w.touched()
+		sh.count.hits++
+		ent := e.meta()
+		ent.Value = append(dst, e.value()...)
+		sh.mu.Unlock()
+		return ent, nil
+	}
+	if st == absent && !sh.closed {
+		sh.count.absent++
+		sh.mu.Unlock()
 		return Entry{}, ErrNotFound
 	}
-	e.Value = append(dst, e.Value...)
-	return e, nil
+	sh.mu.Unlock()
+	return m.getSlow(ctx, sh, hs, key, dst)
+}
+
+func (m *Map) getSlow(ctx context.Context, sh *shard, hs hash, key, dst []byte) (ent Entry, err error) {
+	var last, lastClears uint64
+	for {
+		var big bigHead
+		clears := m.clears.Load()
+		err = m.slow(ctx, sh, hs, key, func(hd *holding) step {
+			p, e, st := sh.find(m.h, hs, key, wordPresent, hd, true)
+			switch {
+			case st != present:
+				return sh.miss(m.h, p, st, needWhole)
+			case e.expired():
+				sh.expire(m.h, p, e)
+				return step{err: ErrNotFound}
+			}
+			w := sh.t.word(p)
+			*w = w.touched()
+			ent = e.meta()
+			if e.big() {
+				big = bigOf(e)
+				return step{}
+			}
+			ent.Value = append(dst, e.value()...)
+			return step{}
+		})
+		if err != nil {
+			return Entry{}, err
+		}
+		if big.version == 0 {
+			return ent, nil
+		}
+		var ok bool
+		if ent.Value, ok, err = m.getPieces(ctx, big, slices.Grow(dst, big.size)); ok || err != nil {
+			return ent, err
+		}
+		// A piece was gone, so the value has been replaced or removed meanwhile,
+		// or is just about to be by Clear.
+		if big.version == last && clears == lastClears && clears%2 == 0 {
+			panic(fmt.Sprintf("BUG: version %d of a value lacks a piece", last))
+		}
+		last, lastClears = big.version, clears
+	}
 }
 
 // Stat is Get without the value: Entry.Value is nil; size is its
 // length.
-func (m *Map) Stat(ctx context.Context, key []byte) (e Entry, size int, err error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	e, ok := m.live(key)
-	if !ok {
-		return Entry{}, 0, ErrNotFound
+func (m *Map) Stat(ctx context.Context, key []byte) (ent Entry, size int, err error) {
+	hs := m.hash(key)
+	sh := m.shard(hs)
+	try := func(hd *holding) step {
+		p, e, st := sh.find(m.h, hs, key, wordPresent, hd, false)
+		switch {
+		case st != present:
+			return sh.miss(m.h, p, st, needHead)
+		case e.expired():
+			sh.expire(m.h, p, e)
+			return step{err: ErrNotFound}
+		}
+		ent, size = e.meta(), e.vlen()
+		if e.big() {
+			size = bigOf(e).size
+		}
+		return step{}
 	}
-	size = len(e.Value)
-	e.Value = nil
-	return e, size, nil
+	if err := m.do(ctx, sh, hs, key, try); err != nil {
+		return Entry{}, 0, err
+	}
+	return ent, size, nil
 }
 
 // Set stores e under key, replacing what was there.
 func (m *Map) Set(ctx context.Context, key []byte, e Entry) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	e.Value = append([]byte(nil), e.Value...)
-	m.m[string(key)] = e
-	return nil
+	if err := m.check(key, len(e.Value)); err != nil {
+		return err
+	}
+	hs := m.hash(key)
+	sh := m.shard(hs)
+	r := newRecord(key, e)
+	if len(e.Value) > m.h.pieces {
+		return m.setBig(ctx, sh, hs, r, nil)
+	}
+	// The fast path: what it replaces is local, and there is room.
+	sh.mu.Lock()
+	if p, old, st := sh.find(m.h, hs, key, wordPresent, nil, false); st != remote && !sh.closed {
+		if err := m.insert(sh, hs, p, old, &r); err != errNoRoom {
+			sh.mu.Unlock()
+			return err
+		}
+	}
+	sh.mu.Unlock()
+	return m.setSlow(ctx, sh, hs, r, nil)
+}
+
+// setSlow stores r if ok, which may be nil, allows it under the shard's lock.
+func (m *Map) setSlow(ctx context.Context, sh *shard, hs hash, r record, ok func() error) error {
+	return m.slow(ctx, sh, hs, r.key, func(hd *holding) step {
+		p, old, st := sh.find(m.h, hs, r.key, wordPresent, hd, false)
+		if st == remote {
+			return sh.miss(m.h, p, st, needHead)
+		}
+		if ok != nil {
+			if err := ok(); err != nil {
+				return step{err: err}
+			}
+		}
+		return stepOf(m.insert(sh, hs, p, old, &r))
+	})
 }
 
 // Delete removes key and reports whether it was there. A lost entry is
 // removed too, and reported as having been there.
-func (m *Map) Delete(ctx context.Context, key []byte) (bool, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	_, ok := m.live(key)
-	delete(m.m, string(key))
-	return ok, nil
+func (m *Map) Delete(ctx context.Context, key []byte) (found bool, err error) {
+	hs := m.hash(key)
+	sh := m.shard(hs)
+	err = m.do(ctx, sh, hs, key, func(hd *holding) step {
+		p, e, st := sh.find(m.h, hs, key, wordPresent, hd, false)
+		switch {
+		case st == remote:
+			return sh.miss(m.h, p, st, needHead)
+		case st == absent:
+			return step{}
+		case e != nil && e.expired():
+			sh.expire(m.h, p, e)
+			return step{}
+		}
+		sh.remove(m.h, p, e)
+		sh.count.deletes++
+		found = true
+		return step{}
+	})
+	return found, err
 }
 
 // Update calls fn with the present entry of key (found false and a zero
@@ -79,86 +188,109 @@ func (m *Map) Delete(ctx context.Context, key []byte) (bool, error) {
 // the entry moved in between; an error from fn is returned as it is,
 // and nothing changed.
 func (m *Map) Update(ctx context.Context, key []byte, fn UpdateFunc) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	old, found := m.live(key)
-	e, v, err := fn(old, found)
-	if err != nil {
+	if err := m.check(key, 0); err != nil {
 		return err
 	}
-	switch v {
-	case Put:
-		e.Value = append([]byte(nil), e.Value...)
-		m.m[string(key)] = e
-	case Remove:
-		delete(m.m, string(key))
+	hs := m.hash(key)
+	sh := m.shard(hs)
+	err := m.do(ctx, sh, hs, key, func(hd *holding) step {
+		p, e, st := sh.find(m.h, hs, key, wordPresent, hd, true)
+		if st != present && st != absent {
+			return sh.miss(m.h, p, st, needWhole)
+		}
+		if st == present && e.expired() {
+			sh.expire(m.h, p, e)
+			p, e, st = none, nil, absent
+		}
+		var old Entry
+		if st == present {
+			if e.big() {
+				return step{err: errBig}
+			}
+			w := sh.t.word(p)
+			*w = w.touched()
+			old = e.meta()
+			old.Value = e.value()
+		}
+		put, verdict, err := fn(old, st == present)
+		switch {
+		case err != nil:
+			return step{err: err}
+		case verdict == Put:
+			if err := m.check(key, len(put.Value)); err != nil {
+				return step{err: err}
+			}
+			if len(put.Value) > m.h.pieces {
+				return step{err: errBig}
+			}
+			r := newRecord(key, put)
+			return stepOf(m.insert(sh, hs, p, e, &r))
+		case verdict == Remove && st == present:
+			sh.remove(m.h, p, e)
+			sh.count.deletes++
+		}
+		return step{}
+	})
+	if err == errBig {
+		return m.updateBig(ctx, sh, hs, key, fn)
 	}
-	return nil
-}
-
-// Fetch brings the entries of keys that are far into local memory, in
-// one batch, so that calls that follow need not wait. Missing keys are
-// no error.
-func (m *Map) Fetch(ctx context.Context, keys [][]byte) error {
-	return nil
+	return err
 }
 
 // Len is the number of entries, without those lost. Entries that have
 // expired count until they are collected, as in Redis.
 func (m *Map) Len() int {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return len(m.m)
-}
-
-// Scan calls yield for the keys of one step of an iteration, starting
-// from cursor 0, and returns the next cursor, 0 at the end. Every key
-// that is there throughout the iteration is yielded at least once,
-// however the map changes meanwhile. Key is valid during the call
-// only. It fetches keys that are far.
-func (m *Map) Scan(ctx context.Context, cursor uint64, yield func(key []byte, e Entry)) (uint64, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for k := range m.m {
-		if e, ok := m.live([]byte(k)); ok {
-			yield([]byte(k), e)
-		}
+	n := 0
+	for i := range m.shards {
+		sh := &m.shards[i]
+		sh.mu.Lock()
+		n += sh.entries
+		sh.mu.Unlock()
 	}
-	return 0, nil
+	return n
 }
 
-// Random returns a key chosen roughly at random, appended to dst, or
-// ErrNotFound if the map is empty.
-func (m *Map) Random(ctx context.Context, dst []byte) ([]byte, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for k := range m.m {
-		return append(dst, k...), nil
-	}
-	return nil, ErrNotFound
-}
-
-// All iterates over the keys, like Scan, without duplicates only if the
-// map does not change meanwhile.
-func (m *Map) All(ctx context.Context) iter.Seq2[[]byte, error] {
-	return func(yield func([]byte, error) bool) {
-		m.mu.Lock()
-		var keys []string
-		for k := range m.m {
-			keys = append(keys, k)
-		}
-		m.mu.Unlock()
-		for _, k := range keys {
-			if !yield([]byte(k), nil) {
-				return
+// Clear removes every entry. Entries that are set meanwhile may stay.
+func (m *Map) Clear() {
+	m.clearing.Lock()
+	defer m.clearing.Unlock()
+	m.clears.Add(1)
+	defer m.clears.Add(1)
+	for i := range m.shards {
+		sh := &m.shards[i]
+		sh.mu.Lock()
+		for b := range sh.t.buckets {
+			for _, w := range sh.t.buckets[b].words {
+				switch {
+				case w == 0:
+				case w.far():
+					m.h.bury(w, nil)
+				default:
+					// Pieces go as entries of their own, so the heads need
+					// not be remembered as orphans.
+					e := m.h.logs.at(w.addr())
+					e.clearFlag(flagBig)
+					m.h.bury(w, e)
+				}
 			}
 		}
+		m.h.logs.shrinkIndex(sh.t.bytes())
+		if err := sh.t.close(); err != nil {
+			panic("BUG: " + err.Error())
+		}
+		sh.entries, sh.lost = 0, 0
+		sh.muts++
+		sh.mu.Unlock()
 	}
 }
 
-// Clear removes every entry.
-func (m *Map) Clear() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	clear(m.m)
+// check refuses keys and values that are too large.
+func (m *Map) check(key []byte, value int) error {
+	if len(key) > MaxKeySize {
+		return fmt.Errorf("cannot store a key of %d bytes (at most %d): %w", len(key), MaxKeySize, ErrTooLarge)
+	}
+	if value > m.h.cfg.MaxValue {
+		return fmt.Errorf("cannot store a value of %d bytes (at most %d): %w", value, m.h.cfg.MaxValue, ErrTooLarge)
+	}
+	return nil
 }

@@ -277,7 +277,8 @@ func (f SendFlags) String() string {
 //	ENABLE_RECV       QPN, Count
 //
 // WAIT counts successes only: that a queue is flushed never sets off a chain.
-// ENABLE and ENABLE_RECV only ever raise the limit, of a queue in the same PD.
+// ENABLE and ENABLE_RECV only ever raise the limit, of a queue in the same PD;
+// QPN 0 is the queue pair that the request is posted to.
 //
 // A type 2B window is assigned to the queue pair QPN of the same PD, or to
 // the one that the request is posted to if QPN is 0.

@@ -17,6 +17,7 @@ type settings struct {
 	admin  string
 	far    []string
 	conns  int
+	chunk  int64
 	file   string
 }
 
@@ -29,6 +30,7 @@ func flags(s *settings) *pflag.FlagSet {
 	fs.Var(NewAddress(&s.admin, true), "admin", "")
 	fs.Var(NewAddresses(&s.far), "far", "")
 	fs.Var(NewInt(&s.conns, 1, 1000), "max-clients", "")
+	fs.Var(NewPowerOfTwo(&s.chunk, 512, 1<<30), "chunk", "")
 	fs.StringVar(&s.file, FileFlag, "", "")
 	return fs
 }
@@ -73,7 +75,7 @@ func TestFlagsGoBeforeTheEnvironmentBeforeTheFile(t *testing.T) {
 }
 
 func TestWrongConfigurationIsRefusedByName(t *testing.T) {
-	const keys = "admin, far, grace, listen, local, max-clients"
+	const keys = "admin, chunk, far, grace, listen, local, max-clients"
 	for _, tt := range []struct {
 		name          string
 		args, environ []string
@@ -84,6 +86,8 @@ func TestWrongConfigurationIsRefusedByName(t *testing.T) {
 			`cannot use --local = "lots": expected a size such as 64MiB, 1.5GiB or 4096`},
 		{"flag, bound", []string{"--local", "1MiB"}, nil, "",
 			`cannot use --local = "1MiB": expected at least 4MiB`},
+		{"flag, power of two", []string{"--chunk", "3KiB"}, nil, "",
+			`cannot use --chunk = "3KiB": expected a power of two such as 1MiB`},
 		{"flag, duration", []string{"--grace", "5"}, nil, "",
 			`cannot use --grace = "5": expected a duration such as 5s, 250ms or 1m30s`},
 		{"flag, negative duration", []string{"--grace", "-1s"}, nil, "",
@@ -102,7 +106,7 @@ func TestWrongConfigurationIsRefusedByName(t *testing.T) {
 			`cannot use POLDER_LOCAL = "64 MiBs": expected a size such as 64MiB, 1.5GiB or 4096`},
 		{"environment, unknown", nil, []string{"POLDER_LOCALE=1"}, "",
 			`cannot use POLDER_LOCALE = "1": there is no such key; expected one of ` +
-				`POLDER_ADMIN, POLDER_FAR, POLDER_GRACE, POLDER_LISTEN, POLDER_LOCAL, POLDER_MAX_CLIENTS`},
+				`POLDER_ADMIN, POLDER_CHUNK, POLDER_FAR, POLDER_GRACE, POLDER_LISTEN, POLDER_LOCAL, POLDER_MAX_CLIENTS`},
 		{"file", nil, nil, "max-clients: many\n",
 			`cannot use max-clients in FILE = "many": expected a whole number from 1 to 1000`},
 		{"file, unknown", nil, nil, "lend: 1GiB\n",

@@ -16,8 +16,9 @@ import (
 // Size is a flag value in bytes, written as a number with an optional unit:
 // KiB, MiB, GiB, TiB (powers of two), kB, MB, GB, TB (powers of ten), B.
 type Size struct {
-	p        *int64
-	min, max int64
+	p          *int64
+	min, max   int64
+	powerOfTwo bool
 }
 
 var _ pflag.Value = (*Size)(nil)
@@ -31,6 +32,13 @@ func NewSize(p *int64, min, max int64) *Size {
 	return &Size{p: p, min: min, max: max}
 }
 
+// NewPowerOfTwo is NewSize for a size that must be a power of two.
+func NewPowerOfTwo(p *int64, min, max int64) *Size {
+	v := NewSize(p, min, max)
+	v.powerOfTwo = true
+	return v
+}
+
 // Set parses s.
 func (v *Size) Set(s string) error {
 	n, err := ParseSize(s)
@@ -42,6 +50,8 @@ func (v *Size) Set(s string) error {
 		return fmt.Errorf("expected at least %s", FormatSize(v.min))
 	case n > v.max:
 		return fmt.Errorf("expected at most %s", FormatSize(v.max))
+	case v.powerOfTwo && n&(n-1) != 0:
+		return errors.New("expected a power of two such as 1MiB")
 	}
 	*v.p = n
 	return nil
@@ -96,8 +106,11 @@ func ParseSize(s string) (int64, error) {
 // FormatSize writes n as ParseSize reads it, in the largest binary unit that
 // divides it.
 func FormatSize(n int64) string {
+	if n == 0 {
+		return "0"
+	}
 	for _, u := range units[:4] {
-		if n != 0 && n%u.bytes == 0 {
+		if n%u.bytes == 0 {
 			return strconv.FormatInt(n/u.bytes, 10) + u.name
 		}
 	}

@@ -1,0 +1,133 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"polder/internal/bench/respbench"
+	"polder/internal/bench/verbsbench"
+	"polder/internal/benchout"
+)
+
+func newBench() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "bench",
+		Short: "Measure this program beside a rival or a limit on this machine",
+		Args:  noArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(newBenchResp(), newBenchVerbs(), newBenchVerbsServer())
+	return cmd
+}
+
+// benchFlags are the flags of every benchmark.
+type benchFlags struct{ json, short bool }
+
+func (b *benchFlags) add(cmd *cobra.Command) {
+	cmd.Flags().BoolVar(&b.json, "json", false, "print one JSON object a line instead of a table")
+	cmd.Flags().BoolVar(&b.short, "short", false, "end within 45 seconds")
+}
+
+func newBenchResp() *cobra.Command {
+	var flags benchFlags
+	cmd := &cobra.Command{
+		Use:   "resp",
+		Short: "Compare the Redis front end with redis-server: all local, and with a fifth local",
+		Args:  noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			self, err := os.Executable()
+			if err != nil {
+				return fmt.Errorf("cannot find this program's file: %w", err)
+			}
+			progress, done := benchProgress(cmd.ErrOrStderr())
+			defer done()
+			return respbench.Run(cmd.Context(), respbench.Config{
+				Polder:   self,
+				Printer:  benchout.New(cmd.OutOrStdout(), flags.json),
+				Short:    flags.short,
+				Progress: progress,
+			})
+		},
+	}
+	flags.add(cmd)
+	return cmd
+}
+
+func newBenchVerbs() *cobra.Command {
+	var flags benchFlags
+	cmd := &cobra.Command{
+		Use:   "verbs",
+		Short: "Compare READ, WRITE and CMP_SWAP over inproc and tcp with plain TCP",
+		Args:  noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			self, err := os.Executable()
+			if err != nil {
+				return fmt.Errorf("cannot find this program's file: %w", err)
+			}
+			return verbsbench.Run(cmd.Context(), verbsbench.Options{
+				Short:  flags.short,
+				Out:    benchout.New(cmd.OutOrStdout(), flags.json),
+				Server: []string{self, "bench", verbsServer},
+			})
+		},
+	}
+	flags.add(cmd)
+	return cmd
+}
+
+// verbsServer is the subcommand that bench verbs runs as its far end.
+const verbsServer = "verbs-server"
+
+func newBenchVerbsServer() *cobra.Command {
+	return &cobra.Command{
+		Use:    verbsServer,
+		Short:  "Be the far end of bench verbs, until standard input ends",
+		Hidden: true,
+		Args:   noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return verbsbench.Serve(cmd.InOrStdin(), cmd.OutOrStdout())
+		},
+	}
+}
+
+// terminal returns w if it is a terminal, and otherwise nil.
+func terminal(w io.Writer) io.Writer {
+	if f, ok := w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+		return f
+	}
+	return nil
+}
+
+// benchProgress shows a bar on w if it is a terminal. The second function
+// removes it.
+func benchProgress(w io.Writer) (progress func(done, total int, what string), end func()) {
+	w = terminal(w)
+	if w == nil {
+		return nil, func() {}
+	}
+	var bar *progressbar.ProgressBar
+	progress = func(done, total int, what string) {
+		if bar == nil {
+			bar = progressbar.NewOptions(total,
+				progressbar.OptionSetWriter(w),
+				progressbar.OptionSetWidth(20),
+				progressbar.OptionShowCount(),
+				progressbar.OptionThrottle(50*time.Millisecond),
+				progressbar.OptionClearOnFinish(),
+			)
+		}
+		bar.Describe(fmt.Sprintf("%-24s", what))
+		_ = bar.Set(done) // a bar that cannot be drawn is no reason to stop
+	}
+	return progress, func() {
+		if bar != nil {
+			_ = bar.Clear()
+		}
+	}
+}

@@ -1,0 +1,219 @@
+// Package daemon assembles the floors into the long-running subcommands: a
+// memory node, a Redis front end over borrowed memory, or both.
+//
+// Each Run function starts everything, says where it listens, waits until its
+// context is done or a part fails, and ends everything in reverse order. No
+// goroutine of theirs is left when they return.
+package daemon
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"polder/internal/admin"
+	"polder/internal/child"
+	"polder/internal/listen"
+)
+
+// Common is the configuration that every daemon has.
+type Common struct {
+	Admin     string // the administrative address; "" for none
+	ReadyFile string // gets the addresses as JSON when ready; "" for none
+	Security  listen.Security
+	Out       io.Writer // gets the greeting
+	Logger    *slog.Logger
+}
+
+// Names of services, as keys of addresses.
+const (
+	ServiceRedis = "redis"
+	ServiceVerbs = "verbs"
+	ServiceAdmin = "admin"
+)
+
+// process is what is common to running daemons.
+type process struct {
+	Common
+	kind       string
+	started    time.Time
+	addrs      map[string]string // not changed once the administrative address is served
+	redis      net.Listener      // nil in a node
+	admin      net.Listener      // nil if none is wanted
+	closers    []func() error
+	failed     chan error // a part's end; the first ends the daemon
+	wg         sync.WaitGroup
+	reports    []func(*Status) // each fills in a part
+	health     func() error
+	collectors []prometheus.Collector
+}
+
+func newProcess(kind string, c Common) *process {
+	return &process{
+		Common:  c,
+		kind:    kind,
+		started: time.Now(),
+		addrs:   map[string]string{},
+		failed:  make(chan error, 1),
+		health:  func() error { return nil },
+	}
+}
+
+// onClose has close called at the end, before what was given earlier.
+func (p *process) onClose(close func() error) { p.closers = append(p.closers, close) }
+
+// spawn runs serve in a goroutine. When it returns an error the daemon ends.
+func (p *process) spawn(what string, serve func() error) {
+	p.wg.Go(func() {
+		if err := serve(); err != nil {
+			select {
+			case p.failed <- fmt.Errorf("%s: %w", what, err):
+			default: // the first failure is the one to report
+			}
+		}
+	})
+}
+
+// listenAdmin opens the administrative address, if one is wanted, but answers
+// nobody yet: mistakes in addresses are to show before anything is started.
+func (p *process) listenAdmin() error {
+	if p.Admin == "" {
+		return nil
+	}
+	lis, err := p.Security.Listen(ServiceAdmin, p.Admin)
+	if err != nil {
+		return err
+	}
+	p.admin = lis
+	p.onClose(func() error { _ = lis.Close(); return nil }) // the admin server closes it, if it comes to that
+	p.addrs[ServiceAdmin] = lis.Addr().String()
+	return nil
+}
+
+// serveAdmin answers at the administrative address.
+//
+// Preconditions: everything that it shows is in place.
+func (p *process) serveAdmin() error {
+	if p.admin == nil {
+		return nil
+	}
+	s, err := admin.Start(p.admin, admin.Config{
+		Status:     func() any { return p.status() },
+		Health:     p.health,
+		Collectors: p.collectors,
+		Logger:     p.Logger,
+	})
+	if err != nil {
+		return err
+	}
+	p.onClose(s.Close)
+	return nil
+}
+
+func (p *process) status() *Status {
+	s := &Status{
+		Service:   p.kind,
+		Version:   Version(),
+		PID:       os.Getpid(),
+		Started:   p.started,
+		Addresses: p.addrs,
+	}
+	if n, err := child.Resident(s.PID); err == nil {
+		s.Resident = n
+	}
+	for _, fill := range p.reports {
+		fill(s)
+	}
+	return s
+}
+
+// ready greets, and writes the ready file.
+func (p *process) ready(title string, try ...string) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s\n\n", title)
+	for _, service := range slices.Sorted(maps.Keys(p.addrs)) {
+		if addr := p.addrs[service]; service == ServiceAdmin {
+			fmt.Fprintf(&b, "  %-6s %s/  (metrics, status, healthz, debug/pprof)\n", service, p.adminURL(addr))
+		} else {
+			fmt.Fprintf(&b, "  %-6s %s\n", service, addr)
+		}
+	}
+	if len(try) > 0 {
+		b.WriteString("\nTry:\n")
+		for _, line := range try {
+			fmt.Fprintf(&b, "  %s\n", line)
+		}
+	}
+	b.WriteString("\nCtrl-C ends it.\n")
+	if _, err := io.WriteString(p.Out, b.String()); err != nil {
+		return fmt.Errorf("cannot print where it listens: %w", err)
+	}
+	if p.ReadyFile == "" {
+		return nil
+	}
+	list, err := json.Marshal(p.addrs)
+	if err == nil {
+		err = os.WriteFile(p.ReadyFile, append(list, '\n'), 0o644)
+	}
+	if err != nil {
+		return fmt.Errorf("cannot write the ready file: %w", err)
+	}
+	return nil
+}
+
+func (p *process) adminURL(addr string) string {
+	if p.Security.Enabled() {
+		return "https://" + addr
+	}
+	return "http://" + addr
+}
+
+// wait returns nil when ctx is done, or with the first part that failed.
+func (p *process) wait(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		p.Logger.Info("ending", "why", context.Cause(ctx))
+		return nil
+	case err := <-p.failed:
+		return err
+	}
+}
+
+// close ends everything, last started first, and adds what goes wrong to err.
+func (p *process) close(err *error) {
+	for _, c := range slices.Backward(p.closers) {
+		*err = errors.Join(*err, c())
+	}
+	p.wg.Wait()
+}
+
+// redisCLI is the command that talks to addr.
+func (p *process) redisCLI(addr string) string {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return "redis-cli"
+	}
+	cli := "redis-cli"
+	if ip := net.ParseIP(host); ip != nil && !ip.IsUnspecified() && host != "127.0.0.1" {
+		cli += " -h " + host
+	}
+	if port != "6379" {
+		cli += " -p " + port
+	}
+	if s := p.Security; s.Enabled() {
+		cli += " --tls --cert CERT --key KEY --cacert " + s.CAFile
+	}
+	return cli
+}

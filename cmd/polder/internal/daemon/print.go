@@ -1,0 +1,76 @@
+package daemon
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"polder/internal/config"
+)
+
+// Print writes the status for people. Now is when it was taken.
+func (s *Status) Print(w io.Writer, now time.Time) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	row := func(name, format string, args ...any) {
+		_, _ = fmt.Fprintf(t, "  %s\t%s\n", name, fmt.Sprintf(format, args...)) // Flush returns the error
+	}
+	_, _ = fmt.Fprintf(t, "polder %s, process %d, up %v, %s resident\n", s.Service, s.PID, now.Sub(s.Started).Round(time.Second), bytes(s.Resident))
+	for _, service := range slices.Sorted(maps.Keys(s.Addresses)) {
+		row(service, "%s", s.Addresses[service])
+	}
+	if n := s.Node; n != nil {
+		chunk := int64(n.ChunkSize)
+		row("lent", "%s of %s, in chunks of %s", bytes(n.Lent*chunk), bytes(n.Chunks*chunk), config.FormatSize(chunk))
+		row("clients", "%d connected, %d in their grace period", n.Clients, n.Sessions-n.Clients)
+		for _, c := range s.Clients {
+			who := c.Peer
+			if who == "" {
+				who = fmt.Sprintf("gone, reclaimed in %v", c.Expires.Sub(now).Round(100*time.Millisecond))
+			}
+			row("", "%s: %s", who, bytes(int64(c.Chunks)*chunk))
+		}
+		row("chunks", "%d lent, %d given back, %d reclaimed, %d refused for want of memory", n.Allocs, n.Frees, n.Reclaimed, n.NoMemory)
+		row("refusals", "%d one-sided operations, %d malformed requests, %d frees of others' chunks", n.Violations, n.Malformed, n.NotOwner)
+	}
+	if h := s.Heap; h != nil {
+		row("local", "%s of %s: %s logs, %s index, %s buffers", bytes(h.Resident), bytes(h.Budget),
+			bytes(h.Logs), bytes(h.Index), bytes(h.Buffers+h.Staging))
+		row("far", "%s in use and %s dead in %d segments", bytes(h.FarLive), bytes(h.FarDead), h.FarSegments)
+		for _, m := range h.Maps {
+			row(m.Name, "%d entries, %d reads local, %d from far memory", m.Entries, m.Hits, m.Misses)
+		}
+		row("moved", "%s out, %s in", bytes(int64(h.BytesOut)), bytes(int64(h.BytesIn)))
+		row("lost", "%d entries, %d corrupt reads", h.Lost, h.Corrupt)
+	}
+	if p := s.Pool; p != nil {
+		for _, n := range p.Nodes {
+			row("node", "%s: %s, %d chunks borrowed, %d more to be had", n.Name, n.State, n.Chunks, n.Space)
+			row("", "%d reads (%s), %d writes (%s), %d reconnects, %d chunks lost",
+				n.Reads, bytes(n.BytesRead), n.Writes, bytes(n.BytesWritten), n.Reconnects, n.Lost)
+		}
+	}
+	if r := s.Redis; r != nil {
+		row("keys", "%d", r.Keys)
+		row("redis", "%d clients, %d commands, %d errors", r.Clients, r.Commands, r.Errors)
+		if r.Lost+r.Timeouts+r.OutputDrops > 0 {
+			row("", "%d LOST replies, %d TRYAGAIN replies, %d clients disconnected for not reading", r.Lost, r.Timeouts, r.OutputDrops)
+		}
+	}
+	return t.Flush()
+}
+
+// bytes formats n for people.
+func bytes(n int64) string {
+	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
+	v := float64(n)
+	i := 0
+	for v >= 1024 && i < len(units)-1 {
+		v /= 1024
+		i++
+	}
+	return strings.TrimSuffix(fmt.Sprintf("%.1f", v), ".0") + " " + units[i]
+}

@@ -1,0 +1,245 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"polder/far"
+	"polder/far/remote"
+	"polder/internal/config"
+	"polder/pool"
+	"polder/resp"
+	"polder/verbs"
+	"polder/verbs/inproc"
+	"polder/verbs/softnic"
+	"polder/verbs/tcp"
+)
+
+// ServeConfig configures a Redis front end over borrowed memory.
+type ServeConfig struct {
+	Common
+	Listen      string   // where Redis clients connect
+	Far         []string // nodes to borrow from
+	Local       int64    // bytes
+	MaxValue    int64    // bytes; 0 means a quarter of Local, at most 32 MiB
+	Password    string
+	MaxClients  int
+	OutputLimit int64 // bytes
+	OpTimeout   time.Duration
+	IdleTimeout time.Duration // 0 means none
+}
+
+// DefaultServe returns the defaults, without addresses.
+func DefaultServe() ServeConfig {
+	return ServeConfig{
+		Local:       64 << 20,
+		MaxClients:  10_000,
+		OutputLimit: 8 << 20,
+		OpTimeout:   2 * time.Second,
+	}
+}
+
+// UpConfig configures everything in one process. If Far is empty, memory is
+// borrowed from Node, of which only Lend and Chunk count.
+type UpConfig struct {
+	ServeConfig
+	Node NodeConfig
+}
+
+// MinHeapChunk is the smallest chunk in bytes that a far heap can use.
+const MinHeapChunk = 128 << 10
+
+const (
+	maxValue        = 32 << 20
+	openTimeout     = 10 * time.Second
+	shutdownTimeout = 3 * time.Second
+)
+
+// RunServe serves Redis clients from borrowed memory until ctx is done.
+func RunServe(ctx context.Context, cfg ServeConfig) (err error) {
+	p := newProcess("serve", cfg.Common)
+	defer p.close(&err)
+	if err := p.listen(cfg); err != nil {
+		return err
+	}
+	if err := p.openFar(ctx, cfg); err != nil {
+		return err
+	}
+	title := fmt.Sprintf("polder serves Redis clients: %s local, the rest at %s", config.FormatSize(cfg.Local), strings.Join(cfg.Far, ", "))
+	if err := p.readyRedis(title); err != nil {
+		return err
+	}
+	return p.wait(ctx)
+}
+
+// RunUp runs a node, a heap and a Redis front end until ctx is done.
+func RunUp(ctx context.Context, cfg UpConfig) (err error) {
+	p := newProcess("up", cfg.Common)
+	defer p.close(&err)
+	if err := p.listen(cfg.ServeConfig); err != nil {
+		return err
+	}
+	title := fmt.Sprintf("polder is up: %s local, ", config.FormatSize(cfg.Local))
+	if len(cfg.Far) > 0 {
+		err = p.openFar(ctx, cfg.ServeConfig)
+		title += "the rest at " + strings.Join(cfg.Far, ", ")
+	} else {
+		err = p.openHere(ctx, cfg)
+		title += config.FormatSize(cfg.Node.Lend) + " far, lent by this very process"
+	}
+	if err != nil {
+		return err
+	}
+	if err := p.readyRedis(title); err != nil {
+		return err
+	}
+	return p.wait(ctx)
+}
+
+func (p *process) readyRedis(title string) error {
+	cli := p.redisCLI(p.addrs[ServiceRedis])
+	return p.ready(title, cli+" set greeting hello", cli+" get greeting", cli+" polder stats")
+}
+
+// openFar starts the front end over nodes that listen elsewhere.
+func (p *process) openFar(ctx context.Context, cfg ServeConfig) error {
+	_, clientTLS, err := cfg.Security.TLS()
+	if err != nil {
+		return err
+	}
+	dev, err := tcp.NewDevice(softnic.Config{})
+	if err != nil {
+		return err
+	}
+	p.onClose(dev.Close)
+	dial := tcp.Config{TLS: clientTLS, Insecure: cfg.Security.Insecure}
+	var nodes []pool.NodeConfig
+	for _, addr := range cfg.Far {
+		nodes = append(nodes, pool.NodeConfig{
+			Name: addr,
+			Dial: func(ctx context.Context) (verbs.Conn, error) { return tcp.Dial(ctx, dev, addr, dial) },
+		})
+	}
+	return p.openPool(ctx, cfg, pool.Config{Device: dev, Nodes: nodes})
+}
+
+// openHere starts a node in this process, and the front end over it.
+func (p *process) openHere(ctx context.Context, cfg UpConfig) error {
+	const name = "this process"
+	if err := cfg.Node.check(); err != nil {
+		return err
+	}
+	fabric := inproc.NewFabric()
+	lender, err := fabric.NewDevice(softnic.Config{Name: "lender"})
+	if err != nil {
+		return err
+	}
+	p.onClose(lender.Close)
+	node, err := p.node(lender, cfg.Node)
+	if err != nil {
+		return err
+	}
+	lis, err := fabric.Listen(lender, name)
+	if err != nil {
+		return err
+	}
+	p.spawn("the node stopped serving", func() error { return node.Serve(lis) })
+
+	borrower, err := fabric.NewDevice(softnic.Config{Name: "borrower"})
+	if err != nil {
+		return err
+	}
+	p.onClose(borrower.Close)
+	return p.openPool(ctx, cfg.ServeConfig, pool.Config{Device: borrower, Nodes: []pool.NodeConfig{{
+		Name: name,
+		Dial: func(ctx context.Context) (verbs.Conn, error) { return fabric.Dial(ctx, borrower, name) },
+	}}})
+}
+
+// listen opens the addresses. It comes first: an address in use is the
+// likeliest mistake.
+func (p *process) listen(cfg ServeConfig) error {
+	lis, err := cfg.Security.Listen("listen", cfg.Listen)
+	if err != nil {
+		return err
+	}
+	p.redis = lis
+	p.onClose(func() error { _ = lis.Close(); return nil }) // the server closes it, if it comes to that
+	p.addrs[ServiceRedis] = lis.Addr().String()
+	return p.listenAdmin()
+}
+
+// openPool starts the heap and the Redis front end over a pool.
+func (p *process) openPool(ctx context.Context, cfg ServeConfig, poolCfg pool.Config) error {
+	stopLimit := limitGoMemory()
+	p.onClose(func() error { stopLimit(); return nil })
+
+	poolCfg.Timeout, poolCfg.Logger = cfg.OpTimeout, p.Logger
+	openCtx, cancel := context.WithTimeoutCause(ctx, openTimeout, errors.New("no answer in time"))
+	defer cancel()
+	lent, err := pool.Open(openCtx, poolCfg)
+	if err != nil {
+		return err
+	}
+	p.onClose(lent.Close)
+
+	largest := cfg.MaxValue
+	if largest == 0 {
+		largest = min(cfg.Local/4, maxValue)
+	}
+	heap, err := far.NewHeap(remote.NewStore(lent), far.Config{Local: cfg.Local, MaxValue: int(largest)})
+	if err != nil {
+		return err
+	}
+	p.onClose(heap.Close)
+	server, err := resp.NewServer(heap, resp.Config{
+		Password:    cfg.Password,
+		MaxBulk:     int(largest),
+		MaxClients:  cfg.MaxClients,
+		OutputLimit: int(cfg.OutputLimit),
+		OpTimeout:   cfg.OpTimeout,
+		IdleTimeout: cfg.IdleTimeout,
+		Logger:      p.Logger,
+		ExtraStats:  func() []resp.Stat { return extraStats(heap.Stats(), lent.Stats()) },
+	})
+	if err != nil {
+		return err
+	}
+	p.onClose(func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
+		defer cancel()
+		if err := server.Shutdown(ctx); err != nil && !errors.Is(err, context.DeadlineExceeded) {
+			return fmt.Errorf("cannot end the Redis front end: %w", err)
+		}
+		return nil
+	})
+	p.spawn("the Redis front end stopped serving", func() error {
+		if err := server.Serve(p.redis); !errors.Is(err, resp.ErrServerClosed) {
+			return err
+		}
+		return nil
+	})
+
+	p.collectors = append(p.collectors, pool.NewCollector(lent), server.Collector())
+	p.reports = append(p.reports, func(s *Status) {
+		heapStats, poolStats, serverStats := heap.Stats(), lent.Stats(), server.Stats()
+		s.Heap, s.Pool, s.Redis = &heapStats, &poolStats, &serverStats
+	})
+	p.health = func() error { return anyNodeUp(lent.Stats()) }
+	return p.serveAdmin()
+}
+
+// anyNodeUp fails if no node can be borrowed from.
+func anyNodeUp(s pool.Stats) error {
+	var states []string
+	for _, n := range s.Nodes {
+		if n.State == "up" {
+			return nil
+		}
+		states = append(states, n.Name+" is "+n.State)
+	}
+	return fmt.Errorf("no node can be used: %s", strings.Join(states, ", "))
+}

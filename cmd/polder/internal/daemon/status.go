@@ -1,0 +1,65 @@
+package daemon
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	"polder/far"
+	"polder/memnode"
+	"polder/pool"
+	"polder/resp"
+)
+
+// Status is what a daemon says of itself at /status.
+type Status struct {
+	Service   string // node, serve or up
+	Version   string
+	PID       int
+	Started   time.Time
+	Addresses map[string]string // by service
+	Resident  int64             // bytes
+
+	Node    *memnode.Stats       `json:",omitempty"` // node, up
+	Clients []memnode.ClientInfo `json:",omitempty"`
+	Heap    *far.Stats           `json:",omitempty"` // serve, up
+	Pool    *pool.Stats          `json:",omitempty"`
+	Redis   *resp.Stats          `json:",omitempty"`
+}
+
+const (
+	queryTimeout  = 5 * time.Second
+	maxStatusSize = 16 << 20
+)
+
+// Query asks a daemon's administrative address, with TLS if cfg is not nil.
+func Query(ctx context.Context, cfg *tls.Config, addr string) (*Status, error) {
+	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
+	defer cancel()
+	scheme := "http"
+	if cfg != nil {
+		scheme = "https"
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+"://"+addr+"/status", nil)
+	if err != nil {
+		return nil, fmt.Errorf("cannot ask %s: %w", addr, err)
+	}
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: cfg, DisableKeepAlives: true}}
+	resp, err := client.Do(req)
+	if err != nil {
+		return nil, fmt.Errorf("cannot ask %s: %w", addr, err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("cannot ask %s: it answers %s; expected a polder daemon's administrative address", addr, resp.Status)
+	}
+	s := new(Status)
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxStatusSize)).Decode(s); err != nil {
+		return nil, fmt.Errorf("cannot understand %s: %w; expected a polder daemon's administrative address", addr, err)
+	}
+	return s, nil
+}

@@ -1,0 +1,74 @@
+// Command polder lends memory, borrows it, and serves it to Redis clients.
+//
+// Every subcommand parses its flags and calls a package; "polder help" lists
+// them. Configuration comes from flags, then from environment variables
+// POLDER_..., then from a YAML file (package config).
+//
+// The first SIGINT or SIGTERM ends a subcommand cleanly, with exit code 0;
+// the second one at once, with 130. Errors exit with 1, and wrong
+// arguments or configuration with 2.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"slices"
+	"syscall"
+
+	"polder/internal/config"
+)
+
+const (
+	exitFailure     = 1
+	exitUsage       = 2
+	exitInterrupted = 130
+)
+
+func main() {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
+	go func() {
+		cancel(fmt.Errorf("%w by %v", errInterrupted, <-signals))
+		<-signals
+		os.Exit(exitInterrupted)
+	}()
+	os.Exit(run(ctx, os.Args[1:]))
+}
+
+var errInterrupted = errors.New("interrupted")
+
+// run executes the command line and returns the exit code.
+func run(ctx context.Context, args []string) int {
+	root := newRoot(os.Environ())
+	root.SetArgs(goStyle(args))
+	err := root.ExecuteContext(ctx)
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, new(*usageError)), errors.As(err, new(*config.Error)):
+		fmt.Fprintf(os.Stderr, "polder: %v\n", err)
+		return exitUsage
+	case ctx.Err() != nil && errors.Is(err, context.Canceled):
+		// A demonstration or benchmark that did not come to its end.
+		fmt.Fprintf(os.Stderr, "polder: %v\n", context.Cause(ctx))
+		return exitInterrupted
+	}
+	fmt.Fprintf(os.Stderr, "polder: %v\n", err)
+	return exitFailure
+}
+
+// goStyle lets -json and -short be written with one dash, as in the go command
+// and the documents, as well as with two.
+func goStyle(args []string) []string {
+	args = slices.Clone(args)
+	for i, a := range args {
+		if a == "-json" || a == "-short" {
+			args[i] = "-" + a
+		}
+	}
+	return args
+}

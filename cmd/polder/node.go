@@ -1,0 +1,72 @@
+package main
+
+import (
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"polder/cmd/polder/internal/daemon"
+	"polder/internal/config"
+	"polder/memnode"
+)
+
+// The default addresses of node.
+const (
+	defaultVerbs     = "127.0.0.1:7070"
+	defaultNodeAdmin = "127.0.0.1:7071"
+)
+
+func newNode() *cobra.Command {
+	var c common
+	cfg := daemon.NodeConfig{
+		Listen: defaultVerbs,
+		Lend:   daemon.DefaultLend(),
+		Chunk:  memnode.DefaultChunkSize,
+		Grace:  memnode.DefaultGrace,
+	}
+	cfg.Admin = defaultNodeAdmin
+	cmd := &cobra.Command{
+		Use:   "node",
+		Short: "Lend this host's memory to others",
+		Long: "Lends memory: clients borrow chunks of it and read and write them by one-sided\n" +
+			"operations. What is lent is touched when it is used, and given back to the\n" +
+			"operating system when it is freed.",
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var err error
+			if cfg.Common, err = c.daemon(cmd, cfg.Common); err != nil {
+				return err
+			}
+			return daemon.RunNode(cmd.Context(), cfg)
+		},
+	}
+	fs := cmd.Flags()
+	fs.Var(config.NewAddress(&cfg.Listen, false), "listen", "where clients connect")
+	lendFlags(fs, &cfg)
+	c.flags(fs)
+	adminFlag(fs, &cfg.Common)
+	return cmd
+}
+
+// lendFlags are the flags that say what to lend, and to whom.
+func lendFlags(fs *pflag.FlagSet, cfg *daemon.NodeConfig) {
+	fs.Var(config.NewSize(&cfg.Lend, memnode.MinChunkSize, 0), "lend", "memory to lend; the default is half of what is free now")
+	fs.Var(config.NewPowerOfTwo(&cfg.Chunk, memnode.MinChunkSize, memnode.MaxChunkSize), "chunk", "unit of lending, a power of two")
+	fs.Var(config.NewSize(&cfg.ClientBudget, 0, 0), "client-budget", "most memory that one client may hold; 0 means all")
+	fs.Var(config.NewDuration(&cfg.Grace, time.Millisecond), "grace", "how long a client's memory outlives its connection")
+}
+
+func adminFlag(fs *pflag.FlagSet, c *daemon.Common) {
+	fs.Var(config.NewAddress(&c.Admin, true), "admin", `where metrics, status, health and profiles are served over HTTP, or "off"`)
+}
+
+// daemon completes what every daemon is given.
+func (c *common) daemon(cmd *cobra.Command, d daemon.Common) (daemon.Common, error) {
+	logger, err := c.logger(cmd.ErrOrStderr())
+	if err != nil {
+		return d, err
+	}
+	d.Out, d.Logger, d.Security, d.ReadyFile = cmd.OutOrStdout(), logger, c.security, c.readyFile
+	return d, nil
+}

@@ -1,0 +1,125 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"polder/internal/config"
+	"polder/internal/listen"
+)
+
+// usageError is a mistake on the command line or in the configuration.
+type usageError struct{ err error }
+
+func (e *usageError) Error() string { return e.err.Error() }
+func (e *usageError) Unwrap() error { return e.err }
+
+// newRoot returns the whole command tree. Environ is the environment that
+// configures it.
+func newRoot(environ []string) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "polder",
+		Short: "Memory that is not your own",
+		Long: "Polder lends memory, borrows it, and serves it to Redis clients.\n" +
+			"Start with: polder up",
+		SilenceUsage:      true,
+		SilenceErrors:     true,
+		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return &usageError{fmt.Errorf("there is no command %q: see polder help", args[0])}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		err = config.FlagError(err)
+		if !errors.As(err, new(*config.Error)) {
+			err = fmt.Errorf("%w: see %s --help", err, cmd.CommandPath())
+		}
+		return &usageError{err}
+	})
+	root.AddCommand(newUp(), newNode(), newServe(), newStatus(), newDemo(), newBench(), newVersion())
+	configure(root, environ)
+	return root
+}
+
+// configure makes every command that does something take no arguments but
+// its own, and read the environment and a file before it runs.
+func configure(root *cobra.Command, environ []string) {
+	var known []string // the flags of all commands, which a common environment may set
+	forEach(root, func(cmd *cobra.Command) {
+		cmd.Flags().VisitAll(func(f *pflag.Flag) { known = append(known, f.Name) })
+	})
+	forEach(root, func(cmd *cobra.Command) {
+		if cmd.Flags().Lookup(config.FileFlag) == nil {
+			return
+		}
+		cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
+			if err := config.Load(cmd.Flags(), environ, known); err != nil {
+				return &usageError{err}
+			}
+			return nil
+		}
+	})
+}
+
+func forEach(cmd *cobra.Command, f func(*cobra.Command)) {
+	for _, c := range cmd.Commands() {
+		f(c)
+		forEach(c, f)
+	}
+}
+
+// noArgs refuses arguments with a message that says what they could be.
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return &usageError{fmt.Errorf("%s takes no argument %q, only flags: see %s --help", cmd.CommandPath(), args[0], cmd.CommandPath())}
+	}
+	return nil
+}
+
+// common are the flags that every daemon has.
+type common struct {
+	config    string
+	readyFile string
+	logLevel  string
+	logFormat string
+	security  listen.Security
+}
+
+func (c *common) flags(fs *pflag.FlagSet) {
+	c.logLevel, c.logFormat = "info", "text"
+	fs.StringVar(&c.config, config.FileFlag, "", "read configuration from this YAML `file`; its keys are the names of the flags")
+	fs.StringVar(&c.readyFile, "ready-file", "", "write the addresses listened on to this `file`, as JSON, when ready")
+	fs.Var(config.NewChoice(&c.logLevel, "debug", "info", "warn", "error"), "log-level", "least level to log: debug, info, warn or error")
+	fs.Var(config.NewChoice(&c.logFormat, "text", "json"), "log-format", "how to log to standard error: text or json")
+	securityFlags(fs, &c.security)
+}
+
+func securityFlags(fs *pflag.FlagSet, s *listen.Security) {
+	fs.StringVar(&s.CertFile, "tls-cert", "", "certificate to show, a PEM `file`")
+	fs.StringVar(&s.KeyFile, "tls-key", "", "its private key, a PEM `file`")
+	fs.StringVar(&s.CAFile, "tls-ca", "", "authority that must have signed the other side's certificate, a PEM `file`")
+	fs.BoolVar(&s.Insecure, "insecure", false, "allow connections with other machines without TLS")
+}
+
+// logger makes the daemon's logger, which writes to w.
+func (c *common) logger(w io.Writer) (*slog.Logger, error) {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(strings.ToUpper(c.logLevel))); err != nil {
+		return nil, fmt.Errorf("cannot use the log level: %w", err)
+	}
+	opts := &slog.HandlerOptions{Level: level}
+	if c.logFormat == "json" {
+		return slog.New(slog.NewJSONHandler(w, opts)), nil
+	}
+	return slog.New(slog.NewTextHandler(w, opts)), nil
+}

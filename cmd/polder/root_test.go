@@ -1,0 +1,44 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// TestTheREADMEListsEveryFlag compares the README's table with the daemons'
+// flags and their environment variables.
+func TestTheREADMEListsEveryFlag(t *testing.T) {
+	b, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	readme := string(b)
+	for _, cmd := range []*cobra.Command{newUp(), newServe(), newNode()} {
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			env := "POLDER_" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
+			if row := fmt.Sprintf("| `--%s` | `%s` |", f.Name, env); !strings.Contains(readme, row) {
+				t.Errorf("README.md has no row %q, which polder %s takes", row, cmd.Name())
+			}
+		})
+	}
+}
+
+// TestEveryCommandExplainsItself: whoever asks for help gets some.
+func TestEveryCommandExplainsItself(t *testing.T) {
+	root := newRoot(nil)
+	forEach(root, func(cmd *cobra.Command) {
+		if cmd.Short == "" {
+			t.Errorf("%s has no description", cmd.CommandPath())
+		}
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			if f.Usage == "" {
+				t.Errorf("%s --%s has no description", cmd.CommandPath(), f.Name)
+			}
+		})
+	})
+}

@@ -1,0 +1,66 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"polder/cmd/polder/internal/daemon"
+	"polder/internal/config"
+	"polder/internal/listen"
+)
+
+// The administrative addresses that status asks if it is not told: those
+// that up or serve, and node, have by default.
+var usualAdmin = []string{defaultAdmin, defaultNodeAdmin}
+
+func newStatus() *cobra.Command {
+	var (
+		file     string
+		addrs    = usualAdmin
+		asJSON   bool
+		security listen.Security
+	)
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show what the daemons of this or another host are doing",
+		Args:  noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, client, err := security.TLS()
+			if err != nil {
+				return err
+			}
+			var errs []error
+			found := 0
+			for _, addr := range addrs {
+				s, err := daemon.Query(cmd.Context(), client, addr)
+				if err != nil {
+					errs = append(errs, err)
+					continue
+				}
+				if found++; asJSON {
+					err = json.NewEncoder(cmd.OutOrStdout()).Encode(s)
+				} else {
+					err = s.Print(cmd.OutOrStdout(), time.Now())
+				}
+				if err != nil {
+					return fmt.Errorf("cannot print the status: %w", err)
+				}
+			}
+			if found > 0 && slices.Equal(addrs, usualAdmin) {
+				return nil // whoever runs one daemon need not run the other
+			}
+			return errors.Join(errs...)
+		},
+	}
+	fs := cmd.Flags()
+	fs.StringVar(&file, config.FileFlag, "", "read configuration from this YAML `file`; its keys are the names of the flags")
+	fs.Var(config.NewAddresses(&addrs), "admin", "administrative addresses to ask, with commas between")
+	fs.BoolVar(&asJSON, "json", false, "print one JSON object a daemon")
+	securityFlags(fs, &security)
+	return cmd
+}

@@ -1,0 +1,45 @@
+package main
+
+import (
+	"github.com/spf13/cobra"
+
+	"polder/cmd/polder/internal/daemon"
+	"polder/internal/config"
+	"polder/memnode"
+)
+
+func newUp() *cobra.Command {
+	var c common
+	cfg := daemon.UpConfig{
+		ServeConfig: daemon.DefaultServe(),
+		Node: daemon.NodeConfig{
+			Lend:  daemon.DefaultLend(),
+			Chunk: memnode.DefaultChunkSize,
+			Grace: memnode.DefaultGrace,
+		},
+	}
+	cfg.Listen, cfg.Admin = defaultRedis, defaultAdmin
+	cmd := &cobra.Command{
+		Use:   "up",
+		Short: "Run everything in one process: a node, a heap and the Redis front end",
+		Long: "Starts a memory node, a far heap that borrows from it, and the Redis front end, in\n" +
+			"this process and with nothing to configure. With --far it borrows from other\n" +
+			"nodes instead, as polder serve does.",
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var err error
+			if cfg.Common, err = c.daemon(cmd, cfg.Common); err != nil {
+				return err
+			}
+			return daemon.RunUp(cmd.Context(), cfg)
+		},
+	}
+	fs := cmd.Flags()
+	fs.Var(config.NewAddresses(&cfg.Far), "far", "borrow from these nodes, with commas between, not from this process")
+	serveFlags(fs, &cfg.ServeConfig)
+	fs.Var(config.NewSize(&cfg.Node.Lend, memnode.MinChunkSize, 0), "lend", "far memory in this process; the default is half of what is free now")
+	fs.Var(config.NewPowerOfTwo(&cfg.Node.Chunk, daemon.MinHeapChunk, memnode.MaxChunkSize), "chunk", "unit of lending, a power of two")
+	c.flags(fs)
+	adminFlag(fs, &cfg.Common)
+	return cmd
+}

@@ -1,0 +1,265 @@
+package far
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+)
+
+// A value longer than Heap.pieces is stored as pieces: entries of the same map
+// that only their version and number name, and that no user sees. The entry of
+// the key holds a bigHead. Pieces are written before the head and never
+// change, so that whoever has read a head reads the value that it stood for,
+// or finds pieces missing and knows that there is a newer one.
+type bigHead struct {
+	version uint64 // never 0, never used again
+	size    int
+	piece   int // size of every piece but the last
+}
+
+const bigHeadSize = 20
+
+// errBig leads from the paths for small values to those for large ones.
+var errBig = errors.New("a large value")
+
+// bigOf reads the head that is the value of e.
+func bigOf(e entry) bigHead {
+	v := e.value()
+	return bigHead{
+		version: binary.LittleEndian.Uint64(v),
+		size:    int(binary.LittleEndian.Uint64(v[8:])),
+		piece:   int(binary.LittleEndian.Uint32(v[16:])),
+	}
+}
+
+func (b bigHead) encode() []byte {
+	v := make([]byte, 0, bigHeadSize)
+	v = binary.LittleEndian.AppendUint64(v, b.version)
+	v = binary.LittleEndian.AppendUint64(v, uint64(b.size))
+	return binary.LittleEndian.AppendUint32(v, uint32(b.piece))
+}
+
+// count is the number of pieces.
+func (b bigHead) count() int { return (b.size + b.piece - 1) / b.piece }
+
+const pieceKeySize = 12
+
+// key names a piece.
+func (b bigHead) key(i int) (k [pieceKeySize]byte) {
+	binary.LittleEndian.PutUint64(k[:], b.version)
+	binary.LittleEndian.PutUint32(k[8:], uint32(i))
+	return k
+}
+
+const pieceKind = wordPresent | wordPiece
+
+// setBig stores r, whose value is large, if ok, which may be nil, allows it
+// under the shard's lock when the pieces are in place.
+func (m *Map) setBig(ctx context.Context, sh *shard, hs hash, r record, ok func() error) error {
+	for {
+		clears := m.clears.Load()
+		err := m.trySetBig(ctx, sh, hs, r, func() error {
+			switch {
+			case m.clears.Load() != clears || clears%2 != 0:
+				return errCleared // some of the pieces may be gone
+			case ok != nil:
+				return ok()
+			}
+			return nil
+		})
+		if err != errCleared {
+			return err
+		}
+	}
+}
+
+var errCleared = errors.New("cleared")
+
+func (m *Map) trySetBig(ctx context.Context, sh *shard, hs hash, r record, ok func() error) error {
+	big := bigHead{version: m.h.version.Add(1), size: len(r.value), piece: m.h.pieces}
+	for i := range big.count() {
+		part := r.value[i*big.piece : min((i+1)*big.piece, big.size)]
+		if err := m.setPiece(ctx, big, i, part); err != nil {
+			m.h.forget(orphan{m, big, i})
+			return err
+		}
+	}
+	r.value, r.flags = big.encode(), flagBig
+	err := m.setSlow(ctx, sh, hs, r, ok)
+	if err != nil {
+		m.h.forget(orphan{m, big, big.count()})
+	}
+	return err
+}
+
+func (m *Map) setPiece(ctx context.Context, big bigHead, i int, part []byte) error {
+	k := big.key(i)
+	hs := m.hash(k[:])
+	sh := m.shard(hs)
+	r := record{key: k[:], value: part, flags: flagPiece}
+	try := func(*holding) step { return stepOf(m.insert(sh, hs, none, nil, &r)) }
+	return m.do(ctx, sh, hs, k[:], try)
+}
+
+// ahead is the number of pieces that are fetched in one batch.
+const ahead = 16
+
+// getPieces appends the value of big to dst. It reports false if a piece is
+// gone.
+func (m *Map) getPieces(ctx context.Context, big bigHead, dst []byte) ([]byte, bool, error) {
+	start := len(dst)
+	fetched := 0 // pieces before it have been asked for
+	for i := range big.count() {
+		k := big.key(i)
+		hs := m.hash(k[:])
+		sh := m.shard(hs)
+		try := func(hd *holding) step {
+			p, e, st := sh.find(m.h, hs, k[:], pieceKind, hd, true)
+			if st == remote && hd == nil && i >= fetched {
+				return step{err: errBig}
+			}
+			if st != present {
+				return sh.miss(m.h, p, st, needWhole)
+			}
+			w := sh.t.word(p)
+			*w = w.touched()
+			dst = append(dst, e.value()...)
+			return step{}
+		}
+		err := m.do(ctx, sh, hs, k[:], try)
+		if err == errBig && ctx.Err() == nil {
+			fetched = min(i+ahead, big.count())
+			if err = m.fetchPieces(ctx, big, i, fetched); err == nil {
+				err = m.do(ctx, sh, hs, k[:], try)
+			}
+		} else if err == errBig {
+			err = context.Cause(ctx)
+		}
+		if err == ErrNotFound {
+			return dst[:start], false, nil
+		}
+		if err != nil {
+			return dst[:start], false, err
+		}
+	}
+	return dst, true, nil
+}
+
+// fetchPieces brings pieces [i, j) into local memory.
+func (m *Map) fetchPieces(ctx context.Context, big bigHead, i, j int) error {
+	var b batch
+	for ; i < j; i++ {
+		k := big.key(i)
+		if err := b.add(ctx, m, k[:], pieceKind); err != nil {
+			return errOr(b.run(ctx, m), err)
+		}
+	}
+	return b.run(ctx, m)
+}
+
+// errChanged: the entry is not the one that an update was computed from.
+var errChanged = errors.New("changed")
+
+// updateBig is Update where the value before or after it is large. It works
+// on a copy and stores the outcome if the entry has not changed meanwhile.
+func (m *Map) updateBig(ctx context.Context, sh *shard, hs hash, key []byte, fn UpdateFunc) error {
+	for {
+		sh.mu.Lock()
+		muts := sh.muts
+		sh.mu.Unlock()
+		unchanged := func() error {
+			if sh.muts != muts {
+				return errChanged
+			}
+			return nil
+		}
+		old, err := m.Get(ctx, key, nil)
+		found := err == nil
+		if err != nil && !errors.Is(err, ErrNotFound) {
+			return err
+		}
+		put, verdict, err := fn(old, found)
+		if err != nil {
+			return err
+		}
+		switch {
+		case verdict == Put:
+			if err := m.check(key, len(put.Value)); err != nil {
+				return err
+			}
+			r := newRecord(key, put)
+			if len(put.Value) > m.h.pieces {
+				err = m.setBig(ctx, sh, hs, r, unchanged)
+			} else {
+				err = m.setSlow(ctx, sh, hs, r, unchanged)
+			}
+		case verdict == Remove && found:
+			err = m.do(ctx, sh, hs, key, func(hd *holding) step {
+				p, e, st := sh.find(m.h, hs, key, wordPresent, hd, false)
+				if st != present {
+					return sh.miss(m.h, p, st, needHead)
+				}
+				if err := unchanged(); err != nil {
+					return step{err: err}
+				}
+				sh.remove(m.h, p, e)
+				sh.count.deletes++
+				return step{}
+			})
+			if err == ErrNotFound {
+				err = errChanged
+			}
+		}
+		if err != errChanged {
+			return err
+		}
+	}
+}
+
+// orphan is the pieces of a value whose head is gone.
+type orphan struct {
+	m   *Map
+	big bigHead
+	n   int // the first n pieces remain
+}
+
+// orphan remembers to remove the pieces of the head e.
+func (h *Heap) orphan(e entry) {
+	m := (*h.maps.Load())[e.mapID()]
+	big := bigOf(e)
+	h.forget(orphan{m, big, big.count()})
+}
+
+// forget has the janitor remove the pieces of o.
+func (h *Heap) forget(o orphan) {
+	h.mu.Lock()
+	h.orphans = append(h.orphans, o)
+	h.mu.Unlock()
+	h.wakeJanitor()
+}
+
+// bury removes the pieces that are local, and those that are far once it is
+// sure of them, from the last to the first. It stops at the first that it
+// cannot be sure of just now.
+func (o *orphan) bury(ctx context.Context) error {
+	for ; o.n > 0; o.n-- {
+		k := o.big.key(o.n - 1)
+		hs := o.m.hash(k[:])
+		sh := o.m.shard(hs)
+		err := o.m.do(ctx, sh, hs, k[:], func(hd *holding) step {
+			p, e, st := sh.find(o.m.h, hs, k[:], pieceKind, hd, false)
+			switch st {
+			case absent:
+				return step{}
+			case remote:
+				return sh.miss(o.m.h, p, st, needHead)
+			}
+			sh.remove(o.m.h, p, e)
+			return step{}
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

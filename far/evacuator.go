@@ -1,0 +1,345 @@
+package far
+
+import (
+	"errors"
+	"time"
+)
+
+// The evacuator is the goroutine that keeps some segments of the local logs
+// empty (the paper's section 5.3). It takes a segment in order of age and asks
+// of each entry in it whether the index still refers to it, and then: a hot
+// one is kept, at the end of the logs and a little cooler, which makes the
+// whole CLOCK; a cold one with a far copy has its word turned to the far copy;
+// a cold one without is staged, written to far memory together with others,
+// and then has its word turned. Mutators go on all the while: an entry is
+// looked at and moved under its shard's lock, and none is held while the store
+// works; if the entry was changed meanwhile, its far copy is dead.
+//
+// While there is room enough for all that lives, nothing is evacuated: the
+// segments with the fewest live bytes are compacted.
+
+const (
+	// compactBelow is the part of the logs that may live before anything is
+	// evacuated.
+	compactBelow = 0.85
+	// keepAtMost is the part of a segment that is kept for being hot, so that
+	// every segment that is evacuated yields some room.
+	keepAtMost = 0.75
+	// worthwhile is the part of a segment that must be reclaimable.
+	worthwhile = 0.125
+)
+
+// aim is what the evacuator does with the entries of a segment.
+type aim uint8
+
+const (
+	compact    aim = iota // keep them
+	evict                 // keep the hot
+	evictClean            // keep the hot, and those without a far copy
+)
+
+func (h *Heap) evacuator() {
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		select {
+		case <-h.ctx.Done():
+			h.logs.finish(ErrClosed)
+			return
+		case <-h.logs.kick:
+		case <-timer.C:
+		}
+		for h.ctx.Err() == nil && h.makeRoom() {
+		}
+		if err := h.tidy(); err != nil {
+			h.logs.note(err)
+		}
+		if err := h.far.resting(); err != nil && !errors.Is(err, ErrStoreFull) {
+			timer.Reset(time.Until(h.far.retry))
+		}
+	}
+}
+
+// makeRoom works on one segment if there is too little room, and reports
+// whether it should be called again.
+func (h *Heap) makeRoom() bool {
+	l := &h.logs
+	if l.satisfied() {
+		l.finish(nil)
+		return false
+	}
+	s, what := h.victim()
+	if s < 0 {
+		h.stuck()
+		return false
+	}
+	err := h.evacuate(s, what)
+	l.note(err)
+	if l.hasRoom() {
+		l.finish(nil)
+	}
+	return true
+}
+
+// stuck ends the waiting of those who need room that cannot be made: at once
+// if the store is full, otherwise their deadlines do.
+func (h *Heap) stuck() {
+	err := h.far.err
+	if err == nil || !errors.Is(err, ErrStoreFull) || h.orphaned() {
+		h.logs.note(err)
+		return
+	}
+	h.logs.full.Store(h.far.retry.UnixNano())
+	h.logs.finish(errFull)
+}
+
+// victim chooses the segment to work on and what to do with it; -1 if there is
+// none that would yield room.
+func (h *Heap) victim() (int, aim) {
+	l := &h.logs
+	if live, usable := l.usage(); float64(live) < compactBelow*float64(usable) {
+		if s := l.sparsest(func(s *logSegment) int64 { return s.live.Load() }); s >= 0 {
+			return s, compact
+		}
+	}
+	if h.farReady(unit) {
+		return l.oldest(), evict
+	}
+	s := l.sparsest(func(s *logSegment) int64 { return s.live.Load() - s.clean.Load() })
+	return s, evictClean
+}
+
+// sparsest returns the sealed segment with the least cost, in bytes that would
+// have to be kept, or -1 if none is worthwhile.
+func (l *logs) sparsest(cost func(s *logSegment) int64) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	best, least := -1, int64(float64(l.segSize)*(1-worthwhile))
+	for i := range l.segs {
+		if s := &l.segs[i]; s.sealed {
+			if c := cost(s); c < least {
+				best, least = i, c
+			}
+		}
+	}
+	return best
+}
+
+// oldest returns the oldest sealed segment, or -1.
+func (l *logs) oldest() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	best := -1
+	for i := range l.segs {
+		s := &l.segs[i]
+		if s.sealed && (best < 0 || s.seq < l.segs[best].seq) {
+			best = i
+		}
+		if s.sealed && s.live.Load() == 0 {
+			return i
+		}
+	}
+	return best
+}
+
+// evacuate empties segment s. If the store fails, what could not be written
+// stays where it is.
+func (h *Heap) evacuate(s int, what aim) error {
+	l := &h.logs
+	seg := &l.segs[s]
+	h.count.evacuatedSegments.Add(1)
+	begin := s * l.segSize
+	end := begin + seg.used
+	kept := 0
+	settled := begin // the staged entries before it are settled
+	var failed error
+	for off := begin; off < end; {
+		e := entry(l.mem[off:])
+		n := e.size()
+		switch h.evacuateEntry(e, uint64(off)/unit, what, &kept) {
+		case outcomeStagingFull:
+			if err := h.settle(settled, off); err != nil {
+				settled, end, failed = off, off, err // leave the rest
+				continue
+			}
+			settled = off
+			if what == evict && !h.farReady(n) {
+				h.far.close() // it is as good as full
+				what = evictClean
+			}
+			continue // try this one again
+		case outcomeNoRoom:
+			end = off // leave the rest
+			continue
+		}
+		off += n
+	}
+	if err := h.settle(settled, end); err != nil {
+		failed = err
+	}
+	if seg.live.Load() == 0 {
+		l.release(s)
+	}
+	return failed
+}
+
+type outcome uint8
+
+const (
+	outcomeDone outcome = iota
+	outcomeStagingFull
+	outcomeNoRoom
+)
+
+// evacuateEntry deals with the entry at a local address.
+func (h *Heap) evacuateEntry(e entry, addr uint64, what aim, kept *int) outcome {
+	m := (*h.maps.Load())[e.mapID()]
+	hs := e.hash()
+	sh := m.shard(hs)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	p := sh.t.find(hs.tag(), word(addr))
+	if p == none {
+		return outcomeDone // overwritten, deleted or moved
+	}
+	w := sh.t.word(p)
+	n := e.size()
+	keep := false
+	switch {
+	case e.expired():
+		sh.expire(h, p, e)
+		return outcomeDone
+	case what == compact:
+		keep = true
+	case w.hot() > 0 && *kept+n <= int(keepAtMost*float64(h.logs.segSize)):
+		*w -= hotOne
+		keep = true
+	}
+	if keep {
+		switch err := h.keepLocal(w, e, addr); {
+		case err == nil:
+			*kept += n
+			return outcomeDone
+		case what != evict:
+			return outcomeNoRoom
+		}
+	}
+	switch {
+	case e.clean() && !h.far.seg(e.far()).gone():
+		h.logs.bury(e, addr)
+		*w = newWord(e.far(), n, w.flags()) | wordFar
+		h.count.evacuatedClean.Add(1)
+		return outcomeDone
+	case what != evict:
+		if h.keepLocal(w, e, addr) != nil {
+			return outcomeNoRoom
+		}
+		*kept += n
+		return outcomeDone
+	case !h.far.fits(n):
+		return outcomeStagingFull
+	}
+	h.unclean(e, addr)
+	e.setFar(h.far.stage(e))
+	e.setFlag(flagStaged)
+	return outcomeDone
+}
+
+// keepLocal moves a local entry to the end of the logs. Its shard's lock must
+// be held.
+func (h *Heap) keepLocal(w *word, e entry, addr uint64) error {
+	l := &h.logs
+	n := e.size()
+	c, to, ok := l.place(&l.hot, n, 0)
+	if !ok {
+		return errNoRoom
+	}
+	copy(c, e[:n])
+	if e.clean() {
+		l.seg(to).clean.Add(int64(n))
+	}
+	l.bury(e, addr)
+	*w = w.at(to)
+	return nil
+}
+
+// unclean makes a local entry one without a far copy. Its shard's lock must be
+// held.
+func (h *Heap) unclean(e entry, addr uint64) {
+	if !e.clean() {
+		return
+	}
+	n := e.size()
+	h.logs.seg(addr).clean.Add(-int64(n))
+	h.buryFar(e.far(), roundSize(n))
+	e.setFar(0)
+}
+
+// settle writes what is staged and turns the words of the entries that were
+// staged from the local addresses [begin, end), in bytes.
+func (h *Heap) settle(begin, end int) error {
+	l := &h.logs
+	to := h.far.open
+	bytes := h.far.staged
+	err := h.far.flush(h.ctx)
+	if err == nil {
+		h.count.bytesOut.Add(uint64(bytes))
+	}
+	for off := begin; off < end; {
+		e := entry(l.mem[off:])
+		n := e.size()
+		if e.staged() {
+			h.settleEntry(e, uint64(off)/unit, to, err == nil)
+		}
+		off += n
+	}
+	if to != nil && to.dead() {
+		h.wakeJanitor()
+	}
+	return err
+}
+
+// settleEntry turns the word of an entry whose far copy has been written, or
+// has not.
+func (h *Heap) settleEntry(e entry, addr uint64, to *farSegment, written bool) {
+	m := (*h.maps.Load())[e.mapID()]
+	hs := e.hash()
+	sh := m.shard(hs)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	n := e.size()
+	far := e.far()
+	e.clearFlag(flagStaged)
+	e.setFar(0)
+	p := sh.t.find(hs.tag(), word(addr))
+	if !written || p == none || to.gone() {
+		to.live.Add(-int64(roundSize(n)))
+		return
+	}
+	w := sh.t.word(p)
+	h.logs.bury(e, addr)
+	*w = newWord(far, n, w.flags()) | wordFar
+	h.count.evacuated.Add(1)
+}
+
+// satisfied reports whether there are as many empty segments as there should
+// be.
+func (l *logs) satisfied() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.available() > l.low+l.want
+}
+
+// hasRoom reports whether a mutator could open a segment.
+func (l *logs) hasRoom() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.available() > reserved+l.want
+}
+
+// note remembers why the store takes nothing just now.
+func (l *logs) note(err error) {
+	l.mu.Lock()
+	l.trouble = err
+	l.mu.Unlock()
+}

@@ -1,0 +1,281 @@
+package far
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// storeTimeout bounds every operation on the store that no caller waits for.
+const storeTimeout = 10 * time.Second
+
+// farSegment is a segment borrowed from the store. It is written once, from
+// the front to the back, and lives until nothing refers to it.
+type farSegment struct {
+	seg Segment
+	id  uint64
+	age uint64 // order of opening
+
+	// live is the bytes, in whole size classes, of the entries that the index
+	// refers to, by itself or through a local copy.
+	live atomic.Int64
+	// pins counts the reads under way. They are taken under the lock of a
+	// shard whose index refers to the segment, so none comes once live is 0.
+	pins   atomic.Int64
+	lost   atomic.Bool // the store has lost it
+	sealed atomic.Bool // nothing is written to it any more
+
+	counted bool         // the loss is accounted for; the janitor's
+	broken  bool         // it cannot be walked, so it cannot be cleaned; the evacuator's
+	end     int          // bytes written; the evacuator's until sealed
+	filled  atomic.Int64 // the same in whole size classes
+}
+
+// dead reports whether nothing can refer to s any more.
+func (s *farSegment) dead() bool {
+	return s.sealed.Load() && s.live.Load() == 0 && s.pins.Load() == 0
+}
+
+// gone reports whether the store has lost s.
+func (s *farSegment) gone() bool {
+	if s.lost.Load() {
+		return true
+	}
+	select {
+	case <-s.seg.Lost():
+		s.lost.Store(true)
+		return true
+	default:
+		return false
+	}
+}
+
+// farLog is the far memory of a heap: segments, of which one is open and is
+// appended to through a staging buffer, by the evacuator alone.
+type farLog struct {
+	store   Store
+	segSize int
+	units   uint64 // segSize in units of addresses
+
+	// segs are the segments by id, from 1. The slice is replaced to grow.
+	segs atomic.Pointer[[]atomic.Pointer[farSegment]]
+
+	mu    sync.Mutex
+	ids   []uint64 // ids to use again, under mu
+	spare Segment  // kept so that a full store can be cleaned, under mu
+	count int      // segments that are in use, under mu
+
+	// The rest is the evacuator's.
+	open    *farSegment
+	staging []byte
+	staged  int // bytes in staging, to be written at open.end
+	age     uint64
+	retry   time.Time // not before then is the store asked for memory again
+	backoff time.Duration
+	err     error // why
+}
+
+func (f *farLog) init(store Store, staging []byte) {
+	f.store, f.segSize, f.staging = store, store.SegmentSize(), staging
+	f.units = uint64(f.segSize / unit)
+	segs := make([]atomic.Pointer[farSegment], 64)
+	f.segs.Store(&segs)
+}
+
+// seg returns the segment of a far address. There is one as long as the index
+// refers to it.
+func (f *farLog) seg(addr uint64) *farSegment {
+	return (*f.segs.Load())[addr/f.units].Load()
+}
+
+// offset is the offset in bytes of a far address in its segment.
+func (f *farLog) offset(addr uint64) int { return int(addr%f.units) * unit }
+
+// all calls fn for every segment in use.
+func (f *farLog) all(fn func(s *farSegment)) {
+	segs := *f.segs.Load()
+	for i := range segs {
+		if s := segs[i].Load(); s != nil {
+			fn(s)
+		}
+	}
+}
+
+// add makes a borrowed segment one of the log's.
+func (f *farLog) add(seg Segment) (*farSegment, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	segs := *f.segs.Load()
+	var id uint64
+	if n := len(f.ids); n > 0 {
+		id, f.ids = f.ids[n-1], f.ids[:n-1]
+	} else {
+		id = uint64(f.count) + 1
+	}
+	if id*f.units+f.units > addrMask {
+		return nil, fmt.Errorf("%w: %d segments are more than can be addressed", ErrStoreFull, id)
+	}
+	if id >= uint64(len(segs)) {
+		more := make([]atomic.Pointer[farSegment], 2*len(segs))
+		for i := range segs {
+			more[i].Store(segs[i].Load())
+		}
+		f.segs.Store(&more)
+		segs = more
+	}
+	f.count++
+	f.age++
+	s := &farSegment{seg: seg, id: id, age: f.age}
+	segs[id].Store(s)
+	return s, nil
+}
+
+// drop forgets a dead segment and gives it back to the store, or keeps it as
+// the spare one.
+func (f *farLog) drop(ctx context.Context, s *farSegment) error {
+	f.mu.Lock()
+	at := &(*f.segs.Load())[s.id]
+	if at.Load() != s {
+		f.mu.Unlock()
+		return nil // somebody else did
+	}
+	at.Store(nil)
+	f.ids = append(f.ids, s.id)
+	f.count--
+	if f.spare == nil && !s.gone() && f.count > 0 {
+		f.spare = s.seg
+		f.mu.Unlock()
+		return nil
+	}
+	f.mu.Unlock()
+	if s.gone() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
+	defer cancel()
+	if err := s.seg.Free(ctx); err != nil {
+		return fmt.Errorf("cannot give %s back: %w", s.seg.Name(), err)
+	}
+	return nil
+}
+
+// takeSpare returns the spare segment, or nil.
+func (f *farLog) takeSpare() Segment {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := f.spare
+	f.spare = nil
+	return s
+}
+
+// borrow gets a segment from the store, and a spare one behind it.
+func (f *farLog) borrow(ctx context.Context) (Segment, error) {
+	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
+	defer cancel()
+	seg, err := f.store.Alloc(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("cannot borrow far memory: %w", err)
+	}
+	f.mu.Lock()
+	need := f.spare == nil
+	f.mu.Unlock()
+	if need {
+		if spare, err := f.store.Alloc(ctx); err == nil {
+			f.mu.Lock()
+			f.spare = spare
+			f.mu.Unlock()
+		}
+	}
+	return seg, nil
+}
+
+// fits reports whether an entry of n bytes can be staged as things are.
+func (f *farLog) fits(n int) bool {
+	return f.open != nil && f.staged+n <= len(f.staging) && f.open.end+f.staged+n <= f.segSize
+}
+
+// stage copies e behind what is staged and returns its address to be. The
+// bytes count as live from now on. fits must have said so.
+func (f *farLog) stage(e entry) uint64 {
+	n := e.size()
+	addr := f.open.id*f.units + uint64(f.open.end+f.staged)/unit
+	c := entry(f.staging[f.staged : f.staged+n])
+	clear(c[copy(c, e[:e.end()]):])
+	c.seal(addr)
+	f.staged += n
+	f.open.live.Add(int64(roundSize(n)))
+	f.open.filled.Add(int64(roundSize(n)))
+	return addr
+}
+
+// flush writes what is staged. If that fails, the caller has to account for
+// what it staged as dead, and the segment is not written to any more, since
+// nobody knows what became of the write.
+func (f *farLog) flush(ctx context.Context) error {
+	if f.staged == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
+	defer cancel()
+	s, p := f.open, f.staging[:f.staged]
+	err := s.seg.Write(ctx, p, s.end)
+	s.end += f.staged
+	f.staged = 0
+	if err == nil && s.gone() {
+		err = &LostError{s.seg.Name()}
+	}
+	if err != nil {
+		f.close()
+		return f.failed(fmt.Errorf("cannot evacuate %d bytes to %s: %w", len(p), s.seg.Name(), err))
+	}
+	f.succeeded()
+	return nil
+}
+
+// close seals the open segment.
+func (f *farLog) close() {
+	if f.open != nil {
+		f.open.sealed.Store(true)
+		f.open = nil
+	}
+}
+
+// openWith makes seg the open segment.
+func (f *farLog) openWith(seg Segment) error {
+	s, err := f.add(seg)
+	if err != nil {
+		return err
+	}
+	f.close()
+	f.open = s
+	return nil
+}
+
+const (
+	minBackoff = 5 * time.Millisecond
+	maxBackoff = time.Second
+)
+
+// failed notes an error of the store, and that it is to be left alone for a
+// while. A full one is asked again soon.
+func (f *farLog) failed(err error) error {
+	f.backoff = min(max(2*f.backoff, minBackoff), maxBackoff)
+	if errors.Is(err, ErrStoreFull) {
+		f.backoff = minBackoff
+	}
+	f.err, f.retry = err, time.Now().Add(f.backoff)
+	return err
+}
+
+func (f *farLog) succeeded() { f.err, f.backoff = nil, 0 }
+
+// resting reports whether the store is to be left alone, and why.
+func (f *farLog) resting() error {
+	if f.err != nil && time.Now().Before(f.retry) {
+		return f.err
+	}
+	return nil
+}

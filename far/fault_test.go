@@ -1,0 +1,178 @@
+package far
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+)
+
+var errInjected = errors.New("injected")
+
+// faultStore is a MemStore whose memory can be made to fail in every way that
+// borrowed memory does.
+type faultStore struct {
+	*MemStore
+
+	full      atomic.Bool
+	failAlloc atomic.Bool
+	failRead  atomic.Bool
+	failWrite atomic.Bool
+	flaky     atomic.Int64 // of 1000 operations, fail so many
+	corrupt   atomic.Int64 // of 1000 reads, damage so many
+	reads     atomic.Int64
+	ops       atomic.Int64
+
+	mu   sync.Mutex
+	gate chan struct{} // if not nil, reads wait until it is closed
+	segs map[*faultSegment]bool
+}
+
+func newFaultStore(size, segments int) *faultStore {
+	return &faultStore{MemStore: NewMemStore(size, segments), segs: map[*faultSegment]bool{}}
+}
+
+func chance(perMille *atomic.Int64) bool {
+	n := perMille.Load()
+	return n > 0 && rand.Int64N(1000) < n
+}
+
+func (s *faultStore) Alloc(ctx context.Context) (Segment, error) {
+	switch {
+	case s.full.Load():
+		return nil, fmt.Errorf("%w: told so", ErrStoreFull)
+	case s.failAlloc.Load() || chance(&s.flaky):
+		return nil, errInjected
+	}
+	seg, err := s.MemStore.Alloc(ctx)
+	if err != nil {
+		return nil, err
+	}
+	f := &faultSegment{Segment: seg, store: s, lost: make(chan struct{})}
+	s.mu.Lock()
+	s.segs[f] = true
+	s.mu.Unlock()
+	return f, nil
+}
+
+// hold makes reads wait until the function that it returns is called.
+func (s *faultStore) hold() (release func()) {
+	gate := make(chan struct{})
+	s.mu.Lock()
+	s.gate = gate
+	s.mu.Unlock()
+	return func() {
+		s.mu.Lock()
+		s.gate = nil
+		s.mu.Unlock()
+		close(gate)
+	}
+}
+
+func (s *faultStore) Read(ctx context.Context, ops []ReadOp) {
+	s.reads.Add(1)
+	s.ops.Add(int64(len(ops)))
+	s.mu.Lock()
+	gate := s.gate
+	s.mu.Unlock()
+	if gate != nil {
+		select {
+		case <-gate:
+		case <-ctx.Done():
+			for i := range ops {
+				ops[i].Err = ctx.Err()
+			}
+			return
+		}
+	}
+	for i := range ops {
+		op := &ops[i]
+		f := op.Seg.(*faultSegment)
+		if f.isLost() || s.failRead.Load() || chance(&s.flaky) {
+			op.Err = errInjected
+			continue
+		}
+		inner := []ReadOp{{Seg: f.Segment, Off: op.Off, Buf: op.Buf}}
+		s.MemStore.Read(ctx, inner)
+		op.Err = inner[0].Err
+		if chance(&s.corrupt) {
+			op.Buf[rand.IntN(min(len(op.Buf), 40))] ^= 1 << rand.IntN(8)
+		}
+	}
+}
+
+// lose takes away every segment that is lent and that pick wants, and returns
+// how many that were.
+func (s *faultStore) lose(pick func(i int) bool) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i, n := 0, 0
+	for f := range s.segs {
+		if pick(i) {
+			close(f.lost)
+			delete(s.segs, f)
+			n++
+		}
+		i++
+	}
+	return n
+}
+
+type faultSegment struct {
+	Segment
+	store *faultStore
+	lost  chan struct{}
+}
+
+func (f *faultSegment) isLost() bool {
+	select {
+	case <-f.lost:
+		return true
+	default:
+		return false
+	}
+}
+
+func (f *faultSegment) Write(ctx context.Context, p []byte, off int) error {
+	if f.isLost() || f.store.failWrite.Load() || chance(&f.store.flaky) {
+		return errInjected
+	}
+	return f.Segment.Write(ctx, p, off)
+}
+
+func (f *faultSegment) Free(ctx context.Context) error {
+	f.store.mu.Lock()
+	delete(f.store.segs, f)
+	f.store.mu.Unlock()
+	return f.Segment.Free(ctx)
+}
+
+func (f *faultSegment) Lost() <-chan struct{} { return f.lost }
+
+// tiny is a layout so small that a few hundred kilobytes of entries go through
+// everything that a heap does. Keys must not be longer than a kilobyte.
+var tiny = layout{
+	segSize: 16 << 10,
+	staging: 16 << 10,
+	fetch:   2 * maxBuf,
+	logs:    (12*16 + 8*4) << 10,
+	open:    1,
+	shards:  8,
+}
+
+const tinySegment = 32 << 10 // of its store
+
+// newTinyHeap makes a heap whose logs hold local bytes.
+func newTinyHeap(t testing.TB, store Store, local int64) (*Heap, *Map) {
+	t.Helper()
+	h, m := openTiny(t, store, local)
+	t.Cleanup(func() {
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return h, m
+}

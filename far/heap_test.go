@@ -1,0 +1,126 @@
+package far
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+// testSegment is the size of the segments of the stores in tests.
+const testSegment = 256 << 10
+
+// newTestHeap makes a heap that the test closes, and a map on it.
+func newTestHeap(t testing.TB, store Store, cfg Config) (*Heap, *Map) {
+	t.Helper()
+	if cfg.Local == 0 {
+		cfg.Local = MinLocal
+	}
+	h, err := NewHeap(store, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return h, h.NewMap("test")
+}
+
+func within(t testing.TB, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// noise is random bytes for values.
+var noise = func() []byte {
+	b := make([]byte, 1<<20)
+	r := rand.New(rand.NewPCG(1, 1))
+	for i := 0; i < len(b); i += 8 {
+		binary.LittleEndian.PutUint64(b[i:], r.Uint64())
+	}
+	return b
+}()
+
+// value makes n bytes that can be told from those of other seeds.
+func value(seed uint64, n int) []byte {
+	off := int(seed * 0x9e3779b97f4a7c15 >> 45) // 19 bits
+	if off+n <= len(noise) {
+		return noise[off : off+n : off+n]
+	}
+	b := append([]byte(nil), noise[off:]...)
+	for len(b) < n {
+		b = append(b, noise...)
+	}
+	return b[:n]
+}
+
+func key(i int) []byte { return fmt.Appendf(nil, "key:%08d", i) }
+
+func mustSet(t testing.TB, m *Map, k, v []byte) {
+	t.Helper()
+	if err := m.Set(within(t, 30*time.Second), k, Entry{Value: v}); err != nil {
+		t.Fatalf("Set(%q): %v", k, err)
+	}
+}
+
+func mustGet(t testing.TB, m *Map, k, want []byte) {
+	t.Helper()
+	e, err := m.Get(within(t, 30*time.Second), k, nil)
+	if err != nil {
+		t.Fatalf("Get(%q): %v", k, err)
+	}
+	if !bytes.Equal(e.Value, want) {
+		t.Fatalf("Get(%q): got %d bytes that are not the %d that were set", k, len(e.Value), len(want))
+	}
+}
+
+func TestHoldsManyTimesItsBudget(t *testing.T) {
+	store := NewMemStore(testSegment, 1000)
+	h, m := newTestHeap(t, store, Config{})
+	const n = 32 << 10 // of 1 KiB: eight times the budget
+	for i := range n {
+		mustSet(t, m, key(i), value(uint64(i), 1024))
+	}
+	for i := range n {
+		mustGet(t, m, key(i), value(uint64(i), 1024))
+	}
+	if got := m.Len(); got != n {
+		t.Errorf("Len: got %d, want %d", got, n)
+	}
+	s := h.Stats()
+	if s.Resident > s.Budget {
+		t.Errorf("resident %d of %d bytes", s.Resident, s.Budget)
+	}
+	for i := range n {
+		if ok, err := m.Delete(context.Background(), key(i)); !ok || err != nil {
+			t.Fatalf("Delete(%d): %v, %v", i, ok, err)
+		}
+	}
+	if _, err := m.Get(context.Background(), key(0), nil); !errors.Is(err, ErrNotFound) {
+		t.Errorf("Get after Delete: %v", err)
+	}
+	if got := m.Len(); got != 0 {
+		t.Errorf("Len: got %d, want 0", got)
+	}
+	t.Logf("%+v", s)
+	t.Logf("%+v", h.Stats())
+}
+
+func TestLargeValues(t *testing.T) {
+	_, m := newTestHeap(t, NewMemStore(testSegment, 1000), Config{MaxValue: 32 << 20})
+	for i, n := range []int{16 << 10, 16<<10 + 1, 1 << 20, 20 << 20} {
+		mustSet(t, m, key(i), value(uint64(i), n))
+		mustGet(t, m, key(i), value(uint64(i), n))
+	}
+	mustGet(t, m, key(2), value(2, 1<<20))
+	if got := m.Len(); got != 4 {
+		t.Errorf("Len: got %d, want 4", got)
+	}
+}

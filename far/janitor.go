@@ -1,0 +1,231 @@
+package far
+
+import (
+	"context"
+	"time"
+)
+
+// The janitor is the goroutine that does what nobody waits for: it gives dead
+// segments back to the store, accounts for segments that were lost, removes
+// the pieces of large values that are gone, and looks for entries whose time
+// has come and that nobody asks for.
+
+const (
+	// sweepEvery is the time between two looks for expired entries, and the
+	// longest that a loss goes unnoticed if nobody reads.
+	sweepEvery = 100 * time.Millisecond
+	// A look takes in so many buckets of the index, and reads so many
+	// headers of far entries. If more than a quarter of the entries with an
+	// expiry have expired, the next look follows at once.
+	sweepBuckets = 1024
+	sweepHeads   = maxBatch
+)
+
+func (h *Heap) wakeJanitor() {
+	select {
+	case h.poke <- struct{}{}:
+	default:
+	}
+}
+
+func (h *Heap) janitor() {
+	tick := time.NewTicker(sweepEvery)
+	defer tick.Stop()
+	sw := sweeper{klen: 64}
+	for {
+		timed := false
+		select {
+		case <-h.ctx.Done():
+			return
+		case <-h.poke:
+		case <-tick.C:
+			timed = true
+		}
+		h.far.all(func(s *farSegment) {
+			if s.gone() && !s.counted {
+				h.lose(s)
+			}
+			if s.dead() {
+				h.drop(s)
+			}
+		})
+		h.buryOrphans()
+		for timed && h.ctx.Err() == nil && sw.sweep(h) {
+		}
+	}
+}
+
+// drop gives a dead segment back. If that fails, the store has to notice by
+// itself that nobody uses it.
+func (h *Heap) drop(s *farSegment) {
+	if err := h.far.drop(h.ctx, s); err != nil {
+		h.count.unreturned.Add(1)
+	}
+}
+
+// lose marks the entries that were in s and nowhere else as lost.
+func (h *Heap) lose(s *farSegment) {
+	s.counted = true
+	for _, m := range *h.maps.Load() {
+		for i := range m.shards {
+			m.shards[i].lose(h, s)
+		}
+	}
+}
+
+func (sh *shard) lose(h *Heap, s *farSegment) {
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	for b := range sh.t.buckets {
+		words := &sh.t.buckets[b].words
+		for i, w := range words {
+			switch {
+			case w == 0 || w.isLost():
+			case !w.far():
+				if e := h.logs.at(w.addr()); e.clean() && e.far()/h.far.units == s.id {
+					h.unclean(e, w.addr())
+				}
+			case w.addr()/h.far.units == s.id:
+				words[i] |= wordLost
+				if w.visible() {
+					sh.entries--
+					sh.lost++
+					h.count.lost.Add(1)
+				}
+			}
+		}
+	}
+}
+
+// orphaned reports whether there are pieces to be removed.
+func (h *Heap) orphaned() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.orphans) > 0
+}
+
+// buryOrphans removes the pieces of values that are gone. What cannot be
+// removed just now stays for the next time.
+func (h *Heap) buryOrphans() {
+	for h.ctx.Err() == nil {
+		h.mu.Lock()
+		n := len(h.orphans)
+		if n == 0 {
+			h.mu.Unlock()
+			return
+		}
+		o := h.orphans[n-1]
+		h.mu.Unlock()
+		ctx, cancel := context.WithTimeout(h.ctx, storeTimeout)
+		err := o.bury(ctx)
+		cancel()
+
+		h.mu.Lock()
+		at := len(h.orphans) - 1
+		for h.orphans[at].big.version != o.big.version {
+			at-- // others have been appended
+		}
+		if err != nil {
+			// Let another one have a try first.
+			h.orphans[at], h.orphans[0] = h.orphans[0], o
+		} else {
+			last := len(h.orphans) - 1
+			h.orphans[at] = h.orphans[last]
+			h.orphans = h.orphans[:last]
+		}
+		h.mu.Unlock()
+		h.logs.wake() // there may be room now
+		if err != nil {
+			return
+		}
+	}
+}
+
+// sweeper walks over the index, a little at a time, in search of entries
+// whose time has come.
+type sweeper struct {
+	m, shard, bucket int
+	klen             int // length of the keys that are read with the headers
+}
+
+// sweep looks at the next stretch of the index and reports whether it paid.
+func (sw *sweeper) sweep(h *Heap) bool {
+	seen, expired := 0, 0
+	var far []*flight
+	maps := *h.maps.Load()
+	if len(maps) == 0 {
+		return false
+	}
+	if sw.m >= len(maps) {
+		sw.m, sw.shard, sw.bucket = 0, 0, 0
+	}
+	m := maps[sw.m]
+	for n := 0; n < sweepBuckets && len(far) < sweepHeads; {
+		sh := &m.shards[sw.shard]
+		sh.mu.Lock()
+		for ; sw.bucket < len(sh.t.buckets) && n < sweepBuckets && len(far) < sweepHeads; sw.bucket++ {
+			n++
+			for i := range bucketEntries {
+				p := place(sw.bucket*bucketEntries + i)
+				w := *sh.t.word(p)
+				if w&wordTTL == 0 || w.isLost() {
+					continue
+				}
+				if w.far() {
+					if h.far.seg(w.addr()).gone() {
+						continue
+					}
+					switch f, leader, _ := h.board(sh, sh.t.tag(p), w, false, sw.klen); {
+					case leader:
+						far = append(far, f)
+					case f != nil:
+						f.release(h) // somebody is looking at it anyway
+					}
+					continue
+				}
+				seen++
+				if e := h.logs.at(w.addr()); e.expired() {
+					sh.expire(h, p, e)
+					expired++
+				}
+			}
+		}
+		end := sw.bucket >= len(sh.t.buckets)
+		sh.mu.Unlock()
+		if end {
+			n++ // an empty shard is a look, too
+			sw.shard, sw.bucket = sw.shard+1, 0
+			if sw.shard == len(m.shards) {
+				sw.m, sw.shard = sw.m+1, 0
+				break
+			}
+		}
+	}
+	ctx, cancel := context.WithTimeout(h.ctx, storeTimeout)
+	h.lead(ctx, m, far...)
+	cancel()
+	for _, f := range far {
+		if f.e != nil {
+			seen++
+			if f.e.expired() && f.sh.expireFar(h, f) {
+				expired++
+			}
+		} else if f.short {
+			sw.klen = MaxKeySize
+		}
+		f.release(h)
+	}
+	return seen > 0 && 4*expired > seen
+}
+
+// expireFar removes the entry that f found expired, if it is still there.
+func (sh *shard) expireFar(h *Heap, f *flight) bool {
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	p := sh.t.find(f.tag, wordFar|word(f.addr))
+	if p == none || sh.t.word(p).isLost() {
+		return false
+	}
+	sh.expire(h, p, f.e)
+	return true
+}

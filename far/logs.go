@@ -1,0 +1,299 @@
+package far
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"polder/internal/arena"
+)
+
+// logs is the local memory of entries: segments of one size, filled from the
+// front and emptied as a whole by the evacuator (the paper's section 5.2).
+// It also keeps the account of the budget, which the index draws on too.
+//
+// An openLog's mutex comes before logs.mu, and after a shard's.
+type logs struct {
+	mapping *arena.Mapping
+	mem     []byte
+	first   int // offset of mem in mapping
+	segSize int
+	segs    []logSegment
+	open    []openLog // the mutators', by shard
+	hot     openLog   // the evacuator's, for what it keeps
+
+	// full is the time, in Unix nanoseconds, until which waiting for room is
+	// known to be useless. The next entry that dies makes it 0.
+	full atomic.Int64
+
+	mu       sync.Mutex
+	empty    []int32 // resident segments that hold nothing, under mu
+	absent   []int32 // segments without memory, under mu
+	resident int     // number of segments with memory, under mu
+	budget   int64   // for index and logs; immutable
+	others   int64   // what else there is in Config.Local; immutable
+	index    int64   // bytes of it that the index has, under mu
+	want     int     // empty segments that the index waits for, under mu
+	seq      uint64  // age of the youngest segment, under mu
+	round    *round  // what those who wait for room wait for, under mu
+	waiting  int     // number of them, under mu
+	trouble  error   // why the store takes nothing just now, or nil, under mu
+	low      int     // the evacuator keeps that many segments empty; immutable
+	kick     chan struct{}
+}
+
+// logSegment is the state of one segment of the local logs.
+type logSegment struct {
+	live  atomic.Int64 // bytes of entries that the index refers to
+	clean atomic.Int64 // those of them that have a far copy
+
+	sealed bool   // full, and so the evacuator's; under logs.mu
+	seq    uint64 // age; under logs.mu
+	used   int    // bytes filled; under the openLog's mutex until sealed
+}
+
+// openLog is a segment that is being filled.
+type openLog struct {
+	mu  sync.Mutex
+	seg int // none at -1; under mu
+	_   [48]byte
+}
+
+// round is one stretch of the evacuator's work. Err is set before done is
+// closed.
+type round struct {
+	done chan struct{}
+	err  error
+}
+
+// reserved is the number of empty segments that only the evacuator may take:
+// what it keeps of a segment fits into one.
+const reserved = 1
+
+// minSegments is the number of segments below which the logs do not work.
+const minSegments = 8
+
+func (l *logs) init(budget, others int64, segSize, openLogs int) error {
+	n := int(budget) / segSize
+	// One more than needed, so that the first can begin at a multiple of the
+	// size: a huge page that lay in two segments could not be given back.
+	m, err := arena.Anonymous((n+1)*segSize, segSize >= arena.HugePageSize)
+	if err != nil {
+		return err
+	}
+	l.first = padding(m.Bytes(), segSize)
+	l.mapping, l.mem = m, m.Bytes()[l.first:l.first+n*segSize]
+	l.segSize, l.budget, l.others = segSize, budget, others
+	l.segs = make([]logSegment, n)
+	l.open = make([]openLog, openLogs)
+	for i := range l.open {
+		l.open[i].seg = -1
+	}
+	l.hot.seg = -1
+	for i := n - 1; i >= 0; i-- {
+		l.absent = append(l.absent, int32(i))
+	}
+	l.low = 2 + n/64
+	l.round = &round{done: make(chan struct{})}
+	l.kick = make(chan struct{}, 1)
+	return nil
+}
+
+// at returns the entry at a local address.
+func (l *logs) at(addr uint64) entry { return entry(l.mem[addr*unit:]) }
+
+// seg returns the segment of a local address.
+func (l *logs) seg(addr uint64) *logSegment {
+	return &l.segs[int(addr*unit)/l.segSize]
+}
+
+// wake starts the evacuator if it sleeps.
+func (l *logs) wake() {
+	select {
+	case l.kick <- struct{}{}:
+	default:
+	}
+}
+
+// available is the number of segments that could be taken. l.mu must be held.
+func (l *logs) available() int {
+	return len(l.empty) + min(len(l.absent), l.allowed(l.index)-l.resident)
+}
+
+// allowed is the number of segments that fit beside an index of that size.
+func (l *logs) allowed(index int64) int {
+	return int((l.budget - index) / int64(l.segSize))
+}
+
+// take gives out an empty segment if more than keep are left.
+func (l *logs) take(keep int) (int, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := l.available()
+	if n-1 <= l.low {
+		l.wake()
+	}
+	if n <= keep {
+		return 0, false
+	}
+	var s int32
+	if k := len(l.empty); k > 0 {
+		s, l.empty = l.empty[k-1], l.empty[:k-1]
+	} else {
+		k := len(l.absent)
+		s, l.absent = l.absent[k-1], l.absent[:k-1]
+		l.resident++
+	}
+	l.seq++
+	l.segs[s].seq, l.segs[s].used = l.seq, 0
+	return int(s), true
+}
+
+// place finds room for n bytes at the end of ol, opening another segment if
+// more than keep are left, and accounts for them. ol.mu must be held until the
+// entry is written, since the evacuator reads every segment that is sealed.
+func (l *logs) place(ol *openLog, n, keep int) (entry, uint64, bool) {
+	if ol.seg < 0 || l.segs[ol.seg].used+n > l.segSize {
+		s, ok := l.take(keep)
+		if !ok {
+			return nil, 0, false
+		}
+		l.seal(ol)
+		ol.seg = s
+	}
+	s := &l.segs[ol.seg]
+	off := ol.seg*l.segSize + s.used
+	s.used += n
+	s.live.Add(int64(n))
+	return entry(l.mem[off : off+n : off+n]), uint64(off) / unit, true
+}
+
+// seal hands ol's segment to the evacuator. ol.mu must be held.
+func (l *logs) seal(ol *openLog) {
+	if ol.seg < 0 {
+		return
+	}
+	l.mu.Lock()
+	l.segs[ol.seg].sealed = true
+	l.mu.Unlock()
+	ol.seg = -1
+}
+
+// release takes back a segment that nothing refers to any more.
+func (l *logs) release(s int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.segs[s].sealed = false
+	l.segs[s].clean.Store(0)
+	if l.resident > l.allowed(l.index) {
+		l.discard(int32(s))
+		return
+	}
+	l.empty = append(l.empty, int32(s))
+}
+
+// discard gives the memory of an empty segment back. l.mu must be held.
+func (l *logs) discard(s int32) {
+	if err := l.mapping.Punch(l.first+int(s)*l.segSize, l.segSize); err != nil {
+		panic("BUG: " + err.Error())
+	}
+	l.resident--
+	l.absent = append(l.absent, s)
+}
+
+// errNoRoom: the evacuator has to make room first.
+var errNoRoom = errors.New("no room")
+
+// growIndex accounts for n more bytes of index, which come out of the logs.
+// It fails with errNoRoom if the logs have to be evacuated first.
+func (l *logs) growIndex(n int64) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	allowed := l.allowed(l.index + n)
+	if allowed < minSegments {
+		total := l.others + l.budget
+		return fmt.Errorf("cannot grow the index to %d bytes: of the local budget of %d too little would be left for entries (give at least %d): %w",
+			l.index+n, total, l.others+l.index+n+int64(minSegments*l.segSize), ErrFull)
+	}
+	for l.resident > allowed {
+		k := len(l.empty)
+		if k <= reserved {
+			l.want = l.resident - allowed + reserved
+			l.wake()
+			return errNoRoom
+		}
+		s := l.empty[k-1]
+		l.empty = l.empty[:k-1]
+		l.discard(s)
+	}
+	l.index += n
+	l.want = 0
+	return nil
+}
+
+// shrinkIndex takes back n bytes from the index.
+func (l *logs) shrinkIndex(n int64) {
+	l.mu.Lock()
+	l.index -= n
+	l.mu.Unlock()
+}
+
+// bury accounts for the death of a local entry. Its shard's lock must be held.
+func (l *logs) bury(e entry, addr uint64) {
+	s := l.seg(addr)
+	n := int64(e.size())
+	s.live.Add(-n)
+	if e.clean() {
+		s.clean.Add(-n)
+	}
+}
+
+// finish ends the round of those who wait for room: they try again if err is
+// nil and fail with it otherwise.
+func (l *logs) finish(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.waiting == 0 {
+		return
+	}
+	l.round.err = err
+	close(l.round.done)
+	l.round = &round{done: make(chan struct{})}
+	l.waiting = 0
+}
+
+// join makes the caller one of those who wait for room. It then has to call
+// wake.
+func (l *logs) join() *round {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.waiting++
+	return l.round
+}
+
+// usage returns the bytes of live entries, and those that could live if the
+// segments that are to stay empty or are open are left out.
+func (l *logs) usage() (live, usable int64) {
+	for i := range l.segs {
+		live += l.segs[i].live.Load()
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := l.allowed(l.index) - l.low - 1 - len(l.open)
+	return live, int64(n) * int64(l.segSize)
+}
+
+// isFull reports whether waiting for room is known to be useless.
+func (l *logs) isFull() bool {
+	t := l.full.Load()
+	return t != 0 && time.Now().UnixNano() < t
+}
+
+// why returns the error that keeps the evacuator from evacuating, or nil.
+func (l *logs) why() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.trouble
+}

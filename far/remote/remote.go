@@ -1,0 +1,71 @@
+// Package remote lets a far heap evacuate to memory nodes: it makes a far.Store
+// of a pool.Pool.
+//
+// A store's segments are the pool's chunks, one for one. Reads of a batch go
+// out together; "no memory left" becomes far.ErrStoreFull. Everything may be
+// called by any number of goroutines, and a store keeps no state of its own
+// but the batches that it reuses.
+package remote
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"polder/far"
+	"polder/pool"
+)
+
+// NewStore returns a store that borrows from p, which stays the caller's.
+func NewStore(p *pool.Pool) far.Store { return &store{pool: p} }
+
+type store struct {
+	pool    *pool.Pool
+	batches sync.Pool // of *[]pool.Op
+}
+
+// SegmentSize implements far.Store.
+func (s *store) SegmentSize() int { return s.pool.ChunkSize() }
+
+// Alloc implements far.Store.
+func (s *store) Alloc(ctx context.Context) (far.Segment, error) {
+	c, err := s.pool.Alloc(ctx)
+	switch {
+	case errors.Is(err, pool.ErrNoMemory):
+		return nil, fmt.Errorf("%w: %w", far.ErrStoreFull, err)
+	case err != nil:
+		return nil, err
+	}
+	return segment{c}, nil
+}
+
+// Read implements far.Store.
+func (s *store) Read(ctx context.Context, ops []far.ReadOp) {
+	batch, _ := s.batches.Get().(*[]pool.Op)
+	if batch == nil {
+		batch = new([]pool.Op)
+	}
+	for i := range ops {
+		op := &ops[i]
+		*batch = append(*batch, pool.Op{
+			Kind: pool.OpRead, Chunk: op.Seg.(segment).Chunk, Off: int64(op.Off), Buf: op.Buf,
+		})
+	}
+	_ = s.pool.Do(ctx, *batch) // every operation has its own error
+	for i := range ops {
+		ops[i].Err = (*batch)[i].Err
+	}
+	clear(*batch)
+	*batch = (*batch)[:0]
+	s.batches.Put(batch)
+}
+
+// segment is a chunk as a far.Segment.
+type segment struct{ *pool.Chunk }
+
+// Write implements far.Segment.
+func (s segment) Write(ctx context.Context, p []byte, off int) error {
+	_, err := s.WriteContext(ctx, p, int64(off))
+	return err
+}

@@ -1,0 +1,218 @@
+package far
+
+import (
+	"context"
+	"iter"
+	"math/rand/v2"
+)
+
+// A cursor is the number of a shard, from bit 32 on, and a tag: what lies
+// before it has been yielded. Tables grow and entries move without changing
+// either.
+
+// scanStep is about the number of entries of one step of an iteration.
+const scanStep = 32
+
+// scanned is an entry that a step has come by.
+type scanned struct {
+	key []byte
+	e   Entry
+}
+
+// Scan calls yield for the keys of one step of an iteration, starting
+// from cursor 0, and returns the next cursor, 0 at the end. Every key
+// that is there throughout the iteration is yielded at least once,
+// however the map changes meanwhile. Key is valid during the call
+// only, and e is without its value, as that of Stat. Keys that are far are
+// read, but not kept. If Scan fails, nothing has been yielded.
+func (m *Map) Scan(ctx context.Context, cursor uint64, yield func(key []byte, e Entry)) (uint64, error) {
+	if err := m.h.begin(); err != nil {
+		return cursor, err
+	}
+	found, next, err := m.scan(ctx, cursor)
+	m.h.end()
+	if err != nil {
+		return cursor, err
+	}
+	for _, f := range found {
+		yield(f.key, f.e)
+	}
+	return next, nil
+}
+
+// scan returns the entries of the step from cursor, and the next cursor.
+func (m *Map) scan(ctx context.Context, cursor uint64) ([]scanned, uint64, error) {
+	klen := 64 // read that much of a far key at once
+	for {
+		s := scanner{m: m}
+		next := s.collect(cursor, klen)
+		if len(s.led)+len(s.joined) > 0 || s.busy != nil {
+			if err := s.fetch(ctx); err != nil {
+				return nil, cursor, err
+			}
+		}
+		switch {
+		case s.busy != nil:
+			select {
+			case <-s.busy:
+			case <-ctx.Done():
+				return nil, cursor, context.Cause(ctx)
+			}
+		case s.short:
+			klen = MaxKeySize
+		default:
+			return s.found, next, nil
+		}
+	}
+}
+
+// scanner is the work of one step of an iteration.
+type scanner struct {
+	m           *Map
+	found       []scanned
+	led, joined []*flight
+	busy        <-chan struct{} // there was no buffer; closed when there is
+	short       bool            // a key was longer than what was read of it
+}
+
+// collect gathers the entries from cursor on.
+func (s *scanner) collect(cursor uint64, klen int) (next uint64) {
+	m := s.m
+	at, tag := cursor>>32, cursor&(1<<32-1)
+	if at >= uint64(len(m.shards)) {
+		return 0
+	}
+	sh := &m.shards[at]
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	t := &sh.t
+	if len(t.buckets) > 0 {
+		for home := t.home(uint32(tag)); home < len(t.buckets); home++ {
+			if len(s.found)+len(s.led)+len(s.joined) >= scanStep {
+				return at<<32 | t.firstTag(home)
+			}
+			for b, left := home, len(t.buckets); left > 0; b, left = t.after(b), left-1 {
+				for i := range bucketEntries {
+					p := place(b*bucketEntries + i)
+					if t.word(p).visible() && t.home(t.tag(p)) == home && uint64(t.tag(p)) >= tag {
+						s.visit(sh, p, klen)
+					}
+				}
+				if t.buckets[b].over == 0 {
+					break
+				}
+			}
+		}
+	}
+	if at++; at == uint64(len(m.shards)) {
+		return 0
+	}
+	return at << 32
+}
+
+// visit takes note of an entry. sh.mu must be held.
+func (s *scanner) visit(sh *shard, p place, klen int) {
+	h := s.m.h
+	w := *sh.t.word(p)
+	if !w.far() {
+		s.add(h.logs.at(w.addr()))
+		return
+	}
+	if w.isLost() || h.far.seg(w.addr()).gone() {
+		return
+	}
+	f, leader, busy := h.board(sh, sh.t.tag(p), w, false, klen)
+	switch {
+	case busy != nil:
+		s.busy = busy
+	case leader:
+		s.led = append(s.led, f)
+	default:
+		s.joined = append(s.joined, f)
+	}
+}
+
+func (s *scanner) add(e entry) {
+	if !e.expired() {
+		s.found = append(s.found, scanned{append([]byte(nil), e.key()...), e.meta()})
+	}
+}
+
+// fetch reads the keys that are far.
+func (s *scanner) fetch(ctx context.Context) error {
+	h := s.m.h
+	err := context.Cause(ctx)
+	if err == nil {
+		h.lead(ctx, s.m, s.led...)
+	}
+	for i, f := range append(s.led, s.joined...) {
+		if err == nil && i >= len(s.led) {
+			err = f.wait(ctx)
+		}
+		if err == nil {
+			switch {
+			case f.e != nil:
+				s.add(f.e)
+			case f.short, f.mine:
+				s.short = true // look again
+			case f.err != nil && !f.corrupt() && !f.seg.gone():
+				err = f.err
+			case f.err == nil:
+				s.short = true // it has moved meanwhile
+			}
+		}
+		f.release(h)
+	}
+	return err
+}
+
+// Random returns a key chosen roughly at random, appended to dst, or
+// ErrNotFound if the map is empty.
+func (m *Map) Random(ctx context.Context, dst []byte) ([]byte, error) {
+	if err := m.h.begin(); err != nil {
+		return dst, err
+	}
+	defer m.h.end()
+	// From a random place on, the first step that comes by a key.
+	cursor := rand.Uint64N(uint64(len(m.shards)))<<32 | uint64(rand.Uint32())
+	for wrapped := 0; wrapped < 2; {
+		found, next, err := m.scan(ctx, cursor)
+		if err != nil {
+			return dst, err
+		}
+		if len(found) > 0 {
+			return append(dst, found[rand.IntN(len(found))].key...), nil
+		}
+		if cursor = next; next == 0 {
+			wrapped++
+		}
+	}
+	return dst, ErrNotFound
+}
+
+// All iterates over the keys, like Scan, without duplicates only if the
+// map does not change meanwhile. An error ends it.
+func (m *Map) All(ctx context.Context) iter.Seq2[[]byte, error] {
+	return func(yield func([]byte, error) bool) {
+		for cursor := uint64(0); ; {
+			if err := m.h.begin(); err != nil {
+				yield(nil, err)
+				return
+			}
+			found, next, err := m.scan(ctx, cursor)
+			m.h.end()
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			for _, f := range found {
+				if !yield(f.key, nil) {
+					return
+				}
+			}
+			if cursor = next; next == 0 {
+				return
+			}
+		}
+	}
+}

@@ -1,0 +1,203 @@
+package far
+
+import (
+	"fmt"
+	"hash/maphash"
+	"sync"
+)
+
+// shard is one part of a map: an index, and the lock under which the entries
+// that it refers to are read, written and moved. An entry is copied under the
+// lock, at most one at a time; no lock is held while the store works.
+type shard struct {
+	mu      sync.Mutex
+	id      int // its number in the map; immutable
+	t       table
+	flights map[uint64]*flight // reads under way, by far address
+	entries int                // without pieces and without the lost
+	lost    int
+	muts    uint64 // changes of contents, as opposed to moves
+	closed  bool
+	count   shardCounters
+}
+
+// shardCounters are guarded by the shard's lock, since counting with atomics
+// that all shards share costs more than the rest of a hit.
+type shardCounters struct {
+	hits, misses, absent, sets, deletes, expired, coalesced uint64
+}
+
+func (m *Map) hash(key []byte) hash { return hash(maphash.Bytes(m.h.seed, key) >> 16) }
+
+func (m *Map) shard(h hash) *shard { return &m.shards[int(h>>32)&(len(m.shards)-1)] }
+
+// openLog is where sh appends.
+func (h *Heap) openLog(sh *shard) *openLog {
+	return &h.logs.open[sh.id&(len(h.logs.open)-1)]
+}
+
+// status is what the index knows of a key.
+type status uint8
+
+const (
+	absent  status = iota
+	present        // here are its bytes
+	remote         // there is a far entry that may be the key's
+	lost           // there was one
+	corrupt        // there is one, but its bytes are damaged
+)
+
+// find looks key up among the entries of a kind, which is wordPresent or
+// wordPresent|wordPiece. Far entries count as present if hd holds their bytes:
+// the whole of them if whole is set, otherwise their header and key.
+// sh.mu must be held, and is what keeps the bytes in place.
+func (sh *shard) find(h *Heap, hs hash, key []byte, kind word, hd *holding, whole bool) (place, entry, status) {
+	t := &sh.t
+	if len(t.buckets) == 0 {
+		return none, nil, absent
+	}
+	tag := hs.tag()
+	candidate, st := none, absent
+	b := t.home(tag)
+	for range t.buckets {
+		bk := &t.buckets[b]
+		for i, g := range &bk.tags {
+			w := bk.words[i]
+			if g != tag || w&(wordPresent|wordPiece) != kind {
+				continue
+			}
+			if !w.far() {
+				if e := h.logs.at(w.addr()); string(e.key()) == string(key) {
+					return place(b*bucketEntries + i), e, present
+				}
+				continue
+			}
+			// The slow path: a far entry with the same tag.
+			s := remote
+			if f := hd.of(w.addr(), whole); f != nil && f.e != nil {
+				if f.e.klen() == len(key) && string(f.e.key()) == string(key) {
+					return place(b*bucketEntries + i), f.e, present
+				}
+				continue
+			} else if f != nil {
+				s = corrupt
+			} else if w.isLost() || h.far.seg(w.addr()).gone() {
+				s = lost
+			}
+			if st == absent {
+				candidate, st = place(b*bucketEntries+i), s
+			}
+		}
+		if bk.over == 0 {
+			break
+		}
+		b = t.after(b)
+	}
+	return candidate, nil, st
+}
+
+// remove deletes the entry at p. e is its bytes, nil if they are not at hand.
+// sh.mu must be held.
+func (sh *shard) remove(h *Heap, p place, e entry) {
+	w := *sh.t.word(p)
+	h.bury(w, e)
+	sh.t.remove(p)
+	sh.uncount(w)
+}
+
+// uncount takes an entry that is to go out of the counts.
+func (sh *shard) uncount(w word) {
+	switch {
+	case !w.visible():
+		return
+	case w.isLost():
+		sh.lost--
+	default:
+		sh.entries--
+	}
+	sh.muts++
+}
+
+// bury accounts for the death of the entry w, whose bytes are e, nil if they
+// are not at hand. The lock of its shard must be held.
+func (h *Heap) bury(w word, e entry) {
+	if h.logs.full.Load() != 0 {
+		h.logs.full.Store(0)
+	}
+	if w.far() {
+		h.buryFar(w.addr(), w.size())
+	} else {
+		h.logs.bury(e, w.addr())
+		if e.clean() {
+			h.buryFar(e.far(), w.size())
+		}
+	}
+	if e != nil && e.big() {
+		h.orphan(e)
+	}
+}
+
+// buryFar accounts for the death of a far copy of size bytes, in whole classes.
+func (h *Heap) buryFar(addr uint64, size int) {
+	s := h.far.seg(addr)
+	if s.live.Add(-int64(size)) == 0 && s.dead() {
+		h.wakeJanitor()
+	}
+}
+
+// insert stores r in place of what is at p, whose bytes are old; p is none if
+// the key is new. It fails with errNoRoom if it has to wait, having changed
+// nothing. sh.mu must be held.
+func (m *Map) insert(sh *shard, hs hash, p place, old entry, r *record) error {
+	if p == none && !sh.t.roomy() {
+		if err := m.grow(sh); err != nil && sh.t.full() {
+			return err
+		}
+	}
+	h := m.h
+	n := r.size()
+	ol := h.openLog(sh)
+	ol.mu.Lock()
+	e, addr, ok := h.logs.place(ol, n, reserved)
+	if !ok {
+		ol.mu.Unlock()
+		return errNoRoom
+	}
+	r.put(e, hs, m.id)
+	ol.mu.Unlock()
+
+	w := newWord(addr, n, e.wordFlags())
+	if p == none {
+		sh.t.insert(hs.tag(), w)
+	} else {
+		was := sh.t.word(p)
+		w |= *was & hotMask
+		h.bury(*was, old)
+		sh.uncount(*was)
+		*was = w.touched()
+	}
+	if w.visible() {
+		sh.entries++
+		sh.muts++
+	}
+	sh.count.sets++
+	return nil
+}
+
+// grow gives sh a larger table. sh.mu must be held.
+func (m *Map) grow(sh *shard) error {
+	size, old := sh.t.grownBytes(), sh.t.bytes()
+	if size > 1<<32*bucketSize {
+		return fmt.Errorf("%w: a shard of the index has %d bytes", ErrFull, old)
+	}
+	l := &m.h.logs
+	if err := l.growIndex(size); err != nil {
+		return err
+	}
+	if err := sh.t.resize(size); err != nil {
+		l.shrinkIndex(size)
+		return err
+	}
+	l.shrinkIndex(old)
+	return nil
+}

@@ -1,0 +1,163 @@
+package far
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// need is what a call has to wait for before it can be tried again.
+type need uint8
+
+const (
+	ready     need = iota
+	needWhole      // the bytes of a far entry
+	needHead       // its header and key
+	needRoom       // room in the logs
+)
+
+// step is the outcome of one try of a call.
+type step struct {
+	need need
+	word word // the far entry that is needed
+	err  error
+}
+
+// stepOf is the step of a call that has come to err, or has to wait for room.
+func stepOf(err error) step {
+	if err == errNoRoom {
+		return step{need: needRoom}
+	}
+	return step{err: err}
+}
+
+// miss is the step of a call that needs an entry which is not present.
+func (sh *shard) miss(h *Heap, p place, st status, n need) step {
+	if st == absent {
+		sh.count.absent++
+		return step{err: ErrNotFound}
+	}
+	w := *sh.t.word(p)
+	switch st {
+	case lost:
+		if !w.isLost() {
+			h.wakeJanitor() // to account for the whole segment
+		}
+		return step{err: &LostError{h.far.seg(w.addr()).seg.Name()}}
+	default:
+		return step{need: n, word: w}
+	}
+}
+
+// expire removes an entry whose time has come.
+func (sh *shard) expire(h *Heap, p place, e entry) {
+	sh.remove(h, p, e)
+	sh.count.expired++
+}
+
+// do calls try with the shard's lock held, and again, as slow does, until it
+// need not wait.
+func (m *Map) do(ctx context.Context, sh *shard, hs hash, key []byte, try func(*holding) step) error {
+	sh.mu.Lock()
+	if !sh.closed {
+		if s := try(nil); s.need == ready {
+			sh.mu.Unlock()
+			return s.err
+		}
+	}
+	sh.mu.Unlock()
+	return m.slow(ctx, sh, hs, key, try)
+}
+
+// slow calls try with the shard's lock held until it need not wait, and waits
+// without the lock for what it needs in between.
+func (m *Map) slow(ctx context.Context, sh *shard, hs hash, key []byte, try func(*holding) step) error {
+	h := m.h
+	if err := h.begin(); err != nil {
+		return err
+	}
+	defer h.end()
+	var hd holding
+	defer hd.release(h)
+	short := false // a header and key were not where the key's length said
+	for {
+		sh.mu.Lock()
+		s := try(&hd)
+		var f *flight
+		var leader bool
+		var busy <-chan struct{}
+		if (s.need == needWhole || s.need == needHead) && ctx.Err() == nil {
+			whole := s.need == needWhole || short
+			if c := hd.of(s.word.addr(), whole); c != nil && c.corrupt() {
+				sh.mu.Unlock()
+				return c.err
+			}
+			f, leader, busy = h.board(sh, hs.tag(), s.word, whole, len(key))
+		}
+		sh.mu.Unlock()
+		switch {
+		case s.need == ready:
+			return s.err
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case s.need == needRoom:
+			if err := h.waitRoom(ctx); err != nil {
+				return err
+			}
+		case busy != nil:
+			hd.release(h)
+			select {
+			case <-busy:
+			case <-ctx.Done():
+				return fmt.Errorf("cannot fetch: all buffers are in use: %w", context.Cause(ctx))
+			}
+		default:
+			hd.add(f)
+			if err := m.fly(ctx, f, leader); err != nil {
+				return err
+			}
+			short = f.short
+		}
+	}
+}
+
+// fly returns when f has landed, with the error that the call has to report.
+func (m *Map) fly(ctx context.Context, f *flight, leader bool) error {
+	if leader {
+		m.h.lead(ctx, m, f)
+	} else if err := f.wait(ctx); err != nil {
+		return fmt.Errorf("cannot fetch %d bytes from %s: %w", f.n, f.seg.seg.Name(), err)
+	}
+	switch {
+	case f.err == nil, f.corrupt(), f.seg.gone():
+		return nil // the next try sees it
+	case f.mine && !leader:
+		return nil // the leader gave up: try again
+	}
+	return f.err
+}
+
+// waitRoom waits until the evacuator has made room.
+func (h *Heap) waitRoom(ctx context.Context) error {
+	l := &h.logs
+	if l.isFull() {
+		return errFull
+	}
+	r := l.join()
+	l.wake()
+	select {
+	case <-r.done:
+		return r.err
+	case <-h.ctx.Done():
+		return ErrClosed
+	case <-ctx.Done():
+		err := context.Cause(ctx)
+		if why := l.why(); why != nil {
+			err = errors.Join(err, why)
+		}
+		return fmt.Errorf("cannot make room in local memory: %w", err)
+	}
+}
+
+// errFull is what a call gets when the evacuator finds nothing to evacuate.
+var errFull = fmt.Errorf("cannot make room: %w", ErrFull)

@@ -1,0 +1,112 @@
+// Package admin is the daemons' administrative address: an HTTP server with
+//
+//	/metrics      Prometheus metrics
+//	/status       what the daemon is doing, as JSON; "polder status" reads it
+//	/healthz      200 if it can do its work, 503 and the reason if not
+//	/debug/pprof  profiles
+//
+// A Server owns one goroutine and those of net/http; Close ends them all.
+package admin
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// Config says what the server shows. All fields are required.
+type Config struct {
+	Status     func() any   // becomes JSON; called by any goroutine
+	Health     func() error // nil if the daemon can do its work
+	Collectors []prometheus.Collector
+	Logger     *slog.Logger
+}
+
+// Server is a running administrative address.
+type Server struct {
+	http *http.Server
+	done chan struct{}
+}
+
+// closeTimeout is how long Close lets requests finish.
+const closeTimeout = time.Second
+
+// Start serves lis until Close.
+func Start(lis net.Listener, cfg Config) (*Server, error) {
+	reg := prometheus.NewRegistry()
+	all := append([]prometheus.Collector{
+		collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	}, cfg.Collectors...)
+	for _, c := range all {
+		if err := reg.Register(c); err != nil {
+			return nil, fmt.Errorf("cannot register metrics: %w", err)
+		}
+	}
+
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{Registry: reg}))
+	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		enc := json.NewEncoder(w)
+		enc.SetIndent("", "  ")
+		if err := enc.Encode(cfg.Status()); err != nil {
+			cfg.Logger.Debug("cannot answer /status", "err", err)
+		}
+	})
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		if err := cfg.Health(); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		_, _ = w.Write([]byte("ok\n")) // the client has gone if this fails
+	})
+	mux.HandleFunc("/debug/pprof/", pprof.Index)
+	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
+	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+
+	s := &Server{
+		http: &http.Server{
+			Handler:           mux,
+			ReadHeaderTimeout: 5 * time.Second,
+			IdleTimeout:       time.Minute,
+			MaxHeaderBytes:    16 << 10,
+			ErrorLog:          slog.NewLogLogger(cfg.Logger.Handler(), slog.LevelDebug),
+		},
+		done: make(chan struct{}),
+	}
+	go func() {
+		defer close(s.done)
+		if err := s.http.Serve(lis); !errors.Is(err, http.ErrServerClosed) {
+			cfg.Logger.Error("the administrative address is gone", "err", err)
+		}
+	}()
+	return s, nil
+}
+
+// Close stops listening, lets requests finish for a second, and ends.
+func (s *Server) Close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	err := s.http.Shutdown(ctx)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = s.http.Close()
+	}
+	<-s.done
+	if err != nil {
+		return fmt.Errorf("cannot close the administrative address: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,70 @@
+package admin
+
+import (
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestAdminShowsWhatItIsGiven(t *testing.T) {
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var sick atomic.Bool
+	lent := prometheus.NewGauge(prometheus.GaugeOpts{Name: "polder_test_bytes", Help: "For this test."})
+	lent.Set(4096)
+	s, err := Start(lis, Config{
+		Status: func() any { return map[string]int{"chunks": 7} },
+		Health: func() error {
+			if sick.Load() {
+				return errors.New("node gone")
+			}
+			return nil
+		},
+		Collectors: []prometheus.Collector{lent},
+		Logger:     slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := &http.Client{Transport: &http.Transport{}}
+	defer client.CloseIdleConnections()
+	get := func(path string, wantCode int, want string) {
+		t.Helper()
+		resp, err := client.Get("http://" + lis.Addr().String() + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = resp.Body.Close() }()
+		body, err := io.ReadAll(resp.Body)
+		if err != nil || resp.StatusCode != wantCode || !strings.Contains(string(body), want) {
+			t.Errorf("%s: got %d %.200q, %v, want %d with %q", path, resp.StatusCode, body, err, wantCode, want)
+		}
+	}
+	get("/metrics", 200, "polder_test_bytes 4096")
+	get("/metrics", 200, "process_resident_memory_bytes")
+	get("/status", 200, `"chunks": 7`)
+	get("/healthz", 200, "ok")
+	sick.Store(true)
+	get("/healthz", 503, "node gone")
+	get("/debug/pprof/goroutine?debug=1", 200, "goroutine profile")
+	get("/nothing", 404, "")
+	client.CloseIdleConnections()
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := net.Dial("tcp", lis.Addr().String()); err == nil {
+		t.Error("it still listens")
+	}
+}

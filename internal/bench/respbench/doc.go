@@ -1,0 +1,21 @@
+// Package respbench measures "polder up" and "polder serve" beside
+// redis-server: the same load from the same generator (package load) on the
+// same machine in the same minutes.
+//
+// # What is measured
+//
+// GET and SET of 64 B, 1 KiB and 4 KiB, one command in flight or sixteen, on
+// 50 connections. First everything is local: the budget exceeds the data, and
+// keys are chosen uniformly. Then the local budget is a fifth of the memory
+// that the data takes, and keys follow YCSB's scrambled Zipfian with theta
+// 0.99; the rest lies in a node in a process of its own over TCP ("far tcp"),
+// or in the lent memory of the same process ("far inproc"). Redis keeps
+// everything in memory in both.
+//
+// # How
+//
+// Every server is a process of its own and starts empty. Servers take turns,
+// case by case and round by round, so that what else happens on the machine
+// happens to all; the medians of the rounds are printed. The generator is one
+// thread of this process. Nothing is persisted by either side.
+package respbench

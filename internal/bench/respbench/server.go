@@ -1,0 +1,77 @@
+package respbench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"polder/internal/child"
+)
+
+// server is one side of a comparison.
+type server struct {
+	name  string
+	addr  string
+	close func() error
+}
+
+// startTimeout bounds the start of a server.
+const startTimeout = 15 * time.Second
+
+func startRedis(ctx context.Context) (*server, error) {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	r, err := child.StartRedis(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &server{name: rival, addr: r.Addr, close: r.Close}, nil
+}
+
+// startUp runs everything in one process.
+func startUp(ctx context.Context, polder, name string, local, lend int64) (*server, error) {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	p, err := child.StartReady(ctx, child.Command{Path: polder, Args: []string{
+		"up", "--listen", "127.0.0.1:0", "--admin", "off", "--log-level", "warn",
+		"--local", fmt.Sprint(local), "--lend", fmt.Sprint(lend),
+	}})
+	if err != nil {
+		return nil, err
+	}
+	return &server{name: name, addr: p.Addr("redis"), close: p.Stop}, nil
+}
+
+// startFar runs a node and a server over it.
+func startFar(ctx context.Context, polder, name string, local, lend int64) (*server, error) {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	node, err := child.StartReady(ctx, child.Command{Path: polder, Args: []string{
+		"node", "--listen", "127.0.0.1:0", "--admin", "off", "--log-level", "warn", "--lend", fmt.Sprint(lend),
+	}})
+	if err != nil {
+		return nil, err
+	}
+	serve, err := child.StartReady(ctx, child.Command{Path: polder, Args: []string{
+		"serve", "--listen", "127.0.0.1:0", "--admin", "off", "--log-level", "warn",
+		"--local", fmt.Sprint(local), "--far", node.Addr("verbs"),
+	}})
+	if err != nil {
+		return nil, errors.Join(err, node.Stop())
+	}
+	return &server{name: name, addr: serve.Addr("redis"), close: func() error {
+		return errors.Join(serve.Stop(), node.Stop())
+	}}, nil
+}
+
+func closeAll(servers []*server) error {
+	var errs []error
+	for _, s := range servers {
+		if err := s.close(); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", strings.TrimSpace(s.name), err))
+		}
+	}
+	return errors.Join(errs...)
+}

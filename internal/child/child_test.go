@@ -1,0 +1,127 @@
+package child
+
+import (
+	"context"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func shell(t *testing.T, script string) *Process {
+	t.Helper()
+	p, err := Start(Command{Path: "/bin/sh", Args: []string{"-c", script}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Kill)
+	return p
+}
+
+// signalOnWrite sends at every write.
+type signalOnWrite chan struct{}
+
+func (s signalOnWrite) Write(p []byte) (int, error) {
+	s <- struct{}{}
+	return len(p), nil
+}
+
+func TestStopEndsAProgramAndSaysHowItEnded(t *testing.T) {
+	up := make(signalOnWrite, 16)
+	p, err := Start(Command{Path: "/bin/sh", Stderr: up,
+		Args: []string{"-c", `trap 'echo bye >&2; exit 3' TERM; echo up >&2; while :; do sleep 0.01; done`}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Kill)
+	<-up
+	err = p.Stop()
+	if err == nil {
+		t.Fatal("got no error for a program that ended with code 3")
+	}
+	if code := p.ExitCode(); code != 3 || !strings.Contains(p.Stderr(), "bye") {
+		t.Errorf("got exit code %d and %q, want 3 and its farewell", code, p.Stderr())
+	}
+	if again := p.Stop(); again == nil || again.Error() != err.Error() {
+		t.Errorf("stopping again: got %v, want %v", again, err)
+	}
+}
+
+func TestStartReadyReturnsTheAddresses(t *testing.T) {
+	// The shell's "$1" is the file, "$0" the flag.
+	p, err := StartReady(context.Background(), Command{Path: "/bin/sh",
+		Args: []string{"-c", `echo '{"redis":"127.0.0.1:1"}' >"$1"; exec sleep 1000`}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Kill()
+	if p.Addr("redis") != "127.0.0.1:1" || p.Addr("admin") != "" {
+		t.Errorf("got %q and %q", p.Addr("redis"), p.Addr("admin"))
+	}
+	if n, err := p.Resident(); err != nil || n <= 0 {
+		t.Errorf("Resident() = %d, %v", n, err)
+	}
+}
+
+func TestStartReadyExplainsAFailure(t *testing.T) {
+	_, err := StartReady(context.Background(), Command{Path: "/bin/sh", Args: []string{"-c", `echo no such luck >&2; exit 1`}})
+	if err == nil || !strings.Contains(err.Error(), "no such luck") {
+		t.Errorf("got %v, want what the program said", err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
+	defer cancel()
+	_, err = StartReady(ctx, Command{Path: "/bin/sh", Args: []string{"-c", `exec sleep 1000`}})
+	if err == nil || !strings.Contains(err.Error(), "not ready") {
+		t.Errorf("got %v, want that it is not ready", err)
+	}
+}
+
+func TestChildrenDoNotInheritThisProcesssConfiguration(t *testing.T) {
+	t.Setenv("POLDER_LOCAL", "1GiB")
+	p := shell(t, `test -z "$POLDER_LOCAL"`)
+	if err := p.Err(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestResidentOfThisProcess(t *testing.T) {
+	n, err := Resident(os.Getpid())
+	if err != nil || n < 1<<20 {
+		t.Errorf("Resident() = %d, %v, want a few MiB", n, err)
+	}
+	if _, err := Resident(-1); err == nil {
+		t.Error("got no error for a process that is not there")
+	}
+}
+
+func TestKillIsSure(t *testing.T) {
+	p := shell(t, `trap '' TERM INT; while :; do sleep 0.01; done`)
+	if err := p.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	p.Kill()
+	if p.ExitCode() != -1 {
+		t.Errorf("got exit code %d, want that of a signal", p.ExitCode())
+	}
+}
+
+func TestRedisAnswersAndLeavesNothing(t *testing.T) {
+	r, err := StartRedis(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := ping(context.Background(), r.Addr); err != nil {
+		t.Error(err)
+	}
+	if err := r.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(r.dir); !os.IsNotExist(err) {
+		t.Errorf("its directory is still there: %v", err)
+	}
+}

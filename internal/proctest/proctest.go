@@ -1,0 +1,138 @@
+// Package proctest lets tests run the real program in processes of its own.
+//
+// A test package calls [Main] from its TestMain: the binary is built once,
+// without the race detector, as users build it, and removed at the end. The
+// functions that take a testing.TB fail the test when a daemon cannot be
+// started, and stop it when the test ends.
+package proctest
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"polder/internal/child"
+)
+
+// binary is the path of the program, set by Main.
+var binary string
+
+// Main builds the program, runs the tests, and checks that they leave no
+// goroutine behind. It does not return.
+func Main(m *testing.M) {
+	code, err := run(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func run(m *testing.M) (code int, err error) {
+	dir, err := os.MkdirTemp("", "polder-test-")
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	binary = filepath.Join(dir, "polder")
+	build := exec.Command("go", "build", "-o", binary, "polder/cmd/polder")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return 0, fmt.Errorf("cannot build polder: %w\n%s", err, out)
+	}
+	if code = m.Run(); code == 0 {
+		err = goleak.Find()
+	}
+	return code, err
+}
+
+// Binary is the path of the program.
+func Binary() string { return binary }
+
+// startTimeout bounds the start of a daemon.
+const startTimeout = 30 * time.Second
+
+// Start runs a daemon and waits until it is ready. It listens at free ports of
+// the loopback interface unless args say otherwise. When the test ends it is
+// stopped, and the test fails if it ends badly, unless it was killed.
+func Start(tb testing.TB, command string, args ...string) *child.Process {
+	tb.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	all := append([]string{command, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"}, args...)
+	p, err := child.StartReady(ctx, child.Command{Path: binary, Args: all})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		select {
+		case <-p.Done():
+			if p.ExitCode() > 0 {
+				tb.Errorf("polder %s ended with code %d: %s", command, p.ExitCode(), p.Stderr())
+			}
+		default:
+			if err := p.Stop(); err != nil {
+				tb.Error(err)
+			}
+		}
+		if tb.Failed() {
+			tb.Logf("polder %s wrote: %s", command, p.Stderr())
+		}
+	})
+	return p
+}
+
+// Output runs the program until it ends, and returns what it wrote and its
+// exit code.
+func Output(tb testing.TB, env []string, args ...string) (stdout, stderr string, code int) {
+	tb.Helper()
+	var out, errs bytes.Buffer
+	p, err := child.Start(child.Command{Path: binary, Args: args, Env: env, Stdout: &out, Stderr: &errs})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	code = p.ExitCode()
+	return out.String(), errs.String(), code
+}
+
+// Status decodes what the daemon's administrative address says at /status.
+func Status(tb testing.TB, p *child.Process, into any) {
+	tb.Helper()
+	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Get("http://" + p.Addr("admin") + "/status")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if err := json.NewDecoder(resp.Body).Decode(into); err != nil {
+		tb.Fatalf("cannot read /status: %v", err)
+	}
+}
+
+// Until asks again and again until done reports true. It fails the test when
+// that takes longer than a minute: a bound for what should happen at all, not
+// for how fast.
+func Until(tb testing.TB, what string, done func() bool) {
+	tb.Helper()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	limit := time.NewTimer(time.Minute)
+	defer limit.Stop()
+	for !done() {
+		select {
+		case <-tick.C:
+		case <-limit.C:
+			tb.Fatalf("waited in vain until %s", what)
+		}
+	}
+}

@@ -1,0 +1,216 @@
+package memnode
+
+import (
+	"fmt"
+
+	"polder/internal/arena"
+	"polder/verbs"
+)
+
+// A chunk is one piece of the lent memory. It is, in this order, never used,
+// lent, dirty (taken back, not yet zeroed) and free, and then lent again.
+type chunk struct {
+	owner *session // nil unless lent
+	pos   int      // lent: index in owner.chunks
+	mw    verbs.MW // nil until the chunk is first bound, and after its window was deallocated
+	bound bool     // mw is bound to the access queue pair of owner's connection
+}
+
+// chunks is the memory that a node lends and who has it. It belongs to the
+// control goroutine.
+type chunks struct {
+	pd   verbs.PD
+	mr   verbs.MR // all of mem
+	mem  *arena.Mapping
+	size int
+
+	all   []chunk
+	fresh int      // all[fresh:] have never been lent
+	free  []uint32 // read as zero, unbound; a stack
+	dirty []uint32 // unbound, to be zeroed
+}
+
+func newChunks(pd verbs.PD, cfg *Config) (*chunks, error) {
+	mem, err := arena.Anonymous(cfg.mapSize(), cfg.ChunkSize >= arena.HugePageSize)
+	if err != nil {
+		return nil, err
+	}
+	mr, err := pd.RegMR(mem.Bytes(), verbs.AccessLocalWrite|verbs.AccessMWBind)
+	if err != nil {
+		mem.Close()
+		return nil, fmt.Errorf("cannot register %d bytes: %w", cfg.mapSize(), err)
+	}
+	return &chunks{
+		pd: pd, mr: mr, mem: mem, size: cfg.ChunkSize,
+		all: make([]chunk, cfg.chunks()),
+	}, nil
+}
+
+// available counts the chunks that are not lent.
+func (t *chunks) available() int {
+	return len(t.all) - t.fresh + len(t.free) + len(t.dirty)
+}
+
+// take returns a chunk that reads as zero, or false if all are lent.
+func (t *chunks) take() (uint32, bool) {
+	if len(t.free) == 0 && t.fresh == len(t.all) && len(t.dirty) > 0 {
+		t.scrub()
+	}
+	switch {
+	case len(t.free) > 0:
+		i := t.free[len(t.free)-1]
+		t.free = t.free[:len(t.free)-1]
+		return i, true
+	case t.fresh < len(t.all):
+		i := uint32(t.fresh)
+		t.fresh++
+		return i, true
+	}
+	return 0, false
+}
+
+// untake returns a chunk that take gave and nobody was given access to.
+func (t *chunks) untake(i uint32) { t.free = append(t.free, i) }
+
+// scrub zeroes one dirty chunk and makes it free.
+//
+// Preconditions: there is a dirty chunk.
+func (t *chunks) scrub() {
+	last := len(t.dirty) - 1
+	i := t.dirty[last]
+	t.dirty = t.dirty[:last]
+	off := int(i) * t.size
+	if t.size < arena.PageSize {
+		clear(t.mem.Bytes()[off : off+t.size])
+	} else if err := t.mem.Punch(off, t.size); err != nil {
+		clear(t.mem.Bytes()[off : off+t.size]) // locked memory cannot be punched
+	}
+	t.free = append(t.free, i)
+}
+
+// lend makes s the owner of i.
+func (t *chunks) lend(i uint32, s *session) {
+	c := &t.all[i]
+	c.owner, c.pos = s, len(s.chunks)
+	s.chunks = append(s.chunks, i)
+}
+
+// reclaim takes i, whose window must be unbound, away from its owner.
+func (t *chunks) reclaim(i uint32) {
+	c := &t.all[i]
+	if c.bound {
+		panic(fmt.Sprintf("BUG: chunk %d is reclaimed while its window is bound", i))
+	}
+	s := c.owner
+	last := s.chunks[len(s.chunks)-1]
+	s.chunks[c.pos] = last
+	t.all[last].pos = c.pos
+	s.chunks = s.chunks[:len(s.chunks)-1]
+	c.owner = nil
+	t.dirty = append(t.dirty, i)
+}
+
+// ownedBy reports whether i is a chunk of s's.
+func (t *chunks) ownedBy(i uint32, s *session) bool {
+	return int(i) < len(t.all) && t.all[i].owner == s
+}
+
+// address is where chunk i begins.
+func (t *chunks) address(i uint32) uint64 { return t.mr.Addr() + uint64(i)*uint64(t.size) }
+
+// bind binds the windows of the given chunks to qp, in order, and returns how
+// many were; the rest have no window then.
+func (t *chunks) bind(qp *accessQP, ids []uint32) (int, error) {
+	qp.wrs = qp.wrs[:0]
+	for n, i := range ids {
+		c := &t.all[i]
+		if c.mw == nil {
+			mw, err := t.pd.AllocMW(verbs.MWType2B)
+			if err != nil {
+				return t.bound(ids, n, qp), fmt.Errorf("cannot allocate a window: %w", err)
+			}
+			c.mw = mw
+		}
+		old := c.mw.RKey()
+		qp.wrs = append(qp.wrs, verbs.SendWR{
+			Op:         verbs.OpBindMW,
+			Flags:      verbs.SendSignaled,
+			RKey:       verbs.MakeRKey(old.Index(), old.Key()+1),
+			BindLKey:   t.mr.LKey(),
+			RemoteAddr: t.address(i),
+			BindLength: uint64(t.size),
+			BindAccess: windowAccess,
+		})
+	}
+	done, err := qp.run()
+	for n, i := range ids {
+		t.all[i].bound = n < done
+		if n >= done {
+			t.dropWindow(i)
+		}
+	}
+	return done, err
+}
+
+// bound executes the first n requests of a batch whose rest cannot be built.
+func (t *chunks) bound(ids []uint32, n int, qp *accessQP) int {
+	if n == 0 {
+		return 0
+	}
+	done, _ := qp.run()
+	for k, i := range ids[:n] {
+		t.all[i].bound = k < done
+		if k >= done {
+			t.dropWindow(i)
+		}
+	}
+	return done
+}
+
+// unbind makes the given chunks, whose windows qp has, inaccessible.
+func (t *chunks) unbind(qp *accessQP, ids []uint32) {
+	qp.wrs = qp.wrs[:0]
+	for _, i := range ids {
+		if c := &t.all[i]; c.bound {
+			qp.wrs = append(qp.wrs, verbs.SendWR{
+				Op: verbs.OpLocalInv, Flags: verbs.SendSignaled, RKey: c.mw.RKey(),
+			})
+		}
+	}
+	done, _ := qp.run() // what fails, because the queue pair is dead, is deallocated
+	for _, i := range ids {
+		c := &t.all[i]
+		if !c.bound {
+			continue
+		}
+		if done > 0 {
+			c.bound = false
+			done--
+			continue
+		}
+		t.dropWindow(i)
+	}
+}
+
+// dropWindow deallocates i's window, in whatever state it is.
+func (t *chunks) dropWindow(i uint32) {
+	c := &t.all[i]
+	if c.mw == nil {
+		return
+	}
+	if err := c.mw.Dealloc(); err != nil {
+		panic(fmt.Sprintf("BUG: cannot deallocate the window of chunk %d: %v", i, err))
+	}
+	c.mw, c.bound = nil, false
+}
+
+// close gives the memory back. Every queue pair must be closed.
+func (t *chunks) close() error {
+	for i := range t.fresh {
+		t.dropWindow(uint32(i))
+	}
+	if err := t.mr.Deregister(); err != nil {
+		return fmt.Errorf("cannot deregister the lent memory: %w", err)
+	}
+	return t.mem.Close()
+}

@@ -1,0 +1,195 @@
+package memnode
+
+import (
+	"crypto/rand"
+	"crypto/subtle"
+	"encoding/binary"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"polder/internal/arena"
+	"polder/memnode/wire"
+	"polder/verbs"
+)
+
+// A session is a client as it outlives its connections. It belongs to the
+// control goroutine.
+type session struct {
+	wire    wire.Session
+	chunks  []uint32
+	client  *client   // nil while disconnected
+	expires time.Time // disconnected: when the chunks are reclaimed
+}
+
+func newSession() *session {
+	s := &session{}
+	var id [8]byte
+	for s.wire.ID == 0 {
+		rand.Read(id[:])
+		s.wire.ID = binary.LittleEndian.Uint64(id[:])
+	}
+	rand.Read(s.wire.Secret[:])
+	return s
+}
+
+// knows reports whether the peer that says it is w knows the secret.
+func (s *session) knows(w *wire.Session) bool {
+	return subtle.ConstantTimeCompare(s.wire.Secret[:], w.Secret[:]) == 1
+}
+
+// credits is how many requests a client may have unanswered.
+const credits = 8
+
+// A client is one connection of a session. Apart from queued and gone it
+// belongs to the control goroutine.
+type client struct {
+	session *session
+	conn    verbs.Conn
+	mgmt    verbs.QP
+	cq      verbs.CQ  // of mgmt, both directions
+	access  *accessQP // nil until connected
+	closed  bool
+
+	mem *arena.Mapping // credits requests, then credits replies
+	mr  verbs.MR
+
+	// A request stays in its receive buffer until a reply buffer is free,
+	// so whoever does not take replies fills its own credits only.
+	waiting []received
+	replies []uint8 // free reply buffers
+
+	queued bool        // guarded by readyList.mu
+	gone   atomic.Bool // the connection is lost
+}
+
+// received is a request in receive buffer slot.
+type received struct {
+	slot uint8
+	size uint16
+}
+
+// IDs of work requests on management queue pairs: a slot, and which way.
+const replyID = 1 << 8
+
+func newClient(dev verbs.Device, pd verbs.PD, conn verbs.Conn, s *session, ready *readyList, onEvent func(verbs.AsyncEvent)) (*client, error) {
+	c := &client{session: s, conn: conn}
+	if err := c.open(dev, pd, ready, onEvent); err != nil {
+		c.release()
+		return nil, err
+	}
+	return c, nil
+}
+
+func (c *client) open(dev verbs.Device, pd verbs.PD, ready *readyList, onEvent func(verbs.AsyncEvent)) (err error) {
+	if c.mem, err = arena.Anonymous(2*credits*wire.MaxMessage, false); err != nil {
+		return err
+	}
+	if c.mr, err = pd.RegMR(c.mem.Bytes(), verbs.AccessLocalWrite); err != nil {
+		return fmt.Errorf("cannot register message buffers: %w", err)
+	}
+	c.cq, err = dev.CreateCQ(verbs.CQInit{
+		Depth:   2 * credits,
+		Handler: func(verbs.CQ) { ready.add(c) },
+	})
+	if err != nil {
+		return fmt.Errorf("cannot create a completion queue: %w", err)
+	}
+	c.mgmt, err = pd.CreateQP(verbs.QPInit{
+		SendCQ: c.cq, RecvCQ: c.cq, SendDepth: credits, RecvDepth: credits, OnEvent: onEvent,
+	})
+	if err != nil {
+		return fmt.Errorf("cannot create a management queue pair: %w", err)
+	}
+	for slot := range uint8(credits) {
+		if err := c.postRecv(slot); err != nil {
+			return fmt.Errorf("cannot post a receive: %w", err)
+		}
+		c.replies = append(c.replies, slot)
+	}
+	return nil
+}
+
+// buffer returns message buffer i: requests first, then replies.
+func (c *client) buffer(i int) []byte {
+	return c.mem.Bytes()[i*wire.MaxMessage : (i+1)*wire.MaxMessage]
+}
+
+func (c *client) sge(i, n int) []verbs.SGE {
+	return []verbs.SGE{{
+		Addr:   c.mr.Addr() + uint64(i*wire.MaxMessage),
+		Length: uint32(n),
+		LKey:   c.mr.LKey(),
+	}}
+}
+
+func (c *client) postRecv(slot uint8) error {
+	return c.mgmt.PostRecv(verbs.RecvWR{ID: uint64(slot), SGL: c.sge(int(slot), wire.MaxMessage)})
+}
+
+// postReply sends the n bytes in reply buffer slot.
+func (c *client) postReply(slot uint8, n int) error {
+	return c.mgmt.PostSend(verbs.SendWR{
+		ID: uint64(slot) | replyID, Op: verbs.OpSend, Flags: verbs.SendSignaled,
+		SGL: c.sge(credits+int(slot), n),
+	})
+}
+
+// release gives back what the client holds of the device. Its chunks' windows
+// must be unbound.
+func (c *client) release() {
+	c.closed = true
+	if c.access != nil {
+		c.access.close()
+	}
+	if c.mgmt != nil {
+		c.mgmt.Close()
+	}
+	if c.cq != nil {
+		c.cq.Close()
+	}
+	if c.mr != nil {
+		c.mr.Deregister()
+	}
+	if c.mem != nil {
+		c.mem.Close()
+	}
+}
+
+// readyList collects clients that the control goroutine must look at. A client
+// is on it at most once, so it is bounded by the number of clients.
+type readyList struct {
+	wake chan struct{} // capacity 1
+
+	mu   sync.Mutex
+	list []*client
+}
+
+func newReadyList() *readyList { return &readyList{wake: make(chan struct{}, 1)} }
+
+func (r *readyList) add(c *client) {
+	r.mu.Lock()
+	if !c.queued {
+		c.queued = true
+		r.list = append(r.list, c)
+	}
+	r.mu.Unlock()
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// take moves the list into buf.
+func (r *readyList) take(buf []*client) []*client {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	buf = append(buf[:0], r.list...)
+	for _, c := range r.list {
+		c.queued = false
+	}
+	clear(r.list)
+	r.list = r.list[:0]
+	return buf
+}

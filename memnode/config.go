@@ -1,0 +1,98 @@
+package memnode
+
+import (
+	"fmt"
+	"log/slog"
+	"time"
+
+	"polder/internal/arena"
+	"polder/verbs"
+)
+
+// Defaults of a Config.
+const (
+	DefaultChunkSize  = 1 << 20
+	DefaultGrace      = 10 * time.Second
+	DefaultMaxClients = 1024
+)
+
+// Limits of a Config.
+const (
+	MinChunkSize = 512
+	MaxChunkSize = 1 << 30
+	maxChunks    = 1 << 24 // an rkey has 24 bits of index
+)
+
+// Config says what a Node lends, and to whom.
+type Config struct {
+	// Lend is how many bytes to lend, at least one chunk. What does not
+	// fill a chunk is left out. Pages are only populated by clients' use.
+	Lend int64
+	// ChunkSize is a power of two from 512 B to 1 GiB, by default 1 MiB.
+	// Chunks smaller than a page are zeroed rather than given back to the
+	// operating system.
+	ChunkSize int
+	// ClientBudget is the most bytes that one client may hold; 0 means all.
+	ClientBudget int64
+	// Grace is how long a client's chunks outlive its connection, by
+	// default 10 s.
+	Grace time.Duration
+	// MaxClients is the most sessions, connected or in their grace period,
+	// by default 1024.
+	MaxClients int
+	// Logger gets connections, losses and refusals; by default nothing is
+	// logged.
+	Logger *slog.Logger
+}
+
+// withDefaults returns c with its zero fields set, or what is wrong with it.
+func (c Config) withDefaults() (Config, error) {
+	if c.ChunkSize == 0 {
+		c.ChunkSize = DefaultChunkSize
+	}
+	if c.Grace == 0 {
+		c.Grace = DefaultGrace
+	}
+	if c.MaxClients == 0 {
+		c.MaxClients = DefaultMaxClients
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	size := int64(c.ChunkSize)
+	switch {
+	case size < MinChunkSize || size > MaxChunkSize || size&(size-1) != 0:
+		return c, fmt.Errorf("the chunk size is %d, want a power of two from %d to %d", size, MinChunkSize, MaxChunkSize)
+	case c.Lend < size:
+		return c, fmt.Errorf("%d bytes to lend, want at least one chunk of %d bytes", c.Lend, size)
+	case c.Lend/size > maxChunks:
+		return c, fmt.Errorf("%d bytes to lend, want at most %d chunks of %d bytes: use larger chunks", c.Lend, maxChunks, size)
+	case c.ClientBudget < 0 || c.ClientBudget > 0 && c.ClientBudget < size:
+		return c, fmt.Errorf("the client budget is %d, want 0 or at least one chunk of %d bytes", c.ClientBudget, size)
+	case c.Grace < 0:
+		return c, fmt.Errorf("the grace period is %v, want it positive", c.Grace)
+	case c.MaxClients < 0:
+		return c, fmt.Errorf("at most %d clients, want it positive", c.MaxClients)
+	}
+	return c, nil
+}
+
+// chunks is how many chunks c makes.
+func (c *Config) chunks() int { return int(c.Lend / int64(c.ChunkSize)) }
+
+// budget is how many chunks one client may hold.
+func (c *Config) budget() int {
+	if c.ClientBudget == 0 {
+		return c.chunks()
+	}
+	return min(c.chunks(), int(c.ClientBudget/int64(c.ChunkSize)))
+}
+
+// mapSize is the size of the mapping that holds the chunks.
+func (c *Config) mapSize() int {
+	n := c.chunks() * c.ChunkSize
+	return (n + arena.PageSize - 1) / arena.PageSize * arena.PageSize
+}
+
+// windowAccess is what a borrower may do to its chunk.
+const windowAccess = verbs.AccessRemoteRead | verbs.AccessRemoteWrite | verbs.AccessRemoteAtomic

@@ -1,0 +1,49 @@
+// Package memnode lends this host's memory to other hosts.
+//
+// A [Node] maps the memory that it lends once, registers it once, and cuts it
+// into chunks of one size. A client asks for chunks and gives them back by
+// messages on a management queue pair (package wire has their layout); it
+// reads and writes them with one-sided operations on an access queue pair,
+// which the node's device executes without any code of this package running.
+//
+// # Isolation
+//
+// Every chunk that is lent has a memory window of type 2B of its own, bound to
+// the borrower's access queue pair: no other queue pair can use it, and the
+// device checks its bounds on every access. The registration underneath gives
+// no remote access of its own. All clients' access queue pairs share one
+// protection domain, because a real device pins and maps memory once for every
+// domain that it is registered in, and a type 2B window is narrower than a
+// domain anyway. Management queue pairs and their message buffers lie in a
+// domain apart from it.
+//
+// A chunk that comes back is first made inaccessible (LOCAL_INV of its window,
+// or deallocation of the window where the queue pair is dead), then its pages
+// are given back to the operating system, and only then may it be lent again;
+// the next borrower reads zeros.
+//
+// # Sessions
+//
+// A client is a session: a number and a secret that the node invents. When its
+// connection is gone its chunks stay, inaccessible, for the grace period;
+// whoever shows the secret within it gets them back, under new keys. After it
+// everything is reclaimed. A client that owns nothing is forgotten at once.
+//
+// # Hostile clients
+//
+// A client can make the node hold two queue pairs, 16 KiB of message buffers
+// and what its budget allows, and no more: one management and one access queue
+// pair a connection, a fixed number of sessions, a fixed number of requests
+// unanswered. Requests above that number find no receive posted and break the
+// sender's own queue pair; a client that does not take its replies stops being
+// served. A free names chunks of the client's own or frees none.
+//
+// # Concurrency
+//
+// One control goroutine owns the sessions and the chunk table, and holds no
+// lock while it waits for the device. What reaches it from elsewhere goes
+// through a bounded channel of connection requests and a list of clients that
+// have something to be looked at, each of which is on it at most once. Accept
+// loops, one for every Serve, and one watcher for every connection are the
+// only other goroutines; Close ends them all. Stats reads atomic counters.
+package memnode

@@ -1,0 +1,4 @@
+package memnode
+
+// Memory is the memory that n lends.
+func (n *Node) Memory() []byte { return n.chunks.mem.Bytes() }

@@ -1,0 +1,346 @@
+package memnode
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"polder/memnode/wire"
+	"polder/verbs"
+)
+
+// Manager is the name of the way of managing memory that a Node understands.
+const Manager = "rpcmw"
+
+// A Node lends memory. See the package comment.
+type Node struct {
+	cfg  Config
+	log  *slog.Logger
+	dev  verbs.Device
+	mpd  verbs.PD // management queue pairs and their buffers
+	pd   verbs.PD // the lent memory and access queue pairs
+	stop context.CancelCauseFunc
+	ctx  context.Context // done when the node closes
+
+	requests chan verbs.ConnRequest
+	queries  chan chan []ClientInfo
+	ready    *readyList
+	counters counters
+	wg       sync.WaitGroup // accept loops' hand-over, watchers, control
+
+	// Owned by the control goroutine.
+	chunks   *chunks
+	sessions map[uint64]*session
+	clients  map[verbs.Conn]*client
+	grace    *time.Timer
+	grants   []wire.Grant
+	ids      []uint32
+	looking  []*client
+
+	mu        sync.Mutex // guards what follows
+	closed    bool
+	listeners map[verbs.Listener]struct{}
+	closeErr  error
+	done      chan struct{} // closed when Close has finished
+}
+
+// New returns a node that lends memory through dev, which stays the caller's
+// and must outlive the node.
+func New(dev verbs.Device, cfg Config) (*Node, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, fmt.Errorf("cannot lend memory: %w", err)
+	}
+	n := &Node{
+		cfg: cfg, log: cfg.Logger, dev: dev,
+		requests:  make(chan verbs.ConnRequest),
+		queries:   make(chan chan []ClientInfo),
+		ready:     newReadyList(),
+		sessions:  make(map[uint64]*session),
+		clients:   make(map[verbs.Conn]*client),
+		listeners: make(map[verbs.Listener]struct{}),
+		done:      make(chan struct{}),
+	}
+	if n.mpd, err = dev.AllocPD(); err != nil {
+		return nil, fmt.Errorf("cannot lend memory: %w", err)
+	}
+	if n.pd, err = dev.AllocPD(); err != nil {
+		n.mpd.Close()
+		return nil, fmt.Errorf("cannot lend memory: %w", err)
+	}
+	if n.chunks, err = newChunks(n.pd, &n.cfg); err != nil {
+		n.pd.Close()
+		n.mpd.Close()
+		return nil, fmt.Errorf("cannot lend memory: %w", err)
+	}
+	n.ctx, n.stop = context.WithCancelCause(context.Background())
+	n.grace = time.NewTimer(time.Hour)
+	n.grace.Stop()
+	n.countChunks()
+	n.wg.Go(n.control)
+	return n, nil
+}
+
+// ChunkSize returns the size of every chunk in bytes.
+func (n *Node) ChunkSize() int { return n.cfg.ChunkSize }
+
+// Serve takes connections from l until the node is closed, when it returns
+// nil, or l fails. It may be called for several listeners, each of which the
+// node closes when it is closed itself.
+func (n *Node) Serve(l verbs.Listener) error {
+	n.mu.Lock()
+	if n.closed {
+		n.mu.Unlock()
+		l.Close()
+		return fmt.Errorf("cannot serve %s: %w", l.Addr(), verbs.ErrClosed)
+	}
+	n.listeners[l] = struct{}{}
+	n.mu.Unlock()
+	defer func() {
+		n.mu.Lock()
+		delete(n.listeners, l)
+		n.mu.Unlock()
+		l.Close()
+	}()
+	for {
+		req, err := l.Accept(n.ctx)
+		if err != nil {
+			if n.ctx.Err() != nil {
+				return nil
+			}
+			return fmt.Errorf("cannot accept at %s: %w", l.Addr(), err)
+		}
+		select {
+		case n.requests <- req:
+		case <-n.ctx.Done():
+			req.Reject("the memory node is closing")
+			return nil
+		}
+	}
+}
+
+// Close takes all memory back and disconnects every client. It is idempotent
+// and returns when everything that the node started has ended.
+func (n *Node) Close() error {
+	n.mu.Lock()
+	if n.closed {
+		n.mu.Unlock()
+		<-n.done
+		return n.closeErr
+	}
+	n.closed = true
+	listeners := make([]verbs.Listener, 0, len(n.listeners))
+	for l := range n.listeners {
+		listeners = append(listeners, l)
+	}
+	n.mu.Unlock()
+	n.stop(verbs.ErrClosed)
+	for _, l := range listeners {
+		l.Close()
+	}
+	n.wg.Wait()
+	n.closeErr = errors.Join(n.chunks.close(), n.pd.Close(), n.mpd.Close())
+	close(n.done)
+	return n.closeErr
+}
+
+// control is the control goroutine.
+func (n *Node) control() {
+	always := make(chan struct{})
+	close(always)
+	for {
+		var idle <-chan struct{}
+		if len(n.chunks.dirty) > 0 {
+			idle = always
+		}
+		select {
+		case <-n.ctx.Done():
+			for _, c := range n.clients {
+				n.disconnect(c)
+			}
+			n.grace.Stop()
+			return
+		case req := <-n.requests:
+			n.counters.wakeups.Add(1)
+			n.connect(req)
+		case <-n.ready.wake:
+			n.counters.wakeups.Add(1)
+			n.looking = n.ready.take(n.looking)
+			for _, c := range n.looking {
+				n.look(c)
+			}
+		case <-n.grace.C:
+			n.expire(time.Now())
+		case answer := <-n.queries:
+			answer <- n.clientInfos()
+		case <-idle:
+			n.chunks.scrub()
+		}
+		n.countChunks()
+	}
+}
+
+// connect answers a request to connect a queue pair.
+func (n *Node) connect(req verbs.ConnRequest) {
+	refuse := func(format string, args ...any) {
+		reason := fmt.Sprintf(format, args...)
+		n.counters.refused.Add(1)
+		n.log.Warn("connection refused", "peer", req.Conn().RemoteAddr(), "reason", reason)
+		req.Reject(reason)
+	}
+	var h wire.Hello
+	if err := h.Decode(req.Private()); err != nil {
+		refuse("%v", err)
+		return
+	}
+	if h.Manager != Manager {
+		refuse("this node manages memory by %s, not %s", Manager, h.Manager)
+		return
+	}
+	c := n.clients[req.Conn()]
+	switch {
+	case h.Kind == wire.KindManagement && c != nil:
+		refuse("a connection has one management queue pair")
+	case h.Kind == wire.KindManagement:
+		if err := n.attach(req, &h.Session); err != nil {
+			refuse("%v", err)
+		}
+	case c == nil:
+		refuse("a connection's first queue pair is for management")
+	case c.access != nil:
+		refuse("a connection has one access queue pair")
+	default:
+		access, err := newAccessQP(n.dev, n.pd, n.event)
+		if err != nil {
+			refuse("%v", err)
+			return
+		}
+		if err := req.Accept(access.qp, nil); err != nil {
+			access.close()
+			return // the connection is gone, and its watcher will say so
+		}
+		c.access = access
+	}
+}
+
+// attach connects a management queue pair, of the session that want names if
+// it is still known.
+func (n *Node) attach(req verbs.ConnRequest, want *wire.Session) error {
+	s := n.sessions[want.ID]
+	resumed := s != nil && s.knows(want)
+	if !resumed {
+		if len(n.sessions) >= n.cfg.MaxClients {
+			return fmt.Errorf("this node serves no more than %d clients", n.cfg.MaxClients)
+		}
+		s = newSession()
+	}
+	conn := req.Conn()
+	c, err := newClient(n.dev, n.mpd, conn, s, n.ready, n.event)
+	if err != nil {
+		return err
+	}
+	if old := s.client; old != nil {
+		// The client noticed before us that its connection is gone.
+		n.disconnect(old)
+	}
+	w := wire.Welcome{
+		Resumed: resumed, Session: s.wire,
+		Base: n.chunks.mr.Addr(), ChunkSize: uint64(n.cfg.ChunkSize), Chunks: uint32(n.cfg.chunks()),
+		Space: n.space(s), Grace: n.cfg.Grace, Credits: credits, Batch: wire.MaxBatch,
+	}
+	n.sessions[s.wire.ID] = s
+	n.clients[conn] = c
+	s.client = c
+	n.counters.connected.Store(int64(len(n.clients)))
+	n.wg.Go(func() {
+		select {
+		case <-conn.Done():
+			c.gone.Store(true)
+			n.ready.add(c)
+		case <-n.ctx.Done():
+		}
+	})
+	n.log.Info("client connected", "peer", conn.RemoteAddr(), "session", s.wire.ID, "resumed", resumed)
+	if err := req.Accept(c.mgmt, w.Append(nil)); err != nil {
+		n.log.Warn("client lost while it connected", "peer", conn.RemoteAddr(), "error", err)
+		n.disconnect(c)
+	}
+	return nil
+}
+
+// look deals with whatever happened to c.
+func (n *Node) look(c *client) {
+	if c.closed {
+		return
+	}
+	if c.gone.Load() {
+		n.log.Info("client disconnected", "peer", c.conn.RemoteAddr(),
+			"session", c.session.wire.ID, "chunks", len(c.session.chunks), "error", c.conn.Err())
+		n.disconnect(c)
+		return
+	}
+	if err := n.serve(c); err != nil {
+		n.log.Warn("client dropped", "peer", c.conn.RemoteAddr(),
+			"session", c.session.wire.ID, "chunks", len(c.session.chunks), "error", err)
+		n.disconnect(c)
+	}
+}
+
+// disconnect ends c. Its session's chunks become inaccessible, and the grace
+// period begins.
+func (n *Node) disconnect(c *client) {
+	s := c.session
+	for _, i := range s.chunks {
+		n.chunks.dropWindow(i)
+	}
+	delete(n.clients, c.conn)
+	c.release()
+	c.conn.Close()
+	n.counters.connected.Store(int64(len(n.clients)))
+	s.client = nil
+	if len(s.chunks) == 0 {
+		delete(n.sessions, s.wire.ID)
+		return
+	}
+	s.expires = time.Now().Add(n.cfg.Grace)
+	n.armGrace()
+}
+
+// armGrace sets the timer to the earliest end of a grace period.
+func (n *Node) armGrace() {
+	var first time.Time
+	for _, s := range n.sessions {
+		if s.client == nil && (first.IsZero() || s.expires.Before(first)) {
+			first = s.expires
+		}
+	}
+	if !first.IsZero() {
+		n.grace.Reset(max(0, time.Until(first)))
+	}
+}
+
+// expire reclaims the chunks of sessions whose grace period is over.
+func (n *Node) expire(now time.Time) {
+	for id, s := range n.sessions {
+		if s.client != nil || s.expires.After(now) {
+			continue
+		}
+		n.log.Info("chunks reclaimed", "session", id, "chunks", len(s.chunks))
+		n.counters.reclaimed.Add(int64(len(s.chunks)))
+		for len(s.chunks) > 0 {
+			n.chunks.reclaim(s.chunks[len(s.chunks)-1])
+		}
+		delete(n.sessions, id)
+	}
+	n.armGrace()
+}
+
+// event counts what clients provoke; the device has already acted on it.
+func (n *Node) event(e verbs.AsyncEvent) {
+	if e.Type == verbs.EventQPAccessErr || e.Type == verbs.EventQPReqErr {
+		n.counters.violations.Add(1)
+	}
+}

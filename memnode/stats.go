@@ -1,0 +1,152 @@
+package memnode
+
+import (
+	"cmp"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// counters are written by the control goroutine, or by whoever raises an
+// event, and read by anyone.
+type counters struct {
+	lent, dirty          atomic.Int64
+	connected, sessions  atomic.Int64
+	allocs, frees        atomic.Int64
+	reclaimed, noMemory  atomic.Int64
+	refused, malformed   atomic.Int64
+	notOwner, violations atomic.Int64
+	wakeups              atomic.Int64
+}
+
+func (n *Node) countChunks() {
+	t := n.chunks
+	n.counters.lent.Store(int64(len(t.all) - t.available()))
+	n.counters.dirty.Store(int64(len(t.dirty)))
+	n.counters.sessions.Store(int64(len(n.sessions)))
+}
+
+// Stats is a node's state and what it has done since it started.
+type Stats struct {
+	ChunkSize int   // bytes
+	Chunks    int64 // in all
+	Lent      int64 // chunks that clients have
+	Dirty     int64 // chunks that came back and still wait to be zeroed
+	Clients   int64 // connected
+	Sessions  int64 // connected or in their grace period
+
+	Allocs     int64 // chunks lent
+	Frees      int64 // chunks that clients gave back
+	Reclaimed  int64 // chunks taken back from clients that were gone
+	NoMemory   int64 // requests refused for lack of memory or budget
+	Refused    int64 // connections refused
+	Malformed  int64 // requests that made no sense
+	NotOwner   int64 // attempts to free what belongs to somebody else
+	Violations int64 // one-sided operations that the device refused
+	Wakeups    int64 // of the control goroutine, for connections and requests
+}
+
+// Stats returns the node's counters. They are not read at one instant.
+func (n *Node) Stats() Stats {
+	c := &n.counters
+	return Stats{
+		ChunkSize: n.cfg.ChunkSize, Chunks: int64(n.cfg.chunks()),
+		Lent: c.lent.Load(), Dirty: c.dirty.Load(),
+		Clients: c.connected.Load(), Sessions: c.sessions.Load(),
+		Allocs: c.allocs.Load(), Frees: c.frees.Load(), Reclaimed: c.reclaimed.Load(),
+		NoMemory: c.noMemory.Load(), Refused: c.refused.Load(), Malformed: c.malformed.Load(),
+		NotOwner: c.notOwner.Load(), Violations: c.violations.Load(), Wakeups: c.wakeups.Load(),
+	}
+}
+
+// ClientInfo is one session.
+type ClientInfo struct {
+	Session uint64
+	Peer    string    // "" while disconnected
+	Chunks  int       // that it holds
+	Expires time.Time // disconnected: when they are reclaimed
+}
+
+// Clients lists the sessions, by number. It is empty once the node is closed.
+func (n *Node) Clients() []ClientInfo {
+	answer := make(chan []ClientInfo, 1)
+	select {
+	case n.queries <- answer:
+		return <-answer
+	case <-n.ctx.Done():
+		return nil
+	}
+}
+
+func (n *Node) clientInfos() []ClientInfo {
+	infos := make([]ClientInfo, 0, len(n.sessions))
+	for id, s := range n.sessions {
+		info := ClientInfo{Session: id, Chunks: len(s.chunks), Expires: s.expires}
+		if s.client != nil {
+			info.Peer, info.Expires = s.client.conn.RemoteAddr(), time.Time{}
+		}
+		infos = append(infos, info)
+	}
+	slices.SortFunc(infos, func(a, b ClientInfo) int { return cmp.Compare(a.Session, b.Session) })
+	return infos
+}
+
+// NewCollector returns a Prometheus collector of n's statistics.
+func NewCollector(n *Node) prometheus.Collector {
+	c := &collector{node: n}
+	gauge := func(name, help string, value func(*Stats) int64) {
+		c.add(name, help, prometheus.GaugeValue, value)
+	}
+	counter := func(name, help string, value func(*Stats) int64) {
+		c.add(name+"_total", help, prometheus.CounterValue, value)
+	}
+	gauge("chunk_bytes", "Size of a chunk.", func(s *Stats) int64 { return int64(s.ChunkSize) })
+	gauge("chunks", "Chunks in all.", func(s *Stats) int64 { return s.Chunks })
+	gauge("chunks_lent", "Chunks that clients have.", func(s *Stats) int64 { return s.Lent })
+	gauge("chunks_dirty", "Chunks that wait to be zeroed.", func(s *Stats) int64 { return s.Dirty })
+	gauge("clients", "Connected clients.", func(s *Stats) int64 { return s.Clients })
+	gauge("sessions", "Clients, connected or in their grace period.", func(s *Stats) int64 { return s.Sessions })
+	counter("allocs", "Chunks lent.", func(s *Stats) int64 { return s.Allocs })
+	counter("frees", "Chunks given back.", func(s *Stats) int64 { return s.Frees })
+	counter("reclaimed", "Chunks taken back from clients that were gone.", func(s *Stats) int64 { return s.Reclaimed })
+	counter("no_memory", "Requests refused for lack of memory or budget.", func(s *Stats) int64 { return s.NoMemory })
+	counter("refused", "Connections refused.", func(s *Stats) int64 { return s.Refused })
+	counter("malformed", "Malformed requests.", func(s *Stats) int64 { return s.Malformed })
+	counter("not_owner", "Attempts to free somebody else's chunk.", func(s *Stats) int64 { return s.NotOwner })
+	counter("violations", "One-sided operations that the device refused.", func(s *Stats) int64 { return s.Violations })
+	counter("wakeups", "Wake-ups of the control goroutine.", func(s *Stats) int64 { return s.Wakeups })
+	return c
+}
+
+type collector struct {
+	node    *Node
+	metrics []metric
+}
+
+type metric struct {
+	desc  *prometheus.Desc
+	kind  prometheus.ValueType
+	value func(*Stats) int64
+}
+
+func (c *collector) add(name, help string, kind prometheus.ValueType, value func(*Stats) int64) {
+	desc := prometheus.NewDesc("polder_node_"+name, help, nil, nil)
+	c.metrics = append(c.metrics, metric{desc, kind, value})
+}
+
+// Describe implements prometheus.Collector.
+func (c *collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, m := range c.metrics {
+		ch <- m.desc
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *collector) Collect(ch chan<- prometheus.Metric) {
+	s := c.node.Stats()
+	for _, m := range c.metrics {
+		ch <- prometheus.MustNewConstMetric(m.desc, m.kind, float64(m.value(&s)))
+	}
+}

@@ -1,0 +1,463 @@
+// Package wire is what a memory node and its clients say to each other beside
+// one-sided operations: the private data with which queue pairs are
+// connected, and the messages on the management queue pair.
+//
+// Everything is little-endian and of fixed layout. Decoding copies nothing
+// and allocates nothing; it refuses what it does not know, including trailing
+// bytes, because the peer may be hostile.
+//
+// # Connecting
+//
+// The requester's private data is a [Hello], 64 bytes:
+//
+//	 0  u32  magic "PMN1"
+//	 4  u16  version
+//	 6  u8   kind: 1 management, 2 access
+//	 7  u8   0
+//	 8  [16] name of the way of managing memory, padded with zeros
+//	24  u64  session id, 0 for a new session
+//	32  [32] session secret
+//
+// and the answer to a management Hello is a [Welcome], 96 bytes:
+//
+//	 0  u32  magic
+//	 4  u16  version
+//	 6  u8   1 if the session was resumed
+//	 7  u8   0
+//	 8  u64  session id
+//	16  [32] session secret
+//	48  u64  address of chunk 0
+//	56  u64  chunk size in bytes
+//	64  u32  number of chunks
+//	68  u32  chunks free
+//	72  u32  chunks that this client may still take
+//	76  u32  grace period in milliseconds
+//	80  u16  credits: requests that may be unanswered
+//	82  u16  batch: most chunks in one message
+//	84  [12] zero
+//
+// The answer to an access Hello is empty: the connection that it came over
+// says whose it is.
+//
+// # Messages
+//
+// A [Request] has a header of 12 bytes, and for Free a list of u32 chunks:
+//
+//	0  u8   op: 1 alloc, 2 free, 3 owned
+//	1  u8   0
+//	2  u16  n: chunks wanted; chunks in the list; most entries in the answer
+//	4  u32  id, which the reply carries back
+//	8  u32  owned: entries to skip; otherwise 0
+//
+// A [Reply] has a header of 20 bytes, and for alloc and owned a list of n
+// entries of u32 chunk and u32 rkey:
+//
+//	 0  u8   op | 0x80
+//	 1  u8   status
+//	 2  u16  n: entries that follow; chunks freed
+//	 4  u32  id
+//	 8  u32  chunks free at the node
+//	12  u32  chunks that this client may still take
+//	16  u32  0
+package wire
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"polder/verbs"
+)
+
+// Version is the protocol's version. Both ends must speak the same.
+const Version = 1
+
+const magic = 0x314e4d50 // "PMN1"
+
+// Sizes in bytes.
+const (
+	HelloSize     = 64
+	WelcomeSize   = 96
+	RequestHeader = 12
+	ReplyHeader   = 20
+	GrantSize     = 8
+	MaxMessage    = 1024 // no request or reply is longer
+	MaxName       = 16
+	SecretSize    = 32
+)
+
+// MaxBatch is the most chunks that fit into one message.
+const MaxBatch = (MaxMessage - ReplyHeader) / GrantSize
+
+// ErrMalformed is what every decoder's error Is.
+var ErrMalformed = errors.New("malformed message")
+
+func malformed(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", ErrMalformed, fmt.Sprintf(format, args...))
+}
+
+// Kind says what a queue pair is for.
+type Kind uint8
+
+const (
+	KindManagement Kind = 1
+	KindAccess     Kind = 2
+)
+
+// A Session names a client across connections. Who knows the secret is the
+// client. The zero Session asks for a new one.
+type Session struct {
+	ID     uint64
+	Secret [SecretSize]byte
+}
+
+// Hello asks a node to connect a queue pair.
+type Hello struct {
+	Kind    Kind
+	Manager string // at most MaxName bytes, without zeros
+	Session Session
+}
+
+// Append appends h's encoding to b.
+func (h *Hello) Append(b []byte) []byte {
+	b = binary.LittleEndian.AppendUint32(b, magic)
+	b = binary.LittleEndian.AppendUint16(b, Version)
+	b = append(b, byte(h.Kind), 0)
+	var name [MaxName]byte
+	copy(name[:], h.Manager)
+	b = append(b, name[:]...)
+	b = binary.LittleEndian.AppendUint64(b, h.Session.ID)
+	return append(b, h.Session.Secret[:]...)
+}
+
+// Decode sets h from b.
+func (h *Hello) Decode(b []byte) error {
+	if len(b) != HelloSize {
+		return malformed("hello of %d bytes, want %d", len(b), HelloSize)
+	}
+	if err := checkPreamble(b); err != nil {
+		return err
+	}
+	kind := Kind(b[6])
+	if kind != KindManagement && kind != KindAccess {
+		return malformed("hello of unknown kind %d", b[6])
+	}
+	if b[7] != 0 {
+		return malformed("hello with a reserved byte set")
+	}
+	name := strings.TrimRight(string(b[8:8+MaxName]), "\x00")
+	if name == "" || strings.IndexByte(name, 0) >= 0 {
+		return malformed("hello with a bad manager name %q", name)
+	}
+	h.Kind, h.Manager = kind, name
+	h.Session.ID = binary.LittleEndian.Uint64(b[24:])
+	copy(h.Session.Secret[:], b[32:])
+	return nil
+}
+
+func checkPreamble(b []byte) error {
+	if m := binary.LittleEndian.Uint32(b); m != magic {
+		return malformed("magic %#x, want %#x: not a Polder memory node's protocol", m, magic)
+	}
+	if v := binary.LittleEndian.Uint16(b[4:]); v != Version {
+		return malformed("version %d, want %d", v, Version)
+	}
+	return nil
+}
+
+// Welcome is a node's answer to a management Hello.
+type Welcome struct {
+	Resumed   bool // the session asked for goes on; otherwise Session is a new one
+	Session   Session
+	Base      uint64 // address of chunk 0; the others follow without gaps
+	ChunkSize uint64
+	Chunks    uint32
+	Space     Space
+	Grace     time.Duration // how long a session outlives its connection, in milliseconds
+	Credits   uint16
+	Batch     uint16
+}
+
+// Space is how much more there is to allocate, in chunks.
+type Space struct {
+	Free   uint32 // at the node
+	Budget uint32 // of this client's budget
+}
+
+// Append appends w's encoding to b.
+func (w *Welcome) Append(b []byte) []byte {
+	b = binary.LittleEndian.AppendUint32(b, magic)
+	b = binary.LittleEndian.AppendUint16(b, Version)
+	var resumed byte
+	if w.Resumed {
+		resumed = 1
+	}
+	b = append(b, resumed, 0)
+	b = binary.LittleEndian.AppendUint64(b, w.Session.ID)
+	b = append(b, w.Session.Secret[:]...)
+	b = binary.LittleEndian.AppendUint64(b, w.Base)
+	b = binary.LittleEndian.AppendUint64(b, w.ChunkSize)
+	b = binary.LittleEndian.AppendUint32(b, w.Chunks)
+	b = binary.LittleEndian.AppendUint32(b, w.Space.Free)
+	b = binary.LittleEndian.AppendUint32(b, w.Space.Budget)
+	b = binary.LittleEndian.AppendUint32(b, uint32(w.Grace.Milliseconds()))
+	b = binary.LittleEndian.AppendUint16(b, w.Credits)
+	b = binary.LittleEndian.AppendUint16(b, w.Batch)
+	return append(b, make([]byte, WelcomeSize-84)...)
+}
+
+// Decode sets w from b.
+func (w *Welcome) Decode(b []byte) error {
+	if len(b) != WelcomeSize {
+		return malformed("welcome of %d bytes, want %d", len(b), WelcomeSize)
+	}
+	if err := checkPreamble(b); err != nil {
+		return err
+	}
+	if b[6] > 1 || b[7] != 0 {
+		return malformed("welcome with reserved bits set")
+	}
+	for _, c := range b[84:] {
+		if c != 0 {
+			return malformed("welcome with a reserved byte set")
+		}
+	}
+	v := Welcome{
+		Resumed:   b[6] == 1,
+		Base:      binary.LittleEndian.Uint64(b[48:]),
+		ChunkSize: binary.LittleEndian.Uint64(b[56:]),
+		Chunks:    binary.LittleEndian.Uint32(b[64:]),
+		Space: Space{
+			Free:   binary.LittleEndian.Uint32(b[68:]),
+			Budget: binary.LittleEndian.Uint32(b[72:]),
+		},
+		Grace:   time.Duration(binary.LittleEndian.Uint32(b[76:])) * time.Millisecond,
+		Credits: binary.LittleEndian.Uint16(b[80:]),
+		Batch:   binary.LittleEndian.Uint16(b[82:]),
+	}
+	v.Session.ID = binary.LittleEndian.Uint64(b[8:])
+	copy(v.Session.Secret[:], b[16:])
+	const maxChunk = 1 << 40
+	switch {
+	case v.Session.ID == 0:
+		return malformed("welcome without a session")
+	case v.ChunkSize == 0 || v.ChunkSize > maxChunk || v.ChunkSize&(v.ChunkSize-1) != 0:
+		return malformed("welcome with chunks of %d bytes", v.ChunkSize)
+	case uint64(v.Chunks) > (1<<63)/v.ChunkSize || v.Base > 1<<63:
+		return malformed("welcome with %d chunks at %#x", v.Chunks, v.Base)
+	case v.Credits == 0 || v.Batch == 0 || v.Batch > MaxBatch:
+		return malformed("welcome with %d credits, batches of %d", v.Credits, v.Batch)
+	}
+	*w = v
+	return nil
+}
+
+// Op is what a request asks for.
+type Op uint8
+
+const (
+	// OpAlloc takes up to N chunks.
+	OpAlloc Op = 1
+	// OpFree gives chunks back: all of the list, or none.
+	OpFree Op = 2
+	// OpOwned lists what the client has, with keys that are valid on its
+	// present access queue pair, which are bound first if need be.
+	OpOwned Op = 3
+)
+
+func (o Op) String() string {
+	switch o {
+	case OpAlloc:
+		return "alloc"
+	case OpFree:
+		return "free"
+	case OpOwned:
+		return "owned"
+	}
+	return fmt.Sprintf("Op(%d)", uint8(o))
+}
+
+// Status is how a request ended.
+type Status uint8
+
+const (
+	StatusOK       Status = iota
+	StatusNoMemory        // the node has no chunk left
+	StatusBudget          // the client has used up its budget
+	StatusNotOwner        // a chunk to free is not the client's
+	StatusBad             // the request is malformed
+	StatusNoAccess        // no access queue pair is connected
+	StatusFailed          // the node's device refused
+
+	numStatuses
+)
+
+var statusNames = [numStatuses]string{
+	"ok", "no memory left", "budget used up", "not the owner",
+	"malformed request", "no access queue pair", "the node's device refused",
+}
+
+func (s Status) String() string {
+	if s < numStatuses {
+		return statusNames[s]
+	}
+	return fmt.Sprintf("Status(%d)", uint8(s))
+}
+
+// Request is a client's message. List aliases the buffer it was decoded from.
+type Request struct {
+	Op   Op
+	ID   uint32
+	N    int
+	Skip uint32
+	list []byte
+}
+
+// Chunk returns entry i of a Free's list.
+func (r *Request) Chunk(i int) uint32 { return binary.LittleEndian.Uint32(r.list[4*i:]) }
+
+// AppendRequest appends a request without a list.
+func AppendRequest(b []byte, op Op, id uint32, n int, skip uint32) []byte {
+	b = append(b, byte(op), 0)
+	b = binary.LittleEndian.AppendUint16(b, uint16(n))
+	b = binary.LittleEndian.AppendUint32(b, id)
+	return binary.LittleEndian.AppendUint32(b, skip)
+}
+
+// AppendFree appends a request to free chunks, at most MaxBatch.
+func AppendFree(b []byte, id uint32, chunks []uint32) []byte {
+	b = AppendRequest(b, OpFree, id, len(chunks), 0)
+	for _, c := range chunks {
+		b = binary.LittleEndian.AppendUint32(b, c)
+	}
+	return b
+}
+
+// Decode sets r from b. If b has a header at all, r.ID is set even when the
+// rest is malformed, so that the refusal can be addressed.
+func (r *Request) Decode(b []byte) error {
+	*r = Request{}
+	if len(b) < RequestHeader {
+		return malformed("request of %d bytes", len(b))
+	}
+	r.Op = Op(b[0])
+	r.N = int(binary.LittleEndian.Uint16(b[2:]))
+	r.ID = binary.LittleEndian.Uint32(b[4:])
+	r.Skip = binary.LittleEndian.Uint32(b[8:])
+	list := b[RequestHeader:]
+	if b[1] != 0 {
+		return malformed("request with a reserved byte set")
+	}
+	if r.N == 0 || r.N > MaxBatch {
+		return malformed("request for %d chunks, want 1 to %d", r.N, MaxBatch)
+	}
+	if r.Op != OpOwned && r.Skip != 0 {
+		return malformed("%v that skips", r.Op)
+	}
+	switch r.Op {
+	case OpAlloc, OpOwned:
+		if len(list) != 0 {
+			return malformed("%v with %d trailing bytes", r.Op, len(list))
+		}
+	case OpFree:
+		if len(list) != 4*r.N {
+			return malformed("free of %d chunks in %d bytes", r.N, len(list))
+		}
+	default:
+		return malformed("unknown op %d", b[0])
+	}
+	r.list = list
+	return nil
+}
+
+// A Grant is a chunk and the key that opens it.
+type Grant struct {
+	Chunk uint32
+	Key   verbs.RKey
+}
+
+// Reply is a node's message.
+type Reply struct {
+	Op     Op
+	Status Status
+	ID     uint32
+	N      int
+	Space  Space
+	list   []byte
+}
+
+// Grant returns entry i of an alloc's or owned's reply.
+func (r *Reply) Grant(i int) Grant {
+	b := r.list[GrantSize*i:]
+	return Grant{
+		Chunk: binary.LittleEndian.Uint32(b),
+		Key:   verbs.RKey(binary.LittleEndian.Uint32(b[4:])),
+	}
+}
+
+// AppendReply appends r's header and grants. N counts where there are no
+// grants and is len(grants) otherwise.
+func AppendReply(b []byte, r *Reply, grants []Grant) []byte {
+	n := r.N
+	if len(grants) > 0 {
+		n = len(grants)
+	}
+	b = append(b, byte(r.Op)|0x80, byte(r.Status))
+	b = binary.LittleEndian.AppendUint16(b, uint16(n))
+	b = binary.LittleEndian.AppendUint32(b, r.ID)
+	b = binary.LittleEndian.AppendUint32(b, r.Space.Free)
+	b = binary.LittleEndian.AppendUint32(b, r.Space.Budget)
+	b = binary.LittleEndian.AppendUint32(b, 0)
+	for _, g := range grants {
+		b = binary.LittleEndian.AppendUint32(b, g.Chunk)
+		b = binary.LittleEndian.AppendUint32(b, uint32(g.Key))
+	}
+	return b
+}
+
+// Decode sets r from b, which it aliases.
+func (r *Reply) Decode(b []byte) error {
+	*r = Reply{}
+	if len(b) < ReplyHeader {
+		return malformed("reply of %d bytes", len(b))
+	}
+	if b[0]&0x80 == 0 {
+		return malformed("a request where a reply was due")
+	}
+	v := Reply{
+		Op:     Op(b[0] &^ 0x80),
+		Status: Status(b[1]),
+		N:      int(binary.LittleEndian.Uint16(b[2:])),
+		ID:     binary.LittleEndian.Uint32(b[4:]),
+		Space: Space{
+			Free:   binary.LittleEndian.Uint32(b[8:]),
+			Budget: binary.LittleEndian.Uint32(b[12:]),
+		},
+		list: b[ReplyHeader:],
+	}
+	want := 0
+	switch v.Op {
+	case OpAlloc, OpOwned:
+		want = v.N * GrantSize
+	case OpFree:
+	default:
+		// A node that could not make out the op answers with what it saw.
+		if v.Status != StatusBad {
+			return malformed("reply to an unknown op %d", v.Op)
+		}
+	}
+	switch {
+	case v.Status >= numStatuses:
+		return malformed("reply with unknown status %d", b[1])
+	case v.N > MaxBatch || v.Status != StatusOK && v.N != 0:
+		return malformed("%v reply (%v) with %d entries", v.Op, v.Status, v.N)
+	case len(v.list) != want:
+		return malformed("%v reply with %d entries in %d bytes", v.Op, v.N, len(v.list))
+	case binary.LittleEndian.Uint32(b[16:]) != 0:
+		return malformed("reply with a reserved byte set")
+	}
+	*r = v
+	return nil
+}

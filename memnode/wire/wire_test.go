@@ -1,0 +1,178 @@
+package wire
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+	"time"
+
+	"polder/verbs"
+)
+
+func exampleHello() Hello {
+	h := Hello{Kind: KindManagement, Manager: "rpcmw", Session: Session{ID: 7}}
+	copy(h.Session.Secret[:], "an example of a session's secret")
+	return h
+}
+
+func exampleWelcome() Welcome {
+	return Welcome{
+		Resumed: true, Session: exampleHello().Session,
+		Base: 0x7f0000000000, ChunkSize: 1 << 20, Chunks: 2048,
+		Space: Space{Free: 2000, Budget: 100}, Grace: 10 * time.Second,
+		Credits: 8, Batch: MaxBatch,
+	}
+}
+
+func TestConnectionDataSurvivesTheTrip(t *testing.T) {
+	h := exampleHello()
+	b := h.Append(nil)
+	if len(b) != HelloSize || len(b) > verbs.MaxPrivateData {
+		t.Fatalf("a hello has %d bytes, want %d", len(b), HelloSize)
+	}
+	var gotH Hello
+	if err := gotH.Decode(b); err != nil || gotH != h {
+		t.Fatalf("got %+v, %v, want %+v", gotH, err, h)
+	}
+	w := exampleWelcome()
+	b = w.Append(nil)
+	if len(b) != WelcomeSize || len(b) > verbs.MaxPrivateData {
+		t.Fatalf("a welcome has %d bytes, want %d", len(b), WelcomeSize)
+	}
+	var gotW Welcome
+	if err := gotW.Decode(b); err != nil || gotW != w {
+		t.Fatalf("got %+v, %v, want %+v", gotW, err, w)
+	}
+}
+
+func TestMessagesSurviveTheTrip(t *testing.T) {
+	full := make([]uint32, MaxBatch)
+	grants := make([]Grant, MaxBatch)
+	for i := range full {
+		full[i] = uint32(i * 3)
+		grants[i] = Grant{Chunk: uint32(i), Key: verbs.MakeRKey(uint32(i), uint8(i))}
+	}
+	b := AppendFree(nil, 9, full)
+	if len(b) > MaxMessage {
+		t.Fatalf("the longest request has %d bytes, more than %d", len(b), MaxMessage)
+	}
+	var r Request
+	if err := r.Decode(b); err != nil || r.Op != OpFree || r.ID != 9 || r.N != MaxBatch {
+		t.Fatalf("got %+v, %v", r, err)
+	}
+	for i, want := range full {
+		if got := r.Chunk(i); got != want {
+			t.Fatalf("chunk %d of the list is %d, want %d", i, got, want)
+		}
+	}
+	reply := Reply{Op: OpAlloc, ID: 10, Space: Space{Free: 1, Budget: 2}}
+	b = AppendReply(nil, &reply, grants)
+	if len(b) > MaxMessage {
+		t.Fatalf("the longest reply has %d bytes, more than %d", len(b), MaxMessage)
+	}
+	var got Reply
+	if err := got.Decode(b); err != nil || got.N != MaxBatch || got.ID != 10 || got.Space != reply.Space {
+		t.Fatalf("got %+v, %v", got, err)
+	}
+	for i, want := range grants {
+		if got.Grant(i) != want {
+			t.Fatalf("grant %d is %v, want %v", i, got.Grant(i), want)
+		}
+	}
+}
+
+func TestMalformedMessagesAreRefused(t *testing.T) {
+	alloc := AppendRequest(nil, OpAlloc, 1, 1, 0)
+	free := AppendFree(nil, 1, []uint32{1, 2})
+	change := func(b []byte, at int, to byte) []byte {
+		b = bytes.Clone(b)
+		b[at] = to
+		return b
+	}
+	for name, b := range map[string][]byte{
+		"nothing":                nil,
+		"half a header":          alloc[:5],
+		"unknown op":             change(alloc, 0, 77),
+		"reserved byte":          change(alloc, 1, 1),
+		"no chunks":              change(alloc, 2, 0),
+		"too many chunks":        change(alloc, 3, 255),
+		"alloc that skips":       change(alloc, 8, 1),
+		"trailing bytes":         append(bytes.Clone(alloc), 0),
+		"free with a short list": free[:len(free)-1],
+		"free with a long list":  append(bytes.Clone(free), 0, 0, 0, 0),
+	} {
+		var r Request
+		if err := r.Decode(b); !errors.Is(err, ErrMalformed) {
+			t.Errorf("%s: got %v, want %v", name, err, ErrMalformed)
+		}
+	}
+	ok := AppendReply(nil, &Reply{Op: OpAlloc}, []Grant{{1, 2}})
+	for name, b := range map[string][]byte{
+		"nothing":             nil,
+		"a request":           change(ok, 0, byte(OpAlloc)),
+		"unknown op":          change(ok, 0, 0xff),
+		"unknown status":      change(ok, 1, byte(numStatuses)),
+		"failure with a list": change(ok, 1, byte(StatusNoMemory)),
+		"short list":          ok[:len(ok)-1],
+		"more than there is":  change(ok, 2, 2),
+		"reserved byte":       change(ok, 16, 1),
+	} {
+		var r Reply
+		if err := r.Decode(b); !errors.Is(err, ErrMalformed) {
+			t.Errorf("%s: got %v, want %v", name, err, ErrMalformed)
+		}
+	}
+}
+
+// Whatever decodes must encode to the same bytes: no two encodings mean the
+// same, and nothing is dropped silently.
+func FuzzDecode(f *testing.F) {
+	h, w := exampleHello(), exampleWelcome()
+	f.Add(h.Append(nil))
+	f.Add(w.Append(nil))
+	f.Add(AppendRequest(nil, OpAlloc, 1, 16, 0))
+	f.Add(AppendRequest(nil, OpOwned, 2, 16, 32))
+	f.Add(AppendFree(nil, 3, []uint32{1, 2, 3}))
+	f.Add(AppendReply(nil, &Reply{Op: OpAlloc, ID: 4}, []Grant{{1, 2}, {3, 4}}))
+	f.Add(AppendReply(nil, &Reply{Op: OpFree, ID: 5, N: 3}, nil))
+	f.Add(AppendReply(nil, &Reply{Op: OpAlloc, Status: StatusNoMemory}, nil))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var h Hello
+		if h.Decode(b) == nil {
+			same(t, b, h.Append(nil))
+		}
+		var w Welcome
+		if w.Decode(b) == nil {
+			same(t, b, w.Append(nil))
+		}
+		var q Request
+		if q.Decode(b) == nil {
+			if q.Op == OpFree {
+				list := make([]uint32, q.N)
+				for i := range list {
+					list[i] = q.Chunk(i)
+				}
+				same(t, b, AppendFree(nil, q.ID, list))
+			} else {
+				same(t, b, AppendRequest(nil, q.Op, q.ID, q.N, q.Skip))
+			}
+		}
+		var r Reply
+		if r.Decode(b) == nil {
+			var grants []Grant
+			if r.Op != OpFree && r.Status == StatusOK {
+				for i := range r.N {
+					grants = append(grants, r.Grant(i))
+				}
+			}
+			same(t, b, AppendReply(nil, &r, grants))
+		}
+	})
+}
+
+func same(t *testing.T, got, want []byte) {
+	t.Helper()
+	if !bytes.Equal(got, want) {
+		t.Fatalf("decoded and encoded again:\n%x\nis\n%x", got, want)
+	}
+}

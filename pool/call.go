@@ -1,0 +1,444 @@
+package pool
+
+import (
+	"context"
+	"encoding/binary"
+	"sync/atomic"
+	"time"
+
+	"polder/verbs"
+)
+
+// pieceState is where a piece is.
+type pieceState uint8
+
+const (
+	pieceTodo   pieceState = iota // to be started
+	pieceReady                    // has a block, and is about to be submitted
+	pieceFlying                   // submitted: the link's until it has landed
+	pieceDone                     // finished, or given up
+)
+
+// A piece is the part of an operation that one work request carries out: all of
+// it, or up to maxBlock bytes of a long one. What the link needs of the
+// operation is copied, because a caller that gives up takes its Op with it.
+type piece struct {
+	call  *call
+	op    *Op // the caller's own; nobody else touches it
+	chunk *Chunk
+	off   int // of op.Buf, and of what the operation touches
+	n     int
+	state pieceState
+
+	kind     OpKind
+	old, new uint64
+	link     *link
+	block    block
+	addr     uint64
+	key      verbs.RKey
+	sge      [1]verbs.SGE
+	posted   bool          // the device may have seen it
+	landed   atomic.Uint32 // 0 while flying, then the completion's status + 1
+}
+
+// request is p as a work request.
+func (p *piece) request(id uint64) verbs.SendWR {
+	wr := verbs.SendWR{
+		ID: id, Flags: verbs.SendSignaled, SGL: p.sge[:], RemoteAddr: p.addr, RKey: p.key,
+	}
+	switch p.kind {
+	case OpRead:
+		wr.Op = verbs.OpRead
+	case OpWrite:
+		wr.Op = verbs.OpWrite
+	case OpCompareAndSwap:
+		wr.Op, wr.Compare, wr.Swap = verbs.OpCmpSwap, p.old, p.new
+	case OpFetchAdd:
+		wr.Op, wr.Swap = verbs.OpFetchAdd, p.new
+	}
+	return wr
+}
+
+// finish tells the call that p has landed. It is called once for every flight,
+// by the link, and does not touch p or its call after waking somebody.
+func (p *piece) finish(status verbs.Status) {
+	c := p.call
+	p.landed.Store(uint32(status) + 1)
+	if c.flying.Add(-1) > 0 {
+		return
+	}
+	if c.fate.Add(1) == 2 {
+		c.recycle()
+		return
+	}
+	c.done <- struct{}{}
+}
+
+// A call is one caller's batch on its way. Calls are reused, with everything
+// that they have allocated.
+type call struct {
+	pool   *Pool
+	pieces []piece
+	links  []*link // that the present round submits to
+	marks  []int64 // their progress before
+
+	flying atomic.Int32 // pieces in flight in this round
+	// fate decides who disposes of the call when its caller may give up
+	// while pieces fly: the last piece to land and the caller add one
+	// each, and who comes second does.
+	fate atomic.Int32
+	done chan struct{} // capacity 1: the round's last piece has landed
+
+	room  roomWaiter
+	held  block // from room, for the next piece that needs one
+	timer *time.Timer
+	armed bool
+}
+
+func newCall(p *Pool) *call {
+	c := &call{pool: p, done: make(chan struct{}, 1)}
+	c.room.ready = make(chan block, 1)
+	c.timer = time.NewTimer(time.Hour)
+	c.timer.Stop()
+	return c
+}
+
+// run carries out ops and gives the call up.
+func (c *call) run(ctx context.Context, ops []Op) {
+	c.plan(ops)
+	for {
+		more, abandoned := c.round(ctx)
+		if abandoned {
+			return // whoever lands last disposes of the call
+		}
+		if !more {
+			break
+		}
+	}
+	c.dispose()
+}
+
+// plan cuts ops into pieces.
+func (c *call) plan(ops []Op) {
+	for i := range ops {
+		op := &ops[i]
+		op.Err = nil
+		if err := op.check(c.pool); err != nil {
+			op.fail(err)
+			continue
+		}
+		size := op.size()
+		for off := 0; off < size; off += maxBlock {
+			c.pieces = append(c.pieces, piece{
+				call: c, op: op, chunk: op.Chunk, off: off, n: min(maxBlock, size-off),
+				kind: op.Kind, old: op.Old, new: op.New,
+			})
+		}
+	}
+}
+
+// round starts as many pieces as there is room for and waits for them. If it
+// can start none it waits for what they lack. More is false when every piece
+// is done; abandoned is true if the caller gave up and pieces still fly.
+func (c *call) round(ctx context.Context) (more, abandoned bool) {
+	if ctx.Err() != nil {
+		c.failAll(context.Cause(ctx))
+		return false, false
+	}
+	started := 0
+	var lacksRoom *piece
+	var lacksNode *node
+	c.links = c.links[:0]
+scan:
+	for i := range c.pieces {
+		p := &c.pieces[i]
+		if p.state != pieceTodo {
+			continue
+		}
+		if p.op.Err != nil {
+			p.state = pieceDone
+			continue
+		}
+		switch c.start(p) {
+		case startOK:
+			started++
+		case startNoNode:
+			lacksNode = p.chunk.node
+		case startNoRoom:
+			lacksRoom = p
+			break scan
+		}
+	}
+	switch {
+	case started > 0:
+		return true, c.fly(ctx, started)
+	case lacksRoom != nil:
+		return c.waitRoom(ctx, lacksRoom.n), false
+	case lacksNode != nil:
+		return c.waitNode(ctx, lacksNode), false
+	}
+	return false, false
+}
+
+type startResult uint8
+
+const (
+	startOK     startResult = iota
+	startFailed             // for good; the operation's error says why
+	startNoNode             // its node is being connected to
+	startNoRoom             // the slab is used up
+)
+
+// start makes p ready to be submitted.
+func (c *call) start(p *piece) startResult {
+	if err := p.chunk.acquire(); err != nil {
+		p.op.fail(err)
+		p.state = pieceDone
+		return startFailed
+	}
+	b := p.chunk.binding.Load()
+	if b == nil || b.link.dead.Load() {
+		p.chunk.release()
+		if err := p.chunk.node.unusable(); err != nil {
+			p.op.fail(err)
+			p.state = pieceDone
+			return startFailed
+		}
+		return startNoNode
+	}
+	slab := c.pool.slab
+	if c.held.order == 0 || minBlock<<(c.held.order-1) < p.n {
+		var ok bool
+		if p.block, ok = slab.try(p.n); !ok {
+			p.chunk.release()
+			return startNoRoom
+		}
+	} else {
+		p.block, c.held = c.held, block{}
+	}
+	if p.kind == OpWrite {
+		copy(slab.bytes(p.block, p.n), p.op.Buf[p.off:p.off+p.n])
+	}
+	p.link = b.link
+	p.addr, p.key = b.addr+uint64(p.op.Off)+uint64(p.off), b.key
+	p.sge[0] = slab.sge(p.block, p.n)
+	p.posted = false
+	p.landed.Store(0)
+	p.state = pieceReady
+	for _, l := range c.links {
+		if l == p.link {
+			return startOK
+		}
+	}
+	c.links = append(c.links, p.link)
+	return startOK
+}
+
+// fly submits the pieces that are ready and waits until they have landed, or
+// gives up.
+func (c *call) fly(ctx context.Context, started int) (abandoned bool) {
+	c.flying.Store(int32(started))
+	c.fate.Store(0)
+	c.marks = c.marks[:0]
+	for _, l := range c.links {
+		c.marks = append(c.marks, l.progress.Load())
+	}
+	for _, l := range c.links {
+		l.submit(c.pieces)
+	}
+	select {
+	case <-c.done: // fast path: everything has landed already
+	default:
+		fresh := !c.armed
+		if err := c.wait(ctx, c.done); err != nil {
+			if err == ErrTimeout && fresh {
+				c.suspect()
+			}
+			return c.abandon(err)
+		}
+	}
+	c.harvest()
+	return false
+}
+
+// suspect retires the links that have not had one answer since they were
+// submitted to, for all of Config.Timeout: the node has hung, and a new
+// connection must show whether it is still there.
+func (c *call) suspect() {
+	for i, l := range c.links {
+		if l.progress.Load() == c.marks[i] {
+			l.node.linkBroke(l)
+		}
+	}
+}
+
+// wait waits for ready, within the call's time.
+func (c *call) wait(ctx context.Context, ready <-chan struct{}) error {
+	c.arm()
+	select {
+	case <-ready:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-c.timer.C:
+		return ErrTimeout
+	}
+}
+
+// arm starts the call's clock at its first wait: what precedes it takes no time.
+func (c *call) arm() {
+	if !c.armed {
+		c.armed = true
+		c.timer.Reset(c.pool.cfg.Timeout)
+	}
+}
+
+// waitRoom waits for a block of n bytes. It reports whether to go on.
+func (c *call) waitRoom(ctx context.Context, n int) bool {
+	if c.held.order != 0 { // too small
+		c.pool.slab.release(c.held)
+		c.held = block{}
+	}
+	c.arm()
+	c.pool.slab.enqueue(&c.room, n)
+	var err error
+	select {
+	case c.held = <-c.room.ready:
+		return true
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	case <-c.timer.C:
+		err = ErrTimeout
+	}
+	c.pool.slab.cancel(&c.room)
+	c.failAll(err)
+	return false
+}
+
+// waitNode waits for n to be connected or gone. It reports whether to go on.
+func (c *call) waitNode(ctx context.Context, n *node) bool {
+	state, changed := n.watch()
+	if state != nodeConnecting {
+		return true
+	}
+	if err := c.wait(ctx, changed); err != nil {
+		c.failAll(err)
+		return false
+	}
+	return true
+}
+
+// failAll fails whatever is not done.
+func (c *call) failAll(err error) {
+	for i := range c.pieces {
+		if p := &c.pieces[i]; p.state != pieceDone {
+			p.op.fail(err)
+			p.state = pieceDone
+		}
+	}
+}
+
+// harvest takes the results of the pieces that have landed.
+func (c *call) harvest() {
+	for i := range c.pieces {
+		p := &c.pieces[i]
+		if p.state != pieceFlying {
+			continue
+		}
+		if landed := p.landed.Load(); landed != 0 {
+			c.reap(p, verbs.Status(landed-1))
+		}
+	}
+}
+
+// reap takes the result of a piece that has landed.
+func (c *call) reap(p *piece, status verbs.Status) {
+	n := p.chunk.node
+	p.state = pieceDone
+	switch status {
+	case verbs.StatusSuccess:
+		data := c.pool.slab.bytes(p.block, p.n)
+		switch {
+		case p.kind == OpRead:
+			copy(p.op.Buf[p.off:], data)
+		case p.kind.atomic():
+			p.op.Prev = binary.LittleEndian.Uint64(data)
+		}
+		n.counters.count(p.kind, p.n)
+	case verbs.StatusWRFlushErr, verbs.StatusRetryExcErr, verbs.StatusRNRRetryExcErr:
+		n.linkBroke(p.link)
+		if p.kind.atomic() && p.posted {
+			p.op.fail(ErrOutcomeUnknown)
+		} else {
+			n.counters.retries.Add(1)
+			p.state = pieceTodo
+		}
+	case verbs.StatusRemAccessErr:
+		n.linkBroke(p.link)
+		p.op.fail(ErrRevoked)
+	default:
+		n.linkBroke(p.link)
+		p.op.fail(&verbs.StatusError{Status: status})
+	}
+	c.letGo(p)
+}
+
+// letGo gives back what p held in flight.
+func (c *call) letGo(p *piece) {
+	c.pool.slab.release(p.block)
+	p.block = block{}
+	p.chunk.release()
+}
+
+// abandon gives up on the pieces that fly. It reports whether any still does.
+func (c *call) abandon(err error) bool {
+	c.harvest()
+	for i := range c.pieces {
+		switch p := &c.pieces[i]; p.state {
+		case pieceFlying:
+			p.op.fail(err)
+		case pieceTodo:
+			p.op.fail(err)
+			p.state = pieceDone
+		}
+	}
+	if c.fate.Add(1) == 1 {
+		return true
+	}
+	<-c.done // the last one has landed in the meantime
+	c.harvest()
+	c.failAll(err)
+	return false
+}
+
+// recycle disposes of a call whose caller has given up.
+func (c *call) recycle() {
+	for i := range c.pieces {
+		if p := &c.pieces[i]; p.state == pieceFlying {
+			c.letGo(p)
+		}
+	}
+	c.dispose()
+}
+
+// dispose makes the call available to others.
+func (c *call) dispose() {
+	if c.armed {
+		c.timer.Stop()
+		c.armed = false
+	}
+	if c.held.order != 0 {
+		c.pool.slab.release(c.held)
+		c.held = block{}
+	}
+	clear(c.pieces)
+	c.pieces = c.pieces[:0]
+	if cap(c.pieces) > maxKeptPieces {
+		c.pieces = nil
+	}
+	clear(c.links)
+	c.pool.putCall(c)
+}
+
+// maxKeptPieces bounds what a call that is reused keeps.
+const maxKeptPieces = 1024

@@ -1,0 +1,48 @@
+// Package pool borrows memory from memory nodes.
+//
+//	p, err := pool.Dial(ctx, "10.0.0.1:7070", "10.0.0.2:7070")
+//	c, err := p.Alloc(ctx)
+//	_, err = c.WriteAt([]byte("hello"), 0)
+//
+// A [Pool] keeps a connection to each of its nodes and hands out chunks of
+// their memory; a [Chunk] is read and written at offsets, and has atomics on
+// its 8-byte words. [Pool.Do] runs many operations, on many chunks and nodes,
+// in one round trip. How chunks are had and given back is a mechanism's
+// business (package mech); reading and writing them is one-sided.
+//
+// # Failures
+//
+// A connection that breaks is made again, with backoff, and the session with
+// the node resumed: the node keeps a client's chunks for a grace period.
+// Operations that were in flight are repeated until their deadline if they are
+// READs or WRITEs; an atomic operation that may or may not have happened fails
+// with [ErrOutcomeUnknown]. While a node refuses connections, operations on it
+// fail at once with [ErrNodeGone]. When it turns out that the node has forgotten
+// the client, or the grace period is over, the chunks are lost: Chunk.Lost is
+// closed, and operations fail with [ErrLost].
+//
+// Every operation is bounded by its context and by Config.Timeout, whichever
+// ends first. A WRITE that fails for whatever reason may have been done in
+// part; one that ran into its deadline may still take effect, but not after a
+// later operation on the same chunk, and not after Free.
+//
+// # Memory
+//
+// Data passes through a slab of registered memory outside the Go heap, of
+// Config.Buffer bytes (8 MiB by default) and never more. Operations that do not
+// fit at once are carried out in several rounds, and when the slab is used up
+// callers queue for it, in order.
+//
+// # Concurrency
+//
+// Everything may be called by any number of goroutines. Callers share one
+// access queue pair a node: what several of them post while one is ringing the
+// doorbell goes out with the next doorbell, together. A completion wakes its
+// caller directly; there is no goroutine for an operation, and no allocation
+// in the steady state. One goroutine a node, the keeper, makes and resumes
+// connections.
+//
+// Lock order: node.mu, link.mu; link.pollMu, link.mu; slab.mu and Pool.callMu
+// are leaves. No lock is held across an operation on the fabric, except that
+// completion handlers are serialised by pollMu while they poll.
+package pool

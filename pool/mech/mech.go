@@ -1,0 +1,96 @@
+// Package mech says what a way of managing remote memory has to provide.
+//
+// A mechanism decides how a client gets chunks of a memory node's memory and
+// gives them back: by asking the node's CPU (pool/rpcmw), or by one-sided
+// operations alone. It is the same on every connection; what it keeps for one
+// is a [Session]. Package pool does the rest: it dials, keeps sessions alive
+// across connections, and reads and writes chunks with one-sided operations on
+// the access queue pair, with the addresses and keys of the mechanism's
+// grants.
+//
+// A mechanism uses package verbs only, holds no lock across an operation on the
+// fabric, and starts no goroutine.
+package mech
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"polder/memnode/wire"
+	"polder/verbs"
+)
+
+var (
+	// ErrNoMemory is what Alloc's error Is when the node has nothing left
+	// for this client, and only then.
+	ErrNoMemory = errors.New("no memory left")
+	// ErrRefused is what the error of a call Is that the node understood
+	// and turned down; the session goes on.
+	ErrRefused = errors.New("node refused")
+	// ErrClosed is the error of a session that has been closed.
+	ErrClosed = errors.New("session is closed")
+)
+
+// A Mechanism is a way of managing remote memory. Its methods may be called by
+// any number of goroutines.
+type Mechanism interface {
+	// Name is what the node knows the mechanism as.
+	Name() string
+	// Attach opens a session over l.Conn, and connects l.Access to the
+	// node. It resumes l.Resume if the node still knows it. On failure it
+	// leaves l's queue pair and connection to the caller.
+	Attach(ctx context.Context, l Link) (Session, error)
+}
+
+// A Link is a new connection to a memory node. It belongs to the pool, and
+// lives longer than the session.
+type Link struct {
+	Device verbs.Device
+	PD     verbs.PD
+	Conn   verbs.Conn
+	Access verbs.QP     // unconnected
+	Resume wire.Session // zero: a new session
+}
+
+// A Session is a client's standing with one node over one connection. Its
+// methods may be called by any number of goroutines. When the connection is
+// lost every call fails, at once; what the client owned can be had again from
+// a Session on another connection. So it is after any error that is not
+// ErrNoMemory, ErrRefused or the context's.
+type Session interface {
+	// Info says what was agreed when the session was opened.
+	Info() Info
+	// Alloc fills grants with chunks that read as zero and are open to the
+	// access queue pair, and returns how many: at least one, or an error.
+	// When it fails with ctx's error, what it may have got is given back
+	// by a later call, or with the session.
+	Alloc(ctx context.Context, grants []Grant) (int, error)
+	// Free gives chunks back: all, or none.
+	Free(ctx context.Context, chunks []uint32) error
+	// Owned returns everything that the client owns, open to the access
+	// queue pair.
+	Owned(ctx context.Context) ([]Grant, error)
+	// Space is how much more could be allocated, as far as the session
+	// knows without asking.
+	Space() wire.Space
+	// Close releases what the session holds of the device. It does not
+	// give chunks back. Calls in progress end with ErrClosed.
+	Close()
+}
+
+// Info is what a node tells a client that connects.
+type Info struct {
+	Session   wire.Session
+	Resumed   bool // Session is the one that was asked for
+	ChunkSize int
+	Chunks    int           // at the node, in all
+	Grace     time.Duration // how long chunks outlive the connection
+}
+
+// A Grant is the right to use a chunk over one connection.
+type Grant struct {
+	Chunk uint32 // its number at the node
+	Addr  uint64 // of its first byte
+	Key   verbs.RKey
+}

@@ -1,0 +1,381 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"polder/memnode/wire"
+	"polder/pool/mech"
+	"polder/verbs"
+)
+
+// nodeState is how the pool stands with a node.
+type nodeState uint8
+
+const (
+	// nodeConnecting: the first attempt after a loss is under way.
+	// Operations wait for its outcome.
+	nodeConnecting nodeState = iota
+	// nodeUp: there is a link.
+	nodeUp
+	// nodeDown: the last attempt failed, and another will be made.
+	// Operations fail.
+	nodeDown
+	// nodeClosed: the pool is closed.
+	nodeClosed
+)
+
+func (s nodeState) String() string {
+	return [...]string{"connecting", "up", "down", "closed"}[s]
+}
+
+// A node is one memory node as the pool sees it. Its keeper is the goroutine
+// that makes links.
+type node struct {
+	pool *Pool
+	name string
+	dial func(context.Context) (verbs.Conn, error)
+
+	counters counters
+
+	mu      sync.Mutex
+	state   nodeState
+	cause   error         // nodeDown: why
+	changed chan struct{} // closed when state changes
+	link    *link         // nodeUp
+	chunks  map[uint32]*Chunk
+	session wire.Session
+	grace   time.Duration
+}
+
+func newNode(p *Pool, cfg NodeConfig) *node {
+	return &node{
+		pool: p, name: cfg.Name, dial: cfg.Dial,
+		changed: make(chan struct{}),
+		chunks:  make(map[uint32]*Chunk),
+	}
+}
+
+// setState changes the state and wakes everybody who watches it.
+//
+// Preconditions: n.mu is held.
+func (n *node) setState(s nodeState, cause error) {
+	n.state, n.cause = s, cause
+	close(n.changed)
+	n.changed = make(chan struct{})
+}
+
+// watch returns the state and a channel that is closed when it changes.
+func (n *node) watch() (nodeState, <-chan struct{}) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.state, n.changed
+}
+
+// unusable returns why operations on n fail at once, or nil.
+func (n *node) unusable() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	switch n.state {
+	case nodeDown:
+		return &goneError{n.cause}
+	case nodeClosed:
+		return ErrClosed
+	}
+	return nil
+}
+
+// current returns the link, or nil.
+func (n *node) current() *link {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.link
+}
+
+// linkBroke retires l, if that has not been done, and wakes the keeper.
+func (n *node) linkBroke(l *link) {
+	n.mu.Lock()
+	if n.link != l {
+		n.mu.Unlock()
+		return
+	}
+	// The state changes before the link is seen to be dead, so that whoever
+	// sees that finds something to wait for.
+	n.link = nil
+	n.setState(nodeConnecting, nil)
+	n.mu.Unlock()
+	l.kill()
+	close(l.broke)
+}
+
+// keep is the keeper: it connects, and connects again, until ctx ends.
+func (n *node) keep(ctx context.Context) {
+	var wait backoff
+	var graceEnds time.Time // of the session, while there is no link
+	log := n.pool.log.With("node", n.name)
+	for {
+		l, err := n.connect(ctx)
+		if ctx.Err() != nil {
+			if err == nil {
+				n.farewell(l)
+			}
+			n.closeNow()
+			return
+		}
+		if err != nil {
+			n.mu.Lock()
+			if n.state != nodeDown {
+				log.Warn("memory node gone", "error", err)
+			}
+			n.setState(nodeDown, err)
+			n.mu.Unlock()
+			pause := wait.next()
+			if left := time.Until(graceEnds); !graceEnds.IsZero() && left <= 0 {
+				if lost := n.loseAll(); lost > 0 {
+					log.Warn("grace period over: chunks lost", "chunks", lost)
+				}
+				graceEnds = time.Time{}
+			} else if !graceEnds.IsZero() {
+				pause = min(pause, left)
+			}
+			sleep(ctx, pause)
+			continue
+		}
+		wait = 0
+		log.Info("memory node connected", "peer", l.conn.RemoteAddr())
+		select {
+		case <-l.broke:
+		case <-l.conn.Done():
+		case <-ctx.Done():
+			n.farewell(l)
+			n.closeNow()
+			return
+		}
+		log.Warn("connection lost", "error", l.conn.Err())
+		graceEnds = time.Now().Add(n.graceTime())
+		n.linkBroke(l)
+		l.close()
+		n.counters.reconnects.Add(1)
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+func (n *node) graceTime() time.Duration {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.grace
+}
+
+// connect makes a link and publishes it.
+func (n *node) connect(ctx context.Context) (*link, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, n.pool.cfg.Timeout, ErrTimeout)
+	defer cancel()
+	conn, err := n.dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	l, err := newLink(n, conn)
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	if err := n.attach(ctx, l); err != nil {
+		l.kill()
+		l.close()
+		return nil, err
+	}
+	return l, nil
+}
+
+// attach opens a session over l and makes l the node's link.
+func (n *node) attach(ctx context.Context, l *link) error {
+	n.mu.Lock()
+	resume := n.session
+	n.mu.Unlock()
+	s, err := n.pool.cfg.Manager.Attach(ctx, mech.Link{
+		Device: n.pool.dev, PD: n.pool.pd, Conn: l.conn, Access: l.qp, Resume: resume,
+	})
+	if err != nil {
+		return err
+	}
+	l.session = s
+	info := s.Info()
+	if err := n.pool.agreeChunkSize(info.ChunkSize); err != nil {
+		return err
+	}
+	var owned []mech.Grant
+	if info.Resumed {
+		if owned, err = s.Owned(ctx); err != nil {
+			return fmt.Errorf("cannot resume the session: %w", err)
+		}
+	}
+	lost, unknown := n.publish(l, owned)
+	for _, c := range lost {
+		c.lose()
+	}
+	if len(lost) > 0 {
+		n.pool.log.Warn("chunks lost", "node", n.name, "chunks", len(lost))
+	}
+	if len(unknown) > 0 {
+		// Freed while there was no connection, or granted by a reply
+		// that never arrived.
+		if err := s.Free(ctx, unknown); err != nil {
+			n.linkBroke(l)
+		}
+	}
+	return nil
+}
+
+// publish makes l the node's link, on which the client owns the given chunks.
+// It returns the chunks that it no longer owns, and those that it owns without
+// knowing.
+func (n *node) publish(l *link, owned []mech.Grant) (lost []*Chunk, unknown []uint32) {
+	info := l.session.Info()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	kept := make(map[uint32]*Chunk, len(owned))
+	for _, g := range owned {
+		if c := n.chunks[g.Chunk]; c != nil {
+			c.binding.Store(&binding{link: l, addr: g.Addr, key: g.Key})
+			kept[g.Chunk] = c
+		} else {
+			unknown = append(unknown, g.Chunk)
+		}
+	}
+	for id, c := range n.chunks {
+		if kept[id] == nil {
+			lost = append(lost, c)
+		}
+	}
+	n.chunks = kept
+	n.session, n.grace = info.Session, info.Grace
+	n.link = l
+	n.setState(nodeUp, nil)
+	return lost, unknown
+}
+
+// loseAll gives up every chunk.
+func (n *node) loseAll() int {
+	n.mu.Lock()
+	chunks := n.chunks
+	n.chunks = make(map[uint32]*Chunk)
+	n.session = wire.Session{}
+	n.mu.Unlock()
+	for _, c := range chunks {
+		c.lose()
+	}
+	return len(chunks)
+}
+
+// farewell gives everything back over l, and ends it.
+func (n *node) farewell(l *link) {
+	n.mu.Lock()
+	var ids []uint32
+	for id := range n.chunks {
+		ids = append(ids, id)
+	}
+	n.link = nil
+	n.setState(nodeClosed, nil)
+	n.mu.Unlock()
+	l.kill()
+	l.ground()
+	if len(ids) > 0 {
+		ctx, cancel := context.WithTimeout(context.Background(), n.pool.cfg.Timeout)
+		_ = l.session.Free(ctx, ids) // otherwise the node reclaims them in time
+		cancel()
+	}
+	l.close()
+}
+
+// closeNow marks n as closed.
+func (n *node) closeNow() {
+	n.mu.Lock()
+	if n.state != nodeClosed {
+		n.link = nil
+		n.setState(nodeClosed, nil)
+	}
+	n.mu.Unlock()
+}
+
+// errRetry is the error of an attempt that broke with its link.
+var errRetry = errors.New("connection lost")
+
+// alloc borrows a chunk from n.
+func (n *node) alloc(ctx context.Context) (*Chunk, error) {
+	l := n.current()
+	if l == nil {
+		return nil, errRetry
+	}
+	var grants [1]mech.Grant
+	if _, err := l.session.Alloc(ctx, grants[:]); err != nil {
+		switch {
+		case errors.Is(err, ErrNoMemory) || errors.Is(err, mech.ErrRefused) || ctx.Err() != nil:
+			return nil, err
+		}
+		n.linkBroke(l)
+		return nil, errRetry
+	}
+	g := grants[0]
+	c := newChunk(n, g.Chunk, n.pool.ChunkSize())
+	c.binding.Store(&binding{link: l, addr: g.Addr, key: g.Key})
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.link != l {
+		return nil, errRetry // the next link has given it back
+	}
+	if n.chunks[g.Chunk] != nil {
+		return nil, fmt.Errorf("node granted chunk %d twice", g.Chunk)
+	}
+	n.chunks[g.Chunk] = c
+	n.counters.allocs.Add(1)
+	return c, nil
+}
+
+// free gives c, which nobody uses any more, back.
+func (n *node) free(ctx context.Context, c *Chunk) error {
+	n.mu.Lock()
+	if n.chunks[c.id] == c {
+		delete(n.chunks, c.id)
+	} else {
+		n.mu.Unlock()
+		return nil // lost, or the pool is closed
+	}
+	l := n.link
+	n.mu.Unlock()
+	n.counters.frees.Add(1)
+	if l == nil {
+		return nil // the next link will find that it is not known
+	}
+	// From here on the chunk must get back, whatever the caller's patience.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), n.pool.cfg.Timeout)
+	defer cancel()
+	err := l.session.Free(ctx, []uint32{c.id})
+	if errors.Is(err, mech.ErrRefused) {
+		return err
+	}
+	if err != nil {
+		n.linkBroke(l)
+	}
+	return nil
+}
+
+// space is how many more chunks n could give, as far as is known.
+func (n *node) space() uint32 {
+	l := n.current()
+	if l == nil {
+		return 0
+	}
+	s := l.session.Space()
+	return min(s.Free, s.Budget)
+}

@@ -1,0 +1,371 @@
+package pool
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"polder/pool/mech"
+	"polder/pool/rpcmw"
+	"polder/verbs"
+)
+
+// Manager is a way of managing remote memory. See package mech.
+type Manager = mech.Mechanism
+
+// Defaults of a Config.
+const (
+	DefaultTimeout = 2 * time.Second
+	DefaultBuffer  = 8 << 20
+)
+
+// Config says where a Pool borrows, and how.
+type Config struct {
+	// Device is what the pool connects with. It stays the caller's, and
+	// must outlive the pool.
+	Device verbs.Device
+	// Nodes are the memory nodes, at least one.
+	Nodes []NodeConfig
+	// Manager is the way of managing memory, which must be the nodes'. By
+	// default it is that of package rpcmw.
+	Manager Manager
+	// Timeout bounds every operation and every attempt to connect, by
+	// default 2 s.
+	Timeout time.Duration
+	// Buffer is the size in bytes of the memory that data passes through,
+	// by default 8 MiB. It is rounded up to a multiple of 256 KiB.
+	Buffer int
+	// Logger gets connections and losses; by default nothing is logged.
+	Logger *slog.Logger
+
+	ownsDevice bool // the pool closes Device
+}
+
+// NodeConfig is one memory node.
+type NodeConfig struct {
+	// Name is what errors and statistics call it, unique in the pool.
+	Name string
+	// Dial connects Config.Device to it.
+	Dial func(context.Context) (verbs.Conn, error)
+}
+
+func (c Config) withDefaults() (Config, error) {
+	if c.Manager == nil {
+		c.Manager = rpcmw.Mechanism{}
+	}
+	if c.Timeout == 0 {
+		c.Timeout = DefaultTimeout
+	}
+	if c.Buffer == 0 {
+		c.Buffer = DefaultBuffer
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	switch {
+	case c.Device == nil:
+		return c, errors.New("no device")
+	case len(c.Nodes) == 0:
+		return c, errors.New("no nodes")
+	case c.Timeout < 0:
+		return c, fmt.Errorf("the timeout is %v, want it positive", c.Timeout)
+	case c.Buffer < 0 || c.Buffer > 1<<31:
+		return c, fmt.Errorf("the buffer has %d bytes, want at most 2 GiB", c.Buffer)
+	}
+	names := make(map[string]bool)
+	for i, n := range c.Nodes {
+		switch {
+		case n.Name == "":
+			return c, fmt.Errorf("node %d has no name", i)
+		case names[n.Name]:
+			return c, fmt.Errorf("node %d is named %q, as another one is", i, n.Name)
+		case n.Dial == nil:
+			return c, fmt.Errorf("node %d has no Dial", i)
+		}
+		names[n.Name] = true
+	}
+	return c, nil
+}
+
+// A Pool borrows memory from one or more nodes. See the package comment.
+type Pool struct {
+	cfg   Config
+	log   *slog.Logger
+	dev   verbs.Device
+	pd    verbs.PD
+	slab  *slab
+	nodes []*node
+	stop  context.CancelFunc
+	wg    sync.WaitGroup // keepers
+
+	sizeMu    sync.Mutex
+	chunkSize int // 0 until the first node has said
+
+	callMu  sync.Mutex
+	calls   []*call  // to be reused
+	ones    []*[1]Op // to be reused, for batches of one operation
+	running int      // calls that are not in calls
+	closing bool
+	drained chan struct{} // closed when closing and running is 0
+	closed  chan struct{} // closed when Close has finished
+	err     error         // Close's, once closed is
+}
+
+// Open connects to the nodes of cfg. It fails unless at least one can be
+// reached; the others are tried again in the background.
+func Open(ctx context.Context, cfg Config) (*Pool, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, fmt.Errorf("cannot open a pool: %w", err)
+	}
+	p := &Pool{
+		cfg: cfg, log: cfg.Logger, dev: cfg.Device,
+		drained: make(chan struct{}), closed: make(chan struct{}),
+	}
+	if p.pd, err = p.dev.AllocPD(); err != nil {
+		return nil, fmt.Errorf("cannot open a pool: %w", err)
+	}
+	if p.slab, err = newSlab(p.pd, cfg.Buffer); err != nil {
+		p.pd.Close()
+		return nil, fmt.Errorf("cannot open a pool: %w", err)
+	}
+	keepers, stop := context.WithCancel(context.Background())
+	p.stop = stop
+	for _, c := range cfg.Nodes {
+		n := newNode(p, c)
+		p.nodes = append(p.nodes, n)
+		p.wg.Go(func() { n.keep(keepers) })
+	}
+	if err := p.waitFirst(ctx); err != nil {
+		p.Close()
+		return nil, fmt.Errorf("cannot open a pool: %w", err)
+	}
+	return p, nil
+}
+
+// waitFirst waits until the first attempt at every node has ended.
+func (p *Pool) waitFirst(ctx context.Context) error {
+	var errs []error
+	up := false
+	for _, n := range p.nodes {
+		state, changed := n.watch()
+		for state == nodeConnecting {
+			select {
+			case <-changed:
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+			state, changed = n.watch()
+		}
+		if state == nodeUp {
+			up = true
+		} else if err := n.unusable(); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", n.name, err))
+		}
+	}
+	if up {
+		return nil
+	}
+	return errors.Join(errs...)
+}
+
+// agreeChunkSize holds every node to the first one's chunk size.
+func (p *Pool) agreeChunkSize(size int) error {
+	p.sizeMu.Lock()
+	defer p.sizeMu.Unlock()
+	if p.chunkSize == 0 {
+		p.chunkSize = size
+	}
+	if p.chunkSize != size {
+		return fmt.Errorf("the node's chunks have %d bytes, the pool's %d", size, p.chunkSize)
+	}
+	return nil
+}
+
+// ChunkSize returns the size of every chunk in bytes.
+func (p *Pool) ChunkSize() int {
+	p.sizeMu.Lock()
+	defer p.sizeMu.Unlock()
+	return p.chunkSize
+}
+
+// Alloc borrows a chunk from the node that has most to lend.
+func (p *Pool) Alloc(ctx context.Context) (*Chunk, error) {
+	c, err := p.alloc(ctx)
+	if err != nil {
+		return nil, &OpError{Op: "alloc", Err: err}
+	}
+	return c, nil
+}
+
+func (p *Pool) alloc(ctx context.Context) (*Chunk, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, p.cfg.Timeout, ErrTimeout)
+	defer cancel()
+	for {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		c, wait, err := p.tryAlloc(ctx)
+		switch {
+		case err == nil:
+			return c, nil
+		case ctx.Err() != nil:
+			return nil, context.Cause(ctx)
+		case wait == nil && err != errRetry:
+			return nil, err
+		case wait == nil:
+			continue
+		}
+		select {
+		case <-wait:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// tryAlloc asks every node that is up, the emptiest first. If it fails and
+// another attempt may succeed, err is errRetry or wait is when to make it.
+func (p *Pool) tryAlloc(ctx context.Context) (c *Chunk, wait <-chan struct{}, err error) {
+	type candidate struct {
+		n     *node
+		space uint32
+	}
+	candidates := make([]candidate, 0, len(p.nodes))
+	for _, n := range p.nodes {
+		state, changed := n.watch()
+		switch state {
+		case nodeUp:
+			candidates = append(candidates, candidate{n, n.space()})
+		case nodeConnecting:
+			wait = changed
+		default:
+			err = n.unusable()
+		}
+	}
+	slices.SortStableFunc(candidates, func(a, b candidate) int { return cmp.Compare(b.space, a.space) })
+	for _, k := range candidates {
+		c, e := k.n.alloc(ctx)
+		switch {
+		case e == nil:
+			return c, nil, nil
+		case ctx.Err() != nil:
+			return nil, nil, e
+		case e == errRetry:
+			return nil, nil, errRetry
+		}
+		err = e
+	}
+	if err == nil {
+		err = errRetry // everything is being connected to, or was
+	}
+	return nil, wait, err
+}
+
+// Do runs ops, which may be of different kinds and on chunks of different
+// nodes, in as few round trips as it can, and sets the Err of each. It returns
+// when all have ended, with the first error in the order of ops. They are not
+// ordered among each other.
+func (p *Pool) Do(ctx context.Context, ops []Op) error {
+	c, err := p.getCall()
+	if err != nil {
+		for i := range ops {
+			ops[i].Err = nil
+			ops[i].fail(err)
+		}
+	} else {
+		c.run(ctx, ops)
+	}
+	for i := range ops {
+		if ops[i].Err != nil {
+			return ops[i].Err
+		}
+	}
+	return nil
+}
+
+// getCall returns a call that must be run.
+func (p *Pool) getCall() (*call, error) {
+	p.callMu.Lock()
+	defer p.callMu.Unlock()
+	if p.closing {
+		return nil, ErrClosed
+	}
+	p.running++
+	if n := len(p.calls); n > 0 {
+		c := p.calls[n-1]
+		p.calls = p.calls[:n-1]
+		return c, nil
+	}
+	return newCall(p), nil
+}
+
+// maxKeptCalls bounds the calls that are kept for reuse.
+const maxKeptCalls = 1024
+
+func (p *Pool) putCall(c *call) {
+	p.callMu.Lock()
+	defer p.callMu.Unlock()
+	if len(p.calls) < maxKeptCalls {
+		p.calls = append(p.calls, c)
+	}
+	p.running--
+	if p.closing && p.running == 0 {
+		close(p.drained)
+	}
+}
+
+// getOne returns a batch of one. It is apart from the call that runs it,
+// because a call that is given up is the link's for a while.
+func (p *Pool) getOne() *[1]Op {
+	p.callMu.Lock()
+	defer p.callMu.Unlock()
+	if n := len(p.ones); n > 0 {
+		ops := p.ones[n-1]
+		p.ones = p.ones[:n-1]
+		return ops
+	}
+	return new([1]Op)
+}
+
+func (p *Pool) putOne(ops *[1]Op) {
+	ops[0] = Op{}
+	p.callMu.Lock()
+	defer p.callMu.Unlock()
+	if len(p.ones) < maxKeptCalls {
+		p.ones = append(p.ones, ops)
+	}
+}
+
+// Close gives every chunk back and disconnects. Operations in progress fail
+// with ErrClosed. It is idempotent.
+func (p *Pool) Close() error {
+	p.callMu.Lock()
+	if p.closing {
+		p.callMu.Unlock()
+		<-p.closed
+		return p.err
+	}
+	p.closing = true
+	if p.running == 0 {
+		close(p.drained)
+	}
+	p.callMu.Unlock()
+	p.stop()
+	p.wg.Wait()
+	<-p.drained
+	errs := []error{p.slab.close(), p.pd.Close()}
+	if p.cfg.ownsDevice {
+		errs = append(errs, p.dev.Close())
+	}
+	if err := errors.Join(errs...); err != nil {
+		p.err = fmt.Errorf("cannot close the pool: %w", err)
+	}
+	close(p.closed)
+	return p.err
+}

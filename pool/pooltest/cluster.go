@@ -1,0 +1,225 @@
+// Package pooltest is the conformance suite of pools: every driver of verbs and
+// every mechanism of managing memory must pass it, with the same results.
+package pooltest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"polder/memnode"
+	"polder/pool"
+	"polder/verbs"
+)
+
+// A Fabric is what devices of one driver reach each other over.
+type Fabric interface {
+	// NewDevice opens a device.
+	NewDevice() (verbs.Device, error)
+	// Listen announces dev at addr, or at an address of the fabric's choice
+	// if addr is empty.
+	Listen(dev verbs.Device, addr string) (verbs.Listener, error)
+	// Dial connects dev to the listener at addr.
+	Dial(ctx context.Context, dev verbs.Device, addr string) (verbs.Conn, error)
+}
+
+// A Setup is what the suite runs over.
+type Setup struct {
+	Name    string
+	Fabric  func(t testing.TB) Fabric
+	Manager pool.Manager // nil: the default
+}
+
+// patience is how long a test waits for what must happen soon. It decides when
+// a broken test fails, not whether a sound one passes.
+const patience = 10 * time.Second
+
+// Cluster is a number of memory nodes and the pools that use them.
+type Cluster struct {
+	T      testing.TB
+	Setup  Setup
+	Fabric Fabric
+	Nodes  []*Node
+}
+
+// Node is a memory node that can be crashed and started again.
+type Node struct {
+	Addr string
+	cfg  memnode.Config
+	c    *Cluster
+	dev  verbs.Device
+	mem  *memnode.Node
+	done chan error
+}
+
+// NewCluster starts one node for every configuration. Everything ends with the
+// test.
+func NewCluster(t testing.TB, s Setup, cfgs ...memnode.Config) *Cluster {
+	t.Helper()
+	c := &Cluster{T: t, Setup: s, Fabric: s.Fabric(t)}
+	for _, cfg := range cfgs {
+		n := &Node{cfg: cfg, c: c}
+		c.Nodes = append(c.Nodes, n)
+		n.Start()
+		t.Cleanup(n.Crash)
+	}
+	return c
+}
+
+// Start starts a node that does not run, at the address that it had.
+func (n *Node) Start() {
+	t := n.c.T
+	t.Helper()
+	var err error
+	if n.dev, err = n.c.Fabric.NewDevice(); err != nil {
+		t.Fatal(err)
+	}
+	if n.mem, err = memnode.New(n.dev, n.cfg); err != nil {
+		t.Fatal(err)
+	}
+	l, err := n.c.Fabric.Listen(n.dev, n.Addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.Addr = l.Addr()
+	n.done = make(chan error, 1)
+	go func(mem *memnode.Node, done chan error) { done <- mem.Serve(l) }(n.mem, n.done)
+}
+
+// Crash ends the node without a word to its clients: its device goes first.
+func (n *Node) Crash() {
+	if n.mem == nil {
+		return
+	}
+	n.dev.Close()
+	n.mem.Close()
+	<-n.done
+	n.mem = nil
+}
+
+// Stats returns the statistics of the running node.
+func (n *Node) Stats() memnode.Stats { return n.mem.Stats() }
+
+// Memnode returns the running node.
+func (n *Node) Memnode() *memnode.Node { return n.mem }
+
+// A Client is a pool, and the connections under it.
+type Client struct {
+	*pool.Pool
+	Device verbs.Device
+
+	mu      sync.Mutex
+	conns   map[string]verbs.Conn // the last, by address
+	refused map[string]bool
+}
+
+var errUnreachable = errors.New("unreachable")
+
+// Open opens a pool over all nodes. Device, Nodes and Manager of cfg are
+// filled in.
+func (c *Cluster) Open(cfg pool.Config) *Client {
+	c.T.Helper()
+	k, err := c.TryOpen(cfg)
+	if err != nil {
+		c.T.Fatal(err)
+	}
+	return k
+}
+
+// TryOpen is Open for pools that may not open.
+func (c *Cluster) TryOpen(cfg pool.Config) (*Client, error) {
+	dev, err := c.Fabric.NewDevice()
+	if err != nil {
+		return nil, err
+	}
+	c.T.Cleanup(func() { dev.Close() })
+	k := &Client{Device: dev, conns: make(map[string]verbs.Conn), refused: make(map[string]bool)}
+	cfg.Device, cfg.Manager, cfg.Nodes = dev, c.Setup.Manager, nil
+	for i, n := range c.Nodes {
+		addr := n.Addr
+		cfg.Nodes = append(cfg.Nodes, pool.NodeConfig{
+			Name: fmt.Sprintf("node%d", i),
+			Dial: func(ctx context.Context) (verbs.Conn, error) { return k.dial(ctx, c.Fabric, addr) },
+		})
+	}
+	if cfg.Timeout == 0 {
+		cfg.Timeout = patience
+	}
+	if k.Pool, err = pool.Open(context.Background(), cfg); err != nil {
+		return nil, err
+	}
+	c.T.Cleanup(func() {
+		if err := k.Pool.Close(); err != nil {
+			c.T.Error(err)
+		}
+	})
+	return k, nil
+}
+
+func (k *Client) dial(ctx context.Context, f Fabric, addr string) (verbs.Conn, error) {
+	k.mu.Lock()
+	refused := k.refused[addr]
+	k.mu.Unlock()
+	if refused {
+		return nil, errUnreachable
+	}
+	conn, err := f.Dial(ctx, k.Device, addr)
+	if err != nil {
+		return nil, err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.conns[addr] = conn
+	return conn, nil
+}
+
+// Cut breaks the connection to n under the pool.
+func (k *Client) Cut(n *Node) {
+	k.mu.Lock()
+	conn := k.conns[n.Addr]
+	k.mu.Unlock()
+	conn.Close()
+}
+
+// Unreachable makes attempts to connect to n fail, or succeed again.
+func (k *Client) Unreachable(n *Node, yes bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.refused[n.Addr] = yes
+}
+
+// Eventually waits until cond holds.
+func Eventually(t testing.TB, what string, cond func() bool) {
+	t.Helper()
+	deadline := time.After(patience)
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for !cond() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("%s: did not happen within %v", what, patience)
+		}
+	}
+}
+
+// MustAlloc borrows a chunk.
+func (k *Client) MustAlloc(t testing.TB) *pool.Chunk {
+	t.Helper()
+	c, err := k.Alloc(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// mustFree gives a chunk back.
+func mustFree(t testing.TB, c *pool.Chunk) {
+	t.Helper()
+	if err := c.Free(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+}

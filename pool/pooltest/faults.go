@@ -1,0 +1,257 @@
+package pooltest
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"polder/pool"
+)
+
+func resume(t *testing.T, s Setup) {
+	cl := NewCluster(t, s, node(200))
+	k := cl.Open(pool.Config{})
+	var chunks []*pool.Chunk
+	for i := range 150 { // more than fit into one message
+		c := k.MustAlloc(t)
+		mustWrite(t, c, pattern(uint64(i), 100), 50)
+		chunks = append(chunks, c)
+	}
+	for round := range 3 {
+		k.Cut(cl.Nodes[0])
+		for i, c := range chunks {
+			wantBytes(t, c, 50, pattern(uint64(i), 100))
+		}
+		v, err := chunks[0].FetchAdd(t.Context(), 0, 1)
+		if err != nil || v != uint64(round) {
+			t.Fatalf("after %d cuts: FetchAdd gives %d, %v", round+1, v, err)
+		}
+	}
+	st := k.Stats().Nodes[0]
+	if st.Lost != 0 || st.Reconnects != 3 || st.Chunks != 150 {
+		t.Fatalf("after three cuts: %+v", st)
+	}
+	for _, c := range chunks {
+		mustFree(t, c)
+	}
+	if got := cl.Nodes[0].Stats().Lent; got != 0 {
+		t.Fatalf("%d chunks are still lent after all were freed", got)
+	}
+}
+
+func cutInFlight(t *testing.T, s Setup) {
+	cl := NewCluster(t, s, node(16))
+	k := cl.Open(pool.Config{})
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	for i := range 8 {
+		c := k.MustAlloc(t)
+		wg.Go(func() {
+			var least, most uint64
+			for round := 0; ; round++ {
+				select {
+				case <-stop:
+					v, err := c.FetchAdd(context.Background(), 0, 0)
+					if err != nil || v < least || v > most {
+						t.Errorf("the counter is %d (%v), want %d to %d", v, err, least, most)
+					}
+					return
+				default:
+				}
+				p := pattern(uint64(i<<12|round), 30000)
+				mustWrite(t, c, p, 8)
+				wantBytes(t, c, 8, p)
+				_, err := c.FetchAdd(context.Background(), 0, 1)
+				most++
+				if err == nil {
+					least++
+				} else if !errors.Is(err, pool.ErrOutcomeUnknown) {
+					t.Errorf("an addition failed with %v", err)
+				}
+			}
+		})
+	}
+	for range 10 {
+		reads := k.Stats().Nodes[0].Reads
+		Eventually(t, "the callers go on", func() bool { return k.Stats().Nodes[0].Reads > reads+20 })
+		k.Cut(cl.Nodes[0])
+	}
+	close(stop)
+	wg.Wait()
+	if used := k.Stats().BufferUsed; used != 0 {
+		t.Fatalf("%d bytes of the buffer are still in use", used)
+	}
+}
+
+func freeDuringOutage(t *testing.T, s Setup) {
+	cl := NewCluster(t, s, node(3))
+	k := cl.Open(pool.Config{})
+	a, b := k.MustAlloc(t), k.MustAlloc(t)
+	mustWrite(t, b, []byte("stays"), 0)
+	k.Unreachable(cl.Nodes[0], true)
+	k.Cut(cl.Nodes[0])
+	Eventually(t, "the pool notices", func() bool { return k.Stats().Nodes[0].State == "down" })
+	mustFree(t, a)
+	k.Unreachable(cl.Nodes[0], false)
+	Eventually(t, "the chunk goes back", func() bool { return cl.Nodes[0].Stats().Lent == 1 })
+	wantBytes(t, b, 0, []byte("stays"))
+}
+
+func restart(t *testing.T, s Setup) {
+	cl := NewCluster(t, s, node(4), node(4))
+	k := cl.Open(pool.Config{})
+	var dead, alive []*pool.Chunk
+	for range 6 {
+		c := k.MustAlloc(t)
+		mustWrite(t, c, []byte("here"), 0)
+		if c.Node() == "node0" {
+			dead = append(dead, c)
+		} else {
+			alive = append(alive, c)
+		}
+	}
+	cl.Nodes[0].Crash()
+	cl.Nodes[0].Start()
+	for _, c := range dead {
+		select {
+		case <-c.Lost():
+		case <-time.After(patience):
+			t.Fatal("a chunk of the node that restarted is not lost")
+		}
+		_, err := c.ReadAt(make([]byte, 4), 0)
+		wantErr(t, "reading a lost chunk", err, pool.ErrLost)
+		mustFree(t, c)
+	}
+	for _, c := range alive {
+		wantBytes(t, c, 0, []byte("here"))
+		select {
+		case <-c.Lost():
+			t.Fatal("a chunk of the other node is lost")
+		default:
+		}
+	}
+	on := make(map[string]int)
+	for range 8 - len(alive) {
+		c := k.MustAlloc(t)
+		wantBytes(t, c, 0, make([]byte, 8))
+		on[c.Node()]++
+	}
+	if on["node0"] != 4 {
+		t.Fatalf("the node that restarted gave %d chunks, want 4", on["node0"])
+	}
+}
+
+func nodeGone(t *testing.T, s Setup) {
+	cl := NewCluster(t, s, node(4), node(4))
+	k := cl.Open(pool.Config{Timeout: time.Hour}) // nothing may wait for it
+	var c *pool.Chunk
+	for c == nil || c.Node() != "node0" {
+		c = k.MustAlloc(t)
+	}
+	cl.Nodes[0].Crash()
+	_, err := c.ReadAt(make([]byte, 4), 0)
+	wantErr(t, "reading", err, pool.ErrNodeGone)
+	_, err = c.FetchAdd(t.Context(), 0, 1)
+	wantErr(t, "adding", err, pool.ErrNodeGone)
+	for range 3 {
+		if other := k.MustAlloc(t); other.Node() != "node1" {
+			t.Fatalf("a node that is gone gave %s", other.Name())
+		}
+	}
+	cl.Nodes[1].Crash()
+	Eventually(t, "allocation fails", func() bool {
+		_, err = k.Alloc(t.Context())
+		return err != nil
+	})
+	wantErr(t, "allocating", err, pool.ErrNodeGone)
+	cl.Nodes[1].Start()
+	Eventually(t, "allocation succeeds again", func() bool {
+		_, err = k.Alloc(t.Context())
+		return err == nil
+	})
+}
+
+func graceOver(t *testing.T, s Setup) {
+	cfg := node(4)
+	cfg.Grace = 30 * time.Millisecond
+	cl := NewCluster(t, s, cfg)
+	k, other := cl.Open(pool.Config{}), cl.Open(pool.Config{})
+	c := k.MustAlloc(t)
+	mustWrite(t, c, []byte("secret"), 0)
+	k.Unreachable(cl.Nodes[0], true)
+	k.Cut(cl.Nodes[0])
+	<-c.Lost()
+	Eventually(t, "the node reclaims the chunk", func() bool {
+		st := cl.Nodes[0].Stats()
+		return st.Reclaimed == 1 && st.Lent == 0 && st.Sessions == 1
+	})
+	for range 4 {
+		wantBytes(t, other.MustAlloc(t), 0, make([]byte, chunkSize))
+	}
+	k.Unreachable(cl.Nodes[0], false)
+	Eventually(t, "the pool is connected again", func() bool { return k.Stats().Nodes[0].State == "up" })
+	_, err := c.ReadAt(make([]byte, 4), 0)
+	wantErr(t, "reading", err, pool.ErrLost)
+}
+
+func closing(t *testing.T, s Setup) {
+	cl := NewCluster(t, s, node(8))
+	k := cl.Open(pool.Config{})
+	var wg sync.WaitGroup
+	var last *pool.Chunk
+	running := make(chan struct{}, 4)
+	for range 4 {
+		c := k.MustAlloc(t)
+		last = c
+		wg.Go(func() {
+			buf := make([]byte, 10000)
+			for i := 0; ; i++ {
+				if _, err := c.ReadAt(buf, 0); err != nil {
+					wantErr(t, "reading while the pool closes", err, pool.ErrClosed)
+					return
+				}
+				if i == 0 {
+					running <- struct{}{}
+				}
+			}
+		})
+	}
+	for range 4 {
+		<-running
+	}
+	for range 2 {
+		if err := k.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wg.Wait()
+	_, err := k.Alloc(t.Context())
+	wantErr(t, "allocating", err, pool.ErrClosed)
+	_, err = last.WriteAt([]byte("x"), 0)
+	wantErr(t, "writing", err, pool.ErrClosed)
+	if err := last.Free(t.Context()); err != nil {
+		t.Fatalf("freeing what Close gave back: %v", err)
+	}
+	Eventually(t, "the node has everything back", func() bool {
+		st := cl.Nodes[0].Stats()
+		return st.Lent == 0 && st.Sessions == 0
+	})
+}
+
+func opening(t *testing.T, s Setup) {
+	cl := NewCluster(t, s, node(2), node(2))
+	cl.Nodes[0].Crash()
+	k := cl.Open(pool.Config{})
+	if c := k.MustAlloc(t); c.Node() != "node1" {
+		t.Fatalf("got %s, want a chunk of node1", c.Name())
+	}
+	cl.Nodes[0].Start()
+	Eventually(t, "the second node joins", func() bool { return k.Stats().Nodes[0].State == "up" })
+	cl.Nodes[0].Crash()
+	cl.Nodes[1].Crash()
+	if _, err := cl.TryOpen(pool.Config{}); !errors.Is(err, pool.ErrNodeGone) {
+		t.Fatalf("opening a pool without nodes: got %v, want %v", err, pool.ErrNodeGone)
+	}
+}

@@ -1,0 +1,139 @@
+package pool
+
+import (
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// counters are a node's.
+type counters struct {
+	reads, writes, atomics  atomic.Int64 // work requests that succeeded
+	bytesRead, bytesWritten atomic.Int64
+	allocs, frees, lost     atomic.Int64
+	retries, reconnects     atomic.Int64
+}
+
+func (c *counters) count(k OpKind, n int) {
+	switch k {
+	case OpRead:
+		c.reads.Add(1)
+		c.bytesRead.Add(int64(n))
+	case OpWrite:
+		c.writes.Add(1)
+		c.bytesWritten.Add(int64(n))
+	default:
+		c.atomics.Add(1)
+	}
+}
+
+// Stats is a pool's state.
+type Stats struct {
+	Buffer     int // bytes that data can pass through at a time
+	BufferUsed int
+	Nodes      []NodeStats
+}
+
+// NodeStats is one node's state and what was done on it.
+type NodeStats struct {
+	Name   string
+	State  string // connecting, up, down, closed
+	Chunks int    // borrowed now
+	Space  int    // chunks that could still be borrowed, as far as is known
+
+	Reads, Writes, Atomics  int64 // that succeeded, in pieces of at most 256 KiB
+	BytesRead, BytesWritten int64
+	Allocs, Frees           int64
+	Lost                    int64 // chunks
+	Retries                 int64 // pieces repeated after a connection was lost
+	Reconnects              int64 // connections lost
+}
+
+// Stats returns the pool's statistics. They are not taken at one instant.
+func (p *Pool) Stats() Stats {
+	var s Stats
+	s.Buffer, s.BufferUsed = p.slab.size()
+	for _, n := range p.nodes {
+		n.mu.Lock()
+		state, chunks := n.state, len(n.chunks)
+		n.mu.Unlock()
+		c := &n.counters
+		s.Nodes = append(s.Nodes, NodeStats{
+			Name: n.name, State: state.String(), Chunks: chunks, Space: int(n.space()),
+			Reads: c.reads.Load(), Writes: c.writes.Load(), Atomics: c.atomics.Load(),
+			BytesRead: c.bytesRead.Load(), BytesWritten: c.bytesWritten.Load(),
+			Allocs: c.allocs.Load(), Frees: c.frees.Load(), Lost: c.lost.Load(),
+			Retries: c.retries.Load(), Reconnects: c.reconnects.Load(),
+		})
+	}
+	return s
+}
+
+// NewCollector returns a Prometheus collector of p's statistics.
+func NewCollector(p *Pool) prometheus.Collector {
+	c := &collector{
+		pool:   p,
+		buffer: prometheus.NewDesc("polder_pool_buffer_used_bytes", "Bytes of the buffer in use.", nil, nil),
+	}
+	add := func(name, help string, kind prometheus.ValueType, value func(*NodeStats) float64) {
+		desc := prometheus.NewDesc("polder_pool_"+name, help, []string{"node"}, nil)
+		c.perNode = append(c.perNode, nodeMetric{desc, kind, value})
+	}
+	gauge := func(name, help string, value func(*NodeStats) float64) {
+		add(name, help, prometheus.GaugeValue, value)
+	}
+	counter := func(name, help string, value func(*NodeStats) int64) {
+		add(name+"_total", help, prometheus.CounterValue, func(s *NodeStats) float64 { return float64(value(s)) })
+	}
+	gauge("node_up", "Whether the node is connected.", func(s *NodeStats) float64 {
+		if s.State == nodeUp.String() {
+			return 1
+		}
+		return 0
+	})
+	gauge("chunks", "Chunks borrowed.", func(s *NodeStats) float64 { return float64(s.Chunks) })
+	gauge("space_chunks", "Chunks that could still be borrowed.", func(s *NodeStats) float64 { return float64(s.Space) })
+	counter("reads", "READs done.", func(s *NodeStats) int64 { return s.Reads })
+	counter("writes", "WRITEs done.", func(s *NodeStats) int64 { return s.Writes })
+	counter("atomics", "Atomic operations done.", func(s *NodeStats) int64 { return s.Atomics })
+	counter("read_bytes", "Bytes read.", func(s *NodeStats) int64 { return s.BytesRead })
+	counter("written_bytes", "Bytes written.", func(s *NodeStats) int64 { return s.BytesWritten })
+	counter("allocs", "Chunks allocated.", func(s *NodeStats) int64 { return s.Allocs })
+	counter("frees", "Chunks freed.", func(s *NodeStats) int64 { return s.Frees })
+	counter("lost", "Chunks lost.", func(s *NodeStats) int64 { return s.Lost })
+	counter("retries", "Operations repeated after a connection was lost.", func(s *NodeStats) int64 { return s.Retries })
+	counter("reconnects", "Connections lost.", func(s *NodeStats) int64 { return s.Reconnects })
+	return c
+}
+
+type collector struct {
+	pool    *Pool
+	buffer  *prometheus.Desc
+	perNode []nodeMetric
+}
+
+type nodeMetric struct {
+	desc  *prometheus.Desc
+	kind  prometheus.ValueType
+	value func(*NodeStats) float64
+}
+
+// Describe implements prometheus.Collector.
+func (c *collector) Describe(ch chan<- *prometheus.Desc) {
+	ch <- c.buffer
+	for _, m := range c.perNode {
+		ch <- m.desc
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *collector) Collect(ch chan<- prometheus.Metric) {
+	s := c.pool.Stats()
+	ch <- prometheus.MustNewConstMetric(c.buffer, prometheus.GaugeValue, float64(s.BufferUsed))
+	for i := range s.Nodes {
+		n := &s.Nodes[i]
+		for _, m := range c.perNode {
+			ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.value(n), n.Name)
+		}
+	}
+}

@@ -1,0 +1,190 @@
+package resp
+
+import (
+	"errors"
+	"time"
+
+	"polder/far"
+	"polder/resp/proto"
+)
+
+// Tags of entries in the map of keys.
+const (
+	tagString uint8 = iota // a string
+	tagText                // a string that Redis does not keep as an integer, even if it is one
+	tagRaw                 // a string that Redis calls raw whatever its length
+	tagHash                // a hash that Redis would keep in a listpack
+	tagTable               // a hash that Redis would keep in a table, here one entry
+	tagLarge               // a hash in blocks; the value is empty
+)
+
+func isHash(tag uint8) bool   { return tag >= tagHash }
+func isString(tag uint8) bool { return tag <= tagRaw }
+
+// get appends the value of key to dst. Found is false if there is no such key.
+func (s *session) get(key, dst []byte) (e far.Entry, found bool, err error) {
+	e, err = s.srv.keys.Get(s.ctx, key, dst)
+	if err == nil {
+		return e, true, nil
+	}
+	if s.mustWait(err) {
+		e, err = s.srv.keys.Get(s.ctx, key, dst)
+	}
+	if err == nil || errors.Is(err, far.ErrNotFound) {
+		return e, err == nil, nil
+	}
+	return e, false, err
+}
+
+// stat is get without the value.
+func (s *session) stat(key []byte) (e far.Entry, size int, found bool, err error) {
+	e, size, err = s.srv.keys.Stat(s.ctx, key)
+	if err != nil && s.mustWait(err) {
+		e, size, err = s.srv.keys.Stat(s.ctx, key)
+	}
+	if err == nil || errors.Is(err, far.ErrNotFound) {
+		return e, size, err == nil, nil
+	}
+	return e, 0, false, err
+}
+
+// set stores a value that is no large hash under key.
+func (s *session) set(key []byte, e far.Entry) error {
+	if st := s.stripe(key); st.large != nil {
+		if err := s.put(key, e); err != nil {
+			return err
+		}
+		s.dropLarge(st, key)
+		return nil
+	}
+	return s.put(key, e)
+}
+
+// put stores an entry and leaves the blocks of a large hash alone.
+func (s *session) put(key []byte, e far.Entry) error {
+	if len(key) > far.MaxKeySize {
+		return errKeyTooLong
+	}
+	err := s.srv.keys.Set(s.ctx, key, e)
+	if err != nil {
+		if s.mustWait(err) {
+			err = s.srv.keys.Set(s.ctx, key, e)
+		}
+		if err != nil {
+			s.noRoom = errors.Is(err, far.ErrWouldBlock)
+			return err
+		}
+	}
+	s.mutated = true
+	s.srv.watches.touch(key)
+	return nil
+}
+
+// del removes key and reports whether it was there.
+func (s *session) del(key []byte) (bool, error) {
+	ok, err := s.srv.keys.Delete(s.ctx, key)
+	if err != nil && s.mustWait(err) {
+		ok, err = s.srv.keys.Delete(s.ctx, key)
+	}
+	if err != nil {
+		return false, err
+	}
+	if ok {
+		s.mutated = true
+		s.srv.watches.touch(key)
+	}
+	if st := s.stripe(key); st.large != nil {
+		s.dropLarge(st, key)
+	}
+	return ok, nil
+}
+
+// stripe is the stripe of key, which the command has locked.
+func (s *session) stripe(key []byte) *stripe {
+	if len(s.held) == 1 {
+		return &s.srv.stripes[s.held[0]]
+	}
+	return &s.srv.stripes[s.srv.stripeOf(key)]
+}
+
+// getString appends a string's value to dst; errWrongType if it is no string.
+func (s *session) getString(key, dst []byte) (far.Entry, bool, error) {
+	e, found, err := s.get(key, dst)
+	if found && !isString(e.Tag) {
+		return far.Entry{}, false, errWrongType
+	}
+	return e, found, err
+}
+
+// replyString appends the value of a string key as a bulk string, or the null
+// reply. The value is copied once, from the map to out: room for its header is
+// left in front of it, as much as the last value needed.
+func (s *session) replyString(key []byte) (e far.Entry, found bool, err error) {
+	const blank = "$0123456789012\r\n"
+	start := len(s.out)
+	s.out = append(s.out, blank[:s.hdr]...)
+	e, found, err = s.get(key, s.out)
+	if err != nil || !found {
+		s.out = s.out[:start]
+		if err == nil {
+			s.out = proto.AppendNull(s.out, s.ver)
+		}
+		return e, false, err
+	}
+	if !isString(e.Tag) {
+		s.out = s.out[:start]
+		return e, false, errWrongType
+	}
+	out := e.Value
+	n := len(out) - start - s.hdr
+	if hdr := proto.BulkHeaderLen(n); hdr != s.hdr {
+		if hdr > s.hdr {
+			out = append(out, blank[:hdr-s.hdr]...)
+		}
+		copy(out[start+hdr:], out[start+s.hdr:start+s.hdr+n])
+		out = out[:start+hdr+n]
+		s.hdr = hdr
+	}
+	proto.PutBulkHeader(out[start:], n)
+	e.Value = out[start+s.hdr:]
+	s.out = append(out, '\r', '\n')
+	return e, true, s.over()
+}
+
+// over ends a command whose reply is too long.
+func (s *session) over() error {
+	if len(s.out)-s.mark > s.srv.cfg.OutputLimit+s.srv.cfg.MaxBulk {
+		return errOutput
+	}
+	return nil
+}
+
+func (s *session) int(v int64)       { s.out = proto.AppendInt(s.out, v) }
+func (s *session) bulk(b []byte)     { s.out = proto.AppendBulk(s.out, b) }
+func (s *session) str(b string)      { s.out = proto.AppendBulk(s.out, b) }
+func (s *session) ok()               { s.out = append(s.out, "+OK\r\n"...) }
+func (s *session) status(t string)   { s.out = proto.AppendStatus(s.out, t) }
+func (s *session) null()             { s.out = proto.AppendNull(s.out, s.ver) }
+func (s *session) array(n int)       { s.out = proto.AppendArray(s.out, n) }
+func (s *session) mapHead(n int)     { s.out = proto.AppendMap(s.out, s.ver, n) }
+func (s *session) verbatim(t string) { s.out = proto.AppendVerbatim(s.out, s.ver, t) }
+func (s *session) bool(b bool) {
+	if b {
+		s.int(1)
+	} else {
+		s.int(0)
+	}
+}
+
+// expireAt turns milliseconds since 1970 into a time.
+func expireAt(ms int64) time.Time { return time.UnixMilli(ms) }
+
+// reuse keeps a buffer for the next command, unless it has grown large or
+// there is none.
+func reuse(buf *[]byte, b []byte) {
+	if cap(b) > 0 && cap(b) <= 64<<10 {
+		*buf = b[:0]
+	} else if cap(b) > 0 {
+		*buf = nil
+	}
+}

@@ -1,0 +1,141 @@
+package resp
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"polder/resp/proto"
+)
+
+const errClientName replyError = "ERR Client names cannot contain spaces, newlines or special characters."
+
+// clientInfo is what CLIENT LIST shows of a session.
+type clientInfo struct {
+	id          int64 // immutable, as are the next three
+	since       time.Time
+	addr, laddr string
+
+	name    atomic.Pointer[string]
+	libName atomic.Pointer[string]
+	libVer  atomic.Pointer[string]
+	last    atomic.Pointer[command]
+	ver     atomic.Int32
+	active  atomic.Int64 // when it last sent something, in seconds since 1970
+}
+
+func load(p *atomic.Pointer[string]) string {
+	if s := p.Load(); s != nil {
+		return *s
+	}
+	return ""
+}
+
+func (c *clientInfo) String() string {
+	now := time.Now()
+	cmd := "NULL"
+	if last := c.last.Load(); last != nil {
+		cmd = last.name
+	}
+	return fmt.Sprintf("id=%d addr=%s laddr=%s name=%s age=%d idle=%d flags=N db=0 sub=0 psub=0 ssub=0 multi=-1 cmd=%s user=default resp=%d lib-name=%s lib-ver=%s",
+		c.id, c.addr, c.laddr, load(&c.name), int64(now.Sub(c.since).Seconds()), max(0, now.Unix()-c.active.Load()),
+		cmd, max(2, c.ver.Load()), load(&c.libName), load(&c.libVer))
+}
+
+func validName(name []byte) bool {
+	return !slices.ContainsFunc(name, func(c byte) bool { return c < '!' || c > '~' })
+}
+
+func (s *session) setName(name []byte) {
+	n := string(name)
+	s.info.name.Store(&n)
+}
+
+func cmdClientID(s *session, a [][]byte) error {
+	s.int(s.info.id)
+	return nil
+}
+
+func cmdClientGetName(s *session, a [][]byte) error {
+	if n := load(&s.info.name); n != "" {
+		s.str(n)
+	} else {
+		s.null()
+	}
+	return nil
+}
+
+func cmdClientSetName(s *session, a [][]byte) error {
+	if !validName(a[2]) {
+		return errClientName
+	}
+	s.setName(a[2])
+	s.ok()
+	return nil
+}
+
+func cmdClientSetInfo(s *session, a [][]byte) error {
+	v := string(a[3])
+	if !validName(a[3]) {
+		return replyError("ERR " + strings.ToLower(clip(a[2], 32)) + " cannot contain spaces, newlines or special characters.")
+	}
+	switch {
+	case is(a[2], "lib-name"):
+		s.info.libName.Store(&v)
+	case is(a[2], "lib-ver"):
+		s.info.libVer.Store(&v)
+	default:
+		return replyError("ERR Unrecognized option '" + clip(a[2], 128) + "'")
+	}
+	s.ok()
+	return nil
+}
+
+func cmdClientInfo(s *session, a [][]byte) error {
+	s.verbatim(s.info.String() + "\n")
+	return nil
+}
+
+func cmdClientList(s *session, a [][]byte) error {
+	var ids []int64
+	switch {
+	case len(a) == 4 && is(a[2], "type"):
+		switch {
+		case is(a[3], "normal"):
+		case is(a[3], "master"), is(a[3], "replica"), is(a[3], "slave"), is(a[3], "pubsub"):
+			ids = []int64{}
+		default:
+			return replyError("ERR Unknown client type '" + clip(a[3], 128) + "'")
+		}
+	case len(a) > 3 && is(a[2], "id"):
+		for _, w := range a[3:] {
+			id, ok := proto.ParseInt(w)
+			if !ok || id <= 0 {
+				return replyError("ERR Invalid client ID")
+			}
+			ids = append(ids, id)
+		}
+	case len(a) != 2:
+		return errSyntax
+	}
+	var b strings.Builder
+	for _, o := range s.srv.sessionList() {
+		if ids == nil || slices.Contains(ids, o.info.id) {
+			b.WriteString(o.info.String())
+			b.WriteByte('\n')
+		}
+	}
+	s.verbatim(b.String())
+	return nil
+}
+
+// cmdClientNoEvict agrees: clients are not evicted here.
+func cmdClientNoEvict(s *session, a [][]byte) error {
+	if !is(a[2], "on") && !is(a[2], "off") {
+		return errSyntax
+	}
+	s.ok()
+	return nil
+}

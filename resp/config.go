@@ -1,0 +1,91 @@
+package resp
+
+import (
+	"fmt"
+	"log/slog"
+	"runtime"
+	"time"
+)
+
+// Config configures a Server. The zero value is ready for use.
+type Config struct {
+	// Password, if not empty, is what clients must present with AUTH or
+	// HELLO, as the user "default".
+	Password string
+	// MaxBulk is the longest argument in bytes. Default 32 MiB. A whole
+	// command may take twice that and a mebibyte.
+	MaxBulk int
+	// MaxArgs is the largest number of arguments. Default 1048576.
+	MaxArgs int
+	// MaxClients is the largest number of connections. Default 10000.
+	MaxClients int
+	// MaxInlineLen is the longest inline command in bytes. Default 64 KiB.
+	MaxInlineLen int
+	// OutputLimit bounds the replies in bytes that a client has yet to
+	// read. One who has more is disconnected. Default 32 MiB. A single
+	// reply may exceed it by MaxBulk.
+	OutputLimit int
+	// OpTimeout bounds how long a command waits for far memory. Default 2s.
+	OpTimeout time.Duration
+	// IdleTimeout disconnects clients that have sent nothing for that long.
+	// Zero: never.
+	IdleTimeout time.Duration
+	// Loops is the number of event loops. Default: half the CPUs, from 1
+	// to 4. Negative: none, two goroutines a connection instead.
+	Loops int
+	// Logger receives what an operator should know. Default slog.Default().
+	Logger *slog.Logger
+	// ExtraStats, if set, adds lines to POLDER STATS and a section to INFO.
+	// It may be called at any time, by any goroutine.
+	ExtraStats func() []Stat
+}
+
+// Stat is a line of POLDER STATS.
+type Stat struct {
+	Name  string // words joined by underscores
+	Value string
+}
+
+const maxLoops = 4
+
+// withDefaults fills in what is zero and refuses what is wrong.
+func (c Config) withDefaults() (Config, error) {
+	for _, f := range []struct {
+		name string
+		v    *int
+		def  int
+		min  int
+	}{
+		{"MaxBulk", &c.MaxBulk, 32 << 20, 64},
+		{"MaxArgs", &c.MaxArgs, 1 << 20, 8},
+		{"MaxClients", &c.MaxClients, 10000, 1},
+		{"MaxInlineLen", &c.MaxInlineLen, 64 << 10, 64},
+		{"OutputLimit", &c.OutputLimit, 32 << 20, 64},
+	} {
+		if *f.v == 0 {
+			*f.v = f.def
+		}
+		if *f.v < f.min || *f.v > 1<<30 {
+			return c, fmt.Errorf("Config.%s is %d, want %d to %d", f.name, *f.v, f.min, 1<<30)
+		}
+	}
+	if c.OpTimeout == 0 {
+		c.OpTimeout = 2 * time.Second
+	}
+	if c.OpTimeout < 0 {
+		return c, fmt.Errorf("Config.OpTimeout is %v, want more than 0", c.OpTimeout)
+	}
+	if c.IdleTimeout < 0 {
+		return c, fmt.Errorf("Config.IdleTimeout is %v, want 0 or more", c.IdleTimeout)
+	}
+	if c.Loops == 0 {
+		c.Loops = min(maxLoops, max(1, runtime.GOMAXPROCS(0)/2))
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	return c, nil
+}
+
+// maxCommand bounds the bytes of one command and of a transaction's queue.
+func (c *Config) maxCommand() int { return 2*c.MaxBulk + 1<<20 }

@@ -1,0 +1,218 @@
+package resp
+
+import (
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// conn is a client of an event loop. It belongs to the loop's goroutine, and
+// while it is away to another one: a fetcher, or what was the loop's goroutine
+// until the client's command had to wait.
+type conn struct {
+	l  *loop
+	fd int
+	s  *session
+
+	buf  *[]byte // input left over; nil if none
+	pend []byte  // replies that the socket did not take
+	sent int     // of these, bytes sent since
+
+	work     *workspace // of the goroutine that it belongs to
+	detached bool       // the goroutine is a loop's no more
+	end      bool       // to be closed
+	linger   time.Time  // to be closed once pend is sent, at this time at the latest
+	fetch    bool       // to be given to the fetcher
+
+	// The rest belongs to the loop always.
+	away  bool   // see above
+	armed uint32 // events that epoll watches for
+}
+
+func (c *conn) session() *session { return c.s }
+
+// resume gives c back to its loop.
+func (c *conn) resume() { c.l.give(c) }
+
+// beforeWait is called by the session before it blocks: the loop goes on in
+// another goroutine.
+func (c *conn) beforeWait() {
+	if c.detached {
+		return
+	}
+	c.detached, c.away = true, true
+	c.work.detached = true
+	c.l.srv.stats.handovers.Add(1)
+	c.l.start()
+}
+
+// inputBufs are buffers for input that is left over.
+var inputBufs = sync.Pool{New: func() any { b := make([]byte, 0, 32<<10); return &b }}
+
+const maxPooled = 256 << 10
+
+func (c *conn) releaseBuf() {
+	if c.buf != nil && cap(*c.buf) <= maxPooled {
+		*c.buf = (*c.buf)[:0]
+		inputBufs.Put(c.buf)
+	}
+	c.buf = nil
+}
+
+// read reads what the socket has and runs it. It must be the loop's goroutine.
+func (c *conn) read(w *workspace) {
+	dst := w.in
+	if c.buf != nil {
+		// Double the buffer at most: what a client announces costs
+		// nothing before it has come.
+		b := *c.buf
+		if free := cap(b) - len(b); free < 4096 || free < c.s.parser.Missing(len(b)) && free < len(b) {
+			grown := append(make([]byte, 0, 2*len(b)+16<<10), b...)
+			c.releaseBuf()
+			c.buf = &grown
+			b = grown
+		}
+		dst = b[len(b):cap(b)]
+	}
+	n, errno := sysRead(c.fd, dst)
+	switch {
+	case errno == unix.EAGAIN || errno == unix.EINTR:
+		return
+	case errno != 0:
+		c.end = true
+		return
+	case n == 0:
+		c.finish()
+		return
+	}
+	c.s.info.active.Store(w.now)
+	if c.buf != nil {
+		*c.buf = (*c.buf)[:len(*c.buf)+n]
+		c.s.in = *c.buf
+	} else {
+		c.s.in = dst[:n]
+	}
+	c.process(w)
+}
+
+// process runs the session's input, and keeps what is left over.
+func (c *conn) process(w *workspace) {
+	c.work = w
+	s := c.s
+	s.out, s.scratch, s.scratch2 = w.out[:0], w.scratch, w.scratch2
+	for {
+		st := s.run()
+		if len(s.out) > 0 {
+			c.send(s.out)
+			if cap(s.out) > maxPooled {
+				s.out = make([]byte, 0, 2*flushAt)
+			}
+			s.out = s.out[:0]
+		}
+		if c.end {
+			break
+		}
+		if st == needFlush {
+			continue
+		}
+		if st == sessionEnd {
+			c.finish()
+			break
+		}
+		c.keepInput()
+		c.fetch = st == needFetch
+		break
+	}
+	w.out, w.scratch, w.scratch2 = s.out, s.scratch, s.scratch2
+	s.out, s.scratch, s.scratch2 = nil, nil, nil
+	c.work = nil
+}
+
+// keepInput moves input that is left over to a buffer of c's own.
+func (c *conn) keepInput() {
+	in := c.s.in
+	switch {
+	case len(in) == 0:
+		c.s.in = nil
+		if c.buf != nil {
+			c.releaseBuf()
+			c.s.parser.Release()
+		}
+		return
+	case c.buf != nil:
+		*c.buf = (*c.buf)[:copy(*c.buf, in)]
+	default:
+		c.buf = inputBufs.Get().(*[]byte)
+		*c.buf = append(*c.buf, in...)
+	}
+	c.s.in = *c.buf
+}
+
+// send writes replies, and keeps what the socket does not take.
+func (c *conn) send(out []byte) {
+	if len(c.pend) == 0 {
+		n, errno := sysWrite(c.fd, out)
+		if errno != 0 && errno != unix.EAGAIN && errno != unix.EINTR {
+			c.end = true
+			return
+		}
+		if n == len(out) {
+			return
+		}
+		out = out[n:]
+	}
+	if len(c.pend)-c.sent+len(out) > c.l.srv.cfg.OutputLimit+c.slack() {
+		c.l.srv.stats.outputDrops.Add(1)
+		c.end = true
+		return
+	}
+	if c.sent > len(c.pend)/2 {
+		c.pend = c.pend[:copy(c.pend, c.pend[c.sent:])]
+		c.sent = 0
+	}
+	c.pend = append(c.pend, out...)
+}
+
+// slack lets a single long reply through, when nothing else is pending.
+func (c *conn) slack() int {
+	if len(c.pend) == 0 {
+		return c.l.srv.cfg.MaxBulk + flushAt
+	}
+	return 0
+}
+
+// drain writes what the socket did not take before.
+func (c *conn) drain() {
+	for c.sent < len(c.pend) {
+		n, errno := sysWrite(c.fd, c.pend[c.sent:])
+		switch errno {
+		case 0:
+			c.sent += n
+		case unix.EINTR:
+		case unix.EAGAIN:
+			return
+		default:
+			c.end = true
+			return
+		}
+	}
+	c.sent = 0
+	if cap(c.pend) > maxPooled {
+		c.pend = nil
+	} else {
+		c.pend = c.pend[:0]
+	}
+	if !c.linger.IsZero() {
+		c.end = true
+	}
+}
+
+// finish closes c, after what is pending has been sent.
+func (c *conn) finish() {
+	if len(c.pend) == 0 {
+		c.end = true
+	} else if c.linger.IsZero() {
+		c.linger = time.Now().Add(linger)
+	}
+}

@@ -1,0 +1,171 @@
+package resp
+
+import (
+	"crypto/subtle"
+	"strings"
+
+	"polder/resp/proto"
+)
+
+func cmdPing(s *session, a [][]byte) error {
+	switch len(a) {
+	case 1:
+		s.status("PONG")
+	case 2:
+		s.bulk(a[1])
+	default:
+		return replyError("ERR wrong number of arguments for 'ping' command")
+	}
+	return nil
+}
+
+func cmdEcho(s *session, a [][]byte) error {
+	s.bulk(a[1])
+	return nil
+}
+
+func cmdSelect(s *session, a [][]byte) error {
+	db, ok := proto.ParseInt(a[1])
+	if !ok || db != int64(int32(db)) {
+		return errNotInt
+	}
+	if db != 0 {
+		return errDBIndex
+	}
+	s.ok()
+	return nil
+}
+
+func cmdQuit(s *session, a [][]byte) error {
+	s.ok()
+	s.ending = true
+	return nil
+}
+
+func cmdReset(s *session, a [][]byte) error {
+	s.endMulti()
+	s.ver = 2
+	s.info.name.Store(nil)
+	s.authed = s.srv.cfg.Password == ""
+	s.parser.Unauth = !s.authed
+	s.status("RESET")
+	return nil
+}
+
+// login checks a password, in constant time, and lets the client in.
+func (s *session) login(user, pass []byte) error {
+	want := s.srv.cfg.Password
+	if string(user) != "default" || want != "" && subtle.ConstantTimeCompare(pass, []byte(want)) != 1 {
+		s.srv.stats.authFailures.Add(1)
+		return errWrongPass
+	}
+	s.authed = true
+	s.parser.Unauth = false
+	return nil
+}
+
+func cmdAuth(s *session, a [][]byte) error {
+	user, pass := []byte("default"), a[1]
+	switch {
+	case len(a) > 3:
+		return errSyntax
+	case len(a) == 3:
+		user, pass = a[1], a[2]
+	case s.srv.cfg.Password == "":
+		return errNoPassword
+	}
+	if err := s.login(user, pass); err != nil {
+		return err
+	}
+	s.ok()
+	return nil
+}
+
+func cmdHello(s *session, a [][]byte) error {
+	ver := s.ver
+	var name []byte
+	if len(a) > 1 {
+		v, ok := proto.ParseInt(a[1])
+		if !ok {
+			return replyError("ERR Protocol version is not an integer or out of range")
+		}
+		if v < 2 || v > 3 {
+			return replyError("NOPROTO unsupported protocol version")
+		}
+		ver = int(v)
+	}
+	for i := 2; i < len(a); i++ {
+		switch more := len(a) - 1 - i; {
+		case is(a[i], "auth") && more >= 2:
+			if err := s.login(a[i+1], a[i+2]); err != nil {
+				return err
+			}
+			i += 2
+		case is(a[i], "setname") && more >= 1:
+			name = a[i+1]
+			if !validName(name) {
+				return errClientName
+			}
+			i++
+		default:
+			return replyError("ERR Syntax error in HELLO option '" + clip(a[i], len(a[i])) + "'")
+		}
+	}
+	if !s.authed {
+		return replyError("NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass> option can be used to authenticate the client and select the RESP protocol version at the same time")
+	}
+	if name != nil {
+		s.setName(name)
+	}
+	s.ver = ver
+	s.mutated = true // in a transaction, what follows is answered in ver
+	s.info.ver.Store(int32(ver))
+	s.mapHead(7)
+	s.str("server")
+	s.str("redis")
+	s.str("version")
+	s.str(redisVersion)
+	s.str("proto")
+	s.int(int64(ver))
+	s.str("id")
+	s.int(s.info.id)
+	s.str("mode")
+	s.str("standalone")
+	s.str("role")
+	s.str("master")
+	s.str("modules")
+	s.array(0)
+	return nil
+}
+
+func cmdDebug(s *session, a [][]byte) error {
+	return replyError("ERR DEBUG command not allowed. If the enable-debug-command option is set to \"local\", you can run it from a local connection, otherwise you need to set this option in the configuration file, and then restart the server.")
+}
+
+// cmdWait answers for a server without replicas.
+func cmdWait(s *session, a [][]byte) error {
+	if _, ok := proto.ParseInt(a[1]); !ok {
+		return errNotInt
+	}
+	timeout, ok := proto.ParseInt(a[2])
+	if !ok {
+		return replyError("ERR timeout is not an integer or out of range")
+	}
+	if timeout < 0 {
+		return replyError("ERR timeout is negative")
+	}
+	s.int(0)
+	return nil
+}
+
+// cmdHelp lists the subcommands of a container.
+func cmdHelp(s *session, a [][]byte) error {
+	c := find(s.srv.table.by, a[0])
+	names := sortedNames(c.subs)
+	s.array(len(names) + 1)
+	s.status(strings.ToUpper(c.name) + " <subcommand> [<arg> [value] [opt] ...]. Subcommands are:")
+	for _, n := range names {
+		s.status(strings.ToUpper(n))
+	}
+	return nil
+}

@@ -1,0 +1,55 @@
+// Package resp serves far memory to Redis clients: a [Server] speaks RESP2 and
+// RESP3 and keeps what it is told in maps of a [far.Heap]. Commands, replies
+// and error texts are those of Redis 7.0.
+//
+// # Structure
+//
+// A session is one client's state machine: bytes in, bytes out, no I/O. It
+// parses commands in place (package proto), looks them up in a table, and runs
+// their handlers. A driver moves the bytes: on Linux an event loop on epoll
+// for TCP and Unix sockets, elsewhere and for TLS two goroutines a connection.
+//
+// # Waiting
+//
+// A handler first runs with [far.NoWait]. If it needs something far, it has
+// changed nothing; its locks are dropped, its reply is taken back, the keys of
+// all commands that the client has pipelined are fetched in one batch, together
+// with those of other clients, and it runs again. Once a command has changed
+// something it runs to its end, waiting where it must, at most Config.OpTimeout
+// in all. An event loop never waits: when a command has to, the loop goes on
+// in another goroutine.
+//
+// # Atomicity and lock order
+//
+// As in Redis, every command and every transaction is atomic. Keys are hashed
+// to stripes, each with a read-write lock; a command locks the stripes of its
+// keys in ascending order, shared if it only reads, and EXEC locks those of
+// all its commands and of the keys it watches. FLUSHALL locks all stripes.
+// KEYS, SCAN, DBSIZE and RANDOMKEY lock none. The lock order is
+//
+//	stripe locks (ascending)
+//	  watch table
+//	  the heap's own locks
+//	server.mu (alone)
+//
+// # Errors of far memory
+//
+//	-LOST      the value was in far memory that is gone; the text names the
+//	           node. SET, DEL and the like replace or remove it.
+//	-TRYAGAIN  far memory did not answer within Config.OpTimeout
+//	-OOM       far memory is full; what is stored stays readable
+//
+// A command that fails so after it has stored a part (MSET, EXEC) leaves that
+// part in place.
+//
+// # Differences from Redis
+//
+// There is one database. Expiry times end in the year 10889. What a value may
+// measure is bounded by the heap's Config.MaxValue too.
+//
+// # Hashes
+//
+// A hash of up to 16 KiB and 512 fields is one entry. A larger one is cut into
+// blocks of about 4 KiB by linear hashing; the blocks lie in a map of their
+// own, and what leads to them in local memory, about a hundred bytes a hash.
+package resp

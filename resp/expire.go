@@ -1,0 +1,149 @@
+package resp
+
+import (
+	"math"
+	"time"
+
+	"polder/resp/proto"
+)
+
+func cmdExpire(s *session, a [][]byte) error    { return s.expire(a, 1000, true, "expire") }
+func cmdPExpire(s *session, a [][]byte) error   { return s.expire(a, 1, true, "pexpire") }
+func cmdExpireAt(s *session, a [][]byte) error  { return s.expire(a, 1000, false, "expireat") }
+func cmdPExpireAt(s *session, a [][]byte) error { return s.expire(a, 1, false, "pexpireat") }
+
+type expireCond uint8
+
+const (
+	condNX expireCond = 1 << iota
+	condXX
+	condGT
+	condLT
+)
+
+func parseExpireCond(a [][]byte) (c expireCond, err error) {
+	for _, w := range a {
+		switch {
+		case is(w, "nx"):
+			c |= condNX
+		case is(w, "xx"):
+			c |= condXX
+		case is(w, "gt"):
+			c |= condGT
+		case is(w, "lt"):
+			c |= condLT
+		default:
+			return c, replyError("ERR Unsupported option " + clip(w, len(w)))
+		}
+	}
+	if c&condNX != 0 && c != condNX {
+		return c, replyError("ERR NX and XX, GT or LT options at the same time are not compatible")
+	}
+	if c&condGT != 0 && c&condLT != 0 {
+		return c, replyError("ERR GT and LT options at the same time are not compatible")
+	}
+	return c, nil
+}
+
+// allows reports whether the condition lets an expiry of old become one of at.
+// Zero means never.
+func (c expireCond) allows(old time.Time, at int64) bool {
+	switch {
+	case c&condNX != 0 && !old.IsZero(),
+		c&condXX != 0 && old.IsZero(),
+		c&condGT != 0 && (old.IsZero() || at <= old.UnixMilli()),
+		c&condLT != 0 && !old.IsZero() && at >= old.UnixMilli():
+		return false
+	}
+	return true
+}
+
+func (s *session) expire(a [][]byte, unit int64, relative bool, name string) error {
+	cond, err := parseExpireCond(a[3:])
+	if err != nil {
+		return err
+	}
+	at, ok := proto.ParseInt(a[2])
+	if !ok {
+		return errNotInt
+	}
+	if at > math.MaxInt64/unit || at < math.MinInt64/unit {
+		return replyError("ERR invalid expire time in '" + name + "' command")
+	}
+	at *= unit
+	if relative {
+		now := nowMilli()
+		if at > math.MaxInt64-now {
+			return replyError("ERR invalid expire time in '" + name + "' command")
+		}
+		at += now
+	}
+	e, found, err := s.get(a[1], s.scratch[:0])
+	if err != nil {
+		return err
+	}
+	reuse(&s.scratch, e.Value)
+	if !found || !cond.allows(e.Expire, at) {
+		s.int(0)
+		return nil
+	}
+	if at <= nowMilli() {
+		_, err = s.del(a[1])
+	} else {
+		e.Expire = expireAt(at)
+		err = s.put(a[1], e)
+	}
+	if err == nil {
+		s.int(1)
+	}
+	return err
+}
+
+func cmdPersist(s *session, a [][]byte) error {
+	e, found, err := s.get(a[1], s.scratch[:0])
+	if err != nil {
+		return err
+	}
+	reuse(&s.scratch, e.Value)
+	if !found || e.Expire.IsZero() {
+		s.int(0)
+		return nil
+	}
+	e.Expire = time.Time{}
+	if err := s.put(a[1], e); err != nil {
+		return err
+	}
+	s.int(1)
+	return nil
+}
+
+func cmdTTL(s *session, a [][]byte) error {
+	return s.ttl(a[1], func(ms int64) int64 { return (max(0, ms-nowMilli()) + 500) / 1000 })
+}
+
+func cmdPTTL(s *session, a [][]byte) error {
+	return s.ttl(a[1], func(ms int64) int64 { return max(0, ms-nowMilli()) })
+}
+
+func cmdExpireTime(s *session, a [][]byte) error {
+	return s.ttl(a[1], func(ms int64) int64 { return (ms + 500) / 1000 })
+}
+
+func cmdPExpireTime(s *session, a [][]byte) error {
+	return s.ttl(a[1], func(ms int64) int64 { return ms })
+}
+
+func (s *session) ttl(key []byte, show func(ms int64) int64) error {
+	e, _, found, err := s.stat(key)
+	switch {
+	case err != nil:
+		return err
+	case !found:
+		s.int(-2)
+	case e.Expire.IsZero():
+		s.int(-1)
+	default:
+		s.int(show(e.Expire.UnixMilli()))
+	}
+	return nil
+}

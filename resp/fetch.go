@@ -1,0 +1,117 @@
+package resp
+
+import (
+	"context"
+	"sync"
+)
+
+const (
+	// fetchers is how many fetches for sessions of event loops are under
+	// way at a time. While they are, those that need more gather.
+	fetchers = 4
+	// fetchSessions is how many sessions share a fetch.
+	fetchSessions = 64
+)
+
+// fetcher fetches what the sessions of event loops need, for many sessions in
+// one batch.
+type fetcher struct {
+	srv *Server
+
+	mu      sync.Mutex
+	ready   sync.Cond
+	queue   []waiter // guarded by mu
+	stopped bool     // guarded by mu
+}
+
+// waiter is a session that waits for a fetch, and where it goes then.
+type waiter interface {
+	session() *session
+	resume()
+}
+
+func (f *fetcher) init(srv *Server) {
+	f.srv = srv
+	f.ready.L = &f.mu
+}
+
+func (f *fetcher) start() {
+	if len(f.srv.loops) == 0 {
+		return
+	}
+	for range fetchers {
+		f.srv.wg.Add(1)
+		go f.run()
+	}
+}
+
+func (f *fetcher) stop() {
+	f.mu.Lock()
+	f.stopped = true
+	f.mu.Unlock()
+	f.ready.Broadcast()
+}
+
+// submit has what w's session wants fetched; w is resumed then.
+func (f *fetcher) submit(w waiter) {
+	f.mu.Lock()
+	f.queue = append(f.queue, w)
+	f.mu.Unlock()
+	f.ready.Signal()
+}
+
+func (f *fetcher) take(batch []waiter) []waiter {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for len(f.queue) == 0 && !f.stopped {
+		f.ready.Wait()
+	}
+	n := min(len(f.queue), fetchSessions)
+	batch = append(batch, f.queue[:n]...)
+	rest := copy(f.queue, f.queue[n:])
+	clear(f.queue[rest:])
+	f.queue = f.queue[:rest]
+	return batch
+}
+
+func (f *fetcher) run() {
+	defer f.srv.wg.Done()
+	var batch []waiter
+	var keys, blocks [][]byte
+	for {
+		batch = f.take(batch[:0])
+		if len(batch) == 0 {
+			return
+		}
+		keys, blocks = keys[:0], blocks[:0]
+		for _, w := range batch {
+			keys, blocks = w.session().wants(keys, blocks)
+		}
+		err := f.srv.fetch(keys, blocks)
+		for _, w := range batch {
+			w.session().fetched(err)
+			w.resume()
+		}
+		clear(batch)
+		clear(keys)
+		clear(blocks)
+	}
+}
+
+// fetch brings keys and blocks into local memory. It gives up early, after a
+// quarter of the time that a command has: those whose keys are elsewhere then
+// wait on their own, and not for a node that does not answer.
+func (srv *Server) fetch(keys, blocks [][]byte) error {
+	srv.stats.fetches.Add(1)
+	srv.stats.fetchedKeys.Add(int64(len(keys) + len(blocks)))
+	ctx, cancel := context.WithTimeout(srv.ctx, srv.cfg.OpTimeout/4)
+	defer cancel()
+	var err error
+	if len(keys) > 0 {
+		err = srv.keys.Fetch(ctx, keys)
+	}
+	if len(blocks) > 0 && err == nil {
+		err = srv.blocks.Fetch(ctx, blocks)
+	}
+	return err
+}

@@ -1,0 +1,383 @@
+package resp
+
+import (
+	"strconv"
+
+	"polder/far"
+	"polder/resp/proto"
+)
+
+// Redis keeps a hash in a listpack up to these limits.
+const (
+	listpackFields = 128
+	listpackValue  = 64
+)
+
+// A hash is one entry up to these limits.
+const (
+	smallBytes  = 16 << 10
+	smallFields = 512
+)
+
+// hash is a hash that a command works on.
+type hash struct {
+	key     []byte
+	found   bool
+	e       far.Entry  // without its value
+	list    fieldList  // if it is small
+	large   *largeHash // if it is large
+	changed bool
+}
+
+// hash loads the hash under key; errWrongType if that is no hash.
+func (s *session) hash(key []byte) (h hash, err error) {
+	e, found, err := s.get(key, s.scratch[:0])
+	if err != nil {
+		return h, err
+	}
+	h = hash{key: key, found: found, e: e}
+	if !found {
+		h.e.Tag = tagHash
+		h.list = s.scratch[:0]
+		return h, nil
+	}
+	if !isHash(e.Tag) {
+		return h, errWrongType
+	}
+	reuse(&s.scratch, e.Value)
+	if e.Tag == tagLarge {
+		h.large = s.stripe(key).large[string(key)]
+		if h.large == nil {
+			return h, errNoKey // it has just expired and been swept
+		}
+		return h, nil
+	}
+	h.list = e.Value
+	return h, nil
+}
+
+func (h *hash) len() int {
+	if h.large != nil {
+		return h.large.count
+	}
+	return h.list.len()
+}
+
+// field returns the value of a field, which is valid until the next call.
+func (s *session) field(h *hash, field []byte) (v []byte, ok bool, err error) {
+	l := h.list
+	if h.large != nil {
+		l, err = s.block(h.large, h.large.bucket(s.srv.fieldHash(field)), s.scratch2[:0])
+		if err != nil {
+			return nil, false, err
+		}
+		reuse(&s.scratch2, l)
+	}
+	v, ok = l.get(field)
+	return v, ok, nil
+}
+
+// setField gives a field a value. The caller ends with store.
+func (s *session) setField(h *hash, field, value []byte) (added bool, err error) {
+	h.changed = true
+	if h.large != nil {
+		return s.largeSet(h.large, field, value)
+	}
+	h.list, added = h.list.set(field, value)
+	if h.list.len() > listpackFields || len(field) > listpackValue || len(value) > listpackValue {
+		h.e.Tag = tagTable
+	}
+	return added, nil
+}
+
+// removeField takes a field out. The caller ends with store.
+func (s *session) removeField(h *hash, field []byte) (removed bool, err error) {
+	if h.large != nil {
+		removed, err = s.largeRemove(h.large, field)
+	} else {
+		h.list, removed = h.list.remove(field)
+	}
+	h.changed = h.changed || removed
+	return removed, err
+}
+
+// store writes back what a command has changed.
+func (s *session) store(h *hash) error {
+	if !h.changed {
+		return nil
+	}
+	if h.len() == 0 {
+		_, err := s.del(h.key)
+		return err
+	}
+	if h.large != nil {
+		s.srv.watches.touch(h.key)
+		return nil
+	}
+	h.e.Value = h.list
+	reuse(&s.scratch, h.list)
+	if h.list.size() > smallBytes && h.list.len() > 1 || h.list.len() > smallFields {
+		return s.makeLarge(h.key, h.e)
+	}
+	return s.set(h.key, h.e)
+}
+
+// fields calls yield with all fields and values.
+func (s *session) fields(h *hash, yield func(field, value []byte)) error {
+	each := func(l fieldList) error {
+		for f, v := range l.all() {
+			yield(f, v)
+		}
+		return s.over()
+	}
+	if h.large != nil {
+		return s.walk(h.large, each)
+	}
+	return each(h.list)
+}
+
+func cmdHSet(s *session, a [][]byte) error {
+	n, err := s.hset(a, "hset")
+	if err == nil {
+		s.int(n)
+	}
+	return err
+}
+
+func cmdHMSet(s *session, a [][]byte) error {
+	_, err := s.hset(a, "hmset")
+	if err == nil {
+		s.ok()
+	}
+	return err
+}
+
+func (s *session) hset(a [][]byte, name string) (int64, error) {
+	if len(a)%2 == 1 {
+		return 0, replyError("ERR wrong number of arguments for '" + name + "' command")
+	}
+	h, err := s.hash(a[1])
+	if err != nil {
+		return 0, err
+	}
+	n := int64(0)
+	for i := 2; i < len(a); i += 2 {
+		added, err := s.setField(&h, a[i], a[i+1])
+		if err != nil {
+			return 0, err
+		}
+		if added {
+			n++
+		}
+	}
+	return n, s.store(&h)
+}
+
+func cmdHSetNX(s *session, a [][]byte) error {
+	h, err := s.hash(a[1])
+	if err != nil {
+		return err
+	}
+	_, ok, err := s.field(&h, a[2])
+	if err != nil {
+		return err
+	}
+	if ok {
+		s.int(0)
+		return nil
+	}
+	if _, err := s.setField(&h, a[2], a[3]); err != nil {
+		return err
+	}
+	if err := s.store(&h); err != nil {
+		return err
+	}
+	s.int(1)
+	return nil
+}
+
+func cmdHGet(s *session, a [][]byte) error {
+	h, err := s.hash(a[1])
+	if err != nil {
+		return err
+	}
+	return s.replyField(&h, a[2])
+}
+
+func (s *session) replyField(h *hash, field []byte) error {
+	v, ok, err := s.field(h, field)
+	if err != nil {
+		return err
+	}
+	if ok {
+		s.bulk(v)
+	} else {
+		s.null()
+	}
+	return s.over()
+}
+
+func cmdHMGet(s *session, a [][]byte) error {
+	h, err := s.hash(a[1])
+	if err != nil {
+		return err
+	}
+	s.array(len(a) - 2)
+	for _, f := range a[2:] {
+		if err := s.replyField(&h, f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func cmdHGetAll(s *session, a [][]byte) error {
+	h, err := s.hash(a[1])
+	if err != nil {
+		return err
+	}
+	s.mapHead(h.len())
+	return s.fields(&h, func(f, v []byte) { s.bulk(f); s.bulk(v) })
+}
+
+func cmdHKeys(s *session, a [][]byte) error {
+	h, err := s.hash(a[1])
+	if err != nil {
+		return err
+	}
+	s.array(h.len())
+	return s.fields(&h, func(f, _ []byte) { s.bulk(f) })
+}
+
+func cmdHVals(s *session, a [][]byte) error {
+	h, err := s.hash(a[1])
+	if err != nil {
+		return err
+	}
+	s.array(h.len())
+	return s.fields(&h, func(_, v []byte) { s.bulk(v) })
+}
+
+func cmdHDel(s *session, a [][]byte) error {
+	h, err := s.hash(a[1])
+	if err != nil {
+		return err
+	}
+	n := int64(0)
+	for _, f := range a[2:] {
+		removed, err := s.removeField(&h, f)
+		if err != nil {
+			return err
+		}
+		if removed {
+			n++
+		}
+	}
+	if err := s.store(&h); err != nil {
+		return err
+	}
+	s.int(n)
+	return nil
+}
+
+func cmdHExists(s *session, a [][]byte) error {
+	h, err := s.hash(a[1])
+	if err != nil {
+		return err
+	}
+	_, ok, err := s.field(&h, a[2])
+	if err == nil {
+		s.bool(ok)
+	}
+	return err
+}
+
+func cmdHLen(s *session, a [][]byte) error {
+	h, err := s.hash(a[1])
+	if err == nil {
+		s.int(int64(h.len()))
+	}
+	return err
+}
+
+func cmdHStrLen(s *session, a [][]byte) error {
+	h, err := s.hash(a[1])
+	if err != nil {
+		return err
+	}
+	v, _, err := s.field(&h, a[2])
+	if err == nil {
+		s.int(int64(len(v)))
+	}
+	return err
+}
+
+func cmdHIncrBy(s *session, a [][]byte) error {
+	by, ok := proto.ParseInt(a[3])
+	if !ok {
+		return errNotInt
+	}
+	h, err := s.hash(a[1])
+	if err != nil {
+		return err
+	}
+	old, ok, err := s.field(&h, a[2])
+	if err != nil {
+		return err
+	}
+	var v int64
+	if ok {
+		if v, ok = proto.ParseInt(old); !ok {
+			return errHashNotInt
+		}
+	}
+	sum, ok := addInt(v, by)
+	if !ok {
+		return errOverflow
+	}
+	if _, err := s.setField(&h, a[2], strconv.AppendInt(nil, sum, 10)); err != nil {
+		return err
+	}
+	if err := s.store(&h); err != nil {
+		return err
+	}
+	s.int(sum)
+	return nil
+}
+
+func cmdHIncrByFloat(s *session, a [][]byte) error {
+	by, ok := proto.ParseLongDouble(a[3])
+	if !ok {
+		return errNotFloat
+	}
+	if by.IsInf() {
+		return replyError("ERR value is NaN or Infinity")
+	}
+	h, err := s.hash(a[1])
+	if err != nil {
+		return err
+	}
+	old, ok, err := s.field(&h, a[2])
+	if err != nil {
+		return err
+	}
+	v := zeroFloat()
+	if ok {
+		if v, ok = proto.ParseLongDouble(old); !ok {
+			return errHashNotFloat
+		}
+	}
+	sum, ok := proto.AddLongDouble(v, by)
+	if !ok {
+		return errNaN
+	}
+	text := proto.AppendLongDouble(nil, sum)
+	if _, err := s.setField(&h, a[2], text); err != nil {
+		return err
+	}
+	if err := s.store(&h); err != nil {
+		return err
+	}
+	s.bulk(text)
+	return nil
+}

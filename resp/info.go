@@ -1,0 +1,154 @@
+package resp
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+)
+
+// redisVersion is the version of Redis whose semantics the commands have.
+const redisVersion = "7.0.15"
+
+type infoSection struct {
+	name  string
+	write func(srv *Server, b *strings.Builder)
+}
+
+// infoSections are the sections of INFO, with the fields that clients and
+// monitoring look for.
+var infoSections = []infoSection{
+	{"server", func(srv *Server, b *strings.Builder) {
+		up := int64(time.Since(srv.since).Seconds())
+		fmt.Fprintf(b, "redis_version:%s\r\nredis_mode:standalone\r\nserver_name:polder\r\nos:%s %s\r\narch_bits:64\r\n",
+			redisVersion, runtime.GOOS, runtime.GOARCH)
+		fmt.Fprintf(b, "multiplexing_api:%s\r\nprocess_id:%d\r\nrun_id:%s\r\ntcp_port:%d\r\nserver_time_usec:%d\r\nuptime_in_seconds:%d\r\nuptime_in_days:%d\r\n",
+			multiplexing, os.Getpid(), srv.runID, srv.port.Load(), time.Now().UnixMicro(), up, up/86400)
+	}},
+	{"clients", func(srv *Server, b *strings.Builder) {
+		fmt.Fprintf(b, "connected_clients:%d\r\nmaxclients:%d\r\nblocked_clients:0\r\n", srv.clients.Load(), srv.cfg.MaxClients)
+	}},
+	{"memory", func(srv *Server, b *strings.Builder) {
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		fmt.Fprintf(b, "used_memory:%d\r\nused_memory_human:%.2fM\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\nmem_allocator:polder\r\n",
+			m.HeapInuse, float64(m.HeapInuse)/(1<<20))
+	}},
+	{"persistence", func(_ *Server, b *strings.Builder) {
+		b.WriteString("loading:0\r\nrdb_changes_since_last_save:0\r\nrdb_bgsave_in_progress:0\r\nrdb_last_bgsave_status:ok\r\naof_enabled:0\r\naof_rewrite_in_progress:0\r\n")
+	}},
+	{"stats", func(srv *Server, b *strings.Builder) {
+		st := srv.Stats()
+		fmt.Fprintf(b, "total_connections_received:%d\r\ntotal_commands_processed:%d\r\nrejected_connections:%d\r\ntotal_error_replies:%d\r\nclient_output_buffer_limit_disconnections:%d\r\nevicted_keys:0\r\n",
+			st.Connections, st.Commands, st.Rejected, st.Errors, st.OutputDrops)
+	}},
+	{"replication", func(_ *Server, b *strings.Builder) {
+		b.WriteString("role:master\r\nconnected_slaves:0\r\nmaster_repl_offset:0\r\n")
+	}},
+	{"cpu", func(_ *Server, b *strings.Builder) {
+		sys, user := cpuTimes()
+		fmt.Fprintf(b, "used_cpu_sys:%.6f\r\nused_cpu_user:%.6f\r\n", sys.Seconds(), user.Seconds())
+	}},
+	{"cluster", func(_ *Server, b *strings.Builder) { b.WriteString("cluster_enabled:0\r\n") }},
+	{"keyspace", func(srv *Server, b *strings.Builder) {
+		if n := srv.keys.Len(); n > 0 {
+			fmt.Fprintf(b, "db0:keys=%d,expires=0,avg_ttl=0\r\n", n)
+		}
+	}},
+	{"polder", func(srv *Server, b *strings.Builder) {
+		for _, st := range srv.statLines() {
+			fmt.Fprintf(b, "%s:%s\r\n", st.Name, st.Value)
+		}
+	}},
+}
+
+func cmdInfo(s *session, a [][]byte) error {
+	want := func(name string) bool {
+		if len(a) == 1 {
+			return true
+		}
+		return slices.ContainsFunc(a[1:], func(w []byte) bool {
+			return is(w, name) || is(w, "all") || is(w, "everything") || is(w, "default")
+		})
+	}
+	var b strings.Builder
+	for _, sec := range infoSections {
+		if !want(sec.name) {
+			continue
+		}
+		if b.Len() > 0 {
+			b.WriteString("\r\n")
+		}
+		b.WriteString("# " + strings.ToUpper(sec.name[:1]) + sec.name[1:] + "\r\n")
+		sec.write(s.srv, &b)
+	}
+	s.verbatim(b.String())
+	return nil
+}
+
+// configValues are the parameters that CONFIG GET knows, sorted by name.
+func (srv *Server) configValues() []Stat {
+	pass := srv.cfg.Password
+	return []Stat{
+		{"appendfsync", "everysec"},
+		{"appendonly", "no"},
+		{"bind", "127.0.0.1"},
+		{"client-query-buffer-limit", itoa(int64(srv.cfg.maxCommand()))},
+		{"databases", "1"},
+		{"hash-max-listpack-entries", itoa(listpackFields)},
+		{"hash-max-listpack-value", itoa(listpackValue)},
+		{"hash-max-ziplist-entries", itoa(listpackFields)},
+		{"hash-max-ziplist-value", itoa(listpackValue)},
+		{"maxclients", itoa(int64(srv.cfg.MaxClients))},
+		{"maxmemory", "0"},
+		{"maxmemory-policy", "noeviction"},
+		{"notify-keyspace-events", ""},
+		{"port", itoa(int64(srv.port.Load()))},
+		{"proto-max-bulk-len", itoa(int64(srv.cfg.MaxBulk))},
+		{"requirepass", pass},
+		{"save", ""},
+		{"slowlog-max-len", "128"},
+		{"timeout", itoa(int64(srv.cfg.IdleTimeout.Seconds()))},
+	}
+}
+
+func cmdConfigGet(s *session, a [][]byte) error {
+	var hits []Stat
+	for _, v := range s.srv.configValues() {
+		if slices.ContainsFunc(a[2:], func(p []byte) bool {
+			return match([]byte(strings.ToLower(string(p))), []byte(v.Name))
+		}) {
+			hits = append(hits, v)
+		}
+	}
+	s.replyStats(hits)
+	return nil
+}
+
+func (s *session) replyStats(list []Stat) {
+	s.mapHead(len(list))
+	for _, v := range list {
+		s.str(v.Name)
+		s.str(v.Value)
+	}
+}
+
+func cmdConfigSet(s *session, a [][]byte) error {
+	return replyError("ERR CONFIG SET is not supported: polder is configured by flags, environment or file when it starts")
+}
+
+func cmdConfigRewrite(s *session, a [][]byte) error {
+	return replyError("ERR The server is running without a config file")
+}
+
+func cmdConfigResetStat(s *session, a [][]byte) error {
+	s.ok() // counters here never go back: Prometheus reads them
+	return nil
+}
+
+func cmdPolderStats(s *session, a [][]byte) error {
+	s.replyStats(s.srv.statLines())
+	return nil
+}

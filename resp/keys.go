@@ -1,0 +1,315 @@
+package resp
+
+import (
+	"errors"
+	"math/rand/v2"
+	"time"
+
+	"polder/far"
+	"polder/resp/proto"
+)
+
+func cmdDel(s *session, a [][]byte) error {
+	n := int64(0)
+	for _, key := range a[1:] {
+		ok, err := s.del(key)
+		if err != nil {
+			return err
+		}
+		if ok {
+			n++
+		}
+	}
+	s.int(n)
+	return nil
+}
+
+func cmdExists(s *session, a [][]byte) error {
+	n := int64(0)
+	for _, key := range a[1:] {
+		_, _, found, err := s.stat(key)
+		if err != nil {
+			return err
+		}
+		if found {
+			n++
+		}
+	}
+	s.int(n)
+	return nil
+}
+
+func typeName(tag uint8) string {
+	if isHash(tag) {
+		return "hash"
+	}
+	return "string"
+}
+
+func cmdType(s *session, a [][]byte) error {
+	e, _, found, err := s.stat(a[1])
+	switch {
+	case err != nil:
+		return err
+	case !found:
+		s.status("none")
+	default:
+		s.status(typeName(e.Tag))
+	}
+	return nil
+}
+
+func cmdRename(s *session, a [][]byte) error {
+	_, err := s.rename(a[1], a[2], false)
+	if err == nil {
+		s.ok()
+	}
+	return err
+}
+
+func cmdRenameNX(s *session, a [][]byte) error {
+	done, err := s.rename(a[1], a[2], true)
+	if err == nil {
+		s.bool(done)
+	}
+	return err
+}
+
+func (s *session) rename(src, dst []byte, nx bool) (bool, error) {
+	e, found, err := s.get(src, s.scratch[:0])
+	if err != nil {
+		return false, err
+	}
+	if !found {
+		return false, errNoKey
+	}
+	reuse(&s.scratch, e.Value)
+	if string(src) == string(dst) {
+		return !nx, nil
+	}
+	if nx {
+		if _, _, found, err = s.stat(dst); err != nil || found {
+			return false, err
+		}
+	}
+	if e.Tag == tagLarge {
+		return true, s.renameLarge(src, dst, e)
+	}
+	if err := s.set(dst, e); err != nil {
+		return false, err
+	}
+	_, err = s.del(src)
+	return true, err
+}
+
+func cmdCopy(s *session, a [][]byte) error {
+	replace := false
+	for i := 3; i < len(a); i++ {
+		switch {
+		case is(a[i], "replace"):
+			replace = true
+		case is(a[i], "db") && i+1 < len(a):
+			i++
+			db, ok := proto.ParseInt(a[i])
+			if !ok || db != int64(int32(db)) {
+				return errNotInt
+			}
+			if db != 0 {
+				return errDBIndex
+			}
+		default:
+			return errSyntax
+		}
+	}
+	if string(a[1]) == string(a[2]) {
+		return errSameObject
+	}
+	e, found, err := s.get(a[1], s.scratch[:0])
+	if err != nil {
+		return err
+	}
+	if !found {
+		s.int(0)
+		return nil
+	}
+	reuse(&s.scratch, e.Value)
+	if !replace {
+		if _, _, found, err = s.stat(a[2]); err != nil {
+			return err
+		}
+		if found {
+			s.int(0)
+			return nil
+		}
+	}
+	if e.Tag == tagLarge {
+		err = s.copyLarge(a[1], a[2], e)
+	} else {
+		err = s.set(a[2], e)
+	}
+	if err == nil {
+		s.int(1)
+	}
+	return err
+}
+
+// randomTries is how many keys RANDOMKEY looks at for one that is there.
+const randomTries = 100
+
+func cmdRandomKey(s *session, a [][]byte) error {
+	for range randomTries {
+		key, err := s.srv.keys.Random(s.ctx, s.scratch[:0])
+		if errors.Is(err, far.ErrNotFound) {
+			break
+		}
+		if err != nil {
+			s.tries = maxTries // fetching does not help
+			return err
+		}
+		reuse(&s.scratch, key)
+		if _, _, found, err := s.stat(key); err == nil && found {
+			s.bulk(key)
+			return nil
+		} else if errors.Is(err, far.ErrWouldBlock) {
+			return err
+		}
+	}
+	s.null()
+	return nil
+}
+
+func cmdDBSize(s *session, a [][]byte) error {
+	s.int(int64(s.srv.keys.Len()))
+	return nil
+}
+
+func cmdFlush(s *session, a [][]byte) error {
+	if len(a) > 2 || len(a) == 2 && !is(a[1], "sync") && !is(a[1], "async") {
+		return errSyntax
+	}
+	for _, key := range s.srv.watches.all() {
+		if _, _, found, err := s.stat(key); found || err != nil {
+			s.srv.watches.touch(key)
+		}
+	}
+	s.srv.keys.Clear()
+	s.srv.blocks.Clear()
+	for i := range s.srv.stripes {
+		s.srv.stripes[i].large = nil
+	}
+	s.mutated = true
+	s.ok()
+	return nil
+}
+
+func lockEverything(*session) bool { return true }
+
+// objectMaxInt is how long a string may be that Redis keeps as an integer.
+const objectMaxInt = 20
+
+// embedMax is the length up to which Redis embeds a string in its object.
+const embedMax = 44
+
+func encoding(e far.Entry) string {
+	switch e.Tag {
+	case tagHash:
+		return "listpack"
+	case tagTable, tagLarge:
+		return "hashtable"
+	}
+	if e.Tag == tagString && len(e.Value) <= objectMaxInt {
+		if _, ok := proto.ParseInt(e.Value); ok {
+			return "int"
+		}
+	}
+	if e.Tag != tagRaw && len(e.Value) <= embedMax {
+		return "embstr"
+	}
+	return "raw"
+}
+
+// object looks up the key of an OBJECT command; a missing one gets the null
+// reply.
+func (s *session) object(key []byte) (far.Entry, bool, error) {
+	e, found, err := s.get(key, s.scratch[:0])
+	if err == nil && !found {
+		s.null()
+	}
+	reuse(&s.scratch, e.Value)
+	return e, found, err
+}
+
+func cmdObjectEncoding(s *session, a [][]byte) error {
+	e, found, err := s.object(a[2])
+	if found {
+		s.str(encoding(e))
+	}
+	return err
+}
+
+func cmdObjectRefcount(s *session, a [][]byte) error {
+	_, found, err := s.object(a[2])
+	if found {
+		s.int(1)
+	}
+	return err
+}
+
+func cmdObjectIdletime(s *session, a [][]byte) error {
+	_, found, err := s.object(a[2])
+	if found {
+		s.int(0)
+	}
+	return err
+}
+
+func cmdObjectFreq(s *session, a [][]byte) error {
+	_, found, err := s.object(a[2])
+	if found {
+		return replyError("ERR An LFU maxmemory policy is not selected, access frequency not tracked. Please note that when switching between policies at runtime LRU and LFU data will take some time to adjust.")
+	}
+	return err
+}
+
+// entryOverhead is what an entry costs beside key and value: its place in the
+// index and its header in the log.
+const entryOverhead = 16 + 24
+
+func cmdMemoryUsage(s *session, a [][]byte) error {
+	for i := 3; i < len(a); i++ {
+		if !is(a[i], "samples") || i+1 == len(a) {
+			return errSyntax
+		}
+		i++
+		if n, ok := proto.ParseInt(a[i]); !ok {
+			return errNotInt
+		} else if n < 0 {
+			return errSyntax
+		}
+	}
+	e, size, found, err := s.stat(a[2])
+	if err != nil {
+		return err
+	}
+	if !found {
+		s.null()
+		return nil
+	}
+	if e.Tag == tagLarge {
+		if h := s.stripe(a[2]).large[string(a[2])]; h != nil {
+			size += h.bytes + int(h.buckets)*(entryOverhead+blockKeyLen)
+		}
+	}
+	s.int(int64(len(a[2]) + size + entryOverhead))
+	return nil
+}
+
+func randN(n int) int { return rand.IntN(n) }
+
+func cmdTime(s *session, a [][]byte) error {
+	now := time.Now()
+	s.array(2)
+	s.str(itoa(now.Unix()))
+	s.str(itoa(int64(now.Nanosecond() / 1000)))
+	return nil
+}

@@ -1,0 +1,344 @@
+package resp
+
+import (
+	"net"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	multiplexing = "epoll"
+	loopEvents   = 256
+	readSize     = 256 << 10
+)
+
+// loop is an event loop: one goroutine that reads, runs and answers the
+// commands of many clients. When a command has to wait, start is called and
+// another goroutine becomes the loop; the first one ends with the command.
+type loop struct {
+	srv  *Server
+	ep   int // epoll
+	wake int // eventfd
+
+	sleeping atomic.Bool // it blocks in epoll_wait, or is about to
+	stopping atomic.Bool
+
+	mu    sync.Mutex
+	inbox []*conn // new ones and those that come back; guarded by mu
+	gone  bool    // nobody is the loop any more; guarded by mu
+
+	// The rest belongs to the goroutine that is the loop.
+	work  []*conn   // taken from inbox
+	conns []*conn   // by file descriptor
+	count int       // conns that are there
+	timed time.Time // of the last tick
+}
+
+// workspace is the memory of a goroutine that is or was a loop.
+type workspace struct {
+	events   []unix.EpollEvent
+	in, out  []byte
+	scratch  []byte // of the session that runs
+	scratch2 []byte
+	now      int64 // seconds since 1970, roughly
+	detached bool
+}
+
+// workspaces are those that detached goroutines have left behind.
+var workspaces = sync.Pool{New: func() any {
+	return &workspace{
+		events: make([]unix.EpollEvent, loopEvents),
+		in:     make([]byte, readSize),
+		out:    make([]byte, 0, 2*flushAt),
+	}
+}}
+
+func newLoop(srv *Server) (*loop, error) {
+	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	wake, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		unix.Close(ep)
+		return nil, err
+	}
+	l := &loop{srv: srv, ep: ep, wake: wake, timed: time.Now()}
+	if err := unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, wake, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(wake)}); err != nil {
+		l.free()
+		return nil, err
+	}
+	return l, nil
+}
+
+// free closes what the loop holds. It must not run any more.
+func (l *loop) free() {
+	unix.Close(l.ep)
+	unix.Close(l.wake)
+}
+
+// start makes a new goroutine the loop.
+func (l *loop) start() {
+	l.srv.wg.Add(1)
+	go func() {
+		defer l.srv.wg.Done()
+		w := workspaces.Get().(*workspace)
+		w.detached = false
+		l.run(w)
+		workspaces.Put(w)
+	}()
+}
+
+func (l *loop) stop() {
+	l.stopping.Store(true)
+	l.rouse()
+}
+
+func (l *loop) rouse() {
+	if l.sleeping.Swap(false) {
+		one := [8]byte{1}
+		unix.Write(l.wake, one[:])
+	}
+}
+
+// give puts c into the loop's care.
+func (l *loop) give(c *conn) {
+	l.mu.Lock()
+	gone := l.gone
+	if !gone {
+		l.inbox = append(l.inbox, c)
+	}
+	l.mu.Unlock()
+	if gone {
+		unix.Close(c.fd)
+		l.srv.forget(c.s)
+		return
+	}
+	l.rouse()
+}
+
+// adopt takes over a connection if it is a plain socket.
+func (l *loop) adopt(nc net.Conn, s *session) bool {
+	switch nc.(type) {
+	case *net.TCPConn, *net.UnixConn:
+	default:
+		return false
+	}
+	raw, err := nc.(syscall.Conn).SyscallConn()
+	if err != nil {
+		return false
+	}
+	fd := -1
+	raw.Control(func(old uintptr) {
+		// A copy, which Go's own poller knows nothing of.
+		fd, err = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 0)
+	})
+	if err != nil || fd < 0 {
+		return false
+	}
+	nc.Close()
+	c := &conn{l: l, fd: fd, s: s, away: true}
+	s.onWait = c.beforeWait
+	l.give(c)
+	return true
+}
+
+// run is the loop, until it stops or another goroutine takes over.
+func (l *loop) run(w *workspace) {
+	for {
+		w.now = time.Now().Unix()
+		if !l.takeBack(w) || !l.tick() {
+			return
+		}
+		n := sysPoll(l.ep, w.events)
+		if n == 0 {
+			n = l.sleep(w.events)
+		}
+		for i := range n {
+			ev := &w.events[i]
+			if int(ev.Fd) == l.wake {
+				var b [8]byte
+				unix.Read(l.wake, b[:])
+				continue
+			}
+			if int(ev.Fd) >= len(l.conns) || l.conns[ev.Fd] == nil {
+				continue
+			}
+			if !l.handle(l.conns[ev.Fd], ev.Events, w) {
+				return
+			}
+		}
+	}
+}
+
+// sleep waits for events.
+func (l *loop) sleep(events []unix.EpollEvent) int {
+	l.sleeping.Store(true)
+	defer l.sleeping.Store(false)
+	l.mu.Lock()
+	idle := len(l.inbox) == 0
+	l.mu.Unlock()
+	if !idle || l.stopping.Load() && l.count == 0 {
+		return 0
+	}
+	n, err := unix.EpollWait(l.ep, events, 1000)
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+// handle serves a socket that is ready. It reports false if this goroutine is
+// the loop no more.
+func (l *loop) handle(c *conn, events uint32, w *workspace) bool {
+	if c.away {
+		// It will be looked at when it is back.
+		l.arm(c, 0)
+		return true
+	}
+	if events&unix.EPOLLOUT != 0 {
+		c.drain()
+	}
+	if events&(unix.EPOLLIN|unix.EPOLLHUP|unix.EPOLLERR) != 0 && !c.end && c.linger.IsZero() {
+		c.read(w)
+	} else if events&(unix.EPOLLHUP|unix.EPOLLERR) != 0 {
+		c.end = true
+	}
+	return l.after(c, w)
+}
+
+// after settles what becomes of c once it has been served.
+func (l *loop) after(c *conn, w *workspace) bool {
+	if w.detached {
+		// Another goroutine is the loop: c goes back to it, or first to
+		// the fetcher if a later command blocked.
+		c.detached = false
+		if c.fetch && !c.end {
+			c.fetch = false
+			l.srv.fetches.submit(c)
+		} else {
+			l.give(c)
+		}
+		return false
+	}
+	switch {
+	case c.end:
+		l.close(c)
+	case c.fetch:
+		c.fetch, c.away = false, true
+		l.srv.fetches.submit(c)
+	case !c.linger.IsZero():
+		l.arm(c, unix.EPOLLOUT)
+	case len(c.pend) > 0:
+		l.arm(c, unix.EPOLLIN|unix.EPOLLOUT)
+	default:
+		l.arm(c, unix.EPOLLIN)
+	}
+	return true
+}
+
+// arm has epoll watch c for events; none takes it out.
+func (l *loop) arm(c *conn, events uint32) {
+	if c.armed == events {
+		return
+	}
+	op := unix.EPOLL_CTL_MOD
+	switch {
+	case c.armed == 0:
+		op = unix.EPOLL_CTL_ADD
+	case events == 0:
+		op = unix.EPOLL_CTL_DEL
+	}
+	err := unix.EpollCtl(l.ep, op, c.fd, &unix.EpollEvent{Events: events, Fd: int32(c.fd)})
+	if err != nil && events != 0 {
+		l.srv.cfg.Logger.Error("cannot watch a client's socket", "err", err)
+		c.armed = 0
+		l.close(c)
+		return
+	}
+	c.armed = events
+}
+
+// takeBack serves the connections that are new or come back.
+func (l *loop) takeBack(w *workspace) bool {
+	l.mu.Lock()
+	if len(l.inbox) > 0 {
+		l.work = append(l.work, l.inbox...)
+		clear(l.inbox)
+		l.inbox = l.inbox[:0]
+	}
+	l.mu.Unlock()
+	for len(l.work) > 0 {
+		c := l.work[len(l.work)-1]
+		l.work = l.work[:len(l.work)-1]
+		c.away = false
+		for c.fd >= len(l.conns) {
+			l.conns = append(l.conns, make([]*conn, c.fd+64)...)
+		}
+		if l.conns[c.fd] == nil {
+			l.conns[c.fd] = c
+			l.count++
+		}
+		if c.buf != nil && !c.end && c.linger.IsZero() {
+			c.s.in = *c.buf
+			c.process(w)
+		}
+		if len(c.pend) > 0 && !w.detached && !c.end {
+			c.drain()
+		}
+		if !l.after(c, w) {
+			return false
+		}
+	}
+	return true
+}
+
+// tick closes, once a second, clients that have been idle or lingered too
+// long; and all of them when the server stops. It reports false when the loop
+// has come to its end.
+func (l *loop) tick() bool {
+	stopping := l.stopping.Load()
+	now := time.Now()
+	if !stopping && now.Sub(l.timed) < time.Second {
+		return true
+	}
+	l.timed = now
+	idle := l.srv.cfg.IdleTimeout
+	for _, c := range l.conns {
+		switch {
+		case c == nil || c.away:
+		case stopping:
+			l.close(c)
+		case !c.linger.IsZero() && now.After(c.linger):
+			l.close(c)
+		case idle > 0 && now.Unix()-c.s.info.active.Load() > int64(idle/time.Second):
+			l.srv.stats.idleDrops.Add(1)
+			l.close(c)
+		}
+	}
+	if !stopping || l.count > 0 {
+		return true
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.gone = len(l.inbox) == 0
+	return !l.gone
+}
+
+func (l *loop) close(c *conn) {
+	l.conns[c.fd] = nil
+	l.count--
+	unix.Close(c.fd)
+	c.releaseBuf()
+	l.srv.forget(c.s)
+}
+
+func cpuTimes() (system, user time.Duration) {
+	var u unix.Rusage
+	unix.Getrusage(unix.RUSAGE_SELF, &u)
+	return time.Duration(u.Stime.Nano()), time.Duration(u.Utime.Nano())
+}

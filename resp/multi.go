@@ -1,0 +1,154 @@
+package resp
+
+import (
+	"errors"
+
+	"polder/far"
+	"polder/resp/proto"
+)
+
+func cmdMulti(s *session, a [][]byte) error {
+	if s.multi {
+		return errNested
+	}
+	s.multi = true
+	s.ok()
+	return nil
+}
+
+// enqueue keeps a command for EXEC. Its arguments are copied: the input buffer
+// moves on.
+func (s *session) enqueue(cmd *command, args [][]byte) {
+	size := 0
+	for _, a := range args {
+		size += len(a)
+	}
+	s.queueLen += size + 64*len(args)
+	if s.queueLen > s.srv.cfg.maxCommand() {
+		s.ending = true // as Redis does: the queue counts as query buffer
+		return
+	}
+	flat := make([]byte, 0, size)
+	q := queued{cmd, make([][]byte, len(args))}
+	for i, a := range args {
+		start := len(flat)
+		flat = append(flat, a...)
+		q.args[i] = flat[start:len(flat):len(flat)]
+	}
+	s.queue = append(s.queue, q)
+	s.status("QUEUED")
+}
+
+// endMulti leaves the transaction.
+func (s *session) endMulti() {
+	s.multi, s.abort = false, false
+	s.queue, s.queueLen = nil, 0
+	s.srv.watches.unwatch(s)
+}
+
+func cmdDiscard(s *session, a [][]byte) error {
+	if !s.multi {
+		return errDiscNoMulti
+	}
+	s.endMulti()
+	s.ok()
+	return nil
+}
+
+// lockExec adds the stripes of the queued commands and of the watched keys.
+func lockExec(s *session) (write bool) {
+	if !s.multi {
+		return false
+	}
+	for _, q := range s.queue {
+		s.addStripes(q.cmd, q.args)
+		write = write || q.cmd.flags&flagWrite != 0
+	}
+	for _, w := range s.watching {
+		s.held = append(s.held, s.srv.stripeOf([]byte(w.key)))
+	}
+	return write
+}
+
+// lockExecAll reports whether a queued command locks everything.
+func lockExecAll(s *session) bool {
+	for _, q := range s.queue {
+		if s.multi && q.cmd.lockAll != nil {
+			return true
+		}
+	}
+	return false
+}
+
+func cmdExec(s *session, a [][]byte) error {
+	switch {
+	case !s.multi:
+		return errExecNoMulti
+	case s.abort:
+		s.endMulti()
+		return errExecAbort
+	case s.watchedChanged():
+		s.endMulti()
+		s.out = proto.AppendNullArray(s.out, s.ver)
+		return nil
+	}
+	if len(s.queue) > 1 {
+		// Fetch first what is far: once a command has changed something
+		// the others would wait with the locks held.
+		if err := s.probeQueue(); err != nil {
+			return err
+		}
+	}
+	s.array(len(s.queue))
+	for _, q := range s.queue {
+		start := len(s.out)
+		err := q.cmd.run(s, q.args)
+		if err == nil {
+			err = s.over()
+		}
+		if err == nil {
+			continue
+		}
+		if !s.mutated && errors.Is(err, far.ErrWouldBlock) {
+			return err
+		}
+		s.out = s.out[:start]
+		s.fail(err)
+	}
+	s.endMulti()
+	return nil
+}
+
+// probeQueue fails with far.ErrWouldBlock if a queued command would have to
+// wait for one of its keys.
+func (s *session) probeQueue() error {
+	var keys [][]byte
+	for _, q := range s.queue {
+		keys = appendWants(keys, q.cmd, q.args)
+	}
+	if err := s.srv.keys.Fetch(s.ctx, keys); errors.Is(err, far.ErrWouldBlock) {
+		return err
+	}
+	return nil // any other error shows in the command that meets it
+}
+
+func cmdWatch(s *session, a [][]byte) error {
+	if s.multi {
+		return errWatchInMulti
+	}
+	for _, key := range a[1:] {
+		e, _, _, err := s.stat(key)
+		if err != nil {
+			return err
+		}
+		s.srv.watches.watch(s, key, e.Expire)
+	}
+	s.ok()
+	return nil
+}
+
+func cmdUnwatch(s *session, a [][]byte) error {
+	s.srv.watches.unwatch(s)
+	s.ok()
+	return nil
+}

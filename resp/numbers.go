@@ -1,0 +1,98 @@
+package resp
+
+import (
+	"math"
+	"math/big"
+	"strconv"
+
+	"polder/resp/proto"
+)
+
+func cmdIncr(s *session, a [][]byte) error { return s.incr(a[1], 1) }
+
+func cmdDecr(s *session, a [][]byte) error { return s.incr(a[1], -1) }
+
+func cmdIncrBy(s *session, a [][]byte) error {
+	by, ok := proto.ParseInt(a[2])
+	if !ok {
+		return errNotInt
+	}
+	return s.incr(a[1], by)
+}
+
+func cmdDecrBy(s *session, a [][]byte) error {
+	by, ok := proto.ParseInt(a[2])
+	if !ok {
+		return errNotInt
+	}
+	if by == math.MinInt64 {
+		return errDecrOverflow
+	}
+	return s.incr(a[1], -by)
+}
+
+func (s *session) incr(key []byte, by int64) error {
+	e, found, err := s.getString(key, s.scratch[:0])
+	if err != nil {
+		return err
+	}
+	var v int64
+	if found {
+		reuse(&s.scratch, e.Value)
+		var ok bool
+		if v, ok = proto.ParseInt(e.Value); !ok {
+			return errNotInt
+		}
+	}
+	sum, ok := addInt(v, by)
+	if !ok {
+		return errOverflow
+	}
+	e.Value = strconv.AppendInt(s.scratch[:0], sum, 10)
+	s.scratch = e.Value
+	e.Tag = tagString
+	if err := s.set(key, e); err != nil {
+		return err
+	}
+	s.int(sum)
+	return nil
+}
+
+// addInt adds without overflow.
+func addInt(a, b int64) (int64, bool) {
+	sum := a + b
+	return sum, (sum > a) == (b > 0)
+}
+
+func cmdIncrByFloat(s *session, a [][]byte) error {
+	e, found, err := s.getString(a[1], s.scratch[:0])
+	if err != nil {
+		return err
+	}
+	v := zeroFloat()
+	if found {
+		reuse(&s.scratch, e.Value)
+		var ok bool
+		if v, ok = proto.ParseLongDouble(e.Value); !ok {
+			return errNotFloat
+		}
+	}
+	by, ok := proto.ParseLongDouble(a[2])
+	if !ok {
+		return errNotFloat
+	}
+	sum, ok := proto.AddLongDouble(v, by)
+	if !ok {
+		return errNaN
+	}
+	e.Value = proto.AppendLongDouble(nil, sum)
+	e.Tag = tagText
+	if err := s.set(a[1], e); err != nil {
+		return err
+	}
+	s.bulk(e.Value)
+	return nil
+}
+
+// zeroFloat is what a missing number counts for.
+func zeroFloat() *proto.LongDouble { return new(big.Float).SetPrec(64) }

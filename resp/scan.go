@@ -1,0 +1,167 @@
+package resp
+
+import (
+	"bytes"
+	"context"
+	"strconv"
+
+	"polder/far"
+	"polder/resp/proto"
+)
+
+func itoa(v int64) string { return strconv.FormatInt(v, 10) }
+
+// scanOptions are those of SCAN and HSCAN.
+type scanOptions struct {
+	match []byte // nil: everything
+	count int
+	typ   []byte
+}
+
+func parseScan(a [][]byte, types bool) (o scanOptions, err error) {
+	o.count = 10
+	for i := 0; i < len(a); i += 2 {
+		if i+1 == len(a) {
+			return o, errSyntax
+		}
+		switch {
+		case is(a[i], "count"):
+			n, ok := proto.ParseInt(a[i+1])
+			if !ok {
+				return o, errNotInt
+			}
+			if n < 1 {
+				return o, errSyntax
+			}
+			o.count = int(min(n, 1<<20))
+		case is(a[i], "match"):
+			o.match = a[i+1]
+		case types && is(a[i], "type"):
+			o.typ = a[i+1]
+		default:
+			return o, errSyntax
+		}
+	}
+	return o, nil
+}
+
+// parseCursor reads a cursor as strtoul does: nothing is 0, and a minus sign
+// counts backwards.
+func parseCursor(b []byte) (uint64, error) {
+	if len(b) == 0 {
+		return 0, nil
+	}
+	digits := bytes.TrimPrefix(b, []byte("-"))
+	if len(digits) == len(b) {
+		digits = bytes.TrimPrefix(b, []byte("+"))
+	}
+	cur, err := strconv.ParseUint(string(digits), 10, 64)
+	if err != nil {
+		return 0, errCursor
+	}
+	if b[0] == '-' {
+		cur = -cur
+	}
+	return cur, nil
+}
+
+// keyList collects keys during a scan.
+type keyList struct {
+	buf  []byte
+	ends []int
+}
+
+func (l *keyList) add(key []byte) {
+	l.buf = append(l.buf, key...)
+	l.ends = append(l.ends, len(l.buf))
+}
+
+func (l *keyList) at(i int) []byte {
+	start := 0
+	if i > 0 {
+		start = l.ends[i-1]
+	}
+	return l.buf[start:l.ends[i]]
+}
+
+// scanStep is one step of Map.Scan with a deadline of its own: a scan of a
+// large map may take long, a step may not. Keys that a step yields before it
+// fails are taken back.
+func (s *session) scanStep(cursor uint64, l *keyList, want func(key []byte, e far.Entry) bool) (uint64, error) {
+	ctx := s.ctx
+	if s.cancel != nil {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(s.srv.ctx, s.srv.cfg.OpTimeout)
+		defer cancel()
+	}
+	buf, ends := len(l.buf), len(l.ends)
+	yield := func(key []byte, e far.Entry) {
+		if want(key, e) {
+			l.add(key)
+		}
+	}
+	next, err := s.srv.keys.Scan(ctx, cursor, yield)
+	if err != nil && s.mustWait(err) {
+		l.buf, l.ends = l.buf[:buf], l.ends[:ends]
+		next, err = s.srv.keys.Scan(s.ctx, cursor, yield)
+	}
+	if err != nil {
+		l.buf, l.ends = l.buf[:buf], l.ends[:ends]
+		s.tries = maxTries // fetching keys does not help a scan: wait
+	}
+	return next, err
+}
+
+func cmdScan(s *session, a [][]byte) error {
+	cursor, err := parseCursor(a[1])
+	if err != nil {
+		return err
+	}
+	o, err := parseScan(a[2:], true)
+	if err != nil {
+		return err
+	}
+	var l keyList
+	seen := 0
+	for seen < o.count {
+		cursor, err = s.scanStep(cursor, &l, func(key []byte, e far.Entry) bool {
+			seen++
+			return (o.match == nil || match(o.match, key)) && (o.typ == nil || is(o.typ, typeName(e.Tag)))
+		})
+		if err != nil {
+			return err
+		}
+		seen++ // empty steps count too
+		if cursor == 0 {
+			break
+		}
+	}
+	s.array(2)
+	s.str(strconv.FormatUint(cursor, 10))
+	return s.replyKeys(&l)
+}
+
+func cmdKeys(s *session, a [][]byte) error {
+	var l keyList
+	for cursor := uint64(0); ; {
+		var err error
+		cursor, err = s.scanStep(cursor, &l, func(key []byte, e far.Entry) bool { return match(a[1], key) })
+		if err != nil {
+			return err
+		}
+		if len(l.buf) > s.srv.cfg.OutputLimit {
+			return errOutput
+		}
+		if cursor == 0 {
+			return s.replyKeys(&l)
+		}
+	}
+}
+
+func (s *session) replyKeys(l *keyList) error {
+	s.array(len(l.ends))
+	for i := range l.ends {
+		s.bulk(l.at(i))
+	}
+	return s.over()
+}

@@ -1,0 +1,254 @@
+package resp
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"polder/far"
+)
+
+// Server serves Redis clients. Make one with NewServer.
+type Server struct {
+	cfg    Config
+	table  *table
+	keys   *far.Map // by key
+	blocks *far.Map // of large hashes, by id and bucket
+	seed   maphash.Seed
+	since  time.Time
+	runID  string
+
+	stripes     [numStripes]stripe
+	watches     watchTable
+	sweeper     sweeper
+	fetches     fetcher
+	loops       []*loop
+	nextLoop    atomic.Uint32
+	nextID      atomic.Int64
+	nextHash    atomic.Uint64
+	largeHashes atomic.Int64
+	clients     atomic.Int64
+	port        atomic.Int32
+	stats       counters
+
+	ctx    context.Context // ends when commands may wait no longer
+	cancel context.CancelFunc
+	wg     sync.WaitGroup // every goroutine of the server
+	live   sync.WaitGroup // connections
+
+	mu        sync.Mutex
+	stopping  bool                  // guarded by mu
+	listeners map[net.Listener]bool // guarded by mu
+	streams   map[*stream]struct{}  // guarded by mu
+	sessions  map[*session]struct{} // guarded by mu
+	stopped   chan struct{}         // closed when Shutdown is done
+	stopOnce  sync.Once
+}
+
+// NewServer makes a server that keeps its data in maps of its own on heap. The
+// caller closes the heap, after the server. It fails if the configuration is
+// wrong or the system refuses an event loop.
+func NewServer(heap *far.Heap, cfg Config) (*Server, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, fmt.Errorf("cannot make a server: %w", err)
+	}
+	srv := &Server{
+		cfg:       cfg,
+		table:     commandTable(),
+		keys:      heap.NewMap("keys"),
+		blocks:    heap.NewMap("hash blocks"),
+		seed:      maphash.MakeSeed(),
+		since:     time.Now(),
+		listeners: make(map[net.Listener]bool),
+		streams:   make(map[*stream]struct{}),
+		sessions:  make(map[*session]struct{}),
+		stopped:   make(chan struct{}),
+	}
+	id := make([]byte, 20)
+	rand.Read(id)
+	srv.runID = hex.EncodeToString(id)
+	srv.ctx, srv.cancel = context.WithCancel(context.Background())
+	srv.sweeper.srv, srv.sweeper.wake = srv, make(chan struct{}, 1)
+	srv.fetches.init(srv)
+	for range cfg.Loops {
+		l, err := newLoop(srv)
+		if err != nil {
+			srv.cancel()
+			for _, l := range srv.loops {
+				l.free()
+			}
+			return nil, fmt.Errorf("cannot make an event loop: %w", err)
+		}
+		if l != nil {
+			srv.loops = append(srv.loops, l)
+		}
+	}
+	srv.wg.Add(1)
+	go srv.sweeper.run()
+	srv.fetches.start()
+	for _, l := range srv.loops {
+		l.start()
+	}
+	return srv, nil
+}
+
+// Serve accepts clients from ln until the server is closed, and then returns
+// ErrServerClosed. It closes ln. Several listeners may be served at a time.
+func (srv *Server) Serve(ln net.Listener) error {
+	srv.mu.Lock()
+	if srv.stopping {
+		srv.mu.Unlock()
+		ln.Close()
+		return ErrServerClosed
+	}
+	srv.listeners[ln] = true
+	srv.wg.Add(1)
+	srv.mu.Unlock()
+	defer srv.wg.Done()
+	defer func() {
+		ln.Close()
+		srv.mu.Lock()
+		delete(srv.listeners, ln)
+		srv.mu.Unlock()
+	}()
+	if a, ok := ln.Addr().(*net.TCPAddr); ok {
+		srv.port.CompareAndSwap(0, int32(a.Port))
+	}
+	for {
+		nc, err := ln.Accept()
+		if err == nil {
+			srv.accept(nc)
+			continue
+		}
+		if srv.isStopping() {
+			return ErrServerClosed
+		}
+		var temporary interface{ Temporary() bool }
+		if !errors.As(err, &temporary) || !temporary.Temporary() {
+			return fmt.Errorf("cannot accept clients: %w", err)
+		}
+		// Out of file descriptors, for instance: clients leave.
+		srv.cfg.Logger.Warn("cannot accept a client", "err", err)
+		select {
+		case <-srv.ctx.Done():
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+func (srv *Server) isStopping() bool {
+	srv.mu.Lock()
+	defer srv.mu.Unlock()
+	return srv.stopping
+}
+
+// accept makes a session of a connection and gives it to a driver.
+func (srv *Server) accept(nc net.Conn) {
+	srv.stats.connections.Add(1)
+	if srv.clients.Add(1) > int64(srv.cfg.MaxClients) {
+		srv.clients.Add(-1)
+		srv.stats.rejected.Add(1)
+		nc.SetWriteDeadline(time.Now().Add(time.Second))
+		nc.Write([]byte("-ERR max number of clients reached\r\n"))
+		nc.Close()
+		return
+	}
+	s := srv.newSession()
+	s.info.addr, s.info.laddr = nc.RemoteAddr().String(), nc.LocalAddr().String()
+	s.info.active.Store(s.info.since.Unix())
+	srv.mu.Lock()
+	if srv.stopping {
+		srv.mu.Unlock()
+		srv.clients.Add(-1)
+		nc.Close()
+		return
+	}
+	srv.sessions[s] = struct{}{}
+	srv.live.Add(1)
+	srv.mu.Unlock()
+	if len(srv.loops) > 0 && srv.loops[int(srv.nextLoop.Add(1))%len(srv.loops)].adopt(nc, s) {
+		return
+	}
+	srv.serveStream(nc, s)
+}
+
+// forget ends a session. Its driver has closed the connection.
+func (srv *Server) forget(s *session) {
+	s.close()
+	srv.mu.Lock()
+	delete(srv.sessions, s)
+	srv.mu.Unlock()
+	srv.clients.Add(-1)
+	srv.live.Done()
+}
+
+// sessionList returns the sessions, oldest first.
+func (srv *Server) sessionList() []*session {
+	srv.mu.Lock()
+	defer srv.mu.Unlock()
+	list := make([]*session, 0, len(srv.sessions))
+	for s := range srv.sessions {
+		list = append(list, s)
+	}
+	slices.SortFunc(list, func(a, b *session) int { return int(a.info.id - b.info.id) })
+	return list
+}
+
+// Shutdown stops accepting clients, lets commands that run come to their end,
+// disconnects the clients, and returns when nothing of the server runs any
+// more. When ctx ends first, commands that wait for far memory fail at once,
+// and Shutdown returns the context's error once all has ended.
+func (srv *Server) Shutdown(ctx context.Context) error {
+	srv.mu.Lock()
+	first := !srv.stopping
+	srv.stopping = true
+	for ln := range srv.listeners {
+		ln.Close()
+	}
+	for st := range srv.streams {
+		st.stop()
+	}
+	srv.mu.Unlock()
+	if first {
+		for _, l := range srv.loops {
+			l.stop()
+		}
+		go func() {
+			srv.live.Wait()
+			srv.cancel()
+			srv.fetches.stop()
+			srv.wg.Wait()
+			srv.keys.Clear()
+			srv.blocks.Clear()
+			for _, l := range srv.loops {
+				l.free()
+			}
+			close(srv.stopped)
+		}()
+	}
+	select {
+	case <-srv.stopped:
+		return nil
+	case <-ctx.Done():
+		srv.cancel()
+		<-srv.stopped
+		return ctx.Err()
+	}
+}
+
+// Close is Shutdown without patience. It is idempotent.
+func (srv *Server) Close() error {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	srv.Shutdown(ctx)
+	return nil
+}

@@ -1,0 +1,287 @@
+package resp
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"polder/far"
+	"polder/resp/proto"
+)
+
+// session is one client: a state machine that turns bytes into bytes. The
+// driver that owns it gives it input in `in`, calls run, and takes replies from
+// `out`. Other goroutines touch nothing but the atomic fields.
+type session struct {
+	srv    *Server
+	parser proto.Parser
+	in     []byte // input not yet consumed; the driver's memory
+	out    []byte // replies not yet written; the driver's memory
+
+	// onWait, if set, is called before the session may block; the driver's
+	// goroutine then need not come back soon.
+	onWait func()
+
+	ver    int // protocol version, 2 or 3
+	authed bool
+	ending bool // close once out is written
+
+	multi    bool // between MULTI and EXEC
+	abort    bool // a command was refused since MULTI
+	queue    []queued
+	queueLen int // bytes in queue
+	watching []watched
+	dirty    atomic.Bool // a watched key has changed
+
+	// of the command that runs
+	ctx        context.Context // far.NoWait, or with the deadline once waiting
+	cancel     context.CancelFunc
+	tries      int      // how often the command has blocked
+	mutated    bool     // the command has changed something
+	noRoom     bool     // it blocked on a write
+	mark       int      // where its reply starts in out
+	held       []uint32 // stripes it has locked, ascending
+	heldWrite  bool
+	wantBlocks [][]byte // keys of hash blocks it needs
+
+	scratch  []byte // a value being worked on
+	scratch2 []byte
+	hdr      int // length of the last bulk header: the guess for the next
+
+	info clientInfo
+}
+
+// queued is a command between MULTI and EXEC.
+type queued struct {
+	cmd  *command
+	args [][]byte
+}
+
+// status is why run returned.
+type status uint8
+
+const (
+	needInput  status = iota // all complete commands are done
+	needFlush                // out is large: write it and call run again
+	needFetch                // see wants; fetch and call run again
+	sessionEnd               // write out, then close
+)
+
+// flushAt is the size of out at which run asks for it to be written.
+const flushAt = 64 << 10
+
+// maxTries is how often a command is run with far.NoWait before it waits with
+// its locks held.
+const maxTries = 3
+
+func (srv *Server) newSession() *session {
+	s := &session{srv: srv, ver: 2, ctx: far.NoWait, hdr: 5, authed: srv.cfg.Password == ""}
+	s.parser.Limits = proto.Limits{MaxBulk: srv.cfg.MaxBulk, MaxArgs: srv.cfg.MaxArgs, MaxInline: srv.cfg.MaxInlineLen}
+	s.parser.Unauth = !s.authed
+	s.info.id = srv.nextID.Add(1)
+	s.info.since = time.Now()
+	return s
+}
+
+// close forgets the session. Nothing else may be called afterwards.
+func (s *session) close() {
+	s.srv.watches.unwatch(s)
+	s.settle()
+	s.queue = nil
+}
+
+// run executes the complete commands in s.in and consumes them.
+func (s *session) run() status {
+	for !s.ending {
+		args, n, err := s.parser.Next(s.in)
+		if err != nil {
+			s.out = proto.AppendError(s.out, "ERR "+err.Error())
+			s.srv.stats.protocolErrors.Add(1)
+			s.ending = true
+			break
+		}
+		if n == 0 {
+			if len(s.in) > s.srv.cfg.maxCommand() {
+				s.ending = true // as Redis does: beyond the query buffer limit
+				break
+			}
+			return needInput
+		}
+		if args != nil && !s.exec(args) {
+			return needFetch
+		}
+		s.in = s.in[n:]
+		if len(s.out) >= flushAt {
+			return needFlush
+		}
+	}
+	s.in = nil
+	return sessionEnd
+}
+
+// exec runs or queues one command and appends its reply. It reports false, and
+// has done nothing, if the command would have to wait.
+func (s *session) exec(args [][]byte) bool {
+	cmd, err := s.srv.table.lookup(args)
+	if err == nil {
+		err = s.admit(cmd)
+	}
+	if err != nil {
+		s.abort = s.abort || s.multi
+		s.out = proto.AppendError(s.out, err.Error())
+		s.srv.stats.errors.Add(1)
+		return true
+	}
+	if s.multi && cmd.flags&flagImmediate == 0 {
+		s.enqueue(cmd, args)
+		return true
+	}
+	return s.perform(cmd, args)
+}
+
+// admit refuses commands that the client may not run now.
+func (s *session) admit(cmd *command) error {
+	if !s.authed && cmd.flags&flagNoAuth == 0 {
+		return errAuth
+	}
+	if s.multi && cmd.flags&flagNoMulti != 0 {
+		return errNotInMulti
+	}
+	return nil
+}
+
+// perform runs a command under its locks.
+func (s *session) perform(cmd *command, args [][]byte) bool {
+	s.mark = len(s.out)
+	for {
+		if s.tries > maxTries {
+			s.wait()
+		}
+		s.noRoom = false
+		s.lock(cmd, args)
+		err := cmd.run(s, args)
+		s.unlock()
+		if err != nil {
+			s.out = s.out[:s.mark]
+			if !s.mutated && errors.Is(err, far.ErrWouldBlock) {
+				s.tries++
+				if s.noRoom && s.tries > 1 {
+					// What it writes over has been fetched, so it is
+					// room that lacks.
+					s.tries = maxTries + 1
+					continue
+				}
+				return false
+			}
+			s.fail(err)
+		}
+		break
+	}
+	if s.tries != 0 || s.mutated {
+		s.settle()
+	}
+	s.info.last.Store(cmd)
+	s.srv.stats.commands.Add(1)
+	return true
+}
+
+// fail appends the reply for an error.
+func (s *session) fail(err error) {
+	s.srv.stats.errors.Add(1)
+	if errors.Is(err, errOutput) {
+		s.srv.stats.outputDrops.Add(1)
+		s.ending = true
+		return
+	}
+	text := errText(err)
+	switch {
+	case len(text) > 4 && text[:5] == "LOST ":
+		s.srv.stats.lost.Add(1)
+	case len(text) > 8 && text[:9] == "TRYAGAIN ":
+		s.srv.stats.timeouts.Add(1)
+	}
+	s.out = proto.AppendError(s.out, text)
+}
+
+// settle ends a command: the next one starts with far.NoWait.
+func (s *session) settle() {
+	s.tries, s.mutated, s.noRoom = 0, false, false
+	s.wantBlocks = nil
+	if s.cancel != nil {
+		s.cancel()
+		s.ctx, s.cancel = far.NoWait, nil
+	}
+}
+
+// wait lets the command wait from now on, until its deadline.
+func (s *session) wait() {
+	if s.cancel != nil {
+		return
+	}
+	if s.onWait != nil {
+		s.onWait()
+	}
+	s.srv.stats.waits.Add(1)
+	s.ctx, s.cancel = context.WithTimeout(s.srv.ctx, s.srv.cfg.OpTimeout)
+}
+
+// mustWait reports whether err says that the command should be tried again
+// with waiting allowed, because it has changed something already.
+func (s *session) mustWait(err error) bool {
+	if !s.mutated || s.cancel != nil || !errors.Is(err, far.ErrWouldBlock) {
+		return false
+	}
+	s.wait()
+	return true
+}
+
+// maxFetch bounds the keys of one fetch for one client.
+const maxFetch = 256
+
+// wants appends the keys to fetch after needFetch: those of the command that
+// blocked and of what the client has pipelined behind it.
+func (s *session) wants(keys, blocks [][]byte) (k, b [][]byte) {
+	if len(s.wantBlocks) > 0 {
+		blocks = append(blocks, s.wantBlocks...)
+		s.wantBlocks = nil
+	}
+	p := proto.Parser{Limits: s.parser.Limits}
+	start := len(keys)
+	for rest := s.in; len(keys)-start < maxFetch; {
+		args, n, err := p.Next(rest)
+		if err != nil || n == 0 {
+			break
+		}
+		rest = rest[n:]
+		if args == nil {
+			continue
+		}
+		cmd, err := s.srv.table.lookup(args)
+		if err != nil {
+			continue
+		}
+		if cmd.name == "exec" {
+			for _, q := range s.queue {
+				keys = appendWants(keys, q.cmd, q.args)
+			}
+		}
+		keys = appendWants(keys, cmd, args)
+	}
+	return keys, blocks
+}
+
+func appendWants(keys [][]byte, cmd *command, args [][]byte) [][]byte {
+	for key := range cmd.keys(args) {
+		keys = append(keys, key)
+	}
+	return keys
+}
+
+// fetched tells the session that what it wanted has been fetched, or that this
+// failed: then the command waits on its own.
+func (s *session) fetched(err error) {
+	if err != nil {
+		s.tries = maxTries + 1
+	}
+}

@@ -1,0 +1,100 @@
+package resp
+
+import (
+	"math"
+	"time"
+
+	"polder/resp/proto"
+)
+
+type optFlags uint16
+
+const (
+	optNX optFlags = 1 << iota
+	optXX
+	optGet
+	optKeepTTL
+	optPersist
+	optEx    // some expiry was given
+	optMilli // in milliseconds
+	optAt    // as a point in time
+)
+
+// setOptions are the options of SET and GETEX.
+type setOptions struct {
+	flags  optFlags
+	expire []byte // argument of the expiry option
+}
+
+// parseSetOptions reads options of which allowed may be given.
+func parseSetOptions(a [][]byte, allowed optFlags) (o setOptions, err error) {
+	const expiry = optEx | optKeepTTL | optPersist
+	for i := 0; i < len(a); i++ {
+		var f optFlags
+		var clash optFlags
+		switch w := a[i]; {
+		case is(w, "nx"):
+			f, clash = optNX, optXX
+		case is(w, "xx"):
+			f, clash = optXX, optNX
+		case is(w, "get"):
+			f = optGet
+		case is(w, "keepttl"):
+			f, clash = optKeepTTL, optEx|optPersist
+		case is(w, "persist"):
+			f, clash = optPersist, optEx|optKeepTTL
+		case is(w, "ex"):
+			f, clash = optEx, expiry
+		case is(w, "px"):
+			f, clash = optEx|optMilli, expiry
+		case is(w, "exat"):
+			f, clash = optEx|optAt, expiry
+		case is(w, "pxat"):
+			f, clash = optEx|optMilli|optAt, expiry
+		}
+		if f == 0 || o.flags&clash != 0 || f&allowed == 0 {
+			return o, errSyntax
+		}
+		if f&optEx != 0 {
+			i++
+			if i == len(a) {
+				return o, errSyntax
+			}
+			o.expire = a[i]
+		}
+		o.flags |= f
+	}
+	return o, nil
+}
+
+// expireTime is when the expiry option says, in milliseconds since 1970, or 0
+// without one. Name is the command's, for the error.
+func (o *setOptions) expireTime(name string) (int64, error) {
+	if o.flags&optEx == 0 {
+		return 0, nil
+	}
+	ms, ok := proto.ParseInt(o.expire)
+	if !ok {
+		return 0, errNotInt
+	}
+	bad := replyError("ERR invalid expire time in '" + name + "' command")
+	if ms <= 0 {
+		return 0, bad
+	}
+	if o.flags&optMilli == 0 {
+		if ms > math.MaxInt64/1000 {
+			return 0, bad
+		}
+		ms *= 1000
+	}
+	if o.flags&optAt == 0 {
+		now := nowMilli()
+		if ms > math.MaxInt64-now {
+			return 0, bad
+		}
+		ms += now
+	}
+	return ms, nil
+}
+
+func nowMilli() int64 { return time.Now().UnixMilli() }

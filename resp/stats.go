@@ -1,0 +1,140 @@
+package resp
+
+import (
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// counters count since the server was made.
+type counters struct {
+	commands, errors, connections, rejected atomic.Int64
+	protocolErrors, authFailures            atomic.Int64
+	outputDrops, idleDrops                  atomic.Int64
+	fetches, fetchedKeys, waits, handovers  atomic.Int64
+	lost, timeouts                          atomic.Int64
+}
+
+// Stats is a snapshot of what a server has done.
+type Stats struct {
+	Commands       int64 // commands run
+	Errors         int64 // error replies
+	Connections    int64 // clients that came
+	Rejected       int64 // of these, turned away for MaxClients
+	Clients        int64 // clients connected now
+	ProtocolErrors int64 // clients disconnected for what they sent
+	AuthFailures   int64 // wrong passwords
+	OutputDrops    int64 // clients disconnected for not reading
+	IdleDrops      int64 // clients disconnected for silence
+	Fetches        int64 // batches of keys fetched
+	FetchedKeys    int64 // keys in them
+	Waits          int64 // commands that waited with their locks held
+	Handovers      int64 // times an event loop went on in another goroutine
+	Lost           int64 // LOST replies
+	Timeouts       int64 // TRYAGAIN replies
+	Keys           int64 // keys stored
+	LargeHashes    int64 // hashes kept in blocks
+	HashBlocks     int64 // their blocks
+}
+
+// Stats returns what the server has done so far.
+func (srv *Server) Stats() Stats {
+	c := &srv.stats
+	return Stats{
+		Commands:       c.commands.Load(),
+		Errors:         c.errors.Load(),
+		Connections:    c.connections.Load(),
+		Rejected:       c.rejected.Load(),
+		Clients:        srv.clients.Load(),
+		ProtocolErrors: c.protocolErrors.Load(),
+		AuthFailures:   c.authFailures.Load(),
+		OutputDrops:    c.outputDrops.Load(),
+		IdleDrops:      c.idleDrops.Load(),
+		Fetches:        c.fetches.Load(),
+		FetchedKeys:    c.fetchedKeys.Load(),
+		Waits:          c.waits.Load(),
+		Handovers:      c.handovers.Load(),
+		Lost:           c.lost.Load(),
+		Timeouts:       c.timeouts.Load(),
+		Keys:           int64(srv.keys.Len()),
+		LargeHashes:    srv.largeHashes.Load(),
+		HashBlocks:     int64(srv.blocks.Len()),
+	}
+}
+
+// metric is a line of Stats, for POLDER STATS and Prometheus.
+type metric struct {
+	name, help string
+	gauge      bool
+	get        func(*Stats) int64
+}
+
+var metrics = []metric{
+	{"commands", "Commands run.", false, func(s *Stats) int64 { return s.Commands }},
+	{"errors", "Error replies.", false, func(s *Stats) int64 { return s.Errors }},
+	{"connections", "Clients that connected.", false, func(s *Stats) int64 { return s.Connections }},
+	{"rejected_connections", "Clients turned away.", false, func(s *Stats) int64 { return s.Rejected }},
+	{"clients", "Clients connected now.", true, func(s *Stats) int64 { return s.Clients }},
+	{"protocol_errors", "Clients disconnected for what they sent.", false, func(s *Stats) int64 { return s.ProtocolErrors }},
+	{"auth_failures", "Wrong passwords.", false, func(s *Stats) int64 { return s.AuthFailures }},
+	{"output_drops", "Clients disconnected for not reading replies.", false, func(s *Stats) int64 { return s.OutputDrops }},
+	{"idle_drops", "Clients disconnected for silence.", false, func(s *Stats) int64 { return s.IdleDrops }},
+	{"fetches", "Batches of keys fetched from far memory.", false, func(s *Stats) int64 { return s.Fetches }},
+	{"fetched_keys", "Keys asked for in these batches.", false, func(s *Stats) int64 { return s.FetchedKeys }},
+	{"waits", "Commands that waited for far memory with their keys locked.", false, func(s *Stats) int64 { return s.Waits }},
+	{"loop_handovers", "Times an event loop went on in another goroutine.", false, func(s *Stats) int64 { return s.Handovers }},
+	{"lost_replies", "Replies that a value is lost.", false, func(s *Stats) int64 { return s.Lost }},
+	{"timeout_replies", "Replies that far memory did not answer.", false, func(s *Stats) int64 { return s.Timeouts }},
+	{"keys", "Keys stored.", true, func(s *Stats) int64 { return s.Keys }},
+	{"large_hashes", "Hashes kept in blocks.", true, func(s *Stats) int64 { return s.LargeHashes }},
+	{"hash_blocks", "Blocks of large hashes.", true, func(s *Stats) int64 { return s.HashBlocks }},
+}
+
+// statLines are the lines of POLDER STATS.
+func (srv *Server) statLines() []Stat {
+	st := srv.Stats()
+	lines := make([]Stat, 0, len(metrics))
+	for _, m := range metrics {
+		lines = append(lines, Stat{m.name, itoa(m.get(&st))})
+	}
+	if srv.cfg.ExtraStats != nil {
+		lines = append(lines, srv.cfg.ExtraStats()...)
+	}
+	return lines
+}
+
+// Collector returns a Prometheus collector of the server's statistics, with
+// names that start with polder_resp_.
+func (srv *Server) Collector() prometheus.Collector {
+	c := &collector{srv: srv}
+	for _, m := range metrics {
+		name := "polder_resp_" + m.name
+		if !m.gauge {
+			name += "_total"
+		}
+		c.descs = append(c.descs, prometheus.NewDesc(name, m.help, nil, nil))
+	}
+	return c
+}
+
+type collector struct {
+	srv   *Server
+	descs []*prometheus.Desc // as metrics
+}
+
+func (c *collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range c.descs {
+		ch <- d
+	}
+}
+
+func (c *collector) Collect(ch chan<- prometheus.Metric) {
+	st := c.srv.Stats()
+	for i, m := range metrics {
+		kind := prometheus.CounterValue
+		if m.gauge {
+			kind = prometheus.GaugeValue
+		}
+		ch <- prometheus.MustNewConstMetric(c.descs[i], kind, float64(m.get(&st)))
+	}
+}

@@ -1,0 +1,170 @@
+package resp
+
+import (
+	"net"
+	"sync"
+	"time"
+)
+
+const (
+	streamBuf = 16 << 10
+	// linger is how long a client may take to read the replies that are
+	// left when its connection ends.
+	linger = 5 * time.Second
+)
+
+// stream drives a session over any net.Conn with two goroutines: one reads and
+// runs commands, one writes, so that a client which does not read its replies
+// does not keep its commands from being read.
+type stream struct {
+	nc net.Conn
+	s  *session
+
+	mu      sync.Mutex
+	more    sync.Cond
+	pending []byte // replies to write; guarded by mu
+	writing int    // bytes of the write under way; guarded by mu
+	done    bool   // no more replies will come; guarded by mu
+	broken  bool   // writing has failed; guarded by mu
+}
+
+func (srv *Server) serveStream(nc net.Conn, s *session) {
+	st := &stream{nc: nc, s: s}
+	st.more.L = &st.mu
+	srv.mu.Lock()
+	srv.streams[st] = struct{}{}
+	if srv.stopping {
+		st.stop()
+	}
+	srv.wg.Add(1)
+	srv.mu.Unlock()
+	go func() {
+		defer srv.wg.Done()
+		var writer sync.WaitGroup
+		writer.Go(st.write)
+		st.read()
+		st.finish()
+		writer.Wait()
+		nc.Close()
+		srv.mu.Lock()
+		delete(srv.streams, st)
+		srv.mu.Unlock()
+		srv.forget(s)
+	}()
+}
+
+// stop makes the reader stop after the command that runs.
+func (st *stream) stop() { st.nc.SetReadDeadline(time.Unix(1, 0)) }
+
+// finish lets the writer write what is left, and end.
+func (st *stream) finish() {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.done = true
+	st.nc.SetWriteDeadline(time.Now().Add(linger))
+	st.more.Signal()
+}
+
+func (st *stream) read() {
+	s := st.s
+	cfg := &s.srv.cfg
+	var buf []byte
+	for {
+		if len(buf) == cap(buf) {
+			buf = append(make([]byte, 0, max(streamBuf, 2*len(buf))), buf...)
+		}
+		if cfg.IdleTimeout > 0 && !s.srv.isStopping() {
+			st.nc.SetReadDeadline(time.Now().Add(cfg.IdleTimeout))
+		}
+		n, err := st.nc.Read(buf[len(buf):cap(buf)])
+		buf = buf[:len(buf)+n]
+		if n > 0 {
+			s.info.active.Store(time.Now().Unix())
+			s.in = buf
+			if !st.process() {
+				return
+			}
+			buf = buf[:copy(buf, s.in)]
+			if len(buf) == 0 && cap(buf) > streamBuf {
+				buf = nil
+				s.parser.Release()
+			}
+		}
+		if err != nil {
+			if ne, ok := err.(net.Error); ok && ne.Timeout() && cfg.IdleTimeout > 0 && !s.srv.isStopping() {
+				s.srv.stats.idleDrops.Add(1)
+			}
+			return
+		}
+	}
+}
+
+// process runs what the session has as input. It reports false when the
+// connection is to end.
+func (st *stream) process() bool {
+	for {
+		status := st.s.run()
+		if !st.push() {
+			return false
+		}
+		switch status {
+		case needInput:
+			return true
+		case needFetch:
+			st.s.fetched(st.s.srv.fetch(st.s.wants(nil, nil)))
+		case sessionEnd:
+			return false
+		}
+	}
+}
+
+// push gives the session's replies to the writer. It reports false if the
+// client has too many to read, or is gone.
+func (st *stream) push() bool {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if len(st.s.out) > 0 {
+		if st.pending == nil {
+			st.pending, st.s.out = st.s.out, nil
+		} else {
+			st.pending = append(st.pending, st.s.out...)
+			st.s.out = st.s.out[:0]
+		}
+		st.more.Signal()
+	}
+	if limit := st.s.srv.cfg.OutputLimit; len(st.pending) > limit && st.writing > 0 && len(st.pending)+st.writing > limit {
+		st.s.srv.stats.outputDrops.Add(1)
+		st.pending, st.broken = nil, true
+		st.nc.Close()
+	}
+	return !st.broken
+}
+
+func (st *stream) write() {
+	var spare []byte
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	for {
+		for len(st.pending) == 0 && !st.done && !st.broken {
+			st.more.Wait()
+		}
+		if len(st.pending) == 0 || st.broken {
+			return
+		}
+		out := st.pending
+		if cap(spare) > flushAt*2 {
+			spare = nil
+		}
+		st.pending, st.writing = spare[:0], len(out)
+		st.mu.Unlock()
+		_, err := st.nc.Write(out)
+		st.mu.Lock()
+		st.writing = 0
+		spare = out
+		if err != nil {
+			st.broken = true
+			st.nc.SetReadDeadline(time.Unix(1, 0))
+			return
+		}
+	}
+}

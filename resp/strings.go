@@ -1,0 +1,301 @@
+package resp
+
+import (
+	"time"
+
+	"polder/far"
+	"polder/resp/proto"
+)
+
+func cmdGet(s *session, a [][]byte) error {
+	_, _, err := s.replyString(a[1])
+	return err
+}
+
+func cmdGetDel(s *session, a [][]byte) error {
+	_, found, err := s.replyString(a[1])
+	if err != nil || !found {
+		return err
+	}
+	_, err = s.del(a[1])
+	return err
+}
+
+func cmdGetSet(s *session, a [][]byte) error {
+	if _, _, err := s.replyString(a[1]); err != nil {
+		return err
+	}
+	return s.set(a[1], far.Entry{Value: a[2]})
+}
+
+func cmdGetEx(s *session, a [][]byte) error {
+	o, err := parseSetOptions(a[2:], optEx|optPersist)
+	if err != nil {
+		return err
+	}
+	e, found, err := s.getString(a[1], s.scratch[:0])
+	if err != nil || !found {
+		if err == nil {
+			s.null()
+		}
+		return err
+	}
+	reuse(&s.scratch, e.Value)
+	at, err := o.expireTime("getex")
+	if err != nil {
+		return err
+	}
+	s.bulk(e.Value)
+	switch {
+	case o.flags&optAt != 0 && at <= nowMilli():
+		_, err = s.del(a[1])
+	case o.flags&optEx != 0:
+		e.Expire = expireAt(at)
+		err = s.set(a[1], e)
+	case o.flags&optPersist != 0 && !e.Expire.IsZero():
+		e.Expire = time.Time{}
+		err = s.set(a[1], e)
+	}
+	return err
+}
+
+func cmdSet(s *session, a [][]byte) error {
+	if len(a) == 3 {
+		// Fast path: nothing but key and value.
+		if err := s.set(a[1], far.Entry{Value: a[2]}); err != nil {
+			return err
+		}
+		s.ok()
+		return nil
+	}
+	o, err := parseSetOptions(a[3:], optNX|optXX|optGet|optKeepTTL|optEx)
+	if err != nil {
+		return err
+	}
+	at, err := o.expireTime("set")
+	if err != nil {
+		return err
+	}
+	return s.setWith(a[1], a[2], o, at, "+OK\r\n", false)
+}
+
+// setWith is SET with options, and what is like it.
+func (s *session) setWith(key, value []byte, o setOptions, at int64, okReply string, intReply bool) error {
+	var old far.Entry
+	found := false
+	var err error
+	switch {
+	case o.flags&optGet != 0:
+		old, found, err = s.replyString(key)
+	case o.flags&(optNX|optXX|optKeepTTL) != 0:
+		old, _, found, err = s.stat(key)
+	}
+	if err != nil {
+		return err
+	}
+	if o.flags&optNX != 0 && found || o.flags&optXX != 0 && !found {
+		switch {
+		case o.flags&optGet != 0:
+		case intReply:
+			s.int(0)
+		default:
+			s.null()
+		}
+		return nil
+	}
+	e := far.Entry{Value: value}
+	switch {
+	case o.flags&optEx != 0:
+		e.Expire = expireAt(at)
+	case o.flags&optKeepTTL != 0:
+		e.Expire = old.Expire
+	}
+	if o.flags&optEx != 0 && at <= nowMilli() {
+		_, err = s.del(key) // as good as set and expired
+	} else {
+		err = s.set(key, e)
+	}
+	if err == nil && o.flags&optGet == 0 {
+		s.out = append(s.out, okReply...)
+	}
+	return err
+}
+
+func cmdSetNX(s *session, a [][]byte) error {
+	return s.setWith(a[1], a[2], setOptions{flags: optNX}, 0, ":1\r\n", true)
+}
+
+func cmdSetEX(s *session, a [][]byte) error { return setExpiring(s, a, optEx, "setex") }
+
+func cmdPSetEX(s *session, a [][]byte) error { return setExpiring(s, a, optEx|optMilli, "psetex") }
+
+func setExpiring(s *session, a [][]byte, f optFlags, name string) error {
+	o := setOptions{flags: f, expire: a[2]}
+	at, err := o.expireTime(name)
+	if err != nil {
+		return err
+	}
+	return s.setWith(a[1], a[3], o, at, "+OK\r\n", false)
+}
+
+func cmdMGet(s *session, a [][]byte) error {
+	s.array(len(a) - 1)
+	for _, key := range a[1:] {
+		if _, _, err := s.replyString(key); err == errWrongType {
+			s.null()
+		} else if err != nil {
+			return err
+		}
+		if err := s.over(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func cmdMSet(s *session, a [][]byte) error {
+	if err := s.setPairs(a, "mset"); err != nil {
+		return err
+	}
+	s.ok()
+	return nil
+}
+
+func cmdMSetNX(s *session, a [][]byte) error {
+	if len(a)%2 == 0 {
+		return replyError("ERR wrong number of arguments for 'msetnx' command")
+	}
+	for i := 1; i < len(a); i += 2 {
+		_, _, found, err := s.stat(a[i])
+		if err != nil {
+			return err
+		}
+		if found {
+			s.int(0)
+			return nil
+		}
+	}
+	if err := s.setPairs(a, "msetnx"); err != nil {
+		return err
+	}
+	s.int(1)
+	return nil
+}
+
+func (s *session) setPairs(a [][]byte, name string) error {
+	if len(a)%2 == 0 {
+		return replyError("ERR wrong number of arguments for '" + name + "' command")
+	}
+	for i := 1; i < len(a); i += 2 {
+		if len(a[i]) > far.MaxKeySize {
+			return errKeyTooLong
+		}
+	}
+	for i := 1; i < len(a); i += 2 {
+		if err := s.set(a[i], far.Entry{Value: a[i+1]}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func cmdStrLen(s *session, a [][]byte) error {
+	e, size, found, err := s.stat(a[1])
+	switch {
+	case err != nil:
+		return err
+	case found && !isString(e.Tag):
+		return errWrongType
+	}
+	s.int(int64(size))
+	return nil
+}
+
+func cmdAppend(s *session, a [][]byte) error {
+	e, found, err := s.getString(a[1], s.scratch[:0])
+	if err != nil {
+		return err
+	}
+	if !found {
+		e = far.Entry{Value: a[2]}
+	} else {
+		if len(e.Value)+len(a[2]) > s.srv.cfg.MaxBulk {
+			return errTooLong
+		}
+		e.Value = append(e.Value, a[2]...)
+		e.Tag = tagRaw
+		reuse(&s.scratch, e.Value)
+	}
+	if err := s.set(a[1], e); err != nil {
+		return err
+	}
+	s.int(int64(len(e.Value)))
+	return nil
+}
+
+func cmdGetRange(s *session, a [][]byte) error {
+	start, ok1 := proto.ParseInt(a[2])
+	end, ok2 := proto.ParseInt(a[3])
+	if !ok1 || !ok2 {
+		return errNotInt
+	}
+	e, found, err := s.getString(a[1], s.scratch[:0])
+	if err != nil {
+		return err
+	}
+	n := int64(len(e.Value))
+	if !found || start < 0 && end < 0 && start > end {
+		s.str("")
+		return nil
+	}
+	reuse(&s.scratch, e.Value)
+	if start < 0 {
+		start = max(0, start+n)
+	}
+	if end < 0 {
+		end = max(0, end+n)
+	}
+	end = min(end, n-1)
+	if start > end || n == 0 {
+		s.str("")
+		return nil
+	}
+	s.bulk(e.Value[start : end+1])
+	return nil
+}
+
+func cmdSetRange(s *session, a [][]byte) error {
+	off, ok := proto.ParseInt(a[2])
+	if !ok {
+		return errNotInt
+	}
+	if off < 0 {
+		return errOffset
+	}
+	e, found, err := s.getString(a[1], s.scratch[:0])
+	if err != nil {
+		return err
+	}
+	if len(a[3]) == 0 {
+		s.int(int64(len(e.Value)))
+		return nil
+	}
+	if off > int64(s.srv.cfg.MaxBulk) || off+int64(len(a[3])) > int64(s.srv.cfg.MaxBulk) {
+		return errTooLong
+	}
+	if !found {
+		e.Value = s.scratch[:0]
+	}
+	end := int(off) + len(a[3])
+	for len(e.Value) < end {
+		e.Value = append(e.Value, make([]byte, end-len(e.Value))...)
+	}
+	copy(e.Value[off:], a[3])
+	e.Tag = tagRaw
+	reuse(&s.scratch, e.Value)
+	if err := s.set(a[1], e); err != nil {
+		return err
+	}
+	s.int(int64(len(e.Value)))
+	return nil
+}

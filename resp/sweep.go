@@ -1,0 +1,83 @@
+package resp
+
+import (
+	"errors"
+	"sync"
+	"time"
+
+	"polder/far"
+)
+
+// sweepEvery is how often the sweeper looks for large hashes that have expired.
+const sweepEvery = time.Second
+
+// sweeper frees the blocks of large hashes that were deleted, overwritten or
+// have expired. It is one goroutine.
+type sweeper struct {
+	srv  *Server
+	wake chan struct{} // capacity 1
+
+	mu    sync.Mutex
+	queue []*largeHash // guarded by mu
+}
+
+// drop gives a hash that nothing leads to any more to the sweeper.
+func (w *sweeper) drop(h *largeHash) {
+	w.mu.Lock()
+	w.queue = append(w.queue, h)
+	w.mu.Unlock()
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (w *sweeper) take() []*largeHash {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	q := w.queue
+	w.queue = nil
+	return q
+}
+
+func (w *sweeper) run() {
+	defer w.srv.wg.Done()
+	tick := time.NewTicker(sweepEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-w.srv.ctx.Done():
+			return
+		case <-w.wake:
+		case <-tick.C:
+			w.expire()
+		}
+		for _, h := range w.take() {
+			for b := range h.buckets + 1 { // one more: a split may have stopped half way
+				if _, err := w.srv.blocks.Delete(w.srv.ctx, h.key(b)); err != nil && w.srv.ctx.Err() != nil {
+					return
+				}
+			}
+		}
+	}
+}
+
+// expire drops the large hashes whose entries have expired.
+func (w *sweeper) expire() {
+	if w.srv.largeHashes.Load() == 0 {
+		return
+	}
+	for i := range w.srv.stripes {
+		st := &w.srv.stripes[i]
+		if !st.mu.TryLock() {
+			continue // next time
+		}
+		for key, h := range st.large {
+			if _, _, err := w.srv.keys.Stat(far.NoWait, []byte(key)); errors.Is(err, far.ErrNotFound) {
+				w.srv.forgetLarge(st, []byte(key))
+				w.drop(h)
+			}
+		}
+		st.mu.Unlock()
+	}
+}

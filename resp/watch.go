@@ -1,0 +1,103 @@
+package resp
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// watchTable knows which sessions watch which keys. While nobody watches, a
+// change costs one atomic load.
+type watchTable struct {
+	keys atomic.Int64 // number of watched keys
+
+	mu sync.Mutex
+	by map[string]map[*session]struct{} // guarded by mu
+}
+
+// watched is a key that a session watches.
+type watched struct {
+	key    string
+	expire time.Time // when the key was to expire as WATCH ran
+}
+
+// watch makes s watch key. The key's stripe must be locked.
+func (t *watchTable) watch(s *session, key []byte, expire time.Time) {
+	for i := range s.watching {
+		if s.watching[i].key == string(key) {
+			return
+		}
+	}
+	s.watching = append(s.watching, watched{string(key), expire})
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	m := t.by[string(key)]
+	if m == nil {
+		m = make(map[*session]struct{}, 1)
+		if t.by == nil {
+			t.by = make(map[string]map[*session]struct{})
+		}
+		t.by[string(key)] = m
+		t.keys.Add(1)
+	}
+	m[s] = struct{}{}
+}
+
+// unwatch makes s watch nothing.
+func (t *watchTable) unwatch(s *session) {
+	s.dirty.Store(false)
+	if len(s.watching) == 0 {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, w := range s.watching {
+		m := t.by[w.key]
+		delete(m, s)
+		if len(m) == 0 {
+			delete(t.by, w.key)
+			t.keys.Add(-1)
+		}
+	}
+	s.watching = nil
+}
+
+// touch tells who watches key that it has changed. The key's stripe must be
+// locked for writing.
+func (t *watchTable) touch(key []byte) {
+	if t.keys.Load() == 0 {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for s := range t.by[string(key)] {
+		s.dirty.Store(true)
+	}
+}
+
+// all returns the watched keys.
+func (t *watchTable) all() [][]byte {
+	if t.keys.Load() == 0 {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	keys := make([][]byte, 0, len(t.by))
+	for k := range t.by {
+		keys = append(keys, []byte(k))
+	}
+	return keys
+}
+
+// changed reports whether a key that s watches has changed or expired.
+func (s *session) watchedChanged() bool {
+	if s.dirty.Load() {
+		return true
+	}
+	for _, w := range s.watching {
+		if !w.expire.IsZero() && !time.Now().Before(w.expire) {
+			return true
+		}
+	}
+	return false
+}

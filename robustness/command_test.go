@@ -1,0 +1,200 @@
+package robustness
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"polder/internal/child"
+	"polder/internal/proctest"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// golden compares got with a file of testdata.
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", name+".golden")
+	if *update {
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("got:\n%s\nwant:\n%s", got, want)
+	}
+}
+
+// TestWrongArgumentsAreExplained runs the program with one mistake after the
+// other. Each is refused at once, with exit code 2 and one line that names
+// what is wrong and what was expected.
+func TestWrongArgumentsAreExplained(t *testing.T) {
+	dir := t.TempDir()
+	file := func(name, content string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	var b strings.Builder
+	for _, tt := range []struct {
+		env  []string
+		args []string
+	}{
+		{nil, []string{"upp"}},
+		{nil, []string{"up", "now"}},
+		{nil, []string{"up", "--loca", "1MiB"}},
+		{nil, []string{"up", "--local"}},
+		{nil, []string{"up", "--local", "1MB"}},
+		{nil, []string{"up", "--local", "plenty"}},
+		{nil, []string{"up", "--op-timeout", "soon"}},
+		{nil, []string{"up", "--max-clients", "0"}},
+		{nil, []string{"up", "--admin", "7079"}},
+		{nil, []string{"up", "--log-level", "loud"}},
+		{nil, []string{"serve"}},
+		{nil, []string{"serve", "--far", "localhost"}},
+		{nil, []string{"node", "--chunk", "1TiB"}},
+		{[]string{"POLDER_LEND=half"}, []string{"node"}},
+		{[]string{"POLDER_LENT=1GiB"}, []string{"node", "--log-level", "warn"}},
+		{nil, []string{"node", "--config", file("a.yaml", "lend: [1GiB, 2GiB]\n")}},
+		{nil, []string{"node", "--config", file("b.yaml", "local: 64MiB\n")}},
+		{nil, []string{"node", "--config", file("c.yaml", "lend 64MiB\n")}},
+		{nil, []string{"node", "--config", filepath.Join(dir, "none.yaml")}},
+	} {
+		stdout, stderr, code := proctest.Output(t, tt.env, tt.args...)
+		line := strings.Join(append(tt.env, append([]string{"polder"}, tt.args...)...), " ")
+		b.WriteString(strings.ReplaceAll("$ "+line+"\n"+stdout+stderr+"\n", dir, "DIR"))
+		if code != 2 {
+			t.Errorf("%s: got exit code %d, want 2", line, code)
+		}
+	}
+	golden(t, "usage", b.String())
+}
+
+// TestWhatCannotWorkIsExplained has mistakes that show when the daemon tries.
+func TestWhatCannotWorkIsExplained(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = taken.Close() }()
+	addr := taken.Addr().String()
+	var b strings.Builder
+	for _, args := range [][]string{
+		{"up", "--listen", addr, "--admin", "off"},
+		{"up", "--listen", "127.0.0.1:0", "--admin", addr},
+		{"node", "--listen", addr, "--admin", "off"},
+		{"up", "--listen", "0.0.0.0:6379"},
+		{"up", "--listen", "127.0.0.1:0", "--admin", "0.0.0.0:0"},
+		{"node", "--listen", ":7070"},
+		{"up", "--tls-cert", "a.pem"},
+		{"up", "--tls-cert", "a.pem", "--tls-key", "b.pem", "--tls-ca", "c.pem"},
+		{"node", "--chunk", "3MiB", "--listen", "127.0.0.1:0", "--admin", "off"},
+		{"node", "--lend", "1MiB", "--chunk", "2MiB", "--listen", "127.0.0.1:0", "--admin", "off"},
+		{"status", "--admin", "127.0.0.1:1"},
+		{"demo", "--dir", "/nonexistent"},
+	} {
+		stdout, stderr, code := proctest.Output(t, nil, args...)
+		line := strings.Join(append([]string{"polder"}, args...), " ")
+		b.WriteString(strings.ReplaceAll("$ "+line+"\n"+stdout+stderr+"\n", addr, "ADDR"))
+		if code == 0 {
+			t.Errorf("%s: got exit code 0", line)
+		}
+	}
+	golden(t, "refused", b.String())
+}
+
+// TestSignalsEndEverythingCleanly stops every kind of daemon by the signals
+// that people and supervisors send.
+func TestSignalsEndEverythingCleanly(t *testing.T) {
+	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
+		node := startNode(t, "64MiB")
+		server := startServer(t, node.Addr("verbs"), "8MiB")
+		up := proctest.Start(t, "up", "--local", "8MiB", "--lend", "64MiB")
+		for _, p := range []*child.Process{server, up} {
+			if err := connect(t, p).Set(context.Background(), "k", "v", 0).Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, p := range []*child.Process{up, server, node} {
+			if err := p.Signal(sig); err != nil {
+				t.Fatal(err)
+			}
+			if code := p.ExitCode(); code != 0 {
+				t.Errorf("after %v: exit code %d: %s", sig, code, p.Stderr())
+			}
+		}
+	}
+}
+
+// TestTheREADMEsSessionIsReal runs the commands of the README's first session
+// and compares what they print.
+func TestTheREADMEsSessionIsReal(t *testing.T) {
+	readme, err := os.ReadFile("../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	up := proctest.Start(t, "up", "--local", "64MiB", "--lend", "256MiB")
+	_, port, err := net.SplitHostPort(up.Addr("redis"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := strings.Split(string(readme), "```console\n")[1:]
+	ran := 0
+	for _, block := range blocks {
+		block, _, _ = strings.Cut(block, "```")
+		for _, part := range strings.Split("\n"+block, "\n$ ")[1:] {
+			command, want, _ := strings.Cut(part, "\n")
+			args, ok := strings.CutPrefix(command, "redis-cli ")
+			if !ok {
+				continue
+			}
+			// --no-raw prints what a terminal shows.
+			cmd := exec.Command("sh", "-c", "redis-cli --no-raw -p "+port+" "+args)
+			var out bytes.Buffer
+			cmd.Stdout, cmd.Stderr = &out, &out
+			if err := cmd.Run(); err != nil {
+				t.Errorf("%s: %v", command, err)
+			}
+			if got, want := strings.TrimSpace(out.String()), strings.TrimSpace(want); got != want && !elided(got, want) {
+				t.Errorf("$ %s\ngot:\n%s\nwant:\n%s", command, got, want)
+			}
+			ran++
+		}
+	}
+	if ran < 5 {
+		t.Errorf("found %d redis-cli commands in the README's console blocks, want at least 5", ran)
+	}
+}
+
+// elided compares line by line; a line "..." stands for any number of lines.
+func elided(got, want string) bool {
+	g, w := strings.Split(got, "\n"), strings.Split(want, "\n")
+	for len(w) > 0 {
+		if w[0] == "..." {
+			for i := range len(g) + 1 {
+				if elided(strings.Join(g[i:], "\n"), strings.Join(w[1:], "\n")) {
+					return true
+				}
+			}
+			return false
+		}
+		if len(g) == 0 || g[0] != w[0] {
+			return false
+		}
+		g, w = g[1:], w[1:]
+	}
+	return len(g) == 0 || len(g) == 1 && g[0] == ""
+}

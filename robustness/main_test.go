@@ -1,0 +1,122 @@
+// Package robustness starts the real program, in processes of their own, and
+// treats it badly: it kills them, cuts their connections, fills them up and
+// does not read what they say. What was acknowledged must be there, or be
+// reported as lost; nothing may hang, and nothing may be wrong bytes.
+package robustness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"polder/internal/child"
+	"polder/internal/proctest"
+)
+
+func TestMain(m *testing.M) { proctest.Main(m) }
+
+const mib = 1 << 20
+
+// hang is when a request counts as hanging. It is far above every deadline of
+// the server's.
+const hang = 30 * time.Second
+
+// startNode runs a memory node.
+func startNode(t *testing.T, lend string, args ...string) *child.Process {
+	t.Helper()
+	return proctest.Start(t, "node", append([]string{"--lend", lend}, args...)...)
+}
+
+// startServer runs a server that borrows from the nodes at addr.
+func startServer(t *testing.T, addr, local string, args ...string) *child.Process {
+	t.Helper()
+	return proctest.Start(t, "serve", append([]string{"--far", addr, "--local", local}, args...)...)
+}
+
+// connect returns a client that neither retries nor hides errors.
+func connect(t *testing.T, server *child.Process) *redis.Client {
+	t.Helper()
+	c := redis.NewClient(&redis.Options{
+		Addr:         server.Addr("redis"),
+		MaxRetries:   -1,
+		PoolSize:     16,
+		ReadTimeout:  hang,
+		WriteTimeout: hang,
+		PoolTimeout:  hang,
+	})
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// value is what belongs to a version of a key: of any length from 0 on, and
+// not like any other value.
+func value(key string, version, size int) string {
+	h := fnv.New64a()
+	_, _ = fmt.Fprintf(h, "%s/%d", key, version)
+	r := rand.New(rand.NewPCG(h.Sum64(), uint64(size)))
+	var b strings.Builder
+	b.Grow(size)
+	for b.Len() < size {
+		s := strconv.FormatUint(r.Uint64(), 36)
+		b.WriteString(s[:min(len(s), size-b.Len())])
+	}
+	return b.String()
+}
+
+// Statistics of /status that the tests look at.
+type status struct {
+	Resident int64
+	Node     struct{ Chunks, Lent, Clients, Sessions int64 }
+	Heap     map[string]any
+}
+
+func statusOf(t *testing.T, p *child.Process) status {
+	t.Helper()
+	var s status
+	proctest.Status(t, p, &s)
+	return s
+}
+
+// refusal is the first word of an error reply, such as LOST or OOM, and ""
+// for an error of the connection.
+func refusal(err error) string {
+	var reply redis.Error
+	if errors.As(err, &reply) {
+		word, _, _ := strings.Cut(reply.Error(), " ")
+		return word
+	}
+	return ""
+}
+
+// pipelined sends commands in batches and gives every reply's error to check.
+func pipelined(ctx context.Context, c *redis.Client, n int, add func(p redis.Pipeliner, i int), check func(i int, cmd redis.Cmder) error) error {
+	const batch = 64
+	for from := 0; from < n; from += batch {
+		p := c.Pipeline()
+		to := min(from+batch, n)
+		for i := from; i < to; i++ {
+			add(p, i)
+		}
+		cmds, err := p.Exec(ctx)
+		if len(cmds) != to-from {
+			return fmt.Errorf("got %d replies to %d commands: %w", len(cmds), to-from, err)
+		}
+		for i, cmd := range cmds {
+			if err := cmd.Err(); err != nil && !errors.Is(err, redis.Nil) && refusal(err) == "" {
+				return err // the connection
+			}
+			if err := check(from+i, cmd); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,53 @@
+// Package softnic is a software RNIC: memory regions and windows, queue pairs,
+// completion queues and the reliable-connected transport between them, as one
+// deterministic state machine.
+//
+// # Determinism
+//
+// A [NIC] has no goroutine, clock, socket or randomness. Packets and work
+// requests go in by method calls; packets, completions and memory effects
+// come out, through an [Output] and in registered memory. The same calls in
+// the same order give the same outputs, byte for byte, which is why it runs
+// under the wall clock and under a simulated one alike. The addresses that it
+// gives to regions are its own and not those of the process.
+//
+// # Concurrency
+//
+// A NIC is not safe for concurrent use: callers serialise calls. An Output is
+// called from inside the NIC's methods and must not call the same NIC back;
+// it may call Receive of another NIC. Package softdev adds the lock.
+//
+// # Running
+//
+// [NIC.Receive], [NIC.PostSend] and the other methods change state and note
+// which queue pairs have something to do; [NIC.Run] does it. Run emits every
+// packet. It does a bounded amount of work and says whether any is left, so a
+// chain that never waits cannot hold its caller for ever. Acknowledgements
+// coalesce for as long as Run is not called.
+//
+// # Wire
+//
+// See [Packet]. Links carry packets reliably and in order. A message of more
+// than Config.MTU bytes travels in several packets. Every request packet has
+// the next packet sequence number (PSN, 24 bits, from 0); a repeated or
+// skipped one is an invalid request, since only a bug or an attack explains
+// it. Responses carry the PSN of their request, acknowledge everything before
+// it, and come in order; an Ack or Nak waits for the READ responses before it.
+//
+// # Flow control
+//
+// A NIC consumes whatever arrives at once, so the reader of a link never has
+// to stop. What a NIC emits stays within Output.Ready, packet by packet, apart
+// from one Down per queue pair. At most [MaxRdAtom] READs and atomics are
+// outstanding per queue pair and direction, so what a responder must remember
+// is bounded, too.
+//
+// # Deviations from the InfiniBand specification
+//
+// There is no clock, hence no retransmission (links are reliable) and no RNR
+// timer: a SEND that finds no receive posted fails at once with
+// verbs.StatusRNRRetryExcErr. A queue pair that goes to the error state tells
+// its peer (Down), which then fails its oldest request with
+// verbs.StatusRetryExcErr instead of waiting for a time-out. A window that is
+// bound to a queue pair is invalidated when that queue pair is destroyed.
+package softnic

@@ -1,0 +1,135 @@
+package tcp
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"syscall"
+	"time"
+
+	"polder/verbs"
+)
+
+// Config says how to listen and dial. The zero value is right for loopback.
+type Config struct {
+	// TLS, if set, makes connections use TLS, 1.3 unless it says otherwise.
+	// Away from loopback it is required: a listener must demand and verify
+	// client certificates (ClientAuth tls.RequireAndVerifyClientCert), and
+	// a dialler must have one.
+	TLS *tls.Config
+	// Insecure waives what TLS is required for.
+	Insecure bool
+
+	// KeepAlive is how often a silent peer is pinged. It is given up when
+	// three intervals have passed in silence. 10 s if 0.
+	KeepAlive time.Duration
+	// StallTimeout is how long a peer may leave what we send unread before
+	// it is cut off. 10 s if 0.
+	StallTimeout time.Duration
+	// HandshakeTimeout bounds connecting, TLS and the hello. 5 s if 0.
+	HandshakeTimeout time.Duration
+	// MaxConns is the most connections that a listener has at a time; it
+	// refuses more. 1024 if 0.
+	MaxConns int
+	// Backlog is the most connection requests that wait for
+	// Listener.Accept; more are rejected. 128 if 0.
+	Backlog int
+}
+
+var (
+	errNeedTLS        = errors.New("it is not a loopback address: TLS with client certificates is required there, unless Insecure is set")
+	errNeedClientAuth = errors.New("it is not a loopback address: TLS must demand client certificates there (tls.RequireAndVerifyClientCert), unless Insecure is set")
+	errNeedClientCert = errors.New("it is not a loopback address: TLS needs a client certificate there, unless Insecure is set")
+)
+
+// normalized returns c with its defaults filled in, or says what is wrong.
+func (c Config) normalized() (Config, error) {
+	for _, d := range []struct {
+		name string
+		v    *time.Duration
+		def  time.Duration
+	}{
+		{"KeepAlive", &c.KeepAlive, 10 * time.Second},
+		{"StallTimeout", &c.StallTimeout, 10 * time.Second},
+		{"HandshakeTimeout", &c.HandshakeTimeout, 5 * time.Second},
+	} {
+		if *d.v == 0 {
+			*d.v = d.def
+		}
+		if *d.v < 0 {
+			return c, fmt.Errorf("%s is %v, not positive: %w", d.name, *d.v, verbs.ErrInvalid)
+		}
+	}
+	for _, n := range []struct {
+		name string
+		v    *int
+		def  int
+	}{
+		{"MaxConns", &c.MaxConns, 1024},
+		{"Backlog", &c.Backlog, 128},
+	} {
+		if *n.v == 0 {
+			*n.v = n.def
+		}
+		if *n.v < 0 {
+			return c, fmt.Errorf("%s is %d, not positive: %w", n.name, *n.v, verbs.ErrInvalid)
+		}
+	}
+	if c.TLS != nil {
+		c.TLS = c.TLS.Clone()
+		if c.TLS.MinVersion == 0 {
+			c.TLS.MinVersion = tls.VersionTLS13
+		}
+	}
+	return c, nil
+}
+
+// checkListen refuses to serve an address without the security it needs. It
+// is given to net.ListenConfig as Control, so that it sees the address that
+// will be bound, after names have been resolved.
+func (c *Config) checkListen(_, address string, _ syscall.RawConn) error {
+	switch {
+	case c.Insecure || isLoopback(address):
+		return nil
+	case c.TLS == nil:
+		return errNeedTLS
+	case c.TLS.ClientAuth != tls.RequireAndVerifyClientCert:
+		return errNeedClientAuth
+	}
+	return nil
+}
+
+// checkDial is checkListen for net.Dialer.
+func (c *Config) checkDial(_, address string, _ syscall.RawConn) error {
+	switch {
+	case c.Insecure || isLoopback(address):
+		return nil
+	case c.TLS == nil:
+		return errNeedTLS
+	case len(c.TLS.Certificates) == 0 && c.TLS.GetClientCertificate == nil:
+		return errNeedClientCert
+	}
+	return nil
+}
+
+// isLoopback reports whether address, an IP address and a port, is reachable
+// from this host only.
+func isLoopback(address string) bool {
+	a, err := netip.ParseAddrPort(address)
+	return err == nil && a.Addr().Unmap().IsLoopback()
+}
+
+// tlsClient returns the configuration to dial address with.
+func (c *Config) tlsClient(address string) *tls.Config {
+	if c.TLS.ServerName != "" || c.TLS.InsecureSkipVerify {
+		return c.TLS
+	}
+	t := c.TLS.Clone()
+	t.ServerName = address
+	if host, _, err := net.SplitHostPort(address); err == nil {
+		t.ServerName = host
+	}
+	return t
+}

@@ -1,0 +1,327 @@
+package tcp
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"polder/verbs"
+	"polder/verbs/softnic"
+)
+
+const (
+	// readBuffer is how much is read at once.
+	readBuffer = 256 << 10
+	// maxBody is the largest frame body that this version sends: a packet.
+	maxBody = softnic.MaxHeader + softnic.MaxPayload
+	// batchSize is the most packets that are handed to the engine at once.
+	batchSize = 256
+	// linger is how long a closed connection waits for what it sent last to
+	// be taken.
+	linger = time.Second
+	// silentIntervals is how many keepalive intervals of silence end a
+	// connection.
+	silentIntervals = 3
+)
+
+var (
+	errPeerClosed = errors.New("connection closed by the peer")
+	errSilent     = errors.New("the peer is silent")
+	errAnswered   = fmt.Errorf("the request has been answered before: %w", verbs.ErrInvalid)
+)
+
+// conn implements verbs.Conn, softdev.LinkDriver and softdev.Flusher.
+type conn struct {
+	dev      *device
+	nc       net.Conn // TCP or TLS
+	link     softnic.Link
+	cfg      Config
+	listener *listener // nil at the end that dialled
+	out      outbox
+	resume   func() // resumes the link; made once
+
+	// The reader's.
+	frames  *frameReader
+	packets []softnic.Packet // a batch, verified
+	given   int              // how many of packets the engine has taken
+	next    func() (*softnic.Packet, bool)
+	chunks  atomic.Uint64 // how often something came, for keepalive
+
+	reqMu       sync.Mutex
+	nextRequest uint32              // guarded by reqMu
+	joining     map[uint32]*joining // guarded by reqMu: calls of Connect that wait
+
+	ending     atomic.Bool
+	graceful   bool          // immutable once down is closed
+	err        error         // immutable once down is closed
+	down       chan struct{} // closed when the connection begins to end
+	done       chan struct{} // closed when its queue pairs are in the error state
+	readerDone chan struct{}
+}
+
+// newConn makes a connection over nc, which has been through its handshake,
+// and adds it to the device.
+func newConn(dev *device, nc net.Conn, cfg Config, l *listener) (*conn, error) {
+	c := &conn{
+		dev: dev, nc: nc, cfg: cfg, listener: l,
+		frames:     newFrameReader(maxBody, readBuffer),
+		packets:    make([]softnic.Packet, 0, batchSize),
+		joining:    make(map[uint32]*joining),
+		down:       make(chan struct{}),
+		done:       make(chan struct{}),
+		readerDone: make(chan struct{}),
+	}
+	c.out = outbox{conn: nc, stall: cfg.StallTimeout, wake: make(chan struct{}, 1)}
+	if sc, ok := nc.(syscall.Conn); ok { // TCP, not TLS
+		raw, err := sc.SyscallConn()
+		if err != nil {
+			return nil, fmt.Errorf("cannot get at the socket: %w", err)
+		}
+		c.out.raw = newRawWriter(raw)
+	}
+	c.resume = func() { c.dev.Resume(c.link) }
+	c.next = c.nextPacket
+	var err error
+	if c.link, err = dev.AddLink(c); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// start starts the connection's goroutines, and calls stopped when they have
+// ended.
+func (c *conn) start(stopped func()) {
+	var both sync.WaitGroup
+	both.Go(c.read)
+	both.Go(c.write)
+	go func() {
+		both.Wait()
+		stopped()
+	}()
+}
+
+// Send implements softdev.LinkDriver. The device's lock is held.
+func (c *conn) Send(p *softnic.Packet) { c.out.addPacket(p) }
+
+// Ready implements softdev.LinkDriver. The device's lock is held.
+func (c *conn) Ready() bool { return c.out.ready() }
+
+// Flush implements softdev.Flusher. No lock is held.
+func (c *conn) Flush() {
+	if err := c.out.flush(c.resume); err != nil {
+		c.fail(err)
+	}
+}
+
+// read is the reader. It ends when the connection does.
+func (c *conn) read() {
+	defer close(c.readerDone)
+	for {
+		select {
+		case <-c.down:
+			// See the peer off: hangUp has set a deadline, or closed.
+			_, _ = io.Copy(io.Discard, c.nc)
+			return
+		default:
+		}
+		if err := c.frames.fill(c.nc); err != nil {
+			if err == io.EOF {
+				err = io.ErrUnexpectedEOF // there was no BYE
+			}
+			c.fail(fmt.Errorf("connection lost: %w", err))
+			return
+		}
+		c.chunks.Add(1)
+		if err := c.handleFrames(); err != nil {
+			c.fail(err)
+			return
+		}
+	}
+}
+
+// handleFrames handles all whole frames that have been read.
+//
+// Hot path: it takes the device's lock once and flushes once per batch.
+func (c *conn) handleFrames() error {
+	answered := false
+	for {
+		// Checksums are verified before the device is locked.
+		t, body, err := c.gather()
+		if len(c.packets) > 0 {
+			c.given = 0
+			c.dev.Deliver(c.link, c.next)
+		}
+		switch {
+		case err != nil:
+			return err
+		case t == framePacket:
+			continue // the batch was full
+		case t == 0:
+			if answered {
+				c.Flush()
+			}
+			return nil
+		}
+		answered = true
+		if err := c.handleControl(t, body); err != nil {
+			return err
+		}
+	}
+}
+
+// gather collects packets until the batch is full (it then returns
+// framePacket), until there is no whole frame left (0), or until another
+// frame comes, which it returns. On an error the packets before it stand.
+func (c *conn) gather() (t frameType, body []byte, err error) {
+	c.packets = c.packets[:0]
+	for len(c.packets) < batchSize {
+		t, body, ok, err := c.frames.next()
+		if err != nil || !ok {
+			return 0, nil, err
+		}
+		if t != framePacket {
+			return t, body, nil
+		}
+		c.packets = c.packets[:len(c.packets)+1]
+		if err := c.packets[len(c.packets)-1].Decode(body); err != nil {
+			c.packets = c.packets[:len(c.packets)-1]
+			return 0, nil, err
+		}
+	}
+	return framePacket, nil, nil
+}
+
+// nextPacket gives the engine the packets of the batch.
+func (c *conn) nextPacket() (*softnic.Packet, bool) {
+	if c.given == len(c.packets) {
+		return nil, false
+	}
+	c.given++
+	return &c.packets[c.given-1], true
+}
+
+// write is the writer: it writes what flushes leave to it, and looks after
+// the peer's silence. It ends when the connection does.
+func (c *conn) write() {
+	alive := time.NewTicker(c.cfg.KeepAlive)
+	defer alive.Stop()
+	var chunks uint64 // as of the last tick
+	silent := 0       // ticks without a sign of life
+	for {
+		select {
+		case <-c.out.wake:
+			if _, err := c.out.drain(c.resume); err != nil {
+				c.fail(err)
+			}
+		case <-alive.C:
+			if now := c.chunks.Load(); now != chunks {
+				chunks, silent = now, 0
+				continue
+			}
+			if silent++; silent > silentIntervals {
+				c.fail(fmt.Errorf("nothing has come for %v, not even the answer to a ping: %w",
+					silentIntervals*c.cfg.KeepAlive, errSilent))
+				continue
+			}
+			c.control(framePing, nil)
+		case <-c.down:
+			c.hangUp()
+			return
+		}
+	}
+}
+
+// hangUp closes the socket; after Close it first sends what there is to send.
+func (c *conn) hangUp() {
+	defer c.nc.Close()
+	if !c.graceful {
+		return
+	}
+	c.out.stall = min(c.out.stall, linger)
+	for {
+		end, err := c.out.drain(c.resume)
+		if err != nil {
+			return
+		}
+		if end {
+			break
+		}
+		<-c.out.wake
+	}
+	// The peer answers the BYE by closing. Closing here before that could
+	// make the kernel throw away what the peer has not read yet.
+	if err := c.nc.SetReadDeadline(time.Now().Add(linger)); err != nil {
+		return
+	}
+	if half, ok := c.nc.(interface{ CloseWrite() error }); ok && half.CloseWrite() != nil {
+		return
+	}
+	<-c.readerDone
+}
+
+// fail ends the connection because of err.
+func (c *conn) fail(err error) { c.end(err, false) }
+
+// end takes the connection down, if nobody has yet: its queue pairs go to the
+// error state, then Done is closed, and the goroutines end in their own time.
+func (c *conn) end(err error, graceful bool) {
+	if c.ending.Swap(true) {
+		return // perhaps called from within the call that does it
+	}
+	c.reqMu.Lock()
+	c.err, c.graceful = err, graceful
+	waiting := c.joining
+	c.joining = nil
+	close(c.down)
+	c.reqMu.Unlock()
+
+	c.out.close(graceful)
+	if !graceful {
+		c.nc.Close()
+	}
+	c.dev.RemoveLink(c.link)
+	for _, j := range waiting {
+		j.answer <- answer{err: c.closedErr()}
+	}
+	close(c.done)
+}
+
+// closedErr says why the connection is down.
+//
+// Preconditions: c.down is closed.
+func (c *conn) closedErr() error {
+	if errors.Is(c.err, verbs.ErrClosed) {
+		return c.err
+	}
+	return fmt.Errorf("%w: %w", verbs.ErrClosed, c.err)
+}
+
+// Done implements verbs.Conn.
+func (c *conn) Done() <-chan struct{} { return c.done }
+
+// Err implements verbs.Conn.
+func (c *conn) Err() error {
+	select {
+	case <-c.done:
+		return c.err
+	default:
+		return nil
+	}
+}
+
+// LocalAddr implements verbs.Conn.
+func (c *conn) LocalAddr() string { return c.nc.LocalAddr().String() }
+
+// RemoteAddr implements verbs.Conn.
+func (c *conn) RemoteAddr() string { return c.nc.RemoteAddr().String() }
+
+// Close implements verbs.Conn. It may be called from a completion handler.
+func (c *conn) Close() error {
+	c.end(verbs.ErrClosed, true)
+	return nil
+}

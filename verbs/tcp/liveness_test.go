@@ -1,0 +1,96 @@
+package tcp
+
+import (
+	"testing"
+	"time"
+
+	"polder/verbs/softnic"
+)
+
+// TestAPeerThatNeverReadsIsCut asks for megabytes and reads none of them. What
+// waits for it stays bounded, and after the stall timeout it is gone.
+func TestAPeerThatNeverReadsIsCut(t *testing.T) {
+	dev := newDevice(t)
+	l := newListener(t, dev, Config{StallTimeout: 50 * time.Millisecond})
+	p := wireDial(t, l)
+	s := p.join(dev, l)
+	var reads []byte
+	for psn := range uint32(softnic.MaxRdAtom) {
+		reads = append(reads, p.packet(softnic.Packet{Kind: softnic.KindRead, DestQP: s.qp.Num(), PSN: psn,
+			Length: uint32(len(s.mr.Bytes())), Addr: s.mr.Addr(), RKey: s.mr.RKey()})...)
+	}
+	p.write(reads)
+	p.wantCut(s, errStalled)
+	o := &s.conn.(*conn).out
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if n := cap(o.pending) + cap(o.spare) + cap(o.rest); n > 4*readyLimit {
+		t.Errorf("the outbox has grown to %d bytes, the limit is %d", n, readyLimit)
+	}
+}
+
+// TestAPeerThatOnlyPingsIsCut asks for answers that the engine does not hold
+// back, and reads none of them.
+func TestAPeerThatOnlyPingsIsCut(t *testing.T) {
+	dev := newDevice(t)
+	l := newListener(t, dev, Config{StallTimeout: time.Hour})
+	p := wireDial(t, l)
+	s := p.join(dev, l)
+	for {
+		var pings []byte
+		for range 10_000 {
+			pings = append(pings, p.frame(framePing, nil)...)
+		}
+		if _, err := p.nc.Write(pings); err != nil {
+			break
+		}
+	}
+	p.wantCut(s, errOutboxFull)
+}
+
+func TestASilentPeerIsPingedAndThenCut(t *testing.T) {
+	dev := newDevice(t)
+	l := newListener(t, dev, Config{KeepAlive: 5 * time.Millisecond})
+	p := wireDial(t, l)
+	s := p.join(dev, l)
+	// As long as it answers, it is not silent.
+	for range 3 * silentIntervals {
+		typ, _, err := p.read()
+		if err != nil || typ != framePing {
+			t.Fatalf("got a frame of type %d, %v, want PING", typ, err)
+		}
+		p.write(p.frame(framePong, nil))
+	}
+	p.wantCut(s, errSilent)
+}
+
+// TestCloseSaysBye checks what a peer sees of a clean close.
+func TestCloseSaysBye(t *testing.T) {
+	dev := newDevice(t)
+	l := newListener(t, dev, Config{})
+	p := wireDial(t, l)
+	s := p.join(dev, l)
+	if err := s.conn.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if typ, _, err := p.read(); err != nil || typ != frameBye {
+		t.Fatalf("got a frame of type %d, %v, want BYE", typ, err)
+	}
+	if _, _, err := p.read(); err == nil {
+		t.Error("something came after the BYE")
+	}
+}
+
+// TestCloseDoesNotWaitForAPeerThatDoesNotRead closes a device whose peer has
+// megabytes to read and does not.
+func TestCloseDoesNotWaitForAPeerThatDoesNotRead(t *testing.T) {
+	dev := newDevice(t)
+	l := newListener(t, dev, Config{StallTimeout: time.Hour})
+	p := wireDial(t, l)
+	s := p.join(dev, l)
+	p.write(p.packet(softnic.Packet{Kind: softnic.KindRead, DestQP: s.qp.Num(),
+		Length: uint32(len(s.mr.Bytes())), Addr: s.mr.Addr(), RKey: s.mr.RKey()}))
+	if err := dev.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
