@@ -47,7 +47,7 @@ func Open(dir string, opt Options, replay func(rec []byte) error) (*Log, Recover
 		}
 		found.Checkpoint = upto
 	}
-	l := &Log{dir: dir, segSize: opt.SegmentSize, group: 1}
+	l := &Log{dir: dir, segSize: opt.SegmentSize, noSync: opt.noSync, group: 1}
 	l.flushed.L = &l.mu
 
 	segs := names.segments
@@ -83,7 +83,7 @@ func Open(dir string, opt Options, replay func(rec []byte) error) (*Log, Recover
 		if err != nil {
 			return nil, found, err
 		}
-		if err := startSegment(dir, f, l.next); err != nil {
+		if err := l.startSegment(f, l.next); err != nil {
 			f.Close()
 			return nil, found, err
 		}
@@ -162,7 +162,7 @@ func (l *Log) resume(first uint64, end int64) error {
 		}
 		end = segHeaderSize
 	}
-	if err := zeroFill(f, end, size); err != nil {
+	if err := l.zeroFill(f, end, size); err != nil {
 		f.Close()
 		return fmt.Errorf("cannot repair the end of the log: %w", err)
 	}
