@@ -104,7 +104,17 @@ func (s *notifyStore) send(msg string, oob []byte) error {
 	if err := s.conn.SetWriteDeadline(time.Now().Add(time.Second)); err != nil {
 		return fmt.Errorf("cannot tell the service manager: %w", err)
 	}
-	if _, _, err := s.conn.WriteMsgUnix([]byte(msg), oob, nil); err != nil {
+	raw, err := s.conn.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("cannot tell the service manager: %w", err)
+	}
+	// Not WriteMsgUnix, which refuses connected datagram sockets.
+	var serr error
+	err = raw.Write(func(fd uintptr) bool {
+		serr = unix.Sendmsg(int(fd), []byte(msg), oob, nil, 0)
+		return serr != unix.EAGAIN
+	})
+	if err = errors.Join(err, serr); err != nil {
 		return fmt.Errorf("cannot tell the service manager: %w", err)
 	}
 	return nil
