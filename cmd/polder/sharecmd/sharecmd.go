@@ -95,7 +95,7 @@ func Command() *cobra.Command {
 	fs.Var(config.NewSize(&f.checkpoint, 4<<10, 0), "checkpoint", "how much log may pile up before a checkpoint")
 	fs.Var(config.NewAddress(&f.admin, true), "admin", `where metrics, status and profiles are served over HTTP, or "off"`)
 	fs.Var(config.NewChoice(&f.logLevel, "debug", "info", "warn", "error"), "log-level", "least level to log: debug, info, warn or error")
-	cmd.AddCommand(newLs(), newStats(), newTop(), newRm())
+	cmd.AddCommand(newLs(), newStats(), newTop(), newRm(), newBenchWorker())
 	return cmd
 }
 
