@@ -194,20 +194,22 @@ func (c *Client) attach(ctx context.Context) error {
 func (c *Client) greet(conn *fdpass.Conn) error {
 	c.mu.Lock()
 	tok := c.token
-	var refs []uint32
+	var a attachment
 	for page, n := range c.refs {
 		for range n {
-			refs = append(refs, page)
+			a.refs = append(a.refs, page)
 		}
 	}
-	var maps []uint64
 	for id, m := range c.maps {
 		if !m.mine {
-			maps = append(maps, id)
+			a.maps = append(a.maps, id)
 		}
 	}
+	for _, r := range c.owned {
+		a.owned = append(a.owned, r.id)
+	}
 	c.mu.Unlock()
-	if err := conn.SendFDs(helloMessage(wire.HelloLease, tok, c.cfg.Name, refs, maps), c.lease.File()); err != nil {
+	if err := conn.SendFDs(helloMessage(wire.HelloLease, tok, c.cfg.Name, a), c.lease.File()); err != nil {
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	msg, files, err := conn.RecvFDs()

@@ -179,6 +179,9 @@ func (c *Client) takeLane(ctx context.Context) (*lane, error) {
 	}
 }
 
+// spin is how long a call looks for its answer before it sleeps.
+const spin = 20 * time.Microsecond
+
 // maxLanes bounds the connections of a client, beside the one for notices.
 const maxLanes = 8
 
@@ -248,8 +251,9 @@ func (c *Client) dialLane(tok [16]byte, epoch uint64) (*lane, error) {
 	if err != nil {
 		return nil, err
 	}
+	conn.Spin(spin)
 	l := &lane{conn: conn, epoch: epoch}
-	l.req = helloMessage(wire.HelloLane, tok, c.cfg.Name, nil, nil)
+	l.req = helloMessage(wire.HelloLane, tok, c.cfg.Name, attachment{})
 	err = conn.Send(l.req)
 	if err == nil {
 		var msg []byte
@@ -269,15 +273,24 @@ func (c *Client) dialLane(tok [16]byte, epoch uint64) (*lane, error) {
 	return l, nil
 }
 
-func helloMessage(flags uint8, tok [16]byte, name string, refs []uint32, maps []uint64) wire.Writer {
+// attachment is what a client tells a daemon that may have forgotten it.
+type attachment struct {
+	refs  []uint32 // pages of views that hold no slot of the lease
+	maps  []uint64 // regions of others that it maps
+	owned []uint64 // regions of its own that it maps
+}
+
+func helloMessage(flags uint8, tok [16]byte, name string, a attachment) wire.Writer {
 	b := wire.Writer(nil).U8(uint8(wire.Hello)).U16(wire.Version).U8(flags).Raw(tok[:]).String(name)
-	b = b.U32(uint32(len(refs)))
-	for _, p := range refs {
+	b = b.U32(uint32(len(a.refs)))
+	for _, p := range a.refs {
 		b = b.U32(p)
 	}
-	b = b.U32(uint32(len(maps)))
-	for _, id := range maps {
-		b = b.U64(id)
+	for _, ids := range [][]uint64{a.maps, a.owned} {
+		b = b.U32(uint32(len(ids)))
+		for _, id := range ids {
+			b = b.U64(id)
+		}
 	}
 	return b
 }

@@ -175,15 +175,12 @@ func (c *Client) addRegion(ctx context.Context) error {
 		return err
 	}
 	failpoint.Hit("client.region-mapped")
-	err = populate(r.mem.Bytes())
-	if err == nil {
-		err = c.callWithHandle(ctx, "activate", wire.Activate, r.handle)
-	}
-	if err != nil {
+	// The daemon activates the region when the first key is registered in it.
+	if err := populate(r.mem.Bytes()); err != nil {
 		r.mem.Close()
-		return errors.Join(err, c.callWithHandle(ctx, "release", wire.Release, r.handle))
+		return errors.Join(err, c.release(ctx, r.handle))
 	}
-	failpoint.Hit("client.region-active")
+	failpoint.Hit("client.region-populated")
 	for i := range r.state {
 		r.free = append(r.free, uint32(len(r.state)-1-i)) // the lowest is taken first
 	}
@@ -232,9 +229,10 @@ func populate(mem []byte) error {
 	return &OpError{Op: "populate a region", Err: err}
 }
 
-func (c *Client) callWithHandle(ctx context.Context, op string, code wire.Op, handle []byte) error {
-	return c.call(ctx, request{op: op, again: true, build: func(b wire.Writer) wire.Writer {
-		return b.U8(uint8(code)).Raw(handle)
+// release returns a region.
+func (c *Client) release(ctx context.Context, handle []byte) error {
+	return c.call(ctx, request{op: "release", again: true, build: func(b wire.Writer) wire.Writer {
+		return b.U8(uint8(wire.Release)).Raw(handle)
 	}})
 }
 

@@ -58,7 +58,7 @@ func (r *Remote) attach(ctx context.Context) error {
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	r.conn = conn
-	err = r.exchange(ctx, helloMessage(0, r.token, "", nil, nil), func(in *wire.Reader) error {
+	err = r.exchange(ctx, helloMessage(0, r.token, "", attachment{}), func(in *wire.Reader) error {
 		in.U64()
 		copy(r.token[:], in.Take(len(r.token)))
 		return nil

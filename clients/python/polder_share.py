@@ -438,13 +438,14 @@ class Client:
 
     def _hello(self, sock, flags):
         message = struct.pack("<BHB", HELLO, VERSION, flags) + self._token + struct.pack("<H", len(self._name)) + self._name
-        refs, maps = [], []
+        refs, maps, owned = [], [], []
         if not flags & HELLO_LANE:
             refs = [page for page, n in self._refs.items() for _ in range(n)]
-            own = {r.id for r in self._regions}
-            maps = [i for i in self._maps if i not in own]
+            owned = [r.id for r in self._regions]
+            maps = [i for i in self._maps if i not in owned]
         message += struct.pack(f"<I{len(refs)}I", len(refs), *refs)
         message += struct.pack(f"<I{len(maps)}Q", len(maps), *maps)
+        message += struct.pack(f"<I{len(owned)}Q", len(owned), *owned)
         sock.send(message)
         answer, fds = self._receive(sock)
         answer.number("Q")
@@ -581,7 +582,6 @@ class Client:
                 mem.close()
                 self._call(bytes([RELEASE]) + handle, again=True)
                 raise Full("the region cannot be populated")
-        self._call(bytes([ACTIVATE]) + handle, again=True)
         self._regions.insert(0, _Region(ident, length, page_size, base, durable, handle, mem))
 
     def _evict(self, pages):

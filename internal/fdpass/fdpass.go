@@ -16,7 +16,9 @@ import (
 	"io"
 	"net"
 	"os"
+	"runtime"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -38,6 +40,7 @@ var buffers = sync.Pool{New: func() any { return new([MaxMessage + 1]byte) }}
 type Conn struct {
 	sock *net.UnixConn
 	raw  syscall.RawConn
+	spin time.Duration // how long to look for a message before sleeping
 
 	// The receiving goroutine's. The callback is made once, so that receiving
 	// does not allocate.
@@ -61,14 +64,21 @@ func New(sock *net.UnixConn) (*Conn, error) {
 	c := &Conn{sock: sock, raw: raw}
 	c.recvFn = func(fd uintptr) bool {
 		buf := buffers.Get().(*[MaxMessage + 1]byte)
+		var until time.Time
 		for {
 			n, err := unix.Read(int(fd), buf[:])
 			if err == unix.EINTR {
 				continue
 			}
 			if err == unix.EAGAIN {
+				if c.keepLooking(&until) {
+					continue
+				}
 				buffers.Put(buf)
 				return false
+			}
+			if !until.IsZero() {
+				spinners.Add(-1)
 			}
 			c.in, c.n, c.recvErr = buf, n, err
 			return true
@@ -85,6 +95,38 @@ func New(sock *net.UnixConn) (*Conn, error) {
 		}
 	}
 	return c, nil
+}
+
+// spinners counts the goroutines that look for a message instead of sleeping:
+// one at a time, as a processor is kept busy by it.
+var spinners atomic.Int32
+
+// keepLooking reports whether a receiver should look again for a message before
+// it sleeps. Until is when it stops, zero before the first look.
+func (c *Conn) keepLooking(until *time.Time) bool {
+	switch {
+	case c.spin == 0:
+		return false
+	case until.IsZero():
+		if !spinners.CompareAndSwap(0, 1) {
+			return false
+		}
+		*until = time.Now().Add(c.spin)
+		return true
+	case time.Now().Before(*until):
+		return true
+	}
+	spinners.Add(-1)
+	return false
+}
+
+// Spin makes Recv look for a message for d before it sleeps, if no other
+// receiver of this process does so now and there is a processor to spare. To
+// be woken takes longer than most answers.
+func (c *Conn) Spin(d time.Duration) {
+	if runtime.GOMAXPROCS(0) > 1 {
+		c.spin = d
+	}
 }
 
 // Dial connects to the socket at path.
@@ -149,9 +191,10 @@ func (c *Conn) Done() {
 // RecvFDs is Recv for a message that may carry descriptors, which the caller
 // owns. The bytes are the caller's too.
 func (c *Conn) RecvFDs() ([]byte, []*os.File, error) {
-	buf := make([]byte, MaxMessage+1)
+	buf := buffers.Get().(*[MaxMessage + 1]byte)
+	defer buffers.Put(buf)
 	oob := make([]byte, unix.CmsgSpace(4*maxFDs))
-	n, oobn, flags, _, err := c.sock.ReadMsgUnix(buf, oob)
+	n, oobn, flags, _, err := c.sock.ReadMsgUnix(buf[:], oob)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -169,7 +212,7 @@ func (c *Conn) RecvFDs() ([]byte, []*os.File, error) {
 		CloseAll(files)
 		return nil, nil, err
 	}
-	return buf[:n:n], files, nil
+	return append([]byte(nil), buf[:n]...), files, nil
 }
 
 func filesOf(oob []byte) ([]*os.File, error) {

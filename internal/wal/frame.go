@@ -14,11 +14,12 @@ import (
 //	 0  4  length of the payload, at least 1
 //	 4  4  number of the write that carried the frame (its group), from 1
 //	 8  8  log sequence number
-//	16  4  CRC32C of bytes 0 to 16
-//	20  n  payload
+//	16  8  sequence number up to which the log was on the medium by then
+//	24  4  CRC32C of bytes 0 to 24
+//	28  n  payload
 //	..  4  CRC32C of the payload
 const (
-	headerSize = 20
+	headerSize = 28
 	frameSize  = headerSize + 4 // without the payload
 	sectorSize = 512            // what a disk writes whole or not at all
 )
@@ -28,6 +29,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 type frame struct {
 	group   uint32
 	lsn     uint64
+	synced  uint64
 	payload []byte
 }
 
@@ -38,6 +40,7 @@ func appendFrame(b []byte, f frame) []byte {
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(f.payload)))
 	b = binary.LittleEndian.AppendUint32(b, f.group)
 	b = binary.LittleEndian.AppendUint64(b, f.lsn)
+	b = binary.LittleEndian.AppendUint64(b, f.synced)
 	b = binary.LittleEndian.AppendUint32(b, crc32.Checksum(b[at:], castagnoli))
 	b = append(b, f.payload...)
 	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(f.payload, castagnoli))
@@ -59,7 +62,7 @@ func parseFrame(b []byte) (frame, error) {
 	if len(b) < headerSize {
 		return frame{}, errShort
 	}
-	if crc32.Checksum(b[:16], castagnoli) != binary.LittleEndian.Uint32(b[16:]) {
+	if crc32.Checksum(b[:24], castagnoli) != binary.LittleEndian.Uint32(b[24:]) {
 		return frame{}, errCRC
 	}
 	n := int64(binary.LittleEndian.Uint32(b))
@@ -72,6 +75,7 @@ func parseFrame(b []byte) (frame, error) {
 	f := frame{
 		group:   binary.LittleEndian.Uint32(b[4:]),
 		lsn:     binary.LittleEndian.Uint64(b[8:]),
+		synced:  binary.LittleEndian.Uint64(b[16:]),
 		payload: b[headerSize : headerSize+n : headerSize+n],
 	}
 	if crc32.Checksum(f.payload, castagnoli) != binary.LittleEndian.Uint32(b[headerSize+n:]) {
@@ -80,17 +84,20 @@ func parseFrame(b []byte) (frame, error) {
 	return f, nil
 }
 
-// torn reports whether the bad frame at data[off:] is what a crash leaves of
-// the last write: it is cut off by the end of the file, or a whole sector of
-// it was never written, and no later write is behind it. Anything else is
-// damage to what had been acknowledged.
-func torn(data []byte, off int, cause error, lastGroup uint32) bool {
+// torn reports whether the bad frame at data[off:], of the record lsn, is what a
+// crash leaves of the last write: it is cut off by the end of the file, or a
+// whole sector of it was never written, and no later write is behind it.
+// Anything else is damage to what had been acknowledged.
+//
+// If the machine has restarted, writes that were not synced may be missing in
+// any order; only what a later frame says was on the medium must be there.
+func torn(data []byte, off int, cause error, lsn uint64, lastGroup uint32, restarted bool) bool {
 	rest := data[off:]
 	for i := 1; i+frameSize < len(rest); i++ {
 		if rest[i] == 0 && rest[i+1] == 0 && rest[i+2] == 0 && rest[i+3] == 0 {
 			continue // a length of zero begins no frame
 		}
-		if f, err := parseFrame(rest[i:]); err == nil && f.group > lastGroup+1 {
+		if f, err := parseFrame(rest[i:]); err == nil && (f.synced >= lsn || f.group > lastGroup+1 && !restarted) {
 			return false
 		}
 	}
@@ -108,7 +115,7 @@ func torn(data []byte, off int, cause error, lastGroup uint32) bool {
 func lostSector(data []byte, off int) bool {
 	end := len(data)
 	if hdr := data[off:min(len(data), off+headerSize)]; len(hdr) == headerSize &&
-		crc32.Checksum(hdr[:16], castagnoli) == binary.LittleEndian.Uint32(hdr[16:]) {
+		crc32.Checksum(hdr[:24], castagnoli) == binary.LittleEndian.Uint32(hdr[24:]) {
 		end = off + frameSize + int(binary.LittleEndian.Uint32(hdr))
 	} else {
 		end = off + headerSize

@@ -45,6 +45,9 @@ var ErrTooLarge = errors.New("the record is larger than a segment")
 type Options struct {
 	// SegmentSize is the size of a segment in bytes. The default is 4 MiB.
 	SegmentSize int64
+	// Restarted says that the machine may have restarted since the log was
+	// written: commits that were not synced may then be missing.
+	Restarted bool
 
 	// noSync is for tests that open thousands of logs: nothing is synced.
 	noSync bool
@@ -55,6 +58,8 @@ type Log struct {
 	dir     string
 	segSize int64
 	noSync  bool
+	// restarted is Options.Restarted, for recovery.
+	restarted bool
 
 	committed atomic.Uint64 // every record up to it is written
 	synced    atomic.Uint64 // every record up to it is on the medium
@@ -72,6 +77,8 @@ type Log struct {
 	failed  error      // the write that failed, for good
 	closed  bool
 	since   int64 // bytes appended since the last checkpoint
+
+	named bool // the segment has got its name since the directory was synced
 
 	ready     *os.File       // the next segment, zeroed, or nil
 	preparing bool           // a goroutine prepares it
@@ -111,7 +118,7 @@ func (l *Log) Append(rec []byte) (uint64, error) {
 	l.next++
 	l.room -= need
 	l.since += need
-	l.buf = appendFrame(l.buf, frame{group: l.group, lsn: lsn, payload: rec})
+	l.buf = appendFrame(l.buf, frame{group: l.group, lsn: lsn, synced: l.synced.Load(), payload: rec})
 	if l.room < l.segSize/2 && l.ready == nil && !l.preparing {
 		l.preparing = true
 		l.wg.Go(l.prepare)
@@ -162,6 +169,8 @@ func (l *Log) Synced() uint64 { return l.synced.Load() }
 // Preconditions: l.mu is held, l.writing is false.
 func (l *Log) flush(sync bool) {
 	buf, off, upto, seg := l.buf, l.off, l.next-1, l.seg
+	named := sync && l.named
+	l.named = l.named && !sync
 	l.buf, l.spare = l.spare[:0], nil
 	l.off += int64(len(buf))
 	l.group++
@@ -171,8 +180,8 @@ func (l *Log) flush(sync bool) {
 	failpoint.Hit("wal.before-write")
 	_, err := seg.WriteAt(buf, off)
 	failpoint.Hit("wal.after-write")
-	if err == nil && sync && !l.noSync {
-		err = unix.Fdatasync(int(seg.Fd()))
+	if err == nil && sync {
+		err = l.syncSegment(seg, named)
 		failpoint.Hit("wal.after-sync")
 	}
 
@@ -191,6 +200,20 @@ func (l *Log) flush(sync bool) {
 	l.flushed.Broadcast()
 }
 
+// syncSegment brings a segment to the medium, and its name if that is new.
+func (l *Log) syncSegment(seg *os.File, named bool) error {
+	if l.noSync {
+		return nil
+	}
+	if err := unix.Fdatasync(int(seg.Fd())); err != nil {
+		return err
+	}
+	if named {
+		return syncDir(l.dir)
+	}
+	return nil
+}
+
 // rotate goes on to the next segment, until need bytes have room. It may let
 // go of l.mu, and other records may then be appended before this one.
 //
@@ -205,8 +228,8 @@ func (l *Log) rotate(need int64) error {
 		case l.writing, l.preparing && l.ready == nil:
 			l.flushed.Wait()
 		case len(l.buf) > 0 || l.synced.Load() < l.next-1:
-			// It belongs to the old segment, and must be durable before the
-			// new one has a name.
+			// It belongs to the old segment, which must be on the medium
+			// before anything of the new one can be.
 			l.flush(true)
 		default:
 			if err := l.nextSegment(); err != nil {
@@ -235,6 +258,7 @@ func (l *Log) nextSegment() error {
 		return err
 	}
 	l.seg.Close()
+	l.named = true
 	l.seg, l.off, l.room = f, segHeaderSize, l.segSize-segHeaderSize
 	return nil
 }
@@ -251,14 +275,15 @@ func (l *Log) prepare() {
 	l.flushed.Broadcast()
 }
 
-// newSegment creates a file of zeros that is on the medium.
+// newSegment creates a file of zeros, whose space is promised. Nothing of it is
+// on the medium before the first commit that is synced.
 func (l *Log) newSegment() (*os.File, error) {
 	path := filepath.Join(l.dir, readyName)
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("cannot prepare a log segment: %w", err)
 	}
-	if err := l.zeroFill(f, 0, l.segSize); err != nil {
+	if err := zeroFill(f, 0, l.segSize); err != nil {
 		f.Close()
 		os.Remove(path)
 		return nil, fmt.Errorf("cannot prepare a log segment of %d bytes: %w", l.segSize, err)
@@ -266,7 +291,7 @@ func (l *Log) newSegment() (*os.File, error) {
 	return f, nil
 }
 
-func (l *Log) zeroFill(f *os.File, from, to int64) error {
+func zeroFill(f *os.File, from, to int64) error {
 	zeros := make([]byte, min(256<<10, max(0, to-from)))
 	for at := from; at < to; {
 		n, err := f.WriteAt(zeros[:min(int64(len(zeros)), to-at)], at)
@@ -275,14 +300,7 @@ func (l *Log) zeroFill(f *os.File, from, to int64) error {
 		}
 		at += int64(n)
 	}
-	return l.syncFile(f)
-}
-
-func (l *Log) syncFile(f *os.File) error {
-	if l.noSync {
-		return nil
-	}
-	return f.Sync()
+	return nil
 }
 
 // startSegment writes the header of the prepared file and gives it its name.
@@ -290,18 +308,12 @@ func (l *Log) startSegment(f *os.File, first uint64) error {
 	if _, err := f.WriteAt(segHeader(first), 0); err != nil {
 		return fmt.Errorf("cannot start a log segment: %w", err)
 	}
-	if err := l.syncFile(f); err != nil {
-		return fmt.Errorf("cannot start a log segment: %w", err)
-	}
 	failpoint.Hit("wal.before-rename")
 	if err := os.Rename(filepath.Join(l.dir, readyName), segPath(l.dir, first)); err != nil {
 		return fmt.Errorf("cannot start a log segment: %w", err)
 	}
 	failpoint.Hit("wal.after-rename")
-	if l.noSync {
-		return nil
-	}
-	return syncDir(l.dir)
+	return nil
 }
 
 func segHeader(first uint64) []byte {

@@ -47,7 +47,7 @@ func Open(dir string, opt Options, replay func(rec []byte) error) (*Log, Recover
 		}
 		found.Checkpoint = upto
 	}
-	l := &Log{dir: dir, segSize: opt.SegmentSize, noSync: opt.noSync, group: 1}
+	l := &Log{dir: dir, segSize: opt.SegmentSize, noSync: opt.noSync, restarted: opt.Restarted, group: 1}
 	l.flushed.L = &l.mu
 
 	segs := names.segments
@@ -89,7 +89,9 @@ func Open(dir string, opt Options, replay func(rec []byte) error) (*Log, Recover
 		}
 		l.seg, l.off, l.room = f, segHeaderSize, l.segSize-segHeaderSize
 	}
+	l.named = true
 	l.committed.Store(l.next - 1)
+	l.synced.Store(l.next - 1)
 	l.dropOld(upto)
 	return l, found, nil
 }
@@ -119,7 +121,7 @@ func (l *Log) replaySegment(first, upto uint64, last bool, found *Recovery, repl
 			break
 		}
 		if err != nil {
-			if !last || !torn(data, off, err, l.group-1) {
+			if !last || !torn(data, off, err, lsn, l.group-1, l.restarted) {
 				if errors.Is(err, errEnd) {
 					err = errCRC
 				}
@@ -162,7 +164,14 @@ func (l *Log) resume(first uint64, end int64) error {
 		}
 		end = segHeaderSize
 	}
-	if err := l.zeroFill(f, end, size); err != nil {
+	// Records that are replayed count as durable from now on.
+	if !l.noSync {
+		if err := errors.Join(f.Sync(), syncDir(l.dir)); err != nil {
+			f.Close()
+			return fmt.Errorf("cannot sync the log: %w", err)
+		}
+	}
+	if err := zeroFill(f, end, size); err != nil {
 		f.Close()
 		return fmt.Errorf("cannot repair the end of the log: %w", err)
 	}

@@ -319,6 +319,37 @@ func TestLostSectorBeforeTheLastWriteIsCorruption(t *testing.T) {
 	}
 }
 
+func TestUnsyncedWritesMayBeMissingAfterARestartOfTheMachine(t *testing.T) {
+	for _, synced := range []bool{false, true} {
+		dir := memDir(t)
+		l, _ := mustOpen(t, dir, Options{SegmentSize: 16 << 10})
+		appendAll(t, l, "kept", strings.Repeat("y", 3*sectorSize))
+		if synced {
+			if err := l.Commit(l.Last(), true); err != nil {
+				t.Fatal(err)
+			}
+		}
+		appendAll(t, l, "later", "and later")
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+		copied := damaged(t, dir, filepath.Base(segPath(dir, 1)), func(b []byte) []byte {
+			clear(b[2*sectorSize : 3*sectorSize])
+			return b
+		})
+		l, got, _, err := reopen(copied, Options{SegmentSize: 16 << 10, Restarted: true})
+		switch {
+		case synced && !errors.As(err, new(*CorruptError)):
+			t.Errorf("a synced record is lost: got %v, want a CorruptError", err)
+		case !synced && (err != nil || !slices.Equal(got, []string{"kept"})):
+			t.Errorf("a record that was not synced is lost: got %d records, %v, want 1", len(got), err)
+		}
+		if err == nil {
+			l.Close()
+		}
+	}
+}
+
 func TestWritingGoesOnAfterATornTail(t *testing.T) {
 	dir := memDir(t)
 	opt := Options{SegmentSize: 4 << 10}

@@ -267,6 +267,10 @@ func (c *conn) hello(peer *fdpass.Peer, remote bool, tenant string, files []*os.
 	for range min(in.U32(), wire.MaxRefs) {
 		maps = append(maps, in.U64())
 	}
+	owned := make([]uint64, 0, 16)
+	for range min(in.U32(), wire.MaxRefs) {
+		owned = append(owned, in.U64())
+	}
 	switch err := in.Err(); {
 	case op != wire.Hello || err != nil || len(name) > wire.MaxName:
 		return fmt.Errorf("%w: a connection begins with hello", errInvalid)
@@ -283,7 +287,7 @@ func (c *conn) hello(peer *fdpass.Peer, remote bool, tenant string, files []*os.
 		}
 	}
 	s.mu.Lock()
-	lsn, err := s.attach(c, peer, hello{remote, tenant, name, tok, flags&wire.HelloLane != 0, refs, maps})
+	lsn, err := s.attach(c, peer, hello{remote, tenant, name, tok, flags&wire.HelloLane != 0, refs, maps, owned})
 	if err == nil && lease != nil {
 		s.pages.Attach(c.ss.id, lease)
 		lease = nil
@@ -313,6 +317,7 @@ type hello struct {
 	lane   bool
 	refs   []uint32
 	maps   []uint64
+	owned  []uint64
 }
 
 // attach finds or makes the session of a connection.
@@ -354,7 +359,7 @@ func (s *Server) attach(c *conn, peer *fdpass.Peer, h hello) (lsn uint64, err er
 // Preconditions: s.mu is held.
 func (s *Server) resume(ss *session, h hello) error {
 	for r := range s.res.Regions() {
-		if r.Owner != ss.id || r.State != resource.Allocated {
+		if r.Owner != ss.id || r.State != resource.Allocated || slices.Contains(h.owned, r.ID) {
 			continue
 		}
 		if _, err := s.append(s.rec[:0].U8(recReleased).U64(r.ID)); err != nil {

@@ -266,8 +266,6 @@ func (c *conn) register(region uint64) (lsn uint64, sync bool, err error) {
 	case r.Owner != c.ss.id:
 		s.stats.denied.Add(1)
 		return 0, false, fmt.Errorf("%w: region %d belongs to another client", errDenied, region)
-	case r.State == resource.Allocated:
-		return 0, false, fmt.Errorf("%w: region %d is not active", errInvalid, region)
 	}
 	var one [1]registration // the usual case does not allocate
 	regs := one[:0]
@@ -318,6 +316,11 @@ func (c *conn) register(region uint64) (lsn uint64, sync bool, err error) {
 	}
 	if len(regs) == 0 {
 		return old.lsn, old.sync, nil
+	}
+	if r.State == resource.Allocated { // who has filled a page has mapped the region
+		if _, err := s.activate(r); err != nil {
+			return 0, false, err
+		}
 	}
 	rec := encodePutHead(s.rec[:0], region)
 	for _, reg := range regs {

@@ -30,11 +30,17 @@ func lockDir(dir string) (*os.File, error) {
 // is gone, clients that are dead.
 func (s *Server) recover() error {
 	boot := readBootID()
-	log, found, err := wal.Open(logDir(s.opt.Dir), wal.Options{SegmentSize: s.opt.SegmentSize}, s.replay)
+	bootFile := filepath.Join(s.opt.Dir, "boot")
+	before, err := os.ReadFile(bootFile)
+	restarted := err == nil && string(before) != boot
+	log, found, err := wal.Open(logDir(s.opt.Dir), wal.Options{SegmentSize: s.opt.SegmentSize, Restarted: restarted}, s.replay)
 	if err != nil {
 		return err
 	}
 	s.log = log
+	if err := os.WriteFile(bootFile, []byte(boot), 0o600); err != nil {
+		return fmt.Errorf("cannot remember the boot: %w", err)
+	}
 	if s.secret, err = resource.LoadSecret(s.opt.Dir, s.empty()); err != nil {
 		return err
 	}

@@ -113,18 +113,27 @@ func (c *conn) activate() error {
 		s.mu.Unlock()
 		return err
 	}
-	lsn := uint64(0)
-	if err = r.Seal(); err == nil {
-		if lsn, err = s.append(s.rec[:0].U8(recActive).U64(r.ID)); err == nil {
-			s.must(r.Step(resource.OwnerMaps))
-		}
-	}
+	lsn, err := s.activate(r)
 	s.mu.Unlock()
 	if err != nil {
 		return err
 	}
 	failpoint.Hit("daemon.activate-applied")
 	return s.commit(lsn, r.Durable())
+}
+
+// activate seals a region, from which time on only its owner can write it.
+//
+// Preconditions: s.mu is held, the region is allocated.
+func (s *Server) activate(r *resource.Region) (uint64, error) {
+	if err := r.Seal(); err != nil {
+		return 0, err
+	}
+	lsn, err := s.append(s.rec[:0].U8(recActive).U64(r.ID))
+	if err == nil {
+		s.must(r.Step(resource.OwnerMaps))
+	}
+	return lsn, err
 }
 
 // release takes a region back from its owner.

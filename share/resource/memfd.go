@@ -78,14 +78,21 @@ func (p *memfdPool) open(r *Region) error {
 }
 
 func (p *memfdPool) seal(r *Region) error {
-	if _, err := unix.FcntlInt(r.file.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_FUTURE_WRITE|unix.F_SEAL_SEAL); err != nil {
+	_, err := unix.FcntlInt(r.file.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_FUTURE_WRITE|unix.F_SEAL_SEAL)
+	if err == unix.EPERM {
+		// Sealed already, if the daemon died before it could log that.
+		if seals, serr := unix.FcntlInt(r.file.Fd(), unix.F_GET_SEALS, 0); serr == nil && seals&unix.F_SEAL_FUTURE_WRITE != 0 {
+			return nil
+		}
+	}
+	if err != nil {
 		return fmt.Errorf("cannot seal region %d: %w", r.ID, err)
 	}
 	return nil
 }
 
 func (p *memfdPool) reader(r *Region) (*os.File, error) { return reopen(r.file, os.O_RDONLY) }
-func (p *memfdPool) writer(r *Region) (*os.File, error) { return reopen(r.file, os.O_RDWR) }
+func (p *memfdPool) writer(r *Region) (*os.File, error) { return duplicate(r.file) }
 
 func (p *memfdPool) remove(r *Region) error {
 	var err error
@@ -102,6 +109,15 @@ func reopen(f *os.File, mode int) (*os.File, error) {
 		return nil, fmt.Errorf("cannot reopen %s: %w", f.Name(), err)
 	}
 	return g, nil
+}
+
+// duplicate returns a second descriptor of an open file.
+func duplicate(f *os.File) (*os.File, error) {
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("cannot duplicate %s: %w", f.Name(), err)
+	}
+	return os.NewFile(uintptr(fd), f.Name()), nil
 }
 
 func regionName(id uint64) string { return fmt.Sprintf("region-%016x", id) }

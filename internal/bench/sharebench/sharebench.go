@@ -247,6 +247,7 @@ func printSize(out benchout.Printer, name string, put, get, redis map[string]sum
 		row("get "+name, "p99", get["get"].P99/micro, "µs").Against("redis GET", redis["get"].P99/micro, benchout.Lower),
 		row("get again "+name, "p50", get["get again"].P50/micro, "µs").Against("redis GET", redis["get"].P50/micro, benchout.Lower),
 		row("get again "+name, "p99", get["get again"].P99/micro, "µs").Against("redis GET", redis["get"].P99/micro, benchout.Lower),
+		row("get and first copy "+name, "throughput", get["get and first copy"].gbps(), "GB/s").Against("redis GET", redis["get"].gbps(), benchout.Higher),
 		row("get and copy "+name, "throughput", get["get and copy"].gbps(), "GB/s").Against("memcpy", put["memcpy"].gbps(), benchout.Higher),
 		row("get and copy "+name, "throughput", get["get and copy"].gbps(), "GB/s").Against("redis GET", redis["get"].gbps(), benchout.Higher),
 	}

@@ -7,9 +7,9 @@
 // descriptors; on TLS it follows its length in four bytes.
 //
 //	op        request                                    reply
-//	Hello     version flags token name refs maps         session token server-flags owned-regions  +table
+//	Hello     version flags token name refs maps owned   session token server-flags owned-regions  +table
 //	Alloc     length page-size pool                      region length page-size base offset durable handle  +writable descriptor
-//	Activate  handle                                     -
+//	Activate  handle                                     -  (the first Put does it, too)
 //	Release   handle                                     -
 //	Put       region n*(page length ttl key)             n*status
 //	Lookup    flags n*key                                n*location handles
