@@ -179,9 +179,6 @@ func (c *Client) takeLane(ctx context.Context) (*lane, error) {
 	}
 }
 
-// spin is how long a call looks for its answer before it sleeps.
-const spin = 20 * time.Microsecond
-
 // maxLanes bounds the connections of a client, beside the one for notices.
 const maxLanes = 8
 
@@ -251,7 +248,6 @@ func (c *Client) dialLane(tok [16]byte, epoch uint64) (*lane, error) {
 	if err != nil {
 		return nil, err
 	}
-	conn.Spin(spin)
 	l := &lane{conn: conn, epoch: epoch}
 	l.req = helloMessage(wire.HelloLane, tok, c.cfg.Name, attachment{})
 	err = conn.Send(l.req)

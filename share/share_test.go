@@ -451,3 +451,26 @@ func TestMain(m *testing.M) {
 		return code
 	}())
 }
+
+func BenchmarkAllocRegion(b *testing.B) {
+	dir := b.TempDir()
+	opt := testOptions(dir)
+	opt.Pools[0].Size = 8 << 30
+	opt.SegmentSize = 4 << 20
+	s, err := daemon.Start(opt)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer s.Close()
+	c, err := share.Open(b.Context(), share.Config{Socket: filepath.Join(dir, "s"), PageSize: 64 << 10, RegionSize: 64 << 10})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer c.Close()
+	ctx := context.Background()
+	for b.Loop() {
+		if _, err := c.Alloc(ctx); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

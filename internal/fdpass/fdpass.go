@@ -16,9 +16,7 @@ import (
 	"io"
 	"net"
 	"os"
-	"runtime"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -40,7 +38,6 @@ var buffers = sync.Pool{New: func() any { return new([MaxMessage + 1]byte) }}
 type Conn struct {
 	sock *net.UnixConn
 	raw  syscall.RawConn
-	spin time.Duration // how long to look for a message before sleeping
 
 	// The receiving goroutine's. The callback is made once, so that receiving
 	// does not allocate.
@@ -64,21 +61,14 @@ func New(sock *net.UnixConn) (*Conn, error) {
 	c := &Conn{sock: sock, raw: raw}
 	c.recvFn = func(fd uintptr) bool {
 		buf := buffers.Get().(*[MaxMessage + 1]byte)
-		var until time.Time
 		for {
 			n, err := unix.Read(int(fd), buf[:])
 			if err == unix.EINTR {
 				continue
 			}
 			if err == unix.EAGAIN {
-				if c.keepLooking(&until) {
-					continue
-				}
 				buffers.Put(buf)
 				return false
-			}
-			if !until.IsZero() {
-				spinners.Add(-1)
 			}
 			c.in, c.n, c.recvErr = buf, n, err
 			return true
@@ -95,38 +85,6 @@ func New(sock *net.UnixConn) (*Conn, error) {
 		}
 	}
 	return c, nil
-}
-
-// spinners counts the goroutines that look for a message instead of sleeping:
-// one at a time, as a processor is kept busy by it.
-var spinners atomic.Int32
-
-// keepLooking reports whether a receiver should look again for a message before
-// it sleeps. Until is when it stops, zero before the first look.
-func (c *Conn) keepLooking(until *time.Time) bool {
-	switch {
-	case c.spin == 0:
-		return false
-	case until.IsZero():
-		if !spinners.CompareAndSwap(0, 1) {
-			return false
-		}
-		*until = time.Now().Add(c.spin)
-		return true
-	case time.Now().Before(*until):
-		return true
-	}
-	spinners.Add(-1)
-	return false
-}
-
-// Spin makes Recv look for a message for d before it sleeps, if no other
-// receiver of this process does so now and there is a processor to spare. To
-// be woken takes longer than most answers.
-func (c *Conn) Spin(d time.Duration) {
-	if runtime.GOMAXPROCS(0) > 1 {
-		c.spin = d
-	}
 }
 
 // Dial connects to the socket at path.

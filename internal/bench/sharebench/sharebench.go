@@ -203,7 +203,7 @@ func runSizes(ctx context.Context, opt Options, dir string) (err error) {
 	for i, c := range cases {
 		name := config.FormatSize(int64(c.size))
 		opt.Progress(i, len(cases), name)
-		t := task{Socket: d.socket, Size: c.size, N: c.n, Prefix: name, Page: c.size, Region: c.size * c.n}
+		t := task{Socket: d.socket, Size: c.size, N: c.n, Prefix: name, Page: c.size, Region: c.size * (c.n + batchSize)}
 		open := t
 		open.Op = "open"
 		for _, p := range []*process{w, r} {
@@ -242,6 +242,7 @@ func printSize(out benchout.Printer, name string, put, get, redis map[string]sum
 		row("put "+name, "p50", put["put"].P50/micro, "µs").Against("redis SET", redis["set"].P50/micro, benchout.Lower),
 		row("put "+name, "p99", put["put"].P99/micro, "µs").Against("redis SET", redis["set"].P99/micro, benchout.Lower),
 		row("put "+name, "throughput", put["put"].gbps(), "GB/s").Against("memcpy", put["memcpy"].gbps(), benchout.Higher),
+		row(fmt.Sprintf("put %s, %d at once", name, batchSize), "p50", put["batch"].P50/micro, "µs").Against("memcpy", put["memcpy"].P50/micro, benchout.Lower),
 		row("put "+name, "throughput", put["put"].gbps(), "GB/s").Against("redis SET", redis["set"].gbps(), benchout.Higher),
 		row("get "+name, "p50", get["get"].P50/micro, "µs").Against("redis GET", redis["get"].P50/micro, benchout.Lower),
 		row("get "+name, "p99", get["get"].P99/micro, "µs").Against("redis GET", redis["get"].P99/micro, benchout.Lower),
@@ -296,13 +297,16 @@ func runAlloc(ctx context.Context, opt Options, dir, name string, n int, flags [
 	if w, err = startWorker(ctx, opt); err != nil {
 		return err
 	}
-	for _, clients := range []int{1, 4, 16, 64} {
-		opt.Progress(0, 1, fmt.Sprintf("allocations, %s, %d clients", name, clients))
-		res, err := w.do(task{Op: "alloc", Socket: d.socket, Count: clients, N: max(n/clients, 10), Region: 64 << 10})
+	for _, c := range []struct{ clients, rate int }{{1, 0}, {16, 0}, {64, 1000}} {
+		what := fmt.Sprintf("allocate, %d clients, %s", c.clients, name)
+		if c.rate > 0 {
+			what = fmt.Sprintf("allocate, %d clients %d/s, %s", c.clients, c.rate, name)
+		}
+		opt.Progress(0, 1, what)
+		res, err := w.do(task{Op: "alloc", Socket: d.socket, Count: c.clients, Rate: c.rate, N: max(n/c.clients, 10), Region: 4 << 10})
 		if err != nil {
 			return err
 		}
-		what := fmt.Sprintf("allocate 64KiB, %d clients, %s", clients, name)
 		s := res.Series["alloc"]
 		if err := printAll(opt.Out, []benchout.Row{row(what, "p50", s.P50/1e3, "µs"), row(what, "p99", s.P99/1e3, "µs")}); err != nil {
 			return err

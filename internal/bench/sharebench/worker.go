@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
@@ -27,6 +28,7 @@ type task struct {
 	Page   int
 	Region int
 	Count  int // clients at the same time
+	Rate   int // allocations a second by all clients, 0 for as many as they can
 
 	Trace   string // file
 	Index   int    // of this worker
@@ -189,7 +191,38 @@ func (w *worker) put(ctx context.Context, t task) (result, error) {
 			return result{}, fmt.Errorf("the key %q was there", key)
 		}
 	}
-	return result{Series: map[string]summary{"put": put.finish(t.Size), "memcpy": copied.finish(t.Size)}}, nil
+	series := map[string]summary{"put": put.finish(t.Size), "memcpy": copied.finish(t.Size)}
+	series["batch"], err = w.putBatches(ctx, t, src)
+	return result{Series: series}, err
+}
+
+// batchSize is how many blobs are put at once where they are put in batches.
+const batchSize = 8
+
+// putBatches measures puts in batches, as an engine does that stores a prompt.
+func (w *worker) putBatches(ctx context.Context, t task, src []byte) (summary, error) {
+	var s summary
+	for range max(t.N/2/batchSize, 2) {
+		began := time.Now()
+		items := make([]share.Item, batchSize)
+		keys := make([]string, batchSize)
+		for i := range items {
+			p, err := w.c.Alloc(ctx)
+			if err != nil {
+				return summary{}, err
+			}
+			keys[i] = fmt.Sprintf("%s/batch/%d", t.Prefix, i)
+			items[i] = share.Item{Key: keys[i], Page: p, Len: copy(p.Bytes(), src)}
+		}
+		if _, err := w.c.PutAll(ctx, items); err != nil {
+			return summary{}, err
+		}
+		s.add(time.Since(began) / batchSize)
+		if _, err := w.c.DeleteAll(ctx, keys); err != nil {
+			return summary{}, err
+		}
+	}
+	return s.finish(t.Size), nil
 }
 
 func rivalMemory(size int) (*arena.Mapping, error) {
@@ -270,6 +303,9 @@ func alloc(ctx context.Context, t task) (result, error) {
 			}
 			ready.Wait()
 			for range t.N {
+				if t.Rate > 0 { // so many a second, of all clients together
+					time.Sleep(time.Duration(rand.ExpFloat64() * float64(time.Second) * float64(t.Count) / float64(t.Rate)))
+				}
 				began := time.Now()
 				if _, err = c.Alloc(ctx); err != nil {
 					break
