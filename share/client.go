@@ -332,6 +332,12 @@ func (c *Client) reattach() bool {
 		switch {
 		case err == nil:
 			return true
+		case errors.Is(err, ErrNotFound) && c.holdsNothing():
+			// The daemon died before it had to remember this client.
+			c.mu.Lock()
+			c.token = [16]byte{}
+			c.mu.Unlock()
+			continue
 		case errors.Is(err, ErrNotFound):
 			// The daemon has lost its state: this session will never be back.
 			c.fail(fmt.Errorf("%w: it does not know this client any more", ErrUnavailable))
@@ -348,6 +354,13 @@ func (c *Client) reattach() bool {
 		case <-time.After(pause):
 		}
 	}
+}
+
+// holdsNothing reports whether the session could as well be a new one.
+func (c *Client) holdsNothing() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.owned) == 0 && len(c.maps) == 0 && len(c.refs) == 0
 }
 
 func (c *Client) fail(err error) {
@@ -386,17 +399,14 @@ func (c *Client) tearDown() error {
 		return nil
 	}
 	c.torn = true
-	tok, epoch, attached := c.token, c.epoch.Load(), c.attached
+	tok, epoch := c.token, c.epoch.Load()
 	watching := c.watching
 	maps, owned := c.maps, c.owned
 	c.maps, c.owned = nil, nil
 	c.mu.Unlock()
 
 	close(c.done)
-	var err error
-	if attached {
-		err = c.sayGoodbye(tok, epoch)
-	}
+	err := c.sayGoodbye(tok, epoch)
 	watching.Close()
 	<-c.gone
 	for _, m := range maps {
@@ -408,28 +418,41 @@ func (c *Client) tearDown() error {
 	return err
 }
 
-// sayGoodbye ends the session. If the daemon is away, it finds out by itself
-// when this process is.
+// goodbyeTime bounds how long Close waits for a daemon that restarts.
+const goodbyeTime = 3 * time.Second
+
+// sayGoodbye ends the session. If the daemon is away for longer than that, it
+// finds out by itself when this process is gone.
 func (c *Client) sayGoodbye(tok [16]byte, epoch uint64) error {
+	for until := time.Now().Add(min(c.cfg.Patience, goodbyeTime)); ; {
+		err := c.tryGoodbye(tok, epoch)
+		switch {
+		case err == nil, errors.Is(err, ErrNotFound): // the first try has done it
+			return nil
+		case errors.Is(err, ErrNoLog) || time.Now().After(until):
+			return &OpError{Op: "close", Err: err}
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+func (c *Client) tryGoodbye(tok [16]byte, epoch uint64) error {
 	l, err := c.dialLane(tok, epoch)
 	if err != nil {
-		return nil
+		return err
 	}
 	defer l.conn.Close()
-	if err := l.conn.SetDeadline(time.Now().Add(c.cfg.Patience)); err != nil {
+	if err := l.conn.SetDeadline(time.Now().Add(goodbyeTime)); err != nil {
 		return err
 	}
 	if err := l.conn.Send(wire.Writer(nil).U8(uint8(wire.Bye))); err != nil {
-		return nil
+		return err
 	}
 	msg, err := l.conn.Recv()
 	if err != nil {
-		return nil
+		return err
 	}
 	defer l.conn.Done()
 	r := wire.Read(msg)
-	if err := replyError(wire.Status(r.U8()), r.Rest()); err != nil {
-		return &OpError{Op: "close", Err: err}
-	}
-	return nil
+	return replyError(wire.Status(r.U8()), r.Rest())
 }

@@ -341,6 +341,7 @@ func (c *Client) putRegion(ctx context.Context, r *region, items []Item, stored 
 		}
 	}
 	failpoint.Hit("client.page-filled")
+	gone := false
 	err := c.call(ctx, request{
 		op: "put", again: true,
 		build: func(b wire.Writer) wire.Writer {
@@ -351,9 +352,12 @@ func (c *Client) putRegion(ctx context.Context, r *region, items []Item, stored 
 			}
 			return b
 		},
-		parse: func(in *wire.Reader, _ []*os.File, _ bool) error {
+		parse: func(in *wire.Reader, _ []*os.File, repeated bool) error {
 			for i := range items {
-				stored[i] = wire.Status(in.U8()) == wire.OK
+				// What the first try has stored may be deleted by now.
+				s := wire.Status(in.U8())
+				stored[i] = s == wire.OK || s == wire.Gone && repeated
+				gone = gone || s == wire.Gone && !repeated
 			}
 			return in.Err()
 		},
@@ -365,6 +369,9 @@ func (c *Client) putRegion(ctx context.Context, r *region, items []Item, stored 
 		return err
 	}
 	failpoint.Hit("client.put-answered")
+	if gone {
+		return &OpError{Op: "put", Err: fmt.Errorf("%w: the daemon says that it is not free", ErrPage)}
+	}
 	for i, it := range items {
 		if stored[i] {
 			it.Page.r.state[it.Page.i].Store(pagePut)

@@ -107,7 +107,7 @@ class Unavailable(Error):
     """The daemon cannot be reached."""
 
 
-OK, EXISTED, NOT_FOUND, PINNED = 0, 1, 2, 3
+OK, EXISTED, NOT_FOUND, PINNED, GONE = 0, 1, 2, 3, 11
 ERRORS = {2: NotFound, 3: Pinned, 4: Denied, 5: Full, 6: Quota, 7: Invalid,
           8: LogFull, 9: Busy, 10: Failed}
 
@@ -467,14 +467,21 @@ class Client:
         sock = self._connect()
         watch = None
         try:
-            self._token, flags, owned, fds = self._hello(sock, 0)
+            try:
+                self._token, flags, owned, fds = self._hello(sock, 0)
+            except NotFound:
+                if self._regions or self._maps or self._refs:
+                    raise
+                # The daemon died before it had to remember this client.
+                self._token = bytes(16)
+                raise Unavailable("the daemon has restarted") from None
             watch = self._connect()
             _, _, _, more = self._hello(watch, HELLO_LANE)
             for fd in more:
                 os.close(fd)
             watch.send(bytes([WATCH]))
             self._receive(watch)
-        except OSError as e:
+        except (OSError, Unavailable) as e:
             sock.close()
             if watch is not None:
                 watch.close()
@@ -600,7 +607,7 @@ class Client:
         answer, _ = self._call(message, again=True)
         stored = []
         for _, page, _ in part:
-            ok = answer.number("B") == OK
+            ok = answer.number("B") in (OK, GONE)
             page._take()
             page._release()
             if ok:

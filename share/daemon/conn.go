@@ -27,12 +27,13 @@ const helloTimeout = 5 * time.Second
 
 // conn is one connection and the request that it carries.
 type conn struct {
-	s     *Server
-	ss    *session
-	unix  *fdpass.Conn // nil if remote
-	in    wire.Reader
-	out   wire.Writer
-	files []*os.File // sent with the reply and then closed
+	s      *Server
+	ss     *session
+	logged bool         // ss is known to be in the log
+	unix   *fdpass.Conn // nil if remote
+	in     wire.Reader
+	out    wire.Writer
+	files  []*os.File // sent with the reply and then closed
 }
 
 // admit counts a connection in; false if there are too many or it is too late.
@@ -111,6 +112,9 @@ func (s *Server) bye(key closer, c *conn) {
 		c.ss.gone = s.opt.Now()
 		if c.ss.watch == c.unix {
 			c.ss.watch = nil
+		}
+		if c.ss.conns == 0 && !c.ss.logged {
+			s.must(s.endSession(c.ss)) // nothing to log, so nothing can fail
 		}
 	}
 }
@@ -287,7 +291,7 @@ func (c *conn) hello(peer *fdpass.Peer, remote bool, tenant string, files []*os.
 		}
 	}
 	s.mu.Lock()
-	lsn, err := s.attach(c, peer, hello{remote, tenant, name, tok, flags&wire.HelloLane != 0, refs, maps, owned})
+	err := s.attach(c, peer, hello{remote, tenant, name, tok, flags&wire.HelloLane != 0, refs, maps, owned})
 	if err == nil && lease != nil {
 		s.pages.Attach(c.ss.id, lease)
 		lease = nil
@@ -298,9 +302,6 @@ func (c *conn) hello(peer *fdpass.Peer, remote bool, tenant string, files []*os.
 	s.mu.Unlock()
 	if lease != nil {
 		lease.Close()
-	}
-	if err == nil && lsn != 0 {
-		err = s.commit(lsn, false)
 	}
 	if err != nil {
 		return err
@@ -323,33 +324,33 @@ type hello struct {
 // attach finds or makes the session of a connection.
 //
 // Preconditions: s.mu is held.
-func (s *Server) attach(c *conn, peer *fdpass.Peer, h hello) (lsn uint64, err error) {
+func (s *Server) attach(c *conn, peer *fdpass.Peer, h hello) (err error) {
 	ss := s.tokens[h.tok]
 	switch {
 	case h.tok == token{}:
-		if ss, lsn, err = s.newSession(*peer, h.remote, h.tenant, h.name); err != nil {
-			return 0, err
+		if ss, err = s.newSession(*peer, h.remote, h.tenant, h.name); err != nil {
+			return err
 		}
 		if peer.PidFD != nil {
 			pidfd := peer.PidFD
 			peer.PidFD = nil
 			if err := s.watchProcess(ss, pidfd); err != nil {
-				return 0, err
+				return err
 			}
 		}
 	case ss == nil:
-		return 0, fmt.Errorf("%w: the session has ended", errMissing)
+		return fmt.Errorf("%w: the session has ended", errMissing)
 	case ss.remote != h.remote || ss.tenant != h.tenant || !h.remote && (ss.pid != peer.PID || ss.uid != peer.UID):
 		s.stats.denied.Add(1)
-		return 0, fmt.Errorf("%w: the token belongs to another process", errDenied)
+		return fmt.Errorf("%w: the token belongs to another process", errDenied)
 	case !h.lane:
 		if err := s.resume(ss, h); err != nil {
-			return 0, err
+			return err
 		}
 	}
 	ss.conns++
 	c.ss = ss
-	return lsn, nil
+	return nil
 }
 
 // resume brings a session that is back up to date: with what it looks at and

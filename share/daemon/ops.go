@@ -16,6 +16,9 @@ import (
 const localOnly = 1<<wire.Alloc | 1<<wire.Activate | 1<<wire.Release | 1<<wire.Put | 1<<wire.Map | 1<<wire.Unmap |
 	1<<wire.Unref | 1<<wire.Evict | 1<<wire.Watch
 
+// holding are the operations by which a session comes to hold something.
+const holding = 1<<wire.Alloc | 1<<wire.Put | 1<<wire.Lookup | 1<<wire.Pin | 1<<wire.Map
+
 // handle does what a message asks for. The reply is in c.out and c.files,
 // unless there is an error.
 func (c *conn) handle(msg []byte) error {
@@ -26,6 +29,12 @@ func (c *conn) handle(msg []byte) error {
 		return fmt.Errorf("%w: %v cannot be asked for here", errInvalid, op)
 	}
 	c.s.stats.requests[op].Add(1)
+	if holding&(1<<op) != 0 && !c.logged {
+		if err := c.s.logSession(c.ss); err != nil {
+			return err
+		}
+		c.logged = true
+	}
 	switch op {
 	case wire.Alloc:
 		return c.alloc()
@@ -303,6 +312,15 @@ func (c *conn) register(region uint64) (lsn uint64, sync bool, err error) {
 			s.stats.expired.Add(1)
 		case slices.ContainsFunc(regs, func(o registration) bool { return string(o.key) == string(reg.key) }):
 			c.out = c.out.U8(uint8(wire.Existed))
+			continue
+		}
+		if s.pages.Claim(r.Base + reg.page) {
+			r.Refs--
+		}
+		if s.pageState(r.Base+reg.page) == shm.Dying {
+			// Put before, deleted since, and put again because the answer was
+			// lost: it must not be filled anew yet.
+			c.out = c.out.U8(uint8(wire.Gone))
 			continue
 		}
 		if !s.pages.IsFree(r.Base+reg.page) || slices.ContainsFunc(regs, func(o registration) bool { return o.page == reg.page }) {

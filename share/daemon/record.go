@@ -79,7 +79,7 @@ func (s *Server) replayRecord(kind uint8, r *wire.Reader) error {
 		ss.pid, ss.start, ss.uid = int(r.U32()), r.U64(), int(r.U32())
 		ss.remote = r.U8() != 0
 		ss.tenant, ss.name = string(r.Bytes()), string(r.Bytes())
-		ss.recovered = true
+		ss.logged, ss.recovered = true, true
 		s.addSession(ss)
 	case recSessionEnd:
 		id := r.U64()
@@ -174,7 +174,9 @@ func (s *Server) snapshot(add func([]byte)) {
 	add(b.U8(recBoot).String(s.bootID))
 	add(b[:0].U8(recNext).U64(s.res.Next()))
 	for _, ss := range s.sessions {
-		add(encodeSession(b[:0], ss))
+		if ss.logged {
+			add(encodeSession(b[:0], ss))
+		}
 	}
 	for r := range s.res.Regions() {
 		add(encodeRegion(b[:0], r))

@@ -35,6 +35,7 @@ type session struct {
 	issued    map[uint64]bool // regions that it was sent a handle to read
 	watch     *fdpass.Conn    // where notices go, or nil
 	unwatch   func()          // ends the watch of its process, or nil
+	logged    bool            // it is in the log: it may hold something
 	recovered bool            // known from the log, and not yet back
 	dead      bool            // its process is, and the log could not take it
 	ended     bool
@@ -53,12 +54,14 @@ func (s *Server) addSession(ss *session) {
 	s.tokens[ss.token] = ss
 }
 
-// newSession logs and adds a session.
+// newSession adds a session. It is logged when it first asks for something: if
+// the daemon dies before, the client has nothing to lose and begins anew; and a
+// client that has given up never makes the next daemon wait.
 //
 // Preconditions: s.mu is held.
-func (s *Server) newSession(peer fdpass.Peer, remote bool, tenant, name string) (*session, uint64, error) {
+func (s *Server) newSession(peer fdpass.Peer, remote bool, tenant, name string) (*session, error) {
 	if len(s.sessions) >= s.opt.MaxSessions {
-		return nil, 0, fmt.Errorf("%w: %d clients are attached", errBusy, len(s.sessions))
+		return nil, fmt.Errorf("%w: %d clients are attached", errBusy, len(s.sessions))
 	}
 	ss := &session{pid: peer.PID, uid: peer.UID, remote: remote, tenant: tenant, name: name}
 	var id [8]byte
@@ -72,12 +75,24 @@ func (s *Server) newSession(peer fdpass.Peer, remote bool, tenant, name string) 
 		// its session then ends with its connections.
 		ss.start, _ = fdpass.StartTime("/proc", peer.PID)
 	}
-	lsn, err := s.append(encodeSession(s.rec[:0], ss))
-	if err != nil {
-		return nil, 0, err
-	}
 	s.addSession(ss)
-	return ss, lsn, nil
+	return ss, nil
+}
+
+// logSession logs a session that is about to hold something.
+func (s *Server) logSession(ss *session) error {
+	s.mu.Lock()
+	if ss.logged || ss.ended {
+		s.mu.Unlock()
+		return nil
+	}
+	lsn, err := s.append(encodeSession(s.rec[:0], ss))
+	ss.logged = err == nil
+	s.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return s.commit(lsn, false)
 }
 
 // watchProcess ends the session when its process dies. The watcher owns pidfd.
@@ -114,8 +129,10 @@ func (s *Server) endSession(ss *session) error {
 	if ss.ended || s.closed {
 		return nil
 	}
-	if _, err := s.append(s.rec[:0].U8(recSessionEnd).U64(ss.id)); err != nil {
-		return err
+	if ss.logged {
+		if _, err := s.append(s.rec[:0].U8(recSessionEnd).U64(ss.id)); err != nil {
+			return err
+		}
 	}
 	ss.ended = true
 	if ss.unwatch != nil {

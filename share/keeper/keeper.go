@@ -76,8 +76,11 @@ func Run(ctx context.Context, opt Options) error {
 	for pause := time.Duration(0); ; {
 		began := time.Now()
 		crashed, err := s.runOnce(ctx, opt)
-		if !crashed || ctx.Err() != nil {
+		if !crashed {
 			return err
+		}
+		if ctx.Err() != nil {
+			return nil
 		}
 		opt.Log.Warn("the daemon has died and is started again", "cause", err, "descriptors", s.len())
 		if time.Since(began) > 10*time.Second {
@@ -94,14 +97,21 @@ func Run(ctx context.Context, opt Options) error {
 
 // runOnce runs the program until it ends. It reports whether it was killed.
 func (s *store) runOnce(ctx context.Context, opt Options) (crashed bool, err error) {
-	names, files := s.all()
+	names, files, err := s.all()
+	if err != nil {
+		return false, err
+	}
 	cmd := exec.Command(opt.Path, opt.Args...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = nil, opt.Stdout, opt.Stderr
 	cmd.ExtraFiles = files
 	cmd.Env = append(slices.Clone(os.Environ()), opt.Env...)
 	cmd.Env = append(cmd.Env, "NOTIFY_SOCKET="+s.path, "LISTEN_PID=",
 		"LISTEN_FDS="+strconv.Itoa(len(files)), "LISTEN_FDNAMES="+strings.Join(names, ":"))
-	if err := cmd.Start(); err != nil {
+	err = cmd.Start()
+	for _, f := range files {
+		f.Close()
+	}
+	if err != nil {
 		return false, fmt.Errorf("cannot start the daemon: %w", err)
 	}
 	if opt.Started != nil {
@@ -221,13 +231,22 @@ func (s *store) drain() error {
 	return nil
 }
 
-func (s *store) all() (names []string, files []*os.File) {
+// all returns duplicates of all that is kept, which the caller closes: the
+// program may tell the store to forget some as soon as it runs.
+func (s *store) all() (names []string, files []*os.File, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for name, f := range s.kept {
-		names, files = append(names, name), append(files, f)
+		fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			for _, f := range files {
+				f.Close()
+			}
+			return nil, nil, fmt.Errorf("cannot hand over what is kept: %w", err)
+		}
+		names, files = append(names, name), append(files, os.NewFile(uintptr(fd), name))
 	}
-	return names, files
+	return names, files, nil
 }
 
 func (s *store) len() int {

@@ -88,6 +88,18 @@ func (p *Pages) Dying(page uint32, region, lsn uint64, sync bool) {
 	p.recent = append(p.recent, page)
 }
 
+// Claim frees a dying page of a region whose fate a restart of the daemon has
+// left unknown, because its owner says that it was free; false if the page is
+// dying for another reason. The owner is believed: the page is its own.
+func (p *Pages) Claim(page uint32) bool {
+	if d, ok := p.dying[page]; !ok || d.lsn != 0 {
+		return false
+	}
+	delete(p.dying, page)
+	p.table.Store(page, p.Word(page).To(shm.Free))
+	return true
+}
+
 // Retry makes the next sweep look at a dying page again.
 func (p *Pages) Retry(page uint32) { p.recent = append(p.recent, page) }
 

@@ -96,9 +96,10 @@ const (
 	NoLog           // the log cannot take the record: the disk is full
 	Busy            // too many connections or sessions
 	Failed          // the daemon has failed
+	Gone            // the page has held a key, and is not free yet
 )
 
-var statusNames = [...]string{"ok", "existed", "not found", "pinned", "denied", "full", "quota", "invalid", "log full", "busy", "failed"}
+var statusNames = [...]string{"ok", "existed", "not found", "pinned", "denied", "full", "quota", "invalid", "log full", "busy", "failed", "gone"}
 
 func (s Status) String() string {
 	if int(s) < len(statusNames) {
