@@ -76,6 +76,9 @@ func (v View) Bytes() []byte { return v.data }
 // not found have a view that is not Ok.
 func (v View) Ok() bool { return v.c != nil }
 
+// Of reports whether the view was opened by c.
+func (v View) Of(c *Client) bool { return v.c == c }
+
 // Close ends the view. Closing twice, or a copy of it, is a no-op.
 func (v View) Close() error {
 	switch {

@@ -70,7 +70,7 @@ func New(sock *net.UnixConn) (*Conn, error) {
 				buffers.Put(buf)
 				return false
 			}
-			c.in, c.n, c.recvErr = buf, n, err
+			c.in, c.n, c.recvErr = buf, max(n, 0), err
 			return true
 		}
 	}
@@ -249,3 +249,6 @@ func (c *Conn) SetWriteDeadline(t time.Time) error { return c.sock.SetWriteDeadl
 
 // Close closes the connection.
 func (c *Conn) Close() error { return c.sock.Close() }
+
+// SyscallConn returns the socket underneath.
+func (c *Conn) SyscallConn() (syscall.RawConn, error) { return c.sock.SyscallConn() }

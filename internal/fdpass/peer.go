@@ -17,11 +17,6 @@ import (
 type Peer struct {
 	PID int // in this process's namespace; 0 if it is not in it
 	UID int
-
-	// PidFD names the process itself, whatever becomes of its pid. It is nil
-	// if the kernel cannot give one (before Linux 6.5, and for a process that
-	// is gone); the caller owns it.
-	PidFD *os.File
 }
 
 // Peer asks the kernel who connected.
@@ -30,18 +25,28 @@ func (c *Conn) Peer() (Peer, error) {
 	var cerr error
 	err := c.raw.Control(func(fd uintptr) {
 		var cred *unix.Ucred
-		if cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); cerr != nil {
-			return
-		}
-		p.PID, p.UID = int(cred.Pid), int(cred.Uid)
-		if pidfd, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PEERPIDFD); err == nil {
-			p.PidFD = os.NewFile(uintptr(pidfd), "pidfd")
+		if cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); cerr == nil {
+			p.PID, p.UID = int(cred.Pid), int(cred.Uid)
 		}
 	})
 	if err := errors.Join(err, cerr); err != nil {
 		return Peer{}, fmt.Errorf("cannot tell who is connected: %w", err)
 	}
 	return p, nil
+}
+
+// PeerPidFD returns a pidfd of the process that connected, whatever has become
+// of its pid. It fails before Linux 6.5. The caller owns the file.
+func (c *Conn) PeerPidFD() (*os.File, error) {
+	var pidfd int
+	var serr error
+	err := c.raw.Control(func(fd uintptr) {
+		pidfd, serr = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PEERPIDFD)
+	})
+	if err := errors.Join(err, serr); err != nil {
+		return nil, fmt.Errorf("cannot tell which process is connected: %w", err)
+	}
+	return os.NewFile(uintptr(pidfd), "pidfd"), nil
 }
 
 // StartTime returns when the process pid started, in clock ticks since boot,

@@ -126,18 +126,6 @@ func (s *Server) serveLocal(u *fdpass.Conn) {
 	if err != nil {
 		return
 	}
-	if peer.PidFD != nil {
-		defer func() {
-			if peer.PidFD != nil { // no session has taken it over
-				peer.PidFD.Close()
-			}
-		}()
-	}
-	if peer.UID != 0 && peer.UID != os.Getuid() && !slices.Contains(s.opt.AllowUIDs, peer.UID) {
-		s.stats.denied.Add(1)
-		_ = u.TrySend(wire.Writer(nil).U8(uint8(wire.Denied)).Raw([]byte("user " + strconv.Itoa(peer.UID) + " may not connect")))
-		return
-	}
 	if err := u.SetReadDeadline(time.Now().Add(helloTimeout)); err != nil {
 		return
 	}
@@ -145,8 +133,15 @@ func (s *Server) serveLocal(u *fdpass.Conn) {
 	if err != nil {
 		return
 	}
+	// Only now: an answer to who has not been heard would be lost.
+	if peer.UID != 0 && peer.UID != os.Getuid() && !slices.Contains(s.opt.AllowUIDs, peer.UID) {
+		s.stats.denied.Add(1)
+		fdpass.CloseAll(files)
+		_ = c.reply(fmt.Errorf("%w: user %d may not connect", errDenied, peer.UID))
+		return
+	}
 	c.in.Reset(msg)
-	err = c.hello(&peer, false, "uid:"+strconv.Itoa(peer.UID), files)
+	err = c.hello(peer, false, "uid:"+strconv.Itoa(peer.UID), files)
 	fdpass.CloseAll(files)
 	if c.reply(err) != nil || err != nil {
 		return
@@ -217,7 +212,7 @@ func (s *Server) serveRemote(nc net.Conn) {
 		}
 		if first {
 			c.in.Reset(buf)
-			err = c.hello(&fdpass.Peer{UID: -1}, true, tenant, nil)
+			err = c.hello(fdpass.Peer{UID: -1}, true, tenant, nil)
 		} else {
 			err = c.handle(buf)
 		}
@@ -257,7 +252,7 @@ func readFrame(r io.Reader, buf []byte) ([]byte, error) {
 }
 
 // hello attaches the connection to a session, old or new.
-func (c *conn) hello(peer *fdpass.Peer, remote bool, tenant string, files []*os.File) error {
+func (c *conn) hello(peer fdpass.Peer, remote bool, tenant string, files []*os.File) error {
 	s, in := c.s, &c.in
 	op, version, flags := wire.Op(in.U8()), in.U16(), in.U8()
 	var tok token
@@ -324,18 +319,19 @@ type hello struct {
 // attach finds or makes the session of a connection.
 //
 // Preconditions: s.mu is held.
-func (s *Server) attach(c *conn, peer *fdpass.Peer, h hello) (err error) {
+func (s *Server) attach(c *conn, peer fdpass.Peer, h hello) (err error) {
 	ss := s.tokens[h.tok]
 	switch {
 	case h.tok == token{}:
-		if ss, err = s.newSession(*peer, h.remote, h.tenant, h.name); err != nil {
+		if ss, err = s.newSession(peer, h.remote, h.tenant, h.name); err != nil {
 			return err
 		}
-		if peer.PidFD != nil {
-			pidfd := peer.PidFD
-			peer.PidFD = nil
-			if err := s.watchProcess(ss, pidfd); err != nil {
-				return err
+		if c.unix != nil {
+			// Without a pidfd, poll looks at the process.
+			if pidfd, perr := c.unix.PeerPidFD(); perr == nil {
+				if err := s.watchProcess(ss, pidfd); err != nil {
+					return err
+				}
 			}
 		}
 	case ss == nil:

@@ -349,6 +349,10 @@ func (s *Server) Rescan() error {
 	return s.res.Rescan()
 }
 
+// Settle does at once what maintenance would do in time: it frees what nothing
+// needs any more.
+func (s *Server) Settle() { s.finish(true) }
+
 // Checkpoint saves a checkpoint now.
 func (s *Server) Checkpoint() error {
 	s.mu.Lock()

@@ -5,6 +5,7 @@ package robustness
 import (
 	"bufio"
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -25,6 +26,7 @@ import (
 	"polder/internal/failpoint"
 	"polder/share"
 	"polder/share/daemon"
+	"polder/share/internal/wire"
 	"polder/share/keeper"
 	"polder/share/resource"
 )
@@ -167,7 +169,41 @@ func beWriter() error {
 }
 
 // beReader opens views, says so, and waits to be killed.
-func beIntruder() error { return nil }
+// beIntruder does what it must not: see the table of attacks.
+func beIntruder() error {
+	dir := os.Getenv(envDir)
+	what, arg, _ := strings.Cut(os.Getenv(envArgs), " ")
+	switch what {
+	case "write":
+		c, err := share.Open(context.Background(), config(dir))
+		if err != nil {
+			return err
+		}
+		v, err := c.Get(context.Background(), arg)
+		if err != nil {
+			return err
+		}
+		v.Bytes()[0] = 'X' // must fault
+		return errors.New("the write went through")
+	case "connect":
+		_, err := share.Open(context.Background(), config(dir))
+		if errors.Is(err, share.ErrDenied) {
+			return nil
+		}
+		return fmt.Errorf("got %v, want %v", err, share.ErrDenied)
+	case "token":
+		var tok [16]byte
+		if _, err := hex.Decode(tok[:], []byte(arg)); err != nil {
+			return err
+		}
+		_, status, err := attach(dir, tok)
+		if err != nil || status != wire.Denied {
+			return fmt.Errorf("got %v, %v, want %v", status, err, wire.Denied)
+		}
+		return nil
+	}
+	return fmt.Errorf("there is no attack %q", what)
+}
 
 func beReader() error {
 	ctx := context.Background()
