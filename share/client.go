@@ -429,8 +429,10 @@ func (c *Client) sayGoodbye(tok [16]byte, epoch uint64) error {
 		switch {
 		case err == nil, errors.Is(err, ErrNotFound): // the first try has done it
 			return nil
-		case errors.Is(err, ErrNoLog) || time.Now().After(until):
+		case errors.Is(err, ErrNoLog):
 			return &OpError{Op: "close", Err: err}
+		case time.Now().After(until):
+			return nil
 		}
 		time.Sleep(5 * time.Millisecond)
 	}

@@ -87,13 +87,26 @@ func New(sock *net.UnixConn) (*Conn, error) {
 	return c, nil
 }
 
-// Dial connects to the socket at path.
+// dialTime is how long Dial tries while the listener's queue is full.
+const dialTime = 5 * time.Second
+
+// Dial connects to the socket at path. While more clients connect than the
+// listener can take in, it tries again, for some seconds.
 func Dial(path string) (*Conn, error) {
-	sock, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: path, Net: "unixpacket"})
-	if err != nil {
-		return nil, err
+	var until time.Time
+	for {
+		sock, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: path, Net: "unixpacket"})
+		if err == nil {
+			return New(sock)
+		}
+		if until.IsZero() {
+			until = time.Now().Add(dialTime)
+		}
+		if !errors.Is(err, unix.EAGAIN) || time.Now().After(until) {
+			return nil, err
+		}
+		time.Sleep(time.Millisecond)
 	}
-	return New(sock)
 }
 
 // Listen listens at path, in place of a socket there that nobody serves. The

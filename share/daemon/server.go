@@ -164,6 +164,15 @@ func Start(opt Options) (*Server, error) {
 	if err := opt.setDefaults(); err != nil {
 		return nil, err
 	}
+	s := newServer(opt)
+	if err := s.start(); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+func newServer(opt Options) *Server {
 	s := &Server{
 		opt:      opt,
 		started:  time.Now(),
@@ -175,14 +184,40 @@ func Start(opt Options) (*Server, error) {
 		settling: map[uint64]*session{},
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
-	if err := s.start(); err != nil {
-		s.Close()
-		return nil, err
+	return s
+}
+
+// CountKeys recovers the state that the log holds, without serving anybody, and
+// returns the number of keys: it tells whether a daemon would start.
+func CountKeys(opt Options) (int, error) {
+	if err := opt.setDefaults(); err != nil {
+		return 0, err
 	}
-	return s, nil
+	s := newServer(opt)
+	err := s.open()
+	n := s.idx.Len()
+	return n, errors.Join(err, s.Close())
 }
 
 func (s *Server) start() error {
+	if err := s.open(); err != nil {
+		return err
+	}
+	var err error
+	if s.local, err = fdpass.Listen(s.opt.Socket, s.opt.SocketMode); err != nil {
+		return err
+	}
+	s.serving = true
+	s.wg.Go(s.maintain)
+	s.wg.Go(s.acceptLocal)
+	if s.opt.Remote != nil {
+		s.wg.Go(s.acceptRemote)
+	}
+	return nil
+}
+
+// open recovers the state.
+func (s *Server) open() error {
 	if err := os.MkdirAll(s.opt.Dir, 0o700); err != nil {
 		return fmt.Errorf("cannot make the state directory: %w", err)
 	}
@@ -201,19 +236,7 @@ func (s *Server) start() error {
 	}); err != nil {
 		return err
 	}
-	if err := s.recover(); err != nil {
-		return err
-	}
-	if s.local, err = fdpass.Listen(s.opt.Socket, s.opt.SocketMode); err != nil {
-		return err
-	}
-	s.serving = true
-	s.wg.Go(s.maintain)
-	s.wg.Go(s.acceptLocal)
-	if s.opt.Remote != nil {
-		s.wg.Go(s.acceptRemote)
-	}
-	return nil
+	return s.recover()
 }
 
 // append logs a record before it is applied.
