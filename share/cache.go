@@ -85,15 +85,3 @@ func (c *cache) clear() {
 		s.mu.Unlock()
 	}
 }
-
-// len returns how many places are remembered.
-func (c *cache) len() int {
-	n := 0
-	for i := range c.shards {
-		s := &c.shards[i]
-		s.mu.RLock()
-		n += len(s.places)
-		s.mu.RUnlock()
-	}
-	return n
-}

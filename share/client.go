@@ -286,11 +286,15 @@ func (c *Client) watch() {
 				break
 			}
 			r := wire.Read(msg)
-			region := r.U64()
+			region, what := r.U64(), wire.Notice(r.U8())
 			bad := r.Err() != nil
 			conn.Done()
-			if !bad {
+			switch {
+			case bad:
+			case what == wire.Freed:
 				c.regionFreed(region)
+			case what == wire.Recalled:
+				c.regionRecalled(region)
 			}
 		}
 		conn.Close()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -28,6 +29,9 @@ type region struct {
 	state []atomic.Uint32 // of each page
 	free  []uint32        // indices of pages with state pageFree; guarded by Client.mu
 	lost  bool            // the daemon does not know it any more; guarded by Client.mu
+
+	recalled atomic.Bool // the daemon wants it back; it is not in Client.owned then
+	returned bool        // and has been given it; guarded by Client.mu
 }
 
 // What the owner knows of a page.
@@ -58,9 +62,51 @@ func (p Page) Free() error {
 		return &OpError{Op: "free", Err: ErrPage}
 	}
 	p.c.mu.Lock()
-	defer p.c.mu.Unlock()
 	p.r.free = append(p.r.free, p.i)
+	p.c.mu.Unlock()
+	p.c.giveBack(p.r)
 	return nil
+}
+
+// regionRecalled stops allocating from a region that the daemon wants back.
+func (c *Client) regionRecalled(id uint64) {
+	c.mu.Lock()
+	i := slices.IndexFunc(c.owned, func(r *region) bool { return r.id == id })
+	if i < 0 || c.torn {
+		c.mu.Unlock()
+		return
+	}
+	r := c.owned[i]
+	c.owned = slices.Delete(c.owned, i, i+1)
+	r.recalled.Store(true)
+	c.mu.Unlock()
+	c.giveBack(r)
+}
+
+// giveBack returns a region that was recalled, once no page of it is being
+// filled.
+func (c *Client) giveBack(r *region) {
+	if !r.recalled.Load() { // fast path
+		return
+	}
+	c.mu.Lock()
+	for i := range r.state {
+		if r.state[i].Load() == pageFilling {
+			c.mu.Unlock()
+			return
+		}
+	}
+	mine := !r.returned && !c.closed
+	r.returned = true
+	c.mu.Unlock()
+	if !mine {
+		return // somebody else does it, or the end of the session
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), c.cfg.Patience)
+	defer cancel()
+	// If it fails, the region is the session's until that ends.
+	_ = c.release(ctx, r.handle)
+	r.mem.Close()
 }
 
 // Alloc returns a page to fill: of the active region, else of another one that
@@ -379,6 +425,7 @@ func (c *Client) putRegion(ctx context.Context, r *region, items []Item, stored 
 			return err
 		}
 	}
+	c.giveBack(r)
 	return nil
 }
 

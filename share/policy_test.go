@@ -363,3 +363,38 @@ func TestRemoteClientsSeeNamesAndHaveAGracePeriod(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+func TestLRUGivesLatecomersTheirShare(t *testing.T) {
+	s, opt := startDaemon(t, func(o *daemon.Options) {
+		o.LRU = true
+		o.Pools[0].Size = 4 * 64 << 10 // four regions of four pages
+	})
+	first, late := open(t, opt.Socket, nil), open(t, opt.Socket, nil)
+	for i := range 16 {
+		put(t, first, fmt.Sprint("first", i), "v")
+	}
+	filling, err := first.Alloc(t.Context()) // a page being filled is not taken away
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the latecomer gets a page", func() bool {
+		p, err := late.Alloc(t.Context())
+		if errors.Is(err, share.ErrFull) {
+			return false
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := late.Put(t.Context(), "late", p, 0); err != nil {
+			t.Fatal(err)
+		}
+		return true
+	})
+	if _, err := first.Put(t.Context(), "filled", filling, copy(filling.Bytes(), "in time")); err != nil {
+		t.Fatal(err)
+	}
+	wantValue(t, late, "filled", "in time")
+	if info := s.Info(); info.Regions > 4 {
+		t.Fatalf("got %d regions, want at most 4", info.Regions)
+	}
+}

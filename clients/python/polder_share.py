@@ -169,6 +169,7 @@ class _Region:
         pages = length // page_size
         self.free = list(range(pages - 1, -1, -1))
         self.put = set()  # pages that hold, or held, a key
+        self.recalled = False  # the daemon wants it back
 
 
 class _Mapping:
@@ -296,6 +297,7 @@ class Client:
             region = page._take()
             page._release()
             region.free.append(page._index)
+            self._give_back(region)
 
     def put(self, key, page, length=None, ttl=0.0):
         """Registers the first length bytes of a page under key. Returns False
@@ -615,6 +617,7 @@ class Client:
             else:
                 region.free.append(page._index)
             stored.append(ok)
+        self._give_back(region)
         return stored
 
     def _get_part(self, keys):
@@ -693,6 +696,25 @@ class Client:
             if mapping.shared and mapping.mem is None:
                 self._call(struct.pack("<BQ", UNMAP, region), again=True)
 
+    def _region_recalled(self, ident):
+        with self._lock:
+            for region in self._regions:
+                if region.id == ident:
+                    self._regions.remove(region)
+                    region.recalled = True
+                    self._give_back(region)
+                    return
+
+    def _give_back(self, region):
+        """Returns a region that was recalled, once no page is being filled."""
+        pages = len(region.mem) // region.page_size
+        if not region.recalled or len(region.free) + len(region.put) < pages:
+            return
+        region.recalled = False
+        self._call(bytes([RELEASE]) + region.handle, again=True)
+        region.view.release()
+        region.mem.close()
+
     def _watcher(self):
         """Reads notices, and attaches anew when the daemon restarts."""
         while not self._closed:
@@ -702,8 +724,9 @@ class Client:
                 if self._waker in ready:
                     return
                 notice = watch.recv(64)
-                if len(notice) == 8:
-                    self._region_freed(struct.unpack("<Q", notice)[0])
+                if len(notice) == 9:
+                    region, what = struct.unpack("<QB", notice)
+                    (self._region_freed, self._region_recalled)[what](region)
                     continue
             except (OSError, ValueError):
                 pass

@@ -113,7 +113,7 @@ func torn(data []byte, off int, cause error, lsn uint64, lastGroup uint32, resta
 // lostSector reports whether a sector that the frame at data[off:] lies in
 // reads as zeros from the frame's start on, or throughout.
 func lostSector(data []byte, off int) bool {
-	end := len(data)
+	var end int
 	if hdr := data[off:min(len(data), off+headerSize)]; len(hdr) == headerSize &&
 		crc32.Checksum(hdr[:24], castagnoli) == binary.LittleEndian.Uint32(hdr[24:]) {
 		end = off + frameSize + int(binary.LittleEndian.Uint32(hdr))

@@ -29,6 +29,9 @@ func (c *conn) alloc() error {
 			} else if freed {
 				continue
 			}
+			if rerr := s.recall(c.ss); rerr != nil {
+				return rerr
+			}
 		}
 		if err != nil {
 			return err
@@ -201,141 +204,6 @@ func (c *conn) unmap() error {
 	delete(c.ss.maps, id)
 	delete(c.ss.issued, id)
 	return s.res.Unmapped(id)
-}
-
-// evict makes room in the caller's own regions: it takes away the keys that
-// have not been used for longest and that nobody has pinned or looks at.
-func (c *conn) evict() error {
-	want := int(c.in.U32())
-	if err := c.in.Err(); err != nil {
-		return err
-	}
-	s := c.s
-	if !s.opt.LRU {
-		return fmt.Errorf("%w: eviction is off", errInvalid)
-	}
-	s.mu.Lock()
-	s.touch()
-	held := s.pages.Held()
-	n, count := need{}, 0
-	var err error
-	for e := range s.idx.Oldest(c.ss.id) {
-		if count >= min(want, wire.MaxBatch) {
-			break
-		}
-		if _, ok := held[e.Page]; ok || e.Pinned() {
-			continue
-		}
-		var gone need
-		if gone, err = s.remove(e); err != nil {
-			break
-		}
-		n.lsn, n.sync = gone.lsn, n.sync || gone.sync
-		count++
-	}
-	s.mu.Unlock()
-	s.stats.evictions.Add(uint64(count))
-	if err != nil {
-		return err
-	}
-	c.out = c.out.U32(uint32(count))
-	if err := s.commitNeed(n); err != nil {
-		return err
-	}
-	s.finish(false) // so that the caller finds the pages free
-	return nil
-}
-
-// evictOrphan frees the region without owner that has not been used for
-// longest, if nobody has pinned or looks at any of its keys; false if there is
-// none.
-func (s *Server) evictOrphan() (bool, error) {
-	n, err := s.evictRegion()
-	if err != nil || n.lsn == 0 {
-		return false, err
-	}
-	if err := s.commitNeed(n); err != nil {
-		return false, err
-	}
-	s.finish(false)
-	return true, nil
-}
-
-func (s *Server) evictRegion() (n need, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.touch()
-	if len(s.settling) > 0 {
-		return n, nil // nothing can be freed yet
-	}
-	held := s.pages.Held()
-	tried := map[uint64]bool{}
-	for oldest := range s.idx.Oldest(0) {
-		if tried[oldest.Region] {
-			continue
-		}
-		tried[oldest.Region] = true
-		var entries []*meta.Entry
-		busy := false
-		for e := range s.idx.OfRegion(oldest.Region) {
-			_, looked := held[e.Page]
-			busy = busy || looked || e.Pinned()
-			entries = append(entries, e)
-		}
-		if busy {
-			continue
-		}
-		for _, e := range entries {
-			gone, err := s.remove(e)
-			if err != nil {
-				return n, err
-			}
-			n.lsn, n.sync = gone.lsn, n.sync || gone.sync
-		}
-		s.stats.evictions.Add(uint64(len(entries)))
-		return n, nil
-	}
-	return n, nil
-}
-
-// touch brings the LRU up to what clients have looked at without asking.
-//
-// Preconditions: s.mu is held.
-func (s *Server) touch() {
-	byPage := map[uint32]bool{}
-	s.pages.Touched(func(page uint32) {
-		if s.pageState(page) == shm.Live {
-			byPage[page] = true
-		}
-	})
-	for page := range byPage {
-		if e := s.idx.AtPage(page); e != nil {
-			s.idx.Touch(e)
-		}
-	}
-}
-
-func (s *Server) drainTouches() {
-	if !s.opt.LRU {
-		return
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.touch()
-}
-
-// expire takes away the keys whose time is over.
-func (s *Server) expire() {
-	now := s.opt.Now().UnixMilli()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for e := s.idx.Expired(now); e != nil; e = s.idx.Expired(now) {
-		if _, err := s.remove(e); err != nil {
-			s.opt.Log.Error("cannot log that a key has expired", "err", err)
-			return
-		}
-		s.stats.expired.Add(1)
-	}
 }
 
 // watch makes the connection the one that notices are sent to.

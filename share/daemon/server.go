@@ -97,6 +97,7 @@ type Server struct {
 	tokens   map[token]*session
 	conns    map[closer]struct{}
 	settling map[uint64]*session // recovered and not yet back
+	recalls  map[uint64]bool     // regions whose owners are asked to return them
 	removals []removal           // freed regions whose memory waits for the log
 	rec      wire.Writer         // scratch for records
 	bootID   string
@@ -182,6 +183,7 @@ func newServer(opt Options) *Server {
 		tokens:   map[token]*session{},
 		conns:    map[closer]struct{}{},
 		settling: map[uint64]*session{},
+		recalls:  map[uint64]bool{},
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	return s
@@ -348,7 +350,7 @@ func (s *Server) free(r *resource.Region, lsn uint64) {
 	for _, ss := range s.sessions {
 		delete(ss.issued, r.ID)
 		if ss.maps[r.ID] {
-			s.notify(ss, r.ID)
+			s.notify(ss, r.ID, wire.Freed)
 		}
 		if !r.Shared() {
 			delete(ss.maps, r.ID) // the mapping is the client's own affair now

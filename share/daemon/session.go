@@ -179,6 +179,7 @@ func (s *Server) applyReleased(r *resource.Region) error {
 	if err := r.Step(resource.OwnerLeaves); err != nil {
 		return err
 	}
+	delete(s.recalls, r.ID)
 	s.idx.Orphan(r.ID, r.Owner)
 	r.Owner = 0
 	if s.log == nil { // replaying: whether it was freed, a later record tells
@@ -204,16 +205,16 @@ func (s *Server) settled(ss *session) {
 	}
 }
 
-// notify tells a session that a region is freed. If it does not read, its
-// connection is closed, and it will ask anew.
+// notify tells a session something of a region. If it does not read, its
+// connection is closed, and it will attach anew.
 //
 // Preconditions: s.mu is held.
-func (s *Server) notify(ss *session, region uint64) {
+func (s *Server) notify(ss *session, region uint64, what wire.Notice) {
 	if ss.watch == nil {
 		return
 	}
-	var buf [8]byte
-	if err := ss.watch.TrySend(wire.Writer(buf[:0]).U64(region)); err != nil {
+	var buf [9]byte
+	if err := ss.watch.TrySend(wire.Writer(buf[:0]).U64(region).U8(uint8(what))); err != nil {
 		ss.watch.Close()
 		ss.watch = nil
 	}

@@ -203,7 +203,7 @@ func runSizes(ctx context.Context, opt Options, dir string) (err error) {
 	for i, c := range cases {
 		name := config.FormatSize(int64(c.size))
 		opt.Progress(i, len(cases), name)
-		t := task{Socket: d.socket, Size: c.size, N: c.n, Prefix: name, Page: c.size, Region: c.size * (c.n + batchSize)}
+		t := task{Socket: d.socket, Size: c.size, N: c.n, Prefix: name, Page: c.size, Region: c.size * (c.n + batchSize*batches(c.n))}
 		open := t
 		open.Op = "open"
 		for _, p := range []*process{w, r} {

@@ -202,7 +202,8 @@ const batchSize = 8
 // putBatches measures puts in batches, as an engine does that stores a prompt.
 func (w *worker) putBatches(ctx context.Context, t task, src []byte) (summary, error) {
 	var s summary
-	for range max(t.N/2/batchSize, 2) {
+	var all []string
+	for round := range batches(t.N) {
 		began := time.Now()
 		items := make([]share.Item, batchSize)
 		keys := make([]string, batchSize)
@@ -211,19 +212,21 @@ func (w *worker) putBatches(ctx context.Context, t task, src []byte) (summary, e
 			if err != nil {
 				return summary{}, err
 			}
-			keys[i] = fmt.Sprintf("%s/batch/%d", t.Prefix, i)
+			keys[i] = fmt.Sprintf("%s/batch/%d/%d", t.Prefix, round, i)
 			items[i] = share.Item{Key: keys[i], Page: p, Len: copy(p.Bytes(), src)}
 		}
 		if _, err := w.c.PutAll(ctx, items); err != nil {
 			return summary{}, err
 		}
 		s.add(time.Since(began) / batchSize)
-		if _, err := w.c.DeleteAll(ctx, keys); err != nil {
-			return summary{}, err
-		}
+		all = append(all, keys...)
 	}
-	return s.finish(t.Size), nil
+	_, err := w.c.DeleteAll(ctx, all)
+	return s.finish(t.Size), err
 }
+
+// batches is how many batches are measured where n blobs are put one by one.
+func batches(n int) int { return max(n/2/batchSize, 1) }
 
 func rivalMemory(size int) (*arena.Mapping, error) {
 	fd, err := arena.NewMemfd("rival", (size+arena.PageSize-1)&^(arena.PageSize-1))

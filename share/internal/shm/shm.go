@@ -22,6 +22,7 @@
 package shm
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"sync/atomic"
@@ -80,10 +81,7 @@ func NewTable() (*Table, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := fd.SealSize(); err == nil {
-		err = fd.SealFutureWrites()
-	}
-	if err != nil {
+	if err := errors.Join(fd.SealSize(), fd.SealFutureWrites()); err != nil {
 		mem.Close()
 		return nil, err
 	}

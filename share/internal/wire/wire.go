@@ -23,7 +23,7 @@
 //	Evict     pages                                      count
 //	Stats     -                                          JSON
 //	List      what prefix after limit                    JSON
-//	Watch     -                                          -, then notices: region freed
+//	Watch     -                                          -, then notices: region kind
 //	Bye       -                                          -
 package wire
 
@@ -116,6 +116,15 @@ const (
 	HelloResumed  = 1 << 1 // in the reply: the token was known
 	LookupRef     = 1 << 0 // count a reference for each key found
 	LookupHandles = 1 << 1 // send the handles of all regions, even if they were sent before
+)
+
+// Notice is what the daemon tells without being asked, behind a region's number.
+type Notice uint8
+
+// The notices.
+const (
+	Freed    Notice = iota // a region that the client maps is freed: unmap it
+	Recalled               // return a region of the client's own, as others need memory
 )
 
 // Location is where a key lies.
