@@ -5,9 +5,6 @@ import (
 	"fmt"
 
 	"polder/internal/failpoint"
-	"polder/share/internal/shm"
-	"polder/share/internal/wire"
-	"polder/share/meta"
 	"polder/share/resource"
 )
 
