@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"fmt"
+	"time"
 
 	"polder/share/internal/shm"
 	"polder/share/internal/wire"
@@ -143,10 +144,14 @@ func (s *Server) expire() {
 	}
 }
 
+// favorTime is how long what a recall brings in is kept for who asked.
+const favorTime = time.Second
+
 // recall makes room for a client that has fewer regions than others, when the
 // pool is full: of the client that has most, it takes away the keys of the
 // region whose last use is longest ago, and asks it to return that region. So
-// clients that put come to have the same share of the pool, whoever came first.
+// clients that put come to have about the same share of the pool, whoever came
+// first.
 // The room is there when the owner has answered; until then the caller evicts
 // among its own.
 func (s *Server) recall(ss *session) error {
@@ -161,7 +166,7 @@ func (s *Server) recall(ss *session) error {
 	}
 	var victim uint64
 	for owner, n := range count {
-		if owner != 0 && owner != ss.id && !busy[owner] && n > count[ss.id]+1 && n > count[victim] && s.sessions[owner].watch != nil {
+		if owner != 0 && owner != ss.id && !busy[owner] && n > count[ss.id]+1+count[ss.id]/4 && n > count[victim] && s.sessions[owner].watch != nil {
 			victim = owner
 		}
 	}
@@ -185,6 +190,7 @@ func (s *Server) recall(ss *session) error {
 		}
 		s.stats.evictions.Add(uint64(len(entries)))
 		s.recalls[oldest.Region] = true
+		s.favored, s.favor = ss.id, s.opt.Now().Add(favorTime)
 		s.notify(s.sessions[victim], oldest.Region, wire.Recalled)
 		return nil
 	}

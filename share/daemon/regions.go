@@ -44,19 +44,28 @@ func (c *conn) alloc() error {
 }
 
 // carve takes a region from a pool and logs it.
-func (s *Server) carve(c *conn, pool string, length, pageSize int64) (*resource.Region, uint64, error) {
+func (s *Server) carve(c *conn, pool string, length, pageSize int64) (r *resource.Region, lsn uint64, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := c.live(); err != nil {
 		return nil, 0, err
 	}
-	r, err := s.res.Carve(pool, length, pageSize, c.ss.id, c.ss.tenant)
+	switch {
+	case s.favored == c.ss.id:
+		defer func() {
+			if err == nil {
+				s.favored = 0
+			}
+		}()
+	case s.favored != 0 && s.opt.Now().Before(s.favor):
+		return nil, 0, fmt.Errorf("%w: a client with less memory comes first", resource.ErrFull)
+	}
+	r, err = s.res.Carve(pool, length, pageSize, c.ss.id, c.ss.tenant)
 	if err != nil {
 		return nil, 0, err
 	}
 	failpoint.Hit("daemon.alloc-carved")
-	lsn, err := s.append(encodeRegion(s.rec[:0], r))
-	if err != nil {
+	if lsn, err = s.append(encodeRegion(s.rec[:0], r)); err != nil {
 		return nil, 0, errors.Join(err, s.res.Discard(r))
 	}
 	s.res.Install(r)

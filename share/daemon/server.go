@@ -98,6 +98,8 @@ type Server struct {
 	conns    map[closer]struct{}
 	settling map[uint64]*session // recovered and not yet back
 	recalls  map[uint64]bool     // regions whose owners are asked to return them
+	favored  uint64              // the session for which a region was recalled
+	favor    time.Time           // until when it comes before others
 	removals []removal           // freed regions whose memory waits for the log
 	rec      wire.Writer         // scratch for records
 	bootID   string
