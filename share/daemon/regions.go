@@ -39,11 +39,11 @@ func (c *conn) alloc() error {
 			return err
 		}
 		failpoint.Hit("daemon.alloc-committed")
-		return c.sendRegion(r)
+		return nil
 	}
 }
 
-// carve takes a region from a pool and logs it.
+// carve takes a region from a pool, logs it, and prepares the reply.
 func (s *Server) carve(c *conn, pool string, length, pageSize int64) (r *resource.Region, lsn uint64, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -69,10 +69,13 @@ func (s *Server) carve(c *conn, pool string, length, pageSize int64) (r *resourc
 		return nil, 0, errors.Join(err, s.res.Discard(r))
 	}
 	s.res.Install(r)
-	return r, lsn, nil
+	return r, lsn, c.describe(r)
 }
 
-func (c *conn) sendRegion(r *resource.Region) error {
+// describe replies with a region and a descriptor of it.
+//
+// Preconditions: s.mu is held.
+func (c *conn) describe(r *resource.Region) error {
 	f, err := r.Writer()
 	if err != nil {
 		return err

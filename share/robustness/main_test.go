@@ -236,7 +236,8 @@ func self(t *testing.T, role, dir, args string, env ...string) *exec.Cmd {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(path)
-	cmd.Env = append(os.Environ(), envRole+"="+role, envDir+"="+dir, envArgs+"="+args)
+	// The race detector would sleep for a second at each exit.
+	cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", envRole+"="+role, envDir+"="+dir, envArgs+"="+args)
 	cmd.Env = append(cmd.Env, env...)
 	cmd.Stderr = os.Stderr
 	return cmd
