@@ -132,7 +132,7 @@ func TestDaemonKilledAtEveryMomentOfTheLog(t *testing.T) {
 	for _, pool := range []string{"memfd:1MiB", "file:$DIR/pool:1MiB"} {
 		kills, step := 0, 1
 		if os.Getenv("POLDER_SOAK") == "" {
-			step = 7
+			step = 2
 		}
 		for n := 1 + len(pool)%step; programWithDeath(t, pool, n); n += step {
 			kills++
@@ -316,4 +316,56 @@ func TestDaemonKilledAgainAndAgainUnderLoad(t *testing.T) {
 			}
 		}
 	}
+}
+
+// restartProgram is a Python client that lives through a restart.
+const restartProgram = `
+import polder_share, sys
+with polder_share.Client(sys.argv[1], page_size=16 << 10, region_size=64 << 10) as c:
+    for key in ("p0", "p1"):
+        page = c.alloc()
+        page.buffer[:2] = key.encode()
+        c.put(key, page, 2)
+    view = c.get("p0")
+    print("ready", flush=True)
+    sys.stdin.readline()
+    assert bytes(view.buffer) == b"p0"
+    with c.get("p1") as other:
+        assert bytes(other.buffer) == b"p1"
+    page = c.alloc()
+    page.buffer[:2] = b"p2"
+    assert c.put("p2", page, 2)
+    assert bytes(view.buffer) == b"p0"
+    view.close()
+print("ready", flush=True)
+sys.stdin.readline()
+`
+
+func TestPythonClientLivesThroughARestart(t *testing.T) {
+	dir, kill := keep(t, "memfd:1MiB", "")
+	c := open(t, dir)
+	put(t, c, "go", "v")
+	cmd := exec.Command("python3", "-B", "-c", restartProgram, filepath.Join(dir, "s"))
+	python, err := filepath.Abs("../../clients/python")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.Env = append(os.Environ(), "PYTHONPATH="+python)
+	cmd.Stderr = os.Stderr
+	p := start(t, cmd)
+	if !p.ready() {
+		t.Fatal("the Python client has failed")
+	}
+	kill()
+	if err := c.Delete(t.Context(), "p0"); err != nil { // the view must not mind
+		t.Fatal(err)
+	}
+	put(t, c, "more", "v")
+	if _, err := p.in.Write([]byte("go on\n")); err != nil {
+		t.Fatal(err)
+	}
+	if !p.ready() {
+		t.Fatal("the Python client has failed after the restart")
+	}
+	wantValue(t, c, "p2", "p2")
 }

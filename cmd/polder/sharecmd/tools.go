@@ -182,7 +182,7 @@ func newTop() *cobra.Command {
 			return err
 		})
 	cmd.Flags().Var(config.NewDuration(&every, 10*time.Millisecond), "every", "how often to look")
-	cmd.Flags().IntVar(&n, "n", 0, "end after so many looks; 0 means never")
+	cmd.Flags().IntVarP(&n, "count", "n", 0, "end after so many looks; 0 means never")
 	return cmd
 }
 
