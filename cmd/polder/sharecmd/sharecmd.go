@@ -6,6 +6,7 @@ package sharecmd
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -37,6 +38,7 @@ const DefaultDir = "/var/lib/polder/share"
 // flags are what the daemon is told.
 type flags struct {
 	config     string
+	readyFile  string
 	dir        string
 	socket     string
 	socketMode string
@@ -77,6 +79,7 @@ func Command() *cobra.Command {
 	}
 	fs := cmd.Flags()
 	fs.StringVar(&f.config, config.FileFlag, "", "read configuration from this YAML `file`; its keys are the names of the flags")
+	fs.StringVar(&f.readyFile, "ready-file", "", "write the addresses listened on to this `file`, as JSON, when ready")
 	fs.StringVar(&f.dir, "dir", f.dir, "`directory` of the log, the checkpoints and the secret")
 	fs.StringVar(&f.socket, "socket", f.socket, "`path` of the socket that local clients connect to")
 	fs.StringVar(&f.socketMode, "socket-mode", f.socketMode, "permissions of the socket, in `octal`")
@@ -134,6 +137,7 @@ func (f *flags) run(cmd *cobra.Command) error {
 // serve waits for the end, and rescans on SIGHUP meanwhile.
 func (f *flags) serve(ctx context.Context, out io.Writer, s *daemon.Server, opt daemon.Options, logger *slog.Logger) (err error) {
 	defer func() { err = errors.Join(err, s.Close()) }()
+	addrs := map[string]string{"share": f.socket}
 	if f.admin != "" {
 		lis, err := net.Listen("tcp", f.admin)
 		if err != nil {
@@ -147,10 +151,15 @@ func (f *flags) serve(ctx context.Context, out io.Writer, s *daemon.Server, opt 
 			return err
 		}
 		defer a.Close()
+		addrs["admin"] = lis.Addr().String()
 		fmt.Fprintf(out, "admin   http://%s/metrics\n", lis.Addr())
 	}
 	if opt.Remote != nil {
+		addrs["remote"] = opt.Remote.Addr().String()
 		fmt.Fprintf(out, "remote  %s\n", opt.Remote.Addr())
+	}
+	if err := f.writeReady(addrs); err != nil {
+		return err
 	}
 	fmt.Fprintf(out, "share   %s\nready. Try: polder share stats --socket %s\n", f.socket, f.socket)
 	if opt.Store != nil {
@@ -173,6 +182,21 @@ func (f *flags) serve(ctx context.Context, out io.Writer, s *daemon.Server, opt 
 			}
 		}
 	}
+}
+
+// writeReady tells who waits for it that the daemon serves, and where.
+func (f *flags) writeReady(addrs map[string]string) error {
+	if f.readyFile == "" {
+		return nil
+	}
+	b, err := json.Marshal(addrs)
+	if err == nil {
+		err = os.WriteFile(f.readyFile, append(b, '\n'), 0o644)
+	}
+	if err != nil {
+		return fmt.Errorf("cannot write the ready file: %w", err)
+	}
+	return nil
 }
 
 // runKeeper runs this program again without --keep.
