@@ -10,6 +10,9 @@ STATICCHECK_VERSION := v0.8.2
 FUZZTIME    ?= 30s
 TESTTIMEOUT ?= 10m
 
+# How long "make soak" runs each soak test.
+SOAK ?= 10m
+
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -41,8 +44,10 @@ fuzz: ## run every fuzz target for 10 minutes
 	@GO="$(GO)" .ci/fuzz 10m
 
 .PHONY: soak
-soak: ## run the tests again and again for long, with their long forms on
-	POLDER_SOAK=1 $(GO) test -race -count=5 -timeout 2h ./...
+soak: ## run the long forms of tests, SOAK (10m) each, and robustness five times
+	POLDER_SOAK=$(SOAK) $(GO) test -race -count=1 -timeout 4h -run Soak ./...
+	$(GO) test -race -count=1 -timeout 4h -run TestRandomCommandsGetRedissReplies ./resp -resp.commands 200000
+	$(GO) test -count=5 -timeout 4h ./robustness
 
 .PHONY: bench
 bench: build ## measure this tree against redis-server and raw TCP

@@ -18,7 +18,7 @@ const MinLocal = 4 << 20
 // Entry is a value in a Map, with what the map keeps beside it.
 type Entry struct {
 	Value  []byte
-	Expire time.Time // zero: never
+	Expire time.Time // zero: never; kept to the millisecond
 	Tag    uint8     // the caller's own, for instance a type
 }
 

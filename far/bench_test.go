@@ -3,7 +3,10 @@ package far
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
 	"testing"
+	"time"
 )
 
 func BenchmarkLocal(b *testing.B) {
@@ -90,5 +93,96 @@ func BenchmarkMiss(b *testing.B) {
 			after := h.Stats()
 			b.ReportMetric(float64(after.Fetches-before.Fetches)/float64(b.N), "fetches/op")
 		})
+	}
+}
+
+// slowStore is a MemStore at the distance of a network.
+type slowStore struct{ *MemStore }
+
+type slowSegment struct{ Segment }
+
+const (
+	roundTrip = 30 * time.Microsecond
+	perByte   = time.Second / (1 << 30) // 1 GiB/s
+)
+
+func (s slowStore) Alloc(ctx context.Context) (Segment, error) {
+	seg, err := s.MemStore.Alloc(ctx)
+	return slowSegment{seg}, err
+}
+
+func (s slowStore) Read(ctx context.Context, ops []ReadOp) {
+	n := 0
+	inner := make([]ReadOp, len(ops))
+	for i, op := range ops {
+		inner[i] = op
+		inner[i].Seg = op.Seg.(slowSegment).Segment
+		n += len(op.Buf)
+	}
+	time.Sleep(roundTrip + time.Duration(n)*perByte)
+	s.MemStore.Read(ctx, inner)
+	for i := range ops {
+		ops[i].Err = inner[i].Err
+	}
+}
+
+func (s slowSegment) Write(ctx context.Context, p []byte, off int) error {
+	time.Sleep(roundTrip + time.Duration(len(p))*perByte)
+	return s.Segment.Write(ctx, p, off)
+}
+
+// BenchmarkFifthLocal plays Zipf with a fifth local over a slow store, from 50
+// goroutines.
+func BenchmarkFifthLocal(b *testing.B) {
+	for _, size := range []int{64, 1024, 4096} {
+		const local = 16 << 20
+		n := 5 * local / (size + 64)
+		h, err := NewHeap(slowStore{NewMemStore(1<<20, 1000)}, Config{Local: local})
+		if err != nil {
+			b.Fatal(err)
+		}
+		m := h.NewMap("bench")
+		ctx := context.Background()
+		for i := range n {
+			if err := m.Set(ctx, key(i), Entry{Value: value(uint64(i), size)}); err != nil {
+				b.Fatal(err)
+			}
+		}
+		z := newZipf(rand.New(rand.NewPCG(1, 1)), 0.99, n)
+		draws := make([]int, 1<<20)
+		for i := range draws {
+			draws[i] = z.next()
+		}
+		for _, op := range []string{"Get", "Set"} {
+			b.Run(fmt.Sprintf("%s/%d", op, size), func(b *testing.B) {
+				before := h.Stats()
+				var at atomic.Int64
+				b.SetParallelism(25)
+				b.RunParallel(func(pb *testing.PB) {
+					i := at.Add(7919 * 13)
+					buf := make([]byte, 0, size)
+					v := value(uint64(i), size)
+					for ; pb.Next(); i++ {
+						k := key(draws[i%int64(len(draws))])
+						var err error
+						if op == "Get" {
+							_, err = m.Get(ctx, k, buf)
+						} else {
+							err = m.Set(ctx, k, Entry{Value: v})
+						}
+						if err != nil {
+							b.Error(err)
+							return
+						}
+					}
+				})
+				after := h.Stats()
+				b.ReportMetric(100*float64(after.Maps[0].Misses-before.Maps[0].Misses)/float64(b.N), "%misses")
+				b.ReportMetric(float64(after.BytesOut-before.BytesOut)/float64(b.N), "out-B/op")
+			})
+		}
+		if err := h.Close(); err != nil {
+			b.Fatal(err)
+		}
 	}
 }

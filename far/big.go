@@ -76,7 +76,8 @@ func (m *Map) setBig(ctx context.Context, sh *shard, hs hash, r record, ok func(
 var errCleared = errors.New("cleared")
 
 func (m *Map) trySetBig(ctx context.Context, sh *shard, hs hash, r record, ok func() error) error {
-	big := bigHead{version: m.h.version.Add(1), size: len(r.value), piece: m.h.pieces}
+	big := bigHead{version: m.h.newVersion(), size: len(r.value), piece: m.h.pieces}
+	defer m.h.written(big.version)
 	for i := range big.count() {
 		part := r.value[i*big.piece : min((i+1)*big.piece, big.size)]
 		if err := m.setPiece(ctx, big, i, part); err != nil {
@@ -90,6 +91,21 @@ func (m *Map) trySetBig(ctx context.Context, sh *shard, hs hash, r record, ok fu
 		m.h.forget(orphan{m, big, big.count()})
 	}
 	return err
+}
+
+// newVersion begins the writing of a large value, and written ends it.
+func (h *Heap) newVersion() uint64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.version++
+	h.writing[h.version] = true
+	return h.version
+}
+
+func (h *Heap) written(version uint64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.writing, version)
 }
 
 func (m *Map) setPiece(ctx context.Context, big bigHead, i int, part []byte) error {

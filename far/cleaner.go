@@ -1,6 +1,7 @@
 package far
 
 import (
+	"context"
 	"errors"
 	"fmt"
 )
@@ -28,19 +29,15 @@ func (h *Heap) farReady(n int) bool {
 	if f.hasRoom(n) {
 		return true
 	}
-	if f.resting() == nil {
-		seg, err := f.borrow(h.ctx)
-		if err == nil {
-			err = f.openWith(seg)
-		}
-		if err == nil {
-			f.succeeded()
-			return true
-		}
-		f.failed(err)
+	if f.resting() == nil && h.openAnother() {
+		return true
 	}
 	if !errors.Is(f.err, ErrStoreFull) {
 		return false
+	}
+	h.reap()
+	if f.freed.Swap(false) && h.openAnother() {
+		return true
 	}
 	// Every segment that is cleaned into the spare one yields some room and
 	// becomes the spare one.
@@ -134,12 +131,27 @@ func (h *Heap) tidy() error {
 // clean moves what lives in s to the open segment, or to further ones if it
 // may borrow.
 func (h *Heap) clean(s *farSegment, borrow bool) error {
+	s.pins.Add(1)
+	err := h.cleanPinned(s, borrow)
+	s.pins.Add(-1)
+	if s.dead() {
+		h.drop(s)
+	}
+	return err
+}
+
+func (h *Heap) cleanPinned(s *farSegment, borrow bool) error {
 	f := &h.far
+	if s.live.Load() == 0 {
+		return nil // the janitor may already have given it back
+	}
 	h.count.cleanedSegments.Add(1)
 	for off := 0; off < s.end; {
 		n := min(len(h.scratch), s.end-off)
 		ops := []ReadOp{{Seg: s.seg, Off: off, Buf: h.scratch[:n]}}
-		f.store.Read(h.ctx, ops)
+		ctx, cancel := context.WithTimeout(h.ctx, storeTimeout)
+		f.store.Read(ctx, ops)
+		cancel()
 		if err := ops[0].Err; err != nil {
 			return f.failed(fmt.Errorf("cannot clean %s: %w", s.seg.Name(), err))
 		}
@@ -149,9 +161,6 @@ func (h *Heap) clean(s *farSegment, borrow bool) error {
 			return err
 		}
 		off += done
-	}
-	if s.dead() {
-		h.drop(s)
 	}
 	return nil
 }
@@ -193,7 +202,7 @@ func (h *Heap) cleanPart(s *farSegment, off int, b []byte, borrow bool) (int, er
 			}
 			begin = at
 			if !f.fits(n) {
-				if !borrow || !h.borrowFor(n) {
+				if !f.hasRoom(n) && (!borrow || !h.openAnother()) {
 					return 0, fmt.Errorf("cannot clean %s: no room for what lives in it: %w", s.seg.Name(), ErrStoreFull)
 				}
 			}
@@ -206,11 +215,9 @@ func (h *Heap) cleanPart(s *farSegment, off int, b []byte, borrow bool) (int, er
 	return at, h.settleClean(s, base, b[begin:at], begin)
 }
 
-func (h *Heap) borrowFor(n int) bool {
+// openAnother borrows a segment and makes it the open one.
+func (h *Heap) openAnother() bool {
 	f := &h.far
-	if f.hasRoom(n) {
-		return true
-	}
 	seg, err := f.borrow(h.ctx)
 	if err == nil {
 		err = f.openWith(seg)
@@ -219,6 +226,7 @@ func (h *Heap) borrowFor(n int) bool {
 		f.failed(err)
 		return false
 	}
+	f.succeeded()
 	return true
 }
 

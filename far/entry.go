@@ -103,6 +103,9 @@ func (e entry) wordFlags() word {
 	if e.flags()&flagPiece != 0 {
 		f |= wordPiece
 	}
+	if e.big() {
+		f |= wordBig
+	}
 	return f
 }
 

@@ -69,12 +69,10 @@ func (h *Heap) makeRoom() bool {
 		return false
 	}
 	s, what := h.victim()
-	if s < 0 {
+	if !h.evacuate(s, what) && (what == evict || !h.farReady(unit) || !h.evacuate(l.oldest(), evict)) {
 		h.stuck()
 		return false
 	}
-	err := h.evacuate(s, what)
-	l.note(err)
 	if l.hasRoom() {
 		l.finish(nil)
 	}
@@ -84,13 +82,21 @@ func (h *Heap) makeRoom() bool {
 // stuck ends the waiting of those who need room that cannot be made: at once
 // if the store is full, otherwise their deadlines do.
 func (h *Heap) stuck() {
-	err := h.far.err
-	if err == nil || !errors.Is(err, ErrStoreFull) || h.orphaned() {
-		h.logs.note(err)
-		return
+	l := &h.logs
+	l.mu.Lock()
+	l.want = 0 // who wants it still will say so again
+	l.mu.Unlock()
+	switch err := h.far.err; {
+	case err != nil && !errors.Is(err, ErrStoreFull):
+		l.note(err)
+	case h.orphaned() || h.far.freeing.Load() > 0:
+		// The janitor is about to make room, and will wake us.
+	case h.far.freed.Load():
+		l.wake() // it just has
+	default:
+		l.full.Store(time.Now().Add(minBackoff).UnixNano())
+		l.finish(errFull)
 	}
-	h.logs.full.Store(h.far.retry.UnixNano())
-	h.logs.finish(errFull)
 }
 
 // victim chooses the segment to work on and what to do with it; -1 if there is
@@ -142,11 +148,15 @@ func (l *logs) oldest() int {
 	return best
 }
 
-// evacuate empties segment s. If the store fails, what could not be written
-// stays where it is.
-func (h *Heap) evacuate(s int, what aim) error {
+// evacuate empties segment s and reports whether that has made some room; -1 is
+// no segment. If the store fails, what could not be written stays where it is.
+func (h *Heap) evacuate(s int, what aim) bool {
+	if s < 0 {
+		return false
+	}
 	l := &h.logs
 	seg := &l.segs[s]
+	before := seg.live.Load()
 	h.count.evacuatedSegments.Add(1)
 	begin := s * l.segSize
 	end := begin + seg.used
@@ -177,10 +187,12 @@ func (h *Heap) evacuate(s int, what aim) error {
 	if err := h.settle(settled, end); err != nil {
 		failed = err
 	}
-	if seg.live.Load() == 0 {
+	l.note(failed)
+	after := seg.live.Load()
+	if after == 0 {
 		l.release(s)
 	}
-	return failed
+	return after == 0 || after < before
 }
 
 type outcome uint8
@@ -273,6 +285,7 @@ func (h *Heap) unclean(e entry, addr uint64) {
 	h.logs.seg(addr).clean.Add(-int64(n))
 	h.buryFar(e.far(), roundSize(n))
 	e.setFar(0)
+	h.logs.stir()
 }
 
 // settle writes what is staged and turns the words of the entries that were

@@ -85,6 +85,74 @@ func TestFetchReadsInOneBatch(t *testing.T) {
 	}
 }
 
+func TestFetchHeadsReadsNoValues(t *testing.T) {
+	store := newFaultStore(tinySegment, 1000)
+	h, m := newTinyHeap(t, store, 1<<20)
+	fillTiny(t, m, 3000)
+	keys := farKeys(t, m, 3000)[:headsPerShard]
+	reads, in := store.reads.Load(), h.Stats().BytesIn
+	if err := m.FetchHeads(context.Background(), keys); err != nil {
+		t.Fatal(err)
+	}
+	if got := store.reads.Load() - reads; got != 1 {
+		t.Errorf("%d heads took %d reads of the store, want 1", len(keys), got)
+	}
+	if got := h.Stats().BytesIn - in; got > headsPerShard*128 {
+		t.Errorf("%d heads were %d bytes, want at most 128 each", len(keys), got)
+	}
+	for i, k := range keys {
+		if _, size, err := m.Stat(NoWait, k); err != nil || size != 1000 {
+			t.Errorf("Stat(%q) after FetchHeads: %d bytes, %v", k, size, err)
+		}
+		var err error
+		if i%2 == 0 {
+			err = m.Set(NoWait, k, Entry{Value: []byte("new")})
+		} else {
+			_, err = m.Delete(NoWait, k)
+		}
+		if err != nil {
+			t.Errorf("a change of %q after FetchHeads: %v", k, err)
+		}
+	}
+	for i, k := range keys {
+		if i%2 == 0 {
+			mustGet(t, m, k, []byte("new"))
+		} else if _, err := m.Get(context.Background(), k, nil); !errors.Is(err, ErrNotFound) {
+			t.Errorf("Get(%q) after Delete: %v, want ErrNotFound", k, err)
+		}
+	}
+}
+
+// TestRememberedHeadsDieWithTheirSegment: an address that means another
+// segment by now must not be taken for what it was.
+func TestRememberedHeadsDieWithTheirSegment(t *testing.T) {
+	h, m := newTinyHeap(t, newFaultStore(tinySegment, 1000), 0)
+	fillTiny(t, m, 1000)
+	k := farKeys(t, m, 1000)[0]
+	if err := m.FetchHeads(context.Background(), [][]byte{k}); err != nil {
+		t.Fatal(err)
+	}
+	sh := m.shard(m.hash(k))
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	var addr uint64
+	for _, d := range sh.heads {
+		if string(d.e.key()) == string(k) {
+			addr = d.addr
+		}
+	}
+	if sh.head(h, addr) == nil {
+		t.Fatalf("the head of %q is not remembered", k)
+	}
+	at := &(*h.far.segs.Load())[addr/h.far.units]
+	was := at.Load()
+	at.Store(&farSegment{seg: was.seg, id: was.id})
+	if e := sh.head(h, addr); e != nil {
+		t.Errorf("the head of %q outlives its segment", e.key())
+	}
+	at.Store(was)
+}
+
 func TestNoWaitChangesNothing(t *testing.T) {
 	_, m := newTinyHeap(t, newFaultStore(tinySegment, 1000), 0)
 	fillTiny(t, m, 1000)
@@ -101,6 +169,7 @@ func TestNoWaitChangesNothing(t *testing.T) {
 	_, _, err = m.Stat(NoWait, k)
 	would("Stat", err)
 	would("Fetch", m.Fetch(NoWait, [][]byte{k}))
+	would("FetchHeads", m.FetchHeads(NoWait, [][]byte{k}))
 	would("Update", m.Update(NoWait, k, func(Entry, bool) (Entry, Verdict, error) {
 		t.Error("Update called its function")
 		return Entry{}, Remove, nil
@@ -202,27 +271,26 @@ func TestFullStore(t *testing.T) {
 }
 
 func TestOverwritingForEverNeedsNoMoreFarMemory(t *testing.T) {
-	store := newFaultStore(tinySegment, 40)
-	h, m := newTinyHeap(t, store, 0)
-	for i := range 20000 {
-		mustSet(t, m, key(rand.IntN(600)), value(uint64(i), 1000))
-	}
-	s := h.Stats()
-	if s.CleanedSegments == 0 {
-		t.Error("nothing was cleaned")
-	}
-	if s.FarLive < 0 || s.FarDead < 0 || s.LocalLive < 0 {
-		t.Errorf("negative accounts: %+v", s)
-	}
-	m.Clear()
-	if got := h.Stats(); got.FarLive != 0 || got.LocalLive != 0 {
-		t.Errorf("after Clear: %d bytes live far, %d local", got.FarLive, got.LocalLive)
-	}
-	for range 3 { // and they can all be used again
-		for i := range 600 {
-			mustSet(t, m, key(i), value(uint64(i), 1000))
+	synctest.Test(t, func(t *testing.T) {
+		store := newFaultStore(tinySegment, 40)
+		h, m := newTinyHeap(t, store, 0)
+		for i := range 20000 {
+			mustSet(t, m, key(rand.IntN(600)), value(uint64(i), 1000))
 		}
-	}
+		if h.Stats().CleanedSegments == 0 {
+			t.Error("nothing was cleaned")
+		}
+		m.Clear()
+		synctest.Wait()
+		if s := h.Stats(); s.FarLive != 0 || s.LocalLive != 0 || s.FarSegments > 1 {
+			t.Errorf("after Clear: %d bytes live in %d segments, %d local", s.FarLive, s.FarSegments, s.LocalLive)
+		}
+		for range 3 { // and they can all be used again
+			for i := range 600 {
+				mustSet(t, m, key(i), value(uint64(i), 1000))
+			}
+		}
+	})
 }
 
 func TestLostSegments(t *testing.T) {
@@ -288,6 +356,61 @@ func TestLostSegments(t *testing.T) {
 		mustSet(t, m, []byte("large"), value(2, 100000))
 		mustGet(t, m, []byte("large"), value(2, 100000))
 	})
+}
+
+// A value whose head is lost leaves no pieces behind, and one of which a piece
+// is lost is lost.
+func TestLostPartsOfLargeValues(t *testing.T) {
+	for _, part := range []struct {
+		name string
+		flag word
+	}{{"heads", wordBig}, {"pieces", wordPiece}} {
+		t.Run(part.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := newFaultStore(tinySegment, 4000)
+				h, m := newTinyHeap(t, store, 0)
+				const n = 30
+				for i := range n {
+					mustSet(t, m, key(i), value(uint64(i), 30000))
+				}
+				fillTiny(t, h.NewMap("other"), 400)
+				first := true
+				if store.loseThat(m, func(w word) bool {
+					ok := first && w&part.flag != 0
+					first = first && !ok
+					return ok
+				}) != 1 {
+					t.Fatal("there was nothing to lose")
+				}
+				time.Sleep(time.Second) // the janitor's
+				lost := 0
+				for i := range n {
+					e, err := m.Get(context.Background(), key(i), nil)
+					var le *LostError
+					switch {
+					case errors.As(err, &le):
+						lost++
+						if _, err := m.Delete(context.Background(), key(i)); err != nil {
+							t.Error(err)
+						}
+					case err != nil || !bytes.Equal(e.Value, value(uint64(i), 30000)):
+						t.Errorf("Get(%d): %d bytes, %v", i, len(e.Value), err)
+					}
+				}
+				if lost == 0 || lost == n {
+					t.Errorf("%d of %d values are lost", lost, n)
+				}
+				time.Sleep(time.Second)
+				words := 0
+				for i := range m.shards {
+					words += m.shards[i].t.used
+				}
+				if want := (n - lost) * (1 + (30000+h.pieces-1)/h.pieces); words != want {
+					t.Errorf("%d entries are left, heads and pieces, want %d", words, want)
+				}
+			})
+		})
+	}
 }
 
 func TestCorruptBytesAreNeverReturned(t *testing.T) {
@@ -400,8 +523,8 @@ func TestExpiredEntriesComeBack(t *testing.T) {
 		if got := m.Len(); got != 1 {
 			t.Errorf("Len: got %d, want 1", got)
 		}
-		if s := h.Stats(); s.FarLive > 0 || s.LocalLive > 100 {
-			t.Errorf("still live: %d bytes far, %d local", s.FarLive, s.LocalLive)
+		if s := h.Stats(); s.FarLive > 0 || s.LocalLive > 100 || s.Index > 8*4096 {
+			t.Errorf("still live: %d bytes far, %d local, %d of index", s.FarLive, s.LocalLive, s.Index)
 		}
 	})
 }

@@ -68,6 +68,9 @@ type farLog struct {
 	spare Segment  // kept so that a full store can be cleaned, under mu
 	count int      // segments that are in use, under mu
 
+	freeing atomic.Int64 // segments that are being given back
+	freed   atomic.Bool  // one has been, since the store was last asked
+
 	// The rest is the evacuator's.
 	open    *farSegment
 	staging []byte

@@ -58,6 +58,31 @@ func (s *faultStore) Alloc(ctx context.Context) (Segment, error) {
 	return f, nil
 }
 
+// loseThat loses the segments that hold the far copies of the entries in m that
+// want asks for.
+func (s *faultStore) loseThat(m *Map, want func(w word) bool) int {
+	gone := map[Segment]bool{}
+	for i := range m.shards {
+		sh := &m.shards[i]
+		sh.mu.Lock()
+		for p := range place(len(sh.t.buckets) * bucketEntries) {
+			if w := *sh.t.word(p); w.far() && want(w) {
+				gone[m.h.far.seg(w.addr()).seg] = true
+			}
+		}
+		sh.mu.Unlock()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for f := range s.segs {
+		if gone[f] {
+			close(f.lost)
+			delete(s.segs, f)
+		}
+	}
+	return len(gone)
+}
+
 // hold makes reads wait until the function that it returns is called.
 func (s *faultStore) hold() (release func()) {
 	gate := make(chan struct{})

@@ -23,7 +23,7 @@ type flight struct {
 	refs  atomic.Int32
 	buf   buffer
 
-	done chan struct{} // closed when the fields below are set
+	done chan struct{} // closed when the fields below are set; nil if nobody joined
 	e    entry         // nil if there is an error, or if the entry has moved
 	err  error
 	// mine: err is due to the leader's context; the others have to try again.
@@ -85,6 +85,9 @@ func (h *Heap) board(sh *shard, tag uint32, w word, whole bool, klen int) (f *fl
 	sh.count.misses++
 	if f := sh.flights[w.addr()]; f != nil {
 		f.refs.Add(1)
+		if f.done == nil {
+			f.done = make(chan struct{})
+		}
 		sh.count.coalesced++
 		return f, false, nil
 	}
@@ -101,7 +104,6 @@ func (h *Heap) board(sh *shard, tag uint32, w word, whole bool, klen int) (f *fl
 	f.refs.Store(1)
 	f.seg.pins.Add(1)
 	if whole {
-		f.done = make(chan struct{})
 		if sh.flights == nil {
 			sh.flights = map[uint64]*flight{}
 		}
@@ -115,7 +117,11 @@ func (h *Heap) lead(ctx context.Context, m *Map, fs ...*flight) {
 	if len(fs) == 0 {
 		return
 	}
-	ops := make([]ReadOp, len(fs))
+	var one [1]ReadOp
+	ops := one[:]
+	if len(fs) > 1 {
+		ops = make([]ReadOp, len(fs))
+	}
 	for i, f := range fs {
 		ops[i] = ReadOp{Seg: f.seg.seg, Off: h.far.offset(f.addr), Buf: f.buf.b}
 	}
@@ -125,11 +131,9 @@ func (h *Heap) lead(ctx context.Context, m *Map, fs ...*flight) {
 	}
 }
 
-// wait returns when f has landed, or with the cause of ctx's end.
+// wait returns when f, which the caller has joined, has landed, or with the
+// cause of ctx's end.
 func (f *flight) wait(ctx context.Context) error {
-	if f.done == nil {
-		return nil
-	}
 	select {
 	case <-f.done:
 		return nil
@@ -166,8 +170,11 @@ func (h *Heap) land(ctx context.Context, m *Map, f *flight, err error) {
 	} else if f.e != nil {
 		h.keep(f, f.sh.t.word(p))
 	}
+	done := f.done
 	f.sh.mu.Unlock()
-	close(f.done)
+	if done != nil {
+		close(done)
+	}
 }
 
 // keep puts the entry that f brought into the local logs, if they have room,
@@ -188,7 +195,7 @@ func (h *Heap) keep(f *flight, w *word) {
 	} else {
 		h.logs.seg(addr).clean.Add(int64(n))
 	}
-	*w = newWord(addr, n, w.flags())
+	*w = newWord(addr, n, w.flags()) | wordFresh
 	f.kept = true
 }
 

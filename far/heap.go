@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 
 	"polder/internal/arena"
+	"polder/internal/invariants"
 )
 
 // Heap is memory for maps: a local budget and a store behind it.
@@ -26,14 +27,17 @@ type Heap struct {
 	scratch []byte         // what the cleaner reads segments into
 	pieces  int            // the longest value that is one entry
 
-	version atomic.Uint64          // of large values
-	maps    atomic.Pointer[[]*Map] // by id; replaced under mu
+	maps atomic.Pointer[[]*Map] // by id; replaced under mu
 
 	mu      sync.Mutex
-	orphans []orphan      // large values whose pieces are to be removed, under mu
-	calls   int           // calls in their slow path, under mu
-	closed  bool          // under mu
-	idle    chan struct{} // closed when closed and calls is 0
+	version uint64          // the last one of a large value, under mu
+	writing map[uint64]bool // versions whose head is not stored yet, under mu
+	orphans []orphan        // large values whose pieces are to be removed, under mu
+	calls   int             // calls in their slow path, under mu
+	closed  bool            // under mu
+	idle    chan struct{}   // closed when closed and calls is 0
+
+	lastLost atomic.Pointer[string] // name of the last segment that was lost
 
 	poke   chan struct{} // wakes the janitor
 	ctx    context.Context
@@ -64,7 +68,7 @@ func NewHeap(store Store, cfg Config) (*Heap, error) {
 	if cfg.MaxValue == 0 {
 		cfg.MaxValue = int(min(cfg.Local/4, 512<<20))
 	}
-	segSize := min(max(floor2(cfg.Local/64), minLogSegment), maxLogSegment)
+	segSize := min(max(floor2(cfg.Local/128), minLogSegment), maxLogSegment)
 	lay := layout{
 		segSize: segSize,
 		staging: min(segSize, store.SegmentSize()),
@@ -88,12 +92,13 @@ type layout struct {
 
 func newHeap(store Store, cfg Config, lay layout) (*Heap, error) {
 	h := &Heap{
-		cfg:    cfg,
-		shards: lay.shards,
-		seed:   maphash.MakeSeed(),
-		pieces: min(lay.staging/8, maxPiece),
-		idle:   make(chan struct{}),
-		poke:   make(chan struct{}, 1),
+		cfg:     cfg,
+		shards:  lay.shards,
+		seed:    maphash.MakeSeed(),
+		pieces:  min(lay.staging/8, maxPiece),
+		idle:    make(chan struct{}),
+		poke:    make(chan struct{}, 1),
+		writing: map[uint64]bool{},
 	}
 	h.maps.Store(&[]*Map{})
 	var err error
@@ -183,16 +188,29 @@ func (h *Heap) close() error {
 	h.wg.Wait()
 
 	var errs []error
-	for _, m := range *h.maps.Load() {
-		for i := range m.shards {
-			sh := &m.shards[i]
-			sh.mu.Lock()
-			sh.closed = true
-			sh.entries, sh.lost = 0, 0
-			errs = append(errs, sh.t.close())
-			sh.mu.Unlock()
+	shards := func(fn func(sh *shard)) {
+		for _, m := range *h.maps.Load() {
+			for i := range m.shards {
+				fn(&m.shards[i])
+			}
 		}
 	}
+	shards(func(sh *shard) {
+		sh.mu.Lock()
+		sh.closed = true
+		sh.mu.Unlock()
+	})
+	if invariants.Enabled {
+		if err := h.audit(); err != nil {
+			panic("BUG: " + err.Error())
+		}
+	}
+	shards(func(sh *shard) {
+		sh.mu.Lock()
+		errs = append(errs, sh.t.close())
+		sh.entries, sh.lost = 0, 0
+		sh.mu.Unlock()
+	})
 	// Nothing reaches the logs any more: every access goes through an index.
 	ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
 	defer cancel()

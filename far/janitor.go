@@ -18,7 +18,7 @@ const (
 	// headers of far entries. If more than a quarter of the entries with an
 	// expiry have expired, the next look follows at once.
 	sweepBuckets = 1024
-	sweepHeads   = maxBatch
+	sweepHeads   = 64
 )
 
 func (h *Heap) wakeJanitor() {
@@ -32,6 +32,7 @@ func (h *Heap) janitor() {
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
 	sw := sweeper{klen: 64}
+	strays := false // there may be pieces whose head was lost
 	for {
 		timed := false
 		select {
@@ -43,58 +44,41 @@ func (h *Heap) janitor() {
 		}
 		h.far.all(func(s *farSegment) {
 			if s.gone() && !s.counted {
-				h.lose(s)
-			}
-			if s.dead() {
-				h.drop(s)
+				strays = h.lose(s) || strays
 			}
 		})
+		h.reap()
+		if strays && timed {
+			strays = !h.buryStrays()
+		}
 		h.buryOrphans()
 		for timed && h.ctx.Err() == nil && sw.sweep(h) {
 		}
 	}
 }
 
+// reap gives all dead segments back and returns how many there were.
+func (h *Heap) reap() (n int) {
+	h.far.all(func(s *farSegment) {
+		if s.dead() && h.ctx.Err() == nil {
+			h.drop(s)
+			n++
+		}
+	})
+	return n
+}
+
 // drop gives a dead segment back. If that fails, the store has to notice by
 // itself that nobody uses it.
 func (h *Heap) drop(s *farSegment) {
+	h.far.freeing.Add(1)
 	if err := h.far.drop(h.ctx, s); err != nil {
 		h.count.unreturned.Add(1)
 	}
-}
-
-// lose marks the entries that were in s and nowhere else as lost.
-func (h *Heap) lose(s *farSegment) {
-	s.counted = true
-	for _, m := range *h.maps.Load() {
-		for i := range m.shards {
-			m.shards[i].lose(h, s)
-		}
-	}
-}
-
-func (sh *shard) lose(h *Heap, s *farSegment) {
-	sh.mu.Lock()
-	defer sh.mu.Unlock()
-	for b := range sh.t.buckets {
-		words := &sh.t.buckets[b].words
-		for i, w := range words {
-			switch {
-			case w == 0 || w.isLost():
-			case !w.far():
-				if e := h.logs.at(w.addr()); e.clean() && e.far()/h.far.units == s.id {
-					h.unclean(e, w.addr())
-				}
-			case w.addr()/h.far.units == s.id:
-				words[i] |= wordLost
-				if w.visible() {
-					sh.entries--
-					sh.lost++
-					h.count.lost.Add(1)
-				}
-			}
-		}
-	}
+	h.far.freed.Store(true)
+	h.far.freeing.Add(-1)
+	h.logs.stir()
+	h.logs.wake()
 }
 
 // orphaned reports whether there are pieces to be removed.
@@ -191,6 +175,10 @@ func (sw *sweeper) sweep(h *Heap) bool {
 			}
 		}
 		end := sw.bucket >= len(sh.t.buckets)
+		if end {
+			// It shrinks another time if there is no room for both tables.
+			_ = m.shrink(sh)
+		}
 		sh.mu.Unlock()
 		if end {
 			n++ // an empty shard is a look, too

@@ -72,8 +72,9 @@ type round struct {
 // what it keeps of a segment fits into one.
 const reserved = 1
 
-// minSegments is the number of segments below which the logs do not work.
-const minSegments = 8
+// minSegments is the number of segments, beside those that mutators have open,
+// below which the logs do not work.
+const minSegments = 7
 
 func (l *logs) init(budget, others int64, segSize, openLogs int) error {
 	n := int(budget) / segSize
@@ -212,10 +213,10 @@ func (l *logs) growIndex(n int64) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	allowed := l.allowed(l.index + n)
-	if allowed < minSegments {
+	if least := minSegments + len(l.open); allowed < least {
 		total := l.others + l.budget
 		return fmt.Errorf("cannot grow the index to %d bytes: of the local budget of %d too little would be left for entries (give at least %d): %w",
-			l.index+n, total, l.others+l.index+n+int64(minSegments*l.segSize), ErrFull)
+			l.index+n, total, l.others+l.index+n+int64(least*l.segSize), ErrFull)
 	}
 	for l.resident > allowed {
 		k := len(l.empty)
@@ -289,6 +290,13 @@ func (l *logs) usage() (live, usable int64) {
 func (l *logs) isFull() bool {
 	t := l.full.Load()
 	return t != 0 && time.Now().UnixNano() < t
+}
+
+// stir makes waiting for room worth a try again, since something has died.
+func (l *logs) stir() {
+	if l.full.Load() != 0 {
+		l.full.Store(0)
+	}
 }
 
 // why returns the error that keeps the evacuator from evacuating, or nil.

@@ -60,8 +60,7 @@ func (m *Map) getSlow(ctx context.Context, sh *shard, hs hash, key, dst []byte) 
 			case st != present:
 				return sh.miss(m.h, p, st, needWhole)
 			case e.expired():
-				sh.expire(m.h, p, e)
-				return step{err: ErrNotFound}
+				return sh.expireNow(m.h, p, e)
 			}
 			w := sh.t.word(p)
 			*w = w.touched()
@@ -86,6 +85,9 @@ func (m *Map) getSlow(ctx context.Context, sh *shard, hs hash, key, dst []byte) 
 		// A piece was gone, so the value has been replaced or removed meanwhile,
 		// or is just about to be by Clear.
 		if big.version == last && clears == lastClears && clears%2 == 0 {
+			if name := m.h.lastLost.Load(); name != nil {
+				return Entry{}, &LostError{*name}
+			}
 			panic(fmt.Sprintf("BUG: version %d of a value lacks a piece", last))
 		}
 		last, lastClears = big.version, clears
@@ -97,25 +99,34 @@ func (m *Map) getSlow(ctx context.Context, sh *shard, hs hash, key, dst []byte) 
 func (m *Map) Stat(ctx context.Context, key []byte) (ent Entry, size int, err error) {
 	hs := m.hash(key)
 	sh := m.shard(hs)
-	try := func(hd *holding) step {
-		p, e, st := sh.find(m.h, hs, key, wordPresent, hd, false)
-		switch {
-		case st != present:
-			return sh.miss(m.h, p, st, needHead)
-		case e.expired():
-			sh.expire(m.h, p, e)
-			return step{err: ErrNotFound}
-		}
-		ent, size = e.meta(), e.vlen()
-		if e.big() {
-			size = bigOf(e).size
-		}
-		return step{}
+	sh.mu.Lock()
+	ent, size, s := m.tryStat(sh, hs, key, nil)
+	sh.mu.Unlock()
+	if s.need == ready {
+		return ent, size, s.err
 	}
-	if err := m.do(ctx, sh, hs, key, try); err != nil {
-		return Entry{}, 0, err
+	return m.statSlow(ctx, sh, hs, key)
+}
+
+func (m *Map) statSlow(ctx context.Context, sh *shard, hs hash, key []byte) (ent Entry, size int, err error) {
+	err = m.slow(ctx, sh, hs, key, func(hd *holding) (s step) {
+		ent, size, s = m.tryStat(sh, hs, key, hd)
+		return s
+	})
+	return ent, size, err
+}
+
+func (m *Map) tryStat(sh *shard, hs hash, key []byte, hd *holding) (Entry, int, step) {
+	p, e, st := sh.find(m.h, hs, key, wordPresent, hd, false)
+	switch {
+	case st != present:
+		return Entry{}, 0, sh.miss(m.h, p, st, needHead)
+	case e.expired():
+		return Entry{}, 0, sh.expireNow(m.h, p, e)
+	case e.big():
+		return e.meta(), bigOf(e).size, step{}
 	}
-	return ent, size, nil
+	return e.meta(), e.vlen(), step{}
 }
 
 // Set stores e under key, replacing what was there.
@@ -159,26 +170,42 @@ func (m *Map) setSlow(ctx context.Context, sh *shard, hs hash, r record, ok func
 
 // Delete removes key and reports whether it was there. A lost entry is
 // removed too, and reported as having been there.
-func (m *Map) Delete(ctx context.Context, key []byte) (found bool, err error) {
+func (m *Map) Delete(ctx context.Context, key []byte) (bool, error) {
 	hs := m.hash(key)
 	sh := m.shard(hs)
-	err = m.do(ctx, sh, hs, key, func(hd *holding) step {
-		p, e, st := sh.find(m.h, hs, key, wordPresent, hd, false)
-		switch {
-		case st == remote:
-			return sh.miss(m.h, p, st, needHead)
-		case st == absent:
-			return step{}
-		case e != nil && e.expired():
-			sh.expire(m.h, p, e)
-			return step{}
-		}
-		sh.remove(m.h, p, e)
-		sh.count.deletes++
-		found = true
-		return step{}
+	sh.mu.Lock()
+	found, s := m.tryDelete(sh, hs, key, nil)
+	sh.mu.Unlock()
+	if s.need == ready {
+		return found, s.err
+	}
+	return m.deleteSlow(ctx, sh, hs, key)
+}
+
+func (m *Map) deleteSlow(ctx context.Context, sh *shard, hs hash, key []byte) (found bool, err error) {
+	err = m.slow(ctx, sh, hs, key, func(hd *holding) (s step) {
+		found, s = m.tryDelete(sh, hs, key, hd)
+		return s
 	})
 	return found, err
+}
+
+func (m *Map) tryDelete(sh *shard, hs hash, key []byte, hd *holding) (bool, step) {
+	p, e, st := sh.find(m.h, hs, key, wordPresent, hd, false)
+	switch {
+	case sh.closed:
+		return false, step{err: ErrClosed}
+	case st == remote:
+		return false, sh.miss(m.h, p, st, needHead)
+	case st == absent:
+		return false, step{}
+	case e != nil && e.expired():
+		sh.expire(m.h, p, e)
+		return false, step{}
+	}
+	sh.remove(m.h, p, e)
+	sh.count.deletes++
+	return true, step{}
 }
 
 // Update calls fn with the present entry of key (found false and a zero
@@ -193,48 +220,65 @@ func (m *Map) Update(ctx context.Context, key []byte, fn UpdateFunc) error {
 	}
 	hs := m.hash(key)
 	sh := m.shard(hs)
-	err := m.do(ctx, sh, hs, key, func(hd *holding) step {
-		p, e, st := sh.find(m.h, hs, key, wordPresent, hd, true)
-		if st != present && st != absent {
-			return sh.miss(m.h, p, st, needWhole)
-		}
-		if st == present && e.expired() {
-			sh.expire(m.h, p, e)
-			p, e, st = none, nil, absent
-		}
-		var old Entry
-		if st == present {
-			if e.big() {
-				return step{err: errBig}
-			}
-			w := sh.t.word(p)
-			*w = w.touched()
-			old = e.meta()
-			old.Value = e.value()
-		}
-		put, verdict, err := fn(old, st == present)
-		switch {
-		case err != nil:
-			return step{err: err}
-		case verdict == Put:
-			if err := m.check(key, len(put.Value)); err != nil {
-				return step{err: err}
-			}
-			if len(put.Value) > m.h.pieces {
-				return step{err: errBig}
-			}
-			r := newRecord(key, put)
-			return stepOf(m.insert(sh, hs, p, e, &r))
-		case verdict == Remove && st == present:
-			sh.remove(m.h, p, e)
-			sh.count.deletes++
-		}
-		return step{}
-	})
-	if err == errBig {
+	sh.mu.Lock()
+	s := m.tryUpdate(sh, hs, key, fn, nil)
+	sh.mu.Unlock()
+	if s.need != ready {
+		s.err = m.updateSlow(ctx, sh, hs, key, fn)
+	}
+	if s.err == errBig {
 		return m.updateBig(ctx, sh, hs, key, fn)
 	}
-	return err
+	return s.err
+}
+
+func (m *Map) updateSlow(ctx context.Context, sh *shard, hs hash, key []byte, fn UpdateFunc) error {
+	return m.slow(ctx, sh, hs, key, func(hd *holding) step {
+		return m.tryUpdate(sh, hs, key, fn, hd)
+	})
+}
+
+// tryUpdate is Update for values that are one entry before and after it.
+func (m *Map) tryUpdate(sh *shard, hs hash, key []byte, fn UpdateFunc, hd *holding) step {
+	p, e, st := sh.find(m.h, hs, key, wordPresent, hd, true)
+	if sh.closed {
+		return step{err: ErrClosed}
+	}
+	if st != present && st != absent {
+		return sh.miss(m.h, p, st, needWhole)
+	}
+	if st == present && e.expired() {
+		sh.expire(m.h, p, e)
+		p, e, st = none, nil, absent
+	}
+	var old Entry
+	if st == present {
+		if e.big() {
+			return step{err: errBig}
+		}
+		w := sh.t.word(p)
+		*w = w.touched()
+		old = e.meta()
+		old.Value = e.value()
+	}
+	put, verdict, err := fn(old, st == present)
+	switch {
+	case err != nil:
+		return step{err: err}
+	case verdict == Put:
+		if err := m.check(key, len(put.Value)); err != nil {
+			return step{err: err}
+		}
+		if len(put.Value) > m.h.pieces {
+			return step{err: errBig}
+		}
+		r := newRecord(key, put)
+		return stepOf(m.insert(sh, hs, p, e, &r))
+	case verdict == Remove && st == present:
+		sh.remove(m.h, p, e)
+		sh.count.deletes++
+	}
+	return step{}
 }
 
 // Len is the number of entries, without those lost. Entries that have
@@ -259,6 +303,10 @@ func (m *Map) Clear() {
 	for i := range m.shards {
 		sh := &m.shards[i]
 		sh.mu.Lock()
+		if sh.closed {
+			sh.mu.Unlock()
+			return
+		}
 		for b := range sh.t.buckets {
 			for _, w := range sh.t.buckets[b].words {
 				switch {

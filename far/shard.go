@@ -1,7 +1,6 @@
 package far
 
 import (
-	"fmt"
 	"hash/maphash"
 	"sync"
 )
@@ -19,12 +18,15 @@ type shard struct {
 	muts    uint64 // changes of contents, as opposed to moves
 	closed  bool
 	count   shardCounters
+
+	heads    []head // what FetchHeads has read of late
+	nextHead int    // the one to forget next
 }
 
 // shardCounters are guarded by the shard's lock, since counting with atomics
 // that all shards share costs more than the rest of a hit.
 type shardCounters struct {
-	hits, misses, absent, sets, deletes, expired, coalesced uint64
+	hits, misses, absent, sets, deletes, expired, coalesced, prefetched uint64
 }
 
 func (m *Map) hash(key []byte) hash { return hash(maphash.Bytes(m.h.seed, key) >> 16) }
@@ -74,15 +76,19 @@ func (sh *shard) find(h *Heap, hs hash, key []byte, kind word, hd *holding, whol
 			}
 			// The slow path: a far entry with the same tag.
 			s := remote
-			if f := hd.of(w.addr(), whole); f != nil && f.e != nil {
-				if f.e.klen() == len(key) && string(f.e.key()) == string(key) {
-					return place(b*bucketEntries + i), f.e, present
-				}
-				continue
-			} else if f != nil {
-				s = corrupt
+			var e entry
+			if f := hd.of(w.addr(), whole); f != nil {
+				e, s = f.e, corrupt
 			} else if w.isLost() || h.far.seg(w.addr()).gone() {
 				s = lost
+			} else if !whole {
+				e = sh.head(h, w.addr())
+			}
+			if e != nil {
+				if string(e.key()) == string(key) {
+					return place(b*bucketEntries + i), e, present
+				}
+				continue
 			}
 			if st == absent {
 				candidate, st = place(b*bucketEntries+i), s
@@ -121,9 +127,7 @@ func (sh *shard) uncount(w word) {
 // bury accounts for the death of the entry w, whose bytes are e, nil if they
 // are not at hand. The lock of its shard must be held.
 func (h *Heap) bury(w word, e entry) {
-	if h.logs.full.Load() != 0 {
-		h.logs.full.Store(0)
-	}
+	h.logs.stir()
 	if w.far() {
 		h.buryFar(w.addr(), w.size())
 	} else {
@@ -156,6 +160,9 @@ func (m *Map) insert(sh *shard, hs hash, p place, old entry, r *record) error {
 	}
 	h := m.h
 	n := r.size()
+	if p != none && m.overwrite(sh, hs, p, old, r) {
+		return nil
+	}
 	ol := h.openLog(sh)
 	ol.mu.Lock()
 	e, addr, ok := h.logs.place(ol, n, reserved)
@@ -184,13 +191,39 @@ func (m *Map) insert(sh *shard, hs hash, p place, old entry, r *record) error {
 	return nil
 }
 
-// grow gives sh a larger table. sh.mu must be held.
-func (m *Map) grow(sh *shard) error {
-	size, old := sh.t.grownBytes(), sh.t.bytes()
-	if size > 1<<32*bucketSize {
-		return fmt.Errorf("%w: a shard of the index has %d bytes", ErrFull, old)
+// overwrite stores r where the local entry old is, if it has the same size and
+// is not just being written to far memory. The evacuator does not mind, since
+// it copies under the shard's lock, too, and an entry's size stays the same.
+func (m *Map) overwrite(sh *shard, hs hash, p place, old entry, r *record) bool {
+	w := sh.t.word(p)
+	if w.far() || old.staged() || old.big() || r.flags != 0 || old.size() != r.size() {
+		return false
 	}
+	h := m.h
+	h.unclean(old, w.addr())
+	n := r.size()
+	r.put(old[:n], hs, m.id)
+	*w = (newWord(w.addr(), n, old.wordFlags()) | *w&hotMask).touched()
+	sh.muts++
+	sh.count.sets++
+	return true
+}
+
+// grow gives sh a larger table. sh.mu must be held.
+func (m *Map) grow(sh *shard) error { return m.resize(sh, sh.t.grownBytes()) }
+
+// shrink gives sh a smaller table if that it has is much too large. sh.mu must
+// be held.
+func (m *Map) shrink(sh *shard) error {
+	if size := sh.t.shrunkBytes(); size != sh.t.bytes() {
+		return m.resize(sh, size)
+	}
+	return nil
+}
+
+func (m *Map) resize(sh *shard, size int64) error {
 	l := &m.h.logs
+	old := sh.t.bytes()
 	if err := l.growIndex(size); err != nil {
 		return err
 	}

@@ -33,6 +33,9 @@ func stepOf(err error) step {
 
 // miss is the step of a call that needs an entry which is not present.
 func (sh *shard) miss(h *Heap, p place, st status, n need) step {
+	if sh.closed {
+		return step{err: ErrClosed}
+	}
 	if st == absent {
 		sh.count.absent++
 		return step{err: ErrNotFound}
@@ -53,6 +56,12 @@ func (sh *shard) miss(h *Heap, p place, st status, n need) step {
 func (sh *shard) expire(h *Heap, p place, e entry) {
 	sh.remove(h, p, e)
 	sh.count.expired++
+}
+
+// expireNow is the step of a read that came by an entry whose time has come.
+func (sh *shard) expireNow(h *Heap, p place, e entry) step {
+	sh.expire(h, p, e)
+	return step{err: ErrNotFound}
 }
 
 // do calls try with the shard's lock held, and again, as slow does, until it

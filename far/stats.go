@@ -41,16 +41,17 @@ type Stats struct {
 
 // MapStats is what one map has done and how it stands.
 type MapStats struct {
-	Name      string
-	Entries   int
-	LostNow   int    // lost entries that have been neither set nor deleted
-	Hits      uint64 // reads served locally at once
-	Misses    uint64 // calls that needed a far entry
-	Absent    uint64 // reads of keys that were not there
-	Coalesced uint64 // misses that joined somebody else's fetch
-	Sets      uint64
-	Deletes   uint64
-	Expired   uint64
+	Name       string
+	Entries    int
+	LostNow    int    // lost entries that have been neither set nor deleted
+	Hits       uint64 // reads served locally at once
+	Misses     uint64 // calls that needed a far entry
+	Absent     uint64 // reads of keys that were not there
+	Coalesced  uint64 // misses that joined somebody else's fetch
+	Prefetched uint64 // keys that Fetch found far; a read that follows is a hit
+	Sets       uint64
+	Deletes    uint64
+	Expired    uint64
 }
 
 // Stats returns the statistics. It takes every shard's lock for a moment.
@@ -104,6 +105,7 @@ func (m *Map) stats() MapStats {
 		s.Misses += sh.count.misses
 		s.Absent += sh.count.absent
 		s.Coalesced += sh.count.coalesced
+		s.Prefetched += sh.count.prefetched
 		s.Sets += sh.count.sets
 		s.Deletes += sh.count.deletes
 		s.Expired += sh.count.expired

@@ -154,6 +154,16 @@ func (t *table) grownBytes() int64 {
 	return (t.bytes()*5/4 + page) / page * page
 }
 
+// shrunkBytes is the memory of a table that holds the entries at a good load,
+// in pages, or that of this one if it is not much too large.
+func (t *table) shrunkBytes() int64 {
+	if t.used*3 > len(t.buckets)*bucketEntries || t.bytes() <= int64(arena.PageSize) {
+		return t.bytes()
+	}
+	page := int64(arena.PageSize)
+	return (int64(t.used)*bucketSize*3/(2*bucketEntries) + page) / page * page
+}
+
 // resize moves the entries to a new table of size bytes, which must hold them.
 func (t *table) resize(size int64) error {
 	mem, err := arena.Anonymous(int(size), size >= arena.HugePageSize)

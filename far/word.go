@@ -6,6 +6,8 @@ import "math/bits"
 // and how often it was used of late. The zero word is an empty place.
 //
 //	63..62  hot: CLOCK's counter, 0 to 3
+//	54      big: the entry is the head of a large value
+//	53      fresh: just fetched, and not yet used
 //	52      far: the address is in the store, otherwise in the local logs
 //	51      lost: the far segment is gone; only the name of it remains
 //	50      piece: a part of a large value, invisible to users
@@ -26,6 +28,8 @@ const (
 	wordPiece   word = 1 << 50
 	wordLost    word = 1 << 51
 	wordFar     word = 1 << 52
+	wordFresh   word = 1 << 53
+	wordBig     word = 1 << 54
 
 	hotShift      = 62
 	hotOne   word = 1 << hotShift
@@ -35,19 +39,22 @@ const (
 	whereMask = word(addrMask) | wordFar
 )
 
-func (w word) addr() uint64   { return uint64(w & addrMask) }
-func (w word) far() bool      { return w&wordFar != 0 }
-func (w word) size() int      { return classSize(uint8(w >> addrBits)) }
-func (w word) hot() int       { return int(w >> hotShift) }
-func (w word) flags() word    { return w & (wordTTL | wordPiece) }
-func (w word) isLost() bool   { return w&wordLost != 0 }
-func (w word) where() word    { return w & whereMask }
-func (w word) visible() bool  { return w&(wordPresent|wordPiece) == wordPresent }
-func (w word) byteOff() int64 { return int64(w.addr()) * unit }
+func (w word) addr() uint64  { return uint64(w & addrMask) }
+func (w word) far() bool     { return w&wordFar != 0 }
+func (w word) size() int     { return classSize(uint8(w >> addrBits)) }
+func (w word) hot() int      { return int(w >> hotShift) }
+func (w word) flags() word   { return w & (wordTTL | wordPiece | wordBig) }
+func (w word) isLost() bool  { return w&wordLost != 0 }
+func (w word) where() word   { return w & whereMask }
+func (w word) visible() bool { return w&(wordPresent|wordPiece) == wordPresent }
 
-// touched is w with its hot counter raised.
+// touched is w with its hot counter raised. The use that an entry was fetched
+// for does not count: it says nothing of the next one.
 func (w word) touched() word {
-	if w&hotMask == hotMask {
+	switch {
+	case w&wordFresh != 0:
+		return w &^ wordFresh
+	case w&hotMask == hotMask:
 		return w
 	}
 	return w + hotOne

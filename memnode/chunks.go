@@ -19,10 +19,11 @@ type chunk struct {
 // chunks is the memory that a node lends and who has it. It belongs to the
 // control goroutine.
 type chunks struct {
-	pd   verbs.PD
-	mr   verbs.MR // all of mem
-	mem  *arena.Mapping
-	size int
+	pd     verbs.PD
+	mr     verbs.MR // all of mem
+	mem    *arena.Mapping
+	binder *binder
+	size   int
 
 	all   []chunk
 	fresh int      // all[fresh:] have never been lent
@@ -30,7 +31,7 @@ type chunks struct {
 	dirty []uint32 // unbound, to be zeroed
 }
 
-func newChunks(pd verbs.PD, cfg *Config) (*chunks, error) {
+func newChunks(dev verbs.Device, pd verbs.PD, cfg *Config) (*chunks, error) {
 	mem, err := arena.Anonymous(cfg.mapSize(), cfg.ChunkSize >= arena.HugePageSize)
 	if err != nil {
 		return nil, err
@@ -40,8 +41,14 @@ func newChunks(pd verbs.PD, cfg *Config) (*chunks, error) {
 		mem.Close()
 		return nil, fmt.Errorf("cannot register %d bytes: %w", cfg.mapSize(), err)
 	}
+	b, err := newBinder(dev, pd)
+	if err != nil {
+		mr.Deregister()
+		mem.Close()
+		return nil, err
+	}
 	return &chunks{
-		pd: pd, mr: mr, mem: mem, size: cfg.ChunkSize,
+		pd: pd, mr: mr, mem: mem, binder: b, size: cfg.ChunkSize,
 		all: make([]chunk, cfg.chunks()),
 	}, nil
 }
@@ -118,21 +125,23 @@ func (t *chunks) ownedBy(i uint32, s *session) bool {
 // address is where chunk i begins.
 func (t *chunks) address(i uint32) uint64 { return t.mr.Addr() + uint64(i)*uint64(t.size) }
 
-// bind binds the windows of the given chunks to qp, in order, and returns how
-// many were; the rest have no window then.
-func (t *chunks) bind(qp *accessQP, ids []uint32) (int, error) {
-	qp.wrs = qp.wrs[:0]
-	for n, i := range ids {
+// bind binds the windows of the given chunks to the queue pair qp, in order,
+// and returns how many were; the rest have no window then.
+func (t *chunks) bind(qp verbs.QP, ids []uint32) (int, error) {
+	b := t.binder
+	b.wrs = b.wrs[:0]
+	var failed error
+	for _, i := range ids {
 		c := &t.all[i]
 		if c.mw == nil {
-			mw, err := t.pd.AllocMW(verbs.MWType2B)
-			if err != nil {
-				return t.bound(ids, n, qp), fmt.Errorf("cannot allocate a window: %w", err)
+			if c.mw, failed = t.pd.AllocMW(verbs.MWType2B); failed != nil {
+				c.mw = nil
+				failed = fmt.Errorf("cannot allocate a window: %w", failed)
+				break
 			}
-			c.mw = mw
 		}
 		old := c.mw.RKey()
-		qp.wrs = append(qp.wrs, verbs.SendWR{
+		b.wrs = append(b.wrs, verbs.SendWR{
 			Op:         verbs.OpBindMW,
 			Flags:      verbs.SendSignaled,
 			RKey:       verbs.MakeRKey(old.Index(), old.Key()+1),
@@ -140,44 +149,34 @@ func (t *chunks) bind(qp *accessQP, ids []uint32) (int, error) {
 			RemoteAddr: t.address(i),
 			BindLength: uint64(t.size),
 			BindAccess: windowAccess,
+			QPN:        qp.Num(),
 		})
 	}
-	done, err := qp.run()
+	done, err := b.run()
 	for n, i := range ids {
 		t.all[i].bound = n < done
 		if n >= done {
 			t.dropWindow(i)
 		}
 	}
+	if err == nil {
+		err = failed
+	}
 	return done, err
 }
 
-// bound executes the first n requests of a batch whose rest cannot be built.
-func (t *chunks) bound(ids []uint32, n int, qp *accessQP) int {
-	if n == 0 {
-		return 0
-	}
-	done, _ := qp.run()
-	for k, i := range ids[:n] {
-		t.all[i].bound = k < done
-		if k >= done {
-			t.dropWindow(i)
-		}
-	}
-	return done
-}
-
-// unbind makes the given chunks, whose windows qp has, inaccessible.
-func (t *chunks) unbind(qp *accessQP, ids []uint32) {
-	qp.wrs = qp.wrs[:0]
+// unbind makes the given chunks inaccessible.
+func (t *chunks) unbind(ids []uint32) {
+	b := t.binder
+	b.wrs = b.wrs[:0]
 	for _, i := range ids {
 		if c := &t.all[i]; c.bound {
-			qp.wrs = append(qp.wrs, verbs.SendWR{
-				Op: verbs.OpLocalInv, Flags: verbs.SendSignaled, RKey: c.mw.RKey(),
+			b.wrs = append(b.wrs, verbs.SendWR{
+				Op: verbs.OpLocalInv, Flags: verbs.SendSignaled | verbs.SendAnyQP, RKey: c.mw.RKey(),
 			})
 		}
 	}
-	done, _ := qp.run() // what fails, because the queue pair is dead, is deallocated
+	done, _ := b.run() // what fails is deallocated
 	for _, i := range ids {
 		c := &t.all[i]
 		if !c.bound {
@@ -204,11 +203,12 @@ func (t *chunks) dropWindow(i uint32) {
 	c.mw, c.bound = nil, false
 }
 
-// close gives the memory back. Every queue pair must be closed.
+// close gives the memory back.
 func (t *chunks) close() error {
 	for i := range t.fresh {
 		t.dropWindow(uint32(i))
 	}
+	t.binder.close()
 	if err := t.mr.Deregister(); err != nil {
 		return fmt.Errorf("cannot deregister the lent memory: %w", err)
 	}

@@ -48,8 +48,8 @@ type client struct {
 	session *session
 	conn    verbs.Conn
 	mgmt    verbs.QP
-	cq      verbs.CQ  // of mgmt, both directions
-	access  *accessQP // nil until connected
+	cq      verbs.CQ // of mgmt, both directions
+	access  verbs.QP // nil until connected; nothing is posted to it
 	closed  bool
 
 	mem *arena.Mapping // credits requests, then credits replies
@@ -141,7 +141,7 @@ func (c *client) postReply(slot uint8, n int) error {
 func (c *client) release() {
 	c.closed = true
 	if c.access != nil {
-		c.access.close()
+		c.access.Close()
 	}
 	if c.mgmt != nil {
 		c.mgmt.Close()

@@ -17,9 +17,13 @@
 // domain anyway. Management queue pairs and their message buffers lie in a
 // domain apart from it.
 //
+// The node binds and invalidates windows on a queue pair of its own that is
+// connected to itself, naming the client's queue pair: on the client's, they
+// would have to wait for a client that does not read its responses.
+//
 // A chunk that comes back is first made inaccessible (LOCAL_INV of its window,
-// or deallocation of the window where the queue pair is dead), then its pages
-// are given back to the operating system, and only then may it be lent again;
+// or deallocation of it with the client's connection), then its pages are
+// given back to the operating system, and only then may it be lent again;
 // the next borrower reads zeros.
 //
 // # Sessions

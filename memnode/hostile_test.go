@@ -2,7 +2,9 @@ package memnode_test
 
 import (
 	"errors"
+	"log/slog"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -248,6 +250,34 @@ func TestAClientThatFloods(t *testing.T) {
 	})
 }
 
+// A client that asks for much and reads nothing holds up nobody but itself,
+// not even by asking for chunks meanwhile.
+func TestAClientThatReadsNothing(t *testing.T) {
+	const size = 1 << 20
+	c := pooltest.NewCluster(t, pooltest.TCP, memnode.Config{Lend: 16 * size, ChunkSize: size, Grace: time.Minute})
+	x := pooltest.NewProxy(t, c.Nodes[0].Addr)
+	r := openRawAt(t, c, x.Addr(), wire.Session{})
+	g := r.alloc(1)[0]
+	x.FreezeBack()
+	big, err := r.pd.RegMR(make([]byte, size), verbs.AccessLocalWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 60 { // more than all buffers on the way hold
+		err := r.access.PostSend(verbs.SendWR{
+			Op: verbs.OpRead, RemoteAddr: r.addr(g.Chunk), RKey: g.Key,
+			SGL: []verbs.SGE{{Addr: big.Addr(), Length: size, LKey: big.LKey()}},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := c.Nodes[0].Stats().Lent
+	r.send(wire.AppendRequest(nil, wire.OpAlloc, 9, 3, 0))
+	pooltest.Eventually(t, "its request is served", func() bool { return c.Nodes[0].Stats().Lent == before+3 })
+	victim(t, c)()
+}
+
 func TestASendOnTheAccessQueuePair(t *testing.T) {
 	c := pooltest.NewCluster(t, pooltest.Inproc, node(8))
 	check := victim(t, c)
@@ -255,13 +285,11 @@ func TestASendOnTheAccessQueuePair(t *testing.T) {
 	if got := r.access1(verbs.OpSend, 0, 0, 64); got == verbs.StatusSuccess {
 		t.Fatal("the node took a message on an access queue pair")
 	}
-	if reply := r.call(wire.AppendRequest(nil, wire.OpAlloc, 1, 1, 0)); reply.Status != wire.StatusFailed {
-		t.Fatalf("allocating for a dead access queue pair: got %v, want %v", reply.Status, wire.StatusFailed)
+	g := r.alloc(1)[0]
+	if got := r.access1(verbs.OpRead, r.addr(g.Chunk), g.Key, 8); got == verbs.StatusSuccess {
+		t.Fatal("a dead access queue pair reads")
 	}
 	check()
-	if got := c.Nodes[0].Stats().Lent; got != 1 {
-		t.Fatalf("%d chunks are lent, want 1", got)
-	}
 }
 
 func TestConnectionsThatAreRefused(t *testing.T) {
@@ -308,4 +336,34 @@ func TestConnectionsThatAreRefused(t *testing.T) {
 		}
 		check()
 	})
+}
+
+// lines counts lines of a log.
+type lines struct{ n atomic.Int64 }
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.n.Add(1)
+	return len(p), nil
+}
+
+func TestNonsenseDoesNotFillTheLog(t *testing.T) {
+	var log lines
+	cfg := node(4)
+	cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	c := pooltest.NewCluster(t, pooltest.Inproc, cfg)
+	r := openRaw(t, c, c.Nodes[0], wire.Session{})
+	start := time.Now()
+	const n = 2000
+	for range n {
+		if got := r.free(1); got != wire.StatusNotOwner {
+			t.Fatal(got)
+		}
+	}
+	allowed := int64(time.Since(start)/(100*time.Millisecond)) + 10
+	if got := log.n.Load(); got == 0 || got > allowed {
+		t.Fatalf("%d offences gave %d log lines, want 1 to %d", n, got, allowed)
+	}
+	if got := c.Nodes[0].Stats().NotOwner; got != n {
+		t.Fatalf("%d offences are counted, want %d", got, n)
+	}
 }

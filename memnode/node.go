@@ -39,6 +39,8 @@ type Node struct {
 	grants   []wire.Grant
 	ids      []uint32
 	looking  []*client
+	warned   time.Time // when warn last logged
+	unlogged int       // warnings since
 
 	mu        sync.Mutex // guards what follows
 	closed    bool
@@ -71,7 +73,7 @@ func New(dev verbs.Device, cfg Config) (*Node, error) {
 		n.mpd.Close()
 		return nil, fmt.Errorf("cannot lend memory: %w", err)
 	}
-	if n.chunks, err = newChunks(n.pd, &n.cfg); err != nil {
+	if n.chunks, err = newChunks(dev, n.pd, &n.cfg); err != nil {
 		n.pd.Close()
 		n.mpd.Close()
 		return nil, fmt.Errorf("cannot lend memory: %w", err)
@@ -188,7 +190,7 @@ func (n *Node) connect(req verbs.ConnRequest) {
 	refuse := func(format string, args ...any) {
 		reason := fmt.Sprintf(format, args...)
 		n.counters.refused.Add(1)
-		n.log.Warn("connection refused", "peer", req.Conn().RemoteAddr(), "reason", reason)
+		n.warn("connection refused", "peer", req.Conn().RemoteAddr(), "reason", reason)
 		req.Reject(reason)
 	}
 	var h wire.Hello
@@ -213,13 +215,16 @@ func (n *Node) connect(req verbs.ConnRequest) {
 	case c.access != nil:
 		refuse("a connection has one access queue pair")
 	default:
-		access, err := newAccessQP(n.dev, n.pd, n.event)
+		// Nothing is posted to it, so the client's completion queue will do.
+		access, err := n.pd.CreateQP(verbs.QPInit{
+			SendCQ: c.cq, RecvCQ: c.cq, SendDepth: 1, RecvDepth: 1, OnEvent: n.event,
+		})
 		if err != nil {
-			refuse("%v", err)
+			refuse("cannot create an access queue pair: %v", err)
 			return
 		}
-		if err := req.Accept(access.qp, nil); err != nil {
-			access.close()
+		if err := req.Accept(access, nil); err != nil {
+			access.Close()
 			return // the connection is gone, and its watcher will say so
 		}
 		c.access = access
@@ -265,7 +270,7 @@ func (n *Node) attach(req verbs.ConnRequest, want *wire.Session) error {
 	})
 	n.log.Info("client connected", "peer", conn.RemoteAddr(), "session", s.wire.ID, "resumed", resumed)
 	if err := req.Accept(c.mgmt, w.Append(nil)); err != nil {
-		n.log.Warn("client lost while it connected", "peer", conn.RemoteAddr(), "error", err)
+		n.warn("client lost while it connected", "peer", conn.RemoteAddr(), "error", err)
 		n.disconnect(c)
 	}
 	return nil
@@ -283,7 +288,7 @@ func (n *Node) look(c *client) {
 		return
 	}
 	if err := n.serve(c); err != nil {
-		n.log.Warn("client dropped", "peer", c.conn.RemoteAddr(),
+		n.warn("client dropped", "peer", c.conn.RemoteAddr(),
 			"session", c.session.wire.ID, "chunks", len(c.session.chunks), "error", err)
 		n.disconnect(c)
 	}
@@ -336,6 +341,21 @@ func (n *Node) expire(now time.Time) {
 		delete(n.sessions, id)
 	}
 	n.armGrace()
+}
+
+// warn logs what a client has done, but no more than ten times a second: a
+// client must not be able to fill the node's disk.
+func (n *Node) warn(msg string, args ...any) {
+	now := time.Now()
+	if now.Sub(n.warned) < 100*time.Millisecond {
+		n.unlogged++
+		return
+	}
+	if n.unlogged > 0 {
+		args = append(args, "unlogged", n.unlogged)
+	}
+	n.warned, n.unlogged = now, 0
+	n.log.Warn(msg, args...)
 }
 
 // event counts what clients provoke; the device has already acted on it.

@@ -168,3 +168,25 @@ func TestMetrics(t *testing.T) {
 		}
 	}
 }
+
+func TestDataDoesNotWakeTheControlGoroutine(t *testing.T) {
+	for _, s := range []pooltest.Setup{pooltest.Inproc, pooltest.TCP} {
+		c := pooltest.NewCluster(t, s, node(4))
+		k := c.Open(pool.Config{})
+		ch := k.MustAlloc(t)
+		before := c.Nodes[0].Stats().Wakeups
+		ops := make([]pool.Op, 60)
+		for round := range 50 {
+			for i := range ops {
+				ops[i] = pool.Op{Kind: pool.OpKind(1 + i%4), Chunk: ch, Off: int64(i * 8), Buf: make([]byte, 100), New: uint64(round)}
+			}
+			if err := k.Do(t.Context(), ops); err != nil {
+				t.Fatal(err)
+			}
+		}
+		// One may be for the acknowledgement of the last message.
+		if got := c.Nodes[0].Stats().Wakeups - before; got > 1 {
+			t.Errorf("over %s, 3000 operations woke the control goroutine %d times", s.Name, got)
+		}
+	}
+}

@@ -35,10 +35,16 @@ type raw struct {
 	access verbs.QP
 	w      wire.Welcome
 	id     uint32
+	wcs    [1]verbs.WC
 }
 
 // dialRaw connects to n without opening a queue pair.
 func dialRaw(t *testing.T, c *pooltest.Cluster, n *pooltest.Node) *raw {
+	t.Helper()
+	return dialRawAt(t, c, n.Addr)
+}
+
+func dialRawAt(t *testing.T, c *pooltest.Cluster, addr string) *raw {
 	t.Helper()
 	dev, err := c.Fabric.NewDevice()
 	if err != nil {
@@ -48,7 +54,7 @@ func dialRaw(t *testing.T, c *pooltest.Cluster, n *pooltest.Node) *raw {
 	r := &raw{t: t, mem: make([]byte, 1<<16)}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	if r.conn, err = c.Fabric.Dial(ctx, dev, n.Addr); err != nil {
+	if r.conn, err = c.Fabric.Dial(ctx, dev, addr); err != nil {
 		t.Fatal(err)
 	}
 	must := func(err error) {
@@ -75,7 +81,12 @@ func dialRaw(t *testing.T, c *pooltest.Cluster, n *pooltest.Node) *raw {
 // openRaw is dialRaw with both queue pairs connected.
 func openRaw(t *testing.T, c *pooltest.Cluster, n *pooltest.Node, resume wire.Session) *raw {
 	t.Helper()
-	r := dialRaw(t, c, n)
+	return openRawAt(t, c, n.Addr, resume)
+}
+
+func openRawAt(t *testing.T, c *pooltest.Cluster, addr string, resume wire.Session) *raw {
+	t.Helper()
+	r := dialRawAt(t, c, addr)
 	private, err := r.hello(r.mgmt, wire.Hello{Kind: wire.KindManagement, Manager: memnode.Manager, Session: resume})
 	if err != nil {
 		t.Fatal(err)

@@ -51,7 +51,7 @@ func (n *Node) answer(c *client, r received) error {
 	n.grants = n.grants[:0]
 	if badErr != nil {
 		n.counters.malformed.Add(1)
-		n.log.Warn("malformed request", "peer", c.conn.RemoteAddr(), "error", badErr)
+		n.warn("malformed request", "peer", c.conn.RemoteAddr(), "error", badErr)
 		reply.Status = wire.StatusBad
 	} else if c.access == nil {
 		reply.Status = wire.StatusNoAccess
@@ -110,7 +110,7 @@ func (n *Node) alloc(c *client, want int) wire.Status {
 		n.chunks.untake(i)
 	}
 	if done == 0 {
-		n.log.Warn("cannot bind windows", "peer", c.conn.RemoteAddr(), "error", err)
+		n.warn("cannot bind windows", "peer", c.conn.RemoteAddr(), "error", err)
 		return wire.StatusFailed
 	}
 	for _, i := range n.ids[:done] {
@@ -133,17 +133,17 @@ func (n *Node) free(c *client, r *wire.Request) (wire.Status, int) {
 		i := r.Chunk(k)
 		if !n.chunks.ownedBy(i, c.session) {
 			n.counters.notOwner.Add(1)
-			n.log.Warn("client freed what is not its own", "peer", c.conn.RemoteAddr(), "chunk", i)
+			n.warn("client freed what is not its own", "peer", c.conn.RemoteAddr(), "chunk", i)
 			return wire.StatusNotOwner, 0
 		}
 		n.ids = append(n.ids, i)
 	}
 	if duplicates(n.ids) {
 		n.counters.notOwner.Add(1)
-		n.log.Warn("client freed a chunk twice at once", "peer", c.conn.RemoteAddr())
+		n.warn("client freed a chunk twice at once", "peer", c.conn.RemoteAddr())
 		return wire.StatusNotOwner, 0
 	}
-	n.chunks.unbind(c.access, n.ids)
+	n.chunks.unbind(n.ids)
 	for _, i := range n.ids {
 		n.chunks.reclaim(i)
 	}
@@ -179,7 +179,7 @@ func (n *Node) owned(c *client, skip, max int) wire.Status {
 		}
 	}
 	if done, err := n.chunks.bind(c.access, n.ids); done < len(n.ids) {
-		n.log.Warn("cannot bind windows", "peer", c.conn.RemoteAddr(), "error", err)
+		n.warn("cannot bind windows", "peer", c.conn.RemoteAddr(), "error", err)
 		return wire.StatusFailed
 	}
 	for _, i := range page {

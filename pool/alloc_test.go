@@ -3,6 +3,8 @@ package pool_test
 import (
 	"context"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"polder/internal/invariants"
@@ -143,6 +145,46 @@ func BenchmarkAllocFree(b *testing.B) {
 					b.Fatal(err)
 				}
 			}
+		})
+	}
+}
+
+// BenchmarkReadBesideWrites is what a short read costs while others write
+// whole chunks.
+func BenchmarkReadBesideWrites(b *testing.B) {
+	for _, s := range []pooltest.Setup{pooltest.Inproc, pooltest.TCP} {
+		b.Run(s.Name, func(b *testing.B) {
+			k, c := steady(b, s)
+			stop := make(chan struct{})
+			var wg sync.WaitGroup
+			var written atomic.Int64
+			for range 2 {
+				w := k.MustAlloc(b)
+				wg.Go(func() {
+					buf := make([]byte, w.Size())
+					for {
+						select {
+						case <-stop:
+							return
+						default:
+						}
+						if _, err := w.WriteAt(buf, 0); err != nil {
+							b.Error(err)
+							return
+						}
+						written.Add(int64(len(buf)))
+					}
+				})
+			}
+			buf := make([]byte, 64)
+			for b.Loop() {
+				if _, err := c.ReadAt(buf, 0); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(written.Load())/1e6/b.Elapsed().Seconds(), "written-MB/s")
+			close(stop)
+			wg.Wait()
 		})
 	}
 }

@@ -13,7 +13,7 @@ import (
 type pieceState uint8
 
 const (
-	pieceTodo   pieceState = iota // to be started
+	pieceIdle   pieceState = iota // to be started
 	pieceReady                    // has a block, and is about to be submitted
 	pieceFlying                   // submitted: the link's until it has landed
 	pieceDone                     // finished, or given up
@@ -80,7 +80,6 @@ type call struct {
 	pool   *Pool
 	pieces []piece
 	links  []*link // that the present round submits to
-	marks  []int64 // their progress before
 
 	flying atomic.Int32 // pieces in flight in this round
 	// fate decides who disposes of the call when its caller may give up
@@ -152,7 +151,7 @@ func (c *call) round(ctx context.Context) (more, abandoned bool) {
 scan:
 	for i := range c.pieces {
 		p := &c.pieces[i]
-		if p.state != pieceTodo {
+		if p.state != pieceIdle {
 			continue
 		}
 		if p.op.Err != nil {
@@ -239,37 +238,18 @@ func (c *call) start(p *piece) startResult {
 func (c *call) fly(ctx context.Context, started int) (abandoned bool) {
 	c.flying.Store(int32(started))
 	c.fate.Store(0)
-	c.marks = c.marks[:0]
-	for _, l := range c.links {
-		c.marks = append(c.marks, l.progress.Load())
-	}
 	for _, l := range c.links {
 		l.submit(c.pieces)
 	}
 	select {
 	case <-c.done: // fast path: everything has landed already
 	default:
-		fresh := !c.armed
 		if err := c.wait(ctx, c.done); err != nil {
-			if err == ErrTimeout && fresh {
-				c.suspect()
-			}
 			return c.abandon(err)
 		}
 	}
 	c.harvest()
 	return false
-}
-
-// suspect retires the links that have not had one answer since they were
-// submitted to, for all of Config.Timeout: the node has hung, and a new
-// connection must show whether it is still there.
-func (c *call) suspect() {
-	for i, l := range c.links {
-		if l.progress.Load() == c.marks[i] {
-			l.node.linkBroke(l)
-		}
-	}
 }
 
 // wait waits for ready, within the call's time.
@@ -371,7 +351,7 @@ func (c *call) reap(p *piece, status verbs.Status) {
 			p.op.fail(ErrOutcomeUnknown)
 		} else {
 			n.counters.retries.Add(1)
-			p.state = pieceTodo
+			p.state = pieceIdle
 		}
 	case verbs.StatusRemAccessErr:
 		n.linkBroke(p.link)
@@ -397,7 +377,7 @@ func (c *call) abandon(err error) bool {
 		switch p := &c.pieces[i]; p.state {
 		case pieceFlying:
 			p.op.fail(err)
-		case pieceTodo:
+		case pieceIdle:
 			p.op.fail(err)
 			p.state = pieceDone
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -23,8 +24,9 @@ type Chunk struct {
 	// users counts pieces in flight, plus freedBit from the call of Free on.
 	users atomic.Int64
 	idle  chan struct{} // capacity 1: users has fallen to freedBit
+	once  sync.Once     // lose
+	lost  chan struct{} // closed by lose
 	gone  atomic.Bool   // lost is closed
-	lost  chan struct{}
 }
 
 // A binding is the right to a chunk over one connection.
@@ -83,10 +85,11 @@ func (c *Chunk) release() {
 
 // lose marks the chunk as lost.
 func (c *Chunk) lose() {
-	if c.gone.CompareAndSwap(false, true) {
+	c.once.Do(func() {
 		c.node.counters.lost.Add(1)
 		close(c.lost)
-	}
+		c.gone.Store(true)
+	})
 }
 
 // ReadAt implements io.ReaderAt.

@@ -42,6 +42,9 @@
 // in the steady state. One goroutine a node, the keeper, makes and resumes
 // connections.
 //
+// Short operations overtake long ones that wait to be posted, and of these only
+// a window is in flight, so that a read on a miss does not wait for bulk writes.
+//
 // Lock order: node.mu, link.mu; link.pollMu, link.mu; slab.mu and Pool.callMu
 // are leaves. No lock is held across an operation on the fabric, except that
 // completion handlers are serialised by pollMu while they poll.

@@ -1,6 +1,8 @@
 package pool
 
 import (
+	"context"
+	"math/rand/v2"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -18,6 +20,17 @@ const accessDepth = 512
 // when there are many callers, and would add latency if there were few.
 const busy = 8
 
+// A queue pair serves its requests in order, so what has been posted is ahead of
+// whatever comes. Short pieces go before long ones that are still queued, and
+// of long ones only so many bytes are in flight as keep the wire busy: a short
+// read beside bulk writes waits for longWindow bytes, not for all of them.
+// Every shortTurns short pieces, a long one has its turn.
+const (
+	shortPiece = 16 << 10
+	longWindow = 256 << 10
+	shortTurns = 64
+)
+
 // A link is one connection to a node, with its access queue pair. It is made
 // by the node's keeper and never comes back once it is dead.
 type link struct {
@@ -27,15 +40,18 @@ type link struct {
 	cq      verbs.CQ
 	session mech.Session // set once, before anybody else sees the link
 
-	broke    chan struct{} // closed by node.linkBroke
-	dead     atomic.Bool   // nothing is accepted any more
-	progress atomic.Int64  // completions so far
+	broke chan struct{} // closed by node.linkBroke
+	dead  atomic.Bool   // nothing is accepted any more
 
-	mu      sync.Mutex
-	queue   pieceQueue // not yet posted
-	flying  []*piece   // by slot; the slot is the work request's id
-	slots   []uint16   // free slots
-	posting bool       // somebody is in post, and will take what is queued
+	mu        sync.Mutex
+	short     pieceQueue // not yet posted, of at most shortPiece bytes
+	long      pieceQueue // not yet posted, the others
+	progress  uint64     // completions so far
+	shortRun  int        // short pieces posted since the last long one
+	longBytes int        // in flight in long pieces
+	flying    []*piece   // by slot; the slot is the work request's id
+	slots     []uint16   // free slots
+	posting   bool       // somebody is in post, and will take what is queued
 
 	batch []verbs.SendWR // belongs to whoever set posting
 	taken []*piece       // the pieces of batch
@@ -96,7 +112,11 @@ func (l *link) submit(pieces []piece) {
 	for i := range pieces {
 		if p := &pieces[i]; p.state == pieceReady && p.link == l {
 			p.state = pieceFlying
-			l.queue.push(p)
+			if p.n <= shortPiece {
+				l.short.push(p)
+			} else {
+				l.long.push(p)
+			}
 		}
 	}
 	l.mu.Unlock()
@@ -107,7 +127,7 @@ func (l *link) submit(pieces []piece) {
 // While one caller is at it, what others queue goes out with its next round.
 func (l *link) post() {
 	l.mu.Lock()
-	if l.posting || l.queue.empty() {
+	if l.posting || l.short.empty() && l.long.empty() {
 		l.mu.Unlock()
 		return
 	}
@@ -121,8 +141,7 @@ func (l *link) post() {
 	}
 	for !l.dead.Load() {
 		l.batch, l.taken = l.batch[:0], l.taken[:0]
-		for !l.queue.empty() && len(l.slots) > 0 {
-			p := l.queue.pop()
+		for p := l.next(); p != nil; p = l.next() {
 			slot := l.slots[len(l.slots)-1]
 			l.slots = l.slots[:len(l.slots)-1]
 			l.flying[slot] = p
@@ -145,6 +164,38 @@ func (l *link) post() {
 	}
 	l.posting = false
 	l.mu.Unlock()
+}
+
+// next takes the piece to be posted next out of its queue, or returns nil if
+// there is none or it must wait for a completion. Those whose callers have given
+// up are dropped: nothing is posted after its time, when the caller may have
+// gone on.
+//
+// Preconditions: l.mu is held.
+func (l *link) next() *piece {
+	for len(l.slots) > 0 {
+		var p *piece
+		long := !l.long.empty() && (l.longBytes == 0 || l.longBytes+l.long.front().n <= longWindow)
+		switch {
+		case long && (l.short.empty() || l.shortRun >= shortTurns):
+			p = l.long.pop()
+			l.shortRun = 0
+		case !l.short.empty():
+			p = l.short.pop()
+			l.shortRun++
+		default:
+			return nil
+		}
+		if p.call.fate.Load() != 0 {
+			p.finish(verbs.StatusWRFlushErr)
+			continue
+		}
+		if p.n > shortPiece {
+			l.longBytes += p.n
+		}
+		return p
+	}
+	return nil
 }
 
 // refused gives up on the link because the batch could not be posted.
@@ -183,11 +234,14 @@ func (l *link) complete(cq verbs.CQ) {
 			}
 			l.flying[slot] = nil
 			l.slots = append(l.slots, uint16(slot))
+			if p.n > shortPiece {
+				l.longBytes -= p.n
+			}
 			l.finished[k], l.wcs[k] = p, l.wcs[i]
 			k++
 		}
+		l.progress += uint64(k)
 		l.mu.Unlock()
-		l.progress.Add(int64(k))
 		for i, p := range l.finished[:k] {
 			p.finish(l.wcs[i].Status)
 		}
@@ -203,12 +257,47 @@ func (l *link) kill() {
 	l.mu.Lock()
 	l.dead.Store(true)
 	var queued []*piece
-	for !l.queue.empty() {
-		queued = append(queued, l.queue.pop())
+	for _, q := range []*pieceQueue{&l.short, &l.long} {
+		for !q.empty() {
+			queued = append(queued, q.pop())
+		}
 	}
 	l.mu.Unlock()
 	for _, p := range queued {
 		p.finish(verbs.StatusWRFlushErr)
+	}
+}
+
+// watch returns when the link is dead, or ctx ends. It retires the link when
+// there are operations in flight and none completes for the time given: the
+// node has hung, and a new connection must show whether it is still there.
+func (l *link) watch(ctx context.Context, patience time.Duration) {
+	const looks = 4
+	tick := time.NewTicker(max(patience/looks, time.Millisecond))
+	defer tick.Stop()
+	var seen uint64
+	for still := 0; ; {
+		select {
+		case <-l.broke:
+			return
+		case <-l.conn.Done():
+			return
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		l.mu.Lock()
+		if l.progress != seen || len(l.slots) == len(l.flying) {
+			seen, still = l.progress, 0
+		} else {
+			still++
+		}
+		l.mu.Unlock()
+		if still > looks {
+			l.node.log.Warn("memory node hangs")
+			l.node.linkBroke(l)
+			return
+		}
 	}
 }
 
@@ -249,6 +338,8 @@ type pieceQueue struct {
 
 func (q *pieceQueue) empty() bool { return q.size == 0 }
 
+func (q *pieceQueue) front() *piece { return q.ring[q.head] }
+
 func (q *pieceQueue) push(p *piece) {
 	if q.size == len(q.ring) {
 		ring := make([]*piece, max(64, 2*len(q.ring)))
@@ -269,11 +360,12 @@ func (q *pieceQueue) pop() *piece {
 }
 
 // backoff is the wait before the next attempt to connect: it doubles from 10 ms
-// to 1 s.
+// to 1 s, less up to a half at random, so that a node's clients do not all come
+// back at the same instant.
 type backoff time.Duration
 
 func (b *backoff) next() time.Duration {
 	d := min(max(2*time.Duration(*b), 10*time.Millisecond), time.Second)
 	*b = backoff(d)
-	return d
+	return d - rand.N(d/2)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -37,6 +38,7 @@ func (s nodeState) String() string {
 type node struct {
 	pool *Pool
 	name string
+	log  *slog.Logger
 	dial func(context.Context) (verbs.Conn, error)
 
 	counters counters
@@ -53,7 +55,7 @@ type node struct {
 
 func newNode(p *Pool, cfg NodeConfig) *node {
 	return &node{
-		pool: p, name: cfg.Name, dial: cfg.Dial,
+		pool: p, name: cfg.Name, dial: cfg.Dial, log: p.log.With("node", cfg.Name),
 		changed: make(chan struct{}),
 		chunks:  make(map[uint32]*Chunk),
 	}
@@ -111,54 +113,65 @@ func (n *node) linkBroke(l *link) {
 	close(l.broke)
 }
 
+// A link that has lasted for steady is made again at once when it is lost; one
+// that has not, after a short wait, so that a node that accepts connections
+// only to drop them is not besieged.
+const (
+	steady    = time.Second
+	shortWait = 10 * time.Millisecond
+)
+
 // keep is the keeper: it connects, and connects again, until ctx ends.
 func (n *node) keep(ctx context.Context) {
+	defer n.closeNow()
 	var wait backoff
 	var graceEnds time.Time // of the session, while there is no link
-	log := n.pool.log.With("node", n.name)
 	for {
 		l, err := n.connect(ctx)
-		if ctx.Err() != nil {
-			if err == nil {
-				n.farewell(l)
-			}
-			n.closeNow()
-			return
-		}
 		if err != nil {
-			n.mu.Lock()
-			if n.state != nodeDown {
-				log.Warn("memory node gone", "error", err)
+			if ctx.Err() != nil {
+				return
 			}
-			n.setState(nodeDown, err)
-			n.mu.Unlock()
+			n.fail(err, graceEnds)
 			pause := wait.next()
-			if left := time.Until(graceEnds); !graceEnds.IsZero() && left <= 0 {
-				if lost := n.loseAll(); lost > 0 {
-					log.Warn("grace period over: chunks lost", "chunks", lost)
-				}
-				graceEnds = time.Time{}
-			} else if !graceEnds.IsZero() {
+			if left := time.Until(graceEnds); left > 0 {
 				pause = min(pause, left)
 			}
 			sleep(ctx, pause)
 			continue
 		}
-		wait = 0
-		log.Info("memory node connected", "peer", l.conn.RemoteAddr())
-		select {
-		case <-l.broke:
-		case <-l.conn.Done():
-		case <-ctx.Done():
+		n.log.Info("memory node connected", "peer", l.conn.RemoteAddr())
+		since := time.Now()
+		l.watch(ctx, n.pool.cfg.Timeout)
+		if ctx.Err() != nil {
 			n.farewell(l)
-			n.closeNow()
 			return
 		}
-		log.Warn("connection lost", "error", l.conn.Err())
+		n.log.Warn("connection lost", "error", l.conn.Err())
 		graceEnds = time.Now().Add(n.graceTime())
 		n.linkBroke(l)
 		l.close()
 		n.counters.reconnects.Add(1)
+		wait = 0
+		if time.Since(since) < steady {
+			sleep(ctx, shortWait)
+		}
+	}
+}
+
+// fail has operations on n fail, because of err, until it can be connected to.
+// Chunks are lost when the grace period is over.
+func (n *node) fail(err error, graceEnds time.Time) {
+	n.mu.Lock()
+	if n.state != nodeDown {
+		n.log.Warn("memory node gone", "error", err)
+	}
+	n.setState(nodeDown, err)
+	n.mu.Unlock()
+	if !graceEnds.IsZero() && time.Now().After(graceEnds) {
+		if lost := n.loseAll(); lost > 0 {
+			n.log.Warn("grace period over: chunks lost", "chunks", lost)
+		}
 	}
 }
 
@@ -225,7 +238,7 @@ func (n *node) attach(ctx context.Context, l *link) error {
 		c.lose()
 	}
 	if len(lost) > 0 {
-		n.pool.log.Warn("chunks lost", "node", n.name, "chunks", len(lost))
+		n.log.Warn("chunks lost", "chunks", len(lost))
 	}
 	if len(unknown) > 0 {
 		// Freed while there was no connection, or granted by a reply

@@ -38,7 +38,7 @@ type Config struct {
 	// default 2 s.
 	Timeout time.Duration
 	// Buffer is the size in bytes of the memory that data passes through,
-	// by default 8 MiB. It is rounded up to a multiple of 256 KiB.
+	// by default 8 MiB. It is rounded up to a multiple of 64 KiB.
 	Buffer int
 	// Logger gets connections and losses; by default nothing is logged.
 	Logger *slog.Logger

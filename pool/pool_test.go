@@ -1,7 +1,9 @@
 package pool_test
 
 import (
+	"os"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -20,5 +22,20 @@ func TestTheDriverDoesNotShowInTheResults(t *testing.T) {
 		if got := pooltest.Script(t, pooltest.TCP, seed); got != want {
 			t.Errorf("script %d: digest %s over tcp, %s over inproc", seed, got, want)
 		}
+	}
+}
+
+// TestSoak takes as long as the environment variable POLDER_SOAK says, such as
+// "5m".
+func TestSoak(t *testing.T) {
+	d := time.Second
+	if v := os.Getenv("POLDER_SOAK"); v != "" {
+		var err error
+		if d, err = time.ParseDuration(v); err != nil {
+			t.Fatalf("POLDER_SOAK is %q, want a duration: %v", v, err)
+		}
+	}
+	for _, s := range []pooltest.Setup{pooltest.Inproc, pooltest.TCP} {
+		t.Run(s.Name, func(t *testing.T) { pooltest.Soak(t, s, d) })
 	}
 }

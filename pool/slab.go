@@ -13,7 +13,7 @@ import (
 // operation of more than maxBlock bytes goes out in pieces.
 const (
 	minBlockShift = 8
-	maxBlockShift = 18
+	maxBlockShift = 16
 	minBlock      = 1 << minBlockShift
 	maxBlock      = 1 << maxBlockShift
 	numOrders     = maxBlockShift - minBlockShift + 1

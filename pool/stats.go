@@ -41,7 +41,7 @@ type NodeStats struct {
 	Chunks int    // borrowed now
 	Space  int    // chunks that could still be borrowed, as far as is known
 
-	Reads, Writes, Atomics  int64 // that succeeded, in pieces of at most 256 KiB
+	Reads, Writes, Atomics  int64 // that succeeded, in pieces of at most 64 KiB
 	BytesRead, BytesWritten int64
 	Allocs, Frees           int64
 	Lost                    int64 // chunks

@@ -66,17 +66,17 @@ func (c Config) withDefaults() (Config, error) {
 			*f.v = f.def
 		}
 		if *f.v < f.min || *f.v > 1<<30 {
-			return c, fmt.Errorf("Config.%s is %d, want %d to %d", f.name, *f.v, f.min, 1<<30)
+			return c, fmt.Errorf("option %s is %d, want %d to %d", f.name, *f.v, f.min, 1<<30)
 		}
 	}
 	if c.OpTimeout == 0 {
 		c.OpTimeout = 2 * time.Second
 	}
 	if c.OpTimeout < 0 {
-		return c, fmt.Errorf("Config.OpTimeout is %v, want more than 0", c.OpTimeout)
+		return c, fmt.Errorf("option OpTimeout is %v, want more than 0", c.OpTimeout)
 	}
 	if c.IdleTimeout < 0 {
-		return c, fmt.Errorf("Config.IdleTimeout is %v, want 0 or more", c.IdleTimeout)
+		return c, fmt.Errorf("option IdleTimeout is %v, want 0 or more", c.IdleTimeout)
 	}
 	if c.Loops == 0 {
 		c.Loops = min(maxLoops, max(1, runtime.GOMAXPROCS(0)/2))

@@ -41,7 +41,9 @@ func (c *conn) beforeWait() {
 	if c.detached {
 		return
 	}
+	c.l.flush(c.work) // others need not wait for c
 	c.detached, c.away = true, true
+	c.l.away++
 	c.work.detached = true
 	c.l.srv.stats.handovers.Add(1)
 	c.l.start()
@@ -96,19 +98,23 @@ func (c *conn) read(w *workspace) {
 	c.process(w)
 }
 
-// process runs the session's input, and keeps what is left over.
+// process runs the session's input, and keeps what is left over. Short replies
+// are written at the end of the loop's round.
 func (c *conn) process(w *workspace) {
 	c.work = w
 	s := c.s
-	s.out, s.scratch, s.scratch2 = w.out[:0], w.scratch, w.scratch2
+	s.out, s.base = w.out, len(w.out)
+	s.scratch, s.scratch2 = w.scratch, w.scratch2
 	for {
 		st := s.run()
-		if len(s.out) > 0 {
-			c.send(s.out)
-			if cap(s.out) > maxPooled {
-				s.out = make([]byte, 0, 2*flushAt)
-			}
-			s.out = s.out[:0]
+		if st == needInput && w.defers(c, len(s.out)-s.base) {
+			w.replies = append(w.replies, deferred{c, s.base, len(s.out)})
+			c.keepInput()
+			break
+		}
+		if len(s.out) > s.base {
+			c.send(s.out[s.base:])
+			s.out = s.out[:s.base]
 		}
 		if c.end {
 			break

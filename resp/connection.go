@@ -45,6 +45,7 @@ func cmdQuit(s *session, a [][]byte) error {
 func cmdReset(s *session, a [][]byte) error {
 	s.endMulti()
 	s.ver = 2
+	s.info.ver.Store(2)
 	s.info.name.Store(nil)
 	s.authed = s.srv.cfg.Password == ""
 	s.parser.Unauth = !s.authed

@@ -39,8 +39,8 @@
 //	-TRYAGAIN  far memory did not answer within Config.OpTimeout
 //	-OOM       far memory is full; what is stored stays readable
 //
-// A command that fails so after it has stored a part (MSET, EXEC) leaves that
-// part in place.
+// A command on many keys fails as a whole when one is lost. One that fails so
+// after it has stored a part (MSET, EXEC) leaves that part in place.
 //
 // # Differences from Redis
 //

@@ -81,6 +81,7 @@ func (s *session) field(h *hash, field []byte) (v []byte, ok bool, err error) {
 func (s *session) setField(h *hash, field, value []byte) (added bool, err error) {
 	h.changed = true
 	if h.large != nil {
+		s.srv.watches.touch(h.key)
 		return s.largeSet(h.large, field, value)
 	}
 	h.list, added = h.list.set(field, value)
@@ -93,7 +94,9 @@ func (s *session) setField(h *hash, field, value []byte) (added bool, err error)
 // removeField takes a field out. The caller ends with store.
 func (s *session) removeField(h *hash, field []byte) (removed bool, err error) {
 	if h.large != nil {
-		removed, err = s.largeRemove(h.large, field)
+		if removed, err = s.largeRemove(h.large, field); removed {
+			s.srv.watches.touch(h.key)
+		}
 	} else {
 		h.list, removed = h.list.remove(field)
 	}
@@ -111,8 +114,7 @@ func (s *session) store(h *hash) error {
 		return err
 	}
 	if h.large != nil {
-		s.srv.watches.touch(h.key)
-		return nil
+		return nil // its blocks are stored already
 	}
 	h.e.Value = h.list
 	reuse(&s.scratch, h.list)

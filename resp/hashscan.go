@@ -2,6 +2,7 @@ package resp
 
 import (
 	"math"
+	"math/rand/v2"
 
 	"polder/resp/proto"
 )
@@ -99,65 +100,49 @@ func cmdHRandField(s *session, a [][]byte) error {
 	if err := s.fields(&h, func(f, v []byte) { l.add(f); l.add(v) }); err != nil {
 		return err
 	}
+	return s.replyPicks(&l, count, withValues)
+}
+
+// replyPicks replies with fields of l, a list of fields and values: count
+// different ones in random order, or -count that may repeat.
+func (s *session) replyPicks(l *keyList, count int64, withValues bool) error {
 	n := len(l.ends) / 2
-	return s.replyPicks(&l, pick(n, count), withValues)
-}
-
-// pick chooses from 0 to n-1: count different ones in random order, or -count
-// that may repeat.
-func pick(n int, count int64) func(yield func(int) bool) (total int64) {
-	if count < 0 {
-		return func(yield func(int) bool) int64 {
-			if yield != nil {
-				for i := int64(0); i < -count && yield(randN(n)); i++ {
-				}
-			}
-			return -count
+	repeat := count < 0
+	total := int(min(int64(n), count))
+	if repeat {
+		if -count > int64(s.srv.cfg.OutputLimit) {
+			return errOutput
 		}
+		total = int(-count)
 	}
-	k := int(min(int64(n), count))
-	return func(yield func(int) bool) int64 {
-		if yield != nil {
-			order := make([]int, n)
-			for i := range order {
-				order[i] = i
-			}
-			for i := range k {
-				j := i + randN(n-i)
-				order[i], order[j] = order[j], order[i]
-				if !yield(order[i]) {
-					break
-				}
-			}
+	if withValues && s.ver < 3 {
+		s.array(total * 2)
+	} else {
+		s.array(total)
+	}
+	order := make([]int, n)
+	for i := range order {
+		order[i] = i
+	}
+	for i := range total {
+		at := rand.IntN(n)
+		if !repeat {
+			j := i + rand.IntN(n-i)
+			order[i], order[j] = order[j], order[i]
+			at = order[i]
 		}
-		return int64(k)
-	}
-}
-
-func (s *session) replyPicks(l *keyList, pick func(func(int) bool) int64, withValues bool) error {
-	total := pick(nil)
-	if total > int64(s.srv.cfg.OutputLimit) {
-		return errOutput
-	}
-	switch {
-	case withValues && s.ver < 3:
-		s.array(int(total) * 2)
-	default:
-		s.array(int(total))
-	}
-	var err error
-	pick(func(i int) bool {
 		if withValues && s.ver >= 3 {
 			s.array(2)
 		}
-		s.bulk(l.at(2 * i))
+		s.bulk(l.at(2 * at))
 		if withValues {
-			s.bulk(l.at(2*i + 1))
+			s.bulk(l.at(2*at + 1))
 		}
-		err = s.over()
-		return err == nil
-	})
-	return err
+		if err := s.over(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // randomField replies with one field. In a large hash it looks at one block.
@@ -172,7 +157,7 @@ func (s *session) randomField(key []byte) error {
 	}
 	l := h.list
 	if h.large != nil {
-		b := uint32(randN(int(h.large.buckets)))
+		b := uint32(rand.IntN(int(h.large.buckets)))
 		for range h.large.buckets {
 			if l, err = s.block(h.large, b, s.scratch2[:0]); err != nil {
 				return err
@@ -184,7 +169,7 @@ func (s *session) randomField(key []byte) error {
 			b = (b + 1) % h.large.buckets
 		}
 	}
-	i := randN(l.len())
+	i := rand.IntN(l.len())
 	for f := range l.all() {
 		if i == 0 {
 			s.bulk(f)

@@ -2,7 +2,6 @@ package resp
 
 import (
 	"errors"
-	"math/rand/v2"
 	"time"
 
 	"polder/far"
@@ -195,7 +194,9 @@ func cmdFlush(s *session, a [][]byte) error {
 	s.srv.keys.Clear()
 	s.srv.blocks.Clear()
 	for i := range s.srv.stripes {
-		s.srv.stripes[i].large = nil
+		st := &s.srv.stripes[i]
+		s.srv.largeHashes.Add(-int64(len(st.large)))
+		st.large = nil
 	}
 	s.mutated = true
 	s.ok()
@@ -303,8 +304,6 @@ func cmdMemoryUsage(s *session, a [][]byte) error {
 	s.int(int64(len(a[2]) + size + entryOverhead))
 	return nil
 }
-
-func randN(n int) int { return rand.IntN(n) }
 
 func cmdTime(s *session, a [][]byte) error {
 	now := time.Now()

@@ -2,6 +2,7 @@ package resp
 
 import (
 	"net"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -35,17 +36,64 @@ type loop struct {
 	work  []*conn   // taken from inbox
 	conns []*conn   // by file descriptor
 	count int       // conns that are there
+	away  int       // of these, away
 	timed time.Time // of the last tick
+	brief bool      // the kernel can wait briefly, and other goroutines have a P
 }
 
 // workspace is the memory of a goroutine that is or was a loop.
 type workspace struct {
 	events   []unix.EpollEvent
 	in, out  []byte
-	scratch  []byte // of the session that runs
+	replies  []deferred // to be written at the end of the round
+	scratch  []byte     // of the session that runs
 	scratch2 []byte
 	now      int64 // seconds since 1970, roughly
 	detached bool
+}
+
+// deferred is a reply, out[from:to] of a workspace, that waits for the end of
+// the loop's round: then all are written in a row. So the clients, which wake
+// up with the first, find the others there too when they get to run, and come
+// back with more commands at once.
+type deferred struct {
+	c        *conn
+	from, to int
+}
+
+const (
+	maxDefer    = 8 << 10   // longest reply that waits
+	maxDeferred = 128 << 10 // most bytes that wait
+)
+
+// defers reports whether a reply of n bytes is to wait.
+func (w *workspace) defers(c *conn, n int) bool {
+	return n > 0 && n <= maxDefer && len(w.out) < maxDeferred && len(c.pend) == 0 && !w.detached
+}
+
+// flush writes the replies that wait.
+func (l *loop) flush(w *workspace) {
+	if len(w.replies) == 0 {
+		return
+	}
+	out := w.out
+	for i, r := range w.replies {
+		r.c.send(out[r.from:r.to])
+		if r.c.end || len(r.c.pend) > 0 {
+			l.after(r.c, w)
+		}
+		w.replies[i].c = nil
+	}
+	w.replies = w.replies[:0]
+}
+
+// endRound flushes and makes w's buffer empty again.
+func (l *loop) endRound(w *workspace) {
+	l.flush(w)
+	if cap(w.out) > maxPooled {
+		w.out = make([]byte, 0, 2*flushAt)
+	}
+	w.out = w.out[:0]
 }
 
 // workspaces are those that detached goroutines have left behind.
@@ -67,7 +115,7 @@ func newLoop(srv *Server) (*loop, error) {
 		unix.Close(ep)
 		return nil, err
 	}
-	l := &loop{srv: srv, ep: ep, wake: wake, timed: time.Now()}
+	l := &loop{srv: srv, ep: ep, wake: wake, timed: time.Now(), brief: runtime.GOMAXPROCS(0) > srv.cfg.Loops}
 	if err := unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, wake, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(wake)}); err != nil {
 		l.free()
 		return nil, err
@@ -87,7 +135,7 @@ func (l *loop) start() {
 	go func() {
 		defer l.srv.wg.Done()
 		w := workspaces.Get().(*workspace)
-		w.detached = false
+		w.detached, w.out = false, w.out[:0]
 		l.run(w)
 		workspaces.Put(w)
 	}()
@@ -172,8 +220,13 @@ func (l *loop) run(w *workspace) {
 				return
 			}
 		}
+		l.endRound(w)
 	}
 }
+
+// briefly is how long a loop waits for events with its P in hand, before it lets
+// the scheduler know. Under load the next events come sooner.
+const briefly = 100 * time.Microsecond
 
 // sleep waits for events.
 func (l *loop) sleep(events []unix.EpollEvent) int {
@@ -184,6 +237,13 @@ func (l *loop) sleep(events []unix.EpollEvent) int {
 	l.mu.Unlock()
 	if !idle || l.stopping.Load() && l.count == 0 {
 		return 0
+	}
+	if l.brief && l.away == 0 {
+		ts := unix.NsecToTimespec(int64(briefly))
+		var n int
+		if n, l.brief = sysPollBriefly(l.ep, events, &ts); n > 0 {
+			return n
+		}
 	}
 	n, err := unix.EpollWait(l.ep, events, 1000)
 	if err != nil {
@@ -230,6 +290,7 @@ func (l *loop) after(c *conn, w *workspace) bool {
 		l.close(c)
 	case c.fetch:
 		c.fetch, c.away = false, true
+		l.away++
 		l.srv.fetches.submit(c)
 	case !c.linger.IsZero():
 		l.arm(c, unix.EPOLLOUT)
@@ -276,6 +337,9 @@ func (l *loop) takeBack(w *workspace) bool {
 		c := l.work[len(l.work)-1]
 		l.work = l.work[:len(l.work)-1]
 		c.away = false
+		if c.fd < len(l.conns) && l.conns[c.fd] == c {
+			l.away--
+		}
 		for c.fd >= len(l.conns) {
 			l.conns = append(l.conns, make([]*conn, c.fd+64)...)
 		}
@@ -294,6 +358,7 @@ func (l *loop) takeBack(w *workspace) bool {
 			return false
 		}
 	}
+	l.endRound(w)
 	return true
 }
 

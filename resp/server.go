@@ -50,7 +50,6 @@ type Server struct {
 	streams   map[*stream]struct{}  // guarded by mu
 	sessions  map[*session]struct{} // guarded by mu
 	stopped   chan struct{}         // closed when Shutdown is done
-	stopOnce  sync.Once
 }
 
 // NewServer makes a server that keeps its data in maps of its own on heap. The

@@ -111,7 +111,9 @@ func (st *stream) process() bool {
 		case needInput:
 			return true
 		case needFetch:
-			st.s.fetched(st.s.srv.fetch(st.s.wants(nil, nil)))
+			var w wants
+			st.s.wants(&w)
+			st.s.fetched(st.s.srv.fetch(&w))
 		case sessionEnd:
 			return false
 		}

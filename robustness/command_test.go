@@ -1,6 +1,7 @@
 package robustness
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"flag"
@@ -104,6 +105,7 @@ func TestWhatCannotWorkIsExplained(t *testing.T) {
 		{"node", "--chunk", "3MiB", "--listen", "127.0.0.1:0", "--admin", "off"},
 		{"node", "--lend", "1MiB", "--chunk", "2MiB", "--listen", "127.0.0.1:0", "--admin", "off"},
 		{"status", "--admin", "127.0.0.1:1"},
+		{"serve", "--far", "127.0.0.1:1", "--listen", "127.0.0.1:0", "--admin", "off", "--log-level", "error"},
 		{"demo", "--dir", "/nonexistent"},
 	} {
 		stdout, stderr, code := proctest.Output(t, nil, args...)
@@ -136,6 +138,35 @@ func TestSignalsEndEverythingCleanly(t *testing.T) {
 				t.Errorf("after %v: exit code %d: %s", sig, code, p.Stderr())
 			}
 		}
+	}
+}
+
+// TestTheSecondSignalEndsAtOnce uses a command that waits for its standard
+// input to end, whatever the first signal says.
+func TestTheSecondSignalEndsAtOnce(t *testing.T) {
+	cmd := exec.Command(proctest.Binary(), "bench", "verbs-server")
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = stdin.Close() }()
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := bufio.NewReader(stdout).ReadString('\n'); err != nil {
+		t.Errorf("cannot read its addresses: %v", err)
+	}
+	for _, sig := range []os.Signal{syscall.SIGINT, syscall.SIGTERM} {
+		if err := cmd.Process.Signal(sig); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := cmd.Wait(); cmd.ProcessState.ExitCode() != 130 {
+		t.Errorf("got exit code %d (%v), want 130", cmd.ProcessState.ExitCode(), err)
 	}
 }
 

@@ -152,4 +152,7 @@ func TestAClientThatDoesNotReadIsDisconnected(t *testing.T) {
 			return false
 		}
 	})
+	if s := statusOf(t, server); s.Redis.OutputDrops == 0 {
+		t.Error("the server does not count clients that were disconnected for not reading")
+	}
 }

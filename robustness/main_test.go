@@ -56,26 +56,32 @@ func connect(t *testing.T, server *child.Process) *redis.Client {
 	return c
 }
 
+// noise is what values are cut from.
+var noise = func() string {
+	b := make([]byte, 4*mib)
+	_, _ = rand.NewChaCha8([32]byte{}).Read(b) // never fails
+	return string(b)
+}()
+
 // value is what belongs to a version of a key: of any length from 0 on, and
-// not like any other value.
+// not like any other value. It is at most half as long as the noise.
 func value(key string, version, size int) string {
 	h := fnv.New64a()
 	_, _ = fmt.Fprintf(h, "%s/%d", key, version)
-	r := rand.New(rand.NewPCG(h.Sum64(), uint64(size)))
-	var b strings.Builder
-	b.Grow(size)
-	for b.Len() < size {
-		s := strconv.FormatUint(r.Uint64(), 36)
-		b.WriteString(s[:min(len(s), size-b.Len())])
+	sum := strconv.FormatUint(h.Sum64(), 36)
+	if size <= len(sum) {
+		return sum[:size]
 	}
-	return b.String()
+	at := int(h.Sum64() % uint64(len(noise)/2))
+	return sum + noise[at:at+size-len(sum)]
 }
 
 // Statistics of /status that the tests look at.
 type status struct {
 	Resident int64
 	Node     struct{ Chunks, Lent, Clients, Sessions int64 }
-	Heap     map[string]any
+	Heap     struct{ Lost, Corrupt int64 }
+	Redis    struct{ OutputDrops, Lost int64 }
 }
 
 func statusOf(t *testing.T, p *child.Process) status {

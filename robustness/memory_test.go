@@ -20,7 +20,7 @@ func TestResidentMemoryStaysWithinTheBudget(t *testing.T) {
 		beside  = 64 * mib
 		total   = 8 * local
 		workers = 8
-		rounds  = 40
+		rounds  = 25
 		batch   = 500
 	)
 	node := startNode(t, "512MiB")

@@ -52,7 +52,7 @@ func run(ctx context.Context, args []string) int {
 	case errors.As(err, new(*usageError)), errors.As(err, new(*config.Error)):
 		fmt.Fprintf(os.Stderr, "polder: %v\n", err)
 		return exitUsage
-	case ctx.Err() != nil && errors.Is(err, context.Canceled):
+	case errors.Is(err, errInterrupted), ctx.Err() != nil && errors.Is(err, context.Canceled):
 		// A demonstration or benchmark that did not come to its end.
 		fmt.Fprintf(os.Stderr, "polder: %v\n", context.Cause(ctx))
 		return exitInterrupted

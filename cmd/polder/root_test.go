@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -41,4 +42,13 @@ func TestEveryCommandExplainsItself(t *testing.T) {
 			}
 		})
 	})
+}
+
+// TestJSONAndShortMayHaveOneDash: the documents write them as Go's tools do.
+func TestJSONAndShortMayHaveOneDash(t *testing.T) {
+	got := goStyle([]string{"bench", "resp", "-json", "-short", "--json", "-h", "--password", "-jsonx"})
+	want := []string{"bench", "resp", "--json", "--short", "--json", "-h", "--password", "-jsonx"}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
 }

@@ -51,8 +51,12 @@ func newStatus() *cobra.Command {
 					return fmt.Errorf("cannot print the status: %w", err)
 				}
 			}
-			if found > 0 && slices.Equal(addrs, usualAdmin) {
+			switch usual := slices.Equal(addrs, usualAdmin); {
+			case usual && found > 0:
 				return nil // whoever runs one daemon need not run the other
+			case usual:
+				return fmt.Errorf("no daemon answers at the usual addresses: start one with polder up, or name its address with --admin\n%w",
+					errors.Join(errs...))
 			}
 			return errors.Join(errs...)
 		},

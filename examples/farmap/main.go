@@ -70,7 +70,7 @@ func run(ctx context.Context, node string) (err error) {
 	}
 
 	s := heap.Stats()
-	fmt.Printf("%d pages of %d bytes, all read back\n", pages.Len(), size)
-	fmt.Printf("%+v\n", s)
+	fmt.Printf("%d pages, %d MiB, all read back; %d MiB of memory were used here, %d entries were fetched\n",
+		pages.Len(), n*size>>20, s.Resident>>20, s.Fetches)
 	return nil
 }

@@ -1,22 +1,13 @@
 package listen
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"io"
-	"math/big"
-	"net"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
-	"time"
+
+	"polder/internal/testcert"
 )
 
 func TestOnlyLoopbackMayBePlain(t *testing.T) {
@@ -61,9 +52,12 @@ func TestCertificatesComeTogether(t *testing.T) {
 }
 
 func TestTLSDemandsAClientCertificate(t *testing.T) {
-	dir := t.TempDir()
-	ours := authority(t, dir, "ours")
-	stranger := authority(t, dir, "stranger")
+	authority := func() (s Security) {
+		s.CertFile, s.KeyFile = testcert.New(t)
+		s.CAFile = s.CertFile
+		return s
+	}
+	ours, stranger := authority(), authority()
 	lis, err := ours.Listen("listen", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -114,43 +108,4 @@ func echo(addr string, cfg *tls.Config) (err error) {
 	}
 	_, err = io.ReadFull(c, make([]byte, 1))
 	return err
-}
-
-// authority makes a self-signed certificate for 127.0.0.1 that is its own
-// authority.
-func authority(t *testing.T, dir, name string) Security {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	tmpl := &x509.Certificate{
-		SerialNumber: big.NewInt(1),
-		Subject:      pkix.Name{CommonName: name},
-		NotBefore:    time.Now().Add(-time.Hour),
-		NotAfter:     time.Now().Add(time.Hour),
-		IPAddresses:  []net.IP{net.IPv4(127, 0, 0, 1)},
-		KeyUsage:     x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
-		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-		IsCA:         true, BasicConstraintsValid: true,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pkcs8, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := Security{CertFile: filepath.Join(dir, name+".crt"), KeyFile: filepath.Join(dir, name+".key")}
-	s.CAFile = s.CertFile
-	for file, block := range map[string]*pem.Block{
-		s.CertFile: {Type: "CERTIFICATE", Bytes: der},
-		s.KeyFile:  {Type: "PRIVATE KEY", Bytes: pkcs8},
-	} {
-		if err := os.WriteFile(file, pem.EncodeToMemory(block), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return s
 }

@@ -20,6 +20,7 @@ type Config struct {
 	Op        Op
 	ValueSize int      // at least KeySize
 	Sequence  []uint32 // the keys, in order; from the start again at the end
+	Offset    int      // where in Sequence to begin, so that runs differ
 
 	// The run ends when Count commands were sent, or if that is zero after
 	// Duration. Replies in the first Warmup of it are not measured.
@@ -53,9 +54,9 @@ func (r Result) Throughput() float64 {
 // Run drives a server. It fails if a connection cannot be made or is lost, if
 // the server falls silent or says what it must not, or with ctx's error.
 func Run(ctx context.Context, cfg Config) (Result, error) {
-	if cfg.Conns < 1 || cfg.Pipeline < 1 || cfg.ValueSize < KeySize || len(cfg.Sequence) == 0 {
-		return Result{}, fmt.Errorf("cannot run a load of %d connections, %d commands a batch, %d-byte values and %d keys: "+
-			"expected at least 1, 1, %d and 1", cfg.Conns, cfg.Pipeline, cfg.ValueSize, len(cfg.Sequence), KeySize)
+	if cfg.Conns < 1 || cfg.Pipeline < 1 || cfg.ValueSize < KeySize || len(cfg.Sequence) == 0 || cfg.Offset < 0 {
+		return Result{}, fmt.Errorf("cannot run a load of %d connections, %d commands a batch, %d-byte values and %d keys from the %dth: "+
+			"expected at least 1, 1, %d, 1 and 0", cfg.Conns, cfg.Pipeline, cfg.ValueSize, len(cfg.Sequence), cfg.Offset, KeySize)
 	}
 	if cfg.Stall == 0 {
 		cfg.Stall = 10 * time.Second
@@ -108,7 +109,7 @@ func newLoop(cfg Config) (*loop, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot create an epoll descriptor: %w", err)
 	}
-	return &loop{cfg: cfg, epoll: epoll, parser: newParser(cfg.Op, cfg.ValueSize)}, nil
+	return &loop{cfg: cfg, epoll: epoll, parser: newParser(cfg.Op, cfg.ValueSize), next: cfg.Offset % len(cfg.Sequence)}, nil
 }
 
 func (l *loop) connect() error {

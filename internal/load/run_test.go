@@ -90,7 +90,9 @@ func TestRunCountsAndChecksReplies(t *testing.T) {
 			return "$64\r\n" + string(Value(k, 64)) + "\r\n"
 		}
 	}))
-	got, err := Run(context.Background(), config(addr, Get))
+	cfg := config(addr, Get)
+	cfg.Offset = 20 // the same as 0
+	got, err := Run(context.Background(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,6 +105,22 @@ func TestRunCountsAndChecksReplies(t *testing.T) {
 	}
 	if got.Throughput() <= 0 {
 		t.Errorf("got a throughput of %v", got.Throughput())
+	}
+}
+
+func TestRunBeginsAtItsOffset(t *testing.T) {
+	keys := make(chan uint32, 1)
+	addr := serve(t, answer(newBatch(Get, 1, 64).size, func(key string) string {
+		keys <- number(t, key)
+		return "$-1\r\n"
+	}))
+	cfg := config(addr, Get)
+	cfg.Conns, cfg.Pipeline, cfg.Count, cfg.Offset = 1, 1, 1, 8
+	if _, err := Run(context.Background(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	if k := <-keys; k != 8 {
+		t.Errorf("the first key was number %d, want 8", k)
 	}
 }
 

@@ -45,7 +45,7 @@ func run(m *testing.M) (code int, err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	binary = filepath.Join(dir, "polder")
-	build := exec.Command("go", "build", "-o", binary, "polder/cmd/polder")
+	build := exec.Command("go", "build", "-ldflags=-s -w", "-o", binary, "polder/cmd/polder")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		return 0, fmt.Errorf("cannot build polder: %w\n%s", err, out)

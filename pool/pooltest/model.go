@@ -3,8 +3,10 @@ package pooltest
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"hash/fnv"
+	"math"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -132,17 +134,20 @@ func model(t *testing.T, s Setup) {
 	})
 }
 
-// register is a 64-bit word as porcupine's model.
+// register is an operation on a 64-bit word, in porcupine's model of it.
 type register struct {
 	kind     pool.OpKind
 	old, new uint64
 }
 
+// unknown is the output of an operation that may have happened, or may yet.
+type unknown struct{}
+
 var registerModel = porcupine.Model{
 	Init: func() any { return uint64(0) },
 	Step: func(state, input, output any) (bool, any) {
 		v, in := state.(uint64), input.(register)
-		if output.(uint64) != v {
+		if prev, known := output.(uint64); known && prev != v {
 			return false, v
 		}
 		switch {
@@ -155,10 +160,13 @@ var registerModel = porcupine.Model{
 	},
 }
 
+// linearizable has several callers work on one word, while the connection is
+// cut now and then.
 func linearizable(t *testing.T, s Setup) {
-	k := NewCluster(t, s, node(2)).Open(pool.Config{})
+	cl := NewCluster(t, s, node(2))
+	k := cl.Open(pool.Config{})
 	c := k.MustAlloc(t)
-	const callers, rounds = 6, 60
+	const callers, rounds = 5, 80
 	var mu sync.Mutex
 	var history []porcupine.Operation
 	var clock atomic.Int64
@@ -172,25 +180,39 @@ func linearizable(t *testing.T, s Setup) {
 				if r.IntN(2) == 0 {
 					in = register{kind: pool.OpCompareAndSwap, old: seen, new: r.Uint64N(50)}
 				}
-				call := clock.Add(1)
+				op := porcupine.Operation{ClientId: id, Input: in, Call: clock.Add(1)}
+				var prev uint64
 				var err error
 				if in.kind == pool.OpFetchAdd {
-					seen, err = c.FetchAdd(t.Context(), 8, in.new)
+					prev, err = c.FetchAdd(t.Context(), 8, in.new)
 				} else {
-					seen, _, err = c.CompareAndSwap(t.Context(), 8, in.old, in.new)
+					prev, _, err = c.CompareAndSwap(t.Context(), 8, in.old, in.new)
 				}
-				back := clock.Add(1)
-				if err != nil {
+				op.Return, op.Output = clock.Add(1), prev
+				switch {
+				case err == nil:
+					seen = prev
+				case errors.Is(err, pool.ErrOutcomeUnknown):
+					// If it did not happen, it might as well have
+					// happened after everything else.
+					op.Return, op.Output = math.MaxInt64, unknown{}
+				default:
 					t.Error(err)
 					return
 				}
 				mu.Lock()
-				history = append(history, porcupine.Operation{
-					ClientId: id, Input: in, Output: seen, Call: call, Return: back,
-				})
+				history = append(history, op)
 				mu.Unlock()
 			}
 		})
+	}
+	for range 3 {
+		done := k.Stats().Nodes[0].Atomics
+		Eventually(t, "the callers go on", func() bool {
+			now := k.Stats().Nodes[0].Atomics
+			return now > done+40 || now >= (callers-1)*rounds
+		})
+		k.Cut(cl.Nodes[0])
 	}
 	wg.Wait()
 	if res := porcupine.CheckOperationsTimeout(registerModel, history, 30*time.Second); res != porcupine.Ok {

@@ -115,12 +115,14 @@ func (p *Parser) Missing(have int) int {
 	return max(1, p.pos+p.bulk+2-have)
 }
 
-// Release lets go of buffers that grew for an unusually large command.
+// Release lets go of the buffer that the last arguments were found in, and of
+// memory that an unusually large command took. No command may be incomplete.
 func (p *Parser) Release() {
 	const keep = 64
-	if cap(p.spans) > keep {
+	if cap(p.spans) > keep || cap(p.args) > keep {
 		p.spans, p.args = nil, nil
 	}
+	clear(p.args[:cap(p.args)])
 	if cap(p.quote) > 1024 {
 		p.quote = nil
 	}

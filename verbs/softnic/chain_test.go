@@ -8,10 +8,11 @@ import (
 	"polder/verbs"
 )
 
-// The allocation chain of OneSidedMW (figure 5): a client's SEND lets the
+// The chains of OneSidedMW (section 4.3, figure 5). A client's SEND lets the
 // memory node's NIC take a chunk from the queue of free ones, bind its group
-// of windows to the client's queue pairs and write their keys to the client,
-// and then make itself ready for the next request. No CPU posts anything.
+// of windows to the client's queue pairs and write their keys to the client;
+// another SEND has it invalidate the windows and queue the chunk again. Each
+// chain then makes itself ready for the next request. No CPU posts anything.
 
 const (
 	chunks    = 8
@@ -20,139 +21,195 @@ const (
 	entrySize = groupSize * 12 // an entry of the MWTable: address and rkey, for each
 )
 
-// allocator is the memory node's side of the chain.
-type allocator struct {
-	n *node
-
-	ring      MR // the chain's send queue
-	ringMem   []byte
-	allocRing MR // the Alloc QP's, with the WRITE to the client
-	data      MR // queue of free entries, its head, the MWTable, scratch
-	dataMem   []byte
-	chunkMem  []byte
-	chunkMR   MR
-
-	chain, alloc            uint32 // QPs: in loopback; to the client
-	recvCQ, sendCQ, chainCQ uint32
-	posted                  int // requests in the chain so far
-	wrs                     []verbs.SendWR
-}
-
-// Offsets in the allocator's data.
+// Offsets in the memory node's data.
 const (
-	headOff  = 0
-	zeroOff  = 8
-	trashOff = 16
+	headOff  = 0 // address of the next element to take
+	tailOff  = 8 // address of the next element to fill
+	zeroOff  = 16
+	trashOff = 24
 	queueOff = 64
-	tableOff = queueOff + 8*(chunks+1)
+	tableOff = queueOff + 8*(chunks+4)
 )
 
-// field is an SGE for a field of the chain's request of an index.
-func (a *allocator) field(index, off, size int) verbs.SGE {
-	return a.ring.sge(index*verbs.WQESize+off, size)
+// chain is what a managed queue in loopback executes over and over. Its ring
+// is memory that its own requests can reach.
+type chain struct {
+	n     *node
+	ring  MR
+	trash verbs.SGE // takes what nobody needs
+	wrs   []verbs.SendWR
 }
 
-// add appends a request to the chain and returns its index.
-func (a *allocator) add(wr verbs.SendWR) int {
-	a.wrs = append(a.wrs, wr)
-	return len(a.wrs) - 1
+func newChain(n *node, trash verbs.SGE) *chain {
+	return &chain{n: n, ring: n.reg(make([]byte, 64*verbs.WQESize), allAccess), trash: trash}
 }
 
-// bump appends a FETCH_ADD to a count in the chain.
-func (a *allocator) bump(index int, by uint64) {
-	f := a.field(index, verbs.WQEAddr, 8)
-	a.add(verbs.SendWR{Op: verbs.OpFetchAdd, RemoteAddr: f.Addr, RKey: a.ring.Key, Swap: by,
-		SGL: []verbs.SGE{a.data.sge(trashOff, 8)}})
+// field is an SGE for a field of the request of an index.
+func (c *chain) field(index, off, size int) verbs.SGE {
+	return c.ring.sge(index*verbs.WQESize+off, size)
 }
 
-func newAllocator(n *node) *allocator {
-	a := &allocator{n: n}
-	a.ringMem, a.dataMem = make([]byte, 64*verbs.WQESize), make([]byte, 4096)
-	a.chunkMem = make([]byte, chunks*chunkSize)
-	a.ring, a.data = n.reg(a.ringMem, allAccess), n.reg(a.dataMem, allAccess)
-	a.allocRing = n.reg(make([]byte, verbs.WQESize), allAccess)
-	a.chunkMR = n.reg(a.chunkMem, verbs.AccessLocalWrite|verbs.AccessMWBind)
-	for _, cq := range []*uint32{&a.recvCQ, &a.sendCQ, &a.chainCQ} {
-		var err error
-		if *cq, err = n.nic.CreateCQ(4, true); err != nil {
-			n.t.Fatal(err)
-		}
+// add appends a request and returns its index.
+func (c *chain) add(wr verbs.SendWR) int {
+	c.wrs = append(c.wrs, wr)
+	return len(c.wrs) - 1
+}
+
+// bump appends a FETCH_ADD to the count of the request of an index.
+func (c *chain) bump(index int, by uint64) {
+	c.add(verbs.SendWR{Op: verbs.OpFetchAdd, RemoteAddr: c.field(index, verbs.WQEAddr, 8).Addr, RKey: c.ring.Key,
+		Swap: by, SGL: []verbs.SGE{c.trash}})
+}
+
+// start appends what makes the chain run again, and has it run up to its first
+// WAIT.
+func (c *chain) start() (qp uint32) {
+	again := len(c.wrs) + 1
+	length := uint64(again + 1)
+	c.bump(again, length)
+	c.add(verbs.SendWR{Op: verbs.OpEnable, Flags: verbs.SendFence, Count: length}) // of itself
+	qp = c.n.newQP(QPConfig{SendDepth: len(c.wrs), ManagedSend: true, SendRing: c.ring.Key})
+	c.n.connect(qp, Loopback, qp)
+	c.n.post(qp, c.wrs...)
+	if err := c.n.nic.EnableSend(qp, length); err != nil {
+		c.n.t.Fatal(err)
 	}
+	c.n.run()
+	return qp
+}
+
+// lender is a memory node that runs the chains.
+type lender struct {
+	*node
+	data     MR // head and tail, the queue of free entries, the MWTable
+	dataMem  []byte
+	chunk    MR
+	chunkMem []byte
+}
+
+func newLender(n *node) *lender {
+	a := &lender{node: n, dataMem: make([]byte, 4096), chunkMem: make([]byte, chunks*chunkSize)}
+	a.data = n.reg(a.dataMem, allAccess)
+	a.chunk = n.reg(a.chunkMem, verbs.AccessLocalWrite|verbs.AccessMWBind)
 	le := binary.LittleEndian
 	le.PutUint64(a.dataMem[headOff:], a.data.Addr+queueOff)
+	le.PutUint64(a.dataMem[tailOff:], a.data.Addr+queueOff+8*chunks)
 	for i := range chunks {
 		entry := tableOff + i*entrySize
 		le.PutUint64(a.dataMem[queueOff+8*i:], a.data.Addr+uint64(entry))
 		for j := range groupSize {
-			le.PutUint64(a.dataMem[entry+12*j:], a.chunkMR.Addr+uint64(i*chunkSize))
+			le.PutUint64(a.dataMem[entry+12*j:], a.chunk.Addr+uint64(i*chunkSize))
 			le.PutUint32(a.dataMem[entry+12*j+8:], uint32(n.allocMW(n.pd, verbs.MWType2B)|0x11))
 		}
 	}
 	return a
 }
 
-// start builds the chain and lets the first request in.
-func (a *allocator) start(clientQP, freeQP uint32) {
-	n := a.n
-	a.alloc = n.newQP(QPConfig{SendCQ: a.sendCQ, RecvCQ: a.recvCQ, SendDepth: 1, RecvDepth: 2,
-		ManagedSend: true, ManagedRecv: true, SendRing: a.allocRing.Key})
-	n.join(a.alloc, clientQP)
+// counter makes a CQ that only WAITs look at.
+func (a *lender) counter() uint32 {
+	cq, err := a.nic.CreateCQ(4, true)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return cq
+}
 
+// front makes the queue pair that a client's requests arrive at: its requests
+// lie in ring and run when the chain enables them.
+func (a *lender) front(clientQP uint32, depth int) (qp uint32, ring MR, recvCQ, sendCQ uint32) {
+	ring = a.reg(make([]byte, depth*verbs.WQESize), allAccess)
+	recvCQ, sendCQ = a.counter(), a.counter()
+	qp = a.newQP(QPConfig{SendCQ: sendCQ, RecvCQ: recvCQ, SendDepth: depth, RecvDepth: 2,
+		ManagedSend: true, ManagedRecv: true, SendRing: ring.Key})
+	a.join(qp, clientQP)
+	return qp, ring, recvCQ, sendCQ
+}
+
+// finish appends to a chain that it opens the front for the next request, runs
+// the front's send queue once and waits for that, and counts on.
+func (a *lender) finish(c *chain, wait int, qp uint32, depth uint64, sendCQ uint32) {
+	recv := c.add(verbs.SendWR{Op: verbs.OpEnableRecv, QPN: qp, Count: 2})
+	send := c.add(verbs.SendWR{Op: verbs.OpEnable, QPN: qp, Count: depth, Flags: verbs.SendFence})
+	sent := c.add(verbs.SendWR{Op: verbs.OpWait, CQN: sendCQ, Count: 1})
+	for _, i := range []int{wait, recv, sent} {
+		c.bump(i, 1)
+	}
+	c.bump(send, depth)
+}
+
+// open lets the first request in, which is scattered over sgl.
+func (a *lender) open(qp uint32, sgl ...verbs.SGE) {
+	a.recv(qp, verbs.RecvWR{SGL: sgl}, verbs.RecvWR{SGL: sgl})
+	if err := a.nic.EnableRecv(qp, 1); err != nil {
+		a.t.Fatal(err)
+	}
+	a.run()
+}
+
+// startAlloc builds the allocation chain for a client and returns its queue
+// pair.
+func (a *lender) startAlloc(clientQP, freeQP uint32) uint32 {
 	const fence = verbs.SendFence
-	wait := a.add(verbs.SendWR{Op: verbs.OpWait, CQN: a.recvCQ, Count: 1})
-	faa := a.add(verbs.SendWR{Op: verbs.OpFetchAdd, RemoteAddr: a.data.Addr + headOff, RKey: a.data.Key, Swap: 8})
-	dup := a.add(verbs.SendWR{Op: verbs.OpWrite, Flags: fence, RKey: a.ring.Key})
-	element := a.add(verbs.SendWR{Op: verbs.OpRead, RKey: a.data.Key})
-	zero := a.add(verbs.SendWR{Op: verbs.OpWrite, Flags: fence, RKey: a.data.Key, SGL: []verbs.SGE{a.data.sge(zeroOff, 8)}})
-	entry := a.add(verbs.SendWR{Op: verbs.OpRead, Flags: fence, RKey: a.data.Key})
-	binds := len(a.wrs)
+	alloc, ring, recvCQ, sendCQ := a.front(clientQP, 1)
+	c := newChain(a.node, a.data.sge(trashOff, 8))
+	wait := c.add(verbs.SendWR{Op: verbs.OpWait, CQN: recvCQ, Count: 1})
+	faa := c.add(verbs.SendWR{Op: verbs.OpFetchAdd, RemoteAddr: a.data.Addr + headOff, RKey: a.data.Key, Swap: 8})
+	dup := c.add(verbs.SendWR{Op: verbs.OpWrite, Flags: fence, RKey: c.ring.Key})
+	element := c.add(verbs.SendWR{Op: verbs.OpRead, RKey: a.data.Key})
+	zero := c.add(verbs.SendWR{Op: verbs.OpWrite, Flags: fence, RKey: a.data.Key, SGL: []verbs.SGE{a.data.sge(zeroOff, 8)}})
+	entry := c.add(verbs.SendWR{Op: verbs.OpRead, Flags: fence, RKey: a.data.Key})
+	binds := len(c.wrs)
+	var group []verbs.SGE // address and rkey of each BIND_MW, which lie side by side
 	for j := range groupSize {
-		wr := verbs.SendWR{Op: verbs.OpBindMW, BindLKey: verbs.LKey(a.chunkMR.Key), BindLength: chunkSize,
+		wr := verbs.SendWR{Op: verbs.OpBindMW, BindLKey: verbs.LKey(a.chunk.Key), BindLength: chunkSize,
 			BindAccess: verbs.AccessRemoteRead | verbs.AccessRemoteWrite}
 		if j == 0 {
 			wr.Flags, wr.QPN = fence, freeQP
 		}
-		a.add(wr)
+		group = append(group, c.field(c.add(wr), verbs.WQEAddr, 12))
 	}
-	a.wrs[faa].SGL = []verbs.SGE{a.field(element, verbs.WQEAddr, 8)}
-	a.wrs[dup].SGL = []verbs.SGE{a.field(element, verbs.WQEAddr, 8)}
-	a.wrs[dup].RemoteAddr = a.field(zero, verbs.WQEAddr, 8).Addr
-	a.wrs[element].SGL = []verbs.SGE{a.field(entry, verbs.WQEAddr, 8)}
-	var group []verbs.SGE // address and rkey of each BIND_MW, which lie side by side
-	for j := range groupSize {
-		group = append(group, a.field(binds+j, verbs.WQEAddr, 12))
-	}
-	a.wrs[entry].SGL = group
-
-	enableRecv := a.add(verbs.SendWR{Op: verbs.OpEnableRecv, QPN: a.alloc, Count: 2})
-	enable := a.add(verbs.SendWR{Op: verbs.OpEnable, QPN: a.alloc, Count: 1})
-	sent := a.add(verbs.SendWR{Op: verbs.OpWait, CQN: a.sendCQ, Count: 1})
-	for _, i := range []int{wait, enableRecv, enable, sent} {
-		a.bump(i, 1)
-	}
-	again := len(a.wrs) + 1
-	length := uint64(again + 1)
-	a.bump(again, length)
-	a.add(verbs.SendWR{Op: verbs.OpEnable, Flags: fence, Count: length}) // of itself
-
-	a.chain = n.newQP(QPConfig{SendCQ: a.chainCQ, SendDepth: len(a.wrs), ManagedSend: true, SendRing: a.ring.Key})
-	n.connect(a.chain, Loopback, a.chain)
-	n.post(a.chain, a.wrs...)
-
+	c.wrs[faa].SGL = []verbs.SGE{c.field(element, verbs.WQEAddr, 8)}
+	c.wrs[dup].SGL = c.wrs[faa].SGL
+	c.wrs[dup].RemoteAddr = c.field(zero, verbs.WQEAddr, 8).Addr
+	c.wrs[element].SGL = []verbs.SGE{c.field(entry, verbs.WQEAddr, 8)}
+	c.wrs[entry].SGL = group
+	a.finish(c, wait, alloc, 1, sendCQ)
+	qp := c.start()
 	// The answer: the group, and the entry for the request that frees it.
-	n.post(a.alloc, verbs.SendWR{Op: verbs.OpWrite, Flags: verbs.SendSignaled,
-		SGL: append(group, a.field(entry, verbs.WQEAddr, 8))})
+	a.post(alloc, verbs.SendWR{Op: verbs.OpWrite, Flags: verbs.SendSignaled,
+		SGL: append(group, c.field(entry, verbs.WQEAddr, 8))})
 	// A request: the numbers of two Access QPs, where to write the answer.
-	args := verbs.RecvWR{SGL: []verbs.SGE{
-		a.field(binds+1, verbs.WQEQPN, 4), a.field(binds+2, verbs.WQEQPN, 4), a.allocRing.sge(verbs.WQEAddr, 12)}}
-	n.recv(a.alloc, args, args)
-	if err := n.nic.EnableSend(a.chain, length); err != nil {
-		n.t.Fatal(err)
+	a.open(alloc, c.field(binds+1, verbs.WQEQPN, 4), c.field(binds+2, verbs.WQEQPN, 4), ring.sge(verbs.WQEAddr, 12))
+	return qp
+}
+
+// startFree builds the free chain for a client and returns the Free QP.
+func (a *lender) startFree(clientQP uint32) uint32 {
+	free, ring, recvCQ, sendCQ := a.front(clientQP, groupSize)
+	trash := a.data.sge(trashOff, 8)
+	c := newChain(a.node, trash)
+	wait := c.add(verbs.SendWR{Op: verbs.OpWait, CQN: recvCQ, Count: 1})
+	entry := verbs.SendWR{Op: verbs.OpRead, RKey: a.data.Key}
+	for j := range groupSize { // the keys go to the LOCAL_INVs, the addresses nowhere
+		entry.SGL = append(entry.SGL, trash, ring.sge(j*verbs.WQESize+verbs.WQERKey, 4))
 	}
-	if err := n.nic.EnableRecv(a.alloc, 1); err != nil {
-		n.t.Fatal(err)
+	read := c.add(entry)
+	a.finish(c, wait, free, groupSize, sendCQ)
+	faa := c.add(verbs.SendWR{Op: verbs.OpFetchAdd, RemoteAddr: a.data.Addr + tailOff, RKey: a.data.Key, Swap: 8})
+	put := c.add(verbs.SendWR{Op: verbs.OpWrite, Flags: verbs.SendFence, RKey: a.data.Key,
+		SGL: []verbs.SGE{c.field(read, verbs.WQEAddr, 8)}})
+	c.wrs[faa].SGL = []verbs.SGE{c.field(put, verbs.WQEAddr, 8)}
+	c.start()
+	// The Free QP owns the first window: only the owner's chain gets past it.
+	var invs [groupSize]verbs.SendWR
+	for j := range invs {
+		invs[j] = verbs.SendWR{Op: verbs.OpLocalInv, Flags: verbs.SendAnyQP}
 	}
-	n.run()
+	invs[0].Flags = 0
+	invs[groupSize-1].Flags |= verbs.SendSignaled
+	a.post(free, invs[:]...)
+	a.open(free, c.field(read, verbs.WQEAddr, 8)) // a request: the entry's address
+	return free
 }
 
 func TestAllocationChain(t *testing.T) {
@@ -163,84 +220,112 @@ func TestAllocationChain(t *testing.T) {
 
 func testAllocationChain(t *testing.T, budget int) {
 	client, server := newNodes(t, Config{RunBudget: budget})
-	a := newAllocator(server)
-	clientQP := client.newQP(QPConfig{})
+	a := newLender(server)
+	allocQP, clientFree := client.newQP(QPConfig{}), client.newQP(QPConfig{})
 	access := [2]uint32{}
 	number := [2]uint32{} // their numbers at the memory node
 	for i := range access {
 		access[i], number[i] = client.pair()
 	}
-	_, freeQP := client.pair()
-	a.start(clientQP, freeQP)
+	freeQP := a.startFree(clientFree)
+	chainQP := a.startAlloc(allocQP, freeQP)
 
 	le := binary.LittleEndian
 	const request, answer, page = 0, 64, 1024 // in the client's memory
-	ask := func(to int) {
-		le.PutUint32(client.mem[request:], number[0])
-		le.PutUint32(client.mem[request+4:], number[1])
-		le.PutUint64(client.mem[request+8:], client.mr.Addr+uint64(to))
-		le.PutUint32(client.mem[request+16:], uint32(client.mr.Key))
-		if s := client.do(clientQP, verbs.SendWR{Op: verbs.OpSend, SGL: client.at(request, 20)}); s != verbs.StatusSuccess {
+	send := func(q uint32, size int) {
+		t.Helper()
+		if s := client.do(q, verbs.SendWR{Op: verbs.OpSend, SGL: client.at(request, size)}); s != verbs.StatusSuccess {
 			t.Fatal(s)
 		}
 	}
+	ask := func() {
+		t.Helper()
+		le.PutUint32(client.mem[request:], number[0])
+		le.PutUint32(client.mem[request+4:], number[1])
+		le.PutUint64(client.mem[request+8:], client.mr.Addr+answer)
+		le.PutUint32(client.mem[request+16:], uint32(client.mr.Key))
+		send(allocQP, 20)
+	}
+	giveBack := func(q uint32, entry uint64) {
+		t.Helper()
+		le.PutUint64(client.mem[request:], entry)
+		send(q, 8)
+	}
+	entryOf := func(chunk int) uint64 { return a.data.Addr + tableOff + uint64(chunk*entrySize) }
 	var keys [chunks][groupSize]verbs.RKey
-	var addrs [chunks]uint64
-	for i := range chunks {
-		ask(answer)
+	addrOf := func(chunk int) uint64 { return a.chunk.Addr + uint64(chunk*chunkSize) }
+	// got checks that the answer is this chunk, and that both Access QPs reach
+	// it, each through its own window.
+	got := func(round, chunk int) {
+		t.Helper()
 		for j := range groupSize {
-			addrs[i] = le.Uint64(client.mem[answer+12*j:])
-			keys[i][j] = verbs.RKey(le.Uint32(client.mem[answer+12*j+8:]))
-			if want := a.chunkMR.Addr + uint64(i*chunkSize); addrs[i] != want {
-				t.Fatalf("round %d: window %d is at %#x, want %#x", i, j, addrs[i], want)
+			keys[chunk][j] = verbs.RKey(le.Uint32(client.mem[answer+12*j+8:]))
+			if addr := le.Uint64(client.mem[answer+12*j:]); addr != addrOf(chunk) {
+				t.Fatalf("round %d: window %d is at %#x, want %#x", round, j, addr, addrOf(chunk))
 			}
 		}
-		if got, want := le.Uint64(client.mem[answer+entrySize:]), a.data.Addr+tableOff+uint64(i*entrySize); got != want {
-			t.Fatalf("round %d: the entry is at %#x, want %#x", i, got, want)
+		if entry := le.Uint64(client.mem[answer+entrySize:]); entry != entryOf(chunk) {
+			t.Fatalf("round %d: the entry is at %#x, want %#x", round, entry, entryOf(chunk))
 		}
-		if got := le.Uint64(a.dataMem[queueOff+8*i:]); got != 0 {
-			t.Fatalf("round %d: the queue still has the entry %#x", i, got)
+		if left := le.Uint64(a.dataMem[queueOff+8*round:]); left != 0 {
+			t.Fatalf("round %d: the queue still has the entry %#x", round, left)
 		}
-		// Both Access QPs reach the chunk, each through its own window.
 		for j := range access {
-			client.setWord(page, uint64(100*i+j))
-			aim := verbs.SendWR{Op: verbs.OpWrite, RemoteAddr: addrs[i] + uint64(8*j), RKey: keys[i][j+1], SGL: client.at(page, 8)}
+			client.setWord(page, uint64(100*round+j))
+			aim := verbs.SendWR{Op: verbs.OpWrite, RemoteAddr: addrOf(chunk) + uint64(8*j), RKey: keys[chunk][j+1], SGL: client.at(page, 8)}
 			if s := client.do(access[j], aim); s != verbs.StatusSuccess {
-				t.Fatalf("round %d: access through QP %d: %v", i, j, s)
+				t.Fatalf("round %d: access through QP %d: %v", round, j, s)
 			}
-			if got := binary.NativeEndian.Uint64(a.chunkMem[i*chunkSize+8*j:]); got != uint64(100*i+j) {
-				t.Fatalf("round %d: the chunk has %d, want %d", i, got, 100*i+j)
+			if v := binary.NativeEndian.Uint64(a.chunkMem[chunk*chunkSize+8*j:]); v != uint64(100*round+j) {
+				t.Fatalf("round %d: the chunk has %d, want %d", round, v, 100*round+j)
 			}
 		}
 	}
-	if got := server.nic.Counters().Binds; got != chunks*groupSize {
-		t.Errorf("got %d binds, want %d", got, chunks*groupSize)
+	round := 0
+	for ; round < chunks; round++ {
+		ask()
+		got(round, round)
 	}
-	// The first window of a group is the Free QP's: it alone may give it back.
-	if s := server.do(freeQP, verbs.SendWR{Op: verbs.OpLocalInv, RKey: keys[0][0]}); s != verbs.StatusSuccess {
-		t.Errorf("invalidation by the Free QP: %v", s)
-	}
-	for j := range access {
-		if s := server.do(freeQP, verbs.SendWR{Op: verbs.OpLocalInv, RKey: keys[0][j+1], Flags: verbs.SendAnyQP}); s != verbs.StatusSuccess {
-			t.Errorf("invalidation of window %d by the Free QP: %v", j+1, s)
+	// What is given back is given out again.
+	for _, chunk := range []int{3, 5} {
+		giveBack(clientFree, entryOf(chunk))
+		if inv := server.nic.Counters().Invalidations; inv != uint64(groupSize*(round-chunks+1)) {
+			t.Fatalf("chunk %d: got %d invalidations so far", chunk, inv)
 		}
+		ask()
+		got(round, chunk)
+		round++
+	}
+	// Somebody else cannot give back what is not his: the first window is not
+	// his Free QP's.
+	thief := client.newQP(QPConfig{})
+	thiefQP := a.startFree(thief)
+	server.events = nil
+	giveBack(thief, entryOf(1))
+	if !server.event(verbs.EventQPFatal, thiefQP) || server.state(thiefQP) != verbs.StateError {
+		t.Error("a chunk of somebody else's was given back without an event")
+	}
+	aim := verbs.SendWR{Op: verbs.OpRead, SGL: client.at(page, 8), RemoteAddr: addrOf(1), RKey: keys[1][1]}
+	if s := client.do(access[0], aim); s != verbs.StatusSuccess {
+		t.Errorf("the owner's access afterwards: %v", s)
 	}
 	// What is given back, or is another QP's, is out of reach.
-	aim := verbs.SendWR{Op: verbs.OpRead, SGL: client.at(page, 8)}
-	aim.RemoteAddr, aim.RKey = addrs[0], keys[0][1]
+	giveBack(clientFree, entryOf(0))
+	aim.RemoteAddr, aim.RKey = addrOf(0), keys[0][1]
 	if s := client.do(access[0], aim); s != verbs.StatusRemAccessErr {
 		t.Errorf("access to what was given back: got %v", s)
 	}
-	aim.RemoteAddr, aim.RKey = addrs[1], keys[1][1]
+	aim.RemoteAddr, aim.RKey = addrOf(1), keys[1][1]
 	if s := client.do(access[1], aim); s != verbs.StatusRemAccessErr {
 		t.Errorf("access through another QP's window: got %v", s)
 	}
-	// The queue is empty: the null entry stops the chain, and the CPU hears
-	// of it.
+	// An empty queue: its null entry stops the chain, and the CPU hears of it.
+	le.PutUint64(a.dataMem[queueOff+8*round:], 0)
 	client.setWord(answer, 0xdead)
+	number = [2]uint32{freeQP, freeQP}
 	server.events = nil
-	ask(answer)
-	if !server.event(verbs.EventQPAccessErr, a.chain) {
+	ask()
+	if !server.event(verbs.EventQPAccessErr, chainQP) {
 		t.Error("an empty queue raised no event")
 	}
 	if client.word(answer) != 0xdead {

@@ -25,6 +25,26 @@
 // chain that never waits cannot hold its caller for ever. Acknowledgements
 // coalesce for as long as Run is not called.
 //
+// # Memory
+//
+// Every access of a peer's and every SGE is checked against the region or
+// window that its key names, packet by packet: a right that is taken back is
+// gone at once. Atomics, and READs and WRITEs of exactly one aligned word of 8
+// bytes, are single atomic accesses, also towards the host's sync/atomic, so a
+// host may poll a word that a peer writes.
+//
+// # Chains
+//
+// Send and receive queues are rings of entries of verbs.WQESize bytes. An
+// entry is read when it is executed, and again if it had to wait (for a WAIT,
+// a fence, room), so the requests before it may rewrite it where the ring lies
+// in a registered region. A managed queue executes up to the index that an
+// ENABLE gave, posted or not, and wraps: a chain recycles itself by adding to
+// the counts of its own WAIT and ENABLE entries, through a queue pair that is
+// connected in loopback. In loopback a WRITE has taken effect when the next
+// request is executed; what a READ or atomic brings is there for a request
+// with a fence. Indexes and counts are of 64 bits and never wrap.
+//
 // # Wire
 //
 // See [Packet]. Links carry packets reliably and in order. A message of more

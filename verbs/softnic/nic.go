@@ -147,6 +147,7 @@ func (n *NIC) serve(q *qp, budget int) int {
 	if used >= budget && q.hasWork() {
 		n.schedule(q)
 	}
+	q.check()
 	return max(used, 1) + int((n.counters.PayloadSent-before)/payloadUnit)
 }
 

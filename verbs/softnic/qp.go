@@ -11,7 +11,6 @@ type qp struct {
 	num   uint32
 	pd    *domain
 	state verbs.State
-	gone  bool // destroyed: at most a Down is left to be sent
 
 	link   *link  // nil until connected
 	remote uint32 // the peer's number
@@ -152,8 +151,11 @@ func (n *NIC) DestroyQP(num uint32) error {
 		q.downOwed = true
 		n.schedule(q)
 	}
-	q.gone, q.state = true, verbs.StateError
+	q.state = verbs.StateError
+	q.req.stop()
 	q.rsp.drop()
+	q.rsp.msg.kind = 0
+	q.sq.done = q.sq.next
 	n.stopWaiting(q)
 	for q.windows != nil {
 		n.unbind(q.windows)

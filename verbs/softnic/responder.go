@@ -74,6 +74,7 @@ func (n *NIC) Receive(id Link, p *Packet) {
 	default:
 		n.counters.PacketsDropped++
 	}
+	q.check()
 }
 
 // request handles a packet of a request of q's peer.

@@ -279,3 +279,93 @@ func TestKeysOfTheDead(t *testing.T) {
 		t.Errorf("the table has %d entries for one region", len(n.nic.keys.regions))
 	}
 }
+
+// TestDeregisteredUnderWay: local memory that is deregistered while a message
+// of several packets is under way is not touched any more.
+func TestDeregisteredUnderWay(t *testing.T) {
+	type end struct {
+		n  *node
+		mr MR
+	}
+	for _, c := range []struct {
+		name   string
+		op     verbs.Opcode
+		server bool // whose memory goes
+		want   verbs.Status
+		recv   verbs.Status
+	}{
+		{"sent from", verbs.OpSend, false, verbs.StatusLocProtErr, verbs.StatusWRFlushErr},
+		{"written from", verbs.OpWrite, false, verbs.StatusLocProtErr, verbs.StatusWRFlushErr},
+		{"read into", verbs.OpRead, false, verbs.StatusLocProtErr, verbs.StatusWRFlushErr},
+		{"received into", verbs.OpSend, true, verbs.StatusRemOpErr, verbs.StatusLocProtErr},
+	} {
+		client, server := newNodes(t, Config{MTU: 64, RunBudget: 1})
+		q, pq := client.pair()
+		ends := [2]end{{client, client.reg(client.mem[:640], allAccess)}, {server, server.reg(server.mem[:640], allAccess)}}
+		server.recv(pq, verbs.RecvWR{ID: 9, SGL: []verbs.SGE{ends[1].mr.sge(0, 640)}})
+		err := client.nic.PostSend(q, []verbs.SendWR{{ID: 1, Op: c.op, SGL: []verbs.SGE{ends[0].mr.sge(0, 640)},
+			RemoteAddr: server.mr.Addr, RKey: server.mr.Key}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 4 {
+			client.nic.Run()
+			server.nic.Run()
+		}
+		gone := ends[0]
+		if c.server {
+			gone = ends[1]
+		}
+		if err := gone.n.nic.DeregMR(gone.mr.Key); err != nil {
+			t.Fatal(err)
+		}
+		client.run()
+		if got := client.poll(client.cq); len(got) != 1 || got[0].Status != c.want {
+			t.Errorf("%s: got %v, want %v", c.name, got, c.want)
+		}
+		if got := server.poll(server.rcq); len(got) != 1 || got[0].Status != c.recv || got[0].ID != 9 {
+			t.Errorf("%s: the receive: got %v, want %v", c.name, got, c.recv)
+		}
+	}
+}
+
+// TestTablesFillUp: what there is no room for is refused, and there is room
+// again when something goes.
+func TestTablesFillUp(t *testing.T) {
+	n := newNode(t, Config{MaxQPs: 2, MaxCQs: 3, MaxKeys: 4})
+	full := func(what string, err error) {
+		t.Helper()
+		if !errors.Is(err, verbs.ErrNoResources) {
+			t.Errorf("%s: got %v, want ErrNoResources", what, err)
+		}
+	}
+	q := n.newQP(QPConfig{})
+	n.newQP(QPConfig{})
+	for range 300 {
+		_, err := n.nic.CreateQP(QPConfig{PD: n.pd, SendCQ: n.cq, RecvCQ: n.rcq, SendDepth: 1})
+		full("third QP", err)
+		if err := n.nic.DestroyQP(q); err != nil {
+			t.Fatal(err)
+		}
+		old := q
+		if q = n.newQP(QPConfig{}); q == old {
+			t.Fatal("the number of a QP that is gone was given out at once")
+		}
+		if _, err := n.nic.QPState(old); err == nil {
+			t.Fatalf("QP %d, which is gone, has a state", old)
+		}
+	}
+	n.newCQ(1)
+	_, err := n.nic.CreateCQ(1, false)
+	full("fourth CQ", err)
+	for range 3 { // the node has a region
+		n.allocMW(n.pd, verbs.MWType1)
+	}
+	_, err = n.nic.AllocMW(n.pd, verbs.MWType2B)
+	full("fifth key", err)
+	_, err = n.nic.RegMR(n.pd, n.mem, 0)
+	full("fifth key", err)
+	if err := n.nic.DeallocPD(n.pd); !errors.Is(err, verbs.ErrBusy) {
+		t.Errorf("domain in use: got %v, want ErrBusy", err)
+	}
+}

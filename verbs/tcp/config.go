@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"syscall"
@@ -22,11 +23,11 @@ type Config struct {
 	// Insecure waives what TLS is required for.
 	Insecure bool
 
-	// KeepAlive is how often a silent peer is pinged. It is given up when
-	// three intervals have passed in silence. 10 s if 0.
+	// KeepAlive is how often a silent peer is pinged. It is given up when it
+	// has answered none of three pings by the time of the next. 10 s if 0.
 	KeepAlive time.Duration
-	// StallTimeout is how long a peer may leave what we send unread before
-	// it is cut off. 10 s if 0.
+	// StallTimeout is how long a peer may take to take 64 KiB of what waits
+	// for it; then it is cut off. 10 s if 0.
 	StallTimeout time.Duration
 	// HandshakeTimeout bounds connecting, TLS and the hello. 5 s if 0.
 	HandshakeTimeout time.Duration
@@ -36,6 +37,8 @@ type Config struct {
 	// Backlog is the most connection requests that wait for
 	// Listener.Accept; more are rejected. 128 if 0.
 	Backlog int
+	// Log, if set, is told by a listener of peers that it turned away.
+	Log *slog.Logger
 }
 
 var (
@@ -76,6 +79,9 @@ func (c Config) normalized() (Config, error) {
 		if *n.v < 0 {
 			return c, fmt.Errorf("%s is %d, not positive: %w", n.name, *n.v, verbs.ErrInvalid)
 		}
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
 	}
 	if c.TLS != nil {
 		c.TLS = c.TLS.Clone()

@@ -93,14 +93,13 @@ func newConn(dev *device, nc net.Conn, cfg Config, l *listener) (*conn, error) {
 	return c, nil
 }
 
-// start starts the connection's goroutines, and calls stopped when they have
-// ended.
+// start starts the connection's goroutines, and has the last of them call
+// stopped when they end.
 func (c *conn) start(stopped func()) {
-	var both sync.WaitGroup
-	both.Go(c.read)
-	both.Go(c.write)
+	go c.read()
 	go func() {
-		both.Wait()
+		c.write()
+		<-c.readerDone
 		stopped()
 	}()
 }

@@ -31,6 +31,9 @@ func NewDevice(cfg softnic.Config) (verbs.Device, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot open a tcp device: %w", err)
 	}
+	if err := d.ParkInPoller(); err != nil {
+		return nil, fmt.Errorf("cannot open a tcp device: %w", err)
+	}
 	return &device{Device: d, ends: make(map[io.Closer]struct{})}, nil
 }
 

@@ -32,9 +32,11 @@
 // # Failure
 //
 // A connection is cut, and its queue pairs go to the error state, when the
-// peer sends anything that is not according to protocol, when it takes nothing
-// off the wire for Config.StallTimeout, and when nothing, not even an answer
-// to a ping, has come from it for three times Config.KeepAlive.
+// peer sends anything that is not according to protocol, when it does not take
+// 64 KiB of what waits for it within Config.StallTimeout, when it asks for
+// more than 1 MiB of answers that the engine does not hold back (pongs,
+// rejections) without reading them, and when it has left three pings, one
+// every Config.KeepAlive, unanswered.
 //
 // # Security
 //
@@ -43,7 +45,6 @@
 //
 // # Lock order
 //
-// The device's lock (package softdev), then a connection's requests lock
-// (cm.go), then its outbox lock. None is held during a system call on a
-// socket.
+// The device's lock (package softdev), then a connection's outbox lock. Every
+// other lock is held by itself. None is held during a system call on a socket.
 package tcp

@@ -71,3 +71,20 @@ func TestHelloRefusesWhatItDoesNotUnderstand(t *testing.T) {
 		}
 	}
 }
+
+func FuzzHello(f *testing.F) {
+	good := testHello.encode()
+	f.Add(good[:])
+	f.Add([]byte("polderTC"))
+	f.Add([]byte("HTTP/1.1 400 Bad Request\r\n\r\n 123456"))
+	f.Fuzz(func(t *testing.T, says []byte) {
+		got, err := exchangeHello(saying(says), testHello)
+		if err != nil {
+			return
+		}
+		if got.version != protocolVersion || got.mtu < testHello.mtu || got.maxRdAtm < testHello.maxRdAtm ||
+			got.features&^testHello.features != 0 {
+			t.Errorf("agreed on %+v with %x", got, says)
+		}
+	})
+}

@@ -84,7 +84,11 @@ func (l *listener) serve() {
 	for {
 		nc, err := l.nl.Accept()
 		if err != nil {
+			if l.ctx.Err() != nil {
+				return
+			}
 			// Out of file descriptors, perhaps: try again in a while.
+			l.cfg.Log.Warn("cannot accept", "err", err)
 			pause.Reset(50 * time.Millisecond)
 			select {
 			case <-pause.C:
@@ -95,7 +99,8 @@ func (l *listener) serve() {
 		}
 		select {
 		case l.places <- struct{}{}:
-		default: // full
+		default:
+			l.cfg.Log.Warn("connection refused: there are as many as may be", "peer", nc.RemoteAddr(), "max", l.cfg.MaxConns)
 			nc.Close()
 			continue
 		}
@@ -109,8 +114,8 @@ func (l *listener) serve() {
 	}
 }
 
-// greet makes a connection of a TCP connection. What fails the handshake has
-// proved nothing, and is dropped in silence.
+// greet makes a connection of a TCP connection, or drops it if it fails the
+// handshake.
 func (l *listener) greet(nc net.Conn) {
 	defer func() { <-l.slots }()
 	ctx, cancel := context.WithTimeout(l.ctx, l.cfg.HandshakeTimeout)
@@ -119,6 +124,7 @@ func (l *listener) greet(nc net.Conn) {
 		nc = tls.Server(nc, l.cfg.TLS)
 	}
 	if _, err := establish(ctx, l.dev, nc, l.cfg, l); err != nil {
+		l.cfg.Log.Warn("connection refused", "peer", nc.RemoteAddr(), "err", err)
 		nc.Close()
 		<-l.places
 	}

@@ -29,19 +29,19 @@ func TestAPeerThatNeverReadsIsCut(t *testing.T) {
 	}
 }
 
-// TestAPeerThatOnlyPingsIsCut asks for answers that the engine does not hold
-// back, and reads none of them.
-func TestAPeerThatOnlyPingsIsCut(t *testing.T) {
+// TestAPeerThatOnlyAsksIsCut asks for answers that the engine does not hold
+// back, rejections, and reads none of them.
+func TestAPeerThatOnlyAsksIsCut(t *testing.T) {
 	dev := newDevice(t)
-	l := newListener(t, dev, Config{StallTimeout: time.Hour})
+	l := newListener(t, dev, Config{StallTimeout: time.Hour, Backlog: 1})
 	p := wireDial(t, l)
 	s := p.join(dev, l)
 	for {
-		var pings []byte
-		for range 10_000 {
-			pings = append(pings, p.frame(framePing, nil)...)
+		var asks []byte
+		for i := range uint32(1000) {
+			asks = append(asks, p.frame(frameConnect, appendCM(nil, i, 1, nil))...)
 		}
-		if _, err := p.nc.Write(pings); err != nil {
+		if _, err := p.nc.Write(asks); err != nil {
 			break
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -53,12 +54,13 @@ type outbox struct {
 	stall time.Duration
 	wake  chan struct{} // holds one token: the writer is to look
 
+	waiting atomic.Int64 // bytes in pending and being written; changed under mu
+
 	mu      sync.Mutex
 	pending []byte      // guarded by mu: frames that nobody has taken to write
 	spare   []byte      // guarded by mu: empty, to become pending
 	rest    []byte      // guarded by mu: left to the writer by a flush; nil if nothing
 	sent    int         // guarded by mu: how much of rest has been written
-	writing int         // guarded by mu: bytes in the buffer that is being written
 	number  uint32      // guarded by mu: of the next frame
 	state   outboxState // guarded by mu
 	starved bool        // guarded by mu: the engine waits to be resumed
@@ -78,6 +80,7 @@ func (o *outbox) addPacket(p *softnic.Packet) {
 	o.pending = append(b, p.Payload...)
 	endFrame(o.pending, start, framePacket, o.number)
 	o.number++
+	o.waiting.Add(int64(len(o.pending) - start))
 }
 
 // add adds a frame of another type. It fails only if the peer leaves too
@@ -95,15 +98,19 @@ func (o *outbox) add(t frameType, body []byte) error {
 	o.pending = append(beginFrame(o.pending), body...)
 	endFrame(o.pending, start, t, o.number)
 	o.number++
+	o.waiting.Add(int64(len(o.pending) - start))
 	return nil
 }
 
 // ready reports whether there is room for another packet. If not, whoever
 // makes room resumes the engine.
 func (o *outbox) ready() bool {
+	if o.waiting.Load() < readyLimit {
+		return true // fast path
+	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.closed || len(o.pending)+o.writing < readyLimit {
+	if o.closed || o.waiting.Load() < readyLimit {
 		return true
 	}
 	o.starved = true
@@ -191,7 +198,6 @@ func (o *outbox) leaveToWriter() {
 func (o *outbox) take() []byte {
 	buf := o.pending
 	o.pending, o.spare = o.spare, nil
-	o.writing = len(buf)
 	return buf
 }
 
@@ -201,7 +207,8 @@ func (o *outbox) take() []byte {
 // Preconditions: o.mu is held, and is again afterwards; in between it may be
 // released.
 func (o *outbox) written(buf []byte, resume func()) {
-	o.spare, o.writing = buf[:0], 0
+	o.spare = buf[:0]
+	o.waiting.Add(-int64(len(buf)))
 	if o.starved {
 		o.starved = false
 		o.mu.Unlock()

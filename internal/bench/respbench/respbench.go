@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"polder/far"
 	"polder/internal/benchout"
 	"polder/internal/load"
 )
@@ -23,7 +24,10 @@ type Config struct {
 }
 
 const (
-	conns   = 50
+	conns = 50
+	// sequenceLength is how many keys are drawn before the clock starts.
+	sequenceLength = 4 << 20
+
 	rival   = "redis"
 	farPart = 5 // the local budget is one part in so many
 )
@@ -46,7 +50,7 @@ type scale struct {
 
 var (
 	full  = scale{rounds: 5, duration: time.Second, warmup: 200 * time.Millisecond, settle: 3 * time.Second, data: 256 << 20, most: 1_500_000}
-	short = scale{rounds: 1, duration: 250 * time.Millisecond, warmup: 50 * time.Millisecond, settle: 300 * time.Millisecond, data: 64 << 20, most: 400_000}
+	short = scale{rounds: 3, duration: 80 * time.Millisecond, warmup: 20 * time.Millisecond, settle: 200 * time.Millisecond, data: 56 << 20, most: 300_000}
 )
 
 // entryOverhead is what the far heap keeps beside a key and a value: header,
@@ -62,6 +66,10 @@ func Run(ctx context.Context, cfg Config) error {
 	if b.cfg.Progress == nil {
 		b.cfg.Progress = func(int, int, string) {}
 	}
+	return b.run(ctx)
+}
+
+func (b *bench) run(ctx context.Context) error {
 	perSize := len(pipelines) * len(ops) * b.scale.rounds
 	b.total = len(sizes) * perSize * (2 + 3) // the servers of both phases
 	for _, size := range sizes {
@@ -99,7 +107,7 @@ func (b *bench) size(ctx context.Context, size int) (err error) {
 	if err != nil {
 		return err
 	}
-	uniform := load.Sequence(load.Uniform(keys), 1<<20, uint64(size))
+	uniform := load.Sequence(load.Uniform(keys), sequenceLength, uint64(size))
 	err = b.fill(ctx, local, keys, size)
 	if err == nil {
 		// Overwrite until every page of the budget has been touched: what
@@ -114,8 +122,8 @@ func (b *bench) size(ctx context.Context, size int) (err error) {
 		return err
 	}
 
-	budget := memory / farPart
-	zipf := load.Sequence(load.Scrambled(keys), 1<<20, uint64(size))
+	budget := max(memory/farPart, far.MinLocal)
+	zipf := load.Sequence(load.Scattered(keys), sequenceLength, uint64(size))
 	tcp, err := startFar(ctx, b.cfg.Polder, "far tcp", budget, lend)
 	if err != nil {
 		return err
@@ -124,20 +132,20 @@ func (b *bench) size(ctx context.Context, size int) (err error) {
 	if err != nil {
 		return errors.Join(err, tcp.close())
 	}
-	far := []*server{tcp, inproc}
-	defer func() { err = errors.Join(err, closeAll(far)) }()
-	for _, s := range far {
+	ours := []*server{tcp, inproc}
+	defer func() { err = errors.Join(err, closeAll(ours)) }()
+	for _, s := range ours {
 		if err := b.fill(ctx, s, keys, size); err != nil {
 			return err
 		}
 		b.cfg.Progress(b.done, b.total, s.name+" settles")
-		if _, err := b.run(ctx, s, load.Config{
+		if _, err := b.load(ctx, s, load.Config{
 			Pipeline: 16, Op: load.Get, ValueSize: size, Sequence: zipf, Duration: b.scale.settle,
 		}); err != nil {
 			return err
 		}
 	}
-	return b.phase(ctx, []*server{redis, tcp, inproc}, zipf, size)
+	return b.phase(ctx, append([]*server{redis}, ours...), zipf, size)
 }
 
 // fill stores every key once.
@@ -148,12 +156,15 @@ func (b *bench) fill(ctx context.Context, s *server, keys, size int) error {
 // set stores count values.
 func (b *bench) set(ctx context.Context, s *server, sequence []uint32, count, size int) error {
 	b.cfg.Progress(b.done, b.total, "fill "+s.name)
-	_, err := b.run(ctx, s, load.Config{Pipeline: 16, Op: load.Set, ValueSize: size, Sequence: sequence, Count: count})
+	_, err := b.load(ctx, s, load.Config{Pipeline: 16, Op: load.Set, ValueSize: size, Sequence: sequence, Count: count})
 	return err
 }
 
 // figures are what one server showed in one case, a value a round.
-type figures struct{ throughput, p50, p99 []float64 }
+type figures struct {
+	throughput, p50, p99 []float64
+	hits                 []float64 // commands that had nothing read from far memory, in per cent
+}
 
 // phase measures servers, the rival first, in every case, and prints.
 func (b *bench) phase(ctx context.Context, servers []*server, sequence []uint32, size int) error {
@@ -161,23 +172,20 @@ func (b *bench) phase(ctx context.Context, servers []*server, sequence []uint32,
 		for _, op := range ops {
 			got := make([]figures, len(servers))
 			for range b.scale.rounds {
-				// Another order every round, so that nobody always
-				// follows the same neighbour.
+				// The same keys for all, others every round. Another order
+				// every round, so that nobody always follows the same
+				// neighbour.
+				offset := rand.IntN(len(sequence))
 				for _, i := range rand.Perm(len(servers)) {
 					s := servers[i]
 					b.cfg.Progress(b.done, b.total, caseName(s.name, op, size, pipeline))
-					r, err := b.run(ctx, s, load.Config{
-						Pipeline: pipeline, Op: op, ValueSize: size, Sequence: sequence,
+					if err := b.measure(ctx, s, &got[i], load.Config{
+						Pipeline: pipeline, Op: op, ValueSize: size, Sequence: sequence, Offset: offset,
 						Duration: b.scale.duration, Warmup: b.scale.warmup,
-					})
-					if err != nil {
+					}); err != nil {
 						return err
 					}
 					b.done++
-					f := &got[i]
-					f.throughput = append(f.throughput, r.Throughput())
-					f.p50 = append(f.p50, float64(r.Latency.ValueAtQuantile(50))/1000)
-					f.p99 = append(f.p99, float64(r.Latency.ValueAtQuantile(99))/1000)
 				}
 			}
 			for i, s := range servers[1:] {
@@ -190,20 +198,54 @@ func (b *bench) phase(ctx context.Context, servers []*server, sequence []uint32,
 	return nil
 }
 
+// measure adds a round to f.
+func (b *bench) measure(ctx context.Context, s *server, f *figures, cfg load.Config) error {
+	counted := s.admin != "" && cfg.Op == load.Get
+	var commands, fetches int64
+	var err error
+	if counted {
+		if commands, fetches, err = s.reads(ctx); err != nil {
+			return fmt.Errorf("%s: %w", s.name, err)
+		}
+	}
+	r, err := b.load(ctx, s, cfg)
+	if err != nil {
+		return err
+	}
+	f.throughput = append(f.throughput, r.Throughput())
+	f.p50 = append(f.p50, float64(r.Latency.ValueAtQuantile(50))/1000)
+	f.p99 = append(f.p99, float64(r.Latency.ValueAtQuantile(99))/1000)
+	if counted {
+		commandsAfter, fetchesAfter, err := s.reads(ctx)
+		if err != nil {
+			return fmt.Errorf("%s: %w", s.name, err)
+		}
+		if n := commandsAfter - commands; n > 0 {
+			f.hits = append(f.hits, 100*(1-float64(fetchesAfter-fetches)/float64(n)))
+		}
+	}
+	return nil
+}
+
 func (b *bench) print(name string, ours, theirs figures) error {
 	row := func(metric, unit string, ours, theirs []float64, better benchout.Better) error {
 		r := benchout.Row{Bench: "resp", Case: name, Metric: metric, Value: median(ours), Unit: unit}
 		return b.cfg.Printer.Print(r.Against(rival, median(theirs), better))
 	}
-	return errors.Join(
+	err := errors.Join(
 		row("throughput", "op/s", ours.throughput, theirs.throughput, benchout.Higher),
 		row("p50", "us", ours.p50, theirs.p50, benchout.Lower),
 		row("p99", "us", ours.p99, theirs.p99, benchout.Lower),
 	)
+	if len(ours.hits) > 0 {
+		r := benchout.Row{Bench: "resp", Case: name, Metric: "local hits", Value: median(ours.hits), Unit: "%"}
+		err = errors.Join(err, b.cfg.Printer.Print(r))
+	}
+	return err
 }
 
-// run puts a load on a server, and fails if one command fails.
-func (b *bench) run(ctx context.Context, s *server, cfg load.Config) (load.Result, error) {
+// load puts a load on a server, and fails if one command fails.
+func (b *bench) load(ctx context.Context, s *server, cfg load.Config) (load.Result, error) {
 	cfg.Addr, cfg.Conns = s.addr, conns
 	r, err := load.Run(ctx, cfg)
 	switch {

@@ -2,8 +2,10 @@ package respbench
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"strings"
 	"time"
 
@@ -14,7 +16,31 @@ import (
 type server struct {
 	name  string
 	addr  string
+	admin string // administrative address; "" for Redis
 	close func() error
+}
+
+// reads is how many commands a server of ours has run, and how many entries it
+// has read from far memory for them.
+func (s *server) reads(ctx context.Context) (commands, fetches int64, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.admin+"/status", nil)
+	if err != nil {
+		return 0, 0, err
+	}
+	client := &http.Client{Timeout: startTimeout, Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Do(req)
+	if err != nil {
+		return 0, 0, fmt.Errorf("cannot ask for statistics: %w", err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	var status struct {
+		Heap  struct{ Fetches int64 }
+		Redis struct{ Commands int64 }
+	}
+	if err := json.NewDecoder(resp.Body).Decode(&status); err != nil {
+		return 0, 0, fmt.Errorf("cannot read statistics: %w", err)
+	}
+	return status.Redis.Commands, status.Heap.Fetches, nil
 }
 
 // startTimeout bounds the start of a server.
@@ -35,13 +61,13 @@ func startUp(ctx context.Context, polder, name string, local, lend int64) (*serv
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	p, err := child.StartReady(ctx, child.Command{Path: polder, Args: []string{
-		"up", "--listen", "127.0.0.1:0", "--admin", "off", "--log-level", "warn",
+		"up", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--log-level", "warn",
 		"--local", fmt.Sprint(local), "--lend", fmt.Sprint(lend),
 	}})
 	if err != nil {
 		return nil, err
 	}
-	return &server{name: name, addr: p.Addr("redis"), close: p.Stop}, nil
+	return &server{name: name, addr: p.Addr("redis"), admin: p.Addr("admin"), close: p.Stop}, nil
 }
 
 // startFar runs a node and a server over it.
@@ -55,13 +81,13 @@ func startFar(ctx context.Context, polder, name string, local, lend int64) (*ser
 		return nil, err
 	}
 	serve, err := child.StartReady(ctx, child.Command{Path: polder, Args: []string{
-		"serve", "--listen", "127.0.0.1:0", "--admin", "off", "--log-level", "warn",
+		"serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--log-level", "warn",
 		"--local", fmt.Sprint(local), "--far", node.Addr("verbs"),
 	}})
 	if err != nil {
 		return nil, errors.Join(err, node.Stop())
 	}
-	return &server{name: name, addr: serve.Addr("redis"), close: func() error {
+	return &server{name: name, addr: serve.Addr("redis"), admin: serve.Addr("admin"), close: func() error {
 		return errors.Join(serve.Stop(), node.Stop())
 	}}, nil
 }

@@ -2,6 +2,7 @@ package softdev
 
 import (
 	"context"
+	"sync/atomic"
 
 	"polder/verbs"
 )
@@ -11,6 +12,8 @@ type cq struct {
 	d    *Device
 	num  uint32
 	init verbs.CQInit
+
+	filled atomic.Bool // changed with d.g.mu held; false: there is nothing to poll
 
 	inBatch bool // guarded by d.g.mu: in the batch's handlers
 	waiters int  // guarded by d.g.mu: goroutines in Wait
@@ -23,10 +26,16 @@ type cq struct {
 func (c *cq) Num() uint32 { return c.num }
 
 func (c *cq) Poll(wc []verbs.WC) int {
+	if !c.filled.Load() {
+		return 0 // who polls in a loop leaves the lock alone
+	}
 	c.d.g.mu.Lock()
 	k := 0
 	if !c.closed && !c.d.closed {
 		k = c.d.nic.Poll(c.num, wc)
+	}
+	if k < len(wc) {
+		c.filled.Store(false)
 	}
 	c.d.g.mu.Unlock()
 	return k
@@ -60,17 +69,7 @@ func (c *cq) Wait(ctx context.Context) error {
 			g.mu.Unlock()
 			return nil
 		}
-		g.mu.Unlock()
-		var err error
-		select {
-		case <-c.wake:
-		case <-c.done:
-		case <-c.d.done:
-		case <-ctx.Done():
-			err = ctx.Err()
-		}
-		g.mu.Lock()
-		if err != nil {
+		if err := c.sleep(ctx); err != nil {
 			if c.waiters--; c.waiters > 0 {
 				c.signal() // in case it was meant for this one
 			}
@@ -78,6 +77,39 @@ func (c *cq) Wait(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// sleep waits until there may be something to look at, or returns ctx's error.
+// d.g.mu is released meanwhile.
+func (c *cq) sleep(ctx context.Context) (err error) {
+	g := c.d.g
+	if p := c.d.parker; p != nil && p.cq == nil {
+		p.cq = c
+		g.mu.Unlock()
+		err = p.park(ctx)
+		g.mu.Lock()
+		p.cq = nil
+		return err
+	}
+	g.mu.Unlock()
+	select {
+	case <-c.wake:
+	case <-c.done:
+	case <-c.d.done:
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	g.mu.Lock()
+	return err
+}
+
+// parked returns the device's parker if a goroutine waits there for c. d.g.mu
+// must be held.
+func (c *cq) parked() *parker {
+	if p := c.d.parker; p != nil && p.cq == c {
+		return p
+	}
+	return nil
 }
 
 func (c *cq) Close() error {
@@ -94,6 +126,9 @@ func (c *cq) Close() error {
 	c.closed = true
 	d.cqs[c.num&0xffff] = nil
 	close(c.done)
+	if p := c.parked(); p != nil {
+		p.unpark()
+	}
 	d.unlock()
 	return nil
 }

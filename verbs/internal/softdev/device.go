@@ -25,6 +25,7 @@ type Device struct {
 	onClose  map[uint64]func() // guarded by g.mu
 	nextHook uint64            // guarded by g.mu
 
+	parker    *parker // immutable; nil if the driver has not asked for one
 	closeOnce sync.Once
 	done      chan struct{} // closed by Close
 }
@@ -105,6 +106,9 @@ func (d *Device) close() {
 	d.onClose = make(map[uint64]func())
 	g.mu.Unlock()
 	close(d.done)
+	if d.parker != nil {
+		d.parker.close()
+	}
 	for _, f := range hooks {
 		f()
 	}
@@ -230,7 +234,14 @@ func (o output) Ready(id softnic.Link) bool {
 
 func (o output) Completion(cqn uint32) {
 	c := o.d.cqs[cqn&0xffff]
-	if c.waiters > 0 {
+	if !c.filled.Load() {
+		c.filled.Store(true)
+	}
+	if p := c.parked(); p != nil {
+		if b := o.d.g.pending(); len(b.unparks) == 0 || b.unparks[len(b.unparks)-1] != p {
+			b.unparks = append(b.unparks, p)
+		}
+	} else if c.waiters > 0 {
 		c.signal()
 	}
 	if c.init.Handler != nil && !c.inBatch {

@@ -24,6 +24,7 @@ type batch struct {
 	handlers []*cq
 	events   []event
 	flushes  []*linkEnd
+	unparks  []*parker
 }
 
 type event struct {
@@ -122,6 +123,10 @@ func (g *Group) release() {
 		l.flusher.Flush()
 		b.flushes[i] = nil
 	}
+	for i, p := range b.unparks {
+		p.unpark()
+		b.unparks[i] = nil
+	}
 	for i, c := range b.handlers {
 		c.init.Handler(c)
 		b.handlers[i] = nil
@@ -131,5 +136,6 @@ func (g *Group) release() {
 		b.events[i] = event{}
 	}
 	b.handlers, b.events, b.flushes = b.handlers[:0], b.events[:0], b.flushes[:0]
+	b.unparks = b.unparks[:0]
 	batches.Put(b)
 }

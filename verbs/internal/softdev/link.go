@@ -10,8 +10,9 @@ import (
 // LinkDriver carries packets to one peer.
 type LinkDriver interface {
 	// Send takes a packet, which is valid during the call only. It is
-	// called with the group's lock held, and for packets that were made
-	// before Ready said no, so that it must have some room left.
+	// called with the group's lock held, when Ready has just said yes, or
+	// for a packet without payload that says that a queue pair is gone: at
+	// most one for each.
 	Send(*softnic.Packet)
 	// Ready reports whether more packets may be sent. After it has said
 	// no, the driver calls Device.Resume when it would say yes. It is

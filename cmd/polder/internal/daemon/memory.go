@@ -15,10 +15,11 @@ import (
 // exceeds goLimit, which is well below the 64 MiB that a process may have
 // beside its budget.
 const (
-	goLimit      = 36 << 20
+	goLimit      = 32 << 20
+	goPercent    = 400 // the live heap is a few MiB: collect once in 16 MiB, not in 4
 	limitPeriod  = time.Second
 	liveHeap     = "/gc/heap/live:bytes"
-	liveHeadroom = 16 << 20
+	liveHeadroom = 4 << 20
 )
 
 // limitGoMemory keeps the Go runtime's memory small until the returned
@@ -29,7 +30,7 @@ func limitGoMemory() (stop func()) {
 	if os.Getenv("GOMEMLIMIT") != "" || os.Getenv("GOGC") != "" {
 		return func() {}
 	}
-	before := debug.SetMemoryLimit(goLimit)
+	before, percent := debug.SetMemoryLimit(goLimit), debug.SetGCPercent(goPercent)
 	end, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -50,12 +51,13 @@ func limitGoMemory() (stop func()) {
 		close(end)
 		<-ended
 		debug.SetMemoryLimit(before)
+		debug.SetGCPercent(percent)
 	}
 }
 
 // memoryLimit is the limit for so many live bytes.
 func memoryLimit(live uint64) int64 {
-	return max(goLimit, int64(live)+int64(live)/2+liveHeadroom)
+	return max(goLimit, int64(live)+int64(live)/4+liveHeadroom)
 }
 
 // DefaultLend is how much memory a node lends if it is not told: half of

@@ -9,7 +9,7 @@ func TestTheMemoryLimitGivesWayToLiveMemory(t *testing.T) {
 	for live, want := range map[uint64]int64{
 		0:         goLimit,
 		1 << 20:   goLimit,
-		100 << 20: 166 << 20,
+		100 << 20: 129 << 20,
 	} {
 		if got := memoryLimit(live); got != want {
 			t.Errorf("memoryLimit(%d) = %d, want %d", live, got, want)

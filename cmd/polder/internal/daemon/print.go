@@ -41,7 +41,7 @@ func (s *Status) Print(w io.Writer, now time.Time) error {
 			bytes(h.Logs), bytes(h.Index), bytes(h.Buffers+h.Staging))
 		row("far", "%s in use and %s dead in %d segments", bytes(h.FarLive), bytes(h.FarDead), h.FarSegments)
 		for _, m := range h.Maps {
-			row(m.Name, "%d entries, %d reads local, %d from far memory", m.Entries, m.Hits, m.Misses)
+			row("map", "%s: %d entries, %d reads local, %d from far memory", m.Name, m.Entries, m.Hits, m.Misses)
 		}
 		row("moved", "%s out, %s in", bytes(int64(h.BytesOut)), bytes(int64(h.BytesIn)))
 		row("lost", "%d entries, %d corrupt reads", h.Lost, h.Corrupt)

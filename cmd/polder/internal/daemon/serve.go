@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"syscall"
 	"time"
 
 	"polder/far"
@@ -181,6 +182,9 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, poolCfg pool.Co
 	openCtx, cancel := context.WithTimeoutCause(ctx, openTimeout, errors.New("no answer in time"))
 	defer cancel()
 	lent, err := pool.Open(openCtx, poolCfg)
+	if err != nil && len(cfg.Far) > 0 && errors.Is(err, syscall.ECONNREFUSED) {
+		return fmt.Errorf("%w: is polder node running there?", err)
+	}
 	if err != nil {
 		return err
 	}
@@ -223,7 +227,7 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, poolCfg pool.Co
 		return nil
 	})
 
-	p.collectors = append(p.collectors, pool.NewCollector(lent), server.Collector())
+	p.collectors = append(p.collectors, pool.NewCollector(lent), far.NewCollector(heap), server.Collector())
 	p.reports = append(p.reports, func(s *Status) {
 		heapStats, poolStats, serverStats := heap.Stats(), lent.Stats(), server.Stats()
 		s.Heap, s.Pool, s.Redis = &heapStats, &poolStats, &serverStats

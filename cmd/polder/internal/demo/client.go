@@ -5,8 +5,8 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -74,8 +74,8 @@ func (c *client) store(ctx context.Context, files []file, total, limit int64) (t
 	})
 }
 
-// compare reads every file that was stored, in another order, and notes
-// whether it is the same.
+// compare reads every file that was stored, the newest first, since some of
+// them are still local, and notes whether it is the same.
 func (c *client) compare(ctx context.Context, files []file, total int64) (time.Duration, error) {
 	return c.each(ctx, files, "read back", true, total, func(ctx context.Context, run []int) (int64, error) {
 		pipe := c.redis.Pipeline()
@@ -105,7 +105,7 @@ func (c *client) compare(ctx context.Context, files []file, total int64) (time.D
 
 // each has the workers do all batches, and shows how far they are in bytes.
 // It ends with the first error.
-func (c *client) each(ctx context.Context, files []file, what string, shuffle bool, total int64,
+func (c *client) each(ctx context.Context, files []file, what string, newestFirst bool, total int64,
 	do func(context.Context, []int) (int64, error)) (time.Duration, error) {
 	bar := c.bar(what, total)
 	start := time.Now()
@@ -125,8 +125,8 @@ func (c *client) each(ctx context.Context, files []file, what string, shuffle bo
 		})
 	}
 	all := batches(files)
-	if shuffle {
-		rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	if newestFirst {
+		slices.Reverse(all)
 	}
 	for _, run := range all {
 		select {
@@ -152,6 +152,7 @@ func (c *client) bar(what string, total int64) *progressbar.ProgressBar {
 		progressbar.OptionSetDescription(fmt.Sprintf("%-10s", what)),
 		progressbar.OptionSetWriter(c.cfg.Progress),
 		progressbar.OptionShowBytes(true),
+		progressbar.OptionUseIECUnits(true),
 		progressbar.OptionShowCount(),
 		progressbar.OptionThrottle(50*time.Millisecond),
 		progressbar.OptionSetWidth(30),

@@ -46,7 +46,6 @@ func (r *report) print(w io.Writer) error {
 	row := func(name, format string, args ...any) {
 		_, _ = fmt.Fprintf(t, "%s\t%s\n", name, fmt.Sprintf(format, args...)) // Flush returns the error
 	}
-	h := r.status.Heap
 	row("keys", "%d", r.keys)
 	row("bytes", "%s, %.1f times the local budget of %s", mib(r.stored), float64(r.stored)/float64(r.local), config.FormatSize(r.local))
 	if r.tooLarge > 0 {
@@ -55,12 +54,12 @@ func (r *report) print(w io.Writer) error {
 	row("stored", "in %s, %s/s", seconds(r.store), mib(int64(float64(r.stored)/r.store.Seconds())))
 	row("read back", "in %s, %s/s", seconds(r.fetch), mib(int64(float64(r.stored)/r.fetch.Seconds())))
 	row("SHA-256", "%d of %d the same", r.keys-len(r.different), r.keys)
-	var hits uint64
-	for _, m := range h.Maps {
-		hits += m.Hits
+	var far uint64
+	for _, m := range r.status.Heap.Maps {
+		far += m.Prefetched
 	}
-	row("local hits", "%d", hits)
-	row("far reads", "%d entries", h.Fetches)
+	row("local hits", "%d of %d files", max(0, r.keys-int(far)), r.keys)
+	row("far reads", "%d entries and pieces of entries", r.status.Heap.Fetches)
 	for _, n := range r.status.Pool.Nodes {
 		row("bytes moved", "%s to the node, %s from it", mib(n.BytesWritten), mib(n.BytesRead))
 	}

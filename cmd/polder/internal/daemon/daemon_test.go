@@ -1,0 +1,205 @@
+package daemon
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"go.uber.org/goleak"
+
+	"polder/internal/config"
+	"polder/internal/listen"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// start runs a daemon until the test ends, and returns what it said and what
+// it wrote to its ready file.
+func start(t *testing.T, run func(context.Context, Common) error) (said, ready string) {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = r.Close() }()
+	ctx, cancel := context.WithCancel(context.Background())
+	var b strings.Builder // not written to once the daemon is ready
+	c := Common{
+		Admin:     "127.0.0.1:0",
+		ReadyFile: fmt.Sprintf("/dev/fd/%d", w.Fd()),
+		Out:       &b,
+		Logger:    slog.New(slog.DiscardHandler),
+	}
+	ended := make(chan error, 1)
+	go func() {
+		ended <- run(ctx, c)
+		_ = w.Close() // ends the read below if the daemon did not come up
+	}()
+	ready, err = bufio.NewReader(r).ReadString('\n')
+	if err != nil {
+		cancel()
+		t.Fatal(<-ended)
+	}
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("it ended with %v", err)
+		}
+	})
+	return b.String(), ready
+}
+
+func address(t *testing.T, ready, service string) string {
+	t.Helper()
+	_, rest, ok := strings.Cut(ready, `"`+service+`":"`)
+	addr, _, ok2 := strings.Cut(rest, `"`)
+	if !ok || !ok2 {
+		t.Fatalf("the ready file has no %s: %s", service, ready)
+	}
+	return addr
+}
+
+func get(t *testing.T, url string) string {
+	t.Helper()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+func setAndGet(t *testing.T, addr string) {
+	t.Helper()
+	c := redis.NewClient(&redis.Options{Addr: addr})
+	defer func() { _ = c.Close() }()
+	ctx := context.Background()
+	if err := c.Set(ctx, "k", "v", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if v, err := c.Get(ctx, "k").Result(); err != nil || v != "v" {
+		t.Errorf("got %q, %v", v, err)
+	}
+	lines, err := c.Do(ctx, "POLDER", "STATS").Result()
+	if err != nil || lines == nil {
+		t.Errorf("POLDER STATS: %v, %v", lines, err)
+	}
+}
+
+// TestUpRunsAndEnds starts everything in this process; goleak sees to it that
+// nothing is left.
+func TestUpRunsAndEnds(t *testing.T) {
+	said, ready := start(t, func(ctx context.Context, c Common) error {
+		cfg := UpConfig{ServeConfig: DefaultServe(), Node: NodeConfig{Lend: 64 << 20, Chunk: 1 << 20, Grace: time.Second}}
+		cfg.Common, cfg.Listen, cfg.Local = c, "127.0.0.1:0", 8<<20
+		return RunUp(ctx, cfg)
+	})
+	addr := address(t, ready, ServiceRedis)
+	for _, want := range []string{"8MiB local, 64MiB far", addr, "redis-cli -p ", "get greeting", "/  (metrics, status"} {
+		if !strings.Contains(said, want) {
+			t.Errorf("it says nothing of %q:\n%s", want, said)
+		}
+	}
+	setAndGet(t, addr)
+
+	s, err := Query(context.Background(), nil, address(t, ready, ServiceAdmin))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.Service != "up" || s.Node == nil || s.Heap == nil || s.Pool == nil || s.Redis == nil || s.Redis.Keys != 1 {
+		t.Errorf("got the status %+v", s)
+	}
+	metrics := get(t, "http://"+address(t, ready, ServiceAdmin)+"/metrics")
+	for _, want := range []string{
+		"polder_far_local_budget_bytes 8.388608e+06", `polder_far_sets_total{map="keys"} 1`,
+		"polder_node_chunks 64", `polder_pool_node_up{node="this process"} 1`, "polder_resp_keys 1",
+	} {
+		if !strings.Contains(metrics, want) {
+			t.Errorf("the metrics have no %s", want)
+		}
+	}
+	if health := get(t, "http://"+address(t, ready, ServiceAdmin)+"/healthz"); health != "ok\n" {
+		t.Errorf("its health is %q", health)
+	}
+	var b strings.Builder
+	if err := s.Print(&b, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"polder up, process ", "of 64 MiB, in chunks of 1MiB", "this process: up"} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("the status has no %q:\n%s", want, b.String())
+		}
+	}
+}
+
+func TestNodeAndServeRunAndEnd(t *testing.T) {
+	_, ready := start(t, func(ctx context.Context, c Common) error {
+		return RunNode(ctx, NodeConfig{Common: c, Listen: "127.0.0.1:0", Lend: 64 << 20, Chunk: 1 << 20, Grace: time.Second})
+	})
+	verbs := address(t, ready, ServiceVerbs)
+	nodeAdmin := address(t, ready, ServiceAdmin)
+	_, ready = start(t, func(ctx context.Context, c Common) error {
+		cfg := DefaultServe()
+		cfg.Common, cfg.Listen, cfg.Local, cfg.Far = c, "127.0.0.1:0", 8<<20, []string{verbs}
+		return RunServe(ctx, cfg)
+	})
+	setAndGet(t, address(t, ready, ServiceRedis))
+	s, err := Query(context.Background(), nil, nodeAdmin)
+	if err != nil || s.Service != "node" || s.Node == nil || s.Node.Clients != 1 || s.Heap != nil {
+		t.Errorf("got the status %+v, %v", s, err)
+	}
+}
+
+// TestADaemonThatCannotStartLeavesNothing: goleak looks, and the addresses
+// can be used again.
+func TestADaemonThatCannotStartLeavesNothing(t *testing.T) {
+	c := Common{Admin: "127.0.0.1:0", Out: io.Discard, Logger: slog.New(slog.DiscardHandler)}
+	node := NodeConfig{Common: c, Listen: "127.0.0.1:0", Lend: 1 << 20, Chunk: 2 << 20, Grace: time.Second}
+	if err := RunNode(context.Background(), node); !errors.As(err, new(*config.Error)) {
+		t.Errorf("a chunk larger than what is lent: got %v", err)
+	}
+	serve := DefaultServe()
+	serve.Common, serve.Listen, serve.Far = c, "127.0.0.1:0", []string{"127.0.0.1:1"}
+	if err := RunServe(context.Background(), serve); err == nil || !strings.Contains(err.Error(), "127.0.0.1:1") {
+		t.Errorf("a node that is not there: got %v", err)
+	}
+	serve.ReadyFile = "/nonexistent/ready"
+	up := UpConfig{ServeConfig: serve, Node: node}
+	up.Far, up.Node.Lend = nil, 64<<20
+	if err := RunUp(context.Background(), up); err == nil || !strings.Contains(err.Error(), "ready file") {
+		t.Errorf("a ready file that cannot be written: got %v", err)
+	}
+}
+
+func TestTheHintIsACommandThatWorks(t *testing.T) {
+	for _, tt := range []struct {
+		addr     string
+		security listen.Security
+		want     string
+	}{
+		{"127.0.0.1:6379", listen.Security{}, "redis-cli"},
+		{"127.0.0.1:7000", listen.Security{}, "redis-cli -p 7000"},
+		{"[::]:6379", listen.Security{}, "redis-cli"},
+		{"192.0.2.1:6379", listen.Security{}, "redis-cli -h 192.0.2.1"},
+		{"127.0.0.1:6379", listen.Security{CertFile: "c", KeyFile: "k", CAFile: "a"}, "redis-cli --tls --cert CERT --key KEY --cacert a"},
+	} {
+		p := newProcess("up", Common{Security: tt.security})
+		if got := p.redisCLI(tt.addr); got != tt.want {
+			t.Errorf("%s: got %q, want %q", tt.addr, got, tt.want)
+		}
+	}
+}

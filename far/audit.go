@@ -1,0 +1,84 @@
+package far
+
+import "fmt"
+
+// audit recounts everything that is counted from the indexes, and returns what
+// does not agree. Nothing may be under way: it runs while the heap is being
+// closed, in builds with invariants.
+func (h *Heap) audit() error {
+	logs := make([]struct{ live, clean int64 }, len(h.logs.segs))
+	far := map[uint64]int64{}
+	var index int64
+	for _, m := range *h.maps.Load() {
+		for i := range m.shards {
+			sh := &m.shards[i]
+			index += sh.t.bytes()
+			entries, lost, used := 0, 0, 0
+			for b := range sh.t.buckets {
+				for j, w := range sh.t.buckets[b].words {
+					if w == 0 {
+						continue
+					}
+					used++
+					if w.visible() && w.isLost() {
+						lost++
+					} else if w.visible() {
+						entries++
+					}
+					if w.far() {
+						far[w.addr()/h.far.units] += int64(w.size())
+						continue
+					}
+					e := h.logs.at(w.addr())
+					if tag := sh.t.buckets[b].tags[j]; e.hash().tag() != tag || m.shard(e.hash()) != sh || e.mapID() != m.id {
+						return fmt.Errorf("map %q: the entry at %#x is not that of tag %#x in shard %d", m.name, w.addr(), tag, i)
+					}
+					if sizeClass(e.size()) != uint8(w>>addrBits) || e.wordFlags() != w.flags() {
+						return fmt.Errorf("map %q: the word %#x is not that of its entry", m.name, w)
+					}
+					s := &logs[int(w.addr()*unit)/h.logs.segSize]
+					s.live += int64(e.size())
+					if e.clean() {
+						s.clean += int64(e.size())
+						far[e.far()/h.far.units] += int64(w.size())
+					}
+				}
+			}
+			if entries != sh.entries || lost != sh.lost || used != sh.t.used {
+				return fmt.Errorf("map %q, shard %d: %d entries, %d lost, %d in all, but counted are %d, %d, %d",
+					m.name, i, entries, lost, used, sh.entries, sh.lost, sh.t.used)
+			}
+			if n := len(sh.flights); n > 0 {
+				return fmt.Errorf("map %q, shard %d: %d fetches are still listed", m.name, i, n)
+			}
+		}
+	}
+	for i := range logs {
+		s := &h.logs.segs[i]
+		if live, clean := s.live.Load(), s.clean.Load(); live != logs[i].live || clean != logs[i].clean {
+			return fmt.Errorf("log segment %d: %d bytes live, %d of them clean, but counted are %d, %d",
+				i, logs[i].live, logs[i].clean, live, clean)
+		}
+	}
+	var err error
+	h.far.all(func(s *farSegment) {
+		if live := s.live.Load(); live != far[s.id] || s.pins.Load() != 0 {
+			err = fmt.Errorf("%s: %d bytes live, counted are %d, with %d reads under way",
+				s.seg.Name(), far[s.id], live, s.pins.Load())
+		}
+		delete(far, s.id)
+	})
+	if len(far) > 0 {
+		err = fmt.Errorf("the index refers to far segments that are none: %v", far)
+	}
+	l := &h.logs
+	if resident := len(l.segs) - len(l.absent); index != l.index || resident != l.resident ||
+		l.index+int64(l.resident)*int64(l.segSize) > l.budget {
+		err = fmt.Errorf("%d bytes of index and %d segments of logs in a budget of %d, but counted are %d, %d",
+			index, resident, l.budget, l.index, l.resident)
+	}
+	if h.bufs.inUse != 0 {
+		err = fmt.Errorf("%d bytes of buffers have not come back", h.bufs.inUse)
+	}
+	return err
+}

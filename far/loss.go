@@ -1,0 +1,147 @@
+package far
+
+import (
+	"context"
+	"encoding/binary"
+	"maps"
+)
+
+// lose marks the entries that were in s and nowhere else as lost, and reports
+// whether there were heads of large values among them.
+func (h *Heap) lose(s *farSegment) (heads bool) {
+	s.counted = true
+	name := s.seg.Name()
+	h.lastLost.Store(&name)
+	for _, m := range *h.maps.Load() {
+		for i := range m.shards {
+			heads = m.shards[i].lose(h, s) || heads
+		}
+	}
+	return heads
+}
+
+func (sh *shard) lose(h *Heap, s *farSegment) (heads bool) {
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	for p := range place(len(sh.t.buckets) * bucketEntries) {
+		at := sh.t.word(p)
+		switch w := *at; {
+		case w == 0 || w.isLost():
+		case !w.far():
+			if e := h.logs.at(w.addr()); e.clean() && e.far()/h.far.units == s.id {
+				h.unclean(e, w.addr())
+			}
+		case w.addr()/h.far.units != s.id:
+		case !w.visible():
+			// Nobody asks for a piece but through its head, which tells that
+			// it is missing.
+			sh.remove(h, p, nil)
+		default:
+			*at |= wordLost
+			sh.entries--
+			sh.lost++
+			h.count.lost.Add(1)
+			heads = heads || w&wordBig != 0
+		}
+	}
+	return heads
+}
+
+// buryStrays removes the pieces whose head was lost, so that nothing refers to
+// them any more, and reports whether it could. It reads all heads and all
+// pieces: losing memory is rare.
+func (h *Heap) buryStrays() bool {
+	ctx, cancel := context.WithTimeout(h.ctx, storeTimeout)
+	defer cancel()
+	h.mu.Lock()
+	last := h.version
+	alive := maps.Clone(h.writing)
+	h.mu.Unlock()
+	ok := h.each(ctx, wordPresent|wordBig, func(_ *shard, _ place, e entry) {
+		alive[bigOf(e).version] = true
+	})
+	return ok && h.each(ctx, wordPresent|wordPiece, func(sh *shard, p place, e entry) {
+		if v := binary.LittleEndian.Uint64(e.key()); p != none && v <= last && !alive[v] {
+			sh.remove(h, p, e)
+		}
+	})
+}
+
+// each calls fn with every entry that has the flags of kind, under the lock of
+// its shard, and reports whether it could read all of them. The place is none
+// for an entry that has moved while it was read.
+func (h *Heap) each(ctx context.Context, kind word, fn func(*shard, place, entry)) bool {
+	for _, m := range *h.maps.Load() {
+		for i := range m.shards {
+			if !m.each(ctx, &m.shards[i], kind, fn) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// eachHeads is the number of far entries that each reads in one batch.
+const eachHeads = 64
+
+func (m *Map) each(ctx context.Context, sh *shard, kind word, fn func(*shard, place, entry)) bool {
+	size := -1 // of the table; entries keep their places as long as it is the same
+	for b := 0; ; {
+		var far []*flight
+		sh.mu.Lock()
+		if len(sh.t.buckets) != size {
+			b, size = 0, len(sh.t.buckets)
+		}
+		for ; b < size && len(far) <= eachHeads-bucketEntries; b++ {
+			for i := range bucketEntries {
+				p := place(b*bucketEntries + i)
+				w := *sh.t.word(p)
+				switch {
+				case w&kind != kind || w.isLost():
+					continue
+				case !w.far():
+					fn(sh, p, m.h.logs.at(w.addr()))
+					continue
+				case m.h.far.seg(w.addr()).gone():
+					continue
+				}
+				f, leader, _ := m.h.board(sh, sh.t.tag(p), w, false, MaxKeySize)
+				if f != nil && !leader { // whoever fetches it is about to have it
+					f.release(m.h)
+					f = nil
+				}
+				if f == nil {
+					defer m.h.releaseAll(far)
+					sh.mu.Unlock()
+					return false
+				}
+				far = append(far, f)
+			}
+		}
+		sh.mu.Unlock()
+		m.h.lead(ctx, m, far...)
+		ok := true
+		for _, f := range far {
+			if f.e == nil {
+				ok = ok && f.seg.gone()
+				continue
+			}
+			sh.mu.Lock()
+			fn(sh, sh.t.find(f.tag, wordFar|word(f.addr)), f.e)
+			sh.mu.Unlock()
+		}
+		m.h.releaseAll(far)
+		if !ok {
+			return false
+		}
+		if b >= size {
+			return true
+		}
+	}
+}
+
+func (h *Heap) releaseAll(fs []*flight) {
+	for _, f := range fs {
+		f.release(h)
+	}
+}

@@ -1,0 +1,95 @@
+package far
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// metric is one Prometheus series of a heap, read from its Stats.
+type metric struct {
+	desc *prometheus.Desc
+	kind prometheus.ValueType
+	of   func(*Stats) float64
+}
+
+// mapMetric is the same of each map.
+type mapMetric struct {
+	desc *prometheus.Desc
+	kind prometheus.ValueType
+	of   func(*MapStats) float64
+}
+
+func describe(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("polder_far_"+name, help, labels, nil)
+}
+
+func counterOf[S any](of func(*S) uint64) func(*S) float64 {
+	return func(s *S) float64 { return float64(of(s)) }
+}
+
+func gaugeOf[S any](of func(*S) int64) func(*S) float64 {
+	return func(s *S) float64 { return float64(of(s)) }
+}
+
+const (
+	isCounter = prometheus.CounterValue
+	isGauge   = prometheus.GaugeValue
+)
+
+var metrics = []metric{
+	{describe("fetches_total", "Reads of entries from the store."), isCounter, counterOf(func(s *Stats) uint64 { return s.Fetches })},
+	{describe("read_bytes_total", "Bytes read from the store."), isCounter, counterOf(func(s *Stats) uint64 { return s.BytesIn })},
+	{describe("written_bytes_total", "Bytes written to the store."), isCounter, counterOf(func(s *Stats) uint64 { return s.BytesOut })},
+	{describe("evacuated_entries_total", "Entries written to the store and dropped."), isCounter, counterOf(func(s *Stats) uint64 { return s.Evacuated })},
+	{describe("evacuated_clean_entries_total", "Entries dropped whose far copy was good."), isCounter, counterOf(func(s *Stats) uint64 { return s.EvacuatedClean })},
+	{describe("evacuated_segments_total", "Local segments emptied."), isCounter, counterOf(func(s *Stats) uint64 { return s.EvacuatedSegments })},
+	{describe("cleaned_segments_total", "Far segments cleaned."), isCounter, counterOf(func(s *Stats) uint64 { return s.CleanedSegments })},
+	{describe("cleaned_bytes_total", "Bytes moved by cleaning."), isCounter, counterOf(func(s *Stats) uint64 { return s.CleanedBytes })},
+	{describe("lost_entries_total", "Entries lost with their far memory."), isCounter, counterOf(func(s *Stats) uint64 { return s.Lost })},
+	{describe("corrupt_reads_total", "Reads that brought other bytes than were written."), isCounter, counterOf(func(s *Stats) uint64 { return s.Corrupt })},
+	{describe("unreturned_segments_total", "Far segments that the store did not take back."), isCounter, counterOf(func(s *Stats) uint64 { return s.Unreturned })},
+	{describe("local_budget_bytes", "Budget of resident memory."), isGauge, gaugeOf(func(s *Stats) int64 { return s.Budget })},
+	{describe("local_resident_bytes", "Resident memory."), isGauge, gaugeOf(func(s *Stats) int64 { return s.Resident })},
+	{describe("local_log_bytes", "Resident memory of the logs."), isGauge, gaugeOf(func(s *Stats) int64 { return s.Logs })},
+	{describe("local_index_bytes", "Resident memory of the indexes."), isGauge, gaugeOf(func(s *Stats) int64 { return s.Index })},
+	{describe("local_buffer_bytes", "Resident memory of fetches and evacuation."), isGauge, gaugeOf(func(s *Stats) int64 { return s.Buffers + s.Staging })},
+	{describe("local_live_bytes", "Bytes of the entries in the logs."), isGauge, gaugeOf(func(s *Stats) int64 { return s.LocalLive })},
+	{describe("segments", "Far segments in use."), isGauge, gaugeOf(func(s *Stats) int64 { return int64(s.FarSegments) })},
+	{describe("live_bytes", "Bytes in far segments that are referred to."), isGauge, gaugeOf(func(s *Stats) int64 { return s.FarLive })},
+	{describe("dead_bytes", "Bytes in far segments that are not."), isGauge, gaugeOf(func(s *Stats) int64 { return s.FarDead })},
+}
+
+var mapMetrics = []mapMetric{
+	{describe("entries", "Entries of the map.", "map"), isGauge, gaugeOf(func(s *MapStats) int64 { return int64(s.Entries) })},
+	{describe("lost_entries", "Lost entries that have been neither set nor deleted.", "map"), isGauge, gaugeOf(func(s *MapStats) int64 { return int64(s.LostNow) })},
+	{describe("hits_total", "Reads served locally at once.", "map"), isCounter, counterOf(func(s *MapStats) uint64 { return s.Hits })},
+	{describe("misses_total", "Times that a far entry was needed.", "map"), isCounter, counterOf(func(s *MapStats) uint64 { return s.Misses })},
+	{describe("coalesced_total", "Misses that joined a fetch under way.", "map"), isCounter, counterOf(func(s *MapStats) uint64 { return s.Coalesced })},
+	{describe("absent_total", "Reads of keys that were not there.", "map"), isCounter, counterOf(func(s *MapStats) uint64 { return s.Absent })},
+	{describe("sets_total", "Entries stored.", "map"), isCounter, counterOf(func(s *MapStats) uint64 { return s.Sets })},
+	{describe("deletes_total", "Entries deleted.", "map"), isCounter, counterOf(func(s *MapStats) uint64 { return s.Deletes })},
+	{describe("expired_total", "Entries removed because their time had come.", "map"), isCounter, counterOf(func(s *MapStats) uint64 { return s.Expired })},
+}
+
+// NewCollector returns a Prometheus collector of the heap's statistics.
+func NewCollector(h *Heap) prometheus.Collector { return collector{h} }
+
+type collector struct{ h *Heap }
+
+func (collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, m := range metrics {
+		ch <- m.desc
+	}
+	for _, m := range mapMetrics {
+		ch <- m.desc
+	}
+}
+
+func (c collector) Collect(ch chan<- prometheus.Metric) {
+	s := c.h.Stats()
+	for _, m := range metrics {
+		ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.of(&s))
+	}
+	for i := range s.Maps {
+		for _, m := range mapMetrics {
+			ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.of(&s.Maps[i]), s.Maps[i].Name)
+		}
+	}
+}

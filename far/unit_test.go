@@ -1,0 +1,274 @@
+package far
+
+import (
+	"bytes"
+	"context"
+	"math/rand/v2"
+	"testing"
+
+	"polder/internal/invariants"
+)
+
+func TestSizeClassesHoldAndWasteLittle(t *testing.T) {
+	last := -1
+	for n := 0; n <= 300<<10; n++ {
+		c := sizeClass(n)
+		size := classSize(c)
+		switch {
+		case size < n:
+			t.Fatalf("class %d of %d bytes holds %d", c, n, size)
+		case n <= 256 && size-n >= unit, n > 256 && size-n > n/8+unit:
+			t.Fatalf("class %d of %d bytes is %d large", c, n, size)
+		case int(c) < last:
+			t.Fatalf("classes go back from %d to %d at %d bytes", last, c, n)
+		case sizeClass(size) != c:
+			t.Fatalf("class %d holds %d bytes, which are of class %d", c, size, sizeClass(size))
+		}
+		last = int(c)
+	}
+}
+
+func TestTableKeepsWhatItIsGiven(t *testing.T) {
+	var tb table
+	defer tb.close()
+	if err := tb.resize(4096); err != nil {
+		t.Fatal(err)
+	}
+	r := rand.New(rand.NewPCG(3, 3))
+	want := map[word]uint32{}
+	for i := range 20000 {
+		switch {
+		case len(want) > 0 && r.IntN(3) == 0:
+			for w, tag := range want {
+				p := tb.find(tag, w)
+				if p == none {
+					t.Fatalf("step %d: word %#x has gone", i, w)
+				}
+				tb.remove(p)
+				delete(want, w)
+				break
+			}
+		default:
+			if !tb.roomy() {
+				if err := tb.resize(tb.grownBytes()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			tag := r.Uint32()
+			if r.IntN(4) == 0 {
+				tag = 1<<32 - 1 - tag%3 // the end of the table, and equal ones
+			}
+			w := newWord(uint64(i), 100, 0)
+			tb.insert(tag, w)
+			want[w] = tag
+		}
+	}
+	for w, tag := range want {
+		p := tb.find(tag, w)
+		if p == none || *tb.word(p) != w || tb.tag(p) != tag {
+			t.Fatalf("word %#x has gone", w)
+		}
+		tb.remove(p)
+		delete(want, w)
+		if size := tb.shrunkBytes(); size != tb.bytes() {
+			if err := tb.resize(size); err != nil {
+				t.Fatal(err)
+			}
+			for w, tag := range want {
+				if tb.find(tag, w) == none {
+					t.Fatalf("word %#x has gone as the table shrank", w)
+				}
+			}
+		}
+	}
+	if tb.bytes() != 4096 {
+		t.Errorf("%d bytes are left", tb.bytes())
+	}
+	if tb.used != 0 {
+		t.Errorf("%d entries are left", tb.used)
+	}
+	for b := range tb.buckets {
+		if tb.buckets[b].over != 0 {
+			t.Errorf("bucket %d says that %d entries lie behind it", b, tb.buckets[b].over)
+		}
+	}
+}
+
+func TestTableTakes16BytesAnEntry(t *testing.T) {
+	var tb table
+	defer tb.close()
+	var bytes, entries float64
+	for i := range 200000 {
+		if !tb.roomy() {
+			if err := tb.resize(tb.grownBytes()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		tb.insert(rand.Uint32(), newWord(uint64(i), 1, 0))
+		if i > 20000 { // beyond the grain of pages
+			bytes += float64(tb.bytes())
+			entries += float64(tb.used)
+		}
+	}
+	if got := bytes / entries; got > 17 {
+		t.Errorf("got %.1f bytes an entry, want 17 at most", got)
+	}
+}
+
+func TestBuffersDoNotOverlapAndComeBack(t *testing.T) {
+	var b buffers
+	if err := b.init(2 * maxBuf); err != nil {
+		t.Fatal(err)
+	}
+	defer b.mapping.Close()
+	r := rand.New(rand.NewPCG(4, 4))
+	held := map[int]buffer{}
+	for i := range 20000 {
+		if r.IntN(2) == 0 {
+			n := 1 + r.IntN(1<<r.IntN(18))
+			p, busy := b.get(n)
+			if (p.b == nil) != (busy != nil) {
+				t.Fatalf("get(%d): a buffer: %v, a channel: %v", n, p.b != nil, busy != nil)
+			}
+			if p.b != nil {
+				if len(p.b) != n {
+					t.Fatalf("get(%d): got %d bytes", n, len(p.b))
+				}
+				for j := range p.b {
+					p.b[j] = byte(i)
+				}
+				held[i] = p
+			}
+			continue
+		}
+		for j, p := range held {
+			if !bytes.Equal(p.b, bytes.Repeat([]byte{byte(j)}, len(p.b))) {
+				t.Fatalf("buffer %d was overwritten", j)
+			}
+			b.put(p)
+			delete(held, j)
+			break
+		}
+	}
+	_, busy := b.get(maxBuf)
+	for _, p := range held {
+		b.put(p)
+	}
+	if busy != nil {
+		<-busy
+	}
+	if b.inUse != 0 && busy != nil {
+		t.Errorf("%d bytes are in use", b.inUse)
+	}
+	if busy != nil {
+		for range 2 {
+			if p, busy := b.get(maxBuf); p.b == nil || busy != nil {
+				t.Error("the blocks have not grown together again")
+			}
+		}
+	}
+}
+
+func TestLocalCallsDoNotAllocate(t *testing.T) {
+	if invariants.Enabled {
+		return // the race detector allocates
+	}
+	_, m := newTestHeap(t, NewMemStore(testSegment, 100), Config{Local: 16 << 20})
+	ctx := context.Background()
+	k, v := []byte("key"), value(1, 1000)
+	mustSet(t, m, k, v)
+	buf := make([]byte, 0, 2000)
+	for name, call := range map[string]func(){
+		"Get":  func() { m.Get(ctx, k, buf) },
+		"Set":  func() { m.Set(ctx, k, Entry{Value: v}) },
+		"Miss": func() { m.Get(ctx, v[:20], buf) },
+		"Stat": func() { m.Stat(ctx, k) },
+		"Update": func() {
+			m.Update(ctx, k, func(old Entry, found bool) (Entry, Verdict, error) { return old, Put, nil })
+		},
+		"Replace": func() { m.Delete(ctx, k); m.Set(ctx, k, Entry{Value: v}) },
+	} {
+		if got := testing.AllocsPerRun(1000, call); got != 0 {
+			t.Errorf("%s: %v allocations, want none", name, got)
+		}
+	}
+}
+
+// sealed makes the far bytes of an entry.
+func sealed(key, val []byte, addr uint64, flags uint16) []byte {
+	r := record{key: key, value: val, expire: 12345, tag: 7, flags: flags}
+	b := make([]byte, r.size())
+	r.put(b, 0x123456789abc, 42)
+	entry(b).seal(addr)
+	return b
+}
+
+func TestEveryDamagedBitIsNoticed(t *testing.T) {
+	const addr = 0x12345
+	good := sealed([]byte("some key"), []byte("and its value"), addr, 0)
+	e, err := decodeEntry(good, addr)
+	if err != nil || string(e.key()) != "some key" || string(e.value()) != "and its value" || e.tag() != 7 || e.expire() != 12345 {
+		t.Fatalf("got %q, %v", e, err)
+	}
+	for i := range 8 * e.end() {
+		bad := bytes.Clone(good)
+		bad[i/8] ^= 1 << (i % 8)
+		if _, err := decodeEntry(bad, addr); err == nil {
+			t.Errorf("bit %d may be damaged", i)
+		}
+		if i < 8*(headerSize+e.klen()) {
+			if _, err := decodeHead(bad, addr); err == nil {
+				t.Errorf("bit %d may be damaged in the head", i)
+			}
+		}
+	}
+	if _, err := decodeEntry(good, addr+1); err == nil {
+		t.Error("bytes of another address were taken")
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	const addr = 77
+	f.Add(sealed([]byte("k"), []byte("v"), addr, 0))
+	f.Add(sealed(nil, nil, addr, 0))
+	f.Add(sealed([]byte("k"), bigHead{1, 100000, 4096}.encode(), addr, flagBig))
+	f.Add(sealed([]byte("k"), make([]byte, bigHeadSize), addr, flagBig))
+	f.Add([]byte{})
+	f.Add(bytes.Repeat([]byte{0xff}, 100))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		// Far bytes lie in buffers with others behind them.
+		b = append(make([]byte, 0, len(b)+64), b...)
+		for _, decode := range []func([]byte, uint64) (entry, error){decodeHead, decodeEntry} {
+			e, err := decode(b, addr)
+			if err != nil {
+				continue
+			}
+			if headerSize+len(e.key()) > len(b) || e.far() != addr {
+				t.Fatalf("decoded %q from %q", e, b)
+			}
+			if e.big() && bigOf(e).count() < 0 {
+				t.Fatalf("a large value of %d pieces", bigOf(e).count())
+			}
+		}
+		if e, err := decodeEntry(b, addr); err == nil && e.end() > len(b) {
+			t.Fatalf("decoded %d bytes from %d", e.end(), len(b))
+		}
+		if e, err := decodeEntry(b, entryAddr(b)); err == nil {
+			// What is right comes out the same when it is written again.
+			c := make(entry, e.size())
+			copy(c, e)
+			c.seal(e.far())
+			if !bytes.Equal(c[:e.end()], e[:e.end()]) && !e.staged() {
+				t.Fatalf("got %q, want %q", c, e)
+			}
+		}
+	})
+}
+
+// entryAddr is the address that b claims to be written to.
+func entryAddr(b []byte) uint64 {
+	if len(b) < headerSize {
+		return 0
+	}
+	return entry(b).far()
+}

@@ -1,0 +1,265 @@
+package resp
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"polder/far"
+)
+
+// faultyStore is a MemStore whose reads can be held up and whose segments can
+// be lost.
+type faultyStore struct {
+	*far.MemStore
+
+	mu   sync.Mutex
+	held chan struct{}    // reads wait until it is closed; guarded by mu
+	segs []*faultySegment // guarded by mu
+}
+
+type faultySegment struct {
+	far.Segment
+	lost chan struct{}
+}
+
+func (s *faultySegment) Lost() <-chan struct{} { return s.lost }
+
+func (s *faultyStore) Alloc(ctx context.Context) (far.Segment, error) {
+	seg, err := s.MemStore.Alloc(ctx)
+	if err != nil {
+		return nil, err
+	}
+	f := &faultySegment{seg, make(chan struct{})}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.segs = append(s.segs, f)
+	return f, nil
+}
+
+func (s *faultyStore) Read(ctx context.Context, ops []far.ReadOp) {
+	s.mu.Lock()
+	held := s.held
+	s.mu.Unlock()
+	if held != nil {
+		select {
+		case <-held:
+		case <-ctx.Done():
+			for i := range ops {
+				ops[i].Err = context.Cause(ctx)
+			}
+			return
+		}
+	}
+	inner := make([]far.ReadOp, len(ops))
+	for i, op := range ops {
+		inner[i] = op
+		inner[i].Seg = op.Seg.(*faultySegment).Segment
+	}
+	s.MemStore.Read(ctx, inner)
+	for i := range ops {
+		ops[i].Err = inner[i].Err
+	}
+}
+
+// hold makes reads wait until the returned function is called.
+func (s *faultyStore) hold() (release func()) {
+	held := make(chan struct{})
+	s.mu.Lock()
+	s.held = held
+	s.mu.Unlock()
+	return sync.OnceFunc(func() {
+		s.mu.Lock()
+		s.held = nil
+		s.mu.Unlock()
+		close(held)
+	})
+}
+
+// lose loses all that is stored.
+func (s *faultyStore) lose() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, seg := range s.segs {
+		close(seg.lost)
+	}
+	s.segs = nil
+}
+
+// startFaulty starts a server over a faulty store.
+func startFaulty(t *testing.T, segments int, cfg Config) (*faultyStore, *Server, string) {
+	t.Helper()
+	store := &faultyStore{MemStore: far.NewMemStore(256<<10, segments)}
+	heap, err := far.NewHeap(store, far.Config{Local: far.MinLocal})
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv, addr := startOn(t, heap, cfg)
+	return store, srv, addr
+}
+
+const farKeys = 4000 // of 4 KiB, four times the local budget
+
+func farKey(i int) string { return fmt.Sprint("far", i) }
+
+func farValue(i int) string { return strings.Repeat(fmt.Sprintf("%08d", i), 512) }
+
+func fill(t *testing.T, c *client) {
+	t.Helper()
+	for i := range farKeys {
+		if got := c.do("SET", farKey(i), farValue(i)).String(); got != "+OK" {
+			t.Fatalf("SET %d: %s", i, got)
+		}
+	}
+}
+
+func TestServesMoreThanItsMemory(t *testing.T) {
+	drivers(t, func(t *testing.T, cfg Config) {
+		_, srv, addr := startFaulty(t, 1<<10, cfg)
+		c := dial(t, addr)
+		fill(t, c)
+		// One by one, and pipelined.
+		for i := range 200 {
+			if got := c.do("GET", farKey(i)).bulk; got != farValue(i) {
+				t.Fatalf("GET %d: other bytes", i)
+			}
+		}
+		const batch = 100
+		for at := 200; at < farKeys; at += batch {
+			var in strings.Builder
+			for i := at; i < at+batch; i++ {
+				in.WriteString(encode("GET", farKey(i)))
+			}
+			c.send(in.String())
+			for i := at; i < at+batch; i++ {
+				if got := c.recv().bulk; got != farValue(i) {
+					t.Fatalf("GET %d in a pipeline: other bytes", i)
+				}
+			}
+		}
+		st := srv.Stats()
+		if perFetch := float64(st.FetchedKeys) / float64(st.Fetches); perFetch < 3 {
+			t.Errorf("%.1f keys per fetch: pipelined commands were not fetched together", perFetch)
+		}
+		// MGET of many, and what reads and writes.
+		mget := []string{"MGET"}
+		for i := range 50 {
+			mget = append(mget, farKey(i*7))
+		}
+		for i, e := range c.do(mget...).elems {
+			if e.bulk != farValue(i*7) {
+				t.Errorf("MGET: other bytes for key %d", i*7)
+			}
+		}
+		for i := range 100 {
+			if got, want := c.do("APPEND", farKey(i), "x").String(), ":4097"; got != want {
+				t.Fatalf("APPEND: got %s, want %s", got, want)
+			}
+		}
+	})
+}
+
+// TestHeldUpFarMemory checks that commands that need far memory fail in time
+// while it does not answer, and that all others go on.
+func TestHeldUpFarMemory(t *testing.T) {
+	drivers(t, func(t *testing.T, cfg Config) {
+		if cfg.Loops > 0 {
+			cfg.Loops = 1
+		}
+		cfg.OpTimeout = 300 * time.Millisecond
+		store, srv, addr := startFaulty(t, 1<<10, cfg)
+		c, other := dial(t, addr), dial(t, addr)
+		fill(t, c)
+		other.do("SET", "near", "v")
+		release := store.hold()
+		defer release()
+		c.send(encode("GET", farKey(0)) + encode("MULTI") + encode("SET", "near", "w") + encode("APPEND", farKey(1), "x") + encode("EXEC"))
+		// The same event loop serves others meanwhile.
+		n := 0
+		for ; srv.Stats().Timeouts == 0; n++ {
+			if got := other.do("GET", "near").bulk; got != "v" && got != "w" {
+				t.Fatalf("a local key, meanwhile: %q", got)
+			}
+		}
+		if n < 10 {
+			t.Errorf("%d commands of another client were served meanwhile, want many", n)
+		}
+		if got := c.recv().String(); !strings.HasPrefix(got, "-TRYAGAIN far memory") {
+			t.Errorf("GET of a far key: %s", got)
+		}
+		c.recv()
+		c.recv()
+		c.recv()
+		if got := c.recv().String(); !strings.Contains(got, "-TRYAGAIN") {
+			t.Errorf("EXEC with a far key: %s", got)
+		}
+		release()
+		if got := c.do("GET", farKey(0)).bulk; got != farValue(0) {
+			t.Errorf("GET once far memory answers again: %.40q", got)
+		}
+	})
+}
+
+func TestLostFarMemory(t *testing.T) {
+	drivers(t, func(t *testing.T, cfg Config) {
+		store, srv, addr := startFaulty(t, 1<<10, cfg)
+		c := dial(t, addr)
+		fill(t, c)
+		c.do("SET", "near", "v")
+		store.lose()
+		lost := 0
+		for i := range farKeys {
+			r := c.do("GET", farKey(i))
+			switch {
+			case strings.HasPrefix(r.line, "-LOST the entry was lost with its far memory (mem"):
+				lost++
+			case r.bulk != farValue(i):
+				t.Fatalf("GET %d: %.60s, want its value or LOST", i, r)
+			}
+		}
+		if lost < farKeys/2 || srv.Stats().Lost != int64(lost) {
+			t.Errorf("%d of %d keys are lost, %d counted", lost, farKeys, srv.Stats().Lost)
+		}
+		expect(t, c, "GET near", `"v"`)
+		// What is lost can be replaced and removed.
+		if got := c.do("SET", farKey(0), "new").String(); got != "+OK" {
+			t.Errorf("SET of a lost key: %s", got)
+		}
+		expect(t, c, "GET "+farKey(0), `"new"`)
+		if got := c.do("DEL", farKey(1)).String(); got != ":1" {
+			t.Errorf("DEL of a lost key: %s", got)
+		}
+		expect(t, c, "GET "+farKey(1), "nil")
+		expect(t, c, "FLUSHALL", "+OK")
+		expect(t, c, "GET "+farKey(2), "nil")
+	})
+}
+
+func TestFullFarMemory(t *testing.T) {
+	drivers(t, func(t *testing.T, cfg Config) {
+		_, _, addr := startFaulty(t, 16, cfg) // 4 MiB
+		c := dial(t, addr)
+		stored := 0
+		for ; ; stored++ {
+			got := c.do("SET", farKey(stored), farValue(stored)).String()
+			if strings.HasPrefix(got, "-OOM far memory is full") {
+				break
+			}
+			if got != "+OK" || stored == farKeys {
+				t.Fatalf("SET %d: %s", stored, got)
+			}
+		}
+		for i := range stored {
+			if got := c.do("GET", farKey(i)); got.bulk != farValue(i) {
+				t.Fatalf("GET %d of %d after far memory was full: %.60s", i, stored, got)
+			}
+		}
+		for i := range stored / 2 {
+			c.do("DEL", farKey(i))
+		}
+		eventually(t, "room for a new key after half was deleted", func() bool { return c.do("SET", "new", farValue(1)).line == "+OK" })
+	})
+}
