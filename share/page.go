@@ -217,6 +217,10 @@ func (c *Client) addRegion(ctx context.Context) error {
 		},
 		parse: func(in *wire.Reader, files []*os.File, _ bool) error { return c.mapOwned(r, in, files) },
 	})
+	if err != nil && r.mem == nil && r.handle != nil {
+		// It was carved, and cannot be mapped: no huge pages are left, maybe.
+		return errors.Join(err, c.release(ctx, r.handle))
+	}
 	if err != nil {
 		return err
 	}
@@ -254,6 +258,9 @@ func (c *Client) mapOwned(r *region, in *wire.Reader, files []*os.File) error {
 		return fmt.Errorf("%w: the daemon's answer cannot be read", ErrInvalid)
 	}
 	mem, err := arena.MapFile(files[0], int64(offset), int(length), true)
+	if errors.Is(err, unix.ENOMEM) {
+		return fmt.Errorf("%w: %w", ErrFull, err)
+	}
 	if err != nil {
 		return err
 	}
