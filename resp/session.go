@@ -151,25 +151,23 @@ func (s *session) admit(cmd *command) error {
 	return nil
 }
 
-// perform runs a command under its locks.
+// perform runs a command under its locks. It reports false, and has done
+// nothing, if the command would have to wait.
 func (s *session) perform(cmd *command, args [][]byte) bool {
 	s.mark = len(s.out)
-	for {
-		if s.tries > maxTries {
-			s.wait()
+	if s.tries > maxTries {
+		s.wait()
+	}
+	s.lock(cmd, args)
+	err := cmd.run(s, args)
+	s.unlock()
+	if err != nil {
+		s.out = s.out[:s.mark]
+		if !s.mutated && errors.Is(err, far.ErrWouldBlock) {
+			s.tries++
+			return false
 		}
-		s.lock(cmd, args)
-		err := cmd.run(s, args)
-		s.unlock()
-		if err != nil {
-			s.out = s.out[:s.mark]
-			if !s.mutated && errors.Is(err, far.ErrWouldBlock) {
-				s.tries++
-				return false
-			}
-			s.fail(err)
-		}
-		break
+		s.fail(err)
 	}
 	if s.tries != 0 || s.mutated {
 		s.settle()

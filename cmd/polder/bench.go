@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"polder/cmd/polder/sharecmd"
 	"polder/internal/bench/respbench"
 	"polder/internal/bench/verbsbench"
 	"polder/internal/benchout"
@@ -23,6 +24,9 @@ func newBench() *cobra.Command {
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newBenchResp(), newBenchVerbs(), newBenchVerbsServer())
+	cmd.AddCommand(sharecmd.Bench(func(cmd *cobra.Command) (func(done, total int, what string), func()) {
+		return benchProgress(cmd.ErrOrStderr())
+	}))
 	return cmd
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"polder/cmd/polder/sharecmd"
 	"polder/internal/config"
 	"polder/internal/listen"
 )
@@ -26,7 +27,7 @@ func newRoot(environ []string) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "polder",
 		Short: "Memory that is not your own",
-		Long: "Polder lends memory, borrows it, and serves it to Redis clients.\n" +
+		Long: "Polder lends memory, borrows it, shares it between processes, and serves it to Redis clients.\n" +
 			"Start with: polder up",
 		SilenceUsage:      true,
 		SilenceErrors:     true,
@@ -46,7 +47,7 @@ func newRoot(environ []string) *cobra.Command {
 		}
 		return &usageError{err}
 	})
-	root.AddCommand(newUp(), newNode(), newServe(), newStatus(), newDemo(), newBench(), newVersion())
+	root.AddCommand(newUp(), newNode(), newServe(), newStatus(), sharecmd.Command(), newDemo(), newBench(), newVersion())
 	configure(root, environ)
 	return root
 }
