@@ -8,7 +8,7 @@ type batch struct {
 	joined  []*flight // begun by others
 	pending int       // bytes of led
 	err     error     // the first of the store
-	heads   bool      // read no values: see FetchHeads
+	heads   bool      // read no values if they need not be read: see FetchHeads
 }
 
 const (
@@ -21,7 +21,8 @@ func (b *batch) add(ctx context.Context, m *Map, key []byte, kind word) error {
 	hs := m.hash(key)
 	sh := m.shard(hs)
 	sh.mu.Lock()
-	p, _, st := sh.find(m.h, hs, key, kind, nil, !b.heads)
+	whole := !b.heads || len(key) > headKey
+	p, _, st := sh.find(m.h, hs, key, kind, nil, whole)
 	if st != remote {
 		sh.mu.Unlock()
 		return nil
@@ -30,7 +31,7 @@ func (b *batch) add(ctx context.Context, m *Map, key []byte, kind word) error {
 		sh.mu.Unlock()
 		return context.Cause(ctx)
 	}
-	f, leader, busy := m.h.board(sh, hs.tag(), *sh.t.word(p), !b.heads, len(key))
+	f, leader, busy := m.h.board(sh, hs.tag(), *sh.t.word(p), whole, len(key))
 	if busy == nil && kind == wordPresent && !b.heads {
 		sh.count.prefetched++
 	}
@@ -72,10 +73,10 @@ func (b *batch) read(ctx context.Context, m *Map) {
 	m.h.lead(ctx, m, b.led...)
 	for _, f := range b.led {
 		b.note(f)
-		if b.heads {
-			f.sh.remember(f)
-		} else {
+		if f.whole {
 			m.h.insist(ctx, f)
+		} else {
+			f.sh.remember(f)
 		}
 		f.release(m.h)
 	}

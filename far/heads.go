@@ -10,6 +10,10 @@ import "context"
 // are a batch, since keys spread over the shards.
 const headsPerShard = 16
 
+// headKey is the longest key of a header that is remembered: those memories are
+// not in the budget. Entries with longer ones are fetched entirely instead.
+const headKey = 256
+
 // head is the header and key of a far entry, and the bigHead if it has one.
 // It holds good for as long as the address means the same segment: far bytes
 // are written once.
@@ -35,6 +39,10 @@ func (m *Map) FetchHeads(ctx context.Context, keys [][]byte) error {
 	return m.h.awaitRoom(ctx)
 }
 
+// of reports whether d is the head of the far address addr, to which the index
+// refers.
+func (d *head) of(h *Heap, addr uint64) bool { return d.addr == addr && d.seg == h.far.seg(addr) }
+
 // awaitRoom waits until the evacuator is a little ahead of the mutators, or
 // is stuck.
 func (h *Heap) awaitRoom(ctx context.Context) error {
@@ -48,12 +56,8 @@ func (h *Heap) awaitRoom(ctx context.Context) error {
 
 // remember keeps the head that f has brought. sh.mu must not be held.
 func (sh *shard) remember(f *flight) {
-	if f.e == nil {
+	if f.e == nil || f.e.klen() > headKey {
 		return
-	}
-	n := headerSize + f.e.klen()
-	if f.e.big() {
-		n += bigHeadSize
 	}
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
@@ -63,14 +67,14 @@ func (sh *shard) remember(f *flight) {
 	d := &sh.heads[sh.nextHead%len(sh.heads)]
 	sh.nextHead = (sh.nextHead + 1) % headsPerShard
 	d.addr, d.seg = f.addr, f.seg
-	d.e = append(d.e[:0], f.e[:n]...)
+	d.e = f.e.appendHead(d.e[:0])
 }
 
 // head returns the remembered head of a far address that the index refers to,
 // or nil. sh.mu must be held.
 func (sh *shard) head(h *Heap, addr uint64) entry {
 	for i := range sh.heads {
-		if d := &sh.heads[i]; d.addr == addr && d.seg == h.far.seg(addr) {
+		if d := &sh.heads[i]; d.of(h, addr) {
 			return d.e
 		}
 	}

@@ -90,7 +90,9 @@ func (sh *shard) find(h *Heap, hs hash, key []byte, kind word, hd *holding, whol
 				}
 				continue
 			}
-			if st == absent {
+			// A lost or corrupt entry is taken for the key's only when no other
+			// can be it.
+			if st == absent || s == remote && st != remote {
 				candidate, st = place(b*bucketEntries+i), s
 			}
 		}

@@ -151,7 +151,9 @@ func cmdWatch(s *session, a [][]byte) error {
 }
 
 func cmdUnwatch(s *session, a [][]byte) error {
-	s.srv.watches.unwatch(s)
+	if !s.multi { // EXEC, which may have to run again, unwatches in the end
+		s.srv.watches.unwatch(s)
+	}
 	s.ok()
 	return nil
 }
