@@ -38,6 +38,3 @@ func run(t *testing.T, f func(context.Context, Options) error) {
 
 func TestPtrRuns(t *testing.T)     { run(t, RunPtr) }
 func TestReclaimRuns(t *testing.T) { run(t, RunReclaim) }
-
-func TestCoordinateRuns(t *testing.T) { run(t, RunCoordinate) }
-func TestPressureRuns(t *testing.T)   { run(t, RunPressure) }

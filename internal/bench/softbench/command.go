@@ -54,7 +54,7 @@ func Command() *cobra.Command {
 		cmd.AddCommand(sub)
 	}
 	cmd.AddCommand(&cobra.Command{
-		Use: "worker", Hidden: true,
+		Use: "worker", Short: "A process that a benchmark starts", Hidden: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return Worker(cmd.Context(), cmd.OutOrStdout(), args)
 		},
