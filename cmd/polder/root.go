@@ -13,6 +13,7 @@ import (
 	"polder/cmd/polder/sharecmd"
 	"polder/internal/config"
 	"polder/internal/listen"
+	"polder/internal/softcmd"
 )
 
 // usageError is a mistake on the command line or in the configuration.
@@ -47,7 +48,7 @@ func newRoot(environ []string) *cobra.Command {
 		}
 		return &usageError{err}
 	})
-	root.AddCommand(newUp(), newNode(), newServe(), newStatus(), sharecmd.Command(), newDemo(), newBench(), newVersion())
+	root.AddCommand(newUp(), newNode(), newServe(), newStatus(), sharecmd.Command(), softcmd.Command(), newDemo(), newBench(), newVersion())
 	configure(root, environ)
 	return root
 }
