@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 )
 
 // A value longer than Heap.pieces is stored as pieces: entries of the same map
@@ -42,6 +43,12 @@ func (b bigHead) encode() []byte {
 
 // count is the number of pieces.
 func (b bigHead) count() int { return (b.size + b.piece - 1) / b.piece }
+
+// plausible reports whether b may be of this heap. Whoever lends the memory may
+// have made it up.
+func (h *Heap) plausible(b bigHead) bool {
+	return b.version != 0 && b.piece == h.pieces && b.size > h.pieces && b.size <= h.cfg.MaxValue
+}
 
 const pieceKeySize = 12
 
@@ -135,6 +142,9 @@ func (m *Map) getPieces(ctx context.Context, big bigHead, dst []byte) ([]byte, b
 			if st != present {
 				return sh.miss(m.h, p, st, needWhole)
 			}
+			if want := min(big.piece, big.size-i*big.piece); len(e.value()) != want {
+				return step{err: big.corrupt(fmt.Errorf("piece %d has %d bytes, want %d", i, len(e.value()), want))}
+			}
 			w := sh.t.word(p)
 			*w = w.touched()
 			dst = append(dst, e.value()...)
@@ -157,6 +167,11 @@ func (m *Map) getPieces(ctx context.Context, big bigHead, dst []byte) ([]byte, b
 		}
 	}
 	return dst, true, nil
+}
+
+// corrupt is the error for a value whose head is at odds with its pieces.
+func (b bigHead) corrupt(err error) error {
+	return &CorruptError{Segment: fmt.Sprintf("large value, version %d", b.version), Err: err}
 }
 
 // fetchPieces brings pieces [i, j) into local memory.

@@ -2,6 +2,7 @@ package far
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -90,7 +91,7 @@ func (m *Map) getSlow(ctx context.Context, sh *shard, hs hash, key, dst []byte) 
 			if name := m.h.lastLost.Load(); name != nil {
 				return Entry{}, 0, &LostError{*name}
 			}
-			panic(fmt.Sprintf("BUG: version %d of a value lacks a piece", last))
+			return Entry{}, 0, big.corrupt(errors.New("it lacks a piece")) // its head is made up
 		}
 		last, lastClears = big.version, clears
 	}
