@@ -70,11 +70,16 @@ func (b *batch) fetch(ctx context.Context, m *Map, keys [][]byte) error {
 
 // read makes the flights that were begun here.
 func (b *batch) read(ctx context.Context, m *Map) {
+	if len(b.led) == 0 {
+		return
+	}
 	m.h.lead(ctx, m, b.led...)
+	insisting, cancel := context.WithTimeout(ctx, holdFor)
+	defer cancel()
 	for _, f := range b.led {
 		b.note(f)
 		if f.whole {
-			m.h.insist(ctx, f)
+			m.h.insist(insisting, f)
 		} else {
 			f.sh.remember(f)
 		}

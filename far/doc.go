@@ -19,8 +19,8 @@
 // indexes, and the buffers of fetches and evacuation. It is held strictly;
 // writers wait for the evacuator rather than exceed it. All of it lies outside
 // the Go heap, where the garbage collector neither scans nor counts it; what
-// the Go heap holds is a few words for every segment and every shard, and a
-// little for every fetch under way.
+// the Go heap holds is a few words for every segment and every shard, the
+// headers that FetchHeads remembers, and a little for every fetch under way.
 //
 // An entry takes 36 bytes beside its key and value, in multiples of 16, and
 // about 16 bytes of index whether it is local or far. The index grows at the

@@ -201,7 +201,7 @@ func (h *Heap) keep(f *flight, w *word) {
 }
 
 // insist is keep for a flight that has landed when there was no room: it waits
-// for some.
+// for some, within ctx, which bounds how long it may hold the buffer.
 func (h *Heap) insist(ctx context.Context, f *flight) {
 	for f.e != nil {
 		f.sh.mu.Lock()
@@ -211,7 +211,7 @@ func (h *Heap) insist(ctx context.Context, f *flight) {
 		}
 		done := f.kept || p == none
 		f.sh.mu.Unlock()
-		if done || h.logs.why() != nil || h.waitRoom(ctx) != nil {
+		if done || h.logs.why() != nil || h.waitRoom(ctx, nil) != nil {
 			return
 		}
 	}

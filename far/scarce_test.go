@@ -3,7 +3,10 @@ package far
 import (
 	"bytes"
 	"context"
+	"errors"
+	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -118,4 +121,76 @@ func TestRememberedHeadsStaySmall(t *testing.T) {
 			t.Fatalf("Stat: %d bytes, %v", size, err)
 		}
 	}
+}
+
+// Who waits for room with all buffers in their hands must not keep the janitor
+// from making that room.
+func TestWaitersGiveWayToTheJanitor(t *testing.T) {
+	calls := map[string]func(m *Map, keys [][]byte) error{
+		"Fetch": func(m *Map, keys [][]byte) error { return m.Fetch(context.Background(), keys) },
+		"Update": func(m *Map, keys [][]byte) error {
+			var wg sync.WaitGroup
+			for _, k := range keys {
+				wg.Go(func() {
+					err := m.Update(context.Background(), k, func(old Entry, _ bool) (Entry, Verdict, error) {
+						old.Value = append(bytes.Clone(old.Value), "and more than fits where it was"...)
+						return old, Put, nil
+					})
+					if err != nil && !errors.Is(err, ErrFull) {
+						t.Errorf("Update: %v", err)
+					}
+				})
+			}
+			wg.Wait()
+			return nil
+		},
+	}
+	for name, call := range calls {
+		t.Run(name, func(t *testing.T) { testGivesWay(t, call) })
+	}
+}
+
+func testGivesWay(t *testing.T, call func(m *Map, keys [][]byte) error) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newFaultStore(tinySegment, 4000)
+		_, m := newTinyHeap(t, store, 0)
+		mustSet(t, m, []byte("large"), value(1, 100000))
+		fillTiny(t, m, 1000)
+		store.full.Store(true)
+		for i := 0; ; i++ {
+			if err := m.Set(context.Background(), fmt.Append(nil, "more", i), Entry{Value: value(uint64(i), 1000)}); errors.Is(err, ErrFull) {
+				break
+			} else if err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(time.Second)
+		keys := farKeys(t, m, 1000)
+		if len(keys) < maxBatch {
+			t.Fatalf("%d keys are far, want %d", len(keys), maxBatch)
+		}
+		if err := m.FetchHeads(context.Background(), [][]byte{[]byte("large")}); err != nil && !errors.Is(err, ErrFull) {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		release := store.hold()
+		ended := make(chan error)
+		go func() { ended <- call(m, keys[:maxBatch]) }()
+		synctest.Wait() // they have all buffers
+		if ok, err := m.Delete(NoWait, []byte("large")); !ok || err != nil {
+			t.Fatalf("Delete: %v, %v", ok, err)
+		}
+		synctest.Wait() // the janitor wants one
+		release()
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Error(err)
+			}
+		case <-time.After(time.Minute):
+			t.Error("the calls and the janitor wait for each other")
+			store.full.Store(false)
+			<-ended
+		}
+	})
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 )
 
 // need is what a call has to wait for before it can be tried again.
@@ -110,7 +111,7 @@ func (m *Map) slow(ctx context.Context, sh *shard, hs hash, key []byte, try func
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		case s.need == needRoom:
-			if err := h.waitRoom(ctx); err != nil {
+			if err := h.waitRoom(ctx, &hd); err != nil {
 				return err
 			}
 		case busy != nil:
@@ -146,25 +147,39 @@ func (m *Map) fly(ctx context.Context, f *flight, leader bool) error {
 	return f.err
 }
 
-// waitRoom waits until the evacuator has made room.
-func (h *Heap) waitRoom(ctx context.Context) error {
+// holdFor is how long buffers are held while there is no room: the janitor may
+// need one to make it.
+const holdFor = 100 * time.Millisecond
+
+// waitRoom waits until the evacuator has made room, and lets go of hd if that
+// takes long.
+func (h *Heap) waitRoom(ctx context.Context, hd *holding) error {
 	l := &h.logs
 	if l.isFull() {
 		return errFull
 	}
 	r := l.join()
 	l.wake()
-	select {
-	case <-r.done:
-		return r.err
-	case <-h.ctx.Done():
-		return ErrClosed
-	case <-ctx.Done():
-		err := context.Cause(ctx)
-		if why := l.why(); why != nil {
-			err = errors.Join(err, why)
+	var letGo <-chan time.Time
+	if hd != nil && len(hd.flights) > 0 {
+		letGo = time.After(holdFor)
+	}
+	for {
+		select {
+		case <-r.done:
+			return r.err
+		case <-letGo:
+			hd.release(h)
+			letGo = nil
+		case <-h.ctx.Done():
+			return ErrClosed
+		case <-ctx.Done():
+			err := context.Cause(ctx)
+			if why := l.why(); why != nil {
+				err = errors.Join(err, why)
+			}
+			return fmt.Errorf("cannot make room in local memory: %w", err)
 		}
-		return fmt.Errorf("cannot make room in local memory: %w", err)
 	}
 }
 
