@@ -196,12 +196,13 @@ func (m *Map) insert(sh *shard, hs hash, p place, old entry, r *record) error {
 	return nil
 }
 
-// overwrite stores r where the local entry old is, if it has the same size and
+// overwrite stores r where the local entry old is, if it has the same lengths and
 // is not just being written to far memory. The evacuator does not mind, since
-// it copies under the shard's lock, too, and an entry's size stays the same.
+// it copies under the shard's lock, too; it walks over entries without the lock,
+// but by fields that are overwritten with what they were.
 func (m *Map) overwrite(sh *shard, hs hash, p place, old entry, r *record) bool {
 	w := sh.t.word(p)
-	if w.far() || old.staged() || old.big() || r.flags != 0 || old.size() != r.size() {
+	if w.far() || old.staged() || old.big() || r.flags != 0 || old.vlen() != len(r.value) {
 		return false
 	}
 	h := m.h

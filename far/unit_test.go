@@ -169,6 +169,33 @@ func TestBuffersDoNotOverlapAndComeBack(t *testing.T) {
 	}
 }
 
+// The evacuator reads the lengths of entries without a lock, so an entry must
+// not be overwritten with one of other lengths, though it would fit.
+func TestOnlyTheSameLengthsAreOverwritten(t *testing.T) {
+	_, m := newTestHeap(t, NewMemStore(testSegment, 10), Config{})
+	at := func(n int) uint64 {
+		mustSet(t, m, []byte("key"), make([]byte, n))
+		sh := m.shard(m.hash([]byte("key")))
+		sh.mu.Lock()
+		defer sh.mu.Unlock()
+		for p := range sh.t.matches(m.hash([]byte("key")).tag()) {
+			return sh.t.word(p).addr()
+		}
+		t.Fatal("the key is not in the index")
+		return 0
+	}
+	if entrySize(3, 255) != entrySize(3, 256) {
+		t.Fatal("the sizes differ")
+	}
+	first := at(255)
+	if again := at(255); again != first {
+		t.Errorf("a value of the same length went from %#x to %#x, want it overwritten", first, again)
+	}
+	if other := at(256); other == first {
+		t.Errorf("a value of another length was written over %#x", first)
+	}
+}
+
 func TestLocalCallsDoNotAllocate(t *testing.T) {
 	if invariants.Enabled {
 		return // the race detector allocates
