@@ -25,6 +25,9 @@ const (
 
 // Config says what a Node lends, and to whom.
 type Config struct {
+	// Manager is the way of managing memory, one of Managers, by default
+	// DefaultManager. Clients must speak the same.
+	Manager string
 	// Lend is how many bytes to lend, at least one chunk. What does not
 	// fill a chunk is left out. Pages are only populated by clients' use.
 	Lend int64
@@ -47,6 +50,12 @@ type Config struct {
 
 // withDefaults returns c with its zero fields set, or what is wrong with it.
 func (c Config) withDefaults() (Config, error) {
+	if c.Manager == "" {
+		c.Manager = DefaultManager
+	}
+	if err := checkManager(c.Manager); err != nil {
+		return c, err
+	}
 	if c.ChunkSize == 0 {
 		c.ChunkSize = DefaultChunkSize
 	}

@@ -296,8 +296,8 @@ func TestConnectionsThatAreRefused(t *testing.T) {
 	overDrivers(t, func(t *testing.T, s pooltest.Setup) {
 		c := pooltest.NewCluster(t, s, node(8))
 		check := victim(t, c)
-		mgmt := wire.Hello{Kind: wire.KindManagement, Manager: memnode.Manager}
-		access := wire.Hello{Kind: wire.KindAccess, Manager: memnode.Manager}
+		mgmt := wire.Hello{Kind: wire.KindManagement, Manager: memnode.RPCMW}
+		access := wire.Hello{Kind: wire.KindAccess, Manager: memnode.RPCMW}
 		rejected := func(what, why string, err error) {
 			t.Helper()
 			var r *verbs.RejectError

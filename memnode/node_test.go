@@ -25,6 +25,7 @@ func TestWrongConfigurationsAreRefused(t *testing.T) {
 	defer dev.Close()
 	for want, cfg := range map[string]memnode.Config{
 		"0 bytes to lend":          {},
+		`the manager is "magic"`:   {Lend: 1 << 20, Manager: "magic"},
 		"at least one chunk":       {Lend: 1 << 19},
 		"chunk size is 1000":       {Lend: 1 << 20, ChunkSize: 1000},
 		"chunk size is 256":        {Lend: 1 << 20, ChunkSize: 256},

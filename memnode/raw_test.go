@@ -87,14 +87,14 @@ func openRaw(t *testing.T, c *pooltest.Cluster, n *pooltest.Node, resume wire.Se
 func openRawAt(t *testing.T, c *pooltest.Cluster, addr string, resume wire.Session) *raw {
 	t.Helper()
 	r := dialRawAt(t, c, addr)
-	private, err := r.hello(r.mgmt, wire.Hello{Kind: wire.KindManagement, Manager: memnode.Manager, Session: resume})
+	private, err := r.hello(r.mgmt, wire.Hello{Kind: wire.KindManagement, Manager: memnode.RPCMW, Session: resume})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := r.w.Decode(private); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.hello(r.access, wire.Hello{Kind: wire.KindAccess, Manager: memnode.Manager}); err != nil {
+	if _, err := r.hello(r.access, wire.Hello{Kind: wire.KindAccess, Manager: memnode.RPCMW}); err != nil {
 		t.Fatal(err)
 	}
 	return r

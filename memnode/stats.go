@@ -12,20 +12,12 @@ import (
 // counters are written by the control goroutine, or by whoever raises an
 // event, and read by anyone.
 type counters struct {
-	lent, dirty          atomic.Int64
 	connected, sessions  atomic.Int64
 	allocs, frees        atomic.Int64
 	reclaimed, noMemory  atomic.Int64
 	refused, malformed   atomic.Int64
 	notOwner, violations atomic.Int64
 	wakeups              atomic.Int64
-}
-
-func (n *Node) countChunks() {
-	t := n.chunks
-	n.counters.lent.Store(int64(len(t.all) - t.available()))
-	n.counters.dirty.Store(int64(len(t.dirty)))
-	n.counters.sessions.Store(int64(len(n.sessions)))
 }
 
 // Stats is a node's state and what it has done since it started.
@@ -51,14 +43,15 @@ type Stats struct {
 // Stats returns the node's counters. They are not read at one instant.
 func (n *Node) Stats() Stats {
 	c := &n.counters
-	return Stats{
+	s := Stats{
 		ChunkSize: n.cfg.ChunkSize, Chunks: int64(n.cfg.chunks()),
-		Lent: c.lent.Load(), Dirty: c.dirty.Load(),
 		Clients: c.connected.Load(), Sessions: c.sessions.Load(),
 		Allocs: c.allocs.Load(), Frees: c.frees.Load(), Reclaimed: c.reclaimed.Load(),
 		NoMemory: c.noMemory.Load(), Refused: c.refused.Load(), Malformed: c.malformed.Load(),
 		NotOwner: c.notOwner.Load(), Violations: c.violations.Load(), Wakeups: c.wakeups.Load(),
 	}
+	n.manager.stats(&s)
+	return s
 }
 
 // ClientInfo is one session.
@@ -83,7 +76,7 @@ func (n *Node) Clients() []ClientInfo {
 func (n *Node) clientInfos() []ClientInfo {
 	infos := make([]ClientInfo, 0, len(n.sessions))
 	for id, s := range n.sessions {
-		info := ClientInfo{Session: id, Chunks: len(s.chunks), Expires: s.expires}
+		info := ClientInfo{Session: id, Chunks: n.manager.held(s), Expires: s.expires}
 		if s.client != nil {
 			info.Peer, info.Expires = s.client.conn.RemoteAddr(), time.Time{}
 		}
