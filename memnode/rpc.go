@@ -139,7 +139,7 @@ func (m *rpc) alloc(c *client, want int) wire.Status {
 }
 
 func (m *rpc) grant(i uint32) {
-	m.grants = append(m.grants, wire.Grant{Chunk: i, Key: m.chunks.all[i].mw.RKey()})
+	m.grants = append(m.grants, wire.Grant{Chunk: i, Key: m.chunks.all[i].mw.RKey(), Addr: m.chunks.address(i)})
 }
 
 // free takes the chunks of r's list back if all of them are c's, and otherwise

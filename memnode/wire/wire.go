@@ -50,7 +50,7 @@
 //	8  u32  owned: entries to skip; otherwise 0
 //
 // A [Reply] has a header of 20 bytes, and for alloc and owned a list of n
-// entries of u32 chunk and u32 rkey:
+// entries of u32 chunk, u32 rkey and u64 address:
 //
 //	 0  u8   op | 0x80
 //	 1  u8   status
@@ -82,7 +82,7 @@ const (
 	WelcomeSize   = 96
 	RequestHeader = 12
 	ReplyHeader   = 20
-	GrantSize     = 8
+	GrantSize     = 16
 	MaxMessage    = 1024 // no request or reply is longer
 	MaxName       = 16
 	SecretSize    = 32
@@ -376,6 +376,7 @@ func (r *Request) Decode(b []byte) error {
 type Grant struct {
 	Chunk uint32
 	Key   verbs.RKey
+	Addr  uint64 // of its first byte, as the key has it
 }
 
 // Reply is a node's message.
@@ -394,6 +395,7 @@ func (r *Reply) Grant(i int) Grant {
 	return Grant{
 		Chunk: binary.LittleEndian.Uint32(b),
 		Key:   verbs.RKey(binary.LittleEndian.Uint32(b[4:])),
+		Addr:  binary.LittleEndian.Uint64(b[8:]),
 	}
 }
 
@@ -413,6 +415,7 @@ func AppendReply(b []byte, r *Reply, grants []Grant) []byte {
 	for _, g := range grants {
 		b = binary.LittleEndian.AppendUint32(b, g.Chunk)
 		b = binary.LittleEndian.AppendUint32(b, uint32(g.Key))
+		b = binary.LittleEndian.AppendUint64(b, g.Addr)
 	}
 	return b
 }

@@ -52,7 +52,6 @@ const maxCredits = 32
 type session struct {
 	link mech.Link
 	info mech.Info
-	base uint64
 	cq   verbs.CQ
 	mgmt verbs.QP
 	mem  *arena.Mapping // requests, then replies: one of each for every slot
@@ -119,7 +118,6 @@ func (s *session) open(ctx context.Context) (err error) {
 		Session: w.Session, Resumed: w.Resumed,
 		ChunkSize: int(w.ChunkSize), Chunks: int(w.Chunks), Grace: w.Grace,
 	}
-	s.base = w.Base
 	s.setSpace(w.Space)
 	credits := min(int(w.Credits), maxCredits)
 	s.idle = make(chan *slot, credits)
@@ -257,11 +255,7 @@ func (s *session) grant(g wire.Grant) (mech.Grant, error) {
 	if int(g.Chunk) >= s.info.Chunks {
 		return mech.Grant{}, s.violated("chunk %d of %d granted", g.Chunk, s.info.Chunks)
 	}
-	return mech.Grant{
-		Chunk: g.Chunk,
-		Addr:  s.base + uint64(g.Chunk)*uint64(s.info.ChunkSize),
-		Key:   g.Key,
-	}, nil
+	return mech.Grant{Chunk: g.Chunk, Addr: g.Addr, Key: g.Key}, nil
 }
 
 // violated gives up on a node that does not keep to the protocol.

@@ -150,7 +150,7 @@ func (n *scripted) serve(ctx context.Context, dev verbs.Device, l verbs.Listener
 func grantReply(r wire.Request, chunks ...uint32) []byte {
 	var grants []wire.Grant
 	for _, c := range chunks {
-		grants = append(grants, wire.Grant{Chunk: c, Key: 7})
+		grants = append(grants, wire.Grant{Chunk: c, Key: 7, Addr: 1<<20 + 4096*uint64(c)})
 	}
 	return wire.AppendReply(nil, &wire.Reply{Op: r.Op, ID: r.ID, Space: wire.Space{Free: 9, Budget: 8}}, grants)
 }
