@@ -89,16 +89,17 @@ func (t *chunks) ownedBy(i uint32, s *session) bool {
 	return int(i) < len(t.all) && t.all[i].owner == s
 }
 
-// bind binds the windows of the given chunks to the queue pair qp, in order,
+// bind binds the windows, of type typ, of the given chunks, in order, to the
+// queue pair qp if they are of type 2B,
 // and returns how many were; the rest have no window then.
-func (t *chunks) bind(qp verbs.QP, ids []uint32) (int, error) {
+func (t *chunks) bind(typ verbs.MWType, qp verbs.QP, ids []uint32) (int, error) {
 	b := t.binder
 	b.wrs = b.wrs[:0]
 	var failed error
 	for _, i := range ids {
 		c := &t.all[i]
 		if c.mw == nil {
-			if c.mw, failed = t.pd.AllocMW(verbs.MWType2B); failed != nil {
+			if c.mw, failed = t.pd.AllocMW(typ); failed != nil {
 				c.mw = nil
 				failed = fmt.Errorf("cannot allocate a window: %w", failed)
 				break

@@ -13,7 +13,10 @@ import (
 // The ways of managing memory that a Node can run. A client names the one that
 // it speaks when it connects, and is refused if the node runs another.
 const (
-	RPCMW = "rpcmw" // messages, windows of type 2B bound by the control goroutine
+	RPCMW    = "rpcmw"    // messages, windows of type 2B bound by the control goroutine
+	RPCMW1   = "rpcmw1"   // messages, windows of type 1, which do not keep clients apart
+	FineMR   = "finemr"   // messages, a registration for every chunk that is lent
+	StaticMR = "staticmr" // messages, registrations made in advance and kept
 )
 
 // DefaultManager is what a Config that names no manager gets.
@@ -61,7 +64,10 @@ type manager interface {
 
 // managers makes a node's manager by name. n.pd, n.mem and n.cfg are there.
 var managers = map[string]func(n *Node) (manager, error){
-	RPCMW: newRPC,
+	RPCMW:    newRPC,
+	RPCMW1:   newRPC,
+	FineMR:   newRPC,
+	StaticMR: newRPC,
 }
 
 // Managers lists the names that Config.Manager may have.

@@ -10,10 +10,11 @@ import (
 )
 
 // rpc manages memory by messages: the control goroutine allocates, frees, and
-// binds a window of type 2B for every chunk.
+// opens every chunk to its borrower.
 type rpc struct {
 	node   *Node
 	chunks *chunks
+	opener opener
 	grants []wire.Grant
 	ids    []uint32
 
@@ -21,7 +22,19 @@ type rpc struct {
 }
 
 func newRPC(n *Node) (manager, error) {
-	return &rpc{node: n, chunks: &chunks{memory: n.mem, all: make([]chunk, n.cfg.chunks())}}, nil
+	t := &chunks{memory: n.mem, all: make([]chunk, n.cfg.chunks())}
+	m := &rpc{node: n, chunks: t}
+	switch n.cfg.Manager {
+	case RPCMW:
+		m.opener = windows2{node: n, chunks: t}
+	case RPCMW1:
+		m.opener = newWindows1(windows2{node: n, chunks: t})
+	case FineMR, StaticMR:
+		m.opener = newRegistrations(n, t, n.cfg.Manager == StaticMR)
+	default:
+		panic("BUG: " + n.cfg.Manager + " does not work by messages")
+	}
+	return m, nil
 }
 
 func (m *rpc) welcome(*wire.Welcome) {}
@@ -29,11 +42,11 @@ func (m *rpc) welcome(*wire.Welcome) {}
 func (m *rpc) connect(c *client, h *wire.Hello, req verbs.ConnRequest) error {
 	switch {
 	case h.Kind != wire.KindAccess:
-		return fmt.Errorf("%s has no use for a queue pair of kind %d", RPCMW, h.Kind)
+		return fmt.Errorf("%s has no use for a queue pair of kind %d", m.node.cfg.Manager, h.Kind)
 	case c.access != nil:
 		return errors.New("a connection has one access queue pair")
 	}
-	return m.node.connectAccess(c, req, &c.access)
+	return m.opener.connect(c, req)
 }
 
 func (m *rpc) answer(c *client, req *wire.Request, reply *wire.Reply) []wire.Grant {
@@ -57,9 +70,7 @@ func (m *rpc) answer(c *client, req *wire.Request, reply *wire.Reply) []wire.Gra
 func (m *rpc) look(*client) error { return nil }
 
 func (m *rpc) disconnect(c *client) {
-	for _, i := range c.session.chunks {
-		m.chunks.dropWindow(i)
-	}
+	m.opener.leave(c)
 }
 
 func (m *rpc) reclaim(s *session) int {
@@ -76,11 +87,9 @@ func (m *rpc) forget(*session) {}
 func (m *rpc) held(s *session) int { return len(s.chunks) }
 
 func (m *rpc) work() bool {
-	if len(m.chunks.dirty) > 0 {
-		m.chunks.scrub()
-		m.count()
-	}
-	return len(m.chunks.dirty) > 0
+	more := m.opener.work()
+	m.count()
+	return more
 }
 
 func (m *rpc) count() {
@@ -91,7 +100,7 @@ func (m *rpc) count() {
 func (m *rpc) stats(s *Stats) { s.Lent, s.Dirty = m.lent.Load(), m.dirty.Load() }
 
 func (m *rpc) close() error {
-	m.chunks.close()
+	m.opener.close()
 	return nil
 }
 
@@ -112,7 +121,7 @@ func (m *rpc) alloc(c *client, want int) wire.Status {
 	}
 	m.ids = m.ids[:0]
 	for range min(want, left) {
-		i, ok := m.chunks.take()
+		i, ok := m.opener.take(c)
 		if !ok {
 			break
 		}
@@ -122,12 +131,12 @@ func (m *rpc) alloc(c *client, want int) wire.Status {
 		m.node.counters.noMemory.Add(1)
 		return wire.StatusNoMemory
 	}
-	done, err := m.chunks.bind(c.access, m.ids)
+	done, err := m.opener.open(c, m.ids)
 	for _, i := range m.ids[done:] {
 		m.chunks.untake(i)
 	}
 	if done == 0 {
-		m.node.warn("cannot bind windows", "peer", c.conn.RemoteAddr(), "error", err)
+		m.node.warn("cannot open chunks", "peer", c.conn.RemoteAddr(), "error", err)
 		return wire.StatusFailed
 	}
 	for _, i := range m.ids[:done] {
@@ -139,7 +148,7 @@ func (m *rpc) alloc(c *client, want int) wire.Status {
 }
 
 func (m *rpc) grant(i uint32) {
-	m.grants = append(m.grants, wire.Grant{Chunk: i, Key: m.chunks.all[i].mw.RKey(), Addr: m.chunks.address(i)})
+	m.grants = append(m.grants, m.opener.grant(i))
 }
 
 // free takes the chunks of r's list back if all of them are c's, and otherwise
@@ -160,7 +169,7 @@ func (m *rpc) free(c *client, r *wire.Request) (wire.Status, int) {
 		m.node.warn("client freed a chunk twice at once", "peer", c.conn.RemoteAddr())
 		return wire.StatusNotOwner, 0
 	}
-	m.chunks.unbind(m.ids)
+	m.opener.shut(m.ids)
 	for _, i := range m.ids {
 		m.chunks.reclaim(i)
 	}
@@ -195,8 +204,8 @@ func (m *rpc) owned(c *client, skip, max int) wire.Status {
 			m.ids = append(m.ids, i)
 		}
 	}
-	if done, err := m.chunks.bind(c.access, m.ids); done < len(m.ids) {
-		m.node.warn("cannot bind windows", "peer", c.conn.RemoteAddr(), "error", err)
+	if done, err := m.opener.open(c, m.ids); done < len(m.ids) {
+		m.node.warn("cannot open chunks", "peer", c.conn.RemoteAddr(), "error", err)
 		return wire.StatusFailed
 	}
 	for _, i := range page {

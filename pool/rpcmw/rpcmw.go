@@ -1,6 +1,6 @@
 // Package rpcmw manages remote memory by messages: the memory node's control
-// goroutine allocates, frees, and binds a window of type 2B for every chunk
-// (RPC-MW of section 2.2.2 of the OneSidedMW paper). It is simple and costs
+// goroutine allocates, frees, and binds a window for every chunk, of type 2B or,
+// less safely, of type 1 (RPC-MW of section 2.2.2 of the OneSidedMW paper). It is simple and costs
 // the node's CPU; what it costs is what the one-sided mechanisms are measured
 // against.
 //
@@ -24,20 +24,39 @@ import (
 	"polder/verbs"
 )
 
-// Name is what memory nodes know this mechanism as.
-const Name = "rpcmw"
+// What memory nodes know this mechanism as.
+const (
+	Name  = "rpcmw"
+	Name1 = "rpcmw1" // with windows of type 1
+)
 
 // Mechanism is the mechanism. It has no state.
-type Mechanism struct{}
+type Mechanism struct {
+	// Type1 asks for windows of type 1. The node needs one bind for a free
+	// and the allocation after it, but clients are not safe from each
+	// other: any of them can guess another's key.
+	Type1 bool
+}
 
 var _ mech.Mechanism = Mechanism{}
 
 // Name implements mech.Mechanism.
-func (Mechanism) Name() string { return Name }
+func (m Mechanism) Name() string {
+	if m.Type1 {
+		return Name1
+	}
+	return Name
+}
 
 // Attach implements mech.Mechanism.
-func (Mechanism) Attach(ctx context.Context, l mech.Link) (mech.Session, error) {
-	s := &session{link: l, broken: make(chan struct{})}
+func (m Mechanism) Attach(ctx context.Context, l mech.Link) (mech.Session, error) {
+	return Attach(ctx, l, m.Name())
+}
+
+// Attach attaches to a node that manages memory under the given name and is
+// asked for it by the same messages.
+func Attach(ctx context.Context, l mech.Link, name string) (mech.Session, error) {
+	s := &session{link: l, name: name, broken: make(chan struct{})}
 	if err := s.open(ctx); err != nil {
 		s.Close()
 		return nil, err
@@ -51,6 +70,7 @@ const maxCredits = 32
 // session implements mech.Session.
 type session struct {
 	link mech.Link
+	name string // of the mechanism
 	info mech.Info
 	cq   verbs.CQ
 	mgmt verbs.QP
@@ -105,7 +125,7 @@ func (s *session) open(ctx context.Context) (err error) {
 	if err != nil {
 		return fmt.Errorf("cannot create a management queue pair: %w", err)
 	}
-	hello := wire.Hello{Kind: wire.KindManagement, Manager: Name, Session: s.link.Resume}
+	hello := wire.Hello{Kind: wire.KindManagement, Manager: s.name, Session: s.link.Resume}
 	private, err := s.link.Conn.Connect(ctx, s.mgmt, hello.Append(nil))
 	if err != nil {
 		return fmt.Errorf("cannot connect a management queue pair: %w", err)
@@ -127,7 +147,7 @@ func (s *session) open(ctx context.Context) (err error) {
 		s.spare = append(s.spare, i)
 		s.idle <- sl
 	}
-	hello = wire.Hello{Kind: wire.KindAccess, Manager: Name}
+	hello = wire.Hello{Kind: wire.KindAccess, Manager: s.name}
 	if _, err := s.link.Conn.Connect(ctx, s.link.Access, hello.Append(nil)); err != nil {
 		return fmt.Errorf("cannot connect an access queue pair: %w", err)
 	}
