@@ -23,7 +23,9 @@
 // which queue pairs have something to do; [NIC.Run] does it. Run emits every
 // packet. It does a bounded amount of work and says whether any is left, so a
 // chain that never waits cannot hold its caller for ever. Acknowledgements
-// coalesce for as long as Run is not called.
+// coalesce for as long as Run is not called. A simulator takes over from Run
+// with [NIC.Pace], and lets queue pairs do one thing at a time, at the time
+// that its clock says.
 //
 // # Memory
 //
