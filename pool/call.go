@@ -33,6 +33,9 @@ type piece struct {
 	kind     OpKind
 	old, new uint64
 	link     *link
+	path     int
+	slot     uint16 // once posted
+	stray    bool   // its caller has given up
 	block    block
 	addr     uint64
 	key      verbs.RKey
@@ -219,7 +222,8 @@ func (c *call) start(p *piece) startResult {
 		copy(slab.bytes(p.block, p.n), p.op.Buf[p.off:p.off+p.n])
 	}
 	p.link = b.link
-	p.addr, p.key = b.addr+uint64(p.op.Off)+uint64(p.off), b.key
+	p.path = p.chunk.path(b.link, p.n)
+	p.addr, p.key = b.addr+uint64(p.op.Off)+uint64(p.off), b.keys[p.path]
 	p.sge[0] = slab.sge(p.block, p.n)
 	p.posted = false
 	p.landed.Store(0)
@@ -365,6 +369,10 @@ func (c *call) reap(p *piece, status verbs.Status) {
 
 // letGo gives back what p held in flight.
 func (c *call) letGo(p *piece) {
+	if p.stray {
+		p.stray = false
+		p.chunk.strays[p.path].Add(-1)
+	}
 	c.pool.slab.release(p.block)
 	p.block = block{}
 	p.chunk.release()
@@ -377,6 +385,8 @@ func (c *call) abandon(err error) bool {
 		switch p := &c.pieces[i]; p.state {
 		case pieceFlying:
 			p.op.fail(err)
+			p.chunk.strays[p.path].Add(1)
+			p.stray = true
 		case pieceIdle:
 			p.op.fail(err)
 			p.state = pieceDone

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"polder/pool/mech"
 	"polder/verbs"
 )
 
@@ -25,15 +26,18 @@ type Chunk struct {
 	users atomic.Int64
 	idle  chan struct{} // capacity 1: users has fallen to freedBit
 	once  sync.Once     // lose
-	lost  chan struct{} // closed by lose
-	gone  atomic.Bool   // lost is closed
+	// strays counts pieces by path that fly although their callers have given
+	// up: what comes later must come after them.
+	strays [mech.MaxPaths]atomic.Int32
+	lost   chan struct{} // closed by lose
+	gone   atomic.Bool   // lost is closed
 }
 
 // A binding is the right to a chunk over one connection.
 type binding struct {
 	link *link
 	addr uint64
-	key  verbs.RKey
+	keys [mech.MaxPaths]verbs.RKey
 }
 
 const freedBit = 1 << 62
@@ -90,6 +94,27 @@ func (c *Chunk) lose() {
 		close(c.lost)
 		c.gone.Store(true)
 	})
+}
+
+// path is which path of l a piece of n bytes takes: behind strays, if there are
+// any. If there are on several paths, the link is given up, and its successor
+// has none.
+func (c *Chunk) path(l *link, n int) int {
+	path, behind := l.path(c.id, n), -1
+	for i := range l.qps {
+		if c.strays[i].Load() == 0 {
+			continue
+		}
+		if behind >= 0 {
+			c.node.linkBroke(l)
+			return path
+		}
+		behind = i
+	}
+	if behind >= 0 {
+		return behind
+	}
+	return path
 }
 
 // ReadAt implements io.ReaderAt.

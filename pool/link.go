@@ -2,6 +2,7 @@ package pool
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"runtime"
 	"sync"
@@ -36,7 +37,7 @@ const (
 type link struct {
 	node    *node
 	conn    verbs.Conn
-	qp      verbs.QP
+	qps     []verbs.QP // by path; made while the session is attached
 	cq      verbs.CQ
 	session mech.Session // set once, before anybody else sees the link
 
@@ -53,8 +54,8 @@ type link struct {
 	slots     []uint16   // free slots
 	posting   bool       // somebody is in post, and will take what is queued
 
-	batch []verbs.SendWR // belongs to whoever set posting
-	taken []*piece       // the pieces of batch
+	batches [mech.MaxPaths][]verbs.SendWR // by path; they belong to whoever set posting
+	taken   []*piece                      // the pieces of all batches
 
 	pollMu   sync.Mutex // serialises completion handlers
 	wcs      [64]verbs.WC
@@ -67,8 +68,7 @@ func newLink(n *node, conn verbs.Conn) (*link, error) {
 	depth := min(accessDepth, p.dev.Attr().MaxQPDepth)
 	l := &link{
 		node: n, conn: conn, broke: make(chan struct{}),
-		flying: make([]*piece, depth),
-		batch:  make([]verbs.SendWR, 0, depth), taken: make([]*piece, 0, depth),
+		flying: make([]*piece, depth), taken: make([]*piece, 0, depth),
 	}
 	for i := range depth {
 		l.slots = append(l.slots, uint16(depth-1-i))
@@ -77,14 +77,34 @@ func newLink(n *node, conn verbs.Conn) (*link, error) {
 	if l.cq, err = p.dev.CreateCQ(verbs.CQInit{Depth: depth, Handler: l.complete}); err != nil {
 		return nil, err
 	}
-	l.qp, err = p.pd.CreateQP(verbs.QPInit{
+	return l, nil
+}
+
+// access makes the queue pair of the next path. All complete into one queue.
+func (l *link) access() (verbs.QP, error) {
+	if len(l.qps) == mech.MaxPaths {
+		return nil, fmt.Errorf("cannot create more than %d access queue pairs", mech.MaxPaths)
+	}
+	depth := len(l.flying)
+	qp, err := l.node.pool.pd.CreateQP(verbs.QPInit{
 		SendCQ: l.cq, RecvCQ: l.cq, SendDepth: depth, RecvDepth: 1, OnEvent: l.event,
 	})
 	if err != nil {
-		l.cq.Close()
 		return nil, err
 	}
-	return l, nil
+	l.batches[len(l.qps)] = make([]verbs.SendWR, 0, depth)
+	l.qps = append(l.qps, qp)
+	return qp, nil
+}
+
+// path is which queue pair a piece of n bytes of chunk id goes over: short
+// pieces, for which somebody waits, over the first, and bulk traffic over the
+// others, where it is in nobody's way (OneSidedMW, section 4.1).
+func (l *link) path(id uint32, n int) int {
+	if n <= shortPiece || len(l.qps) == 1 {
+		return 0
+	}
+	return 1 + int(id)%(len(l.qps)-1)
 }
 
 // event is the access queue pair's event handler. Whatever happens to it, it
@@ -140,22 +160,32 @@ func (l *link) post() {
 		l.mu.Lock()
 	}
 	for !l.dead.Load() {
-		l.batch, l.taken = l.batch[:0], l.taken[:0]
+		l.taken = l.taken[:0]
+		for i := range l.qps {
+			l.batches[i] = l.batches[i][:0]
+		}
 		for p := l.next(); p != nil; p = l.next() {
 			slot := l.slots[len(l.slots)-1]
 			l.slots = l.slots[:len(l.slots)-1]
 			l.flying[slot] = p
 			p.posted = true
-			l.batch = append(l.batch, p.request(uint64(slot)))
+			p.slot = slot
+			l.batches[p.path] = append(l.batches[p.path], p.request(uint64(slot)))
 			l.taken = append(l.taken, p)
 		}
-		if len(l.batch) == 0 {
+		if len(l.taken) == 0 {
 			break
 		}
 		l.mu.Unlock()
-		err := l.qp.PostSend(l.batch...)
-		if err != nil {
-			l.refused()
+		var err error
+		for i, qp := range l.qps {
+			if len(l.batches[i]) == 0 {
+				continue
+			}
+			if err = qp.PostSend(l.batches[i]...); err != nil {
+				l.refused(i)
+				break
+			}
 		}
 		l.mu.Lock()
 		if err != nil {
@@ -198,13 +228,14 @@ func (l *link) next() *piece {
 	return nil
 }
 
-// refused gives up on the link because the batch could not be posted.
-func (l *link) refused() {
+// refused gives up on the link because the batches from the path first on could
+// not be posted.
+func (l *link) refused(first int) {
 	l.mu.Lock()
 	ours := l.taken[:0]
-	for i, p := range l.taken {
-		if slot := l.batch[i].ID; l.flying[slot] == p { // not close's already
-			l.flying[slot] = nil
+	for _, p := range l.taken {
+		if p.path >= first && l.flying[p.slot] == p { // not close's already
+			l.flying[p.slot] = nil
 			p.posted = false
 			ours = append(ours, p)
 		}
@@ -304,7 +335,9 @@ func (l *link) watch(ctx context.Context, patience time.Duration) {
 // ground ends what is in flight on a dead link. When it returns, the device
 // has let go of every block.
 func (l *link) ground() {
-	l.qp.Close()
+	for _, qp := range l.qps {
+		qp.Close()
+	}
 	l.mu.Lock()
 	var left []*piece
 	for slot, p := range l.flying {

@@ -217,7 +217,7 @@ func (n *node) attach(ctx context.Context, l *link) error {
 	resume := n.session
 	n.mu.Unlock()
 	s, err := n.pool.cfg.Manager.Attach(ctx, mech.Link{
-		Device: n.pool.dev, PD: n.pool.pd, Conn: l.conn, Access: l.qp, Resume: resume,
+		Device: n.pool.dev, PD: n.pool.pd, Conn: l.conn, Access: l.access, Resume: resume,
 	})
 	if err != nil {
 		return err
@@ -260,7 +260,7 @@ func (n *node) publish(l *link, owned []mech.Grant) (lost []*Chunk, unknown []ui
 	kept := make(map[uint32]*Chunk, len(owned))
 	for _, g := range owned {
 		if c := n.chunks[g.Chunk]; c != nil {
-			c.binding.Store(&binding{link: l, addr: g.Addr, key: g.Key})
+			c.binding.Store(&binding{link: l, addr: g.Addr, keys: g.Keys})
 			kept[g.Chunk] = c
 		} else {
 			unknown = append(unknown, g.Chunk)
@@ -341,7 +341,7 @@ func (n *node) alloc(ctx context.Context) (*Chunk, error) {
 	}
 	g := grants[0]
 	c := newChunk(n, g.Chunk, n.pool.ChunkSize())
-	c.binding.Store(&binding{link: l, addr: g.Addr, key: g.Key})
+	c.binding.Store(&binding{link: l, addr: g.Addr, keys: g.Keys})
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.link != l {

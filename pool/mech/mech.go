@@ -37,10 +37,21 @@ var (
 type Mechanism interface {
 	// Name is what the node knows the mechanism as.
 	Name() string
-	// Attach opens a session over l.Conn, and connects l.Access to the
-	// node. It resumes l.Resume if the node still knows it. On failure it
+	// Attach opens a session over l.Conn, and connects one or more access
+	// queue pairs that l.Access makes: the first is path 0, and so on. It resumes l.Resume if the node still knows it. On failure it
 	// leaves l's queue pair and connection to the caller.
 	Attach(ctx context.Context, l Link) (Session, error)
+}
+
+// MaxPaths is the most access queue pairs of a session. A chunk can be reached
+// over each, with a key of its own (OneSidedMW, section 4.1).
+const MaxPaths = 8
+
+// A Waiter is a Session that knows when memory has come back.
+type Waiter interface {
+	// Returned is closed when, after the last ErrNoMemory, the node has said
+	// that there is memory again.
+	Returned() <-chan struct{}
 }
 
 // A Link is a new connection to a memory node. It belongs to the pool, and
@@ -49,7 +60,8 @@ type Link struct {
 	Device verbs.Device
 	PD     verbs.PD
 	Conn   verbs.Conn
-	Access verbs.QP     // unconnected
+	// Access makes another access queue pair, unconnected, up to MaxPaths.
+	Access func() (verbs.QP, error)
 	Resume wire.Session // zero: a new session
 }
 
@@ -90,7 +102,7 @@ type Info struct {
 
 // A Grant is the right to use a chunk over one connection.
 type Grant struct {
-	Chunk uint32 // its number at the node
-	Addr  uint64 // of its first byte
-	Key   verbs.RKey
+	Chunk uint32               // its number at the node
+	Addr  uint64               // of its first byte
+	Keys  [MaxPaths]verbs.RKey // by path
 }
