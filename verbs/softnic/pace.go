@@ -16,6 +16,8 @@ type Work struct {
 	Managed  bool         // the request is of a managed queue
 	More     bool         // it goes on with a message or response of which a part was sent
 	Loopback bool
+	Parks    bool   // the request is a WAIT that has to wait
+	Index    uint64 // of the request, in its queue
 	Bytes    uint32 // payload that it reads from memory
 	Addr     uint64 // KindAtomicResp: of the word
 }
@@ -58,7 +60,7 @@ func (n *NIC) peekSend(q *qp, w *Work) bool {
 	if q.state != verbs.StateRTS || q.req.halted || q.blocked {
 		return false
 	}
-	w.Managed = q.sq.managed
+	w.Managed, w.Index = q.sq.managed, q.sq.next
 	if m := &q.req.msg; m.active {
 		w.Op, w.Bytes, w.More = m.op, min(m.left, uint32(n.cfg.MTU)), true
 		return true
@@ -80,7 +82,8 @@ func (n *NIC) peekSend(q *qp, w *Work) bool {
 		return q.req.reads.len() < MaxRdAtom
 	case verbs.OpWait:
 		c := n.cqs.get(e.qpn)
-		return q.waiting == nil || q.waiting != c || c.successes >= e.addr
+		w.Parks = c != nil && c.successes < e.addr
+		return !w.Parks || q.waiting != c
 	}
 	return true
 }

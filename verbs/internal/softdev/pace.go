@@ -1,6 +1,9 @@
 package softdev
 
-import "polder/verbs/softnic"
+import (
+	"polder/verbs"
+	"polder/verbs/softnic"
+)
 
 // Pace hands the turns of the device's queue pairs to f, with the lock held,
 // instead of taking them before the lock is released. posted says that the host
@@ -33,4 +36,16 @@ func (d *Device) Step(t softnic.Task) {
 	d.nic.Step(t)
 	d.inEngine = false
 	d.unlock()
+}
+
+// Len is how many completions of the queue, one of this package's, can be
+// polled.
+func Len(v verbs.CQ) int {
+	c := v.(*cq)
+	c.d.g.mu.Lock()
+	defer c.d.g.mu.Unlock()
+	if c.closed || c.d.closed {
+		return 0
+	}
+	return c.d.nic.CQLen(c.num)
 }

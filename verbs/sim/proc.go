@@ -1,0 +1,126 @@
+package sim
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+	"time"
+)
+
+// ErrStopped is what a process's calls return when Run has given up.
+var ErrStopped = errors.New("the simulation was stopped")
+
+// Proc is a process: ordinary sequential code that takes no time except in
+// Sleep, Until and CQ.Wait, where others have their turn. Its methods are for
+// its own code only.
+type Proc struct {
+	w    *World
+	name string
+
+	next  func() (struct{}, bool)
+	stop  func()
+	yield func(struct{}) bool
+	gone  bool // stopped
+	due   bool // its event is among the world's
+}
+
+// Go starts a process, which begins when Run does or now. An error of f's ends
+// the simulation.
+func (w *World) Go(name string, f func(*Proc) error) {
+	p := &Proc{w: w, name: name}
+	p.next, p.stop = iter.Pull(func(yield func(struct{}) bool) {
+		p.yield = yield
+		if err := f(p); err != nil && w.failed == nil && !p.gone {
+			w.failed = fmt.Errorf("process %s failed at %v: %w", name, w.Now(), err)
+		}
+	})
+	w.procs++
+	w.waiting = append(w.waiting, p)
+	p.resume(0)
+}
+
+// resume has p go on some time from now, unless that is arranged already.
+func (p *Proc) resume(d time.Duration) {
+	if !p.due {
+		p.due = true
+		p.w.after(d, p)
+	}
+}
+
+// run is p's turn.
+func (p *Proc) run() {
+	p.due = false
+	if p.gone {
+		return
+	}
+	outer := p.w.current
+	p.w.current = p
+	_, on := p.next()
+	p.w.current = outer
+	if !on {
+		p.gone = true
+		p.w.procs--
+	}
+}
+
+// park gives others their turn until p is resumed.
+func (p *Proc) park() error {
+	if p.gone || !p.yield(struct{}{}) {
+		return ErrStopped
+	}
+	return nil
+}
+
+// stop ends the processes that are left.
+func (w *World) stop() {
+	for _, p := range w.waiting {
+		if !p.gone {
+			p.gone = true
+			w.procs--
+			p.stop()
+		}
+	}
+	w.waiting, w.failed = nil, nil
+}
+
+// Now is the time.
+func (p *Proc) Now() time.Duration { return p.w.Now() }
+
+// Sleep lets time pass: the process computes, or rests.
+func (p *Proc) Sleep(d time.Duration) error {
+	p.resume(max(d, 0))
+	return p.park()
+}
+
+// Until returns when cond holds. It looks at once, and again whenever a message
+// has arrived for one of the device's queue pairs, as a processor would that
+// polls a word which a peer's WRITE changes.
+func (p *Proc) Until(d *Device, cond func() bool) error {
+	for !cond() {
+		d.watchers = append(d.watchers, watcher{p, cond})
+		if err := p.park(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// watcher is a process in Until.
+type watcher struct {
+	p    *Proc
+	cond func() bool
+}
+
+// arrived resumes who waits for what a message has brought.
+func (d *Device) arrived() {
+	kept := d.watchers[:0]
+	for _, w := range d.watchers {
+		if w.cond() {
+			w.p.resume(d.w.costs.PCIeWrite)
+		} else {
+			kept = append(kept, w)
+		}
+	}
+	clear(d.watchers[len(kept):])
+	d.watchers = kept
+}
