@@ -1,0 +1,211 @@
+package fdpass
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// pair returns both ends of a connection.
+func pair(t *testing.T) (client, server *Conn) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := Listen(path, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if client, err = Dial(path); err != nil {
+		t.Fatal(err)
+	}
+	sock, err := l.AcceptUnix()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if server, err = New(sock); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { client.Close(); server.Close() })
+	return client, server
+}
+
+func TestMessagesKeepTheirBoundaries(t *testing.T) {
+	c, s := pair(t)
+	for _, n := range []int{1, 7, MaxMessage} {
+		want := bytes.Repeat([]byte{byte(n)}, n)
+		if err := c.Send(want); err != nil {
+			t.Fatal(err)
+		}
+		got, err := s.Recv()
+		if err != nil || !bytes.Equal(got, want) {
+			t.Fatalf("%d bytes: got %d, %v", n, len(got), err)
+		}
+		s.Done()
+	}
+	if err := c.Send(make([]byte, MaxMessage+1)); !errors.Is(err, ErrTooLarge) {
+		t.Fatalf("a message too large: got %v, want %v", err, ErrTooLarge)
+	}
+	c.Close()
+	if _, err := s.Recv(); err != io.EOF {
+		t.Fatalf("after the other end has closed: got %v, want %v", err, io.EOF)
+	}
+}
+
+func TestDescriptorsArrive(t *testing.T) {
+	c, s := pair(t)
+	f, err := os.CreateTemp(t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := c.SendFDs([]byte("x"), f); err != nil {
+		t.Fatal(err)
+	}
+	_, files, err := s.RecvFDs()
+	if err != nil || len(files) != 1 {
+		t.Fatalf("got %d files, %v, want 1", len(files), err)
+	}
+	defer CloseAll(files)
+	if _, err := files[0].Write([]byte("through")); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(f.Name()); err != nil || string(got) != "through" {
+		t.Fatalf("got %q, %v", got, err)
+	}
+	// Where none are expected, the kernel closes them, and the message arrives.
+	if err := c.SendFDs([]byte("y"), f); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := s.Recv(); err != nil || string(got) != "y" {
+		t.Fatalf("got %q, %v", got, err)
+	}
+	s.Done()
+}
+
+func TestPeerIsThisProcess(t *testing.T) {
+	_, s := pair(t)
+	p, err := s.Peer()
+	if err != nil || p.PID != os.Getpid() || p.UID != os.Getuid() {
+		t.Fatalf("got %+v, %v, want pid %d, uid %d", p, err, os.Getpid(), os.Getuid())
+	}
+}
+
+func TestListenRefusesASocketThatIsServed(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := Listen(path, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if l, err := Listen(path, 0o600); err == nil {
+		l.Close()
+		t.Fatal("a second listener took the socket over")
+	}
+}
+
+// TestRecycledPidIsAnotherProcess is the start-time defence, on a /proc that
+// says what the test wants.
+func TestRecycledPidIsAnotherProcess(t *testing.T) {
+	proc := t.TempDir()
+	if err := os.Mkdir(filepath.Join(proc, "42"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	write := func(start int) {
+		t.Helper()
+		// The command may hold spaces and parentheses.
+		stat := fmt.Sprintf("42 (a) b (c) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 %d 0 0", start)
+		if err := os.WriteFile(filepath.Join(proc, "42", "stat"), []byte(stat), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(1000)
+	start, err := StartTime(proc, 42)
+	if err != nil || start != 1000 {
+		t.Fatalf("start time: got %d, %v, want 1000", start, err)
+	}
+	if !Alive(proc, 42, start) {
+		t.Fatal("the process is said to be dead")
+	}
+	write(2000)
+	if Alive(proc, 42, start) {
+		t.Fatal("a later process with the same pid passes for the first one")
+	}
+	if Alive(proc, 43, start) {
+		t.Fatal("a process that does not exist is alive")
+	}
+	for _, bad := range []string{"", "42", "42 (x) S 1"} {
+		if err := os.WriteFile(filepath.Join(proc, "42", "stat"), []byte(bad), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := StartTime(proc, 42); err == nil {
+			t.Errorf("%q: got no error", bad)
+		}
+	}
+	self, err := StartTime("/proc", os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := OpenProcess(os.Getpid(), self+1); !errors.Is(err, unix.ESRCH) {
+		t.Fatalf("this pid with another start time: got %v, want %v", err, unix.ESRCH)
+	}
+}
+
+func TestWatcherTellsOfDeathAtOnce(t *testing.T) {
+	w, err := NewWatcher()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	cmd := exec.Command("sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	start, err := StartTime("/proc", cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	open := func() *os.File {
+		t.Helper()
+		f, err := OpenProcess(cmd.Process.Pid, start)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f
+	}
+	died := make(chan struct{})
+	if _, err := w.Watch(open(), func() { close(died) }); err != nil {
+		t.Fatal(err)
+	}
+	stop, err := w.Watch(open(), func() { t.Error("a watch that was ended told of the death") })
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	stop()
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	<-died
+	_ = cmd.Wait()
+	w.Close()
+	if _, err := w.Watch(must(os.Open(os.DevNull)), func() {}); err == nil {
+		t.Fatal("a closed watcher watches")
+	}
+}
+
+func must(f *os.File, err error) *os.File {
+	if err != nil {
+		panic(err)
+	}
+	return f
+}
