@@ -67,6 +67,18 @@ type Costs struct {
 	// MTU is the payload of a packet, and Header what the wire adds to it
 	// (InfiniBand's LRH, BTH, RETH and checksums).
 	MTU, Header int
+
+	// RPC is how long the memory node's core is busy with one request to
+	// allocate: to notice it, allocate, and post a bind and a reply.
+	// Derived from OneSidedMW, section 6.1.2: with chunks of 4 KiB and
+	// values of 1 KiB RPC-MW reaches 6.0 % of Static-MR's peak, and the
+	// node's core is what it waits for. The peak is taken to be the link's:
+	// an insert of RACE hashing brings one WRITE of 1,048 bytes, four READs
+	// and one CMP_SWAP, 1,312 bytes with their headers, so 9.53 million a
+	// second; 6.0 % of that, four to a chunk, is a chunk in 7.0 µs.
+	RPC time.Duration
+	// Client is what a client's code does between two operations. Assumed.
+	Client time.Duration
 }
 
 // Testbed returns the costs of the OneSidedMW paper's testbed.
@@ -86,6 +98,8 @@ func Testbed() Costs {
 		LinkRate:  12.5e9,
 		MTU:       4096,
 		Header:    42,
+		RPC:       7 * time.Microsecond,
+		Client:    100 * time.Nanosecond,
 	}
 }
 
@@ -97,6 +111,7 @@ func (c *Costs) check() error {
 	}{
 		{"PCIeWrite", c.PCIeWrite}, {"PCIeRead", c.PCIeRead}, {"Execute", c.Execute},
 		{"Bind", c.Bind}, {"Receive", c.Receive}, {"Wire", c.Wire},
+		{"RPC", c.RPC}, {"Client", c.Client},
 	} {
 		if d.v < 0 || d.v > time.Second {
 			return fmt.Errorf("%s is %v, not between 0 and 1 s", d.name, d.v)

@@ -14,8 +14,8 @@ var ErrStopped = errors.New("the simulation was stopped")
 // Sleep, Until and CQ.Wait, where others have their turn. Its methods are for
 // its own code only.
 type Proc struct {
-	w    *World
-	name string
+	w      *World
+	weight int // 1 if Run waits for it, otherwise 0
 
 	next  func() (struct{}, bool)
 	stop  func()
@@ -26,15 +26,21 @@ type Proc struct {
 
 // Go starts a process, which begins when Run does or now. An error of f's ends
 // the simulation.
-func (w *World) Go(name string, f func(*Proc) error) {
-	p := &Proc{w: w, name: name}
+func (w *World) Go(name string, f func(*Proc) error) { w.start(name, f, 1) }
+
+// Daemon starts a process that Run does not wait for, but stops when the others
+// have ended.
+func (w *World) Daemon(name string, f func(*Proc) error) { w.start(name, f, 0) }
+
+func (w *World) start(name string, f func(*Proc) error, weight int) {
+	p := &Proc{w: w, weight: weight}
 	p.next, p.stop = iter.Pull(func(yield func(struct{}) bool) {
 		p.yield = yield
 		if err := f(p); err != nil && w.failed == nil && !p.gone {
 			w.failed = fmt.Errorf("process %s failed at %v: %w", name, w.Now(), err)
 		}
 	})
-	w.procs++
+	w.procs += weight
 	w.waiting = append(w.waiting, p)
 	p.resume(0)
 }
@@ -59,7 +65,7 @@ func (p *Proc) run() {
 	p.w.current = outer
 	if !on {
 		p.gone = true
-		p.w.procs--
+		p.w.procs -= p.weight
 	}
 }
 
@@ -76,7 +82,7 @@ func (w *World) stop() {
 	for _, p := range w.waiting {
 		if !p.gone {
 			p.gone = true
-			w.procs--
+			w.procs -= p.weight
 			p.stop()
 		}
 	}
@@ -123,4 +129,32 @@ func (d *Device) arrived() {
 	}
 	clear(d.watchers[len(kept):])
 	d.watchers = kept
+}
+
+// Mutex is a lock for processes, who have it in the order in which they ask.
+// The zero value is unlocked.
+type Mutex struct {
+	held bool
+	line []*Proc
+}
+
+// Lock waits until p has the lock.
+func (m *Mutex) Lock(p *Proc) error {
+	if !m.held {
+		m.held = true
+		return nil
+	}
+	m.line = append(m.line, p)
+	return p.park()
+}
+
+// Unlock gives the lock to who has waited longest.
+func (m *Mutex) Unlock() {
+	if len(m.line) == 0 {
+		m.held = false
+		return
+	}
+	p := m.line[0]
+	m.line = m.line[1:]
+	p.resume(0)
 }

@@ -11,34 +11,51 @@ import (
 
 // queue is what the model knows about a queue pair. Whoever runs events owns
 // it, but for what is said otherwise.
+//
+// It responds to its peer and executes requests side by side, one of each at a
+// time.
 type queue struct {
 	d   *Device
 	num uint32
 
-	pending atomic.Bool  // it has a turn to come, in task
-	task    softnic.Task // set before the turn's event, by whoever gives rise to it
-	stage   stage        // likewise
-	work    softnic.Work
+	told atomic.Bool  // an event will look at it
+	task softnic.Task // set before that event, by whoever gives rise to it
 
-	active bool          // it has had a turn or a packet, and has not come to rest since
-	parked bool          // contexts keeps it
-	rx     time.Duration // when the last packet is delivered: the next is not before
-	coming int           // packets that wait for that
+	active   bool          // it has had something to do, and has not come to rest since
+	fetching bool          // its context is being fetched
+	parked   bool          // contexts keeps it
+	rx       time.Duration // when the last packet is delivered: the next is not before
+	coming   int           // packets that wait for that
+
+	responding bool
+	owed       softnic.Owed
+	asked      []time.Duration // when the READs and atomics came that it owes responses to
+
+	executing bool
+	next      softnic.Next
+	stage     stage
+	parks     bool // what it executed last was a WAIT that has to wait
 
 	window []byte // entries as they were fetched
 	base   uint64 // index of the first of them
 	have   int    // bytes of them
 }
 
-// stage is what a queue's event is about.
+// stage is how far a request is.
 type stage uint8
 
 const (
-	stageTurn stage = iota // its turn begins
-	stageLook              // its context is there
-	stageUnit              // it wants a processing unit
-	stageDone              // the unit is done
-	stageStep              // the turn takes effect
+	stageFetched  stage = iota // its entry is there
+	stageExecuted              // the processing unit is done
+	stageGathered              // its payload is there
+)
+
+// A queue's events.
+type (
+	lookEvent    queue // something has given it something to do
+	contextEvent queue // its context is there
+	respondEvent queue // the response is due
+	executeEvent queue // the request has come to its stage
 )
 
 // queue returns the queue pair of a number.
@@ -61,69 +78,127 @@ func (d *Device) queue(num uint32) *queue {
 // rings a doorbell, or not. The group's lock is held.
 func (d *Device) turn(t softnic.Task, posted bool) {
 	q := d.queue(t.QPN())
-	q.task, q.stage = t, stageTurn
-	q.pending.Store(true)
+	q.task = t
+	q.told.Store(true)
 	var delay time.Duration
 	if posted {
 		delay = d.w.costs.PCIeWrite
 	}
-	d.w.after(delay, q)
+	d.w.after(delay, (*lookEvent)(q))
 }
 
-// run goes on with a turn.
-func (q *queue) run() {
-	d, c := q.d, &q.d.w.costs
-	switch q.stage {
-	case stageTurn:
-		known := q.active || d.contexts.use(q)
-		q.active = true
-		if !known {
-			q.later(stageLook, c.PCIeRead)
-			return
+func (e *lookEvent) run() {
+	q := (*queue)(e)
+	q.told.Store(false)
+	if q.fetching {
+		return // it will be looked at then
+	}
+	known := q.active || q.d.contexts.use(q)
+	q.active = true
+	if !known {
+		q.fetching = true
+		q.d.w.after(q.d.w.costs.PCIeRead, (*contextEvent)(q))
+		return
+	}
+	q.proceed()
+}
+
+func (e *contextEvent) run() {
+	q := (*queue)(e)
+	q.fetching = false
+	q.proceed()
+}
+
+// proceed begins what q can begin.
+func (q *queue) proceed() {
+	d := q.d
+	for {
+		owed, next, size := d.Peek(q.task, d.ahead)
+		if owed.Packet != 0 && !q.responding {
+			q.owed = owed
+			if due := q.answer(); due > 0 {
+				q.responding = true
+				d.w.after(due, (*respondEvent)(q))
+			} else {
+				d.Respond(q.task)
+				continue
+			}
 		}
-		q.look()
-	case stageLook:
-		q.look()
-	case stageUnit:
-		d.demand(q)
-	case stageDone:
-		d.release()
-		q.gather()
-	case stageStep:
-		q.step()
+		if next.Ready && !q.executing {
+			q.next, q.executing = next, true
+			q.begin(d.ahead[:size])
+		}
+		break
+	}
+	if !q.responding && !q.executing && !q.told.Load() {
+		q.active = false
+		if q.parks {
+			d.contexts.park(q)
+		}
 	}
 }
 
-// later goes on with another stage some time from now, or at once.
-func (q *queue) later(s stage, d time.Duration) {
-	q.stage = s
-	if d > 0 {
-		q.d.w.after(d, q)
-	} else {
-		q.run()
-	}
-}
-
-// look decides what the turn needs.
-func (q *queue) look() {
+// answer is how long it takes until the packet that q owes can leave.
+func (q *queue) answer() time.Duration {
 	d, c := q.d, &q.d.w.costs
-	w, size, ok := d.Peek(q.task, d.ahead)
-	q.work = w
+	if q.owed.Packet != softnic.KindReadResp && q.owed.Packet != softnic.KindAtomicResp {
+		if q.owed.Packet != softnic.KindAck {
+			q.asked = q.asked[:0] // nobody will hear of them
+		}
+		return 0
+	}
+	now := d.w.Now()
+	start := now
+	if !q.owed.More && len(q.asked) > 0 {
+		start = q.asked[0]
+		q.asked = q.asked[:copy(q.asked, q.asked[1:])]
+	}
+	if q.owed.Packet == softnic.KindAtomicResp {
+		return max(0, d.lockWord(q.owed.Addr, start)-now)
+	}
+	if q.owed.More {
+		start -= c.PCIeRead // it was asked for with the first part
+	}
+	return d.readMemory(q.owed.Bytes, start)
+}
+
+func (e *respondEvent) run() {
+	q := (*queue)(e)
+	q.responding = false
+	q.d.Respond(q.task)
+	q.proceed()
+}
+
+// ask notes that a request came that a response is owed to.
+func (q *queue) ask() {
+	if len(q.asked) < softnic.MaxRdAtom {
+		q.asked = append(q.asked, q.d.w.Now())
+	}
+}
+
+// begin begins with the request.
+func (q *queue) begin(ahead []byte) {
 	switch {
-	case !ok:
-		q.step()
-	case w.Packet == softnic.KindReadResp:
-		q.later(stageStep, d.readMemory(w.Bytes, !w.More))
-	case w.Packet == softnic.KindAtomicResp:
-		q.later(stageStep, d.lockWord(w.Addr))
-	case w.Packet != 0:
-		q.step()
-	case w.More:
+	case q.next.More:
 		q.gather()
-	case !w.Managed && q.fetch(d.ahead[:size]):
-		q.later(stageUnit, c.PCIeRead) // no unit waits for it
+	case !q.next.Managed && q.fetch(ahead):
+		q.stage = stageFetched
+		q.d.w.after(q.d.w.costs.PCIeRead, (*executeEvent)(q)) // no unit waits for it
 	default:
-		d.demand(q)
+		q.d.demand(q)
+	}
+}
+
+func (e *executeEvent) run() {
+	q := (*queue)(e)
+	switch q.stage {
+	case stageFetched:
+		q.d.demand(q)
+	case stageExecuted:
+		q.d.release()
+		q.gather()
+	case stageGathered:
+		q.finish()
 	}
 }
 
@@ -134,30 +209,30 @@ func (q *queue) fetch(ahead []byte) bool {
 	if len(ahead) < size {
 		return false
 	}
-	if off := q.work.Index - q.base; off < uint64(q.have/size) {
+	if off := q.next.Index - q.base; off < uint64(q.have/size) {
 		if at := int(off) * size; bytes.Equal(q.window[at:at+size], ahead[:size]) {
 			return false
 		}
 	}
-	q.base, q.have = q.work.Index, copy(q.window, ahead)
+	q.base, q.have = q.next.Index, copy(q.window, ahead)
 	return true
 }
 
-// execute is how long a processing unit is busy with the request.
-func (q *queue) execute() time.Duration {
+// occupy is how long a processing unit is busy with the request.
+func (q *queue) occupy() time.Duration {
 	d, c := q.d, &q.d.w.costs
 	busy := c.Execute
-	if q.work.Managed {
-		w, size, ok := d.Peek(q.task, d.ahead)
-		if !ok || w.Packet != 0 {
+	if q.next.Managed {
+		_, next, size := d.Peek(q.task, d.ahead)
+		if !next.Ready {
 			return 0 // it was overtaken by an error
 		}
-		q.work = w
+		q.next = next
 		if q.fetch(d.ahead[:size]) {
 			busy += c.PCIeRead // the unit cannot go on without it
 		}
 	}
-	if q.work.Op == verbs.OpBindMW || q.work.Op == verbs.OpLocalInv {
+	if q.next.Op == verbs.OpBindMW || q.next.Op == verbs.OpLocalInv {
 		busy += c.Bind
 	}
 	return busy
@@ -165,25 +240,31 @@ func (q *queue) execute() time.Duration {
 
 // gather reads the payload that the request sends.
 func (q *queue) gather() {
-	w := &q.work
-	if w.Bytes == 0 || !w.Managed && !w.More && w.Bytes <= q.d.w.costs.Inline {
-		q.step()
+	next, c := &q.next, &q.d.w.costs
+	if next.Bytes == 0 || !next.Managed && !next.More && next.Bytes <= c.Inline {
+		q.finish()
 		return
 	}
-	q.later(stageStep, q.d.readMemory(w.Bytes, !w.More))
+	start := q.d.w.Now()
+	if next.More {
+		start -= c.PCIeRead
+	}
+	q.stage = stageGathered
+	q.d.w.after(q.d.readMemory(next.Bytes, start), (*executeEvent)(q))
 }
 
-// step has the turn take effect.
-func (q *queue) step() {
-	q.pending.Store(false)
-	q.d.Step(q.task)
-	if q.pending.Load() {
-		return
+// finish has the request take effect.
+func (q *queue) finish() {
+	q.executing = false
+	q.parks = q.next.Parks
+	if q.next.Peer != 0 {
+		switch q.next.Op {
+		case verbs.OpRead, verbs.OpCmpSwap, verbs.OpFetchAdd, verbs.OpMaskedFetchAdd, verbs.OpAlloc:
+			q.d.queue(q.next.Peer).ask()
+		}
 	}
-	q.active = false
-	if q.work.Parks {
-		q.d.contexts.park(q)
-	}
+	q.d.Execute(q.task)
+	q.proceed()
 }
 
 // demand gives q a processing unit, now or when there is one.
@@ -193,15 +274,15 @@ func (d *Device) demand(q *queue) {
 		return
 	}
 	d.units--
-	q.stage = stageDone
-	d.w.after(d.busy(q), q)
+	d.occupy(q)
 }
 
-// busy is execute, and adds it up.
-func (d *Device) busy(q *queue) time.Duration {
-	t := q.execute()
+// occupy gives q a processing unit.
+func (d *Device) occupy(q *queue) {
+	t := q.occupy()
 	d.usage.Units += t
-	return t
+	q.stage = stageExecuted
+	d.w.after(t, (*executeEvent)(q))
 }
 
 // release frees a processing unit.
@@ -215,36 +296,30 @@ func (d *Device) release() {
 	if d.lineHead++; d.lineHead == len(d.line) {
 		d.line, d.lineHead = d.line[:0], 0
 	}
-	q.stage = stageDone
-	d.w.after(d.busy(q), q)
+	d.occupy(q)
 }
 
-// readMemory is how long it takes from now to read size bytes across PCIe;
-// first says that nobody has asked for them yet.
-func (d *Device) readMemory(size uint32, first bool) time.Duration {
+// readMemory is how long it takes from now to read size bytes across PCIe that
+// were asked for at start.
+func (d *Device) readMemory(size uint32, start time.Duration) time.Duration {
 	c, now := &d.w.costs, d.w.Now()
-	d.reads = max(now, d.reads) + transfer(int64(size), c.PCIeRate)
-	t := d.reads - now
-	if first {
-		t += c.PCIeRead
-	}
-	return t
+	d.reads = max(start+c.PCIeRead, d.reads) + transfer(int64(size), c.PCIeRate)
+	return max(0, d.reads-now)
 }
 
-// lockWord is how long it takes from now to read and write the word of an
-// atomic operation, one after the other.
-func (d *Device) lockWord(addr uint64) time.Duration {
-	now := d.w.Now()
+// lockWord is when the word of an atomic operation that came at start has been
+// read and written, which is done one after the other.
+func (d *Device) lockWord(addr uint64, start time.Duration) time.Duration {
 	if len(d.words) > maxWords {
 		for a, t := range d.words {
-			if t <= now {
+			if t <= d.w.Now() {
 				delete(d.words, a)
 			}
 		}
 	}
-	t := max(now, d.words[addr]) + d.w.costs.PCIeRead
+	t := max(start, d.words[addr]) + d.w.costs.PCIeRead
 	d.words[addr] = t
-	return t - now
+	return t
 }
 
 // maxWords is how many words the model remembers before it forgets those that

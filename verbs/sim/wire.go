@@ -109,12 +109,16 @@ func (m *parcel) run() {
 	} else {
 		q.coming--
 	}
+	switch m.p.Kind {
+	case softnic.KindRead, softnic.KindCmpSwap, softnic.KindFetchAdd, softnic.KindMaskedAdd, softnic.KindAlloc:
+		q.ask()
+	}
 	wasActive := q.active
 	q.active = true
 	brought := len(m.p.Payload) > 0
 	m.given = false
 	d.Deliver(m.end.Link, m.next)
-	if !wasActive && !q.pending.Load() {
+	if !wasActive && !q.told.Load() {
 		q.active = false
 	}
 	if brought && len(d.watchers) > 0 {

@@ -2,65 +2,75 @@ package softnic
 
 import "polder/verbs"
 
-// A Task is one turn of a queue pair of a paced NIC: the next packet it owes,
-// or the next request of its send queue.
+// A Task is a queue pair of a paced NIC that has something to do: to respond to
+// its peer, or to execute a request, or both, which hardware does side by side.
 type Task struct{ q *qp }
 
 // QPN is the number of the queue pair.
 func (t Task) QPN() uint32 { return t.q.num }
 
-// Work is what a turn would do.
-type Work struct {
-	Packet   Kind         // the packet it owes its peer; 0: it executes a request
-	Op       verbs.Opcode // of the request
-	Managed  bool         // the request is of a managed queue
-	More     bool         // it goes on with a message or response of which a part was sent
-	Loopback bool
-	Parks    bool   // the request is a WAIT that has to wait
-	Index    uint64 // of the request, in its queue
-	Bytes    uint32 // payload that it reads from memory
-	Addr     uint64 // KindAtomicResp: of the word
+// Owed is the next packet that a queue pair owes its peer.
+type Owed struct {
+	Packet Kind   // 0: it owes nothing
+	More   bool   // it goes on with a response of which a part was sent
+	Bytes  uint32 // payload that it reads from memory
+	Addr   uint64 // KindAtomicResp: of the word
 }
 
-// Pace hands the NIC's turns to f instead of letting Run take them: a clock
-// model takes them, with Step, when their time has come. f is called from
-// inside the NIC's methods, must not call the NIC back, and gets a queue pair's
-// next task only after it has stepped the last.
+// Next is the next request of a queue pair's send queue, or the next packet of
+// one.
+type Next struct {
+	Ready   bool // there is one, and it need not wait
+	Op      verbs.Opcode
+	Managed bool   // it is a managed queue's
+	Peer    uint32 // in loopback: the queue pair that it goes to
+	More    bool   // it is a message of which a part was sent
+	Parks   bool   // it is a WAIT that will have to wait
+	Index   uint64 // in its queue
+	Bytes   uint32 // payload that it reads from memory
+}
+
+// Pace hands what the NIC has to do to f instead of letting Run do it: a clock
+// model does it, with Respond and Execute, when its time has come. f is called
+// from inside the NIC's methods, must not call the NIC back, and is not told of
+// a queue pair again before Peek.
 //
 // Preconditions: there are no queue pairs yet.
 func (n *NIC) Pace(f func(Task)) { n.pacer = f }
 
-// Peek tells what Step would do now. It reports false if that is nothing that
-// takes time: there is no work after all, or it has to wait.
-func (n *NIC) Peek(t Task) (Work, bool) {
+// Peek tells what Respond and Execute would do now.
+func (n *NIC) Peek(t Task) (o Owed, next Next) {
 	q := t.q
-	w := Work{Loopback: q.link != nil && q.link.id == Loopback}
+	q.queued = false
 	r := &q.rsp
 	switch {
 	case q.downOwed:
-		w.Packet = KindDown
+		o.Packet = KindDown
+	case q.blocked:
 	case r.responses.len() > 0:
 		e := r.responses.front()
-		w.Packet, w.Addr = KindAtomicResp, e.addr
+		o.Packet, o.Addr = KindAtomicResp, e.addr
 		if !e.atomic {
-			w.Packet, w.Bytes, w.More = KindReadResp, min(e.left, uint32(n.cfg.MTU)), e.left != e.whole
+			o.Packet, o.Bytes, o.More = KindReadResp, min(e.left, uint32(n.cfg.MTU)), e.left != e.whole
 		}
 	case r.nak.owed:
-		w.Packet = KindNak
+		o.Packet = KindNak
 	case r.ackOwed:
-		w.Packet = KindAck
-	default:
-		return w, n.peekSend(q, &w)
+		o.Packet = KindAck
 	}
-	return w, true
+	next.Ready = n.peekSend(q, &next)
+	return o, next
 }
 
 // peekSend completes w if q's send queue can go on.
-func (n *NIC) peekSend(q *qp, w *Work) bool {
-	if q.state != verbs.StateRTS || q.req.halted || q.blocked {
+func (n *NIC) peekSend(q *qp, w *Next) bool {
+	if q.state != verbs.StateRTS || q.req.halted || q.blocked || (q.req.nextPSN-q.req.una)&psnMask >= maxUnacked {
 		return false
 	}
 	w.Managed, w.Index = q.sq.managed, q.sq.next
+	if q.link.id == Loopback {
+		w.Peer = q.remote
+	}
 	if m := &q.req.msg; m.active {
 		w.Op, w.Bytes, w.More = m.op, min(m.left, uint32(n.cfg.MTU)), true
 		return true
@@ -101,10 +111,30 @@ func (t Task) Ahead(b []byte) (size int) {
 	return size
 }
 
-// Step takes a turn: it sends one packet or executes one request.
-func (n *NIC) Step(t Task) {
-	t.q.queued = false
-	n.serve(t.q, 1)
+// Respond sends one packet that the queue pair owes. Peek again afterwards.
+func (n *NIC) Respond(t Task) {
+	q := t.q
+	q.queued = true // the pacer need not be told of it meanwhile
+	if q.downOwed {
+		q.downOwed = false
+		n.emit(q, &Packet{Kind: KindDown})
+	} else {
+		n.respond(q, 1)
+	}
+	n.paced(q)
+}
+
+// Execute executes one request, or sends one packet of one. Peek again
+// afterwards.
+func (n *NIC) Execute(t Task) {
+	t.q.queued = true
+	n.execute(t.q, 1)
+	n.paced(t.q)
+}
+
+func (n *NIC) paced(q *qp) {
+	q.queued = false
+	q.check()
 	if len(n.overrun) > 0 {
 		n.failOverrun()
 	}

@@ -7,7 +7,7 @@ import (
 	"polder/verbs"
 )
 
-// pace takes the turns of two nodes one by one, and returns what they were.
+// pace does what two nodes have to do, one thing after the other, and logs it.
 func pace(a, b *node) (step func() bool, log *[]string) {
 	type turn struct {
 		n *node
@@ -23,20 +23,22 @@ func pace(a, b *node) (step func() bool, log *[]string) {
 			return false
 		}
 		t := turns[0]
-		turns = turns[1:]
-		if w, ok := t.n.nic.Peek(t.t); !ok {
-			*log = append(*log, "nothing")
-		} else if w.Packet != 0 {
-			*log = append(*log, fmt.Sprintf("%v %d", w.Packet, w.Bytes))
-		} else {
-			*log = append(*log, fmt.Sprintf("%v %d ahead %d", w.Op, w.Bytes, t.t.Ahead(make([]byte, 256))/verbs.WQESize))
+		o, next := t.n.nic.Peek(t.t)
+		switch {
+		case o.Packet != 0:
+			*log = append(*log, fmt.Sprintf("%v %d", o.Packet, o.Bytes))
+			t.n.nic.Respond(t.t)
+		case next.Ready:
+			*log = append(*log, fmt.Sprintf("%v %d ahead %d", next.Op, next.Bytes, t.t.Ahead(make([]byte, 256))/verbs.WQESize))
+			t.n.nic.Execute(t.t)
+		default:
+			turns = turns[1:]
 		}
-		t.n.nic.Step(t.t)
 		return true
 	}, log
 }
 
-// TestPace: a paced NIC does one thing a turn, says before what it will be, and
+// TestPace: a paced NIC does one thing at a time, says before what it will be, and
 // does what one that runs by itself does.
 func TestPace(t *testing.T) {
 	a, b := newNodes(t, Config{MTU: 64})
@@ -68,8 +70,8 @@ func TestPace(t *testing.T) {
 		t.Error("the requests had not their effects")
 	}
 	want := []string{
-		"WRITE 64 ahead 4", "ACK 0", "WRITE 36 ahead 4", "ACK 0", "READ 0 ahead 3", "READ_RESP 64",
-		"FETCH_ADD 0 ahead 2", "READ_RESP 36", "nothing", "ATOMIC_RESP 0", "NOP 0 ahead 1",
+		"WRITE 64 ahead 4", "WRITE 36 ahead 4", "READ 0 ahead 3", "FETCH_ADD 0 ahead 2",
+		"READ_RESP 64", "READ_RESP 36", "ATOMIC_RESP 0", "NOP 0 ahead 1",
 	}
 	if fmt.Sprint(*log) != fmt.Sprint(want) {
 		t.Errorf("got the turns\n%q, want\n%q", *log, want)

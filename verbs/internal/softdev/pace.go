@@ -5,35 +5,45 @@ import (
 	"polder/verbs/softnic"
 )
 
-// Pace hands the turns of the device's queue pairs to f, with the lock held,
-// instead of taking them before the lock is released. posted says that the host
-// gave rise to the turn, and not the engine itself or a packet. See
-// softnic.NIC.Pace.
+// Pace hands what the device's queue pairs have to do to f, with the lock held,
+// instead of doing it before the lock is released. posted says that the host
+// gave rise to it, and not the engine itself or a packet. See softnic.NIC.Pace.
 //
 // Preconditions: the device is not in use yet.
 func (d *Device) Pace(f func(t softnic.Task, posted bool)) {
 	d.nic.Pace(func(t softnic.Task) { f(t, !d.inEngine) })
 }
 
-// Peek tells what Step would do now, and copies the entries ahead into b. See
+// Peek tells what there is to do, and copies the entries ahead into b. See
 // softnic.NIC.Peek and softnic.Task.Ahead.
-func (d *Device) Peek(t softnic.Task, b []byte) (w softnic.Work, size int, ok bool) {
+func (d *Device) Peek(t softnic.Task, b []byte) (o softnic.Owed, next softnic.Next, size int) {
 	if d.lock() != nil {
-		return w, 0, false
+		return o, next, 0
 	}
-	w, ok = d.nic.Peek(t)
+	o, next = d.nic.Peek(t)
 	size = t.Ahead(b)
 	d.g.mu.Unlock()
-	return w, size, ok
+	return o, next, size
 }
 
-// Step takes a turn.
-func (d *Device) Step(t softnic.Task) {
+// Respond sends one packet. See softnic.NIC.Respond.
+func (d *Device) Respond(t softnic.Task) {
 	if d.lock() != nil {
 		return
 	}
 	d.inEngine = true
-	d.nic.Step(t)
+	d.nic.Respond(t)
+	d.inEngine = false
+	d.unlock()
+}
+
+// Execute executes one request. See softnic.NIC.Execute.
+func (d *Device) Execute(t softnic.Task) {
+	if d.lock() != nil {
+		return
+	}
+	d.inEngine = true
+	d.nic.Execute(t)
 	d.inEngine = false
 	d.unlock()
 }
