@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"polder/memnode/wire"
 	"polder/verbs"
@@ -16,8 +17,17 @@ const (
 	RPCMW    = "rpcmw"    // messages, windows of type 2B bound by the control goroutine
 	RPCMW1   = "rpcmw1"   // messages, windows of type 1, which do not keep clients apart
 	FineMR   = "finemr"   // messages, a registration for every chunk that is lent
+	OneSided = "onesided" // chains of work requests that the NIC runs
+	Native   = "native"   // the NIC's own allocation verb
 	StaticMR = "staticmr" // messages, registrations made in advance and kept
 )
+
+// tickers are managers that have something to do from time to time. The control
+// goroutine calls tick when ticks delivers.
+type ticker interface {
+	ticks() <-chan time.Time
+	tick()
+}
 
 // DefaultManager is what a Config that names no manager gets.
 const DefaultManager = RPCMW
@@ -64,6 +74,8 @@ type manager interface {
 
 // managers makes a node's manager by name. n.pd, n.mem and n.cfg are there.
 var managers = map[string]func(n *Node) (manager, error){
+	OneSided: newOneSided,
+	Native:   newOneSided,
 	RPCMW:    newRPC,
 	RPCMW1:   newRPC,
 	FineMR:   newRPC,

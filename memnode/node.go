@@ -155,6 +155,11 @@ func (n *Node) control() {
 	always := make(chan struct{})
 	close(always)
 	more := false
+	var ticks <-chan time.Time
+	ticking, _ := n.manager.(ticker)
+	if ticking != nil {
+		ticks = ticking.ticks()
+	}
 	for {
 		var idle <-chan struct{}
 		if more {
@@ -178,6 +183,8 @@ func (n *Node) control() {
 			}
 		case <-n.grace.C:
 			n.expire(time.Now())
+		case <-ticks:
+			ticking.tick()
 		case answer := <-n.queries:
 			answer <- n.clientInfos()
 		case <-idle:

@@ -66,3 +66,14 @@ func (n *Node) answer(c *client, r received) error {
 	msg := wire.AppendReply(c.buffer(credits + int(slot))[:0], &reply, grants)
 	return c.postReply(slot, len(msg))
 }
+
+// notify sends c a notice.
+//
+// Preconditions: a reply buffer is free.
+func (n *Node) notify(c *client, status wire.Status, failed uint32) error {
+	reply := wire.Reply{Op: wire.OpNotice, ID: failed, Status: status, Space: n.manager.space(c.session)}
+	slot := c.replies[len(c.replies)-1]
+	c.replies = c.replies[:len(c.replies)-1]
+	msg := wire.AppendReply(c.buffer(credits + int(slot))[:0], &reply, nil)
+	return c.postReply(slot, len(msg))
+}

@@ -63,6 +63,7 @@ type AllocatorInit struct {
 type AllocClient struct {
 	Owner  uint64 // written to the entries of its chunks, not 0
 	Budget uint64 // most chunks
+	Held   uint64 // chunks that it has already
 	Group  []QP   // for the windows after the first
 }
 

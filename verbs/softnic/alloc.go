@@ -108,16 +108,18 @@ func (n *NIC) DestroyAllocator(num uint32) error {
 
 // AttachAllocator lets the peer of a queue pair allocate, for the queue pairs
 // of group.
-func (n *NIC) AttachAllocator(num, qpn uint32, owner, budget uint64, group []uint32) error {
+func (n *NIC) AttachAllocator(num, qpn uint32, owner, budget, held uint64, group []uint32) error {
 	a, q := n.allocators.get(num), n.qps.get(qpn)
 	switch {
 	case a == nil || q == nil || q.pd != a.pd || q.alloc != nil:
 		return fmt.Errorf("cannot attach QP %d to allocator %d: %w", qpn, num, verbs.ErrInvalid)
+	case held > budget:
+		return fmt.Errorf("cannot attach QP %d: %d chunks exceed the budget of %d: %w", qpn, held, budget, verbs.ErrInvalid)
 	case owner == 0 || len(group) != a.cfg.Windows-1:
 		return fmt.Errorf("cannot attach QP %d: owner %d, a group of %d: %w", qpn, owner, len(group), verbs.ErrInvalid)
 	}
 	a.refs++
-	q.alloc = &lease{from: a, owner: owner, budget: budget, group: slices.Clone(group)}
+	q.alloc = &lease{from: a, owner: owner, budget: budget, held: held, group: slices.Clone(group)}
 	return nil
 }
 

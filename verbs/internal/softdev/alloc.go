@@ -57,7 +57,7 @@ func (a *allocator) Attach(v verbs.QP, c verbs.AllocClient) error {
 		return err
 	}
 	defer a.d.g.mu.Unlock()
-	return a.d.nic.AttachAllocator(a.num, q.num, c.Owner, c.Budget, group)
+	return a.d.nic.AttachAllocator(a.num, q.num, c.Owner, c.Budget, c.Held, group)
 }
 
 func (a *allocator) Held(v verbs.QP) (uint64, error) {

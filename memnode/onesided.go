@@ -1,0 +1,557 @@
+package memnode
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"polder/memnode/chain"
+	"polder/memnode/wire"
+	"polder/verbs"
+)
+
+// onesided manages memory without the CPU: the NIC hands chunks out and takes
+// them back, by chains of work requests or by its own allocation verb. What is
+// left for the control goroutine is to build that when a client connects, to
+// rebind windows when one comes back, to reclaim what is left behind, to zero
+// large chunks, to watch budgets, and to deal with an empty queue.
+type onesided struct {
+	node      *Node
+	w         *windows
+	allocator verbs.Allocator // nil: chains
+	borrowers map[*session]*borrower
+	counters  map[*client]*counter
+	lastOwner uint64
+	timer     *time.Timer
+	grants    []wire.Grant
+
+	allocs, frees atomic.Int64 // of connections that are gone
+}
+
+// A borrower is a session.
+type borrower struct {
+	owner  uint64
+	chunks []uint32 // while it is not connected, and when it last connected
+}
+
+// Times between ticks.
+const (
+	auditEvery = 50 * time.Millisecond // budgets, and freed chunks
+	emptyEvery = time.Millisecond      // while clients wait for memory
+)
+
+func newOneSided(n *Node) (manager, error) {
+	w, err := newWindows(n.mem, n.cfg.chunks(), n.cfg.MaxClients, n.cfg.Group)
+	if err != nil {
+		return nil, err
+	}
+	m := &onesided{
+		node: n, w: w, borrowers: make(map[*session]*borrower), counters: make(map[*client]*counter),
+		timer: time.NewTimer(auditEvery),
+	}
+	if n.cfg.Manager == OneSided {
+		if !n.dev.Attr().WaitEnable {
+			m.close()
+			return nil, errors.New("the device cannot run chains of work requests")
+		}
+		return m, nil
+	}
+	dev, ok := n.dev.(verbs.AllocDevice)
+	if !ok || !n.dev.Attr().Alloc {
+		m.close()
+		return nil, errors.New("the device has no allocation verb")
+	}
+	freed, ring := w.freedTo()
+	m.allocator, err = dev.CreateAllocator(verbs.AllocatorInit{
+		Table: w.tableMR, Entries: w.table.Addr, Count: uint32(n.cfg.chunks()), Windows: w.count,
+		Queue: w.queueMR, Head: w.queue.Head(), Tail: w.queue.Tail(), Ring: w.queue.Ring(), Size: w.queue.Size(),
+		Freed: freed, FreedRing: ring, Zero: w.zeroMR != nil,
+		Memory: w.mr, ChunkSize: uint64(w.size), Access: windowAccess,
+	})
+	if err != nil {
+		m.close()
+		return nil, err
+	}
+	return m, nil
+}
+
+func (m *onesided) welcome(w *wire.Welcome) { w.Group = uint8(m.w.count - 1) }
+
+func (m *onesided) borrower(s *session) *borrower {
+	b := m.borrowers[s]
+	if b == nil {
+		m.lastOwner++
+		b = &borrower{owner: m.lastOwner}
+		m.borrowers[s] = b
+	}
+	return b
+}
+
+func (m *onesided) counter(c *client) *counter {
+	k := m.counters[c]
+	if k == nil {
+		b := m.borrower(c.session)
+		k = &counter{client: c, owner: b.owner, base: len(b.chunks), group: make([]verbs.QP, m.w.count-1)}
+		m.counters[c] = k
+	}
+	return k
+}
+
+func (m *onesided) connect(c *client, h *wire.Hello, req verbs.ConnRequest) error {
+	k := m.counter(c)
+	switch {
+	case h.Kind == wire.KindAccess && int(h.Index) >= len(k.group):
+		return fmt.Errorf("a group has %d access queue pairs", len(k.group))
+	case h.Kind == wire.KindAccess && k.group[h.Index] != nil:
+		return fmt.Errorf("access queue pair %d is connected", h.Index)
+	case h.Kind == wire.KindAccess:
+		return m.connectAccess(k, h.Index, req)
+	case k.cut:
+		return errors.New("the budget was exceeded")
+	case h.Kind == wire.KindAlloc && m.allocator != nil && k.verb == nil:
+		return m.connectVerb(k, req)
+	case h.Kind == wire.KindFree && m.allocator == nil && k.free == nil:
+		return m.connectDesk(k, req, true)
+	case h.Kind == wire.KindAlloc && m.allocator == nil && k.alloc == nil && k.free != nil:
+		return m.connectDesk(k, req, false)
+	}
+	return fmt.Errorf("no use for a queue pair of kind %d now", h.Kind)
+}
+
+// event returns the handler of the events of a queue pair of k's.
+func (m *onesided) event(k *counter) func(verbs.AsyncEvent) {
+	return func(e verbs.AsyncEvent) {
+		if e.Type != verbs.EventCommEstablish {
+			k.trouble.Store(true)
+			m.node.ready.add(k.client)
+		}
+	}
+}
+
+func (m *onesided) connectAccess(k *counter, i uint8, req verbs.ConnRequest) error {
+	n := m.node
+	qp, err := n.pd.CreateQP(verbs.QPInit{SendCQ: k.client.cq, RecvCQ: k.client.cq, SendDepth: 1, RecvDepth: 1, OnEvent: n.event})
+	if err != nil {
+		return fmt.Errorf("cannot create an access queue pair: %w", err)
+	}
+	if req.Accept(qp, binary.LittleEndian.AppendUint32(nil, qp.Num())) != nil {
+		qp.Close()
+		return nil // the connection is gone, and its watcher will say so
+	}
+	k.group[i] = qp
+	return nil
+}
+
+// place is the answer to a connection request for allocating or freeing: where
+// the table begins.
+func (m *onesided) place() []byte {
+	return binary.LittleEndian.AppendUint64(nil, m.w.table.Addr)
+}
+
+func (m *onesided) connectDesk(k *counter, req verbs.ConnRequest, free bool) error {
+	program, cfg := chain.Alloc, chain.Config{ChunkSize: uint64(m.w.size), Access: windowAccess}
+	if free {
+		program = chain.Free
+		cfg.To, _ = m.w.freedTo()
+		if z := m.w.zeroMR; z != nil {
+			cfg.Zeros = &verbs.SGE{Addr: z.Addr(), Length: uint32(m.w.size), LKey: z.LKey()}
+		}
+	} else {
+		cfg.FreeQP = k.free.front.Num()
+	}
+	d, err := newDesk(m.node.dev, m.w, k.owner, program, cfg, m.event(k))
+	if err != nil {
+		return fmt.Errorf("cannot build a chain: %w", err)
+	}
+	// The peer cannot send before it has been accepted, and then too soon.
+	if err := req.Accept(d.front, m.place()); err != nil {
+		d.close()
+		return nil
+	}
+	if free {
+		k.free = d
+	} else {
+		k.alloc = d
+	}
+	if err := d.start(m.node.dev); err != nil {
+		m.node.warn("cannot start a chain", "error", err)
+		k.client.gone.Store(true)
+		m.node.ready.add(k.client)
+	}
+	return nil
+}
+
+func (m *onesided) connectVerb(k *counter, req verbs.ConnRequest) (err error) {
+	for i, qp := range k.group {
+		if qp == nil {
+			return fmt.Errorf("access queue pair %d is not connected", i)
+		}
+	}
+	qp, err := m.node.pd.CreateQP(verbs.QPInit{
+		SendCQ: k.client.cq, RecvCQ: k.client.cq, SendDepth: 1, RecvDepth: 1, OnEvent: m.event(k),
+	})
+	if err != nil {
+		return fmt.Errorf("cannot create a queue pair to allocate with: %w", err)
+	}
+	budget := uint64(m.node.cfg.budget())
+	held := min(uint64(k.base), budget)
+	if err := m.allocator.Attach(qp, verbs.AllocClient{Owner: k.owner, Budget: budget, Held: held, Group: k.group}); err != nil {
+		qp.Close()
+		return err
+	}
+	if req.Accept(qp, m.place()) != nil {
+		qp.Close()
+		return nil
+	}
+	k.verb = qp
+	return nil
+}
+
+func (m *onesided) answer(c *client, req *wire.Request, reply *wire.Reply) []wire.Grant {
+	k := m.counter(c)
+	m.grants = m.grants[:0]
+	switch req.Op {
+	case wire.OpSpace:
+		m.settle()
+		reply.Status = m.status(k)
+	case wire.OpOwned:
+		reply.Status = m.owned(k, int(req.Skip), req.N)
+	default:
+		reply.Status = wire.StatusBad
+	}
+	return m.grants
+}
+
+// status is how an allocation of k's would end now.
+func (m *onesided) status(k *counter) wire.Status {
+	k.told = k.owed || m.w.queue.Free() == 0
+	switch {
+	case k.told:
+		m.node.counters.noMemory.Add(1)
+		m.soon()
+		return wire.StatusNoMemory
+	case m.holds(k) >= m.node.cfg.budget():
+		return wire.StatusBudget
+	}
+	return wire.StatusOK
+}
+
+// owned lists what k's session had when it connected. The first time, it binds
+// that to the new queue pairs; before that the client cannot have freed any of
+// it, and afterwards the windows are the NIC's business alone.
+func (m *onesided) owned(k *counter, skip, max int) wire.Status {
+	if k.complete() != nil {
+		return wire.StatusNoAccess
+	}
+	if !k.bound {
+		if err := m.rebind(k); err != nil {
+			m.node.warn("cannot bind windows", "peer", k.client.conn.RemoteAddr(), "error", err)
+			return wire.StatusFailed
+		}
+		k.bound = true
+	}
+	if skip > len(k.listed) {
+		return wire.StatusBad
+	}
+	m.grants = append(m.grants, k.listed[skip:min(len(k.listed), skip+max)]...)
+	return wire.StatusOK
+}
+
+// rebind gives k's queue pairs the windows of its session's chunks, which have
+// been replaced when the last connection ended.
+func (m *onesided) rebind(k *counter) error {
+	qps := append([]verbs.QP{k.verb}, k.group...)
+	if k.verb == nil {
+		qps[0] = k.free.front
+	}
+	k.listed = k.listed[:0]
+	for _, i := range m.borrower(k.client.session).chunks {
+		if err := m.w.bind(i, qps); err != nil {
+			return err
+		}
+		for j := range k.group {
+			k.listed = append(k.listed, wire.Grant{Chunk: i, Addr: m.w.address(i), Key: m.w.table.Key(i, j+1)})
+		}
+	}
+	return nil
+}
+
+func (m *onesided) look(c *client) error {
+	k := m.counters[c]
+	if k == nil {
+		return nil
+	}
+	if k.trouble.Swap(false) {
+		if err := m.inspect(k); err != nil {
+			return err
+		}
+	}
+	return m.tell(k)
+}
+
+var errNotOwner = errors.New("freed what is not its own")
+
+// inspect finds out what an event on one of k's queue pairs meant.
+func (m *onesided) inspect(k *counter) error {
+	select {
+	case <-k.client.conn.Done():
+		return nil // the watcher will say so
+	default:
+	}
+	if k.verb != nil {
+		if k.verb.State() == verbs.StateError {
+			m.node.counters.notOwner.Add(1)
+			return errNotOwner
+		}
+		return nil
+	}
+	if d := k.free; d != nil && !k.cut && (d.front.State() == verbs.StateError || d.chain.State() == verbs.StateError) {
+		m.node.counters.notOwner.Add(1)
+		return errNotOwner
+	}
+	if d := k.alloc; d != nil && d.chain != nil {
+		if d.front.State() == verbs.StateError {
+			return errors.New("the queue pair to allocate with has failed")
+		}
+		if d.chain.State() == verbs.StateError {
+			return m.stopped(k)
+		}
+	}
+	return nil
+}
+
+// stopped deals with an allocation chain that has failed.
+func (m *onesided) stopped(k *counter) error {
+	d := k.alloc
+	index, ok := d.failed()
+	d.disarm()
+	switch {
+	case !ok:
+		return nil
+	case index == d.program.Entry:
+		k.owed = true
+		k.failed++
+		k.notice = true
+		m.w.queue.Owe(d.address(d.program.Element), k)
+		m.settle()
+		m.soon()
+		return nil
+	case index > d.program.Entry:
+		// A window could not be bound, for the client named a queue pair
+		// that is none. The chunk has left the queue and nobody has it.
+		if i, ok := m.w.table.Chunk(d.address(d.program.Entry)); ok && m.w.table.Owner(i) != k.owner {
+			if err := m.w.takeBack(i); err != nil {
+				return err
+			}
+		}
+	}
+	return errors.New("its allocation failed")
+}
+
+// settle gives elements that are owed back to the queue, and arms the chains
+// that stopped for them.
+func (m *onesided) settle() {
+	m.w.settle(func(by any) {
+		k, _ := by.(*counter)
+		if k == nil || k.alloc == nil {
+			return
+		}
+		k.owed = false
+		d := k.alloc
+		d.cfg.Failed = k.failed
+		d.cfg.Done = d.received() + 1 - k.failed
+		if err := d.arm(m.node.dev); err != nil {
+			m.node.warn("cannot arm a chain", "error", err)
+			k.client.gone.Store(true)
+			m.node.ready.add(k.client)
+			return
+		}
+		d.front.EnableRecv(d.cfg.Done + d.cfg.Failed + 1)
+	})
+}
+
+// tell sends k's client a notice that is due. If there is no buffer, look comes
+// again when one has come back: what it says is the state then.
+func (m *onesided) tell(k *counter) error {
+	if !k.notice || len(k.client.replies) == 0 {
+		return nil
+	}
+	k.notice = false
+	return m.node.notify(k.client, m.status(k), uint32(k.failed))
+}
+
+func (m *onesided) ticks() <-chan time.Time { return m.timer.C }
+
+// soon has a tick come soon.
+func (m *onesided) soon() { m.timer.Reset(emptyEvery) }
+
+func (m *onesided) tick() {
+	m.timer.Reset(auditEvery)
+	m.settle()
+	free := m.w.queue.Free() > 0
+	for c, k := range m.counters {
+		if k.told && free && !k.owed {
+			k.notice = true
+		}
+		if k.told && !free {
+			m.soon()
+		}
+		m.audit(k)
+		if err := m.tell(k); err != nil {
+			c.gone.Store(true)
+			m.node.ready.add(c)
+		}
+	}
+}
+
+// audit takes the means to allocate away from a client that has more than its
+// budget. What it has it keeps, and can access.
+func (m *onesided) audit(k *counter) {
+	if k.cut || k.alloc == nil || m.holds(k) <= m.node.cfg.budget() {
+		return
+	}
+	m.node.warn("client cut off: it has more than its budget", "peer", k.client.conn.RemoteAddr(),
+		"session", k.client.session.wire.ID, "chunks", m.holds(k))
+	k.cut = true
+	m.quiesce()
+	m.retire(k)
+	allocs, _ := m.rounds(k)
+	k.base += int(allocs)
+	k.alloc.close()
+	k.alloc = nil
+	k.free.disarm() // its front has windows
+}
+
+// quiesce returns when every chain that had a request has done what it can do
+// by itself. A NIC serves its queue pairs in turn, and in every turn a chain
+// executes a request, so it is enough to have as many turns as a chain has
+// requests.
+func (m *onesided) quiesce() {
+	b := m.w.binder
+	for range chain.RingSize / verbs.WQESize {
+		b.wrs = append(b.wrs[:0], verbs.SendWR{Op: verbs.OpNop, Flags: verbs.SendSignaled})
+		if _, err := b.run(); err != nil {
+			m.node.warn("cannot wait for chains", "error", err)
+			return
+		}
+	}
+}
+
+// retire notes what k's allocation chain, which has come to rest, leaves behind.
+func (m *onesided) retire(k *counter) {
+	if d := k.alloc; d != nil && d.chain != nil {
+		_ = m.stopped(k) // the client is going anyway
+	}
+	m.w.queue.Forget(k)
+}
+
+func (m *onesided) disconnect(c *client) {
+	k := m.counters[c]
+	if k == nil {
+		return
+	}
+	c.conn.Close()
+	if k.alloc != nil || k.free != nil {
+		m.quiesce()
+		m.retire(k)
+	}
+	a, f := m.rounds(k)
+	m.allocs.Add(a)
+	m.frees.Add(f)
+	delete(m.counters, c)
+	for _, d := range []*desk{k.alloc, k.free} {
+		if d != nil {
+			d.close()
+		}
+	}
+	for _, qp := range append(k.group, k.verb) {
+		if qp != nil {
+			qp.Close()
+		}
+	}
+	b := m.borrower(c.session)
+	b.chunks = m.w.table.Owned(b.owner)
+	for _, i := range b.chunks {
+		if err := m.w.replace(i); err != nil {
+			m.node.warn("cannot replace windows", "chunk", i, "error", err)
+		}
+	}
+}
+
+func (m *onesided) reclaim(s *session) int {
+	b := m.borrower(s)
+	k := len(b.chunks)
+	for _, i := range b.chunks {
+		if err := m.w.takeBack(i); err != nil {
+			m.node.warn("cannot take a chunk back", "chunk", i, "error", err)
+		}
+	}
+	b.chunks = nil
+	m.settle()
+	return k
+}
+
+func (m *onesided) forget(s *session) { delete(m.borrowers, s) }
+
+// rounds is how many chunks were allocated and freed over k's connection, as
+// the NIC has counted.
+func (m *onesided) rounds(k *counter) (allocs, frees int64) {
+	if k.verb != nil {
+		held, err := m.allocator.Held(k.verb)
+		if err != nil {
+			return 0, 0
+		}
+		return int64(held) - int64(k.base), 0
+	}
+	if k.alloc != nil {
+		allocs = int64(k.alloc.received() - k.failed)
+		if k.owed { // it has not been counted as received
+			allocs++
+		}
+	}
+	if k.free != nil {
+		frees = int64(k.free.received())
+	}
+	return allocs, frees
+}
+
+// holds is how many chunks k's session has.
+func (m *onesided) holds(k *counter) int {
+	a, f := m.rounds(k)
+	return k.base + int(a-f)
+}
+
+func (m *onesided) held(s *session) int {
+	if s.client != nil && !s.client.closed {
+		if k := m.counters[s.client]; k != nil {
+			return m.holds(k)
+		}
+	}
+	return len(m.borrower(s).chunks)
+}
+
+func (m *onesided) space(s *session) wire.Space {
+	return wire.Space{
+		Free:   uint32(m.w.queue.Free() + m.w.queue.Freed()),
+		Budget: uint32(max(0, m.node.cfg.budget()-m.held(s))),
+	}
+}
+
+func (m *onesided) work() bool { return m.w.scrub() }
+
+func (m *onesided) stats(s *Stats) {
+	s.Dirty = int64(m.w.queue.Freed())
+	s.Lent = s.Chunks - int64(m.w.queue.Free()) - s.Dirty
+}
+
+func (m *onesided) close() error {
+	m.timer.Stop()
+	var err error
+	if m.allocator != nil {
+		err = m.allocator.Close()
+	}
+	m.w.close()
+	return err
+}
