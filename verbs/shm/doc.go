@@ -8,7 +8,12 @@
 // # Memory that is passed
 //
 // Beside its rings a connection can carry one memfd from the listening end to
-// the other ([PassMemory], [ReceiveMemory]). Who has received it maps it,
+// the other: its verbs.Conn has the methods
+//
+//	PassMemory(*arena.Memfd) error                            // at the listening end
+//	ReceiveMemory(context.Context) (*arena.Memfd, error)      // at the other
+//
+// Who has received it maps it,
 // registers it with its own device, and reaches it by work requests on a queue
 // pair in loopback (verbs.Device.ConnectLoopback): READ and WRITE are then
 // memory copies, and CMP_SWAP and FETCH_ADD atomic instructions, in its own

@@ -104,7 +104,7 @@ func greetClient(sock *fdpass.Conn) (*region, error) {
 		return nil, err
 	}
 	defer fd.Close()
-	if err := Seal(fd); err != nil {
+	if err := fd.SealForGood(); err != nil {
 		return nil, err
 	}
 	mem, err := fd.Map(0, regionSize, true)

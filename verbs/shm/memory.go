@@ -9,22 +9,16 @@ import (
 	"polder/verbs"
 )
 
-// Carries reports whether conn is a connection of this driver's, which memory
-// can be passed over.
-func Carries(vc verbs.Conn) bool {
-	_, ok := vc.(*conn)
-	return ok
-}
-
 var errMemoryTwice = errors.New("a connection carries memory once")
 
 // PassMemory passes m to the peer that has dialled. Its size must be sealed
-// (see Seal), and it stays the caller's. A connection carries memory once.
-func PassMemory(vc verbs.Conn, m *arena.Memfd) error {
-	c, ok := vc.(*conn)
+// (arena.Memfd.SealForGood), and it stays the caller's. A connection carries
+// memory once. Whoever passes or wants memory finds this method, and the next,
+// in its verbs.Conn.
+func (c *conn) PassMemory(m *arena.Memfd) error {
 	switch {
-	case !ok || c.listener == nil:
-		return fmt.Errorf("cannot pass memory over %T: %w", vc, verbs.ErrInvalid)
+	case c.listener == nil:
+		return fmt.Errorf("cannot pass memory to %s: it has not dialled: %w", c.remote, verbs.ErrInvalid)
 	case !c.passed.CompareAndSwap(false, true):
 		return fmt.Errorf("cannot pass memory: %w: %w", errMemoryTwice, verbs.ErrBusy)
 	}
@@ -37,10 +31,14 @@ func PassMemory(vc verbs.Conn, m *arena.Memfd) error {
 
 // ReceiveMemory waits for the memory that the peer passes, whose size has been
 // found to be sealed. The caller owns it. It is had once.
-func ReceiveMemory(ctx context.Context, vc verbs.Conn) (*arena.Memfd, error) {
-	c, ok := vc.(*conn)
-	if !ok || c.listener != nil {
-		return nil, fmt.Errorf("cannot receive memory over %T: %w", vc, verbs.ErrInvalid)
+func (c *conn) ReceiveMemory(ctx context.Context) (*arena.Memfd, error) {
+	if c.listener != nil {
+		return nil, fmt.Errorf("cannot receive memory from %s: it has not listened: %w", c.remote, verbs.ErrInvalid)
+	}
+	select {
+	case m := <-c.memory:
+		return m, nil
+	default:
 	}
 	select {
 	case m := <-c.memory:

@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"sync/atomic"
 
-	"golang.org/x/sys/unix"
-
 	"polder/internal/arena"
 	"polder/internal/invariants"
 	"polder/verbs"
@@ -34,29 +32,13 @@ const (
 	regionSize = offRings + 2*ringSize
 )
 
-// sealed is what a memfd must be sealed with so that the peer can neither
-// shrink it under us nor add seals that get in our way.
-const sealed = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
-
-// Seal fixes the size of a memfd for good, and its seals: whoever it is passed
-// to can neither make a mapping of it fault nor keep its owner from punching it.
-func Seal(m *arena.Memfd) error {
-	if _, err := unix.FcntlInt(m.File().Fd(), unix.F_ADD_SEALS, sealed); err != nil {
-		return fmt.Errorf("cannot seal memory: %w", err)
-	}
-	return nil
-}
-
 // checkSealed refuses memory from a peer that could shrink, or has another size
 // than was said.
 func checkSealed(m *arena.Memfd, size uint64) error {
-	seals, err := unix.FcntlInt(m.File().Fd(), unix.F_GET_SEALS, 0)
-	switch {
-	case err != nil:
+	if err := m.CheckShrinkSealed(); err != nil {
 		return fmt.Errorf("cannot use the peer's memory: %w", err)
-	case seals&unix.F_SEAL_SHRINK == 0:
-		return fmt.Errorf("cannot use the peer's memory: its size is not sealed: %w", verbs.ErrInvalid)
-	case size == 0 || uint64(m.Size()) != size:
+	}
+	if size == 0 || uint64(m.Size()) != size {
 		return fmt.Errorf("cannot use the peer's memory: %d bytes where %d were announced: %w", m.Size(), size, verbs.ErrInvalid)
 	}
 	return nil
@@ -90,7 +72,7 @@ type ring struct {
 func ringAt(b []byte, i int) ring {
 	w := b[i*ringWords:]
 	return ring{
-		tail: word64(w), head: word64(w[offHead:]), starved: word32(w[offStarved:]),
+		tail: arena.Word64(w), head: arena.Word64(w[offHead:]), starved: arena.Word32(w[offStarved:]),
 		data: b[offRings+i*ringSize:][:ringSize:ringSize],
 	}
 }
@@ -121,7 +103,7 @@ func inOrder() {
 // bell is the futex by which one end sleeps.
 type bell struct{ word *atomic.Uint32 }
 
-func bellAt(b []byte, i int) bell { return bell{word32(b[offBells+i*bellStride:])} }
+func bellAt(b []byte, i int) bell { return bell{arena.Word32(b[offBells+i*bellStride:])} }
 
 const (
 	awake  = 0

@@ -9,12 +9,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// word64 is the first 8 bytes of b, which lie in a mapping and are aligned.
-func word64(b []byte) *atomic.Uint64 { return (*atomic.Uint64)(unsafe.Pointer(&b[:8][0])) }
-
-// word32 is the first 4 bytes of b, likewise.
-func word32(b []byte) *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Pointer(&b[:4][0])) }
-
 // Futexes of two processes, so without FUTEX_PRIVATE_FLAG.
 const (
 	opWait = 0
