@@ -41,6 +41,8 @@ type link struct {
 	cq      verbs.CQ
 	session mech.Session // set once, before anybody else sees the link
 
+	verifier mech.Verifier // session, if it is one
+
 	broke chan struct{} // closed by node.linkBroke
 	dead  atomic.Bool   // nothing is accepted any more
 
@@ -273,6 +275,12 @@ func (l *link) complete(cq verbs.CQ) {
 		}
 		l.progress += uint64(k)
 		l.mu.Unlock()
+		if l.verifier != nil && !l.verifier.Valid() {
+			for i := range k {
+				l.wcs[i].Status = verbs.StatusWRFlushErr
+			}
+			l.node.linkBroke(l)
+		}
 		for i, p := range l.finished[:k] {
 			p.finish(l.wcs[i].Status)
 		}

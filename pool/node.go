@@ -223,6 +223,7 @@ func (n *node) attach(ctx context.Context, l *link) error {
 		return err
 	}
 	l.session = s
+	l.verifier, _ = s.(mech.Verifier)
 	info := s.Info()
 	if err := n.pool.agreeChunkSize(info.ChunkSize); err != nil {
 		return err

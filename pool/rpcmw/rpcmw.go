@@ -51,8 +51,28 @@ func (m Mechanism) Attach(ctx context.Context, l mech.Link) (mech.Session, error
 // Attach attaches to a node that manages memory under the given name and is
 // asked for it by the same messages.
 func Attach(ctx context.Context, l mech.Link, name string) (mech.Session, error) {
+	return AttachWith(ctx, l, name, func(ctx context.Context, _ *control.Channel) error {
+		access, err := l.Access()
+		if err != nil {
+			return err
+		}
+		hello := wire.Hello{Kind: wire.KindAccess, Manager: name}
+		if _, err := l.Conn.Connect(ctx, access, hello.Append(nil)); err != nil {
+			return fmt.Errorf("cannot connect an access queue pair: %w", err)
+		}
+		return nil
+	})
+}
+
+// AttachWith is Attach with another way to connect what chunks are accessed
+// through. The grants of the session are as the node makes them.
+func AttachWith(ctx context.Context, l mech.Link, name string, access func(context.Context, *control.Channel) error) (mech.Session, error) {
 	s := &session{link: l, name: name}
-	if err := s.open(ctx); err != nil {
+	err := s.open(ctx)
+	if err == nil {
+		err = access(ctx, s.ch)
+	}
+	if err != nil {
 		s.Close()
 		return nil, err
 	}
@@ -82,14 +102,6 @@ func (s *session) open(ctx context.Context) error {
 		ChunkSize: int(w.ChunkSize), Chunks: int(w.Chunks), Grace: w.Grace,
 	}
 	s.setSpace(w.Space)
-	access, err := s.link.Access()
-	if err != nil {
-		return err
-	}
-	hello := wire.Hello{Kind: wire.KindAccess, Manager: s.name}
-	if _, err := s.link.Conn.Connect(ctx, access, hello.Append(nil)); err != nil {
-		return fmt.Errorf("cannot connect an access queue pair: %w", err)
-	}
 	return nil
 }
 
