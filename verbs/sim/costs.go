@@ -88,7 +88,7 @@ func Testbed() Costs {
 		PCIeRead:  370 * time.Nanosecond,
 		PCIeRate:  13e9,
 		Execute:   170 * time.Nanosecond,
-		Bind:      900 * time.Nanosecond,
+		Bind:      1040 * time.Nanosecond,
 		Units:     8,
 		Window:    8,
 		Inline:    220,

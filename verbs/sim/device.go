@@ -67,12 +67,12 @@ func (w *World) NewDevice(cfg softnic.Config) (*Device, error) {
 		ahead:    make([]byte, w.costs.Window*verbs.WQESize),
 	}
 	sd.Pace(d.turn)
-	w.mu.Lock()
+	w.lock()
 	if w.devices == nil {
 		w.devices = make(map[*softdev.Device]*Device)
 	}
 	w.devices[sd] = d
-	w.mu.Unlock()
+	w.unlock()
 	return d, nil
 }
 
@@ -185,8 +185,8 @@ func (c *cq) Wait(ctx context.Context) error {
 
 // Close implements verbs.Device.
 func (d *Device) Close() error {
-	d.w.mu.Lock()
+	d.w.lock()
 	delete(d.w.devices, d.Device)
-	d.w.mu.Unlock()
+	d.w.unlock()
 	return d.Device.Close()
 }

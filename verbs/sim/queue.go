@@ -19,7 +19,7 @@ type queue struct {
 	num uint32
 
 	told atomic.Bool  // an event will look at it
-	task softnic.Task // set before that event, by whoever gives rise to it
+	task softnic.Task // set once, before the first such event
 
 	active   bool          // it has had something to do, and has not come to rest since
 	fetching bool          // its context is being fetched
@@ -60,8 +60,8 @@ type (
 
 // queue returns the queue pair of a number.
 func (d *Device) queue(num uint32) *queue {
-	d.w.mu.Lock()
-	defer d.w.mu.Unlock()
+	d.w.lock()
+	defer d.w.unlock()
 	slot := int(num & 0xffff)
 	for len(d.queues) <= slot {
 		d.queues = append(d.queues, nil)
@@ -74,11 +74,24 @@ func (d *Device) queue(num uint32) *queue {
 	return q
 }
 
+// newQueue returns the queue pair of a number that another had.
+func (d *Device) newQueue(num uint32) *queue {
+	d.w.lock()
+	d.queues[num&0xffff] = nil
+	d.w.unlock()
+	return d.queue(num)
+}
+
 // turn is told that a queue pair has something to do: posted by the host, which
 // rings a doorbell, or not. The group's lock is held.
 func (d *Device) turn(t softnic.Task, posted bool) {
 	q := d.queue(t.QPN())
-	q.task = t
+	if q.task != t {
+		if q.task != (softnic.Task{}) { // its number is another's now
+			q = d.newQueue(t.QPN())
+		}
+		q.task = t
+	}
 	q.told.Store(true)
 	var delay time.Duration
 	if posted {

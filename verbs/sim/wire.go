@@ -25,8 +25,8 @@ type wire struct {
 
 // carry makes the drivers of connections.
 func (w *World) carry(from, to *inproc.End) softdev.LinkDriver {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	w.lock()
+	defer w.unlock()
 	return &wire{w: w, from: w.devices[from.Device], to: w.devices[to.Device], fromEnd: from, toEnd: to}
 }
 
@@ -59,7 +59,7 @@ func (l *wire) Send(p *softnic.Packet) {
 	l.to.received += uint64(c.Header + len(p.Payload))
 
 	m := l.w.parcel()
-	m.d, m.end, m.touched = l.to, l.toEnd, false
+	m.d, m.end, m.q = l.to, l.toEnd, nil
 	payload := append(m.p.Payload[:0], p.Payload...)
 	m.p = *p
 	m.p.Payload = payload
@@ -71,7 +71,7 @@ type parcel struct {
 	d       *Device
 	end     *inproc.End
 	p       softnic.Packet // its payload is the parcel's own
-	touched bool           // its queue pair's context was seen to
+	q       *queue         // that it is for, once it has come in
 	given   bool           // to the engine
 }
 
@@ -88,10 +88,10 @@ func (w *World) parcel() *parcel {
 // run brings the parcel from the wire to the queue pair's context, its payload
 // to memory, and the packet to the engine.
 func (m *parcel) run() {
-	d := m.d
-	q := d.queue(m.p.DestQP)
-	if !m.touched {
-		m.touched = true
+	d, q := m.d, m.q
+	if q == nil {
+		q = d.queue(m.p.DestQP)
+		m.q = q
 		now := d.w.Now()
 		t := now
 		if !q.active && !d.contexts.use(q) {

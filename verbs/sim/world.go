@@ -30,12 +30,12 @@ type World struct {
 	bridges map[[2]*Device]end          // links that Join made
 	devices map[*softdev.Device]*Device // guarded by mu
 
-	mu      sync.Mutex
-	events  heap          // guarded by mu
-	seq     uint64        // guarded by mu: orders events of one instant
-	release bool          // guarded by mu: FreeRun was called
-	closed  bool          // guarded by mu
-	pump    chan struct{} // guarded by mu: closed when the goroutine ends; nil without one
+	shared bool          // FreeRun was called; before that nobody takes mu
+	mu     sync.Mutex    // the lock methods' own
+	events heap          // guarded by mu
+	seq    uint64        // guarded by mu: orders events of one instant
+	closed bool          // guarded by mu
+	pump   chan struct{} // guarded by mu: closed when the goroutine ends; nil without one
 }
 
 // end is one end of a link of Join's, seen from a device.
@@ -54,19 +54,32 @@ func New(c Costs) (*World, error) {
 // Now is the time that the clock shows, from the world's beginning.
 func (w *World) Now() time.Duration { return time.Duration(w.now.Load()) }
 
+// lock takes mu, if there is anybody who might have it.
+func (w *World) lock() {
+	if w.shared {
+		w.mu.Lock()
+	}
+}
+
+func (w *World) unlock() {
+	if w.shared {
+		w.mu.Unlock()
+	}
+}
+
 // an action is what an event does.
 type action interface{ run() }
 
 // at has a run at a time, which is not before now.
 func (w *World) at(t time.Duration, a action) {
-	w.mu.Lock()
+	w.lock()
 	w.seq++
 	w.events.push(event{at: t, seq: w.seq, do: a})
-	if w.release && w.pump == nil && !w.closed {
+	if w.shared && w.pump == nil && !w.closed {
 		w.pump = make(chan struct{})
 		go w.run(w.pump)
 	}
-	w.mu.Unlock()
+	w.unlock()
 }
 
 // after has a run some time from now.
@@ -74,8 +87,8 @@ func (w *World) after(d time.Duration, a action) { w.at(w.Now()+d, a) }
 
 // next takes the next event and sets the clock to it.
 func (w *World) next() (action, bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	w.lock()
+	defer w.unlock()
 	if len(w.events) == 0 || w.closed {
 		return nil, false
 	}
@@ -88,29 +101,29 @@ func (w *World) next() (action, bool) {
 // as there are any: for code that is not written as processes. What happens in
 // which order then depends on the wall clock, too.
 func (w *World) FreeRun() {
-	w.mu.Lock()
-	w.release = true
+	w.shared = true
+	w.lock()
 	start := len(w.events) > 0 && w.pump == nil && !w.closed
 	if start {
 		w.pump = make(chan struct{})
 		go w.run(w.pump)
 	}
-	w.mu.Unlock()
+	w.unlock()
 }
 
 // run runs events until there are none.
 func (w *World) run(done chan struct{}) {
 	defer close(done)
 	for {
-		w.mu.Lock()
+		w.lock()
 		if len(w.events) == 0 || w.closed {
 			w.pump = nil
-			w.mu.Unlock()
+			w.unlock()
 			return
 		}
 		e := w.events.pop()
 		w.now.Store(int64(e.at))
-		w.mu.Unlock()
+		w.unlock()
 		e.do.run()
 	}
 }
@@ -118,11 +131,11 @@ func (w *World) run(done chan struct{}) {
 // Close ends the world: no event runs any more. Close the devices first or
 // afterwards. It is idempotent.
 func (w *World) Close() error {
-	w.mu.Lock()
+	w.lock()
 	w.closed = true
 	w.events = nil
 	pump := w.pump
-	w.mu.Unlock()
+	w.unlock()
 	if pump != nil {
 		<-pump
 	}
