@@ -22,7 +22,7 @@ type desk struct {
 	chain   verbs.QP // nil while it has failed
 	recvCQ  verbs.CQ // of front: counted by WAIT only
 	sentCQ  verbs.CQ
-	cq      verbs.CQ // of chain: failures
+	cq      verbs.CQ // of chain: nobody looks
 	mem     *arena.Mapping
 	chainMR verbs.MR
 	frontMR verbs.MR
@@ -61,7 +61,7 @@ func (d *desk) open(dev verbs.Device, owner uint64) (err error) {
 			return err
 		}
 	}
-	if d.cq, err = dev.CreateCQ(verbs.CQInit{Depth: 4 * chain.RingSize / verbs.WQESize, IgnoreOverrun: true}); err != nil {
+	if d.cq, err = dev.CreateCQ(verbs.CQInit{Depth: 1, IgnoreOverrun: true}); err != nil {
 		return err
 	}
 	d.cfg.Table, d.cfg.Queue = d.w.table, d.w.queue
@@ -172,23 +172,6 @@ func (d *desk) disarm() {
 		d.w.drop(&d.own[i])
 	}
 	d.own = d.own[:0]
-}
-
-// failed returns the index of the request that stopped the chain, if one did.
-func (d *desk) failed() (index int, ok bool) {
-	var wcs [16]verbs.WC
-	index = -1
-	for {
-		k := d.cq.Poll(wcs[:])
-		for _, wc := range wcs[:k] {
-			if index < 0 && wc.Status != verbs.StatusSuccess && wc.Status != verbs.StatusWRFlushErr {
-				index = int(wc.ID)
-			}
-		}
-		if k == 0 {
-			return index, index >= 0
-		}
-	}
 }
 
 // address is the address field of the chain's request of an index.

@@ -322,29 +322,28 @@ func (m *onesided) inspect(k *counter) error {
 	return nil
 }
 
-// stopped deals with an allocation chain that has failed.
+// stopped deals with an allocation chain that has failed. It can have done so
+// where it reads an entry, because there was none, or where it binds a window,
+// because the client named a queue pair that is none.
 func (m *onesided) stopped(k *counter) error {
 	d := k.alloc
-	index, ok := d.failed()
 	d.disarm()
-	switch {
-	case !ok:
-		return nil
-	case index == d.program.Entry:
-		k.owed = true
+	entry, slot := d.address(d.program.Entry), d.address(d.program.Element)
+	if slot == 0 {
+		return nil // it has not begun, and the device is closed
+	}
+	if entry == 0 {
+		k.owed, k.notice = true, true
 		k.failed++
-		k.notice = true
-		m.w.queue.Owe(d.address(d.program.Element), k)
+		m.w.queue.Owe(slot, k)
 		m.settle()
 		m.soon()
 		return nil
-	case index > d.program.Entry:
-		// A window could not be bound, for the client named a queue pair
-		// that is none. The chunk has left the queue and nobody has it.
-		if i, ok := m.w.table.Chunk(d.address(d.program.Entry)); ok && m.w.table.Owner(i) != k.owner {
-			if err := m.w.takeBack(i); err != nil {
-				return err
-			}
+	}
+	// The chunk has left the queue and nobody has it.
+	if i, ok := m.w.table.Chunk(entry); ok && m.w.table.Owner(i) != k.owner {
+		if err := m.w.takeBack(i); err != nil {
+			return err
 		}
 	}
 	return errors.New("its allocation failed")
@@ -441,7 +440,7 @@ func (m *onesided) quiesce() {
 
 // retire notes what k's allocation chain, which has come to rest, leaves behind.
 func (m *onesided) retire(k *counter) {
-	if d := k.alloc; d != nil && d.chain != nil {
+	if d := k.alloc; d != nil && d.chain != nil && d.chain.State() == verbs.StateError {
 		_ = m.stopped(k) // the client is going anyway
 	}
 	m.w.queue.Forget(k)
