@@ -42,7 +42,7 @@ func newNode() *cobra.Command {
 		},
 	}
 	fs := cmd.Flags()
-	fs.Var(config.NewAddress(&cfg.Listen, false), "listen", "where clients connect")
+	fs.Var(config.NewNodeAddress(&cfg.Listen), "listen", "where clients connect; with unix:PATH, clients on this machine, which map what they borrow")
 	lendFlags(fs, &cfg)
 	c.flags(fs)
 	adminFlag(fs, &cfg.Common)

@@ -12,9 +12,11 @@ import (
 	"polder/far/remote"
 	"polder/internal/config"
 	"polder/pool"
+	"polder/pool/memfd"
 	"polder/resp"
 	"polder/verbs"
 	"polder/verbs/inproc"
+	"polder/verbs/shm"
 	"polder/verbs/softnic"
 	"polder/verbs/tcp"
 )
@@ -111,20 +113,33 @@ func (p *process) openFar(ctx context.Context, cfg ServeConfig) error {
 	if err != nil {
 		return err
 	}
-	dev, err := tcp.NewDevice(softnic.Config{})
+	here, err := allUnix(cfg.Far)
+	if err != nil {
+		return err
+	}
+	newDevice, manager := tcp.NewDevice, pool.Manager(nil)
+	dial := func(ctx context.Context, dev verbs.Device, addr string) (verbs.Conn, error) {
+		return tcp.Dial(ctx, dev, addr, tcp.Config{TLS: clientTLS, Insecure: cfg.Security.Insecure})
+	}
+	if here {
+		newDevice, manager = shm.NewDevice, memfd.Mechanism{}
+		dial = func(ctx context.Context, dev verbs.Device, addr string) (verbs.Conn, error) {
+			return shm.Dial(ctx, dev, addr, shm.Config{})
+		}
+	}
+	dev, err := newDevice(softnic.Config{})
 	if err != nil {
 		return err
 	}
 	p.onClose(dev.Close)
-	dial := tcp.Config{TLS: clientTLS, Insecure: cfg.Security.Insecure}
 	var nodes []pool.NodeConfig
 	for _, addr := range cfg.Far {
 		nodes = append(nodes, pool.NodeConfig{
 			Name: addr,
-			Dial: func(ctx context.Context) (verbs.Conn, error) { return tcp.Dial(ctx, dev, addr, dial) },
+			Dial: func(ctx context.Context) (verbs.Conn, error) { return dial(ctx, dev, addr) },
 		})
 	}
-	return p.openPool(ctx, cfg, pool.Config{Device: dev, Nodes: nodes})
+	return p.openPool(ctx, cfg, pool.Config{Device: dev, Nodes: nodes, Manager: manager})
 }
 
 // openHere starts a node in this process, and the front end over it.
@@ -182,7 +197,7 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, poolCfg pool.Co
 	openCtx, cancel := context.WithTimeoutCause(ctx, openTimeout, errors.New("no answer in time"))
 	defer cancel()
 	lent, err := pool.Open(openCtx, poolCfg)
-	if err != nil && len(cfg.Far) > 0 && errors.Is(err, syscall.ECONNREFUSED) {
+	if err != nil && len(cfg.Far) > 0 && (errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT)) {
 		return fmt.Errorf("%w: is polder node running there?", err)
 	}
 	if err != nil {
