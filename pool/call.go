@@ -34,8 +34,7 @@ type piece struct {
 	old, new uint64
 	link     *link
 	path     int
-	slot     uint16 // once posted
-	stray    bool   // its caller has given up
+	stray    bool // its caller has given up
 	block    block
 	addr     uint64
 	key      verbs.RKey

@@ -57,7 +57,7 @@ type link struct {
 	posting   bool       // somebody is in post, and will take what is queued
 
 	batches [mech.MaxPaths][]verbs.SendWR // by path; they belong to whoever set posting
-	taken   []*piece                      // the pieces of all batches
+	taken   [mech.MaxPaths][]*piece       // the pieces of the batches
 
 	pollMu   sync.Mutex // serialises completion handlers
 	wcs      [64]verbs.WC
@@ -70,7 +70,7 @@ func newLink(n *node, conn verbs.Conn) (*link, error) {
 	depth := min(accessDepth, p.dev.Attr().MaxQPDepth)
 	l := &link{
 		node: n, conn: conn, broke: make(chan struct{}),
-		flying: make([]*piece, depth), taken: make([]*piece, 0, depth),
+		flying: make([]*piece, depth),
 	}
 	for i := range depth {
 		l.slots = append(l.slots, uint16(depth-1-i))
@@ -95,6 +95,7 @@ func (l *link) access() (verbs.QP, error) {
 		return nil, err
 	}
 	l.batches[len(l.qps)] = make([]verbs.SendWR, 0, depth)
+	l.taken[len(l.qps)] = make([]*piece, 0, depth)
 	l.qps = append(l.qps, qp)
 	return qp, nil
 }
@@ -162,20 +163,20 @@ func (l *link) post() {
 		l.mu.Lock()
 	}
 	for !l.dead.Load() {
-		l.taken = l.taken[:0]
 		for i := range l.qps {
-			l.batches[i] = l.batches[i][:0]
+			l.batches[i], l.taken[i] = l.batches[i][:0], l.taken[i][:0]
 		}
+		any := false
 		for p := l.next(); p != nil; p = l.next() {
 			slot := l.slots[len(l.slots)-1]
 			l.slots = l.slots[:len(l.slots)-1]
 			l.flying[slot] = p
 			p.posted = true
-			p.slot = slot
 			l.batches[p.path] = append(l.batches[p.path], p.request(uint64(slot)))
-			l.taken = append(l.taken, p)
+			l.taken[p.path] = append(l.taken[p.path], p)
+			any = true
 		}
-		if len(l.taken) == 0 {
+		if !any {
 			break
 		}
 		l.mu.Unlock()
@@ -234,12 +235,14 @@ func (l *link) next() *piece {
 // not be posted.
 func (l *link) refused(first int) {
 	l.mu.Lock()
-	ours := l.taken[:0]
-	for _, p := range l.taken {
-		if p.path >= first && l.flying[p.slot] == p { // not close's already
-			l.flying[p.slot] = nil
-			p.posted = false
-			ours = append(ours, p)
+	var ours []*piece
+	for i := first; i < len(l.qps); i++ {
+		for k, p := range l.taken[i] {
+			if slot := l.batches[i][k].ID; l.flying[slot] == p { // not close's already
+				l.flying[slot] = nil
+				p.posted = false
+				ours = append(ours, p)
+			}
 		}
 	}
 	l.mu.Unlock()

@@ -384,6 +384,20 @@ func (n *node) free(ctx context.Context, c *Chunk) error {
 	return nil
 }
 
+// returned is closed when n has memory again, or its connection is lost. It is
+// nil if that will not be known.
+func (n *node) returned() <-chan struct{} {
+	l := n.current()
+	if l == nil {
+		_, changed := n.watch()
+		return changed
+	}
+	if w, ok := l.session.(mech.Waiter); ok {
+		return w.Returned()
+	}
+	return nil
+}
+
 // space is how many more chunks n could give, as far as is known.
 func (n *node) space() uint32 {
 	l := n.current()

@@ -15,6 +15,7 @@ package mech
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"polder/memnode/wire"
@@ -25,6 +26,9 @@ var (
 	// ErrNoMemory is what Alloc's error Is when the node has nothing left
 	// for this client, and only then.
 	ErrNoMemory = errors.New("no memory left")
+	// ErrBudget is an ErrNoMemory that does not end by waiting: the client
+	// has as much as it may have.
+	ErrBudget = fmt.Errorf("%w (budget used up)", ErrNoMemory)
 	// ErrRefused is what the error of a call Is that the node understood
 	// and turned down; the session goes on.
 	ErrRefused = errors.New("node refused")

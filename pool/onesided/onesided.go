@@ -111,6 +111,8 @@ type session struct {
 	mr     verbs.MR
 
 	allocs, frees lane
+	// What is posted, made in advance; each is of whoever has the lane's turn.
+	allocWRs, freeWRs [batch]verbs.SendWR
 
 	pollMu sync.Mutex // serialises completion handlers
 	wcs    [2 * batch]verbs.WC
@@ -188,6 +190,7 @@ func (s *session) open(ctx context.Context) error {
 	if err := s.connectManagement(ctx); err != nil {
 		return err
 	}
+	s.prepare()
 	// The answer comes when the node has built what serves us.
 	_, err = s.ask(ctx)
 	return err
@@ -376,7 +379,7 @@ func (s *session) Alloc(ctx context.Context, grants []mech.Grant) (int, error) {
 	}
 	want, dry := s.reserve(min(len(grants), batch))
 	if want == 0 {
-		return 0, fmt.Errorf("%w (%v)", mech.ErrNoMemory, wire.StatusBudget)
+		return 0, mech.ErrBudget
 	}
 	n, err := s.allocate(ctx, grants[:want], dry)
 	s.unreserve(want - n)
@@ -407,7 +410,9 @@ func (s *session) allocate(ctx context.Context, grants []mech.Grant, dry bool) (
 			switch {
 			case err != nil:
 				return 0, err
-			case status == wire.StatusNoMemory || status == wire.StatusBudget:
+			case status == wire.StatusBudget:
+				return 0, mech.ErrBudget
+			case status == wire.StatusNoMemory:
 				return 0, fmt.Errorf("%w (%v)", mech.ErrNoMemory, status)
 			}
 		}
@@ -464,6 +469,25 @@ func (s *session) sge(off, n int) []verbs.SGE {
 	return []verbs.SGE{{Addr: s.mr.Addr() + uint64(off), Length: uint32(n), LKey: s.mr.LKey()}}
 }
 
+// prepare makes the work requests that are posted again and again.
+func (s *session) prepare() {
+	for i := range batch {
+		s.allocWRs[i] = verbs.SendWR{ID: idAlloc, Op: verbs.OpAlloc, SGL: s.sge(answerOff+i*answerRoom, 24+4*len(s.group))}
+		s.freeWRs[i] = verbs.SendWR{ID: idFree, Op: verbs.OpFree}
+	}
+	if s.native {
+		return
+	}
+	b := s.mem.Bytes()[requestOff:requestOff]
+	for _, qpn := range s.group {
+		b = binary.LittleEndian.AppendUint32(b, qpn)
+	}
+	b = binary.LittleEndian.AppendUint64(b, s.mr.Addr()+answerOff)
+	b = binary.LittleEndian.AppendUint32(b, uint32(s.mr.RKey()))
+	s.allocWRs[0] = verbs.SendWR{Op: verbs.OpSend, SGL: s.sge(requestOff, len(b))}
+	s.freeWRs[0] = verbs.SendWR{Op: verbs.OpSend, SGL: s.sge(handleOff, chain.HandleSize)}
+}
+
 // postAlloc posts a request to allocate by a chain.
 func (s *session) postAlloc() error {
 	s.mu.Lock()
@@ -475,23 +499,17 @@ func (s *session) postAlloc() error {
 			return err
 		}
 	}
-	b := s.mem.Bytes()[requestOff:requestOff]
-	for _, qpn := range s.group {
-		b = binary.LittleEndian.AppendUint32(b, qpn)
-	}
-	b = binary.LittleEndian.AppendUint64(b, s.mr.Addr()+answerOff)
-	b = binary.LittleEndian.AppendUint32(b, uint32(s.mr.RKey()))
-	return s.alloc.PostSend(verbs.SendWR{Op: verbs.OpSend, SGL: s.sge(requestOff, len(b))})
+	return s.alloc.PostSend(s.allocWRs[:1]...)
 }
 
 // postAllocs posts n ALLOCs.
 func (s *session) postAllocs(n int) error {
-	var wrs [batch]verbs.SendWR
-	for i := range n {
-		wrs[i] = verbs.SendWR{Op: verbs.OpAlloc, SGL: s.sge(answerOff+i*answerRoom, 24+4*len(s.group))}
+	wrs := s.allocWRs[:n]
+	for i := range wrs {
+		wrs[i].Flags = 0
 	}
-	wrs[n-1].ID, wrs[n-1].Flags = idAlloc, verbs.SendSignaled
-	return s.alloc.PostSend(wrs[:n]...)
+	wrs[n-1].Flags = verbs.SendSignaled
+	return s.alloc.PostSend(wrs...)
 }
 
 // answer is what the allocation i of a batch that has ended brought: nothing if
@@ -574,18 +592,17 @@ func (s *session) postFree(chunks []uint32) error {
 	}
 	h := chain.Handle(s.entry(chunks[0]))
 	copy(s.mem.Bytes()[handleOff:], h[:])
-	return s.free.PostSend(verbs.SendWR{Op: verbs.OpSend, SGL: s.sge(handleOff, len(h))})
+	return s.free.PostSend(s.freeWRs[:1]...)
 }
 
 // postFrees posts FREEs.
 func (s *session) postFrees(chunks []uint32) error {
-	var wrs [batch]verbs.SendWR
+	wrs := s.freeWRs[:len(chunks)]
 	for i, c := range chunks {
-		wrs[i] = verbs.SendWR{Op: verbs.OpFree, RemoteAddr: s.entry(c)}
+		wrs[i].Flags, wrs[i].RemoteAddr = 0, s.entry(c)
 	}
-	last := len(chunks) - 1
-	wrs[last].ID, wrs[last].Flags = idFree, verbs.SendSignaled
-	return s.alloc.PostSend(wrs[:len(chunks)]...)
+	wrs[len(wrs)-1].Flags = verbs.SendSignaled
+	return s.alloc.PostSend(wrs...)
 }
 
 // freeOrphans gives back what was allocated for calls that had given up.
@@ -688,6 +705,7 @@ func (s *session) complete(cq verbs.CQ) {
 func (s *session) Close() {
 	s.mu.Lock()
 	s.closed = true
+	s.setDry(false) // whoever waits may look again
 	s.mu.Unlock()
 	if s.ch != nil {
 		s.ch.Fail(mech.ErrClosed)

@@ -142,7 +142,9 @@ func (s *session) Alloc(ctx context.Context, grants []mech.Grant) (int, error) {
 	}
 	defer release()
 	switch {
-	case r.Status == wire.StatusNoMemory || r.Status == wire.StatusBudget:
+	case r.Status == wire.StatusBudget:
+		return 0, mech.ErrBudget
+	case r.Status == wire.StatusNoMemory:
 		return 0, fmt.Errorf("%w (%v)", mech.ErrNoMemory, r.Status)
 	case r.Status != wire.StatusOK:
 		return 0, fmt.Errorf("%w: %v", mech.ErrRefused, r.Status)
