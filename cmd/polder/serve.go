@@ -55,6 +55,7 @@ func newServe() *cobra.Command {
 
 // serveFlags are the flags of the heap and the Redis front end.
 func serveFlags(fs *pflag.FlagSet, cfg *daemon.ServeConfig) {
+	managerFlag(fs, &cfg.Manager)
 	fs.Var(config.NewSize(&cfg.Local, far.MinLocal, 0), "local", "budget of resident memory for data")
 	fs.Var(config.NewSize(&cfg.MaxValue, 64, 512<<20), "max-value", "largest value; the default is a quarter of the budget, at most 32MiB")
 	fs.Var(config.NewAddress(&cfg.Listen, false), "listen", "where Redis clients connect")

@@ -24,6 +24,7 @@ type NodeConfig struct {
 	Chunk        int64  // bytes
 	ClientBudget int64  // bytes; 0 means all
 	Grace        time.Duration
+	Manager      string // way of managing memory; the default if empty
 }
 
 // check finds what is wrong with values that fit each by itself.
@@ -35,6 +36,9 @@ func (c *NodeConfig) check() error {
 	switch {
 	case c.Lend < c.Chunk:
 		return wrong("lend", c.Lend)
+	case isUnix(c.Listen) && c.Manager != "":
+		return &config.Error{Source: "--manager", Value: c.Manager,
+			Err: fmt.Errorf("expected none with a Unix socket, where memory is lent by %s", memnode.MemFD)}
 	case c.ClientBudget != 0 && c.ClientBudget < c.Chunk:
 		return wrong("client-budget", c.ClientBudget)
 	}
@@ -47,6 +51,7 @@ func (c *NodeConfig) memnode() memnode.Config {
 		ChunkSize:    int(c.Chunk),
 		ClientBudget: c.ClientBudget,
 		Grace:        c.Grace,
+		Manager:      c.Manager,
 		Logger:       c.Logger,
 	}
 	if isUnix(c.Listen) {

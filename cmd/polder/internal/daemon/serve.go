@@ -26,6 +26,7 @@ type ServeConfig struct {
 	Common
 	Listen      string   // where Redis clients connect
 	Far         []string // nodes to borrow from
+	Manager     string   // the nodes' way of managing memory; the default if empty
 	Local       int64    // bytes
 	MaxValue    int64    // bytes; 0 means a quarter of Local, at most 32 MiB
 	Password    string
@@ -117,11 +118,19 @@ func (p *process) openFar(ctx context.Context, cfg ServeConfig) error {
 	if err != nil {
 		return err
 	}
-	newDevice, manager := tcp.NewDevice, pool.Manager(nil)
+	manager, err := managerNamed(cfg.Manager)
+	if err != nil {
+		return err
+	}
+	newDevice := tcp.NewDevice
 	dial := func(ctx context.Context, dev verbs.Device, addr string) (verbs.Conn, error) {
 		return tcp.Dial(ctx, dev, addr, tcp.Config{TLS: clientTLS, Insecure: cfg.Security.Insecure})
 	}
 	if here {
+		if cfg.Manager != "" {
+			return &config.Error{Source: "--manager", Value: cfg.Manager,
+				Err: fmt.Errorf("expected none with nodes at Unix sockets, which lend by %s", memfd.Name)}
+		}
 		newDevice, manager = shm.NewDevice, memfd.Mechanism{}
 		dial = func(ctx context.Context, dev verbs.Device, addr string) (verbs.Conn, error) {
 			return shm.Dial(ctx, dev, addr, shm.Config{})
@@ -142,10 +151,23 @@ func (p *process) openFar(ctx context.Context, cfg ServeConfig) error {
 	return p.openPool(ctx, cfg, pool.Config{Device: dev, Nodes: nodes, Manager: manager})
 }
 
+// managerNamed is the way of managing memory of that name, nil for the default.
+func managerNamed(name string) (pool.Manager, error) {
+	if name == "" {
+		return nil, nil
+	}
+	return pool.ManagerNamed(name)
+}
+
 // openHere starts a node in this process, and the front end over it.
 func (p *process) openHere(ctx context.Context, cfg UpConfig) error {
 	const name = "this process"
 	if err := cfg.Node.check(); err != nil {
+		return err
+	}
+	cfg.Node.Manager = cfg.Manager
+	manager, err := managerNamed(cfg.Manager)
+	if err != nil {
 		return err
 	}
 	fabric := inproc.NewFabric()
@@ -169,7 +191,7 @@ func (p *process) openHere(ctx context.Context, cfg UpConfig) error {
 		return err
 	}
 	p.onClose(borrower.Close)
-	return p.openPool(ctx, cfg.ServeConfig, pool.Config{Device: borrower, Nodes: []pool.NodeConfig{{
+	return p.openPool(ctx, cfg.ServeConfig, pool.Config{Device: borrower, Manager: manager, Nodes: []pool.NodeConfig{{
 		Name: name,
 		Dial: func(ctx context.Context) (verbs.Conn, error) { return fabric.Dial(ctx, borrower, name) },
 	}}})
