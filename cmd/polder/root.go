@@ -46,7 +46,7 @@ func newRoot(environ []string) *cobra.Command {
 		}
 		return &usageError{err}
 	})
-	root.AddCommand(newUp(), newNode(), newServe(), newStatus(), newDemo(), newBench(), newVersion())
+	root.AddCommand(newUp(), newNode(), newServe(), newStatus(), newDemo(), newBench(), newSim(), newVersion())
 	configure(root, environ)
 	return root
 }
