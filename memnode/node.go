@@ -160,6 +160,7 @@ func (n *Node) control() {
 	if ticking != nil {
 		ticks = ticking.ticks()
 	}
+	var woke time.Time
 	for {
 		var idle <-chan struct{}
 		if more {
@@ -173,23 +174,29 @@ func (n *Node) control() {
 			n.grace.Stop()
 			return
 		case req := <-n.requests:
+			woke = time.Now()
 			n.counters.wakeups.Add(1)
 			n.connect(req)
 		case <-n.ready.wake:
+			woke = time.Now()
 			n.counters.wakeups.Add(1)
 			n.looking = n.ready.take(n.looking)
 			for _, c := range n.looking {
 				n.look(c)
 			}
-		case <-n.grace.C:
+		case woke = <-n.grace.C:
 			n.expire(time.Now())
 		case <-ticks:
+			woke = time.Now()
 			ticking.tick()
 		case answer := <-n.queries:
+			woke = time.Now()
 			answer <- n.clientInfos()
 		case <-idle:
+			woke = time.Now()
 		}
 		more = n.manager.work()
+		n.counters.busy.Add(int64(time.Since(woke)))
 		n.counters.sessions.Store(int64(len(n.sessions)))
 	}
 }

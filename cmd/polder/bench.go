@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"polder/internal/bench/allocbench"
 	"polder/internal/bench/respbench"
 	"polder/internal/bench/verbsbench"
 	"polder/internal/benchout"
@@ -22,7 +23,7 @@ func newBench() *cobra.Command {
 		Args:  noArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newBenchResp(), newBenchVerbs(), newBenchVerbsServer())
+	cmd.AddCommand(newBenchResp(), newBenchVerbs(), newBenchVerbsServer(), newBenchAlloc())
 	return cmd
 }
 
@@ -94,6 +95,26 @@ func newBenchVerbsServer() *cobra.Command {
 			return verbsbench.Serve(cmd.InOrStdin(), cmd.OutOrStdout())
 		},
 	}
+}
+
+func newBenchAlloc() *cobra.Command {
+	var flags benchFlags
+	cmd := &cobra.Command{
+		Use:   "alloc",
+		Short: "Compare the ways of handing out memory: latency, throughput, cost to the node",
+		Args:  noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			progress, done := benchProgress(cmd.ErrOrStderr())
+			defer done()
+			return allocbench.Run(cmd.Context(), allocbench.Options{
+				Short:    flags.short,
+				Out:      benchout.New(cmd.OutOrStdout(), flags.json),
+				Progress: progress,
+			})
+		},
+	}
+	flags.add(cmd)
+	return cmd
 }
 
 // terminal returns w if it is a terminal, and otherwise nil.
