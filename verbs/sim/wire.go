@@ -68,11 +68,11 @@ func (l *wire) Send(p *softnic.Packet) {
 
 // parcel is a packet under way.
 type parcel struct {
-	d       *Device
-	end     *inproc.End
-	p       softnic.Packet // its payload is the parcel's own
-	q       *queue         // that it is for, once it has come in
-	given   bool           // to the engine
+	d     *Device
+	end   *inproc.End
+	p     softnic.Packet // its payload is the parcel's own
+	q     *queue         // that it is for, once it has come in
+	given bool           // to the engine
 }
 
 // parcel returns one to be used. The group's lock is held.
