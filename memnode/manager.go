@@ -20,6 +20,7 @@ const (
 	OneSided = "onesided" // chains of work requests that the NIC runs
 	Native   = "native"   // the NIC's own allocation verb
 	StaticMR = "staticmr" // messages, registrations made in advance and kept
+	ODRP     = "odrp"     // addresses by messages, pages by chains that every access goes through
 )
 
 // tickers are managers that have something to do from time to time. The control
@@ -80,6 +81,7 @@ var managers = map[string]func(n *Node) (manager, error){
 	RPCMW1:   newRPC,
 	FineMR:   newRPC,
 	StaticMR: newRPC,
+	ODRP:     newODRP,
 }
 
 // Managers lists the names that Config.Manager may have.

@@ -37,7 +37,7 @@ const (
 type link struct {
 	node    *node
 	conn    verbs.Conn
-	qps     []verbs.QP // by path; made while the session is attached
+	qps     []mech.Poster // by path: queue pairs, or what the mechanism has in their place
 	cq      verbs.CQ
 	session mech.Session // set once, before anybody else sees the link
 
@@ -94,10 +94,18 @@ func (l *link) access() (verbs.QP, error) {
 	if err != nil {
 		return nil, err
 	}
+	l.through(qp)
+	return qp, nil
+}
+
+// through makes p the next path.
+//
+// Preconditions: there are fewer than mech.MaxPaths.
+func (l *link) through(p mech.Poster) {
+	depth := len(l.flying)
 	l.batches[len(l.qps)] = make([]verbs.SendWR, 0, depth)
 	l.taken[len(l.qps)] = make([]*piece, 0, depth)
-	l.qps = append(l.qps, qp)
-	return qp, nil
+	l.qps = append(l.qps, p)
 }
 
 // path is which queue pair a piece of n bytes of chunk id goes over: short
@@ -260,37 +268,56 @@ func (l *link) complete(cq verbs.CQ) {
 		if n == 0 {
 			break
 		}
-		k := 0
-		l.mu.Lock()
-		for i := range n {
-			slot := l.wcs[i].ID
-			p := l.flying[slot]
-			if p == nil {
-				continue
-			}
-			l.flying[slot] = nil
-			l.slots = append(l.slots, uint16(slot))
-			if p.n > shortPiece {
-				l.longBytes -= p.n
-			}
-			l.finished[k], l.wcs[k] = p, l.wcs[i]
-			k++
-		}
-		l.progress += uint64(k)
-		l.mu.Unlock()
-		if l.verifier != nil && !l.verifier.Valid() {
-			for i := range k {
-				l.wcs[i].Status = verbs.StatusWRFlushErr
-			}
-			l.node.linkBroke(l)
-		}
-		for i, p := range l.finished[:k] {
-			p.finish(l.wcs[i].Status)
-		}
-		clear(l.finished[:k])
+		l.land(n)
 	}
 	l.pollMu.Unlock()
 	l.post()
+}
+
+// completed takes completions that do not come from the queue.
+func (l *link) completed(wcs []verbs.WC) {
+	l.pollMu.Lock()
+	for len(wcs) > 0 {
+		n := copy(l.wcs[:], wcs)
+		wcs = wcs[n:]
+		l.land(n)
+	}
+	l.pollMu.Unlock()
+	l.post()
+}
+
+// land takes the first n completions of l.wcs.
+//
+// Preconditions: l.pollMu is held.
+func (l *link) land(n int) {
+	k := 0
+	l.mu.Lock()
+	for i := range n {
+		slot := l.wcs[i].ID
+		p := l.flying[slot]
+		if p == nil {
+			continue
+		}
+		l.flying[slot] = nil
+		l.slots = append(l.slots, uint16(slot))
+		if p.n > shortPiece {
+			l.longBytes -= p.n
+		}
+		l.finished[k], l.wcs[k] = p, l.wcs[i]
+		k++
+	}
+	l.progress += uint64(k)
+	l.mu.Unlock()
+	if l.verifier != nil && !l.verifier.Valid() {
+		for i := range k {
+			l.wcs[i].Status = verbs.StatusWRFlushErr
+		}
+		l.node.linkBroke(l)
+	}
+	for i, p := range l.finished[:k] {
+		p.finish(l.wcs[i].Status)
+	}
+	clear(l.finished[:k])
 }
 
 // kill stops the link from accepting anything and fails what was not posted.

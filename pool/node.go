@@ -218,6 +218,7 @@ func (n *node) attach(ctx context.Context, l *link) error {
 	n.mu.Unlock()
 	s, err := n.pool.cfg.Manager.Attach(ctx, mech.Link{
 		Device: n.pool.dev, PD: n.pool.pd, Conn: l.conn, Access: l.access, Resume: resume,
+		Through: l.through, Buffer: n.pool.slab.mr, Complete: l.completed,
 	})
 	if err != nil {
 		return err

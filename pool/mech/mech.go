@@ -67,6 +67,25 @@ type Link struct {
 	// Access makes another access queue pair, unconnected, up to MaxPaths.
 	Access func() (verbs.QP, error)
 	Resume wire.Session // zero: a new session
+
+	// Through makes p the next path, in the place of a queue pair of
+	// Access's. Every SGE of what is posted to it lies in Buffer, and what
+	// has been carried out is told to Complete.
+	Through  func(p Poster)
+	Buffer   verbs.MR
+	Complete func([]verbs.WC)
+}
+
+// A Poster carries out accesses where they are more than one operation on the
+// fabric. It is used like an access queue pair.
+type Poster interface {
+	// PostSend carries out READs, WRITEs and atomics of one SGE each. It may
+	// return before they are done; Link.Complete is called for every one
+	// that is, with no lock held.
+	PostSend(wrs ...verbs.SendWR) error
+	// Close ends the poster. When it returns, nothing of Link.Buffer is
+	// touched any more. It is idempotent.
+	Close() error
 }
 
 // A Session is a client's standing with one node over one connection. Its
