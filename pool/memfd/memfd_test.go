@@ -8,7 +8,10 @@ import (
 	"polder/pool/pooltest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	beChild()
+	goleak.VerifyTestMain(m)
+}
 
 func TestConformance(t *testing.T) { pooltest.Run(t, pooltest.SHM) }
 

@@ -48,13 +48,13 @@ func (c Config) normalized() (Config, error) {
 	}
 	switch {
 	case c.Mode&^os.ModePerm != 0:
-		return c, fmt.Errorf("Mode is %v, want permissions only: %w", c.Mode, verbs.ErrInvalid)
+		return c, fmt.Errorf("the socket's mode is %v, want permissions only: %w", c.Mode, verbs.ErrInvalid)
 	case c.HandshakeTimeout < 0:
-		return c, fmt.Errorf("HandshakeTimeout is %v, not positive: %w", c.HandshakeTimeout, verbs.ErrInvalid)
+		return c, fmt.Errorf("the handshake timeout is %v, not positive: %w", c.HandshakeTimeout, verbs.ErrInvalid)
 	case c.MaxConns < 0:
-		return c, fmt.Errorf("MaxConns is %d, not positive: %w", c.MaxConns, verbs.ErrInvalid)
+		return c, fmt.Errorf("the limit of connections is %d, not positive: %w", c.MaxConns, verbs.ErrInvalid)
 	case c.Backlog < 0:
-		return c, fmt.Errorf("Backlog is %d, not positive: %w", c.Backlog, verbs.ErrInvalid)
+		return c, fmt.Errorf("the backlog is %d, not positive: %w", c.Backlog, verbs.ErrInvalid)
 	}
 	return c, nil
 }
