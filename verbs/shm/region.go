@@ -2,6 +2,7 @@ package shm
 
 import (
 	"fmt"
+	"runtime"
 	"sync/atomic"
 
 	"polder/internal/arena"
@@ -110,15 +111,23 @@ const (
 	asleep = 1
 )
 
-// spins is how often an end looks for news before it sleeps: some microseconds,
-// about as long as it takes to be woken.
-const spins = 300
+// An end looks for news so often before it sleeps, some microseconds in all, and
+// lets other goroutines run in between. A goroutine that sleeps on a futex keeps
+// its P until the runtime takes it away, which can be long; whom it has woken
+// itself must not have to wait for that.
+const (
+	spins  = 320
+	yields = 32 // looks between two yields
+)
 
 // wait returns when news returns true, or for no reason.
 func (b bell) wait(news func() bool) {
-	for range spins {
+	for i := range spins {
 		if news() {
 			return
+		}
+		if i%yields == yields-1 {
+			runtime.Gosched()
 		}
 	}
 	b.word.Store(asleep)
