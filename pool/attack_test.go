@@ -16,6 +16,8 @@ import (
 	"polder/pool"
 	"polder/pool/finemr"
 	"polder/pool/mech"
+	"polder/pool/odrp"
+	"polder/pool/onesided"
 	"polder/pool/rpcmw"
 	"polder/pool/staticmr"
 	"polder/verbs"
@@ -29,6 +31,9 @@ var attacked = []pool.Manager{
 	rpcmw.Mechanism{Type1: true},
 	finemr.Mechanism{},
 	staticmr.Mechanism{},
+	odrp.Mechanism{},
+	onesided.Mechanism{},
+	onesided.Mechanism{Native: true},
 }
 
 // An attack is something that a malicious client does, and what comes of it.
@@ -66,8 +71,11 @@ var attacks = []attack{
 	{"frees its chunk twice", freeTwice, nil},
 	{"frees its chunk and a neighbour's in one request", freeMixed, nil},
 	{"asks for chunks without a queue pair to open them to", allocNowhere, nil},
+	{"names queue pairs in an allocation that are not its own", strangeQueuePairs, nil},
+	{"has the answer to an allocation written where it may not", strangeDestination, nil},
+	{"sends its chains addresses of entries that are not its own", strangeEntries, nil},
 	{"reads and writes the node's own registrations, whose keys and addresses it knows, through every queue pair it has", structures, nil},
-	{"borrows until there is nothing more", exhaust, nil},
+	{"borrows until there is nothing more", exhaust, []string{onesided.Name}},
 	{"sends more requests than it has credits", flood, nil},
 	{"sends malformed requests", malformed, nil},
 	{"claims a neighbour's session without its secret", stealSession, nil},
@@ -114,6 +122,8 @@ func (s *scene) apart() string {
 		return "none: a window of type 1 serves every queue pair"
 	case finemr.Name, staticmr.Name:
 		return "a chunk is registered in the borrower's own protection domain"
+	case odrp.Name:
+		return "a chain translates by the client's own table, which has the client's own pages"
 	}
 	return "a window of type 2B serves the borrower's queue pair only"
 }
@@ -124,8 +134,12 @@ func (s *scene) access(data []byte, status verbs.Status) outcome {
 	switch {
 	case status == verbs.StatusRemAccessErr:
 		return refused(s.apart())
+	case s.manager.Name() == odrp.Name && status == verbs.StatusWRFlushErr:
+		return outcome{got: "nothing; its connection is cut", rule: s.apart()}
 	case status != verbs.StatusSuccess:
 		s.t.Fatalf("got %v", status)
+	case s.manager.Name() == odrp.Name && bytes.Equal(data, make([]byte, len(data))):
+		return outcome{got: "an empty page of its own", rule: s.apart()}
 	}
 	if !bytes.Equal(data, secret) && !bytes.Equal(data, newSecret) {
 		s.t.Fatalf("got %q", data)
@@ -134,6 +148,9 @@ func (s *scene) access(data []byte, status verbs.Status) outcome {
 }
 
 func guessedKey(s *scene) outcome {
+	if s.manager.Name() == odrp.Name { // no keys
+		return outcome{none: true}
+	}
 	for distance := uint32(1); distance <= 12; distance++ {
 		for _, index := range []uint32{s.mine.Keys[0].Index() - distance, s.mine.Keys[0].Index() + distance} {
 			g := s.theirs
@@ -155,11 +172,17 @@ func stolenKey(op verbs.Opcode) func(*scene) outcome {
 		}
 		// A word that the neighbour does not look at.
 		status := s.attacker.one(verbs.SendWR{Op: op, RemoteAddr: s.theirs.Addr + 512, RKey: s.theirs.Keys[0], Swap: 1}, 8)
+		if s.manager.Name() == odrp.Name { // a page of its own, if any
+			return s.access(s.attacker.read(s.theirs, len(secret)))
+		}
 		return s.access(secret, status)
 	}
 }
 
 func enumerate(s *scene) outcome {
+	if s.manager.Name() == odrp.Name { // no keys
+		return outcome{none: true}
+	}
 	old := s.mine
 	if err := s.attacker.free(old.Chunk); err != nil {
 		s.t.Fatal(err)
@@ -183,7 +206,9 @@ func staleKey(s *scene) outcome {
 	}
 	s.handOver(s.mine.Chunk)
 	o := s.access(s.attacker.read(s.mine, len(newSecret)))
-	o.rule = "a chunk changes hands under a new key only"
+	if s.manager.Name() != odrp.Name {
+		o.rule = "a chunk changes hands under a new key only"
+	}
 	return o
 }
 
@@ -202,17 +227,21 @@ func outside(off int64) func(*scene) outcome {
 	return func(s *scene) outcome {
 		g := s.mine
 		g.Addr += uint64(off)
-		o := s.access(s.attacker.read(g, 8))
-		o.rule = "bounds are checked on every access"
-		return o
+		return s.bounds(s.access(s.attacker.read(g, 8)))
 	}
 }
 
 func wrapping(s *scene) outcome {
 	g := s.mine
 	g.Addr = ^uint64(0) - 3
-	o := s.access(s.attacker.read(g, 8))
-	o.rule = "bounds are checked on every access"
+	return s.bounds(s.access(s.attacker.read(g, 8)))
+}
+
+// bounds is o, with the rule that keeps a client within its chunk.
+func (s *scene) bounds(o outcome) outcome {
+	if s.manager.Name() != odrp.Name {
+		o.rule = "bounds are checked on every access"
+	}
 	return o
 }
 
@@ -233,11 +262,20 @@ func (s *scene) notFreed(lent int64, err error) outcome {
 }
 
 func freeForeign(s *scene) outcome {
+	if s.oneSided() {
+		return s.rawFrees(func(c *clerk) []uint64 { return []uint64{c.entry(s.theirs.Chunk)} })
+	}
 	lent := s.cluster.Nodes[0].Stats().Lent
 	return s.notFreed(lent, s.attacker.free(s.theirs.Chunk))
 }
 
 func freeForged(s *scene) outcome {
+	if s.oneSided() {
+		return s.rawFrees(func(c *clerk) []uint64 {
+			table := c.entry(0)
+			return []uint64{c.entry(attackChunks), table + 8, table - 8, 0, ^uint64(0), table + 1<<20, s.mine.Addr}
+		})
+	}
 	lent := s.cluster.Nodes[0].Stats().Lent
 	var o outcome
 	for _, chunk := range []uint32{attackChunks, 1 << 31, 1<<32 - 1} {
@@ -247,6 +285,9 @@ func freeForged(s *scene) outcome {
 }
 
 func freeTwice(s *scene) outcome {
+	if s.oneSided() {
+		return rawFreeTwice(s)
+	}
 	lent := s.cluster.Nodes[0].Stats().Lent
 	s.notFreed(lent, s.attacker.free(s.mine.Chunk, s.mine.Chunk))
 	if err := s.attacker.free(s.mine.Chunk); err != nil {
@@ -256,6 +297,9 @@ func freeTwice(s *scene) outcome {
 }
 
 func freeMixed(s *scene) outcome {
+	if s.oneSided() { // a request names one
+		return outcome{none: true}
+	}
 	lent := s.cluster.Nodes[0].Stats().Lent
 	return s.notFreed(lent, s.attacker.free(s.mine.Chunk, s.theirs.Chunk))
 }
@@ -263,12 +307,15 @@ func freeMixed(s *scene) outcome {
 func allocNowhere(s *scene) outcome {
 	lent := s.cluster.Nodes[0].Stats().Lent
 	for _, r := range s.manage(wire.AppendRequest(nil, wire.OpAlloc, 1, 3, 0)) {
-		if r.Status != wire.StatusNoAccess {
+		if r.Status != wire.StatusNoAccess && (!s.oneSided() || r.Status != wire.StatusBad) {
 			s.t.Fatalf("got %v", r.Status)
 		}
 	}
 	if got := s.cluster.Nodes[0].Stats().Lent; got != lent {
 		return outcome{got: "chunks", harm: true}
+	}
+	if s.oneSided() {
+		return outcome{got: "a refusal", rule: "chunks are not to be had by messages"}
 	}
 	return outcome{got: "a refusal", rule: "chunks are opened to the queue pair that the node made for the connection"}
 }
@@ -292,7 +339,7 @@ func structures(s *scene) outcome {
 					continue
 				}
 				for k := range s.attacker.conn.hellos {
-					b, qps := s.raw()
+					b, qps, _ := s.raw()
 					addr := region.Addr()
 					if len(region.Bytes()) == attackChunk*attackChunks && key != region.RKey() {
 						b.close()
@@ -311,6 +358,9 @@ func structures(s *scene) outcome {
 }
 
 func exhaust(s *scene) outcome {
+	if s.oneSided() {
+		return rawExhaust(s)
+	}
 	n := 1 // it has one
 	for {
 		_, err := s.attacker.tryAlloc()
@@ -329,7 +379,7 @@ func exhaust(s *scene) outcome {
 }
 
 func flood(s *scene) outcome {
-	b, qps := s.raw()
+	b, qps, _ := s.raw()
 	defer b.close()
 	n := copy(b.mr.Bytes(), wire.AppendRequest(nil, wire.OpOwned, 1, 1, 0))
 	var wrs []verbs.SendWR
