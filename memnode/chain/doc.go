@@ -31,8 +31,9 @@
 // It differs from the figure in one thing: the element is zeroed after the entry
 // was read and not before. When the queue is empty the element is zero, the READ
 // at address 0 violates protection, and the chain stops without having written:
-// were it to write the zero first, it could overwrite an entry that a free chain
-// puts there in between, and a chunk would be lost.
+// were it to write the zero first, as the figure has it, it could overwrite an entry
+// that a free chain puts there in between, and a chunk would be lost: the model
+// checker finds that within a second.
 //
 // # Freeing
 //

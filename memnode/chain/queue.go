@@ -25,6 +25,8 @@ type Queue struct {
 	freed     atomic.Uint64 // address of the freed element to be taken next
 	owed      []Owed
 	owedCount atomic.Int64
+
+	between func() // for tests: called between two accesses of one action
 }
 
 // Owed is an element that a chain found empty.
@@ -94,9 +96,16 @@ func (q *Queue) Push(entry uint64) {
 	for {
 		old := atomic.LoadUint64(tail)
 		if atomic.CompareAndSwapUint64(tail, old, q.free|(old+8)&(q.size-1)) {
+			q.pause()
 			atomic.StoreUint64(q.element(old), entry)
 			return
 		}
+	}
+}
+
+func (q *Queue) pause() {
+	if q.between != nil {
+		q.between()
 	}
 }
 
@@ -141,6 +150,7 @@ func (q *Queue) Settle(settled func(by any)) {
 				kept = append(kept, o)
 				continue
 			}
+			q.pause()
 			q.Push(entry)
 			q.owedCount.Add(-1)
 			settled(o.By)
