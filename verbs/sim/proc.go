@@ -22,10 +22,11 @@ type Proc struct {
 	yield func(struct{}) bool
 	gone  bool // stopped
 	due   bool // its event is among the world's
+	index int  // in the world's alive
 }
 
 // Go starts a process, which begins when Run does or now. An error of f's ends
-// the simulation.
+// the simulation. f must return when a call of its gets ErrStopped.
 func (w *World) Go(name string, f func(*Proc) error) { w.start(name, f, 1) }
 
 // Daemon starts a process that Run does not wait for, but stops when the others
@@ -40,8 +41,9 @@ func (w *World) start(name string, f func(*Proc) error, weight int) {
 			w.failed = fmt.Errorf("process %s failed at %v: %w", name, w.Now(), err)
 		}
 	})
+	p.index = len(w.alive)
+	w.alive = append(w.alive, p)
 	w.procs += weight
-	w.waiting = append(w.waiting, p)
 	p.resume(0)
 }
 
@@ -64,9 +66,20 @@ func (p *Proc) run() {
 	_, on := p.next()
 	p.w.current = outer
 	if !on {
-		p.gone = true
-		p.w.procs -= p.weight
+		p.end()
 	}
+}
+
+// end is the end of p.
+func (p *Proc) end() {
+	w := p.w
+	p.gone = true
+	w.procs -= p.weight
+	last := len(w.alive) - 1
+	w.alive[last].index = p.index
+	w.alive[p.index] = w.alive[last]
+	w.alive[last] = nil
+	w.alive = w.alive[:last]
 }
 
 // park gives others their turn until p is resumed.
@@ -79,14 +92,12 @@ func (p *Proc) park() error {
 
 // stop ends the processes that are left.
 func (w *World) stop() {
-	for _, p := range w.waiting {
-		if !p.gone {
-			p.gone = true
-			w.procs -= p.weight
-			p.stop()
-		}
+	for len(w.alive) > 0 {
+		p := w.alive[len(w.alive)-1]
+		p.end()
+		p.stop()
 	}
-	w.waiting, w.failed = nil, nil
+	w.failed = nil
 }
 
 // Now is the time.

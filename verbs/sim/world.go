@@ -22,8 +22,8 @@ type World struct {
 
 	now     atomic.Int64 // time.Duration; set by whoever runs events
 	current *Proc        // whose turn it is; nil outside Run
-	procs   int          // processes that have not ended
-	waiting []*Proc      // all that have been started, for the end
+	procs   int          // processes that have not ended, without daemons
+	alive   []*Proc      // those and the daemons
 	failed  error        // of the first process that failed
 
 	free    []*parcel                   // guarded by group's lock: to be used again
@@ -85,10 +85,8 @@ func (w *World) at(t time.Duration, a action) {
 // after has a run some time from now.
 func (w *World) after(d time.Duration, a action) { w.at(w.Now()+d, a) }
 
-// next takes the next event and sets the clock to it.
-func (w *World) next() (action, bool) {
-	w.lock()
-	defer w.unlock()
+// take takes the next event and sets the clock to it. mu must be held.
+func (w *World) take() (a action, ok bool) {
 	if len(w.events) == 0 || w.closed {
 		return nil, false
 	}
@@ -116,15 +114,15 @@ func (w *World) run(done chan struct{}) {
 	defer close(done)
 	for {
 		w.lock()
-		if len(w.events) == 0 || w.closed {
+		a, ok := w.take()
+		if !ok {
 			w.pump = nil
-			w.unlock()
+		}
+		w.unlock()
+		if !ok {
 			return
 		}
-		e := w.events.pop()
-		w.now.Store(int64(e.at))
-		w.unlock()
-		e.do.run()
+		a.run()
 	}
 }
 
@@ -145,15 +143,18 @@ func (w *World) Close() error {
 // errStuck is returned by Run when nothing can happen any more.
 var errStuck = errors.New("processes wait for what cannot happen any more")
 
-// Run runs events until every process has ended, and returns the first error of
-// one, which stops the others. Events that are left over stay for the next Run.
-func (w *World) Run(ctx context.Context) (err error) {
-	defer func() { w.stop() }()
+// Run runs events until every process but the daemons has ended, and returns the
+// first error of one, which stops the others. Events that are left over stay for
+// the next Run.
+func (w *World) Run(ctx context.Context) error {
+	defer w.stop()
 	for i := 0; w.procs > 0; i++ {
 		if i&0xfff == 0 && ctx.Err() != nil {
 			return fmt.Errorf("cannot finish the simulation: %w", ctx.Err())
 		}
-		a, ok := w.next()
+		w.lock()
+		a, ok := w.take()
+		w.unlock()
 		if !ok {
 			return fmt.Errorf("cannot go on at %v: %d %w", w.Now(), w.procs, errStuck)
 		}

@@ -35,7 +35,7 @@ func figures(t *testing.T, seed uint64, rounds int) []figure {
 // is within 20 % of what was published.
 func TestPublished(t *testing.T) {
 	compared := 0
-	for _, f := range figures(t, 1, 40) {
+	for _, f := range figures(t, 1, 24) {
 		switch {
 		case f.published == 0:
 			continue
@@ -82,7 +82,7 @@ func TestDeterminism(t *testing.T) {
 	run := func(procs int, seed uint64) string {
 		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(procs))
 		var b strings.Builder
-		err := simulate(t.Context(), sim.Testbed(), seed, 10, func(f figure) error {
+		err := simulate(t.Context(), sim.Testbed(), seed, 4, func(f figure) error {
 			return (&table{w: &b}).print(&f)
 		})
 		if err != nil {
