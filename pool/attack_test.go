@@ -51,7 +51,6 @@ type outcome struct {
 	// harm: it got at what is another's.
 	harm bool
 	none bool // the attack makes no sense against this mechanism
-	data []byte
 }
 
 const type1 = rpcmw.Name1
@@ -74,6 +73,7 @@ var attacks = []attack{
 	{"names queue pairs in an allocation that are not its own", strangeQueuePairs, nil},
 	{"has the answer to an allocation written where it may not", strangeDestination, nil},
 	{"sends its chains addresses of entries that are not its own", strangeEntries, nil},
+	{"frees a page that it is being sent, and takes no answer", freeUnderway, nil},
 	{"reads and writes the node's own registrations, whose keys and addresses it knows, through every queue pair it has", structures, nil},
 	{"borrows until there is nothing more", exhaust, []string{onesided.Name}},
 	{"sends more requests than it has credits", flood, nil},
@@ -88,10 +88,11 @@ var attacks = []attack{
 // Every attack, against every mechanism, gets what docs/security.md says, and
 // nobody but the attacker notices.
 func TestAttack(t *testing.T) {
-	table := newAttackTable()
+	table, ran := &attackTable{}, 0
 	for _, a := range attacks {
 		for _, m := range attacked {
 			t.Run(a.name+"/"+m.Name(), func(t *testing.T) {
+				ran++
 				s := newScene(t, m)
 				o := a.run(s)
 				if o.none {
@@ -108,7 +109,10 @@ func TestAttack(t *testing.T) {
 	if t.Failed() {
 		return
 	}
-	table.compare(t)
+	t.Logf("what attacks on %d mechanisms got:\n%s", len(attacked), table)
+	if ran == len(attacks)*len(attacked) {
+		table.compare(t)
+	}
 }
 
 func refused(rule string) outcome {
@@ -523,8 +527,6 @@ type attackRow struct {
 	outcome  outcome
 }
 
-func newAttackTable() *attackTable { return &attackTable{} }
-
 func (t *attackTable) add(name, manager string, o outcome) {
 	for _, r := range t.rows {
 		if r.attack == name && r.outcome.got == o.got && r.outcome.rule == o.rule {
@@ -559,10 +561,9 @@ const (
 	tableEnds    = "<!-- end of attacks -->\n"
 )
 
-// compare prints the table, and checks that the page has the same one.
+// compare checks that the page has the same table.
 func (t *attackTable) compare(tb testing.TB) {
 	tb.Helper()
-	tb.Logf("what %d attacks on %d mechanisms got:\n%s", len(attacks), len(attacked), t)
 	page, err := os.ReadFile(securityPage)
 	if err != nil {
 		tb.Fatal(err)

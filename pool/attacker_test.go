@@ -340,7 +340,12 @@ const pokeID = 4242
 // them itself. It returns the node's answers, too.
 func (s *scene) raw() (*borrower, []verbs.QP, [][]byte) {
 	s.t.Helper()
-	b := s.dial(s.cluster.Nodes[0].Addr)
+	return s.rawAt(s.cluster.Nodes[0].Addr)
+}
+
+func (s *scene) rawAt(addr string) (*borrower, []verbs.QP, [][]byte) {
+	s.t.Helper()
+	b := s.dial(addr)
 	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
 	defer cancel()
 	var qps []verbs.QP

@@ -1,14 +1,17 @@
 package pool_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 
 	"polder/memnode/wire"
 	"polder/pool/mech"
 	"polder/pool/odrp"
 	"polder/pool/onesided"
+	"polder/pool/pooltest"
 	"polder/verbs"
 )
 
@@ -57,12 +60,11 @@ func (c *clerk) entry(chunk uint32) uint64 { return c.table + uint64(chunk)*verb
 // ask sends a message and waits for one. It fails if the node hangs up.
 func (c *clerk) ask(qp verbs.QP, message []byte) bool {
 	c.s.t.Helper()
-	const answerAt = 1 << 15
 	n := copy(c.mr.Bytes(), message)
 	sge := func(off, n int) []verbs.SGE {
 		return []verbs.SGE{{Addr: c.mr.Addr() + uint64(off), Length: uint32(n), LKey: c.mr.LKey()}}
 	}
-	if qp.PostRecv(verbs.RecvWR{ID: 7, SGL: sge(answerAt, 2048)}) != nil ||
+	if qp.PostRecv(verbs.RecvWR{ID: 7, SGL: sge(answerAt, 8192)}) != nil ||
 		qp.PostSend(verbs.SendWR{Op: verbs.OpSend, SGL: sge(0, n)}) != nil {
 		return false
 	}
@@ -91,7 +93,10 @@ func (c *clerk) waitFor(id uint64) bool {
 	}
 }
 
-const answerOff = 1024
+const (
+	answerOff = 1024
+	answerAt  = 1 << 15
+)
 
 // take allocates a chunk for the given queue pairs, with the answer to be written
 // where addr and key say, and returns its entry's address. It fails if the node
@@ -282,4 +287,72 @@ func strangeEntries(s *scene) outcome {
 		}
 	}
 	return outcome{got: "nothing; its connection is cut", rule: "a chain reads entries through a window on the client's own table, and whole ones only"}
+}
+
+// freeUnderway frees a page that a chain has not finished with, so that it might
+// be sent when it is another's.
+func freeUnderway(s *scene) outcome {
+	if s.manager.Name() != odrp.Name {
+		return outcome{none: true}
+	}
+	proxy := pooltest.NewProxy(s.t, s.cluster.Nodes[0].Addr)
+	b, qps, answers := s.rawAt(proxy.Addr())
+	c := &clerk{borrower: b, mgmt: qps[0]}
+	defer c.close()
+	if !c.ask(c.mgmt, wire.AppendRequest(nil, wire.OpAlloc, 1, 1, 0)) {
+		s.t.Fatal("the node does not answer")
+	}
+	var r wire.Reply
+	if err := r.Decode(bytes.Clone(c.mr.Bytes()[answerAt:][:wire.ReplyHeader+wire.GrantSize])); err != nil || r.N != 1 {
+		s.t.Fatalf("got %+v, %v", r, err)
+	}
+	entry := binary.LittleEndian.Uint64(answers[1]) + 8*uint64(r.Grant(0).Chunk)
+	page := binary.LittleEndian.AppendUint64(nil, entry)
+	if !c.ask(qps[1], page) {
+		s.t.Fatal("the client's own page does not arrive")
+	}
+	proxy.FreezeBack()
+	sends := s.cluster.Nodes[0].Stats()
+	post := func(qp verbs.QP, message []byte, at int) {
+		n := copy(c.mr.Bytes()[at:], message)
+		recv := verbs.SGE{Addr: c.mr.Addr() + answerAt, Length: 8192, LKey: c.mr.LKey()}
+		send := verbs.SGE{Addr: c.mr.Addr() + uint64(at), Length: uint32(n), LKey: c.mr.LKey()}
+		if err := qp.PostRecv(verbs.RecvWR{SGL: []verbs.SGE{recv}}); err != nil {
+			s.t.Fatal(err)
+		}
+		if err := qp.PostSend(verbs.SendWR{Op: verbs.OpSend, SGL: []verbs.SGE{send}}); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	post(qps[1], page, 256)
+	post(c.mgmt, wire.AppendFree(nil, 2, []uint32{r.Grant(0).Chunk}), 512)
+	pooltest.Eventually(s.t, "the chunk is free", func() bool { return s.cluster.Nodes[0].Stats().Lent == sends.Lent-1 })
+	// Everything is lent to others: what the chain works on is needed, too.
+	clients := s.cluster.Nodes[0].Stats().Clients
+	taken := 0
+	for range 2 {
+		e := s.join()
+		s.extras = append(s.extras, e)
+		for {
+			g, err := e.tryAlloc()
+			if errors.Is(err, mech.ErrNoMemory) {
+				break
+			}
+			if err != nil {
+				s.t.Fatal(err)
+			}
+			e.write(g, newSecret)
+			taken++
+		}
+	}
+	if want := attackChunks - int(sends.Lent) + 1; taken != want {
+		s.t.Fatalf("others get %d chunks, want %d", taken, want)
+	}
+	pooltest.Eventually(s.t, "the attacker is cut", func() bool { return s.cluster.Nodes[0].Stats().Clients < clients+2 })
+	proxy.Thaw()
+	<-c.conn.Done()
+	if bytes.Contains(c.mr.Bytes(), newSecret) {
+		return outcome{got: "the next borrower's data", harm: true}
+	}
+	return outcome{got: "what was its own; its connection is cut when the page is needed", rule: "a page that a chain works on is lent again when the chain is done, or stopped"}
 }

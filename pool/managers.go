@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"polder/pool/finemr"
+	"polder/pool/odrp"
 	"polder/pool/onesided"
 	"polder/pool/rpcmw"
 	"polder/pool/staticmr"
@@ -19,7 +20,7 @@ func init() {
 	for _, m := range []Manager{
 		onesided.Mechanism{}, onesided.Mechanism{Native: true},
 		rpcmw.Mechanism{}, rpcmw.Mechanism{Type1: true},
-		staticmr.Mechanism{}, finemr.Mechanism{},
+		staticmr.Mechanism{}, finemr.Mechanism{}, odrp.Mechanism{},
 	} {
 		managers[m.Name()] = m
 	}
