@@ -106,7 +106,7 @@ func newCall(p *Pool) *call {
 
 // run carries out ops and gives the call up.
 func (c *call) run(ctx context.Context, ops []Op) {
-	c.plan(ops)
+	c.plan(ctx, ops)
 	for {
 		more, abandoned := c.round(ctx)
 		if abandoned {
@@ -119,13 +119,16 @@ func (c *call) run(ctx context.Context, ops []Op) {
 	c.dispose()
 }
 
-// plan cuts ops into pieces.
-func (c *call) plan(ops []Op) {
+// plan carries out what it can in place and cuts the other ops into pieces.
+func (c *call) plan(ctx context.Context, ops []Op) {
 	for i := range ops {
 		op := &ops[i]
 		op.Err = nil
 		if err := op.check(c.pool); err != nil {
 			op.fail(err)
+			continue
+		}
+		if op.Chunk.inPlace(ctx, op) {
 			continue
 		}
 		size := op.size()

@@ -38,6 +38,8 @@ type binding struct {
 	link *link
 	addr uint64
 	keys [mech.MaxPaths]verbs.RKey
+	// memory is the chunk itself, if it lies in this process's memory.
+	memory []byte
 }
 
 const freedBit = 1 << 62
@@ -168,6 +170,9 @@ func (c *Chunk) FetchAdd(ctx context.Context, off int64, delta uint64) (prev uin
 // do runs one operation.
 func (c *Chunk) do(ctx context.Context, op Op) Op {
 	p := c.node.pool
+	if op.check(p) == nil && c.inPlace(ctx, &op) {
+		return op
+	}
 	ops := p.getOne()
 	ops[0] = op
 	_ = p.Do(ctx, ops[:]) // the operation has its error

@@ -33,6 +33,10 @@
 // fit at once are carried out in several rounds, and when the slab is used up
 // callers queue for it, in order.
 //
+// Chunks of a node on this machine that is dialled as "unix:/path" need none of
+// that: they lie in this process's memory, and operations on them are memory
+// copies and atomic instructions, done by the caller at once.
+//
 // # Concurrency
 //
 // Everything may be called by any number of goroutines. Callers share one
@@ -45,7 +49,7 @@
 // Short operations overtake long ones that wait to be posted, and of these only
 // a window is in flight, so that a read on a miss does not wait for bulk writes.
 //
-// Lock order: node.mu, link.mu; link.pollMu, link.mu; slab.mu and Pool.callMu
+// Lock order: link.mapped, node.mu, link.mu; link.pollMu, link.mu; slab.mu and Pool.callMu
 // are leaves. No lock is held across an operation on the fabric, except that
 // completion handlers are serialised by pollMu while they poll.
 package pool

@@ -42,6 +42,7 @@ type link struct {
 	session mech.Session // set once, before anybody else sees the link
 
 	verifier mech.Verifier // session, if it is one
+	mapped   sync.RWMutex  // held for reading while memory of session's is accessed in place
 
 	broke chan struct{} // closed by node.linkBroke
 	dead  atomic.Bool   // nothing is accepted any more
@@ -393,7 +394,10 @@ func (l *link) ground() {
 // close disconnects a dead link and releases what it holds of the device.
 func (l *link) close() {
 	if l.session != nil {
+		// Whoever accesses its memory has not seen that the link is dead.
+		l.mapped.Lock()
 		l.session.Close()
+		l.mapped.Unlock()
 	}
 	l.conn.Close()
 	l.ground()

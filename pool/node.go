@@ -262,7 +262,7 @@ func (n *node) publish(l *link, owned []mech.Grant) (lost []*Chunk, unknown []ui
 	kept := make(map[uint32]*Chunk, len(owned))
 	for _, g := range owned {
 		if c := n.chunks[g.Chunk]; c != nil {
-			c.binding.Store(&binding{link: l, addr: g.Addr, keys: g.Keys})
+			c.binding.Store(l.bind(g))
 			kept[g.Chunk] = c
 		} else {
 			unknown = append(unknown, g.Chunk)
@@ -343,7 +343,7 @@ func (n *node) alloc(ctx context.Context) (*Chunk, error) {
 	}
 	g := grants[0]
 	c := newChunk(n, g.Chunk, n.pool.ChunkSize())
-	c.binding.Store(&binding{link: l, addr: g.Addr, keys: g.Keys})
+	c.binding.Store(l.bind(g))
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.link != l {

@@ -8,3 +8,11 @@ type Verifier interface {
 	// path of every operation.
 	Valid() bool
 }
+
+// A Mapper is a Verifier that tells where its chunks lie, so that they can be
+// accessed without a queue pair.
+type Mapper interface {
+	Verifier
+	// Memory is the chunk that g grants. It stays mapped until Close.
+	Memory(g Grant) []byte
+}

@@ -4,8 +4,9 @@
 // operations are memory copies and atomic instructions in the client's own
 // address space.
 //
-// Every chunk that is granted is registered with the client's own device, and
-// nothing else of the memfd is; the access queue pair is in loopback. So an
+// Package pool accesses chunks in place. Every chunk that is granted is also
+// registered with the client's own device, and nothing else of the memfd is, for
+// work requests on an access queue pair that is in loopback. Either way an
 // operation is checked against the bounds of its chunk as over any other
 // connection. That protects a client from its own mistakes; from each other the
 // kernel protects clients, none of which has another's memfd (package
@@ -68,7 +69,7 @@ func (Mechanism) Attach(ctx context.Context, l mech.Link) (mech.Session, error) 
 	return s, nil
 }
 
-// session implements mech.Session and mech.Verifier. What needs the node it
+// session implements mech.Session and mech.Mapper. What needs the node it
 // leaves to the session underneath.
 type session struct {
 	mech.Session
@@ -207,6 +208,16 @@ func (s *session) deregister(i uint32) error {
 	}
 	delete(s.regions, i)
 	return mr.Deregister()
+}
+
+// Memory implements mech.Mapper.
+func (s *session) Memory(g mech.Grant) []byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if mr := s.regions[g.Chunk]; mr != nil {
+		return mr.Bytes()
+	}
+	return nil
 }
 
 // Valid implements mech.Verifier.
