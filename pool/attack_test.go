@@ -329,36 +329,51 @@ func structures(s *scene) outcome {
 	dev.mu.Lock()
 	regions, windows := slices.Clone(dev.regions), slices.Clone(dev.windows)
 	dev.mu.Unlock()
-	for _, region := range regions {
-		if len(region.Bytes()) == attackChunk { // a chunk: other attacks try that
+	qps := len(s.attacker.conn.hellos)
+	try := func(op verbs.Opcode, addr uint64, key verbs.RKey, k int) (o outcome, ok bool) {
+		b, qps, _ := s.raw()
+		defer b.close()
+		if b.poke(qps[k], verbs.SendWR{Op: op, RemoteAddr: addr, RKey: key}) != verbs.StatusSuccess {
+			return o, false
+		}
+		return outcome{got: fmt.Sprintf("%v at %#x with key %v through queue pair %d", op, addr, key, k), harm: true}, true
+	}
+	for i, region := range regions {
+		if isChunk(region, regions) { // other attacks try that
 			continue
 		}
-		keys := []verbs.RKey{region.RKey()}
-		for _, w := range windows {
-			keys = append(keys, w.RKey())
+		for _, op := range []verbs.Opcode{verbs.OpRead, verbs.OpWrite, verbs.OpFetchAdd} {
+			for k := range qps {
+				if o, ok := try(op, region.Addr(), region.RKey(), k); ok {
+					return o
+				}
+			}
 		}
-		for _, key := range keys {
-			for _, op := range []verbs.Opcode{verbs.OpRead, verbs.OpWrite, verbs.OpFetchAdd} {
-				if key != region.RKey() && op != verbs.OpRead {
-					continue
-				}
-				for k := range s.attacker.conn.hellos {
-					b, qps, _ := s.raw()
-					addr := region.Addr()
-					if len(region.Bytes()) == attackChunk*attackChunks && key != region.RKey() {
-						b.close()
-						continue // windows over chunks
-					}
-					status := b.poke(qps[k], verbs.SendWR{Op: op, RemoteAddr: addr, RKey: key})
-					b.close()
-					if status == verbs.StatusSuccess {
-						return outcome{got: fmt.Sprintf("%v at %#x with key %v through queue pair %d", op, addr, key, k), harm: true}
-					}
-				}
+		if len(region.Bytes()) == attackChunk*attackChunks { // windows on chunks are meant to be there
+			continue
+		}
+		for j, w := range windows {
+			if o, ok := try(verbs.OpRead, region.Addr(), w.RKey(), (i+j)%qps); ok {
+				return o
 			}
 		}
 	}
 	return refused("what is registered for the node's own use grants its clients nothing")
+}
+
+// isChunk reports whether a region is a chunk of the memory that is lent.
+func isChunk(region verbs.MR, regions []verbs.MR) bool {
+	if len(region.Bytes()) != attackChunk {
+		return false
+	}
+	for _, r := range regions {
+		for off := 0; len(r.Bytes()) == attackChunk*attackChunks && off < len(r.Bytes()); off += attackChunk {
+			if &r.Bytes()[off] == &region.Bytes()[0] {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 func exhaust(s *scene) outcome {
