@@ -49,7 +49,7 @@
 // Short operations overtake long ones that wait to be posted, and of these only
 // a window is in flight, so that a read on a miss does not wait for bulk writes.
 //
-// Lock order: link.mapped, node.mu, link.mu; link.pollMu, link.mu; slab.mu and Pool.callMu
-// are leaves. No lock is held across an operation on the fabric, except that
+// Lock order: link.mapped, node.mu, link.mu; link.pollMu, link.mu; slab.mu and
+// Pool.callMu are leaves. No lock is held across an operation on the fabric, except that
 // completion handlers are serialised by pollMu while they poll.
 package pool

@@ -64,7 +64,7 @@ func newBenchVerbs() *cobra.Command {
 	var flags benchFlags
 	cmd := &cobra.Command{
 		Use:   "verbs",
-		Short: "Compare READ, WRITE and CMP_SWAP over inproc and tcp with plain TCP",
+		Short: "Compare READ, WRITE and CMP_SWAP over inproc, shm and tcp with plain TCP and plain memory",
 		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			self, err := os.Executable()
