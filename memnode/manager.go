@@ -28,10 +28,12 @@ const (
 type ticker interface {
 	ticks() <-chan time.Time
 	tick()
+	// count brings what stats says up to date.
+	count()
 }
 
 // DefaultManager is what a Config that names no manager gets.
-const DefaultManager = RPCMW
+const DefaultManager = Native
 
 // A manager is the node's half of a way of managing memory: who has which
 // chunk, and how a client comes to it. The node does the rest: it takes

@@ -191,6 +191,9 @@ func (n *Node) control() {
 			ticking.tick()
 		case answer := <-n.queries:
 			woke = time.Now()
+			if ticking != nil {
+				ticking.count()
+			}
 			answer <- n.clientInfos()
 		case <-idle:
 			woke = time.Now()

@@ -27,7 +27,8 @@ type onesided struct {
 	timer     *time.Timer
 	grants    []wire.Grant
 
-	allocs, frees atomic.Int64 // of connections that are gone
+	goneAllocs, goneFrees int64        // of connections that are gone
+	allocs, frees         atomic.Int64 // of all, when last counted
 }
 
 // A borrower is a session.
@@ -418,6 +419,7 @@ func (m *onesided) audit(k *counter) {
 	m.retire(k)
 	allocs, _ := m.rounds(k)
 	k.base += int(allocs)
+	m.goneAllocs += allocs
 	k.alloc.close()
 	k.alloc = nil
 	k.free.disarm() // its front has windows
@@ -457,9 +459,10 @@ func (m *onesided) disconnect(c *client) {
 		m.retire(k)
 	}
 	a, f := m.rounds(k)
-	m.allocs.Add(a)
-	m.frees.Add(f)
+	m.goneAllocs += a
+	m.goneFrees += f
 	delete(m.counters, c)
+	m.count()
 	for _, d := range []*desk{k.alloc, k.free} {
 		if d != nil {
 			d.close()
@@ -498,11 +501,11 @@ func (m *onesided) forget(s *session) { delete(m.borrowers, s) }
 // the NIC has counted.
 func (m *onesided) rounds(k *counter) (allocs, frees int64) {
 	if k.verb != nil {
-		held, err := m.allocator.Held(k.verb)
+		a, f, err := m.allocator.Counts(k.verb)
 		if err != nil {
 			return 0, 0
 		}
-		return int64(held) - int64(k.base), 0
+		return int64(a), int64(f)
 	}
 	if k.alloc != nil {
 		allocs = int64(k.alloc.received() - k.failed)
@@ -540,7 +543,19 @@ func (m *onesided) space(s *session) wire.Space {
 
 func (m *onesided) work() bool { return m.w.scrub() }
 
+func (m *onesided) count() {
+	allocs, frees := m.goneAllocs, m.goneFrees
+	for _, k := range m.counters {
+		a, f := m.rounds(k)
+		allocs, frees = allocs+a, frees+f
+	}
+	m.allocs.Store(allocs)
+	m.frees.Store(frees)
+}
+
 func (m *onesided) stats(s *Stats) {
+	m.node.Clients() // has the control goroutine count
+	s.Allocs, s.Frees = m.allocs.Load(), m.frees.Load()
 	s.Dirty = int64(m.w.queue.Freed())
 	s.Lent = s.Chunks - int64(m.w.queue.Free()) - s.Dirty
 }

@@ -10,6 +10,7 @@ import (
 	"polder/memnode"
 	"polder/memnode/wire"
 	"polder/pool/pooltest"
+	"polder/pool/rpcmw"
 	"polder/verbs"
 )
 
@@ -18,8 +19,14 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // overDrivers runs f over every driver.
 func overDrivers(t *testing.T, f func(*testing.T, pooltest.Setup)) {
 	for _, s := range []pooltest.Setup{pooltest.Inproc, pooltest.TCP} {
-		t.Run(s.Name, func(t *testing.T) { f(t, s) })
+		t.Run(s.Name, func(t *testing.T) { f(t, messages(s)) })
 	}
+}
+
+// messages is s with nodes that understand what raw clients say.
+func messages(s pooltest.Setup) pooltest.Setup {
+	s.Manager = rpcmw.Mechanism{}
+	return s
 }
 
 // raw is a client that speaks plain verbs to a node, and means no good.

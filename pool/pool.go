@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"polder/pool/mech"
-	"polder/pool/rpcmw"
+	"polder/pool/onesided"
 	"polder/verbs"
 )
 
@@ -33,7 +33,7 @@ type Config struct {
 	// Nodes are the memory nodes, at least one.
 	Nodes []NodeConfig
 	// Manager is the way of managing memory, which must be the nodes'. By
-	// default it is that of package rpcmw.
+	// default it is the native one of package onesided.
 	Manager Manager
 	// Timeout bounds every operation and every attempt to connect, by
 	// default 2 s.
@@ -57,7 +57,7 @@ type NodeConfig struct {
 
 func (c Config) withDefaults() (Config, error) {
 	if c.Manager == nil {
-		c.Manager = rpcmw.Mechanism{}
+		c.Manager = onesided.Mechanism{Native: true}
 	}
 	if c.Timeout == 0 {
 		c.Timeout = DefaultTimeout

@@ -28,9 +28,8 @@ type AllocDevice interface {
 type Allocator interface {
 	// Attach lets the peer of qp allocate.
 	Attach(qp QP, c AllocClient) error
-	// Held is how many chunks were allocated over a queue pair, less those
-	// that were freed over it.
-	Held(qp QP) (uint64, error)
+	// Counts is how many chunks were allocated and freed over a queue pair.
+	Counts(qp QP) (allocs, frees uint64, err error)
 	// Close destroys the allocator. Nothing may be attached to it.
 	Close() error
 }

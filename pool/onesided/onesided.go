@@ -440,29 +440,41 @@ func (s *session) take(ctx context.Context, grants []mech.Grant) (int, error) {
 			}
 			return 0, err
 		}
-		before := got
-		for i := 0; ok && i < want; i++ {
-			g, found, err := s.answer(i)
-			if err != nil {
+		n := 0
+		if ok {
+			if n, err = s.answers(grants[got : got+want]); err != nil {
 				s.ch.Fail(err)
 				return 0, err
 			}
-			if found {
-				grants[got] = g
-				got++
-			}
 		}
-		s.mu.Lock()
-		for _, g := range grants[before:got] {
-			s.owned[g.Chunk] = struct{}{}
-		}
-		s.mu.Unlock()
 		s.allocs.end()
-		if got-before < want {
+		got += n
+		if n < want {
 			break
 		}
 	}
 	return got, nil
+}
+
+// answers takes what a batch of allocations has brought.
+func (s *session) answers(grants []mech.Grant) (n int, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return 0, mech.ErrClosed
+	}
+	for i := range grants {
+		g, found, err := s.answer(i)
+		if err != nil {
+			return 0, err
+		}
+		if found {
+			s.owned[g.Chunk] = struct{}{}
+			grants[n] = g
+			n++
+		}
+	}
+	return n, nil
 }
 
 func (s *session) sge(off, n int) []verbs.SGE {
@@ -514,6 +526,9 @@ func (s *session) postAllocs(n int) error {
 
 // answer is what the allocation i of a batch that has ended brought: nothing if
 // the queue was empty.
+//
+// Preconditions: s.mu is held, and s was not closed before, or a completion
+// handler is at work.
 func (s *session) answer(i int) (g mech.Grant, found bool, err error) {
 	le := binary.LittleEndian
 	b := s.mem.Bytes()[answerOff+i*answerRoom:][:answerRoom]

@@ -29,7 +29,9 @@ type lease struct {
 	owner  uint64
 	budget uint64
 	group  []uint32
-	held   uint64
+	before uint64 // chunks that it had when it was attached
+	allocs uint64
+	frees  uint64
 }
 
 // AllocatorConfig is verbs.AllocatorInit, with keys for regions.
@@ -119,17 +121,16 @@ func (n *NIC) AttachAllocator(num, qpn uint32, owner, budget, held uint64, group
 		return fmt.Errorf("cannot attach QP %d: owner %d, a group of %d: %w", qpn, owner, len(group), verbs.ErrInvalid)
 	}
 	a.refs++
-	q.alloc = &lease{from: a, owner: owner, budget: budget, held: held, group: slices.Clone(group)}
+	q.alloc = &lease{from: a, owner: owner, budget: budget, before: held, group: slices.Clone(group)}
 	return nil
 }
 
-// AllocatorHeld is how many chunks were allocated over a queue pair and not
-// freed over it.
-func (n *NIC) AllocatorHeld(qpn uint32) (uint64, error) {
+// AllocatorCounts is how many chunks were allocated and freed over a queue pair.
+func (n *NIC) AllocatorCounts(qpn uint32) (allocs, frees uint64, err error) {
 	if q := n.qps.get(qpn); q != nil && q.alloc != nil {
-		return q.alloc.held, nil
+		return q.alloc.allocs, q.alloc.frees, nil
 	}
-	return 0, fmt.Errorf("QP %d has no allocator: %w", qpn, verbs.ErrInvalid)
+	return 0, 0, fmt.Errorf("QP %d has no allocator: %w", qpn, verbs.ErrInvalid)
 }
 
 // allocate executes an ALLOC and returns the answer.
@@ -167,7 +168,7 @@ func (a *allocator) valid(addr uint64) bool {
 func (n *NIC) takeChunk(q *qp) (verbs.AllocStatus, uint64) {
 	g := q.alloc
 	a := g.from
-	if g.held >= g.budget {
+	if g.before+g.allocs-g.frees >= g.budget {
 		return verbs.AllocBudget, 0
 	}
 	head := atomic.LoadUint64(a.head)
@@ -192,7 +193,7 @@ func (n *NIC) takeChunk(q *qp) (verbs.AllocStatus, uint64) {
 	atomic.StoreUint64(element, 0)
 	maskedAdd(a.head, 8, a.cfg.Size>>1)
 	atomic.StoreUint64(word(b), g.owner)
-	g.held++
+	g.allocs++
 	n.counters.Allocs++
 	return verbs.AllocOK, entry
 }
@@ -248,7 +249,7 @@ func (n *NIC) free(q *qp, p *Packet) {
 	atomic.StoreUint64(word(b), 0)
 	tail := maskedAdd(a.last, 8, a.cfg.Size>>1)
 	atomic.StoreUint64(word(a.freed[tail&(a.cfg.Size-1)&^7:]), p.Addr)
-	g.held--
+	g.frees++
 	n.counters.Frees++
 	q.rsp.ackOwed, q.rsp.ackPSN = true, p.PSN
 	n.schedule(q)

@@ -60,16 +60,16 @@ func (a *allocator) Attach(v verbs.QP, c verbs.AllocClient) error {
 	return a.d.nic.AttachAllocator(a.num, q.num, c.Owner, c.Budget, c.Held, group)
 }
 
-func (a *allocator) Held(v verbs.QP) (uint64, error) {
+func (a *allocator) Counts(v verbs.QP) (allocs, frees uint64, err error) {
 	q, err := a.d.own(v)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	if err := q.lock(); err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	defer a.d.g.mu.Unlock()
-	return a.d.nic.AllocatorHeld(q.num)
+	return a.d.nic.AllocatorCounts(q.num)
 }
 
 func (a *allocator) Close() error {
