@@ -15,7 +15,6 @@ import (
 	"polder/pool/memfd"
 	"polder/resp"
 	"polder/verbs"
-	"polder/verbs/inproc"
 	"polder/verbs/shm"
 	"polder/verbs/softnic"
 	"polder/verbs/tcp"
@@ -157,44 +156,6 @@ func managerNamed(name string) (pool.Manager, error) {
 		return nil, nil
 	}
 	return pool.ManagerNamed(name)
-}
-
-// openHere starts a node in this process, and the front end over it.
-func (p *process) openHere(ctx context.Context, cfg UpConfig) error {
-	const name = "this process"
-	if err := cfg.Node.check(); err != nil {
-		return err
-	}
-	cfg.Node.Manager = cfg.Manager
-	manager, err := managerNamed(cfg.Manager)
-	if err != nil {
-		return err
-	}
-	fabric := inproc.NewFabric()
-	lender, err := fabric.NewDevice(softnic.Config{Name: "lender"})
-	if err != nil {
-		return err
-	}
-	p.onClose(lender.Close)
-	node, err := p.node(lender, cfg.Node)
-	if err != nil {
-		return err
-	}
-	lis, err := fabric.Listen(lender, name)
-	if err != nil {
-		return err
-	}
-	p.spawn("the node stopped serving", func() error { return node.Serve(lis) })
-
-	borrower, err := fabric.NewDevice(softnic.Config{Name: "borrower"})
-	if err != nil {
-		return err
-	}
-	p.onClose(borrower.Close)
-	return p.openPool(ctx, cfg.ServeConfig, pool.Config{Device: borrower, Manager: manager, Nodes: []pool.NodeConfig{{
-		Name: name,
-		Dial: func(ctx context.Context) (verbs.Conn, error) { return fabric.Dial(ctx, borrower, name) },
-	}}})
 }
 
 // listen opens the addresses. It comes first: an address in use is the

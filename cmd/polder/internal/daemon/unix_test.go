@@ -58,3 +58,19 @@ func TestANodeAtASocketLendsInPlace(t *testing.T) {
 		}
 	}
 }
+
+// TestUpDoesWithoutASocket: where none can be made, the node is called.
+func TestUpDoesWithoutASocket(t *testing.T) {
+	t.Setenv("TMPDIR", "/nonexistent")
+	up := func(manager string) func(context.Context, Common) error {
+		return func(ctx context.Context, c Common) error {
+			cfg := UpConfig{ServeConfig: DefaultServe(), Node: NodeConfig{Lend: 64 << 20, Chunk: 1 << 20, Grace: time.Second}}
+			cfg.Common, cfg.Listen, cfg.Local, cfg.Manager = c, "127.0.0.1:0", 8<<20, manager
+			return RunUp(ctx, cfg)
+		}
+	}
+	for _, manager := range []string{"", memnode.RPCMW} {
+		_, ready := start(t, up(manager))
+		setAndGet(t, address(t, ready, ServiceRedis))
+	}
+}
