@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"polder/internal/arena"
+	"polder/internal/invariants"
 	"polder/memnode/chain"
 	"polder/memnode/wire"
 	"polder/verbs"
@@ -250,27 +251,27 @@ func (o *odrp) stop(t *translation) {
 	t.limbo = nil
 	t.reset()
 	lacking := 0
-	used := make(map[uint32]struct{})
+	used := make(map[uint32]int) // the entry of a page
 	perChunk := o.chunks.size / t.pageSize
-	for i := range o.chunks.all {
-		_, ours := t.chunks[uint32(i)]
-		for k := range perChunk {
-			entry := t.entry(i*perChunk + k)
-			addr := chain.Load(entry)
+	for i := range t.chunks {
+		for k := int(i) * perChunk; k < int(i+1)*perChunk; k++ {
+			addr := chain.Load(t.entry(k))
 			page := o.pageOf(addr)
 			_, twice := used[page]
-			_, has := t.pages[page]
-			if addr != 0 && ours && has && !twice {
-				used[page] = struct{}{}
-				continue
-			}
-			if addr != 0 {
-				chain.Store(entry, 0)
-			}
-			if ours {
+			if _, has := t.pages[page]; addr != 0 && has && !twice {
+				used[page] = k
+			} else {
 				lacking++
 			}
 		}
+	}
+	// A table is mostly empty, and large: what is not the client's to touch
+	// goes without being looked at.
+	if table := t.tableMR.Bytes(); t.mem.Punch(0, len(table)) != nil {
+		clear(table)
+	}
+	for page, k := range used {
+		chain.Store(t.entry(k), o.pageAddr(page))
 	}
 	for page := range t.pages {
 		if _, ok := used[page]; ok {
@@ -290,6 +291,27 @@ func (o *odrp) stop(t *translation) {
 			panic("BUG: fewer pages than addresses")
 		}
 		o.push(t, page)
+	}
+	o.check(t)
+}
+
+// check panics if t, which has been stopped, does not have a page for every
+// address that its client may use, or if there are more pages than there are.
+func (o *odrp) check(t *translation) {
+	if !invariants.Enabled {
+		return
+	}
+	perChunk := o.chunks.size / o.pageSize()
+	if want := len(t.chunks) * perChunk; len(t.pages) != want {
+		panic(fmt.Sprintf("BUG: a client has %d pages, want %d", len(t.pages), want))
+	}
+	pages := len(o.chunks.all) * perChunk
+	have := len(o.free) + pages - int(o.fresh)
+	for _, t := range o.of {
+		have += len(t.pages)
+	}
+	if have > pages { // fewer while some are on their way
+		panic(fmt.Sprintf("BUG: there are %d pages, want %d", have, pages))
 	}
 }
 
@@ -356,21 +378,34 @@ func (o *odrp) take(*client) (uint32, bool) {
 func (o *odrp) open(c *client, ids []uint32) (int, error) {
 	t := o.of[c.session]
 	for done, i := range ids {
-		if _, ok := t.chunks[i]; !ok {
-			t.chunks[i] = struct{}{}
-			for range o.chunks.size / t.pageSize {
-				page, ok := o.takePage()
-				if !ok {
-					delete(t.chunks, i)
-					o.stop(t)
-					return done, errors.New("no pages left")
-				}
-				o.push(t, page)
-			}
+		if _, ok := t.chunks[i]; !ok && !o.furnish(t, i) {
+			return done, errors.New("no pages left")
 		}
 		o.chunks.all[i].bound = true
 	}
 	return len(ids), nil
+}
+
+// furnish lets t's client use the addresses of chunk i, for which it gets pages.
+func (o *odrp) furnish(t *translation, i uint32) bool {
+	pages := make([]uint32, 0, o.chunks.size/t.pageSize)
+	for len(pages) < cap(pages) {
+		page, ok := o.takePage()
+		if !ok {
+			break
+		}
+		pages = append(pages, page)
+	}
+	// Taking pages may have stopped t itself.
+	if len(pages) < cap(pages) || t.pagers == nil {
+		o.free = append(o.free, pages...)
+		return false
+	}
+	t.chunks[i] = struct{}{}
+	for _, page := range pages {
+		o.push(t, page)
+	}
+	return true
 }
 
 // grant has no key: the address is one that the client's table translates.
