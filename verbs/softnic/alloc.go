@@ -60,6 +60,9 @@ func (n *NIC) CreateAllocator(pd uint32, c AllocatorConfig) (uint32, error) {
 		}
 	}
 	switch {
+	case !table.access.Has(verbs.AccessLocalWrite), !queue.access.Has(verbs.AccessLocalWrite),
+		c.Zero && !memory.access.Has(verbs.AccessLocalWrite):
+		return 0, fmt.Errorf("cannot create an allocator: a region allows no local writes: %w", verbs.ErrInvalid)
 	case c.Windows < 2 || c.Windows > verbs.MaxWindows:
 		return 0, fmt.Errorf("cannot create an allocator: %d windows, not 2 to %d: %w", c.Windows, verbs.MaxWindows, verbs.ErrInvalid)
 	case c.Size < 8 || c.Size&(c.Size-1) != 0 || c.Ring%c.Size != 0 || c.FreedRing%c.Size != 0:
