@@ -45,14 +45,22 @@ fuzz: ## run every fuzz target for 10 minutes
 
 .PHONY: soak
 soak: ## run the long forms of tests, SOAK (10m) each, and robustness five times
+	POLDER_SOAK=1 $(GO) test -race -count=1 -timeout 4h ./share/robustness
 	POLDER_SOAK=$(SOAK) $(GO) test -race -count=1 -timeout 4h -run Soak ./...
+	$(GO) test -count=1 -timeout 4h ./soft -run NoWrongByte -torture $(SOAK) -torture.pace 0
+	$(GO) test -count=1 -timeout 4h ./internal/softcmd -run Survive -torture $(SOAK)
+	$(GO) test -count=1 -timeout 4h -tags soak ./internal/bench/softbench
 	$(GO) test -race -count=1 -timeout 4h -run TestRandomCommandsGetRedissReplies ./resp -resp.commands 200000
 	$(GO) test -count=5 -timeout 4h ./robustness
 
 .PHONY: bench
-bench: build ## measure this tree against redis-server and raw TCP
+bench: build ## measure this tree against redis-server, raw TCP and memcpy
 	$(BIN)/polder bench resp
 	$(BIN)/polder bench verbs
+	$(BIN)/polder bench share
+	$(BIN)/polder bench soft ptr
+	$(BIN)/polder bench soft reclaim
+	cd bench && $(GO) run . -short
 
 .PHONY: lint
 lint: $(STATICCHECK) ## vet, check formatting, staticcheck

@@ -37,8 +37,10 @@ var floors = []floor{
 	{4, "race"},
 	{4, "swap"},
 	{5, "resp"},
+	{5, "memcached"},
 	{6, "internal/bench"}, // measures the floors, so stands above them
 	{7, "cmd"},
+	{7, "internal/softcmd"},
 	{7, "robustness"},
 	{7, "examples"},
 }

@@ -8,6 +8,7 @@ type batch struct {
 	joined  []*flight // begun by others
 	pending int       // bytes of led
 	err     error     // the first of the store
+	heads   bool      // read no values if they need not be read: see FetchHeads
 }
 
 const (
@@ -20,7 +21,8 @@ func (b *batch) add(ctx context.Context, m *Map, key []byte, kind word) error {
 	hs := m.hash(key)
 	sh := m.shard(hs)
 	sh.mu.Lock()
-	p, _, st := sh.find(m.h, hs, key, kind, nil, true)
+	whole := !b.heads || len(key) > headKey
+	p, _, st := sh.find(m.h, hs, key, kind, nil, whole)
 	if st != remote {
 		sh.mu.Unlock()
 		return nil
@@ -29,8 +31,8 @@ func (b *batch) add(ctx context.Context, m *Map, key []byte, kind word) error {
 		sh.mu.Unlock()
 		return context.Cause(ctx)
 	}
-	f, leader, busy := m.h.board(sh, hs.tag(), *sh.t.word(p), true, len(key))
-	if busy == nil && kind == wordPresent {
+	f, leader, busy := m.h.board(sh, hs.tag(), *sh.t.word(p), whole, len(key))
+	if busy == nil && kind == wordPresent && !b.heads {
 		sh.count.prefetched++
 	}
 	sh.mu.Unlock()
@@ -56,12 +58,26 @@ func (b *batch) add(ctx context.Context, m *Map, key []byte, kind word) error {
 	return nil
 }
 
+// fetch makes the batch of keys.
+func (b *batch) fetch(ctx context.Context, m *Map, keys [][]byte) error {
+	for _, k := range keys {
+		if err := b.add(ctx, m, k, wordPresent); err != nil {
+			return errOr(b.run(ctx, m), err)
+		}
+	}
+	return b.run(ctx, m)
+}
+
 // read makes the flights that were begun here.
 func (b *batch) read(ctx context.Context, m *Map) {
 	m.h.lead(ctx, m, b.led...)
 	for _, f := range b.led {
 		b.note(f)
-		m.h.insist(ctx, f)
+		if f.whole {
+			m.h.insist(ctx, f)
+		} else {
+			f.sh.remember(f)
+		}
 		f.release(m.h)
 	}
 	b.led, b.pending = b.led[:0], 0
@@ -102,12 +118,7 @@ func (m *Map) Fetch(ctx context.Context, keys [][]byte) error {
 	}
 	defer h.end()
 	var b batch
-	for _, k := range keys {
-		if err := b.add(ctx, m, k, wordPresent); err != nil {
-			return errOr(b.run(ctx, m), err)
-		}
-	}
-	if err := b.run(ctx, m); err != nil {
+	if err := b.fetch(ctx, m, keys); err != nil {
 		return err
 	}
 	room := int(h.cfg.Local / 8)

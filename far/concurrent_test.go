@@ -236,6 +236,8 @@ func TestTorture(t *testing.T) {
 						}
 						return Entry{Value: stamped(k, r.IntN(3000))}, Verdict(r.IntN(3)), nil
 					})
+				case op < 90:
+					err = m.FetchHeads(ctx, [][]byte{key(k), key(k + 1), key(k + 2), key(k + 3)})
 				case op < 93:
 					err = m.Fetch(ctx, [][]byte{key(k), key(k + 1), key(k + 2), key(k + 3)})
 				case op < 96:

@@ -66,6 +66,16 @@ func (e entry) setFar(addr uint64) {
 	binary.LittleEndian.PutUint64(e[24:], v&^addrMask|addr)
 }
 
+// appendHead appends the header and the key of e, and the bigHead if it has
+// one, to dst.
+func (e entry) appendHead(dst entry) entry {
+	n := headerSize + e.klen()
+	if e.big() {
+		n += bigHeadSize
+	}
+	return append(dst, e[:n]...)
+}
+
 // seal makes e the bytes that are to be written to addr.
 func (e entry) seal(addr uint64) {
 	e.setFar(addr)

@@ -85,6 +85,74 @@ func TestFetchReadsInOneBatch(t *testing.T) {
 	}
 }
 
+func TestFetchHeadsReadsNoValues(t *testing.T) {
+	store := newFaultStore(tinySegment, 1000)
+	h, m := newTinyHeap(t, store, 1<<20)
+	fillTiny(t, m, 3000)
+	keys := farKeys(t, m, 3000)[:headsPerShard]
+	reads, in := store.reads.Load(), h.Stats().BytesIn
+	if err := m.FetchHeads(context.Background(), keys); err != nil {
+		t.Fatal(err)
+	}
+	if got := store.reads.Load() - reads; got != 1 {
+		t.Errorf("%d heads took %d reads of the store, want 1", len(keys), got)
+	}
+	if got := h.Stats().BytesIn - in; got > headsPerShard*128 {
+		t.Errorf("%d heads were %d bytes, want at most 128 each", len(keys), got)
+	}
+	for i, k := range keys {
+		if _, size, err := m.Stat(NoWait, k); err != nil || size != 1000 {
+			t.Errorf("Stat(%q) after FetchHeads: %d bytes, %v", k, size, err)
+		}
+		var err error
+		if i%2 == 0 {
+			err = m.Set(NoWait, k, Entry{Value: []byte("new")})
+		} else {
+			_, err = m.Delete(NoWait, k)
+		}
+		if err != nil {
+			t.Errorf("a change of %q after FetchHeads: %v", k, err)
+		}
+	}
+	for i, k := range keys {
+		if i%2 == 0 {
+			mustGet(t, m, k, []byte("new"))
+		} else if _, err := m.Get(context.Background(), k, nil); !errors.Is(err, ErrNotFound) {
+			t.Errorf("Get(%q) after Delete: %v, want ErrNotFound", k, err)
+		}
+	}
+}
+
+// TestRememberedHeadsDieWithTheirSegment: an address that means another
+// segment by now must not be taken for what it was.
+func TestRememberedHeadsDieWithTheirSegment(t *testing.T) {
+	h, m := newTinyHeap(t, newFaultStore(tinySegment, 1000), 0)
+	fillTiny(t, m, 1000)
+	k := farKeys(t, m, 1000)[0]
+	if err := m.FetchHeads(context.Background(), [][]byte{k}); err != nil {
+		t.Fatal(err)
+	}
+	sh := m.shard(m.hash(k))
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	var addr uint64
+	for _, d := range sh.heads {
+		if string(d.e.key()) == string(k) {
+			addr = d.addr
+		}
+	}
+	if sh.head(h, addr) == nil {
+		t.Fatalf("the head of %q is not remembered", k)
+	}
+	at := &(*h.far.segs.Load())[addr/h.far.units]
+	was := at.Load()
+	at.Store(&farSegment{seg: was.seg, id: was.id})
+	if e := sh.head(h, addr); e != nil {
+		t.Errorf("the head of %q outlives its segment", e.key())
+	}
+	at.Store(was)
+}
+
 func TestNoWaitChangesNothing(t *testing.T) {
 	_, m := newTinyHeap(t, newFaultStore(tinySegment, 1000), 0)
 	fillTiny(t, m, 1000)
@@ -101,6 +169,7 @@ func TestNoWaitChangesNothing(t *testing.T) {
 	_, _, err = m.Stat(NoWait, k)
 	would("Stat", err)
 	would("Fetch", m.Fetch(NoWait, [][]byte{k}))
+	would("FetchHeads", m.FetchHeads(NoWait, [][]byte{k}))
 	would("Update", m.Update(NoWait, k, func(Entry, bool) (Entry, Verdict, error) {
 		t.Error("Update called its function")
 		return Entry{}, Remove, nil

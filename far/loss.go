@@ -85,45 +85,49 @@ func (h *Heap) each(ctx context.Context, kind word, fn func(*shard, place, entry
 const eachHeads = 64
 
 func (m *Map) each(ctx context.Context, sh *shard, kind word, fn func(*shard, place, entry)) bool {
+	klen := MaxKeySize
+	if kind&wordPiece != 0 {
+		klen = pieceKeySize
+	}
 	size := -1 // of the table; entries keep their places as long as it is the same
-	for b := 0; ; {
+	for p := place(0); ; {
 		var far []*flight
+		stuck := false
 		sh.mu.Lock()
 		if len(sh.t.buckets) != size {
-			b, size = 0, len(sh.t.buckets)
+			p, size = 0, len(sh.t.buckets)
 		}
-		for ; b < size && len(far) <= eachHeads-bucketEntries; b++ {
-			for i := range bucketEntries {
-				p := place(b*bucketEntries + i)
-				w := *sh.t.word(p)
-				switch {
-				case w&kind != kind || w.isLost():
-					continue
-				case !w.far():
-					fn(sh, p, m.h.logs.at(w.addr()))
-					continue
-				case m.h.far.seg(w.addr()).gone():
-					continue
-				}
-				f, leader, _ := m.h.board(sh, sh.t.tag(p), w, false, MaxKeySize)
-				if f != nil && !leader { // whoever fetches it is about to have it
-					f.release(m.h)
-					f = nil
-				}
-				if f == nil {
-					defer m.h.releaseAll(far)
-					sh.mu.Unlock()
-					return false
-				}
+		end := place(size * bucketEntries)
+	collect:
+		for ; p < end && len(far) < eachHeads; p++ {
+			w := *sh.t.word(p)
+			switch {
+			case w&kind != kind || w.isLost():
+				continue
+			case !w.far():
+				fn(sh, p, m.h.logs.at(w.addr()))
+				continue
+			case m.h.far.seg(w.addr()).gone():
+				continue
+			}
+			switch f, leader, busy := m.h.board(sh, sh.t.tag(p), w, false, klen); {
+			case leader:
 				far = append(far, f)
+			case busy != nil && len(far) > 0:
+				break collect // go on from here when there are buffers again
+			default: // whoever fetches it is about to have it
+				if f != nil {
+					f.release(m.h)
+				}
+				stuck = true
+				break collect
 			}
 		}
 		sh.mu.Unlock()
 		m.h.lead(ctx, m, far...)
-		ok := true
 		for _, f := range far {
 			if f.e == nil {
-				ok = ok && f.seg.gone()
+				stuck = stuck || !f.seg.gone()
 				continue
 			}
 			sh.mu.Lock()
@@ -131,10 +135,10 @@ func (m *Map) each(ctx context.Context, sh *shard, kind word, fn func(*shard, pl
 			sh.mu.Unlock()
 		}
 		m.h.releaseAll(far)
-		if !ok {
+		switch {
+		case stuck:
 			return false
-		}
-		if b >= size {
+		case p == end:
 			return true
 		}
 	}

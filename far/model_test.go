@@ -157,6 +157,29 @@ func (ma *machine) actions() map[string]func(*rapid.T) {
 			}
 			get(t, k)
 		},
+		"heads, then no wait": func(t *rapid.T) {
+			k := drawKey(t)
+			if err := m.FetchHeads(ctx, [][]byte{[]byte(k), []byte("no such key")}); err != nil {
+				t.Fatalf("FetchHeads(%q): %v", k, err)
+			}
+			e, ok := md.live(k)
+			_, size, err := m.Stat(NoWait, []byte(k))
+			switch {
+			case errors.Is(err, ErrWouldBlock):
+			case ok != (err == nil) || ok && size != len(e.Value):
+				t.Fatalf("Stat(%q) after FetchHeads: %d bytes, %v, want %d, %v", k, size, err, len(e.Value), ok)
+			}
+			found, err := m.Delete(NoWait, []byte(k))
+			switch {
+			case errors.Is(err, ErrWouldBlock):
+				get(t, k)
+				return
+			case err != nil || found != ok:
+				t.Fatalf("Delete(%q) after FetchHeads: %v, %v, want %v", k, found, err, ok)
+			}
+			delete(md, k)
+			get(t, k)
+		},
 		"fetch then no wait": func(t *rapid.T) {
 			k := drawKey(t)
 			if err := m.Fetch(ctx, [][]byte{[]byte(k), []byte("no such key")}); err != nil {

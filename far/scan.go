@@ -43,14 +43,16 @@ func (m *Map) Scan(ctx context.Context, cursor uint64, yield func(key []byte, e 
 // scan returns the entries of the step from cursor, and the next cursor.
 func (m *Map) scan(ctx context.Context, cursor uint64) ([]scanned, uint64, error) {
 	klen := 64 // read that much of a far key at once
+	var read []head
 	for {
-		s := scanner{m: m}
+		s := scanner{m: m, read: read}
 		next := s.collect(cursor, klen)
 		if len(s.led)+len(s.joined) > 0 || s.busy != nil {
 			if err := s.fetch(ctx); err != nil {
 				return nil, cursor, err
 			}
 		}
+		read = s.read
 		switch {
 		case s.busy != nil:
 			select {
@@ -70,6 +72,7 @@ func (m *Map) scan(ctx context.Context, cursor uint64) ([]scanned, uint64, error
 type scanner struct {
 	m           *Map
 	found       []scanned
+	read        []head // far keys, so that trying again reads others; e is nil if corrupt
 	led, joined []*flight
 	busy        <-chan struct{} // there was no buffer; closed when there is
 	short       bool            // a key was longer than what was read of it
@@ -121,6 +124,12 @@ func (s *scanner) visit(sh *shard, p place, klen int) {
 	if w.isLost() || h.far.seg(w.addr()).gone() {
 		return
 	}
+	for _, d := range s.read {
+		if d.of(h, w.addr()) {
+			s.add(d.e)
+			return
+		}
+	}
 	f, leader, busy := h.board(sh, sh.t.tag(p), w, false, klen)
 	switch {
 	case busy != nil:
@@ -133,7 +142,7 @@ func (s *scanner) visit(sh *shard, p place, klen int) {
 }
 
 func (s *scanner) add(e entry) {
-	if !e.expired() {
+	if e != nil && !e.expired() {
 		s.found = append(s.found, scanned{append([]byte(nil), e.key()...), e.meta()})
 	}
 }
@@ -151,11 +160,16 @@ func (s *scanner) fetch(ctx context.Context) error {
 		}
 		if err == nil {
 			switch {
-			case f.e != nil:
-				s.add(f.e)
+			case f.e != nil, f.corrupt():
+				d := head{addr: f.addr, seg: f.seg}
+				if f.e != nil {
+					d.e = f.e.appendHead(nil)
+				}
+				s.read = append(s.read, d)
+				s.add(d.e)
 			case f.short, f.mine:
 				s.short = true // look again
-			case f.err != nil && !f.corrupt() && !f.seg.gone():
+			case f.err != nil && !f.seg.gone():
 				err = f.err
 			case f.err == nil:
 				s.short = true // it has moved meanwhile

@@ -18,6 +18,9 @@ type shard struct {
 	muts    uint64 // changes of contents, as opposed to moves
 	closed  bool
 	count   shardCounters
+
+	heads    []head // what FetchHeads has read of late
+	nextHead int    // the one to forget next
 }
 
 // shardCounters are guarded by the shard's lock, since counting with atomics
@@ -73,17 +76,23 @@ func (sh *shard) find(h *Heap, hs hash, key []byte, kind word, hd *holding, whol
 			}
 			// The slow path: a far entry with the same tag.
 			s := remote
-			if f := hd.of(w.addr(), whole); f != nil && f.e != nil {
-				if f.e.klen() == len(key) && string(f.e.key()) == string(key) {
-					return place(b*bucketEntries + i), f.e, present
-				}
-				continue
-			} else if f != nil {
-				s = corrupt
+			var e entry
+			if f := hd.of(w.addr(), whole); f != nil {
+				e, s = f.e, corrupt
 			} else if w.isLost() || h.far.seg(w.addr()).gone() {
 				s = lost
+			} else if !whole {
+				e = sh.head(h, w.addr())
 			}
-			if st == absent {
+			if e != nil {
+				if string(e.key()) == string(key) {
+					return place(b*bucketEntries + i), e, present
+				}
+				continue
+			}
+			// A lost or corrupt entry is taken for the key's only when no other
+			// can be it.
+			if st == absent || s == remote && st != remote {
 				candidate, st = place(b*bucketEntries+i), s
 			}
 		}

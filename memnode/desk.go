@@ -213,8 +213,7 @@ type counter struct {
 	group   []verbs.QP // access queue pairs, nil where not yet connected
 	alloc   *desk      // of chains
 	free    *desk
-	verb    verbs.QP // of the allocation verb
-	verbCQ  verbs.CQ
+	verb    verbs.QP     // of the allocation verb
 	base    int          // chunks when it connected
 	failed  uint64       // allocations that found nothing
 	listed  []wire.Grant // what its session had, bound to its queue pairs

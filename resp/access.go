@@ -71,7 +71,6 @@ func (s *session) put(key []byte, e far.Entry) error {
 			err = s.srv.keys.Set(s.ctx, key, e)
 		}
 		if err != nil {
-			s.noRoom = errors.Is(err, far.ErrWouldBlock)
 			return err
 		}
 	}

@@ -20,6 +20,7 @@ const (
 	flagNoAuth                      // allowed before AUTH
 	flagNoMulti                     // refused in a transaction
 	flagImmediate                   // runs at once in a transaction
+	flagBlind                       // needs to know whether its keys exist, and not their values
 )
 
 var flagNames = []struct {
@@ -63,6 +64,20 @@ func (c *command) keys(args [][]byte) iter.Seq[[]byte] {
 			}
 		}
 	}
+}
+
+// blind reports whether the command does without the present values of its
+// keys.
+func (c *command) blind(args [][]byte) bool {
+	if c.flags&flagBlind == 0 {
+		return false
+	}
+	for i := 3; c.name == "set" && i < len(args); i++ {
+		if is(args[i], "get") {
+			return false
+		}
+	}
+	return true
 }
 
 // table finds commands by name.

@@ -22,8 +22,9 @@ type Config struct {
 	// MaxInlineLen is the longest inline command in bytes. Default 64 KiB.
 	MaxInlineLen int
 	// OutputLimit bounds the replies in bytes that a client has yet to
-	// read. One who has more is disconnected. Default 32 MiB. A single
-	// reply may exceed it by MaxBulk.
+	// read. The commands of one who has more wait until it has read them,
+	// and it is disconnected if it reads nothing for five seconds. Default
+	// 32 MiB. A single reply may exceed it by MaxBulk.
 	OutputLimit int
 	// OpTimeout bounds how long a command waits for far memory. Default 2s.
 	OpTimeout time.Duration

@@ -19,6 +19,9 @@ type conn struct {
 	pend []byte  // replies that the socket did not take
 	sent int     // of these, bytes sent since
 
+	full  bool      // pend has reached the limit: no commands until it is sent
+	moved time.Time // if full, when the socket last took something
+
 	work     *workspace // of the goroutine that it belongs to
 	detached bool       // the goroutine is a loop's no more
 	end      bool       // to be closed
@@ -98,6 +101,14 @@ func (c *conn) read(w *workspace) {
 	c.process(w)
 }
 
+// goOn runs input that is left over, unless c has too many replies to read.
+func (c *conn) goOn(w *workspace) {
+	if c.buf != nil && !c.end && !c.full && c.linger.IsZero() {
+		c.s.in = *c.buf
+		c.process(w)
+	}
+}
+
 // process runs the session's input, and keeps what is left over. Short replies
 // are written at the end of the loop's round.
 func (c *conn) process(w *workspace) {
@@ -119,7 +130,7 @@ func (c *conn) process(w *workspace) {
 		if c.end {
 			break
 		}
-		if st == needFlush {
+		if st == needFlush && !c.full {
 			continue
 		}
 		if st == sessionEnd {
@@ -168,24 +179,14 @@ func (c *conn) send(out []byte) {
 		}
 		out = out[n:]
 	}
-	if len(c.pend)-c.sent+len(out) > c.l.srv.cfg.OutputLimit+c.slack() {
-		c.l.srv.stats.outputDrops.Add(1)
-		c.end = true
-		return
-	}
 	if c.sent > len(c.pend)/2 {
 		c.pend = c.pend[:copy(c.pend, c.pend[c.sent:])]
 		c.sent = 0
 	}
 	c.pend = append(c.pend, out...)
-}
-
-// slack lets a single long reply through, when nothing else is pending.
-func (c *conn) slack() int {
-	if len(c.pend) == 0 {
-		return c.l.srv.cfg.MaxBulk + flushAt
+	if !c.full && len(c.pend)-c.sent > c.l.srv.cfg.OutputLimit {
+		c.full, c.moved = true, time.Now()
 	}
-	return 0
 }
 
 // drain writes what the socket did not take before.
@@ -195,6 +196,9 @@ func (c *conn) drain() {
 		switch errno {
 		case 0:
 			c.sent += n
+			if c.full {
+				c.moved = time.Now()
+			}
 		case unix.EINTR:
 		case unix.EAGAIN:
 			return
@@ -203,7 +207,7 @@ func (c *conn) drain() {
 			return
 		}
 	}
-	c.sent = 0
+	c.sent, c.full = 0, false
 	if cap(c.pend) > maxPooled {
 		c.pend = nil
 	} else {

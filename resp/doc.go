@@ -30,7 +30,7 @@
 //	stripe locks (ascending)
 //	  watch table
 //	  the heap's own locks
-//	server.mu (alone)
+//	server.mu, then a stream's
 //
 // # Errors of far memory
 //

@@ -77,41 +77,42 @@ func (f *fetcher) take(batch []waiter) []waiter {
 func (f *fetcher) run() {
 	defer f.srv.wg.Done()
 	var batch []waiter
-	var keys, blocks [][]byte
+	var w wants
 	for {
 		batch = f.take(batch[:0])
 		if len(batch) == 0 {
 			return
 		}
-		keys, blocks = keys[:0], blocks[:0]
-		for _, w := range batch {
-			keys, blocks = w.session().wants(keys, blocks)
+		for _, b := range batch {
+			b.session().wants(&w)
 		}
-		err := f.srv.fetch(keys, blocks)
-		for _, w := range batch {
-			w.session().fetched(err)
-			w.resume()
+		err := f.srv.fetch(&w)
+		for _, b := range batch {
+			b.session().fetched(err)
+			b.resume()
 		}
 		clear(batch)
-		clear(keys)
-		clear(blocks)
+		w.clear()
 	}
 }
 
-// fetch brings keys and blocks into local memory. It gives up early, after a
+// fetch brings what is wanted into local memory. It gives up early, after a
 // quarter of the time that a command has: those whose keys are elsewhere then
 // wait on their own, and not for a node that does not answer.
-func (srv *Server) fetch(keys, blocks [][]byte) error {
+func (srv *Server) fetch(w *wants) error {
 	srv.stats.fetches.Add(1)
-	srv.stats.fetchedKeys.Add(int64(len(keys) + len(blocks)))
+	srv.stats.fetchedKeys.Add(int64(w.len() + len(w.blocks)))
 	ctx, cancel := context.WithTimeout(srv.ctx, srv.cfg.OpTimeout/4)
 	defer cancel()
 	var err error
-	if len(keys) > 0 {
-		err = srv.keys.Fetch(ctx, keys)
+	if len(w.keys) > 0 {
+		err = srv.keys.Fetch(ctx, w.keys)
 	}
-	if len(blocks) > 0 && err == nil {
-		err = srv.blocks.Fetch(ctx, blocks)
+	if len(w.heads) > 0 && err == nil {
+		err = srv.keys.FetchHeads(ctx, w.heads)
+	}
+	if len(w.blocks) > 0 && err == nil {
+		err = srv.blocks.Fetch(ctx, w.blocks)
 	}
 	return err
 }

@@ -99,11 +99,7 @@ func (s *session) putBlock(h *largeHash, b uint32, l fieldList) error {
 	if err != nil && s.mustWait(err) {
 		err = put()
 	}
-	if err == nil {
-		s.mutated = true
-	} else if errors.Is(err, far.ErrWouldBlock) {
-		s.noRoom = true
-	}
+	s.mutated = s.mutated || err == nil
 	return err
 }
 

@@ -187,6 +187,37 @@ func TestSlowReadersAreDisconnected(t *testing.T) {
 	})
 }
 
+// TestLongPipelinesGetAll has a client ask at once for many times what may wait
+// for it, and read all of it.
+func TestLongPipelinesGetAll(t *testing.T) {
+	drivers(t, func(t *testing.T, cfg Config) {
+		cfg.OutputLimit = 256 << 10
+		srv, addr := startServer(t, roomy, cfg)
+		c, other := dial(t, addr), dial(t, addr)
+		const n = 2000
+		for i := range 10 {
+			c.do("SET", fmt.Sprint(i), strings.Repeat(fmt.Sprint(i), 20<<10))
+		}
+		var in strings.Builder
+		for i := range n {
+			in.WriteString(encode("GET", fmt.Sprint(i%10)))
+		}
+		c.send(in.String() + "PING\r\n")
+		other.do("SET", "other", "served")
+		for i := range n {
+			if got, want := c.recv().bulk, strings.Repeat(fmt.Sprint(i%10), 20<<10); got != want {
+				t.Fatalf("reply %d: got %d bytes that begin with %.3q, want %d of %q", i, len(got), got, len(want), want[:1])
+			}
+		}
+		if got := c.recv().String(); got != "+PONG" {
+			t.Errorf("at the end: %s", got)
+		}
+		if n := srv.Stats().OutputDrops; n != 0 {
+			t.Errorf("%d clients counted as not reading, want none", n)
+		}
+	})
+}
+
 // TestPatientReadersGetAll has a client send all its commands before it reads
 // any reply, within the limit.
 func TestPatientReadersGetAll(t *testing.T) {

@@ -115,7 +115,7 @@ func newLoop(srv *Server) (*loop, error) {
 		unix.Close(ep)
 		return nil, err
 	}
-	l := &loop{srv: srv, ep: ep, wake: wake, timed: time.Now(), brief: runtime.GOMAXPROCS(0) > 1}
+	l := &loop{srv: srv, ep: ep, wake: wake, timed: time.Now(), brief: runtime.GOMAXPROCS(0) > srv.cfg.Loops}
 	if err := unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, wake, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(wake)}); err != nil {
 		l.free()
 		return nil, err
@@ -261,9 +261,14 @@ func (l *loop) handle(c *conn, events uint32, w *workspace) bool {
 		return true
 	}
 	if events&unix.EPOLLOUT != 0 {
+		full := c.full
 		c.drain()
+		if full {
+			c.goOn(w)
+			return l.after(c, w)
+		}
 	}
-	if events&(unix.EPOLLIN|unix.EPOLLHUP|unix.EPOLLERR) != 0 && !c.end && c.linger.IsZero() {
+	if events&(unix.EPOLLIN|unix.EPOLLHUP|unix.EPOLLERR) != 0 && !c.end && !c.full && c.linger.IsZero() {
 		c.read(w)
 	} else if events&(unix.EPOLLHUP|unix.EPOLLERR) != 0 {
 		c.end = true
@@ -292,7 +297,7 @@ func (l *loop) after(c *conn, w *workspace) bool {
 		c.fetch, c.away = false, true
 		l.away++
 		l.srv.fetches.submit(c)
-	case !c.linger.IsZero():
+	case c.full, !c.linger.IsZero():
 		l.arm(c, unix.EPOLLOUT)
 	case len(c.pend) > 0:
 		l.arm(c, unix.EPOLLIN|unix.EPOLLOUT)
@@ -347,13 +352,10 @@ func (l *loop) takeBack(w *workspace) bool {
 			l.conns[c.fd] = c
 			l.count++
 		}
-		if c.buf != nil && !c.end && c.linger.IsZero() {
-			c.s.in = *c.buf
-			c.process(w)
-		}
-		if len(c.pend) > 0 && !w.detached && !c.end {
+		if len(c.pend) > 0 && !c.end {
 			c.drain()
 		}
+		c.goOn(w)
 		if !l.after(c, w) {
 			return false
 		}
@@ -362,8 +364,8 @@ func (l *loop) takeBack(w *workspace) bool {
 	return true
 }
 
-// tick closes, once a second, clients that have been idle or lingered too
-// long; and all of them when the server stops. It reports false when the loop
+// tick closes, once a second, clients that have been idle, lingered or read
+// nothing too long; and all of them when the server stops. It reports false when the loop
 // has come to its end.
 func (l *loop) tick() bool {
 	stopping := l.stopping.Load()
@@ -380,7 +382,10 @@ func (l *loop) tick() bool {
 			l.close(c)
 		case !c.linger.IsZero() && now.After(c.linger):
 			l.close(c)
-		case idle > 0 && now.Unix()-c.s.info.active.Load() > int64(idle/time.Second):
+		case c.full && now.Sub(c.moved) > linger:
+			l.srv.stats.outputDrops.Add(1)
+			l.close(c)
+		case idle > 0 && !c.full && now.Unix()-c.s.info.active.Load() > int64(idle/time.Second):
 			l.srv.stats.idleDrops.Add(1)
 			l.close(c)
 		}

@@ -249,11 +249,14 @@ func (r reply) sorted(n int) reply {
 // eventually waits until ok, which another goroutine or process brings about.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(testTimeout)
+	deadline := time.After(testTimeout)
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
 	for !ok() {
-		if time.Now().After(deadline) {
+		select {
+		case <-tick.C:
+		case <-deadline:
 			t.Fatalf("%s did not come about in %v", what, testTimeout)
 		}
-		time.Sleep(time.Millisecond)
 	}
 }

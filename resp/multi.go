@@ -122,11 +122,14 @@ func cmdExec(s *session, a [][]byte) error {
 // probeQueue fails with far.ErrWouldBlock if a queued command would have to
 // wait for one of its keys.
 func (s *session) probeQueue() error {
-	var keys [][]byte
+	var w wants
 	for _, q := range s.queue {
-		keys = appendWants(keys, q.cmd, q.args)
+		w.add(q.cmd, q.args)
 	}
-	if err := s.srv.keys.Fetch(s.ctx, keys); errors.Is(err, far.ErrWouldBlock) {
+	if err := s.srv.keys.Fetch(s.ctx, w.keys); errors.Is(err, far.ErrWouldBlock) {
+		return err
+	}
+	if err := s.srv.keys.FetchHeads(s.ctx, w.heads); errors.Is(err, far.ErrWouldBlock) {
 		return err
 	}
 	return nil // any other error shows in the command that meets it
@@ -148,7 +151,9 @@ func cmdWatch(s *session, a [][]byte) error {
 }
 
 func cmdUnwatch(s *session, a [][]byte) error {
-	s.srv.watches.unwatch(s)
+	if !s.multi { // EXEC, which may have to run again, unwatches in the end
+		s.srv.watches.unwatch(s)
+	}
 	s.ok()
 	return nil
 }

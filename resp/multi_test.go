@@ -3,6 +3,7 @@ package resp
 import (
 	"fmt"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 
@@ -181,4 +182,40 @@ func TestWatchMakesCountersExact(t *testing.T) {
 	}
 	wg.Wait()
 	expect(t, dial(t, addr), "GET n", strconv.Quote(strconv.Itoa(clients*each)))
+}
+
+// TestUnwatchIsFinal ends watches while another client changes the key: the
+// next transaction must not notice.
+func TestUnwatchIsFinal(t *testing.T) {
+	_, addr := startServer(t, roomy, Config{Loops: 2})
+	a, b := dial(t, addr), dial(t, addr)
+	done := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			select {
+			case <-done:
+				return
+			default:
+				b.send(strings.Repeat(encode("SET", "x", "1"), 100))
+				for range 100 {
+					b.recv()
+				}
+			}
+		}
+	})
+	defer wg.Wait()
+	defer close(done)
+	const rounds = 100
+	for range 100 {
+		a.send(strings.Repeat(encode("WATCH", "x")+encode("UNWATCH")+encode("MULTI")+encode("EXEC"), rounds))
+		for range rounds {
+			a.recv()
+			a.recv()
+			a.recv()
+			if got := a.recv().String(); got != "[]" {
+				t.Fatalf("EXEC after UNWATCH: got %s, want []", got)
+			}
+		}
+	}
 }

@@ -40,7 +40,6 @@ type session struct {
 	cancel     context.CancelFunc
 	tries      int      // how often the command has blocked
 	mutated    bool     // the command has changed something
-	noRoom     bool     // it blocked on a write
 	mark       int      // where its reply starts in out
 	held       []uint32 // stripes it has locked, ascending
 	heldWrite  bool
@@ -152,32 +151,23 @@ func (s *session) admit(cmd *command) error {
 	return nil
 }
 
-// perform runs a command under its locks.
+// perform runs a command under its locks. It reports false, and has done
+// nothing, if the command would have to wait.
 func (s *session) perform(cmd *command, args [][]byte) bool {
 	s.mark = len(s.out)
-	for {
-		if s.tries > maxTries {
-			s.wait()
+	if s.tries > maxTries {
+		s.wait()
+	}
+	s.lock(cmd, args)
+	err := cmd.run(s, args)
+	s.unlock()
+	if err != nil {
+		s.out = s.out[:s.mark]
+		if !s.mutated && errors.Is(err, far.ErrWouldBlock) {
+			s.tries++
+			return false
 		}
-		s.noRoom = false
-		s.lock(cmd, args)
-		err := cmd.run(s, args)
-		s.unlock()
-		if err != nil {
-			s.out = s.out[:s.mark]
-			if !s.mutated && errors.Is(err, far.ErrWouldBlock) {
-				s.tries++
-				if s.noRoom && s.tries > 1 {
-					// What it writes over has been fetched, so it is
-					// room that lacks.
-					s.tries = maxTries + 1
-					continue
-				}
-				return false
-			}
-			s.fail(err)
-		}
-		break
+		s.fail(err)
 	}
 	if s.tries != 0 || s.mutated {
 		s.settle()
@@ -207,7 +197,7 @@ func (s *session) fail(err error) {
 
 // settle ends a command: the next one starts with far.NoWait.
 func (s *session) settle() {
-	s.tries, s.mutated, s.noRoom = 0, false, false
+	s.tries, s.mutated = 0, false
 	s.wantBlocks = nil
 	if s.cancel != nil {
 		s.cancel()
@@ -240,16 +230,42 @@ func (s *session) mustWait(err error) bool {
 // maxFetch bounds the keys of one fetch for one client.
 const maxFetch = 256
 
-// wants appends the keys to fetch after needFetch: those of the command that
+// wants is what sessions that blocked need fetched.
+type wants struct {
+	keys   [][]byte // entries
+	heads  [][]byte // entries of which only the presence matters
+	blocks [][]byte // blocks of large hashes
+}
+
+func (w *wants) clear() {
+	clear(w.keys)
+	clear(w.heads)
+	clear(w.blocks)
+	w.keys, w.heads, w.blocks = w.keys[:0], w.heads[:0], w.blocks[:0]
+}
+
+func (w *wants) add(cmd *command, args [][]byte) {
+	list := &w.keys
+	if cmd.blind(args) {
+		list = &w.heads
+	}
+	for key := range cmd.keys(args) {
+		*list = append(*list, key)
+	}
+}
+
+func (w *wants) len() int { return len(w.keys) + len(w.heads) }
+
+// wants adds what to fetch after needFetch: the keys of the command that
 // blocked and of what the client has pipelined behind it.
-func (s *session) wants(keys, blocks [][]byte) (k, b [][]byte) {
+func (s *session) wants(w *wants) {
 	if len(s.wantBlocks) > 0 {
-		blocks = append(blocks, s.wantBlocks...)
+		w.blocks = append(w.blocks, s.wantBlocks...)
 		s.wantBlocks = nil
 	}
 	p := proto.Parser{Limits: s.parser.Limits}
-	start := len(keys)
-	for rest := s.in; len(keys)-start < maxFetch; {
+	start := w.len()
+	for rest := s.in; w.len()-start < maxFetch; {
 		args, n, err := p.Next(rest)
 		if err != nil || n == 0 {
 			break
@@ -264,19 +280,11 @@ func (s *session) wants(keys, blocks [][]byte) (k, b [][]byte) {
 		}
 		if cmd.name == "exec" {
 			for _, q := range s.queue {
-				keys = appendWants(keys, q.cmd, q.args)
+				w.add(q.cmd, q.args)
 			}
 		}
-		keys = appendWants(keys, cmd, args)
+		w.add(cmd, args)
 	}
-	return keys, blocks
-}
-
-func appendWants(keys [][]byte, cmd *command, args [][]byte) [][]byte {
-	for key := range cmd.keys(args) {
-		keys = append(keys, key)
-	}
-	return keys
 }
 
 // fetched tells the session that what it wanted has been fetched, or that this

@@ -1,7 +1,9 @@
 package resp
 
 import (
+	"errors"
 	"net"
+	"os"
 	"sync"
 	"time"
 )
@@ -9,7 +11,8 @@ import (
 const (
 	streamBuf = 16 << 10
 	// linger is how long a client may take to read the replies that are
-	// left when its connection ends.
+	// left when its connection ends, and how long one with more replies than
+	// the limit may read nothing.
 	linger = 5 * time.Second
 )
 
@@ -20,17 +23,19 @@ type stream struct {
 	nc net.Conn
 	s  *session
 
-	mu      sync.Mutex
-	more    sync.Cond
-	pending []byte // replies to write; guarded by mu
-	writing int    // bytes of the write under way; guarded by mu
-	done    bool   // no more replies will come; guarded by mu
-	broken  bool   // writing has failed; guarded by mu
+	mu       sync.Mutex
+	changed  sync.Cond
+	pending  []byte // replies to write; guarded by mu
+	writing  int    // bytes of the write under way; guarded by mu
+	full     bool   // the reader waits until replies are written; guarded by mu
+	stopping bool   // the reader is to end; guarded by mu
+	done     bool   // no more replies will come; guarded by mu
+	broken   bool   // writing has failed; guarded by mu
 }
 
 func (srv *Server) serveStream(nc net.Conn, s *session) {
 	st := &stream{nc: nc, s: s}
-	st.more.L = &st.mu
+	st.changed.L = &st.mu
 	srv.mu.Lock()
 	srv.streams[st] = struct{}{}
 	if srv.stopping {
@@ -54,7 +59,13 @@ func (srv *Server) serveStream(nc net.Conn, s *session) {
 }
 
 // stop makes the reader stop after the command that runs.
-func (st *stream) stop() { st.nc.SetReadDeadline(time.Unix(1, 0)) }
+func (st *stream) stop() {
+	st.nc.SetReadDeadline(time.Unix(1, 0))
+	st.mu.Lock()
+	st.stopping = true
+	st.mu.Unlock()
+	st.changed.Broadcast()
+}
 
 // finish lets the writer write what is left, and end.
 func (st *stream) finish() {
@@ -62,7 +73,7 @@ func (st *stream) finish() {
 	defer st.mu.Unlock()
 	st.done = true
 	st.nc.SetWriteDeadline(time.Now().Add(linger))
-	st.more.Signal()
+	st.changed.Broadcast()
 }
 
 func (st *stream) read() {
@@ -111,15 +122,17 @@ func (st *stream) process() bool {
 		case needInput:
 			return true
 		case needFetch:
-			st.s.fetched(st.s.srv.fetch(st.s.wants(nil, nil)))
+			var w wants
+			st.s.wants(&w)
+			st.s.fetched(st.s.srv.fetch(&w))
 		case sessionEnd:
 			return false
 		}
 	}
 }
 
-// push gives the session's replies to the writer. It reports false if the
-// client has too many to read, or is gone.
+// push gives the session's replies to the writer. While the client has too many
+// to read, it waits. It reports false if the connection is to end.
 func (st *stream) push() bool {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -130,14 +143,20 @@ func (st *stream) push() bool {
 			st.pending = append(st.pending, st.s.out...)
 			st.s.out = st.s.out[:0]
 		}
-		st.more.Signal()
+		st.changed.Broadcast()
 	}
-	if limit := st.s.srv.cfg.OutputLimit; len(st.pending) > limit && st.writing > 0 && len(st.pending)+st.writing > limit {
-		st.s.srv.stats.outputDrops.Add(1)
-		st.pending, st.broken = nil, true
-		st.nc.Close()
+	for len(st.pending)+st.writing > st.s.srv.cfg.OutputLimit && !st.broken && !st.stopping {
+		if !st.full {
+			st.full = true
+			st.nc.SetWriteDeadline(time.Now().Add(linger))
+		}
+		st.changed.Wait()
 	}
-	return !st.broken
+	if st.full {
+		st.full = false
+		st.nc.SetWriteDeadline(time.Time{})
+	}
+	return !st.broken && !st.stopping
 }
 
 func (st *stream) write() {
@@ -146,7 +165,7 @@ func (st *stream) write() {
 	defer st.mu.Unlock()
 	for {
 		for len(st.pending) == 0 && !st.done && !st.broken {
-			st.more.Wait()
+			st.changed.Wait()
 		}
 		if len(st.pending) == 0 || st.broken {
 			return
@@ -156,15 +175,35 @@ func (st *stream) write() {
 			spare = nil
 		}
 		st.pending, st.writing = spare[:0], len(out)
-		st.mu.Unlock()
-		_, err := st.nc.Write(out)
-		st.mu.Lock()
-		st.writing = 0
-		spare = out
-		if err != nil {
+		if !st.send(out) {
 			st.broken = true
 			st.nc.SetReadDeadline(time.Unix(1, 0))
+			st.changed.Broadcast()
 			return
 		}
+		spare = out
 	}
+}
+
+// send writes out piece by piece, so that a client who reads slowly is told
+// from one who does not read. st.mu is held, but not while it writes.
+func (st *stream) send(out []byte) bool {
+	for len(out) > 0 {
+		st.mu.Unlock()
+		n, err := st.nc.Write(out[:min(len(out), flushAt)])
+		st.mu.Lock()
+		if err != nil {
+			if st.full && errors.Is(err, os.ErrDeadlineExceeded) {
+				st.s.srv.stats.outputDrops.Add(1)
+			}
+			return false
+		}
+		out = out[n:]
+		st.writing = len(out)
+		if st.full {
+			st.nc.SetWriteDeadline(time.Now().Add(linger))
+			st.changed.Broadcast()
+		}
+	}
+	return true
 }

@@ -37,20 +37,20 @@ var commandTable = sync.OnceValue(func() *table {
 		p.subs[sub] = c
 		return c
 	}
-	const w, r, fast = flagWrite, flagRead, flagFast
+	const w, r, fast, blind = flagWrite, flagRead, flagFast, flagBlind
 
 	group = "string"
 	def("get", 2, r|fast, oneKey, cmdGet)
-	def("set", -3, w, oneKey, cmdSet)
-	def("setnx", 3, w|fast, oneKey, cmdSetNX)
-	def("setex", 4, w, oneKey, cmdSetEX)
-	def("psetex", 4, w, oneKey, cmdPSetEX)
+	def("set", -3, w|blind, oneKey, cmdSet)
+	def("setnx", 3, w|fast|blind, oneKey, cmdSetNX)
+	def("setex", 4, w|blind, oneKey, cmdSetEX)
+	def("psetex", 4, w|blind, oneKey, cmdPSetEX)
 	def("getset", 3, w|fast, oneKey, cmdGetSet)
 	def("getdel", 2, w|fast, oneKey, cmdGetDel)
 	def("getex", -2, w|fast, oneKey, cmdGetEx)
 	def("mget", -2, r|fast, allKeys, cmdMGet)
-	def("mset", -3, w, keyPairs, cmdMSet)
-	def("msetnx", -3, w, keyPairs, cmdMSetNX)
+	def("mset", -3, w|blind, keyPairs, cmdMSet)
+	def("msetnx", -3, w|blind, keyPairs, cmdMSetNX)
 	def("append", 3, w|fast, oneKey, cmdAppend)
 	def("strlen", 2, r|fast, oneKey, cmdStrLen)
 	def("getrange", 4, r, oneKey, cmdGetRange)
@@ -63,20 +63,20 @@ var commandTable = sync.OnceValue(func() *table {
 	def("incrbyfloat", 3, w|fast, oneKey, cmdIncrByFloat)
 
 	group = "generic"
-	def("del", -2, w, allKeys, cmdDel)
-	def("unlink", -2, w|fast, allKeys, cmdDel)
-	def("exists", -2, r|fast, allKeys, cmdExists)
-	def("touch", -2, r|fast, allKeys, cmdExists)
+	def("del", -2, w|blind, allKeys, cmdDel)
+	def("unlink", -2, w|fast|blind, allKeys, cmdDel)
+	def("exists", -2, r|fast|blind, allKeys, cmdExists)
+	def("touch", -2, r|fast|blind, allKeys, cmdExists)
 	def("expire", -3, w|fast, oneKey, cmdExpire)
 	def("pexpire", -3, w|fast, oneKey, cmdPExpire)
 	def("expireat", -3, w|fast, oneKey, cmdExpireAt)
 	def("pexpireat", -3, w|fast, oneKey, cmdPExpireAt)
-	def("ttl", 2, r|fast, oneKey, cmdTTL)
-	def("pttl", 2, r|fast, oneKey, cmdPTTL)
-	def("expiretime", 2, r|fast, oneKey, cmdExpireTime)
-	def("pexpiretime", 2, r|fast, oneKey, cmdPExpireTime)
+	def("ttl", 2, r|fast|blind, oneKey, cmdTTL)
+	def("pttl", 2, r|fast|blind, oneKey, cmdPTTL)
+	def("expiretime", 2, r|fast|blind, oneKey, cmdExpireTime)
+	def("pexpiretime", 2, r|fast|blind, oneKey, cmdPExpireTime)
 	def("persist", 2, w|fast, oneKey, cmdPersist)
-	def("type", 2, r|fast, oneKey, cmdType)
+	def("type", 2, r|fast|blind, oneKey, cmdType)
 	def("rename", 3, w, twoKeys, cmdRename)
 	def("renamenx", 3, w|fast, twoKeys, cmdRenameNX)
 	def("copy", -3, w, twoKeys, cmdCopy)

@@ -45,12 +45,13 @@ func (t *watchTable) watch(s *session, key []byte, expire time.Time) {
 
 // unwatch makes s watch nothing.
 func (t *watchTable) unwatch(s *session) {
-	s.dirty.Store(false)
 	if len(s.watching) == 0 {
 		return
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	// Nobody can set it again once the lock is free and the keys are gone.
+	s.dirty.Store(false)
 	for _, w := range s.watching {
 		m := t.by[w.key]
 		delete(m, s)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
@@ -211,5 +212,38 @@ func TestTheNodeOutlivesItsClient(t *testing.T) {
 		p.Set(ctx, k, value(k, 2, size), 0)
 	}, func(_ int, cmd redis.Cmder) error { return cmd.Err() }); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestTheServerEndsWithoutItsNode stops a server whose node is gone for good,
+// or hangs: there is nobody to give memory back to, and it ends all the same.
+func TestTheServerEndsWithoutItsNode(t *testing.T) {
+	for _, gone := range []struct {
+		name string
+		sig  syscall.Signal
+	}{{"killed", syscall.SIGKILL}, {"hanging", syscall.SIGSTOP}} {
+		t.Run(gone.name, func(t *testing.T) {
+			node := startNode(t, "128MiB")
+			t.Cleanup(node.Kill) // what hangs does not end of itself
+			server := startServer(t, node.Addr("verbs"), "4MiB", "--op-timeout", "300ms")
+			client := connect(t, server)
+			ctx := context.Background()
+			if err := pipelined(ctx, client, 2000, func(p redis.Pipeliner, i int) {
+				k := fmt.Sprint("key:", i)
+				p.Set(ctx, k, value(k, 1, 8<<10), 0)
+			}, func(_ int, cmd redis.Cmder) error { return cmd.Err() }); err != nil {
+				t.Fatal(err)
+			}
+			if err := node.Signal(gone.sig); err != nil {
+				t.Fatal(err)
+			}
+			if err := client.Get(ctx, "key:0").Err(); refusal(err) != "TRYAGAIN" && refusal(err) != "LOST" {
+				t.Errorf("a far key: got %v, want TRYAGAIN or LOST", err)
+			}
+			// Stop, which allows ten seconds, and its exit code.
+			if err := server.Stop(); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }

@@ -10,8 +10,10 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"polder/cmd/polder/sharecmd"
 	"polder/internal/bench/allocbench"
 	"polder/internal/bench/respbench"
+	"polder/internal/bench/softbench"
 	"polder/internal/bench/verbsbench"
 	"polder/internal/benchout"
 )
@@ -24,6 +26,10 @@ func newBench() *cobra.Command {
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newBenchResp(), newBenchVerbs(), newBenchVerbsServer(), newBenchAlloc())
+	cmd.AddCommand(sharecmd.Bench(func(cmd *cobra.Command) (func(done, total int, what string), func()) {
+		return benchProgress(cmd.ErrOrStderr())
+	}))
+	cmd.AddCommand(softbench.Command())
 	return cmd
 }
 

@@ -32,7 +32,7 @@ func main() {
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
 	go func() {
-		cancel(fmt.Errorf("%w by %v", errInterrupted, <-signals))
+		cancel(fmt.Errorf("%w (signal: %v)", errInterrupted, <-signals))
 		<-signals
 		os.Exit(exitInterrupted)
 	}()

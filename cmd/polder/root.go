@@ -10,8 +10,10 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"polder/cmd/polder/sharecmd"
 	"polder/internal/config"
 	"polder/internal/listen"
+	"polder/internal/softcmd"
 )
 
 // usageError is a mistake on the command line or in the configuration.
@@ -26,7 +28,7 @@ func newRoot(environ []string) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "polder",
 		Short: "Memory that is not your own",
-		Long: "Polder lends memory, borrows it, and serves it to Redis clients.\n" +
+		Long: "Polder lends memory, borrows it, shares it between processes, and serves it to Redis clients.\n" +
 			"Start with: polder up",
 		SilenceUsage:      true,
 		SilenceErrors:     true,
@@ -46,7 +48,7 @@ func newRoot(environ []string) *cobra.Command {
 		}
 		return &usageError{err}
 	})
-	root.AddCommand(newUp(), newNode(), newServe(), newStatus(), newDemo(), newBench(), newSim(), newVersion())
+	root.AddCommand(newUp(), newNode(), newServe(), newStatus(), sharecmd.Command(), softcmd.Command(), newDemo(), newBench(), newSim(), newVersion())
 	configure(root, environ)
 	return root
 }

@@ -61,7 +61,7 @@ func serveFlags(fs *pflag.FlagSet, cfg *daemon.ServeConfig) {
 	fs.Var(config.NewAddress(&cfg.Listen, false), "listen", "where Redis clients connect")
 	fs.StringVar(&cfg.Password, "password", "", "what clients must present with AUTH; better given as POLDER_PASSWORD or in the file")
 	fs.Var(config.NewInt(&cfg.MaxClients, 1, 1<<20), "max-clients", "most connections")
-	fs.Var(config.NewSize(&cfg.OutputLimit, 64, 1<<30), "output-limit", "replies that a client may leave unread before it is disconnected")
+	fs.Var(config.NewSize(&cfg.OutputLimit, 64, 1<<30), "output-limit", "unread replies with which the commands of a client wait; one who reads nothing for 5s then is disconnected")
 	fs.Var(config.NewDuration(&cfg.OpTimeout, time.Millisecond), "op-timeout", "how long a command waits for far memory")
 	fs.Var(config.NewDuration(&cfg.IdleTimeout, 0), "idle-timeout", "disconnect clients that are silent for so long; 0 means never")
 }

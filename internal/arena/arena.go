@@ -28,7 +28,8 @@ const HugePageSize = 2 << 20
 
 // Mapping is a range of memory mapped into this process.
 type Mapping struct {
-	mem []byte // nil once closed
+	mem   []byte // nil once closed
+	whole []byte // what is to be unmapped: mem and what it was aligned in
 }
 
 // Anonymous maps size bytes of private, zeroed, lazily populated memory.
@@ -37,7 +38,7 @@ func Anonymous(size int, huge bool) (*Mapping, error) {
 	if size <= 0 {
 		return nil, fmt.Errorf("cannot map %d bytes: the size must be positive", size)
 	}
-	mem, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE,
+	mem, whole, err := mapAligned(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_ANON|unix.MAP_PRIVATE|unix.MAP_NORESERVE)
 	if err != nil {
 		return nil, fmt.Errorf("cannot map %d bytes of anonymous memory: %w", size, err)
@@ -48,7 +49,7 @@ func Anonymous(size int, huge bool) (*Mapping, error) {
 	}
 	// The advice is a wish: kernels without transparent huge pages refuse it.
 	_ = unix.Madvise(mem, advice)
-	return &Mapping{mem: mem}, nil
+	return &Mapping{mem: mem, whole: whole}, nil
 }
 
 // Bytes returns the mapped memory. It is nil after Close.
@@ -75,10 +76,24 @@ func (m *Mapping) Close() error {
 	if m.mem == nil {
 		return nil
 	}
-	mem := m.mem
-	m.mem = nil
-	if err := unix.Munmap(mem); err != nil {
-		return fmt.Errorf("cannot unmap %d bytes: %w", len(mem), err)
+	whole := m.whole
+	m.mem, m.whole = nil, nil
+	if err := unix.Munmap(whole); err != nil {
+		return fmt.Errorf("cannot unmap %d bytes: %w", len(whole), err)
+	}
+	return nil
+}
+
+// Collapse makes each huge page's worth of [off, off+n) one huge page, as far
+// as there is memory at all in it, and fails if the kernel cannot: before
+// Linux 6.1, or when memory is in pieces. It takes as long as touching every
+// page, and makes the pages cheap to use and to punch.
+func (m *Mapping) Collapse(off, n int) error {
+	if err := checkRange(off, n, len(m.mem)); err != nil {
+		return fmt.Errorf("cannot make huge pages: %w", err)
+	}
+	if err := unix.Madvise(m.mem[off:off+n], unix.MADV_COLLAPSE); err != nil {
+		return fmt.Errorf("cannot make huge pages of %d bytes at %d: %w", n, off, err)
 	}
 	return nil
 }

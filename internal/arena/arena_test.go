@@ -114,3 +114,30 @@ func TestCloseTwice(t *testing.T) {
 		}
 	}
 }
+
+func TestAHugeMemfdMappingCanBeCollapsed(t *testing.T) {
+	fd, err := NewMemfd("test", 4*HugePageSize)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer fd.Close()
+	for _, off := range []int{0, PageSize} {
+		m, err := fd.Map(off, 3*HugePageSize, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := len(m.Bytes()); n != 3*HugePageSize {
+			t.Fatalf("mapped %d bytes, want %d", n, 3*HugePageSize)
+		}
+		m.Bytes()[HugePageSize-off+5] = 7
+		if err := m.Collapse(HugePageSize-off, HugePageSize); err != nil {
+			t.Logf("this kernel makes no huge pages here: %v", err)
+		}
+		if got := m.Bytes()[HugePageSize-off+5]; got != 7 {
+			t.Fatalf("after collapsing: got %d, want 7", got)
+		}
+		if err := m.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

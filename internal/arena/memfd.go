@@ -58,11 +58,11 @@ func (m *Memfd) Map(off, n int, writable bool) (*Mapping, error) {
 	if writable {
 		prot |= unix.PROT_WRITE
 	}
-	mem, err := unix.Mmap(int(m.f.Fd()), int64(off), n, prot, unix.MAP_SHARED)
+	mem, whole, err := mapAligned(int(m.f.Fd()), off, n, prot, unix.MAP_SHARED)
 	if err != nil {
 		return nil, fmt.Errorf("cannot map %d bytes at %d of %s: %w", n, off, m.f.Name(), err)
 	}
-	return &Mapping{mem: mem}, nil
+	return &Mapping{mem: mem, whole: whole}, nil
 }
 
 // Punch gives the pages of [off, off+n) back to the operating system, for

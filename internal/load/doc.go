@@ -9,8 +9,8 @@
 // Latencies are those of a command from the write of its batch to the arrival
 // of its own reply.
 //
-// Keys are chosen uniformly ([Uniform]) or by YCSB's Zipfian ([Scrambled]),
-// and the choice is made before the clock starts.
+// Keys are chosen uniformly ([Uniform]) or by a Zipfian whose popular keys lie
+// anywhere ([Scattered]), and the choice is made before the clock starts.
 //
 // A Run uses one goroutine, locked to its thread. Different Runs may go on at
 // the same time.

@@ -2,6 +2,7 @@ package load
 
 import (
 	"math"
+	"math/bits"
 	"math/rand/v2"
 )
 
@@ -34,11 +35,7 @@ type Zipfian struct {
 // NewZipfian makes a Zipfian over the given number of items. It takes time
 // in proportion to items.
 func NewZipfian(items int64, theta float64) *Zipfian {
-	return newZipfian(items, theta, zeta(items, theta))
-}
-
-func newZipfian(items int64, theta, zetan float64) *Zipfian {
-	n := float64(items)
+	n, zetan := float64(items), zeta(items, theta)
 	return &Zipfian{
 		items:       items,
 		theta:       theta,
@@ -75,41 +72,36 @@ func (z *Zipfian) Rank(r *rand.Rand) int64 {
 // Next is Rank as a key's number.
 func (z *Zipfian) Next(r *rand.Rand) int { return int(z.Rank(r)) }
 
-// YCSB's ScrambledZipfianGenerator draws from this many items, whatever the
-// number of keys, so that zeta need not be computed again as keys are added.
-const (
-	scrambledItems = 10_000_000_000
-	scrambledZetan = 26.46902820178302
-)
-
-// Scrambled is YCSB's scrambled Zipfian over n keys with theta 0.99: ranks of
-// ten billion items, hashed onto the keys, so that the popular keys lie
-// anywhere. It is flatter than a Zipfian over n items, as the many unpopular
-// of the ten billion spread over all keys.
-func Scrambled(n int) Keys {
-	return &scrambled{n: uint64(n), z: newZipfian(scrambledItems, Theta, scrambledZetan)}
+// Scattered is a Zipfian with theta 0.99 over n keys of which the popular lie
+// anywhere: ranks are permuted. YCSB's own scrambled generator draws from ten
+// billion ranks instead and hashes them onto the keys, which makes it much
+// flatter than its name says.
+func Scattered(n int) Keys {
+	s := &scattered{n: uint64(n), z: NewZipfian(int64(n), Theta)}
+	for s.step = scatterStep % s.n; gcd(s.step, s.n) != 1; s.step++ {
+	}
+	return s
 }
 
-type scrambled struct {
-	n uint64
-	z *Zipfian
+// scatterStep, modulo the number of keys, is how far successive ranks lie
+// apart: the golden ratio of 2^32, so that they are spread evenly.
+const scatterStep = 2654435769
+
+type scattered struct {
+	n, step uint64 // without a common divisor: rank*step mod n is a permutation
+	z       *Zipfian
 }
 
-func (s *scrambled) Next(r *rand.Rand) int { return int(fnv64(s.z.Rank(r)) % s.n) }
+func (s *scattered) Next(r *rand.Rand) int {
+	hi, lo := bits.Mul64(uint64(s.z.Rank(r)), s.step)
+	return int(bits.Rem64(hi, lo, s.n))
+}
 
-// fnv64 is YCSB's Utils.hash: FNV-1a over the eight bytes, lowest first, and
-// the absolute value of the result as a signed number.
-func fnv64(v int64) uint64 {
-	h := uint64(0xCBF29CE484222325)
-	for range 8 {
-		h ^= uint64(v & 0xff)
-		h *= 1099511628211
-		v >>= 8
+func gcd(a, b uint64) uint64 {
+	for b != 0 {
+		a, b = b, a%b
 	}
-	if int64(h) < 0 {
-		return -h
-	}
-	return h
+	return a
 }
 
 // Sequence draws length keys with a seed: the same sequence for the same

@@ -3,7 +3,6 @@ package load
 import (
 	"math"
 	"math/rand/v2"
-	"slices"
 	"testing"
 )
 
@@ -21,33 +20,6 @@ func TestZetaAgreesWithYCSBsConstants(t *testing.T) {
 			t.Errorf("zeta(%d) = %v, want %v", tt.n, got, tt.want)
 		}
 	}
-	// zeta(10^10) from a partial sum and the Euler-Maclaurin remainder.
-	const m = 1_000_000
-	n := float64(scrambledItems)
-	tail := (math.Pow(n, 1-Theta)-math.Pow(m, 1-Theta))/(1-Theta) + (math.Pow(n, -Theta)-math.Pow(m, -Theta))/2
-	if got := zeta(m, Theta) + tail; math.Abs(got-scrambledZetan) > 1e-5 {
-		t.Errorf("zeta(10^10) = %v, want %v", got, scrambledZetan)
-	}
-}
-
-func TestFNVIsYCSBs(t *testing.T) {
-	// Eight zero bytes: the offset basis times the prime to the eighth.
-	h := uint64(0xCBF29CE484222325)
-	for range 8 {
-		h *= 1099511628211
-	}
-	want := h
-	if int64(h) < 0 {
-		want = -h
-	}
-	if got := fnv64(0); got != want {
-		t.Errorf("fnv64(0) = %d, want %d", got, want)
-	}
-	for v := range int64(10_000) {
-		if int64(fnv64(v)) < 0 {
-			t.Fatalf("fnv64(%d) is negative as a signed number", v)
-		}
-	}
 }
 
 // TestZipfianFollowsTheory compares the share of each rank with 1/(i^theta
@@ -55,7 +27,7 @@ func TestFNVIsYCSBs(t *testing.T) {
 // approximation, so they are compared in groups: exactly with what the
 // approximation should give, and with Zipf's law with room for its error.
 func TestZipfianFollowsTheory(t *testing.T) {
-	const n, draws = 1000, 2_000_000
+	const n, draws = 1000, 500_000
 	z := NewZipfian(n, Theta)
 	r := rand.New(rand.NewPCG(1, 2))
 	count := make([]float64, n)
@@ -90,57 +62,33 @@ func TestZipfianFollowsTheory(t *testing.T) {
 	}
 }
 
-// TestScrambledFollowsTheory draws from ten billion ranks over few keys: the
-// most frequent key has at least the share of rank 0, the shares of the
-// hottest keys are those of the first ranks plus an even part of the rest.
-func TestScrambledFollowsTheory(t *testing.T) {
-	const n, draws = 10_000, 2_000_000
-	keys := Scrambled(n)
+// TestScatteredIsAPermutation: every key has the rank of exactly one other,
+// and the most frequent keys are the images of the first ranks.
+func TestScatteredIsAPermutation(t *testing.T) {
+	for _, n := range []int{1, 2, 3, 10, 97, 1000, 4096, 99991} {
+		keys := Scattered(n).(*scattered)
+		seen := make([]bool, n)
+		for rank := range n {
+			k := rank * int(keys.step) % n
+			if seen[k] {
+				t.Fatalf("%d keys: key %d has two ranks", n, k)
+			}
+			seen[k] = true
+		}
+	}
+	const n, draws = 10_000, 500_000
+	keys := Scattered(n)
 	r := rand.New(rand.NewPCG(3, 4))
-	count := make([]float64, n)
+	count := make([]int, n)
 	for range draws {
-		k := keys.Next(r)
-		if k < 0 || k >= n {
-			t.Fatalf("key %d is not among %d", k, n)
-		}
-		count[k]++
+		count[keys.Next(r)]++
 	}
-	// The share that the first ranks give each key, and what is left.
-	const exact = 100_000
-	want := make([]float64, n)
-	left := 1.0
-	for i := range int64(exact) {
-		p := 1 / (math.Pow(float64(i+1), Theta) * scrambledZetan)
-		want[fnv64(i)%n] += p
-		left -= p
-	}
-	for i := range want {
-		want[i] += left / n
-	}
-	hottest := make([]int, n)
-	for i := range hottest {
-		hottest[i] = i
-	}
-	slices.SortFunc(hottest, func(a, b int) int {
-		if want[a] > want[b] {
-			return -1
-		}
-		return 1
-	})
-	for _, k := range hottest[:2] {
-		sigma := math.Sqrt(want[k] / draws)
-		if got := count[k] / draws; math.Abs(got-want[k]) > 5*sigma {
-			t.Errorf("key %d: share %.5f, want %.5f within %.5f", k, got, want[k], 5*sigma)
-		}
-	}
-	for lo, hi := 2, 4; hi <= n; lo, hi = hi, hi*2 {
-		var g, w float64
-		for _, k := range hottest[lo:hi] {
-			g += count[k] / draws
-			w += want[k]
-		}
-		if math.Abs(g/w-1) > 0.2 {
-			t.Errorf("keys %d to %d by heat: share %.4f, want %.4f within 20 %%", lo, hi, g, w)
+	step := int(keys.(*scattered).step)
+	for rank := range 2 { // exact for these
+		p := 1 / (math.Pow(float64(rank+1), Theta) * zeta(n, Theta))
+		got := float64(count[rank*step%n]) / draws
+		if sigma := math.Sqrt(p * (1 - p) / draws); math.Abs(got-p) > 5*sigma {
+			t.Errorf("rank %d: share %.5f, want %.5f within %.5f", rank, got, p, 5*sigma)
 		}
 	}
 }

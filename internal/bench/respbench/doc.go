@@ -7,12 +7,10 @@
 // GET and SET of 64 B, 1 KiB and 4 KiB, one command in flight or sixteen, on
 // 50 connections. First everything is local: the budget exceeds the data, and
 // keys are chosen uniformly. Then the local budget is a fifth of the memory
-// that the data takes, and keys follow YCSB's scrambled Zipfian with theta
-// 0.99; the rest lies in a node in a process of its own over TCP ("far tcp"),
+// that the data takes, and keys follow a Zipfian with theta 0.99; the
+// rest lies in a node in a process of its own over TCP ("far tcp"),
 // or in the lent memory of the same process ("far inproc"). Redis keeps
-// everything in memory in both. YCSB's distribution is flatter than Zipf's law
-// over as many keys (see load.Scrambled): the fifth that is asked for most gets
-// about half of the requests. "Local hits" is the part of GETs for which
+// everything in memory in both. "Local hits" is the part of GETs for which
 // nothing was read from far memory.
 //
 // # How

@@ -123,7 +123,7 @@ func (b *bench) size(ctx context.Context, size int) (err error) {
 	}
 
 	budget := max(memory/farPart, far.MinLocal)
-	zipf := load.Sequence(load.Scrambled(keys), sequenceLength, uint64(size))
+	zipf := load.Sequence(load.Scattered(keys), sequenceLength, uint64(size))
 	tcp, err := startFar(ctx, b.cfg.Polder, "far tcp", budget, lend)
 	if err != nil {
 		return err

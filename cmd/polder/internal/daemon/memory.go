@@ -16,6 +16,7 @@ import (
 // beside its budget.
 const (
 	goLimit      = 32 << 20
+	goPercent    = 400 // the live heap is a few MiB: collect once in 16 MiB, not in 4
 	limitPeriod  = time.Second
 	liveHeap     = "/gc/heap/live:bytes"
 	liveHeadroom = 4 << 20
@@ -29,7 +30,7 @@ func limitGoMemory() (stop func()) {
 	if os.Getenv("GOMEMLIMIT") != "" || os.Getenv("GOGC") != "" {
 		return func() {}
 	}
-	before := debug.SetMemoryLimit(goLimit)
+	before, percent := debug.SetMemoryLimit(goLimit), debug.SetGCPercent(goPercent)
 	end, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -50,6 +51,7 @@ func limitGoMemory() (stop func()) {
 		close(end)
 		<-ended
 		debug.SetMemoryLimit(before)
+		debug.SetGCPercent(percent)
 	}
 }
 

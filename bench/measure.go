@@ -1,0 +1,207 @@
+package main
+
+import (
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"runtime/metrics"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"polder/internal/benchout"
+)
+
+// figure is one measured value.
+type figure struct {
+	Case, Metric string
+	Value        float64
+	Unit         string
+	Lower        bool // is better
+}
+
+func (f figure) row() benchout.Row {
+	return benchout.Row{Bench: "caches", Case: f.Case, Metric: f.Metric, Value: f.Value, Unit: f.Unit}
+}
+
+const mib = 1 << 20
+
+// valueSize of the small objects; blocks of the trace are larger.
+const (
+	valueSize = 256
+	blockSize = 2048
+)
+
+func measure(name string, short bool) ([]figure, error) {
+	memory, keys, ops := int64(256*mib), 4<<20, 20_000_000
+	if short {
+		memory, keys, ops = 64*mib, 1<<20, 2_000_000
+	}
+	var out []figure
+	add := func(c, metric string, v float64, unit string, lower bool) {
+		out = append(out, figure{c, metric, v, unit, lower})
+	}
+
+	// Zipf 0.99, read through, one goroutine a processor.
+	c, err := open(name, memory)
+	if err != nil {
+		return nil, err
+	}
+	trace := zipfTrace(keys, ops, 1)
+	replay(c, trace[:ops/2], valueSize) // warm
+	gc := gcSeconds()
+	began, cpu := time.Now(), cpuSeconds()
+	hits := replay(c, trace[ops/2:], valueSize)
+	took, used := time.Since(began), cpuSeconds()-cpu
+	add("zipf 0.99", "throughput", float64(ops/2)/took.Seconds()/1e6, "Mop/s", false)
+	add("zipf 0.99", "for one cpu", float64(ops/2)/used/1e6, "Mop/s", false)
+	add("zipf 0.99", "hit ratio", 100*float64(hits)/float64(ops/2), "%", false)
+	add("zipf 0.99", "GC", 100*(gcSeconds()-gc)/used, "%cpu", true)
+	runtime.GC()
+	add("zipf 0.99", "collection", collection(), "ms", true)
+	trace = nil
+	debug.FreeOSMemory()
+	add("zipf 0.99", "resident", resident()/mib, "MiB", true)
+
+	// Reads of what is there.
+	hot := zipfTrace(int(memory/valueSize/4), 1<<20, 2)
+	for _, k := range hot {
+		c.Set(uint64(k), make([]byte, valueSize))
+	}
+	began, cpu = time.Now(), cpuSeconds()
+	rounds := 4
+	for range rounds {
+		replay(c, hot, valueSize)
+	}
+	add("all hits", "for one cpu", float64(rounds*len(hot))/(cpuSeconds()-cpu)/1e6, "Mop/s", false)
+	add("all hits", "throughput", float64(rounds*len(hot))/time.Since(began).Seconds()/1e6, "Mop/s", false)
+	c.Close()
+	c = nil
+
+	// A real trace: hit ratio with a tenth and a third of its blocks.
+	real, err := llmTrace()
+	if err != nil {
+		return nil, err
+	}
+	distinct := make(map[uint32]struct{})
+	for _, k := range real {
+		distinct[k] = struct{}{}
+	}
+	for _, part := range []int{10, 3} {
+		c, err := open(name, int64(len(distinct)/part*blockSize))
+		if err != nil {
+			return nil, err
+		}
+		hits := 0
+		buf, val := make([]byte, blockSize), make([]byte, blockSize)
+		for _, k := range real {
+			if _, ok := c.Get(uint64(k), buf); ok {
+				hits++
+			} else {
+				c.Set(uint64(k), val)
+			}
+		}
+		add("LLM trace, 1/"+strconv.Itoa(part)+" fits", "hit ratio", 100*float64(hits)/float64(len(real)), "%", false)
+		c.Close()
+	}
+
+	// The host's idle memory is halved and doubled. Who cannot follow keeps
+	// what he had at the start.
+	c, err = open(name, memory/2)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	r, _ := c.(resizer)
+	for i, phase := range []struct {
+		name  string
+		bytes int64
+	}{{"as at the start", memory / 2}, {"idle memory halved", memory / 4}, {"idle memory doubled", memory}} {
+		if r != nil && i > 0 {
+			if err := r.Resize(phase.bytes); err != nil {
+				return nil, err
+			}
+		}
+		replay(c, zipfTrace(keys, ops/2, uint64(10+i)), valueSize)
+		trace := zipfTrace(keys, ops/4, uint64(20+i))
+		cpu := cpuSeconds()
+		hits := replay(c, trace, valueSize)
+		add(phase.name, "hit ratio", 100*float64(hits)/float64(ops/4), "%", false)
+		add(phase.name, "for one cpu", float64(ops/4)/(cpuSeconds()-cpu)/1e6, "Mop/s", false)
+	}
+	return out, nil
+}
+
+// replay reads through the cache from all processors and returns how many
+// reads found their value.
+func replay(c cache, trace []uint32, size int) int {
+	n := runtime.GOMAXPROCS(0)
+	hits := make([]int, n*16)
+	var wg sync.WaitGroup
+	for g := range n {
+		wg.Go(func() {
+			buf, val := make([]byte, size), make([]byte, size)
+			r := rand.New(rand.NewPCG(1, uint64(g)))
+			for i := range val {
+				val[i] = byte(r.Uint32())
+			}
+			h := 0
+			for i := g; i < len(trace); i += n {
+				k := uint64(trace[i])
+				if _, ok := c.Get(k, buf); ok {
+					h++
+				} else {
+					c.Set(k, val)
+				}
+			}
+			hits[g*16] = h
+		})
+	}
+	wg.Wait()
+	sum := 0
+	for _, h := range hits {
+		sum += h
+	}
+	return sum
+}
+
+// cpuSeconds is the processor time that this process has taken: on a machine
+// that others use too, it says more than the time that has passed.
+func cpuSeconds() float64 {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		return 0
+	}
+	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9
+}
+
+// gcSeconds is the processor time that the collector has taken so far.
+func gcSeconds() float64 {
+	s := []metrics.Sample{{Name: "/cpu/classes/gc/total:cpu-seconds"}}
+	metrics.Read(s)
+	return s[0].Value.Float64()
+}
+
+// collection is the processor time of one full collection, in milliseconds.
+func collection() float64 {
+	began := cpuSeconds()
+	runtime.GC()
+	return (cpuSeconds() - began) * 1e3
+}
+
+// resident is the process's resident memory in bytes.
+func resident() float64 {
+	b, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		return 0
+	}
+	f := strings.Fields(string(b))
+	pages, err := strconv.ParseFloat(f[1], 64)
+	if err != nil {
+		return 0
+	}
+	return pages * float64(os.Getpagesize())
+}

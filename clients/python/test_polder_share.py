@@ -1,0 +1,157 @@
+"""Tests of polder_share against a daemon whose socket is in POLDER_SHARE_SOCKET."""
+
+import array
+import os
+import subprocess
+import sys
+import unittest
+
+import polder_share
+
+SOCKET = os.environ["POLDER_SHARE_SOCKET"]
+
+
+def client(**options):
+    return polder_share.Client(SOCKET, page_size=16 << 10, region_size=64 << 10, **options)
+
+
+def put(c, key, value, **options):
+    page = c.alloc()
+    page.buffer[:len(value)] = value
+    return c.put(key, page, len(value), **options)
+
+
+class PolderShare(unittest.TestCase):
+    def setUp(self):
+        self.c = client()
+        self.addCleanup(self.c.close)
+        self.prefix = self.id() + "/"
+
+    def test_put_is_seen_by_another_client(self):
+        self.assertTrue(put(self.c, self.prefix + "a", b"hello"))
+        with client() as other, other.get(self.prefix + "a") as view:
+            self.assertEqual(bytes(view.buffer), b"hello")
+            self.assertTrue(view.buffer.readonly)
+            with self.assertRaises(TypeError):
+                view.buffer[0] = 1
+
+    def test_put_is_seen_by_another_process(self):
+        put(self.c, self.prefix + "p", b"from the parent")
+        program = ("import polder_share, sys\n"
+                   "with polder_share.Client(sys.argv[1]) as c, c.get(sys.argv[2]) as v:\n"
+                   "    sys.stdout.buffer.write(v.buffer)\n")
+        out = subprocess.run([sys.executable, "-c", program, SOCKET, self.prefix + "p"],
+                             check=True, capture_output=True, env={**os.environ, "PYTHONPATH": os.path.dirname(__file__)})
+        self.assertEqual(out.stdout, b"from the parent")
+
+    def test_bytes_that_another_language_wrote(self):
+        key, want = os.environ["POLDER_SHARE_KEY"], os.environ["POLDER_SHARE_VALUE"]
+        with self.c.get(key) as view:
+            self.assertEqual(bytes(view.buffer), want.encode())
+        put(self.c, "from-python", b"hello, Go")
+
+    def test_first_writer_wins(self):
+        self.assertTrue(put(self.c, self.prefix + "k", b"first"))
+        self.assertFalse(put(self.c, self.prefix + "k", b"second"))
+        with self.c.get(self.prefix + "k") as view:
+            self.assertEqual(bytes(view.buffer), b"first")
+
+    def test_missing_key(self):
+        with self.assertRaises(polder_share.NotFound):
+            self.c.get(self.prefix + "missing")
+        self.assertFalse(self.c.exists(self.prefix + "missing"))
+
+    def test_view_outlives_its_key(self):
+        put(self.c, self.prefix + "k", b"precious")
+        view = self.c.get(self.prefix + "k")
+        self.c.delete(self.prefix + "k")
+        for i in range(8):
+            put(self.c, f"{self.prefix}{i}", b"x" * 100)
+        self.assertEqual(bytes(view.buffer), b"precious")
+        view.close()
+        view.close()
+
+    def test_view_outlives_its_client(self):
+        put(self.c, self.prefix + "k", b"still here")
+        other = client()
+        view = other.get(self.prefix + "k")
+        other.close()
+        self.c.delete(self.prefix + "k")
+        self.assertEqual(bytes(view.buffer), b"still here")
+        with self.assertRaises(polder_share.Closed):
+            other.get(self.prefix + "k")
+        view.close()
+
+    def test_pages_are_used_again(self):
+        for i in range(40):
+            put(self.c, f"{self.prefix}{i}", b"y")
+            self.c.delete(f"{self.prefix}{i}")
+        self.assertEqual(len(self.c._regions), 1)
+
+    def test_pins(self):
+        put(self.c, self.prefix + "1", b"1")
+        put(self.c, self.prefix + "2", b"2")
+        keys = [self.prefix + k for k in "1234"]
+        with client() as other:
+            self.assertEqual(other.pin_all(keys), 2)
+            errors = self.c.delete_all(keys)
+            self.assertEqual([type(e) for e in errors], [polder_share.Pinned] * 2 + [polder_share.NotFound] * 2)
+            other.unpin(keys[0])
+            self.c.delete(keys[0])
+        self.c.delete(keys[1])  # its pinner has left
+
+    def test_batches(self):
+        items = []
+        for i in range(10):
+            page = self.c.alloc()
+            page.buffer[:2] = b"%02d" % i
+            items.append((f"{self.prefix}{i}", page, 2))
+        self.assertEqual(self.c.put_all(items), [True] * 10)
+        keys = [key for key, _, _ in items]
+        views = self.c.get_all(keys + ["missing"])
+        self.assertEqual([bytes(v.buffer) for v in views[:-1]], [b"%02d" % i for i in range(10)])
+        self.assertIsNone(views[-1])
+        for view in views[:-1]:
+            view.close()
+        self.assertEqual(self.c.exists_all(keys[:1] + ["missing"]), [True, False])
+
+    def test_buffer_can_be_wrapped_without_a_copy(self):
+        page = self.c.alloc()
+        numbers = page.buffer.cast("d")
+        numbers[0], numbers[1] = 1.5, 2.5
+        numbers.release()
+        self.c.put(self.prefix + "n", page, 16)
+        view = self.c.get(self.prefix + "n")
+        try:
+            import numpy
+        except ImportError:
+            self.assertEqual(list(view.buffer.cast("d")), [1.5, 2.5])
+        else:
+            wrapped = numpy.frombuffer(view.buffer, dtype="f8")
+            self.assertEqual(wrapped.tolist(), [1.5, 2.5])
+            self.assertFalse(wrapped.flags.writeable)
+            with self.assertRaises(BufferError):
+                view.close()
+            del wrapped
+        self.assertEqual(array.array("d", bytes(view.buffer)).tolist(), [1.5, 2.5])
+        view.close()
+
+    def test_bad_requests(self):
+        with self.assertRaises(polder_share.Invalid):
+            self.c.exists("")
+        with self.assertRaises(polder_share.Invalid):
+            self.c.exists("x" * 513)
+        page = self.c.alloc()
+        with self.assertRaises(polder_share.Invalid):
+            self.c.put(self.prefix + "k", page, (16 << 10) + 1)
+        self.c.free(page)
+        with self.assertRaises(polder_share.Closed):
+            self.c.put(self.prefix + "k", page, 1)
+
+    def test_stats(self):
+        put(self.c, self.prefix + "k", b"v")
+        self.assertGreaterEqual(self.c.stats()["keys"], 1)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,60 @@
+package sharecmd
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"polder/internal/bench/sharebench"
+	"polder/internal/benchout"
+)
+
+// workerCommand is the hidden subcommand of "polder share" that the benchmark
+// runs as its worker processes.
+const workerCommand = "bench-worker"
+
+// Bench returns "polder bench share". Progress, which may be nil, makes what
+// shows how far it is, and a function that removes it.
+func Bench(progress func(*cobra.Command) (show func(done, total int, what string), end func())) *cobra.Command {
+	var opt sharebench.Options
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "share",
+		Short: "Compare shared memory with memcpy and redis-server, or replay a trace of LLM requests",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			self, err := os.Executable()
+			if err != nil {
+				return fmt.Errorf("cannot find this program's file: %w", err)
+			}
+			if progress != nil {
+				show, end := progress(cmd)
+				defer end()
+				opt.Progress = show
+			}
+			opt.Daemon = []string{self, "share"}
+			opt.WorkerCommand = []string{self, "share", workerCommand}
+			opt.Out = benchout.New(cmd.OutOrStdout(), asJSON)
+			return sharebench.Run(cmd.Context(), opt)
+		},
+	}
+	fs := cmd.Flags()
+	fs.BoolVar(&asJSON, "json", false, "print one JSON object a line instead of a table")
+	fs.BoolVar(&opt.Short, "short", false, "end within 45 seconds")
+	fs.StringVar(&opt.Trace, "trace", "", "replay this `file` of JSON lines with hash_ids instead")
+	fs.IntVar(&opt.Chunk, "chunk", 16<<10, "bytes that a block of the trace stands for")
+	fs.IntVar(&opt.Workers, "workers", 4, "processes that replay the trace")
+	fs.IntSliceVar(&opt.Capacities, "capacity", []int{10, 25, 50, 75, 100}, "sizes of the pool, in per cent of all distinct blocks of the trace")
+	fs.StringVar(&opt.Dir, "log-dir", "", "`directory` on the disk that the daemon's log is to be on; the default is the temporary one")
+	return cmd
+}
+
+func newBenchWorker() *cobra.Command {
+	return &cobra.Command{
+		Use: workerCommand, Short: "Be a worker of bench share, until standard input ends", Hidden: true, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return sharebench.Worker(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout())
+		},
+	}
+}

@@ -1,0 +1,117 @@
+package sharecmd
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"polder/share"
+	"polder/share/daemon"
+	"polder/share/resource"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func run(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	var out bytes.Buffer
+	cmd := Command()
+	cmd.SetOut(&out)
+	cmd.SetErr(io.Discard)
+	cmd.SilenceErrors, cmd.SilenceUsage = true, true
+	cmd.SetArgs(args)
+	err := cmd.ExecuteContext(t.Context())
+	return out.String(), err
+}
+
+func TestToolsLookIntoARunningDaemon(t *testing.T) {
+	dir := t.TempDir()
+	socket := filepath.Join(dir, "s")
+	s, err := daemon.Start(daemon.Options{
+		Dir: filepath.Join(dir, "state"), Socket: socket, Pools: []resource.Spec{{Kind: resource.Memfd, Size: 1 << 20}},
+		Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	c, err := share.Open(context.Background(), share.Config{Socket: socket, PageSize: 4096, RegionSize: 16384, Name: "the tester"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for _, key := range []string{"a/1", "a/2", "b/1"} {
+		p, err := c.Alloc(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Put(context.Background(), key, p, 5); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wants := []struct {
+		args []string
+		want []string
+	}{
+		{[]string{"ls"}, []string{"KEY", `"a/1"`, `"a/2"`, `"b/1"`}},
+		{[]string{"ls", "b"}, []string{`"b/1"`}},
+		{[]string{"ls", "--regions"}, []string{"active", "memfd", "16KiB"}},
+		{[]string{"ls", "--clients"}, []string{"the tester", "polder share ls"}},
+		{[]string{"stats"}, []string{"memfd", "keys", "of 15 bytes"}},
+		{[]string{"top", "--every", "10ms", "-n", "2"}, []string{"puts/s", "keys 3"}},
+	}
+	for _, w := range wants {
+		out, err := run(t, append(w.args, "--socket", socket)...)
+		if err != nil {
+			t.Fatalf("%v: %v", w.args, err)
+		}
+		for _, s := range w.want {
+			if !strings.Contains(out, s) {
+				t.Errorf("%v does not say %q:\n%s", w.args, s, out)
+			}
+		}
+	}
+	out, err := run(t, "stats", "--json", "--socket", socket)
+	var info share.Info
+	if err == nil {
+		err = json.Unmarshal([]byte(out), &info)
+	}
+	if err != nil || info.Keys != 3 {
+		t.Fatalf("stats --json: %v, %d keys, want 3", err, info.Keys)
+	}
+	if _, err := run(t, "rm", "missing", "--socket", socket); err == nil {
+		t.Error("removing a key that is not there is no error")
+	}
+	if _, err := run(t, "rm", "--prefix", "a/", "--socket", socket); err != nil {
+		t.Fatal(err)
+	}
+	if n := s.Info().Keys; n != 1 {
+		t.Fatalf("after rm --prefix a/: got %d keys, want 1", n)
+	}
+}
+
+func TestWrongConfigurationIsRefusedWithWhatWasExpected(t *testing.T) {
+	for want, args := range map[string][]string{
+		"the kind must be":    {"--pool", "tape:/dev/st0"},
+		"want TENANT=SIZE":    {"--quota", "x"},
+		"want permissions":    {"--socket-mode", "rw"},
+		"takes no argument":   {"now"},
+		"is not a size":       {"--pool", "memfd:lots"},
+		"no such file or dir": {"ls", "--socket", "/nowhere/s"},
+	} {
+		dir := t.TempDir()
+		if args[0] != "ls" {
+			args = append([]string{"--dir", dir, "--socket", filepath.Join(dir, "s")}, args...)
+		}
+		if _, err := run(t, args...); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: got %v, want %q", args, err, want)
+		}
+	}
+}

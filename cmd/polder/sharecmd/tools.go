@@ -1,0 +1,257 @@
+package sharecmd
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"polder/internal/config"
+	"polder/share"
+)
+
+// tool is what the tools have in common: a client of the daemon.
+type tool struct {
+	socket string
+	json   bool
+}
+
+func (t *tool) command(use, short string, args cobra.PositionalArgs, run func(cmd *cobra.Command, c *share.Client, args []string) error) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: use, Short: short, Args: args,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := share.Open(cmd.Context(), share.Config{Socket: t.socket, Name: "polder share " + cmd.Name(), Patience: time.Second})
+			if err != nil {
+				return err
+			}
+			return errors.Join(run(cmd, c, args), c.Close())
+		},
+	}
+	cmd.Flags().StringVar(&t.socket, "socket", share.DefaultSocket, "`path` of the daemon's socket")
+	return cmd
+}
+
+func newLs() *cobra.Command {
+	var t tool
+	var regions, sessions bool
+	cmd := t.command("ls [PREFIX]", "List keys, regions or clients", cobra.MaximumNArgs(1),
+		func(cmd *cobra.Command, c *share.Client, args []string) error {
+			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 8, 2, ' ', 0)
+			var err error
+			switch prefix := strings.Join(args, ""); {
+			case regions:
+				err = t.regions(cmd.Context(), w, c)
+			case sessions:
+				err = t.sessions(cmd.Context(), w, c)
+			default:
+				err = t.keys(cmd.Context(), w, c, prefix)
+			}
+			return errors.Join(err, w.Flush())
+		})
+	cmd.Flags().BoolVar(&regions, "regions", false, "list regions")
+	cmd.Flags().BoolVar(&sessions, "clients", false, "list clients")
+	cmd.Flags().BoolVar(&t.json, "json", false, "print one JSON object a line")
+	cmd.MarkFlagsMutuallyExclusive("regions", "clients")
+	return cmd
+}
+
+func (t *tool) keys(ctx context.Context, w io.Writer, c *share.Client, prefix string) error {
+	t.head(w, "KEY\tREGION\tOFFSET\tLENGTH\tPINS\tEXPIRES")
+	for k, err := range c.Keys(ctx, prefix) {
+		if err != nil {
+			return err
+		}
+		expires := "never"
+		if k.Expires != 0 {
+			expires = time.UnixMilli(k.Expires).Format(time.RFC3339)
+		}
+		if err := t.row(w, k, "%q\t%d\t%d\t%d\t%d\t%s\n", k.Key, k.Region, k.Offset, k.Length, k.Pins, expires); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (t *tool) regions(ctx context.Context, w io.Writer, c *share.Client) error {
+	t.head(w, "REGION\tPOOL\tSIZE\tPAGE\tSTATE\tOWNER\tTENANT\tREADERS\tREFERENCES")
+	for r, err := range c.Regions(ctx) {
+		if err != nil {
+			return err
+		}
+		if err := t.row(w, r, "%d\t%s\t%s\t%s\t%s\t%016x\t%s\t%d\t%d\n", r.ID, r.Pool, config.FormatSize(r.Length),
+			config.FormatSize(r.PageSize), r.State, r.Owner, r.Tenant, r.Readers, r.Refs); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (t *tool) sessions(ctx context.Context, w io.Writer, c *share.Client) error {
+	t.head(w, "CLIENT\tPID\tTENANT\tNAME\tCONNECTIONS\tMAPPED")
+	for s, err := range c.Sessions(ctx) {
+		if err != nil {
+			return err
+		}
+		if err := t.row(w, s, "%016x\t%d\t%s\t%q\t%d\t%d\n", s.ID, s.PID, s.Tenant, s.Name, s.Conns, s.Maps); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (t *tool) head(w io.Writer, head string) {
+	if !t.json {
+		fmt.Fprintln(w, head)
+	}
+}
+
+func (t *tool) row(w io.Writer, v any, format string, args ...any) error {
+	if t.json {
+		return json.NewEncoder(w).Encode(v)
+	}
+	_, err := fmt.Fprintf(w, format, args...)
+	return err
+}
+
+func newStats() *cobra.Command {
+	var t tool
+	cmd := t.command("stats", "Show what the daemon holds and has done", cobra.NoArgs,
+		func(cmd *cobra.Command, c *share.Client, _ []string) error {
+			info, err := c.Stats(cmd.Context())
+			if err != nil {
+				return err
+			}
+			if t.json {
+				return json.NewEncoder(cmd.OutOrStdout()).Encode(info)
+			}
+			return printStats(cmd.OutOrStdout(), info)
+		})
+	cmd.Flags().BoolVar(&t.json, "json", false, "print JSON")
+	return cmd
+}
+
+func printStats(out io.Writer, info share.Info) error {
+	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(w, "POOL\tSIZE\tFREE\tLARGEST\tREGIONS")
+	for _, p := range info.Pools {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\n", p.Name, config.FormatSize(p.Size), config.FormatSize(p.Free), config.FormatSize(p.Largest), p.Regions)
+	}
+	fmt.Fprintf(w, "\nkeys\t%d\tof %d bytes\n", info.Keys, info.Bytes)
+	fmt.Fprintf(w, "regions\t%d\t%d of them without owner\n", info.Regions, info.Deferred)
+	fmt.Fprintf(w, "clients\t%d\tby %d connections\n", info.Sessions, info.Conns)
+	fmt.Fprintf(w, "views\t%d\t%d pages wait for them\n", info.Views, info.Waiting)
+	fmt.Fprintf(w, "puts\t%d\tand %d of keys that existed\n", info.Puts, info.Existed)
+	fmt.Fprintf(w, "hits\t%d\tof %d lookups that a client's cache did not answer\n", info.Hits, info.Lookups)
+	fmt.Fprintf(w, "deletes\t%d\tand %d evictions, %d expiries\n", info.Deletes, info.Evictions, info.Expired)
+	fmt.Fprintf(w, "allocations\t%d\tand %d frees\n", info.Allocs, info.Frees)
+	fmt.Fprintf(w, "reaped\t%d\tdead clients\n", info.Reaped)
+	fmt.Fprintf(w, "denied\t%d\trequests\n", info.Denied)
+	if info.Settling > 0 {
+		fmt.Fprintf(w, "settling\t%d\tclients of before the restart are not back yet\n", info.Settling)
+	}
+	for _, t := range slices.Sorted(maps.Keys(info.Tenants)) {
+		fmt.Fprintf(w, "tenant %s\t%s\n", t, config.FormatSize(info.Tenants[t]))
+	}
+	return w.Flush()
+}
+
+func newTop() *cobra.Command {
+	var t tool
+	every := time.Second
+	var n int
+	cmd := t.command("top", "Watch what the daemon does", cobra.NoArgs,
+		func(cmd *cobra.Command, c *share.Client, _ []string) error {
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
+			err := top(ctx, cmd.OutOrStdout(), c, every, n)
+			if ctx.Err() != nil {
+				return nil
+			}
+			return err
+		})
+	cmd.Flags().Var(config.NewDuration(&every, 10*time.Millisecond), "every", "how often to look")
+	cmd.Flags().IntVarP(&n, "count", "n", 0, "end after so many looks; 0 means never")
+	return cmd
+}
+
+// top prints rates, in place on a terminal and line by line elsewhere.
+func top(ctx context.Context, out io.Writer, c *share.Client, every time.Duration, n int) error {
+	f, ok := out.(*os.File)
+	inPlace := ok && term.IsTerminal(int(f.Fd()))
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	last, err := c.Stats(ctx)
+	if err != nil {
+		return err
+	}
+	for i := 0; n == 0 || i < n; i++ {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		info, err := c.Stats(ctx)
+		if err != nil {
+			return err
+		}
+		secs := max(info.Uptime-last.Uptime, 0.001)
+		rate := func(now, before uint64) float64 { return float64(now-before) / secs }
+		line := fmt.Sprintf("puts/s %8.0f  lookups/s %8.0f  hits/s %8.0f  deletes/s %6.0f  evictions/s %6.0f  allocs/s %5.0f  keys %d  views %d  clients %d",
+			rate(info.Puts, last.Puts), rate(info.Lookups, last.Lookups), rate(info.Hits, last.Hits), rate(info.Deletes, last.Deletes),
+			rate(info.Evictions, last.Evictions), rate(info.Allocs, last.Allocs), info.Keys, info.Views, info.Sessions)
+		if inPlace {
+			fmt.Fprint(out, "\x1b[H\x1b[2J", line, "\n\n")
+			if err := printStats(out, info); err != nil {
+				return err
+			}
+		} else {
+			fmt.Fprintln(out, line)
+		}
+		last = info
+	}
+	return nil
+}
+
+func newRm() *cobra.Command {
+	var t tool
+	var prefix bool
+	cmd := t.command("rm KEY...", "Delete keys", cobra.MinimumNArgs(1),
+		func(cmd *cobra.Command, c *share.Client, args []string) error {
+			keys := args
+			if prefix {
+				keys = nil
+				for _, p := range args {
+					for k, err := range c.Keys(cmd.Context(), p) {
+						if err != nil {
+							return err
+						}
+						keys = append(keys, k.Key)
+					}
+				}
+			}
+			errs, err := c.DeleteAll(cmd.Context(), keys)
+			if err != nil {
+				return err
+			}
+			for i, err := range errs {
+				if err != nil {
+					errs[i] = &share.OpError{Op: "delete", Key: keys[i], Err: err}
+				}
+			}
+			return errors.Join(errs...)
+		})
+	cmd.Flags().BoolVar(&prefix, "prefix", false, "delete all keys that begin with KEY")
+	return cmd
+}

@@ -1,0 +1,101 @@
+package far
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"testing"
+)
+
+// twins returns two keys that the index of m cannot tell apart.
+func twins(t *testing.T, m *Map) (a, b []byte) {
+	t.Helper()
+	seen := map[hash]int{}
+	bits := hash(len(m.shards)<<32 - 1)
+	for i := range 1 << 24 {
+		hs := m.hash(fmt.Append(nil, "twin", i)) & bits
+		if j, ok := seen[hs]; ok {
+			return fmt.Append(nil, "twin", j), fmt.Append(nil, "twin", i)
+		}
+		seen[hs] = i
+	}
+	t.Fatal("no two keys have the same tag and shard")
+	return nil, nil
+}
+
+// evacuateAll makes every entry of m far.
+func evacuateAll(t *testing.T, h *Heap, m *Map) {
+	t.Helper()
+	other := h.NewMap("ballast")
+	for {
+		local := 0
+		for i := range m.shards {
+			sh := &m.shards[i]
+			sh.mu.Lock()
+			for p := range place(len(sh.t.buckets) * bucketEntries) {
+				if w := *sh.t.word(p); w != 0 && !w.far() {
+					local++
+				}
+			}
+			sh.mu.Unlock()
+		}
+		if local == 0 {
+			return
+		}
+		for j := range 600 {
+			mustSet(t, other, key(j), value(uint64(j), 1000))
+		}
+	}
+}
+
+func TestLostEntryIsNotTakenForItsTwin(t *testing.T) {
+	var a, b []byte
+	var seed maphash.Seed
+	for _, op := range []string{"Get", "Set", "Delete", "Stat"} {
+		t.Run(op, func(t *testing.T) {
+			store := newFaultStore(tinySegment, 4000)
+			h, m := newTinyHeap(t, store, tiny.logs+64<<10) // two maps more
+			if a == nil {
+				a, b = twins(t, m)
+				seed = h.seed
+			}
+			h.seed = seed
+			mustSet(t, m, a, []byte("a"))
+			evacuateAll(t, h, m)
+			mustSet(t, m, b, []byte("b"))
+			evacuateAll(t, h, m)
+			first := true
+			store.loseThat(m, func(w word) bool {
+				ok := first
+				first = false
+				return ok
+			})
+			ctx := context.Background()
+			var le *LostError
+			if _, err := m.Get(ctx, a, nil); !errors.As(err, &le) {
+				t.Fatalf("Get of the lost one: %v, want a LostError", err)
+			}
+			switch op {
+			case "Get":
+				mustGet(t, m, b, []byte("b"))
+			case "Stat":
+				if _, size, err := m.Stat(ctx, b); err != nil || size != 1 {
+					t.Fatalf("Stat: %d bytes, %v", size, err)
+				}
+			case "Set":
+				mustSet(t, m, b, []byte("new"))
+				mustGet(t, m, b, []byte("new"))
+				evacuateAll(t, h, m)
+				mustGet(t, m, b, []byte("new"))
+			case "Delete":
+				if ok, err := m.Delete(ctx, b); !ok || err != nil {
+					t.Fatalf("Delete: %v, %v", ok, err)
+				}
+				if ent, err := m.Get(ctx, b, nil); err == nil {
+					t.Fatalf("Get after Delete: %q", ent.Value)
+				}
+			}
+		})
+	}
+}

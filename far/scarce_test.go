@@ -1,0 +1,121 @@
+package far
+
+import (
+	"bytes"
+	"context"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// Calls that want more buffers at once than there are must get by with fewer.
+
+// longKey is one of which a header says that it has not been read entirely.
+func longKey(i int) []byte { return append(bytes.Repeat([]byte("long "), 20), key(i)...) }
+
+func TestScanOfMoreThanFitsIntoTheBuffers(t *testing.T) {
+	store := newFaultStore(testSegment, 1000)
+	h, m := newTestHeap(t, store, Config{})
+	n := 20 * h.shards
+	want := map[string]bool{}
+	for i := range n {
+		mustSet(t, m, longKey(i), value(uint64(i), h.pieces))
+		want[string(longKey(i))] = true
+	}
+	ctx := within(t, 30*time.Second)
+	steps := 0
+	for cursor := uint64(0); ; steps++ {
+		next, err := m.Scan(ctx, cursor, func(key []byte, _ Entry) { delete(want, string(key)) })
+		if err != nil {
+			t.Fatalf("Scan from %#x: %v", cursor, err)
+		}
+		if cursor = next; cursor == 0 {
+			break
+		}
+	}
+	if len(want) > 0 {
+		t.Errorf("Scan missed %d of %d keys in %d steps", len(want), n, steps)
+	}
+}
+
+func TestStrayPiecesGoThoughBuffersAreFew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newFaultStore(testSegment, 1000)
+		h, m := newTestHeap(t, store, Config{MaxValue: 1 << 20})
+		const n = 40
+		for i := range n {
+			mustSet(t, m, key(i), value(uint64(i), 60*h.pieces))
+		}
+		other := h.NewMap("other")
+		for i := range 6000 {
+			mustSet(t, other, key(i), value(uint64(i), 1000))
+		}
+		first := true
+		if store.loseThat(m, func(w word) bool {
+			ok := first && w&wordBig != 0
+			first = first && !ok
+			return ok
+		}) != 1 {
+			t.Fatal("there was nothing to lose")
+		}
+		time.Sleep(10 * time.Second) // the janitor's
+		heads, pieces := kinds(m)
+		if want := heads * 60; pieces > want {
+			t.Errorf("%d pieces are left of %d values, want %d", pieces, heads, want)
+		}
+	})
+}
+
+// kinds counts the heads of large values that are not lost, and the pieces.
+func kinds(m *Map) (heads, pieces int) {
+	for i := range m.shards {
+		sh := &m.shards[i]
+		sh.mu.Lock()
+		for p := range place(len(sh.t.buckets) * bucketEntries) {
+			switch w := *sh.t.word(p); {
+			case w&wordPiece != 0:
+				pieces++
+			case w&wordBig != 0 && !w.isLost():
+				heads++
+			}
+		}
+		sh.mu.Unlock()
+	}
+	return heads, pieces
+}
+
+func TestRememberedHeadsStaySmall(t *testing.T) {
+	store := newFaultStore(testSegment, 1000)
+	h, m := newTestHeap(t, store, Config{})
+	n := headsPerShard * h.shards
+	var keys [][]byte
+	for i := range n {
+		k := append(key(i), strings.Repeat("k", 10000)...)
+		mustSet(t, m, k, nil)
+		keys = append(keys, k)
+	}
+	if err := m.FetchHeads(context.Background(), keys); err != nil {
+		t.Fatal(err)
+	}
+	size := 0
+	for i := range m.shards {
+		for _, d := range m.shards[i].heads {
+			size += cap(d.e)
+		}
+	}
+	if most := n * 512; size > most {
+		t.Errorf("the remembered heads take %d bytes, want at most %d", size, most)
+	}
+	if err := m.FetchHeads(context.Background(), keys[:1]); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := m.Stat(NoWait, keys[0]); err != nil {
+		t.Errorf("Stat after FetchHeads: %v", err)
+	}
+	for _, k := range keys {
+		if _, size, err := m.Stat(context.Background(), k); err != nil || size != 0 {
+			t.Fatalf("Stat: %d bytes, %v", size, err)
+		}
+	}
+}

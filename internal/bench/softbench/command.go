@@ -1,0 +1,71 @@
+package softbench
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"polder/internal/benchout"
+)
+
+// Command returns the command soft for polder bench, with its subcommands.
+func Command() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "soft",
+		Short: "Measure soft memory: pointers, reclamation, pressure, coordination",
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Args:  cobra.NoArgs,
+	}
+	for _, b := range []struct {
+		name, short string
+		run         func(context.Context, Options) error
+	}{
+		{"ptr", "Compare a soft pointer with a plain one", RunPtr},
+		{"reclaim", "Measure how fast memory is taken back", RunReclaim},
+		{"pressure", "Run a service beside an antagonist under a hard limit", RunPressure},
+		{"coordinate", "Divide too little memory among four applications", RunCoordinate},
+	} {
+		var asJSON, short bool
+		var plots string
+		sub := &cobra.Command{
+			Use: b.name, Short: b.short, Args: cobra.NoArgs,
+			RunE: func(cmd *cobra.Command, _ []string) error {
+				self, err := os.Executable()
+				if err != nil {
+					return fmt.Errorf("cannot find this program's file: %w", err)
+				}
+				o := Options{Printer: benchout.New(cmd.OutOrStdout(), asJSON), Short: short, Polder: self, Args: workerArgs(cmd)}
+				if plots != "" {
+					f, err := os.Create(plots)
+					if err != nil {
+						return fmt.Errorf("cannot write plots: %w", err)
+					}
+					defer f.Close()
+					o.Plots = f
+				}
+				return b.run(cmd.Context(), o)
+			},
+		}
+		sub.Flags().BoolVar(&asJSON, "json", false, "print one JSON object a line instead of a table")
+		sub.Flags().BoolVar(&short, "short", false, "end within 45 seconds")
+		sub.Flags().StringVar(&plots, "plots", "", "write what is plotted over time to this file")
+		cmd.AddCommand(sub)
+	}
+	cmd.AddCommand(&cobra.Command{
+		Use: "worker", Short: "A process that a benchmark starts", Hidden: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return Worker(cmd.Context(), cmd.OutOrStdout(), args)
+		},
+	})
+	return cmd
+}
+
+// workerArgs is how this program is called to come to the command worker.
+func workerArgs(cmd *cobra.Command) (args []string) {
+	for p := cmd.Parent(); p != nil && p.HasParent(); p = p.Parent() {
+		args = append([]string{p.Name()}, args...)
+	}
+	return args
+}

@@ -1,0 +1,298 @@
+package softbench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+
+	"polder/internal/benchout"
+	"polder/soft/coordinator"
+	"polder/soft/policy"
+)
+
+// RunPressure runs a service with a soft cache beside an antagonist that
+// allocates memory, in one control group with a hard limit: whoever takes too
+// much is killed by the kernel. The antagonist allocates at a moderate rate,
+// holds what it has, lets it go; then as fast as the kernel permits, until
+// only the reserve is left (figures 8, 9 and 10).
+//
+// Where no control group can be made it prints nothing: without the limit
+// there would be nothing to show.
+func RunPressure(ctx context.Context, o Options) (err error) {
+	p := pressure{limit: 2 * gib, reserve: 384 * mib, calm: 10 * time.Second, slow: 10 * time.Second, hold: 4 * time.Second, patience: 60 * time.Second}
+	if o.Short {
+		p = pressure{limit: gib, reserve: 256 * mib, calm: 4 * time.Second, slow: 4 * time.Second, hold: 2 * time.Second, patience: 8 * time.Second}
+	}
+	p.group, err = newCgroup(p.limit)
+	if errors.Is(err, errNoCgroup) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.group.close()) }()
+	dir, err := os.MkdirTemp("", "polder-soft-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	p.socket = filepath.Join(dir, "s")
+	return p.run(ctx, o)
+}
+
+type pressure struct {
+	limit, reserve   int64
+	calm, slow, hold time.Duration
+	patience         time.Duration // with recovery
+	group            *cgroup
+	socket           string
+
+	mu     sync.Mutex
+	points []point
+}
+
+// point is what the service said at a time, with what was free.
+type point struct {
+	at         time.Duration
+	ops        float64 // a second
+	p99        float64 // microseconds
+	soft, free int64
+}
+
+// groupSensor is a host of the size of the control group.
+type groupSensor struct{ pid string }
+
+func (g groupSensor) Read() (coordinator.Memory, error) {
+	limit, free, ok := coordinator.Host{}.Limit(g.pid)
+	if !ok {
+		return coordinator.Memory{}, errors.New("the control group is gone")
+	}
+	return coordinator.Memory{Total: limit, Available: free}, nil
+}
+
+func (groupSensor) Limit(string) (int64, int64, bool) { return 0, 0, false }
+
+func (p *pressure) run(ctx context.Context, o Options) (err error) {
+	service, err := o.start("service", p.socket, strconv.FormatInt(p.limit, 10))
+	if err != nil {
+		return err
+	}
+	defer service.stop()
+	if err := p.group.add(service.p.PID()); err != nil {
+		return err
+	}
+	host := groupSensor{strconv.Itoa(service.p.PID())}
+	c, err := coordinator.New(coordinator.Config{
+		Socket: p.socket, Reserve: p.reserve, Host: host, Policy: policy.Even{}, Logger: quiet,
+		Interval: 100 * time.Millisecond,
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.Close()) }()
+
+	begin := time.Now()
+	listening := make(chan error, 1)
+	go func() { // ends with the service
+		for {
+			s, err := service.expect("point")
+			if err != nil {
+				listening <- err
+				return
+			}
+			var x point
+			if _, err := fmt.Sscan(s, &x.ops, &x.p99, &x.soft); err != nil {
+				continue
+			}
+			m, _ := host.Read()
+			x.at, x.free = time.Since(begin), m.Available
+			p.mu.Lock()
+			p.points = append(p.points, x)
+			p.mu.Unlock()
+		}
+	}()
+	wait := func(d time.Duration) error {
+		select {
+		case <-time.After(d):
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		case err := <-listening:
+			return fmt.Errorf("the service has ended: %w", err)
+		}
+	}
+	// The cache fills and warms up.
+	o.progress(0, 5, "the cache fills")
+	full := p.limit - p.reserve - 160*mib
+	for end := time.Now().Add(60 * time.Second); c.Stats().Resident < full*9/10 && time.Now().Before(end); {
+		if err := wait(100 * time.Millisecond); err != nil {
+			return err
+		}
+	}
+	from := time.Since(begin)
+	o.progress(1, 5, "undisturbed")
+	if err := wait(p.calm); err != nil {
+		return err
+	}
+	before := p.between(from, time.Since(begin))
+
+	antagonist := func(what string, size int64, rate int64) (during, after summary, err error) {
+		o.progress(2, 5, what)
+		from := time.Since(begin)
+		a, err := o.start("antagonist", strconv.FormatInt(size, 10), strconv.FormatInt(rate, 10))
+		if err != nil {
+			return during, after, err
+		}
+		defer a.stop()
+		if err := p.group.add(a.p.PID()); err != nil {
+			return during, after, err
+		}
+		began := time.Now()
+		if _, err := a.expect("full"); err != nil {
+			return during, after, fmt.Errorf("the antagonist was killed: %w", err)
+		}
+		took := time.Since(began)
+		if err := wait(p.hold); err != nil {
+			return during, after, err
+		}
+		during = p.between(from, time.Since(begin))
+		during.rate = float64(size) / gib / took.Seconds()
+		a.stop() // it lets everything go
+		released := time.Since(begin)
+		// What was cold stays away until it is asked for again: recovery takes
+		// as long as the service takes to rebuild it.
+		for time.Since(begin)-released < p.patience && p.recovered(released, 0.9*before.ops) == 0 {
+			if err := wait(200 * time.Millisecond); err != nil {
+				return during, after, err
+			}
+		}
+		if err := wait(p.calm / 2); err != nil {
+			return during, after, err
+		}
+		after = p.between(time.Since(begin)-p.calm/2, time.Since(begin))
+		after.recovery = p.recovered(released, 0.9*before.ops)
+		return during, after, nil
+	}
+	size := p.limit - p.reserve - 160*mib
+	slowDuring, slowAfter, err := antagonist("a moderate antagonist", size/2, int64(float64(size/2)/p.slow.Seconds()))
+	if err != nil {
+		return err
+	}
+	fastDuring, fastAfter, err := antagonist("an antagonist at full speed", size, 0)
+	if err != nil {
+		return err
+	}
+	kills, err := p.group.kills()
+	if err != nil {
+		return err
+	}
+	p.plot(o)
+	return p.print(o, kills, c.Stats(), before, []phase{
+		{"moderate antagonist", slowDuring}, {"after it", slowAfter},
+		{"antagonist at full speed", fastDuring}, {"after that", fastAfter},
+	})
+}
+
+type phase struct {
+	name string
+	summary
+}
+
+// summary is what happened in a part of the run.
+type summary struct {
+	ops, p99  float64 // mean, and worst
+	leastSoft int64
+	mostSoft  int64
+	leastFree int64
+	rate      float64       // at which the antagonist allocated, GiB/s
+	recovery  time.Duration // until the throughput was back
+}
+
+func (p *pressure) between(from, to time.Duration) (s summary) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := 0.0
+	s.leastSoft, s.leastFree = 1<<62, 1<<62
+	for _, x := range p.points {
+		if x.at < from || x.at > to {
+			continue
+		}
+		n++
+		s.ops += x.ops
+		s.p99 = max(s.p99, x.p99)
+		s.leastSoft, s.mostSoft = min(s.leastSoft, x.soft), max(s.mostSoft, x.soft)
+		s.leastFree = min(s.leastFree, x.free)
+	}
+	s.ops /= max(n, 1)
+	return s
+}
+
+// recovered is how long after from the throughput is back at a level, over
+// half a second; 0 if it never is.
+func (p *pressure) recovered(from time.Duration, level float64) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	const window = 5
+	for i := window; i < len(p.points); i++ {
+		if p.points[i-window].at < from {
+			continue
+		}
+		sum := 0.0
+		for _, x := range p.points[i-window : i] {
+			sum += x.ops
+		}
+		if sum/window >= level {
+			return p.points[i].at - from
+		}
+	}
+	return 0
+}
+
+// plot writes one point a line: name, seconds, operations a second, p99 in µs,
+// soft memory and free memory in MiB.
+func (p *pressure) plot(o Options) {
+	if o.Plots == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, x := range p.points {
+		fmt.Fprintf(o.Plots, "pressure\t%.2f\t%.0f\t%.0f\t%.1f\t%.1f\n", x.at.Seconds(), x.ops, x.p99, float64(x.soft)/mib, float64(x.free)/mib)
+	}
+}
+
+func (p *pressure) print(o Options, kills int, st coordinator.Stats, before summary, phases []phase) error {
+	var errs []error
+	row := func(name, metric string, v float64, unit string) benchout.Row {
+		r := benchout.Row{Bench: "soft pressure", Case: name, Metric: metric, Value: v, Unit: unit}
+		return r
+	}
+	print := func(r benchout.Row) { errs = append(errs, o.Printer.Print(r)) }
+	print(row("undisturbed", "throughput", before.ops, "op/s"))
+	print(row("undisturbed", "p99, worst", before.p99, "us"))
+	print(row("undisturbed", "soft memory", float64(before.mostSoft)/mib, "MiB"))
+	for _, x := range phases {
+		print(row(x.name, "throughput", x.ops, "op/s").Against("undisturbed", before.ops, benchout.Higher))
+		print(row(x.name, "p99, worst", x.p99, "us").Against("undisturbed", before.p99, benchout.Lower))
+		print(row(x.name, "least soft", float64(x.leastSoft)/mib, "MiB"))
+		print(row(x.name, "least free", float64(x.leastFree)/mib, "MiB"))
+		if x.rate > 0 {
+			print(row(x.name, "allocates", x.rate, "GiB/s"))
+		}
+		if x.recovery > 0 {
+			print(row(x.name, "recovers in", x.recovery.Seconds(), "s"))
+		}
+	}
+	print(row("in all", "given back", float64(st.Cooperative)*2, "MiB"))
+	print(row("in all", "taken", float64(st.Direct)*2, "MiB"))
+	print(row("in all", "killed", float64(kills), ""))
+	if kills > 0 {
+		errs = append(errs, fmt.Errorf("the kernel killed %d processes", kills))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,304 @@
+// Package vhost is a host in virtual time: table 1's four applications share
+// too little memory under a policy, on a machine 256 times smaller than the
+// published one. It answers in seconds what takes a real host hours, and twice
+// the same.
+//
+// Nothing here is for concurrent use.
+package vhost
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+
+	"polder/soft/mrc"
+	"polder/soft/policy"
+)
+
+// Memory is what the applications share: 20 GiB, scaled.
+const Memory = 20 * gib / Scale
+
+const (
+	unit    = 64 * kib // of curves
+	samples = 4096     // keys of which reuse distances are measured
+	step    = time.Second
+)
+
+// stats is what a service reports.
+type stats struct {
+	hits, misses, victims float64 // since the last report
+	rebuild               float64
+	typical               float64 // of rebuilding, lately
+	sampler               *mrc.Sampler
+	salt                  uint64
+}
+
+// get asks for an object and returns how long it takes to rebuild it. What a
+// reconstructor asks of other services, nested, is a part of that.
+func (s *service) get(k int32, nested func() float64) float64 {
+	hit, victim := s.cache.access(k)
+	cost := s.typical
+	if hit {
+		s.hits++
+	} else {
+		s.misses++
+		if victim {
+			s.victims++
+		}
+		cost = s.cost
+		if nested != nil {
+			cost += nested()
+			s.typical += (cost - s.typical) / 100
+		}
+		s.rebuild += cost
+	}
+	s.sampler.Count(1)
+	if x := mix(uint64(k) ^ s.salt); x <= s.sampler.Threshold() {
+		s.sampler.Access(x, int64(s.sizes[k]), cost)
+	}
+	if hit {
+		return 0
+	}
+	return cost
+}
+
+func mix(x uint64) uint64 {
+	x += 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+// Result is how a policy did.
+type Result struct {
+	Throughput  float64            // of ideal, the applications' mean, at the end
+	Apps        map[string]float64 // of ideal
+	Memory      int64              // used at the end
+	Shares      map[string]int64   // budgets at the end
+	Settled     time.Duration      // from when on no budget is off its last by 5 % of the memory
+	Equilibrium time.Duration      // from when on the throughput, 20 s smoothed, is at 97 %
+	Series      []Point
+}
+
+// Point is the state at a time.
+type Point struct {
+	At         time.Duration
+	Throughput float64
+	Memory     int64
+}
+
+// Host runs policies over the same applications and requests.
+type Host struct {
+	// Hopeful is how curves are estimated: see mrc.Sampler.
+	Hopeful bool
+
+	ideal map[string]float64 // requests a second
+}
+
+// New measures the ideal: everything in memory.
+func New(ctx context.Context) (*Host, error) {
+	h := &Host{}
+	apps, err := workloads()
+	if err != nil {
+		return nil, err
+	}
+	h.ideal = make(map[string]float64)
+	for _, w := range apps {
+		h.ideal[w.name] = w.cores / w.base / Scale
+	}
+	return h, ctx.Err()
+}
+
+// IdealMemory is what it takes to keep everything.
+func (h *Host) IdealMemory() (n int64) {
+	apps, err := workloads()
+	if err != nil {
+		return 0
+	}
+	for _, w := range apps {
+		for _, s := range w.services {
+			for _, x := range s.sizes {
+				n += int64(x)
+			}
+		}
+	}
+	return n
+}
+
+// run simulates for so long.
+type sim struct {
+	apps     []*workload
+	services []*service
+	rand     *rand.Rand
+}
+
+func (h *Host) start(memory int64) (*sim, error) {
+	apps, err := workloads()
+	if err != nil {
+		return nil, err
+	}
+	s := &sim{apps: apps, rand: rand.New(rand.NewPCG(11, 13))}
+	for _, w := range apps {
+		for _, v := range w.services {
+			v.stats = &stats{sampler: mrc.New(unit, 2*Memory, samples), salt: uint64(len(s.services)) << 40, typical: v.cost}
+			if h.Hopeful {
+				v.sampler.Hopeful()
+			}
+			v.cache = newCache(v.sizes, memory/100)
+			s.services = append(s.services, v)
+		}
+	}
+	return s, nil
+}
+
+// tick lets every application work for one step and returns the mean of their
+// throughputs, of ideal.
+func (s *sim) tick(h *Host) (mean float64) {
+	for _, w := range s.apps {
+		// In a second the scaled application has cores/Scale seconds of work.
+		w.spent -= w.cores / Scale * step.Seconds()
+		n := 0.0
+		for w.spent < 0 {
+			w.spent += w.base + w.request(w, s.rand)
+			n++
+		}
+		w.requests = n / step.Seconds() / h.ideal[w.name]
+		mean += w.requests / float64(len(s.apps))
+	}
+	return mean
+}
+
+// Run lets a policy divide the memory for so long.
+func (h *Host) Run(ctx context.Context, p policy.Policy, length time.Duration) (Result, error) {
+	s, err := h.start(Memory)
+	if err != nil {
+		return Result{}, err
+	}
+	budgets := make([]int64, len(s.services))
+	for i := range budgets {
+		budgets[i] = Memory / int64(len(budgets))
+		s.services[i].cache.resize(budgets[i])
+	}
+	var history [][]int64
+	perApp := make(map[string]float64)
+	counted := 0.0
+	var res Result
+	for now := step; now <= length; now += step {
+		if err := ctx.Err(); err != nil {
+			return res, err
+		}
+		mean := s.tick(h)
+		var used int64
+		for _, v := range s.services {
+			used += v.cache.used
+		}
+		res.Series = append(res.Series, Point{now, mean, used})
+		if now > length*2/3 {
+			counted++
+			res.Throughput += mean
+			for _, w := range s.apps {
+				perApp[w.name] += w.requests
+			}
+		}
+		for i, m := range p.Divide(now, Memory, s.report()) {
+			budgets[i] = m
+			s.services[i].cache.resize(m)
+		}
+		history = append(history, append([]int64(nil), budgets...))
+		res.Memory = used
+	}
+	res.Apps, res.Shares = make(map[string]float64), make(map[string]int64)
+	for name, v := range perApp {
+		res.Apps[name] = v / counted
+	}
+	res.Throughput /= counted
+	for i, v := range s.services {
+		res.Shares[v.name] = budgets[i]
+	}
+	res.Settled = settled(history)
+	res.Equilibrium = equilibrium(res.Series, 0.97*res.Throughput)
+	return res, nil
+}
+
+// report is what the policy is told, and begins the next interval.
+func (s *sim) report() []policy.App {
+	var out []policy.App
+	for _, w := range s.apps {
+		for _, v := range w.services {
+			v.sampler.Advance(step.Seconds(), 1)
+			// A scaled application rebuilds in as many seconds as it is
+			// smaller; costs are told as the full one's.
+			c := v.sampler.Curve()
+			v.sampler.Advance(0, 0.995)
+			out = append(out, policy.App{
+				ID: uint64(len(out) + 1), Weight: 1,
+				Memory: v.cache.capacity, Used: v.cache.used, Max: 2 * Memory,
+				Min:  Memory / 400,
+				Hits: v.hits, Misses: v.misses, Victims: v.victims,
+				Rebuild: v.stats.rebuild, Curve: c, Busy: w.cores / Scale,
+			})
+			v.hits, v.misses, v.victims, v.stats.rebuild = 0, 0, 0, 0
+		}
+	}
+	return out
+}
+
+// settled is the time from which on no budget is far from its mean over the
+// last quarter.
+func settled(history [][]int64) (at time.Duration) {
+	last := history[len(history)*3/4:]
+	for i := range history[0] {
+		var mean int64
+		for _, b := range last {
+			mean += b[i] / int64(len(last))
+		}
+		for t, b := range history {
+			if d := b[i] - mean; d > Memory/20 || d < -Memory/20 {
+				at = max(at, time.Duration(t+1)*step)
+			}
+		}
+	}
+	return at
+}
+
+// equilibrium is the time from which on the throughput, smoothed over 20 s,
+// stays at or above a level.
+func equilibrium(series []Point, level float64) time.Duration {
+	const window = 20
+	at := time.Duration(0)
+	sum := 0.0
+	for i, p := range series {
+		sum += p.Throughput
+		if i >= window {
+			sum -= series[i-window].Throughput
+		}
+		if sum/float64(min(i+1, window)) < level {
+			at = p.At
+		}
+	}
+	return at
+}
+
+// Resolution is how exactly Reaches can tell.
+const Resolution = time.Minute
+
+// Reaches is the time from which on the throughput of a, smoothed over a
+// minute, stays at or above part of that of b at the same moment. Filling
+// caches takes both the same time; what is left is how long it takes to find
+// out who should have the memory.
+func Reaches(a, b []Point, part float64) (at time.Duration, ok bool) {
+	const window = int(Resolution / step)
+	var sa, sb float64
+	for i := range min(len(a), len(b)) {
+		sa += a[i].Throughput
+		sb += b[i].Throughput
+		if i >= window {
+			sa -= a[i-window].Throughput
+			sb -= b[i-window].Throughput
+		}
+		if sa < part*sb {
+			at = a[i].At
+		}
+	}
+	return at, at < a[len(a)-1].At*9/10
+}

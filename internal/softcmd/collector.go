@@ -1,0 +1,77 @@
+package softcmd
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"strconv"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"polder/soft/coordinator"
+)
+
+// ready says that everything listens, to whoever has started us.
+func ready(path string, addrs map[string]string) error {
+	if path == "" {
+		return nil
+	}
+	b, err := json.Marshal(addrs)
+	if err == nil {
+		err = os.WriteFile(path, append(b, '\n'), 0o644)
+	}
+	if err != nil {
+		return fmt.Errorf("cannot write the ready file: %w", err)
+	}
+	return nil
+}
+
+// collector turns a coordinator's statistics into metrics.
+type collector struct{ c *coordinator.Coordinator }
+
+var (
+	clientsDesc   = desc("clients", "Registered clients.")
+	availableDesc = desc("available_bytes", "Memory that could be allocated on the host.")
+	targetDesc    = desc("target_bytes", "Soft memory that there could be in all.")
+	refusedDesc   = desc("refused_total", "Connections that were refused.")
+	malformedDesc = desc("malformed_total", "Messages that could not be understood.")
+	takenDesc     = desc("reclaimed_segments_total", "Segments taken back.", "how")
+	auditsDesc    = desc("audits_total", "Clients found to keep more than was granted.")
+	endedDesc     = desc("ended_total", "Clients that were ended for it.")
+	grantedDesc   = desc("client_granted_bytes", "Memory that a client may use.", "client", "name", "pid")
+	residentDesc  = desc("client_resident_bytes", "Memory of a client that exists.", "client", "name", "pid")
+	rebuildDesc   = desc("client_rebuild_seconds_total", "Time that a client says to have spent rebuilding.", "client", "name", "pid")
+)
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("polder_coordinator_"+name, help, labels, nil)
+}
+
+// Describe implements prometheus.Collector.
+func (k collector) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(k, ch) }
+
+// Collect implements prometheus.Collector.
+func (k collector) Collect(ch chan<- prometheus.Metric) {
+	st := k.c.Stats()
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	count := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, v, labels...)
+	}
+	gauge(clientsDesc, float64(st.Clients))
+	gauge(availableDesc, float64(st.Available))
+	gauge(targetDesc, float64(st.Target))
+	count(refusedDesc, float64(st.Refused))
+	count(malformedDesc, float64(st.Malformed))
+	count(takenDesc, float64(st.Cooperative), "cooperatively")
+	count(takenDesc, float64(st.Direct), "directly")
+	count(auditsDesc, float64(st.Audits))
+	count(endedDesc, float64(st.Ended))
+	for _, c := range st.MoreByClient {
+		labels := []string{strconv.FormatUint(c.ID, 10), c.Name, strconv.Itoa(c.PID)}
+		gauge(grantedDesc, float64(c.Granted), labels...)
+		gauge(residentDesc, float64(c.Resident), labels...)
+		count(rebuildDesc, c.Rebuild, labels...)
+	}
+}

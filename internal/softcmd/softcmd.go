@@ -1,0 +1,102 @@
+// Package softcmd is the command polder coordinator.
+package softcmd
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/cobra"
+
+	"polder/internal/admin"
+	"polder/internal/config"
+	"polder/soft/coordinator"
+	"polder/soft/policy"
+)
+
+// DefaultSocket is where a coordinator listens and clients look for it: in the
+// user's run-time directory, or in the one for temporary files.
+func DefaultSocket() string {
+	if dir := os.Getenv("XDG_RUNTIME_DIR"); dir != "" {
+		return filepath.Join(dir, "polder-soft.sock")
+	}
+	return filepath.Join(os.TempDir(), "polder-soft-"+strconv.Itoa(os.Getuid())+".sock")
+}
+
+// Command returns the command.
+func Command() *cobra.Command {
+	cfg := coordinator.Config{
+		Socket:            DefaultSocket(),
+		MaxClients:        1024,
+		MaxClientsPerUser: 64,
+		Deadline:          250 * time.Millisecond,
+		Interval:          time.Second,
+	}
+	policyName, adminAddr, readyFile := policy.Names[0], "127.0.0.1:7074", ""
+	cmd := &cobra.Command{
+		Use:   "coordinator",
+		Short: "Share this host's idle memory among soft caches, and take it back",
+		Long: "Shares the memory that is idle on this host among the programs that use the\n" +
+			"package soft, gives it to those whom it saves the most work, and takes it back\n" +
+			"at once when somebody needs it. One for each host; any user can run it.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if cfg.Policy, err = policy.New(policyName); err != nil {
+				return err
+			}
+			cfg.Logger = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
+			c, err := coordinator.New(cfg)
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, c.Close()) }()
+			addrs := map[string]string{"socket": cfg.Socket}
+			if adminAddr != "off" {
+				lis, err := net.Listen("tcp", adminAddr)
+				if err != nil {
+					return fmt.Errorf("cannot serve metrics: %w", err)
+				}
+				addrs["admin"] = lis.Addr().String()
+				srv, err := admin.Start(lis, admin.Config{
+					Status:     func() any { return c.Stats() },
+					Health:     func() error { return nil },
+					Collectors: []prometheus.Collector{collector{c}},
+					Logger:     cfg.Logger,
+				})
+				if err != nil {
+					return errors.Join(err, lis.Close())
+				}
+				defer func() { err = errors.Join(err, srv.Close()) }()
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "sharing this host's idle memory at %s\nuse it: soft.Open(soft.Config{Coordinator: %q})\n", cfg.Socket, cfg.Socket)
+			if err := ready(readyFile, addrs); err != nil {
+				return err
+			}
+			<-cmd.Context().Done()
+			return nil
+		},
+	}
+	fs := cmd.Flags()
+	fs.StringVar(&cfg.Socket, "socket", cfg.Socket, "path of the socket at which clients register")
+	fs.BoolVar(&cfg.Open, "open", false, "let every user of the host register")
+	fs.Var(config.NewSize(&cfg.Reserve, 0, 0), "reserve", "memory to keep free; the default is a sixteenth of the host's")
+	fs.Var(config.NewSize(&cfg.Max, 0, 0), "max", "most soft memory in all; 0 means what is idle")
+	fs.Var(config.NewSize(&cfg.MaxPerUser, 0, 0), "max-per-user", "most soft memory of one user; 0 means all")
+	fs.IntVar(&cfg.MaxClients, "max-clients", cfg.MaxClients, "most clients")
+	fs.IntVar(&cfg.MaxClientsPerUser, "max-clients-per-user", cfg.MaxClientsPerUser, "most clients of one user")
+	fs.Float64Var(&cfg.MinShare, "min-share", 0.25, "part of an even share that each client can keep if it uses it")
+	fs.Float64Var(&cfg.MaxWeight, "max-weight", 1, "highest weight that a client can give itself")
+	fs.Var(config.NewDuration(&cfg.Deadline, time.Millisecond), "deadline", "how long a client may take to give memory back")
+	fs.Var(config.NewDuration(&cfg.Interval, 10*time.Millisecond), "interval", "time between divisions of the memory")
+	fs.StringVar(&policyName, "policy", policyName, fmt.Sprintf("how memory is divided: one of %v", policy.Names))
+	fs.StringVar(&adminAddr, "admin", adminAddr, `where metrics, status, health and profiles are served over HTTP, or "off"`)
+	fs.StringVar(&readyFile, "ready-file", "", "write the addresses to this file as JSON when everything listens")
+	_ = fs.MarkHidden("ready-file")
+	return cmd
+}

@@ -1,0 +1,77 @@
+package softcmd
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"polder/soft"
+)
+
+func TestCoordinatorServesHeapsAndMetrics(t *testing.T) {
+	dir := t.TempDir()
+	socket, file := filepath.Join(dir, "s"), filepath.Join(dir, "ready")
+	ctx, cancel := context.WithCancel(t.Context())
+	cmd := Command()
+	var out bytes.Buffer
+	cmd.SetOut(&out)
+	cmd.SetErr(io.Discard)
+	cmd.SetArgs([]string{"--socket", socket, "--admin", "127.0.0.1:0", "--ready-file", file, "--interval", "20ms", "--max", "256MiB"})
+	done := make(chan error, 1)
+	go func() { done <- cmd.ExecuteContext(ctx) }()
+	defer func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}()
+
+	addrs := map[string]string{}
+	until(t, "it is ready", func() bool {
+		b, err := os.ReadFile(file)
+		return err == nil && json.Unmarshal(b, &addrs) == nil
+	})
+	h, err := soft.Open(soft.Config{Budget: soft.MinBudget, Coordinator: socket, Name: "a service"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	until(t, "the heap is in the metrics with more memory", func() bool {
+		r, err := client.Get("http://" + addrs["admin"] + "/metrics")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Body.Close()
+		b, err := io.ReadAll(r.Body)
+		return err == nil && strings.Contains(string(b), `name="a service"`) && h.Budget() > 100<<20
+	})
+}
+
+func TestCoordinatorRefusesAnUnknownPolicy(t *testing.T) {
+	cmd := Command()
+	cmd.SetOut(io.Discard)
+	cmd.SetErr(io.Discard)
+	cmd.SetArgs([]string{"--policy", "astrology", "--socket", filepath.Join(t.TempDir(), "s")})
+	if err := cmd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), "astrology") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func until(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(30 * time.Second); !f(); <-tick.C {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited in vain until %s", what)
+		}
+	}
+}

@@ -1,0 +1,259 @@
+package wal
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Recovery says what Open found.
+type Recovery struct {
+	Checkpoint uint64 // last record that the checkpoint stands for, or 0
+	Records    int    // records replayed from segments
+	Torn       int64  // bytes of a last write that was cut off
+}
+
+// Open opens the log in dir, which it creates if need be, and replays it:
+// first the records of the checkpoint, then those that came after it. A record
+// passed to replay is valid during the call only. An error of replay ends the
+// recovery.
+func Open(dir string, opt Options, replay func(rec []byte) error) (*Log, Recovery, error) {
+	var found Recovery
+	if opt.SegmentSize == 0 {
+		opt.SegmentSize = 4 << 20
+	}
+	if opt.SegmentSize < 4<<10 {
+		return nil, found, fmt.Errorf("cannot use a log segment of %d bytes: the least is 4096", opt.SegmentSize)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, found, fmt.Errorf("cannot open the log: %w", err)
+	}
+	names, err := list(dir)
+	if err != nil {
+		return nil, found, err
+	}
+	upto := uint64(0)
+	if n := len(names.checkpoints); n > 0 {
+		upto = names.checkpoints[n-1]
+		if err := readCheckpoint(ckptPath(dir, upto), upto, replay); err != nil {
+			return nil, found, err
+		}
+		found.Checkpoint = upto
+	}
+	l := &Log{dir: dir, segSize: opt.SegmentSize, noSync: opt.noSync, restarted: opt.Restarted, group: 1}
+	l.flushed.L = &l.mu
+
+	segs := names.segments
+	// Segments that the checkpoint stands for may have survived a crash.
+	for len(segs) > 1 && segs[1] <= upto+1 {
+		segs = segs[1:]
+	}
+	switch {
+	case len(segs) > 0 && segs[0] > upto+1:
+		return nil, found, &CorruptError{File: segPath(dir, segs[0]), Err: fmt.Errorf("it begins with record %d, and %d is missing", segs[0], upto+1)}
+	case len(segs) == 0 && upto > 0:
+		return nil, found, &CorruptError{File: ckptPath(dir, upto), Err: errors.New("no log segment follows the checkpoint")}
+	}
+	l.next = upto + 1
+	for i, first := range segs {
+		last := i == len(segs)-1
+		end, err := l.replaySegment(first, upto, last, &found, replay)
+		if err != nil {
+			return nil, found, err
+		}
+		if !last {
+			if l.next != segs[i+1] {
+				return nil, found, &CorruptError{File: segPath(dir, first), Offset: end, Err: fmt.Errorf("records %d to %d are missing", l.next, segs[i+1]-1)}
+			}
+			continue
+		}
+		if err := l.resume(first, end); err != nil {
+			return nil, found, err
+		}
+	}
+	if l.seg == nil {
+		f, err := l.newSegment()
+		if err != nil {
+			return nil, found, err
+		}
+		if err := l.startSegment(f, l.next); err != nil {
+			f.Close()
+			return nil, found, err
+		}
+		l.seg, l.off, l.room = f, segHeaderSize, l.segSize-segHeaderSize
+	}
+	l.named = true
+	l.committed.Store(l.next - 1)
+	l.synced.Store(l.next - 1)
+	l.dropOld(upto)
+	return l, found, nil
+}
+
+// replaySegment replays one segment and returns where its records end.
+func (l *Log) replaySegment(first, upto uint64, last bool, found *Recovery, replay func([]byte) error) (int64, error) {
+	path := segPath(l.dir, first)
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return 0, fmt.Errorf("cannot read the log: %w", err)
+	}
+	if len(data) < segHeaderSize && last && bytes.Equal(data, segHeader(first)[:len(data)]) {
+		l.next = first
+		found.Torn += int64(len(data))
+		return 0, nil
+	}
+	if len(data) < segHeaderSize || !bytes.Equal(data[:segHeaderSize], segHeader(first)) {
+		return 0, &CorruptError{File: path, Err: errors.New("this is not the header of a log segment")}
+	}
+	off, lsn := segHeaderSize, first
+	for off < len(data) {
+		f, err := parseFrame(data[off:])
+		if err == nil && f.lsn != lsn {
+			err = errSeq
+		}
+		if errors.Is(err, errEnd) && allZero(data[off:]) {
+			break
+		}
+		if err != nil {
+			if !last || !torn(data, off, err, lsn, l.group-1, l.restarted) {
+				if errors.Is(err, errEnd) {
+					err = errCRC
+				}
+				return 0, &CorruptError{File: path, Offset: int64(off), Err: err}
+			}
+			found.Torn += int64(len(data) - off)
+			break
+		}
+		if lsn > upto {
+			if err := replay(f.payload); err != nil {
+				return 0, fmt.Errorf("cannot replay record %d at offset %d of %s: %w", lsn, off, path, err)
+			}
+			found.Records++
+		}
+		l.group = f.group + 1
+		lsn++
+		off += int(f.size())
+	}
+	l.next = max(lsn, upto+1)
+	if lsn < l.next && last {
+		return 0, &CorruptError{File: path, Offset: int64(off), Err: fmt.Errorf("records %d to %d are missing", lsn, upto)}
+	}
+	return int64(off), nil
+}
+
+// resume makes the last segment ready for writing from end on.
+func (l *Log) resume(first uint64, end int64) error {
+	f, err := os.OpenFile(segPath(l.dir, first), os.O_RDWR, 0o600)
+	if err != nil {
+		return fmt.Errorf("cannot open the log: %w", err)
+	}
+	size := l.segSize
+	if st, err := f.Stat(); err == nil {
+		size = max(size, st.Size())
+	}
+	if end == 0 { // not even the header was whole
+		if _, err = f.WriteAt(segHeader(first), 0); err != nil {
+			f.Close()
+			return fmt.Errorf("cannot repair the log: %w", err)
+		}
+		end = segHeaderSize
+	}
+	// Records that are replayed count as durable from now on.
+	if !l.noSync {
+		if err := errors.Join(f.Sync(), syncDir(l.dir)); err != nil {
+			f.Close()
+			return fmt.Errorf("cannot sync the log: %w", err)
+		}
+	}
+	if err := zeroFill(f, end, size); err != nil {
+		f.Close()
+		return fmt.Errorf("cannot repair the end of the log: %w", err)
+	}
+	l.seg, l.off, l.room = f, end, size-end
+	l.since = end
+	return nil
+}
+
+type listing struct{ segments, checkpoints []uint64 }
+
+func list(dir string) (listing, error) {
+	var found listing
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return found, fmt.Errorf("cannot open the log: %w", err)
+	}
+	for _, e := range entries {
+		base, ext, _ := strings.Cut(e.Name(), ".")
+		n, err := strconv.ParseUint(base, 16, 64)
+		if err != nil || len(base) != 16 {
+			continue
+		}
+		switch ext {
+		case "log":
+			found.segments = append(found.segments, n)
+		case "ckpt":
+			found.checkpoints = append(found.checkpoints, n)
+		}
+	}
+	slices.Sort(found.segments)
+	slices.Sort(found.checkpoints)
+	return found, nil
+}
+
+// A checkpoint is a magic, the number of the last record that it stands for,
+// frames numbered from 1, and a last frame with the payload ckptEnd.
+const (
+	ckptMagic = "PLDRCKP2"
+	ckptEnd   = "end of the checkpoint"
+)
+
+func ckptPath(dir string, upto uint64) string {
+	return filepath.Join(dir, fmt.Sprintf("%016x.ckpt", upto))
+}
+
+func ckptHeader(upto uint64) []byte {
+	b := append(make([]byte, 0, segHeaderSize), ckptMagic...)
+	b = binary.LittleEndian.AppendUint64(b, upto)
+	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
+}
+
+func readCheckpoint(path string, upto uint64, replay func([]byte) error) error {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return fmt.Errorf("cannot read the checkpoint: %w", err)
+	}
+	if !bytes.HasPrefix(data, ckptHeader(upto)) {
+		return &CorruptError{File: path, Err: errors.New("this is not the header of a checkpoint")}
+	}
+	// Everything is checked before anything is replayed.
+	var recs [][]byte
+	for off, lsn := segHeaderSize, uint64(1); ; lsn++ {
+		f, err := parseFrame(data[off:])
+		if err == nil && f.lsn != lsn {
+			err = errSeq
+		}
+		if err != nil {
+			return &CorruptError{File: path, Offset: int64(off), Err: err}
+		}
+		off += int(f.size())
+		if string(f.payload) == ckptEnd {
+			if off != len(data) {
+				return &CorruptError{File: path, Offset: int64(off), Err: errors.New("there are bytes behind the end")}
+			}
+			break
+		}
+		recs = append(recs, f.payload)
+	}
+	for i, rec := range recs {
+		if err := replay(rec); err != nil {
+			return fmt.Errorf("cannot replay record %d of %s: %w", i+1, path, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,228 @@
+// Package memcached serves memcached's text and meta protocols out of a
+// soft.Map, so that what used a memcached of its own can use idle memory.
+//
+// It is a cache without a size: what memory is there is used, and what is
+// taken away is a miss. The expiry of items, their flags and their unique
+// numbers (cas) are memcached's; what depends on its slabs (lru_crawler,
+// slabs, watch) is answered with an error.
+//
+// # Concurrency
+//
+// One goroutine for each connection, and one that accepts. Commands that read
+// and then write hold one of a fixed number of locks, chosen by the key; plain
+// reads and writes do too, so that each command is atomic for its key.
+//
+// # Wire
+//
+// protocol.txt of memcached 1.6, over TCP. Keys are up to 250 bytes without
+// blanks or control characters (any bytes with the meta flag b), values up to
+// MaxValue bytes, command lines up to MaxLine.
+package memcached
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"polder/soft"
+)
+
+// Limits of the protocol.
+const (
+	MaxKey   = 250
+	MaxValue = 1 << 20
+	MaxLine  = 64 << 10
+)
+
+// Config says what to serve. Heap is required.
+type Config struct {
+	Heap *soft.Heap
+
+	// MaxConns bounds connections. Default 1024.
+	MaxConns int
+
+	// WriteTimeout is how long a client may take to read an answer. Default
+	// 30 s.
+	WriteTimeout time.Duration
+
+	Logger *slog.Logger // default: slog.Default
+}
+
+// Server serves connections.
+type Server struct {
+	cfg   Config
+	items *soft.Map[string, []byte]
+	locks [256]sync.Mutex // by key
+	cas   atomic.Uint64
+	begun time.Time
+	clock func() time.Time
+	stats counters
+
+	mu     sync.Mutex
+	conns  map[net.Conn]struct{}
+	lis    map[net.Listener]struct{}
+	closed bool
+	done   sync.WaitGroup
+}
+
+type counters struct {
+	gets, hits, sets, touches, deletes, total, flushes atomic.Uint64
+}
+
+// New makes a server.
+func New(cfg Config) (*Server, error) {
+	if cfg.Heap == nil {
+		return nil, errors.New("cannot serve memcached: no heap is given")
+	}
+	if cfg.MaxConns == 0 {
+		cfg.MaxConns = 1024
+	}
+	if cfg.WriteTimeout == 0 {
+		cfg.WriteTimeout = 30 * time.Second
+	}
+	if cfg.MaxConns < 0 || cfg.WriteTimeout < 0 {
+		return nil, errors.New("cannot serve memcached: a limit is negative")
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	m, err := soft.NewMap(cfg.Heap, soft.MapConfig[string, []byte]{})
+	if err != nil {
+		return nil, fmt.Errorf("cannot serve memcached: %w", err)
+	}
+	return &Server{
+		cfg: cfg, items: m, begun: time.Now(), clock: time.Now,
+		conns: make(map[net.Conn]struct{}), lis: make(map[net.Listener]struct{}),
+	}, nil
+}
+
+// Serve accepts connections until the listener or the server is closed; then
+// it returns nil.
+func (s *Server) Serve(lis net.Listener) error {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return lis.Close()
+	}
+	s.lis[lis] = struct{}{}
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		delete(s.lis, lis)
+		s.mu.Unlock()
+	}()
+	for {
+		conn, err := lis.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("cannot accept: %w", err)
+		}
+		s.mu.Lock()
+		full := len(s.conns) >= s.cfg.MaxConns
+		if s.closed || full {
+			s.mu.Unlock()
+			if full {
+				_ = conn.SetWriteDeadline(time.Now().Add(time.Second))
+				_, _ = io.WriteString(conn, "ERROR Too many open connections\r\n")
+			}
+			conn.Close()
+			continue
+		}
+		s.conns[conn] = struct{}{}
+		s.stats.total.Add(1)
+		s.done.Go(func() {
+			s.serve(conn)
+			conn.Close()
+			s.mu.Lock()
+			delete(s.conns, conn)
+			s.mu.Unlock()
+		})
+		s.mu.Unlock()
+	}
+}
+
+// Close ends all connections and forgets all items. The heap stays open.
+// Closing twice is a no-op.
+func (s *Server) Close() error {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return nil
+	}
+	s.closed = true
+	var errs []error
+	for l := range s.lis {
+		errs = append(errs, l.Close())
+	}
+	for c := range s.conns {
+		c.Close()
+	}
+	s.mu.Unlock()
+	s.done.Wait()
+	s.items.Close()
+	return errors.Join(errs...)
+}
+
+// errQuit ends a connection without an error.
+var errQuit = errors.New("quit")
+
+// client is one connection's state.
+type client struct {
+	s    *Server
+	in   *bufio.Reader
+	out  *bufio.Writer
+	args [][]byte
+	item []byte // the last one read
+	data []byte // the last block received
+	code []byte // the last item written
+}
+
+func (s *Server) serve(conn net.Conn) {
+	c := &client{s: s, in: bufio.NewReaderSize(conn, MaxLine), out: bufio.NewWriterSize(deadline{conn, s.cfg.WriteTimeout}, 16<<10)}
+	for {
+		err := c.command()
+		if err == nil && c.in.Buffered() == 0 {
+			err = c.out.Flush() // one flush for what came together
+		}
+		if err != nil {
+			_ = c.out.Flush()
+			if !errors.Is(err, errQuit) && !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
+				s.cfg.Logger.Debug("a memcached client has gone", "remote", conn.RemoteAddr(), "err", err)
+			}
+			return
+		}
+	}
+}
+
+// deadline bounds each write.
+type deadline struct {
+	net.Conn
+	d time.Duration
+}
+
+func (w deadline) Write(p []byte) (int, error) {
+	if err := w.SetWriteDeadline(time.Now().Add(w.d)); err != nil {
+		return 0, err
+	}
+	return w.Conn.Write(p)
+}
+
+// ListenAndServe serves at a TCP address until ctx is done.
+func (s *Server) ListenAndServe(ctx context.Context, addr string) error {
+	lis, err := net.Listen("tcp", addr)
+	if err != nil {
+		return fmt.Errorf("cannot serve memcached: %w", err)
+	}
+	stop := context.AfterFunc(ctx, func() { lis.Close() })
+	defer stop()
+	return s.Serve(lis)
+}

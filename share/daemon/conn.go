@@ -1,0 +1,452 @@
+package daemon
+
+import (
+	"bytes"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"time"
+
+	"polder/internal/fdpass"
+	"polder/internal/wal"
+	"polder/share/internal/shm"
+	"polder/share/internal/wire"
+	"polder/share/resource"
+
+	"golang.org/x/sys/unix"
+)
+
+// helloTimeout is how long a connection may take to say who it is.
+const helloTimeout = 5 * time.Second
+
+// conn is one connection and the request that it carries.
+type conn struct {
+	s      *Server
+	ss     *session
+	logged bool         // ss is known to be in the log
+	unix   *fdpass.Conn // nil if remote
+	in     wire.Reader
+	out    wire.Writer
+	files  []*os.File // sent with the reply and then closed
+}
+
+// admit counts a connection in; false if there are too many or it is too late.
+func (s *Server) admit(c closer) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ctx.Err() != nil || s.closed || len(s.conns) >= s.opt.MaxConns {
+		return false
+	}
+	s.conns[c] = struct{}{}
+	return true
+}
+
+func (s *Server) acceptLocal() {
+	for {
+		sock, err := s.local.AcceptUnix()
+		if err != nil {
+			if s.acceptFailed(err) {
+				continue
+			}
+			return
+		}
+		c, err := fdpass.New(sock)
+		if err != nil {
+			sock.Close()
+			continue
+		}
+		if !s.admit(c) {
+			_ = c.TrySend(wire.Writer(nil).U8(uint8(wire.Busy)).Raw([]byte("too many connections")))
+			c.Close()
+			continue
+		}
+		s.wg.Go(func() { s.serveLocal(c) })
+	}
+}
+
+// acceptFailed reports whether to go on after Accept has failed.
+func (s *Server) acceptFailed(err error) bool {
+	if s.ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
+		return false
+	}
+	s.opt.Log.Error("cannot accept", "err", err)
+	select { // out of descriptors, most likely: let some be closed
+	case <-s.ctx.Done():
+		return false
+	case <-time.After(10 * time.Millisecond):
+		return true
+	}
+}
+
+func (s *Server) acceptRemote() {
+	for {
+		nc, err := s.opt.Remote.Accept()
+		if err != nil {
+			if s.acceptFailed(err) {
+				continue
+			}
+			return
+		}
+		if !s.admit(nc) {
+			nc.Close()
+			continue
+		}
+		s.wg.Go(func() { s.serveRemote(nc) })
+	}
+}
+
+// bye ends a connection.
+func (s *Server) bye(key closer, c *conn) {
+	key.Close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.conns, key)
+	if c.ss != nil {
+		c.ss.conns--
+		c.ss.gone = s.opt.Now()
+		if c.ss.watch == c.unix {
+			c.ss.watch = nil
+		}
+		if c.ss.conns == 0 && !c.ss.logged {
+			s.must(s.endSession(c.ss)) // nothing to log, so nothing can fail
+		}
+	}
+}
+
+func (s *Server) serveLocal(u *fdpass.Conn) {
+	c := &conn{s: s, unix: u}
+	defer s.bye(u, c)
+	peer, err := u.Peer()
+	if err != nil {
+		return
+	}
+	if err := u.SetReadDeadline(time.Now().Add(helloTimeout)); err != nil {
+		return
+	}
+	msg, files, err := u.RecvFDs()
+	if err != nil {
+		return
+	}
+	// Only now: an answer to who has not been heard would be lost.
+	if peer.UID != 0 && peer.UID != os.Getuid() && !slices.Contains(s.opt.AllowUIDs, peer.UID) {
+		s.stats.denied.Add(1)
+		fdpass.CloseAll(files)
+		_ = c.reply(fmt.Errorf("%w: user %d may not connect", errDenied, peer.UID))
+		return
+	}
+	c.in.Reset(msg)
+	err = c.hello(peer, false, "uid:"+strconv.Itoa(peer.UID), files)
+	fdpass.CloseAll(files)
+	if c.reply(err) != nil || err != nil {
+		return
+	}
+	if err := u.SetReadDeadline(time.Time{}); err != nil {
+		return
+	}
+	for {
+		msg, err := u.Recv()
+		if err != nil {
+			if errors.Is(err, fdpass.ErrTooLarge) {
+				_ = c.reply(fmt.Errorf("%w: %w", errInvalid, err))
+			}
+			return
+		}
+		err = c.handle(msg)
+		u.Done()
+		if c.reply(err) != nil {
+			return
+		}
+		s.finish(false)
+	}
+}
+
+// reply sends what the request has come to.
+func (c *conn) reply(err error) error {
+	if err != nil {
+		c.out = append(c.out[:0].U8(uint8(statusOf(err))), err.Error()...)
+		c.closeFiles()
+	}
+	err = c.unix.SendFDs(c.out, c.files...)
+	c.closeFiles()
+	if cap(c.out) > 4<<10 {
+		c.out = nil // idle connections hold little
+	}
+	return err
+}
+
+func (c *conn) closeFiles() {
+	fdpass.CloseAll(c.files)
+	c.files = c.files[:0]
+}
+
+// serveRemote serves metadata to a client on another host: messages as on the
+// socket, each after its length in four bytes, and no descriptors.
+func (s *Server) serveRemote(nc net.Conn) {
+	c := &conn{s: s}
+	defer s.bye(nc, c)
+	tenant := "remote"
+	if err := nc.SetDeadline(time.Now().Add(helloTimeout)); err != nil {
+		return
+	}
+	if s.opt.TLS != nil {
+		t := tls.Server(nc, s.opt.TLS)
+		if err := t.HandshakeContext(s.ctx); err != nil {
+			return
+		}
+		if certs := t.ConnectionState().PeerCertificates; len(certs) > 0 {
+			tenant = "cn:" + certs[0].Subject.CommonName
+		}
+		nc = t
+	}
+	var buf []byte
+	for first := true; ; first = false {
+		var err error
+		if buf, err = readFrame(nc, buf); err != nil {
+			return
+		}
+		if first {
+			c.in.Reset(buf)
+			err = c.hello(fdpass.Peer{UID: -1}, true, tenant, nil)
+		} else {
+			err = c.handle(buf)
+		}
+		if err != nil {
+			c.out = append(c.out[:0].U8(uint8(statusOf(err))), err.Error()...)
+		}
+		c.closeFiles()
+		if err := nc.SetWriteDeadline(time.Now().Add(helloTimeout)); err != nil {
+			return
+		}
+		frame := append(wire.Writer(nil).U32(uint32(len(c.out))), c.out...)
+		if _, err := nc.Write(frame); err != nil || first && c.ss == nil {
+			return
+		}
+		if err := nc.SetReadDeadline(time.Time{}); err != nil {
+			return
+		}
+		s.finish(false)
+	}
+}
+
+func readFrame(r io.Reader, buf []byte) ([]byte, error) {
+	var head [4]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return buf, err
+	}
+	n := binary.LittleEndian.Uint32(head[:])
+	if n == 0 || n > fdpass.MaxMessage {
+		return buf, fdpass.ErrTooLarge
+	}
+	// Memory follows what has come, not what is announced.
+	b := bytes.NewBuffer(buf[:0])
+	if _, err := io.CopyN(b, r, int64(n)); err != nil {
+		return buf, err
+	}
+	return b.Bytes(), nil
+}
+
+// hello attaches the connection to a session, old or new.
+func (c *conn) hello(peer fdpass.Peer, remote bool, tenant string, files []*os.File) error {
+	s, in := c.s, &c.in
+	op, version, flags := wire.Op(in.U8()), in.U16(), in.U8()
+	var tok token
+	copy(tok[:], in.Take(len(tok)))
+	name := string(in.Bytes())
+	refs := make([]uint32, 0, 16)
+	maps := make([]uint64, 0, 16)
+	for range min(in.U32(), wire.MaxRefs) {
+		refs = append(refs, in.U32())
+	}
+	for range min(in.U32(), wire.MaxRefs) {
+		maps = append(maps, in.U64())
+	}
+	owned := make([]uint64, 0, 16)
+	for range min(in.U32(), wire.MaxRefs) {
+		owned = append(owned, in.U64())
+	}
+	switch err := in.Err(); {
+	case op != wire.Hello || err != nil || len(name) > wire.MaxName:
+		return fmt.Errorf("%w: a connection begins with hello", errInvalid)
+	case version != wire.Version:
+		return fmt.Errorf("%w: the client speaks version %d, the daemon %d", errInvalid, version, wire.Version)
+	case flags&wire.HelloLease != 0 && (remote || len(files) != 1):
+		return fmt.Errorf("%w: the lease is missing", errInvalid)
+	}
+	var lease *shm.Lease
+	if flags&wire.HelloLease != 0 {
+		var err error
+		if lease, err = shm.OpenLease(files[0]); err != nil {
+			return fmt.Errorf("%w: %w", errInvalid, err)
+		}
+	}
+	s.mu.Lock()
+	err := s.attach(c, peer, hello{remote, tenant, name, tok, flags&wire.HelloLane != 0, refs, maps, owned})
+	if err == nil && lease != nil {
+		s.pages.Attach(c.ss.id, lease)
+		lease = nil
+	}
+	if err == nil && flags&wire.HelloLane == 0 {
+		s.settled(c.ss)
+	}
+	s.mu.Unlock()
+	if lease != nil {
+		lease.Close()
+	}
+	if err != nil {
+		return err
+	}
+	return c.welcome(tok != token{})
+}
+
+// hello is what a connection says of itself.
+type hello struct {
+	remote bool
+	tenant string
+	name   string
+	tok    token
+	lane   bool
+	refs   []uint32
+	maps   []uint64
+	owned  []uint64
+}
+
+// attach finds or makes the session of a connection.
+//
+// Preconditions: s.mu is held.
+func (s *Server) attach(c *conn, peer fdpass.Peer, h hello) (err error) {
+	ss := s.tokens[h.tok]
+	switch {
+	case h.tok == token{}:
+		if ss, err = s.newSession(peer, h.remote, h.tenant, h.name); err != nil {
+			return err
+		}
+		if c.unix != nil {
+			// Without a pidfd, poll looks at the process.
+			if pidfd, perr := c.unix.PeerPidFD(); perr == nil {
+				if err := s.watchProcess(ss, pidfd); err != nil {
+					return err
+				}
+			}
+		}
+	case ss == nil:
+		return fmt.Errorf("%w: the session has ended", errMissing)
+	case ss.remote != h.remote || ss.tenant != h.tenant || !h.remote && (ss.pid != peer.PID || ss.uid != peer.UID):
+		s.stats.denied.Add(1)
+		return fmt.Errorf("%w: the token belongs to another process", errDenied)
+	case !h.lane:
+		if err := s.resume(ss, h); err != nil {
+			return err
+		}
+	}
+	ss.conns++
+	c.ss = ss
+	return nil
+}
+
+// resume brings a session that is back up to date: with what it looks at and
+// maps, if the daemon has restarted meanwhile; and without regions whose
+// descriptor may never have reached it.
+//
+// Preconditions: s.mu is held.
+func (s *Server) resume(ss *session, h hello) error {
+	for r := range s.res.Regions() {
+		if r.Owner != ss.id || r.State != resource.Allocated || slices.Contains(h.owned, r.ID) {
+			continue
+		}
+		if _, err := s.append(s.rec[:0].U8(recReleased).U64(r.ID)); err != nil {
+			return err
+		}
+		s.must(s.applyReleased(r))
+		s.settle(r)
+	}
+	if !ss.recovered {
+		return nil
+	}
+	for _, page := range h.refs {
+		if s.pageState(page) != shm.Free { // else it never held what the client thinks, or lies
+			s.pages.Ref(page, ss.id)
+		}
+	}
+	for _, id := range h.maps {
+		if r := s.res.Region(id); r != nil && r.Owner != ss.id && !ss.maps[id] && r.Step(resource.ReaderMaps) == nil {
+			r.Readers++
+			ss.maps[id] = true
+		}
+	}
+	return nil
+}
+
+func (s *Server) pageState(page uint32) shm.PageState {
+	if page < shm.FirstPage || page >= shm.MaxPages {
+		return shm.Free
+	}
+	return s.pages.Word(page).State()
+}
+
+// welcome replies to hello.
+func (c *conn) welcome(resumed bool) error {
+	s := c.s
+	flags := uint8(0)
+	if s.opt.LRU {
+		flags |= wire.HelloLRU
+	}
+	if resumed {
+		flags |= wire.HelloResumed
+	}
+	c.out = c.out[:0].U8(uint8(wire.OK)).U64(c.ss.id).Raw(c.ss.token[:]).U8(flags)
+	s.mu.Lock()
+	var owned []uint64
+	for r := range s.res.Regions() {
+		if r.Owner == c.ss.id {
+			owned = append(owned, r.ID)
+		}
+	}
+	s.mu.Unlock()
+	c.out = c.out.U32(uint32(len(owned)))
+	for _, id := range owned {
+		c.out = c.out.U64(id)
+	}
+	if c.unix == nil {
+		return nil
+	}
+	fd, err := unix.FcntlInt(s.pages.Table().File().Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("cannot hand out the table: %w", err)
+	}
+	c.files = append(c.files, os.NewFile(uintptr(fd), "table"))
+	return nil
+}
+
+// statusOf says an error in one byte.
+func statusOf(err error) wire.Status {
+	for _, m := range []struct {
+		err    error
+		status wire.Status
+	}{
+		{errBusy, wire.Busy},
+		{errDenied, wire.Denied},
+		{resource.ErrHandle, wire.Denied},
+		{errMissing, wire.NotFound},
+		{resource.ErrUnknown, wire.NotFound},
+		{resource.ErrFull, wire.Full},
+		{resource.ErrQuota, wire.Quota},
+		{resource.ErrSize, wire.Invalid},
+		{errInvalid, wire.Invalid},
+		{wire.ErrMessage, wire.Invalid},
+		{wal.ErrTooLarge, wire.Invalid},
+		{errLog, wire.NoLog},
+		{unix.ENOSPC, wire.NoLog},
+		{unix.ENOMEM, wire.Full},
+	} {
+		if errors.Is(err, m.err) {
+			return m.status
+		}
+	}
+	return wire.Failed
+}

@@ -1,0 +1,37 @@
+// Package daemon joins the resource manager and the metadata server into one
+// process that serves clients: it knows who they are, logs what must survive,
+// and reaps those that die.
+//
+// # Life of a request
+//
+// Every connection has one goroutine. It takes s.mu, checks the request,
+// appends a record to the log, applies it, lets go of s.mu, waits until the
+// record is committed, and replies. Requests that change nothing that survives
+// append nothing; but a lookup waits until the record of what it has found is
+// committed, so that nobody sees a key that a crash could take back. Pages are
+// used again, and memory is given back, only after the record that says so is
+// committed.
+//
+// A record is committed when it is as durable as the memory it is about:
+// memfd, huge pages and tmpfs do not survive the loss of power, so their
+// records need only survive the daemon, and are written without waiting for
+// the disk; records about files and DAX devices are synced. Options.Sync makes
+// all be synced.
+//
+// # Sessions
+//
+// A client is a session, which may have several connections, and which goes on
+// over a restart of the daemon: the client presents its token again. A local
+// session ends when the client says so, or when its process dies, which a
+// pidfd tells at once. If no pidfd can be had, the pid and the start time of
+// the process are looked at every second. A remote session ends when it has
+// had no connection for the grace period.
+//
+// After a restart no page is used again until every session of before has
+// come back and told what it looks at, or is dead: the daemon settles.
+//
+// # Concurrency
+//
+// Server.mu guards all state of both halves. Lock order: Server.mu, then the
+// log's. No system call that can block on a client is made under Server.mu.
+package daemon

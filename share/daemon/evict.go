@@ -1,0 +1,209 @@
+package daemon
+
+import (
+	"fmt"
+	"time"
+
+	"polder/share/internal/shm"
+	"polder/share/internal/wire"
+	"polder/share/meta"
+)
+
+// evict makes room in the caller's own regions: it takes away the keys that
+// have not been used for longest and that nobody has pinned or looks at.
+func (c *conn) evict() error {
+	want := int(c.in.U32())
+	if err := c.in.Err(); err != nil {
+		return err
+	}
+	s := c.s
+	if !s.opt.LRU {
+		return fmt.Errorf("%w: eviction is off", errInvalid)
+	}
+	s.mu.Lock()
+	s.touch()
+	held := s.pages.Held()
+	n, count := need{}, 0
+	var err error
+	for e := range s.idx.Oldest(c.ss.id) {
+		if count >= min(want, wire.MaxBatch) {
+			break
+		}
+		if _, ok := held[e.Page]; ok || e.Pinned() {
+			continue
+		}
+		var gone need
+		if gone, err = s.remove(e); err != nil {
+			break
+		}
+		n.lsn, n.sync = gone.lsn, n.sync || gone.sync
+		count++
+	}
+	s.mu.Unlock()
+	s.stats.evictions.Add(uint64(count))
+	if err != nil {
+		return err
+	}
+	c.out = c.out.U32(uint32(count))
+	if err := s.commitNeed(n); err != nil {
+		return err
+	}
+	s.finish(false) // so that the caller finds the pages free
+	return nil
+}
+
+// evictOrphan frees the region without owner that has not been used for
+// longest, if nobody has pinned or looks at any of its keys; false if there is
+// none.
+func (s *Server) evictOrphan() (bool, error) {
+	n, err := s.evictRegion()
+	if err != nil || n.lsn == 0 {
+		return false, err
+	}
+	if err := s.commitNeed(n); err != nil {
+		return false, err
+	}
+	s.finish(false)
+	return true, nil
+}
+
+func (s *Server) evictRegion() (n need, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.touch()
+	if len(s.settling) > 0 {
+		return n, nil // nothing can be freed yet
+	}
+	held := s.pages.Held()
+	tried := map[uint64]bool{}
+	for oldest := range s.idx.Oldest(0) {
+		if tried[oldest.Region] {
+			continue
+		}
+		tried[oldest.Region] = true
+		var entries []*meta.Entry
+		busy := false
+		for e := range s.idx.OfRegion(oldest.Region) {
+			_, looked := held[e.Page]
+			busy = busy || looked || e.Pinned()
+			entries = append(entries, e)
+		}
+		if busy {
+			continue
+		}
+		for _, e := range entries {
+			gone, err := s.remove(e)
+			if err != nil {
+				return n, err
+			}
+			n.lsn, n.sync = gone.lsn, n.sync || gone.sync
+		}
+		s.stats.evictions.Add(uint64(len(entries)))
+		return n, nil
+	}
+	return n, nil
+}
+
+// touch brings the LRU up to what clients have looked at without asking.
+//
+// Preconditions: s.mu is held.
+func (s *Server) touch() {
+	byPage := map[uint32]bool{}
+	s.pages.Touched(func(page uint32) {
+		if s.pageState(page) == shm.Live {
+			byPage[page] = true
+		}
+	})
+	for page := range byPage {
+		if e := s.idx.AtPage(page); e != nil {
+			s.idx.Touch(e)
+		}
+	}
+}
+
+func (s *Server) drainTouches() {
+	if !s.opt.LRU {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.touch()
+}
+
+// expire takes away the keys whose time is over.
+func (s *Server) expire() {
+	now := s.opt.Now().UnixMilli()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for e := s.idx.Expired(now); e != nil; e = s.idx.Expired(now) {
+		if _, err := s.remove(e); err != nil {
+			s.opt.Log.Error("cannot log that a key has expired", "err", err)
+			return
+		}
+		s.stats.expired.Add(1)
+	}
+}
+
+// favorTime is how long what a recall brings in is kept for who asked.
+const favorTime = time.Second
+
+// recall makes room for a client that has fewer regions than others, when the
+// pool is full: of the client that has most, it takes away the keys of the
+// region whose last use is longest ago, and asks it to return that region. So
+// clients that put come to have about the same share of the pool, whoever came
+// first.
+// The room is there when the owner has answered; until then the caller evicts
+// among its own.
+func (s *Server) recall(ss *session) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.touch()
+	count := map[uint64]int{}
+	busy := map[uint64]bool{}
+	for r := range s.res.Regions() {
+		count[r.Owner]++
+		busy[r.Owner] = busy[r.Owner] || s.recalls[r.ID]
+	}
+	var victim uint64
+	for owner, n := range count {
+		if owner != 0 && owner != ss.id && !busy[owner] && n > count[ss.id]+1+count[ss.id]/4 && n > count[victim] && s.sessions[owner].watch != nil {
+			victim = owner
+		}
+	}
+	if victim == 0 {
+		return nil
+	}
+	tried := map[uint64]bool{}
+	for oldest := range s.idx.Oldest(victim) {
+		if tried[oldest.Region] {
+			continue
+		}
+		tried[oldest.Region] = true
+		entries, pinned := s.unpinned(oldest.Region)
+		if pinned {
+			continue
+		}
+		for _, e := range entries {
+			if _, err := s.remove(e); err != nil {
+				return err
+			}
+		}
+		s.stats.evictions.Add(uint64(len(entries)))
+		s.recalls[oldest.Region] = true
+		s.favored, s.favor = ss.id, s.opt.Now().Add(favorTime)
+		s.notify(s.sessions[victim], oldest.Region, wire.Recalled)
+		return nil
+	}
+	return nil
+}
+
+// unpinned returns the entries of a region, and whether some are pinned.
+//
+// Preconditions: s.mu is held.
+func (s *Server) unpinned(region uint64) (entries []*meta.Entry, pinned bool) {
+	for e := range s.idx.OfRegion(region) {
+		pinned = pinned || e.Pinned()
+		entries = append(entries, e)
+	}
+	return entries, pinned
+}

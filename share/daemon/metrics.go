@@ -1,0 +1,75 @@
+package daemon
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"polder/share/internal/wire"
+)
+
+// Collectors returns what /metrics shows.
+func (s *Server) Collectors() []prometheus.Collector { return []prometheus.Collector{collector{s}} }
+
+// collector reads all figures at once, under one lock.
+type collector struct{ s *Server }
+
+type metric struct {
+	desc  *prometheus.Desc
+	kind  prometheus.ValueType
+	value func(*wire.Info) float64
+}
+
+func gauge(name, help string, value func(*wire.Info) float64) metric {
+	return metric{prometheus.NewDesc("polder_share_"+name, help, nil, nil), prometheus.GaugeValue, value}
+}
+
+func counter(name, help string, value func(*wire.Info) float64) metric {
+	return metric{prometheus.NewDesc("polder_share_"+name+"_total", help, nil, nil), prometheus.CounterValue, value}
+}
+
+var metrics = []metric{
+	gauge("keys", "Registered keys.", func(i *wire.Info) float64 { return float64(i.Keys) }),
+	gauge("bytes", "Bytes in registered keys.", func(i *wire.Info) float64 { return float64(i.Bytes) }),
+	gauge("regions", "Regions.", func(i *wire.Info) float64 { return float64(i.Regions) }),
+	gauge("regions_deferred", "Regions whose owner has left.", func(i *wire.Info) float64 { return float64(i.Deferred) }),
+	gauge("clients", "Attached clients.", func(i *wire.Info) float64 { return float64(i.Sessions) }),
+	gauge("connections", "Open connections.", func(i *wire.Info) float64 { return float64(i.Conns) }),
+	gauge("views", "Open views.", func(i *wire.Info) float64 { return float64(i.Views) }),
+	gauge("pages_waiting", "Pages whose key is gone and that are looked at.", func(i *wire.Info) float64 { return float64(i.Waiting) }),
+	gauge("clients_settling", "Clients of before the restart that are not back.", func(i *wire.Info) float64 { return float64(i.Settling) }),
+	counter("puts", "Keys registered.", func(i *wire.Info) float64 { return float64(i.Puts) }),
+	counter("puts_existed", "Registrations of keys that existed.", func(i *wire.Info) float64 { return float64(i.Existed) }),
+	counter("lookups", "Lookups.", func(i *wire.Info) float64 { return float64(i.Lookups) }),
+	counter("hits", "Keys found by lookups.", func(i *wire.Info) float64 { return float64(i.Hits) }),
+	counter("deletes", "Keys deleted.", func(i *wire.Info) float64 { return float64(i.Deletes) }),
+	counter("evictions", "Keys evicted.", func(i *wire.Info) float64 { return float64(i.Evictions) }),
+	counter("expired", "Keys expired.", func(i *wire.Info) float64 { return float64(i.Expired) }),
+	counter("allocations", "Regions allocated.", func(i *wire.Info) float64 { return float64(i.Allocs) }),
+	counter("frees", "Regions freed.", func(i *wire.Info) float64 { return float64(i.Frees) }),
+	counter("reaped", "Dead clients reaped.", func(i *wire.Info) float64 { return float64(i.Reaped) }),
+	counter("denied", "Requests denied.", func(i *wire.Info) float64 { return float64(i.Denied) }),
+	counter("log_records", "Records appended to the log.", func(i *wire.Info) float64 { return float64(i.Records) }),
+}
+
+var (
+	poolSize = prometheus.NewDesc("polder_share_pool_bytes", "Size of a pool.", []string{"pool"}, nil)
+	poolFree = prometheus.NewDesc("polder_share_pool_free_bytes", "Free bytes of a pool.", []string{"pool"}, nil)
+)
+
+func (c collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, m := range metrics {
+		ch <- m.desc
+	}
+	ch <- poolSize
+	ch <- poolFree
+}
+
+func (c collector) Collect(ch chan<- prometheus.Metric) {
+	info := c.s.Info()
+	for _, m := range metrics {
+		ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.value(&info))
+	}
+	for _, p := range info.Pools {
+		ch <- prometheus.MustNewConstMetric(poolSize, prometheus.GaugeValue, float64(p.Size), p.Name)
+		ch <- prometheus.MustNewConstMetric(poolFree, prometheus.GaugeValue, float64(p.Free), p.Name)
+	}
+}

@@ -1,0 +1,170 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"polder/internal/fdpass"
+	"polder/internal/wal"
+	"polder/share/resource"
+
+	"golang.org/x/sys/unix"
+)
+
+// lockDir makes sure that one daemon at a time uses the state directory.
+func lockDir(dir string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("cannot lock the state directory: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("cannot lock %s: another daemon uses it: %w", dir, err)
+	}
+	return f, nil
+}
+
+// recover replays the log and brings its state up to the present: memory that
+// is gone, clients that are dead.
+func (s *Server) recover() error {
+	boot := readBootID()
+	bootFile := filepath.Join(s.opt.Dir, "boot")
+	before, err := os.ReadFile(bootFile)
+	restarted := err == nil && string(before) != boot
+	log, found, err := wal.Open(logDir(s.opt.Dir), wal.Options{SegmentSize: s.opt.SegmentSize, Restarted: restarted}, s.replay)
+	if err != nil {
+		return err
+	}
+	s.log = log
+	if err := os.WriteFile(bootFile, []byte(boot), 0o600); err != nil {
+		return fmt.Errorf("cannot remember the boot: %w", err)
+	}
+	if s.secret, err = resource.LoadSecret(s.opt.Dir, s.empty()); err != nil {
+		return err
+	}
+	sameBoot := s.bootID == "" || s.bootID == boot
+	lost, err := s.res.Reopen(sameBoot)
+	if err != nil {
+		s.opt.Log.Warn("cannot give unclaimed memory back", "err", err)
+	}
+	if s.replayed > 0 {
+		s.opt.Log.Info("recovered", "records", s.replayed, "checkpoint", found.Checkpoint, "torn_bytes", found.Torn,
+			"keys", s.idx.Len(), "sessions", len(s.sessions), "lost_regions", len(lost))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.bootID != boot {
+		s.bootID = boot
+		if _, err := s.append(s.rec[:0].U8(recBoot).String(boot)); err != nil {
+			return err
+		}
+	}
+	for _, r := range lost {
+		if err := s.lose(r); err != nil {
+			return err
+		}
+	}
+	if err := s.recoverSessions(sameBoot); err != nil {
+		return err
+	}
+	s.recoverPages()
+	for r := range s.res.Regions() {
+		s.settle(r)
+	}
+	return nil
+}
+
+// empty reports whether nothing is allocated.
+func (s *Server) empty() bool {
+	for range s.res.Regions() {
+		return false
+	}
+	return true
+}
+
+// lose frees a region whose memory is gone, with its keys.
+//
+// Preconditions: s.mu is held; pages are not recovered yet.
+func (s *Server) lose(r *resource.Region) error {
+	s.opt.Log.Warn("the memory of a region is lost", "region", r.ID, "pool", r.Pool)
+	for e := range s.idx.OfRegion(r.ID) {
+		if _, err := s.append(s.rec[:0].U8(recDelete).String(e.Key)); err != nil {
+			return err
+		}
+		s.idx.Delete(e)
+	}
+	if r.Owner != 0 {
+		if _, err := s.append(s.rec[:0].U8(recReleased).U64(r.ID)); err != nil {
+			return err
+		}
+		if err := s.applyReleased(r); err != nil {
+			return err
+		}
+	}
+	lsn, err := s.append(s.rec[:0].U8(recFreed).U64(r.ID))
+	if err != nil {
+		return err
+	}
+	r.State = resource.Freed
+	s.free(r, lsn)
+	return nil
+}
+
+// recoverSessions ends the sessions of processes that are dead, and watches
+// the others, which the daemon waits for.
+//
+// Preconditions: s.mu is held.
+func (s *Server) recoverSessions(sameBoot bool) error {
+	for _, ss := range s.sessions {
+		if !sameBoot {
+			if err := s.endSession(ss); err != nil {
+				return err
+			}
+			continue
+		}
+		if !ss.remote && ss.pid != 0 {
+			pidfd, err := fdpass.OpenProcess(ss.pid, ss.start)
+			switch {
+			case err == nil:
+				if err := s.watchProcess(ss, pidfd); err != nil {
+					return err
+				}
+			case errors.Is(err, unix.ESRCH):
+				if err := s.endSession(ss); err != nil {
+					return err
+				}
+				continue
+			default: // poll looks at it
+			}
+		}
+		ss.gone = s.opt.Now()
+		if !ss.remote {
+			s.settling[ss.id] = ss
+		}
+	}
+	return nil
+}
+
+// recoverPages sets the words of all pages. While sessions of before may look
+// at pages whose keys are gone, such pages must not be used.
+//
+// Preconditions: s.mu is held.
+func (s *Server) recoverPages() {
+	for e := range s.idx.All() {
+		s.pages.Live(e.Page)
+		s.res.Region(e.Region).Refs++
+	}
+	if len(s.settling) == 0 {
+		return
+	}
+	for r := range s.res.Regions() {
+		for i := range uint32(r.Pages()) {
+			if s.pages.IsFree(r.Base + i) {
+				s.pages.Dying(r.Base+i, r.ID, 0, false)
+				r.Refs++
+			}
+		}
+	}
+}

@@ -1,0 +1,492 @@
+package daemon
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"polder/internal/fdpass"
+	"polder/internal/wal"
+	"polder/share/internal/wire"
+	"polder/share/meta"
+	"polder/share/resource"
+)
+
+// Options tune a Server. Zero values stand for the defaults.
+type Options struct {
+	// Dir holds the log, the checkpoints and the secret. It is required.
+	Dir string
+	// Socket is where local clients connect. It is required.
+	Socket string
+	// SocketMode is the permission of the socket. The default is 0600.
+	SocketMode os.FileMode
+	// AllowUIDs are the users that may connect, beside root and the daemon's
+	// own. SocketMode must admit them too.
+	AllowUIDs []int
+	// Pools are the memory, in the order in which they are used.
+	Pools []resource.Spec
+	// Store keeps memfd regions over a restart, if not nil.
+	Store resource.Store
+	// Sysfs is where sysfs is mounted. The default is "/sys".
+	Sysfs string
+	// Quotas limit the bytes of a tenant's regions; "*" is for all others. The
+	// tenant of a local client is "uid:N", that of a remote one "cn:NAME".
+	Quotas map[string]int64
+	// LRU evicts unpinned keys when the pool is full. It is off by default.
+	LRU bool
+	// Sync makes every record be synced, whatever memory it is about.
+	Sync bool
+	// CheckpointBytes is how much log may pile up before a checkpoint. The
+	// default is 64 MiB.
+	CheckpointBytes int64
+	// SegmentSize is the size of a log segment. The default is 4 MiB.
+	SegmentSize int64
+	// MaxConns bounds the connections. The default is 16384.
+	MaxConns int
+	// MaxSessions bounds the clients. The default is 8192.
+	MaxSessions int
+	// Remote, if not nil, is where remote metadata clients connect.
+	Remote net.Listener
+	// TLS is required with Remote, unless Insecure.
+	TLS *tls.Config
+	// Insecure admits remote clients without TLS.
+	Insecure bool
+	// Grace is how long a remote session lives without a connection. The
+	// default is 30 s.
+	Grace time.Duration
+	// Tick is how often the daemon looks after what no event tells of:
+	// expiry, views that were in the way. The default is 100 ms.
+	Tick time.Duration
+	// Now is the clock. The default is time.Now.
+	Now func() time.Time
+	// Log is where the daemon reports. The default is slog.Default().
+	Log *slog.Logger
+}
+
+// Server is a running daemon.
+type Server struct {
+	opt     Options
+	log     *wal.Log
+	lock    *os.File // held on Dir
+	secret  *resource.Secret
+	watcher *fdpass.Watcher
+	local   *net.UnixListener
+	started time.Time
+	stats   counters
+	pending atomic.Bool // there is something for finish to do
+
+	ctx    context.Context // ends when the server closes
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+	kick   chan struct{} // asks for maintenance at once
+
+	mu       sync.Mutex // guards everything below
+	res      *resource.Manager
+	idx      *meta.Index
+	pages    *meta.Pages
+	sessions map[uint64]*session
+	tokens   map[token]*session
+	conns    map[closer]struct{}
+	settling map[uint64]*session // recovered and not yet back
+	recalls  map[uint64]bool     // regions whose owners are asked to return them
+	favored  uint64              // the session for which a region was recalled
+	favor    time.Time           // until when it comes before others
+	removals []removal           // freed regions whose memory waits for the log
+	rec      wire.Writer         // scratch for records
+	bootID   string
+	replayed int
+	serving  bool // start has succeeded
+	closed   bool
+}
+
+type closer interface{ Close() error }
+
+// removal is a freed region whose memory is given back when the record lsn is
+// committed.
+type removal struct {
+	lsn    uint64
+	sync   bool
+	region *resource.Region
+}
+
+type counters struct {
+	puts, existed, lookups, hits, deletes, evictions, expired atomic.Uint64
+	allocs, frees, reaped, denied, records                    atomic.Uint64
+	requests                                                  [wire.Bye + 1]atomic.Uint64
+}
+
+func (o *Options) setDefaults() error {
+	switch {
+	case o.Dir == "":
+		return errors.New("cannot start: no state directory is given")
+	case o.Socket == "":
+		return errors.New("cannot start: no socket is given")
+	case len(o.Pools) == 0:
+		return errors.New("cannot start: no pool is given")
+	case o.Remote != nil && o.TLS == nil && !o.Insecure:
+		return errors.New("cannot start: remote clients need TLS")
+	}
+	if o.SocketMode == 0 {
+		o.SocketMode = 0o600
+	}
+	if o.CheckpointBytes == 0 {
+		o.CheckpointBytes = 64 << 20
+	}
+	if o.MaxConns == 0 {
+		o.MaxConns = 16384
+	}
+	if o.MaxSessions == 0 {
+		o.MaxSessions = 8192
+	}
+	if o.Grace == 0 {
+		o.Grace = 30 * time.Second
+	}
+	if o.Tick == 0 {
+		o.Tick = 100 * time.Millisecond
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	if o.Log == nil {
+		o.Log = slog.Default()
+	}
+	return nil
+}
+
+// Start recovers the state that the log holds and serves clients until Close.
+func Start(opt Options) (*Server, error) {
+	if err := opt.setDefaults(); err != nil {
+		return nil, err
+	}
+	s := newServer(opt)
+	if err := s.start(); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+func newServer(opt Options) *Server {
+	s := &Server{
+		opt:      opt,
+		started:  time.Now(),
+		kick:     make(chan struct{}, 1),
+		idx:      meta.NewIndex(),
+		sessions: map[uint64]*session{},
+		tokens:   map[token]*session{},
+		conns:    map[closer]struct{}{},
+		settling: map[uint64]*session{},
+		recalls:  map[uint64]bool{},
+	}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	return s
+}
+
+// CountKeys recovers the state that the log holds, without serving anybody, and
+// returns the number of keys: it tells whether a daemon would start.
+func CountKeys(opt Options) (int, error) {
+	if err := opt.setDefaults(); err != nil {
+		return 0, err
+	}
+	s := newServer(opt)
+	err := s.open()
+	n := s.idx.Len()
+	return n, errors.Join(err, s.Close())
+}
+
+func (s *Server) start() error {
+	if err := s.open(); err != nil {
+		return err
+	}
+	var err error
+	if s.local, err = fdpass.Listen(s.opt.Socket, s.opt.SocketMode); err != nil {
+		return err
+	}
+	s.serving = true
+	s.wg.Go(s.maintain)
+	s.wg.Go(s.acceptLocal)
+	if s.opt.Remote != nil {
+		s.wg.Go(s.acceptRemote)
+	}
+	return nil
+}
+
+// open recovers the state.
+func (s *Server) open() error {
+	if err := os.MkdirAll(s.opt.Dir, 0o700); err != nil {
+		return fmt.Errorf("cannot make the state directory: %w", err)
+	}
+	var err error
+	if s.lock, err = lockDir(s.opt.Dir); err != nil {
+		return err
+	}
+	if s.watcher, err = fdpass.NewWatcher(); err != nil {
+		return err
+	}
+	if s.pages, err = meta.NewPages(); err != nil {
+		return err
+	}
+	if s.res, err = resource.New(resource.Options{
+		Specs: s.opt.Pools, Store: s.opt.Store, Sysfs: s.opt.Sysfs, Quotas: s.opt.Quotas,
+	}); err != nil {
+		return err
+	}
+	return s.recover()
+}
+
+// append logs a record before it is applied.
+//
+// Preconditions: s.mu is held.
+func (s *Server) append(rec wire.Writer) (uint64, error) {
+	s.rec = rec[:0]
+	lsn, err := s.log.Append(rec)
+	if err != nil {
+		return 0, err
+	}
+	s.stats.records.Add(1)
+	return lsn, nil
+}
+
+// commit waits until the record lsn is as durable as it must be.
+func (s *Server) commit(lsn uint64, sync bool) error {
+	if err := s.log.Commit(lsn, sync || s.opt.Sync); err != nil {
+		return fmt.Errorf("%w: %w", errLog, err)
+	}
+	return nil
+}
+
+// finish does what had to wait for the log: it frees the pages of keys that
+// are gone, and then the regions that this has emptied, and gives their memory
+// back. With all, it looks again at pages that were being looked at.
+func (s *Server) finish(all bool) {
+	if !all && !s.pending.Load() { // fast path
+		return
+	}
+	for {
+		s.mu.Lock()
+		if s.closed {
+			s.mu.Unlock()
+			return
+		}
+		s.pending.Store(false)
+		if len(s.settling) == 0 {
+			s.pages.Sweep(s.log.Committed(), s.log.Synced(), all, s.pageFreed)
+		}
+		var ready []*resource.Region
+		var wait removal
+		later := s.removals[:0]
+		for _, r := range s.removals {
+			if s.log.Committed() >= r.lsn && (!r.sync || s.log.Synced() >= r.lsn) {
+				ready = append(ready, r.region)
+			} else {
+				later = append(later, r)
+				wait = removal{lsn: r.lsn, sync: wait.sync || r.sync}
+			}
+		}
+		s.removals = later
+		s.mu.Unlock()
+		for _, r := range ready {
+			if err := s.res.Remove(r); err != nil {
+				s.opt.Log.Error("cannot give memory back", "region", r.ID, "err", err)
+			}
+		}
+		if wait.lsn == 0 {
+			return
+		}
+		if err := s.commit(wait.lsn, wait.sync); err != nil {
+			s.opt.Log.Error("cannot log that a region is freed", "err", err)
+			return
+		}
+		all = false
+	}
+}
+
+// pageFreed tells that a page of region is free.
+//
+// Preconditions: s.mu is held.
+func (s *Server) pageFreed(region uint64) {
+	r := s.res.Region(region)
+	if r == nil || r.Refs == 0 {
+		panic(fmt.Sprintf("BUG: a page of region %d is freed, which has no references", region))
+	}
+	r.Refs--
+	s.settle(r)
+}
+
+// settle frees the region if its owner has left and nothing refers to it.
+//
+// Preconditions: s.mu is held.
+func (s *Server) settle(r *resource.Region) {
+	if r.State == resource.Released && r.Refs > 0 {
+		s.must(r.Step(resource.ReferencesHold))
+	}
+	if (r.State != resource.Released && r.State != resource.Deferred) || r.Refs > 0 {
+		return
+	}
+	lsn, err := s.append(s.rec[:0].U8(recFreed).U64(r.ID))
+	if err != nil {
+		// The disk is full. The region stays as it is; maintenance tries again.
+		if r.State == resource.Released {
+			r.State = resource.Deferred
+		}
+		return
+	}
+	s.must(r.Step(resource.ReferencesGone))
+	s.free(r, lsn)
+}
+
+// free gives a freed region's extent back, and its memory when lsn is durable.
+//
+// Preconditions: s.mu is held.
+func (s *Server) free(r *resource.Region, lsn uint64) {
+	s.stats.frees.Add(1)
+	for _, ss := range s.sessions {
+		delete(ss.issued, r.ID)
+		if ss.maps[r.ID] {
+			s.notify(ss, r.ID, wire.Freed)
+		}
+		if !r.Shared() {
+			delete(ss.maps, r.ID) // the mapping is the client's own affair now
+		}
+	}
+	s.res.Free(r)
+	s.removals = append(s.removals, removal{lsn, r.Durable(), r})
+	s.pending.Store(true)
+}
+
+func (s *Server) must(err error) {
+	if err != nil {
+		panic("BUG: " + err.Error())
+	}
+}
+
+// Rescan looks again at what the pool specifications name.
+func (s *Server) Rescan() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.res.Rescan()
+}
+
+// Settle does at once what maintenance would do in time: it frees what nothing
+// needs any more.
+func (s *Server) Settle() { s.finish(true) }
+
+// Checkpoint saves a checkpoint now.
+func (s *Server) Checkpoint() error {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return wal.ErrClosed
+	}
+	snap := s.log.Snapshot()
+	s.snapshot(snap.Add)
+	s.mu.Unlock()
+	return s.log.Save(snap)
+}
+
+// maintain looks after what no request and no event tells of.
+func (s *Server) maintain() {
+	tick := time.NewTicker(s.opt.Tick)
+	defer tick.Stop()
+	var polled time.Time
+	for {
+		select {
+		case <-s.ctx.Done():
+			return
+		case <-s.kick:
+		case <-tick.C:
+		}
+		s.expire()
+		if time.Since(polled) >= time.Second {
+			polled = time.Now()
+			s.poll()
+			s.drainTouches()
+			s.retryFrees()
+		}
+		if err := s.flushLog(); err != nil {
+			s.opt.Log.Error("cannot commit the log", "err", err)
+		}
+		s.finish(true)
+		if s.log.Since() > s.opt.CheckpointBytes {
+			if err := s.Checkpoint(); err != nil {
+				s.opt.Log.Error("cannot save a checkpoint", "err", err)
+			}
+		}
+	}
+}
+
+// retryFrees frees regions that a full disk has kept.
+func (s *Server) retryFrees() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.settling) > 0 {
+		return
+	}
+	for r := range s.res.Regions() {
+		s.settle(r)
+	}
+}
+
+// Close ends all connections, saves a checkpoint, and closes. Memory that
+// survives the daemon stays. Closing twice is a no-op.
+func (s *Server) Close() error {
+	s.cancel()
+	if s.local != nil {
+		s.local.Close()
+	}
+	if s.opt.Remote != nil {
+		s.opt.Remote.Close()
+	}
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return nil
+	}
+	for c := range s.conns {
+		c.Close()
+	}
+	s.mu.Unlock()
+	s.wg.Wait()
+	if s.watcher != nil {
+		s.watcher.Close()
+	}
+	var errs []error
+	if s.serving {
+		errs = append(errs, s.Checkpoint())
+	}
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	if s.log != nil {
+		errs = append(errs, s.log.Close())
+	}
+	if s.res != nil {
+		errs = append(errs, s.res.Close())
+	}
+	if s.pages != nil {
+		errs = append(errs, s.pages.Close())
+	}
+	if s.lock != nil {
+		errs = append(errs, s.lock.Close())
+	}
+	return errors.Join(errs...)
+}
+
+func readBootID() string {
+	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(data))
+}
+
+func logDir(dir string) string { return filepath.Join(dir, "log") }

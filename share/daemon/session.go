@@ -1,0 +1,259 @@
+package daemon
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"polder/internal/fdpass"
+	"polder/share/internal/wire"
+	"polder/share/resource"
+)
+
+// token proves that a connection belongs to a session.
+type token [16]byte
+
+// session is a client.
+type session struct {
+	// Immutable, and in the log.
+	id     uint64
+	token  token
+	pid    int    // 0 if the process is in another namespace, or remote
+	start  uint64 // when the process started, 0 if unknown
+	uid    int
+	remote bool
+	tenant string
+	name   string
+
+	// Guarded by Server.mu.
+	conns     int             // open connections
+	gone      time.Time       // when the last one closed
+	maps      map[uint64]bool // regions of others that it maps
+	issued    map[uint64]bool // regions that it was sent a handle to read
+	watch     *fdpass.Conn    // where notices go, or nil
+	unwatch   func()          // ends the watch of its process, or nil
+	logged    bool            // it is in the log: it may hold something
+	recovered bool            // known from the log, and not yet back
+	dead      bool            // its process is, and the log could not take it
+	ended     bool
+}
+
+// byConnection reports whether the session can only be known dead by its
+// connections.
+func (ss *session) byConnection() bool { return ss.remote || ss.unwatch == nil && ss.start == 0 }
+
+// addSession makes a session known.
+//
+// Preconditions: s.mu is held, or nothing runs yet.
+func (s *Server) addSession(ss *session) {
+	ss.maps, ss.issued = map[uint64]bool{}, map[uint64]bool{}
+	s.sessions[ss.id] = ss
+	s.tokens[ss.token] = ss
+}
+
+// newSession adds a session. It is logged when it first asks for something: if
+// the daemon dies before, the client has nothing to lose and begins anew; and a
+// client that has given up never makes the next daemon wait.
+//
+// Preconditions: s.mu is held.
+func (s *Server) newSession(peer fdpass.Peer, remote bool, tenant, name string) (*session, error) {
+	if len(s.sessions) >= s.opt.MaxSessions {
+		return nil, fmt.Errorf("%w: %d clients are attached", errBusy, len(s.sessions))
+	}
+	ss := &session{pid: peer.PID, uid: peer.UID, remote: remote, tenant: tenant, name: name}
+	var id [8]byte
+	for ss.id == 0 || s.sessions[ss.id] != nil {
+		rand.Read(id[:])
+		ss.id = binary.LittleEndian.Uint64(id[:])
+	}
+	rand.Read(ss.token[:])
+	if peer.PID != 0 {
+		// If it cannot be read, the process is dead or hides; without a pidfd
+		// its session then ends with its connections.
+		ss.start, _ = fdpass.StartTime("/proc", peer.PID)
+	}
+	s.addSession(ss)
+	return ss, nil
+}
+
+// logSession logs a session that is about to hold something.
+func (s *Server) logSession(ss *session) error {
+	s.mu.Lock()
+	if ss.logged || ss.ended {
+		s.mu.Unlock()
+		return nil
+	}
+	lsn, err := s.append(encodeSession(s.rec[:0], ss))
+	ss.logged = err == nil
+	s.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return s.commit(lsn, false)
+}
+
+// watchProcess ends the session when its process dies. The watcher owns pidfd.
+//
+// Preconditions: s.mu is held.
+func (s *Server) watchProcess(ss *session, pidfd *os.File) error {
+	stop, err := s.watcher.Watch(pidfd, func() {
+		s.mu.Lock()
+		ss.dead = true
+		err := s.endSession(ss)
+		s.mu.Unlock()
+		s.stats.reaped.Add(1)
+		if err != nil {
+			s.opt.Log.Error("cannot log that a client is dead", "pid", ss.pid, "err", err)
+			return // poll tries again
+		}
+		if err := s.flushLog(); err != nil {
+			s.opt.Log.Error("cannot commit that a client is dead", "pid", ss.pid, "err", err)
+		}
+		s.finish(true)
+	})
+	if err != nil {
+		return err
+	}
+	ss.unwatch = stop
+	return nil
+}
+
+// endSession ends a session: its pins and references are gone, its regions are
+// released. Ending it twice is a no-op.
+//
+// Preconditions: s.mu is held.
+func (s *Server) endSession(ss *session) error {
+	if ss.ended || s.closed {
+		return nil
+	}
+	if ss.logged {
+		if _, err := s.append(s.rec[:0].U8(recSessionEnd).U64(ss.id)); err != nil {
+			return err
+		}
+	}
+	ss.ended = true
+	if ss.unwatch != nil {
+		ss.unwatch()
+	}
+	for id := range ss.maps {
+		if err := s.res.Unmapped(id); err != nil {
+			s.opt.Log.Error("BUG: cannot unmap what a dead client had mapped", "region", id, "err", err)
+		}
+	}
+	clear(ss.maps)
+	s.pages.Detach(ss.id)
+	released := s.applySessionEnd(ss.id)
+	s.settled(ss)
+	for _, r := range released {
+		s.settle(r)
+	}
+	s.pending.Store(true)
+	return nil
+}
+
+// applySessionEnd is the part of endSession that is replayed.
+//
+// Preconditions: s.mu is held, or nothing runs yet.
+func (s *Server) applySessionEnd(id uint64) []*resource.Region {
+	ss := s.sessions[id]
+	delete(s.sessions, id)
+	delete(s.tokens, ss.token)
+	s.idx.UnpinAll(id)
+	var released []*resource.Region
+	for r := range s.res.Regions() {
+		if r.Owner == id {
+			s.must(s.applyReleased(r))
+			released = append(released, r)
+		}
+	}
+	return released
+}
+
+// applyReleased takes the owner from a region.
+//
+// Preconditions: s.mu is held, or nothing runs yet.
+func (s *Server) applyReleased(r *resource.Region) error {
+	if err := r.Step(resource.OwnerLeaves); err != nil {
+		return err
+	}
+	delete(s.recalls, r.ID)
+	s.idx.Orphan(r.ID, r.Owner)
+	r.Owner = 0
+	if s.log == nil { // replaying: whether it was freed, a later record tells
+		return r.Step(resource.ReferencesHold)
+	}
+	return nil
+}
+
+// settled tells that a session of before the restart is back or dead.
+//
+// Preconditions: s.mu is held.
+func (s *Server) settled(ss *session) {
+	ss.recovered = false
+	if s.settling[ss.id] != nil {
+		delete(s.settling, ss.id)
+		if len(s.settling) == 0 {
+			s.opt.Log.Info("settled: all clients of before the restart are back or dead")
+			select {
+			case s.kick <- struct{}{}:
+			default:
+			}
+		}
+	}
+}
+
+// notify tells a session something of a region. If it does not read, its
+// connection is closed, and it will attach anew.
+//
+// Preconditions: s.mu is held.
+func (s *Server) notify(ss *session, region uint64, what wire.Notice) {
+	if ss.watch == nil {
+		return
+	}
+	var buf [9]byte
+	if err := ss.watch.TrySend(wire.Writer(buf[:0]).U64(region).U8(uint8(what))); err != nil {
+		ss.watch.Close()
+		ss.watch = nil
+	}
+}
+
+// poll ends the sessions that no pidfd tells of: of processes whose pid now
+// belongs to nobody or to a later process, and without connection for longer
+// than the grace period.
+func (s *Server) poll() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.opt.Now()
+	for _, ss := range s.sessions {
+		var alive bool
+		switch {
+		case ss.dead:
+		case ss.byConnection():
+			alive = ss.conns > 0 || now.Sub(ss.gone) < s.opt.Grace
+		case ss.unwatch != nil:
+			alive = true
+		default:
+			alive = fdpass.Alive("/proc", ss.pid, ss.start)
+		}
+		if alive {
+			continue
+		}
+		if err := s.endSession(ss); err != nil {
+			s.opt.Log.Error("cannot log that a client is dead", "pid", ss.pid, "err", err)
+			return
+		}
+		s.stats.reaped.Add(1)
+	}
+}
+
+// Errors that requests meet.
+var (
+	errBusy    = errors.New("the daemon is busy")
+	errDenied  = errors.New("that is not allowed")
+	errInvalid = errors.New("the request makes no sense")
+	errMissing = errors.New("there is no such thing")
+	errLog     = errors.New("the daemon's log has failed")
+)

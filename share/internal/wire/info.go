@@ -1,0 +1,86 @@
+package wire
+
+// Info is what the daemon tells about itself.
+type Info struct {
+	Pools    []PoolInfo       `json:"pools"`
+	Keys     int              `json:"keys"`
+	Bytes    int64            `json:"bytes"` // in keys
+	Regions  int              `json:"regions"`
+	Deferred int              `json:"deferred"` // regions whose owner has left
+	Sessions int              `json:"sessions"`
+	Conns    int              `json:"connections"`
+	Views    int              `json:"views"`   // open ones
+	Waiting  int              `json:"waiting"` // pages whose key is gone and that are looked at
+	Tenants  map[string]int64 `json:"tenants"` // bytes of regions
+	Settling int              `json:"settling"`
+	Uptime   float64          `json:"uptime_seconds"`
+
+	// Counters since the start of the daemon.
+	Puts      uint64            `json:"puts"`
+	Existed   uint64            `json:"existed"`
+	Lookups   uint64            `json:"lookups"`
+	Hits      uint64            `json:"hits"`
+	Deletes   uint64            `json:"deletes"`
+	Evictions uint64            `json:"evictions"`
+	Expired   uint64            `json:"expired"`
+	Allocs    uint64            `json:"allocations"`
+	Frees     uint64            `json:"frees"`
+	Reaped    uint64            `json:"reaped"`
+	Denied    uint64            `json:"denied"`
+	Records   uint64            `json:"log_records"`
+	Requests  map[string]uint64 `json:"requests"`
+}
+
+// PoolInfo describes a pool.
+type PoolInfo struct {
+	Name    string `json:"name"`
+	Size    int64  `json:"size"`
+	Free    int64  `json:"free"`
+	Largest int64  `json:"largest_free"`
+	Regions int    `json:"regions"`
+	Durable bool   `json:"durable"`
+	Missing bool   `json:"missing,omitempty"`
+}
+
+// What List lists.
+const (
+	ListKeys     = 0
+	ListRegions  = 1
+	ListSessions = 2
+)
+
+// KeyInfo describes a key.
+type KeyInfo struct {
+	Key     string `json:"key"`
+	Region  uint64 `json:"region"`
+	Offset  int64  `json:"offset"`
+	Length  int64  `json:"length"`
+	Pins    int    `json:"pins"`
+	Expires int64  `json:"expires,omitempty"` // Unix milliseconds
+}
+
+// RegionInfo describes a region.
+type RegionInfo struct {
+	ID       uint64 `json:"id"`
+	Pool     string `json:"pool"`
+	Offset   int64  `json:"offset"`
+	Length   int64  `json:"length"`
+	PageSize int64  `json:"page_size"`
+	State    string `json:"state"`
+	Owner    uint64 `json:"owner"`
+	Tenant   string `json:"tenant"`
+	Readers  int    `json:"readers"`
+	Refs     int    `json:"references"`
+}
+
+// SessionInfo describes a session.
+type SessionInfo struct {
+	ID     uint64 `json:"id"`
+	PID    int    `json:"pid"`
+	UID    int    `json:"uid"`
+	Name   string `json:"name"`
+	Tenant string `json:"tenant"`
+	Remote bool   `json:"remote,omitempty"`
+	Conns  int    `json:"connections"`
+	Maps   int    `json:"mapped"`
+}

@@ -1,0 +1,292 @@
+// Package meta is the half of the daemon that owns names: which key lies where,
+// who has pinned it, when it expires, which was used last; and which pages
+// are free, hold a key, or still have to be waited for.
+//
+// An [Index] maps keys to entries. [Pages] keeps the state of every page in
+// the shared table and decides when a page whose key is gone may be used
+// again. Neither knows of regions beyond their numbers.
+//
+// Concurrency: nothing here locks. The daemon serialises all calls under its
+// own lock. What clients do at the same time in shared memory is described in
+// the package shm.
+package meta
+
+import (
+	"container/heap"
+	"iter"
+)
+
+// Entry is a registered key.
+type Entry struct {
+	Key     string
+	Region  uint64
+	Owner   uint64 // of the region, 0 if it has left: whose LRU list it is on
+	Offset  int64  // in the region
+	Length  int64
+	Page    uint32 // in the table of page words
+	LSN     uint64 // of the record that registered it
+	Expires int64  // Unix time in milliseconds, 0 for never
+	Durable bool   // the record must be on the medium, as the bytes are
+
+	pins       map[uint64]uint32 // by session
+	prev, next *Entry            // LRU
+	at         int               // in the heap of expiries, from 1; 0 if not in it
+}
+
+// Pinned reports whether some session has pinned the entry.
+func (e *Entry) Pinned() bool { return len(e.pins) > 0 }
+
+// PinsOf returns how often a session has pinned the entry.
+func (e *Entry) PinsOf(session uint64) uint32 { return e.pins[session] }
+
+// Pins iterates over the sessions that have pinned the entry, and how often.
+func (e *Entry) Pins() iter.Seq2[uint64, uint32] {
+	return func(yield func(uint64, uint32) bool) {
+		for s, n := range e.pins {
+			if !yield(s, n) {
+				return
+			}
+		}
+	}
+}
+
+// Index maps keys to entries. The zero value is not usable: call NewIndex.
+type Index struct {
+	keys    map[string]*Entry
+	bytes   int64
+	lru     map[uint64]*Entry // by owner: sentinel of a ring, next is the latest
+	expiry  expiryHeap
+	regions map[uint64]map[*Entry]struct{}
+	pages   map[uint32]*Entry
+	pinned  map[uint64]map[*Entry]struct{} // by session
+}
+
+// NewIndex returns an empty index.
+func NewIndex() *Index {
+	return &Index{
+		keys:    map[string]*Entry{},
+		lru:     map[uint64]*Entry{},
+		regions: map[uint64]map[*Entry]struct{}{},
+		pages:   map[uint32]*Entry{},
+		pinned:  map[uint64]map[*Entry]struct{}{},
+	}
+}
+
+// Len returns the number of keys, and Bytes the sum of their lengths.
+func (x *Index) Len() int { return len(x.keys) }
+
+// Bytes returns the sum of the lengths of all entries.
+func (x *Index) Bytes() int64 { return x.bytes }
+
+// Get returns the entry of key, or nil. It is the hot path of a lookup: the
+// key is a byte slice so that nothing is allocated.
+func (x *Index) Get(key []byte) *Entry { return x.keys[string(key)] }
+
+// AtPage returns the entry that lies in a page, or nil.
+func (x *Index) AtPage(page uint32) *Entry { return x.pages[page] }
+
+// All iterates over all entries, in no order.
+func (x *Index) All() iter.Seq[*Entry] {
+	return func(yield func(*Entry) bool) {
+		for _, e := range x.keys {
+			if !yield(e) {
+				return
+			}
+		}
+	}
+}
+
+// OfRegion iterates over the entries that lie in a region.
+func (x *Index) OfRegion(region uint64) iter.Seq[*Entry] {
+	return func(yield func(*Entry) bool) {
+		for e := range x.regions[region] {
+			if !yield(e) {
+				return
+			}
+		}
+	}
+}
+
+// Put adds an entry as the one used last.
+//
+// Preconditions: its key is not in the index.
+func (x *Index) Put(e *Entry) {
+	if x.keys[e.Key] != nil {
+		panic("BUG: a key is registered twice")
+	}
+	x.keys[e.Key] = e
+	x.bytes += e.Length
+	x.pages[e.Page] = e
+	add(x.regions, e.Region, e)
+	x.link(e)
+	if e.Expires != 0 {
+		heap.Push(&x.expiry, e)
+	}
+}
+
+// Delete removes an entry.
+//
+// Preconditions: it is in the index.
+func (x *Index) Delete(e *Entry) {
+	delete(x.keys, e.Key)
+	x.bytes -= e.Length
+	delete(x.pages, e.Page)
+	remove(x.regions, e.Region, e)
+	for s := range e.pins {
+		remove(x.pinned, s, e)
+	}
+	e.pins = nil
+	unlink(e)
+	if e.at != 0 {
+		heap.Remove(&x.expiry, e.at-1)
+	}
+}
+
+// Pin counts one more pin of a session.
+func (x *Index) Pin(e *Entry, session uint64) {
+	if e.pins == nil {
+		e.pins = map[uint64]uint32{}
+	}
+	e.pins[session]++
+	add(x.pinned, session, e)
+}
+
+// Unpin takes one pin of the session away; false if it has none.
+func (x *Index) Unpin(e *Entry, session uint64) bool {
+	n := e.pins[session]
+	switch n {
+	case 0:
+		return false
+	case 1:
+		delete(e.pins, session)
+		remove(x.pinned, session, e)
+	default:
+		e.pins[session] = n - 1
+	}
+	return true
+}
+
+// UnpinAll takes all pins of a session away.
+func (x *Index) UnpinAll(session uint64) {
+	for e := range x.pinned[session] {
+		delete(e.pins, session)
+	}
+	delete(x.pinned, session)
+}
+
+// Touch makes the entry the one used last.
+func (x *Index) Touch(e *Entry) {
+	unlink(e)
+	x.link(e)
+}
+
+// Orphan moves a region's entries to the list of those whose owner has left.
+// They keep their order among each other, and count as used later than those
+// already there.
+func (x *Index) Orphan(region, owner uint64) {
+	sentinel := x.lru[owner]
+	if sentinel == nil {
+		return
+	}
+	for e := sentinel.prev; e != sentinel; {
+		before := e.prev
+		if e.Region == region {
+			unlink(e)
+			e.Owner = 0
+			x.link(e)
+		}
+		e = before
+	}
+	if sentinel.next == sentinel {
+		delete(x.lru, owner)
+	}
+}
+
+// Oldest iterates over the entries in an owner's regions (0: in those whose
+// owner has left), the one not used for longest first. The entry yielded may
+// be deleted.
+func (x *Index) Oldest(owner uint64) iter.Seq[*Entry] {
+	return func(yield func(*Entry) bool) {
+		sentinel := x.lru[owner]
+		if sentinel == nil {
+			return
+		}
+		for e := sentinel.prev; e != sentinel; {
+			before := e.prev
+			if !yield(e) {
+				return
+			}
+			e = before
+		}
+	}
+}
+
+// Expired returns an entry whose time is over at now, or nil.
+func (x *Index) Expired(now int64) *Entry {
+	if len(x.expiry) > 0 && x.expiry[0].Expires <= now {
+		return x.expiry[0]
+	}
+	return nil
+}
+
+// NextExpiry returns when the next entry expires, or 0.
+func (x *Index) NextExpiry() int64 {
+	if len(x.expiry) == 0 {
+		return 0
+	}
+	return x.expiry[0].Expires
+}
+
+func (x *Index) link(e *Entry) {
+	s := x.lru[e.Owner]
+	if s == nil {
+		s = &Entry{}
+		s.prev, s.next = s, s
+		x.lru[e.Owner] = s
+	}
+	e.prev, e.next = s, s.next
+	s.next.prev = e
+	s.next = e
+}
+
+func unlink(e *Entry) {
+	e.prev.next, e.next.prev = e.next, e.prev
+	e.prev, e.next = nil, nil
+}
+
+func add(sets map[uint64]map[*Entry]struct{}, k uint64, e *Entry) {
+	if sets[k] == nil {
+		sets[k] = map[*Entry]struct{}{}
+	}
+	sets[k][e] = struct{}{}
+}
+
+func remove(sets map[uint64]map[*Entry]struct{}, k uint64, e *Entry) {
+	delete(sets[k], e)
+	if len(sets[k]) == 0 {
+		delete(sets, k)
+	}
+}
+
+type expiryHeap []*Entry
+
+func (h expiryHeap) Len() int           { return len(h) }
+func (h expiryHeap) Less(i, j int) bool { return h[i].Expires < h[j].Expires }
+func (h expiryHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].at, h[j].at = i+1, j+1
+}
+
+func (h *expiryHeap) Push(v any) {
+	e := v.(*Entry)
+	*h = append(*h, e)
+	e.at = len(*h)
+}
+
+func (h *expiryHeap) Pop() any {
+	old := *h
+	e := old[len(old)-1]
+	*h = old[:len(old)-1]
+	e.at = 0
+	return e
+}

@@ -1,0 +1,147 @@
+package resource
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Store keeps descriptors, and with them the memory behind, while the daemon
+// is not running.
+type Store interface {
+	// Keep hands f over under name. When it returns, the death of this
+	// process no longer frees the memory.
+	Keep(name string, f *os.File) error
+	// Forget ends what Keep began.
+	Forget(name string) error
+	// Kept returns what a former process handed over under name, once, or
+	// nil. The caller owns the file.
+	Kept(name string) *os.File
+	// Rest returns the names of what has been kept and not been asked for.
+	Rest() []string
+}
+
+// notifyStore is the descriptor store of a service manager: the protocol of
+// sd_pid_notify_with_fds(3) and sd_listen_fds_with_names(3).
+type notifyStore struct {
+	conn *net.UnixConn
+
+	mu   sync.Mutex // guards kept
+	kept map[string]*os.File
+}
+
+// ServiceStore returns the descriptor store of the service manager that
+// started this process, or nil if there is none. It takes the descriptors
+// that the manager passed on out of the environment.
+func ServiceStore() (Store, error) {
+	path := os.Getenv("NOTIFY_SOCKET")
+	if path == "" {
+		return nil, nil
+	}
+	if path[0] != '/' && path[0] != '@' {
+		return nil, fmt.Errorf("cannot use NOTIFY_SOCKET=%q: want an absolute path or an abstract socket", path)
+	}
+	kept, err := inherited()
+	if err != nil {
+		return nil, err
+	}
+	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		return nil, fmt.Errorf("cannot reach the service manager: %w", err)
+	}
+	return &notifyStore{conn: conn, kept: kept}, nil
+}
+
+// inherited takes the descriptors from 3 on that LISTEN_FDS and LISTEN_FDNAMES
+// announce.
+func inherited() (map[string]*os.File, error) {
+	kept := map[string]*os.File{}
+	count := os.Getenv("LISTEN_FDS")
+	pid := os.Getenv("LISTEN_PID")
+	if count == "" || pid != "" && pid != strconv.Itoa(os.Getpid()) {
+		return kept, nil
+	}
+	n, err := strconv.Atoi(count)
+	if err != nil || n < 0 {
+		return nil, fmt.Errorf("cannot use LISTEN_FDS=%q: want a number", count)
+	}
+	names := strings.Split(os.Getenv("LISTEN_FDNAMES"), ":")
+	for i := range n {
+		const first = 3
+		unix.CloseOnExec(first + i)
+		name := "unknown"
+		if i < len(names) {
+			name = names[i]
+		}
+		f := os.NewFile(uintptr(first+i), name)
+		if old := kept[name]; old != nil {
+			old.Close()
+		}
+		kept[name] = f
+	}
+	return kept, nil
+}
+
+func (s *notifyStore) Keep(name string, f *os.File) error {
+	// FDPOLL=0: a memfd is never readable in epoll's sense, and a manager
+	// that polled it would drop it.
+	return s.send("FDSTORE=1\nFDPOLL=0\nFDNAME="+name, unix.UnixRights(int(f.Fd())))
+}
+
+func (s *notifyStore) Forget(name string) error {
+	return s.send("FDSTOREREMOVE=1\nFDNAME="+name, nil)
+}
+
+func (s *notifyStore) send(msg string, oob []byte) error {
+	// A wedged manager must not wedge the daemon.
+	if err := s.conn.SetWriteDeadline(time.Now().Add(time.Second)); err != nil {
+		return fmt.Errorf("cannot tell the service manager: %w", err)
+	}
+	raw, err := s.conn.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("cannot tell the service manager: %w", err)
+	}
+	// Not WriteMsgUnix, which refuses connected datagram sockets.
+	var serr error
+	err = raw.Write(func(fd uintptr) bool {
+		serr = unix.Sendmsg(int(fd), []byte(msg), oob, nil, 0)
+		return serr != unix.EAGAIN
+	})
+	if err = errors.Join(err, serr); err != nil {
+		return fmt.Errorf("cannot tell the service manager: %w", err)
+	}
+	return nil
+}
+
+func (s *notifyStore) Kept(name string) *os.File {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := s.kept[name]
+	delete(s.kept, name)
+	return f
+}
+
+func (s *notifyStore) Rest() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var names []string
+	for name := range s.kept {
+		names = append(names, name)
+	}
+	return names
+}
+
+// Ready tells the service manager that the daemon serves.
+func Ready(s Store) error {
+	if n, ok := s.(*notifyStore); ok {
+		return n.send("READY=1", nil)
+	}
+	return errors.ErrUnsupported
+}

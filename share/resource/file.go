@@ -1,0 +1,136 @@
+package resource
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"polder/internal/arena"
+
+	"golang.org/x/sys/unix"
+)
+
+// filePool gives every region a file in a directory: on tmpfs, or on a file
+// system over persistent memory mounted with -o dax.
+//
+// Readers get a descriptor opened read-only. A file cannot be sealed as a
+// memfd can: a reader who could open the file by itself, because it runs as
+// the daemon's user or as root, could get at it writable. So readers should
+// run as another user; the directory admits the daemon alone.
+type filePool struct {
+	dir   string
+	limit int64 // 0: what the file system has
+	sync  bool  // the file system survives the loss of power
+}
+
+func openFilePool(dir string, limit int64) (*filePool, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	st, err := os.Stat(dir)
+	if err != nil {
+		return nil, err
+	}
+	if !st.IsDir() {
+		return nil, fmt.Errorf("%s is not a directory", dir)
+	}
+	var fs unix.Statfs_t
+	if err := unix.Statfs(dir, &fs); err != nil {
+		return nil, fmt.Errorf("cannot look at the file system of %s: %w", dir, err)
+	}
+	volatile := int64(fs.Type) == unix.TMPFS_MAGIC || int64(fs.Type) == unix.RAMFS_MAGIC
+	return &filePool{dir: dir, limit: limit, sync: !volatile}, nil
+}
+
+func (p *filePool) capacity() (int64, error) {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(p.dir, &fs); err != nil {
+		return 0, fmt.Errorf("cannot look at the file system of %s: %w", p.dir, err)
+	}
+	size := int64(fs.Blocks) * fs.Bsize
+	if p.limit > 0 {
+		size = min(size, p.limit)
+	}
+	return size, nil
+}
+
+func (p *filePool) align() int64         { return int64(arena.PageSize) }
+func (p *filePool) durable() bool        { return p.sync }
+func (p *filePool) survives() bool       { return true }
+func (p *filePool) offset(*Region) int64 { return 0 }
+func (p *filePool) close() error         { return nil }
+
+func (p *filePool) path(r *Region) string { return filepath.Join(p.dir, regionName(r.ID)) }
+
+func (p *filePool) create(r *Region) error {
+	// A file of this name can only be left of an allocation that a crash cut
+	// short before it was acknowledged.
+	f, err := os.OpenFile(p.path(r), os.O_RDWR|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return fmt.Errorf("cannot create the memory of region %d: %w", r.ID, err)
+	}
+	if err = f.Truncate(r.Length); err == nil && p.sync {
+		// Space is promised now, so that no write into the mapping can fail.
+		if err = unix.Fallocate(int(f.Fd()), 0, 0, r.Length); err == nil {
+			err = errors.Join(f.Sync(), syncDir(p.dir))
+		}
+	}
+	if err != nil {
+		f.Close()
+		os.Remove(p.path(r))
+		return fmt.Errorf("cannot create the memory of region %d: %w", r.ID, err)
+	}
+	r.file = f
+	return nil
+}
+
+func (p *filePool) open(r *Region) error {
+	f, err := os.OpenFile(p.path(r), os.O_RDWR|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return err
+	}
+	st, err := f.Stat()
+	if err == nil && st.Size() != r.Length {
+		err = fmt.Errorf("%s has %d bytes, want %d", p.path(r), st.Size(), r.Length)
+	}
+	if err != nil {
+		f.Close()
+		return err
+	}
+	r.file = f
+	return nil
+}
+
+func (p *filePool) seal(*Region) error                 { return nil }
+func (p *filePool) reader(r *Region) (*os.File, error) { return reopen(r.file, os.O_RDONLY) }
+func (p *filePool) writer(r *Region) (*os.File, error) { return reopen(r.file, os.O_RDWR) }
+
+func (p *filePool) remove(r *Region) error {
+	return errors.Join(os.Remove(p.path(r)), r.file.Close())
+}
+
+// orphans removes the files of regions that are not known: allocations that a
+// crash cut short.
+func (p *filePool) orphans(known func(name string) bool) error {
+	entries, err := os.ReadDir(p.dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		var id uint64
+		if n, _ := fmt.Sscanf(e.Name(), "region-%016x", &id); n == 1 && e.Name() == regionName(id) && !known(e.Name()) {
+			err = errors.Join(err, os.Remove(filepath.Join(p.dir, e.Name())))
+		}
+	}
+	return err
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}

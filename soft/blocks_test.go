@@ -1,0 +1,173 @@
+package soft
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/fstest"
+	"testing/iotest"
+)
+
+func newBlocks(t *testing.T, h *Heap, cfg BlocksConfig) *Blocks {
+	t.Helper()
+	b, err := NewBlocks(h, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Close)
+	return b
+}
+
+// countingReader counts how often, and how much, its source is read.
+type countingReader struct {
+	io.ReaderAt
+	calls, bytes atomic.Int64
+}
+
+func (c *countingReader) ReadAt(p []byte, off int64) (int, error) {
+	c.calls.Add(1)
+	c.bytes.Add(int64(len(p)))
+	return c.ReaderAt.ReadAt(p, off)
+}
+
+func randomBytes(n int) []byte {
+	b := make([]byte, n)
+	r := rand.NewChaCha8([32]byte{1})
+	_, _ = r.Read(b)
+	return b
+}
+
+func TestReaderAtReadsWhatItsSourceHoldsOnce(t *testing.T) {
+	h := open(t, 16)
+	b := newBlocks(t, h, BlocksConfig{BlockSize: 4096})
+	data := randomBytes(1<<20 + 777)
+	src := &countingReader{ReaderAt: bytes.NewReader(data)}
+	r := b.ReaderAt(src, "a", 1, int64(len(data)))
+	if err := iotest.TestReader(io.NewSectionReader(r, 0, r.size), data); err != nil {
+		t.Fatal(err)
+	}
+	if n := src.bytes.Load(); n != int64(len(data)) {
+		t.Errorf("%d bytes were read of %d", n, len(data))
+	}
+	before := src.calls.Load()
+	rnd := rand.New(rand.NewPCG(5, 6))
+	for range 2000 {
+		off, n := rnd.IntN(len(data)+100), rnd.IntN(40000)
+		p, q := make([]byte, n), make([]byte, n)
+		gotN, gotErr := r.ReadAt(p, int64(off))
+		wantN, wantErr := bytes.NewReader(data).ReadAt(q, int64(off))
+		if gotN != wantN || n > 0 && gotErr != wantErr || !bytes.Equal(p, q) {
+			t.Fatalf("%d bytes at %d: got %d, %v, want %d, %v", n, off, gotN, gotErr, wantN, wantErr)
+		}
+	}
+	if n := src.calls.Load(); n != before {
+		t.Errorf("the source was read %d times more", n-before)
+	}
+	if _, err := r.ReadAt(make([]byte, 1), -1); !errors.Is(err, errNegative) {
+		t.Errorf("at a negative offset: got %v", err)
+	}
+}
+
+func TestReaderAtPassesErrorsOnAndDoesNotKeepThem(t *testing.T) {
+	h := open(t, 8)
+	b := newBlocks(t, h, BlocksConfig{})
+	boom := errors.New("boom")
+	var broken atomic.Bool
+	broken.Store(true)
+	src := readerAtFunc(func(p []byte, off int64) (int, error) {
+		if broken.Load() {
+			return 0, boom
+		}
+		return len(p), nil
+	})
+	r := b.ReaderAt(src, "a", 1, 100000)
+	if _, err := r.ReadAt(make([]byte, 10), 5); !errors.Is(err, boom) {
+		t.Errorf("got %v, want %v", err, boom)
+	}
+	broken.Store(false)
+	if n, err := r.ReadAt(make([]byte, 10), 5); n != 10 || err != nil {
+		t.Errorf("got %d, %v", n, err)
+	}
+	short := b.ReaderAt(bytes.NewReader(make([]byte, 10)), "short", 1, 100)
+	if _, err := short.ReadAt(make([]byte, 50), 0); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("a source that has become shorter: got %v", err)
+	}
+}
+
+type readerAtFunc func(p []byte, off int64) (int, error)
+
+func (f readerAtFunc) ReadAt(p []byte, off int64) (int, error) { return f(p, off) }
+
+func TestManyReadersOfOneBlockReadTheSourceOnce(t *testing.T) {
+	h := open(t, 8)
+	b := newBlocks(t, h, BlocksConfig{})
+	data := randomBytes(16 << 10)
+	started, release := make(chan struct{}), make(chan struct{})
+	var calls atomic.Int32
+	r := b.ReaderAt(readerAtFunc(func(p []byte, off int64) (int, error) {
+		if calls.Add(1) == 1 {
+			close(started)
+		}
+		<-release
+		return copy(p, data[off:]), nil
+	}), "a", 1, int64(len(data)))
+	var wg sync.WaitGroup
+	read := func() {
+		p := make([]byte, 100)
+		if _, err := r.ReadAt(p, 300); err != nil || !bytes.Equal(p, data[300:400]) {
+			t.Errorf("wrong bytes: %v", err)
+		}
+	}
+	wg.Go(read)
+	<-started
+	for range 10 {
+		wg.Go(read)
+	}
+	close(release)
+	wg.Wait()
+	if n := calls.Load(); n != 1 {
+		t.Errorf("the source was read %d times", n)
+	}
+}
+
+func TestFSIsAnFS(t *testing.T) {
+	h := open(t, 16)
+	dir := t.TempDir()
+	files := map[string][]byte{"empty": nil, "small": []byte("hello"), "sub/large": randomBytes(300001)}
+	for name, data := range files {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, cfg := range map[string]BlocksConfig{"direct": {}, "buffered": {Buffered: true}} {
+		fsys := newBlocks(t, h, cfg).FS(os.DirFS(dir))
+		for range 2 { // from the disk and from memory
+			if err := fstest.TestFS(fsys, "empty", "small", "sub/large"); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			for name, want := range files {
+				if got, err := fs.ReadFile(fsys, name); err != nil || !bytes.Equal(got, want) {
+					t.Errorf("%s: got %d bytes, %v, want %d", name, len(got), err, len(want))
+				}
+			}
+		}
+		if err := os.WriteFile(filepath.Join(dir, "small"), []byte("goodbye"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := fs.ReadFile(fsys, "small"); err != nil || string(got) != "goodbye" {
+			t.Errorf("%s: after a change: got %q, %v", name, got, err)
+		}
+		files["small"] = []byte("goodbye")
+	}
+}

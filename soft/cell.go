@@ -1,0 +1,137 @@
+package soft
+
+import (
+	"encoding/binary"
+	"sync/atomic"
+)
+
+// cell is a slot that is always there: of an array, a queue or a pointer. Its
+// object has no key.
+type cell = atomic.Uint64
+
+// loadCell copies a cell's value, of a type without pointers, to dst.
+//
+//polder:hot
+func loadCell[T any](h *Heap, c *cell, dst *T) (word, bool) {
+	for {
+		w := word(c.Load())
+		seg := w.segment()
+		gen := h.ctl.Generation(seg)
+		if w != 0 && w.alive(gen) {
+			copyOut(h.base, seg, w.offset()+headerSize, dst)
+			loadFence()
+			if h.ctl.Generation(seg) == gen {
+				h.touch(w)
+				return w, true
+			}
+		}
+		if word(c.Load()) == w {
+			return w, false
+		}
+	}
+}
+
+// loadLarge is loadCell for types that are larger than an object.
+func loadLarge[T any](h *Heap, c *cell, dst *T) (word, bool) {
+	var id largeID
+	w, ok := loadCell(h, c, &id)
+	return w, ok && h.larges.read(bytesOf(dst), id)
+}
+
+// appendCell appends a cell's value, of whatever size, to dst.
+func appendCell(h *Heap, c *cell, dst []byte) ([]byte, bool) {
+	mark := len(dst)
+	for {
+		w := word(c.Load())
+		if hd, ok := h.headerOf(w); ok && hd.fits(w.offset()) {
+			dst = append(dst[:mark], h.base.bytes(w.segment(), w.offset()+headerSize, hd.size)...)
+			loadFence()
+			if w.alive(h.ctl.Generation(w.segment())) {
+				h.touch(w)
+				if hd.flags&flagLarge != 0 {
+					return h.larges.append(dst[:mark], idOf(dst[mark:]))
+				}
+				return dst, true
+			}
+		}
+		if word(c.Load()) == w {
+			return dst[:mark], false
+		}
+	}
+}
+
+// storeCell makes a cell hold val. If cas is set, only if it still names old.
+func storeCell(h *Heap, owner uint16, ref uint64, c *cell, val []byte, cas bool, old word) (word, bool, error) {
+	hd := header{size: uint32(len(val)), owner: owner, ref: ref}
+	var large largeID
+	var name [8]byte
+	if len(val) > maxInline {
+		var err error
+		if large, err = h.larges.create(owner, ref, val); err != nil {
+			return 0, false, err
+		}
+		binary.LittleEndian.PutUint64(name[:], uint64(large))
+		hd.size, hd.flags, val = 8, flagLarge, name[:]
+	}
+	w, err := h.place(ref, hd, val)
+	if err != nil {
+		h.larges.drop(large)
+		return 0, false, err
+	}
+	for {
+		if !cas {
+			old = word(c.Load())
+		}
+		if swapCell(h, c, old, w) {
+			h.larges.adopt(large)
+			return w, true, nil
+		}
+		if cas {
+			h.markDead(w)
+			h.release(w, granulesFor(int(hd.size)))
+			h.larges.drop(large)
+			return 0, false, nil
+		}
+	}
+}
+
+// swapCell makes a cell name to instead of from and releases from's object.
+func swapCell(h *Heap, c *cell, from, to word) bool {
+	hd, alive := h.headerOf(from)
+	var large largeID
+	if alive {
+		large = h.largeNamed(from, hd)
+		h.markDead(from)
+	}
+	if !c.CompareAndSwap(uint64(from), uint64(to)) {
+		return false
+	}
+	if alive {
+		h.release(from, granulesFor(int(hd.size)))
+		h.larges.drop(large)
+	}
+	return true
+}
+
+// dropCell empties a cell.
+func dropCell(h *Heap, c *cell) {
+	for {
+		w := word(c.Load())
+		if w == 0 || swapCell(h, c, w, 0) {
+			return
+		}
+	}
+}
+
+// sweepCell empties a cell whose object is gone, and reports whether it was.
+func sweepCell(h *Heap, c *cell) bool {
+	w := word(c.Load())
+	return w != 0 && !w.alive(h.ctl.Generation(w.segment())) && c.CompareAndSwap(uint64(w), 0)
+}
+
+// cellHoldsLarge is owner.holdsLarge for one cell.
+func cellHoldsLarge(h *Heap, c *cell, id largeID) bool {
+	w := word(c.Load())
+	hd, ok := h.headerOf(w)
+	return ok && hd.flags&flagLarge != 0 && h.largeNamed(w, hd) == id
+}

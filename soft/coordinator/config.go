@@ -1,0 +1,114 @@
+package coordinator
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"polder/soft/policy"
+	"polder/soft/wire"
+)
+
+// Config says what a coordinator shares and with whom.
+type Config struct {
+	// Socket is the path at which clients connect. Required.
+	Socket string
+
+	// Open lets every user of the host connect; otherwise only the
+	// coordinator's own.
+	Open bool
+
+	// Reserve is how many bytes are to stay free on the host. Default: a
+	// sixteenth of its memory, at least 64 MiB.
+	Reserve int64
+
+	// Max bounds all soft memory together. 0: only the host does.
+	Max int64
+
+	// MaxPerUser bounds the soft memory of each user. 0: only Max does.
+	MaxPerUser int64
+
+	// MaxClients and MaxClientsPerUser bound connections. Defaults 1024 and
+	// 64.
+	MaxClients, MaxClientsPerUser int
+
+	// MinShare is what each client can keep whatever the others claim to
+	// gain: that fraction of an even share, as far as it uses it. Default
+	// 0.25.
+	MinShare float64
+
+	// MaxWeight bounds the weight that a client can give itself. Default 1:
+	// nobody can raise himself above the others.
+	MaxWeight float64
+
+	// Deadline is how long a client may take to give memory back by itself.
+	// Default 250 ms.
+	Deadline time.Duration
+
+	// Interval is the time between divisions. Default 1 s.
+	Interval time.Duration
+
+	// Policy divides the memory. Default: policy "curves".
+	Policy policy.Policy
+
+	// Host measures the host's memory. The zero value is right for a daemon.
+	Host Sensor
+
+	Logger *slog.Logger // default: slog.Default
+}
+
+// Sensor measures a host's memory; Host is the real one.
+type Sensor interface {
+	Read() (Memory, error)
+	Limit(pid string) (limit, free int64, ok bool)
+}
+
+func (c *Config) complete() error {
+	if c.Socket == "" {
+		return errors.New("no socket is given")
+	}
+	if c.Host == nil {
+		c.Host = Host{}
+	}
+	m, err := c.Host.Read()
+	if err != nil {
+		return err
+	}
+	if c.Reserve == 0 {
+		c.Reserve = max(m.Total/16, 64<<20)
+	}
+	if c.Reserve < 0 || c.Reserve >= m.Total {
+		return fmt.Errorf("the reserve is %d bytes: want less than the host's %d", c.Reserve, m.Total)
+	}
+	if c.Max < 0 || c.MaxPerUser < 0 || c.MaxClients < 0 || c.MaxClientsPerUser < 0 {
+		return errors.New("a limit is negative")
+	}
+	setDefault(&c.Max, m.Total)
+	setDefault(&c.MaxPerUser, c.Max)
+	setDefault(&c.MaxClients, 1024)
+	setDefault(&c.MaxClientsPerUser, 64)
+	setDefault(&c.MinShare, 0.25)
+	setDefault(&c.MaxWeight, 1)
+	setDefault(&c.Deadline, 250*time.Millisecond)
+	setDefault(&c.Interval, time.Second)
+	if !(c.MinShare > 0 && c.MinShare <= 1) {
+		return fmt.Errorf("the least share is %v: want more than 0 and at most 1", c.MinShare)
+	}
+	if c.Policy == nil {
+		c.Policy = &policy.Curves{}
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	return nil
+}
+
+func setDefault[T comparable](p *T, v T) {
+	var zero T
+	if *p == zero {
+		*p = v
+	}
+}
+
+const segmentSize = wire.SegmentSize

@@ -1,0 +1,89 @@
+package coordinator
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+func tree(t *testing.T, files map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range files {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+const meminfo = "MemTotal:       1000000 kB\nMemFree:         100000 kB\nMemAvailable:    400000 kB\n"
+
+func TestIdleMemoryIsWhatTheTightestLimitLeaves(t *testing.T) {
+	for _, c := range []struct {
+		name             string
+		proc, cgroup     map[string]string
+		total, available int64
+		stalled          float64
+	}{
+		{"no groups", map[string]string{"meminfo": meminfo}, nil, 1000000 << 10, 400000 << 10, 0},
+		{
+			"version 2, limit on the parent",
+			map[string]string{"meminfo": meminfo, "self/cgroup": "0::/a/b\n", "pressure/memory": "some avg10=0.00 avg60=0.00 avg300=0.00 total=1500000\nfull avg10=0 avg60=0 avg300=0 total=7\n"},
+			map[string]string{
+				"a/memory.max": "100000\n", "a/memory.current": "60000\n", "a/memory.stat": "anon 1\ninactive_file 10000\n",
+				"a/b/memory.max": "max\n", "a/b/memory.current": "60000\n",
+			},
+			100000, 50000, 1.5,
+		},
+		{
+			"version 1",
+			map[string]string{"meminfo": meminfo, "self/cgroup": "3:cpu:/z\n2:memory:/c\n1:name=systemd:/\n"},
+			map[string]string{
+				"memory/c/memory.limit_in_bytes": "200000\n", "memory/c/memory.usage_in_bytes": "150000\n",
+				"memory/c/memory.stat":         "total_inactive_file 20000\n",
+				"memory/memory.limit_in_bytes": "9223372036854771712\n", "memory/memory.usage_in_bytes": "999999\n",
+			},
+			200000, 70000, 0,
+		},
+		{
+			"a group that is over its limit",
+			map[string]string{"meminfo": meminfo, "self/cgroup": "0::/a\n"},
+			map[string]string{"a/memory.max": "1000\n", "a/memory.current": "2000\n"},
+			1000, 0, 0,
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := Host{Proc: tree(t, c.proc), Cgroup: tree(t, c.cgroup)}
+			m, err := h.Read()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if m.Total != c.total || m.Available != c.available || m.Stalled != c.stalled {
+				t.Errorf("got %+v, want %d, %d, %v", m, c.total, c.available, c.stalled)
+			}
+		})
+	}
+}
+
+func TestThisHostCanBeMeasured(t *testing.T) {
+	m, err := Host{}.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m.Total <= 0 || m.Available <= 0 || m.Available > m.Total {
+		t.Errorf("got %+v", m)
+	}
+}
+
+func TestAHostWithoutMeminfoIsAnError(t *testing.T) {
+	for _, files := range []map[string]string{nil, {"meminfo": "nonsense\n"}} {
+		if m, err := (Host{Proc: tree(t, files)}).Read(); err == nil {
+			t.Errorf("got %+v of %v", m, files)
+		}
+	}
+}

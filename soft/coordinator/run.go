@@ -1,0 +1,401 @@
+package coordinator
+
+import (
+	"cmp"
+	"slices"
+	"strconv"
+	"time"
+
+	"polder/soft/policy"
+	"polder/soft/wire"
+)
+
+// How often the host's memory is looked at: seldom while there is plenty,
+// and as fast as memory can vanish while there is not. At 5 ms, a process that
+// allocates 4 GiB/s takes 20 MiB between two looks.
+const (
+	calm  = 50 * time.Millisecond
+	tense = 5 * time.Millisecond
+)
+
+// run is the goroutine that decides.
+func (c *Coordinator) run() {
+	t := time.NewTimer(0)
+	defer t.Stop()
+	audited := time.Now()
+	for {
+		select {
+		case <-c.ctx.Done():
+			return
+		case <-t.C:
+		case <-c.kick:
+		}
+		mem, err := c.cfg.Host.Read()
+		if err != nil {
+			c.cfg.Logger.Error("cannot measure the host", "err", err)
+			t.Reset(calm)
+			continue
+		}
+		now := time.Now()
+		c.mu.Lock()
+		c.notePressure(mem)
+		c.mem = mem
+		c.measure()
+		if now.Sub(audited) >= c.cfg.Interval {
+			audited = now
+			c.audit()
+		}
+		wait := c.step(now)
+		c.mu.Unlock()
+		t.Reset(wait)
+	}
+}
+
+// notePressure raises the reserve while somebody on the host waits for
+// memory: MemAvailable says what could be had, PSI what it costs.
+func (c *Coordinator) notePressure(mem Memory) {
+	if c.mem.Total == 0 {
+		return
+	}
+	if stalled := mem.Stalled - c.mem.Stalled; stalled > 0.001 {
+		c.squeeze = min(c.squeeze+c.cfg.Reserve/16, c.cfg.Reserve)
+	} else {
+		c.squeeze -= c.squeeze / 64
+	}
+}
+
+func (c *Coordinator) measure() {
+	for _, s := range c.sessions {
+		s.measure()
+		if s.limited {
+			s.limit, s.free, s.limited = c.cfg.Host.Limit(strconv.Itoa(s.peer.PID))
+		}
+	}
+}
+
+// relieve takes memory from clients whose own control group is nearly full,
+// however much the host has.
+func (c *Coordinator) relieve() (short bool) {
+	for _, s := range c.sessions {
+		reserve := min(s.limit/16, c.cfg.Reserve)
+		if !s.limited || s.free >= reserve {
+			continue
+		}
+		short = true
+		n := segments(reserve - s.free + segmentSize - 1)
+		n -= c.takeEmpty(s, n)
+		if s.free < reserve/2 {
+			c.takeFrom(s, min(n, s.count))
+		} else if s.shrinkBy.IsZero() {
+			s.target = max(s.count-n, 0)
+			c.tell(time.Now(), s)
+		}
+	}
+	return short
+}
+
+// reserve is what must stay free now.
+func (c *Coordinator) reserve() int64 { return c.cfg.Reserve + c.squeeze }
+
+// total is how much soft memory there can be: what there is, and what is idle
+// beyond the reserve.
+func (c *Coordinator) total() int64 {
+	var resident int64
+	for _, s := range c.sessions {
+		resident += s.resident
+	}
+	return max(min(resident+c.mem.Available-c.reserve(), c.cfg.Max), 0)
+}
+
+// step divides, grants and takes. It returns when to look again.
+//
+// Preconditions: c.mu is held.
+func (c *Coordinator) step(now time.Time) time.Duration {
+	if len(c.sessions) == 0 {
+		return calm
+	}
+	total := c.total()
+	c.stats.Target = total
+	short := c.mem.Available < c.reserve()
+	if now.Sub(c.divided) >= c.cfg.Interval || short || c.anybodyNew() {
+		c.divide(now, total)
+	}
+	if short {
+		c.reclaim(c.reserve()-c.mem.Available, c.mem.Available < c.reserve()/2)
+	} else {
+		c.grow(total)
+	}
+	c.enforce(now)
+	if c.relieve() || short || c.mem.Available < 2*c.reserve() {
+		return tense
+	}
+	return calm
+}
+
+func (c *Coordinator) anybodyNew() bool {
+	for _, s := range c.sessions {
+		if s.first && s.target == 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// divide asks the policy who should have how much, and tells those who have
+// more.
+func (c *Coordinator) divide(now time.Time, total int64) {
+	seconds := now.Sub(c.divided).Seconds()
+	if c.divided.IsZero() {
+		seconds = 0
+	}
+	full := now.Sub(c.divided) >= c.cfg.Interval
+	list := c.list()
+	apps := make([]policy.App, len(list))
+	for i, s := range list {
+		if full {
+			s.limit, s.free, s.limited = c.cfg.Host.Limit(strconv.Itoa(s.peer.PID))
+		}
+		apps[i] = s.app(seconds)
+	}
+	for i := range apps {
+		even := float64(total) / float64(len(apps))
+		used := int64(float64(apps[i].Used)*1.1) + 4*segmentSize
+		least := max(c.cfg.MinShare*even, min(workable*segmentSize, even/2))
+		apps[i].Min = min(int64(least), used, apps[i].Max)
+	}
+	out := c.cfg.Policy.Divide(now.Sub(c.begun), total, apps)
+	if c.limitUsers(list, apps, out) {
+		out = c.cfg.Policy.Divide(now.Sub(c.begun), total, apps)
+	}
+	for i, s := range list {
+		s.target = segments(out[i])
+		if full {
+			s.before = s.report
+		}
+	}
+	if full {
+		c.divided = now
+	}
+	for _, s := range list {
+		c.tell(now, s)
+	}
+}
+
+// workable is how many segments a heap needs to work at all well: some are
+// open, some are kept free, and what is left of fewer says little about what
+// more would bring.
+const workable = 8
+
+// tell lets a client know that it has too much.
+func (c *Coordinator) tell(now time.Time, s *session) {
+	switch {
+	case s.count <= s.target:
+		s.shrinkBy = time.Time{}
+	case s.shrinkBy.IsZero():
+		s.shrinkBy = now.Add(c.cfg.Deadline)
+		s.send(wire.KindBudget, wire.Budget{Segments: s.target, DeadlineMillis: int(c.cfg.Deadline.Milliseconds())})
+	}
+}
+
+// limitUsers makes a division keep within what each user's clients can have
+// together: where they would have more, theirs are bounded in proportion, and
+// the rest is divided again. It reports whether that is needed.
+func (c *Coordinator) limitUsers(list []*session, apps []policy.App, out []int64) (again bool) {
+	sum := make(map[int]int64)
+	for i, s := range list {
+		sum[s.peer.UID] += out[i]
+	}
+	for i, s := range list {
+		if n := sum[s.peer.UID]; n > c.cfg.MaxPerUser {
+			apps[i].Max = min(apps[i].Max, int64(float64(out[i])*float64(c.cfg.MaxPerUser)/float64(n)))
+			apps[i].Min = min(apps[i].Min, apps[i].Max)
+			again = true
+		}
+	}
+	return again
+}
+
+// limitArrival takes from a client that has just registered what its user may
+// not have: a client comes with what it has granted itself or was granted by
+// another coordinator.
+func (c *Coordinator) limitArrival(s *session) {
+	var used int64
+	for _, o := range c.sessions {
+		if o.peer.UID == s.peer.UID {
+			used += int64(o.count) * segmentSize
+		}
+	}
+	if excess := segments(used - c.cfg.MaxPerUser + segmentSize - 1); excess > 0 {
+		c.takeFrom(s, excess)
+	}
+}
+
+// grow grants what is idle to those who are below their targets. What has
+// been granted but never touched costs nothing yet and is counted all the
+// same, so that not more is granted than there is.
+func (c *Coordinator) grow(total int64) {
+	list := c.list()
+	granted := 0
+	users := make(map[int]int64)
+	for _, s := range list {
+		granted += s.count
+		users[s.peer.UID] += int64(s.count) * segmentSize
+	}
+	left := segments(total) - granted
+	for _, s := range list {
+		n := min(s.target-s.count, left, segments(c.cfg.MaxPerUser-users[s.peer.UID]))
+		if n <= 0 {
+			continue
+		}
+		// Not more until it has used what it was given.
+		if free := segments(s.report.Free); !s.first && free > 8+s.count/8 {
+			continue
+		}
+		before := s.count
+		s.grant(n)
+		left -= s.count - before
+		users[s.peer.UID] += int64(s.count-before) * segmentSize
+		if s.count != before {
+			s.send(wire.KindBudget, wire.Budget{Segments: s.count})
+		}
+	}
+}
+
+// enforce takes what was not given back in time.
+func (c *Coordinator) enforce(now time.Time) {
+	for _, s := range c.sessions {
+		if s.shrinkBy.IsZero() || now.Before(s.shrinkBy) {
+			continue
+		}
+		s.shrinkBy = time.Time{}
+		if n := s.count - s.target; n > 0 {
+			c.takeFrom(s, n)
+		}
+	}
+}
+
+// reclaim frees memory because less than the reserve is left. Segments that
+// hold nothing are taken at once; what else is needed is awaited from those
+// who have been told (divide), or taken as well if it is urgent.
+func (c *Coordinator) reclaim(bytes int64, urgent bool) {
+	n := segments(bytes + segmentSize - 1)
+	list := c.list()
+	// Those that are farthest above their targets first.
+	slices.SortStableFunc(list, func(a, b *session) int { return cmp.Compare(b.count-b.target, a.count-a.target) })
+	for _, s := range list {
+		n -= c.takeEmpty(s, n)
+	}
+	if !urgent {
+		return
+	}
+	for _, s := range list {
+		if n <= 0 {
+			return
+		}
+		n -= c.takeFrom(s, min(n, max(s.count-s.target, 0)))
+	}
+	for _, s := range list {
+		if n <= 0 {
+			return
+		}
+		n -= c.takeFrom(s, min(n, s.count))
+	}
+}
+
+// takeEmpty takes up to n segments that a client says are empty.
+func (c *Coordinator) takeEmpty(s *session, n int) (taken int) {
+	for i := 0; i < len(s.granted) && taken < n; i++ {
+		// Its last empty ones are those that it is about to write to.
+		if s.granted[i] && s.ctl.Rank(uint32(i)) >= wire.RankFree && segments(s.report.Free) > 4+taken {
+			s.take(uint32(i))
+			taken++
+		}
+	}
+	c.took(s, taken)
+	return taken
+}
+
+// takeFrom takes n segments directly: empty ones, then the coldest.
+func (c *Coordinator) takeFrom(s *session, n int) int {
+	type candidate struct {
+		seg  uint32
+		rank uint64
+	}
+	var list []candidate
+	for i, ok := range s.granted {
+		if ok {
+			rank := s.ctl.Rank(uint32(i))
+			if rank >= wire.RankFree {
+				rank = 0
+			} else {
+				rank++
+			}
+			list = append(list, candidate{uint32(i), rank})
+		}
+	}
+	slices.SortFunc(list, func(a, b candidate) int { return cmp.Compare(a.rank, b.rank) })
+	n = min(n, len(list))
+	// All generations first: from then on nobody waits for the punching.
+	for _, x := range list[:max(n, 0)] {
+		s.ctl.Revoke(x.seg)
+	}
+	for _, x := range list[:max(n, 0)] {
+		s.take(x.seg)
+	}
+	c.took(s, n)
+	return max(n, 0)
+}
+
+func (c *Coordinator) took(s *session, n int) {
+	if n <= 0 {
+		return
+	}
+	c.stats.Direct += uint64(n)
+	s.send(wire.KindRevoked, wire.Revoked{Segments: n})
+}
+
+// audit compares what exists with what was granted. A reader that was
+// overtaken by a revocation makes a few pages exist again, so the rest is
+// punched again; a client that makes much of it exist again and again is
+// ended.
+func (c *Coordinator) audit() {
+	for _, s := range c.sessions {
+		if s.gone {
+			continue
+		}
+		undone := 0
+		for i, ok := range s.granted {
+			if !ok && s.ctl.Revoke(uint32(i)) {
+				undone++ // its owner undid our revocation
+			}
+		}
+		excess := s.resident - int64(s.count)*segmentSize
+		if excess <= 0 && undone == 0 {
+			s.violations = 0
+			continue
+		}
+		c.stats.Audits++
+		for i, ok := range s.granted {
+			if !ok {
+				_ = s.memory.Punch(i*segmentSize, segmentSize)
+			}
+		}
+		if excess > tolerated {
+			s.violations++
+		}
+		if s.violations >= maxViolations {
+			c.cfg.Logger.Warn("a client keeps memory that was taken from it, and is ended",
+				"client", s.id, "name", s.hello.Name, "pid", s.peer.PID, "excess", excess)
+			s.end(true)
+			s.gone = true
+			c.stats.Ended++
+			s.conn.Close()
+		}
+		s.measure()
+	}
+}
+
+const (
+	tolerated     = 64 << 20 // what readers in flight may have touched
+	maxViolations = 3
+)

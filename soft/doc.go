@@ -1,0 +1,90 @@
+// Package soft keeps what can be rebuilt in memory that nobody needs at the
+// moment, and survives that memory being taken away at any instruction. It is
+// Midas (Qiao et al., NSDI '24) for Go, without its kernel module.
+//
+// A [Heap] is the soft memory of a process. It serves containers: [Map] and
+// [Pool] (a map with a reconstructor), [Pointers], [Array], [Queue], and the
+// block cache for files, [Blocks]. Alone, a heap has a fixed budget; with a
+// coordinator (the package soft/coordinator, the command polder coordinator)
+// it fills whatever memory is idle on the host and gives it back at once.
+//
+// # How it is laid out
+//
+// Soft memory is an array of 2 MiB segments. Each segment has a generation
+// word, in a table that a coordinator shares: even while the segment may be
+// used, odd while it may not. A segment is filled from front to back by one
+// appender, then sealed, then emptied by the evacuator (what is hot is copied
+// into another log, the rest is dropped) and given a new life by raising its
+// generation by two. A coordinator that needs memory raises the generation by
+// one and then punches the pages away; it asks nobody.
+//
+// An object is named by exactly one slot, in ordinary memory that cannot
+// vanish: a map's bucket, an array's cell, a pointer's cell. The slot holds a
+// word: segment, generation, offset. Every object's header names its owner and
+// the reference of its slot within the owner (figure 5's reverse pointer).
+//
+// # Why no reader can return bytes of a revoked or recycled segment
+//
+// A read loads a word out of a slot, loads the segment's generation g1 and
+// gives up unless it is even and the one in the word; copies the bytes; loads
+// the generation again, g2; and answers only if g1 = g2. Then:
+//
+//  1. Generations only grow, so from g1 to g2 the generation was g1 throughout.
+//     Every revocation raises the generation before it punches, and every
+//     recycling raises it before the segment can be opened for writing. So
+//     between the two loads the segment was neither punched nor reopened.
+//  2. Nobody but the one appender that has a segment open writes into it, and
+//     each byte is written once. A segment is opened again only after that
+//     appender has closed it, whoever revoked it meanwhile: the list of
+//     segments (segmentList) moves an open segment nowhere. So there are no
+//     late writers: a store through a pointer, a map or an array never writes
+//     in place, but appends a new object and swings the slot.
+//  3. A word gets into a slot only after its object has been written, and the
+//     slot is an atomic word. So the bytes between g1 and g2 are those of the
+//     object that the word names, whole.
+//
+// The word holds 22 of the generation's bits. For a stale word to pass, the
+// segment would have to be recycled 4,194,304 times between the load of the
+// word and the load of g1, two instructions apart; the second check compares
+// all 64 bits.
+//
+// Headers and keys are read before they are proved. Nothing is computed from
+// them that could leave the segment ([header.fits]), and nothing is concluded
+// from them before the proof.
+//
+// Readers write nothing into soft memory. Hotness counters and dead bits lie
+// beside it, so that a reader that is overtaken by a revocation cannot damage
+// what comes after. They are hints: a hotness count may be lost, and an object
+// that is marked dead by mistake is evicted early.
+//
+// A [Ptr] keeps a hint of where its value lay, besides its slot. That a hint is
+// current is proved by the dead bit: it is set before the slot is made to name
+// anything else, so a value that is not marked is the one that the slot names.
+//
+// # Why there is no fault guard
+//
+// A page that was punched reads as zeros, which the proof catches; it does not
+// fault. Faults would come only from truncation, which a coordinator uses to
+// end a client that refuses to let go. Measured, a deferred recover costs
+// 2.8 ns a read (7.4 instead of 4.6 for 32 bytes) and is no proof: it let 73
+// torn reads through where the generation let none of 11.9 million. What the
+// punched page costs is that a reader which was overtaken makes it exist again,
+// as zeros; the coordinator measures how much of each memfd exists and punches
+// again.
+//
+// # Concurrency
+//
+// Everything may be used by any number of goroutines unless it says otherwise.
+// Locks are taken in this order:
+//
+//	Queue.mu
+//	  appender.mu       one log's
+//	    evacuator.mu    while segments are emptied
+//	      shard.mu      one shard of a map's index
+//	        larges.mu, flights.mu, pointerTable.mu, owners.mu
+//	          Heap.mu   the list of segments
+//
+// Readers take none of them, except for large values (larges.mu, shared).
+// Atomic and plain accesses to soft memory race by design; that memory is
+// outside of the Go heap and of what the race detector watches.
+package soft

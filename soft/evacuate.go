@@ -1,0 +1,440 @@
+package soft
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// evacuator empties segments: it clears the slots of what is cold, copies
+// what is hot into a log of its own, and gives the segment a new life. It
+// works in the background so as to keep a few segments free, and in the
+// caller's goroutine when there is none.
+//
+// Its three stages are the paper's. Scanning finds how much of a segment is
+// live; the account kept beside each segment says so without reading it.
+// Compaction takes the segment with the least to save. Sorting ranks the rest
+// by the sum of size times hotness, for the coordinator (rank.go).
+//
+// Which segment pays when all are full of live objects: those written lately
+// by mutators (young) are a first-in-first-out queue of a tenth of the
+// memory to begin with, in which an object must be read to be saved; the
+// others (old) are a clock. That is S3-FIFO, with logs for queues, and with a
+// share of the young that adapts.
+type evacuator struct {
+	h  *Heap
+	mu sync.Mutex // held while segments are emptied
+
+	// How many bytes of segments that were written by mutators are kept
+	// before theirs are emptied first.
+	youngShare atomic.Int64
+
+	kick  chan struct{}
+	rank  ranking
+	swept uint64 // lost objects seen by the last sweep
+}
+
+func (e *evacuator) init(h *Heap) {
+	e.h = h
+	e.kick = make(chan struct{}, 1)
+	e.youngShare.Store(h.cfg.Budget / 10)
+}
+
+// low is how many free segments are too few.
+func (e *evacuator) low(granted int) int { return min(2+granted/64, 32) }
+
+func (e *evacuator) wake() {
+	select {
+	case e.kick <- struct{}{}:
+	default:
+	}
+}
+
+// tick is how often the evacuator looks around by itself.
+const tick = 200 * time.Millisecond
+
+func (e *evacuator) run(ctx context.Context) {
+	t := time.NewTicker(tick)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-e.kick:
+		case <-t.C:
+			e.notice()
+			e.rank.refresh(e.h)
+		}
+		for ctx.Err() == nil && e.freeIsLow() {
+			if e.collectOne() != nil {
+				break
+			}
+		}
+	}
+}
+
+func (e *evacuator) freeIsLow() bool {
+	e.h.mu.Lock()
+	defer e.h.mu.Unlock()
+	l := &e.h.list
+	return l.counts[segYoung]+l.counts[segOld] > 0 && len(l.free) < e.low(l.granted())
+}
+
+// collect frees a segment, unless somebody else has meanwhile.
+func (e *evacuator) collect() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.h.mu.Lock()
+	ok := len(e.h.list.free) > 1
+	e.h.mu.Unlock()
+	if ok {
+		return nil
+	}
+	return e.emptyOne()
+}
+
+func (e *evacuator) collectOne() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.emptyOne()
+}
+
+// emptyOne empties one segment, after passing over those that are not worth
+// it: what must be saved is aged instead of copied, and the next ones have to
+// be hotter to be saved.
+//
+// Preconditions: e.mu is held.
+func (e *evacuator) emptyOne() error {
+	for tries := 0; ; tries++ {
+		seg, from, ok := e.choose()
+		if !ok {
+			if e.retireRevoked() > 0 {
+				continue
+			}
+			return ErrNoMemory
+		}
+		v := victim{e: e, seg: seg, gen: e.h.ctl.Generation(seg), end: e.h.end(seg)}
+		if e.h.isGone(seg) {
+			e.retire(seg)
+			continue
+		}
+		switch {
+		case from == segTaken: // sparse: save all of it
+			v.keep = -1
+		case from == segYoung:
+			v.young = true
+		case from == segOld:
+			v.keep = min(tries/8, hottest)
+			if tries < 24 && e.passOver(&v) {
+				e.h.mu.Lock()
+				e.h.list.set(seg, segOld)
+				e.h.list.old.push(seg)
+				e.h.mu.Unlock()
+				continue
+			}
+		}
+		v.empty()
+		e.retire(seg)
+		return nil
+	}
+}
+
+// choose takes the segment to empty: a sparse one if there is any (then the
+// returned state is segTaken), else the oldest of the queue that is too long.
+func (e *evacuator) choose() (seg uint32, from segmentState, ok bool) {
+	h := e.h
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	l := &h.list
+	e.bound()
+	best, bestGranules := uint32(0), uint32(segGranules/3)
+	for _, q := range []*queue{&l.young, &l.old} {
+		q.each(func(s uint32) bool {
+			if g := live(h.live[s].Load()).granules(); g < bestGranules {
+				best, bestGranules, ok = s, g, true
+			}
+			return bestGranules > 0
+		})
+	}
+	if ok {
+		if !l.young.remove(best) {
+			l.old.remove(best)
+		}
+		l.set(best, segTaken)
+		return best, segTaken, true
+	}
+	q, from := &l.old, segOld
+	if y := l.young.len(); int64(y)*SegmentSize > e.youngShare.Load() || l.old.len() == 0 {
+		q, from = &l.young, segYoung
+	}
+	seg, ok = q.pop()
+	if ok {
+		l.set(seg, segTaken)
+	}
+	return seg, from, ok
+}
+
+// shift makes the share of the young larger, or smaller, by n bytes.
+func (e *evacuator) shift(n int64, young bool) {
+	if !young {
+		n = -n
+	}
+	e.youngShare.Add(n)
+}
+
+// bound keeps the share of the young between a fiftieth and nine tenths of
+// the memory.
+//
+// Preconditions: Heap.mu is held.
+func (e *evacuator) bound() {
+	total := int64(e.h.list.granted()) * SegmentSize
+	share := e.youngShare.Load()
+	if in := min(max(share, total/50), total*9/10); in != share {
+		e.youngShare.Add(in - share)
+	}
+}
+
+// passOver ages a segment in which nearly everything would be saved, and
+// reports whether it did.
+func (e *evacuator) passOver(v *victim) bool {
+	var saved uint32
+	v.walk(func(w word, hd header) bool {
+		if v.worth(w, hd) > v.keep {
+			saved += granulesFor(int(hd.size))
+		}
+		return true
+	})
+	if saved < segGranules*7/8 {
+		return false
+	}
+	hot := e.h.hot[int(v.seg)*hotPerSeg : (int(v.seg)+1)*hotPerSeg]
+	for i, n := range hot {
+		if n > 0 {
+			hot[i] = n - 1
+		}
+	}
+	return true
+}
+
+func (h *Heap) end(seg uint32) uint32 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.list.end[seg]
+}
+
+// retire ends a segment's life: its account is closed, and it becomes free,
+// or goes away if it was revoked meanwhile.
+//
+// Preconditions: e.mu is held; the segment is in none of the queues.
+func (e *evacuator) retire(seg uint32) {
+	h := e.h
+	recycled := h.ctl.Recycle(seg)
+	l := live(h.live[seg].Swap(0))
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if l.objects() > 0 { // revoked with them, or nobody's: see Heap.place
+		h.count.lostObjects.Add(uint64(l.objects()))
+		h.count.lostBytes.Add(uint64(l.granules()) * granule)
+	}
+	if recycled {
+		h.ctl.SetRank(seg, rankFree)
+		h.list.pushFree(seg)
+		return
+	}
+	h.list.set(seg, segAway)
+	h.count.revoked.Add(1)
+}
+
+// retireRevoked strikes out sealed and free segments that have been revoked
+// and returns how many there were.
+//
+// Preconditions: e.mu is held.
+func (e *evacuator) retireRevoked() int {
+	h := e.h
+	var gone []uint32
+	h.mu.Lock()
+	for _, q := range []*queue{&h.list.young, &h.list.old} {
+		q.each(func(seg uint32) bool {
+			if h.isGone(seg) {
+				gone = append(gone, seg)
+			}
+			return true
+		})
+	}
+	free := h.list.free[:0]
+	n := 0
+	for _, seg := range h.list.free {
+		if h.ctl.Granted(seg) {
+			free = append(free, seg)
+			continue
+		}
+		h.list.set(seg, segAway)
+		h.count.revoked.Add(1)
+		n++
+	}
+	h.list.free = free
+	for _, seg := range gone {
+		if !h.list.young.remove(seg) {
+			h.list.old.remove(seg)
+		}
+		h.list.set(seg, segTaken)
+	}
+	h.mu.Unlock()
+	for _, seg := range gone {
+		h.huge[seg].Store(false)
+		e.retire(seg)
+	}
+	return n + len(gone)
+}
+
+// isGone reports whether a sealed segment has been revoked since it was
+// written, even if it has been granted again.
+func (h *Heap) isGone(seg uint32) bool {
+	gen := h.ctl.Generation(seg)
+	return gen&1 != 0 || live(h.live[seg].Load()).gen() != gen>>1&liveGen
+}
+
+// notice strikes out what was revoked, takes in what was granted, and clears
+// the slots of objects that are gone.
+func (e *evacuator) notice() {
+	h := e.h
+	for i := range h.append { // before e.mu: an appender's lock comes first
+
+		a := &h.append[i]
+		a.mu.Lock()
+		if a.open && h.ctl.Generation(a.seg) != a.gen {
+			h.closeLog(a, segYoung)
+		}
+		a.mu.Unlock()
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if s := &h.survive; s.open && h.ctl.Generation(s.seg) != s.gen {
+		h.closeLog(s, segOld)
+	}
+	e.retireRevoked()
+	h.takeGranted()
+	if n := h.count.lostObjects.Load(); n != e.swept {
+		e.swept = n
+		for _, o := range h.owners.all() {
+			if o.owner != nil {
+				o.owner.sweep()
+			}
+		}
+	}
+}
+
+// victim is a segment that is being emptied.
+type victim struct {
+	e    *evacuator
+	seg  uint32
+	gen  uint64
+	end  uint32
+	keep int // what is hotter than this is saved
+
+	young bool // it was written by mutators
+}
+
+// hotness is how often an object was read since it was last aged, up to
+// hottest.
+func (v *victim) hotness(w word) int {
+	return int(v.e.h.hot[int(v.seg)*hotPerSeg+int(w.offset()/hotGranule)])
+}
+
+// worth is an object's hotness with its pool's priority added.
+func (v *victim) worth(w word, hd header) int {
+	return v.hotness(w) + v.e.h.owners.get(hd.owner).prio
+}
+
+// walk visits the objects that are not known to be dead. It stops if the
+// segment is revoked: nothing is passed to f that was not proved.
+func (v *victim) walk(f func(w word, hd header) bool) {
+	h := v.e.h
+	for off := uint32(0); off < v.end; {
+		hd := h.base.header(v.seg, off)
+		loadFence()
+		if h.ctl.Generation(v.seg) != v.gen || !hd.fits(off) {
+			return
+		}
+		w := makeWord(v.seg, v.gen, off, 0)
+		if !h.isDead(w) && !f(w, hd) {
+			return
+		}
+		off += granulesFor(int(hd.size)) * granule
+	}
+}
+
+// empty saves or evicts every object of the segment. What it takes off the
+// segment's account it takes off at the end, at once.
+func (v *victim) empty() {
+	h := v.e.h
+	var settled live
+	v.walk(func(w word, hd header) bool {
+		own := h.owners.get(hd.owner)
+		if own.owner == nil {
+			return true
+		}
+		n := granulesFor(int(hd.size))
+		if v.keep < 0 || v.hotness(w)+own.prio > v.keep {
+			if to, ok := v.save(w, hd); ok {
+				h.setHot(to, max(v.hotness(w)-1, 0))
+				h.markDead(w)
+				if own.owner.swing(hd.ref, w, to) {
+					settled += liveDelta(n)
+					h.count.saved.Add(uint64(n) * granule)
+				} else { // overwritten or deleted meanwhile
+					h.markDead(to)
+					h.release(to, n)
+				}
+				return true
+			}
+		}
+		large := h.largeNamed(w, hd)
+		h.markDead(w)
+		if own.owner.swing(hd.ref, w, 0) {
+			settled += liveDelta(n)
+			h.larges.drop(large)
+			h.count.evictedObjects.Add(1)
+			h.count.evictedBytes.Add(uint64(n) * granule)
+			h.ghosts.add(hd, h.count.evictedBytes.Load(), v.young)
+		}
+		return true
+	})
+	h.settle(v.seg, v.gen, settled)
+}
+
+// save copies an object into the evacuator's log. It fails if there is no
+// room, or if the segment was revoked before the copy was complete.
+func (v *victim) save(w word, hd header) (word, bool) {
+	h := v.e.h
+	off := w.offset()
+	src := h.base.bytes(v.seg, off+headerSize, hd.size)
+	to, err := h.placeIn(&h.survive, segOld, hd, src)
+	if err != nil {
+		return 0, false
+	}
+	loadFence()
+	if h.ctl.Generation(v.seg) != v.gen {
+		h.markDead(to)
+		h.release(to, granulesFor(int(hd.size)))
+		return 0, false
+	}
+	return to, true
+}
+
+func (h *Heap) setHot(w word, n int) {
+	h.hot[int(w.segment())*hotPerSeg+int(w.offset()/hotGranule)] = byte(n)
+}
+
+// touch counts an access to an object. Readers do it with plain loads and
+// stores of a byte: a lost count does not matter, and a store that is late
+// only makes something else a little hotter.
+//
+//polder:hot
+func (h *Heap) touch(w word) {
+	p := &h.hot[int(w.segment())*hotPerSeg+int(w.offset()/hotGranule)]
+	if *p < hottest {
+		*p++
+	}
+}

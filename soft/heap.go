@@ -1,0 +1,220 @@
+package soft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"sync"
+	"sync/atomic"
+)
+
+// Config says how much memory a heap may take and from whom.
+type Config struct {
+	// Budget is how many bytes of soft memory the heap may use while no
+	// coordinator tells it otherwise. It is rounded down to segments of 2 MiB
+	// and must be at least MinBudget. Default 64 MiB.
+	Budget int64
+
+	// Max bounds what a coordinator can grant: it is the address space that is
+	// reserved, which costs nothing until it is used. Default: Budget without
+	// a coordinator, the machine's memory with one.
+	Max int64
+
+	// Coordinator is the path of the coordinator's socket. Empty: the heap
+	// works alone. If nobody listens there, the heap works alone until
+	// somebody does.
+	Coordinator string
+
+	// Name is what the coordinator calls this heap in its reports. Default:
+	// the program's name.
+	Name string
+
+	// Weight is the importance of this heap beside the others, as nice is
+	// for processor time. Default 1. A coordinator may ignore it.
+	Weight float64
+
+	// Utility, if set, is what the heap reports as its performance (the more,
+	// the better) in place of the time spent rebuilding. It is called about
+	// once a second and must not block.
+	Utility func() float64
+
+	// Workers, if set, is how many requests the program works on at a time.
+	// With it the coordinator can tell what memory does to throughput, not
+	// only how much rebuilding it saves.
+	Workers int
+
+	// Logger receives what the operator should know. Default: slog.Default.
+	Logger *slog.Logger
+}
+
+// MinBudget is the least that a heap can work with: an open segment for each
+// of its appenders and something to evict.
+const MinBudget = minSegments * SegmentSize
+
+const minSegments = 8
+
+// Heap is the soft memory of a process. Its methods may be called by any
+// number of goroutines. A heap serves many containers, and gives its memory
+// to whichever of them uses it most.
+type Heap struct {
+	*store
+	cfg    Config
+	log    *slog.Logger
+	ghosts ghosts
+	curve  sampler
+	count  counters
+
+	live []atomic.Uint64 // one account a segment
+
+	owners owners
+	larges larges
+
+	append  []appender // one of them is taken by what is appended
+	survive appender   // for what the evacuator saves; under evac.mu
+	evac    evacuator
+
+	mu   sync.Mutex // leaf: no other lock is taken under it
+	list segmentList
+
+	closing  context.CancelFunc
+	closed   atomic.Bool
+	done     sync.WaitGroup
+	client   *client // nil without a coordinator
+	profiles profiler
+}
+
+// ErrClosed is what a closed heap answers.
+var ErrClosed = errors.New("the heap is closed")
+
+// Open makes a heap. It fails if the configuration is wrong or the address
+// space cannot be had; a coordinator that does not answer is no failure.
+func Open(cfg Config) (*Heap, error) {
+	if err := cfg.complete(); err != nil {
+		return nil, fmt.Errorf("cannot open a heap: %w", err)
+	}
+	s, err := newStore(int(cfg.Max/SegmentSize), cfg.Coordinator != "")
+	if err != nil {
+		return nil, fmt.Errorf("cannot open a heap: %w", err)
+	}
+	return newHeap(cfg, s), nil
+}
+
+// newHeap makes a heap of a complete configuration and its memory.
+func newHeap(cfg Config, s *store) *Heap {
+	h := &Heap{store: s, cfg: cfg, log: cfg.Logger}
+	h.live = make([]atomic.Uint64, s.n)
+	h.list.init(s.n, int(cfg.Budget/SegmentSize))
+	h.ghosts.init(int(cfg.Max / 512))
+	if cfg.Coordinator != "" { // nobody else asks for the curve
+		h.curve.init(cfg.Max)
+	}
+	h.append = make([]appender, appenders())
+	h.larges.init(h)
+	h.profiles.init()
+	for i := range int(cfg.Budget / SegmentSize) {
+		s.ctl.Grant(uint32(i))
+		h.list.free = append(h.list.free, uint32(i))
+	}
+	runtime.AddCleanup(h, func(s *store) { _ = s.close() }, s)
+
+	ctx, cancel := context.WithCancel(context.Background())
+	h.closing = cancel
+	h.evac.init(h)
+	if cfg.Coordinator != "" {
+		h.client = newClient(h)
+		h.done.Go(func() { h.client.run(ctx) })
+	}
+	h.done.Go(func() { h.evac.run(ctx) })
+	return h
+}
+
+func (c *Config) complete() error {
+	if c.Budget == 0 {
+		c.Budget = 64 << 20
+	}
+	if c.Budget < MinBudget {
+		return fmt.Errorf("the budget is %d bytes: want at least %d", c.Budget, int64(MinBudget))
+	}
+	c.Budget = c.Budget / SegmentSize * SegmentSize
+	if c.Max == 0 {
+		c.Max = c.Budget
+		if c.Coordinator != "" {
+			c.Max = max(c.Budget, totalMemory())
+		}
+	}
+	if c.Max < c.Budget {
+		return fmt.Errorf("the maximum is %d bytes: want at least the budget, %d", c.Max, c.Budget)
+	}
+	c.Max = min(c.Max, maxSegments*SegmentSize) / SegmentSize * SegmentSize
+	if c.Weight == 0 {
+		c.Weight = 1
+	}
+	if !(c.Weight > 0) || c.Weight > 1e6 {
+		return fmt.Errorf("the weight is %v: want more than 0 and at most a million", c.Weight)
+	}
+	if c.Workers < 0 {
+		return fmt.Errorf("the number of workers is %d: want at least 0", c.Workers)
+	}
+	if c.Name == "" {
+		c.Name = programName()
+	}
+	if len(c.Name) > 64 {
+		return fmt.Errorf("the name is %d bytes long: want at most 64", len(c.Name))
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	return nil
+}
+
+// Close gives the memory back and ends the heap's goroutines. Reads that are
+// under way, and all that come later, miss; writes fail with ErrClosed.
+// Closing twice is a no-op.
+func (h *Heap) Close() error {
+	if h.closed.Swap(true) {
+		return nil
+	}
+	h.closing()
+	h.done.Wait()
+	var errs []error
+	for seg := range uint32(h.n) {
+		if h.ctl.Revoke(seg) {
+			errs = append(errs, h.discard(seg))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// SetBudget changes what a heap without a coordinator may use. To shrink, it
+// evicts what is least used, and returns when the memory is given back.
+func (h *Heap) SetBudget(bytes int64) error {
+	if bytes < MinBudget || bytes > h.cfg.Max {
+		return fmt.Errorf("cannot set a budget of %d bytes: want %d to %d", bytes, int64(MinBudget), h.cfg.Max)
+	}
+	if h.client != nil {
+		return errors.New("cannot set a budget: the coordinator does")
+	}
+	if h.closed.Load() {
+		return ErrClosed
+	}
+	return h.resize(int(bytes / SegmentSize))
+}
+
+// Budget returns how many bytes the heap may use now.
+func (h *Heap) Budget() int64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return int64(h.list.granted()) * SegmentSize
+}
+
+// appenders is how many logs are written at once: enough that processors
+// seldom meet, few enough that half-filled segments do not matter.
+func appenders() int {
+	n := 1
+	for n < runtime.GOMAXPROCS(0) && n < 16 {
+		n *= 2
+	}
+	return n
+}

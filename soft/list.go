@@ -1,0 +1,111 @@
+package soft
+
+// segmentList is who has which segment. It is guarded by Heap.mu.
+//
+// A segment is in exactly one place: free, open (an appender has it), young
+// (sealed, written by appenders), old (sealed, written by the evacuator),
+// taken by the evacuator, or away (not granted). The lists young and old are
+// in the order in which they were sealed.
+type segmentList struct {
+	state  []segmentState
+	end    []uint32 // of a sealed segment's log
+	free   []uint32
+	young  queue
+	old    queue
+	counts [segmentStates]int
+	target int // how many segments the heap should have
+}
+
+type segmentState uint8
+
+const (
+	segAway segmentState = iota
+	segFree
+	segOpen
+	segYoung
+	segOld
+	segTaken
+	segmentStates
+)
+
+func (l *segmentList) init(n, granted int) {
+	l.state = make([]segmentState, n)
+	l.end = make([]uint32, n)
+	l.counts[segAway] = n - granted
+	l.counts[segFree] = granted
+	l.target = granted
+	for i := range granted {
+		l.state[i] = segFree
+	}
+}
+
+func (l *segmentList) granted() int { return len(l.state) - l.counts[segAway] }
+
+func (l *segmentList) set(seg uint32, s segmentState) {
+	l.counts[l.state[seg]]--
+	l.state[seg] = s
+	l.counts[s]++
+}
+
+// popFree takes a free segment, leaving at least keep behind.
+func (l *segmentList) popFree(keep int) (uint32, bool) {
+	n := len(l.free)
+	if n <= keep {
+		return 0, false
+	}
+	seg := l.free[n-1]
+	l.free = l.free[:n-1]
+	l.set(seg, segOpen)
+	return seg, true
+}
+
+func (l *segmentList) pushFree(seg uint32) {
+	l.set(seg, segFree)
+	l.free = append(l.free, seg)
+}
+
+// queue is a FIFO of segments from which any one can be struck out.
+type queue struct {
+	items []uint32
+	head  int
+}
+
+func (q *queue) push(seg uint32) {
+	if q.head > 1024 && q.head > len(q.items)/2 {
+		q.items = append(q.items[:0], q.items[q.head:]...)
+		q.head = 0
+	}
+	q.items = append(q.items, seg)
+}
+
+func (q *queue) len() int { return len(q.items) - q.head }
+
+// each visits the queue from its oldest segment until f returns false.
+func (q *queue) each(f func(seg uint32) bool) {
+	for _, seg := range q.items[q.head:] {
+		if !f(seg) {
+			return
+		}
+	}
+}
+
+// pop takes the oldest segment.
+func (q *queue) pop() (uint32, bool) {
+	if q.len() == 0 {
+		return 0, false
+	}
+	seg := q.items[q.head]
+	q.head++
+	return seg, true
+}
+
+// remove strikes a segment out, wherever it is.
+func (q *queue) remove(seg uint32) bool {
+	for i := q.head; i < len(q.items); i++ {
+		if q.items[i] == seg {
+			q.items = append(q.items[:i], q.items[i+1:]...)
+			return true
+		}
+	}
+	return false
+}

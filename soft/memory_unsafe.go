@@ -1,0 +1,81 @@
+package soft
+
+import (
+	"sync/atomic"
+	"unsafe"
+)
+
+// base is the address of a heap's first segment. The memory behind it may
+// become zero at any instruction; it never faults, because it is mapped for
+// as long as the heap is reachable and its size is sealed against growth and
+// only ever cut by a coordinator that means to end this process.
+type base struct{ p unsafe.Pointer }
+
+func baseOf(b []byte) base { return base{unsafe.Pointer(unsafe.SliceData(b))} }
+
+// at returns the address of a byte of a segment.
+//
+// Preconditions: seg and off are within the heap.
+func (b base) at(seg, off uint32) unsafe.Pointer {
+	return unsafe.Add(b.p, uintptr(seg)*SegmentSize+uintptr(off))
+}
+
+// bytes views n bytes of a segment. What they say must be proved after use.
+func (b base) bytes(seg, off, n uint32) []byte {
+	return unsafe.Slice((*byte)(b.at(seg, off)), n)
+}
+
+// header reads an object's header. What it says must be proved after use.
+func (b base) header(seg, off uint32) header {
+	p := (*[2]uint64)(b.at(seg, off))
+	return parseHeader(p[0], p[1])
+}
+
+func (b base) putHeader(seg, off uint32, h header) {
+	p := (*[2]uint64)(b.at(seg, off))
+	p[0], p[1] = h.words()
+}
+
+func (b base) load64(seg, off uint32) uint64 { return *(*uint64)(b.at(seg, off)) }
+
+// words is memory viewed as atomic words.
+type words []atomic.Uint64
+
+func asWords(b []byte) words {
+	return unsafe.Slice((*atomic.Uint64)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/8)
+}
+
+// bytesOf views a value without pointers as its bytes.
+//
+// Preconditions: T passed checkPlain.
+func bytesOf[T any](v *T) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(v)), unsafe.Sizeof(*v))
+}
+
+// copyOut copies a value out of a segment. What it says must be proved.
+//
+// Preconditions: T passed checkPlain; seg and off are within the heap and so
+// are the bytes of T from there.
+func copyOut[T any](b base, seg, off uint32, dst *T) { *dst = *(*T)(b.at(seg, off)) }
+
+// bytesOfString views a string as bytes, which must not be written.
+func bytesOfString(s string) []byte { return unsafe.Slice(unsafe.StringData(s), len(s)) }
+
+// stringOf makes a string of bytes that nobody will write any more.
+func stringOf(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
+
+func sizeOf[T any]() int { var v T; return int(unsafe.Sizeof(v)) }
+
+// reinterpret views a value as another type of the same size.
+//
+// Preconditions: A and B are the same type, known by a kind that was looked
+// up once.
+func reinterpret[A, B any](a *A) *B { return (*B)(unsafe.Pointer(a)) }
+
+// alignedBuffer returns n bytes at an address that direct input and output
+// accepts.
+func alignedBuffer(n int) []byte {
+	b := make([]byte, n+directAlign)
+	skip := -uintptr(unsafe.Pointer(unsafe.SliceData(b))) % directAlign
+	return b[skip : int(skip)+n : int(skip)+n]
+}

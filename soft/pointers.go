@@ -1,0 +1,447 @@
+package soft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Pointers is the paper's soft memory pool: it makes pointers to values of T
+// that may vanish, and rebuilds what has vanished out of an argument of type
+// A. Its methods may be called by any number of goroutines.
+type Pointers[T, A any] struct {
+	h       *Heap
+	table   *pointerTable
+	rebuild func(ctx context.Context, arg A) (T, error)
+	flights flights[uint64, T]
+}
+
+// NewPointers makes a pool of pointers. T must not hold Go pointers. Rebuild
+// may be nil if only Load is used.
+func NewPointers[T, A any](h *Heap, rebuild func(context.Context, A) (T, error)) (*Pointers[T, A], error) {
+	if err := checkPlain(reflect.TypeFor[T]()); err != nil {
+		return nil, fmt.Errorf("cannot make soft pointers: %w", err)
+	}
+	if sizeOf[T]() == 0 {
+		return nil, errors.New("cannot make soft pointers to values of size 0")
+	}
+	t := &pointerTable{h: h}
+	id, ok := h.owners.add(t, 0)
+	if !ok {
+		return nil, errOwners
+	}
+	t.id = id
+	return &Pointers[T, A]{h: h, table: t, rebuild: rebuild}, nil
+}
+
+// Owned is what a pointed-to value can own: pointers that are released when
+// the value goes away, whether it is freed, evicted or revoked.
+type Owned interface{ owned() ownedRef }
+
+type ownedRef struct {
+	t   *pointerTable
+	ref uint64
+	tag uint32
+}
+
+// Ptr is a pointer to a value of T in soft memory, the only one there is
+// (compare Shared). Any number of goroutines may use it, but it must not be
+// copied. The zero Ptr points to nothing: Load reports false.
+type Ptr[T any] struct {
+	h    *Heap
+	hint atomic.Uint64 // where the value lay when we last looked
+	ownedRef
+	cell *cell
+}
+
+// Shared is a pointer that shares its value with others: the value is freed
+// with the last of them. It must not be copied, but cloned.
+type Shared[T any] struct{ Ptr[T] }
+
+// Init makes p point to a new value, which owns the given pointers.
+func (s *Pointers[T, A]) Init(p *Ptr[T], v T, own ...Owned) error {
+	if p.h != nil {
+		return errors.New("cannot init a soft pointer that is in use: free it first")
+	}
+	ref, tag, c := s.table.alloc()
+	p.h, p.cell = s.h, c
+	p.ownedRef = ownedRef{s.table, ref, tag}
+	if err := p.Store(v, own...); err != nil {
+		p.Free()
+		return err
+	}
+	return nil
+}
+
+// InitShared is Init for a shared pointer.
+func (s *Pointers[T, A]) InitShared(p *Shared[T], v T, own ...Owned) error {
+	return s.Init(&p.Ptr, v, own...)
+}
+
+// Load copies the value to dst and reports whether it is still there. If it
+// is not, dst holds garbage.
+//
+// The pointer remembers where the value lay. That is proved by the segment's
+// generation before and after the copy, and by the dead bit, which is set
+// before the pointer's cell is made to name anything else; only when either
+// fails does Load look into the cell.
+//
+//polder:hot
+func (p *Ptr[T]) Load(dst *T) bool {
+	w := word(p.hint.Load())
+	if w == 0 || sizeOf[T]() > maxInline {
+		return p.loadSlow(dst)
+	}
+	h := p.h
+	seg := w.segment()
+	gen := h.ctl.Generation(seg)
+	if w.alive(gen) && !h.isDead(w) {
+		copyOut(h.base, seg, w.offset()+headerSize, dst)
+		loadFence()
+		if h.ctl.Generation(seg) == gen {
+			h.touch(w)
+			return true
+		}
+	}
+	return p.loadSlow(dst)
+}
+
+//go:noinline
+func (p *Ptr[T]) loadSlow(dst *T) bool {
+	if p.h == nil || !p.t.current(p.ref, p.tag) {
+		return false
+	}
+	if sizeOf[T]() > maxInline {
+		_, ok := loadLarge(p.h, p.cell, dst)
+		return ok
+	}
+	w, ok := loadCell(p.h, p.cell, dst)
+	if ok {
+		p.hint.Store(uint64(w))
+	}
+	return ok
+}
+
+// Store replaces the value and what it owns.
+func (p *Ptr[T]) Store(v T, own ...Owned) error {
+	if p.h == nil || !p.t.current(p.ref, p.tag) {
+		return errors.New("cannot store through a soft pointer that points to nothing")
+	}
+	h := p.h
+	if sizeOf[T]() > maxInline {
+		_, _, err := storeCell(h, p.t.id, p.ref, p.cell, bytesOf(&v), false, 0)
+		if err != nil {
+			return err
+		}
+		p.t.own(p.ref, own)
+		return nil
+	}
+	n := granulesFor(sizeOf[T]())
+	w, err := h.place(p.ref, header{size: uint32(sizeOf[T]()), owner: p.t.id, ref: p.ref}, bytesOf(&v))
+	if err != nil {
+		return err
+	}
+	for {
+		old := word(p.cell.Load())
+		if old != 0 {
+			h.markDead(old)
+		}
+		if p.cell.CompareAndSwap(uint64(old), uint64(w)) {
+			if old != 0 {
+				h.release(old, n)
+			}
+			break
+		}
+	}
+	p.hint.Store(uint64(w))
+	if len(own) > 0 || p.t.owning.Load() {
+		p.t.own(p.ref, own)
+	}
+	return nil
+}
+
+// CompareAndSwap replaces the value by new if its bytes are those of old, and
+// reports whether it did. A value that has vanished equals nothing.
+func (p *Ptr[T]) CompareAndSwap(old, new T) (bool, error) {
+	if p.h == nil || !p.t.current(p.ref, p.tag) {
+		return false, nil
+	}
+	for {
+		var v T
+		var w word
+		var ok bool
+		if sizeOf[T]() > maxInline {
+			w, ok = loadLarge(p.h, p.cell, &v)
+		} else {
+			w, ok = loadCell(p.h, p.cell, &v)
+		}
+		if !ok || string(bytesOf(&v)) != string(bytesOf(&old)) {
+			return false, nil
+		}
+		to, ok, err := storeCell(p.h, p.t.id, p.ref, p.cell, bytesOf(&new), true, w)
+		if err != nil {
+			return false, err
+		}
+		if ok {
+			p.hint.Store(uint64(to))
+			return true, nil
+		}
+	}
+}
+
+// Free releases the value and what it owns; of a Shared, only this reference.
+// Freeing a pointer to nothing is a no-op. It must not race with other uses
+// of p.
+func (p *Ptr[T]) Free() {
+	if p.h == nil {
+		return
+	}
+	r := p.ownedRef
+	p.h, p.cell, p.ownedRef = nil, nil, ownedRef{}
+	p.hint.Store(0)
+	r.t.drop([]ownedRef{r})
+}
+
+func (p *Ptr[T]) owned() ownedRef { return p.ownedRef }
+
+// CloneTo makes q another pointer to the same value.
+func (p *Shared[T]) CloneTo(q *Shared[T]) error {
+	if q.h != nil {
+		return errors.New("cannot clone to a soft pointer that is in use: free it first")
+	}
+	if p.h == nil || !p.t.addRef(p.ref, p.tag) {
+		return errors.New("cannot clone a soft pointer that points to nothing")
+	}
+	q.h, q.cell, q.ownedRef = p.h, p.cell, p.ownedRef
+	q.hint.Store(p.hint.Load())
+	return nil
+}
+
+// Read copies the value out, and rebuilds it from arg if it has vanished:
+// once, however many goroutines ask.
+func (s *Pointers[T, A]) Read(ctx context.Context, p *Ptr[T], arg A) (T, error) {
+	var v T
+	if p.Load(&v) {
+		return v, nil
+	}
+	if s.rebuild == nil {
+		return v, ErrNoRebuild
+	}
+	return s.flights.do(ctx, p.ref, func(ctx context.Context, f *flight[T]) (T, error) {
+		if p.Load(&v) {
+			return v, nil
+		}
+		start := time.Now()
+		v, err := s.rebuild(ctx, arg)
+		s.h.rebuilt(time.Since(start), 1)
+		if err != nil {
+			return v, fmt.Errorf("cannot rebuild a soft value: %w", err)
+		}
+		// A store that came meanwhile wins: it is newer than what we rebuilt.
+		if w := word(p.cell.Load()); w == 0 || !w.alive(s.h.ctl.Generation(w.segment())) {
+			to, ok, err := storeCell(s.h, p.t.id, p.ref, p.cell, bytesOf(&v), true, w)
+			if err == nil && ok {
+				p.hint.Store(uint64(to))
+			}
+		}
+		return v, nil
+	})
+}
+
+// ReadShared is Read for a shared pointer.
+func (s *Pointers[T, A]) ReadShared(ctx context.Context, p *Shared[T], arg A) (T, error) {
+	return s.Read(ctx, &p.Ptr, arg)
+}
+
+// Close frees every pointer of the pool.
+func (s *Pointers[T, A]) Close() {
+	s.table.close()
+}
+
+// pointerTable holds the cells of a pool's pointers, in chunks that never
+// move, and who owns whom.
+type pointerTable struct {
+	h      *Heap
+	id     uint16
+	chunks atomic.Pointer[[]*pointerChunk]
+	owning atomic.Bool // anybody owns anything
+
+	mu       sync.Mutex // leaf
+	free     []uint64
+	next     uint64
+	children map[uint64][]ownedRef
+}
+
+const chunkCells = 4096
+
+type pointerChunk struct {
+	cells [chunkCells]cell
+	meta  [chunkCells]atomic.Uint64 // incarnation (32) | references (32)
+}
+
+func (t *pointerTable) at(ref uint64) (*cell, *atomic.Uint64) {
+	chunks := t.chunks.Load()
+	if chunks == nil || ref/chunkCells >= uint64(len(*chunks)) {
+		return nil, nil
+	}
+	c := (*chunks)[ref/chunkCells]
+	return &c.cells[ref%chunkCells], &c.meta[ref%chunkCells]
+}
+
+func (t *pointerTable) alloc() (ref uint64, tag uint32, c *cell) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if n := len(t.free); n > 0 {
+		ref = t.free[n-1]
+		t.free = t.free[:n-1]
+	} else {
+		ref = t.next
+		t.next++
+		if ref%chunkCells == 0 {
+			var chunks []*pointerChunk
+			if p := t.chunks.Load(); p != nil {
+				chunks = append(chunks, *p...)
+			}
+			chunks = append(chunks, new(pointerChunk))
+			t.chunks.Store(&chunks)
+		}
+	}
+	c, meta := t.at(ref)
+	tag = uint32(meta.Load() >> 32)
+	meta.Add(1)
+	return ref, tag, c
+}
+
+// current reports whether a pointer's cell is still that pointer's.
+func (t *pointerTable) current(ref uint64, tag uint32) bool {
+	_, meta := t.at(ref)
+	if meta == nil {
+		return false
+	}
+	m := meta.Load()
+	return uint32(m>>32) == tag && uint32(m) > 0
+}
+
+func (t *pointerTable) addRef(ref uint64, tag uint32) bool {
+	_, meta := t.at(ref)
+	for {
+		m := meta.Load()
+		if uint32(m>>32) != tag || uint32(m) == 0 {
+			return false
+		}
+		if meta.CompareAndSwap(m, m+1) {
+			return true
+		}
+	}
+}
+
+// own makes a value own others in place of those that it owned.
+func (t *pointerTable) own(ref uint64, own []Owned) {
+	old := t.disown(ref)
+	if len(own) > 0 {
+		t.owning.Store(true)
+		refs := make([]ownedRef, len(own))
+		for i, o := range own {
+			refs[i] = o.owned()
+		}
+		t.mu.Lock()
+		if t.children == nil {
+			t.children = make(map[uint64][]ownedRef)
+		}
+		t.children[ref] = refs
+		t.mu.Unlock()
+	}
+	t.drop(old)
+}
+
+func (t *pointerTable) disown(ref uint64) []ownedRef {
+	if !t.owning.Load() {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	old := t.children[ref]
+	delete(t.children, ref)
+	return old
+}
+
+// drop gives references up, and whatever was owned by what nobody refers to
+// any more.
+func (t *pointerTable) drop(list []ownedRef) {
+	for len(list) > 0 {
+		r := list[len(list)-1]
+		list = list[:len(list)-1]
+		c, meta := r.t.at(r.ref)
+		for {
+			m := meta.Load()
+			if uint32(m>>32) != r.tag || uint32(m) == 0 {
+				break // freed by somebody else already
+			}
+			if uint32(m) > 1 {
+				if meta.CompareAndSwap(m, m-1) {
+					break
+				}
+				continue
+			}
+			if !meta.CompareAndSwap(m, uint64(r.tag+1)<<32) {
+				continue
+			}
+			dropCell(r.t.h, c)
+			list = append(list, r.t.disown(r.ref)...)
+			r.t.mu.Lock()
+			r.t.free = append(r.t.free, r.ref)
+			r.t.mu.Unlock()
+			break
+		}
+	}
+}
+
+func (t *pointerTable) swing(ref uint64, from, to word) bool {
+	c, _ := t.at(ref)
+	if c == nil || !c.CompareAndSwap(uint64(from), uint64(to)) {
+		return false
+	}
+	if to == 0 {
+		t.drop(t.disown(ref))
+	}
+	return true
+}
+
+func (t *pointerTable) holdsLarge(ref uint64, id largeID) bool {
+	c, _ := t.at(ref)
+	return c != nil && cellHoldsLarge(t.h, c, id)
+}
+
+func (t *pointerTable) sweep() {
+	t.each(func(ref uint64, c *cell) {
+		if sweepCell(t.h, c) {
+			t.drop(t.disown(ref))
+		}
+	})
+}
+
+func (t *pointerTable) each(f func(ref uint64, c *cell)) {
+	chunks := t.chunks.Load()
+	if chunks == nil {
+		return
+	}
+	for i, c := range *chunks {
+		for j := range c.cells {
+			f(uint64(i*chunkCells+j), &c.cells[j])
+		}
+	}
+}
+
+func (t *pointerTable) close() {
+	t.each(func(ref uint64, c *cell) {
+		_, meta := t.at(ref)
+		if m := meta.Load(); uint32(m) > 0 && meta.CompareAndSwap(m, uint64(uint32(m>>32)+1)<<32) {
+			dropCell(t.h, c)
+		}
+	})
+	t.h.owners.remove(t.id)
+}

@@ -1,0 +1,282 @@
+package soft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+)
+
+func newPointers[T any](t testing.TB, h *Heap, f func(context.Context, int) (T, error)) *Pointers[T, int] {
+	t.Helper()
+	p, err := NewPointers(h, f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func TestPtrLoadsWhatWasStored(t *testing.T) {
+	h := open(t, 8)
+	pool := newPointers[[4]uint64](t, h, nil)
+	ptrs := make([]Ptr[[4]uint64], 10000)
+	for i := range ptrs {
+		if err := pool.Init(&ptrs[i], [4]uint64{uint64(i)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range ptrs {
+		var v [4]uint64
+		if !ptrs[i].Load(&v) || v[0] != uint64(i) {
+			t.Fatalf("pointer %d: got %v", i, v)
+		}
+	}
+	if err := ptrs[3].Store([4]uint64{33}); err != nil {
+		t.Fatal(err)
+	}
+	if ok, err := ptrs[3].CompareAndSwap([4]uint64{3}, [4]uint64{4}); ok || err != nil {
+		t.Fatalf("swapped against a wrong value: %v, %v", ok, err)
+	}
+	if ok, err := ptrs[3].CompareAndSwap([4]uint64{33}, [4]uint64{34}); !ok || err != nil {
+		t.Fatalf("not swapped: %v, %v", ok, err)
+	}
+	var v [4]uint64
+	if !ptrs[3].Load(&v) || v[0] != 34 {
+		t.Fatalf("got %v, want 34", v)
+	}
+	for i := range ptrs {
+		ptrs[i].Free()
+		ptrs[i].Free()
+		if ptrs[i].Load(&v) {
+			t.Fatal("a freed pointer answers")
+		}
+	}
+	if s := h.Stats(); s.Objects != 0 {
+		t.Fatalf("%d objects are left", s.Objects)
+	}
+}
+
+func TestPtrIsRebuiltOnceHoweverManyAsk(t *testing.T) {
+	h := open(t, 8)
+	var built atomic.Int32
+	release := make(chan struct{})
+	pool := newPointers(t, h, func(_ context.Context, i int) (uint64, error) {
+		built.Add(1)
+		<-release
+		return uint64(i), nil
+	})
+	var p Ptr[uint64]
+	if err := pool.Init(&p, 1); err != nil {
+		t.Fatal(err)
+	}
+	dropCell(h, p.cell) // as an eviction does
+	var wg sync.WaitGroup
+	for range 16 {
+		wg.Go(func() {
+			if v, err := pool.Read(context.Background(), &p, 7); err != nil || v != 7 {
+				t.Errorf("got %d, %v, want 7", v, err)
+			}
+		})
+	}
+	close(release)
+	wg.Wait()
+	if n := built.Load(); n != 1 {
+		t.Errorf("built %d times, want once", n)
+	}
+	var v uint64
+	if !p.Load(&v) || v != 7 {
+		t.Errorf("what was rebuilt is not kept: %d", v)
+	}
+}
+
+func TestPtrOfLargeValues(t *testing.T) {
+	h := open(t, 32)
+	type big [4 << 20]byte
+	pool := newPointers[big](t, h, nil)
+	v := new(big)
+	for i := range v {
+		v[i] = byte(i >> 8)
+	}
+	var p Ptr[big]
+	if err := pool.Init(&p, *v); err != nil {
+		t.Fatal(err)
+	}
+	w := new(big)
+	if !p.Load(w) || *w != *v {
+		t.Fatal("a large value differs")
+	}
+	p.Free()
+	if s := h.Stats(); s.Objects != 0 {
+		t.Fatalf("%d objects are left", s.Objects)
+	}
+}
+
+func TestSharedFreesWithTheLastReference(t *testing.T) {
+	h := open(t, 8)
+	pool := newPointers[int](t, h, nil)
+	var a, b, c Shared[int]
+	if err := pool.InitShared(&a, 5); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.CloneTo(&b); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.CloneTo(&c); err != nil {
+		t.Fatal(err)
+	}
+	a.Free()
+	b.Free()
+	var v int
+	if !c.Load(&v) || v != 5 {
+		t.Fatalf("got %d, want 5", v)
+	}
+	c.Free()
+	if s := h.Stats(); s.Objects != 0 {
+		t.Fatalf("%d objects are left", s.Objects)
+	}
+	if err := c.CloneTo(&a); err == nil {
+		t.Fatal("a freed pointer was cloned")
+	}
+}
+
+func TestReleasingAParentReleasesWhatItOwns(t *testing.T) {
+	h := open(t, 8)
+	pool := newPointers[[100]byte](t, h, nil)
+	for _, how := range []string{"freed", "evicted", "overwritten"} {
+		var parent, child, grandchild Ptr[[100]byte]
+		var shared Shared[[100]byte]
+		if err := errors.Join(
+			pool.Init(&grandchild, [100]byte{3}),
+			pool.Init(&child, [100]byte{2}, &grandchild),
+			pool.InitShared(&shared, [100]byte{4})); err != nil {
+			t.Fatal(err)
+		}
+		var kept Shared[[100]byte]
+		if err := shared.CloneTo(&kept); err != nil {
+			t.Fatal(err)
+		}
+		if err := pool.Init(&parent, [100]byte{1}, &child, &shared); err != nil {
+			t.Fatal(err)
+		}
+		if s := h.Stats(); s.Objects != 4 { // parent, child, grandchild, shared
+			t.Fatalf("%s: %d objects, want 4", how, s.Objects)
+		}
+		want := int64(1) // what kept refers to
+		switch how {
+		case "freed":
+			parent.Free()
+		case "evicted":
+			w := word(parent.cell.Load())
+			h.markDead(w)
+			if !pool.table.swing(parent.ref, w, 0) {
+				t.Fatal("nothing to evict")
+			}
+			h.release(w, granulesFor(100))
+		case "overwritten":
+			if err := parent.Store([100]byte{2}); err != nil {
+				t.Fatal(err)
+			}
+			want++
+		}
+		if s := h.Stats(); s.Objects != want {
+			t.Errorf("%s: %d objects are left, want %d", how, s.Objects, want)
+		}
+		var v [100]byte
+		if child.Load(&v) {
+			t.Errorf("%s: the child is still there", how)
+		}
+		if !kept.Load(&v) {
+			t.Errorf("%s: what somebody else refers to is gone", how)
+		}
+		kept.Free()
+		parent.Free()
+		if s := h.Stats(); s.Objects != 0 {
+			t.Errorf("%s: %d objects are left at the end", how, s.Objects)
+		}
+	}
+}
+
+func TestLoadAllocatesNothing(t *testing.T) {
+	h := open(t, 8)
+	pool := newPointers[[4]uint64](t, h, nil)
+	var p Ptr[[4]uint64]
+	if err := pool.Init(&p, [4]uint64{1}); err != nil {
+		t.Fatal(err)
+	}
+	var v [4]uint64
+	if n := testing.AllocsPerRun(100, func() { p.Load(&v) }); n != 0 {
+		t.Errorf("Load allocates %v times", n)
+	}
+	if n := testing.AllocsPerRun(100, func() { _ = p.Store(v) }); n != 0 {
+		t.Errorf("Store allocates %v times", n)
+	}
+}
+
+func TestArrayRebuildsFromTheIndex(t *testing.T) {
+	h := open(t, 8)
+	a, err := NewArray(h, 100000, func(_ context.Context, i int) ([100]int32, error) {
+		return [100]int32{int32(i)}, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for round := range 3 {
+		for i := range a.Len() {
+			v, err := a.Read(t.Context(), i)
+			if err != nil || v[0] != int32(i) {
+				t.Fatalf("round %d, element %d: got %d, %v", round, i, v[0], err)
+			}
+		}
+	}
+	if s := h.Stats(); s.Rebuilds <= 100000 {
+		t.Errorf("%d rebuilds of more than fits", s.Rebuilds)
+	}
+	if err := a.Store(5, [100]int32{55}); err != nil {
+		t.Fatal(err)
+	}
+	if ok, err := a.CompareAndSwap(5, [100]int32{55}, [100]int32{56}); !ok || err != nil {
+		t.Fatalf("not swapped: %v, %v", ok, err)
+	}
+	if v, _ := a.Read(t.Context(), 5); v[0] != 56 {
+		t.Fatalf("got %d, want 56", v[0])
+	}
+	a.Close()
+	h.evac.mu.Lock()
+	defer h.evac.mu.Unlock()
+	if s := h.Stats(); s.Objects != 0 {
+		t.Errorf("%d objects are left", s.Objects)
+	}
+}
+
+func TestQueueKeepsOrderAndRebuildsWhatVanished(t *testing.T) {
+	h := open(t, 8)
+	q, err := NewQueue(h, 100, func(_ context.Context, seq uint64) (string, error) {
+		return fmt.Sprintf("rebuilt %d", seq), nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 100 {
+		if _, ok, err := q.Push(fmt.Sprint(i)); !ok || err != nil {
+			t.Fatal(ok, err)
+		}
+	}
+	if _, ok, _ := q.Push("one more"); ok {
+		t.Fatal("a full queue took one more")
+	}
+	dropCell(h, &q.ring.list[3])
+	for i := range 100 {
+		want := fmt.Sprint(i)
+		if i == 3 {
+			want = "rebuilt 3"
+		}
+		if v, ok, err := q.Pop(t.Context()); !ok || err != nil || v != want {
+			t.Fatalf("value %d: got %q, %v, %v, want %q", i, v, ok, err, want)
+		}
+	}
+	if _, ok, _ := q.Pop(t.Context()); ok {
+		t.Fatal("an empty queue answers")
+	}
+}

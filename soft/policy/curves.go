@@ -1,0 +1,224 @@
+package policy
+
+import (
+	"container/heap"
+	"time"
+)
+
+// Curves divides memory by what each application's miss-ratio curve says it
+// would save. The paper's policy learns one point of that curve in each
+// period, by probing; sampled reuse distances say all of it at once, without
+// taking memory from anybody. So the whole division is computed, not climbed
+// to.
+//
+// The division is greedy on the curves' concave hulls, which is optimal for
+// them: the next bytes go to whoever gains most by them. On the hull, a step
+// of a curve (a working set that is worth nothing until all of it fits) is
+// taken as a whole, where climbing would stop in front of it.
+type Curves struct {
+	// Objective is what is maximised. Default: Throughput if every application
+	// says how busy it is, else Saved.
+	Objective Objective
+	// Hysteresis is the relative gain below which nothing moves. Default
+	// 0.01.
+	Hysteresis float64
+	// NoHull takes the curves as they are, not their hulls, to show what the
+	// hull brings.
+	NoHull bool
+
+	target map[uint64]int64
+	base   map[uint64]float64 // what a request takes in which nothing is rebuilt
+	saved  bool               // maximise Saved
+}
+
+// Objective is what Curves maximises.
+type Objective uint8
+
+const (
+	// Auto is Throughput where it can be had, else Saved.
+	Auto Objective = iota
+	// Saved is the paper's: the time spent rebuilding is least.
+	Saved
+	// Throughput is the sum of the applications' throughputs, each in
+	// proportion to what it would be if nothing had to be rebuilt. It needs
+	// App.Busy.
+	Throughput
+)
+
+// Name returns "curves".
+func (*Curves) Name() string { return "curves" }
+
+// Divide implements Policy.
+func (c *Curves) Divide(_ time.Duration, total int64, apps []App) []int64 {
+	c.saved = c.Objective == Saved
+	for i := range apps {
+		c.saved = c.saved || c.Objective == Auto && apps[i].Busy <= 0
+	}
+	gains := make([][]step, len(apps))
+	for i := range apps {
+		c.observe(&apps[i])
+		gains[i] = c.steps(&apps[i])
+	}
+	want := greedy(total, apps, gains)
+	out := fit(total, apps, want)
+
+	// Moving memory costs what has to be rebuilt: not for less than the
+	// hysteresis.
+	if len(c.target) == len(apps) {
+		old := make([]int64, len(apps))
+		same := true
+		for i, a := range apps {
+			t, ok := c.target[a.ID]
+			old[i], same = t, same && ok
+		}
+		old = fit(total, apps, old)
+		if same && c.value(apps, out) < c.value(apps, old)+orDefault(c.Hysteresis, 0.01)*c.scale(apps) {
+			out = old
+		}
+	}
+	c.target = make(map[uint64]int64, len(apps))
+	for i, a := range apps {
+		c.target[a.ID] = out[i]
+	}
+	return out
+}
+
+// worth is what an application achieves with memory.
+func (c *Curves) worth(a *App, memory int64) float64 {
+	saved := a.Curve.At(memory)
+	if c.saved || c.base[a.ID] == 0 || a.Curve.Accesses <= 0 {
+		return a.Weight * saved
+	}
+	// A request takes some time in which nothing is rebuilt, base, whatever
+	// the memory, and with memory m it rebuilds for all - saved(m), both of
+	// which are of the requests, not of how many there are in a second.
+	saved /= a.Curve.Accesses
+	all := a.Curve.Total / a.Curve.Accesses
+	base := c.base[a.ID]
+	return a.Weight * base / (base + max(all-saved, 0))
+}
+
+// observe keeps what a request takes in which nothing is rebuilt.
+func (c *Curves) observe(a *App) {
+	n := a.Hits + a.Misses
+	if a.Busy <= 0 || n <= 0 {
+		return
+	}
+	now := max(a.Busy-a.Rebuild, a.Busy/1000) / n
+	if c.base == nil {
+		c.base = make(map[uint64]float64)
+	}
+	if old, ok := c.base[a.ID]; ok {
+		now = 0.8*old + 0.2*now
+	}
+	c.base[a.ID] = now
+}
+
+func (c *Curves) value(apps []App, memory []int64) (v float64) {
+	for i := range apps {
+		v += c.worth(&apps[i], memory[i])
+	}
+	return v
+}
+
+// scale is what all applications together could achieve.
+func (c *Curves) scale(apps []App) (v float64) {
+	for i := range apps {
+		if n := len(apps[i].Curve.Saved); n > 0 {
+			v += c.worth(&apps[i], apps[i].Curve.Size(n-1))
+		}
+	}
+	return v
+}
+
+// step is a piece of an application's curve: so many bytes more bring so much
+// more.
+type step struct {
+	bytes int64
+	gain  float64
+}
+
+func (s step) slope() float64 { return s.gain / float64(s.bytes) }
+
+// steps cuts an application's worth beyond its Min into pieces of falling
+// slope.
+func (c *Curves) steps(a *App) []step {
+	type point struct {
+		m int64
+		v float64
+	}
+	pts := []point{{a.Min, c.worth(a, a.Min)}}
+	add := func(m int64) {
+		if m > pts[len(pts)-1].m && m <= a.Max {
+			pts = append(pts, point{m, max(c.worth(a, m), pts[len(pts)-1].v)})
+		}
+	}
+	for i := range a.Curve.Saved {
+		add(a.Curve.Size(i))
+	}
+	if n := len(a.Curve.Saved); n > 0 && a.Curve.Size(n-1) > a.Max {
+		add(a.Max)
+	}
+	var out []step
+	for i := 0; i < len(pts)-1; {
+		j := i + 1
+		if !c.NoHull { // the farthest point that is seen along the hull
+			for k := i + 2; k < len(pts); k++ {
+				if (pts[k].v-pts[i].v)*float64(pts[j].m-pts[i].m) >= (pts[j].v-pts[i].v)*float64(pts[k].m-pts[i].m) {
+					j = k
+				}
+			}
+		}
+		out = append(out, step{pts[j].m - pts[i].m, pts[j].v - pts[i].v})
+		i = j
+	}
+	return out
+}
+
+// greedy spends the memory where it brings most.
+func greedy(total int64, apps []App, gains [][]step) []int64 {
+	out := make([]int64, len(apps))
+	left := total
+	q := &frontier{}
+	for i, a := range apps {
+		out[i] = a.Min
+		left -= a.Min
+		if len(gains[i]) > 0 {
+			*q = append(*q, next{i, 0, gains[i][0].slope()})
+		}
+	}
+	heap.Init(q)
+	for q.Len() > 0 && left > 0 {
+		n := heap.Pop(q).(next)
+		s := gains[n.app][n.step]
+		if s.gain <= 0 {
+			continue
+		}
+		take := min(s.bytes, left)
+		out[n.app] += take
+		left -= take
+		if k := n.step + 1; k < len(gains[n.app]) {
+			heap.Push(q, next{n.app, k, gains[n.app][k].slope()})
+		}
+	}
+	return out
+}
+
+// frontier is the next piece of each application, the steepest first.
+type frontier []next
+
+type next struct {
+	app, step int
+	slope     float64
+}
+
+func (f frontier) Len() int           { return len(f) }
+func (f frontier) Less(i, j int) bool { return f[i].slope > f[j].slope }
+func (f frontier) Swap(i, j int)      { f[i], f[j] = f[j], f[i] }
+func (f *frontier) Push(x any)        { *f = append(*f, x.(next)) }
+func (f *frontier) Pop() any {
+	old := *f
+	n := old[len(old)-1]
+	*f = old[:len(old)-1]
+	return n
+}

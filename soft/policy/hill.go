@@ -1,0 +1,172 @@
+package policy
+
+import (
+	"time"
+)
+
+// HillClimbing is the paper's policy (section 4.3.2): every period each
+// application's budget is changed by a small probe and the change of its
+// utility watched; then memory moves from the application with the least
+// marginal utility to the one with the most.
+//
+// Published: 64 MiB probes and 256 MiB moves every 5 s on a host with 20 GiB
+// to share. The zero value scales these with the memory.
+type HillClimbing struct {
+	// Period is the time between probes. Default 5 s.
+	Period time.Duration
+	// Probe and Move are fractions of the memory. Defaults 1/320 and 1/80.
+	Probe, Move float64
+
+	last  time.Duration
+	begun bool
+	round int
+	state map[uint64]*climber
+}
+
+// climber is what is remembered about one application.
+type climber struct {
+	target   int64
+	memory   int64   // at the last observation
+	utility  float64 // at the last observation
+	slope    float64 // utility per byte, smoothed
+	observed bool
+}
+
+// Name returns "hill".
+func (*HillClimbing) Name() string { return "hill" }
+
+// Divide implements Policy.
+func (h *HillClimbing) Divide(now time.Duration, total int64, apps []App) []int64 {
+	period := h.Period
+	if period == 0 {
+		period = 5 * time.Second
+	}
+	if h.state == nil {
+		h.state = make(map[uint64]*climber)
+	}
+	even := byWeight(total, apps)
+	current := make(map[uint64]*climber, len(apps))
+	for i, a := range apps {
+		c := h.state[a.ID]
+		if c == nil {
+			c = &climber{target: even[i]}
+		}
+		current[a.ID] = c
+	}
+	h.state = current
+	if !h.begun || now-h.last >= period {
+		h.begun, h.last = true, now
+		h.step(total, apps)
+	}
+	want := make([]int64, len(apps))
+	for i, a := range apps {
+		want[i] = h.state[a.ID].target
+	}
+	out := fit(total, apps, want)
+	for i, a := range apps {
+		h.state[a.ID].target = out[i]
+	}
+	return out
+}
+
+func (h *HillClimbing) step(total int64, apps []App) {
+	probe := int64(orDefault(h.Probe, 1.0/320) * float64(total))
+	move := int64(orDefault(h.Move, 1.0/80) * float64(total))
+	best, worst := -1, -1
+	for i := range apps {
+		a := &apps[i]
+		c := h.state[a.ID]
+		g := a.gamma()
+		if c.observed && a.Memory != c.memory {
+			slope := (g - c.utility) / float64(a.Memory-c.memory)
+			c.slope = 0.5*c.slope + 0.5*max(slope, 0)
+		}
+		c.memory, c.utility, c.observed = a.Memory, g, true
+		// Not more to somebody who has not used what he was given.
+		full := a.Used >= a.Memory*9/10
+		if full && a.Memory < a.Max && (best < 0 || c.slope > h.state[apps[best].ID].slope) {
+			best = i
+		}
+		if a.Memory > a.Min && (worst < 0 || c.slope < h.state[apps[worst].ID].slope) {
+			worst = i
+		}
+	}
+	if best >= 0 && worst >= 0 && best != worst && h.state[apps[best].ID].slope > h.state[apps[worst].ID].slope {
+		h.state[apps[best].ID].target += move
+		h.state[apps[worst].ID].target -= min(move, apps[worst].Memory-apps[worst].Min)
+	}
+	// The next probe: one half of the applications gets a little more, the
+	// other a little less, in turns.
+	h.round++
+	for i, a := range apps {
+		if (i+h.round)%2 == 0 {
+			h.state[a.ID].target += probe
+		} else {
+			h.state[a.ID].target -= probe
+		}
+	}
+}
+
+func orDefault(v, d float64) float64 {
+	if v == 0 {
+		return d
+	}
+	return v
+}
+
+// Cliffhanger (Cidon et al., NSDI '16) maximises the overall hit rate: each
+// application has a shadow of what it evicted lately, and memory moves to
+// whoever misses most in its shadow. What a miss costs plays no role.
+type Cliffhanger struct {
+	// Period is the time between moves. Default 1 s.
+	Period time.Duration
+	// Move is a fraction of the memory. Default 1/160.
+	Move float64
+
+	last   time.Duration
+	begun  bool
+	target map[uint64]int64
+}
+
+// Name returns "cliffhanger".
+func (*Cliffhanger) Name() string { return "cliffhanger" }
+
+// Divide implements Policy.
+func (c *Cliffhanger) Divide(now time.Duration, total int64, apps []App) []int64 {
+	period := c.Period
+	if period == 0 {
+		period = time.Second
+	}
+	even := byWeight(total, apps)
+	want := make([]int64, len(apps))
+	for i, a := range apps {
+		t, ok := c.target[a.ID]
+		if !ok {
+			t = even[i]
+		}
+		want[i] = t
+	}
+	if !c.begun || now-c.last >= period {
+		c.begun, c.last = true, now
+		move := int64(orDefault(c.Move, 1.0/160) * float64(total))
+		best, worst := -1, -1
+		for i, a := range apps {
+			if a.Memory < a.Max && (best < 0 || a.Victims > apps[best].Victims) {
+				best = i
+			}
+			if a.Memory > a.Min && (worst < 0 || a.Victims < apps[worst].Victims) {
+				worst = i
+			}
+		}
+		if best >= 0 && worst >= 0 && apps[best].Victims > apps[worst].Victims {
+			want[best] += move
+			want[worst] -= move
+		}
+	}
+	out := fit(total, apps, want)
+	c.target = make(map[uint64]int64, len(apps))
+	for i, a := range apps {
+		c.target[a.ID] = out[i]
+	}
+	return out
+}

@@ -1,0 +1,197 @@
+package policy
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"polder/soft/mrc"
+)
+
+// curve makes a curve from 1 MiB in which f says what a size saves.
+func curve(points int, f func(size int64) float64) mrc.Curve {
+	c := mrc.Curve{Unit: 1 << 20, Saved: make([]float64, points)}
+	for i := range c.Saved {
+		c.Saved[i] = f(c.Size(i))
+	}
+	c.Accesses = 1000
+	c.Total = c.Saved[points-1]
+	return c
+}
+
+func sum(list []int64) (n int64) {
+	for _, v := range list {
+		n += v
+	}
+	return n
+}
+
+func TestEveryPolicyKeepsWithinItsBounds(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		p, err := New(rapid.SampledFrom(Names).Draw(t, "policy"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		total := rapid.Int64Range(0, 1<<34).Draw(t, "total")
+		n := rapid.IntRange(1, 8).Draw(t, "apps")
+		apps := make([]App, n)
+		var mins int64
+		for i := range apps {
+			apps[i] = App{
+				ID: uint64(i + 1), Weight: rapid.Float64Range(0.1, 10).Draw(t, "weight"),
+				Min: rapid.Int64Range(0, 1<<28).Draw(t, "min"),
+			}
+			apps[i].Max = apps[i].Min + rapid.Int64Range(0, 1<<34).Draw(t, "max")
+			mins += apps[i].Min
+		}
+		for step := range 20 {
+			for i := range apps {
+				a := &apps[i]
+				a.Used = min(a.Memory, rapid.Int64Range(0, 1<<34).Draw(t, "used"))
+				a.Hits = rapid.Float64Range(0, 1e6).Draw(t, "hits")
+				a.Misses = rapid.Float64Range(0, 1e6).Draw(t, "misses")
+				a.Victims = rapid.Float64Range(0, 1e6).Draw(t, "victims")
+				a.Rebuild = rapid.Float64Range(0, 1e3).Draw(t, "rebuild")
+				a.Busy = rapid.Float64Range(0, 1e3).Draw(t, "busy")
+				slope := rapid.Float64Range(0, 1).Draw(t, "slope")
+				a.Curve = curve(rapid.IntRange(1, 100).Draw(t, "points"), func(s int64) float64 { return slope * math.Sqrt(float64(s)) })
+			}
+			out := p.Divide(time.Duration(step)*time.Second, total, apps)
+			if len(out) != n {
+				t.Fatalf("%d budgets for %d applications", len(out), n)
+			}
+			if got := sum(out); got > total+int64(n) {
+				t.Fatalf("%s gave %d of %d bytes", p.Name(), got, total)
+			}
+			for i, m := range out {
+				if m < 0 || m > apps[i].Max {
+					t.Fatalf("%s gave %d bytes to an application that may have %d", p.Name(), m, apps[i].Max)
+				}
+				if m < apps[i].Min && mins < total && p.Name() != "static" {
+					t.Fatalf("%s left %d bytes to an application that must have %d", p.Name(), m, apps[i].Min)
+				}
+				apps[i].Memory = m
+			}
+		}
+	})
+}
+
+func TestCurvesGiveMemoryToWhoGainsMost(t *testing.T) {
+	const total = 1 << 30
+	steep := App{ID: 1, Weight: 1, Max: total, Curve: curve(81, func(s int64) float64 { return 10 * math.Min(float64(s)/(700<<20), 1) })}
+	flat := App{ID: 2, Weight: 1, Max: total, Curve: curve(81, func(s int64) float64 { return math.Min(float64(s)/(700<<20), 1) })}
+	out := (&Curves{}).Divide(0, total, []App{steep, flat})
+	if out[0] < 690<<20 || sum(out) < total-2 {
+		t.Errorf("got %v MiB, want about 700 for the first and the rest for the second", []int64{out[0] >> 20, out[1] >> 20})
+	}
+	flat.Weight = 100
+	out = (&Curves{}).Divide(0, total, []App{steep, flat})
+	if out[1] < 690<<20 {
+		t.Errorf("with a weight of 100: got %v MiB", []int64{out[0] >> 20, out[1] >> 20})
+	}
+}
+
+func TestTheHullSeesBehindACliff(t *testing.T) {
+	const total = 1 << 30
+	// Worth nothing until all of it fits, and then a lot.
+	cliff := App{ID: 1, Weight: 1, Max: total, Curve: curve(81, func(s int64) float64 {
+		if s < 600<<20 {
+			return 0
+		}
+		return 100
+	})}
+	slope := App{ID: 2, Weight: 1, Max: total, Curve: curve(81, func(s int64) float64 { return float64(s) / (1 << 28) })}
+	out := (&Curves{}).Divide(0, total, []App{cliff, slope})
+	if out[0] < 600<<20 {
+		t.Errorf("the cliff got %d MiB, want at least 600", out[0]>>20)
+	}
+	out = (&Curves{NoHull: true}).Divide(0, total, []App{cliff, slope})
+	if out[0] >= 600<<20 {
+		t.Errorf("without the hull the cliff got %d MiB", out[0]>>20)
+	}
+}
+
+func TestCurvesDoNotMoveMemoryForNothing(t *testing.T) {
+	const total = 1 << 30
+	noisy := func(k float64) []App {
+		f := func(s int64) float64 { return k * math.Sqrt(float64(s)) }
+		g := func(s int64) float64 { return math.Sqrt(float64(s)) }
+		return []App{{ID: 1, Weight: 1, Max: total, Curve: curve(81, f)}, {ID: 2, Weight: 1, Max: total, Curve: curve(81, g)}}
+	}
+	p := &Curves{}
+	first := p.Divide(0, total, noisy(1))
+	for i := range 10 {
+		if out := p.Divide(0, total, noisy(1+0.01*float64(i%3))); out[0] != first[0] {
+			t.Fatalf("a change of 1 %% moved the first from %d to %d", first[0], out[0])
+		}
+	}
+	if out := p.Divide(0, total, noisy(3)); out[0] <= first[0] {
+		t.Error("a change of 200 % moved nothing")
+	}
+}
+
+// climb runs a policy on applications whose cost of rebuilding is known.
+func climb(p Policy, total int64, seconds int, cost ...func(m int64) float64) []int64 {
+	apps := make([]App, len(cost))
+	for i := range apps {
+		apps[i] = App{ID: uint64(i + 1), Weight: 1, Max: total, Memory: total / int64(len(apps))}
+	}
+	var out []int64
+	for s := range seconds {
+		for i := range apps {
+			a := &apps[i]
+			a.Used = a.Memory
+			a.Rebuild = cost[i](a.Memory)
+			a.Victims = -(cost[i](a.Memory+total/100) - cost[i](a.Memory)) * 1e6
+		}
+		out = p.Divide(time.Duration(s)*time.Second, total, apps)
+		for i := range apps {
+			apps[i].Memory = out[i]
+		}
+	}
+	return out
+}
+
+func TestHillClimbingComesNearTheTop(t *testing.T) {
+	const total = 1 << 30
+	a := func(m int64) float64 { return 10 * math.Exp(-float64(m)/(200<<20)) }
+	b := func(m int64) float64 { return math.Exp(-float64(m) / (200 << 20)) }
+	for _, p := range []Policy{&HillClimbing{}, &Cliffhanger{}} {
+		out := climb(p, total, 1200, a, b)
+		// Optimal is where both gain the same: 230 MiB apart from the middle.
+		if d := (out[0] - out[1]) >> 20; d < 300 || d > 620 {
+			t.Errorf("%s: the first has %d MiB more than the second, want about 460", p.Name(), d)
+		}
+	}
+}
+
+func TestHillClimbingDoesNotGiveMoreToWhoDoesNotUseIt(t *testing.T) {
+	const total = 1 << 30
+	p := &HillClimbing{}
+	apps := []App{{ID: 1, Weight: 1, Max: total, Memory: total / 2}, {ID: 2, Weight: 1, Max: total, Memory: total / 2}}
+	for s := range 600 {
+		apps[0].Used = 10 << 20 // far less than it has
+		apps[0].Rebuild = 100 - float64(apps[0].Memory)/1e7
+		apps[1].Used = apps[1].Memory
+		apps[1].Rebuild = 100 - float64(apps[1].Memory)/1e9
+		for i, m := range p.Divide(time.Duration(s)*time.Second, total, apps) {
+			apps[i].Memory = m
+		}
+	}
+	if apps[0].Memory > total/2+total/16 {
+		t.Errorf("an application that uses 10 MiB was given %d MiB", apps[0].Memory>>20)
+	}
+}
+
+func TestNewRefusesUnknownNames(t *testing.T) {
+	for _, name := range Names {
+		if p, err := New(name); err != nil || p.Name() != name {
+			t.Errorf("%s: got %v, %v", name, p, err)
+		}
+	}
+	if _, err := New("astrology"); err == nil {
+		t.Error("an unknown policy was made")
+	}
+}

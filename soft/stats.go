@@ -1,0 +1,239 @@
+package soft
+
+import (
+	"math"
+	"math/bits"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"polder/soft/mrc"
+)
+
+// counters are what a heap counts as it goes.
+type counters struct {
+	hits, misses   stripes
+	rebuilds       atomic.Uint64
+	rebuildNanos   atomic.Uint64
+	revoked        atomic.Uint64 // segments taken without our help
+	lostObjects    atomic.Uint64 // objects that were in them
+	lostBytes      atomic.Uint64
+	evictedObjects atomic.Uint64
+	evictedBytes   atomic.Uint64
+	saved          atomic.Uint64 // bytes copied by the evacuator
+	victims        [victimBins]atomic.Uint64
+}
+
+// stripes is a counter that many processors may raise at once.
+type stripes struct{ n [16]stripe }
+
+type stripe struct {
+	atomic.Uint64
+	_ [56]byte
+}
+
+func (s *stripes) add(hint uint64) { s.n[hint&15].Add(1) }
+
+func (s *stripes) load() (n uint64) {
+	for i := range s.n {
+		n += s.n[i].Load()
+	}
+	return n
+}
+
+// Stats is what a heap has done and what it holds.
+type Stats struct {
+	Budget  int64 // bytes that the heap may use now
+	Free    int64 // of them, in segments that hold nothing
+	Live    int64 // bytes of objects, headers included
+	Objects int64
+
+	Hits, Misses uint64
+
+	Rebuilds    uint64        // calls of reconstructors
+	RebuildTime time.Duration // spent in them: the paper's RCOST
+
+	RevokedSegments uint64 // taken by the coordinator while in use
+	LostObjects     uint64 // with them
+	LostBytes       uint64
+
+	EvictedObjects uint64 // by our own evacuator
+	EvictedBytes   uint64
+	SavedBytes     uint64 // copied by it because they were hot
+
+	// Victims says how often something was asked for again that had been
+	// evicted: Victims[i] counts those that a heap larger by up to 2 MiB << i
+	// would still have had.
+	Victims [victimBins]uint64
+}
+
+const victimBins = 16
+
+// Stats returns the counters. It does not stop anybody, so that figures that
+// change together may be a few operations apart.
+func (h *Heap) Stats() Stats {
+	c := &h.count
+	s := Stats{
+		Hits: c.hits.load(), Misses: c.misses.load(),
+		Rebuilds: c.rebuilds.Load(), RebuildTime: time.Duration(c.rebuildNanos.Load()),
+		RevokedSegments: c.revoked.Load(), LostObjects: c.lostObjects.Load(), LostBytes: c.lostBytes.Load(),
+		EvictedObjects: c.evictedObjects.Load(), EvictedBytes: c.evictedBytes.Load(), SavedBytes: c.saved.Load(),
+	}
+	for i := range s.Victims {
+		s.Victims[i] = c.victims[i].Load()
+	}
+	for i := range h.live {
+		l := live(h.live[i].Load())
+		s.Live += int64(l.granules()) * granule
+		s.Objects += int64(l.objects())
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s.Budget = int64(h.list.granted()) * SegmentSize
+	s.Free = int64(len(h.list.free)) * SegmentSize
+	return s
+}
+
+// ghosts remember what was evicted, by a part of its hash, and when, counted
+// in bytes evicted: that is how much larger the heap should have been. They
+// are a table with one place for each hash, where newer ones replace older.
+type ghosts struct {
+	table []atomic.Uint64 // fingerprint (32) | was young (1) | bytes evicted before, in units of 64 KiB (31)
+	mask  uint64
+}
+
+const ghostYoung = 1 << 31
+
+func (g *ghosts) init(n int) {
+	n = 1 << bits.Len(uint(min(max(n, 1024), 1<<22)-1))
+	g.table = make([]atomic.Uint64, n)
+	g.mask = uint64(n - 1)
+}
+
+func ghostHash(owner uint16, ref uint64) uint64 {
+	return mix(ref<<16 | uint64(owner))
+}
+
+// mix spreads a hash's or a number's bits (the finalizer of splitmix64).
+func mix(x uint64) uint64 {
+	x ^= x >> 30
+	x *= 0xbf58476d1ce4e5b9
+	x ^= x >> 27
+	x *= 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+func (g *ghosts) add(hd header, evicted uint64, young bool) {
+	x := ghostHash(hd.owner, hd.ref)
+	v := x>>32<<32 | evicted>>16&(ghostYoung-1)
+	if young {
+		v |= ghostYoung
+	}
+	g.table[x&g.mask].Store(v)
+}
+
+// take asks whether something was evicted lately, and forgets it.
+func (g *ghosts) take(owner uint16, ref uint64) (evicted uint64, young, ok bool) {
+	x := ghostHash(owner, ref)
+	p := &g.table[x&g.mask]
+	v := p.Load()
+	if v == 0 || v>>32 != x>>32 {
+		return 0, false, false
+	}
+	p.Store(0)
+	return v & (ghostYoung - 1) << 16, v&ghostYoung != 0, true
+}
+
+// returned records that something of n bytes is stored that may have been
+// evicted, and reports whether it was. Whoever asks again for what was evicted
+// while it was young would have liked that queue to be longer; the old one, if
+// it was old. So the share of the young follows the load, as ARC's does.
+func (h *Heap) returned(owner uint16, ref uint64, n uint32) bool {
+	at, young, ok := h.ghosts.take(owner, ref)
+	if !ok {
+		return false
+	}
+	now := h.count.evictedBytes.Load()
+	missing := now - min(at, now)
+	if missing < uint64(h.cfg.Max) { // else it would not have helped
+		h.evac.shift(int64(n), young)
+	}
+	h.count.victims[min(bits.Len64(missing/SegmentSize), victimBins-1)].Add(1)
+	return true
+}
+
+// sampler feeds a miss-ratio curve with the accesses to all containers.
+type sampler struct {
+	threshold atomic.Uint64
+	mu        sync.Mutex
+	s         *mrc.Sampler
+	prior     uint64
+	records   float64 // since the last interval
+}
+
+// sampledKeys bounds the memory that the curve takes, and sampledRate, in
+// accesses a second, the time: about 6 ms in a second.
+const (
+	sampledKeys = 16 << 10
+	sampledRate = 20000
+)
+
+// init begins to sample; without it nothing is.
+func (c *sampler) init(limit int64) {
+	c.s = mrc.New(SegmentSize/8, limit, sampledKeys)
+	c.s.Hopeful()
+	c.threshold.Store(c.s.Threshold())
+}
+
+// access records an access, if the key is one of the sample.
+//
+//polder:hot
+func (c *sampler) access(owner uint16, ref uint64, size uint32, cost uint8) {
+	if x := ghostHash(owner, ref); x < c.threshold.Load() {
+		c.record(x, size, cost)
+	}
+}
+
+//go:noinline
+func (c *sampler) record(x uint64, size uint32, cost uint8) {
+	if !c.mu.TryLock() {
+		return // somebody else is recording: one sample less
+	}
+	defer c.mu.Unlock()
+	c.records++
+	c.s.Access(x, int64(size), costNanos(cost)/1e9)
+	c.threshold.Store(min(c.threshold.Load(), c.s.Threshold()))
+}
+
+// interval closes an interval in which there were accesses in all so far, and
+// returns the curve: seconds of rebuilding saved per second.
+func (c *sampler) interval(seconds float64, accesses uint64) mrc.Curve {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.s.Count(int(accesses - c.prior))
+	c.prior = accesses
+	c.s.Advance(seconds, 1)
+	curve := c.s.Curve()
+	c.s.Advance(0, 0.98)
+	for c.records /= seconds; c.records > sampledRate; c.records /= 2 {
+		c.s.Thin(1)
+	}
+	c.records = 0
+	c.threshold.Store(c.s.Threshold())
+	return curve
+}
+
+// costClass squeezes a duration into a byte, eight steps to an octave.
+func costClass(d time.Duration) uint8 {
+	if d <= 1 {
+		return 0
+	}
+	return uint8(min(math.Log2(float64(d))*8, 255))
+}
+
+func costNanos(c uint8) float64 {
+	if c == 0 {
+		return 0
+	}
+	return math.Exp2(float64(c) / 8)
+}
