@@ -53,6 +53,10 @@
 // given back to the operating system, and only then may it be lent again;
 // the next borrower reads zeros.
 //
+// Clients on the node's own machine (manager MemFD) are kept apart by the kernel:
+// each is passed a memfd of its own, which it maps. Package tenancy says why that
+// memory can be taken back.
+//
 // # Sessions
 //
 // A client is a session: a number and a secret that the node invents. When its

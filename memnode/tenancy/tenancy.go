@@ -29,6 +29,14 @@
 // Therefore the node revokes the lease before it punches what it reclaims, and
 // the client looks at the lease after every access, before it believes what it
 // has read: an access that came before a valid lease came before the punch.
+//
+// # Faults
+//
+// An access to the memfd cannot fault for good: its size is sealed, so that there
+// is no end of it that moves, and a page that does not exist is made when it is
+// touched. The kernel fails that only when it is out of memory; where it does not
+// overcommit at all (vm.overcommit_memory=2) that is a SIGBUS, and anywhere else
+// the out-of-memory killer's business, as with any memory.
 package tenancy
 
 import (
