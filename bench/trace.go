@@ -41,5 +41,5 @@ func llmTrace() ([]uint32, error) {
 }
 
 func zipfTrace(keys, length int, seed uint64) []uint32 {
-	return load.Sequence(load.Scrambled(keys), length, seed)
+	return load.Sequence(load.Scattered(keys), length, seed)
 }

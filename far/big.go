@@ -1,9 +1,11 @@
 package far
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 )
 
 // A value longer than Heap.pieces is stored as pieces: entries of the same map
@@ -42,6 +44,12 @@ func (b bigHead) encode() []byte {
 // count is the number of pieces.
 func (b bigHead) count() int { return (b.size + b.piece - 1) / b.piece }
 
+// plausible reports whether b may be of this heap. Whoever lends the memory may
+// have made it up.
+func (h *Heap) plausible(b bigHead) bool {
+	return b.version != 0 && b.piece == h.pieces && b.size > h.pieces && b.size <= h.cfg.MaxValue
+}
+
 const pieceKeySize = 12
 
 // key names a piece.
@@ -53,17 +61,14 @@ func (b bigHead) key(i int) (k [pieceKeySize]byte) {
 
 const pieceKind = wordPresent | wordPiece
 
-// setBig stores r, whose value is large, if ok, which may be nil, allows it
-// under the shard's lock when the pieces are in place.
-func (m *Map) setBig(ctx context.Context, sh *shard, hs hash, r record, ok func() error) error {
+// setBig stores r, whose value is large, if the entry is still was, which may be
+// nil, when the pieces are in place.
+func (m *Map) setBig(ctx context.Context, sh *shard, hs hash, r record, was *snapshot) error {
 	for {
 		clears := m.clears.Load()
-		err := m.trySetBig(ctx, sh, hs, r, func() error {
-			switch {
-			case m.clears.Load() != clears || clears%2 != 0:
+		err := m.trySetBig(ctx, sh, hs, r, was, func() error {
+			if m.clears.Load() != clears || clears%2 != 0 {
 				return errCleared // some of the pieces may be gone
-			case ok != nil:
-				return ok()
 			}
 			return nil
 		})
@@ -75,7 +80,7 @@ func (m *Map) setBig(ctx context.Context, sh *shard, hs hash, r record, ok func(
 
 var errCleared = errors.New("cleared")
 
-func (m *Map) trySetBig(ctx context.Context, sh *shard, hs hash, r record, ok func() error) error {
+func (m *Map) trySetBig(ctx context.Context, sh *shard, hs hash, r record, was *snapshot, ok func() error) error {
 	big := bigHead{version: m.h.newVersion(), size: len(r.value), piece: m.h.pieces}
 	defer m.h.written(big.version)
 	for i := range big.count() {
@@ -86,7 +91,7 @@ func (m *Map) trySetBig(ctx context.Context, sh *shard, hs hash, r record, ok fu
 		}
 	}
 	r.value, r.flags = big.encode(), flagBig
-	err := m.setSlow(ctx, sh, hs, r, ok)
+	err := m.setSlow(ctx, sh, hs, r, was, ok)
 	if err != nil {
 		m.h.forget(orphan{m, big, big.count()})
 	}
@@ -137,6 +142,9 @@ func (m *Map) getPieces(ctx context.Context, big bigHead, dst []byte) ([]byte, b
 			if st != present {
 				return sh.miss(m.h, p, st, needWhole)
 			}
+			if want := min(big.piece, big.size-i*big.piece); len(e.value()) != want {
+				return step{err: big.corrupt(fmt.Errorf("piece %d has %d bytes, want %d", i, len(e.value()), want))}
+			}
 			w := sh.t.word(p)
 			*w = w.touched()
 			dst = append(dst, e.value()...)
@@ -161,6 +169,11 @@ func (m *Map) getPieces(ctx context.Context, big bigHead, dst []byte) ([]byte, b
 	return dst, true, nil
 }
 
+// corrupt is the error for a value whose head is at odds with its pieces.
+func (b bigHead) corrupt(err error) error {
+	return &CorruptError{Segment: fmt.Sprintf("large value, version %d", b.version), Err: err}
+}
+
 // fetchPieces brings pieces [i, j) into local memory.
 func (m *Map) fetchPieces(ctx context.Context, big bigHead, i, j int) error {
 	var b batch
@@ -176,25 +189,62 @@ func (m *Map) fetchPieces(ctx context.Context, big bigHead, i, j int) error {
 // errChanged: the entry is not the one that an update was computed from.
 var errChanged = errors.New("changed")
 
+// snapshot is an entry as an update has seen it, which may find another one when
+// it is done. The nil snapshot asks for nothing.
+type snapshot struct {
+	Entry
+	found   bool
+	version uint64 // of a large value, which stands for it; Value is nil then
+}
+
+// whole reports whether it takes an entry's value to tell whether it is s.
+func (s *snapshot) whole() bool { return s != nil && s.found && s.version == 0 }
+
+func (s *snapshot) need() need {
+	if s.whole() {
+		return needWhole
+	}
+	return needHead
+}
+
+// is reports whether e is the entry, nil if there is none.
+func (s *snapshot) is(e entry) bool {
+	switch {
+	case e == nil || e.expired():
+		return !s.found
+	case !s.found:
+		return false
+	case e.big():
+		return bigOf(e).version == s.version
+	}
+	m := e.meta()
+	return s.version == 0 && m.Tag == s.Tag && m.Expire.Equal(s.Expire) && bytes.Equal(e.value(), s.Value)
+}
+
+// snapshot reads the entry of key, and its value beside it.
+func (m *Map) snapshot(ctx context.Context, sh *shard, hs hash, key []byte) (*snapshot, []byte, error) {
+	e, version, err := m.getSlow(ctx, sh, hs, key, nil)
+	if errors.Is(err, ErrNotFound) {
+		return &snapshot{}, nil, nil
+	}
+	s := &snapshot{Entry: e, found: true, version: version}
+	if s.Value = nil; version == 0 {
+		s.Value = bytes.Clone(e.Value)
+	}
+	return s, e.Value, err
+}
+
 // updateBig is Update where the value before or after it is large. It works
 // on a copy and stores the outcome if the entry has not changed meanwhile.
 func (m *Map) updateBig(ctx context.Context, sh *shard, hs hash, key []byte, fn UpdateFunc) error {
 	for {
-		sh.mu.Lock()
-		muts := sh.muts
-		sh.mu.Unlock()
-		unchanged := func() error {
-			if sh.muts != muts {
-				return errChanged
-			}
-			return nil
-		}
-		old, err := m.Get(ctx, key, nil)
-		found := err == nil
-		if err != nil && !errors.Is(err, ErrNotFound) {
+		was, value, err := m.snapshot(ctx, sh, hs, key)
+		if err != nil {
 			return err
 		}
-		put, verdict, err := fn(old, found)
+		old := was.Entry
+		old.Value = value
+		put, verdict, err := fn(old, was.found)
 		if err != nil {
 			return err
 		}
@@ -205,26 +255,23 @@ func (m *Map) updateBig(ctx context.Context, sh *shard, hs hash, key []byte, fn 
 			}
 			r := newRecord(key, put)
 			if len(put.Value) > m.h.pieces {
-				err = m.setBig(ctx, sh, hs, r, unchanged)
+				err = m.setBig(ctx, sh, hs, r, was)
 			} else {
-				err = m.setSlow(ctx, sh, hs, r, unchanged)
+				err = m.setSlow(ctx, sh, hs, r, was, nil)
 			}
-		case verdict == Remove && found:
+		case verdict == Remove && was.found:
 			err = m.do(ctx, sh, hs, key, func(hd *holding) step {
-				p, e, st := sh.find(m.h, hs, key, wordPresent, hd, false)
-				if st != present {
-					return sh.miss(m.h, p, st, needHead)
-				}
-				if err := unchanged(); err != nil {
-					return step{err: err}
+				p, e, st := sh.find(m.h, hs, key, wordPresent, hd, was.whole())
+				switch {
+				case st == remote:
+					return sh.miss(m.h, p, st, was.need())
+				case !was.is(e):
+					return step{err: errChanged}
 				}
 				sh.remove(m.h, p, e)
 				sh.count.deletes++
 				return step{}
 			})
-			if err == ErrNotFound {
-				err = errChanged
-			}
 		}
 		if err != errChanged {
 			return err

@@ -184,6 +184,13 @@ func (h *Heap) cleanPart(s *farSegment, off int, b []byte, borrow bool) (int, er
 		if err == nil {
 			e, err = decodeEntry(b[at:], addr)
 		}
+		switch {
+		case err != nil:
+		case e.staged() || int(e.mapID()) >= len(*h.maps.Load()):
+			err = errForeign
+		case e.big() && !h.plausible(bigOf(e)):
+			err = errBigHead
+		}
 		if err != nil {
 			// The entry stays where it is, and so does the segment.
 			s.broken = true

@@ -54,10 +54,21 @@ func (h *Heap) evacuator() {
 		if err := h.tidy(); err != nil {
 			h.logs.note(err)
 		}
-		if err := h.far.resting(); err != nil && !errors.Is(err, ErrStoreFull) {
-			timer.Reset(time.Until(h.far.retry))
+		if d, ok := h.retryIn(); ok {
+			timer.Reset(d)
 		}
 	}
+}
+
+// retryIn reports whether a failure of the store has left work undone, and when
+// to try again. Who waits for room wakes the evacuator once, so that it must
+// not miss the end of its rest, however long it was held up.
+func (h *Heap) retryIn() (time.Duration, bool) {
+	if h.far.err == nil || errors.Is(h.far.err, ErrStoreFull) {
+		return 0, false
+	}
+	d := time.Until(h.far.retry)
+	return max(d, minBackoff), d > 0 || !h.logs.satisfied()
 }
 
 // makeRoom works on one segment if there is too little room, and reports

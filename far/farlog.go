@@ -225,15 +225,16 @@ func (f *farLog) flush(ctx context.Context) error {
 	defer cancel()
 	s, p := f.open, f.staging[:f.staged]
 	err := s.seg.Write(ctx, p, s.end)
-	s.end += f.staged
 	f.staged = 0
 	if err == nil && s.gone() {
 		err = &LostError{s.seg.Name()}
 	}
 	if err != nil {
+		// Not counted in s.end: what cannot be relied on is not cleaned.
 		f.close()
 		return f.failed(fmt.Errorf("cannot evacuate %d bytes to %s: %w", len(p), s.seg.Name(), err))
 	}
+	s.end += len(p)
 	f.succeeded()
 	return nil
 }

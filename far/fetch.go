@@ -15,6 +15,7 @@ import (
 type flight struct {
 	sh    *shard
 	tag   uint32
+	word  word // the index's when it was begun
 	addr  uint64
 	seg   *farSegment
 	whole bool // the entire entry, otherwise its header, its key and a bigHead
@@ -99,7 +100,7 @@ func (h *Heap) board(sh *shard, tag uint32, w word, whole bool, klen int) (f *fl
 	if busy != nil {
 		return nil, false, busy
 	}
-	f = &flight{sh: sh, tag: tag, addr: w.addr(), seg: h.far.seg(w.addr()), whole: whole, n: n, buf: buf}
+	f = &flight{sh: sh, tag: tag, word: w, addr: w.addr(), seg: h.far.seg(w.addr()), whole: whole, n: n, buf: buf}
 	f.short = n < w.size()
 	f.refs.Store(1)
 	f.seg.pins.Add(1)
@@ -236,6 +237,10 @@ func (m *Map) inspect(f *flight) (entry, error) {
 		return bad(err)
 	case e.mapID() != m.id || e.hash().tag() != f.tag || m.shard(e.hash()) != f.sh:
 		return bad(errForeign)
+	case e.wordFlags() != f.word.flags() || roundSize(e.size()) != f.word.size():
+		return bad(errForeign)
+	case e.big() && !m.h.plausible(bigOf(e)):
+		return bad(errBigHead)
 	}
 	return e, nil
 }

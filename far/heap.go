@@ -37,6 +37,7 @@ type Heap struct {
 	closed  bool            // under mu
 	idle    chan struct{}   // closed when closed and calls is 0
 
+	strays   atomic.Bool            // there may be pieces without a head
 	lastLost atomic.Pointer[string] // name of the last segment that was lost
 
 	poke   chan struct{} // wakes the janitor

@@ -19,6 +19,10 @@ const (
 	// expiry have expired, the next look follows at once.
 	sweepBuckets = 1024
 	sweepHeads   = 64
+
+	// maxStrayWait is the longest wait before the index is searched for stray
+	// pieces again, after some of what it refers to could not be read.
+	maxStrayWait = 10 * time.Second
 )
 
 func (h *Heap) wakeJanitor() {
@@ -32,7 +36,8 @@ func (h *Heap) janitor() {
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
 	sw := sweeper{klen: 64}
-	strays := false // there may be pieces whose head was lost
+	var strayWait time.Duration // what strays wait, longer each time it is in vain
+	var strayNext time.Time
 	for {
 		timed := false
 		select {
@@ -43,13 +48,19 @@ func (h *Heap) janitor() {
 			timed = true
 		}
 		h.far.all(func(s *farSegment) {
-			if s.gone() && !s.counted {
-				strays = h.lose(s) || strays
+			if s.gone() && !s.counted && h.lose(s) {
+				h.strays.Store(true)
 			}
 		})
 		h.reap()
-		if strays && timed {
-			strays = !h.buryStrays()
+		if timed && time.Now().After(strayNext) && h.strays.Swap(false) {
+			if h.buryStrays() {
+				strayWait = 0
+			} else {
+				h.strays.Store(true)
+				strayWait = min(2*strayWait+sweepEvery, maxStrayWait)
+				strayNext = time.Now().Add(strayWait)
+			}
 		}
 		h.buryOrphans()
 		for timed && h.ctx.Err() == nil && sw.sweep(h) {

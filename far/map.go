@@ -2,6 +2,7 @@ package far
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -46,10 +47,12 @@ func (m *Map) Get(ctx context.Context, key, dst []byte) (Entry, error) {
 		return Entry{}, ErrNotFound
 	}
 	sh.mu.Unlock()
-	return m.getSlow(ctx, sh, hs, key, dst)
+	ent, _, err := m.getSlow(ctx, sh, hs, key, dst)
+	return ent, err
 }
 
-func (m *Map) getSlow(ctx context.Context, sh *shard, hs hash, key, dst []byte) (ent Entry, err error) {
+// getSlow also returns the version of a large value, 0 for any other.
+func (m *Map) getSlow(ctx context.Context, sh *shard, hs hash, key, dst []byte) (ent Entry, version uint64, err error) {
 	var last, lastClears uint64
 	for {
 		var big bigHead
@@ -73,22 +76,22 @@ func (m *Map) getSlow(ctx context.Context, sh *shard, hs hash, key, dst []byte) 
 			return step{}
 		})
 		if err != nil {
-			return Entry{}, err
+			return Entry{}, 0, err
 		}
 		if big.version == 0 {
-			return ent, nil
+			return ent, 0, nil
 		}
 		var ok bool
 		if ent.Value, ok, err = m.getPieces(ctx, big, slices.Grow(dst, big.size)); ok || err != nil {
-			return ent, err
+			return ent, big.version, err
 		}
 		// A piece was gone, so the value has been replaced or removed meanwhile,
 		// or is just about to be by Clear.
 		if big.version == last && clears == lastClears && clears%2 == 0 {
 			if name := m.h.lastLost.Load(); name != nil {
-				return Entry{}, &LostError{*name}
+				return Entry{}, 0, &LostError{*name}
 			}
-			panic(fmt.Sprintf("BUG: version %d of a value lacks a piece", last))
+			return Entry{}, 0, big.corrupt(errors.New("it lacks a piece")) // its head is made up
 		}
 		last, lastClears = big.version, clears
 	}
@@ -149,20 +152,24 @@ func (m *Map) Set(ctx context.Context, key []byte, e Entry) error {
 		}
 	}
 	sh.mu.Unlock()
-	return m.setSlow(ctx, sh, hs, r, nil)
+	return m.setSlow(ctx, sh, hs, r, nil, nil)
 }
 
-// setSlow stores r if ok, which may be nil, allows it under the shard's lock.
-func (m *Map) setSlow(ctx context.Context, sh *shard, hs hash, r record, ok func() error) error {
+// setSlow stores r if the entry is still was, and if ok allows it under the
+// shard's lock. Either may be nil.
+func (m *Map) setSlow(ctx context.Context, sh *shard, hs hash, r record, was *snapshot, ok func() error) error {
 	return m.slow(ctx, sh, hs, r.key, func(hd *holding) step {
-		p, old, st := sh.find(m.h, hs, r.key, wordPresent, hd, false)
+		p, old, st := sh.find(m.h, hs, r.key, wordPresent, hd, was.whole())
 		if st == remote {
-			return sh.miss(m.h, p, st, needHead)
+			return sh.miss(m.h, p, st, was.need())
 		}
 		if ok != nil {
 			if err := ok(); err != nil {
 				return step{err: err}
 			}
+		}
+		if was != nil && !was.is(old) {
+			return step{err: errChanged}
 		}
 		return stepOf(m.insert(sh, hs, p, old, &r))
 	})
@@ -311,21 +318,22 @@ func (m *Map) Clear() {
 			for _, w := range sh.t.buckets[b].words {
 				switch {
 				case w == 0:
+				// Pieces go as entries of their own, so the heads need not
+				// be remembered as orphans.
 				case w.far():
-					m.h.bury(w, nil)
+					m.h.bury(w&^wordBig, nil)
 				default:
-					// Pieces go as entries of their own, so the heads need
-					// not be remembered as orphans.
 					e := m.h.logs.at(w.addr())
 					e.clearFlag(flagBig)
 					m.h.bury(w, e)
 				}
 			}
 		}
-		m.h.logs.shrinkIndex(sh.t.bytes())
+		n := sh.t.bytes()
 		if err := sh.t.close(); err != nil {
 			panic("BUG: " + err.Error())
 		}
+		m.h.logs.shrinkIndex(n)
 		sh.entries, sh.lost = 0, 0
 		sh.muts++
 		sh.mu.Unlock()

@@ -138,8 +138,11 @@ func (h *Heap) bury(w word, e entry) {
 			h.buryFar(e.far(), w.size())
 		}
 	}
-	if e != nil && e.big() {
+	switch {
+	case e != nil && e.big():
 		h.orphan(e)
+	case e == nil && w&wordBig != 0 && !w.isLost():
+		h.strays.Store(true) // only its head knew its pieces
 	}
 }
 

@@ -20,6 +20,7 @@ const (
 	flagNoAuth                      // allowed before AUTH
 	flagNoMulti                     // refused in a transaction
 	flagImmediate                   // runs at once in a transaction
+	flagRefused                     // DEBUG, which Redis too refuses by default
 	flagBlind                       // needs to know whether its keys exist, and not their values
 )
 

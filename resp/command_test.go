@@ -166,7 +166,7 @@ func TestCommands(t *testing.T) {
 			COMMAND INFO get nosuch -> [["get" :2 [+readonly +fast] :1 :1 :1 [+@string] [] [] []] *nil]
 			COMMAND DOCS get -> ["get" ["summary" "As in Redis 7.0.15" "group" "string"]]
 			COMMAND GETKEYS MSET a 1 b 2 -> ["a" "b"]
-			COMMAND GETKEYS PING -> -ERR The command has no key arguments
+			COMMAND GETKEYS PING x -> -ERR The command has no key arguments
 			DEBUG SLEEP 1 -> -ERR DEBUG command not allowed. If the enable-debug-command option is set to "local", you can run it from a local connection, otherwise you need to set this option in the configuration file, and then restart the server.
 			POLDER -> -ERR wrong number of arguments for 'polder' command
 			POLDER FOO -> -ERR unknown subcommand 'FOO'. Try POLDER HELP.

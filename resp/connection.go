@@ -25,14 +25,24 @@ func cmdEcho(s *session, a [][]byte) error {
 }
 
 func cmdSelect(s *session, a [][]byte) error {
-	db, ok := proto.ParseInt(a[1])
-	if !ok || db != int64(int32(db)) {
-		return errNotInt
-	}
-	if db != 0 {
-		return errDBIndex
+	if err := checkDB(a[1]); err != nil {
+		return err
 	}
 	s.ok()
+	return nil
+}
+
+// checkDB refuses all databases but 0.
+func checkDB(arg []byte) error {
+	db, ok := proto.ParseInt(arg)
+	switch {
+	case !ok:
+		return errNotInt
+	case db != int64(int32(db)):
+		return errNotInt32
+	case db != 0:
+		return errDBIndex
+	}
 	return nil
 }
 
@@ -137,10 +147,6 @@ func cmdHello(s *session, a [][]byte) error {
 	s.str("modules")
 	s.array(0)
 	return nil
-}
-
-func cmdDebug(s *session, a [][]byte) error {
-	return replyError("ERR DEBUG command not allowed. If the enable-debug-command option is set to \"local\", you can run it from a local connection, otherwise you need to set this option in the configuration file, and then restart the server.")
 }
 
 // cmdWait answers for a server without replicas.

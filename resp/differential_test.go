@@ -4,7 +4,9 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -134,13 +136,15 @@ func (g *generator) command() []string {
 		func() []string { return cat("GET", g.key()) },
 		func() []string { return cat("set", g.key(), g.value()) },
 		func() []string {
-			return cat("SET", g.key(), g.value(), g.maybe(3, g.of("nx", "XX")), g.maybe(3, "get"), g.expiry(), g.maybe(6, "keepttl"), g.maybe(20, "nx"))
+			return cat("SET", g.key(), g.value(), g.maybe(3, g.of("nx", "XX")), g.maybe(3, "get"), g.expiry(), g.maybe(6, "keepttl"), g.maybe(20, "nx"), g.maybe(20, g.expiry()...))
 		},
 		func() []string { return cat("setex", g.key(), g.of(g.future(), g.badTime()), g.value()) },
 		func() []string { return cat("psetex", g.key(), g.of(g.future()+"000", g.badTime()), g.value()) },
 		func() []string { return cat(g.of("getset", "setnx"), g.key(), g.value()) },
 		func() []string { return cat("getdel", g.key()) },
-		func() []string { return cat("getex", g.key(), g.expiry(), g.maybe(4, "persist")) },
+		func() []string {
+			return cat("getex", g.key(), g.expiry(), g.maybe(4, "persist"), g.maybe(20, g.expiry()...))
+		},
 		func() []string { return cat("mget", g.some(5, g.key)) },
 		func() []string { return cat(g.of("mset", "msetnx"), g.pairs(g.key, g.value)) },
 		func() []string { return cat("append", g.key(), g.value()) },
@@ -166,7 +170,7 @@ func (g *generator) command() []string {
 		},
 		func() []string { return cat(g.of("rename", "renamenx"), g.key(), g.key()) },
 		func() []string {
-			return cat("copy", g.key(), g.key(), g.maybe(2, "replace"), g.maybe(8, "db", g.of("0", "1", "x")), g.maybe(20, "foo"))
+			return cat("copy", g.key(), g.key(), g.maybe(2, "replace"), g.maybe(8, "db", g.of("0", "1", "x", "2147483648")), g.maybe(20, "foo"))
 		},
 		func() []string { return cat("keys", g.of("*", "h*", "?", "[a-c]", "[^a]", "k{1}", "\\a", "[", "*1*")) },
 		func() []string {
@@ -196,7 +200,7 @@ func (g *generator) command() []string {
 		func() []string { return cat(g.of("multi", "exec", "exec", "discard", "unwatch")) },
 		func() []string { return cat("watch", g.some(3, g.key)) },
 		func() []string { return cat(g.of("ping", "echo", "PiNg"), g.maybe(2, "hi"), g.maybe(8, "there")) },
-		func() []string { return cat("select", g.of("0", "1", "x", "-1")) },
+		func() []string { return cat("select", g.of("0", "1", "x", "-1", "-2147483648", "99999999999")) },
 		func() []string {
 			return cat(g.of("nosuch", "GETT", "foo\r\nbar", strings.Repeat("long", 40)), g.some(4, g.value))
 		},
@@ -207,9 +211,25 @@ func (g *generator) command() []string {
 		func() []string {
 			return cat("client", g.of("setname", "getname", "foo"), g.maybe(2, g.of("me", "a b")))
 		},
-		func() []string { return cat("hello", g.of("4", "x", "1")) },
+		func() []string { return cat("hello", g.of("4", "x", "1", "2", "3", "3")) },
 		func() []string { return cat("auth", g.some(3, g.value)) },
 		func() []string { return cat("wait", "0", g.of("0", "x", "-1")) },
+		func() []string { return cat(g.of("randomkey", "time", "reset")) },
+		func() []string { return cat("debug", g.of("sleep", "object", "x"), g.maybe(2, "0")) },
+		func() []string {
+			return cat("memory", "usage", g.key(), g.maybe(3, "samples", g.of("0", "5", "-1", "x")), g.maybe(10, "foo"))
+		},
+		func() []string {
+			return cat("command", g.of("count", "getkeys", "nosuch"), g.maybe(2, g.of("get", "mset", "ping", "foo")), g.maybe(2, g.some(3, g.key)...))
+		},
+		func() []string {
+			return cat("client", g.of("id", "list", "getname", "no-evict"), g.maybe(3, g.of("type", "id", "on", "x")), g.maybe(3, g.of("normal", "pubsub", "x", "-1", "0")))
+		},
+		func() []string {
+			return cat("config", "get", g.some(3, func() string { return g.of("save", "appendonly", "maxmemory", "nosuch", "requirepas?", "databases") }))
+		},
+		func() []string { return cat("info", g.of("nosuch", "cluster", "CLUSTER")) },
+		func() []string { return cat(g.of("flushall", "flushdb"), "foo") },
 	}
 	if g.r.IntN(400) == 0 {
 		return []string{g.of("flushall", "flushdb")}
@@ -257,8 +277,30 @@ func normal(args []string, r reply) string {
 		}
 	case "time":
 		return "time"
+	case "randomkey":
+		if r.line[0] == '$' && r.line != "$-1" {
+			return "a key"
+		}
+	case "memory":
+		if r.line[0] == ':' {
+			return ":bytes"
+		}
+	case "command":
+		if r.line[0] == ':' {
+			return ":count"
+		}
+	case "client":
+		switch {
+		case r.line[0] == ':':
+			return ":id"
+		case len(r.bulk) > 10:
+			return r.line[:1] + "list"
+		}
+	case "config":
+		return r.sorted(2).String()
 	case "hello":
 		if len(r.elems) > 7 {
+			r.elems[3].bulk = "version"
 			r.elems[7].line = ":id"
 		}
 	}
@@ -328,15 +370,40 @@ func play(t *testing.T, local int64, cfg Config, version string, seed uint64) {
 		ours.do("DISCARD")
 		theirs.do("DISCARD")
 		queue = nil
+		if x, y := walk(t, ours, 1, "scan"), walk(t, theirs, 1, "scan"); x != y {
+			t.Errorf("seed %d: all of SCAN\n ours   %.500s\n theirs %.500s", seed, x, y)
+		}
 		for _, k := range both("keys", "*").elems {
 			both("pttl", k.bulk)
 			both("object", "encoding", k.bulk)
 			if both("type", k.bulk).line == "+hash" {
 				both("hgetall", k.bulk)
 				both("hlen", k.bulk)
+				if x, y := walk(t, ours, 2, "hscan", k.bulk), walk(t, theirs, 2, "hscan", k.bulk); x != y {
+					t.Errorf("seed %d: all of HSCAN %q\n ours   %.500s\n theirs %.500s", seed, k.bulk, x, y)
+				}
 			} else {
 				both("get", k.bulk)
 			}
+		}
+	}
+}
+
+// walk gathers what an iteration in small steps yields, in groups of n, without
+// what it yields twice.
+func walk(t *testing.T, c *client, n int, args ...string) string {
+	t.Helper()
+	seen := make(map[string]bool)
+	for cursor := "0"; ; {
+		r := c.do(slices.Concat(args, []string{cursor, "count", "3"})...)
+		if len(r.elems) != 2 {
+			t.Fatalf("%q: %s", args, r)
+		}
+		for group := range slices.Chunk(r.elems[1].elems, n) {
+			seen[reply{line: "*", elems: group}.String()] = true
+		}
+		if cursor = r.elems[0].bulk; cursor == "0" {
+			return strings.Join(slices.Sorted(maps.Keys(seen)), " ")
 		}
 	}
 }

@@ -37,7 +37,8 @@
 //	-LOST      the value was in far memory that is gone; the text names the
 //	           node. SET, DEL and the like replace or remove it.
 //	-TRYAGAIN  far memory did not answer within Config.OpTimeout
-//	-OOM       far memory is full; what is stored stays readable
+//	-OOM       far memory is full, or the local budget with what leads to
+//	           it; the text says which. What is stored stays readable
 //
 // A command on many keys fails as a whole when one is lost. One that fails so
 // after it has stored a part (MSET, EXEC) leaves that part in place.

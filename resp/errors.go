@@ -20,6 +20,7 @@ const (
 	errSyntax       replyError = "ERR syntax error"
 	errWrongType    replyError = "WRONGTYPE Operation against a key holding the wrong kind of value"
 	errNotInt       replyError = "ERR value is not an integer or out of range"
+	errNotInt32     replyError = "ERR value is out of range, value must between -2147483648 and 2147483647"
 	errNotFloat     replyError = "ERR value is not a valid float"
 	errHashNotInt   replyError = "ERR hash value is not an integer"
 	errHashNotFloat replyError = "ERR hash value is not a float"
@@ -42,6 +43,7 @@ const (
 	errDiscNoMulti  replyError = "ERR DISCARD without MULTI"
 	errWatchInMulti replyError = "ERR WATCH inside MULTI is not allowed"
 	errNotInMulti   replyError = "ERR Command not allowed inside a transaction"
+	errDebug        replyError = "ERR DEBUG command not allowed. If the enable-debug-command option is set to \"local\", you can run it from a local connection, otherwise you need to set this option in the configuration file, and then restart the server."
 )
 
 // errOutput ends a command whose reply outgrew the limit, and the client.
@@ -57,7 +59,7 @@ func errText(err error) string {
 	case errors.As(err, &lost):
 		return "LOST the " + lost.Error()
 	case errors.Is(err, far.ErrFull), errors.Is(err, far.ErrStoreFull):
-		return "OOM far memory is full; what is stored stays readable"
+		return "OOM " + err.Error() + "; what is stored stays readable"
 	case errors.Is(err, far.ErrTooLarge):
 		return string(errTooLong)
 	case errors.Is(err, context.DeadlineExceeded):

@@ -245,7 +245,7 @@ func TestFullFarMemory(t *testing.T) {
 		stored := 0
 		for ; ; stored++ {
 			got := c.do("SET", farKey(stored), farValue(stored)).String()
-			if strings.HasPrefix(got, "-OOM far memory is full") {
+			if strings.HasPrefix(got, "-OOM ") {
 				break
 			}
 			if got != "+OK" || stored == farKeys {
@@ -262,4 +262,28 @@ func TestFullFarMemory(t *testing.T) {
 		}
 		eventually(t, "room for a new key after half was deleted", func() bool { return c.do("SET", "new", farValue(1)).line == "+OK" })
 	})
+}
+
+// TestAFullIndexIsExplained stores small entries until the index takes the
+// local budget: the error says that more of it is what is needed.
+func TestAFullIndexIsExplained(t *testing.T) {
+	_, addr := startServer(t, far.MinLocal, Config{})
+	c := dial(t, addr)
+	const batch = 1000
+	for n := 0; ; n += batch {
+		var in strings.Builder
+		for i := range batch {
+			in.WriteString(encode("SET", fmt.Sprint("key", n+i), "v"))
+		}
+		c.send(in.String())
+		for range batch {
+			switch got := c.recv().String(); {
+			case got == "+OK":
+			case strings.HasPrefix(got, "-OOM ") && strings.Contains(got, "index") && strings.Contains(got, "local budget"):
+				return
+			default:
+				t.Fatalf("SET: got %s, want -OOM about the index and the local budget", got)
+			}
+		}
+	}
 }

@@ -109,12 +109,8 @@ func cmdCopy(s *session, a [][]byte) error {
 			replace = true
 		case is(a[i], "db") && i+1 < len(a):
 			i++
-			db, ok := proto.ParseInt(a[i])
-			if !ok || db != int64(int32(db)) {
-				return errNotInt
-			}
-			if db != 0 {
-				return errDBIndex
+			if err := checkDB(a[i]); err != nil {
+				return err
 			}
 		default:
 			return errSyntax

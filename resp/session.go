@@ -145,6 +145,9 @@ func (s *session) admit(cmd *command) error {
 	if !s.authed && cmd.flags&flagNoAuth == 0 {
 		return errAuth
 	}
+	if cmd.flags&flagRefused != 0 {
+		return errDebug
+	}
 	if s.multi && cmd.flags&flagNoMulti != 0 {
 		return errNotInMulti
 	}

@@ -28,7 +28,10 @@ type setOptions struct {
 
 // parseSetOptions reads options of which allowed may be given.
 func parseSetOptions(a [][]byte, allowed optFlags) (o setOptions, err error) {
-	const expiry = optEx | optKeepTTL | optPersist
+	const (
+		kind   = optEx | optMilli | optAt
+		expiry = kind | optKeepTTL | optPersist
+	)
 	for i := 0; i < len(a); i++ {
 		var f optFlags
 		var clash optFlags
@@ -52,7 +55,8 @@ func parseSetOptions(a [][]byte, allowed optFlags) (o setOptions, err error) {
 		case is(w, "pxat"):
 			f, clash = optEx|optMilli|optAt, expiry
 		}
-		if f == 0 || o.flags&clash != 0 || f&allowed == 0 {
+		again := f&optEx != 0 && o.flags&kind == f // EX 1 EX 2: the last one counts
+		if f == 0 || o.flags&clash != 0 && !again || f&allowed == 0 {
 			return o, errSyntax
 		}
 		if f&optEx != 0 {

@@ -141,7 +141,7 @@ var commandTable = sync.OnceValue(func() *table {
 	def("flushall", -1, w, noKey, cmdFlush).lockAll = lockEverything
 	def("info", -1, 0, noKey, cmdInfo)
 	def("time", 1, fast, noKey, cmdTime)
-	def("debug", -2, flagAdmin, noKey, cmdDebug)
+	def("debug", -2, flagAdmin|flagRefused, noKey, nil)
 	def("memory", -2, r, noKey, cmdHelp)
 	def("memory|usage", -3, r, subKey, cmdMemoryUsage)
 	def("memory|help", 2, r, noKey, cmdHelp)
@@ -156,7 +156,7 @@ var commandTable = sync.OnceValue(func() *table {
 	def("command|info", -2, 0, noKey, cmdCommandInfo)
 	def("command|docs", -2, 0, noKey, cmdCommandDocs)
 	def("command|list", 2, 0, noKey, cmdCommandList)
-	def("command|getkeys", -3, 0, noKey, cmdCommandGetKeys)
+	def("command|getkeys", -4, 0, noKey, cmdCommandGetKeys)
 	def("command|help", 2, 0, noKey, cmdHelp)
 	def("polder", -2, 0, noKey, cmdHelp)
 	def("polder|stats", 2, 0, noKey, cmdPolderStats)

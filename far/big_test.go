@@ -1,0 +1,181 @@
+package far
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// Updates of large values go on while other keys of the shard are set, which
+// is all the time.
+func TestLargeUpdateAmongOtherWriters(t *testing.T) {
+	_, m := newTestHeap(t, NewMemStore(testSegment, 1000), Config{Local: 16 << 20})
+	k := key(0)
+	others := make([][]byte, 0, 4)
+	for i := 1; len(others) < cap(others); i++ {
+		if m.shard(m.hash(key(i))) == m.shard(m.hash(k)) {
+			others = append(others, key(i))
+		}
+	}
+	mustSet(t, m, k, make([]byte, 1<<20))
+	stop := make(chan struct{})
+	var noise, updates sync.WaitGroup
+	defer noise.Wait()
+	defer close(stop)
+	for _, o := range others {
+		noise.Go(func() {
+			for i := 0; ; i++ {
+				select {
+				case <-stop:
+					return
+				default:
+					mustSet(t, m, o, value(uint64(i), 100))
+				}
+			}
+		})
+	}
+	const workers, each = 2, 5
+	var tries atomic.Int64
+	ctx := within(t, 20*time.Second)
+	for range workers {
+		updates.Go(func() {
+			for range each {
+				err := m.Update(ctx, k, func(old Entry, found bool) (Entry, Verdict, error) {
+					tries.Add(1)
+					v := append([]byte(nil), old.Value...)
+					binary.LittleEndian.PutUint64(v, binary.LittleEndian.Uint64(v)+1)
+					old.Value = v
+					return old, Put, nil
+				})
+				if err != nil {
+					t.Errorf("Update: %v", err)
+					return
+				}
+			}
+		})
+	}
+	updates.Wait()
+	if got := tries.Load(); got > workers*workers*each {
+		t.Errorf("%d updates took %d tries", workers*each, got)
+	}
+	e, err := m.Get(context.Background(), k, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := binary.LittleEndian.Uint64(e.Value); got != workers*each {
+		t.Errorf("after %d updates the value is %d", workers*each, got)
+	}
+}
+
+// A value that is small before an update and large after it is compared by its
+// bytes.
+func TestUpdateFromSmallToLargeIsAtomic(t *testing.T) {
+	store := newFaultStore(tinySegment, 4000)
+	h, m := newTinyHeap(t, store, 1<<20)
+	const workers, each = 4, 30
+	k := key(0)
+	mustSet(t, m, k, make([]byte, 8))
+	var wg sync.WaitGroup
+	for w := range workers {
+		wg.Go(func() {
+			for i := range each {
+				err := m.Update(context.Background(), k, func(old Entry, found bool) (Entry, Verdict, error) {
+					n := 8
+					if (w+i)%2 == 0 {
+						n = 3 * h.pieces
+					}
+					v := make([]byte, n)
+					binary.LittleEndian.PutUint64(v, binary.LittleEndian.Uint64(old.Value)+1)
+					old.Value = v
+					return old, Put, nil
+				})
+				if err != nil {
+					t.Errorf("Update: %v", err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	e, err := m.Get(context.Background(), k, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := binary.LittleEndian.Uint64(e.Value); got != workers*each {
+		t.Errorf("after %d updates the value is %d", workers*each, got)
+	}
+}
+
+// The pieces of a large value go with it even if nobody can read its head any
+// more when it is replaced.
+func TestPiecesOfAnUnreadableHeadGo(t *testing.T) {
+	for _, how := range []string{"lost", "corrupt"} {
+		t.Run(how, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := newFaultStore(tinySegment, 4000)
+				h, m := newTinyHeap(t, store, 0)
+				const n = 30
+				for i := range n {
+					mustSet(t, m, key(i), value(uint64(i), 30000))
+				}
+				fillTiny(t, h.NewMap("other"), 400)
+				bad := map[int]bool{}
+				if how == "lost" {
+					store.loseThat(m, func(w word) bool { return w&wordBig != 0 })
+					for i := range n {
+						bad[i] = true
+					}
+				} else {
+					store.corrupt.Store(1000)
+					for i := range n {
+						var ce *CorruptError
+						if _, err := m.Get(context.Background(), key(i), nil); errors.As(err, &ce) {
+							bad[i] = true
+						}
+					}
+				}
+				for i := range bad {
+					mustSet(t, m, key(i), []byte("small"))
+				}
+				store.corrupt.Store(0)
+				time.Sleep(5 * time.Second) // the janitor's
+				heads, pieces := kinds(m)
+				if want := heads * ((30000 + h.pieces - 1) / h.pieces); pieces > want {
+					t.Errorf("%d pieces are left of %d values, want at most %d", pieces, heads, want)
+				}
+			})
+		})
+	}
+}
+
+// A failed write leaves nothing behind that is read as if it had been written.
+func TestFailedWriteIsNotCleaned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newFaultStore(testSegment, 4000)
+		h, m := newTinyHeap(t, store, 0)
+		for round := range 20 {
+			for i := range 200 {
+				mustSet(t, m, key(i), value(uint64(round*200+i), 1000))
+			}
+			store.failWrite.Store(true)
+			ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+			for i := range 200 {
+				if m.Set(ctx, key(1000+i), Entry{Value: value(uint64(i), 1000)}) != nil {
+					break
+				}
+			}
+			cancel()
+			store.failWrite.Store(false)
+			for i := range 200 {
+				mustSet(t, m, key(2000+i%50), value(uint64(round*200+i), 1000))
+			}
+		}
+		if s := h.Stats(); s.CleanedSegments == 0 || s.Corrupt != 0 {
+			t.Errorf("%d segments were cleaned, with %d corrupt entries; want some, and none", s.CleanedSegments, s.Corrupt)
+		}
+	})
+}
