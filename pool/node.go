@@ -105,9 +105,11 @@ func (n *node) linkBroke(l *link) {
 		return
 	}
 	// The state changes before the link is seen to be dead, so that whoever
-	// sees that finds something to wait for.
+	// sees that finds something to wait for; and it is seen to be dead before
+	// anybody else can find the link broken, and try again on it.
 	n.link = nil
 	n.setState(nodeConnecting, nil)
+	l.dead.Store(true)
 	n.mu.Unlock()
 	l.kill()
 	close(l.broke)
