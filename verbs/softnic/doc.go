@@ -47,6 +47,14 @@
 // request is executed; what a READ or atomic brings is there for a request
 // with a fence. Indexes and counts are of 64 bits and never wrap.
 //
+// # Allocation
+//
+// ALLOC and FREE take chunks from an allocator (see verbs.Allocator) and give them
+// back, each as one step between two packets. An ALLOC is executed when its answer
+// is sent, so that one whose queue pair fails before that has taken nothing. The
+// allocator's table and queue lie in registered memory, where chains and the host
+// may work on the same; words of the queue are accessed atomically.
+//
 // # Wire
 //
 // See [Packet]. Links carry packets reliably and in order. A message of more
