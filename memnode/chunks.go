@@ -3,7 +3,6 @@ package memnode
 import (
 	"fmt"
 
-	"polder/internal/arena"
 	"polder/verbs"
 )
 
@@ -16,41 +15,14 @@ type chunk struct {
 	bound bool     // mw is bound to the access queue pair of owner's connection
 }
 
-// chunks is the memory that a node lends and who has it. It belongs to the
-// control goroutine.
+// chunks is the lent memory and who has it. It belongs to the control
+// goroutine.
 type chunks struct {
-	pd     verbs.PD
-	mr     verbs.MR // all of mem
-	mem    *arena.Mapping
-	binder *binder
-	size   int
-
+	*memory
 	all   []chunk
 	fresh int      // all[fresh:] have never been lent
 	free  []uint32 // read as zero, unbound; a stack
 	dirty []uint32 // unbound, to be zeroed
-}
-
-func newChunks(dev verbs.Device, pd verbs.PD, cfg *Config) (*chunks, error) {
-	mem, err := arena.Anonymous(cfg.mapSize(), cfg.ChunkSize >= arena.HugePageSize)
-	if err != nil {
-		return nil, err
-	}
-	mr, err := pd.RegMR(mem.Bytes(), verbs.AccessLocalWrite|verbs.AccessMWBind)
-	if err != nil {
-		mem.Close()
-		return nil, fmt.Errorf("cannot register %d bytes: %w", cfg.mapSize(), err)
-	}
-	b, err := newBinder(dev, pd)
-	if err != nil {
-		mr.Deregister()
-		mem.Close()
-		return nil, err
-	}
-	return &chunks{
-		pd: pd, mr: mr, mem: mem, binder: b, size: cfg.ChunkSize,
-		all: make([]chunk, cfg.chunks()),
-	}, nil
 }
 
 // available counts the chunks that are not lent.
@@ -86,12 +58,7 @@ func (t *chunks) scrub() {
 	last := len(t.dirty) - 1
 	i := t.dirty[last]
 	t.dirty = t.dirty[:last]
-	off := int(i) * t.size
-	if t.size < arena.PageSize {
-		clear(t.mem.Bytes()[off : off+t.size])
-	} else if err := t.mem.Punch(off, t.size); err != nil {
-		clear(t.mem.Bytes()[off : off+t.size]) // locked memory cannot be punched
-	}
+	t.zero(i)
 	t.free = append(t.free, i)
 }
 
@@ -122,19 +89,17 @@ func (t *chunks) ownedBy(i uint32, s *session) bool {
 	return int(i) < len(t.all) && t.all[i].owner == s
 }
 
-// address is where chunk i begins.
-func (t *chunks) address(i uint32) uint64 { return t.mr.Addr() + uint64(i)*uint64(t.size) }
-
-// bind binds the windows of the given chunks to the queue pair qp, in order,
+// bind binds the windows, of type typ, of the given chunks, in order, to the
+// queue pair qp if they are of type 2B,
 // and returns how many were; the rest have no window then.
-func (t *chunks) bind(qp verbs.QP, ids []uint32) (int, error) {
+func (t *chunks) bind(typ verbs.MWType, qp verbs.QP, ids []uint32) (int, error) {
 	b := t.binder
 	b.wrs = b.wrs[:0]
 	var failed error
 	for _, i := range ids {
 		c := &t.all[i]
 		if c.mw == nil {
-			if c.mw, failed = t.pd.AllocMW(verbs.MWType2B); failed != nil {
+			if c.mw, failed = t.pd.AllocMW(typ); failed != nil {
 				c.mw = nil
 				failed = fmt.Errorf("cannot allocate a window: %w", failed)
 				break
@@ -203,14 +168,9 @@ func (t *chunks) dropWindow(i uint32) {
 	c.mw, c.bound = nil, false
 }
 
-// close gives the memory back.
-func (t *chunks) close() error {
+// close deallocates every window.
+func (t *chunks) close() {
 	for i := range t.fresh {
 		t.dropWindow(uint32(i))
 	}
-	t.binder.close()
-	if err := t.mr.Deregister(); err != nil {
-		return fmt.Errorf("cannot deregister the lent memory: %w", err)
-	}
-	return t.mem.Close()
 }

@@ -18,7 +18,7 @@ import (
 // control goroutine.
 type session struct {
 	wire    wire.Session
-	chunks  []uint32
+	chunks  []uint32  // managers that hand them out themselves keep them here
 	client  *client   // nil while disconnected
 	expires time.Time // disconnected: when the chunks are reclaimed
 }
@@ -50,6 +50,7 @@ type client struct {
 	mgmt    verbs.QP
 	cq      verbs.CQ // of mgmt, both directions
 	access  verbs.QP // nil until connected; nothing is posted to it
+	part    any      // what the manager keeps of it
 	closed  bool
 
 	mem *arena.Mapping // credits requests, then credits replies
@@ -134,6 +135,23 @@ func (c *client) postReply(slot uint8, n int) error {
 		ID: uint64(slot) | replyID, Op: verbs.OpSend, Flags: verbs.SendSignaled,
 		SGL: c.sge(credits+int(slot), n),
 	})
+}
+
+// connectAccess answers a request for an access queue pair, and sets qp.
+func (n *Node) connectAccess(c *client, req verbs.ConnRequest, qp *verbs.QP) error {
+	// Nothing is posted to it, so the client's completion queue will do.
+	access, err := n.pd.CreateQP(verbs.QPInit{
+		SendCQ: c.cq, RecvCQ: c.cq, SendDepth: 1, RecvDepth: 1, OnEvent: n.event,
+	})
+	if err != nil {
+		return fmt.Errorf("cannot create an access queue pair: %w", err)
+	}
+	if err := req.Accept(access, nil); err != nil {
+		access.Close()
+		return nil // the connection is gone, and its watcher will say so
+	}
+	*qp = access
+	return nil
 }
 
 // release gives back what the client holds of the device. Its chunks' windows

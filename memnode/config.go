@@ -25,6 +25,13 @@ const (
 
 // Config says what a Node lends, and to whom.
 type Config struct {
+	// Manager is the way of managing memory, one of Managers, by default
+	// DefaultManager. Clients must speak the same.
+	Manager string
+	// Group is how many access queue pairs a client of OneSided or Native
+	// has, from 1 to 8, by default 2. Every chunk has as many windows, and
+	// one more for its owner to free it with.
+	Group int
 	// Lend is how many bytes to lend, at least one chunk. What does not
 	// fill a chunk is left out. Pages are only populated by clients' use.
 	Lend int64
@@ -47,6 +54,15 @@ type Config struct {
 
 // withDefaults returns c with its zero fields set, or what is wrong with it.
 func (c Config) withDefaults() (Config, error) {
+	if c.Manager == "" {
+		c.Manager = DefaultManager
+	}
+	if err := checkManager(c.Manager); err != nil {
+		return c, err
+	}
+	if c.Group == 0 {
+		c.Group = 2
+	}
 	if c.ChunkSize == 0 {
 		c.ChunkSize = DefaultChunkSize
 	}
@@ -69,6 +85,8 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("%d bytes to lend, want at most %d chunks of %d bytes: use larger chunks", c.Lend, maxChunks, size)
 	case c.ClientBudget < 0 || c.ClientBudget > 0 && c.ClientBudget < size:
 		return c, fmt.Errorf("the client budget is %d, want 0 or at least one chunk of %d bytes", c.ClientBudget, size)
+	case c.Group < 1 || c.Group > verbs.MaxWindows-1:
+		return c, fmt.Errorf("groups of %d queue pairs, want 1 to %d", c.Group, verbs.MaxWindows-1)
 	case c.Grace < 0:
 		return c, fmt.Errorf("the grace period is %v, want it positive", c.Grace)
 	case c.MaxClients < 0:

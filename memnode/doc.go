@@ -1,10 +1,33 @@
 // Package memnode lends this host's memory to other hosts.
 //
 // A [Node] maps the memory that it lends once, registers it once, and cuts it
-// into chunks of one size. A client asks for chunks and gives them back by
-// messages on a management queue pair (package wire has their layout); it
-// reads and writes them with one-sided operations on an access queue pair,
-// which the node's device executes without any code of this package running.
+// into chunks of one size. How a client comes to chunks and gives them back is the
+// business of a manager, which Config.Manager names: by messages on a management
+// queue pair (package wire has their layout), or by requests that the device
+// serves by itself. The client reads and writes them with one-sided operations on
+// access queue pairs, which the device executes without any code of this package
+// running.
+//
+// # One-sided management
+//
+// [OneSided] and [Native] are OneSidedMW: the device takes chunks from a queue and
+// binds their windows, by chains of work requests (package chain) or by a verb of
+// its own (verbs.Allocator), from the same table and queue. The control goroutine
+// makes queue pairs and chains when a client connects, and posts nothing
+// afterwards. It has four things left to do:
+//
+//   - When a client comes back its chunks' windows are bound to its new queue
+//     pairs; when one stays away, the table's owner fields say what to reclaim.
+//   - Chunks of up to 64 KiB are zeroed by the device when they are freed, and stay
+//     populated. The device puts larger ones into a second queue; the control
+//     goroutine gives their pages back to the operating system and moves them to
+//     the first. It looks there every 50 ms, and when a client finds the first
+//     queue empty.
+//   - A chain that finds the queue empty fails. The client is told so, and when
+//     there is memory again. See package chain.
+//   - Every 50 ms the counts that chains keep are compared with the clients'
+//     budgets. Who has more loses the queue pairs to allocate and to free with.
+//     The verb keeps to budgets by itself.
 //
 // # Isolation
 //
@@ -21,10 +44,18 @@
 // connected to itself, naming the client's queue pair: on the client's, they
 // would have to wait for a client that does not read its responses.
 //
+// One-sided managers have one window more for every chunk, on the queue pair that
+// frees: only who has it can free the chunk. Their metadata is registered without
+// remote rights, too; chains reach it through windows of their own queue pairs.
+//
 // A chunk that comes back is first made inaccessible (LOCAL_INV of its window,
 // or deallocation of it with the client's connection), then its pages are
 // given back to the operating system, and only then may it be lent again;
 // the next borrower reads zeros.
+//
+// Clients on the node's own machine (manager MemFD) are kept apart by the kernel:
+// each is passed a memfd of its own, which it maps. Package tenancy says why that
+// memory can be taken back.
 //
 // # Sessions
 //
@@ -35,9 +66,9 @@
 //
 // # Hostile clients
 //
-// A client can make the node hold two queue pairs, 16 KiB of message buffers
-// and what its budget allows, and no more: one management and one access queue
-// pair a connection, a fixed number of sessions, a fixed number of requests
+// A client can make the node hold a few queue pairs, 16 KiB of message buffers, as
+// much for chains, and what its budget allows, and no more: one queue pair of each
+// kind a connection, a fixed number of sessions, a fixed number of requests
 // unanswered. Requests above that number find no receive posted and break the
 // sender's own queue pair; a client that does not take its replies stops being
 // served. A free names chunks of the client's own or frees none.
@@ -49,5 +80,6 @@
 // through a bounded channel of connection requests and a list of clients that
 // have something to be looked at, each of which is on it at most once. Accept
 // loops, one for every Serve, and one watcher for every connection are the
-// only other goroutines; Close ends them all. Stats reads atomic counters.
+// only other goroutines; Close ends them all. Stats reads atomic counters, and may
+// wait for the control goroutine to bring them up to date.
 package memnode

@@ -1,4 +1,4 @@
 package memnode
 
 // Memory is the memory that n lends.
-func (n *Node) Memory() []byte { return n.chunks.mem.Bytes() }
+func (n *Node) Memory() []byte { return n.mem.mem.Bytes() }

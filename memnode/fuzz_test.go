@@ -21,7 +21,7 @@ func FuzzRequests(f *testing.F) {
 	f.Add([]byte{0})
 	f.Add([]byte{3, 1, 2, 3, 4})
 	const chunks, budget = 8, 4
-	c := pooltest.NewCluster(f, pooltest.Inproc, memnode.Config{
+	c := pooltest.NewCluster(f, messages(pooltest.Inproc), memnode.Config{
 		Lend: chunks * 4096, ChunkSize: 4096, ClientBudget: budget * 4096, Grace: time.Nanosecond,
 	})
 	k := c.Open(pool.Config{})

@@ -121,7 +121,7 @@ func TestAccessOutsideOnesOwnChunks(t *testing.T) {
 
 // A type 2B window is out of reach whatever the key, so guessing does not help.
 func TestGuessingKeysOfALentChunk(t *testing.T) {
-	c := pooltest.NewCluster(t, pooltest.Inproc, node(4))
+	c := pooltest.NewCluster(t, messages(pooltest.Inproc), node(4))
 	owner := openRaw(t, c, c.Nodes[0], wire.Session{})
 	g := owner.alloc(1)[0]
 	for key := range 256 {
@@ -254,7 +254,7 @@ func TestAClientThatFloods(t *testing.T) {
 // not even by asking for chunks meanwhile.
 func TestAClientThatReadsNothing(t *testing.T) {
 	const size = 1 << 20
-	c := pooltest.NewCluster(t, pooltest.TCP, memnode.Config{Lend: 16 * size, ChunkSize: size, Grace: time.Minute})
+	c := pooltest.NewCluster(t, messages(pooltest.TCP), memnode.Config{Lend: 16 * size, ChunkSize: size, Grace: time.Minute})
 	x := pooltest.NewProxy(t, c.Nodes[0].Addr)
 	r := openRawAt(t, c, x.Addr(), wire.Session{})
 	g := r.alloc(1)[0]
@@ -279,7 +279,7 @@ func TestAClientThatReadsNothing(t *testing.T) {
 }
 
 func TestASendOnTheAccessQueuePair(t *testing.T) {
-	c := pooltest.NewCluster(t, pooltest.Inproc, node(8))
+	c := pooltest.NewCluster(t, messages(pooltest.Inproc), node(8))
 	check := victim(t, c)
 	r := openRaw(t, c, c.Nodes[0], wire.Session{})
 	if got := r.access1(verbs.OpSend, 0, 0, 64); got == verbs.StatusSuccess {
@@ -296,8 +296,8 @@ func TestConnectionsThatAreRefused(t *testing.T) {
 	overDrivers(t, func(t *testing.T, s pooltest.Setup) {
 		c := pooltest.NewCluster(t, s, node(8))
 		check := victim(t, c)
-		mgmt := wire.Hello{Kind: wire.KindManagement, Manager: memnode.Manager}
-		access := wire.Hello{Kind: wire.KindAccess, Manager: memnode.Manager}
+		mgmt := wire.Hello{Kind: wire.KindManagement, Manager: memnode.RPCMW}
+		access := wire.Hello{Kind: wire.KindAccess, Manager: memnode.RPCMW}
 		rejected := func(what, why string, err error) {
 			t.Helper()
 			var r *verbs.RejectError
@@ -350,7 +350,7 @@ func TestNonsenseDoesNotFillTheLog(t *testing.T) {
 	var log lines
 	cfg := node(4)
 	cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
-	c := pooltest.NewCluster(t, pooltest.Inproc, cfg)
+	c := pooltest.NewCluster(t, messages(pooltest.Inproc), cfg)
 	r := openRaw(t, c, c.Nodes[0], wire.Session{})
 	start := time.Now()
 	const n = 2000

@@ -12,9 +12,6 @@ import (
 	"polder/verbs"
 )
 
-// Manager is the name of the way of managing memory that a Node understands.
-const Manager = "rpcmw"
-
 // A Node lends memory. See the package comment.
 type Node struct {
 	cfg  Config
@@ -22,6 +19,7 @@ type Node struct {
 	dev  verbs.Device
 	mpd  verbs.PD // management queue pairs and their buffers
 	pd   verbs.PD // the lent memory and access queue pairs
+	mem  *memory
 	stop context.CancelCauseFunc
 	ctx  context.Context // done when the node closes
 
@@ -32,12 +30,10 @@ type Node struct {
 	wg       sync.WaitGroup // accept loops' hand-over, watchers, control
 
 	// Owned by the control goroutine.
-	chunks   *chunks
+	manager  manager
 	sessions map[uint64]*session
 	clients  map[verbs.Conn]*client
 	grace    *time.Timer
-	grants   []wire.Grant
-	ids      []uint32
 	looking  []*client
 	warned   time.Time // when warn last logged
 	unlogged int       // warnings since
@@ -73,15 +69,20 @@ func New(dev verbs.Device, cfg Config) (*Node, error) {
 		n.mpd.Close()
 		return nil, fmt.Errorf("cannot lend memory: %w", err)
 	}
-	if n.chunks, err = newChunks(dev, n.pd, &n.cfg); err != nil {
+	if n.mem, err = newMemory(dev, n.pd, &n.cfg); err != nil {
 		n.pd.Close()
 		n.mpd.Close()
 		return nil, fmt.Errorf("cannot lend memory: %w", err)
 	}
+	if n.manager, err = managers[cfg.Manager](n); err != nil {
+		n.mem.close()
+		n.pd.Close()
+		n.mpd.Close()
+		return nil, fmt.Errorf("cannot lend memory by %s: %w", cfg.Manager, err)
+	}
 	n.ctx, n.stop = context.WithCancelCause(context.Background())
 	n.grace = time.NewTimer(time.Hour)
 	n.grace.Stop()
-	n.countChunks()
 	n.wg.Go(n.control)
 	return n, nil
 }
@@ -144,7 +145,7 @@ func (n *Node) Close() error {
 		l.Close()
 	}
 	n.wg.Wait()
-	n.closeErr = errors.Join(n.chunks.close(), n.pd.Close(), n.mpd.Close())
+	n.closeErr = errors.Join(n.manager.close(), n.mem.close(), n.pd.Close(), n.mpd.Close())
 	close(n.done)
 	return n.closeErr
 }
@@ -153,9 +154,16 @@ func (n *Node) Close() error {
 func (n *Node) control() {
 	always := make(chan struct{})
 	close(always)
+	more := false
+	var ticks <-chan time.Time
+	ticking, _ := n.manager.(ticker)
+	if ticking != nil {
+		ticks = ticking.ticks()
+	}
+	var woke time.Time
 	for {
 		var idle <-chan struct{}
-		if len(n.chunks.dirty) > 0 {
+		if more {
 			idle = always
 		}
 		select {
@@ -166,22 +174,33 @@ func (n *Node) control() {
 			n.grace.Stop()
 			return
 		case req := <-n.requests:
+			woke = time.Now()
 			n.counters.wakeups.Add(1)
 			n.connect(req)
 		case <-n.ready.wake:
+			woke = time.Now()
 			n.counters.wakeups.Add(1)
 			n.looking = n.ready.take(n.looking)
 			for _, c := range n.looking {
 				n.look(c)
 			}
-		case <-n.grace.C:
+		case woke = <-n.grace.C:
 			n.expire(time.Now())
+		case <-ticks:
+			woke = time.Now()
+			ticking.tick()
 		case answer := <-n.queries:
+			woke = time.Now()
+			if ticking != nil {
+				ticking.count()
+			}
 			answer <- n.clientInfos()
 		case <-idle:
-			n.chunks.scrub()
+			woke = time.Now()
 		}
-		n.countChunks()
+		more = n.manager.work()
+		n.counters.busy.Add(int64(time.Since(woke)))
+		n.counters.sessions.Store(int64(len(n.sessions)))
 	}
 }
 
@@ -198,8 +217,8 @@ func (n *Node) connect(req verbs.ConnRequest) {
 		refuse("%v", err)
 		return
 	}
-	if h.Manager != Manager {
-		refuse("this node manages memory by %s, not %s", Manager, h.Manager)
+	if h.Manager != n.cfg.Manager {
+		refuse("this node manages memory by %s, not %s", n.cfg.Manager, h.Manager)
 		return
 	}
 	c := n.clients[req.Conn()]
@@ -212,22 +231,10 @@ func (n *Node) connect(req verbs.ConnRequest) {
 		}
 	case c == nil:
 		refuse("a connection's first queue pair is for management")
-	case c.access != nil:
-		refuse("a connection has one access queue pair")
 	default:
-		// Nothing is posted to it, so the client's completion queue will do.
-		access, err := n.pd.CreateQP(verbs.QPInit{
-			SendCQ: c.cq, RecvCQ: c.cq, SendDepth: 1, RecvDepth: 1, OnEvent: n.event,
-		})
-		if err != nil {
-			refuse("cannot create an access queue pair: %v", err)
-			return
+		if err := n.manager.connect(c, &h, req); err != nil {
+			refuse("%v", err)
 		}
-		if err := req.Accept(access, nil); err != nil {
-			access.Close()
-			return // the connection is gone, and its watcher will say so
-		}
-		c.access = access
 	}
 }
 
@@ -253,9 +260,10 @@ func (n *Node) attach(req verbs.ConnRequest, want *wire.Session) error {
 	}
 	w := wire.Welcome{
 		Resumed: resumed, Session: s.wire,
-		Base: n.chunks.mr.Addr(), ChunkSize: uint64(n.cfg.ChunkSize), Chunks: uint32(n.cfg.chunks()),
-		Space: n.space(s), Grace: n.cfg.Grace, Credits: credits, Batch: wire.MaxBatch,
+		Base: n.mem.mr.Addr(), ChunkSize: uint64(n.cfg.ChunkSize), Chunks: uint32(n.cfg.chunks()),
+		Space: n.manager.space(s), Grace: n.cfg.Grace, Credits: credits, Batch: wire.MaxBatch,
 	}
+	n.manager.welcome(&w)
 	n.sessions[s.wire.ID] = s
 	n.clients[conn] = c
 	s.client = c
@@ -283,13 +291,17 @@ func (n *Node) look(c *client) {
 	}
 	if c.gone.Load() {
 		n.log.Info("client disconnected", "peer", c.conn.RemoteAddr(),
-			"session", c.session.wire.ID, "chunks", len(c.session.chunks), "error", c.conn.Err())
+			"session", c.session.wire.ID, "chunks", n.manager.held(c.session), "error", c.conn.Err())
 		n.disconnect(c)
 		return
 	}
-	if err := n.serve(c); err != nil {
+	err := n.serve(c)
+	if err == nil {
+		err = n.manager.look(c)
+	}
+	if err != nil {
 		n.warn("client dropped", "peer", c.conn.RemoteAddr(),
-			"session", c.session.wire.ID, "chunks", len(c.session.chunks), "error", err)
+			"session", c.session.wire.ID, "chunks", n.manager.held(c.session), "error", err)
 		n.disconnect(c)
 	}
 }
@@ -298,16 +310,14 @@ func (n *Node) look(c *client) {
 // period begins.
 func (n *Node) disconnect(c *client) {
 	s := c.session
-	for _, i := range s.chunks {
-		n.chunks.dropWindow(i)
-	}
+	n.manager.disconnect(c)
 	delete(n.clients, c.conn)
 	c.release()
 	c.conn.Close()
 	n.counters.connected.Store(int64(len(n.clients)))
 	s.client = nil
-	if len(s.chunks) == 0 {
-		delete(n.sessions, s.wire.ID)
+	if n.manager.held(s) == 0 {
+		n.forget(s)
 		return
 	}
 	s.expires = time.Now().Add(n.cfg.Grace)
@@ -333,14 +343,17 @@ func (n *Node) expire(now time.Time) {
 		if s.client != nil || s.expires.After(now) {
 			continue
 		}
-		n.log.Info("chunks reclaimed", "session", id, "chunks", len(s.chunks))
-		n.counters.reclaimed.Add(int64(len(s.chunks)))
-		for len(s.chunks) > 0 {
-			n.chunks.reclaim(s.chunks[len(s.chunks)-1])
-		}
-		delete(n.sessions, id)
+		k := n.manager.reclaim(s)
+		n.log.Info("chunks reclaimed", "session", id, "chunks", k)
+		n.counters.reclaimed.Add(int64(k))
+		n.forget(s)
 	}
 	n.armGrace()
+}
+
+func (n *Node) forget(s *session) {
+	n.manager.forget(s)
+	delete(n.sessions, s.wire.ID)
 }
 
 // warn logs what a client has done, but no more than ten times a second: a

@@ -10,6 +10,7 @@ import (
 	"polder/memnode"
 	"polder/memnode/wire"
 	"polder/pool/pooltest"
+	"polder/pool/rpcmw"
 	"polder/verbs"
 )
 
@@ -18,8 +19,14 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // overDrivers runs f over every driver.
 func overDrivers(t *testing.T, f func(*testing.T, pooltest.Setup)) {
 	for _, s := range []pooltest.Setup{pooltest.Inproc, pooltest.TCP} {
-		t.Run(s.Name, func(t *testing.T) { f(t, s) })
+		t.Run(s.Name, func(t *testing.T) { f(t, messages(s)) })
 	}
+}
+
+// messages is s with nodes that understand what raw clients say.
+func messages(s pooltest.Setup) pooltest.Setup {
+	s.Manager = rpcmw.Mechanism{}
+	return s
 }
 
 // raw is a client that speaks plain verbs to a node, and means no good.
@@ -87,14 +94,14 @@ func openRaw(t *testing.T, c *pooltest.Cluster, n *pooltest.Node, resume wire.Se
 func openRawAt(t *testing.T, c *pooltest.Cluster, addr string, resume wire.Session) *raw {
 	t.Helper()
 	r := dialRawAt(t, c, addr)
-	private, err := r.hello(r.mgmt, wire.Hello{Kind: wire.KindManagement, Manager: memnode.Manager, Session: resume})
+	private, err := r.hello(r.mgmt, wire.Hello{Kind: wire.KindManagement, Manager: memnode.RPCMW, Session: resume})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := r.w.Decode(private); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.hello(r.access, wire.Hello{Kind: wire.KindAccess, Manager: memnode.Manager}); err != nil {
+	if _, err := r.hello(r.access, wire.Hello{Kind: wire.KindAccess, Manager: memnode.RPCMW}); err != nil {
 		t.Fatal(err)
 	}
 	return r

@@ -48,142 +48,32 @@ func (n *Node) answer(c *client, r received) error {
 		return errShort
 	}
 	reply := wire.Reply{Op: req.Op &^ 0x80, ID: req.ID}
-	n.grants = n.grants[:0]
+	var grants []wire.Grant
 	if badErr != nil {
 		n.counters.malformed.Add(1)
 		n.warn("malformed request", "peer", c.conn.RemoteAddr(), "error", badErr)
 		reply.Status = wire.StatusBad
-	} else if c.access == nil {
-		reply.Status = wire.StatusNoAccess
 	} else {
-		switch req.Op {
-		case wire.OpAlloc:
-			reply.Status = n.alloc(c, req.N)
-		case wire.OpFree:
-			reply.Status, reply.N = n.free(c, &req)
-		case wire.OpOwned:
-			reply.Status = n.owned(c, int(req.Skip), req.N)
-		}
+		grants = n.manager.answer(c, &req, &reply)
 	}
-	n.countChunks() // before the client can know
-	reply.Space = n.space(c.session)
+	reply.Space = n.manager.space(c.session)
 	// The request has been used up: its buffer is the client's next credit.
 	if err := c.postRecv(r.slot); err != nil {
 		return err
 	}
 	slot := c.replies[len(c.replies)-1]
 	c.replies = c.replies[:len(c.replies)-1]
-	msg := wire.AppendReply(c.buffer(credits + int(slot))[:0], &reply, n.grants)
+	msg := wire.AppendReply(c.buffer(credits + int(slot))[:0], &reply, grants)
 	return c.postReply(slot, len(msg))
 }
 
-// space is what s may still allocate.
-func (n *Node) space(s *session) wire.Space {
-	return wire.Space{
-		Free:   uint32(n.chunks.available()),
-		Budget: uint32(n.cfg.budget() - len(s.chunks)),
-	}
-}
-
-// alloc lends c up to want chunks, and leaves their keys in n.grants.
-func (n *Node) alloc(c *client, want int) wire.Status {
-	s := c.session
-	left := n.cfg.budget() - len(s.chunks)
-	if left == 0 {
-		n.counters.noMemory.Add(1)
-		return wire.StatusBudget
-	}
-	n.ids = n.ids[:0]
-	for range min(want, left) {
-		i, ok := n.chunks.take()
-		if !ok {
-			break
-		}
-		n.ids = append(n.ids, i)
-	}
-	if len(n.ids) == 0 {
-		n.counters.noMemory.Add(1)
-		return wire.StatusNoMemory
-	}
-	done, err := n.chunks.bind(c.access, n.ids)
-	for _, i := range n.ids[done:] {
-		n.chunks.untake(i)
-	}
-	if done == 0 {
-		n.warn("cannot bind windows", "peer", c.conn.RemoteAddr(), "error", err)
-		return wire.StatusFailed
-	}
-	for _, i := range n.ids[:done] {
-		n.chunks.lend(i, s)
-		n.grant(i)
-	}
-	n.counters.allocs.Add(int64(done))
-	return wire.StatusOK
-}
-
-func (n *Node) grant(i uint32) {
-	n.grants = append(n.grants, wire.Grant{Chunk: i, Key: n.chunks.all[i].mw.RKey()})
-}
-
-// free takes the chunks of r's list back if all of them are c's, and otherwise
-// none.
-func (n *Node) free(c *client, r *wire.Request) (wire.Status, int) {
-	n.ids = n.ids[:0]
-	for k := range r.N {
-		i := r.Chunk(k)
-		if !n.chunks.ownedBy(i, c.session) {
-			n.counters.notOwner.Add(1)
-			n.warn("client freed what is not its own", "peer", c.conn.RemoteAddr(), "chunk", i)
-			return wire.StatusNotOwner, 0
-		}
-		n.ids = append(n.ids, i)
-	}
-	if duplicates(n.ids) {
-		n.counters.notOwner.Add(1)
-		n.warn("client freed a chunk twice at once", "peer", c.conn.RemoteAddr())
-		return wire.StatusNotOwner, 0
-	}
-	n.chunks.unbind(n.ids)
-	for _, i := range n.ids {
-		n.chunks.reclaim(i)
-	}
-	n.counters.frees.Add(int64(len(n.ids)))
-	return wire.StatusOK, len(n.ids)
-}
-
-// duplicates reports whether a number occurs twice in ids, at most
-// wire.MaxBatch of them.
-func duplicates(ids []uint32) bool {
-	for k, i := range ids {
-		for _, j := range ids[:k] {
-			if i == j {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-// owned lists up to max of c's chunks after the first skip, bound to its
-// access queue pair, in n.grants.
-func (n *Node) owned(c *client, skip, max int) wire.Status {
-	all := c.session.chunks
-	if skip > len(all) {
-		return wire.StatusBad
-	}
-	page := all[skip:min(len(all), skip+max)]
-	n.ids = n.ids[:0]
-	for _, i := range page {
-		if !n.chunks.all[i].bound {
-			n.ids = append(n.ids, i)
-		}
-	}
-	if done, err := n.chunks.bind(c.access, n.ids); done < len(n.ids) {
-		n.warn("cannot bind windows", "peer", c.conn.RemoteAddr(), "error", err)
-		return wire.StatusFailed
-	}
-	for _, i := range page {
-		n.grant(i)
-	}
-	return wire.StatusOK
+// notify sends c a notice.
+//
+// Preconditions: a reply buffer is free.
+func (n *Node) notify(c *client, status wire.Status, failed uint32) error {
+	reply := wire.Reply{Op: wire.OpNotice, ID: failed, Status: status, Space: n.manager.space(c.session)}
+	slot := c.replies[len(c.replies)-1]
+	c.replies = c.replies[:len(c.replies)-1]
+	msg := wire.AppendReply(c.buffer(credits + int(slot))[:0], &reply, nil)
+	return c.postReply(slot, len(msg))
 }

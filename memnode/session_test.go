@@ -87,7 +87,7 @@ func TestChunksOfAClientThatIsGone(t *testing.T) {
 func TestANodeServesSoManyClients(t *testing.T) {
 	cfg := node(4)
 	cfg.MaxClients = 2
-	c := pooltest.NewCluster(t, pooltest.Inproc, cfg)
+	c := pooltest.NewCluster(t, messages(pooltest.Inproc), cfg)
 	a := openRaw(t, c, c.Nodes[0], wire.Session{})
 	a.alloc(1)
 	b := openRaw(t, c, c.Nodes[0], wire.Session{})

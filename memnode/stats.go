@@ -12,20 +12,12 @@ import (
 // counters are written by the control goroutine, or by whoever raises an
 // event, and read by anyone.
 type counters struct {
-	lent, dirty          atomic.Int64
 	connected, sessions  atomic.Int64
 	allocs, frees        atomic.Int64
 	reclaimed, noMemory  atomic.Int64
 	refused, malformed   atomic.Int64
 	notOwner, violations atomic.Int64
-	wakeups              atomic.Int64
-}
-
-func (n *Node) countChunks() {
-	t := n.chunks
-	n.counters.lent.Store(int64(len(t.all) - t.available()))
-	n.counters.dirty.Store(int64(len(t.dirty)))
-	n.counters.sessions.Store(int64(len(n.sessions)))
+	wakeups, busy        atomic.Int64
 }
 
 // Stats is a node's state and what it has done since it started.
@@ -37,28 +29,30 @@ type Stats struct {
 	Clients   int64 // connected
 	Sessions  int64 // connected or in their grace period
 
-	Allocs     int64 // chunks lent
-	Frees      int64 // chunks that clients gave back
-	Reclaimed  int64 // chunks taken back from clients that were gone
-	NoMemory   int64 // requests refused for lack of memory or budget
-	Refused    int64 // connections refused
-	Malformed  int64 // requests that made no sense
-	NotOwner   int64 // attempts to free what belongs to somebody else
-	Violations int64 // one-sided operations that the device refused
-	Wakeups    int64 // of the control goroutine, for connections and requests
+	Allocs     int64         // chunks lent
+	Frees      int64         // chunks that clients gave back
+	Reclaimed  int64         // chunks taken back from clients that were gone
+	NoMemory   int64         // requests refused for lack of memory or budget
+	Refused    int64         // connections refused
+	Malformed  int64         // requests that made no sense
+	NotOwner   int64         // attempts to free what belongs to somebody else
+	Violations int64         // one-sided operations that the device refused
+	Wakeups    int64         // of the control goroutine, for connections and requests
+	Busy       time.Duration // that the control goroutine has been at work
 }
 
 // Stats returns the node's counters. They are not read at one instant.
 func (n *Node) Stats() Stats {
 	c := &n.counters
-	return Stats{
+	s := Stats{
 		ChunkSize: n.cfg.ChunkSize, Chunks: int64(n.cfg.chunks()),
-		Lent: c.lent.Load(), Dirty: c.dirty.Load(),
 		Clients: c.connected.Load(), Sessions: c.sessions.Load(),
 		Allocs: c.allocs.Load(), Frees: c.frees.Load(), Reclaimed: c.reclaimed.Load(),
 		NoMemory: c.noMemory.Load(), Refused: c.refused.Load(), Malformed: c.malformed.Load(),
-		NotOwner: c.notOwner.Load(), Violations: c.violations.Load(), Wakeups: c.wakeups.Load(),
+		NotOwner: c.notOwner.Load(), Violations: c.violations.Load(), Wakeups: c.wakeups.Load(), Busy: time.Duration(c.busy.Load()),
 	}
+	n.manager.stats(&s)
+	return s
 }
 
 // ClientInfo is one session.
@@ -83,7 +77,7 @@ func (n *Node) Clients() []ClientInfo {
 func (n *Node) clientInfos() []ClientInfo {
 	infos := make([]ClientInfo, 0, len(n.sessions))
 	for id, s := range n.sessions {
-		info := ClientInfo{Session: id, Chunks: len(s.chunks), Expires: s.expires}
+		info := ClientInfo{Session: id, Chunks: n.manager.held(s), Expires: s.expires}
 		if s.client != nil {
 			info.Peer, info.Expires = s.client.conn.RemoteAddr(), time.Time{}
 		}
@@ -117,6 +111,7 @@ func NewCollector(n *Node) prometheus.Collector {
 	counter("not_owner", "Attempts to free somebody else's chunk.", func(s *Stats) int64 { return s.NotOwner })
 	counter("violations", "One-sided operations that the device refused.", func(s *Stats) int64 { return s.Violations })
 	counter("wakeups", "Wake-ups of the control goroutine.", func(s *Stats) int64 { return s.Wakeups })
+	counter("busy_nanoseconds", "Time that the control goroutine has been at work.", func(s *Stats) int64 { return int64(s.Busy) })
 	return c
 }
 

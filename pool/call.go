@@ -33,6 +33,8 @@ type piece struct {
 	kind     OpKind
 	old, new uint64
 	link     *link
+	path     int
+	stray    bool // its caller has given up
 	block    block
 	addr     uint64
 	key      verbs.RKey
@@ -104,7 +106,7 @@ func newCall(p *Pool) *call {
 
 // run carries out ops and gives the call up.
 func (c *call) run(ctx context.Context, ops []Op) {
-	c.plan(ops)
+	c.plan(ctx, ops)
 	for {
 		more, abandoned := c.round(ctx)
 		if abandoned {
@@ -117,13 +119,16 @@ func (c *call) run(ctx context.Context, ops []Op) {
 	c.dispose()
 }
 
-// plan cuts ops into pieces.
-func (c *call) plan(ops []Op) {
+// plan carries out what it can in place and cuts the other ops into pieces.
+func (c *call) plan(ctx context.Context, ops []Op) {
 	for i := range ops {
 		op := &ops[i]
 		op.Err = nil
 		if err := op.check(c.pool); err != nil {
 			op.fail(err)
+			continue
+		}
+		if op.Chunk.inPlace(ctx, op) {
 			continue
 		}
 		size := op.size()
@@ -219,7 +224,8 @@ func (c *call) start(p *piece) startResult {
 		copy(slab.bytes(p.block, p.n), p.op.Buf[p.off:p.off+p.n])
 	}
 	p.link = b.link
-	p.addr, p.key = b.addr+uint64(p.op.Off)+uint64(p.off), b.key
+	p.path = p.chunk.path(b.link, p.n)
+	p.addr, p.key = b.addr+uint64(p.op.Off)+uint64(p.off), b.keys[p.path]
 	p.sge[0] = slab.sge(p.block, p.n)
 	p.posted = false
 	p.landed.Store(0)
@@ -365,6 +371,10 @@ func (c *call) reap(p *piece, status verbs.Status) {
 
 // letGo gives back what p held in flight.
 func (c *call) letGo(p *piece) {
+	if p.stray {
+		p.stray = false
+		p.chunk.strays[p.path].Add(-1)
+	}
 	c.pool.slab.release(p.block)
 	p.block = block{}
 	p.chunk.release()
@@ -377,6 +387,8 @@ func (c *call) abandon(err error) bool {
 		switch p := &c.pieces[i]; p.state {
 		case pieceFlying:
 			p.op.fail(err)
+			p.chunk.strays[p.path].Add(1)
+			p.stray = true
 		case pieceIdle:
 			p.op.fail(err)
 			p.state = pieceDone

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"polder/pool/mech"
 	"polder/verbs"
 )
 
@@ -25,15 +26,20 @@ type Chunk struct {
 	users atomic.Int64
 	idle  chan struct{} // capacity 1: users has fallen to freedBit
 	once  sync.Once     // lose
-	lost  chan struct{} // closed by lose
-	gone  atomic.Bool   // lost is closed
+	// strays counts pieces by path that fly although their callers have given
+	// up: what comes later must come after them.
+	strays [mech.MaxPaths]atomic.Int32
+	lost   chan struct{} // closed by lose
+	gone   atomic.Bool   // lost is closed
 }
 
 // A binding is the right to a chunk over one connection.
 type binding struct {
 	link *link
 	addr uint64
-	key  verbs.RKey
+	keys [mech.MaxPaths]verbs.RKey
+	// memory is the chunk itself, if it lies in this process's memory.
+	memory []byte
 }
 
 const freedBit = 1 << 62
@@ -92,6 +98,27 @@ func (c *Chunk) lose() {
 	})
 }
 
+// path is which path of l a piece of n bytes takes: behind strays, if there are
+// any. If there are on several paths, the link is given up, and its successor
+// has none.
+func (c *Chunk) path(l *link, n int) int {
+	path, behind := l.path(c.id, n), -1
+	for i := range l.qps {
+		if c.strays[i].Load() == 0 {
+			continue
+		}
+		if behind >= 0 {
+			c.node.linkBroke(l)
+			return path
+		}
+		behind = i
+	}
+	if behind >= 0 {
+		return behind
+	}
+	return path
+}
+
 // ReadAt implements io.ReaderAt.
 func (c *Chunk) ReadAt(p []byte, off int64) (int, error) {
 	return c.ReadContext(context.Background(), p, off)
@@ -143,6 +170,9 @@ func (c *Chunk) FetchAdd(ctx context.Context, off int64, delta uint64) (prev uin
 // do runs one operation.
 func (c *Chunk) do(ctx context.Context, op Op) Op {
 	p := c.node.pool
+	if op.check(p) == nil && c.inPlace(ctx, &op) {
+		return op
+	}
 	ops := p.getOne()
 	ops[0] = op
 	_ = p.Do(ctx, ops[:]) // the operation has its error

@@ -7,14 +7,22 @@ import (
 	"net"
 
 	"polder/verbs"
+	"polder/verbs/shm"
 	"polder/verbs/softnic"
 	"polder/verbs/tcp"
 )
 
 // Dial borrows from the memory nodes that listen at addrs, each "host:port",
-// over TCP, with the default configuration.
+// over TCP, with the default configuration; or each "unix:/path", on this
+// machine, with DialUnix.
 func Dial(ctx context.Context, addrs ...string) (*Pool, error) {
-	return DialTCP(ctx, tcp.Config{}, Config{}, addrs...)
+	switch local := countUnix(addrs); {
+	case local == 0:
+		return DialTCP(ctx, tcp.Config{}, Config{}, addrs...)
+	case local < len(addrs):
+		return nil, errMixed
+	}
+	return DialUnix(ctx, shm.Config{}, Config{}, addrs...)
 }
 
 // DialTCP is Dial with configurations for the connections (such as TLS, which

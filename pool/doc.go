@@ -33,19 +33,27 @@
 // fit at once are carried out in several rounds, and when the slab is used up
 // callers queue for it, in order.
 //
+// Chunks of a node on this machine that is dialled as "unix:/path" need none of
+// that: they lie in this process's memory, and operations on them are memory
+// copies and atomic instructions, done by the caller at once.
+//
 // # Concurrency
 //
-// Everything may be called by any number of goroutines. Callers share one
-// access queue pair a node: what several of them post while one is ringing the
+// Everything may be called by any number of goroutines. Callers share the
+// access queue pairs of a node: what several of them post while one is ringing the
 // doorbell goes out with the next doorbell, together. A completion wakes its
 // caller directly; there is no goroutine for an operation, and no allocation
 // in the steady state. One goroutine a node, the keeper, makes and resumes
 // connections.
 //
-// Short operations overtake long ones that wait to be posted, and of these only
-// a window is in flight, so that a read on a miss does not wait for bulk writes.
+// Pieces of up to 16 KiB, for which somebody waits, go over the first access queue
+// pair, and bulk traffic over the others if the mechanism has several, each with
+// the chunk's key for it. Short pieces overtake long ones that wait to be posted,
+// and of these only a window is in flight, so that a read on a miss does not wait
+// for bulk writes. Where a caller has given up on a piece that still flies, later
+// ones on its chunk go the same way, behind it.
 //
-// Lock order: node.mu, link.mu; link.pollMu, link.mu; slab.mu and Pool.callMu
-// are leaves. No lock is held across an operation on the fabric, except that
+// Lock order: link.mapped, node.mu, link.mu; link.pollMu, link.mu; slab.mu and
+// Pool.callMu are leaves. No lock is held across an operation on the fabric, except that
 // completion handlers are serialised by pollMu while they poll.
 package pool

@@ -2,6 +2,7 @@ package pool
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"runtime"
 	"sync"
@@ -36,9 +37,12 @@ const (
 type link struct {
 	node    *node
 	conn    verbs.Conn
-	qp      verbs.QP
+	qps     []mech.Poster // by path: queue pairs, or what the mechanism has in their place
 	cq      verbs.CQ
 	session mech.Session // set once, before anybody else sees the link
+
+	verifier mech.Verifier // session, if it is one
+	mapped   sync.RWMutex  // held for reading while memory of session's is accessed in place
 
 	broke chan struct{} // closed by node.linkBroke
 	dead  atomic.Bool   // nothing is accepted any more
@@ -53,8 +57,8 @@ type link struct {
 	slots     []uint16   // free slots
 	posting   bool       // somebody is in post, and will take what is queued
 
-	batch []verbs.SendWR // belongs to whoever set posting
-	taken []*piece       // the pieces of batch
+	batches [mech.MaxPaths][]verbs.SendWR // by path; they belong to whoever set posting
+	taken   [mech.MaxPaths][]*piece       // the pieces of the batches
 
 	pollMu   sync.Mutex // serialises completion handlers
 	wcs      [64]verbs.WC
@@ -68,7 +72,6 @@ func newLink(n *node, conn verbs.Conn) (*link, error) {
 	l := &link{
 		node: n, conn: conn, broke: make(chan struct{}),
 		flying: make([]*piece, depth),
-		batch:  make([]verbs.SendWR, 0, depth), taken: make([]*piece, 0, depth),
 	}
 	for i := range depth {
 		l.slots = append(l.slots, uint16(depth-1-i))
@@ -77,14 +80,43 @@ func newLink(n *node, conn verbs.Conn) (*link, error) {
 	if l.cq, err = p.dev.CreateCQ(verbs.CQInit{Depth: depth, Handler: l.complete}); err != nil {
 		return nil, err
 	}
-	l.qp, err = p.pd.CreateQP(verbs.QPInit{
+	return l, nil
+}
+
+// access makes the queue pair of the next path. All complete into one queue.
+func (l *link) access() (verbs.QP, error) {
+	if len(l.qps) == mech.MaxPaths {
+		return nil, fmt.Errorf("cannot create more than %d access queue pairs", mech.MaxPaths)
+	}
+	depth := len(l.flying)
+	qp, err := l.node.pool.pd.CreateQP(verbs.QPInit{
 		SendCQ: l.cq, RecvCQ: l.cq, SendDepth: depth, RecvDepth: 1, OnEvent: l.event,
 	})
 	if err != nil {
-		l.cq.Close()
 		return nil, err
 	}
-	return l, nil
+	l.through(qp)
+	return qp, nil
+}
+
+// through makes p the next path.
+//
+// Preconditions: there are fewer than mech.MaxPaths.
+func (l *link) through(p mech.Poster) {
+	depth := len(l.flying)
+	l.batches[len(l.qps)] = make([]verbs.SendWR, 0, depth)
+	l.taken[len(l.qps)] = make([]*piece, 0, depth)
+	l.qps = append(l.qps, p)
+}
+
+// path is which queue pair a piece of n bytes of chunk id goes over: short
+// pieces, for which somebody waits, over the first, and bulk traffic over the
+// others, where it is in nobody's way (OneSidedMW, section 4.1).
+func (l *link) path(id uint32, n int) int {
+	if n <= shortPiece || len(l.qps) == 1 {
+		return 0
+	}
+	return 1 + int(id)%(len(l.qps)-1)
 }
 
 // event is the access queue pair's event handler. Whatever happens to it, it
@@ -140,22 +172,32 @@ func (l *link) post() {
 		l.mu.Lock()
 	}
 	for !l.dead.Load() {
-		l.batch, l.taken = l.batch[:0], l.taken[:0]
+		for i := range l.qps {
+			l.batches[i], l.taken[i] = l.batches[i][:0], l.taken[i][:0]
+		}
+		any := false
 		for p := l.next(); p != nil; p = l.next() {
 			slot := l.slots[len(l.slots)-1]
 			l.slots = l.slots[:len(l.slots)-1]
 			l.flying[slot] = p
 			p.posted = true
-			l.batch = append(l.batch, p.request(uint64(slot)))
-			l.taken = append(l.taken, p)
+			l.batches[p.path] = append(l.batches[p.path], p.request(uint64(slot)))
+			l.taken[p.path] = append(l.taken[p.path], p)
+			any = true
 		}
-		if len(l.batch) == 0 {
+		if !any {
 			break
 		}
 		l.mu.Unlock()
-		err := l.qp.PostSend(l.batch...)
-		if err != nil {
-			l.refused()
+		var err error
+		for i, qp := range l.qps {
+			if len(l.batches[i]) == 0 {
+				continue
+			}
+			if err = qp.PostSend(l.batches[i]...); err != nil {
+				l.refused(i)
+				break
+			}
 		}
 		l.mu.Lock()
 		if err != nil {
@@ -198,15 +240,18 @@ func (l *link) next() *piece {
 	return nil
 }
 
-// refused gives up on the link because the batch could not be posted.
-func (l *link) refused() {
+// refused gives up on the link because the batches from the path first on could
+// not be posted.
+func (l *link) refused(first int) {
 	l.mu.Lock()
-	ours := l.taken[:0]
-	for i, p := range l.taken {
-		if slot := l.batch[i].ID; l.flying[slot] == p { // not close's already
-			l.flying[slot] = nil
-			p.posted = false
-			ours = append(ours, p)
+	var ours []*piece
+	for i := first; i < len(l.qps); i++ {
+		for k, p := range l.taken[i] {
+			if slot := l.batches[i][k].ID; l.flying[slot] == p { // not close's already
+				l.flying[slot] = nil
+				p.posted = false
+				ours = append(ours, p)
+			}
 		}
 	}
 	l.mu.Unlock()
@@ -224,31 +269,56 @@ func (l *link) complete(cq verbs.CQ) {
 		if n == 0 {
 			break
 		}
-		k := 0
-		l.mu.Lock()
-		for i := range n {
-			slot := l.wcs[i].ID
-			p := l.flying[slot]
-			if p == nil {
-				continue
-			}
-			l.flying[slot] = nil
-			l.slots = append(l.slots, uint16(slot))
-			if p.n > shortPiece {
-				l.longBytes -= p.n
-			}
-			l.finished[k], l.wcs[k] = p, l.wcs[i]
-			k++
-		}
-		l.progress += uint64(k)
-		l.mu.Unlock()
-		for i, p := range l.finished[:k] {
-			p.finish(l.wcs[i].Status)
-		}
-		clear(l.finished[:k])
+		l.land(n)
 	}
 	l.pollMu.Unlock()
 	l.post()
+}
+
+// completed takes completions that do not come from the queue.
+func (l *link) completed(wcs []verbs.WC) {
+	l.pollMu.Lock()
+	for len(wcs) > 0 {
+		n := copy(l.wcs[:], wcs)
+		wcs = wcs[n:]
+		l.land(n)
+	}
+	l.pollMu.Unlock()
+	l.post()
+}
+
+// land takes the first n completions of l.wcs.
+//
+// Preconditions: l.pollMu is held.
+func (l *link) land(n int) {
+	k := 0
+	l.mu.Lock()
+	for i := range n {
+		slot := l.wcs[i].ID
+		p := l.flying[slot]
+		if p == nil {
+			continue
+		}
+		l.flying[slot] = nil
+		l.slots = append(l.slots, uint16(slot))
+		if p.n > shortPiece {
+			l.longBytes -= p.n
+		}
+		l.finished[k], l.wcs[k] = p, l.wcs[i]
+		k++
+	}
+	l.progress += uint64(k)
+	l.mu.Unlock()
+	if l.verifier != nil && !l.verifier.Valid() {
+		for i := range k {
+			l.wcs[i].Status = verbs.StatusWRFlushErr
+		}
+		l.node.linkBroke(l)
+	}
+	for i, p := range l.finished[:k] {
+		p.finish(l.wcs[i].Status)
+	}
+	clear(l.finished[:k])
 }
 
 // kill stops the link from accepting anything and fails what was not posted.
@@ -304,7 +374,9 @@ func (l *link) watch(ctx context.Context, patience time.Duration) {
 // ground ends what is in flight on a dead link. When it returns, the device
 // has let go of every block.
 func (l *link) ground() {
-	l.qp.Close()
+	for _, qp := range l.qps {
+		qp.Close()
+	}
 	l.mu.Lock()
 	var left []*piece
 	for slot, p := range l.flying {
@@ -322,7 +394,10 @@ func (l *link) ground() {
 // close disconnects a dead link and releases what it holds of the device.
 func (l *link) close() {
 	if l.session != nil {
+		// Whoever accesses its memory has not seen that the link is dead.
+		l.mapped.Lock()
 		l.session.Close()
+		l.mapped.Unlock()
 	}
 	l.conn.Close()
 	l.ground()

@@ -105,9 +105,11 @@ func (n *node) linkBroke(l *link) {
 		return
 	}
 	// The state changes before the link is seen to be dead, so that whoever
-	// sees that finds something to wait for.
+	// sees that finds something to wait for; and it is seen to be dead before
+	// anybody else can find the link broken, and try again on it.
 	n.link = nil
 	n.setState(nodeConnecting, nil)
+	l.dead.Store(true)
 	n.mu.Unlock()
 	l.kill()
 	close(l.broke)
@@ -217,12 +219,14 @@ func (n *node) attach(ctx context.Context, l *link) error {
 	resume := n.session
 	n.mu.Unlock()
 	s, err := n.pool.cfg.Manager.Attach(ctx, mech.Link{
-		Device: n.pool.dev, PD: n.pool.pd, Conn: l.conn, Access: l.qp, Resume: resume,
+		Device: n.pool.dev, PD: n.pool.pd, Conn: l.conn, Access: l.access, Resume: resume,
+		Through: l.through, Buffer: n.pool.slab.mr, Complete: l.completed,
 	})
 	if err != nil {
 		return err
 	}
 	l.session = s
+	l.verifier, _ = s.(mech.Verifier)
 	info := s.Info()
 	if err := n.pool.agreeChunkSize(info.ChunkSize); err != nil {
 		return err
@@ -260,7 +264,7 @@ func (n *node) publish(l *link, owned []mech.Grant) (lost []*Chunk, unknown []ui
 	kept := make(map[uint32]*Chunk, len(owned))
 	for _, g := range owned {
 		if c := n.chunks[g.Chunk]; c != nil {
-			c.binding.Store(&binding{link: l, addr: g.Addr, key: g.Key})
+			c.binding.Store(l.bind(g))
 			kept[g.Chunk] = c
 		} else {
 			unknown = append(unknown, g.Chunk)
@@ -341,7 +345,7 @@ func (n *node) alloc(ctx context.Context) (*Chunk, error) {
 	}
 	g := grants[0]
 	c := newChunk(n, g.Chunk, n.pool.ChunkSize())
-	c.binding.Store(&binding{link: l, addr: g.Addr, key: g.Key})
+	c.binding.Store(l.bind(g))
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.link != l {
@@ -379,6 +383,20 @@ func (n *node) free(ctx context.Context, c *Chunk) error {
 	}
 	if err != nil {
 		n.linkBroke(l)
+	}
+	return nil
+}
+
+// returned is closed when n has memory again, or its connection is lost. It is
+// nil if that will not be known.
+func (n *node) returned() <-chan struct{} {
+	l := n.current()
+	if l == nil {
+		_, changed := n.watch()
+		return changed
+	}
+	if w, ok := l.session.(mech.Waiter); ok {
+		return w.Returned()
 	}
 	return nil
 }

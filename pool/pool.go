@@ -6,12 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
 
 	"polder/pool/mech"
-	"polder/pool/rpcmw"
+	"polder/pool/onesided"
 	"polder/verbs"
 )
 
@@ -32,7 +33,7 @@ type Config struct {
 	// Nodes are the memory nodes, at least one.
 	Nodes []NodeConfig
 	// Manager is the way of managing memory, which must be the nodes'. By
-	// default it is that of package rpcmw.
+	// default it is the native one of package onesided.
 	Manager Manager
 	// Timeout bounds every operation and every attempt to connect, by
 	// default 2 s.
@@ -56,7 +57,7 @@ type NodeConfig struct {
 
 func (c Config) withDefaults() (Config, error) {
 	if c.Manager == nil {
-		c.Manager = rpcmw.Mechanism{}
+		c.Manager = onesided.Mechanism{Native: true}
 	}
 	if c.Timeout == 0 {
 		c.Timeout = DefaultTimeout
@@ -227,6 +228,43 @@ func (p *Pool) alloc(ctx context.Context) (*Chunk, error) {
 			return nil, context.Cause(ctx)
 		}
 	}
+}
+
+// AllocWait is Alloc, and if there is no memory left waits until a node says that
+// there is some again, for as long as ctx lasts. It does not wait for the client's own budget,
+// which only Free restores. Nodes whose mechanism cannot
+// say so are not waited for.
+func (p *Pool) AllocWait(ctx context.Context) (*Chunk, error) {
+	for {
+		c, err := p.Alloc(ctx)
+		if !errors.Is(err, ErrNoMemory) || errors.Is(err, mech.ErrBudget) {
+			return c, err
+		}
+		var returned []<-chan struct{}
+		for _, n := range p.nodes {
+			if ch := n.returned(); ch != nil {
+				returned = append(returned, ch)
+			}
+		}
+		if len(returned) == 0 {
+			return nil, err
+		}
+		if err := waitAny(ctx, returned); err != nil {
+			return nil, &OpError{Op: "alloc", Err: err}
+		}
+	}
+}
+
+// waitAny waits until one of the channels is closed.
+func waitAny(ctx context.Context, chans []<-chan struct{}) error {
+	cases := []reflect.SelectCase{{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(ctx.Done())}}
+	for _, ch := range chans {
+		cases = append(cases, reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(ch)})
+	}
+	if i, _, _ := reflect.Select(cases); i == 0 {
+		return context.Cause(ctx)
+	}
+	return nil
 }
 
 // tryAlloc asks every node that is up, the emptiest first. If it fails and

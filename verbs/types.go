@@ -128,6 +128,9 @@ const (
 	OpWait       // suspend the queue until a CQ has produced a number of completions
 	OpEnable     // let another (or this) managed send queue run up to an index
 	OpEnableRecv // let a managed receive queue be consumed up to an index
+	OpMaskedFetchAdd
+	OpAlloc // take a chunk from the allocator at the peer's queue pair
+	OpFree  // give one back
 
 	NumOpcodes = int(iota)
 )
@@ -135,6 +138,7 @@ const (
 var opcodeNames = [NumOpcodes]string{
 	"NOP", "SEND", "RECV", "READ", "WRITE", "CMP_SWAP", "FETCH_ADD",
 	"BIND_MW", "LOCAL_INV", "WAIT", "ENABLE", "ENABLE_RECV",
+	"MASKED_FETCH_ADD", "ALLOC", "FREE",
 }
 
 func (o Opcode) String() string {
@@ -269,6 +273,9 @@ func (f SendFlags) String() string {
 //	READ, WRITE       SGL, RemoteAddr, RKey
 //	CMP_SWAP          SGL[0] (8 bytes: the old value), RemoteAddr, RKey, Compare, Swap
 //	FETCH_ADD         SGL[0] (8 bytes: the old value), RemoteAddr, RKey, Swap (the addend)
+//	MASKED_FETCH_ADD  the same, and Compare: bits that no carry leaves
+//	ALLOC             SGL (where the answer goes, see Allocator)
+//	FREE              RemoteAddr (a handle, see Allocator)
 //	BIND_MW           RKey (index of the window, new key in the low 8 bits),
 //	                  BindLKey, RemoteAddr, BindLength, BindAccess, QPN
 //	LOCAL_INV         RKey
@@ -279,6 +286,11 @@ func (f SendFlags) String() string {
 // WAIT counts successes only: that a queue is flushed never sets off a chain.
 // ENABLE and ENABLE_RECV only ever raise the limit, of a queue in the same PD;
 // QPN 0 is the queue pair that the request is posted to.
+//
+// MASKED_FETCH_ADD is a device's extended atomic operation: the word is cut into
+// fields, each of which is added to without regard for the others. A set bit of
+// Compare is the highest of a field. So counters wrap at any power of two, and
+// the low 8 bits of an rkey can be counted up in place.
 //
 // A type 2B window is assigned to the queue pair QPN of the same PD, or to
 // the one that the request is posted to if QPN is 0.

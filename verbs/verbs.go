@@ -65,6 +65,7 @@ type DeviceAttr struct {
 	MaxRdAtom  int    // most READs and atomics outstanding on one QP
 	WaitEnable bool   // WAIT and ENABLE: the device can run work-request chains
 	BoundsMW   bool   // window bounds are checked on every access
+	Alloc      bool   // ALLOC and FREE: the device is an AllocDevice
 }
 
 // A PD is a protection domain: keys of one are refused in another.

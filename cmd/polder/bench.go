@@ -11,6 +11,7 @@ import (
 	"golang.org/x/term"
 
 	"polder/cmd/polder/sharecmd"
+	"polder/internal/bench/allocbench"
 	"polder/internal/bench/respbench"
 	"polder/internal/bench/softbench"
 	"polder/internal/bench/verbsbench"
@@ -24,7 +25,7 @@ func newBench() *cobra.Command {
 		Args:  noArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newBenchResp(), newBenchVerbs(), newBenchVerbsServer())
+	cmd.AddCommand(newBenchResp(), newBenchVerbs(), newBenchVerbsServer(), newBenchAlloc())
 	cmd.AddCommand(sharecmd.Bench(func(cmd *cobra.Command) (func(done, total int, what string), func()) {
 		return benchProgress(cmd.ErrOrStderr())
 	}))
@@ -69,7 +70,7 @@ func newBenchVerbs() *cobra.Command {
 	var flags benchFlags
 	cmd := &cobra.Command{
 		Use:   "verbs",
-		Short: "Compare READ, WRITE and CMP_SWAP over inproc and tcp with plain TCP",
+		Short: "Compare READ, WRITE and CMP_SWAP over inproc, shm and tcp with plain TCP and plain memory",
 		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			self, err := os.Executable()
@@ -100,6 +101,26 @@ func newBenchVerbsServer() *cobra.Command {
 			return verbsbench.Serve(cmd.InOrStdin(), cmd.OutOrStdout())
 		},
 	}
+}
+
+func newBenchAlloc() *cobra.Command {
+	var flags benchFlags
+	cmd := &cobra.Command{
+		Use:   "alloc",
+		Short: "Compare the ways of handing out memory: latency, throughput, cost to the node",
+		Args:  noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			progress, done := benchProgress(cmd.ErrOrStderr())
+			defer done()
+			return allocbench.Run(cmd.Context(), allocbench.Options{
+				Short:    flags.short,
+				Out:      benchout.New(cmd.OutOrStdout(), flags.json),
+				Progress: progress,
+			})
+		},
+	}
+	flags.add(cmd)
+	return cmd
 }
 
 // terminal returns w if it is a terminal, and otherwise nil.

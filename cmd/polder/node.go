@@ -1,6 +1,7 @@
 package main
 
 import (
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -9,6 +10,7 @@ import (
 	"polder/cmd/polder/internal/daemon"
 	"polder/internal/config"
 	"polder/memnode"
+	"polder/pool"
 )
 
 // The default addresses of node.
@@ -42,7 +44,7 @@ func newNode() *cobra.Command {
 		},
 	}
 	fs := cmd.Flags()
-	fs.Var(config.NewAddress(&cfg.Listen, false), "listen", "where clients connect")
+	fs.Var(config.NewNodeAddress(&cfg.Listen), "listen", "where clients connect; with unix:PATH, clients on this machine, which map what they borrow")
 	lendFlags(fs, &cfg)
 	c.flags(fs)
 	adminFlag(fs, &cfg.Common)
@@ -54,7 +56,16 @@ func lendFlags(fs *pflag.FlagSet, cfg *daemon.NodeConfig) {
 	fs.Var(config.NewSize(&cfg.Lend, memnode.MinChunkSize, 0), "lend", "memory to lend; the default is half of what is free now")
 	fs.Var(config.NewPowerOfTwo(&cfg.Chunk, memnode.MinChunkSize, memnode.MaxChunkSize), "chunk", "unit of lending, a power of two")
 	fs.Var(config.NewSize(&cfg.ClientBudget, 0, 0), "client-budget", "most memory that one client may hold; 0 means all")
+	managerFlag(fs, &cfg.Manager)
 	fs.Var(config.NewDuration(&cfg.Grace, time.Millisecond), "grace", "how long a client's memory outlives its connection")
+}
+
+// managerFlag is the flag that says how memory is managed. A node and those who
+// borrow from it must agree.
+func managerFlag(fs *pflag.FlagSet, name *string) {
+	fs.Var(config.NewChoice(name, pool.Managers()...), "manager",
+		"how memory is handed out, the same at a node and its borrowers: "+strings.Join(pool.Managers(), ", ")+
+			"; the default is "+memnode.DefaultManager)
 }
 
 func adminFlag(fs *pflag.FlagSet, c *daemon.Common) {

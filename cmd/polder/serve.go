@@ -26,9 +26,14 @@ func newServe() *cobra.Command {
 		Use:   "serve",
 		Short: "Serve Redis clients from memory borrowed from nodes",
 		Long: "Serves the Redis protocol. What is used often stays within the local budget; the\n" +
-			"rest lies in memory that the nodes lend.",
+			"rest lies in memory that the nodes lend. Memory of a node on this machine is best\n" +
+			"reached through its Unix socket; " + daemon.DefaultSocket + " is used by itself if it is\n" +
+			"there and --far is not given.",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if addr, ok := daemon.NodeHere(); ok && len(cfg.Far) == 0 {
+				cfg.Far = []string{addr}
+			}
 			if len(cfg.Far) == 0 {
 				return &usageError{&config.Error{Source: "--far", Err: errors.New(
 					"it is not given; expected the addresses of nodes such as 127.0.0.1:7070 (polder up needs none)")}}
@@ -41,7 +46,7 @@ func newServe() *cobra.Command {
 		},
 	}
 	fs := cmd.Flags()
-	fs.Var(config.NewAddresses(&cfg.Far), "far", "nodes to borrow from, with commas between")
+	fs.Var(config.NewAddresses(&cfg.Far), "far", "nodes to borrow from, HOST:PORT or unix:PATH, with commas between")
 	serveFlags(fs, &cfg)
 	c.flags(fs)
 	adminFlag(fs, &cfg.Common)
@@ -50,6 +55,7 @@ func newServe() *cobra.Command {
 
 // serveFlags are the flags of the heap and the Redis front end.
 func serveFlags(fs *pflag.FlagSet, cfg *daemon.ServeConfig) {
+	managerFlag(fs, &cfg.Manager)
 	fs.Var(config.NewSize(&cfg.Local, far.MinLocal, 0), "local", "budget of resident memory for data")
 	fs.Var(config.NewSize(&cfg.MaxValue, 64, 512<<20), "max-value", "largest value; the default is a quarter of the budget, at most 32MiB")
 	fs.Var(config.NewAddress(&cfg.Listen, false), "listen", "where Redis clients connect")

@@ -20,5 +20,5 @@ func MapFile(f *os.File, off int64, n int, writable bool) (*Mapping, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot map %d bytes at %d of %s: %w", n, off, f.Name(), err)
 	}
-	return &Mapping{mem: mem}, nil
+	return &Mapping{mem: mem, whole: mem}, nil
 }

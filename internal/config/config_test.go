@@ -99,7 +99,7 @@ func TestWrongConfigurationIsRefusedByName(t *testing.T) {
 		{"flag, address or off", []string{"--admin", "no"}, nil, "",
 			`cannot use --admin = "no": expected HOST:PORT such as 127.0.0.1:7070, or "off"`},
 		{"flag, addresses", []string{"--far", "127.0.0.1:1,here"}, nil, "",
-			`cannot use --far = "127.0.0.1:1,here": expected HOST:PORT such as 127.0.0.1:7070, several with commas between`},
+			`cannot use --far = "127.0.0.1:1,here": expected HOST:PORT such as 127.0.0.1:7070, or unix:PATH, several with commas between`},
 		{"flag, twice the same", []string{"--far", "127.0.0.1:1,127.0.0.1:1"}, nil, "",
 			`cannot use --far = "127.0.0.1:1,127.0.0.1:1": expected each address once`},
 		{"environment", nil, []string{"POLDER_LOCAL=64 MiBs"}, "",

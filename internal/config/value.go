@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"net"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -185,17 +186,22 @@ func (v *Int) String() string {
 // Type names the value in usage texts.
 func (v *Int) Type() string { return "number" }
 
-// Address is a flag value of the form HOST:PORT.
+// Address is a flag value of the form HOST:PORT, or perhaps unix:PATH.
 type Address struct {
-	p   *string
-	off bool
+	p     *string
+	off   bool
+	check func(string) error
 }
 
 var _ pflag.Value = (*Address)(nil)
 
 // NewAddress makes a flag value that stores into p, which holds the default.
 // If off is true, the word "off" is allowed and stored as "".
-func NewAddress(p *string, off bool) *Address { return &Address{p: p, off: off} }
+func NewAddress(p *string, off bool) *Address { return &Address{p: p, off: off, check: checkAddress} }
+
+// NewNodeAddress makes a flag value for the address of a memory node, which may
+// also be unix:PATH, a socket on this machine.
+func NewNodeAddress(p *string) *Address { return &Address{p: p, check: checkNodeAddress} }
 
 // Set parses s.
 func (v *Address) Set(s string) error {
@@ -203,7 +209,7 @@ func (v *Address) Set(s string) error {
 		*v.p = ""
 		return nil
 	}
-	if err := checkAddress(s); err != nil {
+	if err := v.check(s); err != nil {
 		if v.off {
 			return fmt.Errorf(`%w, or "off"`, err)
 		}
@@ -237,7 +243,24 @@ func checkAddress(s string) error {
 	return nil
 }
 
-// Addresses is a flag value of comma-separated HOST:PORT.
+// UnixScheme is what the address of a socket on this machine begins with.
+const UnixScheme = "unix:"
+
+func checkNodeAddress(s string) error {
+	path, ok := strings.CutPrefix(s, UnixScheme)
+	if !ok {
+		if err := checkAddress(s); err != nil {
+			return fmt.Errorf("%w, or unix:PATH", err)
+		}
+		return nil
+	}
+	if !filepath.IsAbs(path) {
+		return fmt.Errorf("expected an absolute path after unix:, such as unix:/run/polder/node.sock")
+	}
+	return nil
+}
+
+// Addresses is a flag value of comma-separated addresses of memory nodes.
 type Addresses struct{ p *[]string }
 
 var _ pflag.Value = (*Addresses)(nil)
@@ -251,7 +274,7 @@ func (v *Addresses) Set(s string) error {
 	list := strings.Split(s, ",")
 	for i, a := range list {
 		list[i] = strings.TrimSpace(a)
-		if err := checkAddress(list[i]); err != nil {
+		if err := checkNodeAddress(list[i]); err != nil {
 			return fmt.Errorf("%w, several with commas between", err)
 		}
 	}

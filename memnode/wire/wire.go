@@ -12,8 +12,8 @@
 //
 //	 0  u32  magic "PMN1"
 //	 4  u16  version
-//	 6  u8   kind: 1 management, 2 access
-//	 7  u8   0
+//	 6  u8   kind: 1 management, 2 access, 3 allocation, 4 freeing
+//	 7  u8   access: which of the group, from 0; otherwise 0
 //	 8  [16] name of the way of managing memory, padded with zeros
 //	24  u64  session id, 0 for a new session
 //	32  [32] session secret
@@ -34,7 +34,8 @@
 //	76  u32  grace period in milliseconds
 //	80  u16  credits: requests that may be unanswered
 //	82  u16  batch: most chunks in one message
-//	84  [12] zero
+//	84  u8   access queue pairs in a group
+//	85  [11] zero
 //
 // The answer to an access Hello is empty: the connection that it came over
 // says whose it is.
@@ -43,14 +44,18 @@
 //
 // A [Request] has a header of 12 bytes, and for Free a list of u32 chunks:
 //
-//	0  u8   op: 1 alloc, 2 free, 3 owned
+//	0  u8   op: 1 alloc, 2 free, 3 owned, 4 space
 //	1  u8   0
 //	2  u16  n: chunks wanted; chunks in the list; most entries in the answer
 //	4  u32  id, which the reply carries back
 //	8  u32  owned: entries to skip; otherwise 0
 //
+// A space request is answered by what every reply says, with the status that an
+// alloc would have now. A reply with op 5 is a notice: the node sends it unasked,
+// with the number of allocations that have failed as its id.
+//
 // A [Reply] has a header of 20 bytes, and for alloc and owned a list of n
-// entries of u32 chunk and u32 rkey:
+// entries of u32 chunk, u32 rkey and u64 address:
 //
 //	 0  u8   op | 0x80
 //	 1  u8   status
@@ -82,7 +87,7 @@ const (
 	WelcomeSize   = 96
 	RequestHeader = 12
 	ReplyHeader   = 20
-	GrantSize     = 8
+	GrantSize     = 16
 	MaxMessage    = 1024 // no request or reply is longer
 	MaxName       = 16
 	SecretSize    = 32
@@ -104,6 +109,8 @@ type Kind uint8
 const (
 	KindManagement Kind = 1
 	KindAccess     Kind = 2
+	KindAlloc      Kind = 3
+	KindFree       Kind = 4
 )
 
 // A Session names a client across connections. Who knows the secret is the
@@ -116,6 +123,7 @@ type Session struct {
 // Hello asks a node to connect a queue pair.
 type Hello struct {
 	Kind    Kind
+	Index   uint8  // KindAccess: which of the group
 	Manager string // at most MaxName bytes, without zeros
 	Session Session
 }
@@ -124,7 +132,7 @@ type Hello struct {
 func (h *Hello) Append(b []byte) []byte {
 	b = binary.LittleEndian.AppendUint32(b, magic)
 	b = binary.LittleEndian.AppendUint16(b, Version)
-	b = append(b, byte(h.Kind), 0)
+	b = append(b, byte(h.Kind), h.Index)
 	var name [MaxName]byte
 	copy(name[:], h.Manager)
 	b = append(b, name[:]...)
@@ -141,17 +149,17 @@ func (h *Hello) Decode(b []byte) error {
 		return err
 	}
 	kind := Kind(b[6])
-	if kind != KindManagement && kind != KindAccess {
+	if kind < KindManagement || kind > KindFree {
 		return malformed("hello of unknown kind %d", b[6])
 	}
-	if b[7] != 0 {
+	if b[7] != 0 && kind != KindAccess {
 		return malformed("hello with a reserved byte set")
 	}
 	name := strings.TrimRight(string(b[8:8+MaxName]), "\x00")
 	if name == "" || strings.IndexByte(name, 0) >= 0 {
 		return malformed("hello with a bad manager name %q", name)
 	}
-	h.Kind, h.Manager = kind, name
+	h.Kind, h.Index, h.Manager = kind, b[7], name
 	h.Session.ID = binary.LittleEndian.Uint64(b[24:])
 	copy(h.Session.Secret[:], b[32:])
 	return nil
@@ -178,6 +186,7 @@ type Welcome struct {
 	Grace     time.Duration // how long a session outlives its connection, in milliseconds
 	Credits   uint16
 	Batch     uint16
+	Group     uint8 // access queue pairs that a client must connect; 0 means 1
 }
 
 // Space is how much more there is to allocate, in chunks.
@@ -205,7 +214,8 @@ func (w *Welcome) Append(b []byte) []byte {
 	b = binary.LittleEndian.AppendUint32(b, uint32(w.Grace.Milliseconds()))
 	b = binary.LittleEndian.AppendUint16(b, w.Credits)
 	b = binary.LittleEndian.AppendUint16(b, w.Batch)
-	return append(b, make([]byte, WelcomeSize-84)...)
+	b = append(b, w.Group)
+	return append(b, make([]byte, WelcomeSize-85)...)
 }
 
 // Decode sets w from b.
@@ -219,7 +229,7 @@ func (w *Welcome) Decode(b []byte) error {
 	if b[6] > 1 || b[7] != 0 {
 		return malformed("welcome with reserved bits set")
 	}
-	for _, c := range b[84:] {
+	for _, c := range b[85:] {
 		if c != 0 {
 			return malformed("welcome with a reserved byte set")
 		}
@@ -236,11 +246,14 @@ func (w *Welcome) Decode(b []byte) error {
 		Grace:   time.Duration(binary.LittleEndian.Uint32(b[76:])) * time.Millisecond,
 		Credits: binary.LittleEndian.Uint16(b[80:]),
 		Batch:   binary.LittleEndian.Uint16(b[82:]),
+		Group:   b[84],
 	}
 	v.Session.ID = binary.LittleEndian.Uint64(b[8:])
 	copy(v.Session.Secret[:], b[16:])
 	const maxChunk = 1 << 40
 	switch {
+	case v.Group > 8:
+		return malformed("welcome with %d access queue pairs", v.Group)
 	case v.Session.ID == 0:
 		return malformed("welcome without a session")
 	case v.ChunkSize == 0 || v.ChunkSize > maxChunk || v.ChunkSize&(v.ChunkSize-1) != 0:
@@ -265,6 +278,11 @@ const (
 	// OpOwned lists what the client has, with keys that are valid on its
 	// present access queue pair, which are bound first if need be.
 	OpOwned Op = 3
+	// OpSpace asks whether an allocation would succeed.
+	OpSpace Op = 4
+	// OpNotice is the op of a Reply that answers nothing: the state of the
+	// node's memory has changed, or an allocation has failed.
+	OpNotice Op = 5
 )
 
 func (o Op) String() string {
@@ -275,6 +293,10 @@ func (o Op) String() string {
 		return "free"
 	case OpOwned:
 		return "owned"
+	case OpSpace:
+		return "space"
+	case OpNotice:
+		return "notice"
 	}
 	return fmt.Sprintf("Op(%d)", uint8(o))
 }
@@ -357,7 +379,7 @@ func (r *Request) Decode(b []byte) error {
 		return malformed("%v that skips", r.Op)
 	}
 	switch r.Op {
-	case OpAlloc, OpOwned:
+	case OpAlloc, OpOwned, OpSpace:
 		if len(list) != 0 {
 			return malformed("%v with %d trailing bytes", r.Op, len(list))
 		}
@@ -376,6 +398,7 @@ func (r *Request) Decode(b []byte) error {
 type Grant struct {
 	Chunk uint32
 	Key   verbs.RKey
+	Addr  uint64 // of its first byte, as the key has it
 }
 
 // Reply is a node's message.
@@ -394,6 +417,7 @@ func (r *Reply) Grant(i int) Grant {
 	return Grant{
 		Chunk: binary.LittleEndian.Uint32(b),
 		Key:   verbs.RKey(binary.LittleEndian.Uint32(b[4:])),
+		Addr:  binary.LittleEndian.Uint64(b[8:]),
 	}
 }
 
@@ -413,6 +437,7 @@ func AppendReply(b []byte, r *Reply, grants []Grant) []byte {
 	for _, g := range grants {
 		b = binary.LittleEndian.AppendUint32(b, g.Chunk)
 		b = binary.LittleEndian.AppendUint32(b, uint32(g.Key))
+		b = binary.LittleEndian.AppendUint64(b, g.Addr)
 	}
 	return b
 }
@@ -441,7 +466,7 @@ func (r *Reply) Decode(b []byte) error {
 	switch v.Op {
 	case OpAlloc, OpOwned:
 		want = v.N * GrantSize
-	case OpFree:
+	case OpFree, OpSpace, OpNotice:
 	default:
 		// A node that could not make out the op answers with what it saw.
 		if v.Status != StatusBad {

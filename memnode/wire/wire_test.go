@@ -50,7 +50,7 @@ func TestMessagesSurviveTheTrip(t *testing.T) {
 	grants := make([]Grant, MaxBatch)
 	for i := range full {
 		full[i] = uint32(i * 3)
-		grants[i] = Grant{Chunk: uint32(i), Key: verbs.MakeRKey(uint32(i), uint8(i))}
+		grants[i] = Grant{Chunk: uint32(i), Key: verbs.MakeRKey(uint32(i), uint8(i)), Addr: uint64(i) << 40}
 	}
 	b := AppendFree(nil, 9, full)
 	if len(b) > MaxMessage {
@@ -106,7 +106,7 @@ func TestMalformedMessagesAreRefused(t *testing.T) {
 			t.Errorf("%s: got %v, want %v", name, err, ErrMalformed)
 		}
 	}
-	ok := AppendReply(nil, &Reply{Op: OpAlloc}, []Grant{{1, 2}})
+	ok := AppendReply(nil, &Reply{Op: OpAlloc}, []Grant{{1, 2, 3}})
 	for name, b := range map[string][]byte{
 		"nothing":             nil,
 		"a request":           change(ok, 0, byte(OpAlloc)),
@@ -133,7 +133,7 @@ func FuzzDecode(f *testing.F) {
 	f.Add(AppendRequest(nil, OpAlloc, 1, 16, 0))
 	f.Add(AppendRequest(nil, OpOwned, 2, 16, 32))
 	f.Add(AppendFree(nil, 3, []uint32{1, 2, 3}))
-	f.Add(AppendReply(nil, &Reply{Op: OpAlloc, ID: 4}, []Grant{{1, 2}, {3, 4}}))
+	f.Add(AppendReply(nil, &Reply{Op: OpAlloc, ID: 4}, []Grant{{1, 2, 3}, {3, 4, 5}}))
 	f.Add(AppendReply(nil, &Reply{Op: OpFree, ID: 5, N: 3}, nil))
 	f.Add(AppendReply(nil, &Reply{Op: OpAlloc, Status: StatusNoMemory}, nil))
 	f.Fuzz(func(t *testing.T, b []byte) {

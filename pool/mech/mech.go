@@ -15,6 +15,7 @@ package mech
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"polder/memnode/wire"
@@ -25,6 +26,9 @@ var (
 	// ErrNoMemory is what Alloc's error Is when the node has nothing left
 	// for this client, and only then.
 	ErrNoMemory = errors.New("no memory left")
+	// ErrBudget is an ErrNoMemory that does not end by waiting: the client
+	// has as much as it may have.
+	ErrBudget = fmt.Errorf("%w (budget used up)", ErrNoMemory)
 	// ErrRefused is what the error of a call Is that the node understood
 	// and turned down; the session goes on.
 	ErrRefused = errors.New("node refused")
@@ -37,10 +41,21 @@ var (
 type Mechanism interface {
 	// Name is what the node knows the mechanism as.
 	Name() string
-	// Attach opens a session over l.Conn, and connects l.Access to the
-	// node. It resumes l.Resume if the node still knows it. On failure it
+	// Attach opens a session over l.Conn, and connects one or more access
+	// queue pairs that l.Access makes: the first is path 0, and so on. It resumes l.Resume if the node still knows it. On failure it
 	// leaves l's queue pair and connection to the caller.
 	Attach(ctx context.Context, l Link) (Session, error)
+}
+
+// MaxPaths is the most access queue pairs of a session. A chunk can be reached
+// over each, with a key of its own (OneSidedMW, section 4.1).
+const MaxPaths = 8
+
+// A Waiter is a Session that knows when memory has come back.
+type Waiter interface {
+	// Returned is closed when, after the last ErrNoMemory, the node has said
+	// that there is memory again.
+	Returned() <-chan struct{}
 }
 
 // A Link is a new connection to a memory node. It belongs to the pool, and
@@ -49,8 +64,28 @@ type Link struct {
 	Device verbs.Device
 	PD     verbs.PD
 	Conn   verbs.Conn
-	Access verbs.QP     // unconnected
+	// Access makes another access queue pair, unconnected, up to MaxPaths.
+	Access func() (verbs.QP, error)
 	Resume wire.Session // zero: a new session
+
+	// Through makes p the next path, in the place of a queue pair of
+	// Access's. Every SGE of what is posted to it lies in Buffer, and what
+	// has been carried out is told to Complete.
+	Through  func(p Poster)
+	Buffer   verbs.MR
+	Complete func([]verbs.WC)
+}
+
+// A Poster carries out accesses where they are more than one operation on the
+// fabric. It is used like an access queue pair.
+type Poster interface {
+	// PostSend carries out READs, WRITEs and atomics of one SGE each. It may
+	// return before they are done; Link.Complete is called for every one
+	// that is, with no lock held.
+	PostSend(wrs ...verbs.SendWR) error
+	// Close ends the poster. When it returns, nothing of Link.Buffer is
+	// touched any more. It is idempotent.
+	Close() error
 }
 
 // A Session is a client's standing with one node over one connection. Its
@@ -90,7 +125,7 @@ type Info struct {
 
 // A Grant is the right to use a chunk over one connection.
 type Grant struct {
-	Chunk uint32 // its number at the node
-	Addr  uint64 // of its first byte
-	Key   verbs.RKey
+	Chunk uint32               // its number at the node
+	Addr  uint64               // of its first byte
+	Keys  [MaxPaths]verbs.RKey // by path
 }

@@ -77,7 +77,11 @@ func (n *Node) Start() {
 	if n.dev, err = n.c.Fabric.NewDevice(); err != nil {
 		t.Fatal(err)
 	}
-	if n.mem, err = memnode.New(n.dev, n.cfg); err != nil {
+	cfg := n.cfg
+	if m := n.c.Setup.Manager; m != nil {
+		cfg.Manager = m.Name()
+	}
+	if n.mem, err = memnode.New(n.dev, cfg); err != nil {
 		t.Fatal(err)
 	}
 	l, err := n.c.Fabric.Listen(n.dev, n.Addr)

@@ -71,7 +71,7 @@ func attach(t *testing.T, n scripted) (mech.Session, error) {
 	must(err)
 	qp, err := pd.CreateQP(verbs.QPInit{SendCQ: cq, RecvCQ: cq, SendDepth: 4, RecvDepth: 4})
 	must(err)
-	s, err := Mechanism{}.Attach(ctx, mech.Link{Device: client, PD: pd, Conn: conn, Access: qp})
+	s, err := Mechanism{}.Attach(ctx, mech.Link{Device: client, PD: pd, Conn: conn, Access: func() (verbs.QP, error) { return qp, nil }})
 	if err == nil {
 		t.Cleanup(s.Close)
 	}
@@ -150,7 +150,7 @@ func (n *scripted) serve(ctx context.Context, dev verbs.Device, l verbs.Listener
 func grantReply(r wire.Request, chunks ...uint32) []byte {
 	var grants []wire.Grant
 	for _, c := range chunks {
-		grants = append(grants, wire.Grant{Chunk: c, Key: 7})
+		grants = append(grants, wire.Grant{Chunk: c, Key: 7, Addr: 1<<20 + 4096*uint64(c)})
 	}
 	return wire.AppendReply(nil, &wire.Reply{Op: r.Op, ID: r.ID, Space: wire.Space{Free: 9, Budget: 8}}, grants)
 }
@@ -203,7 +203,7 @@ func TestRepliesTellTheSpaceThatIsLeft(t *testing.T) {
 	if n, err := s.Alloc(t.Context(), g[:]); n != 1 || err != nil {
 		t.Fatalf("got %d chunks, %v, want 1", n, err)
 	}
-	if want := (mech.Grant{Chunk: 5, Addr: 1<<20 + 5*4096, Key: 7}); g[0] != want {
+	if want := (mech.Grant{Chunk: 5, Addr: 1<<20 + 5*4096, Keys: [mech.MaxPaths]verbs.RKey{7}}); g[0] != want {
 		t.Fatalf("got %+v, want %+v", g[0], want)
 	}
 	if got, want := s.Space(), (wire.Space{Free: 9, Budget: 8}); got != want {

@@ -15,8 +15,7 @@ var errPeerClosed = errors.New("the peer closed the connection")
 
 // conn is one end of a connection, a verbs.Conn.
 type conn struct {
-	dev    *softdev.Device
-	link   softnic.Link
+	End
 	peer   *conn
 	listen *listener // of the peer; nil at the accepting end
 	local  string
@@ -34,27 +33,35 @@ type fate struct {
 }
 
 // wire is the LinkDriver of one end.
-type wire struct{ to *conn }
+type wire struct{ to *End }
 
-func (w wire) Send(p *softnic.Packet) { w.to.dev.DeliverLocked(w.to.link, p) }
+func (w wire) Send(p *softnic.Packet) { w.to.Device.DeliverLocked(w.to.Link, p) }
 func (w wire) Ready() bool            { return true }
 
+// carry returns the driver of a connection's end.
+func (f *Fabric) carry(from, to *End) softdev.LinkDriver {
+	if f.carrier == nil {
+		return wire{to: to}
+	}
+	return f.carrier(from, to)
+}
+
 // join connects d to a listener's device.
-func join(d *softdev.Device, l *listener) (*conn, error) {
+func (f *Fabric) join(d *softdev.Device, l *listener) (*conn, error) {
 	end := &fate{done: make(chan struct{})}
-	a := &conn{dev: d, listen: l, local: d.Attr().Name, remote: l.name, fate: end}
-	b := &conn{dev: l.dev, local: l.name, remote: a.local, fate: end}
+	a := &conn{End: End{Device: d}, listen: l, local: d.Attr().Name, remote: l.name, fate: end}
+	b := &conn{End: End{Device: l.dev}, local: l.name, remote: a.local, fate: end}
 	a.peer, b.peer = b, a
 	var err error
-	if a.link, err = a.dev.AddLink(wire{to: b}); err != nil {
+	if a.Link, err = a.Device.AddLink(f.carry(&a.End, &b.End)); err != nil {
 		return nil, err
 	}
-	if b.link, err = b.dev.AddLink(wire{to: a}); err != nil {
-		a.dev.RemoveLink(a.link)
+	if b.Link, err = b.Device.AddLink(f.carry(&b.End, &a.End)); err != nil {
+		a.Device.RemoveLink(a.Link)
 		return nil, err
 	}
 	for _, c := range []*conn{a, b} {
-		end.onClose(c.dev.OnClose(func() { c.Close() }))
+		end.onClose(c.Device.OnClose(func() { c.Close() }))
 	}
 	return a, nil
 }
@@ -85,8 +92,8 @@ func (c *conn) Close() error {
 	cancels := c.cancels
 	c.cancels = nil
 	c.mu.Unlock()
-	c.dev.RemoveLink(c.link)
-	c.peer.dev.RemoveLink(c.peer.link)
+	c.Device.RemoveLink(c.Link)
+	c.peer.Device.RemoveLink(c.peer.Link)
 	close(c.done)
 	for _, cancel := range cancels {
 		cancel()
@@ -129,7 +136,7 @@ func (c *conn) connect(ctx context.Context, qp verbs.QP, private []byte) ([]byte
 	case c.listen == nil:
 		return nil, &verbs.RejectError{Reason: "the peer does not listen"}
 	}
-	if _, err := c.dev.QPNum(qp); err != nil {
+	if _, err := c.Device.QPNum(qp); err != nil {
 		return nil, err
 	}
 	if err := ctx.Err(); err != nil {
@@ -213,7 +220,7 @@ func (r *request) Accept(qp verbs.QP, private []byte) error {
 	err := r.finish(nil, func() error {
 		to := r.from.peer
 		r.reply = append([]byte(nil), private...)
-		return to.dev.ConnectPair(qp, to.link, r.from.dev, r.qp, r.from.link)
+		return to.Device.ConnectPair(qp, to.Link, r.from.Device, r.qp, r.from.Link)
 	})
 	if err != nil {
 		return fmt.Errorf("cannot accept a QP: %w", err)

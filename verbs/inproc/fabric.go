@@ -12,7 +12,8 @@ import (
 
 // Fabric joins devices in one process. Use NewFabric.
 type Fabric struct {
-	group *softdev.Group
+	group   *softdev.Group
+	carrier Carrier // nil: direct calls
 
 	mu        sync.Mutex
 	listeners map[string]*listener // guarded by mu
@@ -21,6 +22,22 @@ type Fabric struct {
 // NewFabric returns a fabric without devices.
 func NewFabric() *Fabric {
 	return &Fabric{group: softdev.NewGroup(), listeners: make(map[string]*listener)}
+}
+
+// An End is one end of a connection.
+type End struct {
+	Device *softdev.Device
+	Link   softnic.Link
+}
+
+// A Carrier makes what carries packets from one end of a connection to the
+// other. The ends are complete only when the connection is.
+type Carrier func(from, to *End) softdev.LinkDriver
+
+// NewFabricOver returns a fabric for devices of a group whose packets others
+// carry: a driver's that connects within one process in its own way.
+func NewFabricOver(g *softdev.Group, carrier Carrier) *Fabric {
+	return &Fabric{group: g, carrier: carrier, listeners: make(map[string]*listener)}
 }
 
 // NewDevice opens a device on the fabric.
@@ -81,7 +98,7 @@ func (f *Fabric) dial(ctx context.Context, dev verbs.Device, name string) (*conn
 	if l == nil {
 		return nil, fmt.Errorf("nobody listens there: %w", verbs.ErrClosed)
 	}
-	return join(d, l)
+	return f.join(d, l)
 }
 
 // backlog is how many connection requests a listener holds that nobody has

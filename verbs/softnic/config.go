@@ -41,7 +41,7 @@ type Config struct {
 	MaxKeys    int    // most MRs and MWs together; 1<<24 - 1, which is also the most
 	MaxQPDepth int    // 32768
 	MaxCQDepth int    // 1<<22
-	MaxSGE     int    // 16
+	MaxSGE     int    // 32
 	MaxMsgSize uint32 // 1 GiB
 	RunBudget  int    // most packets, work requests and 4 KiB of payload that one Run handles; 4096
 }
@@ -62,7 +62,7 @@ func (c Config) normalized() (Config, error) {
 		{"MaxKeys", &c.MaxKeys, maxKeys, 1, maxKeys},
 		{"MaxQPDepth", &c.MaxQPDepth, 32768, 1, 1 << 20},
 		{"MaxCQDepth", &c.MaxCQDepth, 1 << 22, 1, 1 << 26},
-		{"MaxSGE", &c.MaxSGE, 16, 2, 256},
+		{"MaxSGE", &c.MaxSGE, 32, 2, 256},
 		{"RunBudget", &c.RunBudget, 4096, 1, 1 << 30},
 	} {
 		if *f.v == 0 {
@@ -88,6 +88,7 @@ func (n *NIC) Attr() verbs.DeviceAttr {
 		MaxRdAtom:  MaxRdAtom,
 		WaitEnable: true,
 		BoundsMW:   true,
+		Alloc:      true,
 	}
 }
 
@@ -99,6 +100,7 @@ type Counters struct {
 	WorkRequests                 uint64 // executed from send queues
 	Completions                  uint64
 	Binds, Invalidations         uint64
+	Allocs, Frees                uint64 // by ALLOC and FREE
 	AccessErrors                 uint64 // requests of peers that violated protection
 	RequestErrors                uint64 // requests of peers that were invalid
 	LocalErrors                  uint64 // local work requests that failed

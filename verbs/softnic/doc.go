@@ -23,7 +23,9 @@
 // which queue pairs have something to do; [NIC.Run] does it. Run emits every
 // packet. It does a bounded amount of work and says whether any is left, so a
 // chain that never waits cannot hold its caller for ever. Acknowledgements
-// coalesce for as long as Run is not called.
+// coalesce for as long as Run is not called. A simulator takes over from Run
+// with [NIC.Pace], and lets queue pairs do one thing at a time, at the time
+// that its clock says.
 //
 // # Memory
 //
@@ -44,6 +46,14 @@
 // connected in loopback. In loopback a WRITE has taken effect when the next
 // request is executed; what a READ or atomic brings is there for a request
 // with a fence. Indexes and counts are of 64 bits and never wrap.
+//
+// # Allocation
+//
+// ALLOC and FREE take chunks from an allocator (see verbs.Allocator) and give them
+// back, each as one step between two packets. An ALLOC is executed when its answer
+// is sent, so that one whose queue pair fails before that has taken nothing. The
+// allocator's table and queue lie in registered memory, where chains and the host
+// may work on the same; words of the queue are accessed atomically.
 //
 // # Wire
 //

@@ -66,6 +66,7 @@ type fuzzed struct {
 	qps     []uint32     // by role
 	cqs     []uint32
 	rings   [][]byte
+	alloc   uint32 // an allocator, for the queue pairs of roles 0 and 2
 	in      []byte // what is left of the input
 }
 
@@ -214,11 +215,44 @@ func newFuzzed(t testing.TB, in []byte) *fuzzed {
 	if c, err := f.nic.CreateCQ(2, true); err == nil {
 		f.cqs = append(f.cqs, c)
 	}
+	f.newAllocator()
 	f.qps = make([]uint32, roles)
 	for i := range roles {
 		f.makeQP(i)
 	}
 	return f
+}
+
+// newAllocator makes an allocator whose table and queue the input can spoil.
+func (f *fuzzed) newAllocator() {
+	table, queue := f.mrs[0], f.mrs[2]
+	c := AllocatorConfig{
+		Table: table.Key, Entries: table.Addr, Count: 2, Windows: 2,
+		Queue: queue.Key, Head: queue.Addr + 64, Tail: queue.Addr + 72, Ring: queue.Addr, Size: 32,
+		Freed: queue.Addr + 72, FreedRing: queue.Addr, Zero: true, Memory: queue.Key, ChunkSize: 16,
+		Access: verbs.AccessRemoteRead,
+	}
+	le := binary.LittleEndian
+	mem, ring := f.nic.keys.get(table.Key).mem, f.nic.keys.get(queue.Key).mem
+	for i := range uint64(2) {
+		entry := mem[i*verbs.EntrySize:]
+		for j := range 2 {
+			slot := entry[verbs.EntrySlots+j*verbs.SlotSize:]
+			le.PutUint64(slot, queue.Addr+96+16*i)
+			w := f.allocMW(f.pd, verbs.MWType2B)
+			le.PutUint32(slot[8:], uint32(w))
+			le.PutUint32(slot[12:], uint32(queue.Key))
+			f.windows = append(f.windows, w)
+		}
+		le.PutUint64(ring[8*i:], table.Addr+i*verbs.EntrySize)
+	}
+	clear(ring[16:32])
+	le.PutUint64(ring[64:], queue.Addr)
+	le.PutUint64(ring[72:], queue.Addr+16)
+	var err error
+	if f.alloc, err = f.nic.CreateAllocator(f.pd, c); err != nil {
+		f.t.Fatal(err)
+	}
 }
 
 // roles is how many queue pairs there are at a time; the last two are a pair.
@@ -232,6 +266,9 @@ func (f *fuzzed) makeQP(role int) {
 		q := f.newQP(c)
 		f.connect(q, l, q)
 		f.qps[role] = q
+		if role == 0 || role == 2 {
+			_ = f.nic.AttachAllocator(f.alloc, q, 1, 3, 0, []uint32{f.qps[1]})
+		}
 	}
 	ring := func(i int) verbs.RKey {
 		if f.nic.keys.get(f.mrs[5+i].Key) == nil {
@@ -284,6 +321,10 @@ func (f *fuzzed) packet() *Packet {
 	p.Addr, p.Length, p.RKey = t.addr, t.size, t.key
 	p.Swap, p.Compare = uint64(f.byte()), uint64(f.byte())
 	switch p.Kind {
+	case KindAlloc:
+		p.Length = uint32(f.byte()) % (verbs.AllocAnswerSize + 2)
+	case KindFree:
+		p.Addr = f.mrs[0].Addr + uint64(f.byte()&3)*verbs.EntrySize
 	case KindSend, KindWrite:
 		size := t.size
 		if f.byte() < 80 {
@@ -328,7 +369,7 @@ func (f *fuzzed) forge() {
 	verbs.PutSGE(b[verbs.WQESGE0:], local.sge())
 	verbs.PutSGE(b[verbs.WQESGE1:], f.target().sge())
 	switch op {
-	case verbs.OpCmpSwap, verbs.OpFetchAdd:
+	case verbs.OpCmpSwap, verbs.OpFetchAdd, verbs.OpMaskedFetchAdd:
 		b[verbs.WQENumSGE] = 1
 	case verbs.OpWait:
 		le.PutUint32(b[verbs.WQEQPN:], pick(f, f.cqs))
@@ -358,7 +399,13 @@ func (f *fuzzed) post() {
 	switch wr.Op {
 	case verbs.OpSend, verbs.OpWrite, verbs.OpRead:
 		wr.SGL = f.sgl()
-	case verbs.OpCmpSwap, verbs.OpFetchAdd:
+	case verbs.OpAlloc:
+		s := f.target().sge()
+		s.Length = min(s.Length, verbs.AllocAnswerSize)
+		wr.SGL = []verbs.SGE{s}
+	case verbs.OpFree:
+		wr.RemoteAddr = f.mrs[0].Addr + uint64(f.byte()&3)*verbs.EntrySize
+	case verbs.OpCmpSwap, verbs.OpFetchAdd, verbs.OpMaskedFetchAdd:
 		s := f.target().sge()
 		s.Length = 8
 		wr.SGL = []verbs.SGE{s}
@@ -500,6 +547,24 @@ func fill(b []byte, seed uint64) {
 func checkNIC(t testing.TB, n *NIC) {
 	t.Helper()
 	refs := make(map[*region]int)
+	attached := make(map[*allocator]int)
+	for _, a := range n.allocators.items {
+		if a != nil {
+			for _, key := range []verbs.RKey{a.cfg.Table, a.cfg.Queue, a.cfg.Memory} {
+				refs[n.keys.get(key)]++
+			}
+		}
+	}
+	for _, q := range n.qps.items {
+		if q != nil && q.alloc != nil {
+			attached[q.alloc.from]++
+		}
+	}
+	for _, a := range n.allocators.items {
+		if a != nil && a.refs != attached[a] {
+			t.Fatalf("an allocator counts %d queue pairs, has %d", a.refs, attached[a])
+		}
+	}
 	for _, q := range n.qps.items {
 		if q == nil {
 			continue

@@ -49,6 +49,20 @@ func compareSwap(w *uint64, compare, swap uint64) uint64 {
 	}
 }
 
+// maskedAdd adds to the fields of the word w, of which boundaries has the
+// highest bits, and returns what it was.
+func maskedAdd(w *uint64, addend, boundaries uint64) uint64 {
+	for {
+		old := atomic.LoadUint64(w)
+		// Without the highest bit of a field no carry leaves it; the sum of
+		// the highest bits is then put in without its own carry.
+		sum := (old&^boundaries + addend&^boundaries) ^ (old^addend)&boundaries
+		if atomic.CompareAndSwapUint64(w, old, sum) {
+			return old
+		}
+	}
+}
+
 // fetchAdd adds to the word w and returns what it was.
 func fetchAdd(w *uint64, addend uint64) uint64 {
 	return atomic.AddUint64(w, addend) - addend

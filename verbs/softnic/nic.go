@@ -17,9 +17,13 @@ type NIC struct {
 	qps  table[qp]
 	keys keyTable
 
+	allocators table[allocator]
+	answer     [verbs.AllocAnswerSize]byte // of the ALLOC being executed
+
 	links map[Link]*link // looked up, never iterated over
 
-	runHead, runTail *qp // queue pairs with something to do, linked by nextRun
+	runHead, runTail *qp        // queue pairs with something to do, linked by nextRun
+	pacer            func(Task) // if set, gets them instead
 	overrun          []*cq
 
 	pkt     Packet      // the packet being emitted: there is only ever one
@@ -51,6 +55,7 @@ func New(cfg Config, out Output) (*NIC, error) {
 	n.cqs.limit = cfg.MaxCQs
 	n.qps.limit = cfg.MaxQPs
 	n.keys.init(cfg.MaxKeys)
+	n.allocators.limit = maxSlots
 	n.sgl = make([]verbs.SGE, 0, cfg.MaxSGE)
 	return n, nil
 }
@@ -122,6 +127,10 @@ func (n *NIC) schedule(q *qp) {
 		return
 	}
 	q.queued = true
+	if n.pacer != nil {
+		n.pacer(Task{q})
+		return
+	}
 	if n.runTail == nil {
 		n.runHead = q
 	} else {

@@ -23,13 +23,16 @@ const (
 	KindAck                        // all requests up to PSN are done
 	KindNak                        // all requests before PSN are done, and PSN failed: Status
 	KindDown                       // the sender's queue pair is in the error state or gone
+	KindMaskedAdd                  // Addr, RKey, Compare (the mask), Swap (the addend)
+	KindAlloc                      // Length, of the answer
+	KindFree                       // Addr (the handle)
 
 	numKinds = int(iota) + 1
 )
 
 var kindNames = [numKinds]string{
 	"", "SEND", "WRITE", "MORE", "READ", "CMP_SWAP", "FETCH_ADD",
-	"READ_RESP", "ATOMIC_RESP", "ACK", "NAK", "DOWN",
+	"READ_RESP", "ATOMIC_RESP", "ACK", "NAK", "DOWN", "MASKED_FETCH_ADD", "ALLOC", "FREE",
 }
 
 func (k Kind) String() string {
@@ -65,6 +68,9 @@ var headerSizes = [numKinds]uint8{
 	KindAck:        headerBase,
 	KindNak:        headerBase,
 	KindDown:       headerBase,
+	KindMaskedAdd:  headerAtomic,
+	KindAlloc:      headerBase,
+	KindFree:       headerValue,
 }
 
 // payloadKinds has a bit for every kind that may carry a payload.
@@ -83,11 +89,11 @@ const psnMask = 1<<24 - 1
 //	 2  u16  0
 //	 4  u32  destination queue pair, 24 bits
 //	 8  u32  PSN, 24 bits
-//	12  u32  length       SEND, WRITE, READ: of the whole message; atomics: rkey
-//	16  u64  address      WRITE, READ, atomics; ATOMIC_RESP: value
+//	12  u32  length       SEND, WRITE, READ, ALLOC: of the whole message; atomics: rkey
+//	16  u64  address      WRITE, READ, atomics; ATOMIC_RESP: value; FREE: handle
 //	24  u32  rkey         WRITE, READ
 //	28  u32  0            WRITE, READ
-//	24  u64  compare      atomics
+//	24  u64  compare      atomics; MASKED_FETCH_ADD: mask
 //	32  u64  swap         atomics; FETCH_ADD: addend
 //
 // and then the payload up to the end of the frame.
@@ -119,19 +125,21 @@ func (p *Packet) AppendHeader(b []byte) []byte {
 	le.PutUint32(h[4:], p.DestQP)
 	le.PutUint32(h[8:], p.PSN)
 	switch p.Kind {
-	case KindSend:
+	case KindSend, KindAlloc:
 		le.PutUint32(h[12:], p.Length)
 	case KindWrite, KindRead:
 		le.PutUint32(h[12:], p.Length)
 		le.PutUint64(h[16:], p.Addr)
 		le.PutUint32(h[24:], uint32(p.RKey))
-	case KindCmpSwap, KindFetchAdd:
+	case KindCmpSwap, KindFetchAdd, KindMaskedAdd:
 		le.PutUint32(h[12:], uint32(p.RKey))
 		le.PutUint64(h[16:], p.Addr)
 		le.PutUint64(h[24:], p.Compare)
 		le.PutUint64(h[32:], p.Swap)
 	case KindAtomicResp:
 		le.PutUint64(h[16:], p.Swap)
+	case KindFree:
+		le.PutUint64(h[16:], p.Addr)
 	case KindNak:
 		h[1] = byte(p.Status)
 	}
@@ -172,20 +180,22 @@ func (p *Packet) Decode(frame []byte) error {
 	padding := uint32(le.Uint16(frame[2:])) | p.DestQP&^psnMask | p.PSN&^psnMask
 	status := frame[1]
 	switch k {
-	case KindSend:
+	case KindSend, KindAlloc:
 		p.Length, word = word, 0
 	case KindWrite, KindRead:
 		p.Length, word = word, 0
 		p.Addr = le.Uint64(frame[16:])
 		p.RKey = verbs.RKey(le.Uint32(frame[24:]))
 		padding |= le.Uint32(frame[28:])
-	case KindCmpSwap, KindFetchAdd:
+	case KindCmpSwap, KindFetchAdd, KindMaskedAdd:
 		p.RKey, word = verbs.RKey(word), 0
 		p.Addr = le.Uint64(frame[16:])
 		p.Compare = le.Uint64(frame[24:])
 		p.Swap = le.Uint64(frame[32:])
 	case KindAtomicResp:
 		p.Swap = le.Uint64(frame[16:])
+	case KindFree:
+		p.Addr = le.Uint64(frame[16:])
 	case KindNak:
 		p.Status, status = verbs.Status(status), 0
 		if !nakStatus(p.Status) {

@@ -23,6 +23,9 @@ var samplePackets = []Packet{
 	{Kind: KindAck, DestQP: 5, PSN: 9},
 	{Kind: KindNak, DestQP: 5, PSN: 9, Status: verbs.StatusRemAccessErr},
 	{Kind: KindDown, DestQP: 5},
+	{Kind: KindMaskedAdd, DestQP: 5, PSN: 9, RKey: 1, Addr: 2, Compare: 1 << 7, Swap: 4},
+	{Kind: KindAlloc, DestQP: 5, PSN: 9, Length: 32},
+	{Kind: KindFree, DestQP: 5, PSN: 9, Addr: 1 << 40},
 }
 
 func frame(p *Packet) []byte { return append(p.AppendHeader(nil), p.Payload...) }

@@ -18,6 +18,7 @@ type qp struct {
 	sendCQ, recvCQ *cq
 	sq, rq         ring
 	windows        *region // of type 2B, bound to this queue pair
+	alloc          *lease  // what the peer may allocate, or nil
 
 	// In the run queue, on the link's list, in a CQ's list of waiters.
 	nextRun  *qp
@@ -168,6 +169,10 @@ func (n *NIC) DestroyQP(num uint32) error {
 			n.removeRegion(r.spill)
 		}
 		r.mem, r.mr, r.spill = nil, nil, nil
+	}
+	if q.alloc != nil {
+		q.alloc.from.refs--
+		q.alloc = nil
 	}
 	q.pd.refs--
 	q.sendCQ.refs--

@@ -354,7 +354,7 @@ func TestIndirectSGL(t *testing.T) {
 		{"two entries", func(n *node) verbs.SGE { return n.mr.sge(1024, 32) }, verbs.StatusSuccess},
 		{"empty", func(n *node) verbs.SGE { return n.mr.sge(1024, 0) }, verbs.StatusSuccess},
 		{"half an entry", func(n *node) verbs.SGE { return n.mr.sge(1024, 24) }, verbs.StatusLocQPOpErr},
-		{"too many", func(n *node) verbs.SGE { return n.mr.sge(1024, 17*16) }, verbs.StatusLocQPOpErr},
+		{"too many", func(n *node) verbs.SGE { return n.mr.sge(1024, 33*16) }, verbs.StatusLocQPOpErr},
 		{"out of bounds", func(n *node) verbs.SGE { return n.mr.sge(len(n.mem)-16, 32) }, verbs.StatusLocProtErr},
 		{"another domain", func(n *node) verbs.SGE { return n.regIn(n.otherPD(), n.mem, allAccess).sge(1024, 32) }, verbs.StatusLocProtErr},
 	} {
@@ -589,7 +589,7 @@ func TestPostErrors(t *testing.T) {
 		"RECV":                  {Op: verbs.OpRecv},
 		"opcode":                {Op: 77},
 		"flags":                 {Flags: 0x80},
-		"SGEs":                  {Op: verbs.OpWrite, SGL: make([]verbs.SGE, 17)},
+		"SGEs":                  {Op: verbs.OpWrite, SGL: make([]verbs.SGE, 33)},
 		"SGE of a NOP":          {SGL: n.at(0, 8)},
 		"two SGEs of an atomic": {Op: verbs.OpFetchAdd, SGL: append(n.at(0, 4), n.at(0, 4)...)},
 		"4 bytes of an atomic":  {Op: verbs.OpCmpSwap, SGL: n.at(0, 4)},
@@ -605,7 +605,7 @@ func TestPostErrors(t *testing.T) {
 	if err := n.nic.PostRecv(q, make([]verbs.RecvWR, 5)); !errors.Is(err, verbs.ErrQueueFull) {
 		t.Errorf("got %v, want ErrQueueFull", err)
 	}
-	if err := n.nic.PostRecv(q, []verbs.RecvWR{{SGL: make([]verbs.SGE, 17)}}); !errors.Is(err, verbs.ErrInvalid) {
+	if err := n.nic.PostRecv(q, []verbs.RecvWR{{SGL: make([]verbs.SGE, 33)}}); !errors.Is(err, verbs.ErrInvalid) {
 		t.Errorf("got %v, want ErrInvalid", err)
 	}
 	n.run()

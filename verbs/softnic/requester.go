@@ -118,11 +118,19 @@ func (n *NIC) begin(q *qp) bool {
 			n.sendSegment(q)
 			return true
 		}
-	case verbs.OpRead, verbs.OpCmpSwap, verbs.OpFetchAdd:
+	case verbs.OpRead, verbs.OpCmpSwap, verbs.OpFetchAdd, verbs.OpMaskedFetchAdd, verbs.OpAlloc:
 		if q.req.reads.len() >= MaxRdAtom || !n.mayRequest(q) {
 			return false
 		}
 		if status = n.sendRead(q, &w); status == verbs.StatusSuccess {
+			return true
+		}
+	case verbs.OpFree:
+		if !n.mayRequest(q) {
+			return false
+		}
+		if w.flags.Valid() {
+			n.sendFree(q, &w)
 			return true
 		}
 	case verbs.OpBindMW:
@@ -243,7 +251,7 @@ func (n *NIC) sendSegment(q *qp) {
 func (n *NIC) sendRead(q *qp, w *wqe) verbs.Status {
 	sgl, status := n.readSGL(n.sgl[:0], q.pd, &q.sq, q.sq.next, w)
 	length := sglLength(sgl)
-	atomic := w.op != verbs.OpRead
+	atomic := w.op != verbs.OpRead && w.op != verbs.OpAlloc
 	switch {
 	case status != verbs.StatusSuccess:
 		return status
@@ -251,7 +259,8 @@ func (n *NIC) sendRead(q *qp, w *wqe) verbs.Status {
 		return verbs.StatusLocQPOpErr
 	case atomic && (w.numSGE != 1 || w.flags&verbs.SendSGLIndirect != 0):
 		return verbs.StatusLocQPOpErr
-	case atomic && length != 8, length > uint64(n.cfg.MaxMsgSize):
+	case atomic && length != 8, length > uint64(n.cfg.MaxMsgSize),
+		w.op == verbs.OpAlloc && length > verbs.AllocAnswerSize:
 		return verbs.StatusLocLenErr
 	case !n.checkSGL(q.pd, sgl, verbs.AccessLocalWrite):
 		return verbs.StatusLocProtErr
@@ -272,7 +281,21 @@ func (n *NIC) sendRead(q *qp, w *wqe) verbs.Status {
 		p.Kind, p.Compare, p.Swap = KindCmpSwap, w.compare, w.swap
 	case verbs.OpFetchAdd:
 		p.Kind, p.Swap = KindFetchAdd, w.swap
+	case verbs.OpMaskedFetchAdd:
+		p.Kind, p.Compare, p.Swap = KindMaskedAdd, w.compare, w.swap
+	case verbs.OpAlloc:
+		*p = Packet{Kind: KindAlloc, PSN: psn, Length: uint32(length)}
 	}
 	n.emit(q, p)
 	return verbs.StatusSuccess
+}
+
+// sendFree sends a FREE, which like a WRITE is acknowledged.
+func (n *NIC) sendFree(q *qp, w *wqe) {
+	psn := q.req.nextPSN
+	q.req.nextPSN = (psn + 1) & psnMask
+	*n.executed(q) = slot{id: w.id, op: w.op, flags: w.flags, state: slotSent, psn: psn}
+	p := &n.pkt
+	*p = Packet{Kind: KindFree, PSN: psn, Addr: w.addr}
+	n.emit(q, p)
 }

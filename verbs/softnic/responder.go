@@ -21,9 +21,10 @@ type responder struct {
 type response struct {
 	psn    uint32
 	atomic bool
+	alloc  bool       // to be executed when the answer is sent
 	rkey   verbs.RKey // READ
 	addr   uint64     // READ: of what is left
-	left   uint32     // READ: bytes
+	left   uint32     // READ, ALLOC: bytes
 	whole  uint32     // READ: bytes in all
 	value  uint64     // atomic
 }
@@ -65,7 +66,7 @@ func (n *NIC) Receive(id Link, p *Packet) {
 		return
 	}
 	switch p.Kind {
-	case KindSend, KindWrite, KindMore, KindRead, KindCmpSwap, KindFetchAdd:
+	case KindSend, KindWrite, KindMore, KindRead, KindCmpSwap, KindFetchAdd, KindMaskedAdd, KindAlloc, KindFree:
 		n.request(q, p)
 	case KindReadResp, KindAtomicResp, KindAck, KindNak:
 		n.response(q, p)
@@ -106,6 +107,8 @@ func (n *NIC) request(q *qp, p *Packet) {
 		n.store(q, p)
 	case KindMore:
 		n.store(q, p)
+	case KindFree:
+		n.free(q, p)
 	default:
 		n.queueResponse(q, p)
 	}
@@ -194,6 +197,12 @@ func (n *NIC) queueResponse(q *qp, p *Packet) {
 			return
 		}
 		e.left, e.whole = p.Length, p.Length
+	case p.Kind == KindAlloc:
+		if q.alloc == nil || p.Length > verbs.AllocAnswerSize {
+			n.refuse(q, p.PSN, verbs.StatusRemInvReqErr)
+			return
+		}
+		e.alloc, e.left = true, p.Length
 	case p.Addr%8 != 0:
 		n.refuse(q, p.PSN, verbs.StatusRemInvReqErr)
 		return
@@ -204,9 +213,12 @@ func (n *NIC) queueResponse(q *qp, p *Packet) {
 			return
 		}
 		e.atomic = true
-		if p.Kind == KindCmpSwap {
+		switch p.Kind {
+		case KindCmpSwap:
 			e.value = compareSwap(word(mem), p.Compare, p.Swap)
-		} else {
+		case KindMaskedAdd:
+			e.value = maskedAdd(word(mem), p.Swap, p.Compare)
+		default:
 			e.value = fetchAdd(word(mem), p.Swap)
 		}
 	}
@@ -264,7 +276,15 @@ func (n *NIC) nextResponse(q *qp, p *Packet) bool {
 	r := &q.rsp
 	e := r.responses.front()
 	*p = Packet{Kind: KindAtomicResp, PSN: e.psn, Swap: e.value}
-	if !e.atomic {
+	if e.alloc {
+		if q.state != verbs.StateRTS { // nobody would know of the chunk
+			n.revoked(q, e.psn)
+			return false
+		}
+		p.Kind, p.Swap = KindReadResp, 0
+		p.Payload = n.allocate(q)[:e.left]
+		e.left = 0
+	} else if !e.atomic {
 		p.Kind, p.Swap = KindReadResp, 0
 		if size := min(e.left, uint32(n.cfg.MTU)); size > 0 {
 			p.Payload = n.remote(q, e.rkey, e.addr, uint64(size), verbs.AccessRemoteRead)

@@ -141,11 +141,11 @@ func (n *NIC) checkSend(wr *verbs.SendWR) error {
 	}
 	most := n.cfg.MaxSGE
 	switch wr.Op {
-	case verbs.OpSend, verbs.OpRead, verbs.OpWrite:
+	case verbs.OpSend, verbs.OpRead, verbs.OpWrite, verbs.OpAlloc:
 		if wr.Flags&verbs.SendSGLIndirect != 0 && len(wr.SGL) != 1 {
 			return fmt.Errorf("%d SGEs with %v, not 1: %w", len(wr.SGL), verbs.SendSGLIndirect, verbs.ErrInvalid)
 		}
-	case verbs.OpCmpSwap, verbs.OpFetchAdd:
+	case verbs.OpCmpSwap, verbs.OpFetchAdd, verbs.OpMaskedFetchAdd:
 		if len(wr.SGL) != 1 || wr.SGL[0].Length != 8 {
 			return fmt.Errorf("%v needs one SGE of 8 bytes: %w", wr.Op, verbs.ErrInvalid)
 		}
@@ -195,7 +195,7 @@ func (n *NIC) writeSend(q *qp, index uint64, wr *verbs.SendWR) error {
 	switch wr.Op {
 	case verbs.OpBindMW:
 		le.PutUint64(b[verbs.WQELength:], wr.BindLength)
-	case verbs.OpCmpSwap, verbs.OpFetchAdd:
+	case verbs.OpCmpSwap, verbs.OpFetchAdd, verbs.OpMaskedFetchAdd:
 		le.PutUint64(b[verbs.WQECompare:], wr.Compare)
 		le.PutUint64(b[verbs.WQESwap:], wr.Swap)
 	}

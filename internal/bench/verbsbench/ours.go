@@ -8,6 +8,7 @@ import (
 
 	"polder/verbs"
 	"polder/verbs/inproc"
+	"polder/verbs/shm"
 	"polder/verbs/softnic"
 	"polder/verbs/tcp"
 )
@@ -30,6 +31,20 @@ func newTCP(ctx context.Context, addr string) (contestant, error) {
 		return nil, err
 	}
 	conn, err := tcp.Dial(ctx, dev, addr, tcp.Config{})
+	if err != nil {
+		dev.Close()
+		return nil, err
+	}
+	return newOurs(ctx, dev, conn, func() {})
+}
+
+// newSHM connects to the lender at addr through shared memory.
+func newSHM(ctx context.Context, addr string) (contestant, error) {
+	dev, err := shm.NewDevice(softnic.Config{})
+	if err != nil {
+		return nil, err
+	}
+	conn, err := shm.Dial(ctx, dev, addr, shm.Config{})
 	if err != nil {
 		dev.Close()
 		return nil, err

@@ -10,15 +10,17 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 
 	"polder/verbs"
+	"polder/verbs/shm"
 	"polder/verbs/softnic"
 	"polder/verbs/tcp"
 )
 
-// Serve is the far end of the contestants that use the network: a rawServer
-// and a device of the driver tcp with memory to read and write. It writes
-// their addresses to out, as one line, and ends when in does.
+// Serve is the far end of the contestants that have one in another process: a
+// rawServer, and devices of the drivers tcp and shm with memory to read and
+// write. It writes their addresses to out, as one line, and ends when in does.
 func Serve(in io.Reader, out io.Writer) error {
 	if err := serve(in, out); err != nil {
 		return fmt.Errorf("cannot serve the verbs benchmark: %w", err)
@@ -43,15 +45,33 @@ func serve(in io.Reader, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	lending := make(chan error, 1)
+	near, err := shm.NewDevice(softnic.Config{})
+	if err != nil {
+		return err
+	}
+	defer near.Close()
+	dir, err := os.MkdirTemp("", "polder-bench-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	nl, err := shm.Listen(near, filepath.Join(dir, "sock"), shm.Config{})
+	if err != nil {
+		return err
+	}
+	lending := make(chan error, 2)
 	go func() { lending <- lend(ctx, dev, l) }()
-	if _, err := fmt.Fprintln(out, r.addr(), l.Addr()); err != nil {
+	go func() { lending <- lend(ctx, near, nl) }()
+	if _, err := fmt.Fprintln(out, r.addr(), l.Addr(), nl.Addr()); err != nil {
 		return err
 	}
 	_, err = io.Copy(io.Discard, in)
 	cancel()
-	return errors.Join(err, <-lending)
+	return errors.Join(err, <-lending, <-lending)
 }
+
+// addresses are where a server listens.
+type addresses struct{ raw, tcp, shm string }
 
 // remote is a lender's memory.
 type remote struct {
@@ -83,15 +103,15 @@ func lend(ctx context.Context, dev verbs.Device, l verbs.Listener) error {
 }
 
 // readAddrs reads what serve wrote.
-func readAddrs(in io.Reader) (rawAddr, tcpAddr string, err error) {
+func readAddrs(in io.Reader) (a addresses, err error) {
 	line, err := bufio.NewReader(in).ReadString('\n')
 	if err != nil {
-		return "", "", fmt.Errorf("the server does not say where it listens: %w", err)
+		return a, fmt.Errorf("the server does not say where it listens: %w", err)
 	}
-	if _, err := fmt.Sscan(line, &rawAddr, &tcpAddr); err != nil {
-		return "", "", fmt.Errorf("the server says %q: %w", line, err)
+	if _, err := fmt.Sscan(line, &a.raw, &a.tcp, &a.shm); err != nil {
+		return a, fmt.Errorf("the server says %q: %w", line, err)
 	}
-	return rawAddr, tcpAddr, nil
+	return a, nil
 }
 
 // rawServer answers on plain TCP connections. A client first says how large
@@ -161,18 +181,17 @@ func rawAnswer(c net.Conn, req, resp int) {
 
 // startServer runs command, or Serve in this process, and returns where it
 // listens and what ends it.
-func startServer(ctx context.Context, command []string) (rawAddr, tcpAddr string, stop func() error, err error) {
+func startServer(ctx context.Context, command []string) (a addresses, stop func() error, err error) {
 	var out io.Reader
 	if len(command) == 0 {
 		out, stop = serveHere()
 	} else if out, stop, err = serveThere(ctx, command); err != nil {
-		return "", "", nil, err
+		return a, nil, err
 	}
-	rawAddr, tcpAddr, err = readAddrs(out)
-	if err != nil {
-		return "", "", nil, errors.Join(err, stop())
+	if a, err = readAddrs(out); err != nil {
+		return a, nil, errors.Join(err, stop())
 	}
-	return rawAddr, tcpAddr, stop, nil
+	return a, stop, nil
 }
 
 func serveHere() (out io.Reader, stop func() error) {

@@ -1,7 +1,9 @@
 // Package verbsbench measures verbs: how long one READ, WRITE or CMP_SWAP
 // takes, and how many go through a queue pair in a second with many on their
-// way, over the drivers inproc and tcp, beside a plain TCP connection that
-// carries the same bytes.
+// way, over the drivers inproc, shm (through its rings) and tcp, beside a plain
+// TCP connection that carries the same bytes. How long they take on a chunk of a
+// node on this machine, which package pool accesses in place, it measures beside
+// a plain copy of the same bytes, or a plain atomic instruction.
 //
 // The far end, ours and the rival's alike, is a process of its own if
 // Options.Server says how to start it; inproc's is always in this one. Short
@@ -94,16 +96,17 @@ func Run(ctx context.Context, o Options) error {
 }
 
 func run(ctx context.Context, o Options, rounds int, span time.Duration) (err error) {
-	rawAddr, tcpAddr, stop, err := startServer(ctx, o.Server)
+	addrs, stop, err := startServer(ctx, o.Server)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, stop()) }()
-	names := []string{"raw TCP", "tcp", "inproc"}
+	names := []string{"raw TCP", "tcp", "shm", "inproc"}
 	var contestants []contestant
 	for _, open := range []func() (contestant, error){
-		func() (contestant, error) { return &raw{rawAddr}, nil },
-		func() (contestant, error) { return newTCP(ctx, tcpAddr) },
+		func() (contestant, error) { return &raw{addrs.raw}, nil },
+		func() (contestant, error) { return newTCP(ctx, addrs.tcp) },
+		func() (contestant, error) { return newSHM(ctx, addrs.shm) },
 		func() (contestant, error) { return newInproc(ctx) },
 	} {
 		c, err := open()
@@ -119,6 +122,9 @@ func run(ctx context.Context, o Options, rounds int, span time.Duration) (err er
 		if err := b.measure(c); err != nil {
 			return fmt.Errorf("%v: %w", c, err)
 		}
+	}
+	if err := b.inPlace(); err != nil {
+		return fmt.Errorf("in place: %w", err)
 	}
 	return nil
 }

@@ -15,6 +15,8 @@ type Device struct {
 	nic  *softnic.NIC // guarded by g.mu
 	attr verbs.DeviceAttr
 
+	inEngine bool // guarded by g.mu: inside Step or Deliver
+
 	busy    bool           // guarded by g.mu: in g.busy
 	closed  bool           // guarded by g.mu
 	cqs     []*cq          // guarded by g.mu: by the low 16 bits of their number

@@ -85,9 +85,11 @@ func (d *Device) Deliver(id softnic.Link, next func() (*softnic.Packet, bool)) {
 	if d.link(id) == nil {
 		return
 	}
+	d.inEngine = true
 	for p, ok := next(); ok; p, ok = next() {
 		d.nic.Receive(id, p)
 	}
+	d.inEngine = false
 }
 
 // DeliverLocked hands one packet to the engine that another device of the same

@@ -18,6 +18,7 @@ import (
 
 	"polder/internal/config"
 	"polder/internal/listen"
+	"polder/pool"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -201,5 +202,29 @@ func TestTheHintIsACommandThatWorks(t *testing.T) {
 		if got := p.redisCLI(tt.addr); got != tt.want {
 			t.Errorf("%s: got %q, want %q", tt.addr, got, tt.want)
 		}
+	}
+}
+
+// TestEveryManager: a heap works over every way of managing memory.
+func TestEveryManager(t *testing.T) {
+	for _, name := range pool.Managers() {
+		t.Run(name, func(t *testing.T) {
+			_, ready := start(t, func(ctx context.Context, c Common) error {
+				return RunNode(ctx, NodeConfig{Common: c, Listen: "127.0.0.1:0", Lend: 64 << 20, Chunk: 1 << 20, Grace: time.Second, Manager: name})
+			})
+			verbs := address(t, ready, ServiceVerbs)
+			_, ready = start(t, func(ctx context.Context, c Common) error {
+				cfg := DefaultServe()
+				cfg.Common, cfg.Listen, cfg.Local, cfg.Far, cfg.Manager = c, "127.0.0.1:0", 8<<20, []string{verbs}, name
+				return RunServe(ctx, cfg)
+			})
+			setAndGet(t, address(t, ready, ServiceRedis))
+			_, ready = start(t, func(ctx context.Context, c Common) error {
+				cfg := UpConfig{ServeConfig: DefaultServe(), Node: NodeConfig{Lend: 64 << 20, Chunk: 1 << 20, Grace: time.Second}}
+				cfg.Common, cfg.Listen, cfg.Local, cfg.Manager = c, "127.0.0.1:0", 8<<20, name
+				return RunUp(ctx, cfg)
+			})
+			setAndGet(t, address(t, ready, ServiceRedis))
+		})
 	}
 }

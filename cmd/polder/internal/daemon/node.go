@@ -11,6 +11,7 @@ import (
 	"polder/internal/listen"
 	"polder/memnode"
 	"polder/verbs"
+	"polder/verbs/shm"
 	"polder/verbs/softnic"
 	"polder/verbs/tcp"
 )
@@ -18,11 +19,12 @@ import (
 // NodeConfig configures a memory node.
 type NodeConfig struct {
 	Common
-	Listen       string // where clients connect
+	Listen       string // where clients connect: HOST:PORT or unix:PATH
 	Lend         int64  // bytes
 	Chunk        int64  // bytes
 	ClientBudget int64  // bytes; 0 means all
 	Grace        time.Duration
+	Manager      string // way of managing memory; the default if empty
 }
 
 // check finds what is wrong with values that fit each by itself.
@@ -34,6 +36,9 @@ func (c *NodeConfig) check() error {
 	switch {
 	case c.Lend < c.Chunk:
 		return wrong("lend", c.Lend)
+	case isUnix(c.Listen) && c.Manager != "":
+		return &config.Error{Source: "--manager", Value: c.Manager,
+			Err: fmt.Errorf("expected none with a Unix socket, where memory is lent by %s", memnode.MemFD)}
 	case c.ClientBudget != 0 && c.ClientBudget < c.Chunk:
 		return wrong("client-budget", c.ClientBudget)
 	}
@@ -41,13 +46,18 @@ func (c *NodeConfig) check() error {
 }
 
 func (c *NodeConfig) memnode() memnode.Config {
-	return memnode.Config{
+	m := memnode.Config{
 		Lend:         c.Lend,
 		ChunkSize:    int(c.Chunk),
 		ClientBudget: c.ClientBudget,
 		Grace:        c.Grace,
+		Manager:      c.Manager,
 		Logger:       c.Logger,
 	}
+	if isUnix(c.Listen) {
+		m.Manager = memnode.MemFD
+	}
+	return m
 }
 
 // RunNode lends memory until ctx is done.
@@ -58,8 +68,10 @@ func RunNode(ctx context.Context, cfg NodeConfig) (err error) {
 	if err := cfg.check(); err != nil {
 		return err
 	}
-	if err := cfg.Security.Check("listen", cfg.Listen); err != nil {
-		return err
+	if !isUnix(cfg.Listen) {
+		if err := cfg.Security.Check("listen", cfg.Listen); err != nil {
+			return err
+		}
 	}
 	serverTLS, _, err := cfg.Security.TLS()
 	if err != nil {
@@ -68,7 +80,11 @@ func RunNode(ctx context.Context, cfg NodeConfig) (err error) {
 	if err := p.listenAdmin(); err != nil {
 		return err
 	}
-	dev, err := tcp.NewDevice(softnic.Config{})
+	newDevice := tcp.NewDevice
+	if isUnix(cfg.Listen) {
+		newDevice = shm.NewDevice
+	}
+	dev, err := newDevice(softnic.Config{})
 	if err != nil {
 		return err
 	}
@@ -77,7 +93,12 @@ func RunNode(ctx context.Context, cfg NodeConfig) (err error) {
 	if err != nil {
 		return err
 	}
-	lis, err := tcp.Listen(dev, cfg.Listen, tcp.Config{TLS: serverTLS, Insecure: cfg.Security.Insecure})
+	var lis verbs.Listener
+	if isUnix(cfg.Listen) {
+		lis, err = p.listenUnix(dev, cfg.Listen)
+	} else {
+		lis, err = tcp.Listen(dev, cfg.Listen, tcp.Config{TLS: serverTLS, Insecure: cfg.Security.Insecure})
+	}
 	if err != nil {
 		return listen.Explain("listen", cfg.Listen, err)
 	}

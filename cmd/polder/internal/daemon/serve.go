@@ -12,9 +12,10 @@ import (
 	"polder/far/remote"
 	"polder/internal/config"
 	"polder/pool"
+	"polder/pool/memfd"
 	"polder/resp"
 	"polder/verbs"
-	"polder/verbs/inproc"
+	"polder/verbs/shm"
 	"polder/verbs/softnic"
 	"polder/verbs/tcp"
 )
@@ -24,6 +25,7 @@ type ServeConfig struct {
 	Common
 	Listen      string   // where Redis clients connect
 	Far         []string // nodes to borrow from
+	Manager     string   // the nodes' way of managing memory; the default if empty
 	Local       int64    // bytes
 	MaxValue    int64    // bytes; 0 means a quarter of Local, at most 32 MiB
 	Password    string
@@ -111,53 +113,49 @@ func (p *process) openFar(ctx context.Context, cfg ServeConfig) error {
 	if err != nil {
 		return err
 	}
-	dev, err := tcp.NewDevice(softnic.Config{})
+	here, err := allUnix(cfg.Far)
+	if err != nil {
+		return err
+	}
+	manager, err := managerNamed(cfg.Manager)
+	if err != nil {
+		return err
+	}
+	newDevice := tcp.NewDevice
+	dial := func(ctx context.Context, dev verbs.Device, addr string) (verbs.Conn, error) {
+		return tcp.Dial(ctx, dev, addr, tcp.Config{TLS: clientTLS, Insecure: cfg.Security.Insecure})
+	}
+	if here {
+		if cfg.Manager != "" {
+			return &config.Error{Source: "--manager", Value: cfg.Manager,
+				Err: fmt.Errorf("expected none with nodes at Unix sockets, which lend by %s", memfd.Name)}
+		}
+		newDevice, manager = shm.NewDevice, memfd.Mechanism{}
+		dial = func(ctx context.Context, dev verbs.Device, addr string) (verbs.Conn, error) {
+			return shm.Dial(ctx, dev, addr, shm.Config{})
+		}
+	}
+	dev, err := newDevice(softnic.Config{})
 	if err != nil {
 		return err
 	}
 	p.onClose(dev.Close)
-	dial := tcp.Config{TLS: clientTLS, Insecure: cfg.Security.Insecure}
 	var nodes []pool.NodeConfig
 	for _, addr := range cfg.Far {
 		nodes = append(nodes, pool.NodeConfig{
 			Name: addr,
-			Dial: func(ctx context.Context) (verbs.Conn, error) { return tcp.Dial(ctx, dev, addr, dial) },
+			Dial: func(ctx context.Context) (verbs.Conn, error) { return dial(ctx, dev, addr) },
 		})
 	}
-	return p.openPool(ctx, cfg, pool.Config{Device: dev, Nodes: nodes})
+	return p.openPool(ctx, cfg, pool.Config{Device: dev, Nodes: nodes, Manager: manager})
 }
 
-// openHere starts a node in this process, and the front end over it.
-func (p *process) openHere(ctx context.Context, cfg UpConfig) error {
-	const name = "this process"
-	if err := cfg.Node.check(); err != nil {
-		return err
+// managerNamed is the way of managing memory of that name, nil for the default.
+func managerNamed(name string) (pool.Manager, error) {
+	if name == "" {
+		return nil, nil
 	}
-	fabric := inproc.NewFabric()
-	lender, err := fabric.NewDevice(softnic.Config{Name: "lender"})
-	if err != nil {
-		return err
-	}
-	p.onClose(lender.Close)
-	node, err := p.node(lender, cfg.Node)
-	if err != nil {
-		return err
-	}
-	lis, err := fabric.Listen(lender, name)
-	if err != nil {
-		return err
-	}
-	p.spawn("the node stopped serving", func() error { return node.Serve(lis) })
-
-	borrower, err := fabric.NewDevice(softnic.Config{Name: "borrower"})
-	if err != nil {
-		return err
-	}
-	p.onClose(borrower.Close)
-	return p.openPool(ctx, cfg.ServeConfig, pool.Config{Device: borrower, Nodes: []pool.NodeConfig{{
-		Name: name,
-		Dial: func(ctx context.Context) (verbs.Conn, error) { return fabric.Dial(ctx, borrower, name) },
-	}}})
+	return pool.ManagerNamed(name)
 }
 
 // listen opens the addresses. It comes first: an address in use is the
@@ -182,7 +180,7 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, poolCfg pool.Co
 	openCtx, cancel := context.WithTimeoutCause(ctx, openTimeout, errors.New("no answer in time"))
 	defer cancel()
 	lent, err := pool.Open(openCtx, poolCfg)
-	if err != nil && len(cfg.Far) > 0 && errors.Is(err, syscall.ECONNREFUSED) {
+	if err != nil && len(cfg.Far) > 0 && (errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT)) {
 		return fmt.Errorf("%w: is polder node running there?", err)
 	}
 	if err != nil {

@@ -1,0 +1,106 @@
+package daemon
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+
+	"polder/internal/config"
+	"polder/memnode"
+	"polder/pool"
+	"polder/pool/memfd"
+	"polder/verbs"
+	"polder/verbs/inproc"
+	"polder/verbs/shm"
+	"polder/verbs/softnic"
+)
+
+// hereName is what the node in this process is called.
+const hereName = "this process"
+
+// here is what a node in this process and its only client meet over.
+type here struct {
+	lender, borrower verbs.Device
+	listener         verbs.Listener
+	dial             func(ctx context.Context) (verbs.Conn, error)
+}
+
+// openHere starts a node in this process, and the front end over it. What the
+// node lends is accessed in place, unless --manager says how else or there is no
+// room for a socket; then they meet by direct calls.
+func (p *process) openHere(ctx context.Context, cfg UpConfig) error {
+	if err := cfg.Node.check(); err != nil {
+		return err
+	}
+	manager, err := managerNamed(cfg.Manager)
+	if err != nil {
+		return err
+	}
+	cfg.Node.Manager = cfg.Manager
+	var h here
+	inPlace := manager == nil
+	if inPlace {
+		if h, err = p.meetInPlace(); err == nil {
+			manager, cfg.Node.Manager = memfd.Mechanism{}, memnode.MemFD
+		} else {
+			p.Logger.Info("far memory is not accessed in place", "why", err)
+			inPlace = false
+		}
+	}
+	if !inPlace {
+		if h, err = p.meetByCall(); err != nil {
+			return err
+		}
+	}
+	node, err := p.node(h.lender, cfg.Node)
+	if err != nil {
+		return err
+	}
+	p.spawn("the node stopped serving", func() error { return node.Serve(h.listener) })
+	return p.openPool(ctx, cfg.ServeConfig, pool.Config{
+		Device: h.borrower, Manager: manager,
+		Nodes: []pool.NodeConfig{{Name: hereName, Dial: h.dial}},
+	})
+}
+
+// open opens both ends' devices.
+func (h *here) open(p *process, newDevice func(softnic.Config) (verbs.Device, error)) (err error) {
+	if h.lender, err = newDevice(softnic.Config{Name: "lender"}); err != nil {
+		return err
+	}
+	p.onClose(h.lender.Close)
+	if h.borrower, err = newDevice(softnic.Config{Name: "borrower"}); err != nil {
+		return err
+	}
+	p.onClose(h.borrower.Close)
+	return nil
+}
+
+// meetInPlace has them meet at a socket that nobody else can reach.
+func (p *process) meetInPlace() (h here, err error) {
+	dir, err := os.MkdirTemp("", "polder-")
+	if err != nil {
+		return h, err
+	}
+	p.onClose(func() error { return os.RemoveAll(dir) })
+	if err := h.open(p, shm.NewDevice); err != nil {
+		return h, err
+	}
+	addr := config.UnixScheme + filepath.Join(dir, "node.sock")
+	h.dial = func(ctx context.Context) (verbs.Conn, error) {
+		return shm.Dial(ctx, h.borrower, addr, shm.Config{})
+	}
+	h.listener, err = shm.Listen(h.lender, addr, shm.Config{})
+	return h, err
+}
+
+// meetByCall has them meet on a fabric.
+func (p *process) meetByCall() (h here, err error) {
+	fabric := inproc.NewFabric()
+	if err := h.open(p, fabric.NewDevice); err != nil {
+		return h, err
+	}
+	h.dial = func(ctx context.Context) (verbs.Conn, error) { return fabric.Dial(ctx, h.borrower, hereName) }
+	h.listener, err = fabric.Listen(h.lender, hereName)
+	return h, err
+}

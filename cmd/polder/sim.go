@@ -1,0 +1,38 @@
+package main
+
+import (
+	"github.com/spf13/cobra"
+
+	"polder/internal/bench/simlatency"
+)
+
+func newSim() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "sim",
+		Short: "Reproduce published figures in virtual time",
+		Args:  noArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(newSimLatency())
+	return cmd
+}
+
+func newSimLatency() *cobra.Command {
+	var flags benchFlags
+	var seed uint64
+	cmd := &cobra.Command{
+		Use:   "latency",
+		Short: "Access and allocation latency of every way to manage remote memory",
+		Long: "Runs the engines and chains on a model of the OneSidedMW paper's testbed, and\n" +
+			"prints its figure 10: published beside simulated.",
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return simlatency.Run(cmd.Context(), simlatency.Options{
+				Out: cmd.OutOrStdout(), JSON: flags.json, Seed: seed, Short: flags.short,
+			})
+		},
+	}
+	flags.add(cmd)
+	cmd.Flags().Uint64Var(&seed, "seed", 1, "of the threads' random pauses: the same gives the same output")
+	return cmd
+}

@@ -1,0 +1,138 @@
+package simlatency
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"math"
+	"runtime"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"polder/verbs/sim"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// figures simulates a few rounds.
+func figures(t *testing.T, seed uint64, rounds int) []figure {
+	t.Helper()
+	var all []figure
+	err := simulate(t.Context(), sim.Testbed(), seed, rounds, func(f figure) error {
+		all = append(all, f)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// TestPublished: what was calibrated fits, and every latency that was predicted
+// is within 20 % of what was published.
+func TestPublished(t *testing.T) {
+	compared := 0
+	for _, f := range figures(t, 1, 24) {
+		switch {
+		case f.published == 0:
+			continue
+		case f.name == mixed || f.unit == "%" && f.published < 0:
+			continue // needs more rounds: TestSeparation
+		case f.calibrated && math.Abs(f.deviation()) > 1:
+			t.Errorf("%s, %s: got %.2f %s, calibrated to %.2f", f.name, f.metric, f.simulated, f.unit, f.published)
+		case math.Abs(f.deviation()) > 20:
+			t.Errorf("%s, %s: got %.2f %s, published %.2f", f.name, f.metric, f.simulated, f.unit, f.published)
+		}
+		compared++
+	}
+	if compared != 8 {
+		t.Errorf("compared %d figures, want 8", compared)
+	}
+}
+
+const mixed = calibrated + ", 24 threads"
+
+// TestSeparation: the same where which contexts stay on the chip matters, which
+// takes time to even out.
+func TestSeparation(t *testing.T) {
+	at := func(m mechanism, rounds int) latencies {
+		l, err := measure(t.Context(), sim.Testbed(), 0, m, 24, rounds)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	with, without := at(separated(1), 20), at(oneSided, 250)
+	for _, f := range []figure{
+		{metric: "access", simulated: micro(without.access), published: mixedAccess},
+		{metric: "allocate", simulated: micro(without.allocate), published: 22.5},
+		{metric: "gain", simulated: 1 - float64(with.access)/float64(without.access), published: sepGain},
+	} {
+		if math.Abs(f.deviation()) > 20 {
+			t.Errorf("%s: got %.3f, published %.3f", f.metric, f.simulated, f.published)
+		}
+	}
+}
+
+// TestDeterminism: the same seed gives the same bytes, on one processor or two.
+func TestDeterminism(t *testing.T) {
+	run := func(procs int, seed uint64) string {
+		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(procs))
+		var b strings.Builder
+		err := simulate(t.Context(), sim.Testbed(), seed, 4, func(f figure) error {
+			return (&table{w: &b}).print(&f)
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b.String()
+	}
+	first := run(1, 1)
+	if again := run(2, 1); again != first {
+		t.Errorf("got\n%s and then\n%s", first, again)
+	}
+	if other := run(1, 2); other == first {
+		t.Error("another seed makes no difference")
+	}
+}
+
+func TestOutput(t *testing.T) {
+	var asTable, asJSON bytes.Buffer
+	p := &table{w: &asTable}
+	f := figure{name: "OneSidedMW, 1 thread", metric: "allocate", unit: "us", simulated: 11.77, published: 10.7, calibrated: true}
+	if err := errors.Join(p.begin(), p.print(&f), p.end()); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"published", "10.7 µs", "11.8 µs", "+10.0 %", "calibrated"} {
+		if !strings.Contains(asTable.String(), want) {
+			t.Errorf("the table has no %q:\n%s", want, asTable.String())
+		}
+	}
+	if err := (Options{Out: &asJSON, JSON: true}).run(t.Context(), 5); err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(asJSON.String()), "\n")
+	for _, l := range lines {
+		var row struct {
+			Bench, Case, Metric, Unit string
+			Value                     float64
+		}
+		if err := json.Unmarshal([]byte(l), &row); err != nil || row.Bench != "sim latency" || row.Case == "" || row.Unit == "" {
+			t.Errorf("got the line %s (%v)", l, err)
+		}
+	}
+	if len(lines) < 30 {
+		t.Errorf("got %d lines", len(lines))
+	}
+}
+
+func TestCanceled(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := Run(ctx, Options{Out: &bytes.Buffer{}}); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v, want Canceled", err)
+	}
+}

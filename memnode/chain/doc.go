@@ -1,0 +1,78 @@
+// Package chain is the heart of OneSidedMW: the table of memory windows, the
+// queue of those that are free, and the chains of work requests by which a
+// memory node's NIC hands chunks out and takes them back (sections 3 and 4 of
+// the paper, figure 5). The node's CPU posts them once; they recycle themselves.
+//
+// # Memory
+//
+// The table (MWTable) has an entry of 256 bytes for every chunk; verbs.Allocator
+// describes it. An entry's owner is 0 while nobody has the chunk. The free MW
+// queue is a ring of entries' addresses. Its head and tail are words that hold
+// addresses of elements, so that what a masked FETCH_ADD returns can be put into
+// a later request's address as it is; the mask makes them wrap. A second ring of
+// the same form takes chunks that have been freed and must be zeroed by the CPU
+// before they are lent again.
+//
+// # Allocation
+//
+// A request has the numbers of the access queue pairs and where to write the
+// answer: an address and a key. The chain
+//
+//	WAIT      for the request, which the receive scatters into the fields below
+//	FETCH_ADD on the queue's head, into the next READ
+//	READ      the element
+//	READ      the entry, into the BIND_MWs' address, key and lkey
+//	WRITE     zero into the element
+//	BIND_MW   the first window to the Free QP, the others to the access QPs
+//	WRITE     the owner into the entry
+//	ENABLE    the WRITE of the answer and a SEND that wakes the client
+//	...       restores its own counts, and enables itself
+//
+// It differs from the figure in one thing: the element is zeroed after the entry
+// was read and not before. When the queue is empty the element is zero, the READ
+// at address 0 violates protection, and the chain stops without having written:
+// were it to write the zero first, as the figure has it, it could overwrite an entry
+// that a free chain puts there in between, and a chunk would be lost: the model
+// checker finds that within a second.
+//
+// # Freeing
+//
+// A request has a handle of 3 bytes: which entry. The receive puts it into the
+// second to fourth byte of the READ's address; the others are the table's, so
+// that a request cannot name anything but the beginning of an entry or a place
+// outside of the table. The chain
+//
+//	WAIT      for the request
+//	READ      the entry, into the LOCAL_INVs' keys and the addresses below
+//	ENABLE    LOCAL_INV of the first window on the Free QP itself, which fails
+//	          unless that has it, and of the others whoever has them
+//	FETCH_ADD on the low 8 bits of every key in the entry: the next owner gets
+//	          another
+//	WRITE     zeros over the chunk, if it is small
+//	WRITE     0 into the owner
+//	FETCH_ADD on the queue's tail, into the next WRITE
+//	WRITE     the entry's address into the element
+//	ENABLE    a SEND that tells the client
+//
+// # Rights
+//
+// Clients' queue pairs and the chains must be in one protection domain, since a
+// window can only be given to a queue pair of its own domain. So the metadata is
+// registered without remote rights, and a chain reaches it through windows of
+// type 2B that are bound to its own queue pair: a client that guesses their keys
+// gets nothing.
+//
+// # An empty queue
+//
+// A chain that found the queue empty has moved the head past an element that
+// will yet be filled. That element is owed to the node: [Queue.Owe]. As soon as
+// it is filled [Queue.Settle] takes the entry and puts it at the tail. A chain
+// that has failed is not armed again before that, so at most as many elements
+// are owed as there are chains, and the ring is larger than the number of
+// chunks by more than that: nothing is ever overtaken.
+//
+// # Concurrency
+//
+// A Queue belongs to one goroutine, except for Free and Freed. Words that a NIC
+// and the CPU share are accessed atomically by both.
+package chain

@@ -1,0 +1,256 @@
+package chain
+
+import "polder/verbs"
+
+// Sizes of messages.
+const (
+	HandleSize = 3 // of a request to free
+)
+
+// RequestSize is the size of a request to allocate: u32 queue pair number for
+// every access window, u64 address and u32 key for the answer.
+func RequestSize(windows int) int { return 4*(windows-1) + 12 }
+
+// AnswerSize is the size of the answer: u64 address of the chunk, u64 address of
+// its entry, u32 key of every access window.
+func AnswerSize(windows int) int { return 16 + 4*(windows-1) }
+
+// RingSize is the size of the memory of each of a chain's two rings: entries,
+// and behind them a few words.
+const RingSize = 4096
+
+// Offsets in a ring's memory behind the entries.
+const (
+	ownerOff = RingSize - 8  // the client's number
+	zeroOff  = RingSize - 16 // 0
+	trashOff = RingSize - 24 // takes what nobody needs
+)
+
+const maxRequests = (trashOff - verbs.MaxWindows*verbs.SlotSize) / verbs.WQESize
+
+// A Region is registered memory as a chain sees it.
+type Region struct {
+	Addr uint64
+	LKey verbs.LKey
+	RKey verbs.RKey // of a window that is bound to the chain's queue pair
+}
+
+func (r Region) sge(off, size int) verbs.SGE {
+	return verbs.SGE{Addr: r.Addr + uint64(off), Length: uint32(size), LKey: r.LKey}
+}
+
+// Config is what both programs are made of. The front is the queue pair that the
+// client is connected to; the chain is one in loopback beside it.
+type Config struct {
+	Table *Table
+	Queue *Queue
+	// TableKey and QueueKey are keys of windows over the table and the
+	// queue, bound to the chain's queue pair.
+	TableKey, QueueKey verbs.RKey
+	Chain, Front       Region // their rings; Front.RKey is not used
+	FrontQP            uint32
+	RecvCQ, SentCQ     uint32 // of the front; nobody looks at them but WAITs
+	// Done and Failed are how many requests the front has served so far, and
+	// how many it has received in vain.
+	Done, Failed uint64
+
+	// Of an allocation chain.
+	FreeQP    uint32
+	ChunkSize uint64
+	Access    verbs.Access
+
+	// Of a free chain: where chunks go, Queue.Tail or Queue.FreedTail, and
+	// if they are zeroed first, where ChunkSize zeros are and the memory.
+	To       uint64
+	Zeros    *verbs.SGE
+	ZeroRKey verbs.RKey // of a window over the memory
+}
+
+// SetOwner puts a client's number into the memory of a chain's ring.
+func SetOwner(ring []byte, owner uint64) { Store(ring[ownerOff:], owner) }
+
+// Received is how many requests a chain has dealt with, by its ring's memory.
+func Received(ring []byte) uint64 { return Load(ring[verbs.WQEAddr:]) - 1 }
+
+// A Program is what is posted for a chain.
+type Program struct {
+	Chain   []verbs.SendWR
+	Front   []verbs.SendWR // on the front's send queue, once
+	Recv    []verbs.SGE    // of the front's two receives, once
+	Entry   int            // index of the READ of the entry: fails if the queue is empty
+	Element int            // index of the READ of the element
+}
+
+// program builds a chain.
+type program struct {
+	cfg *Config
+	wrs []verbs.SendWR
+}
+
+// add appends a request and returns its index, which is its id, too.
+func (p *program) add(wr verbs.SendWR) int {
+	wr.ID = uint64(len(p.wrs))
+	p.wrs = append(p.wrs, wr)
+	return len(p.wrs) - 1
+}
+
+// field is an SGE for a field of the chain's request of an index.
+func (p *program) field(index, off, size int) verbs.SGE {
+	return p.cfg.Chain.sge(index*verbs.WQESize+off, size)
+}
+
+func (p *program) trash() verbs.SGE { return p.cfg.Chain.sge(trashOff, 8) }
+
+// bump appends a FETCH_ADD to the count of the request of an index.
+func (p *program) bump(index int, by uint64) {
+	p.add(verbs.SendWR{Op: verbs.OpFetchAdd, RemoteAddr: p.field(index, verbs.WQEAddr, 8).Addr,
+		RKey: p.cfg.Chain.RKey, Swap: by, SGL: []verbs.SGE{p.trash()}})
+}
+
+// copyAddr appends a WRITE of the address of the request from into that of the
+// request to.
+func (p *program) copyAddr(from, to int, flags verbs.SendFlags) {
+	p.add(verbs.SendWR{Op: verbs.OpWrite, Flags: flags, RemoteAddr: p.field(to, verbs.WQEAddr, 8).Addr,
+		RKey: p.cfg.Chain.RKey, SGL: []verbs.SGE{p.field(from, verbs.WQEAddr, 8)}})
+}
+
+// again appends what makes the chain start over.
+func (p *program) again() {
+	length := uint64(len(p.wrs) + 2)
+	p.bump(len(p.wrs)+1, length)
+	p.add(verbs.SendWR{Op: verbs.OpEnable, Flags: verbs.SendFence, Count: length})
+	if len(p.wrs) > maxRequests {
+		panic("BUG: the chain does not fit into its ring")
+	}
+}
+
+const (
+	fence    = verbs.SendFence
+	signaled = verbs.SendSignaled
+)
+
+// Alloc is the allocation chain.
+func Alloc(c *Config) *Program {
+	p := &program{cfg: c}
+	windows := c.Table.Windows
+	wait := p.add(verbs.SendWR{Op: verbs.OpWait, CQN: c.RecvCQ, Count: c.Done + c.Failed + 1})
+	head := p.add(verbs.SendWR{Op: verbs.OpMaskedFetchAdd, RemoteAddr: c.Queue.Head(), RKey: c.QueueKey,
+		Swap: 8, Compare: c.Queue.Wrap()})
+	const dups = 2
+	element := len(p.wrs) + 1
+	entry, zero := element+dups, element+dups+1
+	owner := zero + windows + 1
+	p.copyAddr(element, zero, fence)
+	p.add(verbs.SendWR{Op: verbs.OpRead, RKey: c.QueueKey, SGL: []verbs.SGE{p.field(entry, verbs.WQEAddr, 8)}})
+	p.copyAddr(entry, owner, fence)
+	p.wrs[head].SGL = []verbs.SGE{p.field(element, verbs.WQEAddr, 8)}
+	p.add(verbs.SendWR{Op: verbs.OpRead, RKey: c.TableKey})
+	p.add(verbs.SendWR{Op: verbs.OpWrite, Flags: fence, RKey: c.QueueKey, SGL: []verbs.SGE{c.Chain.sge(zeroOff, 8)}})
+	answer := []verbs.SGE{{}, p.field(entry, verbs.WQEAddr, 8)}
+	var recv []verbs.SGE
+	for j := range windows {
+		wr := verbs.SendWR{Op: verbs.OpBindMW, BindLength: c.ChunkSize, BindAccess: c.Access}
+		// What the slot of an entry has lies side by side in a request, and
+		// before the first slot there is the owner, before the address the id.
+		from, size := verbs.WQEAddr, verbs.SlotSize
+		if j == 0 {
+			wr.QPN = c.FreeQP
+			from, size = verbs.WQEID, verbs.EntrySlots+verbs.SlotSize
+		}
+		i := p.add(wr)
+		p.wrs[entry].SGL = append(p.wrs[entry].SGL, p.field(i, from, size))
+		if j == 0 {
+			answer[0] = p.field(i, verbs.WQEAddr, 8)
+			continue
+		}
+		answer = append(answer, p.field(i, verbs.WQERKey, 4))
+		recv = append(recv, p.field(i, verbs.WQEQPN, 4))
+	}
+	p.add(verbs.SendWR{Op: verbs.OpWrite, RKey: c.TableKey, SGL: []verbs.SGE{c.Chain.sge(ownerOff, 8)}})
+	const depth = 2
+	open := p.add(verbs.SendWR{Op: verbs.OpEnableRecv, QPN: c.FrontQP, Count: c.Done + c.Failed + 2})
+	reply := p.add(verbs.SendWR{Op: verbs.OpEnable, QPN: c.FrontQP, Count: depth * (c.Done + 1)})
+	sent := p.add(verbs.SendWR{Op: verbs.OpWait, CQN: c.SentCQ, Count: c.Done + 1})
+	p.bump(wait, 1)
+	p.bump(open, 1)
+	p.bump(reply, depth)
+	p.bump(sent, 1)
+	p.again()
+	return &Program{
+		Chain: p.wrs,
+		Front: []verbs.SendWR{
+			{Op: verbs.OpWrite, SGL: answer},
+			{Op: verbs.OpSend, Flags: signaled},
+		},
+		Recv:    append(recv, c.Front.sge(verbs.WQEAddr, 12)),
+		Entry:   entry,
+		Element: element,
+	}
+}
+
+// Free is the free chain.
+func Free(c *Config) *Program {
+	p := &program{cfg: c}
+	windows := c.Table.Windows
+	depth := uint64(windows + 1)
+	wait := p.add(verbs.SendWR{Op: verbs.OpWait, CQN: c.RecvCQ, Count: c.Done + 1})
+	// Counted before the client knows, so that it never seems to have more
+	// than it has.
+	p.bump(wait, 1)
+	read := p.add(verbs.SendWR{Op: verbs.OpRead, RKey: c.TableKey, RemoteAddr: c.Table.Addr})
+	owner := len(p.wrs) + 3 + windows
+	if c.Zeros != nil {
+		owner++
+	}
+	p.copyAddr(read, owner, 0)
+	revoke := p.add(verbs.SendWR{Op: verbs.OpEnable, Flags: fence, QPN: c.FrontQP, Count: depth*c.Done + uint64(windows)})
+	revoked := p.add(verbs.SendWR{Op: verbs.OpWait, CQN: c.SentCQ, Count: 2*c.Done + 1})
+	sgl := []verbs.SGE{p.trash()} // the owner
+	var keys []verbs.SGE
+	front := make([]verbs.SendWR, windows, windows+1)
+	for j := range windows {
+		i := p.add(verbs.SendWR{Op: verbs.OpMaskedFetchAdd, RKey: c.TableKey, Swap: 1, Compare: 1 << 7, SGL: []verbs.SGE{p.trash()}})
+		keys = append(keys, p.field(i, verbs.WQEAddr, 8))
+		front[j] = verbs.SendWR{Op: verbs.OpLocalInv, Flags: verbs.SendAnyQP}
+		inv := j * verbs.WQESize
+		if j > 0 {
+			sgl = append(sgl, c.Front.sge(inv+verbs.WQEAddr, verbs.SlotSize))
+			continue
+		}
+		// The first window proves who asks. Its address is for zeroing.
+		front[0].Flags = 0
+		addr := p.trash()
+		if c.Zeros != nil {
+			addr = p.field(owner-1, verbs.WQEAddr, 8)
+		}
+		sgl = append(sgl, addr, c.Front.sge(inv+verbs.WQERKey, 8))
+	}
+	front[windows-1].Flags |= signaled
+	front = append(front, verbs.SendWR{Op: verbs.OpSend, Flags: signaled})
+	if gap := verbs.EntryWords - verbs.EntrySlots - windows*verbs.SlotSize; gap > 0 {
+		sgl = append(sgl, c.Chain.sge(trashOff-gap, gap)) // slots that are not used
+	}
+	p.wrs[read].SGL = append(sgl, keys...)
+	if c.Zeros != nil {
+		p.add(verbs.SendWR{Op: verbs.OpWrite, RKey: c.ZeroRKey, SGL: []verbs.SGE{*c.Zeros}})
+	}
+	p.add(verbs.SendWR{Op: verbs.OpWrite, RKey: c.TableKey, SGL: []verbs.SGE{c.Chain.sge(zeroOff, 8)}})
+	tail := p.add(verbs.SendWR{Op: verbs.OpMaskedFetchAdd, RemoteAddr: c.To, RKey: c.QueueKey, Swap: 8, Compare: c.Queue.Wrap()})
+	put := p.add(verbs.SendWR{Op: verbs.OpWrite, Flags: fence, RKey: c.QueueKey, SGL: []verbs.SGE{p.field(read, verbs.WQEAddr, 8)}})
+	p.wrs[tail].SGL = []verbs.SGE{p.field(put, verbs.WQEAddr, 8)}
+	open := p.add(verbs.SendWR{Op: verbs.OpEnableRecv, QPN: c.FrontQP, Count: c.Done + 2})
+	reply := p.add(verbs.SendWR{Op: verbs.OpEnable, QPN: c.FrontQP, Count: depth * (c.Done + 1)})
+	sent := p.add(verbs.SendWR{Op: verbs.OpWait, CQN: c.SentCQ, Count: 2*c.Done + 2})
+	p.bump(revoke, depth)
+	p.bump(revoked, 2)
+	p.bump(open, 1)
+	p.bump(reply, depth)
+	p.bump(sent, 2)
+	p.again()
+	return &Program{
+		Chain: p.wrs,
+		Front: front,
+		Recv:  []verbs.SGE{p.field(read, verbs.WQEAddr+1, HandleSize)},
+		Entry: read,
+	}
+}

@@ -1,0 +1,162 @@
+package chain
+
+import (
+	"math/bits"
+	"sync/atomic"
+)
+
+// Offsets in a queue's memory, which begins with words that are not elements.
+const (
+	headOff  = 0
+	tailOff  = 8
+	freedOff = 16 // tail of the ring of freed chunks
+	ringsOff = 64
+)
+
+// A Queue is the free MW queue, and beside it the ring of chunks that have been
+// freed and wait to be zeroed. See the package comment.
+type Queue struct {
+	Addr uint64 // of the memory
+	mem  []byte
+	size uint64 // of a ring in bytes, a power of two
+	free uint64 // address of the first element
+	next uint64 // address of the first freed element
+
+	freed     atomic.Uint64 // address of the freed element to be taken next
+	owed      []Owed
+	owedCount atomic.Int64
+
+	between func() // for tests: called between two accesses of one action
+}
+
+// Owed is an element that a chain found empty.
+type Owed struct {
+	Slot uint64 // its address
+	By   any    // the chain's client, or nil if it is gone
+}
+
+func ringSize(chunks, chains int) uint64 {
+	return 8 << bits.Len(uint(chunks+4*chains+64-1))
+}
+
+// QueueSize is how many bytes a queue needs.
+func QueueSize(chunks, chains int) int { return ringsOff + 3*int(ringSize(chunks, chains)) }
+
+// NewQueue lays a queue out in mem, of QueueSize bytes, which is registered at
+// addr.
+func NewQueue(mem []byte, addr uint64, chunks, chains int) *Queue {
+	q := &Queue{Addr: addr, mem: mem, size: ringSize(chunks, chains)}
+	q.free = (addr + ringsOff + q.size - 1) &^ (q.size - 1)
+	q.next = q.free + q.size
+	Store(mem[headOff:], q.free)
+	Store(mem[tailOff:], q.free)
+	Store(mem[freedOff:], q.next)
+	q.freed.Store(q.next)
+	return q
+}
+
+// Size, Ring and FreedRing are where the rings lie; Head, Tail and FreedTail are
+// the addresses of the words.
+func (q *Queue) Size() uint64      { return q.size }
+func (q *Queue) Ring() uint64      { return q.free }
+func (q *Queue) FreedRing() uint64 { return q.next }
+func (q *Queue) Head() uint64      { return q.Addr + headOff }
+func (q *Queue) Tail() uint64      { return q.Addr + tailOff }
+func (q *Queue) FreedTail() uint64 { return q.Addr + freedOff }
+
+// Wrap is the mask of a FETCH_ADD on Head or a tail.
+func (q *Queue) Wrap() uint64 { return q.size >> 1 }
+
+func (q *Queue) element(addr uint64) *uint64 { return word(q.mem[addr-q.Addr:]) }
+
+// distance is how many bytes the ring position b is ahead of a; less than half a
+// ring in either direction.
+func (q *Queue) distance(a, b uint64) int64 {
+	d := int64((b - a) & (q.size - 1))
+	if d > int64(q.size/2) {
+		d -= int64(q.size)
+	}
+	return d
+}
+
+// Free is how many chunks can be taken.
+func (q *Queue) Free() int {
+	d := q.distance(Load(q.mem[headOff:]), Load(q.mem[tailOff:]))/8 + q.owedCount.Load()
+	return max(0, int(d))
+}
+
+// Freed is how many chunks wait to be zeroed.
+func (q *Queue) Freed() int {
+	return max(0, int(q.distance(q.freed.Load(), Load(q.mem[freedOff:])))/8)
+}
+
+// Push puts an entry at the tail.
+func (q *Queue) Push(entry uint64) {
+	tail := word(q.mem[tailOff:])
+	for {
+		old := atomic.LoadUint64(tail)
+		if atomic.CompareAndSwapUint64(tail, old, q.free|(old+8)&(q.size-1)) {
+			q.pause()
+			atomic.StoreUint64(q.element(old), entry)
+			return
+		}
+	}
+}
+
+func (q *Queue) pause() {
+	if q.between != nil {
+		q.between()
+	}
+}
+
+// TakeFreed takes the entry that has waited longest to be zeroed.
+func (q *Queue) TakeFreed() (entry uint64, ok bool) {
+	at := q.freed.Load()
+	entry = atomic.SwapUint64(q.element(at), 0)
+	if entry == 0 {
+		return 0, false
+	}
+	q.freed.Store(q.next | (at+8)&(q.size-1))
+	return entry, true
+}
+
+// Owe notes that a chain stopped at the element at slot, which was empty.
+func (q *Queue) Owe(slot uint64, by any) {
+	q.owed = append(q.owed, Owed{Slot: slot, By: by})
+	q.owedCount.Add(1)
+}
+
+// Forget makes what is owed because of by owed because of nobody.
+func (q *Queue) Forget(by any) {
+	for i := range q.owed {
+		if q.owed[i].By == by {
+			q.owed[i].By = nil
+		}
+	}
+}
+
+// Owing reports whether elements are owed.
+func (q *Queue) Owing() bool { return len(q.owed) > 0 }
+
+// Settle moves entries that have arrived in owed elements to the tail, and calls
+// settled for each. Afterwards either nothing is owed or nothing is free.
+func (q *Queue) Settle(settled func(by any)) {
+	for again := true; again; {
+		again = false
+		kept := q.owed[:0]
+		for _, o := range q.owed {
+			entry := atomic.SwapUint64(q.element(o.Slot), 0)
+			if entry == 0 {
+				kept = append(kept, o)
+				continue
+			}
+			q.pause()
+			q.Push(entry)
+			q.owedCount.Add(-1)
+			settled(o.By)
+			again = true
+		}
+		clear(q.owed[len(kept):])
+		q.owed = kept
+	}
+}

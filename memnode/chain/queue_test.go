@@ -1,0 +1,128 @@
+package chain
+
+import (
+	"sync/atomic"
+	"testing"
+)
+
+// pop takes the element at the head as a chain does.
+func (q *Queue) pop() (slot, entry uint64) {
+	head := word(q.mem[headOff:])
+	slot = atomic.LoadUint64(head)
+	atomic.StoreUint64(head, q.free|(slot+8)&(q.size-1))
+	if entry = *q.element(slot); entry != 0 {
+		*q.element(slot) = 0
+	}
+	return slot, entry
+}
+
+func newTestQueue(chunks int) *Queue {
+	const addr = 0x1_0000_3000
+	q := NewQueue(make([]byte, QueueSize(chunks, 1)), addr, chunks, 1)
+	for i := range chunks {
+		q.Push(uint64(i + 1))
+	}
+	return q
+}
+
+func TestTheRingWraps(t *testing.T) {
+	q := newTestQueue(3)
+	if q.Ring()%q.Size() != 0 || q.FreedRing() != q.Ring()+q.Size() {
+		t.Fatalf("rings of %d bytes at %#x and %#x", q.Size(), q.Ring(), q.FreedRing())
+	}
+	for round := range 3 * q.Size() / 8 {
+		if got := q.Free(); got != 3 {
+			t.Fatalf("round %d: %d are free, want 3", round, got)
+		}
+		_, entry := q.pop()
+		if want := round%3 + 1; entry != want {
+			t.Fatalf("round %d: got entry %d, want %d", round, entry, want)
+		}
+		if got := q.Free(); got != 2 {
+			t.Fatalf("round %d: %d are free after one was taken, want 2", round, got)
+		}
+		q.Push(entry)
+	}
+}
+
+// TestSettle: three chains find nothing; each entry that comes back passes the
+// elements that they have left behind.
+func TestSettle(t *testing.T) {
+	q := newTestQueue(1)
+	_, entry := q.pop()
+	for i := range 3 {
+		slot, nothing := q.pop()
+		if nothing != 0 {
+			t.Fatalf("got entry %d from an empty queue", nothing)
+		}
+		q.Owe(slot, i)
+	}
+	var settled []any
+	note := func(by any) { settled = append(settled, by) }
+	q.Settle(note)
+	if len(settled) != 0 || q.Free() != 0 || !q.Owing() {
+		t.Fatalf("settled %v, %d free, with nothing to settle with", settled, q.Free())
+	}
+	q.Forget(1)
+	q.Push(entry)
+	if q.Free() != 1 {
+		t.Fatalf("%d are free, want 1", q.Free())
+	}
+	q.Settle(note)
+	if len(settled) != 3 || settled[0] != 0 || settled[1] != nil || settled[2] != 2 || q.Owing() || q.Free() != 1 {
+		t.Fatalf("settled %v, owing %t, %d free", settled, q.Owing(), q.Free())
+	}
+	if _, got := q.pop(); got != entry {
+		t.Fatalf("got entry %d, want %d", got, entry)
+	}
+}
+
+func TestFreedChunksWaitInOrder(t *testing.T) {
+	q := newTestQueue(2)
+	put := func(entry uint64) {
+		tail := word(q.mem[freedOff:])
+		at := *tail
+		*tail = q.next | (at+8)&(q.size-1)
+		*q.element(at) = entry
+	}
+	for round := range 2 * q.Size() / 8 {
+		put(10 + round)
+		put(1000 + round)
+		if q.Freed() != 2 {
+			t.Fatalf("%d have been freed, want 2", q.Freed())
+		}
+		for _, want := range []uint64{10 + round, 1000 + round} {
+			if got, ok := q.TakeFreed(); !ok || got != want {
+				t.Fatalf("got %d (%t), want %d", got, ok, want)
+			}
+		}
+		if got, ok := q.TakeFreed(); ok {
+			t.Fatalf("got %d, want nothing", got)
+		}
+	}
+}
+
+func TestTablesAreWhereHandlesReach(t *testing.T) {
+	mem := make([]byte, TableSize(4))
+	for _, addr := range []uint64{0x1_0000_0080, 0x1_ffff_fe00} {
+		if _, err := NewTable(mem, addr, 3); err == nil {
+			t.Errorf("a table at %#x was accepted", addr)
+		}
+	}
+	table, err := NewTable(mem, 0x1_ffff_fc00, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range uint32(4) {
+		h := Handle(table.Entry(i))
+		addr := table.Addr&^0xffffff00 | uint64(h[0])<<8 | uint64(h[1])<<16 | uint64(h[2])<<24
+		if got, ok := table.Chunk(addr); !ok || got != i {
+			t.Errorf("handle %x of chunk %d leads to %d (%t)", h, i, got, ok)
+		}
+	}
+	for _, addr := range []uint64{table.Addr - 256, table.Addr + 4*256, table.Addr + 8} {
+		if i, ok := table.Chunk(addr); ok {
+			t.Errorf("%#x is taken for the entry of chunk %d", addr, i)
+		}
+	}
+}

@@ -1,0 +1,208 @@
+package memnode
+
+import (
+	"errors"
+	"time"
+
+	"polder/memnode/chain"
+	"polder/memnode/wire"
+	"polder/verbs"
+)
+
+func (m *onesided) answer(c *client, req *wire.Request, reply *wire.Reply) []wire.Grant {
+	k := m.counter(c)
+	m.grants = m.grants[:0]
+	switch req.Op {
+	case wire.OpSpace:
+		m.settle()
+		reply.Status = m.status(k)
+	case wire.OpOwned:
+		reply.Status = m.owned(k, int(req.Skip), req.N)
+	default:
+		reply.Status = wire.StatusBad
+	}
+	return m.grants
+}
+
+// status is how an allocation of k's would end now.
+func (m *onesided) status(k *counter) wire.Status {
+	k.told = k.owed || m.w.queue.Free() == 0
+	switch {
+	case k.told:
+		m.node.counters.noMemory.Add(1)
+		m.soon()
+		return wire.StatusNoMemory
+	case m.holds(k) >= m.node.cfg.budget():
+		return wire.StatusBudget
+	}
+	return wire.StatusOK
+}
+
+func (m *onesided) look(c *client) error {
+	k := m.counters[c]
+	if k == nil {
+		return nil
+	}
+	if k.trouble.Swap(false) {
+		if err := m.inspect(k); err != nil {
+			return err
+		}
+	}
+	return m.tell(k)
+}
+
+var errNotOwner = errors.New("freed what is not its own")
+
+// inspect finds out what an event on one of k's queue pairs meant.
+func (m *onesided) inspect(k *counter) error {
+	select {
+	case <-k.client.conn.Done():
+		return nil // the watcher will say so
+	default:
+	}
+	if k.verb != nil {
+		if k.verb.State() == verbs.StateError {
+			m.node.counters.notOwner.Add(1)
+			return errNotOwner
+		}
+		return nil
+	}
+	if d := k.free; d != nil && !k.cut && (d.front.State() == verbs.StateError || d.chain.State() == verbs.StateError) {
+		m.node.counters.notOwner.Add(1)
+		return errNotOwner
+	}
+	if d := k.alloc; d != nil && d.chain != nil {
+		if d.front.State() == verbs.StateError {
+			return errors.New("the queue pair to allocate with has failed")
+		}
+		if d.chain.State() == verbs.StateError {
+			return m.stopped(k)
+		}
+	}
+	return nil
+}
+
+// stopped deals with an allocation chain that has failed. It can have done so
+// where it reads an entry, because there was none, or where it binds a window,
+// because the client named a queue pair that is none.
+func (m *onesided) stopped(k *counter) error {
+	d := k.alloc
+	d.disarm()
+	entry, slot := d.address(d.program.Entry), d.address(d.program.Element)
+	if slot == 0 {
+		return nil // it has not begun, and the device is closed
+	}
+	if entry == 0 {
+		k.owed, k.notice = true, true
+		k.failed++
+		m.w.queue.Owe(slot, k)
+		m.settle()
+		m.soon()
+		return nil
+	}
+	// The chunk has left the queue and nobody has it.
+	if i, ok := m.w.table.Chunk(entry); ok && m.w.table.Owner(i) != k.owner {
+		if err := m.w.takeBack(i); err != nil {
+			return err
+		}
+	}
+	return errors.New("its allocation failed")
+}
+
+// settle gives elements that are owed back to the queue, and arms the chains
+// that stopped for them.
+func (m *onesided) settle() {
+	m.w.settle(func(by any) {
+		k, _ := by.(*counter)
+		if k == nil || k.alloc == nil {
+			return
+		}
+		k.owed = false
+		d := k.alloc
+		d.cfg.Failed = k.failed
+		d.cfg.Done = d.received() + 1 - k.failed
+		if err := d.arm(m.node.dev); err != nil {
+			m.node.warn("cannot arm a chain", "error", err)
+			k.client.gone.Store(true)
+			m.node.ready.add(k.client)
+			return
+		}
+		d.front.EnableRecv(d.cfg.Done + d.cfg.Failed + 1)
+	})
+}
+
+// tell sends k's client a notice that is due. If there is no buffer, look comes
+// again when one has come back: what it says is the state then.
+func (m *onesided) tell(k *counter) error {
+	if !k.notice || len(k.client.replies) == 0 {
+		return nil
+	}
+	k.notice = false
+	return m.node.notify(k.client, m.status(k), uint32(k.failed))
+}
+
+func (m *onesided) ticks() <-chan time.Time { return m.timer.C }
+
+// soon has a tick come soon.
+func (m *onesided) soon() { m.timer.Reset(emptyEvery) }
+
+func (m *onesided) tick() {
+	m.timer.Reset(auditEvery)
+	m.settle()
+	free := m.w.queue.Free() > 0
+	for c, k := range m.counters {
+		if k.told && free && !k.owed {
+			k.notice = true
+		}
+		if k.told && !free {
+			m.soon()
+		}
+		m.audit(k)
+		if err := m.tell(k); err != nil {
+			c.gone.Store(true)
+			m.node.ready.add(c)
+		}
+	}
+}
+
+// audit takes the means to allocate away from a client that has more than its
+// budget. What it has it keeps, and can access.
+func (m *onesided) audit(k *counter) {
+	if k.cut || k.alloc == nil || m.holds(k) <= m.node.cfg.budget() {
+		return
+	}
+	m.node.warn("client cut off: it has more than its budget", "peer", k.client.conn.RemoteAddr(),
+		"session", k.client.session.wire.ID, "chunks", m.holds(k))
+	k.cut = true
+	m.quiesce()
+	m.retire(k)
+	allocs, _ := m.rounds(k)
+	k.base += int(allocs)
+	m.goneAllocs += allocs
+	k.alloc.close()
+	k.alloc = nil
+	k.free.disarm() // its front has windows
+}
+
+// quiesce returns when every chain that had a request has done what it can do
+// by itself. A NIC serves its queue pairs in turn, and in every turn a chain
+// executes a request, so it is enough to have as many turns as a chain has
+// requests.
+func (m *onesided) quiesce() {
+	b := m.w.binder
+	for range chain.RingSize / verbs.WQESize {
+		b.wrs = append(b.wrs[:0], verbs.SendWR{Op: verbs.OpNop, Flags: verbs.SendSignaled})
+		if _, err := b.run(); err != nil {
+			m.node.warn("cannot wait for chains", "error", err)
+			return
+		}
+	}
+}
+
+// retire notes what k's allocation chain, which has come to rest, leaves behind.
+func (m *onesided) retire(k *counter) {
+	if d := k.alloc; d != nil && d.chain != nil && d.chain.State() == verbs.StateError {
+		_ = m.stopped(k) // the client is going anyway
+	}
+	m.w.queue.Forget(k)
+}

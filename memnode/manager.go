@@ -1,0 +1,97 @@
+package memnode
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"polder/memnode/wire"
+	"polder/verbs"
+)
+
+// The ways of managing memory that a Node can run. A client names the one that
+// it speaks when it connects, and is refused if the node runs another.
+const (
+	RPCMW    = "rpcmw"    // messages, windows of type 2B bound by the control goroutine
+	RPCMW1   = "rpcmw1"   // messages, windows of type 1, which do not keep clients apart
+	FineMR   = "finemr"   // messages, a registration for every chunk that is lent
+	OneSided = "onesided" // chains of work requests that the NIC runs
+	Native   = "native"   // the NIC's own allocation verb
+	StaticMR = "staticmr" // messages, registrations made in advance and kept
+	ODRP     = "odrp"     // addresses by messages, pages by chains that every access goes through
+)
+
+// tickers are managers that have something to do from time to time. The control
+// goroutine calls tick when ticks delivers.
+type ticker interface {
+	ticks() <-chan time.Time
+	tick()
+	// count brings what stats says up to date.
+	count()
+}
+
+// DefaultManager is what a Config that names no manager gets.
+const DefaultManager = Native
+
+// A manager is the node's half of a way of managing memory: who has which
+// chunk, and how a client comes to it. The node does the rest: it takes
+// connections, keeps sessions and their grace periods, and carries messages.
+//
+// Its methods are called by the control goroutine, except that stats may be
+// called by anyone.
+type manager interface {
+	// welcome adds to what a client is told that connects.
+	welcome(w *wire.Welcome)
+	// connect answers a connection request of c's for another queue pair
+	// than the management one. An error is the reason to refuse it.
+	connect(c *client, h *wire.Hello, req verbs.ConnRequest) error
+	// answer executes a request, and sets the reply's Status and N. The
+	// grants are the reply's list; they are valid until the next call.
+	answer(c *client, req *wire.Request, reply *wire.Reply) []wire.Grant
+	// look is called when something has happened to c: a message, or an
+	// event for which somebody called n.ready.add(c). An error means that c
+	// must be disconnected.
+	look(c *client) error
+	// disconnect makes everything that c's session has inaccessible, and
+	// releases what connect made: c's connection is gone.
+	disconnect(c *client)
+	// reclaim takes everything back that s has, which is disconnected, and
+	// returns how many chunks that was.
+	reclaim(s *session) int
+	// forget is told that s, which has nothing, is not known any more.
+	forget(s *session)
+	// held is how many chunks s has.
+	held(s *session) int
+	// space is what s may still allocate.
+	space(s *session) wire.Space
+	// work does a little in the background and reports whether there is
+	// more to do.
+	work() bool
+	// stats sets what a manager knows of s.
+	stats(s *Stats)
+	// close gives the memory back. There are no clients any more.
+	close() error
+}
+
+// managers makes a node's manager by name. n.pd, n.mem and n.cfg are there.
+var managers = map[string]func(n *Node) (manager, error){
+	OneSided: newOneSided,
+	Native:   newOneSided,
+	RPCMW:    newRPC,
+	RPCMW1:   newRPC,
+	FineMR:   newRPC,
+	StaticMR: newRPC,
+	ODRP:     newODRP,
+}
+
+// Managers lists the names that Config.Manager may have.
+func Managers() []string { return slices.Sorted(maps.Keys(managers)) }
+
+func checkManager(name string) error {
+	if managers[name] == nil {
+		return fmt.Errorf("the manager is %q, want one of %s", name, strings.Join(Managers(), ", "))
+	}
+	return nil
+}

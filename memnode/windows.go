@@ -1,0 +1,199 @@
+package memnode
+
+import (
+	"fmt"
+
+	"polder/internal/arena"
+	"polder/memnode/chain"
+	"polder/verbs"
+)
+
+// nicZeroes is the largest chunk that the NIC zeroes itself when it is freed.
+// Larger ones wait for the CPU, which gives their pages back to the operating
+// system; doing that for every small chunk would cost more than the memory is
+// worth, and could not keep up with the NIC.
+const nicZeroes = 64 << 10
+
+// windows is the metadata of one-sided management: a table with a group of
+// windows for every chunk, and the queue of those that are free.
+type windows struct {
+	*memory
+	count int // windows per chunk
+	table *chain.Table
+	queue *chain.Queue
+	all   []verbs.MW // count for every chunk
+
+	tableMem, queueMem, zeroMem *arena.Mapping
+	tableMR, queueMR, zeroMR    verbs.MR // zeroMR is nil if the CPU zeroes
+}
+
+// maxWindows bounds what is made when a node starts: a window takes a few hundred
+// bytes, here or in a real device, and some microseconds.
+const maxWindows = 1 << 22
+
+func newWindows(m *memory, chunks, clients, group int) (*windows, error) {
+	if k := chunks * (group + 1); k > maxWindows {
+		return nil, fmt.Errorf("%d chunks need %d windows, want at most %d: use larger chunks", chunks, k, maxWindows)
+	}
+	w := &windows{memory: m, count: group + 1}
+	if err := w.open(chunks, clients); err != nil {
+		w.close()
+		return nil, err
+	}
+	return w, nil
+}
+
+func (w *windows) open(chunks, clients int) (err error) {
+	if w.tableMem, w.tableMR, err = w.register(chain.TableSize(chunks)); err != nil {
+		return err
+	}
+	w.table, err = chain.NewTable(w.tableMem.Bytes()[:chain.TableSize(chunks)], w.tableMR.Addr(), w.count)
+	if err != nil {
+		// Another address may do.
+		first := w.tableMR
+		if w.tableMR, err = w.pd.RegMR(w.tableMem.Bytes(), verbs.AccessLocalWrite|verbs.AccessMWBind); err != nil {
+			return err
+		}
+		first.Deregister()
+		if w.table, err = chain.NewTable(w.tableMem.Bytes()[:chain.TableSize(chunks)], w.tableMR.Addr(), w.count); err != nil {
+			return err
+		}
+	}
+	if w.queueMem, w.queueMR, err = w.register(chain.QueueSize(chunks, clients)); err != nil {
+		return err
+	}
+	w.queue = chain.NewQueue(w.queueMem.Bytes(), w.queueMR.Addr(), chunks, clients)
+	if w.size <= nicZeroes {
+		if w.zeroMem, w.zeroMR, err = w.register(w.size); err != nil {
+			return err
+		}
+	}
+	w.all = make([]verbs.MW, chunks*w.count)
+	for i := range uint32(chunks) {
+		w.table.Describe(i, w.address(i), w.mr.LKey())
+		if err := w.replace(i); err != nil {
+			return err
+		}
+		w.queue.Push(w.table.Entry(i))
+	}
+	return nil
+}
+
+// register maps and registers memory without remote rights.
+func (w *windows) register(size int) (*arena.Mapping, verbs.MR, error) {
+	size = (size + arena.PageSize - 1) &^ (arena.PageSize - 1)
+	mem, err := arena.Anonymous(size, false)
+	if err != nil {
+		return nil, nil, err
+	}
+	mr, err := w.pd.RegMR(mem.Bytes(), verbs.AccessLocalWrite|verbs.AccessMWBind)
+	if err != nil {
+		mem.Close()
+		return nil, nil, fmt.Errorf("cannot register %d bytes of metadata: %w", size, err)
+	}
+	return mem, mr, nil
+}
+
+// replace gives chunk i windows that nobody has: whatever state the old ones
+// are in, whoever they were given to.
+func (w *windows) replace(i uint32) error {
+	for j := range w.count {
+		mw := &w.all[int(i)*w.count+j]
+		if *mw != nil {
+			w.drop(mw)
+		}
+		var err error
+		if *mw, err = w.pd.AllocMW(verbs.MWType2B); err != nil {
+			*mw = nil
+			return fmt.Errorf("cannot allocate a window for chunk %d: %w", i, err)
+		}
+		w.table.SetKey(i, j, next((*mw).RKey()))
+	}
+	return nil
+}
+
+func (w *windows) drop(mw *verbs.MW) {
+	if err := (*mw).Dealloc(); err != nil {
+		panic(fmt.Sprintf("BUG: cannot deallocate a window: %v", err))
+	}
+	*mw = nil
+}
+
+// next is the key after k.
+func next(k verbs.RKey) verbs.RKey { return verbs.MakeRKey(k.Index(), k.Key()+1) }
+
+// bind gives the windows of chunk i, which nobody has, to queue pairs.
+func (w *windows) bind(i uint32, qps []verbs.QP) error {
+	b := w.binder
+	b.wrs = b.wrs[:0]
+	for j, qp := range qps {
+		b.wrs = append(b.wrs, verbs.SendWR{
+			Op: verbs.OpBindMW, Flags: verbs.SendSignaled, RKey: w.table.Key(i, j),
+			BindLKey: w.mr.LKey(), RemoteAddr: w.address(i), BindLength: uint64(w.size),
+			BindAccess: windowAccess, QPN: qp.Num(),
+		})
+	}
+	_, err := b.run()
+	return err
+}
+
+// takeBack makes chunk i, which no queue has, free.
+func (w *windows) takeBack(i uint32) error {
+	if err := w.replace(i); err != nil {
+		return err
+	}
+	w.zero(i)
+	w.table.SetOwner(i, 0)
+	w.queue.Push(w.table.Entry(i))
+	return nil
+}
+
+// scrub zeroes a chunk that was freed, and reports whether there was one.
+func (w *windows) scrub() bool {
+	entry, ok := w.queue.TakeFreed()
+	if !ok {
+		return false
+	}
+	i, ok := w.table.Chunk(entry)
+	if !ok {
+		panic(fmt.Sprintf("BUG: %#x was freed, which is no chunk", entry))
+	}
+	w.zero(i)
+	w.queue.Push(entry)
+	return true
+}
+
+// freedTo is where the NIC puts what is freed.
+func (w *windows) freedTo() (tail, ring uint64) {
+	if w.zeroMR != nil {
+		return w.queue.Tail(), w.queue.Ring()
+	}
+	return w.queue.FreedTail(), w.queue.FreedRing()
+}
+
+// settle zeroes a bounded number of freed chunks, for somebody waits for them,
+// and settles what is owed.
+func (w *windows) settle(settled func(by any)) {
+	for k := 0; k < 16 && w.scrub(); k++ {
+	}
+	w.queue.Settle(settled)
+}
+
+func (w *windows) close() {
+	for i := range w.all {
+		if w.all[i] != nil {
+			w.drop(&w.all[i])
+		}
+	}
+	for _, r := range []struct {
+		mr  verbs.MR
+		mem *arena.Mapping
+	}{{w.tableMR, w.tableMem}, {w.queueMR, w.queueMem}, {w.zeroMR, w.zeroMem}} {
+		if r.mr != nil {
+			r.mr.Deregister()
+		}
+		if r.mem != nil {
+			r.mem.Close()
+		}
+	}
+}

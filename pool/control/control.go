@@ -1,0 +1,376 @@
+// Package control carries messages between a client and a memory node's control
+// goroutine, on the management queue pair of a connection. Mechanisms that
+// allocate by messages are built on it, and the others resume sessions with it.
+//
+// The messages are those of package memnode/wire. A Channel has as many in
+// flight as the node gives it credits, matches replies by id, and waits without
+// a goroutine: the completion handler wakes the caller.
+//
+// Lock order: Channel.pollMu, Channel.mu.
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"polder/internal/arena"
+	"polder/memnode/wire"
+	"polder/pool/mech"
+	"polder/verbs"
+)
+
+// maxCredits bounds what a node can make a client hold.
+const maxCredits = 32
+
+// Handlers are told of replies that no caller waits for. They are called with a
+// lock held, must not block, and must not call the channel.
+type Handlers struct {
+	// Late gets the reply to a request whose caller has given up.
+	Late func(*wire.Reply)
+	// Notice gets what the node says unasked. If it is nil that is an error.
+	Notice func(*wire.Reply)
+}
+
+// A Channel is an open management queue pair.
+type Channel struct {
+	link mech.Link
+	on   Handlers
+	cq   verbs.CQ
+	mgmt verbs.QP
+	mem  *arena.Mapping // requests, then replies: one of each for every slot
+	mr   verbs.MR
+
+	idle   chan *slot
+	slots  []*slot
+	broken chan struct{} // closed when the channel can do nothing more
+
+	pollMu sync.Mutex // serialises completion handlers
+	wcs    [2 * maxCredits]verbs.WC
+
+	mu    sync.Mutex
+	err   error          // why broken is closed
+	users sync.WaitGroup // calls that may touch mem; no more once broken
+	spare []int          // reply buffers that no receive is posted for
+	seq   uint32
+}
+
+// A slot carries one request at a time. Apart from done it is guarded by
+// Channel.mu between the post and the wake-up, and its caller's otherwise.
+type slot struct {
+	index     int
+	id        uint32
+	left      int // completions awaited: the send's and the reply's
+	abandoned bool
+	done      chan struct{} // capacity 1
+	reply     [wire.MaxMessage]byte
+	size      int
+}
+
+// replyID marks the work-request id of a receive.
+const replyID = 1 << 16
+
+// notices is how many receives are always posted for what the node says
+// unasked.
+const notices = 2
+
+// Open connects a management queue pair for the mechanism of the given name.
+func Open(ctx context.Context, l mech.Link, name string, on Handlers) (*Channel, *wire.Welcome, error) {
+	c := &Channel{link: l, on: on, broken: make(chan struct{})}
+	w, err := c.open(ctx, name)
+	if err != nil {
+		c.Close()
+		return nil, nil, err
+	}
+	return c, w, nil
+}
+
+func (c *Channel) open(ctx context.Context, name string) (_ *wire.Welcome, err error) {
+	if c.mem, err = arena.Anonymous((2*maxCredits+notices)*wire.MaxMessage, false); err != nil {
+		return nil, err
+	}
+	if c.mr, err = c.link.PD.RegMR(c.mem.Bytes(), verbs.AccessLocalWrite); err != nil {
+		return nil, fmt.Errorf("cannot register message buffers: %w", err)
+	}
+	c.cq, err = c.link.Device.CreateCQ(verbs.CQInit{Depth: 2*maxCredits + notices, Handler: c.complete})
+	if err != nil {
+		return nil, fmt.Errorf("cannot create a completion queue: %w", err)
+	}
+	c.mgmt, err = c.link.PD.CreateQP(verbs.QPInit{
+		SendCQ: c.cq, RecvCQ: c.cq, SendDepth: maxCredits, RecvDepth: maxCredits + notices,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("cannot create a management queue pair: %w", err)
+	}
+	hello := wire.Hello{Kind: wire.KindManagement, Manager: name, Session: c.link.Resume}
+	private, err := c.link.Conn.Connect(ctx, c.mgmt, hello.Append(nil))
+	if err != nil {
+		return nil, fmt.Errorf("cannot connect a management queue pair: %w", err)
+	}
+	var w wire.Welcome
+	if err := w.Decode(private); err != nil {
+		return nil, err
+	}
+	credits := min(int(w.Credits), maxCredits)
+	c.idle = make(chan *slot, credits)
+	for i := range credits {
+		sl := &slot{index: i, done: make(chan struct{}, 1)}
+		c.slots = append(c.slots, sl)
+		c.spare = append(c.spare, i)
+		c.idle <- sl
+	}
+	if c.on.Notice != nil {
+		for i := range notices {
+			if err := c.postRecv(maxCredits + i); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return &w, nil
+}
+
+// Violated gives up on a node that does not keep to the protocol.
+func (c *Channel) Violated(format string, args ...any) error {
+	err := fmt.Errorf("%w: %s", wire.ErrMalformed, fmt.Sprintf(format, args...))
+	c.Fail(err)
+	return err
+}
+
+// Exchange sends the request that encode appends and decodes the answer into
+// r, which is valid until release is called. That must be done unless there is
+// an error.
+func (c *Channel) Exchange(ctx context.Context, r *wire.Reply, encode func(b []byte, id uint32) []byte) (release func(), err error) {
+	sl, err := c.exchange(ctx, r, encode)
+	if err != nil {
+		return nil, err
+	}
+	return func() { c.idle <- sl }, nil
+}
+
+func (c *Channel) exchange(ctx context.Context, r *wire.Reply, encode func(b []byte, id uint32) []byte) (*slot, error) {
+	var sl *slot
+	select {
+	case sl = <-c.idle:
+	case <-c.broken:
+		return nil, c.Err()
+	case <-c.link.Conn.Done():
+		return nil, c.link.Conn.Err()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	if err := c.post(sl, encode); err != nil {
+		c.Fail(err)
+		return nil, c.Err()
+	}
+	select {
+	case <-sl.done:
+	case <-c.broken:
+		return nil, c.Err()
+	case <-c.link.Conn.Done():
+		return nil, c.link.Conn.Err()
+	case <-ctx.Done():
+		if c.abandon(sl) {
+			return nil, context.Cause(ctx)
+		}
+		<-sl.done
+	}
+	if err := r.Decode(sl.reply[:sl.size]); err != nil {
+		return nil, c.Violated("%v", err)
+	}
+	return sl, nil
+}
+
+func (c *Channel) post(sl *slot, encode func([]byte, uint32) []byte) error {
+	c.mu.Lock()
+	if c.err != nil {
+		c.mu.Unlock()
+		return c.err
+	}
+	c.users.Add(1)
+	defer c.users.Done()
+	c.seq++
+	sl.id = c.seq<<8 | uint32(sl.index)
+	sl.left, sl.abandoned = 2, false
+	spare := c.spare[len(c.spare)-1]
+	c.spare = c.spare[:len(c.spare)-1]
+	c.mu.Unlock()
+	msg := encode(c.buffer(sl.index)[:0], sl.id)
+	if err := c.postRecv(spare); err != nil {
+		return err
+	}
+	if err := c.mgmt.PostSend(verbs.SendWR{
+		ID: uint64(sl.index), Op: verbs.OpSend, Flags: verbs.SendSignaled, SGL: c.sge(sl.index, len(msg)),
+	}); err != nil {
+		return fmt.Errorf("cannot send a request: %w", err)
+	}
+	return nil
+}
+
+// postRecv posts a receive into reply buffer i.
+func (c *Channel) postRecv(i int) error {
+	if err := c.mgmt.PostRecv(verbs.RecvWR{
+		ID: replyID | uint64(i), SGL: c.sge(maxCredits+i, wire.MaxMessage),
+	}); err != nil {
+		return fmt.Errorf("cannot post a receive: %w", err)
+	}
+	return nil
+}
+
+func (c *Channel) buffer(i int) []byte {
+	return c.mem.Bytes()[i*wire.MaxMessage : (i+1)*wire.MaxMessage]
+}
+
+func (c *Channel) sge(i, n int) []verbs.SGE {
+	return []verbs.SGE{{
+		Addr: c.mr.Addr() + uint64(i*wire.MaxMessage), Length: uint32(n), LKey: c.mr.LKey(),
+	}}
+}
+
+// abandon leaves sl to the completion handler, unless it is done already.
+func (c *Channel) abandon(sl *slot) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if sl.left == 0 {
+		return false
+	}
+	sl.abandoned = true
+	return true
+}
+
+// complete is the completion handler.
+func (c *Channel) complete(cq verbs.CQ) {
+	c.pollMu.Lock()
+	defer c.pollMu.Unlock()
+	for {
+		n := cq.Poll(c.wcs[:])
+		if n == 0 {
+			return
+		}
+		c.mu.Lock()
+		var err error
+		again := 0
+		for _, wc := range c.wcs[:n] {
+			var noticed bool
+			if noticed, err = c.arrived(wc); err != nil {
+				break
+			}
+			if noticed {
+				again++
+			}
+		}
+		reposts := c.takeSpares(again)
+		c.mu.Unlock()
+		for _, i := range reposts {
+			if err == nil {
+				err = c.postRecv(i)
+			}
+		}
+		if err != nil {
+			c.Fail(err)
+			return
+		}
+	}
+}
+
+// arrived takes one completion.
+//
+// Preconditions: c.mu is held.
+func (c *Channel) arrived(wc verbs.WC) (noticed bool, err error) {
+	if err := wc.Err(); err != nil {
+		return false, fmt.Errorf("management queue pair failed: %w", err)
+	}
+	var sl *slot
+	if wc.ID&replyID == 0 {
+		sl = c.slots[wc.ID]
+	} else {
+		// Replies fill receives in the order they were posted, whatever
+		// they answer.
+		spare := int(wc.ID &^ replyID)
+		c.spare = append(c.spare, spare)
+		b := c.buffer(maxCredits + spare)[:wc.ByteLen]
+		var r wire.Reply
+		if err := r.Decode(b); err != nil {
+			return false, err
+		}
+		if r.Op == wire.OpNotice && c.on.Notice != nil {
+			c.on.Notice(&r)
+			return true, nil
+		}
+		index := int(r.ID & 0xff)
+		if index >= len(c.slots) || c.slots[index].id != r.ID || c.slots[index].left == 0 {
+			return false, fmt.Errorf("%w: reply to a request that was not made", wire.ErrMalformed)
+		}
+		sl = c.slots[index]
+		sl.size = copy(sl.reply[:], b)
+	}
+	sl.left--
+	switch {
+	case sl.left > 0:
+	case !sl.abandoned:
+		sl.done <- struct{}{}
+	default:
+		var r wire.Reply
+		if c.on.Late != nil && r.Decode(sl.reply[:sl.size]) == nil {
+			c.on.Late(&r)
+		}
+		c.idle <- sl
+	}
+	return false, nil
+}
+
+// takeSpares takes k spare reply buffers: those that notices have filled.
+//
+// Preconditions: c.mu is held.
+func (c *Channel) takeSpares(k int) []int {
+	if k == 0 {
+		return nil
+	}
+	taken := slices.Clone(c.spare[len(c.spare)-k:])
+	c.spare = c.spare[:len(c.spare)-k]
+	return taken
+}
+
+// Fail ends every call in progress and to come with err.
+func (c *Channel) Fail(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err == nil {
+		c.err = err
+		close(c.broken)
+	}
+}
+
+// Err returns why the channel is broken, or nil.
+func (c *Channel) Err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err
+}
+
+// Broken is closed when the channel can do nothing more.
+func (c *Channel) Broken() <-chan struct{} { return c.broken }
+
+// Close ends the channel; calls in progress end with mech.ErrClosed.
+func (c *Channel) Close() {
+	c.Fail(mech.ErrClosed)
+	c.users.Wait()
+	var errs []error
+	if c.mgmt != nil {
+		errs = append(errs, c.mgmt.Close())
+	}
+	// A handler that is at work has done so before the buffers go.
+	c.pollMu.Lock()
+	defer c.pollMu.Unlock()
+	if c.cq != nil {
+		errs = append(errs, c.cq.Close())
+	}
+	if c.mr != nil {
+		errs = append(errs, c.mr.Deregister())
+	}
+	// Memory that the device still knows stays mapped until it is closed.
+	if c.mem != nil && errors.Join(errs...) == nil {
+		c.mem.Close()
+	}
+}

@@ -1,0 +1,14 @@
+package finemr_test
+
+import (
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"polder/pool/finemr"
+	"polder/pool/pooltest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestConformance(t *testing.T) { pooltest.Conformance(t, finemr.Mechanism{}) }

@@ -1,0 +1,92 @@
+package pool
+
+import (
+	"context"
+	"encoding/binary"
+
+	"polder/internal/arena"
+	"polder/pool/mech"
+)
+
+// bind makes the binding of a grant over l.
+func (l *link) bind(g mech.Grant) *binding {
+	b := &binding{link: l, addr: g.Addr, keys: g.Keys}
+	if m, ok := l.session.(mech.Mapper); ok {
+		b.memory = m.Memory(g)
+	}
+	return b
+}
+
+// inPlace carries op out, which has been checked, if its chunk lies in this
+// process's memory, and otherwise reports false: nothing has happened then, or
+// has to be repeated.
+//
+// Hot path: it neither blocks nor allocates. The link is held while the memory
+// is accessed, so that it is not unmapped.
+func (c *Chunk) inPlace(ctx context.Context, op *Op) bool {
+	b := c.binding.Load()
+	if b == nil || b.memory == nil || ctx.Err() != nil || c.acquire() != nil {
+		return false // the slow path says why
+	}
+	defer c.release()
+	l := b.link
+	l.mapped.RLock()
+	defer l.mapped.RUnlock()
+	if l.dead.Load() || c.hasStrays() {
+		return false
+	}
+	select {
+	case <-l.conn.Done():
+		c.node.linkBroke(l) // or it would not show until the keeper sees it
+		return false
+	default:
+	}
+	op.access(b.memory)
+	if !l.verifier.Valid() {
+		// What was accessed may have been another's already.
+		c.node.linkBroke(l)
+		if !op.Kind.atomic() {
+			return false
+		}
+		op.Prev = 0
+		op.fail(ErrOutcomeUnknown)
+		return true
+	}
+	c.node.counters.count(op.Kind, op.size())
+	return true
+}
+
+// hasStrays reports whether pieces fly whose callers have given up.
+func (c *Chunk) hasStrays() bool {
+	for i := range c.strays {
+		if c.strays[i].Load() != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// access carries o out on the chunk's memory. Words are accessed at once.
+func (o *Op) access(memory []byte) {
+	at := memory[o.Off:]
+	switch {
+	case o.Kind == OpCompareAndSwap:
+		word := arena.Word64(at)
+		for {
+			o.Prev = word.Load()
+			if o.Prev != o.Old || word.CompareAndSwap(o.Old, o.New) {
+				return
+			}
+		}
+	case o.Kind == OpFetchAdd:
+		o.Prev = arena.Word64(at).Add(o.New) - o.New
+	case o.Kind == OpRead && len(o.Buf) == 8 && o.Off%8 == 0:
+		binary.NativeEndian.PutUint64(o.Buf, arena.Word64(at).Load())
+	case o.Kind == OpWrite && len(o.Buf) == 8 && o.Off%8 == 0:
+		arena.Word64(at).Store(binary.NativeEndian.Uint64(o.Buf))
+	case o.Kind == OpRead:
+		copy(o.Buf, at)
+	default:
+		copy(at, o.Buf)
+	}
+}

@@ -1,0 +1,38 @@
+package pool
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"polder/pool/finemr"
+	"polder/pool/odrp"
+	"polder/pool/onesided"
+	"polder/pool/rpcmw"
+	"polder/pool/staticmr"
+)
+
+// managers are the ways of managing memory, by the name that nodes know them as.
+var managers = map[string]Manager{}
+
+func init() {
+	for _, m := range []Manager{
+		onesided.Mechanism{}, onesided.Mechanism{Native: true},
+		rpcmw.Mechanism{}, rpcmw.Mechanism{Type1: true},
+		staticmr.Mechanism{}, finemr.Mechanism{}, odrp.Mechanism{},
+	} {
+		managers[m.Name()] = m
+	}
+}
+
+// Managers lists the names that ManagerNamed knows.
+func Managers() []string { return slices.Sorted(maps.Keys(managers)) }
+
+// ManagerNamed returns the way of managing memory that nodes know by a name.
+func ManagerNamed(name string) (Manager, error) {
+	if m := managers[name]; m != nil {
+		return m, nil
+	}
+	return nil, fmt.Errorf("no manager %q, want one of %s", name, strings.Join(Managers(), ", "))
+}

@@ -1,0 +1,249 @@
+// Package memfd reaches the memory of a node on the same machine without the
+// node: the node passes a memfd with the client's chunks over the connection
+// (package verbs/shm), the client maps it, and READ, WRITE and the atomic
+// operations are memory copies and atomic instructions in the client's own
+// address space.
+//
+// Package pool accesses chunks in place. Every chunk that is granted is also
+// registered with the client's own device, and nothing else of the memfd is, for
+// work requests on an access queue pair that is in loopback. Either way an
+// operation is checked against the bounds of its chunk as over any other
+// connection. That protects a client from its own mistakes; from each other the
+// kernel protects clients, none of which has another's memfd (package
+// memnode/tenancy).
+//
+// Chunks are allocated and freed by messages, as in package rpcmw.
+package memfd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+
+	"polder/internal/arena"
+	"polder/memnode/tenancy"
+	"polder/memnode/wire"
+	"polder/pool/control"
+	"polder/pool/mech"
+	"polder/pool/rpcmw"
+	"polder/verbs"
+)
+
+// Name is what memory nodes know this mechanism as.
+const Name = "memfd"
+
+// Mechanism is the mechanism. It has no state.
+type Mechanism struct{}
+
+var _ mech.Mechanism = Mechanism{}
+
+// Name implements mech.Mechanism.
+func (Mechanism) Name() string { return Name }
+
+// receiver is a connection that carries memory.
+type receiver interface {
+	ReceiveMemory(context.Context) (*arena.Memfd, error)
+}
+
+// Attach implements mech.Mechanism.
+func (Mechanism) Attach(ctx context.Context, l mech.Link) (mech.Session, error) {
+	from, ok := l.Conn.(receiver)
+	if !ok {
+		return nil, fmt.Errorf("cannot use memory of %s in place: it is not on this machine, or was not dialled by a Unix socket", l.Conn.RemoteAddr())
+	}
+	s := &session{link: l, regions: make(map[uint32]verbs.MR)}
+	asked, err := rpcmw.AttachWith(ctx, l, Name, func(ctx context.Context, ch *control.Channel) error {
+		return s.open(ctx, ch, from)
+	})
+	if err != nil {
+		s.release()
+		return nil, err
+	}
+	s.Session = asked
+	if err := s.checkSize(); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// session implements mech.Session and mech.Mapper. What needs the node it
+// leaves to the session underneath.
+type session struct {
+	mech.Session
+	link  mech.Link
+	mem   *arena.Mapping // chunks and lease
+	lease *tenancy.Lease
+
+	mu      sync.Mutex
+	closed  bool                // guarded by mu
+	regions map[uint32]verbs.MR // guarded by mu: by chunk
+}
+
+// open maps the memory that the node passes, and connects the access queue pair.
+func (s *session) open(ctx context.Context, ch *control.Channel, from receiver) error {
+	// Whatever is asked first has the node pass the memory.
+	var r wire.Reply
+	release, err := ch.Exchange(ctx, &r, func(b []byte, id uint32) []byte {
+		return wire.AppendRequest(b, wire.OpSpace, id, 1, 0)
+	})
+	if err != nil {
+		return err
+	}
+	release()
+	if r.Status == wire.StatusFailed || r.Status == wire.StatusBad {
+		return fmt.Errorf("cannot get at the node's memory: %w: %v", mech.ErrRefused, r.Status)
+	}
+	fd, err := from.ReceiveMemory(ctx)
+	if err != nil {
+		return err
+	}
+	defer fd.Close()
+	if s.mem, err = fd.Map(0, fd.Size(), true); err != nil {
+		return err
+	}
+	if s.lease, err = tenancy.MapLease(fd); err != nil {
+		return err
+	}
+	runtime.AddCleanup(s, func(l *tenancy.Lease) { l.Close() }, s.lease)
+	access, err := s.link.Access()
+	if err != nil {
+		return err
+	}
+	return s.link.Device.ConnectLoopback(access, access)
+}
+
+// checkSize refuses memory that is not laid out for the node's chunk size.
+func (s *session) checkSize() error {
+	size := len(s.mem.Bytes())
+	if _, ok := tenancy.Chunks(size, s.Info().ChunkSize); !ok {
+		return fmt.Errorf("%w: %d bytes of memory for chunks of %d", wire.ErrMalformed, size, s.Info().ChunkSize)
+	}
+	return nil
+}
+
+const chunkAccess = verbs.AccessLocalWrite | verbs.AccessRemoteRead | verbs.AccessRemoteWrite | verbs.AccessRemoteAtomic
+
+// register opens a chunk to the access queue pair, and makes g say so.
+//
+// Preconditions: s.mu is held.
+func (s *session) register(g *mech.Grant) error {
+	if s.closed {
+		return mech.ErrClosed
+	}
+	mr := s.regions[g.Chunk]
+	if mr == nil {
+		size, off := uint64(s.Info().ChunkSize), g.Addr
+		if all := uint64(len(s.mem.Bytes()) - arena.PageSize); off%size != 0 || off > all || size > all-off {
+			return fmt.Errorf("%w: chunk %d at %d of %d bytes", wire.ErrMalformed, g.Chunk, g.Addr, all)
+		}
+		var err error
+		if mr, err = s.link.PD.RegMR(s.mem.Bytes()[off:off+size:off+size], chunkAccess); err != nil {
+			return err
+		}
+		s.regions[g.Chunk] = mr
+	}
+	g.Addr, g.Keys[0] = mr.Addr(), mr.RKey()
+	return nil
+}
+
+// registerAll opens the chunks of grants.
+func (s *session) registerAll(grants []mech.Grant) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range grants {
+		if err := s.register(&grants[i]); err != nil {
+			return fmt.Errorf("cannot open a chunk: %w", err)
+		}
+	}
+	return nil
+}
+
+// Alloc implements mech.Session.
+func (s *session) Alloc(ctx context.Context, grants []mech.Grant) (int, error) {
+	n, err := s.Session.Alloc(ctx, grants)
+	if err != nil {
+		return 0, err
+	}
+	// If this fails, the session is given up, and the next one finds what
+	// this one has not told of.
+	if err := s.registerAll(grants[:n]); err != nil {
+		return 0, err
+	}
+	return n, nil
+}
+
+// Owned implements mech.Session.
+func (s *session) Owned(ctx context.Context) ([]mech.Grant, error) {
+	grants, err := s.Session.Owned(ctx)
+	if err == nil {
+		err = s.registerAll(grants)
+	}
+	return grants, err
+}
+
+// Free implements mech.Session. The chunks are closed first: once the node has
+// them, nothing must be written any more.
+func (s *session) Free(ctx context.Context, chunks []uint32) error {
+	s.mu.Lock()
+	for _, i := range chunks {
+		if err := s.deregister(i); err != nil {
+			s.mu.Unlock()
+			return err
+		}
+	}
+	s.mu.Unlock()
+	return s.Session.Free(ctx, chunks)
+}
+
+// deregister closes a chunk to the access queue pair.
+//
+// Preconditions: s.mu is held.
+func (s *session) deregister(i uint32) error {
+	mr := s.regions[i]
+	if mr == nil {
+		return nil
+	}
+	delete(s.regions, i)
+	return mr.Deregister()
+}
+
+// Memory implements mech.Mapper.
+func (s *session) Memory(g mech.Grant) []byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if mr := s.regions[g.Chunk]; mr != nil {
+		return mr.Bytes()
+	}
+	return nil
+}
+
+// Valid implements mech.Verifier.
+func (s *session) Valid() bool { return s.lease.Valid() }
+
+// Close implements mech.Session.
+func (s *session) Close() {
+	s.Session.Close()
+	s.release()
+}
+
+// release gives the memory up. The lease stays for whoever is looking at it,
+// and goes with the session.
+func (s *session) release() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return
+	}
+	s.closed = true
+	var errs []error
+	for i := range s.regions {
+		errs = append(errs, s.deregister(i))
+	}
+	// Memory that the device still knows stays mapped until it is closed.
+	if s.mem != nil && errors.Join(errs...) == nil {
+		s.mem.Close()
+	}
+}

@@ -1,0 +1,5 @@
+//go:build !race
+
+package onesided_test
+
+const cycles = 1_000_000

@@ -1,0 +1,11 @@
+package onesided
+
+import "polder/pool/mech"
+
+// Greedy makes a session forget its budget, as a malicious client would.
+func Greedy(s mech.Session) {
+	o := s.(*session)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.space.Budget = 1 << 20
+}

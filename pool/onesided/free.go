@@ -1,0 +1,146 @@
+package onesided
+
+import (
+	"context"
+	"fmt"
+
+	"polder/memnode/chain"
+	"polder/memnode/wire"
+	"polder/pool/mech"
+	"polder/verbs"
+)
+
+// Free implements mech.Session.
+func (s *session) Free(ctx context.Context, chunks []uint32) error {
+	if err := s.freeOrphans(ctx); err != nil {
+		return err
+	}
+	return s.give(ctx, chunks)
+}
+
+// disown takes chunks out of what is known to be ours, all or none.
+func (s *session) disown(chunks []uint32) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, c := range chunks {
+		if _, ok := s.owned[c]; !ok {
+			for _, c := range chunks[:i] {
+				s.owned[c] = struct{}{}
+			}
+			return fmt.Errorf("%w: %v", mech.ErrRefused, wire.StatusNotOwner)
+		}
+		delete(s.owned, c)
+	}
+	return nil
+}
+
+func (s *session) give(ctx context.Context, chunks []uint32) error {
+	if err := s.disown(chunks); err != nil {
+		return err
+	}
+	for len(chunks) > 0 {
+		n, post := min(len(chunks), batch), s.postFrees
+		if !s.native {
+			n, post = 1, s.postFree
+		}
+		_, err := s.run(ctx, &s.frees, n, func() error { return post(chunks[:n]) })
+		if err != nil {
+			return err // what has been posted is on its way
+		}
+		s.frees.end()
+		chunks = chunks[n:]
+	}
+	return nil
+}
+
+func (s *session) entry(c uint32) uint64 { return s.table + uint64(c)*verbs.EntrySize }
+
+// postFree posts a request to free one chunk by a chain.
+func (s *session) postFree(chunks []uint32) error {
+	if err := s.free.PostRecv(verbs.RecvWR{ID: idFree}); err != nil {
+		return err
+	}
+	h := chain.Handle(s.entry(chunks[0]))
+	copy(s.mem.Bytes()[handleOff:], h[:])
+	return s.free.PostSend(s.freeWRs[:1]...)
+}
+
+// postFrees posts FREEs.
+func (s *session) postFrees(chunks []uint32) error {
+	wrs := s.freeWRs[:len(chunks)]
+	for i, c := range chunks {
+		wrs[i].Flags, wrs[i].RemoteAddr = 0, s.entry(c)
+	}
+	wrs[len(wrs)-1].Flags = verbs.SendSignaled
+	return s.alloc.PostSend(wrs...)
+}
+
+// freeOrphans gives back what was allocated for calls that had given up.
+func (s *session) freeOrphans(ctx context.Context) error {
+	s.mu.Lock()
+	orphans := s.orphans
+	s.orphans = nil
+	s.space.Budget -= min(s.space.Budget, uint32(len(orphans))) // give adds them
+	s.mu.Unlock()
+	if len(orphans) == 0 {
+		return nil
+	}
+	err := s.give(ctx, orphans)
+	if err != nil {
+		s.mu.Lock()
+		s.orphans = append(s.orphans, orphans...)
+		s.mu.Unlock()
+	}
+	return err
+}
+
+// Owned implements mech.Session.
+func (s *session) Owned(ctx context.Context) ([]mech.Grant, error) {
+	var grants []mech.Grant
+	group := len(s.group)
+	page := wire.MaxBatch / group * group
+	for {
+		var r wire.Reply
+		release, err := s.ch.Exchange(ctx, &r, func(b []byte, id uint32) []byte {
+			return wire.AppendRequest(b, wire.OpOwned, id, page, uint32(len(grants)*group))
+		})
+		if err != nil {
+			return nil, err
+		}
+		status, n := r.Status, r.N
+		for i := 0; i+group <= n && err == nil; i += group {
+			var g mech.Grant
+			g, err = s.listed(&r, i)
+			grants = append(grants, g)
+		}
+		release()
+		switch {
+		case err != nil:
+			return nil, err
+		case status != wire.StatusOK:
+			return nil, fmt.Errorf("%w: %v", mech.ErrRefused, status)
+		case len(grants) > s.info.Chunks || n%group != 0:
+			return nil, s.ch.Violated("a list of chunks that cannot be")
+		case n == 0:
+			s.mu.Lock()
+			for _, g := range grants {
+				s.owned[g.Chunk] = struct{}{}
+			}
+			s.mu.Unlock()
+			return grants, nil
+		}
+	}
+}
+
+// listed is the chunk whose entries in r's list begin with i.
+func (s *session) listed(r *wire.Reply, i int) (g mech.Grant, err error) {
+	first := r.Grant(i)
+	g.Chunk, g.Addr = first.Chunk, first.Addr
+	if int(g.Chunk) >= s.info.Chunks {
+		return g, s.ch.Violated("chunk %d of %d listed", g.Chunk, s.info.Chunks)
+	}
+	for j := range s.group {
+		g.Keys[j] = r.Grant(i + j).Key
+	}
+	return g, nil
+}

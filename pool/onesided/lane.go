@@ -1,0 +1,123 @@
+package onesided
+
+import (
+	"context"
+	"fmt"
+
+	"polder/pool/mech"
+	"polder/verbs"
+)
+
+// A lane is the requests of one kind, which go one batch after the other.
+type lane struct {
+	turn chan struct{} // capacity 1: holds a token while the lane is free
+	done chan bool     // capacity 1: the batch has ended, false if in vain
+
+	busy      bool
+	abandoned bool
+	n         int // requests in the batch
+}
+
+func (l *lane) init() {
+	l.turn, l.done = make(chan struct{}, 1), make(chan bool, 1)
+	l.turn <- struct{}{}
+}
+
+// finish ends a lane's batch.
+//
+// Preconditions: s.mu is held.
+func (s *session) finish(l *lane, ok bool) {
+	if !l.busy {
+		return
+	}
+	l.busy = false
+	if l == &s.frees {
+		s.space.Budget += uint32(l.n)
+		s.space.Free += uint32(l.n)
+	}
+	if !l.abandoned {
+		l.done <- ok
+		return
+	}
+	if l == &s.allocs && ok {
+		for i := range l.n {
+			if g, found, err := s.answer(i); err == nil && found {
+				s.owned[g.Chunk] = struct{}{}
+				s.orphans = append(s.orphans, g.Chunk)
+			}
+		}
+	}
+	l.turn <- struct{}{}
+}
+
+// run takes the lane's turn, has post post n requests, and waits for them. If
+// it returns no error the turn is the caller's until end is called.
+func (s *session) run(ctx context.Context, l *lane, n int, post func() error) (ok bool, err error) {
+	select {
+	case <-l.turn:
+	case <-s.ch.Broken():
+		return false, s.ch.Err()
+	case <-s.link.Conn.Done():
+		return false, s.link.Conn.Err()
+	case <-ctx.Done():
+		return false, context.Cause(ctx)
+	}
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return false, mech.ErrClosed
+	}
+	s.users.Add(1)
+	l.busy, l.abandoned, l.n = true, false, n
+	s.mu.Unlock()
+	err = post()
+	s.users.Done()
+	if err != nil {
+		s.ch.Fail(fmt.Errorf("cannot send a request: %w", err))
+		return false, s.ch.Err()
+	}
+	select {
+	case ok = <-l.done:
+		return ok, nil
+	case <-s.ch.Broken():
+		return false, s.ch.Err()
+	case <-s.link.Conn.Done():
+		return false, s.link.Conn.Err()
+	case <-ctx.Done():
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l.busy {
+		l.abandoned = true
+		return false, context.Cause(ctx)
+	}
+	return <-l.done, nil
+}
+
+func (l *lane) end() { l.turn <- struct{}{} }
+
+// complete is the completion handler.
+func (s *session) complete(cq verbs.CQ) {
+	s.pollMu.Lock()
+	defer s.pollMu.Unlock()
+	for {
+		n := cq.Poll(s.wcs[:])
+		if n == 0 {
+			return
+		}
+		for _, wc := range s.wcs[:n] {
+			if err := wc.Err(); err != nil {
+				s.ch.Fail(fmt.Errorf("a queue pair to manage memory with failed: %w", err))
+				return
+			}
+			s.mu.Lock()
+			if wc.ID == idAlloc {
+				s.armed = false
+				s.finish(&s.allocs, true)
+			} else {
+				s.finish(&s.frees, true)
+			}
+			s.mu.Unlock()
+		}
+	}
+}

@@ -1,0 +1,258 @@
+// Package onesided manages remote memory without the memory node's CPU
+// (OneSidedMW): a client takes and returns chunks by requests that the node's
+// NIC serves, with windows of type 2B that are bound to the client's own queue
+// pairs. The NIC does it by chains of work requests, or by an allocation verb
+// if it has one; the results are the same.
+//
+// # Protocol
+//
+// Package memnode/wire connects: a management queue pair, the group of access
+// queue pairs, of which the answers say the numbers at the node, and those to
+// free and to allocate with. Then
+//
+//   - by chains (package memnode/chain), a request to allocate is a SEND with the
+//     access queue pairs' numbers and where to write the answer; the node's NIC
+//     WRITEs it there, and an empty SEND says that it has. A request to free is a
+//     SEND with a handle, answered by an empty SEND.
+//   - by the verb (verbs.Allocator), they are an ALLOC and a FREE.
+//
+// One request of each kind is under way at a time. The management queue pair is
+// used when a session begins or is resumed, and when the node has nothing left:
+// it tells whose allocation has failed, and when there is memory again.
+//
+// # Concurrency
+//
+// There is no goroutine: completion handlers wake the callers. Lock order:
+// session.pollMu, session.mu; control's locks come before session.mu.
+package onesided
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+
+	"polder/internal/arena"
+	"polder/memnode/wire"
+	"polder/pool/control"
+	"polder/pool/mech"
+	"polder/verbs"
+)
+
+// What memory nodes know the mechanisms as.
+const (
+	Name       = "onesided"
+	NativeName = "native"
+)
+
+// Mechanism is the mechanism. It has no state.
+type Mechanism struct {
+	// Native has the node's NIC allocate by its own verb, not by chains.
+	Native bool
+}
+
+var _ mech.Mechanism = Mechanism{}
+
+// Name implements mech.Mechanism.
+func (m Mechanism) Name() string {
+	if m.Native {
+		return NativeName
+	}
+	return Name
+}
+
+// Attach implements mech.Mechanism.
+func (m Mechanism) Attach(ctx context.Context, l mech.Link) (mech.Session, error) {
+	s := &session{
+		link: l, name: m.Name(), native: m.Native,
+		owned: make(map[uint32]struct{}), returned: make(chan struct{}),
+	}
+	if err := s.open(ctx); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// batch is the most ALLOCs or FREEs under way at a time.
+const batch = 64
+
+// Offsets in a session's memory.
+const (
+	requestOff = 0
+	handleOff  = 128
+	answerOff  = 256 // batch answers of answerRoom bytes
+	answerRoom = 64
+	memorySize = answerOff + batch*answerRoom
+)
+
+// IDs of work requests.
+const (
+	idAlloc = 1
+	idFree  = 2
+)
+
+// session implements mech.Session and mech.Waiter.
+type session struct {
+	link   mech.Link
+	name   string
+	native bool
+	info   mech.Info
+	base   uint64 // of chunk 0
+	table  uint64 // at the node: entry of chunk 0
+	group  []uint32
+	ch     *control.Channel
+	cq     verbs.CQ
+	alloc  verbs.QP
+	free   verbs.QP // the same if native
+	mem    *arena.Mapping
+	mr     verbs.MR
+
+	allocs, frees lane
+	// What is posted, made in advance; each is of whoever has the lane's turn.
+	allocWRs, freeWRs [batch]verbs.SendWR
+
+	pollMu sync.Mutex // serialises completion handlers
+	wcs    [2 * batch]verbs.WC
+
+	mu       sync.Mutex // guards what follows, and the lanes' states
+	closed   bool
+	users    sync.WaitGroup // calls that may touch mem; no more once closed
+	space    wire.Space     // as far as is known
+	owned    map[uint32]struct{}
+	orphans  []uint32 // allocated for calls that had given up
+	dry      bool     // the node has said that there is nothing
+	failures uint32   // allocations that failed, as the node counts them
+	armed    bool     // a receive is posted to alloc for an answer
+	returned chan struct{}
+}
+
+func (s *session) open(ctx context.Context) error {
+	s.allocs.init()
+	s.frees.init()
+	ch, w, err := control.Open(ctx, s.link, s.name, control.Handlers{Notice: s.noticed})
+	if err != nil {
+		return err
+	}
+	s.ch = ch
+	s.info = mech.Info{
+		Session: w.Session, Resumed: w.Resumed,
+		ChunkSize: int(w.ChunkSize), Chunks: int(w.Chunks), Grace: w.Grace,
+	}
+	s.base, s.space = w.Base, w.Space
+	if w.Group == 0 || int(w.Group) > mech.MaxPaths {
+		return ch.Violated("groups of %d access queue pairs", w.Group)
+	}
+	if s.mem, err = arena.Anonymous(memorySize, false); err != nil {
+		return err
+	}
+	access := verbs.AccessLocalWrite | verbs.AccessRemoteWrite
+	if s.native {
+		access = verbs.AccessLocalWrite
+	}
+	if s.mr, err = s.link.PD.RegMR(s.mem.Bytes(), access); err != nil {
+		return fmt.Errorf("cannot register buffers: %w", err)
+	}
+	if s.cq, err = s.link.Device.CreateCQ(verbs.CQInit{Depth: 4 * batch, Handler: s.complete}); err != nil {
+		return fmt.Errorf("cannot create a completion queue: %w", err)
+	}
+	for i := range w.Group {
+		qp, err := s.link.Access()
+		if err != nil {
+			return err
+		}
+		answer, err := s.connect(ctx, qp, wire.KindAccess, i)
+		if err != nil {
+			return err
+		}
+		if len(answer) != 4 {
+			return ch.Violated("an access queue pair's number of %d bytes", len(answer))
+		}
+		s.group = append(s.group, binary.LittleEndian.Uint32(answer))
+	}
+	if err := s.connectManagement(ctx); err != nil {
+		return err
+	}
+	s.prepare()
+	// The answer comes when the node has built what serves us.
+	_, err = s.ask(ctx)
+	return err
+}
+
+// connectManagement connects the queue pairs to allocate and to free with.
+func (s *session) connectManagement(ctx context.Context) (err error) {
+	create := func(kind wire.Kind) (verbs.QP, error) {
+		qp, err := s.link.PD.CreateQP(verbs.QPInit{SendCQ: s.cq, RecvCQ: s.cq, SendDepth: batch, RecvDepth: 4})
+		if err != nil {
+			return nil, fmt.Errorf("cannot create a queue pair to manage memory with: %w", err)
+		}
+		answer, err := s.connect(ctx, qp, kind, 0)
+		if err == nil && len(answer) != 8 {
+			err = s.ch.Violated("a table's address of %d bytes", len(answer))
+		}
+		if err != nil {
+			qp.Close()
+			return nil, err
+		}
+		s.table = binary.LittleEndian.Uint64(answer)
+		return qp, nil
+	}
+	if !s.native {
+		if s.free, err = create(wire.KindFree); err != nil {
+			return err
+		}
+	}
+	s.alloc, err = create(wire.KindAlloc)
+	return err
+}
+
+func (s *session) connect(ctx context.Context, qp verbs.QP, kind wire.Kind, i uint8) ([]byte, error) {
+	hello := wire.Hello{Kind: kind, Index: i, Manager: s.name}
+	answer, err := s.link.Conn.Connect(ctx, qp, hello.Append(nil))
+	if err != nil {
+		return nil, fmt.Errorf("cannot connect a queue pair: %w", err)
+	}
+	return answer, nil
+}
+
+// Info implements mech.Session.
+func (s *session) Info() mech.Info { return s.info }
+
+func (s *session) sge(off, n int) []verbs.SGE {
+	return []verbs.SGE{{Addr: s.mr.Addr() + uint64(off), Length: uint32(n), LKey: s.mr.LKey()}}
+}
+
+// Close implements mech.Session.
+func (s *session) Close() {
+	s.mu.Lock()
+	s.closed = true
+	s.setDry(false) // whoever waits may look again
+	s.mu.Unlock()
+	if s.ch != nil {
+		s.ch.Fail(mech.ErrClosed)
+	}
+	s.users.Wait()
+	var errs []error
+	for _, qp := range []verbs.QP{s.alloc, s.free} {
+		if qp != nil {
+			errs = append(errs, qp.Close())
+		}
+	}
+	if s.ch != nil {
+		s.ch.Close()
+	}
+	// A handler that is at work has done so before the buffers go.
+	s.pollMu.Lock()
+	defer s.pollMu.Unlock()
+	if s.cq != nil {
+		errs = append(errs, s.cq.Close())
+	}
+	if s.mr != nil {
+		errs = append(errs, s.mr.Deregister())
+	}
+	// Memory that the device still knows stays mapped until it is closed.
+	if s.mem != nil && errors.Join(errs...) == nil {
+		s.mem.Close()
+	}
+}

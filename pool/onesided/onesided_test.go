@@ -1,0 +1,195 @@
+package onesided_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"polder/memnode"
+	"polder/pool"
+	"polder/pool/onesided"
+	"polder/pool/pooltest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// both runs f with both mechanisms.
+func both(t *testing.T, f func(t *testing.T, m onesided.Mechanism)) {
+	for _, m := range []onesided.Mechanism{{}, {Native: true}} {
+		t.Run(m.Name(), func(t *testing.T) { f(t, m) })
+	}
+}
+
+func TestConformance(t *testing.T) {
+	both(t, func(t *testing.T, m onesided.Mechanism) { pooltest.Conformance(t, m) })
+}
+
+func setup(s pooltest.Setup, m onesided.Mechanism) pooltest.Setup {
+	s.Manager = m
+	return s
+}
+
+// TestNoCPU: handing out memory and taking it back is none of the control
+// goroutine's business. How often is a constant of the build: see cycles.
+func TestNoCPU(t *testing.T) {
+	both(t, func(t *testing.T, m onesided.Mechanism) {
+		cl := pooltest.NewCluster(t, setup(pooltest.Inproc, m), memnode.Config{Lend: 64 * 512, ChunkSize: 512})
+		const clients = 4
+		pools := make([]*pooltest.Client, clients)
+		for i := range pools {
+			pools[i] = cl.Open(pool.Config{})
+		}
+		before := cl.Nodes[0].Stats().Wakeups
+		var wg sync.WaitGroup
+		for _, p := range pools {
+			wg.Go(func() {
+				for range cycles / clients {
+					c, err := p.Alloc(context.Background())
+					if err == nil {
+						err = c.Free(context.Background())
+					}
+					if err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			})
+		}
+		wg.Wait()
+		if got := cl.Nodes[0].Stats().Wakeups - before; got != 0 {
+			t.Errorf("%d allocations woke the control goroutine %d times, want never", cycles, got)
+		}
+		if got := cl.Nodes[0].Stats().Lent; got != 0 {
+			t.Errorf("%d chunks are lent after all were freed", got)
+		}
+	})
+}
+
+// TestEveryPath: the same chunk is reached over every queue pair of a group.
+func TestEveryPath(t *testing.T) {
+	both(t, func(t *testing.T, m onesided.Mechanism) {
+		for _, group := range []int{1, 2, 3, 8} {
+			cfg := memnode.Config{Lend: 8 << 18, ChunkSize: 1 << 18, Group: group}
+			k := pooltest.NewCluster(t, setup(pooltest.Inproc, m), cfg).Open(pool.Config{})
+			for range 20 {
+				c := k.MustAlloc(t)
+				long, short := make([]byte, 1<<18), make([]byte, 100)
+				for i := range long {
+					long[i] = byte(i * 7)
+				}
+				if _, err := c.WriteAt(long, 0); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := c.ReadAt(short, 5000); err != nil || short[3] != byte(5003*7&0xff) {
+					t.Fatalf("group of %d: read %d after a long write (%v)", group, short[3], err)
+				}
+				if err := c.Free(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	})
+}
+
+// TestLargeChunks: chunks that the CPU zeroes go round, and nobody is told that
+// there is nothing while some are being zeroed.
+func TestLargeChunks(t *testing.T) {
+	both(t, func(t *testing.T, m onesided.Mechanism) {
+		const size = 1 << 20
+		cl := pooltest.NewCluster(t, setup(pooltest.Inproc, m), memnode.Config{Lend: 4 * size, ChunkSize: size})
+		k := cl.Open(pool.Config{})
+		for range 50 {
+			c := k.MustAlloc(t)
+			var b [8]byte
+			if _, err := c.ReadAt(b[:], size/2); err != nil || b != [8]byte{} {
+				t.Fatalf("a chunk reads as %x at first (%v)", b, err)
+			}
+			if _, err := c.WriteAt([]byte("private!"), size/2); err != nil {
+				t.Fatal(err)
+			}
+			if err := c.Free(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		pooltest.Eventually(t, "everything is zeroed", func() bool {
+			s := cl.Nodes[0].Stats()
+			return s.Dirty == 0 && s.Lent == 0
+		})
+	})
+}
+
+// TestWaitingForMemory: who waits is woken when memory comes back, and only as
+// many get some as there is.
+func TestWaitingForMemory(t *testing.T) {
+	both(t, func(t *testing.T, m onesided.Mechanism) {
+		cl := pooltest.NewCluster(t, setup(pooltest.Inproc, m), memnode.Config{Lend: 3 * 4096, ChunkSize: 4096})
+		holder := cl.Open(pool.Config{})
+		var held []*pool.Chunk
+		for range 2 {
+			held = append(held, holder.MustAlloc(t))
+		}
+		other := cl.Open(pool.Config{})
+		held = append(held, other.MustAlloc(t))
+
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		if _, err := other.AllocWait(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("waiting for what does not come: got %v, want %v", err, context.DeadlineExceeded)
+		}
+		got := make(chan *pool.Chunk)
+		for range 3 {
+			k := cl.Open(pool.Config{})
+			go func() {
+				c, err := k.AllocWait(context.Background())
+				if err != nil {
+					t.Error(err)
+				}
+				got <- c
+			}()
+		}
+		for _, c := range held {
+			if err := c.Free(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			<-got
+		}
+		if lent := cl.Nodes[0].Stats().Lent; lent != 3 {
+			t.Errorf("%d chunks are lent, want 3", lent)
+		}
+	})
+}
+
+// TestScarcity: many clients fight for few chunks; nothing is lost or handed out
+// twice.
+func TestScarcity(t *testing.T) {
+	both(t, func(t *testing.T, m onesided.Mechanism) {
+		const chunks, clients, rounds = 3, 5, 300
+		cl := pooltest.NewCluster(t, setup(pooltest.Inproc, m), memnode.Config{Lend: chunks * 4096, ChunkSize: 4096})
+		var wg sync.WaitGroup
+		for i := range clients {
+			k := cl.Open(pool.Config{})
+			wg.Go(func() {
+				for range rounds {
+					c, err := k.AllocWait(context.Background())
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					if was, err := c.FetchAdd(context.Background(), 64, uint64(i+1)); err != nil || was != 0 {
+						t.Errorf("somebody else has the chunk, too: %d (%v)", was, err)
+					}
+					if err := c.Free(context.Background()); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			})
+		}
+		wg.Wait()
+		pooltest.Eventually(t, "everything is back", func() bool { return cl.Nodes[0].Stats().Lent == 0 })
+	})
+}

@@ -1,0 +1,71 @@
+package onesided
+
+import (
+	"context"
+
+	"polder/memnode/wire"
+)
+
+// Space implements mech.Session.
+func (s *session) Space() wire.Space {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.space
+}
+
+// Returned implements mech.Waiter.
+func (s *session) Returned() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.returned
+}
+
+// ask asks the node whether there is memory.
+func (s *session) ask(ctx context.Context) (wire.Status, error) {
+	var r wire.Reply
+	release, err := s.ch.Exchange(ctx, &r, func(b []byte, id uint32) []byte {
+		return wire.AppendRequest(b, wire.OpSpace, id, 1, 0)
+	})
+	if err != nil {
+		return 0, err
+	}
+	defer release()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.space.Free = r.Space.Free
+	s.setDry(r.Status == wire.StatusNoMemory)
+	return r.Status, nil
+}
+
+// setDry notes whether the node has memory.
+//
+// Preconditions: s.mu is held.
+func (s *session) setDry(dry bool) {
+	switch {
+	case dry && !s.dry:
+		select {
+		case <-s.returned:
+			s.returned = make(chan struct{})
+		default:
+		}
+	case !dry:
+		select {
+		case <-s.returned:
+		default:
+			close(s.returned)
+		}
+	}
+	s.dry = dry
+}
+
+// noticed takes a notice of the node's.
+func (s *session) noticed(r *wire.Reply) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.space.Free = r.Space.Free
+	s.setDry(r.Status == wire.StatusNoMemory)
+	if r.ID != s.failures {
+		s.failures = r.ID
+		s.finish(&s.allocs, false)
+	}
+}

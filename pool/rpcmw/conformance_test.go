@@ -1,0 +1,12 @@
+package rpcmw_test
+
+import (
+	"testing"
+
+	"polder/pool/pooltest"
+	"polder/pool/rpcmw"
+)
+
+func TestConformanceOfType1(t *testing.T) {
+	pooltest.Conformance(t, rpcmw.Mechanism{Type1: true})
+}

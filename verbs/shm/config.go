@@ -1,0 +1,60 @@
+package shm
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"polder/verbs"
+)
+
+// Config says how to listen and dial. The zero value lets in processes of the
+// same user only.
+type Config struct {
+	// Mode is the socket's permissions. 0600 if 0.
+	Mode os.FileMode
+	// AnyUser accepts peers that run as another user, whom the socket's
+	// permissions then have to keep out. Root is always accepted.
+	AnyUser bool
+	// HandshakeTimeout bounds connecting and the hello. 5 s if 0.
+	HandshakeTimeout time.Duration
+	// MaxConns is the most connections that a listener has at a time, each
+	// of which takes a thread; it refuses more. 256 if 0.
+	MaxConns int
+	// Backlog is the most connection requests that wait for
+	// Listener.Accept; more are rejected. 128 if 0.
+	Backlog int
+	// Log, if set, is told by a listener of peers that it turned away.
+	Log *slog.Logger
+}
+
+// normalized returns c with its defaults filled in, or says what is wrong.
+func (c Config) normalized() (Config, error) {
+	if c.Mode == 0 {
+		c.Mode = 0o600
+	}
+	if c.HandshakeTimeout == 0 {
+		c.HandshakeTimeout = 5 * time.Second
+	}
+	if c.MaxConns == 0 {
+		c.MaxConns = 256
+	}
+	if c.Backlog == 0 {
+		c.Backlog = 128
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	switch {
+	case c.Mode&^os.ModePerm != 0:
+		return c, fmt.Errorf("the socket's mode is %v, want permissions only: %w", c.Mode, verbs.ErrInvalid)
+	case c.HandshakeTimeout < 0:
+		return c, fmt.Errorf("the handshake timeout is %v, not positive: %w", c.HandshakeTimeout, verbs.ErrInvalid)
+	case c.MaxConns < 0:
+		return c, fmt.Errorf("the limit of connections is %d, not positive: %w", c.MaxConns, verbs.ErrInvalid)
+	case c.Backlog < 0:
+		return c, fmt.Errorf("the backlog is %d, not positive: %w", c.Backlog, verbs.ErrInvalid)
+	}
+	return c, nil
+}

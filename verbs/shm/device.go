@@ -1,0 +1,163 @@
+package shm
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"time"
+
+	"polder/internal/fdpass"
+	"polder/verbs"
+	"polder/verbs/internal/softdev"
+	"polder/verbs/softnic"
+)
+
+// device is a software RNIC with its listeners and connections.
+type device struct {
+	*softdev.Device
+
+	mu      sync.Mutex
+	closed  bool                   // guarded by mu
+	ends    map[io.Closer]struct{} // guarded by mu: listeners and connections
+	running sync.WaitGroup         // their goroutines; Add under mu, while not closed
+}
+
+// NewDevice opens a software RNIC whose packets travel through shared memory.
+func NewDevice(cfg softnic.Config) (verbs.Device, error) {
+	d, err := softdev.New(cfg, nil)
+	if err != nil {
+		return nil, fmt.Errorf("cannot open a shm device: %w", err)
+	}
+	return &device{Device: d, ends: make(map[io.Closer]struct{})}, nil
+}
+
+// Close implements verbs.Device. It waits for the connections' goroutines,
+// and so must not be called from a completion handler.
+func (d *device) Close() error {
+	d.mu.Lock()
+	d.closed = true
+	ends := make([]io.Closer, 0, len(d.ends))
+	for e := range d.ends {
+		ends = append(ends, e)
+	}
+	d.mu.Unlock()
+	for _, e := range ends {
+		e.Close()
+	}
+	d.running.Wait()
+	return d.Device.Close()
+}
+
+// add counts a listener or connection in, so that Close closes it. The
+// returned function counts it out, and is to be called when its goroutines
+// have ended.
+func (d *device) add(e io.Closer) (remove func(), err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return nil, fmt.Errorf("the device is closed: %w", verbs.ErrClosed)
+	}
+	d.ends[e] = struct{}{}
+	d.running.Add(1)
+	return func() {
+		d.mu.Lock()
+		delete(d.ends, e)
+		d.mu.Unlock()
+		d.running.Done()
+	}, nil
+}
+
+// ours returns dev as this driver's.
+func ours(dev verbs.Device) (*device, error) {
+	d, ok := dev.(*device)
+	if !ok {
+		return nil, fmt.Errorf("%T is not a device of this driver: %w", dev, verbs.ErrInvalid)
+	}
+	return d, nil
+}
+
+// Scheme is what addresses of this driver begin with.
+const Scheme = "unix:"
+
+// path is the socket's path of an address: a path, with or without Scheme.
+func path(addr string) string { return strings.TrimPrefix(addr, Scheme) }
+
+// Dial connects dev to the listener at addr, a path with or without Scheme.
+func Dial(ctx context.Context, dev verbs.Device, addr string, cfg Config) (verbs.Conn, error) {
+	c, err := dial(ctx, dev, addr, cfg)
+	if err != nil {
+		return nil, fmt.Errorf("cannot dial %s: %w", addr, err)
+	}
+	return c, nil
+}
+
+func dial(ctx context.Context, dev verbs.Device, addr string, cfg Config) (*conn, error) {
+	d, err := ours(dev)
+	if err != nil {
+		return nil, err
+	}
+	if cfg, err = cfg.normalized(); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, cfg.HandshakeTimeout)
+	defer cancel()
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	sock, err := fdpass.Dial(path(addr))
+	if err != nil {
+		return nil, err
+	}
+	c, err := establish(ctx, d, sock, cfg, nil)
+	if err != nil {
+		sock.Close()
+		return nil, err
+	}
+	c.remote = Scheme + path(addr)
+	c.start()
+	return c, nil
+}
+
+// establish does the handshake on sock and makes a connection, to be started.
+// The caller closes sock if it fails.
+func establish(ctx context.Context, d *device, sock *fdpass.Conn, cfg Config, l *listener) (*conn, error) {
+	peer, err := cfg.admit(sock)
+	if err != nil {
+		return nil, err
+	}
+	r, err := handshake(ctx, sock, l != nil)
+	if err != nil {
+		return nil, err
+	}
+	c := newConn(d, sock, r, l)
+	c.local, c.remote = "this process", peer
+	if c.link, err = d.AddLink(c); err != nil {
+		c.out.unmap()
+		return nil, err
+	}
+	if c.stopped, err = d.add(c); err != nil {
+		d.RemoveLink(c.link)
+		c.out.unmap()
+		return nil, err
+	}
+	return c, nil
+}
+
+// handshake exchanges hellos, for as long as ctx allows.
+func handshake(ctx context.Context, sock *fdpass.Conn, server bool) (r *region, err error) {
+	stop := context.AfterFunc(ctx, func() { sock.SetDeadline(time.Unix(1, 0)) })
+	defer func() {
+		if !stop() && ctx.Err() != nil {
+			err = fmt.Errorf("handshake given up: %w (%v)", ctx.Err(), err)
+			if r != nil {
+				r.mem.Close()
+			}
+		}
+	}()
+	if server {
+		return greetClient(sock)
+	}
+	return greetServer(sock)
+}

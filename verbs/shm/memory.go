@@ -1,0 +1,70 @@
+package shm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"polder/internal/arena"
+	"polder/verbs"
+)
+
+var errMemoryTwice = errors.New("a connection carries memory once")
+
+// PassMemory passes m to the peer that has dialled. Its size must be sealed
+// (arena.Memfd.SealForGood), and it stays the caller's. A connection carries
+// memory once. Whoever passes or wants memory finds this method, and the next,
+// in its verbs.Conn.
+func (c *conn) PassMemory(m *arena.Memfd) error {
+	switch {
+	case c.listener == nil:
+		return fmt.Errorf("cannot pass memory to %s: it has not dialled: %w", c.remote, verbs.ErrInvalid)
+	case !c.passed.CompareAndSwap(false, true):
+		return fmt.Errorf("cannot pass memory: %w: %w", errMemoryTwice, verbs.ErrBusy)
+	}
+	// The socket is empty: this does not block.
+	if err := c.sock.SendFDs(encodeMessage(kindMemory, m.Size()), m.File()); err != nil {
+		return fmt.Errorf("cannot pass memory: %w", err)
+	}
+	return nil
+}
+
+// ReceiveMemory waits for the memory that the peer passes, whose size has been
+// found to be sealed. The caller owns it. It is had once.
+func (c *conn) ReceiveMemory(ctx context.Context) (*arena.Memfd, error) {
+	if c.listener != nil {
+		return nil, fmt.Errorf("cannot receive memory from %s: it has not listened: %w", c.remote, verbs.ErrInvalid)
+	}
+	select {
+	case m := <-c.memory:
+		return m, nil
+	default:
+	}
+	select {
+	case m := <-c.memory:
+		return m, nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("cannot receive memory: %w", context.Cause(ctx))
+	case <-c.down:
+		return nil, fmt.Errorf("cannot receive memory: %w", c.closedErr())
+	}
+}
+
+// watch looks after the socket: it takes the memory that comes, and notices that
+// the peer is gone. It ends when the socket is closed, at either end.
+func (c *conn) watch() {
+	defer close(c.watched)
+	for {
+		m, err := receive(c.sock, kindMemory, true)
+		if err == nil && (c.listener != nil || !c.passed.CompareAndSwap(false, true)) {
+			m.Close()
+			err = fmt.Errorf("%w: %w", errMessage, errMemoryTwice)
+		}
+		if err != nil {
+			c.lost.Store(&err)
+			c.out.wakeReader() // which ends the connection when it has read the rest
+			return
+		}
+		c.memory <- m
+	}
+}
