@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -157,22 +158,17 @@ func TestFailedWriteIsNotCleaned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaultStore(testSegment, 4000)
 		h, m := newTinyHeap(t, store, 0)
-		for round := range 20 {
-			for i := range 200 {
-				mustSet(t, m, key(i), value(uint64(round*200+i), 1000))
+		r := rand.New(rand.NewPCG(1, 1))
+		for round := 0; round < 500 && h.Stats().CleanedSegments < 20; round++ {
+			for range 200 {
+				mustSet(t, m, key(r.IntN(1000)), value(r.Uint64(), 1000))
 			}
 			store.failWrite.Store(true)
 			ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
-			for i := range 200 {
-				if m.Set(ctx, key(1000+i), Entry{Value: value(uint64(i), 1000)}) != nil {
-					break
-				}
+			for m.Set(ctx, key(r.IntN(1000)), Entry{Value: value(r.Uint64(), 1000)}) == nil {
 			}
 			cancel()
 			store.failWrite.Store(false)
-			for i := range 200 {
-				mustSet(t, m, key(2000+i%50), value(uint64(round*200+i), 1000))
-			}
 		}
 		if s := h.Stats(); s.CleanedSegments == 0 || s.Corrupt != 0 {
 			t.Errorf("%d segments were cleaned, with %d corrupt entries; want some, and none", s.CleanedSegments, s.Corrupt)

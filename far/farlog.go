@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -67,6 +68,7 @@ type farLog struct {
 	ids   []uint64 // ids to use again, under mu
 	spare Segment  // kept so that a full store can be cleaned, under mu
 	count int      // segments that are in use, under mu
+	owed  []debt   // segments that the store would not take back, under mu
 
 	freeing atomic.Int64 // segments that are being given back
 	freed   atomic.Bool  // one has been, since the store was last asked
@@ -157,12 +159,56 @@ func (f *farLog) drop(ctx context.Context, s *farSegment) error {
 	if s.gone() {
 		return nil
 	}
+	_, err := f.giveBack(ctx, debt{seg: s.seg})
+	return err
+}
+
+// debt is a segment to be given back to the store.
+type debt struct {
+	seg   Segment
+	tries int // that failed
+}
+
+// maxTries is how often a segment is offered back, a tenth of a second apart:
+// a store that hangs needs some time to notice it.
+const maxTries = 100
+
+// giveBack gives a segment back, or else leaves it to payBack. It fails if it
+// has been tried too often.
+func (f *farLog) giveBack(ctx context.Context, d debt) (done bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
-	if err := s.seg.Free(ctx); err != nil {
-		return fmt.Errorf("cannot give %s back: %w", s.seg.Name(), err)
+	if err = d.seg.Free(ctx); err == nil {
+		return true, nil
 	}
-	return nil
+	if d.tries++; d.tries == maxTries {
+		return false, fmt.Errorf("cannot give %s back: %w", d.seg.Name(), err)
+	}
+	f.owe(d)
+	return false, nil
+}
+
+func (f *farLog) owe(debts ...debt) {
+	f.mu.Lock()
+	f.owed = append(f.owed, debts...)
+	f.mu.Unlock()
+}
+
+// takeOwed returns the segments that are to be offered back again, without
+// those that have been lost.
+func (f *farLog) takeOwed() []debt {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	owed := f.owed
+	f.owed = nil
+	return slices.DeleteFunc(owed, func(d debt) bool {
+		select {
+		case <-d.seg.Lost():
+			return true
+		default:
+			return false
+		}
+	})
 }
 
 // takeSpare returns the spare segment, or nil.

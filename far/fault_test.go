@@ -21,6 +21,7 @@ type faultStore struct {
 	failAlloc atomic.Bool
 	failRead  atomic.Bool
 	failWrite atomic.Bool
+	failFree  atomic.Bool
 	flaky     atomic.Int64 // of 1000 operations, fail so many
 	corrupt   atomic.Int64 // of 1000 reads, damage so many
 	reads     atomic.Int64
@@ -169,6 +170,9 @@ func (f *faultSegment) Write(ctx context.Context, p []byte, off int) error {
 }
 
 func (f *faultSegment) Free(ctx context.Context) error {
+	if f.store.failFree.Load() {
+		return errInjected
+	}
 	f.store.mu.Lock()
 	delete(f.store.segs, f)
 	f.store.mu.Unlock()

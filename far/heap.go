@@ -218,6 +218,9 @@ func (h *Heap) close() error {
 	if s := h.far.takeSpare(); s != nil {
 		errs = append(errs, s.Free(ctx))
 	}
+	for _, d := range h.far.takeOwed() {
+		errs = append(errs, d.seg.Free(ctx))
+	}
 	h.far.all(func(s *farSegment) {
 		if !s.gone() {
 			errs = append(errs, s.seg.Free(ctx))

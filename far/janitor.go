@@ -53,6 +53,9 @@ func (h *Heap) janitor() {
 			}
 		})
 		h.reap()
+		if timed {
+			h.payBack()
+		}
 		if timed && time.Now().After(strayNext) && h.strays.Swap(false) {
 			if h.buryStrays() {
 				strayWait = 0
@@ -79,8 +82,27 @@ func (h *Heap) reap() (n int) {
 	return n
 }
 
-// drop gives a dead segment back. If that fails, the store has to notice by
-// itself that nobody uses it.
+// payBack offers the store again what it would not take back, up to the first
+// that it still does not take.
+func (h *Heap) payBack() {
+	owed := h.far.takeOwed()
+	for i, d := range owed {
+		done, err := h.far.giveBack(h.ctx, d)
+		if err != nil {
+			h.count.unreturned.Add(1)
+		}
+		if !done {
+			h.far.owe(owed[i+1:]...)
+			return
+		}
+		h.far.freed.Store(true)
+		h.logs.stir()
+		h.logs.wake()
+	}
+}
+
+// drop gives a dead segment back, or leaves that to payBack if the store does
+// not take it.
 func (h *Heap) drop(s *farSegment) {
 	h.far.freeing.Add(1)
 	if err := h.far.drop(h.ctx, s); err != nil {

@@ -2,6 +2,7 @@ package far
 
 import (
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -31,4 +32,22 @@ func TestFailedStoreIsTriedAgain(t *testing.T) {
 	if d, ok := h.retryIn(); ok {
 		t.Errorf("with a full store: a wait of %v, want none: the janitor wakes the evacuator", d)
 	}
+}
+
+// Segments that a store does not take back at once are offered again.
+func TestSegmentsAreGivenBackInTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newFaultStore(tinySegment, 1000)
+		h, m := newTinyHeap(t, store, 0)
+		fillTiny(t, m, 1000)
+		store.failFree.Store(true)
+		m.Clear()
+		time.Sleep(time.Second)
+		store.failFree.Store(false)
+		time.Sleep(time.Second)
+		// The open segment and the spare one are all that is kept.
+		if s := h.Stats(); store.Lent() > 3 || s.Unreturned != 0 {
+			t.Errorf("%d segments are still lent, %d are given up, want at most 3, and none", store.Lent(), s.Unreturned)
+		}
+	})
 }

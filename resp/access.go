@@ -150,7 +150,7 @@ func (s *session) replyString(key []byte) (e far.Entry, found bool, err error) {
 	return e, true, s.over()
 }
 
-// over ends a command whose reply is too long.
+// over fails a command whose reply is too long.
 func (s *session) over() error {
 	if len(s.out)-s.mark > s.srv.cfg.OutputLimit+s.srv.cfg.MaxBulk {
 		return errOutput

@@ -112,7 +112,7 @@ func cmdClientList(s *session, a [][]byte) error {
 	case len(a) > 3 && is(a[2], "id"):
 		for _, w := range a[3:] {
 			id, ok := proto.ParseInt(w)
-			if !ok || id <= 0 {
+			if !ok {
 				return replyError("ERR Invalid client ID")
 			}
 			ids = append(ids, id)

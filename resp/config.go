@@ -24,7 +24,8 @@ type Config struct {
 	// OutputLimit bounds the replies in bytes that a client has yet to
 	// read. The commands of one who has more wait until it has read them,
 	// and it is disconnected if it reads nothing for five seconds. Default
-	// 32 MiB. A single reply may exceed it by MaxBulk.
+	// 32 MiB. A single reply may exceed it by MaxBulk; a command with a
+	// longer one fails.
 	OutputLimit int
 	// OpTimeout bounds how long a command waits for far memory. Default 2s.
 	OpTimeout time.Duration

@@ -15,7 +15,7 @@ type replyError string
 
 func (e replyError) Error() string { return string(e) }
 
-// The texts are Redis's.
+// The texts are Redis's, but for those of limits that it does not have.
 const (
 	errSyntax       replyError = "ERR syntax error"
 	errWrongType    replyError = "WRONGTYPE Operation against a key holding the wrong kind of value"
@@ -43,11 +43,9 @@ const (
 	errDiscNoMulti  replyError = "ERR DISCARD without MULTI"
 	errWatchInMulti replyError = "ERR WATCH inside MULTI is not allowed"
 	errNotInMulti   replyError = "ERR Command not allowed inside a transaction"
+	errOutput       replyError = "ERR the reply would be longer than the output limit: ask for less at once"
 	errDebug        replyError = "ERR DEBUG command not allowed. If the enable-debug-command option is set to \"local\", you can run it from a local connection, otherwise you need to set this option in the configuration file, and then restart the server."
 )
-
-// errOutput ends a command whose reply outgrew the limit, and the client.
-var errOutput = errors.New("reply exceeds the output limit")
 
 // errText is the reply for an error that a handler returned.
 func errText(err error) string {

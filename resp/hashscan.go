@@ -29,22 +29,23 @@ func cmdHScan(s *session, a [][]byte) error {
 		return err
 	}
 	var l keyList
-	add := func(fl fieldList) {
+	add := func(fl fieldList) error {
 		for f, v := range fl.all() {
 			if o.match == nil || match(o.match, f) {
 				l.add(f)
 				l.add(v)
 			}
 		}
+		return s.fits(&l)
 	}
 	next := uint64(0)
 	if h.large == nil {
-		add(h.list)
+		err = add(h.list)
 	} else if cursor <= math.MaxUint32 {
 		next, err = s.scanLarge(h.large, cursor, o.count, add)
-		if err != nil {
-			return err
-		}
+	}
+	if err != nil {
+		return err
 	}
 	s.array(2)
 	s.str(itoa(int64(next)))
@@ -52,7 +53,7 @@ func cmdHScan(s *session, a [][]byte) error {
 }
 
 // scanLarge yields the blocks from cursor on until they held count fields.
-func (s *session) scanLarge(h *largeHash, cursor uint64, count int, yield func(fieldList)) (uint64, error) {
+func (s *session) scanLarge(h *largeHash, cursor uint64, count int, yield func(fieldList) error) (uint64, error) {
 	for seen := 0; seen < count; {
 		b, end := h.interval(uint32(cursor))
 		l, err := s.block(h, b, s.scratch2[:0])
@@ -60,7 +61,9 @@ func (s *session) scanLarge(h *largeHash, cursor uint64, count int, yield func(f
 			return 0, err
 		}
 		reuse(&s.scratch2, l)
-		yield(l)
+		if err := yield(l); err != nil {
+			return 0, err
+		}
 		seen += l.len() + 1
 		cursor = end
 		if cursor > math.MaxUint32 {
@@ -95,6 +98,9 @@ func cmdHRandField(s *session, a [][]byte) error {
 	if h.len() == 0 || count == 0 {
 		s.array(0)
 		return nil
+	}
+	if h.large != nil && h.large.bytes > s.srv.cfg.OutputLimit+s.srv.cfg.MaxBulk {
+		return errOutput // all fields are brought together to pick from
 	}
 	var l keyList
 	if err := s.fields(&h, func(f, v []byte) { l.add(f); l.add(v) }); err != nil {

@@ -218,6 +218,39 @@ func TestLongPipelinesGetAll(t *testing.T) {
 	})
 }
 
+// TestRepliesBeyondTheLimitAreRefused asks for more in one reply than may wait
+// for a client.
+func TestRepliesBeyondTheLimitAreRefused(t *testing.T) {
+	drivers(t, func(t *testing.T, cfg Config) {
+		cfg.OutputLimit, cfg.MaxBulk = 64<<10, 64<<10
+		_, addr := startServer(t, roomy, cfg)
+		c := dial(t, addr)
+		value := strings.Repeat("v", 60<<10)
+		for _, k := range []string{"a", "b", "c"} {
+			c.do("SET", k, value)
+			c.do("HSET", "h", k, value)
+		}
+		const refused = "-ERR the reply would be longer than the output limit: ask for less at once"
+		expect(t, c, "MGET a b c", refused)
+		expect(t, c, "HGETALL h", refused)
+		expect(t, c, "HRANDFIELD h -100000", refused)
+		expect(t, c, "HSCAN h 0 COUNT 1000", refused)
+		expect(t, c, "HRANDFIELD h 3", refused)
+		expect(t, c, "MULTI", "+OK")
+		for _, k := range []string{"GET a", "GET b", "GET c", "GETDEL a"} {
+			expect(t, c, k, "+QUEUED")
+		}
+		r := c.do("EXEC")
+		if len(r.elems) != 4 || r.elems[1].bulk != value || r.elems[2].line != refused || r.elems[3].line != refused {
+			t.Errorf("EXEC: %.300s", r)
+		}
+		expect(t, c, "EXISTS a", ":1")
+		if got := c.do("GET", "a").bulk; got != value {
+			t.Errorf("GET: %d bytes, want %d", len(got), len(value))
+		}
+	})
+}
+
 // TestPatientReadersGetAll has a client send all its commands before it reads
 // any reply, within the limit.
 func TestPatientReadersGetAll(t *testing.T) {

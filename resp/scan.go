@@ -131,6 +131,9 @@ func cmdScan(s *session, a [][]byte) error {
 		if err != nil {
 			return err
 		}
+		if err := s.fits(&l); err != nil {
+			return err
+		}
 		seen++ // empty steps count too
 		if cursor == 0 {
 			break
@@ -149,13 +152,21 @@ func cmdKeys(s *session, a [][]byte) error {
 		if err != nil {
 			return err
 		}
-		if len(l.buf) > s.srv.cfg.OutputLimit {
-			return errOutput
+		if err := s.fits(&l); err != nil {
+			return err
 		}
 		if cursor == 0 {
 			return s.replyKeys(&l)
 		}
 	}
+}
+
+// fits fails a command that has collected more than it may reply.
+func (s *session) fits(l *keyList) error {
+	if len(l.buf) > s.srv.cfg.OutputLimit+s.srv.cfg.MaxBulk {
+		return errOutput
+	}
+	return nil
 }
 
 func (s *session) replyKeys(l *keyList) error {

@@ -183,11 +183,6 @@ func (s *session) perform(cmd *command, args [][]byte) bool {
 // fail appends the reply for an error.
 func (s *session) fail(err error) {
 	s.srv.stats.errors.Add(1)
-	if errors.Is(err, errOutput) {
-		s.srv.stats.outputDrops.Add(1)
-		s.ending = true
-		return
-	}
 	text := errText(err)
 	switch {
 	case len(text) > 4 && text[:5] == "LOST ":
