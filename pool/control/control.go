@@ -239,29 +239,11 @@ func (c *Channel) abandon(sl *slot) bool {
 	return true
 }
 
-// complete is the completion handler.
+// complete is the completion handler. Posting a receive may call it again, so
+// that is done with no lock held.
 func (c *Channel) complete(cq verbs.CQ) {
-	c.pollMu.Lock()
-	defer c.pollMu.Unlock()
 	for {
-		n := cq.Poll(c.wcs[:])
-		if n == 0 {
-			return
-		}
-		c.mu.Lock()
-		var err error
-		again := 0
-		for _, wc := range c.wcs[:n] {
-			var noticed bool
-			if noticed, err = c.arrived(wc); err != nil {
-				break
-			}
-			if noticed {
-				again++
-			}
-		}
-		reposts := c.takeSpares(again)
-		c.mu.Unlock()
+		n, reposts, err := c.poll(cq)
 		for _, i := range reposts {
 			if err == nil {
 				err = c.postRecv(i)
@@ -271,7 +253,34 @@ func (c *Channel) complete(cq verbs.CQ) {
 			c.Fail(err)
 			return
 		}
+		if n == 0 {
+			return
+		}
 	}
+}
+
+// poll takes completions, and reply buffers to be posted again for those that
+// were notices.
+func (c *Channel) poll(cq verbs.CQ) (n int, reposts []int, err error) {
+	c.pollMu.Lock()
+	defer c.pollMu.Unlock()
+	n = cq.Poll(c.wcs[:])
+	if n == 0 {
+		return 0, nil, nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	again := 0
+	for _, wc := range c.wcs[:n] {
+		noticed, err := c.arrived(wc)
+		if err != nil {
+			return n, nil, err
+		}
+		if noticed {
+			again++
+		}
+	}
+	return n, c.takeSpares(again), nil
 }
 
 // arrived takes one completion.
