@@ -466,7 +466,11 @@ func (r *Reply) Decode(b []byte) error {
 	switch v.Op {
 	case OpAlloc, OpOwned:
 		want = v.N * GrantSize
-	case OpFree, OpSpace, OpNotice:
+	case OpSpace, OpNotice:
+		if v.N != 0 {
+			return malformed("%v reply with %d entries", v.Op, v.N)
+		}
+	case OpFree:
 	default:
 		// A node that could not make out the op answers with what it saw.
 		if v.Status != StatusBad {

@@ -62,7 +62,8 @@ type Channel struct {
 type slot struct {
 	index     int
 	id        uint32
-	left      int // completions awaited: the send's and the reply's
+	op        wire.Op // of the request
+	left      int     // completions awaited: the send's and the reply's
 	abandoned bool
 	done      chan struct{} // capacity 1
 	reply     [wire.MaxMessage]byte
@@ -179,6 +180,9 @@ func (c *Channel) exchange(ctx context.Context, r *wire.Reply, encode func(b []b
 	if err := r.Decode(sl.reply[:sl.size]); err != nil {
 		return nil, c.Violated("%v", err)
 	}
+	if r.Op != sl.op {
+		return nil, c.Violated("%v answered with %v", sl.op, r.Op)
+	}
 	return sl, nil
 }
 
@@ -197,6 +201,7 @@ func (c *Channel) post(sl *slot, encode func([]byte, uint32) []byte) error {
 	c.spare = c.spare[:len(c.spare)-1]
 	c.mu.Unlock()
 	msg := encode(c.buffer(sl.index)[:0], sl.id)
+	sl.op = wire.Op(msg[0])
 	if err := c.postRecv(spare); err != nil {
 		return err
 	}
