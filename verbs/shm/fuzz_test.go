@@ -66,7 +66,8 @@ func FuzzHostileClient(f *testing.F) {
 		p.publish(tail)
 		// Half a record is no offence: the server waits for the rest, until
 		// the client hangs up.
-		p.sock.Close()
+		p.hangUp()
+		p.wantCut()
 		pd, err := dev.AllocPD()
 		if err != nil {
 			t.Fatalf("the device is of no use any more: %v", err)

@@ -79,6 +79,18 @@ func (p *rawPeer) wantCut() {
 	}
 }
 
+// hangUp says that nothing more will come.
+func (p *rawPeer) hangUp() {
+	p.t.Helper()
+	raw, err := p.sock.SyscallConn()
+	if err == nil {
+		err = raw.Control(func(fd uintptr) { _ = syscall.Shutdown(int(fd), syscall.SHUT_WR) })
+	}
+	if err != nil {
+		p.t.Fatal(err)
+	}
+}
+
 // isReset reports whether the peer has hung up without reading all.
 func isReset(err error) bool { return errors.Is(err, syscall.ECONNRESET) }
 
