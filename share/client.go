@@ -78,6 +78,7 @@ type Client struct {
 	lease *shm.Lease
 	kept  *kept
 	table atomic.Pointer[shm.Table] // of the present attachment
+	box   atomic.Pointer[mailbox]   // likewise; nil if there is none
 	epoch atomic.Uint64             // counts attachments
 	lru   atomic.Bool               // the daemon wants to know what is looked at
 	cache cache
@@ -116,12 +117,16 @@ type Client struct {
 type kept struct {
 	lease  *shm.Lease
 	tables []*shm.Table
+	boxes  []*shm.Mailbox
 }
 
 func (k *kept) close() {
 	k.lease.Close()
 	for _, t := range k.tables {
 		t.Close()
+	}
+	for _, b := range k.boxes {
+		b.Close()
 	}
 }
 
@@ -209,7 +214,7 @@ func (c *Client) greet(conn *fdpass.Conn) error {
 		a.owned = append(a.owned, r.id)
 	}
 	c.mu.Unlock()
-	if err := conn.SendFDs(helloMessage(wire.HelloLease, tok, c.cfg.Name, a), c.lease.File()); err != nil {
+	if err := conn.SendFDs(helloMessage(wire.HelloLease|wire.HelloMailbox, tok, c.cfg.Name, a), c.lease.File()); err != nil {
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	msg, files, err := conn.RecvFDs()
@@ -231,7 +236,7 @@ func (c *Client) greet(conn *fdpass.Conn) error {
 			break
 		}
 	}
-	if err := r.Err(); err != nil || len(files) != 1 {
+	if err := r.Err(); err != nil || len(files) != 2 {
 		return fmt.Errorf("%w: the daemon's welcome cannot be read", ErrInvalid)
 	}
 	table, err := shm.OpenTable(files[0])
@@ -239,6 +244,11 @@ func (c *Client) greet(conn *fdpass.Conn) error {
 		return err
 	}
 	c.kept.tables = append(c.kept.tables, table)
+	box, err := shm.OpenMailbox(files[1])
+	if err != nil {
+		return err
+	}
+	c.kept.boxes = append(c.kept.boxes, box)
 	if err := conn.Send(wire.Writer(nil).U8(uint8(wire.Watch))); err != nil {
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
@@ -257,6 +267,7 @@ func (c *Client) greet(conn *fdpass.Conn) error {
 	// What is remembered rests on the former table's words, which nobody
 	// changes any more: first the new table, then nothing old is used.
 	c.table.Store(table)
+	c.box.Store(&mailbox{box: box})
 	c.epoch.Add(1)
 	c.cache.clear()
 	c.keepOwned(owned)
@@ -315,6 +326,9 @@ func (c *Client) reattach() bool {
 	c.attached = false
 	c.announce()
 	c.mu.Unlock()
+	if m := c.box.Swap(nil); m != nil {
+		m.box.Break()
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	stop := make(chan struct{})

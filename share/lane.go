@@ -24,6 +24,7 @@ type request struct {
 	key   string
 	again bool // doing it twice is as good as once
 	fds   bool // descriptors may come with the answer
+	short bool // it may go by mailbox
 
 	build func(wire.Writer) wire.Writer
 	parse func(r *wire.Reader, files []*os.File, repeated bool) error
@@ -40,6 +41,14 @@ func (c *Client) call(ctx context.Context, q request) error {
 
 func (c *Client) tryCall(ctx context.Context, q request) error {
 	for repeated := false; ; repeated = true {
+		switch o, err := c.post(ctx, q, repeated); { // fast path
+		case o == answered:
+			return err
+		case o == lost && !q.again:
+			return fmt.Errorf("%w: %w", ErrUncertain, err)
+		case o == lost:
+			repeated = true
+		}
 		l, err := c.takeLane(ctx)
 		if err != nil {
 			return err
@@ -105,16 +114,7 @@ func (c *Client) exchange(ctx context.Context, l *lane, q request, repeated bool
 		defer l.conn.Done()
 		r.Reset(msg)
 	}
-	if s := wire.Status(r.U8()); s != wire.OK {
-		if s == wire.NotFound && repeated && q.parse == nil {
-			return answered, nil // the first try has done it
-		}
-		return answered, replyError(s, r.Rest())
-	}
-	if q.parse == nil {
-		return answered, nil
-	}
-	return answered, q.parse(&r, files, repeated)
+	return answered, c.parse(&r, q, files, repeated)
 }
 
 // takeLane returns an idle lane, or a new one.

@@ -116,6 +116,7 @@ func (v View) closeRef() error {
 	if !closed { // else the end of the session drops it
 		err = c.call(context.Background(), request{
 			op:    "close a view",
+			short: true,
 			build: func(b wire.Writer) wire.Writer { return b.U8(uint8(wire.Unref)).U32(v.ref.page) },
 		})
 		if errors.Is(err, ErrUncertain) || errors.Is(err, ErrNotFound) {
@@ -248,6 +249,10 @@ func (c *Client) place(ctx context.Context, loc wire.Location) (place, error) {
 	}, nil
 }
 
+// postKeys is of how many keys the places, and the handles, go into an answer
+// by mailbox.
+const postKeys = 8
+
 // lookup asks where keys lie and keeps the handles that come with the answer.
 func (c *Client) lookup(ctx context.Context, flags uint8, keys []string, each func(i int, l wire.Location)) error {
 	key := ""
@@ -255,7 +260,7 @@ func (c *Client) lookup(ctx context.Context, flags uint8, keys []string, each fu
 		key = keys[0]
 	}
 	return c.call(ctx, request{
-		op: "get", key: key, again: true, // a reference too many lasts as long as the session
+		op: "get", key: key, again: true, short: len(keys) <= postKeys, // a reference too many lasts as long as the session
 		build: func(b wire.Writer) wire.Writer {
 			b = b.U8(uint8(wire.Lookup)).U8(flags)
 			for _, k := range keys {

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"time"
 
+	"polder/internal/failpoint"
 	"polder/internal/fdpass"
 	"polder/internal/wal"
 	"polder/share/internal/shm"
@@ -34,6 +35,7 @@ type conn struct {
 	in     wire.Reader
 	out    wire.Writer
 	files  []*os.File // sent with the reply and then closed
+	need   need       // what the reply rests on
 }
 
 // admit counts a connection in; false if there are too many or it is too late.
@@ -157,19 +159,40 @@ func (s *Server) serveLocal(u *fdpass.Conn) {
 			}
 			return
 		}
-		err = c.handle(msg)
+		box := c.postable(msg)
+		s.poller.asked(box)
+		err = c.carryOut(msg)
 		u.Done()
 		if c.reply(err) != nil {
 			return
 		}
+		s.poller.answered(box)
 		s.finish(false)
 	}
+}
+
+// postable returns the mailbox that a message could have come by, or nil.
+func (c *conn) postable(msg []byte) *mailbox {
+	if len(msg) > 0 && msg[0] <= byte(wire.Bye) && postable&(1<<msg[0]) != 0 {
+		return c.ss.box.Load()
+	}
+	return nil
+}
+
+// carryOut does what a message asks for, and commits it.
+func (c *conn) carryOut(msg []byte) error {
+	err := c.handle(msg)
+	if err == nil {
+		err = c.s.commitNeed(c.need)
+		failpoint.Hit("daemon.committed")
+	}
+	return err
 }
 
 // reply sends what the request has come to.
 func (c *conn) reply(err error) error {
 	if err != nil {
-		c.out = append(c.out[:0].U8(uint8(statusOf(err))), err.Error()...)
+		c.out = c.errorReply(err)
 		c.closeFiles()
 	}
 	err = c.unix.SendFDs(c.out, c.files...)
@@ -178,6 +201,10 @@ func (c *conn) reply(err error) error {
 		c.out = nil // idle connections hold little
 	}
 	return err
+}
+
+func (c *conn) errorReply(err error) wire.Writer {
+	return append(c.out[:0].U8(uint8(statusOf(err))), err.Error()...)
 }
 
 func (c *conn) closeFiles() {
@@ -214,10 +241,10 @@ func (s *Server) serveRemote(nc net.Conn) {
 			c.in.Reset(buf)
 			err = c.hello(fdpass.Peer{UID: -1}, true, tenant, nil)
 		} else {
-			err = c.handle(buf)
+			err = c.carryOut(buf)
 		}
 		if err != nil {
-			c.out = append(c.out[:0].U8(uint8(statusOf(err))), err.Error()...)
+			c.out = c.errorReply(err)
 		}
 		c.closeFiles()
 		if err := nc.SetWriteDeadline(time.Now().Add(helloTimeout)); err != nil {
@@ -301,7 +328,7 @@ func (c *conn) hello(peer fdpass.Peer, remote bool, tenant string, files []*os.F
 	if err != nil {
 		return err
 	}
-	return c.welcome(tok != token{})
+	return c.welcome(tok != token{}, flags)
 }
 
 // hello is what a connection says of itself.
@@ -389,8 +416,8 @@ func (s *Server) pageState(page uint32) shm.PageState {
 	return s.pages.Word(page).State()
 }
 
-// welcome replies to hello.
-func (c *conn) welcome(resumed bool) error {
+// welcome replies to hello, which had the flags asked.
+func (c *conn) welcome(resumed bool, asked uint8) error {
 	s := c.s
 	flags := uint8(0)
 	if s.opt.LRU {
@@ -420,6 +447,20 @@ func (c *conn) welcome(resumed bool) error {
 		return fmt.Errorf("cannot hand out the table: %w", err)
 	}
 	c.files = append(c.files, os.NewFile(uintptr(fd), "table"))
+	if asked&wire.HelloMailbox == 0 || asked&wire.HelloLane != 0 {
+		return nil
+	}
+	box, file, err := shm.NewMailbox()
+	if err != nil {
+		return err
+	}
+	c.files = append(c.files, file)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c.ss.ended {
+		return box.Close()
+	}
+	c.ss.setMailbox(&mailbox{box: box, conn: conn{s: s, ss: c.ss}})
 	return nil
 }
 

@@ -20,9 +20,10 @@ const localOnly = 1<<wire.Alloc | 1<<wire.Activate | 1<<wire.Release | 1<<wire.P
 const holding = 1<<wire.Alloc | 1<<wire.Put | 1<<wire.Lookup | 1<<wire.Pin | 1<<wire.Map
 
 // handle does what a message asks for. The reply is in c.out and c.files,
-// unless there is an error.
+// unless there is an error, and may be sent when c.need is committed.
 func (c *conn) handle(msg []byte) error {
 	c.in.Reset(msg)
+	c.need = need{}
 	c.out = c.out[:0].U8(uint8(wire.OK))
 	op := wire.Op(c.in.U8())
 	if op > wire.Bye || c.ss.remote && localOnly&(1<<op) != 0 {
@@ -135,8 +136,8 @@ func (s *Server) get(key []byte, now int64) *meta.Entry {
 
 // need is the record that must be durable before a reply may be sent.
 type need struct {
-	lsn  uint64
-	sync bool
+	lsn  uint64 // 0 if there is none
+	sync bool   // it must be on the medium
 }
 
 func (n *need) add(e *meta.Entry) {
@@ -206,7 +207,8 @@ func (c *conn) lookup() error {
 	for _, r := range handles {
 		c.out = s.sign(r, c.ss, resource.Read).Append(c.out)
 	}
-	return s.commitNeed(n)
+	c.need = n
+	return nil
 }
 
 // sign issues a handle.
@@ -231,24 +233,19 @@ func (c *conn) exists() error {
 	}); err != nil {
 		return err
 	}
-	return s.commitNeed(n)
+	c.need = n
+	return nil
 }
 
 // put registers keys in pages that the owner has filled.
 func (c *conn) put() error {
-	s := c.s
 	region := c.in.U64()
 	lsn, sync, err := c.register(region)
 	if err != nil {
 		return err
 	}
 	failpoint.Hit("daemon.put-applied")
-	if lsn != 0 {
-		if err := s.commit(lsn, sync); err != nil {
-			return err
-		}
-	}
-	failpoint.Hit("daemon.put-committed")
+	c.need = need{lsn, sync}
 	return nil
 }
 
@@ -408,7 +405,8 @@ func (c *conn) delete() error {
 	}); err != nil {
 		return err
 	}
-	return s.commitNeed(n)
+	c.need = n
+	return nil
 }
 
 // pin pins the longest prefix of the keys that exists.
@@ -448,7 +446,8 @@ func (c *conn) pin() error {
 		return err
 	}
 	c.out = c.out.U32(uint32(len(found)))
-	return s.commitNeed(n)
+	c.need = n
+	return nil
 }
 
 func (c *conn) unpin() error {
@@ -474,7 +473,8 @@ func (c *conn) unpin() error {
 	}); err != nil {
 		return err
 	}
-	return s.commitNeed(n)
+	c.need = n
+	return nil
 }
 
 // unref closes views that were opened with a reference.

@@ -35,10 +35,7 @@ func (c *conn) alloc() error {
 		}
 		s.stats.allocs.Add(1)
 		failpoint.Hit("daemon.alloc-applied")
-		if err := s.commit(lsn, r.Durable()); err != nil {
-			return err
-		}
-		failpoint.Hit("daemon.alloc-committed")
+		c.need = need{lsn, r.Durable()}
 		return nil
 	}
 }
@@ -131,7 +128,8 @@ func (c *conn) activate() error {
 		return err
 	}
 	failpoint.Hit("daemon.activate-applied")
-	return s.commit(lsn, r.Durable())
+	c.need = need{lsn, r.Durable()}
+	return nil
 }
 
 // activate seals a region, from which time on only its owner can write it.
@@ -166,7 +164,8 @@ func (c *conn) release() error {
 		return err
 	}
 	failpoint.Hit("daemon.release-applied")
-	return s.commit(lsn, r.Durable())
+	c.need = need{lsn, r.Durable()}
+	return nil
 }
 
 // mapRegion hands a reader a descriptor of a region.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"polder/internal/fdpass"
@@ -27,6 +28,8 @@ type session struct {
 	remote bool
 	tenant string
 	name   string
+
+	box atomic.Pointer[mailbox] // changed under Server.mu; nil if it has none
 
 	// Guarded by Server.mu.
 	conns     int             // open connections
@@ -144,6 +147,7 @@ func (s *Server) endSession(ss *session) error {
 		}
 	}
 	clear(ss.maps)
+	ss.setMailbox(nil)
 	s.pages.Detach(ss.id)
 	released := s.applySessionEnd(ss.id)
 	s.settled(ss)
@@ -256,4 +260,6 @@ var (
 	errInvalid = errors.New("the request makes no sense")
 	errMissing = errors.New("there is no such thing")
 	errLog     = errors.New("the daemon's log has failed")
+
+	errNotPostable = fmt.Errorf("%w: it cannot be asked for by mailbox, or its answer is too large for one", errInvalid)
 )

@@ -1,5 +1,5 @@
-// Package shm lays out the two kinds of shared memory by which a client and
-// the daemon talk without a message: the table, and the leases.
+// Package shm lays out the kinds of shared memory by which a client and the
+// daemon talk without a message: the table, the leases, and the mailboxes.
 //
 // The table is one word per page of every region. The daemon writes it, and
 // all clients map it read-only. A word is the page's generation and its state;
@@ -15,6 +15,8 @@
 // other (Dekker's argument): either the client finds the word changed and lets
 // go, or the daemon finds the page held and leaves it alone. Opening and
 // closing a view costs two atomic operations and no message.
+//
+// A [Mailbox] carries the short requests of a client that is busy.
 //
 // A client that lies in its lease harms itself: it keeps pages from their
 // owners as long as it lives, as it could by keeping views open, or reads

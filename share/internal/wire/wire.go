@@ -4,10 +4,11 @@
 // byte, and its fields, or a text if the status is an error. Integers are
 // little-endian and of fixed size, keys and texts carry their length in two
 // bytes. On a Unix socket each message is one packet and may carry
-// descriptors; on TLS it follows its length in four bytes.
+// descriptors; on TLS it follows its length in four bytes. Short requests of
+// a client that is busy go through its mailbox instead: see package shm.
 //
 //	op        request                                    reply
-//	Hello     version flags token name refs maps owned   session token server-flags owned-regions  +table
+//	Hello     version flags token name refs maps owned   session token server-flags owned-regions  +table +mailbox
 //	Alloc     length page-size pool                      region length page-size base offset durable handle  +writable descriptor
 //	Activate  handle                                     -  (the first Put does it, too)
 //	Release   handle                                     -
@@ -112,6 +113,7 @@ func (s Status) String() string {
 const (
 	HelloLease    = 1 << 0 // a lease comes with the message
 	HelloLane     = 1 << 1 // one more connection of a session that is attached
+	HelloMailbox  = 1 << 2 // a mailbox is wanted
 	HelloLRU      = 1 << 0 // in the reply: tell of the pages you look at
 	HelloResumed  = 1 << 1 // in the reply: the token was known
 	LookupRef     = 1 << 0 // count a reference for each key found

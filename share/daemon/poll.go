@@ -1,0 +1,272 @@
+package daemon
+
+import (
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"polder/internal/failpoint"
+	"polder/share/internal/shm"
+	"polder/share/internal/wire"
+
+	"golang.org/x/sys/unix"
+)
+
+// The way by mailbox. A client whose requests follow one another closely has
+// them taken from memory shared with it: what costs most of a small request is
+// that either side wakes the other. One goroutine polls the mailboxes of all
+// busy clients, and gives one up when nothing has come for Options.Poll; it
+// sleeps when there is none. So a daemon at rest costs nothing, and one client
+// costs at most that time of one processor after each of its requests.
+//
+// A mailbox carries the same messages as the socket, with the same checks. The
+// records of all requests that are found at once are written together.
+
+// postable are the operations that may come by mailbox: no descriptor comes
+// with the answer, and they take little time.
+const postable = 1<<wire.Put | 1<<wire.Lookup | 1<<wire.Exists | 1<<wire.Delete | 1<<wire.Pin | 1<<wire.Unpin | 1<<wire.Unref
+
+// maxPolled bounds the mailboxes that are polled at the same time.
+const maxPolled = 64
+
+// quickRequests is how many requests must follow one another closely, by the
+// socket, before a client counts as busy.
+const quickRequests = 2
+
+// mailbox is the daemon's side of one client's mailbox.
+type mailbox struct {
+	box    *shm.Mailbox
+	conn   conn         // carries its requests
+	last   atomic.Int64 // when the last request by the socket was answered, since Server.started
+	quick  atomic.Int32 // requests that have followed one another closely
+	polled atomic.Bool
+	gone   atomic.Bool // the session has ended, or has another mailbox
+
+	until time.Time // when the poller gives it up; the poller's
+}
+
+// setMailbox gives the session a mailbox, or none if m is nil.
+//
+// Preconditions: Server.mu is held.
+func (ss *session) setMailbox(m *mailbox) {
+	if old := ss.box.Swap(m); old != nil {
+		old.close()
+	}
+}
+
+// close ends the use of a mailbox.
+func (m *mailbox) close() {
+	m.gone.Store(true)
+	m.box.Close()
+}
+
+// poller polls the mailboxes of busy clients.
+type poller struct {
+	s     *Server
+	limit time.Duration // 0 if nothing is ever polled
+	count atomic.Int32  // mailboxes polled, or about to be
+	wake  chan struct{}
+	fresh atomic.Bool // joining is not empty
+
+	mu      sync.Mutex // guards joining; taken last
+	joining []*mailbox
+
+	// The poller goroutine's.
+	boxes []*mailbox
+	buf   [shm.MaxPost]byte
+	taken []posted
+}
+
+// posted is a request that has been carried out and not answered.
+type posted struct {
+	m    *mailbox
+	slot int
+	need need
+}
+
+func newPoller(s *Server, limit time.Duration) *poller {
+	if runtime.GOMAXPROCS(0) == 1 {
+		limit = 0 // the client could not run while it is waited for
+	}
+	return &poller{s: s, limit: max(limit, 0), wake: make(chan struct{}, 1)}
+}
+
+// asked tells that a request of a client has come by the socket, and answered
+// that it was answered.
+func (p *poller) asked(m *mailbox) {
+	if m == nil || p.limit == 0 || m.polled.Load() {
+		return
+	}
+	if now := time.Since(p.s.started); now-time.Duration(m.last.Load()) > p.limit {
+		m.quick.Store(0)
+	} else if m.quick.Add(1) >= quickRequests {
+		p.join(m)
+	}
+}
+
+func (p *poller) answered(m *mailbox) {
+	if m != nil && p.limit != 0 {
+		m.last.Store(int64(time.Since(p.s.started)))
+	}
+}
+
+// join makes the poller poll a mailbox.
+func (p *poller) join(m *mailbox) {
+	if !m.polled.CompareAndSwap(false, true) {
+		return
+	}
+	if p.count.Add(1) > maxPolled || !m.box.Use() {
+		p.count.Add(-1)
+		m.polled.Store(false)
+		return
+	}
+	p.mu.Lock()
+	p.joining = append(p.joining, m)
+	p.mu.Unlock()
+	p.fresh.Store(true)
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run polls until the server closes.
+func (p *poller) run() {
+	for idle := 0; p.s.ctx.Err() == nil; idle++ {
+		if len(p.boxes) == 0 {
+			select {
+			case <-p.s.ctx.Done():
+			case <-p.wake:
+			}
+		}
+		if p.fresh.Load() {
+			p.admit()
+		}
+		if p.poll() {
+			idle = 0
+		} else if idle%8 == 1 {
+			// Let other processes run, the client that was answered first. Not runtime.Gosched, which would wake
+			// another thread each time, to no purpose: it finds nothing to do.
+			unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+		}
+	}
+	p.admit()
+	for _, m := range p.boxes {
+		m.box.Attend(false)
+		m.box.Close()
+	}
+}
+
+// admit takes in the mailboxes that have joined.
+func (p *poller) admit() {
+	p.mu.Lock()
+	joining := p.joining
+	p.joining = nil
+	p.fresh.Store(false)
+	p.mu.Unlock()
+	for _, m := range joining {
+		m.until = time.Now().Add(p.limit)
+		m.box.Attend(true)
+		p.boxes = append(p.boxes, m)
+	}
+}
+
+// poll looks at every mailbox once, and reports whether it has found anything.
+func (p *poller) poll() bool {
+	p.taken = p.taken[:0]
+	now := time.Now()
+	kept := p.boxes[:0]
+	for _, m := range p.boxes {
+		found := p.receive(m)
+		switch {
+		case found && !m.gone.Load():
+			m.until = now.Add(p.limit)
+			kept = append(kept, m)
+		case m.gone.Load() || now.After(m.until):
+			m.box.Attend(false)
+			p.receive(m) // what was posted before the client saw that
+			m.quick.Store(0)
+			m.polled.Store(false)
+			p.count.Add(-1)
+			defer m.box.Close()
+		default:
+			kept = append(kept, m)
+		}
+	}
+	clear(p.boxes[len(kept):])
+	p.boxes = kept
+	if len(p.taken) == 0 { // fast path
+		return false
+	}
+	p.answer()
+	return true
+}
+
+// receive carries out what is in a mailbox.
+func (p *poller) receive(m *mailbox) bool {
+	found := false
+	for slot := range shm.Posts {
+		msg, ok := m.box.Receive(slot, p.buf[:])
+		if !ok {
+			continue
+		}
+		found = true
+		failpoint.Hit("daemon.post-received")
+		need := m.carryOut(msg)
+		m.box.Write(slot, m.conn.out)
+		p.taken = append(p.taken, posted{m, slot, need})
+	}
+	return found
+}
+
+// carryOut does what a message asks for. The answer is in m.conn.out.
+func (m *mailbox) carryOut(msg []byte) need {
+	c := &m.conn
+	var err error
+	if len(msg) == 0 || msg[0] > byte(wire.Bye) || postable&(1<<msg[0]) == 0 {
+		err = errNotPostable
+	} else if err = c.handle(msg); err == nil && len(c.out) > shm.MaxPost {
+		err = errNotPostable
+	}
+	if err != nil {
+		c.out = c.errorReply(err)
+		return need{}
+	}
+	return c.need
+}
+
+// answer commits what the requests that were taken rest on, and answers them.
+func (p *poller) answer() {
+	s := p.s
+	var volatile need
+	for _, t := range p.taken {
+		if !t.need.sync && !s.opt.Sync {
+			volatile.lsn = max(volatile.lsn, t.need.lsn)
+		}
+	}
+	err := s.commitNeed(volatile)
+	failpoint.Hit("daemon.post-committed")
+	for _, t := range p.taken {
+		if t.need.lsn != 0 && (t.need.sync || s.opt.Sync) && t.m.box.Use() {
+			// Slow path: the disk is waited for elsewhere. There is at most
+			// one for each slot.
+			s.wg.Go(func() {
+				defer t.m.box.Close()
+				t.send(s.commitNeed(t.need))
+				s.finish(false)
+			})
+			continue
+		}
+		t.send(err)
+	}
+	s.finish(false)
+}
+
+// send answers a request, given whether what it rests on is committed.
+func (t posted) send(err error) {
+	if err != nil && t.need.lsn != 0 {
+		t.m.box.Write(t.slot, (&conn{}).errorReply(err))
+	}
+	t.m.box.Send(t.slot)
+}
