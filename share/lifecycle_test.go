@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -43,6 +44,7 @@ func TestRandomProgramsOfManyClients(t *testing.T) {
 		defer os.RemoveAll(dir)
 		opt := testOptions(dir)
 		opt.Pools = []resource.Spec{{Kind: resource.Memfd, Size: 512 << 10}}
+		opt.Poll = rapid.SampledFrom([]time.Duration{-1, time.Second}).Draw(t, "poll")
 		s, err := daemon.Start(opt)
 		if err != nil {
 			t.Fatal(err)

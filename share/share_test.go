@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 	"time"
 
@@ -443,6 +444,8 @@ func BenchmarkExists(b *testing.B) {
 
 func TestMain(m *testing.M) {
 	os.Exit(func() int {
+		// Mailboxes are used by at least two processors only.
+		runtime.GOMAXPROCS(max(2, runtime.GOMAXPROCS(0)))
 		code := m.Run()
 		if err := goleak.Find(); err != nil && code == 0 {
 			fmt.Fprintln(os.Stderr, err)

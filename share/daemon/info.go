@@ -39,6 +39,7 @@ func (s *Server) Info() wire.Info {
 		Reaped:    s.stats.reaped.Load(),
 		Denied:    s.stats.denied.Load(),
 		Records:   s.stats.records.Load(),
+		Posted:    s.stats.posted.Load(),
 		Requests:  map[string]uint64{},
 	}
 	for r := range s.res.Regions() {

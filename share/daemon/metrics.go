@@ -47,6 +47,7 @@ var metrics = []metric{
 	counter("frees", "Regions freed.", func(i *wire.Info) float64 { return float64(i.Frees) }),
 	counter("reaped", "Dead clients reaped.", func(i *wire.Info) float64 { return float64(i.Reaped) }),
 	counter("denied", "Requests denied.", func(i *wire.Info) float64 { return float64(i.Denied) }),
+	counter("posted", "Requests that came through shared memory.", func(i *wire.Info) float64 { return float64(i.Posted) }),
 	counter("log_records", "Records appended to the log.", func(i *wire.Info) float64 { return float64(i.Records) }),
 }
 

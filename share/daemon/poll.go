@@ -43,6 +43,9 @@ type mailbox struct {
 	polled atomic.Bool
 	gone   atomic.Bool // the session has ended, or has another mailbox
 
+	// Slots whose request waits for the disk: nothing new is taken from them.
+	waiting [shm.Posts]atomic.Bool
+
 	until time.Time // when the poller gives it up; the poller's
 }
 
@@ -207,11 +210,15 @@ func (p *poller) poll() bool {
 func (p *poller) receive(m *mailbox) bool {
 	found := false
 	for slot := range shm.Posts {
+		if m.waiting[slot].Load() {
+			continue
+		}
 		msg, ok := m.box.Receive(slot, p.buf[:])
 		if !ok {
 			continue
 		}
 		found = true
+		p.s.stats.posted.Add(1)
 		failpoint.Hit("daemon.post-received")
 		need := m.carryOut(msg)
 		m.box.Write(slot, m.conn.out)
@@ -249,11 +256,13 @@ func (p *poller) answer() {
 	failpoint.Hit("daemon.post-committed")
 	for _, t := range p.taken {
 		if t.need.lsn != 0 && (t.need.sync || s.opt.Sync) && t.m.box.Use() {
-			// Slow path: the disk is waited for elsewhere. There is at most
-			// one for each slot.
+			// Slow path: the disk is waited for elsewhere.
+			t.m.waiting[t.slot].Store(true)
 			s.wg.Go(func() {
 				defer t.m.box.Close()
-				t.send(s.commitNeed(t.need))
+				err := s.commitNeed(t.need)
+				t.m.waiting[t.slot].Store(false)
+				t.send(err)
 				s.finish(false)
 			})
 			continue

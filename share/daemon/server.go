@@ -126,7 +126,7 @@ type removal struct {
 
 type counters struct {
 	puts, existed, lookups, hits, deletes, evictions, expired atomic.Uint64
-	allocs, frees, reaped, denied, records                    atomic.Uint64
+	allocs, frees, reaped, denied, records, posted            atomic.Uint64
 	requests                                                  [wire.Bye + 1]atomic.Uint64
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -16,6 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"polder/internal/fdpass"
+	"polder/share"
+	"polder/share/internal/shm"
 	"polder/share/internal/wire"
 	"polder/share/resource"
 )
@@ -243,6 +246,38 @@ func TestAttacks(t *testing.T) {
 			}
 			return nil
 		}},
+		{"a lease on huge pages, which can run out", func() error {
+			fd, err := unix.MemfdCreate("lease", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_HUGETLB)
+			if err != nil {
+				return nil // this kernel has none to attack with
+			}
+			f := os.NewFile(uintptr(fd), "lease")
+			defer f.Close()
+			if err := f.Truncate(2 << 20); err != nil {
+				return err
+			}
+			if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK); err != nil {
+				return err
+			}
+			conn, err := fdpass.Dial(filepath.Join(dir, "s"))
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			status, text, _, err := (&raw{Conn: conn}).ask(hello([16]byte{}, wire.HelloLease), f)
+			if err != nil || status != wire.Invalid || !strings.Contains(string(text), "huge pages") {
+				return fmt.Errorf("got %v (%s), %v, want %v", status, text, err, wire.Invalid)
+			}
+			return nil
+		}},
+		{"registering a key in another's region, by mailbox", func() error {
+			return post(dir, wire.Denied, putMessage(mine.id, 1, 1, "redirected"))
+		}},
+		{"an operation that brings descriptors, by mailbox", func() error {
+			return post(dir, wire.Invalid, wire.Writer(nil).U8(uint8(wire.Alloc)).U64(4*smallPage).U64(smallPage).String(""))
+		}},
+		{"nothing, by mailbox", func() error { return post(dir, wire.Invalid, nil) }},
+		{"garbage in a mailbox, changed while it is read", func() error { return scribble(dir, owner) }},
 		{"writing through a reader's descriptor", func() error { return attackDescriptor(b, readHandle) }},
 		{"writing through a view", func() error {
 			cmd := self(t, "intruder", dir, "write precious")
@@ -367,6 +402,104 @@ func attackDescriptor(r *raw, handle []byte) error {
 		return errors.New("opened again, it was truncated")
 	}
 	return nil
+}
+
+// attachBusy attaches a client that is polled, and maps its mailbox.
+func attachBusy(dir string) (*raw, []byte, *shm.Mailbox, error) {
+	conn, err := fdpass.Dial(filepath.Join(dir, "s"))
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	r := &raw{Conn: conn}
+	status, body, files, err := r.ask(hello([16]byte{}, wire.HelloMailbox))
+	defer fdpass.CloseAll(files)
+	if err != nil || status != wire.OK || len(files) != 2 {
+		conn.Close()
+		return nil, nil, nil, fmt.Errorf("hello: %v %s %w", status, body, errors.Join(err))
+	}
+	box, err := shm.OpenMailbox(files[1])
+	if err != nil {
+		conn.Close()
+		return nil, nil, nil, err
+	}
+	size, err := files[1].Seek(0, io.SeekEnd)
+	if err == nil {
+		body, err = unix.Mmap(int(files[1].Fd()), 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	}
+	for err == nil && !box.Attended() {
+		err = r.refused(wire.OK, wire.Writer(nil).U8(uint8(wire.Exists)).String("x"))
+	}
+	if err != nil {
+		box.Close()
+		conn.Close()
+		return nil, nil, nil, err
+	}
+	return r, body, box, nil
+}
+
+// post posts a message and returns nil if the answer is the status wanted.
+func post(dir string, want wire.Status, msg wire.Writer) error {
+	r, mem, box, err := attachBusy(dir)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	defer box.Close()
+	defer unix.Munmap(mem)
+	box.Post(0, msg)
+	for !box.Answered(0) {
+		if !box.Attended() && box.Retract(0) {
+			return errors.New("the mailbox was not polled")
+		}
+	}
+	if answer := box.Answer(0); wire.Status(answer[0]) != want {
+		return fmt.Errorf("got %v (%s), want %v", wire.Status(answer[0]), answer[1:], want)
+	}
+	return nil
+}
+
+// scribble writes what it likes into a mailbox, while somebody else is served.
+func scribble(dir string, owner *share.Client) error {
+	r, mem, box, err := attachBusy(dir)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	defer box.Close()
+	defer unix.Munmap(mem)
+	served := make(chan error, 1)
+	go func() {
+		var err error
+		for range 200 {
+			if _, e := owner.Exists(context.Background(), "precious"); e != nil {
+				err = e
+			}
+		}
+		served <- err
+	}()
+	rng := rand.New(rand.NewPCG(3, 4))
+	for i := 0; ; i++ {
+		slot := rng.IntN(shm.Posts)
+		msg := make([]byte, rng.IntN(shm.MaxPost+1))
+		for i := range msg {
+			msg[i] = byte(rng.Uint32())
+		}
+		if len(msg) > 0 {
+			msg[0] = byte(rng.IntN(int(wire.Bye) + 2))
+		}
+		box.Post(slot, msg)
+		for range 8 { // states, lengths and bytes, whatever the daemon does with them
+			mem[rng.IntN(len(mem)-4096)+4096] = byte(rng.IntN(5))
+		}
+		if i < 20000 {
+			continue
+		}
+		select {
+		case err := <-served:
+			return err
+		default:
+		}
+	}
 }
 
 // garbage sends random bytes behind every operation.

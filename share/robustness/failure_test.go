@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -52,6 +53,50 @@ func TestWriterKilledAtEveryStepOfPut(t *testing.T) {
 		untilEmpty(t, c)
 	}
 	t.Logf("writer killed at %d steps: nothing half visible, nothing leaked", len(steps))
+}
+
+// TestWriterKilledWithARequestInItsMailbox: whether the daemon has taken the
+// request by then is chance, so the key may be there or not; but whole.
+func TestWriterKilledWithARequestInItsMailbox(t *testing.T) {
+	dir, _ := keep(t, "memfd:1MiB", "")
+	c := open(t, dir)
+	var keys []string
+	for i := range 30 { // the first few go by the socket
+		keys = append(keys, fmt.Sprint("k", i))
+	}
+	visible := 0
+	for n := range 4 {
+		fail := filepath.Join(t.TempDir(), "fail")
+		if err := os.WriteFile(fail, fmt.Appendf(nil, "client.posted\t%d", n+1), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		w := start(t, self(t, "writer", dir, strings.Join(keys, " "), envFail+"="+fail))
+		if w.ready() {
+			t.Fatal("the writer was not killed: its requests have not gone by mailbox")
+		}
+		w.kill()
+		until(t, "the dead writer is reaped", func() bool { return stats(t, c).Sessions == 1 })
+		gone := false
+		for _, key := range keys {
+			found, err := c.Exists(t.Context(), key)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if found && gone {
+				t.Errorf("%s is there, and a key that was put before is not", key)
+			}
+			if gone = gone || !found; !found {
+				continue
+			}
+			visible++
+			wantValue(t, c, key, "value of "+key)
+			if err := c.Delete(t.Context(), key); err != nil {
+				t.Fatal(err)
+			}
+		}
+		untilEmpty(t, c)
+	}
+	t.Logf("writer killed with 4 requests in its mailbox: %d keys visible, all whole, nothing leaked", visible)
 }
 
 func TestReaderKilledWhileItHoldsViews(t *testing.T) {
@@ -132,9 +177,9 @@ func TestDaemonKilledAtEveryMomentOfTheLog(t *testing.T) {
 	for _, pool := range []string{"memfd:1MiB", "file:$DIR/pool:1MiB"} {
 		kills, step := 0, 1
 		if os.Getenv("POLDER_SOAK") == "" {
-			step = 2
+			step = 3
 		}
-		for n := 1 + len(pool)%step; programWithDeath(t, pool, n); n += step {
+		for n := 1 + len(pool)%step; programWithDeath(t, pool, fmt.Sprintf("*\t%d", n)); n += step {
 			kills++
 		}
 		if kills < 28/step {
@@ -144,11 +189,26 @@ func TestDaemonKilledAtEveryMomentOfTheLog(t *testing.T) {
 	}
 }
 
+// TestDaemonKilledAtEveryStepOfARequestByMailbox is the same, at the moments
+// that only such requests come to.
+func TestDaemonKilledAtEveryStepOfARequestByMailbox(t *testing.T) {
+	kills := 0
+	for _, step := range []string{"daemon.post-received", "daemon.post-committed"} {
+		for n := 1; n <= 4; n++ {
+			if !programWithDeath(t, "memfd:1MiB", fmt.Sprintf("%s\t%d", step, n)) {
+				t.Errorf("the daemon was not killed at the moment %d of %s", n, step)
+			}
+			kills++
+		}
+	}
+	t.Logf("daemon killed at %d moments of requests by mailbox: state equal to what was acknowledged", kills)
+}
+
 // programWithDeath reports whether the daemon was killed.
-func programWithDeath(t *testing.T, pool string, n int) (died bool) {
-	t.Run(fmt.Sprint(n), func(t *testing.T) {
+func programWithDeath(t *testing.T, pool, where string) (died bool) {
+	t.Run(strings.ReplaceAll(where, "\t", "@"), func(t *testing.T) {
 		fail := filepath.Join(t.TempDir(), "fail")
-		if err := os.WriteFile(fail, fmt.Appendf(nil, "*\t%d", n), 0o600); err != nil {
+		if err := os.WriteFile(fail, []byte(where), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		dir, _ := keep(t, pool, "", envFail+"="+fail)

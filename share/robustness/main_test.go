@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -50,6 +51,7 @@ func TestMain(m *testing.M) {
 		return
 	}
 	armFailpoint()
+	runtime.GOMAXPROCS(max(2, runtime.GOMAXPROCS(0))) // else mailboxes are not used
 	var err error
 	switch role {
 	case "daemon":
@@ -85,7 +87,7 @@ func armFailpoint() {
 	hits := make(chan int, 1)
 	hits <- left
 	failpoint.Set(func(hit string) {
-		if hit != name && (name != "*" || !strings.HasPrefix(hit, "wal.")) {
+		if hit != name && (name != "*" || strings.HasPrefix(hit, "client.")) {
 			return
 		}
 		n := <-hits - 1
@@ -128,7 +130,7 @@ func beDaemon() error {
 	opt := daemon.Options{
 		Dir: state, Socket: filepath.Join(dir, "s"), Pools: []resource.Spec{spec},
 		SegmentSize: 32 << 10, CheckpointBytes: 8 << 10, Tick: 5 * time.Millisecond,
-		SocketMode: 0o666, LRU: os.Getenv(envArgs) == "lru",
+		SocketMode: 0o666, Poll: 50 * time.Millisecond, LRU: os.Getenv(envArgs) == "lru",
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}
 	if os.Getenv(envTmpfs) != "" {
@@ -168,7 +170,6 @@ func beWriter() error {
 	return err
 }
 
-// beReader opens views, says so, and waits to be killed.
 // beIntruder does what it must not: see the table of attacks.
 func beIntruder() error {
 	dir := os.Getenv(envDir)
@@ -205,6 +206,7 @@ func beIntruder() error {
 	return fmt.Errorf("there is no attack %q", what)
 }
 
+// beReader opens views, says so, and waits to be killed.
 func beReader() error {
 	ctx := context.Background()
 	c, err := share.Open(ctx, config(os.Getenv(envDir)))

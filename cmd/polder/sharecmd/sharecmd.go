@@ -52,6 +52,7 @@ type flags struct {
 	security   listen.Security
 	grace      time.Duration
 	checkpoint int64
+	poll       time.Duration
 	admin      string
 	logLevel   string
 }
@@ -60,7 +61,7 @@ type flags struct {
 func Command() *cobra.Command {
 	f := flags{
 		dir: DefaultDir, socket: share.DefaultSocket, socketMode: "0600", pools: []string{"memfd:1GiB"},
-		grace: 30 * time.Second, checkpoint: 64 << 20, logLevel: "info",
+		grace: 30 * time.Second, checkpoint: 64 << 20, poll: 100 * time.Microsecond, logLevel: "info",
 	}
 	cmd := &cobra.Command{
 		Use:   "share",
@@ -88,6 +89,7 @@ func Command() *cobra.Command {
 	fs.StringSliceVar(&f.quotas, "quota", nil, "bytes of a tenant's regions: uid:1000=2GiB, cn:NAME=SIZE, or `*=SIZE` for all others")
 	fs.BoolVar(&f.lru, "lru", false, "when the pool is full, evict unpinned keys that were not used for longest")
 	fs.BoolVar(&f.sync, "sync", false, "sync every record of the log, also about memory that does not survive the loss of power")
+	fs.Var(config.NewDuration(&f.poll, 0), "poll", "how long to look in shared memory for the next request of a busy client before it has to wake the daemon; 0 never does")
 	fs.BoolVar(&f.keep, "keep", false, "run the daemon under a keeper, which holds its memory and starts it again if it dies")
 	fs.Var(config.NewAddress(&f.listen, true), "listen", `where remote metadata clients connect, or "off"`)
 	fs.StringVar(&f.security.CertFile, "tls-cert", "", "certificate to show, a PEM `file`")
@@ -213,6 +215,10 @@ func (f *flags) options(logger *slog.Logger) (daemon.Options, error) {
 	opt := daemon.Options{
 		Dir: f.dir, Socket: f.socket, AllowUIDs: f.allow, LRU: f.lru, Sync: f.sync,
 		Grace: f.grace, CheckpointBytes: f.checkpoint, Insecure: f.security.Insecure, Log: logger,
+		Poll: f.poll,
+	}
+	if opt.Poll == 0 {
+		opt.Poll = -1 // Options' zero is the default
 	}
 	mode, err := strconv.ParseUint(f.socketMode, 8, 32)
 	if err != nil || mode > 0o777 {

@@ -156,6 +156,7 @@ func printStats(out io.Writer, info share.Info) error {
 	fmt.Fprintf(w, "hits\t%d\tof %d lookups that a client's cache did not answer\n", info.Hits, info.Lookups)
 	fmt.Fprintf(w, "deletes\t%d\tand %d evictions, %d expiries\n", info.Deletes, info.Evictions, info.Expired)
 	fmt.Fprintf(w, "allocations\t%d\tand %d frees\n", info.Allocs, info.Frees)
+	fmt.Fprintf(w, "posted\t%d\trequests of busy clients that came through shared memory\n", info.Posted)
 	fmt.Fprintf(w, "reaped\t%d\tdead clients\n", info.Reaped)
 	fmt.Fprintf(w, "denied\t%d\trequests\n", info.Denied)
 	if info.Settling > 0 {

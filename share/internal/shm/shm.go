@@ -138,6 +138,13 @@ func mapFile(f *os.File, size int, writable bool) (*arena.Mapping, error) {
 	if seals&unix.F_SEAL_SHRINK == 0 {
 		return nil, fmt.Errorf("its size is not sealed")
 	}
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil {
+		return nil, err
+	}
+	if fs.Type != unix.TMPFS_MAGIC {
+		return nil, fmt.Errorf("it lies on huge pages, which may run out")
+	}
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return nil, err

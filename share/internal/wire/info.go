@@ -28,6 +28,7 @@ type Info struct {
 	Reaped    uint64            `json:"reaped"`
 	Denied    uint64            `json:"denied"`
 	Records   uint64            `json:"log_records"`
+	Posted    uint64            `json:"posted"` // requests that came by mailbox
 	Requests  map[string]uint64 `json:"requests"`
 }
 
