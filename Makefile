@@ -23,7 +23,7 @@ help: ## show this help
 test: deps lint build race smoke-fuzz ## everything a change must pass: vet, format, lint, build, tests with -race, short fuzzing
 
 .PHONY: deps
-deps: ## install what the tests need (redis-server, redis-tools) if it is missing
+deps: ## install what the tests need (Redis, python3, numpy) if it is missing
 	@.ci/deps
 
 .PHONY: build

@@ -19,6 +19,9 @@ Keys are str or bytes and name content: the first writer of a key wins. The
 bytes of a view are right until it is closed, whatever becomes of the key, the
 writer and the daemon. A view must not be closed while arrays wrap its buffer.
 
+The first get of a key asks the daemon; later ones find in memory shared with
+it whether the key is still where it was, and ask nobody.
+
 A Client may be used by any number of threads; one at a time of them talks to
 the daemon. It has one thread of its own, which attaches it anew when the
 daemon restarts. After a fork, only the parent may use it.
@@ -26,6 +29,7 @@ daemon restarts. After a fork, only the parent may use it.
 
 import array
 import ctypes
+import fcntl
 import json
 import mmap
 import os
@@ -51,7 +55,7 @@ DEFAULT_SOCKET = "/run/polder/share.sock"
 (HELLO, ALLOC, ACTIVATE, RELEASE, PUT, LOOKUP, EXISTS, DELETE, PIN, UNPIN, MAP,
  UNMAP, UNREF, EVICT, STATS, LIST, WATCH, BYE) = range(1, 19)
 
-HELLO_LANE = 2
+HELLO_LEASE, HELLO_LANE = 1, 2
 LOOKUP_REF, LOOKUP_HANDLES = 1, 2
 LRU = 1
 HANDLE_SIZE = 64
@@ -159,6 +163,64 @@ def _batches(items, size):
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+class _Lease:
+    """The list of open views that the daemon reads: see package shm of the
+    library in Go, whose layout this is. Guarded by Client._lock."""
+
+    MAGIC = 0x504C44524C454153
+    SLOTS_AT, SLOTS, RING = 8, 4096, 504
+    RING_AT = SLOTS_AT + SLOTS
+    SIZE = ((RING_AT + RING) * 8 + 4095) & ~4095
+    F_ADD_SEALS, F_SEAL_SHRINK, F_SEAL_GROW = 1033, 2, 4
+    FUTEX, FUTEX_WAKE = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine), 1
+
+    def __init__(self):
+        self.fd = os.memfd_create("polder-share-lease", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self.fd, self.SIZE)
+        fcntl.fcntl(self.fd, self.F_ADD_SEALS, self.F_SEAL_SHRINK | self.F_SEAL_GROW)
+        self.mem = mmap.mmap(self.fd, self.SIZE)
+        self.words = memoryview(self.mem).cast("Q")
+        self.words[0] = self.MAGIC
+        self.free = list(range(self.SLOTS - 1, -1, -1))
+        self.word = ctypes.c_uint32()
+        self.fence_args = [ctypes.c_long(self.FUTEX or 0), ctypes.byref(self.word), ctypes.c_int(self.FUTEX_WAKE),
+                           ctypes.c_int(1), None, None, ctypes.c_int(0)]
+
+    def fence(self):
+        """Orders what was written before it and what is read after it: waking
+        the sleepers of a futex, of which there are none, does so in the kernel,
+        and nothing in Python is sure to."""
+        _libc.syscall(*self.fence_args)
+
+    def hold(self, page):
+        """Writes page into a free slot, and returns the slot, or None. The
+        caller must look at the page's word afterwards."""
+        if not self.free:
+            return None
+        slot = self.free.pop()
+        if self.words[1] <= slot:
+            self.words[1] = slot + 1
+        self.words[self.SLOTS_AT + slot] = page
+        self.fence()
+        return slot
+
+    def drop(self, slot):
+        self.fence()
+        self.words[self.SLOTS_AT + slot] = 0
+        self.free.append(slot)
+
+    def touch(self, page):
+        """Tells the daemon's LRU that page was looked at."""
+        n = self.words[2]
+        self.words[self.RING_AT + n % self.RING] = page
+        self.words[2] = n + 1
+
+    def close(self):
+        self.words.release()
+        self.mem.close()
+        os.close(self.fd)
+
+
 class _Region:
     """Memory that the client owns."""
 
@@ -175,8 +237,9 @@ class _Region:
 class _Mapping:
     """A region mapped read-only."""
 
-    def __init__(self, mem, shared):
-        self.mem, self.shared = mem, shared
+    def __init__(self, region, mem, shared):
+        self.region, self.mem = region, mem
+        self.shared = shared  # the daemon waits to be told that it is unmapped
         self.view = memoryview(mem)
         self.views = 0
         self.freed = False
@@ -217,8 +280,8 @@ class Page:
 class View:
     """The bytes of a key, where they are. A context manager."""
 
-    def __init__(self, client, mapping, page, buffer):
-        self._client, self._mapping, self._page = client, mapping, page
+    def __init__(self, client, mapping, page, slot, buffer):
+        self._client, self._mapping, self._page, self._slot = client, mapping, page, slot
         #: A read-only memoryview of the bytes, which numpy can wrap.
         self.buffer = buffer
 
@@ -238,14 +301,14 @@ class View:
             return
         self.buffer.release()
         client, self._client = self._client, None
-        client._unref(self._page, self._mapping)
+        client._close_view(self._page, self._slot, self._mapping)
 
 
 class Client:
     """A connection to the daemon. A context manager."""
 
     def __init__(self, path=DEFAULT_SOCKET, page_size=1 << 20, region_size=None,
-                 pool="", name=None, patience=10.0):
+                 pool="", name=None, patience=10.0, cache_keys=65536):
         self.page_size = page_size
         self.region_size = region_size or max(64 << 20, 64 * page_size)
         self._path, self._pool, self._patience = path, pool, patience
@@ -257,7 +320,11 @@ class Client:
         self._regions = []   # the active one first
         self._maps = {}
         self._handles = {}
-        self._refs = {}      # page -> open views
+        self._refs = {}      # page -> open views that hold no slot of the lease
+        self._views = 0      # open views
+        self._places = {}    # key -> where it lay, and the word of its page then
+        self._cache_keys = cache_keys
+        self._lease = _Lease() if _Lease.FUTEX else None
         self._freed = -1
         with self._lock:
             self._attach()
@@ -331,10 +398,18 @@ class Client:
 
     def get_all(self, keys):
         """Returns a View for each key, None for those that are not there."""
-        views = []
+        views = [None] * len(keys)
         try:
-            for part in _batches(keys, lambda k: 45 + HANDLE_SIZE):
-                views += self._get_part(part)
+            with self._lock:
+                self._check()
+                ask = []
+                for i, key in enumerate(keys):
+                    views[i] = self._remembered(_key(key))
+                    if views[i] is None:
+                        ask.append(i)
+                for part in _batches(ask, lambda i: 45 + HANDLE_SIZE):
+                    for i, view in zip(part, self._get_part([keys[i] for i in part])):
+                        views[i] = view
         except BaseException:
             for view in views:
                 if view is not None:
@@ -405,7 +480,7 @@ class Client:
 
     def _tear_down(self):
         with self._lock:
-            if self._closed or not self._leaving or self._refs:
+            if self._closed or not self._leaving or self._views:
                 return
             self._closed = True
             try:
@@ -431,6 +506,8 @@ class Client:
                 pass  # a page was never put nor freed
         self._table_view.release()
         self._table.close()
+        if self._lease is not None:
+            self._lease.close()
 
     # How it is done. Methods below are called with self._lock held, or take it.
 
@@ -448,7 +525,10 @@ class Client:
         message += struct.pack(f"<I{len(refs)}I", len(refs), *refs)
         message += struct.pack(f"<I{len(maps)}Q", len(maps), *maps)
         message += struct.pack(f"<I{len(owned)}Q", len(owned), *owned)
-        sock.send(message)
+        fds = []
+        if flags & HELLO_LEASE:
+            fds = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [self._lease.fd]))]
+        sock.sendmsg([message], fds)
         answer, fds = self._receive(sock)
         answer.number("Q")
         token, flags = answer.take(16), answer.number("B")
@@ -470,9 +550,9 @@ class Client:
         watch = None
         try:
             try:
-                self._token, flags, owned, fds = self._hello(sock, 0)
+                self._token, flags, owned, fds = self._hello(sock, HELLO_LEASE if self._lease else 0)
             except NotFound:
-                if self._regions or self._maps or self._refs:
+                if self._regions or self._maps or self._views:
                     raise
                 # The daemon died before it had to remember this client.
                 self._token = bytes(16)
@@ -498,6 +578,7 @@ class Client:
         for fd in fds:
             os.close(fd)
         self._freed = -1
+        self._places.clear()  # the words are of the former table
         # Regions that the daemon does not know any more are of no use.
         self._regions = [r for r in self._regions if r.id in owned]
 
@@ -534,7 +615,7 @@ class Client:
         """Sends a message and returns the answer. If the daemon restarts
         meanwhile, the message is sent anew if that does no harm."""
         with self._lock:
-            if message[0] != UNREF:
+            if message[0] not in (UNREF, UNMAP):  # which views do that outlive the client
                 self._check()
             while True:
                 try:
@@ -620,32 +701,81 @@ class Client:
         self._give_back(region)
         return stored
 
+    def _remembered(self, key):
+        """Opens a view where the key lay, if it still lies there."""
+        place = self._places.get(key)
+        if place is None:
+            return None
+        view = None
+        if not place[5] or place[5] > time.time() * 1000:
+            view = self._open(place)
+        if view is None:
+            del self._places[key]
+        elif self._lru:
+            self._lease.touch(place[3])
+        return view
+
+    def _open(self, place):
+        """Opens a view of a place by the lease: it first says that it looks at
+        the page, and then makes sure that the page is still what it was."""
+        mapping, offset, length, page, word, _ = place
+        if mapping.freed or self._lease is None:
+            return None
+        slot = self._lease.hold(page)
+        if slot is None:
+            return None
+        if self._table_view[page] != word:
+            self._lease.drop(slot)
+            return None
+        return self._view(mapping, page, slot, offset, length)
+
+    def _view(self, mapping, page, slot, offset, length):
+        mapping.views += 1
+        self._views += 1
+        return View(self, mapping, page, slot, mapping.view[offset:offset + length])
+
     def _get_part(self, keys):
-        with self._lock:
-            message = b"".join(map(_key, keys))
-            answer, _ = self._call(bytes([LOOKUP, LOOKUP_REF]) + message, again=True)
-            found = []
-            for _ in keys:
-                if answer.number("B") == 0:
-                    found.append(None)
-                    continue
-                found.append(struct.unpack("<QQQIQQ", answer.take(44)))
-            for place in found:
-                if place is not None:
-                    self._refs[place[3]] = self._refs.get(place[3], 0) + 1
-            while answer.more():
-                handle = answer.take(HANDLE_SIZE)
-                self._handles[struct.unpack("<Q", handle[:8])[0]] = handle
-            views = []
-            for place in found:
-                if place is None:
-                    views.append(None)
-                    continue
-                region, offset, length, page = place[:4]
-                mapping = self._mapping(region, keys)
-                mapping.views += 1
-                views.append(View(self, mapping, page, mapping.view[offset:offset + length]))
-            return views
+        views = []
+        for key, found in zip(keys, self._lookup(0, keys)):
+            view = None
+            if found is not None:
+                try:
+                    place = (self._mapping(found[0], [key]),) + found[1:]
+                except NotFound:
+                    pass  # gone meanwhile
+                else:
+                    view = self._open(place)
+                    if view is not None and self._cache_keys > 0:
+                        if len(self._places) >= self._cache_keys:
+                            del self._places[next(iter(self._places))]  # any will do
+                        self._places[_key(key)] = place
+            views.append(view)
+            if found is not None and view is None:
+                # The key has gone, or no slot is free: let the daemon count a
+                # reference as it looks the key up.
+                views[-1] = self._get_ref(key)
+        return views
+
+    def _get_ref(self, key):
+        found = self._lookup(LOOKUP_REF, [key])[0]
+        if found is None:
+            return None
+        region, offset, length, page = found[:4]
+        self._refs[page] = self._refs.get(page, 0) + 1
+        return self._view(self._mapping(region, [key]), page, None, offset, length)
+
+    def _lookup(self, flags, keys):
+        """Returns (region, offset, length, page, word, expires) for each key,
+        or None, and keeps the handles that come with the answer."""
+        answer, _ = self._call(bytes([LOOKUP, flags]) + b"".join(map(_key, keys)), again=True)
+        found = []
+        for _ in keys:
+            there = answer.number("B")
+            found.append(struct.unpack("<QQQIQQ", answer.take(44)) if there else None)
+        while answer.more():
+            handle = answer.take(HANDLE_SIZE)
+            self._handles[struct.unpack("<Q", handle[:8])[0]] = handle
+        return found
 
     def _mapping(self, region, keys):
         mapping = self._maps.get(region)
@@ -653,13 +783,7 @@ class Client:
             return mapping
         if region not in self._handles:
             # The answer that it came with was lost: ask for it again.
-            answer, _ = self._call(bytes([LOOKUP, LOOKUP_HANDLES]) + b"".join(map(_key, keys)), again=True)
-            for _ in keys:
-                if answer.number("B"):
-                    answer.take(44)
-            while answer.more():
-                handle = answer.take(HANDLE_SIZE)
-                self._handles[struct.unpack("<Q", handle[:8])[0]] = handle
+            self._lookup(LOOKUP_HANDLES, keys)
         if region not in self._handles:
             raise NotFound("the region is freed")
         answer, fds = self._call(bytes([MAP]) + self._handles[region], again=True)
@@ -669,21 +793,36 @@ class Client:
         finally:
             for fd in fds:
                 os.close(fd)
-        mapping = self._maps[region] = _Mapping(mem, shared)
+        mapping = self._maps[region] = _Mapping(region, mem, shared)
         return mapping
 
-    def _unref(self, page, mapping):
+    def _close_view(self, page, slot, mapping):
         with self._lock:
             mapping.views -= 1
-            self._refs[page] -= 1
-            if self._refs[page] == 0:
-                del self._refs[page]
-            mapping.close_if_unused()
-            try:
-                self._call(struct.pack("<BI", UNREF, page))
-            except (NotFound, Unavailable):
-                pass  # the daemon has restarted, and was not told of this view
+            self._views -= 1
+            if slot is not None:
+                self._lease.drop(slot)
+                mapping.close_if_unused()
+                self._tell_unmapped(mapping)
+            else:
+                self._unref(page, mapping)
         self._tear_down()
+
+    def _unref(self, page, mapping):
+        self._refs[page] -= 1
+        if self._refs[page] == 0:
+            del self._refs[page]
+        mapping.close_if_unused()
+        self._tell_unmapped(mapping)
+        try:
+            self._call(struct.pack("<BI", UNREF, page))
+        except (NotFound, Unavailable):
+            pass  # the daemon has restarted, and was not told of this view
+
+    def _tell_unmapped(self, mapping):
+        if mapping.shared and mapping.freed and mapping.mem is None:
+            mapping.shared = False
+            self._call(struct.pack("<BQ", UNMAP, mapping.region), again=True)
 
     def _region_freed(self, region):
         with self._lock:
@@ -693,8 +832,7 @@ class Client:
                 return
             mapping.freed = True
             mapping.close_if_unused()
-            if mapping.shared and mapping.mem is None:
-                self._call(struct.pack("<BQ", UNMAP, region), again=True)
+            self._tell_unmapped(mapping)
 
     def _region_recalled(self, ident):
         with self._lock:

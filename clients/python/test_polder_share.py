@@ -82,6 +82,98 @@ class PolderShare(unittest.TestCase):
             other.get(self.prefix + "k")
         view.close()
 
+    def lookups(self):
+        return self.c.stats()["requests"].get("lookup", 0)
+
+    def test_second_get_asks_nobody(self):
+        put(self.c, self.prefix + "k", b"value")
+        with client() as other:
+            other.get(self.prefix + "k").close()
+            before = self.lookups()
+            for _ in range(100):
+                with other.get(self.prefix + "k") as view:
+                    self.assertEqual(bytes(view.buffer), b"value")
+            self.assertEqual(self.lookups(), before)
+            self.c.delete(self.prefix + "k")
+            with self.assertRaises(polder_share.NotFound):
+                other.get(self.prefix + "k")
+
+    def test_remembered_keys_expire(self):
+        put(self.c, self.prefix + "k", b"value", ttl=0.05)
+        with self.assertRaises(polder_share.NotFound):
+            while True:  # until it has expired
+                self.c.get(self.prefix + "k").close()
+
+    def test_open_views_of_remembered_keys_keep_their_pages(self):
+        put(self.c, self.prefix + "k", b"precious")
+        with client() as other:
+            other.get(self.prefix + "k").close()
+            view = other.get(self.prefix + "k")
+            self.c.delete(self.prefix + "k")
+            for i in range(8):
+                put(self.c, f"{self.prefix}{i}", b"x" * 100)
+            self.assertEqual(bytes(view.buffer), b"precious")
+            view.close()
+
+    def test_more_views_than_the_lease_holds(self):
+        put(self.c, self.prefix + "k", b"value")
+        views = [self.c.get(self.prefix + "k") for _ in range(4100)]
+        self.assertTrue(all(bytes(v.buffer) == b"value" for v in views))
+        self.assertEqual(self.c.stats()["views"], 4100)
+        for view in views:
+            view.close()
+        self.assertEqual(self.c.stats()["views"], 0)
+
+    def test_only_so_many_keys_are_remembered(self):
+        with client(cache_keys=4) as other, client(cache_keys=0) as forgetful:
+            for i in range(10):
+                put(self.c, f"{self.prefix}{i}", b"%d" % i)
+            for c in other, forgetful:
+                for _ in range(2):
+                    for i in range(10):
+                        with c.get(f"{self.prefix}{i}") as view:
+                            self.assertEqual(bytes(view.buffer), b"%d" % i)
+            self.assertEqual(len(other._places), 4)
+            self.assertEqual(len(forgetful._places), 0)
+
+    def test_what_is_remembered_is_never_another_keys(self):
+        # Another process puts and deletes keys in the same few pages all the
+        # time; each value names its key.
+        program = ("import polder_share, sys\n"
+                   "prefix, n = sys.argv[2], 0\n"
+                   "with polder_share.Client(sys.argv[1], page_size=16 << 10, region_size=64 << 10) as c:\n"
+                   "    print('ready', flush=True)\n"
+                   "    while True:\n"
+                   "        n += 1\n"
+                   "        key = f'{prefix}{n % 7}'\n"
+                   "        page = c.alloc()\n"
+                   "        value = f'{key}:{n}.'.encode()\n"
+                   "        page.buffer[:len(value)] = value\n"
+                   "        if not c.put(key, page, len(value)):\n"
+                   "            c.delete(key)\n")
+        writer = subprocess.Popen([sys.executable, "-c", program, SOCKET, self.prefix], stdout=subprocess.PIPE,
+                                  env={**os.environ, "PYTHONPATH": os.path.dirname(os.path.abspath(__file__))})
+        try:
+            self.assertEqual(writer.stdout.readline(), b"ready\n")
+            found, i = 0, 0
+            while found < 3000:
+                i += 1
+                key = f"{self.prefix}{i % 7}"
+                try:
+                    view = self.c.get(key)
+                except polder_share.NotFound:
+                    continue
+                with view:
+                    first = bytes(view.buffer)
+                    self.assertTrue(first.startswith(key.encode() + b":"), (key, first))
+                    self.assertTrue(first.endswith(b"."), (key, first))
+                    self.assertEqual(bytes(view.buffer), first)
+                found += 1
+        finally:
+            writer.kill()
+            writer.wait()
+            writer.stdout.close()
+
     def test_pages_are_used_again(self):
         for i in range(40):
             put(self.c, f"{self.prefix}{i}", b"y")
@@ -122,19 +214,40 @@ class PolderShare(unittest.TestCase):
         numbers.release()
         self.c.put(self.prefix + "n", page, 16)
         view = self.c.get(self.prefix + "n")
+        wrapped = memoryview(view.buffer).cast("d")
+        self.assertEqual(wrapped.tolist(), [1.5, 2.5])
+        with self.assertRaises(BufferError):
+            view.close()
+        wrapped.release()
+        self.assertEqual(array.array("d", bytes(view.buffer)).tolist(), [1.5, 2.5])
+        view.close()
+
+    def test_numpy_wraps_pages_and_views_without_a_copy(self):
         try:
             import numpy
         except ImportError:
-            self.assertEqual(list(view.buffer.cast("d")), [1.5, 2.5])
-        else:
-            wrapped = numpy.frombuffer(view.buffer, dtype="f8")
-            self.assertEqual(wrapped.tolist(), [1.5, 2.5])
+            # "make deps" installs it. What it stands on, the buffer protocol,
+            # test_buffer_can_be_wrapped_without_a_copy has tested.
+            return
+        page = self.c.alloc()
+        filled = numpy.frombuffer(page.buffer, dtype="f4", count=1000)
+        filled[:] = numpy.arange(1000)
+        self.assertTrue(self.c.put(self.prefix + "array", page, 4000))
+        del filled
+        with client() as other:
+            view = other.get(self.prefix + "array")
+            wrapped = numpy.frombuffer(view.buffer, dtype="f4")
+            self.assertEqual(wrapped.sum(), 499500)
             self.assertFalse(wrapped.flags.writeable)
+            self.assertFalse(wrapped.flags.owndata)
+            with self.assertRaises(ValueError):
+                wrapped[0] = 1
             with self.assertRaises(BufferError):
                 view.close()
+            self.c.delete(self.prefix + "array")
+            self.assertEqual(wrapped[999], 999)  # as long as the view is open
             del wrapped
-        self.assertEqual(array.array("d", bytes(view.buffer)).tolist(), [1.5, 2.5])
-        view.close()
+            view.close()
 
     def test_bad_requests(self):
         with self.assertRaises(polder_share.Invalid):
