@@ -17,7 +17,8 @@ then reads the bytes where they are:
 
 Keys are str or bytes and name content: the first writer of a key wins. The
 bytes of a view are right until it is closed, whatever becomes of the key, the
-writer and the daemon. A view must not be closed while arrays wrap its buffer.
+writer and the daemon; and as long as arrays wrap its buffer, which therefore
+keep the page from being used again.
 
 The first get of a key asks the daemon; later ones find in memory shared with
 it whether the key is still where it was, and ask nobody.
@@ -28,8 +29,10 @@ daemon restarts. After a fork, only the parent may use it.
 """
 
 import array
+import collections
 import ctypes
 import fcntl
+import functools
 import json
 import mmap
 import os
@@ -39,6 +42,7 @@ import struct
 import sys
 import threading
 import time
+import weakref
 
 __all__ = [
     "Client", "Page", "View", "Error", "NotFound", "Pinned", "Denied", "Full",
@@ -161,6 +165,10 @@ def _batches(items, size):
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class _Lease:
@@ -237,21 +245,20 @@ class _Region:
 class _Mapping:
     """A region mapped read-only."""
 
-    def __init__(self, region, mem, shared):
-        self.region, self.mem = region, mem
+    def __init__(self, region, fd, offset, length, shared):
+        self.region = region
         self.shared = shared  # the daemon waits to be told that it is unmapped
-        self.view = memoryview(mem)
+        self.address = _libc.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, fd, offset)
+        if self.address == MAP_FAILED:
+            raise Failed(f"cannot map region {region}: {os.strerror(ctypes.get_errno())}")
+        self.unmap = weakref.finalize(self, _libc.munmap, self.address, length)
+        self.unmap.atexit = False  # other threads may still read
         self.views = 0
         self.freed = False
 
     def close_if_unused(self):
-        if self.freed and self.views == 0 and self.mem is not None:
-            try:
-                self.view.release()
-                self.mem.close()
-                self.mem = None
-            except BufferError:
-                pass  # something still wraps a buffer; the collector unmaps it
+        if self.freed and self.views == 0:
+            self.unmap()
 
 
 class Page:
@@ -277,11 +284,38 @@ class Page:
         self.buffer = None
 
 
+class _Hold:
+    """Keeps a page as it is until nothing wraps its bytes any more."""
+
+    def __init__(self, client, mapping, page, slot):
+        self.client, self.mapping, self.page, self.slot = client, mapping, page, slot
+        self.closing = False
+        self.ref = None
+
+    def buffer(self, offset, length):
+        """Returns a read-only memoryview. It, and all that is made of it, hold
+        on to an object that can be watched for its end."""
+        exporter = (ctypes.c_char * max(length, 1)).from_address(self.mapping.address + offset)
+        self.ref = weakref.ref(exporter, functools.partial(_Hold.ended, self))
+        _holds.add(self)
+        return memoryview(exporter).cast("B").toreadonly()[:length]
+
+    def ended(self, _):
+        # In whatever thread, at whatever moment: nothing is locked here.
+        _holds.discard(self)
+        self.client._ended.append(self)
+        if not self.closing:
+            self.client._poke()
+
+
+_holds = set()  # an array may be all that is left of a client
+
+
 class View:
     """The bytes of a key, where they are. A context manager."""
 
-    def __init__(self, client, mapping, page, slot, buffer):
-        self._client, self._mapping, self._page, self._slot = client, mapping, page, slot
+    def __init__(self, hold, buffer):
+        self._hold = hold
         #: A read-only memoryview of the bytes, which numpy can wrap.
         self.buffer = buffer
 
@@ -295,13 +329,16 @@ class View:
         self.close()
 
     def close(self):
-        """Ends the view. Closing twice is a no-op. It fails with BufferError
-        while an array wraps the buffer."""
-        if self._client is None:
+        """Ends the view. Closing twice is a no-op. While an array still wraps
+        the buffer, the page stays as it is."""
+        if self._hold is None:
             return
+        hold = self._hold
+        hold.closing = True  # what ends now is seen to below
         self.buffer.release()
-        client, self._client = self._client, None
-        client._close_view(self._page, self._slot, self._mapping)
+        self._hold = None
+        hold.closing = False
+        hold.client._drop_ended()
 
 
 class Client:
@@ -321,14 +358,15 @@ class Client:
         self._maps = {}
         self._handles = {}
         self._refs = {}      # page -> open views that hold no slot of the lease
-        self._views = 0      # open views
+        self._views = 0      # open views, and closed ones that arrays still wrap
+        self._ended = collections.deque()  # holds to be dropped; not guarded
         self._places = {}    # key -> where it lay, and the word of its page then
         self._cache_keys = cache_keys
         self._lease = _Lease() if _Lease.FUTEX else None
         self._freed = -1
         with self._lock:
             self._attach()
-        self._waker, self._wake = os.pipe()
+        self._waker, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._thread = threading.Thread(target=self._watcher, daemon=True, name="polder_share")
         self._thread.start()
 
@@ -476,7 +514,7 @@ class Client:
         client's session with the daemon lasts until the last is closed."""
         with self._lock:
             self._leaving = True
-        self._tear_down()
+        self._drop_ended()
 
     def _tear_down(self):
         with self._lock:
@@ -732,7 +770,8 @@ class Client:
     def _view(self, mapping, page, slot, offset, length):
         mapping.views += 1
         self._views += 1
-        return View(self, mapping, page, slot, mapping.view[offset:offset + length])
+        hold = _Hold(self, mapping, page, slot)
+        return View(hold, hold.buffer(offset, length))
 
     def _get_part(self, keys):
         views = []
@@ -789,23 +828,32 @@ class Client:
         answer, fds = self._call(bytes([MAP]) + self._handles[region], again=True)
         try:
             length, _, offset, shared = struct.unpack("<QQQB", answer.take(25))
-            mem = mmap.mmap(fds[0], length, prot=mmap.PROT_READ, offset=offset)
+            mapping = _Mapping(region, fds[0], offset, length, shared)
         finally:
             for fd in fds:
                 os.close(fd)
-        mapping = self._maps[region] = _Mapping(region, mem, shared)
+        self._maps[region] = mapping
         return mapping
 
-    def _close_view(self, page, slot, mapping):
+    def _poke(self):
+        """Makes the client's thread look for what has ended."""
+        try:
+            os.write(self._wake, b"x")
+        except OSError:
+            pass  # it will look anyway: the pipe is full
+
+    def _drop_ended(self):
         with self._lock:
-            mapping.views -= 1
-            self._views -= 1
-            if slot is not None:
-                self._lease.drop(slot)
-                mapping.close_if_unused()
-                self._tell_unmapped(mapping)
-            else:
-                self._unref(page, mapping)
+            while self._ended:
+                hold = self._ended.popleft()
+                hold.mapping.views -= 1
+                self._views -= 1
+                if hold.slot is not None:
+                    self._lease.drop(hold.slot)
+                    hold.mapping.close_if_unused()
+                    self._tell_unmapped(hold.mapping)
+                else:
+                    self._unref(hold.page, hold.mapping)
         self._tear_down()
 
     def _unref(self, page, mapping):
@@ -820,7 +868,7 @@ class Client:
             pass  # the daemon has restarted, and was not told of this view
 
     def _tell_unmapped(self, mapping):
-        if mapping.shared and mapping.freed and mapping.mem is None:
+        if mapping.shared and not mapping.unmap.alive:
             mapping.shared = False
             self._call(struct.pack("<BQ", UNMAP, mapping.region), again=True)
 
@@ -850,8 +898,11 @@ class Client:
             return
         region.recalled = False
         self._call(bytes([RELEASE]) + region.handle, again=True)
-        region.view.release()
-        region.mem.close()
+        try:
+            region.view.release()
+            region.mem.close()
+        except BufferError:
+            pass  # an array wraps a page that was put; the collector unmaps it
 
     def _watcher(self):
         """Reads notices, and attaches anew when the daemon restarts."""
@@ -860,7 +911,12 @@ class Client:
             try:
                 ready, _, _ = select.select([watch, self._waker], [], [])
                 if self._waker in ready:
-                    return
+                    os.read(self._waker, 4096)
+                    try:
+                        self._drop_ended()
+                    except Error:
+                        pass  # the daemon finds out when the client ends
+                    continue
                 notice = watch.recv(64)
                 if len(notice) == 9:
                     region, what = struct.unpack("<QB", notice)
