@@ -402,17 +402,3 @@ func TestLRUGivesLatecomersTheirShare(t *testing.T) {
 		t.Fatalf("got %d regions, want at most 4", info.Regions)
 	}
 }
-
-func TestHugePagesThatTheKernelHasNot(t *testing.T) {
-	s, opt := startDaemon(t, func(o *daemon.Options) {
-		// More than any machine sets aside for tests.
-		o.Pools = []resource.Spec{{Kind: resource.Hugetlb, Size: 1 << 40}}
-	})
-	c := open(t, opt.Socket, func(cfg *share.Config) { cfg.PageSize, cfg.RegionSize = 1<<30, 1<<39 })
-	if _, err := c.Alloc(t.Context()); !errors.Is(err, share.ErrFull) {
-		t.Fatalf("got %v, want %v", err, share.ErrFull)
-	}
-	if info := s.Info(); info.Regions != 0 || info.Pools[0].Free != info.Pools[0].Size {
-		t.Fatalf("after the failure: %d regions, %d of %d bytes free", info.Regions, info.Pools[0].Free, info.Pools[0].Size)
-	}
-}

@@ -10,14 +10,10 @@ import (
 	"strings"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"polder/share"
 	"polder/share/daemon"
 	"polder/share/resource"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func run(t *testing.T, args ...string) (string, error) {
 	t.Helper()
