@@ -101,9 +101,11 @@ func TestWrongConfigurationIsRefusedWithWhatWasExpected(t *testing.T) {
 		"takes no argument":   {"now"},
 		"is not a size":       {"--pool", "memfd:lots"},
 		"no such file or dir": {"ls", "--socket", "/nowhere/s"},
+		"--socket says where": {"stats", "--socket", "/nowhere/s"},
+		"needs the keys":      {"rm"},
 	} {
 		dir := t.TempDir()
-		if args[0] != "ls" {
+		if strings.HasPrefix(args[0], "-") || args[0] == "now" {
 			args = append([]string{"--dir", dir, "--socket", filepath.Join(dir, "s")}, args...)
 		}
 		if _, err := run(t, args...); err == nil || !strings.Contains(err.Error(), want) {

@@ -33,6 +33,9 @@ func (t *tool) command(use, short string, args cobra.PositionalArgs, run func(cm
 		Use: use, Short: short, Args: args,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := share.Open(cmd.Context(), share.Config{Socket: t.socket, Name: "polder share " + cmd.Name(), Patience: time.Second})
+			if errors.Is(err, share.ErrUnavailable) {
+				return fmt.Errorf("%w (--socket says where it listens; polder share starts one)", err)
+			}
 			if err != nil {
 				return err
 			}
@@ -156,7 +159,7 @@ func printStats(out io.Writer, info share.Info) error {
 	fmt.Fprintf(w, "hits\t%d\tof %d lookups that a client's cache did not answer\n", info.Hits, info.Lookups)
 	fmt.Fprintf(w, "deletes\t%d\tand %d evictions, %d expiries\n", info.Deletes, info.Evictions, info.Expired)
 	fmt.Fprintf(w, "allocations\t%d\tand %d frees\n", info.Allocs, info.Frees)
-	fmt.Fprintf(w, "posted\t%d\trequests of busy clients that came through shared memory\n", info.Posted)
+	fmt.Fprintf(w, "by memory\t%d\trequests of busy clients, which no message carried\n", info.Posted)
 	fmt.Fprintf(w, "reaped\t%d\tdead clients\n", info.Reaped)
 	fmt.Fprintf(w, "denied\t%d\trequests\n", info.Denied)
 	if info.Settling > 0 {
@@ -174,6 +177,9 @@ func newTop() *cobra.Command {
 	var n int
 	cmd := t.command("top", "Watch what the daemon does", cobra.NoArgs,
 		func(cmd *cobra.Command, c *share.Client, _ []string) error {
+			if n < 0 {
+				return fmt.Errorf("cannot look %d times: -n wants a number of looks, or 0 for no end", n)
+			}
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
 			err := top(ctx, cmd.OutOrStdout(), c, every, n)
@@ -225,10 +231,17 @@ func top(ctx context.Context, out io.Writer, c *share.Client, every time.Duratio
 	return nil
 }
 
+func needKeys(_ *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return errors.New("polder share rm needs the keys to delete: polder share ls lists them")
+	}
+	return nil
+}
+
 func newRm() *cobra.Command {
 	var t tool
 	var prefix bool
-	cmd := t.command("rm KEY...", "Delete keys", cobra.MinimumNArgs(1),
+	cmd := t.command("rm KEY...", "Delete keys", needKeys,
 		func(cmd *cobra.Command, c *share.Client, args []string) error {
 			keys := args
 			if prefix {
