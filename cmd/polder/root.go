@@ -53,14 +53,22 @@ func newRoot(environ []string) *cobra.Command {
 	return root
 }
 
-// configure makes every command that does something take no arguments but
-// its own, and read the environment and a file before it runs.
+// configure makes wrong arguments of every command usage errors, and every
+// command that does something read the environment and a file before it runs.
 func configure(root *cobra.Command, environ []string) {
 	var known []string // the flags of all commands, which a common environment may set
 	forEach(root, func(cmd *cobra.Command) {
 		cmd.Flags().VisitAll(func(f *pflag.Flag) { known = append(known, f.Name) })
 	})
 	forEach(root, func(cmd *cobra.Command) {
+		if check := cmd.Args; check != nil {
+			cmd.Args = func(cmd *cobra.Command, args []string) error {
+				if err := check(cmd, args); err != nil {
+					return &usageError{err}
+				}
+				return nil
+			}
+		}
 		if cmd.Flags().Lookup(config.FileFlag) == nil {
 			return
 		}

@@ -31,16 +31,16 @@ func readTrace(path string, limit int) ([]request, error) {
 	var reqs []request
 	lines := bufio.NewScanner(f)
 	lines.Buffer(nil, 16<<20)
-	for lines.Scan() && (limit == 0 || len(reqs) < limit) {
+	for n := 1; (limit == 0 || len(reqs) < limit) && lines.Scan(); n++ {
 		if len(lines.Bytes()) == 0 {
 			continue
 		}
 		var r request
 		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
-			return nil, fmt.Errorf("cannot read line %d of %s: %w", len(reqs)+1, path, err)
+			return nil, fmt.Errorf("cannot read line %d of %s: %w", n, path, err)
 		}
 		if len(r.HashIDs) == 0 {
-			return nil, fmt.Errorf("cannot use line %d of %s: it has no hash_ids", len(reqs)+1, path)
+			return nil, fmt.Errorf("cannot use line %d of %s: it has no hash_ids", n, path)
 		}
 		reqs = append(reqs, r)
 	}
