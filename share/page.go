@@ -289,15 +289,28 @@ func (c *Client) release(ctx context.Context, handle []byte) error {
 	}})
 }
 
-// evictAtOnce is how many keys make room at a time.
-const evictAtOnce = 8
+// Of the pages of a client, one in evictOneOf makes room at a time, but at least
+// evictAtLeast and at most evictAtMost: a message for each costs more than
+// what is evicted too early.
+const (
+	evictOneOf   = 512
+	evictAtLeast = 8
+	evictAtMost  = 32
+)
 
 func (c *Client) evict(ctx context.Context) (int, error) {
+	pages := 0
+	c.mu.Lock()
+	for _, r := range c.owned {
+		pages += len(r.state)
+	}
+	c.mu.Unlock()
+	want := min(max(pages/evictOneOf, evictAtLeast), evictAtMost)
 	n := 0
 	err := c.call(ctx, request{
 		op: "evict",
 		build: func(b wire.Writer) wire.Writer {
-			return b.U8(uint8(wire.Evict)).U32(evictAtOnce)
+			return b.U8(uint8(wire.Evict)).U32(uint32(want))
 		},
 		parse: func(r *wire.Reader, _ []*os.File, _ bool) error {
 			n = int(r.U32())
