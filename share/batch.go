@@ -201,7 +201,7 @@ func existsAll(ctx context.Context, c caller, keys []string) ([]bool, error) {
 	}
 	found := make([]bool, 0, len(keys))
 	for part := range batches(keys) {
-		err := c.call(ctx, request{op: "look for", key: first(part), again: true, short: true, build: keysMessage(wire.Exists, part),
+		err := c.call(ctx, request{op: "look for", key: first(part), again: true, short: len(part) <= postBatch, build: keysMessage(wire.Exists, part),
 			parse: func(r *wire.Reader, _ []*os.File, _ bool) error {
 				for range part {
 					found = append(found, r.U8() != 0)
@@ -221,7 +221,7 @@ func statusAll(ctx context.Context, c caller, op string, code wire.Op, keys []st
 	}
 	errs := make([]error, 0, len(keys))
 	for part := range batches(keys) {
-		err := c.call(ctx, request{op: op, key: first(part), again: again, short: true, build: keysMessage(code, part),
+		err := c.call(ctx, request{op: op, key: first(part), again: again, short: len(part) <= postBatch, build: keysMessage(code, part),
 			parse: func(r *wire.Reader, _ []*os.File, repeated bool) error {
 				for range part {
 					s := wire.Status(r.U8())
@@ -246,7 +246,7 @@ func pinAll(ctx context.Context, c caller, keys []string) (int, error) {
 	total := 0
 	for part := range batches(keys) {
 		n := 0
-		err := c.call(ctx, request{op: "pin", key: first(part), short: true, build: keysMessage(wire.Pin, part),
+		err := c.call(ctx, request{op: "pin", key: first(part), short: len(part) <= postBatch, build: keysMessage(wire.Pin, part),
 			parse: func(r *wire.Reader, _ []*os.File, _ bool) error {
 				n = int(r.U32())
 				if err := r.Err(); err != nil || n > len(part) {

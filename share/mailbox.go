@@ -34,6 +34,8 @@ const (
 	// daemon may be among them. If it was the last time, that is yieldSoon.
 	yieldAfter = 5 * time.Microsecond
 	yieldSoon  = 1500 * time.Nanosecond
+	// postBatch is how many keys are worth trying to post.
+	postBatch = 32
 	// looks is how often it looks at the slot before it looks at the clock.
 	looks = 32
 	// napFor bounds each sleep, after which the call sees whether its context

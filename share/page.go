@@ -409,7 +409,7 @@ func (c *Client) putRegion(ctx context.Context, r *region, items []Item, stored 
 	failpoint.Hit("client.page-filled")
 	gone := false
 	err := c.call(ctx, request{
-		op: "put", again: true, short: !r.durable,
+		op: "put", again: true, short: !r.durable && len(items) <= postBatch,
 		build: func(b wire.Writer) wire.Writer {
 			b = b.U8(uint8(wire.Put)).U64(r.id)
 			for _, it := range items {

@@ -4,7 +4,8 @@
 //
 // # Life of a request
 //
-// Every connection has one goroutine. It takes s.mu, checks the request,
+// Every connection has one goroutine; requests by mailbox, of clients that are
+// busy, are served by one goroutine for all. It takes s.mu, checks the request,
 // appends a record to the log, applies it, lets go of s.mu, waits until the
 // record is committed, and replies. Requests that change nothing that survives
 // append nothing; but a lookup waits until the record of what it has found is
@@ -33,5 +34,6 @@
 // # Concurrency
 //
 // Server.mu guards all state of both halves. Lock order: Server.mu, then the
-// log's. No system call that can block on a client is made under Server.mu.
+// log's and the poller's. No system call that can block on a client is made
+// under Server.mu.
 package daemon

@@ -269,7 +269,7 @@ func (p *poller) answer() {
 		}
 		t.send(err)
 	}
-	s.finish(false)
+	s.finishPages()
 }
 
 // send answers a request, given whether what it rests on is committed.

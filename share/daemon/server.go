@@ -374,6 +374,31 @@ func (s *Server) free(r *resource.Region, lsn uint64) {
 	s.pending.Store(true)
 }
 
+// finishPages frees the pages of keys that are gone, and leaves the rest of what
+// finish does, which can block, to maintenance.
+func (s *Server) finishPages() {
+	if !s.pending.Load() { // fast path
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pending.Store(false)
+	if len(s.settling) == 0 {
+		s.pages.Sweep(s.log.Committed(), s.log.Synced(), false, s.pageFreed)
+	}
+	if len(s.removals) > 0 {
+		s.maintainNow()
+	}
+}
+
+// maintainNow asks for maintenance at once.
+func (s *Server) maintainNow() {
+	select {
+	case s.kick <- struct{}{}:
+	default:
+	}
+}
+
 func (s *Server) must(err error) {
 	if err != nil {
 		panic("BUG: " + err.Error())

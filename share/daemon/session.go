@@ -201,10 +201,7 @@ func (s *Server) settled(ss *session) {
 		delete(s.settling, ss.id)
 		if len(s.settling) == 0 {
 			s.opt.Log.Info("settled: all clients of before the restart are back or dead")
-			select {
-			case s.kick <- struct{}{}:
-			default:
-			}
+			s.maintainNow()
 		}
 	}
 }
