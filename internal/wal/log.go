@@ -14,7 +14,8 @@
 //
 // Concurrency: Append and Commit are for any number of goroutines. Commits
 // are grouped without a goroutine of their own: the first that comes writes
-// for all that have appended so far, and the others wait for it. The order of
+// for all that have appended so far, and the others wait for it; likewise for
+// syncs, during which writing goes on. The order of
 // records is that of the calls to Append; callers that need it to follow
 // their state's call Append under their own lock. Lock order: the caller's
 // lock, then Log.mu.
@@ -65,7 +66,7 @@ type Log struct {
 	synced    atomic.Uint64 // every record up to it is on the medium
 
 	mu      sync.Mutex // guards everything below
-	flushed sync.Cond  // a write has ended; its lock is mu
+	flushed sync.Cond  // a write or a sync has ended; its lock is mu
 	seg     *os.File   // the segment that is written to
 	room    int64      // bytes of it that no record has been promised
 	off     int64      // where the next write goes
@@ -74,6 +75,7 @@ type Log struct {
 	buf     []byte     // frames appended and not yet taken by a write
 	spare   []byte     // the other buffer
 	writing bool       // some goroutine writes without holding mu
+	syncing bool       // some goroutine syncs the segment, likewise
 	failed  error      // the write that failed, for good
 	closed  bool
 	since   int64 // bytes appended since the last checkpoint
@@ -141,12 +143,16 @@ func (l *Log) Commit(lsn uint64, sync bool) error {
 			return l.failed
 		case l.committed.Load() >= lsn && (!sync || l.synced.Load() >= lsn):
 			return nil
-		case l.writing:
-			l.flushed.Wait()
-		case l.closed:
+		case l.closed && !l.busy():
 			return ErrClosed
+		case l.closed:
+			l.flushed.Wait()
+		case l.committed.Load() < lsn && !l.writing:
+			l.write()
+		case l.committed.Load() >= lsn && !l.syncing:
+			l.sync()
 		default:
-			l.flush(sync)
+			l.flushed.Wait()
 		}
 	}
 }
@@ -164,13 +170,11 @@ func (l *Log) Last() uint64 {
 // Synced returns the number of the last record that is on the medium.
 func (l *Log) Synced() uint64 { return l.synced.Load() }
 
-// flush writes what has been appended. It lets go of l.mu while it writes.
+// write writes what has been appended. It lets go of l.mu while it writes.
 //
 // Preconditions: l.mu is held, l.writing is false.
-func (l *Log) flush(sync bool) {
+func (l *Log) write() {
 	buf, off, upto, seg := l.buf, l.off, l.next-1, l.seg
-	named := sync && l.named
-	l.named = l.named && !sync
 	l.buf, l.spare = l.spare[:0], nil
 	l.off += int64(len(buf))
 	l.group++
@@ -180,10 +184,6 @@ func (l *Log) flush(sync bool) {
 	failpoint.Hit("wal.before-write")
 	_, err := seg.WriteAt(buf, off)
 	failpoint.Hit("wal.after-write")
-	if err == nil && sync {
-		err = l.syncSegment(seg, named)
-		failpoint.Hit("wal.after-sync")
-	}
 
 	l.mu.Lock()
 	l.writing = false
@@ -193,12 +193,36 @@ func (l *Log) flush(sync bool) {
 		l.failed = fmt.Errorf("cannot write the log: %w", err)
 	} else {
 		l.committed.Store(upto)
-		if sync {
-			l.synced.Store(upto)
-		}
 	}
 	l.flushed.Broadcast()
 }
+
+// sync brings what has been written to the medium. It lets go of l.mu while it
+// does, and others may write meanwhile, but not go on to the next segment.
+//
+// Preconditions: l.mu is held, l.syncing is false.
+func (l *Log) sync() {
+	upto, seg, named := l.committed.Load(), l.seg, l.named
+	l.named = false
+	l.syncing = true
+	l.mu.Unlock()
+
+	err := l.syncSegment(seg, named)
+	failpoint.Hit("wal.after-sync")
+
+	l.mu.Lock()
+	l.syncing = false
+	if err != nil {
+		l.failed = fmt.Errorf("cannot sync the log: %w", err)
+	} else {
+		l.synced.Store(upto)
+	}
+	l.flushed.Broadcast()
+}
+
+// busy reports whether some goroutine uses the segment without holding l.mu,
+// which must be held.
+func (l *Log) busy() bool { return l.writing || l.syncing }
 
 // syncSegment brings a segment to the medium, and its name if that is new.
 func (l *Log) syncSegment(seg *os.File, named bool) error {
@@ -225,12 +249,14 @@ func (l *Log) rotate(need int64) error {
 			return ErrClosed
 		case l.failed != nil:
 			return l.failed
-		case l.writing, l.preparing && l.ready == nil:
+		case l.busy(), l.preparing && l.ready == nil:
 			l.flushed.Wait()
-		case len(l.buf) > 0 || l.synced.Load() < l.next-1:
-			// It belongs to the old segment, which must be on the medium
-			// before anything of the new one can be.
-			l.flush(true)
+		// What belongs to the old segment must be on the medium before anything
+		// of the new one can be.
+		case len(l.buf) > 0:
+			l.write()
+		case l.synced.Load() < l.next-1:
+			l.sync()
 		default:
 			if err := l.nextSegment(); err != nil {
 				return err
@@ -361,6 +387,9 @@ func (l *Log) Close() error {
 	l.mu.Lock()
 	l.closed = true
 	l.flushed.Broadcast()
+	for l.busy() {
+		l.flushed.Wait()
+	}
 	l.mu.Unlock()
 	l.wg.Wait()
 	l.mu.Lock()

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"polder/internal/failpoint"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -150,6 +152,45 @@ func TestConcurrentCommitsAreGroupedAndKeepTheirOrder(t *testing.T) {
 	}
 	if _, got := mustOpen(t, dir, Options{SegmentSize: 8 << 10}); !slices.Equal(got, appended) {
 		t.Fatalf("replayed %d records in another order than they were appended, want %d", len(got), len(appended))
+	}
+}
+
+func TestWritingGoesOnDuringASync(t *testing.T) {
+	l, _ := mustOpen(t, memDir(t), Options{})
+	syncing, release := make(chan struct{}), make(chan struct{})
+	failpoint.Set(func(name string) {
+		if name == "wal.after-sync" {
+			syncing <- struct{}{}
+			<-release
+		}
+	})
+	first, err := l.Append([]byte("to be synced"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error)
+	go func() { done <- l.Commit(first, true) }()
+	<-syncing
+	second, err := l.Append([]byte("only to be written"))
+	if err == nil {
+		err = l.Commit(second, false)
+	}
+	if err != nil || l.Committed() != second {
+		t.Errorf("during a sync: %v, committed up to %d, want %d", err, l.Committed(), second)
+	}
+	if l.Synced() >= first {
+		t.Errorf("synced up to %d before the sync has ended", l.Synced())
+	}
+	close(release)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	failpoint.Set(nil)
+	if got := l.Synced(); got != first {
+		t.Errorf("synced up to %d, want %d: the second was written after the sync had begun", got, first)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
 	}
 }
 
