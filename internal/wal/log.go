@@ -147,9 +147,11 @@ func (l *Log) Commit(lsn uint64, sync bool) error {
 			return ErrClosed
 		case l.closed:
 			l.flushed.Wait()
+		case sync && l.syncing:
+			l.flushed.Wait() // what gathers meanwhile is written at once
 		case l.committed.Load() < lsn && !l.writing:
 			l.write()
-		case l.committed.Load() >= lsn && !l.syncing:
+		case l.committed.Load() >= lsn:
 			l.sync()
 		default:
 			l.flushed.Wait()
