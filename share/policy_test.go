@@ -1,6 +1,7 @@
 package share_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -228,7 +229,7 @@ func TestDamagedStateIsRefused(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for at := 0; at < min(len(data), 1200); at += 7 {
+		for at := range bytes.TrimRight(data, "\x00") { // behind it, nothing is said
 			for _, cut := range []bool{false, true} {
 				damaged := append([]byte(nil), data...)
 				if damaged[at] ^= 1 << (at % 8); cut {
