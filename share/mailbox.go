@@ -22,8 +22,10 @@ type mailbox struct {
 	left atomic.Uint32 // one bit a slot: left behind by a call that was cancelled
 	near atomic.Bool   // the daemon runs on the same processor, it seems
 
-	// A slot's request is encoded here; it is whoever's has the slot.
-	req [shm.Posts]wire.Writer
+	// A slot's request is encoded, and its answer read, here; they are whoever's
+	// has the slot.
+	req    [shm.Posts]wire.Writer
+	answer [shm.Posts]wire.Reader
 }
 
 const (
@@ -95,9 +97,9 @@ func (c *Client) post(ctx context.Context, q request, repeated bool) (outcome, e
 		return o, err
 	}
 	defer m.free(slot)
-	var r wire.Reader
+	r := &m.answer[slot]
 	r.Reset(m.box.Answer(slot))
-	return answered, c.parse(&r, q, nil, repeated)
+	return answered, c.parse(r, q, nil, repeated)
 }
 
 // wait returns when the answer is in the slot. If it fails, the slot is freed,
