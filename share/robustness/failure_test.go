@@ -194,7 +194,7 @@ func TestDaemonKilledAtEveryMomentOfTheLog(t *testing.T) {
 func TestDaemonKilledAtEveryStepOfARequestByMailbox(t *testing.T) {
 	kills := 0
 	for _, step := range []string{"daemon.post-received", "daemon.post-committed"} {
-		for n := 1; n <= 4; n++ {
+		for n := 1; n <= 2; n++ {
 			if !programWithDeath(t, "memfd:1MiB", fmt.Sprintf("%s\t%d", step, n)) {
 				t.Errorf("the daemon was not killed at the moment %d of %s", n, step)
 			}
