@@ -18,6 +18,7 @@ type counters struct {
 	refused, malformed   atomic.Int64
 	notOwner, violations atomic.Int64
 	wakeups, busy        atomic.Int64
+	cutOff               atomic.Int64
 }
 
 // Stats is a node's state and what it has done since it started.
@@ -37,6 +38,7 @@ type Stats struct {
 	Malformed  int64         // requests that made no sense
 	NotOwner   int64         // attempts to free what belongs to somebody else
 	Violations int64         // one-sided operations that the device refused
+	CutOff     int64         // connections cut off from allocating by chains, for having asked for more than the budget
 	Wakeups    int64         // of the control goroutine, for connections and requests
 	Busy       time.Duration // that the control goroutine has been at work
 }
@@ -49,7 +51,7 @@ func (n *Node) Stats() Stats {
 		Clients: c.connected.Load(), Sessions: c.sessions.Load(),
 		Allocs: c.allocs.Load(), Frees: c.frees.Load(), Reclaimed: c.reclaimed.Load(),
 		NoMemory: c.noMemory.Load(), Refused: c.refused.Load(), Malformed: c.malformed.Load(),
-		NotOwner: c.notOwner.Load(), Violations: c.violations.Load(), Wakeups: c.wakeups.Load(), Busy: time.Duration(c.busy.Load()),
+		NotOwner: c.notOwner.Load(), Violations: c.violations.Load(), CutOff: c.cutOff.Load(), Wakeups: c.wakeups.Load(), Busy: time.Duration(c.busy.Load()),
 	}
 	n.manager.stats(&s)
 	return s
@@ -110,6 +112,7 @@ func NewCollector(n *Node) prometheus.Collector {
 	counter("malformed", "Malformed requests.", func(s *Stats) int64 { return s.Malformed })
 	counter("not_owner", "Attempts to free somebody else's chunk.", func(s *Stats) int64 { return s.NotOwner })
 	counter("violations", "One-sided operations that the device refused.", func(s *Stats) int64 { return s.Violations })
+	counter("cut_off", "Connections cut off for having asked for more than the budget.", func(s *Stats) int64 { return s.CutOff })
 	counter("wakeups", "Wake-ups of the control goroutine.", func(s *Stats) int64 { return s.Wakeups })
 	counter("busy_nanoseconds", "Time that the control goroutine has been at work.", func(s *Stats) int64 { return int64(s.Busy) })
 	return c

@@ -58,6 +58,10 @@ type Config struct {
 	FreeQP    uint32
 	ChunkSize uint64
 	Access    verbs.Access
+	// Budget is how many chunks more than it frees the client may take, and
+	// FreedCQ what the client's free chain completes into, nothing else does.
+	Budget  int
+	FreedCQ uint32
 
 	// Of a free chain: where chunks go, Queue.Tail or Queue.FreedTail, and
 	// if they are zeroed first, where ChunkSize zeros are and the memory.
@@ -69,8 +73,17 @@ type Config struct {
 // SetOwner puts a client's number into the memory of a chain's ring.
 func SetOwner(ring []byte, owner uint64) { Store(ring[ownerOff:], owner) }
 
-// Received is how many requests a chain has dealt with, by its ring's memory.
+// Received is how many requests a chain has begun with, by its ring's memory.
 func Received(ring []byte) uint64 { return Load(ring[verbs.WQEAddr:]) - 1 }
+
+// credit is the index of the WAIT of an allocation chain's for the budget.
+const credit = 2
+
+// Taken is how many chunks an allocation chain has handed out whole, by its
+// ring's memory, with the Budget that it was made with.
+func Taken(ring []byte, budget int) uint64 {
+	return Load(ring[credit*verbs.WQESize+verbs.WQEAddr:]) - 1 + uint64(budget)
+}
 
 // A Program is what is posted for a chain.
 type Program struct {
@@ -134,6 +147,11 @@ func Alloc(c *Config) *Program {
 	p := &program{cfg: c}
 	windows := c.Table.Windows
 	wait := p.add(verbs.SendWR{Op: verbs.OpWait, CQN: c.RecvCQ, Count: c.Done + c.Failed + 1})
+	// Counted before it is served, so that the CPU sees who asks for too much.
+	p.bump(wait, 1)
+	if spend := p.add(verbs.SendWR{Op: verbs.OpWait, CQN: c.FreedCQ, Count: c.Done + 1 - uint64(c.Budget)}); spend != credit {
+		panic("BUG: the WAIT for the budget is not where Taken looks for it")
+	}
 	head := p.add(verbs.SendWR{Op: verbs.OpMaskedFetchAdd, RemoteAddr: c.Queue.Head(), RKey: c.QueueKey,
 		Swap: 8, Compare: c.Queue.Wrap()})
 	const dups = 2
@@ -171,7 +189,7 @@ func Alloc(c *Config) *Program {
 	open := p.add(verbs.SendWR{Op: verbs.OpEnableRecv, QPN: c.FrontQP, Count: c.Done + c.Failed + 2})
 	reply := p.add(verbs.SendWR{Op: verbs.OpEnable, QPN: c.FrontQP, Count: depth * (c.Done + 1)})
 	sent := p.add(verbs.SendWR{Op: verbs.OpWait, CQN: c.SentCQ, Count: c.Done + 1})
-	p.bump(wait, 1)
+	p.bump(credit, 1)
 	p.bump(open, 1)
 	p.bump(reply, depth)
 	p.bump(sent, 1)
@@ -236,7 +254,8 @@ func Free(c *Config) *Program {
 	}
 	p.add(verbs.SendWR{Op: verbs.OpWrite, RKey: c.TableKey, SGL: []verbs.SGE{c.Chain.sge(zeroOff, 8)}})
 	tail := p.add(verbs.SendWR{Op: verbs.OpMaskedFetchAdd, RemoteAddr: c.To, RKey: c.QueueKey, Swap: 8, Compare: c.Queue.Wrap()})
-	put := p.add(verbs.SendWR{Op: verbs.OpWrite, Flags: fence, RKey: c.QueueKey, SGL: []verbs.SGE{p.field(read, verbs.WQEAddr, 8)}})
+	// Its completion is what an allocation beyond the budget waits for.
+	put := p.add(verbs.SendWR{Op: verbs.OpWrite, Flags: fence | signaled, RKey: c.QueueKey, SGL: []verbs.SGE{p.field(read, verbs.WQEAddr, 8)}})
 	p.wrs[tail].SGL = []verbs.SGE{p.field(put, verbs.WQEAddr, 8)}
 	open := p.add(verbs.SendWR{Op: verbs.OpEnableRecv, QPN: c.FrontQP, Count: c.Done + 2})
 	reply := p.add(verbs.SendWR{Op: verbs.OpEnable, QPN: c.FrontQP, Count: depth * (c.Done + 1)})

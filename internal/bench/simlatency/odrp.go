@@ -86,7 +86,7 @@ func (g *pager) offload(client verbs.QP, table verbs.MR, op verbs.Opcode, alloca
 		return []verbs.SGE{b.field(slot, verbs.WQEAddr, 8), {Addr: frontRing.Addr() + verbs.WQEAddr, Length: 12, LKey: frontRing.LKey()}}
 	}
 	build(0, 0)
-	qp := g.r.loop(ring, len(b.wrs))
+	qp, _ := g.r.loop(ring, len(b.wrs))
 	b.key = g.r.bind(g.admin, g.adminCQ, ring, qp)
 	tableKey := g.r.bind(g.admin, g.adminCQ, table, qp)
 	queueKey := g.r.bind(g.admin, g.adminCQ, g.queueMR, qp)
