@@ -96,8 +96,9 @@ type Program struct {
 
 // program builds a chain.
 type program struct {
-	cfg *Config
-	wrs []verbs.SendWR
+	chain   Region
+	trashAt int // offset of what takes what nobody needs
+	wrs     []verbs.SendWR
 }
 
 // add appends a request and returns its index, which is its id, too.
@@ -109,30 +110,31 @@ func (p *program) add(wr verbs.SendWR) int {
 
 // field is an SGE for a field of the chain's request of an index.
 func (p *program) field(index, off, size int) verbs.SGE {
-	return p.cfg.Chain.sge(index*verbs.WQESize+off, size)
+	return p.chain.sge(index*verbs.WQESize+off, size)
 }
 
-func (p *program) trash() verbs.SGE { return p.cfg.Chain.sge(trashOff, 8) }
+func (p *program) trash() verbs.SGE { return p.chain.sge(p.trashAt, 8) }
 
 // bump appends a FETCH_ADD to the count of the request of an index.
 func (p *program) bump(index int, by uint64) {
 	p.add(verbs.SendWR{Op: verbs.OpFetchAdd, RemoteAddr: p.field(index, verbs.WQEAddr, 8).Addr,
-		RKey: p.cfg.Chain.RKey, Swap: by, SGL: []verbs.SGE{p.trash()}})
+		RKey: p.chain.RKey, Swap: by, SGL: []verbs.SGE{p.trash()}})
 }
 
 // copyAddr appends a WRITE of the address of the request from into that of the
 // request to.
 func (p *program) copyAddr(from, to int, flags verbs.SendFlags) {
 	p.add(verbs.SendWR{Op: verbs.OpWrite, Flags: flags, RemoteAddr: p.field(to, verbs.WQEAddr, 8).Addr,
-		RKey: p.cfg.Chain.RKey, SGL: []verbs.SGE{p.field(from, verbs.WQEAddr, 8)}})
+		RKey: p.chain.RKey, SGL: []verbs.SGE{p.field(from, verbs.WQEAddr, 8)}})
 }
 
-// again appends what makes the chain start over.
-func (p *program) again() {
+// again appends what makes the chain, which has room for so many requests, start
+// over.
+func (p *program) again(room int) {
 	length := uint64(len(p.wrs) + 2)
 	p.bump(len(p.wrs)+1, length)
 	p.add(verbs.SendWR{Op: verbs.OpEnable, Flags: verbs.SendFence, Count: length})
-	if len(p.wrs) > maxRequests {
+	if len(p.wrs) > room {
 		panic("BUG: the chain does not fit into its ring")
 	}
 }
@@ -144,7 +146,7 @@ const (
 
 // Alloc is the allocation chain.
 func Alloc(c *Config) *Program {
-	p := &program{cfg: c}
+	p := &program{chain: c.Chain, trashAt: trashOff}
 	windows := c.Table.Windows
 	wait := p.add(verbs.SendWR{Op: verbs.OpWait, CQN: c.RecvCQ, Count: c.Done + c.Failed + 1})
 	// Counted before it is served, so that the CPU sees who asks for too much.
@@ -193,7 +195,7 @@ func Alloc(c *Config) *Program {
 	p.bump(open, 1)
 	p.bump(reply, depth)
 	p.bump(sent, 1)
-	p.again()
+	p.again(maxRequests)
 	return &Program{
 		Chain: p.wrs,
 		Front: []verbs.SendWR{
@@ -208,7 +210,7 @@ func Alloc(c *Config) *Program {
 
 // Free is the free chain.
 func Free(c *Config) *Program {
-	p := &program{cfg: c}
+	p := &program{chain: c.Chain, trashAt: trashOff}
 	windows := c.Table.Windows
 	depth := uint64(windows + 1)
 	wait := p.add(verbs.SendWR{Op: verbs.OpWait, CQN: c.RecvCQ, Count: c.Done + 1})
@@ -265,7 +267,7 @@ func Free(c *Config) *Program {
 	p.bump(open, 1)
 	p.bump(reply, depth)
 	p.bump(sent, 2)
-	p.again()
+	p.again(maxRequests)
 	return &Program{
 		Chain: p.wrs,
 		Front: front,
