@@ -84,7 +84,7 @@ func (m *onesided) inspect(k *counter) error {
 // stopped deals with an allocation chain that has failed.
 func (m *onesided) stopped(k *counter) error {
 	k.alloc.disarm()
-	switch cause, entry := k.account.Stopped(m.w.queue, k.alloc.program); cause {
+	switch cause, entry := k.account.Stopped(m.w.queue); cause {
 	case chain.QueueEmpty:
 		m.settle()
 		m.soon()

@@ -168,8 +168,10 @@ func (m *onesided) connectDesk(k *counter, req verbs.ConnRequest, free bool) err
 			cfg.Zeros = &verbs.SGE{Addr: z.Addr(), Length: uint32(m.w.size), LKey: z.LKey()}
 		}
 	} else {
-		cfg.FreeQP, cfg.FreedCQ = k.free.front.Num(), k.free.cq.Num()
-		cfg.Budget = k.account.Spare()
+		cfg.FreeQP = k.free.front.Num()
+		if k.account.Budget < m.node.cfg.chunks() {
+			cfg.FreedCQ, cfg.Budget = k.free.cq.Num(), k.account.Spare()
+		}
 	}
 	d, err := newDesk(m.node.dev, m.w, k.owner, program, cfg, m.event(k))
 	if err != nil {
@@ -191,7 +193,7 @@ func (m *onesided) connectDesk(k *counter, req verbs.ConnRequest, free bool) err
 		k.free = d
 	} else {
 		k.alloc = d
-		k.account.Open(d.ring())
+		k.account.Open(d.program, d.ring())
 	}
 	return nil
 }

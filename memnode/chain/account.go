@@ -23,7 +23,8 @@ type Account struct {
 	Told   bool   // the client knows that there is nothing
 	Due    bool   // the client is to be told how things stand
 
-	ring []byte // of the allocation chain, nil while there is none
+	ring    []byte // of the allocation chain, nil while there is none
+	program *Program
 }
 
 // A Cause is why an allocation chain has failed.
@@ -37,7 +38,7 @@ const (
 
 // Open begins with an allocation chain, which has been posted; ring is its
 // memory.
-func (a *Account) Open(ring []byte) { a.ring = ring }
+func (a *Account) Open(p *Program, ring []byte) { a.program, a.ring = p, ring }
 
 // Close ends with it: what it has handed out belongs to Base.
 func (a *Account) Close(q *Queue) {
@@ -55,12 +56,13 @@ func (a *Account) Taken() uint64 {
 	if a.ring == nil {
 		return 0
 	}
-	return Taken(a.ring, a.Spare())
+	return Load(a.ring[a.program.Sent*verbs.WQESize+verbs.WQEAddr:]) - 1
 }
 
 // Over reports whether the client has asked for more than its budget; frees is
 // how many requests to free its free chain has begun with. It has asked and no
-// more: the allocation chain waits until as many chunks have come back.
+// more: the allocation chain waits until as many chunks have come back. A client
+// that may have all that there is never does.
 func (a *Account) Over(frees func() uint64) bool {
 	if a.ring == nil {
 		return false
@@ -71,15 +73,15 @@ func (a *Account) Over(frees func() uint64) bool {
 	return asked-int64(frees()) > int64(a.Spare())
 }
 
-// Stopped notes that the allocation chain of a program has failed. It can have
+// Stopped notes that the allocation chain has failed. It can have
 // done so where it reads an entry, because there was none, or where it binds a
 // window, because the client named a queue pair that is none; then it says which
 // entry nobody has now.
 //
 // Preconditions: nothing executes the chain any more.
-func (a *Account) Stopped(q *Queue, p *Program) (cause Cause, entry uint64) {
+func (a *Account) Stopped(q *Queue) (cause Cause, entry uint64) {
 	address := func(i int) uint64 { return binary.LittleEndian.Uint64(a.ring[i*verbs.WQESize+verbs.WQEAddr:]) }
-	entry, slot := address(p.Entry), address(p.Element)
+	entry, slot := address(a.program.Entry), address(a.program.Element)
 	switch {
 	case slot == 0:
 		return NotBegun, 0

@@ -33,7 +33,8 @@
 // the completions of the client's free chain, and begins to count below 0, at
 // the budget: so the NIC itself never lets a client have more, where the paper's
 // node finds out afterwards. The request is counted before that WAIT, so that the
-// node finds out who has tried to. And the element is zeroed after the entry
+// node finds out who has tried to. A client that may have all that there is has a
+// chain without it. And the element is zeroed after the entry
 // was read and not before. When the queue is empty the element is zero, the READ
 // at address 0 violates protection, and the chain stops without having written:
 // were it to write the zero first, as the figure has it, it could overwrite an entry

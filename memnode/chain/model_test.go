@@ -199,7 +199,9 @@ func (w *world) newBorrower(id, budget int, script string) *borrower {
 		} else {
 			b.alloc, b.allocs = q, d
 			d.cfg.FreeQP = b.frees.frontQP
-			d.cfg.FreedCQ, d.cfg.Budget = b.frees.cq, b.cpu.Spare()
+			if budget < w.queue.Free() {
+				d.cfg.FreedCQ, d.cfg.Budget = b.frees.cq, b.cpu.Spare()
+			}
 		}
 		p := d.make(&d.cfg)
 		d.frontQP = w.server.qp(softnic.QPConfig{SendCQ: d.cfg.SentCQ, RecvCQ: d.cfg.RecvCQ, SendDepth: len(p.Front),
@@ -214,7 +216,7 @@ func (w *world) newBorrower(id, budget int, script string) *borrower {
 		w.server.must(w.server.nic.EnableRecv(d.frontQP, 1))
 	}
 	d := b.allocs
-	b.cpu.Open(d.mem)
+	b.cpu.Open(d.program, d.mem)
 	b.cpu.Resume = func(done, failed uint64) {
 		d.cfg.Done, d.cfg.Failed = done, failed
 		w.arm(d)
@@ -329,7 +331,7 @@ func (w *world) over(b *borrower) bool {
 func (w *world) stopped(b *borrower) {
 	d := b.allocs
 	w.destroy(d)
-	if cause, entry := b.cpu.Stopped(w.queue, d.program); cause != QueueEmpty {
+	if cause, entry := b.cpu.Stopped(w.queue); cause != QueueEmpty {
 		w.t.Fatalf("client %d's chain failed with the entry %#x, cause %d", b.id, entry, cause)
 	}
 	w.queue.Settle()
@@ -501,7 +503,7 @@ func (w *world) run() {
 	held := len(w.holder)
 	total := len(w.tableMem) / verbs.EntrySize
 	for _, b := range w.clients {
-		greedy := b.script != "" && b.script[0] == 'a' && w.held(b) == b.cpu.Budget
+		greedy := b.script != "" && b.script[0] == 'a' && w.held(b) == b.cpu.Budget && b.cpu.Budget < total
 		if b.cut != greedy {
 			w.t.Fatalf("client %d, with %d chunks of %d and %q left, is cut off: %t", b.id, w.held(b), b.cpu.Budget, b.script, b.cut)
 		}

@@ -59,7 +59,8 @@ type Config struct {
 	ChunkSize uint64
 	Access    verbs.Access
 	// Budget is how many chunks more than it frees the client may take, and
-	// FreedCQ what the client's free chain completes into, nothing else does.
+	// FreedCQ what the client's free chain completes into, and nothing else
+	// does. If FreedCQ is 0 the client may take all that there is.
 	Budget  int
 	FreedCQ uint32
 
@@ -73,17 +74,9 @@ type Config struct {
 // SetOwner puts a client's number into the memory of a chain's ring.
 func SetOwner(ring []byte, owner uint64) { Store(ring[ownerOff:], owner) }
 
-// Received is how many requests a chain has begun with, by its ring's memory.
+// Received is how many requests a free chain has begun with, by its ring's memory;
+// or an allocation chain, if it keeps to a budget.
 func Received(ring []byte) uint64 { return Load(ring[verbs.WQEAddr:]) - 1 }
-
-// credit is the index of the WAIT of an allocation chain's for the budget.
-const credit = 2
-
-// Taken is how many chunks an allocation chain has handed out whole, by its
-// ring's memory, with the Budget that it was made with.
-func Taken(ring []byte, budget int) uint64 {
-	return Load(ring[credit*verbs.WQESize+verbs.WQEAddr:]) - 1 + uint64(budget)
-}
 
 // A Program is what is posted for a chain.
 type Program struct {
@@ -92,6 +85,7 @@ type Program struct {
 	Recv    []verbs.SGE    // of the front's two receives, once
 	Entry   int            // index of the READ of the entry: fails if the queue is empty
 	Element int            // index of the READ of the element
+	Sent    int            // of an allocation chain: index of the WAIT that its answer is sent
 }
 
 // program builds a chain.
@@ -149,10 +143,11 @@ func Alloc(c *Config) *Program {
 	p := &program{chain: c.Chain, trashAt: trashOff}
 	windows := c.Table.Windows
 	wait := p.add(verbs.SendWR{Op: verbs.OpWait, CQN: c.RecvCQ, Count: c.Done + c.Failed + 1})
-	// Counted before it is served, so that the CPU sees who asks for too much.
-	p.bump(wait, 1)
-	if spend := p.add(verbs.SendWR{Op: verbs.OpWait, CQN: c.FreedCQ, Count: c.Done + 1 - uint64(c.Budget)}); spend != credit {
-		panic("BUG: the WAIT for the budget is not where Taken looks for it")
+	credit := -1
+	if c.FreedCQ != 0 {
+		// Counted before it is served, so that the CPU sees who asks for too much.
+		p.bump(wait, 1)
+		credit = p.add(verbs.SendWR{Op: verbs.OpWait, CQN: c.FreedCQ, Count: c.Done + 1 - uint64(c.Budget)})
 	}
 	head := p.add(verbs.SendWR{Op: verbs.OpMaskedFetchAdd, RemoteAddr: c.Queue.Head(), RKey: c.QueueKey,
 		Swap: 8, Compare: c.Queue.Wrap()})
@@ -191,7 +186,11 @@ func Alloc(c *Config) *Program {
 	open := p.add(verbs.SendWR{Op: verbs.OpEnableRecv, QPN: c.FrontQP, Count: c.Done + c.Failed + 2})
 	reply := p.add(verbs.SendWR{Op: verbs.OpEnable, QPN: c.FrontQP, Count: depth * (c.Done + 1)})
 	sent := p.add(verbs.SendWR{Op: verbs.OpWait, CQN: c.SentCQ, Count: c.Done + 1})
-	p.bump(credit, 1)
+	if credit >= 0 {
+		p.bump(credit, 1)
+	} else {
+		p.bump(wait, 1)
+	}
 	p.bump(open, 1)
 	p.bump(reply, depth)
 	p.bump(sent, 1)
@@ -205,6 +204,7 @@ func Alloc(c *Config) *Program {
 		Recv:    append(recv, c.Front.sge(verbs.WQEAddr, 12)),
 		Entry:   entry,
 		Element: element,
+		Sent:    sent,
 	}
 }
 

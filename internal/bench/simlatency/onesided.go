@@ -21,12 +21,12 @@ type lender struct {
 	tableMR, queueMR verbs.MR
 	admin            verbs.QP // binds windows for the chains, in loopback
 	adminCQ          verbs.CQ
-	chunks, offloads int
+	offloads         int
 }
 
 func newLender(r *rig, chunks, chains int) *lender {
 	n := r.node
-	l := &lender{r: r, adminCQ: n.cq(16), chunks: chunks}
+	l := &lender{r: r, adminCQ: n.cq(16)}
 	l.admin = n.queuePair(l.adminCQ)
 	check(n.dev.ConnectLoopback(l.admin, l.admin))
 
@@ -64,22 +64,17 @@ func (r *rig) bind(admin verbs.QP, cq verbs.CQ, m verbs.MR, to verbs.QP) (key ve
 	return key
 }
 
-// offloaded is a queue pair of the node's that carries a chain.
-type offloaded struct {
-	front verbs.QP // which the client is connected to
-	cq    verbs.CQ // that the chain completes into
-}
-
 // offload makes a queue pair of the node's that carries a chain, to free, or to
-// allocate beside one that frees, and connects it to a client's.
-func (l *lender) offload(client verbs.QP, free *offloaded) *offloaded {
+// allocate beside one that frees, and connects it to a client's. As in the paper's
+// experiment there are no budgets.
+func (l *lender) offload(client verbs.QP, free verbs.QP) (front verbs.QP) {
 	n := l.r.node
 	cfg := &chain.Config{Table: l.table, Queue: l.queue, ChunkSize: page,
 		Access: verbs.AccessRemoteRead | verbs.AccessRemoteWrite}
 	program, depth := chain.Free, windows+1
 	if free != nil {
 		program, depth = chain.Alloc, 2
-		cfg.FreeQP, cfg.FreedCQ, cfg.Budget = free.front.Num(), free.cq.Num(), l.chunks
+		cfg.FreeQP = free.Num()
 	} else {
 		cfg.To = l.queue.Tail()
 	}
@@ -89,7 +84,7 @@ func (l *lender) offload(client verbs.QP, free *offloaded) *offloaded {
 
 	ring := n.memory(chain.RingSize, verbs.AccessLocalWrite|verbs.AccessMWBind)
 	cfg.Chain = chain.Region{Addr: ring.Addr(), LKey: ring.LKey()}
-	qp, cq := l.r.loop(ring, len(program(cfg).Chain))
+	qp := l.r.loop(ring, len(program(cfg).Chain))
 	cfg.Chain.RKey = l.r.bind(l.admin, l.adminCQ, ring, qp)
 	cfg.TableKey = l.r.bind(l.admin, l.adminCQ, l.tableMR, qp)
 	cfg.QueueKey = l.r.bind(l.admin, l.adminCQ, l.queueMR, qp)
@@ -97,8 +92,9 @@ func (l *lender) offload(client verbs.QP, free *offloaded) *offloaded {
 	chain.SetOwner(ring.Bytes(), uint64(l.offloads))
 
 	p := program(cfg)
-	l.r.start(qp, front, p.Chain, p.Front, p.Recv)
-	return &offloaded{front, cq}
+	check(qp.PostSend(p.Chain...))
+	l.r.start(qp, len(p.Chain), front, p.Front, p.Recv)
+	return front
 }
 
 // front makes the queue pair that a client's requests arrive at.
@@ -114,20 +110,20 @@ func (r *rig) front(client verbs.QP, depth int, recvCQ, sentCQ *uint32) (front v
 }
 
 // loop makes the queue pair in loopback that executes a chain.
-func (r *rig) loop(ring verbs.MR, depth int) (verbs.QP, verbs.CQ) {
+func (r *rig) loop(ring verbs.MR, depth int) verbs.QP {
 	cq := r.node.counter()
 	qp := must(r.node.pd.CreateQP(verbs.QPInit{SendCQ: cq, RecvCQ: cq, SendDepth: depth, Managed: true, SendRing: ring}))
 	check(r.node.dev.ConnectLoopback(qp, qp))
-	return qp, cq
+	return qp
 }
 
-// start posts a chain and what its front does, and lets the first request in.
-func (r *rig) start(qp, front verbs.QP, requests, answers []verbs.SendWR, recv []verbs.SGE) {
-	check(qp.PostSend(requests...))
+// start posts what the front of a chain, which has been posted, does, and lets the
+// first request in.
+func (r *rig) start(qp verbs.QP, depth int, front verbs.QP, answers []verbs.SendWR, recv []verbs.SGE) {
 	check(front.PostSend(answers...))
 	check(front.PostRecv(verbs.RecvWR{SGL: recv}, verbs.RecvWR{SGL: recv}))
 	check(front.EnableRecv(1))
-	check(qp.EnableSend(uint64(len(requests))))
+	check(qp.EnableSend(uint64(depth)))
 }
 
 // borrower is a client's Alloc QP, beside which there is a Free QP.
@@ -141,7 +137,7 @@ func (l *lender) borrower() *borrower {
 	b := &borrower{accessor: *l.r.accessor()}
 	c := l.r.client
 	free := l.offload(c.queuePair(c.cq(64)), nil)
-	b.front = l.offload(b.qp, free).front
+	b.front = l.offload(b.qp, free)
 	return b
 }
 
@@ -212,7 +208,7 @@ func separated(pairs int) mechanism {
 func besides(offloads int) mechanism {
 	return func(r *rig, threads, rounds int) []thread {
 		node := newLender(r, 1, offloads)
-		var free *offloaded
+		var free verbs.QP
 		for i := range offloads { // half of them are Alloc QPs
 			front := node.offload(r.client.queuePair(r.client.cq(16)), free)
 			if free = nil; i%2 == 0 {
