@@ -129,10 +129,11 @@ func (m *onesided) connect(c *client, h *wire.Hello, req verbs.ConnRequest) erro
 	return fmt.Errorf("no use for a queue pair of kind %d now", h.Kind)
 }
 
-// event returns the handler of the events of a queue pair of k's.
+// event returns the handler of the events of a queue pair of k's. That the client
+// has closed its end is no trouble.
 func (m *onesided) event(k *counter) func(verbs.AsyncEvent) {
 	return func(e verbs.AsyncEvent) {
-		if e.Type != verbs.EventCommEstablish {
+		if e.Type != verbs.EventCommEstablish && e.Type != verbs.EventDisconnected {
 			k.trouble.Store(true)
 			m.node.ready.add(k.client)
 		}
