@@ -57,6 +57,23 @@ func (n *Node) Stats() Stats {
 	return s
 }
 
+// Add adds what another node, with chunks of the same size, has and has done.
+func (s *Stats) Add(o Stats) {
+	s.ChunkSize = o.ChunkSize
+	for _, f := range []struct {
+		to   *int64
+		from int64
+	}{
+		{&s.Chunks, o.Chunks}, {&s.Lent, o.Lent}, {&s.Dirty, o.Dirty}, {&s.Clients, o.Clients}, {&s.Sessions, o.Sessions},
+		{&s.Allocs, o.Allocs}, {&s.Frees, o.Frees}, {&s.Reclaimed, o.Reclaimed}, {&s.NoMemory, o.NoMemory},
+		{&s.Refused, o.Refused}, {&s.Malformed, o.Malformed}, {&s.NotOwner, o.NotOwner}, {&s.Violations, o.Violations},
+		{&s.CutOff, o.CutOff}, {&s.Wakeups, o.Wakeups},
+	} {
+		*f.to += f.from
+	}
+	s.Busy += o.Busy
+}
+
 // ClientInfo is one session.
 type ClientInfo struct {
 	Session uint64
@@ -89,9 +106,9 @@ func (n *Node) clientInfos() []ClientInfo {
 	return infos
 }
 
-// NewCollector returns a Prometheus collector of n's statistics.
-func NewCollector(n *Node) prometheus.Collector {
-	c := &collector{node: n}
+// NewCollector returns a Prometheus collector of nodes' statistics, added up.
+func NewCollector(nodes ...*Node) prometheus.Collector {
+	c := &collector{nodes: nodes}
 	gauge := func(name, help string, value func(*Stats) int64) {
 		c.add(name, help, prometheus.GaugeValue, value)
 	}
@@ -119,7 +136,7 @@ func NewCollector(n *Node) prometheus.Collector {
 }
 
 type collector struct {
-	node    *Node
+	nodes   []*Node
 	metrics []metric
 }
 
@@ -143,7 +160,10 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (c *collector) Collect(ch chan<- prometheus.Metric) {
-	s := c.node.Stats()
+	var s Stats
+	for _, n := range c.nodes {
+		s.Add(n.Stats())
+	}
 	for _, m := range c.metrics {
 		ch <- prometheus.MustNewConstMetric(m.desc, m.kind, float64(m.value(&s)))
 	}
