@@ -3,10 +3,7 @@ package tcp
 import (
 	"context"
 	"fmt"
-	"io"
 	"net"
-	"sync"
-	"sync/atomic"
 
 	"polder/verbs"
 	"polder/verbs/internal/endpoint"
@@ -17,11 +14,7 @@ import (
 // device is a software RNIC with its listeners and connections.
 type device struct {
 	*softdev.Device
-
-	mu      sync.Mutex
-	closed  bool                   // guarded by mu
-	ends    map[io.Closer]struct{} // guarded by mu: listeners and connections
-	running sync.WaitGroup         // their goroutines; Add under mu, while not closed
+	ends endpoint.Ends
 }
 
 // NewDevice opens a software RNIC whose packets travel over TCP.
@@ -33,43 +26,14 @@ func NewDevice(cfg softnic.Config) (verbs.Device, error) {
 	if err := d.ParkInPoller(); err != nil {
 		return nil, fmt.Errorf("cannot open a tcp device: %w", err)
 	}
-	return &device{Device: d, ends: make(map[io.Closer]struct{})}, nil
+	return &device{Device: d}, nil
 }
 
 // Close implements verbs.Device. It waits for the connections' goroutines,
 // and so must not be called from a completion handler.
 func (d *device) Close() error {
-	d.mu.Lock()
-	d.closed = true
-	ends := make([]io.Closer, 0, len(d.ends))
-	for e := range d.ends {
-		ends = append(ends, e)
-	}
-	d.mu.Unlock()
-	for _, e := range ends {
-		e.Close()
-	}
-	d.running.Wait()
+	d.ends.Close()
 	return d.Device.Close()
-}
-
-// add counts a listener or connection in, so that Close closes it. The
-// returned function counts it out, and is to be called when its goroutines
-// have ended.
-func (d *device) add(e io.Closer) (remove func(), err error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
-		return nil, fmt.Errorf("the device is closed: %w", verbs.ErrClosed)
-	}
-	d.ends[e] = struct{}{}
-	d.running.Add(1)
-	return func() {
-		d.mu.Lock()
-		delete(d.ends, e)
-		d.mu.Unlock()
-		d.running.Done()
-	}, nil
 }
 
 // ours returns dev as this driver's.
@@ -122,9 +86,9 @@ func establish(ctx context.Context, d *device, nc net.Conn, cfg Config, l *liste
 	if err != nil {
 		return nil, err
 	}
-	remove, err := d.add(c)
+	remove, err := d.ends.Add(c)
 	if err != nil {
-		d.RemoveLink(c.link)
+		d.RemoveLink(c.ID())
 		return nil, err
 	}
 	c.start(func() {
@@ -133,8 +97,3 @@ func establish(ctx context.Context, d *device, nc net.Conn, cfg Config, l *liste
 	})
 	return c, nil
 }
-
-// onlyOnce lets one caller through.
-type onlyOnce struct{ done atomic.Bool }
-
-func (o *onlyOnce) first() bool { return o.done.CompareAndSwap(false, true) }

@@ -40,7 +40,7 @@ func listen(dev verbs.Device, addr string, cfg Config) (*listener, error) {
 	if l.acceptor, err = endpoint.Listen(addr, cfg, greet); err != nil {
 		return nil, err
 	}
-	remove, err := d.add(l)
+	remove, err := d.ends.Add(l)
 	if err != nil {
 		l.acceptor.Close()
 		return nil, err
@@ -56,14 +56,4 @@ func listen(dev verbs.Device, addr string, cfg Config) (*listener, error) {
 func (l *listener) Addr() string { return l.acceptor.Addr().String() }
 
 // Close implements verbs.Listener. Connections that have been made stay.
-func (l *listener) Close() error {
-	// First, so that nobody connects to a listener that refuses everything.
-	err := l.acceptor.Close()
-	if !l.Requests.Close() {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("cannot close the listener: %w", err)
-	}
-	return nil
-}
+func (l *listener) Close() error { return endpoint.CloseListener(l.acceptor, l.Requests) }

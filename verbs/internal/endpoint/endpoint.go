@@ -1,6 +1,6 @@
-// Package endpoint makes the stream connections of drivers that connect over
-// TCP: who may listen and dial without TLS, how long a handshake may take, and
-// how many peers there may be.
+// Package endpoint makes the stream connections of drivers: who may listen and
+// dial without TLS, how long a handshake may take, and how many peers there may
+// be. Package cm is what software drivers do with them.
 //
 // Concurrency: a Config is a value. Everything else may be used by any number of
 // goroutines.
@@ -79,13 +79,19 @@ func Listen(addr string, cfg Config, greet func(ctx context.Context, nc net.Conn
 	if err != nil {
 		return nil, err
 	}
+	return NewAcceptor(nl, cfg, greet), nil
+}
+
+// NewAcceptor is Listen for a listener that is open. Of cfg only MaxConns,
+// HandshakeTimeout, Log and TLS count.
+func NewAcceptor(nl net.Listener, cfg Config, greet func(ctx context.Context, nc net.Conn, leave func()) error) *Acceptor {
 	a := &Acceptor{
 		nl: nl, cfg: cfg, greet: greet,
 		places: make(chan struct{}, cfg.MaxConns),
 		slots:  make(chan struct{}, maxHandshakes),
 	}
 	a.ctx, a.cancel = context.WithCancel(context.Background())
-	return a, nil
+	return a
 }
 
 // Run accepts until Close is called, and returns when the last handshake ends.
@@ -142,6 +148,9 @@ func (a *Acceptor) receive(nc net.Conn) {
 
 // Addr is the address that peers dial.
 func (a *Acceptor) Addr() net.Addr { return a.nl.Addr() }
+
+// Peers is how many connections there are, those in their handshake included.
+func (a *Acceptor) Peers() int { return len(a.places) }
 
 // Done is closed when the acceptor is.
 func (a *Acceptor) Done() <-chan struct{} { return a.ctx.Done() }
