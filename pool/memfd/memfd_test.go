@@ -5,12 +5,13 @@ import (
 
 	"go.uber.org/goleak"
 
+	"polder/internal/child/childtest"
 	"polder/pool/memfd"
 	"polder/pool/pooltest"
 )
 
 func TestMain(m *testing.M) {
-	beChild()
+	childtest.Main(children)
 	goleak.VerifyTestMain(m)
 }
 
