@@ -249,7 +249,9 @@ func (p *process) awaitNodes(ctx context.Context, wait time.Duration, cfg pool.C
 		if err == nil || left <= 0 || !errors.Is(err, pool.ErrNodeGone) || errors.As(err, &refused) {
 			return lent, err
 		}
-		p.Logger.Warn("no node answers yet", "trying again for", left.Round(time.Second), "error", err)
+		if pause == firstPause {
+			p.Logger.Warn("no node answers yet", "trying again for", left.Round(time.Second), "error", err)
+		}
 		timer := time.NewTimer(min(pause, left))
 		select {
 		case <-timer.C:
