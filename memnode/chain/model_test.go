@@ -291,7 +291,12 @@ func (w *world) actions(inCPU bool) []action {
 		}
 	}
 	if w.useful() {
-		list = append(list, action{"CPU: tick", w.tick})
+		list = append(list, action{"CPU: tick", func() {
+			before := w.hash()
+			if w.tick(); w.hash() == before {
+				w.t.Fatal("a tick that was due changes nothing: somebody is never told")
+			}
+		}})
 	}
 	return list
 }
@@ -508,8 +513,8 @@ func (w *world) run() {
 			w.t.Fatalf("client %d, with %d chunks of %d and %q left, is cut off: %t", b.id, w.held(b), b.cpu.Budget, b.script, b.cut)
 		}
 		if b.script != "" && !greedy && !(b.script[0] == 'a' && held == total) {
-			w.t.Fatalf("client %d waits for ever: %q is left, state %c, %+v; %d chunks are held, %d free",
-				b.id, b.script, b.state, b.cpu, held, w.queue.Free())
+			w.t.Fatalf("client %d waits for ever: %q is left, state %c, failed %d, owed %t, told %t; %d chunks are held, %d free",
+				b.id, b.script, b.state, b.cpu.Failed, b.cpu.Owed, b.cpu.Told, held, w.queue.Free())
 		}
 	}
 	if free := w.queue.Free(); held+free != total {
