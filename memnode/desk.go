@@ -30,6 +30,7 @@ type desk struct {
 	make    func(*chain.Config) *chain.Program
 	cfg     chain.Config
 	onEvent func(verbs.AsyncEvent)
+	refused atomic.Bool // front has failed, and not because the client closed its end
 }
 
 // newDesk makes a desk whose chain is what make says. cfg has what make needs
@@ -70,7 +71,13 @@ func (d *desk) open(dev verbs.Device, owner uint64) (err error) {
 	p := d.make(&d.cfg) // for its sizes
 	if d.front, err = d.w.pd.CreateQP(verbs.QPInit{
 		SendCQ: d.sentCQ, RecvCQ: d.recvCQ, SendDepth: len(p.Front), RecvDepth: 2,
-		Managed: true, ManagedRecv: true, SendRing: d.frontMR, OnEvent: d.onEvent,
+		Managed: true, ManagedRecv: true, SendRing: d.frontMR,
+		OnEvent: func(e verbs.AsyncEvent) {
+			if e.Type != verbs.EventCommEstablish && e.Type != verbs.EventDisconnected {
+				d.refused.Store(true)
+			}
+			d.onEvent(e)
+		},
 	}); err != nil {
 		return err
 	}

@@ -66,12 +66,12 @@ func (m *onesided) inspect(k *counter) error {
 		}
 		return nil
 	}
-	if d := k.free; d != nil && !k.cut && (d.front.State() == verbs.StateError || d.chain.State() == verbs.StateError) {
+	if d := k.free; d != nil && !k.cut && (d.refused.Load() || d.chain.State() == verbs.StateError) {
 		m.node.counters.notOwner.Add(1)
 		return errNotOwner
 	}
 	if d := k.alloc; d != nil && d.chain != nil {
-		if d.front.State() == verbs.StateError {
+		if d.refused.Load() {
 			return errors.New("the queue pair to allocate with has failed")
 		}
 		if d.chain.State() == verbs.StateError {
