@@ -61,8 +61,9 @@ type client struct {
 	waiting []received
 	replies []uint8 // free reply buffers
 
-	queued bool        // guarded by readyList.mu
-	gone   atomic.Bool // the connection is lost
+	queued   bool        // guarded by readyList.mu
+	gone     atomic.Bool // the connection is lost
+	offended atomic.Bool // mgmt failed for something that the client did
 }
 
 // received is a request in receive buffer slot.
@@ -98,7 +99,13 @@ func (c *client) open(dev verbs.Device, pd verbs.PD, ready *readyList, onEvent f
 		return fmt.Errorf("cannot create a completion queue: %w", err)
 	}
 	c.mgmt, err = pd.CreateQP(verbs.QPInit{
-		SendCQ: c.cq, RecvCQ: c.cq, SendDepth: credits, RecvDepth: credits, OnEvent: onEvent,
+		SendCQ: c.cq, RecvCQ: c.cq, SendDepth: credits, RecvDepth: credits,
+		OnEvent: func(e verbs.AsyncEvent) {
+			if e.Type != verbs.EventCommEstablish && e.Type != verbs.EventDisconnected {
+				c.offended.Store(true)
+			}
+			onEvent(e)
+		},
 	})
 	if err != nil {
 		return fmt.Errorf("cannot create a management queue pair: %w", err)

@@ -1,7 +1,6 @@
 package memnode
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync/atomic"
@@ -22,7 +21,7 @@ type desk struct {
 	chain   verbs.QP // nil while it has failed
 	recvCQ  verbs.CQ // of front: counted by WAIT only
 	sentCQ  verbs.CQ
-	cq      verbs.CQ // of chain: nobody looks
+	cq      verbs.CQ // of chain: a free chain's is counted by WAIT
 	mem     *arena.Mapping
 	chainMR verbs.MR
 	frontMR verbs.MR
@@ -31,6 +30,7 @@ type desk struct {
 	make    func(*chain.Config) *chain.Program
 	cfg     chain.Config
 	onEvent func(verbs.AsyncEvent)
+	refused atomic.Bool // front has failed, and not because the client closed its end
 }
 
 // newDesk makes a desk whose chain is what make says. cfg has what make needs
@@ -71,7 +71,13 @@ func (d *desk) open(dev verbs.Device, owner uint64) (err error) {
 	p := d.make(&d.cfg) // for its sizes
 	if d.front, err = d.w.pd.CreateQP(verbs.QPInit{
 		SendCQ: d.sentCQ, RecvCQ: d.recvCQ, SendDepth: len(p.Front), RecvDepth: 2,
-		Managed: true, ManagedRecv: true, SendRing: d.frontMR, OnEvent: d.onEvent,
+		Managed: true, ManagedRecv: true, SendRing: d.frontMR,
+		OnEvent: func(e verbs.AsyncEvent) {
+			if e.Type != verbs.EventCommEstablish && e.Type != verbs.EventDisconnected {
+				d.refused.Store(true)
+			}
+			d.onEvent(e)
+		},
 	}); err != nil {
 		return err
 	}
@@ -174,14 +180,17 @@ func (d *desk) disarm() {
 	d.own = d.own[:0]
 }
 
-// address is the address field of the chain's request of an index.
-//
-// Preconditions: the chain has stopped.
-func (d *desk) address(index int) uint64 {
-	return binary.LittleEndian.Uint64(d.ring()[index*verbs.WQESize+verbs.WQEAddr:])
+// resume arms the desk, whose chain has failed, after so many requests that were
+// served and so many in vain.
+func (d *desk) resume(dev verbs.Device, done, failed uint64) error {
+	d.cfg.Done, d.cfg.Failed = done, failed
+	if err := d.arm(dev); err != nil {
+		return err
+	}
+	return d.front.EnableRecv(done + failed + 1)
 }
 
-// received is how many requests the chain has dealt with. Anybody may call it.
+// received is how many requests the chain has begun with. Anybody may call it.
 func (d *desk) received() uint64 { return chain.Received(d.ring()) }
 
 // close releases everything. The windows that the front has are gone, too.
@@ -211,18 +220,22 @@ type counter struct {
 	client  *client
 	owner   uint64
 	group   []verbs.QP // access queue pairs, nil where not yet connected
-	alloc   *desk      // of chains
+	account chain.Account
+	alloc   *desk // of chains
 	free    *desk
 	verb    verbs.QP     // of the allocation verb
-	base    int          // chunks when it connected
-	failed  uint64       // allocations that found nothing
 	listed  []wire.Grant // what its session had, bound to its queue pairs
 	bound   bool
-	cut     bool // the budget was exceeded
-	owed    bool // alloc waits for an element
-	told    bool // the client knows that there is nothing
-	notice  bool // to be sent
+	cut     bool // it asked for more than its budget
 	trouble atomic.Bool
+}
+
+// freed is how many requests to free k's chain has begun with.
+func (k *counter) freed() uint64 {
+	if k.free == nil {
+		return 0
+	}
+	return k.free.received()
 }
 
 // complete reports whether every queue pair is connected.

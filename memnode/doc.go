@@ -25,9 +25,10 @@
 //     queue empty.
 //   - A chain that finds the queue empty fails. The client is told so, and when
 //     there is memory again. See package chain.
-//   - Every 50 ms the counts that chains keep are compared with the clients'
-//     budgets. Who has more loses the queue pairs to allocate and to free with.
-//     The verb keeps to budgets by itself.
+//   - The device keeps every client within its budget: the verb refuses, and a
+//     chain waits until as much has been freed (package chain). Every 50 ms the
+//     counts that chains keep show who has asked for more than its budget; it loses
+//     the queue pairs to allocate and to free with.
 //
 // # Isolation
 //

@@ -26,13 +26,12 @@ func (m *onesided) answer(c *client, req *wire.Request, reply *wire.Reply) []wir
 
 // status is how an allocation of k's would end now.
 func (m *onesided) status(k *counter) wire.Status {
-	k.told = k.owed || m.w.queue.Free() == 0
 	switch {
-	case k.told:
+	case k.account.Empty(m.w.queue):
 		m.node.counters.noMemory.Add(1)
 		m.soon()
 		return wire.StatusNoMemory
-	case m.holds(k) >= m.node.cfg.budget():
+	case m.holds(k) >= k.account.Budget:
 		return wire.StatusBudget
 	}
 	return wire.StatusOK
@@ -67,12 +66,12 @@ func (m *onesided) inspect(k *counter) error {
 		}
 		return nil
 	}
-	if d := k.free; d != nil && !k.cut && (d.front.State() == verbs.StateError || d.chain.State() == verbs.StateError) {
+	if d := k.free; d != nil && !k.cut && (d.refused.Load() || d.chain.State() == verbs.StateError) {
 		m.node.counters.notOwner.Add(1)
 		return errNotOwner
 	}
 	if d := k.alloc; d != nil && d.chain != nil {
-		if d.front.State() == verbs.StateError {
+		if d.refused.Load() {
 			return errors.New("the queue pair to allocate with has failed")
 		}
 		if d.chain.State() == verbs.StateError {
@@ -82,63 +81,39 @@ func (m *onesided) inspect(k *counter) error {
 	return nil
 }
 
-// stopped deals with an allocation chain that has failed. It can have done so
-// where it reads an entry, because there was none, or where it binds a window,
-// because the client named a queue pair that is none.
+// stopped deals with an allocation chain that has failed.
 func (m *onesided) stopped(k *counter) error {
-	d := k.alloc
-	d.disarm()
-	entry, slot := d.address(d.program.Entry), d.address(d.program.Element)
-	if slot == 0 {
-		return nil // it has not begun, and the device is closed
-	}
-	if entry == 0 {
-		k.owed, k.notice = true, true
-		k.failed++
-		m.w.queue.Owe(slot, k)
+	k.alloc.disarm()
+	switch cause, entry := k.account.Stopped(m.w.queue); cause {
+	case chain.QueueEmpty:
 		m.settle()
 		m.soon()
 		return nil
-	}
-	// The chunk has left the queue and nobody has it.
-	if i, ok := m.w.table.Chunk(entry); ok && m.w.table.Owner(i) != k.owner {
-		if err := m.w.takeBack(i); err != nil {
-			return err
+	case chain.NotBegun:
+		return nil // the device is closed
+	default:
+		// The chunk has left the queue and nobody has it.
+		if i, ok := m.w.table.Chunk(entry); ok && m.w.table.Owner(i) != k.owner {
+			if err := m.w.takeBack(i); err != nil {
+				return err
+			}
 		}
+		return errors.New("its allocation failed")
 	}
-	return errors.New("its allocation failed")
 }
 
-// settle gives elements that are owed back to the queue, and arms the chains
+// settle gives elements that are owed back to the queue, and resumes the chains
 // that stopped for them.
-func (m *onesided) settle() {
-	m.w.settle(func(by any) {
-		k, _ := by.(*counter)
-		if k == nil || k.alloc == nil {
-			return
-		}
-		k.owed = false
-		d := k.alloc
-		d.cfg.Failed = k.failed
-		d.cfg.Done = d.received() + 1 - k.failed
-		if err := d.arm(m.node.dev); err != nil {
-			m.node.warn("cannot arm a chain", "error", err)
-			k.client.gone.Store(true)
-			m.node.ready.add(k.client)
-			return
-		}
-		d.front.EnableRecv(d.cfg.Done + d.cfg.Failed + 1)
-	})
-}
+func (m *onesided) settle() { m.w.settle() }
 
 // tell sends k's client a notice that is due. If there is no buffer, look comes
 // again when one has come back: what it says is the state then.
 func (m *onesided) tell(k *counter) error {
-	if !k.notice || len(k.client.replies) == 0 {
+	if !k.account.Due || len(k.client.replies) == 0 {
 		return nil
 	}
-	k.notice = false
-	return m.node.notify(k.client, m.status(k), uint32(k.failed))
+	k.account.Due = false
+	return m.node.notify(k.client, m.status(k), uint32(k.account.Failed))
 }
 
 func (m *onesided) ticks() <-chan time.Time { return m.timer.C }
@@ -149,12 +124,8 @@ func (m *onesided) soon() { m.timer.Reset(emptyEvery) }
 func (m *onesided) tick() {
 	m.timer.Reset(auditEvery)
 	m.settle()
-	free := m.w.queue.Free() > 0
 	for c, k := range m.counters {
-		if k.told && free && !k.owed {
-			k.notice = true
-		}
-		if k.told && !free {
+		if k.account.Tick(m.w.queue) {
 			m.soon()
 		}
 		m.audit(k)
@@ -165,20 +136,21 @@ func (m *onesided) tick() {
 	}
 }
 
-// audit takes the means to allocate away from a client that has more than its
-// budget. What it has it keeps, and can access.
+// audit takes the means to allocate and to free away from a client that has asked
+// for more than its budget. It has not got it: its chain waits for it to free as
+// much. What it has it keeps, and can access.
 func (m *onesided) audit(k *counter) {
-	if k.cut || k.alloc == nil || m.holds(k) <= m.node.cfg.budget() {
+	if !k.account.Over(k.freed) {
 		return
 	}
-	m.node.warn("client cut off: it has more than its budget", "peer", k.client.conn.RemoteAddr(),
+	m.node.warn("client cut off: it has asked for more than its budget", "peer", k.client.conn.RemoteAddr(),
 		"session", k.client.session.wire.ID, "chunks", m.holds(k))
 	k.cut = true
+	m.node.counters.cutOff.Add(1)
 	m.quiesce()
 	m.retire(k)
-	allocs, _ := m.rounds(k)
-	k.base += int(allocs)
-	m.goneAllocs += allocs
+	m.goneAllocs += int64(k.account.Taken())
+	k.account.Close(m.w.queue)
 	k.alloc.close()
 	k.alloc = nil
 	k.free.disarm() // its front has windows
@@ -204,5 +176,4 @@ func (m *onesided) retire(k *counter) {
 	if d := k.alloc; d != nil && d.chain != nil && d.chain.State() == verbs.StateError {
 		_ = m.stopped(k) // the client is going anyway
 	}
-	m.w.queue.Forget(k)
 }

@@ -289,21 +289,34 @@ func (n *Node) look(c *client) {
 	if c.closed {
 		return
 	}
-	if c.gone.Load() {
+	left := func() {
 		n.log.Info("client disconnected", "peer", c.conn.RemoteAddr(),
 			"session", c.session.wire.ID, "chunks", n.manager.held(c.session), "error", c.conn.Err())
 		n.disconnect(c)
+	}
+	if c.gone.Load() {
+		left()
 		return
 	}
 	err := n.serve(c)
 	if err == nil {
 		err = n.manager.look(c)
 	}
-	if err != nil {
+	switch {
+	case err == nil:
+	case tornDown(err) && !c.offended.Load():
+		left() // its queue pairs are closed before the connection is
+	default:
 		n.warn("client dropped", "peer", c.conn.RemoteAddr(),
 			"session", c.session.wire.ID, "chunks", n.manager.held(c.session), "error", err)
 		n.disconnect(c)
 	}
+}
+
+// tornDown reports whether an error is that of a queue pair whose peer has gone.
+func tornDown(err error) bool {
+	var s *verbs.StatusError
+	return errors.As(err, &s) && (s.Status == verbs.StatusWRFlushErr || s.Status == verbs.StatusRetryExcErr)
 }
 
 // disconnect ends c. Its session's chunks become inaccessible, and the grace

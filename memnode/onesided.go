@@ -94,7 +94,15 @@ func (m *onesided) counter(c *client) *counter {
 	k := m.counters[c]
 	if k == nil {
 		b := m.borrower(c.session)
-		k = &counter{client: c, owner: b.owner, base: len(b.chunks), group: make([]verbs.QP, m.w.count-1)}
+		k = &counter{client: c, owner: b.owner, group: make([]verbs.QP, m.w.count-1)}
+		k.account = chain.Account{Budget: m.node.cfg.budget(), Base: len(b.chunks)}
+		k.account.Resume = func(done, failed uint64) {
+			if err := k.alloc.resume(m.node.dev, done, failed); err != nil {
+				m.node.warn("cannot arm a chain", "error", err)
+				c.gone.Store(true)
+				m.node.ready.add(c)
+			}
+		}
 		m.counters[c] = k
 	}
 	return k
@@ -121,10 +129,11 @@ func (m *onesided) connect(c *client, h *wire.Hello, req verbs.ConnRequest) erro
 	return fmt.Errorf("no use for a queue pair of kind %d now", h.Kind)
 }
 
-// event returns the handler of the events of a queue pair of k's.
+// event returns the handler of the events of a queue pair of k's. That the client
+// has closed its end is no trouble.
 func (m *onesided) event(k *counter) func(verbs.AsyncEvent) {
 	return func(e verbs.AsyncEvent) {
-		if e.Type != verbs.EventCommEstablish {
+		if e.Type != verbs.EventCommEstablish && e.Type != verbs.EventDisconnected {
 			k.trouble.Store(true)
 			m.node.ready.add(k.client)
 		}
@@ -161,6 +170,9 @@ func (m *onesided) connectDesk(k *counter, req verbs.ConnRequest, free bool) err
 		}
 	} else {
 		cfg.FreeQP = k.free.front.Num()
+		if k.account.Budget < m.node.cfg.chunks() {
+			cfg.FreedCQ, cfg.Budget = k.free.cq.Num(), k.account.Spare()
+		}
 	}
 	d, err := newDesk(m.node.dev, m.w, k.owner, program, cfg, m.event(k))
 	if err != nil {
@@ -171,15 +183,18 @@ func (m *onesided) connectDesk(k *counter, req verbs.ConnRequest, free bool) err
 		d.close()
 		return nil
 	}
+	if err := d.start(m.node.dev); err != nil {
+		d.close()
+		m.node.warn("cannot start a chain", "error", err)
+		k.client.gone.Store(true)
+		m.node.ready.add(k.client)
+		return nil
+	}
 	if free {
 		k.free = d
 	} else {
 		k.alloc = d
-	}
-	if err := d.start(m.node.dev); err != nil {
-		m.node.warn("cannot start a chain", "error", err)
-		k.client.gone.Store(true)
-		m.node.ready.add(k.client)
+		k.account.Open(d.program, d.ring())
 	}
 	return nil
 }
@@ -196,8 +211,8 @@ func (m *onesided) connectVerb(k *counter, req verbs.ConnRequest) (err error) {
 	if err != nil {
 		return fmt.Errorf("cannot create a queue pair to allocate with: %w", err)
 	}
-	budget := uint64(m.node.cfg.budget())
-	held := min(uint64(k.base), budget)
+	budget := uint64(k.account.Budget)
+	held := min(uint64(k.account.Base), budget)
 	if err := m.allocator.Attach(qp, verbs.AllocClient{Owner: k.owner, Budget: budget, Held: held, Group: k.group}); err != nil {
 		qp.Close()
 		return err
@@ -263,6 +278,7 @@ func (m *onesided) disconnect(c *client) {
 	a, f := m.rounds(k)
 	m.goneAllocs += a
 	m.goneFrees += f
+	k.account.Close(m.w.queue)
 	delete(m.counters, c)
 	m.count()
 	for _, d := range []*desk{k.alloc, k.free} {
@@ -309,22 +325,13 @@ func (m *onesided) rounds(k *counter) (allocs, frees int64) {
 		}
 		return int64(a), int64(f)
 	}
-	if k.alloc != nil {
-		allocs = int64(k.alloc.received() - k.failed)
-		if k.owed { // it has not been counted as received
-			allocs++
-		}
-	}
-	if k.free != nil {
-		frees = int64(k.free.received())
-	}
-	return allocs, frees
+	return int64(k.account.Taken()), int64(k.freed())
 }
 
 // holds is how many chunks k's session has.
 func (m *onesided) holds(k *counter) int {
 	a, f := m.rounds(k)
-	return k.base + int(a-f)
+	return k.account.Base + int(a-f)
 }
 
 func (m *onesided) held(s *session) int {

@@ -11,27 +11,9 @@ import (
 
 // A pager is where the NIC serves one connection's requests for pages, in one
 // direction: a queue pair that the client is connected to, the front, and beside
-// it one in loopback that runs the chain. A request is the address of an entry
-// of the client's translation table, and behind it a page if that is to be
-// written. The chain
-//
-//	WAIT       for the request, which the receive scatters into the fields below
-//	WRITE      the entry's address to where the CPU sees it: see odrp, on limbo
-//	FETCH_ADD  0 to the entry: a translation, or 0
-//	CMP_SWAP   the opcodes of the next four from NOP to what they are, if it was 0
-//	  FETCH_ADD  on the head of the client's queue of free pages
-//	  READ       the element
-//	  WRITE      zero into the element
-//	  WRITE      the page's address into the entry
-//	FETCH_ADD  0 to the entry: now it is a translation
-//	READ       the page that came with the request into it, or
-//	ENABLE     a SEND of it; the SEND says that the chain is ready again
-//	...        restores the opcodes and its own counts, and enables itself
-//
-// The entry is read by an atomic operation because that must be aligned: half of
-// one entry and half of the next one would make an address of the client's
-// choice. The chain reaches its own ring, the table and the queue by windows of
-// type 2B that are bound to its queue pair, so no client can.
+// it one in loopback that runs the chain (chain.Page). The chain reaches its own
+// ring, the table and the queue by windows of type 2B that are bound to its queue
+// pair, so no client can.
 type pager struct {
 	node    *Node
 	t       *translation
@@ -42,28 +24,21 @@ type pager struct {
 	sentCQ  verbs.CQ
 	cq      verbs.CQ // of chain: nobody looks
 	mem     *arena.Mapping
-	chainMR verbs.MR // the chain's ring, words and a page
+	chainMR verbs.MR // the chain's memory
 	frontMR verbs.MR // the front's ring
 	own     []verbs.MW
-	wrs     []verbs.SendWR
-
-	chainKey, tableKey, queueKey verbs.RKey
+	cfg     chain.PageConfig
 
 	trouble *atomic.Bool // set when the chain has failed
 	onEvent func(verbs.AsyncEvent)
 }
 
-// The layout of a pager's memory. The chain's ring comes first.
+// The layout of a pager's memory: the chain's, and the front's ring.
 const (
-	pagerTrash   = 3072 // takes what nobody needs
-	pagerZero    = 3080 // 0
-	pagerElement = 3088 // what was taken from the queue
-	pagerCurrent = 3096 // the entry that is being worked on, or 0
-	pagerStaging = 4096 // a page to be written
-	pagerFront   = 8192 // the front's ring
-	pagerMemory  = 12288
+	pagerFront  = chain.PageRingSize
+	pagerMemory = pagerFront + 4096
 
-	translatedPage = 4096 // bytes; less if chunks are smaller
+	translatedPage = chain.MaxPage // bytes; less if chunks are smaller
 )
 
 func newPager(n *Node, t *translation, write bool, trouble *atomic.Bool, onEvent func(verbs.AsyncEvent)) (*pager, error) {
@@ -103,11 +78,15 @@ func (p *pager) open() (err error) {
 
 // start arms the pager, whose front has been connected.
 func (p *pager) start() (err error) {
-	const depth = pagerTrash / verbs.WQESize
 	pd, dev := p.node.pd, p.node.dev
-	p.build() // for its length
+	p.cfg = chain.PageConfig{
+		Write: p.write, FrontQP: p.front.Num(), RecvCQ: p.recvCQ.Num(), SentCQ: p.sentCQ.Num(),
+		Chain: chain.Region{Addr: p.chainMR.Addr(), LKey: p.chainMR.LKey()},
+		Front: chain.Region{Addr: p.frontMR.Addr(), LKey: p.frontMR.LKey()},
+		Head:  p.t.queueMR.Addr(), Size: p.t.ringSize, Memory: p.node.mem.mr.LKey(), PageSize: p.t.pageSize,
+	}
 	p.chain, err = pd.CreateQP(verbs.QPInit{
-		SendCQ: p.cq, RecvCQ: p.cq, SendDepth: len(p.wrs), RecvDepth: 1,
+		SendCQ: p.cq, RecvCQ: p.cq, SendDepth: len(chain.Page(&p.cfg).Chain), RecvDepth: 1,
 		Managed: true, SendRing: p.chainMR,
 		OnEvent: func(e verbs.AsyncEvent) {
 			if e.Type != verbs.EventCommEstablish {
@@ -119,44 +98,25 @@ func (p *pager) start() (err error) {
 	if err != nil {
 		return fmt.Errorf("cannot create a queue pair for a chain: %w", err)
 	}
-	if len(p.wrs) > depth {
-		panic("BUG: the chain does not fit into its ring")
-	}
 	if err := dev.ConnectLoopback(p.chain, p.chain); err != nil {
 		return err
 	}
 	if err := p.bindOwn(); err != nil {
 		return err
 	}
-	conditions := p.build()
-	if err := p.chain.PostSend(p.wrs...); err != nil {
+	program := chain.Page(&p.cfg)
+	if err := p.chain.PostSend(program.Chain...); err != nil {
 		return fmt.Errorf("cannot post a chain: %w", err)
 	}
-	// What is executed for an entry without a page only is a NOP, until it
-	// gets its opcode and flags back.
-	ring := p.mem.Bytes()
-	for _, c := range conditions {
-		header := ring[c.request*verbs.WQESize:]
-		chain.Store(ring[c.flip*verbs.WQESize+verbs.WQESwap:], chain.Load(header))
-		chain.Store(header, 0)
-	}
-	size := p.t.pageSize
-	reply := verbs.SendWR{Op: verbs.OpSend, Flags: verbs.SendSignaled}
-	request := []verbs.SGE{p.field(p.entry(), verbs.WQEAddr, 8)}
-	if p.write {
-		request = append(request, p.at(pagerStaging, size))
-	} else {
-		// The address is the chain's to fill in.
-		reply.SGL = []verbs.SGE{{Length: uint32(size), LKey: p.node.mem.mr.LKey()}}
-	}
-	if err := p.front.PostSend(reply); err != nil {
+	program.Condition(p.mem.Bytes())
+	if err := p.front.PostSend(program.Reply); err != nil {
 		return fmt.Errorf("cannot post the answer: %w", err)
 	}
-	recv := verbs.RecvWR{SGL: request}
+	recv := verbs.RecvWR{SGL: program.Recv}
 	if err := p.front.PostRecv(recv, recv); err != nil {
 		return fmt.Errorf("cannot post receives: %w", err)
 	}
-	if err := p.chain.EnableSend(uint64(len(p.wrs))); err != nil {
+	if err := p.chain.EnableSend(uint64(len(program.Chain))); err != nil {
 		return err
 	}
 	return p.front.EnableRecv(1)
@@ -170,7 +130,7 @@ func (p *pager) bindOwn() error {
 	for _, t := range []struct {
 		mr  verbs.MR
 		key *verbs.RKey
-	}{{p.chainMR, &p.chainKey}, {p.t.tableMR, &p.tableKey}, {p.t.queueMR, &p.queueKey}} {
+	}{{p.chainMR, &p.cfg.Chain.RKey}, {p.t.tableMR, &p.cfg.TableKey}, {p.t.queueMR, &p.cfg.QueueKey}} {
 		mw, err := p.node.pd.AllocMW(verbs.MWType2B)
 		if err != nil {
 			return fmt.Errorf("cannot allocate a window for a chain: %w", err)
@@ -189,98 +149,9 @@ func (p *pager) bindOwn() error {
 	return nil
 }
 
-// at is an SGE in the pager's memory.
-func (p *pager) at(off, size int) verbs.SGE {
-	return verbs.SGE{Addr: p.chainMR.Addr() + uint64(off), Length: uint32(size), LKey: p.chainMR.LKey()}
-}
-
-// field is an SGE for a field of the chain's request of an index.
-func (p *pager) field(index, off, size int) verbs.SGE {
-	return p.at(index*verbs.WQESize+off, size)
-}
-
-func (p *pager) add(wr verbs.SendWR) int {
-	wr.ID = uint64(len(p.wrs))
-	p.wrs = append(p.wrs, wr)
-	return len(p.wrs) - 1
-}
-
-// put appends a WRITE of a word of the pager's memory to another of it.
-func (p *pager) put(from, to verbs.SGE, flags verbs.SendFlags) int {
-	return p.add(verbs.SendWR{Op: verbs.OpWrite, Flags: flags, RemoteAddr: to.Addr, RKey: p.chainKey, SGL: []verbs.SGE{from}})
-}
-
-func (p *pager) bump(index int, by uint64) {
-	p.add(verbs.SendWR{Op: verbs.OpFetchAdd, RemoteAddr: p.field(index, verbs.WQEAddr, 8).Addr,
-		RKey: p.chainKey, Swap: by, SGL: []verbs.SGE{p.at(pagerTrash, 8)}})
-}
-
-// entry is the index of the first look at the entry, whose address is the
-// request's.
-func (p *pager) entry() int { return 4 }
-
-// A condition is a request that is executed only if another has flipped its
-// opcode.
-type condition struct{ request, flip int }
-
-// build makes the chain anew.
-func (p *pager) build() (conditions []condition) {
-	const fence = verbs.SendFence
-	const conditional = 4
-	p.wrs = p.wrs[:0]
-	wait := p.add(verbs.SendWR{Op: verbs.OpWait, CQN: p.recvCQ.Num(), Count: 1})
-	flip := p.entry() + conditional
-	pop := flip + conditional
-	element, zero, install, again := pop+2, pop+3, pop+4, pop+5
-	addr := p.field(p.entry(), verbs.WQEAddr, 8)
-	p.put(addr, p.at(pagerCurrent, 8), 0)
-	p.put(addr, p.field(install, verbs.WQEAddr, 8), 0)
-	p.put(addr, p.field(again, verbs.WQEAddr, 8), 0)
-	found := p.field(flip, verbs.WQECompare, 8)
-	p.add(verbs.SendWR{Op: verbs.OpFetchAdd, RKey: p.tableKey, SGL: []verbs.SGE{found}})
-	for i := 1; i < conditional; i++ {
-		p.put(found, p.field(flip+i, verbs.WQECompare, 8), fence)
-	}
-	for i, request := range []int{pop, element, zero, install} {
-		conditions = append(conditions, condition{request, flip + i})
-		p.add(verbs.SendWR{Op: verbs.OpCmpSwap, RemoteAddr: p.field(request, 0, 8).Addr, RKey: p.chainKey,
-			SGL: []verbs.SGE{p.at(pagerTrash, 8)}})
-	}
-	p.add(verbs.SendWR{Op: verbs.OpMaskedFetchAdd, RemoteAddr: p.t.queueMR.Addr(), RKey: p.queueKey,
-		Swap: 8, Compare: p.t.ringSize >> 1, SGL: []verbs.SGE{p.field(element, verbs.WQEAddr, 8)}})
-	p.put(p.field(element, verbs.WQEAddr, 8), p.field(zero, verbs.WQEAddr, 8), fence)
-	p.add(verbs.SendWR{Op: verbs.OpRead, RKey: p.queueKey, SGL: []verbs.SGE{p.at(pagerElement, 8)}})
-	p.add(verbs.SendWR{Op: verbs.OpWrite, Flags: fence, RKey: p.queueKey, SGL: []verbs.SGE{p.at(pagerZero, 8)}})
-	p.add(verbs.SendWR{Op: verbs.OpWrite, Flags: fence, RKey: p.tableKey, SGL: []verbs.SGE{p.at(pagerElement, 8)}})
-	translated := verbs.SGE{Addr: p.frontMR.Addr() + verbs.WQESGE0, Length: 8, LKey: p.frontMR.LKey()}
-	if p.write {
-		translated = p.field(again+1, verbs.WQESGE0, 8)
-	}
-	p.add(verbs.SendWR{Op: verbs.OpFetchAdd, Flags: fence, RKey: p.tableKey, SGL: []verbs.SGE{translated}})
-	if p.write {
-		p.add(verbs.SendWR{Op: verbs.OpRead, Flags: fence, RemoteAddr: p.at(pagerStaging, 0).Addr, RKey: p.chainKey,
-			SGL: []verbs.SGE{{Length: uint32(p.t.pageSize), LKey: p.node.mem.mr.LKey()}}})
-	}
-	// Opened when the page that came with the request has been used.
-	open := p.add(verbs.SendWR{Op: verbs.OpEnableRecv, Flags: fence, QPN: p.front.Num(), Count: 2})
-	reply := p.add(verbs.SendWR{Op: verbs.OpEnable, Flags: fence, QPN: p.front.Num(), Count: 1})
-	sent := p.add(verbs.SendWR{Op: verbs.OpWait, CQN: p.sentCQ.Num(), Count: 1})
-	p.put(p.at(pagerZero, 8), p.at(pagerCurrent, 8), 0)
-	for _, c := range conditions {
-		p.put(p.at(pagerZero, 8), p.field(c.request, 0, 8), 0)
-	}
-	for _, i := range []int{wait, open, reply, sent} {
-		p.bump(i, 1)
-	}
-	length := uint64(len(p.wrs) + 2)
-	p.bump(len(p.wrs)+1, length)
-	p.add(verbs.SendWR{Op: verbs.OpEnable, Flags: fence, Count: length})
-	return conditions
-}
-
 // busyWith reports whether the chain may have read the entry at addr.
 func (p *pager) busyWith(addr uint64) bool {
-	return chain.Load(p.mem.Bytes()[pagerCurrent:]) == addr
+	return chain.Current(p.mem.Bytes()) == addr
 }
 
 // close stops the pager and releases everything.

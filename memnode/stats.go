@@ -18,6 +18,7 @@ type counters struct {
 	refused, malformed   atomic.Int64
 	notOwner, violations atomic.Int64
 	wakeups, busy        atomic.Int64
+	cutOff               atomic.Int64
 }
 
 // Stats is a node's state and what it has done since it started.
@@ -37,6 +38,7 @@ type Stats struct {
 	Malformed  int64         // requests that made no sense
 	NotOwner   int64         // attempts to free what belongs to somebody else
 	Violations int64         // one-sided operations that the device refused
+	CutOff     int64         // connections cut off from allocating by chains, for having asked for more than the budget
 	Wakeups    int64         // of the control goroutine, for connections and requests
 	Busy       time.Duration // that the control goroutine has been at work
 }
@@ -49,10 +51,27 @@ func (n *Node) Stats() Stats {
 		Clients: c.connected.Load(), Sessions: c.sessions.Load(),
 		Allocs: c.allocs.Load(), Frees: c.frees.Load(), Reclaimed: c.reclaimed.Load(),
 		NoMemory: c.noMemory.Load(), Refused: c.refused.Load(), Malformed: c.malformed.Load(),
-		NotOwner: c.notOwner.Load(), Violations: c.violations.Load(), Wakeups: c.wakeups.Load(), Busy: time.Duration(c.busy.Load()),
+		NotOwner: c.notOwner.Load(), Violations: c.violations.Load(), CutOff: c.cutOff.Load(), Wakeups: c.wakeups.Load(), Busy: time.Duration(c.busy.Load()),
 	}
 	n.manager.stats(&s)
 	return s
+}
+
+// Add adds what another node, with chunks of the same size, has and has done.
+func (s *Stats) Add(o Stats) {
+	s.ChunkSize = o.ChunkSize
+	for _, f := range []struct {
+		to   *int64
+		from int64
+	}{
+		{&s.Chunks, o.Chunks}, {&s.Lent, o.Lent}, {&s.Dirty, o.Dirty}, {&s.Clients, o.Clients}, {&s.Sessions, o.Sessions},
+		{&s.Allocs, o.Allocs}, {&s.Frees, o.Frees}, {&s.Reclaimed, o.Reclaimed}, {&s.NoMemory, o.NoMemory},
+		{&s.Refused, o.Refused}, {&s.Malformed, o.Malformed}, {&s.NotOwner, o.NotOwner}, {&s.Violations, o.Violations},
+		{&s.CutOff, o.CutOff}, {&s.Wakeups, o.Wakeups},
+	} {
+		*f.to += f.from
+	}
+	s.Busy += o.Busy
 }
 
 // ClientInfo is one session.
@@ -87,9 +106,9 @@ func (n *Node) clientInfos() []ClientInfo {
 	return infos
 }
 
-// NewCollector returns a Prometheus collector of n's statistics.
-func NewCollector(n *Node) prometheus.Collector {
-	c := &collector{node: n}
+// NewCollector returns a Prometheus collector of nodes' statistics, added up.
+func NewCollector(nodes ...*Node) prometheus.Collector {
+	c := &collector{nodes: nodes}
 	gauge := func(name, help string, value func(*Stats) int64) {
 		c.add(name, help, prometheus.GaugeValue, value)
 	}
@@ -110,13 +129,14 @@ func NewCollector(n *Node) prometheus.Collector {
 	counter("malformed", "Malformed requests.", func(s *Stats) int64 { return s.Malformed })
 	counter("not_owner", "Attempts to free somebody else's chunk.", func(s *Stats) int64 { return s.NotOwner })
 	counter("violations", "One-sided operations that the device refused.", func(s *Stats) int64 { return s.Violations })
+	counter("cut_off", "Connections cut off for having asked for more than the budget.", func(s *Stats) int64 { return s.CutOff })
 	counter("wakeups", "Wake-ups of the control goroutine.", func(s *Stats) int64 { return s.Wakeups })
 	counter("busy_nanoseconds", "Time that the control goroutine has been at work.", func(s *Stats) int64 { return int64(s.Busy) })
 	return c
 }
 
 type collector struct {
-	node    *Node
+	nodes   []*Node
 	metrics []metric
 }
 
@@ -140,7 +160,10 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (c *collector) Collect(ch chan<- prometheus.Metric) {
-	s := c.node.Stats()
+	var s Stats
+	for _, n := range c.nodes {
+		s.Add(n.Stats())
+	}
 	for _, m := range c.metrics {
 		ch <- prometheus.MustNewConstMetric(m.desc, m.kind, float64(m.value(&s)))
 	}

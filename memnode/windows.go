@@ -173,10 +173,10 @@ func (w *windows) freedTo() (tail, ring uint64) {
 
 // settle zeroes a bounded number of freed chunks, for somebody waits for them,
 // and settles what is owed.
-func (w *windows) settle(settled func(by any)) {
+func (w *windows) settle() {
 	for k := 0; k < 16 && w.scrub(); k++ {
 	}
-	w.queue.Settle(settled)
+	w.queue.Settle()
 }
 
 func (w *windows) close() {

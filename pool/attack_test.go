@@ -75,7 +75,7 @@ var attacks = []attack{
 	{"sends its chains addresses of entries that are not its own", strangeEntries, nil},
 	{"frees a page that it is being sent, and takes no answer", freeUnderway, nil},
 	{"reads and writes the node's own registrations, whose keys and addresses it knows, through every queue pair it has", structures, nil},
-	{"borrows until there is nothing more", exhaust, []string{onesided.Name}},
+	{"borrows until there is nothing more", exhaust, nil},
 	{"sends more requests than it has credits", flood, nil},
 	{"sends malformed requests", malformed, nil},
 	{"claims a neighbour's session without its secret", stealSession, nil},

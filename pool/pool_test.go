@@ -12,18 +12,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestOverInproc(t *testing.T) { pooltest.Run(t, pooltest.Inproc) }
-
-func TestOverTCP(t *testing.T) { pooltest.Run(t, pooltest.TCP) }
-
-func TestTheDriverDoesNotShowInTheResults(t *testing.T) {
-	for seed := range uint64(5) {
-		want := pooltest.Script(t, pooltest.Inproc, seed)
-		if got := pooltest.Script(t, pooltest.TCP, seed); got != want {
-			t.Errorf("script %d: digest %s over tcp, %s over inproc", seed, got, want)
-		}
-	}
-}
+// TestConformance is for the default mechanism; every other has its own.
+func TestConformance(t *testing.T) { pooltest.Conformance(t, nil) }
 
 // TestSoak takes as long as the environment variable POLDER_SOAK says, such as
 // "5m".

@@ -105,7 +105,7 @@ func TestEverythingRunsOverTLS(t *testing.T) {
 	if _, _, code := proctest.Output(t, nil, "status", "--admin", node.Addr("admin")); code == 0 {
 		t.Error("status without TLS was answered")
 	}
-	if _, stderr, code := proctest.Output(t, nil, "serve", "--far", node.Addr("verbs"), "--listen", "127.0.0.1:0", "--admin", "off"); code == 0 {
+	if _, stderr, code := proctest.Output(t, nil, "serve", "--far", node.Addr("verbs"), "--far-wait", "0s", "--listen", "127.0.0.1:0", "--admin", "off"); code == 0 {
 		t.Errorf("a node lent memory to a server without TLS: %s", stderr)
 	}
 }

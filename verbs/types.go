@@ -283,7 +283,8 @@ func (f SendFlags) String() string {
 //	ENABLE            QPN, Count
 //	ENABLE_RECV       QPN, Count
 //
-// WAIT counts successes only: that a queue is flushed never sets off a chain.
+// WAIT counts successes only: that a queue is flushed never sets off a chain. Its
+// Count is signed, and may begin below 0: one that is not positive is no wait.
 // ENABLE and ENABLE_RECV only ever raise the limit, of a queue in the same PD;
 // QPN 0 is the queue pair that the request is posted to.
 //

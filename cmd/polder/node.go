@@ -22,7 +22,7 @@ const (
 func newNode() *cobra.Command {
 	var c common
 	cfg := daemon.NodeConfig{
-		Listen: defaultVerbs,
+		Listen: []string{defaultVerbs},
 		Lend:   daemon.DefaultLend(),
 		Chunk:  memnode.DefaultChunkSize,
 		Grace:  memnode.DefaultGrace,
@@ -44,7 +44,7 @@ func newNode() *cobra.Command {
 		},
 	}
 	fs := cmd.Flags()
-	fs.Var(config.NewNodeAddress(&cfg.Listen), "listen", "where clients connect; with unix:PATH, clients on this machine, which map what they borrow")
+	fs.Var(config.NewAddresses(&cfg.Listen), "listen", "where clients connect, several with commas between; at unix:PATH, clients on this machine, which map what they borrow; if there are both kinds, each gets half of what is lent")
 	lendFlags(fs, &cfg)
 	c.flags(fs)
 	adminFlag(fs, &cfg.Common)

@@ -56,6 +56,7 @@ func newServe() *cobra.Command {
 // serveFlags are the flags of the heap and the Redis front end.
 func serveFlags(fs *pflag.FlagSet, cfg *daemon.ServeConfig) {
 	managerFlag(fs, &cfg.Manager)
+	fs.Var(config.NewDuration(&cfg.FarWait, 0), "far-wait", "how long to try, at the start, until one of the nodes answers")
 	fs.Var(config.NewSize(&cfg.Local, far.MinLocal, 0), "local", "budget of resident memory for data")
 	fs.Var(config.NewSize(&cfg.MaxValue, 64, 512<<20), "max-value", "largest value; the default is a quarter of the budget, at most 32MiB")
 	fs.Var(config.NewAddress(&cfg.Listen, false), "listen", "where Redis clients connect")

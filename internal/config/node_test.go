@@ -7,22 +7,31 @@ import (
 
 func TestNodeAddressesMayBeSockets(t *testing.T) {
 	var addr string
-	v := NewNodeAddress(&addr)
-	for _, s := range []string{"127.0.0.1:7070", "unix:/run/polder/node.sock"} {
-		if err := v.Set(s); err != nil || addr != s || v.String() != s {
-			t.Errorf("%s: got %q, %v", s, addr, err)
+	for _, a := range []string{"127.0.0.1:7070", "unix:/run/polder/node.sock"} {
+		var list []string
+		if err := NewAddresses(&list).Set(a); err != nil || len(list) != 1 || list[0] != a {
+			t.Errorf("%s: got %q, %v", a, list, err)
 		}
 	}
 	for _, s := range []string{"", "unix:", "unix:relative", "/run/polder/node.sock"} {
-		if err := v.Set(s); err == nil || !strings.Contains(err.Error(), "unix:") {
+		if err := NewAddresses(new([]string)).Set(s); err == nil || !strings.Contains(err.Error(), "unix:") {
 			t.Errorf("%q: got %v, want an error that says how a socket is named", s, err)
 		}
 	}
 	if err := NewAddress(&addr, false).Set("unix:/run/x"); err == nil {
 		t.Error("a socket was accepted where only HOST:PORT can be")
 	}
-	var far []string
-	if err := NewAddresses(&far).Set("unix:/a, unix:/b"); err != nil || len(far) != 2 || far[1] != "unix:/b" {
-		t.Errorf("got %q, %v", far, err)
+	far := []string{"127.0.0.1:1"} // the default
+	v := NewAddresses(&far)
+	for _, more := range []string{"unix:/a, unix:/b", "127.0.0.1:2"} {
+		if err := v.Set(more); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := v.String(); got != "unix:/a,unix:/b,127.0.0.1:2" {
+		t.Errorf("given twice, it is %s", got)
+	}
+	if err := v.Set("unix:/b"); err == nil {
+		t.Error("an address was accepted twice")
 	}
 }

@@ -199,10 +199,6 @@ var _ pflag.Value = (*Address)(nil)
 // If off is true, the word "off" is allowed and stored as "".
 func NewAddress(p *string, off bool) *Address { return &Address{p: p, off: off, check: checkAddress} }
 
-// NewNodeAddress makes a flag value for the address of a memory node, which may
-// also be unix:PATH, a socket on this machine.
-func NewNodeAddress(p *string) *Address { return &Address{p: p, check: checkNodeAddress} }
-
 // Set parses s.
 func (v *Address) Set(s string) error {
 	if v.off && s == "off" {
@@ -260,8 +256,12 @@ func checkNodeAddress(s string) error {
 	return nil
 }
 
-// Addresses is a flag value of comma-separated addresses of memory nodes.
-type Addresses struct{ p *[]string }
+// Addresses is a flag value of comma-separated addresses of memory nodes. It may
+// be given several times.
+type Addresses struct {
+	p     *[]string
+	given bool
+}
 
 var _ pflag.Value = (*Addresses)(nil)
 
@@ -269,7 +269,7 @@ var _ pflag.Value = (*Addresses)(nil)
 // default.
 func NewAddresses(p *[]string) *Addresses { return &Addresses{p: p} }
 
-// Set parses s and replaces what was there.
+// Set parses s and replaces the default, or adds to what was given before.
 func (v *Addresses) Set(s string) error {
 	list := strings.Split(s, ",")
 	for i, a := range list {
@@ -278,12 +278,15 @@ func (v *Addresses) Set(s string) error {
 			return fmt.Errorf("%w, several with commas between", err)
 		}
 	}
+	if v.given {
+		list = append(slices.Clone(*v.p), list...)
+	}
 	for i, a := range list {
 		if slices.Contains(list[:i], a) {
 			return fmt.Errorf("expected each address once")
 		}
 	}
-	*v.p = list
+	*v.p, v.given = list, true
 	return nil
 }
 

@@ -19,6 +19,7 @@
 // answer: an address and a key. The chain
 //
 //	WAIT      for the request, which the receive scatters into the fields below
+//	WAIT      for the budget: as many frees as it has taken chunks beyond it
 //	FETCH_ADD on the queue's head, into the next READ
 //	READ      the element
 //	READ      the entry, into the BIND_MWs' address, key and lkey
@@ -28,7 +29,12 @@
 //	ENABLE    the WRITE of the answer and a SEND that wakes the client
 //	...       restores its own counts, and enables itself
 //
-// It differs from the figure in one thing: the element is zeroed after the entry
+// It differs from the figure in two things. The second WAIT is ours. It is for
+// the completions of the client's free chain, and begins to count below 0, at
+// the budget: so the NIC itself never lets a client have more, where the paper's
+// node finds out afterwards. The request is counted before that WAIT, so that the
+// node finds out who has tried to. A client that may have all that there is has a
+// chain without it. And the element is zeroed after the entry
 // was read and not before. When the queue is empty the element is zero, the READ
 // at address 0 violates protection, and the chain stops without having written:
 // were it to write the zero first, as the figure has it, it could overwrite an entry
@@ -51,7 +57,7 @@
 //	WRITE     zeros over the chunk, if it is small
 //	WRITE     0 into the owner
 //	FETCH_ADD on the queue's tail, into the next WRITE
-//	WRITE     the entry's address into the element
+//	WRITE     the entry's address into the element; its completion is a credit
 //	ENABLE    a SEND that tells the client
 //
 // # Rights
@@ -65,7 +71,7 @@
 // # An empty queue
 //
 // A chain that found the queue empty has moved the head past an element that
-// will yet be filled. That element is owed to the node: [Queue.Owe]. As soon as
+// will yet be filled. That element is owed to the node: [Account.Stopped]. As soon as
 // it is filled [Queue.Settle] takes the entry and puts it at the tail. A chain
 // that has failed is not armed again before that, so at most as many elements
 // are owed as there are chains, and the ring is larger than the number of

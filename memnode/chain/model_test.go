@@ -17,8 +17,8 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // The model: two clients and a memory node with a few chunks. The clients' and
-// the node's NICs are the real ones, and so are the chains and the queue; the
-// node's CPU does what package memnode does. Every order is tried in which the
+// the node's NICs are the real ones, and so are the chains, the queue, and what the
+// node's CPU decides (Account). Every order is tried in which the
 // node's queue pairs, its CPU and the clients can take their steps, one packet or
 // work request at a time. Steps that neither read nor write what others can change are
 // taken at once, since it makes no difference when; those are all but the accesses
@@ -133,13 +133,12 @@ type borrower struct {
 	script string // what is left to do: a, f
 	state  byte   // i idle, a waits for an answer, f for a confirmation, w for memory
 	chunk  uint32
-	failed uint64 // the node's count
-	armed  bool   // it has posted a receive for an answer
-	owed   bool
-	told   bool // that there is no memory
+	armed  bool    // it has posted a receive for an answer
+	cpu    Account // the node's
+	cut    bool    // the node has cut it off
 }
 
-func newWorld(t testing.TB, pick chooser, chunks int, scripts [modelClients]string) *world {
+func newWorld(t testing.TB, pick chooser, chunks, budget int, scripts [modelClients]string) *world {
 	w := &world{t: t, pick: pick, server: newHost(t), holder: make(map[uint32]int)}
 	s := w.server
 	const rights = verbs.AccessLocalWrite | verbs.AccessMWBind
@@ -160,7 +159,7 @@ func newWorld(t testing.TB, pick chooser, chunks int, scripts [modelClients]stri
 		w.queue.Push(w.table.Entry(i))
 	}
 	for i := range w.clients {
-		w.clients[i] = w.newBorrower(i+1, scripts[i])
+		w.clients[i] = w.newBorrower(i+1, budget, scripts[i])
 	}
 	w.private()
 	w.queue.between = w.interrupted
@@ -174,8 +173,8 @@ func (w *world) window() verbs.RKey {
 	return key | 1
 }
 
-func (w *world) newBorrower(id int, script string) *borrower {
-	b := &borrower{id: id, host: newHost(w.t), mem: make([]byte, 4096), script: script, state: 'i'}
+func (w *world) newBorrower(id, budget int, script string) *borrower {
+	b := &borrower{id: id, host: newHost(w.t), mem: make([]byte, 4096), script: script, state: 'i', cpu: Account{Budget: budget}}
 	link := softnic.Link(id)
 	b.host.peers[link], b.host.at[link] = w.server, link
 	w.server.peers[link], w.server.at[link] = b.host, link
@@ -200,6 +199,9 @@ func (w *world) newBorrower(id int, script string) *borrower {
 		} else {
 			b.alloc, b.allocs = q, d
 			d.cfg.FreeQP = b.frees.frontQP
+			if budget < w.queue.Free() {
+				d.cfg.FreedCQ, d.cfg.Budget = b.frees.cq, b.cpu.Spare()
+			}
 		}
 		p := d.make(&d.cfg)
 		d.frontQP = w.server.qp(softnic.QPConfig{SendCQ: d.cfg.SentCQ, RecvCQ: d.cfg.RecvCQ, SendDepth: len(p.Front),
@@ -212,6 +214,13 @@ func (w *world) newBorrower(id int, script string) *borrower {
 		recv := verbs.RecvWR{SGL: d.program.Recv}
 		w.server.must(w.server.nic.PostRecv(d.frontQP, []verbs.RecvWR{recv, recv}))
 		w.server.must(w.server.nic.EnableRecv(d.frontQP, 1))
+	}
+	d := b.allocs
+	b.cpu.Open(d.program, d.mem)
+	b.cpu.Resume = func(done, failed uint64) {
+		d.cfg.Done, d.cfg.Failed = done, failed
+		w.arm(d)
+		w.server.must(w.server.nic.EnableRecv(d.frontQP, done+failed+1))
 	}
 	return b
 }
@@ -282,7 +291,12 @@ func (w *world) actions(inCPU bool) []action {
 		}
 	}
 	if w.useful() {
-		list = append(list, action{"CPU: tick", w.tick})
+		list = append(list, action{"CPU: tick", func() {
+			before := w.hash()
+			if w.tick(); w.hash() == before {
+				w.t.Fatal("a tick that was due changes nothing: somebody is never told")
+			}
+		}})
 	}
 	return list
 }
@@ -290,71 +304,72 @@ func (w *world) actions(inCPU bool) []action {
 // dead reports whether b's allocation chain has failed and the CPU has not
 // looked at it.
 func (w *world) dead(b *borrower) bool {
+	if b.cpu.Owed || b.cut {
+		return false
+	}
 	s, err := w.server.nic.QPState(b.allocs.chain)
 	w.server.must(err)
-	return s == verbs.StateError && !b.owed
+	return s == verbs.StateError
 }
 
 // useful reports whether a tick of the CPU's would change anything.
 func (w *world) useful() bool {
 	for _, o := range w.queue.owed {
-		if *w.queue.element(o.Slot) != 0 {
+		if *w.queue.element(o.slot) != 0 {
 			return true
 		}
 	}
 	for _, b := range w.clients {
-		if b.told && !b.owed && w.queue.Free() > 0 {
+		if b.cpu.Told && !b.cpu.Owed && w.queue.Free() > 0 || w.over(b) {
 			return true
 		}
 	}
 	return false
 }
 
+// over reports whether b has asked for more than its budget.
+func (w *world) over(b *borrower) bool {
+	return !b.cut && b.cpu.Over(func() uint64 { return Received(b.frees.mem) })
+}
+
 // stopped is the CPU's answer to the event that b's chain has failed.
 func (w *world) stopped(b *borrower) {
 	d := b.allocs
-	word := func(i int) uint64 { return binary.LittleEndian.Uint64(d.mem[i*verbs.WQESize+verbs.WQEAddr:]) }
-	if entry := word(d.program.Entry); entry != 0 {
-		w.t.Fatalf("client %d's chain failed with the entry %#x", b.id, entry)
+	w.destroy(d)
+	if cause, entry := b.cpu.Stopped(w.queue); cause != QueueEmpty {
+		w.t.Fatalf("client %d's chain failed with the entry %#x, cause %d", b.id, entry, cause)
 	}
-	w.queue.Owe(word(d.program.Element), b)
-	b.owed = true
-	b.failed++
+	w.queue.Settle()
+	w.tell(b)
+}
+
+func (w *world) destroy(d *modelDesk) {
 	w.server.must(w.server.nic.DestroyQP(d.chain))
 	d.chain = w.binder // of no queue pair that fails
-	w.settle()
-	w.tell(b, true)
 }
 
 func (w *world) tick() {
-	w.settle()
+	w.queue.Settle()
 	for _, b := range w.clients {
-		if b.told && !b.owed && w.queue.Free() > 0 {
-			w.tell(b, false)
+		b.cpu.Tick(w.queue)
+		if w.over(b) {
+			w.destroy(b.allocs)
+			b.cpu.Close(w.queue)
+			b.cut = true
 		}
+		w.tell(b)
 	}
 }
 
-func (w *world) settle() {
-	w.queue.Settle(func(by any) {
-		b := by.(*borrower)
-		b.owed = false
-		d := b.allocs
-		d.cfg.Failed = b.failed
-		d.cfg.Done = Received(d.mem) + 1 - b.failed
-		w.arm(d)
-		w.server.must(w.server.nic.EnableRecv(d.frontQP, d.cfg.Done+d.cfg.Failed+1))
-	})
-}
-
-// tell sends b a notice: that its allocation has failed, or that there is memory
-// again.
-func (w *world) tell(b *borrower, failed bool) {
-	b.told = b.owed || w.queue.Free() == 0
-	switch {
-	case b.told && failed:
+// tell sends b a notice that is due.
+func (w *world) tell(b *borrower) {
+	if !b.cpu.Due {
+		return
+	}
+	b.cpu.Due = false
+	if b.cpu.Empty(w.queue) {
 		b.state = 'w'
-	case !b.told && b.state != 'i':
+	} else if b.state != 'i' {
 		b.state = 'i' // it tries again
 	}
 }
@@ -401,10 +416,23 @@ func (w *world) arrived(b *borrower) {
 				w.t.Fatalf("client %d is granted chunk %d (%t), which %d has", b.id, chunk, ok, w.holder[chunk])
 			}
 			w.holder[chunk] = b.id
+			if n := w.held(b); n > b.cpu.Budget {
+				w.t.Fatalf("client %d has %d chunks, and a budget of %d", b.id, n, b.cpu.Budget)
+			}
 			b.chunk, b.armed = chunk, false
 		}
 		b.state, b.script = 'i', b.script[1:]
 	}
+}
+
+// held is how many chunks b has.
+func (w *world) held(b *borrower) (n int) {
+	for _, id := range w.holder {
+		if id == b.id {
+			n++
+		}
+	}
+	return n
 }
 
 // interrupted is called between the accesses to memory of the CPU's actions:
@@ -480,9 +508,13 @@ func (w *world) run() {
 	held := len(w.holder)
 	total := len(w.tableMem) / verbs.EntrySize
 	for _, b := range w.clients {
-		if b.script != "" && !(b.script[0] == 'a' && held == total) {
-			w.t.Fatalf("client %d waits for ever: %q is left, state %c, told %t, owed %t; %d chunks are held, %d free",
-				b.id, b.script, b.state, b.told, b.owed, held, w.queue.Free())
+		greedy := b.script != "" && b.script[0] == 'a' && w.held(b) == b.cpu.Budget && b.cpu.Budget < total
+		if b.cut != greedy {
+			w.t.Fatalf("client %d, with %d chunks of %d and %q left, is cut off: %t", b.id, w.held(b), b.cpu.Budget, b.script, b.cut)
+		}
+		if b.script != "" && !greedy && !(b.script[0] == 'a' && held == total) {
+			w.t.Fatalf("client %d waits for ever: %q is left, state %c, failed %d, owed %t, told %t; %d chunks are held, %d free",
+				b.id, b.script, b.state, b.cpu.Failed, b.cpu.Owed, b.cpu.Told, held, w.queue.Free())
 		}
 	}
 	if free := w.queue.Free(); held+free != total {
@@ -497,12 +529,12 @@ func (w *world) hash() [32]byte {
 	for _, k := range w.clients {
 		b = append(b, k.allocs.mem...)
 		b = append(b, k.frees.mem...)
-		b = append(b, k.state, byte(k.chunk), byte(k.failed))
-		b = fmt.Append(b, k.script, k.owed, k.told)
+		b = append(b, k.state, byte(k.chunk), byte(k.cpu.Failed))
+		b = fmt.Append(b, k.script, k.cpu.Owed, k.cpu.Told, k.cut)
 	}
 	b = fmt.Append(b, w.cpu, len(w.queue.owed), len(w.holder))
 	for _, o := range w.queue.owed {
-		b = binary.LittleEndian.AppendUint64(b, o.Slot)
+		b = binary.LittleEndian.AppendUint64(b, o.slot)
 	}
 	return sha256.Sum256(b)
 }
@@ -542,14 +574,18 @@ func (e *explorer) choose(w *world, n int) int {
 func TestEveryInterleaving(t *testing.T) {
 	for _, c := range []struct {
 		chunks  int
+		budget  int
 		scripts [modelClients]string
 	}{
-		{1, [modelClients]string{"afa", "a"}},
-		{1, [modelClients]string{"af", "af"}},
-		{2, [modelClients]string{"af", "af"}},
-		{1, [modelClients]string{"afaf", "af"}},
-		{1, [modelClients]string{"afaf", "afaf"}},
-		{2, [modelClients]string{"afaf", "afaf"}},
+		{1, 1, [modelClients]string{"afa", "a"}},
+		{1, 1, [modelClients]string{"af", "af"}},
+		{2, 1, [modelClients]string{"af", "af"}},
+		{2, 1, [modelClients]string{"aa", "af"}}, // greedy
+		{2, 2, [modelClients]string{"aa", "a"}},
+		{1, 1, [modelClients]string{"afaf", "af"}},
+		{1, 1, [modelClients]string{"afaf", "afaf"}},
+		{2, 1, [modelClients]string{"afaf", "afaf"}},
+		{2, 1, [modelClients]string{"afaa", "afa"}},
 	} {
 		if invariants.Enabled && len(c.scripts[0])+len(c.scripts[1]) > 6 {
 			continue // the race detector makes it take long, and has nothing to find
@@ -559,9 +595,9 @@ func TestEveryInterleaving(t *testing.T) {
 		for len(e.todo) > 0 {
 			e.prefix, e.at = e.todo[len(e.todo)-1], 0
 			e.todo = e.todo[:len(e.todo)-1]
-			newWorld(t, e, c.chunks, c.scripts).run()
+			newWorld(t, e, c.chunks, c.budget, c.scripts).run()
 			runs++
 		}
-		t.Logf("%d chunks, scripts %q: %d states in %d runs", c.chunks, c.scripts, len(e.seen), runs)
+		t.Logf("%d chunks, budget %d, scripts %q: %d states in %d runs", c.chunks, c.budget, c.scripts, len(e.seen), runs)
 	}
 }

@@ -58,6 +58,11 @@ type Config struct {
 	FreeQP    uint32
 	ChunkSize uint64
 	Access    verbs.Access
+	// Budget is how many chunks more than it frees the client may take, and
+	// FreedCQ what the client's free chain completes into, and nothing else
+	// does. If FreedCQ is 0 the client may take all that there is.
+	Budget  int
+	FreedCQ uint32
 
 	// Of a free chain: where chunks go, Queue.Tail or Queue.FreedTail, and
 	// if they are zeroed first, where ChunkSize zeros are and the memory.
@@ -69,7 +74,8 @@ type Config struct {
 // SetOwner puts a client's number into the memory of a chain's ring.
 func SetOwner(ring []byte, owner uint64) { Store(ring[ownerOff:], owner) }
 
-// Received is how many requests a chain has dealt with, by its ring's memory.
+// Received is how many requests a free chain has begun with, by its ring's memory;
+// or an allocation chain, if it keeps to a budget.
 func Received(ring []byte) uint64 { return Load(ring[verbs.WQEAddr:]) - 1 }
 
 // A Program is what is posted for a chain.
@@ -79,12 +85,14 @@ type Program struct {
 	Recv    []verbs.SGE    // of the front's two receives, once
 	Entry   int            // index of the READ of the entry: fails if the queue is empty
 	Element int            // index of the READ of the element
+	Sent    int            // of an allocation chain: index of the WAIT that its answer is sent
 }
 
 // program builds a chain.
 type program struct {
-	cfg *Config
-	wrs []verbs.SendWR
+	chain   Region
+	trashAt int // offset of what takes what nobody needs
+	wrs     []verbs.SendWR
 }
 
 // add appends a request and returns its index, which is its id, too.
@@ -96,30 +104,31 @@ func (p *program) add(wr verbs.SendWR) int {
 
 // field is an SGE for a field of the chain's request of an index.
 func (p *program) field(index, off, size int) verbs.SGE {
-	return p.cfg.Chain.sge(index*verbs.WQESize+off, size)
+	return p.chain.sge(index*verbs.WQESize+off, size)
 }
 
-func (p *program) trash() verbs.SGE { return p.cfg.Chain.sge(trashOff, 8) }
+func (p *program) trash() verbs.SGE { return p.chain.sge(p.trashAt, 8) }
 
 // bump appends a FETCH_ADD to the count of the request of an index.
 func (p *program) bump(index int, by uint64) {
 	p.add(verbs.SendWR{Op: verbs.OpFetchAdd, RemoteAddr: p.field(index, verbs.WQEAddr, 8).Addr,
-		RKey: p.cfg.Chain.RKey, Swap: by, SGL: []verbs.SGE{p.trash()}})
+		RKey: p.chain.RKey, Swap: by, SGL: []verbs.SGE{p.trash()}})
 }
 
 // copyAddr appends a WRITE of the address of the request from into that of the
 // request to.
 func (p *program) copyAddr(from, to int, flags verbs.SendFlags) {
 	p.add(verbs.SendWR{Op: verbs.OpWrite, Flags: flags, RemoteAddr: p.field(to, verbs.WQEAddr, 8).Addr,
-		RKey: p.cfg.Chain.RKey, SGL: []verbs.SGE{p.field(from, verbs.WQEAddr, 8)}})
+		RKey: p.chain.RKey, SGL: []verbs.SGE{p.field(from, verbs.WQEAddr, 8)}})
 }
 
-// again appends what makes the chain start over.
-func (p *program) again() {
+// again appends what makes the chain, which has room for so many requests, start
+// over.
+func (p *program) again(room int) {
 	length := uint64(len(p.wrs) + 2)
 	p.bump(len(p.wrs)+1, length)
 	p.add(verbs.SendWR{Op: verbs.OpEnable, Flags: verbs.SendFence, Count: length})
-	if len(p.wrs) > maxRequests {
+	if len(p.wrs) > room {
 		panic("BUG: the chain does not fit into its ring")
 	}
 }
@@ -131,9 +140,15 @@ const (
 
 // Alloc is the allocation chain.
 func Alloc(c *Config) *Program {
-	p := &program{cfg: c}
+	p := &program{chain: c.Chain, trashAt: trashOff}
 	windows := c.Table.Windows
 	wait := p.add(verbs.SendWR{Op: verbs.OpWait, CQN: c.RecvCQ, Count: c.Done + c.Failed + 1})
+	credit := -1
+	if c.FreedCQ != 0 {
+		// Counted before it is served, so that the CPU sees who asks for too much.
+		p.bump(wait, 1)
+		credit = p.add(verbs.SendWR{Op: verbs.OpWait, CQN: c.FreedCQ, Count: c.Done + 1 - uint64(c.Budget)})
+	}
 	head := p.add(verbs.SendWR{Op: verbs.OpMaskedFetchAdd, RemoteAddr: c.Queue.Head(), RKey: c.QueueKey,
 		Swap: 8, Compare: c.Queue.Wrap()})
 	const dups = 2
@@ -171,11 +186,15 @@ func Alloc(c *Config) *Program {
 	open := p.add(verbs.SendWR{Op: verbs.OpEnableRecv, QPN: c.FrontQP, Count: c.Done + c.Failed + 2})
 	reply := p.add(verbs.SendWR{Op: verbs.OpEnable, QPN: c.FrontQP, Count: depth * (c.Done + 1)})
 	sent := p.add(verbs.SendWR{Op: verbs.OpWait, CQN: c.SentCQ, Count: c.Done + 1})
-	p.bump(wait, 1)
+	if credit >= 0 {
+		p.bump(credit, 1)
+	} else {
+		p.bump(wait, 1)
+	}
 	p.bump(open, 1)
 	p.bump(reply, depth)
 	p.bump(sent, 1)
-	p.again()
+	p.again(maxRequests)
 	return &Program{
 		Chain: p.wrs,
 		Front: []verbs.SendWR{
@@ -185,12 +204,13 @@ func Alloc(c *Config) *Program {
 		Recv:    append(recv, c.Front.sge(verbs.WQEAddr, 12)),
 		Entry:   entry,
 		Element: element,
+		Sent:    sent,
 	}
 }
 
 // Free is the free chain.
 func Free(c *Config) *Program {
-	p := &program{cfg: c}
+	p := &program{chain: c.Chain, trashAt: trashOff}
 	windows := c.Table.Windows
 	depth := uint64(windows + 1)
 	wait := p.add(verbs.SendWR{Op: verbs.OpWait, CQN: c.RecvCQ, Count: c.Done + 1})
@@ -236,7 +256,8 @@ func Free(c *Config) *Program {
 	}
 	p.add(verbs.SendWR{Op: verbs.OpWrite, RKey: c.TableKey, SGL: []verbs.SGE{c.Chain.sge(zeroOff, 8)}})
 	tail := p.add(verbs.SendWR{Op: verbs.OpMaskedFetchAdd, RemoteAddr: c.To, RKey: c.QueueKey, Swap: 8, Compare: c.Queue.Wrap()})
-	put := p.add(verbs.SendWR{Op: verbs.OpWrite, Flags: fence, RKey: c.QueueKey, SGL: []verbs.SGE{p.field(read, verbs.WQEAddr, 8)}})
+	// Its completion is what an allocation beyond the budget waits for.
+	put := p.add(verbs.SendWR{Op: verbs.OpWrite, Flags: fence | signaled, RKey: c.QueueKey, SGL: []verbs.SGE{p.field(read, verbs.WQEAddr, 8)}})
 	p.wrs[tail].SGL = []verbs.SGE{p.field(put, verbs.WQEAddr, 8)}
 	open := p.add(verbs.SendWR{Op: verbs.OpEnableRecv, QPN: c.FrontQP, Count: c.Done + 2})
 	reply := p.add(verbs.SendWR{Op: verbs.OpEnable, QPN: c.FrontQP, Count: depth * (c.Done + 1)})
@@ -246,7 +267,7 @@ func Free(c *Config) *Program {
 	p.bump(open, 1)
 	p.bump(reply, depth)
 	p.bump(sent, 2)
-	p.again()
+	p.again(maxRequests)
 	return &Program{
 		Chain: p.wrs,
 		Front: front,

@@ -23,16 +23,16 @@ type Queue struct {
 	next uint64 // address of the first freed element
 
 	freed     atomic.Uint64 // address of the freed element to be taken next
-	owed      []Owed
+	owed      []owed
 	owedCount atomic.Int64
 
 	between func() // for tests: called between two accesses of one action
 }
 
-// Owed is an element that a chain found empty.
-type Owed struct {
-	Slot uint64 // its address
-	By   any    // the chain's client, or nil if it is gone
+// owed is an element that a chain found empty.
+type owed struct {
+	slot uint64   // its address
+	by   *Account // the chain's client, or nil if it is gone
 }
 
 func ringSize(chunks, chains int) uint64 {
@@ -120,17 +120,17 @@ func (q *Queue) TakeFreed() (entry uint64, ok bool) {
 	return entry, true
 }
 
-// Owe notes that a chain stopped at the element at slot, which was empty.
-func (q *Queue) Owe(slot uint64, by any) {
-	q.owed = append(q.owed, Owed{Slot: slot, By: by})
+// owe notes that by's chain stopped at the element at slot, which was empty.
+func (q *Queue) owe(slot uint64, by *Account) {
+	q.owed = append(q.owed, owed{slot: slot, by: by})
 	q.owedCount.Add(1)
 }
 
-// Forget makes what is owed because of by owed because of nobody.
-func (q *Queue) Forget(by any) {
+// forget makes what is owed because of by owed because of nobody.
+func (q *Queue) forget(by *Account) {
 	for i := range q.owed {
-		if q.owed[i].By == by {
-			q.owed[i].By = nil
+		if q.owed[i].by == by {
+			q.owed[i].by = nil
 		}
 	}
 }
@@ -138,14 +138,15 @@ func (q *Queue) Forget(by any) {
 // Owing reports whether elements are owed.
 func (q *Queue) Owing() bool { return len(q.owed) > 0 }
 
-// Settle moves entries that have arrived in owed elements to the tail, and calls
-// settled for each. Afterwards either nothing is owed or nothing is free.
-func (q *Queue) Settle(settled func(by any)) {
+// Settle moves entries that have arrived in owed elements to the tail, and
+// resumes the chains that stopped there. Afterwards either nothing is owed or
+// nothing is free.
+func (q *Queue) Settle() {
 	for again := true; again; {
 		again = false
 		kept := q.owed[:0]
 		for _, o := range q.owed {
-			entry := atomic.SwapUint64(q.element(o.Slot), 0)
+			entry := atomic.SwapUint64(q.element(o.slot), 0)
 			if entry == 0 {
 				kept = append(kept, o)
 				continue
@@ -153,7 +154,9 @@ func (q *Queue) Settle(settled func(by any)) {
 			q.pause()
 			q.Push(entry)
 			q.owedCount.Add(-1)
-			settled(o.By)
+			if o.by != nil {
+				o.by.settled()
+			}
 			again = true
 		}
 		clear(q.owed[len(kept):])

@@ -1,6 +1,7 @@
 package chain
 
 import (
+	"slices"
 	"sync/atomic"
 	"testing"
 )
@@ -50,27 +51,34 @@ func TestTheRingWraps(t *testing.T) {
 func TestSettle(t *testing.T) {
 	q := newTestQueue(1)
 	_, entry := q.pop()
-	for i := range 3 {
+	var resumed []int
+	accounts := make([]Account, 3)
+	for i := range accounts {
 		slot, nothing := q.pop()
 		if nothing != 0 {
 			t.Fatalf("got entry %d from an empty queue", nothing)
 		}
-		q.Owe(slot, i)
+		accounts[i].Resume = func(done, failed uint64) { resumed = append(resumed, i) }
+		accounts[i].Owed = true
+		q.owe(slot, &accounts[i])
 	}
-	var settled []any
-	note := func(by any) { settled = append(settled, by) }
-	q.Settle(note)
-	if len(settled) != 0 || q.Free() != 0 || !q.Owing() {
-		t.Fatalf("settled %v, %d free, with nothing to settle with", settled, q.Free())
+	q.Settle()
+	if len(resumed) != 0 || q.Free() != 0 || !q.Owing() {
+		t.Fatalf("resumed %v, %d free, with nothing to settle with", resumed, q.Free())
 	}
-	q.Forget(1)
+	accounts[1].Close(q)
 	q.Push(entry)
 	if q.Free() != 1 {
 		t.Fatalf("%d are free, want 1", q.Free())
 	}
-	q.Settle(note)
-	if len(settled) != 3 || settled[0] != 0 || settled[1] != nil || settled[2] != 2 || q.Owing() || q.Free() != 1 {
-		t.Fatalf("settled %v, owing %t, %d free", settled, q.Owing(), q.Free())
+	q.Settle()
+	if !slices.Equal(resumed, []int{0, 2}) || q.Owing() || q.Free() != 1 {
+		t.Fatalf("resumed %v, owing %t, %d free", resumed, q.Owing(), q.Free())
+	}
+	for i := range accounts {
+		if accounts[i].Owed {
+			t.Errorf("chain %d is still owed an element", i)
+		}
 	}
 	if _, got := q.pop(); got != entry {
 		t.Fatalf("got entry %d, want %d", got, entry)

@@ -1,16 +1,14 @@
 package memfd_test
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
 
+	"polder/internal/child/childtest"
 	"polder/memnode"
 	"polder/pool"
 	"polder/pool/pooltest"
@@ -18,50 +16,7 @@ import (
 	"polder/verbs/softnic"
 )
 
-// childEnv makes the test binary a process of its own: a node, or a client.
-const childEnv = "POLDER_TEST_MEMFD_CHILD"
-
-var children = map[string]func(addr string) error{"node": nodeChild, "client": clientChild}
-
-func beChild() {
-	job := os.Getenv(childEnv)
-	if job == "" {
-		return
-	}
-	if err := children[job](os.Args[1]); err != nil {
-		fmt.Fprintln(os.Stderr, job, err)
-		os.Exit(1)
-	}
-	os.Exit(0)
-}
-
-// startChild starts a child and waits until it is ready. kill is SIGKILL.
-func startChild(t *testing.T, job, addr string) (kill func()) {
-	t.Helper()
-	cmd := exec.Command(os.Args[0], addr)
-	cmd.Env = append(os.Environ(), childEnv+"="+job)
-	cmd.Stderr = os.Stderr
-	out, err := cmd.StdoutPipe()
-	if err == nil {
-		err = cmd.Start()
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	killed := false
-	kill = func() {
-		if !killed {
-			killed = true
-			_ = cmd.Process.Kill() // it may have ended
-			_ = cmd.Wait()
-		}
-	}
-	t.Cleanup(kill)
-	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "ready\n" {
-		t.Fatalf("the %s says %q, %v", job, line, err)
-	}
-	return kill
-}
+var children = childtest.Jobs{"node": nodeChild, "client": clientChild}
 
 var config = memnode.Config{Manager: memnode.MemFD, Lend: 1 << 20, ChunkSize: 1 << 16, Grace: time.Minute}
 
@@ -118,7 +73,7 @@ func clientChild(addr string) error {
 
 func TestANodeThatIsKilledAndStartedAgain(t *testing.T) {
 	addr := "unix:" + filepath.Join(t.TempDir(), "node.sock")
-	kill := startChild(t, "node", addr)
+	kill := childtest.Start(t, "node", addr)
 	p, err := pool.Dial(t.Context(), addr)
 	if err != nil {
 		t.Fatal(err)
@@ -147,7 +102,7 @@ func TestANodeThatIsKilledAndStartedAgain(t *testing.T) {
 		}
 		return errors.Is(err, pool.ErrNodeGone)
 	})
-	startChild(t, "node", addr)
+	childtest.Start(t, "node", addr)
 	select {
 	case <-c.Lost():
 	case <-time.After(10 * time.Second):
@@ -168,7 +123,7 @@ func TestAClientThatIsKilledLosesItsChunks(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer stop()
-	kill := startChild(t, "client", addr)
+	kill := childtest.Start(t, "client", addr)
 	if got := node.Stats().Lent; got != 3 {
 		t.Fatalf("%d chunks are lent, want 3", got)
 	}
@@ -177,7 +132,7 @@ func TestAClientThatIsKilledLosesItsChunks(t *testing.T) {
 		s := node.Stats()
 		return s.Lent == 0 && s.Dirty == 0 && s.Reclaimed == 3 && s.Sessions == 0
 	})
-	startChild(t, "client", addr)
+	childtest.Start(t, "client", addr)
 	if got := node.Stats().Lent; got != 3 {
 		t.Fatalf("%d chunks are lent to the next client, want 3", got)
 	}

@@ -2,7 +2,7 @@
 // allocates when they are touched (ODRP, as section 2.2.3 of the OneSidedMW paper
 // describes it). A chunk is a range of addresses, which the node lends by
 // messages, those of package rpcmw. Every access sends a request to a chain of
-// work requests at the node (see its pager), which translates an address by a
+// work requests at the node (chain.Page), which translates an address by a
 // table of the client's own, puts a page behind it if there is none yet, and
 // sends the page or stores one.
 //

@@ -20,8 +20,8 @@ func (s *session) Alloc(ctx context.Context, grants []mech.Grant) (int, error) {
 	if want == 0 {
 		return 0, mech.ErrBudget
 	}
-	n, err := s.allocate(ctx, grants[:want], dry)
-	s.unreserve(want - n)
+	n, left, err := s.allocate(ctx, grants[:want], dry)
+	s.unreserve(want - n - left)
 	return n, err
 }
 
@@ -42,48 +42,49 @@ func (s *session) unreserve(n int) {
 	s.space.Free += uint32(n)
 }
 
-func (s *session) allocate(ctx context.Context, grants []mech.Grant, dry bool) (int, error) {
+// allocate allocates what it can get of len(grants) chunks; left is how many
+// requests are still under way, of which finish takes care.
+func (s *session) allocate(ctx context.Context, grants []mech.Grant, dry bool) (n, left int, err error) {
 	for {
 		if dry {
 			status, err := s.ask(ctx)
 			switch {
 			case err != nil:
-				return 0, err
+				return 0, 0, err
 			case status == wire.StatusBudget:
-				return 0, mech.ErrBudget
+				return 0, 0, mech.ErrBudget
 			case status == wire.StatusNoMemory:
-				return 0, fmt.Errorf("%w (%v)", mech.ErrNoMemory, status)
+				return 0, 0, fmt.Errorf("%w (%v)", mech.ErrNoMemory, status)
 			}
 		}
-		n, err := s.take(ctx, grants)
+		n, left, err := s.take(ctx, grants)
 		if n > 0 || err != nil {
-			return n, err
+			return n, left, err
 		}
 		dry = true // it was empty: there may be something that is being zeroed
 	}
 }
 
-// take allocates what it can get of len(grants) chunks.
-func (s *session) take(ctx context.Context, grants []mech.Grant) (int, error) {
-	got := 0
+// take is allocate without asking the node's CPU.
+func (s *session) take(ctx context.Context, grants []mech.Grant) (got, left int, err error) {
 	for got < len(grants) {
 		want := len(grants) - got
 		post := func() error { return s.postAllocs(want) }
 		if !s.native {
 			want, post = 1, s.postAlloc
 		}
-		ok, err := s.run(ctx, &s.allocs, want, post)
+		ok, left, err := s.run(ctx, &s.allocs, want, post)
 		if err != nil {
 			if got > 0 && ctx.Err() != nil {
-				return got, nil
+				return got, left, nil
 			}
-			return 0, err
+			return 0, left, err
 		}
 		n := 0
 		if ok {
 			if n, err = s.answers(grants[got : got+want]); err != nil {
 				s.ch.Fail(err)
-				return 0, err
+				return 0, 0, err
 			}
 		}
 		s.allocs.end()
@@ -92,7 +93,7 @@ func (s *session) take(ctx context.Context, grants []mech.Grant) (int, error) {
 			break
 		}
 	}
-	return got, nil
+	return got, 0, nil
 }
 
 // answers takes what a batch of allocations has brought.

@@ -30,7 +30,7 @@ func crashes(t *testing.T, s pooltest.Setup) {
 		var crowd []*pooltest.Client
 		busy := make(chan struct{}, clients)
 		for range clients {
-			k := cl.Open(pool.Config{Timeout: time.Second})
+			k := cl.Open(pool.Config{})
 			crowd = append(crowd, k)
 			wg.Go(func() {
 				var held []*pool.Chunk

@@ -15,7 +15,8 @@ func (s *session) Free(ctx context.Context, chunks []uint32) error {
 	if err := s.freeOrphans(ctx); err != nil {
 		return err
 	}
-	return s.give(ctx, chunks)
+	_, err := s.give(ctx, chunks)
+	return err
 }
 
 // disown takes chunks out of what is known to be ours, all or none.
@@ -34,23 +35,25 @@ func (s *session) disown(chunks []uint32) error {
 	return nil
 }
 
-func (s *session) give(ctx context.Context, chunks []uint32) error {
+// give frees chunks, and returns how many of them are on their way.
+func (s *session) give(ctx context.Context, chunks []uint32) (sent int, err error) {
 	if err := s.disown(chunks); err != nil {
-		return err
+		return 0, err
 	}
-	for len(chunks) > 0 {
-		n, post := min(len(chunks), batch), s.postFrees
+	for sent < len(chunks) {
+		rest := chunks[sent:]
+		n, post := min(len(rest), batch), s.postFrees
 		if !s.native {
 			n, post = 1, s.postFree
 		}
-		_, err := s.run(ctx, &s.frees, n, func() error { return post(chunks[:n]) })
+		_, left, err := s.run(ctx, &s.frees, n, func() error { return post(rest[:n]) })
 		if err != nil {
-			return err // what has been posted is on its way
+			return sent + left, err
 		}
 		s.frees.end()
-		chunks = chunks[n:]
+		sent += n
 	}
-	return nil
+	return sent, nil
 }
 
 func (s *session) entry(c uint32) uint64 { return s.table + uint64(c)*verbs.EntrySize }
@@ -80,16 +83,16 @@ func (s *session) freeOrphans(ctx context.Context) error {
 	s.mu.Lock()
 	orphans := s.orphans
 	s.orphans = nil
-	s.space.Budget -= min(s.space.Budget, uint32(len(orphans))) // give adds them
 	s.mu.Unlock()
 	if len(orphans) == 0 {
 		return nil
 	}
-	err := s.give(ctx, orphans)
-	if err != nil {
-		s.mu.Lock()
-		s.orphans = append(s.orphans, orphans...)
-		s.mu.Unlock()
+	sent, err := s.give(ctx, orphans)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range orphans[sent:] {
+		s.owned[c] = struct{}{}
+		s.orphans = append(s.orphans, c)
 	}
 	return err
 }

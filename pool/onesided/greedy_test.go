@@ -79,45 +79,121 @@ func (b *bare) read(g mech.Grant, path int) verbs.Status {
 	return wc[0].Status
 }
 
-// TestBudget: a client that allocates more than it may loses the means to
-// allocate, and what it has stays within its reach.
+// TestBudget: a client that asks for more than it may gets its budget and not a
+// chunk more, whoever looks. With chains it has then lost the means to allocate,
+// and what it has stays within its reach. Nobody else has less for it.
 func TestBudget(t *testing.T) {
 	both(t, func(t *testing.T, m onesided.Mechanism) {
 		const size, budget = 4096, 3
 		cl := pooltest.NewCluster(t, setup(pooltest.Inproc, m),
-			memnode.Config{Lend: 1 << 12 * size, ChunkSize: size, ClientBudget: budget * size, Grace: time.Minute})
+			memnode.Config{Lend: 2 * budget * size, ChunkSize: size, ClientBudget: budget * size, Grace: time.Minute})
 		thief := attach(t, cl, m)
 		onesided.Greedy(thief.Session)
 		var got []mech.Grant
-		pooltest.Eventually(t, "the thief is cut off", func() bool {
+		for {
 			var g [1]mech.Grant
-			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			defer cancel()
-			if _, err := thief.Alloc(ctx, g[:]); err != nil {
-				return true
+			if _, err := thief.Alloc(t.Context(), g[:]); err != nil {
+				break
 			}
 			got = append(got, g[0])
-			return false
-		})
-		if m.Native && len(got) != budget {
-			t.Errorf("it got %d chunks, want %d: the NIC counts them itself", len(got), budget)
 		}
-		if len(got) < budget {
-			t.Fatalf("it got %d chunks only, want at least %d", len(got), budget)
+		if len(got) != budget {
+			t.Errorf("it got %d chunks, want %d", len(got), budget)
 		}
-		for path := range thief.qps {
-			for _, g := range []mech.Grant{got[0], got[len(got)-1]} {
-				if s := thief.read(g, path); s != verbs.StatusSuccess {
-					t.Errorf("access to chunk %d over path %d after that: %v", g.Chunk, path, s)
+		st := cl.Nodes[0].Stats()
+		if st.Lent != budget {
+			t.Errorf("%d chunks are lent, want %d", st.Lent, budget)
+		}
+		if want := int64(1); !m.Native && st.CutOff != want {
+			t.Errorf("%d clients were cut off, want %d", st.CutOff, want)
+		}
+		access := func(when string) {
+			t.Helper()
+			for path := range thief.qps {
+				for _, g := range got {
+					if s := thief.read(g, path); s != verbs.StatusSuccess {
+						t.Errorf("%s, access to chunk %d over path %d: %v", when, g.Chunk, path, s)
+					}
 				}
 			}
 		}
+		access("after that")
 		honest := cl.Open(pool.Config{})
+		var chunks []*pool.Chunk
 		for range budget {
-			honest.MustAlloc(t)
+			chunks = append(chunks, honest.MustAlloc(t))
 		}
 		if _, err := honest.Alloc(t.Context()); !errors.Is(err, mech.ErrBudget) {
 			t.Errorf("an honest client's fourth chunk: got %v, want %v", err, mech.ErrBudget)
+		}
+		if err := chunks[0].Free(t.Context()); err != nil {
+			t.Error(err)
+		}
+		honest.MustAlloc(t)
+		access("when another has the rest")
+	})
+}
+
+// TestOverBudgetWaits: the request that is one too many is not lost. It is served
+// when the client gives something back in time.
+func TestOverBudgetWaits(t *testing.T) {
+	const size, budget = 4096, 2
+	m := onesided.Mechanism{}
+	cl := pooltest.NewCluster(t, setup(pooltest.Inproc, m), memnode.Config{Lend: 8 * size, ChunkSize: size, ClientBudget: budget * size})
+	pooltest.Eventually(t, "the node looks too late for once", func() bool {
+		b := attach(t, cl, m)
+		onesided.Greedy(b.Session)
+		var g [budget]mech.Grant
+		if n, err := b.Alloc(t.Context(), g[:]); err != nil || n != budget {
+			t.Fatalf("got %d chunks, %v, want %d", n, err, budget)
+		}
+		third := make(chan error, 1)
+		go func() {
+			var g [1]mech.Grant
+			_, err := b.Alloc(t.Context(), g[:])
+			third <- err
+		}()
+		freed := b.Free(t.Context(), []uint32{g[0].Chunk})
+		return <-third == nil && freed == nil
+	})
+}
+
+// TestGivingUpCostsNoBudget: calls that give up while the NIC is at work leave no
+// chunk behind, and never make an honest client ask for more than it may.
+func TestGivingUpCostsNoBudget(t *testing.T) {
+	both(t, func(t *testing.T, m onesided.Mechanism) {
+		const size, budget = 512, 3
+		cl := pooltest.NewCluster(t, setup(pooltest.TCP, m), memnode.Config{Lend: 8 * size, ChunkSize: size, ClientBudget: budget * size})
+		b := attach(t, cl, m)
+		take := func(ctx context.Context) []uint32 {
+			var g [1]mech.Grant
+			n, err := b.Alloc(ctx, g[:])
+			switch {
+			case n == 1:
+				return []uint32{g[0].Chunk}
+			case ctx.Err() == nil && !errors.Is(err, mech.ErrBudget):
+				t.Fatal(err)
+			}
+			return nil
+		}
+		held := append(take(t.Context()), take(t.Context())...)
+		for i := range 500 {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*time.Microsecond)
+			got := append(take(ctx), take(t.Context())...)
+			if len(got) > 1 {
+				t.Fatalf("it has %d chunks of %d", len(held)+len(got), budget)
+			}
+			if err := b.Free(t.Context(), got); err != nil {
+				t.Fatal(err)
+			}
+			cancel()
+		}
+		pooltest.Eventually(t, "it can have its budget", func() bool {
+			held = append(held, take(t.Context())...)
+			return len(held) == budget
+		})
+		if st := cl.Nodes[0].Stats(); st.Lent != budget || st.CutOff != 0 {
+			t.Errorf("%d chunks are lent, want %d; %d clients cut off, want none", st.Lent, budget, st.CutOff)
 		}
 	})
 }

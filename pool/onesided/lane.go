@@ -39,33 +39,41 @@ func (s *session) finish(l *lane, ok bool) {
 		l.done <- ok
 		return
 	}
-	if l == &s.allocs && ok {
-		for i := range l.n {
-			if g, found, err := s.answer(i); err == nil && found {
-				s.owned[g.Chunk] = struct{}{}
-				s.orphans = append(s.orphans, g.Chunk)
-			}
+	for i := 0; l == &s.allocs && i < l.n; i++ {
+		var g mech.Grant
+		var found bool
+		if ok {
+			g, found, _ = s.answer(i)
 		}
+		if !found {
+			s.space.Budget++
+			s.space.Free++
+			continue
+		}
+		s.owned[g.Chunk] = struct{}{}
+		s.orphans = append(s.orphans, g.Chunk)
 	}
 	l.turn <- struct{}{}
 }
 
 // run takes the lane's turn, has post post n requests, and waits for them. If
-// it returns no error the turn is the caller's until end is called.
-func (s *session) run(ctx context.Context, l *lane, n int, post func() error) (ok bool, err error) {
+// it returns no error the turn is the caller's until end is called. If ctx ends
+// first, left is how many requests are still under way: what they are about stays
+// reserved until finish sees their end.
+func (s *session) run(ctx context.Context, l *lane, n int, post func() error) (ok bool, left int, err error) {
 	select {
 	case <-l.turn:
 	case <-s.ch.Broken():
-		return false, s.ch.Err()
+		return false, 0, s.ch.Err()
 	case <-s.link.Conn.Done():
-		return false, s.link.Conn.Err()
+		return false, 0, s.link.Conn.Err()
 	case <-ctx.Done():
-		return false, context.Cause(ctx)
+		return false, 0, context.Cause(ctx)
 	}
 	s.mu.Lock()
 	if s.closed {
 		s.mu.Unlock()
-		return false, mech.ErrClosed
+		return false, 0, mech.ErrClosed
 	}
 	s.users.Add(1)
 	l.busy, l.abandoned, l.n = true, false, n
@@ -74,24 +82,24 @@ func (s *session) run(ctx context.Context, l *lane, n int, post func() error) (o
 	s.users.Done()
 	if err != nil {
 		s.ch.Fail(fmt.Errorf("cannot send a request: %w", err))
-		return false, s.ch.Err()
+		return false, 0, s.ch.Err()
 	}
 	select {
 	case ok = <-l.done:
-		return ok, nil
+		return ok, 0, nil
 	case <-s.ch.Broken():
-		return false, s.ch.Err()
+		return false, 0, s.ch.Err()
 	case <-s.link.Conn.Done():
-		return false, s.link.Conn.Err()
+		return false, 0, s.link.Conn.Err()
 	case <-ctx.Done():
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if l.busy {
 		l.abandoned = true
-		return false, context.Cause(ctx)
+		return false, n, context.Cause(ctx)
 	}
-	return <-l.done, nil
+	return <-l.done, 0, nil
 }
 
 func (l *lane) end() { l.turn <- struct{}{} }

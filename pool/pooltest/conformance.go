@@ -6,23 +6,33 @@ import (
 	"polder/pool"
 )
 
-// Conformance runs the whole suite with the mechanism m over every driver, and
-// checks that random operations give the same results over each as the default
-// mechanism does.
-func Conformance(t *testing.T, m pool.Manager) {
-	for _, s := range []Setup{Inproc, TCP} {
+// Drivers are the suite's set-ups: one for every driver that runs anywhere.
+var Drivers = []Setup{Inproc, TCP, SHM, Sim}
+
+// scripts is how many random scripts Conformance plays.
+const scripts = 3
+
+// Conformance runs the whole suite with the mechanism m over each of some
+// set-ups, all Drivers if none are named, and checks that random operations give
+// the same results over each as they do with the default mechanism over Inproc:
+// neither driver nor mechanism shows in what a program sees.
+func Conformance(t *testing.T, m pool.Manager, over ...Setup) {
+	if len(over) == 0 {
+		over = Drivers
+	}
+	want := make([]string, scripts)
+	for seed := range want {
+		want[seed] = Script(t, Inproc, uint64(seed))
+	}
+	for _, s := range over {
 		s.Manager = m
 		t.Run("over "+s.Name, func(t *testing.T) { Run(t, s) })
-	}
-	t.Run("neither driver nor mechanism shows in the results", func(t *testing.T) {
-		for seed := range uint64(3) {
-			want := Script(t, Inproc, seed)
-			for _, s := range []Setup{Inproc, TCP} {
-				s.Manager = m
-				if got := Script(t, s, seed); got != want {
-					t.Errorf("script %d: digest %s over %s, want %s", seed, got, s.Name, want)
+		t.Run("the same results over "+s.Name, func(t *testing.T) {
+			for seed := range want {
+				if got := Script(t, s, uint64(seed)); got != want[seed] {
+					t.Errorf("script %d: digest %s, want %s", seed, got, want[seed])
 				}
 			}
-		}
-	})
+		})
+	}
 }

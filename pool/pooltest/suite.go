@@ -349,7 +349,7 @@ func manyCallers(t *testing.T, s Setup) {
 	for range 8 {
 		chunks = append(chunks, k.MustAlloc(t))
 	}
-	const callers, rounds, span = 32, 50, chunkSize / 32
+	const callers, rounds, span = 32, 25, chunkSize / 32
 	var wg sync.WaitGroup
 	for id := range callers {
 		wg.Go(func() {

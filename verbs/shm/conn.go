@@ -4,29 +4,26 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"sync"
 	"sync/atomic"
 
 	"polder/internal/arena"
 	"polder/internal/fdpass"
 	"polder/verbs"
+	"polder/verbs/internal/cm"
 	"polder/verbs/softnic"
 )
 
 // batchSize is the most packets that are handed to the engine at once.
 const batchSize = 256
 
-var (
-	errPeerClosed = errors.New("connection closed by the peer")
-	errAnswered   = fmt.Errorf("the request has been answered before: %w", verbs.ErrInvalid)
-)
+var errPeerClosed = errors.New("connection closed by the peer")
 
-// conn implements verbs.Conn, softdev.LinkDriver and softdev.Flusher.
+// conn implements cm.Link.
 type conn struct {
+	cm.Conn
 	dev           *device
 	sock          *fdpass.Conn
-	link          softnic.Link
-	listener      *listener // nil at the end that dialled
+	accepted      bool // not dialled
 	local, remote string
 	out           *outbox
 	stopped       func() // counts the connection out
@@ -43,31 +40,19 @@ type conn struct {
 	given   int              // how many of packets the engine has taken
 	next    func() (*softnic.Packet, bool)
 	news    func() bool
-
-	reqMu       sync.Mutex
-	nextRequest uint32              // guarded by reqMu
-	joining     map[uint32]*joining // guarded by reqMu: calls of Connect that wait
-
-	ending atomic.Bool
-	err    error         // immutable once down is closed
-	down   chan struct{} // closed when the connection begins to end
-	done   chan struct{} // closed when its queue pairs are in the error state
 }
 
-func newConn(d *device, sock *fdpass.Conn, r *region, l *listener) *conn {
+func newConn(d *device, sock *fdpass.Conn, r *region, accepted bool) *conn {
 	c := &conn{
-		dev: d, sock: sock, listener: l,
+		dev: d, sock: sock, accepted: accepted,
 		out: newOutbox(r), in: newInbox(r.in),
 		packets: make([]softnic.Packet, 0, batchSize),
 		memory:  make(chan *arena.Memfd, 1),
 		watched: make(chan struct{}),
-		joining: make(map[uint32]*joining),
-		down:    make(chan struct{}),
-		done:    make(chan struct{}),
 	}
 	c.next = c.nextPacket
 	c.news = func() bool {
-		return c.in.pending() || c.ending.Load() || c.lost.Load() != nil || c.out.needy()
+		return c.in.pending() || c.Ending() || c.lost.Load() != nil || c.out.needy()
 	}
 	return c
 }
@@ -77,16 +62,13 @@ func (c *conn) start() {
 	go c.watch()
 	go func() {
 		c.read()
-		<-c.done
+		<-c.Done()
 		<-c.watched
 		c.out.unmap()
 		select {
 		case m := <-c.memory: // nobody wanted it
 			m.Close()
 		default:
-		}
-		if c.listener != nil {
-			<-c.listener.places
 		}
 		c.stopped()
 	}()
@@ -101,28 +83,28 @@ func (c *conn) Ready() bool { return c.out.ready() }
 // Flush implements softdev.Flusher. No lock is held.
 func (c *conn) Flush() {
 	if err := c.out.flush(); err != nil {
-		c.fail(err)
+		c.Fail(err)
 	}
 }
 
 // read is the reader. It ends when the connection does.
 func (c *conn) read() {
-	for !c.ending.Load() {
+	for !c.Ending() {
 		lost := c.lost.Load() // before the ring is looked at for the last time
 		switch {
 		case c.in.pending():
 			if err := c.handle(); err != nil {
-				c.fail(err)
+				c.Fail(err)
 			}
 		case lost != nil:
 			err := *lost
 			if errors.Is(err, io.EOF) {
 				err = io.ErrUnexpectedEOF // there was no BYE
 			}
-			c.fail(fmt.Errorf("connection lost: %w", err))
+			c.Fail(fmt.Errorf("connection lost: %w", err))
 		case c.out.needy():
 			if c.out.relieve() {
-				c.dev.Resume(c.link)
+				c.dev.Resume(c.ID())
 			}
 			c.Flush()
 		default:
@@ -157,7 +139,7 @@ func (c *conn) handle() error {
 		// On an error the packets before it stand.
 		if len(c.packets) > 0 {
 			c.given = 0
-			c.dev.Deliver(c.link, c.next)
+			c.dev.Deliver(c.ID(), c.next)
 		}
 		if err == nil && t != recordPacket {
 			err = c.handleControl(t, body)
@@ -179,52 +161,14 @@ func (c *conn) nextPacket() (*softnic.Packet, bool) {
 	return &c.packets[c.given-1], true
 }
 
-// fail ends the connection because of err.
-func (c *conn) fail(err error) { c.end(err, false) }
+// Fail implements cm.Link.
+func (c *conn) Fail(err error) { c.end(err, false) }
 
-// end takes the connection down, if nobody has yet: its queue pairs go to the
-// error state, then Done is closed, and the goroutines end in their own time.
 func (c *conn) end(err error, bye bool) {
-	if c.ending.Swap(true) {
-		return // perhaps called from within the call that does it
-	}
-	c.reqMu.Lock()
-	c.err = err
-	waiting := c.joining
-	c.joining = nil
-	close(c.down)
-	c.reqMu.Unlock()
-
-	c.out.close(bye)
-	c.sock.Close()
-	c.dev.RemoveLink(c.link)
-	for _, j := range waiting {
-		j.answer <- answer{err: c.closedErr()}
-	}
-	close(c.done)
-}
-
-// closedErr says why the connection is down.
-//
-// Preconditions: c.down is closed.
-func (c *conn) closedErr() error {
-	if errors.Is(c.err, verbs.ErrClosed) {
-		return c.err
-	}
-	return fmt.Errorf("%w: %w", verbs.ErrClosed, c.err)
-}
-
-// Done implements verbs.Conn.
-func (c *conn) Done() <-chan struct{} { return c.done }
-
-// Err implements verbs.Conn.
-func (c *conn) Err() error {
-	select {
-	case <-c.done:
-		return c.err
-	default:
-		return nil
-	}
+	c.End(err, bye, func() {
+		c.out.close(bye)
+		c.sock.Close()
+	})
 }
 
 // LocalAddr implements verbs.Conn.

@@ -3,13 +3,12 @@ package shm
 import (
 	"context"
 	"fmt"
-	"io"
 	"strings"
-	"sync"
 	"time"
 
 	"polder/internal/fdpass"
 	"polder/verbs"
+	"polder/verbs/internal/endpoint"
 	"polder/verbs/internal/softdev"
 	"polder/verbs/softnic"
 )
@@ -17,11 +16,7 @@ import (
 // device is a software RNIC with its listeners and connections.
 type device struct {
 	*softdev.Device
-
-	mu      sync.Mutex
-	closed  bool                   // guarded by mu
-	ends    map[io.Closer]struct{} // guarded by mu: listeners and connections
-	running sync.WaitGroup         // their goroutines; Add under mu, while not closed
+	ends endpoint.Ends
 }
 
 // NewDevice opens a software RNIC whose packets travel through shared memory.
@@ -30,43 +25,14 @@ func NewDevice(cfg softnic.Config) (verbs.Device, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot open a shm device: %w", err)
 	}
-	return &device{Device: d, ends: make(map[io.Closer]struct{})}, nil
+	return &device{Device: d}, nil
 }
 
 // Close implements verbs.Device. It waits for the connections' goroutines,
 // and so must not be called from a completion handler.
 func (d *device) Close() error {
-	d.mu.Lock()
-	d.closed = true
-	ends := make([]io.Closer, 0, len(d.ends))
-	for e := range d.ends {
-		ends = append(ends, e)
-	}
-	d.mu.Unlock()
-	for _, e := range ends {
-		e.Close()
-	}
-	d.running.Wait()
+	d.ends.Close()
 	return d.Device.Close()
-}
-
-// add counts a listener or connection in, so that Close closes it. The
-// returned function counts it out, and is to be called when its goroutines
-// have ended.
-func (d *device) add(e io.Closer) (remove func(), err error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
-		return nil, fmt.Errorf("the device is closed: %w", verbs.ErrClosed)
-	}
-	d.ends[e] = struct{}{}
-	d.running.Add(1)
-	return func() {
-		d.mu.Lock()
-		delete(d.ends, e)
-		d.mu.Unlock()
-		d.running.Done()
-	}, nil
 }
 
 // ours returns dev as this driver's.
@@ -110,7 +76,7 @@ func dial(ctx context.Context, dev verbs.Device, addr string, cfg Config) (*conn
 	if err != nil {
 		return nil, err
 	}
-	c, err := establish(ctx, d, sock, cfg, nil)
+	c, err := establish(ctx, d, sock, cfg, nil, func() {})
 	if err != nil {
 		sock.Close()
 		return nil, err
@@ -120,27 +86,32 @@ func dial(ctx context.Context, dev verbs.Device, addr string, cfg Config) (*conn
 	return c, nil
 }
 
-// establish does the handshake on sock and makes a connection, to be started.
-// The caller closes sock if it fails.
-func establish(ctx context.Context, d *device, sock *fdpass.Conn, cfg Config, l *listener) (*conn, error) {
+// establish does the handshake on sock and makes a connection, to be started,
+// which calls leave when it ends. The caller closes sock if it fails.
+func establish(ctx context.Context, d *device, sock *fdpass.Conn, cfg Config, requests *endpoint.Requests, leave func()) (*conn, error) {
 	peer, err := cfg.admit(sock)
 	if err != nil {
 		return nil, err
 	}
-	r, err := handshake(ctx, sock, l != nil)
+	r, err := handshake(ctx, sock, requests != nil)
 	if err != nil {
 		return nil, err
 	}
-	c := newConn(d, sock, r, l)
+	c := newConn(d, sock, r, requests != nil)
 	c.local, c.remote = "this process", peer
-	if c.link, err = d.AddLink(c); err != nil {
+	if err = c.Open(d.Device, c, requests); err != nil {
 		c.out.unmap()
 		return nil, err
 	}
-	if c.stopped, err = d.add(c); err != nil {
-		d.RemoveLink(c.link)
+	remove, err := d.ends.Add(c)
+	if err != nil {
+		d.RemoveLink(c.ID())
 		c.out.unmap()
 		return nil, err
+	}
+	c.stopped = func() {
+		leave()
+		remove()
 	}
 	return c, nil
 }

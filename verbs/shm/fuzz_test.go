@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"polder/internal/arena"
+	"polder/verbs/internal/cm"
 	"polder/verbs/softnic"
 )
 
@@ -14,7 +15,7 @@ func FuzzInbox(f *testing.F) {
 	f.Add(^uint64(0), []byte{1})
 	ack := softnic.Packet{Kind: softnic.KindAck, DestQP: 5}
 	f.Add(uint64(24), record(recordPacket, ack.AppendHeader(nil)))
-	f.Add(uint64(24), record(recordConnect, appendCM(nil, 1, 2, []byte("private"))))
+	f.Add(uint64(24), record(recordConnect, cm.Append(nil, 1, 2, []byte("private"))))
 	f.Add(uint64(16), record(recordBye, nil))
 	mem, err := arena.Anonymous(regionSize, false)
 	if err != nil {
@@ -43,7 +44,7 @@ func FuzzInbox(f *testing.F) {
 				var p softnic.Packet
 				_ = p.Decode(body)
 			} else if typ != recordBye {
-				_, _, _, _ = decodeCM(typ, body)
+				_, _, _, _ = cm.Decode(cm.Connect+cm.Type(typ-recordConnect), body)
 			}
 		}
 	})
@@ -52,8 +53,8 @@ func FuzzInbox(f *testing.F) {
 // FuzzHostileClient lets a client fill the rings as it likes: it is cut off, or
 // what it did made sense, and the device goes on.
 func FuzzHostileClient(f *testing.F) {
-	f.Add(uint64(24), uint64(0), record(recordConnect, appendCM(nil, 1, 2, []byte("private"))))
-	f.Add(uint64(24), uint64(1<<40), record(recordConnect, appendCM(nil, 1, 2, nil)))
+	f.Add(uint64(24), uint64(0), record(recordConnect, cm.Append(nil, 1, 2, []byte("private"))))
+	f.Add(uint64(24), uint64(1<<40), record(recordConnect, cm.Append(nil, 1, 2, nil)))
 	f.Add(uint64(8), uint64(0), make([]byte, 8))
 	write := softnic.Packet{Kind: softnic.KindWrite, DestQP: 1, Length: 1 << 20, Addr: 1 << 32}
 	f.Add(uint64(40), uint64(0), record(recordPacket, write.AppendHeader(nil)))

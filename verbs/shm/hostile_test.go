@@ -15,6 +15,7 @@ import (
 	"polder/internal/arena"
 	"polder/internal/fdpass"
 	"polder/verbs"
+	"polder/verbs/internal/cm"
 	"polder/verbs/softnic"
 )
 
@@ -109,7 +110,7 @@ func (p *rawPeer) join(dev verbs.Device, l verbs.Listener) (verbs.QP, verbs.Conn
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	p.write(record(recordConnect, appendCM(nil, 5, 1, []byte("hello"))))
+	p.write(record(recordConnect, cm.Append(nil, 5, 1, []byte("hello"))))
 	req, err := l.Accept(patient(p.t))
 	if err != nil {
 		p.t.Fatal(err)
@@ -149,8 +150,8 @@ func TestHostileRings(t *testing.T) {
 		"a packet with padding set":     func(p *rawPeer) { p.write(record(recordPacket, badPacket)) },
 		"a short packet":                func(p *rawPeer) { p.write(record(recordPacket, []byte{1})) },
 		"a short connection request":    func(p *rawPeer) { p.write(record(recordConnect, []byte{1, 2, 3})) },
-		"a queue pair out of range":     func(p *rawPeer) { p.write(record(recordConnect, appendCM(nil, 1, 1<<24, nil))) },
-		"private data without end":      func(p *rawPeer) { p.write(record(recordConnect, appendCM(nil, 1, 1, make([]byte, 300)))) },
+		"a queue pair out of range":     func(p *rawPeer) { p.write(record(recordConnect, cm.Append(nil, 1, 1<<24, nil))) },
+		"private data without end":      func(p *rawPeer) { p.write(record(recordConnect, cm.Append(nil, 1, 1, make([]byte, 300)))) },
 		"a good bye":                    func(p *rawPeer) { p.write(record(recordBye, nil)) },
 		"a message where none may come": func(p *rawPeer) { p.sock.Send(encodeMessage(kindMemory, 0)) },
 		"memory where none may come": func(p *rawPeer) {
@@ -159,7 +160,7 @@ func TestHostileRings(t *testing.T) {
 		},
 		"a head beyond the tail": func(p *rawPeer) {
 			p.in.head.Store(1 << 40)
-			p.write(record(recordConnect, appendCM(nil, 1, 1, nil)))
+			p.write(record(recordConnect, cm.Append(nil, 1, 1, nil)))
 			req, err := l.Accept(patient(p.t))
 			if err != nil {
 				p.t.Fatal(err)
@@ -188,7 +189,7 @@ func TestAFloodWithoutReadingIsCutOff(t *testing.T) {
 	if err := l.Close(); err != nil { // so that every request is rejected
 		t.Fatal(err)
 	}
-	request := record(recordConnect, appendCM(nil, 1, 1, nil))
+	request := record(recordConnect, cm.Append(nil, 1, 1, nil))
 	cut := make(chan struct{})
 	go func() {
 		defer close(cut)

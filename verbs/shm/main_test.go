@@ -9,6 +9,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"polder/internal/child/childtest"
 	"polder/verbs"
 	"polder/verbs/inproc"
 	"polder/verbs/softnic"
@@ -17,7 +18,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	beChild()
+	childtest.Main(children)
 	goleak.VerifyTestMain(m)
 }
 

@@ -17,7 +17,7 @@ var errMemoryTwice = errors.New("a connection carries memory once")
 // in its verbs.Conn.
 func (c *conn) PassMemory(m *arena.Memfd) error {
 	switch {
-	case c.listener == nil:
+	case !c.accepted:
 		return fmt.Errorf("cannot pass memory to %s: it has not dialled: %w", c.remote, verbs.ErrInvalid)
 	case !c.passed.CompareAndSwap(false, true):
 		return fmt.Errorf("cannot pass memory: %w: %w", errMemoryTwice, verbs.ErrBusy)
@@ -32,7 +32,7 @@ func (c *conn) PassMemory(m *arena.Memfd) error {
 // ReceiveMemory waits for the memory that the peer passes, whose size has been
 // found to be sealed. The caller owns it. It is had once.
 func (c *conn) ReceiveMemory(ctx context.Context) (*arena.Memfd, error) {
-	if c.listener != nil {
+	if c.accepted {
 		return nil, fmt.Errorf("cannot receive memory from %s: it has not listened: %w", c.remote, verbs.ErrInvalid)
 	}
 	select {
@@ -45,8 +45,8 @@ func (c *conn) ReceiveMemory(ctx context.Context) (*arena.Memfd, error) {
 		return m, nil
 	case <-ctx.Done():
 		return nil, fmt.Errorf("cannot receive memory: %w", context.Cause(ctx))
-	case <-c.down:
-		return nil, fmt.Errorf("cannot receive memory: %w", c.closedErr())
+	case <-c.Down():
+		return nil, fmt.Errorf("cannot receive memory: %w", c.ClosedErr())
 	}
 }
 
@@ -56,7 +56,7 @@ func (c *conn) watch() {
 	defer close(c.watched)
 	for {
 		m, err := receive(c.sock, kindMemory, true)
-		if err == nil && (c.listener != nil || !c.passed.CompareAndSwap(false, true)) {
+		if err == nil && (c.accepted || !c.passed.CompareAndSwap(false, true)) {
 			m.Close()
 			err = fmt.Errorf("%w: %w", errMessage, errMemoryTwice)
 		}

@@ -1,68 +1,21 @@
 package shm
 
 import (
-	"bufio"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"polder/internal/arena"
+	"polder/internal/child/childtest"
 	"polder/verbs"
 	"polder/verbs/softnic"
 )
 
-// childEnv makes the test binary a process of its own that does one of the
-// children's jobs.
-const childEnv = "POLDER_TEST_SHM_CHILD"
-
-var children = map[string]func(addr string) error{"server": serveChild, "client": clientChild}
-
-// beChild does a child's job, and does not return, if this process is one.
-func beChild() {
-	job := os.Getenv(childEnv)
-	if job == "" {
-		return
-	}
-	if err := children[job](os.Args[1]); err != nil {
-		fmt.Fprintln(os.Stderr, job, err)
-		os.Exit(1)
-	}
-	os.Exit(0)
-}
-
-// startChild starts a child, and waits until it says that it is ready. It is
-// killed when the test ends.
-func startChild(t *testing.T, job, addr string) (kill func()) {
-	t.Helper()
-	cmd := exec.Command(os.Args[0], addr)
-	cmd.Env = append(os.Environ(), childEnv+"="+job)
-	cmd.Stderr = os.Stderr
-	out, err := cmd.StdoutPipe()
-	if err == nil {
-		err = cmd.Start()
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	killed := false
-	kill = func() {
-		if !killed {
-			killed = true
-			_ = cmd.Process.Kill() // SIGKILL; it may have ended
-			_ = cmd.Wait()
-		}
-	}
-	t.Cleanup(kill)
-	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "ready\n" {
-		t.Fatalf("the %s says %q, %v", job, line, err)
-	}
-	return kill
-}
+var children = childtest.Jobs{"server": serveChild, "client": clientChild}
 
 // end is a queue pair with memory.
 type end struct {
@@ -168,7 +121,7 @@ func clientChild(addr string) error {
 
 func TestTwoProcesses(t *testing.T) {
 	addr := filepath.Join(t.TempDir(), "sock")
-	kill := startChild(t, "server", addr)
+	kill := childtest.Start(t, "server", addr)
 	e, err := newEnd()
 	if err != nil {
 		t.Fatal(err)
@@ -230,7 +183,7 @@ func TestTwoProcesses(t *testing.T) {
 		t.Error("what was mapped is gone with the process that made it")
 	}
 	// The socket that is left behind is in nobody's way.
-	startChild(t, "server", addr)
+	childtest.Start(t, "server", addr)
 	if _, err := Dial(ctx, e.dev, addr, Config{}); err != nil {
 		t.Errorf("the server that was started again cannot be dialled: %v", err)
 	}
@@ -261,7 +214,7 @@ func TestAClientThatIsKilledIsNoticed(t *testing.T) {
 			}
 			accepted <- req
 		}()
-		kill := startChild(t, "client", path(l.Addr()))
+		kill := childtest.Start(t, "client", path(l.Addr()))
 		req := <-accepted
 		if req == nil {
 			return
@@ -271,18 +224,14 @@ func TestAClientThatIsKilledIsNoticed(t *testing.T) {
 		if err := req.Conn().Err(); err == nil || errors.Is(err, verbs.ErrClosed) {
 			t.Errorf("the connection ended with %v", err)
 		}
-		<-placesFree(l)
+		tick := time.NewTicker(time.Millisecond)
+		for l.(*listener).acceptor.Peers() > 0 { // the next one needs its place
+			select {
+			case <-tick.C:
+			case <-t.Context().Done():
+				t.Fatal("its place is not free")
+			}
+		}
+		tick.Stop()
 	}
-}
-
-// placesFree is closed when the listener has no connection left.
-func placesFree(l verbs.Listener) <-chan struct{} {
-	free := make(chan struct{})
-	go func() {
-		defer close(free)
-		places := l.(*listener).places
-		places <- struct{}{} // waits for the only place
-		<-places
-	}()
-	return free
 }

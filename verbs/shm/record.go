@@ -22,7 +22,7 @@ type recordType uint32
 
 const (
 	recordPacket  recordType = 1 + iota // a softnic packet
-	recordConnect                       // connection management: see cm.go
+	recordConnect                       // connection management: see package cm
 	recordAccept
 	recordReject
 	recordBye // the sender closes the connection on purpose

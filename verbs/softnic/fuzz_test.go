@@ -66,8 +66,9 @@ type fuzzed struct {
 	qps     []uint32     // by role
 	cqs     []uint32
 	rings   [][]byte
-	alloc   uint32 // an allocator, for the queue pairs of roles 0 and 2
-	in      []byte // what is left of the input
+	alloc   uint32       // an allocator, for the queue pairs of roles 0 and 2
+	lent    []verbs.RKey // windows of its chunks, two of each
+	in      []byte       // what is left of the input
 }
 
 func (f *fuzzed) Send(l Link, p *Packet) {
@@ -227,32 +228,85 @@ func newFuzzed(t testing.TB, in []byte) *fuzzed {
 func (f *fuzzed) newAllocator() {
 	table, queue := f.mrs[0], f.mrs[2]
 	c := AllocatorConfig{
-		Table: table.Key, Entries: table.Addr, Count: 2, Windows: 2,
+		Table: table.Key, Entries: table.Addr, Count: lendable, Windows: 2,
 		Queue: queue.Key, Head: queue.Addr + 64, Tail: queue.Addr + 72, Ring: queue.Addr, Size: 32,
 		Freed: queue.Addr + 72, FreedRing: queue.Addr, Zero: true, Memory: queue.Key, ChunkSize: 16,
 		Access: verbs.AccessRemoteRead,
 	}
-	le := binary.LittleEndian
-	mem, ring := f.nic.keys.get(table.Key).mem, f.nic.keys.get(queue.Key).mem
-	for i := range uint64(2) {
-		entry := mem[i*verbs.EntrySize:]
-		for j := range 2 {
-			slot := entry[verbs.EntrySlots+j*verbs.SlotSize:]
-			le.PutUint64(slot, queue.Addr+96+16*i)
-			w := f.allocMW(f.pd, verbs.MWType2B)
-			le.PutUint32(slot[8:], uint32(w))
-			le.PutUint32(slot[12:], uint32(queue.Key))
-			f.windows = append(f.windows, w)
-		}
-		le.PutUint64(ring[8*i:], table.Addr+i*verbs.EntrySize)
+	for range 2 * lendable {
+		f.lent = append(f.lent, f.allocMW(f.pd, verbs.MWType2B))
 	}
-	clear(ring[16:32])
-	le.PutUint64(ring[64:], queue.Addr)
-	le.PutUint64(ring[72:], queue.Addr+16)
+	f.windows = append(f.windows, f.lent...)
+	f.mend()
 	var err error
 	if f.alloc, err = f.nic.CreateAllocator(f.pd, c); err != nil {
 		f.t.Fatal(err)
 	}
+}
+
+// lendable is how many chunks the allocator has.
+const lendable = 2
+
+// mend writes the allocator's table and queue anew, as they are to be: the input
+// spoils them again and again. Chunks whose first window is bound are lent.
+func (f *fuzzed) mend() {
+	table, queue := f.mrs[0], f.mrs[2]
+	if f.nic.keys.get(table.Key) == nil || f.nic.keys.get(queue.Key) == nil {
+		return // deregistered
+	}
+	le := binary.LittleEndian
+	mem, ring := f.nic.keys.get(table.Key).mem, f.nic.keys.get(queue.Key).mem
+	clear(ring[:32])
+	tail := uint64(0)
+	for i := range uint64(lendable) {
+		entry := mem[i*verbs.EntrySize:]
+		free := true
+		for j := range uint64(2) {
+			key, err := f.nic.MWKey(f.lent[2*i+j])
+			if err != nil {
+				return // deallocated
+			}
+			if mw := f.nic.keys.get(key); j == 0 && mw != nil && mw.mr != nil {
+				free = false
+			}
+			slot := entry[verbs.EntrySlots+j*verbs.SlotSize:]
+			le.PutUint64(slot, queue.Addr+96+16*i)
+			le.PutUint32(slot[8:], uint32(key))
+			le.PutUint32(slot[12:], uint32(queue.Key))
+		}
+		if free {
+			le.PutUint64(ring[tail:], table.Addr+i*verbs.EntrySize)
+			tail += 8
+		}
+	}
+	le.PutUint64(ring[64:], queue.Addr)
+	le.PutUint64(ring[72:], queue.Addr+tail)
+}
+
+// borrow sends an ALLOC, or a FREE of what the queue pair has, as a client would
+// that keeps to the rules, so that such are reached at all; what the input does
+// to the memory in between is another matter.
+func (f *fuzzed) borrow() {
+	if f.byte()&3 == 0 {
+		f.mend()
+	}
+	if s, err := f.nic.QPState(f.qps[0]); err != nil || s == verbs.StateError {
+		f.makeQP(0)
+	}
+	p := &Packet{Kind: KindAlloc, DestQP: f.qps[0], Length: verbs.AllocAnswerSize}
+	q := f.nic.qps.get(p.DestQP)
+	if q == nil {
+		return
+	}
+	p.PSN = q.rsp.expPSN
+	if f.byte()&1 == 0 {
+		for i := range uint64(lendable) {
+			if key, err := f.nic.MWKey(f.lent[2*i]); err == nil && f.nic.keys.get(key).owner == q {
+				p.Kind, p.Length, p.Addr = KindFree, 0, f.mrs[0].Addr+i*verbs.EntrySize
+			}
+		}
+	}
+	f.nic.Receive(testLink, p)
 }
 
 // roles is how many queue pairs there are at a time; the last two are a pair.
@@ -426,7 +480,9 @@ func (f *fuzzed) post() {
 // step does one thing to the NIC. Errors are as good as successes.
 func (f *fuzzed) step() {
 	n := f.nic
-	switch f.byte() % 16 {
+	switch f.byte() % 18 {
+	case 16, 17:
+		f.borrow()
 	case 0, 1, 2, 3:
 		n.Receive(testLink, f.packet())
 	case 4: // as a driver does it
@@ -509,6 +565,37 @@ func attack(t testing.TB, in []byte, trace *bytes.Buffer) {
 		}
 		fmt.Fprintf(trace, "%+v", z.nic.Counters())
 	}
+}
+
+// TestFuzzerReach: random inputs get the NIC to do all that it can, again and
+// again, so that the target is worth its time.
+func TestFuzzerReach(t *testing.T) {
+	var sum Counters
+	for seed := range uint64(24) {
+		in := make([]byte, 4096)
+		fill(in, seed)
+		z := newFuzzed(t, in)
+		for len(z.in) > 0 {
+			z.step()
+		}
+		c := z.nic.Counters()
+		sum.Allocs += c.Allocs
+		sum.Frees += c.Frees
+		sum.Binds += c.Binds
+		sum.Invalidations += c.Invalidations
+		sum.Completions += c.Completions
+		sum.AccessErrors += c.AccessErrors
+		sum.RequestErrors += c.RequestErrors
+	}
+	for name, n := range map[string]uint64{
+		"ALLOC": sum.Allocs, "FREE": sum.Frees, "BIND_MW": sum.Binds, "LOCAL_INV": sum.Invalidations,
+		"completion": sum.Completions, "access error": sum.AccessErrors, "invalid request": sum.RequestErrors,
+	} {
+		if n < 24 {
+			t.Errorf("%s: %d of them in 24 inputs, want at least one in each", name, n)
+		}
+	}
+	t.Logf("%+v", sum)
 }
 
 // TestDeterminism: the same input gives the same packets, completions, events

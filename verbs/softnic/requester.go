@@ -145,7 +145,7 @@ func (n *NIC) begin(q *qp) bool {
 		c := n.cqs.get(w.qpn)
 		if c == nil {
 			status = verbs.StatusLocQPOpErr
-		} else if c.successes < w.addr {
+		} else if int64(c.successes) < int64(w.addr) {
 			n.await(q, c)
 			return false
 		}

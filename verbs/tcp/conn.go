@@ -5,12 +5,13 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
 	"polder/verbs"
+	"polder/verbs/internal/cm"
+	"polder/verbs/internal/endpoint"
 	"polder/verbs/softnic"
 )
 
@@ -23,27 +24,23 @@ const (
 	batchSize = 256
 	// linger is how long a closed connection waits for what it sent last to
 	// be taken.
-	linger = time.Second
-	// silentIntervals is how many keepalive intervals of silence end a
-	// connection.
-	silentIntervals = 3
+	linger          = time.Second
+	silentIntervals = endpoint.SilentIntervals
 )
 
 var (
 	errPeerClosed = errors.New("connection closed by the peer")
 	errSilent     = errors.New("the peer is silent")
-	errAnswered   = fmt.Errorf("the request has been answered before: %w", verbs.ErrInvalid)
 )
 
-// conn implements verbs.Conn, softdev.LinkDriver and softdev.Flusher.
+// conn implements cm.Link.
 type conn struct {
-	dev      *device
-	nc       net.Conn // TCP or TLS
-	link     softnic.Link
-	cfg      Config
-	listener *listener // nil at the end that dialled
-	out      outbox
-	resume   func() // resumes the link; made once
+	cm.Conn
+	dev    *device
+	nc     net.Conn // TCP or TLS
+	cfg    Config
+	out    outbox
+	resume func() // resumes the link; made once
 
 	// The reader's.
 	frames  *frameReader
@@ -52,15 +49,6 @@ type conn struct {
 	next    func() (*softnic.Packet, bool)
 	chunks  atomic.Uint64 // how often something came, for keepalive
 
-	reqMu       sync.Mutex
-	nextRequest uint32              // guarded by reqMu
-	joining     map[uint32]*joining // guarded by reqMu: calls of Connect that wait
-
-	ending     atomic.Bool
-	graceful   bool          // immutable once down is closed
-	err        error         // immutable once down is closed
-	down       chan struct{} // closed when the connection begins to end
-	done       chan struct{} // closed when its queue pairs are in the error state
 	readerDone chan struct{}
 }
 
@@ -68,12 +56,9 @@ type conn struct {
 // and adds it to the device.
 func newConn(dev *device, nc net.Conn, cfg Config, l *listener) (*conn, error) {
 	c := &conn{
-		dev: dev, nc: nc, cfg: cfg, listener: l,
+		dev: dev, nc: nc, cfg: cfg,
 		frames:     newFrameReader(maxBody, readBuffer),
 		packets:    make([]softnic.Packet, 0, batchSize),
-		joining:    make(map[uint32]*joining),
-		down:       make(chan struct{}),
-		done:       make(chan struct{}),
 		readerDone: make(chan struct{}),
 	}
 	c.out = outbox{conn: nc, stall: cfg.StallTimeout, wake: make(chan struct{}, 1)}
@@ -84,10 +69,13 @@ func newConn(dev *device, nc net.Conn, cfg Config, l *listener) (*conn, error) {
 		}
 		c.out.raw = newRawWriter(raw)
 	}
-	c.resume = func() { c.dev.Resume(c.link) }
+	c.resume = func() { c.dev.Resume(c.ID()) }
 	c.next = c.nextPacket
-	var err error
-	if c.link, err = dev.AddLink(c); err != nil {
+	var requests *endpoint.Requests
+	if l != nil {
+		requests = l.Requests
+	}
+	if err := c.Open(dev.Device, c, requests); err != nil {
 		return nil, err
 	}
 	return c, nil
@@ -113,7 +101,7 @@ func (c *conn) Ready() bool { return c.out.ready() }
 // Flush implements softdev.Flusher. No lock is held.
 func (c *conn) Flush() {
 	if err := c.out.flush(c.resume); err != nil {
-		c.fail(err)
+		c.Fail(err)
 	}
 }
 
@@ -122,7 +110,7 @@ func (c *conn) read() {
 	defer close(c.readerDone)
 	for {
 		select {
-		case <-c.down:
+		case <-c.Down():
 			// See the peer off: hangUp has set a deadline, or closed.
 			_, _ = io.Copy(io.Discard, c.nc)
 			return
@@ -132,12 +120,12 @@ func (c *conn) read() {
 			if err == io.EOF {
 				err = io.ErrUnexpectedEOF // there was no BYE
 			}
-			c.fail(fmt.Errorf("connection lost: %w", err))
+			c.Fail(fmt.Errorf("connection lost: %w", err))
 			return
 		}
 		c.chunks.Add(1)
 		if err := c.handleFrames(); err != nil {
-			c.fail(err)
+			c.Fail(err)
 			return
 		}
 	}
@@ -153,7 +141,7 @@ func (c *conn) handleFrames() error {
 		t, body, err := c.gather()
 		if len(c.packets) > 0 {
 			c.given = 0
-			c.dev.Deliver(c.link, c.next)
+			c.dev.Deliver(c.ID(), c.next)
 		}
 		switch {
 		case err != nil:
@@ -215,7 +203,7 @@ func (c *conn) write() {
 		select {
 		case <-c.out.wake:
 			if _, err := c.out.drain(c.resume); err != nil {
-				c.fail(err)
+				c.Fail(err)
 			}
 		case <-alive.C:
 			if now := c.chunks.Load(); now != chunks {
@@ -223,12 +211,16 @@ func (c *conn) write() {
 				continue
 			}
 			if silent++; silent > silentIntervals {
-				c.fail(fmt.Errorf("nothing has come for %v, not even the answer to a ping: %w",
+				c.Fail(fmt.Errorf("nothing has come for %v, not even the answer to a ping: %w",
 					silentIntervals*c.cfg.KeepAlive, errSilent))
 				continue
 			}
-			c.control(framePing, nil)
-		case <-c.down:
+			if err := c.out.add(framePing, nil); err != nil {
+				c.Fail(err)
+				continue
+			}
+			c.Flush()
+		case <-c.Down():
 			c.hangUp()
 			return
 		}
@@ -238,7 +230,7 @@ func (c *conn) write() {
 // hangUp closes the socket; after Close it first sends what there is to send.
 func (c *conn) hangUp() {
 	defer c.nc.Close()
-	if !c.graceful {
+	if !c.Graceful() {
 		return
 	}
 	c.out.stall = min(c.out.stall, linger)
@@ -263,54 +255,16 @@ func (c *conn) hangUp() {
 	<-c.readerDone
 }
 
-// fail ends the connection because of err.
-func (c *conn) fail(err error) { c.end(err, false) }
+// Fail implements cm.Link.
+func (c *conn) Fail(err error) { c.end(err, false) }
 
-// end takes the connection down, if nobody has yet: its queue pairs go to the
-// error state, then Done is closed, and the goroutines end in their own time.
 func (c *conn) end(err error, graceful bool) {
-	if c.ending.Swap(true) {
-		return // perhaps called from within the call that does it
-	}
-	c.reqMu.Lock()
-	c.err, c.graceful = err, graceful
-	waiting := c.joining
-	c.joining = nil
-	close(c.down)
-	c.reqMu.Unlock()
-
-	c.out.close(graceful)
-	if !graceful {
-		c.nc.Close()
-	}
-	c.dev.RemoveLink(c.link)
-	for _, j := range waiting {
-		j.answer <- answer{err: c.closedErr()}
-	}
-	close(c.done)
-}
-
-// closedErr says why the connection is down.
-//
-// Preconditions: c.down is closed.
-func (c *conn) closedErr() error {
-	if errors.Is(c.err, verbs.ErrClosed) {
-		return c.err
-	}
-	return fmt.Errorf("%w: %w", verbs.ErrClosed, c.err)
-}
-
-// Done implements verbs.Conn.
-func (c *conn) Done() <-chan struct{} { return c.done }
-
-// Err implements verbs.Conn.
-func (c *conn) Err() error {
-	select {
-	case <-c.done:
-		return c.err
-	default:
-		return nil
-	}
+	c.End(err, graceful, func() {
+		c.out.close(graceful)
+		if !graceful {
+			c.nc.Close()
+		}
+	})
 }
 
 // LocalAddr implements verbs.Conn.

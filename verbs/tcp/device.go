@@ -2,15 +2,11 @@ package tcp
 
 import (
 	"context"
-	"crypto/tls"
 	"fmt"
-	"io"
 	"net"
-	"sync"
-	"sync/atomic"
-	"time"
 
 	"polder/verbs"
+	"polder/verbs/internal/endpoint"
 	"polder/verbs/internal/softdev"
 	"polder/verbs/softnic"
 )
@@ -18,11 +14,7 @@ import (
 // device is a software RNIC with its listeners and connections.
 type device struct {
 	*softdev.Device
-
-	mu      sync.Mutex
-	closed  bool                   // guarded by mu
-	ends    map[io.Closer]struct{} // guarded by mu: listeners and connections
-	running sync.WaitGroup         // their goroutines; Add under mu, while not closed
+	ends endpoint.Ends
 }
 
 // NewDevice opens a software RNIC whose packets travel over TCP.
@@ -34,43 +26,14 @@ func NewDevice(cfg softnic.Config) (verbs.Device, error) {
 	if err := d.ParkInPoller(); err != nil {
 		return nil, fmt.Errorf("cannot open a tcp device: %w", err)
 	}
-	return &device{Device: d, ends: make(map[io.Closer]struct{})}, nil
+	return &device{Device: d}, nil
 }
 
 // Close implements verbs.Device. It waits for the connections' goroutines,
 // and so must not be called from a completion handler.
 func (d *device) Close() error {
-	d.mu.Lock()
-	d.closed = true
-	ends := make([]io.Closer, 0, len(d.ends))
-	for e := range d.ends {
-		ends = append(ends, e)
-	}
-	d.mu.Unlock()
-	for _, e := range ends {
-		e.Close()
-	}
-	d.running.Wait()
+	d.ends.Close()
 	return d.Device.Close()
-}
-
-// add counts a listener or connection in, so that Close closes it. The
-// returned function counts it out, and is to be called when its goroutines
-// have ended.
-func (d *device) add(e io.Closer) (remove func(), err error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
-		return nil, fmt.Errorf("the device is closed: %w", verbs.ErrClosed)
-	}
-	d.ends[e] = struct{}{}
-	d.running.Add(1)
-	return func() {
-		d.mu.Lock()
-		delete(d.ends, e)
-		d.mu.Unlock()
-		d.running.Done()
-	}, nil
 }
 
 // ours returns dev as this driver's.
@@ -96,20 +59,16 @@ func dial(ctx context.Context, dev verbs.Device, addr string, cfg Config) (*conn
 	if err != nil {
 		return nil, err
 	}
-	if cfg, err = cfg.normalized(); err != nil {
+	if cfg, err = cfg.Normalized(); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, cfg.HandshakeTimeout)
 	defer cancel()
-	dialer := net.Dialer{Control: cfg.checkDial, KeepAliveConfig: cfg.keepAlive()}
-	nc, err := dialer.DialContext(ctx, "tcp", addr)
+	nc, err := cfg.Dial(ctx, addr)
 	if err != nil {
 		return nil, err
 	}
-	if cfg.TLS != nil {
-		nc = tls.Client(nc, cfg.tlsClient(addr))
-	}
-	c, err := establish(ctx, d, nc, cfg, nil)
+	c, err := establish(ctx, d, nc, cfg, nil, func() {})
 	if err != nil {
 		nc.Close()
 		return nil, err
@@ -117,53 +76,24 @@ func dial(ctx context.Context, dev verbs.Device, addr string, cfg Config) (*conn
 	return c, nil
 }
 
-// establish does the handshake on nc and starts a connection. The caller
-// closes nc if it fails.
-func establish(ctx context.Context, d *device, nc net.Conn, cfg Config, l *listener) (*conn, error) {
-	if err := handshake(ctx, nc); err != nil {
+// establish does the handshake on nc and starts a connection, which calls leave
+// when it ends. The caller closes nc if it fails.
+func establish(ctx context.Context, d *device, nc net.Conn, cfg Config, l *listener, leave func()) (*conn, error) {
+	if err := endpoint.Shake(ctx, nc, func() error { _, err := exchangeHello(nc, ourHello); return err }); err != nil {
 		return nil, err
 	}
 	c, err := newConn(d, nc, cfg, l)
 	if err != nil {
 		return nil, err
 	}
-	remove, err := d.add(c)
+	remove, err := d.ends.Add(c)
 	if err != nil {
-		d.RemoveLink(c.link)
+		d.RemoveLink(c.ID())
 		return nil, err
 	}
 	c.start(func() {
-		if l != nil {
-			<-l.places
-		}
+		leave()
 		remove()
 	})
 	return c, nil
 }
-
-// handshake does what comes before frames, for as long as ctx allows.
-func handshake(ctx context.Context, nc net.Conn) (err error) {
-	stop := context.AfterFunc(ctx, func() { nc.SetDeadline(time.Unix(1, 0)) })
-	defer func() {
-		if !stop() && ctx.Err() != nil {
-			err = fmt.Errorf("handshake given up: %w (%v)", ctx.Err(), err)
-		}
-	}()
-	if t, ok := nc.(*tls.Conn); ok {
-		if err := t.HandshakeContext(ctx); err != nil {
-			return fmt.Errorf("TLS handshake: %w", err)
-		}
-	}
-	_, err = exchangeHello(nc, ourHello)
-	return err
-}
-
-// keepAlive is TCP's own keepalive, for peers whose host is gone.
-func (c *Config) keepAlive() net.KeepAliveConfig {
-	return net.KeepAliveConfig{Enable: true, Idle: c.KeepAlive, Interval: c.KeepAlive, Count: silentIntervals}
-}
-
-// onlyOnce lets one caller through.
-type onlyOnce struct{ done atomic.Bool }
-
-func (o *onlyOnce) first() bool { return o.done.CompareAndSwap(false, true) }

@@ -23,7 +23,7 @@ type frameType uint8
 
 const (
 	framePacket  frameType = 1 + iota // a softnic packet
-	frameConnect                      // connection management: see cm.go
+	frameConnect                      // connection management: see package cm
 	frameAccept
 	frameReject
 	framePing

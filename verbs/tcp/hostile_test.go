@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"polder/verbs"
+	"polder/verbs/internal/cm"
 	"polder/verbs/softnic"
 )
 
@@ -100,7 +101,7 @@ func (p *wirePeer) join(dev verbs.Device, l verbs.Listener) lender {
 	if s.mr, err = pd.RegMR(make([]byte, 1<<20), verbs.AccessLocalWrite|verbs.AccessRemoteRead|verbs.AccessRemoteWrite); err != nil {
 		p.t.Fatal(err)
 	}
-	p.write(p.frame(frameConnect, appendCM(nil, 5, 1, []byte("hello"))))
+	p.write(p.frame(frameConnect, cm.Append(nil, 5, 1, []byte("hello"))))
 	req, err := l.Accept(patient(p.t))
 	if err != nil {
 		p.t.Fatal(err)
@@ -116,7 +117,7 @@ func (p *wirePeer) join(dev verbs.Device, l verbs.Listener) lender {
 	if err != nil || typ != frameAccept {
 		p.t.Fatalf("got a frame of type %d, %v, want ACCEPT", typ, err)
 	}
-	id, qpn, private, err := decodeCM(typ, body)
+	id, qpn, private, err := cm.Decode(cm.Connect+cm.Type(typ-frameConnect), body)
 	if err != nil || id != 5 || qpn != s.qp.Num() || string(private) != "welcome" {
 		p.t.Fatalf("got ACCEPT %d, QP %d, %q, %v", id, qpn, private, err)
 	}
@@ -167,11 +168,11 @@ func TestWhatIsNotAccordingToProtocolCutsTheConnection(t *testing.T) {
 		}, errTruncated},
 		{"an end without a BYE", func(p *wirePeer, _ lender) { p.nc.Close() }, io.ErrUnexpectedEOF},
 		{"a BYE", func(p *wirePeer, _ lender) { p.write(p.frame(frameBye, nil)) }, errPeerClosed},
-		{"a short management frame", func(p *wirePeer, _ lender) { p.write(p.frame(frameConnect, make([]byte, cmHeader-1))) }, errCM},
+		{"a short management frame", func(p *wirePeer, _ lender) { p.write(p.frame(frameConnect, make([]byte, cm.HeaderSize-1))) }, cm.ErrMalformed},
 		{"too much private data", func(p *wirePeer, _ lender) {
-			p.write(p.frame(frameConnect, make([]byte, cmHeader+verbs.MaxPrivateData+1)))
-		}, errCM},
-		{"an impossible queue pair", func(p *wirePeer, _ lender) { p.write(p.frame(frameConnect, appendCM(nil, 1, 1<<24, nil))) }, errCM},
+			p.write(p.frame(frameConnect, make([]byte, cm.HeaderSize+verbs.MaxPrivateData+1)))
+		}, cm.ErrMalformed},
+		{"an impossible queue pair", func(p *wirePeer, _ lender) { p.write(p.frame(frameConnect, cm.Append(nil, 1, 1<<24, nil))) }, cm.ErrMalformed},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dev := newDevice(t)
@@ -281,13 +282,13 @@ func TestABacklogOfRequestsIsRejected(t *testing.T) {
 	l := newListener(t, dev, Config{Backlog: 2})
 	p := wireDial(t, l)
 	for i := range uint32(3) {
-		p.write(p.frame(frameConnect, appendCM(nil, i, 1, nil)))
+		p.write(p.frame(frameConnect, cm.Append(nil, i, 1, nil)))
 	}
 	typ, body, err := p.read()
 	if err != nil || typ != frameReject {
 		t.Fatalf("got a frame of type %d, %v, want REJECT", typ, err)
 	}
-	if id, _, _, _ := decodeCM(typ, body); id != 2 {
+	if id, _, _, _ := cm.Decode(cm.Connect+cm.Type(typ-frameConnect), body); id != 2 {
 		t.Errorf("request %d was rejected, want 2", id)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"polder/verbs/internal/cm"
 	"polder/verbs/softnic"
 )
 
@@ -39,7 +40,7 @@ func TestAPeerThatOnlyAsksIsCut(t *testing.T) {
 	for {
 		var asks []byte
 		for i := range uint32(1000) {
-			asks = append(asks, p.frame(frameConnect, appendCM(nil, i, 1, nil))...)
+			asks = append(asks, p.frame(frameConnect, cm.Append(nil, i, 1, nil))...)
 		}
 		if _, err := p.nc.Write(asks); err != nil {
 			break

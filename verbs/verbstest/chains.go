@@ -51,6 +51,9 @@ func testWaitWR(t *testing.T, p Pair) {
 	// A count that has been reached long ago does not suspend.
 	r.c.post(verbs.SendWR{Op: verbs.OpWait, CQN: counted.Num(), Count: 1})
 	r.c.must(verbs.SendWR{Op: verbs.OpNop})
+	// Nor does one below 0.
+	r.c.post(verbs.SendWR{Op: verbs.OpWait, CQN: counted.Num(), Count: 1<<64 - 1})
+	r.c.must(verbs.SendWR{Op: verbs.OpNop})
 }
 
 func testEnable(t *testing.T, p Pair) {

@@ -16,7 +16,10 @@
 //     and replies. No more than that tells the two types apart here, as freeing
 //     and merging have no part in the figure.
 //   - ODRP: every access is a request to a chain that looks the page up in the
-//     client's translation table and moves it; the first one allocates it.
+//     client's translation table and moves it; the first one allocates it. Beside
+//     the chains that ODRP's authors describe, one for accesses and one for first
+//     touches, there is the one that memory nodes of ours run (memnode/chain),
+//     which does both: the published figures are the former's.
 //   - OneSidedMW: the chains of package memnode/chain. Every thread accesses
 //     memory through the queue pair that it allocates with.
 //   - OneSidedMW(+Sep): one Alloc QP and one Free QP for the compute node, as in

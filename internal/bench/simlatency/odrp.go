@@ -8,8 +8,11 @@ import (
 	"polder/verbs/sim"
 )
 
-// pager is a memory node that runs ODRP's chains (section 2.2.3 of the paper):
-// every client has a translation table of words, one per swap slot, and every
+// pager is a memory node that runs ODRP's chains as its authors have them (section
+// 2.2.3 of the paper): one for accesses and another for first touches; the client
+// knows which it needs. pageNode is what the product runs.
+//
+// Every client has a translation table of words, one per swap slot, and every
 // access goes through a chain that looks the slot's page up. A client's requests
 // say which word, an address that the table's window confines, and where the
 // page goes to or comes from.
@@ -96,7 +99,8 @@ func (g *pager) offload(client verbs.QP, table verbs.MR, op verbs.Opcode, alloca
 	if op == verbs.OpWrite { // the page comes from the client
 		move.Op = verbs.OpRead
 	}
-	g.r.start(qp, front, b.wrs, []verbs.SendWR{
+	check(qp.PostSend(b.wrs...))
+	g.r.start(qp, len(b.wrs), front, []verbs.SendWR{
 		move,
 		{Op: verbs.OpSend, Flags: verbs.SendFence | verbs.SendSignaled},
 	}, recv)

@@ -64,8 +64,9 @@ func (r *rig) bind(admin verbs.QP, cq verbs.CQ, m verbs.MR, to verbs.QP) (key ve
 	return key
 }
 
-// offload makes a queue pair of the node's that carries a chain, and connects
-// it to a client's.
+// offload makes a queue pair of the node's that carries a chain, to free, or to
+// allocate beside one that frees, and connects it to a client's. As in the paper's
+// experiment there are no budgets.
 func (l *lender) offload(client verbs.QP, free verbs.QP) (front verbs.QP) {
 	n := l.r.node
 	cfg := &chain.Config{Table: l.table, Queue: l.queue, ChunkSize: page,
@@ -91,7 +92,8 @@ func (l *lender) offload(client verbs.QP, free verbs.QP) (front verbs.QP) {
 	chain.SetOwner(ring.Bytes(), uint64(l.offloads))
 
 	p := program(cfg)
-	l.r.start(qp, front, p.Chain, p.Front, p.Recv)
+	check(qp.PostSend(p.Chain...))
+	l.r.start(qp, len(p.Chain), front, p.Front, p.Recv)
 	return front
 }
 
@@ -115,13 +117,13 @@ func (r *rig) loop(ring verbs.MR, depth int) verbs.QP {
 	return qp
 }
 
-// start posts a chain and what its front does, and lets the first request in.
-func (r *rig) start(qp, front verbs.QP, requests, answers []verbs.SendWR, recv []verbs.SGE) {
-	check(qp.PostSend(requests...))
+// start posts what the front of a chain, which has been posted, does, and lets the
+// first request in.
+func (r *rig) start(qp verbs.QP, depth int, front verbs.QP, answers []verbs.SendWR, recv []verbs.SGE) {
 	check(front.PostSend(answers...))
 	check(front.PostRecv(verbs.RecvWR{SGL: recv}, verbs.RecvWR{SGL: recv}))
 	check(front.EnableRecv(1))
-	check(qp.EnableSend(uint64(len(requests))))
+	check(qp.EnableSend(uint64(depth)))
 }
 
 // borrower is a client's Alloc QP, beside which there is a Free QP.

@@ -36,6 +36,7 @@ var variants = []variant{
 	{name: "RPC-MW type 1", build: rpc(verbs.MWType1), allocate: [2]float64{0, rpcAllocate}},
 	{name: "RPC-MW type 2", build: rpc(verbs.MWType2B), allocate: [2]float64{0, rpcAllocate}},
 	{name: "ODRP", build: odrp, access: [2]float64{0, odrpAccess}},
+	{name: "ODRP, one chain for everything", build: odrpChains},
 	{name: calibrated, build: oneSided, access: [2]float64{0, mixedAccess}, allocate: [2]float64{10.7, 22.5}},
 	{name: "OneSidedMW(+Sep)", build: separated(1), access: [2]float64{0, plainAccess}},
 	{name: "OneSidedMW(+Sep), 8 Alloc QPs", build: separated(8)},

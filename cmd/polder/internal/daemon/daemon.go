@@ -39,9 +39,10 @@ type Common struct {
 
 // Names of services, as keys of addresses.
 const (
-	ServiceRedis = "redis"
-	ServiceVerbs = "verbs"
-	ServiceAdmin = "admin"
+	ServiceRedis  = "redis"
+	ServiceVerbs  = "verbs"  // where a node's clients connect: the first address
+	ServiceSocket = "socket" // where those on this machine do, if there are others, too
+	ServiceAdmin  = "admin"
 )
 
 // process is what is common to running daemons.

@@ -149,7 +149,7 @@ func TestUpRunsAndEnds(t *testing.T) {
 
 func TestNodeAndServeRunAndEnd(t *testing.T) {
 	_, ready := start(t, func(ctx context.Context, c Common) error {
-		return RunNode(ctx, NodeConfig{Common: c, Listen: "127.0.0.1:0", Lend: 64 << 20, Chunk: 1 << 20, Grace: time.Second})
+		return RunNode(ctx, NodeConfig{Common: c, Listen: []string{"127.0.0.1:0"}, Lend: 64 << 20, Chunk: 1 << 20, Grace: time.Second})
 	})
 	verbs := address(t, ready, ServiceVerbs)
 	nodeAdmin := address(t, ready, ServiceAdmin)
@@ -169,7 +169,7 @@ func TestNodeAndServeRunAndEnd(t *testing.T) {
 // can be used again.
 func TestADaemonThatCannotStartLeavesNothing(t *testing.T) {
 	c := Common{Admin: "127.0.0.1:0", Out: io.Discard, Logger: slog.New(slog.DiscardHandler)}
-	node := NodeConfig{Common: c, Listen: "127.0.0.1:0", Lend: 1 << 20, Chunk: 2 << 20, Grace: time.Second}
+	node := NodeConfig{Common: c, Listen: []string{"127.0.0.1:0"}, Lend: 1 << 20, Chunk: 2 << 20, Grace: time.Second}
 	if err := RunNode(context.Background(), node); !errors.As(err, new(*config.Error)) {
 		t.Errorf("a chunk larger than what is lent: got %v", err)
 	}
@@ -210,7 +210,7 @@ func TestEveryManager(t *testing.T) {
 	for _, name := range pool.Managers() {
 		t.Run(name, func(t *testing.T) {
 			_, ready := start(t, func(ctx context.Context, c Common) error {
-				return RunNode(ctx, NodeConfig{Common: c, Listen: "127.0.0.1:0", Lend: 64 << 20, Chunk: 1 << 20, Grace: time.Second, Manager: name})
+				return RunNode(ctx, NodeConfig{Common: c, Listen: []string{"127.0.0.1:0"}, Lend: 64 << 20, Chunk: 1 << 20, Grace: time.Second, Manager: name})
 			})
 			verbs := address(t, ready, ServiceVerbs)
 			_, ready = start(t, func(ctx context.Context, c Common) error {

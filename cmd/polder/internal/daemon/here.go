@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"context"
-	"os"
 	"path/filepath"
 
 	"polder/internal/config"
@@ -56,6 +55,7 @@ func (p *process) openHere(ctx context.Context, cfg UpConfig) error {
 	if err != nil {
 		return err
 	}
+	p.show(node)
 	p.spawn("the node stopped serving", func() error { return node.Serve(h.listener) })
 	return p.openPool(ctx, cfg.ServeConfig, pool.Config{
 		Device: h.borrower, Manager: manager,
@@ -78,11 +78,10 @@ func (h *here) open(p *process, newDevice func(softnic.Config) (verbs.Device, er
 
 // meetInPlace has them meet at a socket that nobody else can reach.
 func (p *process) meetInPlace() (h here, err error) {
-	dir, err := os.MkdirTemp("", "polder-")
+	dir, err := p.tempDir()
 	if err != nil {
 		return h, err
 	}
-	p.onClose(func() error { return os.RemoveAll(dir) })
 	if err := h.open(p, shm.NewDevice); err != nil {
 		return h, err
 	}

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"polder/internal/config"
 	"polder/internal/listen"
 	"polder/memnode"
@@ -19,10 +17,10 @@ import (
 // NodeConfig configures a memory node.
 type NodeConfig struct {
 	Common
-	Listen       string // where clients connect: HOST:PORT or unix:PATH
-	Lend         int64  // bytes
-	Chunk        int64  // bytes
-	ClientBudget int64  // bytes; 0 means all
+	Listen       []string // where clients connect: HOST:PORT or unix:PATH
+	Lend         int64    // bytes; if there are both kinds of address, each gets half
+	Chunk        int64    // bytes
+	ClientBudget int64    // bytes; 0 means all
 	Grace        time.Duration
 	Manager      string // way of managing memory; the default if empty
 }
@@ -33,10 +31,14 @@ func (c *NodeConfig) check() error {
 		return &config.Error{Source: "--" + flag, Value: config.FormatSize(value),
 			Err: fmt.Errorf("expected at least one chunk, which --chunk says is %s", config.FormatSize(c.Chunk))}
 	}
+	here, elsewhere := c.places()
 	switch {
+	case len(here) > 0 && len(elsewhere) > 0 && c.Lend < 2*c.Chunk:
+		return &config.Error{Source: "--lend", Value: config.FormatSize(c.Lend),
+			Err: fmt.Errorf("expected at least two chunks of %s, one for clients at sockets and one for others", config.FormatSize(c.Chunk))}
 	case c.Lend < c.Chunk:
 		return wrong("lend", c.Lend)
-	case isUnix(c.Listen) && c.Manager != "":
+	case len(here) > 0 && len(elsewhere) == 0 && c.Manager != "":
 		return &config.Error{Source: "--manager", Value: c.Manager,
 			Err: fmt.Errorf("expected none with a Unix socket, where memory is lent by %s", memnode.MemFD)}
 	case c.ClientBudget != 0 && c.ClientBudget < c.Chunk:
@@ -45,8 +47,20 @@ func (c *NodeConfig) check() error {
 	return nil
 }
 
+// places are the addresses of sockets on this machine, and the others.
+func (c *NodeConfig) places() (here, elsewhere []string) {
+	for _, a := range c.Listen {
+		if isUnix(a) {
+			here = append(here, a)
+		} else {
+			elsewhere = append(elsewhere, a)
+		}
+	}
+	return here, elsewhere
+}
+
 func (c *NodeConfig) memnode() memnode.Config {
-	m := memnode.Config{
+	return memnode.Config{
 		Lend:         c.Lend,
 		ChunkSize:    int(c.Chunk),
 		ClientBudget: c.ClientBudget,
@@ -54,10 +68,6 @@ func (c *NodeConfig) memnode() memnode.Config {
 		Manager:      c.Manager,
 		Logger:       c.Logger,
 	}
-	if isUnix(c.Listen) {
-		m.Manager = memnode.MemFD
-	}
-	return m
 }
 
 // RunNode lends memory until ctx is done.
@@ -68,50 +78,93 @@ func RunNode(ctx context.Context, cfg NodeConfig) (err error) {
 	if err := cfg.check(); err != nil {
 		return err
 	}
-	if !isUnix(cfg.Listen) {
-		if err := cfg.Security.Check("listen", cfg.Listen); err != nil {
+	here, elsewhere := cfg.places()
+	for _, addr := range elsewhere {
+		if err := cfg.Security.Check("listen", addr); err != nil {
 			return err
 		}
-	}
-	serverTLS, _, err := cfg.Security.TLS()
-	if err != nil {
-		return err
 	}
 	if err := p.listenAdmin(); err != nil {
 		return err
 	}
-	newDevice := tcp.NewDevice
-	if isUnix(cfg.Listen) {
-		newDevice = shm.NewDevice
+	title := fmt.Sprintf("polder node lends %s in chunks of %s", config.FormatSize(cfg.Lend), config.FormatSize(cfg.Chunk))
+	if len(here) > 0 && len(elsewhere) > 0 {
+		// Memory that is mapped cannot be moved to where it is sent from.
+		cfg.Lend /= 2
+		title += ", half of it to clients on this machine"
 	}
-	dev, err := newDevice(softnic.Config{})
-	if err != nil {
-		return err
+	var nodes []*memnode.Node
+	var addrs []string // in use
+	for _, place := range []struct {
+		addrs []string
+		open  func(NodeConfig, []string) (*memnode.Node, []string, error)
+	}{{elsewhere, p.nodeOverTCP}, {here, p.nodeHere}} {
+		if len(place.addrs) == 0 {
+			continue
+		}
+		node, list, err := place.open(cfg, place.addrs)
+		if err != nil {
+			return err
+		}
+		nodes, addrs = append(nodes, node), append(addrs, list...)
 	}
-	p.onClose(dev.Close)
-	node, err := p.node(dev, cfg)
-	if err != nil {
-		return err
+	p.show(nodes...)
+	p.addrs[ServiceVerbs] = addrs[0]
+	if len(nodes) > 1 {
+		p.addrs[ServiceSocket] = addrs[len(elsewhere)]
 	}
-	var lis verbs.Listener
-	if isUnix(cfg.Listen) {
-		lis, err = p.listenUnix(dev, cfg.Listen)
-	} else {
-		lis, err = tcp.Listen(dev, cfg.Listen, tcp.Config{TLS: serverTLS, Insecure: cfg.Security.Insecure})
-	}
-	if err != nil {
-		return listen.Explain("listen", cfg.Listen, err)
-	}
-	p.spawn("the node stopped serving", func() error { return node.Serve(lis) })
-	p.addrs[ServiceVerbs] = lis.Addr()
 	if err := p.serveAdmin(); err != nil {
 		return err
 	}
-	title := fmt.Sprintf("polder node lends %s in chunks of %s", config.FormatSize(cfg.Lend), config.FormatSize(cfg.Chunk))
-	if err := p.ready(title, "polder serve --far "+lis.Addr()); err != nil {
+	if err := p.ready(title, "polder serve --far "+addrs[0]); err != nil {
 		return err
 	}
 	return p.wait(ctx)
+}
+
+// nodeOverTCP starts a node for clients anywhere.
+func (p *process) nodeOverTCP(cfg NodeConfig, addrs []string) (*memnode.Node, []string, error) {
+	serverTLS, _, err := cfg.Security.TLS()
+	if err != nil {
+		return nil, nil, err
+	}
+	dev, err := tcp.NewDevice(softnic.Config{})
+	if err != nil {
+		return nil, nil, err
+	}
+	return p.serveNode(dev, cfg, addrs, func(addr string) (verbs.Listener, error) {
+		return tcp.Listen(dev, addr, tcp.Config{TLS: serverTLS, Insecure: cfg.Security.Insecure})
+	})
+}
+
+// nodeHere starts a node for clients on this machine, which map what they borrow.
+func (p *process) nodeHere(cfg NodeConfig, addrs []string) (*memnode.Node, []string, error) {
+	dev, err := shm.NewDevice(softnic.Config{})
+	if err != nil {
+		return nil, nil, err
+	}
+	cfg.Manager = memnode.MemFD
+	return p.serveNode(dev, cfg, addrs, func(addr string) (verbs.Listener, error) { return p.listenUnix(dev, addr) })
+}
+
+// serveNode starts a node on dev, which is closed with the process, and returns
+// the addresses at which it is to be found.
+func (p *process) serveNode(dev verbs.Device, cfg NodeConfig, addrs []string, open func(addr string) (verbs.Listener, error)) (*memnode.Node, []string, error) {
+	p.onClose(dev.Close)
+	node, err := p.node(dev, cfg)
+	if err != nil {
+		return nil, nil, err
+	}
+	var found []string
+	for _, addr := range addrs {
+		lis, err := open(addr)
+		if err != nil {
+			return nil, nil, listen.Explain("listen", addr, err)
+		}
+		p.spawn("the node stopped serving", func() error { return node.Serve(lis) })
+		found = append(found, lis.Addr())
+	}
+	return node, found, nil
 }
 
 // node makes the memory node on dev.
@@ -122,10 +175,18 @@ func (p *process) node(dev verbs.Device, cfg NodeConfig) (*memnode.Node, error) 
 		return nil, err
 	}
 	p.onClose(node.Close)
-	p.collectors = append(p.collectors, prometheus.Collector(memnode.NewCollector(node)))
-	p.reports = append(p.reports, func(s *Status) {
-		stats := node.Stats()
-		s.Node, s.Clients = &stats, node.Clients()
-	})
 	return node, nil
+}
+
+// show has the nodes of this process appear as one in what it says of itself.
+func (p *process) show(nodes ...*memnode.Node) {
+	p.collectors = append(p.collectors, memnode.NewCollector(nodes...))
+	p.reports = append(p.reports, func(s *Status) {
+		var stats memnode.Stats
+		for _, n := range nodes {
+			stats.Add(n.Stats())
+			s.Clients = append(s.Clients, n.Clients()...)
+		}
+		s.Node = &stats
+	})
 }

@@ -33,6 +33,7 @@ type ServeConfig struct {
 	OutputLimit int64 // bytes
 	OpTimeout   time.Duration
 	IdleTimeout time.Duration // 0 means none
+	FarWait     time.Duration // how long to wait at the start for a node to answer
 }
 
 // DefaultServe returns the defaults, without addresses.
@@ -42,6 +43,7 @@ func DefaultServe() ServeConfig {
 		MaxClients:  10_000,
 		OutputLimit: 8 << 20,
 		OpTimeout:   2 * time.Second,
+		FarWait:     30 * time.Second,
 	}
 }
 
@@ -58,6 +60,8 @@ const MinHeapChunk = 128 << 10
 const (
 	maxValue        = 32 << 20
 	openTimeout     = 10 * time.Second
+	firstPause      = 100 * time.Millisecond // between attempts to open a pool
+	lastPause       = 5 * time.Second
 	shutdownTimeout = 3 * time.Second
 )
 
@@ -177,9 +181,7 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, poolCfg pool.Co
 	p.onClose(func() error { stopLimit(); return nil })
 
 	poolCfg.Timeout, poolCfg.Logger = cfg.OpTimeout, p.Logger
-	openCtx, cancel := context.WithTimeoutCause(ctx, openTimeout, errors.New("no answer in time"))
-	defer cancel()
-	lent, err := pool.Open(openCtx, poolCfg)
+	lent, err := p.awaitNodes(ctx, cfg.FarWait, poolCfg)
 	if err != nil && len(cfg.Far) > 0 && (errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT)) {
 		return fmt.Errorf("%w: is polder node running there?", err)
 	}
@@ -232,6 +234,32 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, poolCfg pool.Co
 	})
 	p.health = func() error { return anyNodeUp(lent.Stats()) }
 	return p.serveAdmin()
+}
+
+// awaitNodes opens a pool. If no node answers it tries again, for as long as wait
+// says: the nodes may have been started just now, too.
+func (p *process) awaitNodes(ctx context.Context, wait time.Duration, cfg pool.Config) (*pool.Pool, error) {
+	deadline := time.Now().Add(wait)
+	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+		openCtx, cancel := context.WithTimeoutCause(ctx, openTimeout, errors.New("no answer in time"))
+		lent, err := pool.Open(openCtx, cfg)
+		cancel()
+		left := time.Until(deadline)
+		var refused *verbs.RejectError
+		if err == nil || left <= 0 || !errors.Is(err, pool.ErrNodeGone) || errors.As(err, &refused) {
+			return lent, err
+		}
+		if pause == firstPause {
+			p.Logger.Warn("no node answers yet", "trying again for", left.Round(time.Second), "error", err)
+		}
+		timer := time.NewTimer(min(pause, left))
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return nil, context.Cause(ctx)
+		}
+	}
 }
 
 // anyNodeUp fails if no node can be borrowed from.

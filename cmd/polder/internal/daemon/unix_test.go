@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"os"
@@ -18,7 +19,7 @@ import (
 func TestNodeAndServeMeetAtASocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "made", "node.sock")
 	_, ready := start(t, func(ctx context.Context, c Common) error {
-		return RunNode(ctx, NodeConfig{Common: c, Listen: "unix:" + path, Lend: 64 << 20, Chunk: 1 << 20, Grace: time.Second})
+		return RunNode(ctx, NodeConfig{Common: c, Listen: []string{"unix:" + path}, Lend: 64 << 20, Chunk: 1 << 20, Grace: time.Second})
 	})
 	if got := address(t, ready, ServiceVerbs); got != "unix:"+path {
 		t.Fatalf("it listens at %s", got)
@@ -45,19 +46,85 @@ func TestNodesAtSocketsAndOthersAreNotMixed(t *testing.T) {
 	if err := RunServe(context.Background(), cfg); !errors.As(err, new(*config.Error)) {
 		t.Errorf("got %v", err)
 	}
-	cfg.Far = cfg.Far[1:]
+	cfg.Far, cfg.FarWait = cfg.Far[1:], 0
 	if err := RunServe(context.Background(), cfg); err == nil || !strings.Contains(err.Error(), "is polder node running there?") {
 		t.Errorf("a socket that is not there: got %v", err)
 	}
 }
 
-func TestANodeAtASocketLendsInPlace(t *testing.T) {
-	for addr, want := range map[string]string{"127.0.0.1:7070": "", "unix:/run/polder/node.sock": memnode.MemFD} {
-		if got := (&NodeConfig{Listen: addr}).memnode().Manager; got != want {
-			t.Errorf("at %s it manages memory by %q, want %q", addr, got, want)
+// TestANodeInTwoPlaces: clients on this machine come to a socket and map what they
+// borrow, those elsewhere come by TCP, and neither has the other's memory.
+func TestANodeInTwoPlaces(t *testing.T) {
+	path := "unix:" + filepath.Join(t.TempDir(), "node.sock")
+	_, ready := start(t, func(ctx context.Context, c Common) error {
+		return RunNode(ctx, NodeConfig{Common: c, Listen: []string{"127.0.0.1:0", path}, Lend: 128 << 20, Chunk: 1 << 20,
+			Grace: time.Second, Manager: memnode.OneSided})
+	})
+	if got := address(t, ready, ServiceSocket); got != path {
+		t.Fatalf("its socket is %s, want %s", got, path)
+	}
+	for i, far := range []string{address(t, ready, ServiceVerbs), path} {
+		_, serveReady := start(t, func(ctx context.Context, c Common) error {
+			cfg := DefaultServe()
+			cfg.Common, cfg.Listen, cfg.Local, cfg.Far = c, "127.0.0.1:0", 8<<20, []string{far}
+			if i == 0 {
+				cfg.Manager = memnode.OneSided
+			}
+			return RunServe(ctx, cfg)
+		})
+		setAndGet(t, address(t, serveReady, ServiceRedis))
+		s, err := Query(t.Context(), nil, address(t, ready, ServiceAdmin))
+		if err != nil || s.Node == nil || s.Node.Clients != int64(i+1) || len(s.Clients) != i+1 || s.Node.Chunks != 128 {
+			t.Errorf("with a client at %s: got the status %+v, %v", far, s.Node, err)
+		}
+		if m := get(t, "http://"+address(t, ready, ServiceAdmin)+"/metrics"); !strings.Contains(m, fmt.Sprintf("polder_node_clients %d\n", i+1)) {
+			t.Errorf("the metrics do not show %d clients", i+1)
 		}
 	}
 }
+
+// TestServeWaitsForItsNode: services may be started in any order.
+func TestServeWaitsForItsNode(t *testing.T) {
+	path := "unix:" + filepath.Join(t.TempDir(), "node.sock")
+	retried := make(chan struct{}, 1)
+	said := slog.New(slog.NewTextHandler(writerFunc(func(b []byte) (int, error) {
+		if strings.Contains(string(b), "no node answers yet") {
+			select {
+			case retried <- struct{}{}:
+			default:
+			}
+		}
+		return len(b), nil
+	}), nil))
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() {
+		// Only once serve has found nobody is there somebody to be found.
+		select {
+		case <-retried:
+		case <-ctx.Done():
+		}
+		ended <- RunNode(ctx, NodeConfig{Common: Common{Out: io.Discard, Logger: slog.New(slog.DiscardHandler)},
+			Listen: []string{path}, Lend: 64 << 20, Chunk: 1 << 20, Grace: time.Second})
+	}()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("the node ended with %v", err)
+		}
+	})
+	_, ready := start(t, func(ctx context.Context, c Common) error {
+		cfg := DefaultServe()
+		cfg.Common, cfg.Listen, cfg.Local, cfg.Far = c, "127.0.0.1:0", 8<<20, []string{path}
+		cfg.Logger = said
+		return RunServe(ctx, cfg)
+	})
+	setAndGet(t, address(t, ready, ServiceRedis))
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
 
 // TestUpDoesWithoutASocket: where none can be made, the node is called.
 func TestUpDoesWithoutASocket(t *testing.T) {
