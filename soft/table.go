@@ -86,7 +86,7 @@ func (t *table) get(hash uint64, key, dst []byte) (val []byte, hd header, expiry
 }
 
 // getPart is get for a part of the value: as far as there is one, n bytes from
-// from. Large values are always whole.
+// from. Of a large value it is all of it, or for n = 0 the identity.
 //
 //polder:hot
 func (t *table) getPart(hash uint64, key, dst []byte, from, n uint32) (val []byte, hd header, expiry int64, f found) {
@@ -144,7 +144,7 @@ again:
 					if hd.flags&flagAbsent != 0 {
 						return dst[:mark], hd, expiry, absent
 					}
-					if hd.flags&flagLarge != 0 {
+					if hd.flags&flagLarge != 0 && n != 0 {
 						v, ok := h.larges.append(dst[:mark], idOf(dst[mark:]))
 						if !ok {
 							return dst[:mark], hd, expiry, missing
