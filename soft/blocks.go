@@ -47,6 +47,9 @@ type BlocksConfig struct {
 
 const directAlign = 4096
 
+// maxBlock is the largest block.
+const maxBlock = 128 << 10
+
 // blockRun is how many blocks are read at once when several that follow each
 // other are missing.
 const blockRun = 16
@@ -61,8 +64,8 @@ func NewBlocks(h *Heap, cfg BlocksConfig) (*Blocks, error) {
 	if cfg.BlockSize == 0 {
 		cfg.BlockSize = 16 << 10
 	}
-	if cfg.BlockSize < directAlign || cfg.BlockSize > pieceSize || cfg.BlockSize%directAlign != 0 {
-		return nil, fmt.Errorf("cannot make a block cache with blocks of %d bytes: want a multiple of %d up to %d", cfg.BlockSize, directAlign, pieceSize)
+	if cfg.BlockSize < directAlign || cfg.BlockSize > maxBlock || cfg.BlockSize%directAlign != 0 {
+		return nil, fmt.Errorf("cannot make a block cache with blocks of %d bytes: want a multiple of %d up to %d", cfg.BlockSize, directAlign, maxBlock)
 	}
 	m, err := NewMap(h, MapConfig[blockKey, []byte]{Priority: cfg.Priority})
 	if err != nil {

@@ -119,6 +119,10 @@ func (e *evacuator) emptyOne() error {
 			e.retire(seg)
 			continue
 		}
+		if live(e.h.live[seg].Load()).objects() == 0 { // as after overwriting: nothing to look at
+			e.retire(seg)
+			return nil
+		}
 		switch {
 		case from == segTaken: // sparse: save all of it
 			v.keep = -1

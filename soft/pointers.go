@@ -127,13 +127,18 @@ func (p *Ptr[T]) loadSlow(dst *T) bool {
 }
 
 // Store replaces the value and what it owns.
-func (p *Ptr[T]) Store(v T, own ...Owned) error {
+func (p *Ptr[T]) Store(v T, own ...Owned) error { return p.StoreFrom(&v, own...) }
+
+// StoreFrom is Store for values that are dear to pass: it copies *v once.
+//
+//polder:hot
+func (p *Ptr[T]) StoreFrom(v *T, own ...Owned) error {
 	if p.h == nil || !p.t.current(p.ref, p.tag) {
 		return errors.New("cannot store through a soft pointer that points to nothing")
 	}
 	h := p.h
 	if sizeOf[T]() > maxInline {
-		_, _, err := storeCell(h, p.t.id, p.ref, p.cell, bytesOf(&v), false, 0)
+		_, _, err := storeCell(h, p.t.id, p.ref, p.cell, bytesOf(v), false, 0)
 		if err != nil {
 			return err
 		}
@@ -141,7 +146,7 @@ func (p *Ptr[T]) Store(v T, own ...Owned) error {
 		return nil
 	}
 	n := granulesFor(sizeOf[T]())
-	w, err := h.place(p.ref, header{size: uint32(sizeOf[T]()), owner: p.t.id, ref: p.ref}, bytesOf(&v))
+	w, err := h.place(p.ref, header{size: uint32(sizeOf[T]()), owner: p.t.id, ref: p.ref}, bytesOf(v))
 	if err != nil {
 		return err
 	}
