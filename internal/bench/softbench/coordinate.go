@@ -3,12 +3,12 @@ package softbench
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"time"
 
+	"polder/internal/bench/plot"
 	"polder/internal/bench/softbench/vhost"
 	"polder/internal/benchout"
 	"polder/soft/coordinator"
@@ -76,7 +76,7 @@ func virtual(ctx context.Context, o Options) error {
 	); err != nil {
 		return err
 	}
-	o.plot("best fixed partition", best.Series)
+	lines := []plot.Line{lineOf("best fixed partition", best.Series)}
 	for i, c := range contenders {
 		o.progress(i+1, total, c.name)
 		h.Hopeful = c.hopeful
@@ -84,7 +84,7 @@ func virtual(ctx context.Context, o Options) error {
 		if err != nil {
 			return err
 		}
-		o.plot(c.name, r.Series)
+		lines = append(lines, lineOf(c.name, r.Series))
 		row := benchout.Row{Bench: "soft coordinate", Case: "virtual, " + c.name, Metric: "of ideal", Value: 100 * r.Throughput, Unit: "%"}
 		if err := print(row.Against("best fixed partition", 100*best.Throughput, benchout.Higher)); err != nil {
 			return err
@@ -103,7 +103,19 @@ func virtual(ctx context.Context, o Options) error {
 			return err
 		}
 	}
-	return nil
+	if o.Plots == nil {
+		return nil
+	}
+	// The policies that there are, and what the ideas of the last one bring.
+	c := plot.Chart{
+		Title: "four applications share 30 % of the memory that ideal takes, in virtual time",
+		X:     "minutes",
+		Panels: []plot.Panel{
+			{Y: "% of ideal", Lines: append(lines[:5:5], lines[len(lines)-1])},
+			{Y: "% of ideal", Lines: append(lines[:1:1], lines[5:]...)},
+		},
+	}
+	return c.WriteSVG(o.Plots)
 }
 
 func shares(list []float64) map[uint64]float64 {
@@ -114,15 +126,19 @@ func shares(list []float64) map[uint64]float64 {
 	return m
 }
 
-// plot writes a series, one point a line: name, seconds, per cent of ideal,
-// MiB.
-func (o *Options) plot(name string, series []vhost.Point) {
-	if o.Plots == nil {
-		return
+// lineOf is a series to plot, smoothed over ten points.
+func lineOf(name string, series []vhost.Point) plot.Line {
+	const smooth = 10
+	l := plot.Line{Name: name}
+	sum := 0.0
+	for i, p := range series {
+		sum += p.Throughput
+		if i >= smooth {
+			sum -= series[i-smooth].Throughput
+		}
+		l.Points = append(l.Points, plot.Point{X: p.At.Minutes(), Y: 100 * sum / float64(min(i+1, smooth))})
 	}
-	for _, p := range series {
-		fmt.Fprintf(o.Plots, "%s\t%.1f\t%.2f\t%.1f\n", name, p.At.Seconds(), 100*p.Throughput, float64(p.Memory)/mib)
-	}
+	return l
 }
 
 // wallClock runs the applications as processes of their own, each with a soft
