@@ -93,6 +93,29 @@ func TestTheCurveKnowsArraysAndPointersToo(t *testing.T) {
 	}
 }
 
+func TestAPoolsWeightCountsInTheCurve(t *testing.T) {
+	saved := func(weight float64) float64 {
+		h := open(t, 32)
+		h.curve.init(256 << 20)
+		p := newPool(t, h, PoolConfig[int, [1000]byte]{
+			Weight:  weight,
+			Rebuild: func(context.Context, int) (v [1000]byte, err error) { return v, nil },
+		})
+		for i := range 200000 {
+			k := i % 1000
+			if _, ok := p.Get(k); !ok { // as if it had been rebuilt within a millisecond
+				if err := p.put(k, [1000]byte{}, time.Millisecond, 0, nil); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		return h.curve.interval(1, 200000).At(64 << 20)
+	}
+	if one, four := saved(1), saved(4); four < 3.8*one || four > 4.2*one {
+		t.Errorf("with a weight of 4, %.1f s are saved, with 1, %.1f", four, one)
+	}
+}
+
 func TestTheCurveKnowsQueuesToo(t *testing.T) {
 	h := open(t, 48) // so nothing vanishes, and what rebuilding takes stays as it is said to be
 	h.curve.init(256 << 20)
