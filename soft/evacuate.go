@@ -187,6 +187,17 @@ func (e *evacuator) shift(n int64, young bool) {
 	e.youngShare.Add(n)
 }
 
+// shrink makes the share of the young the same part of n segments as it is of
+// what there is: or what is hot would make room for what is merely new.
+func (e *evacuator) shrink(n int) {
+	e.h.mu.Lock()
+	defer e.h.mu.Unlock()
+	if now := e.h.list.granted(); n < now {
+		share := e.youngShare.Load()
+		e.youngShare.Add(int64(float64(share)*float64(n)/float64(now)) - share)
+	}
+}
+
 // bound keeps the share of the young between a fiftieth and nine tenths of
 // the memory.
 //
