@@ -183,6 +183,15 @@ func (r *ReaderAt) fetch(ctx context.Context, p []byte, first, last int64, skip 
 	}
 	mine, others := b.flights.claim(ctx, keys)
 	var vals [blockRun][]byte
+	for i, c := range mine { // stored between our look and our turn?
+		if c == nil {
+			continue
+		}
+		if v, ok := b.m.Append(nil, keys[i]); ok && len(v) == r.blockLen(first+int64(i)) {
+			b.flights.end(keys[i], c, func() ([]byte, error) { return v, nil })
+			vals[i], mine[i] = v, nil
+		}
+	}
 	var failed error
 	for i := 0; i < len(keys); {
 		if mine[i] == nil {

@@ -14,7 +14,7 @@ func TestTheCurveKnowsWhatMoreMemoryWouldSave(t *testing.T) {
 	const keys = 60000 // about 60 MiB, of which 16 fit
 	r := rand.New(rand.NewPCG(1, 1))
 	accesses := 0
-	for range 10 * keys {
+	for range 6 * keys {
 		k := r.Uint64N(keys)
 		accesses++
 		if _, ok := m.Get(k); !ok {
@@ -36,7 +36,7 @@ func TestTheCurveKnowsWhatMoreMemoryWouldSave(t *testing.T) {
 // TestTheCurveKnowsArraysAndPointersToo: uniform reads of n values that took a
 // millisecond each, of which a quarter fit.
 func TestTheCurveKnowsArraysAndPointersToo(t *testing.T) {
-	const n, reads = 60000, 600000
+	const n, reads = 60000, 180000
 	value := func(context.Context, int) ([1000]byte, error) { return [1000]byte{}, nil }
 	for _, c := range []struct {
 		name string
@@ -101,7 +101,7 @@ func TestAPoolsWeightCountsInTheCurve(t *testing.T) {
 			Weight:  weight,
 			Rebuild: func(context.Context, int) (v [1000]byte, err error) { return v, nil },
 		})
-		for i := range 200000 {
+		for i := range 40000 {
 			k := i % 1000
 			if _, ok := p.Get(k); !ok { // as if it had been rebuilt within a millisecond
 				if err := p.put(k, [1000]byte{}, time.Millisecond, 0, nil); err != nil {
@@ -109,7 +109,7 @@ func TestAPoolsWeightCountsInTheCurve(t *testing.T) {
 				}
 			}
 		}
-		return h.curve.interval(1, 200000).At(64 << 20)
+		return h.curve.interval(1, 40000).At(64 << 20)
 	}
 	if one, four := saved(1), saved(4); four < 3.8*one || four > 4.2*one {
 		t.Errorf("with a weight of 4, %.1f s are saved, with 1, %.1f", four, one)
@@ -124,7 +124,7 @@ func TestTheCurveKnowsQueuesToo(t *testing.T) {
 		t.Fatal(err)
 	}
 	q.cost.Store(uint32(costClass(time.Millisecond)))
-	const waiting, values = 40000, 400000 // about 40 MiB wait at a time
+	const waiting, values = 40000, 160000 // about 40 MiB wait at a time
 	for i := range values {
 		if _, ok, err := q.Push(make([]byte, 1000)); !ok || err != nil {
 			t.Fatalf("Push: %v, %v", ok, err)

@@ -275,9 +275,15 @@ func (p *Pool[K, V]) rebuildBatch(ctx context.Context, keys []K) []result[V] {
 	mine, others := p.flights.claim(ctx, keys)
 	var todo []K
 	for i, c := range mine {
-		if c != nil {
-			todo = append(todo, keys[i])
+		if c == nil {
+			continue
 		}
+		if v, f, _, err := p.lookup(keys[i]); f == present && err == nil { // stored between our look and our turn
+			p.flights.end(keys[i], c, func() (V, error) { return v, nil })
+			out[i].val, mine[i] = v, nil
+			continue
+		}
+		todo = append(todo, keys[i])
 	}
 	var vals []V
 	var errs []error
