@@ -33,7 +33,6 @@ func (h *Heap) resize(n int) error {
 // are in use, and passes each to released, until that returns false.
 func (h *Heap) giveBack(n int, released func(seg uint32) bool) error {
 	n = max(n, minSegments)
-	h.evac.shrink(n)
 	for {
 		h.mu.Lock()
 		if h.list.granted() <= n {
