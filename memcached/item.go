@@ -5,6 +5,8 @@ import (
 	"hash/maphash"
 	"sync"
 	"time"
+
+	"polder/soft"
 )
 
 // item is what is stored under a key: expiry (Unix seconds, 0 for none),
@@ -54,12 +56,12 @@ func (s *Server) lock(key []byte) *sync.Mutex {
 
 // get reads an item; its data is valid until the next one is read.
 func (c *client) get(key []byte) (item, bool) {
-	b, ok := c.s.items.Append(c.item[:0], string(key))
+	stored, ok := c.s.items.Get(key, c.item[:0])
 	if !ok {
 		return item{}, false
 	}
-	c.item = b
-	i, ok := decode(b)
+	c.item = stored.Value
+	i, ok := decode(stored.Value)
 	if !ok || i.expiry != 0 && i.expiry <= c.s.clock().Unix() {
 		return item{}, false
 	}
@@ -73,8 +75,8 @@ func (c *client) put(key []byte, i *item) {
 		i.cas = c.s.cas.Add(1)
 	}
 	c.code = i.encode(c.code)
-	if c.s.items.Set(string(key), c.code) != nil {
-		c.s.items.Delete(string(key))
+	if c.s.items.Set(key, soft.Item{Value: c.code}) != nil {
+		c.s.items.Delete(key)
 	}
 }
 

@@ -234,7 +234,7 @@ func (c *client) metaSet(args [][]byte) error {
 	case bad != nil:
 		return c.say(bad.Error())
 	case !ok:
-		c.s.items.Delete(string(r.key))
+		c.s.items.Delete(r.key)
 		return c.say("SERVER_ERROR object too large for cache")
 	}
 	c.s.stats.sets.Add(1)
@@ -325,7 +325,7 @@ func (c *client) metaDelete(r *request) error {
 		i.cas = uint64(explicit)
 		c.put(r.key, &i)
 	default:
-		c.s.items.Delete(string(r.key))
+		c.s.items.Delete(r.key)
 	}
 	if r.has('q') && status != "EX" {
 		return nil

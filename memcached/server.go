@@ -58,7 +58,7 @@ type Config struct {
 // Server serves connections.
 type Server struct {
 	cfg   Config
-	items *soft.Map[string, []byte]
+	items *soft.ByteMap
 	locks [256]sync.Mutex // by key
 	cas   atomic.Uint64
 	begun time.Time
@@ -93,7 +93,7 @@ func New(cfg Config) (*Server, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
-	m, err := soft.NewMap(cfg.Heap, soft.MapConfig[string, []byte]{})
+	m, err := soft.NewByteMap(cfg.Heap, 0)
 	if err != nil {
 		return nil, fmt.Errorf("cannot serve memcached: %w", err)
 	}
@@ -192,6 +192,7 @@ func (s *Server) serve(conn net.Conn) {
 		err := c.command()
 		if err == nil && c.in.Buffered() == 0 {
 			err = c.out.Flush() // one flush for what came together
+			c.shrink()
 		}
 		if err != nil {
 			_ = c.out.Flush()
@@ -199,6 +200,19 @@ func (s *Server) serve(conn net.Conn) {
 				s.cfg.Logger.Debug("a memcached client has gone", "remote", conn.RemoteAddr(), "err", err)
 			}
 			return
+		}
+	}
+}
+
+// keptBuffer is what an idle connection may keep of each of its buffers.
+const keptBuffer = 64 << 10
+
+// shrink forgets buffers that large values have made large: there may be many
+// connections.
+func (c *client) shrink() {
+	for _, b := range []*[]byte{&c.item, &c.data, &c.code} {
+		if cap(*b) > keptBuffer {
+			*b = nil
 		}
 	}
 }

@@ -84,7 +84,7 @@ func TestTranscripts(t *testing.T) {
 		{"noreply", "set a 0 0 1 noreply\r\nx\r\ndelete b noreply\r\nincr a 1 noreply\r\nget a\r\n", "CLIENT_ERROR cannot increment or decrement non-numeric value\r\nVALUE a 0 1\r\nx\r\nEND\r\n"},
 		{"cas", "set a 0 0 1\r\nx\r\ncas a 0 0 1 1\r\ny\r\ncas a 0 0 1 1\r\nz\r\ncas b 0 0 1 1\r\nz\r\nget a\r\n", "STORED\r\nSTORED\r\nEXISTS\r\nNOT_FOUND\r\nVALUE a 0 1\r\ny\r\nEND\r\n"},
 		{"numbers", "set n 0 0 2\r\n10\r\nincr n 5\r\ndecr n 100\r\nincr n x\r\nincr m 1\r\nset n 0 0 20\r\n18446744073709551615\r\nincr n 2\r\n", "STORED\r\n15\r\n0\r\nCLIENT_ERROR invalid numeric delta argument\r\nNOT_FOUND\r\nSTORED\r\n1\r\n"},
-		{"deleting", "set a 0 0 1\r\nx\r\ndelete a\r\ndelete a\r\nset a 0 0 1\r\nx\r\nflush_all\r\nget a\r\n", "STORED\r\nDELETED\r\nNOT_FOUND\r\nSTORED\r\nOK\r\nEND\r\n"},
+		{"deleting", "set a 0 0 1\r\nx\r\ndelete a\r\ndelete a\r\nset a 0 0 1\r\nx\r\nflush_all 9\r\nget a\r\nflush_all\r\nget a\r\nflush_all 0 noreply\r\n", "STORED\r\nDELETED\r\nNOT_FOUND\r\nSTORED\r\nCLIENT_ERROR flush_all with a delay is not supported: give 0 or nothing\r\nVALUE a 0 1\r\nx\r\nEND\r\nOK\r\nEND\r\n"},
 		{"touching", "set a 0 0 1\r\nx\r\ntouch a 100\r\ntouch b 100\r\ngat 50 a b\r\ngats -1 a\r\nget a\r\n", "STORED\r\nTOUCHED\r\nNOT_FOUND\r\nVALUE a 0 1\r\nx\r\nEND\r\nVALUE a 0 1 1\r\nx\r\nEND\r\nEND\r\n"},
 		{"expired at once", "set a 0 -1 1\r\nx\r\nget a\r\n", "STORED\r\nEND\r\n"},
 		{"errors", "get\r\nnonsense\r\n\r\nset a\r\nset a x 0 1\r\nget " + strings.Repeat("k", 251) + "\r\nset a 0 0 1\r\nxyz\r\nget a\r\n", "ERROR\r\nERROR\r\nERROR\r\nERROR\r\nCLIENT_ERROR bad command line format\r\nCLIENT_ERROR bad command line format\r\nCLIENT_ERROR bad data chunk\r\nEND\r\n"},

@@ -45,6 +45,9 @@ func (c *client) command() error {
 	case "touch":
 		return c.touch(args)
 	case "flush_all":
+		if len(args) > 0 && !quietly(args[:1]) && string(args[0]) != "0" {
+			return c.say("CLIENT_ERROR flush_all with a delay is not supported: give 0 or nothing")
+		}
 		c.s.items.Clear()
 		c.s.stats.flushes.Add(1)
 		return c.unless(quietly(args), "OK")
@@ -233,7 +236,7 @@ func (c *client) store(name string, args [][]byte) error {
 	case !valid:
 		return c.bad()
 	case !ok:
-		c.s.items.Delete(string(key)) // the old value would be wrong by now
+		c.s.items.Delete(key) // the old value would be wrong by now
 		return c.unless(quiet, "SERVER_ERROR object too large for cache")
 	}
 	c.s.stats.sets.Add(1)
@@ -295,7 +298,7 @@ func (c *client) remove(args [][]byte) error {
 	l := c.s.lock(args[0])
 	l.Lock()
 	_, ok := c.get(args[0])
-	c.s.items.Delete(string(args[0]))
+	c.s.items.Delete(args[0])
 	l.Unlock()
 	c.s.stats.deletes.Add(1)
 	if !ok {

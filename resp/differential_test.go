@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"polder/far"
+	"polder/soft"
 )
 
 var (
@@ -21,7 +22,10 @@ var (
 )
 
 // generator makes random commands, most of them sensible.
-type generator struct{ r *rand.Rand }
+type generator struct {
+	r     *rand.Rand
+	small bool // no value that makes a hash too large for a cache
+}
 
 func (g *generator) of(list ...string) string { return list[g.r.IntN(len(list))] }
 
@@ -52,7 +56,11 @@ func (g *generator) value() string {
 	case 5:
 		return strings.Repeat("v", g.r.IntN(100))
 	case 6:
-		return strings.Repeat("big", 1+g.r.IntN(3000))
+		n := 3000
+		if g.small {
+			n = 30
+		}
+		return strings.Repeat("big", 1+g.r.IntN(n))
 	case 7:
 		return g.of("\x00\r\n\xff", "", " 1", "+1", "01", "-0", "0", "9223372036854775807", "-9223372036854775808",
 			"9223372036854775808", "3.0e3", "inf", "-inf", "nan", "0x10", "1e400", "1e5000", "1_0", "1.", ".5", "-", ".", "1e-30", "12345678901234567890.12345")
@@ -266,8 +274,8 @@ func normal(args []string, r reply) string {
 			if !strings.HasPrefix(name, "p") {
 				unit = 10
 			}
-			if v > 1<<47 || unit == 10 && v > 1<<47/1000 {
-				return "in thousands of years" // which far memory cuts short
+			if v > 1<<42 || unit == 10 && v > 1<<42/1000 {
+				return "in more than a century" // which is cut short
 			}
 			return fmt.Sprintf("about %d", (v+unit/2)/unit)
 		}
@@ -307,15 +315,27 @@ func normal(args []string, r reply) string {
 	return r.String()
 }
 
-// play sends the same random commands to our server and to redis-server and
-// compares every reply.
-func play(t *testing.T, local int64, cfg Config, version string, seed uint64) {
+// playFar is play with a server over far memory.
+func playFar(t *testing.T, local int64, cfg Config, version string, seed uint64) {
 	cfg.MaxBulk = 1 << 20 // as startRedis
 	heap := newHeap(t, local)
 	churn := newChurn(heap)
 	srv, addr := startOn(t, heap, cfg)
-	ours, theirs := dial(t, addr), dial(t, startRedis(t))
-	g := &generator{rand.New(rand.NewPCG(seed, 7))}
+	g := &generator{r: rand.New(rand.NewPCG(seed, 7))}
+	play(t, addr, g, version, seed, func(i int) {
+		if local < roomy && i%10 == 0 {
+			churn.evict(t)
+		}
+	})
+	if st := srv.Stats(); local < roomy && st.Fetches == 0 {
+		t.Errorf("no key was fetched: the test has not tested what it should")
+	}
+}
+
+// play sends the same random commands to our server and to redis-server and
+// compares every reply. Between is called after each command.
+func play(t *testing.T, addr string, g *generator, version string, seed uint64, between func(i int), options ...string) {
+	ours, theirs := dial(t, addr), dial(t, startRedis(t, options...))
 	var history []string
 	var queue [][]string // commands of the transaction
 	wrong := 0
@@ -353,16 +373,9 @@ func play(t *testing.T, local int64, cfg Config, version string, seed uint64) {
 		ours.do("HELLO", "3")
 		theirs.do("HELLO", "3")
 	}
-	defer func() {
-		if st := srv.Stats(); local < roomy && st.Fetches == 0 {
-			t.Errorf("no key was fetched: the test has not tested what it should")
-		}
-	}()
 	for i := range *diffCommands {
 		both(g.command()...)
-		if local < roomy && i%10 == 0 {
-			churn.evict(t)
-		}
+		between(i)
 		if i%500 != 499 {
 			continue
 		}
@@ -439,6 +452,21 @@ func roundedApart(x, y string) bool {
 	return a-b <= 1 && b-a <= 1
 }
 
+func TestRandomCommandsGetRedissRepliesFromACache(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		loops   int
+		version string
+	}{{"RESP2 on an event loop", 1, "2"}, {"RESP3 on goroutines", -1, "3"}} {
+		t.Run(c.name, func(t *testing.T) {
+			// As much memory as redis-server: nothing is evicted.
+			_, _, addr := startCache(t, Config{Loops: c.loops, MaxBulk: 1 << 20}, soft.Config{Budget: roomy})
+			g := &generator{r: rand.New(rand.NewPCG(*diffSeed, 9)), small: true}
+			play(t, addr, g, c.version, *diffSeed, func(int) {}, "--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru")
+		})
+	}
+}
+
 func TestRandomCommandsGetRedissReplies(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -453,7 +481,7 @@ func TestRandomCommandsGetRedissReplies(t *testing.T) {
 		{"most of it far, on goroutines", far.MinLocal, -1, "3"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			play(t, c.local, Config{Loops: c.loops}, c.version, *diffSeed)
+			playFar(t, c.local, Config{Loops: c.loops}, c.version, *diffSeed)
 		})
 	}
 }

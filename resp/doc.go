@@ -1,6 +1,7 @@
 // Package resp serves far memory to Redis clients: a [Server] speaks RESP2 and
 // RESP3 and keeps what it is told in maps of a [far.Heap]. Commands, replies
-// and error texts are those of Redis 7.0.
+// and error texts are those of Redis 7.0. Made by [NewCache] it is a cache, and
+// keeps what it is told in soft memory.
 //
 // # Structure
 //
@@ -47,6 +48,16 @@
 //
 // There is one database. Expiry times end in the year 10889. What a value may
 // measure is bounded by the heap's Config.MaxValue too.
+//
+// # As a cache
+//
+// Over soft memory any key may vanish between two commands, as with a Redis
+// that evicts; within one command, and between WATCH and EXEC, it does not go
+// unnoticed. maxmemory (CONFIG GET, INFO) is what the heap may use now, which a
+// coordinator changes at any time; without one, CONFIG SET maxmemory does. A
+// value for which there is no memory is dropped at once, without an error. A
+// hash is one entry; one that would have to be cut into blocks is refused.
+// Times of expiry end in the year 2242.
 //
 // # Hashes
 //

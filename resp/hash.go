@@ -119,6 +119,9 @@ func (s *session) store(h *hash) error {
 	h.e.Value = h.list
 	reuse(&s.scratch, h.list)
 	if h.list.size() > smallBytes && h.list.len() > 1 || h.list.len() > smallFields {
+		if s.srv.cache != nil {
+			return errHashTooLarge // its blocks would vanish one by one
+		}
 		return s.makeLarge(h.key, h.e)
 	}
 	return s.set(h.key, h.e)

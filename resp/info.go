@@ -31,18 +31,17 @@ var infoSections = []infoSection{
 		fmt.Fprintf(b, "connected_clients:%d\r\nmaxclients:%d\r\nblocked_clients:0\r\n", srv.clients.Load(), srv.cfg.MaxClients)
 	}},
 	{"memory", func(srv *Server, b *strings.Builder) {
-		var m runtime.MemStats
-		runtime.ReadMemStats(&m)
-		fmt.Fprintf(b, "used_memory:%d\r\nused_memory_human:%.2fM\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\nmem_allocator:polder\r\n",
-			m.HeapInuse, float64(m.HeapInuse)/(1<<20))
+		m := srv.memory()
+		fmt.Fprintf(b, "used_memory:%d\r\nused_memory_human:%.2fM\r\nmaxmemory:%d\r\nmaxmemory_human:%.2fM\r\nmaxmemory_policy:%s\r\nmem_allocator:polder\r\n",
+			m.used, float64(m.used)/(1<<20), m.max, float64(m.max)/(1<<20), m.policy)
 	}},
 	{"persistence", func(_ *Server, b *strings.Builder) {
 		b.WriteString("loading:0\r\nrdb_changes_since_last_save:0\r\nrdb_bgsave_in_progress:0\r\nrdb_last_bgsave_status:ok\r\naof_enabled:0\r\naof_rewrite_in_progress:0\r\n")
 	}},
 	{"stats", func(srv *Server, b *strings.Builder) {
-		st := srv.Stats()
-		fmt.Fprintf(b, "total_connections_received:%d\r\ntotal_commands_processed:%d\r\nrejected_connections:%d\r\ntotal_error_replies:%d\r\nclient_output_buffer_limit_disconnections:%d\r\nevicted_keys:0\r\n",
-			st.Connections, st.Commands, st.Rejected, st.Errors, st.OutputDrops)
+		st, m := srv.Stats(), srv.memory()
+		fmt.Fprintf(b, "total_connections_received:%d\r\ntotal_commands_processed:%d\r\nrejected_connections:%d\r\ntotal_error_replies:%d\r\nclient_output_buffer_limit_disconnections:%d\r\nevicted_keys:%d\r\nkeyspace_hits:%d\r\nkeyspace_misses:%d\r\n",
+			st.Connections, st.Commands, st.Rejected, st.Errors, st.OutputDrops, m.removals, m.hits, m.misses)
 	}},
 	{"replication", func(_ *Server, b *strings.Builder) {
 		b.WriteString("role:master\r\nconnected_slaves:0\r\nmaster_repl_offset:0\r\n")
@@ -90,7 +89,7 @@ func cmdInfo(s *session, a [][]byte) error {
 
 // configValues are the parameters that CONFIG GET knows, sorted by name.
 func (srv *Server) configValues() []Stat {
-	pass := srv.cfg.Password
+	pass, mem := srv.cfg.Password, srv.memory()
 	return []Stat{
 		{"appendfsync", "everysec"},
 		{"appendonly", "no"},
@@ -102,8 +101,8 @@ func (srv *Server) configValues() []Stat {
 		{"hash-max-ziplist-entries", itoa(listpackFields)},
 		{"hash-max-ziplist-value", itoa(listpackValue)},
 		{"maxclients", itoa(int64(srv.cfg.MaxClients))},
-		{"maxmemory", "0"},
-		{"maxmemory-policy", "noeviction"},
+		{"maxmemory", itoa(mem.max)},
+		{"maxmemory-policy", mem.policy},
 		{"notify-keyspace-events", ""},
 		{"port", itoa(int64(srv.port.Load()))},
 		{"proto-max-bulk-len", itoa(int64(srv.cfg.MaxBulk))},
@@ -136,6 +135,9 @@ func (s *session) replyStats(list []Stat) {
 }
 
 func cmdConfigSet(s *session, a [][]byte) error {
+	if s.srv.cache != nil && len(a) == 4 && is(a[2], "maxmemory") {
+		return s.setMaxMemory(a[3])
+	}
 	return replyError("ERR CONFIG SET is not supported: polder is configured by flags, environment or file when it starts")
 }
 

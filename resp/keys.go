@@ -187,8 +187,7 @@ func cmdFlush(s *session, a [][]byte) error {
 			s.srv.watches.touch(key)
 		}
 	}
-	s.srv.keys.Clear()
-	s.srv.blocks.Clear()
+	s.srv.clear()
 	for i := range s.srv.stripes {
 		st := &s.srv.stripes[i]
 		s.srv.largeHashes.Add(-int64(len(st.large)))

@@ -19,6 +19,7 @@ import (
 	"go.uber.org/goleak"
 
 	"polder/far"
+	"polder/soft"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -45,6 +46,29 @@ func startOn(t testing.TB, heap *far.Heap, cfg Config) (*Server, string) {
 	if err != nil {
 		t.Fatalf("NewServer: %v", err)
 	}
+	return srv, serve(t, srv, heap.Close)
+}
+
+// startCache starts a cache with the given budget, and returns its heap too.
+func startCache(t testing.TB, cfg Config, heapCfg soft.Config) (*Server, *soft.Heap, string) {
+	t.Helper()
+	cfg.Logger = slog.New(slog.DiscardHandler)
+	heapCfg.Logger = cfg.Logger
+	heap, err := soft.Open(heapCfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv, err := NewCache(heap, cfg)
+	if err != nil {
+		t.Fatalf("NewCache: %v", err)
+	}
+	return srv, heap, serve(t, srv, heap.Close)
+}
+
+// serve serves on a TCP port, which it returns, until the test ends. Then it
+// closes the server's heap too.
+func serve(t testing.TB, srv *Server, closeHeap func() error) string {
+	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -60,15 +84,15 @@ func startOn(t testing.TB, heap *far.Heap, cfg Config) (*Server, string) {
 		if err := <-served; err != ErrServerClosed {
 			t.Errorf("Serve returned %v, want ErrServerClosed", err)
 		}
-		if err := heap.Close(); err != nil {
+		if err := closeHeap(); err != nil {
 			t.Errorf("closing the heap: %v", err)
 		}
 	})
-	return srv, ln.Addr().String()
+	return ln.Addr().String()
 }
 
 // startRedis starts the real redis-server and returns its Unix socket.
-func startRedis(t testing.TB) string {
+func startRedis(t testing.TB, options ...string) string {
 	t.Helper()
 	bin, err := exec.LookPath("redis-server")
 	if err != nil {
@@ -76,8 +100,8 @@ func startRedis(t testing.TB) string {
 	}
 	dir := t.TempDir()
 	sock := filepath.Join(dir, "s")
-	cmd := exec.Command(bin, "--port", "0", "--unixsocket", sock, "--save", "", "--databases", "1",
-		"--proto-max-bulk-len", "1mb", "--dir", dir, "--logfile", filepath.Join(dir, "log"))
+	cmd := exec.Command(bin, slices.Concat([]string{"--port", "0", "--unixsocket", sock, "--save", "", "--databases", "1",
+		"--proto-max-bulk-len", "1mb", "--dir", dir, "--logfile", filepath.Join(dir, "log")}, options)...)
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

@@ -140,11 +140,11 @@ func cmdWatch(s *session, a [][]byte) error {
 		return errWatchInMulti
 	}
 	for _, key := range a[1:] {
-		e, _, _, err := s.stat(key)
+		e, _, found, err := s.stat(key)
 		if err != nil {
 			return err
 		}
-		s.srv.watches.watch(s, key, e.Expire)
+		s.srv.watches.watch(s, key, found, e.Expire)
 	}
 	s.ok()
 	return nil

@@ -20,8 +20,9 @@ import (
 type Server struct {
 	cfg    Config
 	table  *table
-	keys   *far.Map // by key
-	blocks *far.Map // of large hashes, by id and bucket
+	keys   store    // by key
+	blocks *far.Map // of large hashes, by id and bucket; nil in a cache
+	cache  *cache   // keys, in a cache; nil over far memory
 	seed   maphash.Seed
 	since  time.Time
 	runID  string
@@ -56,6 +57,10 @@ type Server struct {
 // caller closes the heap, after the server. It fails if the configuration is
 // wrong or the system refuses an event loop.
 func NewServer(heap *far.Heap, cfg Config) (*Server, error) {
+	return newServer(heap.NewMap("keys"), heap.NewMap("hash blocks"), cfg)
+}
+
+func newServer(keys store, blocks *far.Map, cfg Config) (*Server, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
 		return nil, fmt.Errorf("cannot make a server: %w", err)
@@ -63,8 +68,8 @@ func NewServer(heap *far.Heap, cfg Config) (*Server, error) {
 	srv := &Server{
 		cfg:       cfg,
 		table:     commandTable(),
-		keys:      heap.NewMap("keys"),
-		blocks:    heap.NewMap("hash blocks"),
+		keys:      keys,
+		blocks:    blocks,
 		seed:      maphash.MakeSeed(),
 		since:     time.Now(),
 		listeners: make(map[net.Listener]bool),
@@ -141,6 +146,14 @@ func (srv *Server) Serve(ln net.Listener) error {
 		case <-srv.ctx.Done():
 		case <-time.After(50 * time.Millisecond):
 		}
+	}
+}
+
+// clear forgets every entry.
+func (srv *Server) clear() {
+	srv.keys.Clear()
+	if srv.blocks != nil {
+		srv.blocks.Clear()
 	}
 }
 
@@ -226,8 +239,7 @@ func (srv *Server) Shutdown(ctx context.Context) error {
 			srv.cancel()
 			srv.fetches.stop()
 			srv.wg.Wait()
-			srv.keys.Clear()
-			srv.blocks.Clear()
+			srv.clear()
 			for _, l := range srv.loops {
 				l.free()
 			}

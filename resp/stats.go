@@ -40,6 +40,10 @@ type Stats struct {
 // Stats returns what the server has done so far.
 func (srv *Server) Stats() Stats {
 	c := &srv.stats
+	blocks := 0
+	if srv.blocks != nil {
+		blocks = srv.blocks.Len()
+	}
 	return Stats{
 		Commands:       c.commands.Load(),
 		Errors:         c.errors.Load(),
@@ -58,7 +62,7 @@ func (srv *Server) Stats() Stats {
 		Timeouts:       c.timeouts.Load(),
 		Keys:           int64(srv.keys.Len()),
 		LargeHashes:    srv.largeHashes.Load(),
-		HashBlocks:     int64(srv.blocks.Len()),
+		HashBlocks:     int64(blocks),
 	}
 }
 

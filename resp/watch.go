@@ -18,17 +18,18 @@ type watchTable struct {
 // watched is a key that a session watches.
 type watched struct {
 	key    string
-	expire time.Time // when the key was to expire as WATCH ran
+	there  bool      // whether there was such a key as WATCH ran
+	expire time.Time // when it was to expire then
 }
 
 // watch makes s watch key. The key's stripe must be locked.
-func (t *watchTable) watch(s *session, key []byte, expire time.Time) {
+func (t *watchTable) watch(s *session, key []byte, there bool, expire time.Time) {
 	for i := range s.watching {
 		if s.watching[i].key == string(key) {
 			return
 		}
 	}
-	s.watching = append(s.watching, watched{string(key), expire})
+	s.watching = append(s.watching, watched{string(key), there, expire})
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	m := t.by[string(key)]
@@ -90,7 +91,8 @@ func (t *watchTable) all() [][]byte {
 	return keys
 }
 
-// changed reports whether a key that s watches has changed or expired.
+// watchedChanged reports whether a key that s watches has changed, expired or,
+// in a cache, vanished. The keys' stripes must be locked.
 func (s *session) watchedChanged() bool {
 	if s.dirty.Load() {
 		return true
@@ -98,6 +100,11 @@ func (s *session) watchedChanged() bool {
 	for _, w := range s.watching {
 		if !w.expire.IsZero() && !time.Now().Before(w.expire) {
 			return true
+		}
+		if s.srv.cache != nil && w.there {
+			if _, _, ok := s.srv.cache.m.Stat([]byte(w.key)); !ok {
+				return true
+			}
 		}
 	}
 	return false

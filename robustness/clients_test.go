@@ -50,6 +50,7 @@ func TestTheExamplesRun(t *testing.T) {
 		want string
 	}{
 		{[]string{"polder/examples/farmap", "-node", node.Addr("verbs")}, "32768 pages, 128 MiB, all read back"},
+		{[]string{"polder/examples/softcache"}, "the cache may use 32 MiB now"},
 		{[]string{"polder/examples/redisclient", "-addr", up.Addr("redis")}, "user:7 has 8 visits"},
 	} {
 		out, err := exec.Command("go", append([]string{"run"}, tt.args...)...).CombinedOutput()

@@ -20,11 +20,14 @@ type appender struct {
 	_    [64]byte // one cache line each
 }
 
-// maxInline is the largest payload that is one object; larger values are
-// split into pieces of pieceSize.
+// maxInline is the largest payload that is one object. Larger values are split:
+// a piece is what is left of a segment, but at least minPiece, or a segment. So
+// hardly anything is left unused, and pieces are large: from a mebibyte on,
+// memory is copied past the caches, which is half as fast again.
 const (
 	maxInline = 256 << 10
-	pieceSize = 128 << 10
+	minPiece  = 64 << 10
+	maxPiece  = SegmentSize - headerSize
 )
 
 // ErrTooLarge is what values beyond MaxValue are answered with.
@@ -51,6 +54,21 @@ func (h *Heap) place(hint uint64, hd header, parts ...[]byte) (word, error) {
 	w, err := h.placeIn(a, segYoung, hd, parts...)
 	a.mu.Unlock()
 	return w, err
+}
+
+// placePiece is place for the beginning of a value: as much of it as makes a
+// piece. It returns how much that was.
+func (h *Heap) placePiece(hint uint64, hd header, val []byte) (word, int, error) {
+	a := &h.append[hint&uint64(len(h.append)-1)]
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	n := min(len(val), maxPiece)
+	if a.open && SegmentSize-a.at >= headerSize+minPiece {
+		n = min(n, int(SegmentSize-a.at-headerSize))
+	}
+	hd.size = uint32(n)
+	w, err := h.placeIn(a, segYoung, hd, val[:n])
+	return w, n, err
 }
 
 // placeIn is place on a locked appender, whose segments are sealed into the

@@ -47,11 +47,16 @@ func (a *Array[T]) Len() int { return len(a.cells.list) }
 //
 //polder:hot
 func (a *Array[T]) Load(i int, dst *T) bool {
+	var w word
+	var ok bool
 	if sizeOf[T]() > maxInline {
-		_, ok := loadLarge(a.h, &a.cells.list[i], dst)
-		return ok
+		w, ok = loadLarge(a.h, &a.cells.list[i], dst)
+	} else {
+		w, ok = loadCell(a.h, &a.cells.list[i], dst)
 	}
-	_, ok := loadCell(a.h, &a.cells.list[i], dst)
+	if ok {
+		a.h.accessCell(a.cells.id, uint64(i), w)
+	}
 	return ok
 }
 
@@ -62,6 +67,11 @@ func (a *Array[T]) Read(ctx context.Context, i int) (T, error) {
 	if a.Load(i, &v) {
 		return v, nil
 	}
+	return a.readSlow(ctx, i)
+}
+
+// readSlow is Read for a value that was not there a moment ago.
+func (a *Array[T]) readSlow(ctx context.Context, i int) (v T, err error) {
 	if a.rebuild == nil {
 		return v, ErrNoRebuild
 	}
@@ -72,20 +82,23 @@ func (a *Array[T]) Read(ctx context.Context, i int) (T, error) {
 		}
 		start := time.Now()
 		v, err := a.rebuild(ctx, i)
-		a.h.rebuilt(time.Since(start), 1)
+		took := time.Since(start)
+		a.h.rebuilt(took, 1)
 		if err != nil {
 			return v, fmt.Errorf("cannot rebuild element %d: %w", i, err)
 		}
 		// A store that came meanwhile wins: it is newer than what we rebuilt.
 		// If memory is short, the value is not kept.
-		_, _, _ = storeCell(a.h, a.cells.id, uint64(i), &a.cells.list[i], bytesOf(&v), true, before)
+		cost := costClass(took)
+		_, _, _ = storeCell(a.h, a.cells.id, uint64(i), &a.cells.list[i], bytesOf(&v), cost, true, before)
+		a.h.rebuiltCell(a.cells.id, uint64(i), sizeOf[T](), cost)
 		return v, nil
 	})
 }
 
 // Store replaces value i.
 func (a *Array[T]) Store(i int, v T) error {
-	_, _, err := storeCell(a.h, a.cells.id, uint64(i), &a.cells.list[i], bytesOf(&v), false, 0)
+	_, _, err := storeCell(a.h, a.cells.id, uint64(i), &a.cells.list[i], bytesOf(&v), 0, false, 0)
 	return err
 }
 
@@ -103,7 +116,7 @@ func (a *Array[T]) CompareAndSwap(i int, old, new T) (bool, error) {
 		if !ok || string(bytesOf(&v)) != string(bytesOf(&old)) {
 			return false, nil
 		}
-		if _, ok, err := storeCell(a.h, a.cells.id, uint64(i), &a.cells.list[i], bytesOf(&new), true, w); ok || err != nil {
+		if _, ok, err := storeCell(a.h, a.cells.id, uint64(i), &a.cells.list[i], bytesOf(&new), 0, true, w); ok || err != nil {
 			return ok, err
 		}
 	}

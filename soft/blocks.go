@@ -47,6 +47,9 @@ type BlocksConfig struct {
 
 const directAlign = 4096
 
+// maxBlock is the largest block.
+const maxBlock = 128 << 10
+
 // blockRun is how many blocks are read at once when several that follow each
 // other are missing.
 const blockRun = 16
@@ -61,8 +64,8 @@ func NewBlocks(h *Heap, cfg BlocksConfig) (*Blocks, error) {
 	if cfg.BlockSize == 0 {
 		cfg.BlockSize = 16 << 10
 	}
-	if cfg.BlockSize < directAlign || cfg.BlockSize > pieceSize || cfg.BlockSize%directAlign != 0 {
-		return nil, fmt.Errorf("cannot make a block cache with blocks of %d bytes: want a multiple of %d up to %d", cfg.BlockSize, directAlign, pieceSize)
+	if cfg.BlockSize < directAlign || cfg.BlockSize > maxBlock || cfg.BlockSize%directAlign != 0 {
+		return nil, fmt.Errorf("cannot make a block cache with blocks of %d bytes: want a multiple of %d up to %d", cfg.BlockSize, directAlign, maxBlock)
 	}
 	m, err := NewMap(h, MapConfig[blockKey, []byte]{Priority: cfg.Priority})
 	if err != nil {
@@ -180,6 +183,15 @@ func (r *ReaderAt) fetch(ctx context.Context, p []byte, first, last int64, skip 
 	}
 	mine, others := b.flights.claim(ctx, keys)
 	var vals [blockRun][]byte
+	for i, c := range mine { // stored between our look and our turn?
+		if c == nil {
+			continue
+		}
+		if v, ok := b.m.Append(nil, keys[i]); ok && len(v) == r.blockLen(first+int64(i)) {
+			b.flights.end(keys[i], c, func() ([]byte, error) { return v, nil })
+			vals[i], mine[i] = v, nil
+		}
+	}
 	var failed error
 	for i := 0; i < len(keys); {
 		if mine[i] == nil {

@@ -60,9 +60,10 @@ func appendCell(h *Heap, c *cell, dst []byte) ([]byte, bool) {
 	}
 }
 
-// storeCell makes a cell hold val. If cas is set, only if it still names old.
-func storeCell(h *Heap, owner uint16, ref uint64, c *cell, val []byte, cas bool, old word) (word, bool, error) {
-	hd := header{size: uint32(len(val)), owner: owner, ref: ref}
+// storeCell makes a cell hold val, which took cost to build. If cas is set, only
+// if it still names old.
+func storeCell(h *Heap, owner uint16, ref uint64, c *cell, val []byte, cost uint8, cas bool, old word) (word, bool, error) {
+	hd := header{size: uint32(len(val)), cost: cost, owner: owner, ref: ref}
 	var large largeID
 	var name [8]byte
 	if len(val) > maxInline {

@@ -29,6 +29,7 @@ type evacuator struct {
 	// How many bytes of segments that were written by mutators are kept
 	// before theirs are emptied first.
 	youngShare atomic.Int64
+	total      int64 // the memory of which it was a part; under Heap.mu
 
 	kick  chan struct{}
 	rank  ranking
@@ -39,6 +40,7 @@ func (e *evacuator) init(h *Heap) {
 	e.h = h
 	e.kick = make(chan struct{}, 1)
 	e.youngShare.Store(h.cfg.Budget / 10)
+	e.total = h.cfg.Budget
 }
 
 // low is how many free segments are too few.
@@ -119,6 +121,10 @@ func (e *evacuator) emptyOne() error {
 			e.retire(seg)
 			continue
 		}
+		if live(e.h.live[seg].Load()).objects() == 0 { // as after overwriting: nothing to look at
+			e.retire(seg)
+			return nil
+		}
 		switch {
 		case from == segTaken: // sparse: save all of it
 			v.keep = -1
@@ -183,14 +189,17 @@ func (e *evacuator) shift(n int64, young bool) {
 	e.youngShare.Add(n)
 }
 
-// bound keeps the share of the young between a fiftieth and nine tenths of
-// the memory.
+// bound makes the share of the young the same part of the memory as it was of
+// what there was, or what is hot would make room for what is merely new in a
+// heap that shrinks; and keeps it between a fiftieth and nine tenths.
 //
 // Preconditions: Heap.mu is held.
 func (e *evacuator) bound() {
 	total := int64(e.h.list.granted()) * SegmentSize
 	share := e.youngShare.Load()
-	if in := min(max(share, total/50), total*9/10); in != share {
+	in := int64(float64(share) * float64(total) / float64(max(e.total, 1)))
+	e.total = total
+	if in = min(max(in, total/50), total*9/10); in != share {
 		e.youngShare.Add(in - share)
 	}
 }

@@ -37,6 +37,10 @@ const (
 	flagAbsent
 )
 
+// The flags above these belong to whoever stores: a ByteMap keeps its items'
+// tags there.
+const tagShift = 3
+
 func (h header) words() (w0, w1 uint64) {
 	return uint64(h.size) | uint64(h.klen)<<32 | uint64(h.cost)<<48 | uint64(h.flags)<<56,
 		uint64(h.owner)<<refBits | h.ref&refMask

@@ -29,11 +29,29 @@ type large struct {
 	size   int
 	owner  uint16
 	ref    uint64
-	pieces []atomic.Uint64
+	pieces []*piece    // immutable but for the words
 	whole  atomic.Bool // its object has been published
 }
 
-const pieceBits = 14
+// piece is a part of a value that ends before the offset end.
+type piece struct {
+	word atomic.Uint64
+	end  int
+}
+
+// each visits the pieces with what of the value they hold.
+func (v *large) each(f func(p *piece, from, to int) bool) bool {
+	from := 0
+	for _, p := range v.pieces {
+		if !f(p, from, p.end) {
+			return false
+		}
+		from = p.end
+	}
+	return true
+}
+
+const pieceBits = 14 // MaxValue / minPiece
 
 func idOf(b []byte) largeID {
 	if len(b) < 8 {
@@ -73,21 +91,23 @@ func (l *larges) create(owner uint16, ref uint64, val []byte) (largeID, error) {
 		return 0, ErrTooLarge
 	}
 	v := &large{size: len(val), owner: owner, ref: ref}
-	v.pieces = make([]atomic.Uint64, (len(val)+pieceSize-1)/pieceSize)
 	id := largeID(l.next.Add(1))
+	for at := 0; at < len(val); {
+		pref := uint64(id)<<pieceBits | uint64(len(v.pieces))
+		w, n, err := l.h.placePiece(uint64(id), header{owner: l.id, ref: pref & refMask}, val[at:])
+		if err != nil {
+			l.free(v)
+			return 0, err
+		}
+		at += n
+		v.pieces = append(v.pieces, &piece{end: at})
+		v.pieces[len(v.pieces)-1].word.Store(uint64(w))
+	}
+	// Only now can the evacuator move or evict the pieces. One that it has met
+	// before is gone, which the first reader will notice.
 	l.mu.Lock()
 	l.values[id] = v
 	l.mu.Unlock()
-	for i := range v.pieces {
-		p := val[i*pieceSize : min((i+1)*pieceSize, len(val))]
-		pref := uint64(id)<<pieceBits | uint64(i)
-		w, err := l.h.place(pref, header{size: uint32(len(p)), owner: l.id, ref: pref & refMask}, p)
-		if err != nil {
-			l.drop(id)
-			return 0, err
-		}
-		v.pieces[i].Store(uint64(w))
-	}
 	return id, nil
 }
 
@@ -137,10 +157,10 @@ func (l *larges) read(dst []byte, id largeID) bool {
 
 func (l *larges) copy(dst []byte, v *large) bool {
 	h := l.h
-	for i := range v.pieces {
-		part := dst[i*pieceSize : min((i+1)*pieceSize, len(dst))]
+	return v.each(func(p *piece, from, to int) bool {
+		part := dst[from:to]
 		for {
-			w := word(v.pieces[i].Load())
+			w := word(p.word.Load())
 			if w == 0 {
 				return false
 			}
@@ -151,15 +171,14 @@ func (l *larges) copy(dst []byte, v *large) bool {
 				loadFence()
 				if h.ctl.Generation(seg) == gen {
 					h.touch(w)
-					break
+					return true
 				}
 			}
-			if word(v.pieces[i].Load()) == w {
+			if word(p.word.Load()) == w {
 				return false // revoked
 			}
 		}
-	}
-	return true
+	})
 }
 
 // drop releases a value. Dropping none, or twice, is a no-op.
@@ -171,23 +190,26 @@ func (l *larges) drop(id largeID) {
 	v := l.values[id]
 	delete(l.values, id)
 	l.mu.Unlock()
-	if v == nil {
-		return
+	if v != nil {
+		l.free(v)
 	}
-	for i := range v.pieces {
-		n := min(pieceSize, v.size-i*pieceSize)
+}
+
+// free releases the pieces of a value that nobody will find any more.
+func (l *larges) free(v *large) {
+	v.each(func(p *piece, from, to int) bool {
 		for {
-			w := word(v.pieces[i].Load())
+			w := word(p.word.Load())
 			if w == 0 {
-				break
+				return true
 			}
 			l.h.markDead(w)
-			if v.pieces[i].CompareAndSwap(uint64(w), 0) {
-				l.h.release(w, granulesFor(n))
-				break
+			if p.word.CompareAndSwap(uint64(w), 0) {
+				l.h.release(w, granulesFor(to-from))
+				return true
 			}
 		}
-	}
+	})
 }
 
 // swing is owner.swing. With one piece evicted, the others are of no use.
@@ -195,7 +217,7 @@ func (l *larges) swing(ref uint64, from, to word) bool {
 	id := largeID(ref >> pieceBits)
 	i := ref & (1<<pieceBits - 1)
 	v := l.get(id)
-	if v == nil || i >= uint64(len(v.pieces)) || !v.pieces[i].CompareAndSwap(uint64(from), uint64(to)) {
+	if v == nil || i >= uint64(len(v.pieces)) || !v.pieces[i].word.CompareAndSwap(uint64(from), uint64(to)) {
 		return false
 	}
 	if to == 0 {
@@ -216,7 +238,7 @@ func (l *larges) sweep() {
 		}
 		check[id] = v
 		for i := range v.pieces {
-			if w := word(v.pieces[i].Load()); w == 0 || !w.alive(l.h.ctl.Generation(w.segment())) {
+			if w := word(v.pieces[i].word.Load()); w == 0 || !w.alive(l.h.ctl.Generation(w.segment())) {
 				gone[id] = v
 				break
 			}

@@ -64,7 +64,8 @@ func bytesOfString(s string) []byte { return unsafe.Slice(unsafe.StringData(s), 
 // stringOf makes a string of bytes that nobody will write any more.
 func stringOf(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
 
-func sizeOf[T any]() int { var v T; return int(unsafe.Sizeof(v)) }
+// sizeOf declares no variable: one of a large T would be allocated.
+func sizeOf[T any]() int { return int(unsafe.Sizeof(*(*T)(nil))) }
 
 // reinterpret views a value as another type of the same size.
 //

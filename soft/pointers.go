@@ -104,6 +104,9 @@ func (p *Ptr[T]) Load(dst *T) bool {
 		loadFence()
 		if h.ctl.Generation(seg) == gen {
 			h.touch(w)
+			if h.curve.threshold.Load() != 0 {
+				h.accessCell(p.t.id, p.ref, w)
+			}
 			return true
 		}
 	}
@@ -115,25 +118,32 @@ func (p *Ptr[T]) loadSlow(dst *T) bool {
 	if p.h == nil || !p.t.current(p.ref, p.tag) {
 		return false
 	}
+	var w word
+	var ok bool
 	if sizeOf[T]() > maxInline {
-		_, ok := loadLarge(p.h, p.cell, dst)
-		return ok
-	}
-	w, ok := loadCell(p.h, p.cell, dst)
-	if ok {
+		w, ok = loadLarge(p.h, p.cell, dst)
+	} else if w, ok = loadCell(p.h, p.cell, dst); ok {
 		p.hint.Store(uint64(w))
+	}
+	if ok {
+		p.h.accessCell(p.t.id, p.ref, w)
 	}
 	return ok
 }
 
 // Store replaces the value and what it owns.
-func (p *Ptr[T]) Store(v T, own ...Owned) error {
+func (p *Ptr[T]) Store(v T, own ...Owned) error { return p.StoreFrom(&v, own...) }
+
+// StoreFrom is Store for values that are dear to pass: it copies *v once.
+//
+//polder:hot
+func (p *Ptr[T]) StoreFrom(v *T, own ...Owned) error {
 	if p.h == nil || !p.t.current(p.ref, p.tag) {
 		return errors.New("cannot store through a soft pointer that points to nothing")
 	}
 	h := p.h
 	if sizeOf[T]() > maxInline {
-		_, _, err := storeCell(h, p.t.id, p.ref, p.cell, bytesOf(&v), false, 0)
+		_, _, err := storeCell(h, p.t.id, p.ref, p.cell, bytesOf(v), 0, false, 0)
 		if err != nil {
 			return err
 		}
@@ -141,7 +151,7 @@ func (p *Ptr[T]) Store(v T, own ...Owned) error {
 		return nil
 	}
 	n := granulesFor(sizeOf[T]())
-	w, err := h.place(p.ref, header{size: uint32(sizeOf[T]()), owner: p.t.id, ref: p.ref}, bytesOf(&v))
+	w, err := h.place(p.ref, header{size: uint32(sizeOf[T]()), owner: p.t.id, ref: p.ref}, bytesOf(v))
 	if err != nil {
 		return err
 	}
@@ -182,7 +192,7 @@ func (p *Ptr[T]) CompareAndSwap(old, new T) (bool, error) {
 		if !ok || string(bytesOf(&v)) != string(bytesOf(&old)) {
 			return false, nil
 		}
-		to, ok, err := storeCell(p.h, p.t.id, p.ref, p.cell, bytesOf(&new), true, w)
+		to, ok, err := storeCell(p.h, p.t.id, p.ref, p.cell, bytesOf(&new), 0, true, w)
 		if err != nil {
 			return false, err
 		}
@@ -228,6 +238,11 @@ func (s *Pointers[T, A]) Read(ctx context.Context, p *Ptr[T], arg A) (T, error) 
 	if p.Load(&v) {
 		return v, nil
 	}
+	return s.readSlow(ctx, p, arg)
+}
+
+// readSlow is Read for a value that was not there a moment ago.
+func (s *Pointers[T, A]) readSlow(ctx context.Context, p *Ptr[T], arg A) (v T, err error) {
 	if s.rebuild == nil {
 		return v, ErrNoRebuild
 	}
@@ -237,13 +252,16 @@ func (s *Pointers[T, A]) Read(ctx context.Context, p *Ptr[T], arg A) (T, error) 
 		}
 		start := time.Now()
 		v, err := s.rebuild(ctx, arg)
-		s.h.rebuilt(time.Since(start), 1)
+		took := time.Since(start)
+		s.h.rebuilt(took, 1)
 		if err != nil {
 			return v, fmt.Errorf("cannot rebuild a soft value: %w", err)
 		}
+		cost := costClass(took)
+		s.h.rebuiltCell(p.t.id, p.ref, sizeOf[T](), cost)
 		// A store that came meanwhile wins: it is newer than what we rebuilt.
 		if w := word(p.cell.Load()); w == 0 || !w.alive(s.h.ctl.Generation(w.segment())) {
-			to, ok, err := storeCell(s.h, p.t.id, p.ref, p.cell, bytesOf(&v), true, w)
+			to, ok, err := storeCell(s.h, p.t.id, p.ref, p.cell, bytesOf(&v), cost, true, w)
 			if err == nil && ok {
 				p.hint.Store(uint64(to))
 			}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -198,19 +199,35 @@ func TestReleasingAParentReleasesWhatItOwns(t *testing.T) {
 	}
 }
 
-func TestLoadAllocatesNothing(t *testing.T) {
-	h := open(t, 8)
-	pool := newPointers[[4]uint64](t, h, nil)
-	var p Ptr[[4]uint64]
-	if err := pool.Init(&p, [4]uint64{1}); err != nil {
+func TestLoadAndStoreAllocateNothing(t *testing.T) {
+	t.Run("small", func(t *testing.T) { allocatesNothing[[4]uint64](t, 0) })
+	// What leads to the pieces of a large value is made anew by Store.
+	t.Run("large", func(t *testing.T) { allocatesNothing[[4 << 20]byte](t, 16) })
+}
+
+func allocatesNothing[T any](t *testing.T, toStore float64) {
+	h := open(t, 16)
+	pool := newPointers[T](t, h, nil)
+	v := new(T)
+	var p Ptr[T]
+	if err := pool.Init(&p, *v); err != nil {
 		t.Fatal(err)
 	}
-	var v [4]uint64
-	if n := testing.AllocsPerRun(100, func() { p.Load(&v) }); n != 0 {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	if n := testing.AllocsPerRun(100, func() {
+		if !p.Load(v) {
+			t.Error("Load misses")
+		}
+	}); n != 0 {
 		t.Errorf("Load allocates %v times", n)
 	}
-	if n := testing.AllocsPerRun(100, func() { _ = p.Store(v) }); n != 0 {
-		t.Errorf("Store allocates %v times", n)
+	if n := testing.AllocsPerRun(100, func() { _ = p.StoreFrom(v) }); n > toStore {
+		t.Errorf("StoreFrom allocates %v times, want at most %v", n, toStore)
+	}
+	runtime.ReadMemStats(&after)
+	if n := after.TotalAlloc - before.TotalAlloc; n > 1<<20 {
+		t.Errorf("200 accesses allocate %d bytes", n)
 	}
 }
 

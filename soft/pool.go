@@ -46,9 +46,14 @@ type PoolConfig[K comparable, V any] struct {
 	// less than TTL. 0: not at all.
 	RefreshAhead time.Duration
 
-	// Weight is the importance of this pool beside the others of the heap:
-	// see Priority.
+	// Priority decides which of the heap's pools keeps its values when memory
+	// is short: see there.
 	Priority Priority
+
+	// Weight is how much the time that this pool spends rebuilding counts in
+	// what the coordinator is told that memory saves. Default 1; more than 0,
+	// at most 1000.
+	Weight float64
 
 	// Verify is the debug mode: that fraction (0 to 1) of the hits is rebuilt
 	// and compared by Equal; differences are reported to OnMismatch. Equal is
@@ -73,12 +78,17 @@ func NewPool[K comparable, V any](h *Heap, cfg PoolConfig[K, V]) (*Pool[K, V], e
 		return fail("a duration is negative")
 	case cfg.RefreshAhead > 0 && cfg.RefreshAhead >= cfg.TTL:
 		return fail("RefreshAhead is %v: want less than TTL, %v", cfg.RefreshAhead, cfg.TTL)
+	case !(cfg.Weight >= 0 && cfg.Weight <= 1000):
+		return fail("Weight is %v: want more than 0 and at most 1000, or 0 for 1", cfg.Weight)
 	case !(cfg.Verify >= 0 && cfg.Verify <= 1):
 		return fail("Verify is %v: want 0 to 1", cfg.Verify)
 	}
 	m, err := NewMap(h, MapConfig[K, V]{Keys: cfg.Keys, Values: cfg.Values, Priority: cfg.Priority})
 	if err != nil {
 		return nil, err
+	}
+	if cfg.Weight == 0 {
+		cfg.Weight = 1
 	}
 	p := &Pool[K, V]{m: m, h: h, cfg: cfg}
 	p.profile = h.profiles.add(cfg.Name)
@@ -106,7 +116,7 @@ func (p *Pool[K, V]) Put(key K, v V) error {
 }
 
 func (p *Pool[K, V]) put(key K, v V, took time.Duration, flags uint8, cond condition) error {
-	e := entry{cost: costClass(took), flags: flags}
+	e := entry{cost: costClass(time.Duration(float64(took) * p.cfg.Weight)), flags: flags}
 	ttl := p.cfg.TTL
 	if flags&flagAbsent != 0 {
 		ttl = p.cfg.NegativeTTL
@@ -265,9 +275,15 @@ func (p *Pool[K, V]) rebuildBatch(ctx context.Context, keys []K) []result[V] {
 	mine, others := p.flights.claim(ctx, keys)
 	var todo []K
 	for i, c := range mine {
-		if c != nil {
-			todo = append(todo, keys[i])
+		if c == nil {
+			continue
 		}
+		if v, f, _, err := p.lookup(keys[i]); f == present && err == nil { // stored between our look and our turn
+			p.flights.end(keys[i], c, func() (V, error) { return v, nil })
+			out[i].val, mine[i] = v, nil
+			continue
+		}
+		todo = append(todo, keys[i])
 	}
 	var vals []V
 	var errs []error

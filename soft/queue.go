@@ -21,6 +21,7 @@ type Queue[T any] struct {
 	mu         sync.Mutex // held while head and tail change; not over soft memory
 	head, tail uint64
 	lost       atomic.Uint64
+	cost       atomic.Uint32 // class of the last rebuilding
 }
 
 // NewQueue makes a queue for at most capacity values. T is a string, a byte
@@ -52,9 +53,11 @@ func (q *Queue[T]) Push(v T) (seq uint64, ok bool, err error) {
 	}
 	seq = q.tail
 	c := &q.ring.list[seq%uint64(len(q.ring.list))]
-	if _, _, err := storeCell(q.h, q.ring.id, seq&refMask, c, q.code.view(&v), false, 0); err != nil {
+	b := q.code.view(&v)
+	if _, _, err := storeCell(q.h, q.ring.id, seq&refMask, c, b, 0, false, 0); err != nil {
 		return 0, false, err
 	}
+	q.h.curve.inserted(q.ring.id, seq&refMask, len(b))
 	q.tail++
 	return seq, true, nil
 }
@@ -75,7 +78,10 @@ func (q *Queue[T]) Pop(ctx context.Context) (v T, ok bool, err error) {
 		}
 		start := time.Now()
 		v, err := q.rebuild(ctx, seq)
-		q.h.rebuilt(time.Since(start), 1)
+		took := time.Since(start)
+		q.h.rebuilt(took, 1)
+		q.cost.Store(uint32(costClass(took)))
+		q.h.rebuiltCell(q.ring.id, seq&refMask, q.code.size, uint8(q.cost.Load()))
 		if err != nil {
 			return v, false, fmt.Errorf("cannot rebuild value %d of a queue: %w", seq, err)
 		}
@@ -92,6 +98,9 @@ func (q *Queue[T]) take() (seq uint64, b []byte, some, there bool) {
 	seq = q.head
 	c := &q.ring.list[seq%uint64(len(q.ring.list))]
 	b, there = appendCell(q.h, c, nil)
+	if there { // what rebuilding would have taken is known from those that were rebuilt
+		q.h.rebuiltCell(q.ring.id, seq&refMask, len(b), uint8(q.cost.Load()))
+	}
 	dropCell(q.h, c)
 	q.head++
 	return seq, b, true, there

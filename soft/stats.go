@@ -202,7 +202,64 @@ func (c *sampler) record(x uint64, size uint32, cost uint8) {
 	defer c.mu.Unlock()
 	c.records++
 	c.s.Access(x, int64(size), costNanos(cost)/1e9)
-	c.threshold.Store(min(c.threshold.Load(), c.s.Threshold()))
+	c.lower()
+}
+
+// lower follows the sampler, which samples less when there are more keys.
+func (c *sampler) lower() { c.threshold.Store(min(c.threshold.Load(), c.s.Threshold())) }
+
+// accessCell is access for a value that a cell names; those are not counted
+// among the hits, which would cost more than reading them.
+//
+//polder:hot
+func (h *Heap) accessCell(owner uint16, ref uint64, w word) {
+	if t := h.curve.threshold.Load(); t != 0 {
+		if x := ghostHash(owner, ref); x < t {
+			h.recordCell(x, w)
+		}
+	}
+}
+
+//go:noinline
+func (h *Heap) recordCell(x uint64, w word) {
+	hd, ok := h.headerOf(w)
+	if !ok {
+		return
+	}
+	size := int(hd.size)
+	if v := h.larges.get(h.largeNamed(w, hd)); v != nil {
+		size = v.size
+	}
+	h.curve.recordAlone(x, size, hd.cost)
+}
+
+// rebuiltCell is accessCell for a value that has just been rebuilt.
+func (h *Heap) rebuiltCell(owner uint16, ref uint64, size int, cost uint8) {
+	if x := ghostHash(owner, ref); x < h.curve.threshold.Load() {
+		h.curve.recordAlone(x, size, cost)
+	}
+}
+
+func (c *sampler) recordAlone(x uint64, size int, cost uint8) {
+	if !c.mu.TryLock() {
+		return
+	}
+	defer c.mu.Unlock()
+	c.records++
+	c.s.AccessAlone(x, int64(size), costNanos(cost)/1e9)
+	c.lower()
+}
+
+// inserted records that something was stored that nobody has asked for.
+func (c *sampler) inserted(owner uint16, ref uint64, size int) {
+	x := ghostHash(owner, ref)
+	if x >= c.threshold.Load() || !c.mu.TryLock() {
+		return
+	}
+	defer c.mu.Unlock()
+	c.records++
+	c.s.Insert(x, int64(size))
+	c.lower()
 }
 
 // interval closes an interval in which there were accesses in all so far, and

@@ -86,7 +86,7 @@ func (t *table) get(hash uint64, key, dst []byte) (val []byte, hd header, expiry
 }
 
 // getPart is get for a part of the value: as far as there is one, n bytes from
-// from. Large values are always whole.
+// from. Of a large value it is all of it, or for n = 0 the identity.
 //
 //polder:hot
 func (t *table) getPart(hash uint64, key, dst []byte, from, n uint32) (val []byte, hd header, expiry int64, f found) {
@@ -140,15 +140,18 @@ again:
 					if expiry != 0 && expiry <= t.clock().UnixNano() {
 						return dst[:mark], hd, expiry, expired
 					}
-					h.curve.access(t.id, hash, hd.size, hd.cost)
+					if hd.flags&flagLarge == 0 {
+						h.curve.access(t.id, hash, hd.size, hd.cost)
+					}
 					if hd.flags&flagAbsent != 0 {
 						return dst[:mark], hd, expiry, absent
 					}
-					if hd.flags&flagLarge != 0 {
+					if hd.flags&flagLarge != 0 && n != 0 {
 						v, ok := h.larges.append(dst[:mark], idOf(dst[mark:]))
 						if !ok {
 							return dst[:mark], hd, expiry, missing
 						}
+						h.curve.access(t.id, hash, uint32(len(v)-mark), hd.cost)
 						return v, hd, expiry, present
 					}
 					return dst, hd, expiry, present
@@ -260,6 +263,7 @@ func (t *table) set(hash uint64, key []byte, e entry, cond condition) (bool, err
 		return false, ErrKeyTooLarge
 	}
 	hd := header{klen: uint16(len(key)), cost: e.cost, flags: e.flags, owner: t.id, ref: hash}
+	whole := uint32(len(key) + len(e.val)) // of which hd.size is only a part if it is large
 	var large largeID
 	var largeName [8]byte
 	if headerSize+8+len(key)+len(e.val) > maxInline {
@@ -281,11 +285,11 @@ func (t *table) set(hash uint64, key []byte, e entry, cond condition) (bool, err
 	hd.size = uint32(len(prefix) + len(key) + len(e.val))
 	w, err := h.place(hash, hd, prefix, key, e.val)
 	if err != nil {
-		h.curve.access(t.id, hash, hd.size, e.cost) // it was missed, and would have been kept
+		h.curve.access(t.id, hash, whole, e.cost) // it was missed, and would have been kept
 		h.larges.drop(large)
 		return false, err
 	}
-	if h.returned(t.id, hash, hd.size) {
+	if h.returned(t.id, hash, whole) {
 		h.setHot(w, 1)
 	}
 	w |= word(hashTag(hash))
@@ -309,7 +313,7 @@ func (t *table) set(hash uint64, key []byte, e entry, cond condition) (bool, err
 	}
 	sh.mu.Unlock()
 	if !ok { // a miss has been made good: only now are size and cost known
-		h.curve.access(t.id, hash, hd.size, e.cost)
+		h.curve.access(t.id, hash, whole, e.cost)
 	}
 	h.larges.adopt(large)
 	h.larges.drop(old)

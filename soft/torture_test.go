@@ -185,7 +185,7 @@ func TestNoWrongByteUnderRevocation(t *testing.T) {
 		}
 		for _, l := range h.larges.values {
 			for i := range l.pieces {
-				cellOf(&l.pieces[i])
+				cellOf(&l.pieces[i].word)
 			}
 		}
 		return n

@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -20,17 +21,30 @@ const (
 
 func newServe() *cobra.Command {
 	var c common
-	cfg := daemon.DefaultServe()
+	tier, cfg := tierFar, daemon.DefaultCache()
 	cfg.Listen, cfg.Admin = defaultRedis, defaultAdmin
 	cmd := &cobra.Command{
 		Use:   "serve",
-		Short: "Serve Redis clients from memory borrowed from nodes",
+		Short: "Serve Redis clients from memory borrowed from nodes, or from what is idle here",
 		Long: "Serves the Redis protocol. What is used often stays within the local budget; the\n" +
 			"rest lies in memory that the nodes lend. Memory of a node on this machine is best\n" +
 			"reached through its Unix socket; " + daemon.DefaultSocket + " is used by itself if it is\n" +
-			"there and --far is not given.",
+			"there and --far is not given.\n\n" +
+			"With --tier soft it is a cache in memory that is idle on this machine: what a\n" +
+			"coordinator takes back is a miss, and maxmemory is what it grants at the moment.\n" +
+			"It then serves memcached's clients, too, if --memcached is given.",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkTier(cmd.Flags(), tier, cfg); err != nil {
+				return err
+			}
+			if tier == tierSoft {
+				var err error
+				if cfg.Common, err = c.daemon(cmd, cfg.Common); err != nil {
+					return err
+				}
+				return daemon.RunCache(cmd.Context(), cfg)
+			}
 			if addr, ok := daemon.NodeHere(); ok && len(cfg.Far) == 0 {
 				cfg.Far = []string{addr}
 			}
@@ -42,15 +56,43 @@ func newServe() *cobra.Command {
 			if cfg.Common, err = c.daemon(cmd, cfg.Common); err != nil {
 				return err
 			}
-			return daemon.RunServe(cmd.Context(), cfg)
+			return daemon.RunServe(cmd.Context(), cfg.ServeConfig)
 		},
 	}
 	fs := cmd.Flags()
 	fs.Var(config.NewAddresses(&cfg.Far), "far", "nodes to borrow from, HOST:PORT or unix:PATH, with commas between")
-	serveFlags(fs, &cfg)
+	serveFlags(fs, &cfg.ServeConfig)
+	fs.Var(config.NewChoice(&tier, tierFar, tierSoft), "tier", "which memory to serve from: far or soft")
+	fs.Var(config.NewSize(&cfg.Budget, daemon.MinCacheBudget, 0), "budget", "with --tier soft, memory to use while no coordinator says otherwise")
+	fs.StringVar(&cfg.Coordinator, "coordinator", "", "with --tier soft, `path` of the coordinator's socket")
+	fs.Var(config.NewAddress(&cfg.Memcached, true), "memcached", "with --tier soft, where memcached's clients connect")
 	c.flags(fs)
 	adminFlag(fs, &cfg.Common)
 	return cmd
+}
+
+// The memory that serve can serve from.
+const (
+	tierFar  = "far"
+	tierSoft = "soft"
+)
+
+// checkTier refuses what makes no sense together. It does not look at flags
+// with which nothing is asked for, such as a budget: the environment may hold
+// them for other commands.
+func checkTier(fs *pflag.FlagSet, tier string, cfg daemon.CacheConfig) error {
+	only := map[string]string{"far": tierFar, "manager": tierFar, "coordinator": tierSoft, "memcached": tierSoft}
+	given := map[string]bool{
+		"far": len(cfg.Far) > 0, "manager": cfg.Manager != "",
+		"coordinator": cfg.Coordinator != "", "memcached": cfg.Memcached != "",
+	}
+	for _, name := range []string{"far", "manager", "coordinator", "memcached"} {
+		if given[name] && only[name] != tier {
+			return &usageError{&config.Error{Source: "--" + name, Value: fs.Lookup(name).Value.String(),
+				Err: fmt.Errorf("expected none without --tier %s", only[name])}}
+		}
+	}
+	return nil
 }
 
 // serveFlags are the flags of the heap and the Redis front end.

@@ -122,23 +122,53 @@ func (s *Sampler) Access(hash uint64, size int64, cost float64) {
 	}
 	s.estimated += 1 / s.rate()
 	s.cost += cost / s.rate()
-	if s.now == s.order.len() {
-		s.compact()
+	if !s.place(hash) {
+		return
 	}
 	if e, ok := s.keys[hash]; ok {
 		s.record(float64(s.order.total()-s.order.sum(e.at))/s.rate()+float64(size), cost)
 		s.order.add(e.at, -e.size)
-	} else {
-		if len(s.keys) >= s.capacity {
-			s.thin()
-			if hash > s.threshold {
-				return
-			}
-		}
-		if s.hopeful {
-			s.record(float64(s.order.total())/s.rate()+float64(size), cost)
-		}
+	} else if s.hopeful {
+		s.record(float64(s.order.total())/s.rate()+float64(size), cost)
 	}
+	s.enter(hash, size)
+}
+
+// AccessAlone is Access for callers that do not Count theirs: what the sample
+// says of how many there are is believed.
+func (s *Sampler) AccessAlone(hash uint64, size int64, cost float64) {
+	if hash <= s.threshold {
+		s.seen += 1 / s.rate()
+		s.Access(hash, size, cost)
+	}
+}
+
+// Insert records that a key's value was stored without having been asked for:
+// later accesses count from here.
+func (s *Sampler) Insert(hash uint64, size int64) {
+	if hash > s.threshold || !s.place(hash) {
+		return
+	}
+	if e, ok := s.keys[hash]; ok {
+		s.order.add(e.at, -e.size)
+	}
+	s.enter(hash, size)
+}
+
+// place makes room for a key, if it is not known. It reports whether the key is
+// still one of the sample.
+func (s *Sampler) place(hash uint64) bool {
+	if s.now == s.order.len() {
+		s.compact()
+	}
+	if _, ok := s.keys[hash]; !ok && len(s.keys) >= s.capacity {
+		s.thin()
+	}
+	return hash <= s.threshold
+}
+
+// enter makes a key the one that was used last.
+func (s *Sampler) enter(hash uint64, size int64) {
 	s.keys[hash] = entry{s.now, size}
 	s.order.add(s.now, size)
 	s.now++

@@ -2,6 +2,7 @@ package policy
 
 import (
 	"container/heap"
+	"slices"
 	"time"
 )
 
@@ -15,6 +16,9 @@ import (
 // them: the next bytes go to whoever gains most by them. On the hull, a step
 // of a curve (a working set that is worth nothing until all of it fits) is
 // taken as a whole, where climbing would stop in front of it.
+//
+// What an application says of its own utility is on no curve. As long as one
+// of them does, everybody is climbed for.
 type Curves struct {
 	// Objective is what is maximised. Default: Throughput if every application
 	// says how busy it is, else Saved.
@@ -26,6 +30,7 @@ type Curves struct {
 	// hull brings.
 	NoHull bool
 
+	climb  HillClimbing // where there are no curves
 	target map[uint64]int64
 	base   map[uint64]float64 // what a request takes in which nothing is rebuilt
 	saved  bool               // maximise Saved
@@ -49,7 +54,11 @@ const (
 func (*Curves) Name() string { return "curves" }
 
 // Divide implements Policy.
-func (c *Curves) Divide(_ time.Duration, total int64, apps []App) []int64 {
+func (c *Curves) Divide(now time.Duration, total int64, apps []App) []int64 {
+	if slices.ContainsFunc(apps, func(a App) bool { return a.HasUtility }) {
+		c.target = nil
+		return c.climb.Divide(now, total, apps)
+	}
 	c.saved = c.Objective == Saved
 	for i := range apps {
 		c.saved = c.saved || c.Objective == Auto && apps[i].Busy <= 0

@@ -185,6 +185,31 @@ func TestHillClimbingDoesNotGiveMoreToWhoDoesNotUseIt(t *testing.T) {
 	}
 }
 
+// TestCurvesFollowAUtilityThatIsOnNoCurve: the first application gains by every
+// byte, which only it knows.
+func TestCurvesFollowAUtilityThatIsOnNoCurve(t *testing.T) {
+	const total = 1 << 30
+	flat := curve(81, func(int64) float64 { return 0 })
+	apps := []App{
+		{ID: 1, Weight: 1, Max: total, Memory: total / 2, Curve: flat, HasUtility: true},
+		{ID: 2, Weight: 1, Max: total, Memory: total / 2, Curve: flat, HasUtility: true},
+	}
+	p := &Curves{}
+	for s := range 1200 {
+		for i := range apps {
+			apps[i].Used = apps[i].Memory
+		}
+		apps[0].Utility = float64(apps[0].Memory) / total
+		apps[1].Utility = 0.1 * float64(apps[1].Memory) / total
+		for i, m := range p.Divide(time.Duration(s)*time.Second, total, apps) {
+			apps[i].Memory = m
+		}
+	}
+	if apps[0].Memory < total*3/4 {
+		t.Errorf("it was given %d of %d MiB, want most", apps[0].Memory>>20, total>>20)
+	}
+}
+
 func TestNewRefusesUnknownNames(t *testing.T) {
 	for _, name := range Names {
 		if p, err := New(name); err != nil || p.Name() != name {

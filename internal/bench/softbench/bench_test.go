@@ -1,13 +1,10 @@
 package softbench
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"os"
 	"testing"
-
-	"polder/internal/benchout"
 )
 
 // TestMain lets the test program be its own worker.
@@ -22,19 +19,16 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func run(t *testing.T, f func(context.Context, Options) error) {
-	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
+func TestTheBestFixedPartitionIsOne(t *testing.T) {
+	sum := 0.0
+	for i := range wallApps {
+		share := wallBest()[uint64(i+1)]
+		if share <= 0 {
+			t.Errorf("%s has the share %v", wallApps[i].name, share)
+		}
+		sum += share
 	}
-	var b bytes.Buffer
-	err = f(t.Context(), Options{Printer: benchout.New(&b, false), Short: true, Polder: self})
-	t.Log("\n" + b.String())
-	if err != nil {
-		t.Fatal(err)
+	if sum < 0.999 || sum > 1.001 {
+		t.Errorf("the shares sum to %v", sum)
 	}
 }
-
-func TestPtrRuns(t *testing.T)     { run(t, RunPtr) }
-func TestReclaimRuns(t *testing.T) { run(t, RunReclaim) }

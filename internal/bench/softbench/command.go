@@ -21,11 +21,12 @@ func Command() *cobra.Command {
 	for _, b := range []struct {
 		name, short string
 		run         func(context.Context, Options) error
+		plots       bool // something happens over time
 	}{
-		{"ptr", "Compare a soft pointer with a plain one", RunPtr},
-		{"reclaim", "Measure how fast memory is taken back", RunReclaim},
-		{"pressure", "Run a service beside an antagonist under a hard limit", RunPressure},
-		{"coordinate", "Divide too little memory among four applications", RunCoordinate},
+		{"ptr", "Compare a soft pointer with a plain one", RunPtr, false},
+		{"reclaim", "Measure how fast memory is taken back", RunReclaim, false},
+		{"pressure", "Run a service beside an antagonist under a hard limit", RunPressure, true},
+		{"coordinate", "Divide too little memory among four applications", RunCoordinate, true},
 	} {
 		var asJSON, short bool
 		var plots string
@@ -50,7 +51,9 @@ func Command() *cobra.Command {
 		}
 		sub.Flags().BoolVar(&asJSON, "json", false, "print one JSON object a line instead of a table")
 		sub.Flags().BoolVar(&short, "short", false, "end within 45 seconds")
-		sub.Flags().StringVar(&plots, "plots", "", "write what is plotted over time to this file")
+		if b.plots {
+			sub.Flags().StringVar(&plots, "plots", "", "draw what happens over time into this SVG `file`")
+		}
 		cmd.AddCommand(sub)
 	}
 	cmd.AddCommand(&cobra.Command{

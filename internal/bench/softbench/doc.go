@@ -28,8 +28,7 @@ type Options struct {
 	Polder string
 	Args   []string
 
-	// Plots, if set, receives figures as text, one point a line: what is
-	// plotted, seconds, values.
+	// Plots, if set, receives what happened over time, as SVG.
 	Plots io.Writer
 
 	// Progress, if set, is told what is being done.

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"polder/internal/bench/plot"
 	"polder/internal/benchout"
 	"polder/soft/coordinator"
 	"polder/soft/policy"
@@ -191,11 +192,10 @@ func (p *pressure) run(ctx context.Context, o Options) (err error) {
 	if err != nil {
 		return err
 	}
-	p.plot(o)
-	return p.print(o, kills, c.Stats(), before, []phase{
+	return errors.Join(p.plot(o), p.print(o, kills, c.Stats(), before, []phase{
 		{"moderate antagonist", slowDuring}, {"after it", slowAfter},
 		{"antagonist at full speed", fastDuring}, {"after that", fastAfter},
-	})
+	}))
 }
 
 type phase struct {
@@ -253,17 +253,34 @@ func (p *pressure) recovered(from time.Duration, level float64) time.Duration {
 	return 0
 }
 
-// plot writes one point a line: name, seconds, operations a second, p99 in µs,
-// soft memory and free memory in MiB.
-func (p *pressure) plot(o Options) {
+// plot draws figures 8, 9 and 10: throughput, latency and memory over time.
+func (p *pressure) plot(o Options) error {
 	if o.Plots == nil {
-		return
+		return nil
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, x := range p.points {
-		fmt.Fprintf(o.Plots, "pressure\t%.2f\t%.0f\t%.0f\t%.1f\t%.1f\n", x.at.Seconds(), x.ops, x.p99, float64(x.soft)/mib, float64(x.free)/mib)
+	line := func(name string, of func(point) float64) plot.Line {
+		l := plot.Line{Name: name}
+		for _, x := range p.points {
+			l.Points = append(l.Points, plot.Point{X: x.at.Seconds(), Y: of(x)})
+		}
+		return l
 	}
+	c := plot.Chart{
+		Title: "a service with a soft cache beside a moderate and a full-speed antagonist",
+		X:     "seconds",
+		Panels: []plot.Panel{
+			{Y: "op/s", Lines: []plot.Line{line("throughput", func(x point) float64 { return x.ops })}},
+			{Y: "µs", Log: true, Lines: []plot.Line{line("p99", func(x point) float64 { return x.p99 })}},
+			{Y: "MiB", Lines: []plot.Line{
+				line("soft memory", func(x point) float64 { return float64(x.soft) / mib }),
+				line("free memory", func(x point) float64 { return float64(x.free) / mib }),
+				line("the reserve", func(point) float64 { return float64(p.reserve) / mib }),
+			}},
+		},
+	}
+	return c.WriteSVG(o.Plots)
 }
 
 func (p *pressure) print(o Options, kills int, st coordinator.Stats, before summary, phases []phase) error {

@@ -125,7 +125,7 @@ func measurePtr[T object](ctx context.Context, o Options, size, where string, by
 		}},
 		{"write", func(i int) {
 			for j := range per {
-				if ptrs[(i+j)%n].Store(*v) != nil {
+				if ptrs[(i+j)%n].StoreFrom(v) != nil {
 					lost++
 				}
 			}

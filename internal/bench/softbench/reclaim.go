@@ -56,10 +56,13 @@ func RunReclaim(ctx context.Context, o Options) error {
 // cooperative fills a heap with 64 B objects of which so many per cent are
 // hot, and lets it give back what the cold ones take. What is hot is saved.
 func cooperative(ctx context.Context, o Options, live int) error {
-	budget := int64(128 * mib)
+	budget := int64(512 * mib)
 	if o.Short {
 		budget /= 2
 	}
+	// What a heap keeps free while it is full, and what it needs for what it
+	// writes and saves.
+	const slack, open = 16 * mib, 24 * mib
 	const object = 64 + 32 // payload, header and alignment
 	var rates, kept []float64
 	for range 3 {
@@ -70,7 +73,7 @@ func cooperative(ctx context.Context, o Options, live int) error {
 		if err != nil {
 			return err
 		}
-		n := int(budget*9/10) / object
+		n := int(budget-slack) / object
 		a, err := soft.NewArray[[64]byte](h, n, nil)
 		if err != nil {
 			return errors.Join(err, h.Close())
@@ -93,8 +96,8 @@ func cooperative(ctx context.Context, o Options, live int) error {
 			}
 		}
 		before := h.Budget()
-		after := max(int64(n)*object*int64(live)/100+budget/10+8*mib, 2*soft.MinBudget) // open and free segments
-		after = min(after, before*19/20)
+		free := h.Stats().Free // costs nothing, and does not count
+		after := min(int64(n)*object*int64(live)/100+open, before-free-8*mib)
 		began := time.Now()
 		if err := h.SetBudget(after); err != nil {
 			return errors.Join(err, h.Close())
@@ -106,7 +109,7 @@ func cooperative(ctx context.Context, o Options, live int) error {
 				got++
 			}
 		}
-		rates = append(rates, float64(before-h.Budget())/mib/took.Seconds())
+		rates = append(rates, float64(before-free-h.Budget())/mib/took.Seconds())
 		kept = append(kept, 100*float64(got)/float64(want))
 		if err := h.Close(); err != nil {
 			return err

@@ -1,5 +1,6 @@
 // Package daemon assembles the floors into the long-running subcommands: a
-// memory node, a Redis front end over borrowed memory, or both.
+// memory node, a Redis front end over borrowed memory, both, or one over soft
+// memory.
 //
 // Each Run function starts everything, says where it listens, waits until its
 // context is done or a part fails, and ends everything in reverse order. No
@@ -39,10 +40,11 @@ type Common struct {
 
 // Names of services, as keys of addresses.
 const (
-	ServiceRedis  = "redis"
-	ServiceVerbs  = "verbs"  // where a node's clients connect: the first address
-	ServiceSocket = "socket" // where those on this machine do, if there are others, too
-	ServiceAdmin  = "admin"
+	ServiceRedis     = "redis"
+	ServiceMemcached = "memcached"
+	ServiceVerbs     = "verbs"  // where a node's clients connect: the first address
+	ServiceSocket    = "socket" // where those on this machine do, if there are others, too
+	ServiceAdmin     = "admin"
 )
 
 // process is what is common to running daemons.
@@ -146,9 +148,9 @@ func (p *process) ready(title string, try ...string) error {
 	fmt.Fprintf(&b, "%s\n\n", title)
 	for _, service := range slices.Sorted(maps.Keys(p.addrs)) {
 		if addr := p.addrs[service]; service == ServiceAdmin {
-			fmt.Fprintf(&b, "  %-6s %s/  (metrics, status, healthz, debug/pprof)\n", service, p.adminURL(addr))
+			fmt.Fprintf(&b, "  %-9s %s/  (metrics, status, healthz, debug/pprof)\n", service, p.adminURL(addr))
 		} else {
-			fmt.Fprintf(&b, "  %-6s %s\n", service, addr)
+			fmt.Fprintf(&b, "  %-9s %s\n", service, addr)
 		}
 	}
 	if len(try) > 0 {

@@ -46,6 +46,11 @@ func (s *Status) Print(w io.Writer, now time.Time) error {
 		row("moved", "%s out, %s in", bytes(int64(h.BytesOut)), bytes(int64(h.BytesIn)))
 		row("lost", "%d entries, %d corrupt reads", h.Lost, h.Corrupt)
 	}
+	if h := s.Soft; h != nil {
+		row("soft", "%s, %s of it free: %d objects in %s", bytes(h.Budget), bytes(h.Free), h.Objects, bytes(h.Live))
+		row("reads", "%d hits, %d misses", h.Hits, h.Misses)
+		row("evicted", "%d objects by itself, %d with memory that was taken", h.EvictedObjects, h.LostObjects)
+	}
 	if p := s.Pool; p != nil {
 		for _, n := range p.Nodes {
 			row("node", "%s: %s, %d chunks borrowed, %d more to be had", n.Name, n.State, n.Chunks, n.Space)

@@ -212,6 +212,19 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, poolCfg pool.Co
 	if err != nil {
 		return err
 	}
+	p.serveRedis(server)
+
+	p.collectors = append(p.collectors, pool.NewCollector(lent), far.NewCollector(heap), server.Collector())
+	p.reports = append(p.reports, func(s *Status) {
+		heapStats, poolStats, serverStats := heap.Stats(), lent.Stats(), server.Stats()
+		s.Heap, s.Pool, s.Redis = &heapStats, &poolStats, &serverStats
+	})
+	p.health = func() error { return anyNodeUp(lent.Stats()) }
+	return p.serveAdmin()
+}
+
+// serveRedis serves Redis clients from now on.
+func (p *process) serveRedis(server *resp.Server) {
 	p.onClose(func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 		defer cancel()
@@ -226,14 +239,6 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, poolCfg pool.Co
 		}
 		return nil
 	})
-
-	p.collectors = append(p.collectors, pool.NewCollector(lent), far.NewCollector(heap), server.Collector())
-	p.reports = append(p.reports, func(s *Status) {
-		heapStats, poolStats, serverStats := heap.Stats(), lent.Stats(), server.Stats()
-		s.Heap, s.Pool, s.Redis = &heapStats, &poolStats, &serverStats
-	})
-	p.health = func() error { return anyNodeUp(lent.Stats()) }
-	return p.serveAdmin()
 }
 
 // awaitNodes opens a pool. If no node answers it tries again, for as long as wait

@@ -13,6 +13,7 @@ import (
 	"polder/memnode"
 	"polder/pool"
 	"polder/resp"
+	"polder/soft"
 )
 
 // Status is what a daemon says of itself at /status.
@@ -28,6 +29,7 @@ type Status struct {
 	Clients []memnode.ClientInfo `json:",omitempty"`
 	Heap    *far.Stats           `json:",omitempty"` // serve, up
 	Pool    *pool.Stats          `json:",omitempty"`
+	Soft    *soft.Stats          `json:",omitempty"` // serve --tier soft
 	Redis   *resp.Stats          `json:",omitempty"`
 }
 

@@ -1,0 +1,134 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strconv"
+
+	"polder/internal/config"
+	"polder/memcached"
+	"polder/resp"
+	"polder/soft"
+)
+
+// CacheConfig configures a Redis front end over soft memory. Of ServeConfig it
+// has what concerns clients; Far, Manager, Local and OpTimeout do not count.
+type CacheConfig struct {
+	ServeConfig
+	Budget      int64  // bytes while no coordinator says otherwise; it bounds the default of MaxValue too
+	Coordinator string // path of the coordinator's socket; "" for none
+	Memcached   string // where memcached clients connect; "" for nowhere
+}
+
+// MinCacheBudget is the smallest budget of a cache.
+const MinCacheBudget = soft.MinBudget
+
+// DefaultCache returns the defaults, without addresses.
+func DefaultCache() CacheConfig { return CacheConfig{ServeConfig: DefaultServe(), Budget: 64 << 20} }
+
+// RunCache serves Redis clients, and memcached's, from soft memory until ctx is
+// done. The two see different keys, and share the memory.
+func RunCache(ctx context.Context, cfg CacheConfig) (err error) {
+	p := newProcess("serve", cfg.Common)
+	defer p.close(&err)
+	if err := p.listen(cfg.ServeConfig); err != nil {
+		return err
+	}
+	var mc net.Listener
+	if cfg.Memcached != "" {
+		if mc, err = cfg.Security.Listen(ServiceMemcached, cfg.Memcached); err != nil {
+			return err
+		}
+		p.onClose(func() error { _ = mc.Close(); return nil }) // the server closes it, if it comes to that
+		p.addrs[ServiceMemcached] = mc.Addr().String()
+	}
+	if err := p.openCache(cfg, mc); err != nil {
+		return err
+	}
+	title := fmt.Sprintf("polder serves a cache of %s", config.FormatSize(cfg.Budget))
+	if cfg.Coordinator != "" {
+		title += ", or what the coordinator at " + cfg.Coordinator + " grants"
+	}
+	cli := p.redisCLI(p.addrs[ServiceRedis])
+	if err := p.ready(title, cli+" set greeting hello", cli+" get greeting", cli+" config get maxmemory"); err != nil {
+		return err
+	}
+	return p.wait(ctx)
+}
+
+// openCache starts the heap and the front ends over it; that for memcached's
+// clients if mc is not nil.
+func (p *process) openCache(cfg CacheConfig, mc net.Listener) error {
+	stopLimit := limitGoMemory()
+	p.onClose(func() error { stopLimit(); return nil })
+
+	heap, err := soft.Open(soft.Config{
+		Budget:      cfg.Budget,
+		Max:         cacheMax(cfg),
+		Coordinator: cfg.Coordinator,
+		Name:        "polder serve " + p.addrs[ServiceRedis],
+		Logger:      p.Logger,
+	})
+	if err != nil {
+		return err
+	}
+	p.onClose(heap.Close)
+
+	largest := cfg.MaxValue
+	if largest == 0 {
+		largest = min(cfg.Budget/4, maxValue)
+	}
+	server, err := resp.NewCache(heap, resp.Config{
+		Password:    cfg.Password,
+		MaxBulk:     int(largest),
+		MaxClients:  cfg.MaxClients,
+		OutputLimit: int(cfg.OutputLimit),
+		IdleTimeout: cfg.IdleTimeout,
+		Logger:      p.Logger,
+		ExtraStats:  func() []resp.Stat { return cacheStats(heap.Stats()) },
+	})
+	if err != nil {
+		return err
+	}
+	p.serveRedis(server)
+	if mc != nil {
+		m, err := memcached.New(memcached.Config{Heap: heap, MaxConns: cfg.MaxClients, Logger: p.Logger})
+		if err != nil {
+			return err
+		}
+		p.onClose(m.Close)
+		p.spawn("the memcached front end stopped serving", func() error { return m.Serve(mc) })
+	}
+	p.collectors = append(p.collectors, soft.NewCollector(heap), server.Collector())
+	p.reports = append(p.reports, func(s *Status) {
+		heapStats, serverStats := heap.Stats(), server.Stats()
+		s.Soft, s.Redis = &heapStats, &serverStats
+	})
+	return p.serveAdmin()
+}
+
+// cacheMax is how far the budget can be raised: by a coordinator as it likes,
+// by CONFIG SET to 16 times what it was.
+func cacheMax(cfg CacheConfig) int64 {
+	if cfg.Coordinator != "" {
+		return 0
+	}
+	return 16 * cfg.Budget
+}
+
+// cacheStats are the lines of POLDER STATS about a soft heap.
+func cacheStats(h soft.Stats) []resp.Stat {
+	var list []resp.Stat
+	add := func(name string, n int64) {
+		list = append(list, resp.Stat{Name: name, Value: strconv.FormatInt(n, 10)})
+	}
+	add("soft_budget_bytes", h.Budget)
+	add("soft_live_bytes", h.Live)
+	add("soft_hits", int64(h.Hits))
+	add("soft_misses", int64(h.Misses))
+	add("soft_evicted_entries", int64(h.EvictedObjects))
+	add("soft_revoked_segments", int64(h.RevokedSegments))
+	add("soft_revoked_entries", int64(h.LostObjects))
+	return list
+}

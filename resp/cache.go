@@ -1,0 +1,149 @@
+package resp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"polder/far"
+	"polder/resp/proto"
+	"polder/soft"
+)
+
+// cache is a store in soft memory. Entries may vanish between any two
+// commands, and are then not there; nothing is ever waited for.
+type cache struct {
+	heap *soft.Heap
+	m    *soft.ByteMap
+}
+
+// NewCache makes a server that is a cache: it keeps its data in a map of its
+// own on heap, and what memory is taken from the heap takes keys with it. The
+// caller closes the heap, after the server. It fails as NewServer does.
+func NewCache(heap *soft.Heap, cfg Config) (*Server, error) {
+	m, err := soft.NewByteMap(heap, 0)
+	if err != nil {
+		return nil, fmt.Errorf("cannot make a server: %w", err)
+	}
+	c := &cache{heap, m}
+	srv, err := newServer(c, nil, cfg)
+	if err != nil {
+		m.Close()
+		return nil, err
+	}
+	srv.cache = c
+	return srv, nil
+}
+
+// lastExpiry is the latest time of expiry that a cache can tell from never.
+var lastExpiry = time.Unix(1<<33, 0)
+
+func entryOf(i soft.Item) far.Entry {
+	return far.Entry{Value: i.Value, Expire: i.Expire, Tag: i.Tag}
+}
+
+func (c *cache) Get(_ context.Context, key, dst []byte) (far.Entry, error) {
+	i, ok := c.m.Get(key, dst)
+	if !ok {
+		return far.Entry{}, far.ErrNotFound
+	}
+	return entryOf(i), nil
+}
+
+func (c *cache) Stat(_ context.Context, key []byte) (far.Entry, int, error) {
+	i, size, ok := c.m.Stat(key)
+	if !ok {
+		return far.Entry{}, 0, far.ErrNotFound
+	}
+	return entryOf(i), size, nil
+}
+
+// Set keeps a value or, if there is no memory for it, drops it at once with
+// what it replaces: which a cache may do with any value at any time.
+func (c *cache) Set(_ context.Context, key []byte, e far.Entry) error {
+	if e.Expire.After(lastExpiry) {
+		e.Expire = lastExpiry
+	}
+	err := c.m.Set(key, soft.Item{Value: e.Value, Expire: e.Expire, Tag: e.Tag})
+	switch {
+	case errors.Is(err, soft.ErrNoMemory):
+		c.m.Delete(key)
+		return nil
+	case errors.Is(err, soft.ErrClosed):
+		return far.ErrClosed
+	case errors.Is(err, soft.ErrTooLarge):
+		return far.ErrTooLarge
+	}
+	return err
+}
+
+func (c *cache) Delete(_ context.Context, key []byte) (bool, error) { return c.m.Delete(key), nil }
+
+func (c *cache) Scan(_ context.Context, cursor uint64, yield func(key []byte, e far.Entry)) (uint64, error) {
+	return c.m.Scan(cursor, func(key []byte, i soft.Item) { yield(key, entryOf(i)) }), nil
+}
+
+func (c *cache) Random(_ context.Context, dst []byte) ([]byte, error) {
+	key, ok := c.m.Random(dst)
+	if !ok {
+		return dst, far.ErrNotFound
+	}
+	return key, nil
+}
+
+func (c *cache) Fetch(context.Context, [][]byte) error      { return nil }
+func (c *cache) FetchHeads(context.Context, [][]byte) error { return nil }
+func (c *cache) Len() int                                   { return c.m.Len() }
+func (c *cache) Clear()                                     { c.m.Clear() }
+
+// memory reports what the heap may use now as the limit. The heap is a clock,
+// which is what comes nearest to one of Redis's policies by its name.
+func (c *cache) memory() memory {
+	s := c.heap.Stats()
+	return memory{
+		used: s.Budget - s.Free, max: s.Budget, policy: "allkeys-lru",
+		hits: s.Hits, misses: s.Misses, removals: s.EvictedObjects + s.LostObjects,
+	}
+}
+
+// setMaxMemory is CONFIG SET maxmemory: the budget of a cache that has no
+// coordinator.
+func (s *session) setMaxMemory(value []byte) error {
+	failed := func(why string) error {
+		return replyError("ERR CONFIG SET failed (possibly related to argument 'maxmemory') - " + why)
+	}
+	n, ok := parseMemory(value)
+	if !ok {
+		return failed("argument must be a memory value")
+	}
+	if s.onWait != nil {
+		s.onWait() // eviction takes a while
+	}
+	if err := s.srv.cache.heap.SetBudget(n); err != nil {
+		return failed(err.Error())
+	}
+	s.ok()
+	return nil
+}
+
+// parseMemory reads a size as Redis does: 100, 100k (thousands), 100kb (1024).
+func parseMemory(b []byte) (int64, bool) {
+	digits := 0
+	for digits < len(b) && b[digits]-'0' < 10 {
+		digits++
+	}
+	n, ok := proto.ParseInt(b[:digits])
+	if !ok {
+		return 0, false
+	}
+	for _, u := range []struct {
+		name  string
+		bytes int64
+	}{{"", 1}, {"b", 1}, {"k", 1e3}, {"kb", 1 << 10}, {"m", 1e6}, {"mb", 1 << 20}, {"g", 1e9}, {"gb", 1 << 30}} {
+		if is(b[digits:], u.name) {
+			return n * u.bytes, n <= (1<<62)/u.bytes
+		}
+	}
+	return 0, false
+}

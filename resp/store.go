@@ -1,0 +1,39 @@
+package resp
+
+import (
+	"context"
+	"runtime"
+
+	"polder/far"
+)
+
+// store is where a server keeps entries under their keys: a map in far memory,
+// or a cache. Its methods are those of far.Map, whose page says what they do.
+type store interface {
+	Get(ctx context.Context, key, dst []byte) (far.Entry, error)
+	Stat(ctx context.Context, key []byte) (e far.Entry, size int, err error)
+	Set(ctx context.Context, key []byte, e far.Entry) error
+	Delete(ctx context.Context, key []byte) (bool, error)
+	Scan(ctx context.Context, cursor uint64, yield func(key []byte, e far.Entry)) (uint64, error)
+	Random(ctx context.Context, dst []byte) ([]byte, error)
+	Fetch(ctx context.Context, keys [][]byte) error
+	FetchHeads(ctx context.Context, keys [][]byte) error
+	Len() int
+	Clear()
+}
+
+// memory is what INFO and CONFIG GET say of a server's memory.
+type memory struct {
+	used, max              int64 // bytes; a max of 0 is none
+	policy                 string
+	hits, misses, removals uint64 // of keys looked up, and of keys evicted
+}
+
+func (srv *Server) memory() memory {
+	if srv.cache != nil {
+		return srv.cache.memory()
+	}
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return memory{used: int64(m.HeapInuse), policy: "noeviction"}
+}

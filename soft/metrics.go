@@ -1,0 +1,55 @@
+package soft
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// metric is one Prometheus series of a heap, read from its Stats.
+type metric struct {
+	desc *prometheus.Desc
+	kind prometheus.ValueType
+	of   func(*Stats) float64
+}
+
+func describe(name, help string) *prometheus.Desc {
+	return prometheus.NewDesc("polder_soft_"+name, help, nil, nil)
+}
+
+const (
+	isCounter = prometheus.CounterValue
+	isGauge   = prometheus.GaugeValue
+)
+
+var metrics = []metric{
+	{describe("budget_bytes", "Soft memory that the heap may use now."), isGauge, func(s *Stats) float64 { return float64(s.Budget) }},
+	{describe("free_bytes", "Of it, in segments that hold nothing."), isGauge, func(s *Stats) float64 { return float64(s.Free) }},
+	{describe("live_bytes", "Bytes of objects."), isGauge, func(s *Stats) float64 { return float64(s.Live) }},
+	{describe("objects", "Objects."), isGauge, func(s *Stats) float64 { return float64(s.Objects) }},
+	{describe("hits_total", "Lookups that found something."), isCounter, func(s *Stats) float64 { return float64(s.Hits) }},
+	{describe("misses_total", "Lookups that did not."), isCounter, func(s *Stats) float64 { return float64(s.Misses) }},
+	{describe("rebuilds_total", "Values rebuilt."), isCounter, func(s *Stats) float64 { return float64(s.Rebuilds) }},
+	{describe("rebuild_seconds_total", "Time spent rebuilding."), isCounter, func(s *Stats) float64 { return s.RebuildTime.Seconds() }},
+	{describe("evicted_objects_total", "Objects evicted by the heap itself."), isCounter, func(s *Stats) float64 { return float64(s.EvictedObjects) }},
+	{describe("saved_bytes_total", "Bytes copied by the evacuator because they were hot."), isCounter, func(s *Stats) float64 { return float64(s.SavedBytes) }},
+	{describe("revoked_segments_total", "Segments in use taken by the coordinator."), isCounter, func(s *Stats) float64 { return float64(s.RevokedSegments) }},
+	{describe("revoked_objects_total", "Objects that were in them."), isCounter, func(s *Stats) float64 { return float64(s.LostObjects) }},
+}
+
+// NewCollector returns a Prometheus collector of a heap's statistics, with
+// names that start with polder_soft_.
+func NewCollector(h *Heap) prometheus.Collector { return collector{h} }
+
+type collector struct{ h *Heap }
+
+// Describe implements prometheus.Collector.
+func (c collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, m := range metrics {
+		ch <- m.desc
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c collector) Collect(ch chan<- prometheus.Metric) {
+	s := c.h.Stats()
+	for _, m := range metrics {
+		ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.of(&s))
+	}
+}
