@@ -41,8 +41,10 @@ type Config struct {
 	Wire *os.File
 	// MAC is the last byte of eth0's address.
 	MAC byte
-	// Timeout is when the guest counts as hanging and is killed; 0: 5
-	// minutes.
+	// BootTimeout is when a guest that has not come up counts as hanging and
+	// is killed; 0: one minute.
+	BootTimeout time.Duration
+	// Timeout is the same for its plan, once it is up; 0: 5 minutes.
 	Timeout time.Duration
 	// Console is called with every line on the guest's console; nil: none.
 	Console func(line string)
@@ -59,13 +61,12 @@ const tailLines = 25
 type Guest struct {
 	cfg    Config
 	cmd    *exec.Cmd
-	dir    string // holds the initial file system
-	cancel context.CancelFunc
+	dir    string                  // holds the initial file system
+	cancel context.CancelCauseFunc // kills QEMU
 	began  time.Time
+	limit  *time.Timer    // cancels
 	output sync.WaitGroup // the goroutines that read what the guest says
 
-	killed chan struct{} // closed by Kill
-	kill   sync.Once
 	done   chan struct{} // closed when result is valid
 	result Result
 
@@ -115,6 +116,9 @@ func Start(ctx context.Context, cfg Config) (g *Guest, err error) {
 	if cfg.CPUs == 0 {
 		cfg.CPUs = 2
 	}
+	if cfg.BootTimeout == 0 {
+		cfg.BootTimeout = time.Minute
+	}
 	if cfg.Timeout == 0 {
 		cfg.Timeout = 5 * time.Minute
 	}
@@ -143,8 +147,8 @@ func Start(ctx context.Context, cfg Config) (g *Guest, err error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
-	g = &Guest{cfg: cfg, dir: dir, cancel: cancel, killed: make(chan struct{}), done: make(chan struct{})}
+	ctx, cancel := context.WithCancelCause(ctx)
+	g = &Guest{cfg: cfg, dir: dir, cancel: cancel, done: make(chan struct{})}
 	for _, s := range cfg.Plan.Steps {
 		g.steps = append(g.steps, Report{Step: s.Name})
 	}
@@ -155,11 +159,13 @@ func Start(ctx context.Context, cfg Config) (g *Guest, err error) {
 		g.cmd.ExtraFiles = append(g.cmd.ExtraFiles, cfg.Wire) // 4
 	}
 	g.began = time.Now()
+	g.limit = time.AfterFunc(cfg.BootTimeout, func() { cancel(ErrHung) })
 	err = g.cmd.Start()
 	eventWrite.Close()
 	consoleWrite.Close()
 	if err != nil {
-		cancel()
+		g.limit.Stop()
+		cancel(nil)
 		eventRead.Close()
 		consoleRead.Close()
 		return nil, err
@@ -231,10 +237,7 @@ func writeInitrd(name string, cfg *Config) error {
 
 // Kill kills the virtual machine at once, as a power failure would.
 func (g *Guest) Kill() {
-	g.kill.Do(func() {
-		close(g.killed)
-		g.cancel()
-	})
+	g.cancel(ErrKilled)
 }
 
 // Wait waits until the guest has ended and returns how.
@@ -251,17 +254,18 @@ func (g *Guest) wait(ctx context.Context) {
 	err := g.cmd.Wait()
 	took := time.Since(g.began)
 	r := Result{Name: g.cfg.Name, Steps: g.steps, Tail: g.tail, Took: took}
-	switch {
-	case isClosed(g.killed):
+	g.limit.Stop()
+	switch cause := context.Cause(ctx); {
+	case errors.Is(cause, ErrHung):
+		r.Err = fmt.Errorf("%w after %.1fs", ErrHung, took.Seconds())
+	case errors.Is(cause, ErrKilled):
 		r.Err = ErrKilled
-	case errors.Is(ctx.Err(), context.DeadlineExceeded):
-		r.Err = fmt.Errorf("%w after %v", ErrHung, g.cfg.Timeout)
-	case ctx.Err() != nil:
-		r.Err = fmt.Errorf("%w: %w", ErrKilled, ctx.Err())
+	case cause != nil:
+		r.Err = fmt.Errorf("%w: %w", ErrKilled, cause)
 	default:
 		r.Err = verdict(g.cmd.ProcessState.ExitCode(), err, g.steps)
 	}
-	g.cancel()
+	g.cancel(nil)
 	os.RemoveAll(g.dir)
 	g.result = r
 	close(g.done)
@@ -292,15 +296,6 @@ func verdict(status int, err error, steps []Report) error {
 	return nil
 }
 
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
-}
-
 func (g *Guest) readConsole(r io.ReadCloser) {
 	defer g.output.Done()
 	defer r.Close()
@@ -324,7 +319,10 @@ func (g *Guest) readEvents(r io.ReadCloser) {
 		if err := json.Unmarshal(line, &e); err != nil {
 			return // noise on the port; a step that is not reported does not pass
 		}
-		if e.Kind == plan.Ended {
+		switch e.Kind {
+		case plan.Booted:
+			g.limit.Reset(g.cfg.Timeout)
+		case plan.Ended:
 			for i := range g.steps {
 				if g.steps[i].Step == e.Step {
 					g.steps[i] = Report{e.Step, e.Outcome, e.Why, e.Took, e.Tests}

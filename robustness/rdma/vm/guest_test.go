@@ -47,7 +47,7 @@ func (r rig) config(t *testing.T, how string) Config {
 		Name: "guest", Kernel: r.kernel, Init: r.init, MemoryMiB: 256,
 		Files:   map[string]string{"/bin/misbehave": r.misbehave},
 		Plan:    plan.Plan{Device: "rxe0"},
-		Timeout: 2 * time.Minute,
+		Timeout: time.Minute,
 		Console: func(line string) { t.Log(line) },
 	}
 	c.Plan.Steps = []plan.Step{{Name: how, Args: []string{"/bin/misbehave", how}, GoTest: true, Timeout: time.Minute}}
@@ -119,7 +119,7 @@ func TestAGuestFails(t *testing.T) {
 func TestAHungGuestLeavesItsLastLines(t *testing.T) {
 	t.Parallel()
 	c := newRig(t).config(t, "deaf")
-	c.Timeout = 10 * time.Second
+	c.Timeout = 5 * time.Second
 	res := run(t, c)
 	if !errors.Is(res.Err, ErrHung) {
 		t.Errorf("got error %v, want %v", res.Err, ErrHung)
