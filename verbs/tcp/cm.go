@@ -162,7 +162,7 @@ func (c *conn) handleControl(t frameType, body []byte) error {
 func (c *conn) handleConnect(id, qpn uint32, private []byte) error {
 	refusal := errNoListener
 	if c.listener != nil {
-		refusal = c.listener.offer(&connRequest{conn: c, id: id, qpn: qpn, private: append([]byte(nil), private...)})
+		refusal = c.listener.Offer(&connRequest{conn: c, id: id, qpn: qpn, private: append([]byte(nil), private...)})
 	}
 	if refusal != nil {
 		return c.out.add(frameReject, appendCM(nil, id, 0, []byte(refusal.Error())))
@@ -195,6 +195,16 @@ type connRequest struct {
 }
 
 func (r *connRequest) Conn() verbs.Conn { return r.conn }
+
+// Void implements endpoint.Request.
+func (r *connRequest) Void() bool {
+	select {
+	case <-r.conn.down:
+		return true
+	default:
+		return false
+	}
+}
 
 func (r *connRequest) Private() []byte { return r.private }
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"polder/verbs"
+	"polder/verbs/internal/endpoint"
 	"polder/verbs/softnic"
 )
 
@@ -23,10 +24,8 @@ const (
 	batchSize = 256
 	// linger is how long a closed connection waits for what it sent last to
 	// be taken.
-	linger = time.Second
-	// silentIntervals is how many keepalive intervals of silence end a
-	// connection.
-	silentIntervals = 3
+	linger          = time.Second
+	silentIntervals = endpoint.SilentIntervals
 )
 
 var (

@@ -2,15 +2,14 @@ package tcp
 
 import (
 	"context"
-	"crypto/tls"
 	"fmt"
 	"io"
 	"net"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"polder/verbs"
+	"polder/verbs/internal/endpoint"
 	"polder/verbs/internal/softdev"
 	"polder/verbs/softnic"
 )
@@ -96,20 +95,16 @@ func dial(ctx context.Context, dev verbs.Device, addr string, cfg Config) (*conn
 	if err != nil {
 		return nil, err
 	}
-	if cfg, err = cfg.normalized(); err != nil {
+	if cfg, err = cfg.Normalized(); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, cfg.HandshakeTimeout)
 	defer cancel()
-	dialer := net.Dialer{Control: cfg.checkDial, KeepAliveConfig: cfg.keepAlive()}
-	nc, err := dialer.DialContext(ctx, "tcp", addr)
+	nc, err := cfg.Dial(ctx, addr)
 	if err != nil {
 		return nil, err
 	}
-	if cfg.TLS != nil {
-		nc = tls.Client(nc, cfg.tlsClient(addr))
-	}
-	c, err := establish(ctx, d, nc, cfg, nil)
+	c, err := establish(ctx, d, nc, cfg, nil, func() {})
 	if err != nil {
 		nc.Close()
 		return nil, err
@@ -117,10 +112,10 @@ func dial(ctx context.Context, dev verbs.Device, addr string, cfg Config) (*conn
 	return c, nil
 }
 
-// establish does the handshake on nc and starts a connection. The caller
-// closes nc if it fails.
-func establish(ctx context.Context, d *device, nc net.Conn, cfg Config, l *listener) (*conn, error) {
-	if err := handshake(ctx, nc); err != nil {
+// establish does the handshake on nc and starts a connection, which calls leave
+// when it ends. The caller closes nc if it fails.
+func establish(ctx context.Context, d *device, nc net.Conn, cfg Config, l *listener, leave func()) (*conn, error) {
+	if err := endpoint.Shake(ctx, nc, func() error { _, err := exchangeHello(nc, ourHello); return err }); err != nil {
 		return nil, err
 	}
 	c, err := newConn(d, nc, cfg, l)
@@ -133,34 +128,10 @@ func establish(ctx context.Context, d *device, nc net.Conn, cfg Config, l *liste
 		return nil, err
 	}
 	c.start(func() {
-		if l != nil {
-			<-l.places
-		}
+		leave()
 		remove()
 	})
 	return c, nil
-}
-
-// handshake does what comes before frames, for as long as ctx allows.
-func handshake(ctx context.Context, nc net.Conn) (err error) {
-	stop := context.AfterFunc(ctx, func() { nc.SetDeadline(time.Unix(1, 0)) })
-	defer func() {
-		if !stop() && ctx.Err() != nil {
-			err = fmt.Errorf("handshake given up: %w (%v)", ctx.Err(), err)
-		}
-	}()
-	if t, ok := nc.(*tls.Conn); ok {
-		if err := t.HandshakeContext(ctx); err != nil {
-			return fmt.Errorf("TLS handshake: %w", err)
-		}
-	}
-	_, err = exchangeHello(nc, ourHello)
-	return err
-}
-
-// keepAlive is TCP's own keepalive, for peers whose host is gone.
-func (c *Config) keepAlive() net.KeepAliveConfig {
-	return net.KeepAliveConfig{Enable: true, Idle: c.KeepAlive, Interval: c.KeepAlive, Count: silentIntervals}
 }
 
 // onlyOnce lets one caller through.

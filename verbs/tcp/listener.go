@@ -2,36 +2,17 @@ package tcp
 
 import (
 	"context"
-	"crypto/tls"
-	"errors"
 	"fmt"
 	"net"
-	"sync"
-	"time"
 
 	"polder/verbs"
+	"polder/verbs/internal/endpoint"
 )
-
-// maxHandshakes is how many peers a listener shakes hands with at a time.
-const maxHandshakes = 64
-
-var errBacklog = errors.New("too many connection requests wait to be accepted")
 
 // listener implements verbs.Listener.
 type listener struct {
-	dev *device
-	nl  net.Listener
-	cfg Config
-
-	requests chan *connRequest
-	ctx      context.Context // of handshakes; ends with the listener
-	cancel   context.CancelFunc
-	greeting sync.WaitGroup // handshakes
-	places   chan struct{}  // a token per connection
-	slots    chan struct{}  // a token per handshake
-
-	mu     sync.Mutex
-	closed bool // guarded by mu: nothing is offered any more
+	*endpoint.Requests
+	acceptor *endpoint.Acceptor
 }
 
 // Listen accepts connections for dev at addr (host:port; port 0 picks one).
@@ -48,149 +29,38 @@ func listen(dev verbs.Device, addr string, cfg Config) (*listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	if cfg, err = cfg.normalized(); err != nil {
+	if cfg, err = cfg.Normalized(); err != nil {
 		return nil, err
 	}
-	lc := net.ListenConfig{Control: cfg.checkListen, KeepAliveConfig: cfg.keepAlive()}
-	nl, err := lc.Listen(context.Background(), "tcp", addr)
-	if err != nil {
+	l := &listener{Requests: endpoint.NewRequests(cfg.Backlog)}
+	greet := func(ctx context.Context, nc net.Conn, leave func()) error {
+		_, err := establish(ctx, d, nc, cfg, l, leave)
+		return err
+	}
+	if l.acceptor, err = endpoint.Listen(addr, cfg, greet); err != nil {
 		return nil, err
 	}
-	l := &listener{
-		dev: d, nl: nl, cfg: cfg,
-		requests: make(chan *connRequest, cfg.Backlog),
-		places:   make(chan struct{}, cfg.MaxConns),
-		slots:    make(chan struct{}, maxHandshakes),
-	}
-	l.ctx, l.cancel = context.WithCancel(context.Background())
 	remove, err := d.add(l)
 	if err != nil {
-		l.cancel()
-		nl.Close()
+		l.acceptor.Close()
 		return nil, err
 	}
 	go func() {
 		defer remove()
-		l.serve()
-		l.greeting.Wait()
+		l.acceptor.Run()
 	}()
 	return l, nil
 }
 
-// serve accepts TCP connections until the listener is closed.
-func (l *listener) serve() {
-	pause := time.NewTimer(0)
-	defer pause.Stop()
-	for {
-		nc, err := l.nl.Accept()
-		if err != nil {
-			if l.ctx.Err() != nil {
-				return
-			}
-			// Out of file descriptors, perhaps: try again in a while.
-			l.cfg.Log.Warn("cannot accept", "err", err)
-			pause.Reset(50 * time.Millisecond)
-			select {
-			case <-pause.C:
-				continue
-			case <-l.ctx.Done():
-				return
-			}
-		}
-		select {
-		case l.places <- struct{}{}:
-		default:
-			l.cfg.Log.Warn("connection refused: there are as many as may be", "peer", nc.RemoteAddr(), "max", l.cfg.MaxConns)
-			nc.Close()
-			continue
-		}
-		select {
-		case l.slots <- struct{}{}:
-		case <-l.ctx.Done():
-			nc.Close()
-			return
-		}
-		l.greeting.Go(func() { l.greet(nc) })
-	}
-}
-
-// greet makes a connection of a TCP connection, or drops it if it fails the
-// handshake.
-func (l *listener) greet(nc net.Conn) {
-	defer func() { <-l.slots }()
-	ctx, cancel := context.WithTimeout(l.ctx, l.cfg.HandshakeTimeout)
-	defer cancel()
-	if l.cfg.TLS != nil {
-		nc = tls.Server(nc, l.cfg.TLS)
-	}
-	if _, err := establish(ctx, l.dev, nc, l.cfg, l); err != nil {
-		l.cfg.Log.Warn("connection refused", "peer", nc.RemoteAddr(), "err", err)
-		nc.Close()
-		<-l.places
-	}
-}
-
-// offer queues a connection request for Accept.
-func (l *listener) offer(r *connRequest) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed {
-		return errors.New("the listener is closed")
-	}
-	select {
-	case l.requests <- r:
-		return nil
-	default:
-		return errBacklog
-	}
-}
-
-// Accept implements verbs.Listener.
-func (l *listener) Accept(ctx context.Context) (verbs.ConnRequest, error) {
-	for {
-		if err := ctx.Err(); err != nil {
-			return nil, fmt.Errorf("cannot accept: %w", err)
-		}
-		select {
-		case <-l.ctx.Done():
-			return nil, fmt.Errorf("cannot accept: %w", verbs.ErrClosed)
-		default:
-		}
-		select {
-		case <-ctx.Done():
-		case <-l.ctx.Done():
-		case r := <-l.requests:
-			select {
-			case <-r.conn.down: // nobody waits for the answer
-			default:
-				return r, nil
-			}
-		}
-	}
-}
-
 // Addr implements verbs.Listener.
-func (l *listener) Addr() string { return l.nl.Addr().String() }
+func (l *listener) Addr() string { return l.acceptor.Addr().String() }
 
 // Close implements verbs.Listener. Connections that have been made stay.
 func (l *listener) Close() error {
-	l.mu.Lock()
-	first := !l.closed
-	l.closed = true
-	l.mu.Unlock()
-	if !first {
+	// First, so that nobody connects to a listener that refuses everything.
+	err := l.acceptor.Close()
+	if !l.Requests.Close() {
 		return nil
-	}
-	l.cancel()
-	err := l.nl.Close()
-	for {
-		select {
-		case r := <-l.requests:
-			_ = r.Reject("the listener is closed")
-			continue
-		default:
-		}
-		break
 	}
 	if err != nil {
 		return fmt.Errorf("cannot close the listener: %w", err)

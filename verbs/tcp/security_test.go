@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"polder/verbs"
+	"polder/verbs/internal/endpoint"
 )
 
 func TestAwayFromLoopbackTLSIsRequired(t *testing.T) {
@@ -24,10 +25,10 @@ func TestAwayFromLoopbackTLSIsRequired(t *testing.T) {
 		cfg  Config
 		want error
 	}{
-		{"0.0.0.0:0", Config{}, errNeedTLS},
-		{":0", Config{}, errNeedTLS},
-		{"[::]:0", Config{}, errNeedTLS},
-		{":0", Config{TLS: noAuth}, errNeedClientAuth},
+		{"0.0.0.0:0", Config{}, endpoint.ErrNeedTLS},
+		{":0", Config{}, endpoint.ErrNeedTLS},
+		{"[::]:0", Config{}, endpoint.ErrNeedTLS},
+		{":0", Config{TLS: noAuth}, endpoint.ErrNeedClientAuth},
 		{":0", Config{TLS: c.server()}, nil},
 		{":0", Config{Insecure: true}, nil},
 		{":0", Config{TLS: noAuth, Insecure: true}, nil},
@@ -51,8 +52,8 @@ func TestAwayFromLoopbackTLSIsRequired(t *testing.T) {
 		cfg  Config
 		want error
 	}{
-		{Config{}, errNeedTLS},
-		{Config{TLS: noCert}, errNeedClientCert},
+		{Config{}, endpoint.ErrNeedTLS},
+		{Config{TLS: noCert}, endpoint.ErrNeedClientCert},
 	} {
 		if _, err := Dial(patient(t), dev, "192.0.2.1:7070", d.cfg); !errors.Is(err, d.want) {
 			t.Errorf("dialling: got %v, want %v", err, d.want)

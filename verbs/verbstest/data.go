@@ -2,6 +2,7 @@ package verbstest
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"testing"
 
@@ -74,6 +75,13 @@ func testSGL(t *testing.T, p Pair) {
 func testIndirectSGL(t *testing.T, p Pair) {
 	r := newRig(t, p)
 	const table = 100 << 10
+	if !r.c.dev.Attr().WaitEnable {
+		err := r.c.qp.PostSend(r.remote(verbs.SendWR{Op: verbs.OpWrite, Flags: verbs.SendSGLIndirect, SGL: r.c.at(table, 16)}, 0))
+		if !errors.Is(err, verbs.ErrInvalid) {
+			t.Errorf("an indirect SGL on a device without: got %v, want ErrInvalid", err)
+		}
+		return
+	}
 	parts := min(40, r.c.dev.Attr().MaxSGE)
 	var want []byte
 	for i := range parts {
