@@ -95,7 +95,7 @@ func (r *runner) config(s scenario, guests []guest, i int) vm.Config {
 	cfg := vm.Config{
 		Name: g.name, Kernel: r.kernel, Init: r.init, MemoryMiB: g.mib, MAC: byte(i + 1), Timeout: s.timeout,
 		Files: map[string]string{},
-		Plan:  plan.Plan{Device: device, Address: g.address, Env: []string{"POLDER_RDMA_DEVICE=" + device}},
+		Plan:  plan.Plan{Device: device, Address: g.address, Env: []string{"POLDER_RDMA_DEVICE=" + device, "POLDER_RDMA_BIN=/bin"}},
 		Console: func(line string) {
 			if r.verbose || !kernelNoise(line) {
 				fmt.Printf("%-6s | %s\n", g.name, line)
@@ -114,7 +114,7 @@ func (r *runner) config(s scenario, guests []guest, i int) vm.Config {
 		for _, p := range t.programs() {
 			cfg.Files[p.path()] = r.built.file(p)
 		}
-		cfg.Plan.Steps = append(cfg.Plan.Steps, t.step())
+		cfg.Plan.Steps = append(cfg.Plan.Steps, t.step(t.program.path()))
 	}
 	return cfg
 }

@@ -20,7 +20,7 @@ const (
 	cProgram                     // a C file, with libibverbs
 )
 
-// program is something to build for a guest, linked statically.
+// program is something to build.
 type program struct {
 	kind   programKind
 	source string // import path, or path of the C file from the module's root
@@ -37,7 +37,7 @@ func (p program) name() string {
 	return path.Base(p.source)
 }
 
-// path is where the program is in the guest.
+// path is where the program is in a guest.
 func (p program) path() string { return "/bin/" + p.name() }
 
 // builder builds programs, each once.
@@ -47,22 +47,26 @@ type builder struct {
 	built map[program]bool
 }
 
-// flags link a program with libibverbs and its provider for Soft-RoCE, without
-// shared libraries, which a guest does not have.
-type flags struct{ compile, link string }
+// flags are how a program is compiled and linked.
+type flags struct {
+	static        bool
+	compile, link string
+}
 
-func newBuilder(dir string) (*builder, error) {
+// sharedFlags link with the host's own libibverbs, which finds the provider of
+// the host's device by itself.
+func sharedFlags() flags { return flags{compile: "-O2 -g", link: "-libverbs"} }
+
+func newBuilder(dir string, f flags) (*builder, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("cannot keep test binaries: %w", err)
-	}
-	f, err := staticFlags()
-	if err != nil {
-		return nil, err
 	}
 	return &builder{dir: dir, flags: f, built: map[program]bool{}}, nil
 }
 
-// staticFlags finds the provider's library. Its name has the version of the
+// staticFlags link with libibverbs and its provider for Soft-RoCE, without
+// shared libraries, which a guest does not have. The name of the provider's
+// library has the version of the
 // interface between libibverbs and its providers: librxe-rdmav34.a.
 func staticFlags() (flags, error) {
 	out, err := exec.Command("gcc", "-print-file-name=libibverbs.a").Output()
@@ -76,6 +80,7 @@ func staticFlags() (flags, error) {
 	}
 	provider := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(found[0]), "lib"), ".a")
 	return flags{
+		static:  true,
 		compile: "-O2 -g -DRDMA_STATIC_PROVIDERS=rxe",
 		link:    "-Wl,--start-group -l" + provider + " -libverbs -lnl-route-3 -lnl-3 -lpthread -Wl,--end-group",
 	}, nil
@@ -102,16 +107,21 @@ func (b *builder) build(ctx context.Context, p program) error {
 }
 
 func (b *builder) goBuild(ctx context.Context, p program, args ...string) error {
-	args = append(args,
-		// The pure Go resolver: glibc's does not work in a static program.
-		"-tags", "ibverbs netgo osusergo",
-		"-ldflags", `-linkmode external -extldflags "-static"`)
+	// The pure Go resolver: glibc's does not work in a static program.
+	args = append(args, "-tags", "ibverbs netgo osusergo")
+	if b.flags.static {
+		args = append(args, "-ldflags", `-linkmode external -extldflags "-static"`)
+	}
 	env := []string{"CGO_ENABLED=1", "CGO_CFLAGS=" + b.flags.compile, "CGO_LDFLAGS=" + b.flags.link}
 	return vm.Build(ctx, b.file(p), p.source, env, args...)
 }
 
 func (b *builder) compile(ctx context.Context, p program) error {
-	args := strings.Fields(b.flags.compile + " -Wall -Wextra -Werror -o " + b.file(p) + " " + p.source + " -static " + b.flags.link)
+	args := append(strings.Fields(b.flags.compile), "-Wall", "-Wextra", "-Werror", "-o", b.file(p), p.source)
+	if b.flags.static {
+		args = append(args, "-static")
+	}
+	args = append(args, strings.Fields(b.flags.link)...)
 	out, err := exec.CommandContext(ctx, "gcc", args...).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("cannot build %s: gcc %s: %w\n%s", p.source, strings.Join(args, " "), err, out)

@@ -30,6 +30,7 @@ func main() {
 		only    = flag.String("only", "", "run the scenarios and suites whose names match this regular expression")
 		kernel  = flag.String("kernel", "", "take the kernel from this file, a linux-image package of Debian's")
 		mechs   = flag.String("mechanisms", strings.Join(mechanisms, ","), "ways of managing memory to run the pool's suite with")
+		dev     = flag.String("device", "", "run on this host's own RDMA `device`, such as mlx5_0, instead of in guests")
 		limit   = flag.Duration("timeout", 20*time.Minute, "fail when everything together takes longer")
 		verbose = flag.Bool("v", false, "show the guests' kernel messages too")
 	)
@@ -41,7 +42,11 @@ func main() {
 	pattern, err := regexp.Compile(*only)
 	if err == nil {
 		r := runner{only: pattern, verbose: *verbose, mechanisms: strings.Split(*mechs, ","), began: time.Now()}
-		err = r.run(ctx, *kernel)
+		if *dev != "" {
+			err = r.runOn(ctx, *dev)
+		} else {
+			err = r.run(ctx, *kernel)
+		}
 	}
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "rdma: %v\n", err)
@@ -79,19 +84,27 @@ func (r *runner) run(ctx context.Context, pkg string) error {
 	if r.init, err = vm.BuildInit(ctx, cache); err != nil {
 		return err
 	}
-	if r.built, err = newBuilder(filepath.Join(cache, "bin")); err != nil {
+	static, err := staticFlags()
+	if err != nil {
 		return err
 	}
-	for _, s := range scenarios(r.mechanisms) {
+	if r.built, err = newBuilder(filepath.Join(cache, "bin"), static); err != nil {
+		return err
+	}
+	for _, s := range scenarios(device, r.mechanisms) {
 		if err := r.scenario(ctx, s); err != nil {
 			return err
 		}
 	}
+	return r.finish(fmt.Sprintf("Soft-RoCE (rdma_rxe) of %s, in QEMU without KVM", r.kernel.Name()))
+}
+
+// finish prints the table, and returns an error unless every suite has passed.
+func (r *runner) finish(title string) error {
 	if len(r.table.rows) == 0 {
 		return fmt.Errorf("no scenario or suite matches %q", r.only)
 	}
-	fmt.Println()
-	fmt.Printf("Soft-RoCE (rdma_rxe) of %s, in QEMU without KVM\n\n", r.kernel.Name())
+	fmt.Printf("\n%s\n\n", title)
 	if err := r.table.print(os.Stdout); err != nil {
 		return err
 	}

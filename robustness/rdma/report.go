@@ -17,12 +17,11 @@ type row struct {
 	device, guest, suite, outcome string
 	tests                         int
 	took                          time.Duration
-	background                    bool
 }
 
 func (t *table) add(s scenario, g guest, res vm.Result) {
-	for i, rep := range res.Steps {
-		r := row{s.device, g.name, rep.Step, rep.Outcome, rep.Tests, rep.Took, g.suites[i].background}
+	for _, rep := range res.Steps {
+		r := row{s.device, g.name, rep.Step, rep.Outcome, rep.Tests, rep.Took}
 		if r.outcome == "" {
 			r.outcome = "did not end"
 			if g.killed {
@@ -49,7 +48,7 @@ func (t *table) failures() (n int) {
 
 func (t *table) print(w io.Writer) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(tw, "device\tguest\tsuite\toutcome\ttests\ttook")
+	fmt.Fprintln(tw, "device\tat\tsuite\toutcome\ttests\ttook")
 	for _, r := range t.rows {
 		tests := ""
 		if r.tests > 0 {

@@ -44,10 +44,11 @@ type suite struct {
 
 func (s suite) programs() []program { return append([]program{s.program}, s.also...) }
 
-func (s suite) step() plan.Step {
-	args := append([]string{s.program.path()}, s.args...)
+// step is how the suite runs, with its program at path.
+func (s suite) step(path string) plan.Step {
+	args := append([]string{path}, s.args...)
 	if s.program.kind == goTest {
-		args = append([]string{s.program.path(), "-test.v", "-test.timeout=" + s.timeout.String()}, s.args...)
+		args = append([]string{path, "-test.v", "-test.timeout=" + s.timeout.String()}, s.args...)
 	}
 	return plan.Step{
 		Name: s.name, Args: args, Env: s.env, GoTest: s.program.kind == goTest,
@@ -57,16 +58,58 @@ func (s suite) step() plan.Step {
 	}
 }
 
+// The programs that suites run.
 var (
-	roundtrip = program{kind: goProgram, source: "polder/robustness/rdma/roundtrip"}
-	reference = program{kind: cProgram, source: "robustness/rdma/roundtrip/reference/roundtrip.c"}
+	verbsTest   = program{goTest, "polder/verbs/ibv"}
+	windowsTest = program{goTest, "polder/robustness/rdma/windows"}
+	poolTest    = program{goTest, "polder/pool"}
+	guestsTest  = program{goTest, "polder/robustness/rdma/twoguests"}
+	polder      = program{goProgram, "polder/cmd/polder"}
+	roundtrip   = program{goProgram, "polder/robustness/rdma/roundtrip"}
+	reference   = program{cProgram, "robustness/rdma/roundtrip/reference/roundtrip.c"}
 )
 
-func scenarios(mechanisms []string) []scenario {
-	one := guest{name: "alone", mib: 1536, suites: []suite{
-		{name: "round trips in C", program: reference, args: []string{"rxe0", "read", "8", "1", "2000", "poll"}, timeout: time.Minute},
-	}}
+// Where the guests of two are on their wire.
+const (
+	nodeAddress   = "192.168.7.1/24"
+	clientAddress = "192.168.7.2/24"
+	nodeListen    = "192.168.7.1:7070"
+)
+
+// scenarios is everything that there is to run on a device of that name.
+func scenarios(device string, mechanisms []string) []scenario {
+	one := guest{name: "alone", mib: 1536}
+	one.suites = append(one.suites,
+		suite{name: "verbs", program: verbsTest, timeout: 4 * time.Minute},
+		suite{name: "windows", program: windowsTest, timeout: 2 * time.Minute},
+	)
+	one.suites = append(one.suites,
+		suite{name: "round trips", program: roundtrip, also: []program{reference},
+			args: []string{"-device", device}, timeout: 2 * time.Minute})
+
+	node := func(killed bool) guest {
+		return guest{name: "node", address: nodeAddress, mib: 512, killed: killed, suites: []suite{{
+			name: "polder node", program: polder, background: true, args: []string{
+				"node", "--fabric", "rdma", "--device", device, "--listen", nodeListen, "--lend", "128MiB",
+				"--manager", "rpcmw", "--grace", "1m", "--insecure",
+			},
+		}}}
+	}
+	client := func(suites ...suite) guest {
+		for i := range suites {
+			s := &suites[i]
+			s.program, s.also, s.await, s.timeout = guestsTest, []program{polder}, nodeListen, 2*time.Minute
+		}
+		return guest{name: "client", address: clientAddress, mib: 768, suites: suites}
+	}
 	return []scenario{
-		{name: "one-guest", device: "rxe over lo", guests: []guest{one}, timeout: 8 * time.Minute},
+		{name: "one-guest", device: "rxe over lo", guests: []guest{one}, timeout: 10 * time.Minute},
+		{name: "two-guests", device: "rxe over a wire", timeout: 5 * time.Minute, guests: []guest{node(false), client(
+			suite{name: "the main job", args: []string{"-test.run=MainJob"}},
+			suite{name: "a link lost for 5 s", args: []string{"-test.run=LinkLost"}},
+		)}},
+		{name: "killed", device: "rxe over a wire", timeout: 3 * time.Minute, guests: []guest{node(true), client(
+			suite{name: "a node that is killed", args: []string{"-test.run=Killed"}},
+		)}},
 	}
 }

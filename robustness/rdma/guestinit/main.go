@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"polder/robustness/rdma/plan"
+	"polder/robustness/rdma/steps"
 )
 
 func main() {
@@ -60,12 +61,17 @@ func run() error {
 	if err := (plan.Event{Kind: plan.Booted}).Emit(port); err != nil {
 		return err
 	}
-	r := &runner{plan: p, port: port}
-	err = r.steps()
-	if p.Serve && err == nil {
-		err = awaitRelease(r.failed())
+	r := &steps.Runner{
+		Env:    append([]string{"PATH=/bin", "HOME=/tmp", "TMPDIR=/tmp"}, p.Env...),
+		Dir:    "/tmp",
+		Output: os.Stdout,
+		Report: func(e plan.Event) error { return e.Emit(port) },
 	}
-	if end := r.endBackground(); err == nil {
+	err = r.Run(p.Steps)
+	if p.Serve && err == nil {
+		err = awaitRelease(r.Failed())
+	}
+	if end := r.End(); err == nil {
 		err = end
 	}
 	if p.Release != "" {

@@ -1,4 +1,10 @@
-package main
+// Package steps carries out the steps of a plan: it runs programs one after
+// another, or in the background, shows their output, bounds their time, and
+// reports what became of each. A guest's init does this in the guest, and
+// robustness/rdma does it on a host that has an RDMA device of its own.
+//
+// A Runner is for one goroutine at a time.
+package steps
 
 import (
 	"bufio"
@@ -26,25 +32,36 @@ const (
 	lastWords = 15 * time.Second
 )
 
-// runner carries out the steps of a plan.
-type runner struct {
-	plan       *plan.Plan
-	port       *os.File
+// Runner carries out steps.
+type Runner struct {
+	// Env is the environment of every step.
+	Env []string
+	// Dir is the directory that they run in.
+	Dir string
+	// Output takes what they write, line by line.
+	Output io.Writer
+	// Report is called with what becomes of them: plan.Started and
+	// plan.Ended. It may be called by several goroutines at once.
+	Report func(plan.Event) error
+
 	background []*running
-	early      chan error // a background step has ended too early
+	early      chan error
 }
 
-func (r *runner) failed() <-chan error { return r.early }
+// Failed delivers an error when a background step has ended too early. It is
+// valid after Run.
+func (r *Runner) Failed() <-chan error { return r.early }
 
-// steps runs all steps and returns the first error. A step that fails does not
-// keep the others from running: what they say may explain it.
-func (r *runner) steps() error {
-	r.early = make(chan error, len(r.plan.Steps))
+// Run runs all steps and returns the first error. A step that fails does not
+// keep the others from running: what they say may explain it. Background steps
+// go on until End.
+func (r *Runner) Run(steps []plan.Step) error {
+	r.early = make(chan error, len(steps))
 	var first error
-	for _, s := range r.plan.Steps {
+	for _, s := range steps {
 		if err := r.step(s); err != nil {
 			err = fmt.Errorf("step %q: %w", s.Name, err)
-			fmt.Println(err)
+			fmt.Fprintln(r.Output, err)
 			if first == nil {
 				first = err
 			}
@@ -53,14 +70,14 @@ func (r *runner) steps() error {
 	return first
 }
 
-func (r *runner) step(s plan.Step) error {
+func (r *Runner) step(s plan.Step) error {
 	if s.Await != "" {
 		if err := await(s.Await); err != nil {
 			r.ended(s, plan.Failed, err, 0, 0)
 			return err
 		}
 	}
-	if err := (plan.Event{Kind: plan.Started, Step: s.Name}).Emit(r.port); err != nil {
+	if err := r.Report(plan.Event{Kind: plan.Started, Step: s.Name}); err != nil {
 		return err
 	}
 	p, err := r.start(s)
@@ -81,8 +98,8 @@ func (r *runner) step(s plan.Step) error {
 	return err
 }
 
-// endBackground ends the background steps, the last one first.
-func (r *runner) endBackground() error {
+// End ends the background steps, the last one first, and returns the first error.
+func (r *Runner) End() error {
 	var first error
 	for i := len(r.background) - 1; i >= 0; i-- {
 		p := r.background[i]
@@ -101,13 +118,13 @@ func (r *runner) endBackground() error {
 	return first
 }
 
-func (r *runner) ended(s plan.Step, outcome string, why error, took time.Duration, tests int) {
+func (r *Runner) ended(s plan.Step, outcome string, why error, took time.Duration, tests int) {
 	e := plan.Event{Kind: plan.Ended, Step: s.Name, Outcome: outcome, Took: took, Tests: tests}
 	if why != nil {
 		e.Why = why.Error()
 	}
-	if err := e.Emit(r.port); err != nil {
-		fmt.Println(err)
+	if err := r.Report(e); err != nil {
+		fmt.Fprintln(r.Output, err)
 	}
 }
 
@@ -139,11 +156,11 @@ type running struct {
 	tests int           // how many tests have passed; valid after done
 }
 
-func (r *runner) start(s plan.Step) (*running, error) {
+func (r *Runner) start(s plan.Step) (*running, error) {
 	p := &running{step: s, began: time.Now(), done: make(chan struct{})}
 	p.cmd = exec.Command(s.Args[0], s.Args[1:]...)
-	p.cmd.Dir = "/tmp"
-	p.cmd.Env = append([]string{"PATH=/bin", "HOME=/tmp", "TMPDIR=/tmp"}, append(r.plan.Env, s.Env...)...)
+	p.cmd.Dir = r.Dir
+	p.cmd.Env = append(append([]string{}, r.Env...), s.Env...)
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	read, write, err := os.Pipe()
 	if err != nil {
@@ -151,27 +168,30 @@ func (r *runner) start(s plan.Step) (*running, error) {
 	}
 	p.cmd.Stdout, p.cmd.Stderr = write, write
 	if err := p.cmd.Start(); err != nil {
+		read.Close()
+		write.Close()
 		return nil, fmt.Errorf("cannot start: %w", err)
 	}
 	write.Close()
 	go func() {
-		p.tests = show(read)
+		p.tests = show(read, r.Output)
+		read.Close()
 		p.err = p.cmd.Wait()
 		close(p.done)
 	}()
 	return p, nil
 }
 
-// show copies a program's output to the console and counts the tests that it
+// show copies a program's output, line by line, and counts the tests that it
 // says have passed.
-func show(r io.Reader) (passed int) {
+func show(r io.Reader, w io.Writer) (passed int) {
 	b := bufio.NewReader(r)
 	for {
 		line, err := b.ReadString('\n')
 		if strings.HasPrefix(strings.TrimLeft(line, " "), "--- PASS: ") {
 			passed++
 		}
-		os.Stdout.WriteString(line)
+		io.WriteString(w, line)
 		if err != nil {
 			return passed
 		}
@@ -218,6 +238,6 @@ func (p *running) passed() int {
 // signal sends a signal to the program and its children.
 func (p *running) signal(s unix.Signal) {
 	if err := unix.Kill(-p.cmd.Process.Pid, s); err != nil {
-		fmt.Printf("cannot send %v to step %q: %v\n", s, p.step.Name, err)
+		fmt.Fprintf(os.Stderr, "cannot send %v to step %q: %v\n", s, p.step.Name, err)
 	}
 }
