@@ -39,6 +39,12 @@ func (q *qp) planBind(wr *verbs.SendWR) planned {
 	if w == nil {
 		return refused
 	}
+	if w.typ == verbs.MWType1 && wr.BindLength == 0 && d.quirks.Unbind {
+		if w.revoke() != nil {
+			return refused
+		}
+		return planned{here: true}
+	}
 	var m *mr
 	if wr.BindLength > 0 || w.typ == verbs.MWType2B {
 		m = d.mrOf(wr.BindLKey, q.pd)
@@ -110,10 +116,10 @@ func (b *binding) translate(w *hwWR, wr *verbs.SendWR) {
 		w.op = hwBind2
 	}
 	b.mw.mu.Lock()
-	w.mw = b.mw.hw
+	w.mw = hwHandle(b.mw.hw)
 	b.mw.mu.Unlock()
 	if b.mr != nil {
-		w.mr = b.mr.hw
+		w.mr = hwHandle(b.mr.hw)
 	}
 	w.rkey, w.remote, w.swap = hwKey(b.key), hwWord(wr.RemoteAddr), hwWord(wr.BindLength)
 	w.access = hwByte(wr.BindAccess)

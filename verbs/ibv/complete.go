@@ -26,18 +26,29 @@ func (q *qp) completed(w *hwWC) {
 	r.acked = place + 1
 	s := r.at(place)
 	if r == &q.recv {
-		s.status, s.bytes = q.recvStatus(status), uint32(w.length)
+		s.status, s.bytes = q.recvStatus(status, s), uint32(w.length)
 		q.advanceRecv()
 		return
 	}
-	s.status = status
+	s.status = q.sendStatus(status, s.op)
 	q.advance()
 }
 
-// recvStatus is what a receive's status means on this device.
-func (q *qp) recvStatus(s verbs.Status) verbs.Status {
-	if s == verbs.StatusRemInvReqErr && q.pd.d.quirks.ReceiveTooLong {
+// recvStatus is what the status of a receive means on this device.
+func (q *qp) recvStatus(s verbs.Status, was *slot) verbs.Status {
+	switch {
+	case s != verbs.StatusLocQPOpErr || !q.pd.d.quirks.ReceiveStatus:
+		return s
+	case was.sound:
 		return verbs.StatusLocLenErr
+	}
+	return verbs.StatusLocProtErr
+}
+
+// sendStatus is what the status of another request means on this device.
+func (q *qp) sendStatus(s verbs.Status, op verbs.Opcode) verbs.Status {
+	if s == verbs.StatusLocQPOpErr && q.pd.d.quirks.ProtectionStatus && op != verbs.OpBindMW && op != verbs.OpLocalInv {
+		return verbs.StatusLocProtErr
 	}
 	return s
 }

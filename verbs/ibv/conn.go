@@ -4,10 +4,13 @@ package ibv
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -225,7 +228,9 @@ func (c *conn) end(err error, graceful bool) {
 	c.err, c.graceful = err, graceful
 	close(c.down)
 	c.mu.Unlock()
-	for _, j := range qps {
+	// In the order in which they were made.
+	bySerial := func(a, b joined) int { return cmp.Compare(a.qp.serial, b.qp.serial) }
+	for _, j := range slices.SortedFunc(maps.Values(qps), bySerial) {
 		j.qp.fail(verbs.EventDisconnected)
 		j.qp.open()
 	}

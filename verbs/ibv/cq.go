@@ -36,7 +36,7 @@ type cq struct {
 	fresh    bool            // guarded by mu: completions came since the handler was called
 	relays   int             // guarded by mu: requests of other queue pairs' that complete here
 	gap      time.Duration   // guarded by mu: between arrivals, averaged
-	last     time.Time       // guarded by mu: of the last arrival
+	last     time.Duration   // guarded by mu: of the last arrival, by clock
 }
 
 // Adaptive polling. Under load the next completion is a few microseconds away,
@@ -48,6 +48,9 @@ const (
 	// restingGap is what an interval counts for at most in the average, so
 	// that one pause is soon made up for.
 	restingGap = 4 * spinMost
+	// pollTries is how often the device's queue is looked into by one call
+	// of C, which takes as long as several looks.
+	pollTries = 8
 )
 
 // slack is the room in the device's queue for completions that the driver asks
@@ -141,7 +144,7 @@ func (c *cq) stashed() int { return len(c.stash) - c.from }
 // Preconditions: c.mu is held, and c is open.
 func (c *cq) reap() bool {
 	before := len(c.stash)
-	n := c.hw.poll(c.raw[:])
+	n := c.hw.poll(c.raw[:], c.tries())
 	for i := range c.raw[:n] {
 		w := &c.raw[i]
 		if q := c.qps[serialOf(uint64(w.id))]; q != nil {
@@ -167,12 +170,27 @@ func (c *cq) push(wc verbs.WC) {
 	c.stash, c.fresh = append(c.stash, wc), true
 }
 
+// epoch is what clock counts from. Reading the monotonic clock alone takes half
+// as long as time.Now does.
+var epoch = time.Now()
+
+func clock() time.Duration { return time.Since(epoch) }
+
 // arrived keeps the average of gaps between arrivals.
 func (c *cq) arrived() {
-	now := time.Now()
-	gap := min(now.Sub(c.last), restingGap)
+	now := clock()
+	gap := min(now-c.last, restingGap)
 	c.last = now
 	c.gap += (gap - c.gap) / 4
+}
+
+// tries is how often to look into the device's queue at a time: under load, it
+// is likely that something is about to come.
+func (c *cq) tries() int {
+	if c.gap > spinMost {
+		return 1
+	}
+	return pollTries
 }
 
 // spin is for how long it pays to poll before sleeping.

@@ -4,6 +4,12 @@ package ibv
 
 /*
 #cgo LDFLAGS: -libverbs
+#cgo noescape polder_post_send
+#cgo nocallback polder_post_send
+#cgo noescape polder_post_recv
+#cgo nocallback polder_post_recv
+#cgo noescape polder_poll
+#cgo nocallback polder_poll
 #include <stdlib.h>
 #include "shim.h"
 */
@@ -51,6 +57,9 @@ const (
 	hwFence    = C.POLDER_FENCE
 	hwInline   = C.POLDER_INLINE
 )
+
+// hwHandle is an object of libibverbs' in a request.
+func hwHandle[T any](p *T) C.uintptr_t { return C.uintptr_t(uintptr(unsafe.Pointer(p))) }
 
 // Numbers and SGEs as C has them.
 func hwWord(v uint64) C.uint64_t            { return C.uint64_t(v) }
@@ -293,11 +302,12 @@ func (q hwCQ) fd() int { return int(q.channel.fd) }
 
 func (q hwCQ) same(object unsafe.Pointer) bool { return unsafe.Pointer(q.cq) == object }
 
-// poll moves completions into wcs, which has room for pollBatch at most.
+// poll moves completions into wcs, which has room for pollBatch at most. If
+// there are none it looks again, up to so many times.
 //
 // Hot path.
-func (q hwCQ) poll(wcs []hwWC) int {
-	return int(C.polder_poll(q.cq, unsafe.SliceData(wcs), C.int(len(wcs))))
+func (q hwCQ) poll(wcs []hwWC, tries int) int {
+	return int(C.polder_poll(hwHandle(q.cq), unsafe.SliceData(wcs), C.int(len(wcs)), C.int(tries)))
 }
 
 // arm asks for an event at the next completion.
@@ -409,7 +419,7 @@ func (q hwQP) failed() bool {
 // Hot path.
 func (q hwQP) postSend(wrs []hwWR) (int, error) {
 	var posted C.int
-	r := C.polder_post_send(q.qp, q.send, unsafe.SliceData(wrs), C.int(len(wrs)), &posted)
+	r := C.polder_post_send(hwHandle(q.qp), hwHandle(q.send), unsafe.SliceData(wrs), C.int(len(wrs)), &posted)
 	if r != 0 {
 		return int(posted), errno("ibv_post_send", r)
 	}

@@ -24,6 +24,7 @@ func serialOf(id uint64) uint32 { return uint32(id >> 33) }
 // planned is what becomes of a request of a batch.
 type planned struct {
 	status verbs.Status // not success: it fails without the device's doing
+	here   bool         // the driver has done it
 	to     *qp          // not nil: who executes it
 	bind   *binding     // BIND_MW and LOCAL_INV
 	bytes  uint32       // that a READ or an atomic returns
@@ -71,7 +72,7 @@ func (q *qp) enqueue(wrs []verbs.SendWR) ([]planned, error) {
 	foreign := false
 	for i := range wrs {
 		p := &q.plan[i]
-		if p.status != verbs.StatusSuccess || p.to != nil {
+		if p.status != verbs.StatusSuccess || p.to != nil || p.here {
 			q.addForeign(&wrs[i], p)
 			foreign = true
 			continue
@@ -148,8 +149,12 @@ func (q *qp) planAll(wrs []verbs.SendWR, flush bool) (relays bool, err error) {
 			p = q.planBind(wr)
 		case wr.Op == verbs.OpLocalInv:
 			p = q.planInvalidate(wr)
-		case wr.Op == verbs.OpRead || wr.Op == verbs.OpCmpSwap || wr.Op == verbs.OpFetchAdd:
+		case wr.Op == verbs.OpRead:
 			p.bytes = uint32(length(wr.SGL))
+		case wr.Op == verbs.OpCmpSwap || wr.Op == verbs.OpFetchAdd:
+			if p.bytes = 8; wr.RemoteAddr%8 != 0 && q.pd.d.quirks.MisalignedAtomic {
+				p.status = verbs.StatusRemInvReqErr
+			}
 		}
 		failing = failing || p.status != verbs.StatusSuccess
 		if p.to != nil {
@@ -374,7 +379,8 @@ func (q *qp) PostRecv(wrs ...verbs.RecvWR) error {
 	q.rbatch = q.rbatch[:0]
 	for i := range wrs {
 		place := q.recv.tail.Load()
-		*q.recv.at(place) = slot{id: wrs[i].ID, op: verbs.OpRecv, signaled: true, foreign: flush, done: flush}
+		*q.recv.at(place) = slot{id: wrs[i].ID, op: verbs.OpRecv, foreign: flush, done: flush,
+			sound: !q.pd.d.quirks.ReceiveStatus || q.writable(wrs[i].SGL)}
 		if flush {
 			q.recv.at(place).status = verbs.StatusWRFlushErr
 		} else {
@@ -397,6 +403,17 @@ func (q *qp) PostRecv(wrs ...verbs.RecvWR) error {
 		q.refuseRecv(nil)
 	}
 	return nil
+}
+
+// writable reports whether an SGL is of memory that may be written.
+func (q *qp) writable(sgl []verbs.SGE) bool {
+	for i := range sgl {
+		m := q.pd.d.mrOf(sgl[i].LKey, q.pd)
+		if m == nil || !m.access.Has(verbs.AccessLocalWrite) || !m.covers(sgl[i].Addr, uint64(sgl[i].Length)) {
+			return false
+		}
+	}
+	return true
 }
 
 // refuseRecv completes receives that the device was not given.

@@ -84,6 +84,7 @@ type slot struct {
 	done     bool
 	foreign  bool // the device was not given it
 	hidden   bool // the program does not know of it: it is another queue pair's
+	sound    bool // a receive: its memory may be written
 	bind     *binding
 	relay    relay // hidden: whose it is
 }

@@ -33,9 +33,20 @@ type Quirks struct {
 	// protection an access violated. The end that made the access says so
 	// over the connection, and raises the event there.
 	SilentResponder bool
-	// ReceiveTooLong: a receive that is too small for the SEND completes
-	// with the requester's status. The driver reports a length error.
-	ReceiveTooLong bool
+	// ReceiveStatus: a receive that is too small for the SEND, or into memory
+	// that may not be written, completes as a QP operation error. The driver
+	// knows which it was.
+	ReceiveStatus bool
+	// ProtectionStatus: a request with an SGE of a wrong lkey completes as a
+	// QP operation error. The driver reports a protection error: whatever
+	// else is wrong with a request it has found before.
+	ProtectionStatus bool
+	// MisalignedAtomic: the provider does not take an atomic whose address
+	// is not a multiple of 8. The driver completes it as the peer would.
+	MisalignedAtomic bool
+	// Unbind: the provider crashes when a window of type 1 is bound to
+	// nothing. The driver gives the window another place in the device.
+	Unbind bool
 	// LocalAtomics: atomics are not atomic against the host's own, although
 	// the device may say otherwise. DeviceAttr.HostAtomics is false.
 	LocalAtomics bool
@@ -43,16 +54,19 @@ type Quirks struct {
 
 // softRoCE is the kernel's rdma_rxe, as of Linux 6.1.
 var softRoCE = Quirks{
-	WindowBounds:    true,
-	BindRange:       true,
-	BindRights:      true,
-	InvalidateAnyQP: true,
-	DestroyBound:    true,
-	BindKey:         true,
-	InvalidateFlag:  true,
-	SilentResponder: true,
-	ReceiveTooLong:  true,
-	LocalAtomics:    true,
+	WindowBounds:     true,
+	BindRange:        true,
+	BindRights:       true,
+	InvalidateAnyQP:  true,
+	DestroyBound:     true,
+	BindKey:          true,
+	InvalidateFlag:   true,
+	SilentResponder:  true,
+	ReceiveStatus:    true,
+	ProtectionStatus: true,
+	MisalignedAtomic: true,
+	Unbind:           true,
+	LocalAtomics:     true,
 }
 
 // softRoCEVendor and softRoCEPart are what rdma_rxe answers to a query.

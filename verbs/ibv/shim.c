@@ -142,13 +142,13 @@ static int bind1(struct ibv_qp *qp, struct polder_wr *w)
 		.wr_id = w->id,
 		.send_flags = IBV_SEND_SIGNALED,
 		.bind_info = {
-			.mr = w->swap ? w->mr : NULL,
+			.mr = w->swap ? (struct ibv_mr *)w->mr : NULL,
 			.addr = w->swap ? w->remote : 0,
 			.length = w->swap,
 			.mw_access_flags = access_flags(w->access),
 		},
 	};
-	return ibv_bind_mw(qp, w->mw, &b);
+	return ibv_bind_mw(qp, (struct ibv_mw *)w->mw, &b);
 }
 
 static void fill(struct ibv_send_wr *o, struct polder_wr *w)
@@ -180,9 +180,9 @@ static void fill(struct ibv_send_wr *o, struct polder_wr *w)
 		break;
 	case POLDER_BIND2:
 		o->opcode = IBV_WR_BIND_MW;
-		o->bind_mw.mw = w->mw;
+		o->bind_mw.mw = (struct ibv_mw *)w->mw;
 		o->bind_mw.rkey = w->rkey;
-		o->bind_mw.bind_info.mr = w->mr;
+		o->bind_mw.bind_info.mr = (struct ibv_mr *)w->mr;
 		o->bind_mw.bind_info.addr = w->remote;
 		o->bind_mw.bind_info.length = w->swap;
 		o->bind_mw.bind_info.mw_access_flags = access_flags(w->access);
@@ -206,12 +206,12 @@ static int ring(struct ibv_qp *qp, struct ibv_send_wr *scratch, struct polder_wr
 	// Providers take a window's present key from here when it is bound next.
 	for (int i = from; i < *posted; i++)
 		if (w[i].op == POLDER_BIND2)
-			w[i].mw->rkey = w[i].rkey;
+			((struct ibv_mw *)w[i].mw)->rkey = w[i].rkey;
 	return err;
 }
 
 // names says whether a request in w[from:to] binds mw.
-static int names(struct polder_wr *w, int from, int to, struct ibv_mw *mw)
+static int names(struct polder_wr *w, int from, int to, uintptr_t mw)
 {
 	for (int i = from; i < to; i++)
 		if (w[i].op == POLDER_BIND2 && w[i].mw == mw)
@@ -222,8 +222,10 @@ static int names(struct polder_wr *w, int from, int to, struct ibv_mw *mw)
 // polder_post_send posts a batch: one doorbell, or one more for every window of
 // type 1, which has a call of its own, or that is bound twice. It sets posted to
 // how many requests were taken.
-int polder_post_send(struct ibv_qp *qp, struct ibv_send_wr *scratch, struct polder_wr *w, int n, int *posted)
+int polder_post_send(uintptr_t qp_, uintptr_t scratch_, struct polder_wr *w, int n, int *posted)
 {
+	struct ibv_qp *qp = (struct ibv_qp *)qp_;
+	struct ibv_send_wr *scratch = (struct ibv_send_wr *)scratch_;
 	int from = 0, err;
 	*posted = 0;
 	for (int i = 0; i < n; i++) {
@@ -258,10 +260,14 @@ int polder_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *scratch, struct pold
 	return err;
 }
 
-int polder_poll(struct ibv_cq *cq, struct polder_wc *out, int n)
+// polder_poll polls up to tries times, until something has come. To look again
+// costs a fraction of what the way here from Go does.
+int polder_poll(uintptr_t cq, struct polder_wc *out, int n, int tries)
 {
 	struct ibv_wc wc[POLDER_POLL];
-	n = ibv_poll_cq(cq, n < POLDER_POLL ? n : POLDER_POLL, wc);
+	int most = n < POLDER_POLL ? n : POLDER_POLL;
+	while (!(n = ibv_poll_cq((struct ibv_cq *)cq, most, wc)) && --tries > 0)
+		;
 	for (int i = 0; i < n; i++) {
 		out[i].id = wc[i].wr_id;
 		out[i].length = wc[i].byte_len;

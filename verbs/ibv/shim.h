@@ -27,8 +27,7 @@ struct polder_wr {
 	uint64_t remote; // BIND: the range's start
 	uint64_t compare;
 	uint64_t swap; // FETCH_ADD: the addend; BIND: the range's length
-	struct ibv_mw *mw;
-	struct ibv_mr *mr;
+	uintptr_t mw, mr; // an ibv_mw and an ibv_mr: Go need not look for pointers
 	uint32_t rkey; // BIND2: the new one
 	uint8_t op, flags, sges, access;
 	struct ibv_sge sge[POLDER_MAX_SGE];
@@ -79,9 +78,9 @@ int polder_to_rts(struct ibv_qp *qp, const struct polder_path *p);
 int polder_to_error(struct ibv_qp *qp);
 int polder_state(struct ibv_qp *qp, int *state);
 
-int polder_post_send(struct ibv_qp *qp, struct ibv_send_wr *scratch, struct polder_wr *w, int n, int *posted);
+int polder_post_send(uintptr_t qp, uintptr_t scratch, struct polder_wr *w, int n, int *posted);
 int polder_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *scratch, struct polder_rr *w, int n, int *posted);
-int polder_poll(struct ibv_cq *cq, struct polder_wc *out, int n);
+int polder_poll(uintptr_t cq, struct polder_wc *out, int n, int tries);
 
 struct ibv_cq *polder_create_cq(struct ibv_context *c, int depth, struct ibv_comp_channel *ch);
 int polder_arm(struct ibv_cq *cq);
