@@ -50,7 +50,7 @@ const (
 	restingGap = 4 * spinMost
 	// pollTries is how often the device's queue is looked into by one call
 	// of C, which takes as long as several looks.
-	pollTries = 8
+	pollTries = 32
 )
 
 // slack is the room in the device's queue for completions that the driver asks

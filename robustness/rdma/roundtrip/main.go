@@ -127,8 +127,6 @@ func runReference(program, device string, t trial, count int) (f figures, err er
 	return f, nil
 }
 
-const maxSize, maxDepth = 1 << 16, 256
-
 // runPolder does in Go what reference/roundtrip.c does in C.
 func runPolder(device string, t trial, count int) (f figures, err error) {
 	dev, err := ibv.Open(device)
@@ -144,11 +142,11 @@ func runPolder(device string, t trial, count int) (f figures, err error) {
 	if err != nil {
 		return f, err
 	}
-	a, err := newEnd(dev, pd)
+	a, err := newEnd(dev, pd, t)
 	if err != nil {
 		return f, err
 	}
-	b, err := newEnd(dev, pd)
+	b, err := newEnd(dev, pd, t)
 	if err != nil {
 		return f, err
 	}
@@ -165,15 +163,15 @@ type end struct {
 	mr verbs.MR
 }
 
-func newEnd(dev verbs.Device, pd verbs.PD) (e end, err error) {
+func newEnd(dev verbs.Device, pd verbs.PD, t trial) (e end, err error) {
 	access := verbs.AccessLocalWrite | verbs.AccessRemoteRead | verbs.AccessRemoteWrite | verbs.AccessRemoteAtomic
-	if e.mr, err = pd.RegMR(make([]byte, maxSize*maxDepth), access); err != nil {
+	if e.mr, err = pd.RegMR(make([]byte, t.size*t.depth), access); err != nil {
 		return e, err
 	}
-	if e.cq, err = dev.CreateCQ(verbs.CQInit{Depth: 2 * maxDepth}); err != nil {
+	if e.cq, err = dev.CreateCQ(verbs.CQInit{Depth: 2 * t.depth}); err != nil {
 		return e, err
 	}
-	e.qp, err = pd.CreateQP(verbs.QPInit{SendCQ: e.cq, RecvCQ: e.cq, SendDepth: maxDepth, RecvDepth: 1})
+	e.qp, err = pd.CreateQP(verbs.QPInit{SendCQ: e.cq, RecvCQ: e.cq, SendDepth: t.depth, RecvDepth: 1})
 	return e, err
 }
 
@@ -185,11 +183,14 @@ func (a end) measure(b end, t trial, count int) (figures, error) {
 		warm   = count / 10
 		total  = warm + count
 		took   = make([]time.Duration, 0, count)
-		posted = make([]time.Time, t.depth)
+		posted = make([]time.Duration, t.depth)
 		wrs    = make([]verbs.SendWR, t.depth)
 		wcs    = make([]verbs.WC, 32)
-		began  time.Time
+		began  time.Duration
 	)
+	// One clock, as the C program has it: time.Now reads two.
+	base := time.Now()
+	clock := func() time.Duration { return time.Since(base) }
 	for i := range wrs {
 		off := uint64(i * t.size)
 		wrs[i] = verbs.SendWR{
@@ -200,7 +201,7 @@ func (a end) measure(b end, t trial, count int) (figures, error) {
 	}
 	sent := 0
 	post := func(i uint64) error {
-		posted[i] = time.Now()
+		posted[i] = clock()
 		sent++
 		return a.qp.PostSend(wrs[i : i+1]...)
 	}
@@ -217,12 +218,12 @@ func (a end) measure(b end, t trial, count int) (figures, error) {
 			}
 		}
 		for _, wc := range wcs[:n] {
-			now := time.Now()
+			now := clock()
 			if err := wc.Err(); err != nil {
 				return figures{}, err
 			}
 			if done >= warm {
-				took = append(took, now.Sub(posted[wc.ID]))
+				took = append(took, now-posted[wc.ID])
 			}
 			if done == warm {
 				began = now
@@ -235,7 +236,7 @@ func (a end) measure(b end, t trial, count int) (figures, error) {
 			}
 		}
 	}
-	all := time.Since(began)
+	all := clock() - began
 	slices.Sort(took)
 	return figures{
 		p50: float64(took[count/2].Nanoseconds()),

@@ -64,14 +64,12 @@ static struct ibv_context *open_device(const char *name)
 	exit(1);
 }
 
-static void make(struct end *e, struct ibv_context *c, struct ibv_pd *pd)
+static void make(struct end *e, struct ibv_context *c, struct ibv_pd *pd, size_t bytes, int depth)
 {
 	int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE |
 		     IBV_ACCESS_REMOTE_ATOMIC;
-	size_t bytes = (size_t)MAX_DEPTH * MAX_SIZE;
 
-	e->memory = aligned_alloc(4096, bytes);
-	if (!e->memory)
+	if (posix_memalign((void **)&e->memory, 4096, bytes))
 		die("allocate memory");
 	memset(e->memory, 0, bytes);
 	e->mr = ibv_reg_mr(pd, e->memory, bytes, access);
@@ -80,14 +78,14 @@ static void make(struct end *e, struct ibv_context *c, struct ibv_pd *pd)
 	e->channel = ibv_create_comp_channel(c);
 	if (!e->channel)
 		die("create an event channel");
-	e->cq = ibv_create_cq(c, 2 * MAX_DEPTH, NULL, e->channel, 0);
+	e->cq = ibv_create_cq(c, 2 * depth, NULL, e->channel, 0);
 	if (!e->cq)
 		die("create a completion queue");
 
 	struct ibv_qp_init_attr init = {
 		.send_cq = e->cq,
 		.recv_cq = e->cq,
-		.cap = { .max_send_wr = MAX_DEPTH, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 },
+		.cap = { .max_send_wr = (uint32_t)depth, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 },
 		.qp_type = IBV_QPT_RC,
 	};
 	e->qp = ibv_create_qp(pd, &init);
@@ -209,8 +207,8 @@ int main(int argc, char **argv)
 
 	if (!pd)
 		die("allocate a protection domain");
-	make(&a, c, pd);
-	make(&b, c, pd);
+	make(&a, c, pd, (size_t)depth * size, (int)depth);
+	make(&b, c, pd, (size_t)depth * size, (int)depth);
 	join(&a, &b, c);
 	join(&b, &a, c);
 	if (sleeps && ibv_req_notify_cq(a.cq, 0))
