@@ -46,7 +46,7 @@ func newServe() *cobra.Command {
 		},
 	}
 	fs := cmd.Flags()
-	fs.Var(config.NewAddresses(&cfg.Far), "far", "nodes to borrow from, HOST:PORT or unix:PATH, with commas between")
+	fs.Var(config.NewAddresses(&cfg.Far), "far", "nodes to borrow from, HOST:PORT, unix:PATH or rdma://HOST:PORT, with commas between")
 	serveFlags(fs, &cfg)
 	c.flags(fs)
 	adminFlag(fs, &cfg.Common)
@@ -56,6 +56,7 @@ func newServe() *cobra.Command {
 // serveFlags are the flags of the heap and the Redis front end.
 func serveFlags(fs *pflag.FlagSet, cfg *daemon.ServeConfig) {
 	managerFlag(fs, &cfg.Manager)
+	deviceFlag(fs, &cfg.Device)
 	fs.Var(config.NewSize(&cfg.Local, far.MinLocal, 0), "local", "budget of resident memory for data")
 	fs.Var(config.NewSize(&cfg.MaxValue, 64, 512<<20), "max-value", "largest value; the default is a quarter of the budget, at most 32MiB")
 	fs.Var(config.NewAddress(&cfg.Listen, false), "listen", "where Redis clients connect")

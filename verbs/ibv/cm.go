@@ -39,6 +39,10 @@ func pathBetween(here, there address, psn, peer, peerPSN uint32) hwPath {
 // address local, if it has that, else the first that is of an IPv4 address, else
 // the first.
 func (d *device) address(local string) (address, error) {
+	if err := d.stay(); err != nil {
+		return address{}, err
+	}
+	defer d.life.RUnlock()
 	p, err := hwQueryPort(d.ctx, port)
 	if err != nil {
 		return address{}, err

@@ -55,7 +55,7 @@ const (
 
 // slack is the room in the device's queue for completions that the driver asks
 // for and nobody sees.
-const slack = 128
+const slack = 256
 
 // CreateCQ implements verbs.Device.
 func (d *device) CreateCQ(init verbs.CQInit) (verbs.CQ, error) {
@@ -74,12 +74,10 @@ func (d *device) createCQ(init verbs.CQInit) (*cq, error) {
 	case init.IgnoreOverrun:
 		return nil, fmt.Errorf("%s cannot ignore overruns: that is for WAIT, which it has not: %w", d.name, verbs.ErrInvalid)
 	}
-	d.mu.RLock()
-	closed := d.closed
-	d.mu.RUnlock()
-	if closed {
-		return nil, verbs.ErrClosed
+	if err := d.stay(); err != nil {
+		return nil, err
 	}
+	defer d.life.RUnlock()
 	hw, err := hwCreateCQ(d.ctx, init.Depth+slack)
 	if err != nil {
 		return nil, err
@@ -89,15 +87,8 @@ func (d *device) createCQ(init verbs.CQInit) (*cq, error) {
 		done: make(chan struct{}), qps: make(map[uint32]*qp), awaited: make(map[*cq]int),
 	}
 	d.mu.Lock()
-	closed = d.closed
-	if !closed {
-		d.cqs[c] = struct{}{}
-	}
+	d.cqs[c] = struct{}{}
 	d.mu.Unlock()
-	if closed {
-		hw.destroy()
-		return nil, verbs.ErrClosed
-	}
 	if init.Handler != nil {
 		c.mu.Lock()
 		err = c.watch()
@@ -336,7 +327,7 @@ func (c *cq) watch() error {
 		return err
 	}
 	c.watching, c.watcher = true, w
-	c.d.watchers.Add(1)
+	c.d.watchers.Add(1) // before Close can wait: the queue is open
 	go c.serve(w)
 	return nil
 }

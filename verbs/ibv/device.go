@@ -26,8 +26,11 @@ type device struct {
 	events *watcher // asynchronous events
 	tell   *teller
 
+	// life is held by everything that needs the device to stay open
+	// meanwhile.
+	life    sync.RWMutex
 	mu      sync.RWMutex
-	closed  bool                   // guarded by mu
+	closed  bool                   // guarded by life and mu: changes with both held
 	ends    map[io.Closer]struct{} // guarded by mu: listeners and connections
 	running sync.WaitGroup         // their goroutines; Add under mu, while not closed
 	pds     map[*pd]struct{}       // guarded by mu
@@ -44,7 +47,8 @@ type device struct {
 	closeErr  error
 }
 
-// Open opens the RDMA device of that name, such as mlx5_0.
+// Open opens the RDMA device of that name, such as mlx5_0. An empty name is that
+// of the host's only device.
 func Open(name string) (verbs.Device, error) {
 	d, err := open(name)
 	if err != nil {
@@ -58,6 +62,10 @@ func open(name string) (*device, error) {
 	switch {
 	case err != nil:
 		return nil, err
+	case ctx == nil && name == "" && len(found) == 1:
+		return open(found[0])
+	case ctx == nil && name == "" && len(found) > 1:
+		return nil, fmt.Errorf("%w: it has no name, and there are several: %s", verbs.ErrInvalid, strings.Join(found, ", "))
 	case ctx == nil && len(found) == 0:
 		return nil, fmt.Errorf("%w: this host has no RDMA device (polder doctor says more)", verbs.ErrInvalid)
 	case ctx == nil:
@@ -116,8 +124,10 @@ func (d *device) Close() error {
 }
 
 func (d *device) close() error {
+	d.life.Lock()
 	d.mu.Lock()
 	d.closed = true
+	d.life.Unlock()
 	ends := make([]io.Closer, 0, len(d.ends))
 	for e := range d.ends {
 		ends = append(ends, e)
@@ -156,6 +166,17 @@ func (d *device) close() error {
 	keep(hwClose(d.ctx))
 	if first != nil {
 		return fmt.Errorf("cannot close RDMA device %s: %w", d.name, first)
+	}
+	return nil
+}
+
+// stay keeps the device open until d.life.RUnlock is called, or fails if it is
+// closed.
+func (d *device) stay() error {
+	d.life.RLock()
+	if d.closed {
+		d.life.RUnlock()
+		return fmt.Errorf("the device is closed: %w", verbs.ErrClosed)
 	}
 	return nil
 }

@@ -23,28 +23,31 @@ type pd struct {
 
 // AllocPD implements verbs.Device.
 func (d *device) AllocPD() (verbs.PD, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
-		return nil, fmt.Errorf("cannot allocate a protection domain: %w", verbs.ErrClosed)
+	if err := d.stay(); err != nil {
+		return nil, fmt.Errorf("cannot allocate a protection domain: %w", err)
 	}
+	defer d.life.RUnlock()
 	hw, err := hwAllocPD(d.ctx)
 	if err != nil {
 		return nil, fmt.Errorf("cannot allocate a protection domain: %w", err)
 	}
 	p := &pd{d: d, hw: hw}
+	d.mu.Lock()
 	d.pds[p] = struct{}{}
+	d.mu.Unlock()
 	return p, nil
 }
 
-// enter counts a member in, which keeps the domain; leave counts it out.
+// enter counts a member in, which keeps the domain; leave counts it out. The
+// device stays open until d.life.RUnlock is called.
 func (p *pd) enter() error {
-	p.d.mu.RLock()
-	closed := p.d.closed
-	p.d.mu.RUnlock()
+	if err := p.d.stay(); err != nil {
+		return err
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if closed || p.closed {
+	if p.closed {
+		p.d.life.RUnlock()
 		return verbs.ErrClosed
 	}
 	p.members++
@@ -111,6 +114,7 @@ func (p *pd) regMR(buf []byte, access verbs.Access) (*mr, error) {
 	if err := p.enter(); err != nil {
 		return nil, err
 	}
+	defer p.d.life.RUnlock()
 	hw, err := hwRegMR(p.hw, buf, hwAccess(access))
 	if err != nil {
 		p.leave()
@@ -206,6 +210,7 @@ func (p *pd) allocMW(t verbs.MWType) (*mw, error) {
 	if err := p.enter(); err != nil {
 		return nil, err
 	}
+	defer p.d.life.RUnlock()
 	w := &mw{pd: p, typ: t}
 	if err := w.alloc(); err != nil {
 		p.leave()
@@ -282,10 +287,14 @@ func (w *mw) revoke() error {
 	if err := w.free(); err != nil {
 		return err
 	}
-	if err := w.alloc(); err != nil {
+	err := w.pd.d.stay()
+	if err == nil {
+		err = w.alloc()
+		w.pd.d.life.RUnlock()
+	}
+	if err != nil { // it is unbound all the same
 		w.closed = true
 		w.pd.leave()
-		return err
 	}
 	return nil
 }

@@ -126,6 +126,7 @@ func (p *pd) createQP(init verbs.QPInit) (*qp, error) {
 	if err := p.enter(); err != nil {
 		return nil, err
 	}
+	defer d.life.RUnlock()
 	q := &qp{
 		pd: p, init: init, sendCQ: send, recvCQ: recv, serial: d.serials.Add(1),
 		send: newRing(init.SendDepth, init.SendDepth+relayRoom), recv: newRing(init.RecvDepth, 0),

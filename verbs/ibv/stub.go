@@ -16,7 +16,8 @@ var ErrNotBuilt = errors.New("built without RDMA: install libibverbs-dev (Debian
 // Built reports whether this program was built with RDMA.
 const Built = false
 
-// Open opens the RDMA device of that name, such as mlx5_0.
+// Open opens the RDMA device of that name, such as mlx5_0. An empty name is that
+// of the host's only device.
 func Open(name string) (verbs.Device, error) {
 	return nil, fmt.Errorf("cannot open RDMA device %q: %w", name, ErrNotBuilt)
 }

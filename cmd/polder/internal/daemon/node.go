@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 	"polder/internal/listen"
 	"polder/memnode"
 	"polder/verbs"
+	"polder/verbs/ibv"
 	"polder/verbs/shm"
 	"polder/verbs/softnic"
 	"polder/verbs/tcp"
@@ -25,6 +27,9 @@ type NodeConfig struct {
 	ClientBudget int64  // bytes; 0 means all
 	Grace        time.Duration
 	Manager      string // way of managing memory; the default if empty
+	Fabric       string // FabricTCP or FabricRDMA; FabricTCP if empty
+	Device       string // the RDMA device; the only one if empty
+	TrustClients bool   // see memnode.Config
 }
 
 // check finds what is wrong with values that fit each by itself.
@@ -39,6 +44,10 @@ func (c *NodeConfig) check() error {
 	case isUnix(c.Listen) && c.Manager != "":
 		return &config.Error{Source: "--manager", Value: c.Manager,
 			Err: fmt.Errorf("expected none with a Unix socket, where memory is lent by %s", memnode.MemFD)}
+	case c.Fabric == FabricRDMA && isUnix(c.Listen):
+		return &config.Error{Source: "--listen", Value: c.Listen, Err: errors.New("expected HOST:PORT with --fabric rdma")}
+	case c.Fabric != FabricRDMA && c.Device != "":
+		return &config.Error{Source: "--device", Value: c.Device, Err: errors.New("expected none without --fabric rdma")}
 	case c.ClientBudget != 0 && c.ClientBudget < c.Chunk:
 		return wrong("client-budget", c.ClientBudget)
 	}
@@ -52,6 +61,7 @@ func (c *NodeConfig) memnode() memnode.Config {
 		ClientBudget: c.ClientBudget,
 		Grace:        c.Grace,
 		Manager:      c.Manager,
+		TrustClients: c.TrustClients,
 		Logger:       c.Logger,
 	}
 	if isUnix(c.Listen) {
@@ -80,11 +90,7 @@ func RunNode(ctx context.Context, cfg NodeConfig) (err error) {
 	if err := p.listenAdmin(); err != nil {
 		return err
 	}
-	newDevice := tcp.NewDevice
-	if isUnix(cfg.Listen) {
-		newDevice = shm.NewDevice
-	}
-	dev, err := newDevice(softnic.Config{})
+	dev, err := cfg.open()
 	if err != nil {
 		return err
 	}
@@ -94,10 +100,13 @@ func RunNode(ctx context.Context, cfg NodeConfig) (err error) {
 		return err
 	}
 	var lis verbs.Listener
-	if isUnix(cfg.Listen) {
+	switch security := (tcp.Config{TLS: serverTLS, Insecure: cfg.Security.Insecure, Log: p.Logger}); {
+	case isUnix(cfg.Listen):
 		lis, err = p.listenUnix(dev, cfg.Listen)
-	} else {
-		lis, err = tcp.Listen(dev, cfg.Listen, tcp.Config{TLS: serverTLS, Insecure: cfg.Security.Insecure})
+	case cfg.Fabric == FabricRDMA:
+		lis, err = ibv.Listen(dev, cfg.Listen, security)
+	default:
+		lis, err = tcp.Listen(dev, cfg.Listen, security)
 	}
 	if err != nil {
 		return listen.Explain("listen", cfg.Listen, err)
@@ -108,10 +117,32 @@ func RunNode(ctx context.Context, cfg NodeConfig) (err error) {
 		return err
 	}
 	title := fmt.Sprintf("polder node lends %s in chunks of %s", config.FormatSize(cfg.Lend), config.FormatSize(cfg.Chunk))
-	if err := p.ready(title, "polder serve --far "+lis.Addr()); err != nil {
+	far := lis.Addr()
+	if cfg.Fabric == FabricRDMA {
+		title += " over " + dev.Attr().Name
+		far = ibv.Scheme + far
+	}
+	if err := p.ready(title, "polder serve --far "+far); err != nil {
 		return err
 	}
 	return p.wait(ctx)
+}
+
+// The fabrics that a node can listen on, besides Unix sockets.
+const (
+	FabricTCP  = "tcp"
+	FabricRDMA = "rdma"
+)
+
+// open opens the device of the node's fabric.
+func (c *NodeConfig) open() (verbs.Device, error) {
+	switch {
+	case isUnix(c.Listen):
+		return shm.NewDevice(softnic.Config{})
+	case c.Fabric == FabricRDMA:
+		return ibv.Open(c.Device)
+	}
+	return tcp.NewDevice(softnic.Config{})
 }
 
 // node makes the memory node on dev.
