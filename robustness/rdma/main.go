@@ -31,6 +31,7 @@ func main() {
 		kernel  = flag.String("kernel", "", "take the kernel from this file, a linux-image package of Debian's")
 		mechs   = flag.String("mechanisms", strings.Join(mechanisms, ","), "ways of managing memory to run the pool's suite with")
 		dev     = flag.String("device", "", "run on this host's own RDMA `device`, such as mlx5_0, instead of in guests")
+		long    = flag.Bool("long", false, "attack every way of managing memory that the device can do")
 		limit   = flag.Duration("timeout", 20*time.Minute, "fail when everything together takes longer")
 		verbose = flag.Bool("v", false, "show the guests' kernel messages too")
 	)
@@ -41,7 +42,7 @@ func main() {
 	defer cancel()
 	pattern, err := regexp.Compile(*only)
 	if err == nil {
-		r := runner{only: pattern, verbose: *verbose, mechanisms: strings.Split(*mechs, ","), began: time.Now()}
+		r := runner{only: pattern, verbose: *verbose, long: *long, mechanisms: strings.Split(*mechs, ","), began: time.Now()}
 		if *dev != "" {
 			err = r.runOn(ctx, *dev)
 		} else {
@@ -58,6 +59,7 @@ func main() {
 type runner struct {
 	only       *regexp.Regexp
 	verbose    bool
+	long       bool
 	mechanisms []string
 	began      time.Time
 
@@ -91,7 +93,7 @@ func (r *runner) run(ctx context.Context, pkg string) error {
 	if r.built, err = newBuilder(filepath.Join(cache, "bin"), static); err != nil {
 		return err
 	}
-	for _, s := range scenarios(device, r.mechanisms) {
+	for _, s := range scenarios(device, r.mechanisms, r.long) {
 		if err := r.scenario(ctx, s); err != nil {
 			return err
 		}

@@ -76,14 +76,24 @@ const (
 	nodeListen    = "192.168.7.1:7070"
 )
 
-// scenarios is everything that there is to run on a device of that name.
-func scenarios(device string, mechanisms []string) []scenario {
+// scenarios is everything that there is to run on a device of that name. What
+// takes long is left out unless long is set.
+func scenarios(device string, mechanisms []string, long bool) []scenario {
+	attacked := "^(rpcmw|rpcmw1)$" // what a node offers on such a device by default, and its weaker sister
+	if long {
+		attacked = ""
+	}
 	one := guest{name: "alone", mib: 1536}
 	one.suites = append(one.suites,
 		suite{name: "verbs", program: verbsTest, timeout: 4 * time.Minute},
 		suite{name: "windows", program: windowsTest, timeout: 2 * time.Minute},
 	)
+	for _, m := range mechanisms {
+		one.suites = append(one.suites, suite{name: "pool, " + m, program: poolTest,
+			args: []string{"-test.run=TestIBVMechanisms/^" + m + "$"}, timeout: 4 * time.Minute})
+	}
 	one.suites = append(one.suites,
+		suite{name: "attacks", program: poolTest, args: []string{"-test.run=TestIBVAttack//" + attacked}, timeout: 4 * time.Minute},
 		suite{name: "round trips", program: roundtrip, also: []program{reference},
 			args: []string{"-device", device}, timeout: 2 * time.Minute})
 

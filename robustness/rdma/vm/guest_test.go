@@ -78,25 +78,29 @@ func TestAGuestFails(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	for _, test := range []struct {
-		name string
-		how  string // what its program does
-		with func(*Config)
-		is   error  // what the error must be, or
-		says string // what it must say
+		name  string
+		short bool   // tested with -short too
+		how   string // what its program does
+		with  func(*Config)
+		is    error  // what the error must be, or
+		says  string // what it must say
 	}{
-		{name: "when a test fails", how: "fail", says: `step "fail" failed: exit status 1`},
+		{name: "when a test fails", short: true, how: "fail", says: `step "fail" failed: exit status 1`},
 		{name: "when no test runs", how: "pass-nothing", says: "no test has run"},
-		{name: "when the kernel panics", how: "panic", is: ErrPanicked},
+		{name: "when the kernel panics", short: true, how: "panic", is: ErrPanicked},
 		{name: "when it resets itself", how: "reboot", is: ErrPanicked},
-		{name: "when a test hangs", how: "hang", says: `step "hang" hung: has not ended after 1s`,
+		{name: "when a test hangs", short: true, how: "hang", says: `step "hang" hung: has not ended after 1s`,
 			with: func(c *Config) { c.Plan.Steps[0].Timeout = time.Second }},
 		{name: "when it cannot make its device", how: "well", says: "the guest reports a failure",
 			with: func(c *Config) { c.Plan.Device = strings.Repeat("long", 40) }},
 		{name: "when its init dies", how: "well", is: ErrPanicked,
 			with: func(c *Config) { c.Init = c.Files["/bin/misbehave"] }},
-		{name: "when QEMU cannot start it", how: "well", is: ErrQEMU,
+		{name: "when QEMU cannot start it", short: true, how: "well", is: ErrQEMU,
 			with: func(c *Config) { c.CPUs = -1 }},
 	} {
+		if testing.Short() && !test.short {
+			continue
+		}
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			c := r.config(t, test.how)
