@@ -201,7 +201,7 @@ func (q *qp) relayTo(to *qp, wrs []verbs.SendWR, plan []planned) {
 			*to.send.at(place) = slot{op: wrs[i].Op, hidden: true, relay: relay{q, plan[i].place}}
 			to.batch = append(to.batch, hwWR{})
 			w := &to.batch[len(to.batch)-1]
-			to.translate(w, &wrs[i], &plan[i])
+			to.translate(w, &wrs[i], plan[i].bind)
 			to.given(w, place, true)
 		}
 		if verbs.State(to.state.Load()) == verbs.StateRTS {

@@ -25,6 +25,7 @@ type cq struct {
 	closed   bool            // guarded by mu
 	users    int             // guarded by mu: queue pairs, twice if both their queues complete here
 	qps      map[uint32]*qp  // guarded by mu: by serial number
+	latest   *qp             // guarded by mu: that qpOf returned
 	stash    []verbs.WC      // guarded by mu
 	from     int             // guarded by mu: stash[:from] have been polled
 	raw      [pollBatch]hwWC // guarded by mu
@@ -138,14 +139,19 @@ func (c *cq) reap() bool {
 	n := c.hw.poll(c.raw[:], c.tries())
 	for i := range c.raw[:n] {
 		w := &c.raw[i]
-		if q := c.qps[serialOf(uint64(w.id))]; q != nil {
+		if q := c.qpOf(serialOf(uint64(w.id))); q != nil {
 			q.completed(w)
 		} // or it was destroyed: its unfinished requests give no completion
 	}
-	if len(c.stash) > before {
-		c.arrived()
-	}
 	return n == len(c.raw) || len(c.stash) > before
+}
+
+// qpOf returns the queue pair that a completion is of, or nil.
+func (c *cq) qpOf(serial uint32) *qp {
+	if c.latest == nil || c.latest.serial != serial {
+		c.latest = c.qps[serial]
+	}
+	return c.latest
 }
 
 // push puts a completion into the stash. What does not fit is an overrun.
@@ -244,7 +250,7 @@ func (c *cq) Wait(ctx context.Context) error {
 }
 
 func (c *cq) wait(ctx context.Context) error {
-	var begun time.Time
+	begun := time.Duration(-1)
 	for {
 		c.mu.Lock()
 		if c.closed {
@@ -253,6 +259,9 @@ func (c *cq) wait(ctx context.Context) error {
 		}
 		if c.stashed() > 0 || c.reap() {
 			found := c.stashed() > 0
+			if found {
+				c.arrived()
+			}
 			c.unlock()
 			if found {
 				return nil
@@ -260,10 +269,11 @@ func (c *cq) wait(ctx context.Context) error {
 			continue
 		}
 		if spin := c.spin(); spin > 0 {
-			if begun.IsZero() {
-				begun = time.Now()
+			now := clock()
+			if begun < 0 {
+				begun = now
 			}
-			if time.Since(begun) < spin {
+			if now-begun < spin {
 				c.unlock()
 				c.reapAwaited()
 				runtime.Gosched()
@@ -349,7 +359,7 @@ func (c *cq) serve(w *watcher) {
 // until nothing more comes although the device was asked to raise an event.
 func (c *cq) drain() {
 	armed := false
-	var idle time.Time // since when nothing has come
+	idle := time.Duration(-1) // since when nothing has come
 	for {
 		c.mu.Lock()
 		if c.closed {
@@ -358,15 +368,18 @@ func (c *cq) drain() {
 		}
 		more := c.reap()
 		fresh := c.fresh
-		c.fresh = false
+		if c.fresh = false; fresh {
+			c.arrived()
+		}
 		c.wakeLocked()
 		wanted := c.init.Handler != nil || c.waiting != nil || c.relays > 0
 		spin := c.spin()
 		if !more && !fresh && !armed && wanted {
-			if idle.IsZero() {
-				idle = time.Now()
+			now := clock()
+			if idle < 0 {
+				idle = now
 			}
-			if spin == 0 || time.Since(idle) >= spin {
+			if spin == 0 || now-idle >= spin {
 				armed = c.hw.arm() == nil
 			}
 			c.unlock()
@@ -377,7 +390,7 @@ func (c *cq) drain() {
 		if !more && !fresh {
 			return
 		}
-		armed, idle = false, time.Time{}
+		armed, idle = false, -1
 		if fresh && c.init.Handler != nil {
 			c.init.Handler(c)
 		}

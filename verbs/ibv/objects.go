@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"polder/verbs"
@@ -89,6 +90,7 @@ type mr struct {
 	access verbs.Access
 	lkey   verbs.LKey
 	rkey   verbs.RKey
+	gone   atomic.Bool // its keys are no more
 
 	mu     sync.Mutex
 	closed bool // guarded by mu
@@ -153,6 +155,7 @@ func (m *mr) Deregister() error {
 		return fmt.Errorf("cannot deregister a region that %d windows are bound to: %w", m.bound, verbs.ErrBusy)
 	}
 	// Before the key can be given to another region.
+	m.gone.Store(true)
 	m.pd.d.mu.Lock()
 	delete(m.pd.d.mrs, m.lkey)
 	m.pd.d.mu.Unlock()
@@ -160,6 +163,7 @@ func (m *mr) Deregister() error {
 		m.pd.d.mu.Lock()
 		m.pd.d.mrs[m.lkey] = m
 		m.pd.d.mu.Unlock()
+		m.gone.Store(false)
 		return fmt.Errorf("cannot deregister a region: %w", err)
 	}
 	m.closed = true

@@ -27,7 +27,6 @@ type planned struct {
 	here   bool         // the driver has done it
 	to     *qp          // not nil: who executes it
 	bind   *binding     // BIND_MW and LOCAL_INV
-	bytes  uint32       // that a READ or an atomic returns
 	place  uint32       // in the ring, if to is not nil
 }
 
@@ -63,12 +62,42 @@ func (q *qp) enqueue(wrs []verbs.SendWR) ([]planned, error) {
 	case int(q.send.used.Load())+len(wrs) > int(q.send.depth) && !q.makeRoom(len(wrs)):
 		return nil, verbs.ErrQueueFull
 	}
-	relayed, err := q.planAll(wrs, state == verbs.StateError)
+	q.batch = q.batch[:0]
+	if state == verbs.StateRTS && !q.failing && q.plain(wrs) {
+		// The fast path.
+		q.send.used.Add(int32(len(wrs)))
+		for i := range wrs {
+			q.addNative(&wrs[i], nil)
+		}
+		q.ring()
+		return nil, nil
+	}
+	return q.enqueueSlow(wrs, state == verbs.StateError)
+}
+
+// plain reports whether the device executes every request of a batch just as it
+// is.
+func (q *qp) plain(wrs []verbs.SendWR) bool {
+	for i := range wrs {
+		switch wr := &wrs[i]; wr.Op {
+		case verbs.OpBindMW, verbs.OpLocalInv:
+			return false
+		case verbs.OpCmpSwap, verbs.OpFetchAdd:
+			if wr.RemoteAddr%8 != 0 && q.pd.d.quirks.MisalignedAtomic {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// enqueueSlow is enqueue for batches that are not plain, or that fail.
+func (q *qp) enqueueSlow(wrs []verbs.SendWR, flush bool) ([]planned, error) {
+	relayed, err := q.planAll(wrs, flush)
 	if err != nil {
 		return nil, err
 	}
 	q.send.used.Add(int32(len(wrs)))
-	q.batch = q.batch[:0]
 	foreign := false
 	for i := range wrs {
 		p := &q.plan[i]
@@ -77,7 +106,7 @@ func (q *qp) enqueue(wrs []verbs.SendWR) ([]planned, error) {
 			foreign = true
 			continue
 		}
-		q.addNative(&wrs[i], p)
+		q.addNative(&wrs[i], p.bind)
 	}
 	q.ring()
 	if foreign {
@@ -149,10 +178,8 @@ func (q *qp) planAll(wrs []verbs.SendWR, flush bool) (relays bool, err error) {
 			p = q.planBind(wr)
 		case wr.Op == verbs.OpLocalInv:
 			p = q.planInvalidate(wr)
-		case wr.Op == verbs.OpRead:
-			p.bytes = uint32(length(wr.SGL))
 		case wr.Op == verbs.OpCmpSwap || wr.Op == verbs.OpFetchAdd:
-			if p.bytes = 8; wr.RemoteAddr%8 != 0 && q.pd.d.quirks.MisalignedAtomic {
+			if wr.RemoteAddr%8 != 0 && q.pd.d.quirks.MisalignedAtomic {
 				p.status = verbs.StatusRemInvReqErr
 			}
 		}
@@ -178,13 +205,19 @@ func (q *qp) planAll(wrs []verbs.SendWR, flush bool) (relays bool, err error) {
 }
 
 // addNative puts a request into the ring and the batch for the device.
-func (q *qp) addNative(wr *verbs.SendWR, p *planned) {
+func (q *qp) addNative(wr *verbs.SendWR, bind *binding) {
 	place := q.send.tail.Load()
-	*q.send.at(place) = slot{id: wr.ID, op: wr.Op, bytes: p.bytes, signaled: wr.Flags&verbs.SendSignaled != 0, bind: p.bind}
+	signaled := wr.Flags&verbs.SendSignaled != 0
+	s := q.send.at(place)
+	*s = slot{id: wr.ID, op: wr.Op, signaled: signaled, bind: bind}
+	switch wr.Op {
+	case verbs.OpRead, verbs.OpCmpSwap, verbs.OpFetchAdd:
+		s.bytes = uint32(length(wr.SGL))
+	}
 	q.batch = append(q.batch, hwWR{})
 	w := &q.batch[len(q.batch)-1]
-	q.translate(w, wr, p)
-	q.given(w, place, wr.Flags&verbs.SendSignaled != 0 || p.bind != nil)
+	q.translate(w, wr, bind)
+	q.given(w, place, signaled || bind != nil)
 }
 
 // given numbers a request for the device, and asks for a completion if the
@@ -221,7 +254,7 @@ func (q *qp) addForeign(wr *verbs.SendWR, p *planned) {
 }
 
 // translate fills in what the device is given.
-func (q *qp) translate(w *hwWR, wr *verbs.SendWR, p *planned) {
+func (q *qp) translate(w *hwWR, wr *verbs.SendWR, bind *binding) {
 	if wr.Flags&verbs.SendFence != 0 {
 		w.flags |= hwFence
 	}
@@ -234,7 +267,7 @@ func (q *qp) translate(w *hwWR, wr *verbs.SendWR, p *planned) {
 		w.op, w.remote, w.rkey = hwWrite, 0, 0
 		return
 	case verbs.OpBindMW:
-		p.bind.translate(w, wr)
+		bind.translate(w, wr)
 		return
 	case verbs.OpLocalInv:
 		w.op = hwLocalInv
@@ -275,12 +308,23 @@ func (q *qp) inlines(sgl []verbs.SGE) bool {
 		return false
 	}
 	for i := range sgl {
-		m := q.pd.d.mrOf(sgl[i].LKey, q.pd)
+		m := q.regionOf(sgl[i].LKey)
 		if m == nil || !m.covers(sgl[i].Addr, uint64(sgl[i].Length)) {
 			return false
 		}
 	}
 	return true
+}
+
+// regionOf returns the region of that key, or nil. It remembers the last.
+//
+// Preconditions: q.post is held.
+func (q *qp) regionOf(key verbs.LKey) *mr {
+	if m := q.region; m != nil && m.lkey == key && !m.gone.Load() {
+		return m
+	}
+	q.region = q.pd.d.mrOf(key, q.pd)
+	return q.region
 }
 
 // ring gives the batch to the device, or puts it behind the gate.
@@ -295,7 +339,6 @@ func (q *qp) ring() {
 		return
 	}
 	q.submit(q.batch)
-	clear(q.batch) // windows and regions
 }
 
 // submit gives requests to the device. What it does not take fails.
@@ -408,7 +451,7 @@ func (q *qp) PostRecv(wrs ...verbs.RecvWR) error {
 // writable reports whether an SGL is of memory that may be written.
 func (q *qp) writable(sgl []verbs.SGE) bool {
 	for i := range sgl {
-		m := q.pd.d.mrOf(sgl[i].LKey, q.pd)
+		m := q.regionOf(sgl[i].LKey)
 		if m == nil || !m.access.Has(verbs.AccessLocalWrite) || !m.covers(sgl[i].Addr, uint64(sgl[i].Length)) {
 			return false
 		}

@@ -41,6 +41,7 @@ type qp struct {
 	waiting []hwWR     // guarded by post: behind the gate
 	rbatch  []hwRR     // guarded by post
 	plan    []planned  // guarded by post
+	region  *mr        // guarded by post: that regionOf returned
 
 	send ring
 	recv ring
@@ -185,6 +186,7 @@ func (q *qp) detachFrom(c *cq) {
 	c.mu.Lock()
 	c.users--
 	delete(c.qps, q.serial)
+	c.latest = nil
 	c.mu.Unlock()
 }
 
@@ -337,6 +339,8 @@ func (q *qp) ignore() {
 	for _, c := range []*cq{q.sendCQ, q.recvCQ} {
 		c.mu.Lock()
 		delete(c.qps, q.serial)
+		c.latest = nil
+		c.latest = nil
 		c.mu.Unlock()
 	}
 }
