@@ -95,16 +95,17 @@ func (r *runner) config(s scenario, guests []guest, i int) vm.Config {
 	cfg := vm.Config{
 		Name: g.name, Kernel: r.kernel, Init: r.init, MemoryMiB: g.mib, MAC: byte(i + 1), Timeout: s.timeout,
 		Files: map[string]string{},
-		Plan:  plan.Plan{Device: device, Address: g.address, Env: []string{"POLDER_RDMA_DEVICE=" + device, "POLDER_RDMA_BIN=/bin"}},
+		Plan:  plan.Plan{Device: device, Address: g.address},
 		Console: func(line string) {
 			if r.verbose || !kernelNoise(line) {
 				fmt.Printf("%-6s | %s\n", g.name, line)
 			}
 		},
 	}
+	env := testEnv(device, "/bin")
 	if len(guests) > 1 {
 		peer, _, _ := strings.Cut(guests[1-i].address, "/")
-		cfg.Plan.Env = append(cfg.Plan.Env, "POLDER_RDMA_PEER="+peer)
+		env = append(env, "POLDER_RDMA_PEER="+peer)
 		cfg.Plan.Serve = i == 0
 		if i == 1 && !guests[0].killed {
 			cfg.Plan.Release = peer
@@ -114,9 +115,15 @@ func (r *runner) config(s scenario, guests []guest, i int) vm.Config {
 		for _, p := range t.programs() {
 			cfg.Files[p.path()] = r.built.file(p)
 		}
-		cfg.Plan.Steps = append(cfg.Plan.Steps, t.step(t.program.path()))
+		cfg.Plan.Steps = append(cfg.Plan.Steps, t.step(t.program.path(), env))
 	}
 	return cfg
+}
+
+// testEnv tells tests which device to use and where programs are. It is not for
+// the program itself, which refuses variables of its name that it does not know.
+func testEnv(device, bin string) []string {
+	return []string{"POLDER_RDMA_DEVICE=" + device, "POLDER_RDMA_BIN=" + bin}
 }
 
 // device is the name of the guests' RDMA device.

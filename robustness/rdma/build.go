@@ -110,7 +110,7 @@ func (b *builder) goBuild(ctx context.Context, p program, args ...string) error 
 	// The pure Go resolver: glibc's does not work in a static program.
 	args = append(args, "-tags", "ibverbs netgo osusergo")
 	if b.flags.static {
-		args = append(args, "-ldflags", `-linkmode external -extldflags "-static"`)
+		args = append(args, "-ldflags", `-s -w -linkmode external -extldflags "-static"`)
 	}
 	env := []string{"CGO_ENABLED=1", "CGO_CFLAGS=" + b.flags.compile, "CGO_LDFLAGS=" + b.flags.link}
 	return vm.Build(ctx, b.file(p), p.source, env, args...)

@@ -52,7 +52,7 @@ func (r *runner) runHere(ctx context.Context, s scenario, g guest, device string
 				return err
 			}
 		}
-		list = append(list, t.step(r.built.file(t.program)))
+		list = append(list, t.step(r.built.file(t.program), testEnv(device, r.built.dir)))
 	}
 	dir, err := os.MkdirTemp("", "polder-rdma-")
 	if err != nil {
@@ -65,7 +65,7 @@ func (r *runner) runHere(ctx context.Context, s scenario, g guest, device string
 	)
 	began := time.Now()
 	run := &steps.Runner{
-		Env: append(os.Environ(), "POLDER_RDMA_DEVICE="+device, "POLDER_RDMA_BIN="+r.built.dir), Dir: dir, Output: os.Stdout,
+		Env: os.Environ(), Dir: dir, Output: os.Stdout,
 		Report: func(e plan.Event) error {
 			r.event(g.name, e)
 			if e.Kind == plan.Ended {

@@ -36,7 +36,6 @@ type suite struct {
 	program    program
 	also       []program // that it starts itself
 	args       []string
-	env        []string
 	background bool
 	await      string
 	timeout    time.Duration
@@ -44,14 +43,18 @@ type suite struct {
 
 func (s suite) programs() []program { return append([]program{s.program}, s.also...) }
 
-// step is how the suite runs, with its program at path.
-func (s suite) step(path string) plan.Step {
+// step is how the suite runs, with its program at path. Unless that is polder
+// itself, it gets env.
+func (s suite) step(path string, env []string) plan.Step {
+	if s.program == polder {
+		env = nil
+	}
 	args := append([]string{path}, s.args...)
 	if s.program.kind == goTest {
 		args = append([]string{path, "-test.v", "-test.timeout=" + s.timeout.String()}, s.args...)
 	}
 	return plan.Step{
-		Name: s.name, Args: args, Env: s.env, GoTest: s.program.kind == goTest,
+		Name: s.name, Args: args, Env: env, GoTest: s.program.kind == goTest,
 		Background: s.background, Await: s.await,
 		// A Go test that hangs says itself where, just before.
 		Timeout: s.timeout + 10*time.Second,

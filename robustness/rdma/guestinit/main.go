@@ -82,7 +82,7 @@ func run() error {
 	return err
 }
 
-// mountAll mounts the file systems that programs expect.
+// mountAll mounts the file systems, and makes the links, that programs expect.
 func mountAll() error {
 	for _, m := range []struct{ kind, dir, options string }{
 		{"proc", "/proc", ""},
@@ -97,6 +97,13 @@ func mountAll() error {
 		}
 		if err := unix.Mount(m.kind, m.dir, m.kind, 0, m.options); err != nil {
 			return fmt.Errorf("cannot mount %s at %s: %w", m.kind, m.dir, err)
+		}
+	}
+	for link, to := range map[string]string{
+		"/dev/fd": "/proc/self/fd", "/dev/stdin": "/proc/self/fd/0", "/dev/stdout": "/proc/self/fd/1", "/dev/stderr": "/proc/self/fd/2",
+	} {
+		if err := os.Symlink(to, link); err != nil {
+			return fmt.Errorf("cannot complete /dev: %w", err)
 		}
 	}
 	return nil

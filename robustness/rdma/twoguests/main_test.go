@@ -21,7 +21,18 @@ import (
 	"polder/robustness/rdma/plan"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// peer is the other guest's address.
+var peer = os.Getenv("POLDER_RDMA_PEER")
+
+func TestMain(m *testing.M) {
+	// The program refuses variables of its name that it does not know.
+	for _, v := range os.Environ() {
+		if name, _, _ := strings.Cut(v, "="); strings.HasPrefix(name, "POLDER_") {
+			os.Unsetenv(name)
+		}
+	}
+	goleak.VerifyTestMain(m)
+}
 
 const (
 	mib = 1 << 20
@@ -35,7 +46,6 @@ const (
 // nodeAddr is where the other guest's memory node listens.
 func nodeAddr(t *testing.T) string {
 	t.Helper()
-	peer := os.Getenv("POLDER_RDMA_PEER")
 	if peer == "" {
 		t.Fatal("POLDER_RDMA_PEER is not set: these tests run in two guests (make test-rdma)")
 	}
@@ -56,7 +66,7 @@ func startServer(t *testing.T, args ...string) *child.Process {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	p, err := child.StartReady(ctx, child.Command{Path: "/bin/polder", Args: append([]string{
-		"serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--far", nodeAddr(t), "--manager", "rpcmw"}, args...)})
+		"serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--far", nodeAddr(t), "--manager", "rpcmw", "--insecure"}, args...)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -186,7 +186,7 @@ func arguments(cfg Config, initrd string) []string {
 		"-serial", "stdio",
 		"-chardev", "file,id=events,path=/dev/fd/3", "-serial", "chardev:events",
 		"-kernel", cfg.Kernel.Image(), "-initrd", initrd,
-		"-append", "console=ttyS0 quiet panic=-1 tsc=reliable random.trust_cpu=on rdinit=/init",
+		"-append", "console=ttyS0 quiet panic=-1 random.trust_cpu=on rdinit=/init " + clockArguments(),
 		"-device", fmt.Sprintf("isa-debug-exit,iobase=%#x,iosize=4", plan.ExitPort),
 	}
 	if cfg.Wire != nil {
