@@ -35,6 +35,7 @@ type cq struct {
 	waiting  chan struct{}   // guarded by mu: closed when there may be something to poll; nil if nobody waits
 	watcher  *watcher        // guarded by mu
 	fresh    bool            // guarded by mu: completions came since the handler was called
+	looks    uint64          // guarded by mu: how often the device's queue was looked into
 	relays   int             // guarded by mu: requests of other queue pairs' that complete here
 	gap      time.Duration   // guarded by mu: between arrivals, averaged
 	last     time.Duration   // guarded by mu: of the last arrival, by clock
@@ -55,7 +56,8 @@ const (
 )
 
 // slack is the room in the device's queue for completions that the driver asks
-// for and nobody sees.
+// for and nobody sees: two of every queue pair that posts without asking for
+// any, and those of binds.
 const slack = 256
 
 // CreateCQ implements verbs.Device.

@@ -3,6 +3,7 @@
 package ibv
 
 import (
+	"errors"
 	"fmt"
 	"math/bits"
 	"sync"
@@ -305,17 +306,16 @@ func (q *qp) close() error {
 	// In the error state first, so that what relays there are is not executed
 	// any more when their windows are taken away.
 	q.toError()
+	var failed error
 	for _, w := range q.bound() {
-		if err := w.revoke(); err != nil {
-			return fmt.Errorf("its window %v: %w", w.RKey(), err)
-		}
+		failed = errors.Join(failed, w.revoke())
 	}
 	q.ignore()
 
 	q.ctl.Lock()
 	q.gone = true
 	c := q.conn
-	err := q.hw.destroy()
+	failed = errors.Join(failed, q.hw.destroy())
 	q.ctl.Unlock()
 	q.detach()
 	for _, r := range q.orphans() {
@@ -330,7 +330,7 @@ func (q *qp) close() error {
 	}
 	q.pd.d.mu.Unlock()
 	q.pd.leave()
-	return err
+	return failed
 }
 
 // ignore has the completion queues drop what the device says of the queue pair
