@@ -29,9 +29,9 @@ func main() {
 	var (
 		only    = flag.String("only", "", "run the scenarios and suites whose names match this regular expression")
 		kernel  = flag.String("kernel", "", "take the kernel from this file, a linux-image package of Debian's")
-		mechs   = flag.String("mechanisms", strings.Join(mechanisms, ","), "ways of managing memory to run the pool's suite with")
+		mechs   = flag.String("mechanisms", "", "ways of managing memory to run the pool's suite with, with commas between (default rpcmw, or all with -long)")
 		dev     = flag.String("device", "", "run on this host's own RDMA `device`, such as mlx5_0, instead of in guests")
-		long    = flag.Bool("long", false, "attack every way of managing memory that the device can do")
+		long    = flag.Bool("long", false, "run the pool's suite, and the attacks, with every way of managing memory that the device can do")
 		limit   = flag.Duration("timeout", 20*time.Minute, "fail when everything together takes longer")
 		verbose = flag.Bool("v", false, "show the guests' kernel messages too")
 	)
@@ -42,7 +42,13 @@ func main() {
 	defer cancel()
 	pattern, err := regexp.Compile(*only)
 	if err == nil {
-		r := runner{only: pattern, verbose: *verbose, long: *long, mechanisms: strings.Split(*mechs, ","), began: time.Now()}
+		r := runner{only: pattern, verbose: *verbose, long: *long, mechanisms: usual, began: time.Now()}
+		switch {
+		case *mechs != "":
+			r.mechanisms = strings.Split(*mechs, ",")
+		case *long:
+			r.mechanisms = all
+		}
 		if *dev != "" {
 			err = r.runOn(ctx, *dev)
 		} else {

@@ -6,9 +6,13 @@ import (
 	"polder/robustness/rdma/plan"
 )
 
-// mechanisms are the ways of managing memory that the pool's suite runs with
-// over a device without work-request chains.
-var mechanisms = []string{"rpcmw"}
+// The ways of managing memory that the pool's suite runs with: the one that a
+// node uses on a device without work-request chains, and all that such a device
+// can do.
+var (
+	usual = []string{"rpcmw"}
+	all   = []string{"rpcmw", "rpcmw1", "finemr", "staticmr"}
+)
 
 // scenario is some guests and what runs in them.
 type scenario struct {
@@ -82,7 +86,7 @@ const (
 // scenarios is everything that there is to run on a device of that name. What
 // takes long is left out unless long is set.
 func scenarios(device string, mechanisms []string, long bool) []scenario {
-	attacked := "^(rpcmw|rpcmw1)$" // what a node offers on such a device by default, and its weaker sister
+	attacked := "^rpcmw$" // what a node offers on such a device by default
 	if long {
 		attacked = ""
 	}
@@ -100,29 +104,25 @@ func scenarios(device string, mechanisms []string, long bool) []scenario {
 		suite{name: "round trips", program: roundtrip, also: []program{reference},
 			args: []string{"-device", device}, timeout: 2 * time.Minute})
 
-	node := func(killed bool) guest {
-		return guest{name: "node", address: nodeAddress, mib: 512, killed: killed, suites: []suite{{
-			name: "polder node", program: polder, background: true, args: []string{
-				"node", "--fabric", "rdma", "--device", device, "--listen", nodeListen, "--lend", "128MiB",
-				"--manager", "rpcmw", "--grace", "1m", "--insecure",
-			},
-		}}}
-	}
-	client := func(suites ...suite) guest {
-		for i := range suites {
-			s := &suites[i]
-			s.program, s.also, s.await, s.timeout = guestsTest, []program{polder}, nodeListen, 2*time.Minute
-		}
-		return guest{name: "client", address: clientAddress, mib: 768, suites: suites}
+	node := guest{name: "node", address: nodeAddress, mib: 512, killed: true, suites: []suite{{
+		name: "polder node", program: polder, background: true, args: []string{
+			"node", "--fabric", "rdma", "--device", device, "--listen", nodeListen, "--lend", "128MiB",
+			"--manager", "rpcmw", "--grace", "1m", "--insecure",
+		},
+	}}}
+	client := guest{name: "client", address: clientAddress, mib: 768}
+	for _, t := range []struct{ name, run string }{
+		{"the main job", "MainJob"},
+		{"a link lost for 5 s", "LinkLost"},
+		{"a node that is killed", "Killed"}, // the last one, of course
+	} {
+		client.suites = append(client.suites, suite{
+			name: t.name, program: guestsTest, also: []program{polder}, args: []string{"-test.run=" + t.run},
+			await: nodeListen, timeout: 2 * time.Minute,
+		})
 	}
 	return []scenario{
-		{name: "one-guest", device: "rxe over lo", guests: []guest{one}, timeout: 10 * time.Minute},
-		{name: "two-guests", device: "rxe over a wire", timeout: 5 * time.Minute, guests: []guest{node(false), client(
-			suite{name: "the main job", args: []string{"-test.run=MainJob"}},
-			suite{name: "a link lost for 5 s", args: []string{"-test.run=LinkLost"}},
-		)}},
-		{name: "killed", device: "rxe over a wire", timeout: 3 * time.Minute, guests: []guest{node(true), client(
-			suite{name: "a node that is killed", args: []string{"-test.run=Killed"}},
-		)}},
+		{name: "one-guest", device: "rxe over lo", guests: []guest{one}, timeout: 15 * time.Minute},
+		{name: "two-guests", device: "rxe over a wire", guests: []guest{node, client}, timeout: 6 * time.Minute},
 	}
 }

@@ -109,6 +109,9 @@ func refusal(err error) string {
 	return ""
 }
 
+// batch is how many commands are sent at a time.
+const batch = 64
+
 // keys is a set of keys with values of one size.
 type keys struct {
 	prefix  string
@@ -120,7 +123,6 @@ func (k keys) name(i int) string { return fmt.Sprintf("%s:%d", k.prefix, i) }
 // store stores all of them.
 func (k keys) store(t *testing.T, c *redis.Client) {
 	t.Helper()
-	const batch = 64
 	for from := 0; from < k.n; from += batch {
 		p := c.Pipeline()
 		for i := from; i < min(from+batch, k.n); i++ {
@@ -132,13 +134,23 @@ func (k keys) store(t *testing.T, c *redis.Client) {
 	}
 }
 
-// check reads all of them.
+// check reads all of them, many at a time.
 func (k keys) check(t *testing.T, c *redis.Client) {
 	t.Helper()
-	for i := range k.n {
-		got, err := c.Get(t.Context(), k.name(i)).Result()
-		if want := value(k.name(i), k.size); err != nil || got != want {
-			t.Fatalf("GET %s: got %d bytes, %v, want the %d that were stored", k.name(i), len(got), err, k.size)
+	for from := 0; from < k.n; from += batch {
+		p := c.Pipeline()
+		for i := from; i < min(from+batch, k.n); i++ {
+			p.Get(t.Context(), k.name(i))
+		}
+		cmds, err := p.Exec(t.Context())
+		if err != nil {
+			t.Fatalf("reading %s to %s: %v", k.name(from), k.name(min(from+batch, k.n)-1), err)
+		}
+		for i, cmd := range cmds {
+			name := k.name(from + i)
+			if got := cmd.(*redis.StringCmd).Val(); got != value(name, k.size) {
+				t.Fatalf("GET %s: got %d bytes, want the %d that were stored", name, len(got), k.size)
+			}
 		}
 	}
 }
