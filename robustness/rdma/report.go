@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"text/tabwriter"
@@ -19,16 +20,24 @@ type row struct {
 	took                          time.Duration
 }
 
+// add adds a row for every suite of a guest, and one more if the guest has
+// failed although they have not.
 func (t *table) add(s scenario, g guest, res vm.Result) {
+	planned := g.killed && errors.Is(res.Err, vm.ErrKilled)
+	blamed := false
 	for _, rep := range res.Steps {
 		r := row{s.device, g.name, rep.Step, rep.Outcome, rep.Tests, rep.Took}
-		if r.outcome == "" {
+		switch {
+		case r.outcome == "" && planned:
+			r.outcome, r.took = killedOnPurpose, res.Took
+		case r.outcome == "":
 			r.outcome = "did not end"
-			if g.killed {
-				r.outcome, r.took = killedOnPurpose, res.Took
-			}
 		}
+		blamed = blamed || !r.passed()
 		t.rows = append(t.rows, r)
+	}
+	if res.Err != nil && !planned && !blamed {
+		t.rows = append(t.rows, row{s.device, g.name, "(the guest itself)", res.Err.Error(), 0, res.Took})
 	}
 }
 
