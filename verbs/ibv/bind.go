@@ -138,12 +138,8 @@ func (b *binding) executed(q *qp, s verbs.Status) {
 		return
 	}
 	w.settle(b.mr)
-	switch {
-	case b.mr == nil && w.typ == verbs.MWType2B:
-	case w.typ == verbs.MWType2B:
+	if b.mr != nil && w.typ == verbs.MWType2B {
 		w.key = b.key
-	default:
-		w.key = verbs.RKey(hwMWKey(w.hw)) // the provider's choice
 	}
 }
 
@@ -226,8 +222,9 @@ func (q *qp) relayTo(to *qp, wrs []verbs.SendWR, plan []planned) {
 	c.unlock()
 }
 
-// deliver completes a relayed request where it was posted.
-func (r result) deliver() {
+// deliver completes a relayed request where it was posted. Revoke unbinds a
+// window by force.
+func (r result) deliver(revoke func(*mw) error) {
 	q, c := r.q, r.q.sendCQ
 	c.mu.Lock()
 	s := q.send.at(r.place)
@@ -236,7 +233,7 @@ func (r result) deliver() {
 	if r.status != verbs.StatusSuccess && op == verbs.OpLocalInv && b != nil {
 		// The queue pair that the window belongs to has failed, and executes
 		// nothing more. The window goes another way.
-		if b.mw.revoke() == nil {
+		if revoke(b.mw) == nil {
 			b.revoked, r.status = true, verbs.StatusSuccess
 		}
 	}

@@ -97,7 +97,7 @@ func (d *device) createCQ(init verbs.CQInit) (*cq, error) {
 		err = c.watch()
 		c.mu.Unlock()
 		if err != nil {
-			c.Close()
+			c.close()
 			return nil, err
 		}
 	}
@@ -221,7 +221,7 @@ func (c *cq) unlock() {
 	c.wakeLocked()
 	c.mu.Unlock()
 	for _, r := range results {
-		r.deliver()
+		r.deliver((*mw).revoke)
 	}
 }
 
@@ -400,7 +400,9 @@ func (c *cq) drain() {
 }
 
 // Close implements verbs.CQ.
-func (c *cq) Close() error {
+func (c *cq) Close() error { return c.d.closing(c.close) }
+
+func (c *cq) close() error {
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()

@@ -146,20 +146,20 @@ func (d *device) close() error {
 	}
 	// In the order in which they hold each other. Nothing is added any more.
 	for _, q := range values(d, d.qps) {
-		keep(q.Close())
+		keep(q.close())
 	}
 	for _, w := range values(d, d.mws) {
-		keep(w.Dealloc())
+		keep(w.dealloc())
 	}
 	for _, m := range values(d, d.mrs) {
-		keep(m.Deregister())
+		keep(m.deregister())
 	}
 	for _, c := range keys(d, d.cqs) {
-		keep(c.Close())
+		keep(c.close())
 	}
 	d.watchers.Wait()
 	for _, p := range keys(d, d.pds) {
-		keep(p.Close())
+		keep(p.close())
 	}
 	d.events.close()
 	d.tell.close()
@@ -179,6 +179,16 @@ func (d *device) stay() error {
 		return fmt.Errorf("the device is closed: %w", verbs.ErrClosed)
 	}
 	return nil
+}
+
+// closing runs what closes an object, while the device stays open. If it is
+// closed already, that takes or took care of the object.
+func (d *device) closing(f func() error) error {
+	if d.stay() != nil {
+		return nil
+	}
+	defer d.life.RUnlock()
+	return f()
 }
 
 func values[K comparable, V any](d *device, m map[K]V) []V {

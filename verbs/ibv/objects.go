@@ -62,7 +62,9 @@ func (p *pd) leave() {
 }
 
 // Close implements verbs.PD.
-func (p *pd) Close() error {
+func (p *pd) Close() error { return p.d.closing(p.close) }
+
+func (p *pd) close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
@@ -145,7 +147,9 @@ func (m *mr) covers(addr, n uint64) bool {
 }
 
 // Deregister implements verbs.MR.
-func (m *mr) Deregister() error {
+func (m *mr) Deregister() error { return m.pd.d.closing(m.deregister) }
+
+func (m *mr) deregister() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
@@ -246,11 +250,18 @@ func (w *mw) Type() verbs.MWType { return w.typ }
 func (w *mw) RKey() verbs.RKey {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.typ == verbs.MWType1 && !w.closed {
+		// The provider chooses it while the bind is posted, and the bind may
+		// complete before the provider has noted its choice.
+		w.key = verbs.RKey(hwMWKey(w.hw))
+	}
 	return w.key
 }
 
 // Dealloc implements verbs.MW.
-func (w *mw) Dealloc() error {
+func (w *mw) Dealloc() error { return w.pd.d.closing(w.dealloc) }
+
+func (w *mw) dealloc() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.closed {
@@ -280,9 +291,22 @@ func (w *mw) free() error {
 	return nil
 }
 
-// revoke unbinds a window that no queue pair can unbind any more, by giving it
-// another place in the device.
+// revoke unbinds a window that no queue pair can unbind any more.
 func (w *mw) revoke() error {
+	d := w.pd.d
+	// It does not wait: who closes the device may be waiting for the caller.
+	if !d.life.TryRLock() {
+		return w.replace(false)
+	}
+	defer d.life.RUnlock()
+	return w.replace(!d.closed)
+}
+
+// replace unbinds a window by giving it another place in the device, or, if the
+// device is being closed, none.
+//
+// Preconditions: if there is to be another, d.life is held.
+func (w *mw) replace(another bool) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.closed {
@@ -291,12 +315,7 @@ func (w *mw) revoke() error {
 	if err := w.free(); err != nil {
 		return err
 	}
-	err := w.pd.d.stay()
-	if err == nil {
-		err = w.alloc()
-		w.pd.d.life.RUnlock()
-	}
-	if err != nil { // it is unbound all the same
+	if !another || w.alloc() != nil { // it is unbound all the same
 		w.closed = true
 		w.pd.leave()
 	}

@@ -48,10 +48,11 @@ type qp struct {
 	recv ring
 	room atomic.Int32 // for requests of other queue pairs'
 
-	ctl     sync.Mutex // the device's object: not destroyed while it is held
-	gone    bool       // guarded by ctl
-	claimed bool       // guarded by ctl: being connected
-	conn    *conn      // guarded by ctl
+	ended   chan struct{} // closed when close has done its work
+	ctl     sync.Mutex    // the device's object: not destroyed while it is held
+	gone    bool          // guarded by ctl
+	claimed bool          // guarded by ctl: being connected
+	conn    *conn         // guarded by ctl
 
 	windowsMu sync.Mutex
 	windows   map[*mw]struct{} // guarded by windowsMu: of type 2B, whose owner this is
@@ -132,7 +133,7 @@ func (p *pd) createQP(init verbs.QPInit) (*qp, error) {
 	q := &qp{
 		pd: p, init: init, sendCQ: send, recvCQ: recv, serial: d.serials.Add(1),
 		send: newRing(init.SendDepth, init.SendDepth+relayRoom), recv: newRing(init.RecvDepth, 0),
-		windows: make(map[*mw]struct{}),
+		windows: make(map[*mw]struct{}), ended: make(chan struct{}),
 	}
 	if err := q.attach(); err != nil {
 		p.leave()
@@ -288,27 +289,33 @@ func (q *qp) connect(c *conn, here, there address, psn, peer, peerPSN uint32, ga
 
 // Close implements verbs.QP.
 func (q *qp) Close() error {
-	if err := q.close(); err != nil {
+	if err := q.pd.d.closing(q.close); err != nil {
 		return fmt.Errorf("cannot close QP %d: %w", q.num, err)
 	}
 	return nil
 }
 
+// close is Close.
+//
+// Preconditions: d.life is held, or the caller closes the device.
 func (q *qp) close() error {
 	q.post.Lock()
 	if q.closed {
 		q.post.Unlock()
+		<-q.ended // by another caller, perhaps still at it
 		return nil
 	}
 	q.closed = true
 	q.post.Unlock()
+	defer close(q.ended)
 
 	// In the error state first, so that what relays there are is not executed
 	// any more when their windows are taken away.
 	q.toError()
+	another := !q.pd.d.closed
 	var failed error
 	for _, w := range q.bound() {
-		failed = errors.Join(failed, w.revoke())
+		failed = errors.Join(failed, w.replace(another))
 	}
 	q.ignore()
 
@@ -319,7 +326,7 @@ func (q *qp) close() error {
 	q.ctl.Unlock()
 	q.detach()
 	for _, r := range q.orphans() {
-		r.deliver()
+		r.deliver(func(w *mw) error { return w.replace(another) })
 	}
 	if c != nil {
 		c.qpClosed(q)
