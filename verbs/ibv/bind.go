@@ -66,7 +66,7 @@ func (q *qp) planBind(wr *verbs.SendWR) planned {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.closed || w.owner != nil {
+	if w.closed || w.owner != nil || w.typ == verbs.MWType2B && w.next.Key() == wr.RKey.Key() {
 		return refused
 	}
 	p := planned{bind: &binding{mw: w, mr: m, key: verbs.MakeRKey(w.key.Index(), wr.RKey.Key()), old: w.next}}
@@ -138,7 +138,10 @@ func (b *binding) executed(q *qp, s verbs.Status) {
 		return
 	}
 	w.settle(b.mr)
-	if b.mr != nil && w.typ == verbs.MWType2B {
+	switch {
+	case w.typ == verbs.MWType1:
+		w.key = verbs.RKey(hwMWKey(w.hw)) // the provider's choice
+	case b.mr != nil:
 		w.key = b.key
 	}
 }

@@ -60,7 +60,7 @@ func (q *qp) advance() {
 	c := q.sendCQ
 	for r := &q.send; r.head != r.tail.Load(); r.head++ {
 		s := r.at(r.head)
-		if !s.done {
+		if !s.done || s.held {
 			return
 		}
 		if s.bind != nil {

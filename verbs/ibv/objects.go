@@ -250,11 +250,6 @@ func (w *mw) Type() verbs.MWType { return w.typ }
 func (w *mw) RKey() verbs.RKey {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.typ == verbs.MWType1 && !w.closed {
-		// The provider chooses it while the bind is posted, and the bind may
-		// complete before the provider has noted its choice.
-		w.key = verbs.RKey(hwMWKey(w.hw))
-	}
 	return w.key
 }
 

@@ -210,6 +210,9 @@ func (q *qp) addNative(wr *verbs.SendWR, bind *binding) {
 	signaled := wr.Flags&verbs.SendSignaled != 0
 	s := q.send.at(place)
 	*s = slot{id: wr.ID, op: wr.Op, signaled: signaled, bind: bind}
+	if bind != nil && bind.mw.typ == verbs.MWType1 {
+		s.held, q.holds = true, true
+	}
 	switch wr.Op {
 	case verbs.OpRead, verbs.OpCmpSwap, verbs.OpFetchAdd:
 		s.bytes = uint32(length(wr.SGL))
@@ -346,6 +349,9 @@ func (q *qp) ring() {
 // Preconditions: q.post is held.
 func (q *qp) submit(wrs []hwWR) {
 	n, err := q.hw.postSend(wrs)
+	if q.holds {
+		q.release(wrs)
+	}
 	if err != nil {
 		q.refuse(wrs[n:], verbs.StatusLocQPOpErr)
 		return
@@ -353,6 +359,21 @@ func (q *qp) submit(wrs []hwWR) {
 	if verbs.State(q.state.Load()) == verbs.StateError {
 		q.nudge()
 	}
+}
+
+// release lets requests complete that were held until they had been posted.
+//
+// Preconditions: q.post is held.
+func (q *qp) release(wrs []hwWR) {
+	q.holds = false
+	c := q.sendCQ
+	c.mu.Lock()
+	for i := range wrs {
+		q.send.at(uint32(wrs[i].id)).held = false
+	}
+	q.advance()
+	c.added()
+	c.unlock()
 }
 
 // refuse completes requests that the device was not given.
@@ -364,7 +385,7 @@ func (q *qp) refuse(wrs []hwWR, status verbs.Status) {
 	c.mu.Lock()
 	for i := range wrs {
 		s := q.send.at(uint32(wrs[i].id))
-		s.foreign, s.done, s.status = true, true, status
+		s.foreign, s.done, s.held, s.status = true, true, false, status
 		status = verbs.StatusWRFlushErr
 	}
 	q.advance()

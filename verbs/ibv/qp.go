@@ -37,6 +37,7 @@ type qp struct {
 	closed  bool       // guarded by post
 	gated   bool       // guarded by post: the peer is not ready; requests wait
 	failing bool       // guarded by post: an earlier request is sure to fail
+	holds   bool       // guarded by post: a request that waits to be given to the device is held
 	quiet   int        // guarded by post: requests since the last that asked for a completion
 	batch   []hwWR     // guarded by post: put together, to be posted
 	waiting []hwWR     // guarded by post: behind the gate
@@ -87,6 +88,7 @@ type slot struct {
 	done     bool
 	foreign  bool // the device was not given it
 	hidden   bool // the program does not know of it: it is another queue pair's
+	held     bool // a type 1 bind: the provider has not returned, nor perhaps noted the key that it chose
 	sound    bool // a receive: its memory may be written
 	bind     *binding
 	relay    relay // hidden: whose it is
