@@ -53,6 +53,12 @@ soak: ## run the long forms of tests, SOAK (10m) each, and robustness five times
 	$(GO) test -race -count=1 -timeout 4h -run TestRandomCommandsGetRedissReplies ./resp -resp.commands 200000
 	$(GO) test -count=5 -timeout 4h ./robustness
 
+.PHONY: test-rdma
+test-rdma: ## run the programs over real RDMA: Soft-RoCE in virtual machines (docs/rdma.md); LONG=1 for all of it
+	@.ci/deps-rdma
+	$(GO) test -count=1 -timeout $(TESTTIMEOUT) -tags guests -parallel 3 $(if $(LONG),,-short -run 'Fails|HungGuest') ./robustness/rdma/vm
+	$(GO) run ./robustness/rdma $(if $(LONG),-long)
+
 .PHONY: bench
 bench: build ## measure this tree against redis-server, raw TCP and memcpy
 	$(BIN)/polder bench resp
@@ -66,6 +72,7 @@ bench: build ## measure this tree against redis-server, raw TCP and memcpy
 lint: $(STATICCHECK) ## vet, check formatting, staticcheck
 	$(GO) vet ./...
 	cd bench && $(GO) vet ./...
+	$(GO) vet -tags guests ./robustness/rdma/vm
 	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then \
 		echo "not formatted (make fmt):"; echo "$$unformatted"; exit 1; fi
 	$(STATICCHECK) ./...

@@ -26,7 +26,7 @@ const (
 // Config says what a Node lends, and to whom.
 type Config struct {
 	// Manager is the way of managing memory, one of Managers, by default
-	// DefaultManager. Clients must speak the same.
+	// DefaultManager or OtherManager. Clients must speak the same.
 	Manager string
 	// Group is how many access queue pairs a client of OneSided or Native
 	// has, from 1 to 8, by default 2. Every chunk has as many windows, and
@@ -47,6 +47,12 @@ type Config struct {
 	// MaxClients is the most sessions, connected or in their grace period,
 	// by default 1024.
 	MaxClients int
+	// TrustClients lets several clients borrow at a time although the device
+	// does not check the bounds of windows (verbs.DeviceAttr.BoundsMW):
+	// whoever borrows anything can then read and write everything. Without,
+	// such a node lends to one client at a time, unless the manager needs no
+	// bounds (FineMR, StaticMR).
+	TrustClients bool
 	// Logger gets connections, losses and refusals; by default nothing is
 	// logged.
 	Logger *slog.Logger

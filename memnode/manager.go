@@ -32,8 +32,12 @@ type ticker interface {
 	count()
 }
 
-// DefaultManager is what a Config that names no manager gets.
-const DefaultManager = Native
+// DefaultManager is what a Config that names no manager gets if the device has
+// an allocation verb, and OtherManager if it has not.
+const (
+	DefaultManager = Native
+	OtherManager   = RPCMW
+)
 
 // A manager is the node's half of a way of managing memory: who has which
 // chunk, and how a client comes to it. The node does the rest: it takes
@@ -85,6 +89,10 @@ var managers = map[string]func(n *Node) (manager, error){
 	StaticMR: newRPC,
 	ODRP:     newODRP,
 }
+
+// keptApart are the managers that keep clients apart by registrations, which
+// every device checks, and not by windows.
+var keptApart = map[string]bool{FineMR: true, StaticMR: true}
 
 // Managers lists the names that Config.Manager may have.
 func Managers() []string { return slices.Sorted(maps.Keys(managers)) }

@@ -15,6 +15,7 @@ type memory struct {
 	mr     verbs.MR // all of mem
 	binder *binder
 	size   int // of a chunk
+	pinned bool
 }
 
 func newMemory(dev verbs.Device, pd verbs.PD, cfg *Config) (*memory, error) {
@@ -33,17 +34,17 @@ func newMemory(dev verbs.Device, pd verbs.PD, cfg *Config) (*memory, error) {
 		mem.Close()
 		return nil, err
 	}
-	return &memory{pd: pd, mem: mem, mr: mr, binder: b, size: cfg.ChunkSize}, nil
+	return &memory{pd: pd, mem: mem, mr: mr, binder: b, size: cfg.ChunkSize, pinned: dev.Attr().Pinned}, nil
 }
 
 // address is where chunk i begins.
 func (m *memory) address(i uint32) uint64 { return m.mr.Addr() + uint64(i)*uint64(m.size) }
 
 // zero makes chunk i read as zero, and gives its pages back to the operating
-// system if it has whole ones.
+// system if it has whole ones, and the device does not go on with those.
 func (m *memory) zero(i uint32) {
 	off := int(i) * m.size
-	if m.size >= arena.PageSize && m.mem.Punch(off, m.size) == nil {
+	if !m.pinned && m.size >= arena.PageSize && m.mem.Punch(off, m.size) == nil {
 		return
 	}
 	clear(m.mem.Bytes()[off : off+m.size]) // locked memory cannot be punched

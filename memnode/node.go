@@ -20,6 +20,7 @@ type Node struct {
 	mpd  verbs.PD // management queue pairs and their buffers
 	pd   verbs.PD // the lent memory and access queue pairs
 	mem  *memory
+	one  bool // one session at a time: the device would let the next into its memory
 	stop context.CancelCauseFunc
 	ctx  context.Context // done when the node closes
 
@@ -45,9 +46,15 @@ type Node struct {
 	done      chan struct{} // closed when Close has finished
 }
 
+var errOne = errors.New("this node lends to one client at a time, because its device does not check the bounds of windows, " +
+	"and another client has memory or may come back for it")
+
 // New returns a node that lends memory through dev, which stays the caller's
 // and must outlive the node.
 func New(dev verbs.Device, cfg Config) (*Node, error) {
+	if cfg.Manager == "" && !dev.Attr().Alloc {
+		cfg.Manager = OtherManager
+	}
 	cfg, err := cfg.withDefaults()
 	if err != nil {
 		return nil, fmt.Errorf("cannot lend memory: %w", err)
@@ -79,6 +86,11 @@ func New(dev verbs.Device, cfg Config) (*Node, error) {
 		n.pd.Close()
 		n.mpd.Close()
 		return nil, fmt.Errorf("cannot lend memory by %s: %w", cfg.Manager, err)
+	}
+	if attr := dev.Attr(); !attr.BoundsMW && !keptApart[cfg.Manager] {
+		n.one = !cfg.TrustClients
+		n.log.Warn("the device does not check the bounds of windows: clients are kept apart by window and not by range, "+
+			"so whoever borrows anything reaches everything", "device", attr.Name, "one client at a time", n.one)
 	}
 	n.ctx, n.stop = context.WithCancelCause(context.Background())
 	n.grace = time.NewTimer(time.Hour)
@@ -246,6 +258,9 @@ func (n *Node) attach(req verbs.ConnRequest, want *wire.Session) error {
 	if !resumed {
 		if len(n.sessions) >= n.cfg.MaxClients {
 			return fmt.Errorf("this node serves no more than %d clients", n.cfg.MaxClients)
+		}
+		if n.one && len(n.sessions) > 0 {
+			return errOne
 		}
 		s = newSession()
 	}

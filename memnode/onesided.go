@@ -55,14 +55,14 @@ func newOneSided(n *Node) (manager, error) {
 	if n.cfg.Manager == OneSided {
 		if !n.dev.Attr().WaitEnable {
 			m.close()
-			return nil, errors.New("the device cannot run chains of work requests")
+			return nil, fmt.Errorf("%s cannot run chains of work requests: lend by %s", n.dev.Attr().Name, RPCMW)
 		}
 		return m, nil
 	}
 	dev, ok := n.dev.(verbs.AllocDevice)
 	if !ok || !n.dev.Attr().Alloc {
 		m.close()
-		return nil, errors.New("the device has no allocation verb")
+		return nil, fmt.Errorf("%s has no allocation verb: lend by %s", n.dev.Attr().Name, RPCMW)
 	}
 	freed, ring := w.freedTo()
 	m.allocator, err = dev.CreateAllocator(verbs.AllocatorInit{

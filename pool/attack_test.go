@@ -18,6 +18,7 @@ import (
 	"polder/pool/mech"
 	"polder/pool/odrp"
 	"polder/pool/onesided"
+	"polder/pool/pooltest"
 	"polder/pool/rpcmw"
 	"polder/pool/staticmr"
 	"polder/verbs"
@@ -93,7 +94,7 @@ func TestAttack(t *testing.T) {
 		for _, m := range attacked {
 			t.Run(a.name+"/"+m.Name(), func(t *testing.T) {
 				ran++
-				s := newScene(t, m)
+				s := newScene(t, pooltest.TCP, m)
 				o := a.run(s)
 				if o.none {
 					return
@@ -231,7 +232,11 @@ func outside(off int64) func(*scene) outcome {
 	return func(s *scene) outcome {
 		g := s.mine
 		g.Addr += uint64(off)
-		return s.bounds(s.access(s.attacker.read(g, 8)))
+		data, status := s.attacker.read(g, 8)
+		if status == verbs.StatusSuccess && s.boundless() {
+			return outcome{got: "what lies there", rule: "none: the device checks windows, not their bounds", harm: true}
+		}
+		return s.bounds(s.access(data, status))
 	}
 }
 
@@ -239,6 +244,12 @@ func wrapping(s *scene) outcome {
 	g := s.mine
 	g.Addr = ^uint64(0) - 3
 	return s.bounds(s.access(s.attacker.read(g, 8)))
+}
+
+// boundless reports whether chunks are windows on a device that does not check
+// their bounds.
+func (s *scene) boundless() bool {
+	return strings.HasPrefix(s.manager.Name(), rpcmw.Name) && !s.attacker.dev.Attr().BoundsMW
 }
 
 // bounds is o, with the rule that keeps a client within its chunk.

@@ -50,18 +50,19 @@ var (
 	newSecret  = []byte("the next borrower's data!")
 )
 
-func newScene(t *testing.T, m pool.Manager) *scene {
+func newScene(t *testing.T, over pooltest.Setup, m pool.Manager) *scene {
 	t.Helper()
 	s := &scene{t: t, manager: m}
-	setup := pooltest.TCP
+	setup := over
 	setup.Manager = m
 	setup.Fabric = func(t testing.TB) pooltest.Fabric {
-		s.node = &nodeFabric{Fabric: pooltest.TCP.Fabric(t)}
+		s.node = &nodeFabric{Fabric: over.Fabric(t)}
 		return s.node
 	}
 	s.cluster = pooltest.NewCluster(t, setup, memnode.Config{
 		Lend: attackChunks * attackChunk, ChunkSize: attackChunk,
 		ClientBudget: attackBudget * attackChunk, Grace: time.Minute,
+		TrustClients: true, // that it does not is another test's
 	})
 	s.honest = s.cluster.Open(pool.Config{})
 	s.chunk = s.honest.MustAlloc(t)

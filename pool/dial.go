@@ -7,6 +7,7 @@ import (
 	"net"
 
 	"polder/verbs"
+	"polder/verbs/ibv"
 	"polder/verbs/shm"
 	"polder/verbs/softnic"
 	"polder/verbs/tcp"
@@ -14,9 +15,15 @@ import (
 
 // Dial borrows from the memory nodes that listen at addrs, each "host:port",
 // over TCP, with the default configuration; or each "unix:/path", on this
-// machine, with DialUnix.
+// machine, with DialUnix; or each "rdma://host:port", over this host's only RDMA
+// device, with DialRDMA.
 func Dial(ctx context.Context, addrs ...string) (*Pool, error) {
-	switch local := countUnix(addrs); {
+	rdma := count(addrs, ibv.Scheme)
+	switch local := count(addrs, shm.Scheme); {
+	case rdma > 0 && rdma < len(addrs):
+		return nil, errMixed
+	case rdma > 0:
+		return DialRDMA(ctx, "", ibv.Config{}, Config{}, addrs...)
 	case local == 0:
 		return DialTCP(ctx, tcp.Config{}, Config{}, addrs...)
 	case local < len(addrs):

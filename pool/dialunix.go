@@ -12,12 +12,12 @@ import (
 	"polder/verbs/softnic"
 )
 
-var errMixed = errors.New("cannot open a pool: nodes at Unix sockets and others are not for one pool")
+var errMixed = errors.New("cannot open a pool: its nodes are reached in several ways, want all at Unix sockets, all by RDMA, or all over TCP")
 
-// countUnix is how many of addrs are Unix sockets'.
-func countUnix(addrs []string) (n int) {
+// count is how many of addrs have a scheme.
+func count(addrs []string, scheme string) (n int) {
 	for _, a := range addrs {
-		if strings.HasPrefix(a, shm.Scheme) {
+		if strings.HasPrefix(a, scheme) {
 			n++
 		}
 	}
@@ -32,7 +32,7 @@ func DialUnix(ctx context.Context, conns shm.Config, cfg Config, addrs ...string
 	if cfg.Device != nil || cfg.Nodes != nil || cfg.Manager != nil {
 		return nil, errors.New("cannot open a pool: Device, Nodes and Manager are not for DialUnix")
 	}
-	if countUnix(addrs) < len(addrs) {
+	if count(addrs, shm.Scheme) < len(addrs) {
 		return nil, errMixed
 	}
 	dev, err := shm.NewDevice(softnic.Config{})

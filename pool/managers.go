@@ -11,6 +11,7 @@ import (
 	"polder/pool/onesided"
 	"polder/pool/rpcmw"
 	"polder/pool/staticmr"
+	"polder/verbs"
 )
 
 // managers are the ways of managing memory, by the name that nodes know them as.
@@ -24,6 +25,15 @@ func init() {
 	} {
 		managers[m.Name()] = m
 	}
+}
+
+// managerFor is the way of managing memory over a device of that kind, unless
+// another is asked for. A memory node chooses likewise.
+func managerFor(a verbs.DeviceAttr) Manager {
+	if a.Alloc {
+		return onesided.Mechanism{Native: true}
+	}
+	return rpcmw.Mechanism{}
 }
 
 // Managers lists the names that ManagerNamed knows.

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"polder/pool/mech"
-	"polder/pool/onesided"
 	"polder/verbs"
 )
 
@@ -56,8 +55,8 @@ type NodeConfig struct {
 }
 
 func (c Config) withDefaults() (Config, error) {
-	if c.Manager == nil {
-		c.Manager = onesided.Mechanism{Native: true}
+	if c.Manager == nil && c.Device != nil {
+		c.Manager = managerFor(c.Device.Attr())
 	}
 	if c.Timeout == 0 {
 		c.Timeout = DefaultTimeout

@@ -5,6 +5,7 @@ import (
 
 	"polder/pool"
 	"polder/pool/finemr"
+	"polder/pool/pooltest"
 	"polder/pool/rpcmw"
 	"polder/pool/staticmr"
 )
@@ -23,7 +24,7 @@ func TestHowOftenChunksAreRegistered(t *testing.T) {
 		{staticmr.Mechanism{}, 0}, // has done so when the client connected
 	} {
 		t.Run(c.manager.Name(), func(t *testing.T) {
-			s := newScene(t, c.manager)
+			s := newScene(t, pooltest.TCP, c.manager)
 			before := s.node.registrations()
 			for range rounds {
 				g := s.attacker.alloc()

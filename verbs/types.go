@@ -293,6 +293,9 @@ func (f SendFlags) String() string {
 // Compare is the highest of a field. So counters wrap at any power of two, and
 // the low 8 bits of an rkey can be counted up in place.
 //
+// The new key of a BIND_MW is to differ from the window's present one; some
+// devices refuse it otherwise.
+//
 // A type 2B window is assigned to the queue pair QPN of the same PD, or to
 // the one that the request is posted to if QPN is 0.
 type SendWR struct {

@@ -63,9 +63,18 @@ type DeviceAttr struct {
 	MaxSGE     int    // most SGEs in one work request
 	MaxMsgSize uint32 // most bytes in one message
 	MaxRdAtom  int    // most READs and atomics outstanding on one QP
-	WaitEnable bool   // WAIT and ENABLE: the device can run work-request chains
+	WaitEnable bool   // WAIT and ENABLE, and what goes with them: the device can run work-request chains
 	BoundsMW   bool   // window bounds are checked on every access
-	Alloc      bool   // ALLOC and FREE: the device is an AllocDevice
+	// Type1Keys: a window of type 1 gets the key that its bind asks for. Without,
+	// the device chooses, and MW.RKey tells.
+	Type1Keys bool
+	// HostAtomics: atomics are atomic against the host's own (sync/atomic).
+	HostAtomics bool
+	// Pinned: registered memory is pinned. The device goes on with the pages
+	// that there were at the time, so they must not be given back to the
+	// operating system while they are registered: zero them instead.
+	Pinned bool
+	Alloc  bool // ALLOC and FREE: the device is an AllocDevice
 }
 
 // A PD is a protection domain: keys of one are refused in another.

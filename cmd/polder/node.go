@@ -26,6 +26,7 @@ func newNode() *cobra.Command {
 		Lend:   daemon.DefaultLend(),
 		Chunk:  memnode.DefaultChunkSize,
 		Grace:  memnode.DefaultGrace,
+		Fabric: daemon.FabricTCP,
 	}
 	cfg.Admin = defaultNodeAdmin
 	cmd := &cobra.Command{
@@ -45,10 +46,18 @@ func newNode() *cobra.Command {
 	}
 	fs := cmd.Flags()
 	fs.Var(config.NewAddresses(&cfg.Listen), "listen", "where clients connect, several with commas between; at unix:PATH, clients on this machine, which map what they borrow; if there are both kinds, each gets half of what is lent")
+	fs.Var(config.NewChoice(&cfg.Fabric, daemon.FabricTCP, daemon.FabricRDMA), "fabric", "what clients reach the memory over: tcp, or rdma, by an RDMA device (see polder doctor)")
+	deviceFlag(fs, &cfg.Device)
+	fs.BoolVar(&cfg.TrustClients, "trust-clients", false, "lend to several clients although the RDMA device does not check the bounds of windows, so that each reaches all that is lent")
 	lendFlags(fs, &cfg)
 	c.flags(fs)
 	adminFlag(fs, &cfg.Common)
 	return cmd
+}
+
+// deviceFlag is the flag that names an RDMA device.
+func deviceFlag(fs *pflag.FlagSet, name *string) {
+	fs.StringVar(name, "device", "", "the RDMA `device`, such as mlx5_0; the default is the only one")
 }
 
 // lendFlags are the flags that say what to lend, and to whom.
@@ -65,7 +74,7 @@ func lendFlags(fs *pflag.FlagSet, cfg *daemon.NodeConfig) {
 func managerFlag(fs *pflag.FlagSet, name *string) {
 	fs.Var(config.NewChoice(name, pool.Managers()...), "manager",
 		"how memory is handed out, the same at a node and its borrowers: "+strings.Join(pool.Managers(), ", ")+
-			"; the default is "+memnode.DefaultManager)
+			"; the default is "+memnode.DefaultManager+", or "+memnode.OtherManager+" over RDMA")
 }
 
 func adminFlag(fs *pflag.FlagSet, c *daemon.Common) {

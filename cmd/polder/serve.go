@@ -60,7 +60,7 @@ func newServe() *cobra.Command {
 		},
 	}
 	fs := cmd.Flags()
-	fs.Var(config.NewAddresses(&cfg.Far), "far", "nodes to borrow from, HOST:PORT or unix:PATH, with commas between")
+	fs.Var(config.NewAddresses(&cfg.Far), "far", "nodes to borrow from, HOST:PORT, unix:PATH or rdma://HOST:PORT, with commas between")
 	serveFlags(fs, &cfg.ServeConfig)
 	fs.Var(config.NewChoice(&tier, tierFar, tierSoft), "tier", "which memory to serve from: far or soft")
 	fs.Var(config.NewSize(&cfg.Budget, daemon.MinCacheBudget, 0), "budget", "with --tier soft, memory to use while no coordinator says otherwise")
@@ -81,12 +81,12 @@ const (
 // with which nothing is asked for, such as a budget: the environment may hold
 // them for other commands.
 func checkTier(fs *pflag.FlagSet, tier string, cfg daemon.CacheConfig) error {
-	only := map[string]string{"far": tierFar, "manager": tierFar, "coordinator": tierSoft, "memcached": tierSoft}
+	only := map[string]string{"far": tierFar, "manager": tierFar, "device": tierFar, "coordinator": tierSoft, "memcached": tierSoft}
 	given := map[string]bool{
-		"far": len(cfg.Far) > 0, "manager": cfg.Manager != "",
+		"far": len(cfg.Far) > 0, "manager": cfg.Manager != "", "device": cfg.Device != "",
 		"coordinator": cfg.Coordinator != "", "memcached": cfg.Memcached != "",
 	}
-	for _, name := range []string{"far", "manager", "coordinator", "memcached"} {
+	for _, name := range []string{"far", "manager", "device", "coordinator", "memcached"} {
 		if given[name] && only[name] != tier {
 			return &usageError{&config.Error{Source: "--" + name, Value: fs.Lookup(name).Value.String(),
 				Err: fmt.Errorf("expected none without --tier %s", only[name])}}
@@ -99,6 +99,7 @@ func checkTier(fs *pflag.FlagSet, tier string, cfg daemon.CacheConfig) error {
 func serveFlags(fs *pflag.FlagSet, cfg *daemon.ServeConfig) {
 	managerFlag(fs, &cfg.Manager)
 	fs.Var(config.NewDuration(&cfg.FarWait, 0), "far-wait", "how long to try, at the start, until one of the nodes answers")
+	deviceFlag(fs, &cfg.Device)
 	fs.Var(config.NewSize(&cfg.Local, far.MinLocal, 0), "local", "budget of resident memory for data")
 	fs.Var(config.NewSize(&cfg.MaxValue, 64, 512<<20), "max-value", "largest value; the default is a quarter of the budget, at most 32MiB")
 	fs.Var(config.NewAddress(&cfg.Listen, false), "listen", "where Redis clients connect")

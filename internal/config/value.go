@@ -242,6 +242,9 @@ func checkAddress(s string) error {
 // UnixScheme is what the address of a socket on this machine begins with.
 const UnixScheme = "unix:"
 
+// RDMAScheme is what the address of a node on an RDMA fabric begins with.
+const RDMAScheme = "rdma://"
+
 func checkNodeAddress(s string) error {
 	path, ok := strings.CutPrefix(s, UnixScheme)
 	if !ok {
@@ -274,7 +277,13 @@ func (v *Addresses) Set(s string) error {
 	list := strings.Split(s, ",")
 	for i, a := range list {
 		list[i] = strings.TrimSpace(a)
-		if err := checkNodeAddress(list[i]); err != nil {
+		// HOST:PORT follows the scheme of RDMA.
+		addr, rdma := strings.CutPrefix(list[i], RDMAScheme)
+		check := checkNodeAddress
+		if rdma {
+			check = checkAddress
+		}
+		if err := check(addr); err != nil {
 			return fmt.Errorf("%w, several with commas between", err)
 		}
 	}

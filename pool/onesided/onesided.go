@@ -64,6 +64,12 @@ func (m Mechanism) Name() string {
 
 // Attach implements mech.Mechanism.
 func (m Mechanism) Attach(ctx context.Context, l mech.Link) (mech.Session, error) {
+	switch attr := l.Device.Attr(); {
+	case m.Native && !attr.Alloc:
+		return nil, fmt.Errorf("%s has no allocation verb: borrow by rpcmw, from a node that lends so", attr.Name)
+	case !m.Native && !attr.WaitEnable:
+		return nil, fmt.Errorf("%s has no WAIT and ENABLE, and so will its peer's not: borrow by rpcmw, from a node that lends so", attr.Name)
+	}
 	s := &session{
 		link: l, name: m.Name(), native: m.Native,
 		owned: make(map[uint32]struct{}), returned: make(chan struct{}),

@@ -81,14 +81,16 @@ func (c Config) normalized() (Config, error) {
 // Attr tells what the NIC can do.
 func (n *NIC) Attr() verbs.DeviceAttr {
 	return verbs.DeviceAttr{
-		Name:       n.cfg.Name,
-		MaxQPDepth: n.cfg.MaxQPDepth,
-		MaxSGE:     n.cfg.MaxSGE,
-		MaxMsgSize: n.cfg.MaxMsgSize,
-		MaxRdAtom:  MaxRdAtom,
-		WaitEnable: true,
-		BoundsMW:   true,
-		Alloc:      true,
+		Name:        n.cfg.Name,
+		MaxQPDepth:  n.cfg.MaxQPDepth,
+		MaxSGE:      n.cfg.MaxSGE,
+		MaxMsgSize:  n.cfg.MaxMsgSize,
+		MaxRdAtom:   MaxRdAtom,
+		WaitEnable:  true,
+		BoundsMW:    true,
+		Type1Keys:   true,
+		HostAtomics: true,
+		Alloc:       true,
 	}
 }
 

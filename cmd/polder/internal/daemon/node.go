@@ -2,13 +2,16 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"polder/internal/config"
 	"polder/internal/listen"
 	"polder/memnode"
 	"polder/verbs"
+	"polder/verbs/ibv"
 	"polder/verbs/shm"
 	"polder/verbs/softnic"
 	"polder/verbs/tcp"
@@ -23,6 +26,9 @@ type NodeConfig struct {
 	ClientBudget int64    // bytes; 0 means all
 	Grace        time.Duration
 	Manager      string // way of managing memory; the default if empty
+	Fabric       string // FabricTCP or FabricRDMA; FabricTCP if empty
+	Device       string // the RDMA device; the only one if empty
+	TrustClients bool   // see memnode.Config
 }
 
 // check finds what is wrong with values that fit each by itself.
@@ -41,6 +47,10 @@ func (c *NodeConfig) check() error {
 	case len(here) > 0 && len(elsewhere) == 0 && c.Manager != "":
 		return &config.Error{Source: "--manager", Value: c.Manager,
 			Err: fmt.Errorf("expected none with a Unix socket, where memory is lent by %s", memnode.MemFD)}
+	case c.Fabric == FabricRDMA && len(elsewhere) == 0:
+		return &config.Error{Source: "--listen", Value: strings.Join(c.Listen, ","), Err: errors.New("expected a HOST:PORT with --fabric rdma")}
+	case c.Fabric != FabricRDMA && c.Device != "":
+		return &config.Error{Source: "--device", Value: c.Device, Err: errors.New("expected none without --fabric rdma")}
 	case c.ClientBudget != 0 && c.ClientBudget < c.Chunk:
 		return wrong("client-budget", c.ClientBudget)
 	}
@@ -66,6 +76,7 @@ func (c *NodeConfig) memnode() memnode.Config {
 		ClientBudget: c.ClientBudget,
 		Grace:        c.Grace,
 		Manager:      c.Manager,
+		TrustClients: c.TrustClients,
 		Logger:       c.Logger,
 	}
 }
@@ -98,7 +109,7 @@ func RunNode(ctx context.Context, cfg NodeConfig) (err error) {
 	for _, place := range []struct {
 		addrs []string
 		open  func(NodeConfig, []string) (*memnode.Node, []string, error)
-	}{{elsewhere, p.nodeOverTCP}, {here, p.nodeHere}} {
+	}{{elsewhere, p.nodeElsewhere}, {here, p.nodeHere}} {
 		if len(place.addrs) == 0 {
 			continue
 		}
@@ -116,25 +127,42 @@ func RunNode(ctx context.Context, cfg NodeConfig) (err error) {
 	if err := p.serveAdmin(); err != nil {
 		return err
 	}
-	if err := p.ready(title, "polder serve --far "+addrs[0]); err != nil {
+	far := addrs[0]
+	if cfg.Fabric == FabricRDMA && len(elsewhere) > 0 {
+		far = ibv.Scheme + far
+		title += " over RDMA"
+	}
+	if err := p.ready(title, "polder serve --far "+far); err != nil {
 		return err
 	}
 	return p.wait(ctx)
 }
 
-// nodeOverTCP starts a node for clients anywhere.
-func (p *process) nodeOverTCP(cfg NodeConfig, addrs []string) (*memnode.Node, []string, error) {
+// The fabrics that a node can listen on, besides Unix sockets.
+const (
+	FabricTCP  = "tcp"
+	FabricRDMA = "rdma"
+)
+
+// nodeElsewhere starts a node for clients anywhere, over cfg.Fabric.
+func (p *process) nodeElsewhere(cfg NodeConfig, addrs []string) (*memnode.Node, []string, error) {
 	serverTLS, _, err := cfg.Security.TLS()
 	if err != nil {
 		return nil, nil, err
+	}
+	security := tcp.Config{TLS: serverTLS, Insecure: cfg.Security.Insecure, Log: p.Logger}
+	if cfg.Fabric == FabricRDMA {
+		dev, err := ibv.Open(cfg.Device)
+		if err != nil {
+			return nil, nil, err
+		}
+		return p.serveNode(dev, cfg, addrs, func(addr string) (verbs.Listener, error) { return ibv.Listen(dev, addr, security) })
 	}
 	dev, err := tcp.NewDevice(softnic.Config{})
 	if err != nil {
 		return nil, nil, err
 	}
-	return p.serveNode(dev, cfg, addrs, func(addr string) (verbs.Listener, error) {
-		return tcp.Listen(dev, addr, tcp.Config{TLS: serverTLS, Insecure: cfg.Security.Insecure})
-	})
+	return p.serveNode(dev, cfg, addrs, func(addr string) (verbs.Listener, error) { return tcp.Listen(dev, addr, security) })
 }
 
 // nodeHere starts a node for clients on this machine, which map what they borrow.

@@ -15,6 +15,7 @@ import (
 	"polder/pool/memfd"
 	"polder/resp"
 	"polder/verbs"
+	"polder/verbs/ibv"
 	"polder/verbs/shm"
 	"polder/verbs/softnic"
 	"polder/verbs/tcp"
@@ -26,6 +27,7 @@ type ServeConfig struct {
 	Listen      string   // where Redis clients connect
 	Far         []string // nodes to borrow from
 	Manager     string   // the nodes' way of managing memory; the default if empty
+	Device      string   // the RDMA device that reaches them; the only one if empty
 	Local       int64    // bytes
 	MaxValue    int64    // bytes; 0 means a quarter of Local, at most 32 MiB
 	Password    string
@@ -117,7 +119,7 @@ func (p *process) openFar(ctx context.Context, cfg ServeConfig) error {
 	if err != nil {
 		return err
 	}
-	here, err := allUnix(cfg.Far)
+	by, err := reach(cfg.Far)
 	if err != nil {
 		return err
 	}
@@ -125,21 +127,31 @@ func (p *process) openFar(ctx context.Context, cfg ServeConfig) error {
 	if err != nil {
 		return err
 	}
-	newDevice := tcp.NewDevice
-	dial := func(ctx context.Context, dev verbs.Device, addr string) (verbs.Conn, error) {
-		return tcp.Dial(ctx, dev, addr, tcp.Config{TLS: clientTLS, Insecure: cfg.Security.Insecure})
-	}
-	if here {
+	security := tcp.Config{TLS: clientTLS, Insecure: cfg.Security.Insecure}
+	var dev verbs.Device
+	var dial func(ctx context.Context, addr string) (verbs.Conn, error)
+	switch by {
+	case config.UnixScheme:
 		if cfg.Manager != "" {
 			return &config.Error{Source: "--manager", Value: cfg.Manager,
 				Err: fmt.Errorf("expected none with nodes at Unix sockets, which lend by %s", memfd.Name)}
 		}
-		newDevice, manager = shm.NewDevice, memfd.Mechanism{}
-		dial = func(ctx context.Context, dev verbs.Device, addr string) (verbs.Conn, error) {
+		manager = memfd.Mechanism{}
+		dev, err = shm.NewDevice(softnic.Config{})
+		dial = func(ctx context.Context, addr string) (verbs.Conn, error) {
 			return shm.Dial(ctx, dev, addr, shm.Config{})
 		}
+	case config.RDMAScheme:
+		dev, err = ibv.Open(cfg.Device)
+		dial = func(ctx context.Context, addr string) (verbs.Conn, error) {
+			return ibv.Dial(ctx, dev, strings.TrimPrefix(addr, ibv.Scheme), security)
+		}
+	default:
+		dev, err = tcp.NewDevice(softnic.Config{})
+		dial = func(ctx context.Context, addr string) (verbs.Conn, error) {
+			return tcp.Dial(ctx, dev, addr, security)
+		}
 	}
-	dev, err := newDevice(softnic.Config{})
 	if err != nil {
 		return err
 	}
@@ -148,7 +160,7 @@ func (p *process) openFar(ctx context.Context, cfg ServeConfig) error {
 	for _, addr := range cfg.Far {
 		nodes = append(nodes, pool.NodeConfig{
 			Name: addr,
-			Dial: func(ctx context.Context) (verbs.Conn, error) { return dial(ctx, dev, addr) },
+			Dial: func(ctx context.Context) (verbs.Conn, error) { return dial(ctx, addr) },
 		})
 	}
 	return p.openPool(ctx, cfg, pool.Config{Device: dev, Nodes: nodes, Manager: manager})

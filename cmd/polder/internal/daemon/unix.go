@@ -24,15 +24,21 @@ func NodeHere() (addr string, ok bool) {
 	return DefaultSocket, err == nil && st.Mode()&os.ModeSocket != 0
 }
 
-// allUnix reports whether the nodes at addrs are all on this machine, at Unix
-// sockets, and fails if only some are.
-func allUnix(addrs []string) (bool, error) {
-	all := !slices.ContainsFunc(addrs, func(a string) bool { return !isUnix(a) })
-	if !all && slices.ContainsFunc(addrs, isUnix) {
-		return false, &config.Error{Source: "--far", Value: strings.Join(addrs, ","),
-			Err: fmt.Errorf("expected unix:PATH for every node or for none")}
+// reach returns the scheme of the addresses of nodes, "" for TCP, and fails if
+// they differ in it.
+func reach(addrs []string) (string, error) {
+	for _, scheme := range []string{config.UnixScheme, config.RDMAScheme} {
+		has := func(a string) bool { return strings.HasPrefix(a, scheme) }
+		if !slices.ContainsFunc(addrs, has) {
+			continue
+		}
+		if slices.ContainsFunc(addrs, func(a string) bool { return !has(a) }) {
+			return "", &config.Error{Source: "--far", Value: strings.Join(addrs, ","),
+				Err: fmt.Errorf("expected %s... for every node or for none", scheme)}
+		}
+		return scheme, nil
 	}
-	return all, nil
+	return "", nil
 }
 
 // listenUnix listens at a socket, in a directory that is made if need be.
