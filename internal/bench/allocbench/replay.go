@@ -44,9 +44,13 @@ const (
 // DefaultChunkSizes are the default of ReplayOptions.ChunkSizes.
 func DefaultChunkSizes() []int { return []int{128 << 10, 2 << 20} }
 
-// shortReplay is how long the replays of a short run may take together, frees
-// and the starting of nodes not counted.
-const shortReplay = 16 * time.Second
+// In a short run the replays may take so long together, frees and the starting of
+// nodes not counted, and so many requests count of all traces together: the first
+// ones of each.
+const (
+	shortReplay   = 8 * time.Second
+	shortRequests = 16384
+)
 
 // A block is borrowed memory, as large as a request or larger.
 type block interface {
@@ -94,6 +98,10 @@ func (o ReplayOptions) replay(ctx context.Context) error {
 	}
 	done := 0
 	for _, t := range o.Traces {
+		if o.Short {
+			n := min(len(t.Requests), max(1, shortRequests/len(o.Traces)))
+			t = &Trace{Name: t.Name, Requests: t.Requests[:n]}
+		}
 		for _, c := range all {
 			if o.Progress != nil {
 				o.Progress(done, len(all)*len(o.Traces), t.Name+" "+c.name)
