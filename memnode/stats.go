@@ -37,6 +37,8 @@ type Stats struct {
 	Malformed  int64         // requests that made no sense
 	NotOwner   int64         // attempts to free what belongs to somebody else
 	Violations int64         // one-sided operations that the device refused
+	Rebound    int64         // freed keys that were replaced (FineMem)
+	RebindLag  time.Duration // at most as long did the last of them work after the free (FineMem)
 	Wakeups    int64         // of the control goroutine, for connections and requests
 	Busy       time.Duration // that the control goroutine has been at work
 }
@@ -110,6 +112,8 @@ func NewCollector(n *Node) prometheus.Collector {
 	counter("malformed", "Malformed requests.", func(s *Stats) int64 { return s.Malformed })
 	counter("not_owner", "Attempts to free somebody else's chunk.", func(s *Stats) int64 { return s.NotOwner })
 	counter("violations", "One-sided operations that the device refused.", func(s *Stats) int64 { return s.Violations })
+	counter("rebound", "Freed keys that the background worker has replaced.", func(s *Stats) int64 { return s.Rebound })
+	gauge("rebind_lag_nanoseconds", "How long the last freed key may have worked until it was replaced.", func(s *Stats) int64 { return int64(s.RebindLag) })
 	counter("wakeups", "Wake-ups of the control goroutine.", func(s *Stats) int64 { return s.Wakeups })
 	counter("busy_nanoseconds", "Time that the control goroutine has been at work.", func(s *Stats) int64 { return int64(s.Busy) })
 	return c

@@ -52,11 +52,12 @@ func (t *Table) Count() (*Census, error) {
 		}
 	}
 	for layer := range Layers {
-		t.Caps(layer, 0, 31, func(c uint32) {
-			if c < t.Chunks && t.Cap(layer, c).IsSwapped() {
+		grain := t.Grain(layer)
+		for c := uint32(0); grain > 0 && c < t.Chunks; c += grain {
+			if t.Cap(layer, c).IsSwapped() {
 				n.Swapped++
 			}
-		})
+		}
 	}
 	return n, nil
 }

@@ -243,3 +243,47 @@ func (t *Table) releaseChunks(user uint16, x Extent, step func(string)) {
 		}
 	}
 }
+
+// CloseSpan closes a span that is open and without allocations, or repairs one that
+// is closed though its section does not say so, and reports whether it did. It does
+// nothing while one of the span's chunks has a swapped capability.
+func (t *Table) CloseSpan(span uint32, step func(string)) bool {
+	section, j := t.sectionHeader(span/SectionSpans), int(span%SectionSpans)
+	s := Section(t.flush(section))
+	v := Span(t.flush(t.spanHeader(span)))
+	state := s.State(j)
+	if v.Free() != AllFree || state == Empty || !v.Open() && state == Full {
+		return false
+	}
+	swapped := false
+	if t.Grain(ChunkLayer) != 0 {
+		t.Caps(ChunkLayer, span*SpanChunks, SpanClass, func(c uint32) {
+			swapped = swapped || t.Cap(ChunkLayer, c).IsSwapped()
+		})
+	}
+	next := v.Closed()
+	if !v.Open() {
+		next = v.Reclosed()
+	}
+	if swapped {
+		return false
+	}
+	step("rebind.close-span")
+	if !t.word(t.SpanAt(span)).CompareAndSwap(uint64(v), uint64(next)) {
+		return false
+	}
+	step("rebind.close-section")
+	return t.word(section.at).CompareAndSwap(uint64(s), uint64(s.Closed(j, 0)))
+}
+
+// CloseIdle closes the spans of a section for which CloseSpan can, and returns how
+// many they were.
+func (t *Table) CloseIdle(section uint32, step func(string)) (n int) {
+	for j := range uint32(SectionSpans) {
+		span := section*SectionSpans + j
+		if v := t.Span(span); v.Free() == AllFree && t.CloseSpan(span, step) {
+			n++
+		}
+	}
+	return n
+}
