@@ -22,10 +22,10 @@ type span struct {
 	avoid   uint32 // chunks that old keys may open until the node has dealt with them
 }
 
-// ReadAtOnce is how many sections are read at a time.
-const readAtOnce = 16
+// readAtOnce is how many sections are read at a time.
+const readAtOnce = 8
 
-// read reads the headers of sections from first on.
+// readSections reads the headers of a few sections from first on.
 func (a *Allocator) readSections(ctx context.Context, first uint32) error {
 	n := min(readAtOnce, a.l.Sections()-first)
 	a.begin()

@@ -43,7 +43,7 @@ type Config struct {
 // Needs of an Allocator.
 const (
 	QueueDepth = 512
-	BufferSize = 128 << 10
+	BufferSize = 64 << 10
 )
 
 // Policy is where an allocator looks for chunks first.

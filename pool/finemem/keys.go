@@ -34,6 +34,41 @@ func (a *Allocator) readKeys(b *Block) (k keySlots) {
 	return k
 }
 
+// fetchKeys reads b's capabilities and those that overlap it, which may be more than
+// fit into a batch.
+func (a *Allocator) fetchKeys(ctx context.Context, b *Block) error {
+	b.swapped, b.one, b.caps = false, 0, nil
+	own := twolayer.LayerOf(b.Class)
+	for layer := range twolayer.Layers {
+		if layer == twolayer.ChunkLayer && layer != own || a.l.Grain(layer) == 0 {
+			continue
+		}
+		at, n := a.l.CapAt(layer, a.keysFirst(layer, b)), a.keyWords(layer, b)
+		for done := 0; done < n; {
+			words := min(n-done, readMax())
+			a.begin()
+			slot := a.read(at+8*uint64(done), words, StepAllocKeys)
+			if err := a.run(ctx); err != nil {
+				b.one, b.caps = 0, nil
+				return err
+			}
+			for i := range words {
+				c := twolayer.Cap(a.word(slot + i))
+				b.swapped = b.swapped || c.IsSwapped()
+				if layer == own && (done+i)%a.capStep(layer) == 0 {
+					b.swapped = b.swapped || c == 0
+					b.caps = append(b.caps, c)
+				}
+			}
+			done += words
+		}
+	}
+	if len(b.caps) == 1 {
+		b.one, b.caps = b.caps[0], nil
+	}
+	return nil
+}
+
 // keysFirst is the chunk whose capability is the first of b's in a layer.
 func (a *Allocator) keysFirst(layer int, b *Block) uint32 {
 	return b.First &^ (a.l.Grain(layer) - 1)
@@ -108,15 +143,9 @@ func (a *Allocator) swap(ctx context.Context, b *Block) error {
 	}
 	layer := twolayer.LayerOf(b.Class)
 	first, step := a.keysFirst(layer, b), a.capStep(layer)
-	for b.one == 0 && b.caps == nil {
-		a.begin()
-		keys := a.readKeys(b)
-		if err := a.run(ctx); err != nil {
+	if b.one == 0 && b.caps == nil {
+		if err := a.fetchKeys(ctx, b); err != nil {
 			return err
-		}
-		a.takeKeys(b, keys)
-		if b.one == 0 && b.caps == nil {
-			return a.lost(b)
 		}
 	}
 	caps := b.caps

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"polder/internal/arena"
+	"polder/internal/invariants"
 	"polder/verbs"
 )
 
@@ -55,9 +56,28 @@ func (a *Allocator) full(words int) bool {
 	return len(a.batch.wrs)+4 > batchMax || a.batch.words+words > wordsMax
 }
 
-// read adds a READ of words, and returns the slot of the first.
+// read adds a READ of words, at most readMax in a batch, and returns the slot of the
+// first.
 func (a *Allocator) read(at uint64, words int, step string) int {
-	return a.post(verbs.SendWR{Op: verbs.OpRead, RemoteAddr: a.cfg.Metadata + at}, step, words)
+	if !invariants.Enabled {
+		return a.post(verbs.SendWR{Op: verbs.OpRead, RemoteAddr: a.cfg.Metadata + at}, step, words)
+	}
+	// A READ of several words is no atomic access to each. RNICs make it one, and
+	// so does copying on the machines that there are, but the race detector does
+	// not know.
+	first := a.batch.words
+	for i := range words {
+		a.post(verbs.SendWR{Op: verbs.OpRead, RemoteAddr: a.cfg.Metadata + at + 8*uint64(i)}, step, 1)
+	}
+	return first
+}
+
+// readMax is the most words that a batch reads.
+func readMax() int {
+	if invariants.Enabled {
+		return batchMax - 32
+	}
+	return wordsMax - 32
 }
 
 // cas adds a CAS, and returns the slot of what the word was.

@@ -69,12 +69,9 @@ func (a *Allocator) takeRun(ctx context.Context, i uint32, k int) (b Block, foun
 		}
 		return b, false, err
 	}
-	a.begin()
-	keys := a.readKeys(&b)
-	if err := a.run(ctx); err != nil {
+	if err := a.fetchKeys(ctx, &b); err != nil {
 		return b, false, a.orphan(b, err)
 	}
-	a.takeKeys(&b, keys)
 	return a.ready(ctx, b)
 }
 
