@@ -14,6 +14,8 @@ const (
 	DefaultChunkSize  = 1 << 20
 	DefaultGrace      = 10 * time.Second
 	DefaultMaxClients = 1024
+
+	DefaultMaxViolations = 32
 )
 
 // Limits of a Config.
@@ -47,6 +49,14 @@ type Config struct {
 	// MaxClients is the most sessions, connected or in their grace period,
 	// by default 1024.
 	MaxClients int
+	// MaxViolations is how many one-sided operations of a host's clients the
+	// device may refuse before the node of manager FineMem connects no more of
+	// its queue pairs, by default 32. One is forgotten every 10 s.
+	MaxViolations int
+	// ServiceSecret, if it is not zero, must be shown by clients of manager
+	// FineMem before the metadata is open to them: whoever has that can take
+	// and give back everybody's memory.
+	ServiceSecret [32]byte
 	// Logger gets connections, losses and refusals; by default nothing is
 	// logged.
 	Logger *slog.Logger
@@ -72,6 +82,9 @@ func (c Config) withDefaults() (Config, error) {
 	if c.MaxClients == 0 {
 		c.MaxClients = DefaultMaxClients
 	}
+	if c.MaxViolations == 0 {
+		c.MaxViolations = DefaultMaxViolations
+	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -89,6 +102,8 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("groups of %d queue pairs, want 1 to %d", c.Group, verbs.MaxWindows-1)
 	case c.Grace < 0:
 		return c, fmt.Errorf("the grace period is %v, want it positive", c.Grace)
+	case c.MaxViolations < 0:
+		return c, fmt.Errorf("at most %d violations, want it positive", c.MaxViolations)
 	case c.MaxClients < 0:
 		return c, fmt.Errorf("at most %d clients, want it positive", c.MaxClients)
 	}

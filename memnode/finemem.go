@@ -1,6 +1,7 @@
 package memnode
 
 import (
+	"crypto/subtle"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -34,7 +35,8 @@ import (
 // one that was in use goes to a pool from which any grain may get it as its next
 // backup, under a new key of 8 random bits. Who had a chunk knows neither the index
 // nor the key that open it to the next. And a wrong guess costs the queue pair: a
-// host whose clients have had more than maxStrikes protection errors of late cannot
+// host whose clients have had more than
+// Config.MaxViolations protection errors of late cannot
 // connect another.
 type finemem struct {
 	node    *Node
@@ -73,10 +75,7 @@ type strikes struct {
 	since time.Time
 }
 
-const (
-	maxStrikes = 32
-	strikeLife = 10 * time.Second
-)
+const strikeLife = 10 * time.Second
 
 // Times between looks at what was freed.
 const (
@@ -143,13 +142,21 @@ func (m *finemem) connect(c *client, h *wire.Hello, req verbs.ConnRequest) error
 	t := m.tenure(c)
 	switch {
 	case m.struckOut(c):
-		return fmt.Errorf("this host has violated protection more than %d times of late", maxStrikes)
+		return fmt.Errorf("this host has violated protection more than %d times of late", m.node.cfg.MaxViolations)
 	case h.Kind == wire.KindAccess && h.Index == 0 && c.access == nil:
 		return m.connectAccess(c, t, req)
+	case h.Kind == wire.KindAlloc && !m.serves(h.Session.Secret):
+		return errors.New("the metadata is for services that know the secret")
 	case h.Kind == wire.KindAlloc && t.meta == nil:
 		return m.connectMetadata(c, t, req)
 	}
 	return fmt.Errorf("no use for a queue pair of kind %d now", h.Kind)
+}
+
+// serves reports whether who shows secret may have the metadata.
+func (m *finemem) serves(secret [wire.SecretSize]byte) bool {
+	want := m.node.cfg.ServiceSecret
+	return want == [wire.SecretSize]byte{} || subtle.ConstantTimeCompare(want[:], secret[:]) == 1
 }
 
 func (m *finemem) connectAccess(c *client, t *tenure, req verbs.ConnRequest) error {
@@ -254,7 +261,7 @@ func (m *finemem) struckOut(c *client) bool {
 	if s.n == 0 {
 		delete(m.strikes, host(c))
 	}
-	return s.n > maxStrikes
+	return s.n > m.node.cfg.MaxViolations
 }
 
 func (m *finemem) answer(c *client, req *wire.Request, reply *wire.Reply) []wire.Grant {
@@ -323,7 +330,7 @@ func (m *finemem) look(c *client) error {
 			m.strikes[host(c)] = s
 		}
 		s.n += int(n)
-		if s.n > maxStrikes {
+		if s.n > m.node.cfg.MaxViolations {
 			return errors.New("its host has violated protection too often")
 		}
 	}

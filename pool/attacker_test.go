@@ -63,6 +63,7 @@ func newScene(t *testing.T, m pool.Manager) *scene {
 	s.cluster = pooltest.NewCluster(t, setup, memnode.Config{
 		Lend: attackChunks * attackChunk, ChunkSize: attackChunk,
 		ClientBudget: attackBudget * attackChunk, Grace: time.Minute,
+		MaxViolations: 10_000, // so that one scene is enough for every attack
 	})
 	s.honest = s.cluster.Open(pool.Config{})
 	s.chunk = s.honest.MustAlloc(t)

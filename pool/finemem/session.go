@@ -22,6 +22,8 @@ const Name = "finemem"
 type Mechanism struct {
 	// Policy says where allocators look for memory.
 	Policy Policy
+	// Secret is what the node opens its metadata for, if it has a service secret.
+	Secret [wire.SecretSize]byte
 }
 
 var _ mech.Mechanism = Mechanism{}
@@ -33,7 +35,7 @@ func (Mechanism) Name() string { return Name }
 func (m Mechanism) Attach(ctx context.Context, l mech.Link) (mech.Session, error) {
 	s := &Session{link: l, turn: make(chan struct{}, 1), blocks: make(map[uint32]Block)}
 	s.turn <- struct{}{}
-	if err := s.open(ctx, m.Policy); err != nil {
+	if err := s.open(ctx, m); err != nil {
 		s.Close()
 		return nil, err
 	}
@@ -60,7 +62,7 @@ type Session struct {
 	space  wire.Space // as far as is known
 }
 
-func (s *Session) open(ctx context.Context, policy Policy) error {
+func (s *Session) open(ctx context.Context, m Mechanism) error {
 	ch, w, err := control.Open(ctx, s.link, Name, control.Handlers{})
 	if err != nil {
 		return err
@@ -75,7 +77,7 @@ func (s *Session) open(ctx context.Context, policy Policy) error {
 	if err != nil {
 		return err
 	}
-	if _, err := s.connect(ctx, access, wire.KindAccess); err != nil {
+	if _, err := s.connect(ctx, access, wire.Hello{Kind: wire.KindAccess}); err != nil {
 		return err
 	}
 	if s.mem, err = arena.Anonymous(BufferSize, false); err != nil {
@@ -90,7 +92,7 @@ func (s *Session) open(ctx context.Context, policy Policy) error {
 	if s.meta, err = s.link.PD.CreateQP(verbs.QPInit{SendCQ: s.cq, RecvCQ: s.cq, SendDepth: QueueDepth, RecvDepth: 1}); err != nil {
 		return fmt.Errorf("cannot create a queue pair for the metadata: %w", err)
 	}
-	answer, err := s.connect(ctx, s.meta, wire.KindAlloc)
+	answer, err := s.connect(ctx, s.meta, wire.Hello{Kind: wire.KindAlloc, Session: wire.Session{Secret: m.Secret}})
 	if err != nil {
 		return err
 	}
@@ -98,13 +100,13 @@ func (s *Session) open(ctx context.Context, policy Policy) error {
 	if err != nil {
 		return err
 	}
-	cfg.Policy = policy
+	cfg.Policy = m.Policy
 	s.alloc, err = NewAllocator(cfg)
 	return err
 }
 
-func (s *Session) connect(ctx context.Context, qp verbs.QP, kind wire.Kind) ([]byte, error) {
-	hello := wire.Hello{Kind: kind, Manager: Name}
+func (s *Session) connect(ctx context.Context, qp verbs.QP, hello wire.Hello) ([]byte, error) {
+	hello.Manager = Name
 	answer, err := s.link.Conn.Connect(ctx, qp, hello.Append(nil))
 	if err != nil {
 		return nil, fmt.Errorf("cannot connect a queue pair: %w", err)
