@@ -108,13 +108,14 @@ type rebinder struct {
 	table *twolayer.Table
 	layer int
 	key   verbs.RKey
+	seen  []uint64 // by section: frees when it was looked at last
 	// rounds counts the passes over the table that have begun, and finished those
 	// that have ended.
 	rounds, finished int
 }
 
 func newRebinder(r *rig, table *twolayer.Table, layer int) *rebinder {
-	b := &rebinder{r: r, table: table, layer: layer, key: 1}
+	b := &rebinder{r: r, table: table, layer: layer, key: 1, seen: make([]uint64, table.Sections())}
 	for c := uint32(0); c < table.Chunks; c += table.Grain(layer) {
 		table.SetCap(layer, c, b.fresh())
 	}
@@ -134,17 +135,33 @@ func (b *rebinder) run(p *sim.Proc) error {
 			return err
 		}
 		b.rounds++
-		for c := uint32(0); c < b.table.Chunks; c += b.table.Grain(b.layer) {
-			if !b.table.Cap(b.layer, c).IsSwapped() {
+		for i := range b.table.Sections() {
+			n := b.table.Frees(i)
+			if n == b.seen[i] {
 				continue
 			}
-			if err := p.Sleep(b.r.costs.Rebind); err != nil {
+			b.seen[i] = n
+			if err := b.section(p, i); err != nil {
 				return err
 			}
-			b.table.SetCap(b.layer, c, b.fresh())
 		}
 		b.finished = b.rounds
 	}
+}
+
+// section deals with what was freed in a section.
+func (b *rebinder) section(p *sim.Proc, i uint32) error {
+	first := i * twolayer.SectionChunks
+	for c := first; c < min(first+twolayer.SectionChunks, b.table.Chunks); c += b.table.Grain(b.layer) {
+		if !b.table.Cap(b.layer, c).IsSwapped() {
+			continue
+		}
+		if err := p.Sleep(b.r.costs.Rebind); err != nil {
+			return err
+		}
+		b.table.SetCap(b.layer, c, b.fresh())
+	}
+	return nil
 }
 
 // sync waits until the worker has dealt with everything that was freed before.

@@ -8,15 +8,16 @@ import (
 
 // Names of mechanisms that others are compared with.
 const (
-	paperName = "FineMem"
-	scanName  = "array scan"
-	rpcName   = "RPC"
+	paperName  = "FineMem"
+	spreadName = "FineMem, spread"
+	scanName   = "array scan"
+	rpcName    = "RPC"
 )
 
 // mechanisms are what is compared.
 var mechanisms = []mechanism{
 	{name: paperName, oneSided: true, way: queued, published: publishedFineMem, build: fine(finemem.Paper)},
-	{name: "FineMem, spread", oneSided: true, ours: true, way: queued, build: fine(finemem.Spread)},
+	{name: spreadName, oneSided: true, ours: true, way: queued, build: fine(finemem.Spread)},
 	{name: "FineMem, spread, lanes", oneSided: true, ours: true, way: lanes, build: fine(finemem.Spread)},
 	{name: scanName, oneSided: true, published: publishedScan, build: scanning},
 	{name: rpcName, build: func(r *rig, _ load, threads, _ int, _ *counts) ([]allocator, error) {

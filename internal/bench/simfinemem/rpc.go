@@ -22,11 +22,10 @@ type core struct {
 
 // caller is a thread that asks the core.
 type caller struct {
-	r     *rig
-	qp    verbs.QP
-	cq    verbs.CQ
-	buf   verbs.MR // the request, and at replyAt the reply
-	class int
+	r   *rig
+	qp  verbs.QP
+	cq  verbs.CQ
+	buf verbs.MR // the request, and at replyAt the reply
 }
 
 const (

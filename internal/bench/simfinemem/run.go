@@ -22,7 +22,8 @@ type Options struct {
 // A plan is which experiments are run.
 type plan struct {
 	threads []int // with 4 KiB
-	classes []int // with sweepThreads
+	classes []int // with as many threads as sweep
+	sweep   int
 	rounds  int
 }
 
@@ -31,8 +32,8 @@ type plan struct {
 const sweepThreads = computeNodes
 
 var (
-	longPlan  = plan{threads: []int{1, 2, 4, 8, 16, 32, 64, 128}, classes: []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, rounds: 100}
-	shortPlan = plan{threads: []int{1, 16, 128}, classes: []int{0, 4, 5, 9}, rounds: 50}
+	longPlan  = plan{threads: []int{1, 2, 4, 8, 16, 32, 64, 128}, classes: []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, sweep: sweepThreads, rounds: 100}
+	shortPlan = plan{threads: []int{1, 16, 128}, classes: []int{0, 4, 5, 9}, sweep: sweepThreads, rounds: 50}
 )
 
 // figure is a simulated value and, if there is one, what was published.
@@ -116,8 +117,8 @@ func (o Options) simulate(ctx context.Context, pl plan, yield func(figure) error
 	}
 	for _, class := range pl.classes {
 		for _, m := range mechanisms {
-			name := fmt.Sprintf("%s, %s: %s", size(class), count(sweepThreads), m.name)
-			r, err := measure(m, load{threads: sweepThreads, class: class, rounds: pl.rounds}, name)
+			name := fmt.Sprintf("%s, %s: %s", size(class), count(pl.sweep), m.name)
+			r, err := measure(m, load{threads: pl.sweep, class: class, rounds: pl.rounds}, name)
 			if err != nil {
 				return err
 			}
