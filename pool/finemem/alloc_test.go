@@ -21,7 +21,7 @@ func TestEveryClass(t *testing.T) {
 	for _, policy := range []finemem.Policy{finemem.Spread, finemem.Paper} {
 		top := twolayer.Classes
 		if invariants.Enabled {
-			top = 14 // GiBs have thousands of words, which are read one by one then
+			top = 12 // GiBs have thousands of words, which are read one by one then
 		}
 		for k := range top {
 			bytes := max(uint64(4<<20+3<<12), 2*twolayer.DefaultUnit<<k)

@@ -89,8 +89,9 @@ func (a *Allocator) logged(b *Block, slot int, l twolayer.Log, section bool) {
 	a.later(a.l.EntryAt(b.First), uint64(old), uint64(b.entry), StepFlush)
 }
 
-// freeChunks frees b in its span's header.
-func (a *Allocator) freeChunks(ctx context.Context, b *Block) error {
+// freeChunks frees b in its span's header, and swaps its key, if that is to be and
+// has not been done, with the same doorbell.
+func (a *Allocator) freeChunks(ctx context.Context, b *Block, swap bool) error {
 	i, at := b.First/twolayer.SpanChunks, int(b.First%twolayer.SpanChunks)
 	for failed := 0; b.next == 0; failed++ {
 		sec, err := a.known(ctx, i/twolayer.SectionSpans)
@@ -115,12 +116,16 @@ func (a *Allocator) freeChunks(ctx context.Context, b *Block) error {
 		old := s.h
 		h := old.Freed(at, b.Class, a.user, failed)
 		a.begin()
+		if swap && !b.gone {
+			a.swapOne(b)
+		}
 		c := a.cas(a.l.SpanAt(i), uint64(old), uint64(h), StepFreeCommit)
 		a.commits(c, uint64(old), true, Block{})
 		if err := a.run(ctx); err != nil {
 			return err
 		}
 		a.committed()
+		b.gone = b.gone || swap
 		if was := twolayer.Span(a.word(c)); was != old {
 			a.stats.Retries++
 			s.see(was)

@@ -170,6 +170,16 @@ func (a *Allocator) swap(ctx context.Context, b *Block) error {
 	return nil
 }
 
+// swapOne adds the swap of b's only key to the batch. If it fails, that was done
+// before.
+func (a *Allocator) swapOne(b *Block) {
+	layer := twolayer.LayerOf(b.Class)
+	if c := b.one; c.Backup() != 0 {
+		a.cas(a.l.CapAt(layer, a.keysFirst(layer, b)), uint64(c), uint64(c.Swapped()), StepFreeSwap)
+	}
+	a.add(a.l.FreesAt(b.First/twolayer.SectionChunks), StepFreeRing)
+}
+
 // lost is the error of freeing what the node says is not allocated.
 func (a *Allocator) lost(b *Block) error {
 	a.broken = fmt.Errorf("the node does not know that class %d at chunk %d is allocated", b.Class, b.First)
