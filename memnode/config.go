@@ -16,6 +16,7 @@ const (
 	DefaultMaxClients = 1024
 
 	DefaultMaxViolations = 32
+	DefaultHeartbeat     = time.Second
 )
 
 // Limits of a Config.
@@ -53,6 +54,10 @@ type Config struct {
 	// device may refuse before the node of manager FineMem connects no more of
 	// its queue pairs, by default 32. One is forgotten every 10 s.
 	MaxViolations int
+	// Heartbeat is how often a client of manager FineMem that has shown once that
+	// it is alive has to go on doing so, by default 1 s. One that misses three
+	// times is disconnected, though its connection may stand.
+	Heartbeat time.Duration
 	// ServiceSecret, if it is not zero, must be shown by clients of manager
 	// FineMem before the metadata is open to them: whoever has that can take
 	// and give back everybody's memory.
@@ -85,6 +90,9 @@ func (c Config) withDefaults() (Config, error) {
 	if c.MaxViolations == 0 {
 		c.MaxViolations = DefaultMaxViolations
 	}
+	if c.Heartbeat == 0 {
+		c.Heartbeat = DefaultHeartbeat
+	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -104,6 +112,8 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("the grace period is %v, want it positive", c.Grace)
 	case c.MaxViolations < 0:
 		return c, fmt.Errorf("at most %d violations, want it positive", c.MaxViolations)
+	case c.Heartbeat < 0:
+		return c, fmt.Errorf("a heartbeat every %v, want it positive", c.Heartbeat)
 	case c.MaxClients < 0:
 		return c, fmt.Errorf("at most %d clients, want it positive", c.MaxClients)
 	}

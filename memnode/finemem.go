@@ -57,8 +57,9 @@ type finemem struct {
 	queued  []bool    // by section: in todo
 	polled  time.Time // when frees were looked at last
 	checked time.Time // when everything was looked at last
+	felt    time.Time // when heartbeats were looked at last
 
-	lent, swapped, rebound, lag atomic.Int64
+	lent, rebound, lag atomic.Int64
 }
 
 // tenure is what a connection has.
@@ -66,6 +67,10 @@ type tenure struct {
 	meta    verbs.QP
 	mw      verbs.MW
 	trouble atomic.Int32 // protection errors since the last look
+
+	beats   uint64    // of its user, when they changed last
+	beatAt  time.Time // when that was seen
+	beating bool      // they have changed since it connected
 }
 
 // strikes are a host's protection errors, of which one is forgotten every
@@ -222,6 +227,7 @@ func (m *finemem) connectMetadata(c *client, t *tenure, req verbs.ConnRequest) e
 	p = le.AppendUint16(p, 0)
 	p = le.AppendUint64(p, uint64(m.table.Chunks)*m.table.Unit)
 	p = le.AppendUint64(p, m.table.Size(m.table.Least))
+	t.beats = m.table.Beats(user)
 	if req.Accept(t.meta, p) != nil {
 		m.fence(t)
 	}
@@ -385,8 +391,11 @@ func (m *finemem) count() { m.lent.Store(int64(m.table.Allocated() >> m.table.Le
 
 func (m *finemem) stats(s *Stats) {
 	m.node.Clients() // has the control goroutine count
-	s.Lent, s.Dirty = m.lent.Load(), m.swapped.Load()
-	s.Rebound, s.RebindLag = m.rebound.Load(), time.Duration(m.lag.Load())
+	s.Lent, s.Rebound, s.RebindLag = m.lent.Load(), m.rebound.Load(), time.Duration(m.lag.Load())
+	// The node does not see either; this is right if nothing is freed just now,
+	// and everybody allocates chunks of the least size.
+	s.Frees = max(0, s.Rebound-s.Reclaimed)
+	s.Allocs = s.Lent + s.Rebound
 }
 
 func (m *finemem) close() error {

@@ -29,10 +29,14 @@ func (m *finemem) tick() {
 		}
 	}
 	m.poll(now)
+	if now.Sub(m.felt) >= m.node.cfg.Heartbeat {
+		m.felt = now
+		m.feel(now)
+	}
 	if len(m.todo) > 0 {
 		m.timer.Reset(rebindBusy)
 	} else {
-		m.timer.Reset(rebindIdle)
+		m.timer.Reset(min(rebindIdle, m.node.cfg.Heartbeat))
 	}
 }
 
@@ -51,6 +55,28 @@ func (m *finemem) poll(now time.Time) {
 		m.lag.Store(int64(now.Sub(m.polled)))
 	}
 	m.polled = now
+}
+
+// maxMissed is how many heartbeats a client may miss.
+const maxMissed = 3
+
+// feel disconnects clients whose hearts have stopped beating.
+func (m *finemem) feel(now time.Time) {
+	for c, t := range m.clients {
+		user := m.users[c.session]
+		if t.meta == nil || user == 0 {
+			continue
+		}
+		if v := m.table.Beats(user); v != t.beats {
+			t.beats, t.beatAt, t.beating = v, now, true
+			continue
+		}
+		if t.beating && now.Sub(t.beatAt) > maxMissed*m.node.cfg.Heartbeat {
+			m.node.warn("client does not show that it is alive", "peer", c.conn.RemoteAddr(), "session", c.session.wire.ID)
+			c.gone.Store(true)
+			m.node.ready.add(c)
+		}
+	}
 }
 
 func (m *finemem) enqueue(section uint32) {

@@ -114,10 +114,13 @@ func (l Layout) CapAt(layer int, chunk uint32) uint64 {
 	return at + 8*uint64(chunk/layerChunks(layer))
 }
 
-// Bytes is the size of the metadata region.
-func (l Layout) Bytes() uint64 {
-	return l.CapAt(SectionLayer, l.Sections()*SectionChunks)
+// BeatAt is the offset of the word that a user counts up to show that it is alive.
+func (l Layout) BeatAt(user uint16) uint64 {
+	return l.CapAt(SectionLayer, l.Sections()*SectionChunks) + 8*uint64(user)
 }
+
+// Bytes is the size of the metadata region.
+func (l Layout) Bytes() uint64 { return l.BeatAt(MaxUser + 1) }
 
 // Grain is how many chunks a key of a layer opens. It is more than the layer's
 // entries are for where nobody allocates less; then only the first of the entries

@@ -81,6 +81,9 @@ func (t *Table) SwapCap(layer int, chunk uint32, old, c Cap) bool {
 // Frees is how often clients have said that they freed something in a section.
 func (t *Table) Frees(section uint32) uint64 { return t.word(t.FreesAt(section)).Load() }
 
+// Beats is how often a user has shown that it is alive.
+func (t *Table) Beats(user uint16) uint64 { return t.word(t.BeatAt(user)).Load() }
+
 // Allocated is how many chunks are.
 func (t *Table) Allocated() (n int) {
 	for s := range t.Sections() {

@@ -209,6 +209,17 @@ func (a *Allocator) Free(ctx context.Context, b Block) error {
 	return a.pay(ctx)
 }
 
+// Beat shows the node that the user is alive. Who has done it once must do it at least
+// every memnode.Config.Heartbeat.
+func (a *Allocator) Beat(ctx context.Context) error {
+	if err := a.settle(ctx); err != nil {
+		return err
+	}
+	a.begin()
+	a.add(a.l.BeatAt(a.user), StepBeat)
+	return a.run(ctx)
+}
+
 // pay frees what is owed.
 func (a *Allocator) pay(ctx context.Context) error {
 	for len(a.owed) > 0 {

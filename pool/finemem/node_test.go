@@ -329,3 +329,25 @@ func TestGuessingEnds(t *testing.T) {
 	}
 	t.Fatal("20 guesses were allowed")
 }
+
+// A client that stops to show that it is alive is disconnected although its
+// connection stands, and what it had comes back; one that never began is not.
+func TestHeartbeat(t *testing.T) {
+	cl := pooltest.NewCluster(t, setup(pooltest.Inproc), memnode.Config{
+		Lend: 1 << 20, ChunkSize: 4096, Grace: time.Millisecond, Heartbeat: 5 * time.Millisecond,
+	})
+	silent, beating := attach(t, cl), attach(t, cl)
+	silent.mustTake(0)
+	beating.mustTake(1)
+	if err := beating.Beat(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	pooltest.Eventually(t, "the client is given up", func() bool { return cl.Nodes[0].Stats().Reclaimed == 2 })
+	if _, err := beating.take(0); err == nil {
+		t.Error("a client that was given up allocates")
+	}
+	silent.mustTake(0)
+	if n := cl.Nodes[0].Stats().Clients; n != 1 {
+		t.Errorf("%d clients, want 1", n)
+	}
+}

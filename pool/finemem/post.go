@@ -25,12 +25,18 @@ type batch struct {
 	words int // of the buffer that are taken
 	seq   uint64
 	out   bool // the last one has not completed
+
+	late    [1]verbs.SendWR // of later
+	lateSGE [1]verbs.SGE
+	wcs     [8]verbs.WC
 }
 
 func (b *batch) init(a *Allocator) {
 	b.wrs = make([]verbs.SendWR, 0, batchMax)
 	b.sges = make([]verbs.SGE, batchMax)
 	b.steps = make([]string, 0, batchMax)
+	b.lateSGE[0] = verbs.SGE{Addr: a.cfg.Buffer.Addr() + BufferSize - 8, Length: 8, LKey: a.cfg.Buffer.LKey()}
+	b.late[0] = verbs.SendWR{Op: verbs.OpCmpSwap, RKey: a.cfg.Key, SGL: b.lateSGE[:]}
 }
 
 // begin begins a batch.
@@ -138,9 +144,9 @@ func (a *Allocator) ring(ctx context.Context, wrs []verbs.SendWR) error {
 
 // wait waits for the batch that is out.
 func (a *Allocator) wait(ctx context.Context) error {
-	var wcs [8]verbs.WC
+	wcs := a.batch.wcs[:]
 	for {
-		n := a.cfg.CQ.Poll(wcs[:])
+		n := a.cfg.CQ.Poll(wcs)
 		for _, wc := range wcs[:n] {
 			if err := wc.Err(); err != nil {
 				a.broken = fmt.Errorf("cannot reach the node's metadata: %w", err)
@@ -174,9 +180,9 @@ func (a *Allocator) later(at uint64, old, new uint64, step string) {
 		a.broken = err
 		return
 	}
-	wr := verbs.SendWR{Op: verbs.OpCmpSwap, RemoteAddr: a.cfg.Metadata + at, RKey: a.cfg.Key, Compare: old, Swap: new,
-		SGL: []verbs.SGE{{Addr: a.cfg.Buffer.Addr() + BufferSize - 8, Length: 8, LKey: a.cfg.Buffer.LKey()}}}
-	if err := a.cfg.QP.PostSend(wr); err != nil {
+	wr := &a.batch.late[0]
+	wr.RemoteAddr, wr.Compare, wr.Swap = a.cfg.Metadata+at, old, new
+	if err := a.cfg.QP.PostSend(a.batch.late[:]...); err != nil {
 		a.broken = fmt.Errorf("cannot reach the node's metadata: %w", err)
 	}
 }

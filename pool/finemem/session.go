@@ -164,6 +164,11 @@ func (s *Session) Do(ctx context.Context, f func(*Allocator) error) error {
 	return f(s.alloc)
 }
 
+// Beat shows the node that this client is alive; see Allocator.Beat.
+func (s *Session) Beat(ctx context.Context) error {
+	return s.Do(ctx, func(a *Allocator) error { return a.Beat(ctx) })
+}
+
 // take takes the turn.
 func (s *Session) take(ctx context.Context) error {
 	select {

@@ -22,14 +22,14 @@ const (
 	StepRepairSpan    = "finemem.repair-span"
 	StepRepairSection = "finemem.repair-section"
 	StepHint          = "finemem.hint"
-	StepUndo          = "finemem.undo"
+	StepBeat          = "finemem.beat"
 )
 
 // Steps lists all of them.
 var Steps = []string{
 	StepReadHeaders, StepAllocCommit, StepAllocKeys, StepFreeSwap, StepFreeCommit, StepFreeRing,
 	StepFlushRead, StepFlushCheck, StepFlush, StepOpenSection, StepOpenSpan, StepCloseSpan,
-	StepCloseSection, StepRepairSpan, StepRepairSection, StepHint, StepUndo,
+	StepCloseSection, StepRepairSpan, StepRepairSection, StepHint, StepBeat,
 	"recover.flush", "recover.swap", "recover.free", "recover.hint",
 	"rebind.unbind", "rebind.zero", "rebind.bind", "rebind.publish", "rebind.close-span", "rebind.close-section",
 }
