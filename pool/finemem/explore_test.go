@@ -19,7 +19,11 @@ type explorer struct {
 	prefix []uint8
 	at     int
 
-	runs, ends, crashes int
+	runs    int // of worlds, each up to a state that has been seen
+	ends    int // worlds that came to their end
+	crashes int // steps before which an actor has crashed
+	late    int // flushes that another client had made before
+	hints   int // ends in which a section called a span full that was not, or the reverse
 }
 
 // choose returns which of n possibilities comes next in a world in a state, or -1 if
@@ -51,9 +55,6 @@ func explore(t *testing.T, build func() *world) *explorer {
 		e.todo = e.todo[:len(e.todo)-1]
 		build().run(t, e)
 		e.runs++
-		if e.runs%20000 == 0 {
-			println(e.runs, len(e.seen), len(e.todo), e.ends)
-		}
 	}
 	return e
 }

@@ -29,10 +29,12 @@ type world struct {
 	clients []*client
 	node    *actor
 	actors  []*actor
-	asked   int // calls of Sync
-	settled int // that the node has answered
-	crashes int // that may still happen
+	asked   int  // calls of Sync
+	settled int  // that the node has answered
+	crashes int  // that may still happen
+	fine    bool // the node's steps are steps; otherwise what it does, it does at once
 	over    map[verbs.RKey]string
+	late    int    // flushes that came too late
 	log     []done // for who has to understand a failure
 }
 
@@ -48,29 +50,52 @@ type client struct {
 	w      *world
 	a      *finemem.Allocator
 	held   []finemem.Block
+	warm   bool // what happened before the world began is over
 	fenced bool
 	buf    []byte
 	done   []verbs.WC
 }
 
+// A scenario is what happens in a world.
+type scenario struct {
+	chunks  uint64
+	crashes int // of clients, at most
+	fine    bool
+	policy  finemem.Policy
+	scripts []string
+}
+
 // newWorld makes a world of some chunks, with a client for each script: digits
 // allocate a class, f frees the block that was allocated first, and l the last.
-func newWorld(t *testing.T, chunks uint64, crashes int, policy finemem.Policy, scripts ...string) *world {
-	l, err := twolayer.NewLayout(chunks*twolayer.DefaultUnit, twolayer.DefaultUnit)
+// What comes before a bar has happened already, one client after the other.
+func newWorld(t *testing.T, sc scenario) *world {
+	l, err := twolayer.NewLayout(sc.chunks*twolayer.DefaultUnit, twolayer.DefaultUnit)
 	if err != nil {
 		t.Fatal(err)
 	}
 	w := &world{t: t, mem: make([]byte, l.Bytes()), windows: make(map[place]verbs.RKey), times: make(map[place]uint32),
-		crashes: crashes, over: make(map[verbs.RKey]string)}
+		crashes: sc.crashes, fine: sc.fine, over: make(map[verbs.RKey]string)}
 	if w.table, err = twolayer.NewTable(w.mem, l); err != nil {
 		t.Fatal(err)
 	}
 	w.places(func(p place) { w.publish(p) })
-	for i, script := range scripts {
-		w.client(uint16(i+1), policy, func(c *client) { c.play(script) })
+	for i, script := range sc.scripts {
+		w.client(uint16(i+1), sc.policy, func(c *client) { c.play(script) })
 	}
 	w.node = newActor("node", 0, w.work)
 	w.actors = append(w.actors, w.node)
+	for _, c := range w.clients {
+		for !c.warm && !t.Failed() {
+			if c.ready() {
+				c.turn()
+			} else {
+				w.node.turn()
+			}
+		}
+	}
+	for w.swapped() {
+		w.node.turn()
+	}
 	return w
 }
 
@@ -112,17 +137,24 @@ func (w *world) work(a *actor) {
 			if !w.table.Cap(p.layer, p.chunk).IsSwapped() {
 				return
 			}
-			a.step("rebind.unbind")
+			w.nodeStep(a, "rebind.unbind", p.chunk)
 			delete(w.windows, p)
-			a.step("rebind.bind")
+			w.nodeStep(a, "rebind.bind", p.chunk)
 			w.publish(p)
 		})
 		if asked > w.settled {
 			for i := range w.table.Sections() {
-				w.table.CloseIdle(i, a.step)
+				w.table.CloseIdle(i, func(at string) { w.nodeStep(a, at, i) })
 			}
 			w.settled = asked
 		}
+	}
+}
+
+// nodeStep is a step of an actor of the node's, which concerns a chunk.
+func (w *world) nodeStep(a *actor, at string, chunk uint32) {
+	if w.fine {
+		a.step(fmt.Sprintf("%s %d", at, chunk))
 	}
 }
 
@@ -132,7 +164,7 @@ func (w *world) recover(user uint16) *actor {
 		a.step("recover")
 		w.table.Owned(user, func(x twolayer.Extent) {
 			w.table.Release(user, x, func(at string) {
-				a.step(at)
+				w.nodeStep(a, at, x.First)
 				a.learn(uint64(x.First))
 			})
 		})
@@ -171,6 +203,9 @@ func (c *client) sync(context.Context) error {
 func (c *client) play(script string) {
 	for _, op := range script {
 		switch {
+		case op == '|':
+			c.warm = true
+			c.step("begin")
 		case op == 'f' && len(c.held) > 0:
 			c.free(0)
 		case op == 'l' && len(c.held) > 0:
@@ -380,6 +415,7 @@ func (w *world) alone(t *testing.T, a *actor) {
 // has somebody allocate all that is left.
 func (w *world) finish(t *testing.T, e *explorer) {
 	e.ends++
+	e.late += w.late
 	n, err := w.table.Count()
 	if err != nil {
 		t.Error(err)
@@ -409,8 +445,10 @@ func (w *world) finish(t *testing.T, e *explorer) {
 	}
 	if n, err = w.table.Count(); err != nil {
 		t.Error(err)
-	} else if n.Unrepaired > 0 || n.Hints > 0 {
-		t.Errorf("the layers disagree: %d spans unrepaired, %d wrong hints", n.Unrepaired, n.Hints)
+	} else if n.Unrepaired > 0 {
+		t.Errorf("the layers disagree about %d spans", n.Unrepaired)
+	} else if n.Hints > 0 {
+		e.hints++
 	}
 }
 
@@ -474,6 +512,8 @@ func (q wordsQP) PostSend(wrs ...verbs.SendWR) error {
 				at.Store(old + wr.Swap)
 			case old == wr.Compare:
 				at.Store(wr.Swap)
+			case c.at == finemem.StepFlush:
+				c.w.late++
 			}
 			binary.LittleEndian.PutUint64(to, old)
 			c.learn(old)
