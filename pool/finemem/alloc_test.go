@@ -121,7 +121,7 @@ func TestManyUsers(t *testing.T) {
 				for user := uint16(1); user <= 6; user++ {
 					a := r.allocator(user, policy, nil)
 					wg.Go(func() {
-						if err := churn(t.Context(), a, held, user, 600); err != nil {
+						if err := churn(t.Context(), a, held, user, 250); err != nil {
 							t.Errorf("user %d: %v", user, err)
 						}
 					})

@@ -178,12 +178,15 @@ func (a *Allocator) Alloc(ctx context.Context, k int) (Block, error) {
 // then again after the node has dealt with what was freed.
 func (a *Allocator) alloc(ctx context.Context, k int) (Block, error) {
 	const attempts = 4
-	for attempt := range attempts {
-		b, found, err := a.search(ctx, k, attempt > 0)
+	for attempt := 1; ; attempt++ {
+		b, found, err := a.search(ctx, k, attempt > 1)
 		if found || err != nil {
 			return b, err
 		}
-		if attempt > 0 {
+		if attempt == attempts {
+			return Block{}, fmt.Errorf("%w: nothing of %d bytes", mech.ErrNoMemory, a.l.Size(k))
+		}
+		if attempt > 1 {
 			a.stats.Syncs++
 			if err := a.cfg.Sync(ctx); err != nil {
 				return Block{}, err
@@ -194,7 +197,6 @@ func (a *Allocator) alloc(ctx context.Context, k int) (Block, error) {
 			return Block{}, err
 		}
 	}
-	return Block{}, fmt.Errorf("%w: nothing of %d bytes", mech.ErrNoMemory, a.l.Size(k))
 }
 
 // Free frees a block. If the error is ctx's, the block will be freed before anything

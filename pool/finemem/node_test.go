@@ -28,7 +28,7 @@ type bare struct {
 	qp   verbs.QP
 }
 
-func tryAttach(t *testing.T, cl *pooltest.Cluster, m finemem.Mechanism) (*bare, error) {
+func tryJoin(t *testing.T, cl *pooltest.Cluster, m finemem.Mechanism) (*bare, error) {
 	t.Helper()
 	must := func(err error) {
 		t.Helper()
@@ -63,9 +63,9 @@ func tryAttach(t *testing.T, cl *pooltest.Cluster, m finemem.Mechanism) (*bare, 
 	return b, nil
 }
 
-func attach(t *testing.T, cl *pooltest.Cluster) *bare {
+func join(t *testing.T, cl *pooltest.Cluster) *bare {
 	t.Helper()
-	b, err := tryAttach(t, cl, finemem.Mechanism{})
+	b, err := tryJoin(t, cl, finemem.Mechanism{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +118,7 @@ func setup(s pooltest.Setup) pooltest.Setup {
 // zero, and does not open with a key of the part beside it.
 func TestKeysOpenTheirParts(t *testing.T) {
 	cl := pooltest.NewCluster(t, setup(pooltest.Inproc), memnode.Config{Lend: 16 << 20, ChunkSize: 4096, MaxViolations: 1000})
-	b := attach(t, cl)
+	b := join(t, cl)
 	for k := range 12 {
 		block := b.mustTake(k)
 		part := uint64(4096) << k / uint64(block.Keys())
@@ -132,7 +132,7 @@ func TestKeysOpenTheirParts(t *testing.T) {
 			}
 		}
 		if block.Keys() > 1 {
-			thief := attach(t, cl)
+			thief := join(t, cl)
 			if s := thief.access(verbs.OpRead, block.Addr+part, block.Key(0)); s != verbs.StatusRemAccessErr {
 				t.Fatalf("class %d: the first key opens the second part: %v", k, s)
 			}
@@ -147,7 +147,7 @@ func TestKeysOpenTheirParts(t *testing.T) {
 // anybody has the memory.
 func TestFreedKeyDies(t *testing.T) {
 	cl := pooltest.NewCluster(t, setup(pooltest.Inproc), memnode.Config{Lend: 1 << 20, ChunkSize: 4096, MaxViolations: 1000})
-	owner := attach(t, cl)
+	owner := join(t, cl)
 	block := owner.mustTake(0)
 	before := cl.Nodes[0].Stats().Rebound
 	if err := owner.Do(t.Context(), func(a *finemem.Allocator) error { return a.Free(t.Context(), block) }); err != nil {
@@ -161,7 +161,7 @@ func TestFreedKeyDies(t *testing.T) {
 		t.Errorf("the lag is %v", lag)
 	}
 	// The same without the worker's time: everything is freed and taken at once.
-	k := attach(t, cl)
+	k := join(t, cl)
 	for range 3 {
 		var blocks []finemem.Block
 		for {
@@ -185,7 +185,7 @@ func TestFreedKeyDies(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		other := attach(t, cl)
+		other := join(t, cl)
 		b := other.mustTake(0)
 		for _, old := range blocks {
 			if old.First == b.First && old.Key(0) == b.Key(0) {
@@ -208,7 +208,7 @@ func TestRecovery(t *testing.T) {
 	done := make(chan error, 2)
 	held := &holders{of: make(map[uint32]uint16)}
 	for i := range 2 {
-		live := attach(t, cl)
+		live := join(t, cl)
 		go func() {
 			done <- live.Do(t.Context(), func(a *finemem.Allocator) error {
 				for round := uint16(1); ; round++ {
@@ -224,7 +224,7 @@ func TestRecovery(t *testing.T) {
 			})
 		}()
 	}
-	dead := attach(t, cl)
+	dead := join(t, cl)
 	var blocks []finemem.Block
 	for _, k := range []int{0, 0, 3, 5, 7, 0, 1, 9, 10, 4, 0} {
 		b, err := dead.take(k)
@@ -251,14 +251,14 @@ func TestRecovery(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	k := attach(t, cl)
+	k := join(t, cl)
 	for i := range 8 { // all of it
 		if _, err := k.take(twolayer.SectionClass); err != nil {
 			t.Fatalf("section %d: %v", i, err)
 		}
 	}
 	for _, b := range blocks {
-		thief := attach(t, cl)
+		thief := join(t, cl)
 		if s := thief.access(verbs.OpRead, b.Addr, b.Key(0)); s != verbs.StatusRemAccessErr {
 			t.Errorf("chunk %d: the dead client's key: %v", b.First, s)
 		}
@@ -294,11 +294,11 @@ func TestServiceSecret(t *testing.T) {
 	secret := [wire.SecretSize]byte{1, 2, 3}
 	cl := pooltest.NewCluster(t, setup(pooltest.Inproc), memnode.Config{Lend: 1 << 20, ChunkSize: 4096, ServiceSecret: secret})
 	for _, wrong := range []finemem.Mechanism{{}, {Secret: [wire.SecretSize]byte{1, 2, 4}}} {
-		if _, err := tryAttach(t, cl, wrong); err == nil {
+		if _, err := tryJoin(t, cl, wrong); err == nil {
 			t.Fatal("the metadata was opened without the secret")
 		}
 	}
-	b, err := tryAttach(t, cl, finemem.Mechanism{Secret: secret})
+	b, err := tryJoin(t, cl, finemem.Mechanism{Secret: secret})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -308,10 +308,10 @@ func TestServiceSecret(t *testing.T) {
 // Who guesses keys loses a connection with every guess, and gets no more.
 func TestGuessingEnds(t *testing.T) {
 	cl := pooltest.NewCluster(t, setup(pooltest.TCP), memnode.Config{Lend: 1 << 20, ChunkSize: 4096, MaxViolations: 3})
-	victim := attach(t, cl)
+	victim := join(t, cl)
 	block := victim.mustTake(0)
 	for guess := range uint32(20) {
-		b, err := tryAttach(t, cl, finemem.Mechanism{})
+		b, err := tryJoin(t, cl, finemem.Mechanism{})
 		if err != nil {
 			var rejected *verbs.RejectError
 			if !errors.As(err, &rejected) || guess < 3 {
@@ -336,7 +336,7 @@ func TestHeartbeat(t *testing.T) {
 	cl := pooltest.NewCluster(t, setup(pooltest.Inproc), memnode.Config{
 		Lend: 1 << 20, ChunkSize: 4096, Grace: time.Millisecond, Heartbeat: 5 * time.Millisecond,
 	})
-	silent, beating := attach(t, cl), attach(t, cl)
+	silent, beating := join(t, cl), join(t, cl)
 	silent.mustTake(0)
 	beating.mustTake(1)
 	if err := beating.Beat(t.Context()); err != nil {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"polder/internal/arena"
+	"polder/internal/failpoint"
 	"polder/internal/invariants"
 	"polder/verbs"
 )
@@ -110,7 +111,7 @@ func (a *Allocator) run(ctx context.Context) error {
 	if len(b.wrs) == 0 {
 		return nil
 	}
-	if a.cfg.Step != nil {
+	if a.cfg.Step != nil || failpoint.On() {
 		for i := range b.wrs {
 			if err := a.step(b.steps[i]); err != nil {
 				a.broken = err
@@ -121,9 +122,6 @@ func (a *Allocator) run(ctx context.Context) error {
 			}
 		}
 		return nil
-	}
-	if err := a.step(b.steps[0]); err != nil {
-		return err
 	}
 	return a.ring(ctx, b.wrs)
 }

@@ -6,6 +6,7 @@ import (
 	"go.uber.org/goleak"
 
 	"polder/pool"
+	"polder/pool/finemem"
 	"polder/pool/odrp"
 	"polder/pool/onesided"
 	"polder/pool/pooltest"
@@ -25,6 +26,7 @@ func TestMechanismsOverSim(t *testing.T) {
 		"onesided": onesided.Mechanism{},
 		"native":   onesided.Mechanism{Native: true},
 		"odrp":     odrp.Mechanism{},
+		"finemem":  finemem.Mechanism{},
 		"rpcmw":    rpcmw.Mechanism{},
 		"staticmr": staticmr.Mechanism{},
 	} {
