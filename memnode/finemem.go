@@ -2,7 +2,6 @@ package memnode
 
 import (
 	"crypto/subtle"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -187,14 +186,7 @@ func (m *finemem) connectAccess(c *client, t *tenure, req verbs.ConnRequest) err
 	return nil
 }
 
-// connectMetadata opens the metadata to a queue pair, and says where it is:
-//
-//	 0  u64  address of the metadata region
-//	 8  u32  its rkey
-//	12  u16  user id
-//	14  u16  0
-//	16  u64  bytes of memory
-//	24  u64  bytes of the least allocation
+// connectMetadata opens the metadata to a queue pair, and says where it is.
 func (m *finemem) connectMetadata(c *client, t *tenure, req verbs.ConnRequest) error {
 	n := m.node
 	user, err := m.user(c.session)
@@ -220,15 +212,12 @@ func (m *finemem) connectMetadata(c *client, t *tenure, req verbs.ConnRequest) e
 		m.fence(t)
 		return fmt.Errorf("cannot open the metadata: %w", err)
 	}
-	le := binary.LittleEndian
-	p := le.AppendUint64(nil, m.mr.Addr())
-	p = le.AppendUint32(p, uint32(key))
-	p = le.AppendUint16(p, user)
-	p = le.AppendUint16(p, 0)
-	p = le.AppendUint64(p, uint64(m.table.Chunks)*m.table.Unit)
-	p = le.AppendUint64(p, m.table.Size(m.table.Least))
+	answer := wire.Metadata{
+		Addr: m.mr.Addr(), Key: key, User: user,
+		Bytes: uint64(m.table.Chunks) * m.table.Unit, Least: m.table.Size(m.table.Least),
+	}
 	t.beats = m.table.Beats(user)
-	if req.Accept(t.meta, p) != nil {
+	if req.Accept(t.meta, answer.Append(nil)) != nil {
 		m.fence(t)
 	}
 	return nil

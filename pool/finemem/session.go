@@ -2,7 +2,6 @@ package finemem
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync"
@@ -114,24 +113,20 @@ func (s *Session) connect(ctx context.Context, qp verbs.QP, hello wire.Hello) ([
 	return answer, nil
 }
 
-// config is what the node has said about its metadata; see package memnode.
+// config is what the node has said about its metadata.
 func (s *Session) config(answer []byte, base uint64) (Config, error) {
-	if len(answer) != 32 {
-		return Config{}, s.ch.Violated("metadata described in %d bytes", len(answer))
+	var m wire.Metadata
+	if err := m.Decode(answer); err != nil {
+		return Config{}, s.ch.Violated("%v", err)
 	}
-	le := binary.LittleEndian
-	l, err := twolayer.NewLayout(le.Uint64(answer[16:]), le.Uint64(answer[24:]))
-	if err != nil || l.Size(l.Least) != uint64(s.info.ChunkSize) || uint64(l.Chunks>>l.Least) != uint64(s.info.Chunks) {
-		return Config{}, s.ch.Violated("metadata of %d bytes by %d", le.Uint64(answer[16:]), le.Uint64(answer[24:]))
-	}
-	user := le.Uint16(answer[12:])
-	if user == 0 || user > twolayer.MaxUser {
-		return Config{}, s.ch.Violated("user id %d", user)
+	l, err := twolayer.NewLayout(m.Bytes, m.Least)
+	if err != nil || m.Least != uint64(s.info.ChunkSize) || uint64(l.Chunks>>l.Least) != uint64(s.info.Chunks) {
+		return Config{}, s.ch.Violated("metadata of %d bytes by %d", m.Bytes, m.Least)
 	}
 	s.k = l.Least
 	return Config{
-		Layout: l, QP: s.meta, CQ: s.cq, Buffer: s.mr, Metadata: le.Uint64(answer), Key: verbs.RKey(le.Uint32(answer[8:])),
-		Memory: base, User: user, Sync: s.sync,
+		Layout: l, QP: s.meta, CQ: s.cq, Buffer: s.mr, Metadata: m.Addr, Key: m.Key,
+		Memory: base, User: m.User, Sync: s.sync,
 	}, nil
 }
 
