@@ -27,7 +27,7 @@ func newBench() *cobra.Command {
 		Args:  noArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newBenchResp(), newBenchVerbs(), newBenchVerbsServer(), newBenchAlloc())
+	cmd.AddCommand(newBenchResp(), newBenchVerbs(), newBenchVerbsServer(), newBenchAlloc(), newBenchFineMem())
 	cmd.AddCommand(sharecmd.Bench(func(cmd *cobra.Command) (func(done, total int, what string), func()) {
 		return benchProgress(cmd.ErrOrStderr())
 	}))
@@ -161,6 +161,26 @@ func newBenchAlloc() *cobra.Command {
 	fs.StringSliceVar(&sizes, "chunk", nil, "chunk `sizes` of mechanisms that have one (default 128KiB,2MiB)")
 	fs.StringSliceVar(&replay.Managers, "manager", nil, "replay with these `mechanisms` only")
 	fs.Uint64Var(&replay.Seed, "seed", 1, "of the order in which a replay frees")
+	return cmd
+}
+
+func newBenchFineMem() *cobra.Command {
+	var flags benchFlags
+	cmd := &cobra.Command{
+		Use:   "finemem",
+		Short: "Measure what FineMem's metadata take, and the recovery of a client that dies",
+		Args:  noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			progress, done := benchProgress(cmd.ErrOrStderr())
+			defer done()
+			return allocbench.RunFineMem(cmd.Context(), allocbench.Options{
+				Short:    flags.short,
+				Out:      benchout.New(cmd.OutOrStdout(), flags.json),
+				Progress: progress,
+			})
+		},
+	}
+	flags.add(cmd)
 	return cmd
 }
 

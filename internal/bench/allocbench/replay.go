@@ -13,6 +13,7 @@ import (
 	"polder/internal/config"
 	"polder/memnode"
 	"polder/pool"
+	"polder/pool/finemem"
 )
 
 // ReplayOptions say how to replay traces.
@@ -129,6 +130,10 @@ func (o *ReplayOptions) contestants() ([]contestant, error) {
 	var all []contestant
 	for _, m := range tcp.managers {
 		if len(o.Managers) > 0 && !slices.Contains(o.Managers, m.Name()) {
+			continue
+		}
+		if m.Name() == finemem.Name {
+			all = append(all, contestant{name: m.Name(), start: tcp.startFine})
 			continue
 		}
 		for _, size := range o.ChunkSizes {

@@ -9,6 +9,7 @@ import (
 
 	"polder/internal/benchout"
 	"polder/pool"
+	"polder/pool/finemem"
 )
 
 // testTrace asks for 4 KiB, 16 KiB and 32 KiB, a millisecond apart.
@@ -34,6 +35,9 @@ func TestAReplayMeasuresEveryMechanism(t *testing.T) {
 		values[row.Case+" "+row.Metric] = row.Value
 	}
 	for _, m := range pool.Managers() {
+		if m == finemem.Name {
+			continue
+		}
 		for chunk, want := range map[string]map[string]float64{
 			// One chunk, one and two; and one for each request.
 			"16KiB": {"requests": 3, "asked for": 52. / 1024, "peak memory": 64. / 1024, "utilisation": 81.25},
@@ -51,6 +55,23 @@ func TestAReplayMeasuresEveryMechanism(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestFineMemWastesNothing: it has chunks of every size.
+func TestFineMemWastesNothing(t *testing.T) {
+	tr, err := ReadTrace(strings.NewReader("0 0\n0 9\n0 5\n0 1\n"), "sizes")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	o := ReplayOptions{Options: Options{Out: benchout.New(&out, true)}, Traces: []*Trace{tr}, Clients: 2,
+		Managers: []string{finemem.Name}}
+	if err := Replay(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	if want := `"case":"sizes: finemem x2","metric":"utilisation","value":100`; !strings.Contains(out.String(), want) {
+		t.Errorf("got\n%s\nwant %s", out.String(), want)
 	}
 }
 
@@ -73,7 +94,7 @@ func TestAReplayKeepsTheTracesTimes(t *testing.T) {
 
 func TestAnUnknownMechanismIsRefused(t *testing.T) {
 	err := Replay(t.Context(), ReplayOptions{Managers: []string{"malloc"}})
-	if err == nil || !strings.Contains(err.Error(), `"malloc", want one of finemr`) {
+	if err == nil || !strings.Contains(err.Error(), `"malloc", want one of finemem`) {
 		t.Errorf("got %v", err)
 	}
 }

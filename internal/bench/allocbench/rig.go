@@ -16,6 +16,7 @@ import (
 // own. Close it.
 type rig struct {
 	node  *memnode.Node
+	addr  string // that it listens at
 	pools []*pool.Pool
 
 	undo []func() error // the last one first
@@ -50,6 +51,7 @@ func (f *fabric) start(ctx context.Context, m pool.Manager, cfg memnode.Config, 
 	if err != nil {
 		return nil, errors.Join(err, r.node.Close())
 	}
+	r.addr = lis.Addr()
 	served := make(chan error, 1)
 	go func() { served <- r.node.Serve(lis) }()
 	r.defers(func() error { return errors.Join(r.node.Close(), <-served) })
