@@ -15,10 +15,6 @@ var hook func(name string)
 // call Hit.
 func Set(f func(name string)) { hook = f }
 
-// Active reports whether there is a hook: whoever does several things at once does
-// them one by one then.
-func Active() bool { return hook != nil }
-
 // Hit tells the hook, if there is one, that execution has come to name.
 func Hit(name string) {
 	if hook != nil {
