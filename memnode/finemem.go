@@ -44,6 +44,7 @@ type finemem struct {
 	mr      verbs.MR
 	keys    *keyring
 	users   map[*session]uint16
+	counted map[*session]int // chunks that it had when that was last counted
 	taken   map[uint16]*session
 	last    uint16
 	clients map[*client]*tenure
@@ -94,7 +95,7 @@ func newFineMem(n *Node) (manager, error) {
 		return nil, err
 	}
 	m := &finemem{
-		node: n, users: make(map[*session]uint16), taken: make(map[uint16]*session),
+		node: n, users: make(map[*session]uint16), counted: make(map[*session]int), taken: make(map[uint16]*session),
 		clients: make(map[*client]*tenure), strikes: make(map[string]*strikes),
 		timer: time.NewTimer(rebindIdle), seen: make([]uint64, l.Sections()), queued: make([]bool, l.Sections()),
 		polled: time.Now(), checked: time.Now(),
@@ -357,6 +358,7 @@ func (m *finemem) reclaim(s *session) (n int) {
 func (m *finemem) forget(s *session) {
 	delete(m.taken, m.users[s])
 	delete(m.users, s)
+	delete(m.counted, s)
 }
 
 func (m *finemem) held(s *session) (n int) {
@@ -365,14 +367,22 @@ func (m *finemem) held(s *session) (n int) {
 		return 0
 	}
 	m.table.Owned(user, func(x twolayer.Extent) { n += 1 << x.Class })
-	return (n + 1<<m.table.Least - 1) >> m.table.Least
+	n = (n + 1<<m.table.Least - 1) >> m.table.Least
+	m.counted[s] = n
+	return n
 }
 
+// space counts what s has only when it connects: to count is to read the whole log,
+// and clients keep the account of their budgets themselves.
 func (m *finemem) space(s *session) wire.Space {
 	free := int(m.table.Chunks) - m.table.Allocated()
+	has := m.counted[s]
+	if s.client == nil {
+		has = m.held(s)
+	}
 	return wire.Space{
 		Free:   uint32(free >> m.table.Least),
-		Budget: uint32(max(0, m.node.cfg.budget()-m.held(s))),
+		Budget: uint32(max(0, m.node.cfg.budget()-has)),
 	}
 }
 

@@ -102,13 +102,14 @@ func (m *finemem) work() bool {
 }
 
 // settle deals with everything that has been freed, and closes spans that nobody
-// has anything of.
+// has anything of. Clients count a section's frees up before they free there.
 func (m *finemem) settle() {
 	for i := range uint32(len(m.seen)) {
-		m.seen[i] = m.table.Frees(i)
-		m.rebind(i)
+		if v := m.table.Frees(i); v != m.seen[i] || m.queued[i] {
+			m.seen[i], m.queued[i] = v, false
+			m.rebind(i)
+		}
 		m.table.CloseIdle(i, failpoint.Hit)
-		m.queued[i] = false
 	}
 	m.todo = m.todo[:0]
 	m.polled = time.Now()

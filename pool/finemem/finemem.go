@@ -243,7 +243,7 @@ func (a *Allocator) block(first uint32, k int) Block {
 // free frees b, with its keys swapped if swap is set. It may be called again after
 // an error.
 func (a *Allocator) free(ctx context.Context, b *Block, swap bool) error {
-	if swap && !(b.Class < twolayer.SpanClass && b.one != 0) { // one key goes with the header
+	if swap && (b.one == 0 || b.Class > twolayer.SectionClass) { // otherwise it goes with the header
 		if err := a.swap(ctx, b); err != nil {
 			return err
 		}
@@ -251,5 +251,5 @@ func (a *Allocator) free(ctx context.Context, b *Block, swap bool) error {
 	if b.Class < twolayer.SpanClass {
 		return a.freeChunks(ctx, b, swap)
 	}
-	return a.freeSections(ctx, b)
+	return a.freeSections(ctx, b, swap)
 }

@@ -153,7 +153,9 @@ func (a *Allocator) swap(ctx context.Context, b *Block) error {
 		caps = []twolayer.Cap{b.one}
 	}
 	at := a.l.CapAt(layer, first)
-	for i := 0; i < len(caps); {
+	section := b.First / twolayer.SectionChunks
+	end := section + 1<<max(0, b.Class-twolayer.SectionClass)
+	for i := 0; i < len(caps) || section < end; {
 		a.begin()
 		for ; i < len(caps) && !a.full(1); i++ {
 			// If it fails, that was done before.
@@ -161,7 +163,9 @@ func (a *Allocator) swap(ctx context.Context, b *Block) error {
 				a.cas(at+8*uint64(i*step), uint64(c), uint64(c.Swapped()), StepFreeSwap)
 			}
 		}
-		a.add(a.l.FreesAt(b.First/twolayer.SectionChunks), StepFreeRing)
+		for ; section < end && !a.full(1); section++ {
+			a.add(a.l.FreesAt(section), StepFreeRing)
+		}
 		if err := a.run(ctx); err != nil {
 			return err
 		}

@@ -112,8 +112,9 @@ func (a *Allocator) takeOfRun(ctx context.Context, i uint32, k int) (bool, error
 	return false, nil
 }
 
-// freeSections frees b in its section's header, or in those of its sections.
-func (a *Allocator) freeSections(ctx context.Context, b *Block) error {
+// freeSections frees b in its section's header, or in those of its sections, and
+// swaps its key, if that is to be and has not been done, with the same doorbell.
+func (a *Allocator) freeSections(ctx context.Context, b *Block, swap bool) error {
 	n := 1 << max(0, b.Class-twolayer.SectionClass)
 	for failed := 0; b.next < n; {
 		first := b.First + uint32(b.next)*twolayer.SectionChunks
@@ -139,12 +140,16 @@ func (a *Allocator) freeSections(ctx context.Context, b *Block) error {
 		}
 		old, h := s.h, s.h.Freed(at, b.Class, a.user, 0)
 		a.begin()
+		if swap && !b.gone {
+			a.swapOne(b)
+		}
 		c := a.cas(a.l.SectionAt(i), uint64(old), uint64(h), StepFreeCommit)
 		a.commits(c, uint64(old), true, Block{})
 		if err := a.run(ctx); err != nil {
 			return err
 		}
 		a.committed()
+		b.gone = b.gone || swap
 		if was := twolayer.Section(a.word(c)); was != old {
 			a.stats.Retries++
 			s.see(was)
