@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -106,8 +105,9 @@ func (r recovery) run(ctx context.Context, o Options) (err error) {
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-	case <-crowd.done: // somebody has failed
+	case <-crowd.done: // all have failed
 	}
+	crowd.wait(0)
 	before := rig.node.Stats()
 	crowd.turn()
 	progress(2, "recovery")
@@ -129,7 +129,8 @@ func (r recovery) run(ctx context.Context, o Options) (err error) {
 		}
 	}
 	victim.Close()
-	if err := crowd.stop(); err != nil {
+	crowd.wait(1)
+	if err := errors.Join(crowd.stop(), context.Cause(ctx)); err != nil {
 		return err
 	}
 	return r.report(o.Out, crowd, reclaimed)
@@ -158,7 +159,8 @@ func (r recovery) report(out benchout.Printer, c *crowd, took time.Duration) err
 // crowd are clients that allocate and free one chunk over and over, in two phases.
 type crowd struct {
 	cancel context.CancelFunc
-	done   chan struct{} // closed when all have ended
+	done   chan struct{}    // closed when all have ended
+	first  [2]chan struct{} // closed when there is a latency of the phase
 	errs   []error
 
 	mu        sync.Mutex // guards what follows
@@ -168,6 +170,9 @@ type crowd struct {
 
 func newCrowd(ctx context.Context, services []*service) *crowd {
 	c := &crowd{done: make(chan struct{}), errs: make([]error, len(services))}
+	for i := range c.first {
+		c.first[i] = make(chan struct{})
+	}
 	ctx, c.cancel = context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	for i, s := range services {
@@ -187,17 +192,19 @@ func (c *crowd) turn() {
 	c.phase = 1
 }
 
-// stop ends the clients. Each has made an allocation in either phase, or failed.
+// wait waits for an allocation in a phase, or until nobody allocates any more.
+func (c *crowd) wait(phase int) {
+	select {
+	case <-c.first[phase]:
+	case <-c.done:
+	}
+}
+
+// stop ends the clients.
 func (c *crowd) stop() error {
 	c.cancel()
 	<-c.done
-	if err := errors.Join(c.errs...); err != nil {
-		return err
-	}
-	if slices.ContainsFunc(c.latencies[:], func(l []time.Duration) bool { return len(l) == 0 }) {
-		return errors.New("nobody has allocated")
-	}
-	return nil
+	return errors.Join(c.errs...)
 }
 
 // work allocates and frees until ctx is over.
@@ -214,6 +221,9 @@ func (c *crowd) work(ctx context.Context, s *service) error {
 			}
 			took := time.Since(start)
 			c.mu.Lock()
+			if len(c.latencies[phase]) == 0 {
+				close(c.first[phase])
+			}
 			c.latencies[phase] = append(c.latencies[phase], took)
 			c.mu.Unlock()
 			return a.Free(ctx, b)

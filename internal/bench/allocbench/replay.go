@@ -145,7 +145,13 @@ func (o *ReplayOptions) contestants() ([]contestant, error) {
 			})
 		}
 	}
+	if len(o.Managers) == 0 || slices.Contains(o.Managers, ArrayScan) {
+		all = append(all, contestant{name: ArrayScan, start: tcp.startScan})
+	}
 	for _, name := range o.Managers {
+		if name == ArrayScan {
+			continue
+		}
 		if _, err := pool.ManagerNamed(name); err != nil {
 			return nil, err
 		}
@@ -219,7 +225,7 @@ func (o *ReplayOptions) replayOne(ctx context.Context, t *Trace, c contestant, s
 	}
 	defer func() { err = errors.Join(err, rig.close()) }()
 
-	before := rig.node.Stats().Busy
+	before := rig.busy()
 	players := make([]*player, len(lenders))
 	for i, l := range lenders {
 		players[i] = &player{lender: l, rng: rand.New(rand.NewPCG(o.Seed, uint64(i)))}
@@ -241,7 +247,7 @@ func (o *ReplayOptions) replayOne(ctx context.Context, t *Trace, c contestant, s
 	if err != nil {
 		return r, err
 	}
-	r.busy = rig.node.Stats().Busy - before
+	r.busy = rig.busy() - before
 
 	var allocs, frees []time.Duration
 	for _, p := range players {

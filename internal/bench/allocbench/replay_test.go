@@ -58,20 +58,22 @@ func TestAReplayMeasuresEveryMechanism(t *testing.T) {
 	}
 }
 
-// TestFineMemWastesNothing: it has chunks of every size.
-func TestFineMemWastesNothing(t *testing.T) {
+// TestBlocksOfEverySize: who has them wastes nothing.
+func TestBlocksOfEverySize(t *testing.T) {
 	tr, err := ReadTrace(strings.NewReader("0 0\n0 9\n0 5\n0 1\n"), "sizes")
 	if err != nil {
 		t.Fatal(err)
 	}
 	var out strings.Builder
 	o := ReplayOptions{Options: Options{Out: benchout.New(&out, true)}, Traces: []*Trace{tr}, Clients: 2,
-		Managers: []string{finemem.Name}}
+		Managers: []string{finemem.Name, ArrayScan}}
 	if err := Replay(t.Context(), o); err != nil {
 		t.Fatal(err)
 	}
-	if want := `"case":"sizes: finemem x2","metric":"utilisation","value":100`; !strings.Contains(out.String(), want) {
-		t.Errorf("got\n%s\nwant %s", out.String(), want)
+	for _, name := range o.Managers {
+		if want := `"case":"sizes: ` + name + ` x2","metric":"utilisation","value":100`; !strings.Contains(out.String(), want) {
+			t.Errorf("got\n%s\nwant %s", out.String(), want)
+		}
 	}
 }
 

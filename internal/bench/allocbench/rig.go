@@ -15,8 +15,8 @@ import (
 // rig is a memory node and the pools of its clients, each with a device of its
 // own. Close it.
 type rig struct {
-	node  *memnode.Node
-	addr  string // that it listens at
+	node  *memnode.Node // nil: only a device
+	addr  string        // that it listens at
 	pools []*pool.Pool
 
 	undo []func() error // the last one first
@@ -75,6 +75,14 @@ func (f *fabric) start(ctx context.Context, m pool.Manager, cfg memnode.Config, 
 		r.pools = append(r.pools, p)
 	}
 	return r, nil
+}
+
+// busy is how long the node's control goroutine has been at work.
+func (r *rig) busy() time.Duration {
+	if r.node == nil {
+		return 0
+	}
+	return r.node.Stats().Busy
 }
 
 func (r *rig) defers(f func() error) { r.undo = append(r.undo, f) }

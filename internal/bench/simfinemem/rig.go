@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 
+	"polder/internal/bench/arrayscan"
 	"polder/verbs"
 	"polder/verbs/sim"
 	"polder/verbs/softnic"
@@ -107,17 +108,14 @@ type fabric struct {
 	to  verbs.MR
 }
 
-// depth is the most operations of a fabric's under way.
-const depth = 64
-
 // reach makes a fabric from a compute node to memory of the node's.
 func (r *rig) reach(from *side, to verbs.MR) (*fabric, error) {
 	f := &fabric{r: r, to: to}
 	var err error
-	if f.qp, f.cq, err = from.queuePair(depth); err != nil {
+	if f.qp, f.cq, err = from.queuePair(arrayscan.MaxSwaps); err != nil {
 		return nil, err
 	}
-	if f.buf, err = from.pd.RegMR(make([]byte, 1<<16), verbs.AccessLocalWrite); err != nil {
+	if f.buf, err = from.pd.RegMR(make([]byte, arrayscan.MaxRead), verbs.AccessLocalWrite); err != nil {
 		return nil, err
 	}
 	peer, _, err := r.node.queuePair(16)
@@ -130,8 +128,8 @@ func (r *rig) reach(from *side, to verbs.MR) (*fabric, error) {
 // remote is the access that one-sided metadata needs.
 const remote = verbs.AccessLocalWrite | verbs.AccessRemoteRead | verbs.AccessRemoteWrite | verbs.AccessRemoteAtomic
 
-// read reads n bytes at off. They are valid until the next operation.
-func (f *fabric) read(off uint64, n int) ([]byte, error) {
+// Read implements arrayscan.Words.
+func (f *fabric) Read(_ context.Context, off uint64, n int) ([]byte, error) {
 	wr := verbs.SendWR{Op: verbs.OpRead, Flags: verbs.SendSignaled, RemoteAddr: f.to.Addr() + off, RKey: f.to.RKey(),
 		SGL: []verbs.SGE{{Addr: f.buf.Addr(), Length: uint32(n), LKey: f.buf.LKey()}}}
 	if err := f.qp.PostSend(wr); err != nil {
@@ -141,16 +139,12 @@ func (f *fabric) read(off uint64, n int) ([]byte, error) {
 	return f.buf.Bytes()[:n], err
 }
 
-// swap is a CMP_SWAP.
-type swap struct{ off, old, new uint64 }
-
-// swaps executes up to depth CMP_SWAPs side by side, and returns what the words
-// were. They are valid until the next operation.
-func (f *fabric) swaps(ops ...swap) ([]uint64, error) {
+// CompareAndSwap implements arrayscan.Words.
+func (f *fabric) CompareAndSwap(_ context.Context, ops []arrayscan.Swap) ([]uint64, error) {
 	wrs := make([]verbs.SendWR, len(ops))
 	for i, op := range ops {
-		wrs[i] = verbs.SendWR{Op: verbs.OpCmpSwap, Flags: verbs.SendSignaled, RemoteAddr: f.to.Addr() + op.off, RKey: f.to.RKey(),
-			Compare: op.old, Swap: op.new, SGL: []verbs.SGE{{Addr: f.buf.Addr() + uint64(8*i), Length: 8, LKey: f.buf.LKey()}}}
+		wrs[i] = verbs.SendWR{Op: verbs.OpCmpSwap, Flags: verbs.SendSignaled, RemoteAddr: f.to.Addr() + op.Off, RKey: f.to.RKey(),
+			Compare: op.Old, Swap: op.New, SGL: []verbs.SGE{{Addr: f.buf.Addr() + uint64(8*i), Length: 8, LKey: f.buf.LKey()}}}
 	}
 	if err := f.qp.PostSend(wrs...); err != nil {
 		return nil, err
