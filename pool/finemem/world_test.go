@@ -173,7 +173,7 @@ func (w *world) recover(user uint16) *actor {
 
 // client adds a client that does something.
 func (w *world) client(user uint16, policy finemem.Policy, f func(*client)) *client {
-	c := &client{w: w, buf: buffers.Get().([]byte)}
+	c := &client{w: w, buf: *buffers.Get().(*[]byte)}
 	c.actor = newActor(fmt.Sprintf("client %d", user), user, func(*actor) { f(c) })
 	var err error
 	c.a, err = finemem.NewAllocator(finemem.Config{
@@ -290,7 +290,10 @@ func (w *world) note(a *actor, what string) { w.log = append(w.log, done{a.name,
 type done struct{ who, what string }
 
 // buffers are to be used again: there are many worlds.
-var buffers = sync.Pool{New: func() any { return make([]byte, finemem.BufferSize) }}
+var buffers = sync.Pool{New: func() any {
+	b := make([]byte, finemem.BufferSize)
+	return &b
+}}
 
 var hashSeed = maphash.MakeSeed()
 
@@ -324,7 +327,7 @@ func (w *world) run(t *testing.T, e *explorer) {
 			a.stop()
 		}
 		for _, c := range w.clients {
-			buffers.Put(c.buf)
+			buffers.Put(&c.buf)
 		}
 		if t.Failed() {
 			t.Logf("steps: %v", w.log)
