@@ -6,6 +6,7 @@ import (
 	"iter"
 	"slices"
 	"testing"
+	"time"
 )
 
 // An explorer runs a small world again and again until every order in which its
@@ -46,11 +47,16 @@ func (e *explorer) choose(state func() uint64, n int) int {
 	return 0
 }
 
-// explore runs worlds that build makes until everything has been tried.
-func explore(t *testing.T, build func() *world) *explorer {
+// explore runs worlds that build makes until everything has been tried, or until a
+// time, if there is one.
+func explore(t *testing.T, until time.Time, build func() *world) *explorer {
 	t.Helper()
 	e := &explorer{seen: make(map[uint64]bool), todo: [][]uint8{nil}}
 	for len(e.todo) > 0 && !t.Failed() {
+		if !until.IsZero() && time.Now().After(until) {
+			t.Logf("not explored to its end, with %d prefixes left: the time is over", len(e.todo))
+			return e
+		}
 		e.prefix, e.at = e.todo[len(e.todo)-1], 0
 		e.todo = e.todo[:len(e.todo)-1]
 		build().run(t, e)

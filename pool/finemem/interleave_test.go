@@ -3,6 +3,7 @@ package finemem_test
 import (
 	"os"
 	"testing"
+	"time"
 
 	"polder/internal/invariants"
 	"polder/pool/finemem"
@@ -46,30 +47,39 @@ func TestEveryInterleaving(t *testing.T) {
 	if invariants.Enabled {
 		scenarios, policies = scenarios[:1], both[:1]
 	}
-	if late := interleave(t, scenarios, policies); late == 0 {
+	if late := interleave(t, time.Time{}, scenarios, policies); late == 0 {
 		t.Error("no client was late with a flush")
 	}
 }
 
-// TestSoakInterleavings explores more, where the environment variable POLDER_SOAK is
-// set.
+// TestSoakInterleavings explores more, for as long as the environment variable
+// POLDER_SOAK says.
 func TestSoakInterleavings(t *testing.T) {
 	scenarios, policies := long[:1], both[1:]
-	if os.Getenv("POLDER_SOAK") != "" {
-		scenarios, policies = append(interleavings, long...), both
+	var until time.Time
+	if v := os.Getenv("POLDER_SOAK"); v != "" {
+		d, err := time.ParseDuration(v)
+		if err != nil {
+			t.Fatalf("POLDER_SOAK is %q, want a duration: %v", v, err)
+		}
+		scenarios, policies, until = append(long, interleavings...), both, time.Now().Add(d)
 	}
-	interleave(t, scenarios, policies)
+	interleave(t, until, scenarios, policies)
 }
 
 var both = []finemem.Policy{finemem.Paper, finemem.Spread}
 
 // interleave explores scenarios with policies, and returns how many flushes came too
 // late.
-func interleave(t *testing.T, scenarios []scenario, policies []finemem.Policy) (late int) {
+func interleave(t *testing.T, until time.Time, scenarios []scenario, policies []finemem.Policy) (late int) {
 	var states, ends, crashes int
 	for _, sc := range scenarios {
 		for _, sc.policy = range policies {
-			e := explore(t, func() *world { return newWorld(t, sc) })
+			if !until.IsZero() && time.Now().After(until) {
+				t.Logf("%q was not explored: the time is over", sc.scripts)
+				continue
+			}
+			e := explore(t, until, func() *world { return newWorld(t, sc) })
 			t.Logf("%d chunks, %v, %q: %d states, %d interleavings to their end, %d crash points, %d late flushes, %d ends with a wrong hint",
 				sc.chunks, sc.policy, sc.scripts, len(e.seen), e.ends, e.crashes, e.late, e.hints)
 			if t.Failed() {
