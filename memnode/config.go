@@ -14,6 +14,9 @@ const (
 	DefaultChunkSize  = 1 << 20
 	DefaultGrace      = 10 * time.Second
 	DefaultMaxClients = 1024
+
+	DefaultMaxViolations = 32
+	DefaultHeartbeat     = time.Second
 )
 
 // Limits of a Config.
@@ -53,6 +56,18 @@ type Config struct {
 	// such a node lends to one client at a time, unless the manager needs no
 	// bounds (FineMR, StaticMR).
 	TrustClients bool
+	// MaxViolations is how many one-sided operations of a host's clients the
+	// device may refuse before the node of manager FineMem connects no more of
+	// its queue pairs, by default 32. One is forgotten every 10 s.
+	MaxViolations int
+	// Heartbeat is how often a client of manager FineMem that has shown once that
+	// it is alive has to go on doing so, by default 1 s. One that misses three
+	// times is disconnected, though its connection may stand.
+	Heartbeat time.Duration
+	// ServiceSecret, if it is not zero, must be shown by clients of manager
+	// FineMem before the metadata is open to them: whoever has that can take
+	// and give back everybody's memory.
+	ServiceSecret [32]byte
 	// Logger gets connections, losses and refusals; by default nothing is
 	// logged.
 	Logger *slog.Logger
@@ -78,6 +93,12 @@ func (c Config) withDefaults() (Config, error) {
 	if c.MaxClients == 0 {
 		c.MaxClients = DefaultMaxClients
 	}
+	if c.MaxViolations == 0 {
+		c.MaxViolations = DefaultMaxViolations
+	}
+	if c.Heartbeat == 0 {
+		c.Heartbeat = DefaultHeartbeat
+	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -95,6 +116,10 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("groups of %d queue pairs, want 1 to %d", c.Group, verbs.MaxWindows-1)
 	case c.Grace < 0:
 		return c, fmt.Errorf("the grace period is %v, want it positive", c.Grace)
+	case c.MaxViolations < 0:
+		return c, fmt.Errorf("at most %d violations, want it positive", c.MaxViolations)
+	case c.Heartbeat < 0:
+		return c, fmt.Errorf("a heartbeat every %v, want it positive", c.Heartbeat)
 	case c.MaxClients < 0:
 		return c, fmt.Errorf("at most %d clients, want it positive", c.MaxClients)
 	}

@@ -20,6 +20,7 @@ const (
 	OneSided = "onesided" // chains of work requests that the NIC runs
 	Native   = "native"   // the NIC's own allocation verb
 	StaticMR = "staticmr" // messages, registrations made in advance and kept
+	FineMem  = "finemem"  // one-sided compare-and-swap of a bitmap, windows of type 1 with spare keys
 	ODRP     = "odrp"     // addresses by messages, pages by chains that every access goes through
 )
 
@@ -87,6 +88,7 @@ var managers = map[string]func(n *Node) (manager, error){
 	RPCMW1:   newRPC,
 	FineMR:   newRPC,
 	StaticMR: newRPC,
+	FineMem:  newFineMem,
 	ODRP:     newODRP,
 }
 

@@ -39,6 +39,8 @@ type Stats struct {
 	NotOwner   int64         // attempts to free what belongs to somebody else
 	Violations int64         // one-sided operations that the device refused
 	CutOff     int64         // connections cut off from allocating by chains, for having asked for more than the budget
+	Rebound    int64         // freed keys that were replaced (FineMem)
+	RebindLag  time.Duration // at most as long did the last of them work after the free (FineMem)
 	Wakeups    int64         // of the control goroutine, for connections and requests
 	Busy       time.Duration // that the control goroutine has been at work
 }
@@ -67,10 +69,11 @@ func (s *Stats) Add(o Stats) {
 		{&s.Chunks, o.Chunks}, {&s.Lent, o.Lent}, {&s.Dirty, o.Dirty}, {&s.Clients, o.Clients}, {&s.Sessions, o.Sessions},
 		{&s.Allocs, o.Allocs}, {&s.Frees, o.Frees}, {&s.Reclaimed, o.Reclaimed}, {&s.NoMemory, o.NoMemory},
 		{&s.Refused, o.Refused}, {&s.Malformed, o.Malformed}, {&s.NotOwner, o.NotOwner}, {&s.Violations, o.Violations},
-		{&s.CutOff, o.CutOff}, {&s.Wakeups, o.Wakeups},
+		{&s.CutOff, o.CutOff}, {&s.Rebound, o.Rebound}, {&s.Wakeups, o.Wakeups},
 	} {
 		*f.to += f.from
 	}
+	s.RebindLag = max(s.RebindLag, o.RebindLag)
 	s.Busy += o.Busy
 }
 
@@ -130,6 +133,8 @@ func NewCollector(nodes ...*Node) prometheus.Collector {
 	counter("not_owner", "Attempts to free somebody else's chunk.", func(s *Stats) int64 { return s.NotOwner })
 	counter("violations", "One-sided operations that the device refused.", func(s *Stats) int64 { return s.Violations })
 	counter("cut_off", "Connections cut off for having asked for more than the budget.", func(s *Stats) int64 { return s.CutOff })
+	counter("rebound", "Freed keys that the background worker has replaced.", func(s *Stats) int64 { return s.Rebound })
+	gauge("rebind_lag_nanoseconds", "How long the last freed key may have worked until it was replaced.", func(s *Stats) int64 { return int64(s.RebindLag) })
 	counter("wakeups", "Wake-ups of the control goroutine.", func(s *Stats) int64 { return s.Wakeups })
 	counter("busy_nanoseconds", "Time that the control goroutine has been at work.", func(s *Stats) int64 { return int64(s.Busy) })
 	return c

@@ -14,6 +14,7 @@ import (
 
 	"polder/memnode/wire"
 	"polder/pool"
+	"polder/pool/finemem"
 	"polder/pool/finemr"
 	"polder/pool/mech"
 	"polder/pool/odrp"
@@ -35,6 +36,7 @@ var attacked = []pool.Manager{
 	odrp.Mechanism{},
 	onesided.Mechanism{},
 	onesided.Mechanism{Native: true},
+	finemem.Mechanism{},
 }
 
 // An attack is something that a malicious client does, and what comes of it.
@@ -58,8 +60,8 @@ const type1 = rpcmw.Name1
 
 var attacks = []attack{
 	{"reads a neighbour's chunk with keys guessed from its own", guessedKey, []string{type1}},
-	{"reads a neighbour's chunk with its stolen key", stolenKey(verbs.OpRead), []string{type1}},
-	{"adds to a word of a neighbour's chunk with its stolen key", stolenKey(verbs.OpFetchAdd), []string{type1}},
+	{"reads a neighbour's chunk with its stolen key", stolenKey(verbs.OpRead), []string{type1, finemem.Name}},
+	{"adds to a word of a neighbour's chunk with its stolen key", stolenKey(verbs.OpFetchAdd), []string{type1, finemem.Name}},
 	{"tries all 256 keys of a chunk that it has freed and another has borrowed", enumerate, []string{type1}},
 	{"reads what it has freed, and another has borrowed, with the old key", staleKey, nil},
 	{"reads its own chunk through a queue pair of another connection", otherQueuePair, nil},
@@ -123,7 +125,7 @@ func refused(rule string) outcome {
 // apart is the rule that keeps another's queue pairs from a chunk.
 func (s *scene) apart() string {
 	switch s.manager.Name() {
-	case rpcmw.Name1:
+	case rpcmw.Name1, finemem.Name:
 		return "none: a window of type 1 serves every queue pair"
 	case finemr.Name, staticmr.Name:
 		return "a chunk is registered in the borrower's own protection domain"
@@ -167,7 +169,15 @@ func guessedKey(s *scene) outcome {
 			s.again()
 		}
 	}
-	return refused(s.apart())
+	return refused(s.unguessed())
+}
+
+// unguessed is the rule that keeps who guesses keys from a chunk.
+func (s *scene) unguessed() string {
+	if s.manager.Name() == finemem.Name {
+		return "a window and its key are drawn at random for every borrower"
+	}
+	return s.apart()
 }
 
 func stolenKey(op verbs.Opcode) func(*scene) outcome {
@@ -202,7 +212,7 @@ func enumerate(s *scene) outcome {
 		}
 		s.again()
 	}
-	return refused(s.apart())
+	return refused(s.unguessed())
 }
 
 func staleKey(s *scene) outcome {
@@ -276,7 +286,14 @@ func (s *scene) notFreed(lent int64, err error) outcome {
 	return outcome{}
 }
 
+// trusting reports whether clients are trusted with the node's metadata: what they
+// may allocate and free is for themselves to check.
+func (s *scene) trusting() bool { return s.manager.Name() == finemem.Name }
+
 func freeForeign(s *scene) outcome {
+	if s.trusting() {
+		return outcome{none: true}
+	}
 	if s.oneSided() {
 		return s.rawFrees(func(c *clerk) []uint64 { return []uint64{c.entry(s.theirs.Chunk)} })
 	}
@@ -285,6 +302,9 @@ func freeForeign(s *scene) outcome {
 }
 
 func freeForged(s *scene) outcome {
+	if s.trusting() {
+		return outcome{none: true}
+	}
 	if s.oneSided() {
 		return s.rawFrees(func(c *clerk) []uint64 {
 			table := c.entry(0)
@@ -300,6 +320,9 @@ func freeForged(s *scene) outcome {
 }
 
 func freeTwice(s *scene) outcome {
+	if s.trusting() {
+		return outcome{none: true}
+	}
 	if s.oneSided() {
 		return rawFreeTwice(s)
 	}
@@ -312,6 +335,9 @@ func freeTwice(s *scene) outcome {
 }
 
 func freeMixed(s *scene) outcome {
+	if s.trusting() {
+		return outcome{none: true}
+	}
 	if s.oneSided() { // a request names one
 		return outcome{none: true}
 	}
@@ -388,6 +414,9 @@ func isChunk(region verbs.MR, regions []verbs.MR) bool {
 }
 
 func exhaust(s *scene) outcome {
+	if s.trusting() {
+		return outcome{none: true}
+	}
 	if s.oneSided() {
 		return rawExhaust(s)
 	}

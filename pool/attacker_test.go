@@ -62,7 +62,8 @@ func newScene(t *testing.T, over pooltest.Setup, m pool.Manager) *scene {
 	s.cluster = pooltest.NewCluster(t, setup, memnode.Config{
 		Lend: attackChunks * attackChunk, ChunkSize: attackChunk,
 		ClientBudget: attackBudget * attackChunk, Grace: time.Minute,
-		TrustClients: true, // that it does not is another test's
+		TrustClients:  true,   // that it does not is another test's
+		MaxViolations: 10_000, // so that one scene is enough for every attack
 	})
 	s.honest = s.cluster.Open(pool.Config{})
 	s.chunk = s.honest.MustAlloc(t)

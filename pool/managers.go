@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"polder/pool/finemem"
 	"polder/pool/finemr"
 	"polder/pool/odrp"
 	"polder/pool/onesided"
@@ -22,6 +23,7 @@ func init() {
 		onesided.Mechanism{}, onesided.Mechanism{Native: true},
 		rpcmw.Mechanism{}, rpcmw.Mechanism{Type1: true},
 		staticmr.Mechanism{}, finemr.Mechanism{}, odrp.Mechanism{},
+		finemem.Mechanism{},
 	} {
 		managers[m.Name()] = m
 	}

@@ -16,6 +16,8 @@ import (
 	"polder/internal/bench/softbench"
 	"polder/internal/bench/verbsbench"
 	"polder/internal/benchout"
+	"polder/internal/config"
+	"polder/memnode"
 )
 
 func newBench() *cobra.Command {
@@ -25,7 +27,7 @@ func newBench() *cobra.Command {
 		Args:  noArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newBenchResp(), newBenchVerbs(), newBenchVerbsServer(), newBenchAlloc())
+	cmd.AddCommand(newBenchResp(), newBenchVerbs(), newBenchVerbsServer(), newBenchAlloc(), newBenchFineMem())
 	cmd.AddCommand(sharecmd.Bench(func(cmd *cobra.Command) (func(done, total int, what string), func()) {
 		return benchProgress(cmd.ErrOrStderr())
 	}))
@@ -105,14 +107,73 @@ func newBenchVerbsServer() *cobra.Command {
 
 func newBenchAlloc() *cobra.Command {
 	var flags benchFlags
+	var traces, sizes []string
+	var replay allocbench.ReplayOptions
 	cmd := &cobra.Command{
-		Use:   "alloc",
+		Use:   "alloc [--trace FILE...]",
 		Short: "Compare the ways of handing out memory: latency, throughput, cost to the node",
+		Long: "Without --trace, clients allocate and free single chunks over tcp and shm. With it,\n" +
+			"they replay over tcp what an allocator has asked its operating system for: a file\n" +
+			"of lines, each a time of arrival in microseconds and a size class c for 4 KiB << c.\n" +
+			"All is allocated, at those times or as fast as possible, and then freed in random\n" +
+			"order. Mechanisms whose chunks have one size give a request as many as it needs.",
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(traces) > 0 {
+				return nil // further traces
+			}
+			return noArgs(cmd, args)
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			progress, done := benchProgress(cmd.ErrOrStderr())
+			defer done()
+			o := allocbench.Options{
+				Short:    flags.short,
+				Out:      benchout.New(cmd.OutOrStdout(), flags.json),
+				Progress: progress,
+			}
+			if len(traces) == 0 {
+				return allocbench.Run(cmd.Context(), o)
+			}
+			replay.Options = o
+			for _, path := range append(traces, args...) {
+				t, err := allocbench.ReadTraceFile(path)
+				if err != nil {
+					return err
+				}
+				replay.Traces = append(replay.Traces, t)
+			}
+			for _, s := range sizes {
+				var n int64
+				if err := config.NewPowerOfTwo(&n, memnode.MinChunkSize, memnode.MaxChunkSize).Set(s); err != nil {
+					return &usageError{fmt.Errorf("--chunk %s: %w", s, err)}
+				}
+				replay.ChunkSizes = append(replay.ChunkSizes, int(n))
+			}
+			return allocbench.Replay(cmd.Context(), replay)
+		},
+	}
+	flags.add(cmd)
+	fs := cmd.Flags()
+	replay.Clients = allocbench.DefaultReplayClients
+	fs.StringArrayVar(&traces, "trace", nil, "replay the allocations of this `file`; may be repeated, and arguments are further files")
+	fs.BoolVar(&replay.ASAP, "asap", false, "replay as fast as possible, not at the trace's times")
+	fs.Var(config.NewInt(&replay.Clients, 1, allocbench.MaxReplayClients), "clients", "how many clients share a trace's requests")
+	fs.StringSliceVar(&sizes, "chunk", nil, "chunk `sizes` of mechanisms that have one (default 128KiB,2MiB)")
+	fs.StringSliceVar(&replay.Managers, "manager", nil, "replay with these `mechanisms` only")
+	fs.Uint64Var(&replay.Seed, "seed", 1, "of the order in which a replay frees")
+	return cmd
+}
+
+func newBenchFineMem() *cobra.Command {
+	var flags benchFlags
+	cmd := &cobra.Command{
+		Use:   "finemem",
+		Short: "Measure what FineMem's metadata take, and the recovery of a client that dies",
 		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			progress, done := benchProgress(cmd.ErrOrStderr())
 			defer done()
-			return allocbench.Run(cmd.Context(), allocbench.Options{
+			return allocbench.RunFineMem(cmd.Context(), allocbench.Options{
 				Short:    flags.short,
 				Out:      benchout.New(cmd.OutOrStdout(), flags.json),
 				Progress: progress,

@@ -62,12 +62,14 @@ func run(ctx context.Context, args []string) int {
 	return exitFailure
 }
 
-// goStyle lets -json, -short and -trace be written with one dash, as in the go
-// command and the documents, as well as with two.
+// goStyle lets -json, -short and the flags of replays be written with one dash,
+// as in the go command and the documents, as well as with two.
 func goStyle(args []string) []string {
 	args = slices.Clone(args)
 	for i, a := range args {
-		if name, _, _ := strings.Cut(a, "="); name == "-json" || name == "-short" || name == "-trace" {
+		name, _, _ := strings.Cut(a, "=")
+		switch name {
+		case "-json", "-short", "-trace", "-asap", "-clients":
 			args[i] = "-" + a
 		}
 	}

@@ -44,10 +44,10 @@ func TestEveryCommandExplainsItself(t *testing.T) {
 	})
 }
 
-// TestSomeFlagsMayHaveOneDash: the documents write them as Go's tools do.
-func TestSomeFlagsMayHaveOneDash(t *testing.T) {
-	got := goStyle([]string{"bench", "resp", "-json", "-short", "--json", "-h", "--password", "-jsonx", "-trace", "f", "-trace=f"})
-	want := []string{"bench", "resp", "--json", "--short", "--json", "-h", "--password", "-jsonx", "--trace", "f", "--trace=f"}
+// TestFlagsOfBenchmarksMayHaveOneDash: the documents write them as Go's tools do.
+func TestFlagsOfBenchmarksMayHaveOneDash(t *testing.T) {
+	got := goStyle([]string{"bench", "resp", "-json", "-short", "--json", "-h", "--password", "-jsonx", "-trace", "-t", "-trace=-asap", "-asap"})
+	want := []string{"bench", "resp", "--json", "--short", "--json", "-h", "--password", "-jsonx", "--trace", "-t", "--trace=-asap", "--asap"}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"github.com/spf13/cobra"
 
+	"polder/internal/bench/simfinemem"
 	"polder/internal/bench/simlatency"
 )
 
@@ -13,7 +14,7 @@ func newSim() *cobra.Command {
 		Args:  noArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newSimLatency())
+	cmd.AddCommand(newSimLatency(), newSimFineMem())
 	return cmd
 }
 
@@ -34,5 +35,27 @@ func newSimLatency() *cobra.Command {
 	}
 	flags.add(cmd)
 	cmd.Flags().Uint64Var(&seed, "seed", 1, "of the threads' random pauses: the same gives the same output")
+	return cmd
+}
+
+func newSimFineMem() *cobra.Command {
+	var flags benchFlags
+	var seed uint64
+	cmd := &cobra.Command{
+		Use:   "finemem",
+		Short: "Allocation latency of FineMem and its rivals with up to 128 threads on 16 compute nodes",
+		Long: "Runs FineMem's protocol, and what it is compared with, on a model of its testbed,\n" +
+			"and prints latency and CAS retries: published beside simulated.",
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			progress, done := benchProgress(cmd.ErrOrStderr())
+			defer done()
+			return simfinemem.Run(cmd.Context(), simfinemem.Options{
+				Out: cmd.OutOrStdout(), JSON: flags.json, Seed: seed, Short: flags.short, Progress: progress,
+			})
+		},
+	}
+	flags.add(cmd)
+	cmd.Flags().Uint64Var(&seed, "seed", 1, "of the threads' random pauses and of what they free: the same gives the same output")
 	return cmd
 }

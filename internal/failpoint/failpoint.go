@@ -21,3 +21,7 @@ func Hit(name string) {
 		hook(name)
 	}
 }
+
+// On reports whether there is a hook: for code that does several things at once,
+// and must do them one by one for a crash to come between.
+func On() bool { return hook != nil }

@@ -35,8 +35,10 @@ type owed struct {
 	by   *Account // the chain's client, or nil if it is gone
 }
 
+// ringSize is at least twice what can be in a ring, so that distances are less
+// than half of it.
 func ringSize(chunks, chains int) uint64 {
-	return 8 << bits.Len(uint(chunks+4*chains+64-1))
+	return 16 << bits.Len(uint(chunks+4*chains+64-1))
 }
 
 // QueueSize is how many bytes a queue needs.

@@ -46,6 +46,23 @@ func TestTheRingWraps(t *testing.T) {
 	}
 }
 
+// TestAFullQueueIsFull: however the number of chunks compares with a power of
+// two.
+func TestAFullQueueIsFull(t *testing.T) {
+	for _, chunks := range []int{3, 100, 1000, 1100, 2000, 4000} {
+		q := newTestQueue(chunks)
+		if got := q.Free(); got != chunks {
+			t.Errorf("%d of %d chunks are free", got, chunks)
+		}
+		for range 3 {
+			q.pop()
+		}
+		if got := q.Free(); got != chunks-3 {
+			t.Errorf("%d of %d chunks are free after 3 were taken", got, chunks)
+		}
+	}
+}
+
 // TestSettle: three chains find nothing; each entry that comes back passes the
 // elements that they have left behind.
 func TestSettle(t *testing.T) {

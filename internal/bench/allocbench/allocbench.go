@@ -6,13 +6,16 @@
 // the machine's processors; so what is compared are the ways, and not what a
 // node with processors of its own could do. Rounds of all contestants alternate,
 // and the median round counts.
+//
+// [Replay] replays what real allocators have asked their operating system for,
+// instead: blocks of many sizes, where a mechanism whose chunks have one size
+// wastes memory or time. See [Trace] for the format.
 package allocbench
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -146,52 +149,12 @@ type result struct {
 
 // round starts a node and clients, and lets them allocate and free for span.
 func (f *fabric) round(ctx context.Context, m pool.Manager, clients int, span time.Duration) (r result, err error) {
-	dir, err := os.MkdirTemp("", "polder-alloc")
+	rig, err := f.start(ctx, m, memnode.Config{Lend: chunks * chunkSize, ChunkSize: chunkSize}, clients)
 	if err != nil {
 		return r, err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	dev, err := f.newDevice(softnic.Config{Name: "node"})
-	if err != nil {
-		return r, err
-	}
-	defer dev.Close()
-	node, err := memnode.New(dev, memnode.Config{Manager: m.Name(), Lend: chunks * chunkSize, ChunkSize: chunkSize})
-	if err != nil {
-		return r, err
-	}
-	lis, err := f.listen(dev, dir)
-	if err != nil {
-		return r, errors.Join(err, node.Close())
-	}
-	served := make(chan error, 1)
-	go func() { served <- node.Serve(lis) }()
-	defer func() { err = errors.Join(err, node.Close(), <-served) }()
-
-	var pools []*pool.Pool
-	defer func() {
-		for _, p := range pools {
-			err = errors.Join(err, p.Close())
-		}
-	}()
-	for range clients {
-		client, err := f.newDevice(softnic.Config{Name: "client"})
-		if err != nil {
-			return r, err
-		}
-		defer client.Close()
-		p, err := pool.Open(ctx, pool.Config{
-			Device: client, Manager: m, Buffer: 1 << 16, Timeout: 10 * time.Second,
-			Nodes: []pool.NodeConfig{{Name: "node", Dial: func(ctx context.Context) (verbs.Conn, error) {
-				return f.dial(ctx, client, lis.Addr())
-			}}},
-		})
-		if err != nil {
-			return r, err
-		}
-		pools = append(pools, p)
-	}
-	return measure(ctx, node, pools, span)
+	defer func() { err = errors.Join(err, rig.close()) }()
+	return measure(ctx, rig.node, rig.pools, span)
 }
 
 func measure(ctx context.Context, node *memnode.Node, pools []*pool.Pool, span time.Duration) (r result, err error) {

@@ -1,0 +1,183 @@
+// Package arrayscan is a rival of one-sided allocators: an array of words at the
+// memory node, one for each chunk, which is 0 while the chunk is free. Who wants
+// chunks reads the array piece by piece, from where it found something last, and
+// claims words that read as 0 by CMP_SWAP. When one fails it reads the piece again.
+//
+// An Allocator is for one goroutine or process at a time. The words are all there is
+// on the wire.
+package arrayscan
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+)
+
+// Words is the array, as a client reaches it. Offsets are in bytes.
+type Words interface {
+	// Read reads n bytes, which are valid until the next operation.
+	Read(ctx context.Context, off uint64, n int) ([]byte, error)
+	// CompareAndSwap executes up to MaxSwaps operations side by side, and returns
+	// what the words were, in their order.
+	CompareAndSwap(ctx context.Context, ops []Swap) ([]uint64, error)
+}
+
+// Swap is a CMP_SWAP.
+type Swap struct{ Off, Old, New uint64 }
+
+const (
+	// MaxSwaps is the most CMP_SWAPs of a batch.
+	MaxSwaps = 64
+	// MaxRead is the most bytes of a READ.
+	MaxRead = 64 << 10
+)
+
+// ErrFull is returned when a whole round over the array has found nothing.
+var ErrFull = errors.New("no memory left")
+
+// Allocator allocates chunks for one owner.
+type Allocator struct {
+	// Retries counts claims that failed because somebody else was faster.
+	Retries int
+
+	w     Words
+	owner uint64
+	words int
+	at    int    // the next word to look at
+	view  []bool // the piece that has it, if fresh: what is free
+	fresh bool
+}
+
+// New returns an allocator for an owner, which is not 0, of an array of words, which
+// it reads by pieces of so many words. piece divides words, and a block is not larger.
+func New(w Words, owner uint64, words, piece int) *Allocator {
+	return &Allocator{w: w, owner: owner, words: words, view: make([]bool, piece)}
+}
+
+// Alloc allocates 1<<class chunks, and returns the first.
+func (a *Allocator) Alloc(ctx context.Context, class int) (first int, err error) {
+	n := 1 << class
+	for empty := 0; empty <= a.words/len(a.view); {
+		if !a.fresh {
+			if err := a.look(ctx); err != nil {
+				return 0, err
+			}
+		}
+		at := a.next(n)
+		if at < 0 {
+			empty++
+			a.move(a.piece() + len(a.view))
+			continue
+		}
+		empty = 0
+		ok, err := a.claim(ctx, at, n)
+		if err != nil {
+			return 0, err
+		}
+		if ok {
+			a.move(at + n)
+			return at, nil
+		}
+		a.Retries++
+		a.fresh = false
+	}
+	return 0, ErrFull
+}
+
+// Free frees 1<<class chunks.
+func (a *Allocator) Free(ctx context.Context, first, class int) error {
+	return a.release(ctx, first, 1<<class)
+}
+
+// look reads the piece of the array that has the next word to look at.
+func (a *Allocator) look(ctx context.Context) error {
+	for done := 0; done < len(a.view); {
+		n := min(len(a.view)-done, MaxRead/8)
+		b, err := a.w.Read(ctx, uint64(8*(a.piece()+done)), 8*n)
+		if err != nil {
+			return err
+		}
+		for i := range n {
+			a.view[done+i] = binary.LittleEndian.Uint64(b[8*i:]) == 0
+		}
+		done += n
+	}
+	a.fresh = true
+	return nil
+}
+
+// piece is where the piece begins that has the next word to look at.
+func (a *Allocator) piece() int { return a.at / len(a.view) * len(a.view) }
+
+// move makes a word the next to look at.
+func (a *Allocator) move(to int) {
+	was := a.piece()
+	a.at = to % a.words
+	a.fresh = a.fresh && a.piece() == was
+}
+
+// next finds n words in a row that read as free, from a.at on, in the view.
+func (a *Allocator) next(n int) int {
+	for i := (a.at%len(a.view) + n - 1) / n * n; i+n <= len(a.view); i += n {
+		free := true
+		for _, f := range a.view[i : i+n] {
+			free = free && f
+		}
+		if free {
+			return a.piece() + i
+		}
+	}
+	return -1
+}
+
+// claim claims n words, or none.
+func (a *Allocator) claim(ctx context.Context, at, n int) (bool, error) {
+	for done := 0; done < n; done += MaxSwaps {
+		ok, err := a.exchange(ctx, at+done, min(MaxSwaps, n-done), 0, a.owner)
+		if err != nil {
+			return false, err
+		}
+		if !ok {
+			return false, a.release(ctx, at, done)
+		}
+	}
+	return true, nil
+}
+
+// release frees n words.
+func (a *Allocator) release(ctx context.Context, at, n int) error {
+	for done := 0; done < n; done += MaxSwaps {
+		if _, err := a.exchange(ctx, at+done, min(MaxSwaps, n-done), a.owner, 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// exchange replaces n words, and takes that back if not all were old.
+func (a *Allocator) exchange(ctx context.Context, at, n int, old, new uint64) (bool, error) {
+	var ops [MaxSwaps]Swap
+	for i := range n {
+		ops[i] = Swap{uint64(8 * (at + i)), old, new}
+	}
+	was, err := a.w.CompareAndSwap(ctx, ops[:n])
+	if err != nil {
+		return false, err
+	}
+	var back [MaxSwaps]Swap
+	done := 0
+	for i, w := range was {
+		if w == old {
+			back[done] = Swap{ops[i].Off, new, old}
+			done++
+		}
+		if at+i >= a.piece() && at+i < a.piece()+len(a.view) {
+			a.view[at+i-a.piece()] = false
+		}
+	}
+	if done == n || done == 0 {
+		return done == n, nil
+	}
+	_, err = a.w.CompareAndSwap(ctx, back[:done])
+	return false, err
+}

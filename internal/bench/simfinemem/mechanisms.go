@@ -1,0 +1,31 @@
+package simfinemem
+
+import (
+	"time"
+
+	"polder/pool/finemem"
+)
+
+// Names of mechanisms that others are compared with.
+const (
+	paperName  = "FineMem"
+	spreadName = "FineMem, spread"
+	scanName   = "array scan"
+	rpcName    = "RPC"
+)
+
+// mechanisms are what is compared.
+var mechanisms = []mechanism{
+	{name: paperName, oneSided: true, way: queued, published: publishedFineMem, build: fine(finemem.Paper)},
+	{name: spreadName, oneSided: true, ours: true, way: queued, build: fine(finemem.Spread)},
+	{name: "FineMem, spread, lanes", oneSided: true, ours: true, way: lanes, build: fine(finemem.Spread)},
+	{name: scanName, oneSided: true, published: publishedScan, build: scanning},
+	{name: rpcName, build: func(r *rig, _ load, threads, _ int, _ *counts) ([]allocator, error) {
+		return calling(r, threads, func(int) time.Duration { return r.costs.RPC })
+	}},
+	{name: "RPC + registration", build: func(r *rig, _ load, threads, _ int, _ *counts) ([]allocator, error) {
+		return calling(r, threads, func(class int) time.Duration {
+			return r.costs.RPC + r.costs.Register + r.costs.RegisterPage<<class
+		})
+	}},
+}

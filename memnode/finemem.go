@@ -1,0 +1,413 @@
+package memnode
+
+import (
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"net"
+	"sync/atomic"
+	"time"
+
+	"polder/internal/arena"
+	"polder/internal/failpoint"
+	"polder/memnode/twolayer"
+	"polder/memnode/wire"
+	"polder/verbs"
+)
+
+// finemem is the node's half of FineMem: clients allocate and free by one-sided
+// compare-and-swap of the metadata, package twolayer's, and read the keys of what
+// they have got from it. What is left for the control goroutine is to open the
+// metadata to a client's queue pair when it connects, to give what was freed new
+// keys, and to take back what clients leave behind.
+//
+// # Isolation
+//
+// Clients are services that are trusted with the metadata: one for every compute
+// node, which hands addresses and keys to applications. The metadata is open through
+// a window of type 2B, to the one queue pair that a client has connected for it;
+// applications have none, and closing it fences a client that is gone.
+//
+// Memory is opened by windows of type 1, as in the paper, since they are bound
+// before anybody knows to whom: any queue pair may use one whose key it knows. Keys
+// are therefore drawn at random: a grain has two windows, and when it was freed the
+// one that was in use goes to a pool from which any grain may get it as its next
+// backup, under a new key of 8 random bits. Who had a chunk knows neither the index
+// nor the key that open it to the next. And a wrong guess costs the queue pair: a
+// host whose clients have had more than
+// Config.MaxViolations protection errors of late cannot
+// connect another.
+type finemem struct {
+	node    *Node
+	table   *twolayer.Table
+	mem     *arena.Mapping // the metadata
+	mr      verbs.MR
+	keys    *keyring
+	users   map[*session]uint16
+	counted map[*session]int // chunks that it had when that was last counted
+	taken   map[uint16]*session
+	last    uint16
+	clients map[*client]*tenure
+	strikes map[string]*strikes
+	grants  []wire.Grant
+	timer   *time.Timer
+
+	seen    []uint64  // by section: frees when it was looked at last
+	todo    []uint32  // sections with frees
+	queued  []bool    // by section: in todo
+	polled  time.Time // when frees were looked at last
+	checked time.Time // when everything was looked at last
+	felt    time.Time // when heartbeats were looked at last
+
+	lent, rebound, lag atomic.Int64
+}
+
+// tenure is what a connection has.
+type tenure struct {
+	meta    verbs.QP
+	mw      verbs.MW
+	trouble atomic.Int32 // protection errors since the last look
+
+	beats   uint64    // of its user, when they changed last
+	beatAt  time.Time // when that was seen
+	beating bool      // they have changed since it connected
+}
+
+// strikes are a host's protection errors, of which one is forgotten every
+// strikeLife.
+type strikes struct {
+	n     int
+	since time.Time
+}
+
+const strikeLife = 10 * time.Second
+
+// Times between looks at what was freed.
+const (
+	rebindBusy = time.Millisecond
+	rebindIdle = 20 * time.Millisecond
+	rebindFull = time.Second // looks at everything: a client may have died before it said where
+)
+
+func newFineMem(n *Node) (manager, error) {
+	l, err := twolayer.NewLayout(uint64(n.cfg.chunks())*uint64(n.cfg.ChunkSize), uint64(n.cfg.ChunkSize))
+	if err != nil {
+		return nil, err
+	}
+	m := &finemem{
+		node: n, users: make(map[*session]uint16), counted: make(map[*session]int), taken: make(map[uint16]*session),
+		clients: make(map[*client]*tenure), strikes: make(map[string]*strikes),
+		timer: time.NewTimer(rebindIdle), seen: make([]uint64, l.Sections()), queued: make([]bool, l.Sections()),
+		polled: time.Now(), checked: time.Now(),
+	}
+	size := (int(l.Bytes()) + arena.PageSize - 1) &^ (arena.PageSize - 1)
+	if m.mem, err = arena.Anonymous(size, false); err != nil {
+		return nil, err
+	}
+	if m.table, err = twolayer.NewTable(m.mem.Bytes(), l); err == nil {
+		m.mr, err = n.pd.RegMR(m.mem.Bytes(), verbs.AccessLocalWrite|verbs.AccessMWBind)
+	}
+	if err == nil {
+		m.keys, err = newKeyring(n.mem, m.table)
+	}
+	if err != nil {
+		m.close()
+		return nil, err
+	}
+	return m, nil
+}
+
+func (m *finemem) welcome(*wire.Welcome) {}
+
+// user is s's id.
+func (m *finemem) user(s *session) (uint16, error) {
+	if u := m.users[s]; u != 0 {
+		return u, nil
+	}
+	for range twolayer.MaxUser {
+		m.last = m.last%twolayer.MaxUser + 1
+		if m.taken[m.last] == nil {
+			m.users[s], m.taken[m.last] = m.last, s
+			return m.last, nil
+		}
+	}
+	return 0, fmt.Errorf("no more than %d clients can allocate", twolayer.MaxUser)
+}
+
+func (m *finemem) tenure(c *client) *tenure {
+	t := m.clients[c]
+	if t == nil {
+		t = &tenure{}
+		m.clients[c] = t
+	}
+	return t
+}
+
+func (m *finemem) connect(c *client, h *wire.Hello, req verbs.ConnRequest) error {
+	t := m.tenure(c)
+	switch {
+	case m.struckOut(c):
+		return fmt.Errorf("this host has violated protection more than %d times of late", m.node.cfg.MaxViolations)
+	case h.Kind == wire.KindAccess && h.Index == 0 && c.access == nil:
+		return m.connectAccess(c, t, req)
+	case h.Kind == wire.KindAlloc && !m.serves(h.Session.Secret):
+		return errors.New("the metadata is for services that know the secret")
+	case h.Kind == wire.KindAlloc && t.meta == nil:
+		return m.connectMetadata(c, t, req)
+	}
+	return fmt.Errorf("no use for a queue pair of kind %d now", h.Kind)
+}
+
+// serves reports whether who shows secret may have the metadata.
+func (m *finemem) serves(secret [wire.SecretSize]byte) bool {
+	want := m.node.cfg.ServiceSecret
+	return want == [wire.SecretSize]byte{} || subtle.ConstantTimeCompare(want[:], secret[:]) == 1
+}
+
+func (m *finemem) connectAccess(c *client, t *tenure, req verbs.ConnRequest) error {
+	n := m.node
+	qp, err := n.pd.CreateQP(verbs.QPInit{
+		SendCQ: c.cq, RecvCQ: c.cq, SendDepth: 1, RecvDepth: 1,
+		OnEvent: func(e verbs.AsyncEvent) {
+			n.event(e)
+			if e.Type == verbs.EventQPAccessErr {
+				t.trouble.Add(1)
+				n.ready.add(c)
+			}
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("cannot create an access queue pair: %w", err)
+	}
+	if req.Accept(qp, nil) != nil {
+		qp.Close()
+		return nil // the connection is gone, and its watcher will say so
+	}
+	c.access = qp
+	return nil
+}
+
+// connectMetadata opens the metadata to a queue pair, and says where it is.
+func (m *finemem) connectMetadata(c *client, t *tenure, req verbs.ConnRequest) error {
+	n := m.node
+	user, err := m.user(c.session)
+	if err != nil {
+		return err
+	}
+	if t.meta, err = n.pd.CreateQP(verbs.QPInit{
+		SendCQ: c.cq, RecvCQ: c.cq, SendDepth: 1, RecvDepth: 1, OnEvent: n.event,
+	}); err != nil {
+		return fmt.Errorf("cannot create a queue pair for the metadata: %w", err)
+	}
+	if t.mw, err = n.pd.AllocMW(verbs.MWType2B); err != nil {
+		m.fence(t)
+		return fmt.Errorf("cannot allocate a window for the metadata: %w", err)
+	}
+	b := n.mem.binder
+	key := next(t.mw.RKey())
+	b.wrs = append(b.wrs[:0], verbs.SendWR{
+		Op: verbs.OpBindMW, Flags: verbs.SendSignaled, RKey: key, BindLKey: m.mr.LKey(), RemoteAddr: m.mr.Addr(),
+		BindLength: uint64(len(m.mr.Bytes())), BindAccess: windowAccess, QPN: t.meta.Num(),
+	})
+	if _, err := b.run(); err != nil {
+		m.fence(t)
+		return fmt.Errorf("cannot open the metadata: %w", err)
+	}
+	answer := wire.Metadata{
+		Addr: m.mr.Addr(), Key: key, User: user,
+		Bytes: uint64(m.table.Chunks) * m.table.Unit, Least: m.table.Size(m.table.Least),
+	}
+	t.beats = m.table.Beats(user)
+	if req.Accept(t.meta, answer.Append(nil)) != nil {
+		m.fence(t)
+	}
+	return nil
+}
+
+// fence makes the metadata inaccessible to a connection.
+func (m *finemem) fence(t *tenure) {
+	if t.meta != nil {
+		t.meta.Close()
+		t.meta = nil
+	}
+	if t.mw != nil {
+		t.mw.Dealloc()
+		t.mw = nil
+	}
+}
+
+// host is whose strikes c's are.
+func host(c *client) string {
+	addr := c.conn.RemoteAddr()
+	if h, _, err := net.SplitHostPort(addr); err == nil {
+		return h
+	}
+	return addr
+}
+
+// struckOut reports whether c's host may not connect.
+func (m *finemem) struckOut(c *client) bool {
+	s := m.strikes[host(c)]
+	if s == nil {
+		return false
+	}
+	forgotten := int(time.Since(s.since) / strikeLife)
+	s.n -= min(s.n, forgotten)
+	s.since = s.since.Add(time.Duration(forgotten) * strikeLife)
+	if s.n == 0 {
+		delete(m.strikes, host(c))
+	}
+	return s.n > m.node.cfg.MaxViolations
+}
+
+func (m *finemem) answer(c *client, req *wire.Request, reply *wire.Reply) []wire.Grant {
+	m.grants = m.grants[:0]
+	t := m.tenure(c)
+	switch {
+	case t.meta == nil || c.access == nil:
+		reply.Status = wire.StatusNoAccess
+	case req.Op == wire.OpSpace:
+		m.settle()
+		if sp := m.space(c.session); sp.Free == 0 {
+			m.node.counters.noMemory.Add(1)
+			reply.Status = wire.StatusNoMemory
+		} else if sp.Budget == 0 {
+			m.node.counters.noMemory.Add(1)
+			reply.Status = wire.StatusBudget
+		}
+	case req.Op == wire.OpOwned:
+		m.settle()
+		reply.Status = m.owned(c.session, int(req.Skip), req.N)
+	default:
+		reply.Status = wire.StatusBad
+	}
+	return m.grants
+}
+
+// owned lists what s has, in chunks of the node's.
+func (m *finemem) owned(s *session, skip, max int) wire.Status {
+	t, least := m.table, m.table.Least
+	var all []uint32
+	runs := 0 // sections that make a chunk together, so far
+	t.Owned(m.users[s], func(x twolayer.Extent) {
+		switch {
+		case x.Class >= least:
+			for i := uint32(0); i < 1<<(x.Class-least); i++ {
+				all = append(all, x.First>>least+i)
+			}
+		case x.Run: // of sections that are less than a chunk
+			if x.First&(1<<least-1) == 0 {
+				runs = 0
+			}
+			if runs++; runs == 1<<(least-twolayer.SectionClass) && (x.First+twolayer.SectionChunks)&(1<<least-1) == 0 {
+				all = append(all, x.First>>least)
+			}
+		}
+	})
+	if skip > len(all) {
+		return wire.StatusBad
+	}
+	for _, i := range all[skip:min(len(all), skip+max)] {
+		key := t.Cap(twolayer.LayerOf(least), i<<least).Main()
+		m.grants = append(m.grants, wire.Grant{Chunk: i, Key: key, Addr: m.node.mem.address(i)})
+	}
+	return wire.StatusOK
+}
+
+func (m *finemem) look(c *client) error {
+	t := m.clients[c]
+	if t == nil {
+		return nil
+	}
+	if n := t.trouble.Swap(0); n > 0 {
+		s := m.strikes[host(c)]
+		if s == nil {
+			s = &strikes{since: time.Now()}
+			m.strikes[host(c)] = s
+		}
+		s.n += int(n)
+		if s.n > m.node.cfg.MaxViolations {
+			return errors.New("its host has violated protection too often")
+		}
+	}
+	return nil
+}
+
+func (m *finemem) disconnect(c *client) {
+	if t := m.clients[c]; t != nil {
+		c.conn.Close()
+		m.fence(t)
+		delete(m.clients, c)
+	}
+}
+
+// reclaim gives back what s has, beside clients that allocate and free.
+func (m *finemem) reclaim(s *session) (n int) {
+	user := m.users[s]
+	if user == 0 {
+		return 0
+	}
+	m.table.Owned(user, func(x twolayer.Extent) {
+		m.table.Release(user, x, failpoint.Hit)
+		n += 1 << x.Class
+	})
+	m.count()
+	return n >> m.table.Least
+}
+
+func (m *finemem) forget(s *session) {
+	delete(m.taken, m.users[s])
+	delete(m.users, s)
+	delete(m.counted, s)
+}
+
+func (m *finemem) held(s *session) (n int) {
+	user := m.users[s]
+	if user == 0 {
+		return 0
+	}
+	m.table.Owned(user, func(x twolayer.Extent) { n += 1 << x.Class })
+	n = (n + 1<<m.table.Least - 1) >> m.table.Least
+	m.counted[s] = n
+	return n
+}
+
+// space counts what s has only when it connects: to count is to read the whole log,
+// and clients keep the account of their budgets themselves.
+func (m *finemem) space(s *session) wire.Space {
+	free := int(m.table.Chunks) - m.table.Allocated()
+	has := m.counted[s]
+	if s.client == nil {
+		has = m.held(s)
+	}
+	return wire.Space{
+		Free:   uint32(free >> m.table.Least),
+		Budget: uint32(max(0, m.node.cfg.budget()-has)),
+	}
+}
+
+func (m *finemem) count() { m.lent.Store(int64(m.table.Allocated() >> m.table.Least)) }
+
+func (m *finemem) stats(s *Stats) {
+	m.node.Clients() // has the control goroutine count
+	s.Lent, s.Rebound, s.RebindLag = m.lent.Load(), m.rebound.Load(), time.Duration(m.lag.Load())
+	// The node does not see either; this is right if nothing is freed just now,
+	// and everybody allocates chunks of the least size.
+	s.Frees = max(0, s.Rebound-s.Reclaimed)
+	s.Allocs = s.Lent + s.Rebound
+}
+
+func (m *finemem) close() error {
+	m.timer.Stop()
+	var errs []error
+	if m.keys != nil {
+		errs = append(errs, m.keys.close())
+	}
+	if m.mr != nil {
+		errs = append(errs, m.mr.Deregister())
+	}
+	if m.mem != nil {
+		errs = append(errs, m.mem.Close())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,71 @@
+package twolayer
+
+import "polder/verbs"
+
+// Entry is a chunk's entry in the full log: the last operation that is known to
+// have been committed on what begins with the chunk.
+//
+//	 0 [8]  timestamp: the temporary log's 7 bits, and 1 if that was a section's
+//	 8 [3]  size, as in the temporary log
+//	11 [14] user
+//	25 [7]  0
+//	32 [32] sequence number: counted up by every replacement
+type Entry uint64
+
+// Follow is the entry that replaces e when l, from a section's header or from a
+// span's, is flushed.
+func (e Entry) Follow(l Log, section bool) Entry {
+	return Entry(uint64(e)>>32+1)<<32 | entryOf(l, section)
+}
+
+func entryOf(l Log, section bool) Entry {
+	v := Entry(l.Time) | Entry(l.Size)<<8 | Entry(l.User)<<11
+	if section {
+		v |= 1 << 7
+	}
+	return v
+}
+
+// Is reports whether e is l, flushed.
+func (e Entry) Is(l Log, section bool) bool { return e&(1<<32-1) == entryOf(l, section) }
+
+// Owner is who has what begins with the chunk, and its class, if it is allocated.
+// A run of sections has an entry of class SectionClass, with run set, for each.
+func (e Entry) Owner() (user uint16, k int, run, ok bool) {
+	if e&1 == 0 {
+		return 0, 0, false, false
+	}
+	user, k = uint16(e>>11)&MaxUser, int(e>>8&7)
+	if e>>7&1 == 1 {
+		if k == SizeRun {
+			return user, SectionClass, true, true
+		}
+		k += SpanClass
+	}
+	return user, k, false, true
+}
+
+// ToFlush reports whether a header's log is to be flushed before it is replaced,
+// unless it is known to have been.
+func (l Log) ToFlush(section bool) bool {
+	return l.InUse && l.User != 0 && !(section && l.Size == SizeOpen)
+}
+
+// Cap is an entry of the capability table: main key, and backup in the upper
+// half.
+type Cap uint64
+
+// MakeCap packs an entry.
+func MakeCap(main, backup verbs.RKey) Cap { return Cap(main) | Cap(backup)<<32 }
+
+// Main is the key that opens the memory if the entry is ready.
+func (c Cap) Main() verbs.RKey { return verbs.RKey(c) }
+
+// Backup is the key that will be main next, or 0.
+func (c Cap) Backup() verbs.RKey { return verbs.RKey(c >> 32) }
+
+// Swapped is the entry after a free.
+func (c Cap) Swapped() Cap { return MakeCap(c.Backup(), 0) }
+
+// IsSwapped reports whether the entry waits for the memory node.
+func (c Cap) IsSwapped() bool { return c.Main() != 0 && c.Backup() == 0 }

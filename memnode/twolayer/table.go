@@ -1,0 +1,292 @@
+package twolayer
+
+import (
+	"fmt"
+	"math/bits"
+	"sync/atomic"
+
+	"polder/internal/arena"
+)
+
+// Table is the metadata in the memory node's own memory. Its methods may be called
+// beside clients that change the same words through the device, but by one
+// goroutine at a time.
+type Table struct {
+	Layout
+	mem []byte
+}
+
+// NewTable writes the metadata of memory that nobody has into mem, which has
+// l.Bytes() bytes of zero and is aligned to 8.
+func NewTable(mem []byte, l Layout) (*Table, error) {
+	if uint64(len(mem)) < l.Bytes() {
+		return nil, fmt.Errorf("%d bytes for the metadata, want %d", len(mem), l.Bytes())
+	}
+	t := &Table{Layout: l, mem: mem}
+	for s := range l.Sections() {
+		var h Section
+		for i := range SectionSpans {
+			span := s*SectionSpans + uint32(i)
+			switch have := t.has(span); have {
+			case AllFree:
+				t.word(l.SpanAt(span)).Store(uint64(Span(AllFree)))
+			case 0:
+				h = h.With(i, Full) // closed, without a chunk
+			default:
+				// It is never free as a whole, so never closed.
+				h = h.With(i, InUse)
+				t.word(l.SpanAt(span)).Store(uint64(MakeSpan(have, 0, Log{InUse: true})))
+			}
+		}
+		t.word(l.SectionAt(s)).Store(uint64(h))
+	}
+	return t, nil
+}
+
+// has is the map of the chunks of a span that there is memory for.
+func (l Layout) has(span uint32) uint32 {
+	first := uint64(span) * SpanChunks
+	switch n := uint64(l.Chunks) - min(uint64(l.Chunks), first); {
+	case n >= SpanChunks:
+		return AllFree
+	default:
+		return uint32(uint64(1)<<n - 1)
+	}
+}
+
+func (t *Table) word(at uint64) *atomic.Uint64 { return arena.Word64(t.mem[at : at+8]) }
+
+// Section loads a section's header.
+func (t *Table) Section(i uint32) Section { return Section(t.word(t.SectionAt(i)).Load()) }
+
+// Span loads a span's header.
+func (t *Table) Span(i uint32) Span { return Span(t.word(t.SpanAt(i)).Load()) }
+
+// Entry loads a chunk's entry of the full log.
+func (t *Table) Entry(chunk uint32) Entry { return Entry(t.word(t.EntryAt(chunk)).Load()) }
+
+// Cap loads the capability, in a layer, of what has a chunk.
+func (t *Table) Cap(layer int, chunk uint32) Cap { return Cap(t.word(t.CapAt(layer, chunk)).Load()) }
+
+// SetCap stores a capability.
+func (t *Table) SetCap(layer int, chunk uint32, c Cap) {
+	t.word(t.CapAt(layer, chunk)).Store(uint64(c))
+}
+
+// SwapCap replaces a capability if it is old.
+func (t *Table) SwapCap(layer int, chunk uint32, old, c Cap) bool {
+	return t.word(t.CapAt(layer, chunk)).CompareAndSwap(uint64(old), uint64(c))
+}
+
+// Frees is how often clients have said that they freed something in a section.
+func (t *Table) Frees(section uint32) uint64 { return t.word(t.FreesAt(section)).Load() }
+
+// Beats is how often a user has shown that it is alive.
+func (t *Table) Beats(user uint16) uint64 { return t.word(t.BeatAt(user)).Load() }
+
+// Allocated is how many chunks are.
+func (t *Table) Allocated() (n int) {
+	for s := range t.Sections() {
+		h := t.Section(s)
+		for i := range SectionSpans {
+			span := s*SectionSpans + uint32(i)
+			have := t.has(span)
+			if v := t.Span(span); v.Open() {
+				n += bits.OnesCount32(have &^ v.Free())
+			} else if h.State(i) == Full {
+				n += bits.OnesCount32(have)
+			}
+		}
+	}
+	return n
+}
+
+// header is one of the two kinds of header, for what is the same with both.
+type header struct {
+	at      uint64
+	section bool
+	first   uint32 // chunk
+}
+
+func (t *Table) spanHeader(i uint32) header {
+	return header{at: t.SpanAt(i), first: i * SpanChunks}
+}
+
+func (t *Table) sectionHeader(i uint32) header {
+	return header{at: t.SectionAt(i), section: true, first: i * SectionChunks}
+}
+
+// EntryOf is the chunk whose entry the log l of a header belongs to, given the
+// header's first chunk.
+func (l Log) EntryOf(first uint32, section bool) uint32 {
+	if section {
+		return first + uint32(l.Offset)*SpanChunks
+	}
+	return first + uint32(l.Offset)
+}
+
+// flush writes a header's log to the full log and returns the header that it was.
+func (t *Table) flush(h header) uint64 {
+	w := t.word(h.at)
+	for {
+		v := w.Load()
+		l := unpackLog(v)
+		if !l.ToFlush(h.section) {
+			return v
+		}
+		e := t.word(t.EntryAt(l.EntryOf(h.first, h.section)))
+		old := Entry(e.Load())
+		if w.Load() != v {
+			continue
+		}
+		if old.Is(l, h.section) || e.CompareAndSwap(uint64(old), uint64(old.Follow(l, h.section))) {
+			return v
+		}
+	}
+}
+
+// Extent is memory that a user has allocated at once, or one section of a run of
+// them.
+type Extent struct {
+	First uint32 // chunk
+	Class int
+	Run   bool
+}
+
+// Owned calls f for everything that user has, who is not allocating or freeing now,
+// by address.
+func (t *Table) Owned(user uint16, f func(Extent)) {
+	for i := range t.Spans() {
+		if unpackLog(t.word(t.SpanAt(i)).Load()).User == user {
+			t.flush(t.spanHeader(i))
+		}
+	}
+	for i := range t.Sections() {
+		if unpackLog(t.word(t.SectionAt(i)).Load()).User == user {
+			t.flush(t.sectionHeader(i))
+		}
+	}
+	for c := range t.Chunks {
+		if u, k, run, ok := t.Entry(c).Owner(); ok && u == user {
+			f(Extent{First: c, Class: k, Run: run})
+		}
+	}
+}
+
+// Caps calls f for the first chunk of every capability of a class that overlaps
+// 1<<k chunks.
+func (l Layout) Caps(layer int, first uint32, k int, f func(chunk uint32)) {
+	grain := l.Grain(layer)
+	if grain == 0 {
+		return
+	}
+	for c := first &^ (grain - 1); c < first+1<<k; c += grain {
+		f(c)
+	}
+}
+
+// Release frees an extent that user has, who is gone: swaps its keys, unless that
+// was done, and frees it in its header. step is told before each change.
+func (t *Table) Release(user uint16, x Extent, step func(string)) {
+	layer := LayerOf(x.Class)
+	t.Caps(layer, x.First, x.Class, func(c uint32) {
+		for old := t.Cap(layer, c); old.Backup() != 0; old = t.Cap(layer, c) {
+			step("recover.swap")
+			if t.SwapCap(layer, c, old, old.Swapped()) {
+				break
+			}
+		}
+	})
+	t.word(t.FreesAt(x.First / SectionChunks)).Add(1)
+	if x.Class < SpanClass {
+		t.releaseChunks(user, x, step)
+		return
+	}
+	h := t.sectionHeader(x.First / SectionChunks)
+	i := int(x.First % SectionChunks / SpanChunks)
+	for {
+		v := Section(t.flush(h))
+		if !v.Has(i, x.Class) {
+			break // an earlier recovery has
+		}
+		step("recover.free")
+		if t.word(h.at).CompareAndSwap(uint64(v), uint64(v.Freed(i, x.Class, user, 0))) {
+			break
+		}
+	}
+	step("recover.flush")
+	t.flush(h)
+}
+
+func (t *Table) releaseChunks(user uint16, x Extent, step func(string)) {
+	span := x.First / SpanChunks
+	h, i := t.spanHeader(span), int(x.First%SpanChunks)
+	for {
+		v := Span(t.flush(h))
+		if !v.Open() || !v.Has(i, x.Class) {
+			break
+		}
+		step("recover.free")
+		if t.word(h.at).CompareAndSwap(uint64(v), uint64(v.Freed(i, x.Class, user, 0))) {
+			break
+		}
+	}
+	step("recover.flush")
+	t.flush(h)
+	// The section may say that there is nothing.
+	w, k := t.word(t.SectionAt(span/SectionSpans)), int(span%SectionSpans)
+	for {
+		s := Section(w.Load())
+		if v := t.Span(span); s.State(k) != Full || !v.Open() || v.Free() == 0 {
+			return
+		}
+		step("recover.hint")
+		if w.CompareAndSwap(uint64(s), uint64(s.With(k, InUse))) {
+			return
+		}
+	}
+}
+
+// CloseSpan closes a span that is open and without allocations, or repairs one that
+// is closed though its section does not say so, and reports whether it did. It does
+// nothing while one of the span's chunks has a swapped capability.
+func (t *Table) CloseSpan(span uint32, step func(string)) bool {
+	section, j := t.sectionHeader(span/SectionSpans), int(span%SectionSpans)
+	s := Section(t.flush(section))
+	v := Span(t.flush(t.spanHeader(span)))
+	state := s.State(j)
+	if v.Free() != AllFree || state == Empty || !v.Open() && state == Full {
+		return false
+	}
+	swapped := false
+	if t.Grain(ChunkLayer) != 0 {
+		t.Caps(ChunkLayer, span*SpanChunks, SpanClass, func(c uint32) {
+			swapped = swapped || t.Cap(ChunkLayer, c).IsSwapped()
+		})
+	}
+	next := v.Closed()
+	if !v.Open() {
+		next = v.Reclosed()
+	}
+	if swapped {
+		return false
+	}
+	step("rebind.close-span")
+	if !t.word(t.SpanAt(span)).CompareAndSwap(uint64(v), uint64(next)) {
+		return false
+	}
+	step("rebind.close-section")
+	return t.word(section.at).CompareAndSwap(uint64(s), uint64(s.Closed(j, 0)))
+}
+
+// CloseIdle closes the spans of a section for which CloseSpan can, and returns how
+// many they were.
+func (t *Table) CloseIdle(section uint32, step func(string)) (n int) {
+	for j := range uint32(SectionSpans) {
+		span := section*SectionSpans + j
+		if v := t.Span(span); v.Free() == AllFree && t.CloseSpan(span, step) {
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,119 @@
+package finemem
+
+import (
+	"context"
+
+	"polder/memnode/twolayer"
+)
+
+// A section is what is known of a section's headers. It may be out of date, which a
+// CAS that fails shows; it is refreshed only then, and when nothing is left.
+type section struct {
+	h       twolayer.Section
+	flushed bool // h's log is in the full log, or on its way
+	avoid   uint16
+	spans   [twolayer.SectionSpans]span
+}
+
+// A span is what is known of a span's header.
+type span struct {
+	h       twolayer.Span
+	flushed bool
+	avoid   uint32 // chunks that old keys may open until the node has dealt with them
+}
+
+// readAtOnce is how many sections are read at a time.
+const readAtOnce = 8
+
+// readSections reads the headers of a few sections from first on.
+func (a *Allocator) readSections(ctx context.Context, first uint32) error {
+	n := min(readAtOnce, a.l.Sections()-first)
+	a.begin()
+	// The sections come first: see package twolayer on opening a span.
+	hs := a.read(a.l.SectionAt(first), int(n), StepReadHeaders)
+	ss := a.read(a.l.SpanAt(first*twolayer.SectionSpans), int(n)*twolayer.SectionSpans, StepReadHeaders)
+	if err := a.run(ctx); err != nil {
+		return err
+	}
+	a.stats.Refreshes += uint64(n)
+	for i := range int(n) {
+		s := a.sections[first+uint32(i)]
+		if s == nil {
+			s = &section{}
+			a.sections[first+uint32(i)] = s
+		}
+		s.see(twolayer.Section(a.word(hs + i)))
+		for j := range s.spans {
+			s.spans[j].see(twolayer.Span(a.word(ss + i*twolayer.SectionSpans + j)))
+		}
+	}
+	return nil
+}
+
+// see notes what a header is now.
+func (s *section) see(h twolayer.Section) {
+	if s.h != h {
+		s.h, s.flushed = h, false
+	}
+}
+
+func (s *span) see(h twolayer.Span) {
+	if s.h != h {
+		s.h, s.flushed = h, false
+	}
+}
+
+// known returns a section, which it reads if that was never done.
+func (a *Allocator) known(ctx context.Context, i uint32) (*section, error) {
+	if a.sections[i] == nil {
+		if err := a.readSections(ctx, i&^(readAtOnce-1)); err != nil {
+			return nil, err
+		}
+	}
+	return a.sections[i], nil
+}
+
+// refresh reads all headers.
+func (a *Allocator) refresh(ctx context.Context) error {
+	for i := uint32(0); i < a.l.Sections(); i += readAtOnce {
+		if err := a.readSections(ctx, i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// forget has the headers of what has a chunk read again.
+func (a *Allocator) forget(chunk uint32) { a.sections[chunk/twolayer.SectionChunks] = nil }
+
+// forgive avoids nothing any more.
+func (a *Allocator) forgive() {
+	if !a.avoiding {
+		return
+	}
+	a.avoiding = false
+	for _, s := range a.sections {
+		if s == nil {
+			continue
+		}
+		s.avoid = 0
+		for i := range s.spans {
+			s.spans[i].avoid = 0
+		}
+	}
+}
+
+// shun has chunks avoided until the node has dealt with them.
+func (a *Allocator) shun(first uint32, k int) {
+	a.avoiding = true
+	s := a.sections[first/twolayer.SectionChunks]
+	if s == nil {
+		return
+	}
+	i := first % twolayer.SectionChunks / twolayer.SpanChunks
+	if k < twolayer.SpanClass {
+		s.spans[i].avoid |= uint32(uint64(1)<<(1<<k)-1) << (first % twolayer.SpanChunks)
+		return
+	}
+	s.avoid |= uint16(uint32(1)<<twolayer.SpansOf(k)-1) << i
+}

@@ -1,0 +1,21 @@
+package finemem_test
+
+import (
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"polder/pool/finemem"
+	"polder/pool/pooltest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestConformance(t *testing.T) { pooltest.Conformance(t, finemem.Mechanism{}) }
+
+// TestOverSHM: chunks on the same machine are reached through shared memory rings.
+func TestOverSHM(t *testing.T) {
+	s := pooltest.SHM
+	s.Manager = finemem.Mechanism{}
+	pooltest.Run(t, s)
+}

@@ -1,0 +1,364 @@
+package finemem
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"polder/internal/arena"
+	"polder/memnode/twolayer"
+	"polder/memnode/wire"
+	"polder/pool/control"
+	"polder/pool/mech"
+	"polder/verbs"
+)
+
+// Name is what memory nodes know the mechanism as.
+const Name = "finemem"
+
+// Mechanism is the mechanism.
+type Mechanism struct {
+	// Policy says where allocators look for memory.
+	Policy Policy
+	// Secret is what the node opens its metadata for, if it has a service secret.
+	Secret [wire.SecretSize]byte
+}
+
+var _ mech.Mechanism = Mechanism{}
+
+// Name implements mech.Mechanism.
+func (Mechanism) Name() string { return Name }
+
+// Attach implements mech.Mechanism. The session is a *Session.
+func (m Mechanism) Attach(ctx context.Context, l mech.Link) (mech.Session, error) {
+	s := &Session{link: l, turn: make(chan struct{}, 1), blocks: make(map[uint32]Block)}
+	s.turn <- struct{}{}
+	if err := s.open(ctx, m); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// Session is a mech.Session by FineMem.
+type Session struct {
+	link  mech.Link
+	info  mech.Info
+	ch    *control.Channel
+	cq    verbs.CQ
+	meta  verbs.QP
+	mem   *arena.Mapping
+	mr    verbs.MR
+	alloc *Allocator // of who has the turn
+	k     int        // class of a chunk
+
+	turn   chan struct{}    // capacity 1: holds a token while nobody uses alloc
+	blocks map[uint32]Block // what a chunk's number stands for; of who has the turn
+
+	mu     sync.Mutex // guards what follows
+	closed bool
+	space  wire.Space // as far as is known
+}
+
+func (s *Session) open(ctx context.Context, m Mechanism) error {
+	ch, w, err := control.Open(ctx, s.link, Name, control.Handlers{})
+	if err != nil {
+		return err
+	}
+	s.ch = ch
+	s.info = mech.Info{
+		Session: w.Session, Resumed: w.Resumed,
+		ChunkSize: int(w.ChunkSize), Chunks: int(w.Chunks), Grace: w.Grace,
+	}
+	s.space = w.Space
+	access, err := s.link.Access()
+	if err != nil {
+		return err
+	}
+	if _, err := s.connect(ctx, access, wire.Hello{Kind: wire.KindAccess}); err != nil {
+		return err
+	}
+	if s.mem, err = arena.Anonymous(BufferSize, false); err != nil {
+		return err
+	}
+	if s.mr, err = s.link.PD.RegMR(s.mem.Bytes(), verbs.AccessLocalWrite); err != nil {
+		return fmt.Errorf("cannot register a buffer: %w", err)
+	}
+	if s.cq, err = s.link.Device.CreateCQ(verbs.CQInit{Depth: QueueDepth}); err != nil {
+		return fmt.Errorf("cannot create a completion queue: %w", err)
+	}
+	if s.meta, err = s.link.PD.CreateQP(verbs.QPInit{SendCQ: s.cq, RecvCQ: s.cq, SendDepth: QueueDepth, RecvDepth: 1}); err != nil {
+		return fmt.Errorf("cannot create a queue pair for the metadata: %w", err)
+	}
+	answer, err := s.connect(ctx, s.meta, wire.Hello{Kind: wire.KindAlloc, Session: wire.Session{Secret: m.Secret}})
+	if err != nil {
+		return err
+	}
+	cfg, err := s.config(answer, w.Base)
+	if err != nil {
+		return err
+	}
+	cfg.Policy = m.Policy
+	s.alloc, err = NewAllocator(cfg)
+	return err
+}
+
+func (s *Session) connect(ctx context.Context, qp verbs.QP, hello wire.Hello) ([]byte, error) {
+	hello.Manager = Name
+	answer, err := s.link.Conn.Connect(ctx, qp, hello.Append(nil))
+	if err != nil {
+		return nil, fmt.Errorf("cannot connect a queue pair: %w", err)
+	}
+	return answer, nil
+}
+
+// config is what the node has said about its metadata.
+func (s *Session) config(answer []byte, base uint64) (Config, error) {
+	var m wire.Metadata
+	if err := m.Decode(answer); err != nil {
+		return Config{}, s.ch.Violated("%v", err)
+	}
+	l, err := twolayer.NewLayout(m.Bytes, m.Least)
+	if err != nil || m.Least != uint64(s.info.ChunkSize) || uint64(l.Chunks>>l.Least) != uint64(s.info.Chunks) {
+		return Config{}, s.ch.Violated("metadata of %d bytes by %d", m.Bytes, m.Least)
+	}
+	s.k = l.Least
+	return Config{
+		Layout: l, QP: s.meta, CQ: s.cq, Buffer: s.mr, Metadata: m.Addr, Key: m.Key,
+		Memory: base, User: m.User, Sync: s.sync,
+	}, nil
+}
+
+// Info implements mech.Session.
+func (s *Session) Info() mech.Info { return s.info }
+
+// sync has the node deal with what was freed.
+func (s *Session) sync(ctx context.Context) error {
+	var r wire.Reply
+	release, err := s.ch.Exchange(ctx, &r, func(b []byte, id uint32) []byte {
+		return wire.AppendRequest(b, wire.OpSpace, id, 1, 0)
+	})
+	if err != nil {
+		return err
+	}
+	defer release()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.space.Free = r.Space.Free
+	return nil
+}
+
+// Do has f use the session's allocator, with nobody else using it. What f returns
+// is Do's error.
+func (s *Session) Do(ctx context.Context, f func(*Allocator) error) error {
+	if err := s.take(ctx); err != nil {
+		return err
+	}
+	defer s.give()
+	return f(s.alloc)
+}
+
+// Beat shows the node that this client is alive; see Allocator.Beat.
+func (s *Session) Beat(ctx context.Context) error {
+	return s.Do(ctx, func(a *Allocator) error { return a.Beat(ctx) })
+}
+
+// take takes the turn.
+func (s *Session) take(ctx context.Context) error {
+	select {
+	case <-s.turn:
+	default:
+		select {
+		case <-s.turn:
+		case <-s.link.Conn.Done():
+			return s.link.Conn.Err()
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		s.turn <- struct{}{}
+		return mech.ErrClosed
+	}
+	return nil
+}
+
+func (s *Session) give() { s.turn <- struct{}{} }
+
+// fault is err as the session's caller is to see it.
+func (s *Session) fault(err error) error {
+	s.mu.Lock()
+	closed := s.closed
+	s.mu.Unlock()
+	if closed && !errors.Is(err, mech.ErrNoMemory) {
+		return mech.ErrClosed
+	}
+	return err
+}
+
+// Alloc implements mech.Session.
+func (s *Session) Alloc(ctx context.Context, grants []mech.Grant) (int, error) {
+	if err := s.take(ctx); err != nil {
+		return 0, err
+	}
+	defer s.give()
+	want := s.reserve(len(grants))
+	if want == 0 {
+		return 0, mech.ErrBudget
+	}
+	n := 0
+	var err error
+	for n < want {
+		var b Block
+		if b, err = s.alloc.Alloc(ctx, s.k); err != nil {
+			break
+		}
+		chunk := b.First >> s.k
+		s.blocks[chunk] = b
+		grants[n] = mech.Grant{Chunk: chunk, Addr: b.Addr}
+		grants[n].Keys[0] = b.Key(0)
+		n++
+	}
+	s.unreserve(want - n)
+	if n > 0 && (errors.Is(err, mech.ErrNoMemory) || ctx.Err() != nil) {
+		err = nil
+	}
+	if err != nil {
+		return 0, s.fault(err)
+	}
+	return n, nil
+}
+
+// reserve takes up to want chunks of the budget.
+func (s *Session) reserve(want int) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := min(want, int(s.space.Budget))
+	s.space.Budget -= uint32(n)
+	s.space.Free -= min(s.space.Free, uint32(n))
+	return n
+}
+
+func (s *Session) unreserve(n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.space.Budget += uint32(n)
+	s.space.Free += uint32(n)
+}
+
+// Free implements mech.Session.
+func (s *Session) Free(ctx context.Context, chunks []uint32) error {
+	if err := s.take(ctx); err != nil {
+		return err
+	}
+	defer s.give()
+	blocks := make([]Block, 0, len(chunks))
+	for _, c := range chunks {
+		b, ok := s.blocks[c]
+		if !ok {
+			for i, b := range blocks {
+				s.blocks[chunks[i]] = b
+			}
+			return fmt.Errorf("%w: %v", mech.ErrRefused, wire.StatusNotOwner)
+		}
+		delete(s.blocks, c)
+		blocks = append(blocks, b)
+	}
+	var failed error
+	for _, b := range blocks {
+		// One that is not freed now is owed, and freed by a later call.
+		if err := s.alloc.Free(ctx, b); err != nil && failed == nil {
+			failed = err
+		}
+	}
+	s.unreserve(len(blocks))
+	if failed != nil {
+		return s.fault(failed)
+	}
+	return nil
+}
+
+// Owned implements mech.Session.
+func (s *Session) Owned(ctx context.Context) ([]mech.Grant, error) {
+	if err := s.take(ctx); err != nil {
+		return nil, err
+	}
+	defer s.give()
+	var grants []mech.Grant
+	for {
+		var r wire.Reply
+		release, err := s.ch.Exchange(ctx, &r, func(b []byte, id uint32) []byte {
+			return wire.AppendRequest(b, wire.OpOwned, id, wire.MaxBatch, uint32(len(grants)))
+		})
+		if err != nil {
+			return nil, err
+		}
+		status, n := r.Status, r.N
+		for i := range n {
+			g := r.Grant(i)
+			if int(g.Chunk) >= s.info.Chunks {
+				release()
+				return nil, s.ch.Violated("chunk %d of %d listed", g.Chunk, s.info.Chunks)
+			}
+			m := mech.Grant{Chunk: g.Chunk, Addr: g.Addr}
+			m.Keys[0] = g.Key
+			grants = append(grants, m)
+		}
+		release()
+		switch {
+		case status != wire.StatusOK:
+			return nil, fmt.Errorf("%w: %v", mech.ErrRefused, status)
+		case len(grants) > s.info.Chunks:
+			return nil, s.ch.Violated("more chunks listed than there are")
+		case n == 0:
+			for _, g := range grants {
+				s.blocks[g.Chunk] = s.alloc.Adopt(g.Chunk<<s.k, s.k)
+			}
+			return grants, nil
+		}
+	}
+}
+
+// Space implements mech.Session.
+func (s *Session) Space() wire.Space {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.space
+}
+
+// Close implements mech.Session.
+func (s *Session) Close() {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return
+	}
+	s.closed = true
+	s.mu.Unlock()
+	if s.ch != nil {
+		s.ch.Fail(mech.ErrClosed)
+	}
+	var errs []error
+	if s.meta != nil {
+		errs = append(errs, s.meta.Close())
+	}
+	// Whoever waits for a completion is woken.
+	if s.cq != nil {
+		errs = append(errs, s.cq.Close())
+	}
+	<-s.turn
+	defer s.give()
+	if s.ch != nil {
+		s.ch.Close()
+	}
+	if s.mr != nil {
+		errs = append(errs, s.mr.Deregister())
+	}
+	// Memory that the device still knows stays mapped until it is closed.
+	if s.mem != nil && errors.Join(errs...) == nil {
+		s.mem.Close()
+	}
+}
