@@ -26,7 +26,7 @@ const (
 func newPSN() uint32 { return rand.Uint32() & 0xffffff }
 
 // pathBetween is what a queue pair must know to reach peer.
-func pathBetween(here, there address, psn, peer, peerPSN uint32) hwPath {
+func pathBetween(here ownAddress, there address, psn, peer, peerPSN uint32) hwPath {
 	return hwPath{
 		gid: there.gid, gidIndex: here.gidIndex, global: there.global(), lid: there.lid, port: port,
 		mtu: min(here.mtu, there.mtu), qpn: peer, psn: psn, peerPSN: peerPSN,
@@ -35,28 +35,34 @@ func pathBetween(here, there address, psn, peer, peerPSN uint32) hwPath {
 	}
 }
 
+// ownAddress is an address of this host.
+type ownAddress struct {
+	address
+	gidIndex int // of its GID in the port's table
+}
+
 // address returns the port's address: on Ethernet the RoCE v2 GID of the IP
 // address local, if it has that, else the first that is of an IPv4 address, else
 // the first.
-func (d *device) address(local string) (address, error) {
+func (d *device) address(local string) (ownAddress, error) {
 	if err := d.stay(); err != nil {
-		return address{}, err
+		return ownAddress{}, err
 	}
 	defer d.life.RUnlock()
 	p, err := hwQueryPort(d.ctx, port)
 	if err != nil {
-		return address{}, err
+		return ownAddress{}, err
 	}
 	if p.state != portActive {
-		return address{}, fmt.Errorf("port %d of %s is down", port, d.name)
+		return ownAddress{}, fmt.Errorf("port %d of %s is down", port, d.name)
 	}
-	a := address{lid: p.lid, mtu: p.mtu, rdAtom: d.attr.MaxRdAtom}
+	a := ownAddress{address: address{lid: p.lid, mtu: p.mtu, rdAtom: d.attr.MaxRdAtom}}
 	if !p.ethernet && p.lid != 0 {
 		return a, nil
 	}
 	gids, err := hwQueryGIDs(d.ctx, port)
 	if err != nil {
-		return address{}, err
+		return ownAddress{}, err
 	}
 	var ip netip.Addr
 	if ap, err := netip.ParseAddrPort(local); err == nil {
@@ -79,7 +85,7 @@ func (d *device) address(local string) (address, error) {
 		}
 	}
 	if best < 0 {
-		return address{}, fmt.Errorf("port %d of %s has no RoCE v2 address: give its network interface an IP address", port, d.name)
+		return ownAddress{}, fmt.Errorf("port %d of %s has no RoCE v2 address: give its network interface an IP address", port, d.name)
 	}
 	a.lid = 0
 	return a, nil

@@ -37,17 +37,17 @@ var (
 	errOutboxFull = errors.New("the peer does not read what it is sent")
 	errNoListener = errors.New("this end does not listen")
 	errAnswered   = fmt.Errorf("the request has been answered before: %w", verbs.ErrInvalid)
-	errUnknownQP  = errors.New("the peer speaks of a queue pair that is not its own")
 )
 
 // conn implements verbs.Conn: a stream connection over which queue pairs are
 // joined, and that says which end has gone.
 type conn struct {
-	dev         *device
-	nc          net.Conn // TCP or TLS
-	cfg         Config
-	listener    *listener // nil at the end that dialled
-	here, there address
+	dev      *device
+	nc       net.Conn // TCP or TLS
+	cfg      Config
+	listener *listener // nil at the end that dialled
+	here     ownAddress
+	there    address
 
 	out        outbox
 	heard      atomic.Uint64 // how many frames have come, for keepalive
@@ -131,7 +131,7 @@ func establish(ctx context.Context, d *device, nc net.Conn, cfg Config, l *liste
 		return nil, err
 	}
 	hello := func() (err error) {
-		c.there, err = exchangeHello(nc, c.here)
+		c.there, err = exchangeHello(nc, c.here.address)
 		return err
 	}
 	if err := endpoint.Shake(ctx, nc, hello); err != nil {

@@ -51,8 +51,9 @@ const (
 	// that one pause is soon made up for.
 	restingGap = 4 * spinMost
 	// pollTries is how often the device's queue is looked into by one call
-	// of C, which takes as long as several looks.
-	pollTries = 32
+	// of C under load: a microsecond or two. To come back from C and go there
+	// again takes as long as several looks, in which nobody looks.
+	pollTries = 128
 )
 
 // slack is the room in the device's queue for completions that the driver asks

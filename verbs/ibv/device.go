@@ -323,10 +323,10 @@ func (d *device) connectLoopback(a, b verbs.QP) error {
 	if qa == qb {
 		pb = pa
 	}
-	if err := qa.connect(nil, here, here, pa, qb.num, pb, false); err != nil || qa == qb {
+	if err := qa.connect(nil, here, here.address, pa, qb.num, pb, false); err != nil || qa == qb {
 		return err
 	}
-	return qb.connect(nil, here, here, pb, qa.num, pa, false)
+	return qb.connect(nil, here, here.address, pb, qa.num, pa, false)
 }
 
 // own returns a queue pair of this device's.

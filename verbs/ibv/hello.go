@@ -34,11 +34,10 @@ var (
 
 // address is where a port is and what may be sent to it.
 type address struct {
-	gid      [16]byte
-	gidIndex int // of the GID in this end's table; not sent
-	lid      uint16
-	mtu      int
-	rdAtom   int
+	gid    [16]byte
+	lid    uint16
+	mtu    int
+	rdAtom int
 }
 
 // global reports whether the port is reached by its GID.

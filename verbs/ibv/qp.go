@@ -264,7 +264,7 @@ func (q *qp) unclaim() {
 
 // connect takes a claimed queue pair to StateRTS. With gated, what is posted
 // waits for open.
-func (q *qp) connect(c *conn, here, there address, psn, peer, peerPSN uint32, gated bool) error {
+func (q *qp) connect(c *conn, here ownAddress, there address, psn, peer, peerPSN uint32, gated bool) error {
 	q.post.Lock()
 	q.gated = gated
 	q.post.Unlock()

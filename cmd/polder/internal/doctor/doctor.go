@@ -54,9 +54,7 @@ func look(root string) Host {
 	if unix.Getrlimit(unix.RLIMIT_MEMLOCK, &l) == nil {
 		h.Memlock = l.Cur
 	}
-	for _, dir := range entries(filepath.Join(root, "sys/class/infiniband")) {
-		h.Seen = append(h.Seen, dir)
-	}
+	h.Seen = entries(filepath.Join(root, "sys/class/infiniband"))
 	h.Char = len(entries(filepath.Join(root, "dev/infiniband"))) > 0
 	for _, m := range []string{"ib_uverbs", "rdma_rxe", "mlx5_ib", "mlx4_ib", "irdma", "bnxt_re", "siw"} {
 		if _, err := os.Stat(filepath.Join(root, "sys/module", m)); err == nil {
