@@ -4,8 +4,10 @@ import (
 	"fmt"
 	"runtime"
 	"sync/atomic"
+	"time"
 
 	"polder/internal/arena"
+	"polder/internal/futex"
 	"polder/internal/invariants"
 	"polder/verbs"
 )
@@ -120,6 +122,9 @@ const (
 	yields = 32 // looks between two yields
 )
 
+// maxSleep bounds a wait: the word is the peer's to write, too.
+const maxSleep = 500 * time.Millisecond
+
 // wait returns when news returns true, or for no reason.
 func (b bell) wait(news func() bool) {
 	for i := range spins {
@@ -132,7 +137,7 @@ func (b bell) wait(news func() bool) {
 	}
 	b.word.Store(asleep)
 	if !news() {
-		futexWait(b.word, asleep)
+		futex.Wait(b.word, asleep, maxSleep)
 	}
 	b.word.Store(awake)
 }
@@ -140,6 +145,6 @@ func (b bell) wait(news func() bool) {
 // ring wakes the end if it sleeps. What it is to see was stored before.
 func (b bell) ring() {
 	if b.word.Load() != awake && b.word.Swap(awake) != awake {
-		futexWake(b.word)
+		futex.Wake(b.word)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync/atomic"
 
 	"polder/internal/bench/arrayscan"
 	"polder/verbs"
@@ -41,12 +42,14 @@ func (f *fabric) startScan(ctx context.Context, t *Trace, clients int) (r *rig, 
 		return nil, nil, err
 	}
 	r.defers(dev.Close)
-	// Blocks lie at multiples of their sizes, and clients leave gaps.
+	// Blocks lie at multiples of their sizes, and clients leave gaps: between small
+	// blocks there is no room for large ones.
 	piece := scanPiece
 	for _, q := range t.Requests {
 		piece = max(piece, 1<<q.Class)
 	}
-	words := (int(t.Bytes()/scanUnit)/piece + 1 + 2*clients) * piece
+	words := scanSpare * (int(t.Bytes()/scanUnit)/piece + 1 + clients) * piece
+	high := new(atomic.Int64)
 	array, err := newArray(dev, words)
 	if err != nil {
 		return nil, nil, err
@@ -69,7 +72,7 @@ func (f *fabric) startScan(ctx context.Context, t *Trace, clients int) (r *rig, 
 		if err != nil {
 			return nil, nil, err
 		}
-		all = append(all, scanLender{arrayscan.New(w, uint64(i+1), words, piece)})
+		all = append(all, scanLender{arrayscan.New(w, uint64(i+1), words, piece), high})
 	}
 	return r, all, nil
 }
@@ -197,12 +200,33 @@ func (w *words) CompareAndSwap(ctx context.Context, ops []arrayscan.Swap) ([]uin
 	return w.was[:len(ops)], nil
 }
 
-// scanLender borrows blocks of the array's chunks.
-type scanLender struct{ a *arrayscan.Allocator }
+// scanSpare is how many times as much memory there is as a trace asks for.
+const scanSpare = 8
+
+// scanLender borrows blocks of the array's chunks. What it takes is the memory up to
+// the last chunk that anybody has had, gaps and all.
+type scanLender struct {
+	a    *arrayscan.Allocator
+	high *atomic.Int64 // chunks
+}
 
 func (l scanLender) alloc(ctx context.Context, q Request) (block, int64, error) {
 	first, err := l.a.Alloc(ctx, int(q.Class))
-	return scanBlock{l.a, first, int(q.Class)}, q.Size(), err
+	if err != nil {
+		return nil, 0, err
+	}
+	taken := int64(0)
+	for end := int64(first) + 1<<q.Class; ; {
+		high := l.high.Load()
+		if end <= high {
+			break
+		}
+		if l.high.CompareAndSwap(high, end) {
+			taken = (end - high) * scanUnit
+			break
+		}
+	}
+	return scanBlock{l.a, first, int(q.Class)}, taken, nil
 }
 
 type scanBlock struct {

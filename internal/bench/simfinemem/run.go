@@ -117,7 +117,7 @@ func (o Options) simulate(ctx context.Context, pl plan, yield func(figure) error
 	}
 	for _, class := range pl.classes {
 		for _, m := range mechanisms {
-			name := fmt.Sprintf("%s, %s: %s", size(class), count(pl.sweep), m.name)
+			name := fmt.Sprintf("blocks of %s, %s: %s", size(class), count(pl.sweep), m.name)
 			r, err := measure(m, load{threads: pl.sweep, class: class, rounds: pl.rounds}, name)
 			if err != nil {
 				return err
@@ -179,7 +179,7 @@ type table struct {
 func (t *table) print(f *figure) error {
 	if !t.begun {
 		t.begun = true
-		_, err := fmt.Fprintf(t.w, "FineMem in virtual time: 16 compute nodes\n%-52s %-8s %14s %14s\n", "", "", "published", "simulated")
+		_, err := fmt.Fprintf(t.w, "FineMem in virtual time: 16 compute nodes\n%-56s %-8s %14s %14s\n", "", "", "published", "simulated")
 		if err != nil {
 			return err
 		}
@@ -193,7 +193,7 @@ func (t *table) print(f *figure) error {
 	if f.published != 0 {
 		published = number(f.published, f.unit)
 	}
-	_, err := fmt.Fprintf(t.w, "%-52s %-8s %14s %14s\n", name, f.metric, published, number(f.simulated, f.unit))
+	_, err := fmt.Fprintf(t.w, "%-56s %-8s %14s %14s\n", name, f.metric, published, number(f.simulated, f.unit))
 	return err
 }
 
@@ -224,4 +224,5 @@ threads they allocate as fast as the node rebinds what was freed, and their tail
 its queue.
 The published 43.2 µs are eight requests of 5.4 µs, one after the other: the paper's
 service takes one at a time. No parameter is fitted to a latency of FineMem's, and
-one to the array scan's; they are in costs.go, and in verbs/sim/costs.go.`
+one to the array scan's mean, whose published tail is longer than the model's; they
+are in costs.go, and in verbs/sim/costs.go.`

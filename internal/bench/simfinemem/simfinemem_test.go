@@ -64,7 +64,7 @@ func TestEveryRowIsForPrograms(t *testing.T) {
 		seen[row.Case] = true
 	}
 	for _, m := range mechanisms {
-		for _, load := range []string{"4 KiB, 1 thread", "4 KiB, 3 threads", "128 KiB, 2 threads"} {
+		for _, load := range []string{"4 KiB, 1 thread", "4 KiB, 3 threads", "blocks of 128 KiB, 2 threads"} {
 			if !seen[load+": "+m.name] {
 				t.Errorf("nothing is said of %s: %s", load, m.name)
 			}
