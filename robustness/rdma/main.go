@@ -32,7 +32,7 @@ func main() {
 		mechs   = flag.String("mechanisms", "", "ways of managing memory to run the pool's suite with, with commas between (default rpcmw, or all with -long)")
 		dev     = flag.String("device", "", "run on this host's own RDMA `device`, such as mlx5_0, instead of in guests")
 		long    = flag.Bool("long", false, "run the pool's suite, and the attacks, with every way of managing memory that the device can do")
-		limit   = flag.Duration("timeout", 20*time.Minute, "fail when everything together takes longer")
+		limit   = flag.Duration("timeout", 30*time.Minute, "fail when everything together takes longer")
 		verbose = flag.Bool("v", false, "show the guests' kernel messages too")
 	)
 	flag.Parse()

@@ -74,9 +74,9 @@ type Step struct {
 	Args []string
 	// Env is added to the environment.
 	Env []string
-	// GoTest says that the program is a test binary of Go: it must also have
-	// passed at least one test, since a pattern that matches none passes.
-	GoTest bool
+	// Tests is how many tests and subtests must have passed at least, if the
+	// program is a test binary of Go: a pattern that matches none passes.
+	Tests int
 	// Background lets the next step start at once. The program is told to
 	// end (SIGTERM) when the plan is at its end, and must then exit with 0.
 	// If it ends before, the guest fails.

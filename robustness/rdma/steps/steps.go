@@ -219,8 +219,8 @@ func (p *running) finish(limit time.Duration) (outcome string, err error) {
 	switch {
 	case p.err != nil:
 		return plan.Failed, p.err
-	case p.step.GoTest && p.tests == 0:
-		return plan.Failed, errors.New("no test has run")
+	case p.tests < p.step.Tests:
+		return plan.Failed, fmt.Errorf("%d tests have passed, want %d at least", p.tests, p.step.Tests)
 	}
 	return plan.Passed, nil
 }

@@ -69,7 +69,7 @@ func TestEveryStepRunsAndTheFirstErrorIsReturned(t *testing.T) {
 		shell("no tests", "echo PASS"),
 	}
 	list[0].Env = []string{"B=2"}
-	list[4].GoTest, list[5].GoTest = true, true
+	list[4].Tests, list[5].Tests = 2, 1
 	err := r.Run(list)
 	if err == nil || err.Error() != `step "bad": exit status 3` {
 		t.Errorf("got error %v, want that of the first step that failed", err)

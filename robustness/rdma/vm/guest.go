@@ -50,8 +50,6 @@ type Config struct {
 	Console func(line string)
 	// Event is called with every event of the guest's; nil: none.
 	Event func(plan.Event)
-	// QEMU is the name of the emulator; empty: qemu-system-x86_64.
-	QEMU string
 }
 
 // tailLines is how many of the last lines of the console a Result has.
@@ -122,9 +120,6 @@ func Start(ctx context.Context, cfg Config) (g *Guest, err error) {
 	if cfg.Timeout == 0 {
 		cfg.Timeout = 5 * time.Minute
 	}
-	if cfg.QEMU == "" {
-		cfg.QEMU = "qemu-system-x86_64"
-	}
 	dir, err := os.MkdirTemp("", "polder-guest-")
 	if err != nil {
 		return nil, fmt.Errorf("cannot start guest %s: %w", cfg.Name, err)
@@ -152,7 +147,7 @@ func Start(ctx context.Context, cfg Config) (g *Guest, err error) {
 	for _, s := range cfg.Plan.Steps {
 		g.steps = append(g.steps, Report{Step: s.Name})
 	}
-	g.cmd = exec.CommandContext(ctx, cfg.QEMU, arguments(cfg, initrd)...)
+	g.cmd = exec.CommandContext(ctx, "qemu-system-x86_64", arguments(cfg, initrd)...)
 	g.cmd.Stdout, g.cmd.Stderr = consoleWrite, consoleWrite
 	g.cmd.ExtraFiles = []*os.File{eventWrite} // 3
 	if cfg.Wire != nil {

@@ -50,7 +50,7 @@ func (r rig) config(t *testing.T, how string) Config {
 		Timeout: time.Minute,
 		Console: func(line string) { t.Log(line) },
 	}
-	c.Plan.Steps = []plan.Step{{Name: how, Args: []string{"/bin/misbehave", how}, GoTest: true, Timeout: time.Minute}}
+	c.Plan.Steps = []plan.Step{{Name: how, Args: []string{"/bin/misbehave", how}, Tests: 1, Timeout: time.Minute}}
 	return c
 }
 
@@ -86,7 +86,7 @@ func TestAGuestFails(t *testing.T) {
 		says  string // what it must say
 	}{
 		{name: "when a test fails", short: true, how: "fail", says: `step "fail" failed: exit status 1`},
-		{name: "when no test runs", how: "pass-nothing", says: "no test has run"},
+		{name: "when no test runs", how: "pass-nothing", says: "0 tests have passed"},
 		{name: "when the kernel panics", short: true, how: "panic", is: ErrPanicked},
 		{name: "when it resets itself", how: "reboot", is: ErrPanicked},
 		{name: "when a test hangs", short: true, how: "hang", says: `step "hang" hung: has not ended after 1s`,
