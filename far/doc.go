@@ -2,7 +2,7 @@
 // [Heap] keeps what is used within a local budget and evacuates the rest to a
 // [Store], memory that somebody else lends.
 //
-// A [Map] on a heap holds byte-string keys and values. What is local is read
+// A [ByteMap] on a heap holds byte-string keys and values. What is local is read
 // at local speed; what is not is fetched, exactly that entry, once, however
 // many goroutines ask for it.
 //
@@ -54,15 +54,15 @@
 //
 // # Concurrency
 //
-// All methods of Heap and Map may be called by any number of goroutines.
-// Each call on a Map is atomic.
+// All methods of Heap and ByteMap may be called by any number of goroutines.
+// Each call on a ByteMap is atomic.
 //
 // Whatever looks at an entry or moves it holds its shard's lock, for no longer
 // than it takes to copy one entry, and never while the store works. Whoever
 // waits for the store has the address of what it reads pinned, and looks at
 // the index again afterwards. Lock order:
 //
-//	Map.clearing
+//	ByteMap.clearing
 //	  shard.mu
 //	    openLog.mu
 //	      logs.mu

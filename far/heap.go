@@ -27,7 +27,7 @@ type Heap struct {
 	scratch []byte         // what the cleaner reads segments into
 	pieces  int            // the longest value that is one entry
 
-	maps atomic.Pointer[[]*Map] // by id; replaced under mu
+	maps atomic.Pointer[[]*ByteMap] // by id; replaced under mu
 
 	mu      sync.Mutex
 	version uint64          // the last one of a large value, under mu
@@ -101,7 +101,7 @@ func newHeap(store Store, cfg Config, lay layout) (*Heap, error) {
 		poke:    make(chan struct{}, 1),
 		writing: map[uint64]bool{},
 	}
-	h.maps.Store(&[]*Map{})
+	h.maps.Store(&[]*ByteMap{})
 	var err error
 	if h.staging, err = arena.Anonymous(2*lay.staging, false); err != nil {
 		return nil, fmt.Errorf("cannot make a heap: %w", err)
@@ -124,16 +124,16 @@ func newHeap(store Store, cfg Config, lay layout) (*Heap, error) {
 // floor2 is the largest power of two that is not above n, which is positive.
 func floor2(n int64) int { return 1 << (bits.Len64(uint64(n)) - 1) }
 
-// NewMap makes an empty map on the heap. Name appears in statistics. A heap
+// NewByteMap makes an empty map on the heap. Name appears in statistics. A heap
 // takes 65,535 maps; they live as long as it does.
-func (h *Heap) NewMap(name string) *Map {
+func (h *Heap) NewByteMap(name string) *ByteMap {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	old := *h.maps.Load()
 	if len(old) == 1<<16-1 {
 		panic("BUG: more than 65,535 maps on a heap")
 	}
-	m := &Map{h: h, id: uint16(len(old)), name: name, shards: make([]shard, h.shards)}
+	m := &ByteMap{h: h, id: uint16(len(old)), name: name, shards: make([]shard, h.shards)}
 	for i := range m.shards {
 		m.shards[i].id = i
 	}

@@ -94,7 +94,7 @@ func (h *Heap) Stats() Stats {
 	return s
 }
 
-func (m *Map) stats() MapStats {
+func (m *ByteMap) stats() MapStats {
 	s := MapStats{Name: m.name}
 	for i := range m.shards {
 		sh := &m.shards[i]

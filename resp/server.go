@@ -20,8 +20,8 @@ import (
 type Server struct {
 	cfg    Config
 	table  *table
-	keys   *far.Map // by key
-	blocks *far.Map // of large hashes, by id and bucket
+	keys   *far.ByteMap // by key
+	blocks *far.ByteMap // of large hashes, by id and bucket
 	seed   maphash.Seed
 	since  time.Time
 	runID  string
@@ -63,8 +63,8 @@ func NewServer(heap *far.Heap, cfg Config) (*Server, error) {
 	srv := &Server{
 		cfg:       cfg,
 		table:     commandTable(),
-		keys:      heap.NewMap("keys"),
-		blocks:    heap.NewMap("hash blocks"),
+		keys:      heap.NewByteMap("keys"),
+		blocks:    heap.NewByteMap("hash blocks"),
 		seed:      maphash.MakeSeed(),
 		since:     time.Now(),
 		listeners: make(map[net.Listener]bool),
