@@ -185,7 +185,7 @@ func (h *Heap) keep(f *flight, w *word) {
 	ol := h.openLog(f.sh)
 	ol.mu.Lock()
 	defer ol.mu.Unlock()
-	e, addr, ok := h.logs.place(ol, n, reserved)
+	e, addr, ok := h.logs.place(ol, n, forMutator)
 	if !ok {
 		return
 	}

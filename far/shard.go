@@ -170,7 +170,7 @@ func (m *ByteMap) insert(sh *shard, hs hash, p place, old entry, r *record) erro
 	}
 	ol := h.openLog(sh)
 	ol.mu.Lock()
-	e, addr, ok := h.logs.place(ol, n, reserved)
+	e, addr, ok := h.logs.place(ol, n, forMutator)
 	if !ok {
 		ol.mu.Unlock()
 		return errNoRoom

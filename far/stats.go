@@ -10,12 +10,15 @@ type counters struct {
 	evacuatedSegments, cleanedSegments atomic.Uint64
 	cleanedBytes, lost, corrupt        atomic.Uint64
 	unreturned                         atomic.Uint64
+	coalesced, prefetched              atomic.Uint64
 }
 
 // Stats is what a heap has done since it was made, and how it stands.
 type Stats struct {
-	Maps []MapStats
+	Maps    []MapStats
+	Classes []ClassStats // of objects of pointers
 
+	Pointers          int    // that have been made and not freed
 	Fetches           uint64 // reads of entries from the store
 	BytesIn           uint64 // read from the store
 	BytesOut          uint64 // written to the store
@@ -69,16 +72,20 @@ func (h *Heap) Stats() Stats {
 		Lost:              c.lost.Load(),
 		Corrupt:           c.corrupt.Load(),
 		Unreturned:        c.unreturned.Load(),
-		Budget:            h.cfg.Local,
+		Budget:            h.local.Load(),
 	}
 	for _, m := range *h.maps.Load() {
 		s.Maps = append(s.Maps, m.stats())
 	}
+	for _, c := range *h.classes.Load() {
+		s.Classes = append(s.Classes, c.stats())
+	}
+	s.Pointers = h.pointers()
 	l := &h.logs
-	for i := range l.segs {
+	l.mu.Lock()
+	for i := range l.segs[:l.top] {
 		s.LocalLive += l.segs[i].live.Load()
 	}
-	l.mu.Lock()
 	s.Logs = int64(l.resident) * int64(l.segSize)
 	s.Index = l.index
 	l.mu.Unlock()
