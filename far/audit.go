@@ -59,7 +59,7 @@ func (h *Heap) audit() error {
 	inUse := 0
 	var bad error
 	h.words.all(func(n uint64, w pword) {
-		if w&pFree == 0 && w != 0 {
+		if !w.free() {
 			inUse++
 		}
 		switch {

@@ -39,9 +39,9 @@ func (h *Heap) deref(s *Scope, p *uint64, what int) (object, error) {
 			if err := h.miss(s, p, w, what); err != nil {
 				return nil, err
 			}
-		case w&pZero != 0:
+		case w.zero():
 			if err := h.materialize(s, p, w, what); err != nil {
-				return nil, s.noRoom(err, what>>derefShift)
+				return nil, s.noRoom(err, h.class(uint16(w)).size)
 			}
 		case h.shut.Load():
 			return nil, ErrClosed
@@ -288,7 +288,7 @@ func (h *Heap) materialize(s *Scope, p *uint64, w pword, what int) error {
 func (h *Heap) free(p *uint64) {
 	for {
 		w := loadWord(p)
-		if w&pFree != 0 || w == 0 {
+		if w.free() {
 			if h.shut.Load() {
 				return
 			}

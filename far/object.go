@@ -13,11 +13,11 @@ import (
 //	 0  u64  number of the pointer's word (40 bits, from bit 24), 0 for none;
 //	         length of the data in bytes (24 bits)
 //	 8  u64  far address of an equal copy (40 bits, from bit 24), 0 for none;
-//	         class (16 bits, from bit 8)
+//	         class (16 bits, from bit 8); 1 if there is a copy (8 bits)
 //	16       data, zeros up to a multiple of 16
 //
 // An object without a far copy is dirty: DerefMut finds that out by a look at
-// the second word, which lies in front of the data.
+// the lowest byte of the second word, which lies in front of the data.
 //
 // In far memory it is an entry of the map objectsID: the hash is the word's
 // number, the expiry the class, and there is no key. That is how one cleaner
@@ -55,7 +55,11 @@ func tailClass(tail uint64) uint16 { return uint16(tail >> classShift) }
 func tailFar(tail uint64) uint64   { return tail >> copyShift }
 
 func newTail(far uint64, class uint16) uint64 {
-	return far<<copyShift | uint64(class)<<classShift
+	tail := far<<copyShift | uint64(class)<<classShift
+	if far != 0 {
+		tail |= 1
+	}
+	return tail
 }
 
 // putFar writes the far entry of an object into e, which has room for it,
@@ -80,16 +84,17 @@ func (e entry) number() uint64 { return uint64(e.hash()) }
 
 var errObject = errors.New("they are not those of the object that was looked for")
 
-// inspectObject checks that b is the far entry of word number at addr, with
-// size bytes of data, -1 if any number will do. The bytes may be anything.
-func (h *Heap) inspectObject(b []byte, addr, number uint64, w pword, size int) (entry, error) {
-	e, err := decodeEntry(b, addr)
+// inspectObject checks that b is the far entry that word number refers to by w.
+// The bytes may be anything.
+func (h *Heap) inspectObject(b []byte, number uint64, w pword) (entry, error) {
+	e, err := decodeEntry(b, w.farAddr())
+	size := h.class(w.farClass()).size
 	switch {
 	case err != nil:
 		return nil, err
 	case !e.isObject() || e.number() != number || e.klen() != 0 || e.flags() != 0:
 		return nil, errObject
-	case e.class() >= len(*h.classes.Load()):
+	case e.class() != int(w.farClass()):
 		return nil, errObject
 	case roundSize(e.size()) != w.farSize() || e.vlen() > h.maxObject:
 		return nil, errObject

@@ -106,7 +106,7 @@ func (h *Heap) landObject(s *Scope, d *landing, err error) error {
 	}
 	h.count.bytesIn.Add(uint64(len(b)))
 	number := h.words.number(d.p)
-	e, err := h.inspectObject(b, d.w.farAddr(), number, d.w, d.what>>derefShift)
+	e, err := h.inspectObject(b, number, d.w)
 	if err != nil {
 		defer h.abandon(d)
 		if loadWord(d.p) != d.w {
@@ -208,9 +208,9 @@ func (h *Heap) Prefetch(ctx context.Context, refs []AnyRef, stream bool) error {
 		return err
 	}
 	defer h.end()
-	what := -1 << derefShift
+	what := 0
 	if stream {
-		what |= derefStream
+		what = derefStream
 	}
 	b := objectBatch{h: h}
 	for _, r := range refs {

@@ -275,7 +275,7 @@ func (h *Heap) evacuateObject(p *uint64, o object, addr uintptr, what aim) outco
 		}
 	}
 	if clean {
-		if casWord(p, w, farWord(far, farObjectSize(n))) {
+		if casWord(p, w, farWord(far, farObjectSize(n), c.id)) {
 			l.segmentOf(addr).live.Add(-int64(objectSize(n)))
 			h.count.evacuatedClean.Add(1)
 			c.evacuatedClean.Add(1)
@@ -332,11 +332,11 @@ func (h *Heap) settleObjects(seg *logSegment) error {
 	for _, d := range ps.staged {
 		o := h.logs.object(d.w.addr())
 		size := farObjectSize(d.n)
-		if err != nil || to.gone() || !casWord(d.p, d.w, farWord(d.far, size)) {
+		c := h.class(tailClass(atomic.LoadUint64(o.tail())))
+		if err != nil || to.gone() || !casWord(d.p, d.w, farWord(d.far, size, c.id)) {
 			to.live.Add(-int64(roundSize(size)))
 			continue
 		}
-		c := h.class(tailClass(atomic.LoadUint64(o.tail())))
 		h.count.evacuated.Add(1)
 		c.evacuated.Add(1)
 		c.bytesOut.Add(uint64(d.n))

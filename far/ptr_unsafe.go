@@ -21,14 +21,16 @@ import (
 type Ptr[T any] struct {
 	_   [0]*T // so that pointers to different types do not convert
 	gen generation
-	w   *uint64
+	w   *unsafe.Pointer // the word: see pword
 }
 
-// What dereferencing wants, beside the size of the object in the bits above.
+// word is the word of p as a number.
+func (p Ptr[T]) word() *uint64 { return (*uint64)(unsafe.Pointer(p.w)) }
+
+// What an object is dereferenced for, beside reading.
 const (
 	derefMut    = 1 << iota // to write
 	derefStream             // not to use it again soon
-	derefShift  = iota
 )
 
 // Deref returns the object, to be read until s is left. If it is far, Deref
@@ -38,51 +40,51 @@ const (
 //
 // The fast path, for an object that is local, was used of late, and is not
 // about to be moved, is inlined: a load, a shift, a test and a branch.
-func (p Ptr[T]) Deref(s *Scope) *T {
+func (p Ptr[T]) Deref(s *Scope) (v *T) {
 	if invariants.Enabled {
-		p.gen.check(s, p.w)
+		p.gen.check(s, p.word())
 	}
-	v := atomic.LoadPointer((*unsafe.Pointer)(unsafe.Pointer(p.w)))
-	if uintptr(v)>>pColdShift != 0 {
-		v = derefSlow(s, p.w, int(unsafe.Sizeof(*(*T)(nil)))<<derefShift)
+	v = (*T)(atomic.LoadPointer(p.w))
+	if uintptr(unsafe.Pointer(v)) > pAddr {
+		v = (*T)(derefSlow(s, p.w))
 	}
-	return (*T)(v)
+	return
 }
 
 // DerefMut returns the object, to be read and written until s is left, as Deref
 // does.
-func (p Ptr[T]) DerefMut(s *Scope) *T {
+func (p Ptr[T]) DerefMut(s *Scope) (v *T) {
 	if invariants.Enabled {
-		p.gen.check(s, p.w)
+		p.gen.check(s, p.word())
 	}
-	v := atomic.LoadPointer((*unsafe.Pointer)(unsafe.Pointer(p.w)))
-	if uintptr(v)>>pColdShift != 0 || *(*uint64)(unsafe.Add(v, -8)) >= 1<<copyShift {
-		v = derefSlow(s, p.w, int(unsafe.Sizeof(*(*T)(nil)))<<derefShift|derefMut)
+	v = (*T)(atomic.LoadPointer(p.w))
+	if uintptr(unsafe.Pointer(v)) > pAddr || *(*bool)(unsafe.Add(unsafe.Pointer(v), -8)) {
+		v = (*T)(derefMutSlow(s, p.w))
 	}
-	return (*T)(v)
+	return
 }
 
 // DerefStream is Deref for an object without temporal locality (the paper's
 // non-temporal access): it is among the first to be evacuated once s is left.
 func (p Ptr[T]) DerefStream(s *Scope) *T {
 	if invariants.Enabled {
-		p.gen.check(s, p.w)
+		p.gen.check(s, p.word())
 	}
-	return (*T)(derefSlow(s, p.w, int(unsafe.Sizeof(*(*T)(nil)))<<derefShift|derefStream))
+	return (*T)(derefFor(s, p.word(), derefStream))
 }
 
 // DerefMutStream is DerefMut for an object without temporal locality.
 func (p Ptr[T]) DerefMutStream(s *Scope) *T {
 	if invariants.Enabled {
-		p.gen.check(s, p.w)
+		p.gen.check(s, p.word())
 	}
-	return (*T)(derefSlow(s, p.w, int(unsafe.Sizeof(*(*T)(nil)))<<derefShift|derefMut|derefStream))
+	return (*T)(derefFor(s, p.word(), derefMut|derefStream))
 }
 
 // Load returns a copy of the object. It needs no scope, and waits within ctx
 // for a fetch.
 func (p Ptr[T]) Load(ctx context.Context) (v T, err error) {
-	s := heapOf(p.w).acquire(ctx)
+	s := heapOf(p.word()).acquire(ctx)
 	if o := p.Deref(s); o != nil {
 		v = *o
 	}
@@ -94,7 +96,7 @@ func (p Ptr[T]) Load(ctx context.Context) (v T, err error) {
 // Store makes the object v. It needs no scope, and waits within ctx for a
 // fetch.
 func (p Ptr[T]) Store(ctx context.Context, v T) error {
-	s := heapOf(p.w).acquire(ctx)
+	s := heapOf(p.word()).acquire(ctx)
 	if o := p.DerefMut(s); o != nil {
 		*o = v
 	}
@@ -108,16 +110,16 @@ func (p Ptr[T]) Store(ctx context.Context, v T) error {
 // afterwards, is an error that is found if the word is not in use again; builds
 // with invariants always find it.
 func (p Ptr[T]) Free() {
-	h := heapOf(p.w)
+	h := heapOf(p.word())
 	if invariants.Enabled {
-		p.gen.checkFreed(h, p.w)
+		p.gen.checkFreed(h, p.word())
 	}
-	h.free(p.w)
+	h.free(p.word())
 }
 
 // IsLocal reports whether the object is in local memory just now. It is a
 // hint: nothing keeps it there but a scope in which it was dereferenced.
-func (p Ptr[T]) IsLocal() bool { w := loadWord(p.w); return w.local() || w&pZero != 0 }
+func (p Ptr[T]) IsLocal() bool { w := loadWord(p.word()); return w.local() || w.zero() }
 
 // IsNil reports whether p points to nothing.
 func (p Ptr[T]) IsNil() bool { return p.w == nil }
@@ -127,7 +129,7 @@ func (p Ptr[T]) Ref() Ref[T] {
 	if p.w == nil {
 		return Ref[T]{}
 	}
-	return Ref[T]{n: heapOf(p.w).words.number(p.w)}
+	return Ref[T]{n: heapOf(p.word()).words.number(p.word())}
 }
 
 // Any returns p without its type.
@@ -171,7 +173,7 @@ func (r Run[T]) At(i int) Ptr[T] {
 	if invariants.Enabled {
 		return ptrTo[T](r.h, &r.words[i])
 	}
-	return Ptr[T]{w: &r.words[i]}
+	return Ptr[T]{w: (*unsafe.Pointer)(unsafe.Pointer(&r.words[i]))}
 }
 
 // Len is the number of pointers.
@@ -191,7 +193,7 @@ func (c *Class[T]) NewRun(ctx context.Context, n int) (Run[T], error) {
 }
 
 func ptrTo[T any](h *Heap, w *uint64) Ptr[T] {
-	return Ptr[T]{gen: generationOf(h, w), w: w}
+	return Ptr[T]{gen: generationOf(h, w), w: (*unsafe.Pointer)(unsafe.Pointer(w))}
 }
 
 // objectOf is the object of T at the beginning of b.
@@ -202,11 +204,21 @@ func bytesOf[T any](v *T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(v)), unsafe.Sizeof(*v))
 }
 
-// derefSlow is Deref off the fast path. What is the size of the object, -1 if
-// any size will do, and what it is wanted for.
+// derefSlow is Deref off the fast path.
 //
 //go:noinline
-func derefSlow(s *Scope, p *uint64, what int) unsafe.Pointer {
+func derefSlow(s *Scope, p *unsafe.Pointer) unsafe.Pointer {
+	return derefFor(s, (*uint64)(unsafe.Pointer(p)), 0)
+}
+
+// derefMutSlow is DerefMut off the fast path.
+//
+//go:noinline
+func derefMutSlow(s *Scope, p *unsafe.Pointer) unsafe.Pointer {
+	return derefFor(s, (*uint64)(unsafe.Pointer(p)), derefMut)
+}
+
+func derefFor(s *Scope, p *uint64, what int) unsafe.Pointer {
 	o, err := s.h.deref(s, p, what)
 	if err != nil {
 		s.fail(err)

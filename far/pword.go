@@ -8,15 +8,23 @@ import "sync/atomic"
 // data, and everything else, which takes the slow path, has something in the
 // top 16 bits.
 //
-//	63      far: the rest is where the far copy lies
+//	63      far: the rest is where the far copy lies, and
+//	62..48  the class
+//
+// or, if it is not far,
+//
 //	62      marked: the evacuator is about to move the object
 //	61..60  the number of the pass that marked it, modulo 4
 //	58      free: nobody has the pointer
-//	57      zero: the object was never used, and is nothing but zeros
+//	57      zero: the object was never used, and is nothing but zeros; its class
+//	        is in the low bits
 //	55..48  local only: how many passes ago the object was last used
-//	47..40  far only: size class of the far entry, as in word
 //	47..0   local only: address of the data
-//	39..0   far only: address in units of 16 bytes
+//
+// and of a far one
+//
+//	47..40  size class of the far entry, as in word
+//	39..0   address in units of 16 bytes
 //
 // The word of a pointer never moves. Every change of it is a CAS, except that
 // of a word that nobody else knows yet.
@@ -30,6 +38,8 @@ const (
 
 	pPassShift       = 60
 	pPass      pword = 3 << pPassShift
+
+	pFarClassShift = 48
 
 	pColdShift       = 48
 	pCold      pword = 0xff << pColdShift
@@ -57,10 +67,16 @@ func localWord(addr uintptr, coldness int) pword {
 	return pword(addr) | pword(coldness)<<pColdShift
 }
 
-// farWord is the word of an object whose far entry is n bytes at addr.
-func farWord(addr uint64, n int) pword {
-	return pFar | pword(sizeClass(n))<<addrBits | pword(addr)
+func (w pword) free() bool { return w&(pFar|pFree) == pFree || w == 0 }
+func (w pword) zero() bool { return w&(pFar|pZero) == pZero }
+
+// farWord is the word of an object of a class whose far entry is n bytes at
+// addr.
+func farWord(addr uint64, n int, class uint16) pword {
+	return pFar | pword(class)<<pFarClassShift | pword(sizeClass(n))<<addrBits | pword(addr)
 }
+
+func (w pword) farClass() uint16 { return uint16(w &^ pFar >> pFarClassShift) }
 
 func (w pword) farAddr() uint64 { return uint64(w & addrMask) }
 func (w pword) farSize() int    { return classSize(uint8(w >> addrBits)) }
