@@ -137,7 +137,7 @@ func (c *Class[T]) New(ctx context.Context, v T) (Ptr[T], error) {
 		if err != errNoRoom {
 			return Ptr[T]{}, err
 		}
-		if err := c.h.waitRoom(ctx, nil); err != nil {
+		if err := c.h.roomSoon(ctx); err != nil {
 			return Ptr[T]{}, err
 		}
 	}
@@ -166,7 +166,7 @@ func (c *Class[T]) NewStream(ctx context.Context, v T) (Ptr[T], error) {
 		if err != errNoRoom {
 			return Ptr[T]{}, err
 		}
-		if err := c.h.waitRoom(ctx, nil); err != nil {
+		if err := c.h.roomSoon(ctx); err != nil {
 			return Ptr[T]{}, err
 		}
 	}

@@ -258,7 +258,7 @@ func (h *Heap) newRun(ctx context.Context, c *class, n int) ([]uint64, error) {
 		if err != errNoRoom {
 			return nil, err
 		}
-		if err := h.waitRoom(ctx, nil); err != nil {
+		if err := h.roomSoon(ctx); err != nil {
 			return nil, err
 		}
 	}

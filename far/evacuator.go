@@ -101,7 +101,7 @@ func (h *Heap) makeRoom() bool {
 		}
 		return h.barren == 0
 	}
-	if l.satisfied() {
+	if l.satisfied() && !h.forced.Swap(false) {
 		l.finish(nil)
 		return false
 	}

@@ -40,6 +40,7 @@ type Heap struct {
 	fetching  [fetchParts]fetching
 	pass      pass         // the evacuator's
 	barren    int          // passes in a row that made no room; the evacuator's
+	forced    atomic.Bool  // work on one more segment, whether it is needed or not
 	shut      atomic.Bool  // Close has begun
 	local     atomic.Int64 // the budget
 

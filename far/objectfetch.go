@@ -280,7 +280,7 @@ func (b *objectBatch) add(ctx context.Context, p *uint64, what int) error {
 			return err
 		}
 		if err == errNoRoom {
-			if err := h.waitRoom(ctx, nil); err != nil {
+			if err := h.roomSoon(ctx); err != nil {
 				return err
 			}
 			continue

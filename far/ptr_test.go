@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 type point struct{ X, Y int64 }
@@ -18,7 +19,7 @@ func openObjects(t testing.TB, store Store, segments int) *Heap {
 	lay.logs = int64(segments) * int64(lay.segSize)
 	lay.most = 4 * lay.logs
 	local := lay.logs + int64(2*lay.staging+lay.fetch)
-	h, err := newHeap(store, Config{Local: local, MaxLocal: local + 3*lay.logs, MaxValue: 1 << 20}, lay)
+	h, err := newHeap(store, Config{Local: local, MaxLocal: local + 3*lay.logs, MaxValue: 1 << 20, HeldTooLong: time.Minute}, lay)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -82,27 +82,24 @@ func (p Ptr[T]) DerefMutStream(s *Scope) *T {
 }
 
 // Load returns a copy of the object. It needs no scope, and waits within ctx
-// for a fetch.
+// for a fetch and for local memory.
 func (p Ptr[T]) Load(ctx context.Context) (v T, err error) {
-	s := heapOf(p.word()).acquire(ctx)
-	if o := p.Deref(s); o != nil {
-		v = *o
-	}
-	err = s.Err()
-	s.giveBack()
+	err = heapOf(p.word()).one(ctx, func(s *Scope) {
+		if o := p.Deref(s); o != nil {
+			v = *o
+		}
+	})
 	return v, err
 }
 
 // Store makes the object v. It needs no scope, and waits within ctx for a
-// fetch.
+// fetch and for local memory.
 func (p Ptr[T]) Store(ctx context.Context, v T) error {
-	s := heapOf(p.word()).acquire(ctx)
-	if o := p.DerefMut(s); o != nil {
-		*o = v
-	}
-	err := s.Err()
-	s.giveBack()
-	return err
+	return heapOf(p.word()).one(ctx, func(s *Scope) {
+		if o := p.DerefMut(s); o != nil {
+			*o = v
+		}
+	})
 }
 
 // Free frees the object and the pointer, all copies of it. In scopes that are

@@ -26,6 +26,9 @@ import (
 // safe for concurrent use: by a channel, or under a lock. Entering an open scope
 // nests.
 //
+// Enter may wait while memory is scarce. So a lock that is held while a scope is
+// entered must not be waited for in a scope: enter first, and lock then.
+//
 // While the scope is open, whoever holds it must not wait for something that
 // needs local memory elsewhere, such as Heap.SetLocal or a New that may wait.
 type Scope struct {
@@ -197,7 +200,7 @@ func (s *Scope) Close() {
 	s.h.reserveForScopes()
 }
 
-// acquire enters a scope of the pool, for a call that has none.
+// acquire returns a scope of the pool, for a call that has none.
 func (h *Heap) acquire(ctx context.Context) *Scope {
 	p := &h.scopes.pools[processor()%len(h.scopes.pools)]
 	p.mu.Lock()
@@ -211,13 +214,35 @@ func (h *Heap) acquire(ctx context.Context) *Scope {
 		s = h.newScope()
 	}
 	s.ctx = ctx
-	s.Enter()
 	return s
 }
 
-// giveBack leaves a scope that acquire has returned.
+// enterAtOnce enters s for the sake of one object, whether there is memory for
+// it or not.
+func (s *Scope) enterAtOnce() { atomic.StoreUint64(&s.open, s.h.scopes.now()) }
+
+// one calls fn in a scope of the pool, for one object, and again when there is
+// local memory if there was none. Unlike Enter it waits for the evacuator
+// only if fn needs memory: the caller may hold locks.
+func (h *Heap) one(ctx context.Context, fn func(s *Scope)) error {
+	s := h.acquire(ctx)
+	defer s.giveBack()
+	for {
+		s.enterAtOnce()
+		fn(s)
+		err := s.Err()
+		s.Leave()
+		if err == nil || !errors.Is(err, ErrScopeFull) {
+			return err
+		}
+		if err := h.roomSoon(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// giveBack gives back a scope that acquire has returned and that has been left.
 func (s *Scope) giveBack() {
-	s.Leave()
 	s.err, s.ctx = nil, context.Background()
 	p := &s.h.scopes.pools[processor()%len(s.h.scopes.pools)]
 	p.mu.Lock()
@@ -230,23 +255,41 @@ func (s *Scope) giveBack() {
 // others use it, Do leaves it, waits for some, and calls fn again: fn must not
 // mind.
 func (h *Heap) Do(ctx context.Context, fn func(s *Scope) error) error {
+	s := h.acquire(ctx)
+	defer s.giveBack()
 	for try := 0; ; try++ {
-		s := h.acquire(ctx)
-		err := fn(s)
+		s.Enter()
+		err := s.call(fn)
 		if e := s.Err(); err == nil || errors.Is(e, ErrScopeFull) {
 			err = e
 		}
-		s.giveBack()
 		if err == nil || try >= scopeTries || !errors.Is(err, ErrScopeFull) {
 			return err
 		}
-		if err := h.waitRoom(ctx, nil); err != nil {
+		if err := h.roomSoon(ctx); err != nil {
 			return err
 		}
 	}
 }
 
 const scopeTries = 16
+
+// roomSoon waits until the evacuator has made room, within ctx, and no longer
+// than for anything else that may never come.
+func (h *Heap) roomSoon(ctx context.Context) error {
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, storeTimeout)
+		defer cancel()
+	}
+	return h.waitRoom(ctx, nil)
+}
+
+// call calls fn and leaves s, even if fn panics.
+func (s *Scope) call(fn func(s *Scope) error) error {
+	defer s.Leave()
+	return fn(s)
+}
 
 // reserveForScopes sets aside as many segments as all scopes may take at the
 // same time, or, where that is too much, lets only so many in.
@@ -302,7 +345,7 @@ func (s *Scope) enterSlow() {
 }
 
 // admitFor bounds how long Enter waits for the evacuator.
-const admitFor = 2 * time.Second
+const admitFor = 500 * time.Millisecond
 
 // admit returns when there is memory for one more scope, or when there will
 // be none soon: what is local can be used all the same.

@@ -8,14 +8,14 @@ import (
 // Local returns the budget of local memory in bytes.
 func (h *Heap) Local() int64 { return h.local.Load() }
 
-// SetLocal changes the budget of local memory to n bytes, from MinLocal to
+// SetLocal changes the budget of local memory to n bytes, at most
 // Config.MaxLocal. When it returns without an error, the heap has no more than
 // that resident; while it shrinks, new objects and entries wait. It must not be
 // called in a scope. If ctx ends before enough has been evacuated, SetLocal
 // fails, and the heap goes on shrinking in the background.
 func (h *Heap) SetLocal(ctx context.Context, n int64) error {
-	if n < MinLocal && n < h.cfg.Local || n > h.cfg.MaxLocal {
-		return fmt.Errorf("cannot set the local budget to %d bytes, want %d to %d (Config.MaxLocal)", n, int64(MinLocal), h.cfg.MaxLocal)
+	if n > h.cfg.MaxLocal {
+		return fmt.Errorf("cannot set the local budget to %d bytes: Config.MaxLocal is %d", n, h.cfg.MaxLocal)
 	}
 	if err := h.begin(); err != nil {
 		return err
