@@ -81,6 +81,10 @@ func (h *Heap) retryIn() (time.Duration, bool) {
 	return max(d, minBackoff), d > 0 || !h.logs.satisfied()
 }
 
+// barrenMost is how many passes in a row may make no room until the evacuator
+// waits a little: they may have made objects cold, which then go.
+const barrenMost = 10
+
 const (
 	minPoll = 20 * time.Microsecond
 	maxPoll = time.Millisecond
@@ -96,10 +100,13 @@ func (h *Heap) makeRoom() bool {
 		} else {
 			h.barren++
 		}
-		if l.hasRoom() {
+		switch {
+		case l.hasRoom():
 			l.finish(nil)
+		case h.barren >= barrenMost && (h.pass.full || h.far.err != nil):
+			h.stuck()
 		}
-		return h.barren == 0
+		return h.barren < barrenMost
 	}
 	if l.satisfied() && !h.forced.Swap(false) {
 		l.finish(nil)
@@ -166,14 +173,14 @@ func (h *Heap) stuck() {
 	l.want = 0 // who wants it still will say so again
 	l.mu.Unlock()
 	switch err := h.far.err; {
-	case h.barren > 0 && err == nil:
+	case h.barren > 0 && err == nil && !h.pass.full:
 		// What is local is in use. That changes.
 	case err != nil && !errors.Is(err, ErrStoreFull):
 		l.note(err)
 	case h.orphaned() || h.far.freeing.Load() > 0:
 		// The janitor is about to make room, and will wake us.
-	case h.far.freed.Load():
-		l.wake() // it just has
+	case h.far.freed.Load() && h.barren < 2*barrenMost:
+		l.wake() // it just has; but cleaning may do so for ever
 	default:
 		l.full.Store(time.Now().Add(minBackoff).UnixNano())
 		l.finish(errFull)
@@ -184,7 +191,7 @@ func (h *Heap) stuck() {
 // none that would yield room.
 func (h *Heap) victim() (int, aim) {
 	l := &h.logs
-	if live, usable := l.usage(); float64(live) < compactBelow*float64(usable) {
+	if live, usable := l.usage(); h.barren == 0 && float64(live) < compactBelow*float64(usable) {
 		s := l.sparsest(func(s *logSegment) int64 { return s.live.Load() })
 		var one [1]int
 		if s >= 0 || len(l.selectObjects(one[:0], 1, compact)) > 0 {

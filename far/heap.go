@@ -34,8 +34,10 @@ type Heap struct {
 	caches    []wordCache              // of logs.objects, and then of logs.streams
 	classes   atomic.Pointer[[]*class] // by id; replaced under mu
 	defaults  defaults                 // classes of New
-	maxObject int                      // bytes of an object's data; immutable
-	maxLocal  int                      // the same of a slot that is being read into; immutable
+	strings   atomic.Pointer[bytesClasses]
+	held      [fetchParts]heldBytes
+	maxObject int // bytes of an object's data; immutable
+	maxLocal  int // the same of a slot that is being read into; immutable
 	scopes    scopes
 	fetching  [fetchParts]fetching
 	pass      pass         // the evacuator's

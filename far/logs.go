@@ -44,6 +44,7 @@ type logs struct {
 	top      int     // segments from it on were never used, under mu
 	back     int     // empty segments that only the evacuator may take, under mu
 	scoped   int     // empty segments beside them that only scopes may take, under mu
+	gain     int     // segments released less those that the evacuator took, under mu
 	scarce   bool    // what crowd was told last, under mu
 	budget   int64   // for index and logs, under mu
 	others   int64   // what else there is in Config.Local; immutable
@@ -212,6 +213,9 @@ func (l *logs) take(c claim, k kind) (int, bool) {
 	if n <= l.keep(c) {
 		return 0, false
 	}
+	if c == forEvacuator {
+		l.gain--
+	}
 	var s int32
 	if k := len(l.empty); k > 0 {
 		s, l.empty = l.empty[k-1], l.empty[:k-1]
@@ -270,6 +274,7 @@ func (l *logs) seal(ol *openLog) {
 func (l *logs) release(s int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.gain++
 	l.segs[s].sealed = false
 	l.segs[s].clean.Store(0)
 	if l.resident > l.allowed(l.index) {

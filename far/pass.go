@@ -1,6 +1,7 @@
 package far
 
 import (
+	"errors"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -23,6 +24,7 @@ type pass struct {
 	epoch  uint64    // scopes that were open in an earlier one are waited for; 0: no pass
 	since  time.Time // when the wait began
 
+	full   bool      // the store had no room
 	pinned []uintptr // the addresses that scopes had pinned when it was over
 	staged []stagedObject
 	kept   int // bytes that were kept for being hot
@@ -49,7 +51,7 @@ func (h *Heap) beginPass(n int, what aim) bool {
 		return false
 	}
 	ps.number++
-	ps.what, ps.kept = what, 0
+	ps.what, ps.kept, ps.full = what, 0, false
 	for _, s := range ps.segs {
 		h.logs.segs[s].phase.Store(phaseWaiting)
 	}
@@ -167,14 +169,19 @@ func (h *Heap) finishPass() bool {
 		l.segs[s].phase.Store(phaseMoving)
 	}
 	failpoint.Hit("far.moving")
-	progress := false
+	before := l.gained()
 	for _, s := range ps.segs {
-		if h.evacuateObjects(s) {
-			progress = true
-		}
+		h.evacuateObjects(s)
 	}
 	ps.epoch = 0
-	return progress
+	return l.gained() > before
+}
+
+// gained is the number of segments that the evacuator has made room of so far.
+func (l *logs) gained() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.gain
 }
 
 // unmark leaves the object at addr, which p may be, where it is.
@@ -186,11 +193,11 @@ func (h *Heap) unmark(p *uint64, addr uintptr) {
 	}
 }
 
-// evacuateObjects empties segment s, whose marked objects are nobody's.
-func (h *Heap) evacuateObjects(s int) bool {
+// evacuateObjects empties segment s, whose marked objects are nobody's, and
+// releases it if nothing is left in it.
+func (h *Heap) evacuateObjects(s int) {
 	l, ps := &h.logs, &h.pass
 	seg := &l.segs[s]
-	before := seg.live.Load()
 	h.count.evacuatedSegments.Add(1)
 	var failed error
 	what := ps.what
@@ -204,6 +211,7 @@ func (h *Heap) evacuateObjects(s int) bool {
 				failed = err
 				what = evictClean
 			} else if !h.farReady(farObjectSize(len(o) - objectHeader)) {
+				ps.full = h.far.err == nil || errors.Is(h.far.err, ErrStoreFull)
 				h.far.close()
 				what = evictClean
 			}
@@ -219,17 +227,15 @@ func (h *Heap) evacuateObjects(s int) bool {
 		return true
 	})
 	seg.phase.Store(phaseNone)
-	after := seg.live.Load()
-	if after == 0 && seg.freed.Load() < ps.epoch {
+	if seg.live.Load() == 0 && seg.freed.Load() < ps.epoch {
 		h.releaseObjects(s)
-		return true
+		return
 	}
 	// It comes last next time: others may have become easier.
 	l.mu.Lock()
 	l.seq++
 	seg.seq = l.seq
 	l.mu.Unlock()
-	return after < before
 }
 
 // releaseObjects takes back a segment of objects of which nobody holds an

@@ -160,3 +160,35 @@ func TestManyGoroutinesShareAHeap(t *testing.T) {
 	}
 	wg.Wait()
 }
+
+func TestObjectsOnAFullStore(t *testing.T) {
+	h := openObjects(t, NewMemStore(tinySegment, 8), 16)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	var ps []Ptr[[5000]byte]
+	for {
+		p, err := New(ctx, h, [5000]byte{byte(len(ps))})
+		if err != nil {
+			if !errors.Is(err, ErrFull) {
+				t.Fatalf("object %d: got %v, want ErrFull", len(ps), err)
+			}
+			break
+		}
+		ps = append(ps, p)
+	}
+	for i, p := range ps {
+		if v, err := p.Load(ctx); err != nil || v[0] != byte(i) {
+			t.Fatalf("object %d: got %d, %v", i, v[0], err)
+		}
+	}
+	for _, p := range ps {
+		p.Free()
+	}
+	for range 100 {
+		p, err := New(ctx, h, [5000]byte{})
+		if err != nil {
+			t.Fatalf("after all were freed: %v", err)
+		}
+		p.Free()
+	}
+}

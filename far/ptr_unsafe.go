@@ -118,6 +118,9 @@ func (p Ptr[T]) Free() {
 // hint: nothing keeps it there but a scope in which it was dereferenced.
 func (p Ptr[T]) IsLocal() bool { w := loadWord(p.word()); return w.local() || w.zero() }
 
+// closed reports whether the heap of p has been closed.
+func (p Ptr[T]) closed() bool { return findHeap(p.word()) == nil }
+
 // IsNil reports whether p points to nothing.
 func (p Ptr[T]) IsNil() bool { return p.w == nil }
 

@@ -37,14 +37,22 @@ func unregister(h *Heap) {
 	registry.heaps.Store(&heaps)
 }
 
-// heapOf is the heap of a pointer's word.
-func heapOf(w *uint64) *Heap {
+// findHeap returns the open heap of a pointer's word, or nil.
+func findHeap(w *uint64) *Heap {
 	if p := registry.heaps.Load(); p != nil {
 		for _, h := range *p {
 			if isIn(h.words.table, w) {
 				return h
 			}
 		}
+	}
+	return nil
+}
+
+// heapOf is the heap of a pointer's word.
+func heapOf(w *uint64) *Heap {
+	if h := findHeap(w); h != nil {
+		return h
 	}
 	if w == nil {
 		panic("far: a nil Ptr is used")
