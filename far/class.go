@@ -70,6 +70,9 @@ func (h *Heap) newClass(cfg ClassConfig, size int) (*class, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	old := *h.classes.Load()
+	if len(old) == 0 {
+		defer h.reserveForScopes()
+	}
 	if len(old) == maxClasses {
 		return nil, fmt.Errorf("cannot make class %q: a heap takes %d", cfg.Name, maxClasses)
 	}

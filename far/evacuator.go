@@ -95,7 +95,7 @@ const (
 func (h *Heap) makeRoom() bool {
 	l := &h.logs
 	if h.pass.active() && h.passReady() {
-		if h.finishPass() {
+		if h.finishPass() || l.renewed() {
 			h.barren = 0
 		} else {
 			h.barren++

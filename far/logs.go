@@ -44,6 +44,7 @@ type logs struct {
 	top      int     // segments from it on were never used, under mu
 	back     int     // empty segments that only the evacuator may take, under mu
 	scoped   int     // empty segments beside them that only scopes may take, under mu
+	fresh    bool    // one was taken by another since the evacuator looked, under mu
 	gain     int     // segments released less those that the evacuator took, under mu
 	scarce   bool    // what crowd was told last, under mu
 	budget   int64   // for index and logs, under mu
@@ -215,6 +216,9 @@ func (l *logs) take(c claim, k kind) (int, bool) {
 	}
 	if c == forEvacuator {
 		l.gain--
+	} else {
+		l.fresh = true
+		l.stir()
 	}
 	var s int32
 	if k := len(l.empty); k > 0 {

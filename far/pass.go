@@ -177,6 +177,15 @@ func (h *Heap) finishPass() bool {
 	return l.gained() > before
 }
 
+// renewed reports whether there are objects that the evacuator has not seen.
+func (l *logs) renewed() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	fresh := l.fresh
+	l.fresh = false
+	return fresh
+}
+
 // gained is the number of segments that the evacuator has made room of so far.
 func (l *logs) gained() int {
 	l.mu.Lock()

@@ -298,7 +298,11 @@ func (h *Heap) reserveForScopes() {
 	sc.mu.Lock()
 	l.mu.Lock()
 	want := 0
-	if n := len(sc.all); n > 0 {
+	n := len(sc.all)
+	if len(*h.classes.Load()) > 0 {
+		n = max(n, 1) // so that what is far can be read when all else is full
+	}
+	if n > 0 {
 		want = 1 + (n*sc.most+l.segSize-1)/l.segSize
 		l.back = reserved + 1
 	}
