@@ -174,6 +174,7 @@ func (h *Heap) finishPass() bool {
 		h.evacuateObjects(s)
 	}
 	ps.epoch = 0
+	failpoint.Hit("far.passed")
 	return l.gained() > before
 }
 

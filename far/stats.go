@@ -35,7 +35,8 @@ type Stats struct {
 	// Staging, and never exceeds Budget.
 	Budget, Resident              int64
 	Logs, Index, Buffers, Staging int64
-	LocalLive                     int64 // of entries, in the logs
+	LocalLive                     int64 // of entries and objects, in the logs
+	Free                          int64 // of the logs, in whole segments
 
 	// Far memory. FarLive and FarDead are bytes of what has been written.
 	FarSegments      int
@@ -88,6 +89,7 @@ func (h *Heap) Stats() Stats {
 	}
 	s.Logs = int64(l.resident) * int64(l.segSize)
 	s.Index = l.index
+	s.Free = int64(max(l.available(), 0)) * int64(l.segSize)
 	l.mu.Unlock()
 	s.Buffers = int64(h.bufs.size)
 	s.Staging = 2 * int64(len(h.far.staging))

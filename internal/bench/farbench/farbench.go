@@ -1,0 +1,79 @@
+// Package farbench measures package far: what a dereference costs beside a plain
+// pointer, and whether the evacuator keeps out of the mutators' way.
+//
+// The memory node is a far.MemStore in the same process: what is measured is
+// the runtime, not a network. Rounds of what is compared alternate, and the
+// median round counts.
+package farbench
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"polder/internal/benchout"
+)
+
+// Options say how to run.
+type Options struct {
+	// Short ends within 45 s, at some cost in steadiness.
+	Short bool
+	// Out receives the figures.
+	Out benchout.Printer
+	// Plots, if not nil, receives what is plotted over time, as CSV.
+	Plots io.Writer
+}
+
+// Command returns the command far for polder bench, with its subcommands.
+func Command() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "far",
+		Short: "Measure far memory: dereferencing, evacuation",
+		Args:  cobra.NoArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	for _, b := range []struct {
+		name, short string
+		run         func(context.Context, Options) error
+	}{
+		{"deref", "Compare a remoteable pointer with a plain one", RunDeref},
+		{"pause", "Measure what evacuation costs those who go on working, and whether it keeps up", RunPause},
+	} {
+		var asJSON, short bool
+		var plots string
+		sub := &cobra.Command{
+			Use: b.name, Short: b.short, Args: cobra.NoArgs,
+			RunE: func(cmd *cobra.Command, _ []string) error {
+				o := Options{Short: short, Out: benchout.New(cmd.OutOrStdout(), asJSON)}
+				if plots == "" {
+					return b.run(cmd.Context(), o)
+				}
+				f, err := os.Create(plots)
+				if err != nil {
+					return fmt.Errorf("cannot write plots: %w", err)
+				}
+				o.Plots = f
+				if err := b.run(cmd.Context(), o); err != nil {
+					f.Close()
+					return err
+				}
+				return f.Close()
+			},
+		}
+		sub.Flags().BoolVar(&asJSON, "json", false, "print one JSON object a line instead of a table")
+		sub.Flags().BoolVar(&short, "short", false, "end within 45 seconds")
+		sub.Flags().StringVar(&plots, "plots", "", "write what is plotted over time to this file, as CSV")
+		cmd.AddCommand(sub)
+	}
+	return cmd
+}
+
+// median is the middle of vs, which it sorts.
+func median(vs []float64) float64 {
+	slices.Sort(vs)
+	return vs[len(vs)/2]
+}
