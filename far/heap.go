@@ -39,6 +39,7 @@ type Heap struct {
 	maxObject int // bytes of an object's data; immutable
 	maxLocal  int // the same of a slot that is being read into; immutable
 	scopes    scopes
+	ahead     prefetching
 	fetching  [fetchParts]fetching
 	pass      pass         // the evacuator's
 	barren    int          // passes in a row that made no room; the evacuator's
@@ -46,13 +47,14 @@ type Heap struct {
 	shut      atomic.Bool  // Close has begun
 	local     atomic.Int64 // the budget
 
-	mu      sync.Mutex
-	version uint64          // the last one of a large value, under mu
-	writing map[uint64]bool // versions whose head is not stored yet, under mu
-	orphans []orphan        // large values whose pieces are to be removed, under mu
-	calls   int             // calls in their slow path, under mu
-	closed  bool            // under mu
-	idle    chan struct{}   // closed when closed and calls is 0
+	mu         sync.Mutex
+	structures []*tracker      // that exist, under mu
+	version    uint64          // the last one of a large value, under mu
+	writing    map[uint64]bool // versions whose head is not stored yet, under mu
+	orphans    []orphan        // large values whose pieces are to be removed, under mu
+	calls      int             // calls in their slow path, under mu
+	closed     bool            // under mu
+	idle       chan struct{}   // closed when closed and calls is 0
 
 	strays   atomic.Bool            // there may be pieces without a head
 	lastLost atomic.Pointer[string] // name of the last segment that was lost

@@ -159,7 +159,11 @@ func newOpenLogs(k kind, n int) []openLog {
 // aim sets how many segments the evacuator keeps empty. l.mu must be held, or
 // l not be shared yet.
 func (l *logs) aim() {
-	l.low = 1 + int(l.budget)/l.segSize/64 + l.back + l.scoped
+	ahead := int(l.budget) / l.segSize / 64
+	if l.back > reserved {
+		ahead *= 4 // segments of objects take longer, since scopes have to be left
+	}
+	l.low = 1 + ahead + l.back + l.scoped
 }
 
 // keep is the number of empty segments that c has to leave. l.mu must be held.

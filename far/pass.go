@@ -41,7 +41,7 @@ type stagedObject struct {
 func (ps *pass) active() bool { return ps.epoch != 0 }
 
 // passSegments is the most that one pass takes.
-const passSegments = 16
+const passSegments = 64
 
 // beginPass selects up to n segments of objects and marks what is in them.
 func (h *Heap) beginPass(n int, what aim) bool {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/bits"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -55,6 +56,7 @@ type Scope struct {
 	made    uintptr // pc of who made it; immutable
 	maker   uint64  // the goroutine that did, 0 if it is from the pool; immutable
 	since   atomic.Int64
+	ahead   scopeAhead
 	watched uint64 // the epoch in which the janitor saw it open; the janitor's
 	warned  bool   // the janitor's
 
@@ -116,11 +118,11 @@ type scopes struct {
 
 	mu       sync.Mutex
 	all      []*Scope
-	least    int           // bytes that every scope may take for certain; immutable
-	limit    int           // most is not above it, under mu
-	most     int           // the most that one has taken of late, at least least; under mu
-	admitted int           // how many are, if they have to be, under mu
-	left     chan struct{} // closed when one of them is left, under mu
+	least    int             // bytes that every scope may take for certain; immutable
+	limit    int             // most is not above it, under mu
+	most     int             // the most that one has taken of late, at least least; under mu
+	admitted int             // how many are, if they have to be, under mu
+	queue    []chan struct{} // those who wait for one of them to be left, under mu
 
 	scarce  bool // what the logs say, under logs.mu
 	counted bool // there are so many that they have to be admitted, under logs.mu
@@ -142,7 +144,6 @@ type scopePool struct {
 
 func (sc *scopes) init(least int) {
 	sc.least, sc.most = least, least
-	sc.left = make(chan struct{})
 	sc.epoch = 1
 	sc.fenced = !asymmetric || arena.CanMembarrier() == nil
 	if !sc.fenced {
@@ -349,35 +350,39 @@ func (s *Scope) enterSlow() {
 }
 
 // admitFor bounds how long Enter waits for the evacuator.
-const admitFor = 500 * time.Millisecond
+const admitFor = 5 * time.Second
 
 // admit returns when there is memory for one more scope, or when there will
 // be none soon: what is local can be used all the same.
 func (h *Heap) admit(s *Scope) {
-	ok, left := h.tryAdmit(s)
+	ok, turn := h.tryAdmit(s, nil)
 	if ok {
 		return
 	}
 	ctx, cancel := context.WithTimeout(s.ctx, admitFor)
 	defer cancel()
 	for !ok && h.logs.why() == nil {
-		if left != nil {
-			select {
-			case <-left:
-			case <-ctx.Done():
+		if turn == nil {
+			if h.waitRoom(ctx, nil) != nil {
 				return
 			}
-		} else if h.waitRoom(ctx, nil) != nil {
+			ok, turn = h.tryAdmit(s, nil)
+			continue
+		}
+		select {
+		case <-turn:
+			ok, turn = h.tryAdmit(s, turn)
+		case <-ctx.Done():
+			h.scopes.giveUp(turn)
 			return
 		}
-		ok, left = h.tryAdmit(s)
 	}
 }
 
 // tryAdmit reports whether memory suffices for all scopes that may be open and
-// s. If that depends on another one being left, it returns the channel that is
-// closed then.
-func (h *Heap) tryAdmit(s *Scope) (ok bool, left <-chan struct{}) {
+// s. If that depends on another one being left, it returns a channel from which
+// s receives its turn to try again, with that channel.
+func (h *Heap) tryAdmit(s *Scope, turn chan struct{}) (ok bool, wait chan struct{}) {
 	sc, l := &h.scopes, &h.logs
 	sc.mu.Lock()
 	defer sc.mu.Unlock()
@@ -387,15 +392,44 @@ func (h *Heap) tryAdmit(s *Scope) (ok bool, left <-chan struct{}) {
 	l.mu.Unlock()
 	switch {
 	case !counted:
+		sc.next()
 		return !scarce, nil
+	case turn == nil && len(sc.queue) > 0 && sc.admitted > 0:
+		turn = make(chan struct{}, 1)
+		sc.queue = append(sc.queue, turn)
+		return false, turn
 	case free >= (sc.admitted+1)*sc.most:
 		sc.admitted++
 		s.setExtra(scopeCounted)
+		sc.next() // there may be room for another one
 		return true, nil
 	case sc.admitted > 0:
-		return false, sc.left
+		if turn == nil {
+			turn = make(chan struct{}, 1)
+		}
+		sc.queue = slices.Insert(sc.queue, 0, turn)
+		return false, turn
 	}
 	return false, nil
+}
+
+// next gives the turn to the first in the queue. sc.mu must be held.
+func (sc *scopes) next() {
+	if len(sc.queue) > 0 {
+		sc.queue[0] <- struct{}{}
+		sc.queue = slices.Delete(sc.queue, 0, 1)
+	}
+}
+
+// giveUp takes who waits for turn out of the queue.
+func (sc *scopes) giveUp(turn chan struct{}) {
+	sc.mu.Lock()
+	defer sc.mu.Unlock()
+	if i := slices.Index(sc.queue, turn); i >= 0 {
+		sc.queue = slices.Delete(sc.queue, i, i+1)
+	} else {
+		sc.next() // it was our turn
+	}
 }
 
 // leaveSlow leaves a scope in which something happened.
@@ -437,8 +471,7 @@ func (s *Scope) leaveSlow() {
 func (sc *scopes) dismiss() {
 	sc.mu.Lock()
 	sc.admitted--
-	close(sc.left)
-	sc.left = make(chan struct{})
+	sc.next()
 	sc.mu.Unlock()
 }
 

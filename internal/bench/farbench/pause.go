@@ -25,9 +25,11 @@ type array struct {
 	pages far.Run[page]
 }
 
-func newArray(ctx context.Context, local, size int64) (*array, error) {
+// newArray makes an array of size bytes, of which scopes touch up to scope bytes
+// at a time.
+func newArray(ctx context.Context, local, size int64, scope int) (*array, error) {
 	store := far.NewMemStore(2<<20, int(2*size>>21)+64)
-	heap, err := far.NewHeap(store, far.Config{Local: local, MaxLocal: local})
+	heap, err := far.NewHeap(store, far.Config{Local: local, MaxLocal: local, ScopeBytes: scope + scope/8, HeldTooLong: 10 * time.Second})
 	if err != nil {
 		return nil, err
 	}
@@ -179,7 +181,7 @@ func measureIterations(ctx context.Context, o Options, name string, w *world, le
 		failpoint.Set(w.hit)
 		defer failpoint.Set(nil) // after the heap has been closed
 	}
-	a, err := newArray(ctx, 256<<20, 384<<20)
+	a, err := newArray(ctx, 256<<20, 384<<20, 4<<20)
 	if err != nil {
 		return nil, err
 	}
@@ -247,7 +249,7 @@ func (a *array) dirty(s *far.Scope, w *world, first, n int) error {
 // go on computing in it.
 func measureCrowd(ctx context.Context, o Options, compute time.Duration, length time.Duration) error {
 	const crowd, pages = 100, 1 << 20 / 4096
-	a, err := newArray(ctx, 512<<20, 768<<20)
+	a, err := newArray(ctx, 512<<20, 768<<20, 1<<20)
 	if err != nil {
 		return err
 	}
