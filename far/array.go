@@ -232,8 +232,7 @@ func each[T any](chunks iter.Seq2[int, []T]) iter.Seq2[int, *T] {
 // chunkStep calls fn with the elements of object i, whose word is p, in s, and
 // reports whether to go on.
 func chunkStep[T any](tr *tracker, s *Scope, p *uint64, i, what int, fn func(b []T) bool) bool {
-	w := loadWord(p)
-	if w.local() && w&pCold != 0 {
+	if w := loadWord(p); w.far() || w&pCold != 0 {
 		tr.h.ahead.usedNow(tr, p)
 	}
 	tr.access(s, i, what&derefStream != 0)

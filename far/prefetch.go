@@ -5,6 +5,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"polder/internal/invariants"
 )
 
 // A Prefetcher guesses which objects of a data structure a goroutine will use
@@ -110,6 +112,9 @@ func (tr *tracker) object(s *Scope, p *uint64, what int) object {
 	if s.h != tr.h {
 		panic("BUG: a far structure is used in a scope of another heap")
 	}
+	if invariants.Enabled && !s.isOpen() {
+		panic("BUG: a far structure is used outside of its scope")
+	}
 	tr.touch(s, p)
 	o, err := tr.h.deref(s, p, what)
 	if err != nil {
@@ -125,10 +130,7 @@ func (tr *tracker) touch(s *Scope, p *uint64) {
 	if w.local() && w&pCold == 0 || w.zero() {
 		return
 	}
-	ph := &tr.h.ahead
-	if w.local() {
-		ph.usedNow(tr, p)
-	}
+	tr.h.ahead.usedNow(tr, p)
 	if i := tr.index(p); i >= 0 {
 		tr.access(s, i, w.local() && w.coldness() == coldest)
 	}
