@@ -27,7 +27,7 @@ func TestByteStringsOfAllSizes(t *testing.T) {
 	h := openObjects(t, NewMemStore(tinySegment, 1<<12), 16)
 	ctx := context.Background()
 	piece := h.bytesPiece()
-	for _, n := range []int{0, 1, 15, piece - 1, piece, piece + 1, 3*piece + 5, piece/8*piece + 1} {
+	for _, n := range []int{0, 1, 15, piece - 1, piece, piece + 1, 3*piece + 5, piece/8*piece/8 + 1} {
 		want := patterned(n, uint64(n))
 		s, err := NewBytes(ctx, h, want)
 		if err != nil {

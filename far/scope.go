@@ -304,10 +304,11 @@ func (h *Heap) reserveForScopes() {
 		n = max(n, 1) // so that what is far can be read when all else is full
 	}
 	if n > 0 {
-		want = 1 + (n*sc.most+l.segSize-1)/l.segSize
+		// Every allocation buffer may be about to take a segment.
+		want = len(l.objects) + (n*sc.most+l.segSize-1)/l.segSize
 		l.back = reserved + 1
 	}
-	limit := max(int(l.budget)/l.segSize/8, 2)
+	limit := max(int(l.budget)/l.segSize/8, 1+len(l.objects))
 	sc.counted = want > limit
 	l.scoped = min(want, limit)
 	sc.limit = limit * l.segSize
@@ -388,7 +389,7 @@ func (h *Heap) tryAdmit(s *Scope, turn chan struct{}) (ok bool, wait chan struct
 	defer sc.mu.Unlock()
 	l.mu.Lock()
 	counted, scarce := sc.counted, sc.scarce
-	free := (l.available() - l.back - 1) * l.segSize
+	free := (l.available() - l.back - len(l.objects)) * l.segSize
 	l.mu.Unlock()
 	switch {
 	case !counted:
