@@ -45,6 +45,19 @@ type ClassStats struct {
 	EvacuatedClean uint64 // those of them that had a good far copy
 }
 
+// add adds what the objects of another class have been through.
+func (s *ClassStats) add(o *ClassStats) {
+	s.Misses += o.Misses
+	s.Coalesced += o.Coalesced
+	s.Warmed += o.Warmed
+	s.Rescued += o.Rescued
+	s.Prefetched += o.Prefetched
+	s.BytesIn += o.BytesIn
+	s.BytesOut += o.BytesOut
+	s.Evacuated += o.Evacuated
+	s.EvacuatedClean += o.EvacuatedClean
+}
+
 // class is a kind of objects: the paper's data structure.
 type class struct {
 	id   uint16

@@ -365,7 +365,7 @@ func (h *Heap) miss(s *Scope, p *uint64, w pword, what int) error {
 		case <-ctx.Done():
 			return fmt.Errorf("cannot fetch an object: %w", context.Cause(ctx))
 		}
-		h.count.coalesced.Add(1)
+		h.class(w.farClass()).coalesced.Add(1)
 		var lost *LostError
 		var corrupt *CorruptError
 		if errors.As(f.err, &lost) || errors.As(f.err, &corrupt) {

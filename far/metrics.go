@@ -16,6 +16,13 @@ type mapMetric struct {
 	of   func(*MapStats) float64
 }
 
+// classMetric is the same of each class.
+type classMetric struct {
+	desc *prometheus.Desc
+	kind prometheus.ValueType
+	of   func(*ClassStats) float64
+}
+
 func describe(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("polder_far_"+name, help, labels, nil)
 }
@@ -51,6 +58,8 @@ var metrics = []metric{
 	{describe("local_index_bytes", "Resident memory of the indexes."), isGauge, gaugeOf(func(s *Stats) int64 { return s.Index })},
 	{describe("local_buffer_bytes", "Resident memory of fetches and evacuation."), isGauge, gaugeOf(func(s *Stats) int64 { return s.Buffers + s.Staging })},
 	{describe("local_live_bytes", "Bytes of the entries in the logs."), isGauge, gaugeOf(func(s *Stats) int64 { return s.LocalLive })},
+	{describe("local_free_bytes", "Local memory of logs that could be filled at once."), isGauge, gaugeOf(func(s *Stats) int64 { return s.Free })},
+	{describe("pointers", "Pointers that have been made and not freed."), isGauge, gaugeOf(func(s *Stats) int64 { return int64(s.Pointers) })},
 	{describe("segments", "Far segments in use."), isGauge, gaugeOf(func(s *Stats) int64 { return int64(s.FarSegments) })},
 	{describe("live_bytes", "Bytes in far segments that are referred to."), isGauge, gaugeOf(func(s *Stats) int64 { return s.FarLive })},
 	{describe("dead_bytes", "Bytes in far segments that are not."), isGauge, gaugeOf(func(s *Stats) int64 { return s.FarDead })},
@@ -68,6 +77,18 @@ var mapMetrics = []mapMetric{
 	{describe("expired_total", "Entries removed because their time had come.", "map"), isCounter, counterOf(func(s *MapStats) uint64 { return s.Expired })},
 }
 
+var classMetrics = []classMetric{
+	{describe("object_misses_total", "Dereferences that waited for a fetch.", "class"), isCounter, counterOf(func(s *ClassStats) uint64 { return s.Misses })},
+	{describe("object_coalesced_total", "Dereferences that joined a fetch under way.", "class"), isCounter, counterOf(func(s *ClassStats) uint64 { return s.Coalesced })},
+	{describe("object_warmed_total", "Dereferences of local objects for the first time in a pass.", "class"), isCounter, counterOf(func(s *ClassStats) uint64 { return s.Warmed })},
+	{describe("object_rescued_total", "Dereferences that met an object that was to be moved.", "class"), isCounter, counterOf(func(s *ClassStats) uint64 { return s.Rescued })},
+	{describe("object_prefetched_total", "Objects fetched before anybody asked.", "class"), isCounter, counterOf(func(s *ClassStats) uint64 { return s.Prefetched })},
+	{describe("object_read_bytes_total", "Bytes of objects fetched.", "class"), isCounter, counterOf(func(s *ClassStats) uint64 { return s.BytesIn })},
+	{describe("object_written_bytes_total", "Bytes of objects written to the store.", "class"), isCounter, counterOf(func(s *ClassStats) uint64 { return s.BytesOut })},
+	{describe("object_evacuated_total", "Objects that became far.", "class"), isCounter, counterOf(func(s *ClassStats) uint64 { return s.Evacuated })},
+	{describe("object_evacuated_clean_total", "Those of them whose far copy was good.", "class"), isCounter, counterOf(func(s *ClassStats) uint64 { return s.EvacuatedClean })},
+}
+
 // NewCollector returns a Prometheus collector of the heap's statistics.
 func NewCollector(h *Heap) prometheus.Collector { return collector{h} }
 
@@ -80,6 +101,9 @@ func (collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, m := range mapMetrics {
 		ch <- m.desc
 	}
+	for _, m := range classMetrics {
+		ch <- m.desc
+	}
 }
 
 func (c collector) Collect(ch chan<- prometheus.Metric) {
@@ -90,6 +114,21 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	for i := range s.Maps {
 		for _, m := range mapMetrics {
 			ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.of(&s.Maps[i]), s.Maps[i].Name)
+		}
+	}
+	// Classes of one name count as one.
+	byName := map[string]*ClassStats{}
+	for i := range s.Classes {
+		c := &s.Classes[i]
+		if sum := byName[c.Name]; sum != nil {
+			sum.add(c)
+		} else {
+			byName[c.Name] = c
+		}
+	}
+	for name, c := range byName {
+		for _, m := range classMetrics {
+			ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.of(c), name)
 		}
 	}
 }

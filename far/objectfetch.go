@@ -145,7 +145,9 @@ func (h *Heap) landObject(s *Scope, d *landing, err error) error {
 		h.abandon(d)
 		return errAgain
 	}
-	c.misses.Add(1)
+	if s != nil {
+		c.misses.Add(1)
+	}
 	c.bytesIn.Add(uint64(n))
 	h.unpinFar(d.seg)
 	return nil
@@ -322,7 +324,7 @@ func (b *objectBatch) read(ctx context.Context) (err error) {
 		var corrupt *CorruptError
 		switch {
 		case e == nil:
-			h.count.prefetched.Add(1)
+			h.class(d.w.farClass()).prefetched.Add(1)
 		case e == errAgain, e == errNoRoom, errors.As(e, &lost), errors.As(e, &corrupt):
 			// Whoever dereferences it sees to it.
 		case err == nil:

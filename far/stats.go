@@ -10,7 +10,6 @@ type counters struct {
 	evacuatedSegments, cleanedSegments atomic.Uint64
 	cleanedBytes, lost, corrupt        atomic.Uint64
 	unreturned                         atomic.Uint64
-	coalesced, prefetched              atomic.Uint64
 }
 
 // Stats is what a heap has done since it was made, and how it stands.
