@@ -150,6 +150,9 @@ func (h *Heap) putPiece(ctx context.Context, c *bytesClasses, b []byte) (uint64,
 // fails, the string is what it was.
 func (s Bytes) Replace(ctx context.Context, b []byte) error {
 	h := heapOf(s.p.word())
+	if h == nil {
+		return ErrClosed
+	}
 	c, err := h.bytesClasses()
 	if err != nil {
 		return err
@@ -224,6 +227,9 @@ func (s Bytes) Len(ctx context.Context) (int, error) {
 // hold returns the head of s, of which nothing is freed until release.
 func (s Bytes) hold(ctx context.Context) (head bytesHead, err error) {
 	h := heapOf(s.p.word())
+	if h == nil {
+		return head, ErrClosed
+	}
 	err = h.one(ctx, func(sc *Scope) {
 		if o := s.p.Deref(sc); o != nil {
 			part := h.holding(s.p.word())
@@ -296,6 +302,10 @@ func (s Bytes) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 // pieces calls yield with the pieces of the string from off on.
 func (s Bytes) pieces(ctx context.Context, off int64, yield func([]byte, error) bool) {
 	h := heapOf(s.p.word())
+	if h == nil {
+		yield(nil, ErrClosed)
+		return
+	}
 	head, err := s.hold(ctx)
 	if err != nil {
 		yield(nil, err)
@@ -365,6 +375,9 @@ func (h *Heap) copyObject(ctx context.Context, n uint64, dst []byte) ([]byte, er
 // Free frees the string and the pointer.
 func (s Bytes) Free(ctx context.Context) error {
 	h := heapOf(s.p.word())
+	if h == nil {
+		return ErrClosed
+	}
 	head, err := s.p.Load(ctx)
 	if err != nil {
 		return fmt.Errorf("cannot free a string: %w", err)

@@ -265,6 +265,12 @@ func (h *Heap) close() error {
 			panic("BUG: " + err.Error())
 		}
 	}
+	if quiet == nil {
+		// Who enters a scope from now on finds no object; who was faster is
+		// waited for.
+		h.words.all(func(n uint64, _ pword) { storeWord(h.words.at(n), pFree) })
+		quiet = h.awaitScopes()
+	}
 	shards(func(sh *shard) {
 		sh.mu.Lock()
 		errs = append(errs, sh.t.close())
@@ -300,10 +306,8 @@ func (h *Heap) close() error {
 // unmap gives the local memory back.
 func (h *Heap) unmap() error {
 	var errs []error
-	if h.words.mapping != nil && h.words.pages.Load() > 0 {
-		// Pointers outlive the heap, and have to find something: the words stay.
-		h.words.all(func(n uint64, _ pword) { storeWord(h.words.at(n), pFree) })
-	} else if h.words.mapping != nil {
+	// Pointers outlive the heap, and have to find something: their words stay.
+	if h.words.mapping != nil && h.words.pages.Load() == 0 {
 		errs = append(errs, h.words.close())
 	}
 	for _, m := range []*arena.Mapping{h.logs.mapping, h.bufs.mapping, h.staging} {

@@ -84,7 +84,11 @@ func (p Ptr[T]) DerefMutStream(s *Scope) *T {
 // Load returns a copy of the object. It needs no scope, and waits within ctx
 // for a fetch and for local memory.
 func (p Ptr[T]) Load(ctx context.Context) (v T, err error) {
-	err = heapOf(p.word()).one(ctx, func(s *Scope) {
+	h := heapOf(p.word())
+	if h == nil {
+		return v, ErrClosed
+	}
+	err = h.one(ctx, func(s *Scope) {
 		if o := p.Deref(s); o != nil {
 			v = *o
 		}
@@ -95,7 +99,11 @@ func (p Ptr[T]) Load(ctx context.Context) (v T, err error) {
 // Store makes the object v. It needs no scope, and waits within ctx for a
 // fetch and for local memory.
 func (p Ptr[T]) Store(ctx context.Context, v T) error {
-	return heapOf(p.word()).one(ctx, func(s *Scope) {
+	h := heapOf(p.word())
+	if h == nil {
+		return ErrClosed
+	}
+	return h.one(ctx, func(s *Scope) {
 		if o := p.DerefMut(s); o != nil {
 			*o = v
 		}
@@ -108,6 +116,9 @@ func (p Ptr[T]) Store(ctx context.Context, v T) error {
 // with invariants always find it.
 func (p Ptr[T]) Free() {
 	h := heapOf(p.word())
+	if h == nil {
+		return // with the heap
+	}
 	if invariants.Enabled {
 		p.gen.checkFreed(h, p.word())
 	}
@@ -117,9 +128,6 @@ func (p Ptr[T]) Free() {
 // IsLocal reports whether the object is in local memory just now. It is a
 // hint: nothing keeps it there but a scope in which it was dereferenced.
 func (p Ptr[T]) IsLocal() bool { w := loadWord(p.word()); return w.local() || w.zero() }
-
-// closed reports whether the heap of p has been closed.
-func (p Ptr[T]) closed() bool { return findHeap(p.word()) == nil }
 
 // IsNil reports whether p points to nothing.
 func (p Ptr[T]) IsNil() bool { return p.w == nil }

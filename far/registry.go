@@ -37,8 +37,11 @@ func unregister(h *Heap) {
 	registry.heaps.Store(&heaps)
 }
 
-// findHeap returns the open heap of a pointer's word, or nil.
-func findHeap(w *uint64) *Heap {
+// heapOf returns the heap of a pointer's word, nil if it has been closed.
+func heapOf(w *uint64) *Heap {
+	if w == nil {
+		panic("far: a nil Ptr is used")
+	}
 	if p := registry.heaps.Load(); p != nil {
 		for _, h := range *p {
 			if isIn(h.words.table, w) {
@@ -49,22 +52,10 @@ func findHeap(w *uint64) *Heap {
 	return nil
 }
 
-// heapOf is the heap of a pointer's word.
-func heapOf(w *uint64) *Heap {
-	if h := findHeap(w); h != nil {
-		return h
-	}
-	if w == nil {
-		panic("far: a nil Ptr is used")
-	}
-	panic("BUG: a far pointer is used whose heap has been closed")
-}
-
 // closeFor is how long Close waits for scopes that are open.
 const closeFor = 10 * time.Second
 
-// awaitScopes makes every pointer useless and returns when all scopes have been
-// left.
+// awaitScopes returns when all scopes that were open have been left.
 func (h *Heap) awaitScopes() error {
 	epoch := h.scopes.advance()
 	if h.scopes.fenced {

@@ -76,11 +76,7 @@ type Owned[T any] struct {
 // Own ties p to a Go value.
 func Own[T any](p Ptr[T]) *Owned[T] {
 	o := &Owned[T]{p: p}
-	o.stop = runtime.AddCleanup(o, func(p Ptr[T]) {
-		if !p.closed() {
-			p.Free()
-		}
-	}, p)
+	o.stop = runtime.AddCleanup(o, Ptr[T].Free, p)
 	return o
 }
 
