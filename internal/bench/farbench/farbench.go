@@ -24,8 +24,22 @@ type Options struct {
 	Short bool
 	// Out receives the figures.
 	Out benchout.Printer
+	// Polder is the file of the program, which runs the memory nodes. What needs
+	// none does not look at it.
+	Polder string
+	// Note, if not nil, is told what is left out, and why.
+	Note func(string)
+	// Corpus is the directory of what far scan compresses. The default is
+	// the source of the Go installation.
+	Corpus string
 	// Plots, if not nil, receives what is plotted over time, as CSV.
 	Plots io.Writer
+}
+
+func (o *Options) note(what string) {
+	if o.Note != nil {
+		o.Note(what)
+	}
 }
 
 // Command returns the command far for polder bench, with its subcommands.
@@ -42,13 +56,19 @@ func Command() *cobra.Command {
 	}{
 		{"deref", "Compare a remoteable pointer with a plain one", RunDeref},
 		{"pause", "Measure what evacuation costs those who go on working, and whether it keeps up", RunPause},
+		{"map", "Compare a map's gets with Go's map, redis-server and what raw reads allow", RunMap},
 	} {
 		var asJSON, short bool
-		var plots string
+		var plots, corpus string
 		sub := &cobra.Command{
 			Use: b.name, Short: b.short, Args: cobra.NoArgs,
 			RunE: func(cmd *cobra.Command, _ []string) error {
-				o := Options{Short: short, Out: benchout.New(cmd.OutOrStdout(), asJSON)}
+				self, err := os.Executable()
+				if err != nil {
+					return fmt.Errorf("cannot find this program's file: %w", err)
+				}
+				o := Options{Short: short, Out: benchout.New(cmd.OutOrStdout(), asJSON), Polder: self, Corpus: corpus,
+					Note: func(what string) { cmd.PrintErrln(what) }}
 				if plots == "" {
 					return b.run(cmd.Context(), o)
 				}

@@ -156,3 +156,13 @@ func crowd(workers int, span time.Duration, work func(id int, over func() bool) 
 	wg.Wait()
 	return float64(total) / time.Since(begin).Seconds(), failed
 }
+
+// counter is added to by several goroutines.
+type counter struct{ n atomic.Int64 }
+
+func (c *counter) add(n int) { c.n.Add(int64(n)) }
+
+// of is c as a part of all.
+func (c *counter) of(all *counter) float64 {
+	return float64(c.n.Load()) / float64(max(all.n.Load(), 1))
+}
