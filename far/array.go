@@ -157,17 +157,7 @@ func (a *Array[T]) Stream(s *Scope) iter.Seq2[int, *T] {
 }
 
 // Backward is All from the last element to the first.
-func (a *Array[T]) Backward(s *Scope) iter.Seq2[int, *T] {
-	return func(yield func(int, *T) bool) {
-		for at, b := range a.back(s) {
-			for j := len(b) - 1; j >= 0; j-- {
-				if !yield(at+j, &b[j]) {
-					return
-				}
-			}
-		}
-	}
-}
+func (a *Array[T]) Backward(s *Scope) iter.Seq2[int, *T] { return backward[T](a.tr, s, a.n) }
 
 // Chunks iterates over the elements from i to j, a group at a time, to be read:
 // the number of the first and the elements, which are valid during the step.
@@ -192,11 +182,16 @@ func (a *Array[T]) StreamMutChunks(s *Scope, i, j int) iter.Seq2[int, []T] {
 // part iterates over the elements from i to j by groups.
 func (a *Array[T]) part(s *Scope, i, j, what int) iter.Seq2[int, []T] {
 	_ = a.idx[i:j]
+	return part[T](a.tr, s, i, j, what)
+}
+
+// part iterates over the elements of tr from i to j by groups.
+func part[T any](tr *tracker, s *Scope, i, j, what int) iter.Seq2[int, []T] {
 	return func(yield func(int, []T) bool) {
-		for g := a.tr.group; i < j; {
-			c, first := i>>a.shift, i&(g-1)
-			n := min(g-first, j-i)
-			if !chunkStep(a.tr, s, &a.words[c], c, what, func(b []T) bool { return yield(i, b[first:first+n:first+n]) }) {
+		for i := i; i < j; {
+			c, first := i/tr.group, i%tr.group
+			n := min(tr.group-first, j-i)
+			if !chunkStep(tr, s, tr.word(c), c, what, func(b []T) bool { return yield(i, b[first:first+n:first+n]) }) {
 				return
 			}
 			i += n
@@ -204,12 +199,20 @@ func (a *Array[T]) part(s *Scope, i, j, what int) iter.Seq2[int, []T] {
 	}
 }
 
-// back iterates over all elements by groups, from the last one on.
-func (a *Array[T]) back(s *Scope) iter.Seq2[int, []T] {
-	return func(yield func(int, []T) bool) {
-		for c := len(a.words) - 1; c >= 0; c-- {
-			at := c << a.shift
-			if !chunkStep(a.tr, s, &a.words[c], c, 0, func(b []T) bool { return yield(at, b[:min(len(b), a.n-at)]) }) {
+// backward iterates over the first n elements of tr, from the last one on.
+func backward[T any](tr *tracker, s *Scope, n int) iter.Seq2[int, *T] {
+	return func(yield func(int, *T) bool) {
+		for c := (n - 1 + tr.group) / tr.group; c > 0; c-- {
+			at := (c - 1) * tr.group
+			more := chunkStep(tr, s, tr.word(c-1), c-1, 0, func(b []T) bool {
+				for j := min(len(b), n-at) - 1; j >= 0; j-- {
+					if !yield(at+j, &b[j]) {
+						return false
+					}
+				}
+				return true
+			})
+			if !more {
 				return
 			}
 		}
@@ -230,12 +233,14 @@ func each[T any](chunks iter.Seq2[int, []T]) iter.Seq2[int, *T] {
 }
 
 // chunkStep calls fn with the elements of object i, whose word is p, in s, and
-// reports whether to go on.
+// reports whether to go on. With i negative the prefetcher is not told.
 func chunkStep[T any](tr *tracker, s *Scope, p *uint64, i, what int, fn func(b []T) bool) bool {
 	if w := loadWord(p); w.far() || w&pCold != 0 {
 		tr.h.ahead.usedNow(tr, p)
 	}
-	tr.access(s, i, what&derefStream != 0)
+	if i >= 0 {
+		tr.access(s, i, what&derefStream != 0)
+	}
 	for try := 0; ; try++ {
 		done, more := chunkTry(tr, s, p, what, fn)
 		if done {
@@ -289,11 +294,11 @@ func (a *Array[T]) DontNeed(i, j int) {
 
 // willNeed prefetches the objects from i to j.
 func (tr *tracker) willNeed(i, j int) {
-	var few [maxAhead]int
+	var few [maxAhead]*uint64
 	for i < j {
 		n := min(j-i, maxAhead)
 		for k := range n {
-			few[k] = i + k
+			few[k] = tr.word(i + k)
 		}
 		tr.fetch(few[:n], false)
 		i += n

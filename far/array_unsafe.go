@@ -101,16 +101,6 @@ func elemAt[T any](tr *tracker, w *uint64, i int) Elem[T] {
 	}}
 }
 
-// chunkOf returns the elements of the object of word w, valid until s is left,
-// or nil, and then s.Err says why.
-func chunkOf[T any](tr *tracker, s *Scope, w *uint64, what int) []T {
-	o := tr.object(s, w, what)
-	if o == nil {
-		return nil
-	}
-	return elementsOf[T](o, tr.group)
-}
-
 // sizeOf is the size of a T in bytes.
 func sizeOf[T any]() int { return int(unsafe.Sizeof(*new(T))) }
 

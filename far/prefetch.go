@@ -138,31 +138,38 @@ func (tr *tracker) touch(s *Scope, p *uint64) {
 
 // access lets the prefetcher of s work.
 func (tr *tracker) access(s *Scope, i int, stream bool) {
-	pf := s.ahead.of(tr)
-	window := tr.window()
 	var few [maxAhead]int
-	if guesses := pf.Access(i, window, few[:0]); len(guesses) > 0 {
-		tr.fetch(guesses[:min(len(guesses), maxAhead)], stream)
+	if guesses := s.ahead.of(tr).Access(i, tr.window(), few[:0]); len(guesses) > 0 {
+		var words [maxAhead]*uint64
+		guesses = guesses[:min(len(guesses), maxAhead)]
+		for j, g := range guesses {
+			words[j] = tr.word(g)
+		}
+		tr.fetch(words[:len(guesses)], stream)
 	}
 }
 
-// fetch asks for the objects of numbers.
-func (tr *tracker) fetch(numbers []int, stream bool) {
+// fetch asks for the far ones among the objects of words, which may be nil.
+func (tr *tracker) fetch(words []*uint64, stream bool) {
+	ph := &tr.h.ahead
 	b := prefetchJob{tr: tr, stream: stream}
-	limit := max(1, min(prefetchJobObjects, int(tr.h.ahead.inFlight())/prefetchers/max(tr.c.size, 1)))
-	for _, i := range numbers {
-		p := tr.word(i)
+	limit := max(1, min(prefetchJobObjects, int(ph.inFlight())/prefetchers/max(tr.c.size, 1)))
+	for _, p := range words {
 		if p == nil || !loadWord(p).far() {
 			continue
 		}
-		b.refs[b.n] = AnyRef{tr.h.words.number(p)}
+		n := tr.h.words.number(p)
+		if ph.slot(n).Swap(n) == n {
+			continue // it has been asked for
+		}
+		b.refs[b.n] = AnyRef{n}
 		if b.n++; b.n == limit {
-			tr.h.ahead.submit(tr.h, &b)
+			ph.submit(tr.h, &b)
 			b.n = 0
 		}
 	}
 	if b.n > 0 {
-		tr.h.ahead.submit(tr.h, &b)
+		ph.submit(tr.h, &b)
 	}
 }
 
@@ -173,7 +180,7 @@ func (tr *tracker) window() int {
 
 const (
 	// maxAhead is the most objects that one goroutine may be ahead of.
-	maxAhead = 256
+	maxAhead = 128
 	// prefetchers is how many goroutines of a heap prefetch. Each has one read
 	// of the store under way.
 	prefetchers = 4
@@ -252,8 +259,17 @@ func (ph *prefetching) submit(h *Heap, b *prefetchJob) {
 	})
 	select {
 	case ph.jobs <- *b:
+		b.tr.issued.Add(uint64(b.n))
 	default:
 		b.tr.dropped.Add(uint64(b.n))
+		ph.forget(b.refs[:b.n])
+	}
+}
+
+// forget undoes that objects are on their way.
+func (ph *prefetching) forget(refs []AnyRef) {
+	for _, r := range refs {
+		ph.slot(r.n).CompareAndSwap(r.n, 0)
 	}
 }
 
@@ -273,7 +289,6 @@ func (ph *prefetching) run(h *Heap, b *prefetchJob) {
 	far := 0
 	for _, r := range b.refs[:b.n] {
 		if loadWord(h.words.at(r.n)).far() {
-			ph.slot(r.n).Store(r.n)
 			b.refs[far] = r
 			far++
 		}
@@ -281,8 +296,6 @@ func (ph *prefetching) run(h *Heap, b *prefetchJob) {
 	if far == 0 {
 		return
 	}
-	b.tr.issued.Add(uint64(far))
-	b.tr.c.prefetched.Add(uint64(far))
 	ctx, cancel := context.WithTimeout(h.ctx, storeTimeout)
 	defer cancel()
 	before, begin := ph.delivered.Load(), time.Now()
@@ -290,9 +303,7 @@ func (ph *prefetching) run(h *Heap, b *prefetchJob) {
 	took := time.Since(begin)
 	if err != nil {
 		// Whoever uses the objects is told; they were not prefetched.
-		for _, r := range b.refs[:far] {
-			ph.slot(r.n).CompareAndSwap(r.n, 0)
-		}
+		ph.forget(b.refs[:far])
 		return
 	}
 	ph.measure(h, before, int64(far*max(b.tr.c.size, 1)), took)
