@@ -51,6 +51,7 @@ func (h *Heap) beginPass(n int, what aim) bool {
 		return false
 	}
 	ps.number++
+	h.count.passes.Add(1)
 	ps.what, ps.kept, ps.full = what, 0, false
 	for _, s := range ps.segs {
 		h.logs.segs[s].phase.Store(phaseWaiting)

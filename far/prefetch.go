@@ -210,6 +210,7 @@ type prefetching struct {
 	delivered atomic.Int64 // bytes
 	rate      atomic.Int64 // bytes a second, the largest of late
 	latency   atomic.Int64 // ns, the least of late
+	reads     atomic.Int64 // that were measured
 	limit     atomic.Int64 // bytes that may be in flight; 0: not known
 
 	// pending is the words of objects that were prefetched and not yet used, by
@@ -318,10 +319,13 @@ func (ph *prefetching) measure(h *Heap, before, n int64, took time.Duration) {
 	rate = max(rate, ph.rate.Load()/64*63)
 	ph.rate.Store(rate)
 	if old := ph.latency.Load(); old != 0 {
-		ns = min(ns, old+old/64+1)
+		ns = min(ns, old+old/256+1)
 	}
 	ph.latency.Store(ns)
 	flight := int64(2 * float64(rate) * float64(ns) / 1e9)
+	if ph.reads.Add(1)%32 < 4 {
+		flight /= 4 // so that nothing queues, and the latency is seen as it is
+	}
 	ph.limit.Store(min(max(flight, minAhead), max(h.local.Load()/16, minAhead)))
 }
 

@@ -1,6 +1,9 @@
 package far
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+	"time"
+)
 
 // counters are those of the slow paths; those of the fast ones are in the
 // shards.
@@ -9,13 +12,14 @@ type counters struct {
 	evacuated, evacuatedClean          atomic.Uint64
 	evacuatedSegments, cleanedSegments atomic.Uint64
 	cleanedBytes, lost, corrupt        atomic.Uint64
-	unreturned                         atomic.Uint64
+	unreturned, passes                 atomic.Uint64
 }
 
 // Stats is what a heap has done since it was made, and how it stands.
 type Stats struct {
-	Maps    []MapStats
-	Classes []ClassStats // of objects of pointers
+	Maps       []MapStats
+	Classes    []ClassStats     // of objects of pointers
+	Structures []StructureStats // that exist
 
 	Pointers          int    // that have been made and not freed
 	Fetches           uint64 // reads of entries from the store
@@ -29,6 +33,13 @@ type Stats struct {
 	Lost              uint64 // entries lost with their far memory
 	Corrupt           uint64 // reads that brought other bytes
 	Unreturned        uint64 // far segments that the store did not take back
+	Passes            uint64 // of the evacuator over objects
+
+	// What prefetching has measured: how much it may have in flight, in bytes,
+	// from the rate of what comes in, in bytes a second, and the least time of
+	// a read. The latter two are 0 until something was prefetched.
+	PrefetchWindow, PrefetchRate int64
+	PrefetchLatency              time.Duration
 
 	// Local memory, in bytes: Resident is the sum of Logs, Index, Buffers and
 	// Staging, and never exceeds Budget.
@@ -72,6 +83,10 @@ func (h *Heap) Stats() Stats {
 		Lost:              c.lost.Load(),
 		Corrupt:           c.corrupt.Load(),
 		Unreturned:        c.unreturned.Load(),
+		Passes:            c.passes.Load(),
+		PrefetchWindow:    h.ahead.inFlight(),
+		PrefetchRate:      h.ahead.rate.Load(),
+		PrefetchLatency:   time.Duration(h.ahead.latency.Load()),
 		Budget:            h.local.Load(),
 	}
 	for _, m := range *h.maps.Load() {
@@ -80,6 +95,7 @@ func (h *Heap) Stats() Stats {
 	for _, c := range *h.classes.Load() {
 		s.Classes = append(s.Classes, c.stats())
 	}
+	s.Structures = h.Structures()
 	s.Pointers = h.pointers()
 	l := &h.logs
 	l.mu.Lock()
