@@ -289,10 +289,13 @@ func measureCrowd(ctx context.Context, o Options, compute time.Duration, length 
 			}
 		}
 	})
-	for id := range crowd {
+	scopes := make([]*far.Scope, crowd)
+	for id := range scopes {
+		scopes[id] = a.heap.NewScope()
+		defer scopes[id].Close()
+	}
+	for id, s := range scopes {
 		wg.Go(func() {
-			s := a.heap.NewScope()
-			defer s.Close()
 			r := rand.New(rand.NewPCG(uint64(id), 6))
 			for time.Since(begin) < length && ctx.Err() == nil {
 				start := time.Now()
