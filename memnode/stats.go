@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"polder/memnode/component"
 )
 
 // counters are written by the control goroutine, or by whoever raises an
@@ -39,6 +41,8 @@ type Stats struct {
 	Violations int64         // one-sided operations that the device refused
 	Wakeups    int64         // of the control goroutine, for connections and requests
 	Busy       time.Duration // that the control goroutine has been at work
+
+	Components component.Stats
 }
 
 // Stats returns the node's counters. They are not read at one instant.
@@ -52,6 +56,9 @@ func (n *Node) Stats() Stats {
 		NotOwner: c.notOwner.Load(), Violations: c.violations.Load(), Wakeups: c.wakeups.Load(), Busy: time.Duration(c.busy.Load()),
 	}
 	n.manager.stats(&s)
+	if n.components != nil {
+		s.Components = n.components.Stats()
+	}
 	return s
 }
 
@@ -112,6 +119,14 @@ func NewCollector(n *Node) prometheus.Collector {
 	counter("violations", "One-sided operations that the device refused.", func(s *Stats) int64 { return s.Violations })
 	counter("wakeups", "Wake-ups of the control goroutine.", func(s *Stats) int64 { return s.Wakeups })
 	counter("busy_nanoseconds", "Time that the control goroutine has been at work.", func(s *Stats) int64 { return int64(s.Busy) })
+	gauge("component_workers", "Processes that hold clients' objects.", func(s *Stats) int64 { return s.Components.Workers })
+	gauge("component_objects", "Objects of active components.", func(s *Stats) int64 { return s.Components.Objects })
+	gauge("component_reserved_bytes", "Memory that component workers may use.", func(s *Stats) int64 { return s.Components.Reserved })
+	counter("component_requests", "Requests to components that were answered.", func(s *Stats) int64 { return s.Components.Requests })
+	counter("component_refused", "Requests to components that failed.", func(s *Stats) int64 { return s.Components.Refused })
+	counter("component_panics", "Panics of components.", func(s *Stats) int64 { return s.Components.Panics })
+	counter("component_deaths", "Component workers that ended under their clients.", func(s *Stats) int64 { return s.Components.Deaths })
+	counter("component_killed", "Component workers that were ended because a request ran for too long.", func(s *Stats) int64 { return s.Components.Killed })
 	return c
 }
 

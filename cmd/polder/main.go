@@ -18,7 +18,11 @@ import (
 	"slices"
 	"syscall"
 
+	"polder/internal/active"
 	"polder/internal/config"
+	"polder/memnode/component"
+	"polder/memnode/component/hashtable"
+	"polder/memnode/component/vector"
 )
 
 const (
@@ -28,6 +32,7 @@ const (
 )
 
 func main() {
+	component.Main(component.Set{active.Table: hashtable.New, active.Vector: vector.New})
 	ctx, cancel := context.WithCancelCause(context.Background())
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
