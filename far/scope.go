@@ -365,6 +365,7 @@ func (h *Heap) admit(s *Scope) {
 	for !ok && h.logs.why() == nil {
 		if turn == nil {
 			if h.waitRoom(ctx, nil) != nil {
+				h.scopes.giveUp(nil) // the turn, which may be ours
 				return
 			}
 			ok, turn = h.tryAdmit(s, nil)
@@ -377,6 +378,9 @@ func (h *Heap) admit(s *Scope) {
 			h.scopes.giveUp(turn)
 			return
 		}
+	}
+	if !ok {
+		h.scopes.giveUp(turn)
 	}
 }
 
@@ -422,7 +426,8 @@ func (sc *scopes) next() {
 	}
 }
 
-// giveUp takes who waits for turn out of the queue.
+// giveUp takes who waits for turn, which may be nil, out of the queue, or else
+// passes the turn on.
 func (sc *scopes) giveUp(turn chan struct{}) {
 	sc.mu.Lock()
 	defer sc.mu.Unlock()
