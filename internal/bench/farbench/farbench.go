@@ -57,6 +57,9 @@ func Command() *cobra.Command {
 		{"deref", "Compare a remoteable pointer with a plain one", RunDeref},
 		{"pause", "Measure what evacuation costs those who go on working, and whether it keeps up", RunPause},
 		{"map", "Compare a map's gets with Go's map, redis-server and what raw reads allow", RunMap},
+		{"scan", "Compare reading a far array in sequence with a slice, and compress files from one to another", RunScan},
+		{"threads", "Measure a map's gets by the number of goroutines that wait for misses", RunThreads},
+		{"web", "Compare a web front end over a far map and array with one that has everything local", RunWeb},
 	} {
 		var asJSON, short bool
 		var plots, corpus string
@@ -86,6 +89,9 @@ func Command() *cobra.Command {
 		}
 		sub.Flags().BoolVar(&asJSON, "json", false, "print one JSON object a line instead of a table")
 		sub.Flags().BoolVar(&short, "short", false, "end within 45 seconds")
+		if b.name == "scan" {
+			sub.Flags().StringVar(&corpus, "corpus", "", "compress the files under this directory (default the Go installation's source)")
+		}
 		sub.Flags().StringVar(&plots, "plots", "", "write what is plotted over time to this file, as CSV")
 		cmd.AddCommand(sub)
 	}

@@ -152,11 +152,11 @@ func (b *mapBench) startRedis(ctx context.Context) (*child.Redis, error) {
 
 // farMap is a map on a heap of its own.
 type farMap struct {
-	name    string
-	heap    *far.Heap
-	m       *far.ByteMap
-	raw     *rawReader // of the node that its heap evacuates to
-	fetched int        // of the gets of the last round
+	name string
+	heap *far.Heap
+	m    *far.ByteMap
+	raw  *rawReader // of the node that its heap evacuates to
+	turn int        // where the goroutines of waits begin
 }
 
 func openFarMap(ctx context.Context, name string, store far.Store, budget int64, entries int) (*farMap, error) {
@@ -166,6 +166,9 @@ func openFarMap(ctx context.Context, name string, store far.Store, budget int64,
 	}
 	f := &farMap{name: name, heap: heap, m: heap.NewByteMap("bench")}
 	for k := range entries {
+		if k%1024 == 0 && ctx.Err() != nil {
+			return nil, errors.Join(context.Cause(ctx), heap.Close())
+		}
 		if err := f.m.Set(ctx, load.Key(uint32(k)), far.Entry{Value: load.Value(uint32(k), valueSize)}); err != nil {
 			return nil, errors.Join(err, heap.Close())
 		}
