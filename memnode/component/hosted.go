@@ -76,6 +76,7 @@ func (t *Tenant) launch() (h *hosted, err error) {
 	}
 	theirs := os.NewFile(uintptr(pair[1]), "component socket")
 	defer theirs.Close()
+	t.lane.ready().Store(0)
 	h = &hosted{t: t, number: s.number.Add(1), socket: pair[0], ended: make(chan struct{})}
 	cfg, err := json.Marshal(workerConfig{
 		Number: h.number, Memory: s.cfg.ClientMemory - laneSize, Objects: s.cfg.Objects,
@@ -227,8 +228,11 @@ func (h *hosted) answered(b []byte) bool {
 
 // Looks at a worker while a request may run. One that runs at more than looks
 // looks in a row, or is not answered for as long as all slots one after the
-// other may take, has run for too long.
-const looks = 4
+// other may take, has run for too long. A worker that starts has startTime.
+const (
+	looks     = 4
+	startTime = 30 * time.Second
+)
 
 // watch ends the worker when one of its requests runs for too long.
 func (h *hosted) watch() {
@@ -239,6 +243,7 @@ func (h *hosted) watch() {
 		serial          uint64
 		running, inHand int
 	}
+	started := time.Now()
 	for {
 		select {
 		case <-h.ended:
@@ -247,6 +252,10 @@ func (h *hosted) watch() {
 		}
 		overdue := false
 		t.mu.Lock()
+		if t.worker == h && t.lane.ready().Load() == 0 && time.Since(started) < startTime {
+			t.mu.Unlock()
+			continue
+		}
 		for i := range t.slots {
 			s, w := &t.slots[i], &seen[i]
 			if s.state != working || t.worker != h || s.serial != w.serial {

@@ -52,6 +52,9 @@ func openLane(f *os.File) (*lane, error) {
 // running is not zero while the worker executes the request of a slot.
 func (l *lane) running(slot int) *atomic.Uint32 { return arena.Word32(l.mem.Bytes()[slot*flagSize:]) }
 
+// ready is not zero once the worker takes requests.
+func (l *lane) ready() *atomic.Uint32 { return l.running(credits) }
+
 func (l *lane) request(slot int) []byte {
 	return l.mem.Bytes()[requestOffset(slot):][:messageSize:messageSize]
 }

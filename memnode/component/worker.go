@@ -51,6 +51,7 @@ func newWorker(set Set, cfg workerConfig, l *lane) *worker {
 
 // serve executes requests until the node hangs up.
 func (w *worker) serve() error {
+	w.lane.ready().Store(1)
 	errs := make(chan error, credits)
 	for range credits {
 		go func() {
