@@ -7,7 +7,20 @@ type Config struct {
 	// Local is the budget of resident memory, in bytes. At least
 	// MinLocal.
 	Local int64
-	// MaxValue is the largest value in bytes that a Map takes. Zero means
+	// MaxLocal is the largest budget that SetLocal can set, which costs
+	// address space. Zero means four times Local.
+	MaxLocal int64
+	// ScopeBytes is how much local memory a scope can take for certain while
+	// it is open, for objects that are fetched or made in it. That much is
+	// kept in reserve for every scope there is; or, where it would be more than
+	// an eighth of the budget, only so many are let in at a time. Zero means
+	// 64 KiB. If scopes turn out to take more, more is kept.
+	ScopeBytes int
+	// HeldTooLong is how long a scope may be open before it is reported in the
+	// log, with the stack of the goroutine that made it and of the one that
+	// leaves it. Zero means a second.
+	HeldTooLong time.Duration
+	// MaxValue is the largest value in bytes that a ByteMap takes. Zero means
 	// a quarter of Local or 512 MiB, whichever is less.
 	MaxValue int
 }
@@ -15,14 +28,14 @@ type Config struct {
 // MinLocal is the smallest local budget.
 const MinLocal = 4 << 20
 
-// Entry is a value in a Map, with what the map keeps beside it.
+// Entry is a value in a ByteMap, with what the map keeps beside it.
 type Entry struct {
 	Value  []byte
 	Expire time.Time // zero: never; kept to the millisecond
 	Tag    uint8     // the caller's own, for instance a type
 }
 
-// UpdateFunc decides what becomes of an entry. See Map.Update.
+// UpdateFunc decides what becomes of an entry. See ByteMap.Update.
 type UpdateFunc func(old Entry, found bool) (Entry, Verdict, error)
 
 // Verdict is what an UpdateFunc wants done.

@@ -1,6 +1,9 @@
 package far
 
-import "fmt"
+import (
+	"fmt"
+	"math/bits"
+)
 
 // audit recounts everything that is counted from the indexes, and returns what
 // does not agree. Nothing may be under way: it runs while the heap is being
@@ -8,7 +11,7 @@ import "fmt"
 func (h *Heap) audit() error {
 	logs := make([]struct{ live, clean int64 }, len(h.logs.segs))
 	far := map[uint64]int64{}
-	var index int64
+	index := h.words.pages.Load() * wordPage
 	for _, m := range *h.maps.Load() {
 		for i := range m.shards {
 			sh := &m.shards[i]
@@ -52,6 +55,37 @@ func (h *Heap) audit() error {
 				return fmt.Errorf("map %q, shard %d: %d fetches are still listed", m.name, i, n)
 			}
 		}
+	}
+	inUse := 0
+	var bad error
+	h.words.all(func(n uint64, w pword) {
+		if !w.free() {
+			inUse++
+		}
+		switch {
+		case w.far():
+			far[w.farAddr()/h.far.units] += int64(w.farSize())
+		case w.local():
+			o := h.logs.object(w.addr())
+			if headNumber(o.head()) != n {
+				bad = fmt.Errorf("word %d refers to the object of word %d", n, headNumber(o.head()))
+				return
+			}
+			logs[int(w.addr()-h.logs.base)/h.logs.segSize].live += int64(objectSize(headLen(o.head())))
+			if a := tailFar(*o.tail()); a != 0 {
+				far[a/h.far.units] += int64(roundSize(farObjectSize(headLen(o.head()))))
+			}
+		}
+	})
+	if bad != nil {
+		return bad
+	}
+	cached := 0
+	for i := range h.caches {
+		cached += bits.OnesCount64(h.caches[i].left)
+	}
+	if n, _ := h.words.count(); n != inUse+cached {
+		return fmt.Errorf("%d words are in use and %d handed out, but counted are %d", inUse, cached, n)
 	}
 	for i := range logs {
 		s := &h.logs.segs[i]

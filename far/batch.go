@@ -17,7 +17,7 @@ const (
 )
 
 // add makes the entry of key, if it is far, a part of the batch.
-func (b *batch) add(ctx context.Context, m *Map, key []byte, kind word) error {
+func (b *batch) add(ctx context.Context, m *ByteMap, key []byte, kind word) error {
 	hs := m.hash(key)
 	sh := m.shard(hs)
 	sh.mu.Lock()
@@ -59,7 +59,7 @@ func (b *batch) add(ctx context.Context, m *Map, key []byte, kind word) error {
 }
 
 // fetch makes the batch of keys.
-func (b *batch) fetch(ctx context.Context, m *Map, keys [][]byte) error {
+func (b *batch) fetch(ctx context.Context, m *ByteMap, keys [][]byte) error {
 	for _, k := range keys {
 		if err := b.add(ctx, m, k, wordPresent); err != nil {
 			return errOr(b.run(ctx, m), err)
@@ -69,7 +69,7 @@ func (b *batch) fetch(ctx context.Context, m *Map, keys [][]byte) error {
 }
 
 // read makes the flights that were begun here.
-func (b *batch) read(ctx context.Context, m *Map) {
+func (b *batch) read(ctx context.Context, m *ByteMap) {
 	if len(b.led) == 0 {
 		return
 	}
@@ -97,7 +97,7 @@ func (b *batch) note(f *flight) {
 }
 
 // run returns when all flights have landed.
-func (b *batch) run(ctx context.Context, m *Map) error {
+func (b *batch) run(ctx context.Context, m *ByteMap) error {
 	b.read(ctx, m)
 	for _, f := range b.joined {
 		if f.wait(ctx) == nil {
@@ -116,7 +116,7 @@ func (b *batch) run(ctx context.Context, m *Map) error {
 // one batch, so that calls that follow need not wait. Missing keys are
 // no error, and neither are lost ones, of which Get will tell. Of values that
 // are larger than local memory has room for, a part is brought.
-func (m *Map) Fetch(ctx context.Context, keys [][]byte) error {
+func (m *ByteMap) Fetch(ctx context.Context, keys [][]byte) error {
 	h := m.h
 	if err := h.begin(); err != nil {
 		return err
@@ -150,7 +150,7 @@ func errOr(err, other error) error {
 }
 
 // bigOf returns the head of key if it is local and has one.
-func (m *Map) bigOf(key []byte) (bigHead, bool) {
+func (m *ByteMap) bigOf(key []byte) (bigHead, bool) {
 	hs := m.hash(key)
 	sh := m.shard(hs)
 	sh.mu.Lock()

@@ -15,7 +15,7 @@ func BenchmarkLocal(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		m := h.NewMap("bench")
+		m := h.NewByteMap("bench")
 		ctx := context.Background()
 		const n = 8192
 		keys := make([][]byte, n)
@@ -67,7 +67,7 @@ func BenchmarkMiss(b *testing.B) {
 				b.Fatal(err)
 			}
 			defer h.Close()
-			m := h.NewMap("bench")
+			m := h.NewByteMap("bench")
 			ctx := context.Background()
 			n := 16 << 20 / size
 			n = min(n, 100000)
@@ -141,7 +141,7 @@ func BenchmarkFifthLocal(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		m := h.NewMap("bench")
+		m := h.NewByteMap("bench")
 		ctx := context.Background()
 		for i := range n {
 			if err := m.Set(ctx, key(i), Entry{Value: value(uint64(i), size)}); err != nil {

@@ -63,7 +63,7 @@ const pieceKind = wordPresent | wordPiece
 
 // setBig stores r, whose value is large, if the entry is still was, which may be
 // nil, when the pieces are in place.
-func (m *Map) setBig(ctx context.Context, sh *shard, hs hash, r record, was *snapshot) error {
+func (m *ByteMap) setBig(ctx context.Context, sh *shard, hs hash, r record, was *snapshot) error {
 	for {
 		clears := m.clears.Load()
 		err := m.trySetBig(ctx, sh, hs, r, was, func() error {
@@ -80,7 +80,7 @@ func (m *Map) setBig(ctx context.Context, sh *shard, hs hash, r record, was *sna
 
 var errCleared = errors.New("cleared")
 
-func (m *Map) trySetBig(ctx context.Context, sh *shard, hs hash, r record, was *snapshot, ok func() error) error {
+func (m *ByteMap) trySetBig(ctx context.Context, sh *shard, hs hash, r record, was *snapshot, ok func() error) error {
 	big := bigHead{version: m.h.newVersion(), size: len(r.value), piece: m.h.pieces}
 	defer m.h.written(big.version)
 	for i := range big.count() {
@@ -113,7 +113,7 @@ func (h *Heap) written(version uint64) {
 	delete(h.writing, version)
 }
 
-func (m *Map) setPiece(ctx context.Context, big bigHead, i int, part []byte) error {
+func (m *ByteMap) setPiece(ctx context.Context, big bigHead, i int, part []byte) error {
 	k := big.key(i)
 	hs := m.hash(k[:])
 	sh := m.shard(hs)
@@ -127,7 +127,7 @@ const ahead = 16
 
 // getPieces appends the value of big to dst. It reports false if a piece is
 // gone.
-func (m *Map) getPieces(ctx context.Context, big bigHead, dst []byte) ([]byte, bool, error) {
+func (m *ByteMap) getPieces(ctx context.Context, big bigHead, dst []byte) ([]byte, bool, error) {
 	start := len(dst)
 	fetched := 0 // pieces before it have been asked for
 	for i := range big.count() {
@@ -175,7 +175,7 @@ func (b bigHead) corrupt(err error) error {
 }
 
 // fetchPieces brings pieces [i, j) into local memory.
-func (m *Map) fetchPieces(ctx context.Context, big bigHead, i, j int) error {
+func (m *ByteMap) fetchPieces(ctx context.Context, big bigHead, i, j int) error {
 	var b batch
 	for ; i < j; i++ {
 		k := big.key(i)
@@ -222,7 +222,7 @@ func (s *snapshot) is(e entry) bool {
 }
 
 // snapshot reads the entry of key, and its value beside it.
-func (m *Map) snapshot(ctx context.Context, sh *shard, hs hash, key []byte) (*snapshot, []byte, error) {
+func (m *ByteMap) snapshot(ctx context.Context, sh *shard, hs hash, key []byte) (*snapshot, []byte, error) {
 	e, version, err := m.getSlow(ctx, sh, hs, key, nil)
 	if errors.Is(err, ErrNotFound) {
 		return &snapshot{}, nil, nil
@@ -236,7 +236,7 @@ func (m *Map) snapshot(ctx context.Context, sh *shard, hs hash, key []byte) (*sn
 
 // updateBig is Update where the value before or after it is large. It works
 // on a copy and stores the outcome if the entry has not changed meanwhile.
-func (m *Map) updateBig(ctx context.Context, sh *shard, hs hash, key []byte, fn UpdateFunc) error {
+func (m *ByteMap) updateBig(ctx context.Context, sh *shard, hs hash, key []byte, fn UpdateFunc) error {
 	for {
 		was, value, err := m.snapshot(ctx, sh, hs, key)
 		if err != nil {
@@ -281,7 +281,7 @@ func (m *Map) updateBig(ctx context.Context, sh *shard, hs hash, key []byte, fn 
 
 // orphan is the pieces of a value whose head is gone.
 type orphan struct {
-	m   *Map
+	m   *ByteMap
 	big bigHead
 	n   int // the first n pieces remain
 }

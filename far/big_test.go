@@ -123,7 +123,7 @@ func TestPiecesOfAnUnreadableHeadGo(t *testing.T) {
 				for i := range n {
 					mustSet(t, m, key(i), value(uint64(i), 30000))
 				}
-				fillTiny(t, h.NewMap("other"), 400)
+				fillTiny(t, h.NewByteMap("other"), 400)
 				bad := map[int]bool{}
 				if how == "lost" {
 					store.loseThat(m, func(w word) bool { return w&wordBig != 0 })

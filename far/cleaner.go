@@ -186,7 +186,7 @@ func (h *Heap) cleanPart(s *farSegment, off int, b []byte, borrow bool) (int, er
 		}
 		switch {
 		case err != nil:
-		case e.staged() || int(e.mapID()) >= len(*h.maps.Load()):
+		case e.staged() || !e.isObject() && int(e.mapID()) >= len(*h.maps.Load()):
 			err = errForeign
 		case e.big() && !h.plausible(bigOf(e)):
 			err = errBigHead
@@ -240,6 +240,9 @@ func (h *Heap) openAnother() bool {
 // livesAt reports whether the index refers to the far copy of e at addr, and
 // removes the entry if it has expired.
 func (h *Heap) livesAt(e entry, addr uint64) bool {
+	if e.isObject() {
+		return h.objectLives(e, addr)
+	}
 	sh := (*h.maps.Load())[e.mapID()].shard(e.hash())
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
@@ -304,6 +307,15 @@ func (h *Heap) settleClean(s *farSegment, base uint64, b []byte, skip int) error
 }
 
 func (h *Heap) settleMove(e entry, from uint64, to *farSegment, written bool) {
+	if e.isObject() {
+		size := roundSize(e.size())
+		if !written || to.gone() || !h.moveFar(e, from, e.far()) {
+			to.live.Add(-int64(size))
+			return
+		}
+		h.buryFar(from, size)
+		return
+	}
 	sh := (*h.maps.Load())[e.mapID()].shard(e.hash())
 	sh.mu.Lock()
 	defer sh.mu.Unlock()

@@ -9,7 +9,7 @@ import (
 )
 
 // twins returns two keys that the index of m cannot tell apart.
-func twins(t *testing.T, m *Map) (a, b []byte) {
+func twins(t *testing.T, m *ByteMap) (a, b []byte) {
 	t.Helper()
 	seen := map[hash]int{}
 	bits := hash(len(m.shards)<<32 - 1)
@@ -25,9 +25,9 @@ func twins(t *testing.T, m *Map) (a, b []byte) {
 }
 
 // evacuateAll makes every entry of m far.
-func evacuateAll(t *testing.T, h *Heap, m *Map) {
+func evacuateAll(t *testing.T, h *Heap, m *ByteMap) {
 	t.Helper()
-	other := h.NewMap("ballast")
+	other := h.NewByteMap("ballast")
 	for {
 		local := 0
 		for i := range m.shards {

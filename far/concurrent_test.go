@@ -173,7 +173,7 @@ func TestTorture(t *testing.T) {
 	store.flaky.Store(5)
 	store.corrupt.Store(3)
 	h, m := newTinyHeap(t, store, 0)
-	other := h.NewMap("other")
+	other := h.NewByteMap("other")
 	var done atomic.Bool
 	var watchers, wg sync.WaitGroup
 	watchers.Go(func() {

@@ -2,9 +2,40 @@
 // [Heap] keeps what is used within a local budget and evacuates the rest to a
 // [Store], memory that somebody else lends.
 //
-// A [Map] on a heap holds byte-string keys and values. What is local is read
-// at local speed; what is not is fetched, exactly that entry, once, however
+// A [Ptr] is a remoteable pointer to an object of any type without Go pointers,
+// and is what data structures are made of; [Bytes] is one to a byte string of
+// any size, [Shared] one of several to the same object, [Run] many in a row. A
+// [ByteMap] holds byte-string keys and values. What is local is read at local
+// speed; what is not is fetched, exactly that object or entry, once, however
 // many goroutines ask for it.
+//
+// # Pointers and scopes
+//
+// An object is dereferenced in a [Scope], and stays where it is until the scope
+// is left:
+//
+//	s := heap.NewScope() // once for every goroutine
+//	s.Enter()
+//	if v := p.DerefMut(s); v != nil {
+//		v.Count++
+//	}
+//	s.Leave()
+//
+// Deref, Enter and Leave are inlined, in generic code too, and together take
+// about a nanosecond more than a plain pointer. [Heap.Do] does the same with a
+// scope of a pool, and [Ptr.Load] and [Ptr.Store] copy the object and take none.
+//
+// Deref returns nil if the object cannot be had, and [Scope.Err] says why.
+//
+// In a scope nobody waits for the evacuator: it may be the scope that the
+// evacuator waits for. What is fetched or made in a scope comes out of a reserve
+// that is kept for scopes, Config.ScopeBytes for each of them; when the reserve
+// is drawn on, further scopes wait in Enter until the evacuator has caught up, and
+// where there are too many scopes for the reserve, only so many are let in at
+// a time, in turn. So however many goroutines hold scopes and allocate, each of
+// them gets its ScopeBytes, in bounded time, and local memory never exceeds its
+// budget. A scope that takes more gets it if there is some, and otherwise
+// [ErrScopeFull]. Outside of scopes, New and ByteMap's methods wait.
 //
 // # Waiting
 //
@@ -16,22 +47,26 @@
 // # Budget
 //
 // Config.Local bounds all the memory that the heap has resident: logs,
-// indexes, and the buffers of fetches and evacuation. It is held strictly;
-// writers wait for the evacuator rather than exceed it. All of it lies outside
+// indexes, words of pointers, and the buffers of fetches and evacuation. It is
+// held strictly; writers wait for the evacuator rather than exceed it.
+// [Heap.SetLocal] changes it at any time. All of it lies outside
 // the Go heap, where the garbage collector neither scans nor counts it; what
 // the Go heap holds is a few words for every segment and every shard, the
 // headers that FetchHeads remembers, and a little for every fetch under way.
 //
-// An entry takes 36 bytes beside its key and value, in multiples of 16, and
+// An object takes 16 bytes beside its data, in multiples of 16, while it is
+// local, and 8 bytes for its word whether it is local or far. An entry of a
+// ByteMap takes 36 bytes beside its key and value, in multiples of 16, and
 // about 16 bytes of index whether it is local or far. The index grows at the
 // expense of the logs; where it would leave too little for them, a call that
 // adds an entry fails with an [ErrFull] that says what budget would do.
 //
 // # Loss
 //
-// When the store loses a segment (its node died), the entries in it are lost:
-// reading one gives a [LostError], never other bytes, until the key is set or
-// deleted. Every entry carries a CRC32C from evacuation to fetch.
+// When the store loses a segment (its node died), the entries and objects in it
+// are lost: reading one gives a [LostError], never other bytes, until the key is
+// set or deleted or the pointer freed. Every entry and object carries a CRC32C
+// from evacuation to fetch, which covers where it lay.
 //
 // Of a lost entry only 40 bits or more of its key's hash remain. Another key
 // with the same ones, of which there is hardly ever one, is taken for it.
@@ -52,28 +87,54 @@
 // 64 KiB, is stored in pieces under a version of its own, and becomes visible
 // with its head.
 //
+// Objects of pointers lie in logs of their own, one for every processor and one
+// for what has no temporal locality, out of the same pool of segments. The
+// word of a pointer is one off-heap word, which never moves, so that a pointer is
+// as good in a far object ([Ref]) as in a local variable: the address of the
+// object if it is local, was used of late and is left alone, and otherwise
+// anything with something in its top 16 bits, which is all that the fast path looks
+// at. Whether an object has an equal far copy, its header says.
+//
+// A pass of the evacuator (section 5.3) marks the words of what lies in some
+// segments and waits until the scopes that were open before have been left. It
+// need not tell the mutators to use fences: membarrier(2) does that for
+// them. Whoever meets a mark while it waits uses the object where it is and
+// pins it, as with hazard pointers; what is pinned in the end stays. From then on
+// nobody holds the address of a marked object, and whoever meets a mark copies
+// the object to another segment and races for the word by CAS with the evacuator,
+// which keeps what was used of late, drops what has an equal far copy, and
+// writes the rest. (In the paper mutators copy objects at once. An object that
+// somebody is writing to in an older scope would be copied halfway.)
+// A mutator never waits for any of that.
+//
 // # Concurrency
 //
-// All methods of Heap and Map may be called by any number of goroutines.
-// Each call on a Map is atomic.
+// All methods of Heap, Class, ByteMap and Bytes may be called by any number of
+// goroutines, and so may those of pointers; a Scope has one user at a time. Each
+// call on a ByteMap is atomic. The bytes of an object are the program's, and need
+// its locks. Enter a scope before taking a lock that others take in a scope:
+// entering may wait.
 //
 // Whatever looks at an entry or moves it holds its shard's lock, for no longer
 // than it takes to copy one entry, and never while the store works. Whoever
 // waits for the store has the address of what it reads pinned, and looks at
 // the index again afterwards. Lock order:
 //
-//	Map.clearing
+//	ByteMap.clearing
 //	  shard.mu
 //	    openLog.mu
-//	      logs.mu
+//	      words.mu
+//	        logs.mu
 //	    buffers.mu
 //	    Heap.mu
+//	scopes.mu
+//	  logs.mu
 //	farLog.mu
 //
 // # Far bytes
 //
-// The layout of an entry, here and in far memory, is that of the type entry in
-// this package's source. It is no interchange format: hashes in it are seeded
+// The layout of an entry, here and in far memory, and of an object in far memory,
+// is that of the type entry in this package's source. It is no interchange format: hashes in it are seeded
 // by the heap that wrote it, and nobody else reads it. What comes back is
 // checked as if anybody had written it.
 package far

@@ -17,6 +17,12 @@ var (
 	ErrFull = errors.New("far memory is full")
 	// ErrTooLarge: the key or value exceeds MaxKeySize or Config.MaxValue.
 	ErrTooLarge = errors.New("too large")
+	// ErrScopeFull: a scope has taken all the local memory that is to be had
+	// while it is open. Leave it and try again.
+	ErrScopeFull = errors.New("no local memory while the scope is open")
+	// ErrModified: a List was changed by others, so that a Cursor or an
+	// iteration does not know where it is.
+	ErrModified = errors.New("list was modified")
 	// ErrStoreFull is what a Store returns when it has no segment to lend.
 	ErrStoreFull = errors.New("no memory left to lend")
 )

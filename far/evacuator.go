@@ -2,6 +2,7 @@ package far
 
 import (
 	"errors"
+	"runtime"
 	"time"
 )
 
@@ -51,6 +52,9 @@ func (h *Heap) evacuator() {
 		}
 		for h.ctx.Err() == nil && h.makeRoom() {
 		}
+		if h.pass.active() {
+			timer.Reset(minPoll)
+		}
 		if err := h.tidy(); err != nil {
 			h.logs.note(err)
 		}
@@ -60,27 +64,64 @@ func (h *Heap) evacuator() {
 	}
 }
 
-// retryIn reports whether a failure of the store has left work undone, and when
-// to try again. Who waits for room wakes the evacuator once, so that it must
+// retryIn reports whether there is work that nothing wakes the evacuator for,
+// and when to look at it: a failure of the store has left some undone, or scopes
+// have to be left. Who waits for room wakes the evacuator once, so that it must
 // not miss the end of its rest, however long it was held up.
 func (h *Heap) retryIn() (time.Duration, bool) {
+	if h.pass.active() {
+		// The longer it has waited, the less it matters.
+		waited := time.Since(h.pass.since)
+		return min(max(waited/8, minPoll), maxPoll), true
+	}
 	if h.far.err == nil || errors.Is(h.far.err, ErrStoreFull) {
-		return 0, false
+		return maxPoll, h.barren > 0 && !h.logs.satisfied()
 	}
 	d := time.Until(h.far.retry)
 	return max(d, minBackoff), d > 0 || !h.logs.satisfied()
 }
 
-// makeRoom works on one segment if there is too little room, and reports
+// barrenMost is how many passes in a row may make no room until the evacuator
+// waits a little: they may have made objects cold, which then go.
+const barrenMost = 10
+
+const (
+	minPoll = 20 * time.Microsecond
+	maxPoll = time.Millisecond
+)
+
+// makeRoom does a piece of work if there is too little room, and reports
 // whether it should be called again.
 func (h *Heap) makeRoom() bool {
 	l := &h.logs
-	if l.satisfied() {
+	if h.pass.active() && h.passReady() {
+		if h.finishPass() || l.renewed() {
+			h.barren = 0
+		} else {
+			h.barren++
+		}
+		switch {
+		case l.hasRoom():
+			l.finish(nil)
+		case h.barren >= barrenMost && (h.pass.full || h.far.err != nil):
+			h.stuck()
+		}
+		return h.barren < barrenMost
+	}
+	if l.satisfied() && !h.forced.Swap(false) {
 		l.finish(nil)
 		return false
 	}
 	s, what := h.victim()
-	if !h.evacuate(s, what) && (what == evict || !h.farReady(unit) || !h.evacuate(l.oldest(), evict)) {
+	if !h.pass.active() && h.objectsFirst(s, what) && h.beginPass(l.lacking(), what) {
+		runtime.Gosched() // who is in a scope may leave it at once
+		return h.passReady()
+	}
+	if h.evacuate(s, what) || what != evict && h.farReady(unit) && h.evacuate(l.oldest(), evict) {
+		h.barren = 0
+	} else if h.pass.active() || h.beginPass(l.lacking(), evict) {
+		return h.passReady()
+	} else {
 		h.stuck()
 		return false
 	}
@@ -88,6 +129,40 @@ func (h *Heap) makeRoom() bool {
 		l.finish(nil)
 	}
 	return true
+}
+
+// lacking is the number of segments that there are too few.
+func (l *logs) lacking() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return max(l.low+l.want+1-l.available(), 1)
+}
+
+// objectsFirst reports whether there is a segment of objects that should be
+// emptied rather than segment s of entries, which may be -1: one in which nothing
+// lives or that is without temporal locality, one with less in it if they are
+// compacted, or an older one.
+func (h *Heap) objectsFirst(s int, what aim) bool {
+	l := &h.logs
+	var one [1]int
+	segs := l.selectObjects(one[:0], 1, what)
+	if len(segs) == 0 || s < 0 {
+		return len(segs) > 0
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	o, e := &l.segs[segs[0]], &l.segs[s]
+	switch {
+	case e.live.Load() == 0:
+		return false
+	case o.live.Load() == 0:
+		return true
+	case what == compact:
+		return o.live.Load() < e.live.Load()
+	case o.kind == streams:
+		return true
+	}
+	return o.seq < e.seq
 }
 
 // stuck ends the waiting of those who need room that cannot be made: at once
@@ -98,12 +173,14 @@ func (h *Heap) stuck() {
 	l.want = 0 // who wants it still will say so again
 	l.mu.Unlock()
 	switch err := h.far.err; {
+	case h.barren > 0 && err == nil && !h.pass.full:
+		// What is local is in use. That changes.
 	case err != nil && !errors.Is(err, ErrStoreFull):
 		l.note(err)
 	case h.orphaned() || h.far.freeing.Load() > 0:
 		// The janitor is about to make room, and will wake us.
-	case h.far.freed.Load():
-		l.wake() // it just has
+	case h.far.freed.Load() && h.barren < 2*barrenMost:
+		l.wake() // it just has; but cleaning may do so for ever
 	default:
 		l.full.Store(time.Now().Add(minBackoff).UnixNano())
 		l.finish(errFull)
@@ -114,8 +191,10 @@ func (h *Heap) stuck() {
 // none that would yield room.
 func (h *Heap) victim() (int, aim) {
 	l := &h.logs
-	if live, usable := l.usage(); float64(live) < compactBelow*float64(usable) {
-		if s := l.sparsest(func(s *logSegment) int64 { return s.live.Load() }); s >= 0 {
+	if live, usable := l.usage(); h.barren == 0 && float64(live) < compactBelow*float64(usable) {
+		s := l.sparsest(func(s *logSegment) int64 { return s.live.Load() })
+		var one [1]int
+		if s >= 0 || len(l.selectObjects(one[:0], 1, compact)) > 0 {
 			return s, compact
 		}
 	}
@@ -132,8 +211,8 @@ func (l *logs) sparsest(cost func(s *logSegment) int64) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	best, least := -1, int64(float64(l.segSize)*(1-worthwhile))
-	for i := range l.segs {
-		if s := &l.segs[i]; s.sealed {
+	for i := range l.segs[:l.top] {
+		if s := &l.segs[i]; s.sealed && s.kind == entries {
 			if c := cost(s); c < least {
 				best, least = i, c
 			}
@@ -147,12 +226,15 @@ func (l *logs) oldest() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	best := -1
-	for i := range l.segs {
+	for i := range l.segs[:l.top] {
 		s := &l.segs[i]
-		if s.sealed && (best < 0 || s.seq < l.segs[best].seq) {
+		if !s.sealed || s.kind != entries {
+			continue
+		}
+		if best < 0 || s.seq < l.segs[best].seq {
 			best = i
 		}
-		if s.sealed && s.live.Load() == 0 {
+		if s.live.Load() == 0 {
 			return i
 		}
 	}
@@ -273,7 +355,7 @@ func (h *Heap) evacuateEntry(e entry, addr uint64, what aim, kept *int) outcome 
 func (h *Heap) keepLocal(w *word, e entry, addr uint64) error {
 	l := &h.logs
 	n := e.size()
-	c, to, ok := l.place(&l.hot, n, 0)
+	c, to, ok := l.place(&l.hot, n, forEvacuator)
 	if !ok {
 		return errNoRoom
 	}
@@ -358,7 +440,7 @@ func (l *logs) satisfied() bool {
 func (l *logs) hasRoom() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.available() > reserved+l.want
+	return l.available() > l.back+l.scoped+l.want
 }
 
 // note remembers why the store takes nothing just now.

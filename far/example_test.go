@@ -18,7 +18,7 @@ func Example() {
 		log.Fatal(err)
 	}
 	defer heap.Close()
-	m := heap.NewMap("pages")
+	m := heap.NewByteMap("pages")
 
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -39,13 +39,13 @@ func Example() {
 }
 
 // Update reads and writes an entry as one.
-func ExampleMap_Update() {
+func ExampleByteMap_Update() {
 	heap, err := far.NewHeap(far.NewMemStore(1<<20, 64), far.Config{Local: 4 << 20})
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer heap.Close()
-	m := heap.NewMap("lists")
+	m := heap.NewByteMap("lists")
 	ctx := context.Background()
 	for _, s := range []string{"a", "b", "c"} {
 		err := m.Update(ctx, []byte("letters"), func(old far.Entry, found bool) (far.Entry, far.Verdict, error) {

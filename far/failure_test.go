@@ -14,7 +14,7 @@ import (
 )
 
 // fillTiny sets n keys of 1000 bytes, far more than a tiny heap has local.
-func fillTiny(t testing.TB, m *Map, n int) {
+func fillTiny(t testing.TB, m *ByteMap, n int) {
 	t.Helper()
 	for i := range n {
 		mustSet(t, m, key(i), value(uint64(i), 1000))
@@ -22,7 +22,7 @@ func fillTiny(t testing.TB, m *Map, n int) {
 }
 
 // farKeys returns keys that could not be read without waiting.
-func farKeys(t testing.TB, m *Map, n int) (far [][]byte) {
+func farKeys(t testing.TB, m *ByteMap, n int) (far [][]byte) {
 	t.Helper()
 	for i := range n {
 		if _, err := m.Get(NoWait, key(i), nil); errors.Is(err, ErrWouldBlock) {
@@ -373,7 +373,7 @@ func TestLostPartsOfLargeValues(t *testing.T) {
 				for i := range n {
 					mustSet(t, m, key(i), value(uint64(i), 30000))
 				}
-				fillTiny(t, h.NewMap("other"), 400)
+				fillTiny(t, h.NewByteMap("other"), 400)
 				first := true
 				if store.loseThat(m, func(w word) bool {
 					ok := first && w&part.flag != 0
@@ -558,7 +558,7 @@ func TestCloseEndsTheWaiting(t *testing.T) {
 		if err := m.Set(context.Background(), key(0), Entry{}); !errors.Is(err, ErrClosed) {
 			t.Errorf("Set: got %v, want ErrClosed", err)
 		}
-		if err := h.NewMap("late").Set(context.Background(), key(0), Entry{}); !errors.Is(err, ErrClosed) {
+		if err := h.NewByteMap("late").Set(context.Background(), key(0), Entry{}); !errors.Is(err, ErrClosed) {
 			t.Errorf("Set on a new map: got %v, want ErrClosed", err)
 		}
 		if got := store.Lent(); got != 0 {

@@ -61,7 +61,7 @@ func (s *faultStore) Alloc(ctx context.Context) (Segment, error) {
 
 // loseThat loses the segments that hold the far copies of the entries in m that
 // want asks for.
-func (s *faultStore) loseThat(m *Map, want func(w word) bool) int {
+func (s *faultStore) loseThat(m *ByteMap, want func(w word) bool) int {
 	gone := map[Segment]bool{}
 	for i := range m.shards {
 		sh := &m.shards[i]
@@ -195,7 +195,7 @@ var tiny = layout{
 const tinySegment = 32 << 10 // of its store
 
 // newTinyHeap makes a heap whose logs hold local bytes.
-func newTinyHeap(t testing.TB, store Store, local int64) (*Heap, *Map) {
+func newTinyHeap(t testing.TB, store Store, local int64) (*Heap, *ByteMap) {
 	t.Helper()
 	h, m := openTiny(t, store, local)
 	t.Cleanup(func() {

@@ -114,7 +114,7 @@ func (h *Heap) board(sh *shard, tag uint32, w word, whole bool, klen int) (f *fl
 }
 
 // lead makes flights that the caller began and returns when they have landed.
-func (h *Heap) lead(ctx context.Context, m *Map, fs ...*flight) {
+func (h *Heap) lead(ctx context.Context, m *ByteMap, fs ...*flight) {
 	if len(fs) == 0 {
 		return
 	}
@@ -146,7 +146,7 @@ func (f *flight) wait(ctx context.Context) error {
 // land ends a flight whose read ended with err: checks the bytes, keeps a
 // whole entry in local memory if it is still the index's and there is room,
 // and wakes who waits for it.
-func (h *Heap) land(ctx context.Context, m *Map, f *flight, err error) {
+func (h *Heap) land(ctx context.Context, m *ByteMap, f *flight, err error) {
 	h.count.fetches.Add(1)
 	switch {
 	case err != nil:
@@ -185,7 +185,7 @@ func (h *Heap) keep(f *flight, w *word) {
 	ol := h.openLog(f.sh)
 	ol.mu.Lock()
 	defer ol.mu.Unlock()
-	e, addr, ok := h.logs.place(ol, n, reserved)
+	e, addr, ok := h.logs.place(ol, n, forMutator)
 	if !ok {
 		return
 	}
@@ -218,7 +218,7 @@ func (h *Heap) insist(ctx context.Context, f *flight) {
 }
 
 // inspect checks the bytes that f brought. They may be anything.
-func (m *Map) inspect(f *flight) (entry, error) {
+func (m *ByteMap) inspect(f *flight) (entry, error) {
 	bad := func(err error) (entry, error) {
 		return nil, &CorruptError{Segment: f.seg.seg.Name(), Off: m.h.far.offset(f.addr), Err: err}
 	}

@@ -9,7 +9,7 @@ import (
 
 // forge changes the far entries of m that it is given by fn and computes their
 // checksums anew, as whoever lends the memory can.
-func forge(t *testing.T, h *Heap, m *Map, fn func(e entry) bool) (forged int) {
+func forge(t *testing.T, h *Heap, m *ByteMap, fn func(e entry) bool) (forged int) {
 	t.Helper()
 	for i := range m.shards {
 		sh := &m.shards[i]

@@ -27,7 +27,7 @@ type head struct {
 // batch, and remembers them for a short while, so that calls to Set, Delete
 // and Stat that follow need not wait; and it waits for some room in local
 // memory to replace them. Missing and lost keys are no error.
-func (m *Map) FetchHeads(ctx context.Context, keys [][]byte) error {
+func (m *ByteMap) FetchHeads(ctx context.Context, keys [][]byte) error {
 	if err := m.h.begin(); err != nil {
 		return err
 	}

@@ -14,7 +14,8 @@ import (
 	"polder/internal/invariants"
 )
 
-// Heap is memory for maps: a local budget and a store behind it.
+// Heap is memory for maps and for objects of pointers: a local budget and a
+// store behind it.
 type Heap struct {
 	cfg    Config
 	shards int          // of every map
@@ -27,15 +28,33 @@ type Heap struct {
 	scratch []byte         // what the cleaner reads segments into
 	pieces  int            // the longest value that is one entry
 
-	maps atomic.Pointer[[]*Map] // by id; replaced under mu
+	maps atomic.Pointer[[]*ByteMap] // by id; replaced under mu
 
-	mu      sync.Mutex
-	version uint64          // the last one of a large value, under mu
-	writing map[uint64]bool // versions whose head is not stored yet, under mu
-	orphans []orphan        // large values whose pieces are to be removed, under mu
-	calls   int             // calls in their slow path, under mu
-	closed  bool            // under mu
-	idle    chan struct{}   // closed when closed and calls is 0
+	words     words                    // of pointers
+	caches    []wordCache              // of logs.objects, and then of logs.streams
+	classes   atomic.Pointer[[]*class] // by id; replaced under mu
+	defaults  defaults                 // classes of New
+	strings   atomic.Pointer[bytesClasses]
+	held      [fetchParts]heldBytes
+	maxObject int // bytes of an object's data; immutable
+	maxLocal  int // the same of a slot that is being read into; immutable
+	scopes    scopes
+	ahead     prefetching
+	fetching  [fetchParts]fetching
+	pass      pass         // the evacuator's
+	barren    int          // passes in a row that made no room; the evacuator's
+	forced    atomic.Bool  // work on one more segment, whether it is needed or not
+	shut      atomic.Bool  // Close has begun
+	local     atomic.Int64 // the budget
+
+	mu         sync.Mutex
+	structures []*tracker      // that exist, under mu
+	version    uint64          // the last one of a large value, under mu
+	writing    map[uint64]bool // versions whose head is not stored yet, under mu
+	orphans    []orphan        // large values whose pieces are to be removed, under mu
+	calls      int             // calls in their slow path, under mu
+	closed     bool            // under mu
+	idle       chan struct{}   // closed when closed and calls is 0
 
 	strays   atomic.Bool            // there may be pieces without a head
 	lastLost atomic.Pointer[string] // name of the last segment that was lost
@@ -63,6 +82,15 @@ func NewHeap(store Store, cfg Config) (*Heap, error) {
 	if cfg.MaxValue < 0 || int64(cfg.MaxValue) > 1<<32-1 {
 		return nil, fmt.Errorf("cannot make a heap: MaxValue is %d, want 0 to 4 GiB", cfg.MaxValue)
 	}
+	if cfg.MaxLocal == 0 {
+		cfg.MaxLocal = 4 * cfg.Local
+	}
+	if cfg.MaxLocal < cfg.Local {
+		return nil, fmt.Errorf("cannot make a heap: MaxLocal is %d, less than Local, which is %d", cfg.MaxLocal, cfg.Local)
+	}
+	if cfg.ScopeBytes < 0 {
+		return nil, fmt.Errorf("cannot make a heap: ScopeBytes is %d, want a number of bytes, or 0 for the default", cfg.ScopeBytes)
+	}
 	if n := store.SegmentSize(); n < minLogSegment || n&(n-1) != 0 {
 		return nil, fmt.Errorf("cannot make a heap: the store's segments are %d bytes, want a power of two of at least %d", n, minLogSegment)
 	}
@@ -77,6 +105,7 @@ func NewHeap(store Store, cfg Config) (*Heap, error) {
 		shards:  min(max(floor2(cfg.Local/(256<<10)), 64), 4096),
 	}
 	lay.logs = cfg.Local - int64(2*lay.staging+lay.fetch)
+	lay.most = lay.logs + cfg.MaxLocal - cfg.Local
 	lay.open = min(floor2(int64(runtime.GOMAXPROCS(0))), max(floor2(lay.logs/int64(segSize)/16), 1), 16)
 	return newHeap(store, cfg, lay)
 }
@@ -87,6 +116,7 @@ type layout struct {
 	staging int   // size of the evacuator's buffer, and of the cleaner's
 	fetch   int   // memory for fetches
 	logs    int64 // memory for logs and indexes
+	most    int64 // the most that SetLocal can make of it; 0 is logs
 	open    int   // segments that mutators append to at a time
 	shards  int   // of a map
 }
@@ -101,7 +131,10 @@ func newHeap(store Store, cfg Config, lay layout) (*Heap, error) {
 		poke:    make(chan struct{}, 1),
 		writing: map[uint64]bool{},
 	}
-	h.maps.Store(&[]*Map{})
+	h.maps.Store(&[]*ByteMap{})
+	h.classes.Store(&[]*class{})
+	h.local.Store(cfg.Local)
+	lay.most = max(lay.most, lay.logs)
 	var err error
 	if h.staging, err = arena.Anonymous(2*lay.staging, false); err != nil {
 		return nil, fmt.Errorf("cannot make a heap: %w", err)
@@ -110,30 +143,54 @@ func newHeap(store Store, cfg Config, lay layout) (*Heap, error) {
 	h.scratch = mem[lay.staging:]
 	h.far.init(store, mem[:lay.staging:lay.staging])
 	if err = h.bufs.init(lay.fetch); err == nil {
-		err = h.logs.init(lay.logs, int64(2*lay.staging+lay.fetch), lay.segSize, lay.open)
+		err = h.logs.init(lay.logs, lay.most, int64(2*lay.staging+lay.fetch), lay.segSize, lay.open)
+	}
+	if err == nil {
+		err = h.words.init(lay.most)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("cannot make a heap: %w", err), h.unmap())
 	}
+	h.caches = make([]wordCache, 2*lay.open)
+	h.maxObject = min(lay.segSize-objectHeader, lay.staging-headerSize-trailerSize) &^ (unit - 1)
+	h.maxObject = min(h.maxObject, lay.segSize-objectHeader-headerSize-unit) // of which the class has to fit, too
+	h.maxObject = classSize(sizeClass(h.maxObject)-1) - headerSize - unit
+	h.maxLocal = lay.segSize - objectHeader
+	least := cfg.ScopeBytes
+	if least == 0 {
+		least = min(64<<10, lay.segSize/2)
+	}
+	h.scopes.init(least)
+	h.logs.crowd = h.scopes.crowd
+	register(h)
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	h.wg.Go(h.evacuator)
 	h.wg.Go(h.janitor)
 	return h, nil
 }
 
+// cacheOf is the words that were handed out to an allocation buffer.
+func (h *Heap) cacheOf(ol *openLog) *wordCache {
+	ols, first := h.logs.objects, 0
+	if ol.kind == streams {
+		ols, first = h.logs.streams, len(ols)
+	}
+	return &h.caches[first+ol.id&(len(ols)-1)]
+}
+
 // floor2 is the largest power of two that is not above n, which is positive.
 func floor2(n int64) int { return 1 << (bits.Len64(uint64(n)) - 1) }
 
-// NewMap makes an empty map on the heap. Name appears in statistics. A heap
+// NewByteMap makes an empty map on the heap. Name appears in statistics. A heap
 // takes 65,535 maps; they live as long as it does.
-func (h *Heap) NewMap(name string) *Map {
+func (h *Heap) NewByteMap(name string) *ByteMap {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	old := *h.maps.Load()
 	if len(old) == 1<<16-1 {
 		panic("BUG: more than 65,535 maps on a heap")
 	}
-	m := &Map{h: h, id: uint16(len(old)), name: name, shards: make([]shard, h.shards)}
+	m := &ByteMap{h: h, id: uint16(len(old)), name: name, shards: make([]shard, h.shards)}
 	for i := range m.shards {
 		m.shards[i].id = i
 	}
@@ -178,6 +235,7 @@ func (h *Heap) Close() error {
 }
 
 func (h *Heap) close() error {
+	h.shut.Store(true)
 	h.mu.Lock()
 	h.closed = true
 	if h.calls == 0 {
@@ -201,10 +259,17 @@ func (h *Heap) close() error {
 		sh.closed = true
 		sh.mu.Unlock()
 	})
-	if invariants.Enabled {
+	quiet := h.awaitScopes()
+	if invariants.Enabled && quiet == nil {
 		if err := h.audit(); err != nil {
 			panic("BUG: " + err.Error())
 		}
+	}
+	if quiet == nil {
+		// Who enters a scope from now on finds no object; who was faster is
+		// waited for.
+		h.words.all(func(n uint64, _ pword) { storeWord(h.words.at(n), pFree) })
+		quiet = h.awaitScopes()
 	}
 	shards(func(sh *shard) {
 		sh.mu.Lock()
@@ -226,7 +291,13 @@ func (h *Heap) close() error {
 			errs = append(errs, s.seg.Free(ctx))
 		}
 	})
-	if err := errors.Join(append(errs, h.unmap())...); err != nil {
+	unregister(h)
+	if quiet != nil {
+		errs = append(errs, quiet) // and the memory stays mapped
+	} else {
+		errs = append(errs, h.unmap())
+	}
+	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("cannot close the heap cleanly: %w", err)
 	}
 	return nil
@@ -235,6 +306,10 @@ func (h *Heap) close() error {
 // unmap gives the local memory back.
 func (h *Heap) unmap() error {
 	var errs []error
+	// Pointers outlive the heap, and have to find something: their words stay.
+	if h.words.mapping != nil && h.words.pages.Load() == 0 {
+		errs = append(errs, h.words.close())
+	}
 	for _, m := range []*arena.Mapping{h.logs.mapping, h.bufs.mapping, h.staging} {
 		if m != nil {
 			errs = append(errs, m.Close())

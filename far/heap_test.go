@@ -17,7 +17,7 @@ import (
 const testSegment = 256 << 10
 
 // newTestHeap makes a heap that the test closes, and a map on it.
-func newTestHeap(t testing.TB, store Store, cfg Config) (*Heap, *Map) {
+func newTestHeap(t testing.TB, store Store, cfg Config) (*Heap, *ByteMap) {
 	t.Helper()
 	if cfg.Local == 0 {
 		cfg.Local = MinLocal
@@ -31,7 +31,7 @@ func newTestHeap(t testing.TB, store Store, cfg Config) (*Heap, *Map) {
 			t.Error(err)
 		}
 	})
-	return h, h.NewMap("test")
+	return h, h.NewByteMap("test")
 }
 
 func within(t testing.TB, d time.Duration) context.Context {
@@ -65,7 +65,7 @@ func value(seed uint64, n int) []byte {
 
 func key(i int) []byte { return fmt.Appendf(nil, "key:%08d", i) }
 
-func mustSet(t testing.TB, m *Map, k, v []byte) {
+func mustSet(t testing.TB, m *ByteMap, k, v []byte) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
@@ -74,7 +74,7 @@ func mustSet(t testing.TB, m *Map, k, v []byte) {
 	}
 }
 
-func mustGet(t testing.TB, m *Map, k, want []byte) {
+func mustGet(t testing.TB, m *ByteMap, k, want []byte) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()

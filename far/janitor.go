@@ -20,6 +20,10 @@ const (
 	sweepBuckets = 1024
 	sweepHeads   = 64
 
+	// decayTicks is how many times sweepEvery what is kept in reserve for scopes
+	// stays after the last one that took as much.
+	decayTicks = 20
+
 	// maxStrayWait is the longest wait before the index is searched for stray
 	// pieces again, after some of what it refers to could not be read.
 	maxStrayWait = 10 * time.Second
@@ -38,6 +42,7 @@ func (h *Heap) janitor() {
 	sw := sweeper{klen: 64}
 	var strayWait time.Duration // what strays wait, longer each time it is in vain
 	var strayNext time.Time
+	ticks := 0
 	for {
 		timed := false
 		select {
@@ -55,6 +60,10 @@ func (h *Heap) janitor() {
 		h.reap()
 		if timed {
 			h.payBack()
+			h.watch(time.Now())
+			if ticks++; ticks%decayTicks == 0 {
+				h.decay()
+			}
 		}
 		if timed && time.Now().After(strayNext) && h.strays.Swap(false) {
 			if h.buryStrays() {

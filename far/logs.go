@@ -18,11 +18,20 @@ import (
 type logs struct {
 	mapping *arena.Mapping
 	mem     []byte
-	first   int // offset of mem in mapping
+	base    uintptr // where mem lies
+	first   int     // offset of mem in mapping
 	segSize int
 	segs    []logSegment
 	open    []openLog // the mutators', by shard
 	hot     openLog   // the evacuator's, for what it keeps
+
+	objects    []openLog // as open, for the objects of pointers; by processor
+	streams    []openLog // the same for non-temporal objects
+	hotObjects openLog   // as hot
+
+	// crowd is told when memory becomes scarce, and when it no longer is, with
+	// mu held; immutable.
+	crowd func(scarce bool)
 
 	// full is the time, in Unix nanoseconds, until which waiting for room is
 	// known to be useless. The next entry that dies makes it 0.
@@ -32,7 +41,13 @@ type logs struct {
 	empty    []int32 // resident segments that hold nothing, under mu
 	absent   []int32 // segments without memory, under mu
 	resident int     // number of segments with memory, under mu
-	budget   int64   // for index and logs; immutable
+	top      int     // segments from it on were never used, under mu
+	back     int     // empty segments that only the evacuator may take, under mu
+	scoped   int     // empty segments beside them that only scopes may take, under mu
+	fresh    bool    // one was taken by another since the evacuator looked, under mu
+	gain     int     // segments released less those that the evacuator took, under mu
+	scarce   bool    // what crowd was told last, under mu
+	budget   int64   // for index and logs, under mu
 	others   int64   // what else there is in Config.Local; immutable
 	index    int64   // bytes of it that the index has, under mu
 	want     int     // empty segments that the index waits for, under mu
@@ -40,7 +55,7 @@ type logs struct {
 	round    *round  // what those who wait for room wait for, under mu
 	waiting  int     // number of them, under mu
 	trouble  error   // why the store takes nothing just now, or nil, under mu
-	low      int     // the evacuator keeps that many segments empty; immutable
+	low      int     // the evacuator keeps that many segments empty, under mu
 	kick     chan struct{}
 }
 
@@ -50,15 +65,41 @@ type logSegment struct {
 	clean atomic.Int64 // those of them that have a far copy
 
 	sealed bool   // full, and so the evacuator's; under logs.mu
+	kind   kind   // of what is in it; under logs.mu until sealed
 	seq    uint64 // age; under logs.mu
 	used   int    // bytes filled; under the openLog's mutex until sealed
+
+	// The rest is for objects of pointers.
+	phase atomic.Uint32 // of the pass that empties it
+	freed atomic.Uint64 // the epoch in which an object in it was last freed
 }
+
+// kind is what a segment of the local logs holds.
+type kind uint8
+
+const (
+	entries kind = iota // of maps, which their shards' locks keep in place
+	objects             // of pointers, which scopes keep in place
+	streams             // the same, without temporal locality
+)
+
+// claim is on whose behalf an empty segment is taken. Some are set aside for
+// those who cannot wait for the evacuator.
+type claim uint8
+
+const (
+	forMutator   claim = iota // who can wait for room
+	forScope                  // who is in a scope, which the evacuator may be waiting for
+	forEvacuator              // who makes room
+)
 
 // openLog is a segment that is being filled.
 type openLog struct {
-	mu  sync.Mutex
-	seg int // none at -1; under mu
-	_   [48]byte
+	mu   sync.Mutex
+	kind kind // immutable
+	id   int  // its number among those of its kind; immutable
+	seg  int  // none at -1; under mu
+	_    [32]byte
 }
 
 // round is one stretch of the evacuator's work. Err is set before done is
@@ -69,15 +110,17 @@ type round struct {
 }
 
 // reserved is the number of empty segments that only the evacuator may take:
-// what it keeps of a segment fits into one.
+// what it keeps of a segment fits into one. With objects of pointers, which it
+// keeps apart, it is one more.
 const reserved = 1
 
 // minSegments is the number of segments, beside those that mutators have open,
 // below which the logs do not work.
 const minSegments = 7
 
-func (l *logs) init(budget, others int64, segSize, openLogs int) error {
-	n := int(budget) / segSize
+// init makes logs with a budget that can grow to most.
+func (l *logs) init(budget, most, others int64, segSize, openLogs int) error {
+	n := int(most) / segSize
 	// One more than needed, so that the first can begin at a multiple of the
 	// size: a huge page that lay in two segments could not be given back.
 	m, err := arena.Anonymous((n+1)*segSize, segSize >= arena.HugePageSize)
@@ -86,20 +129,53 @@ func (l *logs) init(budget, others int64, segSize, openLogs int) error {
 	}
 	l.first = padding(m.Bytes(), segSize)
 	l.mapping, l.mem = m, m.Bytes()[l.first:l.first+n*segSize]
+	l.base = addressOf(l.mem)
 	l.segSize, l.budget, l.others = segSize, budget, others
 	l.segs = make([]logSegment, n)
-	l.open = make([]openLog, openLogs)
-	for i := range l.open {
-		l.open[i].seg = -1
-	}
+	l.open = newOpenLogs(entries, openLogs)
+	l.objects = newOpenLogs(objects, openLogs)
+	l.streams = newOpenLogs(streams, openLogs)
 	l.hot.seg = -1
+	l.hotObjects.seg, l.hotObjects.kind = -1, objects
 	for i := n - 1; i >= 0; i-- {
 		l.absent = append(l.absent, int32(i))
 	}
-	l.low = 2 + n/64
+	l.back = reserved
+	l.crowd = func(bool) {}
+	l.aim()
 	l.round = &round{done: make(chan struct{})}
 	l.kick = make(chan struct{}, 1)
 	return nil
+}
+
+func newOpenLogs(k kind, n int) []openLog {
+	ls := make([]openLog, n)
+	for i := range ls {
+		ls[i].seg, ls[i].kind, ls[i].id = -1, k, i
+	}
+	return ls
+}
+
+// aim sets how many segments the evacuator keeps empty. l.mu must be held, or
+// l not be shared yet.
+func (l *logs) aim() {
+	ahead := int(l.budget) / l.segSize / 64
+	if l.back > reserved {
+		ahead *= 4 // segments of objects take longer, since scopes have to be left
+	}
+	l.low = 1 + ahead + l.back + l.scoped
+}
+
+// keep is the number of empty segments that c has to leave. l.mu must be held.
+func (l *logs) keep(c claim) int {
+	switch c {
+	case forMutator:
+		return l.back + l.scoped
+	case forScope:
+		return l.back
+	default:
+		return 0
+	}
 }
 
 // at returns the entry at a local address.
@@ -128,16 +204,25 @@ func (l *logs) allowed(index int64) int {
 	return int((l.budget - index) / int64(l.segSize))
 }
 
-// take gives out an empty segment if more than keep are left.
-func (l *logs) take(keep int) (int, bool) {
+// take gives out an empty segment, for what is of kind k, if c may have one.
+func (l *logs) take(c claim, k kind) (int, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := l.available()
 	if n-1 <= l.low {
 		l.wake()
 	}
-	if n <= keep {
+	if c == forEvacuator {
+		n = max(n, len(l.empty)) // while the budget shrinks, too
+	}
+	if n <= l.keep(c) {
 		return 0, false
+	}
+	if c == forEvacuator {
+		l.gain--
+	} else {
+		l.fresh = true
+		l.stir()
 	}
 	var s int32
 	if k := len(l.empty); k > 0 {
@@ -146,18 +231,29 @@ func (l *logs) take(keep int) (int, bool) {
 		k := len(l.absent)
 		s, l.absent = l.absent[k-1], l.absent[:k-1]
 		l.resident++
+		l.top = max(l.top, int(s)+1)
 	}
 	l.seq++
-	l.segs[s].seq, l.segs[s].used = l.seq, 0
+	l.segs[s].seq, l.segs[s].used, l.segs[s].kind = l.seq, 0, k
+	l.assess()
 	return int(s), true
 }
 
+// assess tells crowd if memory has become scarce, or no longer is. l.mu must be
+// held.
+func (l *logs) assess() {
+	if scarce := l.available() <= l.back+l.scoped; scarce != l.scarce {
+		l.scarce = scarce
+		l.crowd(scarce)
+	}
+}
+
 // place finds room for n bytes at the end of ol, opening another segment if
-// more than keep are left, and accounts for them. ol.mu must be held until the
+// c may have one, and accounts for them. ol.mu must be held until the
 // entry is written, since the evacuator reads every segment that is sealed.
-func (l *logs) place(ol *openLog, n, keep int) (entry, uint64, bool) {
+func (l *logs) place(ol *openLog, n int, c claim) (entry, uint64, bool) {
 	if ol.seg < 0 || l.segs[ol.seg].used+n > l.segSize {
-		s, ok := l.take(keep)
+		s, ok := l.take(c, ol.kind)
 		if !ok {
 			return nil, 0, false
 		}
@@ -186,13 +282,15 @@ func (l *logs) seal(ol *openLog) {
 func (l *logs) release(s int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.gain++
 	l.segs[s].sealed = false
 	l.segs[s].clean.Store(0)
 	if l.resident > l.allowed(l.index) {
 		l.discard(int32(s))
-		return
+	} else {
+		l.empty = append(l.empty, int32(s))
 	}
-	l.empty = append(l.empty, int32(s))
+	l.assess()
 }
 
 // discard gives the memory of an empty segment back. l.mu must be held.
@@ -220,8 +318,8 @@ func (l *logs) growIndex(n int64) error {
 	}
 	for l.resident > allowed {
 		k := len(l.empty)
-		if k <= reserved {
-			l.want = l.resident - allowed + reserved
+		if k <= l.back {
+			l.want = l.resident - allowed + l.back
 			l.wake()
 			return errNoRoom
 		}
@@ -277,11 +375,11 @@ func (l *logs) join() *round {
 // usage returns the bytes of live entries, and those that could live if the
 // segments that are to stay empty or are open are left out.
 func (l *logs) usage() (live, usable int64) {
-	for i := range l.segs {
-		live += l.segs[i].live.Load()
-	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	for i := range l.segs[:l.top] {
+		live += l.segs[i].live.Load()
+	}
 	n := l.allowed(l.index) - l.low - 1 - len(l.open)
 	return live, int64(n) * int64(l.segSize)
 }

@@ -84,7 +84,7 @@ func (h *Heap) each(ctx context.Context, kind word, fn func(*shard, place, entry
 // eachHeads is the number of far entries that each reads in one batch.
 const eachHeads = 64
 
-func (m *Map) each(ctx context.Context, sh *shard, kind word, fn func(*shard, place, entry)) bool {
+func (m *ByteMap) each(ctx context.Context, sh *shard, kind word, fn func(*shard, place, entry)) bool {
 	klen := MaxKeySize
 	if kind&wordPiece != 0 {
 		klen = pieceKeySize

@@ -15,6 +15,33 @@ var _ [bucketSize]byte = [unsafe.Sizeof(bucket{})]byte{}
 // padding is the number of bytes in mem before the first address that is a
 // multiple of align, a power of two.
 func padding(mem []byte, align int) int {
-	at := uintptr(unsafe.Pointer(unsafe.SliceData(mem)))
-	return int(-at & uintptr(align-1))
+	return int(-addressOf(mem) & uintptr(align-1))
+}
+
+// addressOf is where the bytes of b, which are off the Go heap, lie.
+func addressOf(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
+
+// wordsOf views mem, which is aligned to a page, as words.
+func wordsOf(mem []byte) []uint64 {
+	return unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(mem))), len(mem)/8)
+}
+
+// gensOf views mem, which is aligned to a page, as numbers of 32 bits.
+func gensOf(mem []byte) []uint32 {
+	return unsafe.Slice((*uint32)(unsafe.Pointer(unsafe.SliceData(mem))), len(mem)/4)
+}
+
+// wordOffset is the index of *p in table.
+func wordOffset(table []uint64, p *uint64) uint64 {
+	return uint64(uintptr(unsafe.Pointer(p))-uintptr(unsafe.Pointer(unsafe.SliceData(table)))) / 8
+}
+
+// word64 is the first 8 bytes of b, which is aligned to them, as a word.
+func word64(b []byte) *uint64 { return (*uint64)(unsafe.Pointer(unsafe.SliceData(b[:8]))) }
+
+// isIn reports whether p points into table.
+func isIn(table []uint64, p *uint64) bool {
+	at := uintptr(unsafe.Pointer(p))
+	first := uintptr(unsafe.Pointer(unsafe.SliceData(table)))
+	return at >= first && at < first+uintptr(len(table))*8
 }

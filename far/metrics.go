@@ -16,6 +16,20 @@ type mapMetric struct {
 	of   func(*MapStats) float64
 }
 
+// classMetric is the same of each class.
+type classMetric struct {
+	desc *prometheus.Desc
+	kind prometheus.ValueType
+	of   func(*ClassStats) float64
+}
+
+// structureMetric is the same of each data structure.
+type structureMetric struct {
+	desc *prometheus.Desc
+	kind prometheus.ValueType
+	of   func(*StructureStats) float64
+}
+
 func describe(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("polder_far_"+name, help, labels, nil)
 }
@@ -45,12 +59,17 @@ var metrics = []metric{
 	{describe("lost_entries_total", "Entries lost with their far memory."), isCounter, counterOf(func(s *Stats) uint64 { return s.Lost })},
 	{describe("corrupt_reads_total", "Reads that brought other bytes than were written."), isCounter, counterOf(func(s *Stats) uint64 { return s.Corrupt })},
 	{describe("unreturned_segments_total", "Far segments that the store did not take back."), isCounter, counterOf(func(s *Stats) uint64 { return s.Unreturned })},
+	{describe("passes_total", "Passes of the evacuator over objects."), isCounter, counterOf(func(s *Stats) uint64 { return s.Passes })},
+	{describe("prefetch_window_bytes", "Bytes that may be prefetched ahead of their use."), isGauge, gaugeOf(func(s *Stats) int64 { return s.PrefetchWindow })},
+	{describe("prefetch_rate_bytes", "Bytes a second that prefetching brings in."), isGauge, gaugeOf(func(s *Stats) int64 { return s.PrefetchRate })},
 	{describe("local_budget_bytes", "Budget of resident memory."), isGauge, gaugeOf(func(s *Stats) int64 { return s.Budget })},
 	{describe("local_resident_bytes", "Resident memory."), isGauge, gaugeOf(func(s *Stats) int64 { return s.Resident })},
 	{describe("local_log_bytes", "Resident memory of the logs."), isGauge, gaugeOf(func(s *Stats) int64 { return s.Logs })},
 	{describe("local_index_bytes", "Resident memory of the indexes."), isGauge, gaugeOf(func(s *Stats) int64 { return s.Index })},
 	{describe("local_buffer_bytes", "Resident memory of fetches and evacuation."), isGauge, gaugeOf(func(s *Stats) int64 { return s.Buffers + s.Staging })},
 	{describe("local_live_bytes", "Bytes of the entries in the logs."), isGauge, gaugeOf(func(s *Stats) int64 { return s.LocalLive })},
+	{describe("local_free_bytes", "Local memory of logs that could be filled at once."), isGauge, gaugeOf(func(s *Stats) int64 { return s.Free })},
+	{describe("pointers", "Pointers that have been made and not freed."), isGauge, gaugeOf(func(s *Stats) int64 { return int64(s.Pointers) })},
 	{describe("segments", "Far segments in use."), isGauge, gaugeOf(func(s *Stats) int64 { return int64(s.FarSegments) })},
 	{describe("live_bytes", "Bytes in far segments that are referred to."), isGauge, gaugeOf(func(s *Stats) int64 { return s.FarLive })},
 	{describe("dead_bytes", "Bytes in far segments that are not."), isGauge, gaugeOf(func(s *Stats) int64 { return s.FarDead })},
@@ -68,6 +87,26 @@ var mapMetrics = []mapMetric{
 	{describe("expired_total", "Entries removed because their time had come.", "map"), isCounter, counterOf(func(s *MapStats) uint64 { return s.Expired })},
 }
 
+var classMetrics = []classMetric{
+	{describe("object_misses_total", "Dereferences that waited for a fetch.", "class"), isCounter, counterOf(func(s *ClassStats) uint64 { return s.Misses })},
+	{describe("object_coalesced_total", "Dereferences that joined a fetch under way.", "class"), isCounter, counterOf(func(s *ClassStats) uint64 { return s.Coalesced })},
+	{describe("object_warmed_total", "Dereferences of local objects for the first time in a pass.", "class"), isCounter, counterOf(func(s *ClassStats) uint64 { return s.Warmed })},
+	{describe("object_rescued_total", "Dereferences that met an object that was to be moved.", "class"), isCounter, counterOf(func(s *ClassStats) uint64 { return s.Rescued })},
+	{describe("object_prefetched_total", "Objects fetched before anybody asked.", "class"), isCounter, counterOf(func(s *ClassStats) uint64 { return s.Prefetched })},
+	{describe("object_read_bytes_total", "Bytes of objects fetched.", "class"), isCounter, counterOf(func(s *ClassStats) uint64 { return s.BytesIn })},
+	{describe("object_written_bytes_total", "Bytes of objects written to the store.", "class"), isCounter, counterOf(func(s *ClassStats) uint64 { return s.BytesOut })},
+	{describe("object_evacuated_total", "Objects that became far.", "class"), isCounter, counterOf(func(s *ClassStats) uint64 { return s.Evacuated })},
+	{describe("object_evacuated_clean_total", "Those of them whose far copy was good.", "class"), isCounter, counterOf(func(s *ClassStats) uint64 { return s.EvacuatedClean })},
+}
+
+var structureMetrics = []structureMetric{
+	{describe("structure_elements", "Elements of the structure.", "structure", "kind"), isGauge, gaugeOf(func(s *StructureStats) int64 { return int64(s.Len) })},
+	{describe("structure_prefetched_total", "Objects that prefetchers asked for.", "structure", "kind"), isCounter, counterOf(func(s *StructureStats) uint64 { return s.Prefetch.Issued })},
+	{describe("structure_prefetched_used_total", "Those of them that were used.", "structure", "kind"), isCounter, counterOf(func(s *StructureStats) uint64 { return s.Prefetch.Used })},
+	{describe("structure_prefetched_unused_total", "Those of them that were evacuated before they were used.", "structure", "kind"), isCounter, counterOf(func(s *StructureStats) uint64 { return s.Prefetch.Unused })},
+	{describe("structure_prefetch_dropped_total", "Objects that were not asked for since all who prefetch were busy.", "structure", "kind"), isCounter, counterOf(func(s *StructureStats) uint64 { return s.Prefetch.Dropped })},
+}
+
 // NewCollector returns a Prometheus collector of the heap's statistics.
 func NewCollector(h *Heap) prometheus.Collector { return collector{h} }
 
@@ -80,6 +119,12 @@ func (collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, m := range mapMetrics {
 		ch <- m.desc
 	}
+	for _, m := range classMetrics {
+		ch <- m.desc
+	}
+	for _, m := range structureMetrics {
+		ch <- m.desc
+	}
 }
 
 func (c collector) Collect(ch chan<- prometheus.Metric) {
@@ -87,9 +132,49 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	for _, m := range metrics {
 		ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.of(&s))
 	}
+	// Maps of one name count as one, and so do classes and structures.
+	maps := map[string]*MapStats{}
 	for i := range s.Maps {
+		m := &s.Maps[i]
+		if sum := maps[m.Name]; sum != nil {
+			sum.add(m)
+		} else {
+			maps[m.Name] = m
+		}
+	}
+	for name, sum := range maps {
 		for _, m := range mapMetrics {
-			ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.of(&s.Maps[i]), s.Maps[i].Name)
+			ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.of(sum), name)
+		}
+	}
+	type named struct{ name, kind string }
+	structures := map[named]*StructureStats{}
+	for i := range s.Structures {
+		st := &s.Structures[i]
+		if sum := structures[named{st.Name, st.Kind}]; sum != nil {
+			sum.Len += st.Len
+			sum.Prefetch.add(st.Prefetch)
+		} else {
+			structures[named{st.Name, st.Kind}] = st
+		}
+	}
+	for key, sum := range structures {
+		for _, m := range structureMetrics {
+			ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.of(sum), key.name, key.kind)
+		}
+	}
+	byName := map[string]*ClassStats{}
+	for i := range s.Classes {
+		c := &s.Classes[i]
+		if sum := byName[c.Name]; sum != nil {
+			sum.add(c)
+		} else {
+			byName[c.Name] = c
+		}
+	}
+	for name, c := range byName {
+		for _, m := range classMetrics {
+			ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.of(c), name)
 		}
 	}
 }

@@ -8,7 +8,7 @@ import (
 
 func TestCollector(t *testing.T) {
 	h, m := newTestHeap(t, NewMemStore(testSegment, 100), Config{})
-	h.NewMap("second")
+	h.NewByteMap("second")
 	for i := range 3 {
 		mustSet(t, m, key(i), []byte("v"))
 		mustGet(t, m, key(i), []byte("v"))

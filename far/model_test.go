@@ -16,7 +16,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// model is the map that a Map has to be equal to.
+// model is the map that a ByteMap has to be equal to.
 type model map[string]Entry
 
 func (md model) live(k string) (Entry, bool) {
@@ -33,9 +33,9 @@ func sameEntry(a, b Entry) bool {
 		(a.Expire.Equal(b.Expire) || a.Expire.UnixMilli() == b.Expire.UnixMilli())
 }
 
-// machine plays the same operations on a Map and on a model.
+// machine plays the same operations on a ByteMap and on a model.
 type machine struct {
-	m  *Map
+	m  *ByteMap
 	md model
 }
 
@@ -253,7 +253,7 @@ func (ma *machine) actions() map[string]func(*rapid.T) {
 	}
 }
 
-// A Map does what a Go map does, whether 5, 20 or 100 per cent of it are local.
+// A ByteMap does what a Go map does, whether 5, 20 or 100 per cent of it are local.
 func TestMapIsAMap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rapid.Check(undated{t}, func(rt *rapid.T) {
@@ -274,7 +274,7 @@ func TestMapIsAMap(t *testing.T) {
 type undated struct{ rapid.TB }
 
 // openTiny makes a heap that the caller closes.
-func openTiny(t interface{ Fatal(...any) }, store Store, local int64) (*Heap, *Map) {
+func openTiny(t interface{ Fatal(...any) }, store Store, local int64) (*Heap, *ByteMap) {
 	lay := tiny
 	lay.logs = max(lay.logs, local)
 	cfg := Config{Local: lay.logs + int64(2*lay.staging+lay.fetch), MaxValue: 1 << 20}
@@ -282,7 +282,7 @@ func openTiny(t interface{ Fatal(...any) }, store Store, local int64) (*Heap, *M
 	if err != nil {
 		t.Fatal(err)
 	}
-	return h, h.NewMap("test")
+	return h, h.NewByteMap("test")
 }
 
 // The same script gives the same answers whatever the budget.

@@ -10,7 +10,7 @@ import (
 // again while there is too little room, since those who wait wake it once only.
 func TestFailedStoreIsTriedAgain(t *testing.T) {
 	var h Heap
-	if err := h.logs.init(1<<20, 0, 64<<10, 1); err != nil {
+	if err := h.logs.init(1<<20, 1<<20, 0, 64<<10, 1); err != nil {
 		t.Fatal(err)
 	}
 	defer h.logs.mapping.Close()
@@ -23,7 +23,7 @@ func TestFailedStoreIsTriedAgain(t *testing.T) {
 		t.Errorf("with room, long after a failure: a wait of %v, want none", d)
 	}
 	for h.logs.satisfied() {
-		h.logs.take(0)
+		h.logs.take(forEvacuator, entries)
 	}
 	if d, ok := h.retryIn(); !ok || d > maxBackoff {
 		t.Errorf("without room, long after a failure: %v, %v, want a short wait", d, ok)

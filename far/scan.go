@@ -25,7 +25,7 @@ type scanned struct {
 // however the map changes meanwhile. Key is valid during the call
 // only, and e is without its value, as that of Stat. Keys that are far are
 // read, but not kept. If Scan fails, nothing has been yielded.
-func (m *Map) Scan(ctx context.Context, cursor uint64, yield func(key []byte, e Entry)) (uint64, error) {
+func (m *ByteMap) Scan(ctx context.Context, cursor uint64, yield func(key []byte, e Entry)) (uint64, error) {
 	if err := m.h.begin(); err != nil {
 		return cursor, err
 	}
@@ -41,7 +41,7 @@ func (m *Map) Scan(ctx context.Context, cursor uint64, yield func(key []byte, e 
 }
 
 // scan returns the entries of the step from cursor, and the next cursor.
-func (m *Map) scan(ctx context.Context, cursor uint64) ([]scanned, uint64, error) {
+func (m *ByteMap) scan(ctx context.Context, cursor uint64) ([]scanned, uint64, error) {
 	klen := 64 // read that much of a far key at once
 	var read []head
 	for {
@@ -70,7 +70,7 @@ func (m *Map) scan(ctx context.Context, cursor uint64) ([]scanned, uint64, error
 
 // scanner is the work of one step of an iteration.
 type scanner struct {
-	m           *Map
+	m           *ByteMap
 	found       []scanned
 	read        []head // far keys, so that trying again reads others; e is nil if corrupt
 	led, joined []*flight
@@ -182,7 +182,7 @@ func (s *scanner) fetch(ctx context.Context) error {
 
 // Random returns a key chosen roughly at random, appended to dst, or
 // ErrNotFound if the map is empty.
-func (m *Map) Random(ctx context.Context, dst []byte) ([]byte, error) {
+func (m *ByteMap) Random(ctx context.Context, dst []byte) ([]byte, error) {
 	if err := m.h.begin(); err != nil {
 		return dst, err
 	}
@@ -206,7 +206,7 @@ func (m *Map) Random(ctx context.Context, dst []byte) ([]byte, error) {
 
 // All iterates over the keys, like Scan, without duplicates only if the
 // map does not change meanwhile. An error ends it.
-func (m *Map) All(ctx context.Context) iter.Seq2[[]byte, error] {
+func (m *ByteMap) All(ctx context.Context) iter.Seq2[[]byte, error] {
 	return func(yield func([]byte, error) bool) {
 		for cursor := uint64(0); ; {
 			if err := m.h.begin(); err != nil {

@@ -50,7 +50,7 @@ func TestStrayPiecesGoThoughBuffersAreFew(t *testing.T) {
 		for i := range n {
 			mustSet(t, m, key(i), value(uint64(i), 60*h.pieces))
 		}
-		other := h.NewMap("other")
+		other := h.NewByteMap("other")
 		for i := range 6000 {
 			mustSet(t, other, key(i), value(uint64(i), 1000))
 		}
@@ -71,7 +71,7 @@ func TestStrayPiecesGoThoughBuffersAreFew(t *testing.T) {
 }
 
 // kinds counts the heads of large values that are not lost, and the pieces.
-func kinds(m *Map) (heads, pieces int) {
+func kinds(m *ByteMap) (heads, pieces int) {
 	for i := range m.shards {
 		sh := &m.shards[i]
 		sh.mu.Lock()
@@ -126,9 +126,9 @@ func TestRememberedHeadsStaySmall(t *testing.T) {
 // Who waits for room with all buffers in their hands must not keep the janitor
 // from making that room.
 func TestWaitersGiveWayToTheJanitor(t *testing.T) {
-	calls := map[string]func(m *Map, keys [][]byte) error{
-		"Fetch": func(m *Map, keys [][]byte) error { return m.Fetch(context.Background(), keys) },
-		"Update": func(m *Map, keys [][]byte) error {
+	calls := map[string]func(m *ByteMap, keys [][]byte) error{
+		"Fetch": func(m *ByteMap, keys [][]byte) error { return m.Fetch(context.Background(), keys) },
+		"Update": func(m *ByteMap, keys [][]byte) error {
 			var wg sync.WaitGroup
 			for _, k := range keys {
 				wg.Go(func() {
@@ -150,7 +150,7 @@ func TestWaitersGiveWayToTheJanitor(t *testing.T) {
 	}
 }
 
-func testGivesWay(t *testing.T, call func(m *Map, keys [][]byte) error) {
+func testGivesWay(t *testing.T, call func(m *ByteMap, keys [][]byte) error) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaultStore(tinySegment, 4000)
 		_, m := newTinyHeap(t, store, 0)

@@ -29,9 +29,9 @@ type shardCounters struct {
 	hits, misses, absent, sets, deletes, expired, coalesced, prefetched uint64
 }
 
-func (m *Map) hash(key []byte) hash { return hash(maphash.Bytes(m.h.seed, key) >> 16) }
+func (m *ByteMap) hash(key []byte) hash { return hash(maphash.Bytes(m.h.seed, key) >> 16) }
 
-func (m *Map) shard(h hash) *shard { return &m.shards[int(h>>32)&(len(m.shards)-1)] }
+func (m *ByteMap) shard(h hash) *shard { return &m.shards[int(h>>32)&(len(m.shards)-1)] }
 
 // openLog is where sh appends.
 func (h *Heap) openLog(sh *shard) *openLog {
@@ -157,7 +157,7 @@ func (h *Heap) buryFar(addr uint64, size int) {
 // insert stores r in place of what is at p, whose bytes are old; p is none if
 // the key is new. It fails with errNoRoom if it has to wait, having changed
 // nothing. sh.mu must be held.
-func (m *Map) insert(sh *shard, hs hash, p place, old entry, r *record) error {
+func (m *ByteMap) insert(sh *shard, hs hash, p place, old entry, r *record) error {
 	if p == none && !sh.t.roomy() {
 		if err := m.grow(sh); err != nil && sh.t.full() {
 			return err
@@ -170,7 +170,7 @@ func (m *Map) insert(sh *shard, hs hash, p place, old entry, r *record) error {
 	}
 	ol := h.openLog(sh)
 	ol.mu.Lock()
-	e, addr, ok := h.logs.place(ol, n, reserved)
+	e, addr, ok := h.logs.place(ol, n, forMutator)
 	if !ok {
 		ol.mu.Unlock()
 		return errNoRoom
@@ -200,7 +200,7 @@ func (m *Map) insert(sh *shard, hs hash, p place, old entry, r *record) error {
 // is not just being written to far memory. The evacuator does not mind, since
 // it copies under the shard's lock, too; it walks over entries without the lock,
 // but by fields that are overwritten with what they were.
-func (m *Map) overwrite(sh *shard, hs hash, p place, old entry, r *record) bool {
+func (m *ByteMap) overwrite(sh *shard, hs hash, p place, old entry, r *record) bool {
 	w := sh.t.word(p)
 	if w.far() || old.staged() || old.big() || r.flags != 0 || old.vlen() != len(r.value) {
 		return false
@@ -216,18 +216,18 @@ func (m *Map) overwrite(sh *shard, hs hash, p place, old entry, r *record) bool 
 }
 
 // grow gives sh a larger table. sh.mu must be held.
-func (m *Map) grow(sh *shard) error { return m.resize(sh, sh.t.grownBytes()) }
+func (m *ByteMap) grow(sh *shard) error { return m.resize(sh, sh.t.grownBytes()) }
 
 // shrink gives sh a smaller table if that it has is much too large. sh.mu must
 // be held.
-func (m *Map) shrink(sh *shard) error {
+func (m *ByteMap) shrink(sh *shard) error {
 	if size := sh.t.shrunkBytes(); size != sh.t.bytes() {
 		return m.resize(sh, size)
 	}
 	return nil
 }
 
-func (m *Map) resize(sh *shard, size int64) error {
+func (m *ByteMap) resize(sh *shard, size int64) error {
 	l := &m.h.logs
 	old := sh.t.bytes()
 	if err := l.growIndex(size); err != nil {

@@ -67,7 +67,7 @@ func (sh *shard) expireNow(h *Heap, p place, e entry) step {
 
 // do calls try with the shard's lock held, and again, as slow does, until it
 // need not wait.
-func (m *Map) do(ctx context.Context, sh *shard, hs hash, key []byte, try func(*holding) step) error {
+func (m *ByteMap) do(ctx context.Context, sh *shard, hs hash, key []byte, try func(*holding) step) error {
 	sh.mu.Lock()
 	if !sh.closed {
 		if s := try(nil); s.need == ready {
@@ -81,7 +81,7 @@ func (m *Map) do(ctx context.Context, sh *shard, hs hash, key []byte, try func(*
 
 // slow calls try with the shard's lock held until it need not wait, and waits
 // without the lock for what it needs in between.
-func (m *Map) slow(ctx context.Context, sh *shard, hs hash, key []byte, try func(*holding) step) error {
+func (m *ByteMap) slow(ctx context.Context, sh *shard, hs hash, key []byte, try func(*holding) step) error {
 	h := m.h
 	if err := h.begin(); err != nil {
 		return err
@@ -132,7 +132,7 @@ func (m *Map) slow(ctx context.Context, sh *shard, hs hash, key []byte, try func
 }
 
 // fly returns when f has landed, with the error that the call has to report.
-func (m *Map) fly(ctx context.Context, f *flight, leader bool) error {
+func (m *ByteMap) fly(ctx context.Context, f *flight, leader bool) error {
 	if leader {
 		m.h.lead(ctx, m, f)
 	} else if err := f.wait(ctx); err != nil {

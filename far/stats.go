@@ -1,6 +1,9 @@
 package far
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+	"time"
+)
 
 // counters are those of the slow paths; those of the fast ones are in the
 // shards.
@@ -9,13 +12,16 @@ type counters struct {
 	evacuated, evacuatedClean          atomic.Uint64
 	evacuatedSegments, cleanedSegments atomic.Uint64
 	cleanedBytes, lost, corrupt        atomic.Uint64
-	unreturned                         atomic.Uint64
+	unreturned, passes                 atomic.Uint64
 }
 
 // Stats is what a heap has done since it was made, and how it stands.
 type Stats struct {
-	Maps []MapStats
+	Maps       []MapStats
+	Classes    []ClassStats     // of objects of pointers
+	Structures []StructureStats // that exist
 
+	Pointers          int    // that have been made and not freed
 	Fetches           uint64 // reads of entries from the store
 	BytesIn           uint64 // read from the store
 	BytesOut          uint64 // written to the store
@@ -27,12 +33,20 @@ type Stats struct {
 	Lost              uint64 // entries lost with their far memory
 	Corrupt           uint64 // reads that brought other bytes
 	Unreturned        uint64 // far segments that the store did not take back
+	Passes            uint64 // of the evacuator over objects
+
+	// What prefetching has measured: how much it may have in flight, in bytes,
+	// from the rate of what comes in, in bytes a second, and the least time of
+	// a read. The latter two are 0 until something was prefetched.
+	PrefetchWindow, PrefetchRate int64
+	PrefetchLatency              time.Duration
 
 	// Local memory, in bytes: Resident is the sum of Logs, Index, Buffers and
 	// Staging, and never exceeds Budget.
 	Budget, Resident              int64
 	Logs, Index, Buffers, Staging int64
-	LocalLive                     int64 // of entries, in the logs
+	LocalLive                     int64 // of entries and objects, in the logs
+	Free                          int64 // of the logs, in whole segments
 
 	// Far memory. FarLive and FarDead are bytes of what has been written.
 	FarSegments      int
@@ -69,18 +83,28 @@ func (h *Heap) Stats() Stats {
 		Lost:              c.lost.Load(),
 		Corrupt:           c.corrupt.Load(),
 		Unreturned:        c.unreturned.Load(),
-		Budget:            h.cfg.Local,
+		Passes:            c.passes.Load(),
+		PrefetchWindow:    h.ahead.inFlight(),
+		PrefetchRate:      h.ahead.rate.Load(),
+		PrefetchLatency:   time.Duration(h.ahead.latency.Load()),
+		Budget:            h.local.Load(),
 	}
 	for _, m := range *h.maps.Load() {
 		s.Maps = append(s.Maps, m.stats())
 	}
+	for _, c := range *h.classes.Load() {
+		s.Classes = append(s.Classes, c.stats())
+	}
+	s.Structures = h.Structures()
+	s.Pointers = h.pointers()
 	l := &h.logs
-	for i := range l.segs {
+	l.mu.Lock()
+	for i := range l.segs[:l.top] {
 		s.LocalLive += l.segs[i].live.Load()
 	}
-	l.mu.Lock()
 	s.Logs = int64(l.resident) * int64(l.segSize)
 	s.Index = l.index
+	s.Free = int64(max(l.available(), 0)) * int64(l.segSize)
 	l.mu.Unlock()
 	s.Buffers = int64(h.bufs.size)
 	s.Staging = 2 * int64(len(h.far.staging))
@@ -94,7 +118,7 @@ func (h *Heap) Stats() Stats {
 	return s
 }
 
-func (m *Map) stats() MapStats {
+func (m *ByteMap) stats() MapStats {
 	s := MapStats{Name: m.name}
 	for i := range m.shards {
 		sh := &m.shards[i]

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"polder/internal/arena"
+	"polder/memnode/component"
 	"polder/memnode/wire"
 	"polder/verbs"
 )
@@ -21,6 +22,8 @@ type session struct {
 	chunks  []uint32  // managers that hand them out themselves keep them here
 	client  *client   // nil while disconnected
 	expires time.Time // disconnected: when the chunks are reclaimed
+
+	components *component.Tenant // nil unless it has used any
 }
 
 func newSession() *session {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"polder/internal/arena"
+	"polder/memnode/component"
 	"polder/verbs"
 )
 
@@ -68,6 +69,10 @@ type Config struct {
 	// FineMem before the metadata is open to them: whoever has that can take
 	// and give back everybody's memory.
 	ServiceSecret [32]byte
+	// Components says what active components may use; by default there are
+	// none. Their memory is a part of Lend, and if there is a ClientBudget
+	// one client's is a part of that.
+	Components component.Config
 	// Logger gets connections, losses and refusals; by default nothing is
 	// logged.
 	Logger *slog.Logger
@@ -102,12 +107,21 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
+	var err error
+	if c.Components, err = c.Components.WithDefaults(); err != nil {
+		return c, err
+	}
 	size := int64(c.ChunkSize)
+	forChunks := c.Lend - c.Components.Memory
 	switch {
 	case size < MinChunkSize || size > MaxChunkSize || size&(size-1) != 0:
 		return c, fmt.Errorf("the chunk size is %d, want a power of two from %d to %d", size, MinChunkSize, MaxChunkSize)
 	case c.Lend < size:
 		return c, fmt.Errorf("%d bytes to lend, want at least one chunk of %d bytes", c.Lend, size)
+	case forChunks < size:
+		return c, fmt.Errorf("%d bytes to lend, of which components have %d, want at least one chunk of %d bytes", c.Lend, c.Components.Memory, size)
+	case c.ClientBudget > 0 && c.ClientBudget-c.Components.ClientMemory < size:
+		return c, fmt.Errorf("the client budget is %d, of which components have %d, want at least one chunk of %d bytes", c.ClientBudget, c.Components.ClientMemory, size)
 	case c.Lend/size > maxChunks:
 		return c, fmt.Errorf("%d bytes to lend, want at most %d chunks of %d bytes: use larger chunks", c.Lend, maxChunks, size)
 	case c.ClientBudget < 0 || c.ClientBudget > 0 && c.ClientBudget < size:
@@ -127,14 +141,14 @@ func (c Config) withDefaults() (Config, error) {
 }
 
 // chunks is how many chunks c makes.
-func (c *Config) chunks() int { return int(c.Lend / int64(c.ChunkSize)) }
+func (c *Config) chunks() int { return int((c.Lend - c.Components.Memory) / int64(c.ChunkSize)) }
 
 // budget is how many chunks one client may hold.
 func (c *Config) budget() int {
 	if c.ClientBudget == 0 {
 		return c.chunks()
 	}
-	return min(c.chunks(), int(c.ClientBudget/int64(c.ChunkSize)))
+	return min(c.chunks(), int((c.ClientBudget-c.Components.ClientMemory)/int64(c.ChunkSize)))
 }
 
 // mapSize is the size of the mapping that holds the chunks.

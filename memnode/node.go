@@ -8,19 +8,23 @@ import (
 	"sync"
 	"time"
 
+	"polder/memnode/component"
 	"polder/memnode/wire"
 	"polder/verbs"
 )
 
 // A Node lends memory. See the package comment.
 type Node struct {
-	cfg  Config
-	log  *slog.Logger
-	dev  verbs.Device
-	mpd  verbs.PD // management queue pairs and their buffers
-	pd   verbs.PD // the lent memory and access queue pairs
-	mem  *memory
-	one  bool // one session at a time: the device would let the next into its memory
+	cfg Config
+	log *slog.Logger
+	dev verbs.Device
+	mpd verbs.PD // management queue pairs and their buffers
+	pd  verbs.PD // the lent memory and access queue pairs
+	mem *memory
+	one bool // one session at a time: the device would let the next into its memory
+	// components is nil if there are none.
+	components *component.Server
+
 	stop context.CancelCauseFunc
 	ctx  context.Context // done when the node closes
 
@@ -92,6 +96,9 @@ func New(dev verbs.Device, cfg Config) (*Node, error) {
 		n.log.Warn("the device does not check the bounds of windows: clients are kept apart by window and not by range, "+
 			"so whoever borrows anything reaches everything", "device", attr.Name, "one client at a time", n.one)
 	}
+	if cfg.Components.Memory > 0 {
+		n.components = component.NewServer(dev, n.mpd, cfg.Components, n.event, cfg.Logger)
+	}
 	n.ctx, n.stop = context.WithCancelCause(context.Background())
 	n.grace = time.NewTimer(time.Hour)
 	n.grace.Stop()
@@ -157,6 +164,9 @@ func (n *Node) Close() error {
 		l.Close()
 	}
 	n.wg.Wait()
+	if n.components != nil {
+		n.components.Close()
+	}
 	n.closeErr = errors.Join(n.manager.close(), n.mem.close(), n.pd.Close(), n.mpd.Close())
 	close(n.done)
 	return n.closeErr
@@ -243,6 +253,10 @@ func (n *Node) connect(req verbs.ConnRequest) {
 		}
 	case c == nil:
 		refuse("a connection's first queue pair is for management")
+	case h.Kind == wire.KindComponent:
+		if err := n.connectComponents(c.session, req); err != nil {
+			refuse("%v", err)
+		}
 	default:
 		if err := n.manager.connect(c, &h, req); err != nil {
 			refuse("%v", err)
@@ -299,6 +313,17 @@ func (n *Node) attach(req verbs.ConnRequest, want *wire.Session) error {
 	return nil
 }
 
+// connectComponents connects the queue pair over which s calls components.
+func (n *Node) connectComponents(s *session, req verbs.ConnRequest) error {
+	if n.components == nil {
+		return errors.New("this node runs no components")
+	}
+	if s.components == nil {
+		s.components = n.components.Tenant()
+	}
+	return s.components.Connect(req)
+}
+
 // look deals with whatever happened to c.
 func (n *Node) look(c *client) {
 	if c.closed {
@@ -339,12 +364,15 @@ func tornDown(err error) bool {
 func (n *Node) disconnect(c *client) {
 	s := c.session
 	n.manager.disconnect(c)
+	if s.components != nil {
+		s.components.Disconnect()
+	}
 	delete(n.clients, c.conn)
 	c.release()
 	c.conn.Close()
 	n.counters.connected.Store(int64(len(n.clients)))
 	s.client = nil
-	if n.manager.held(s) == 0 {
+	if n.manager.held(s) == 0 && (s.components == nil || !s.components.Busy()) {
 		n.forget(s)
 		return
 	}
@@ -381,6 +409,10 @@ func (n *Node) expire(now time.Time) {
 
 func (n *Node) forget(s *session) {
 	n.manager.forget(s)
+	if s.components != nil {
+		s.components.Close()
+		s.components = nil
+	}
 	delete(n.sessions, s.wire.ID)
 }
 

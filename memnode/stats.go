@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"polder/memnode/component"
 )
 
 // counters are written by the control goroutine, or by whoever raises an
@@ -43,6 +45,8 @@ type Stats struct {
 	RebindLag  time.Duration // at most as long did the last of them work after the free (FineMem)
 	Wakeups    int64         // of the control goroutine, for connections and requests
 	Busy       time.Duration // that the control goroutine has been at work
+
+	Components component.Stats
 }
 
 // Stats returns the node's counters. They are not read at one instant.
@@ -56,12 +60,16 @@ func (n *Node) Stats() Stats {
 		NotOwner: c.notOwner.Load(), Violations: c.violations.Load(), CutOff: c.cutOff.Load(), Wakeups: c.wakeups.Load(), Busy: time.Duration(c.busy.Load()),
 	}
 	n.manager.stats(&s)
+	if n.components != nil {
+		s.Components = n.components.Stats()
+	}
 	return s
 }
 
 // Add adds what another node, with chunks of the same size, has and has done.
 func (s *Stats) Add(o Stats) {
 	s.ChunkSize = o.ChunkSize
+	k := &s.Components
 	for _, f := range []struct {
 		to   *int64
 		from int64
@@ -70,6 +78,9 @@ func (s *Stats) Add(o Stats) {
 		{&s.Allocs, o.Allocs}, {&s.Frees, o.Frees}, {&s.Reclaimed, o.Reclaimed}, {&s.NoMemory, o.NoMemory},
 		{&s.Refused, o.Refused}, {&s.Malformed, o.Malformed}, {&s.NotOwner, o.NotOwner}, {&s.Violations, o.Violations},
 		{&s.CutOff, o.CutOff}, {&s.Rebound, o.Rebound}, {&s.Wakeups, o.Wakeups},
+		{&k.Workers, o.Components.Workers}, {&k.Objects, o.Components.Objects}, {&k.Reserved, o.Components.Reserved},
+		{&k.Requests, o.Components.Requests}, {&k.Refused, o.Components.Refused}, {&k.Panics, o.Components.Panics},
+		{&k.Deaths, o.Components.Deaths}, {&k.Killed, o.Components.Killed},
 	} {
 		*f.to += f.from
 	}
@@ -137,6 +148,14 @@ func NewCollector(nodes ...*Node) prometheus.Collector {
 	gauge("rebind_lag_nanoseconds", "How long the last freed key may have worked until it was replaced.", func(s *Stats) int64 { return int64(s.RebindLag) })
 	counter("wakeups", "Wake-ups of the control goroutine.", func(s *Stats) int64 { return s.Wakeups })
 	counter("busy_nanoseconds", "Time that the control goroutine has been at work.", func(s *Stats) int64 { return int64(s.Busy) })
+	gauge("component_workers", "Processes that hold clients' objects.", func(s *Stats) int64 { return s.Components.Workers })
+	gauge("component_objects", "Objects of active components.", func(s *Stats) int64 { return s.Components.Objects })
+	gauge("component_reserved_bytes", "Memory that component workers may use.", func(s *Stats) int64 { return s.Components.Reserved })
+	counter("component_requests", "Requests to components that were answered.", func(s *Stats) int64 { return s.Components.Requests })
+	counter("component_refused", "Requests to components that failed.", func(s *Stats) int64 { return s.Components.Refused })
+	counter("component_panics", "Panics of components.", func(s *Stats) int64 { return s.Components.Panics })
+	counter("component_deaths", "Component workers that ended under their clients.", func(s *Stats) int64 { return s.Components.Deaths })
+	counter("component_killed", "Component workers that were ended because a request ran for too long.", func(s *Stats) int64 { return s.Components.Killed })
 	return c
 }
 

@@ -57,6 +57,8 @@ type link struct {
 	slots     []uint16   // free slots
 	posting   bool       // somebody is in post, and will take what is queued
 
+	components *portAttempt // guarded by mu: where components are called, once somebody has
+
 	batches [mech.MaxPaths][]verbs.SendWR // by path; they belong to whoever set posting
 	taken   [mech.MaxPaths][]*piece       // the pieces of the batches
 
@@ -400,6 +402,7 @@ func (l *link) close() {
 		l.mapped.Unlock()
 	}
 	l.conn.Close()
+	l.closePort()
 	l.ground()
 	l.cq.Close()
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"polder/memnode/wire"
@@ -42,6 +43,7 @@ type node struct {
 	dial func(context.Context) (verbs.Conn, error)
 
 	counters counters
+	objects  atomic.Int64 // of components
 
 	mu      sync.Mutex
 	state   nodeState

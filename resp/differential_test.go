@@ -423,11 +423,11 @@ func walk(t *testing.T, c *client, n int, args ...string) string {
 
 // churn pushes what a server stores out of local memory.
 type churn struct {
-	m *far.Map
+	m *far.ByteMap
 	n int
 }
 
-func newChurn(h *far.Heap) *churn { return &churn{m: h.NewMap("churn")} }
+func newChurn(h *far.Heap) *churn { return &churn{m: h.NewByteMap("churn")} }
 
 func (c *churn) evict(t testing.TB) {
 	t.Helper()

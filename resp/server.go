@@ -20,9 +20,9 @@ import (
 type Server struct {
 	cfg    Config
 	table  *table
-	keys   store    // by key
-	blocks *far.Map // of large hashes, by id and bucket; nil in a cache
-	cache  *cache   // keys, in a cache; nil over far memory
+	keys   store        // by key
+	blocks *far.ByteMap // of large hashes, by id and bucket; nil in a cache
+	cache  *cache       // keys, in a cache; nil over far memory
 	seed   maphash.Seed
 	since  time.Time
 	runID  string
@@ -57,10 +57,10 @@ type Server struct {
 // caller closes the heap, after the server. It fails if the configuration is
 // wrong or the system refuses an event loop.
 func NewServer(heap *far.Heap, cfg Config) (*Server, error) {
-	return newServer(heap.NewMap("keys"), heap.NewMap("hash blocks"), cfg)
+	return newServer(heap.NewByteMap("keys"), heap.NewByteMap("hash blocks"), cfg)
 }
 
-func newServer(keys store, blocks *far.Map, cfg Config) (*Server, error) {
+func newServer(keys store, blocks *far.ByteMap, cfg Config) (*Server, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
 		return nil, fmt.Errorf("cannot make a server: %w", err)

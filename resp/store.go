@@ -8,7 +8,7 @@ import (
 )
 
 // store is where a server keeps entries under their keys: a map in far memory,
-// or a cache. Its methods are those of far.Map, whose page says what they do.
+// or a cache. Its methods are those of far.ByteMap, whose page says what they do.
 type store interface {
 	Get(ctx context.Context, key, dst []byte) (far.Entry, error)
 	Stat(ctx context.Context, key []byte) (e far.Entry, size int, err error)

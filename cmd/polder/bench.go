@@ -12,6 +12,7 @@ import (
 
 	"polder/cmd/polder/sharecmd"
 	"polder/internal/bench/allocbench"
+	"polder/internal/bench/farbench"
 	"polder/internal/bench/respbench"
 	"polder/internal/bench/softbench"
 	"polder/internal/bench/verbsbench"
@@ -31,7 +32,7 @@ func newBench() *cobra.Command {
 	cmd.AddCommand(sharecmd.Bench(func(cmd *cobra.Command) (func(done, total int, what string), func()) {
 		return benchProgress(cmd.ErrOrStderr())
 	}))
-	cmd.AddCommand(softbench.Command())
+	cmd.AddCommand(softbench.Command(), farbench.Command())
 	return cmd
 }
 

@@ -19,7 +19,11 @@ import (
 	"strings"
 	"syscall"
 
+	"polder/internal/active"
 	"polder/internal/config"
+	"polder/memnode/component"
+	"polder/memnode/component/hashtable"
+	"polder/memnode/component/vector"
 )
 
 const (
@@ -29,6 +33,7 @@ const (
 )
 
 func main() {
+	component.Main(component.Set{active.Table: hashtable.New, active.Vector: vector.New})
 	ctx, cancel := context.WithCancelCause(context.Background())
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)

@@ -10,6 +10,7 @@ import (
 	"polder/cmd/polder/internal/daemon"
 	"polder/internal/config"
 	"polder/memnode"
+	"polder/memnode/component"
 	"polder/pool"
 )
 
@@ -27,6 +28,10 @@ func newNode() *cobra.Command {
 		Chunk:  memnode.DefaultChunkSize,
 		Grace:  memnode.DefaultGrace,
 		Fabric: daemon.FabricTCP,
+		Components: component.Config{
+			ClientMemory: component.DefaultClientMemory,
+			Time:         component.DefaultTime,
+		},
 	}
 	cfg.Admin = defaultNodeAdmin
 	cmd := &cobra.Command{
@@ -66,6 +71,9 @@ func lendFlags(fs *pflag.FlagSet, cfg *daemon.NodeConfig) {
 	fs.Var(config.NewPowerOfTwo(&cfg.Chunk, memnode.MinChunkSize, memnode.MaxChunkSize), "chunk", "unit of lending, a power of two")
 	fs.Var(config.NewSize(&cfg.ClientBudget, 0, 0), "client-budget", "most memory that one client may hold; 0 means all")
 	managerFlag(fs, &cfg.Manager)
+	fs.Var(config.NewSize(&cfg.Components.Memory, 0, 0), "component-memory", "part of --lend for objects of active components (hashtable, vector), which clients call; 0 means none")
+	fs.Var(config.NewSize(&cfg.Components.ClientMemory, component.MinClientMemory, 0), "component-client-memory", "part of --component-memory that each client who calls components gets")
+	fs.Var(config.NewDuration(&cfg.Components.Time, time.Millisecond), "component-time", "how long a call of a component may run before its client's objects are ended")
 	fs.Var(config.NewDuration(&cfg.Grace, time.Millisecond), "grace", "how long a client's memory outlives its connection")
 }
 

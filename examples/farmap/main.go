@@ -41,7 +41,7 @@ func run(ctx context.Context, node string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, heap.Close()) }()
-	pages := heap.NewMap("pages")
+	pages := heap.NewByteMap("pages")
 
 	// Store eight times the budget.
 	const n, size = 32_768, 4 << 10

@@ -31,6 +31,9 @@ type Command struct {
 	// Env is added to this process's environment, of which variables that
 	// begin with POLDER_ are left out: they configure the parent.
 	Env []string
+	// Files are the program's file descriptors from 3 on. They stay the
+	// caller's.
+	Files []*os.File
 	// Stdout and Stderr, if set, receive what the program writes.
 	Stdout, Stderr io.Writer
 }
@@ -54,7 +57,8 @@ func Start(c Command) (*Process, error) {
 }
 
 // StartReady runs a daemon of Polder's with the flag --ready-file, and waits
-// until it says where it listens, or ends, or ctx is done.
+// until it says where it listens, or ends, or ctx is done. Command.Files begin
+// at 4 there.
 func StartReady(ctx context.Context, c Command) (*Process, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -107,9 +111,10 @@ func start(c Command, ready *os.File) (*Process, error) {
 		}
 	}
 	cmd.Env = append(cmd.Env, c.Env...)
+	cmd.ExtraFiles = c.Files
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	if ready != nil {
-		cmd.ExtraFiles = []*os.File{ready}
+		cmd.ExtraFiles = append([]*os.File{ready}, c.Files...)
 	}
 	p := &Process{cmd: cmd, stderr: &tail{to: c.Stderr}, done: make(chan struct{})}
 	p.name = strings.Join(append([]string{c.Path}, c.Args...), " ")

@@ -12,7 +12,8 @@
 //
 //	 0  u32  magic "PMN1"
 //	 4  u16  version
-//	 6  u8   kind: 1 management, 2 access, 3 allocation, 4 freeing
+//	 6  u8   kind: 1 management, 2 access, 3 allocation, 4 freeing,
+//	         5 components (package memnode/component)
 //	 7  u8   access: which of the group, from 0; otherwise 0
 //	 8  [16] name of the way of managing memory, padded with zeros
 //	24  u64  session id, 0 for a new session
@@ -111,6 +112,7 @@ const (
 	KindAccess     Kind = 2
 	KindAlloc      Kind = 3
 	KindFree       Kind = 4
+	KindComponent  Kind = 5
 )
 
 // A Session names a client across connections. Who knows the secret is the
@@ -149,7 +151,7 @@ func (h *Hello) Decode(b []byte) error {
 		return err
 	}
 	kind := Kind(b[6])
-	if kind < KindManagement || kind > KindFree {
+	if kind < KindManagement || kind > KindComponent {
 		return malformed("hello of unknown kind %d", b[6])
 	}
 	if b[7] != 0 && kind != KindAccess {

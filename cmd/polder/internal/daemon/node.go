@@ -10,6 +10,7 @@ import (
 	"polder/internal/config"
 	"polder/internal/listen"
 	"polder/memnode"
+	"polder/memnode/component"
 	"polder/verbs"
 	"polder/verbs/ibv"
 	"polder/verbs/shm"
@@ -29,6 +30,7 @@ type NodeConfig struct {
 	Fabric       string // FabricTCP or FabricRDMA; FabricTCP if empty
 	Device       string // the RDMA device; the only one if empty
 	TrustClients bool   // see memnode.Config
+	Components   component.Config
 }
 
 // check finds what is wrong with values that fit each by itself.
@@ -54,6 +56,18 @@ func (c *NodeConfig) check() error {
 	case c.ClientBudget != 0 && c.ClientBudget < c.Chunk:
 		return wrong("client-budget", c.ClientBudget)
 	}
+	k := c.components()
+	small := func(flag string, value int64, expected string) error {
+		return &config.Error{Source: "--" + flag, Value: config.FormatSize(value), Err: errors.New("expected " + expected)}
+	}
+	switch {
+	case k.Memory != 0 && k.Memory < component.MinClientMemory:
+		return small("component-memory", k.Memory, "0 or at least "+config.FormatSize(component.MinClientMemory))
+	case k.Memory > c.Lend-c.Chunk:
+		return small("component-memory", k.Memory, "to leave at least one chunk of --lend, which is "+config.FormatSize(c.Lend))
+	case c.ClientBudget != 0 && k.ClientMemory > c.ClientBudget-c.Chunk:
+		return small("component-client-memory", k.ClientMemory, "to leave at least one chunk of --client-budget, which is "+config.FormatSize(c.ClientBudget))
+	}
 	return nil
 }
 
@@ -69,6 +83,17 @@ func (c *NodeConfig) places() (here, elsewhere []string) {
 	return here, elsewhere
 }
 
+// components is c.Components as it makes sense: a client gets no more than there
+// is, and nothing where there is nothing.
+func (c *NodeConfig) components() component.Config {
+	k := c.Components
+	if k.Memory == 0 {
+		return component.Config{}
+	}
+	k.ClientMemory = min(k.ClientMemory, k.Memory)
+	return k
+}
+
 func (c *NodeConfig) memnode() memnode.Config {
 	return memnode.Config{
 		Lend:         c.Lend,
@@ -77,6 +102,7 @@ func (c *NodeConfig) memnode() memnode.Config {
 		Grace:        c.Grace,
 		Manager:      c.Manager,
 		TrustClients: c.TrustClients,
+		Components:   c.components(),
 		Logger:       c.Logger,
 	}
 }

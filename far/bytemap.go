@@ -9,11 +9,11 @@ import (
 	"sync/atomic"
 )
 
-// Map is a hash map from byte strings to byte strings on a Heap. Its index is
+// ByteMap is a hash map from byte strings to byte strings on a Heap. Its index is
 // local (16 bytes an entry, within the budget); entries are local or far.
 //
 // An entry whose Expire has passed is as good as absent: no call returns it.
-type Map struct {
+type ByteMap struct {
 	h      *Heap
 	id     uint16
 	name   string
@@ -26,7 +26,7 @@ type Map struct {
 // Get appends the value of key to dst and returns it as Entry.Value.
 // It fails with ErrNotFound, *LostError, *CorruptError, or the error of
 // the wait.
-func (m *Map) Get(ctx context.Context, key, dst []byte) (Entry, error) {
+func (m *ByteMap) Get(ctx context.Context, key, dst []byte) (Entry, error) {
 	// The fast path: the entry is local.
 	hs := m.hash(key)
 	sh := m.shard(hs)
@@ -52,7 +52,7 @@ func (m *Map) Get(ctx context.Context, key, dst []byte) (Entry, error) {
 }
 
 // getSlow also returns the version of a large value, 0 for any other.
-func (m *Map) getSlow(ctx context.Context, sh *shard, hs hash, key, dst []byte) (ent Entry, version uint64, err error) {
+func (m *ByteMap) getSlow(ctx context.Context, sh *shard, hs hash, key, dst []byte) (ent Entry, version uint64, err error) {
 	var last, lastClears uint64
 	for {
 		var big bigHead
@@ -99,7 +99,7 @@ func (m *Map) getSlow(ctx context.Context, sh *shard, hs hash, key, dst []byte) 
 
 // Stat is Get without the value: Entry.Value is nil; size is its
 // length.
-func (m *Map) Stat(ctx context.Context, key []byte) (ent Entry, size int, err error) {
+func (m *ByteMap) Stat(ctx context.Context, key []byte) (ent Entry, size int, err error) {
 	hs := m.hash(key)
 	sh := m.shard(hs)
 	sh.mu.Lock()
@@ -111,7 +111,7 @@ func (m *Map) Stat(ctx context.Context, key []byte) (ent Entry, size int, err er
 	return m.statSlow(ctx, sh, hs, key)
 }
 
-func (m *Map) statSlow(ctx context.Context, sh *shard, hs hash, key []byte) (ent Entry, size int, err error) {
+func (m *ByteMap) statSlow(ctx context.Context, sh *shard, hs hash, key []byte) (ent Entry, size int, err error) {
 	err = m.slow(ctx, sh, hs, key, func(hd *holding) (s step) {
 		ent, size, s = m.tryStat(sh, hs, key, hd)
 		return s
@@ -119,7 +119,7 @@ func (m *Map) statSlow(ctx context.Context, sh *shard, hs hash, key []byte) (ent
 	return ent, size, err
 }
 
-func (m *Map) tryStat(sh *shard, hs hash, key []byte, hd *holding) (Entry, int, step) {
+func (m *ByteMap) tryStat(sh *shard, hs hash, key []byte, hd *holding) (Entry, int, step) {
 	p, e, st := sh.find(m.h, hs, key, wordPresent, hd, false)
 	switch {
 	case st != present:
@@ -133,7 +133,7 @@ func (m *Map) tryStat(sh *shard, hs hash, key []byte, hd *holding) (Entry, int, 
 }
 
 // Set stores e under key, replacing what was there.
-func (m *Map) Set(ctx context.Context, key []byte, e Entry) error {
+func (m *ByteMap) Set(ctx context.Context, key []byte, e Entry) error {
 	if err := m.check(key, len(e.Value)); err != nil {
 		return err
 	}
@@ -157,7 +157,7 @@ func (m *Map) Set(ctx context.Context, key []byte, e Entry) error {
 
 // setSlow stores r if the entry is still was, and if ok allows it under the
 // shard's lock. Either may be nil.
-func (m *Map) setSlow(ctx context.Context, sh *shard, hs hash, r record, was *snapshot, ok func() error) error {
+func (m *ByteMap) setSlow(ctx context.Context, sh *shard, hs hash, r record, was *snapshot, ok func() error) error {
 	return m.slow(ctx, sh, hs, r.key, func(hd *holding) step {
 		p, old, st := sh.find(m.h, hs, r.key, wordPresent, hd, was.whole())
 		if st == remote {
@@ -177,7 +177,7 @@ func (m *Map) setSlow(ctx context.Context, sh *shard, hs hash, r record, was *sn
 
 // Delete removes key and reports whether it was there. A lost entry is
 // removed too, and reported as having been there.
-func (m *Map) Delete(ctx context.Context, key []byte) (bool, error) {
+func (m *ByteMap) Delete(ctx context.Context, key []byte) (bool, error) {
 	hs := m.hash(key)
 	sh := m.shard(hs)
 	sh.mu.Lock()
@@ -189,7 +189,7 @@ func (m *Map) Delete(ctx context.Context, key []byte) (bool, error) {
 	return m.deleteSlow(ctx, sh, hs, key)
 }
 
-func (m *Map) deleteSlow(ctx context.Context, sh *shard, hs hash, key []byte) (found bool, err error) {
+func (m *ByteMap) deleteSlow(ctx context.Context, sh *shard, hs hash, key []byte) (found bool, err error) {
 	err = m.slow(ctx, sh, hs, key, func(hd *holding) (s step) {
 		found, s = m.tryDelete(sh, hs, key, hd)
 		return s
@@ -197,7 +197,7 @@ func (m *Map) deleteSlow(ctx context.Context, sh *shard, hs hash, key []byte) (f
 	return found, err
 }
 
-func (m *Map) tryDelete(sh *shard, hs hash, key []byte, hd *holding) (bool, step) {
+func (m *ByteMap) tryDelete(sh *shard, hs hash, key []byte, hd *holding) (bool, step) {
 	p, e, st := sh.find(m.h, hs, key, wordPresent, hd, false)
 	switch {
 	case sh.closed:
@@ -221,7 +221,7 @@ func (m *Map) tryDelete(sh *shard, hs hash, key []byte, hd *holding) (bool, step
 // key meanwhile. fn must not use the map and may be called again if
 // the entry moved in between; an error from fn is returned as it is,
 // and nothing changed.
-func (m *Map) Update(ctx context.Context, key []byte, fn UpdateFunc) error {
+func (m *ByteMap) Update(ctx context.Context, key []byte, fn UpdateFunc) error {
 	if err := m.check(key, 0); err != nil {
 		return err
 	}
@@ -239,14 +239,14 @@ func (m *Map) Update(ctx context.Context, key []byte, fn UpdateFunc) error {
 	return s.err
 }
 
-func (m *Map) updateSlow(ctx context.Context, sh *shard, hs hash, key []byte, fn UpdateFunc) error {
+func (m *ByteMap) updateSlow(ctx context.Context, sh *shard, hs hash, key []byte, fn UpdateFunc) error {
 	return m.slow(ctx, sh, hs, key, func(hd *holding) step {
 		return m.tryUpdate(sh, hs, key, fn, hd)
 	})
 }
 
 // tryUpdate is Update for values that are one entry before and after it.
-func (m *Map) tryUpdate(sh *shard, hs hash, key []byte, fn UpdateFunc, hd *holding) step {
+func (m *ByteMap) tryUpdate(sh *shard, hs hash, key []byte, fn UpdateFunc, hd *holding) step {
 	p, e, st := sh.find(m.h, hs, key, wordPresent, hd, true)
 	if sh.closed {
 		return step{err: ErrClosed}
@@ -290,7 +290,7 @@ func (m *Map) tryUpdate(sh *shard, hs hash, key []byte, fn UpdateFunc, hd *holdi
 
 // Len is the number of entries, without those lost. Entries that have
 // expired count until they are collected, as in Redis.
-func (m *Map) Len() int {
+func (m *ByteMap) Len() int {
 	n := 0
 	for i := range m.shards {
 		sh := &m.shards[i]
@@ -302,7 +302,7 @@ func (m *Map) Len() int {
 }
 
 // Clear removes every entry. Entries that are set meanwhile may stay.
-func (m *Map) Clear() {
+func (m *ByteMap) Clear() {
 	m.clearing.Lock()
 	defer m.clearing.Unlock()
 	m.clears.Add(1)
@@ -341,7 +341,7 @@ func (m *Map) Clear() {
 }
 
 // check refuses keys and values that are too large.
-func (m *Map) check(key []byte, value int) error {
+func (m *ByteMap) check(key []byte, value int) error {
 	if len(key) > MaxKeySize {
 		return fmt.Errorf("cannot store a key of %d bytes (at most %d): %w", len(key), MaxKeySize, ErrTooLarge)
 	}

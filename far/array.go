@@ -1,0 +1,347 @@
+package far
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"math/bits"
+	"reflect"
+)
+
+// StructureConfig configures an Array, a Vector, a List, a Stack or a Queue. The
+// zero value is good.
+type StructureConfig struct {
+	// Name appears in statistics.
+	Name string
+	// Group is how many elements lie in one far object, rounded up to a power
+	// of two. An object is what is fetched and evacuated, and costs 24 bytes of
+	// header and pointer. Zero means as many as fit into 1 KiB of an Array or a
+	// Vector, and into 4 KiB of the others; at least one.
+	Group int
+	// HotBits is how many passes of the evacuator an object survives unused,
+	// 1 to 8. Zero means 1, and 2 for an Array and a Vector.
+	HotBits int
+	// NewPrefetcher makes the prefetcher of a goroutine. Nil means a Stride.
+	NewPrefetcher func() Prefetcher
+}
+
+// newTracker makes the class and the tracker of a structure of elements of type
+// T, of which room bytes, or cfg.Group, go into an object.
+func newTracker[T any](h *Heap, kind string, cfg StructureConfig, room int) (*tracker, error) {
+	if cfg.Name == "" {
+		cfg.Name = kind
+	}
+	t := reflect.TypeFor[T]()
+	if err := pointerless(t); err != nil {
+		return nil, fmt.Errorf("cannot make %s %q: %w", kind, cfg.Name, err)
+	}
+	if cfg.Group < 0 {
+		return nil, fmt.Errorf("cannot make %s %q: Group is %d, want a number of elements, or 0 for the default", kind, cfg.Name, cfg.Group)
+	}
+	size := sizeOf[T]()
+	group := cfg.Group
+	if group == 0 {
+		group = max(room/max(size, 1), 1)
+		group = 1 << (bits.Len(uint(group)) - 1)
+	} else {
+		group = 1 << bits.Len(uint(group-1))
+	}
+	tr := &tracker{h: h, kind: kind, group: group, make: cfg.NewPrefetcher}
+	c, err := h.newClass(ClassConfig{Name: cfg.Name, HotBits: cfg.HotBits, Evacuated: tr.evacuated}, group*size)
+	if err != nil {
+		return nil, err
+	}
+	tr.c = c
+	return tr, nil
+}
+
+// Array is an array of elements of type T, which must not hold Go pointers: at
+// first all zero, local or far in groups. It is to Go's [n]T what far memory is to
+// local: any number of goroutines may use it, and whoever writes an element
+// while others use the same one needs a lock. Elements of a group may be written
+// at the same time.
+//
+// At and the methods of Elem give access in a scope; Get, Set, Read and Write
+// copy, and need none. An access takes constant time, and one read of the store
+// if the element is far; groups that were never written take no memory but
+// their word of 8 bytes. Strides are prefetched, a goroutine's or an iterator's.
+type Array[T any] struct {
+	n     int
+	shift int
+	words []uint64
+	tr    *tracker
+	idx   []struct{} // n of them: what bounds checks are done on
+}
+
+const arrayGroup = 1 << 10 // bytes
+
+// NewArray makes an array of n elements. It waits for local memory for its
+// words within ctx, and must not be called in a scope.
+func NewArray[T any](ctx context.Context, h *Heap, n int, cfg StructureConfig) (*Array[T], error) {
+	if n < 0 {
+		return nil, fmt.Errorf("cannot make array %q: its length is %d", cfg.Name, n)
+	}
+	if cfg.HotBits == 0 {
+		cfg.HotBits = 2
+	}
+	tr, err := newTracker[T](h, "array", cfg, arrayGroup)
+	if err != nil {
+		return nil, err
+	}
+	words, err := h.newRun(ctx, tr.c, (n+tr.group-1)/tr.group)
+	if err != nil {
+		return nil, fmt.Errorf("cannot make array %q of %d elements: %w", cfg.Name, n, err)
+	}
+	a := &Array[T]{n: n, shift: bits.TrailingZeros(uint(tr.group)), words: words, tr: tr, idx: make([]struct{}, n)}
+	tr.word = func(i int) *uint64 {
+		if uint(i) >= uint(len(words)) {
+			return nil
+		}
+		return &words[i]
+	}
+	tr.index = func(p *uint64) int { return wordIndex(words, p) }
+	tr.len = func() int { return n }
+	h.track(tr)
+	return a, nil
+}
+
+// Len is the number of elements.
+func (a *Array[T]) Len() int { return a.n }
+
+// At returns the pointer to element i. It panics, as indexing an array does, if
+// there is none.
+func (a *Array[T]) At(i int) Elem[T] {
+	_ = a.idx[i]
+	return elemAt[T](a.tr, &a.words[i>>a.shift], i&(1<<a.shift-1))
+}
+
+// Get returns a copy of element i. It needs no scope, and waits within ctx.
+func (a *Array[T]) Get(ctx context.Context, i int) (T, error) { return a.At(i).Load(ctx) }
+
+// Set makes element i v. It needs no scope, and waits within ctx.
+func (a *Array[T]) Set(ctx context.Context, i int, v T) error { return a.At(i).Store(ctx, v) }
+
+// Read copies elements from i on to dst. It needs no scope, and waits within
+// ctx.
+func (a *Array[T]) Read(ctx context.Context, dst []T, i int) error {
+	_ = a.idx[i : i+len(dst)]
+	return a.tr.h.withScope(ctx, func(s *Scope) {
+		for at, b := range a.part(s, i, i+len(dst), derefStream) {
+			copy(dst[at-i:], b)
+		}
+	})
+}
+
+// Write copies src to the elements from i on. It needs no scope, and waits
+// within ctx. If it fails, some may have been written.
+func (a *Array[T]) Write(ctx context.Context, src []T, i int) error {
+	_ = a.idx[i : i+len(src)]
+	return a.tr.h.withScope(ctx, func(s *Scope) {
+		for at, b := range a.part(s, i, i+len(src), derefMut) {
+			copy(b, src[at-i:])
+		}
+	})
+}
+
+// All iterates over the elements in order, to be read, and valid during their
+// step. The iteration enters and leaves s, group by group, and prefetches; it
+// waits within the scope's context. It ends early if an element cannot be had, and then s.Err
+// says why.
+func (a *Array[T]) All(s *Scope) iter.Seq2[int, *T] { return each(a.part(s, 0, a.n, 0)) }
+
+// Stream is All for elements without temporal locality: they do not displace
+// others (the paper's non-temporal access).
+func (a *Array[T]) Stream(s *Scope) iter.Seq2[int, *T] {
+	return each(a.part(s, 0, a.n, derefStream))
+}
+
+// Backward is All from the last element to the first.
+func (a *Array[T]) Backward(s *Scope) iter.Seq2[int, *T] { return backward[T](a.tr, s, a.n) }
+
+// Chunks iterates over the elements from i to j, a group at a time, to be read:
+// the number of the first and the elements, which are valid during the step.
+// It is the fastest way through an array. Otherwise it is as All.
+func (a *Array[T]) Chunks(s *Scope, i, j int) iter.Seq2[int, []T] { return a.part(s, i, j, 0) }
+
+// StreamChunks is Chunks for elements without temporal locality.
+func (a *Array[T]) StreamChunks(s *Scope, i, j int) iter.Seq2[int, []T] {
+	return a.part(s, i, j, derefStream)
+}
+
+// MutChunks is Chunks for elements to be read and written.
+func (a *Array[T]) MutChunks(s *Scope, i, j int) iter.Seq2[int, []T] {
+	return a.part(s, i, j, derefMut)
+}
+
+// StreamMutChunks is MutChunks for elements without temporal locality.
+func (a *Array[T]) StreamMutChunks(s *Scope, i, j int) iter.Seq2[int, []T] {
+	return a.part(s, i, j, derefMut|derefStream)
+}
+
+// part iterates over the elements from i to j by groups.
+func (a *Array[T]) part(s *Scope, i, j, what int) iter.Seq2[int, []T] {
+	_ = a.idx[i:j]
+	return part[T](a.tr, s, i, j, what)
+}
+
+// part iterates over the elements of tr from i to j by groups.
+func part[T any](tr *tracker, s *Scope, i, j, what int) iter.Seq2[int, []T] {
+	return func(yield func(int, []T) bool) {
+		for i := i; i < j; {
+			c, first := i/tr.group, i%tr.group
+			n := min(tr.group-first, j-i)
+			if !chunkStep(tr, s, tr.word(c), c, what, func(b []T) bool { return yield(i, b[first:first+n:first+n]) }) {
+				return
+			}
+			i += n
+		}
+	}
+}
+
+// backward iterates over the first n elements of tr, from the last one on.
+func backward[T any](tr *tracker, s *Scope, n int) iter.Seq2[int, *T] {
+	return func(yield func(int, *T) bool) {
+		for c := (n - 1 + tr.group) / tr.group; c > 0; c-- {
+			at := (c - 1) * tr.group
+			more := chunkStep(tr, s, tr.word(c-1), c-1, 0, func(b []T) bool {
+				for j := min(len(b), n-at) - 1; j >= 0; j-- {
+					if !yield(at+j, &b[j]) {
+						return false
+					}
+				}
+				return true
+			})
+			if !more {
+				return
+			}
+		}
+	}
+}
+
+// each iterates over the elements of chunks.
+func each[T any](chunks iter.Seq2[int, []T]) iter.Seq2[int, *T] {
+	return func(yield func(int, *T) bool) {
+		for at, b := range chunks {
+			for j := range b {
+				if !yield(at+j, &b[j]) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// chunkStep calls fn with the elements of object i, whose word is p, in s, and
+// reports whether to go on. With i negative the prefetcher is not told.
+func chunkStep[T any](tr *tracker, s *Scope, p *uint64, i, what int, fn func(b []T) bool) bool {
+	if w := loadWord(p); w.far() || w&pCold != 0 {
+		tr.h.ahead.usedNow(tr, p)
+	}
+	if i >= 0 {
+		tr.access(s, i, what&derefStream != 0)
+	}
+	for try := 0; ; try++ {
+		done, more := chunkTry(tr, s, p, what, fn)
+		if done {
+			return more
+		}
+		// If s was open before, whoever holds it has to leave it.
+		if try == scopeTries || s.isOpen() || !errors.Is(s.err, ErrScopeFull) || tr.h.roomSoon(s.ctx) != nil {
+			return false
+		}
+		s.err = nil
+	}
+}
+
+// chunkTry is one try of chunkStep; done is false if there is no object, and
+// s.err says why.
+func chunkTry[T any](tr *tracker, s *Scope, p *uint64, what int, fn func(b []T) bool) (done, more bool) {
+	s.Enter()
+	defer s.Leave()
+	o, err := tr.h.deref(s, p, what)
+	if err != nil {
+		s.fail(err)
+		return false, false
+	}
+	return true, fn(elementsOf[T](o, tr.group))
+}
+
+// withScope calls fn in a scope of the pool, closed, for what fn enters and
+// leaves by itself.
+func (h *Heap) withScope(ctx context.Context, fn func(s *Scope)) error {
+	s := h.acquire(ctx)
+	defer s.giveBack()
+	fn(s)
+	return s.Err()
+}
+
+// WillNeed begins to prefetch the elements from i to j, as far as they are far
+// and there is room, and returns at once.
+func (a *Array[T]) WillNeed(i, j int) {
+	_ = a.idx[i:j]
+	a.tr.willNeed(i>>a.shift, (j+a.tr.group-1)>>a.shift)
+}
+
+// DontNeed says that the elements from i to j will not be used soon: they are
+// among the first to be evacuated.
+func (a *Array[T]) DontNeed(i, j int) {
+	_ = a.idx[i:j]
+	for c := i >> a.shift; c < (j+a.tr.group-1)>>a.shift; c++ {
+		chill(&a.words[c])
+	}
+}
+
+// willNeed prefetches the objects from i to j.
+func (tr *tracker) willNeed(i, j int) {
+	var few [maxAhead]*uint64
+	for i < j {
+		n := min(j-i, maxAhead)
+		for k := range n {
+			few[k] = tr.word(i + k)
+		}
+		tr.fetch(few[:n], false)
+		i += n
+	}
+}
+
+// chill makes a local object that is left alone one of the first to be
+// evacuated.
+func chill(p *uint64) {
+	if w := loadWord(p); w.local() && !w.marked() {
+		casWord(p, w, w|pCold)
+	}
+}
+
+// Clear makes all elements zero, and gives up what memory they have.
+func (a *Array[T]) Clear() {
+	for i := range a.words {
+		a.tr.h.reset(&a.words[i], a.tr.c)
+	}
+}
+
+// reset makes the object of p zero, and one that takes no memory.
+func (h *Heap) reset(p *uint64, c *class) {
+	for {
+		w := loadWord(p)
+		if w.free() || w.zero() {
+			return
+		}
+		if casWord(p, w, pZero|pword(c.id)) {
+			h.buryObject(w)
+			return
+		}
+	}
+}
+
+// Free frees the array. It must not be used afterwards.
+func (a *Array[T]) Free() {
+	for i := range a.words {
+		a.tr.h.free(&a.words[i])
+	}
+	a.tr.h.untrack(a.tr)
+	a.words, a.idx, a.n = nil, nil, 0
+}
+
+// Stats returns what the array has been through.
+func (a *Array[T]) Stats() StructureStats { return a.tr.structure() }

@@ -1,0 +1,122 @@
+package far
+
+import (
+	"context"
+	"sync/atomic"
+	"unsafe"
+
+	"polder/internal/invariants"
+)
+
+// Elem is a pointer to an element of an Array or a Vector: to one of several
+// that lie in one far object. It is a small value, made by At, and has the
+// methods of Ptr.
+type Elem[T any] struct {
+	_ [0]*T
+	e elem
+}
+
+// elem is an Elem without its type.
+type elem struct {
+	w   *unsafe.Pointer // the word of the object
+	off uintptr         // of the element in it, in bytes
+	tr  *tracker
+}
+
+// Deref returns the element, to be read until s is left, as Ptr.Deref does. The
+// fast path is inlined.
+func (p Elem[T]) Deref(s *Scope) *T {
+	v := unsafe.Add(atomic.LoadPointer(p.e.w), p.e.off)
+	if invariants.Enabled || uintptr(v) > pAddr {
+		v = elemSlow(s, p.e)
+	}
+	return (*T)(v)
+}
+
+// DerefMut returns the element, to be read and written until s is left, as
+// Ptr.DerefMut does.
+func (p Elem[T]) DerefMut(s *Scope) *T {
+	v := atomic.LoadPointer(p.e.w)
+	if invariants.Enabled || uintptr(v) > pAddr || *(*bool)(unsafe.Add(v, -8)) {
+		return (*T)(elemFor(s, p.e, derefMut))
+	}
+	return (*T)(unsafe.Add(v, p.e.off))
+}
+
+// DerefStream is Deref for an element without temporal locality, as
+// Ptr.DerefStream.
+func (p Elem[T]) DerefStream(s *Scope) *T { return (*T)(elemFor(s, p.e, derefStream)) }
+
+// DerefMutStream is DerefMut for an element without temporal locality.
+func (p Elem[T]) DerefMutStream(s *Scope) *T {
+	return (*T)(elemFor(s, p.e, derefMut|derefStream))
+}
+
+// Load returns a copy of the element. It needs no scope, and waits within ctx.
+func (p Elem[T]) Load(ctx context.Context) (v T, err error) {
+	err = p.e.tr.h.one(ctx, func(s *Scope) {
+		if o := p.Deref(s); o != nil {
+			v = *o
+		}
+	})
+	return v, err
+}
+
+// Store makes the element v. It needs no scope, and waits within ctx.
+func (p Elem[T]) Store(ctx context.Context, v T) error {
+	return p.e.tr.h.one(ctx, func(s *Scope) {
+		if o := p.DerefMut(s); o != nil {
+			*o = v
+		}
+	})
+}
+
+// IsLocal reports whether the element is in local memory just now, as
+// Ptr.IsLocal does.
+func (p Elem[T]) IsLocal() bool {
+	w := loadWord((*uint64)(unsafe.Pointer(p.e.w)))
+	return w.local() || w.zero()
+}
+
+// elemSlow is Elem.Deref off the fast path.
+//
+//go:noinline
+func elemSlow(s *Scope, e elem) unsafe.Pointer { return elemFor(s, e, 0) }
+
+func elemFor(s *Scope, e elem, what int) unsafe.Pointer {
+	o := e.tr.object(s, (*uint64)(unsafe.Pointer(e.w)), what)
+	if o == nil {
+		return nil
+	}
+	return unsafe.Pointer(&o[objectHeader+e.off])
+}
+
+// elemAt is element i of the object of word w, which holds 1<<shift elements of
+// type T.
+func elemAt[T any](tr *tracker, w *uint64, i int) Elem[T] {
+	return Elem[T]{e: elem{
+		w:   (*unsafe.Pointer)(unsafe.Pointer(w)),
+		off: uintptr(i) * unsafe.Sizeof(*new(T)),
+		tr:  tr,
+	}}
+}
+
+// sizeOf is the size of a T in bytes.
+func sizeOf[T any]() int { return int(unsafe.Sizeof(*new(T))) }
+
+// wordIndex is the place of p among words, or -1.
+func wordIndex(words []uint64, p *uint64) int {
+	if len(words) == 0 {
+		return -1
+	}
+	d := uintptr(unsafe.Pointer(p)) - uintptr(unsafe.Pointer(&words[0]))
+	if d >= uintptr(len(words))*wordSize {
+		return -1
+	}
+	return int(d / wordSize)
+}
+
+// elementsOf is the n elements that the object o holds.
+func elementsOf[T any](o object, n int) []T {
+	return unsafe.Slice((*T)(unsafe.Pointer(&o[objectHeader])), n)
+}

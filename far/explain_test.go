@@ -1,0 +1,120 @@
+package far
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Each finding is made where it applies, and not in a heap that does well.
+func TestExplainNamesWhatWouldHelp(t *testing.T) {
+	well := Stats{Budget: 64 << 20, Resident: 60 << 20, Logs: 50 << 20, LocalLive: 45 << 20, Index: 5 << 20, Free: 2 << 20,
+		Fetches: 5000, Evacuated: 5000, EvacuatedClean: 4000, EvacuatedSegments: 10, BytesOut: 1 << 30}
+	if got := well.Explain(); !strings.Contains(got, "Nothing needs attention") {
+		t.Errorf("a heap that does well: %s", got)
+	}
+	for _, c := range []struct {
+		name   string
+		change func(s *Stats)
+		want   []string
+	}{
+		{"lost", func(s *Stats) { s.Lost = 7 }, []string{"7 entries were lost"}},
+		{"corrupt", func(s *Stats) { s.Corrupt = 3 }, []string{"3 reads brought other bytes"}},
+		{"unreturned", func(s *Stats) { s.Unreturned = 2 }, []string{"did not take 2 segments back"}},
+		{"scarce", func(s *Stats) { s.Free = 0 }, []string{"waits for the evacuator", "SetLocal"}},
+		{"index", func(s *Stats) { s.Index = 40 << 20 }, []string{"40 MiB of the budget of 64 MiB", "StructureConfig.Group"}},
+		{"far full", func(s *Stats) { s.CleanedBytes = 2 << 30 }, []string{"far memory is nearly full", "Lend more"}},
+		{"all local", func(s *Stats) { s.Fetches, s.Evacuated, s.EvacuatedClean = 0, 0, 0 }, []string{"Everything has been local", "smaller Config.Local"}},
+		{"map misses", func(s *Stats) { s.Maps = []MapStats{{Name: "users", Hits: 3000, Misses: 1000}} }, []string{`25 % of the reads of map "users" miss`, "Config.Local"}},
+		{"object misses", func(s *Stats) { s.Classes = []ClassStats{{Name: "nodes", Warmed: 1000, Misses: 1000}} }, []string{`50 % of the objects of "nodes"`, "Prefetcher"}},
+		{"prefetched in vain", func(s *Stats) {
+			s.Structures = []StructureStats{{Kind: "array", ClassStats: ClassStats{Name: "a", Warmed: 1e6}, Prefetch: PrefetchStats{Issued: 2000, Unused: 800}}}
+		}, []string{`40 % of what was prefetched for array "a"`, "NoPrefetch"}},
+		{"prefetch dropped", func(s *Stats) {
+			s.Structures = []StructureStats{{Kind: "queue", ClassStats: ClassStats{Name: "q", Warmed: 1e6}, Prefetch: PrefetchStats{Issued: 1000, Dropped: 1000}}}
+		}, []string{`50 % of what should have been prefetched for queue "q"`, "faster store"}},
+		{"used once", func(s *Stats) {
+			s.Maps = []MapStats{{}}
+			s.Structures = []StructureStats{{Kind: "array", Group: 4, ClassStats: ClassStats{Name: "pictures", Warmed: 2000}, Prefetch: PrefetchStats{Issued: 2000, Used: 2000}}}
+		}, []string{`array "pictures" are used once`, "Stream"}},
+		{"small objects", func(s *Stats) {
+			s.Structures = []StructureStats{{Kind: "vector", Group: 1, ObjectSize: 8, ClassStats: ClassStats{Name: "v", Warmed: 1e6, Misses: 5000}}}
+		}, []string{`vector "v" are 8 bytes`, "Group"}},
+		{"pace", func(s *Stats) { s.PrefetchRate, s.PrefetchLatency, s.PrefetchWindow = 1<<30, 50_000, 100<<10 }, []string{"1024 MiB a second", "50µs", "100 KiB ahead"}},
+	} {
+		s := well
+		c.change(&s)
+		got := s.Explain()
+		for _, w := range c.want {
+			if !strings.Contains(got, w) {
+				t.Errorf("%s: %q is not in:\n%s", c.name, w, got)
+			}
+		}
+		if n := strings.Count(got, "\n"); n != 2 {
+			t.Errorf("%s: %d lines, want the state and one finding:\n%s", c.name, n, got)
+		}
+	}
+}
+
+// What a heap says of itself goes by what has happened to it.
+func TestAHeapExplainsItself(t *testing.T) {
+	h := openObjects(t, NewMemStore(tinySegment, 1<<10), 16)
+	if got := h.Explain(); !strings.Contains(got, "Everything has been local") {
+		t.Errorf("an empty heap: %s", got)
+	}
+	a := newArray[[8]int64](t, h, 20_000, StructureConfig{Name: "big"})
+	s := h.NewScope()
+	defer s.Close()
+	for range 3 {
+		for i, b := range a.MutChunks(s, 0, a.Len()) {
+			b[0][0] = int64(i)
+		}
+	}
+	if err := s.Err(); err != nil {
+		t.Fatal(err)
+	}
+	got := h.Explain()
+	if strings.Contains(got, "Everything has been local") || !strings.Contains(got, "far segments") {
+		t.Errorf("a heap that evacuates: %s", got)
+	}
+	st := a.Stats()
+	if st.Name != "big" || st.Len != a.Len() || st.Group != 16 || st.ObjectSize != 1024 || st.Evacuated == 0 || st.Misses+st.Prefetch.Issued == 0 {
+		t.Errorf("the array's statistics are %+v", st)
+	}
+	if p := st.Prefetch; p.Used+p.Unused > p.Issued {
+		t.Errorf("more was used than was prefetched: %+v", p)
+	}
+	if all := h.Stats(); all.Passes == 0 || len(all.Structures) != 1 {
+		t.Errorf("the heap's statistics are %+v", all)
+	}
+}
+
+// Structures and maps of one name are one series.
+func TestStructuresHaveMetrics(t *testing.T) {
+	h := openObjects(t, NewMemStore(tinySegment, 64), 40)
+	for range 2 {
+		newArray[int32](t, h, 100, StructureConfig{Name: "twice"})
+		if err := newMap[int, int](t, h, MapConfig{Name: "twice"}).Set(t.Context(), 1, 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	reg := prometheus.NewPedanticRegistry()
+	reg.MustRegister(NewCollector(h))
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]float64{"polder_far_structure_elements": 200, "polder_far_entries": 2}
+	for _, f := range families {
+		if v, ok := want[f.GetName()]; ok {
+			if len(f.Metric) != 1 || f.Metric[0].GetGauge().GetValue() != v {
+				t.Errorf("%s: got %v, want one of %v", f.GetName(), f.Metric, v)
+			}
+			delete(want, f.GetName())
+		}
+	}
+	if len(want) > 0 {
+		t.Errorf("missing: %v", want)
+	}
+}

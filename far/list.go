@@ -1,0 +1,449 @@
+package far
+
+import (
+	"context"
+	"iter"
+	"sync"
+)
+
+// List is a doubly linked list of elements of type T, which must not hold Go
+// pointers. Its nodes hold a group of elements each; what links them is local,
+// 32 bytes a node on the Go heap, which the garbage collector does not scan.
+//
+// All methods may be called by any number of goroutines, and each is atomic. So is
+// each step of an iteration, which ends with ErrModified if others insert or
+// remove meanwhile; elements may be pushed. Whoever writes an element through a pointer
+// while others use it needs a lock.
+//
+// Pushing and popping take constant time, inserting and removing through a
+// Cursor at most a move of one group. Pops and iterations take one read of the store for a
+// group that is far, unless it was prefetched: they ask for the groups ahead, in
+// the direction in which they go.
+type List[T any] struct {
+	tr *tracker
+
+	mu       sync.Mutex
+	nodes    []listNode // by number; 0 is the root, between the last and the first; under mu
+	spare    int32      // a node that is not in use, and so on by next; under mu
+	n        int        // elements; under mu
+	version  uint64     // changes when elements move or go; under mu
+	crossing int        // nodes that pops have used up; under mu
+}
+
+// listNode is a node. Its elements are count in a row, from first on.
+type listNode struct {
+	word         uint64 // number of the object's
+	prev, next   int32
+	first, count int32
+}
+
+const listGroup = 4 << 10 // bytes
+
+// NewList makes an empty list.
+func NewList[T any](h *Heap, cfg StructureConfig) (*List[T], error) {
+	return newList[T](h, "list", cfg)
+}
+
+func newList[T any](h *Heap, kind string, cfg StructureConfig) (*List[T], error) {
+	tr, err := newTracker[T](h, kind, cfg, min(listGroup, h.maxObject))
+	if err != nil {
+		return nil, err
+	}
+	l := &List[T]{tr: tr, nodes: make([]listNode, 1)}
+	tr.index = func(*uint64) int { return -1 } // a list knows what is next without numbers
+	tr.len = l.Len
+	h.track(tr)
+	return l, nil
+}
+
+// Len is the number of elements.
+func (l *List[T]) Len() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.n
+}
+
+// PushBack appends v. It needs no scope, and waits within ctx, as all methods
+// with a context do.
+func (l *List[T]) PushBack(ctx context.Context, v T) error {
+	return l.tr.h.locked(ctx, &l.mu, func(s *Scope) *uint64 { return l.push(s, v, true) })
+}
+
+// PushFront puts v in front of all others.
+func (l *List[T]) PushFront(ctx context.Context, v T) error {
+	return l.tr.h.locked(ctx, &l.mu, func(s *Scope) *uint64 { return l.push(s, v, false) })
+}
+
+// PushBackIn is PushBack in a scope, which is open, and in which it takes local
+// memory. It fails as Deref does.
+func (l *List[T]) PushBackIn(s *Scope, v T) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.push(s, v, true) != nil {
+		return s.Err()
+	}
+	return nil
+}
+
+// PushFrontIn is PushFront in a scope, which is open.
+func (l *List[T]) PushFrontIn(s *Scope, v T) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.push(s, v, false) != nil {
+		return s.Err()
+	}
+	return nil
+}
+
+// PopFront removes the first element and returns it, or false if there is none.
+func (l *List[T]) PopFront(ctx context.Context) (v T, ok bool, err error) {
+	err = l.tr.h.locked(ctx, &l.mu, func(s *Scope) (p *uint64) {
+		v, ok, p = l.pop(s, false, true)
+		return p
+	})
+	return v, ok, err
+}
+
+// PopBack removes the last element and returns it, or false if there is none.
+func (l *List[T]) PopBack(ctx context.Context) (v T, ok bool, err error) {
+	err = l.tr.h.locked(ctx, &l.mu, func(s *Scope) (p *uint64) {
+		v, ok, p = l.pop(s, true, true)
+		return p
+	})
+	return v, ok, err
+}
+
+// PopFrontIn is PopFront in a scope, which is open.
+func (l *List[T]) PopFrontIn(s *Scope) (v T, ok bool, err error) { return l.popIn(s, false, true) }
+
+// PopBackIn is PopBack in a scope, which is open.
+func (l *List[T]) PopBackIn(s *Scope) (v T, ok bool, err error) { return l.popIn(s, true, true) }
+
+func (l *List[T]) popIn(s *Scope, back, remove bool) (v T, ok bool, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var p *uint64
+	if v, ok, p = l.pop(s, back, remove); p != nil {
+		err = s.Err()
+	}
+	return v, ok, err
+}
+
+// First returns a copy of the first element, or false if there is none.
+func (l *List[T]) First(ctx context.Context) (v T, ok bool, err error) { return l.peek(ctx, false) }
+
+// Last returns a copy of the last element, or false if there is none.
+func (l *List[T]) Last(ctx context.Context) (v T, ok bool, err error) { return l.peek(ctx, true) }
+
+func (l *List[T]) peek(ctx context.Context, back bool) (v T, ok bool, err error) {
+	err = l.tr.h.locked(ctx, &l.mu, func(s *Scope) (p *uint64) {
+		v, ok, p = l.pop(s, back, false)
+		return p
+	})
+	return v, ok, err
+}
+
+// The methods below need l.mu. If they fail, s.Err says why, and the word that
+// they return is the one that could not be dereferenced, or, if there is none, of
+// no use.
+
+// failed is a word that is never far.
+var failed = new(uint64)
+
+// word is the word of a node.
+func (l *List[T]) word(nd *listNode) *uint64 { return l.tr.h.words.at(nd.word) }
+
+// elements are those of a node, to be used or not, or nil.
+func (l *List[T]) elements(s *Scope, node int32, what int) ([]T, *uint64) {
+	p := l.word(&l.nodes[node])
+	o := l.tr.object(s, p, what)
+	if o == nil {
+		return nil, p
+	}
+	return elementsOf[T](o, l.tr.group), nil
+}
+
+// link makes a node after prev, of which the elements will be from first on.
+func (l *List[T]) link(s *Scope, prev int32, first int32) (int32, bool) {
+	h := l.tr.h
+	p, err := h.newObject(l.tr.c, s, l.tr.c.size, 0, nil)
+	if err != nil {
+		s.fail(s.noRoom(err, l.tr.c.size))
+		return 0, false
+	}
+	i := l.spare
+	if i != 0 {
+		l.spare = l.nodes[i].next
+	} else {
+		i = int32(len(l.nodes))
+		l.nodes = append(l.nodes, listNode{})
+	}
+	next := l.nodes[prev].next
+	l.nodes[i] = listNode{word: h.words.number(p), prev: prev, next: next, first: first}
+	l.nodes[prev].next, l.nodes[next].prev = i, i
+	return i, true
+}
+
+// unlink frees a node.
+func (l *List[T]) unlink(i int32) {
+	nd := &l.nodes[i]
+	l.nodes[nd.prev].next, l.nodes[nd.next].prev = nd.next, nd.prev
+	l.tr.h.free(l.word(nd))
+	*nd = listNode{next: l.spare}
+	l.spare = i
+}
+
+// push adds v at one end.
+func (l *List[T]) push(s *Scope, v T, back bool) *uint64 {
+	g := int32(l.tr.group)
+	i := l.nodes[0].next
+	if back {
+		i = l.nodes[0].prev
+	}
+	if nd := &l.nodes[i]; i != 0 && nd.count == 0 {
+		nd.first = 0
+		if !back {
+			nd.first = g
+		}
+	}
+	if nd := &l.nodes[i]; i == 0 || back && nd.first+nd.count == g || !back && nd.first == 0 {
+		prev, first := l.nodes[0].prev, int32(0)
+		if !back {
+			prev, first = 0, g
+		}
+		var ok bool
+		if i, ok = l.link(s, prev, first); !ok {
+			return failed
+		}
+	}
+	b, p := l.elements(s, i, derefMut)
+	if p != nil {
+		return p
+	}
+	nd := &l.nodes[i]
+	if back {
+		b[nd.first+nd.count] = v
+	} else {
+		nd.first--
+		b[nd.first] = v
+	}
+	nd.count++
+	l.n++
+	return nil
+}
+
+// end is the node that the first or last element is in, 0 if there is none. Nodes
+// at the end that have been used up are freed now, rather than when the last element
+// went: whoever pushes and pops by turns needs them.
+func (l *List[T]) end(s *Scope, back bool) int32 {
+	for {
+		i := l.nodes[0].next
+		if back {
+			i = l.nodes[0].prev
+		}
+		if i == 0 || l.nodes[i].count > 0 || l.n == 0 {
+			return i
+		}
+		l.unlink(i)
+		l.version++
+		// Half a window's worth of nodes at a time.
+		if l.crossing++; l.crossing > l.tr.window()/2 {
+			l.crossing = 0
+			var words [maxAhead]*uint64
+			n := l.walk(&words, 0, back, l.tr.window())
+			l.tr.fetch(words[:n], false)
+		}
+	}
+}
+
+// walk fills words with those of up to n nodes beyond node i.
+func (l *List[T]) walk(words *[maxAhead]*uint64, i int32, back bool, n int) int {
+	for k := range min(n, maxAhead) {
+		if i = l.beyond(i, back); i == 0 {
+			return k
+		}
+		words[k] = l.word(&l.nodes[i])
+	}
+	return min(n, maxAhead)
+}
+
+// beyond is the node next to node i.
+func (l *List[T]) beyond(i int32, back bool) int32 {
+	if back {
+		return l.nodes[i].prev
+	}
+	return l.nodes[i].next
+}
+
+// pop returns the element at one end, and removes it.
+func (l *List[T]) pop(s *Scope, back, remove bool) (v T, ok bool, p *uint64) {
+	if l.n == 0 {
+		return v, false, nil
+	}
+	i := l.end(s, back)
+	b, p := l.elements(s, i, 0)
+	if p != nil {
+		return v, false, p
+	}
+	nd := &l.nodes[i]
+	at := nd.first
+	if back {
+		at += nd.count - 1
+	}
+	v = b[at]
+	if remove {
+		if !back {
+			nd.first++
+		}
+		nd.count--
+		l.n--
+		l.version++
+	}
+	return v, true, nil
+}
+
+// Clear removes all elements.
+func (l *List[T]) Clear() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := l.nodes[0].next; i != 0; i = l.nodes[i].next {
+		l.tr.h.free(l.word(&l.nodes[i]))
+	}
+	l.nodes, l.spare, l.n = make([]listNode, 1), 0, 0
+	l.version++
+}
+
+// Free frees the list. It must not be used afterwards.
+func (l *List[T]) Free() {
+	l.Clear()
+	l.tr.h.untrack(l.tr)
+}
+
+// Stats returns what the list has been through.
+func (l *List[T]) Stats() StructureStats { return l.tr.structure() }
+
+// All iterates over the elements in order, to be read, and valid during their
+// step. The iteration enters and leaves s, group by group, and prefetches; it
+// waits within the scope's context. It ends early if an element cannot be had, and then s.Err
+// says why.
+func (l *List[T]) All(s *Scope) iter.Seq[*T] { return l.each(s, false, 0) }
+
+// Mut is All for elements to be read and written.
+func (l *List[T]) Mut(s *Scope) iter.Seq[*T] { return l.each(s, false, derefMut) }
+
+// Stream is All for elements without temporal locality.
+func (l *List[T]) Stream(s *Scope) iter.Seq[*T] { return l.each(s, false, derefStream) }
+
+// Backward is All from the last element to the first.
+func (l *List[T]) Backward(s *Scope) iter.Seq[*T] { return l.each(s, true, 0) }
+
+// listStep is where an iteration is: at a node, and before or behind the
+// element at of it.
+type listStep struct {
+	node    int32
+	at      int32
+	version uint64
+	back    bool
+	ordinal int   // of the node, in the order of the iteration
+	lead    int32 // the node up to which has been prefetched, 0 for none
+	leadAt  int   // its ordinal
+}
+
+func (l *List[T]) each(s *Scope, back bool, what int) iter.Seq[*T] {
+	return func(yield func(*T) bool) {
+		it := listStep{back: back, at: -1, leadAt: -1, ordinal: -1}
+		pf := Prefetcher(&Stride{begun: true, step: 1, seen: 1, last: -1})
+		if l.tr.make != nil {
+			pf = l.tr.make()
+		}
+		for {
+			p, i, j, err := l.next(&it, pf, what)
+			if err != nil {
+				s.fail(err)
+				return
+			}
+			if p == nil {
+				return
+			}
+			more := chunkStep(l.tr, s, p, -1, what, func(b []T) bool {
+				for b = b[i:j]; len(b) > 0; {
+					var v *T
+					if back {
+						v, b = &b[len(b)-1], b[:len(b)-1]
+					} else {
+						v, b = &b[0], b[1:]
+					}
+					if !yield(v) {
+						return false
+					}
+				}
+				return true
+			})
+			if !more {
+				return
+			}
+		}
+	}
+}
+
+// next moves it to where there are elements again, and returns the word of
+// their node and their places there, or nil at the end.
+func (l *List[T]) next(it *listStep, pf Prefetcher, what int) (p *uint64, i, j int32, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if it.ordinal < 0 {
+		it.version = l.version
+	} else if it.version != l.version {
+		return nil, 0, 0, ErrModified
+	}
+	for {
+		if it.ordinal >= 0 && it.node != 0 {
+			nd := &l.nodes[it.node]
+			i, j = nd.first, nd.first+nd.count
+			switch {
+			case it.at < 0:
+			case it.back:
+				j = min(j, it.at)
+			default:
+				i = max(i, it.at)
+			}
+			if i < j {
+				if it.at = j; it.back {
+					it.at = i
+				}
+				return l.word(nd), i, j, nil
+			}
+		}
+		if it.node = l.beyond(it.node, it.back); it.node == 0 {
+			return nil, 0, 0, nil
+		}
+		it.at = -1
+		it.ordinal++
+		l.prefetch(it, pf, what&derefStream != 0)
+	}
+}
+
+// prefetch asks for nodes beyond that of it, as pf says.
+func (l *List[T]) prefetch(it *listStep, pf Prefetcher, stream bool) {
+	var few [maxAhead]int
+	guesses := pf.Access(it.ordinal, l.tr.window(), few[:0])
+	if it.leadAt < it.ordinal {
+		it.lead, it.leadAt = it.node, it.ordinal
+	}
+	var words [maxAhead]*uint64
+	n := 0
+	for _, g := range guesses[:min(len(guesses), maxAhead)] {
+		for it.leadAt < g {
+			i := l.beyond(it.lead, it.back)
+			if i == 0 {
+				break
+			}
+			it.lead, it.leadAt = i, it.leadAt+1
+		}
+		if it.leadAt == g && g > it.ordinal {
+			words[n] = l.word(&l.nodes[it.lead])
+			n++
+		}
+	}
+	l.tr.fetch(words[:n], stream)
+}

@@ -1,0 +1,203 @@
+package far
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+type point struct{ X, Y int64 }
+
+// openObjects makes a heap whose logs hold little, of segments of 16 KiB.
+func openObjects(t testing.TB, store Store, segments int) *Heap {
+	t.Helper()
+	lay := tiny
+	lay.logs = int64(segments) * int64(lay.segSize)
+	lay.most = 4 * lay.logs
+	local := lay.logs + int64(2*lay.staging+lay.fetch)
+	h, err := newHeap(store, Config{Local: local, MaxLocal: local + 3*lay.logs, MaxValue: 1 << 20, HeldTooLong: time.Minute}, lay)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return h
+}
+
+// Objects go far and come back unchanged, several times
+// more than fit into local memory.
+func TestObjectsComeBackFromFarMemory(t *testing.T) {
+	h := openObjects(t, NewMemStore(tinySegment, 1<<10), 16)
+	ctx := context.Background()
+	const n = 10000
+	ps := make([]Ptr[point], n)
+	for i := range ps {
+		p, err := New(ctx, h, point{int64(i), int64(-i)})
+		if err != nil {
+			t.Fatalf("New %d: %v", i, err)
+		}
+		ps[i] = p
+	}
+	s := h.NewScope()
+	defer s.Close()
+	r := rand.New(rand.NewPCG(1, 2))
+	want := make([]int64, n)
+	for range 3 * n {
+		i := r.IntN(n)
+		s.Enter()
+		if r.IntN(2) == 0 {
+			p := ps[i].DerefMut(s)
+			if p == nil {
+				t.Fatalf("DerefMut of %d: %v", i, s.Err())
+			}
+			p.X++
+			want[i]++
+		}
+		p := ps[i].Deref(s)
+		if p == nil {
+			t.Fatalf("Deref of %d: %v", i, s.Err())
+		}
+		if got := *p; got != (point{int64(i) + want[i], int64(-i)}) {
+			t.Fatalf("object %d: got %v, want X %d", i, got, int64(i)+want[i])
+		}
+		s.Leave()
+	}
+	st := h.Stats()
+	if st.Fetches == 0 || st.Evacuated == 0 {
+		t.Fatalf("nothing was evacuated or fetched: %+v", st)
+	}
+	for _, p := range ps {
+		p.Free()
+	}
+	if n := h.Stats().Pointers; n != 0 {
+		t.Errorf("%d objects are left, want 0", n)
+	}
+}
+
+func TestTypesWithGoPointersAreRefused(t *testing.T) {
+	h := openObjects(t, NewMemStore(tinySegment, 16), 16)
+	type inner struct{ Names [2]string }
+	_, err := New(context.Background(), h, struct {
+		A int
+		B inner
+	}{})
+	if err == nil || !strings.Contains(err.Error(), "B.Names[]") {
+		t.Errorf("got %v, want an error that names B.Names[]", err)
+	}
+	if _, err := New(context.Background(), h, struct {
+		Next Ref[point]
+		F    [3]float64
+	}{}); err != nil {
+		t.Errorf("a type with a Ref: %v", err)
+	}
+}
+
+func TestTooLargeAnObject(t *testing.T) {
+	h := openObjects(t, NewMemStore(tinySegment, 16), 16)
+	if _, err := New(context.Background(), h, [64 << 10]byte{}); !errors.Is(err, ErrTooLarge) {
+		t.Errorf("got %v, want ErrTooLarge", err)
+	}
+}
+
+// Goroutines use objects of the same heap, each its own and all of them a few
+// hot ones, while the heap goes through everything.
+func TestManyGoroutinesShareAHeap(t *testing.T) {
+	h := openObjects(t, NewMemStore(tinySegment, 1<<10), 24)
+	ctx := context.Background()
+	const workers, each, rounds = 8, 800, 4000
+	var hot [16]Ptr[[8]int64]
+	for i := range hot {
+		var err error
+		if hot[i], err = New(ctx, h, [8]int64{7: int64(i)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var wg sync.WaitGroup
+	for id := range workers {
+		wg.Go(func() {
+			s := h.NewScope()
+			defer s.Close()
+			r := rand.New(rand.NewPCG(uint64(id), 7))
+			ps := make([]Ptr[[10]int64], each)
+			for i := range ps {
+				var err error
+				if ps[i], err = New(ctx, h, [10]int64{0: int64(i), 9: int64(id)}); err != nil {
+					t.Errorf("worker %d: %v", id, err)
+					return
+				}
+			}
+			for range rounds {
+				i := r.IntN(each)
+				s.Enter()
+				v := ps[i].DerefMut(s)
+				if v == nil {
+					// While scopes are being made, one may get no memory.
+					if err := s.Err(); !errors.Is(err, ErrScopeFull) {
+						t.Errorf("worker %d: %v", id, err)
+					}
+					s.Leave()
+					continue
+				}
+				if v[0] != int64(i) || v[9] != int64(id) || v[1] != v[8] {
+					t.Errorf("worker %d: object %d is %v", id, i, *v)
+				}
+				v[1]++
+				v[8]++
+				j := r.IntN(len(hot))
+				if v := hot[j].Deref(s); v == nil {
+					if err := s.Err(); !errors.Is(err, ErrScopeFull) {
+						t.Errorf("worker %d: hot object %d: %v", id, j, err)
+					}
+				} else if v[7] != int64(j) {
+					t.Errorf("worker %d: hot object %d is %v", id, j, *v)
+				}
+				s.Leave()
+			}
+			for _, p := range ps {
+				p.Free()
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestObjectsOnAFullStore(t *testing.T) {
+	h := openObjects(t, NewMemStore(tinySegment, 8), 16)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	var ps []Ptr[[5000]byte]
+	for {
+		p, err := New(ctx, h, [5000]byte{byte(len(ps))})
+		if err != nil {
+			if !errors.Is(err, ErrFull) {
+				t.Fatalf("object %d: got %v, want ErrFull", len(ps), err)
+			}
+			break
+		}
+		ps = append(ps, p)
+	}
+	// With half of them freed, the rest can be read.
+	for i := 0; i < len(ps); i += 2 {
+		ps[i].Free()
+	}
+	for i := 1; i < len(ps); i += 2 {
+		if v, err := ps[i].Load(ctx); err != nil || v[0] != byte(i) {
+			t.Fatalf("object %d: got %d, %v", i, v[0], err)
+		}
+		ps[i].Free()
+	}
+	for range 100 {
+		p, err := New(ctx, h, [5000]byte{})
+		if err != nil {
+			t.Fatalf("after all were freed: %v", err)
+		}
+		p.Free()
+	}
+}

@@ -1,0 +1,236 @@
+package far
+
+import (
+	"context"
+	"sync/atomic"
+	"unsafe"
+
+	"polder/internal/invariants"
+)
+
+// Ptr is a remoteable pointer to an object of type T (the paper's section
+// 4.2.1), which is local or far and moves between the two as the heap's
+// evacuator and those who dereference it will have it. A Ptr is a small value,
+// to be copied and compared like any pointer; all copies are the same pointer,
+// which takes one word of local memory as long as it exists. The zero Ptr points
+// to nothing, and dereferencing it panics.
+//
+// The bytes of an object are the program's: who writes them while others
+// read needs the same locks as with any memory. The pointer itself may be used
+// by any number of goroutines.
+type Ptr[T any] struct {
+	_   [0]*T // so that pointers to different types do not convert
+	gen generation
+	w   *unsafe.Pointer // the word: see pword
+}
+
+// word is the word of p as a number.
+func (p Ptr[T]) word() *uint64 { return (*uint64)(unsafe.Pointer(p.w)) }
+
+// What an object is dereferenced for, beside reading.
+const (
+	derefMut    = 1 << iota // to write
+	derefStream             // not to use it again soon
+)
+
+// Deref returns the object, to be read until s is left. If it is far, Deref
+// fetches it, and only the calling goroutine waits. If that fails, Deref returns nil
+// and s.Err says why: *LostError, *CorruptError, ErrScopeFull, or what the
+// store or the scope's context says.
+//
+// The fast path, for an object that is local, was used of late, and is not
+// about to be moved, is inlined: a load, a shift, a test and a branch.
+func (p Ptr[T]) Deref(s *Scope) (v *T) {
+	if invariants.Enabled {
+		p.gen.check(s, p.word())
+	}
+	v = (*T)(atomic.LoadPointer(p.w))
+	if uintptr(unsafe.Pointer(v)) > pAddr {
+		v = (*T)(derefSlow(s, p.w))
+	}
+	return
+}
+
+// DerefMut returns the object, to be read and written until s is left, as Deref
+// does.
+func (p Ptr[T]) DerefMut(s *Scope) (v *T) {
+	if invariants.Enabled {
+		p.gen.check(s, p.word())
+	}
+	v = (*T)(atomic.LoadPointer(p.w))
+	if uintptr(unsafe.Pointer(v)) > pAddr || *(*bool)(unsafe.Add(unsafe.Pointer(v), -8)) {
+		v = (*T)(derefMutSlow(s, p.w))
+	}
+	return
+}
+
+// DerefStream is Deref for an object without temporal locality (the paper's
+// non-temporal access): it is among the first to be evacuated once s is left.
+func (p Ptr[T]) DerefStream(s *Scope) *T {
+	if invariants.Enabled {
+		p.gen.check(s, p.word())
+	}
+	return (*T)(derefFor(s, p.word(), derefStream))
+}
+
+// DerefMutStream is DerefMut for an object without temporal locality.
+func (p Ptr[T]) DerefMutStream(s *Scope) *T {
+	if invariants.Enabled {
+		p.gen.check(s, p.word())
+	}
+	return (*T)(derefFor(s, p.word(), derefMut|derefStream))
+}
+
+// Load returns a copy of the object. It needs no scope, and waits within ctx
+// for a fetch and for local memory.
+func (p Ptr[T]) Load(ctx context.Context) (v T, err error) {
+	h := heapOf(p.word())
+	if h == nil {
+		return v, ErrClosed
+	}
+	err = h.one(ctx, func(s *Scope) {
+		if o := p.Deref(s); o != nil {
+			v = *o
+		}
+	})
+	return v, err
+}
+
+// Store makes the object v. It needs no scope, and waits within ctx for a
+// fetch and for local memory.
+func (p Ptr[T]) Store(ctx context.Context, v T) error {
+	h := heapOf(p.word())
+	if h == nil {
+		return ErrClosed
+	}
+	return h.one(ctx, func(s *Scope) {
+		if o := p.DerefMut(s); o != nil {
+			*o = v
+		}
+	})
+}
+
+// Free frees the object and the pointer, all copies of it. In scopes that are
+// open the object may still be read. Freeing a pointer twice, or using it
+// afterwards, is an error that is found if the word is not in use again; builds
+// with invariants always find it.
+func (p Ptr[T]) Free() {
+	h := heapOf(p.word())
+	if h == nil {
+		return // with the heap
+	}
+	if invariants.Enabled {
+		p.gen.checkFreed(h, p.word())
+	}
+	h.free(p.word())
+}
+
+// IsLocal reports whether the object is in local memory just now. It is a
+// hint: nothing keeps it there but a scope in which it was dereferenced.
+func (p Ptr[T]) IsLocal() bool { w := loadWord(p.word()); return w.local() || w.zero() }
+
+// IsNil reports whether p points to nothing.
+func (p Ptr[T]) IsNil() bool { return p.w == nil }
+
+// Ref returns p in a form that may be part of a far object.
+func (p Ptr[T]) Ref() Ref[T] {
+	if p.w == nil {
+		return Ref[T]{}
+	}
+	return Ref[T]{n: heapOf(p.word()).words.number(p.word())}
+}
+
+// Any returns p without its type.
+func (p Ptr[T]) Any() AnyRef { return AnyRef{p.Ref().n} }
+
+// Ref is a Ptr that may be part of an object of a pointer: it is a number that
+// means something to its heap only. The zero Ref points to nothing.
+type Ref[T any] struct {
+	_ [0]*T
+	n uint64
+}
+
+// Ptr returns the pointer that r is on its heap.
+func (r Ref[T]) Ptr(h *Heap) Ptr[T] {
+	if r.n == 0 {
+		return Ptr[T]{}
+	}
+	return ptrTo[T](h, h.words.at(r.n))
+}
+
+// IsNil reports whether r points to nothing.
+func (r Ref[T]) IsNil() bool { return r.n == 0 }
+
+// AnyRef is a Ref of which the type is not known.
+type AnyRef struct{ n uint64 }
+
+// RefTo returns r as a reference to an object of type T, which it must be.
+func RefTo[T any](r AnyRef) Ref[T] { return Ref[T]{n: r.n} }
+
+// Run is n pointers in a row, whose words lie side by side: what an array of
+// far objects is made of. The objects are zero until they are used, and take no
+// memory until then beside their words.
+type Run[T any] struct {
+	_     [0]*T
+	words []uint64
+	h     *Heap
+}
+
+// At returns the pointer with number i.
+func (r Run[T]) At(i int) Ptr[T] {
+	if invariants.Enabled {
+		return ptrTo[T](r.h, &r.words[i])
+	}
+	return Ptr[T]{w: (*unsafe.Pointer)(unsafe.Pointer(&r.words[i]))}
+}
+
+// Len is the number of pointers.
+func (r Run[T]) Len() int { return len(r.words) }
+
+// Free frees all pointers of the run.
+func (r Run[T]) Free() {
+	for i := range r.words {
+		r.h.free(&r.words[i])
+	}
+}
+
+// NewRun makes n pointers in a row.
+func (c *Class[T]) NewRun(ctx context.Context, n int) (Run[T], error) {
+	words, err := c.h.newRun(ctx, c.c, n)
+	return Run[T]{words: words, h: c.h}, err
+}
+
+func ptrTo[T any](h *Heap, w *uint64) Ptr[T] {
+	return Ptr[T]{gen: generationOf(h, w), w: (*unsafe.Pointer)(unsafe.Pointer(w))}
+}
+
+// objectOf is the object of T at the beginning of b.
+func objectOf[T any](b []byte) *T { return (*T)(unsafe.Pointer(unsafe.SliceData(b))) }
+
+// bytesOf is the bytes of v.
+func bytesOf[T any](v *T) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(v)), unsafe.Sizeof(*v))
+}
+
+// derefSlow is Deref off the fast path.
+//
+//go:noinline
+func derefSlow(s *Scope, p *unsafe.Pointer) unsafe.Pointer {
+	return derefFor(s, (*uint64)(unsafe.Pointer(p)), 0)
+}
+
+// derefMutSlow is DerefMut off the fast path.
+//
+//go:noinline
+func derefMutSlow(s *Scope, p *unsafe.Pointer) unsafe.Pointer {
+	return derefFor(s, (*uint64)(unsafe.Pointer(p)), derefMut)
+}
+
+func derefFor(s *Scope, p *uint64, what int) unsafe.Pointer {
+	o, err := s.h.deref(s, p, what)
+	if err != nil {
+		s.fail(err)
+		return nil
+	}
+	return unsafe.Pointer(&o[objectHeader])
+}

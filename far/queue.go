@@ -1,0 +1,55 @@
+package far
+
+import (
+	"context"
+	"iter"
+)
+
+// Queue is a queue of elements of type T, which must not hold Go pointers: first
+// in, first out. It is a List that is pushed at one end and popped at the other.
+// The groups that are to be popped next are fetched before they are.
+//
+// All methods may be called by any number of goroutines, and each is atomic. They take
+// constant time; a Pop takes one read of the store for a group of elements that is far and
+// was not prefetched. A Queue does not block: Pop of an empty one says so.
+type Queue[T any] struct{ l *List[T] }
+
+// NewQueue makes an empty queue.
+func NewQueue[T any](h *Heap, cfg StructureConfig) (*Queue[T], error) {
+	l, err := newList[T](h, "queue", cfg)
+	if err != nil {
+		return nil, err
+	}
+	return &Queue[T]{l}, nil
+}
+
+// Push puts v last. It needs no scope, and waits within ctx, as all methods with a
+// context do.
+func (q *Queue[T]) Push(ctx context.Context, v T) error { return q.l.PushBack(ctx, v) }
+
+// Pop removes the first element and returns it, or false if there is none.
+func (q *Queue[T]) Pop(ctx context.Context) (v T, ok bool, err error) { return q.l.PopFront(ctx) }
+
+// Peek returns a copy of the first element, or false if there is none.
+func (q *Queue[T]) Peek(ctx context.Context) (v T, ok bool, err error) { return q.l.First(ctx) }
+
+// PushIn is Push in a scope, which is open, and in which it takes local memory.
+func (q *Queue[T]) PushIn(s *Scope, v T) error { return q.l.PushBackIn(s, v) }
+
+// PopIn is Pop in a scope, which is open.
+func (q *Queue[T]) PopIn(s *Scope) (v T, ok bool, err error) { return q.l.PopFrontIn(s) }
+
+// All iterates over the elements in order, as List.All does.
+func (q *Queue[T]) All(s *Scope) iter.Seq[*T] { return q.l.All(s) }
+
+// Len is the number of elements.
+func (q *Queue[T]) Len() int { return q.l.Len() }
+
+// Clear removes all elements.
+func (q *Queue[T]) Clear() { q.l.Clear() }
+
+// Free frees the queue. It must not be used afterwards.
+func (q *Queue[T]) Free() { q.l.Free() }
+
+// Stats returns what the queue has been through.
+func (q *Queue[T]) Stats() StructureStats { return q.l.Stats() }

@@ -1,0 +1,565 @@
+package far
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/bits"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"polder/internal/arena"
+	"polder/internal/invariants"
+)
+
+// A Scope is what dereferencing takes (the paper's section 4.2.2): what Deref
+// returns is valid until the scope is left, since the evacuator moves no object
+// that may be in use under an open one. Entering and leaving take about a
+// nanosecond, so that a scope for every access is affordable; a scope that is
+// left late holds up the evacuator.
+//
+// A Scope belongs to one user at a time, usually a goroutine: make one with
+// Heap.NewScope, keep it, and Enter and Leave it around every piece of work. It
+// may be handed to another goroutine, open or not, as anything may that is not
+// safe for concurrent use: by a channel, or under a lock. Entering an open scope
+// nests.
+//
+// Enter may wait while memory is scarce. So a lock that is held while a scope is
+// entered must not be waited for in a scope: enter first, and lock then.
+//
+// While the scope is open, whoever holds it must not wait for something that
+// needs local memory elsewhere, such as Heap.SetLocal or a New that may wait.
+type Scope struct {
+	// open is the epoch in which the scope was entered, 0 if it is closed.
+	// Written by the holder, read by the evacuator.
+	open uint64
+	// extra says why leaving takes the slow path; the scopeXxx flags. Written
+	// by the holder, and by the janitor with atomics.
+	extra uint32
+	epoch *uint64 // the heap's; immutable
+	h     *Heap   // immutable
+
+	// The rest is the holder's.
+	depth int   // entered so often while open
+	err   error // of the first Deref that failed
+	ctx   context.Context
+	used  int // bytes of local memory taken since it was entered
+	npins int
+
+	// pins are the addresses of marked objects that the holder uses in place.
+	// Written by the holder, read by the evacuator.
+	pins [scopePins]atomic.Uintptr
+
+	made    uintptr // pc of who made it; immutable
+	maker   uint64  // the goroutine that did, 0 if it is from the pool; immutable
+	since   atomic.Int64
+	ahead   scopeAhead
+	watched uint64 // the epoch in which the janitor saw it open; the janitor's
+	warned  bool   // the janitor's
+
+	_ [64]byte // nobody else's cache line
+}
+
+// scopePins is how many marked objects a scope can use in place. Others are
+// spared by the evacuator's pass.
+const scopePins = 8
+
+const (
+	scopeNested  uint32 = 1 << iota // depth is not 0
+	scopePinned                     // npins is not 0
+	scopeUsed                       // used is not 0
+	scopeCounted                    // it is one of scopes.admitted
+	scopeLate                       // the janitor wants to know where it is left
+)
+
+// epochScarce is set in the epoch while entering takes the slow path: memory is
+// scarce, or every scope has to be admitted.
+const epochScarce = 1 << 63
+
+// Err returns why a Deref in this scope returned nil, the first one's reason
+// since the last call of Err. It stays when the scope is left.
+func (s *Scope) Err() error {
+	err := s.err
+	s.err = nil
+	if err == nil && s.h.shut.Load() {
+		return ErrClosed
+	}
+	return err
+}
+
+// SetContext bounds what fetches in the scope wait for. It may be called at
+// any time by the holder; the context stays until it is replaced. Without one,
+// fetches end after 10 s.
+func (s *Scope) SetContext(ctx context.Context) { s.ctx = ctx }
+
+// Heap is the heap that the scope is of.
+func (s *Scope) Heap() *Heap { return s.h }
+
+func (s *Scope) fail(err error) {
+	if s.err == nil {
+		s.err = err
+	}
+}
+
+// setExtra adds or removes flags.
+func (s *Scope) setExtra(f uint32)   { atomic.OrUint32(&s.extra, f) }
+func (s *Scope) clearExtra(f uint32) { atomic.AndUint32(&s.extra, ^f) }
+
+// scopes is a heap's register of scopes and its epoch.
+type scopes struct {
+	// epoch counts the evacuator's passes, from 1; with epochScarce.
+	epoch uint64
+	_     [56]byte
+
+	fenced bool // entering needs no fence of its own; immutable
+
+	mu       sync.Mutex
+	all      []*Scope
+	least    int             // bytes that every scope may take for certain; immutable
+	limit    int             // most is not above it, under mu
+	most     int             // the most that one has taken of late, at least least; under mu
+	admitted int             // how many are, if they have to be, under mu
+	queue    []chan struct{} // those who wait for one of them to be left, under mu
+
+	scarce  bool // what the logs say, under logs.mu
+	counted bool // there are so many that they have to be admitted, under logs.mu
+
+	// allowance is how much a scope may take of what is kept in reserve: most,
+	// or as much as can be kept.
+	allowance atomic.Int64
+
+	peak  int         // the most that one has taken since the last decay, under mu
+	pools []scopePool // by processor
+}
+
+// scopePool is scopes that nobody holds.
+type scopePool struct {
+	mu   sync.Mutex
+	free []*Scope
+	_    [32]byte
+}
+
+func (sc *scopes) init(least int) {
+	sc.least, sc.most = least, least
+	sc.epoch = 1
+	sc.fenced = !asymmetric || arena.CanMembarrier() == nil
+	if !sc.fenced {
+		atomic.OrUint64(&sc.epoch, epochScarce)
+	}
+	sc.pools = make([]scopePool, min(max(runtime.GOMAXPROCS(0), 1), 64))
+}
+
+// now is the epoch without epochScarce.
+func (sc *scopes) now() uint64 { return atomic.LoadUint64(&sc.epoch) &^ epochScarce }
+
+// advance begins another epoch.
+func (sc *scopes) advance() uint64 { return atomic.AddUint64(&sc.epoch, 1) &^ epochScarce }
+
+// NewScope makes a scope, which Scope.Close forgets. A heap keeps some of its
+// memory in reserve for every scope there is, so make one for every worker and
+// not one for every request; Do has a pool of them.
+func (h *Heap) NewScope() *Scope {
+	s := h.newScope()
+	s.maker = goroutine()
+	return s
+}
+
+func (h *Heap) newScope() *Scope {
+	s := &Scope{h: h, epoch: &h.scopes.epoch, ctx: context.Background()}
+	var pc [1]uintptr
+	if runtime.Callers(3, pc[:]) > 0 {
+		s.made = pc[0]
+	}
+	sc := &h.scopes
+	sc.mu.Lock()
+	sc.all = append(sc.all, s)
+	sc.mu.Unlock()
+	h.reserveForScopes()
+	return s
+}
+
+// Close forgets the scope, which must have been left.
+func (s *Scope) Close() {
+	if s.isOpen() {
+		panic("BUG: a far.Scope is closed that has not been left")
+	}
+	sc := &s.h.scopes
+	sc.mu.Lock()
+	for i, o := range sc.all {
+		if o == s {
+			last := len(sc.all) - 1
+			sc.all[i] = sc.all[last]
+			sc.all[last] = nil
+			sc.all = sc.all[:last]
+			break
+		}
+	}
+	sc.mu.Unlock()
+	s.h.reserveForScopes()
+}
+
+// acquire returns a scope of the pool, for a call that has none.
+func (h *Heap) acquire(ctx context.Context) *Scope {
+	p := &h.scopes.pools[processor()%len(h.scopes.pools)]
+	p.mu.Lock()
+	var s *Scope
+	if n := len(p.free); n > 0 {
+		s = p.free[n-1]
+		p.free = p.free[:n-1]
+	}
+	p.mu.Unlock()
+	if s == nil {
+		s = h.newScope()
+	}
+	s.ctx = ctx
+	return s
+}
+
+// enterAtOnce enters s for the sake of one object, whether there is memory for
+// it or not.
+func (s *Scope) enterAtOnce() { atomic.StoreUint64(&s.open, s.h.scopes.now()) }
+
+// one calls fn in a scope of the pool, for one object, and again when there is
+// local memory if there was none. Unlike Enter it waits for the evacuator
+// only if fn needs memory: the caller may hold locks.
+func (h *Heap) one(ctx context.Context, fn func(s *Scope)) error {
+	s := h.acquire(ctx)
+	defer s.giveBack()
+	for {
+		s.enterAtOnce()
+		fn(s)
+		err := s.Err()
+		s.Leave()
+		if err == nil || !errors.Is(err, ErrScopeFull) {
+			return err
+		}
+		if err := h.roomSoon(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// giveBack gives back a scope that acquire has returned and that has been left.
+func (s *Scope) giveBack() {
+	s.err, s.ctx = nil, context.Background()
+	p := &s.h.scopes.pools[processor()%len(s.h.scopes.pools)]
+	p.mu.Lock()
+	p.free = append(p.free, s)
+	p.mu.Unlock()
+}
+
+// Do calls fn in a scope of the heap's pool with ctx, and returns the error of
+// fn or, if that is nil, of the scope. If the scope got no local memory because
+// others use it, Do leaves it, waits for some, and calls fn again: fn must not
+// mind.
+func (h *Heap) Do(ctx context.Context, fn func(s *Scope) error) error {
+	s := h.acquire(ctx)
+	defer s.giveBack()
+	for try := 0; ; try++ {
+		s.Enter()
+		err := s.call(fn)
+		if e := s.Err(); err == nil || errors.Is(e, ErrScopeFull) {
+			err = e
+		}
+		if err == nil || try >= scopeTries || !errors.Is(err, ErrScopeFull) {
+			return err
+		}
+		if err := h.roomSoon(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+const scopeTries = 16
+
+// roomSoon waits until the evacuator has made room, within ctx, and no longer
+// than for anything else that may never come.
+func (h *Heap) roomSoon(ctx context.Context) error {
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, storeTimeout)
+		defer cancel()
+	}
+	return h.waitRoom(ctx, nil)
+}
+
+// call calls fn and leaves s, even if fn panics.
+func (s *Scope) call(fn func(s *Scope) error) error {
+	defer s.Leave()
+	return fn(s)
+}
+
+// reserveForScopes sets aside as many segments as all scopes may take at the
+// same time, or, where that is too much, lets only so many in.
+func (h *Heap) reserveForScopes() {
+	sc, l := &h.scopes, &h.logs
+	sc.mu.Lock()
+	l.mu.Lock()
+	want := 0
+	n := len(sc.all)
+	if len(*h.classes.Load()) > 0 {
+		n = max(n, 1) // so that what is far can be read when all else is full
+	}
+	if n > 0 {
+		// Every allocation buffer may be about to take a segment.
+		want = len(l.objects) + (n*sc.most+l.segSize-1)/l.segSize
+		l.back = reserved + 1
+	}
+	limit := max(int(l.budget)/l.segSize/8, 1+len(l.objects))
+	sc.counted = want > limit
+	l.scoped = min(want, limit)
+	sc.limit = limit * l.segSize
+	sc.most = min(sc.most, sc.limit)
+	sc.allowance.Store(int64(sc.most))
+	l.aim()
+	l.assess()
+	sc.flag()
+	l.mu.Unlock()
+	sc.mu.Unlock()
+	l.wake()
+}
+
+// crowd hears from the logs whether memory is scarce. logs.mu must be held.
+func (sc *scopes) crowd(scarce bool) {
+	sc.scarce = scarce
+	sc.flag()
+}
+
+// flag sets or clears epochScarce. logs.mu must be held.
+func (sc *scopes) flag() {
+	if sc.scarce || sc.counted || !sc.fenced {
+		atomic.OrUint64(&sc.epoch, epochScarce)
+	} else {
+		atomic.AndUint64(&sc.epoch, ^uint64(epochScarce))
+	}
+}
+
+// enterSlow enters a scope that is open already, or while memory is scarce.
+//
+//go:noinline
+func (s *Scope) enterSlow() {
+	if s.isOpen() {
+		s.depth++
+		s.setExtra(scopeNested)
+		return
+	}
+	s.h.admit(s)
+	atomic.StoreUint64(&s.open, s.h.scopes.now()) // a fence, for want of the evacuator's
+}
+
+// admitFor bounds how long Enter waits for the evacuator.
+const admitFor = 5 * time.Second
+
+// admit returns when there is memory for one more scope, or when there will
+// be none soon: what is local can be used all the same.
+func (h *Heap) admit(s *Scope) {
+	ok, turn := h.tryAdmit(s, nil)
+	if ok {
+		return
+	}
+	ctx, cancel := context.WithTimeout(s.ctx, admitFor)
+	defer cancel()
+	for !ok && h.logs.why() == nil {
+		if turn == nil {
+			if h.waitRoom(ctx, nil) != nil {
+				h.scopes.giveUp(nil) // the turn, which may be ours
+				return
+			}
+			ok, turn = h.tryAdmit(s, nil)
+			continue
+		}
+		select {
+		case <-turn:
+			ok, turn = h.tryAdmit(s, turn)
+		case <-ctx.Done():
+			h.scopes.giveUp(turn)
+			return
+		}
+	}
+	if !ok {
+		h.scopes.giveUp(turn)
+	}
+}
+
+// tryAdmit reports whether memory suffices for all scopes that may be open and
+// s. If that depends on another one being left, it returns a channel from which
+// s receives its turn to try again, with that channel.
+func (h *Heap) tryAdmit(s *Scope, turn chan struct{}) (ok bool, wait chan struct{}) {
+	sc, l := &h.scopes, &h.logs
+	sc.mu.Lock()
+	defer sc.mu.Unlock()
+	l.mu.Lock()
+	counted, scarce := sc.counted, sc.scarce
+	free := (l.available() - l.back - len(l.objects)) * l.segSize
+	l.mu.Unlock()
+	switch {
+	case !counted:
+		sc.next()
+		return !scarce, nil
+	case turn == nil && len(sc.queue) > 0 && sc.admitted > 0:
+		turn = make(chan struct{}, 1)
+		sc.queue = append(sc.queue, turn)
+		return false, turn
+	case free >= (sc.admitted+1)*sc.most:
+		sc.admitted++
+		s.setExtra(scopeCounted)
+		sc.next() // there may be room for another one
+		return true, nil
+	case sc.admitted > 0:
+		if turn == nil {
+			turn = make(chan struct{}, 1)
+		}
+		sc.queue = slices.Insert(sc.queue, 0, turn)
+		return false, turn
+	}
+	return false, nil
+}
+
+// next gives the turn to the first in the queue. sc.mu must be held.
+func (sc *scopes) next() {
+	if len(sc.queue) > 0 {
+		sc.queue[0] <- struct{}{}
+		sc.queue = slices.Delete(sc.queue, 0, 1)
+	}
+}
+
+// giveUp takes who waits for turn, which may be nil, out of the queue, or else
+// passes the turn on.
+func (sc *scopes) giveUp(turn chan struct{}) {
+	sc.mu.Lock()
+	defer sc.mu.Unlock()
+	if i := slices.Index(sc.queue, turn); i >= 0 {
+		sc.queue = slices.Delete(sc.queue, i, i+1)
+	} else {
+		sc.next() // it was our turn
+	}
+}
+
+// leaveSlow leaves a scope in which something happened.
+//
+//go:noinline
+func (s *Scope) leaveSlow() {
+	if invariants.Enabled && !s.isOpen() {
+		panic("BUG: a far.Scope is left that was not entered")
+	}
+	if s.depth > 0 {
+		if s.depth--; s.depth == 0 {
+			s.clearExtra(scopeNested)
+		}
+		return
+	}
+	x := atomic.LoadUint32(&s.extra)
+	if x&scopeLate != 0 {
+		s.reportLate()
+	}
+	if x&scopePinned != 0 {
+		for i := range s.npins {
+			s.pins[i].Store(0)
+		}
+		s.npins = 0
+	}
+	used := s.used
+	s.used = 0
+	s.clearExtra(^uint32(0))
+	atomic.StoreUint64(&s.open, 0)
+	if x&scopeCounted != 0 {
+		s.h.scopes.dismiss()
+	}
+	if used > 0 {
+		s.h.learn(used)
+	}
+}
+
+// dismiss accounts for the leaving of a scope that was admitted.
+func (sc *scopes) dismiss() {
+	sc.mu.Lock()
+	sc.admitted--
+	sc.next()
+	sc.mu.Unlock()
+}
+
+// learn takes note of how much a scope took, so that more is reserved if scopes
+// take more than was thought.
+func (h *Heap) learn(used int) {
+	sc := &h.scopes
+	sc.mu.Lock()
+	sc.peak = max(sc.peak, used)
+	more := used > sc.most && sc.most < sc.limit
+	if more {
+		// Powers of two, so that it does not change all the time.
+		sc.most = min(1<<bits.Len(uint(used-1)), sc.limit)
+	}
+	sc.mu.Unlock()
+	if more {
+		h.reserveForScopes()
+	}
+}
+
+// decay lets go of what is kept for scopes if they no longer take it.
+func (h *Heap) decay() {
+	sc := &h.scopes
+	sc.mu.Lock()
+	want := max(sc.least, sc.peak, sc.most/2)
+	less := want < sc.most
+	if less {
+		sc.most = want
+	}
+	sc.peak = 0
+	sc.mu.Unlock()
+	if less {
+		h.reserveForScopes()
+	}
+}
+
+// charge makes s pay for n bytes of local memory.
+func (s *Scope) charge(n int) {
+	s.used += n
+	s.setExtra(scopeUsed)
+}
+
+// pin publishes that s uses the marked object at addr in place. It fails if
+// there are too many.
+func (s *Scope) pin(addr uintptr) bool {
+	for i := range s.npins {
+		if s.pins[i].Load() == addr {
+			return true
+		}
+	}
+	if s.npins == scopePins {
+		return false
+	}
+	s.setExtra(scopePinned)
+	s.pins[s.npins].Store(addr)
+	s.npins++
+	return true
+}
+
+// each calls fn for every scope.
+func (sc *scopes) each(fn func(s *Scope)) {
+	sc.mu.Lock()
+	defer sc.mu.Unlock()
+	for _, s := range sc.all {
+		fn(s)
+	}
+}
+
+// passed reports whether every scope that was open in an epoch before this one
+// has been left.
+func (sc *scopes) passed(epoch uint64) bool {
+	sc.mu.Lock()
+	defer sc.mu.Unlock()
+	for _, s := range sc.all {
+		if e := atomic.LoadUint64(&s.open); e != 0 && e < epoch {
+			return false
+		}
+	}
+	return true
+}
+
+// errScope is the error of a scope that gets no local memory.
+func (s *Scope) errScope(n int) error {
+	return fmt.Errorf("cannot have %d bytes of local memory beside the %d that the scope has taken: %w", n, s.used, ErrScopeFull)
+}

@@ -1,0 +1,252 @@
+package far
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// However many goroutines hold scopes and allocate in them as fast as they can,
+// each gets its ScopeBytes, and local memory stays within its budget.
+func TestAHundredScopesAllocate(t *testing.T) {
+	lay := tiny
+	lay.logs = 64 * int64(lay.segSize)
+	local := lay.logs + int64(2*lay.staging+lay.fetch)
+	const each = 8 << 10
+	h, err := newHeap(NewMemStore(tinySegment, 1<<13), Config{Local: local, MaxLocal: local, ScopeBytes: each, HeldTooLong: time.Minute}, lay)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	type block [496]byte // 512 with its header
+	c, err := NewClass[block](h, ClassConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	scopes := make([]*Scope, 100)
+	for i := range scopes {
+		scopes[i] = h.NewScope()
+		defer scopes[i].Close()
+	}
+	var wg sync.WaitGroup
+	for id, s := range scopes {
+		wg.Go(func() {
+			for round := range 6 {
+				s.Enter()
+				var made []Ptr[block]
+				var objects []*block
+				for range each / 512 {
+					p, o, err := c.NewIn(s)
+					if err != nil {
+						t.Errorf("goroutine %d, round %d: %v", id, round, err)
+						break
+					}
+					o[0], o[495] = byte(id), byte(round)
+					made, objects = append(made, p), append(objects, o)
+				}
+				for _, o := range objects {
+					if o[0] != byte(id) || o[495] != byte(round) {
+						t.Errorf("goroutine %d: an object in an open scope has changed", id)
+					}
+				}
+				s.Leave()
+				if st := h.Stats(); st.Resident > st.Budget {
+					t.Errorf("%d bytes are resident with a budget of %d", st.Resident, st.Budget)
+				}
+				for _, p := range made[:len(made)/2] {
+					p.Free()
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if h.Stats().Evacuated == 0 {
+		t.Error("nothing was evacuated")
+	}
+}
+
+// records passes on what is logged.
+type records struct {
+	slog.Handler
+	got chan slog.Record
+}
+
+func (r records) Handle(_ context.Context, rec slog.Record) error {
+	select {
+	case r.got <- rec:
+	default:
+	}
+	return nil
+}
+
+func (r records) Enabled(context.Context, slog.Level) bool { return true }
+
+func TestScopesHeldTooLongAreNamed(t *testing.T) {
+	was := slog.Default()
+	defer slog.SetDefault(was)
+	r := records{was.Handler(), make(chan slog.Record, 16)}
+	slog.SetDefault(slog.New(r))
+	h, err := NewHeap(NewMemStore(1<<20, 4), Config{Local: MinLocal, HeldTooLong: time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	s := h.NewScope()
+	defer s.Close()
+	stack := func() string {
+		text := ""
+		rec := <-r.got
+		rec.Attrs(func(a slog.Attr) bool {
+			text += a.Key + "=" + a.Value.String() + "\n"
+			return true
+		})
+		return text
+	}
+	s.Enter()
+	if got := stack(); !strings.Contains(got, "TestScopesHeldTooLongAreNamed") || !strings.Contains(got, "scope_test.go") {
+		t.Errorf("the record of a scope that is held does not say by whom:\n%s", got)
+	}
+	s.Leave()
+	if got := stack(); !strings.Contains(got, "TestScopesHeldTooLongAreNamed") {
+		t.Errorf("the record of a scope that was held does not say by whom:\n%s", got)
+	}
+}
+
+func TestScopesNest(t *testing.T) {
+	h := openObjects(t, NewMemStore(tinySegment, 64), 16)
+	p, err := New(context.Background(), h, point{1, 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := h.NewScope()
+	defer s.Close()
+	s.Enter()
+	s.Enter()
+	v := p.Deref(s)
+	s.Leave()
+	epoch := h.scopes.advance()
+	if h.scopes.passed(epoch) {
+		t.Error("the outer scope is taken for left when the inner one is")
+	}
+	if v.X != 1 {
+		t.Errorf("got %v", *v)
+	}
+	s.Leave()
+	if !h.scopes.passed(epoch) {
+		t.Error("a scope that was left is taken for open")
+	}
+}
+
+func TestDoTriesAgain(t *testing.T) {
+	h := openObjects(t, NewMemStore(tinySegment, 64), 16)
+	calls := 0
+	err := h.Do(context.Background(), func(s *Scope) error {
+		if calls++; calls < 3 {
+			return s.errScope(1)
+		}
+		return nil
+	})
+	if err != nil || calls != 3 {
+		t.Errorf("got %v after %d calls, want none after 3", err, calls)
+	}
+	if err := h.Do(context.Background(), func(*Scope) error { return errInjected }); !errors.Is(err, errInjected) {
+		t.Errorf("got %v, want the error of the function", err)
+	}
+}
+
+// Without membarrier(2), entering a scope takes the slow path, which fences.
+func TestScopesWithoutMembarrier(t *testing.T) {
+	h := openObjects(t, NewMemStore(tinySegment, 1<<10), 16)
+	h.scopes.fenced = false
+	h.logs.mu.Lock()
+	h.scopes.flag()
+	h.logs.mu.Unlock()
+	s := h.NewScope()
+	defer s.Close()
+	var ps []Ptr[point]
+	for i := range 8000 {
+		p, err := New(context.Background(), h, point{X: int64(i)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ps = append(ps, p)
+	}
+	for i, p := range ps {
+		s.Enter()
+		if v := p.Deref(s); v == nil || v.X != int64(i) {
+			t.Fatalf("object %d: got %v, %v", i, v, s.Err())
+		}
+		s.Leave()
+	}
+}
+
+func TestBudgetsThatCannotBe(t *testing.T) {
+	h := openObjects(t, NewMemStore(tinySegment, 64), 16)
+	ctx := context.Background()
+	for _, n := range []int64{0, h.Local() / 10, h.cfg.MaxLocal + 1} {
+		if err := h.SetLocal(ctx, n); err == nil {
+			t.Errorf("a budget of %d bytes is taken", n)
+		}
+	}
+	for _, cfg := range []Config{{Local: MinLocal, MaxLocal: 1}, {Local: MinLocal, ScopeBytes: -1}} {
+		if h, err := NewHeap(NewMemStore(1<<20, 1), cfg); err == nil {
+			h.Close()
+			t.Errorf("%+v is taken", cfg)
+		}
+	}
+	if err := h.SetLocal(ctx, h.cfg.MaxLocal); err != nil {
+		t.Error(err)
+	}
+}
+
+// Close waits for scopes; afterwards a pointer gives an error.
+func TestPointersOfAClosedHeap(t *testing.T) {
+	h, err := NewHeap(NewMemStore(1<<20, 4), Config{Local: MinLocal})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := New(context.Background(), h, point{1, 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := NewClass[point](h, ClassConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := h.NewScope()
+	s.Enter()
+	v := p.Deref(s)
+	closed := make(chan error)
+	go func() { closed <- h.Close() }()
+	for !h.shut.Load() {
+		if v.X != 1 {
+			t.Error("the object is gone before its scope is left")
+		}
+	}
+	if v.Y != 2 {
+		t.Error("the object is gone before its scope is left")
+	}
+	s.Leave()
+	if err := <-closed; err != nil {
+		t.Fatal(err)
+	}
+	s.Enter()
+	if v := p.Deref(s); v != nil {
+		t.Errorf("got %v, want none", v)
+	}
+	if err := s.Err(); !errors.Is(err, ErrClosed) {
+		t.Errorf("got %v, want ErrClosed", err)
+	}
+	s.Leave()
+	if _, err := p.Load(context.Background()); !errors.Is(err, ErrClosed) {
+		t.Errorf("Load: got %v, want ErrClosed", err)
+	}
+	p.Free() // does nothing
+	if _, err := c.New(context.Background(), point{}); !errors.Is(err, ErrClosed) {
+		t.Errorf("New: got %v, want ErrClosed", err)
+	}
+}

@@ -1,0 +1,56 @@
+package far
+
+import (
+	"context"
+	"fmt"
+)
+
+// Local returns the budget of local memory in bytes.
+func (h *Heap) Local() int64 { return h.local.Load() }
+
+// SetLocal changes the budget of local memory to n bytes, at most
+// Config.MaxLocal. When it returns without an error, the heap has no more than
+// that resident; while it shrinks, new objects and entries wait. It must not be
+// called in a scope. If ctx ends before enough has been evacuated, SetLocal
+// fails, and the heap goes on shrinking in the background.
+func (h *Heap) SetLocal(ctx context.Context, n int64) error {
+	if n > h.cfg.MaxLocal {
+		return fmt.Errorf("cannot set the local budget to %d bytes: Config.MaxLocal is %d", n, h.cfg.MaxLocal)
+	}
+	if err := h.begin(); err != nil {
+		return err
+	}
+	defer h.end()
+	l := &h.logs
+	l.mu.Lock()
+	budget := n - l.others
+	least := int64(minSegments+len(l.open)) * int64(l.segSize)
+	if budget < l.index+least {
+		l.mu.Unlock()
+		return fmt.Errorf("cannot set the local budget to %d bytes: indexes, words and buffers take %d, and logs at least %d",
+			n, l.index+l.others, least)
+	}
+	l.budget = budget
+	for k := len(l.empty); l.resident > l.allowed(l.index) && k > l.back; k = len(l.empty) {
+		s := l.empty[k-1]
+		l.empty = l.empty[:k-1]
+		l.discard(s)
+	}
+	l.full.Store(0)
+	l.mu.Unlock()
+	h.local.Store(n)
+	h.reserveForScopes()
+	for !l.fits() {
+		if err := h.waitRoom(ctx, nil); err != nil {
+			return fmt.Errorf("cannot shrink to %d bytes yet: %w", n, err)
+		}
+	}
+	return nil
+}
+
+// fits reports whether the logs are within the budget.
+func (l *logs) fits() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.resident <= l.allowed(l.index)
+}

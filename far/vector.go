@@ -1,0 +1,295 @@
+package far
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"math/bits"
+	"sync"
+	"sync/atomic"
+)
+
+// Vector is an Array that grows: it is to a slice what Array is to an array.
+// All methods may be called by any number of goroutines: those that change the
+// length take a lock, the others do not. Whoever writes an element while others
+// use the same one needs a lock, as with a slice.
+//
+// Append and Pop take constant time, and a read of the store only if the last
+// group is far; an access is as that of an Array.
+type Vector[T any] struct {
+	tr    *tracker
+	shift int
+
+	mu  sync.Mutex // guards changes of what follows
+	n   atomic.Int64
+	all atomic.Int64 // parts of the directory that are made
+	// dir is the directory of words. Part 0 has vectorPart words, and part i
+	// vectorPart<<(i-1), so that nothing moves when it grows.
+	dir [40][]uint64
+}
+
+const vectorPart = wordsPerPage
+
+// NewVector makes an empty vector.
+func NewVector[T any](h *Heap, cfg StructureConfig) (*Vector[T], error) {
+	if cfg.HotBits == 0 {
+		cfg.HotBits = 2
+	}
+	tr, err := newTracker[T](h, "vector", cfg, arrayGroup)
+	if err != nil {
+		return nil, err
+	}
+	v := &Vector[T]{tr: tr, shift: bits.TrailingZeros(uint(tr.group))}
+	tr.word = v.word
+	tr.index = v.index
+	tr.len = v.Len
+	h.track(tr)
+	return v, nil
+}
+
+// partOf is the part of the directory that has chunk c, and its place there.
+func partOf(c int) (part, i int) {
+	part = bits.Len(uint(c / vectorPart))
+	return part, c - vectorPart<<part>>1&^(vectorPart-1)
+}
+
+// word is the word of object c, nil if there is none.
+func (v *Vector[T]) word(c int) *uint64 {
+	if c < 0 || c<<v.shift >= v.Len() {
+		return nil
+	}
+	part, i := partOf(c)
+	return &v.dir[part][i]
+}
+
+// index is the number of the object of word p, or -1.
+func (v *Vector[T]) index(p *uint64) int {
+	for part := range int(v.all.Load()) {
+		if i := wordIndex(v.dir[part], p); i >= 0 {
+			return i + vectorPart<<part>>1&^(vectorPart-1)
+		}
+	}
+	return -1
+}
+
+// Len is the number of elements.
+func (v *Vector[T]) Len() int { return int(v.n.Load()) }
+
+// At returns the pointer to element i. It panics, as indexing a slice does, if
+// there is none.
+func (v *Vector[T]) At(i int) Elem[T] {
+	if n := v.Len(); uint(i) >= uint(n) {
+		panic(indexError{i, n})
+	}
+	part, c := partOf(i >> v.shift)
+	return elemAt[T](v.tr, &v.dir[part][c], i&(1<<v.shift-1))
+}
+
+// indexError is the panic of an index that is out of range.
+type indexError struct{ i, n int }
+
+func (e indexError) Error() string {
+	return fmt.Sprintf("index out of range [%d] with length %d", e.i, e.n)
+}
+
+// RuntimeError makes e a runtime.Error, as that of a slice is.
+func (e indexError) RuntimeError() {}
+
+// Get returns a copy of element i. It needs no scope, and waits within ctx.
+func (v *Vector[T]) Get(ctx context.Context, i int) (T, error) { return v.At(i).Load(ctx) }
+
+// Set makes element i x. It needs no scope, and waits within ctx.
+func (v *Vector[T]) Set(ctx context.Context, i int, x T) error { return v.At(i).Store(ctx, x) }
+
+// Append appends xs. It needs no scope, and waits within ctx. If it fails, those
+// that there was room for may have been appended.
+func (v *Vector[T]) Append(ctx context.Context, xs ...T) error {
+	for len(xs) > 0 {
+		n := 0
+		err := v.tr.h.locked(ctx, &v.mu, func(s *Scope) (p *uint64) {
+			n, p = v.append(s, xs)
+			return p
+		})
+		if err != nil {
+			return err
+		}
+		xs = xs[n:]
+	}
+	return nil
+}
+
+// AppendIn is Append in a scope, which is open, and in which it takes local
+// memory.
+func (v *Vector[T]) AppendIn(s *Scope, xs ...T) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for len(xs) > 0 {
+		n, p := v.append(s, xs)
+		if p != nil || n == 0 {
+			return s.Err()
+		}
+		xs = xs[n:]
+	}
+	return nil
+}
+
+// append appends as many of xs as go into one object. If it fails, p may be the
+// word that is why.
+func (v *Vector[T]) append(s *Scope, xs []T) (n int, p *uint64) {
+	i := v.Len()
+	part, c := partOf(i >> v.shift)
+	if v.dir[part] == nil {
+		words, err := v.tr.h.words.run(max(vectorPart<<part>>1, vectorPart), &v.tr.h.logs)
+		if err != nil {
+			s.fail(s.noRoom(err, wordSize<<part))
+			return 0, nil
+		}
+		v.dir[part] = v.tr.h.zeroRun(words, max(vectorPart<<part>>1, vectorPart), v.tr.c)
+		v.all.Store(int64(part + 1))
+	}
+	p = &v.dir[part][c]
+	o, err := v.tr.h.deref(s, p, derefMut)
+	if err != nil {
+		s.fail(err)
+		return 0, p
+	}
+	n = copy(elementsOf[T](o, v.tr.group)[i&(v.tr.group-1):], xs)
+	v.n.Add(int64(n))
+	return n, nil
+}
+
+// zeroRun is the n words from first on, made ones of zero objects.
+func (h *Heap) zeroRun(first uint64, n int, c *class) []uint64 {
+	ws := h.words.table[first : first+uint64(n) : first+uint64(n)]
+	for i := range ws {
+		storeWord(&ws[i], pZero|pword(c.id))
+	}
+	return ws
+}
+
+// Pop removes the last element and returns it, or false if there is none.
+func (v *Vector[T]) Pop(ctx context.Context) (x T, ok bool, err error) {
+	err = v.tr.h.locked(ctx, &v.mu, func(s *Scope) *uint64 {
+		var p *uint64
+		x, ok, p = v.pop(s)
+		return p
+	})
+	return x, ok, err
+}
+
+// PopIn is Pop in a scope, which is open.
+func (v *Vector[T]) PopIn(s *Scope) (x T, ok bool, err error) {
+	err = s.in(&v.mu, func(s *Scope) *uint64 {
+		var p *uint64
+		x, ok, p = v.pop(s)
+		return p
+	})
+	return x, ok, err
+}
+
+func (v *Vector[T]) pop(s *Scope) (x T, ok bool, p *uint64) {
+	i := v.Len() - 1
+	if i < 0 {
+		return x, false, nil
+	}
+	part, c := partOf(i >> v.shift)
+	p = &v.dir[part][c]
+	o := v.tr.object(s, p, 0)
+	if o == nil {
+		return x, false, p
+	}
+	x = elementsOf[T](o, v.tr.group)[i&(v.tr.group-1)]
+	v.cut(i)
+	return x, true, nil
+}
+
+// Truncate removes all elements from n on, and gives up what memory they have.
+func (v *Vector[T]) Truncate(n int) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if n < 0 {
+		panic(indexError{n, v.Len()})
+	}
+	if n < v.Len() {
+		v.cut(n)
+	}
+}
+
+// cut makes n the length, which is less than it was. v.mu must be held.
+func (v *Vector[T]) cut(n int) {
+	g := v.tr.group
+	from, to := (n+g-1)>>v.shift, (v.Len()+g-1)>>v.shift
+	v.n.Store(int64(n))
+	for c := from; c < to; c++ {
+		part, i := partOf(c)
+		v.tr.h.reset(&v.dir[part][i], v.tr.c)
+	}
+}
+
+// Clear removes all elements.
+func (v *Vector[T]) Clear() { v.Truncate(0) }
+
+// All iterates over the elements in order, as Array.All does. Elements that are
+// appended meanwhile are not seen; those that are removed may be seen as
+// zeros.
+func (v *Vector[T]) All(s *Scope) iter.Seq2[int, *T] { return each(v.Chunks(s, 0, v.Len())) }
+
+// Stream is All for elements without temporal locality.
+func (v *Vector[T]) Stream(s *Scope) iter.Seq2[int, *T] {
+	return each(v.StreamChunks(s, 0, v.Len()))
+}
+
+// Backward is All from the last element to the first.
+func (v *Vector[T]) Backward(s *Scope) iter.Seq2[int, *T] { return backward[T](v.tr, s, v.Len()) }
+
+// Chunks iterates over the elements from i to j, a group at a time, as
+// Array.Chunks does.
+func (v *Vector[T]) Chunks(s *Scope, i, j int) iter.Seq2[int, []T] { return v.part(s, i, j, 0) }
+
+// StreamChunks is Chunks for elements without temporal locality.
+func (v *Vector[T]) StreamChunks(s *Scope, i, j int) iter.Seq2[int, []T] {
+	return v.part(s, i, j, derefStream)
+}
+
+// MutChunks is Chunks for elements to be read and written.
+func (v *Vector[T]) MutChunks(s *Scope, i, j int) iter.Seq2[int, []T] {
+	return v.part(s, i, j, derefMut)
+}
+
+func (v *Vector[T]) part(s *Scope, i, j, what int) iter.Seq2[int, []T] {
+	if n := v.Len(); i < 0 || i > j || j > n {
+		panic(indexError{j, n})
+	}
+	return part[T](v.tr, s, i, j, what)
+}
+
+// WillNeed begins to prefetch the elements from i to j, as Array.WillNeed does.
+func (v *Vector[T]) WillNeed(i, j int) {
+	v.tr.willNeed(i>>v.shift, (min(j, v.Len())+v.tr.group-1)>>v.shift)
+}
+
+// DontNeed says that the elements from i to j will not be used soon.
+func (v *Vector[T]) DontNeed(i, j int) {
+	for c := i >> v.shift; c < (j+v.tr.group-1)>>v.shift; c++ {
+		if p := v.word(c); p != nil {
+			chill(p)
+		}
+	}
+}
+
+// Free frees the vector. It must not be used afterwards.
+func (v *Vector[T]) Free() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.tr.h.untrack(v.tr)
+	v.n.Store(0)
+	for part := range int(v.all.Swap(0)) {
+		for i := range v.dir[part] {
+			v.tr.h.free(&v.dir[part][i])
+		}
+		v.dir[part] = nil
+	}
+}
+
+// Stats returns what the vector has been through.
+func (v *Vector[T]) Stats() StructureStats { return v.tr.structure() }

@@ -1,0 +1,168 @@
+package farbench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"polder/far"
+	"polder/far/remote"
+	"polder/internal/child"
+	"polder/pool"
+)
+
+// fabrics are how a memory node in a process of its own is reached.
+var fabrics = []string{"tcp", "shm"}
+
+// startTimeout bounds the start of a node or a rival.
+const startTimeout = 15 * time.Second
+
+// lender is a memory node in a process of its own, and a pool that borrows from
+// it.
+type lender struct {
+	node *child.Process
+	pool *pool.Pool
+	dir  string
+}
+
+// startLender starts a node that lends so many bytes over a fabric. The
+// program polder is the file that it runs.
+func startLender(ctx context.Context, polder, fabric string, lend int64) (l *lender, err error) {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	l = &lender{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("cannot start a node over %s: %w", fabric, err), l.close())
+		}
+	}()
+	addr := "127.0.0.1:0"
+	if fabric == "shm" {
+		if l.dir, err = os.MkdirTemp("", "polder-bench-"); err != nil {
+			return l, err
+		}
+		addr = "unix:" + filepath.Join(l.dir, "node")
+	}
+	if l.node, err = child.StartReady(ctx, child.Command{Path: polder, Args: []string{
+		"node", "--listen", addr, "--admin", "off", "--log-level", "warn", "--lend", fmt.Sprint(lend),
+	}}); err != nil {
+		return l, err
+	}
+	l.pool, err = pool.Dial(ctx, l.node.Addr("verbs"))
+	return l, err
+}
+
+func (l *lender) store() far.Store { return remote.NewStore(l.pool) }
+
+// close ends the node. The heaps on its store must have been closed.
+func (l *lender) close() error {
+	var errs []error
+	if l.pool != nil {
+		errs = append(errs, l.pool.Close())
+	}
+	if l.node != nil {
+		errs = append(errs, l.node.Stop())
+	}
+	if l.dir != "" {
+		errs = append(errs, os.RemoveAll(l.dir))
+	}
+	return errors.Join(errs...)
+}
+
+// rawReader reads borrowed memory as it comes, without a heap: what no far data
+// structure can beat.
+type rawReader struct {
+	pool   *pool.Pool
+	chunks []*pool.Chunk
+	size   int // of a read
+}
+
+// newRawReader borrows memory, and writes to all of it, for reads of size bytes.
+func newRawReader(ctx context.Context, p *pool.Pool, memory int64, size int) (*rawReader, error) {
+	r := &rawReader{pool: p, size: size}
+	data := make([]byte, p.ChunkSize())
+	for left := memory; left > 0; left -= int64(len(data)) {
+		c, err := p.Alloc(ctx)
+		if err != nil {
+			return nil, err
+		}
+		r.chunks = append(r.chunks, c)
+		if _, err := c.WriteContext(ctx, data, 0); err != nil {
+			return nil, err
+		}
+	}
+	return r, nil
+}
+
+func (r *rawReader) free(ctx context.Context) error {
+	var errs []error
+	for _, c := range r.chunks {
+		errs = append(errs, c.Free(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+// rate is how many reads, at random places, complete in a second while workers
+// goroutines have batch of them each on their way.
+func (r *rawReader) rate(ctx context.Context, workers, batch int, span time.Duration) (float64, error) {
+	return crowd(workers, span, func(id int, over func() bool) (int, error) {
+		ops, buf := make([]pool.Op, batch), make([]byte, batch*r.size)
+		rnd := rand.New(rand.NewPCG(uint64(id), 3))
+		slots := r.pool.ChunkSize() / r.size
+		n := 0
+		for !over() {
+			for i := range ops {
+				ops[i] = pool.Op{Kind: pool.OpRead, Chunk: r.chunks[rnd.IntN(len(r.chunks))],
+					Off: int64(rnd.IntN(slots) * r.size), Buf: buf[i*r.size : (i+1)*r.size]}
+			}
+			if err := r.pool.Do(ctx, ops); err != nil {
+				return n, err
+			}
+			n += batch
+		}
+		return n, nil
+	})
+}
+
+// crowd lets workers goroutines work for span, and returns how much they did in
+// a second, all in all.
+func crowd(workers int, span time.Duration, work func(id int, over func() bool) (int, error)) (float64, error) {
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	var failed error
+	var stop atomic.Bool
+	total := 0
+	begin := time.Now()
+	timer := time.AfterFunc(span, func() { stop.Store(true) })
+	defer timer.Stop()
+	for id := range workers {
+		wg.Go(func() {
+			n, err := work(id, stop.Load)
+			mu.Lock()
+			total += n
+			failed = errors.Join(failed, err)
+			mu.Unlock()
+			if err != nil {
+				stop.Store(true)
+			}
+		})
+	}
+	wg.Wait()
+	return float64(total) / time.Since(begin).Seconds(), failed
+}
+
+// counter is added to by several goroutines.
+type counter struct{ n atomic.Int64 }
+
+func (c *counter) add(n int) { c.n.Add(int64(n)) }
+
+// of is c as a part of all.
+func (c *counter) of(all *counter) float64 {
+	return float64(c.n.Load()) / float64(max(all.n.Load(), 1))
+}

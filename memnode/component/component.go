@@ -1,0 +1,60 @@
+package component
+
+import (
+	"errors"
+	"time"
+)
+
+// What the error of a component's method may be. Any other is a refusal, whose
+// text the client gets.
+var (
+	// ErrNotFound: there is nothing under that key.
+	ErrNotFound = errors.New("not found")
+	// ErrNoMemory: the client may have no more memory.
+	ErrNoMemory = errors.New("the client's memory for components is used up")
+	// ErrTooLarge: what is asked for does not fit into the reply.
+	ErrTooLarge = errors.New("the reply is too large")
+	// ErrExpired: the request's time was over.
+	ErrExpired = errors.New("the request's time is over")
+)
+
+// A Set is the components of a program, by the names that clients construct
+// them by.
+type Set map[string]Constructor
+
+// A Constructor makes an object with parameters that only it understands.
+// c.Others are objects of the same client's that the request names.
+type Constructor func(env *Env, c *Call, params []byte) (Object, error)
+
+// An Object is what a client has constructed. Its methods are called one at a
+// time. They must check what they are given, since it comes from the network,
+// and must not keep it: key, data and in are the message's, and out the
+// reply's.
+type Object interface {
+	// Read appends what is under key to out. What it returns must fit into
+	// out's capacity.
+	Read(c *Call, key, out []byte) ([]byte, error)
+	// Write puts data under key.
+	Write(c *Call, key, data []byte) error
+	// Delete removes what is under key.
+	Delete(c *Call, key []byte) error
+	// Compute does what op says, with in, and appends the result to out,
+	// within its capacity.
+	Compute(c *Call, op uint16, in, out []byte) ([]byte, error)
+}
+
+// A Call is a request that is being carried out.
+type Call struct {
+	// Others are the other objects that the request names, nil where it
+	// names none. They are to be read only.
+	Others [2]Object
+
+	deadline time.Time
+}
+
+// Expired reports whether nobody waits for the result any more. What takes long
+// should look now and then, and return ErrExpired.
+func (c *Call) Expired() bool { return time.Now().After(c.deadline) }
+
+// NewCall returns a Call with a deadline, for tests of components.
+func NewCall(deadline time.Time) *Call { return &Call{deadline: deadline} }

@@ -1,0 +1,561 @@
+package component_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"polder/internal/active"
+	"polder/internal/proctest"
+	"polder/memnode"
+	"polder/memnode/component"
+	"polder/memnode/component/hashtable"
+	"polder/memnode/component/vector"
+	"polder/memnode/component/wire"
+	"polder/pool"
+	"polder/pool/pooltest"
+)
+
+func TestMain(m *testing.M) {
+	component.Main(component.Set{
+		active.Table: hashtable.New, active.Vector: vector.New, "wicked": newWicked,
+	})
+	proctest.Main(m)
+}
+
+// wicked does what a component should not.
+type wicked struct {
+	env *component.Env
+	mem [][]byte
+}
+
+const (
+	opPanic = 1 + iota
+	opLoop
+	opHeap      // takes the Go heap until the kernel says no
+	opMemory    // takes the budget until it is told no, and keeps it
+	opStack     // recurses for ever
+	opExit      // ends the process
+	opOverflow  // gives more than there is room for
+	opGoroutine // panics where nobody can recover it
+	opEcho
+	opWait // until the caller's time is over
+	opPID
+)
+
+func newWicked(env *component.Env, _ *component.Call, params []byte) (component.Object, error) {
+	switch string(params) {
+	case "panic":
+		panic("in a constructor")
+	case "nil":
+		return nil, nil
+	}
+	return &wicked{env: env}, nil
+}
+
+func (w *wicked) Read(_ *component.Call, key, out []byte) ([]byte, error) {
+	return append(out, key...), nil
+}
+func (w *wicked) Write(*component.Call, []byte, []byte) error { panic("in write") }
+func (w *wicked) Delete(*component.Call, []byte) error        { return component.ErrNotFound }
+
+var sink [][]byte
+
+func recurse(n int) int { return recurse(n+1) + n }
+
+func (w *wicked) Compute(c *component.Call, op uint16, in, out []byte) ([]byte, error) {
+	switch op {
+	case opPanic:
+		panic("as it was told")
+	case opLoop:
+		for {
+		}
+	case opHeap:
+		for {
+			b := make([]byte, 1<<20)
+			for i := 0; i < len(b); i += 4096 {
+				b[i] = 1
+			}
+			sink = append(sink, b)
+		}
+	case opMemory:
+		for {
+			b, err := w.env.Alloc(1 << 20)
+			if err != nil {
+				return binary.LittleEndian.AppendUint64(out, uint64(len(w.mem))), nil
+			}
+			b[0] = 1
+			w.mem = append(w.mem, b)
+		}
+	case opStack:
+		return nil, fmt.Errorf("%d", recurse(0))
+	case opExit:
+		os.Exit(3)
+	case opOverflow:
+		return make([]byte, cap(out)+1), nil
+	case opGoroutine:
+		go func() { panic("in a goroutine") }()
+		select {}
+	case opWait:
+		for !c.Expired() {
+		}
+		return nil, component.ErrExpired
+	case opPID:
+		return binary.LittleEndian.AppendUint64(out, uint64(os.Getpid())), nil
+	}
+	return append(out, in...), nil
+}
+
+// node lends 32 MiB, half of it to components of two clients, whose requests may
+// run for so long.
+func node(time time.Duration) memnode.Config {
+	return memnode.Config{
+		Lend: 32 << 20, ChunkSize: 1 << 20, ClientBudget: 16 << 20, Grace: grace,
+		Components: component.Config{Memory: 16 << 20, ClientMemory: 8 << 20, Objects: 10, Time: time},
+	}
+}
+
+// grace is time enough for a client to come back, and not long to wait for.
+const grace = 2 * time.Second
+
+func overDrivers(t *testing.T, f func(t *testing.T, s pooltest.Setup)) {
+	for _, s := range []pooltest.Setup{pooltest.Inproc, pooltest.TCP} {
+		t.Run("over "+s.Name, func(t *testing.T) { f(t, s) })
+	}
+}
+
+func construct(t testing.TB, p *pool.Pool, name string) *pool.Object {
+	t.Helper()
+	var params []byte
+	if name == active.Vector {
+		params = []byte{byte(active.Int32)}
+	}
+	o, err := p.Construct(context.Background(), name, params)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+func wantStatus(t testing.TB, what string, err error, want wire.Status) {
+	t.Helper()
+	var e *pool.ComponentError
+	if !errors.As(err, &e) || e.Status != want {
+		t.Fatalf("%s: got %v, want a component's error with status %q", what, err, want)
+	}
+}
+
+func mustRead(t testing.TB, o *pool.Object, key, want string) {
+	t.Helper()
+	got, err := o.Read(context.Background(), []byte(key), nil)
+	if err != nil || string(got) != want {
+		t.Fatalf("%s: %q: got %q, %v, want %q", o.Name(), key, got, err, want)
+	}
+}
+
+func mustWrite(t testing.TB, o *pool.Object, key, value string) {
+	t.Helper()
+	if err := o.Write(context.Background(), []byte(key), []byte(value)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func compute(o *pool.Object, op uint16, in []byte) ([]byte, error) {
+	return o.Compute(context.Background(), pool.Computation{Op: op, In: in}, nil)
+}
+
+func TestObjectsLiveAndDie(t *testing.T) {
+	overDrivers(t, func(t *testing.T, s pooltest.Setup) {
+		c := pooltest.NewCluster(t, s, node(time.Second))
+		p := c.Open(pool.Config{}).Pool
+		table := construct(t, p, active.Table)
+		mustWrite(t, table, "key", "value")
+		mustRead(t, table, "key", "value")
+		_, err := table.Read(t.Context(), []byte("another"), nil)
+		if !errors.Is(err, pool.ErrNotFound) {
+			t.Fatalf("got %v, want %v", err, pool.ErrNotFound)
+		}
+		big := strings.Repeat("x", active.MaxValue)
+		mustWrite(t, table, "big", big)
+		mustRead(t, table, "big", big)
+		if err := table.Write(t.Context(), []byte("k"), make([]byte, 1<<16)); !errors.Is(err, pool.ErrTooLarge) {
+			t.Fatalf("a request that is too large: got %v, want %v", err, pool.ErrTooLarge)
+		}
+		wantStatus(t, "a value that is too large", table.Write(t.Context(), []byte("k"), make([]byte, active.MaxValue+1)), wire.Refused)
+
+		v := construct(t, p, active.Vector)
+		mustWrite(t, v, string(make([]byte, 8)), "\x01\x00\x00\x00\x02\x00\x00\x00")
+		q := active.Query{End: 10}
+		out, err := compute(v, active.VectorAggregate, q.Append(nil))
+		var a active.Aggregate
+		if err != nil || !a.Decode(out) || a.Sum != 3 || a.Count != 2 {
+			t.Fatalf("got %+v, %v, want a sum of 3 of 2", a, err)
+		}
+		second, err := p.ConstructBeside(t.Context(), v, active.Vector, []byte{byte(active.Int32)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		all := binary.LittleEndian.AppendUint64(make([]byte, 8), 10)
+		if _, err := second.Compute(t.Context(), pool.Computation{Op: active.VectorCopy, In: all, Others: [2]*pool.Object{v}}, nil); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := second.Read(t.Context(), append(make([]byte, 8), 10, 0, 0, 0), nil); err != nil || !bytes.Equal(out, []byte{1, 0, 0, 0, 2, 0, 0, 0}) {
+			t.Fatalf("the copy is %x, %v", out, err)
+		}
+
+		_, err = p.Construct(t.Context(), "no such thing", nil)
+		if wantStatus(t, "an unknown component", err, wire.Unknown); !errors.Is(err, pool.ErrNoComponent) {
+			t.Fatal(err)
+		}
+		_, err = p.Construct(t.Context(), active.Vector, []byte{200})
+		wantStatus(t, "wrong parameters", err, wire.Refused)
+		for _, o := range []*pool.Object{table, v, second} {
+			if err := o.Destruct(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := table.Read(t.Context(), nil, nil); !errors.Is(err, pool.ErrFreed) {
+			t.Fatalf("got %v, want %v", err, pool.ErrFreed)
+		}
+		if st := c.Nodes[0].Stats().Components; st.Objects != 0 || st.Workers != 1 || st.Deaths != 0 {
+			t.Fatalf("at the end: %+v", st)
+		}
+	})
+}
+
+// What happens to the objects of a client, one of which does something wicked.
+func TestWhatAComponentDoesHarmsOnlyItsCaller(t *testing.T) {
+	overDrivers(t, func(t *testing.T, s pooltest.Setup) {
+		c := pooltest.NewCluster(t, s, node(200*time.Millisecond))
+		victim, other := c.Open(pool.Config{}).Pool, c.Open(pool.Config{}).Pool
+		bystander := construct(t, other, active.Table)
+		mustWrite(t, bystander, "key", "value")
+		chunk := func() {
+			k, err := victim.Alloc(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := k.WriteAt([]byte("lending goes on"), 0); err != nil {
+				t.Fatal(err)
+			}
+			if err := k.Free(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, tt := range []struct {
+			name string
+			op   uint16
+			want wire.Status
+			lost bool // the object
+			all  bool // and all of the client's others
+		}{
+			{"panics", opPanic, wire.Panicked, true, false},
+			{"loops", opLoop, wire.Lost, true, true},
+			{"takes all of the Go heap", opHeap, wire.Lost, true, true},
+			{"overflows its stack", opStack, wire.Lost, true, true},
+			{"exits", opExit, wire.Lost, true, true},
+			{"panics in a goroutine", opGoroutine, wire.Lost, true, true},
+			{"gives too much", opOverflow, wire.TooLarge, false, false},
+		} {
+			t.Run(tt.name, func(t *testing.T) {
+				table, evil := construct(t, victim, active.Table), construct(t, victim, "wicked")
+				mustWrite(t, table, "key", "value")
+				_, err := compute(evil, tt.op, nil)
+				wantStatus(t, "the call", err, tt.want)
+				out, err := compute(evil, opEcho, []byte("still there"))
+				switch {
+				case tt.lost && !errors.Is(err, pool.ErrLost):
+					t.Fatalf("the object: got %v, want %v", err, pool.ErrLost)
+				case !tt.lost && string(out) != "still there":
+					t.Fatalf("the object: got %q, %v", out, err)
+				}
+				if got, err := table.Read(t.Context(), []byte("key"), nil); tt.all && !errors.Is(err, pool.ErrLost) || !tt.all && string(got) != "value" {
+					t.Fatalf("another object: got %q, %v, lost: want %v", got, err, tt.all)
+				}
+				mustRead(t, bystander, "key", "value")
+				chunk()
+				// There is a place for new ones, with all of the memory.
+				again := construct(t, victim, "wicked")
+				if out, err := compute(again, opMemory, nil); err != nil || binary.LittleEndian.Uint64(out) < 5 {
+					t.Fatalf("a new object gets %x MiB, %v, want 5 at least", out, err)
+				}
+				for _, o := range []*pool.Object{table, evil, again} {
+					if err := o.Destruct(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+				}
+			})
+		}
+		st := c.Nodes[0].Stats().Components
+		if st.Deaths != 5 || st.Killed < 1 || st.Panics != 1 || st.Workers != 2 || st.Reserved != 16<<20 {
+			t.Errorf("got %+v, want 5 deaths, at least 1 of them killed, 1 panic, 2 workers with all of the memory", st)
+		}
+	})
+}
+
+func TestOneObjectsTroubleIsNotAnothers(t *testing.T) {
+	c := pooltest.NewCluster(t, pooltest.Inproc, node(time.Second))
+	p := c.Open(pool.Config{}).Pool
+	evil, table := construct(t, p, "wicked"), construct(t, p, active.Table)
+	_, err := p.Construct(t.Context(), "wicked", []byte("panic"))
+	wantStatus(t, "a constructor that panics", err, wire.Panicked)
+	_, err = p.Construct(t.Context(), "wicked", []byte("nil"))
+	wantStatus(t, "a constructor that makes nothing", err, wire.Refused)
+	_, err = evil.Read(t.Context(), make([]byte, 60<<10), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// While one object's call takes all of its time, another answers.
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() {
+		_, err := evil.Compute(ctx, pool.Computation{Op: opWait}, nil)
+		done <- err
+	}()
+	mustWrite(t, table, "key", "value")
+	mustRead(t, table, "key", "value")
+	if err := <-done; !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, pool.ErrTimeout) {
+		t.Fatalf("got %v, want that its time was over", err)
+	}
+	mustRead(t, evil, "and it is still there", "and it is still there")
+	if st := c.Nodes[0].Stats().Components; st.Deaths != 0 {
+		t.Errorf("%d workers died", st.Deaths)
+	}
+}
+
+func TestLimits(t *testing.T) {
+	c := pooltest.NewCluster(t, pooltest.Inproc, node(time.Second))
+	p := c.Open(pool.Config{}).Pool
+	table := construct(t, p, active.Table)
+	stored := 0
+	for {
+		err := table.Write(t.Context(), fmt.Append(nil, stored), make([]byte, 50_000))
+		if errors.Is(err, pool.ErrNoMemory) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if stored++; stored > 200 {
+			t.Fatal("a client has stored 10 MB, of 8 MiB that it may have")
+		}
+	}
+	if stored < 80 {
+		t.Errorf("there was room for %d values of 50 kB in 6 MiB, want 80 at least", stored)
+	}
+	mustRead(t, table, "0", string(make([]byte, 50_000)))
+	for range 9 {
+		construct(t, p, "wicked")
+	}
+	_, err := p.Construct(t.Context(), "wicked", nil)
+	wantStatus(t, "an eleventh object", err, wire.NoMemory)
+
+	construct(t, c.Open(pool.Config{}).Pool, "wicked")
+	_, err = c.Open(pool.Config{}).Construct(t.Context(), "wicked", nil)
+	wantStatus(t, "a third client, where there is memory for two", err, wire.Busy)
+
+	// The chunks' share is what is left.
+	n := 0
+	for ; ; n++ {
+		if _, err := p.Alloc(t.Context()); errors.Is(err, pool.ErrNoMemory) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n != 8 {
+		t.Errorf("a client with a budget of 16 MiB got %d MiB of chunks beside 8 MiB for components", n)
+	}
+
+	plain := pooltest.NewCluster(t, pooltest.Inproc, memnode.Config{Lend: 1 << 20, ChunkSize: 1 << 20})
+	if _, err := plain.Open(pool.Config{}).Construct(t.Context(), "wicked", nil); !errors.Is(err, pool.ErrNoComponent) {
+		t.Errorf("a node without components: got %v, want %v", err, pool.ErrNoComponent)
+	}
+}
+
+func TestObjectsSurviveTheConnectionButNotTheSession(t *testing.T) {
+	overDrivers(t, func(t *testing.T, s pooltest.Setup) {
+		c := pooltest.NewCluster(t, s, node(time.Second))
+		k := c.Open(pool.Config{})
+		table := construct(t, k.Pool, active.Table)
+		for i := range 5 {
+			key := fmt.Sprint(i)
+			mustWrite(t, table, key, "value")
+			k.Cut(c.Nodes[0])
+			mustRead(t, table, key, "value")
+		}
+		dying := c.Open(pool.Config{})
+		construct(t, dying.Pool, active.Table)
+		dying.Unreachable(c.Nodes[0], true)
+		dying.Cut(c.Nodes[0])
+		pooltest.Eventually(t, "the dead client's objects are gone", func() bool {
+			st := c.Nodes[0].Stats()
+			return st.Components.Workers == 1 && st.Components.Objects == 1 && st.Sessions == 1
+		})
+		mustRead(t, table, "0", "value")
+		if st := c.Nodes[0].Stats().Components; st.Deaths != 0 || st.Reserved != 8<<20 {
+			t.Errorf("got %+v, want no deaths and one client's memory", st)
+		}
+		c.Nodes[0].Crash()
+		c.Nodes[0].Start()
+		pooltest.Eventually(t, "the object is lost with the node", func() bool {
+			_, err := table.Read(t.Context(), []byte("0"), nil)
+			return errors.Is(err, pool.ErrLost)
+		})
+		mustWrite(t, construct(t, k.Pool, active.Table), "key", "value")
+	})
+}
+
+// Connections break under requests: what was read is right, and what has failed
+// to be written is there or not.
+func TestConnectionsBreakUnderRequests(t *testing.T) {
+	overDrivers(t, func(t *testing.T, s pooltest.Setup) {
+		c := pooltest.NewCluster(t, s, node(time.Second))
+		k := c.Open(pool.Config{})
+		table := construct(t, k.Pool, active.Table)
+		stop := make(chan struct{})
+		var wg sync.WaitGroup
+		for id := range 8 {
+			wg.Go(func() {
+				key := fmt.Append(nil, id)
+				possible := map[string]bool{"": true}
+				for i := 0; ; i++ {
+					select {
+					case <-stop:
+						return
+					default:
+					}
+					value := fmt.Sprint(i)
+					switch err := table.Write(context.Background(), key, []byte(value)); {
+					case err == nil:
+						clear(possible)
+						possible[value] = true
+					case errors.Is(err, pool.ErrOutcomeUnknown):
+						possible[value] = true
+					default:
+						t.Error(err)
+						return
+					}
+					got, err := table.Read(context.Background(), key, nil)
+					if errors.Is(err, pool.ErrNotFound) {
+						err = nil
+					}
+					if err != nil || !possible[string(got)] {
+						t.Errorf("got %q, %v, want one of %v", got, err, possible)
+						return
+					}
+				}
+			})
+		}
+		for range 10 {
+			k.Cut(c.Nodes[0])
+			// This waits for the next connection.
+			if _, err := compute(table, active.TableLen, nil); err != nil && !errors.Is(err, pool.ErrOutcomeUnknown) {
+				t.Error(err)
+			}
+		}
+		close(stop)
+		wg.Wait()
+	})
+}
+
+// children lists the processes whose parent is pid.
+func children(t testing.TB, pid int) (pids []int) {
+	t.Helper()
+	dirs, err := os.ReadDir("/proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range dirs {
+		n, err := strconv.Atoi(d.Name())
+		if err != nil {
+			continue
+		}
+		b, err := os.ReadFile("/proc/" + d.Name() + "/stat")
+		if err != nil {
+			continue // it has ended
+		}
+		f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
+		if f[1] == strconv.Itoa(pid) && f[0] != "Z" {
+			pids = append(pids, n)
+		}
+	}
+	return pids
+}
+
+func TestARealNode(t *testing.T) {
+	args := []string{"--lend", "64MiB", "--component-memory", "32MiB", "--component-client-memory", "16MiB", "--grace", "500ms"}
+	n := proctest.Start(t, "node", args...)
+	dial := func() *pool.Pool {
+		p, err := pool.Dial(t.Context(), n.Addr("verbs"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	p, other := dial(), dial()
+	defer p.Close()
+	table := construct(t, p, active.Table)
+	mustWrite(t, table, "key", "value")
+	mine := children(t, n.PID())
+	if len(mine) != 1 {
+		t.Fatalf("the node has children %v, want one", mine)
+	}
+	bystander := construct(t, other, active.Table)
+	mustWrite(t, bystander, "key", "another value")
+
+	// Kill the worker under requests.
+	var wg sync.WaitGroup
+	failed := make(chan error, 8)
+	for id := range 8 {
+		wg.Go(func() {
+			for {
+				if err := table.Write(context.Background(), fmt.Append(nil, id), []byte("v")); err != nil {
+					failed <- err
+					return
+				}
+			}
+		})
+	}
+	if err := syscall.Kill(mine[0], syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	wg.Wait()
+	for range 8 {
+		if err := <-failed; !errors.Is(err, pool.ErrLost) {
+			t.Errorf("a request under which the worker was killed: got %v, want %v", err, pool.ErrLost)
+		}
+	}
+	mustRead(t, bystander, "key", "another value")
+	again := construct(t, p, active.Table)
+	mustWrite(t, again, "key", "value")
+
+	// The client goes, and its worker with it, after the grace period.
+	other.Close()
+	proctest.Until(t, "one worker is left", func() bool { return len(children(t, n.PID())) == 1 })
+	mustRead(t, again, "key", "value")
+	workers := children(t, n.PID())
+	n.Kill()
+	proctest.Until(t, "the worker has ended with its node", func() bool {
+		return syscall.Kill(workers[0], 0) != nil
+	})
+	n2 := proctest.Start(t, "node", append(args, "--listen", n.Addr("verbs"))...)
+	proctest.Until(t, "the object is lost and the node is back", func() bool {
+		_, err := again.Read(t.Context(), []byte("key"), nil)
+		return errors.Is(err, pool.ErrLost) && p.Stats().Nodes[0].State == "up"
+	})
+	mustWrite(t, construct(t, p, active.Table), "key", "value")
+	if got := children(t, n2.PID()); len(got) != 1 {
+		t.Errorf("the new node has children %v, want one", got)
+	}
+}

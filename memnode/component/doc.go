@@ -1,0 +1,58 @@
+// Package component runs active components at a memory node: AIFM's remote
+// devices (section 4.2.4). A client constructs objects of the components that
+// the node's program has been compiled with, and reads, writes, deletes and
+// computes in them where the data is: a miss of a hash table costs one round
+// trip, and a sum moves eight bytes.
+//
+// A program that lends memory says in main, before anything else, which
+// components it has:
+//
+//	component.Main(component.Set{"hashtable": hashtable.New, "vector": vector.New})
+//
+// Main returns, except in processes that the node starts for its clients'
+// objects: these are the same program again. Config.Components of package
+// memnode then sets how much memory they may have.
+//
+// # Isolation
+//
+// A client's objects live in a process of their own, the worker, which the node
+// starts when the client constructs the first one. Nothing of the node's memory,
+// and of other clients', is mapped there. What can go wrong, and whom it harms:
+//
+//   - A request that makes no sense is refused, by the node or by the component.
+//   - A component that panics loses the object that was called. Its other
+//     objects go on.
+//   - A component that runs for longer than Config.Time is ended with its
+//     worker, and so is one that overflows its stack or uses more memory of the
+//     Go heap than it may. The client's objects are lost then: requests for them
+//     fail, and the next one that is constructed is in a new worker.
+//   - Other clients notice none of that, nor does the lending of memory.
+//
+// Objects are as lasting as the client's session: they outlive its connection
+// by the grace period, and end with it. They end with the node, too.
+//
+// # Memory
+//
+// Objects take memory from their [Env], which refuses what goes beyond
+// Config.ClientMemory, less what messages take. The Go heap of a worker is kept
+// from growing beyond that and 64 MiB by the kernel (RLIMIT_DATA). A worker
+// counts with all of ClientMemory against Config.Memory, so that a client is
+// refused early and never short of what it was promised.
+//
+// # Wire and transport
+//
+// Package wire has the messages. They arrive on a queue pair of their own, and
+// land in memory that the node shares with the worker: 16 buffers for requests
+// and 16 for replies, and a page of flags before them. Between node and worker
+// goes a record of 8 bytes, buffer and length, over a Unix socket in either
+// direction. A client may have 16 requests unanswered; one more breaks its own
+// queue pair.
+//
+// # Concurrency
+//
+// Calls of one object come one at a time, those of different objects side by
+// side. The node's half has two goroutines a worker: one that takes its answers,
+// and one that watches over its time. Tenant.mu guards the account of buffers,
+// Server.mu the reservations and is taken inside of it; no lock is held while
+// something is posted.
+package component

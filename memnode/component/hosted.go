@@ -1,0 +1,282 @@
+package component
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"polder/internal/child"
+	"polder/memnode/component/wire"
+)
+
+// hosted is a worker as its node sees it.
+type hosted struct {
+	t       *Tenant
+	number  uint32
+	process *child.Process
+	socket  int           // closed by listen
+	ended   chan struct{} // closed when listen has ended
+	killed  atomic.Bool   // because a request ran for too long
+	objects int           // guarded by t.mu
+}
+
+// start starts a worker, and gives it what waits for one.
+func (t *Tenant) start() {
+	h, err := t.launch()
+	t.mu.Lock()
+	t.starts = false
+	if err == nil {
+		t.worker = h
+		t.server.wg.Go(h.listen)
+		t.server.wg.Go(h.watch)
+		if t.closed {
+			h.kill()
+		}
+	} else if t.closed {
+		t.free()
+		t.mu.Unlock()
+		return
+	}
+	var waiters []int
+	for i := range t.slots {
+		if t.slots[i].state == waiting {
+			waiters = append(waiters, i)
+		}
+	}
+	for _, i := range waiters {
+		if err == nil {
+			t.give(i)
+			continue
+		}
+		t.answer(i, &refusal{wire.Busy, err.Error()})
+		t.mu.Lock()
+	}
+	t.mu.Unlock()
+}
+
+// launch makes the process.
+func (t *Tenant) launch() (h *hosted, err error) {
+	s := t.server
+	if err := s.reserve(); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			s.release()
+			s.log("cannot start a component worker", "error", err)
+		}
+	}()
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("cannot make a socket: %w", err)
+	}
+	theirs := os.NewFile(uintptr(pair[1]), "component socket")
+	defer theirs.Close()
+	t.lane.ready().Store(0)
+	h = &hosted{t: t, number: s.number.Add(1), socket: pair[0], ended: make(chan struct{})}
+	cfg, err := json.Marshal(workerConfig{
+		Number: h.number, Memory: s.cfg.ClientMemory - laneSize, Objects: s.cfg.Objects,
+	})
+	if err == nil {
+		h.process, err = child.Start(child.Command{
+			Path: program, Env: []string{workerEnv + "=" + string(cfg)},
+			Files: []*os.File{theirs, t.file.File()},
+		})
+	}
+	if err != nil {
+		unix.Close(pair[0])
+		return nil, err
+	}
+	s.counts.workers.Add(1)
+	return h, nil
+}
+
+// send tells the worker of a request. It does not block: the socket's buffer has
+// room for every slot.
+//
+// Preconditions: t.mu is held, so that the socket is open.
+func (h *hosted) send(slot, n int) {
+	var rec [recordSize]byte
+	b := appendRecord(rec[:0], slot, n)
+	for {
+		// MSG_DONTWAIT: a worker that has scribbled all over its socket
+		// must not hold up the node.
+		_, err := unix.SendmsgN(h.socket, b, nil, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			h.kill() // listen does the rest
+		}
+		return
+	}
+}
+
+// kill ends the worker, without waiting.
+func (h *hosted) kill() { _ = h.process.Signal(unix.SIGKILL) } // fails only if it has ended
+
+// listen takes the worker's answers until it ends, and then answers for it.
+func (h *hosted) listen() {
+	defer close(h.ended)
+	t := h.t
+	buf := make([]byte, credits*recordSize)
+	have := 0
+	for {
+		n, err := unix.Read(h.socket, buf[have:])
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil || n <= 0 {
+			break
+		}
+		have += n
+		used := 0
+		sane := true
+		for ; sane && have-used >= recordSize; used += recordSize {
+			sane = h.answered(buf[used:])
+		}
+		if !sane {
+			break
+		}
+		have = copy(buf, buf[used:have])
+	}
+	h.process.Kill()
+	t.mu.Lock()
+	t.worker = nil
+	unix.Close(h.socket)
+	h.bury()
+	var orphans []int // before another worker can be given anything
+	for i := range t.slots {
+		if t.slots[i].state == working {
+			t.lane.running(i).Store(0)
+			orphans = append(orphans, i)
+		}
+	}
+	for _, i := range orphans {
+		t.answer(i, refuse(wire.Lost, "the process that held the object has ended: %s", h.why()))
+		t.mu.Lock()
+	}
+	if t.closed {
+		t.free()
+	}
+	t.mu.Unlock()
+}
+
+// bury settles the account of a worker that has ended.
+//
+// Preconditions: t.mu is held.
+func (h *hosted) bury() {
+	s := h.t.server
+	s.release()
+	s.counts.workers.Add(-1)
+	s.counts.objects.Add(-int64(h.objects))
+	if h.t.closed {
+		return
+	}
+	s.counts.deaths.Add(1)
+	s.log("component worker died", "worker", h.number, "objects", h.objects, "why", h.why(), "stderr", h.process.Stderr())
+}
+
+func (h *hosted) why() string {
+	if h.killed.Load() {
+		return fmt.Sprintf("a request ran for more than %v", h.t.server.cfg.Time)
+	}
+	if code := h.process.ExitCode(); code >= 0 {
+		return fmt.Sprintf("it exited with code %d", code)
+	}
+	return "it was killed"
+}
+
+// answered takes the worker's answer in the record at the beginning of b, and
+// reports whether it makes sense.
+func (h *hosted) answered(b []byte) bool {
+	slot, n, ok := record(b)
+	if !ok || n < wire.ReplyHeader {
+		return false
+	}
+	t := h.t
+	t.mu.Lock()
+	s := &t.slots[slot]
+	if s.state != working {
+		t.mu.Unlock()
+		return false
+	}
+	head := t.lane.reply(slot)
+	status := wire.Status(head[13])
+	counts := &t.server.counts
+	switch {
+	case status == wire.Panicked:
+		counts.panics.Add(1)
+	case status != wire.OK:
+	case s.verb == wire.Construct:
+		h.objects++
+		counts.objects.Add(1)
+	case s.verb == wire.Destruct:
+		h.objects--
+		counts.objects.Add(-1)
+	}
+	if status != wire.OK {
+		counts.refused.Add(1)
+	}
+	t.reply(slot, n)
+	return true
+}
+
+// Looks at a worker while a request may run. One that runs at more than looks
+// looks in a row, or is not answered for as long as all slots one after the
+// other may take, has run for too long. A worker that starts has startTime.
+const (
+	looks     = 4
+	startTime = 30 * time.Second
+)
+
+// watch ends the worker when one of its requests runs for too long.
+func (h *hosted) watch() {
+	t := h.t
+	tick := time.NewTicker(t.server.cfg.Time / looks)
+	defer tick.Stop()
+	var seen [credits]struct {
+		serial          uint64
+		running, inHand int
+	}
+	started := time.Now()
+	for {
+		select {
+		case <-h.ended:
+			return
+		case <-tick.C:
+		}
+		overdue := false
+		t.mu.Lock()
+		if t.worker == h && t.lane.ready().Load() == 0 && time.Since(started) < startTime {
+			t.mu.Unlock()
+			continue
+		}
+		for i := range t.slots {
+			s, w := &t.slots[i], &seen[i]
+			if s.state != working || t.worker != h || s.serial != w.serial {
+				*w = struct {
+					serial          uint64
+					running, inHand int
+				}{serial: s.serial}
+				continue
+			}
+			w.inHand++
+			if t.lane.running(i).Load() != 0 {
+				w.running++
+			}
+			overdue = overdue || w.running > looks || w.inHand > looks*(credits+1)
+		}
+		t.mu.Unlock()
+		if overdue {
+			if !h.killed.Swap(true) {
+				t.server.counts.killed.Add(1)
+			}
+			h.kill()
+		}
+	}
+}

@@ -1,0 +1,82 @@
+package component
+
+import (
+	"encoding/binary"
+	"os"
+	"sync/atomic"
+
+	"polder/internal/arena"
+)
+
+// A lane is the memory that a node shares with a worker: a page of flags, then
+// the buffers of requests, then those of replies.
+type lane struct {
+	mem *arena.Mapping
+}
+
+const (
+	credits     = 16       // buffers of either kind
+	messageSize = 64 << 10 // bytes of a buffer
+	flagSize    = 64       // a cache line for every request
+	laneBuffers = 4096
+	laneSize    = laneBuffers + 2*credits*messageSize
+)
+
+// newLane makes a lane, and the file to be passed to workers.
+func newLane() (*lane, *arena.Memfd, error) {
+	fd, err := arena.NewMemfd("polder-component", laneSize)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := fd.SealSize(); err != nil {
+		fd.Close()
+		return nil, nil, err
+	}
+	mem, err := fd.Map(0, laneSize, true)
+	if err != nil {
+		fd.Close()
+		return nil, nil, err
+	}
+	return &lane{mem}, fd, nil
+}
+
+// openLane maps the lane in f.
+func openLane(f *os.File) (*lane, error) {
+	mem, err := arena.MapFile(f, 0, laneSize, true)
+	if err != nil {
+		return nil, err
+	}
+	return &lane{mem}, nil
+}
+
+// running is not zero while the worker executes the request of a slot.
+func (l *lane) running(slot int) *atomic.Uint32 { return arena.Word32(l.mem.Bytes()[slot*flagSize:]) }
+
+// ready is not zero once the worker takes requests.
+func (l *lane) ready() *atomic.Uint32 { return l.running(credits) }
+
+func (l *lane) request(slot int) []byte {
+	return l.mem.Bytes()[requestOffset(slot):][:messageSize:messageSize]
+}
+
+func (l *lane) reply(slot int) []byte {
+	return l.mem.Bytes()[replyOffset(slot):][:messageSize:messageSize]
+}
+
+func requestOffset(slot int) int { return laneBuffers + slot*messageSize }
+
+func replyOffset(slot int) int { return requestOffset(credits + slot) }
+
+// A record goes over the socket: the message in a slot has so many bytes.
+const recordSize = 8
+
+func appendRecord(b []byte, slot, n int) []byte {
+	b = binary.LittleEndian.AppendUint32(b, uint32(slot))
+	return binary.LittleEndian.AppendUint32(b, uint32(n))
+}
+
+// record decodes b, and reports whether it makes sense.
+func record(b []byte) (slot, n int, ok bool) {
+	s, k := binary.LittleEndian.Uint32(b), binary.LittleEndian.Uint32(b[4:])
+	return int(s), int(k), s < credits && k <= messageSize
+}

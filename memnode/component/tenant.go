@@ -1,0 +1,335 @@
+package component
+
+import (
+	"fmt"
+	"sync"
+
+	"polder/internal/arena"
+	"polder/memnode/component/wire"
+	"polder/verbs"
+)
+
+// A Tenant is one client's objects at a node, as long as its session lasts: the
+// lane, the worker while there is one, and the connection while there is one.
+type Tenant struct {
+	server *Server
+
+	mu     sync.Mutex
+	closed bool
+	lane   *lane // nil until the first connection
+	file   *arena.Memfd
+	slots  [credits]slot
+	link   *link   // nil while disconnected
+	worker *hosted // nil until an object is constructed, and after its end
+	starts bool    // a worker is being started
+}
+
+// A slot is a buffer for a request, and the one for its reply.
+type slot struct {
+	state  slotState
+	link   *link  // that the request came over
+	id     uint32 // the request's
+	verb   wire.Verb
+	size   int    // of the request
+	next   int    // replying: size of the next request, which is there already; 0: none
+	serial uint64 // counts the requests that the worker has had
+}
+
+type slotState uint8
+
+const (
+	idle     slotState = iota // waits for a request, if there is a connection
+	waiting                   // has one that waits for the worker to be started
+	working                   // the worker has it
+	replying                  // the reply is being sent
+)
+
+// link is a connected queue pair of a tenant's.
+type link struct {
+	t     *Tenant
+	qp    verbs.QP
+	cq    verbs.CQ
+	mr    verbs.MR
+	recvs [credits]verbs.RecvWR // by slot, to be posted
+	sends [credits]verbs.SendWR
+}
+
+// Connect answers a client's request to connect. An error is the reason to
+// refuse it.
+func (t *Tenant) Connect(req verbs.ConnRequest) error {
+	s := t.server
+	l, err := t.newLink()
+	if err != nil {
+		return err
+	}
+	t.mu.Lock()
+	if t.link != nil || t.closed {
+		t.mu.Unlock()
+		l.close()
+		return fmt.Errorf("a connection has one queue pair for components")
+	}
+	t.link = l
+	free := make([]int, 0, credits)
+	for i := range t.slots {
+		// Others are still busy with what the last connection brought.
+		if t.slots[i].state == idle {
+			free = append(free, i)
+		}
+	}
+	t.mu.Unlock()
+	for _, i := range free {
+		if err == nil {
+			err = l.receive(i)
+		}
+	}
+	if err == nil && len(free) == 0 {
+		err = fmt.Errorf("all %d requests of the last connection are still being carried out", credits)
+	}
+	if err != nil {
+		t.Disconnect()
+		return err
+	}
+	w := wire.Welcome{Credits: len(free), Message: messageSize, Time: s.cfg.Time}
+	if err := req.Accept(l.qp, w.Append(nil)); err != nil {
+		t.Disconnect() // the connection is gone, and its watcher will say so
+	}
+	return nil
+}
+
+// newLink makes the queues of a connection, and the lane before the first.
+func (t *Tenant) newLink() (l *link, err error) {
+	s := t.server
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.lane == nil && !t.closed {
+		if t.lane, t.file, err = newLane(); err != nil {
+			return nil, err
+		}
+	}
+	if t.closed {
+		return nil, errClosed
+	}
+	l = &link{t: t}
+	// Registering and creating does not call back.
+	if l.mr, err = s.pd.RegMR(t.lane.mem.Bytes(), verbs.AccessLocalWrite); err != nil {
+		return nil, fmt.Errorf("cannot register message buffers: %w", err)
+	}
+	l.fill()
+	if l.cq, err = s.dev.CreateCQ(verbs.CQInit{Depth: 4 * credits, Handler: l.complete}); err != nil {
+		l.close()
+		return nil, fmt.Errorf("cannot create a completion queue: %w", err)
+	}
+	l.qp, err = s.pd.CreateQP(verbs.QPInit{
+		SendCQ: l.cq, RecvCQ: l.cq, SendDepth: 2 * credits, RecvDepth: 2 * credits, OnEvent: s.onEvent,
+	})
+	if err != nil {
+		l.close()
+		return nil, fmt.Errorf("cannot create a queue pair: %w", err)
+	}
+	return l, nil
+}
+
+func (l *link) close() {
+	if l.qp != nil {
+		l.qp.Close()
+	}
+	if l.cq != nil {
+		l.cq.Close()
+	}
+	l.mr.Deregister()
+}
+
+// Disconnect ends the client's connection. What is being carried out goes on,
+// and nobody is told how it ended.
+func (t *Tenant) Disconnect() {
+	t.mu.Lock()
+	l := t.link
+	t.link = nil
+	for i := range t.slots {
+		if s := &t.slots[i]; s.state == replying {
+			s.state, s.next = idle, 0
+		}
+	}
+	t.mu.Unlock()
+	if l != nil {
+		l.close()
+	}
+}
+
+// Busy reports whether there are objects, so that the session is worth keeping.
+func (t *Tenant) Busy() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.starts || t.worker != nil && t.worker.objects > 0
+}
+
+// Close ends the objects. It does not wait for the worker's end, for which
+// Server.Close does. The tenant must have been disconnected.
+func (t *Tenant) Close() {
+	s := t.server
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed {
+		return
+	}
+	t.closed = true
+	if t.worker != nil {
+		t.worker.kill()
+	} else if !t.starts {
+		t.free()
+	}
+	s.mu.Lock()
+	delete(s.tenants, t)
+	s.mu.Unlock()
+}
+
+// free unmaps the lane, which nobody uses any more.
+//
+// Preconditions: t.mu is held.
+func (t *Tenant) free() {
+	if t.lane != nil {
+		t.lane.mem.Close()
+		t.file.Close()
+		t.lane, t.file = nil, nil
+	}
+}
+
+const replyID = 1 << 8 // of work requests: a slot, and which way
+
+// fill makes the work requests.
+func (l *link) fill() {
+	for i := range credits {
+		sge := func(off, n int) []verbs.SGE {
+			return []verbs.SGE{{Addr: l.mr.Addr() + uint64(off), Length: uint32(n), LKey: l.mr.LKey()}}
+		}
+		l.recvs[i] = verbs.RecvWR{ID: uint64(i), SGL: sge(requestOffset(i), messageSize)}
+		l.sends[i] = verbs.SendWR{
+			ID: uint64(i) | replyID, Op: verbs.OpSend, Flags: verbs.SendSignaled, SGL: sge(replyOffset(i), 0),
+		}
+	}
+}
+
+func (l *link) receive(i int) error { return l.qp.PostRecv(l.recvs[i : i+1]...) }
+
+// complete is the completion handler.
+func (l *link) complete(cq verbs.CQ) {
+	var wcs [credits]verbs.WC
+	for {
+		n := cq.Poll(wcs[:])
+		if n == 0 {
+			return
+		}
+		for _, wc := range wcs[:n] {
+			switch {
+			case wc.Status != verbs.StatusSuccess:
+				// The queue pair has failed, and the client will find out.
+			case wc.ID&replyID != 0:
+				l.replied(int(wc.ID &^ replyID))
+			default:
+				l.received(int(wc.ID), int(wc.ByteLen))
+			}
+		}
+	}
+}
+
+// replied is called when the reply in slot i has been sent.
+func (l *link) replied(i int) {
+	t := l.t
+	t.mu.Lock()
+	s := &t.slots[i]
+	if t.link != l || s.state != replying {
+		t.mu.Unlock()
+		return
+	}
+	next := s.next
+	s.state, s.next = idle, 0
+	t.mu.Unlock()
+	if next > 0 {
+		l.received(i, next)
+	}
+}
+
+// received is called when a request of n bytes has arrived in slot i.
+func (l *link) received(i, n int) {
+	t := l.t
+	t.mu.Lock()
+	s := &t.slots[i]
+	switch {
+	case t.link != l:
+		t.mu.Unlock()
+		return
+	case s.state == replying:
+		s.next = n
+		t.mu.Unlock()
+		return
+	case s.state != idle:
+		panic(fmt.Sprintf("BUG: a request arrived in slot %d, which is in state %d", i, s.state))
+	}
+	var req wire.Request
+	err := req.Decode(t.lane.request(i)[:n])
+	s.link, s.size, s.id, s.verb = l, n, req.ID, req.Verb
+	switch {
+	case err != nil:
+		err = &refusal{wire.Malformed, err.Error()}
+	case req.Verb == wire.Construct && t.worker == nil:
+		s.state = waiting
+		start := !t.starts
+		t.starts = true
+		t.mu.Unlock()
+		if start {
+			t.server.wg.Go(t.start)
+		}
+		return
+	case req.Verb == wire.Construct, t.worker != nil && uint32(req.Object>>32) == t.worker.number:
+		t.give(i)
+		t.mu.Unlock()
+		return
+	default:
+		err = refuse(wire.Lost, "object %#x was lost with the process that held it", req.Object)
+	}
+	t.answer(i, err)
+}
+
+// give passes the request in slot i to the worker.
+//
+// Preconditions: t.mu is held; there is a worker.
+func (t *Tenant) give(i int) {
+	s := &t.slots[i]
+	s.state = working
+	s.serial++
+	t.worker.send(i, s.size)
+}
+
+// answer sends err as the reply of slot i.
+//
+// Preconditions: t.mu is held. It is released.
+func (t *Tenant) answer(i int, err error) {
+	b := t.lane.reply(i)
+	s := &t.slots[i]
+	size := copy(b[wire.ReplyHeader:][:maxReason], err.Error())
+	r := wire.Reply{ID: s.id, Verb: s.verb, Status: statusOf(err)}
+	t.server.counts.refused.Add(1)
+	t.reply(i, r.Put(b, size))
+}
+
+// reply sends the n bytes in slot i's buffer for replies.
+//
+// Preconditions: t.mu is held. It is released.
+func (t *Tenant) reply(i, n int) {
+	s := &t.slots[i]
+	t.server.counts.requests.Add(1)
+	l := t.link
+	if s.link != l || l == nil {
+		s.state = idle
+		t.mu.Unlock()
+		return
+	}
+	s.state, s.next = replying, 0
+	l.sends[i].SGL[0].Length = uint32(n)
+	t.mu.Unlock()
+	// First the receive: the client's next request may come right after the
+	// reply. If posting fails the connection is gone.
+	if l.receive(i) == nil {
+		_ = l.qp.PostSend(l.sends[i : i+1]...)
+	}
+}

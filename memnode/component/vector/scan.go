@@ -1,0 +1,145 @@
+package vector
+
+import (
+	"encoding/binary"
+	"math"
+
+	"polder/internal/active"
+)
+
+// integer and float are the types of elements.
+type (
+	integer interface {
+		int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64
+	}
+	float  interface{ float32 | float64 }
+	number interface{ integer | float }
+)
+
+// scanner looks through elements of one type.
+type scanner interface {
+	// aggregate adds the elements of b that match q to a.
+	aggregate(a *active.Aggregate, b []byte, q *active.Query)
+	// filter appends the indices of those elements of b that match q, the
+	// first of which is i. It stops before there would be more than room,
+	// and returns how many elements it has looked at.
+	filter(out, b []byte, i uint64, q *active.Query, room int) ([]byte, int)
+}
+
+// scanners has one for every kind.
+var scanners = [...]scanner{
+	active.Int8: integers[int8]{}, active.Int16: integers[int16]{}, active.Int32: integers[int32]{}, active.Int64: integers[int64]{},
+	active.Uint8: integers[uint8]{}, active.Uint16: integers[uint16]{}, active.Uint32: integers[uint32]{}, active.Uint64: integers[uint64]{},
+	active.Float32: floats[float32]{}, active.Float64: floats[float64]{},
+}
+
+type integers[T integer] struct{}
+
+func (integers[T]) aggregate(a *active.Aggregate, b []byte, q *active.Query) {
+	var buf [256]T
+	for vs := elements[T](b); len(vs) > 0; {
+		var chosen []T
+		chosen, vs = choose(a, buf[:], vs, q)
+		for _, v := range chosen {
+			a.Sum += uint64(v) // sign-extended, if there is a sign
+		}
+	}
+}
+
+func (integers[T]) filter(out, b []byte, i uint64, q *active.Query, room int) ([]byte, int) {
+	return filter[T](out, b, i, q, room)
+}
+
+type floats[T float] struct{}
+
+func (floats[T]) aggregate(a *active.Aggregate, b []byte, q *active.Query) {
+	sum := math.Float64frombits(a.Sum)
+	var buf [256]T
+	for vs := elements[T](b); len(vs) > 0; {
+		var chosen []T
+		chosen, vs = choose(a, buf[:], vs, q)
+		for _, v := range chosen {
+			sum += float64(v)
+		}
+	}
+	a.Sum = math.Float64bits(sum)
+}
+
+func (floats[T]) filter(out, b []byte, i uint64, q *active.Query, room int) ([]byte, int) {
+	return filter[T](out, b, i, q, room)
+}
+
+// choose returns the elements that match q of some from vs on, in buf or where
+// they are, and what is left of vs. It counts them, and finds the least and the
+// greatest: what is not a number is either only where there is nothing else.
+func choose[T number](a *active.Aggregate, buf, vs []T, q *active.Query) (chosen, rest []T) {
+	n := min(len(vs), len(buf)) // few enough to stay in the cache until they are added up
+	chosen, rest = vs[:n], vs[n:]
+	if op := q.Compare; op != active.Any {
+		operand := elements[T](q.Operand[:])[0]
+		k := 0
+		for _, v := range chosen {
+			if matches(op, v, operand) {
+				buf[k] = v
+				k++
+			}
+		}
+		chosen = buf[:k]
+	}
+	if len(chosen) > 0 {
+		extremes(a.Count, elements[T](a.Least[:]), elements[T](a.Greatest[:]), chosen)
+		a.Count += uint64(len(chosen))
+	}
+	return chosen, rest
+}
+
+// extremes lets least and greatest, of count elements so far, take account of vs.
+func extremes[T number](count uint64, least, greatest, vs []T) {
+	lo, hi := least[0], greatest[0]
+	if count == 0 {
+		lo, hi = vs[0], vs[0]
+	}
+	for _, v := range vs {
+		if v < lo || lo != lo {
+			lo = v
+		}
+		if v > hi || hi != hi {
+			hi = v
+		}
+	}
+	least[0], greatest[0] = lo, hi
+}
+
+func filter[T number](out, b []byte, i uint64, q *active.Query, room int) ([]byte, int) {
+	vs := elements[T](b)
+	op, operand := q.Compare, elements[T](q.Operand[:])[0]
+	for n, v := range vs {
+		if !matches(op, v, operand) {
+			continue
+		}
+		if room == 0 {
+			return out, n
+		}
+		room--
+		out = binary.LittleEndian.AppendUint64(out, i+uint64(n))
+	}
+	return out, len(vs)
+}
+
+func matches[T number](op active.Compare, v, operand T) bool {
+	switch op {
+	case active.Equal:
+		return v == operand
+	case active.NotEqual:
+		return v != operand
+	case active.Less:
+		return v < operand
+	case active.LessOrEqual:
+		return v <= operand
+	case active.Greater:
+		return v > operand
+	case active.GreaterOrEqual:
+		return v >= operand
+	}
+	return true
+}

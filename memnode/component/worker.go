@@ -1,0 +1,313 @@
+package component
+
+import (
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"polder/memnode/component/wire"
+)
+
+// A worker holds one client's objects, in a process of its own. As many
+// goroutines as there are slots take turns in waiting for the next record, and
+// execute what they have got while another one waits: no request is passed from
+// one to another.
+type worker struct {
+	set    Set
+	cfg    workerConfig
+	lane   *lane
+	budget budget
+
+	reading sync.Mutex // held by who waits for a record
+	pending []byte     // guarded by reading: records that have been read
+	buf     [credits * recordSize]byte
+
+	mu      sync.RWMutex
+	objects map[uint64]*held
+	last    uint32 // number of the object constructed last
+}
+
+// held is an object.
+type held struct {
+	id  uint64
+	env *Env
+
+	mu     sync.Mutex // held while it is called
+	object Object     // nil: lost, or gone
+	lost   bool
+}
+
+func newWorker(set Set, cfg workerConfig, l *lane) *worker {
+	return &worker{
+		set: set, cfg: cfg, lane: l, budget: budget{limit: cfg.Memory},
+		objects: make(map[uint64]*held),
+	}
+}
+
+// serve executes requests until the node hangs up.
+func (w *worker) serve() error {
+	w.lane.ready().Store(1)
+	errs := make(chan error, credits)
+	for range credits {
+		go func() {
+			for {
+				slot, n, err := w.next()
+				if err == nil {
+					err = w.execute(slot, n)
+				}
+				if err != nil {
+					errs <- err
+					return
+				}
+			}
+		}()
+	}
+	err := <-errs
+	if errors.Is(err, errHungUp) {
+		return nil
+	}
+	return err
+}
+
+var errHungUp = errors.New("the node has hung up")
+
+// next waits for a record.
+func (w *worker) next() (slot, n int, err error) {
+	w.reading.Lock()
+	defer w.reading.Unlock()
+	for len(w.pending) < recordSize {
+		// What there is of a record moves to the front.
+		have := copy(w.buf[:], w.pending)
+		k, err := unix.Read(workerSocket, w.buf[have:])
+		switch {
+		case err == unix.EINTR:
+		case err != nil:
+			return 0, 0, fmt.Errorf("cannot read requests: %w", err)
+		case k == 0:
+			return 0, 0, errHungUp
+		default:
+			w.pending = w.buf[:have+k]
+		}
+	}
+	slot, n, ok := record(w.pending)
+	w.pending = w.pending[recordSize:]
+	if !ok {
+		return 0, 0, fmt.Errorf("a record of slot %d and %d bytes", slot, n)
+	}
+	return slot, n, nil
+}
+
+// execute carries out the request in a slot, and says that the reply is there.
+func (w *worker) execute(slot, n int) error {
+	var req wire.Request
+	out := w.lane.reply(slot)
+	reply := wire.Reply{}
+	var data []byte
+	err := req.Decode(w.lane.request(slot)[:n])
+	room := min(int(req.Room), len(out)-wire.ReplyHeader)
+	if err == nil {
+		reply.Object, data, err = w.carryOut(slot, &req, out[wire.ReplyHeader:wire.ReplyHeader:wire.ReplyHeader+room])
+		if err == nil && len(data) > room {
+			err = ErrTooLarge
+		}
+	}
+	reply.ID, reply.Verb, reply.Status = req.ID, req.Verb, statusOf(err)
+	size := 0
+	if err != nil {
+		size = copy(out[wire.ReplyHeader:][:maxReason], err.Error())
+		reply.Object = 0
+	} else {
+		size = copy(out[wire.ReplyHeader:], data) // no copy if it lies there
+	}
+	var rec [recordSize]byte
+	b := appendRecord(rec[:0], slot, reply.Put(out, size))
+	for {
+		if _, err := unix.Write(workerSocket, b); err != unix.EINTR {
+			if err != nil {
+				return fmt.Errorf("cannot answer: %w", err)
+			}
+			return nil // 8 bytes of 128 in flight: the socket takes them whole
+		}
+	}
+}
+
+// maxReason bounds the text of a refusal, which every client has room for.
+const maxReason = 512
+
+// refusal is an error with a status of its own.
+type refusal struct {
+	status wire.Status
+	text   string
+}
+
+func (r *refusal) Error() string { return r.text }
+
+func refuse(s wire.Status, format string, args ...any) error {
+	return &refusal{s, fmt.Sprintf(format, args...)}
+}
+
+func statusOf(err error) wire.Status {
+	var r *refusal
+	switch {
+	case err == nil:
+		return wire.OK
+	case errors.As(err, &r):
+		return r.status
+	case errors.Is(err, ErrNotFound):
+		return wire.NotFound
+	case errors.Is(err, ErrNoMemory):
+		return wire.NoMemory
+	case errors.Is(err, ErrTooLarge):
+		return wire.TooLarge
+	case errors.Is(err, ErrExpired):
+		return wire.Expired
+	case errors.Is(err, wire.ErrMalformed):
+		return wire.Malformed
+	}
+	return wire.Refused
+}
+
+// carryOut does what r says, with every object that it names to itself.
+func (w *worker) carryOut(slot int, r *wire.Request, out []byte) (object uint64, data []byte, err error) {
+	call := Call{deadline: time.Now().Add(r.Time)}
+	var named [3]*held
+	locked := named[:0]
+	var target *held
+	for i, id := range [...]uint64{r.Object, r.Others[0], r.Others[1]} {
+		if id == 0 {
+			continue
+		}
+		h := w.find(id)
+		if h == nil {
+			return 0, nil, refuse(wire.NoObject, "there is no object %#x", id)
+		}
+		if i == 0 {
+			target = h
+		}
+		if !slices.Contains(locked, h) {
+			locked = append(locked, h)
+		}
+	}
+	if len(locked) > 1 {
+		slices.SortFunc(locked, func(a, b *held) int {
+			if a.id < b.id {
+				return -1
+			}
+			return 1
+		})
+	}
+	for _, h := range locked {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if h.lost && !(h == target && r.Verb == wire.Destruct) {
+			return 0, nil, refuse(wire.Lost, "object %#x was lost when its component panicked", h.id)
+		}
+		if h.object == nil && !h.lost {
+			return 0, nil, refuse(wire.NoObject, "there is no object %#x", h.id)
+		}
+	}
+	for i, id := range r.Others {
+		if id != 0 {
+			call.Others[i] = w.find(id).object
+		}
+	}
+	if call.Expired() {
+		return 0, nil, ErrExpired
+	}
+	w.lane.running(slot).Store(1)
+	defer w.lane.running(slot).Store(0)
+	switch r.Verb {
+	case wire.Construct:
+		object, err = w.construct(r, &call)
+	case wire.Destruct:
+		w.remove(target)
+	default:
+		data, err = target.call(r, &call, out)
+	}
+	return object, data, err
+}
+
+func (w *worker) find(id uint64) *held {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	return w.objects[id]
+}
+
+// remove forgets h and gives its memory back.
+//
+// Preconditions: h.mu is held.
+func (w *worker) remove(h *held) {
+	w.mu.Lock()
+	delete(w.objects, h.id)
+	w.mu.Unlock()
+	h.object, h.lost = nil, false
+	h.env.close()
+}
+
+func (w *worker) construct(r *wire.Request, c *Call) (id uint64, err error) {
+	construct := w.set[string(r.Key)]
+	if construct == nil {
+		return 0, refuse(wire.Unknown, "this node has no component %q", r.Key)
+	}
+	h := &held{env: newEnv(&w.budget)}
+	w.mu.Lock()
+	if len(w.objects) >= w.cfg.Objects {
+		w.mu.Unlock()
+		return 0, refuse(wire.NoMemory, "a client may have no more than %d objects", w.cfg.Objects)
+	}
+	w.last++
+	h.id = uint64(w.cfg.Number)<<32 | uint64(w.last)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	w.objects[h.id] = h
+	w.mu.Unlock()
+	func() {
+		defer func() {
+			if p := recover(); p != nil {
+				err = panicked(p)
+			}
+		}()
+		h.object, err = construct(h.env, c, r.Data)
+	}()
+	if err == nil && h.object == nil {
+		err = errors.New("the component made no object")
+	}
+	if err != nil {
+		w.remove(h)
+		return 0, err
+	}
+	return h.id, nil
+}
+
+// call passes a request to the object.
+//
+// Preconditions: h.mu is held.
+func (h *held) call(r *wire.Request, c *Call, out []byte) (data []byte, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			// Who knows what state it is in.
+			data, err = nil, panicked(p)
+			h.object, h.lost = nil, true
+			h.env.close()
+		}
+	}()
+	switch r.Verb {
+	case wire.Read:
+		return h.object.Read(c, r.Key, out)
+	case wire.Write:
+		return out, h.object.Write(c, r.Key, r.Data)
+	case wire.Delete:
+		return out, h.object.Delete(c, r.Key)
+	default:
+		return h.object.Compute(c, r.Op, r.Data, out)
+	}
+}
+
+func panicked(p any) error {
+	return refuse(wire.Panicked, "panic: %v\n%s", p, debug.Stack())
+}

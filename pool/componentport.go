@@ -1,0 +1,386 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"polder/internal/arena"
+	"polder/memnode/component/wire"
+	nodewire "polder/memnode/wire"
+	"polder/verbs"
+)
+
+// A port is where a link's requests to components go out: a queue pair, and
+// registered memory for as many messages in either direction as the node gives
+// credits. Requests wait their turn for a slot.
+type port struct {
+	link    *link
+	qp      verbs.QP
+	cq      verbs.CQ
+	mem     *arena.Mapping
+	mr      verbs.MR
+	message int // bytes of a buffer
+	longest time.Duration
+	slots   []portSlot
+	recvs   []verbs.RecvWR
+	free    chan *portSlot // those that nobody has
+
+	broke  chan struct{} // closed by fail
+	failed sync.Once
+	users  sync.WaitGroup // calls that may touch mem
+	mu     sync.Mutex     // guards closed, and users.Add against close
+	closed bool
+}
+
+// portSlot is a request's.
+type portSlot struct {
+	index  int
+	serial atomic.Uint32 // with index, the id of its request
+	done   chan int      // capacity 1: which receive buffer has the reply
+	size   int           // of the reply; set before done
+	timer  *time.Timer   // of whoever has the slot
+	send   [1]verbs.SendWR
+	sge    [1]verbs.SGE // send's
+
+	state atomic.Uint32 // waited for or not
+	uses  atomic.Int32  // the send, and the reply: who is last frees the slot
+}
+
+const (
+	slotWaited uint32 = iota
+	slotDelivered
+	slotAbandoned
+)
+
+const portSendID = 1 << 16
+
+// portAttempt is a port that is being made, or why it could not be.
+type portAttempt struct {
+	made chan struct{} // closed when it is
+	port *port
+	err  error
+}
+
+// openPort returns the link's port, which the first caller makes.
+func (l *link) openPort(ctx context.Context, deadline time.Time) (*port, error) {
+	l.mu.Lock()
+	a := l.components
+	if a == nil {
+		a = &portAttempt{made: make(chan struct{})}
+		l.components = a
+		l.mu.Unlock()
+		ctx, cancel := context.WithDeadlineCause(ctx, deadline, ErrTimeout)
+		a.port, a.err = newPort(ctx, l)
+		cancel()
+		if a.err != nil {
+			l.mu.Lock()
+			l.components = nil // the next caller tries again
+			l.mu.Unlock()
+		}
+		close(a.made)
+		return a.port, a.err
+	}
+	l.mu.Unlock()
+	select {
+	case <-a.made: // fast path
+	default:
+		if err := waitUntil(ctx, a.made, deadline); err != nil {
+			return nil, err
+		}
+	}
+	if a.err != nil {
+		return nil, errRetry // the attempt was another's, with its time
+	}
+	return a.port, nil
+}
+
+// closePort ends the link's port, if it has one. When it returns nothing of it
+// is in use.
+func (l *link) closePort() {
+	l.mu.Lock()
+	a := l.components
+	if a == nil {
+		a = &portAttempt{made: make(chan struct{}), err: errRetry}
+		close(a.made)
+		l.components = a
+	}
+	l.mu.Unlock()
+	<-a.made // the connection is going, so that does not take long
+	if a.port != nil {
+		a.port.close()
+	}
+}
+
+func newPort(ctx context.Context, l *link) (_ *port, err error) {
+	p := &port{link: l, broke: make(chan struct{})}
+	defer func() {
+		if err != nil {
+			p.close()
+		}
+	}()
+	pool := l.node.pool
+	// How many credits the node gives is known when the queue pair is
+	// connected, and until then nothing is posted.
+	const depth = 2 * wire.MaxCredits
+	if p.cq, err = pool.dev.CreateCQ(verbs.CQInit{Depth: 2 * depth, Handler: p.complete}); err != nil {
+		return nil, err
+	}
+	if p.qp, err = pool.pd.CreateQP(verbs.QPInit{
+		SendCQ: p.cq, RecvCQ: p.cq, SendDepth: depth, RecvDepth: depth, OnEvent: p.event,
+	}); err != nil {
+		return nil, err
+	}
+	h := nodewire.Hello{Kind: nodewire.KindComponent, Manager: pool.cfg.Manager.Name()}
+	answer, err := l.conn.Connect(ctx, p.qp, h.Append(nil))
+	var rejected *verbs.RejectError
+	switch {
+	case errors.As(err, &rejected):
+		return nil, fmt.Errorf("%w: %s", ErrNoComponent, rejected.Reason)
+	case err != nil && ctx.Err() != nil:
+		return nil, context.Cause(ctx)
+	case err != nil:
+		l.node.linkBroke(l)
+		return nil, errRetry
+	}
+	var w wire.Welcome
+	if err := w.Decode(answer); err != nil {
+		return nil, err
+	}
+	p.message, p.longest = w.Message, w.Time
+	if p.mem, err = arena.Anonymous(2*w.Credits*w.Message, false); err != nil {
+		return nil, err
+	}
+	if p.mr, err = pool.pd.RegMR(p.mem.Bytes(), verbs.AccessLocalWrite); err != nil {
+		return nil, err
+	}
+	p.slots, p.recvs = make([]portSlot, w.Credits), make([]verbs.RecvWR, w.Credits)
+	p.free = make(chan *portSlot, w.Credits)
+	for i := range p.slots {
+		s := &p.slots[i]
+		s.index, s.done = i, make(chan int, 1)
+		s.timer = time.NewTimer(time.Hour)
+		s.timer.Stop()
+		s.sge[0] = verbs.SGE{Addr: p.mr.Addr() + uint64(i*p.message), LKey: p.mr.LKey()}
+		s.send[0] = verbs.SendWR{ID: portSendID | uint64(i), Op: verbs.OpSend, Flags: verbs.SendSignaled, SGL: s.sge[:]}
+		p.recvs[i] = verbs.RecvWR{ID: uint64(i), SGL: []verbs.SGE{{
+			Addr: p.mr.Addr() + uint64((w.Credits+i)*p.message), Length: uint32(p.message), LKey: p.mr.LKey(),
+		}}}
+		if err := p.receive(i); err != nil {
+			l.node.linkBroke(l)
+			return nil, errRetry
+		}
+	}
+	for i := range p.slots {
+		p.free <- &p.slots[i]
+	}
+	return p, nil
+}
+
+// buffer returns buffer i: those of requests come first.
+func (p *port) buffer(i int) []byte { return p.mem.Bytes()[i*p.message : (i+1)*p.message] }
+
+// receive posts buffer i of replies.
+func (p *port) receive(i int) error {
+	return p.qp.PostRecv(p.recvs[i : i+1]...)
+}
+
+// event is the queue pair's event handler.
+func (p *port) event(e verbs.AsyncEvent) {
+	if e.Type != verbs.EventCommEstablish {
+		p.fail()
+	}
+}
+
+// fail gives up on the port, and with it on the link.
+func (p *port) fail() {
+	p.failed.Do(func() { close(p.broke) })
+	p.link.node.linkBroke(p.link)
+}
+
+// enter reports whether the port can be used, until leave.
+func (p *port) enter() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return false
+	}
+	p.users.Add(1)
+	return true
+}
+
+// close waits for those who use p, and releases what it holds of the device.
+func (p *port) close() {
+	p.mu.Lock()
+	p.closed = true
+	p.mu.Unlock()
+	p.failed.Do(func() { close(p.broke) })
+	p.users.Wait()
+	if p.qp != nil {
+		p.qp.Close()
+	}
+	if p.cq != nil {
+		p.cq.Close()
+	}
+	if p.mr != nil {
+		p.mr.Deregister()
+	}
+	if p.mem != nil {
+		p.mem.Close()
+	}
+}
+
+// call sends a request and appends the reply's data to buf. It fails with
+// errRetry when the port is broken; posted says whether the node may have seen
+// the request then.
+func (p *port) call(ctx context.Context, deadline time.Time, o *Object, req *wire.Request, buf []byte) (out []byte, posted bool, err error) {
+	if req.Size() > p.message {
+		return nil, false, fmt.Errorf("%w: a request of %d bytes, want at most %d", ErrTooLarge, req.Size(), p.message)
+	}
+	if !p.enter() {
+		return nil, false, errRetry
+	}
+	defer p.users.Done()
+	var s *portSlot
+	select {
+	case s = <-p.free: // fast path
+	default:
+		if s, err = p.await(ctx, deadline); err != nil {
+			return nil, false, err
+		}
+	}
+	left := time.Until(deadline)
+	s.timer.Reset(left)
+	defer s.timer.Stop()
+	id := s.serial.Add(wire.MaxCredits) | uint32(s.index)
+	s.state.Store(slotWaited)
+	s.uses.Store(2)
+	r := *req
+	r.ID = id
+	r.Time = max(0, min(left, p.longest))
+	r.Room = uint32(p.message - wire.ReplyHeader)
+	b := r.Append(p.buffer(s.index)[:0])
+	s.sge[0].Length = uint32(len(b))
+	if err := p.qp.PostSend(s.send[:]...); err != nil {
+		p.fail() // the slot goes with the port
+		return nil, false, errRetry
+	}
+	var i int
+	select {
+	case i = <-s.done:
+	case <-p.broke:
+		return nil, true, errRetry
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	case <-s.timer.C:
+		err = ErrTimeout
+	}
+	if err != nil {
+		if s.state.CompareAndSwap(slotWaited, slotAbandoned) {
+			return nil, true, err
+		}
+		i = <-s.done // it has come in the meantime
+	}
+	out, err = p.take(o, req, s, i, buf)
+	if p.receive(i) != nil {
+		p.fail()
+		return out, true, err
+	}
+	p.release(s)
+	return out, true, err
+}
+
+// await waits for a slot.
+func (p *port) await(ctx context.Context, deadline time.Time) (*portSlot, error) {
+	timer := time.NewTimer(time.Until(deadline))
+	defer timer.Stop()
+	select {
+	case s := <-p.free:
+		return s, nil
+	case <-p.broke:
+		return nil, errRetry
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	case <-timer.C:
+		return nil, ErrTimeout
+	}
+}
+
+// take decodes the reply in buffer i.
+func (p *port) take(o *Object, req *wire.Request, s *portSlot, i int, buf []byte) ([]byte, error) {
+	var r wire.Reply
+	if err := r.Decode(p.buffer(len(p.slots) + i)[:s.size]); err != nil {
+		return nil, err
+	}
+	switch {
+	case r.Verb != req.Verb:
+		return nil, fmt.Errorf("%w: a reply to %v, want one to %v", wire.ErrMalformed, r.Verb, req.Verb)
+	case r.Status != wire.OK:
+		return nil, &ComponentError{Status: r.Status, Reason: string(r.Data)}
+	case r.Verb == wire.Construct:
+		o.id, o.session = r.Object, p.link.session.Info().Session.ID
+	}
+	return append(buf, r.Data...), nil
+}
+
+// release is called by the send of s's request when it has completed, and when
+// the reply has been dealt with.
+func (p *port) release(s *portSlot) {
+	if s.uses.Add(-1) == 0 {
+		p.free <- s
+	}
+}
+
+// complete is the completion handler.
+func (p *port) complete(cq verbs.CQ) {
+	if !p.enter() {
+		return
+	}
+	defer p.users.Done()
+	var wcs [16]verbs.WC
+	for {
+		n := cq.Poll(wcs[:])
+		if n == 0 {
+			return
+		}
+		for _, wc := range wcs[:n] {
+			switch {
+			case wc.Status != verbs.StatusSuccess:
+				p.fail()
+			case wc.ID&portSendID != 0:
+				p.release(&p.slots[wc.ID&^portSendID])
+			default:
+				p.deliver(int(wc.ID), int(wc.ByteLen))
+			}
+		}
+	}
+}
+
+// deliver passes the reply of n bytes in buffer i to who waits for it.
+func (p *port) deliver(i, n int) {
+	var r wire.Reply
+	err := r.Decode(p.buffer(len(p.slots) + i)[:n])
+	index := r.ID % wire.MaxCredits
+	if err != nil || int(index) >= len(p.slots) {
+		p.fail()
+		return
+	}
+	s := &p.slots[index]
+	if r.ID != s.serial.Load()|index {
+		p.fail() // nobody has asked
+		return
+	}
+	s.size = n
+	if s.state.CompareAndSwap(slotWaited, slotDelivered) {
+		s.done <- i
+		return
+	}
+	if p.receive(i) != nil {
+		p.fail()
+		return
+	}
+	p.release(s)
+}
