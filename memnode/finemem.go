@@ -146,7 +146,7 @@ func (m *finemem) tenure(c *client) *tenure {
 func (m *finemem) connect(c *client, h *wire.Hello, req verbs.ConnRequest) error {
 	t := m.tenure(c)
 	switch {
-	case m.struckOut(c):
+	case m.struckOut(host(c)):
 		return fmt.Errorf("this host has violated protection more than %d times of late", m.node.cfg.MaxViolations)
 	case h.Kind == wire.KindAccess && h.Index == 0 && c.access == nil:
 		return m.connectAccess(c, t, req)
@@ -245,19 +245,38 @@ func host(c *client) string {
 	return addr
 }
 
-// struckOut reports whether c's host may not connect.
-func (m *finemem) struckOut(c *client) bool {
-	s := m.strikes[host(c)]
+// struckOut reports whether a host has violated protection too often of late.
+func (m *finemem) struckOut(host string) bool {
+	m.forgive(host, time.Now())
+	s := m.strikes[host]
+	return s != nil && s.n > m.node.cfg.MaxViolations
+}
+
+// strike notes a host's protection errors.
+func (m *finemem) strike(host string, n int, now time.Time) {
+	s := m.strikes[host]
 	if s == nil {
-		return false
+		for h := range m.strikes { // so that they do not add up
+			m.forgive(h, now)
+		}
+		s = &strikes{since: now}
+		m.strikes[host] = s
 	}
-	forgotten := int(time.Since(s.since) / strikeLife)
-	s.n -= min(s.n, forgotten)
-	s.since = s.since.Add(time.Duration(forgotten) * strikeLife)
+	s.n += n
+}
+
+// forgive forgets a host's protection errors whose time is over.
+func (m *finemem) forgive(host string, now time.Time) {
+	s := m.strikes[host]
+	if s == nil {
+		return
+	}
+	lives := int(now.Sub(s.since) / strikeLife)
+	s.n -= min(s.n, lives)
+	s.since = s.since.Add(time.Duration(lives) * strikeLife)
 	if s.n == 0 {
-		delete(m.strikes, host(c))
+		delete(m.strikes, host)
 	}
-	return s.n > m.node.cfg.MaxViolations
 }
 
 func (m *finemem) answer(c *client, req *wire.Request, reply *wire.Reply) []wire.Grant {
@@ -320,13 +339,8 @@ func (m *finemem) look(c *client) error {
 		return nil
 	}
 	if n := t.trouble.Swap(0); n > 0 {
-		s := m.strikes[host(c)]
-		if s == nil {
-			s = &strikes{since: time.Now()}
-			m.strikes[host(c)] = s
-		}
-		s.n += int(n)
-		if s.n > m.node.cfg.MaxViolations {
+		m.strike(host(c), int(n), time.Now())
+		if m.struckOut(host(c)) {
 			return errors.New("its host has violated protection too often")
 		}
 	}

@@ -239,7 +239,7 @@ func TestArrayRebuildsFromTheIndex(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for round := range 3 {
+	for round := range 2 {
 		for i := range a.Len() {
 			v, err := a.Read(t.Context(), i)
 			if err != nil || v[0] != int32(i) {

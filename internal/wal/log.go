@@ -190,10 +190,13 @@ func (l *Log) write() {
 	l.mu.Lock()
 	l.writing = false
 	l.spare = buf
-	if err != nil {
+	switch {
+	case l.failed != nil:
+		// A sync that went on meanwhile: the system may forget what was written.
+	case err != nil:
 		// What the file holds now is unknown: nothing more may be promised.
 		l.failed = fmt.Errorf("cannot write the log: %w", err)
-	} else {
+	default:
 		l.committed.Store(upto)
 	}
 	l.flushed.Broadcast()
@@ -214,9 +217,11 @@ func (l *Log) sync() {
 
 	l.mu.Lock()
 	l.syncing = false
-	if err != nil {
+	switch {
+	case l.failed != nil:
+	case err != nil:
 		l.failed = fmt.Errorf("cannot sync the log: %w", err)
-	} else {
+	default:
 		l.synced.Store(upto)
 	}
 	l.flushed.Broadcast()

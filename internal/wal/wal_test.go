@@ -155,6 +155,37 @@ func TestConcurrentCommitsAreGroupedAndKeepTheirOrder(t *testing.T) {
 	}
 }
 
+// TestNothingIsPromisedAfterASyncThatFailed has a sync fail during a write.
+func TestNothingIsPromisedAfterASyncThatFailed(t *testing.T) {
+	l, _, err := Open(t.TempDir(), Options{}, func([]byte) error { return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	lsn, err := l.Append([]byte("record"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	failed := errors.New("the disk is gone")
+	failpoint.Set(func(name string) {
+		if name == "wal.after-write" {
+			l.mu.Lock()
+			l.failed = failed
+			l.mu.Unlock()
+		}
+	})
+	err = l.Commit(lsn, false)
+	failpoint.Set(nil)
+	if !errors.Is(err, failed) {
+		t.Errorf("Commit = %v, want %v", err, failed)
+	}
+	if err := l.Commit(lsn, false); !errors.Is(err, failed) || l.Committed() >= lsn {
+		t.Errorf("Commit = %v with %d records committed, want %v and less than %d", err, l.Committed(), failed, lsn)
+	}
+	if err := l.Close(); !errors.Is(err, failed) {
+		t.Errorf("Close = %v, want %v", err, failed)
+	}
+}
+
 func TestWritingGoesOnDuringASync(t *testing.T) {
 	l, _ := mustOpen(t, memDir(t), Options{})
 	syncing, release := make(chan struct{}), make(chan struct{})

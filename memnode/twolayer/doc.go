@@ -47,13 +47,17 @@
 //     to open, with its first allocation, from the value read. If that fails, do
 //     not try it again with another value: somebody has repaired the span.
 //   - To close one, read the section's header, CAS the span from open, all free and
-//     flushed, to closed, and CAS the section to 00 from the value read.
+//     flushed, to closed, and CAS the section to 00 from the value read. If that
+//     says 11, CAS it to 01 first, and go on with that.
 //   - A span that is closed though its section says 01 or 10 was left so by a
 //     client that crashed, or is slow, while it opened or closed it. To repair it,
 //     read the section's header, CAS the span from closed to closed with another
 //     timestamp ([Span.Reclosed]), and CAS the section to 00 from the value read.
 //     The second defeats a slow opener, whose value of the span's header is old,
 //     and the third a slow closer, whose value of the section's is.
+//   - A closed span whose section says 11 is allocated. So nobody may leave that
+//     behind as a hint: only who has chunks of a span, which cannot be closed
+//     then, has its section say 11.
 //
 // # The log
 //

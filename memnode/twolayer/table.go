@@ -271,6 +271,15 @@ func (t *Table) CloseSpan(span uint32, step func(string)) bool {
 	if swapped {
 		return false
 	}
+	if state == Full {
+		// A closed span of which that is said is lost: see the package's comment.
+		step("rebind.hint")
+		hinted := s.With(j, InUse)
+		if !t.word(section.at).CompareAndSwap(uint64(s), uint64(hinted)) {
+			return false
+		}
+		s = hinted
+	}
 	step("rebind.close-span")
 	if !t.word(t.SpanAt(span)).CompareAndSwap(uint64(v), uint64(next)) {
 		return false

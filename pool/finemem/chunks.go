@@ -33,7 +33,7 @@ func (a *Allocator) takeChunks(ctx context.Context, i uint32, k int) (b Block, f
 			return b, false, err
 		}
 		if found {
-			if err := a.mark(ctx, i, failed); err != nil {
+			if err := a.mark(ctx, i, true, failed); err != nil {
 				return b, false, a.orphan(b, err)
 			}
 			return a.ready(ctx, b)
@@ -136,7 +136,7 @@ func (a *Allocator) freeChunks(ctx context.Context, b *Block, swap bool) error {
 		b.next = 1
 		a.shun(b.First, b.Class)
 		if sec.h.State(int(i%twolayer.SectionSpans)) == twolayer.Full || old.Free() == 0 {
-			return a.mark(ctx, i, failed)
+			return a.mark(ctx, i, false, failed)
 		}
 	}
 	return a.broken
@@ -153,15 +153,16 @@ func (a *Allocator) freed(b *Block, l twolayer.Log, section bool) bool {
 }
 
 // mark has the section's header say of a span what is so, as far as that is known,
-// after an operation that had failed so many times.
-func (a *Allocator) mark(ctx context.Context, i uint32, failed int) error {
+// after an operation that had failed so many times. Only who has chunks of the span
+// may say that it is full: without any, it may be closed at any time.
+func (a *Allocator) mark(ctx context.Context, i uint32, has bool, failed int) error {
 	sec := a.sections[i/twolayer.SectionSpans]
 	k := int(i % twolayer.SectionSpans)
 	s := &sec.spans[k]
 	for range patience {
 		old := sec.h
 		want := old.Mark(k, s.h, failed)
-		if !s.h.Open() || old.State(k) == want || old.State(k) == twolayer.Empty {
+		if !s.h.Open() || old.State(k) == want || old.State(k) == twolayer.Empty || want == twolayer.Full && !has {
 			return nil // or somebody knows better
 		}
 		h := old.With(k, want)

@@ -51,7 +51,7 @@ func (a *Allocator) open(ctx context.Context, span uint32, k int) (b Block, foun
 		return b, false, err
 	}
 	if done {
-		if err := a.mark(ctx, span, 0); err != nil {
+		if err := a.mark(ctx, span, true, 0); err != nil {
 			return b, false, a.orphan(b, err)
 		}
 		return a.ready(ctx, b)
@@ -151,6 +151,13 @@ func (a *Allocator) close(ctx context.Context, span uint32) (bool, error) {
 	for n := range words {
 		if twolayer.Cap(a.word(keys + n)).IsSwapped() {
 			return false, nil
+		}
+	}
+	if section.State(j) == twolayer.Full {
+		// A closed span of which that is said is lost: see package twolayer.
+		section = section.With(j, twolayer.InUse)
+		if done, err := a.casSection(ctx, i, sec, section, StepHint); err != nil || !done {
+			return false, err
 		}
 	}
 	a.begin()

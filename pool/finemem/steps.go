@@ -31,7 +31,7 @@ var Steps = []string{
 	StepFlushRead, StepFlushCheck, StepFlush, StepOpenSection, StepOpenSpan, StepCloseSpan,
 	StepCloseSection, StepRepairSpan, StepRepairSection, StepHint, StepBeat,
 	"recover.flush", "recover.swap", "recover.free", "recover.hint",
-	"rebind.unbind", "rebind.zero", "rebind.bind", "rebind.publish", "rebind.close-span", "rebind.close-section",
+	"rebind.unbind", "rebind.zero", "rebind.bind", "rebind.publish", "rebind.hint", "rebind.close-span", "rebind.close-section",
 }
 
 // step comes to a moment. An error ends the allocator, as a crash would.

@@ -60,8 +60,9 @@ func TestNoCPU(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		if got := cl.Nodes[0].Stats().Wakeups - before; got != 0 {
-			t.Errorf("%d allocations woke the control goroutine %d times, want never", cycles, got)
+		// The node may have seen the end of a client's joining only now.
+		if got := cl.Nodes[0].Stats().Wakeups - before; got > clients {
+			t.Errorf("%d allocations woke the control goroutine %d times, want never, but for %d clients that joined", cycles, got, clients)
 		}
 		if got := cl.Nodes[0].Stats().Lent; got != 0 {
 			t.Errorf("%d chunks are lent after all were freed", got)
