@@ -14,8 +14,14 @@ import (
 
 // Dial borrows from the memory nodes that listen at addrs, each "host:port",
 // over TCP, with the default configuration; or each "unix:/path", on this
-// machine, with DialUnix.
+// machine, with DialUnix; or from those of one "broker:/path", with DialBroker.
 func Dial(ctx context.Context, addrs ...string) (*Pool, error) {
+	if isBroker(addrs) {
+		if len(addrs) > 1 {
+			return nil, errBrokers
+		}
+		return DialBroker(ctx, tcp.Config{}, Config{}, addrs[0])
+	}
 	switch local := countUnix(addrs); {
 	case local == 0:
 		return DialTCP(ctx, tcp.Config{}, Config{}, addrs...)
