@@ -312,6 +312,7 @@ const (
 	StatusBad             // the request is malformed
 	StatusNoAccess        // no access queue pair is connected
 	StatusFailed          // the node's device refused
+	StatusAgain           // there is more to do before the answer: ask again
 
 	numStatuses
 )
@@ -319,6 +320,7 @@ const (
 var statusNames = [numStatuses]string{
 	"ok", "no memory left", "budget used up", "not the owner",
 	"malformed request", "no access queue pair", "the node's device refused",
+	"ask again",
 }
 
 func (s Status) String() string {
