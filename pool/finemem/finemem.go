@@ -118,10 +118,13 @@ type Allocator struct {
 	stats  Stats
 	broken error // why it can do nothing more
 
-	sections []*section
-	home     uint32 // section where something was found last
-	homeSpan uint32
-	avoiding bool // somewhere, something is avoided
+	sections  []*section // nil: not read yet
+	readEnd   uint32     // where what was read last ends
+	readAhead uint32     // how many sections that was to be
+	home      uint32     // section where chunks were found last
+	homeSpan  uint32
+	homeRun   uint32 // section where spans or sections were found last
+	avoiding  bool   // somewhere, something is avoided
 
 	batch   batch
 	pending []pending
@@ -146,6 +149,7 @@ func NewAllocator(cfg Config) (*Allocator, error) {
 		spot := uint64(cfg.User) * 0x9e3779b97f4a7c15
 		a.homeSpan = uint32((spot >> 32) * uint64(a.l.Spans()) >> 32)
 		a.home = a.homeSpan / twolayer.SectionSpans
+		a.homeRun = a.home
 	}
 	return a, nil
 }
