@@ -57,6 +57,7 @@ func lendFlags(fs *pflag.FlagSet, cfg *daemon.NodeConfig) {
 	fs.Var(config.NewPowerOfTwo(&cfg.Chunk, memnode.MinChunkSize, memnode.MaxChunkSize), "chunk", "unit of lending, a power of two")
 	fs.Var(config.NewSize(&cfg.ClientBudget, 0, 0), "client-budget", "most memory that one client may hold; 0 means all")
 	managerFlag(fs, &cfg.Manager)
+	secretFlag(fs, &cfg.SecretFile)
 	fs.Var(config.NewDuration(&cfg.Grace, time.Millisecond), "grace", "how long a client's memory outlives its connection")
 }
 
@@ -66,6 +67,11 @@ func managerFlag(fs *pflag.FlagSet, name *string) {
 	fs.Var(config.NewChoice(name, pool.Managers()...), "manager",
 		"how memory is handed out, the same at a node and its borrowers: "+strings.Join(pool.Managers(), ", ")+
 			"; the default is "+memnode.DefaultManager)
+}
+
+// secretFlag is the flag of what a node and its brokers have in common.
+func secretFlag(fs *pflag.FlagSet, file *string) {
+	fs.StringVar(file, "service-secret-file", "", "with the manager finemem: only brokers that know the secret in this `file` may allocate; 64 hexadecimal digits, with mode 0600")
 }
 
 func adminFlag(fs *pflag.FlagSet, c *daemon.Common) {

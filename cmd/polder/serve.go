@@ -46,7 +46,7 @@ func newServe() *cobra.Command {
 		},
 	}
 	fs := cmd.Flags()
-	fs.Var(config.NewAddresses(&cfg.Far), "far", "nodes to borrow from, HOST:PORT or unix:PATH, with commas between")
+	fs.Var(config.NewFarAddresses(&cfg.Far), "far", "nodes to borrow from, HOST:PORT or unix:PATH, with commas between, or broker:PATH for those of a broker")
 	serveFlags(fs, &cfg)
 	c.flags(fs)
 	adminFlag(fs, &cfg.Common)

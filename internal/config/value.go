@@ -243,8 +243,26 @@ func checkAddress(s string) error {
 	return nil
 }
 
-// UnixScheme is what the address of a socket on this machine begins with.
-const UnixScheme = "unix:"
+// UnixScheme is what the address of a socket on this machine begins with, and
+// BrokerScheme if it is a broker's.
+const (
+	UnixScheme   = "unix:"
+	BrokerScheme = "broker:"
+)
+
+func checkFarAddress(s string) error {
+	path, ok := strings.CutPrefix(s, BrokerScheme)
+	if !ok {
+		if err := checkNodeAddress(s); err != nil {
+			return fmt.Errorf("%w, or broker:PATH", err)
+		}
+		return nil
+	}
+	if !filepath.IsAbs(path) {
+		return fmt.Errorf("expected an absolute path after broker:, such as broker:/run/polder/broker.sock")
+	}
+	return nil
+}
 
 func checkNodeAddress(s string) error {
 	path, ok := strings.CutPrefix(s, UnixScheme)
@@ -261,20 +279,27 @@ func checkNodeAddress(s string) error {
 }
 
 // Addresses is a flag value of comma-separated addresses of memory nodes.
-type Addresses struct{ p *[]string }
+type Addresses struct {
+	p     *[]string
+	check func(string) error
+}
 
 var _ pflag.Value = (*Addresses)(nil)
 
 // NewAddresses makes a flag value that stores into p, which holds the
 // default.
-func NewAddresses(p *[]string) *Addresses { return &Addresses{p: p} }
+func NewAddresses(p *[]string) *Addresses { return &Addresses{p: p, check: checkNodeAddress} }
+
+// NewFarAddresses makes a flag value like NewAddresses, which may also be broker:PATH, the
+// socket of a broker on this machine.
+func NewFarAddresses(p *[]string) *Addresses { return &Addresses{p: p, check: checkFarAddress} }
 
 // Set parses s and replaces what was there.
 func (v *Addresses) Set(s string) error {
 	list := strings.Split(s, ",")
 	for i, a := range list {
 		list[i] = strings.TrimSpace(a)
-		if err := checkNodeAddress(list[i]); err != nil {
+		if err := v.check(list[i]); err != nil {
 			return fmt.Errorf("%w, several with commas between", err)
 		}
 	}

@@ -42,6 +42,8 @@ const (
 	ServiceRedis = "redis"
 	ServiceVerbs = "verbs"
 	ServiceAdmin = "admin"
+	// ServiceBroker is a socket's path after broker:.
+	ServiceBroker = "broker"
 )
 
 // process is what is common to running daemons.

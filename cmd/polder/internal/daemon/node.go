@@ -10,6 +10,8 @@ import (
 	"polder/internal/config"
 	"polder/internal/listen"
 	"polder/memnode"
+	"polder/memnode/wire"
+	"polder/pool/finemem"
 	"polder/verbs"
 	"polder/verbs/shm"
 	"polder/verbs/softnic"
@@ -25,6 +27,9 @@ type NodeConfig struct {
 	ClientBudget int64  // bytes; 0 means all
 	Grace        time.Duration
 	Manager      string // way of managing memory; the default if empty
+	SecretFile   string // of what brokers must show; "" for nothing
+
+	secret [wire.SecretSize]byte // from SecretFile
 }
 
 // check finds what is wrong with values that fit each by itself.
@@ -39,6 +44,9 @@ func (c *NodeConfig) check() error {
 	case isUnix(c.Listen) && c.Manager != "":
 		return &config.Error{Source: "--manager", Value: c.Manager,
 			Err: fmt.Errorf("expected none with a Unix socket, where memory is lent by %s", memnode.MemFD)}
+	case c.SecretFile != "" && c.Manager != finemem.Name:
+		return &config.Error{Source: "--service-secret-file", Value: c.SecretFile,
+			Err: fmt.Errorf("expected none unless --manager is %s", finemem.Name)}
 	case c.ClientBudget != 0 && c.ClientBudget < c.Chunk:
 		return wrong("client-budget", c.ClientBudget)
 	}
@@ -53,6 +61,8 @@ func (c *NodeConfig) memnode() memnode.Config {
 		Grace:        c.Grace,
 		Manager:      c.Manager,
 		Logger:       c.Logger,
+
+		ServiceSecret: c.secret,
 	}
 	if isUnix(c.Listen) {
 		m.Manager = memnode.MemFD
@@ -89,6 +99,9 @@ func RunNode(ctx context.Context, cfg NodeConfig) (err error) {
 		return err
 	}
 	p.onClose(dev.Close)
+	if cfg.secret, err = readSecret(cfg.SecretFile); err != nil {
+		return err
+	}
 	node, err := p.node(dev, cfg)
 	if err != nil {
 		return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -113,6 +114,9 @@ func (p *process) openFar(ctx context.Context, cfg ServeConfig) error {
 	if err != nil {
 		return err
 	}
+	if slices.ContainsFunc(cfg.Far, isBroker) {
+		return p.openBrokered(ctx, cfg, tcp.Config{TLS: clientTLS, Insecure: cfg.Security.Insecure})
+	}
 	here, err := allUnix(cfg.Far)
 	if err != nil {
 		return err
@@ -181,6 +185,9 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, poolCfg pool.Co
 	defer cancel()
 	lent, err := pool.Open(openCtx, poolCfg)
 	if err != nil && len(cfg.Far) > 0 && (errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT)) {
+		if isBroker(cfg.Far[0]) {
+			return fmt.Errorf("%w: are its nodes running?", err)
+		}
 		return fmt.Errorf("%w: is polder node running there?", err)
 	}
 	if err != nil {

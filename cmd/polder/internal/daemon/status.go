@@ -12,12 +12,13 @@ import (
 	"polder/far"
 	"polder/memnode"
 	"polder/pool"
+	"polder/pool/broker"
 	"polder/resp"
 )
 
 // Status is what a daemon says of itself at /status.
 type Status struct {
-	Service   string // node, serve or up
+	Service   string // node, broker, serve or up
 	Version   string
 	PID       int
 	Started   time.Time
@@ -26,6 +27,7 @@ type Status struct {
 
 	Node    *memnode.Stats       `json:",omitempty"` // node, up
 	Clients []memnode.ClientInfo `json:",omitempty"`
+	Broker  *broker.Stats        `json:",omitempty"` // broker
 	Heap    *far.Stats           `json:",omitempty"` // serve, up
 	Pool    *pool.Stats          `json:",omitempty"`
 	Redis   *resp.Stats          `json:",omitempty"`
