@@ -85,7 +85,7 @@ const strikeLife = 10 * time.Second
 
 // Times between looks at what was freed.
 const (
-	rebindBusy = time.Millisecond
+	rebindBusy = 5 * time.Millisecond // long enough that much is bound at a time
 	rebindIdle = 20 * time.Millisecond
 	// Everything is looked at, too, no more often than this and a few sections at a
 	// time: a client may have died before it said where.

@@ -123,7 +123,7 @@ type Allocator struct {
 	readAhead uint32     // how many sections that was to be
 	home      uint32     // section where chunks were found last
 	homeSpan  uint32
-	homeRun   uint32 // section where spans or sections were found last
+	homeRun   uint32 // section where whole ones were found last
 	avoiding  bool   // somewhere, something is avoided
 
 	batch   batch

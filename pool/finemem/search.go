@@ -136,9 +136,12 @@ func (a *Allocator) tryChunks(ctx context.Context, span uint32, k int, w want) (
 // searchSections looks for whole spans.
 func (a *Allocator) searchSections(ctx context.Context, k int, thorough bool) (b Block, found bool, err error) {
 	n := a.l.Sections()
-	start := a.homeRun
-	if a.cfg.Policy == Paper {
+	start := a.home
+	switch {
+	case a.cfg.Policy == Paper:
 		start = 0
+	case k == twolayer.SectionClass:
+		start = a.homeRun
 	}
 	for j := range n {
 		i := (start + j) % n
@@ -146,7 +149,7 @@ func (a *Allocator) searchSections(ctx context.Context, k int, thorough bool) (b
 			return b, false, err
 		}
 		if b, found, err = a.takeSpans(ctx, i, k); found || err != nil {
-			if found {
+			if found && k == twolayer.SectionClass {
 				a.homeRun = i
 			}
 			return b, found, err
