@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"syscall"
 	"time"
 
 	"polder/internal/fdpass"
@@ -40,20 +41,20 @@ type Client struct {
 	sock  *fdpass.Conn
 	ring  *ring
 	addrs []string
-	free  chan int      // slots that nobody uses
-	done  chan struct{} // closed when the connection is lost
-	ended chan struct{} // closed when its goroutine has ended
+	free  chan int       // slots that nobody uses
+	late  chan abandoned // slots with requests that nobody waits for any more
+	done  chan struct{}  // closed when the connection is lost
+	ended chan struct{}  // closed when its goroutine has ended
 
 	bellMu   sync.Mutex     // serialises bells
 	expiries sync.WaitGroup // timers of holdings
 
-	mu        sync.Mutex // guards what follows
-	using     int        // calls that may touch the ring
-	closed    bool       // no other call may
-	unmapped  bool
-	abandoned []abandoned // requests that nobody waits for any more
-	owed      []request   // to be freed with the next call
-	holdings  map[int]*holding
+	mu       sync.Mutex // guards what follows
+	using    int        // calls that may touch the ring
+	closed   bool       // no other call may
+	unmapped bool
+	owed     []request // to be freed with the next call
+	holdings map[int]*holding
 }
 
 type abandoned struct {
@@ -98,6 +99,9 @@ func greet(sock *fdpass.Conn) (*Client, error) {
 	}
 	sendErr := sock.Send(appendHello(nil)) // it may have refused before
 	msg, files, err := sock.RecvFDs()
+	if errors.Is(err, syscall.ECONNRESET) {
+		msg, files, err = sock.RecvFDs() // the reason was sent before our hello was read
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: no answer: %w", ErrGone, errors.Join(err, sendErr))
 	}
@@ -118,7 +122,7 @@ func greet(sock *fdpass.Conn) (*Client, error) {
 		return nil, err
 	}
 	c := &Client{
-		sock: sock, ring: r, addrs: addrs, free: make(chan int, slots),
+		sock: sock, ring: r, addrs: addrs, free: make(chan int, slots), late: make(chan abandoned, slots),
 		done: make(chan struct{}), ended: make(chan struct{}), holdings: make(map[int]*holding),
 	}
 	for i := range slots {
@@ -295,9 +299,7 @@ func (c *Client) exchange(ctx context.Context, stop <-chan struct{}, r *request,
 		c.wake()
 	}
 	if err := c.await(ctx, stop, slot); err != nil {
-		c.mu.Lock()
-		c.abandoned = append(c.abandoned, abandoned{slot, *r})
-		c.mu.Unlock()
+		c.late <- abandoned{slot, *r}
 		return err
 	}
 	return c.read(slot, a)
@@ -341,16 +343,23 @@ func (c *Client) slot(ctx context.Context, stop <-chan struct{}) (int, error) {
 		return i, nil
 	default:
 	}
-	c.reap()
-	select {
-	case i := <-c.free:
-		return i, nil
-	case <-c.done:
-		return 0, ErrGone
-	case <-stop:
-		return 0, mech.ErrClosed
-	case <-ctx.Done():
-		return 0, context.Cause(ctx)
+	for {
+		select {
+		case i := <-c.free:
+			return i, nil
+		case w := <-c.late:
+			if err := c.await(ctx, stop, w.slot); err != nil {
+				c.late <- w
+				return 0, err
+			}
+			c.collect(w)
+		case <-c.done:
+			return 0, ErrGone
+		case <-stop:
+			return 0, mech.ErrClosed
+		case <-ctx.Done():
+			return 0, context.Cause(ctx)
+		}
 	}
 }
 
@@ -405,31 +414,36 @@ func (c *Client) await(ctx context.Context, stop <-chan struct{}, slot int) erro
 	}
 }
 
-// reap takes the answers to abandoned requests that have come. What they bring is
-// owed.
+// collect takes the answer that nobody has waited for. What it brings is owed.
+func (c *Client) collect(w abandoned) {
+	var a answer
+	if err := c.read(w.slot, &a); err == nil && w.r.op == opAlloc {
+		c.owe(&request{op: opFree, node: w.r.node, session: w.r.session, class: w.r.class, first: a.first})
+	}
+}
+
+// reap collects the answers to abandoned requests that have come.
 func (c *Client) reap() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	left := c.abandoned[:0]
-	for _, w := range c.abandoned {
-		if !c.ring.answered(w.slot) {
-			left = append(left, w)
-			continue
-		}
-		var a answer
-		if err := c.read(w.slot, &a); err == nil && w.r.op == opAlloc {
-			c.owed = append(c.owed, request{op: opFree, node: w.r.node, session: w.r.session, class: w.r.class, first: a.first})
+	for range len(c.late) {
+		select {
+		case w := <-c.late:
+			if c.ring.answered(w.slot) {
+				c.collect(w)
+			} else {
+				c.late <- w
+			}
+		default:
+			return
 		}
 	}
-	c.abandoned = left
 }
 
 // settle frees what is owed.
 func (c *Client) settle(ctx context.Context, stop <-chan struct{}) error {
 	c.mu.Lock()
-	none := len(c.abandoned) == 0 && len(c.owed) == 0 // fast path
+	none := len(c.owed) == 0
 	c.mu.Unlock()
-	if none {
+	if none && len(c.late) == 0 { // fast path
 		return nil
 	}
 	c.reap()
