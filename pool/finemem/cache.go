@@ -22,8 +22,8 @@ type span struct {
 	avoid   uint32 // chunks that old keys may open until the node has dealt with them
 }
 
-// At least and at most so many sections are read at a time: more, the further a search
-// goes on.
+// At least and at most so many sections are read at a time: more, the longer a search
+// comes through full ones only.
 const (
 	readLeast = 8
 	readMost  = 128
@@ -74,7 +74,7 @@ func (a *Allocator) known(ctx context.Context, i uint32) (*section, error) {
 	if s := a.sections[i]; s != nil {
 		return s, nil
 	}
-	if i == a.readEnd && a.readAhead > 0 {
+	if i == a.readEnd && a.readFull {
 		a.readAhead = min(2*a.readAhead, readMost)
 	} else {
 		a.readAhead = readLeast
@@ -83,7 +83,10 @@ func (a *Allocator) known(ctx context.Context, i uint32) (*section, error) {
 	if err != nil {
 		return nil, err
 	}
-	a.readEnd = i + n
+	a.readEnd, a.readFull = i+n, true
+	for _, s := range a.sections[i : i+n] {
+		a.readFull = a.readFull && s.h.States() == ^uint32(0)
+	}
 	return a.sections[i], nil
 }
 
