@@ -1,0 +1,25 @@
+package brokerbench
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"polder/internal/benchout"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestEveryFigureIsPrinted(t *testing.T) {
+	var b bytes.Buffer
+	if err := Run(t.Context(), Options{Out: benchout.New(&b, true), Rounds: slice}); err != nil {
+		t.Fatal(err)
+	}
+	for _, metric := range []string{"min", "p50", "p99"} {
+		if got := strings.Count(b.String(), `"metric":"`+metric+`"`); got != 2 {
+			t.Errorf("%s: %d lines, want 2: %s", metric, got, b.String())
+		}
+	}
+}
