@@ -192,7 +192,11 @@ func newBenchBroker() *cobra.Command {
 		Short: "Measure what the broker adds to an allocation",
 		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			o := brokerbench.Options{Out: benchout.New(cmd.OutOrStdout(), flags.json)}
+			self, err := os.Executable()
+			if err != nil {
+				return fmt.Errorf("cannot find this program's file: %w", err)
+			}
+			o := brokerbench.Options{Polder: self, Out: benchout.New(cmd.OutOrStdout(), flags.json)}
 			if flags.short {
 				o.Rounds = brokerbench.DefaultRounds / 4
 			}

@@ -1,8 +1,7 @@
 // Package brokerbench measures what FineMem's allocation service adds to an
 // allocation: a 4 KiB block is allocated and freed by one caller, directly over a
 // session with a memory node and through a broker that has such a session, in turns,
-// over tcp. The memory node runs in this process, and so do both rivals, so that the
-// difference is the broker's alone: its ring, its books, and being woken.
+// over tcp. Memory node and broker are processes of their own.
 package brokerbench
 
 import (
@@ -15,7 +14,7 @@ import (
 	"time"
 
 	"polder/internal/benchout"
-	"polder/memnode"
+	"polder/internal/child"
 	"polder/pool/broker"
 	"polder/pool/finemem"
 	"polder/pool/mech"
@@ -26,6 +25,7 @@ import (
 
 // Options says how to run.
 type Options struct {
+	Polder string // path of the program
 	Out    benchout.Printer
 	Rounds int // allocations of each kind; DefaultRounds if 0
 }
@@ -61,34 +61,32 @@ func run(ctx context.Context, o Options) (err error) {
 		}
 	}()
 	onClose := func(c func() error) { closers = append(closers, c) }
-	device := func() (verbs.Device, error) {
-		dev, err := tcp.NewDevice(softnic.Config{})
+	start := func(args ...string) (*child.Process, error) {
+		p, err := child.StartReady(ctx, child.Command{Path: o.Polder, Args: append(args, "--admin", "off", "--log-level", "error")})
 		if err == nil {
-			onClose(dev.Close)
+			onClose(p.Stop)
 		}
-		return dev, err
+		return p, err
 	}
-	lender, err := device()
+	node, err := start("node", "--listen", "127.0.0.1:0", "--lend", "64MiB", "--chunk", "4KiB", "--manager", finemem.Name)
 	if err != nil {
 		return err
 	}
-	node, err := memnode.New(lender, memnode.Config{Lend: 64 << 20, ChunkSize: 4096, Manager: finemem.Name})
+	addr := node.Addr("verbs")
+	dir, err := os.MkdirTemp("", "polder-")
 	if err != nil {
 		return err
 	}
-	lis, err := tcp.Listen(lender, "127.0.0.1:0", tcp.Config{})
-	if err != nil {
-		return errors.Join(err, node.Close())
+	onClose(func() error { return os.RemoveAll(dir) })
+	socket := filepath.Join(dir, "broker.sock")
+	if _, err := start("broker", "--listen", socket, "--far", addr); err != nil {
+		return err
 	}
-	served := make(chan error, 1)
-	go func() { served <- node.Serve(lis) }()
-	onClose(func() error { return errors.Join(node.Close(), <-served) })
-
-	direct, err := direct(ctx, lis.Addr(), device, onClose)
+	direct, err := direct(ctx, addr, onClose)
 	if err != nil {
 		return err
 	}
-	brokered, err := brokered(ctx, lis.Addr(), device, onClose)
+	brokered, err := brokered(ctx, socket, onClose)
 	if err != nil {
 		return err
 	}
@@ -114,11 +112,12 @@ func run(ctx context.Context, o Options) (err error) {
 }
 
 // direct allocates over a session of its own.
-func direct(ctx context.Context, addr string, device func() (verbs.Device, error), onClose func(func() error)) (rival, error) {
-	dev, err := device()
+func direct(ctx context.Context, addr string, onClose func(func() error)) (rival, error) {
+	dev, err := tcp.NewDevice(softnic.Config{})
 	if err != nil {
 		return nil, err
 	}
+	onClose(dev.Close)
 	conn, err := tcp.Dial(ctx, dev, addr, tcp.Config{})
 	if err != nil {
 		return nil, err
@@ -156,32 +155,7 @@ func direct(ctx context.Context, addr string, device func() (verbs.Device, error
 }
 
 // brokered allocates through a broker.
-func brokered(ctx context.Context, addr string, device func() (verbs.Device, error), onClose func(func() error)) (rival, error) {
-	dev, err := device()
-	if err != nil {
-		return nil, err
-	}
-	b, err := broker.New(ctx, broker.Config{Device: dev, Nodes: []broker.Node{{
-		Addr: addr,
-		Dial: func(ctx context.Context) (verbs.Conn, error) { return tcp.Dial(ctx, dev, addr, tcp.Config{}) },
-	}}})
-	if err != nil {
-		return nil, err
-	}
-	onClose(b.Close)
-	dir, err := os.MkdirTemp("", "polder-")
-	if err != nil {
-		return nil, err
-	}
-	onClose(func() error { return os.RemoveAll(dir) })
-	path := filepath.Join(dir, "broker.sock")
-	l, err := b.Listen(path)
-	if err != nil {
-		return nil, err
-	}
-	served := make(chan error, 1)
-	go func() { served <- b.Serve(l) }()
-	onClose(func() error { return errors.Join(b.Close(), <-served) })
+func brokered(ctx context.Context, path string, onClose func(func() error)) (rival, error) {
 	c, err := broker.Dial(ctx, path)
 	if err != nil {
 		return nil, err

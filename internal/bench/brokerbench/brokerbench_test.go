@@ -5,16 +5,15 @@ import (
 	"strings"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"polder/internal/benchout"
+	"polder/internal/proctest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { proctest.Main(m) }
 
 func TestEveryFigureIsPrinted(t *testing.T) {
 	var b bytes.Buffer
-	if err := Run(t.Context(), Options{Out: benchout.New(&b, true), Rounds: slice}); err != nil {
+	if err := Run(t.Context(), Options{Polder: proctest.Binary(), Out: benchout.New(&b, true), Rounds: slice}); err != nil {
 		t.Fatal(err)
 	}
 	for _, metric := range []string{"min", "p50", "p99"} {
