@@ -52,11 +52,12 @@ type finemem struct {
 	grants  []wire.Grant
 	timer   *time.Timer
 
-	seen    []uint64  // by section: frees when it was looked at last
-	todo    []uint32  // sections with frees
-	queued  []bool    // by section: in todo
+	seen    []uint64 // by section: frees when it was looked at last
+	backlog          // sections with frees
+	settles map[*session]settling
 	polled  time.Time // when frees were looked at last
-	checked time.Time // when everything was looked at last
+	checked time.Time // when the last round over everything began
+	swept   uint32    // sections that it has come to
 	felt    time.Time // when heartbeats were looked at last
 
 	lent, rebound, lag atomic.Int64
@@ -84,9 +85,11 @@ const strikeLife = 10 * time.Second
 
 // Times between looks at what was freed.
 const (
-	rebindBusy = time.Millisecond
+	rebindBusy = 5 * time.Millisecond // long enough that much is bound at a time
 	rebindIdle = 20 * time.Millisecond
-	rebindFull = time.Second // looks at everything: a client may have died before it said where
+	// Everything is looked at, too, no more often than this and a few sections at a
+	// time: a client may have died before it said where.
+	rebindFull = time.Second
 )
 
 func newFineMem(n *Node) (manager, error) {
@@ -97,8 +100,9 @@ func newFineMem(n *Node) (manager, error) {
 	m := &finemem{
 		node: n, users: make(map[*session]uint16), counted: make(map[*session]int), taken: make(map[uint16]*session),
 		clients: make(map[*client]*tenure), strikes: make(map[string]*strikes),
-		timer: time.NewTimer(rebindIdle), seen: make([]uint64, l.Sections()), queued: make([]bool, l.Sections()),
-		polled: time.Now(), checked: time.Now(),
+		timer: time.NewTimer(rebindIdle), seen: make([]uint64, l.Sections()), backlog: newBacklog(l.Sections()),
+		settles: make(map[*session]settling),
+		polled:  time.Now(), checked: time.Now(),
 	}
 	size := (int(l.Bytes()) + arena.PageSize - 1) &^ (arena.PageSize - 1)
 	if m.mem, err = arena.Anonymous(size, false); err != nil {
@@ -286,8 +290,9 @@ func (m *finemem) answer(c *client, req *wire.Request, reply *wire.Reply) []wire
 	case t.meta == nil || c.access == nil:
 		reply.Status = wire.StatusNoAccess
 	case req.Op == wire.OpSpace:
-		m.settle()
-		if sp := m.space(c.session); sp.Free == 0 {
+		if !m.settle(c.session) {
+			reply.Status = wire.StatusAgain
+		} else if sp := m.space(c.session); sp.Free == 0 {
 			m.node.counters.noMemory.Add(1)
 			reply.Status = wire.StatusNoMemory
 		} else if sp.Budget == 0 {
@@ -295,7 +300,6 @@ func (m *finemem) answer(c *client, req *wire.Request, reply *wire.Reply) []wire
 			reply.Status = wire.StatusBudget
 		}
 	case req.Op == wire.OpOwned:
-		m.settle()
 		reply.Status = m.owned(c.session, int(req.Skip), req.N)
 	default:
 		reply.Status = wire.StatusBad
@@ -303,8 +307,9 @@ func (m *finemem) answer(c *client, req *wire.Request, reply *wire.Reply) []wire
 	return m.grants
 }
 
-// owned lists what s has, in chunks of the node's.
-func (m *finemem) owned(s *session, skip, max int) wire.Status {
+// owned lists what s has, in chunks of the node's. What was freed there, by half or of
+// another layer, has new keys then.
+func (m *finemem) owned(s *session, skip, most int) wire.Status {
 	t, least := m.table, m.table.Least
 	var all []uint32
 	runs := 0 // sections that make a chunk together, so far
@@ -326,7 +331,12 @@ func (m *finemem) owned(s *session, skip, max int) wire.Status {
 	if skip > len(all) {
 		return wire.StatusBad
 	}
-	for _, i := range all[skip:min(len(all), skip+max)] {
+	section := uint32(0) // the first that has not been looked at
+	for _, i := range all[skip:min(len(all), skip+most)] {
+		section = max(section, i<<least/twolayer.SectionChunks)
+		for ; section <= ((i+1)<<least-1)/twolayer.SectionChunks; section++ {
+			m.rebind(section)
+		}
 		key := t.Cap(twolayer.LayerOf(least), i<<least).Main()
 		m.grants = append(m.grants, wire.Grant{Chunk: i, Key: key, Addr: m.node.mem.address(i)})
 	}
@@ -373,6 +383,7 @@ func (m *finemem) forget(s *session) {
 	delete(m.taken, m.users[s])
 	delete(m.users, s)
 	delete(m.counted, s)
+	delete(m.settles, s)
 }
 
 func (m *finemem) held(s *session) (n int) {

@@ -5,7 +5,6 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"polder/internal/arena"
 	"polder/internal/failpoint"
 	"polder/memnode/twolayer"
 	"polder/memnode/wire"
@@ -22,21 +21,30 @@ func (m *finemem) ticks() <-chan time.Time { return m.timer.C }
 // tick finds sections that something was freed in.
 func (m *finemem) tick() {
 	now := time.Now()
-	if now.Sub(m.checked) > rebindFull {
-		m.checked = now
-		for i := range m.seen {
-			m.enqueue(uint32(i))
-		}
-	}
+	m.sweep(now)
 	m.poll(now)
 	if now.Sub(m.felt) >= m.node.cfg.Heartbeat {
 		m.felt = now
 		m.feel(now)
 	}
-	if len(m.todo) > 0 {
+	if !m.empty() {
 		m.timer.Reset(rebindBusy)
 	} else {
 		m.timer.Reset(min(rebindIdle, m.node.cfg.Heartbeat))
+	}
+}
+
+// sweep enqueues a few sections, of which one round ends before the next begins.
+func (m *finemem) sweep(now time.Time) {
+	if m.swept == m.table.Sections() {
+		if now.Sub(m.checked) < rebindFull {
+			return
+		}
+		m.checked, m.swept = now, 0
+	}
+	for range min(batchSections, m.table.Sections()-m.swept) {
+		m.enqueue(m.swept)
+		m.swept++
 	}
 }
 
@@ -79,49 +87,15 @@ func (m *finemem) feel(now time.Time) {
 	}
 }
 
-func (m *finemem) enqueue(section uint32) {
-	if !m.queued[section] {
-		m.queued[section] = true
-		m.todo = append(m.todo, section)
-	}
-}
-
-// work deals with one section.
+// work deals with a batch of what was freed.
 func (m *finemem) work() bool {
-	if len(m.todo) == 0 {
+	if m.empty() {
 		return false
 	}
-	last := len(m.todo) - 1
-	section := m.todo[last]
-	m.todo = m.todo[:last]
-	m.queued[section] = false
 	start := time.Now()
-	m.rebind(section)
+	m.rebindBatch()
 	m.lag.Store(int64(start.Sub(m.polled) + time.Since(start)))
-	return len(m.todo) > 0
-}
-
-// settle deals with everything that has been freed, and closes spans that nobody
-// has anything of. Clients count a section's frees up before they free there.
-func (m *finemem) settle() {
-	for i := range uint32(len(m.seen)) {
-		if v := m.table.Frees(i); v != m.seen[i] || m.queued[i] {
-			m.seen[i], m.queued[i] = v, false
-			m.rebind(i)
-		}
-		m.table.CloseIdle(i, failpoint.Hit)
-	}
-	m.todo = m.todo[:0]
-	m.polled = time.Now()
-}
-
-// rebind gives what was freed in a section new keys.
-func (m *finemem) rebind(section uint32) {
-	n, err := m.keys.rebind(section)
-	m.rebound.Add(int64(n))
-	if err != nil {
-		m.node.warn("cannot rebind windows", "section", section, "error", err)
-	}
+	return !m.empty()
 }
 
 // A keyring has the windows of the memory that is lent. It belongs to the control
@@ -132,6 +106,7 @@ type keyring struct {
 	grains [twolayer.Layers][]grain
 	spare  []verbs.MW // unbound, in no order
 	batch  []place
+	zeroer zeroer
 }
 
 // A grain is memory that one key opens.
@@ -148,7 +123,7 @@ type place struct {
 
 // newKeyring makes and binds all windows.
 func newKeyring(mem *memory, t *twolayer.Table) (*keyring, error) {
-	k := &keyring{memory: mem, table: t}
+	k := &keyring{memory: mem, table: t, zeroer: newZeroer(mem.mem)}
 	total := 0
 	for layer := range twolayer.Layers {
 		if g := t.Grain(layer); g != 0 {
@@ -208,8 +183,9 @@ func (k *keyring) bytes(p place) (off, n int) {
 	return int(uint64(p.chunk) * k.table.Unit), int(uint64(k.table.Grain(p.layer)) * k.table.Unit)
 }
 
-// rebind deals with the swapped capabilities of a section.
-func (k *keyring) rebind(section uint32) (n int, err error) {
+// collect adds the swapped capabilities of a section to the batch, as many as there is
+// room for, and reports whether the batch is full.
+func (k *keyring) collect(section uint32) (full bool) {
 	t := k.table
 	first := section * twolayer.SectionChunks
 	for layer := range twolayer.Layers {
@@ -221,17 +197,13 @@ func (k *keyring) rebind(section uint32) (n int, err error) {
 			if !t.Cap(layer, c).IsSwapped() {
 				continue
 			}
-			k.batch = append(k.batch, place{layer, c})
 			if len(k.batch) == wire.MaxBatch {
-				done, err := k.renew()
-				if n += done; err != nil {
-					return n, err
-				}
+				return true
 			}
+			k.batch = append(k.batch, place{layer, c})
 		}
 	}
-	done, err := k.renew()
-	return n + done, err
+	return false
 }
 
 // renew closes, zeroes and opens the batch.
@@ -244,9 +216,8 @@ func (k *keyring) renew() (int, error) {
 	b.wrs = b.wrs[:0]
 	for _, p := range k.batch {
 		if g := k.grain(p); g.main != nil {
-			key := g.main.RKey()
 			b.wrs = append(b.wrs, verbs.SendWR{ // of no bytes: it opens nothing
-				Op: verbs.OpBindMW, Flags: verbs.SendSignaled, RKey: verbs.MakeRKey(key.Index(), key.Key()+1),
+				Op: verbs.OpBindMW, Flags: verbs.SendSignaled, RKey: verbs.MakeRKey(g.key.Index(), g.key.Key()+1),
 				BindLKey: k.mr.LKey(), RemoteAddr: k.mr.Addr(),
 			})
 		}
@@ -256,28 +227,17 @@ func (k *keyring) renew() (int, error) {
 		return 0, fmt.Errorf("cannot unbind: %w", err)
 	}
 	failpoint.Hit("rebind.zero")
+	k.zeroer.reset()
 	for _, p := range k.batch {
 		g := k.grain(p)
 		if g.main != nil {
 			k.spare = append(k.spare, g.main)
 			g.main = nil
 		}
-		k.wipe(p)
+		k.zeroer.zero(k.bytes(p))
 	}
 	return k.bind()
 }
-
-// wipe makes a place read as zero. Large ones give their pages back.
-func (k *keyring) wipe(p place) {
-	off, n := k.bytes(p)
-	if n > wipeInPlace && n%arena.PageSize == 0 && k.mem.Punch(off, n) == nil {
-		return
-	}
-	clear(k.mem.Bytes()[off : off+n])
-}
-
-// wipeInPlace is the most bytes that stay populated when they were freed.
-const wipeInPlace = 64 << 10
 
 // bind opens the batch, whose places nobody can reach, with their backups, and
 // publishes the keys.
@@ -326,5 +286,5 @@ func (k *keyring) close() error {
 	for _, mw := range k.spare {
 		drop(mw)
 	}
-	return nil
+	return k.zeroer.close()
 }

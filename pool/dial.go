@@ -16,8 +16,14 @@ import (
 // Dial borrows from the memory nodes that listen at addrs, each "host:port",
 // over TCP, with the default configuration; or each "unix:/path", on this
 // machine, with DialUnix; or each "rdma://host:port", over this host's only RDMA
-// device, with DialRDMA.
+// device, with DialRDMA; or from those of one "broker:/path", with DialBroker.
 func Dial(ctx context.Context, addrs ...string) (*Pool, error) {
+	if isBroker(addrs) {
+		if len(addrs) > 1 {
+			return nil, errBrokers
+		}
+		return DialBroker(ctx, tcp.Config{}, Config{}, addrs[0])
+	}
 	rdma := count(addrs, ibv.Scheme)
 	switch local := count(addrs, shm.Scheme); {
 	case rdma > 0 && rdma < len(addrs):

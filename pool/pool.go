@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"polder/pool/broker"
 	"polder/pool/mech"
 	"polder/verbs"
 )
@@ -43,7 +44,8 @@ type Config struct {
 	// Logger gets connections and losses; by default nothing is logged.
 	Logger *slog.Logger
 
-	ownsDevice bool // the pool closes Device
+	ownsDevice bool           // the pool closes Device
+	broker     *broker.Dialer // and this, if it is set
 }
 
 // NodeConfig is one memory node.
@@ -397,6 +399,9 @@ func (p *Pool) Close() error {
 	p.wg.Wait()
 	<-p.drained
 	errs := []error{p.slab.close(), p.pd.Close()}
+	if p.cfg.broker != nil {
+		errs = append(errs, p.cfg.broker.Close())
+	}
 	if p.cfg.ownsDevice {
 		errs = append(errs, p.dev.Close())
 	}

@@ -12,6 +12,7 @@ import (
 
 	"polder/cmd/polder/sharecmd"
 	"polder/internal/bench/allocbench"
+	"polder/internal/bench/brokerbench"
 	"polder/internal/bench/farbench"
 	"polder/internal/bench/respbench"
 	"polder/internal/bench/softbench"
@@ -28,7 +29,7 @@ func newBench() *cobra.Command {
 		Args:  noArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newBenchResp(), newBenchVerbs(), newBenchVerbsServer(), newBenchAlloc(), newBenchFineMem())
+	cmd.AddCommand(newBenchResp(), newBenchVerbs(), newBenchVerbsServer(), newBenchAlloc(), newBenchFineMem(), newBenchBroker())
 	cmd.AddCommand(sharecmd.Bench(func(cmd *cobra.Command) (func(done, total int, what string), func()) {
 		return benchProgress(cmd.ErrOrStderr())
 	}))
@@ -179,6 +180,28 @@ func newBenchFineMem() *cobra.Command {
 				Out:      benchout.New(cmd.OutOrStdout(), flags.json),
 				Progress: progress,
 			})
+		},
+	}
+	flags.add(cmd)
+	return cmd
+}
+
+func newBenchBroker() *cobra.Command {
+	var flags benchFlags
+	cmd := &cobra.Command{
+		Use:   "broker",
+		Short: "Measure what the broker adds to an allocation",
+		Args:  noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			self, err := os.Executable()
+			if err != nil {
+				return fmt.Errorf("cannot find this program's file: %w", err)
+			}
+			o := brokerbench.Options{Polder: self, Out: benchout.New(cmd.OutOrStdout(), flags.json)}
+			if flags.short {
+				o.Rounds = brokerbench.DefaultRounds / 4
+			}
+			return brokerbench.Run(cmd.Context(), o)
 		},
 	}
 	flags.add(cmd)

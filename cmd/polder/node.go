@@ -74,6 +74,7 @@ func lendFlags(fs *pflag.FlagSet, cfg *daemon.NodeConfig) {
 	fs.Var(config.NewSize(&cfg.Components.Memory, 0, 0), "component-memory", "part of --lend for objects of active components (hashtable, vector), which clients call; 0 means none")
 	fs.Var(config.NewSize(&cfg.Components.ClientMemory, component.MinClientMemory, 0), "component-client-memory", "part of --component-memory that each client who calls components gets")
 	fs.Var(config.NewDuration(&cfg.Components.Time, time.Millisecond), "component-time", "how long a call of a component may run before its client's objects are ended")
+	secretFlag(fs, &cfg.SecretFile)
 	fs.Var(config.NewDuration(&cfg.Grace, time.Millisecond), "grace", "how long a client's memory outlives its connection")
 }
 
@@ -83,6 +84,11 @@ func managerFlag(fs *pflag.FlagSet, name *string) {
 	fs.Var(config.NewChoice(name, pool.Managers()...), "manager",
 		"how memory is handed out, the same at a node and its borrowers: "+strings.Join(pool.Managers(), ", ")+
 			"; the default is "+memnode.DefaultManager+", or "+memnode.OtherManager+" over RDMA")
+}
+
+// secretFlag is the flag of what a node and its brokers have in common.
+func secretFlag(fs *pflag.FlagSet, file *string) {
+	fs.StringVar(file, "service-secret-file", "", "with the manager finemem: only brokers that know the secret in this `file` may allocate; 64 hexadecimal digits, with mode 0600")
 }
 
 func adminFlag(fs *pflag.FlagSet, c *daemon.Common) {

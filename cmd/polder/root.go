@@ -48,7 +48,7 @@ func newRoot(environ []string) *cobra.Command {
 		}
 		return &usageError{err}
 	})
-	root.AddCommand(newUp(), newNode(), newServe(), newStatus(), sharecmd.Command(), softcmd.Command(), newDoctor(), newDemo(), newBench(), newSim(), newVersion())
+	root.AddCommand(newUp(), newNode(), newServe(), newBroker(), newStatus(), sharecmd.Command(), softcmd.Command(), newDoctor(), newDemo(), newBench(), newSim(), newVersion())
 	configure(root, environ)
 	return root
 }

@@ -60,7 +60,7 @@ func newServe() *cobra.Command {
 		},
 	}
 	fs := cmd.Flags()
-	fs.Var(config.NewAddresses(&cfg.Far), "far", "nodes to borrow from, HOST:PORT, unix:PATH or rdma://HOST:PORT, with commas between")
+	fs.Var(config.NewFarAddresses(&cfg.Far), "far", "nodes to borrow from, HOST:PORT, unix:PATH or rdma://HOST:PORT, with commas between, or broker:PATH for those of a broker")
 	serveFlags(fs, &cfg.ServeConfig)
 	fs.Var(config.NewChoice(&tier, tierFar, tierSoft), "tier", "which memory to serve from: far or soft")
 	fs.Var(config.NewSize(&cfg.Budget, daemon.MinCacheBudget, 0), "budget", "with --tier soft, memory to use while no coordinator says otherwise")

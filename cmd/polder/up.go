@@ -35,7 +35,7 @@ func newUp() *cobra.Command {
 		},
 	}
 	fs := cmd.Flags()
-	fs.Var(config.NewAddresses(&cfg.Far), "far", "borrow from these nodes, with commas between, not from this process")
+	fs.Var(config.NewFarAddresses(&cfg.Far), "far", "borrow from these nodes, with commas between, not from this process")
 	serveFlags(fs, &cfg.ServeConfig)
 	fs.Var(config.NewSize(&cfg.Node.Lend, memnode.MinChunkSize, 0), "lend", "far memory in this process; the default is half of what is free now")
 	fs.Var(config.NewPowerOfTwo(&cfg.Node.Chunk, daemon.MinHeapChunk, memnode.MaxChunkSize), "chunk", "unit of lending, a power of two")

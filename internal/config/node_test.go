@@ -35,3 +35,18 @@ func TestNodeAddressesMayBeSockets(t *testing.T) {
 		t.Error("an address was accepted twice")
 	}
 }
+
+func TestFarAddressesMayBeBrokers(t *testing.T) {
+	var far []string
+	if err := NewFarAddresses(&far).Set("broker:/run/polder/broker.sock"); err != nil || len(far) != 1 {
+		t.Errorf("got %q, %v", far, err)
+	}
+	for _, s := range []string{"broker:", "broker:relative", "/run/polder/broker.sock"} {
+		if err := NewFarAddresses(&far).Set(s); err == nil || !strings.Contains(err.Error(), "broker:") {
+			t.Errorf("%q: got %v, want an error that says how a broker is named", s, err)
+		}
+	}
+	if err := NewAddresses(&far).Set("broker:/a"); err == nil {
+		t.Error("a broker was accepted where only nodes can be")
+	}
+}

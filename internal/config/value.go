@@ -239,8 +239,26 @@ func checkAddress(s string) error {
 	return nil
 }
 
-// UnixScheme is what the address of a socket on this machine begins with.
-const UnixScheme = "unix:"
+// UnixScheme is what the address of a socket on this machine begins with, and
+// BrokerScheme if it is a broker's.
+const (
+	UnixScheme   = "unix:"
+	BrokerScheme = "broker:"
+)
+
+func checkFarAddress(s string) error {
+	path, ok := strings.CutPrefix(s, BrokerScheme)
+	if !ok {
+		if err := checkNodeAddress(s); err != nil {
+			return fmt.Errorf("%w, or broker:PATH", err)
+		}
+		return nil
+	}
+	if !filepath.IsAbs(path) {
+		return fmt.Errorf("expected an absolute path after broker:, such as broker:/run/polder/broker.sock")
+	}
+	return nil
+}
 
 // RDMAScheme is what the address of a node on an RDMA fabric begins with.
 const RDMAScheme = "rdma://"
@@ -264,13 +282,18 @@ func checkNodeAddress(s string) error {
 type Addresses struct {
 	p     *[]string
 	given bool
+	check func(string) error
 }
 
 var _ pflag.Value = (*Addresses)(nil)
 
 // NewAddresses makes a flag value that stores into p, which holds the
 // default.
-func NewAddresses(p *[]string) *Addresses { return &Addresses{p: p} }
+func NewAddresses(p *[]string) *Addresses { return &Addresses{p: p, check: checkNodeAddress} }
+
+// NewFarAddresses makes a flag value like NewAddresses, which may also be broker:PATH, the
+// socket of a broker on this machine.
+func NewFarAddresses(p *[]string) *Addresses { return &Addresses{p: p, check: checkFarAddress} }
 
 // Set parses s and replaces the default, or adds to what was given before.
 func (v *Addresses) Set(s string) error {
@@ -279,7 +302,7 @@ func (v *Addresses) Set(s string) error {
 		list[i] = strings.TrimSpace(a)
 		// HOST:PORT follows the scheme of RDMA.
 		addr, rdma := strings.CutPrefix(list[i], RDMAScheme)
-		check := checkNodeAddress
+		check := v.check
 		if rdma {
 			check = checkAddress
 		}

@@ -54,6 +54,9 @@ func stateMask(n int) uint32 { return uint32(uint64(1)<<(2*n) - 1) }
 // a place that leaves larger ones whole.
 func (s Section) Fit(n int, avoid uint16) int {
 	e := s.empties()
+	if e == 0 {
+		return -1
+	}
 	for i := range SectionSpans {
 		if avoid>>i&1 == 1 {
 			e &^= 1 << (2 * i)
@@ -145,13 +148,12 @@ func (s Section) Mark(i int, h Span, failed int) State {
 
 // Candidates are the spans of a state, a bit each.
 func (s Section) Candidates(state State) uint16 {
-	var m uint16
-	for i := range SectionSpans {
-		if s.State(i) == state {
-			m |= 1 << i
-		}
-	}
-	return m
+	differs := s.States() ^ uint32(state)*evenBits
+	m := ^(differs | differs>>1) & evenBits
+	m = (m | m>>1) & 0x33333333
+	m = (m | m>>2) & 0x0f0f0f0f
+	m = (m | m>>4) & 0x00ff00ff
+	return uint16(m | m>>8)
 }
 
 // NextSpan is the first span of m that is not before from, or else the first, or

@@ -335,3 +335,20 @@ func TestRelease(t *testing.T) {
 		}
 	}
 }
+
+func TestCandidates(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := Section(rapid.Uint64().Draw(t, "header"))
+		for state := Empty; state <= Full; state++ {
+			var want uint16
+			for i := range SectionSpans {
+				if s.State(i) == state {
+					want |= 1 << i
+				}
+			}
+			if got := s.Candidates(state); got != want {
+				t.Fatalf("%#x, state %d: got %#x, want %#x", uint64(s), state, got, want)
+			}
+		}
+	})
+}

@@ -314,6 +314,7 @@ const (
 	StatusBad             // the request is malformed
 	StatusNoAccess        // no access queue pair is connected
 	StatusFailed          // the node's device refused
+	StatusAgain           // there is more to do before the answer: ask again
 
 	numStatuses
 )
@@ -321,6 +322,7 @@ const (
 var statusNames = [numStatuses]string{
 	"ok", "no memory left", "budget used up", "not the owner",
 	"malformed request", "no access queue pair", "the node's device refused",
+	"ask again",
 }
 
 func (s Status) String() string {

@@ -22,18 +22,23 @@ type span struct {
 	avoid   uint32 // chunks that old keys may open until the node has dealt with them
 }
 
-// readAtOnce is how many sections are read at a time.
-const readAtOnce = 8
+// At least and at most so many sections are read at a time: more, the longer a search
+// comes through full ones only.
+const (
+	readLeast = 8
+	readMost  = 128
+)
 
-// readSections reads the headers of a few sections from first on.
-func (a *Allocator) readSections(ctx context.Context, first uint32) error {
-	n := min(readAtOnce, a.l.Sections()-first)
+// readSections reads the headers of up to n sections from first on, and returns how
+// many those were.
+func (a *Allocator) readSections(ctx context.Context, first, n uint32) (uint32, error) {
+	n = min(n, a.l.Sections()-first, uint32(readMax()/(1+twolayer.SectionSpans)))
 	a.begin()
 	// The sections come first: see package twolayer on opening a span.
 	hs := a.read(a.l.SectionAt(first), int(n), StepReadHeaders)
 	ss := a.read(a.l.SpanAt(first*twolayer.SectionSpans), int(n)*twolayer.SectionSpans, StepReadHeaders)
 	if err := a.run(ctx); err != nil {
-		return err
+		return 0, err
 	}
 	a.stats.Refreshes += uint64(n)
 	for i := range int(n) {
@@ -47,7 +52,7 @@ func (a *Allocator) readSections(ctx context.Context, first uint32) error {
 			s.spans[j].see(twolayer.Span(a.word(ss + i*twolayer.SectionSpans + j)))
 		}
 	}
-	return nil
+	return n, nil
 }
 
 // see notes what a header is now.
@@ -63,22 +68,36 @@ func (s *span) see(h twolayer.Span) {
 	}
 }
 
-// known returns a section, which it reads if that was never done.
+// known returns a section, which it reads, with some that follow, if that was never
+// done.
 func (a *Allocator) known(ctx context.Context, i uint32) (*section, error) {
-	if a.sections[i] == nil {
-		if err := a.readSections(ctx, i&^(readAtOnce-1)); err != nil {
-			return nil, err
-		}
+	if s := a.sections[i]; s != nil {
+		return s, nil
+	}
+	if i == a.readEnd && a.readFull {
+		a.readAhead = min(2*a.readAhead, readMost)
+	} else {
+		a.readAhead = readLeast
+	}
+	n, err := a.readSections(ctx, i, a.readAhead)
+	if err != nil {
+		return nil, err
+	}
+	a.readEnd, a.readFull = i+n, true
+	for _, s := range a.sections[i : i+n] {
+		a.readFull = a.readFull && s.h.States() == ^uint32(0)
 	}
 	return a.sections[i], nil
 }
 
 // refresh reads all headers.
 func (a *Allocator) refresh(ctx context.Context) error {
-	for i := uint32(0); i < a.l.Sections(); i += readAtOnce {
-		if err := a.readSections(ctx, i); err != nil {
+	for i := uint32(0); i < a.l.Sections(); {
+		n, err := a.readSections(ctx, i, readMost)
+		if err != nil {
 			return err
 		}
+		i += n
 	}
 	return nil
 }

@@ -62,12 +62,13 @@ func (a *Allocator) commitChunks(ctx context.Context, i uint32, s *span, at, k, 
 	a.begin()
 	e := a.read(entry, 1, StepFlushRead)
 	c := a.cas(a.l.SpanAt(i), uint64(old), uint64(h), step)
-	keys := a.readKeys(&b)
+	keys := a.readChunkKeys(&b)
 	a.commits(c, uint64(old), false, b)
 	if err := a.run(ctx); err != nil {
 		return b, false, err
 	}
 	a.committed()
+	a.avoidSwapped(s, keys)
 	if was := twolayer.Span(a.word(c)); was != old {
 		s.see(was)
 		return b, false, nil

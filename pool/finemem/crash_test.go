@@ -264,8 +264,11 @@ func clientSteps() (steps []string) {
 func TestClientsThatAreKilled(t *testing.T) {
 	const bytes = 2 << 20
 	steps, times := clientSteps(), []int{0, 7}
-	if invariants.Enabled {
+	if invariants.Enabled && os.Getenv("POLDER_SOAK") == "" {
+		// Each client takes long to start.
 		times = times[:1]
+		i := 0
+		steps = slices.DeleteFunc(steps, func(string) bool { i++; return i%3 != 0 })
 	}
 	s := pooltest.TCP
 	s.Manager = finemem.Mechanism{}

@@ -23,7 +23,7 @@
 //
 // The swap makes the old key invalid for everybody who looks at the table. The old
 // owner, who may be malicious, keeps the key, and the window behind it stays bound
-// until the node's background worker has seen the swap: at most 20 ms, and 1 ms when
+// until the node's background worker has seen the swap: at most 20 ms, and 5 ms when
 // others free, too; metrics tell. What is guaranteed is that nobody is handed memory
 // that an old key still opens: an allocation looks at all capabilities that overlap
 // it, and goes elsewhere if one of them is swapped. When nothing else is left it asks

@@ -34,6 +34,10 @@ type Config struct {
 	Sync func(ctx context.Context) error
 	// Policy says where to look for memory.
 	Policy Policy
+	// SpanKeys has every allocation of less than a span bring the keys of all of the
+	// span's chunks, which tells at once what the node has not dealt with yet. It
+	// pays while the node keeps up with what is freed.
+	SpanKeys bool
 	// Step, if set, is called before every operation on the fabric, with one of
 	// Steps, and operations are carried out one by one: for tests. An error ends
 	// the allocator as a crash would.
@@ -118,10 +122,14 @@ type Allocator struct {
 	stats  Stats
 	broken error // why it can do nothing more
 
-	sections []*section
-	home     uint32 // section where something was found last
-	homeSpan uint32
-	avoiding bool // somewhere, something is avoided
+	sections  []*section // nil: not read yet
+	readEnd   uint32     // where what was read last ends
+	readAhead uint32     // how many sections that was to be
+	readFull  bool       // all of them were full
+	home      uint32     // section where chunks were found last
+	homeSpan  uint32
+	homeRun   uint32 // section where whole ones were found last
+	avoiding  bool   // somewhere, something is avoided
 
 	batch   batch
 	pending []pending
@@ -146,6 +154,7 @@ func NewAllocator(cfg Config) (*Allocator, error) {
 		spot := uint64(cfg.User) * 0x9e3779b97f4a7c15
 		a.homeSpan = uint32((spot >> 32) * uint64(a.l.Spans()) >> 32)
 		a.home = a.homeSpan / twolayer.SectionSpans
+		a.homeRun = a.home
 	}
 	return a, nil
 }

@@ -2,6 +2,7 @@ package finemem_test
 
 import (
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -26,8 +27,6 @@ var interleavings = []scenario{
 	{chunks: 64, crashes: 1, scripts: []string{"5|f", "|5"}},
 	// Both open the same span.
 	{chunks: 64, crashes: 1, scripts: []string{"|0", "|0"}},
-	// The last chunks: what is freed has to be rebound first.
-	{chunks: 32, crashes: 1, scripts: []string{"4|f", "4|4"}},
 }
 
 // long are scenarios that take minutes together. In the fine ones, the recovery and the
@@ -36,18 +35,27 @@ var long = []scenario{
 	{chunks: 32, crashes: 1, fine: true, scripts: []string{"0|", "0|0"}},
 	{chunks: 32, crashes: 1, fine: true, scripts: []string{"|0", "0|f"}},
 	{chunks: 64, crashes: 1, fine: true, scripts: []string{"5|", "|5"}},
+	// The last chunks: what is freed has to be rebound first.
+	{chunks: 32, crashes: 1, scripts: []string{"4|f", "4|4"}},
 	{chunks: 64, crashes: 1, scripts: []string{"|0f", "|0"}},
 	{chunks: 64, crashes: 1, scripts: []string{"0|f5", "0|f"}},
 	{chunks: 64, crashes: 2, scripts: []string{"0|0", "0|0"}},
 }
 
-// TestEveryInterleaving explores scenarios, fewer of them where each takes longer.
+// brief is a scenario for where each step takes long: nobody crashes.
+var brief = scenario{chunks: 32, scripts: []string{"0|f", "0|f"}}
+
+// TestEveryInterleaving explores every scenario with one of the policies.
 func TestEveryInterleaving(t *testing.T) {
-	scenarios, policies := interleavings, both
 	if invariants.Enabled {
-		scenarios, policies = scenarios[:1], both[:1]
+		interleave(t, time.Time{}, []scenario{brief})
+		return
 	}
-	if late := interleave(t, time.Time{}, scenarios, policies); late == 0 {
+	all := slices.Clone(interleavings)
+	for i := range all {
+		all[i].policy = both[i%2]
+	}
+	if late := interleave(t, time.Time{}, all); late == 0 {
 		t.Error("no client was late with a flush")
 	}
 }
@@ -55,38 +63,40 @@ func TestEveryInterleaving(t *testing.T) {
 // TestSoakInterleavings explores more, for as long as the environment variable
 // POLDER_SOAK says.
 func TestSoakInterleavings(t *testing.T) {
-	scenarios, policies := long[:1], both[1:]
+	scenarios := []scenario{brief}
 	var until time.Time
 	if v := os.Getenv("POLDER_SOAK"); v != "" {
 		d, err := time.ParseDuration(v)
 		if err != nil {
 			t.Fatalf("POLDER_SOAK is %q, want a duration: %v", v, err)
 		}
-		scenarios, policies, until = append(long, interleavings...), both, time.Now().Add(d)
+		scenarios, until = nil, time.Now().Add(d)
+		for _, sc := range slices.Concat(long, interleavings) {
+			for _, sc.policy = range both {
+				scenarios = append(scenarios, sc)
+			}
+		}
 	}
-	interleave(t, until, scenarios, policies)
+	interleave(t, until, scenarios)
 }
 
 var both = []finemem.Policy{finemem.Paper, finemem.Spread}
 
-// interleave explores scenarios with policies, and returns how many flushes came too
-// late.
-func interleave(t *testing.T, until time.Time, scenarios []scenario, policies []finemem.Policy) (late int) {
+// interleave explores scenarios, and returns how many flushes came too late.
+func interleave(t *testing.T, until time.Time, scenarios []scenario) (late int) {
 	var states, ends, crashes int
 	for _, sc := range scenarios {
-		for _, sc.policy = range policies {
-			if !until.IsZero() && time.Now().After(until) {
-				t.Logf("%q was not explored: the time is over", sc.scripts)
-				continue
-			}
-			e := explore(t, until, func() *world { return newWorld(t, sc) })
-			t.Logf("%d chunks, %v, %q: %d states, %d interleavings to their end, %d crash points, %d late flushes, %d ends with a wrong hint",
-				sc.chunks, sc.policy, sc.scripts, len(e.seen), e.ends, e.crashes, e.late, e.hints)
-			if t.Failed() {
-				return late
-			}
-			states, ends, crashes, late = states+len(e.seen), ends+e.ends, crashes+e.crashes, late+e.late
+		if !until.IsZero() && time.Now().After(until) {
+			t.Logf("%q was not explored: the time is over", sc.scripts)
+			continue
 		}
+		e := explore(t, until, func() *world { return newWorld(t, sc) })
+		t.Logf("%d chunks, %v, %q: %d states, %d interleavings to their end, %d crash points, %d late flushes, %d ends with a wrong hint",
+			sc.chunks, sc.policy, sc.scripts, len(e.seen), e.ends, e.crashes, e.late, e.hints)
+		if t.Failed() {
+			return late
+		}
+		states, ends, crashes, late = states+len(e.seen), ends+e.ends, crashes+e.crashes, late+e.late
 	}
 	t.Logf("in all: %d states, %d interleavings to their end, %d crash points", states, ends, crashes)
 	return late

@@ -16,6 +16,9 @@ import (
 type keySlots struct {
 	own, others   int
 	nOwn, nOthers int // words
+
+	span int // the first of all those of b's span
+	all  bool
 }
 
 // readKeys adds READs of b's capabilities and those that overlap it to the batch.
@@ -32,6 +35,34 @@ func (a *Allocator) readKeys(b *Block) (k keySlots) {
 		k.others = a.read(a.l.CapAt(twolayer.SpanLayer, b.First), k.nOthers, StepAllocKeys)
 	}
 	return k
+}
+
+// readChunkKeys is readKeys for less than a span.
+func (a *Allocator) readChunkKeys(b *Block) keySlots {
+	if !a.cfg.SpanKeys {
+		return a.readKeys(b)
+	}
+	span := b.First &^ (twolayer.SpanChunks - 1)
+	k := keySlots{nOwn: a.keyWords(twolayer.ChunkLayer, b), all: true}
+	k.span = a.read(a.l.CapAt(twolayer.ChunkLayer, span), twolayer.SpanChunks, StepAllocKeys)
+	k.own = k.span + int(a.keysFirst(twolayer.ChunkLayer, b)-span)
+	return k
+}
+
+// avoidSwapped has a span's chunks avoided that the node has not dealt with, and no
+// others, if all their keys have been read.
+func (a *Allocator) avoidSwapped(s *span, k keySlots) {
+	if !k.all {
+		return
+	}
+	s.avoid = 0
+	grain := a.l.Grain(twolayer.ChunkLayer)
+	for c := uint32(0); c < twolayer.SpanChunks; c += grain {
+		if twolayer.Cap(a.word(k.span + int(c))).IsSwapped() {
+			s.avoid |= uint32(uint64(1)<<grain-1) << c
+			a.avoiding = true
+		}
+	}
 }
 
 // fetchKeys reads b's capabilities and those that overlap it, which may be more than

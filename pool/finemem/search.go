@@ -76,6 +76,9 @@ func (a *Allocator) turn(ctx context.Context, k int, w want) (b Block, found boo
 	}
 	for j := range n {
 		i := (start + j) % n
+		if w.mine && a.sections[i] == nil {
+			continue // what a has touched is known
+		}
 		sec, err := a.known(ctx, i)
 		if err != nil {
 			return b, false, err
@@ -120,7 +123,7 @@ func (a *Allocator) tryChunks(ctx context.Context, span uint32, k int, w want) (
 		if w.mine || w.state == twolayer.Full {
 			return b, false, nil
 		}
-		if err := a.readSections(ctx, span/twolayer.SectionSpans); err != nil {
+		if _, err := a.readSections(ctx, span/twolayer.SectionSpans, readLeast); err != nil {
 			return b, false, err
 		}
 		if !s.h.Open() || s.h.Fit(k, s.avoid) < 0 {
@@ -134,8 +137,11 @@ func (a *Allocator) tryChunks(ctx context.Context, span uint32, k int, w want) (
 func (a *Allocator) searchSections(ctx context.Context, k int, thorough bool) (b Block, found bool, err error) {
 	n := a.l.Sections()
 	start := a.home
-	if a.cfg.Policy == Paper {
+	switch {
+	case a.cfg.Policy == Paper:
 		start = 0
+	case k == twolayer.SectionClass:
+		start = a.homeRun
 	}
 	for j := range n {
 		i := (start + j) % n
@@ -143,6 +149,9 @@ func (a *Allocator) searchSections(ctx context.Context, k int, thorough bool) (b
 			return b, false, err
 		}
 		if b, found, err = a.takeSpans(ctx, i, k); found || err != nil {
+			if found && k == twolayer.SectionClass {
+				a.homeRun = i
+			}
 			return b, found, err
 		}
 	}
@@ -158,7 +167,7 @@ func (a *Allocator) searchRuns(ctx context.Context, k int, thorough bool) (b Blo
 	all := a.l.Sections() / n
 	start := uint32(0)
 	if a.cfg.Policy == Spread {
-		start = a.home / n
+		start = a.homeRun / n
 	}
 	for j := range all {
 		i := (start + j) % all * n
@@ -177,6 +186,9 @@ func (a *Allocator) searchRuns(ctx context.Context, k int, thorough bool) (b Blo
 			continue
 		}
 		if b, found, err = a.takeRun(ctx, i, k); found || err != nil {
+			if found {
+				a.homeRun = i
+			}
 			return b, found, err
 		}
 	}

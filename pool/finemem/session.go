@@ -126,27 +126,38 @@ func (s *Session) config(answer []byte, base uint64) (Config, error) {
 	s.k = l.Least
 	return Config{
 		Layout: l, QP: s.meta, CQ: s.cq, Buffer: s.mr, Metadata: m.Addr, Key: m.Key,
-		Memory: base, User: m.User, Sync: s.sync,
+		Memory: base, User: m.User, Sync: s.sync, SpanKeys: true,
 	}, nil
 }
 
 // Info implements mech.Session.
 func (s *Session) Info() mech.Info { return s.info }
 
-// sync has the node deal with what was freed.
+// sync has the node deal with what was freed. A node that has much to do answers
+// before it has done all, so that it serves others meanwhile.
 func (s *Session) sync(ctx context.Context) error {
+	for {
+		again, err := s.askSpace(ctx)
+		if err != nil || !again {
+			return err
+		}
+	}
+}
+
+// askSpace asks the node once, and reports whether it is to be asked again.
+func (s *Session) askSpace(ctx context.Context) (again bool, err error) {
 	var r wire.Reply
 	release, err := s.ch.Exchange(ctx, &r, func(b []byte, id uint32) []byte {
 		return wire.AppendRequest(b, wire.OpSpace, id, 1, 0)
 	})
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer release()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.space.Free = r.Space.Free
-	return nil
+	return r.Status == wire.StatusAgain, nil
 }
 
 // Do has f use the session's allocator, with nobody else using it. What f returns

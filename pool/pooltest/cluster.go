@@ -31,6 +31,17 @@ type Setup struct {
 	Name    string
 	Fabric  func(t testing.TB) Fabric
 	Manager pool.Manager // nil: the default
+	// Brokers says that every pool allocates through a process of its own, which has
+	// a session with every node, and gives back what the pool does not want.
+	Brokers bool
+}
+
+// brokers is how many sessions a node has for the brokers of so many pools.
+func (s *Setup) brokers(pools int) int {
+	if s.Brokers {
+		return pools
+	}
+	return 0
 }
 
 // patience is how long a test waits for what must happen soon. It decides when

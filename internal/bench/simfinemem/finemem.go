@@ -21,8 +21,9 @@ type fineMem struct {
 	p      *sim.Proc // whose call is under way
 }
 
-// fine returns what builds FineMem's allocators with a policy.
-func fine(policy finemem.Policy) func(r *rig, l load, n, chunks int, c *counts) ([]allocator, error) {
+// fine returns what builds FineMem's allocators with a policy, which bring all keys of
+// a span or not.
+func fine(policy finemem.Policy, spanKeys bool) func(r *rig, l load, n, chunks int, c *counts) ([]allocator, error) {
 	return func(r *rig, l load, n, chunks int, c *counts) ([]allocator, error) {
 		layout, err := twolayer.NewLayout(uint64(chunks)*twolayer.DefaultUnit, twolayer.DefaultUnit)
 		if err != nil {
@@ -40,7 +41,7 @@ func fine(policy finemem.Policy) func(r *rig, l load, n, chunks int, c *counts) 
 		}
 		all := make([]allocator, n)
 		for i := range all {
-			if all[i], err = newFineMem(r, r.host(i), uint16(i+1), policy, metadata, node, c); err != nil {
+			if all[i], err = newFineMem(r, r.host(i), uint16(i+1), policy, spanKeys, metadata, node, c); err != nil {
 				return nil, err
 			}
 		}
@@ -49,7 +50,7 @@ func fine(policy finemem.Policy) func(r *rig, l load, n, chunks int, c *counts) 
 	}
 }
 
-func newFineMem(r *rig, from *side, user uint16, policy finemem.Policy, metadata verbs.MR, node *rebinder, c *counts) (*fineMem, error) {
+func newFineMem(r *rig, from *side, user uint16, policy finemem.Policy, spanKeys bool, metadata verbs.MR, node *rebinder, c *counts) (*fineMem, error) {
 	qp, cq, err := from.queuePair(finemem.QueueDepth)
 	if err != nil {
 		return nil, err
@@ -68,7 +69,7 @@ func newFineMem(r *rig, from *side, user uint16, policy finemem.Policy, metadata
 	f := &fineMem{r: r, blocks: make(map[uint64]finemem.Block), counts: c}
 	f.a, err = finemem.NewAllocator(finemem.Config{
 		Layout: node.table.Layout, QP: qp, CQ: cq, Buffer: buf,
-		Metadata: metadata.Addr(), Key: metadata.RKey(), User: user, Policy: policy,
+		Metadata: metadata.Addr(), Key: metadata.RKey(), User: user, Policy: policy, SpanKeys: spanKeys,
 		Sync: func(context.Context) error { return node.sync(f.p) },
 	})
 	return f, err

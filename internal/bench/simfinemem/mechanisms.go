@@ -16,9 +16,9 @@ const (
 
 // mechanisms are what is compared.
 var mechanisms = []mechanism{
-	{name: paperName, oneSided: true, way: queued, published: publishedFineMem, build: fine(finemem.Paper)},
-	{name: spreadName, oneSided: true, ours: true, way: queued, build: fine(finemem.Spread)},
-	{name: "FineMem, spread, lanes", oneSided: true, ours: true, way: lanes, build: fine(finemem.Spread)},
+	{name: paperName, oneSided: true, way: queued, published: publishedFineMem, build: fine(finemem.Paper, false)},
+	{name: spreadName, oneSided: true, ours: true, way: queued, build: fine(finemem.Spread, true)},
+	{name: "FineMem, spread, lanes", oneSided: true, ours: true, way: lanes, build: fine(finemem.Spread, false)},
 	{name: scanName, oneSided: true, published: publishedScan, build: scanning},
 	{name: rpcName, build: func(r *rig, _ load, threads, _ int, _ *counts) ([]allocator, error) {
 		return calling(r, threads, func(int) time.Duration { return r.costs.RPC })

@@ -45,6 +45,7 @@ const (
 	ServiceVerbs     = "verbs"  // where a node's clients connect: the first address
 	ServiceSocket    = "socket" // where those on this machine do, if there are others, too
 	ServiceAdmin     = "admin"
+	ServiceBroker    = "broker" // a socket's path after broker:
 )
 
 // process is what is common to running daemons.

@@ -11,6 +11,8 @@ import (
 	"polder/internal/listen"
 	"polder/memnode"
 	"polder/memnode/component"
+	"polder/memnode/wire"
+	"polder/pool/finemem"
 	"polder/verbs"
 	"polder/verbs/ibv"
 	"polder/verbs/shm"
@@ -31,6 +33,9 @@ type NodeConfig struct {
 	Device       string // the RDMA device; the only one if empty
 	TrustClients bool   // see memnode.Config
 	Components   component.Config
+	SecretFile   string // of what brokers must show; "" for nothing
+
+	secret [wire.SecretSize]byte // from SecretFile
 }
 
 // check finds what is wrong with values that fit each by itself.
@@ -53,6 +58,9 @@ func (c *NodeConfig) check() error {
 		return &config.Error{Source: "--listen", Value: strings.Join(c.Listen, ","), Err: errors.New("expected a HOST:PORT with --fabric rdma")}
 	case c.Fabric != FabricRDMA && c.Device != "":
 		return &config.Error{Source: "--device", Value: c.Device, Err: errors.New("expected none without --fabric rdma")}
+	case c.SecretFile != "" && c.Manager != finemem.Name:
+		return &config.Error{Source: "--service-secret-file", Value: c.SecretFile,
+			Err: fmt.Errorf("expected none unless --manager is %s", finemem.Name)}
 	case c.ClientBudget != 0 && c.ClientBudget < c.Chunk:
 		return wrong("client-budget", c.ClientBudget)
 	}
@@ -104,6 +112,8 @@ func (c *NodeConfig) memnode() memnode.Config {
 		TrustClients: c.TrustClients,
 		Components:   c.components(),
 		Logger:       c.Logger,
+
+		ServiceSecret: c.secret,
 	}
 }
 
@@ -129,6 +139,9 @@ func RunNode(ctx context.Context, cfg NodeConfig) (err error) {
 		// Memory that is mapped cannot be moved to where it is sent from.
 		cfg.Lend /= 2
 		title += ", half of it to clients on this machine"
+	}
+	if cfg.secret, err = readSecret(cfg.SecretFile); err != nil {
+		return err
 	}
 	var nodes []*memnode.Node
 	var addrs []string // in use

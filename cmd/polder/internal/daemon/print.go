@@ -36,6 +36,16 @@ func (s *Status) Print(w io.Writer, now time.Time) error {
 		row("chunks", "%d lent, %d given back, %d reclaimed, %d refused for want of memory", n.Allocs, n.Frees, n.Reclaimed, n.NoMemory)
 		row("refusals", "%d one-sided operations, %d malformed requests, %d frees of others' chunks", n.Violations, n.Malformed, n.NotOwner)
 	}
+	if b := s.Broker; b != nil {
+		row("clients", "%d applications of %d users, %d refused, %d disconnected for what they sent", b.Apps, b.Users, b.Refused, b.Violations)
+		for _, n := range b.Nodes {
+			state := "up"
+			if !n.Up {
+				state = "down"
+			}
+			row("node", "%s: %s, %s in %d blocks, %d given, %d given back", n.Addr, state, bytes(n.Bytes), n.Blocks, n.Allocs, n.Frees)
+		}
+	}
 	if h := s.Heap; h != nil {
 		row("local", "%s of %s: %s logs, %s index, %s buffers", bytes(h.Resident), bytes(h.Budget),
 			bytes(h.Logs), bytes(h.Index), bytes(h.Buffers+h.Staging))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -119,6 +120,9 @@ func (p *process) openFar(ctx context.Context, cfg ServeConfig) error {
 	if err != nil {
 		return err
 	}
+	if slices.ContainsFunc(cfg.Far, isBroker) {
+		return p.openBrokered(ctx, cfg, tcp.Config{TLS: clientTLS, Insecure: cfg.Security.Insecure})
+	}
 	by, err := reach(cfg.Far)
 	if err != nil {
 		return err
@@ -195,6 +199,9 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, poolCfg pool.Co
 	poolCfg.Timeout, poolCfg.Logger = cfg.OpTimeout, p.Logger
 	lent, err := p.awaitNodes(ctx, cfg.FarWait, poolCfg)
 	if err != nil && len(cfg.Far) > 0 && (errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT)) {
+		if isBroker(cfg.Far[0]) {
+			return fmt.Errorf("%w: are its nodes running?", err)
+		}
 		return fmt.Errorf("%w: is polder node running there?", err)
 	}
 	if err != nil {

@@ -12,13 +12,14 @@ import (
 	"polder/far"
 	"polder/memnode"
 	"polder/pool"
+	"polder/pool/broker"
 	"polder/resp"
 	"polder/soft"
 )
 
 // Status is what a daemon says of itself at /status.
 type Status struct {
-	Service   string // node, serve or up
+	Service   string // node, broker, serve or up
 	Version   string
 	PID       int
 	Started   time.Time
@@ -27,6 +28,7 @@ type Status struct {
 
 	Node    *memnode.Stats       `json:",omitempty"` // node, up
 	Clients []memnode.ClientInfo `json:",omitempty"`
+	Broker  *broker.Stats        `json:",omitempty"` // broker
 	Heap    *far.Stats           `json:",omitempty"` // serve, up
 	Pool    *pool.Stats          `json:",omitempty"`
 	Soft    *soft.Stats          `json:",omitempty"` // serve --tier soft

@@ -1,0 +1,56 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"polder/cmd/polder/internal/daemon"
+	"polder/internal/config"
+	"polder/pool/broker"
+)
+
+// defaultBrokerAdmin is where a broker's metrics are by default.
+const defaultBrokerAdmin = "127.0.0.1:7076"
+
+func newBroker() *cobra.Command {
+	var c common
+	cfg := daemon.BrokerConfig{Listen: broker.DefaultSocket, MaxApps: broker.DefaultMaxApps, PerUser: broker.DefaultPerUser}
+	cfg.Admin = defaultBrokerAdmin
+	var users []string
+	cmd := &cobra.Command{
+		Use:   "broker",
+		Short: "Allocate memory of nodes for the applications of this machine",
+		Long: "Allocates for others at nodes whose manager is finemem. Applications on this machine\n" +
+			"ask through shared memory, and access what they are given at the nodes themselves.\n" +
+			"If the nodes have a service secret, nobody can allocate there but through brokers.",
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			for _, s := range users {
+				uid, err := strconv.ParseUint(s, 10, 32)
+				if err != nil || uid == math.MaxUint32 {
+					return &usageError{&config.Error{Source: "--allow-uid", Value: s, Err: fmt.Errorf("expected the numbers of users, with commas between")}}
+				}
+				cfg.Users = append(cfg.Users, int(uid))
+			}
+			var err error
+			if cfg.Common, err = c.daemon(cmd, cfg.Common); err != nil {
+				return err
+			}
+			return daemon.RunBroker(cmd.Context(), cfg)
+		},
+	}
+	fs := cmd.Flags()
+	fs.StringVar(&cfg.Listen, "listen", cfg.Listen, "the `path` of the socket where applications connect")
+	fs.Var(config.NewAddresses(&cfg.Far), "far", "nodes to allocate at, HOST:PORT, with commas between")
+	secretFlag(fs, &cfg.SecretFile)
+	fs.StringSliceVar(&users, "allow-uid", nil, "`numbers` of the users who may connect; only this one if none are given")
+	fs.Var(config.NewSize(&cfg.Quota, 0, 0), "quota", "most memory that one user may hold; 0 means all")
+	fs.Var(config.NewInt(&cfg.MaxApps, 1, 1<<16), "max-clients", "most applications")
+	fs.Var(config.NewInt(&cfg.PerUser, 1, 1<<16), "max-user-clients", "most applications of one user")
+	c.flags(fs)
+	adminFlag(fs, &cfg.Common)
+	return cmd
+}

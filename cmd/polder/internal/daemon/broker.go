@@ -1,0 +1,176 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"polder/internal/config"
+	"polder/internal/listen"
+	"polder/pool"
+	"polder/pool/broker"
+	"polder/verbs"
+	"polder/verbs/softnic"
+	"polder/verbs/tcp"
+)
+
+// BrokerConfig configures the allocation service of a compute node.
+type BrokerConfig struct {
+	Common
+	Listen     string   // a socket's path
+	Far        []string // nodes to allocate from
+	SecretFile string   // of the nodes' secret; "" for none
+	Users      []int    // who may connect; nil for this process's user only
+	Quota      int64    // bytes of a user; 0 means all
+	MaxApps    int
+	PerUser    int
+}
+
+func isBroker(addr string) bool { return strings.HasPrefix(addr, config.BrokerScheme) }
+
+// check finds what is wrong with values that fit each by itself, and makes the path
+// of the socket plain.
+func (c *BrokerConfig) check() error {
+	path := strings.TrimPrefix(c.Listen, config.BrokerScheme)
+	if !filepath.IsAbs(path) {
+		return &config.Error{Source: "--listen", Value: c.Listen,
+			Err: fmt.Errorf("expected the absolute path of a socket, such as %s", broker.DefaultSocket)}
+	}
+	c.Listen = path
+	if len(c.Far) == 0 {
+		return &config.Error{Source: "--far", Err: errors.New(
+			"it is not given; expected the addresses of nodes such as 127.0.0.1:7070")}
+	}
+	for _, addr := range c.Far {
+		if isUnix(addr) {
+			return &config.Error{Source: "--far", Value: addr,
+				Err: errors.New("expected HOST:PORT: nodes at Unix sockets do not lend by finemem")}
+		}
+	}
+	if len(c.Far) > broker.MaxNodes {
+		return &config.Error{Source: "--far", Value: strings.Join(c.Far, ","), Err: fmt.Errorf("expected at most %d nodes", broker.MaxNodes)}
+	}
+	return nil
+}
+
+// RunBroker allocates for the applications of this machine until ctx is done.
+func RunBroker(ctx context.Context, cfg BrokerConfig) (err error) {
+	p := newProcess("broker", cfg.Common)
+	defer p.close(&err)
+	if err := cfg.check(); err != nil {
+		return err
+	}
+	secret, err := readSecret(cfg.SecretFile)
+	if err != nil {
+		return err
+	}
+	_, clientTLS, err := cfg.Security.TLS()
+	if err != nil {
+		return err
+	}
+	if err := p.listenAdmin(); err != nil {
+		return err
+	}
+	dev, err := tcp.NewDevice(softnic.Config{})
+	if err != nil {
+		return err
+	}
+	p.onClose(dev.Close)
+	c := broker.Config{
+		Device: dev, Secret: secret, Users: cfg.Users, Quota: cfg.Quota,
+		MaxApps: cfg.MaxApps, PerUser: cfg.PerUser, Logger: p.Logger,
+	}
+	conns := tcp.Config{TLS: clientTLS, Insecure: cfg.Security.Insecure}
+	for _, addr := range cfg.Far {
+		c.Nodes = append(c.Nodes, broker.Node{
+			Addr: addr,
+			Dial: func(ctx context.Context) (verbs.Conn, error) { return tcp.Dial(ctx, dev, addr, conns) },
+		})
+	}
+	openCtx, cancel := context.WithTimeoutCause(ctx, openTimeout, errors.New("no answer in time"))
+	defer cancel()
+	b, err := broker.New(openCtx, c)
+	if err != nil {
+		return err
+	}
+	p.onClose(b.Close)
+	if err := os.MkdirAll(filepath.Dir(cfg.Listen), 0o755); err != nil {
+		return fmt.Errorf("cannot listen on %s: %w", cfg.Listen, err)
+	}
+	lis, err := b.Listen(cfg.Listen)
+	if err != nil {
+		return listen.Explain("listen", cfg.Listen, err)
+	}
+	p.spawn("the broker stopped serving", func() error { return b.Serve(lis) })
+	p.addrs[ServiceBroker] = config.BrokerScheme + cfg.Listen
+	p.collectors = append(p.collectors, broker.NewCollector(b))
+	p.reports = append(p.reports, func(s *Status) {
+		stats := b.Stats()
+		s.Broker = &stats
+	})
+	p.health = func() error { return anyBrokered(b.Stats()) }
+	if err := p.serveAdmin(); err != nil {
+		return err
+	}
+	title := "polder broker allocates at " + strings.Join(cfg.Far, ", ")
+	if err := p.ready(title, "polder serve --far "+config.BrokerScheme+cfg.Listen); err != nil {
+		return err
+	}
+	return p.wait(ctx)
+}
+
+// anyBrokered fails if no node can be reached.
+func anyBrokered(s broker.Stats) error {
+	var causes []error
+	for _, n := range s.Nodes {
+		if n.Up {
+			return nil
+		}
+		causes = append(causes, fmt.Errorf("%s: %s", n.Addr, n.Cause))
+	}
+	return fmt.Errorf("no node can be reached: %w", errors.Join(causes...))
+}
+
+// brokerTime bounds the wait for a broker's answer.
+const brokerTime = 5 * time.Second
+
+// openBrokered starts the front end over the nodes of a broker on this machine.
+func (p *process) openBrokered(ctx context.Context, cfg ServeConfig, conns tcp.Config) error {
+	switch {
+	case len(cfg.Far) > 1:
+		return &config.Error{Source: "--far", Value: strings.Join(cfg.Far, ","),
+			Err: errors.New("expected a broker alone, which knows its nodes")}
+	case cfg.Manager != "":
+		return &config.Error{Source: "--manager", Value: cfg.Manager, Err: errors.New("expected none with a broker")}
+	}
+	d := broker.NewDialer(cfg.Far[0])
+	p.onClose(d.Close)
+	dialCtx, cancel := context.WithTimeoutCause(ctx, brokerTime, errors.New("no answer in time"))
+	defer cancel()
+	nodes, err := d.Nodes(dialCtx)
+	if errors.Is(err, broker.ErrGone) {
+		return fmt.Errorf("%w: is polder broker running there?", err)
+	}
+	if err != nil {
+		return err
+	}
+	dev, err := tcp.NewDevice(softnic.Config{})
+	if err != nil {
+		return err
+	}
+	p.onClose(dev.Close)
+	c := pool.Config{Device: dev, Manager: broker.Mechanism{}}
+	for _, addr := range nodes {
+		c.Nodes = append(c.Nodes, pool.NodeConfig{
+			Name: addr,
+			Dial: func(ctx context.Context) (verbs.Conn, error) {
+				return d.Dial(ctx, addr, func(ctx context.Context) (verbs.Conn, error) { return tcp.Dial(ctx, dev, addr, conns) })
+			},
+		})
+	}
+	return p.openPool(ctx, cfg, c)
+}

@@ -1,0 +1,124 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"polder/internal/config"
+	"polder/pool/finemem"
+)
+
+// secretFile writes a secret with the given permissions.
+func secretFile(t *testing.T, text string, mode os.FileMode) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(path, []byte(text), mode); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(path, mode); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestServeBorrowsThroughABroker(t *testing.T) {
+	secret := secretFile(t, strings.Repeat("5a", 32)+"\n", 0o600)
+	_, ready := start(t, func(ctx context.Context, c Common) error {
+		return RunNode(ctx, NodeConfig{Common: c, Listen: []string{"127.0.0.1:0"}, Lend: 64 << 20, Chunk: 256 << 10,
+			Grace: time.Second, Manager: finemem.Name, SecretFile: secret})
+	})
+	node, nodeAdmin := address(t, ready, ServiceVerbs), address(t, ready, ServiceAdmin)
+	socket := filepath.Join(t.TempDir(), "made", "broker.sock")
+	_, ready = start(t, func(ctx context.Context, c Common) error {
+		return RunBroker(ctx, BrokerConfig{Common: c, Listen: socket, Far: []string{node}, SecretFile: secret})
+	})
+	broker := address(t, ready, ServiceBroker)
+	if broker != "broker:"+socket {
+		t.Fatalf("it listens at %s", broker)
+	}
+	metrics := get(t, "http://"+address(t, ready, ServiceAdmin)+"/metrics")
+	if !strings.Contains(metrics, "polder_broker_node_up{node=\""+node+"\"} 1") {
+		t.Errorf("the metrics do not say that the node is up: %s", metrics)
+	}
+	_, serveReady := start(t, func(ctx context.Context, c Common) error {
+		cfg := DefaultServe()
+		cfg.Common, cfg.Listen, cfg.Local, cfg.Far = c, "127.0.0.1:0", 8<<20, []string{broker}
+		return RunServe(ctx, cfg)
+	})
+	setAndGet(t, address(t, serveReady, ServiceRedis))
+	s, err := Query(context.Background(), nil, address(t, ready, ServiceAdmin))
+	if err != nil || s.Broker == nil || s.Broker.Apps != 1 || !s.Broker.Nodes[0].Up {
+		t.Errorf("got the status %+v, %v", s, err)
+	}
+	var b strings.Builder
+	if err := s.Print(&b, time.Now()); err != nil || !strings.Contains(b.String(), "1 applications of 1 users") {
+		t.Errorf("it prints %q, %v", b.String(), err)
+	}
+	if s, err = Query(context.Background(), nil, nodeAdmin); err != nil || s.Node.Clients != 2 {
+		t.Errorf("the node's status is %+v, %v", s, err)
+	}
+	// Without the secret, nobody allocates.
+	cfg := DefaultServe()
+	cfg.Common = Common{Out: io.Discard, Logger: slog.New(slog.DiscardHandler)}
+	cfg.Listen, cfg.Local, cfg.Far, cfg.Manager = "127.0.0.1:0", 8<<20, []string{node}, finemem.Name
+	if err := RunServe(context.Background(), cfg); err == nil || !strings.Contains(err.Error(), "services that know the secret") {
+		t.Errorf("a server that knows no secret: got %v", err)
+	}
+}
+
+func TestWrongSecretFilesAreRefused(t *testing.T) {
+	good := strings.Repeat("0f", 32)
+	for name, path := range map[string]string{
+		"mode 0600":              secretFile(t, good, 0o640),
+		"64 hexadecimal digits":  secretFile(t, good+"0f", 0o600),
+		"hexadecimal digits":     secretFile(t, strings.Repeat("xy", 32), 0o600),
+		"not zeros":              secretFile(t, strings.Repeat("00", 32), 0o600),
+		"cannot open":            filepath.Join(t.TempDir(), "none"),
+		"cannot read the file":   secretFile(t, "", 0o600),
+		"expected a file of mod": t.TempDir(),
+	} {
+		if _, err := readSecret(path); err == nil || !strings.Contains(err.Error(), name) || !errors.As(err, new(*config.Error)) {
+			t.Errorf("got %v, want an error that says %q", err, name)
+		}
+	}
+	if got, err := readSecret(secretFile(t, good+"\n", 0o400)); err != nil || got[0] != 0x0f {
+		t.Errorf("got %x, %v", got, err)
+	}
+}
+
+func TestWrongBrokerConfigurationsAreRefused(t *testing.T) {
+	c := Common{Out: io.Discard, Logger: slog.New(slog.DiscardHandler)}
+	for want, cfg := range map[string]BrokerConfig{
+		"--far":                 {Listen: "/run/x"},
+		"absolute path":         {Listen: "x", Far: []string{"127.0.0.1:1"}},
+		"do not lend by":        {Listen: "/run/x", Far: []string{"unix:/y"}},
+		"--service-secret-file": {Listen: "/run/x", Far: []string{"127.0.0.1:1"}, SecretFile: "/nonexistent"},
+	} {
+		cfg.Common = c
+		if err := RunBroker(context.Background(), cfg); err == nil || !strings.Contains(err.Error(), want) || !errors.As(err, new(*config.Error)) {
+			t.Errorf("got %v, want an error that says %q", err, want)
+		}
+	}
+	node := NodeConfig{Common: c, Listen: []string{"127.0.0.1:0"}, Lend: 1 << 20, Chunk: 4096, SecretFile: "/nonexistent"}
+	if err := RunNode(context.Background(), node); !errors.As(err, new(*config.Error)) {
+		t.Errorf("a secret without finemem: got %v", err)
+	}
+	serve := DefaultServe()
+	serve.Common, serve.Listen = c, "127.0.0.1:0"
+	for want, far := range map[string][]string{
+		"a broker alone":                  {"broker:/a", "127.0.0.1:1"},
+		"is polder broker running there?": {"broker:/nonexistent"},
+	} {
+		serve.Far = far
+		if err := RunServe(context.Background(), serve); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want an error that says %q", err, want)
+		}
+	}
+}

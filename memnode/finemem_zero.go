@@ -1,0 +1,76 @@
+package memnode
+
+import "polder/internal/arena"
+
+// A zeroer makes memory that was freed read as zero. Large places give their pages
+// back. Of small ones it clears only what somebody has written: most of what a
+// mechanism with small chunks lends is never touched, and to clear a page that has no
+// content would give it one.
+type zeroer struct {
+	mem   *arena.Mapping
+	pages *arena.Pagemap // nil: everything counts as touched
+
+	// A window of memory whose pages have been looked at since the last reset.
+	from, to int // bytes; none if they are equal
+	touched  []bool
+}
+
+const (
+	// zeroInPlace is the most bytes that stay populated when they were freed.
+	zeroInPlace = 64 << 10
+	// zeroWindow is how many bytes' pages are looked at together.
+	zeroWindow = 2 << 20
+)
+
+func newZeroer(mem *arena.Mapping) zeroer {
+	z := zeroer{mem: mem, touched: make([]bool, zeroWindow/arena.PageSize)}
+	if p, err := arena.OpenPagemap(); err == nil {
+		z.pages = p // without, it is only slower
+	}
+	return z
+}
+
+// reset forgets which pages were touched: more may have been since.
+func (z *zeroer) reset() { z.from, z.to = 0, 0 }
+
+// zero makes n bytes from off on read as zero.
+//
+// Preconditions: nobody has been able to reach them since the last reset.
+func (z *zeroer) zero(off, n int) {
+	if n > zeroInPlace && n%arena.PageSize == 0 && z.mem.Punch(off, n) == nil {
+		return
+	}
+	mem := z.mem.Bytes()
+	for end := off + n; off < end; {
+		next := min(end, (off/arena.PageSize+1)*arena.PageSize)
+		if z.dirty(off) {
+			clear(mem[off:next])
+		}
+		off = next
+	}
+}
+
+// dirty reports whether the page at off may have content.
+func (z *zeroer) dirty(off int) bool {
+	if z.pages == nil {
+		return true
+	}
+	if off < z.from || off >= z.to {
+		mem := z.mem.Bytes()
+		from := off &^ (zeroWindow - 1)
+		to := min(from+zeroWindow, len(mem))
+		n := (to - from + arena.PageSize - 1) / arena.PageSize
+		if z.pages.Touched(mem[from:], z.touched[:n]) != nil {
+			return true
+		}
+		z.from, z.to = from, to
+	}
+	return z.touched[(off-z.from)/arena.PageSize]
+}
+
+func (z *zeroer) close() error {
+	if z.pages == nil {
+		return nil
+	}
+	return z.pages.Close()
+}

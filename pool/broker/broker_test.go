@@ -1,0 +1,63 @@
+package broker_test
+
+import (
+	"errors"
+	"testing"
+
+	"polder/pool/broker"
+	"polder/pool/mech"
+	"polder/pool/pooltest"
+)
+
+func TestConformance(t *testing.T) {
+	t.Run("tcp", func(t *testing.T) { pooltest.Run(t, overBroker(pooltest.TCP)) })
+	t.Run("inproc", func(t *testing.T) { pooltest.Run(t, overBroker(pooltest.Inproc)) })
+}
+
+func TestBlocksOfAllSizes(t *testing.T) {
+	r := newRig(t, small, broker.Config{})
+	c := r.dial()
+	info := r.attach(c)
+	var blocks []broker.Block
+	var sum int64
+	for class := range 10 {
+		b := r.mustAlloc(c, info.Session, class)
+		if b.Addr == 0 || len(b.Keys) == 0 || b.First%(1<<class) != 0 {
+			t.Errorf("class %d: got %+v", class, b)
+		}
+		blocks = append(blocks, b)
+		sum += 4096 << class
+	}
+	if _, err := c.Alloc(t.Context(), 0, info.Session, 9); !errors.Is(err, mech.ErrNoMemory) {
+		t.Errorf("with no section left: got %v, want %v", err, mech.ErrNoMemory)
+	}
+	r.lent(sum)
+	for _, b := range blocks {
+		if err := c.Free(t.Context(), 0, info.Session, b); err != nil {
+			t.Error(err)
+		}
+	}
+	r.lent(0)
+	two := r.mustAlloc(c, info.Session, 10)
+	if len(two.Keys) != 2 {
+		t.Errorf("4 MiB have %d keys, want 2", len(two.Keys))
+	}
+}
+
+func TestWhatAnApplicationHadIsFreedWhenItLeaves(t *testing.T) {
+	r := newRig(t, small, broker.Config{})
+	c, other := r.dial(), r.dial()
+	info, others := r.attach(c), r.attach(other)
+	for range 20 {
+		r.mustAlloc(c, info.Session, 1)
+	}
+	r.mustAlloc(other, others.Session, 0)
+	r.lent(20*8192 + 4096)
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+	r.lent(4096)
+	if _, err := c.Alloc(t.Context(), 0, info.Session, 0); !errors.Is(err, broker.ErrGone) {
+		t.Errorf("after Close: got %v, want %v", err, broker.ErrGone)
+	}
+}

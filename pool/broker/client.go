@@ -1,0 +1,466 @@
+package broker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+
+	"polder/internal/fdpass"
+	"polder/pool/mech"
+	"polder/verbs"
+)
+
+// Block is memory of a node that a broker has given.
+type Block struct {
+	First uint32 // its first chunk, as FineMem counts
+	Class int    // it has 4 KiB << Class
+	Addr  uint64 // of its first byte
+	// Keys open equal parts of it, in order, to every queue pair that is connected
+	// to the node.
+	Keys []verbs.RKey
+}
+
+// NodeInfo is what a broker says of one of its memory nodes.
+type NodeInfo struct {
+	Session   uint64 // changes when everything that was allocated there is lost
+	ChunkSize int    // least allocation in bytes
+	Least     int    // and its class
+	Chunks    int    // of ChunkSize, at the node
+	Grace     time.Duration
+	Free      uint32 // chunks that are free, as far as is known
+	Budget    uint32 // chunks that this application may still have
+}
+
+// Client is an application's connection to a broker. When it is lost everything that
+// was allocated over it is, too.
+type Client struct {
+	sock  *fdpass.Conn
+	ring  *ring
+	addrs []string
+	free  chan int       // slots that nobody uses
+	late  chan abandoned // slots with requests that nobody waits for any more
+	done  chan struct{}  // closed when the connection is lost
+	ended chan struct{}  // closed when its goroutine has ended
+
+	bellMu   sync.Mutex     // serialises bells
+	expiries sync.WaitGroup // timers of holdings
+
+	mu       sync.Mutex // guards what follows
+	using    int        // calls that may touch the ring
+	closed   bool       // no other call may
+	unmapped bool
+	owed     []request // to be freed with the next call
+	holdings map[int]*holding
+}
+
+type abandoned struct {
+	slot int
+	r    request
+}
+
+// Dial connects to the broker at the path of a socket, with or without Scheme.
+func Dial(ctx context.Context, path string) (*Client, error) {
+	c, err := dial(ctx, trim(path))
+	if err != nil {
+		return nil, fmt.Errorf("cannot connect to the broker at %s: %w", trim(path), err)
+	}
+	return c, nil
+}
+
+func dial(ctx context.Context, path string) (*Client, error) {
+	sock, err := fdpass.Dial(path)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrGone, err)
+	}
+	stop := context.AfterFunc(ctx, func() { sock.Close() })
+	c, err := greet(sock)
+	if !stop() && err == nil {
+		c.ring.close()
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		sock.Close()
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		return nil, err
+	}
+	go c.watch()
+	return c, nil
+}
+
+func greet(sock *fdpass.Conn) (*Client, error) {
+	if err := sock.SetDeadline(time.Now().Add(handshakeTime)); err != nil {
+		return nil, err
+	}
+	sendErr := sock.Send(appendHello(nil)) // it may have refused before
+	msg, files, err := sock.RecvFDs()
+	if errors.Is(err, syscall.ECONNRESET) {
+		msg, files, err = sock.RecvFDs() // the reason was sent before our hello was read
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: no answer: %w", ErrGone, errors.Join(err, sendErr))
+	}
+	addrs, err := decodeWelcome(msg)
+	if err == nil && len(files) != 1 {
+		err = malformed("hello with %d descriptors, want 1", len(files))
+	}
+	if err != nil {
+		fdpass.CloseAll(files)
+		return nil, err
+	}
+	r, err := openRing(files[0])
+	if err != nil {
+		return nil, err
+	}
+	if err := sock.SetDeadline(time.Time{}); err != nil {
+		r.close()
+		return nil, err
+	}
+	c := &Client{
+		sock: sock, ring: r, addrs: addrs, free: make(chan int, slots), late: make(chan abandoned, slots),
+		done: make(chan struct{}), ended: make(chan struct{}), holdings: make(map[int]*holding),
+	}
+	for i := range slots {
+		c.free <- i
+	}
+	return c, nil
+}
+
+// watch waits for the socket's end, and wakes everybody who waits for an answer.
+func (c *Client) watch() {
+	defer close(c.ended)
+	_, err := c.sock.Recv()
+	if err == nil {
+		c.sock.Done() // a broker has nothing to say
+	}
+	c.sock.Close()
+	close(c.done)
+	c.rouse()
+}
+
+// rouse has all who wait for answers look whether they should.
+func (c *Client) rouse() {
+	if c.enter() == nil {
+		for i := range slots {
+			c.ring.rouse(i)
+		}
+		c.leave()
+	}
+}
+
+// violated ends the connection to a broker that does not keep to the protocol.
+func (c *Client) violated(format string, args ...any) error {
+	c.sock.Close()
+	return malformed(format, args...)
+}
+
+// Nodes are the addresses of the broker's memory nodes. What methods call a node is
+// an index of it.
+func (c *Client) Nodes() []string { return c.addrs }
+
+// Done is closed when the connection is lost or closed.
+func (c *Client) Done() <-chan struct{} { return c.done }
+
+// Close disconnects. Everything that was allocated is freed. Calls in progress end
+// with ErrGone. Closing twice is a no-op.
+func (c *Client) Close() error {
+	c.sock.Close()
+	<-c.ended
+	c.mu.Lock()
+	c.closed = true
+	for _, h := range c.holdings {
+		if h.expiry != nil && h.expiry.Stop() {
+			c.expiries.Done()
+		}
+	}
+	c.unmap()
+	c.mu.Unlock()
+	c.expiries.Wait()
+	return nil
+}
+
+// unmap gives the ring back when nobody touches it any more.
+//
+// Preconditions: c.mu is held.
+func (c *Client) unmap() {
+	if c.closed && c.using == 0 && !c.unmapped {
+		c.unmapped = true
+		c.ring.close()
+	}
+}
+
+// enter keeps the ring mapped until leave.
+func (c *Client) enter() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return ErrGone
+	}
+	c.using++
+	return nil
+}
+
+func (c *Client) leave() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.using--
+	c.unmap()
+}
+
+// Attach asks for what is known of a node. It has to be called before anything is
+// allocated there, and after ErrStale.
+func (c *Client) Attach(ctx context.Context, node int) (NodeInfo, error) {
+	var a answer
+	if err := c.call(ctx, nil, &request{op: opAttach, node: uint16(node)}, &a); err != nil {
+		return NodeInfo{}, fmt.Errorf("cannot attach to %s: %w", c.name(node), err)
+	}
+	return NodeInfo{
+		Session: a.session, ChunkSize: int(a.chunk), Least: int(a.least), Chunks: int(a.chunks),
+		Grace: time.Duration(a.grace) * time.Millisecond, Free: a.free, Budget: a.budget,
+	}, nil
+}
+
+// Alloc allocates a block of a class at a node, in a session that Attach has told of.
+// The error Is mech.ErrNoMemory if there is nothing left. If it is ctx's, what it may
+// have got is freed by a later call, or with the connection.
+func (c *Client) Alloc(ctx context.Context, node int, session uint64, class int) (Block, error) {
+	b, _, err := c.alloc(ctx, node, session, class)
+	if err != nil {
+		return Block{}, fmt.Errorf("cannot allocate class %d at %s: %w", class, c.name(node), err)
+	}
+	return b, nil
+}
+
+func (c *Client) alloc(ctx context.Context, node int, session uint64, class int) (b Block, a answer, err error) {
+	err = c.call(ctx, nil, &request{op: opAlloc, node: uint16(node), session: session, class: uint8(class)}, &a)
+	if err == nil && len(a.keys) == 0 {
+		err = c.violated("a block without keys")
+	}
+	return Block{First: a.first, Class: class, Addr: a.addr, Keys: a.keys}, a, err
+}
+
+// Free frees a block. Only if the error Is ErrNotOwner or ErrStale, it will not be
+// freed, because it is not the application's.
+func (c *Client) Free(ctx context.Context, node int, session uint64, b Block) error {
+	var a answer
+	r := request{op: opFree, node: uint16(node), session: session, class: uint8(b.Class), first: b.First}
+	if err := c.call(ctx, nil, &r, &a); err != nil {
+		return fmt.Errorf("cannot free class %d at chunk %d of %s: %w", b.Class, b.First, c.name(node), err)
+	}
+	return nil
+}
+
+func (c *Client) name(node int) string {
+	if node < 0 || node >= len(c.addrs) {
+		return fmt.Sprintf("node %d of %d", node, len(c.addrs))
+	}
+	return c.addrs[node]
+}
+
+// call has the broker carry out r. It ends when stop is closed and the ring is roused.
+func (c *Client) call(ctx context.Context, stop <-chan struct{}, r *request, a *answer) error {
+	if int(r.node) >= len(c.addrs) {
+		return fmt.Errorf("the broker has %d nodes", len(c.addrs))
+	}
+	if err := c.enter(); err != nil {
+		return err
+	}
+	defer c.leave()
+	if err := c.settle(ctx, stop); err != nil {
+		c.owe(r)
+		return err
+	}
+	return c.exchange(ctx, stop, r, a)
+}
+
+// owe notes a free that could not be asked for.
+func (c *Client) owe(r *request) {
+	if r.op == opFree {
+		c.mu.Lock()
+		c.owed = append(c.owed, *r)
+		c.mu.Unlock()
+	}
+}
+
+// exchange posts r and waits for the answer.
+func (c *Client) exchange(ctx context.Context, stop <-chan struct{}, r *request, a *answer) error {
+	slot, err := c.slot(ctx, stop)
+	if err != nil {
+		c.owe(r)
+		return err
+	}
+	r.encode(c.ring.request(slot))
+	if c.ring.post(slot) {
+		c.wake()
+	}
+	if err := c.await(ctx, stop, slot); err != nil {
+		c.late <- abandoned{slot, *r}
+		return err
+	}
+	return c.read(slot, a)
+}
+
+// read takes the answer out of a slot.
+func (c *Client) read(slot int, a *answer) error {
+	err := a.decode(c.ring.answer(slot))
+	c.free <- slot
+	if err != nil {
+		return c.violated("%v", err)
+	}
+	switch a.status {
+	case statusOK:
+		return nil
+	case statusNoMemory:
+		return mech.ErrNoMemory
+	case statusBudget:
+		return mech.ErrBudget
+	case statusNotOwner:
+		return ErrNotOwner
+	case statusStale:
+		return ErrStale
+	case statusDown:
+		return ErrNodeDown
+	}
+	return mech.ErrRefused
+}
+
+// wake wakes the broker.
+func (c *Client) wake() {
+	c.bellMu.Lock()
+	defer c.bellMu.Unlock()
+	_ = c.sock.TrySend([]byte{1}) // if there is no room, there are bells enough
+}
+
+// slot returns a slot that nobody uses.
+func (c *Client) slot(ctx context.Context, stop <-chan struct{}) (int, error) {
+	select {
+	case i := <-c.free: // fast path
+		return i, nil
+	default:
+	}
+	for {
+		select {
+		case i := <-c.free:
+			return i, nil
+		case w := <-c.late:
+			if err := c.await(ctx, stop, w.slot); err != nil {
+				c.late <- w
+				return 0, err
+			}
+			c.collect(w)
+		case <-c.done:
+			return 0, ErrGone
+		case <-stop:
+			return 0, mech.ErrClosed
+		case <-ctx.Done():
+			return 0, context.Cause(ctx)
+		}
+	}
+}
+
+// A caller looks for the answer so often before it sleeps, and lets other goroutines
+// run in between: some microseconds in all.
+const (
+	spins  = 320
+	yields = 32
+)
+
+// await waits for the answer in a slot.
+func (c *Client) await(ctx context.Context, stop <-chan struct{}, slot int) error {
+	for i := range spins {
+		if c.ring.answered(slot) {
+			return nil
+		}
+		if i%yields == yields-1 {
+			runtime.Gosched()
+		}
+	}
+	if ctx.Done() != nil {
+		defer context.AfterFunc(ctx, func() {
+			if c.enter() == nil {
+				c.ring.rouse(slot)
+				c.leave()
+			}
+		})()
+	}
+	var err error
+	over := func() bool {
+		select {
+		case <-c.done:
+			err = ErrGone
+		case <-stop:
+			err = mech.ErrClosed
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		default:
+			return false
+		}
+		return true
+	}
+	for {
+		ended := over()
+		if c.ring.answered(slot) {
+			return nil
+		}
+		if ended {
+			return err
+		}
+		c.ring.sleep(slot, over)
+	}
+}
+
+// collect takes the answer that nobody has waited for. What it brings is owed.
+func (c *Client) collect(w abandoned) {
+	var a answer
+	if err := c.read(w.slot, &a); err == nil && w.r.op == opAlloc {
+		c.owe(&request{op: opFree, node: w.r.node, session: w.r.session, class: w.r.class, first: a.first})
+	}
+}
+
+// reap collects the answers to abandoned requests that have come.
+func (c *Client) reap() {
+	for range len(c.late) {
+		select {
+		case w := <-c.late:
+			if c.ring.answered(w.slot) {
+				c.collect(w)
+			} else {
+				c.late <- w
+			}
+		default:
+			return
+		}
+	}
+}
+
+// settle frees what is owed.
+func (c *Client) settle(ctx context.Context, stop <-chan struct{}) error {
+	c.mu.Lock()
+	none := len(c.owed) == 0
+	c.mu.Unlock()
+	if none && len(c.late) == 0 { // fast path
+		return nil
+	}
+	c.reap()
+	for {
+		c.mu.Lock()
+		if len(c.owed) == 0 {
+			c.mu.Unlock()
+			return nil
+		}
+		r := c.owed[len(c.owed)-1]
+		c.owed = c.owed[:len(c.owed)-1]
+		c.mu.Unlock()
+		var a answer
+		switch err := c.exchange(ctx, stop, &r, &a); {
+		case err == nil, errors.Is(err, ErrNotOwner), errors.Is(err, ErrStale):
+		default:
+			return err
+		}
+	}
+}

@@ -1,0 +1,57 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"polder/pool/broker"
+	"polder/verbs"
+	"polder/verbs/softnic"
+	"polder/verbs/tcp"
+)
+
+var errBrokers = errors.New("cannot open a pool: a broker knows its nodes, and there is one on a machine: want its address only")
+
+// isBroker reports whether one of addrs is a broker's.
+func isBroker(addrs []string) bool {
+	return slices.ContainsFunc(addrs, func(a string) bool { return strings.HasPrefix(a, broker.Scheme) })
+}
+
+// DialBroker borrows from the memory nodes of the broker at addr, "broker:/path" of
+// a socket on this machine, which alone allocates there (package broker). Data goes
+// straight to the nodes, over TCP, for which conns is the configuration. Of cfg, Device,
+// Nodes and Manager must not be set.
+func DialBroker(ctx context.Context, conns tcp.Config, cfg Config, addr string) (*Pool, error) {
+	if cfg.Device != nil || cfg.Nodes != nil || cfg.Manager != nil {
+		return nil, errors.New("cannot open a pool: Device, Nodes and Manager are not for DialBroker")
+	}
+	dev, err := tcp.NewDevice(softnic.Config{})
+	if err != nil {
+		return nil, fmt.Errorf("cannot open a pool: %w", err)
+	}
+	d := broker.NewDialer(addr)
+	nodes, err := d.Nodes(ctx)
+	if err != nil {
+		dev.Close()
+		return nil, fmt.Errorf("cannot open a pool: %w", err)
+	}
+	cfg.Device, cfg.ownsDevice, cfg.broker, cfg.Manager = dev, true, d, broker.Mechanism{}
+	for _, node := range nodes {
+		cfg.Nodes = append(cfg.Nodes, NodeConfig{
+			Name: node,
+			Dial: func(ctx context.Context) (verbs.Conn, error) {
+				return d.Dial(ctx, node, func(ctx context.Context) (verbs.Conn, error) { return tcp.Dial(ctx, dev, node, conns) })
+			},
+		})
+	}
+	p, err := Open(ctx, cfg)
+	if err != nil {
+		d.Close()
+		dev.Close()
+		return nil, err
+	}
+	return p, nil
+}
