@@ -59,6 +59,7 @@ func Command() *cobra.Command {
 		{"map", "Compare a map's gets with Go's map, redis-server and what raw reads allow", RunMap},
 		{"scan", "Compare reading a far array in sequence with a slice, and compress files from one to another", RunScan},
 		{"threads", "Measure a map's gets by the number of goroutines that wait for misses", RunThreads},
+		{"component", "Compare a hash table and sums at the memory node with reading what they need", RunComponent},
 		{"web", "Compare a web front end over a far map and array with one that has everything local", RunWeb},
 	} {
 		var asJSON, short bool
