@@ -19,7 +19,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	component.Main(component.Set{active.Table: hashtable.New, active.Vector: vector.New})
+	component.Main(component.Set{active.Table: hashtable.Component, active.Vector: vector.Component})
 	goleak.VerifyTestMain(m)
 }
 

@@ -55,7 +55,7 @@ func (c Config) WithDefaults() (Config, error) {
 		return c, fmt.Errorf("at most %d objects of a client, want 1 to %d", c.Objects, 1<<20)
 	case c.Time < time.Millisecond || c.Time > time.Hour:
 		return c, fmt.Errorf("requests may run for %v, want %v to %v", c.Time, time.Millisecond, time.Hour)
-	case !installed.Load():
+	case installed.Load() == nil:
 		return c, fmt.Errorf("this program has no components: its main must call component.Main first")
 	}
 	return c, nil

@@ -61,12 +61,17 @@ func (t *Tenant) start() {
 // launch makes the process.
 func (t *Tenant) launch() (h *hosted, err error) {
 	s := t.server
-	if err := s.reserve(); err != nil {
+	t.mu.Lock()
+	err = t.enter()
+	t.mu.Unlock()
+	if err != nil {
 		return nil, err
 	}
 	defer func() {
 		if err != nil {
-			s.release()
+			t.mu.Lock()
+			t.leave()
+			t.mu.Unlock()
 			s.log("cannot start a component worker", "error", err)
 		}
 	}()
@@ -77,10 +82,10 @@ func (t *Tenant) launch() (h *hosted, err error) {
 	theirs := os.NewFile(uintptr(pair[1]), "component socket")
 	defer theirs.Close()
 	t.lane.ready().Store(0)
-	h = &hosted{t: t, number: s.number.Add(1), socket: pair[0], ended: make(chan struct{})}
-	cfg, err := json.Marshal(workerConfig{
-		Number: h.number, Memory: s.cfg.ClientMemory - laneSize, Objects: s.cfg.Objects,
-	})
+	h = &hosted{t: t, socket: pair[0], ended: make(chan struct{})}
+	config := s.workerConfig()
+	h.number = config.Number
+	cfg, err := json.Marshal(config)
 	if err == nil {
 		h.process, err = child.Start(child.Command{
 			Path: program, Env: []string{workerEnv + "=" + string(cfg)},
@@ -160,9 +165,7 @@ func (h *hosted) listen() {
 		t.answer(i, refuse(wire.Lost, "the process that held the object has ended: %s", h.why()))
 		t.mu.Lock()
 	}
-	if t.closed {
-		t.free()
-	}
+	t.free()
 	t.mu.Unlock()
 }
 
@@ -171,7 +174,8 @@ func (h *hosted) listen() {
 // Preconditions: t.mu is held.
 func (h *hosted) bury() {
 	s := h.t.server
-	s.release()
+	h.t.leave()
+	h.t.lane.used().Add(-h.t.lane.usedThere().Swap(0))
 	s.counts.workers.Add(-1)
 	s.counts.objects.Add(-int64(h.objects))
 	if h.t.closed {
@@ -205,23 +209,7 @@ func (h *hosted) answered(b []byte) bool {
 		t.mu.Unlock()
 		return false
 	}
-	head := t.lane.reply(slot)
-	status := wire.Status(head[13])
-	counts := &t.server.counts
-	switch {
-	case status == wire.Panicked:
-		counts.panics.Add(1)
-	case status != wire.OK:
-	case s.verb == wire.Construct:
-		h.objects++
-		counts.objects.Add(1)
-	case s.verb == wire.Destruct:
-		h.objects--
-		counts.objects.Add(-1)
-	}
-	if status != wire.OK {
-		counts.refused.Add(1)
-	}
+	h.objects += t.account(slot)
 	t.reply(slot, n)
 	return true
 }

@@ -3,6 +3,7 @@ package component
 import (
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"polder/internal/arena"
 	"polder/memnode/component/wire"
@@ -22,6 +23,12 @@ type Tenant struct {
 	link   *link   // nil while disconnected
 	worker *hosted // nil until an object is constructed, and after its end
 	starts bool    // a worker is being started
+
+	inside  *worker      // of bounded components, nil until one is constructed
+	used    atomic.Int64 // by its objects, in bytes
+	objects int          // of its
+	calls   int          // of its that are being carried out
+	places  int          // of inside, and the worker: the client's memory is reserved
 }
 
 // A slot is a buffer for a request, and the one for its reply.
@@ -41,6 +48,7 @@ const (
 	idle     slotState = iota // waits for a request, if there is a connection
 	waiting                   // has one that waits for the worker to be started
 	working                   // the worker has it
+	inside                    // it is being carried out in this process
 	replying                  // the reply is being sent
 )
 
@@ -160,7 +168,7 @@ func (t *Tenant) Disconnect() {
 func (t *Tenant) Busy() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.starts || t.worker != nil && t.worker.objects > 0
+	return t.starts || t.objects > 0 || t.worker != nil && t.worker.objects > 0
 }
 
 // Close ends the objects. It does not wait for the worker's end, for which
@@ -175,18 +183,28 @@ func (t *Tenant) Close() {
 	t.closed = true
 	if t.worker != nil {
 		t.worker.kill()
-	} else if !t.starts {
-		t.free()
 	}
+	t.free()
 	s.mu.Lock()
 	delete(s.tenants, t)
 	s.mu.Unlock()
 }
 
-// free unmaps the lane, which nobody uses any more.
+// free unmaps the lane, and ends the objects in this process, when t is closed
+// and nobody uses them any more.
 //
 // Preconditions: t.mu is held.
 func (t *Tenant) free() {
+	if !t.closed || t.worker != nil || t.starts || t.calls > 0 {
+		return
+	}
+	if t.inside != nil {
+		t.inside.close()
+		t.inside = nil
+		t.server.counts.objects.Add(-int64(t.objects))
+		t.objects = 0
+		t.leave()
+	}
 	if t.lane != nil {
 		t.lane.mem.Close()
 		t.file.Close()
@@ -271,6 +289,14 @@ func (l *link) received(i, n int) {
 	switch {
 	case err != nil:
 		err = &refusal{wire.Malformed, err.Error()}
+	case req.Verb == wire.Construct && (*installed.Load())[string(req.Key)].Bounded:
+		if err = t.open(); err == nil {
+			t.carryOut(i)
+			return
+		}
+	case t.inside != nil && uint32(req.Object>>32) == t.inside.cfg.Number:
+		t.carryOut(i)
+		return
 	case req.Verb == wire.Construct && t.worker == nil:
 		s.state = waiting
 		start := !t.starts
@@ -288,6 +314,86 @@ func (l *link) received(i, n int) {
 		err = refuse(wire.Lost, "object %#x was lost with the process that held it", req.Object)
 	}
 	t.answer(i, err)
+}
+
+// open makes the place for objects in this process, if there is none.
+//
+// Preconditions: t.mu is held.
+func (t *Tenant) open() error {
+	if t.inside != nil {
+		return nil
+	}
+	if err := t.enter(); err != nil {
+		return &refusal{wire.Busy, err.Error()}
+	}
+	s := t.server
+	t.inside = newWorker(*installed.Load(), s.workerConfig(), t.lane, &t.used)
+	return nil
+}
+
+// enter and leave bracket the time of a place for objects: the client's memory
+// is reserved while there is any.
+//
+// Preconditions: t.mu is held.
+func (t *Tenant) enter() error {
+	if t.places == 0 {
+		if err := t.server.reserve(); err != nil {
+			return err
+		}
+	}
+	t.places++
+	return nil
+}
+
+func (t *Tenant) leave() {
+	if t.places--; t.places == 0 {
+		t.server.release()
+	}
+}
+
+// carryOut does what the request in slot i says, in this process.
+//
+// Preconditions: t.mu is held. It is released.
+func (t *Tenant) carryOut(i int) {
+	s := &t.slots[i]
+	s.state = inside
+	t.calls++
+	w, size := t.inside, s.size
+	t.mu.Unlock()
+	n := w.do(i, size)
+	t.mu.Lock()
+	t.calls--
+	t.objects += t.account(i)
+	if t.closed {
+		s.state = idle
+		t.free()
+		t.mu.Unlock()
+		return
+	}
+	t.reply(i, n)
+}
+
+// account counts what the reply in slot i says, and returns how many objects
+// there are more.
+//
+// Preconditions: t.mu is held.
+func (t *Tenant) account(i int) (objects int) {
+	counts := &t.server.counts
+	status := wire.Status(t.lane.reply(i)[13])
+	switch {
+	case status == wire.Panicked:
+		counts.panics.Add(1)
+	case status != wire.OK:
+	case t.slots[i].verb == wire.Construct:
+		objects = 1
+	case t.slots[i].verb == wire.Destruct:
+		objects = -1
+	}
+	if status != wire.OK {
+		counts.refused.Add(1)
+	}
+	counts.objects.Add(int64(objects))
+	return objects
 }
 
 // give passes the request in slot i to the worker.
