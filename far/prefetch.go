@@ -188,7 +188,7 @@ const (
 	prefetchJobObjects = 32
 	prefetchQueue      = 64
 	// firstAhead is the bytes in flight before anything has been measured.
-	firstAhead = 128 << 10
+	firstAhead = 256 << 10
 )
 
 // prefetchJob is objects to be fetched in one read.
@@ -197,12 +197,15 @@ type prefetchJob struct {
 	stream bool
 	n      int
 	refs   [prefetchJobObjects]AnyRef
+
+	since  time.Time // of submit
+	before int64     // bytes that had come in until then
 }
 
 // prefetching is a heap's goroutines that prefetch, and what they have
 // measured. How much is in flight follows BBR: twice the rate at which bytes come
-// in times the least time that a read took, so that it grows while that makes
-// reading faster and no longer.
+// in times the least time from a request to the arrival of its objects, so that
+// it grows while that makes reading faster and no longer.
 type prefetching struct {
 	once sync.Once
 	jobs chan prefetchJob
@@ -258,6 +261,7 @@ func (ph *prefetching) submit(h *Heap, b *prefetchJob) {
 			h.wg.Go(func() { ph.work(h) })
 		}
 	})
+	b.since, b.before = time.Now(), ph.delivered.Load()
 	select {
 	case ph.jobs <- *b:
 		b.tr.issued.Add(uint64(b.n))
@@ -299,15 +303,14 @@ func (ph *prefetching) run(h *Heap, b *prefetchJob) {
 	}
 	ctx, cancel := context.WithTimeout(h.ctx, storeTimeout)
 	defer cancel()
-	before, begin := ph.delivered.Load(), time.Now()
 	err := h.Prefetch(ctx, b.refs[:far], b.stream)
-	took := time.Since(begin)
+	took := time.Since(b.since)
 	if err != nil {
 		// Whoever uses the objects is told; they were not prefetched.
 		ph.forget(b.refs[:far])
 		return
 	}
-	ph.measure(h, before, int64(far*max(b.tr.c.size, 1)), took)
+	ph.measure(h, b.before, int64(far*max(b.tr.c.size, 1)), took)
 }
 
 // measure takes note of a read of n bytes that took so long, when before bytes
@@ -329,8 +332,9 @@ func (ph *prefetching) measure(h *Heap, before, n int64, took time.Duration) {
 	ph.limit.Store(min(max(flight, minAhead), max(h.local.Load()/16, minAhead)))
 }
 
-// minAhead is the least bytes that may be in flight.
-const minAhead = 32 << 10
+// minAhead is the least bytes that may be in flight. What is measured with less
+// would be the cost of waking goroutines for a few objects each.
+const minAhead = 256 << 10
 
 // scopeAhead is the prefetchers of a scope, for the structures that were used
 // in it last.

@@ -215,7 +215,11 @@ func (m *Map[K, V]) Get(ctx context.Context, k K) (v V, ok bool, err error) {
 		sh.mu.Unlock()
 		return v, false, nil
 	}
+	closed := sh.closed
 	sh.mu.Unlock()
+	if st == remote && ctx == NoWait && !closed {
+		return v, false, ErrWouldBlock // as getSlow finds in the end
+	}
 	return m.getSlow(ctx, append([]byte(nil), key...))
 }
 
@@ -277,7 +281,16 @@ func (m *Map[K, V]) Append(ctx context.Context, k K, dst []byte) (b []byte, ok b
 		sh.mu.Unlock()
 		return dst, true, nil
 	}
+	closed := sh.closed
+	if st == absent && !closed {
+		sh.count.absent++
+		sh.mu.Unlock()
+		return dst, false, nil
+	}
 	sh.mu.Unlock()
+	if st == remote && ctx == NoWait && !closed {
+		return dst, false, ErrWouldBlock
+	}
 	return m.appendSlow(ctx, append([]byte(nil), key...), dst)
 }
 
