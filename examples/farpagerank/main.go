@@ -75,9 +75,9 @@ func run(ctx context.Context, node, file string, out io.Writer) (err error) {
 	if err != nil || n == 0 {
 		return err
 	}
-	top := slices.Max(rank)
-	fmt.Fprintf(out, "%d nodes, %d edges; node %d has the highest rank, %.6f.\n%s", len(rank), edges.Len(), slices.Index(rank, top), top, heap.Explain())
-	return nil
+	best := slices.Index(rank, slices.Max(rank))
+	_, err = fmt.Fprintf(out, "%d nodes, %d edges; node %d has the highest rank, %.6f.\n%s", len(rank), edges.Len(), best, rank[best], heap.Explain())
+	return err
 }
 
 // read calls edge for every edge of a file, or of a graph of 2,000,000.
@@ -86,12 +86,11 @@ func read(file string, edge func(from, to uint32) error) (err error) {
 	for i := 0; file == "" && i < 2_000_000 && err == nil; i++ {
 		err = edge(r.Uint32N(50_000), min(r.Uint32N(50_000), r.Uint32N(50_000)))
 	}
-	if file == "" || err != nil {
+	if file == "" {
 		return err
 	}
 	text, err := os.ReadFile(file)
-	for in := bytes.NewReader(text); err == nil && in.Len() > 1; {
-		var from, to uint32
+	for in, from, to := bytes.NewReader(text), uint32(0), uint32(0); err == nil && in.Len() > 1; {
 		if _, err = fmt.Fscan(in, &from, &to); err == nil {
 			err = edge(from, to)
 		}
