@@ -115,12 +115,12 @@ func (w *wicked) Compute(c *component.Call, op uint16, in, out []byte) ([]byte, 
 	return append(out, in...), nil
 }
 
-// node lends 32 MiB, half of it to components of two clients, whose requests may
+// node lends 40 MiB, half of it to components of two clients, whose requests may
 // run for so long.
 func node(time time.Duration) memnode.Config {
 	return memnode.Config{
-		Lend: 32 << 20, ChunkSize: 1 << 20, ClientBudget: 16 << 20, Grace: grace,
-		Components: component.Config{Memory: 16 << 20, ClientMemory: 8 << 20, Objects: 10, Time: time},
+		Lend: 40 << 20, ChunkSize: 1 << 20, ClientBudget: 18 << 20, Grace: grace,
+		Components: component.Config{Memory: 20 << 20, ClientMemory: 10 << 20, Objects: 10, Time: time},
 	}
 }
 
@@ -307,7 +307,7 @@ func TestWhatAComponentDoesHarmsOnlyItsCaller(t *testing.T) {
 			})
 		}
 		st := c.Nodes[0].Stats().Components
-		if st.Deaths != 5 || st.Killed < 1 || st.Panics != 2 || st.Workers != 1 || st.Reserved != 16<<20 {
+		if st.Deaths != 5 || st.Killed < 1 || st.Panics != 2 || st.Workers != 1 || st.Reserved != 20<<20 {
 			t.Errorf("got %+v, want 5 deaths, at least 1 of them killed, 2 panics, 1 worker with all of the memory", st)
 		}
 	})
@@ -358,7 +358,7 @@ func TestLimits(t *testing.T) {
 			t.Fatal(err)
 		}
 		if stored++; stored > 200 {
-			t.Fatal("a client has stored 10 MB, of 8 MiB that it may have")
+			t.Fatal("a client has stored 10 MB, of 10 MiB that it may have less 4 for messages")
 		}
 	}
 	if stored < 80 {
@@ -385,7 +385,7 @@ func TestLimits(t *testing.T) {
 		}
 	}
 	if n != 8 {
-		t.Errorf("a client with a budget of 16 MiB got %d MiB of chunks beside 8 MiB for components", n)
+		t.Errorf("a client with a budget of 18 MiB got %d MiB of chunks beside 10 MiB for components", n)
 	}
 
 	plain := pooltest.NewCluster(t, pooltest.Inproc, memnode.Config{Lend: 1 << 20, ChunkSize: 1 << 20})
@@ -417,7 +417,7 @@ func TestObjectsSurviveTheConnectionButNotTheSession(t *testing.T) {
 			return st.Components.Workers == 1 && st.Components.Objects == 2 && st.Sessions == 1
 		})
 		mustRead(t, table, "0", "value")
-		if st := c.Nodes[0].Stats().Components; st.Deaths != 0 || st.Reserved != 8<<20 {
+		if st := c.Nodes[0].Stats().Components; st.Deaths != 0 || st.Reserved != 10<<20 {
 			t.Errorf("got %+v, want no deaths and one client's memory", st)
 		}
 		c.Nodes[0].Crash()

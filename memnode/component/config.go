@@ -25,7 +25,8 @@ type Config struct {
 	// default 256 MiB, or Memory if that is less. Memory holds as many
 	// clients as it holds ClientMemory.
 	ClientMemory int64
-	// Objects is the most objects of one client, by default 1024.
+	// Objects is the most objects of one client, of those that are Bounded
+	// and of the others each, by default 1024.
 	Objects int
 	// Time is how long a request may run before its process is ended, by
 	// default 1 s. It is found out after up to a quarter more.

@@ -27,6 +27,8 @@ type hosted struct {
 // start starts a worker, and gives it what waits for one.
 func (t *Tenant) start() {
 	h, err := t.launch()
+	var out outbox
+	defer out.flush()
 	t.mu.Lock()
 	t.starts = false
 	if err == nil {
@@ -52,7 +54,7 @@ func (t *Tenant) start() {
 			t.give(i)
 			continue
 		}
-		t.answer(i, &refusal{wire.Busy, err.Error()})
+		t.answer(i, &refusal{wire.Busy, err.Error()}, &out)
 		t.mu.Lock()
 	}
 	t.mu.Unlock()
@@ -129,6 +131,8 @@ func (h *hosted) listen() {
 	defer close(h.ended)
 	t := h.t
 	buf := make([]byte, credits*recordSize)
+	var out outbox
+	defer out.flush()
 	have := 0
 	for {
 		n, err := unix.Read(h.socket, buf[have:])
@@ -142,8 +146,9 @@ func (h *hosted) listen() {
 		used := 0
 		sane := true
 		for ; sane && have-used >= recordSize; used += recordSize {
-			sane = h.answered(buf[used:])
+			sane = h.answered(buf[used:], &out)
 		}
+		out.flush()
 		if !sane {
 			break
 		}
@@ -162,7 +167,7 @@ func (h *hosted) listen() {
 		}
 	}
 	for _, i := range orphans {
-		t.answer(i, refuse(wire.Lost, "the process that held the object has ended: %s", h.why()))
+		t.answer(i, refuse(wire.Lost, "the process that held the object has ended: %s", h.why()), &out)
 		t.mu.Lock()
 	}
 	t.free()
@@ -197,7 +202,7 @@ func (h *hosted) why() string {
 
 // answered takes the worker's answer in the record at the beginning of b, and
 // reports whether it makes sense.
-func (h *hosted) answered(b []byte) bool {
+func (h *hosted) answered(b []byte, out *outbox) bool {
 	slot, n, ok := record(b)
 	if !ok || n < wire.ReplyHeader {
 		return false
@@ -210,7 +215,7 @@ func (h *hosted) answered(b []byte) bool {
 		return false
 	}
 	h.objects += t.account(slot)
-	t.reply(slot, n)
+	t.reply(slot, n, out)
 	return true
 }
 

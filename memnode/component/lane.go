@@ -15,7 +15,7 @@ type lane struct {
 }
 
 const (
-	credits     = 16       // buffers of either kind
+	credits     = 32       // buffers of either kind
 	messageSize = 64 << 10 // bytes of a buffer
 	flagSize    = 64       // a cache line for every flag and counter
 	laneBuffers = 4096

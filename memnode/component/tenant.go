@@ -229,9 +229,39 @@ func (l *link) fill() {
 
 func (l *link) receive(i int) error { return l.qp.PostRecv(l.recvs[i : i+1]...) }
 
+// outbox collects replies, so that those of requests that have come together
+// go out with one doorbell.
+type outbox struct {
+	l   *link // that they go over
+	wrs [credits]verbs.SendWR
+	n   int
+}
+
+var outboxes = sync.Pool{New: func() any { return new(outbox) }}
+
+// add takes the reply of slot i, over l.
+func (o *outbox) add(l *link, i int) {
+	if o.l != l || o.n == len(o.wrs) {
+		o.flush()
+	}
+	o.l, o.wrs[o.n] = l, l.sends[i]
+	o.n++
+}
+
+// flush posts what has been collected.
+func (o *outbox) flush() {
+	if o.n > 0 {
+		_ = o.l.qp.PostSend(o.wrs[:o.n]...) // if that fails the connection is gone
+	}
+	clear(o.wrs[:o.n])
+	o.l, o.n = nil, 0
+}
+
 // complete is the completion handler.
 func (l *link) complete(cq verbs.CQ) {
 	var wcs [credits]verbs.WC
+	out := outboxes.Get().(*outbox)
+	defer outboxes.Put(out)
 	for {
 		n := cq.Poll(wcs[:])
 		if n == 0 {
@@ -242,16 +272,17 @@ func (l *link) complete(cq verbs.CQ) {
 			case wc.Status != verbs.StatusSuccess:
 				// The queue pair has failed, and the client will find out.
 			case wc.ID&replyID != 0:
-				l.replied(int(wc.ID &^ replyID))
+				l.replied(int(wc.ID&^replyID), out)
 			default:
-				l.received(int(wc.ID), int(wc.ByteLen))
+				l.received(int(wc.ID), int(wc.ByteLen), out)
 			}
 		}
+		out.flush()
 	}
 }
 
 // replied is called when the reply in slot i has been sent.
-func (l *link) replied(i int) {
+func (l *link) replied(i int, out *outbox) {
 	t := l.t
 	t.mu.Lock()
 	s := &t.slots[i]
@@ -263,12 +294,12 @@ func (l *link) replied(i int) {
 	s.state, s.next = idle, 0
 	t.mu.Unlock()
 	if next > 0 {
-		l.received(i, next)
+		l.received(i, next, out)
 	}
 }
 
 // received is called when a request of n bytes has arrived in slot i.
-func (l *link) received(i, n int) {
+func (l *link) received(i, n int, out *outbox) {
 	t := l.t
 	t.mu.Lock()
 	s := &t.slots[i]
@@ -291,11 +322,11 @@ func (l *link) received(i, n int) {
 		err = &refusal{wire.Malformed, err.Error()}
 	case req.Verb == wire.Construct && (*installed.Load())[string(req.Key)].Bounded:
 		if err = t.open(); err == nil {
-			t.carryOut(i)
+			t.carryOut(i, out)
 			return
 		}
 	case t.inside != nil && uint32(req.Object>>32) == t.inside.cfg.Number:
-		t.carryOut(i)
+		t.carryOut(i, out)
 		return
 	case req.Verb == wire.Construct && t.worker == nil:
 		s.state = waiting
@@ -313,7 +344,7 @@ func (l *link) received(i, n int) {
 	default:
 		err = refuse(wire.Lost, "object %#x was lost with the process that held it", req.Object)
 	}
-	t.answer(i, err)
+	t.answer(i, err, out)
 }
 
 // open makes the place for objects in this process, if there is none.
@@ -354,7 +385,7 @@ func (t *Tenant) leave() {
 // carryOut does what the request in slot i says, in this process.
 //
 // Preconditions: t.mu is held. It is released.
-func (t *Tenant) carryOut(i int) {
+func (t *Tenant) carryOut(i int, out *outbox) {
 	s := &t.slots[i]
 	s.state = inside
 	t.calls++
@@ -370,7 +401,7 @@ func (t *Tenant) carryOut(i int) {
 		t.mu.Unlock()
 		return
 	}
-	t.reply(i, n)
+	t.reply(i, n, out)
 }
 
 // account counts what the reply in slot i says, and returns how many objects
@@ -409,19 +440,20 @@ func (t *Tenant) give(i int) {
 // answer sends err as the reply of slot i.
 //
 // Preconditions: t.mu is held. It is released.
-func (t *Tenant) answer(i int, err error) {
+func (t *Tenant) answer(i int, err error, out *outbox) {
 	b := t.lane.reply(i)
 	s := &t.slots[i]
 	size := copy(b[wire.ReplyHeader:][:maxReason], err.Error())
 	r := wire.Reply{ID: s.id, Verb: s.verb, Status: statusOf(err)}
 	t.server.counts.refused.Add(1)
-	t.reply(i, r.Put(b, size))
+	t.reply(i, r.Put(b, size), out)
 }
 
-// reply sends the n bytes in slot i's buffer for replies.
+// reply sends the n bytes in slot i's buffer for replies, with what else is in
+// out.
 //
 // Preconditions: t.mu is held. It is released.
-func (t *Tenant) reply(i, n int) {
+func (t *Tenant) reply(i, n int, out *outbox) {
 	s := &t.slots[i]
 	t.server.counts.requests.Add(1)
 	l := t.link
@@ -436,6 +468,6 @@ func (t *Tenant) reply(i, n int) {
 	// First the receive: the client's next request may come right after the
 	// reply. If posting fails the connection is gone.
 	if l.receive(i) == nil {
-		_ = l.qp.PostSend(l.sends[i : i+1]...)
+		out.add(l, i)
 	}
 }

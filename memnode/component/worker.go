@@ -113,7 +113,7 @@ func (w *worker) execute(slot, n int) error {
 			if err != nil {
 				return fmt.Errorf("cannot answer: %w", err)
 			}
-			return nil // 8 bytes of 128 in flight: the socket takes them whole
+			return nil // 8 bytes, of some hundred in flight: the socket takes them whole
 		}
 	}
 }
