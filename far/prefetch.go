@@ -188,7 +188,7 @@ const (
 	prefetchJobObjects = 32
 	prefetchQueue      = 64
 	// firstAhead is the bytes in flight before anything has been measured.
-	firstAhead = 256 << 10
+	firstAhead = 128 << 10
 )
 
 // prefetchJob is objects to be fetched in one read.
@@ -328,13 +328,19 @@ func (ph *prefetching) measure(h *Heap, before, n int64, took time.Duration) {
 	flight := int64(2 * float64(rate) * float64(ns) / 1e9)
 	if ph.reads.Add(1)%32 < 4 {
 		flight /= 4 // so that nothing queues, and the latency is seen as it is
+	} else {
+		flight = max(flight, usualAhead)
 	}
 	ph.limit.Store(min(max(flight, minAhead), max(h.local.Load()/16, minAhead)))
 }
 
-// minAhead is the least bytes that may be in flight. What is measured with less
-// would be the cost of waking goroutines for a few objects each.
-const minAhead = 256 << 10
+const (
+	// minAhead is the least bytes that may be in flight.
+	minAhead = 32 << 10
+	// usualAhead is the least where the budget allows that: with less, waking
+	// goroutines for a few objects each would cost more than reading them.
+	usualAhead = 256 << 10
+)
 
 // scopeAhead is the prefetchers of a scope, for the structures that were used
 // in it last.
