@@ -28,6 +28,7 @@ import (
 func TestMain(m *testing.M) {
 	component.Main(component.Set{
 		active.Table: hashtable.Component, active.Vector: vector.Component, "wicked": {New: newWicked}, "tame": {New: newWicked, Bounded: true},
+		"words": {New: newWords},
 	})
 	proctest.Main(m)
 }
@@ -70,6 +71,7 @@ func (w *wicked) Delete(*component.Call, []byte) error        { return component
 
 var sink [][]byte
 
+//lint:ignore SA5007 that it never ends is what it is for
 func recurse(n int) int { return recurse(n+1) + n }
 
 func (w *wicked) Compute(c *component.Call, op uint16, in, out []byte) ([]byte, error) {
@@ -77,6 +79,7 @@ func (w *wicked) Compute(c *component.Call, op uint16, in, out []byte) ([]byte, 
 	case opPanic:
 		panic("as it was told")
 	case opLoop:
+		//lint:ignore SA5002 that it never ends is what it is for
 		for {
 		}
 	case opHeap:
