@@ -16,8 +16,8 @@ import (
 	"io/fs"
 	"log"
 	"os"
+	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"unicode"
 
@@ -28,7 +28,7 @@ import (
 
 func main() {
 	node := flag.String("node", "", "address of a memory node; without one, far memory is this process's own")
-	dir := flag.String("dir", filepath.Join(runtime.GOROOT(), "src"), "what to index")
+	dir := flag.String("dir", "", "what to index; without one, Go's own source tree")
 	flag.Parse()
 	if err := run(context.Background(), *node, *dir, flag.Args(), os.Stdout); err != nil {
 		log.Fatal(err)
@@ -36,6 +36,10 @@ func main() {
 }
 
 func run(ctx context.Context, node, dir string, words []string, out io.Writer) (err error) {
+	if dir == "" {
+		root, _ := exec.Command("go", "env", "GOROOT").Output() // if there is none, WalkDir says so
+		dir = filepath.Join(strings.TrimSpace(string(root)), "src")
+	}
 	var store far.Store = far.NewMemStore(1<<20, 256)
 	if node != "" {
 		lent, err := pool.Dial(ctx, node)
@@ -50,8 +54,7 @@ func run(ctx context.Context, node, dir string, words []string, out io.Writer) (
 		return err
 	}
 	defer func() { err = errors.Join(err, heap.Close()) }()
-	// From a word to the numbers of the files that have it, each as 4 bytes.
-	index, err := far.NewMap[string, []byte](heap, far.MapConfig{Name: "words"})
+	index, err := far.NewMap[string, []byte](heap, far.MapConfig{Name: "words"}) // numbers of files, as 4 bytes
 	if err != nil {
 		return err
 	}
@@ -68,12 +71,10 @@ func run(ctx context.Context, node, dir string, words []string, out io.Writer) (
 		files = append(files, path)
 		seen := map[string]bool{}
 		for _, w := range bytes.FieldsFunc(text, func(r rune) bool { return !unicode.IsLetter(r) && r != '_' }) {
-			if len(w) > 60 || seen[string(w)] {
-				continue
-			}
 			seen[string(w)] = true
-			err := index.Update(ctx, string(w), func(old []byte, _ bool) ([]byte, bool) { return append(old, n...), true })
-			if err != nil {
+		}
+		for w := range seen {
+			if err := index.Update(ctx, w, func(old []byte, _ bool) ([]byte, bool) { return append(old, n...), true }); err != nil {
 				return err
 			}
 		}
