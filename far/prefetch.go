@@ -138,8 +138,7 @@ func (tr *tracker) touch(s *Scope, p *uint64) {
 
 // access lets the prefetcher of s work.
 func (tr *tracker) access(s *Scope, i int, stream bool) {
-	var few [maxAhead]int
-	if guesses := s.ahead.of(tr).Access(i, tr.window(), few[:0]); len(guesses) > 0 {
+	if guesses := s.ahead.of(tr).Access(i, tr.window(), s.ahead.guesses[:0]); len(guesses) > 0 {
 		var words [maxAhead]*uint64
 		guesses = guesses[:min(len(guesses), maxAhead)]
 		for j, g := range guesses {
@@ -350,7 +349,8 @@ type scopeAhead struct {
 		stride Stride
 		other  Prefetcher
 	}
-	next int
+	next    int
+	guesses [maxAhead]int
 }
 
 // of returns the prefetcher for tr.
