@@ -325,7 +325,7 @@ func (tr *tracker) willNeed(i, j int) {
 // evacuated.
 func chill(p *uint64) {
 	if w := loadWord(p); w.local() && !w.marked() {
-		casWord(p, w, w|pCold)
+		casWord(p, w, w.cooled(coldest))
 	}
 }
 
@@ -343,7 +343,7 @@ func (h *Heap) reset(p *uint64, c *class) {
 		if w.free() || w.zero() {
 			return
 		}
-		if casWord(p, w, pZero|pword(c.id)) {
+		if casWord(p, w, zeroWord(c.id)) {
 			h.buryObject(w)
 			return
 		}
