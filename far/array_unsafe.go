@@ -27,7 +27,7 @@ type elem struct {
 // fast path is inlined.
 func (p Elem[T]) Deref(s *Scope) *T {
 	v := unsafe.Add(atomic.LoadPointer(p.e.w), p.e.off)
-	if invariants.Enabled || uintptr(v) > pTop {
+	if invariants.Enabled || int64(uintptr(v)) < 0 {
 		v = elemSlow(s, p.e)
 	}
 	return (*T)(v)
