@@ -188,13 +188,27 @@ func (a *Array[T]) part(s *Scope, i, j, what int) iter.Seq2[int, []T] {
 // part iterates over the elements of tr from i to j by groups.
 func part[T any](tr *tracker, s *Scope, i, j, what int) iter.Seq2[int, []T] {
 	return func(yield func(int, []T) bool) {
-		for i := i; i < j; {
-			c, first := i/tr.group, i%tr.group
-			n := min(tr.group-first, j-i)
-			if !chunkStep(tr, s, tr.word(c), c, what, func(b []T) bool { return yield(i, b[first:first+n:first+n]) }) {
+		open := false
+		defer func() { // if yield panics
+			if open {
+				s.Leave()
+			}
+		}()
+		for at := i; at < j; {
+			c, first := at/tr.group, at%tr.group
+			n := min(tr.group-first, j-at)
+			b := chunkEnter[T](tr, s, tr.word(c), c, what)
+			if b == nil {
 				return
 			}
-			i += n
+			open = true
+			more := yield(at, b[first:first+n:first+n])
+			open = false
+			s.Leave()
+			if !more {
+				return
+			}
+			at += n
 		}
 	}
 }
@@ -235,36 +249,38 @@ func each[T any](chunks iter.Seq2[int, []T]) iter.Seq2[int, *T] {
 // chunkStep calls fn with the elements of object i, whose word is p, in s, and
 // reports whether to go on. With i negative the prefetcher is not told.
 func chunkStep[T any](tr *tracker, s *Scope, p *uint64, i, what int, fn func(b []T) bool) bool {
-	if w := loadWord(p); w.far() || w&pCold != 0 {
+	b := chunkEnter[T](tr, s, p, i, what)
+	if b == nil {
+		return false
+	}
+	defer s.Leave()
+	return fn(b)
+}
+
+// chunkEnter enters s and returns the elements of object i, whose word is p. If
+// it cannot, it returns nil, and s.err says why, and s is as it was. With i
+// negative the prefetcher is not told.
+func chunkEnter[T any](tr *tracker, s *Scope, p *uint64, i, what int) []T {
+	if w := loadWord(p); w.far() || w.coldness() != 0 {
 		tr.h.ahead.usedNow(tr, p)
 	}
 	if i >= 0 {
 		tr.access(s, i, what&derefStream != 0)
 	}
 	for try := 0; ; try++ {
-		done, more := chunkTry(tr, s, p, what, fn)
-		if done {
-			return more
+		s.Enter()
+		o, err := tr.h.deref(s, p, what)
+		if err == nil {
+			return elementsOf[T](o, tr.group)
 		}
+		s.fail(err)
+		s.Leave()
 		// If s was open before, whoever holds it has to leave it.
 		if try == scopeTries || s.isOpen() || !errors.Is(s.err, ErrScopeFull) || tr.h.roomSoon(s.ctx) != nil {
-			return false
+			return nil
 		}
 		s.err = nil
 	}
-}
-
-// chunkTry is one try of chunkStep; done is false if there is no object, and
-// s.err says why.
-func chunkTry[T any](tr *tracker, s *Scope, p *uint64, what int, fn func(b []T) bool) (done, more bool) {
-	s.Enter()
-	defer s.Leave()
-	o, err := tr.h.deref(s, p, what)
-	if err != nil {
-		s.fail(err)
-		return false, false
-	}
-	return true, fn(elementsOf[T](o, tr.group))
 }
 
 // withScope calls fn in a scope of the pool, closed, for what fn enters and
@@ -309,7 +325,7 @@ func (tr *tracker) willNeed(i, j int) {
 // evacuated.
 func chill(p *uint64) {
 	if w := loadWord(p); w.local() && !w.marked() {
-		casWord(p, w, w|pCold)
+		casWord(p, w, w.cooled(coldest))
 	}
 }
 
@@ -327,7 +343,7 @@ func (h *Heap) reset(p *uint64, c *class) {
 		if w.free() || w.zero() {
 			return
 		}
-		if casWord(p, w, pZero|pword(c.id)) {
+		if casWord(p, w, zeroWord(c.id)) {
 			h.buryObject(w)
 			return
 		}

@@ -173,10 +173,17 @@ func TestAnArrayTellsOfFaults(t *testing.T) {
 
 func TestArrayAccessDoesNotAllocate(t *testing.T) {
 	h := openObjects(t, NewMemStore(tinySegment, 64), 16)
-	a := newArray[int64](t, h, 100, StructureConfig{})
+	a := newArray[int64](t, h, 4096, StructureConfig{})
 	s := h.NewScope()
 	defer s.Close()
 	ctx := context.Background()
+	// An iteration takes a few allocations, however long it is.
+	if n := testing.AllocsPerRun(100, func() {
+		for range a.All(s) {
+		}
+	}); n > 4 {
+		t.Errorf("All allocates %v times", n)
+	}
 	for name, fn := range map[string]func(){
 		"Deref":    func() { s.Enter(); _ = *a.At(3).Deref(s); s.Leave() },
 		"DerefMut": func() { s.Enter(); *a.At(3).DerefMut(s)++; s.Leave() },

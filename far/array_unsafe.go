@@ -27,7 +27,7 @@ type elem struct {
 // fast path is inlined.
 func (p Elem[T]) Deref(s *Scope) *T {
 	v := unsafe.Add(atomic.LoadPointer(p.e.w), p.e.off)
-	if invariants.Enabled || uintptr(v) > pAddr {
+	if invariants.Enabled || int64(uintptr(v)) < 0 {
 		v = elemSlow(s, p.e)
 	}
 	return (*T)(v)
@@ -37,7 +37,7 @@ func (p Elem[T]) Deref(s *Scope) *T {
 // Ptr.DerefMut does.
 func (p Elem[T]) DerefMut(s *Scope) *T {
 	v := atomic.LoadPointer(p.e.w)
-	if invariants.Enabled || uintptr(v) > pAddr || *(*bool)(unsafe.Add(v, -8)) {
+	if invariants.Enabled || uintptr(v) > pTop || *(*bool)(unsafe.Add(v, -8)) {
 		return (*T)(elemFor(s, p.e, derefMut))
 	}
 	return (*T)(unsafe.Add(v, p.e.off))

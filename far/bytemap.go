@@ -46,7 +46,11 @@ func (m *ByteMap) Get(ctx context.Context, key, dst []byte) (Entry, error) {
 		sh.mu.Unlock()
 		return Entry{}, ErrNotFound
 	}
+	closed := sh.closed
 	sh.mu.Unlock()
+	if st == remote && ctx == NoWait && !closed {
+		return Entry{}, ErrWouldBlock // as getSlow finds in the end
+	}
 	ent, _, err := m.getSlow(ctx, sh, hs, key, dst)
 	return ent, err
 }

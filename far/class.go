@@ -70,7 +70,7 @@ type class struct {
 }
 
 // maxClasses is how many classes a heap takes.
-const maxClasses = 1 << 15
+const maxClasses = 1 << 14
 
 func (h *Heap) newClass(cfg ClassConfig, size int) (*class, error) {
 	if cfg.HotBits < 0 || cfg.HotBits > 8 {
@@ -121,7 +121,7 @@ type Class[T any] struct {
 }
 
 // NewClass makes a class of objects of type T, which must not hold Go
-// pointers: the garbage collector does not see them. A heap takes 32,768 classes;
+// pointers: the garbage collector does not see them. A heap takes 16,384 classes;
 // they live as long as it does.
 func NewClass[T any](h *Heap, cfg ClassConfig) (*Class[T], error) {
 	t := reflect.TypeFor[T]()

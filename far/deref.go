@@ -55,12 +55,12 @@ func (h *Heap) deref(s *Scope, p *uint64, what int) (object, error) {
 // changed.
 func (h *Heap) use(p *uint64, w pword, what int) object {
 	o := h.logs.object(w.addr())
-	cold := pword(0)
+	cold := 0
 	if what&derefStream != 0 {
-		cold = coldest << pColdShift
+		cold = coldest
 	}
-	if was := w & pCold; was != cold {
-		if !casWord(p, w, w&^pCold|cold) {
+	if w.coldness() != cold {
+		if !casWord(p, w, w.cooled(cold)) {
 			return nil
 		}
 		if cold == 0 {
@@ -110,7 +110,7 @@ func (h *Heap) meet(s *Scope, p *uint64, w pword, what int) object {
 	case phaseWaiting:
 		hot := w
 		if what&derefStream == 0 {
-			hot &^= pCold
+			hot = w.cooled(0)
 		}
 		if hot != w && !casWord(p, w, hot) {
 			return nil
@@ -129,7 +129,7 @@ func (h *Heap) meet(s *Scope, p *uint64, w pword, what int) object {
 		}
 		return o
 	case phaseSettling:
-		casWord(p, w, w.unmarked()&^pCold)
+		casWord(p, w, w.unmarked().cooled(0))
 		return nil
 	case phaseMoving:
 		return h.copyOut(s, p, w, what, seg)
@@ -150,7 +150,7 @@ func (h *Heap) copyOut(s *Scope, p *uint64, w pword, what int, seg *logSegment) 
 	c := h.class(tailClass(tail))
 	to, addr, err := h.newSlot(s, objects, objectHead(headNumber(head), n), tail, n)
 	if err != nil {
-		casWord(p, w, w.unmarked()&^pCold) // it stays
+		casWord(p, w, w.unmarked().cooled(0)) // it stays
 		return nil
 	}
 	copy(to[objectHeader:], o[objectHeader:objectHeader+n])
@@ -251,7 +251,7 @@ func (h *Heap) newRun(ctx context.Context, c *class, n int) ([]uint64, error) {
 		if err == nil {
 			ws := h.words.table[first : first+uint64(n) : first+uint64(n)]
 			for i := range ws {
-				storeWord(&ws[i], pZero|pword(c.id))
+				storeWord(&ws[i], zeroWord(c.id))
 			}
 			return ws, nil
 		}
@@ -294,7 +294,7 @@ func (h *Heap) free(p *uint64) {
 			}
 			panic("BUG: a far pointer is freed twice")
 		}
-		if !casWord(p, w, pFree) {
+		if !casWord(p, w, freeWord) {
 			continue
 		}
 		h.buryObject(w)

@@ -92,7 +92,7 @@
 // word of a pointer is one off-heap word, which never moves, so that a pointer is
 // as good in a far object ([Ref]) as in a local variable: the address of the
 // object if it is local, was used of late and is left alone, and otherwise
-// anything with something in its top 16 bits, which is all that the fast path looks
+// something with its top bit set, which is all that the fast path looks
 // at. Whether an object has an equal far copy, its header says.
 //
 // A pass of the evacuator (section 5.3) marks the words of what lies in some

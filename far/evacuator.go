@@ -88,6 +88,9 @@ const barrenMost = 10
 const (
 	minPoll = 20 * time.Microsecond
 	maxPoll = time.Millisecond
+	// patience is how long the end of a pass is waited for, while there is some
+	// room, before something else is evacuated.
+	patience = 10 * time.Millisecond
 )
 
 // makeRoom does a piece of work if there is too little room, and reports
@@ -111,6 +114,9 @@ func (h *Heap) makeRoom() bool {
 	if l.satisfied() && !h.forced.Swap(false) {
 		l.finish(nil)
 		return false
+	}
+	if h.pass.active() && l.hasRoom() && time.Since(h.pass.since) < patience {
+		return false // entries need not go in the place of what the pass will free
 	}
 	s, what := h.victim()
 	if !h.pass.active() && h.objectsFirst(s, what) && h.beginPass(l.lacking(), what) {

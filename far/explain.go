@@ -186,8 +186,8 @@ func findAllLocal(s *Stats) []string {
 func findMapMisses(s *Stats) (lines []string) {
 	for i := range s.Maps {
 		m := &s.Maps[i]
-		if reads := m.Hits + m.Misses; reads >= enough && share(m.Misses, reads) > many {
-			lines = append(lines, fmt.Sprintf("%s of the reads of map %q miss, and wait for the store: its hot entries do not fit. Raise Config.Local (SetLocal), or Prefetch keys that are known in advance.", percent(m.Misses, reads), m.Name))
+		if calls := m.Hits + m.Sets + m.Misses; calls >= enough && share(m.Misses, calls) > many {
+			lines = append(lines, fmt.Sprintf("%s of the calls on map %q miss, and wait for the store: its hot entries do not fit. Raise Config.Local (SetLocal), or Prefetch keys that are known in advance.", percent(m.Misses, calls), m.Name))
 		}
 	}
 	return lines

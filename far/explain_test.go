@@ -26,7 +26,7 @@ func TestExplainNamesWhatWouldHelp(t *testing.T) {
 		{"index", func(s *Stats) { s.Index = 40 << 20 }, []string{"40 MiB of the budget of 64 MiB", "StructureConfig.Group"}},
 		{"far full", func(s *Stats) { s.CleanedBytes = 2 << 30 }, []string{"far memory is nearly full", "Lend more"}},
 		{"all local", func(s *Stats) { s.Fetches, s.Evacuated, s.EvacuatedClean = 0, 0, 0 }, []string{"Everything has been local", "smaller Config.Local"}},
-		{"map misses", func(s *Stats) { s.Maps = []MapStats{{Name: "users", Hits: 3000, Misses: 1000}} }, []string{`25 % of the reads of map "users" miss`, "Config.Local"}},
+		{"map misses", func(s *Stats) { s.Maps = []MapStats{{Name: "users", Hits: 3000, Misses: 1000}} }, []string{`25 % of the calls on map "users" miss`, "Config.Local"}},
 		{"object misses", func(s *Stats) { s.Classes = []ClassStats{{Name: "nodes", Warmed: 1000, Misses: 1000}} }, []string{`50 % of the objects of "nodes"`, "Prefetcher"}},
 		{"prefetched in vain", func(s *Stats) {
 			s.Structures = []StructureStats{{Kind: "array", ClassStats: ClassStats{Name: "a", Warmed: 1e6}, Prefetch: PrefetchStats{Issued: 2000, Unused: 800}}}

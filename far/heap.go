@@ -268,7 +268,7 @@ func (h *Heap) close() error {
 	if quiet == nil {
 		// Who enters a scope from now on finds no object; who was faster is
 		// waited for.
-		h.words.all(func(n uint64, _ pword) { storeWord(h.words.at(n), pFree) })
+		h.words.all(func(n uint64, _ pword) { storeWord(h.words.at(n), freeWord) })
 		quiet = h.awaitScopes()
 	}
 	shards(func(sh *shard) {

@@ -347,6 +347,7 @@ type listStep struct {
 	ordinal int   // of the node, in the order of the iteration
 	lead    int32 // the node up to which has been prefetched, 0 for none
 	leadAt  int   // its ordinal
+	guesses [maxAhead]int
 }
 
 func (l *List[T]) each(s *Scope, back bool, what int) iter.Seq[*T] {
@@ -425,8 +426,7 @@ func (l *List[T]) next(it *listStep, pf Prefetcher, what int) (p *uint64, i, j i
 
 // prefetch asks for nodes beyond that of it, as pf says.
 func (l *List[T]) prefetch(it *listStep, pf Prefetcher, stream bool) {
-	var few [maxAhead]int
-	guesses := pf.Access(it.ordinal, l.tr.window(), few[:0])
+	guesses := pf.Access(it.ordinal, l.tr.window(), it.guesses[:0])
 	if it.leadAt < it.ordinal {
 		it.lead, it.leadAt = it.node, it.ordinal
 	}

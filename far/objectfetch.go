@@ -215,6 +215,9 @@ func (h *Heap) Prefetch(ctx context.Context, refs []AnyRef, stream bool) error {
 		what = derefStream
 	}
 	b := objectBatch{h: h}
+	if n := min(len(refs), maxBatch); n > 1 {
+		b.led, b.flights, b.ops = make([]landing, 0, n), make([]*objectFlight, 0, n), make([]ReadOp, 0, n)
+	}
 	for _, r := range refs {
 		if r.n == 0 {
 			continue

@@ -56,12 +56,11 @@ func (h *Heap) beginPass(n int, what aim) bool {
 	for _, s := range ps.segs {
 		h.logs.segs[s].phase.Store(phaseWaiting)
 	}
-	mark := pMarked | pword(ps.number<<pPassShift)&pPass
 	failpoint.Hit("far.marking")
 	for _, s := range ps.segs {
 		h.eachObject(s, func(p *uint64, o object, addr uintptr) bool {
 			for w := loadWord(p); w.local() && w.addr() == addr; w = loadWord(p) {
-				if casWord(p, w, w.unmarked()|mark) {
+				if casWord(p, w, w.markedBy(ps.number)) {
 					break
 				}
 			}

@@ -138,8 +138,7 @@ func (tr *tracker) touch(s *Scope, p *uint64) {
 
 // access lets the prefetcher of s work.
 func (tr *tracker) access(s *Scope, i int, stream bool) {
-	var few [maxAhead]int
-	if guesses := s.ahead.of(tr).Access(i, tr.window(), few[:0]); len(guesses) > 0 {
+	if guesses := s.ahead.of(tr).Access(i, tr.window(), s.ahead.guesses[:0]); len(guesses) > 0 {
 		var words [maxAhead]*uint64
 		guesses = guesses[:min(len(guesses), maxAhead)]
 		for j, g := range guesses {
@@ -197,12 +196,15 @@ type prefetchJob struct {
 	stream bool
 	n      int
 	refs   [prefetchJobObjects]AnyRef
+
+	since  time.Time // of submit
+	before int64     // bytes that had come in until then
 }
 
 // prefetching is a heap's goroutines that prefetch, and what they have
 // measured. How much is in flight follows BBR: twice the rate at which bytes come
-// in times the least time that a read took, so that it grows while that makes
-// reading faster and no longer.
+// in times the least time from a request to the arrival of its objects, so that
+// it grows while that makes reading faster and no longer.
 type prefetching struct {
 	once sync.Once
 	jobs chan prefetchJob
@@ -258,6 +260,7 @@ func (ph *prefetching) submit(h *Heap, b *prefetchJob) {
 			h.wg.Go(func() { ph.work(h) })
 		}
 	})
+	b.since, b.before = time.Now(), ph.delivered.Load()
 	select {
 	case ph.jobs <- *b:
 		b.tr.issued.Add(uint64(b.n))
@@ -299,15 +302,14 @@ func (ph *prefetching) run(h *Heap, b *prefetchJob) {
 	}
 	ctx, cancel := context.WithTimeout(h.ctx, storeTimeout)
 	defer cancel()
-	before, begin := ph.delivered.Load(), time.Now()
 	err := h.Prefetch(ctx, b.refs[:far], b.stream)
-	took := time.Since(begin)
+	took := time.Since(b.since)
 	if err != nil {
 		// Whoever uses the objects is told; they were not prefetched.
 		ph.forget(b.refs[:far])
 		return
 	}
-	ph.measure(h, before, int64(far*max(b.tr.c.size, 1)), took)
+	ph.measure(h, b.before, int64(far*max(b.tr.c.size, 1)), took)
 }
 
 // measure takes note of a read of n bytes that took so long, when before bytes
@@ -325,12 +327,19 @@ func (ph *prefetching) measure(h *Heap, before, n int64, took time.Duration) {
 	flight := int64(2 * float64(rate) * float64(ns) / 1e9)
 	if ph.reads.Add(1)%32 < 4 {
 		flight /= 4 // so that nothing queues, and the latency is seen as it is
+	} else {
+		flight = max(flight, usualAhead)
 	}
 	ph.limit.Store(min(max(flight, minAhead), max(h.local.Load()/16, minAhead)))
 }
 
-// minAhead is the least bytes that may be in flight.
-const minAhead = 32 << 10
+const (
+	// minAhead is the least bytes that may be in flight.
+	minAhead = 32 << 10
+	// usualAhead is the least where the budget allows that: with less, waking
+	// goroutines for a few objects each would cost more than reading them.
+	usualAhead = 256 << 10
+)
 
 // scopeAhead is the prefetchers of a scope, for the structures that were used
 // in it last.
@@ -340,7 +349,8 @@ type scopeAhead struct {
 		stride Stride
 		other  Prefetcher
 	}
-	next int
+	next    int
+	guesses [maxAhead]int
 }
 
 // of returns the prefetcher for tr.

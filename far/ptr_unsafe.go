@@ -39,26 +39,27 @@ const (
 // store or the scope's context says.
 //
 // The fast path, for an object that is local, was used of late, and is not
-// about to be moved, is inlined: a load, a shift, a test and a branch.
+// about to be moved, is inlined: a load, a test and a branch.
 func (p Ptr[T]) Deref(s *Scope) (v *T) {
 	if invariants.Enabled {
 		p.gen.check(s, p.word())
 	}
 	v = (*T)(atomic.LoadPointer(p.w))
-	if uintptr(unsafe.Pointer(v)) > pAddr {
+	if int64(uintptr(unsafe.Pointer(v))) < 0 {
 		v = (*T)(derefSlow(s, p.w))
 	}
 	return
 }
 
 // DerefMut returns the object, to be read and written until s is left, as Deref
-// does.
+// does. The comparison with pTop is the test of the sign, within what the compiler
+// inlines.
 func (p Ptr[T]) DerefMut(s *Scope) (v *T) {
 	if invariants.Enabled {
 		p.gen.check(s, p.word())
 	}
 	v = (*T)(atomic.LoadPointer(p.w))
-	if uintptr(unsafe.Pointer(v)) > pAddr || *(*bool)(unsafe.Add(unsafe.Pointer(v), -8)) {
+	if uintptr(unsafe.Pointer(v)) > pTop || *(*bool)(unsafe.Add(unsafe.Pointer(v), -8)) {
 		v = (*T)(derefMutSlow(s, p.w))
 	}
 	return

@@ -215,7 +215,11 @@ func (m *Map[K, V]) Get(ctx context.Context, k K) (v V, ok bool, err error) {
 		sh.mu.Unlock()
 		return v, false, nil
 	}
+	closed := sh.closed
 	sh.mu.Unlock()
+	if st == remote && ctx == NoWait && !closed {
+		return v, false, ErrWouldBlock // as getSlow finds in the end
+	}
 	return m.getSlow(ctx, append([]byte(nil), key...))
 }
 
@@ -277,7 +281,16 @@ func (m *Map[K, V]) Append(ctx context.Context, k K, dst []byte) (b []byte, ok b
 		sh.mu.Unlock()
 		return dst, true, nil
 	}
+	closed := sh.closed
+	if st == absent && !closed {
+		sh.count.absent++
+		sh.mu.Unlock()
+		return dst, false, nil
+	}
 	sh.mu.Unlock()
+	if st == remote && ctx == NoWait && !closed {
+		return dst, false, ErrWouldBlock
+	}
 	return m.appendSlow(ctx, append([]byte(nil), key...), dst)
 }
 
@@ -298,7 +311,15 @@ func (m *Map[K, V]) appendSlow(ctx context.Context, key, dst []byte) ([]byte, bo
 func (m *Map[K, V]) Has(ctx context.Context, k K) (bool, error) {
 	var small [smallKey]byte
 	key := encode(&m.key, &k, small[:0])
-	_, _, err := m.b.Stat(ctx, append([]byte(nil), key...))
+	hs := m.b.hash(key)
+	sh := m.b.shard(hs)
+	sh.mu.Lock()
+	_, _, st := m.b.tryStat(sh, hs, key, nil)
+	sh.mu.Unlock()
+	err := st.err
+	if st.need != ready {
+		_, _, err = m.b.statSlow(ctx, sh, hs, append([]byte(nil), key...))
+	}
 	if errors.Is(err, ErrNotFound) {
 		return false, nil
 	}
@@ -341,7 +362,15 @@ func (m *Map[K, V]) setSlow(ctx context.Context, key, val []byte) error {
 func (m *Map[K, V]) Delete(ctx context.Context, k K) (bool, error) {
 	var small [smallKey]byte
 	key := encode(&m.key, &k, small[:0])
-	return m.b.Delete(ctx, append([]byte(nil), key...))
+	hs := m.b.hash(key)
+	sh := m.b.shard(hs)
+	sh.mu.Lock()
+	found, st := m.b.tryDelete(sh, hs, key, nil)
+	sh.mu.Unlock()
+	if st.need == ready {
+		return found, st.err
+	}
+	return m.b.deleteSlow(ctx, sh, hs, append([]byte(nil), key...))
 }
 
 // Update calls fn with the value of k, zero and false if there is none, and

@@ -190,6 +190,8 @@ func TestMapAccessDoesNotAllocate(t *testing.T) {
 		"Set of padded": func() { _ = pads.Set(ctx, padded{A: 1}, 1) },
 		"Get of padded": func() { _, _, _ = pads.Get(ctx, padded{A: 1}) },
 		"Set of bytes":  func() { _ = words.Set(ctx, word, buf[:50]) },
+		"Has":           func() { _, _ = ints.Has(ctx, 5) },
+		"Set, Delete":   func() { _ = ints.Set(ctx, 7, [64]byte{}); _, _ = ints.Delete(ctx, 7) },
 		"Append":        func() { _, _, _ = words.Append(ctx, word, buf) },
 	} {
 		fn()

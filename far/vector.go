@@ -162,7 +162,7 @@ func (v *Vector[T]) append(s *Scope, xs []T) (n int, p *uint64) {
 func (h *Heap) zeroRun(first uint64, n int, c *class) []uint64 {
 	ws := h.words.table[first : first+uint64(n) : first+uint64(n)]
 	for i := range ws {
-		storeWord(&ws[i], pZero|pword(c.id))
+		storeWord(&ws[i], zeroWord(c.id))
 	}
 	return ws
 }

@@ -129,7 +129,7 @@ func (t *words) grow(n int, l *logs) error {
 		t.taken[0] = 1 // word 0
 	}
 	for i := pages * wordsPerPage; i < (pages+n)*wordsPerPage; i++ {
-		t.table[i] = uint64(pFree)
+		t.table[i] = uint64(freeWord)
 	}
 	t.pages.Add(int64(n))
 	return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,6 +35,11 @@ type port struct {
 	users  sync.WaitGroup // calls that may touch mem
 	mu     sync.Mutex     // guards closed, and users.Add against close
 	closed bool
+
+	postMu  sync.Mutex // guards what follows
+	queue   []verbs.SendWR
+	spare   []verbs.SendWR // the other buffer of queue; it belongs to whoever set posting
+	posting bool           // somebody is in post, and will take what is queued
 }
 
 // portSlot is a request's.
@@ -264,10 +270,7 @@ func (p *port) call(ctx context.Context, deadline time.Time, o *Object, req *wir
 	r.Room = uint32(p.message - wire.ReplyHeader)
 	b := r.Append(p.buffer(s.index)[:0])
 	s.sge[0].Length = uint32(len(b))
-	if err := p.qp.PostSend(s.send[:]...); err != nil {
-		p.fail() // the slot goes with the port
-		return nil, false, errRetry
-	}
+	p.post(s)
 	var i int
 	select {
 	case i = <-s.done:
@@ -291,6 +294,36 @@ func (p *port) call(ctx context.Context, deadline time.Time, o *Object, req *wir
 	}
 	p.release(s)
 	return out, true, err
+}
+
+// post sends s's request. While one caller is at it, what others post goes out
+// with its next doorbell. If it fails the port does, and every slot goes with it.
+func (p *port) post(s *portSlot) {
+	p.postMu.Lock()
+	p.queue = append(p.queue, s.send[0])
+	if p.posting {
+		p.postMu.Unlock()
+		return
+	}
+	p.posting = true
+	if len(p.slots)-len(p.free) >= busy {
+		// Those whom the last replies have woken are about to post.
+		p.postMu.Unlock()
+		runtime.Gosched()
+		p.postMu.Lock()
+	}
+	for len(p.queue) > 0 {
+		batch := p.queue
+		p.queue = p.spare[:0]
+		p.postMu.Unlock()
+		if p.qp.PostSend(batch...) != nil {
+			p.fail()
+		}
+		p.postMu.Lock()
+		p.spare = batch
+	}
+	p.posting = false
+	p.postMu.Unlock()
 }
 
 // await waits for a slot.

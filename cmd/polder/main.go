@@ -33,7 +33,7 @@ const (
 )
 
 func main() {
-	component.Main(component.Set{active.Table: hashtable.New, active.Vector: vector.New})
+	component.Main(component.Set{active.Table: hashtable.Component, active.Vector: vector.Component})
 	ctx, cancel := context.WithCancelCause(context.Background())
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)

@@ -9,12 +9,19 @@ import (
 	"go.uber.org/goleak"
 
 	"polder/far"
+	"polder/internal/active"
 	"polder/memnode"
+	"polder/memnode/component"
+	"polder/memnode/component/hashtable"
+	"polder/memnode/component/vector"
 	"polder/pool"
 	"polder/pool/pooltest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	component.Main(component.Set{active.Table: hashtable.Component, active.Vector: vector.Component})
+	goleak.VerifyTestMain(m)
+}
 
 func TestABatchReadsWhatWasWritten(t *testing.T) {
 	c := pooltest.NewCluster(t, pooltest.Inproc,

@@ -20,7 +20,19 @@ var (
 
 // A Set is the components of a program, by the names that clients construct
 // them by.
-type Set map[string]Constructor
+type Set map[string]Component
+
+// A Component is a kind of objects.
+type Component struct {
+	// New constructs one.
+	New Constructor
+	// Bounded promises that every call ends by itself within a short time,
+	// whatever it is given, uses no memory but the Env's, does nothing unsafe
+	// and starts no goroutine. Its objects live in the node's process, and are
+	// called by whoever has received the request: that is as fast as a
+	// one-sided READ. A panic of theirs still harms only the object.
+	Bounded bool
+}
 
 // A Constructor makes an object with parameters that only it understands.
 // c.Others are objects of the same client's that the request names.

@@ -27,7 +27,8 @@ import (
 
 func TestMain(m *testing.M) {
 	component.Main(component.Set{
-		active.Table: hashtable.New, active.Vector: vector.New, "wicked": newWicked,
+		active.Table: hashtable.Component, active.Vector: vector.Component, "wicked": {New: newWicked}, "tame": {New: newWicked, Bounded: true},
+		"words": {New: newWords},
 	})
 	proctest.Main(m)
 }
@@ -70,6 +71,7 @@ func (w *wicked) Delete(*component.Call, []byte) error        { return component
 
 var sink [][]byte
 
+//lint:ignore SA5007 that it never ends is what it is for
 func recurse(n int) int { return recurse(n+1) + n }
 
 func (w *wicked) Compute(c *component.Call, op uint16, in, out []byte) ([]byte, error) {
@@ -77,6 +79,7 @@ func (w *wicked) Compute(c *component.Call, op uint16, in, out []byte) ([]byte, 
 	case opPanic:
 		panic("as it was told")
 	case opLoop:
+		//lint:ignore SA5002 that it never ends is what it is for
 		for {
 		}
 	case opHeap:
@@ -115,12 +118,12 @@ func (w *wicked) Compute(c *component.Call, op uint16, in, out []byte) ([]byte, 
 	return append(out, in...), nil
 }
 
-// node lends 32 MiB, half of it to components of two clients, whose requests may
+// node lends 40 MiB, half of it to components of two clients, whose requests may
 // run for so long.
 func node(time time.Duration) memnode.Config {
 	return memnode.Config{
-		Lend: 32 << 20, ChunkSize: 1 << 20, ClientBudget: 16 << 20, Grace: grace,
-		Components: component.Config{Memory: 16 << 20, ClientMemory: 8 << 20, Objects: 10, Time: time},
+		Lend: 40 << 20, ChunkSize: 1 << 20, ClientBudget: 18 << 20, Grace: grace,
+		Components: component.Config{Memory: 20 << 20, ClientMemory: 10 << 20, Objects: 10, Time: time},
 	}
 }
 
@@ -253,24 +256,31 @@ func TestWhatAComponentDoesHarmsOnlyItsCaller(t *testing.T) {
 		}
 		for _, tt := range []struct {
 			name string
+			kind string
 			op   uint16
 			want wire.Status
 			lost bool // the object
-			all  bool // and all of the client's others
+			all  bool // and all of the client's others, but those that are bounded
 		}{
-			{"panics", opPanic, wire.Panicked, true, false},
-			{"loops", opLoop, wire.Lost, true, true},
-			{"takes all of the Go heap", opHeap, wire.Lost, true, true},
-			{"overflows its stack", opStack, wire.Lost, true, true},
-			{"exits", opExit, wire.Lost, true, true},
-			{"panics in a goroutine", opGoroutine, wire.Lost, true, true},
-			{"gives too much", opOverflow, wire.TooLarge, false, false},
+			{"panics", "wicked", opPanic, wire.Panicked, true, false},
+			{"loops", "wicked", opLoop, wire.Lost, true, true},
+			{"takes all of the Go heap", "wicked", opHeap, wire.Lost, true, true},
+			{"overflows its stack", "wicked", opStack, wire.Lost, true, true},
+			{"exits", "wicked", opExit, wire.Lost, true, true},
+			{"panics in a goroutine", "wicked", opGoroutine, wire.Lost, true, true},
+			{"gives too much", "wicked", opOverflow, wire.TooLarge, false, false},
+			{"is bounded and panics", "tame", opPanic, wire.Panicked, true, false},
+			{"is bounded and gives too much", "tame", opOverflow, wire.TooLarge, false, false},
+			{"is bounded and takes all of its memory", "tame", opMemory, wire.OK, false, false},
 		} {
 			t.Run(tt.name, func(t *testing.T) {
-				table, evil := construct(t, victim, active.Table), construct(t, victim, "wicked")
+				table, evil := construct(t, victim, active.Table), construct(t, victim, tt.kind)
+				neighbour := construct(t, victim, "wicked")
 				mustWrite(t, table, "key", "value")
 				_, err := compute(evil, tt.op, nil)
-				wantStatus(t, "the call", err, tt.want)
+				if tt.want != wire.OK || err != nil {
+					wantStatus(t, "the call", err, tt.want)
+				}
 				out, err := compute(evil, opEcho, []byte("still there"))
 				switch {
 				case tt.lost && !errors.Is(err, pool.ErrLost):
@@ -278,17 +288,21 @@ func TestWhatAComponentDoesHarmsOnlyItsCaller(t *testing.T) {
 				case !tt.lost && string(out) != "still there":
 					t.Fatalf("the object: got %q, %v", out, err)
 				}
-				if got, err := table.Read(t.Context(), []byte("key"), nil); tt.all && !errors.Is(err, pool.ErrLost) || !tt.all && string(got) != "value" {
+				if got, err := neighbour.Read(t.Context(), []byte("key"), nil); tt.all && !errors.Is(err, pool.ErrLost) || !tt.all && string(got) != "key" {
 					t.Fatalf("another object: got %q, %v, lost: want %v", got, err, tt.all)
 				}
+				mustRead(t, table, "key", "value")
 				mustRead(t, bystander, "key", "value")
 				chunk()
 				// There is a place for new ones, with all of the memory.
+				if err := evil.Destruct(t.Context()); err != nil {
+					t.Fatal(err)
+				}
 				again := construct(t, victim, "wicked")
 				if out, err := compute(again, opMemory, nil); err != nil || binary.LittleEndian.Uint64(out) < 5 {
 					t.Fatalf("a new object gets %x MiB, %v, want 5 at least", out, err)
 				}
-				for _, o := range []*pool.Object{table, evil, again} {
+				for _, o := range []*pool.Object{table, neighbour, again} {
 					if err := o.Destruct(t.Context()); err != nil {
 						t.Fatal(err)
 					}
@@ -296,8 +310,8 @@ func TestWhatAComponentDoesHarmsOnlyItsCaller(t *testing.T) {
 			})
 		}
 		st := c.Nodes[0].Stats().Components
-		if st.Deaths != 5 || st.Killed < 1 || st.Panics != 1 || st.Workers != 2 || st.Reserved != 16<<20 {
-			t.Errorf("got %+v, want 5 deaths, at least 1 of them killed, 1 panic, 2 workers with all of the memory", st)
+		if st.Deaths != 5 || st.Killed < 1 || st.Panics != 2 || st.Workers != 1 || st.Reserved != 20<<20 {
+			t.Errorf("got %+v, want 5 deaths, at least 1 of them killed, 2 panics, 1 worker with all of the memory", st)
 		}
 	})
 }
@@ -347,20 +361,20 @@ func TestLimits(t *testing.T) {
 			t.Fatal(err)
 		}
 		if stored++; stored > 200 {
-			t.Fatal("a client has stored 10 MB, of 8 MiB that it may have")
+			t.Fatal("a client has stored 10 MB, of 10 MiB that it may have less 4 for messages")
 		}
 	}
 	if stored < 80 {
 		t.Errorf("there was room for %d values of 50 kB in 6 MiB, want 80 at least", stored)
 	}
 	mustRead(t, table, "0", string(make([]byte, 50_000)))
-	for range 9 {
+	for range 10 {
 		construct(t, p, "wicked")
 	}
 	_, err := p.Construct(t.Context(), "wicked", nil)
 	wantStatus(t, "an eleventh object", err, wire.NoMemory)
 
-	construct(t, c.Open(pool.Config{}).Pool, "wicked")
+	construct(t, c.Open(pool.Config{}).Pool, "tame")
 	_, err = c.Open(pool.Config{}).Construct(t.Context(), "wicked", nil)
 	wantStatus(t, "a third client, where there is memory for two", err, wire.Busy)
 
@@ -374,7 +388,7 @@ func TestLimits(t *testing.T) {
 		}
 	}
 	if n != 8 {
-		t.Errorf("a client with a budget of 16 MiB got %d MiB of chunks beside 8 MiB for components", n)
+		t.Errorf("a client with a budget of 18 MiB got %d MiB of chunks beside 10 MiB for components", n)
 	}
 
 	plain := pooltest.NewCluster(t, pooltest.Inproc, memnode.Config{Lend: 1 << 20, ChunkSize: 1 << 20})
@@ -387,31 +401,36 @@ func TestObjectsSurviveTheConnectionButNotTheSession(t *testing.T) {
 	overDrivers(t, func(t *testing.T, s pooltest.Setup) {
 		c := pooltest.NewCluster(t, s, node(time.Second))
 		k := c.Open(pool.Config{})
-		table := construct(t, k.Pool, active.Table)
+		table, column := construct(t, k.Pool, active.Table), construct(t, k.Pool, active.Vector)
 		for i := range 5 {
 			key := fmt.Sprint(i)
 			mustWrite(t, table, key, "value")
+			mustWrite(t, column, element(i), "1234")
 			k.Cut(c.Nodes[0])
 			mustRead(t, table, key, "value")
+			mustRead(t, column, one(i), "1234")
 		}
 		dying := c.Open(pool.Config{})
 		construct(t, dying.Pool, active.Table)
+		construct(t, dying.Pool, active.Vector)
 		dying.Unreachable(c.Nodes[0], true)
 		dying.Cut(c.Nodes[0])
 		pooltest.Eventually(t, "the dead client's objects are gone", func() bool {
 			st := c.Nodes[0].Stats()
-			return st.Components.Workers == 1 && st.Components.Objects == 1 && st.Sessions == 1
+			return st.Components.Workers == 1 && st.Components.Objects == 2 && st.Sessions == 1
 		})
 		mustRead(t, table, "0", "value")
-		if st := c.Nodes[0].Stats().Components; st.Deaths != 0 || st.Reserved != 8<<20 {
+		if st := c.Nodes[0].Stats().Components; st.Deaths != 0 || st.Reserved != 10<<20 {
 			t.Errorf("got %+v, want no deaths and one client's memory", st)
 		}
 		c.Nodes[0].Crash()
 		c.Nodes[0].Start()
-		pooltest.Eventually(t, "the object is lost with the node", func() bool {
-			_, err := table.Read(t.Context(), []byte("0"), nil)
-			return errors.Is(err, pool.ErrLost)
-		})
+		for _, o := range []*pool.Object{table, column} {
+			pooltest.Eventually(t, "the object is lost with the node", func() bool {
+				_, err := o.Read(t.Context(), []byte("0"), nil)
+				return errors.Is(err, pool.ErrLost)
+			})
+		}
 		mustWrite(t, construct(t, k.Pool, active.Table), "key", "value")
 	})
 }
@@ -469,6 +488,10 @@ func TestConnectionsBreakUnderRequests(t *testing.T) {
 	})
 }
 
+// element is the key to write element i of a vector, and one that to read it.
+func element(i int) string { return string(binary.LittleEndian.AppendUint64(nil, uint64(i))) }
+func one(i int) string     { return element(i) + "\x01\x00\x00\x00" }
+
 // children lists the processes whose parent is pid.
 func children(t testing.TB, pid int) (pids []int) {
 	t.Helper()
@@ -505,14 +528,14 @@ func TestARealNode(t *testing.T) {
 	}
 	p, other := dial(), dial()
 	defer p.Close()
-	table := construct(t, p, active.Table)
-	mustWrite(t, table, "key", "value")
+	column := construct(t, p, active.Vector)
+	mustWrite(t, column, element(0), "1234")
 	mine := children(t, n.PID())
 	if len(mine) != 1 {
 		t.Fatalf("the node has children %v, want one", mine)
 	}
-	bystander := construct(t, other, active.Table)
-	mustWrite(t, bystander, "key", "another value")
+	bystander := construct(t, other, active.Vector)
+	mustWrite(t, bystander, element(0), "5678")
 
 	// Kill the worker under requests.
 	var wg sync.WaitGroup
@@ -520,7 +543,7 @@ func TestARealNode(t *testing.T) {
 	for id := range 8 {
 		wg.Go(func() {
 			for {
-				if err := table.Write(context.Background(), fmt.Append(nil, id), []byte("v")); err != nil {
+				if err := column.Write(context.Background(), []byte(element(0)), fmt.Append(nil, 1000+id)); err != nil {
 					failed <- err
 					return
 				}
@@ -536,14 +559,14 @@ func TestARealNode(t *testing.T) {
 			t.Errorf("a request under which the worker was killed: got %v, want %v", err, pool.ErrLost)
 		}
 	}
-	mustRead(t, bystander, "key", "another value")
-	again := construct(t, p, active.Table)
-	mustWrite(t, again, "key", "value")
+	mustRead(t, bystander, one(0), "5678")
+	again := construct(t, p, active.Vector)
+	mustWrite(t, again, element(0), "1234")
 
 	// The client goes, and its worker with it, after the grace period.
 	other.Close()
 	proctest.Until(t, "one worker is left", func() bool { return len(children(t, n.PID())) == 1 })
-	mustRead(t, again, "key", "value")
+	mustRead(t, again, one(0), "1234")
 	workers := children(t, n.PID())
 	n.Kill()
 	proctest.Until(t, "the worker has ended with its node", func() bool {
@@ -554,7 +577,7 @@ func TestARealNode(t *testing.T) {
 		_, err := again.Read(t.Context(), []byte("key"), nil)
 		return errors.Is(err, pool.ErrLost) && p.Stats().Nodes[0].State == "up"
 	})
-	mustWrite(t, construct(t, p, active.Table), "key", "value")
+	mustWrite(t, construct(t, p, active.Vector), element(0), "1234")
 	if got := children(t, n2.PID()); len(got) != 1 {
 		t.Errorf("the new node has children %v, want one", got)
 	}

@@ -25,7 +25,8 @@ type Config struct {
 	// default 256 MiB, or Memory if that is less. Memory holds as many
 	// clients as it holds ClientMemory.
 	ClientMemory int64
-	// Objects is the most objects of one client, by default 1024.
+	// Objects is the most objects of one client, of those that are Bounded
+	// and of the others each, by default 1024.
 	Objects int
 	// Time is how long a request may run before its process is ended, by
 	// default 1 s. It is found out after up to a quarter more.
@@ -55,7 +56,7 @@ func (c Config) WithDefaults() (Config, error) {
 		return c, fmt.Errorf("at most %d objects of a client, want 1 to %d", c.Objects, 1<<20)
 	case c.Time < time.Millisecond || c.Time > time.Hour:
 		return c, fmt.Errorf("requests may run for %v, want %v to %v", c.Time, time.Millisecond, time.Hour)
-	case !installed.Load():
+	case installed.Load() == nil:
 		return c, fmt.Errorf("this program has no components: its main must call component.Main first")
 	}
 	return c, nil

@@ -7,7 +7,7 @@
 // A program that lends memory says in main, before anything else, which
 // components it has:
 //
-//	component.Main(component.Set{"hashtable": hashtable.New, "vector": vector.New})
+//	component.Main(component.Set{"hashtable": hashtable.Component, "vector": vector.Component})
 //
 // Main returns, except in processes that the node starts for its clients'
 // objects: these are the same program again. Config.Components of package
@@ -17,15 +17,20 @@
 //
 // A client's objects live in a process of their own, the worker, which the node
 // starts when the client constructs the first one. Nothing of the node's memory,
-// and of other clients', is mapped there. What can go wrong, and whom it harms:
+// and of other clients', is mapped there. Only those of a component that is
+// Bounded live in the node's process, and are called by the goroutine that
+// receives the client's messages: two switches between processes would cost a
+// lookup of a hash table several times what one-sided reads do. What can go wrong,
+// and whom it harms:
 //
 //   - A request that makes no sense is refused, by the node or by the component.
 //   - A component that panics loses the object that was called. Its other
-//     objects go on.
-//   - A component that runs for longer than Config.Time is ended with its
+//     objects go on. So it is with one that is Bounded.
+//   - A component in a worker that runs for longer than Config.Time is ended with its
 //     worker, and so is one that overflows its stack or uses more memory of the
 //     Go heap than it may. The client's objects are lost then: requests for them
-//     fail, and the next one that is constructed is in a new worker.
+//     fail, and the next one that is constructed is in a new worker. Those
+//     of components that are Bounded go on.
 //   - Other clients notice none of that, nor does the lending of memory.
 //
 // Objects are as lasting as the client's session: they outlive its connection
@@ -35,17 +40,19 @@
 //
 // Objects take memory from their [Env], which refuses what goes beyond
 // Config.ClientMemory, less what messages take. The Go heap of a worker is kept
-// from growing beyond that and 64 MiB by the kernel (RLIMIT_DATA). A worker
-// counts with all of ClientMemory against Config.Memory, so that a client is
-// refused early and never short of what it was promised.
+// from growing beyond that and 64 MiB by the kernel (RLIMIT_DATA). A client that
+// has constructed an object counts with all of ClientMemory against Config.Memory,
+// so that it is refused early and never short of what it was promised. Objects in
+// the worker and in the node count against one limit, with a counter in memory
+// that both processes share; what a worker had is given back when it ends.
 //
 // # Wire and transport
 //
 // Package wire has the messages. They arrive on a queue pair of their own, and
-// land in memory that the node shares with the worker: 16 buffers for requests
-// and 16 for replies, and a page of flags before them. Between node and worker
+// land in memory that the node shares with the worker: 32 buffers for requests
+// and 32 for replies, and a page of flags before them. Between node and worker
 // goes a record of 8 bytes, buffer and length, over a Unix socket in either
-// direction. A client may have 16 requests unanswered; one more breaks its own
+// direction. A client may have 32 requests unanswered; one more breaks its own
 // queue pair.
 //
 // # Concurrency
@@ -53,6 +60,6 @@
 // Calls of one object come one at a time, those of different objects side by
 // side. The node's half has two goroutines a worker: one that takes its answers,
 // and one that watches over its time. Tenant.mu guards the account of buffers,
-// Server.mu the reservations and is taken inside of it; no lock is held while
-// something is posted.
+// Server.mu the reservations and is taken inside of it; neither is held while
+// an object is called or something is posted.
 package component

@@ -7,22 +7,35 @@ import (
 	"polder/internal/arena"
 )
 
-// budget is what a worker's objects may use.
+// budget is what a client's objects may use: those in the node's process, and
+// those in the worker's.
 type budget struct {
 	limit int64
-	used  atomic.Int64
+	all   *atomic.Int64 // used by both; it lies in the lane
+	own   *atomic.Int64 // used by this process
+}
+
+func newBudget(limit int64) *budget {
+	return &budget{limit: limit, all: new(atomic.Int64), own: new(atomic.Int64)}
 }
 
 func (b *budget) take(n int64) bool {
 	for {
-		used := b.used.Load()
-		if n < 0 || n > b.limit-used {
+		all := b.all.Load()
+		// The node does not rely on what a worker might have written.
+		if n < 0 || n > b.limit-all || n > b.limit-b.own.Load() {
 			return false
 		}
-		if b.used.CompareAndSwap(used, used+n) {
+		if b.all.CompareAndSwap(all, all+n) {
+			b.own.Add(n)
 			return true
 		}
 	}
+}
+
+func (b *budget) give(n int64) {
+	b.all.Add(-n)
+	b.own.Add(-n)
 }
 
 // An Env is where an object gets memory from. It belongs to the object, and what
@@ -51,7 +64,7 @@ func (e *Env) Alloc(n int) ([]byte, error) {
 	}
 	m, err := arena.Anonymous(size, false)
 	if err != nil {
-		e.budget.used.Add(-int64(size))
+		e.budget.give(int64(size))
 		return nil, ErrNoMemory
 	}
 	b := m.Bytes()
@@ -70,7 +83,7 @@ func (e *Env) Free(b []byte) {
 	if m == nil {
 		panic("BUG: memory is freed that was not allocated")
 	}
-	e.budget.used.Add(-int64(len(m.Bytes())))
+	e.budget.give(int64(len(m.Bytes())))
 	m.Close()
 }
 
@@ -94,7 +107,7 @@ func (e *Env) Release(n int) {
 		panic("BUG: more is released than was reserved")
 	}
 	e.reserved -= int64(n)
-	e.budget.used.Add(-int64(n))
+	e.budget.give(int64(n))
 }
 
 // close gives everything back.
@@ -102,20 +115,20 @@ func (e *Env) close() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, m := range e.mappings {
-		e.budget.used.Add(-int64(len(m.Bytes())))
+		e.budget.give(int64(len(m.Bytes())))
 		m.Close()
 	}
 	clear(e.mappings)
-	e.budget.used.Add(-e.reserved)
+	e.budget.give(e.reserved)
 	e.reserved = 0
 }
 
 // NewEnv returns an Env of so many bytes, for tests of components. A node makes
 // those of its objects.
-func NewEnv(limit int64) *Env { return newEnv(&budget{limit: limit}) }
+func NewEnv(limit int64) *Env { return newEnv(newBudget(limit)) }
 
 // Used is how many bytes have been taken from e's budget.
-func (e *Env) Used() int64 { return e.budget.used.Load() }
+func (e *Env) Used() int64 { return e.budget.own.Load() }
 
 // Left is how many bytes there are to be had.
-func (e *Env) Left() int64 { return e.budget.limit - e.budget.used.Load() }
+func (e *Env) Left() int64 { return e.budget.limit - e.budget.all.Load() }

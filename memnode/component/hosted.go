@@ -27,6 +27,8 @@ type hosted struct {
 // start starts a worker, and gives it what waits for one.
 func (t *Tenant) start() {
 	h, err := t.launch()
+	var out outbox
+	defer out.flush()
 	t.mu.Lock()
 	t.starts = false
 	if err == nil {
@@ -52,7 +54,7 @@ func (t *Tenant) start() {
 			t.give(i)
 			continue
 		}
-		t.answer(i, &refusal{wire.Busy, err.Error()})
+		t.answer(i, &refusal{wire.Busy, err.Error()}, &out)
 		t.mu.Lock()
 	}
 	t.mu.Unlock()
@@ -61,12 +63,17 @@ func (t *Tenant) start() {
 // launch makes the process.
 func (t *Tenant) launch() (h *hosted, err error) {
 	s := t.server
-	if err := s.reserve(); err != nil {
+	t.mu.Lock()
+	err = t.enter()
+	t.mu.Unlock()
+	if err != nil {
 		return nil, err
 	}
 	defer func() {
 		if err != nil {
-			s.release()
+			t.mu.Lock()
+			t.leave()
+			t.mu.Unlock()
 			s.log("cannot start a component worker", "error", err)
 		}
 	}()
@@ -77,10 +84,10 @@ func (t *Tenant) launch() (h *hosted, err error) {
 	theirs := os.NewFile(uintptr(pair[1]), "component socket")
 	defer theirs.Close()
 	t.lane.ready().Store(0)
-	h = &hosted{t: t, number: s.number.Add(1), socket: pair[0], ended: make(chan struct{})}
-	cfg, err := json.Marshal(workerConfig{
-		Number: h.number, Memory: s.cfg.ClientMemory - laneSize, Objects: s.cfg.Objects,
-	})
+	h = &hosted{t: t, socket: pair[0], ended: make(chan struct{})}
+	config := s.workerConfig()
+	h.number = config.Number
+	cfg, err := json.Marshal(config)
 	if err == nil {
 		h.process, err = child.Start(child.Command{
 			Path: program, Env: []string{workerEnv + "=" + string(cfg)},
@@ -124,6 +131,8 @@ func (h *hosted) listen() {
 	defer close(h.ended)
 	t := h.t
 	buf := make([]byte, credits*recordSize)
+	var out outbox
+	defer out.flush()
 	have := 0
 	for {
 		n, err := unix.Read(h.socket, buf[have:])
@@ -137,8 +146,9 @@ func (h *hosted) listen() {
 		used := 0
 		sane := true
 		for ; sane && have-used >= recordSize; used += recordSize {
-			sane = h.answered(buf[used:])
+			sane = h.answered(buf[used:], &out)
 		}
+		out.flush()
 		if !sane {
 			break
 		}
@@ -157,12 +167,10 @@ func (h *hosted) listen() {
 		}
 	}
 	for _, i := range orphans {
-		t.answer(i, refuse(wire.Lost, "the process that held the object has ended: %s", h.why()))
+		t.answer(i, refuse(wire.Lost, "the process that held the object has ended: %s", h.why()), &out)
 		t.mu.Lock()
 	}
-	if t.closed {
-		t.free()
-	}
+	t.free()
 	t.mu.Unlock()
 }
 
@@ -171,7 +179,8 @@ func (h *hosted) listen() {
 // Preconditions: t.mu is held.
 func (h *hosted) bury() {
 	s := h.t.server
-	s.release()
+	h.t.leave()
+	h.t.lane.used().Add(-h.t.lane.usedThere().Swap(0))
 	s.counts.workers.Add(-1)
 	s.counts.objects.Add(-int64(h.objects))
 	if h.t.closed {
@@ -193,7 +202,7 @@ func (h *hosted) why() string {
 
 // answered takes the worker's answer in the record at the beginning of b, and
 // reports whether it makes sense.
-func (h *hosted) answered(b []byte) bool {
+func (h *hosted) answered(b []byte, out *outbox) bool {
 	slot, n, ok := record(b)
 	if !ok || n < wire.ReplyHeader {
 		return false
@@ -205,24 +214,8 @@ func (h *hosted) answered(b []byte) bool {
 		t.mu.Unlock()
 		return false
 	}
-	head := t.lane.reply(slot)
-	status := wire.Status(head[13])
-	counts := &t.server.counts
-	switch {
-	case status == wire.Panicked:
-		counts.panics.Add(1)
-	case status != wire.OK:
-	case s.verb == wire.Construct:
-		h.objects++
-		counts.objects.Add(1)
-	case s.verb == wire.Destruct:
-		h.objects--
-		counts.objects.Add(-1)
-	}
-	if status != wire.OK {
-		counts.refused.Add(1)
-	}
-	t.reply(slot, n)
+	h.objects += t.account(slot)
+	t.reply(slot, n, out)
 	return true
 }
 

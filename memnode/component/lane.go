@@ -15,9 +15,9 @@ type lane struct {
 }
 
 const (
-	credits     = 16       // buffers of either kind
+	credits     = 32       // buffers of either kind
 	messageSize = 64 << 10 // bytes of a buffer
-	flagSize    = 64       // a cache line for every request
+	flagSize    = 64       // a cache line for every flag and counter
 	laneBuffers = 4096
 	laneSize    = laneBuffers + 2*credits*messageSize
 )
@@ -51,6 +51,11 @@ func openLane(f *os.File) (*lane, error) {
 
 // running is not zero while the worker executes the request of a slot.
 func (l *lane) running(slot int) *atomic.Uint32 { return arena.Word32(l.mem.Bytes()[slot*flagSize:]) }
+
+// used is what all of the client's objects use, in bytes, and usedThere what
+// those in the worker do.
+func (l *lane) used() *atomic.Int64      { return l.counter(credits + 1) }
+func (l *lane) usedThere() *atomic.Int64 { return l.counter(credits + 2) }
 
 // ready is not zero once the worker takes requests.
 func (l *lane) ready() *atomic.Uint32 { return l.running(credits) }

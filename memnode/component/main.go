@@ -12,8 +12,8 @@ import (
 	"polder/internal/invariants"
 )
 
-// installed is set once Main has returned.
-var installed atomic.Bool
+// installed is what Main was given, once it has returned.
+var installed atomic.Pointer[Set]
 
 // workerEnv is the variable of the environment that makes this program a worker.
 const workerEnv = "POLDER_COMPONENT_WORKER"
@@ -37,7 +37,7 @@ const (
 func Main(set Set) {
 	value, worker := os.LookupEnv(workerEnv)
 	if !worker {
-		installed.Store(true)
+		installed.Store(&set)
 		return
 	}
 	os.Unsetenv(workerEnv)
@@ -67,7 +67,7 @@ func work(set Set, cfg workerConfig) error {
 	if err := limitMemory(cfg.Memory); err != nil {
 		return err
 	}
-	return newWorker(set, cfg, l).serve()
+	return newWorker(set, cfg, l, l.usedThere()).serve()
 }
 
 // goSlack is what the Go runtime may use beside a component's memory.

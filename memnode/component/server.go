@@ -78,6 +78,11 @@ func (s *Server) reserve() error {
 	return nil
 }
 
+// workerConfig is that of another worker.
+func (s *Server) workerConfig() workerConfig {
+	return workerConfig{Number: s.number.Add(1), Memory: s.cfg.ClientMemory - laneSize, Objects: s.cfg.Objects}
+}
+
 func (s *Server) release() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

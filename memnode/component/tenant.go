@@ -3,6 +3,7 @@ package component
 import (
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"polder/internal/arena"
 	"polder/memnode/component/wire"
@@ -22,6 +23,12 @@ type Tenant struct {
 	link   *link   // nil while disconnected
 	worker *hosted // nil until an object is constructed, and after its end
 	starts bool    // a worker is being started
+
+	inside  *worker      // of bounded components, nil until one is constructed
+	used    atomic.Int64 // by its objects, in bytes
+	objects int          // of its
+	calls   int          // of its that are being carried out
+	places  int          // of inside, and the worker: the client's memory is reserved
 }
 
 // A slot is a buffer for a request, and the one for its reply.
@@ -41,6 +48,7 @@ const (
 	idle     slotState = iota // waits for a request, if there is a connection
 	waiting                   // has one that waits for the worker to be started
 	working                   // the worker has it
+	inside                    // it is being carried out in this process
 	replying                  // the reply is being sent
 )
 
@@ -160,7 +168,7 @@ func (t *Tenant) Disconnect() {
 func (t *Tenant) Busy() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.starts || t.worker != nil && t.worker.objects > 0
+	return t.starts || t.objects > 0 || t.worker != nil && t.worker.objects > 0
 }
 
 // Close ends the objects. It does not wait for the worker's end, for which
@@ -175,18 +183,28 @@ func (t *Tenant) Close() {
 	t.closed = true
 	if t.worker != nil {
 		t.worker.kill()
-	} else if !t.starts {
-		t.free()
 	}
+	t.free()
 	s.mu.Lock()
 	delete(s.tenants, t)
 	s.mu.Unlock()
 }
 
-// free unmaps the lane, which nobody uses any more.
+// free unmaps the lane, and ends the objects in this process, when t is closed
+// and nobody uses them any more.
 //
 // Preconditions: t.mu is held.
 func (t *Tenant) free() {
+	if !t.closed || t.worker != nil || t.starts || t.calls > 0 {
+		return
+	}
+	if t.inside != nil {
+		t.inside.close()
+		t.inside = nil
+		t.server.counts.objects.Add(-int64(t.objects))
+		t.objects = 0
+		t.leave()
+	}
 	if t.lane != nil {
 		t.lane.mem.Close()
 		t.file.Close()
@@ -211,9 +229,39 @@ func (l *link) fill() {
 
 func (l *link) receive(i int) error { return l.qp.PostRecv(l.recvs[i : i+1]...) }
 
+// outbox collects replies, so that those of requests that have come together
+// go out with one doorbell.
+type outbox struct {
+	l   *link // that they go over
+	wrs [credits]verbs.SendWR
+	n   int
+}
+
+var outboxes = sync.Pool{New: func() any { return new(outbox) }}
+
+// add takes the reply of slot i, over l.
+func (o *outbox) add(l *link, i int) {
+	if o.l != l || o.n == len(o.wrs) {
+		o.flush()
+	}
+	o.l, o.wrs[o.n] = l, l.sends[i]
+	o.n++
+}
+
+// flush posts what has been collected.
+func (o *outbox) flush() {
+	if o.n > 0 {
+		_ = o.l.qp.PostSend(o.wrs[:o.n]...) // if that fails the connection is gone
+	}
+	clear(o.wrs[:o.n])
+	o.l, o.n = nil, 0
+}
+
 // complete is the completion handler.
 func (l *link) complete(cq verbs.CQ) {
 	var wcs [credits]verbs.WC
+	out := outboxes.Get().(*outbox)
+	defer outboxes.Put(out)
 	for {
 		n := cq.Poll(wcs[:])
 		if n == 0 {
@@ -224,16 +272,17 @@ func (l *link) complete(cq verbs.CQ) {
 			case wc.Status != verbs.StatusSuccess:
 				// The queue pair has failed, and the client will find out.
 			case wc.ID&replyID != 0:
-				l.replied(int(wc.ID &^ replyID))
+				l.replied(int(wc.ID&^replyID), out)
 			default:
-				l.received(int(wc.ID), int(wc.ByteLen))
+				l.received(int(wc.ID), int(wc.ByteLen), out)
 			}
 		}
+		out.flush()
 	}
 }
 
 // replied is called when the reply in slot i has been sent.
-func (l *link) replied(i int) {
+func (l *link) replied(i int, out *outbox) {
 	t := l.t
 	t.mu.Lock()
 	s := &t.slots[i]
@@ -245,12 +294,12 @@ func (l *link) replied(i int) {
 	s.state, s.next = idle, 0
 	t.mu.Unlock()
 	if next > 0 {
-		l.received(i, next)
+		l.received(i, next, out)
 	}
 }
 
 // received is called when a request of n bytes has arrived in slot i.
-func (l *link) received(i, n int) {
+func (l *link) received(i, n int, out *outbox) {
 	t := l.t
 	t.mu.Lock()
 	s := &t.slots[i]
@@ -271,6 +320,14 @@ func (l *link) received(i, n int) {
 	switch {
 	case err != nil:
 		err = &refusal{wire.Malformed, err.Error()}
+	case req.Verb == wire.Construct && (*installed.Load())[string(req.Key)].Bounded:
+		if err = t.open(); err == nil {
+			t.carryOut(i, out)
+			return
+		}
+	case t.inside != nil && uint32(req.Object>>32) == t.inside.cfg.Number:
+		t.carryOut(i, out)
+		return
 	case req.Verb == wire.Construct && t.worker == nil:
 		s.state = waiting
 		start := !t.starts
@@ -287,7 +344,87 @@ func (l *link) received(i, n int) {
 	default:
 		err = refuse(wire.Lost, "object %#x was lost with the process that held it", req.Object)
 	}
-	t.answer(i, err)
+	t.answer(i, err, out)
+}
+
+// open makes the place for objects in this process, if there is none.
+//
+// Preconditions: t.mu is held.
+func (t *Tenant) open() error {
+	if t.inside != nil {
+		return nil
+	}
+	if err := t.enter(); err != nil {
+		return &refusal{wire.Busy, err.Error()}
+	}
+	s := t.server
+	t.inside = newWorker(*installed.Load(), s.workerConfig(), t.lane, &t.used)
+	return nil
+}
+
+// enter and leave bracket the time of a place for objects: the client's memory
+// is reserved while there is any.
+//
+// Preconditions: t.mu is held.
+func (t *Tenant) enter() error {
+	if t.places == 0 {
+		if err := t.server.reserve(); err != nil {
+			return err
+		}
+	}
+	t.places++
+	return nil
+}
+
+func (t *Tenant) leave() {
+	if t.places--; t.places == 0 {
+		t.server.release()
+	}
+}
+
+// carryOut does what the request in slot i says, in this process.
+//
+// Preconditions: t.mu is held. It is released.
+func (t *Tenant) carryOut(i int, out *outbox) {
+	s := &t.slots[i]
+	s.state = inside
+	t.calls++
+	w, size := t.inside, s.size
+	t.mu.Unlock()
+	n := w.do(i, size)
+	t.mu.Lock()
+	t.calls--
+	t.objects += t.account(i)
+	if t.closed {
+		s.state = idle
+		t.free()
+		t.mu.Unlock()
+		return
+	}
+	t.reply(i, n, out)
+}
+
+// account counts what the reply in slot i says, and returns how many objects
+// there are more.
+//
+// Preconditions: t.mu is held.
+func (t *Tenant) account(i int) (objects int) {
+	counts := &t.server.counts
+	status := wire.Status(t.lane.reply(i)[13])
+	switch {
+	case status == wire.Panicked:
+		counts.panics.Add(1)
+	case status != wire.OK:
+	case t.slots[i].verb == wire.Construct:
+		objects = 1
+	case t.slots[i].verb == wire.Destruct:
+		objects = -1
+	}
+	if status != wire.OK {
+		counts.refused.Add(1)
+	}
+	counts.objects.Add(int64(objects))
+	return objects
 }
 
 // give passes the request in slot i to the worker.
@@ -303,19 +440,20 @@ func (t *Tenant) give(i int) {
 // answer sends err as the reply of slot i.
 //
 // Preconditions: t.mu is held. It is released.
-func (t *Tenant) answer(i int, err error) {
+func (t *Tenant) answer(i int, err error, out *outbox) {
 	b := t.lane.reply(i)
 	s := &t.slots[i]
 	size := copy(b[wire.ReplyHeader:][:maxReason], err.Error())
 	r := wire.Reply{ID: s.id, Verb: s.verb, Status: statusOf(err)}
 	t.server.counts.refused.Add(1)
-	t.reply(i, r.Put(b, size))
+	t.reply(i, r.Put(b, size), out)
 }
 
-// reply sends the n bytes in slot i's buffer for replies.
+// reply sends the n bytes in slot i's buffer for replies, with what else is in
+// out.
 //
 // Preconditions: t.mu is held. It is released.
-func (t *Tenant) reply(i, n int) {
+func (t *Tenant) reply(i, n int, out *outbox) {
 	s := &t.slots[i]
 	t.server.counts.requests.Add(1)
 	l := t.link
@@ -330,6 +468,6 @@ func (t *Tenant) reply(i, n int) {
 	// First the receive: the client's next request may come right after the
 	// reply. If posting fails the connection is gone.
 	if l.receive(i) == nil {
-		_ = l.qp.PostSend(l.sends[i : i+1]...)
+		out.add(l, i)
 	}
 }

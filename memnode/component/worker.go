@@ -6,6 +6,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -13,7 +14,8 @@ import (
 	"polder/memnode/component/wire"
 )
 
-// A worker holds one client's objects, in a process of its own. As many
+// A worker holds one client's objects, in a process of its own; or, if they are
+// bounded, in the node's, where only do is called. In its own process, as many
 // goroutines as there are slots take turns in waiting for the next record, and
 // execute what they have got while another one waits: no request is passed from
 // one to another.
@@ -21,7 +23,7 @@ type worker struct {
 	set    Set
 	cfg    workerConfig
 	lane   *lane
-	budget budget
+	budget *budget
 
 	reading sync.Mutex // held by who waits for a record
 	pending []byte     // guarded by reading: records that have been read
@@ -42,9 +44,9 @@ type held struct {
 	lost   bool
 }
 
-func newWorker(set Set, cfg workerConfig, l *lane) *worker {
+func newWorker(set Set, cfg workerConfig, l *lane, own *atomic.Int64) *worker {
 	return &worker{
-		set: set, cfg: cfg, lane: l, budget: budget{limit: cfg.Memory},
+		set: set, cfg: cfg, lane: l, budget: &budget{limit: cfg.Memory, all: l.used(), own: own},
 		objects: make(map[uint64]*held),
 	}
 }
@@ -104,6 +106,21 @@ func (w *worker) next() (slot, n int, err error) {
 
 // execute carries out the request in a slot, and says that the reply is there.
 func (w *worker) execute(slot, n int) error {
+	var rec [recordSize]byte
+	b := appendRecord(rec[:0], slot, w.do(slot, n))
+	for {
+		if _, err := unix.Write(workerSocket, b); err != unix.EINTR {
+			if err != nil {
+				return fmt.Errorf("cannot answer: %w", err)
+			}
+			return nil // 8 bytes, of some hundred in flight: the socket takes them whole
+		}
+	}
+}
+
+// do carries out the request of n bytes in a slot, and returns how many bytes
+// the reply has.
+func (w *worker) do(slot, n int) int {
 	var req wire.Request
 	out := w.lane.reply(slot)
 	reply := wire.Reply{}
@@ -124,16 +141,7 @@ func (w *worker) execute(slot, n int) error {
 	} else {
 		size = copy(out[wire.ReplyHeader:], data) // no copy if it lies there
 	}
-	var rec [recordSize]byte
-	b := appendRecord(rec[:0], slot, reply.Put(out, size))
-	for {
-		if _, err := unix.Write(workerSocket, b); err != unix.EINTR {
-			if err != nil {
-				return fmt.Errorf("cannot answer: %w", err)
-			}
-			return nil // 8 bytes of 128 in flight: the socket takes them whole
-		}
-	}
+	return reply.Put(out, size)
 }
 
 // maxReason bounds the text of a refusal, which every client has room for.
@@ -250,11 +258,11 @@ func (w *worker) remove(h *held) {
 }
 
 func (w *worker) construct(r *wire.Request, c *Call) (id uint64, err error) {
-	construct := w.set[string(r.Key)]
+	construct := w.set[string(r.Key)].New
 	if construct == nil {
 		return 0, refuse(wire.Unknown, "this node has no component %q", r.Key)
 	}
-	h := &held{env: newEnv(&w.budget)}
+	h := &held{env: newEnv(w.budget)}
 	w.mu.Lock()
 	if len(w.objects) >= w.cfg.Objects {
 		w.mu.Unlock()
@@ -310,4 +318,12 @@ func (h *held) call(r *wire.Request, c *Call, out []byte) (data []byte, err erro
 
 func panicked(p any) error {
 	return refuse(wire.Panicked, "panic: %v\n%s", p, debug.Stack())
+}
+
+// close ends every object. Nothing is called any more.
+func (w *worker) close() {
+	for _, h := range w.objects {
+		h.env.close()
+	}
+	clear(w.objects)
 }

@@ -1,9 +1,16 @@
 // Package farbench measures package far: what a dereference costs beside a plain
 // pointer, and whether the evacuator keeps out of the mutators' way.
 //
-// The memory node is a far.MemStore in the same process: what is measured is
-// the runtime, not a network. Rounds of what is compared alternate, and the
-// median round counts.
+// How fast its structures are, beside Go's own, beside a redis-server, and beside
+// what raw reads of the same run allow, it measures with the memory node in a
+// process of its own, over tcp and over shm, and how far compression and a web
+// front end get with a part of their data local.
+//
+// For the runtime alone, RunDeref and RunPause, the memory node is a far.MemStore
+// in the same process. Rounds of what is compared alternate, and the median round
+// counts. The more other work there is on the machine, the more the figures say
+// about its scheduler: a program that waits for its node, or for another of its
+// threads that was preempted, loses more than one that never waits.
 package farbench
 
 import (
@@ -46,7 +53,7 @@ func (o *Options) note(what string) {
 func Command() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "far",
-		Short: "Measure far memory: dereferencing, evacuation",
+		Short: "Measure far memory: dereferencing, evacuation, data structures",
 		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -59,6 +66,7 @@ func Command() *cobra.Command {
 		{"map", "Compare a map's gets with Go's map, redis-server and what raw reads allow", RunMap},
 		{"scan", "Compare reading a far array in sequence with a slice, and compress files from one to another", RunScan},
 		{"threads", "Measure a map's gets by the number of goroutines that wait for misses", RunThreads},
+		{"component", "Compare a hash table and sums at the memory node with reading what they need", RunComponent},
 		{"web", "Compare a web front end over a far map and array with one that has everything local", RunWeb},
 	} {
 		var asJSON, short bool

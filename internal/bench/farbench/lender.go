@@ -100,14 +100,6 @@ func newRawReader(ctx context.Context, p *pool.Pool, memory int64, size int) (*r
 	return r, nil
 }
 
-func (r *rawReader) free(ctx context.Context) error {
-	var errs []error
-	for _, c := range r.chunks {
-		errs = append(errs, c.Free(ctx))
-	}
-	return errors.Join(errs...)
-}
-
 // rate is how many reads, at random places, complete in a second while workers
 // goroutines have batch of them each on their way.
 func (r *rawReader) rate(ctx context.Context, workers, batch int, span time.Duration) (float64, error) {

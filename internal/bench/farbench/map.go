@@ -222,7 +222,7 @@ func (b *mapBench) plainGets(r *reader, span time.Duration, fresh bool) (float64
 				buf = nil
 			}
 			if buf = append(buf[:0], v...); !bytes.HasPrefix(buf, key[:]) {
-				return n, fmt.Errorf("Go's map has %q for the key %q", buf, key)
+				return n, fmt.Errorf("the map of Go has %q for the key %q", buf, key)
 			}
 		}
 		return n, nil

@@ -109,7 +109,7 @@ type farSite struct {
 }
 
 func openFarSite(ctx context.Context, store far.Store, budget int64, d *webData) (*farSite, error) {
-	heap, err := far.NewHeap(store, far.Config{Local: budget})
+	heap, err := far.NewHeap(store, far.Config{Local: budget, HeldTooLong: 10 * time.Second})
 	if err != nil {
 		return nil, err
 	}

@@ -55,6 +55,10 @@ type segment struct {
 	live int    // of these
 }
 
+// Component is the hash table. Every loop over an index is bounded by its length,
+// and a put copies at most a segment and, when the index grows, the index.
+var Component = component.Component{New: New, Bounded: true}
+
 // New constructs a table. It is a component.Constructor.
 func New(env *component.Env, _ *component.Call, params []byte) (component.Object, error) {
 	if len(params) != 0 {
@@ -126,7 +130,10 @@ func (t *table) hash(key []byte) (tag, start uint64) {
 func (t *table) find(key []byte) (i uint64, found bool) {
 	tag, i := t.hash(key)
 	mask := uint64(len(t.index) - 1)
-	for ; t.index[i] != 0; i = (i + 1) & mask {
+	for looked := 0; t.index[i] != 0; i = (i + 1) & mask {
+		if looked++; looked > len(t.index) {
+			panic("BUG: the index of a hash table has no end")
+		}
 		if t.index[i].tag() == tag {
 			if _, k, _ := t.entry(t.index[i].place()); bytes.Equal(k, key) {
 				return i, true
@@ -284,7 +291,8 @@ func (t *table) Delete(_ *component.Call, key []byte) error {
 	t.count--
 	// What follows moves up, unless it would come before where it belongs.
 	mask := uint64(len(t.index) - 1)
-	for j := (i + 1) & mask; t.index[j] != 0; j = (j + 1) & mask {
+	last := i
+	for j := (i + 1) & mask; t.index[j] != 0 && j != last; j = (j + 1) & mask {
 		_, k, _ := t.entry(t.index[j].place())
 		if _, start := t.hash(k); (j-start)&mask >= (j-i)&mask {
 			t.index[i] = t.index[j]

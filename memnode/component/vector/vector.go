@@ -30,6 +30,9 @@ type vector struct {
 	blocks [][]byte
 }
 
+// Component is the vector.
+var Component = component.Component{New: New}
+
 // New constructs a vector. It is a component.Constructor.
 func New(env *component.Env, _ *component.Call, params []byte) (component.Object, error) {
 	if len(params) != 1 || !active.Kind(params[0]).Valid() {

@@ -1,0 +1,99 @@
+// Command farpagerank ranks the nodes of a graph that is larger than its memory:
+// of a file with a line "from to" for every edge, or a made-up one.
+//
+//	go run ./examples/farpagerank
+//	go run ./examples/farpagerank -node 127.0.0.1:7070 graph.edges
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log"
+	"math/rand/v2"
+	"os"
+	"slices"
+
+	"polder/far"
+	"polder/far/remote"
+	"polder/pool"
+)
+
+func main() {
+	node := flag.String("node", "", "address of a memory node; without one, far memory is this process's own")
+	flag.Parse()
+	if err := run(context.Background(), *node, flag.Arg(0), os.Stdout); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func run(ctx context.Context, node, file string, out io.Writer) (err error) {
+	var store far.Store = far.NewMemStore(1<<20, 256)
+	if node != "" {
+		lent, err := pool.Dial(ctx, node)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, lent.Close()) }()
+		store = remote.NewStore(lent)
+	}
+	heap, err := far.NewHeap(store, far.Config{Local: 8 << 20})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, heap.Close()) }()
+	edges, err := far.NewVector[[2]uint32](heap, far.StructureConfig{Name: "edges", Group: 512})
+	if err != nil {
+		return err
+	}
+	var degree []float64 // of every node: there are many more edges
+	err = read(file, func(from, to uint32) error {
+		degree = append(degree, make([]float64, max(0, int(max(from, to))+1-len(degree)))...)
+		degree[from]++
+		return edges.Append(ctx, [2]uint32{from, to})
+	})
+	n := float64(len(degree))
+	rank, next := slices.Repeat([]float64{1 / n}, len(degree)), make([]float64, len(degree))
+	s := heap.NewScope()
+	defer s.Close()
+	for round := 0; round < 10 && err == nil; round++ {
+		clear(next)
+		// Chunks come in order, so they are fetched before they are needed.
+		for _, part := range edges.StreamChunks(s, 0, edges.Len()) {
+			for _, e := range part {
+				next[e[1]] += rank[e[0]] / degree[e[0]]
+			}
+		}
+		err = s.Err()
+		for i := range rank {
+			rank[i] = 0.15/n + 0.85*next[i]
+		}
+	}
+	if err != nil || n == 0 {
+		return err
+	}
+	best := slices.Index(rank, slices.Max(rank))
+	_, err = fmt.Fprintf(out, "%d nodes, %d edges; node %d has the highest rank, %.6f.\n%s", len(rank), edges.Len(), best, rank[best], heap.Explain())
+	return err
+}
+
+// read calls edge for every edge of a file, or of a graph of 2,000,000.
+func read(file string, edge func(from, to uint32) error) (err error) {
+	r := rand.New(rand.NewPCG(1, 1))
+	for i := 0; file == "" && i < 2_000_000 && err == nil; i++ {
+		err = edge(r.Uint32N(50_000), min(r.Uint32N(50_000), r.Uint32N(50_000)))
+	}
+	if file == "" {
+		return err
+	}
+	text, err := os.ReadFile(file)
+	for in, from, to := bytes.NewReader(text), uint32(0), uint32(0); err == nil && in.Len() > 1; {
+		if _, err = fmt.Fscan(in, &from, &to); err == nil {
+			err = edge(from, to)
+		}
+	}
+	return err
+}

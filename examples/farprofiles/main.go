@@ -1,0 +1,99 @@
+// Command farprofiles is a service of user profiles without a cache: a map that
+// holds more than its memory is the cache and the database of it.
+//
+//	go run ./examples/farprofiles
+//	go run ./examples/farprofiles -node 127.0.0.1:7070
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strconv"
+
+	"polder/far"
+	"polder/far/remote"
+	"polder/pool"
+)
+
+// profile is what is known of a user. It holds no Go pointers: names are of a
+// fixed size.
+type profile struct {
+	Name   [32]byte
+	Born   int32
+	Visits int64
+	Tastes [200]int8
+}
+
+type service struct{ profiles *far.Map[uint64, profile] }
+
+// ServeHTTP answers GET /?id=7, and counts the visit.
+func (sv service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	id, err := strconv.ParseUint(r.FormValue("id"), 10, 64)
+	if err != nil {
+		http.Error(w, "id: "+err.Error(), http.StatusBadRequest)
+		return
+	}
+	var now profile
+	err = sv.profiles.Update(r.Context(), id, func(p profile, ok bool) (profile, bool) {
+		p.Visits++
+		now = p
+		return p, ok // who is not there is not made
+	})
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	_ = json.NewEncoder(w).Encode(map[string]any{"born": now.Born, "visits": now.Visits})
+}
+
+func main() {
+	node := flag.String("node", "", "address of a memory node; without one, far memory is this process's own")
+	flag.Parse()
+	if err := run(context.Background(), *node, os.Stdout); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func run(ctx context.Context, node string, out io.Writer) (err error) {
+	var store far.Store = far.NewMemStore(1<<20, 256)
+	if node != "" {
+		lent, err := pool.Dial(ctx, node)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, lent.Close()) }()
+		store = remote.NewStore(lent)
+	}
+	heap, err := far.NewHeap(store, far.Config{Local: 8 << 20})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, heap.Close()) }()
+	profiles, err := far.NewMap[uint64, profile](heap, far.MapConfig{Name: "profiles"})
+	if err != nil {
+		return err
+	}
+	const users = 100_000 // 25 MB of profiles, in 8 MiB of memory
+	for id := range uint64(users) {
+		if err := profiles.Set(ctx, id, profile{Born: 1950 + int32(id%60)}); err != nil {
+			return err
+		}
+	}
+	for i := range 1000 { // in place of http.ListenAndServe
+		rec := httptest.NewRecorder()
+		service{profiles}.ServeHTTP(rec, httptest.NewRequest("GET", fmt.Sprint("/?id=", i*i%users), nil))
+		if rec.Code != http.StatusOK {
+			return fmt.Errorf("user %d: %d %s", i*i%users, rec.Code, rec.Body)
+		}
+	}
+	_, err = fmt.Fprintf(out, "%d profiles, 1000 requests served.\n%s", profiles.Len(), heap.Explain())
+	return err
+}

@@ -1,0 +1,84 @@
+package far
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+
+	"polder/internal/active"
+)
+
+// A RemoteTable is a hash table that lies at a memory node all of it, index and
+// entries. Get, Put and Delete take one round trip each, whether the key exists
+// or not, and nothing of the table is in local memory: it is for keys of which
+// no index should be kept here, and what a cache falls back on.
+//
+// It may be used by any number of goroutines. Operations are linearizable,
+// except that a Put or Delete that fails with an error that is not ErrNotFound
+// may or may not have happened.
+type RemoteTable struct{ object Component }
+
+// Limits of a RemoteTable, in bytes.
+const (
+	MaxTableKey   = active.MaxKey
+	MaxTableValue = active.MaxValue
+)
+
+// NewRemoteTable makes an empty table at a node of d's.
+func NewRemoteTable(ctx context.Context, d Device) (*RemoteTable, error) {
+	o, err := d.Construct(ctx, active.Table, nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	return &RemoteTable{o}, nil
+}
+
+// Get appends the value of key to buf. It fails with ErrNotFound.
+func (t *RemoteTable) Get(ctx context.Context, key, buf []byte) ([]byte, error) {
+	return t.object.Read(ctx, key, buf)
+}
+
+// Put sets the value of key. It fails with ErrTooLarge, and with ErrStoreFull
+// when the node has no more memory for this client.
+func (t *RemoteTable) Put(ctx context.Context, key, value []byte) error {
+	if len(key) > MaxTableKey || len(value) > MaxTableValue {
+		return fmt.Errorf("cannot put a key of %d bytes and a value of %d, want at most %d and %d: %w",
+			len(key), len(value), MaxTableKey, MaxTableValue, ErrTooLarge)
+	}
+	return t.object.Write(ctx, key, value)
+}
+
+// Delete removes key. It fails with ErrNotFound.
+func (t *RemoteTable) Delete(ctx context.Context, key []byte) error {
+	return t.object.Delete(ctx, key)
+}
+
+// Len is how many keys there are.
+func (t *RemoteTable) Len(ctx context.Context) (int, error) {
+	out, err := t.object.Compute(ctx, Computation{Op: active.TableLen, Repeat: true}, nil)
+	if err != nil {
+		return 0, err
+	}
+	return decodeLen(t.object, out)
+}
+
+// Clear removes every key.
+func (t *RemoteTable) Clear(ctx context.Context) error {
+	_, err := t.object.Compute(ctx, Computation{Op: active.TableClear}, nil)
+	return err
+}
+
+// Close gives the table's memory back.
+func (t *RemoteTable) Close(ctx context.Context) error { return t.object.Destruct(ctx) }
+
+func decodeLen(o Component, out []byte) (int, error) {
+	if len(out) != 8 {
+		return 0, wrongAnswer(o, out)
+	}
+	return int(binary.LittleEndian.Uint64(out)), nil
+}
+
+// wrongAnswer is the error of an answer that makes no sense.
+func wrongAnswer(o Component, out []byte) error {
+	return &CorruptError{Segment: o.Name(), Err: fmt.Errorf("an answer of %d bytes that makes no sense", len(out))}
+}
