@@ -7,7 +7,7 @@ STATICCHECK := $(BIN)/staticcheck
 STATICCHECK_VERSION := v0.8.2
 
 # How long each fuzz target runs in "make test"; "make fuzz" takes longer.
-FUZZTIME    ?= 30s
+FUZZTIME    ?= 20s
 TESTTIMEOUT ?= 10m
 
 # How long "make soak" runs each soak test.
@@ -20,7 +20,7 @@ help: ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: test
-test: deps lint build race smoke-fuzz ## everything a change must pass: vet, format, lint, build, tests with -race, short fuzzing
+test: deps lint build race checkers smoke-fuzz ## everything a change must pass: vet, format, lint, build, tests with -race, model checkers, short fuzzing
 
 .PHONY: deps
 deps: ## install what the tests need (Redis, python3, numpy) if it is missing
@@ -35,8 +35,12 @@ build: ## build everything without cgo; the binary is .bin/polder
 race: ## run every test with the race detector
 	$(GO) test -race -timeout $(TESTTIMEOUT) ./...
 
+.PHONY: checkers
+checkers: ## explore interleavings and crash points without the race detector, which makes them few
+	$(GO) test -count=1 -timeout $(TESTTIMEOUT) -v -run 'Interleaving|ClientsThatAreKilled' ./pool/finemem
+
 .PHONY: smoke-fuzz
-smoke-fuzz: ## run every fuzz target for FUZZTIME (30s)
+smoke-fuzz: ## run every fuzz target for FUZZTIME (20s)
 	@GO="$(GO)" .ci/fuzz $(FUZZTIME)
 
 .PHONY: fuzz
@@ -47,6 +51,9 @@ fuzz: ## run every fuzz target for 10 minutes
 soak: ## run the long forms of tests, SOAK (10m) each, and robustness five times
 	POLDER_SOAK=1 $(GO) test -race -count=1 -timeout 4h ./share/robustness
 	POLDER_SOAK=$(SOAK) $(GO) test -race -count=1 -timeout 4h -run Soak ./...
+	POLDER_SOAK=$(SOAK) $(GO) test -race -count=1 -timeout 4h -run 'Torture|EveryStructure' ./far
+	POLDER_SOAK=$(SOAK) $(GO) test -race -count=1 -timeout 4h -run ClientsThatAreKilled ./pool/finemem
+	POLDER_SOAK=$(SOAK) $(GO) test -count=1 -timeout 4h -run SoakInterleavings ./pool/finemem
 	$(GO) test -count=1 -timeout 4h ./soft -run NoWrongByte -torture $(SOAK) -torture.pace 0
 	$(GO) test -count=1 -timeout 4h ./internal/softcmd -run Survive -torture $(SOAK)
 	$(GO) test -count=1 -timeout 4h -tags soak ./internal/bench/softbench
