@@ -247,7 +247,7 @@ func measureIterations(ctx context.Context, o Options, name string, w *world, le
 				}
 				_ = total.RecordValue(max(took.Microseconds(), 1))
 				if o.Plots != nil && failed == nil {
-					_, failed = fmt.Fprintf(o.Plots, "%s,%.1f,%.3f,ms\n", name, float64(time.Since(begin).Microseconds())/1e3, float64(took.Microseconds())/1e3)
+					_, failed = fmt.Fprintf(o.Plots, "%q,%.1f,%.3f,ms\n", name, float64(time.Since(begin).Microseconds())/1e3, float64(took.Microseconds())/1e3)
 				}
 				stop := failed != nil
 				mu.Unlock()
@@ -322,7 +322,7 @@ func measureCrowd(ctx context.Context, o Options, compute time.Duration, length 
 			free := 100 * float64(st.Free) / float64(st.Budget)
 			least = min(least, free)
 			if o.Plots != nil {
-				if _, err := fmt.Fprintf(o.Plots, "%s,%.1f,%.2f,%% free\n", name, float64(time.Since(begin).Microseconds())/1e3, free); err != nil {
+				if _, err := fmt.Fprintf(o.Plots, "%q,%.1f,%.2f,%% free\n", name, float64(time.Since(begin).Microseconds())/1e3, free); err != nil {
 					fail(err)
 					return
 				}
