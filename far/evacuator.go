@@ -2,7 +2,6 @@ package far
 
 import (
 	"errors"
-	"runtime"
 	"time"
 )
 
@@ -50,7 +49,9 @@ func (h *Heap) evacuator() {
 		case <-h.logs.kick:
 		case <-timer.C:
 		}
+		h.turn.begin()
 		for h.ctx.Err() == nil && h.makeRoom() {
+			h.turn.keep()
 		}
 		if h.pass.active() {
 			timer.Reset(minPoll)
@@ -93,6 +94,25 @@ const (
 	patience = 10 * time.Millisecond
 )
 
+// turn is the evacuator's time on a processor. Go has no priorities (the paper's
+// section 5.4), but who is preempted, after 10 ms, or yields comes behind all
+// that can run, which with many busy mutators is much longer than who wakes up. So
+// the evacuator goes to sleep before it is preempted, and is up again at once.
+type turn struct{ began time.Time }
+
+// turnLength is how long the evacuator works in one go.
+const turnLength = 5 * time.Millisecond
+
+func (t *turn) begin() { t.began = time.Now() }
+
+// keep is to be called every few milliseconds.
+func (t *turn) keep() {
+	if time.Since(t.began) > turnLength {
+		time.Sleep(time.Microsecond)
+		t.begin()
+	}
+}
+
 // makeRoom does a piece of work if there is too little room, and reports
 // whether it should be called again.
 func (h *Heap) makeRoom() bool {
@@ -120,7 +140,6 @@ func (h *Heap) makeRoom() bool {
 	}
 	s, what := h.victim()
 	if !h.pass.active() && h.objectsFirst(s, what) && h.beginPass(l.lacking(), what) {
-		runtime.Gosched() // who is in a scope may leave it at once
 		return h.passReady()
 	}
 	if h.evacuate(s, what) || what != evict && h.farReady(unit) && h.evacuate(l.oldest(), evict) {

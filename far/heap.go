@@ -42,6 +42,7 @@ type Heap struct {
 	ahead     prefetching
 	fetching  [fetchParts]fetching
 	pass      pass         // the evacuator's
+	turn      turn         // the same
 	barren    int          // passes in a row that made no room; the evacuator's
 	forced    atomic.Bool  // work on one more segment, whether it is needed or not
 	shut      atomic.Bool  // Close has begun

@@ -27,7 +27,8 @@ type pass struct {
 	full   bool      // the store had no room
 	pinned []uintptr // the addresses that scopes had pinned when it was over
 	staged []stagedObject
-	kept   int // bytes that were kept for being hot
+	kept   int  // bytes that were kept for being hot
+	tight  bool // scopes live on their reserve, of which nothing may be used to keep what is hot
 }
 
 // stagedObject is an object whose far copy is being written.
@@ -58,6 +59,7 @@ func (h *Heap) beginPass(n int, what aim) bool {
 	}
 	failpoint.Hit("far.marking")
 	for _, s := range ps.segs {
+		h.turn.keep()
 		h.eachObject(s, func(p *uint64, o object, addr uintptr) bool {
 			for w := loadWord(p); w.local() && w.addr() == addr; w = loadWord(p) {
 				if casWord(p, w, w.markedBy(ps.number)) {
@@ -171,11 +173,23 @@ func (h *Heap) finishPass() bool {
 	failpoint.Hit("far.moving")
 	before := l.gained()
 	for _, s := range ps.segs {
+		h.turn.keep()
+		ps.tight = l.tight()
 		h.evacuateObjects(s)
+		if l.hasRoom() {
+			l.finish(nil) // nobody waits for the rest of the pass
+		}
 	}
 	ps.epoch = 0
 	failpoint.Hit("far.passed")
 	return l.gained() > before
+}
+
+// tight reports whether scopes have taken some of what is set aside for them.
+func (l *logs) tight() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.available() < l.back+l.scoped
 }
 
 // renewed reports whether there are objects that the evacuator has not seen.
@@ -276,7 +290,7 @@ func (h *Heap) evacuateObject(p *uint64, o object, addr uintptr, what aim) outco
 	far := tailFar(tail)
 	clean := far != 0 && !h.far.seg(far).gone()
 	cold := w.coldness()
-	hot := cold < c.cfg.HotBits && ps.kept+objectSize(n) <= int(keepAtMost*float64(l.segSize*len(ps.segs)))
+	hot := cold < c.cfg.HotBits && !ps.tight && ps.kept+objectSize(n) <= int(keepAtMost*float64(l.segSize*len(ps.segs)))
 	if what == compact || hot || what == evictClean && !clean {
 		if what == evict {
 			cold++

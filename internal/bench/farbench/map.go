@@ -49,12 +49,12 @@ const (
 func RunMap(ctx context.Context, o Options) error {
 	sc := mapScale{
 		entries: 1 << 20, skews: []float64{0, 0.2, 0.4, 0.6, 0.8, 0.99, 1.2, 1.35},
-		rounds: 5, span: 300 * time.Millisecond, settle: 1500 * time.Millisecond, gc: 4 * time.Second,
+		rounds: 5, span: 300 * time.Millisecond, settle: 1500 * time.Millisecond, gc: 8 * time.Second,
 	}
 	if o.Short {
 		sc = mapScale{
 			entries: 1 << 18, skews: []float64{0, 0.8, 1.2, 1.35},
-			rounds: 3, span: 100 * time.Millisecond, settle: 400 * time.Millisecond, gc: time.Second,
+			rounds: 3, span: 100 * time.Millisecond, settle: 400 * time.Millisecond, gc: 3 * time.Second,
 		}
 	}
 	if err := runMap(ctx, o, sc); err != nil {
