@@ -32,6 +32,11 @@ func (m *finemem) tick() {
 	if now.Sub(m.felt) >= m.node.cfg.Heartbeat {
 		m.felt = now
 		m.feel(now)
+		if m.broken() != nil {
+			for c := range m.clients {
+				m.node.ready.add(c) // to be dropped
+			}
+		}
 	}
 	if len(m.todo) > 0 {
 		m.timer.Reset(rebindBusy)
@@ -146,8 +151,9 @@ type place struct {
 	chunk uint32 // first
 }
 
-// newKeyring makes and binds all windows.
-func newKeyring(mem *memory, t *twolayer.Table) (*keyring, error) {
+// newKeyring makes and binds all windows, of which there are at most most, if that
+// is not 0.
+func newKeyring(mem *memory, t *twolayer.Table, most int) (*keyring, error) {
 	k := &keyring{memory: mem, table: t}
 	total := 0
 	for layer := range twolayer.Layers {
@@ -156,7 +162,12 @@ func newKeyring(mem *memory, t *twolayer.Table) (*keyring, error) {
 			total += int(t.Chunks / g)
 		}
 	}
-	for range 2*total + max(64, total/16) {
+	want := 2*total + max(64, total/16)
+	if most > 0 && want > most {
+		return nil, fmt.Errorf("%d chunks need %d windows, and the device has %d: lend less, or in larger chunks",
+			t.Chunks>>t.Least, want, most)
+	}
+	for range want {
 		mw, err := mem.pd.AllocMW(verbs.MWType1)
 		if err != nil {
 			k.close()
@@ -267,10 +278,11 @@ func (k *keyring) renew() (int, error) {
 	return k.bind()
 }
 
-// wipe makes a place read as zero. Large ones give their pages back.
+// wipe makes a place read as zero. Large ones give their pages back, if the device
+// does not go on with those.
 func (k *keyring) wipe(p place) {
 	off, n := k.bytes(p)
-	if n > wipeInPlace && n%arena.PageSize == 0 && k.mem.Punch(off, n) == nil {
+	if !k.pinned && n > wipeInPlace && n%arena.PageSize == 0 && k.mem.Punch(off, n) == nil {
 		return
 	}
 	clear(k.mem.Bytes()[off : off+n])
@@ -300,7 +312,7 @@ func (k *keyring) bind() (int, error) {
 	failpoint.Hit("rebind.publish")
 	for _, p := range k.batch[:done] {
 		g := k.grain(p)
-		g.main, g.key = g.backup, g.next
+		g.main, g.key = g.backup, g.backup.RKey() // which is next, unless the device chooses
 		g.backup, g.next = k.draw()
 		k.table.SetCap(p.layer, p.chunk, twolayer.MakeCap(g.key, g.next))
 	}
