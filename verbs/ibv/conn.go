@@ -97,7 +97,7 @@ func dial(ctx context.Context, dev verbs.Device, addr string, cfg Config) (*conn
 	if err != nil {
 		return nil, err
 	}
-	if cfg, err = cfg.Normalized(); err != nil {
+	if cfg, err = normalized(cfg); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, cfg.HandshakeTimeout)
