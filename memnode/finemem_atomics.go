@@ -20,7 +20,7 @@ type atomics struct {
 	was    *arena.Mapping
 	mr     verbs.MR // of was
 	sge    [1]verbs.SGE
-	broken error    // the device has failed; the metadata is not to be trusted
+	broken error // the device has failed; the metadata is not to be trusted
 }
 
 // newAtomics returns what changes words, which pd's queue pairs may do.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -71,6 +72,7 @@ func TestBorrowsUntilItIsKilled(t *testing.T) {
 	for _, n := range lenders {
 		p := borrow(t, n.mech, peer+":"+n.port)
 		defer p.Close()
+		timeAllocations(t, n.mech.Name(), p)
 		for range stolen {
 			c, err := p.Alloc(t.Context())
 			if err != nil {
@@ -85,6 +87,27 @@ func TestBorrowsUntilItIsKilled(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// timeAllocations says what it takes to allocate and to free a chunk.
+func timeAllocations(t *testing.T, name string, p *pool.Pool) {
+	t.Helper()
+	var allocs, frees []time.Duration
+	for range 100 {
+		began := time.Now()
+		c, err := p.AllocWait(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		allocated := time.Now()
+		if err := c.Free(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		allocs, frees = append(allocs, allocated.Sub(began)), append(frees, time.Since(allocated))
+	}
+	slices.Sort(allocs)
+	slices.Sort(frees)
+	t.Logf("%s: a chunk is allocated in %v and freed in %v (medians)", name, allocs[len(allocs)/2], frees[len(frees)/2])
 }
 
 // A client whose machine dies without a word is noticed, its memory comes back when
@@ -128,10 +151,13 @@ func TestAClientThatIsKilled(t *testing.T) {
 	}
 	ask(t, plan.KillPeer)
 	killed := time.Now()
+	noticed := make([]time.Duration, len(all))
+	for i, l := range all {
+		eventually(t, lenders[i].mech.Name()+": the client is missed", func() bool { return l.node.Stats().Clients == 1 })
+		noticed[i] = time.Since(killed)
+	}
 	for i, l := range all {
 		name := lenders[i].mech.Name()
-		eventually(t, name+": the client is missed", func() bool { return l.node.Stats().Clients == 1 })
-		noticed := time.Since(killed)
 		eventually(t, name+": its memory has come back", func() bool { return l.node.Stats().Lent == 1 })
 		back := time.Since(killed)
 		for i := range lent - 1 {
@@ -146,7 +172,7 @@ func TestAClientThatIsKilled(t *testing.T) {
 		}
 		n, slowest := l.hot.end()
 		t.Logf("%s: the node noticed after %.1f s, and had the memory back after %.1f s; meanwhile a neighbour did %d operations, the slowest in %v",
-			name, noticed.Seconds(), back.Seconds(), n, slowest)
+			name, noticed[i].Seconds(), back.Seconds(), n, slowest)
 		before := l.log.warnings()
 		if err := l.neighbour.Close(); err != nil {
 			t.Fatal(err)
