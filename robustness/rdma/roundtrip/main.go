@@ -33,8 +33,8 @@ func main() {
 	var (
 		device = flag.String("device", os.Getenv("POLDER_RDMA_DEVICE"), "the RDMA device")
 		rival  = flag.String("reference", filepath.Join(os.Getenv("POLDER_RDMA_BIN"), "roundtrip-c"), "the C program")
-		rounds = flag.Int("rounds", 5, "how often each is measured")
-		count  = flag.Int("count", 2000, "operations in a round")
+		rounds = flag.Int("rounds", 11, "how often each is measured, by turns")
+		count  = flag.Int("count", 1000, "operations in a round")
 		asJSON = flag.Bool("json", false, "print one JSON object a line")
 	)
 	flag.Parse()
