@@ -125,6 +125,10 @@ func newFineMem(n *Node) (manager, error) {
 		m.close()
 		return nil, err
 	}
+	if attr := n.dev.Attr(); !attr.Type1Keys {
+		n.log.Warn("the device chooses the keys of windows, and may count them up: who has had memory could guess the key "+
+			"of its next owner, so let nobody borrow who is not trusted", "device", attr.Name)
+	}
 	return m, nil
 }
 

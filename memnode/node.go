@@ -92,10 +92,6 @@ func New(dev verbs.Device, cfg Config) (*Node, error) {
 		n.log.Warn("the device does not check the bounds of windows: clients are kept apart by window and not by range, "+
 			"so whoever borrows anything reaches everything", "device", attr.Name, "one client at a time", n.one)
 	}
-	if attr := dev.Attr(); !attr.Type1Keys && cfg.Manager == FineMem {
-		n.log.Warn("the device chooses the keys of windows, and may count them up: who has had memory could guess the key "+
-			"of its next owner, so let nobody borrow who is not trusted", "device", attr.Name)
-	}
 	n.ctx, n.stop = context.WithCancelCause(context.Background())
 	n.grace = time.NewTimer(time.Hour)
 	n.grace.Stop()
