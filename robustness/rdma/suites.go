@@ -127,7 +127,7 @@ func scenarios(device string, mechanisms []string, long bool) []scenario {
 	for _, t := range []struct{ name, run string }{
 		{"the main job", "MainJob"},
 		{"a link lost for 5 s", "LinkLost"},
-		{"a node that is killed", "Killed"}, // the last one, of course
+		{"a node that is killed", "NodeThatIsKilled"}, // the last one, of course
 	} {
 		client.suites = append(client.suites, suite{
 			name: t.name, program: guestsTest, also: []program{polder}, args: []string{"-test.run=" + t.run},

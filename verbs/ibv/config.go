@@ -18,11 +18,3 @@ const DefaultKeepAlive = 2 * time.Second
 
 // Scheme is what addresses of nodes on an RDMA fabric begin with.
 const Scheme = "rdma://"
-
-// normalized returns c with its defaults filled in, or says what is wrong.
-func normalized(c Config) (Config, error) {
-	if c.KeepAlive == 0 {
-		c.KeepAlive = DefaultKeepAlive
-	}
-	return c.Normalized()
-}

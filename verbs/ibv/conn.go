@@ -114,6 +114,14 @@ func dial(ctx context.Context, dev verbs.Device, addr string, cfg Config) (*conn
 	return c, nil
 }
 
+// normalized returns cfg with its defaults filled in, or says what is wrong.
+func normalized(cfg Config) (Config, error) {
+	if cfg.KeepAlive == 0 {
+		cfg.KeepAlive = DefaultKeepAlive
+	}
+	return cfg.Normalized()
+}
+
 // establish does the handshake on nc and starts a connection, which calls leave
 // when it ends. The caller closes nc if it fails.
 func establish(ctx context.Context, d *device, nc net.Conn, cfg Config, l *listener, leave func()) (*conn, error) {

@@ -33,13 +33,14 @@ const (
 	grace     = 3 * time.Second
 )
 
-// lenders are the nodes of this test, at ports of their own.
+// lenders are the nodes of this test, at ports of their own. The client's guest
+// waits for port 7070, which is the last.
 var lenders = []struct {
 	mech pool.Manager
 	port string
 }{
-	{rpcmw.Mechanism{}, "7070"},
 	{finemem.Mechanism{}, "7071"},
+	{rpcmw.Mechanism{}, "7070"},
 }
 
 // borrow opens a pool on the node at addr.
