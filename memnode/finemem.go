@@ -24,16 +24,18 @@ import (
 // # Isolation
 //
 // Clients are services that are trusted with the metadata: one for every compute
-// node, which hands addresses and keys to applications. The metadata is open through
-// a window of type 2B, to the one queue pair that a client has connected for it;
-// applications have none, and closing it fences a client that is gone.
+// node, which hands addresses and keys to applications. The metadata has a
+// protection domain of its own, in which every client has the one queue pair that it
+// has connected for it; applications have none, and closing it fences a client that
+// is gone.
 //
 // Memory is opened by windows of type 1, as in the paper, since they are bound
 // before anybody knows to whom: any queue pair may use one whose key it knows. Keys
 // are therefore drawn at random: a grain has two windows, and when it was freed the
 // one that was in use goes to a pool from which any grain may get it as its next
 // backup, under a new key of 8 random bits. Who had a chunk knows neither the index
-// nor the key that open it to the next. And a wrong guess costs the queue pair: a
+// nor the key that open it to the next, if the device takes the key that a bind asks
+// for (verbs.DeviceAttr.Type1Keys), or draws one itself. And a wrong guess costs the queue pair: a
 // host whose clients have had more than
 // Config.MaxViolations protection errors of late cannot
 // connect another.
@@ -41,7 +43,9 @@ type finemem struct {
 	node    *Node
 	table   *twolayer.Table
 	mem     *arena.Mapping // the metadata
+	pd      verbs.PD       // of it
 	mr      verbs.MR
+	atomics *atomics // nil if the processor's are as good
 	keys    *keyring
 	users   map[*session]uint16
 	counted map[*session]int // chunks that it had when that was last counted
@@ -66,7 +70,6 @@ type finemem struct {
 // tenure is what a connection has.
 type tenure struct {
 	meta    verbs.QP
-	mw      verbs.MW
 	trouble atomic.Int32 // protection errors since the last look
 
 	beats   uint64    // of its user, when they changed last
@@ -109,16 +112,36 @@ func newFineMem(n *Node) (manager, error) {
 		return nil, err
 	}
 	if m.table, err = twolayer.NewTable(m.mem.Bytes(), l); err == nil {
-		m.mr, err = n.pd.RegMR(m.mem.Bytes(), verbs.AccessLocalWrite|verbs.AccessMWBind)
+		m.pd, err = n.dev.AllocPD()
 	}
 	if err == nil {
-		m.keys, err = newKeyring(n.mem, m.table)
+		m.mr, err = m.pd.RegMR(m.mem.Bytes(), verbs.AccessLocalWrite|windowAccess)
+	}
+	if err == nil {
+		m.keys, err = newKeyring(n.mem, m.table, n.dev.Attr().MaxMW)
+	}
+	if err == nil && !n.dev.Attr().HostAtomics {
+		if m.atomics, err = newAtomics(n.dev, m.pd, m.mr); err == nil {
+			m.table.Swap = m.atomics.swap
+		}
 	}
 	if err != nil {
 		m.close()
 		return nil, err
 	}
+	if attr := n.dev.Attr(); !attr.Type1Keys {
+		n.log.Warn("the device chooses the keys of windows, and may count them up: who has had memory could guess the key "+
+			"of its next owner, so let nobody borrow who is not trusted", "device", attr.Name)
+	}
 	return m, nil
+}
+
+// broken says why the metadata is of no use any more, if it is not.
+func (m *finemem) broken() error {
+	if m.atomics == nil {
+		return nil
+	}
+	return m.atomics.broken
 }
 
 func (m *finemem) welcome(*wire.Welcome) {}
@@ -148,6 +171,9 @@ func (m *finemem) tenure(c *client) *tenure {
 }
 
 func (m *finemem) connect(c *client, h *wire.Hello, req verbs.ConnRequest) error {
+	if err := m.broken(); err != nil {
+		return err
+	}
 	t := m.tenure(c)
 	switch {
 	case m.struckOut(host(c)):
@@ -198,27 +224,13 @@ func (m *finemem) connectMetadata(c *client, t *tenure, req verbs.ConnRequest) e
 	if err != nil {
 		return err
 	}
-	if t.meta, err = n.pd.CreateQP(verbs.QPInit{
+	if t.meta, err = m.pd.CreateQP(verbs.QPInit{
 		SendCQ: c.cq, RecvCQ: c.cq, SendDepth: 1, RecvDepth: 1, OnEvent: n.event,
 	}); err != nil {
 		return fmt.Errorf("cannot create a queue pair for the metadata: %w", err)
 	}
-	if t.mw, err = n.pd.AllocMW(verbs.MWType2B); err != nil {
-		m.fence(t)
-		return fmt.Errorf("cannot allocate a window for the metadata: %w", err)
-	}
-	b := n.mem.binder
-	key := next(t.mw.RKey())
-	b.wrs = append(b.wrs[:0], verbs.SendWR{
-		Op: verbs.OpBindMW, Flags: verbs.SendSignaled, RKey: key, BindLKey: m.mr.LKey(), RemoteAddr: m.mr.Addr(),
-		BindLength: uint64(len(m.mr.Bytes())), BindAccess: windowAccess, QPN: t.meta.Num(),
-	})
-	if _, err := b.run(); err != nil {
-		m.fence(t)
-		return fmt.Errorf("cannot open the metadata: %w", err)
-	}
 	answer := wire.Metadata{
-		Addr: m.mr.Addr(), Key: key, User: user,
+		Addr: m.mr.Addr(), Key: m.mr.RKey(), User: user,
 		Bytes: uint64(m.table.Chunks) * m.table.Unit, Least: m.table.Size(m.table.Least),
 	}
 	t.beats = m.table.Beats(user)
@@ -233,10 +245,6 @@ func (m *finemem) fence(t *tenure) {
 	if t.meta != nil {
 		t.meta.Close()
 		t.meta = nil
-	}
-	if t.mw != nil {
-		t.mw.Dealloc()
-		t.mw = nil
 	}
 }
 
@@ -290,7 +298,10 @@ func (m *finemem) answer(c *client, req *wire.Request, reply *wire.Reply) []wire
 	case t.meta == nil || c.access == nil:
 		reply.Status = wire.StatusNoAccess
 	case req.Op == wire.OpSpace:
-		if !m.settle(c.session) {
+		ready := m.settle(c.session)
+		if m.broken() != nil {
+			reply.Status = wire.StatusFailed
+		} else if !ready {
 			reply.Status = wire.StatusAgain
 		} else if sp := m.space(c.session); sp.Free == 0 {
 			m.node.counters.noMemory.Add(1)
@@ -344,6 +355,9 @@ func (m *finemem) owned(s *session, skip, most int) wire.Status {
 }
 
 func (m *finemem) look(c *client) error {
+	if err := m.broken(); err != nil {
+		return err
+	}
 	t := m.clients[c]
 	if t == nil {
 		return nil
@@ -428,8 +442,14 @@ func (m *finemem) close() error {
 	if m.keys != nil {
 		errs = append(errs, m.keys.close())
 	}
+	if m.atomics != nil {
+		m.atomics.close()
+	}
 	if m.mr != nil {
 		errs = append(errs, m.mr.Deregister())
+	}
+	if m.pd != nil {
+		errs = append(errs, m.pd.Close())
 	}
 	if m.mem != nil {
 		errs = append(errs, m.mem.Close())

@@ -67,7 +67,7 @@ func TestZeroingTouchesOnlyWhatIsDirty(t *testing.T) {
 			}
 			return count
 		}
-		z := newZeroer(mem)
+		z := newZeroer(mem, false)
 		if !known { // as where there is no page map
 			if err := z.close(); err != nil {
 				t.Fatal(err)

@@ -26,6 +26,11 @@ func (m *finemem) tick() {
 	if now.Sub(m.felt) >= m.node.cfg.Heartbeat {
 		m.felt = now
 		m.feel(now)
+		if m.broken() != nil {
+			for c := range m.clients {
+				m.node.ready.add(c) // to be dropped
+			}
+		}
 	}
 	if !m.empty() {
 		m.timer.Reset(rebindBusy)
@@ -121,9 +126,10 @@ type place struct {
 	chunk uint32 // first
 }
 
-// newKeyring makes and binds all windows.
-func newKeyring(mem *memory, t *twolayer.Table) (*keyring, error) {
-	k := &keyring{memory: mem, table: t, zeroer: newZeroer(mem.mem)}
+// newKeyring makes and binds all windows, of which there are at most most, if that
+// is not 0.
+func newKeyring(mem *memory, t *twolayer.Table, most int) (*keyring, error) {
+	k := &keyring{memory: mem, table: t, zeroer: newZeroer(mem.mem, mem.pinned)}
 	total := 0
 	for layer := range twolayer.Layers {
 		if g := t.Grain(layer); g != 0 {
@@ -131,7 +137,12 @@ func newKeyring(mem *memory, t *twolayer.Table) (*keyring, error) {
 			total += int(t.Chunks / g)
 		}
 	}
-	for range 2*total + max(64, total/16) {
+	want := 2*total + max(64, total/16)
+	if most > 0 && want > most {
+		return nil, fmt.Errorf("%d chunks need %d windows, and the device has %d: lend less, or in larger chunks",
+			t.Chunks>>t.Least, want, most)
+	}
+	for range want {
 		mw, err := mem.pd.AllocMW(verbs.MWType1)
 		if err != nil {
 			k.close()
@@ -260,7 +271,7 @@ func (k *keyring) bind() (int, error) {
 	failpoint.Hit("rebind.publish")
 	for _, p := range k.batch[:done] {
 		g := k.grain(p)
-		g.main, g.key = g.backup, g.next
+		g.main, g.key = g.backup, g.backup.RKey() // which is next, unless the device chooses
 		g.backup, g.next = k.draw()
 		k.table.SetCap(p.layer, p.chunk, twolayer.MakeCap(g.key, g.next))
 	}

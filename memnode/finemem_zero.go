@@ -7,8 +7,9 @@ import "polder/internal/arena"
 // mechanism with small chunks lends is never touched, and to clear a page that has no
 // content would give it one.
 type zeroer struct {
-	mem   *arena.Mapping
-	pages *arena.Pagemap // nil: everything counts as touched
+	mem    *arena.Mapping
+	pinned bool           // the device goes on with the pages that it has: none are given back
+	pages  *arena.Pagemap // nil: everything counts as touched
 
 	// A window of memory whose pages have been looked at since the last reset.
 	from, to int // bytes; none if they are equal
@@ -22,8 +23,11 @@ const (
 	zeroWindow = 2 << 20
 )
 
-func newZeroer(mem *arena.Mapping) zeroer {
-	z := zeroer{mem: mem, touched: make([]bool, zeroWindow/arena.PageSize)}
+func newZeroer(mem *arena.Mapping, pinned bool) zeroer {
+	z := zeroer{mem: mem, pinned: pinned, touched: make([]bool, zeroWindow/arena.PageSize)}
+	if pinned {
+		return z // what is pinned has content
+	}
 	if p, err := arena.OpenPagemap(); err == nil {
 		z.pages = p // without, it is only slower
 	}
@@ -37,7 +41,7 @@ func (z *zeroer) reset() { z.from, z.to = 0, 0 }
 //
 // Preconditions: nobody has been able to reach them since the last reset.
 func (z *zeroer) zero(off, n int) {
-	if n > zeroInPlace && n%arena.PageSize == 0 && z.mem.Punch(off, n) == nil {
+	if !z.pinned && n > zeroInPlace && n%arena.PageSize == 0 && z.mem.Punch(off, n) == nil {
 		return
 	}
 	mem := z.mem.Bytes()

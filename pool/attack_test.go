@@ -259,7 +259,8 @@ func wrapping(s *scene) outcome {
 // boundless reports whether chunks are windows on a device that does not check
 // their bounds.
 func (s *scene) boundless() bool {
-	return strings.HasPrefix(s.manager.Name(), rpcmw.Name) && !s.attacker.dev.Attr().BoundsMW
+	name := s.manager.Name()
+	return (strings.HasPrefix(name, rpcmw.Name) || name == finemem.Name) && !s.attacker.dev.Attr().BoundsMW
 }
 
 // bounds is o, with the rule that keeps a client within its chunk.
@@ -368,8 +369,12 @@ func structures(s *scene) outcome {
 	dev.mu.Unlock()
 	qps := len(s.attacker.conn.hellos)
 	try := func(op verbs.Opcode, addr uint64, key verbs.RKey, k int) (o outcome, ok bool) {
-		b, qps, _ := s.raw()
+		b, qps, answers := s.raw()
 		defer b.close()
+		var m wire.Metadata
+		if s.trusting() && m.Decode(answers[k]) == nil && m.Key == key {
+			return o, false // it has been told to use that, and to others it is shut
+		}
 		if b.poke(qps[k], verbs.SendWR{Op: op, RemoteAddr: addr, RKey: key}) != verbs.StatusSuccess {
 			return o, false
 		}

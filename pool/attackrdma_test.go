@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"polder/pool"
+	"polder/pool/finemem"
 	"polder/pool/finemr"
 	"polder/pool/pooltest"
 	"polder/pool/rpcmw"
@@ -18,7 +19,7 @@ import (
 // there. A device that does not check the bounds of windows does not keep a
 // client within its chunk, where chunks are windows.
 func TestIBVAttack(t *testing.T) {
-	mechanisms := []pool.Manager{rpcmw.Mechanism{}, rpcmw.Mechanism{Type1: true}, finemr.Mechanism{}, staticmr.Mechanism{}}
+	mechanisms := []pool.Manager{rpcmw.Mechanism{}, rpcmw.Mechanism{Type1: true}, finemem.Mechanism{}, finemr.Mechanism{}, staticmr.Mechanism{}}
 	onPackets := []string{
 		"replays the bytes of a neighbour's connection",
 		"sends packets twice, with checksums that are right",

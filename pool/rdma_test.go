@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"polder/pool"
+	"polder/pool/finemem"
 	"polder/pool/finemr"
 	"polder/pool/pooltest"
 	"polder/pool/rpcmw"
@@ -15,7 +16,7 @@ import (
 // TestIBVMechanisms runs the suite of pools over an RDMA device, by every way of
 // managing memory that needs no more of it than the standard gives.
 func TestIBVMechanisms(t *testing.T) {
-	for _, m := range []pool.Manager{rpcmw.Mechanism{}, rpcmw.Mechanism{Type1: true}, finemr.Mechanism{}, staticmr.Mechanism{}} {
+	for _, m := range []pool.Manager{rpcmw.Mechanism{}, rpcmw.Mechanism{Type1: true}, finemem.Mechanism{}, finemr.Mechanism{}, staticmr.Mechanism{}} {
 		t.Run(m.Name(), func(t *testing.T) {
 			s := pooltest.RDMA
 			s.Manager = m

@@ -63,6 +63,7 @@ type DeviceAttr struct {
 	MaxSGE     int    // most SGEs in one work request
 	MaxMsgSize uint32 // most bytes in one message
 	MaxRdAtom  int    // most READs and atomics outstanding on one QP
+	MaxMW      int    // most windows; 0: the device does not say
 	WaitEnable bool   // WAIT and ENABLE, and what goes with them: the device can run work-request chains
 	BoundsMW   bool   // window bounds are checked on every access
 	// Type1Keys: a window of type 1 gets the key that its bind asks for. Without,

@@ -14,6 +14,11 @@ import (
 type Table struct {
 	Layout
 	mem []byte
+	// Swap, if it is set, compares and swaps the word at an offset in the
+	// processor's stead: for devices whose atomics are not atomic with the
+	// processor's, which could undo what that writes. It is set once, before
+	// there are clients.
+	Swap func(at, old, new uint64) bool
 }
 
 // NewTable writes the metadata of memory that nobody has into mem, which has
@@ -54,6 +59,14 @@ func (l Layout) has(span uint32) uint32 {
 	}
 }
 
+// cas compares and swaps a word.
+func (t *Table) cas(at, old, new uint64) bool {
+	if t.Swap != nil {
+		return t.Swap(at, old, new)
+	}
+	return t.word(at).CompareAndSwap(old, new)
+}
+
 func (t *Table) word(at uint64) *atomic.Uint64 { return arena.Word64(t.mem[at : at+8]) }
 
 // Section loads a section's header.
@@ -70,12 +83,18 @@ func (t *Table) Cap(layer int, chunk uint32) Cap { return Cap(t.word(t.CapAt(lay
 
 // SetCap stores a capability.
 func (t *Table) SetCap(layer int, chunk uint32, c Cap) {
-	t.word(t.CapAt(layer, chunk)).Store(uint64(c))
+	at := t.CapAt(layer, chunk)
+	if t.Swap == nil {
+		t.word(at).Store(uint64(c))
+		return
+	}
+	for !t.cas(at, t.word(at).Load(), uint64(c)) {
+	}
 }
 
 // SwapCap replaces a capability if it is old.
 func (t *Table) SwapCap(layer int, chunk uint32, old, c Cap) bool {
-	return t.word(t.CapAt(layer, chunk)).CompareAndSwap(uint64(old), uint64(c))
+	return t.cas(t.CapAt(layer, chunk), uint64(old), uint64(c))
 }
 
 // Frees is how often clients have said that they freed something in a section.
@@ -134,12 +153,12 @@ func (t *Table) flush(h header) uint64 {
 		if !l.ToFlush(h.section) {
 			return v
 		}
-		e := t.word(t.EntryAt(l.EntryOf(h.first, h.section)))
-		old := Entry(e.Load())
+		at := t.EntryAt(l.EntryOf(h.first, h.section))
+		old := Entry(t.word(at).Load())
 		if w.Load() != v {
 			continue
 		}
-		if old.Is(l, h.section) || e.CompareAndSwap(uint64(old), uint64(old.Follow(l, h.section))) {
+		if old.Is(l, h.section) || t.cas(at, uint64(old), uint64(old.Follow(l, h.section))) {
 			return v
 		}
 	}
@@ -197,7 +216,7 @@ func (t *Table) Release(user uint16, x Extent, step func(string)) {
 			}
 		}
 	})
-	t.word(t.FreesAt(x.First / SectionChunks)).Add(1)
+	t.countFree(x.First / SectionChunks)
 	if x.Class < SpanClass {
 		t.releaseChunks(user, x, step)
 		return
@@ -210,12 +229,19 @@ func (t *Table) Release(user uint16, x Extent, step func(string)) {
 			break // an earlier recovery has
 		}
 		step("recover.free")
-		if t.word(h.at).CompareAndSwap(uint64(v), uint64(v.Freed(i, x.Class, user, 0))) {
+		if t.cas(h.at, uint64(v), uint64(v.Freed(i, x.Class, user, 0))) {
 			break
 		}
 	}
 	step("recover.flush")
 	t.flush(h)
+}
+
+// countFree says that something was freed in a section.
+func (t *Table) countFree(section uint32) {
+	at := t.FreesAt(section)
+	for n := t.Frees(section); !t.cas(at, n, n+1); n = t.Frees(section) {
+	}
 }
 
 func (t *Table) releaseChunks(user uint16, x Extent, step func(string)) {
@@ -227,21 +253,21 @@ func (t *Table) releaseChunks(user uint16, x Extent, step func(string)) {
 			break
 		}
 		step("recover.free")
-		if t.word(h.at).CompareAndSwap(uint64(v), uint64(v.Freed(i, x.Class, user, 0))) {
+		if t.cas(h.at, uint64(v), uint64(v.Freed(i, x.Class, user, 0))) {
 			break
 		}
 	}
 	step("recover.flush")
 	t.flush(h)
 	// The section may say that there is nothing.
-	w, k := t.word(t.SectionAt(span/SectionSpans)), int(span%SectionSpans)
+	at, k := t.SectionAt(span/SectionSpans), int(span%SectionSpans)
 	for {
-		s := Section(w.Load())
+		s := Section(t.word(at).Load())
 		if v := t.Span(span); s.State(k) != Full || !v.Open() || v.Free() == 0 {
 			return
 		}
 		step("recover.hint")
-		if w.CompareAndSwap(uint64(s), uint64(s.With(k, InUse))) {
+		if t.cas(at, uint64(s), uint64(s.With(k, InUse))) {
 			return
 		}
 	}
@@ -275,17 +301,17 @@ func (t *Table) CloseSpan(span uint32, step func(string)) bool {
 		// A closed span of which that is said is lost: see the package's comment.
 		step("rebind.hint")
 		hinted := s.With(j, InUse)
-		if !t.word(section.at).CompareAndSwap(uint64(s), uint64(hinted)) {
+		if !t.cas(section.at, uint64(s), uint64(hinted)) {
 			return false
 		}
 		s = hinted
 	}
 	step("rebind.close-span")
-	if !t.word(t.SpanAt(span)).CompareAndSwap(uint64(v), uint64(next)) {
+	if !t.cas(t.SpanAt(span), uint64(v), uint64(next)) {
 		return false
 	}
 	step("rebind.close-section")
-	return t.word(section.at).CompareAndSwap(uint64(s), uint64(s.Closed(j, 0)))
+	return t.cas(section.at, uint64(s), uint64(s.Closed(j, 0)))
 }
 
 // CloseIdle closes the spans of a section for which CloseSpan can, and returns how

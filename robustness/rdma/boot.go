@@ -106,7 +106,7 @@ func (r *runner) config(s scenario, guests []guest, i int) vm.Config {
 	if len(guests) > 1 {
 		peer, _, _ := strings.Cut(guests[1-i].address, "/")
 		env = append(env, "POLDER_RDMA_PEER="+peer)
-		cfg.Plan.Serve = i == 0
+		cfg.Plan.Serve = i == 0 && !guests[1].killed // whom nobody would release it for
 		if i == 1 && !guests[0].killed {
 			cfg.Plan.Release = peer
 		}

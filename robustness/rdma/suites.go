@@ -10,8 +10,8 @@ import (
 // node uses on a device without work-request chains, and all that such a device
 // can do.
 var (
-	usual = []string{"rpcmw"}
-	all   = []string{"rpcmw", "rpcmw1", "finemr", "staticmr"}
+	usual = []string{"rpcmw", "finemem"}
+	all   = []string{"rpcmw", "rpcmw1", "finemem", "finemr", "staticmr"}
 )
 
 // scenario is some guests and what runs in them.
@@ -90,7 +90,7 @@ const (
 func scenarios(device string, mechanisms []string, long bool) []scenario {
 	// What a node offers on such a device by default; and without trying keys
 	// through the node, since the windows' suite does that to the device.
-	attack := []string{"-test.run=TestIBVAttack//^rpcmw$", "-test.skip=/tries_all_256_keys/"}
+	attack := []string{"-test.run=TestIBVAttack//^(rpcmw|finemem)$", "-test.skip=/tries_all_256_keys/"}
 	attackLimit := 4 * time.Minute
 	if long {
 		attack, attackLimit = []string{"-test.run=TestIBVAttack"}, 9*time.Minute
@@ -117,10 +117,17 @@ func scenarios(device string, mechanisms []string, long bool) []scenario {
 		},
 	}}}
 	client := guest{name: "client", address: clientAddress, mib: 768}
+	lender := guest{name: "node", address: nodeAddress, mib: 512, suites: []suite{{
+		name: "a client that is killed", program: guestsTest, args: []string{"-test.run=AClientThatIsKilled"}, timeout: 2 * time.Minute,
+	}}}
+	victim := guest{name: "client", address: clientAddress, mib: 512, killed: true, suites: []suite{{
+		name: "borrowing", program: guestsTest, args: []string{"-test.run=BorrowsUntilItIsKilled"},
+		await: nodeListen, timeout: 2 * time.Minute,
+	}}}
 	for _, t := range []struct{ name, run string }{
 		{"the main job", "MainJob"},
 		{"a link lost for 5 s", "LinkLost"},
-		{"a node that is killed", "Killed"}, // the last one, of course
+		{"a node that is killed", "NodeThatIsKilled"}, // the last one, of course
 	} {
 		client.suites = append(client.suites, suite{
 			name: t.name, program: guestsTest, also: []program{polder}, args: []string{"-test.run=" + t.run},
@@ -130,5 +137,6 @@ func scenarios(device string, mechanisms []string, long bool) []scenario {
 	return []scenario{
 		{name: "one-guest", device: "rxe over lo", guests: []guest{one}, timeout: 20 * time.Minute},
 		{name: "two-guests", device: "rxe over a wire", guests: []guest{node, client}, timeout: 6 * time.Minute},
+		{name: "killed-client", device: "rxe over a wire", guests: []guest{lender, victim}, timeout: 4 * time.Minute},
 	}
 }

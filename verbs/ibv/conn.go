@@ -97,7 +97,7 @@ func dial(ctx context.Context, dev verbs.Device, addr string, cfg Config) (*conn
 	if err != nil {
 		return nil, err
 	}
-	if cfg, err = cfg.Normalized(); err != nil {
+	if cfg, err = normalized(cfg); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, cfg.HandshakeTimeout)
@@ -112,6 +112,14 @@ func dial(ctx context.Context, dev verbs.Device, addr string, cfg Config) (*conn
 		return nil, err
 	}
 	return c, nil
+}
+
+// normalized returns cfg with its defaults filled in, or says what is wrong.
+func normalized(cfg Config) (Config, error) {
+	if cfg.KeepAlive == 0 {
+		cfg.KeepAlive = DefaultKeepAlive
+	}
+	return cfg.Normalized()
 }
 
 // establish does the handshake on nc and starts a connection, which calls leave

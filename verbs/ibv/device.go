@@ -102,6 +102,7 @@ func attrOf(name string, caps hwAttr, q Quirks) verbs.DeviceAttr {
 		MaxSGE:      min(caps.maxSGE, maxSGE),
 		MaxMsgSize:  1 << 30, // 2 GiB by the standard; some devices stop at half of it
 		MaxRdAtom:   min(caps.maxRdAtom, caps.maxInitRdAtom, maxRdAtom),
+		MaxMW:       caps.maxMW,
 		BoundsMW:    !q.WindowBounds,
 		HostAtomics: caps.atomics == atomicsGlobal && !q.LocalAtomics,
 		Pinned:      true,

@@ -31,7 +31,7 @@ func listen(dev verbs.Device, addr string, cfg Config) (*listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	if cfg, err = cfg.Normalized(); err != nil {
+	if cfg, err = normalized(cfg); err != nil {
 		return nil, err
 	}
 	l := &listener{Requests: endpoint.NewRequests(cfg.Backlog)}

@@ -7,7 +7,9 @@
 // A figure is the median over the rounds. The time of an operation runs from
 // its post to when its completion has been polled. "poll" spins on the
 // completion queue; "sleep" waits until there is something in it: the C program
-// blocks in ibv_get_cq_event, Polder in CQ.Wait.
+// blocks in ibv_get_cq_event, Polder in CQ.Wait. Where several are outstanding, they
+// are posted each by itself, or, in "batches", together with what has completed
+// with them, with one doorbell.
 package main
 
 import (
@@ -31,8 +33,8 @@ func main() {
 	var (
 		device = flag.String("device", os.Getenv("POLDER_RDMA_DEVICE"), "the RDMA device")
 		rival  = flag.String("reference", filepath.Join(os.Getenv("POLDER_RDMA_BIN"), "roundtrip-c"), "the C program")
-		rounds = flag.Int("rounds", 5, "how often each is measured")
-		count  = flag.Int("count", 2000, "operations in a round")
+		rounds = flag.Int("rounds", 11, "how often each is measured, by turns")
+		count  = flag.Int("count", 1000, "operations in a round")
 		asJSON = flag.Bool("json", false, "print one JSON object a line")
 	)
 	flag.Parse()
@@ -47,24 +49,31 @@ type trial struct {
 	op    string // as the C program has it
 	size  int
 	depth int
+	post  string // "each" by itself, or a "batch" for what has completed together
 	wait  string
 }
 
 var trials = []trial{
-	{"read", 8, 1, "poll"},
-	{"read", 4096, 1, "poll"},
-	{"write", 8, 1, "poll"},
-	{"write", 4096, 1, "poll"},
-	{"swap", 8, 1, "poll"},
-	{"read", 8, 1, "sleep"},
-	{"write", 4096, 1, "sleep"},
-	{"read", 4096, 32, "poll"},
-	{"write", 4096, 32, "poll"},
+	{"read", 8, 1, "each", "poll"},
+	{"read", 4096, 1, "each", "poll"},
+	{"write", 8, 1, "each", "poll"},
+	{"write", 4096, 1, "each", "poll"},
+	{"swap", 8, 1, "each", "poll"},
+	{"read", 8, 1, "each", "sleep"},
+	{"write", 4096, 1, "each", "sleep"},
+	{"read", 4096, 32, "each", "poll"},
+	{"write", 4096, 32, "each", "poll"},
+	{"read", 4096, 32, "batch", "poll"},
+	{"write", 4096, 32, "batch", "poll"},
 }
 
 func (t trial) String() string {
 	op := map[string]string{"read": "READ", "write": "WRITE", "swap": "CMP_SWAP"}[t.op]
-	return fmt.Sprintf("%s %d B, depth %d, %s", op, t.size, t.depth, t.wait)
+	how := t.wait
+	if t.post == "batch" {
+		how += ", batches"
+	}
+	return fmt.Sprintf("%s %d B, depth %d, %s", op, t.size, t.depth, how)
 }
 
 // figures are what one round of a trial gives.
@@ -115,7 +124,7 @@ func median(rounds []figures, of func(figures) float64) float64 {
 func runReference(program, device string, t trial, count int) (f figures, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, program, device, t.op, strconv.Itoa(t.size), strconv.Itoa(t.depth), strconv.Itoa(count), t.wait)
+	cmd := exec.CommandContext(ctx, program, device, t.op, strconv.Itoa(t.size), strconv.Itoa(t.depth), strconv.Itoa(count), t.wait, t.post)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err == nil {
@@ -200,15 +209,30 @@ func (a end) measure(b end, t trial, count int) (figures, error) {
 		}
 	}
 	sent := 0
+	var batch []verbs.SendWR
+	flush := func() error {
+		if len(batch) == 0 {
+			return nil
+		}
+		err := a.qp.PostSend(batch...)
+		batch = batch[:0]
+		return err
+	}
 	post := func(i uint64) error {
 		posted[i] = clock()
 		sent++
-		return a.qp.PostSend(wrs[i : i+1]...)
+		if batch = append(batch, wrs[i]); t.post == "batch" {
+			return nil
+		}
+		return flush()
 	}
 	for i := range wrs {
 		if err := post(uint64(i)); err != nil {
 			return figures{}, err
 		}
+	}
+	if err := flush(); err != nil {
+		return figures{}, err
 	}
 	for done := 0; done < total; {
 		n := a.cq.Poll(wcs)
@@ -234,6 +258,9 @@ func (a end) measure(b end, t trial, count int) (figures, error) {
 					return figures{}, err
 				}
 			}
+		}
+		if err := flush(); err != nil {
+			return figures{}, err
 		}
 	}
 	all := clock() - began

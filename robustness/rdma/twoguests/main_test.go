@@ -24,6 +24,9 @@ import (
 // peer is the other guest's address.
 var peer = os.Getenv("POLDER_RDMA_PEER")
 
+// rdmaDevice is this guest's RDMA device.
+var rdmaDevice = os.Getenv("POLDER_RDMA_DEVICE")
+
 func TestMain(m *testing.M) {
 	// The program refuses variables of its name that it does not know.
 	for _, v := range os.Environ() {

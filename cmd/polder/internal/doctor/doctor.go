@@ -185,9 +185,18 @@ func device(b *strings.Builder, d ibv.Info) {
 		will("lend and borrow by %s: messages, and a window of type 2B for each chunk (the default)", memnode.RPCMW)
 	}
 	will("lend and borrow by %s and %s: a registration for each chunk", memnode.FineMR, memnode.StaticMR)
+	if d.Window1 && d.Atomics {
+		will("lend and borrow by %s: one-sided allocation, and windows of type 1, of which the device has %d", memnode.FineMem, d.MaxMW)
+		if !d.HostAtomics {
+			will("change the words of %s by the device's atomics on the node too: they are not atomic with the host's own", memnode.FineMem)
+		}
+	}
 	b.WriteString("  Polder will not\n")
 	if !d.Window2B {
 		wont("lend by %s: the device has no windows of type 2B", memnode.RPCMW)
+	}
+	if !d.Window1 || !d.Atomics {
+		wont("lend by %s: the device has no windows of type 1, or no atomics", memnode.FineMem)
 	}
 	if !d.Atomics {
 		wont("swap and add in far memory: the device has no atomics")

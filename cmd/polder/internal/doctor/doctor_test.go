@@ -39,13 +39,14 @@ func TestADeviceThatDoesNotCheckBoundsIsNamed(t *testing.T) {
 		Window1: true, Window2B: true, Atomics: true, MaxMRSize: 1 << 30}
 	d.Quirks.WindowBounds = true
 	text := printed(t, Report{Built: true, Devices: []ibv.Info{d}})
-	wants(t, text, "RDMA device rxe0: Soft-RoCE", "10.0.0.1", "bounds checked: no", "--trust-clients", "1GiB", "lend and borrow by rpcmw")
+	wants(t, text, "RDMA device rxe0: Soft-RoCE", "10.0.0.1", "bounds checked: no", "--trust-clients", "1GiB", "lend and borrow by rpcmw", "lend and borrow by finemem",
+		"by the device's atomics on the node too")
 	d.Quirks.WindowBounds = false
 	if text := printed(t, Report{Built: true, Devices: []ibv.Info{d}}); strings.Contains(text, "--trust-clients") {
 		t.Errorf("a device that checks bounds is suspected:\n%s", text)
 	}
 	d.Window2B, d.Atomics, d.PortActive = false, false, false
-	wants(t, printed(t, Report{Built: true, Devices: []ibv.Info{d}}), "no windows of type 2B", "no atomics", "down: Polder cannot use it")
+	wants(t, printed(t, Report{Built: true, Devices: []ibv.Info{d}}), "lend by finemem: the device has no windows of type 1, or no atomics", "no windows of type 2B", "no atomics", "down: Polder cannot use it")
 	wants(t, printed(t, Report{Built: true, Devices: []ibv.Info{{Name: "mlx5_0", Err: "no permission"}}}), "cannot be used: no permission")
 }
 

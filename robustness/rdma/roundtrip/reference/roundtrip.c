@@ -4,12 +4,13 @@
  * connected to each other, and requests go from the first to the second's
  * memory.
  *
- *	roundtrip DEVICE OP SIZE DEPTH COUNT WAIT
+ *	roundtrip DEVICE OP SIZE DEPTH COUNT WAIT POST
  *
  * OP is read, write or swap; SIZE the bytes of an operation (8 for swap); DEPTH
  * how many are outstanding; COUNT how many are measured, after a tenth as many
  * for warming up. WAIT is "poll" (spin on the completion queue) or "sleep" (arm
- * it and block in ibv_get_cq_event). Prints the median and the 99th percentile
+ * it and block in ibv_get_cq_event). POST is "each" (a call for every request) or
+ * "batch" (one for all that have completed together). Prints the median and the 99th percentile
  * of the time from post to completion in nanoseconds, and the nanoseconds that
  * all took.
  */
@@ -144,25 +145,45 @@ static void join(struct end *a, struct end *b, struct ibv_context *c)
 		die("make a queue pair ready to send");
 }
 
-static void post(struct end *a, struct end *b, enum ibv_wr_opcode op, uint32_t size, uint64_t slot)
+/* batch is requests that are posted together. */
+struct batch {
+	struct ibv_send_wr wr[MAX_DEPTH];
+	struct ibv_sge sge[MAX_DEPTH];
+	int n;
+};
+
+static void add(struct batch *t, struct end *a, struct end *b, enum ibv_wr_opcode op, uint32_t size, uint64_t slot)
 {
 	uint64_t off = slot * size;
-	struct ibv_sge sge = { (uintptr_t)a->memory + off, size, a->mr->lkey };
-	struct ibv_send_wr wr = {
-		.wr_id = slot, .sg_list = &sge, .num_sge = 1, .opcode = op, .send_flags = IBV_SEND_SIGNALED,
+	struct ibv_sge *sge = &t->sge[t->n];
+	struct ibv_send_wr *wr = &t->wr[t->n];
+
+	*sge = (struct ibv_sge){ (uintptr_t)a->memory + off, size, a->mr->lkey };
+	*wr = (struct ibv_send_wr){
+		.wr_id = slot, .sg_list = sge, .num_sge = 1, .opcode = op, .send_flags = IBV_SEND_SIGNALED,
 	};
+	if (op == IBV_WR_ATOMIC_CMP_AND_SWP) {
+		wr->wr.atomic.remote_addr = (uintptr_t)b->memory + off;
+		wr->wr.atomic.rkey = b->mr->rkey;
+	} else {
+		wr->wr.rdma.remote_addr = (uintptr_t)b->memory + off;
+		wr->wr.rdma.rkey = b->mr->rkey;
+	}
+	if (t->n > 0)
+		t->wr[t->n - 1].next = wr;
+	t->n++;
+}
+
+static void post(struct batch *t, struct end *a)
+{
 	struct ibv_send_wr *bad;
 
-	if (op == IBV_WR_ATOMIC_CMP_AND_SWP) {
-		wr.wr.atomic.remote_addr = (uintptr_t)b->memory + off;
-		wr.wr.atomic.rkey = b->mr->rkey;
-	} else {
-		wr.wr.rdma.remote_addr = (uintptr_t)b->memory + off;
-		wr.wr.rdma.rkey = b->mr->rkey;
-	}
-	errno = ibv_post_send(a->qp, &wr, &bad);
+	if (!t->n)
+		return;
+	errno = ibv_post_send(a->qp, t->wr, &bad);
 	if (errno)
-		die("post a request");
+		die("post requests");
+	t->n = 0;
 }
 
 /* wait blocks until the completion queue may have something. */
@@ -187,15 +208,16 @@ static int by_size(const void *x, const void *y)
 
 int main(int argc, char **argv)
 {
-	if (argc != 7) {
-		fprintf(stderr, "usage: roundtrip DEVICE read|write|swap SIZE DEPTH COUNT poll|sleep\n");
+	if (argc != 8) {
+		fprintf(stderr, "usage: roundtrip DEVICE read|write|swap SIZE DEPTH COUNT poll|sleep each|batch\n");
 		return 2;
 	}
 	enum ibv_wr_opcode op = !strcmp(argv[2], "read") ? IBV_WR_RDMA_READ :
 				!strcmp(argv[2], "write") ? IBV_WR_RDMA_WRITE : IBV_WR_ATOMIC_CMP_AND_SWP;
 	uint32_t size = (uint32_t)atoi(argv[3]);
 	long depth = atol(argv[4]), count = atol(argv[5]), warm = count / 10;
-	int sleeps = !strcmp(argv[6], "sleep");
+	int sleeps = !strcmp(argv[6], "sleep"), batches = !strcmp(argv[7], "batch");
+	static struct batch batch;
 
 	if (size < 1 || size > MAX_SIZE || depth < 1 || depth > MAX_DEPTH || count < depth) {
 		fprintf(stderr, "roundtrip: a size, depth or count is out of range\n");
@@ -221,8 +243,11 @@ int main(int argc, char **argv)
 		die("allocate memory");
 	for (; sent < depth; sent++) {
 		posted[sent] = now();
-		post(&a, &b, op, size, (uint64_t)sent);
+		add(&batch, &a, &b, op, size, (uint64_t)sent);
+		if (!batches)
+			post(&batch, &a);
 	}
+	post(&batch, &a);
 	while (done < total) {
 		struct ibv_wc wc[32];
 		int n = ibv_poll_cq(a.cq, 32, wc);
@@ -244,10 +269,13 @@ int main(int argc, char **argv)
 				began = t;
 			if (sent < total) {
 				posted[wc[i].wr_id] = now();
-				post(&a, &b, op, size, wc[i].wr_id);
+				add(&batch, &a, &b, op, size, wc[i].wr_id);
+				if (!batches)
+					post(&batch, &a);
 				sent++;
 			}
 		}
+		post(&batch, &a);
 	}
 	uint64_t all = now() - began;
 
