@@ -84,7 +84,7 @@ func TestCanceled(t *testing.T) {
 func TestSpreadingBeatsThePaper(t *testing.T) {
 	of := func(name string) outcome {
 		i := slices.IndexFunc(mechanisms, func(m mechanism) bool { return m.name == name })
-		o, err := run(t.Context(), Testbed(), 1, mechanisms[i], load{threads: 8, rounds: 8})
+		o, err := run(t.Context(), Testbed(), 1, mechanisms[i], load{threads: 8, rounds: 64})
 		if err != nil {
 			t.Fatal(err)
 		}
