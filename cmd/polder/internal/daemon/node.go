@@ -183,7 +183,10 @@ func RunNode(ctx context.Context, cfg NodeConfig) (err error) {
 		title += " over RDMA"
 	}
 	hint := "polder serve --far " + far
-	if cfg.Manager != "" && len(elsewhere) > 0 {
+	switch {
+	case cfg.SecretFile != "": // only a broker is let in
+		hint = "polder broker --far " + far + " --service-secret-file " + cfg.SecretFile
+	case cfg.Manager != "" && len(elsewhere) > 0:
 		hint += " --manager " + cfg.Manager
 	}
 	if err := p.ready(title, hint); err != nil {
