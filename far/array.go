@@ -10,7 +10,8 @@ import (
 )
 
 // StructureConfig configures an Array, a Vector, a List, a Stack or a Queue. The
-// zero value is good.
+// zero value is good. A heap takes 16384 structures and classes in its life, with
+// those that were freed: what is short-lived should be cleared and used again.
 type StructureConfig struct {
 	// Name appears in statistics.
 	Name string
@@ -38,6 +39,9 @@ func newTracker[T any](h *Heap, kind string, cfg StructureConfig, room int) (*tr
 	}
 	if cfg.Group < 0 {
 		return nil, fmt.Errorf("cannot make %s %q: Group is %d, want a number of elements, or 0 for the default", kind, cfg.Name, cfg.Group)
+	}
+	if cfg.Group > h.maxObject {
+		return nil, fmt.Errorf("cannot make %s %q: Group is %d, and objects have at most %d bytes: %w", kind, cfg.Name, cfg.Group, h.maxObject, ErrTooLarge)
 	}
 	size := sizeOf[T]()
 	group := cfg.Group
@@ -197,7 +201,11 @@ func part[T any](tr *tracker, s *Scope, i, j, what int) iter.Seq2[int, []T] {
 		for at := i; at < j; {
 			c, first := at/tr.group, at%tr.group
 			n := min(tr.group-first, j-at)
-			b := chunkEnter[T](tr, s, tr.word(c), c, what)
+			p := tr.word(c)
+			if p == nil {
+				return // a Vector has become shorter
+			}
+			b := chunkEnter[T](tr, s, p, c, what)
 			if b == nil {
 				return
 			}
@@ -218,7 +226,11 @@ func backward[T any](tr *tracker, s *Scope, n int) iter.Seq2[int, *T] {
 	return func(yield func(int, *T) bool) {
 		for c := (n - 1 + tr.group) / tr.group; c > 0; c-- {
 			at := (c - 1) * tr.group
-			more := chunkStep(tr, s, tr.word(c-1), c-1, 0, func(b []T) bool {
+			p := tr.word(c - 1)
+			if p == nil {
+				continue // a Vector has become shorter
+			}
+			more := chunkStep(tr, s, p, c-1, 0, func(b []T) bool {
 				for j := min(len(b), n-at) - 1; j >= 0; j-- {
 					if !yield(at+j, &b[j]) {
 						return false

@@ -3,6 +3,7 @@ package far
 import (
 	"context"
 	"errors"
+	"math"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -279,4 +280,18 @@ func BenchmarkArray(b *testing.B) {
 		}
 	})
 	_ = sum
+}
+
+func TestImpossibleSizesAreRefused(t *testing.T) {
+	h := openObjects(t, NewMemStore(tinySegment, 1<<11), 24)
+	for _, n := range []int{-1, math.MaxInt, math.MaxInt - 100, 1 << 50} {
+		if _, err := NewArray[int64](t.Context(), h, n, StructureConfig{}); err == nil {
+			t.Errorf("there is an array of %d elements", n)
+		}
+	}
+	for _, g := range []int{-1, math.MaxInt, 1<<62 + 1, 1 << 62, 1 << 61, 1 << 40} {
+		if _, err := NewVector[int64](h, StructureConfig{Group: g}); err == nil {
+			t.Errorf("there is a vector of groups of %d elements", g)
+		}
+	}
 }

@@ -87,7 +87,7 @@ func (h *Heap) newClass(cfg ClassConfig, size int) (*class, error) {
 		defer h.reserveForScopes()
 	}
 	if len(old) == maxClasses {
-		return nil, fmt.Errorf("cannot make class %q: a heap takes %d", cfg.Name, maxClasses)
+		return nil, fmt.Errorf("cannot make class %q: a heap takes %d in its life, with those of structures that were freed: clear them and use them again", cfg.Name, maxClasses)
 	}
 	c := &class{id: uint16(len(old)), cfg: cfg, size: size}
 	classes := append(old[:len(old):len(old)], c)

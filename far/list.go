@@ -233,18 +233,17 @@ func (l *List[T]) push(s *Scope, v T, back bool) *uint64 {
 }
 
 // end is the node that the first or last element is in, 0 if there is none. Nodes
-// at the end that have been used up are freed now, rather than when the last element
-// went: whoever pushes and pops by turns needs them.
-func (l *List[T]) end(s *Scope, back bool) int32 {
-	for {
-		i := l.nodes[0].next
-		if back {
-			i = l.nodes[0].prev
-		}
-		if i == 0 || l.nodes[i].count > 0 || l.n == 0 {
-			return i
+// at the end that have been used up are freed when the next element is removed, rather
+// than when the last one went: whoever pushes and pops by turns needs them.
+func (l *List[T]) end(back, remove bool) int32 {
+	i := l.beyond(0, back)
+	for i != 0 && l.nodes[i].count == 0 && l.n > 0 {
+		if !remove {
+			i = l.beyond(i, back)
+			continue
 		}
 		l.unlink(i)
+		i = l.beyond(0, back)
 		l.version++
 		// Half a window's worth of nodes at a time.
 		if l.crossing++; l.crossing > l.tr.window()/2 {
@@ -254,6 +253,7 @@ func (l *List[T]) end(s *Scope, back bool) int32 {
 			l.tr.fetch(words[:n], false)
 		}
 	}
+	return i
 }
 
 // walk fills words with those of up to n nodes beyond node i.
@@ -280,7 +280,7 @@ func (l *List[T]) pop(s *Scope, back, remove bool) (v T, ok bool, p *uint64) {
 	if l.n == 0 {
 		return v, false, nil
 	}
-	i := l.end(s, back)
+	i := l.end(back, remove)
 	b, p := l.elements(s, i, 0)
 	if p != nil {
 		return v, false, p

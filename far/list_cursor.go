@@ -275,5 +275,7 @@ func (c *Cursor[T]) split(s *Scope) *uint64 {
 	if c.at >= half {
 		c.node, c.at = i, c.at-half
 	}
+	l.version++
+	c.version = l.version
 	return nil
 }

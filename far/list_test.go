@@ -329,3 +329,36 @@ func BenchmarkQueue(b *testing.B) {
 		}
 	})
 }
+
+func TestLookingAtAnEndDoesNotDisturbAnIteration(t *testing.T) {
+	h := openObjects(t, NewMemStore(tinySegment, 1<<11), 24)
+	q, err := NewQueue[int](h, StructureConfig{Group: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 16 {
+		if err := q.Push(t.Context(), i); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 4 { // the first group is used up
+		if _, _, err := q.Pop(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := h.NewScope()
+	defer s.Close()
+	want := 4
+	for v := range q.All(s) {
+		if *v != want {
+			t.Fatalf("got %d, want %d", *v, want)
+		}
+		want++
+		if first, ok, err := q.Peek(t.Context()); first != 4 || !ok || err != nil {
+			t.Fatalf("Peek: got %d, %v, %v; want 4", first, ok, err)
+		}
+	}
+	if err := s.Err(); err != nil || want != 16 {
+		t.Errorf("the iteration ended before %d, with %v; want 16", want, err)
+	}
+}

@@ -55,12 +55,15 @@ func partOf(c int) (part, i int) {
 
 // word is the word of object c, nil if there is none.
 func (v *Vector[T]) word(c int) *uint64 {
-	if c < 0 || c<<v.shift >= v.Len() {
+	if c < 0 || c >= v.objects(v.Len()) {
 		return nil
 	}
 	part, i := partOf(c)
 	return &v.dir[part][i]
 }
+
+// objects is how many objects n elements take.
+func (v *Vector[T]) objects(n int) int { return (n + v.tr.group - 1) >> v.shift }
 
 // index is the number of the object of word p, or -1.
 func (v *Vector[T]) index(p *uint64) int {
@@ -94,6 +97,16 @@ func (e indexError) Error() string {
 
 // RuntimeError makes e a runtime.Error, as that of a slice is.
 func (e indexError) RuntimeError() {}
+
+// rangeError is the panic of a range that is out of range.
+type rangeError struct{ i, j, n int }
+
+func (e rangeError) Error() string {
+	return fmt.Sprintf("slice bounds out of range [%d:%d] with length %d", e.i, e.j, e.n)
+}
+
+// RuntimeError makes e a runtime.Error, as that of a slice is.
+func (e rangeError) RuntimeError() {}
 
 // Get returns a copy of element i. It needs no scope, and waits within ctx.
 func (v *Vector[T]) Get(ctx context.Context, i int) (T, error) { return v.At(i).Load(ctx) }
@@ -217,8 +230,7 @@ func (v *Vector[T]) Truncate(n int) {
 
 // cut makes n the length, which is less than it was. v.mu must be held.
 func (v *Vector[T]) cut(n int) {
-	g := v.tr.group
-	from, to := (n+g-1)>>v.shift, (v.Len()+g-1)>>v.shift
+	from, to := v.objects(n), v.objects(v.Len())
 	v.n.Store(int64(n))
 	for c := from; c < to; c++ {
 		part, i := partOf(c)
@@ -231,7 +243,7 @@ func (v *Vector[T]) Clear() { v.Truncate(0) }
 
 // All iterates over the elements in order, as Array.All does. Elements that are
 // appended meanwhile are not seen; those that are removed may be seen as
-// zeros.
+// zeros, or not at all.
 func (v *Vector[T]) All(s *Scope) iter.Seq2[int, *T] { return each(v.Chunks(s, 0, v.Len())) }
 
 // Stream is All for elements without temporal locality.
@@ -258,19 +270,20 @@ func (v *Vector[T]) MutChunks(s *Scope, i, j int) iter.Seq2[int, []T] {
 
 func (v *Vector[T]) part(s *Scope, i, j, what int) iter.Seq2[int, []T] {
 	if n := v.Len(); i < 0 || i > j || j > n {
-		panic(indexError{j, n})
+		panic(rangeError{i, j, n})
 	}
 	return part[T](v.tr, s, i, j, what)
 }
 
-// WillNeed begins to prefetch the elements from i to j, as Array.WillNeed does.
+// WillNeed begins to prefetch the elements from i to j, as Array.WillNeed does, as
+// far as there are any.
 func (v *Vector[T]) WillNeed(i, j int) {
-	v.tr.willNeed(i>>v.shift, (min(j, v.Len())+v.tr.group-1)>>v.shift)
+	v.tr.willNeed(max(i, 0)>>v.shift, v.objects(min(j, v.Len())))
 }
 
 // DontNeed says that the elements from i to j will not be used soon.
 func (v *Vector[T]) DontNeed(i, j int) {
-	for c := i >> v.shift; c < (j+v.tr.group-1)>>v.shift; c++ {
+	for c := max(i, 0) >> v.shift; c < v.objects(min(j, v.Len())); c++ {
 		if p := v.word(c); p != nil {
 			chill(p)
 		}

@@ -1,7 +1,10 @@
 package far
 
 import (
+	"iter"
+	"math"
 	"math/rand/v2"
+	"runtime"
 	"sync"
 	"testing"
 )
@@ -151,4 +154,60 @@ func TestAVectorHasBounds(t *testing.T) {
 		}
 	}()
 	v.At(3)
+}
+
+func TestAVectorMayShrinkWhileItIsIterated(t *testing.T) {
+	h := openObjects(t, NewMemStore(tinySegment, 1<<11), 24)
+	s := h.NewScope()
+	defer s.Close()
+	for name, all := range map[string]func(v *Vector[int64]) iter.Seq2[int, *int64]{
+		"All":      func(v *Vector[int64]) iter.Seq2[int, *int64] { return v.All(s) },
+		"Backward": func(v *Vector[int64]) iter.Seq2[int, *int64] { return v.Backward(s) },
+	} {
+		want := map[string]int{"All": 4, "Backward": 8}[name] // the group at hand, and the first
+		v := newVector[int64](t, h, StructureConfig{Group: 4})
+		if err := v.Append(t.Context(), make([]int64, 40)...); err != nil {
+			t.Fatal(err)
+		}
+		seen := 0
+		for i, x := range all(v) {
+			if *x != 0 {
+				t.Fatalf("%s: element %d: got %d, want 0", name, i, *x)
+			}
+			if seen++; seen == 2 {
+				v.Truncate(1)
+			}
+		}
+		if err := s.Err(); err != nil || seen != want {
+			t.Errorf("%s: %d elements, %v; want %d and no error", name, seen, err, want)
+		}
+		v.Free()
+	}
+}
+
+func TestAdviceBeyondAVectorIsPassedOver(t *testing.T) {
+	h := openObjects(t, NewMemStore(tinySegment, 1<<11), 24)
+	v := newVector[int64](t, h, StructureConfig{})
+	if err := v.Append(t.Context(), make([]int64, 1000)...); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range [][2]int{{math.MinInt, math.MaxInt}, {-5, 5}, {999, 1 << 50}, {7, 3}, {2000, 3000}} {
+		v.WillNeed(r[0], r[1])
+		v.DontNeed(r[0], r[1])
+	}
+	if p := v.word(1 << 62); p != nil {
+		t.Error("there is a word beyond the end")
+	}
+}
+
+func TestARangeOutsideOfAVectorPanics(t *testing.T) {
+	h := openObjects(t, NewMemStore(tinySegment, 1<<11), 24)
+	v := newVector[int64](t, h, StructureConfig{})
+	defer func() {
+		err, ok := recover().(runtime.Error)
+		if want := "slice bounds out of range [-1:0] with length 0"; !ok || err.Error() != want {
+			t.Errorf("got %v, want %s", err, want)
+		}
+	}()
+	v.Chunks(h.NewScope(), -1, 0)
 }

@@ -30,7 +30,7 @@ type Chunk struct {
 	// up: what comes later must come after them.
 	strays [mech.MaxPaths]atomic.Int32
 	lost   chan struct{} // closed by lose
-	gone   atomic.Bool   // lost is closed
+	gone   atomic.Bool   // lost is closed, or about to be
 }
 
 // A binding is the right to a chunk over one connection.
@@ -93,8 +93,8 @@ func (c *Chunk) release() {
 func (c *Chunk) lose() {
 	c.once.Do(func() {
 		c.node.counters.lost.Add(1)
+		c.gone.Store(true) // whoever waits for Lost finds it so
 		close(c.lost)
-		c.gone.Store(true)
 	})
 }
 

@@ -260,7 +260,6 @@ func (p *port) call(ctx context.Context, deadline time.Time, o *Object, req *wir
 	}
 	left := time.Until(deadline)
 	s.timer.Reset(left)
-	defer s.timer.Stop()
 	id := s.serial.Add(wire.MaxCredits) | uint32(s.index)
 	s.state.Store(slotWaited)
 	s.uses.Store(2)
@@ -275,11 +274,15 @@ func (p *port) call(ctx context.Context, deadline time.Time, o *Object, req *wir
 	select {
 	case i = <-s.done:
 	case <-p.broke:
-		return nil, true, errRetry
+		err = errRetry
 	case <-ctx.Done():
 		err = context.Cause(ctx)
 	case <-s.timer.C:
 		err = ErrTimeout
+	}
+	s.timer.Stop() // before the slot, and with it the timer, can be another's
+	if err == errRetry {
+		return nil, true, err
 	}
 	if err != nil {
 		if s.state.CompareAndSwap(slotWaited, slotAbandoned) {
@@ -406,14 +409,13 @@ func (p *port) deliver(i, n int) {
 		p.fail() // nobody has asked
 		return
 	}
-	s.size = n
-	if s.state.CompareAndSwap(slotWaited, slotDelivered) {
+	switch {
+	case s.state.CompareAndSwap(slotWaited, slotDelivered):
+		s.size = n
 		s.done <- i
-		return
+	case s.state.CompareAndSwap(slotAbandoned, slotDelivered) && p.receive(i) == nil:
+		p.release(s)
+	default:
+		p.fail() // there was a reply before, or the connection is gone
 	}
-	if p.receive(i) != nil {
-		p.fail()
-		return
-	}
-	p.release(s)
 }

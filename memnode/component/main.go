@@ -15,6 +15,18 @@ import (
 // installed is what Main was given, once it has returned.
 var installed atomic.Pointer[Set]
 
+// bounded is those of s that may run in the node's process. The request that was
+// looked at lies where the client's worker can change it, so it must not find others.
+func (s Set) bounded() Set {
+	set := make(Set)
+	for name, c := range s {
+		if c.Bounded {
+			set[name] = c
+		}
+	}
+	return set
+}
+
 // workerEnv is the variable of the environment that makes this program a worker.
 const workerEnv = "POLDER_COMPONENT_WORKER"
 

@@ -358,7 +358,7 @@ func (t *Tenant) open() error {
 		return &refusal{wire.Busy, err.Error()}
 	}
 	s := t.server
-	t.inside = newWorker(*installed.Load(), s.workerConfig(), t.lane, &t.used)
+	t.inside = newWorker(installed.Load().bounded(), s.workerConfig(), t.lane, &t.used)
 	return nil
 }
 

@@ -267,10 +267,14 @@ func (b *Broker) accept(nc *net.UnixConn) {
 		return
 	}
 	a := newApp(b, sock, peer)
-	b.apps.Go(a.run)
+	go func() {
+		defer b.apps.Done()
+		a.run()
+	}()
 }
 
-// admit counts a connection of a user in.
+// admit counts a connection of a user in, and in b.apps the goroutine that is to
+// serve it: Close waits for both.
 func (b *Broker) admit(uid int) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -290,6 +294,7 @@ func (b *Broker) admit(uid int) error {
 	}
 	u.apps++
 	b.count++
+	b.apps.Add(1)
 	return nil
 }
 

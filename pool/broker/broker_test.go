@@ -61,3 +61,28 @@ func TestWhatAnApplicationHadIsFreedWhenItLeaves(t *testing.T) {
 		t.Errorf("after Close: got %v, want %v", err, broker.ErrGone)
 	}
 }
+
+func TestWhatMakesNoSenseCostsNobodyTheConnection(t *testing.T) {
+	node := small
+	node.ChunkSize = 64 << 10
+	r := newRig(t, node, broker.Config{})
+	c := r.dial()
+	info := r.attach(c)
+	had := r.mustAlloc(c, info.Session, info.Least)
+	for _, at := range []struct{ node, class int }{
+		{0, -1}, {0, info.Least - 1}, {0, 19}, {0, 256 + info.Least}, {-1, info.Least}, {1, info.Least}, {1 << 16, info.Least},
+	} {
+		if _, err := c.Alloc(t.Context(), at.node, info.Session, at.class); err == nil {
+			t.Errorf("class %d at node %d was allocated", at.class, at.node)
+		}
+		if err := c.Free(t.Context(), at.node, info.Session, broker.Block{First: had.First, Class: at.class}); err == nil {
+			t.Errorf("class %d at node %d was freed", at.class, at.node)
+		}
+	}
+	if _, err := c.Attach(t.Context(), 1<<16); err == nil {
+		t.Errorf("node %d was attached to", 1<<16)
+	}
+	if err := c.Free(t.Context(), 0, info.Session, had); err != nil {
+		t.Error(err)
+	}
+}

@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
 	"polder/internal/fdpass"
+	"polder/memnode/twolayer"
 	"polder/pool/mech"
 	"polder/verbs"
 )
@@ -41,6 +43,7 @@ type Client struct {
 	sock  *fdpass.Conn
 	ring  *ring
 	addrs []string
+	least []atomic.Int32 // by node: class of a chunk, 0 before Attach
 	free  chan int       // slots that nobody uses
 	late  chan abandoned // slots with requests that nobody waits for any more
 	done  chan struct{}  // closed when the connection is lost
@@ -122,7 +125,7 @@ func greet(sock *fdpass.Conn) (*Client, error) {
 		return nil, err
 	}
 	c := &Client{
-		sock: sock, ring: r, addrs: addrs, free: make(chan int, slots), late: make(chan abandoned, slots),
+		sock: sock, ring: r, addrs: addrs, least: make([]atomic.Int32, len(addrs)), free: make(chan int, slots), late: make(chan abandoned, slots),
 		done: make(chan struct{}), ended: make(chan struct{}), holdings: make(map[int]*holding),
 	}
 	for i := range slots {
@@ -216,9 +219,14 @@ func (c *Client) leave() {
 // allocated there, and after ErrStale.
 func (c *Client) Attach(ctx context.Context, node int) (NodeInfo, error) {
 	var a answer
-	if err := c.call(ctx, nil, &request{op: opAttach, node: uint16(node)}, &a); err != nil {
+	err := c.check(node, twolayer.Classes-1)
+	if err == nil {
+		err = c.call(ctx, nil, &request{op: opAttach, node: uint16(node)}, &a)
+	}
+	if err != nil {
 		return NodeInfo{}, fmt.Errorf("cannot attach to %s: %w", c.name(node), err)
 	}
+	c.least[node].Store(int32(a.least))
 	return NodeInfo{
 		Session: a.session, ChunkSize: int(a.chunk), Least: int(a.least), Chunks: int(a.chunks),
 		Grace: time.Duration(a.grace) * time.Millisecond, Free: a.free, Budget: a.budget,
@@ -229,7 +237,11 @@ func (c *Client) Attach(ctx context.Context, node int) (NodeInfo, error) {
 // The error Is mech.ErrNoMemory if there is nothing left. If it is ctx's, what it may
 // have got is freed by a later call, or with the connection.
 func (c *Client) Alloc(ctx context.Context, node int, session uint64, class int) (Block, error) {
-	b, _, err := c.alloc(ctx, node, session, class)
+	var b Block
+	err := c.check(node, class)
+	if err == nil {
+		b, _, err = c.alloc(ctx, node, session, class)
+	}
 	if err != nil {
 		return Block{}, fmt.Errorf("cannot allocate class %d at %s: %w", class, c.name(node), err)
 	}
@@ -248,9 +260,24 @@ func (c *Client) alloc(ctx context.Context, node int, session uint64, class int)
 // freed, because it is not the application's.
 func (c *Client) Free(ctx context.Context, node int, session uint64, b Block) error {
 	var a answer
-	r := request{op: opFree, node: uint16(node), session: session, class: uint8(b.Class), first: b.First}
-	if err := c.call(ctx, nil, &r, &a); err != nil {
+	err := c.check(node, b.Class)
+	if err == nil {
+		r := request{op: opFree, node: uint16(node), session: session, class: uint8(b.Class), first: b.First}
+		err = c.call(ctx, nil, &r, &a)
+	}
+	if err != nil {
 		return fmt.Errorf("cannot free class %d at chunk %d of %s: %w", b.Class, b.First, c.name(node), err)
+	}
+	return nil
+}
+
+// check finds what the broker would end the connection for.
+func (c *Client) check(node, class int) error {
+	if node < 0 || node >= len(c.addrs) {
+		return fmt.Errorf("the broker has %d nodes", len(c.addrs))
+	}
+	if least := int(c.least[node].Load()); class < least || class >= twolayer.Classes {
+		return fmt.Errorf("there are classes %d to %d", least, twolayer.Classes-1)
 	}
 	return nil
 }
@@ -264,9 +291,6 @@ func (c *Client) name(node int) string {
 
 // call has the broker carry out r. It ends when stop is closed and the ring is roused.
 func (c *Client) call(ctx context.Context, stop <-chan struct{}, r *request, a *answer) error {
-	if int(r.node) >= len(c.addrs) {
-		return fmt.Errorf("the broker has %d nodes", len(c.addrs))
-	}
 	if err := c.enter(); err != nil {
 		return err
 	}

@@ -16,8 +16,9 @@ import (
 
 func trim(path string) string { return strings.TrimPrefix(path, Scheme) }
 
-// Dialer keeps a connection to a broker, for the connections of pools to memory
-// nodes. It may be used by any number of goroutines.
+// Dialer keeps a connection to a broker, for the connections of one pool to memory
+// nodes: a session at a node belongs to it, not to the connection. It may be used by
+// any number of goroutines.
 type Dialer struct {
 	path string
 

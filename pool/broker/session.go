@@ -43,12 +43,18 @@ type holding struct {
 }
 
 // hold returns what is held in a session at a node. Without resume, what was held in
-// an earlier session of the same id is wanted no more.
+// an earlier session of the same id is wanted no more. What has expired is not given
+// back: its chunks are lost.
 func (c *Client) hold(node int, id uint64, class uint8, resume bool) *holding {
 	c.mu.Lock()
 	old := c.holdings[node]
-	if old != nil && old.expiry != nil && old.expiry.Stop() {
-		c.expiries.Done()
+	if old != nil && old.expiry != nil {
+		if old.expiry.Stop() {
+			c.expiries.Done()
+		} else {
+			resume = false // it is about to be freed, or has been
+		}
+		old.expiry = nil
 	}
 	if old != nil && old.id == id && resume {
 		c.mu.Unlock()

@@ -146,6 +146,8 @@ func (p *process) openBrokered(ctx context.Context, cfg ServeConfig, conns tcp.C
 			Err: errors.New("expected a broker alone, which knows its nodes")}
 	case cfg.Manager != "":
 		return &config.Error{Source: "--manager", Value: cfg.Manager, Err: errors.New("expected none with a broker")}
+	case cfg.Device != "":
+		return &config.Error{Source: "--device", Value: cfg.Device, Err: errors.New("expected none with a broker, whose nodes are reached over TCP")}
 	}
 	d := broker.NewDialer(cfg.Far[0])
 	p.onClose(d.Close)

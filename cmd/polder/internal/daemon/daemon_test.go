@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -18,6 +19,7 @@ import (
 
 	"polder/internal/config"
 	"polder/internal/listen"
+	"polder/memnode/component"
 	"polder/pool"
 )
 
@@ -173,14 +175,28 @@ func TestADaemonThatCannotStartLeavesNothing(t *testing.T) {
 	if err := RunNode(context.Background(), node); !errors.As(err, new(*config.Error)) {
 		t.Errorf("a chunk larger than what is lent: got %v", err)
 	}
+	node = NodeConfig{Common: c, Listen: []string{"127.0.0.1:0", "unix:" + filepath.Join(t.TempDir(), "node.sock")},
+		Lend: 64 << 20, Chunk: 1 << 20, Grace: time.Second}
+	for _, memory := range []int64{12 << 20, 63 << 20} { // each half needs 8 MiB, and leaves a chunk
+		node.Components = component.Config{Memory: memory, ClientMemory: 8 << 20}
+		var wrong *config.Error
+		if err := RunNode(context.Background(), node); !errors.As(err, &wrong) || wrong.Source != "--component-memory" {
+			t.Errorf("two kinds of address, and %d bytes for components: got %v", memory, err)
+		}
+	}
 	serve := DefaultServe()
 	serve.Common, serve.Listen, serve.Far = c, "127.0.0.1:0", []string{"127.0.0.1:1"}
+	serve.Device = "mlx5_0"
+	if err := RunServe(context.Background(), serve); !errors.As(err, new(*config.Error)) {
+		t.Errorf("an RDMA device without RDMA: got %v", err)
+	}
+	serve.Device, serve.FarWait = "", 0
 	if err := RunServe(context.Background(), serve); err == nil || !strings.Contains(err.Error(), "127.0.0.1:1") {
 		t.Errorf("a node that is not there: got %v", err)
 	}
 	serve.ReadyFile = "/nonexistent/ready"
-	up := UpConfig{ServeConfig: serve, Node: node}
-	up.Far, up.Node.Lend = nil, 64<<20
+	up := UpConfig{ServeConfig: serve, Node: NodeConfig{Common: c, Lend: 64 << 20, Chunk: 2 << 20, Grace: time.Second}}
+	up.Far = nil
 	if err := RunUp(context.Background(), up); err == nil || !strings.Contains(err.Error(), "ready file") {
 		t.Errorf("a ready file that cannot be written: got %v", err)
 	}

@@ -46,7 +46,7 @@ func (c *NodeConfig) check() error {
 	}
 	here, elsewhere := c.places()
 	switch {
-	case len(here) > 0 && len(elsewhere) > 0 && c.Lend < 2*c.Chunk:
+	case c.both() && c.Lend < 2*c.Chunk:
 		return &config.Error{Source: "--lend", Value: config.FormatSize(c.Lend),
 			Err: fmt.Errorf("expected at least two chunks of %s, one for clients at sockets and one for others", config.FormatSize(c.Chunk))}
 	case c.Lend < c.Chunk:
@@ -71,6 +71,10 @@ func (c *NodeConfig) check() error {
 	switch {
 	case k.Memory != 0 && k.Memory < component.MinClientMemory:
 		return small("component-memory", k.Memory, "0 or at least "+config.FormatSize(component.MinClientMemory))
+	case c.both() && k.Memory != 0 && k.Memory/2 < component.MinClientMemory:
+		return small("component-memory", k.Memory, "0 or at least "+config.FormatSize(2*component.MinClientMemory)+", half of it for clients at sockets")
+	case c.both() && k.Memory > c.Lend-2*c.Chunk:
+		return small("component-memory", k.Memory, "to leave at least two chunks of --lend, which is "+config.FormatSize(c.Lend))
 	case k.Memory > c.Lend-c.Chunk:
 		return small("component-memory", k.Memory, "to leave at least one chunk of --lend, which is "+config.FormatSize(c.Lend))
 	case c.ClientBudget != 0 && k.ClientMemory > c.ClientBudget-c.Chunk:
@@ -89,6 +93,12 @@ func (c *NodeConfig) places() (here, elsewhere []string) {
 		}
 	}
 	return here, elsewhere
+}
+
+// both reports whether there are both kinds of address: then each kind gets half.
+func (c *NodeConfig) both() bool {
+	here, elsewhere := c.places()
+	return len(here) > 0 && len(elsewhere) > 0
 }
 
 // components is c.Components as it makes sense: a client gets no more than there
@@ -135,9 +145,10 @@ func RunNode(ctx context.Context, cfg NodeConfig) (err error) {
 		return err
 	}
 	title := fmt.Sprintf("polder node lends %s in chunks of %s", config.FormatSize(cfg.Lend), config.FormatSize(cfg.Chunk))
-	if len(here) > 0 && len(elsewhere) > 0 {
+	if cfg.both() {
 		// Memory that is mapped cannot be moved to where it is sent from.
 		cfg.Lend /= 2
+		cfg.Components.Memory /= 2
 		title += ", half of it to clients on this machine"
 	}
 	if cfg.secret, err = readSecret(cfg.SecretFile); err != nil {
@@ -171,7 +182,14 @@ func RunNode(ctx context.Context, cfg NodeConfig) (err error) {
 		far = ibv.Scheme + far
 		title += " over RDMA"
 	}
-	if err := p.ready(title, "polder serve --far "+far); err != nil {
+	hint := "polder serve --far " + far
+	switch {
+	case cfg.SecretFile != "": // only a broker is let in
+		hint = "polder broker --far " + far + " --service-secret-file " + cfg.SecretFile
+	case cfg.Manager != "" && len(elsewhere) > 0:
+		hint += " --manager " + cfg.Manager
+	}
+	if err := p.ready(title, hint); err != nil {
 		return err
 	}
 	return p.wait(ctx)

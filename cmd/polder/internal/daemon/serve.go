@@ -127,6 +127,9 @@ func (p *process) openFar(ctx context.Context, cfg ServeConfig) error {
 	if err != nil {
 		return err
 	}
+	if cfg.Device != "" && by != config.RDMAScheme {
+		return &config.Error{Source: "--device", Value: cfg.Device, Err: fmt.Errorf("expected none without nodes at %sHOST:PORT", ibv.Scheme)}
+	}
 	manager, err := managerNamed(cfg.Manager)
 	if err != nil {
 		return err
