@@ -35,7 +35,11 @@
 // a time, in turn. So however many goroutines hold scopes and allocate, each of
 // them gets its ScopeBytes, in bounded time, and local memory never exceeds its
 // budget. A scope that takes more gets it if there is some, and otherwise
-// [ErrScopeFull]. Outside of scopes, New and ByteMap's methods wait.
+// [ErrScopeFull]. Outside of scopes, New and ByteMap's methods wait. Where the
+// evacuator cannot make room, since the store fails or is full, Enter lets a scope
+// in after 5 s, or at once: without memory of its own, so that it may use what is
+// local and get ErrScopeFull for the rest, and does not take what others were
+// promised.
 //
 // # Waiting
 //
