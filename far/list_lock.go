@@ -24,7 +24,7 @@ func (h *Heap) locked(ctx context.Context, mu *sync.Mutex, fn func(s *Scope) *ui
 		case err == nil:
 			return nil
 		case errors.Is(err, ErrScopeFull):
-			if err := s.awaitRoom(ctx); err != nil {
+			if err := s.awaitRoom(ctx, try); err != nil {
 				return err
 			}
 		case p != nil && try < lockedTries && errors.Is(err, ErrWouldBlock):

@@ -178,6 +178,21 @@ func TestObjectsOnAFullStore(t *testing.T) {
 		}
 		ps = append(ps, p)
 	}
+	// What is far can be read all the same, in a scope or without.
+	s := h.NewScope()
+	defer s.Close()
+	s.SetContext(ctx)
+	for i := range len(ps) {
+		p, want := ps[i%len(ps)], byte(i%len(ps))
+		if v, err := p.Load(ctx); err != nil || v[0] != want {
+			t.Fatalf("object %d of a full heap: got %d, %v", i, v[0], err)
+		}
+		s.Enter()
+		if v := p.Deref(s); v == nil || v[0] != want {
+			t.Fatalf("object %d of a full heap: Deref: %v", i, s.Err())
+		}
+		s.Leave()
+	}
 	// With half of them freed, the rest can be read.
 	for i := 0; i < len(ps); i += 2 {
 		ps[i].Free()

@@ -240,7 +240,7 @@ func (h *Heap) one(ctx context.Context, fn func(s *Scope)) error {
 	s := h.acquire(ctx)
 	defer s.giveBack()
 	s.last = true
-	for {
+	for try := 0; ; try++ {
 		s.enterAtOnce()
 		fn(s)
 		err := s.Err()
@@ -248,7 +248,7 @@ func (h *Heap) one(ctx context.Context, fn func(s *Scope)) error {
 		if err == nil || !errors.Is(err, ErrScopeFull) {
 			return err
 		}
-		if err := s.awaitRoom(ctx); err != nil {
+		if err := s.awaitRoom(ctx, try); err != nil {
 			return err
 		}
 	}
@@ -258,9 +258,14 @@ func (h *Heap) one(ctx context.Context, fn func(s *Scope)) error {
 // got no memory for. If there is no room soon, that is the reserve: the store
 // may be full, and what is read goes again; or the evacuator may wait for a scope
 // that the caller holds.
-func (s *Scope) awaitRoom(ctx context.Context) error {
+func (s *Scope) awaitRoom(ctx context.Context, try int) error {
 	if !s.last {
-		return s.h.roomSoon(ctx)
+		err := s.h.roomSoon(ctx)
+		if try < fullTries && errors.Is(err, ErrFull) {
+			s.h.logs.stir() // the reserve may be whole again
+			return nil
+		}
+		return err
 	}
 	soon, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -303,6 +308,10 @@ func (h *Heap) Do(ctx context.Context, fn func(s *Scope) error) error {
 }
 
 const scopeTries = 16
+
+// fullTries is how often a full heap is asked again for what its reserve may
+// have: what was read drops out of it.
+const fullTries = 8
 
 // roomSoon waits until the evacuator has made room, within ctx, and no longer
 // than for anything else that may never come.
@@ -405,9 +414,12 @@ func (h *Heap) admitted(s *Scope) bool {
 	}
 	ctx, cancel := context.WithTimeout(s.ctx, admitFor)
 	defer cancel()
-	for !ok && h.logs.why() == nil {
+	for try := 0; !ok && h.logs.why() == nil; try++ {
 		if turn == nil {
-			if h.waitRoom(ctx, nil) != nil {
+			err := h.waitRoom(ctx, nil)
+			if try < fullTries && errors.Is(err, ErrFull) {
+				h.logs.stir() // the reserve may be whole all the same
+			} else if err != nil {
 				h.scopes.giveUp(nil) // the turn, which may be ours
 				return false
 			}
@@ -446,7 +458,7 @@ func (h *Heap) tryAdmit(s *Scope, turn chan struct{}) (ok bool, wait chan struct
 	sc.mu.Lock()
 	defer sc.mu.Unlock()
 	l.mu.Lock()
-	counted, scarce := sc.counted, sc.scarce
+	counted, whole := sc.counted, l.available() >= l.keep(forMutator)
 	free := (l.available() - l.back - len(l.objects)) * l.segSize
 	l.mu.Unlock()
 	if counted {
@@ -455,7 +467,7 @@ func (h *Heap) tryAdmit(s *Scope, turn chan struct{}) (ok bool, wait chan struct
 	switch {
 	case !counted:
 		sc.next()
-		return !scarce, nil
+		return whole, nil
 	case turn == nil && len(sc.queue) > 0 && sc.admitted > 0:
 		turn = make(chan struct{}, 1)
 		sc.queue = append(sc.queue, turn)
