@@ -414,6 +414,7 @@ func (h *Heap) admitted(s *Scope) bool {
 	}
 	ctx, cancel := context.WithTimeout(s.ctx, admitFor)
 	defer cancel()
+	defer context.AfterFunc(h.ctx, cancel)() // nobody waits for a closed heap
 	for try := 0; !ok && h.logs.why() == nil; try++ {
 		if turn == nil {
 			err := h.waitRoom(ctx, nil)
@@ -426,13 +427,15 @@ func (h *Heap) admitted(s *Scope) bool {
 			if ok, turn = h.tryAdmit(s, nil); ok || turn != nil {
 				continue
 			}
+			if ctx.Err() != nil {
+				h.scopes.giveUp(nil)
+				return false
+			}
 			// Scopes that were entered earlier have to be left, of which
 			// nobody tells.
 			select {
 			case <-time.After(minPoll):
 			case <-ctx.Done():
-				h.scopes.giveUp(nil)
-				return false
 			}
 			continue
 		}
