@@ -3,9 +3,11 @@ package far
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"os"
 	"runtime"
 	"sync"
 	"testing"
@@ -64,6 +66,61 @@ func TestByteStringsOfAllSizes(t *testing.T) {
 	}
 	if h.Stats().Evacuated == 0 {
 		t.Error("nothing was evacuated")
+	}
+}
+
+// A string is read back that is several times as large as local memory.
+func TestByteStringLargerThanLocalMemory(t *testing.T) { longString(t, 64<<20) }
+
+// TestSoakLongestByteString does the same with the longest string there may be.
+// It takes 3 GiB of memory, and does nothing unless POLDER_SOAK is set.
+func TestSoakLongestByteString(t *testing.T) {
+	if os.Getenv("POLDER_SOAK") != "" {
+		longString(t, MaxBytes)
+	}
+}
+
+func longString(t *testing.T, size int) {
+	const local = 16 << 20
+	h, err := NewHeap(NewMemStore(1<<20, size>>20*5/4+16), Config{Local: local})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	want := make([]byte, size)
+	if _, err := rand.NewChaCha8([32]byte{1}).Read(want); err != nil {
+		t.Fatal(err)
+	}
+	sum := sha256.Sum256(want)
+	ctx := t.Context()
+	s, err := NewBytes(ctx, h, want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, n := sha256.New(), 0
+	for piece, err := range s.Pieces(ctx) {
+		if err != nil {
+			t.Fatalf("after %d bytes: %v", n, err)
+		}
+		got.Write(piece)
+		n += len(piece)
+	}
+	if n != size || !bytes.Equal(got.Sum(nil), sum[:]) {
+		t.Errorf("got %d bytes that are not the %d that were stored", n, size)
+	}
+	part := make([]byte, 100<<10)
+	off := size - 2*len(part) - 13
+	if n, err := s.ReadAt(ctx, part, int64(off)); n != len(part) || err != nil || !bytes.Equal(part, want[off:off+n]) {
+		t.Errorf("ReadAt(%d bytes at %d) gave %d, %v, or other bytes", len(part), off, n, err)
+	}
+	if st := h.Stats(); st.Resident > local || st.Evacuated == 0 {
+		t.Errorf("%d bytes are resident with a budget of %d, and %d objects were evacuated", st.Resident, local, st.Evacuated)
+	}
+	if err := s.Free(ctx); err != nil {
+		t.Error(err)
+	}
+	if n := h.Stats().Pointers; n != 0 {
+		t.Errorf("%d pointers are left", n)
 	}
 }
 

@@ -190,7 +190,7 @@ func (h *Heap) slot(ol *openLog, s *Scope, head, tail uint64, n int) (object, ui
 	size := objectSize(n)
 	c := forMutator
 	if s != nil {
-		if s.charge(size); int64(s.used) <= h.scopes.allowance.Load() {
+		if s.charge(size); s.entitled() {
 			c = forScope
 		}
 	}

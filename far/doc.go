@@ -35,7 +35,13 @@
 // a time, in turn. So however many goroutines hold scopes and allocate, each of
 // them gets its ScopeBytes, in bounded time, and local memory never exceeds its
 // budget. A scope that takes more gets it if there is some, and otherwise
-// [ErrScopeFull]. Outside of scopes, New and ByteMap's methods wait.
+// [ErrScopeFull]. Outside of scopes, New and ByteMap's methods wait. Where the
+// evacuator makes no room for 5 s, or the store fails, Enter lets a scope in
+// without memory of its own: it may use what is local and get ErrScopeFull for the
+// rest, and does not take what others were promised. When far memory is full and
+// all that is local has no far copy, what is far can still be read, in the reserve,
+// much slower; what is written there stays, and once that has used up the reserve
+// far objects give ErrFull or ErrScopeFull until something is freed.
 //
 // # Waiting
 //

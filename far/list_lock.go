@@ -14,6 +14,7 @@ import (
 func (h *Heap) locked(ctx context.Context, mu *sync.Mutex, fn func(s *Scope) *uint64) error {
 	s := h.acquire(ctx)
 	defer s.giveBack()
+	s.last = true
 	for try := 0; ; try++ {
 		if s.ctx = NoWait; try >= lockedTries {
 			s.ctx = ctx
@@ -23,7 +24,7 @@ func (h *Heap) locked(ctx context.Context, mu *sync.Mutex, fn func(s *Scope) *ui
 		case err == nil:
 			return nil
 		case errors.Is(err, ErrScopeFull):
-			if err := h.roomSoon(ctx); err != nil {
+			if err := s.awaitRoom(ctx, try); err != nil {
 				return err
 			}
 		case p != nil && try < lockedTries && errors.Is(err, ErrWouldBlock):

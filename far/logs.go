@@ -99,7 +99,8 @@ type openLog struct {
 	kind kind // immutable
 	id   int  // its number among those of its kind; immutable
 	seg  int  // none at -1; under mu
-	_    [32]byte
+	lent bool // seg was taken for a scope, and is for scopes; under mu
+	_    [31]byte
 }
 
 // round is one stretch of the evacuator's work. Err is set before done is
@@ -252,19 +253,33 @@ func (l *logs) assess() {
 // c may have one, and accounts for them. ol.mu must be held until the
 // entry is written, since the evacuator reads every segment that is sealed.
 func (l *logs) place(ol *openLog, n int, c claim) (entry, uint64, bool) {
+	if ol.lent && c == forMutator {
+		// Or who can wait would use up what is set aside for scopes.
+		if !l.intact() {
+			return nil, 0, false
+		}
+		ol.lent = false
+	}
 	if ol.seg < 0 || l.segs[ol.seg].used+n > l.segSize {
 		s, ok := l.take(c, ol.kind)
 		if !ok {
 			return nil, 0, false
 		}
 		l.seal(ol)
-		ol.seg = s
+		ol.seg, ol.lent = s, c == forScope
 	}
 	s := &l.segs[ol.seg]
 	off := ol.seg*l.segSize + s.used
 	s.used += n
 	s.live.Add(int64(n))
 	return entry(l.mem[off : off+n : off+n]), uint64(off) / unit, true
+}
+
+// intact reports whether all is there that is set aside.
+func (l *logs) intact() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.available() >= l.keep(forMutator)
 }
 
 // seal hands ol's segment to the evacuator. ol.mu must be held.

@@ -292,7 +292,7 @@ func (h *Heap) evacuateObject(p *uint64, o object, addr uintptr, what aim) outco
 	cold := w.coldness()
 	hot := cold < c.cfg.HotBits && !ps.tight && ps.kept+objectSize(n) <= int(keepAtMost*float64(l.segSize*len(ps.segs)))
 	if what == compact || hot || what == evictClean && !clean {
-		if what == evict {
+		if what != compact {
 			cold++
 		}
 		if h.moveObject(p, w, o, tail, cold) {

@@ -9,29 +9,31 @@ import (
 // However late the evacuator comes to look, a store that has failed is tried
 // again while there is too little room, since those who wait wake it once only.
 func TestFailedStoreIsTriedAgain(t *testing.T) {
-	var h Heap
-	if err := h.logs.init(1<<20, 1<<20, 0, 64<<10, 1); err != nil {
-		t.Fatal(err)
-	}
-	defer h.logs.mapping.Close()
-	h.far.failed(errInjected)
-	if d, ok := h.retryIn(); !ok || d > maxBackoff {
-		t.Errorf("with room, just after a failure: %v, %v, want a short wait", d, ok)
-	}
-	h.far.retry = time.Now().Add(-time.Second)
-	if d, ok := h.retryIn(); ok {
-		t.Errorf("with room, long after a failure: a wait of %v, want none", d)
-	}
-	for h.logs.satisfied() {
-		h.logs.take(forEvacuator, entries)
-	}
-	if d, ok := h.retryIn(); !ok || d > maxBackoff {
-		t.Errorf("without room, long after a failure: %v, %v, want a short wait", d, ok)
-	}
-	h.far.failed(ErrStoreFull)
-	if d, ok := h.retryIn(); ok {
-		t.Errorf("with a full store: a wait of %v, want none: the janitor wakes the evacuator", d)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		var h Heap
+		if err := h.logs.init(1<<20, 1<<20, 0, 64<<10, 1); err != nil {
+			t.Fatal(err)
+		}
+		defer h.logs.mapping.Close()
+		h.far.failed(errInjected)
+		if d, ok := h.retryIn(); !ok || d > maxBackoff {
+			t.Errorf("with room, just after a failure: %v, %v, want a short wait", d, ok)
+		}
+		h.far.retry = time.Now().Add(-time.Second)
+		if d, ok := h.retryIn(); ok {
+			t.Errorf("with room, long after a failure: a wait of %v, want none", d)
+		}
+		for h.logs.satisfied() {
+			h.logs.take(forEvacuator, entries)
+		}
+		if d, ok := h.retryIn(); !ok || d > maxBackoff {
+			t.Errorf("without room, long after a failure: %v, %v, want a short wait", d, ok)
+		}
+		h.far.failed(ErrStoreFull)
+		if d, ok := h.retryIn(); ok {
+			t.Errorf("with a full store: a wait of %v, want none: the janitor wakes the evacuator", d)
+		}
+	})
 }
 
 // Segments that a store does not take back at once are offered again.

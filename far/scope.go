@@ -46,7 +46,9 @@ type Scope struct {
 	depth int   // entered so often while open
 	err   error // of the first Deref that failed
 	ctx   context.Context
-	used  int // bytes of local memory taken since it was entered
+	used  int  // bytes of local memory taken since it was entered
+	share int  // bytes of the reserve that are its own, if it has been admitted
+	last  bool // it takes from the reserve only what it has waited for in vain
 	npins int
 
 	// pins are the addresses of marked objects that the holder uses in place.
@@ -68,11 +70,12 @@ type Scope struct {
 const scopePins = 8
 
 const (
-	scopeNested  uint32 = 1 << iota // depth is not 0
-	scopePinned                     // npins is not 0
-	scopeUsed                       // used is not 0
-	scopeCounted                    // it is one of scopes.admitted
-	scopeLate                       // the janitor wants to know where it is left
+	scopeNested     uint32 = 1 << iota // depth is not 0
+	scopePinned                        // npins is not 0
+	scopeUsed                          // used is not 0
+	scopeCounted                       // it is one of scopes.admitted
+	scopeLate                          // the janitor wants to know where it is left
+	scopeUnadmitted                    // it was let in without memory
 )
 
 // epochScarce is set in the epoch while entering takes the slow path: memory is
@@ -127,9 +130,15 @@ type scopes struct {
 	scarce  bool // what the logs say, under logs.mu
 	counted bool // there are so many that they have to be admitted, under logs.mu
 
-	// allowance is how much a scope may take of what is kept in reserve: most,
-	// or as much as can be kept.
+	// early says that scopes may be open which were entered before they had to
+	// be admitted, under mu.
+	early bool
+
+	// allowance is how much a scope may take of what is kept in reserve if it
+	// need not be admitted: the largest most that the reserve has been enough
+	// for. Written under logs.mu.
 	allowance atomic.Int64
+	target    int64 // what it is to become, under logs.mu
 
 	peak  int         // the most that one has taken since the last decay, under mu
 	pools []scopePool // by processor
@@ -144,6 +153,7 @@ type scopePool struct {
 
 func (sc *scopes) init(least int) {
 	sc.least, sc.most = least, least
+	sc.allowance.Store(int64(least))
 	sc.epoch = 1
 	sc.fenced = !asymmetric || arena.CanMembarrier() == nil
 	if !sc.fenced {
@@ -219,7 +229,8 @@ func (h *Heap) acquire(ctx context.Context) *Scope {
 }
 
 // enterAtOnce enters s for the sake of one object, whether there is memory for
-// it or not.
+// it or not. What it takes is not what other scopes have been promised; the
+// holder clears last if there is no other way.
 func (s *Scope) enterAtOnce() { atomic.StoreUint64(&s.open, s.h.scopes.now()) }
 
 // one calls fn in a scope of the pool, for one object, and again when there is
@@ -228,7 +239,8 @@ func (s *Scope) enterAtOnce() { atomic.StoreUint64(&s.open, s.h.scopes.now()) }
 func (h *Heap) one(ctx context.Context, fn func(s *Scope)) error {
 	s := h.acquire(ctx)
 	defer s.giveBack()
-	for {
+	s.last = true
+	for try := 0; ; try++ {
 		s.enterAtOnce()
 		fn(s)
 		err := s.Err()
@@ -236,15 +248,37 @@ func (h *Heap) one(ctx context.Context, fn func(s *Scope)) error {
 		if err == nil || !errors.Is(err, ErrScopeFull) {
 			return err
 		}
-		if err := h.roomSoon(ctx); err != nil {
+		if err := s.awaitRoom(ctx, try); err != nil {
 			return err
 		}
 	}
 }
 
+// awaitRoom waits until s, which has been left, may try again to get what it
+// got no memory for. If there is no room soon, that is the reserve: the store
+// may be full, and what is read goes again; or the evacuator may wait for a scope
+// that the caller holds.
+func (s *Scope) awaitRoom(ctx context.Context, try int) error {
+	if !s.last {
+		err := s.h.roomSoon(ctx)
+		if try < fullTries && errors.Is(err, ErrFull) {
+			s.h.logs.stir() // the reserve may be whole again
+			return nil
+		}
+		return err
+	}
+	soon, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	if err := s.h.waitRoom(soon, nil); err == nil || ctx.Err() != nil || errors.Is(err, ErrClosed) {
+		return err
+	}
+	s.last = false
+	return nil
+}
+
 // giveBack gives back a scope that acquire has returned and that has been left.
 func (s *Scope) giveBack() {
-	s.err, s.ctx = nil, context.Background()
+	s.err, s.ctx, s.last = nil, context.Background(), false
 	p := &s.h.scopes.pools[processor()%len(s.h.scopes.pools)]
 	p.mu.Lock()
 	p.free = append(p.free, s)
@@ -274,6 +308,10 @@ func (h *Heap) Do(ctx context.Context, fn func(s *Scope) error) error {
 }
 
 const scopeTries = 16
+
+// fullTries is how often a full heap is asked again for what its reserve may
+// have: what was read drops out of it.
+const fullTries = 8
 
 // roomSoon waits until the evacuator has made room, within ctx, and no longer
 // than for anything else that may never come.
@@ -309,11 +347,14 @@ func (h *Heap) reserveForScopes() {
 		l.back = reserved + 1
 	}
 	limit := max(int(l.budget)/l.segSize/8, 1+len(l.objects))
+	if want > limit && !sc.counted {
+		sc.early = true
+	}
 	sc.counted = want > limit
 	l.scoped = min(want, limit)
 	sc.limit = limit * l.segSize
 	sc.most = min(sc.most, sc.limit)
-	sc.allowance.Store(int64(sc.most))
+	sc.target = int64(sc.most)
 	l.aim()
 	l.assess()
 	sc.flag()
@@ -328,8 +369,12 @@ func (sc *scopes) crowd(scarce bool) {
 	sc.flag()
 }
 
-// flag sets or clears epochScarce. logs.mu must be held.
+// flag sets or clears epochScarce, and sets allowance if the reserve is enough
+// for target. logs.mu must be held.
 func (sc *scopes) flag() {
+	if sc.target > 0 && (sc.target < sc.allowance.Load() || !sc.scarce && !sc.counted) {
+		sc.allowance.Store(sc.target)
+	}
 	if sc.scarce || sc.counted || !sc.fenced {
 		atomic.OrUint64(&sc.epoch, epochScarce)
 	} else {
@@ -354,21 +399,44 @@ func (s *Scope) enterSlow() {
 const admitFor = 5 * time.Second
 
 // admit returns when there is memory for one more scope, or when there will
-// be none soon: what is local can be used all the same.
+// be none soon: what is local can be used all the same, but what is kept for
+// others is theirs.
 func (h *Heap) admit(s *Scope) {
+	if !h.admitted(s) {
+		s.setExtra(scopeUnadmitted)
+	}
+}
+
+func (h *Heap) admitted(s *Scope) bool {
 	ok, turn := h.tryAdmit(s, nil)
 	if ok {
-		return
+		return true
 	}
 	ctx, cancel := context.WithTimeout(s.ctx, admitFor)
 	defer cancel()
-	for !ok && h.logs.why() == nil {
+	defer context.AfterFunc(h.ctx, cancel)() // nobody waits for a closed heap
+	for try := 0; !ok && h.logs.why() == nil; try++ {
 		if turn == nil {
-			if h.waitRoom(ctx, nil) != nil {
+			err := h.waitRoom(ctx, nil)
+			if try < fullTries && errors.Is(err, ErrFull) {
+				h.logs.stir() // the reserve may be whole all the same
+			} else if err != nil {
 				h.scopes.giveUp(nil) // the turn, which may be ours
-				return
+				return false
 			}
-			ok, turn = h.tryAdmit(s, nil)
+			if ok, turn = h.tryAdmit(s, nil); ok || turn != nil {
+				continue
+			}
+			if ctx.Err() != nil {
+				h.scopes.giveUp(nil)
+				return false
+			}
+			// Scopes that were entered earlier have to be left, of which
+			// nobody tells.
+			select {
+			case <-time.After(minPoll):
+			case <-ctx.Done():
+			}
 			continue
 		}
 		select {
@@ -376,12 +444,13 @@ func (h *Heap) admit(s *Scope) {
 			ok, turn = h.tryAdmit(s, turn)
 		case <-ctx.Done():
 			h.scopes.giveUp(turn)
-			return
+			return false
 		}
 	}
 	if !ok {
 		h.scopes.giveUp(turn)
 	}
+	return ok
 }
 
 // tryAdmit reports whether memory suffices for all scopes that may be open and
@@ -392,19 +461,23 @@ func (h *Heap) tryAdmit(s *Scope, turn chan struct{}) (ok bool, wait chan struct
 	sc.mu.Lock()
 	defer sc.mu.Unlock()
 	l.mu.Lock()
-	counted, scarce := sc.counted, sc.scarce
+	counted, whole := sc.counted, l.available() >= l.keep(forMutator)
 	free := (l.available() - l.back - len(l.objects)) * l.segSize
 	l.mu.Unlock()
+	if counted {
+		free -= sc.earlier()
+	}
 	switch {
 	case !counted:
 		sc.next()
-		return !scarce, nil
+		return whole, nil
 	case turn == nil && len(sc.queue) > 0 && sc.admitted > 0:
 		turn = make(chan struct{}, 1)
 		sc.queue = append(sc.queue, turn)
 		return false, turn
 	case free >= (sc.admitted+1)*sc.most:
 		sc.admitted++
+		s.share = sc.most
 		s.setExtra(scopeCounted)
 		sc.next() // there may be room for another one
 		return true, nil
@@ -416,6 +489,33 @@ func (h *Heap) tryAdmit(s *Scope, turn chan struct{}) (ok bool, wait chan struct
 		return false, turn
 	}
 	return false, nil
+}
+
+// earlier is what scopes may take that were entered before they had to be
+// admitted. sc.mu must be held.
+func (sc *scopes) earlier() int {
+	if !sc.early {
+		return 0
+	}
+	n := 0
+	for _, s := range sc.all {
+		if atomic.LoadUint64(&s.open) != 0 && atomic.LoadUint32(&s.extra)&(scopeCounted|scopeUnadmitted) == 0 {
+			n++
+		}
+	}
+	sc.early = n > 0
+	return n * int(sc.allowance.Load())
+}
+
+// entitled reports whether what s has taken is its own share of the reserve.
+func (s *Scope) entitled() bool {
+	switch x := atomic.LoadUint32(&s.extra); {
+	case s.last || x&scopeUnadmitted != 0:
+		return false
+	case x&scopeCounted != 0:
+		return s.used <= s.share
+	}
+	return int64(s.used) <= s.h.scopes.allowance.Load()
 }
 
 // next gives the turn to the first in the queue. sc.mu must be held.
