@@ -68,9 +68,12 @@ type Heap struct {
 	count  counters
 }
 
+// MinSegmentSize is the least size of a store's segments, in bytes: one holds an
+// entry with the longest key.
+const MinSegmentSize = 128 << 10
+
 const (
-	minLogSegment = 128 << 10 // holds an entry with the longest key
-	maxLogSegment = 2 << 20   // a huge page, as in the paper
+	maxLogSegment = 2 << 20 // a huge page, as in the paper
 	maxPiece      = 64 << 10
 )
 
@@ -92,13 +95,13 @@ func NewHeap(store Store, cfg Config) (*Heap, error) {
 	if cfg.ScopeBytes < 0 {
 		return nil, fmt.Errorf("cannot make a heap: ScopeBytes is %d, want a number of bytes, or 0 for the default", cfg.ScopeBytes)
 	}
-	if n := store.SegmentSize(); n < minLogSegment || n&(n-1) != 0 {
-		return nil, fmt.Errorf("cannot make a heap: the store's segments are %d bytes, want a power of two of at least %d", n, minLogSegment)
+	if n := store.SegmentSize(); n < MinSegmentSize || n&(n-1) != 0 {
+		return nil, fmt.Errorf("cannot make a heap: the store's segments are %d bytes, want a power of two of at least %d", n, MinSegmentSize)
 	}
 	if cfg.MaxValue == 0 {
 		cfg.MaxValue = int(min(cfg.Local/4, 512<<20))
 	}
-	segSize := min(max(floor2(cfg.Local/128), minLogSegment), maxLogSegment)
+	segSize := min(max(floor2(cfg.Local/128), MinSegmentSize), maxLogSegment)
 	lay := layout{
 		segSize: segSize,
 		staging: min(segSize, store.SegmentSize()),

@@ -211,6 +211,10 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, poolCfg pool.Co
 		return err
 	}
 	p.onClose(lent.Close)
+	if n := lent.ChunkSize(); n < far.MinSegmentSize {
+		return fmt.Errorf("cannot keep values in chunks of %s, as the nodes lend them: expected at least %s; start the nodes with --chunk",
+			config.FormatSize(int64(n)), config.FormatSize(far.MinSegmentSize))
+	}
 
 	largest := cfg.MaxValue
 	if largest == 0 {
