@@ -32,7 +32,7 @@ const (
 // readSections reads the headers of up to n sections from first on, and returns how
 // many those were.
 func (a *Allocator) readSections(ctx context.Context, first, n uint32) (uint32, error) {
-	n = min(n, a.l.Sections()-first, uint32(readMax()/(1+twolayer.SectionSpans)))
+	n = min(n, a.l.Sections()-first, uint32(a.readMax()/(1+twolayer.SectionSpans)))
 	a.begin()
 	// The sections come first: see package twolayer on opening a span.
 	hs := a.read(a.l.SectionAt(first), int(n), StepReadHeaders)

@@ -38,6 +38,9 @@ type Config struct {
 	// span's chunks, which tells at once what the node has not dealt with yet. It
 	// pays while the node keeps up with what is freed.
 	SpanKeys bool
+	// Serial says that nobody changes the metadata while an operation on the fabric
+	// reads them, as in a simulation.
+	Serial bool
 	// Step, if set, is called before every operation on the fabric, with one of
 	// Steps, and operations are carried out one by one: for tests. An error ends
 	// the allocator as a crash would.

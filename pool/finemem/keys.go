@@ -76,7 +76,7 @@ func (a *Allocator) fetchKeys(ctx context.Context, b *Block) error {
 		}
 		at, n := a.l.CapAt(layer, a.keysFirst(layer, b)), a.keyWords(layer, b)
 		for done := 0; done < n; {
-			words := min(n-done, readMax())
+			words := min(n-done, a.readMax())
 			a.begin()
 			slot := a.read(at+8*uint64(done), words, StepAllocKeys)
 			if err := a.run(ctx); err != nil {

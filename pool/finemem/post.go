@@ -66,12 +66,9 @@ func (a *Allocator) full(words int) bool {
 // read adds a READ of words, at most readMax in a batch, and returns the slot of the
 // first.
 func (a *Allocator) read(at uint64, words int, step string) int {
-	if !invariants.Enabled {
+	if !a.byWord() {
 		return a.post(verbs.SendWR{Op: verbs.OpRead, RemoteAddr: a.cfg.Metadata + at}, step, words)
 	}
-	// A READ of several words is no atomic access to each. RNICs make it one, and
-	// so does copying on the machines that there are, but the race detector does
-	// not know.
 	first := a.batch.words
 	for i := range words {
 		a.post(verbs.SendWR{Op: verbs.OpRead, RemoteAddr: a.cfg.Metadata + at + 8*uint64(i)}, step, 1)
@@ -79,9 +76,14 @@ func (a *Allocator) read(at uint64, words int, step string) int {
 	return first
 }
 
+// byWord reports whether each word is read by an operation of its own. A READ of
+// several words is no atomic access to each. RNICs make it one, and so does copying
+// on the machines that there are, but the race detector does not know.
+func (a *Allocator) byWord() bool { return invariants.Enabled && !a.cfg.Serial }
+
 // readMax is the most words that a batch reads.
-func readMax() int {
-	if invariants.Enabled {
+func (a *Allocator) readMax() int {
+	if a.byWord() {
 		return batchMax - 32
 	}
 	return wordsMax - 32

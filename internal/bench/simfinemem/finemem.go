@@ -69,7 +69,7 @@ func newFineMem(r *rig, from *side, user uint16, policy finemem.Policy, spanKeys
 	f := &fineMem{r: r, blocks: make(map[uint64]finemem.Block), counts: c}
 	f.a, err = finemem.NewAllocator(finemem.Config{
 		Layout: node.table.Layout, QP: qp, CQ: cq, Buffer: buf,
-		Metadata: metadata.Addr(), Key: metadata.RKey(), User: user, Policy: policy, SpanKeys: spanKeys,
+		Metadata: metadata.Addr(), Key: metadata.RKey(), User: user, Policy: policy, SpanKeys: spanKeys, Serial: true,
 		Sync: func(context.Context) error { return node.sync(f.p) },
 	})
 	return f, err
