@@ -70,6 +70,10 @@ test-rdma: ## run the programs over real RDMA: Soft-RoCE in virtual machines (do
 bench: build ## measure this tree against redis-server, raw TCP and memcpy
 	$(BIN)/polder bench resp
 	$(BIN)/polder bench verbs
+	$(BIN)/polder bench alloc
+	$(BIN)/polder bench finemem
+	$(BIN)/polder bench broker
+	for b in deref pause map scan threads web component; do $(BIN)/polder bench far $$b || exit; done
 	$(BIN)/polder bench share
 	$(BIN)/polder bench soft ptr
 	$(BIN)/polder bench soft reclaim
