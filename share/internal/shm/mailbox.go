@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"polder/internal/arena"
+	"polder/internal/futex"
 )
 
 // The layout of a mailbox: a page with a header, and the slots. Of a slot, the
@@ -163,7 +164,7 @@ func (b *Mailbox) Sleep(slot int, d time.Duration) {
 	s := b.state(slot)
 	s.CompareAndSwap(slotTaken, slotAwaited)
 	if !b.broken.Load() {
-		sleepOn(s, slotAwaited, d)
+		futex.Wait(s, slotAwaited, d)
 	}
 }
 
@@ -183,7 +184,7 @@ func (b *Mailbox) Break() {
 	for slot := range Posts {
 		s := b.state(slot)
 		s.CompareAndSwap(slotAwaited, slotTaken)
-		wakeUp(s)
+		futex.Wake(s)
 	}
 }
 
@@ -211,6 +212,6 @@ func (b *Mailbox) Write(slot int, msg []byte) {
 func (b *Mailbox) Send(slot int) {
 	s := b.state(slot)
 	if s.Swap(slotAnswered) == slotAwaited {
-		wakeUp(s)
+		futex.Wake(s)
 	}
 }
