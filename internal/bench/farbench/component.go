@@ -6,14 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"time"
 
 	"polder/far"
 	"polder/far/remote"
 	"polder/internal/benchout"
-	"polder/internal/child"
 	"polder/pool"
 )
 
@@ -40,35 +37,9 @@ func RunComponent(ctx context.Context, o Options) error {
 	return nil
 }
 
-// startComputing starts a node that lends memory and runs components.
-func startComputing(ctx context.Context, polder, fabric string) (l *lender, err error) {
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
-	defer cancel()
-	l = &lender{}
-	defer func() {
-		if err != nil {
-			err = errors.Join(fmt.Errorf("cannot start a node over %s: %w", fabric, err), l.close())
-		}
-	}()
-	addr := "127.0.0.1:0"
-	if fabric == "shm" {
-		if l.dir, err = os.MkdirTemp("", "polder-bench-"); err != nil {
-			return l, err
-		}
-		addr = "unix:" + filepath.Join(l.dir, "node")
-	}
-	if l.node, err = child.StartReady(ctx, child.Command{Path: polder, Args: []string{
-		"node", "--listen", addr, "--admin", "off", "--log-level", "warn", "--lend", "512MiB",
-		"--component-memory", fmt.Sprint(componentRAM), "--component-client-memory", fmt.Sprint(componentRAM),
-	}}); err != nil {
-		return l, err
-	}
-	l.pool, err = pool.Dial(ctx, l.node.Addr("verbs"))
-	return l, err
-}
-
 func (o *Options) component(ctx context.Context, fabric string) (err error) {
-	l, err := startComputing(ctx, o.Polder, fabric)
+	l, err := startLender(ctx, o.Polder, fabric, 512<<20,
+		"--component-memory", fmt.Sprint(componentRAM), "--component-client-memory", fmt.Sprint(componentRAM))
 	if err != nil {
 		return err
 	}

@@ -31,9 +31,9 @@ type lender struct {
 	dir  string
 }
 
-// startLender starts a node that lends so many bytes over a fabric. The
-// program polder is the file that it runs.
-func startLender(ctx context.Context, polder, fabric string, lend int64) (l *lender, err error) {
+// startLender starts a node that lends so many bytes over a fabric, with more
+// flags if there are any. The program polder is the file that it runs.
+func startLender(ctx context.Context, polder, fabric string, lend int64, flags ...string) (l *lender, err error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	l = &lender{}
@@ -49,9 +49,8 @@ func startLender(ctx context.Context, polder, fabric string, lend int64) (l *len
 		}
 		addr = "unix:" + filepath.Join(l.dir, "node")
 	}
-	if l.node, err = child.StartReady(ctx, child.Command{Path: polder, Args: []string{
-		"node", "--listen", addr, "--admin", "off", "--log-level", "warn", "--lend", fmt.Sprint(lend),
-	}}); err != nil {
+	args := append([]string{"node", "--listen", addr, "--admin", "off", "--log-level", "warn", "--lend", fmt.Sprint(lend)}, flags...)
+	if l.node, err = child.StartReady(ctx, child.Command{Path: polder, Args: args}); err != nil {
 		return l, err
 	}
 	l.pool, err = pool.Dial(ctx, l.node.Addr("verbs"))
