@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -607,4 +608,25 @@ func TestARealNode(t *testing.T) {
 	if got := children(t, n2.PID()); len(got) != 1 {
 		t.Errorf("the new node has children %v, want one", got)
 	}
+}
+
+// A client of the node that polder up runs, beside the front end.
+func TestTheNodeOfUp(t *testing.T) {
+	socket := "unix:" + filepath.Join(t.TempDir(), "node.sock")
+	up := proctest.Start(t, "up", "--listen", "127.0.0.1:0", "--local", "8MiB", "--lend", "64MiB",
+		"--node-listen", socket, "--component-memory", "32MiB", "--component-client-memory", "16MiB", "--component-time", "2s")
+	if got := up.Addr("socket"); got != socket {
+		t.Fatalf("the node is at %q, want %q", got, socket)
+	}
+	p, err := pool.Dial(t.Context(), socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	table := construct(t, p, active.Table)
+	mustWrite(t, table, "key", "value")
+	mustRead(t, table, "key", "value")
+	column := construct(t, p, active.Vector)
+	mustWrite(t, column, element(0), "1234")
+	mustRead(t, column, one(0), "1234")
 }
