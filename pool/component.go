@@ -117,6 +117,22 @@ func (p *Pool) constructAt(ctx context.Context, n *node, component string, param
 	return o, nil
 }
 
+// disown ends an object that was constructed when nobody waited for it any more.
+// It does not wait.
+func (n *node) disown(id, session uint64) {
+	if n.pool.enter() != nil {
+		return // it ends with the session
+	}
+	go func() {
+		defer n.pool.leave()
+		o := &Object{node: n, id: id, session: session}
+		req := wire.Request{Verb: wire.Destruct, Object: id}
+		if _, err := n.callComponent(context.Background(), o, &req, nil, true); err != nil && !errors.Is(err, ErrLost) {
+			n.log.Warn("an object that came too late is left until the session ends", "object", id, "error", err)
+		}
+	}()
+}
+
 // Name says what o is and where, such as "node0/vector 100000001".
 func (o *Object) Name() string { return o.node.name + "/" + o.region() }
 

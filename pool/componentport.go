@@ -413,7 +413,14 @@ func (p *port) deliver(i, n int) {
 	case s.state.CompareAndSwap(slotWaited, slotDelivered):
 		s.size = n
 		s.done <- i
-	case s.state.CompareAndSwap(slotAbandoned, slotDelivered) && p.receive(i) == nil:
+	case s.state.CompareAndSwap(slotAbandoned, slotDelivered):
+		if r.Verb == wire.Construct && r.Status == wire.OK {
+			p.link.node.disown(r.Object, p.link.session.Info().Session.ID)
+		}
+		if p.receive(i) != nil {
+			p.fail()
+			return
+		}
 		p.release(s)
 	default:
 		p.fail() // there was a reply before, or the connection is gone

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -54,12 +55,16 @@ const (
 	opPID
 )
 
-func newWicked(env *component.Env, _ *component.Call, params []byte) (component.Object, error) {
+func newWicked(env *component.Env, c *component.Call, params []byte) (component.Object, error) {
 	switch string(params) {
 	case "panic":
 		panic("in a constructor")
 	case "nil":
 		return nil, nil
+	case "late":
+		for !c.Expired() {
+			runtime.Gosched()
+		}
 	}
 	return &wicked{env: env}, nil
 }
@@ -511,6 +516,47 @@ func TestRequestsWaitForBuffersOfReplies(t *testing.T) {
 				})
 			}
 			wg.Wait()
+		}
+	})
+}
+
+// An object that is made when its client has given up, or has no connection, does
+// not last.
+func TestWhatIsConstructedTooLateIsDestructed(t *testing.T) {
+	overDrivers(t, func(t *testing.T, s pooltest.Setup) {
+		c := pooltest.NewCluster(t, s, node(10*time.Second))
+		k := c.Open(pool.Config{})
+		for _, kind := range []string{"wicked", "tame"} {
+			for _, cut := range []bool{false, true} {
+				ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+				made := c.Nodes[0].Stats().Components.Requests
+				done := make(chan error, 1)
+				go func() {
+					o, err := k.Construct(ctx, kind, []byte("late"))
+					if err == nil { // over inproc the call is carried out before anybody can give up
+						err = o.Destruct(context.Background())
+					}
+					done <- err
+				}()
+				if cut {
+					k.Cut(c.Nodes[0])
+				}
+				if err := <-done; err != nil && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, pool.ErrTimeout) && !errors.Is(err, pool.ErrOutcomeUnknown) {
+					t.Errorf("%s, cut: %v: got %v", kind, cut, err)
+				}
+				cancel()
+				pooltest.Eventually(t, "the object is gone", func() bool {
+					st := c.Nodes[0].Stats().Components
+					return st.Objects == 0 && (cut || st.Requests > made)
+				})
+			}
+		}
+		keep := construct(t, k.Pool, "wicked")
+		if got := c.Nodes[0].Stats().Components.Objects; got != 1 {
+			t.Errorf("got %d objects, want the last one", got)
+		}
+		if out, err := compute(keep, opEcho, []byte("x")); err != nil || string(out) != "x" {
+			t.Errorf("got %q, %v", out, err)
 		}
 	})
 }

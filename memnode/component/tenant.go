@@ -497,8 +497,7 @@ func (t *Tenant) reply(i, n int, out *outbox) {
 	t.server.counts.requests.Add(1)
 	l := t.link
 	if s.link != l || l == nil {
-		t.drop(s)
-		t.mu.Unlock()
+		t.undeliver(i, n, out)
 		return
 	}
 	s.state = idle
@@ -507,6 +506,30 @@ func (t *Tenant) reply(i, n int, out *outbox) {
 	reply := s.reply
 	t.mu.Unlock()
 	out.add(l, i, reply)
+}
+
+// undeliver deals with a reply of n bytes that nobody waits for any more. An
+// object that nobody knows of is destructed.
+//
+// Preconditions: t.mu is held. It is released.
+func (t *Tenant) undeliver(i, n int, out *outbox) {
+	s := &t.slots[i]
+	var r wire.Reply
+	if s.verb == wire.Construct && r.Decode(t.lane.reply(s.reply)[:n]) == nil && r.Status == wire.OK {
+		destruct := wire.Request{Verb: wire.Destruct, Object: r.Object, Time: t.server.cfg.Time}
+		s.verb, s.size = wire.Destruct, len(destruct.Append(t.lane.request(i)[:0]))
+		switch number := uint32(r.Object >> 32); {
+		case t.inside != nil && number == t.inside.cfg.Number:
+			t.carryOut(i, out)
+			return
+		case t.worker != nil && number == t.worker.number:
+			t.give(i)
+			t.mu.Unlock()
+			return
+		}
+	}
+	t.drop(s)
+	t.mu.Unlock()
 }
 
 // drop makes a slot idle whose request nobody waits for any more.
