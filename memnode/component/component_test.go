@@ -61,7 +61,11 @@ func newWicked(env *component.Env, c *component.Call, params []byte) (component.
 		panic("in a constructor")
 	case "nil":
 		return nil, nil
-	case "late":
+	}
+	if file, late := strings.CutPrefix(string(params), "late "); late {
+		if err := os.WriteFile(file, nil, 0o600); err != nil {
+			return nil, err
+		}
 		for !c.Expired() {
 			runtime.Gosched()
 		}
@@ -526,34 +530,34 @@ func TestWhatIsConstructedTooLateIsDestructed(t *testing.T) {
 	overDrivers(t, func(t *testing.T, s pooltest.Setup) {
 		c := pooltest.NewCluster(t, s, node(10*time.Second))
 		k := c.Open(pool.Config{})
-		for _, kind := range []string{"wicked", "tame"} {
-			for _, cut := range []bool{false, true} {
-				ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-				made := c.Nodes[0].Stats().Components.Requests
-				done := make(chan error, 1)
-				go func() {
-					o, err := k.Construct(ctx, kind, []byte("late"))
-					if err == nil { // over inproc the call is carried out before anybody can give up
-						err = o.Destruct(context.Background())
-					}
-					done <- err
-				}()
-				if cut {
-					k.Cut(c.Nodes[0])
+		keep := construct(t, k.Pool, "wicked") // and with it the session
+		for _, tt := range []struct {
+			kind string
+			cut  bool
+		}{{"wicked", false}, {"tame", false}, {"wicked", true}} {
+			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+			before := c.Nodes[0].Stats().Components.Requests
+			begun := filepath.Join(t.TempDir(), "begun")
+			done := make(chan error, 1)
+			go func() {
+				o, err := k.Construct(ctx, tt.kind, []byte("late "+begun))
+				if err == nil { // over inproc the call is carried out before anybody can give up
+					err = o.Destruct(context.Background())
 				}
-				if err := <-done; err != nil && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, pool.ErrTimeout) && !errors.Is(err, pool.ErrOutcomeUnknown) {
-					t.Errorf("%s, cut: %v: got %v", kind, cut, err)
-				}
-				cancel()
-				pooltest.Eventually(t, "the object is gone", func() bool {
-					st := c.Nodes[0].Stats().Components
-					return st.Objects == 0 && (cut || st.Requests > made)
-				})
+				done <- err
+			}()
+			if tt.cut {
+				pooltest.Eventually(t, "the constructor runs", func() bool { _, err := os.Stat(begun); return err == nil })
+				k.Cut(c.Nodes[0])
 			}
-		}
-		keep := construct(t, k.Pool, "wicked")
-		if got := c.Nodes[0].Stats().Components.Objects; got != 1 {
-			t.Errorf("got %d objects, want the last one", got)
+			if err := <-done; err != nil && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, pool.ErrTimeout) && !errors.Is(err, pool.ErrOutcomeUnknown) {
+				t.Errorf("%+v: got %v", tt, err)
+			}
+			cancel()
+			pooltest.Eventually(t, "the object was there and is gone", func() bool {
+				st := c.Nodes[0].Stats().Components
+				return st.Objects == 1 && st.Requests >= before+2
+			})
 		}
 		if out, err := compute(keep, opEcho, []byte("x")); err != nil || string(out) != "x" {
 			t.Errorf("got %q, %v", out, err)
