@@ -75,6 +75,7 @@ type Object struct {
 	component string
 	id        uint64
 	session   uint64 // that it belongs to
+	place     *place // that it is in; nil: at the node
 	dead      atomic.Bool
 }
 
@@ -222,6 +223,9 @@ func (o *Object) Compute(ctx context.Context, c Computation, buf []byte) ([]byte
 		if other.session != o.session {
 			return nil, o.fail("compute", ErrLost)
 		}
+		if other.place != o.place {
+			return nil, o.fail("compute", fmt.Errorf("cannot use %s: %w", other.Name(), errElsewhere))
+		}
 		req.Others[i] = other.id
 	}
 	return o.call(ctx, req, buf, c.Repeat)
@@ -268,14 +272,16 @@ func (n *node) callComponent(ctx context.Context, o *Object, req *wire.Request, 
 			}
 			continue
 		}
-		port, err := l.openPort(ctx, deadline)
+		var out []byte
 		var posted bool
+		if o.place != nil { // fast path
+			posted = true
+			out, err = o.place.call(l, deadline, o, req, buf)
+		} else {
+			out, posted, err = l.callNode(ctx, deadline, o, req, buf)
+		}
 		if err == nil {
-			var out []byte
-			out, posted, err = port.call(ctx, deadline, o, req, buf)
-			if err == nil {
-				return out, nil
-			}
+			return out, nil
 		}
 		switch {
 		case !errors.Is(err, errRetry):
@@ -284,6 +290,19 @@ func (n *node) callComponent(ctx context.Context, o *Object, req *wire.Request, 
 			return nil, ErrOutcomeUnknown
 		}
 	}
+}
+
+// callNode sends req to the node, or constructs an object where it says.
+func (l *link) callNode(ctx context.Context, deadline time.Time, o *Object, req *wire.Request, buf []byte) (out []byte, posted bool, err error) {
+	port, err := l.openPort(ctx, deadline)
+	if err != nil {
+		return nil, false, err
+	}
+	if req.Verb == wire.Construct && port.place.constructs(o.component) {
+		out, err = port.place.call(l, deadline, o, req, buf)
+		return out, false, err
+	}
+	return port.call(ctx, deadline, o, req, buf)
 }
 
 // linkFor returns the link over which o can be called, or what to wait for.
