@@ -376,13 +376,17 @@ func (p *port) release(s *portSlot) {
 	}
 }
 
+// completions are for handlers to poll into.
+var completions = sync.Pool{New: func() any { return new([16]verbs.WC) }}
+
 // complete is the completion handler.
 func (p *port) complete(cq verbs.CQ) {
 	if !p.enter() {
 		return
 	}
 	defer p.users.Done()
-	var wcs [16]verbs.WC
+	wcs := completions.Get().(*[16]verbs.WC)
+	defer completions.Put(wcs)
 	for {
 		n := cq.Poll(wcs[:])
 		if n == 0 {

@@ -305,7 +305,8 @@ func (l *link) receive(i int) error { return l.qp.PostRecv(l.recvs[i : i+1]...) 
 // outbox collects replies, so that those of requests that have come together
 // go out with one doorbell.
 type outbox struct {
-	l     *link // that they go over
+	l     *link             // that they go over
+	wcs   [credits]verbs.WC // of whoever fills it
 	recvs [credits]verbs.RecvWR
 	sends [credits]verbs.SendWR
 	n     int
@@ -334,15 +335,14 @@ func (o *outbox) flush() {
 
 // complete is the completion handler.
 func (l *link) complete(cq verbs.CQ) {
-	var wcs [credits]verbs.WC
 	out := outboxes.Get().(*outbox)
 	defer outboxes.Put(out)
 	for {
-		n := cq.Poll(wcs[:])
+		n := cq.Poll(out.wcs[:])
 		if n == 0 {
 			return
 		}
-		for _, wc := range wcs[:n] {
+		for _, wc := range out.wcs[:n] {
 			switch {
 			case wc.Status != verbs.StatusSuccess:
 				// The queue pair has failed, and the client will find out.

@@ -165,10 +165,11 @@ func refuse(s wire.Status, format string, args ...any) error {
 }
 
 func statusOf(err error) wire.Status {
+	if err == nil { // fast path
+		return wire.OK
+	}
 	var r *refusal
 	switch {
-	case err == nil:
-		return wire.OK
 	case errors.As(err, &r):
 		return r.status
 	case errors.Is(err, ErrNotFound):
