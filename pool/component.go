@@ -62,6 +62,11 @@ func (e *ComponentError) Is(target error) bool {
 // budget there, and does what a component of the node's program does (AIFM,
 // section 4.2.4). A request takes one round trip.
 //
+// If the node is on this machine, lends by memfd, and has no components but those
+// that come with Polder, the object is in memory that the node has lent and this
+// process has mapped, and requests are carried out by who makes them, without the
+// node.
+//
 // It is as lasting as a chunk: it survives the loss of the connection for the
 // node's grace period. It is lost when a request to any of this client's
 // objects at the node runs for too long or runs out of memory in the

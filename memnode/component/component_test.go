@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -53,7 +54,10 @@ const (
 	opEcho
 	opWait // until the caller's time is over
 	opPID
+	opSpin // until spinning is false, which only the same process can say
 )
+
+var spinning atomic.Bool
 
 func newWicked(env *component.Env, c *component.Call, params []byte) (component.Object, error) {
 	switch string(params) {
@@ -122,6 +126,9 @@ func (w *wicked) Compute(c *component.Call, op uint16, in, out []byte) ([]byte, 
 		for !c.Expired() {
 		}
 		return nil, component.ErrExpired
+	case opSpin:
+		for spinning.Load() {
+		}
 	case opPID:
 		return binary.LittleEndian.AppendUint64(out, uint64(os.Getpid())), nil
 	}
@@ -322,6 +329,47 @@ func TestWhatAComponentDoesHarmsOnlyItsCaller(t *testing.T) {
 		st := c.Nodes[0].Stats().Components
 		if st.Deaths != 5 || st.Killed < 1 || st.Panics != 2 || st.Workers != 1 || st.Reserved != 20<<20 {
 			t.Errorf("got %+v, want 5 deaths, at least 1 of them killed, 2 panics, 1 worker with all of the memory", st)
+		}
+	})
+}
+
+// A component that has promised to be bounded and is not keeps its own client
+// waiting, until that gives up.
+func TestABoundedComponentThatLoopsHarmsOnlyItsCaller(t *testing.T) {
+	overDrivers(t, func(t *testing.T, s pooltest.Setup) {
+		c := pooltest.NewCluster(t, s, node(200*time.Millisecond))
+		victim, other := c.Open(pool.Config{}).Pool, c.Open(pool.Config{}).Pool
+		evil, bystander := construct(t, victim, "tame"), construct(t, other, active.Table)
+		spinning.Store(true)
+		ended := make(chan error, 1)
+		go func() {
+			ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+			defer cancel()
+			_, err := evil.Compute(ctx, pool.Computation{Op: opSpin}, nil)
+			ended <- err
+		}()
+		if s.Name != pooltest.Inproc.Name { // there it is the caller itself who loops
+			if err := <-ended; !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, pool.ErrTimeout) {
+				t.Errorf("the call: got %v, want a timeout", err)
+			}
+		}
+		for i := range 20 {
+			mustWrite(t, bystander, "key", fmt.Sprint(i))
+			mustRead(t, bystander, "key", fmt.Sprint(i))
+		}
+		chunk, err := other.Alloc(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := chunk.Free(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		spinning.Store(false)
+		if s.Name == pooltest.Inproc.Name {
+			<-ended
+		}
+		if out, err := compute(evil, opEcho, []byte("still there")); err != nil || string(out) != "still there" {
+			t.Errorf("the object: got %q, %v", out, err)
 		}
 	})
 }
