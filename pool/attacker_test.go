@@ -26,7 +26,7 @@ const (
 	attackBudget = 8
 )
 
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // scene is a memory node with two honest clients, one of them bare enough to
 // know its own keys, and an attacker.

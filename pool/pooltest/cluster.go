@@ -46,7 +46,7 @@ func (s *Setup) brokers(pools int) int {
 
 // patience is how long a test waits for what must happen soon. It decides when
 // a broken test fails, not whether a sound one passes.
-const patience = 10 * time.Second
+const patience = time.Minute
 
 // Cluster is a number of memory nodes and the pools that use them.
 type Cluster struct {
