@@ -221,6 +221,7 @@ func (h *Heap) newObject(c *class, s *Scope, n, what int, data []byte) (*uint64,
 	if h.shut.Load() {
 		return nil, ErrClosed
 	}
+	c.mustExist()
 	ol := h.buffer(k)
 	ol.mu.Lock()
 	number, err := h.words.next(h.cacheOf(ol), &h.logs)
@@ -246,6 +247,7 @@ func (h *Heap) newRun(ctx context.Context, c *class, n int) ([]uint64, error) {
 	if n < 0 || c.size < 0 {
 		return nil, fmt.Errorf("cannot make a run of %d objects of class %q", n, c.cfg.Name)
 	}
+	c.mustExist()
 	for n > 0 {
 		first, err := h.words.run(n, &h.logs)
 		if err == nil {

@@ -24,6 +24,9 @@ type pass struct {
 	epoch  uint64    // scopes that were open in an earlier one are waited for; 0: no pass
 	since  time.Time // when the wait began
 
+	// passes counts the beginnings and the ends of passes: it is odd during one.
+	passes atomic.Uint64
+
 	full   bool      // the store had no room
 	pinned []uintptr // the addresses that scopes had pinned when it was over
 	staged []stagedObject
@@ -52,6 +55,7 @@ func (h *Heap) beginPass(n int, what aim) bool {
 		return false
 	}
 	ps.number++
+	ps.passes.Add(1)
 	h.count.passes.Add(1)
 	ps.what, ps.kept, ps.full = what, 0, false
 	for _, s := range ps.segs {
@@ -181,6 +185,7 @@ func (h *Heap) finishPass() bool {
 		}
 	}
 	ps.epoch = 0
+	ps.passes.Add(1)
 	failpoint.Hit("far.passed")
 	return l.gained() > before
 }
@@ -392,7 +397,7 @@ func (f *farLog) stageObject(number uint64, c *class, data []byte) uint64 {
 	n := farObjectSize(len(data))
 	addr := f.open.id*f.units + uint64(f.open.end+f.staged)/unit
 	e := entry(f.staging[f.staged : f.staged+n])
-	putFar(e, number, c.id, data)
+	putFar(e, number, c.serial, data)
 	if c.cfg.Evacuating != nil {
 		v := e.value()
 		c.cfg.Evacuating(v[:len(v):len(v)])

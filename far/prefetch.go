@@ -99,6 +99,8 @@ type tracker struct {
 	index func(p *uint64) int // the object of a word, -1 if there is none
 	len   func() int          // elements
 
+	nodeParts atomic.Int64 // of a List's table of nodes
+
 	issued, used, unused, dropped atomic.Uint64
 }
 
