@@ -36,6 +36,8 @@ const (
 	// wordPage is what a page of words takes of the budget: the page, and its
 	// bits in taken and spare.
 	wordPage = 4096 + wordsPerPage/wordGroup*12
+	// wordCost is what a new word takes of what a scope may take.
+	wordCost = (wordPage + wordsPerPage - 1) / wordsPerPage
 )
 
 func (t *words) init(max int64) error {
@@ -82,10 +84,10 @@ type wordCache struct {
 }
 
 // next returns the number of an unused word of c, filling it from t if it is
-// empty. It fails as logs.growIndex does.
-func (t *words) next(c *wordCache, l *logs) (uint64, error) {
+// empty, on behalf of who. It fails as logs.growIndex does.
+func (t *words) next(c *wordCache, l *logs, who claim) (uint64, error) {
 	if c.left == 0 {
-		if err := t.refill(c, l); err != nil {
+		if err := t.refill(c, l, who); err != nil {
 			return 0, err
 		}
 	}
@@ -94,11 +96,11 @@ func (t *words) next(c *wordCache, l *logs) (uint64, error) {
 	return c.first + uint64(i), nil
 }
 
-func (t *words) refill(c *wordCache, l *logs) error {
+func (t *words) refill(c *wordCache, l *logs, who claim) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if len(t.spare) == 0 {
-		if err := t.grow(1, l); err != nil {
+		if err := t.grow(1, l, who); err != nil {
 			return err
 		}
 		for g := len(t.taken) - 1; g >= len(t.taken)-wordsPerPage/wordGroup; g-- {
@@ -113,13 +115,13 @@ func (t *words) refill(c *wordCache, l *logs) error {
 	return nil
 }
 
-// grow takes n more pages. t.mu must be held.
-func (t *words) grow(n int, l *logs) error {
+// grow takes n more pages on behalf of who. t.mu must be held.
+func (t *words) grow(n int, l *logs, who claim) error {
 	pages := int(t.pages.Load())
 	if (pages+n)*wordsPerPage > len(t.table) {
 		return fmt.Errorf("cannot make a pointer: all %d words are in use: %w", len(t.table), ErrFull)
 	}
-	if err := l.growIndex(int64(n) * wordPage); err != nil {
+	if err := l.growIndex(int64(n)*wordPage, who); err != nil {
 		return err
 	}
 	for range n * wordsPerPage / wordGroup {
@@ -141,14 +143,14 @@ func (t *words) run(n int, l *logs) (first uint64, err error) {
 	defer t.mu.Unlock()
 	pages := (n + wordsPerPage - 1) / wordsPerPage
 	if t.pages.Load() == 0 {
-		if err := t.grow(1, l); err != nil { // so that word 0 is not in it
+		if err := t.grow(1, l, forMutator); err != nil { // so that word 0 is not in it
 			return 0, err
 		}
 		for g := range wordsPerPage / wordGroup {
 			t.spare = append(t.spare, uint32(g))
 		}
 	}
-	if err := t.grow(pages, l); err != nil {
+	if err := t.grow(pages, l, forMutator); err != nil {
 		return 0, err
 	}
 	g := len(t.taken) - pages*wordsPerPage/wordGroup
