@@ -65,6 +65,9 @@ func (h *Heap) boardObject(s *Scope, d *landing) (busy <-chan struct{}, err erro
 		return nil, err
 	}
 	n := min(d.w.farSize(), h.far.segSize-h.far.offset(d.w.farAddr()))
+	if size := h.class(d.w.farClass()).size; size >= 0 {
+		n = min(n, farObjectSize(size)) // farSize is rounded up
+	}
 	if n >= fetchInPlace {
 		// Until it has landed, the slot is nobody's.
 		k := objects

@@ -194,7 +194,7 @@ func (h *Heap) finishPass() bool {
 func (l *logs) tight() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.available() < l.back+l.scoped
+	return l.available() < l.keep(forMutator)
 }
 
 // renewed reports whether there are objects that the evacuator has not seen.
