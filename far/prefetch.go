@@ -213,9 +213,10 @@ func (tr *tracker) demand(s *Scope, i, n int, stream bool) {
 	tr.c.misses.Add(1)
 	tr.c.prefetched.Add(^uint64(0)) // the first was asked for
 	for _, r := range d.refs[1:read] {
-		h.ahead.slot(r.n).Store(r.n)
+		if h.ahead.slot(r.n).Swap(r.n) != r.n {
+			tr.issued.Add(1)
+		}
 	}
-	tr.issued.Add(uint64(read - 1))
 }
 
 // window is how many objects may be ahead of their use.
@@ -225,18 +226,18 @@ func (tr *tracker) window() int {
 
 const (
 	// maxAhead is the most objects that one goroutine may be ahead of.
-	maxAhead = 128
+	maxAhead = 256
 	// prefetchers is how many goroutines of a heap prefetch. Each has one read
 	// of the store under way.
 	prefetchers = 4
 	// prefetchJobObjects is how many objects one read asks for at the most.
-	prefetchJobObjects = 32
+	prefetchJobObjects = 64
 	prefetchQueue      = 64
 	// firstAhead is the bytes in flight before anything has been measured.
-	firstAhead = 128 << 10
+	firstAhead = 256 << 10
 	// demandBytes is about how much a goroutine fetches that has to wait for
 	// some of it.
-	demandBytes = 64 << 10
+	demandBytes = 256 << 10
 )
 
 // prefetchJob is objects to be fetched in one read.
@@ -340,7 +341,8 @@ func (ph *prefetching) work(h *Heap) {
 }
 
 func (ph *prefetching) run(h *Heap, b *prefetchJob, batch *objectBatch) {
-	refs := b.refs[:b.n]
+	// What has been used meanwhile was late.
+	refs := slices.DeleteFunc(b.refs[:b.n], func(r AnyRef) bool { return ph.slot(r.n).Load() != r.n })
 	// Words in a row are fetched as one, which a walk backwards has the other
 	// way round.
 	slices.SortFunc(refs, func(x, y AnyRef) int { return cmp.Compare(x.n, y.n) })
@@ -379,7 +381,7 @@ func (ph *prefetching) measure(h *Heap, before, n int64, took time.Duration) {
 	} else {
 		flight = max(flight, usualAhead)
 	}
-	ph.limit.Store(min(max(flight, minAhead), max(h.local.Load()/16, minAhead)))
+	ph.limit.Store(min(max(flight, minAhead), max(h.local.Load()/8, minAhead)))
 }
 
 const (
@@ -387,7 +389,7 @@ const (
 	minAhead = 32 << 10
 	// usualAhead is the least where the budget allows that: with less, waking
 	// goroutines for a few objects each would cost more than reading them.
-	usualAhead = 256 << 10
+	usualAhead = 1 << 20
 )
 
 // scopeAhead is the prefetchers of a scope, for the structures that were used
