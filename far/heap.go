@@ -41,6 +41,7 @@ type Heap struct {
 	scopes    scopes
 	ahead     prefetching
 	fetching  [fetchParts]fetching
+	runs      runs
 	pass      pass         // the evacuator's
 	turn      turn         // the same
 	barren    int          // passes in a row that made no room; the evacuator's
