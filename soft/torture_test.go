@@ -36,6 +36,26 @@ func (r *record) right(key uint64) bool {
 	return r[0] == key && r[7] == uint64(crc32.Checksum(bytesOf(r)[:56], castagnoli))
 }
 
+// page is the largest value that is overwritten in place.
+type page [maxInPlace / 64]record
+
+func makePage(key, salt uint64) (p page) {
+	for i := range p {
+		p[i] = makeRecord(key, salt+uint64(i))
+	}
+	return p
+}
+
+// right reports whether every record is of the same write.
+func (p *page) right(key uint64) bool {
+	for i := range p {
+		if !p[i].right(key) || p[i][1] != p[0][1]+uint64(i) {
+			return false
+		}
+	}
+	return true
+}
+
 func makeBytes(key uint64, n int) []byte {
 	b := make([]byte, n)
 	binary.LittleEndian.PutUint64(b, key)
@@ -81,6 +101,13 @@ func TestNoWrongByteUnderRevocation(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	pagePool := newPointers[page](t, h, nil)
+	pages := make([]Ptr[page], 16) // few: readers and writers of one value meet
+	for i := range pages {
+		if err := pagePool.Init(&pages[i], makePage(uint64(i), 1)); err != nil {
+			t.Fatal(err)
+		}
+	}
 	a, err := NewArray[record](h, 5000, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -121,9 +148,23 @@ func TestNoWrongByteUnderRevocation(t *testing.T) {
 					var v record
 					ok := ptrs[i].Load(&v)
 					check(ok, v.right(i), "pointer", i)
-				case op < 15:
+				case op < 14:
 					i := k % uint64(len(ptrs))
 					_ = ptrs[i].Store(makeRecord(i, r.Uint64()))
+				case op < 15:
+					i := k % uint64(len(pages))
+					switch r.IntN(8) {
+					case 0:
+						_ = pages[i].Store(makePage(i, r.Uint64()))
+					case 1:
+						_, _ = pages[i].CompareAndSwap(makePage(i, 1), makePage(i, 2))
+					case 2:
+						_, _ = pages[i].CompareAndSwap(makePage(i, 2), makePage(i, 1))
+					default:
+						var v page
+						ok := pages[i].Load(&v)
+						check(ok, v.right(i), "page", i)
+					}
 				case op < 17:
 					i := k % uint64(a.Len())
 					var v record
@@ -180,6 +221,7 @@ func TestNoWrongByteUnderRevocation(t *testing.T) {
 			}
 		}
 		pool.table.each(func(_ uint64, c *cell) { cellOf(c) })
+		pagePool.table.each(func(_ uint64, c *cell) { cellOf(c) })
 		for i := range a.cells.list {
 			cellOf(&a.cells.list[i])
 		}
@@ -193,6 +235,7 @@ func TestNoWrongByteUnderRevocation(t *testing.T) {
 	m.Close()
 	big.Close()
 	pool.Close()
+	pagePool.Close()
 	a.Close()
 	h.evac.notice()
 	h.evac.mu.Lock()
