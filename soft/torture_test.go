@@ -77,21 +77,8 @@ func rightBytes(b []byte, key uint64) bool {
 // through another mapping's generations and without a word to the client.
 func TestNoWrongByteUnderRevocation(t *testing.T) {
 	const segments, keys, workers = 128, 20000, 16
-	s, err := newStore(segments, true)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg := Config{Budget: segments * SegmentSize}
-	if err := cfg.complete(); err != nil {
-		t.Fatal(err)
-	}
-	h := newHeap(cfg, s)
-	t.Cleanup(func() {
-		if err := h.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-
+	h := openShared(t, segments)
+	s := h.store
 	m := newMap[uint64, record](t, h)
 	big := newMap[uint64, []byte](t, h)
 	pool := newPointers[record](t, h, nil)
