@@ -259,7 +259,7 @@ func TestClassesThatComeAndGo(t *testing.T) {
 				case 0:
 					err = comeAndGo[[24]byte](ctx, h, byte(id*30+round), r.IntN(600))
 				case 1:
-					err = comeAndGo[[1000]byte](ctx, h, byte(id*30+round), r.IntN(300))
+					err = comeAndGo[[1000]byte](ctx, h, byte(id*30+round), 200+r.IntN(400))
 				case 2:
 					err = comeAndGoInAList(ctx, h, int64(id*30+round), r.IntN(3000))
 				}
