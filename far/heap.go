@@ -291,6 +291,9 @@ func (h *Heap) close() error {
 	if s := h.far.takeSpare(); s != nil {
 		errs = append(errs, s.Free(ctx))
 	}
+	for s := h.far.takeIdle(false); s != nil; s = h.far.takeIdle(false) {
+		errs = append(errs, s.Free(ctx))
+	}
 	for _, d := range h.far.takeOwed() {
 		errs = append(errs, d.seg.Free(ctx))
 	}
