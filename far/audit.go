@@ -51,8 +51,8 @@ func (h *Heap) audit() error {
 				return fmt.Errorf("map %q, shard %d: %d entries, %d lost, %d in all, but counted are %d, %d, %d",
 					m.name, i, entries, lost, used, sh.entries, sh.lost, sh.t.used)
 			}
-			if n := len(sh.flights); n > 0 {
-				return fmt.Errorf("map %q, shard %d: %d fetches are still listed", m.name, i, n)
+			if f := sh.flights; f != nil {
+				return fmt.Errorf("map %q, shard %d: a fetch of %d bytes is still listed", m.name, i, len(f.buf))
 			}
 		}
 	}

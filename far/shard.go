@@ -12,10 +12,11 @@ type shard struct {
 	mu      sync.Mutex
 	id      int // its number in the map; immutable
 	t       table
-	flights map[uint64]*flight // reads under way, by far address
-	entries int                // without pieces and without the lost
+	flights *flight // whole ones that are under way, in a list
+	entries int     // without pieces and without the lost
 	lost    int
 	muts    uint64 // changes of contents, as opposed to moves
+	missed  uint64 // bytes that were fetched, see admits
 	closed  bool
 	count   shardCounters
 
