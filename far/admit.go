@@ -22,8 +22,8 @@ const (
 	epochs = 63
 )
 
-// admits reports whether the entry of the far word w, of which the bytes are at
-// hand, should be local from now on, and remembers the time if not. sh.mu must be held.
+// admits reports whether the entry of the far word w, which is about to be fetched,
+// should be local from now on, and remembers the time if not. sh.mu must be held.
 func (sh *shard) admits(h *Heap, w *word) bool {
 	shift := h.epochShift.Load()
 	then := sh.missed >> shift

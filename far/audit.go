@@ -96,9 +96,9 @@ func (h *Heap) audit() error {
 	}
 	var err error
 	h.far.all(func(s *farSegment) {
-		if live := s.live.Load(); live != far[s.id] || s.pins.Load() != 0 {
+		if live := s.live.Load(); live != far[s.id] || s.pinned() != 0 {
 			err = fmt.Errorf("%s: %d bytes live, counted are %d, with %d reads under way",
-				s.seg.Name(), far[s.id], live, s.pins.Load())
+				s.seg.Name(), far[s.id], live, s.pinned())
 		}
 		delete(far, s.id)
 	})

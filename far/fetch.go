@@ -7,24 +7,29 @@ import (
 	"sync/atomic"
 )
 
-// flight is one read of a far entry, shared by all who want it. A flight that
-// was begun with whole set is listed in its shard until it has landed.
+// flight is one read of a far entry, shared by all who want it, who find it in its
+// shard's list until it has landed. What nobody is to share or to keep is not listed,
+// so that no lock is needed when it lands: headers, and what GetMany reads for the
+// first time. What has been read is as good as when the index was looked at.
 //
 // A flight pins its segment until the last one lets go of it, so that as long
 // as the index has the same address, the bytes are the entry's.
 type flight struct {
-	sh    *shard
-	tag   uint32
-	word  word // the index's when it was begun
-	addr  uint64
-	seg   *farSegment
-	whole bool    // the entire entry, otherwise its header, its key and a bigHead
-	wants wants   // the most that somebody wants of it; under sh.mu
-	short bool    // the bytes may turn out to be too few for the key
-	block *block  // where they are read to
-	buf   []byte  // in it
-	next  *flight // in the shard's list; under sh.mu
-	prev  *flight // the same
+	sh     *shard
+	tag    uint32
+	word   word // the index's when it was begun
+	addr   uint64
+	seg    *farSegment
+	pin    int     // of seg
+	whole  bool    // the entire entry, otherwise its header, its key and a bigHead
+	listed bool    // it is in the shard's list until it has landed
+	admit  bool    // it deserves a place in local memory; under sh.mu
+	wants  wants   // the most that somebody wants of it; under sh.mu
+	short  bool    // the bytes may turn out to be too few for the key
+	block  *block  // where they are read to
+	buf    []byte  // in it
+	next   *flight // in the shard's list; under sh.mu
+	prev   *flight // the same
 
 	own block        // the block of one that is not part of a batch
 	op  [1]ReadOp    // the read of it
@@ -128,7 +133,7 @@ func (f *flight) release(h *Heap) {
 }
 
 func (f *flight) unpin(h *Heap) {
-	if f.seg.pins.Add(-1) == 0 && f.seg.dead() {
+	if f.seg.unpin(f.pin) {
 		h.wakeJanitor()
 	}
 }
@@ -140,7 +145,7 @@ func (f *flight) reset() *flight {
 		f.ref.Store(0)
 	}
 	f.block, f.buf, f.seg, f.e, f.err, f.op[0] = nil, nil, nil, nil, nil, ReadOp{}
-	f.mine, f.kept = false, false
+	f.admit, f.mine, f.kept = false, false, false
 	return f
 }
 
@@ -205,8 +210,11 @@ func (h *Heap) board(sh *shard, tag uint32, p place, what wants, klen int, b *ba
 	}
 	f.sh, f.tag, f.word, f.addr, f.seg, f.whole, f.wants = sh, tag, w, w.addr(), h.far.seg(w.addr()), what != wantsHead, what
 	f.short = n < w.size()
-	f.seg.pins.Add(1)
+	f.pin = f.seg.pin()
 	if f.whole {
+		f.admit = sh.admits(h, sh.t.word(p))
+	}
+	if f.listed = f.whole && (f.admit || b == nil || what != wantsBytes); f.listed {
 		*sh.t.word(p) |= wordFlying
 		sh.list(f)
 	}
@@ -282,8 +290,8 @@ func (f *flight) wait(ctx context.Context) error {
 	}
 }
 
-// land ends a flight whose read ended with err: checks the bytes, keeps a
-// whole entry in local memory if it is still the index's, admits is for it, and
+// land ends a flight whose read ended with err: checks the bytes, keeps the
+// entry in local memory if it is to be kept, it is still the index's, and
 // there is room; and wakes who waits for it.
 func (h *Heap) land(ctx context.Context, m *ByteMap, f *flight, err error) {
 	switch {
@@ -298,7 +306,7 @@ func (h *Heap) land(ctx context.Context, m *ByteMap, f *flight, err error) {
 	if f.seg.gone() {
 		h.wakeJanitor() // to account for what went with it
 	}
-	if !f.whole {
+	if !f.listed {
 		return
 	}
 	sh := f.sh
@@ -309,7 +317,7 @@ func (h *Heap) land(ctx context.Context, m *ByteMap, f *flight, err error) {
 	} else {
 		w := sh.t.word(p)
 		*w &^= wordFlying
-		if f.e != nil && (sh.admits(h, w) || f.wants == wantsLocal) {
+		if f.e != nil && (f.admit || f.wants == wantsLocal) {
 			h.keep(f, w)
 		}
 	}

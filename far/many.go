@@ -19,7 +19,8 @@ type asked struct {
 // atomically. With NoWait, far keys get ErrWouldBlock.
 //
 // What is far is handed to fn from where it was read to. Local memory has it
-// afterwards if that is likely to pay.
+// afterwards if that is likely to pay. Several calls at a time read the same
+// entry twice at the most.
 func (m *ByteMap) GetMany(ctx context.Context, keys [][]byte, fn func(i int, e Entry, err error)) {
 	if err := m.h.begin(); err != nil {
 		for i := range keys {
