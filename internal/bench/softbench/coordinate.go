@@ -195,11 +195,11 @@ func wallClock(ctx context.Context, o Options) (plot.Panel, error) {
 // wallShares is the best fixed partition with what a heap has open or keeps
 // free besides.
 func wallShares() map[string]float64 {
-	const overhead = 10 * mib
+	const overhead = 10. * mib / wallMemory
 	m := make(map[string]float64)
-	left := 1 - float64(len(vhost.BestShares))*overhead/wallMemory
+	left := 1 - overhead*float64(len(vhost.BestShares))
 	for name, v := range vhost.BestShares {
-		m[name] = v*left + overhead/wallMemory
+		m[name] = v*left + overhead
 	}
 	return m
 }
