@@ -10,8 +10,7 @@ import (
 )
 
 // StructureConfig configures an Array, a Vector, a List, a Stack or a Queue. The
-// zero value is good. A heap takes 16384 structures and classes in its life, with
-// those that were freed: what is short-lived should be cleared and used again.
+// zero value is good. A heap has up to 16,384 structures and classes at a time.
 type StructureConfig struct {
 	// Name appears in statistics.
 	Name string
@@ -95,6 +94,7 @@ func NewArray[T any](ctx context.Context, h *Heap, n int, cfg StructureConfig) (
 	}
 	words, err := h.newRun(ctx, tr.c, (n+tr.group-1)/tr.group)
 	if err != nil {
+		h.retire(tr.c)
 		return nil, fmt.Errorf("cannot make array %q of %d elements: %w", cfg.Name, n, err)
 	}
 	a := &Array[T]{n: n, shift: bits.TrailingZeros(uint(tr.group)), words: words, tr: tr, idx: make([]struct{}, n)}
@@ -205,7 +205,7 @@ func part[T any](tr *tracker, s *Scope, i, j, what int) iter.Seq2[int, []T] {
 			if p == nil {
 				return // a Vector has become shorter
 			}
-			b := chunkEnter[T](tr, s, p, c, what)
+			b := chunkEnter[T](tr, s, p, c, (j-1)/tr.group+1, what)
 			if b == nil {
 				return
 			}
@@ -261,7 +261,7 @@ func each[T any](chunks iter.Seq2[int, []T]) iter.Seq2[int, *T] {
 // chunkStep calls fn with the elements of object i, whose word is p, in s, and
 // reports whether to go on. With i negative the prefetcher is not told.
 func chunkStep[T any](tr *tracker, s *Scope, p *uint64, i, what int, fn func(b []T) bool) bool {
-	b := chunkEnter[T](tr, s, p, i, what)
+	b := chunkEnter[T](tr, s, p, i, i+1, what)
 	if b == nil {
 		return false
 	}
@@ -271,13 +271,17 @@ func chunkStep[T any](tr *tracker, s *Scope, p *uint64, i, what int, fn func(b [
 
 // chunkEnter enters s and returns the elements of object i, whose word is p. If
 // it cannot, it returns nil, and s.err says why, and s is as it was. With i
-// negative the prefetcher is not told.
-func chunkEnter[T any](tr *tracker, s *Scope, p *uint64, i, what int) []T {
+// negative the prefetcher is not told. What follows up to object n, not included,
+// is next.
+func chunkEnter[T any](tr *tracker, s *Scope, p *uint64, i, n, what int) []T {
 	if w := loadWord(p); w.far() || w.coldness() != 0 {
 		tr.h.ahead.usedNow(tr, p)
 	}
 	if i >= 0 {
 		tr.access(s, i, what&derefStream != 0)
+		if loadWord(p).far() && !s.isOpen() {
+			tr.demand(s, i, n, what&derefStream != 0)
+		}
 	}
 	for try := 0; ; try++ {
 		s.Enter()

@@ -465,7 +465,7 @@ func (l *logs) satisfied() bool {
 func (l *logs) hasRoom() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.available() > l.back+l.scoped+l.want
+	return l.available() > l.keep(forMutator)+l.want
 }
 
 // note remembers why the store takes nothing just now.

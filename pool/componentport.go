@@ -136,7 +136,7 @@ func newPort(ctx context.Context, l *link) (_ *port, err error) {
 		return nil, err
 	}
 	if p.qp, err = pool.pd.CreateQP(verbs.QPInit{
-		SendCQ: p.cq, RecvCQ: p.cq, SendDepth: depth, RecvDepth: depth, OnEvent: p.event,
+		SendCQ: p.cq, RecvCQ: p.cq, SendDepth: depth, RecvDepth: depth, LazyAcks: true, OnEvent: p.event,
 	}); err != nil {
 		return nil, err
 	}

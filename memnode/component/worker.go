@@ -58,9 +58,9 @@ func (w *worker) serve() error {
 	for range credits {
 		go func() {
 			for {
-				slot, n, err := w.next()
+				slot, reply, n, err := w.next()
 				if err == nil {
-					err = w.execute(slot, n)
+					err = w.execute(slot, reply, n)
 				}
 				if err != nil {
 					errs <- err
@@ -79,7 +79,7 @@ func (w *worker) serve() error {
 var errHungUp = errors.New("the node has hung up")
 
 // next waits for a record.
-func (w *worker) next() (slot, n int, err error) {
+func (w *worker) next() (slot, reply, n int, err error) {
 	w.reading.Lock()
 	defer w.reading.Unlock()
 	for len(w.pending) < recordSize {
@@ -89,25 +89,25 @@ func (w *worker) next() (slot, n int, err error) {
 		switch {
 		case err == unix.EINTR:
 		case err != nil:
-			return 0, 0, fmt.Errorf("cannot read requests: %w", err)
+			return 0, 0, 0, fmt.Errorf("cannot read requests: %w", err)
 		case k == 0:
-			return 0, 0, errHungUp
+			return 0, 0, 0, errHungUp
 		default:
 			w.pending = w.buf[:have+k]
 		}
 	}
-	slot, n, ok := record(w.pending)
+	slot, reply, n, ok := record(w.pending)
 	w.pending = w.pending[recordSize:]
 	if !ok {
-		return 0, 0, fmt.Errorf("a record of slot %d and %d bytes", slot, n)
+		return 0, 0, 0, fmt.Errorf("a record of slot %d, reply %d and %d bytes", slot, reply, n)
 	}
-	return slot, n, nil
+	return slot, reply, n, nil
 }
 
 // execute carries out the request in a slot, and says that the reply is there.
-func (w *worker) execute(slot, n int) error {
+func (w *worker) execute(slot, reply, n int) error {
 	var rec [recordSize]byte
-	b := appendRecord(rec[:0], slot, w.do(slot, n))
+	b := appendRecord(rec[:0], slot, reply, w.do(slot, reply, n))
 	for {
 		if _, err := unix.Write(workerSocket, b); err != unix.EINTR {
 			if err != nil {
@@ -119,10 +119,10 @@ func (w *worker) execute(slot, n int) error {
 }
 
 // do carries out the request of n bytes in a slot, and returns how many bytes
-// the reply has.
-func (w *worker) do(slot, n int) int {
+// the reply has, which it puts into the buffer of that index.
+func (w *worker) do(slot, buffer, n int) int {
 	var req wire.Request
-	out := w.lane.reply(slot)
+	out := w.lane.reply(buffer)
 	reply := wire.Reply{}
 	var data []byte
 	err := req.Decode(w.lane.request(slot)[:n])

@@ -21,10 +21,9 @@ func TestMain(m *testing.M) {
 
 func TestTheBestFixedPartitionIsOne(t *testing.T) {
 	sum := 0.0
-	for i := range wallApps {
-		share := wallBest()[uint64(i+1)]
-		if share <= 0 {
-			t.Errorf("%s has the share %v", wallApps[i].name, share)
+	for id, share := range wallShares() {
+		if share <= 0 || id > 4 {
+			t.Errorf("application %d has the share %v", id, share)
 		}
 		sum += share
 	}

@@ -3,7 +3,7 @@ package vhost
 import "context"
 
 // BestShares is the best fixed partition that Best has found, by service in
-// the order of workloads.
+// the order of Apps.
 var BestShares = []float64{0.68, 0.07, 0.05, 0.02, 0.14, 0.04}
 
 // Fixed evaluates a fixed partition in its steady state: caches are warm
@@ -18,7 +18,7 @@ func (h *Host) Fixed(shares []float64) (float64, error) {
 	}
 	for _, w := range s.apps {
 		for range 150000 {
-			w.request(w, s.rand)
+			w.request((*Service).get, s.rand)
 		}
 	}
 	const seconds = 60

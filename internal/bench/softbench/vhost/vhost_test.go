@@ -83,7 +83,7 @@ func TestCurvesComeNearTheBestFixedPartition(t *testing.T) {
 	if got.Throughput < 0.95*best.Throughput {
 		t.Errorf("%.1f %% of ideal, want at least 95 %% of %.1f %%", 100*got.Throughput, 100*best.Throughput)
 	}
-	if at, ok := Reaches(got.Series, best.Series, 0.95); !ok || at > 2*time.Minute {
+	if at, ok := Reaches(got.Series, best.Series, 0.95, time.Minute); !ok || at > 2*time.Minute {
 		t.Errorf("equilibrium after %v (%v), want at most 2 minutes", at, ok)
 	}
 }
