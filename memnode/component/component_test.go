@@ -19,6 +19,7 @@ import (
 
 	"polder/internal/active"
 	"polder/internal/proctest"
+	"polder/internal/testaddr"
 	"polder/memnode"
 	"polder/memnode/component"
 	"polder/memnode/component/hashtable"
@@ -646,7 +647,7 @@ func children(t testing.TB, pid int) (pids []int) {
 
 func TestARealNode(t *testing.T) {
 	args := []string{"--lend", "64MiB", "--component-memory", "32MiB", "--component-client-memory", "16MiB", "--grace", "500ms"}
-	n := proctest.Start(t, "node", args...)
+	n := proctest.Start(t, "node", append(args, "--listen", testaddr.Host()+":0")...)
 	dial := func() *pool.Pool {
 		p, err := pool.Dial(t.Context(), n.Addr("verbs"))
 		if err != nil {
