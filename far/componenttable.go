@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"hash/crc32"
 
 	"polder/internal/active"
 )
@@ -30,6 +31,8 @@ import (
 // example of package far/remote has a small Map before it, for what is
 // asked for again and again.
 //
+// Values carry a checksum of their own and their keys' from Put to Get.
+//
 // It may be used by any number of goroutines. Operations are linearizable,
 // except that a Put or Delete that fails with an error that is not ErrNotFound
 // may or may not have happened.
@@ -38,8 +41,15 @@ type RemoteTable struct{ object Component }
 // Limits of a RemoteTable, in bytes.
 const (
 	MaxTableKey   = active.MaxKey
-	MaxTableValue = active.MaxValue
+	MaxTableValue = active.MaxValue - tableSum
 )
+
+// tableSum is the bytes behind a value: CRC32C of its key and of itself.
+const tableSum = 4
+
+func tableSumOf(key, value []byte) uint32 {
+	return crc32.Update(crc32.Checksum(key, castagnoli), castagnoli, value)
+}
 
 // NewRemoteTable makes an empty table at a node of d's.
 func NewRemoteTable(ctx context.Context, d Device) (*RemoteTable, error) {
@@ -50,9 +60,21 @@ func NewRemoteTable(ctx context.Context, d Device) (*RemoteTable, error) {
 	return &RemoteTable{o}, nil
 }
 
-// Get appends the value of key to buf. It fails with ErrNotFound.
+// Get appends the value of key to buf. It fails with ErrNotFound, and with a
+// *CorruptError if the node answers with something else than was put there.
 func (t *RemoteTable) Get(ctx context.Context, key, buf []byte) ([]byte, error) {
-	return t.object.Read(ctx, key, buf)
+	out, err := t.object.Read(ctx, key, buf)
+	if err != nil {
+		return out, err
+	}
+	n := len(out) - tableSum
+	if n < len(buf) {
+		return buf, wrongAnswer(t.object, out[len(buf):])
+	}
+	if got, want := tableSumOf(key, out[len(buf):n]), binary.LittleEndian.Uint32(out[n:]); got != want {
+		return buf, &CorruptError{Segment: t.object.Name(), Err: fmt.Errorf("CRC32C of the key and the value is %08x, want %08x", got, want)}
+	}
+	return out[:n], nil
 }
 
 // Put sets the value of key. It fails with ErrTooLarge, and with ErrStoreFull
@@ -62,7 +84,8 @@ func (t *RemoteTable) Put(ctx context.Context, key, value []byte) error {
 		return fmt.Errorf("cannot put a key of %d bytes and a value of %d, want at most %d and %d: %w",
 			len(key), len(value), MaxTableKey, MaxTableValue, ErrTooLarge)
 	}
-	return t.object.Write(ctx, key, value)
+	b := append(make([]byte, 0, len(value)+tableSum), value...)
+	return t.object.Write(ctx, key, binary.LittleEndian.AppendUint32(b, tableSumOf(key, value)))
 }
 
 // Delete removes key. It fails with ErrNotFound.
