@@ -52,7 +52,7 @@ func (o *Options) component(ctx context.Context, fabric string) (err error) {
 		return err
 	}
 	d := remote.NewDevice(l.pool)
-	if err := o.table(ctx, fabric, d, raw); err != nil {
+	if err := o.table(ctx, fabric, d, raw, l.cpu); err != nil {
 		return err
 	}
 	if err := o.column(ctx, fabric, d, raw); err != nil {
@@ -68,12 +68,24 @@ type way struct {
 }
 
 // compare measures one-sided reads, a component and local memory, in this order,
-// with one caller and with several, in turns.
-func (o *Options) compare(what, unit string, scale float64, rounds int, span time.Duration, ways [3]way) error {
+// with one caller and with several, in turns. If there is a clock of CPU time, it
+// also measures what an operation takes of that: on a machine that others use it
+// is steadier than the time.
+func (o *Options) compare(what, unit string, scale float64, rounds int, span time.Duration, ways [3]way, clock func() (time.Duration, error)) error {
 	for _, callers := range []int{1, 16} {
 		var rates [3][]float64
+		var cpu [3]time.Duration
+		var ops [3]float64
 		for range rounds {
 			for i, w := range ways {
+				var before, after time.Duration
+				var err error
+				if clock != nil {
+					if before, err = clock(); err != nil {
+						return err
+					}
+				}
+				begin := time.Now()
 				rate, err := crowd(callers, span, func(id int, over func() bool) (n int, err error) {
 					r, buf := rand.New(rand.NewPCG(uint64(id), 4)), make([]byte, sumPart)
 					for ; !over() && err == nil; n++ {
@@ -85,6 +97,13 @@ func (o *Options) compare(what, unit string, scale float64, rounds int, span tim
 					return fmt.Errorf("cannot measure %s of %s: %w", w.name, what, err)
 				}
 				rates[i] = append(rates[i], rate)
+				ops[i] += rate * time.Since(begin).Seconds()
+				if clock != nil {
+					if after, err = clock(); err != nil {
+						return err
+					}
+				}
+				cpu[i] += after - before
 			}
 		}
 		for i, w := range ways {
@@ -101,13 +120,20 @@ func (o *Options) compare(what, unit string, scale float64, rounds int, span tim
 			if err := o.Out.Print(row); err != nil {
 				return err
 			}
+			if i == 1 && clock != nil {
+				perOp := func(i int) float64 { return float64(cpu[i].Microseconds()) / ops[i] }
+				row.Metric, row.Value, row.Unit = "its CPU time", perOp(1), "us/op"
+				if err := o.Out.Print(row.Against(ways[0].name, perOp(0), benchout.Lower)); err != nil {
+					return err
+				}
+			}
 		}
 	}
 	return nil
 }
 
 // table measures misses.
-func (o *Options) table(ctx context.Context, fabric string, d far.Device, raw *rawReader) error {
+func (o *Options) table(ctx context.Context, fabric string, d far.Device, raw *rawReader, clock func() (time.Duration, error)) error {
 	t, err := far.NewRemoteTable(ctx, d)
 	if err != nil {
 		return err
@@ -148,7 +174,7 @@ func (o *Options) table(ctx context.Context, fabric string, d far.Device, raw *r
 			}
 			return nil
 		}},
-	}); err != nil {
+	}, clock); err != nil {
 		return err
 	}
 	return t.Close(ctx)
@@ -236,7 +262,8 @@ func (o *Options) column(ctx context.Context, fabric string, d far.Device, raw *
 				}
 				return check(sum)
 			}},
-		}); err != nil {
+		}, nil); err != nil { // the vector is in a process of its own
+
 			return err
 		}
 	}
