@@ -10,9 +10,26 @@ import (
 )
 
 // A RemoteTable is a hash table that lies at a memory node all of it, index and
-// entries. Get, Put and Delete take one round trip each, whether the key exists
-// or not, and nothing of the table is in local memory: it is for keys of which
-// no index should be kept here, and what a cache falls back on.
+// entries (AIFM, section 8.1.3). Get, Put and Delete take one round trip each,
+// whether the key exists or not, and nothing of the table is in the heap's memory.
+// With a node on the same machine they take none: the table is in memory that the
+// node has lent, and that is mapped here.
+//
+// # A Map, or a RemoteTable
+//
+// A [Map] keeps its index here, about 16 bytes a key. So its miss is one READ of
+// exactly the entry, and not two that wait for each other; an absent key costs no
+// round trip; and what is used often is local. Take a Map as long as its index
+// fits into the budget: no component makes its miss any faster.
+//
+// A RemoteTable is for more keys than that: 1,000 million would take 16 GB here
+// before there was any value. What a one-sided index at the node would answer with
+// two dependent READs, a RemoteTable does with one request. It is a type of its
+// own, and not an option of NewMap, because it promises something else: it has no
+// part in the budget, keeps nothing local, holds values of up to 60 KiB, is full when
+// the node's memory for components is, and ends with the client's session. The
+// example of package far/remote has a small Map before it, for what is
+// asked for again and again.
 //
 // Values carry a checksum of their own and their keys' from Put to Get.
 //

@@ -159,7 +159,7 @@ func (l *List[T]) elements(s *Scope, node int32, what int) ([]T, *uint64) {
 // link makes a node after prev, of which the elements will be from first on.
 func (l *List[T]) link(s *Scope, prev int32, first int32) (int32, bool) {
 	h := l.tr.h
-	i, err := l.nodes.take()
+	i, err := l.nodes.take(s.claim(nodeCost))
 	if err != nil {
 		s.fail(s.noRoom(err, nodePartBytes))
 		return 0, false

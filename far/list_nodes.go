@@ -22,6 +22,8 @@ const (
 	fewNodes      = 4
 	nodePart      = 128
 	nodePartBytes = nodePart*24 + 8 // and the pointer to it
+	// nodeCost is what a new node takes of what a scope may take.
+	nodeCost = (nodePartBytes + nodePart - 1) / nodePart
 )
 
 func (ns *listNodes) at(i int32) *listNode {
@@ -32,14 +34,15 @@ func (ns *listNodes) at(i int32) *listNode {
 	return &ns.parts[i/nodePart][i%nodePart]
 }
 
-// take returns a node that is not in use. It fails as logs.growIndex does.
-func (ns *listNodes) take() (int32, error) {
+// take returns a node that is not in use, on behalf of who. It fails as
+// logs.growIndex does.
+func (ns *listNodes) take(who claim) (int32, error) {
 	if i := ns.spare; i != 0 {
 		ns.spare = ns.at(i).next
 		return i, nil
 	}
 	if int(ns.next)+1 == fewNodes+len(ns.parts)*nodePart {
-		if err := ns.tr.h.logs.growIndex(nodePartBytes); err != nil {
+		if err := ns.tr.h.logs.growIndex(nodePartBytes, who); err != nil {
 			return 0, err
 		}
 		ns.tr.nodeParts.Add(1)

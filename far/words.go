@@ -40,6 +40,9 @@ const (
 	wordPage = 4096 + pageGroups*8 + pageGroups/8
 
 	pageGroups = wordsPerPage / wordGroup
+
+	// wordCost is what a new word takes of what a scope may take.
+	wordCost = (wordPage + wordsPerPage - 1) / wordsPerPage
 )
 
 func (t *words) init(max int64) error {
@@ -86,10 +89,10 @@ type wordCache struct {
 }
 
 // next returns the number of an unused word of c, filling it from t if it is
-// empty. It fails as logs.growIndex does.
-func (t *words) next(c *wordCache, l *logs) (uint64, error) {
+// empty, on behalf of who. It fails as logs.growIndex does.
+func (t *words) next(c *wordCache, l *logs, who claim) (uint64, error) {
 	if c.left == 0 {
-		if err := t.refill(c, l); err != nil {
+		if err := t.refill(c, l, who); err != nil {
 			return 0, err
 		}
 	}
@@ -98,14 +101,14 @@ func (t *words) next(c *wordCache, l *logs) (uint64, error) {
 	return c.first + uint64(i), nil
 }
 
-func (t *words) refill(c *wordCache, l *logs) error {
+func (t *words) refill(c *wordCache, l *logs, who claim) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for t.first < len(t.spare) && t.spare[t.first] == 0 {
 		t.first++
 	}
 	if t.first == len(t.spare) {
-		if err := t.grow(1, l); err != nil {
+		if err := t.grow(1, l, who); err != nil {
 			return err
 		}
 	}
@@ -134,13 +137,13 @@ func (t *words) take(g int, words uint64) {
 	}
 }
 
-// grow takes n more pages. t.mu must be held.
-func (t *words) grow(n int, l *logs) error {
+// grow takes n more pages on behalf of who. t.mu must be held.
+func (t *words) grow(n int, l *logs, who claim) error {
 	pages := int(t.pages.Load())
 	if (pages+n)*wordsPerPage > len(t.table) {
 		return fmt.Errorf("cannot make a pointer: all %d words are in use: %w", len(t.table), ErrFull)
 	}
-	if err := l.growIndex(int64(n) * wordPage); err != nil {
+	if err := l.growIndex(int64(n)*wordPage, who); err != nil {
 		return err
 	}
 	for i := pages * wordsPerPage; i < (pages+n)*wordsPerPage; i++ {
@@ -165,14 +168,14 @@ func (t *words) run(n int, l *logs) (first uint64, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.pages.Load() == 0 {
-		if err := t.grow(1, l); err != nil { // so that word 0 is not in it
+		if err := t.grow(1, l, forMutator); err != nil { // so that word 0 is not in it
 			return 0, err
 		}
 	}
 	groups := (n + wordGroup - 1) / wordGroup
 	g, missing := t.stretch(groups)
 	if missing > 0 {
-		if err := t.grow((missing+pageGroups-1)/pageGroups, l); err != nil {
+		if err := t.grow((missing+pageGroups-1)/pageGroups, l, forMutator); err != nil {
 			return 0, err
 		}
 	}

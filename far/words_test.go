@@ -31,7 +31,7 @@ func TestWordsAreHandedOutOnce(t *testing.T) {
 	for range 4000 {
 		switch k := r.IntN(caches + 2); {
 		case k < caches:
-			n, err := ws.next(&cache[k], l)
+			n, err := ws.next(&cache[k], l, forMutator)
 			if err != nil {
 				t.Fatal(err)
 			}
