@@ -210,7 +210,10 @@ func RunPause(ctx context.Context, o Options) error {
 		Title: "evacuation beside mutators that dirty 4 MB an iteration, and 100 goroutines that fetch 1 MB a scope",
 		X:     "seconds",
 		Panels: []plot.Panel{
-			{Y: "ms an iteration", Log: true, Lines: []plot.Line{{Name: "stop-the-world", Points: taken[0].points}, {Name: "pauseless", Points: taken[1].points}}},
+			{Y: "ms an iteration", Log: true, Lines: []plot.Line{
+				{Name: "stop-the-world", Points: taken[0].points, Dots: true},
+				{Name: "pauseless", Points: taken[1].points, Dots: true},
+			}},
 			{Y: "% free", Lines: free},
 		},
 	}

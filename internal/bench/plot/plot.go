@@ -33,6 +33,7 @@ type Panel struct {
 type Line struct {
 	Name   string
 	Points []Point
+	Dots   bool // the points are events, and not joined
 }
 
 // Point is a point of a line.
@@ -83,6 +84,9 @@ func (c *Chart) axisX() axis {
 			}
 		}
 	}
+	if a.lo > 0 && a.lo < a.hi/10 {
+		a.lo = 0 // it begins at about the origin
+	}
 	return a.proper()
 }
 
@@ -125,11 +129,18 @@ func (p *Panel) draw(b *bufio.Writer, x axis, y0 float64) {
 		colour := colours[i%len(colours)]
 		var points []string
 		for _, q := range l.Points {
-			if !y.log || q.Y > 0 {
-				points = append(points, fmt.Sprintf("%.1f,%.1f", left+x.at(q.X)*width, y0+height-y.at(q.Y)*height))
+			if y.log && q.Y <= 0 {
+				continue
 			}
+			at, up := left+x.at(q.X)*width, y0+height-y.at(q.Y)*height
+			if l.Dots {
+				fmt.Fprintf(b, `<circle cx="%.1f" cy="%.1f" r="1.8" fill="%s" fill-opacity="0.6"/>`+"\n", at, up, colour)
+			}
+			points = append(points, fmt.Sprintf("%.1f,%.1f", at, up))
 		}
-		fmt.Fprintf(b, `<polyline fill="none" stroke="%s" stroke-width="1.3" points="%s"/>`+"\n", colour, strings.Join(points, " "))
+		if !l.Dots {
+			fmt.Fprintf(b, `<polyline fill="none" stroke="%s" stroke-width="1.3" points="%s"/>`+"\n", colour, strings.Join(points, " "))
+		}
 		text(b, left+width+10, y0+14+float64(i)*16, "start", fmt.Sprintf(` fill="%s"`, colour), l.Name)
 	}
 }
@@ -189,7 +200,7 @@ func (a axis) ticks() (list []float64) {
 	i, _ := slices.BinarySearchFunc(steps, (a.hi-a.lo)/8, func(s, want float64) int { return cmp.Compare(s, want) })
 	d = steps[min(i, len(steps)-1)]
 	for k := math.Ceil(a.lo/d - 1e-9); k*d <= a.hi*(1+1e-9); k++ {
-		list = append(list, k*d)
+		list = append(list, k*d+0) // -0 is 0
 	}
 	return list
 }
