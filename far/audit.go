@@ -12,6 +12,9 @@ func (h *Heap) audit() error {
 	logs := make([]struct{ live, clean int64 }, len(h.logs.segs))
 	far := map[uint64]int64{}
 	index := h.words.pages.Load() * wordPage
+	for _, tr := range h.structures {
+		index += tr.nodeParts.Load() * nodePartBytes
+	}
 	for _, m := range *h.maps.Load() {
 		for i := range m.shards {
 			sh := &m.shards[i]

@@ -102,6 +102,7 @@ type farLog struct {
 	mu    sync.Mutex
 	ids   []uint64 // ids to use again, under mu
 	spare Segment  // kept so that a full store can be cleaned, under mu
+	idle  []idle   // kept for a while, the oldest first, under mu
 	count int      // segments that are in use, under mu
 	owed  []debt   // segments that the store would not take back, under mu
 
@@ -174,7 +175,7 @@ func (f *farLog) add(seg Segment) (*farSegment, error) {
 }
 
 // drop forgets a dead segment and gives it back to the store, or keeps it as
-// the spare one.
+// the spare one or as an idle one.
 func (f *farLog) drop(ctx context.Context, s *farSegment) error {
 	f.mu.Lock()
 	at := &(*f.segs.Load())[s.id]
@@ -187,6 +188,11 @@ func (f *farLog) drop(ctx context.Context, s *farSegment) error {
 	f.count--
 	if f.spare == nil && !s.gone() && f.count > 0 {
 		f.spare = s.seg
+		f.mu.Unlock()
+		return nil
+	}
+	if !s.gone() && len(f.idle) < f.count/2 {
+		f.idle = append(f.idle, idle{s.seg, time.Now()})
 		f.mu.Unlock()
 		return nil
 	}
@@ -255,11 +261,49 @@ func (f *farLog) takeSpare() Segment {
 	return s
 }
 
+// idle is a segment in which nothing lives any more. It is kept for idleFor, and
+// no more than half as many as are in use: what is written anew finds memory that
+// the store need not clear and hand over again.
+type idle struct {
+	seg   Segment
+	since time.Time
+}
+
+const idleFor = 500 * time.Millisecond
+
+// takeIdle returns an idle segment, or nil. With old set it must have been one for
+// idleFor, or one too many.
+func (f *farLog) takeIdle(old bool) Segment {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for len(f.idle) > 0 {
+		n := len(f.idle) - 1
+		s := f.idle[n]
+		if old {
+			if s = f.idle[0]; n < f.count/2 && time.Since(s.since) < idleFor {
+				return nil
+			}
+			copy(f.idle, f.idle[1:])
+		}
+		f.idle[n] = idle{}
+		f.idle = f.idle[:n]
+		select {
+		case <-s.seg.Lost():
+		default:
+			return s.seg
+		}
+	}
+	return nil
+}
+
 // borrow gets a segment from the store, and a spare one behind it.
 func (f *farLog) borrow(ctx context.Context) (Segment, error) {
 	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
-	seg, err := f.store.Alloc(ctx)
+	seg, err := f.takeIdle(false), error(nil)
+	if seg == nil {
+		seg, err = f.store.Alloc(ctx)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot borrow far memory: %w", err)
 	}

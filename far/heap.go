@@ -41,6 +41,7 @@ type Heap struct {
 	scopes    scopes
 	ahead     prefetching
 	fetching  [fetchParts]fetching
+	runs      runs
 	pass      pass         // the evacuator's
 	turn      turn         // the same
 	barren    int          // passes in a row that made no room; the evacuator's
@@ -49,10 +50,13 @@ type Heap struct {
 	local     atomic.Int64 // the budget
 
 	mu         sync.Mutex
-	structures []*tracker      // that exist, under mu
-	version    uint64          // the last one of a large value, under mu
-	writing    map[uint64]bool // versions whose head is not stored yet, under mu
-	orphans    []orphan        // large values whose pieces are to be removed, under mu
+	serials    uint64                 // of classes, under mu
+	retired    []retiredClass         // whose numbers are free, or about to be; under mu
+	past       map[string]*ClassStats // of classes that have ended, by name, under mu
+	structures []*tracker             // that exist, under mu
+	version    uint64                 // the last one of a large value, under mu
+	writing    map[uint64]bool        // versions whose head is not stored yet, under mu
+	orphans    []orphan               // large values whose pieces are to be removed, under mu
 
 	strays   atomic.Bool            // there may be pieces without a head
 	lastLost atomic.Pointer[string] // name of the last segment that was lost
@@ -263,6 +267,9 @@ func (h *Heap) close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
 	defer cancel()
 	if s := h.far.takeSpare(); s != nil {
+		errs = append(errs, s.Free(ctx))
+	}
+	for s := h.far.takeIdle(false); s != nil; s = h.far.takeIdle(false) {
 		errs = append(errs, s.Free(ctx))
 	}
 	for _, d := range h.far.takeOwed() {

@@ -60,6 +60,7 @@ func (h *Heap) janitor() {
 		h.reap()
 		if timed {
 			h.payBack()
+			h.giveIdle()
 			h.watch(time.Now())
 			if ticks++; ticks%decayTicks == 0 {
 				h.decay()
@@ -107,6 +108,15 @@ func (h *Heap) payBack() {
 		h.far.freed.Store(true)
 		h.logs.stir()
 		h.logs.wake()
+	}
+}
+
+// giveIdle gives back the segments that have been idle for long enough.
+func (h *Heap) giveIdle() {
+	for s := h.far.takeIdle(true); s != nil && h.ctx.Err() == nil; s = h.far.takeIdle(true) {
+		if _, err := h.far.giveBack(h.ctx, debt{seg: s}); err != nil {
+			h.count.unreturned.Add(1)
+		}
 	}
 }
 

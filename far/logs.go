@@ -48,6 +48,7 @@ type logs struct {
 	resident int     // number of segments with memory, under mu
 	top      int     // segments from it on were never used, under mu
 	back     int     // empty segments that only the evacuator may take, under mu
+	owed     int     // how many of those it has taken and not made up for, under mu
 	scoped   int     // empty segments beside them that only scopes may take, under mu
 	fresh    bool    // one was taken by another since the evacuator looked, under mu
 	gain     int     // segments released less those that the evacuator took, under mu
@@ -175,17 +176,24 @@ func (l *logs) aim() {
 	l.low = 1 + ahead + l.back + l.scoped
 }
 
-// keep is the number of empty segments that c has to leave. l.mu must be held.
+// keep is the number of empty segments that c has to leave: what is set aside
+// for one is not for the other, so that what scopes were promised is neither the
+// evacuator's nor the index's. l.mu must be held.
 func (l *logs) keep(c claim) int {
-	switch c {
-	case forMutator:
-		return l.back + l.scoped
-	case forScope:
-		return l.back
-	default:
+	own := l.back - l.owed // what is left of the evacuator's
+	switch {
+	case c == forScope:
+		return own
+	case c == forEvacuator && own > 0:
 		return 0
 	}
+	return own + l.scoped
 }
+
+// edges is how many segments scopes may take beside those that what they take
+// fills: every allocation buffer may be about to take one, and the words are
+// about to, which take a segment's worth of the budget at a time.
+func (l *logs) edges() int { return len(l.objects) + 1 }
 
 // at returns the entry at a local address.
 func (l *logs) at(addr uint64) entry { return entry(l.mem[addr*unit:]) }
@@ -229,6 +237,9 @@ func (l *logs) take(c claim, k kind) (int, bool) {
 	}
 	if c == forEvacuator {
 		l.gain--
+		if n <= l.keep(forMutator) {
+			l.owed++
+		}
 	} else {
 		l.fresh = true
 		l.stir()
@@ -255,7 +266,7 @@ func (l *logs) assess() {
 	if ample := n > l.low+l.want+ampleFrom; ample != l.ample.Load() {
 		l.ample.Store(ample)
 	}
-	if scarce := n <= l.back+l.scoped; scarce != l.scarce {
+	if scarce := n <= l.keep(forMutator); scarce != l.scarce {
 		l.scarce = scarce
 		l.crowd(scarce)
 	}
@@ -272,19 +283,42 @@ func (l *logs) place(ol *openLog, n int, c claim) (entry, uint64, bool) {
 		}
 		ol.lent = false
 	}
-	if ol.seg < 0 || l.segs[ol.seg].used+n > l.segSize {
+	pad := 0
+	if ol.seg >= 0 && ol.kind != entries {
+		pad = linePad(l.segs[ol.seg].used, n)
+	}
+	if ol.seg < 0 || l.segs[ol.seg].used+pad+n > l.segSize {
 		s, ok := l.take(c, ol.kind)
 		if !ok {
 			return nil, 0, false
 		}
 		l.seal(ol)
-		ol.seg, ol.lent = s, c == forScope
+		ol.seg, ol.lent, pad = s, c == forScope, 0
 	}
 	s := &l.segs[ol.seg]
 	off := ol.seg*l.segSize + s.used
+	if pad > 0 {
+		o := object(l.mem[off:])
+		atomic.StoreUint64(o.tail(), 0)
+		o.setHead(objectHead(0, pad-objectHeader))
+		s.used += pad
+		off += pad
+	}
 	s.used += n
 	s.live.Add(int64(n))
 	return entry(l.mem[off : off+n : off+n]), uint64(off) / unit, true
+}
+
+// linePad is how much to leave free at off for an object that takes n bytes, so
+// that its header does not end where a cache line does: DerefMut looks at the
+// header, and who comes for the beginning of the object would need two lines for
+// that. It is not worth more than a fifteenth of the memory.
+func linePad(off, n int) int {
+	const line = 64
+	if off%line == line-objectHeader && n > line && n%line != line-objectHeader {
+		return objectHeader
+	}
+	return 0
 }
 
 // intact reports whether all is there that is set aside.
@@ -310,6 +344,7 @@ func (l *logs) release(s int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.gain++
+	l.owed = max(l.owed-1, 0)
 	l.segs[s].sealed = false
 	l.segs[s].clean.Store(0)
 	if l.resident > l.allowed(l.index) {
@@ -332,9 +367,10 @@ func (l *logs) discard(s int32) {
 // errNoRoom: the evacuator has to make room first.
 var errNoRoom = errors.New("no room")
 
-// growIndex accounts for n more bytes of index, which come out of the logs.
-// It fails with errNoRoom if the logs have to be evacuated first.
-func (l *logs) growIndex(n int64) error {
+// growIndex accounts for n more bytes of index, which come out of the logs: out
+// of the segments that c may take. It fails with errNoRoom if the logs have to be
+// evacuated first.
+func (l *logs) growIndex(n int64, c claim) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	allowed := l.allowed(l.index + n)
@@ -343,19 +379,22 @@ func (l *logs) growIndex(n int64) error {
 		return fmt.Errorf("cannot grow the index to %d bytes: of the local budget of %d too little would be left for entries (give at least %d): %w",
 			l.index+n, total, l.others+l.index+n+int64(least*l.segSize), ErrFull)
 	}
-	for l.resident > allowed {
-		k := len(l.empty)
-		if k <= l.back {
-			l.want = l.resident - allowed + l.back
+	if less := l.allowed(l.index) - allowed; less > 0 {
+		if left := len(l.empty) + min(len(l.absent), allowed-l.resident); left < l.keep(c) {
+			l.want = less
 			l.wake()
 			return errNoRoom
 		}
-		s := l.empty[k-1]
-		l.empty = l.empty[:k-1]
-		l.discard(s)
+		for l.resident > allowed {
+			k := len(l.empty)
+			s := l.empty[k-1]
+			l.empty = l.empty[:k-1]
+			l.discard(s)
+		}
 	}
 	l.index += n
 	l.want = 0
+	l.assess()
 	return nil
 }
 
@@ -363,6 +402,7 @@ func (l *logs) growIndex(n int64) error {
 func (l *logs) shrinkIndex(n int64) {
 	l.mu.Lock()
 	l.index -= n
+	l.assess()
 	l.mu.Unlock()
 }
 

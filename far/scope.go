@@ -342,17 +342,16 @@ func (h *Heap) reserveForScopes() {
 		n = max(n, 1) // so that what is far can be read when all else is full
 	}
 	if n > 0 {
-		// Every allocation buffer may be about to take a segment.
-		want = len(l.objects) + (n*sc.most+l.segSize-1)/l.segSize
+		want = l.edges() + (n*sc.most+l.segSize-1)/l.segSize
 		l.back = reserved + 1
 	}
-	limit := max(int(l.budget)/l.segSize/8, 1+len(l.objects))
+	limit := max(int(l.budget)/l.segSize/8, 1+l.edges())
 	if want > limit && !sc.counted {
 		sc.early = true
 	}
 	sc.counted = want > limit
 	l.scoped = min(want, limit)
-	sc.limit = limit * l.segSize
+	sc.limit = (limit - l.edges()) * l.segSize
 	sc.most = min(sc.most, sc.limit)
 	sc.target = int64(sc.most)
 	l.aim()
@@ -462,7 +461,7 @@ func (h *Heap) tryAdmit(s *Scope, turn chan struct{}) (ok bool, wait chan struct
 	defer sc.mu.Unlock()
 	l.mu.Lock()
 	counted, whole := sc.counted, l.available() >= l.keep(forMutator)
-	free := (l.available() - l.back - len(l.objects)) * l.segSize
+	free := (l.available() - l.keep(forScope) - l.edges()) * l.segSize
 	l.mu.Unlock()
 	if counted {
 		free -= sc.earlier()
@@ -614,10 +613,18 @@ func (h *Heap) decay() {
 	}
 }
 
-// charge makes s pay for n bytes of local memory.
-func (s *Scope) charge(n int) {
+// claim makes s pay for n bytes of local memory, and says on whose behalf they
+// may be taken. Nil is a call that is in no scope.
+func (s *Scope) claim(n int) claim {
+	if s == nil {
+		return forMutator
+	}
 	s.used += n
 	s.setExtra(scopeUsed)
+	if s.entitled() {
+		return forScope
+	}
+	return forMutator
 }
 
 // pin publishes that s uses the marked object at addr in place. It fails if

@@ -235,7 +235,7 @@ func (m *ByteMap) shrink(sh *shard) error {
 func (m *ByteMap) resize(sh *shard, size int64) error {
 	l := &m.h.logs
 	old := sh.t.bytes()
-	if err := l.growIndex(size); err != nil {
+	if err := l.growIndex(size, forMutator); err != nil {
 		return err
 	}
 	if err := sh.t.resize(size); err != nil {

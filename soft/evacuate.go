@@ -385,10 +385,10 @@ func (v *victim) empty() {
 			return true
 		}
 		n := granulesFor(int(hd.size))
+		h.markDead(w) // or it might be overwritten after it has been copied
 		if v.keep < 0 || v.hotness(w)+own.prio > v.keep {
 			if to, ok := v.save(w, hd); ok {
 				h.setHot(to, max(v.hotness(w)-1, 0))
-				h.markDead(w)
 				if own.owner.swing(hd.ref, w, to) {
 					settled += liveDelta(n)
 					h.count.saved.Add(uint64(n) * granule)
@@ -400,7 +400,6 @@ func (v *victim) empty() {
 			}
 		}
 		large := h.largeNamed(w, hd)
-		h.markDead(w)
 		if own.owner.swing(hd.ref, w, 0) {
 			settled += liveDelta(n)
 			h.larges.drop(large)

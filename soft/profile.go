@@ -18,7 +18,7 @@ type profiler struct {
 // profile is what is known about one pool.
 type profile struct {
 	name         string
-	hits         stripes
+	hits         spread
 	rebuilds     atomic.Uint64
 	rebuildNanos atomic.Uint64
 	mismatches   atomic.Uint64

@@ -12,7 +12,7 @@ import (
 
 // counters are what a heap counts as it goes.
 type counters struct {
-	hits, misses   stripes
+	hits, misses   spread
 	rebuilds       atomic.Uint64
 	rebuildNanos   atomic.Uint64
 	revoked        atomic.Uint64 // segments taken without our help
@@ -24,17 +24,17 @@ type counters struct {
 	victims        [victimBins]atomic.Uint64
 }
 
-// stripes is a counter that many processors may raise at once.
-type stripes struct{ n [16]stripe }
+// spread is a counter that many processors may raise at once.
+type spread struct{ n [16]spreadLine }
 
-type stripe struct {
+type spreadLine struct {
 	atomic.Uint64
 	_ [56]byte
 }
 
-func (s *stripes) add(hint uint64) { s.n[hint&15].Add(1) }
+func (s *spread) add(hint uint64) { s.n[hint&15].Add(1) }
 
-func (s *stripes) load() (n uint64) {
+func (s *spread) load() (n uint64) {
 	for i := range s.n {
 		n += s.n[i].Load()
 	}

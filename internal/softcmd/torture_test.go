@@ -187,7 +187,7 @@ func TestClientsSurviveEverythingThatHappensToTheCoordinatorAndThem(t *testing.T
 	b := startClient(t, self, socket)
 	r := rand.New(rand.NewPCG(1, 2))
 	rounds := 0
-	for end := time.Now().Add(*tortureTime); time.Now().Before(end); rounds++ {
+	for end := time.Now().Add(*tortureTime); rounds < 2 || time.Now().Before(end); rounds++ {
 		victim := a
 		if r.IntN(2) == 0 {
 			victim = b
@@ -221,7 +221,4 @@ func TestClientsSurviveEverythingThatHappensToTheCoordinatorAndThem(t *testing.T
 	}
 	reads, hits, revoked, _ := a.said()
 	t.Logf("%d rounds; one client: %d reads, %d hits, %d segments revoked", rounds, reads, hits, revoked)
-	if rounds < 2 {
-		t.Errorf("only %d rounds", rounds)
-	}
 }

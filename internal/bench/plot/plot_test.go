@@ -23,7 +23,7 @@ func draw(t *testing.T, c Chart) string {
 			t.Fatalf("it is not XML: %v\n%s", err, b.String())
 		}
 	}
-	for _, wrong := range []string{"NaN", "Inf"} {
+	for _, wrong := range []string{"NaN", "Inf", ">-0<"} {
 		if strings.Contains(b.String(), wrong) {
 			t.Errorf("there is %s in it:\n%s", wrong, b.String())
 		}
@@ -38,8 +38,8 @@ func TestAChartShowsItsLines(t *testing.T) {
 	}})
 	for _, want := range []string{
 		"a &lt; b &amp; c", ">seconds<", ">op/s<", ">first<", ">second<", ">p99<", ">100<", ">1k<",
-		`points="80.0,240.0 800.0,58.6"`,  // from the lower left corner nearly to the upper right one
-		`points="80.0,464.0 800.0,264.0"`, // the point at 0 has no logarithm
+		`points="84.0,244.0 804.0,62.6"`,  // from the lower left corner nearly to the upper right one
+		`points="84.0,472.0 804.0,272.0"`, // the point at 0 has no logarithm
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("there is no %s in it:\n%s", want, got)
