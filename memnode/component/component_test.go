@@ -79,6 +79,9 @@ func newWicked(env *component.Env, c *component.Call, params []byte) (component.
 }
 
 func (w *wicked) Read(_ *component.Call, key, out []byte) ([]byte, error) {
+	if string(key) == "panic" {
+		panic("in read")
+	}
 	return append(out, key...), nil
 }
 func (w *wicked) Write(*component.Call, []byte, []byte) error { panic("in write") }
