@@ -249,8 +249,10 @@ func wallClockPolicy(ctx context.Context, o Options, p policy.Policy, length tim
 		case <-time.After(time.Millisecond):
 		}
 		for _, w := range workers {
-			if err := w.p.Err(); err != nil {
-				return nil, fmt.Errorf("an application has ended: %w", err)
+			select {
+			case <-w.p.Done():
+				return nil, fmt.Errorf("an application has ended: %w", w.p.Err())
+			default:
 			}
 		}
 	}
