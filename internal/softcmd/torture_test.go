@@ -218,7 +218,7 @@ func (s *scene) signal(p *child.Process, sig syscall.Signal) {
 }
 
 // status is what the coordinator says of itself.
-func (s *scene) status() (st coordinator.Stats) {
+func (s *scene) status() coordinator.Stats {
 	s.t.Helper()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	r, err := client.Get("http://" + s.admin + "/status")
@@ -226,10 +226,11 @@ func (s *scene) status() (st coordinator.Stats) {
 		s.t.Fatal(err)
 	}
 	defer r.Body.Close()
+	var st status
 	if err := json.NewDecoder(r.Body).Decode(&st); err != nil {
 		s.t.Fatal(err)
 	}
-	return st
+	return st.Coordinator
 }
 
 // events are what can happen to a coordinator and its clients; i is the client
