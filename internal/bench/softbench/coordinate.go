@@ -256,7 +256,7 @@ func wallClockPolicy(ctx context.Context, o Options, p policy.Policy, length tim
 			}
 		}
 	}
-	series = make([]vhost.Point, length/wallEvery-1)
+	series = make([]vhost.Point, length/wallEvery)
 	for i := range series {
 		series[i].At = time.Duration(i+1) * wallEvery
 		for _, w := range workers {
