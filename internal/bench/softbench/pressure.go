@@ -53,6 +53,7 @@ type pressure struct {
 	group            *cgroup
 	socket           string
 
+	marks  []plot.Mark
 	mu     sync.Mutex
 	points []point
 }
@@ -161,6 +162,8 @@ func (p *pressure) run(ctx context.Context, o Options) (err error) {
 			return during, after, fmt.Errorf("the antagonist was killed: %w", err)
 		}
 		took := time.Since(began)
+		p.mark(from, "it allocates")
+		p.mark(time.Since(begin), "it holds")
 		if err := wait(p.hold); err != nil {
 			return during, after, err
 		}
@@ -168,6 +171,7 @@ func (p *pressure) run(ctx context.Context, o Options) (err error) {
 		during.rate = float64(size) / gib / took.Seconds()
 		a.stop() // it lets everything go
 		released := time.Since(begin)
+		p.mark(released, "it ends")
 		// What was cold stays away until it is asked for again: recovery takes
 		// as long as the service takes to rebuild it.
 		for time.Since(begin)-released < p.patience && p.recovered(released, 0.9*before.ops) == 0 {
@@ -205,6 +209,10 @@ func (p *pressure) run(ctx context.Context, o Options) (err error) {
 		return err
 	}
 	return errors.Join(p.plot(o), p.printAll(o, kills, c.Stats()))
+}
+
+func (p *pressure) mark(at time.Duration, name string) {
+	p.marks = append(p.marks, plot.Mark{X: at.Seconds(), Name: name})
 }
 
 type phase struct {
@@ -295,6 +303,7 @@ func (p *pressure) plot(o Options) error {
 	c := plot.Chart{
 		Title: "a service with a soft cache beside a moderate and a full-speed antagonist",
 		X:     "seconds",
+		Marks: p.marks,
 		Panels: []plot.Panel{
 			{Y: "op/s", Lines: []plot.Line{line("throughput", func(x point) float64 { return x.ops })}},
 			{Y: "µs", Log: true, Lines: []plot.Line{line("p99", func(x point) float64 { return x.p99 })}},
