@@ -20,6 +20,13 @@ type Chart struct {
 	Title  string
 	X      string // what the horizontal axis shows
 	Panels []Panel
+	Marks  []Mark
+}
+
+// Mark is a moment at which something happens, from left to right.
+type Mark struct {
+	X    float64
+	Name string
 }
 
 // Panel is one coordinate system of a chart.
@@ -51,7 +58,8 @@ const (
 // the order in which they differ most), on white and on black.
 const style = `<style>
 .paper{fill:#fff} .frame{fill:none;stroke:#999} .tick{stroke:#999} .grid{stroke:#999;stroke-opacity:.25}
-text{fill:#222;font:12px system-ui,sans-serif} text.title{font-size:15px;font-weight:600}
+path.mark{stroke:#999;stroke-dasharray:4 3}
+text{fill:#222;font:12px system-ui,sans-serif} text.title{font-size:15px;font-weight:600} text.mark{font-size:11px}
 .line{fill:none;stroke-width:1.5;stroke-linejoin:round}
 .dots{stroke-width:3.6;stroke-linecap:round;stroke-opacity:.6}
 .c0{stroke:#0072b2} .c1{stroke:#d55e00} .c2{stroke:#009e73} .c3{stroke:#cc79a7}
@@ -75,6 +83,13 @@ func (c *Chart) WriteSVG(w io.Writer) error {
 	x := c.axisX()
 	for i := range c.Panels {
 		y0 := float64(top + i*(height+between))
+		for _, m := range c.Marks {
+			at := left + x.at(m.X)*width
+			line(b, "mark", at, y0, 0, height)
+			if i == 0 {
+				text(b, at+4, y0+14, "start", ` class="mark"`, m.Name)
+			}
+		}
 		c.Panels[i].draw(b, x, y0)
 		if i == len(c.Panels)-1 {
 			for _, t := range x.ticks() {

@@ -35,9 +35,9 @@ func TestAChartShowsItsLines(t *testing.T) {
 	got := draw(t, Chart{Title: "a < b & c", X: "seconds", Panels: []Panel{
 		{Y: "op/s", Lines: []Line{{Name: "first", Points: []Point{{0, 0}, {10, 100}}}, {Name: "second", Points: []Point{{0, 50}, {10, 105}}}}},
 		{Y: "us", Log: true, Lines: []Line{{Name: "p99", Points: []Point{{0, 10}, {5, 0}, {10, 1000}}}}},
-	}})
+	}, Marks: []Mark{{5, "half"}}})
 	for _, want := range []string{
-		"a &lt; b &amp; c", ">seconds<", ">op/s<", ">first<", ">second<", ">p99<", ">100<", ">1k<",
+		"a &lt; b &amp; c", ">seconds<", ">half<", "M444.0 44.0l0 200", "M444.0 272.0l0 200", ">op/s<", ">first<", ">second<", ">p99<", ">100<", ">1k<",
 		`points="84.0,244.0 804.0,62.6"`,  // from the lower left corner nearly to the upper right one
 		`points="84.0,472.0 804.0,272.0"`, // the point at 0 has no logarithm
 	} {
