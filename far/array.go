@@ -138,12 +138,27 @@ func (a *Array[T]) Read(ctx context.Context, dst []T, i int) error {
 }
 
 // Write copies src to the elements from i on. It needs no scope, and waits
-// within ctx. If it fails, some may have been written.
+// within ctx. If it fails, some may have been written. A group that is far, and
+// of which it writes all elements, is not read before, and becomes one without
+// temporal locality.
 func (a *Array[T]) Write(ctx context.Context, src []T, i int) error {
 	_ = a.idx[i : i+len(src)]
 	return a.tr.h.withScope(ctx, func(s *Scope) {
-		for at, b := range a.part(s, i, i+len(src), derefMut) {
-			copy(b, src[at-i:])
+		for at, end := i, i+len(src); at < end; {
+			n := min(a.tr.group-at&(a.tr.group-1), end-at)
+			b := src[at-i : at-i+n]
+			if at&(a.tr.group-1) == 0 && (n == a.tr.group || at+n == a.n) && overwrite(a.tr, s, &a.words[at>>a.shift], b) {
+				at += n
+				continue
+			}
+			written := false
+			for _, to := range a.part(s, at, at+n, derefMut) {
+				written = copy(to, b) == n
+			}
+			if !written {
+				return
+			}
+			at += n
 		}
 	})
 }
@@ -297,6 +312,31 @@ func chunkEnter[T any](tr *tracker, s *Scope, p *uint64, i, n, what int) []T {
 		}
 		s.err = nil
 	}
+}
+
+// overwrite makes b the elements of the object of p, unless it is local, and
+// reports whether it has. Otherwise nothing has changed.
+func overwrite[T any](tr *tracker, s *Scope, p *uint64, b []T) bool {
+	if w := loadWord(p); !w.far() && !w.zero() {
+		return false
+	}
+	for try := 0; try < scopeTries; try++ {
+		s.Enter()
+		o, addr, err := tr.h.newSlot(s, streams, objectHead(tr.h.words.number(p), tr.c.size), newTail(0, tr.c.id), tr.c.size)
+		if err == nil {
+			clear(o[objectHeader+tr.c.size:])
+			es := elementsOf[T](o, tr.group)
+			clear(es[copy(es, b):])
+			done := tr.h.replace(p, addr, tr.c)
+			s.Leave()
+			return done
+		}
+		s.Leave()
+		if err != errNoRoom || tr.h.roomSoon(s.ctx) != nil {
+			break
+		}
+	}
+	return false
 }
 
 // withScope calls fn in a scope of the pool, closed, for what fn enters and

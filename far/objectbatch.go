@@ -32,7 +32,7 @@ type objectBatch struct {
 	pending int      // bytes of them
 	count   int      // objects in them
 
-	items   []item          // that were claimed last
+	items   []item          // that were claimed
 	runs    []*run          // that were claimed
 	flights []*objectFlight // of objects that were claimed alone, whose words are
 	alone   []*uint64
@@ -189,7 +189,7 @@ func (b *objectBatch) add(bytes, objects int) {
 // and they are far and nobody fetches them, such as the caller fetches, until
 // the batch is read.
 func (b *objectBatch) claim(h *Heap, refs []AnyRef) []item {
-	b.items = b.items[:0:0]
+	begin := len(b.items)
 	for i, r := range refs {
 		if r.n != refs[0].n+uint64(i) || r.n == 0 {
 			break
@@ -200,24 +200,25 @@ func (b *objectBatch) claim(h *Heap, refs []AnyRef) []item {
 		}
 		b.items = append(b.items, it)
 	}
-	switch len(b.items) {
+	items := b.items[begin:]
+	switch len(items) {
 	case 0:
 		return nil
 	case 1:
 		f := &objectFlight{done: make(chan struct{})}
-		if h.runs.of(refs[0].n) != nil || h.fetchAlone(b.items[0].p, f) != f {
+		if h.runs.of(refs[0].n) != nil || h.fetchAlone(items[0].p, f) != f {
 			return nil
 		}
-		b.flights, b.alone = append(b.flights, f), append(b.alone, b.items[0].p)
+		b.flights, b.alone = append(b.flights, f), append(b.alone, items[0].p)
 	default:
-		r := h.runs.begin(refs[0].n, refs[len(b.items)-1].n)
+		r := h.runs.begin(refs[0].n, refs[len(items)-1].n)
 		if r == nil {
 			return nil
 		}
 		b.runs = append(b.runs, r)
-		b.items = b.items[:r.hi-r.lo+1]
+		items = items[:r.hi-r.lo+1]
 	}
-	return b.items
+	return items
 }
 
 // isFetched reports whether somebody fetches the object of p alone.
@@ -312,5 +313,5 @@ func (b *objectBatch) reset(h *Heap) {
 	clear(b.flights)
 	b.extents, b.led, b.ops = b.extents[:0], b.led[:0], b.ops[:0]
 	b.runs, b.flights, b.alone = b.runs[:0], b.flights[:0], b.alone[:0]
-	b.items, b.pending, b.count = nil, 0, 0
+	b.items, b.pending, b.count = b.items[:0], 0, 0
 }

@@ -194,3 +194,21 @@ func (h *Heap) fetchObject(ctx context.Context, s *Scope, p *uint64, w pword, wh
 	h.far.store.Read(ctx, ops)
 	return s.noRoom(h.landObject(s, &d, ops[0].Err), w.farSize())
 }
+
+// replace makes the new object at addr, of class c, that of p, if that is far or was
+// never used, and otherwise drops it. It reports which.
+func (h *Heap) replace(p *uint64, addr uintptr, c *class) bool {
+	for {
+		w := loadWord(p)
+		if !w.far() && !w.zero() {
+			h.dropSlot(addr, c.size)
+			return false
+		}
+		if casWord(p, w, localWord(addr, coldest)) {
+			if w.far() {
+				h.buryFar(w.farAddr(), w.farSize())
+			}
+			return true
+		}
+	}
+}

@@ -99,6 +99,7 @@ func TestScopesGetTheirsInOneKindOfLogs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer h.dropSlot(addr, 16)
 	if got := h.logs.segmentOf(addr).kind; got != objects {
 		t.Errorf("the object lies in a segment of kind %d, want %d", got, objects)
 	}

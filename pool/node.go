@@ -53,6 +53,7 @@ type node struct {
 	chunks  map[uint32]*Chunk
 	session wire.Session
 	grace   time.Duration
+	place   *place // of objects in this process, nil without
 }
 
 func newNode(p *Pool, cfg NodeConfig) *node {
@@ -240,6 +241,7 @@ func (n *node) attach(ctx context.Context, l *link) error {
 		}
 	}
 	lost, unknown := n.publish(l, owned)
+	n.dropPlace()
 	for _, c := range lost {
 		c.lose()
 	}
@@ -291,6 +293,7 @@ func (n *node) loseAll() int {
 	n.chunks = make(map[uint32]*Chunk)
 	n.session = wire.Session{}
 	n.mu.Unlock()
+	n.dropPlace()
 	for _, c := range chunks {
 		c.lose()
 	}
@@ -325,6 +328,7 @@ func (n *node) closeNow() {
 		n.setState(nodeClosed, nil)
 	}
 	n.mu.Unlock()
+	n.dropPlace()
 }
 
 // errRetry is the error of an attempt that broke with its link.

@@ -32,6 +32,11 @@ type Component struct {
 	// called by whoever has received the request: that is as fast as a
 	// one-sided READ. A panic of theirs still harms only the object.
 	Bounded bool
+	// Portable says that the component comes with Polder, so that every
+	// client's program has it, too. If all of a node's components are, its
+	// clients on the same machine hold their objects themselves, each in a
+	// [Place].
+	Portable bool
 }
 
 // A Constructor makes an object with parameters that only it understands.

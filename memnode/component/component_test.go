@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -53,14 +55,25 @@ const (
 	opEcho
 	opWait // until the caller's time is over
 	opPID
+	opSpin // until spinning is false, which only the same process can say
 )
 
-func newWicked(env *component.Env, _ *component.Call, params []byte) (component.Object, error) {
+var spinning atomic.Bool
+
+func newWicked(env *component.Env, c *component.Call, params []byte) (component.Object, error) {
 	switch string(params) {
 	case "panic":
 		panic("in a constructor")
 	case "nil":
 		return nil, nil
+	}
+	if file, late := strings.CutPrefix(string(params), "late "); late {
+		if err := os.WriteFile(file, nil, 0o600); err != nil {
+			return nil, err
+		}
+		for !c.Expired() {
+			runtime.Gosched()
+		}
 	}
 	return &wicked{env: env}, nil
 }
@@ -114,6 +127,9 @@ func (w *wicked) Compute(c *component.Call, op uint16, in, out []byte) ([]byte, 
 		for !c.Expired() {
 		}
 		return nil, component.ErrExpired
+	case opSpin:
+		for spinning.Load() {
+		}
 	case opPID:
 		return binary.LittleEndian.AppendUint64(out, uint64(os.Getpid())), nil
 	}
@@ -321,6 +337,47 @@ func TestWhatAComponentDoesHarmsOnlyItsCaller(t *testing.T) {
 	})
 }
 
+// A component that has promised to be bounded and is not keeps its own client
+// waiting, until that gives up.
+func TestABoundedComponentThatLoopsHarmsOnlyItsCaller(t *testing.T) {
+	overDrivers(t, func(t *testing.T, s pooltest.Setup) {
+		c := pooltest.NewCluster(t, s, node(200*time.Millisecond))
+		victim, other := c.Open(pool.Config{}).Pool, c.Open(pool.Config{}).Pool
+		evil, bystander := construct(t, victim, "tame"), construct(t, other, active.Table)
+		spinning.Store(true)
+		ended := make(chan error, 1)
+		go func() {
+			ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+			defer cancel()
+			_, err := evil.Compute(ctx, pool.Computation{Op: opSpin}, nil)
+			ended <- err
+		}()
+		if s.Name != pooltest.Inproc.Name { // there it is the caller itself who loops
+			if err := <-ended; !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, pool.ErrTimeout) {
+				t.Errorf("the call: got %v, want a timeout", err)
+			}
+		}
+		for i := range 20 {
+			mustWrite(t, bystander, "key", fmt.Sprint(i))
+			mustRead(t, bystander, "key", fmt.Sprint(i))
+		}
+		chunk, err := other.Alloc(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := chunk.Free(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		spinning.Store(false)
+		if s.Name == pooltest.Inproc.Name {
+			<-ended
+		}
+		if out, err := compute(evil, opEcho, []byte("still there")); err != nil || string(out) != "still there" {
+			t.Errorf("the object: got %q, %v", out, err)
+		}
+	})
+}
+
 func TestOneObjectsTroubleIsNotAnothers(t *testing.T) {
 	c := pooltest.NewCluster(t, pooltest.Inproc, node(ample))
 	p := c.Open(pool.Config{}).Pool
@@ -515,6 +572,47 @@ func TestRequestsWaitForBuffersOfReplies(t *testing.T) {
 				})
 			}
 			wg.Wait()
+		}
+	})
+}
+
+// An object that is made when its client has given up, or has no connection, does
+// not last.
+func TestWhatIsConstructedTooLateIsDestructed(t *testing.T) {
+	overDrivers(t, func(t *testing.T, s pooltest.Setup) {
+		c := pooltest.NewCluster(t, s, node(10*time.Second))
+		k := c.Open(pool.Config{})
+		keep := construct(t, k.Pool, "wicked") // and with it the session
+		for _, tt := range []struct {
+			kind string
+			cut  bool
+		}{{"wicked", false}, {"tame", false}, {"wicked", true}} {
+			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+			before := c.Nodes[0].Stats().Components.Requests
+			begun := filepath.Join(t.TempDir(), "begun")
+			done := make(chan error, 1)
+			go func() {
+				o, err := k.Construct(ctx, tt.kind, []byte("late "+begun))
+				if err == nil { // over inproc the call is carried out before anybody can give up
+					err = o.Destruct(context.Background())
+				}
+				done <- err
+			}()
+			if tt.cut {
+				pooltest.Eventually(t, "the constructor runs", func() bool { _, err := os.Stat(begun); return err == nil })
+				k.Cut(c.Nodes[0])
+			}
+			if err := <-done; err != nil && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, pool.ErrTimeout) && !errors.Is(err, pool.ErrOutcomeUnknown) {
+				t.Errorf("%+v: got %v", tt, err)
+			}
+			cancel()
+			pooltest.Eventually(t, "the object was there and is gone", func() bool {
+				st := c.Nodes[0].Stats().Components
+				return st.Objects == 1 && st.Requests >= before+2
+			})
+		}
+		if out, err := compute(keep, opEcho, []byte("x")); err != nil || string(out) != "x" {
+			t.Errorf("got %q, %v", out, err)
 		}
 	})
 }

@@ -30,7 +30,13 @@ type Tenant struct {
 	used    atomic.Int64 // by its objects, in bytes
 	objects int          // of its
 	calls   int          // of its that are being carried out
-	places  int          // of inside, and the worker: the client's memory is reserved
+	passed  *arena.Memfd // the memory of the client's Place, nil if it has none
+	places  int          // of inside, the worker, and passed: the client's memory is reserved
+}
+
+// A passer is a connection that carries memory to a client on this machine.
+type passer interface {
+	PassMemory(*arena.Memfd) error
 }
 
 // A slot is a buffer for a request.
@@ -100,10 +106,44 @@ func (t *Tenant) Connect(req verbs.ConnRequest) error {
 		return err
 	}
 	w := wire.Welcome{Credits: len(free), Message: messageSize, Time: s.cfg.Time}
+	if p, ok := req.Conn().(passer); ok && installed.Load().portable() {
+		w.Place = t.pass(p)
+	}
 	if err := req.Accept(l.qp, w.Append(nil)); err != nil {
 		t.Disconnect() // the connection is gone, and its watcher will say so
 	}
 	return nil
+}
+
+// pass passes the client memory to hold its objects in, if there is some for it.
+func (t *Tenant) pass(to passer) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.passed == nil && t.places > 0 {
+		return false // it has objects here
+	}
+	if t.passed == nil {
+		if t.enter() != nil {
+			return false // whoever constructs something is told so
+		}
+		fd, err := arena.NewMemfd("polder-place", int(t.server.memory()))
+		if err == nil {
+			if err = fd.SealForGood(); err != nil {
+				fd.Close()
+			}
+		}
+		if err != nil {
+			t.leave()
+			t.server.log("cannot make memory for a client's objects", "error", err)
+			return false
+		}
+		t.passed = fd
+	}
+	if err := to.PassMemory(t.passed); err != nil {
+		t.server.log("cannot pass memory to a client", "error", err)
+		return false
+	}
+	return true
 }
 
 // newLink makes the queues of a connection, and the lane before the first.
@@ -174,11 +214,11 @@ func (t *Tenant) Disconnect() {
 	}
 }
 
-// Busy reports whether there are objects, so that the session is worth keeping.
+// Busy reports whether there are objects, or may be in a Place, so that the session is worth keeping.
 func (t *Tenant) Busy() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.starts || t.objects > 0 || t.worker != nil && t.worker.objects > 0
+	return t.passed != nil || t.starts || t.objects > 0 || t.worker != nil && t.worker.objects > 0
 }
 
 // Close ends the objects. It does not wait for the worker's end, for which
@@ -213,6 +253,16 @@ func (t *Tenant) free() {
 		t.inside = nil
 		t.server.counts.objects.Add(-int64(t.objects))
 		t.objects = 0
+		t.leave()
+	}
+	if t.passed != nil {
+		// The client's lease has been revoked: it believes nothing that it
+		// reads there now.
+		if err := t.passed.Punch(0, t.passed.Size()); err != nil {
+			t.server.log("cannot take back memory that was passed", "error", err)
+		}
+		t.passed.Close()
+		t.passed = nil
 		t.leave()
 	}
 	if t.lane != nil {
@@ -255,7 +305,8 @@ func (l *link) receive(i int) error { return l.qp.PostRecv(l.recvs[i : i+1]...) 
 // outbox collects replies, so that those of requests that have come together
 // go out with one doorbell.
 type outbox struct {
-	l     *link // that they go over
+	l     *link             // that they go over
+	wcs   [credits]verbs.WC // of whoever fills it
 	recvs [credits]verbs.RecvWR
 	sends [credits]verbs.SendWR
 	n     int
@@ -284,15 +335,14 @@ func (o *outbox) flush() {
 
 // complete is the completion handler.
 func (l *link) complete(cq verbs.CQ) {
-	var wcs [credits]verbs.WC
 	out := outboxes.Get().(*outbox)
 	defer outboxes.Put(out)
 	for {
-		n := cq.Poll(wcs[:])
+		n := cq.Poll(out.wcs[:])
 		if n == 0 {
 			return
 		}
-		for _, wc := range wcs[:n] {
+		for _, wc := range out.wcs[:n] {
 			switch {
 			case wc.Status != verbs.StatusSuccess:
 				// The queue pair has failed, and the client will find out.
@@ -359,6 +409,8 @@ func (t *Tenant) begin(i int, out *outbox) {
 	switch {
 	case err != nil:
 		err = &refusal{wire.Malformed, err.Error()}
+	case req.Verb == wire.Construct && t.passed != nil:
+		err = refuse(wire.Unknown, "no component %q, and the others' objects belong into the memory that was passed", req.Key)
 	case req.Verb == wire.Construct && (*installed.Load())[string(req.Key)].Bounded:
 		if err = t.open(); err == nil {
 			t.carryOut(i, out)
@@ -497,8 +549,7 @@ func (t *Tenant) reply(i, n int, out *outbox) {
 	t.server.counts.requests.Add(1)
 	l := t.link
 	if s.link != l || l == nil {
-		t.drop(s)
-		t.mu.Unlock()
+		t.undeliver(i, n, out)
 		return
 	}
 	s.state = idle
@@ -507,6 +558,30 @@ func (t *Tenant) reply(i, n int, out *outbox) {
 	reply := s.reply
 	t.mu.Unlock()
 	out.add(l, i, reply)
+}
+
+// undeliver deals with a reply of n bytes that nobody waits for any more. An
+// object that nobody knows of is destructed.
+//
+// Preconditions: t.mu is held. It is released.
+func (t *Tenant) undeliver(i, n int, out *outbox) {
+	s := &t.slots[i]
+	var r wire.Reply
+	if s.verb == wire.Construct && r.Decode(t.lane.reply(s.reply)[:n]) == nil && r.Status == wire.OK {
+		destruct := wire.Request{Verb: wire.Destruct, Object: r.Object, Time: t.server.cfg.Time}
+		s.verb, s.size = wire.Destruct, len(destruct.Append(t.lane.request(i)[:0]))
+		switch number := uint32(r.Object >> 32); {
+		case t.inside != nil && number == t.inside.cfg.Number:
+			t.carryOut(i, out)
+			return
+		case t.worker != nil && number == t.worker.number:
+			t.give(i)
+			t.mu.Unlock()
+			return
+		}
+	}
+	t.drop(s)
+	t.mu.Unlock()
 }
 
 // drop makes a slot idle whose request nobody waits for any more.

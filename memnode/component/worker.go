@@ -1,6 +1,7 @@
 package component
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"runtime/debug"
@@ -22,8 +23,9 @@ import (
 type worker struct {
 	set    Set
 	cfg    workerConfig
-	lane   *lane
+	lane   *lane // nil in a Place
 	budget *budget
+	region *region // where objects have their memory; nil: each by itself
 
 	reading sync.Mutex // held by who waits for a record
 	pending []byte     // guarded by reading: records that have been read
@@ -40,15 +42,17 @@ type held struct {
 	env *Env
 
 	mu     sync.Mutex // held while it is called
-	object Object     // nil: lost, or gone
-	lost   bool
+	call   Call       // guarded by mu
+	object Object     // guarded by mu; nil: lost, or gone
+	lost   bool       // guarded by mu
 }
 
 func newWorker(set Set, cfg workerConfig, l *lane, own *atomic.Int64) *worker {
-	return &worker{
-		set: set, cfg: cfg, lane: l, budget: &budget{limit: cfg.Memory, all: l.used(), own: own},
-		objects: make(map[uint64]*held),
+	w := &worker{set: set, cfg: cfg, lane: l, objects: make(map[uint64]*held)}
+	if l != nil {
+		w.budget = &budget{limit: cfg.Memory, all: l.used(), own: own}
 	}
+	return w
 }
 
 // serve executes requests until the node hangs up.
@@ -128,7 +132,8 @@ func (w *worker) do(slot, buffer, n int) int {
 	err := req.Decode(w.lane.request(slot)[:n])
 	room := min(int(req.Room), len(out)-wire.ReplyHeader)
 	if err == nil {
-		reply.Object, data, err = w.carryOut(slot, &req, out[wire.ReplyHeader:wire.ReplyHeader:wire.ReplyHeader+room])
+		deadline := time.Now().Add(req.Time)
+		reply.Object, data, err = w.carryOut(slot, &req, deadline, out[wire.ReplyHeader:wire.ReplyHeader:wire.ReplyHeader+room])
 		if err == nil && len(data) > room {
 			err = ErrTooLarge
 		}
@@ -160,10 +165,11 @@ func refuse(s wire.Status, format string, args ...any) error {
 }
 
 func statusOf(err error) wire.Status {
+	if err == nil { // fast path
+		return wire.OK
+	}
 	var r *refusal
 	switch {
-	case err == nil:
-		return wire.OK
 	case errors.As(err, &r):
 		return r.status
 	case errors.Is(err, ErrNotFound):
@@ -181,10 +187,17 @@ func statusOf(err error) wire.Status {
 }
 
 // carryOut does what r says, with every object that it names to itself.
-func (w *worker) carryOut(slot int, r *wire.Request, out []byte) (object uint64, data []byte, err error) {
-	call := Call{deadline: time.Now().Add(r.Time)}
-	var named [3]*held
-	locked := named[:0]
+func (w *worker) carryOut(slot int, r *wire.Request, deadline time.Time, out []byte) (object uint64, data []byte, err error) {
+	if w.lane != nil {
+		running := w.lane.running(slot)
+		defer running.Store(0)
+	}
+	if r.Others == [2]uint64{} && r.Verb != wire.Construct { // fast path
+		data, err = w.carryOutAlone(slot, r, deadline, out)
+		return 0, data, err
+	}
+	call := Call{deadline: deadline}
+	var locked []*held
 	var target *held
 	for i, id := range [...]uint64{r.Object, r.Others[0], r.Others[1]} {
 		if id == 0 {
@@ -201,22 +214,16 @@ func (w *worker) carryOut(slot int, r *wire.Request, out []byte) (object uint64,
 			locked = append(locked, h)
 		}
 	}
-	if len(locked) > 1 {
-		slices.SortFunc(locked, func(a, b *held) int {
-			if a.id < b.id {
-				return -1
-			}
-			return 1
-		})
-	}
+	slices.SortFunc(locked, func(a, b *held) int { return cmp.Compare(a.id, b.id) })
 	for _, h := range locked {
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		if h.lost && !(h == target && r.Verb == wire.Destruct) {
-			return 0, nil, refuse(wire.Lost, "object %#x was lost when its component panicked", h.id)
+		verb := r.Verb
+		if h != target {
+			verb = wire.Read
 		}
-		if h.object == nil && !h.lost {
-			return 0, nil, refuse(wire.NoObject, "there is no object %#x", h.id)
+		if err := h.usable(verb); err != nil {
+			return 0, nil, err
 		}
 	}
 	for i, id := range r.Others {
@@ -227,17 +234,68 @@ func (w *worker) carryOut(slot int, r *wire.Request, out []byte) (object uint64,
 	if call.Expired() {
 		return 0, nil, ErrExpired
 	}
-	w.lane.running(slot).Store(1)
-	defer w.lane.running(slot).Store(0)
-	switch r.Verb {
-	case wire.Construct:
+	if r.Verb == wire.Construct {
+		w.begin(slot)
 		object, err = w.construct(r, &call)
-	case wire.Destruct:
-		w.remove(target)
-	default:
-		data, err = target.call(r, &call, out)
+		return object, nil, err
 	}
-	return object, data, err
+	data, err = w.perform(slot, r, target, &call, out)
+	return 0, data, err
+}
+
+// carryOutAlone is carryOut of what needs no object but the one that it asks.
+//
+// Hot path: it does not allocate.
+func (w *worker) carryOutAlone(slot int, r *wire.Request, deadline time.Time, out []byte) ([]byte, error) {
+	h := w.find(r.Object)
+	if h == nil {
+		return nil, refuse(wire.NoObject, "there is no object %#x", r.Object)
+	}
+	waited := !h.mu.TryLock()
+	if waited {
+		h.mu.Lock()
+	}
+	defer h.mu.Unlock()
+	if err := h.usable(r.Verb); err != nil {
+		return nil, err
+	}
+	h.call = Call{deadline: deadline}
+	if (waited || r.Time == 0) && h.call.Expired() {
+		return nil, ErrExpired
+	}
+	return w.perform(slot, r, h, &h.call, out)
+}
+
+// begin says that the request in a slot runs now.
+func (w *worker) begin(slot int) {
+	if w.lane != nil {
+		w.lane.running(slot).Store(1)
+	}
+}
+
+// perform does what r says with h.
+//
+// Preconditions: h.mu is held; h is usable.
+func (w *worker) perform(slot int, r *wire.Request, h *held, c *Call, out []byte) ([]byte, error) {
+	w.begin(slot)
+	if r.Verb == wire.Destruct {
+		w.remove(h)
+		return nil, nil
+	}
+	return h.carryOut(r, c, out)
+}
+
+// usable is why h cannot be asked to do something, or nil.
+//
+// Preconditions: h.mu is held.
+func (h *held) usable(v wire.Verb) error {
+	switch {
+	case h.lost && v != wire.Destruct:
+		return refuse(wire.Lost, "object %#x was lost when its component panicked", h.id)
+	case h.object == nil && !h.lost:
+		return refuse(wire.NoObject, "there is no object %#x", h.id)
+	}
+	return nil
 }
 
 func (w *worker) find(id uint64) *held {
@@ -262,7 +320,7 @@ func (w *worker) construct(r *wire.Request, c *Call) (id uint64, err error) {
 	if construct == nil {
 		return 0, refuse(wire.Unknown, "this node has no component %q", r.Key)
 	}
-	h := &held{env: newEnv(w.budget)}
+	h := &held{env: newEnv(w.budget, w.region)}
 	w.mu.Lock()
 	if len(w.objects) >= w.cfg.Objects {
 		w.mu.Unlock()
@@ -292,10 +350,10 @@ func (w *worker) construct(r *wire.Request, c *Call) (id uint64, err error) {
 	return h.id, nil
 }
 
-// call passes a request to the object.
+// carryOut passes a request to the object.
 //
 // Preconditions: h.mu is held.
-func (h *held) call(r *wire.Request, c *Call, out []byte) (data []byte, err error) {
+func (h *held) carryOut(r *wire.Request, c *Call, out []byte) (data []byte, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			// Who knows what state it is in.

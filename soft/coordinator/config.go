@@ -33,6 +33,10 @@ type Config struct {
 	// 64.
 	MaxClients, MaxClientsPerUser int
 
+	// MaxMessages is how many messages a client may send in a second. Default
+	// 10000: many times what giving all its memory back at once takes.
+	MaxMessages int
+
 	// MinShare is what each client can keep whatever the others claim to
 	// gain: that fraction of an even share, as far as it uses it. Default
 	// 0.25.
@@ -81,13 +85,14 @@ func (c *Config) complete() error {
 	if c.Reserve < 0 || c.Reserve >= m.Total {
 		return fmt.Errorf("the reserve is %d bytes: want less than the host's %d", c.Reserve, m.Total)
 	}
-	if c.Max < 0 || c.MaxPerUser < 0 || c.MaxClients < 0 || c.MaxClientsPerUser < 0 {
+	if c.Max < 0 || c.MaxPerUser < 0 || c.MaxClients < 0 || c.MaxClientsPerUser < 0 || c.MaxMessages < 0 {
 		return errors.New("a limit is negative")
 	}
 	setDefault(&c.Max, m.Total)
 	setDefault(&c.MaxPerUser, c.Max)
 	setDefault(&c.MaxClients, 1024)
 	setDefault(&c.MaxClientsPerUser, 64)
+	setDefault(&c.MaxMessages, 10000)
 	setDefault(&c.MinShare, 0.25)
 	setDefault(&c.MaxWeight, 1)
 	setDefault(&c.Deadline, 250*time.Millisecond)

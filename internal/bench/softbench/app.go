@@ -2,10 +2,12 @@ package softbench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"strconv"
 	"time"
 
@@ -15,39 +17,49 @@ import (
 
 // The wall-clock run is the host in virtual time with real processes, soft
 // heaps and a coordinator in place of simulated ones: the same applications
-// make the same requests. As segments are of 2 MiB, objects are four times as
+// make the same requests. As segments are of 2 MiB, objects are sixteen times as
 // large, and so is the memory.
 const (
-	larger     = 4
+	larger     = 16
 	wallMemory = larger * vhost.Memory
 )
 
 // wallEvery is how often an application says how it is doing.
 const wallEvery = 500 * time.Millisecond
 
-// shop is an application with its caches in a soft heap.
+// shop is an application whose services have a soft heap each.
 type shop struct {
 	app    *vhost.App
-	heap   *soft.Heap
 	second float64 // of time, for a second of work
+	heaps  []*soft.Heap
 	maps   []*soft.Map[int32, []byte]
 	buf    []byte
-	depth  int // of reconstructors that ask for more
 }
 
-func newShop(app *vhost.App, h *soft.Heap, faster float64) (*shop, error) {
-	s := &shop{app: app, heap: h, second: 1 / (app.Cores() * faster)}
+func newShop(app *vhost.App, socket string, faster float64) (*shop, error) {
+	s := &shop{app: app, second: 1 / (app.Cores() * faster)}
 	for _, v := range app.Services {
+		h, err := soft.Open(soft.Config{Budget: soft.MinBudget, Max: wallMemory, Coordinator: socket, Name: v.Name, Workers: 1, Logger: quiet})
+		if err != nil {
+			return nil, errors.Join(err, s.close())
+		}
+		s.heaps = append(s.heaps, h)
 		m, err := soft.NewMap(h, soft.MapConfig[int32, []byte]{})
 		if err != nil {
-			return nil, err
+			return nil, errors.Join(err, s.close())
 		}
 		s.maps = append(s.maps, m)
-		for _, n := range v.Sizes {
-			s.buf = make([]byte, max(len(s.buf), int(n)*larger))
-		}
+		s.buf = make([]byte, max(len(s.buf), int(slices.Max(v.Sizes))*larger))
 	}
 	return s, nil
+}
+
+func (s *shop) close() error {
+	var errs []error
+	for _, h := range s.heaps {
+		errs = append(errs, h.Close())
+	}
+	return errors.Join(errs...)
 }
 
 // get is a vhost.Getter: time of rebuilding is accounted, not spent.
@@ -56,13 +68,9 @@ func (s *shop) get(v *vhost.Service, k int32, nested func() float64) float64 {
 	if _, ok := m.Append(s.buf[:0], k); ok {
 		return 0
 	}
-	s.depth++
 	cost := v.Rebuild(nested)
-	s.depth--
 	d := time.Duration(cost * s.second * 1e9)
-	if s.depth == 0 { // the others are a part of it
-		s.heap.Rebuilt(d)
-	}
+	s.heaps[v.Number].Rebuilt(d)
 	_ = m.SetCost(k, s.buf[:v.Sizes[k]*larger], d) // there may be no memory
 	return cost
 }
@@ -91,15 +99,12 @@ func appWorker(ctx context.Context, out io.Writer, args []string) error {
 		return err
 	}
 	runtime.GOMAXPROCS(1) // there is one worker, and each has a segment open
-	h, err := soft.Open(soft.Config{Budget: soft.MinBudget, Max: wallMemory, Coordinator: args[0], Name: apps[i].Name, Workers: 1, Logger: quiet})
+	s, err := newShop(apps[i], args[0], faster)
 	if err != nil {
 		return err
 	}
-	defer h.Close()
-	s, err := newShop(apps[i], h, faster)
-	if err != nil {
-		return err
-	}
+	defer s.close()
+
 	r := rand.New(rand.NewPCG(11, uint64(i)))
 	begin := time.Now()
 	due, say := begin, begin.Add(wallEvery)
@@ -109,7 +114,7 @@ func appWorker(ctx context.Context, out io.Writer, args []string) error {
 		spent, needed = spent+took, needed+base
 		due = due.Add(time.Duration(took * s.second * 1e9))
 		if now.After(say) {
-			fmt.Fprintf(out, "point %v %d\n", needed/spent, h.Budget())
+			fmt.Fprintf(out, "point %v\n", needed/spent)
 			spent, needed, say = 0, 0, say.Add(wallEvery)
 		}
 		if now = time.Now(); due.Sub(now) > 2*time.Millisecond {

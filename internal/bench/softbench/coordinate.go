@@ -50,7 +50,10 @@ type contender struct {
 
 // thirds is the static partition: a quarter for each application, and
 // SocialNet's in three for its services.
-var thirds = map[uint64]float64{1: 0.25, 2: 0.25, 3: 0.25, 4: 0.25 / 3, 5: 0.25 / 3, 6: 0.25 / 3}
+var thirds = map[string]float64{
+	"HDSearch": 0.25, "WiredTiger": 0.25, "Storage": 0.25,
+	"SocialNet sessions": 0.25 / 3, "SocialNet timelines": 0.25 / 3, "SocialNet posts": 0.25 / 3,
+}
 
 var contenders = []contender{
 	{"static", func() policy.Policy { return &policy.Static{Shares: thirds} }, false, 48.7},
@@ -72,7 +75,7 @@ func virtual(ctx context.Context, o Options) ([]plot.Panel, error) {
 	if err != nil {
 		return nil, err
 	}
-	best := contender{name: "best fixed partition", make: func() policy.Policy { return &policy.Static{Shares: shares(vhost.BestShares)} }}
+	best := contender{name: "best fixed partition", make: func() policy.Policy { return &policy.Static{Shares: vhost.BestShares} }}
 	list := append([]contender{best}, contenders...)
 	results := make([]vhost.Result, len(list))
 	errs := make([]error, len(list))
@@ -126,14 +129,6 @@ func virtual(ctx context.Context, o Options) ([]plot.Panel, error) {
 // published is how long Midas takes to reach its equilibrium.
 const published = 20 * time.Minute
 
-func shares(list []float64) map[uint64]float64 {
-	m := make(map[uint64]float64)
-	for i, v := range list {
-		m[uint64(i+1)] = v
-	}
-	return m
-}
-
 // lineOf is a series to plot, smoothed over ten points, with the time of the
 // applications, which goes faster than that of the points.
 func lineOf(name string, series []vhost.Point, faster float64) plot.Line {
@@ -156,18 +151,17 @@ func lineOf(name string, series []vhost.Point, faster float64) plot.Line {
 // are not. Requests come that much faster than in virtual time, so that the
 // caches are warm within the run.
 func wallClock(ctx context.Context, o Options) (plot.Panel, error) {
-	length, faster := 60*time.Second, 30.0
+	length, faster := 2*time.Minute, 15.0
 	list := []contender{
 		{name: "best fixed partition", make: func() policy.Policy { return &policy.Static{Shares: wallShares()} }},
-		{name: "even", make: func() policy.Policy { return policy.Even{} }},
 		{name: "cliffhanger", make: func() policy.Policy { return &policy.Cliffhanger{} }},
 		{name: "hill climbing", make: func() policy.Policy { return &policy.HillClimbing{} }},
 		{name: "curves", make: func() policy.Policy { return &policy.Curves{} }},
 	}
 	panel := plot.Panel{Y: "% of ideal, real processes"}
 	if o.Short {
-		length, faster = 10*time.Second, 90
-		list = []contender{list[0], list[4]}
+		length, faster = 10*time.Second, 40
+		list = []contender{list[0], list[3]}
 	}
 	var best []vhost.Point
 	for i, c := range list {
@@ -186,7 +180,7 @@ func wallClock(ctx context.Context, o Options) (plot.Panel, error) {
 		if err := o.Printer.Print(row); err != nil {
 			return panel, err
 		}
-		at, ok := vhost.Reaches(series, best, 0.95, 2*time.Second)
+		at, ok := vhost.Reaches(series, best, 0.95, 4*time.Second)
 		if i == 0 || !ok {
 			continue
 		}
@@ -198,12 +192,14 @@ func wallClock(ctx context.Context, o Options) (plot.Panel, error) {
 	return panel, nil
 }
 
-// wallShares is the best fixed partition by application, each of which has one
-// heap for its services.
-func wallShares() map[uint64]float64 {
-	m := make(map[uint64]float64)
-	for i, v := range vhost.BestShares {
-		m[uint64(min(i+1, 4))] += v // the last three are SocialNet's
+// wallShares is the best fixed partition with what a heap has open or keeps
+// free besides.
+func wallShares() map[string]float64 {
+	const overhead = 10. * mib / wallMemory
+	m := make(map[string]float64)
+	left := 1 - overhead*float64(len(vhost.BestShares))
+	for name, v := range vhost.BestShares {
+		m[name] = v*left + overhead
 	}
 	return m
 }
@@ -231,22 +227,30 @@ func wallClockPolicy(ctx context.Context, o Options, p policy.Policy, length tim
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, c.Close()) }()
-	const apps = 4
-	workers := make([]*worker, apps)
-	for i := range workers {
+	apps, err := vhost.Apps()
+	if err != nil {
+		return nil, err
+	}
+	workers := make([]*worker, len(apps))
+	clients := 0
+	for i, a := range apps {
 		w, err := o.start("app", socket, strconv.Itoa(i), length.String(), strconv.FormatFloat(faster, 'g', -1, 64))
 		if err != nil {
 			return nil, err
 		}
 		defer w.stop()
 		workers[i] = w
-		for c.Stats().Clients <= i { // the others come later: numbers are in this order
-			select {
-			case <-ctx.Done():
-				return nil, ctx.Err()
-			case <-w.p.Done():
-				return nil, fmt.Errorf("an application has ended: %w", w.p.Err())
-			case <-time.After(time.Millisecond):
+		clients += len(a.Services)
+	}
+	for c.Stats().Clients < clients {
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(time.Millisecond):
+		}
+		for _, w := range workers {
+			if err := w.p.Err(); err != nil {
+				return nil, fmt.Errorf("an application has ended: %w", err)
 			}
 		}
 	}
@@ -258,13 +262,11 @@ func wallClockPolicy(ctx context.Context, o Options, p policy.Policy, length tim
 			if err != nil {
 				return nil, err
 			}
-			var v float64
-			var budget int64
-			if _, err := fmt.Sscan(s, &v, &budget); err != nil {
+			v, err := strconv.ParseFloat(s, 64)
+			if err != nil {
 				return nil, fmt.Errorf("a worker says %q: %w", s, err)
 			}
-			series[i].Throughput += v / apps
-			series[i].Memory += budget
+			series[i].Throughput += v / float64(len(apps))
 		}
 	}
 	return series, ctx.Err()

@@ -63,6 +63,7 @@ type point struct {
 	ops        float64 // a second
 	p99        float64 // microseconds
 	soft, free int64
+	granted    int64 // of which soft is in use
 }
 
 // groupSensor is a host of the size of the control group.
@@ -107,7 +108,7 @@ func (p *pressure) run(ctx context.Context, o Options) (err error) {
 				return
 			}
 			var x point
-			if _, err := fmt.Sscan(s, &x.ops, &x.p99, &x.soft); err != nil {
+			if _, err := fmt.Sscan(s, &x.ops, &x.p99, &x.soft, &x.granted); err != nil {
 				continue
 			}
 			m, _ := host.Read()
@@ -177,6 +178,7 @@ func (p *pressure) run(ctx context.Context, o Options) (err error) {
 		}
 		after = p.between(time.Since(begin)-p.calm/2, time.Since(begin))
 		after.recovery = p.recovered(released, 0.9*before.ops)
+		after.regrant = p.regranted(released, after.granted*9/10)
 		return during, after, nil
 	}
 	size := p.limit - p.reserve - 160*mib
@@ -210,6 +212,8 @@ type summary struct {
 	mostSoft  int64
 	leastFree int64
 	rate      float64       // at which the antagonist allocated, GiB/s
+	granted   int64         // at most
+	regrant   time.Duration // until the memory could be used again
 	recovery  time.Duration // until the throughput was back
 }
 
@@ -227,6 +231,7 @@ func (p *pressure) between(from, to time.Duration) (s summary) {
 		s.p99 = max(s.p99, x.p99)
 		s.leastSoft, s.mostSoft = min(s.leastSoft, x.soft), max(s.mostSoft, x.soft)
 		s.leastFree = min(s.leastFree, x.free)
+		s.granted = max(s.granted, x.granted)
 	}
 	s.ops /= max(n, 1)
 	return s
@@ -248,6 +253,19 @@ func (p *pressure) recovered(from time.Duration, level float64) time.Duration {
 		}
 		if sum/window >= level {
 			return p.points[i].at - from
+		}
+	}
+	return 0
+}
+
+// regranted is how long after from so much memory may be used again; 0 if it
+// never may.
+func (p *pressure) regranted(from time.Duration, bytes int64) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, x := range p.points {
+		if x.at > from && x.granted >= bytes {
+			return x.at - from
 		}
 	}
 	return 0
@@ -275,6 +293,7 @@ func (p *pressure) plot(o Options) error {
 			{Y: "µs", Log: true, Lines: []plot.Line{line("p99", func(x point) float64 { return x.p99 })}},
 			{Y: "MiB", Lines: []plot.Line{
 				line("soft memory", func(x point) float64 { return float64(x.soft) / mib }),
+				line("granted", func(x point) float64 { return float64(x.granted) / mib }),
 				line("free memory", func(x point) float64 { return float64(x.free) / mib }),
 				line("the reserve", func(point) float64 { return float64(p.reserve) / mib }),
 			}},
@@ -301,8 +320,11 @@ func (p *pressure) print(o Options, kills int, st coordinator.Stats, before summ
 		if x.rate > 0 {
 			print(row(x.name, "allocates", x.rate, "GiB/s"))
 		}
+		if x.regrant > 0 {
+			print(row(x.name, "memory is back in", x.regrant.Seconds(), "s"))
+		}
 		if x.recovery > 0 {
-			print(row(x.name, "recovers in", x.recovery.Seconds(), "s"))
+			print(row(x.name, "throughput is back in", x.recovery.Seconds(), "s"))
 		}
 	}
 	print(row("in all", "given back", float64(st.Cooperative)*2, "MiB"))

@@ -228,7 +228,7 @@ func (s *sim) report() []policy.App {
 			c := v.sampler.Curve()
 			v.sampler.Advance(0, 0.995)
 			out = append(out, policy.App{
-				ID: uint64(len(out) + 1), Weight: 1,
+				ID: uint64(len(out) + 1), Name: v.Name, Weight: 1,
 				Memory: v.cache.capacity, Used: v.cache.used, Max: 2 * Memory,
 				Min:  Memory / 400,
 				Hits: v.hits, Misses: v.misses, Victims: v.victims,
