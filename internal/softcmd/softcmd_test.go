@@ -69,7 +69,7 @@ func until(t *testing.T, what string, f func() bool) {
 	t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	for deadline := time.Now().Add(30 * time.Second); !f(); <-tick.C {
+	for deadline := time.Now().Add(time.Minute); !f(); <-tick.C {
 		if time.Now().After(deadline) {
 			t.Fatalf("waited in vain until %s", what)
 		}
