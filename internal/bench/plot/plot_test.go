@@ -75,7 +75,7 @@ func TestEventsAreDots(t *testing.T) {
 	got := draw(t, Chart{X: "seconds", Panels: []Panel{
 		{Y: "ms", Lines: []Line{{Name: "pauses", Dots: true, Points: []Point{{0.1, 3}, {5, 4}, {9, 1}}}}},
 	}})
-	if n := strings.Count(got, "h0M")+strings.Count(got, `h0"`); n != 3 || strings.Contains(got, "<polyline") {
+	if n := strings.Count(got, "h0M") + strings.Count(got, `h0"`); n != 3 || strings.Contains(got, "<polyline") {
 		t.Errorf("%d dots, want 3 and no line:\n%s", n, got)
 	}
 	if strings.Count(got, ">0<") != 2 || strings.Contains(got, ">-0<") {
