@@ -146,7 +146,7 @@ func (tr *trouble) excuses(err error) bool {
 	case faults:
 		return errors.Is(err, errFault) || errors.As(err, &corrupt)
 	case cuts, kills: // until there is a connection again
-		return errors.Is(err, pool.ErrNodeGone)
+		return errors.Is(err, pool.ErrNodeGone) || errors.Is(err, pool.ErrTimeout)
 	}
 	return false // a lost segment is not in the way of others
 }
