@@ -23,8 +23,8 @@ type shard struct {
 	closed  bool
 	id      int // its number in the map; immutable
 
-	heads    []head // what FetchHeads has read of late
-	nextHead int    // the one to forget next
+	heads    []head   // what FetchHeads has read of late
+	nextHead int      // the one to forget next
 	_        [56]byte // whole lines: see memory_unsafe.go
 }
 
