@@ -77,7 +77,7 @@ type logSegment struct {
 
 	// The rest is for objects of pointers.
 	phase atomic.Uint32 // of the pass that empties it
-	freed atomic.Uint64 // the epoch in which an object in it was last freed
+	freed atomic.Int64  // the epoch in which an object in it was last freed
 }
 
 // kind is what a segment of the local logs holds.
@@ -283,42 +283,19 @@ func (l *logs) place(ol *openLog, n int, c claim) (entry, uint64, bool) {
 		}
 		ol.lent = false
 	}
-	pad := 0
-	if ol.seg >= 0 && ol.kind != entries {
-		pad = linePad(l.segs[ol.seg].used, n)
-	}
-	if ol.seg < 0 || l.segs[ol.seg].used+pad+n > l.segSize {
+	if ol.seg < 0 || l.segs[ol.seg].used+n > l.segSize {
 		s, ok := l.take(c, ol.kind)
 		if !ok {
 			return nil, 0, false
 		}
 		l.seal(ol)
-		ol.seg, ol.lent, pad = s, c == forScope, 0
+		ol.seg, ol.lent = s, c == forScope
 	}
 	s := &l.segs[ol.seg]
 	off := ol.seg*l.segSize + s.used
-	if pad > 0 {
-		o := object(l.mem[off:])
-		atomic.StoreUint64(o.tail(), 0)
-		o.setHead(objectHead(0, pad-objectHeader))
-		s.used += pad
-		off += pad
-	}
 	s.used += n
 	s.live.Add(int64(n))
 	return entry(l.mem[off : off+n : off+n]), uint64(off) / unit, true
-}
-
-// linePad is how much to leave free at off for an object that takes n bytes, so
-// that its header does not end where a cache line does: DerefMut looks at the
-// header, and who comes for the beginning of the object would need two lines for
-// that. It is not worth more than a fifteenth of the memory.
-func linePad(off, n int) int {
-	const line = 64
-	if off%line == line-objectHeader && n > line && n%line != line-objectHeader {
-		return objectHeader
-	}
-	return 0
 }
 
 // intact reports whether all is there that is set aside.

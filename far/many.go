@@ -8,6 +8,8 @@ import (
 
 // asked is what GetMany needs beside the flights of a batch.
 type asked struct {
+	keys        func(i int) []byte
+	fn          func(i int, e Entry, err error)
 	led, joined []int  // the keys of the flights
 	rest        []int  // keys that take the long way
 	value       []byte // a copy of a local one
@@ -22,37 +24,45 @@ type asked struct {
 // afterwards if that is likely to pay. Several calls at a time read the same
 // entry twice at the most.
 func (m *ByteMap) GetMany(ctx context.Context, keys [][]byte, fn func(i int, e Entry, err error)) {
+	m.getMany(ctx, len(keys), func(i int) []byte { return keys[i] }, fn)
+}
+
+// getMany is GetMany of n keys. What keys returns is valid until it is called again.
+func (m *ByteMap) getMany(ctx context.Context, n int, keys func(i int) []byte, fn func(i int, e Entry, err error)) {
 	if err := m.h.begin(); err != nil {
-		for i := range keys {
+		for i := range n {
 			fn(i, Entry{}, err)
 		}
 		return
 	}
 	defer m.h.end()
 	b := m.newBatch()
-	for i, key := range keys {
-		b.left = len(keys) - i
-		b.get(ctx, i, key, keys, fn)
+	t := &b.asked
+	t.keys, t.fn = keys, fn
+	for i := range n {
+		b.left = n - i
+		b.get(ctx, i)
 	}
-	b.answer(ctx, keys, fn)
-	for _, i := range b.asked.rest {
-		e, err := m.Get(ctx, keys[i], b.asked.value[:0])
+	b.answer(ctx)
+	for _, i := range t.rest {
+		e, err := m.Get(ctx, keys(i), t.value[:0])
 		if err == nil {
-			b.asked.value = e.Value
+			t.value = e.Value
 		}
 		fn(i, e, err)
 	}
-	b.asked.rest = b.asked.rest[:0]
-	if cap(b.asked.value) > maxPiece {
-		b.asked.value = nil
+	t.rest, t.keys, t.fn = t.rest[:0], nil, nil
+	if cap(t.value) > maxPiece {
+		t.value = nil
 	}
 	b.end()
 }
 
 // get answers the key of number i if that takes no read of the store, and otherwise
 // sees to it that it is answered.
-func (b *batch) get(ctx context.Context, i int, key []byte, keys [][]byte, fn func(i int, e Entry, err error)) {
+func (b *batch) get(ctx context.Context, i int) {
 	m, t := b.m, &b.asked
+	key := t.keys(i)
 	hs := m.hash(key)
 	sh := m.shard(hs)
 	for {
@@ -67,7 +77,11 @@ func (b *batch) get(ctx context.Context, i int, key []byte, keys [][]byte, fn fu
 			t.value = append(t.value[:0], e.value()...)
 			sh.mu.Unlock()
 			ent.Value = t.value
-			fn(i, ent, nil)
+			t.fn(i, ent, nil)
+			return
+		case st == remote && ctx == NoWait && !sh.closed:
+			sh.mu.Unlock()
+			t.fn(i, Entry{}, ErrWouldBlock)
 			return
 		case st != remote || ctx.Err() != nil:
 			sh.mu.Unlock()
@@ -77,34 +91,34 @@ func (b *batch) get(ctx context.Context, i int, key []byte, keys [][]byte, fn fu
 		led := len(b.led)
 		busy, ok := b.board(sh, hs, p, wantsBytes, len(key))
 		sh.mu.Unlock()
-		switch {
-		case !ok:
-			b.answer(ctx, keys, fn)
-			b.closeBlock()
-			select {
-			case <-busy:
-			case <-ctx.Done():
+		if ok {
+			if len(b.led) > led {
+				t.led = append(t.led, i)
+			} else {
+				t.joined = append(t.joined, i)
 			}
-			continue
-		case len(b.led) > led:
-			t.led = append(t.led, i)
-		default:
-			t.joined = append(t.joined, i)
+			break
 		}
-		if b.full() {
-			b.answerLed(ctx, keys, fn)
+		b.answer(ctx)
+		b.closeBlock()
+		select {
+		case <-busy:
+		case <-ctx.Done():
 		}
-		return
+		key = t.keys(i)
+	}
+	if b.full() {
+		b.answerLed(ctx)
 	}
 }
 
 // answer makes the flights of the batch and waits for those that were joined.
-func (b *batch) answer(ctx context.Context, keys [][]byte, fn func(i int, e Entry, err error)) {
-	b.answerLed(ctx, keys, fn)
+func (b *batch) answer(ctx context.Context) {
+	b.answerLed(ctx)
 	t := &b.asked
 	for k, f := range b.joined {
 		i := t.joined[k]
-		if err := f.wait(ctx); err != nil || !b.deliver(f, i, keys[i], fn) {
+		if err := f.wait(ctx); err != nil || !b.deliver(f, i) {
 			t.rest = append(t.rest, i)
 		}
 		f.release(b.m.h)
@@ -113,15 +127,14 @@ func (b *batch) answer(ctx context.Context, keys [][]byte, fn func(i int, e Entr
 	b.joined, t.joined = b.joined[:0], t.joined[:0]
 }
 
-func (b *batch) answerLed(ctx context.Context, keys [][]byte, fn func(i int, e Entry, err error)) {
+func (b *batch) answerLed(ctx context.Context) {
 	if len(b.led) == 0 {
 		return
 	}
 	b.lead(ctx)
 	t := &b.asked
 	for k, f := range b.led {
-		i := t.led[k]
-		if !b.deliver(f, i, keys[i], fn) {
+		if i := t.led[k]; !b.deliver(f, i) {
 			t.rest = append(t.rest, i)
 		}
 	}
@@ -129,16 +142,17 @@ func (b *batch) answerLed(ctx context.Context, keys [][]byte, fn func(i int, e E
 	b.release()
 }
 
-// deliver calls fn with what f has brought, and reports whether it could: if not,
+// deliver answers key i with what f has brought, and reports whether it could: if not,
 // the key has to be looked up again.
-func (b *batch) deliver(f *flight, i int, key []byte, fn func(i int, e Entry, err error)) bool {
+func (b *batch) deliver(f *flight, i int) bool {
+	t := &b.asked
 	switch {
-	case f.brings(key):
+	case f.brings(t.keys(i)):
 		ent := f.e.meta()
 		ent.Value = f.e.value()
-		fn(i, ent, nil)
+		t.fn(i, ent, nil)
 	case f.err != nil && !f.mine && !f.corrupt() && !f.seg.gone():
-		fn(i, Entry{}, f.err)
+		t.fn(i, Entry{}, f.err)
 	default:
 		return false
 	}
@@ -185,23 +199,15 @@ func (h *Heap) done(f *flight) {
 // GetMany reads keys, with one read of the store for as many of them as there are
 // buffers for. It sets the value of each that is there, and whether it is, in vs and
 // ok, which are as long as keys. If a key cannot be read it goes on, and returns the
-// errors of those.
+// errors of those. With NoWait, those of far keys are ErrWouldBlock.
 func (m *Map[K, V]) GetMany(ctx context.Context, keys []K, vs []V, ok []bool) error {
 	if len(vs) != len(keys) || len(ok) != len(keys) {
 		return fmt.Errorf("cannot read %d keys of map %q: there is room for %d values and %d answers, want as many", len(keys), m.b.name, len(vs), len(ok))
 	}
 	var errs []error
-	bs, buf := make([][]byte, len(keys)), make([]byte, 0, len(keys)*m.key.size)
-	for i := range keys {
-		if m.key.kind == codecPadded {
-			n := len(buf)
-			buf = encode(&m.key, &keys[i], buf)
-			bs[i] = buf[n:]
-		} else {
-			bs[i] = encode(&m.key, &keys[i], nil)
-		}
-	}
-	m.b.GetMany(ctx, bs, func(i int, e Entry, err error) {
+	var small [smallKey]byte
+	key := func(i int) []byte { return encode(&m.key, &keys[i], small[:0]) }
+	m.b.getMany(ctx, len(keys), key, func(i int, e Entry, err error) {
 		switch ok[i] = false; {
 		case errors.Is(err, ErrNotFound):
 		case err != nil:
@@ -210,7 +216,9 @@ func (m *Map[K, V]) GetMany(ctx context.Context, keys []K, vs []V, ok []bool) er
 			if ok[i] = decode(&m.value, &vs[i], e.Value); !ok[i] {
 				errs = append(errs, m.errMapped(len(e.Value)))
 			}
-			m.settle(bs[i])
+			if m.exclusive {
+				m.settle(key(i))
+			}
 		}
 	})
 	return errors.Join(errs...)

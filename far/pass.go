@@ -21,7 +21,7 @@ type pass struct {
 	number uint64
 	segs   []int
 	what   aim
-	epoch  uint64    // scopes that were open in an earlier one are waited for; 0: no pass
+	epoch  int64     // scopes that were open in an earlier one are waited for; 0: no pass
 	since  time.Time // when the wait began
 
 	// passes counts the beginnings and the ends of passes: it is odd during one.

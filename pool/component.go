@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"polder/memnode/component"
 	"polder/memnode/component/wire"
 )
 
@@ -81,6 +82,7 @@ type Object struct {
 	id        uint64
 	session   uint64 // that it belongs to
 	place     *place // that it is in; nil: at the node
+	placed    component.Placed
 	dead      atomic.Bool
 }
 
@@ -156,11 +158,19 @@ func (o *Object) fail(op string, err error) error {
 
 // call sends a request and appends what it gives to buf.
 func (o *Object) call(ctx context.Context, req wire.Request, buf []byte, repeat bool) ([]byte, error) {
+	req.Object = o.id
+	if o.place != nil {
+		if out, err, ok := o.inPlace(ctx, &req, buf, repeat); ok { // fast path
+			if err != nil {
+				return nil, o.fail(req.Verb.String(), err)
+			}
+			return out, nil
+		}
+	}
 	p := o.node.pool
 	err := p.enter()
 	if err == nil {
 		defer p.leave()
-		req.Object = o.id
 		if o.dead.Load() {
 			err = ErrFreed
 		} else {
@@ -279,9 +289,9 @@ func (n *node) callComponent(ctx context.Context, o *Object, req *wire.Request, 
 		}
 		var out []byte
 		var posted bool
-		if o.place != nil { // fast path
+		if o.place != nil {
 			posted = true
-			out, err = o.place.call(l, deadline, o, req, buf)
+			out, err = o.place.callSlowly(l, deadline, o, req, buf)
 		} else {
 			out, posted, err = l.callNode(ctx, deadline, o, req, buf)
 		}
@@ -304,7 +314,7 @@ func (l *link) callNode(ctx context.Context, deadline time.Time, o *Object, req 
 		return nil, false, err
 	}
 	if req.Verb == wire.Construct && port.place.constructs(o.component) {
-		out, err = port.place.call(l, deadline, o, req, buf)
+		out, err = port.place.callSlowly(l, deadline, o, req, buf)
 		return out, false, err
 	}
 	return port.call(ctx, deadline, o, req, buf)

@@ -282,6 +282,9 @@ func (n *node) publish(l *link, owned []mech.Grant) (lost []*Chunk, unknown []ui
 	n.chunks = kept
 	n.session, n.grace = info.Session, info.Grace
 	n.link = l
+	if n.place != nil && n.place.session == n.session.ID {
+		n.place.link.Store(l)
+	}
 	n.setState(nodeUp, nil)
 	return lost, unknown
 }

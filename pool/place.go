@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"polder/internal/active"
@@ -24,6 +25,7 @@ var portable = component.Set{active.Table: hashtable.Component, active.Vector: v
 type place struct {
 	session uint64
 	objects *component.Place
+	link    atomic.Pointer[link] // the session's latest
 
 	mu     sync.RWMutex // held for reading while objects are called
 	closed bool         // guarded by mu
@@ -61,6 +63,7 @@ func (n *node) receivePlace(ctx context.Context, l *link) (*place, error) {
 		return nil, fmt.Errorf("cannot use the memory that the node has passed: %w", err)
 	}
 	n.place = &place{session: session, objects: objects}
+	n.place.link.Store(l)
 	return n.place, nil
 }
 
@@ -85,36 +88,48 @@ func (p *place) close() {
 	p.objects.Close()
 }
 
-// results are buffers of wire.MaxMessage bytes: components append to what they
-// are given, within its capacity.
-var results = sync.Pool{New: func() any { return new([resultSize]byte) }}
-
-const resultSize = 64<<10 - wire.ReplyHeader // what a message of a node's has room for
-
-// call carries out a request to o, and appends what it gives to buf. It fails
-// with errRetry if the memory is not the client's any more, or the link is dead.
+// inPlace carries out a request to o, which is in this process, or reports false:
+// nothing has happened then, or has to be repeated, and the slow path says why.
 //
-// Hot path: it does not allocate.
-func (p *place) call(l *link, deadline time.Time, o *Object, req *wire.Request, buf []byte) ([]byte, error) {
+// Hot path: it neither blocks, but for those who use the same object, nor
+// allocates.
+func (o *Object) inPlace(ctx context.Context, req *wire.Request, buf []byte, repeat bool) (out []byte, err error, ok bool) {
+	p := o.place
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	if p.closed {
-		return nil, ErrLost
+	l := p.link.Load()
+	if p.closed || l.dead.Load() || o.dead.Load() || ctx.Err() != nil {
+		return nil, nil, false
 	}
+	deadline, _ := ctx.Deadline()
+	out, err = p.call(l, deadline, o, req, buf)
+	if err == errRetry {
+		return nil, ErrOutcomeUnknown, !repeat
+	}
+	return out, err, true
+}
+
+// call carries out a request to o, or constructs it, and appends what it gives to
+// buf. It fails with errRetry if the memory is not the client's any more, or the
+// link is dead.
+//
+// Preconditions: p.mu is held, and p is not closed.
+func (p *place) call(l *link, deadline time.Time, o *Object, req *wire.Request, buf []byte) (out []byte, err error) {
 	select {
 	case <-l.conn.Done():
 		l.node.linkBroke(l) // or it would not show until the keeper sees it
 		return nil, errRetry
 	default:
 	}
-	if req.Size() > resultSize {
-		return nil, fmt.Errorf("%w: a request of %d bytes, want at most %d", ErrTooLarge, req.Size(), resultSize)
+	if req.Size() > component.MaxResult {
+		return nil, fmt.Errorf("%w: a request of %d bytes, want at most %d", ErrTooLarge, req.Size(), component.MaxResult)
 	}
-	r := *req
-	r.Time = time.Hour // the deadline says more
-	scratch := results.Get().(*[resultSize]byte)
-	defer results.Put(scratch)
-	id, data, err := p.objects.Do(&r, deadline, scratch[:0])
+	var made component.Placed
+	if req.Verb == wire.Construct {
+		made, err = p.objects.Construct(req, deadline)
+	} else {
+		out, err = p.objects.Do(o.placed, req, deadline, l.node.pool.cfg.Timeout, buf)
+	}
 	if l.verifier != nil && !l.verifier.Valid() {
 		// What was looked at may have been taken back already.
 		l.node.linkBroke(l)
@@ -124,9 +139,19 @@ func (p *place) call(l *link, deadline time.Time, o *Object, req *wire.Request, 
 		return nil, &ComponentError{Status: component.StatusOf(err), Reason: err.Error()}
 	}
 	if req.Verb == wire.Construct {
-		o.id, o.session, o.place = id, p.session, p
+		o.id, o.session, o.place, o.placed = made.ID(), p.session, p, made
 	}
-	return append(buf, data...), nil
+	return out, nil
+}
+
+// callSlowly is call for who does not hold p.mu.
+func (p *place) callSlowly(l *link, deadline time.Time, o *Object, req *wire.Request, buf []byte) ([]byte, error) {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	if p.closed {
+		return nil, ErrLost
+	}
+	return p.call(l, deadline, o, req, buf)
 }
 
 // constructs reports whether objects of a component are made in p.

@@ -97,7 +97,7 @@ func storeCell(h *Heap, owner uint16, ref uint64, c *cell, val []byte, cost uint
 		binary.LittleEndian.PutUint64(name[:], uint64(large))
 		hd.size, hd.flags, val = 8, flagLarge, name[:]
 	}
-	w, err := h.place(ref, hd, val)
+	w, err := h.place(hd, val)
 	if err != nil {
 		h.larges.drop(large)
 		return 0, false, err

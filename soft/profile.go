@@ -41,7 +41,7 @@ func (p *profiler) remove(x *profile) {
 	p.list = slices.DeleteFunc(p.list, func(y *profile) bool { return x == y })
 }
 
-func (p *profile) hit(hash uint64) { p.hits.add(hash) }
+func (p *profile) hit() { p.hits.add() }
 
 func (p *profile) rebuilt(d time.Duration) {
 	p.rebuilds.Add(1)

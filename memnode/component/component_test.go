@@ -79,6 +79,9 @@ func newWicked(env *component.Env, c *component.Call, params []byte) (component.
 }
 
 func (w *wicked) Read(_ *component.Call, key, out []byte) ([]byte, error) {
+	if string(key) == "panic" {
+		panic("in read")
+	}
 	return append(out, key...), nil
 }
 func (w *wicked) Write(*component.Call, []byte, []byte) error { panic("in write") }
@@ -555,7 +558,7 @@ func TestConnectionsBreakUnderRequests(t *testing.T) {
 func TestRequestsWaitForBuffersOfReplies(t *testing.T) {
 	component.LimitReplies(t, 8)
 	overDrivers(t, func(t *testing.T, s pooltest.Setup) {
-		c := pooltest.NewCluster(t, s, node(10*time.Second))
+		c := pooltest.NewCluster(t, s, node(ample))
 		p := c.Open(pool.Config{}).Pool
 		for _, kind := range []string{"tame", "wicked"} {
 			o := construct(t, p, kind)
@@ -580,14 +583,14 @@ func TestRequestsWaitForBuffersOfReplies(t *testing.T) {
 // not last.
 func TestWhatIsConstructedTooLateIsDestructed(t *testing.T) {
 	overDrivers(t, func(t *testing.T, s pooltest.Setup) {
-		c := pooltest.NewCluster(t, s, node(10*time.Second))
+		c := pooltest.NewCluster(t, s, node(ample))
 		k := c.Open(pool.Config{})
 		keep := construct(t, k.Pool, "wicked") // and with it the session
 		for _, tt := range []struct {
 			kind string
 			cut  bool
 		}{{"wicked", false}, {"tame", false}, {"wicked", true}} {
-			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second) // enough to begin on a busy machine
 			before := c.Nodes[0].Stats().Components.Requests
 			begun := filepath.Join(t.TempDir(), "begun")
 			done := make(chan error, 1)

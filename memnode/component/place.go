@@ -1,6 +1,7 @@
 package component
 
 import (
+	"sync"
 	"time"
 
 	"polder/internal/arena"
@@ -36,15 +37,88 @@ const (
 	maxObjects = 1 << 20
 )
 
-// Do carries out a request, and returns the object that it has constructed, or
-// what has been appended to out, which lies within its capacity. StatusOf tells
-// the status of an error.
-func (p *Place) Do(r *wire.Request, deadline time.Time, out []byte) (object uint64, data []byte, err error) {
-	object, data, err = p.w.carryOut(0, r, deadline, out)
-	if err == nil && len(data) > cap(out) {
-		return 0, nil, ErrTooLarge
+// A Placed is an object in a Place.
+type Placed struct{ h *held }
+
+// ID is how other requests name the object.
+func (o Placed) ID() uint64 { return o.h.id }
+
+// Construct carries out a request to construct an object. StatusOf tells the
+// status of an error, here and with Do.
+func (p *Place) Construct(r *wire.Request, deadline time.Time) (Placed, error) {
+	id, _, err := p.w.carryOut(0, r, deadline, nil)
+	if err != nil {
+		return Placed{}, err
 	}
-	return object, data, err
+	return Placed{p.w.find(id)}, nil
+}
+
+// results are where components append to.
+var results = sync.Pool{New: func() any { return new(result) }}
+
+type result struct {
+	call Call
+	data [MaxResult]byte
+}
+
+// MaxResult is the most bytes that an object in a Place can be given or give.
+const MaxResult = messageSize - wire.RequestHeader
+
+// Do asks o for what r says, which is not Construct, and appends what it gives to
+// buf. It has until the deadline, or if that is zero for limit.
+//
+// Hot path: it does not allocate.
+func (p *Place) Do(o Placed, r *wire.Request, deadline time.Time, limit time.Duration, buf []byte) ([]byte, error) {
+	out := results.Get().(*result)
+	defer results.Put(out)
+	data, err := p.do(o.h, r, deadline, limit, out)
+	switch {
+	case err != nil:
+		return nil, err
+	case len(data) > len(out.data):
+		return nil, ErrTooLarge
+	}
+	return append(buf, data...), nil
+}
+
+func (p *Place) do(h *held, r *wire.Request, deadline time.Time, limit time.Duration, out *result) ([]byte, error) {
+	if r.Others != [2]uint64{} {
+		if deadline.IsZero() {
+			deadline = time.Now().Add(limit)
+		}
+		_, data, err := p.w.carryOut(0, r, deadline, out.data[:0])
+		return data, err
+	}
+	if h.shared && r.Verb == wire.Read {
+		if data, err, ok := h.read(r, deadline, limit, out); ok {
+			return data, err
+		}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err := h.usable(r.Verb); err != nil {
+		return nil, err
+	}
+	out.call = Call{deadline: deadline, limit: limit}
+	return p.w.perform(0, r, h, &out.call, out.data[:0])
+}
+
+// read reads beside others. It reports false if it has panicked: whoever is alone
+// with the object sees to that.
+func (h *held) read(r *wire.Request, deadline time.Time, limit time.Duration, out *result) (data []byte, err error, ok bool) {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	if err := h.usable(r.Verb); err != nil {
+		return nil, err, true
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			ok = false
+		}
+	}()
+	out.call = Call{deadline: deadline, limit: limit}
+	data, err = h.object.Read(&out.call, r.Key, out.data[:0])
+	return data, err, true
 }
 
 // StatusOf is how a request ended that failed with err.

@@ -23,7 +23,7 @@ func newPlace(t *testing.T, size int) *component.Place {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := component.NewPlace(fd, component.Set{active.Table: hashtable.Component, "wicked": {New: newWicked}})
+	p, err := component.NewPlace(fd, component.Set{active.Table: hashtable.Component, "wicked": {New: newWicked, SharedReads: true}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,15 +31,19 @@ func newPlace(t *testing.T, size int) *component.Place {
 	return p
 }
 
-// ask carries out a request in p.
-func ask(p *component.Place, r wire.Request) (uint64, string, error) {
-	object, data, err := p.Do(&r, time.Now().Add(10*time.Second), make([]byte, 0, 1<<16))
-	return object, string(data), err
+// ask carries out a request to o.
+func ask(p *component.Place, o component.Placed, r wire.Request) (string, error) {
+	data, err := p.Do(o, &r, time.Time{}, 10*time.Second, nil)
+	return string(data), err
 }
 
-func constructIn(t *testing.T, p *component.Place, kind string) uint64 {
+func tryConstruct(p *component.Place, kind string) (component.Placed, error) {
+	return p.Construct(&wire.Request{Verb: wire.Construct, Key: []byte(kind)}, time.Now().Add(10*time.Second))
+}
+
+func constructIn(t *testing.T, p *component.Place, kind string) component.Placed {
 	t.Helper()
-	o, _, err := ask(p, wire.Request{Verb: wire.Construct, Key: []byte(kind)})
+	o, err := tryConstruct(p, kind)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,54 +54,53 @@ func constructIn(t *testing.T, p *component.Place, kind string) uint64 {
 func TestWhatAComponentInAPlaceDoesHarmsOnlyItsObject(t *testing.T) {
 	p := newPlace(t, 8<<20)
 	table := constructIn(t, p, active.Table)
-	if _, _, err := ask(p, wire.Request{Verb: wire.Write, Object: table, Key: []byte("key"), Data: []byte("value")}); err != nil {
+	if _, err := ask(p, table, wire.Request{Verb: wire.Write, Key: []byte("key"), Data: []byte("value")}); err != nil {
 		t.Fatal(err)
 	}
 	for _, tt := range []struct {
 		name string
-		ask  func(o uint64) wire.Request
+		ask  wire.Request
 		want wire.Status
 		lost bool
 	}{
-		{"panics", func(o uint64) wire.Request { return wire.Request{Verb: wire.Compute, Op: opPanic, Object: o} }, wire.Panicked, true},
-		{"panics in write", func(o uint64) wire.Request { return wire.Request{Verb: wire.Write, Object: o} }, wire.Panicked, true},
-		{"gives too much", func(o uint64) wire.Request { return wire.Request{Verb: wire.Compute, Op: opOverflow, Object: o} }, wire.TooLarge, false},
-		{"finds nothing", func(o uint64) wire.Request { return wire.Request{Verb: wire.Delete, Object: o} }, wire.NotFound, false},
-		{"is asked of what is not there", func(o uint64) wire.Request {
-			return wire.Request{Verb: wire.Compute, Op: opEcho, Object: o, Others: [2]uint64{o + 1000}}
-		}, wire.NoObject, false},
-		{"takes all of the memory", func(o uint64) wire.Request { return wire.Request{Verb: wire.Compute, Op: opMemory, Object: o} }, wire.OK, false},
+		{"panics", wire.Request{Verb: wire.Compute, Op: opPanic}, wire.Panicked, true},
+		{"panics in write", wire.Request{Verb: wire.Write}, wire.Panicked, true},
+		{"panics beside other readers", wire.Request{Verb: wire.Read, Key: []byte("panic")}, wire.Panicked, true},
+		{"gives too much", wire.Request{Verb: wire.Compute, Op: opOverflow}, wire.TooLarge, false},
+		{"finds nothing", wire.Request{Verb: wire.Delete}, wire.NotFound, false},
+		{"is asked of what is not there", wire.Request{Verb: wire.Compute, Op: opEcho, Others: [2]uint64{1000}}, wire.NoObject, false},
+		{"takes all of the memory", wire.Request{Verb: wire.Compute, Op: opMemory}, wire.OK, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			evil, neighbour := constructIn(t, p, "wicked"), constructIn(t, p, "wicked")
-			if _, _, err := ask(p, tt.ask(evil)); component.StatusOf(err) != tt.want {
+			if _, err := ask(p, evil, tt.ask); component.StatusOf(err) != tt.want {
 				t.Fatalf("the call: got %v, want %q", err, tt.want)
 			}
-			_, out, err := ask(p, wire.Request{Verb: wire.Read, Object: evil, Key: []byte("still there")})
+			out, err := ask(p, evil, wire.Request{Verb: wire.Read, Key: []byte("still there")})
 			if tt.lost != (component.StatusOf(err) == wire.Lost) || !tt.lost && out != "still there" {
 				t.Fatalf("the object: got %q, %v, lost: want %v", out, err, tt.lost)
 			}
-			for o, key := range map[uint64]string{neighbour: "value", table: "key"} {
-				if _, out, err := ask(p, wire.Request{Verb: wire.Read, Object: o, Key: []byte(key)}); err != nil || out != "value" {
+			for o, key := range map[component.Placed]string{neighbour: "value", table: "key"} {
+				if out, err := ask(p, o, wire.Request{Verb: wire.Read, Key: []byte(key)}); err != nil || out != "value" {
 					t.Fatalf("another object: got %q, %v", out, err)
 				}
 			}
-			for _, o := range []uint64{evil, neighbour} {
-				if _, _, err := ask(p, wire.Request{Verb: wire.Destruct, Object: o}); err != nil {
+			for _, o := range []component.Placed{evil, neighbour} {
+				if _, err := ask(p, o, wire.Request{Verb: wire.Destruct}); err != nil {
 					t.Fatal(err)
 				}
 			}
 		})
 	}
 	again := constructIn(t, p, "wicked")
-	if _, out, err := ask(p, wire.Request{Verb: wire.Compute, Op: opMemory, Object: again}); err != nil || binary.LittleEndian.Uint64([]byte(out)) < 6 {
+	if out, err := ask(p, again, wire.Request{Verb: wire.Compute, Op: opMemory}); err != nil || binary.LittleEndian.Uint64([]byte(out)) < 6 {
 		t.Fatalf("what was given back is not to be had: %x MiB, %v", out, err)
 	}
-	_, _, err := ask(p, wire.Request{Verb: wire.Construct, Key: []byte(active.Table)})
+	_, err := tryConstruct(p, active.Table)
 	if !errors.Is(err, component.ErrNoMemory) {
 		t.Fatalf("a place that is full: got %v, want %v", err, component.ErrNoMemory)
 	}
-	if _, _, err := ask(p, wire.Request{Verb: wire.Construct, Key: []byte("nothing")}); component.StatusOf(err) != wire.Unknown {
+	if _, err := tryConstruct(p, "nothing"); component.StatusOf(err) != wire.Unknown {
 		t.Fatalf("got %v, want no such component", err)
 	}
 }
@@ -112,11 +115,11 @@ func TestATableInAPlace(t *testing.T) {
 			for i := range 3000 {
 				key := fmt.Append(nil, id, i%1000)
 				want := strings.Repeat(string(key), 1+i%20)
-				if _, _, err := ask(p, wire.Request{Verb: wire.Write, Object: table, Key: key, Data: []byte(want)}); err != nil {
+				if _, err := ask(p, table, wire.Request{Verb: wire.Write, Key: key, Data: []byte(want)}); err != nil {
 					t.Errorf("%s: %v", key, err)
 					return
 				}
-				if _, got, err := ask(p, wire.Request{Verb: wire.Read, Object: table, Key: key}); err != nil || got != want {
+				if got, err := ask(p, table, wire.Request{Verb: wire.Read, Key: key}); err != nil || got != want {
 					t.Errorf("%s: got %q, %v, want %q", key, got, err, want)
 					return
 				}
@@ -124,7 +127,7 @@ func TestATableInAPlace(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	_, out, err := ask(p, wire.Request{Verb: wire.Compute, Op: active.TableLen, Object: table})
+	out, err := ask(p, table, wire.Request{Verb: wire.Compute, Op: active.TableLen})
 	if err != nil || binary.LittleEndian.Uint64([]byte(out)) != 8000 {
 		t.Fatalf("got %x keys, %v, want 8000", out, err)
 	}
@@ -133,13 +136,13 @@ func TestATableInAPlace(t *testing.T) {
 func TestAskingAPlaceDoesNotAllocate(t *testing.T) {
 	p := newPlace(t, 8<<20)
 	table := constructIn(t, p, active.Table)
-	if _, _, err := ask(p, wire.Request{Verb: wire.Write, Object: table, Key: []byte("key"), Data: []byte("value")}); err != nil {
+	if _, err := ask(p, table, wire.Request{Verb: wire.Write, Key: []byte("key"), Data: []byte("value")}); err != nil {
 		t.Fatal(err)
 	}
-	r := wire.Request{Verb: wire.Read, Object: table, Key: []byte("key")}
-	deadline, out := time.Now().Add(time.Hour), make([]byte, 0, 100)
+	r := wire.Request{Verb: wire.Read, Key: []byte("key")}
+	out := make([]byte, 0, 100)
 	if n := testing.AllocsPerRun(1000, func() {
-		if _, data, err := p.Do(&r, deadline, out); err != nil || len(data) != 5 {
+		if data, err := p.Do(table, &r, time.Time{}, time.Second, out); err != nil || len(data) != 5 {
 			t.Fatalf("got %q, %v", data, err)
 		}
 	}); n != 0 {

@@ -41,10 +41,12 @@ type held struct {
 	id  uint64
 	env *Env
 
-	mu     sync.Mutex // held while it is called
-	call   Call       // guarded by mu
-	object Object     // guarded by mu; nil: lost, or gone
-	lost   bool       // guarded by mu
+	shared bool // Component.SharedReads
+
+	mu     sync.RWMutex // held while it is called
+	call   Call         // guarded by mu
+	object Object       // guarded by mu; nil: lost, or gone
+	lost   bool         // guarded by mu
 }
 
 func newWorker(set Set, cfg workerConfig, l *lane, own *atomic.Int64) *worker {
@@ -316,11 +318,12 @@ func (w *worker) remove(h *held) {
 }
 
 func (w *worker) construct(r *wire.Request, c *Call) (id uint64, err error) {
-	construct := w.set[string(r.Key)].New
+	kind := w.set[string(r.Key)]
+	construct := kind.New
 	if construct == nil {
 		return 0, refuse(wire.Unknown, "this node has no component %q", r.Key)
 	}
-	h := &held{env: newEnv(w.budget, w.region)}
+	h := &held{env: newEnv(w.budget, w.region), shared: kind.SharedReads}
 	w.mu.Lock()
 	if len(w.objects) >= w.cfg.Objects {
 		w.mu.Unlock()

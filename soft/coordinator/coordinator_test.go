@@ -512,6 +512,8 @@ func TestWrongConfigurationIsRefused(t *testing.T) {
 		"more than all":         {Socket: "x", Reserve: 1 << 60},
 		"a share above one":     {Socket: "x", MinShare: 2},
 		"a negative limit":      {Socket: "x", Max: -1},
+		"a limit of a byte":     {Socket: "x", Max: 1},
+		"a negative weight":     {Socket: "x", MaxWeight: -1},
 		"an impossible address": {Socket: filepath.Join(t.TempDir(), fmt.Sprintf("%200d", 1))},
 	} {
 		if c, err := New(cfg); err == nil {

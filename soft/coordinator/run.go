@@ -111,11 +111,11 @@ func (c *Coordinator) total() int64 {
 //
 // Preconditions: c.mu is held.
 func (c *Coordinator) step(now time.Time) time.Duration {
+	total := c.total()
+	c.stats.Target = total
 	if len(c.sessions) == 0 {
 		return calm
 	}
-	total := c.total()
-	c.stats.Target = total
 	short := c.mem.Available < c.reserve()
 	if now.Sub(c.divided) >= c.cfg.Interval || short || c.anybodyNew() || c.muchMore(total) {
 		c.divide(now, total)

@@ -38,7 +38,9 @@ type mapScale struct {
 
 const (
 	// mapWorkers is how many goroutines read, and mapBatch how many misses each
-	// of them gathers before it fetches them.
+	// of them gathers before it reads them together. The raw reads of which the
+	// bound is made are as many goroutines', in batches of the same length and
+	// of reads of the same size, and look nothing up.
 	mapWorkers = 8
 	mapBatch   = 64
 )
@@ -230,7 +232,7 @@ func (b *mapBench) plainGets(r *reader, span time.Duration, fresh bool) (float64
 }
 
 // gets reads the map as a server does that has many requests at hand: it answers
-// what is local at once, gathers what is not, and fetches that together. It
+// what is local at once, gathers what is not, and reads that together. It
 // returns how many gets there were in a second, and which part of them missed.
 func (f *farMap) gets(ctx context.Context, r *reader, span time.Duration, fresh bool) (rate, missed float64, err error) {
 	var misses, all counter

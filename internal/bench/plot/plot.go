@@ -20,6 +20,13 @@ type Chart struct {
 	Title  string
 	X      string // what the horizontal axis shows
 	Panels []Panel
+	Marks  []Mark
+}
+
+// Mark is a moment at which something happens, from left to right.
+type Mark struct {
+	X    float64
+	Name string
 }
 
 // Panel is one coordinate system of a chart.
@@ -33,6 +40,7 @@ type Panel struct {
 type Line struct {
 	Name   string
 	Points []Point
+	Dots   bool // the points are events, and not joined
 }
 
 // Point is a point of a line.
@@ -50,8 +58,10 @@ const (
 // the order in which they differ most), on white and on black.
 const style = `<style>
 .paper{fill:#fff} .frame{fill:none;stroke:#999} .tick{stroke:#999} .grid{stroke:#999;stroke-opacity:.25}
-text{fill:#222;font:12px system-ui,sans-serif} text.title{font-size:15px;font-weight:600}
+path.mark{stroke:#999;stroke-dasharray:4 3}
+text{fill:#222;font:12px system-ui,sans-serif} text.title{font-size:15px;font-weight:600} text.mark{font-size:11px}
 .line{fill:none;stroke-width:1.5;stroke-linejoin:round}
+.dots{stroke-width:3.6;stroke-linecap:round;stroke-opacity:.6}
 .c0{stroke:#0072b2} .c1{stroke:#d55e00} .c2{stroke:#009e73} .c3{stroke:#cc79a7}
 .c4{stroke:#e69f00} .c5{stroke:#222} .c6{stroke:#56b4e9} .c7{stroke:#a09000}
 @media (prefers-color-scheme:dark){
@@ -73,6 +83,13 @@ func (c *Chart) WriteSVG(w io.Writer) error {
 	x := c.axisX()
 	for i := range c.Panels {
 		y0 := float64(top + i*(height+between))
+		for _, m := range c.Marks {
+			at := left + x.at(m.X)*width
+			line(b, "mark", at, y0, 0, height)
+			if i == 0 {
+				text(b, at+4, y0+14, "start", ` class="mark"`, m.Name)
+			}
+		}
 		c.Panels[i].draw(b, x, y0)
 		if i == len(c.Panels)-1 {
 			for _, t := range x.ticks() {
@@ -97,6 +114,9 @@ func (c *Chart) axisX() axis {
 				a.lo, a.hi = min(a.lo, q.X), max(a.hi, q.X)
 			}
 		}
+	}
+	if a.lo > 0 && a.lo < a.hi/10 {
+		a.lo = 0 // it begins at about the origin
 	}
 	return a.proper()
 }
@@ -146,7 +166,11 @@ func (p *Panel) draw(b *bufio.Writer, x axis, y0 float64) {
 				points = append(points, fmt.Sprintf("%.1f,%.1f", left+x.at(q.X)*width, y0+height-y.at(q.Y)*height))
 			}
 		}
-		fmt.Fprintf(b, `<polyline class="line c%d" points="%s"/>`+"\n", i%colours, strings.Join(points, " "))
+		if l.Dots && len(points) > 0 {
+			fmt.Fprintf(b, `<path class="dots c%d" d="M%sh0"/>`+"\n", i%colours, strings.Join(points, "h0M"))
+		} else {
+			fmt.Fprintf(b, `<polyline class="line c%d" points="%s"/>`+"\n", i%colours, strings.Join(points, " "))
+		}
 		at := y0 + 14 + float64(i)*18
 		fmt.Fprintf(b, `<path class="c%d" stroke-width="3" d="M%d %.1fh16"/>`+"\n", i%colours, left+width+12, at-4)
 		text(b, left+width+34, at, "start", "", l.Name)

@@ -109,13 +109,15 @@ func appWorker(ctx context.Context, out io.Writer, args []string) error {
 	begin := time.Now()
 	due, say := begin, begin.Add(wallEvery)
 	var spent, needed float64
-	for now := begin; now.Sub(begin) < length && ctx.Err() == nil; {
+	left := int(length / wallEvery) // things to say
+	for now := begin; left > 0 && ctx.Err() == nil; {
 		took, base := s.app.Request(s.get, r)
 		spent, needed = spent+took, needed+base
 		due = due.Add(time.Duration(took * s.second * 1e9))
 		if now.After(say) {
 			fmt.Fprintf(out, "point %v\n", needed/spent)
 			spent, needed, say = 0, 0, say.Add(wallEvery)
+			left--
 		}
 		if now = time.Now(); due.Sub(now) > 2*time.Millisecond {
 			time.Sleep(due.Sub(now))

@@ -249,12 +249,14 @@ func wallClockPolicy(ctx context.Context, o Options, p policy.Policy, length tim
 		case <-time.After(time.Millisecond):
 		}
 		for _, w := range workers {
-			if err := w.p.Err(); err != nil {
-				return nil, fmt.Errorf("an application has ended: %w", err)
+			select {
+			case <-w.p.Done():
+				return nil, fmt.Errorf("an application has ended: %w", w.p.Err())
+			default:
 			}
 		}
 	}
-	series = make([]vhost.Point, length/wallEvery-1)
+	series = make([]vhost.Point, length/wallEvery)
 	for i := range series {
 		series[i].At = time.Duration(i+1) * wallEvery
 		for _, w := range workers {

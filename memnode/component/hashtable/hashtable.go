@@ -59,7 +59,7 @@ type segment struct {
 
 // Component is the hash table. Every loop over an index is bounded by its length,
 // and a put copies at most a segment and, when the index grows, the index.
-var Component = component.Component{New: New, Bounded: true, Portable: true}
+var Component = component.Component{New: New, Bounded: true, SharedReads: true, Portable: true}
 
 // New constructs a table. It is a component.Constructor.
 func New(env *component.Env, _ *component.Call, params []byte) (component.Object, error) {
