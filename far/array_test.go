@@ -24,6 +24,7 @@ func newArray[T any](t testing.TB, h *Heap, n int, cfg StructureConfig) *Array[T
 
 // An array several times as large as local memory is what was written.
 func TestAnArrayIsWhatWasWritten(t *testing.T) {
+	t.Parallel()
 	h := openObjects(t, NewMemStore(tinySegment, 1<<10), 16)
 	const n = 100_003
 	a := newArray[int64](t, h, n, StructureConfig{})
@@ -199,6 +200,7 @@ func TestArrayAccessDoesNotAllocate(t *testing.T) {
 
 // The fast path of an element is inlined into its user.
 func TestElementsAreInlined(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	src := `package sum
 

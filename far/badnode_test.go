@@ -210,6 +210,7 @@ func done(t *testing.T, err error) {
 // What is read of a node that is bad in whichever way is right, or there is an
 // error of the right type, and within its deadline.
 func TestEveryStructureOnABadNode(t *testing.T) {
+	t.Parallel()
 	const deadline = 50 * time.Millisecond
 	for _, bad := range []struct {
 		name string
@@ -273,6 +274,7 @@ func TestEveryStructureOnABadNode(t *testing.T) {
 
 // Of a slow node everything comes in the end if there is time.
 func TestEveryStructureOnASlowNode(t *testing.T) {
+	t.Parallel()
 	for _, st := range structures {
 		t.Run(st.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 // Updates of large values go on while other keys of the shard are set, which
 // is all the time.
 func TestLargeUpdateAmongOtherWriters(t *testing.T) {
+	t.Parallel()
 	_, m := newTestHeap(t, NewMemStore(testSegment, 1000), Config{Local: 16 << 20})
 	k := key(0)
 	others := make([][]byte, 0, 4)

@@ -24,6 +24,7 @@ func newPoints(t *testing.T, h *Heap, cfg ClassConfig) *Class[point] {
 
 // Structures and classes that are freed make room for others, for ever.
 func TestFreedStructuresGiveTheirNumbersBack(t *testing.T) {
+	t.Parallel()
 	h := openObjects(t, NewMemStore(tinySegment, 1<<10), 40)
 	ctx := t.Context()
 	for i := range maxClasses + 100 {
@@ -105,8 +106,6 @@ func TestNumbersAreNotUsedAgainTooSoon(t *testing.T) {
 		}
 	})
 	t.Run("pass", func(t *testing.T) {
-		h := openObjects(t, NewMemStore(tinySegment, 64), 16)
-		first := newPoints(t, h, ClassConfig{})
 		reached, goOn := make(chan struct{}), make(chan struct{})
 		var once sync.Once
 		failpoint.Set(func(name string) {
@@ -117,7 +116,9 @@ func TestNumbersAreNotUsedAgainTooSoon(t *testing.T) {
 				})
 			}
 		})
-		t.Cleanup(func() { failpoint.Set(nil) })
+		t.Cleanup(func() { failpoint.Set(nil) }) // when the heap has been closed
+		h := openObjects(t, NewMemStore(tinySegment, 64), 16)
+		first := newPoints(t, h, ClassConfig{})
 		fillFar(t, h, 1000)
 		h.forced.Store(true)
 		h.logs.wake()

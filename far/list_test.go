@@ -39,6 +39,7 @@ func checkList(t *testing.T, l *List[int64], s *Scope, want []int64) {
 
 // A list is what a slice with the same changes is.
 func TestAListIsWhatWasDoneToIt(t *testing.T) {
+	t.Parallel()
 	for _, group := range []int{0, 1, 2, 8} {
 		t.Run(fmt.Sprint("group ", group), func(t *testing.T) {
 			h := openObjects(t, NewMemStore(tinySegment, 1<<10), 24)
@@ -231,6 +232,7 @@ func TestAQueueIsUsedByManyGoroutines(t *testing.T) {
 }
 
 func TestAStackIsLastInFirstOut(t *testing.T) {
+	t.Parallel()
 	h := openObjects(t, NewMemStore(tinySegment, 1<<10), 16)
 	st, err := NewStack[int](h, StructureConfig{})
 	if err != nil {
@@ -365,6 +367,7 @@ func TestLookingAtAnEndDoesNotDisturbAnIteration(t *testing.T) {
 
 // What links the nodes of a list counts in the budget, and is given back.
 func TestNodesOfListsCountInTheBudget(t *testing.T) {
+	t.Parallel()
 	h := openObjects(t, NewMemStore(tinySegment, 1<<12), 40)
 	ctx := t.Context()
 	l := newTestList[int64](t, h, StructureConfig{Group: 1})

@@ -188,6 +188,7 @@ func newWorld(t *testing.T, s *pooltest.Setup, k kind) *trouble {
 // data are kept in, however little of them is local, and whatever befalls what is
 // far; except that what was lost is said to be.
 func TestEveryStructureIsAsItsLocalCounterpart(t *testing.T) {
+	t.Parallel()
 	var soak time.Duration
 	if d, err := time.ParseDuration(os.Getenv("POLDER_SOAK")); err == nil {
 		soak = d / 23 // there are 45, two at a time

@@ -279,6 +279,7 @@ func (ma *machine) actions() map[string]func(*rapid.T) {
 
 // A ByteMap does what a Go map does, whether 5, 20 or 100 per cent of it are local.
 func TestMapIsAMap(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		rapid.Check(undated{t}, func(rt *rapid.T) {
 			local := rapid.SampledFrom([]int64{0, 512 << 10, 4 << 20}).Draw(rt, "local")
@@ -311,6 +312,7 @@ func openTiny(t interface{ Fatal(...any) }, store Store, local int64) (*Heap, *B
 
 // The same script gives the same answers whatever the budget.
 func TestAnswersDoNotDependOnTheBudget(t *testing.T) {
+	t.Parallel()
 	script := func(t *testing.T, local int64, segSize int) (answers uint32, stats Stats) {
 		h, m := openTiny(t, NewMemStore(segSize, 4000), local)
 		defer h.Close()

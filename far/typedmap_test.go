@@ -29,6 +29,7 @@ type padded struct {
 }
 
 func TestAMapIsWhatWasStored(t *testing.T) {
+	t.Parallel()
 	for _, exclusive := range []bool{false, true} {
 		t.Run(fmt.Sprint("exclusive=", exclusive), func(t *testing.T) {
 			h := openObjects(t, NewMemStore(tinySegment, 1<<10), 40)

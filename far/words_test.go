@@ -15,6 +15,7 @@ func newWords(t *testing.T) (*words, *logs) {
 // Words that are in use are nobody else's, and those that were given back are used
 // again, by themselves and in rows.
 func TestWordsAreHandedOutOnce(t *testing.T) {
+	t.Parallel()
 	ws, l := newWords(t)
 	r := rand.New(rand.NewPCG(2, 3))
 	const caches = 4
@@ -88,6 +89,7 @@ func TestWordsAreHandedOutOnce(t *testing.T) {
 
 // Who makes and frees arrays and vectors needs no more words for ever.
 func TestRowsOfWordsAreUsedAgain(t *testing.T) {
+	t.Parallel()
 	ws, l := newWords(t)
 	var most int64
 	for i := range 300 {
