@@ -214,6 +214,7 @@ func (h *Heap) finishPass() bool {
 		if l.hasRoom() {
 			l.finish(nil) // nobody waits for the rest of the pass
 		}
+		h.scopes.roomMade()
 	}
 	ps.epoch = 0
 	ps.passes.Add(1)

@@ -1,6 +1,7 @@
 package far
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -122,11 +123,13 @@ type scopes struct {
 
 	mu       sync.Mutex
 	all      []*Scope
-	least    int             // bytes that every scope may take for certain; immutable
-	limit    int             // most is not above it, under mu
-	most     int             // the most that one has taken of late, at least least; under mu
-	admitted int             // how many are, if they have to be, under mu
-	queue    []chan struct{} // those who wait for one of them to be left, under mu
+	least    int       // bytes that every scope may take for certain; immutable
+	limit    int       // most is not above it, under mu
+	most     int       // the most that one has taken of late, at least least; under mu
+	admitted int       // how many are, if they have to be, under mu
+	queue    []*ticket // those who wait for one of them to be left, in order, under mu
+	called   int       // those whose turn has come and who are not in yet, under mu
+	tickets  uint64    // number of the last one, under mu
 
 	scarce  bool // what the logs say, under logs.mu
 	counted bool // there are so many that they have to be admitted, under logs.mu
@@ -408,7 +411,7 @@ func (h *Heap) admit(s *Scope) {
 }
 
 func (h *Heap) admitted(s *Scope) bool {
-	ok, turn := h.tryAdmit(s, nil)
+	ok, t := h.tryAdmit(s, nil)
 	if ok {
 		return true
 	}
@@ -416,50 +419,59 @@ func (h *Heap) admitted(s *Scope) bool {
 	defer cancel()
 	defer context.AfterFunc(h.ctx, cancel)() // nobody waits for a closed heap
 	for try := 0; !ok && h.logs.why() == nil; try++ {
-		if turn == nil {
-			err := h.waitRoom(ctx, nil)
-			if try < fullTries && errors.Is(err, ErrFull) {
-				h.logs.stir() // the reserve may be whole all the same
-			} else if err != nil {
-				h.scopes.giveUp(nil) // the turn, which may be ours
-				return false
-			}
-			if ok, turn = h.tryAdmit(s, nil); ok || turn != nil {
-				continue
-			}
-			if ctx.Err() != nil {
-				h.scopes.giveUp(nil)
-				return false
-			}
-			// Scopes that were entered earlier have to be left, of which
-			// nobody tells.
+		if t.queued {
 			select {
-			case <-time.After(minPoll):
+			case <-t.called:
+				ok, t = h.tryAdmit(s, t)
+				continue
 			case <-ctx.Done():
 			}
+			break
+		}
+		err := h.waitRoom(ctx, nil)
+		if try < fullTries && errors.Is(err, ErrFull) {
+			h.logs.stir() // the reserve may be whole all the same
+		} else if err != nil {
+			break
+		}
+		if ok, t = h.tryAdmit(s, t); ok || t.queued {
 			continue
 		}
+		// Scopes that were entered earlier have to be left, of which nobody
+		// tells.
 		select {
-		case <-turn:
-			ok, turn = h.tryAdmit(s, turn)
+		case <-time.After(minPoll):
+			continue
 		case <-ctx.Done():
-			h.scopes.giveUp(turn)
-			return false
 		}
+		break
 	}
 	if !ok {
-		h.scopes.giveUp(turn)
+		h.scopes.giveUp(t)
 	}
 	return ok
 }
 
-// tryAdmit reports whether memory suffices for all scopes that may be open and
-// s. If that depends on another one being left, it returns a channel from which
-// s receives its turn to try again, with that channel.
-func (h *Heap) tryAdmit(s *Scope, turn chan struct{}) (ok bool, wait chan struct{}) {
+// ticket is the place of one who waits to enter a scope: in the queue, for
+// another one to be left, or, when its turn has come, before everybody who is in
+// the queue, for the evacuator.
+type ticket struct {
+	number uint64
+	called chan struct{} // is sent to when the turn has come
+	queued bool          // as tryAdmit left it; the waiter's
+}
+
+// tryAdmit lets s in if memory suffices for all scopes that may be open and s.
+// If not, it returns a ticket, with which s has to try again, when it is called if
+// it is queued, or to give up. T is the ticket of one who tries again.
+func (h *Heap) tryAdmit(s *Scope, t *ticket) (ok bool, wait *ticket) {
 	sc, l := &h.scopes, &h.logs
 	sc.mu.Lock()
 	defer sc.mu.Unlock()
+	overtakes := t == nil && sc.called+len(sc.queue) > 0 && sc.called+sc.admitted > 0
+	if t != nil {
+		sc.called--
+	}
 	l.mu.Lock()
 	counted, whole := sc.counted, l.available() >= l.keep(forMutator)
 	free := (l.available() - l.keep(forScope) - l.edges()) * l.segSize
@@ -470,25 +482,27 @@ func (h *Heap) tryAdmit(s *Scope, turn chan struct{}) (ok bool, wait chan struct
 	switch {
 	case !counted:
 		sc.next()
-		return whole, nil
-	case turn == nil && len(sc.queue) > 0 && sc.admitted > 0:
-		turn = make(chan struct{}, 1)
-		sc.queue = append(sc.queue, turn)
-		return false, turn
-	case free >= (sc.admitted+1)*sc.most:
+		if whole {
+			return true, nil
+		}
+	case !overtakes && free >= (sc.admitted+1)*sc.most:
 		sc.admitted++
 		s.share = sc.most
 		s.setExtra(scopeCounted)
 		sc.next() // there may be room for another one
 		return true, nil
-	case sc.admitted > 0:
-		if turn == nil {
-			turn = make(chan struct{}, 1)
-		}
-		sc.queue = slices.Insert(sc.queue, 0, turn)
-		return false, turn
 	}
-	return false, nil
+	if t == nil {
+		sc.tickets++
+		t = &ticket{number: sc.tickets, called: make(chan struct{}, 1)}
+	}
+	if t.queued = counted && (overtakes || sc.admitted > 0); t.queued {
+		i, _ := slices.BinarySearchFunc(sc.queue, t.number, func(t *ticket, n uint64) int { return cmp.Compare(t.number, n) })
+		sc.queue = slices.Insert(sc.queue, i, t)
+	} else {
+		sc.called++
+	}
+	return false, t
 }
 
 // earlier is what scopes may take that were entered before they had to be
@@ -518,23 +532,38 @@ func (s *Scope) entitled() bool {
 	return int64(s.used) <= s.h.scopes.allowance.Load()
 }
 
-// next gives the turn to the first in the queue. sc.mu must be held.
+// wanted is how much those in the queue are going to take.
+func (sc *scopes) wanted() int {
+	sc.mu.Lock()
+	defer sc.mu.Unlock()
+	return len(sc.queue) * sc.most
+}
+
+// roomMade lets those in the queue try, since there is more room.
+func (sc *scopes) roomMade() {
+	sc.mu.Lock()
+	defer sc.mu.Unlock()
+	sc.next()
+}
+
+// next calls the first in the queue. sc.mu must be held.
 func (sc *scopes) next() {
 	if len(sc.queue) > 0 {
-		sc.queue[0] <- struct{}{}
+		sc.called++
+		sc.queue[0].called <- struct{}{}
 		sc.queue = slices.Delete(sc.queue, 0, 1)
 	}
 }
 
-// giveUp takes who waits for turn, which may be nil, out of the queue, or else
-// passes the turn on.
-func (sc *scopes) giveUp(turn chan struct{}) {
+// giveUp forgets t. If its turn has come, it passes that on.
+func (sc *scopes) giveUp(t *ticket) {
 	sc.mu.Lock()
 	defer sc.mu.Unlock()
-	if i := slices.Index(sc.queue, turn); i >= 0 {
+	if i := slices.Index(sc.queue, t); i >= 0 {
 		sc.queue = slices.Delete(sc.queue, i, i+1)
 	} else {
-		sc.next() // it was our turn
+		sc.called--
+		sc.next()
 	}
 }
 
