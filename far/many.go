@@ -17,8 +17,8 @@ type asked struct {
 
 // GetMany reads keys, with one read of the store for as many of them as there are
 // buffers for, and calls fn for each, in any order, with its number and what Get would
-// return. Entry.Value is valid until fn returns. Each key by itself is read
-// atomically. With NoWait, far keys get ErrWouldBlock.
+// return. Entry.Value is valid until fn returns, and fn must not use the map. Each key
+// by itself is read atomically. With NoWait, far keys get ErrWouldBlock.
 //
 // What is far is handed to fn from where it was read to. Local memory has it
 // afterwards if that is likely to pay. Several calls at a time read the same
