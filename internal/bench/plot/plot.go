@@ -40,6 +40,7 @@ type Panel struct {
 type Line struct {
 	Name   string
 	Points []Point
+	Dots   bool // the points are events, and not joined
 }
 
 // Point is a point of a line.
@@ -60,6 +61,7 @@ const style = `<style>
 path.mark{stroke:#999;stroke-dasharray:4 3}
 text{fill:#222;font:12px system-ui,sans-serif} text.title{font-size:15px;font-weight:600} text.mark{font-size:11px}
 .line{fill:none;stroke-width:1.5;stroke-linejoin:round}
+.dots{stroke-width:3.6;stroke-linecap:round;stroke-opacity:.6}
 .c0{stroke:#0072b2} .c1{stroke:#d55e00} .c2{stroke:#009e73} .c3{stroke:#cc79a7}
 .c4{stroke:#e69f00} .c5{stroke:#222} .c6{stroke:#56b4e9} .c7{stroke:#a09000}
 @media (prefers-color-scheme:dark){
@@ -113,6 +115,9 @@ func (c *Chart) axisX() axis {
 			}
 		}
 	}
+	if a.lo > 0 && a.lo < a.hi/10 {
+		a.lo = 0 // it begins at about the origin
+	}
 	return a.proper()
 }
 
@@ -161,7 +166,11 @@ func (p *Panel) draw(b *bufio.Writer, x axis, y0 float64) {
 				points = append(points, fmt.Sprintf("%.1f,%.1f", left+x.at(q.X)*width, y0+height-y.at(q.Y)*height))
 			}
 		}
-		fmt.Fprintf(b, `<polyline class="line c%d" points="%s"/>`+"\n", i%colours, strings.Join(points, " "))
+		if l.Dots && len(points) > 0 {
+			fmt.Fprintf(b, `<path class="dots c%d" d="M%sh0"/>`+"\n", i%colours, strings.Join(points, "h0M"))
+		} else {
+			fmt.Fprintf(b, `<polyline class="line c%d" points="%s"/>`+"\n", i%colours, strings.Join(points, " "))
+		}
 		at := y0 + 14 + float64(i)*18
 		fmt.Fprintf(b, `<path class="c%d" stroke-width="3" d="M%d %.1fh16"/>`+"\n", i%colours, left+width+12, at-4)
 		text(b, left+width+34, at, "start", "", l.Name)
