@@ -67,7 +67,7 @@ func (c *class) mustExist() {
 // and headers that somebody loaded before that.
 type retiredClass struct {
 	c      *class
-	epoch  uint64 // scopes that were open before it may be using such a word
+	epoch  int64  // scopes that were open before it may be using such a word
 	passes uint64 // pass.passes then: if odd, that pass may be
 }
 
