@@ -255,8 +255,9 @@ func (c *Coordinator) grow(total int64) {
 		if n <= 0 {
 			continue
 		}
-		// Not more until it has used what it was given.
-		if free := segments(s.report.Free); !s.first && free > 8+s.count/8 {
+		// Not a little more until it has used what it was given; much more at
+		// once, however its last report saw it.
+		if free := segments(s.report.Free); !s.first && n < s.count && free > 8+s.count/8 {
 			continue
 		}
 		before := s.count

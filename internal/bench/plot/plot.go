@@ -23,7 +23,7 @@ type Chart struct {
 	Marks  []Mark
 }
 
-// Mark is a moment at which something happens, from left to right.
+// Mark is a moment at which something happens, with a name or without.
 type Mark struct {
 	X    float64
 	Name string
@@ -50,7 +50,7 @@ type Point struct{ X, Y float64 }
 const (
 	width, height       = 720, 200 // of the inside of a panel
 	left, right         = 84, 200  // beside it: labels and the legend
-	top, between, below = 44, 28, 52
+	top, between, below = 54, 28, 52
 	dash                = 5 // of a tick
 )
 
@@ -86,8 +86,8 @@ func (c *Chart) WriteSVG(w io.Writer) error {
 		for _, m := range c.Marks {
 			at := left + x.at(m.X)*width
 			line(b, "mark", at, y0, 0, height)
-			if i == 0 {
-				text(b, at+4, y0+14, "start", ` class="mark"`, m.Name)
+			if i == 0 && m.Name != "" {
+				text(b, at-2, y0-5, "start", ` class="mark"`, m.Name)
 			}
 		}
 		c.Panels[i].draw(b, x, y0)

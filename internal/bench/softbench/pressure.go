@@ -162,8 +162,7 @@ func (p *pressure) run(ctx context.Context, o Options) (err error) {
 			return during, after, fmt.Errorf("the antagonist was killed: %w", err)
 		}
 		took := time.Since(began)
-		p.mark(from, "it allocates")
-		p.mark(time.Since(begin), "it holds")
+		p.mark(time.Since(begin), "")
 		if err := wait(p.hold); err != nil {
 			return during, after, err
 		}
@@ -171,7 +170,7 @@ func (p *pressure) run(ctx context.Context, o Options) (err error) {
 		during.rate = float64(size) / gib / took.Seconds()
 		a.stop() // it lets everything go
 		released := time.Since(begin)
-		p.mark(released, "it ends")
+		p.mark(released, "")
 		// What was cold stays away until it is asked for again: recovery takes
 		// as long as the service takes to rebuild it.
 		for time.Since(begin)-released < p.patience && p.recovered(released, 0.9*before.ops) == 0 {
@@ -196,6 +195,7 @@ func (p *pressure) run(ctx context.Context, o Options) (err error) {
 		{"antagonist at full speed", size, 0},
 	} {
 		o.progress(2+i, 4, a.name)
+		p.mark(time.Since(begin), a.name)
 		during, after, err := antagonist(a.size, a.rate)
 		if err != nil {
 			return err
