@@ -42,7 +42,7 @@ func TestLargeUpdateAmongOtherWriters(t *testing.T) {
 	}
 	const workers, each = 2, 5
 	var tries atomic.Int64
-	ctx := within(t, 20*time.Second)
+	ctx := within(t, 2*time.Minute)
 	for range workers {
 		updates.Go(func() {
 			for range each {

@@ -73,7 +73,8 @@ func TestByteStringsOfAllSizes(t *testing.T) {
 func TestByteStringLargerThanLocalMemory(t *testing.T) { longString(t, 64<<20) }
 
 // TestSoakLongestByteString does the same with the longest string there may be.
-// It takes 3 GiB of memory, and does nothing unless POLDER_SOAK is set.
+// It takes 2 GiB of memory, or 6 with the race detector, and does nothing unless
+// POLDER_SOAK is set.
 func TestSoakLongestByteString(t *testing.T) {
 	if os.Getenv("POLDER_SOAK") != "" {
 		longString(t, MaxBytes)

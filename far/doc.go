@@ -133,8 +133,8 @@
 //	        logs.mu
 //	    buffers.mu
 //	    Heap.mu
-//	scopes.mu
-//	  logs.mu
+//	      scopes.mu
+//	        logs.mu
 //	farLog.mu
 //
 // # Far bytes

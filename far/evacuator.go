@@ -194,6 +194,10 @@ func (h *Heap) objectsFirst(s int, what aim) bool {
 // if the store is full, otherwise their deadlines do.
 func (h *Heap) stuck() {
 	l := &h.logs
+	if l.hasRoom() {
+		l.finish(nil) // there is nothing more to evacuate, and no need to
+		return
+	}
 	l.mu.Lock()
 	l.want = 0 // who wants it still will say so again
 	l.mu.Unlock()
@@ -465,7 +469,7 @@ func (l *logs) satisfied() bool {
 func (l *logs) hasRoom() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.available() > l.back+l.scoped+l.want
+	return l.available() > l.keep(forMutator)+l.want
 }
 
 // note remembers why the store takes nothing just now.

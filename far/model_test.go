@@ -112,6 +112,30 @@ func (ma *machine) actions() map[string]func(*rapid.T) {
 			md[k] = e
 			get(t, k)
 		},
+		"get many": func(t *rapid.T) {
+			ks := rapid.SliceOfN(rapid.Custom(drawKey), 1, 300).Draw(t, "keys")
+			keys := make([][]byte, len(ks))
+			for i, k := range ks {
+				keys[i] = []byte(k)
+			}
+			asked := make([]int, len(ks))
+			m.GetMany(ctx, keys, func(i int, e Entry, err error) {
+				asked[i]++
+				want, ok := md.live(ks[i])
+				switch {
+				case !ok && !errors.Is(err, ErrNotFound), ok && err != nil:
+					t.Fatalf("GetMany(%q): got %v, there: %v", ks[i], err, ok)
+				case ok && !sameEntry(e, want):
+					t.Fatalf("GetMany(%q): got %d bytes, tag %d, expire %v; want %d, %d, %v", ks[i],
+						len(e.Value), e.Tag, e.Expire, len(want.Value), want.Tag, want.Expire)
+				}
+			})
+			for i, n := range asked {
+				if n != 1 {
+					t.Fatalf("GetMany answered for key %d of %d, %q, %d times", i, len(ks), ks[i], n)
+				}
+			}
+		},
 		"stat": func(t *rapid.T) {
 			k := drawKey(t)
 			e, size, err := m.Stat(ctx, []byte(k))

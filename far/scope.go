@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/bits"
 	"runtime"
 	"slices"
@@ -35,12 +36,12 @@ import (
 type Scope struct {
 	// open is the epoch in which the scope was entered, 0 if it is closed.
 	// Written by the holder, read by the evacuator.
-	open uint64
+	open int64
 	// extra says why leaving takes the slow path; the scopeXxx flags. Written
 	// by the holder, and by the janitor with atomics.
 	extra uint32
-	epoch *uint64 // the heap's; immutable
-	h     *Heap   // immutable
+	epoch *int64 // the heap's; immutable
+	h     *Heap  // immutable
 
 	// The rest is the holder's.
 	depth int   // entered so often while open
@@ -59,8 +60,8 @@ type Scope struct {
 	maker   uint64  // the goroutine that did, 0 if it is from the pool; immutable
 	since   atomic.Int64
 	ahead   scopeAhead
-	watched uint64 // the epoch in which the janitor saw it open; the janitor's
-	warned  bool   // the janitor's
+	watched int64 // the epoch in which the janitor saw it open; the janitor's
+	warned  bool  // the janitor's
 
 	_ [64]byte // nobody else's cache line
 }
@@ -78,9 +79,9 @@ const (
 	scopeUnadmitted                    // it was let in without memory
 )
 
-// epochScarce is set in the epoch while entering takes the slow path: memory is
+// epochScarce, the sign, is set in the epoch while entering takes the slow path: memory is
 // scarce, or every scope has to be admitted.
-const epochScarce = 1 << 63
+const epochScarce int64 = math.MinInt64
 
 // Err returns why a Deref in this scope returned nil, the first one's reason
 // since the last call of Err. It stays when the scope is left.
@@ -114,7 +115,7 @@ func (s *Scope) clearExtra(f uint32) { atomic.AndUint32(&s.extra, ^f) }
 // scopes is a heap's register of scopes and its epoch.
 type scopes struct {
 	// epoch counts the evacuator's passes, from 1; with epochScarce.
-	epoch uint64
+	epoch int64
 	_     [56]byte
 
 	fenced bool // entering needs no fence of its own; immutable
@@ -157,16 +158,16 @@ func (sc *scopes) init(least int) {
 	sc.epoch = 1
 	sc.fenced = !asymmetric || arena.CanMembarrier() == nil
 	if !sc.fenced {
-		atomic.OrUint64(&sc.epoch, epochScarce)
+		atomic.OrInt64(&sc.epoch, epochScarce)
 	}
 	sc.pools = make([]scopePool, min(max(runtime.GOMAXPROCS(0), 1), 64))
 }
 
 // now is the epoch without epochScarce.
-func (sc *scopes) now() uint64 { return atomic.LoadUint64(&sc.epoch) &^ epochScarce }
+func (sc *scopes) now() int64 { return atomic.LoadInt64(&sc.epoch) &^ epochScarce }
 
 // advance begins another epoch.
-func (sc *scopes) advance() uint64 { return atomic.AddUint64(&sc.epoch, 1) &^ epochScarce }
+func (sc *scopes) advance() int64 { return atomic.AddInt64(&sc.epoch, 1) &^ epochScarce }
 
 // NewScope makes a scope, which Scope.Close forgets. A heap keeps some of its
 // memory in reserve for every scope there is, so make one for every worker and
@@ -231,7 +232,7 @@ func (h *Heap) acquire(ctx context.Context) *Scope {
 // enterAtOnce enters s for the sake of one object, whether there is memory for
 // it or not. What it takes is not what other scopes have been promised; the
 // holder clears last if there is no other way.
-func (s *Scope) enterAtOnce() { atomic.StoreUint64(&s.open, s.h.scopes.now()) }
+func (s *Scope) enterAtOnce() { atomic.StoreInt64(&s.open, s.h.scopes.now()) }
 
 // one calls fn in a scope of the pool, for one object, and again when there is
 // local memory if there was none. Unlike Enter it waits for the evacuator
@@ -342,17 +343,16 @@ func (h *Heap) reserveForScopes() {
 		n = max(n, 1) // so that what is far can be read when all else is full
 	}
 	if n > 0 {
-		// Every allocation buffer may be about to take a segment.
-		want = len(l.objects) + (n*sc.most+l.segSize-1)/l.segSize
+		want = l.edges() + (n*sc.most+l.segSize-1)/l.segSize
 		l.back = reserved + 1
 	}
-	limit := max(int(l.budget)/l.segSize/8, 1+len(l.objects))
+	limit := max(int(l.budget)/l.segSize/8, 1+l.edges())
 	if want > limit && !sc.counted {
 		sc.early = true
 	}
 	sc.counted = want > limit
 	l.scoped = min(want, limit)
-	sc.limit = limit * l.segSize
+	sc.limit = (limit - l.edges()) * l.segSize
 	sc.most = min(sc.most, sc.limit)
 	sc.target = int64(sc.most)
 	l.aim()
@@ -376,9 +376,9 @@ func (sc *scopes) flag() {
 		sc.allowance.Store(sc.target)
 	}
 	if sc.scarce || sc.counted || !sc.fenced {
-		atomic.OrUint64(&sc.epoch, epochScarce)
+		atomic.OrInt64(&sc.epoch, epochScarce)
 	} else {
-		atomic.AndUint64(&sc.epoch, ^uint64(epochScarce))
+		atomic.AndInt64(&sc.epoch, ^epochScarce)
 	}
 }
 
@@ -392,7 +392,7 @@ func (s *Scope) enterSlow() {
 		return
 	}
 	s.h.admit(s)
-	atomic.StoreUint64(&s.open, s.h.scopes.now()) // a fence, for want of the evacuator's
+	atomic.StoreInt64(&s.open, s.h.scopes.now()) // a fence, for want of the evacuator's
 }
 
 // admitFor bounds how long Enter waits for the evacuator.
@@ -462,7 +462,7 @@ func (h *Heap) tryAdmit(s *Scope, turn chan struct{}) (ok bool, wait chan struct
 	defer sc.mu.Unlock()
 	l.mu.Lock()
 	counted, whole := sc.counted, l.available() >= l.keep(forMutator)
-	free := (l.available() - l.back - len(l.objects)) * l.segSize
+	free := (l.available() - l.keep(forScope) - l.edges()) * l.segSize
 	l.mu.Unlock()
 	if counted {
 		free -= sc.earlier()
@@ -499,7 +499,7 @@ func (sc *scopes) earlier() int {
 	}
 	n := 0
 	for _, s := range sc.all {
-		if atomic.LoadUint64(&s.open) != 0 && atomic.LoadUint32(&s.extra)&(scopeCounted|scopeUnadmitted) == 0 {
+		if atomic.LoadInt64(&s.open) != 0 && atomic.LoadUint32(&s.extra)&(scopeCounted|scopeUnadmitted) == 0 {
 			n++
 		}
 	}
@@ -564,7 +564,7 @@ func (s *Scope) leaveSlow() {
 	used := s.used
 	s.used = 0
 	s.clearExtra(^uint32(0))
-	atomic.StoreUint64(&s.open, 0)
+	atomic.StoreInt64(&s.open, 0)
 	if x&scopeCounted != 0 {
 		s.h.scopes.dismiss()
 	}
@@ -614,10 +614,18 @@ func (h *Heap) decay() {
 	}
 }
 
-// charge makes s pay for n bytes of local memory.
-func (s *Scope) charge(n int) {
+// claim makes s pay for n bytes of local memory, and says on whose behalf they
+// may be taken. Nil is a call that is in no scope.
+func (s *Scope) claim(n int) claim {
+	if s == nil {
+		return forMutator
+	}
 	s.used += n
 	s.setExtra(scopeUsed)
+	if s.entitled() {
+		return forScope
+	}
+	return forMutator
 }
 
 // pin publishes that s uses the marked object at addr in place. It fails if
@@ -648,11 +656,11 @@ func (sc *scopes) each(fn func(s *Scope)) {
 
 // passed reports whether every scope that was open in an epoch before this one
 // has been left.
-func (sc *scopes) passed(epoch uint64) bool {
+func (sc *scopes) passed(epoch int64) bool {
 	sc.mu.Lock()
 	defer sc.mu.Unlock()
 	for _, s := range sc.all {
-		if e := atomic.LoadUint64(&s.open); e != 0 && e < epoch {
+		if e := atomic.LoadInt64(&s.open); e != 0 && e < epoch {
 			return false
 		}
 	}

@@ -134,7 +134,12 @@ func crowd(workers int, span time.Duration, work func(id int, over func() bool) 
 	defer timer.Stop()
 	for id := range workers {
 		wg.Go(func() {
-			n, err := work(id, stop.Load)
+			begun := false
+			n, err := work(id, func() bool {
+				last := begun && stop.Load()
+				begun = true // everybody does something, however late it comes to that
+				return last
+			})
 			mu.Lock()
 			total += n
 			failed = errors.Join(failed, err)
