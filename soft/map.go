@@ -92,7 +92,7 @@ func (m *Map[K, V]) getPlain(hash uint64, k []byte) (v V, ok bool) {
 func (m *Map[K, V]) Append(dst []byte, key K) ([]byte, bool) {
 	k := m.key.view(&key)
 	hash := m.hash(k)
-	b, _, _, f := m.t.get(hash, k, dst)
+	b, _, _, f := m.t.getPart(hash, k, dst, 0, SegmentSize)
 	if f != present {
 		m.t.h.count.misses.add()
 		return dst, false

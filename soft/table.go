@@ -291,9 +291,6 @@ func (t *table) set(hash uint64, key []byte, e entry, cond condition) (bool, err
 		h.larges.drop(large)
 		return false, err
 	}
-	if h.returned(t.id, hash, whole) {
-		h.setHot(w, 1)
-	}
 	w |= word(hashTag(hash))
 
 	sh := t.shard(hash)
@@ -315,6 +312,9 @@ func (t *table) set(hash uint64, key []byte, e entry, cond condition) (bool, err
 	}
 	sh.mu.Unlock()
 	if !ok { // a miss has been made good: only now are size and cost known
+		if h.returned(t.id, hash, whole) {
+			h.setHot(w, 1)
+		}
 		h.curve.access(t.id, hash, whole, e.cost)
 	}
 	h.larges.adopt(large)
