@@ -166,7 +166,7 @@ func TestManyGoroutinesShareAHeap(t *testing.T) {
 func TestObjectsOnAFullStore(t *testing.T) {
 	t.Parallel()
 	h := openObjects(t, NewMemStore(tinySegment, 8), 16)
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	var ps []Ptr[[5000]byte]
 	for {
