@@ -16,8 +16,8 @@ import (
 )
 
 // The administrative addresses that status asks if it is not told: those
-// that up or serve, node, and coordinator have by default.
-var usualAdmin = []string{defaultAdmin, defaultNodeAdmin, softcmd.DefaultAdmin}
+// that up or serve, node, broker and coordinator have by default.
+var usualAdmin = []string{defaultAdmin, defaultNodeAdmin, defaultBrokerAdmin, softcmd.DefaultAdmin}
 
 func newStatus() *cobra.Command {
 	var (

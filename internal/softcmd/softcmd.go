@@ -65,7 +65,7 @@ func Command() *cobra.Command {
 			}
 			defer func() { err = errors.Join(err, c.Close()) }()
 			addrs := map[string]string{"socket": cfg.Socket}
-			if adminAddr != "off" {
+			if adminAddr != "" {
 				lis, err := security.Listen("admin", adminAddr)
 				if err != nil {
 					return err

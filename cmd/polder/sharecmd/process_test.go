@@ -96,6 +96,31 @@ func TestSIGHUPFindsPoolsThatHaveAppeared(t *testing.T) {
 	}
 }
 
+func TestStatusShowsTheDaemon(t *testing.T) {
+	root := t.TempDir()
+	socket := filepath.Join(root, "s")
+	d := proctest.Start(t, "share", "--dir", filepath.Join(root, "state"), "--socket", socket, "--pool", "memfd:1MiB", "--admin", "127.0.0.1:0")
+	put(t, attach(t, socket), "k", "value")
+	out, err := exec.Command(proctest.Binary(), "status", "--admin", d.Addr("admin")).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, want := range []string{"polder share, process", "memfd: 1 MiB", "1 of 5 B", "1 put"} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("status does not say %q:\n%s", want, out)
+		}
+	}
+}
+
+func TestAnAdministrativeAddressForOthersNeedsTLS(t *testing.T) {
+	root := t.TempDir()
+	out, err := exec.Command(proctest.Binary(), "share", "--dir", filepath.Join(root, "state"),
+		"--socket", filepath.Join(root, "s"), "--pool", "memfd:1MiB", "--admin", "0.0.0.0:0").CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "--insecure") {
+		t.Errorf("got %v\n%s", err, out)
+	}
+}
+
 func TestTopEndsWellWithSIGINT(t *testing.T) {
 	root := t.TempDir()
 	socket := filepath.Join(root, "s")

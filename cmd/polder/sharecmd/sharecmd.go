@@ -23,7 +23,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	status "polder/cmd/polder/internal/daemon"
 	"polder/internal/admin"
+	"polder/internal/child"
 	"polder/internal/config"
 	"polder/internal/listen"
 	"polder/share"
@@ -95,7 +97,7 @@ func Command() *cobra.Command {
 	fs.StringVar(&f.security.CertFile, "tls-cert", "", "certificate to show, a PEM `file`")
 	fs.StringVar(&f.security.KeyFile, "tls-key", "", "its private key, a PEM `file`")
 	fs.StringVar(&f.security.CAFile, "tls-ca", "", "authority that must have signed the clients' certificates, a PEM `file`")
-	fs.BoolVar(&f.security.Insecure, "insecure", false, "allow remote clients without TLS")
+	fs.BoolVar(&f.security.Insecure, "insecure", false, "allow remote clients, and an administrative address for other machines, without TLS")
 	fs.Var(config.NewDuration(&f.grace, time.Millisecond), "grace", "how long a remote client lives without a connection")
 	fs.Var(config.NewSize(&f.checkpoint, 4<<10, 0), "checkpoint", "how much log may pile up before a checkpoint")
 	fs.Var(config.NewAddress(&f.admin, true), "admin", `where metrics, status and profiles are served over HTTP, or "off"`)
@@ -139,21 +141,22 @@ func (f *flags) run(cmd *cobra.Command) error {
 // serve waits for the end, and rescans on SIGHUP meanwhile.
 func (f *flags) serve(ctx context.Context, out io.Writer, s *daemon.Server, opt daemon.Options, logger *slog.Logger) (err error) {
 	defer func() { err = errors.Join(err, s.Close()) }()
+	began := time.Now()
 	addrs := map[string]string{"share": f.socket}
 	if f.admin != "" {
-		lis, err := net.Listen("tcp", f.admin)
-		if err != nil {
-			return fmt.Errorf("cannot serve the administrative address: %w", err)
-		}
-		a, err := admin.Start(lis, admin.Config{
-			Status: func() any { return s.Info() }, Health: func() error { return nil },
-			Collectors: s.Collectors(), Logger: logger,
-		})
+		lis, err := f.security.Listen("admin", f.admin)
 		if err != nil {
 			return err
 		}
-		defer a.Close()
 		addrs["admin"] = lis.Addr().String()
+		a, err := admin.Start(lis, admin.Config{
+			Status: func() any { return statusOf(s, began, addrs) }, Health: func() error { return nil },
+			Collectors: s.Collectors(), Logger: logger,
+		})
+		if err != nil {
+			return errors.Join(err, lis.Close())
+		}
+		defer func() { err = errors.Join(err, a.Close()) }()
 		fmt.Fprintf(out, "admin   http://%s/metrics\n", lis.Addr())
 	}
 	if opt.Remote != nil {
@@ -184,6 +187,15 @@ func (f *flags) serve(ctx context.Context, out io.Writer, s *daemon.Server, opt 
 			}
 		}
 	}
+}
+
+func statusOf(s *daemon.Server, began time.Time, addrs map[string]string) status.Status {
+	info := s.Info()
+	st := status.Status{Service: "share", Version: status.Version(), PID: os.Getpid(), Started: began, Addresses: addrs, Share: &info}
+	if n, err := child.Resident(st.PID); err == nil {
+		st.Resident = n
+	}
+	return st
 }
 
 // writeReady tells who waits for it that the daemon serves, and where.

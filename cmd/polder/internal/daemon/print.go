@@ -72,6 +72,14 @@ func (s *Status) Print(w io.Writer, now time.Time) error {
 				x.Hits, x.Misses, time.Duration(x.Rebuild*float64(time.Second)).Round(time.Millisecond))
 		}
 	}
+	if i := s.Share; i != nil {
+		for _, p := range i.Pools {
+			row("pool", "%s: %s, %s free, %d regions", p.Name, bytes(p.Size), bytes(p.Free), p.Regions)
+		}
+		row("keys", "%d of %s, %d views open", i.Keys, bytes(i.Bytes), i.Views)
+		row("clients", "%d in %d connections, %d requests denied", i.Sessions, i.Conns, i.Denied)
+		row("since then", "%d put, %d found of %d looked up, %d deleted, %d evicted, %d expired", i.Puts, i.Hits, i.Lookups, i.Deletes, i.Evictions, i.Expired)
+	}
 	if p := s.Pool; p != nil {
 		for _, n := range p.Nodes {
 			row("node", "%s: %s, %d chunks borrowed, %d more to be had", n.Name, n.State, n.Chunks, n.Space)

@@ -14,13 +14,14 @@ import (
 	"polder/pool"
 	"polder/pool/broker"
 	"polder/resp"
+	"polder/share"
 	"polder/soft"
 	"polder/soft/coordinator"
 )
 
 // Status is what a daemon says of itself at /status.
 type Status struct {
-	Service   string // node, broker, serve, up or coordinator
+	Service   string // node, broker, serve, up, coordinator or share
 	Version   string
 	PID       int
 	Started   time.Time
@@ -36,6 +37,7 @@ type Status struct {
 	Redis   *resp.Stats          `json:",omitempty"`
 
 	Coordinator *coordinator.Stats `json:",omitempty"` // coordinator
+	Share       *share.Info        `json:",omitempty"` // share
 }
 
 const (
