@@ -53,7 +53,7 @@ func sequence(t *testing.T, h *Heap, n int) *Array[int64] {
 // changed, and counted.
 func TestElementsInSequenceAreReadTogether(t *testing.T) {
 	store := &extentStore{MemStore: NewMemStore(tinySegment, 1<<10)}
-	h := openObjects(t, store, 16)
+	h := openObjects(t, store, 24)
 	const groups = 800
 	a := sequence(t, h, groups*128)
 	s := h.NewScope()
@@ -137,7 +137,7 @@ func TestDamageInAnExtentIsOfOneObject(t *testing.T) {
 // the rest stays.
 func TestWriteReadsOnlyWhatItLeaves(t *testing.T) {
 	store := &extentStore{MemStore: NewMemStore(tinySegment, 1<<10)}
-	h := openObjects(t, store, 16)
+	h := openObjects(t, store, 24)
 	const n = 300*128 + 50
 	a := sequence(t, h, n)
 	src := make([]int64, n)
