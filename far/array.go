@@ -10,8 +10,7 @@ import (
 )
 
 // StructureConfig configures an Array, a Vector, a List, a Stack or a Queue. The
-// zero value is good. A heap takes 16384 structures and classes in its life, with
-// those that were freed: what is short-lived should be cleared and used again.
+// zero value is good. A heap has up to 16,384 structures and classes at a time.
 type StructureConfig struct {
 	// Name appears in statistics.
 	Name string
@@ -95,6 +94,7 @@ func NewArray[T any](ctx context.Context, h *Heap, n int, cfg StructureConfig) (
 	}
 	words, err := h.newRun(ctx, tr.c, (n+tr.group-1)/tr.group)
 	if err != nil {
+		h.retire(tr.c)
 		return nil, fmt.Errorf("cannot make array %q of %d elements: %w", cfg.Name, n, err)
 	}
 	a := &Array[T]{n: n, shift: bits.TrailingZeros(uint(tr.group)), words: words, tr: tr, idx: make([]struct{}, n)}
@@ -138,12 +138,27 @@ func (a *Array[T]) Read(ctx context.Context, dst []T, i int) error {
 }
 
 // Write copies src to the elements from i on. It needs no scope, and waits
-// within ctx. If it fails, some may have been written.
+// within ctx. If it fails, some may have been written. A group that is far, and
+// of which it writes all elements, is not read before, and becomes one without
+// temporal locality.
 func (a *Array[T]) Write(ctx context.Context, src []T, i int) error {
 	_ = a.idx[i : i+len(src)]
 	return a.tr.h.withScope(ctx, func(s *Scope) {
-		for at, b := range a.part(s, i, i+len(src), derefMut) {
-			copy(b, src[at-i:])
+		for at, end := i, i+len(src); at < end; {
+			n := min(a.tr.group-at&(a.tr.group-1), end-at)
+			b := src[at-i : at-i+n]
+			if at&(a.tr.group-1) == 0 && (n == a.tr.group || at+n == a.n) && overwrite(a.tr, s, &a.words[at>>a.shift], b) {
+				at += n
+				continue
+			}
+			written := false
+			for _, to := range a.part(s, at, at+n, derefMut) {
+				written = copy(to, b) == n
+			}
+			if !written {
+				return
+			}
+			at += n
 		}
 	})
 }
@@ -205,7 +220,7 @@ func part[T any](tr *tracker, s *Scope, i, j, what int) iter.Seq2[int, []T] {
 			if p == nil {
 				return // a Vector has become shorter
 			}
-			b := chunkEnter[T](tr, s, p, c, what)
+			b := chunkEnter[T](tr, s, p, c, (j-1)/tr.group+1, what)
 			if b == nil {
 				return
 			}
@@ -261,7 +276,7 @@ func each[T any](chunks iter.Seq2[int, []T]) iter.Seq2[int, *T] {
 // chunkStep calls fn with the elements of object i, whose word is p, in s, and
 // reports whether to go on. With i negative the prefetcher is not told.
 func chunkStep[T any](tr *tracker, s *Scope, p *uint64, i, what int, fn func(b []T) bool) bool {
-	b := chunkEnter[T](tr, s, p, i, what)
+	b := chunkEnter[T](tr, s, p, i, i+1, what)
 	if b == nil {
 		return false
 	}
@@ -271,13 +286,17 @@ func chunkStep[T any](tr *tracker, s *Scope, p *uint64, i, what int, fn func(b [
 
 // chunkEnter enters s and returns the elements of object i, whose word is p. If
 // it cannot, it returns nil, and s.err says why, and s is as it was. With i
-// negative the prefetcher is not told.
-func chunkEnter[T any](tr *tracker, s *Scope, p *uint64, i, what int) []T {
+// negative the prefetcher is not told. What follows up to object n, not included,
+// is next.
+func chunkEnter[T any](tr *tracker, s *Scope, p *uint64, i, n, what int) []T {
 	if w := loadWord(p); w.far() || w.coldness() != 0 {
 		tr.h.ahead.usedNow(tr, p)
 	}
 	if i >= 0 {
 		tr.access(s, i, what&derefStream != 0)
+		if loadWord(p).far() && !s.isOpen() {
+			tr.demand(s, i, n, what&derefStream != 0)
+		}
 	}
 	for try := 0; ; try++ {
 		s.Enter()
@@ -293,6 +312,31 @@ func chunkEnter[T any](tr *tracker, s *Scope, p *uint64, i, what int) []T {
 		}
 		s.err = nil
 	}
+}
+
+// overwrite makes b the elements of the object of p, unless it is local, and
+// reports whether it has. Otherwise nothing has changed.
+func overwrite[T any](tr *tracker, s *Scope, p *uint64, b []T) bool {
+	if w := loadWord(p); !w.far() && !w.zero() {
+		return false
+	}
+	for try := 0; try < scopeTries; try++ {
+		s.Enter()
+		o, addr, err := tr.h.newSlot(s, streams, objectHead(tr.h.words.number(p), tr.c.size), newTail(0, tr.c.id), tr.c.size)
+		if err == nil {
+			clear(o[objectHeader+tr.c.size:])
+			es := elementsOf[T](o, tr.group)
+			clear(es[copy(es, b):])
+			done := tr.h.replace(p, addr, tr.c)
+			s.Leave()
+			return done
+		}
+		s.Leave()
+		if err != errNoRoom || tr.h.roomSoon(s.ctx) != nil {
+			break
+		}
+	}
+	return false
 }
 
 // withScope calls fn in a scope of the pool, closed, for what fn enters and

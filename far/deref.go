@@ -226,6 +226,7 @@ func (h *Heap) newObject(c *class, s *Scope, n, what int, data []byte) (*uint64,
 	if h.shut.Load() {
 		return nil, ErrClosed
 	}
+	c.mustExist()
 	ol := h.buffer(k)
 	ol.mu.Lock()
 	number, err := h.words.next(h.cacheOf(ol), &h.logs, s.claim(wordCost))
@@ -251,6 +252,7 @@ func (h *Heap) newRun(ctx context.Context, c *class, n int) ([]uint64, error) {
 	if n < 0 || c.size < 0 {
 		return nil, fmt.Errorf("cannot make a run of %d objects of class %q", n, c.cfg.Name)
 	}
+	c.mustExist()
 	for n > 0 {
 		first, err := h.words.run(n, &h.logs)
 		if err == nil {
@@ -330,9 +332,10 @@ func (h *Heap) buryObject(w pword) {
 
 // fetching is the fetches of objects under way, in parts by word.
 type fetching struct {
-	mu sync.Mutex
-	by map[*uint64]*objectFlight // under mu
-	_  [48]byte
+	mu    sync.Mutex
+	by    map[*uint64]*objectFlight // under mu
+	count atomic.Int32              // of by
+	_     [44]byte
 }
 
 // objectFlight is one fetch of an object, shared by all who want it.
@@ -361,16 +364,14 @@ func (h *Heap) miss(s *Scope, p *uint64, w pword, what int) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("cannot fetch an object: %w", context.Cause(ctx))
 	}
-	part := h.fetchingOf(p)
-	part.mu.Lock()
-	if f := part.by[p]; f != nil {
-		part.mu.Unlock()
-		select {
-		case <-f.done:
-		case <-ctx.Done():
-			return fmt.Errorf("cannot fetch an object: %w", context.Cause(ctx))
+	if r := h.runs.of(h.words.number(p)); r != nil {
+		return h.join(ctx, w, r.done)
+	}
+	mine := &objectFlight{done: make(chan struct{})}
+	if f := h.fetchAlone(p, mine); f != mine {
+		if err := h.join(ctx, w, f.done); err != nil {
+			return err
 		}
-		h.class(w.farClass()).coalesced.Add(1)
 		var lost *LostError
 		var corrupt *CorruptError
 		if errors.As(f.err, &lost) || errors.As(f.err, &corrupt) {
@@ -378,20 +379,21 @@ func (h *Heap) miss(s *Scope, p *uint64, w pword, what int) error {
 		}
 		return nil // other reasons may have been the other's own
 	}
-	f := &objectFlight{done: make(chan struct{})}
-	if part.by == nil {
-		part.by = map[*uint64]*objectFlight{}
-	}
-	part.by[p] = f
-	part.mu.Unlock()
-
-	f.err = h.fetchObject(ctx, s, p, w, what)
-	part.mu.Lock()
-	delete(part.by, p)
-	part.mu.Unlock()
-	close(f.done)
-	if f.err == errAgain {
+	err := h.fetchObject(ctx, s, p, w, what)
+	h.endFlight(p, mine, err)
+	if err == errAgain {
 		return nil
 	}
-	return f.err
+	return err
+}
+
+// join waits for somebody else's fetch of the object of word w.
+func (h *Heap) join(ctx context.Context, w pword, done <-chan struct{}) error {
+	select {
+	case <-done:
+	case <-ctx.Done():
+		return fmt.Errorf("cannot fetch an object: %w", context.Cause(ctx))
+	}
+	h.class(w.farClass()).coalesced.Add(1)
+	return nil
 }

@@ -198,6 +198,10 @@ func (h *Heap) objectsFirst(s int, what aim) bool {
 // if the store is full, otherwise their deadlines do.
 func (h *Heap) stuck() {
 	l := &h.logs
+	if l.hasRoom() {
+		l.finish(nil) // there is nothing more to evacuate, and no need to
+		return
+	}
 	l.mu.Lock()
 	l.want = 0 // who wants it still will say so again
 	l.mu.Unlock()

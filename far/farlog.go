@@ -20,24 +20,59 @@ type farSegment struct {
 	id  uint64
 	age uint64 // order of opening
 
-	// live is the bytes, in whole size classes, of the entries that the index
-	// refers to, by itself or through a local copy.
-	live atomic.Int64
-	// pins counts the reads under way. They are taken under the lock of a
-	// shard whose index refers to the segment, so none comes once live is 0.
-	pins   atomic.Int64
 	lost   atomic.Bool // the store has lost it
 	sealed atomic.Bool // nothing is written to it any more
 
-	counted bool         // the loss is accounted for; the janitor's
-	broken  bool         // it cannot be walked, so it cannot be cleaned; the evacuator's
-	end     int          // bytes written; the evacuator's until sealed
-	filled  atomic.Int64 // the same in whole size classes
+	counted bool // the loss is accounted for; the janitor's
+	broken  bool // it cannot be walked, so it cannot be cleaned; the evacuator's
+	end     int  // bytes written; the evacuator's until sealed
+
+	_ [64]byte // what is above seldom changes
+
+	// live is the bytes, in whole size classes, of the entries that the index
+	// refers to, by itself or through a local copy.
+	live   atomic.Int64
+	filled atomic.Int64 // end in whole size classes
+	// pins counts the reads under way of objects, and by the cleaner; reads those
+	// of entries, by processor, since two of them for every miss would be at the
+	// same number. They are taken under the lock of a
+	// shard whose index refers to the segment, so none comes once live is 0.
+	pins  atomic.Int64
+	reads [readParts]readPart
+}
+
+// readParts is a power of two.
+const readParts = 4
+
+type readPart struct {
+	_ [64]byte
+	n atomic.Int64
+}
+
+// pin keeps s from being given back until unpin is called with what it returns.
+func (s *farSegment) pin() (part int) {
+	part = processor() & (readParts - 1)
+	s.reads[part].n.Add(1)
+	return part
+}
+
+// unpin ends a pin, and reports whether s may be dead now.
+func (s *farSegment) unpin(part int) bool {
+	return s.reads[part].n.Add(-1) == 0 && s.dead()
+}
+
+// pinned is the number of reads under way.
+func (s *farSegment) pinned() int64 {
+	n := s.pins.Load()
+	for i := range s.reads {
+		n += s.reads[i].n.Load()
+	}
+	return n
 }
 
 // dead reports whether nothing can refer to s any more.
 func (s *farSegment) dead() bool {
-	return s.sealed.Load() && s.live.Load() == 0 && s.pins.Load() == 0
+	return s.sealed.Load() && s.live.Load() == 0 && s.pinned() == 0
 }
 
 // gone reports whether the store has lost s.
@@ -67,6 +102,7 @@ type farLog struct {
 	mu    sync.Mutex
 	ids   []uint64 // ids to use again, under mu
 	spare Segment  // kept so that a full store can be cleaned, under mu
+	idle  []idle   // kept for a while, the oldest first, under mu
 	count int      // segments that are in use, under mu
 	owed  []debt   // segments that the store would not take back, under mu
 
@@ -139,7 +175,7 @@ func (f *farLog) add(seg Segment) (*farSegment, error) {
 }
 
 // drop forgets a dead segment and gives it back to the store, or keeps it as
-// the spare one.
+// the spare one or as an idle one.
 func (f *farLog) drop(ctx context.Context, s *farSegment) error {
 	f.mu.Lock()
 	at := &(*f.segs.Load())[s.id]
@@ -152,6 +188,11 @@ func (f *farLog) drop(ctx context.Context, s *farSegment) error {
 	f.count--
 	if f.spare == nil && !s.gone() && f.count > 0 {
 		f.spare = s.seg
+		f.mu.Unlock()
+		return nil
+	}
+	if !s.gone() && len(f.idle) < f.count/2 {
+		f.idle = append(f.idle, idle{s.seg, time.Now()})
 		f.mu.Unlock()
 		return nil
 	}
@@ -220,11 +261,49 @@ func (f *farLog) takeSpare() Segment {
 	return s
 }
 
+// idle is a segment in which nothing lives any more. It is kept for idleFor, and
+// no more than half as many as are in use: what is written anew finds memory that
+// the store need not clear and hand over again.
+type idle struct {
+	seg   Segment
+	since time.Time
+}
+
+const idleFor = 500 * time.Millisecond
+
+// takeIdle returns an idle segment, or nil. With old set it must have been one for
+// idleFor, or one too many.
+func (f *farLog) takeIdle(old bool) Segment {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for len(f.idle) > 0 {
+		n := len(f.idle) - 1
+		s := f.idle[n]
+		if old {
+			if s = f.idle[0]; n < f.count/2 && time.Since(s.since) < idleFor {
+				return nil
+			}
+			copy(f.idle, f.idle[1:])
+		}
+		f.idle[n] = idle{}
+		f.idle = f.idle[:n]
+		select {
+		case <-s.seg.Lost():
+		default:
+			return s.seg
+		}
+	}
+	return nil
+}
+
 // borrow gets a segment from the store, and a spare one behind it.
 func (f *farLog) borrow(ctx context.Context) (Segment, error) {
 	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
-	seg, err := f.store.Alloc(ctx)
+	seg, err := f.takeIdle(false), error(nil)
+	if seg == nil {
+		seg, err = f.store.Alloc(ctx)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot borrow far memory: %w", err)
 	}

@@ -60,6 +60,7 @@ func (h *Heap) janitor() {
 		h.reap()
 		if timed {
 			h.payBack()
+			h.giveIdle()
 			h.watch(time.Now())
 			if ticks++; ticks%decayTicks == 0 {
 				h.decay()
@@ -107,6 +108,15 @@ func (h *Heap) payBack() {
 		h.far.freed.Store(true)
 		h.logs.stir()
 		h.logs.wake()
+	}
+}
+
+// giveIdle gives back the segments that have been idle for long enough.
+func (h *Heap) giveIdle() {
+	for s := h.far.takeIdle(true); s != nil && h.ctx.Err() == nil; s = h.far.takeIdle(true) {
+		if _, err := h.far.giveBack(h.ctx, debt{seg: s}); err != nil {
+			h.count.unreturned.Add(1)
+		}
 	}
 }
 
@@ -201,7 +211,7 @@ func (sw *sweeper) sweep(h *Heap) bool {
 					if h.far.seg(w.addr()).gone() {
 						continue
 					}
-					switch f, leader, _ := h.board(sh, sh.t.tag(p), w, false, sw.klen); {
+					switch f, leader, _ := h.board(sh, sh.t.tag(p), p, wantsHead, sw.klen, nil); {
 					case leader:
 						far = append(far, f)
 					case f != nil:
@@ -232,7 +242,7 @@ func (sw *sweeper) sweep(h *Heap) bool {
 		}
 	}
 	ctx, cancel := context.WithTimeout(h.ctx, storeTimeout)
-	h.lead(ctx, m, far...)
+	h.leadAll(ctx, m, far)
 	cancel()
 	for _, f := range far {
 		if f.e != nil {

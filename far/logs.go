@@ -37,6 +37,11 @@ type logs struct {
 	// known to be useless. The next entry that dies makes it 0.
 	full atomic.Int64
 
+	// There is room that costs little to use: there are more empty segments than
+	// the evacuator keeps; so little lives in the others, as of late, that
+	// they are compacted before anything is evacuated.
+	ample, sparse atomic.Bool
+
 	mu       sync.Mutex
 	empty    []int32 // resident segments that hold nothing, under mu
 	absent   []int32 // segments without memory, under mu
@@ -115,6 +120,9 @@ type round struct {
 // what it keeps of a segment fits into one. With objects of pointers, which it
 // keeps apart, it is one more.
 const reserved = 1
+
+// ampleFrom is how many segments the evacuator may empty more than it needs.
+const ampleFrom = 2
 
 // minSegments is the number of segments, beside those that mutators have open,
 // below which the logs do not work.
@@ -254,7 +262,11 @@ func (l *logs) take(c claim, k kind) (int, bool) {
 // assess tells crowd if memory has become scarce, or no longer is. l.mu must be
 // held.
 func (l *logs) assess() {
-	if scarce := l.available() <= l.keep(forMutator); scarce != l.scarce {
+	n := l.available()
+	if ample := n > l.low+l.want+ampleFrom; ample != l.ample.Load() {
+		l.ample.Store(ample)
+	}
+	if scarce := n <= l.keep(forMutator); scarce != l.scarce {
 		l.scarce = scarce
 		l.crowd(scarce)
 	}
@@ -414,6 +426,17 @@ func (l *logs) usage() (live, usable int64) {
 	}
 	n := l.allowed(l.index) - l.low - 1 - len(l.open)
 	return live, int64(n) * int64(l.segSize)
+}
+
+// roomy reports whether there is room that costs little to use.
+func (l *logs) roomy() bool { return l.ample.Load() || l.sparse.Load() }
+
+// weigh brings sparse up to date.
+func (l *logs) weigh() {
+	live, usable := l.usage()
+	if sparse := float64(live) < compactBelow*float64(usable); sparse != l.sparse.Load() {
+		l.sparse.Store(sparse)
+	}
 }
 
 // isFull reports whether waiting for room is known to be useless.

@@ -24,9 +24,13 @@ type pass struct {
 	epoch  int64     // scopes that were open in an earlier one are waited for; 0: no pass
 	since  time.Time // when the wait began
 
+	// passes counts the beginnings and the ends of passes: it is odd during one.
+	passes atomic.Uint64
+
 	full   bool      // the store had no room
 	pinned []uintptr // the addresses that scopes had pinned when it was over
 	staged []stagedObject
+	clean  dropped
 	kept   int  // bytes that were kept for being hot
 	tight  bool // scopes live on their reserve, of which nothing may be used to keep what is hot
 }
@@ -39,10 +43,26 @@ type stagedObject struct {
 	n   int // bytes of data
 }
 
+// dropped is objects of a class and of a segment that became far without being
+// written, and have not been accounted for yet.
+type dropped struct {
+	c        *class
+	n, bytes int
+}
+
 func (ps *pass) active() bool { return ps.epoch != 0 }
 
-// passSegments is the most that one pass takes.
-const passSegments = 64
+const (
+	// passSegments is the most that one pass takes.
+	passSegments = 64
+	// streamsAhead is the part of all segments that a pass takes beyond what is
+	// lacking if they are without temporal locality, so that what a pass costs
+	// is shared by many.
+	streamsAhead = 1.0 / 16
+	// streamsLeft is the part of all segments that are left of those then: the
+	// youngest may have been prefetched, and not used yet.
+	streamsLeft = 1.0 / 4
+)
 
 // beginPass selects up to n segments of objects and marks what is in them.
 func (h *Heap) beginPass(n int, what aim) bool {
@@ -52,6 +72,7 @@ func (h *Heap) beginPass(n int, what aim) bool {
 		return false
 	}
 	ps.number++
+	ps.passes.Add(1)
 	h.count.passes.Add(1)
 	ps.what, ps.kept, ps.full = what, 0, false
 	for _, s := range ps.segs {
@@ -101,7 +122,8 @@ func (h *Heap) eachObject(s int, fn func(p *uint64, o object, addr uintptr) bool
 
 // selectObjects appends up to n sealed segments of objects: those in which
 // nothing lives, then those without temporal locality, then the rest, in order
-// of age, or of what lives in them if they are to be compacted.
+// of age, or of what lives in them if they are to be compacted. Of the former there
+// may be some more.
 func (l *logs) selectObjects(segs []int, n int, what aim) []int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -136,7 +158,20 @@ func (l *logs) selectObjects(segs []int, n int, what aim) []int {
 		}
 		return int(int64(l.segs[a].seq) - int64(l.segs[b].seq))
 	})
-	return segs[:min(n, len(segs))]
+	if n >= len(segs) {
+		return segs
+	}
+	if what == evict {
+		some := 0
+		for _, i := range segs[n:] {
+			if s := &l.segs[i]; s.kind == streams || s.live.Load() == 0 {
+				some++
+			}
+		}
+		more := min(int(streamsAhead*float64(l.resident)), some-int(streamsLeft*float64(l.resident)), passSegments-n)
+		n += max(more, 0)
+	}
+	return segs[:n]
 }
 
 // passReady reports whether the wait of the pass is over.
@@ -182,6 +217,7 @@ func (h *Heap) finishPass() bool {
 		h.scopes.roomMade()
 	}
 	ps.epoch = 0
+	ps.passes.Add(1)
 	failpoint.Hit("far.passed")
 	return l.gained() > before
 }
@@ -245,12 +281,15 @@ func (h *Heap) evacuateObjects(s int) {
 	if err := h.settleObjects(seg); err != nil {
 		failed = err
 	}
+	h.accountDropped(seg)
 	l.note(failed)
-	// What is left is what could not be moved, or was used meanwhile.
-	h.eachObject(s, func(p *uint64, _ object, addr uintptr) bool {
-		h.unmark(p, addr)
-		return true
-	})
+	if seg.live.Load() != 0 {
+		// What is left is what could not be moved, or was used meanwhile.
+		h.eachObject(s, func(p *uint64, _ object, addr uintptr) bool {
+			h.unmark(p, addr)
+			return true
+		})
+	}
 	seg.phase.Store(phaseNone)
 	if seg.live.Load() == 0 && seg.freed.Load() < ps.epoch {
 		h.releaseObjects(s)
@@ -307,10 +346,12 @@ func (h *Heap) evacuateObject(p *uint64, o object, addr uintptr, what aim) outco
 	}
 	if clean {
 		if casWord(p, w, farWord(far, farObjectSize(n), c.id)) {
-			l.segmentOf(addr).live.Add(-int64(objectSize(n)))
-			h.count.evacuatedClean.Add(1)
-			c.evacuatedClean.Add(1)
-			c.evacuated.Add(1)
+			if ps.clean.c != c {
+				h.accountDropped(l.segmentOf(addr))
+				ps.clean.c = c
+			}
+			ps.clean.n++
+			ps.clean.bytes += objectSize(n)
 			h.becameFar(c, o)
 		}
 		return outcomeDone
@@ -324,6 +365,18 @@ func (h *Heap) evacuateObject(p *uint64, o object, addr uintptr, what aim) outco
 	at := h.far.stageObject(headNumber(o.head()), c, o[objectHeader:])
 	ps.staged = append(ps.staged, stagedObject{p, w, at, n})
 	return outcomeDone
+}
+
+// accountDropped accounts for the objects of seg that were dropped: at once, which
+// costs as much for all of them as for one.
+func (h *Heap) accountDropped(seg *logSegment) {
+	if d := &h.pass.clean; d.n > 0 {
+		seg.live.Add(-int64(d.bytes))
+		h.count.evacuatedClean.Add(uint64(d.n))
+		d.c.evacuatedClean.Add(uint64(d.n))
+		d.c.evacuated.Add(uint64(d.n))
+		*d = dropped{}
+	}
 }
 
 // moveObject moves a marked object to the end of the evacuator's log. It fails
@@ -393,7 +446,7 @@ func (f *farLog) stageObject(number uint64, c *class, data []byte) uint64 {
 	n := farObjectSize(len(data))
 	addr := f.open.id*f.units + uint64(f.open.end+f.staged)/unit
 	e := entry(f.staging[f.staged : f.staged+n])
-	putFar(e, number, c.id, data)
+	putFar(e, number, c.serial, data)
 	if c.cfg.Evacuating != nil {
 		v := e.value()
 		c.cfg.Evacuating(v[:len(v):len(v)])

@@ -1,7 +1,9 @@
 package far
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -99,6 +101,8 @@ type tracker struct {
 	index func(p *uint64) int // the object of a word, -1 if there is none
 	len   func() int          // elements
 
+	nodeParts atomic.Int64 // of a List's table of nodes
+
 	issued, used, unused, dropped atomic.Uint64
 }
 
@@ -172,6 +176,51 @@ func (tr *tracker) fetch(words []*uint64, stream bool) {
 	}
 }
 
+// demand brings the far object i, and those up to n, not included, that are next to
+// be used in an iteration, as far as they are far: the caller would have to wait
+// anyway, and fetches many for not much more than one. That is what becomes of
+// prefetching when no processor is left for it. It waits for local memory, and so
+// must not be called in a scope. Whatever goes wrong, who dereferences the objects
+// comes upon it.
+func (tr *tracker) demand(s *Scope, i, n int, stream bool) {
+	h := tr.h
+	if tr.make != nil {
+		n = i + 1 // what is fetched ahead is the prefetcher's
+	}
+	p := tr.word(i)
+	w := loadWord(p)
+	if !w.far() || s.ctx.Err() != nil {
+		return
+	}
+	if r := h.runs.of(h.words.number(p)); r != nil {
+		_ = h.join(s.ctx, w, r.done)
+		return
+	}
+	d := s.ahead.demand()
+	d.refs = d.refs[:0]
+	for ; i < n && len(d.refs) < cap(d.refs) && len(d.refs)*tr.c.size < demandBytes; i++ {
+		if p = tr.word(i); p == nil {
+			break
+		}
+		d.refs = append(d.refs, AnyRef{h.words.number(p)})
+	}
+	what := 0
+	if stream {
+		what = derefStream
+	}
+	read, err := d.batch.fetch(s.ctx, h, d.refs, what)
+	if err != nil || read == 0 {
+		return
+	}
+	tr.c.misses.Add(1)
+	tr.c.prefetched.Add(^uint64(0)) // the first was asked for
+	for _, r := range d.refs[1:read] {
+		if h.ahead.slot(r.n).Swap(r.n) != r.n {
+			tr.issued.Add(1)
+		}
+	}
+}
+
 // window is how many objects may be ahead of their use.
 func (tr *tracker) window() int {
 	return int(max(1, min(tr.h.ahead.inFlight()/int64(max(tr.c.size, 1)), maxAhead)))
@@ -179,15 +228,18 @@ func (tr *tracker) window() int {
 
 const (
 	// maxAhead is the most objects that one goroutine may be ahead of.
-	maxAhead = 128
+	maxAhead = 256
 	// prefetchers is how many goroutines of a heap prefetch. Each has one read
 	// of the store under way.
 	prefetchers = 4
 	// prefetchJobObjects is how many objects one read asks for at the most.
-	prefetchJobObjects = 32
+	prefetchJobObjects = 64
 	prefetchQueue      = 64
 	// firstAhead is the bytes in flight before anything has been measured.
-	firstAhead = 128 << 10
+	firstAhead = 256 << 10
+	// demandBytes is about how much a goroutine fetches that has to wait for
+	// some of it.
+	demandBytes = 256 << 10
 )
 
 // prefetchJob is objects to be fetched in one read.
@@ -279,37 +331,38 @@ func (ph *prefetching) forget(refs []AnyRef) {
 
 // work fetches until the heap is closed.
 func (ph *prefetching) work(h *Heap) {
+	var batch objectBatch
 	for {
 		select {
 		case b := <-ph.jobs:
-			ph.run(h, &b)
+			ph.run(h, &b, &batch)
 		case <-h.ctx.Done():
 			return
 		}
 	}
 }
 
-func (ph *prefetching) run(h *Heap, b *prefetchJob) {
-	far := 0
-	for _, r := range b.refs[:b.n] {
-		if loadWord(h.words.at(r.n)).far() {
-			b.refs[far] = r
-			far++
-		}
-	}
-	if far == 0 {
-		return
+func (ph *prefetching) run(h *Heap, b *prefetchJob, batch *objectBatch) {
+	// What has been used meanwhile was late.
+	refs := slices.DeleteFunc(b.refs[:b.n], func(r AnyRef) bool { return ph.slot(r.n).Load() != r.n })
+	// Words in a row are fetched as one, which a walk backwards has the other
+	// way round.
+	slices.SortFunc(refs, func(x, y AnyRef) int { return cmp.Compare(x.n, y.n) })
+	what := 0
+	if b.stream {
+		what = derefStream
 	}
 	ctx, cancel := context.WithTimeout(h.ctx, storeTimeout)
 	defer cancel()
-	err := h.Prefetch(ctx, b.refs[:far], b.stream)
-	took := time.Since(b.since)
+	read, err := batch.fetch(ctx, h, refs, what)
 	if err != nil {
 		// Whoever uses the objects is told; they were not prefetched.
-		ph.forget(b.refs[:far])
+		ph.forget(refs)
 		return
 	}
-	ph.measure(h, b.before, int64(far*max(b.tr.c.size, 1)), took)
+	if read > 0 {
+		ph.measure(h, b.before, int64(read*max(b.tr.c.size, 1)), time.Since(b.since))
+	}
 }
 
 // measure takes note of a read of n bytes that took so long, when before bytes
@@ -330,7 +383,7 @@ func (ph *prefetching) measure(h *Heap, before, n int64, took time.Duration) {
 	} else {
 		flight = max(flight, usualAhead)
 	}
-	ph.limit.Store(min(max(flight, minAhead), max(h.local.Load()/16, minAhead)))
+	ph.limit.Store(min(max(flight, minAhead), max(h.local.Load()/8, minAhead)))
 }
 
 const (
@@ -338,7 +391,7 @@ const (
 	minAhead = 32 << 10
 	// usualAhead is the least where the budget allows that: with less, waking
 	// goroutines for a few objects each would cost more than reading them.
-	usualAhead = 256 << 10
+	usualAhead = 1 << 20
 )
 
 // scopeAhead is the prefetchers of a scope, for the structures that were used
@@ -351,6 +404,20 @@ type scopeAhead struct {
 	}
 	next    int
 	guesses [maxAhead]int
+	late    *demand // made when it is needed
+}
+
+// demand is what a goroutine fetches by itself.
+type demand struct {
+	refs  []AnyRef
+	batch objectBatch
+}
+
+func (a *scopeAhead) demand() *demand {
+	if a.late == nil {
+		a.late = &demand{refs: make([]AnyRef, 0, prefetchJobObjects)}
+	}
+	return a.late
 }
 
 // of returns the prefetcher for tr.

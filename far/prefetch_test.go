@@ -71,7 +71,7 @@ func TestTheWindowFollowsBandwidthTimesLatency(t *testing.T) {
 	}
 	h.local.Store(1 << 20)
 	ph.measure(h, ph.delivered.Load(), 1<<20, time.Millisecond)
-	if got := ph.inFlight(); got > 1<<20/16 {
+	if got := ph.inFlight(); got > 1<<20/8 {
 		t.Errorf("%d bytes are in flight with a budget of 1 MiB", got)
 	}
 }

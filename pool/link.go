@@ -25,7 +25,9 @@ const busy = 8
 // whatever comes. Short pieces go before long ones that are still queued, and
 // of long ones only so many bytes are in flight as keep the wire busy: a short
 // read beside bulk writes waits for longWindow bytes, not for all of them.
-// Every shortTurns short pieces, a long one has its turn.
+// Every shortTurns short pieces, a long one has its turn. Once longWindow bytes are
+// in flight, long pieces wait until half of them have landed, so that more than
+// one goes out with a system call.
 const (
 	shortPiece = 16 << 10
 	longWindow = 256 << 10
@@ -53,6 +55,7 @@ type link struct {
 	progress  uint64     // completions so far
 	shortRun  int        // short pieces posted since the last long one
 	longBytes int        // in flight in long pieces
+	longFull  bool       // they wait until that is half of longWindow
 	flying    []*piece   // by slot; the slot is the work request's id
 	slots     []uint16   // free slots
 	posting   bool       // somebody is in post, and will take what is queued
@@ -219,7 +222,7 @@ func (l *link) post() {
 func (l *link) next() *piece {
 	for len(l.slots) > 0 {
 		var p *piece
-		long := !l.long.empty() && (l.longBytes == 0 || l.longBytes+l.long.front().n <= longWindow)
+		long := !l.long.empty() && l.longFits(l.long.front().n)
 		switch {
 		case long && (l.short.empty() || l.shortRun >= shortTurns):
 			p = l.long.pop()
@@ -240,6 +243,17 @@ func (l *link) next() *piece {
 		return p
 	}
 	return nil
+}
+
+// longFits reports whether a long piece of n bytes may be posted.
+//
+// Preconditions: l.mu is held.
+func (l *link) longFits(n int) bool {
+	if l.longFull && l.longBytes > longWindow/2 {
+		return false
+	}
+	l.longFull = l.longBytes > 0 && l.longBytes+n > longWindow
+	return !l.longFull
 }
 
 // refused gives up on the link because the batches from the path first on could

@@ -162,8 +162,8 @@ func (c *conn) handle(m message) error {
 		return errPeerClosed
 	case frameConnect:
 		refusal := errNoListener
-		if c.listener != nil {
-			refusal = c.listener.Offer(&connRequest{conn: c, m: m})
+		if c.requests != nil {
+			refusal = c.requests.Offer(&connRequest{conn: c, m: m})
 		}
 		if refusal != nil {
 			c.send(message{typ: frameReject, request: m.request, data: []byte(refusal.Error())})

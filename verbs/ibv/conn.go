@@ -45,7 +45,7 @@ type conn struct {
 	dev      *device
 	nc       net.Conn // TCP or TLS
 	cfg      Config
-	listener *listener // nil at the end that dialled
+	requests *endpoint.Requests // nil at the end that dialled
 	here     ownAddress
 	there    address
 
@@ -124,9 +124,9 @@ func normalized(cfg Config) (Config, error) {
 
 // establish does the handshake on nc and starts a connection, which calls leave
 // when it ends. The caller closes nc if it fails.
-func establish(ctx context.Context, d *device, nc net.Conn, cfg Config, l *listener, leave func()) (*conn, error) {
+func establish(ctx context.Context, d *device, nc net.Conn, cfg Config, requests *endpoint.Requests, leave func()) (*conn, error) {
 	c := &conn{
-		dev: d, nc: nc, cfg: cfg, listener: l,
+		dev: d, nc: nc, cfg: cfg, requests: requests,
 		out:        outbox{wake: make(chan struct{}, 1)},
 		down:       make(chan struct{}),
 		done:       make(chan struct{}),
@@ -145,7 +145,7 @@ func establish(ctx context.Context, d *device, nc net.Conn, cfg Config, l *liste
 	if err := endpoint.Shake(ctx, nc, hello); err != nil {
 		return nil, err
 	}
-	remove, err := d.add(c)
+	remove, err := d.ends.Add(c)
 	if err != nil {
 		return nil, err
 	}

@@ -4,12 +4,12 @@ package ibv
 
 import (
 	"fmt"
-	"io"
 	"strings"
 	"sync"
 	"sync/atomic"
 
 	"polder/verbs"
+	"polder/verbs/internal/endpoint"
 )
 
 // port is the port that is used. Devices with several ports show them as
@@ -26,19 +26,19 @@ type device struct {
 	events *watcher // asynchronous events
 	tell   *teller
 
+	ends endpoint.Ends // listeners and connections
+
 	// life is held by everything that needs the device to stay open
 	// meanwhile.
 	life    sync.RWMutex
 	mu      sync.RWMutex
-	closed  bool                   // guarded by life and mu: changes with both held
-	ends    map[io.Closer]struct{} // guarded by mu: listeners and connections
-	running sync.WaitGroup         // their goroutines; Add under mu, while not closed
-	pds     map[*pd]struct{}       // guarded by mu
-	cqs     map[*cq]struct{}       // guarded by mu
-	qps     map[uint32]*qp         // guarded by mu: by number
-	mrs     map[verbs.LKey]*mr     // guarded by mu
-	mws     map[uint32]*mw         // guarded by mu: by index
-	serials atomic.Uint32          // of queue pairs
+	closed  bool               // guarded by life and mu: changes with both held
+	pds     map[*pd]struct{}   // guarded by mu
+	cqs     map[*cq]struct{}   // guarded by mu
+	qps     map[uint32]*qp     // guarded by mu: by number
+	mrs     map[verbs.LKey]*mr // guarded by mu
+	mws     map[uint32]*mw     // guarded by mu: by index
+	serials atomic.Uint32      // of queue pairs
 	nextCQ  atomic.Uint32
 
 	watchers sync.WaitGroup // completion queues' goroutines
@@ -73,12 +73,11 @@ func open(name string) (*device, error) {
 	}
 	d := &device{
 		name: name, ctx: ctx,
-		ends: make(map[io.Closer]struct{}),
-		pds:  make(map[*pd]struct{}),
-		cqs:  make(map[*cq]struct{}),
-		qps:  make(map[uint32]*qp),
-		mrs:  make(map[verbs.LKey]*mr),
-		mws:  make(map[uint32]*mw),
+		pds: make(map[*pd]struct{}),
+		cqs: make(map[*cq]struct{}),
+		qps: make(map[uint32]*qp),
+		mrs: make(map[verbs.LKey]*mr),
+		mws: make(map[uint32]*mw),
 	}
 	if d.caps, err = hwQueryDevice(ctx); err == nil {
 		d.quirks, _ = quirksOf(d.caps.vendor, d.caps.part)
@@ -129,15 +128,8 @@ func (d *device) close() error {
 	d.mu.Lock()
 	d.closed = true
 	d.life.Unlock()
-	ends := make([]io.Closer, 0, len(d.ends))
-	for e := range d.ends {
-		ends = append(ends, e)
-	}
 	d.mu.Unlock()
-	for _, e := range ends {
-		e.Close()
-	}
-	d.running.Wait()
+	d.ends.Close()
 
 	var first error
 	keep := func(err error) {
@@ -210,24 +202,6 @@ func keys[K comparable, V any](d *device, m map[K]V) []K {
 		list = append(list, k)
 	}
 	return list
-}
-
-// add counts a listener or connection in, so that Close closes it. The returned
-// function counts it out, and is to be called when its goroutines have ended.
-func (d *device) add(e io.Closer) (remove func(), err error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
-		return nil, fmt.Errorf("the device is closed: %w", verbs.ErrClosed)
-	}
-	d.ends[e] = struct{}{}
-	d.running.Add(1)
-	return func() {
-		d.mu.Lock()
-		delete(d.ends, e)
-		d.mu.Unlock()
-		d.running.Done()
-	}, nil
 }
 
 // ours returns dev as this driver's.

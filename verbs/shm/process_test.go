@@ -12,6 +12,7 @@ import (
 	"polder/internal/arena"
 	"polder/internal/child/childtest"
 	"polder/verbs"
+	"polder/verbs/internal/endpoint"
 	"polder/verbs/softnic"
 )
 
@@ -225,7 +226,7 @@ func TestAClientThatIsKilledIsNoticed(t *testing.T) {
 			t.Errorf("the connection ended with %v", err)
 		}
 		tick := time.NewTicker(time.Millisecond)
-		for l.(*listener).acceptor.Peers() > 0 { // the next one needs its place
+		for l.(*endpoint.Listener).Peers() > 0 { // the next one needs its place
 			select {
 			case <-tick.C:
 			case <-t.Context().Done():

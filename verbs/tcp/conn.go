@@ -54,7 +54,7 @@ type conn struct {
 
 // newConn makes a connection over nc, which has been through its handshake,
 // and adds it to the device.
-func newConn(dev *device, nc net.Conn, cfg Config, l *listener) (*conn, error) {
+func newConn(dev *device, nc net.Conn, cfg Config, requests *endpoint.Requests) (*conn, error) {
 	c := &conn{
 		dev: dev, nc: nc, cfg: cfg,
 		frames:     newFrameReader(maxBody, readBuffer),
@@ -71,10 +71,6 @@ func newConn(dev *device, nc net.Conn, cfg Config, l *listener) (*conn, error) {
 	}
 	c.resume = func() { c.dev.Resume(c.ID()) }
 	c.next = c.nextPacket
-	var requests *endpoint.Requests
-	if l != nil {
-		requests = l.Requests
-	}
 	if err := c.Open(dev.Device, c, requests); err != nil {
 		return nil, err
 	}

@@ -78,11 +78,11 @@ func dial(ctx context.Context, dev verbs.Device, addr string, cfg Config) (*conn
 
 // establish does the handshake on nc and starts a connection, which calls leave
 // when it ends. The caller closes nc if it fails.
-func establish(ctx context.Context, d *device, nc net.Conn, cfg Config, l *listener, leave func()) (*conn, error) {
+func establish(ctx context.Context, d *device, nc net.Conn, cfg Config, requests *endpoint.Requests, leave func()) (*conn, error) {
 	if err := endpoint.Shake(ctx, nc, func() error { _, err := exchangeHello(nc, ourHello); return err }); err != nil {
 		return nil, err
 	}
-	c, err := newConn(d, nc, cfg, l)
+	c, err := newConn(d, nc, cfg, requests)
 	if err != nil {
 		return nil, err
 	}

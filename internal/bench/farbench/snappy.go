@@ -53,6 +53,7 @@ func readCorpus(dir string, limit int64) ([]byte, error) {
 // file is bytes in a far array, read and written in sequence.
 type file struct {
 	bytes *far.Array[byte]
+	ctx   context.Context
 	s     *far.Scope
 	size  int // bytes that were written
 	at    int // to be read next
@@ -63,7 +64,7 @@ func newFile(ctx context.Context, h *far.Heap, name string, size int) (*file, er
 	if err != nil {
 		return nil, err
 	}
-	f := &file{bytes: a, s: h.NewScope()}
+	f := &file{bytes: a, ctx: ctx, s: h.NewScope()}
 	f.s.SetContext(ctx)
 	return f, nil
 }
@@ -72,14 +73,17 @@ func (f *file) Write(p []byte) (int, error) {
 	if len(p) > f.bytes.Len()-f.size {
 		return 0, io.ErrShortWrite
 	}
-	for i, chunk := range f.bytes.StreamMutChunks(f.s, f.size, f.size+len(p)) {
-		copy(chunk, p[i-f.size:])
-	}
-	if err := f.s.Err(); err != nil {
+	if err := f.bytes.Write(f.ctx, p, f.size); err != nil {
 		return 0, err
 	}
 	f.size += len(p)
 	return len(p), nil
+}
+
+// truncate empties the file.
+func (f *file) truncate() {
+	f.bytes.Clear()
+	f.size = 0
 }
 
 func (f *file) Read(p []byte) (int, error) {
@@ -172,9 +176,9 @@ func runSnappy(ctx context.Context, o Options, sc scanScale, fabric string, data
 		for range sc.passes {
 			for i, pass := range []func() error{
 				func() error { packed.b = packed.b[:0]; return c.pack(packed, &plainFile{b: data}) },
-				func() error { f.packed.size, f.in.at = 0, 0; return c.pack(f.packed, f.in) },
+				func() error { f.packed.truncate(); f.in.at = 0; return c.pack(f.packed, f.in) },
 				func() error { plain.b, packed.at = plain.b[:0], 0; return c.unpack(plain, packed) },
-				func() error { f.out.size, f.packed.at = 0, 0; return c.unpack(f.out, f.packed) },
+				func() error { f.out.truncate(); f.packed.at = 0; return c.unpack(f.out, f.packed) },
 			} {
 				if ctx.Err() != nil {
 					return errors.Join(context.Cause(ctx), f.close())

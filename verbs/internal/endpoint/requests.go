@@ -93,16 +93,3 @@ func (q *Requests) Close() bool {
 		}
 	}
 }
-
-// CloseListener closes both halves of a listener. It is idempotent.
-func CloseListener(a *Acceptor, q *Requests) error {
-	// First, so that nobody connects to a listener that refuses everything.
-	err := a.Close()
-	if !q.Close() {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("cannot close the listener: %w", err)
-	}
-	return nil
-}

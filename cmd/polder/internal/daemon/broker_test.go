@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -75,6 +76,10 @@ func TestServeBorrowsThroughABroker(t *testing.T) {
 
 func TestWrongSecretFilesAreRefused(t *testing.T) {
 	good := strings.Repeat("0f", 32)
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for name, path := range map[string]string{
 		"mode 0600":              secretFile(t, good, 0o640),
 		"64 hexadecimal digits":  secretFile(t, good+"0f", 0o600),
@@ -83,6 +88,7 @@ func TestWrongSecretFilesAreRefused(t *testing.T) {
 		"cannot open":            filepath.Join(t.TempDir(), "none"),
 		"cannot read the file":   secretFile(t, "", 0o600),
 		"expected a file of mod": t.TempDir(),
+		"it has prw":             pipe,
 	} {
 		if _, err := readSecret(path); err == nil || !strings.Contains(err.Error(), name) || !errors.As(err, new(*config.Error)) {
 			t.Errorf("got %v, want an error that says %q", err, name)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"syscall"
 
 	"polder/internal/config"
 	"polder/memnode/wire"
@@ -20,7 +21,7 @@ func readSecret(path string) (secret [wire.SecretSize]byte, err error) {
 	wrong := func(err error) error {
 		return &config.Error{Source: "--service-secret-file", Value: path, Err: err}
 	}
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe would wait for a writer
 	if err != nil {
 		return secret, wrong(fmt.Errorf("cannot open the file: %w", err))
 	}

@@ -1,0 +1,203 @@
+package far
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// extentStore counts what is asked of a MemStore, and damages what it answers.
+type extentStore struct {
+	*MemStore
+	allocs, reads atomic.Int64
+	damage        func(op *ReadOp) // if not nil, of every read
+}
+
+func (s *extentStore) Alloc(ctx context.Context) (Segment, error) {
+	s.allocs.Add(1)
+	return s.MemStore.Alloc(ctx)
+}
+
+func (s *extentStore) Read(ctx context.Context, ops []ReadOp) {
+	s.reads.Add(int64(len(ops)))
+	s.MemStore.Read(ctx, ops)
+	for i := range ops {
+		if s.damage != nil {
+			s.damage(&ops[i])
+		}
+	}
+}
+
+// sequence makes an array of so many elements, each of which is its number.
+func sequence(t *testing.T, h *Heap, n int) *Array[int64] {
+	t.Helper()
+	a := newArray[int64](t, h, n, StructureConfig{Group: 128})
+	s := h.NewScope()
+	defer s.Close()
+	for i, b := range a.StreamMutChunks(s, 0, n) {
+		for k := range b {
+			b[k] = int64(i + k)
+		}
+	}
+	if err := s.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// What was evacuated side by side is read together, forwards and backwards, and
+// lies in local memory as if it had come alone: it is evacuated again, and
+// changed, and counted.
+func TestElementsInSequenceAreReadTogether(t *testing.T) {
+	store := &extentStore{MemStore: NewMemStore(tinySegment, 1<<10)}
+	h := openObjects(t, store, 16)
+	const groups = 800
+	a := sequence(t, h, groups*128)
+	s := h.NewScope()
+	defer s.Close()
+	for round := range 3 {
+		before := store.reads.Load()
+		for i, b := range a.StreamMutChunks(s, 0, a.Len()) {
+			for k := range b {
+				if want := int64(i + k + round/2); b[k] != want {
+					t.Fatalf("round %d: element %d is %d, want %d", round, i+k, b[k], want)
+				}
+				b[k] += int64(round % 2)
+			}
+		}
+		if err := s.Err(); err != nil {
+			t.Fatal(err)
+		}
+		if n := store.reads.Load() - before; n > groups/2 {
+			t.Errorf("round %d: %d reads for %d groups", round, n, groups)
+		}
+	}
+	next := a.Len() - 1
+	for i, v := range a.Backward(s) {
+		if i != next || *v != int64(i)+1 {
+			t.Fatalf("element %d, backwards: got element %d, which is %d", next, i, *v)
+		}
+		next--
+	}
+	if next != -1 {
+		t.Errorf("backwards it ended at element %d (%v)", next+1, s.Err())
+	}
+	if st := a.Stats(); st.Prefetched == 0 || st.BytesIn == 0 {
+		t.Errorf("the statistics are %+v", st)
+	}
+}
+
+// Of entries that come together, one that is damaged harms none of the others.
+func TestDamageInAnExtentIsOfOneObject(t *testing.T) {
+	store := &extentStore{MemStore: NewMemStore(tinySegment, 1<<10)}
+	h := openObjects(t, store, 16)
+	const groups = 200
+	a := sequence(t, h, groups*128)
+	store.damage = func(op *ReadOp) {
+		if each := farObjectSize(1 << 10); len(op.Buf) >= 3*each {
+			op.Buf[each+100] ^= 4 // in the data of the second one
+		}
+	}
+	s := h.NewScope()
+	defer s.Close()
+	for i := range groups {
+		s.Enter()
+		refs := make([]AnyRef, 0, 8)
+		for k := i; k < min(i+8, groups); k++ {
+			refs = append(refs, AnyRef{h.words.number(&a.words[k])})
+		}
+		s.Leave()
+		if err := h.Prefetch(t.Context(), refs, false); err != nil {
+			t.Fatal(err)
+		}
+		v, err := a.Get(t.Context(), i*128+7)
+		var corrupt *CorruptError
+		if err == nil && v != int64(i*128+7) || err != nil && !errors.As(err, &corrupt) {
+			t.Fatalf("group %d: got %d, %v", i, v, err)
+		}
+	}
+	if h.Stats().Corrupt == 0 {
+		t.Error("nothing was damaged")
+	}
+	store.damage = nil
+	for i, v := range a.All(s) {
+		if *v != int64(i) {
+			t.Fatalf("element %d is %d", i, *v)
+		}
+	}
+	if err := s.Err(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What is wholly overwritten is not read before; of what is overwritten in part,
+// the rest stays.
+func TestWriteReadsOnlyWhatItLeaves(t *testing.T) {
+	store := &extentStore{MemStore: NewMemStore(tinySegment, 1<<10)}
+	h := openObjects(t, store, 16)
+	const n = 300*128 + 50
+	a := sequence(t, h, n)
+	src := make([]int64, n)
+	for i := range src {
+		src[i] = -int64(i)
+	}
+	before := store.reads.Load()
+	if err := a.Write(t.Context(), src, 0); err != nil {
+		t.Fatal(err)
+	}
+	if got := store.reads.Load() - before; got != 0 {
+		t.Errorf("overwriting all took %d reads", got)
+	}
+	for i := range src {
+		src[i] = int64(i)
+	}
+	const from, to = 128 + 100, n - 20
+	if err := a.Write(t.Context(), src[from:to], from); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]int64, n)
+	if err := a.Read(t.Context(), got, 0); err != nil {
+		t.Fatal(err)
+	}
+	for i, v := range got {
+		want := int64(i)
+		if i < from || i >= to {
+			want = -want
+		}
+		if v != want {
+			t.Fatalf("element %d is %d, want %d", i, v, want)
+		}
+	}
+}
+
+// Far segments that die are written to again, for a while, and then given back.
+func TestDeadSegmentsAreUsedAgainOrGivenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &extentStore{MemStore: NewMemStore(tinySegment, 1<<10)}
+		h := openObjects(t, store, 16)
+		const n = 600 * 128
+		keep, a := sequence(t, h, n), sequence(t, h, n)
+		lent := store.Lent()
+		src := make([]int64, n)
+		before := store.allocs.Load()
+		for range 3 {
+			a.Clear()
+			if err := a.Write(t.Context(), src, 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := int(store.allocs.Load() - before); got >= lent {
+			t.Errorf("overwriting half of %d segments 3 times borrowed %d", lent, got)
+		}
+		a.Clear()
+		keep.Clear()
+		time.Sleep(2 * idleFor)
+		// The open segment and the spare one are all that is kept.
+		if got := store.Lent(); got > 3 {
+			t.Errorf("%d segments are still lent, want at most 3", got)
+		}
+	})
+}

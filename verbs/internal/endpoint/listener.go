@@ -1,0 +1,71 @@
+package endpoint
+
+import (
+	"context"
+	"fmt"
+	"net"
+)
+
+// A Listener is a driver's verbs.Listener: it accepts stream connections, and
+// hands out the requests that come over them.
+type Listener struct {
+	*Requests
+	acceptor *acceptor
+	scheme   string
+}
+
+// A Greeting does the handshake on nc and makes a connection of it, which offers
+// its requests to q and calls leave when it ends. If it fails, nc is closed and
+// the peer is logged.
+type Greeting func(ctx context.Context, nc net.Conn, q *Requests, leave func()) error
+
+// Listen accepts at addr (host:port; port 0 picks one) and is one of a device's
+// ends from then on.
+func Listen(addr string, cfg Config, ends *Ends, greet Greeting) (*Listener, error) {
+	lc := net.ListenConfig{Control: cfg.checkListen, KeepAliveConfig: cfg.keepAlive()}
+	nl, err := lc.Listen(context.Background(), "tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	return Serve(nl, "", cfg, ends, greet)
+}
+
+// Serve is Listen for a net.Listener that is open, which it closes if it fails.
+// The scheme comes before its address. Of cfg only MaxConns, Backlog,
+// HandshakeTimeout, Log and TLS count.
+func Serve(nl net.Listener, scheme string, cfg Config, ends *Ends, greet Greeting) (*Listener, error) {
+	l := &Listener{Requests: NewRequests(cfg.Backlog), scheme: scheme}
+	l.acceptor = newAcceptor(nl, cfg, func(ctx context.Context, nc net.Conn, leave func()) error {
+		return greet(ctx, nc, l.Requests, leave)
+	})
+	remove, err := ends.Add(l)
+	if err != nil {
+		l.acceptor.close()
+		return nil, err
+	}
+	go func() {
+		defer remove()
+		l.acceptor.run()
+	}()
+	return l, nil
+}
+
+// Addr implements verbs.Listener.
+func (l *Listener) Addr() string { return l.scheme + l.acceptor.nl.Addr().String() }
+
+// Peers is how many connections there are, those in their handshake included.
+func (l *Listener) Peers() int { return len(l.acceptor.places) }
+
+// Close implements verbs.Listener. Connections that have been made stay. It is
+// idempotent.
+func (l *Listener) Close() error {
+	// First, so that nobody connects to a listener that refuses everything.
+	err := l.acceptor.close()
+	if !l.Requests.Close() {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("cannot close the listener: %w", err)
+	}
+	return nil
+}
