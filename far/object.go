@@ -19,6 +19,17 @@ import (
 // An object without a far copy is dirty: DerefMut finds that out by a look at
 // the lowest byte of the second word, which lies in front of the data.
 //
+// It looks without a fence, in a scope, which is enough. The byte of an object
+// that others see only ever goes from 1 to 0, so who reads 0 reads the truth;
+// who reads 1 takes the slow path, which makes it 0 before it returns the address.
+// The evacuator drops a clean object, or copies out a dirty one, after it has
+// waited for the scopes that were open when it marked the word, and has let be
+// what they or later ones have pinned. Whoever may write has either read the word
+// before it was marked, in a scope that was waited for, so that the writes and
+// the byte are seen, or has met the mark: then it has pinned the object, or moved
+// it by a CAS of the word, which makes the CAS by which the evacuator ends its
+// work on the object fail.
+//
 // In far memory it is an entry of the map objectsID: the hash is the word's
 // number, the expiry the class's serial, and there is no key. That is how one cleaner
 // and one check serve entries and objects.
