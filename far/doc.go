@@ -61,9 +61,10 @@
 // headers that FetchHeads remembers, and a little for every fetch under way.
 //
 // An object takes 16 bytes beside its data, in multiples of 16, while it is
-// local, and 8 bytes for its word whether it is local or far. An entry of a
-// ByteMap takes 36 bytes beside its key and value, in multiples of 16, and
-// about 16 bytes of index whether it is local or far. The index grows at the
+// local, 32 more if it was read to where it stays, as objects of a kilobyte and more
+// are that come together, and 8 bytes for its word whether it is local or far. An
+// entry of a ByteMap takes 36 bytes beside its key and value, in multiples of 16,
+// and about 16 bytes of index whether it is local or far. The index grows at the
 // expense of the logs; where it would leave too little for them, a call that
 // adds an entry fails with an [ErrFull] that says what budget would do.
 //
@@ -87,9 +88,9 @@
 // writes the others, batched, to far segments, which are logs, too. A fetched
 // entry keeps its far copy until it is overwritten. An entry that is read for the
 // first time in a while is not kept in local memory, unless there is room: it would
-// cost the eviction of another. The cleaner reclaims far
-// segments of which little lives. The janitor gives dead segments back,
-// accounts for lost ones, and collects what has expired.
+// cost the eviction of another. The cleaner reclaims far segments of which little
+// lives. The janitor gives dead segments back, unless they are soon written to
+// again, accounts for lost ones, and collects what has expired.
 //
 // A value that is longer than an eighth of the evacuator's buffer, at most
 // 64 KiB, is stored in pieces under a version of its own, and becomes visible
@@ -101,7 +102,9 @@
 // as good in a far object ([Ref]) as in a local variable: the address of the
 // object if it is local, was used of late and is left alone, and otherwise
 // something with its top bit set, which is all that the fast path looks
-// at. Whether an object has an equal far copy, its header says.
+// at. Whether an object has an equal far copy, its header says. Objects that were
+// evacuated one after another lie side by side in far memory, and are read
+// together when they are prefetched.
 //
 // A pass of the evacuator (section 5.3) marks the words of what lies in some
 // segments and waits until the scopes that were open before have been left. It

@@ -201,3 +201,31 @@ func TestDeadSegmentsAreUsedAgainOrGivenBack(t *testing.T) {
 		}
 	})
 }
+
+// What an iteration fetches by itself takes only memory that is there: whoever has
+// the rest may wait for the iteration.
+func TestAnImpatientFetchDoesNotWaitForRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := openObjects(t, NewMemStore(tinySegment, 1<<10), 16)
+		a := sequence(t, h, 400*128)
+		s := h.NewScope()
+		defer s.Close()
+		s.Enter() // no pass of the evacuator ends
+		defer s.Leave()
+		for {
+			if _, err := New(NoWait, h, [1000]byte{}); err != nil {
+				break
+			}
+		}
+		var refs []AnyRef
+		for i := range 40 {
+			refs = append(refs, AnyRef{h.words.number(&a.words[i])})
+		}
+		var b objectBatch
+		began := time.Now()
+		read, err := b.fetch(t.Context(), h, refs, 0, false)
+		if took := time.Since(began); err != errNoRoom || read == len(refs) || took > 0 {
+			t.Errorf("with no room for them, %d of %d objects were read after %v (%v)", read, len(refs), took, err)
+		}
+	})
+}

@@ -19,7 +19,7 @@ func (h *Heap) Prefetch(ctx context.Context, refs []AnyRef, stream bool) error {
 		what = derefStream
 	}
 	var b objectBatch
-	_, err := b.fetch(ctx, h, refs, what)
+	_, err := b.fetch(ctx, h, refs, what, true)
 	return err
 }
 
@@ -102,8 +102,9 @@ func (rs *runs) end(r *run) {
 	close(r.done)
 }
 
-// fetch does what Prefetch says, and returns how many objects it has read.
-func (b *objectBatch) fetch(ctx context.Context, h *Heap, refs []AnyRef, what int) (read int, err error) {
+// fetch does what Prefetch says, and returns how many objects it has read. Unless
+// it is patient, it ends where it would have to wait for local memory.
+func (b *objectBatch) fetch(ctx context.Context, h *Heap, refs []AnyRef, what int, patient bool) (read int, err error) {
 	if err := h.begin(); err != nil {
 		return 0, err
 	}
@@ -116,6 +117,8 @@ func (b *objectBatch) fetch(ctx context.Context, h *Heap, refs []AnyRef, what in
 		err = b.read(ctx, h)
 		switch {
 		case err != nil:
+		case !patient && (wait != nil || busy != nil):
+			return read, wait
 		case wait == errNoRoom:
 			err = h.roomSoon(ctx)
 		case wait != nil:

@@ -176,12 +176,13 @@ func (tr *tracker) fetch(words []*uint64, stream bool) {
 	}
 }
 
-// demand brings the far object i, and those up to n, not included, that are next to
-// be used in an iteration, as far as they are far: the caller would have to wait
+// demand brings the far object i, and those that follow up to n, not included, and
+// are next to be used in an iteration, as far as they are far: the caller would have to wait
 // anyway, and fetches many for not much more than one. That is what becomes of
-// prefetching when no processor is left for it. It waits for local memory, and so
-// must not be called in a scope. Whatever goes wrong, who dereferences the objects
-// comes upon it.
+// prefetching when no processor is left for it. It takes no local memory that is
+// kept for scopes, and does not wait for any: what is missing then, and whatever
+// goes wrong, who dereferences the objects comes upon. It must not be called in a
+// scope.
 func (tr *tracker) demand(s *Scope, i, n int, stream bool) {
 	h := tr.h
 	if tr.make != nil {
@@ -199,7 +200,7 @@ func (tr *tracker) demand(s *Scope, i, n int, stream bool) {
 	d := s.ahead.demand()
 	d.refs = d.refs[:0]
 	for ; i < n && len(d.refs) < cap(d.refs) && len(d.refs)*tr.c.size < demandBytes; i++ {
-		if p = tr.word(i); p == nil {
+		if p = tr.word(i); p == nil || !loadWord(p).far() {
 			break
 		}
 		d.refs = append(d.refs, AnyRef{h.words.number(p)})
@@ -208,8 +209,8 @@ func (tr *tracker) demand(s *Scope, i, n int, stream bool) {
 	if stream {
 		what = derefStream
 	}
-	read, err := d.batch.fetch(s.ctx, h, d.refs, what)
-	if err != nil || read == 0 {
+	read, _ := d.batch.fetch(s.ctx, h, d.refs, what, false)
+	if read == 0 {
 		return
 	}
 	tr.c.misses.Add(1)
@@ -354,7 +355,7 @@ func (ph *prefetching) run(h *Heap, b *prefetchJob, batch *objectBatch) {
 	}
 	ctx, cancel := context.WithTimeout(h.ctx, storeTimeout)
 	defer cancel()
-	read, err := batch.fetch(ctx, h, refs, what)
+	read, err := batch.fetch(ctx, h, refs, what, true)
 	if err != nil {
 		// Whoever uses the objects is told; they were not prefetched.
 		ph.forget(refs)
