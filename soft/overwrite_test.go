@@ -108,7 +108,8 @@ func TestNoWriteIsLostToTheEvacuator(t *testing.T) {
 		if n&1 == 0 {
 			v[0][0], v[len(v)-1][7] = n, n
 			if err := ptrs[i].StoreFrom(v); err != nil {
-				t.Fatal(err)
+				t.Error(err)
+				break
 			}
 			last[i] = n
 		} else if !ptrs[i].Load(v) || v[0][0] != last[i] || v[len(v)-1][7] != last[i] {
