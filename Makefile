@@ -51,7 +51,8 @@ fuzz: ## run every fuzz target for 10 minutes
 soak: ## run the long forms of tests, SOAK (10m) each, and robustness five times
 	POLDER_SOAK=1 $(GO) test -race -count=1 -timeout 4h ./share/robustness
 	POLDER_SOAK=$(SOAK) $(GO) test -race -count=1 -timeout 4h -run Soak ./...
-	POLDER_SOAK=$(SOAK) $(GO) test -race -count=1 -timeout 4h -run 'Torture|EveryStructure' ./far
+	POLDER_SOAK=$(SOAK) $(GO) test -race -count=1 -timeout 4h -run 'Torture|EveryStructureIs' ./far
+	POLDER_SOAK=$(SOAK) $(GO) test -count=1 -timeout 4h -run SoakLongestByteString ./far
 	POLDER_SOAK=$(SOAK) $(GO) test -race -count=1 -timeout 4h -run ClientsThatAreKilled ./pool/finemem
 	POLDER_SOAK=$(SOAK) $(GO) test -count=1 -timeout 4h -run SoakInterleavings ./pool/finemem
 	$(GO) test -count=1 -timeout 4h ./soft -run NoWrongByte -torture $(SOAK) -torture.pace 0

@@ -10,8 +10,7 @@ import (
 )
 
 // StructureConfig configures an Array, a Vector, a List, a Stack or a Queue. The
-// zero value is good. A heap takes 16384 structures and classes in its life, with
-// those that were freed: what is short-lived should be cleared and used again.
+// zero value is good. A heap has up to 16,384 structures and classes at a time.
 type StructureConfig struct {
 	// Name appears in statistics.
 	Name string
@@ -95,6 +94,7 @@ func NewArray[T any](ctx context.Context, h *Heap, n int, cfg StructureConfig) (
 	}
 	words, err := h.newRun(ctx, tr.c, (n+tr.group-1)/tr.group)
 	if err != nil {
+		h.retire(tr.c)
 		return nil, fmt.Errorf("cannot make array %q of %d elements: %w", cfg.Name, n, err)
 	}
 	a := &Array[T]{n: n, shift: bits.TrailingZeros(uint(tr.group)), words: words, tr: tr, idx: make([]struct{}, n)}

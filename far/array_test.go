@@ -24,6 +24,7 @@ func newArray[T any](t testing.TB, h *Heap, n int, cfg StructureConfig) *Array[T
 
 // An array several times as large as local memory is what was written.
 func TestAnArrayIsWhatWasWritten(t *testing.T) {
+	t.Parallel()
 	h := openObjects(t, NewMemStore(tinySegment, 1<<10), 16)
 	const n = 100_003
 	a := newArray[int64](t, h, n, StructureConfig{})
@@ -199,25 +200,24 @@ func TestArrayAccessDoesNotAllocate(t *testing.T) {
 
 // The fast path of an element is inlined into its user.
 func TestElementsAreInlined(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
-	src := `package main
+	src := `package sum
 
 import "polder/far"
 
-func sum(a *far.Array[int64], s *far.Scope, i int) int64 { return *a.At(i).Deref(s) }
-
-func main() { println(sum(nil, nil, 0)) }
+func Element(a *far.Array[int64], s *far.Scope, i int) int64 { return *a.At(i).Deref(s) }
 `
-	file := filepath.Join(dir, "main.go")
+	file := filepath.Join(dir, "sum.go")
 	if err := os.WriteFile(file, []byte(src), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.Command("go", "build", "-gcflags=-m", "-o", filepath.Join(dir, "prog"), file).CombinedOutput()
+	out, err := exec.Command("go", "build", "-gcflags=-m", file).CombinedOutput()
 	if err != nil {
 		t.Fatalf("cannot compile: %v\n%s", err, out)
 	}
 	for _, fn := range []string{`far\.\(\*Array\[.*\]\)\.At`, `far\.Elem\[.*\]\.Deref`} {
-		if !regexp.MustCompile(`(?m)inlining call to ` + fn + `$`).Match(out) {
+		if !regexp.MustCompile(`(?m)sum\.go:.* inlining call to ` + fn + `$`).Match(out) {
 			t.Errorf("%s is not inlined:\n%s", strings.ReplaceAll(fn, `\`, ""), out)
 		}
 	}

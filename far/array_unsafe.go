@@ -4,8 +4,6 @@ import (
 	"context"
 	"sync/atomic"
 	"unsafe"
-
-	"polder/internal/invariants"
 )
 
 // Elem is a pointer to an element of an Array or a Vector: to one of several
@@ -24,20 +22,22 @@ type elem struct {
 }
 
 // Deref returns the element, to be read until s is left, as Ptr.Deref does. The
-// fast path is inlined.
-func (p Elem[T]) Deref(s *Scope) *T {
-	v := unsafe.Add(atomic.LoadPointer(p.e.w), p.e.off)
-	if invariants.Enabled || int64(uintptr(v)) < 0 {
-		v = elemSlow(s, p.e)
+// fast path is inlined: it is a load, an addition, a test and a branch. The
+// comparison is the test of the sign, within what the compiler inlines.
+func (p Elem[T]) Deref(s *Scope) (v *T) {
+	v = (*T)(unsafe.Add(atomic.LoadPointer(p.e.w), p.e.off))
+	if uintptr(unsafe.Pointer(v)) > elemTop {
+		v = (*T)(elemSlow(s, p.e))
 	}
-	return (*T)(v)
+	return
 }
 
 // DerefMut returns the element, to be read and written until s is left, as
-// Ptr.DerefMut does.
+// Ptr.DerefMut does. It is too long to be inlined, and so takes a call, a
+// nanosecond or two: what writes many elements uses MutChunks.
 func (p Elem[T]) DerefMut(s *Scope) *T {
 	v := atomic.LoadPointer(p.e.w)
-	if invariants.Enabled || uintptr(v) > pTop || *(*bool)(unsafe.Add(v, -8)) {
+	if uintptr(v) > elemTop || *(*bool)(unsafe.Add(v, -8)) {
 		return (*T)(elemFor(s, p.e, derefMut))
 	}
 	return (*T)(unsafe.Add(v, p.e.off))

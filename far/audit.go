@@ -12,6 +12,9 @@ func (h *Heap) audit() error {
 	logs := make([]struct{ live, clean int64 }, len(h.logs.segs))
 	far := map[uint64]int64{}
 	index := h.words.pages.Load() * wordPage
+	for _, tr := range h.structures {
+		index += tr.nodeParts.Load() * nodePartBytes
+	}
 	for _, m := range *h.maps.Load() {
 		for i := range m.shards {
 			sh := &m.shards[i]
@@ -51,8 +54,8 @@ func (h *Heap) audit() error {
 				return fmt.Errorf("map %q, shard %d: %d entries, %d lost, %d in all, but counted are %d, %d, %d",
 					m.name, i, entries, lost, used, sh.entries, sh.lost, sh.t.used)
 			}
-			if n := len(sh.flights); n > 0 {
-				return fmt.Errorf("map %q, shard %d: %d fetches are still listed", m.name, i, n)
+			if f := sh.flights; f != nil {
+				return fmt.Errorf("map %q, shard %d: a fetch of %d bytes is still listed", m.name, i, len(f.buf))
 			}
 		}
 	}
@@ -96,9 +99,9 @@ func (h *Heap) audit() error {
 	}
 	var err error
 	h.far.all(func(s *farSegment) {
-		if live := s.live.Load(); live != far[s.id] || s.pins.Load() != 0 {
+		if live := s.live.Load(); live != far[s.id] || s.pinned() != 0 {
 			err = fmt.Errorf("%s: %d bytes live, counted are %d, with %d reads under way",
-				s.seg.Name(), far[s.id], live, s.pins.Load())
+				s.seg.Name(), far[s.id], live, s.pinned())
 		}
 		delete(far, s.id)
 	})

@@ -176,14 +176,16 @@ func (b bigHead) corrupt(err error) error {
 
 // fetchPieces brings pieces [i, j) into local memory.
 func (m *ByteMap) fetchPieces(ctx context.Context, big bigHead, i, j int) error {
-	var b batch
+	b := m.newBatch()
+	defer b.end()
 	for ; i < j; i++ {
 		k := big.key(i)
-		if err := b.add(ctx, m, k[:], pieceKind); err != nil {
-			return errOr(b.run(ctx, m), err)
+		b.left = j - i
+		if _, err := b.add(ctx, k[:], pieceKind); err != nil {
+			return errOr(b.run(ctx), err)
 		}
 	}
-	return b.run(ctx, m)
+	return b.run(ctx)
 }
 
 // errChanged: the entry is not the one that an update was computed from.

@@ -46,10 +46,23 @@ func (m *ByteMap) Get(ctx context.Context, key, dst []byte) (Entry, error) {
 		sh.mu.Unlock()
 		return Entry{}, ErrNotFound
 	}
-	closed := sh.closed
-	sh.mu.Unlock()
-	if st == remote && ctx == NoWait && !closed {
-		return Entry{}, ErrWouldBlock // as getSlow finds in the end
+	if st == remote && !sh.closed {
+		if ctx == NoWait {
+			sh.mu.Unlock()
+			return Entry{}, ErrWouldBlock // as getSlow finds in the end
+		}
+		f, err := m.demand(ctx, sh, hs, p, key)
+		if f != nil {
+			ent := f.e.meta()
+			ent.Value = append(dst, f.e.value()...)
+			m.h.done(f)
+			return ent, nil
+		}
+		if err != nil {
+			return Entry{}, err
+		}
+	} else {
+		sh.mu.Unlock()
 	}
 	ent, _, err := m.getSlow(ctx, sh, hs, key, dst)
 	return ent, err

@@ -2,7 +2,7 @@ package far
 
 import (
 	"context"
-	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"iter"
@@ -14,8 +14,9 @@ const MaxBytes = 1 << 30
 
 // Bytes is a pointer to a byte string of any size up to MaxBytes, in local or
 // far memory. A string that is longer than a piece, at most 64 KiB, is stored in
-// pieces, each an object that is fetched and evacuated by itself, and a list of
-// them. Strings do not change: Replace puts another one in its place, at once,
+// pieces, each an object that is fetched and evacuated by itself. Their words lie
+// in a row, and take 8 bytes of local memory each, in multiples of 512.
+// Strings do not change: Replace puts another one in its place, at once,
 // so that whoever reads sees one or the other, whole. A Bytes is a small value, all
 // copies of which are the same pointer; the zero Bytes points to nothing.
 //
@@ -27,9 +28,16 @@ type Bytes struct{ p Ptr[bytesHead] }
 // another one can be written over it.
 type bytesHead struct {
 	size  uint64 // of the string
-	root  uint64 // word of the only piece, or of the list of them
-	depth uint32 // of lists above the pieces
-	piece uint32 // bytes of every piece but the last
+	first uint64 // word of the first piece, which the others' follow; 0 if there is none
+	piece uint64 // bytes of every piece but the last
+}
+
+// pieces is how many there are.
+func (b bytesHead) pieces() int {
+	if b.first == 0 {
+		return 0
+	}
+	return int((b.size + b.piece - 1) / b.piece)
 }
 
 // bytesClasses are the classes that the byte strings of a heap have.
@@ -76,74 +84,77 @@ func NewBytes(ctx context.Context, h *Heap, b []byte) (Bytes, error) {
 	}
 	p, err := c.heads.New(ctx, head)
 	if err != nil {
-		h.dropBytes(ctx, head)
+		h.dropBytes(head)
 		return Bytes{}, err
 	}
 	return Bytes{p}, nil
 }
 
 // putBytes stores the pieces of b.
-func (h *Heap) putBytes(ctx context.Context, c *bytesClasses, b []byte) (bytesHead, error) {
-	head := bytesHead{size: uint64(len(b)), piece: uint32(h.bytesPiece())}
+func (h *Heap) putBytes(ctx context.Context, c *bytesClasses, b []byte) (head bytesHead, err error) {
 	if len(b) > MaxBytes {
 		return head, fmt.Errorf("cannot store a string of %d bytes (at most %d): %w", len(b), MaxBytes, ErrTooLarge)
 	}
+	head = bytesHead{size: uint64(len(b)), piece: uint64(h.bytesPiece())}
 	if len(b) == 0 {
 		return head, nil
 	}
-	level := make([]uint64, 0, (len(b)-1)/int(head.piece)+1)
-	fail := func(err error) (bytesHead, error) {
-		for _, n := range level {
-			h.free(h.words.at(n))
+	if len(b) <= int(head.piece) {
+		err := h.untilRoom(ctx, func() error {
+			w, err := h.newObject(c.pieces, nil, len(b), 0, b)
+			if err == nil {
+				head.first = h.words.number(w)
+			}
+			return err
+		})
+		return head, err
+	}
+	err = h.untilRoom(ctx, func() error {
+		n := (len(b)-1)/int(head.piece) + 1
+		first, err := h.words.run(n, &h.logs)
+		if err == nil {
+			h.zeroRun(first, n, c.pieces) // until they are filled
+			head.first = first
 		}
+		return err
+	})
+	for n := head.first; err == nil && len(b) > 0; n++ {
+		part := b[:min(int(head.piece), len(b))]
+		b = b[len(part):]
+		err = h.untilRoom(ctx, func() error { return h.putPiece(c, n, part) })
+	}
+	if err != nil {
+		h.dropBytes(head)
 		return bytesHead{}, err
 	}
-	for at := 0; at < len(b); at += int(head.piece) {
-		n, err := h.putPiece(ctx, c, b[at:min(at+int(head.piece), len(b))])
-		if err != nil {
-			return fail(err)
-		}
-		level = append(level, n)
-	}
-	for len(level) > 1 {
-		fan := int(head.piece) / 8
-		var above []uint64
-		for at := 0; at < len(level); at += fan {
-			part := level[at:min(at+fan, len(level))]
-			list := make([]byte, 0, 8*len(part))
-			for _, n := range part {
-				list = binary.LittleEndian.AppendUint64(list, n)
-			}
-			n, err := h.putPiece(ctx, c, list)
-			if err != nil {
-				for _, n := range above {
-					h.dropList(ctx, n, 1)
-				}
-				level = level[at:]
-				return fail(err)
-			}
-			above = append(above, n)
-		}
-		level = above
-		head.depth++
-	}
-	head.root = level[0]
 	return head, nil
 }
 
-func (h *Heap) putPiece(ctx context.Context, c *bytesClasses, b []byte) (uint64, error) {
+// untilRoom calls fn, and again when there is room in local memory if it fails
+// with errNoRoom.
+func (h *Heap) untilRoom(ctx context.Context, fn func() error) error {
 	for {
-		w, err := h.newObject(c.pieces, nil, len(b), 0, b)
-		if err == nil {
-			return h.words.number(w), nil
-		}
-		if err != errNoRoom {
-			return 0, err
+		if err := fn(); err != errNoRoom {
+			return err
 		}
 		if err := h.roomSoon(ctx); err != nil {
-			return 0, err
+			return err
 		}
 	}
+}
+
+// putPiece makes b the object of word n, which nobody else knows.
+func (h *Heap) putPiece(c *bytesClasses, n uint64, b []byte) error {
+	if h.shut.Load() {
+		return ErrClosed
+	}
+	o, addr, err := h.newSlot(nil, objects, objectHead(n, len(b)), newTail(0, c.pieces.id), len(b))
+	if err != nil {
+		return err
+	}
+	clear(o[objectHeader+copy(o[objectHeader:], b):])
+	storeWord(h.words.at(n), localWord(addr, c.pieces.cfg.HotBits))
+	return nil
 }
 
 // Replace makes the string a copy of b, in one step for whoever reads it. If it
@@ -176,14 +187,15 @@ func (s Bytes) Replace(ctx context.Context, b []byte) error {
 	if !swapped {
 		free = head
 	}
-	return errOr(err, h.dropBytes(ctx, free))
+	h.dropBytes(free)
+	return err
 }
 
 // heldBytes is strings that are being read, in parts by the word of their
 // pointer. Nobody waits with mu held.
 type heldBytes struct {
 	mu sync.Mutex
-	by map[uint64]*heldString // by root, under mu
+	by map[uint64]*heldString // by the first piece, under mu
 	_  [48]byte
 }
 
@@ -199,7 +211,7 @@ func (h *Heap) holding(p *uint64) *heldBytes {
 // retire returns head if it can be freed at once, and leaves it to the last
 // reader if there are some. hb.mu must be held.
 func (hb *heldBytes) retire(head bytesHead) bytesHead {
-	if hs := hb.by[head.root]; hs != nil && head.root != 0 {
+	if hs := hb.by[head.first]; hs != nil && head.first != 0 {
 		hs.retired = &head
 		return bytesHead{}
 	}
@@ -234,14 +246,14 @@ func (s Bytes) hold(ctx context.Context) (head bytesHead, err error) {
 		if o := s.p.Deref(sc); o != nil {
 			part := h.holding(s.p.word())
 			part.mu.Lock()
-			if head = *o; head.root != 0 {
-				hs := part.by[head.root]
+			if head = *o; head.first != 0 {
+				hs := part.by[head.first]
 				if hs == nil {
 					if part.by == nil {
 						part.by = map[uint64]*heldString{}
 					}
 					hs = &heldString{}
-					part.by[head.root] = hs
+					part.by[head.first] = hs
 				}
 				hs.readers++
 			}
@@ -254,21 +266,20 @@ func (s Bytes) hold(ctx context.Context) (head bytesHead, err error) {
 // release ends what hold began. It frees the string if it has been replaced and
 // nobody else reads it.
 func (s Bytes) release(h *Heap, head bytesHead) {
-	if head.root == 0 {
+	if head.first == 0 {
 		return
 	}
 	part := h.holding(s.p.word())
 	part.mu.Lock()
-	hs := part.by[head.root]
+	hs := part.by[head.first]
 	hs.readers--
 	last := hs.readers == 0
 	if last {
-		delete(part.by, head.root)
+		delete(part.by, head.first)
 	}
 	part.mu.Unlock()
 	if last && hs.retired != nil {
-		// Whoever reads is not to blame if it cannot be freed: see dropBytes.
-		_ = h.dropBytes(context.Background(), *hs.retired)
+		h.dropBytes(*hs.retired)
 	}
 }
 
@@ -312,37 +323,24 @@ func (s Bytes) pieces(ctx context.Context, off int64, yield func([]byte, error) 
 		return
 	}
 	defer s.release(h, head)
-	if head.root == 0 || off >= int64(head.size) {
+	if off >= int64(head.size) {
 		return
 	}
-	list := []uint64{head.root}
-	for range head.depth {
-		var below []uint64
-		for _, n := range list {
-			b, err := h.copyObject(ctx, n, nil)
-			if err != nil {
-				yield(nil, err)
-				return
-			}
-			for ; len(b) >= 8; b = b[8:] {
-				below = append(below, binary.LittleEndian.Uint64(b))
-			}
-		}
-		list = below
-	}
 	var buf []byte
+	var refs [ahead]AnyRef
+	n := head.pieces()
 	first := int(off / int64(head.piece))
 	skip := int(off % int64(head.piece))
-	for i := first; i < len(list); i++ {
+	for i := first; i < n; i++ {
 		if (i-first)%ahead == 0 {
-			refs := make([]AnyRef, 0, ahead)
-			for _, n := range list[i:min(i+ahead, len(list))] {
-				refs = append(refs, AnyRef{n})
+			few := refs[:min(ahead, n-i)]
+			for j := range few {
+				few[j] = AnyRef{head.first + uint64(i+j)}
 			}
 			// What cannot be fetched now, whoever reads it is told.
-			_ = h.Prefetch(ctx, refs, false)
+			_ = h.Prefetch(ctx, few, false)
 		}
-		b, err := h.copyObject(ctx, list[i], buf[:0])
+		b, err := h.copyObject(ctx, head.first+uint64(i), buf[:0])
 		if err != nil {
 			yield(nil, err)
 			return
@@ -372,13 +370,19 @@ func (h *Heap) copyObject(ctx context.Context, n uint64, dst []byte) ([]byte, er
 	return dst, err
 }
 
-// Free frees the string and the pointer.
+// Free frees the string and the pointer. It fails, and frees nothing, if what the
+// pointer points to is far and cannot be read; if that is lost, it frees the pointer,
+// and the string's pieces stay until the heap is closed.
 func (s Bytes) Free(ctx context.Context) error {
 	h := heapOf(s.p.word())
 	if h == nil {
 		return ErrClosed
 	}
 	head, err := s.p.Load(ctx)
+	var lost *LostError
+	if errors.As(err, &lost) {
+		s.p.Free()
+	}
 	if err != nil {
 		return fmt.Errorf("cannot free a string: %w", err)
 	}
@@ -387,7 +391,8 @@ func (s Bytes) Free(ctx context.Context) error {
 	head = part.retire(head)
 	part.mu.Unlock()
 	s.p.Free()
-	return h.dropBytes(ctx, head)
+	h.dropBytes(head)
+	return nil
 }
 
 // IsNil reports whether s points to nothing.
@@ -402,26 +407,9 @@ type BytesRef struct{ r Ref[bytesHead] }
 // Bytes returns the byte string that r is on its heap.
 func (r BytesRef) Bytes(h *Heap) Bytes { return Bytes{r.r.Ptr(h)} }
 
-// dropBytes frees what head refers to. If its list cannot be read, the pieces
-// stay until the heap is closed.
-func (h *Heap) dropBytes(ctx context.Context, head bytesHead) error {
-	if head.root == 0 {
-		return nil
+// dropBytes frees what head refers to.
+func (h *Heap) dropBytes(head bytesHead) {
+	for i := range head.pieces() {
+		h.free(h.words.at(head.first + uint64(i)))
 	}
-	return h.dropList(ctx, head.root, int(head.depth))
-}
-
-// dropList frees the list of word n, and what is below it.
-func (h *Heap) dropList(ctx context.Context, n uint64, depth int) error {
-	var err error
-	if depth > 0 {
-		var b []byte
-		if b, err = h.copyObject(ctx, n, nil); err == nil {
-			for ; len(b) >= 8; b = b[8:] {
-				err = errOr(err, h.dropList(ctx, binary.LittleEndian.Uint64(b), depth-1))
-			}
-		}
-	}
-	h.free(h.words.at(n))
-	return err
 }

@@ -26,6 +26,7 @@ func patterned(n int, seed uint64) []byte {
 }
 
 func TestByteStringsOfAllSizes(t *testing.T) {
+	t.Parallel()
 	h := openObjects(t, NewMemStore(tinySegment, 1<<12), 16)
 	ctx := context.Background()
 	piece := h.bytesPiece()
@@ -70,10 +71,14 @@ func TestByteStringsOfAllSizes(t *testing.T) {
 }
 
 // A string is read back that is several times as large as local memory.
-func TestByteStringLargerThanLocalMemory(t *testing.T) { longString(t, 64<<20) }
+func TestByteStringLargerThanLocalMemory(t *testing.T) {
+	t.Parallel()
+	longString(t, 32<<20)
+}
 
 // TestSoakLongestByteString does the same with the longest string there may be.
-// It takes 3 GiB of memory, and does nothing unless POLDER_SOAK is set.
+// It takes 2 GiB of memory, or 6 with the race detector, and does nothing unless
+// POLDER_SOAK is set.
 func TestSoakLongestByteString(t *testing.T) {
 	if os.Getenv("POLDER_SOAK") != "" {
 		longString(t, MaxBytes)
@@ -81,7 +86,7 @@ func TestSoakLongestByteString(t *testing.T) {
 }
 
 func longString(t *testing.T, size int) {
-	const local = 16 << 20
+	const local = 8 << 20
 	h, err := NewHeap(NewMemStore(1<<20, size>>20*5/4+16), Config{Local: local})
 	if err != nil {
 		t.Fatal(err)
@@ -207,6 +212,7 @@ func TestOwnedObjectsAreCollected(t *testing.T) {
 
 // Pointers do what Go's do, whatever of them is local.
 func TestPointersAreLikeGos(t *testing.T) {
+	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		lay := tiny
 		lay.logs = 12 * int64(lay.segSize)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"reflect"
+	"slices"
 	"sync"
 	"sync/atomic"
 )
@@ -60,16 +61,19 @@ func (s *ClassStats) add(o *ClassStats) {
 
 // class is a kind of objects: the paper's data structure.
 type class struct {
-	id   uint16
-	cfg  ClassConfig
-	size int // of the objects' data, -1 if they differ
+	id     uint16 // what words and local objects call it, while it exists
+	serial uint64 // what far objects call it, which no other class is ever called
+	cfg    ClassConfig
+	size   int // of the objects' data, -1 if they differ
+
+	ended atomic.Bool // nothing is to be made of it any more
 
 	misses, coalesced, warmed, rescued atomic.Uint64
 	prefetched, bytesIn, bytesOut      atomic.Uint64
 	evacuated, evacuatedClean          atomic.Uint64
 }
 
-// maxClasses is how many classes a heap takes.
+// maxClasses is how many classes a heap has at a time.
 const maxClasses = 1 << 14
 
 func (h *Heap) newClass(cfg ClassConfig, size int) (*class, error) {
@@ -86,12 +90,23 @@ func (h *Heap) newClass(cfg ClassConfig, size int) (*class, error) {
 	if len(old) == 0 {
 		defer h.reserveForScopes()
 	}
-	if len(old) == maxClasses {
-		return nil, fmt.Errorf("cannot make class %q: a heap takes %d in its life, with those of structures that were freed: clear them and use them again", cfg.Name, maxClasses)
+	h.serials++
+	c := &class{serial: h.serials, cfg: cfg, size: size}
+	id, again := h.usedID()
+	switch {
+	case again:
+		c.id = id
+		classes := slices.Clone(old)
+		classes[id] = c
+		h.classes.Store(&classes)
+	case len(old) == maxClasses:
+		return nil, fmt.Errorf("cannot make class %q: the heap has %d classes and structures, of which %d were freed while scopes were open that still are: free some, and leave the scopes",
+			cfg.Name, maxClasses, len(h.retired))
+	default:
+		c.id = uint16(len(old))
+		classes := append(old[:len(old):len(old)], c)
+		h.classes.Store(&classes)
 	}
-	c := &class{id: uint16(len(old)), cfg: cfg, size: size}
-	classes := append(old[:len(old):len(old)], c)
-	h.classes.Store(&classes)
 	return c, nil
 }
 
@@ -121,8 +136,8 @@ type Class[T any] struct {
 }
 
 // NewClass makes a class of objects of type T, which must not hold Go
-// pointers: the garbage collector does not see them. A heap takes 16,384 classes;
-// they live as long as it does.
+// pointers: the garbage collector does not see them. A heap has up to 16,384
+// classes, and structures, of which each is one, at a time.
 func NewClass[T any](h *Heap, cfg ClassConfig) (*Class[T], error) {
 	t := reflect.TypeFor[T]()
 	if err := pointerless(t); err != nil {

@@ -22,7 +22,8 @@ type Device interface {
 }
 
 // A Component is an object at a memory node. Its memory there is not a part of
-// the heap's budget. Every request takes one round trip.
+// the heap's budget. Every request takes one round trip, or none if the object is in
+// this process, as package far/remote says.
 //
 // Errors are ErrNotFound, ErrStoreFull when the node has no more memory for this
 // client's objects, ErrTooLarge, ErrRefused, or a *LostError when the object is

@@ -4,14 +4,34 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"hash/crc32"
 
 	"polder/internal/active"
 )
 
 // A RemoteTable is a hash table that lies at a memory node all of it, index and
-// entries. Get, Put and Delete take one round trip each, whether the key exists
-// or not, and nothing of the table is in local memory: it is for keys of which
-// no index should be kept here, and what a cache falls back on.
+// entries (AIFM, section 8.1.3). Get, Put and Delete take one round trip each,
+// whether the key exists or not, and nothing of the table is in the heap's memory.
+// With a node on the same machine they take none: the table is in memory that the
+// node has lent, and that is mapped here.
+//
+// # A Map, or a RemoteTable
+//
+// A [Map] keeps its index here, about 16 bytes a key. So its miss is one READ of
+// exactly the entry, and not two that wait for each other; an absent key costs no
+// round trip; and what is used often is local. Take a Map as long as its index
+// fits into the budget: no component makes its miss any faster.
+//
+// A RemoteTable is for more keys than that: 1,000 million would take 16 GB here
+// before there was any value. What a one-sided index at the node would answer with
+// two dependent READs, a RemoteTable does with one request. It is a type of its
+// own, and not an option of NewMap, because it promises something else: it has no
+// part in the budget, keeps nothing local, holds values of up to 60 KiB, is full when
+// the node's memory for components is, and ends with the client's session. The
+// example of package far/remote has a small Map before it, for what is
+// asked for again and again.
+//
+// Values carry a checksum of their own and their keys' from Put to Get.
 //
 // It may be used by any number of goroutines. Operations are linearizable,
 // except that a Put or Delete that fails with an error that is not ErrNotFound
@@ -21,8 +41,15 @@ type RemoteTable struct{ object Component }
 // Limits of a RemoteTable, in bytes.
 const (
 	MaxTableKey   = active.MaxKey
-	MaxTableValue = active.MaxValue
+	MaxTableValue = active.MaxValue - tableSum
 )
+
+// tableSum is the bytes behind a value: CRC32C of its key and of itself.
+const tableSum = 4
+
+func tableSumOf(key, value []byte) uint32 {
+	return crc32.Update(crc32.Checksum(key, castagnoli), castagnoli, value)
+}
 
 // NewRemoteTable makes an empty table at a node of d's.
 func NewRemoteTable(ctx context.Context, d Device) (*RemoteTable, error) {
@@ -33,9 +60,21 @@ func NewRemoteTable(ctx context.Context, d Device) (*RemoteTable, error) {
 	return &RemoteTable{o}, nil
 }
 
-// Get appends the value of key to buf. It fails with ErrNotFound.
+// Get appends the value of key to buf. It fails with ErrNotFound, and with a
+// *CorruptError if the node answers with something else than was put there.
 func (t *RemoteTable) Get(ctx context.Context, key, buf []byte) ([]byte, error) {
-	return t.object.Read(ctx, key, buf)
+	out, err := t.object.Read(ctx, key, buf)
+	if err != nil {
+		return out, err
+	}
+	n := len(out) - tableSum
+	if n < len(buf) {
+		return buf, wrongAnswer(t.object, out[len(buf):])
+	}
+	if got, want := tableSumOf(key, out[len(buf):n]), binary.LittleEndian.Uint32(out[n:]); got != want {
+		return buf, &CorruptError{Segment: t.object.Name(), Err: fmt.Errorf("CRC32C of the key and the value is %08x, want %08x", got, want)}
+	}
+	return out[:n], nil
 }
 
 // Put sets the value of key. It fails with ErrTooLarge, and with ErrStoreFull
@@ -45,7 +84,8 @@ func (t *RemoteTable) Put(ctx context.Context, key, value []byte) error {
 		return fmt.Errorf("cannot put a key of %d bytes and a value of %d, want at most %d and %d: %w",
 			len(key), len(value), MaxTableKey, MaxTableValue, ErrTooLarge)
 	}
-	return t.object.Write(ctx, key, value)
+	b := append(make([]byte, 0, len(value)+tableSum), value...)
+	return t.object.Write(ctx, key, binary.LittleEndian.AppendUint32(b, tableSumOf(key, value)))
 }
 
 // Delete removes key. It fails with ErrNotFound.

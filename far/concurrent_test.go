@@ -18,7 +18,7 @@ import (
 // Operations on one key are linearizable. A key's state is a number, 0 for
 // none; "add" adds by Update.
 type kvInput struct {
-	op  byte // 'g'et, 's'et, 'd'elete, 'a'dd
+	op  byte // 'g'et, get 'm'any, 's'et, 'd'elete, 'a'dd
 	key int
 	n   uint64
 }
@@ -88,7 +88,7 @@ func TestOperationsAreLinearizable(t *testing.T) {
 		wg.Go(func() {
 			r := rand.New(rand.NewPCG(uint64(w), 5))
 			for i := range steps {
-				in := kvInput{op: "ggggsssdaa"[r.IntN(10)], key: r.IntN(keys), n: uint64(w*steps+i) + 1}
+				in := kvInput{op: "ggmmsssdaa"[r.IntN(10)], key: r.IntN(keys), n: uint64(w*steps+i) + 1}
 				size := r.IntN(1500)
 				if r.IntN(20) == 0 {
 					size = 3000 + r.IntN(20000)
@@ -105,6 +105,17 @@ func TestOperationsAreLinearizable(t *testing.T) {
 					} else if errors.Is(err, ErrNotFound) {
 						err = nil
 					}
+				case 'm': // one of many, and the same one twice
+					keys := [][]byte{k, key(r.IntN(keys)), key(r.IntN(keys)), k}
+					m.GetMany(ctx, keys, func(i int, e Entry, e1 error) {
+						switch {
+						case i != 0:
+						case e1 == nil:
+							out = kvOutput{numberOf(t, e.Value), true}
+						case !errors.Is(e1, ErrNotFound):
+							err = e1
+						}
+					})
 				case 's':
 					err = m.Set(ctx, k, Entry{Value: numbered(in.n, size)})
 				case 'd':
@@ -209,6 +220,15 @@ func TestTorture(t *testing.T) {
 				var err error
 				var e Entry
 				switch op := r.IntN(100); {
+				case op < 15:
+					m.GetMany(ctx, [][]byte{key(k), key(k + 1), key(k), key(k + 7)}, func(i int, e Entry, e1 error) {
+						if e1 == nil {
+							e1 = checkStamp(k+[]int{0, 1, 0, 7}[i], e.Value)
+						}
+						if !allowed(e1) {
+							t.Error("GetMany: ", e1)
+						}
+					})
 				case op < 45:
 					if e, err = m.Get(ctx, key(k), buf); err == nil {
 						if err := checkStamp(k, e.Value); err != nil {

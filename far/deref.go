@@ -170,10 +170,22 @@ func (h *Heap) copyOut(s *Scope, p *uint64, w pword, what int, seg *logSegment) 
 // nil it may be followed by a wait for room, in which s may not be: see
 // errNoRoom.
 func (h *Heap) newSlot(s *Scope, k kind, head, tail uint64, n int) (object, uintptr, error) {
+	c := s.claim(objectSize(n))
+	if k == streams && c == forScope {
+		// What is set aside for scopes is enough for the other logs only.
+		if o, addr, err := h.slotIn(k, forMutator, head, tail, n); err == nil {
+			return o, addr, nil
+		}
+		k = objects
+	}
+	return h.slotIn(k, c, head, tail, n)
+}
+
+func (h *Heap) slotIn(k kind, c claim, head, tail uint64, n int) (object, uintptr, error) {
 	ol := h.buffer(k)
 	ol.mu.Lock()
 	defer ol.mu.Unlock()
-	return h.slot(ol, s, head, tail, n)
+	return h.slot(ol, c, head, tail, n)
 }
 
 // buffer is the allocation buffer of this processor (the paper's PCAB).
@@ -185,16 +197,9 @@ func (h *Heap) buffer(k kind) *openLog {
 	return &ols[processor()&(len(ols)-1)]
 }
 
-// slot is newSlot in ol, whose mutex must be held.
-func (h *Heap) slot(ol *openLog, s *Scope, head, tail uint64, n int) (object, uintptr, error) {
-	size := objectSize(n)
-	c := forMutator
-	if s != nil {
-		if s.charge(size); s.entitled() {
-			c = forScope
-		}
-	}
-	b, at, ok := h.logs.place(ol, size, c)
+// slot is slotIn in ol, whose mutex must be held.
+func (h *Heap) slot(ol *openLog, c claim, head, tail uint64, n int) (object, uintptr, error) {
+	b, at, ok := h.logs.place(ol, objectSize(n), c)
 	if !ok {
 		return nil, 0, errNoRoom
 	}
@@ -221,14 +226,15 @@ func (h *Heap) newObject(c *class, s *Scope, n, what int, data []byte) (*uint64,
 	if h.shut.Load() {
 		return nil, ErrClosed
 	}
+	c.mustExist()
 	ol := h.buffer(k)
 	ol.mu.Lock()
-	number, err := h.words.next(h.cacheOf(ol), &h.logs)
+	number, err := h.words.next(h.cacheOf(ol), &h.logs, s.claim(wordCost))
 	if err != nil {
 		ol.mu.Unlock()
 		return nil, err
 	}
-	o, addr, err := h.slot(ol, s, objectHead(number, n), newTail(0, c.id), n)
+	o, addr, err := h.slot(ol, s.claim(objectSize(n)), objectHead(number, n), newTail(0, c.id), n)
 	if err != nil {
 		h.cacheOf(ol).left |= 1 << (number % wordGroup)
 		ol.mu.Unlock()
@@ -246,6 +252,7 @@ func (h *Heap) newRun(ctx context.Context, c *class, n int) ([]uint64, error) {
 	if n < 0 || c.size < 0 {
 		return nil, fmt.Errorf("cannot make a run of %d objects of class %q", n, c.cfg.Name)
 	}
+	c.mustExist()
 	for n > 0 {
 		first, err := h.words.run(n, &h.logs)
 		if err == nil {

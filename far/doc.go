@@ -6,8 +6,8 @@
 // and is what data structures are made of; [Bytes] is one to a byte string of
 // any size, [Shared] one of several to the same object, [Run] many in a row. A
 // [ByteMap] holds byte-string keys and values. What is local is read at local
-// speed; what is not is fetched, exactly that object or entry, once, however
-// many goroutines ask for it.
+// speed; what is not is fetched, exactly that object or entry, and that once,
+// however many goroutines ask for it (by [ByteMap.GetMany], twice).
 //
 // # Pointers and scopes
 //
@@ -86,10 +86,11 @@
 // mutators append to. The evacuator empties segments in order of age, CLOCK's
 // order: it keeps hot entries, drops clean ones, which have a far copy, and
 // writes the others, batched, to far segments, which are logs, too. A fetched
-// entry keeps its far copy until it is overwritten. The cleaner reclaims far
-// segments of which little lives. The janitor gives dead segments back, unless
-// they are soon written to again, accounts for lost ones, and collects what has
-// expired.
+// entry keeps its far copy until it is overwritten. An entry that is read for the
+// first time in a while is not kept in local memory, unless there is room: it would
+// cost the eviction of another. The cleaner reclaims far segments of which little
+// lives. The janitor gives dead segments back, unless they are soon written to
+// again, accounts for lost ones, and collects what has expired.
 //
 // A value that is longer than an eighth of the evacuator's buffer, at most
 // 64 KiB, is stored in pieces under a version of its own, and becomes visible
@@ -137,8 +138,8 @@
 //	        logs.mu
 //	    buffers.mu
 //	    Heap.mu
-//	scopes.mu
-//	  logs.mu
+//	      scopes.mu
+//	        logs.mu
 //	farLog.mu
 //
 // # Far bytes

@@ -4,9 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"time"
-
-	"polder/internal/crc32c"
 )
 
 // entry is the bytes of an entry, local or far, from its header on; there may
@@ -37,6 +36,8 @@ const (
 	flagBig                // the value is a bigHead, the rest lies in pieces
 	flagPiece              // the entry is a piece of a large value
 )
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 func (e entry) crc() uint32    { return binary.LittleEndian.Uint32(e) }
 func (e entry) vlen() int      { return int(binary.LittleEndian.Uint32(e[4:])) }
@@ -81,11 +82,11 @@ func (e entry) seal(addr uint64) {
 	e.clearFlag(flagStaged)
 	sum := e.headSum()
 	binary.LittleEndian.PutUint32(e, sum)
-	binary.LittleEndian.PutUint32(e[e.end()-trailerSize:], crc32c.Update(sum, e.value()))
+	binary.LittleEndian.PutUint32(e[e.end()-trailerSize:], crc32.Update(sum, castagnoli, e.value()))
 }
 
 func (e entry) headSum() uint32 {
-	return crc32c.Checksum(e[4 : headerSize+e.klen()])
+	return crc32.Checksum(e[4:headerSize+e.klen()], castagnoli)
 }
 
 // expired reports whether the entry's time has come.
@@ -195,7 +196,7 @@ func decodeEntry(b []byte, addr uint64) (entry, error) {
 	if want := e.crc(); sum != want {
 		return nil, fmt.Errorf("CRC32C of header and key is %08x, want %08x", sum, want)
 	}
-	sum = crc32c.Update(sum, e.value())
+	sum = crc32.Update(sum, castagnoli, e.value())
 	if want := binary.LittleEndian.Uint32(e[n-trailerSize:]); sum != want {
 		return nil, fmt.Errorf("CRC32C of the value is %08x, want %08x", sum, want)
 	}

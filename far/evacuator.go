@@ -139,12 +139,12 @@ func (h *Heap) makeRoom() bool {
 		return false // entries need not go in the place of what the pass will free
 	}
 	s, what := h.victim()
-	if !h.pass.active() && h.objectsFirst(s, what) && h.beginPass(l.lacking(), what) {
+	if !h.pass.active() && h.objectsFirst(s, what) && h.beginPass(h.lacking(), what) {
 		return h.passReady()
 	}
 	if h.evacuate(s, what) || what != evict && h.farReady(unit) && h.evacuate(l.oldest(), evict) {
 		h.barren = 0
-	} else if h.pass.active() || h.beginPass(l.lacking(), evict) {
+	} else if h.pass.active() || h.beginPass(h.lacking(), evict) {
 		return h.passReady()
 	} else {
 		h.stuck()
@@ -156,11 +156,15 @@ func (h *Heap) makeRoom() bool {
 	return true
 }
 
-// lacking is the number of segments that there are too few.
-func (l *logs) lacking() int {
+// lacking is the number of segments that there are too few, or will be when
+// those who wait to enter a scope have taken theirs: a pass waits for scopes
+// however little it takes.
+func (h *Heap) lacking() int {
+	l := &h.logs
+	wanted := h.scopes.wanted()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return max(l.low+l.want+1-l.available(), 1)
+	return max(l.low+l.want+1+(wanted+l.segSize-1)/l.segSize-l.available(), 1)
 }
 
 // objectsFirst reports whether there is a segment of objects that should be
@@ -194,6 +198,10 @@ func (h *Heap) objectsFirst(s int, what aim) bool {
 // if the store is full, otherwise their deadlines do.
 func (h *Heap) stuck() {
 	l := &h.logs
+	if l.hasRoom() {
+		l.finish(nil) // there is nothing more to evacuate, and no need to
+		return
+	}
 	l.mu.Lock()
 	l.want = 0 // who wants it still will say so again
 	l.mu.Unlock()
@@ -465,7 +473,7 @@ func (l *logs) satisfied() bool {
 func (l *logs) hasRoom() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.available() > l.back+l.scoped+l.want
+	return l.available() > l.keep(forMutator)+l.want
 }
 
 // note remembers why the store takes nothing just now.

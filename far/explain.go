@@ -48,13 +48,15 @@ func (h *Heap) track(tr *tracker) {
 	h.structures = append(h.structures, tr)
 }
 
-// untrack undoes track.
+// untrack undoes track, and ends the class of the structure, of which there are no
+// objects any more.
 func (h *Heap) untrack(tr *tracker) {
 	h.mu.Lock()
-	defer h.mu.Unlock()
 	if i := slices.Index(h.structures, tr); i >= 0 {
 		h.structures = slices.Delete(h.structures, i, i+1)
 	}
+	h.mu.Unlock()
+	h.retire(tr.c)
 }
 
 // Structures returns the statistics of the data structures on the heap. Maps are

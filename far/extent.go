@@ -28,6 +28,7 @@ import (
 // which the evacuator wins back when it keeps one.
 type extent struct {
 	items []item
+	c     *class      // that they were of when the fetch began
 	each  int         // bytes of an entry
 	seg   *farSegment // pinned
 	slot  object
@@ -46,13 +47,14 @@ type item struct {
 const extentLeast = 1 << 10
 
 // extentOf returns how many of the objects of items, from the first on, lie side
-// by side.
-func (h *Heap) extentOf(items []item) (n, each int) {
+// by side, their class, and the bytes of each one's far entry. There are none if the
+// first is not for an extent.
+func (h *Heap) extentOf(items []item) (n int, c *class, each int) {
 	w := items[0].w
-	c := h.class(w.farClass())
-	each = h.farBytes(w)
-	if c.size < extentLeast {
-		return 1, each
+	c = h.class(w.farClass())
+	each = farObjectSize(c.size)
+	if c.size < extentLeast || w.farSize() < each { // which is of a class of before
+		return 0, c, each
 	}
 	seg, next := w.farAddr()/h.far.units, w.farAddr()
 	for n = 1; n < len(items); n++ {
@@ -61,12 +63,12 @@ func (h *Heap) extentOf(items []item) (n, each int) {
 			break
 		}
 	}
-	return n, each
+	return n, c, each
 }
 
 // boardExtent begins the fetch of the extent of items, of which it takes as many as
 // the log has room for, at least one. It fails as boardObject does.
-func (h *Heap) boardExtent(x *extent, items []item, each int, k kind) (err error) {
+func (h *Heap) boardExtent(x *extent, items []item, c *class, each int, k kind) (err error) {
 	if x.seg = h.pinFar(items[0].p, items[0].w); x.seg == nil {
 		return errAgain
 	}
@@ -90,7 +92,7 @@ func (h *Heap) boardExtent(x *extent, items []item, each int, k kind) (err error
 		h.unpinFar(x.seg)
 		return err
 	}
-	x.items, x.each, x.kind = items[:(len(x.slot)-objectHeader)/each], each, k
+	x.items, x.c, x.each, x.kind = items[:(len(x.slot)-objectHeader)/each], c, each, k
 	return nil
 }
 
@@ -108,7 +110,7 @@ func (h *Heap) extentSlot(k kind, n, each int) (object, uintptr, error) {
 		room = (h.logs.segSize - objectHeader) / each
 	}
 	n = min(n, room)
-	return h.slot(ol, nil, objectHead(0, n*each), 0, n*each)
+	return h.slot(ol, forMutator, objectHead(0, n*each), 0, n*each)
 }
 
 // target is the bytes that the read is to fill.
@@ -130,15 +132,14 @@ func (h *Heap) landExtent(x *extent, err error) error {
 		return fmt.Errorf("cannot fetch %d bytes from %s: %w", n*x.each, x.seg.seg.Name(), err)
 	}
 	h.count.bytesIn.Add(uint64(n * x.each))
-	c := h.class(x.items[0].w.farClass())
+	c := x.c
 	size := objectSize(c.size)
 	spare := headerSize // bytes of the slot that are nobody's
 	for i := range x.items {
 		it := &x.items[i]
 		b := x.slot[objectHeader+i*x.each:][:x.each]
 		number := h.words.number(it.p)
-		_, err := h.inspectObject(b, number, it.w)
-		if err != nil {
+		if _, now, err := h.inspectObject(b, number, it.w); err != nil || now != c {
 			if loadWord(it.p) == it.w {
 				h.count.corrupt.Add(1)
 			}

@@ -20,24 +20,59 @@ type farSegment struct {
 	id  uint64
 	age uint64 // order of opening
 
-	// live is the bytes, in whole size classes, of the entries that the index
-	// refers to, by itself or through a local copy.
-	live atomic.Int64
-	// pins counts the reads under way. They are taken under the lock of a
-	// shard whose index refers to the segment, so none comes once live is 0.
-	pins   atomic.Int64
 	lost   atomic.Bool // the store has lost it
 	sealed atomic.Bool // nothing is written to it any more
 
-	counted bool         // the loss is accounted for; the janitor's
-	broken  bool         // it cannot be walked, so it cannot be cleaned; the evacuator's
-	end     int          // bytes written; the evacuator's until sealed
-	filled  atomic.Int64 // the same in whole size classes
+	counted bool // the loss is accounted for; the janitor's
+	broken  bool // it cannot be walked, so it cannot be cleaned; the evacuator's
+	end     int  // bytes written; the evacuator's until sealed
+
+	_ [64]byte // what is above seldom changes
+
+	// live is the bytes, in whole size classes, of the entries that the index
+	// refers to, by itself or through a local copy.
+	live   atomic.Int64
+	filled atomic.Int64 // end in whole size classes
+	// pins counts the reads under way of objects, and by the cleaner; reads those
+	// of entries, by processor, since two of them for every miss would be at the
+	// same number. They are taken under the lock of a
+	// shard whose index refers to the segment, so none comes once live is 0.
+	pins  atomic.Int64
+	reads [readParts]readPart
+}
+
+// readParts is a power of two.
+const readParts = 4
+
+type readPart struct {
+	_ [64]byte
+	n atomic.Int64
+}
+
+// pin keeps s from being given back until unpin is called with what it returns.
+func (s *farSegment) pin() (part int) {
+	part = processor() & (readParts - 1)
+	s.reads[part].n.Add(1)
+	return part
+}
+
+// unpin ends a pin, and reports whether s may be dead now.
+func (s *farSegment) unpin(part int) bool {
+	return s.reads[part].n.Add(-1) == 0 && s.dead()
+}
+
+// pinned is the number of reads under way.
+func (s *farSegment) pinned() int64 {
+	n := s.pins.Load()
+	for i := range s.reads {
+		n += s.reads[i].n.Load()
+	}
+	return n
 }
 
 // dead reports whether nothing can refer to s any more.
 func (s *farSegment) dead() bool {
-	return s.sealed.Load() && s.live.Load() == 0 && s.pins.Load() == 0
+	return s.sealed.Load() && s.live.Load() == 0 && s.pinned() == 0
 }
 
 // gone reports whether the store has lost s.

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 )
 
 var errInjected = errors.New("injected")
@@ -24,6 +25,7 @@ type faultStore struct {
 	failFree  atomic.Bool
 	flaky     atomic.Int64 // of 1000 operations, fail so many
 	corrupt   atomic.Int64 // of 1000 reads, damage so many
+	delay     atomic.Int64 // ns that every read and write takes
 	reads     atomic.Int64
 	ops       atomic.Int64
 
@@ -98,9 +100,29 @@ func (s *faultStore) hold() (release func()) {
 	}
 }
 
+// wait takes the time that an operation takes.
+func (s *faultStore) wait(ctx context.Context) error {
+	d := time.Duration(s.delay.Load())
+	if d == 0 {
+		return nil
+	}
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
 func (s *faultStore) Read(ctx context.Context, ops []ReadOp) {
 	s.reads.Add(1)
 	s.ops.Add(int64(len(ops)))
+	if err := s.wait(ctx); err != nil {
+		for i := range ops {
+			ops[i].Err = err
+		}
+		return
+	}
 	s.mu.Lock()
 	gate := s.gate
 	s.mu.Unlock()
@@ -165,6 +187,9 @@ func (f *faultSegment) isLost() bool {
 func (f *faultSegment) Write(ctx context.Context, p []byte, off int) error {
 	if f.isLost() || f.store.failWrite.Load() || chance(&f.store.flaky) {
 		return errInjected
+	}
+	if err := f.store.wait(ctx); err != nil {
+		return err
 	}
 	return f.Segment.Write(ctx, p, off)
 }

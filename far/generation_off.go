@@ -8,3 +8,6 @@ type generation struct{}
 func generationOf(*Heap, *uint64) generation { return generation{} }
 func (generation) check(*Scope, *uint64)     {}
 func (generation) checkFreed(*Heap, *uint64) {}
+
+// elemTop is the greatest word that the fast paths of Elem take.
+const elemTop = pTop

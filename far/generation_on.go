@@ -28,3 +28,6 @@ func (g generation) checkFreed(h *Heap, w *uint64) {
 		panic("BUG: a far pointer is used after it was freed")
 	}
 }
+
+// elemTop makes the fast paths of Elem take no word, so that all uses are checked.
+const elemTop = 0

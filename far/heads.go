@@ -32,8 +32,11 @@ func (m *ByteMap) FetchHeads(ctx context.Context, keys [][]byte) error {
 		return err
 	}
 	defer m.h.end()
-	b := batch{heads: true}
-	if err := b.fetch(ctx, m, keys); err != nil {
+	b := m.newBatch()
+	b.heads = true
+	err := b.fetch(ctx, keys, nil)
+	b.end()
+	if err != nil {
 		return err
 	}
 	return m.h.awaitRoom(ctx)

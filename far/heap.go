@@ -50,23 +50,27 @@ type Heap struct {
 	local     atomic.Int64 // the budget
 
 	mu         sync.Mutex
-	structures []*tracker      // that exist, under mu
-	version    uint64          // the last one of a large value, under mu
-	writing    map[uint64]bool // versions whose head is not stored yet, under mu
-	orphans    []orphan        // large values whose pieces are to be removed, under mu
-	calls      int             // calls in their slow path, under mu
-	closed     bool            // under mu
-	idle       chan struct{}   // closed when closed and calls is 0
+	serials    uint64                 // of classes, under mu
+	retired    []retiredClass         // whose numbers are free, or about to be; under mu
+	past       map[string]*ClassStats // of classes that have ended, by name, under mu
+	structures []*tracker             // that exist, under mu
+	version    uint64                 // the last one of a large value, under mu
+	writing    map[uint64]bool        // versions whose head is not stored yet, under mu
+	orphans    []orphan               // large values whose pieces are to be removed, under mu
 
 	strays   atomic.Bool            // there may be pieces without a head
 	lastLost atomic.Pointer[string] // name of the last segment that was lost
 
-	poke   chan struct{} // wakes the janitor
-	ctx    context.Context
-	cancel context.CancelFunc
-	wg     sync.WaitGroup
-	once   sync.Once
-	count  counters
+	calls      calls         // in their slow path
+	flights    sync.Pool     // of *flight
+	batches    sync.Pool     // of *batch
+	epochShift atomic.Uint32 // see admits: log2 of a shard's bytes of an epoch
+	poke       chan struct{} // wakes the janitor
+	ctx        context.Context
+	cancel     context.CancelFunc
+	wg         sync.WaitGroup
+	once       sync.Once
+	count      counters
 }
 
 // MinSegmentSize is the least size of a store's segments, in bytes: one holds an
@@ -132,13 +136,14 @@ func newHeap(store Store, cfg Config, lay layout) (*Heap, error) {
 		shards:  lay.shards,
 		seed:    maphash.MakeSeed(),
 		pieces:  min(lay.staging/8, maxPiece),
-		idle:    make(chan struct{}),
 		poke:    make(chan struct{}, 1),
 		writing: map[uint64]bool{},
 	}
+	h.calls.init()
 	h.maps.Store(&[]*ByteMap{})
 	h.classes.Store(&[]*class{})
 	h.local.Store(cfg.Local)
+	h.setEpochs(cfg.Local)
 	lay.most = max(lay.most, lay.logs)
 	var err error
 	if h.staging, err = arena.Anonymous(2*lay.staging, false); err != nil {
@@ -199,7 +204,7 @@ func (h *Heap) NewByteMap(name string) *ByteMap {
 	for i := range m.shards {
 		m.shards[i].id = i
 	}
-	if h.closed {
+	if h.calls.closed.Load() {
 		for i := range m.shards {
 			m.shards[i].closed = true
 		}
@@ -207,27 +212,6 @@ func (h *Heap) NewByteMap(name string) *ByteMap {
 	maps := append(old[:len(old):len(old)], m)
 	h.maps.Store(&maps)
 	return m
-}
-
-// begin is called by every call that leaves its shard's lock, so that Close
-// can wait for it; end when it returns.
-func (h *Heap) begin() error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.closed {
-		return ErrClosed
-	}
-	h.calls++
-	return nil
-}
-
-func (h *Heap) end() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.calls--
-	if h.closed && h.calls == 0 {
-		close(h.idle)
-	}
 }
 
 // Close stops the heap's goroutines and gives its far memory back. Calls that
@@ -241,14 +225,11 @@ func (h *Heap) Close() error {
 
 func (h *Heap) close() error {
 	h.shut.Store(true)
-	h.mu.Lock()
-	h.closed = true
-	if h.calls == 0 {
-		close(h.idle)
-	}
+	h.mu.Lock() // whoever makes a map either is seen below, or sees this
+	h.calls.close()
 	h.mu.Unlock()
 	h.cancel()
-	<-h.idle
+	<-h.calls.idle
 	h.wg.Wait()
 
 	var errs []error

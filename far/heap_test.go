@@ -88,6 +88,7 @@ func mustGet(t testing.TB, m *ByteMap, k, want []byte) {
 }
 
 func TestHoldsManyTimesItsBudget(t *testing.T) {
+	t.Parallel()
 	store := NewMemStore(testSegment, 1000)
 	h, m := newTestHeap(t, store, Config{})
 	const n = 8 << 10 // of 4 KiB: eight times the budget
@@ -158,6 +159,7 @@ func TestResidentMemoryIsWhatIsCounted(t *testing.T) {
 }
 
 func TestLargeValues(t *testing.T) {
+	t.Parallel()
 	_, m := newTestHeap(t, NewMemStore(testSegment, 1000), Config{MaxValue: 32 << 20})
 	for i, n := range []int{16 << 10, 16<<10 + 1, 1 << 20, 20 << 20} {
 		mustSet(t, m, key(i), value(uint64(i), n))

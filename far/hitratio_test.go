@@ -122,6 +122,7 @@ func BenchmarkHitRatio(b *testing.B) {
 }
 
 func TestHitRatioIsNearThatOfLRU(t *testing.T) {
+	t.Parallel()
 	got, ideal := hitRatios(t, MinLocal, 1000, 0, 0.99)
 	t.Logf("%.1f%% hits, ideal LRU %.1f%%", 100*got, 100*ideal)
 	// At the smallest budget a third of it is buffers and segments in the

@@ -211,7 +211,7 @@ func (sw *sweeper) sweep(h *Heap) bool {
 					if h.far.seg(w.addr()).gone() {
 						continue
 					}
-					switch f, leader, _ := h.board(sh, sh.t.tag(p), w, false, sw.klen); {
+					switch f, leader, _ := h.board(sh, sh.t.tag(p), p, wantsHead, sw.klen, nil); {
 					case leader:
 						far = append(far, f)
 					case f != nil:
@@ -242,7 +242,7 @@ func (sw *sweeper) sweep(h *Heap) bool {
 		}
 	}
 	ctx, cancel := context.WithTimeout(h.ctx, storeTimeout)
-	h.lead(ctx, m, far...)
+	h.leadAll(ctx, m, far)
 	cancel()
 	for _, f := range far {
 		if f.e != nil {

@@ -8,7 +8,8 @@ import (
 
 // List is a doubly linked list of elements of type T, which must not hold Go
 // pointers. Its nodes hold a group of elements each; what links them is local,
-// 32 bytes a node on the Go heap, which the garbage collector does not scan.
+// 24 bytes a node on the Go heap, which the garbage collector does not scan and
+// which count in the budget.
 //
 // All methods may be called by any number of goroutines, and each is atomic. So is
 // each step of an iteration, which ends with ErrModified if others insert or
@@ -23,18 +24,10 @@ type List[T any] struct {
 	tr *tracker
 
 	mu       sync.Mutex
-	nodes    []listNode // by number; 0 is the root, between the last and the first; under mu
-	spare    int32      // a node that is not in use, and so on by next; under mu
-	n        int        // elements; under mu
-	version  uint64     // changes when elements move or go; under mu
-	crossing int        // nodes that pops have used up; under mu
-}
-
-// listNode is a node. Its elements are count in a row, from first on.
-type listNode struct {
-	word         uint64 // number of the object's
-	prev, next   int32
-	first, count int32
+	nodes    listNodes // by number; 0 is the root, between the last and the first; under mu
+	n        int       // elements; under mu
+	version  uint64    // changes when elements move or go; under mu
+	crossing int       // nodes that pops have used up; under mu
 }
 
 const listGroup = 4 << 10 // bytes
@@ -49,7 +42,7 @@ func newList[T any](h *Heap, kind string, cfg StructureConfig) (*List[T], error)
 	if err != nil {
 		return nil, err
 	}
-	l := &List[T]{tr: tr, nodes: make([]listNode, 1)}
+	l := &List[T]{tr: tr, nodes: listNodes{tr: tr}}
 	tr.index = func(*uint64) int { return -1 } // a list knows what is next without numbers
 	tr.len = l.Len
 	h.track(tr)
@@ -155,7 +148,7 @@ func (l *List[T]) word(nd *listNode) *uint64 { return l.tr.h.words.at(nd.word) }
 
 // elements are those of a node, to be used or not, or nil.
 func (l *List[T]) elements(s *Scope, node int32, what int) ([]T, *uint64) {
-	p := l.word(&l.nodes[node])
+	p := l.word(l.nodes.at(node))
 	o := l.tr.object(s, p, what)
 	if o == nil {
 		return nil, p
@@ -166,48 +159,46 @@ func (l *List[T]) elements(s *Scope, node int32, what int) ([]T, *uint64) {
 // link makes a node after prev, of which the elements will be from first on.
 func (l *List[T]) link(s *Scope, prev int32, first int32) (int32, bool) {
 	h := l.tr.h
+	i, err := l.nodes.take(s.claim(nodeCost))
+	if err != nil {
+		s.fail(s.noRoom(err, nodePartBytes))
+		return 0, false
+	}
 	p, err := h.newObject(l.tr.c, s, l.tr.c.size, 0, nil)
 	if err != nil {
+		l.nodes.give(i)
 		s.fail(s.noRoom(err, l.tr.c.size))
 		return 0, false
 	}
-	i := l.spare
-	if i != 0 {
-		l.spare = l.nodes[i].next
-	} else {
-		i = int32(len(l.nodes))
-		l.nodes = append(l.nodes, listNode{})
-	}
-	next := l.nodes[prev].next
-	l.nodes[i] = listNode{word: h.words.number(p), prev: prev, next: next, first: first}
-	l.nodes[prev].next, l.nodes[next].prev = i, i
+	next := l.nodes.at(prev).next
+	*l.nodes.at(i) = listNode{word: h.words.number(p), prev: prev, next: next, first: first}
+	l.nodes.at(prev).next, l.nodes.at(next).prev = i, i
 	return i, true
 }
 
 // unlink frees a node.
 func (l *List[T]) unlink(i int32) {
-	nd := &l.nodes[i]
-	l.nodes[nd.prev].next, l.nodes[nd.next].prev = nd.next, nd.prev
+	nd := l.nodes.at(i)
+	l.nodes.at(nd.prev).next, l.nodes.at(nd.next).prev = nd.next, nd.prev
 	l.tr.h.free(l.word(nd))
-	*nd = listNode{next: l.spare}
-	l.spare = i
+	l.nodes.give(i)
 }
 
 // push adds v at one end.
 func (l *List[T]) push(s *Scope, v T, back bool) *uint64 {
 	g := int32(l.tr.group)
-	i := l.nodes[0].next
+	i := l.nodes.at(0).next
 	if back {
-		i = l.nodes[0].prev
+		i = l.nodes.at(0).prev
 	}
-	if nd := &l.nodes[i]; i != 0 && nd.count == 0 {
+	if nd := l.nodes.at(i); i != 0 && nd.count == 0 {
 		nd.first = 0
 		if !back {
 			nd.first = g
 		}
 	}
-	if nd := &l.nodes[i]; i == 0 || back && nd.first+nd.count == g || !back && nd.first == 0 {
-		prev, first := l.nodes[0].prev, int32(0)
+	if nd := l.nodes.at(i); i == 0 || back && nd.first+nd.count == g || !back && nd.first == 0 {
+		prev, first := l.nodes.at(0).prev, int32(0)
 		if !back {
 			prev, first = 0, g
 		}
@@ -220,7 +211,7 @@ func (l *List[T]) push(s *Scope, v T, back bool) *uint64 {
 	if p != nil {
 		return p
 	}
-	nd := &l.nodes[i]
+	nd := l.nodes.at(i)
 	if back {
 		b[nd.first+nd.count] = v
 	} else {
@@ -237,7 +228,7 @@ func (l *List[T]) push(s *Scope, v T, back bool) *uint64 {
 // than when the last one went: whoever pushes and pops by turns needs them.
 func (l *List[T]) end(back, remove bool) int32 {
 	i := l.beyond(0, back)
-	for i != 0 && l.nodes[i].count == 0 && l.n > 0 {
+	for i != 0 && l.nodes.at(i).count == 0 && l.n > 0 {
 		if !remove {
 			i = l.beyond(i, back)
 			continue
@@ -262,7 +253,7 @@ func (l *List[T]) walk(words *[maxAhead]*uint64, i int32, back bool, n int) int 
 		if i = l.beyond(i, back); i == 0 {
 			return k
 		}
-		words[k] = l.word(&l.nodes[i])
+		words[k] = l.word(l.nodes.at(i))
 	}
 	return min(n, maxAhead)
 }
@@ -270,9 +261,9 @@ func (l *List[T]) walk(words *[maxAhead]*uint64, i int32, back bool, n int) int 
 // beyond is the node next to node i.
 func (l *List[T]) beyond(i int32, back bool) int32 {
 	if back {
-		return l.nodes[i].prev
+		return l.nodes.at(i).prev
 	}
-	return l.nodes[i].next
+	return l.nodes.at(i).next
 }
 
 // pop returns the element at one end, and removes it.
@@ -285,7 +276,7 @@ func (l *List[T]) pop(s *Scope, back, remove bool) (v T, ok bool, p *uint64) {
 	if p != nil {
 		return v, false, p
 	}
-	nd := &l.nodes[i]
+	nd := l.nodes.at(i)
 	at := nd.first
 	if back {
 		at += nd.count - 1
@@ -298,6 +289,9 @@ func (l *List[T]) pop(s *Scope, back, remove bool) (v T, ok bool, p *uint64) {
 		nd.count--
 		l.n--
 		l.version++
+		if l.n == 0 && len(l.nodes.parts) > 0 {
+			l.drop()
+		}
 	}
 	return v, true, nil
 }
@@ -306,11 +300,17 @@ func (l *List[T]) pop(s *Scope, back, remove bool) (v T, ok bool, p *uint64) {
 func (l *List[T]) Clear() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for i := l.nodes[0].next; i != 0; i = l.nodes[i].next {
-		l.tr.h.free(l.word(&l.nodes[i]))
-	}
-	l.nodes, l.spare, l.n = make([]listNode, 1), 0, 0
+	l.drop()
+	l.n = 0
 	l.version++
+}
+
+// drop frees all nodes.
+func (l *List[T]) drop() {
+	for i := l.nodes.at(0).next; i != 0; i = l.nodes.at(i).next {
+		l.tr.h.free(l.word(l.nodes.at(i)))
+	}
+	l.nodes.clear()
 }
 
 // Free frees the list. It must not be used afterwards.
@@ -399,7 +399,7 @@ func (l *List[T]) next(it *listStep, pf Prefetcher, what int) (p *uint64, i, j i
 	}
 	for {
 		if it.ordinal >= 0 && it.node != 0 {
-			nd := &l.nodes[it.node]
+			nd := l.nodes.at(it.node)
 			i, j = nd.first, nd.first+nd.count
 			switch {
 			case it.at < 0:
@@ -441,7 +441,7 @@ func (l *List[T]) prefetch(it *listStep, pf Prefetcher, stream bool) {
 			it.lead, it.leadAt = i, it.leadAt+1
 		}
 		if it.leadAt == g && g > it.ordinal {
-			words[n] = l.word(&l.nodes[it.lead])
+			words[n] = l.word(l.nodes.at(it.lead))
 			n++
 		}
 	}

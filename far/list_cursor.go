@@ -18,7 +18,7 @@ func (l *List[T]) Front() Cursor[T] {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	c := Cursor[T]{l: l, version: l.version}
-	c.enter(l.nodes[0].next, false)
+	c.enter(l.nodes.at(0).next, false)
 	return c
 }
 
@@ -27,16 +27,16 @@ func (l *List[T]) Back() Cursor[T] {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	c := Cursor[T]{l: l, version: l.version}
-	c.enter(l.nodes[0].prev, true)
+	c.enter(l.nodes.at(0).prev, true)
 	return c
 }
 
 // enter goes to node i, or on to the next that has elements. l.mu must be held.
 func (c *Cursor[T]) enter(i int32, back bool) {
-	for i != 0 && c.l.nodes[i].count == 0 {
+	for i != 0 && c.l.nodes.at(i).count == 0 {
 		i = c.l.beyond(i, back)
 	}
-	nd := &c.l.nodes[i]
+	nd := c.l.nodes.at(i)
 	if c.node, c.at = i, nd.first; back {
 		c.at = nd.first + nd.count - 1
 	}
@@ -65,7 +65,7 @@ func (c *Cursor[T]) move(back bool) bool {
 	if c.version != l.version {
 		return false
 	}
-	nd := &l.nodes[c.node]
+	nd := l.nodes.at(c.node)
 	switch {
 	case c.node != 0 && back && c.at > nd.first:
 		c.at--
@@ -147,7 +147,7 @@ func (c *Cursor[T]) Remove(ctx context.Context) error {
 		if p != nil {
 			return p
 		}
-		nd := &l.nodes[c.node]
+		nd := l.nodes.at(c.node)
 		if last := nd.first + nd.count - 1; c.at == nd.first {
 			nd.first++
 			c.at++
@@ -160,7 +160,7 @@ func (c *Cursor[T]) Remove(ctx context.Context) error {
 		c.version = l.version
 		if i := c.node; c.at == nd.first+nd.count {
 			c.enter(nd.next, false)
-			if l.nodes[i].count == 0 {
+			if l.nodes.at(i).count == 0 {
 				l.unlink(i)
 			}
 		}
@@ -199,12 +199,12 @@ func (c *Cursor[T]) insert(ctx context.Context, v T, after int32) error {
 // shift puts v beside the element. l.mu must be held.
 func (c *Cursor[T]) shift(s *Scope, v T, after int32) *uint64 {
 	l, g := c.l, int32(c.l.tr.group)
-	nd := &l.nodes[c.node]
+	nd := l.nodes.at(c.node)
 	if nd.count == g {
 		if p := c.split(s); p != nil {
 			return p
 		}
-		nd = &l.nodes[c.node]
+		nd = l.nodes.at(c.node)
 		if nd.count == g { // groups of one element cannot be split
 			prev := c.node
 			if after == 0 {
@@ -220,7 +220,7 @@ func (c *Cursor[T]) shift(s *Scope, v T, after int32) *uint64 {
 				return p
 			}
 			b[0] = v
-			l.nodes[i].count = 1
+			l.nodes.at(i).count = 1
 			l.n++
 			return nil
 		}
@@ -269,8 +269,8 @@ func (c *Cursor[T]) split(s *Scope) *uint64 {
 		l.unlink(i)
 		return p
 	}
-	nd := &l.nodes[c.node]
-	l.nodes[i].count = int32(copy(to, b[half:nd.first+nd.count]))
+	nd := l.nodes.at(c.node)
+	l.nodes.at(i).count = int32(copy(to, b[half:nd.first+nd.count]))
 	nd.count = half
 	if c.at >= half {
 		c.node, c.at = i, c.at-half

@@ -39,6 +39,7 @@ func checkList(t *testing.T, l *List[int64], s *Scope, want []int64) {
 
 // A list is what a slice with the same changes is.
 func TestAListIsWhatWasDoneToIt(t *testing.T) {
+	t.Parallel()
 	for _, group := range []int{0, 1, 2, 8} {
 		t.Run(fmt.Sprint("group ", group), func(t *testing.T) {
 			h := openObjects(t, NewMemStore(tinySegment, 1<<10), 24)
@@ -231,6 +232,7 @@ func TestAQueueIsUsedByManyGoroutines(t *testing.T) {
 }
 
 func TestAStackIsLastInFirstOut(t *testing.T) {
+	t.Parallel()
 	h := openObjects(t, NewMemStore(tinySegment, 1<<10), 16)
 	st, err := NewStack[int](h, StructureConfig{})
 	if err != nil {
@@ -361,4 +363,70 @@ func TestLookingAtAnEndDoesNotDisturbAnIteration(t *testing.T) {
 	if err := s.Err(); err != nil || want != 16 {
 		t.Errorf("the iteration ended before %d, with %v; want 16", want, err)
 	}
+}
+
+// What links the nodes of a list counts in the budget, and is given back.
+func TestNodesOfListsCountInTheBudget(t *testing.T) {
+	t.Parallel()
+	h := openObjects(t, NewMemStore(tinySegment, 1<<12), 40)
+	ctx := t.Context()
+	l := newTestList[int64](t, h, StructureConfig{Group: 1})
+	index := func() int64 {
+		_, pages := h.words.count()
+		return h.Stats().Index - pages*wordPage
+	}
+	before := index()
+	const n = 3000
+	fill := func() {
+		t.Helper()
+		for i := range int64(n) {
+			if err := l.PushBack(ctx, i); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := index() - before; got < n*24 || got > n*24*11/10 {
+			t.Errorf("%d nodes count as %d bytes, want %d and little more", n, got, n*24)
+		}
+	}
+	fill()
+	l.Clear()
+	if got := index(); got != before {
+		t.Errorf("after Clear %d bytes of index are left, want %d", got, before)
+	}
+	fill()
+	for i := range int64(n) {
+		if v, ok, err := l.PopFront(ctx); v != i || !ok || err != nil {
+			t.Fatalf("element %d: got %d, %v, %v", i, v, ok, err)
+		}
+	}
+	if got := index(); got != before {
+		t.Errorf("after the last element was popped %d bytes of index are left, want %d", got, before)
+	}
+	// It fails rather than exceed the budget, and is what it was.
+	var err error
+	i := int64(0)
+	for err == nil {
+		if err = l.PushBack(ctx, i); err == nil {
+			i++
+		}
+	}
+	if !errors.Is(err, ErrFull) || l.Len() != int(i) {
+		t.Errorf("after %d elements: got %v and %d elements, want %v", i, err, l.Len(), ErrFull)
+	}
+	if st := h.Stats(); st.Resident > st.Budget {
+		t.Errorf("%d bytes are resident with a budget of %d", st.Resident, st.Budget)
+	}
+	s := h.NewScope()
+	defer s.Close()
+	want := int64(0)
+	for v := range l.All(s) {
+		if *v != want {
+			t.Fatalf("got %d, want %d", *v, want)
+		}
+		want++
+	}
+	if want != i || s.Err() != nil {
+		t.Errorf("got %d elements, want %d (%v)", want, i, s.Err())
+	}
+	l.Free()
 }

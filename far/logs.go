@@ -37,12 +37,18 @@ type logs struct {
 	// known to be useless. The next entry that dies makes it 0.
 	full atomic.Int64
 
+	// There is room that costs little to use: there are more empty segments than
+	// the evacuator keeps; so little lives in the others, as of late, that
+	// they are compacted before anything is evacuated.
+	ample, sparse atomic.Bool
+
 	mu       sync.Mutex
 	empty    []int32 // resident segments that hold nothing, under mu
 	absent   []int32 // segments without memory, under mu
 	resident int     // number of segments with memory, under mu
 	top      int     // segments from it on were never used, under mu
 	back     int     // empty segments that only the evacuator may take, under mu
+	owed     int     // how many of those it has taken and not made up for, under mu
 	scoped   int     // empty segments beside them that only scopes may take, under mu
 	fresh    bool    // one was taken by another since the evacuator looked, under mu
 	gain     int     // segments released less those that the evacuator took, under mu
@@ -71,7 +77,7 @@ type logSegment struct {
 
 	// The rest is for objects of pointers.
 	phase atomic.Uint32 // of the pass that empties it
-	freed atomic.Uint64 // the epoch in which an object in it was last freed
+	freed atomic.Int64  // the epoch in which an object in it was last freed
 }
 
 // kind is what a segment of the local logs holds.
@@ -114,6 +120,9 @@ type round struct {
 // what it keeps of a segment fits into one. With objects of pointers, which it
 // keeps apart, it is one more.
 const reserved = 1
+
+// ampleFrom is how many segments the evacuator may empty more than it needs.
+const ampleFrom = 2
 
 // minSegments is the number of segments, beside those that mutators have open,
 // below which the logs do not work.
@@ -167,17 +176,24 @@ func (l *logs) aim() {
 	l.low = 1 + ahead + l.back + l.scoped
 }
 
-// keep is the number of empty segments that c has to leave. l.mu must be held.
+// keep is the number of empty segments that c has to leave: what is set aside
+// for one is not for the other, so that what scopes were promised is neither the
+// evacuator's nor the index's. l.mu must be held.
 func (l *logs) keep(c claim) int {
-	switch c {
-	case forMutator:
-		return l.back + l.scoped
-	case forScope:
-		return l.back
-	default:
+	own := l.back - l.owed // what is left of the evacuator's
+	switch {
+	case c == forScope:
+		return own
+	case c == forEvacuator && own > 0:
 		return 0
 	}
+	return own + l.scoped
 }
+
+// edges is how many segments scopes may take beside those that what they take
+// fills: every allocation buffer may be about to take one, and the words are
+// about to, which take a segment's worth of the budget at a time.
+func (l *logs) edges() int { return len(l.objects) + 1 }
 
 // at returns the entry at a local address.
 func (l *logs) at(addr uint64) entry { return entry(l.mem[addr*unit:]) }
@@ -221,6 +237,9 @@ func (l *logs) take(c claim, k kind) (int, bool) {
 	}
 	if c == forEvacuator {
 		l.gain--
+		if n <= l.keep(forMutator) {
+			l.owed++
+		}
 	} else {
 		l.fresh = true
 		l.stir()
@@ -243,7 +262,11 @@ func (l *logs) take(c claim, k kind) (int, bool) {
 // assess tells crowd if memory has become scarce, or no longer is. l.mu must be
 // held.
 func (l *logs) assess() {
-	if scarce := l.available() <= l.back+l.scoped; scarce != l.scarce {
+	n := l.available()
+	if ample := n > l.low+l.want+ampleFrom; ample != l.ample.Load() {
+		l.ample.Store(ample)
+	}
+	if scarce := n <= l.keep(forMutator); scarce != l.scarce {
 		l.scarce = scarce
 		l.crowd(scarce)
 	}
@@ -298,6 +321,7 @@ func (l *logs) release(s int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.gain++
+	l.owed = max(l.owed-1, 0)
 	l.segs[s].sealed = false
 	l.segs[s].clean.Store(0)
 	if l.resident > l.allowed(l.index) {
@@ -320,9 +344,10 @@ func (l *logs) discard(s int32) {
 // errNoRoom: the evacuator has to make room first.
 var errNoRoom = errors.New("no room")
 
-// growIndex accounts for n more bytes of index, which come out of the logs.
-// It fails with errNoRoom if the logs have to be evacuated first.
-func (l *logs) growIndex(n int64) error {
+// growIndex accounts for n more bytes of index, which come out of the logs: out
+// of the segments that c may take. It fails with errNoRoom if the logs have to be
+// evacuated first.
+func (l *logs) growIndex(n int64, c claim) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	allowed := l.allowed(l.index + n)
@@ -331,19 +356,22 @@ func (l *logs) growIndex(n int64) error {
 		return fmt.Errorf("cannot grow the index to %d bytes: of the local budget of %d too little would be left for entries (give at least %d): %w",
 			l.index+n, total, l.others+l.index+n+int64(least*l.segSize), ErrFull)
 	}
-	for l.resident > allowed {
-		k := len(l.empty)
-		if k <= l.back {
-			l.want = l.resident - allowed + l.back
+	if less := l.allowed(l.index) - allowed; less > 0 {
+		if left := len(l.empty) + min(len(l.absent), allowed-l.resident); left < l.keep(c) {
+			l.want = less
 			l.wake()
 			return errNoRoom
 		}
-		s := l.empty[k-1]
-		l.empty = l.empty[:k-1]
-		l.discard(s)
+		for l.resident > allowed {
+			k := len(l.empty)
+			s := l.empty[k-1]
+			l.empty = l.empty[:k-1]
+			l.discard(s)
+		}
 	}
 	l.index += n
 	l.want = 0
+	l.assess()
 	return nil
 }
 
@@ -351,6 +379,7 @@ func (l *logs) growIndex(n int64) error {
 func (l *logs) shrinkIndex(n int64) {
 	l.mu.Lock()
 	l.index -= n
+	l.assess()
 	l.mu.Unlock()
 }
 
@@ -397,6 +426,17 @@ func (l *logs) usage() (live, usable int64) {
 	}
 	n := l.allowed(l.index) - l.low - 1 - len(l.open)
 	return live, int64(n) * int64(l.segSize)
+}
+
+// roomy reports whether there is room that costs little to use.
+func (l *logs) roomy() bool { return l.ample.Load() || l.sparse.Load() }
+
+// weigh brings sparse up to date.
+func (l *logs) weigh() {
+	live, usable := l.usage()
+	if sparse := float64(live) < compactBelow*float64(usable); sparse != l.sparse.Load() {
+		l.sparse.Store(sparse)
+	}
 }
 
 // isFull reports whether waiting for room is known to be useless.

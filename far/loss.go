@@ -110,7 +110,7 @@ func (m *ByteMap) each(ctx context.Context, sh *shard, kind word, fn func(*shard
 			case m.h.far.seg(w.addr()).gone():
 				continue
 			}
-			switch f, leader, busy := m.h.board(sh, sh.t.tag(p), w, false, klen); {
+			switch f, leader, busy := m.h.board(sh, sh.t.tag(p), p, wantsHead, klen, nil); {
 			case leader:
 				far = append(far, f)
 			case busy != nil && len(far) > 0:
@@ -124,7 +124,7 @@ func (m *ByteMap) each(ctx context.Context, sh *shard, kind word, fn func(*shard
 			}
 		}
 		sh.mu.Unlock()
-		m.h.lead(ctx, m, far...)
+		m.h.leadAll(ctx, m, far)
 		for _, f := range far {
 			if f.e == nil {
 				stuck = stuck || !f.seg.gone()

@@ -12,6 +12,12 @@ const bucketSize = 64
 
 var _ [bucketSize]byte = [unsafe.Sizeof(bucket{})]byte{}
 
+// A shard is some cache lines, of which the counter of hits ends the first.
+var (
+	_ [4 * 64]byte = [unsafe.Sizeof(shard{})]byte{}
+	_ [64]byte     = [unsafe.Offsetof(shard{}.count) + unsafe.Sizeof(shardCounters{}.hits)]byte{}
+)
+
 // padding is the number of bytes in mem before the first address that is a
 // multiple of align, a power of two.
 func padding(mem []byte, align int) int {

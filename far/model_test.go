@@ -112,6 +112,30 @@ func (ma *machine) actions() map[string]func(*rapid.T) {
 			md[k] = e
 			get(t, k)
 		},
+		"get many": func(t *rapid.T) {
+			ks := rapid.SliceOfN(rapid.Custom(drawKey), 1, 300).Draw(t, "keys")
+			keys := make([][]byte, len(ks))
+			for i, k := range ks {
+				keys[i] = []byte(k)
+			}
+			asked := make([]int, len(ks))
+			m.GetMany(ctx, keys, func(i int, e Entry, err error) {
+				asked[i]++
+				want, ok := md.live(ks[i])
+				switch {
+				case !ok && !errors.Is(err, ErrNotFound), ok && err != nil:
+					t.Fatalf("GetMany(%q): got %v, there: %v", ks[i], err, ok)
+				case ok && !sameEntry(e, want):
+					t.Fatalf("GetMany(%q): got %d bytes, tag %d, expire %v; want %d, %d, %v", ks[i],
+						len(e.Value), e.Tag, e.Expire, len(want.Value), want.Tag, want.Expire)
+				}
+			})
+			for i, n := range asked {
+				if n != 1 {
+					t.Fatalf("GetMany answered for key %d of %d, %q, %d times", i, len(ks), ks[i], n)
+				}
+			}
+		},
 		"stat": func(t *rapid.T) {
 			k := drawKey(t)
 			e, size, err := m.Stat(ctx, []byte(k))
@@ -255,6 +279,7 @@ func (ma *machine) actions() map[string]func(*rapid.T) {
 
 // A ByteMap does what a Go map does, whether 5, 20 or 100 per cent of it are local.
 func TestMapIsAMap(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		rapid.Check(undated{t}, func(rt *rapid.T) {
 			local := rapid.SampledFrom([]int64{0, 512 << 10, 4 << 20}).Draw(rt, "local")
@@ -287,6 +312,7 @@ func openTiny(t interface{ Fatal(...any) }, store Store, local int64) (*Heap, *B
 
 // The same script gives the same answers whatever the budget.
 func TestAnswersDoNotDependOnTheBudget(t *testing.T) {
+	t.Parallel()
 	script := func(t *testing.T, local int64, segSize int) (answers uint32, stats Stats) {
 		h, m := openTiny(t, NewMemStore(segSize, 4000), local)
 		defer h.Close()

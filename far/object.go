@@ -20,7 +20,7 @@ import (
 // the lowest byte of the second word, which lies in front of the data.
 //
 // In far memory it is an entry of the map objectsID: the hash is the word's
-// number, the expiry the class, and there is no key. That is how one cleaner
+// number, the expiry the class's serial, and there is no key. That is how one cleaner
 // and one check serve entries and objects.
 type object []byte
 
@@ -64,11 +64,11 @@ func newTail(far uint64, class uint16) uint64 {
 
 // putFar writes the far entry of an object into e, which has room for it,
 // without sealing it.
-func putFar(e entry, number uint64, class uint16, data []byte) {
+func putFar(e entry, number, serial uint64, data []byte) {
 	binary.LittleEndian.PutUint32(e, 0)
 	binary.LittleEndian.PutUint32(e[4:], uint32(len(data)))
 	binary.LittleEndian.PutUint64(e[8:], number<<16|objectsID)
-	binary.LittleEndian.PutUint64(e[16:], uint64(class)<<16)
+	binary.LittleEndian.PutUint64(e[16:], serial<<16)
 	binary.LittleEndian.PutUint64(e[24:], 0)
 	clear(e[headerSize+copy(e[headerSize:], data):])
 }
@@ -76,30 +76,31 @@ func putFar(e entry, number uint64, class uint16, data []byte) {
 // isObject reports whether the far entry e is an object.
 func (e entry) isObject() bool { return e.mapID() == objectsID }
 
-// class is the class of the object that e is.
-func (e entry) class() int { return int(e.expire()) }
+// serial is that of the class of the object that e is.
+func (e entry) serial() uint64 { return uint64(e.expire()) }
 
 // number is the number of the word of the object that e is.
 func (e entry) number() uint64 { return uint64(e.hash()) }
 
 var errObject = errors.New("they are not those of the object that was looked for")
 
-// inspectObject checks that b is the far entry that word number refers to by w.
-// The bytes may be anything.
-func (h *Heap) inspectObject(b []byte, number uint64, w pword) (entry, error) {
+// inspectObject checks that b is the far entry that word number refers to by w,
+// and returns that and its class. The bytes may be anything; and if the word is
+// not w any more, its class may be another by now, which the serial tells.
+func (h *Heap) inspectObject(b []byte, number uint64, w pword) (entry, *class, error) {
 	e, err := decodeEntry(b, w.farAddr())
-	size := h.class(w.farClass()).size
+	c := h.class(w.farClass())
 	switch {
 	case err != nil:
-		return nil, err
+		return nil, nil, err
 	case !e.isObject() || e.number() != number || e.klen() != 0 || e.flags() != 0:
-		return nil, errObject
-	case e.class() != int(w.farClass()):
-		return nil, errObject
+		return nil, nil, errObject
+	case e.serial() != c.serial:
+		return nil, nil, errObject
 	case roundSize(e.size()) != w.farSize() || e.vlen() > h.maxObject:
-		return nil, errObject
-	case size >= 0 && e.vlen() != size:
-		return nil, fmt.Errorf("they are an object of %d bytes, want %d", e.vlen(), size)
+		return nil, nil, errObject
+	case c.size >= 0 && e.vlen() != c.size:
+		return nil, nil, fmt.Errorf("they are an object of %d bytes, want %d", e.vlen(), c.size)
 	}
-	return e, nil
+	return e, c, nil
 }

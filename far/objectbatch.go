@@ -103,7 +103,7 @@ func (rs *runs) end(r *run) {
 }
 
 // fetch does what Prefetch says, and returns how many objects it has read. Unless
-// it is patient, it ends where it would have to wait for local memory.
+// it is patient, it ends where it would have to wait for local memory for long.
 func (b *objectBatch) fetch(ctx context.Context, h *Heap, refs []AnyRef, what int, patient bool) (read int, err error) {
 	if err := h.begin(); err != nil {
 		return 0, err
@@ -117,8 +117,15 @@ func (b *objectBatch) fetch(ctx context.Context, h *Heap, refs []AnyRef, what in
 		err = b.read(ctx, h)
 		switch {
 		case err != nil:
-		case !patient && (wait != nil || busy != nil):
-			return read, wait
+		case !patient && wait == errNoRoom:
+			soon, cancel := context.WithTimeout(ctx, maxPoll)
+			none := h.roomSoon(soon)
+			cancel()
+			if none != nil {
+				return read, wait
+			}
+		case !patient && busy != nil:
+			return read, nil
 		case wait == errNoRoom:
 			err = h.roomSoon(ctx)
 		case wait != nil:
@@ -162,9 +169,11 @@ func (b *objectBatch) board(h *Heap, refs []AnyRef, what int) (n int, busy <-cha
 
 // boardFirst boards the first object of items, and those that lie behind it.
 func (b *objectBatch) boardFirst(h *Heap, items []item, what int) (n int, busy <-chan struct{}, err error) {
-	n, each := h.extentOf(items)
-	n = min(n, max(1, (maxBatchBytes-b.pending)/each))
-	if n == 1 && (each < fetchInPlace || h.class(items[0].w.farClass()).size < extentLeast) {
+	n, c, each := h.extentOf(items)
+	if n > 0 {
+		n = min(n, max(1, (maxBatchBytes-b.pending)/each))
+	}
+	if n == 0 || n == 1 && each < fetchInPlace {
 		d := landing{p: items[0].p, w: items[0].w, what: what}
 		if busy, err = h.boardObject(nil, &d); err == nil && busy == nil {
 			b.led = append(b.led, d)
@@ -173,7 +182,7 @@ func (b *objectBatch) boardFirst(h *Heap, items []item, what int) (n int, busy <
 		return 1, busy, err
 	}
 	var x extent
-	if err = h.boardExtent(&x, items[:n], each, logFor(what)); err != nil {
+	if err = h.boardExtent(&x, items[:n], c, each, logFor(what)); err != nil {
 		return 0, nil, err
 	}
 	b.extents = append(b.extents, x)

@@ -203,6 +203,7 @@ func TestHotPathsDoNotAllocate(t *testing.T) {
 
 // The fast paths are inlined, in code that is generic over T, too.
 func TestFastPathsAreInlined(t *testing.T) {
+	t.Parallel()
 	out, err := exec.Command("go", "build", "-gcflags=-m", ".").CombinedOutput()
 	if err != nil {
 		t.Fatalf("cannot compile: %v\n%s", err, out)

@@ -117,7 +117,7 @@ func (h *Heap) landObject(s *Scope, d *landing, err error) error {
 	}
 	h.count.bytesIn.Add(uint64(len(b)))
 	number := h.words.number(d.p)
-	e, err := h.inspectObject(b, number, d.w)
+	e, c, err := h.inspectObject(b, number, d.w)
 	if err != nil {
 		defer h.abandon(d)
 		if loadWord(d.p) != d.w {
@@ -126,9 +126,8 @@ func (h *Heap) landObject(s *Scope, d *landing, err error) error {
 		h.count.corrupt.Add(1)
 		return &CorruptError{Segment: d.seg.seg.Name(), Off: h.far.offset(d.w.farAddr()), Err: err}
 	}
-	n, id := e.vlen(), uint16(e.class())
-	c := h.class(id)
-	tail := newTail(d.w.farAddr(), id)
+	n := e.vlen()
+	tail := newTail(d.w.farAddr(), c.id)
 	if d.slot == nil {
 		if d.slot, d.addr, err = h.newSlot(s, logFor(d.what), objectHead(number, n), tail, n); err != nil {
 			defer h.abandon(d)

@@ -21,8 +21,11 @@ type pass struct {
 	number uint64
 	segs   []int
 	what   aim
-	epoch  uint64    // scopes that were open in an earlier one are waited for; 0: no pass
+	epoch  int64     // scopes that were open in an earlier one are waited for; 0: no pass
 	since  time.Time // when the wait began
+
+	// passes counts the beginnings and the ends of passes: it is odd during one.
+	passes atomic.Uint64
 
 	full   bool      // the store had no room
 	pinned []uintptr // the addresses that scopes had pinned when it was over
@@ -69,6 +72,7 @@ func (h *Heap) beginPass(n int, what aim) bool {
 		return false
 	}
 	ps.number++
+	ps.passes.Add(1)
 	h.count.passes.Add(1)
 	ps.what, ps.kept, ps.full = what, 0, false
 	for _, s := range ps.segs {
@@ -140,8 +144,8 @@ func (l *logs) selectObjects(segs []int, n int, what aim) []int {
 			return -2
 		case what == compact:
 			return live
-		case s.kind == streams:
-			return -1
+		case s.kind == streams && l.seq-s.seq > uint64(float64(l.resident)*streamsLeft):
+			return -1 // the younger ones may have been prefetched, and not used yet
 		}
 		return int64(s.seq)
 	}
@@ -210,8 +214,10 @@ func (h *Heap) finishPass() bool {
 		if l.hasRoom() {
 			l.finish(nil) // nobody waits for the rest of the pass
 		}
+		h.scopes.roomMade()
 	}
 	ps.epoch = 0
+	ps.passes.Add(1)
 	failpoint.Hit("far.passed")
 	return l.gained() > before
 }
@@ -220,7 +226,7 @@ func (h *Heap) finishPass() bool {
 func (l *logs) tight() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.available() < l.back+l.scoped
+	return l.available() < l.keep(forMutator)
 }
 
 // renewed reports whether there are objects that the evacuator has not seen.
@@ -440,7 +446,7 @@ func (f *farLog) stageObject(number uint64, c *class, data []byte) uint64 {
 	n := farObjectSize(len(data))
 	addr := f.open.id*f.units + uint64(f.open.end+f.staged)/unit
 	e := entry(f.staging[f.staged : f.staged+n])
-	putFar(e, number, c.id, data)
+	putFar(e, number, c.serial, data)
 	if c.cfg.Evacuating != nil {
 		v := e.value()
 		c.cfg.Evacuating(v[:len(v):len(v)])

@@ -164,6 +164,7 @@ func TestManyGoroutinesShareAHeap(t *testing.T) {
 }
 
 func TestObjectsOnAFullStore(t *testing.T) {
+	t.Parallel()
 	h := openObjects(t, NewMemStore(tinySegment, 8), 16)
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"log/slog"
+	"math"
 	"runtime"
 	"slices"
 	"strconv"
@@ -78,9 +79,9 @@ func (h *Heap) awaitScopes() error {
 // oldest says where the scope that has been open longest was made.
 func (sc *scopes) oldest() string {
 	var at uintptr
-	least := ^uint64(0)
+	least := int64(math.MaxInt64)
 	sc.each(func(s *Scope) {
-		if e := atomic.LoadUint64(&s.open); e != 0 && e < least {
+		if e := atomic.LoadInt64(&s.open); e != 0 && e < least {
 			least, at = e, s.made
 		}
 	})
@@ -103,7 +104,7 @@ func (h *Heap) watch(now time.Time) {
 	var late []*Scope
 	open := false
 	h.scopes.each(func(s *Scope) {
-		e := atomic.LoadUint64(&s.open)
+		e := atomic.LoadInt64(&s.open)
 		switch {
 		case e == 0:
 			s.watched, s.warned = 0, false

@@ -130,7 +130,7 @@ func (s *scanner) visit(sh *shard, p place, klen int) {
 			return
 		}
 	}
-	f, leader, busy := h.board(sh, sh.t.tag(p), w, false, klen)
+	f, leader, busy := h.board(sh, sh.t.tag(p), p, wantsHead, klen, nil)
 	switch {
 	case busy != nil:
 		s.busy = busy
@@ -152,7 +152,7 @@ func (s *scanner) fetch(ctx context.Context) error {
 	h := s.m.h
 	err := context.Cause(ctx)
 	if err == nil {
-		h.lead(ctx, s.m, s.led...)
+		h.leadAll(ctx, s.m, s.led)
 	}
 	for i, f := range append(s.led, s.joined...) {
 		if err == nil && i >= len(s.led) {

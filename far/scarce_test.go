@@ -43,6 +43,7 @@ func TestScanOfMoreThanFitsIntoTheBuffers(t *testing.T) {
 }
 
 func TestStrayPiecesGoThoughBuffersAreFew(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaultStore(testSegment, 1000)
 		h, m := newTestHeap(t, store, Config{MaxValue: 1 << 20})

@@ -1,9 +1,11 @@
 package far
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/bits"
 	"runtime"
 	"slices"
@@ -35,12 +37,12 @@ import (
 type Scope struct {
 	// open is the epoch in which the scope was entered, 0 if it is closed.
 	// Written by the holder, read by the evacuator.
-	open uint64
+	open int64
 	// extra says why leaving takes the slow path; the scopeXxx flags. Written
 	// by the holder, and by the janitor with atomics.
 	extra uint32
-	epoch *uint64 // the heap's; immutable
-	h     *Heap   // immutable
+	epoch *int64 // the heap's; immutable
+	h     *Heap  // immutable
 
 	// The rest is the holder's.
 	depth int   // entered so often while open
@@ -59,8 +61,8 @@ type Scope struct {
 	maker   uint64  // the goroutine that did, 0 if it is from the pool; immutable
 	since   atomic.Int64
 	ahead   scopeAhead
-	watched uint64 // the epoch in which the janitor saw it open; the janitor's
-	warned  bool   // the janitor's
+	watched int64 // the epoch in which the janitor saw it open; the janitor's
+	warned  bool  // the janitor's
 
 	_ [64]byte // nobody else's cache line
 }
@@ -78,9 +80,9 @@ const (
 	scopeUnadmitted                    // it was let in without memory
 )
 
-// epochScarce is set in the epoch while entering takes the slow path: memory is
+// epochScarce, the sign, is set in the epoch while entering takes the slow path: memory is
 // scarce, or every scope has to be admitted.
-const epochScarce = 1 << 63
+const epochScarce int64 = math.MinInt64
 
 // Err returns why a Deref in this scope returned nil, the first one's reason
 // since the last call of Err. It stays when the scope is left.
@@ -114,18 +116,20 @@ func (s *Scope) clearExtra(f uint32) { atomic.AndUint32(&s.extra, ^f) }
 // scopes is a heap's register of scopes and its epoch.
 type scopes struct {
 	// epoch counts the evacuator's passes, from 1; with epochScarce.
-	epoch uint64
+	epoch int64
 	_     [56]byte
 
 	fenced bool // entering needs no fence of its own; immutable
 
 	mu       sync.Mutex
 	all      []*Scope
-	least    int             // bytes that every scope may take for certain; immutable
-	limit    int             // most is not above it, under mu
-	most     int             // the most that one has taken of late, at least least; under mu
-	admitted int             // how many are, if they have to be, under mu
-	queue    []chan struct{} // those who wait for one of them to be left, under mu
+	least    int       // bytes that every scope may take for certain; immutable
+	limit    int       // most is not above it, under mu
+	most     int       // the most that one has taken of late, at least least; under mu
+	admitted int       // how many are, if they have to be, under mu
+	queue    []*ticket // those who wait for one of them to be left, in order, under mu
+	called   int       // those whose turn has come and who are not in yet, under mu
+	tickets  uint64    // number of the last one, under mu
 
 	scarce  bool // what the logs say, under logs.mu
 	counted bool // there are so many that they have to be admitted, under logs.mu
@@ -157,16 +161,16 @@ func (sc *scopes) init(least int) {
 	sc.epoch = 1
 	sc.fenced = !asymmetric || arena.CanMembarrier() == nil
 	if !sc.fenced {
-		atomic.OrUint64(&sc.epoch, epochScarce)
+		atomic.OrInt64(&sc.epoch, epochScarce)
 	}
 	sc.pools = make([]scopePool, min(max(runtime.GOMAXPROCS(0), 1), 64))
 }
 
 // now is the epoch without epochScarce.
-func (sc *scopes) now() uint64 { return atomic.LoadUint64(&sc.epoch) &^ epochScarce }
+func (sc *scopes) now() int64 { return atomic.LoadInt64(&sc.epoch) &^ epochScarce }
 
 // advance begins another epoch.
-func (sc *scopes) advance() uint64 { return atomic.AddUint64(&sc.epoch, 1) &^ epochScarce }
+func (sc *scopes) advance() int64 { return atomic.AddInt64(&sc.epoch, 1) &^ epochScarce }
 
 // NewScope makes a scope, which Scope.Close forgets. A heap keeps some of its
 // memory in reserve for every scope there is, so make one for every worker and
@@ -231,7 +235,7 @@ func (h *Heap) acquire(ctx context.Context) *Scope {
 // enterAtOnce enters s for the sake of one object, whether there is memory for
 // it or not. What it takes is not what other scopes have been promised; the
 // holder clears last if there is no other way.
-func (s *Scope) enterAtOnce() { atomic.StoreUint64(&s.open, s.h.scopes.now()) }
+func (s *Scope) enterAtOnce() { atomic.StoreInt64(&s.open, s.h.scopes.now()) }
 
 // one calls fn in a scope of the pool, for one object, and again when there is
 // local memory if there was none. Unlike Enter it waits for the evacuator
@@ -342,17 +346,16 @@ func (h *Heap) reserveForScopes() {
 		n = max(n, 1) // so that what is far can be read when all else is full
 	}
 	if n > 0 {
-		// Every allocation buffer may be about to take a segment.
-		want = len(l.objects) + (n*sc.most+l.segSize-1)/l.segSize
+		want = l.edges() + (n*sc.most+l.segSize-1)/l.segSize
 		l.back = reserved + 1
 	}
-	limit := max(int(l.budget)/l.segSize/8, 1+len(l.objects))
+	limit := max(int(l.budget)/l.segSize/8, 1+l.edges())
 	if want > limit && !sc.counted {
 		sc.early = true
 	}
 	sc.counted = want > limit
 	l.scoped = min(want, limit)
-	sc.limit = limit * l.segSize
+	sc.limit = (limit - l.edges()) * l.segSize
 	sc.most = min(sc.most, sc.limit)
 	sc.target = int64(sc.most)
 	l.aim()
@@ -376,9 +379,9 @@ func (sc *scopes) flag() {
 		sc.allowance.Store(sc.target)
 	}
 	if sc.scarce || sc.counted || !sc.fenced {
-		atomic.OrUint64(&sc.epoch, epochScarce)
+		atomic.OrInt64(&sc.epoch, epochScarce)
 	} else {
-		atomic.AndUint64(&sc.epoch, ^uint64(epochScarce))
+		atomic.AndInt64(&sc.epoch, ^epochScarce)
 	}
 }
 
@@ -392,7 +395,7 @@ func (s *Scope) enterSlow() {
 		return
 	}
 	s.h.admit(s)
-	atomic.StoreUint64(&s.open, s.h.scopes.now()) // a fence, for want of the evacuator's
+	atomic.StoreInt64(&s.open, s.h.scopes.now()) // a fence, for want of the evacuator's
 }
 
 // admitFor bounds how long Enter waits for the evacuator.
@@ -408,7 +411,7 @@ func (h *Heap) admit(s *Scope) {
 }
 
 func (h *Heap) admitted(s *Scope) bool {
-	ok, turn := h.tryAdmit(s, nil)
+	ok, t := h.tryAdmit(s, nil)
 	if ok {
 		return true
 	}
@@ -416,53 +419,62 @@ func (h *Heap) admitted(s *Scope) bool {
 	defer cancel()
 	defer context.AfterFunc(h.ctx, cancel)() // nobody waits for a closed heap
 	for try := 0; !ok && h.logs.why() == nil; try++ {
-		if turn == nil {
-			err := h.waitRoom(ctx, nil)
-			if try < fullTries && errors.Is(err, ErrFull) {
-				h.logs.stir() // the reserve may be whole all the same
-			} else if err != nil {
-				h.scopes.giveUp(nil) // the turn, which may be ours
-				return false
-			}
-			if ok, turn = h.tryAdmit(s, nil); ok || turn != nil {
-				continue
-			}
-			if ctx.Err() != nil {
-				h.scopes.giveUp(nil)
-				return false
-			}
-			// Scopes that were entered earlier have to be left, of which
-			// nobody tells.
+		if t.queued {
 			select {
-			case <-time.After(minPoll):
+			case <-t.called:
+				ok, t = h.tryAdmit(s, t)
+				continue
 			case <-ctx.Done():
 			}
+			break
+		}
+		err := h.waitRoom(ctx, nil)
+		if try < fullTries && errors.Is(err, ErrFull) {
+			h.logs.stir() // the reserve may be whole all the same
+		} else if err != nil {
+			break
+		}
+		if ok, t = h.tryAdmit(s, t); ok || t.queued {
 			continue
 		}
+		// Scopes that were entered earlier have to be left, of which nobody
+		// tells.
 		select {
-		case <-turn:
-			ok, turn = h.tryAdmit(s, turn)
+		case <-time.After(minPoll):
+			continue
 		case <-ctx.Done():
-			h.scopes.giveUp(turn)
-			return false
 		}
+		break
 	}
 	if !ok {
-		h.scopes.giveUp(turn)
+		h.scopes.giveUp(t)
 	}
 	return ok
 }
 
-// tryAdmit reports whether memory suffices for all scopes that may be open and
-// s. If that depends on another one being left, it returns a channel from which
-// s receives its turn to try again, with that channel.
-func (h *Heap) tryAdmit(s *Scope, turn chan struct{}) (ok bool, wait chan struct{}) {
+// ticket is the place of one who waits to enter a scope: in the queue, for
+// another one to be left, or, when its turn has come, before everybody who is in
+// the queue, for the evacuator.
+type ticket struct {
+	number uint64
+	called chan struct{} // is sent to when the turn has come
+	queued bool          // as tryAdmit left it; the waiter's
+}
+
+// tryAdmit lets s in if memory suffices for all scopes that may be open and s.
+// If not, it returns a ticket, with which s has to try again, when it is called if
+// it is queued, or to give up. T is the ticket of one who tries again.
+func (h *Heap) tryAdmit(s *Scope, t *ticket) (ok bool, wait *ticket) {
 	sc, l := &h.scopes, &h.logs
 	sc.mu.Lock()
 	defer sc.mu.Unlock()
+	overtakes := t == nil && sc.called+len(sc.queue) > 0 && sc.called+sc.admitted > 0
+	if t != nil {
+		sc.called--
+	}
 	l.mu.Lock()
 	counted, whole := sc.counted, l.available() >= l.keep(forMutator)
-	free := (l.available() - l.back - len(l.objects)) * l.segSize
+	free := (l.available() - l.keep(forScope) - l.edges()) * l.segSize
 	l.mu.Unlock()
 	if counted {
 		free -= sc.earlier()
@@ -470,25 +482,27 @@ func (h *Heap) tryAdmit(s *Scope, turn chan struct{}) (ok bool, wait chan struct
 	switch {
 	case !counted:
 		sc.next()
-		return whole, nil
-	case turn == nil && len(sc.queue) > 0 && sc.admitted > 0:
-		turn = make(chan struct{}, 1)
-		sc.queue = append(sc.queue, turn)
-		return false, turn
-	case free >= (sc.admitted+1)*sc.most:
+		if whole {
+			return true, nil
+		}
+	case !overtakes && free >= (sc.admitted+1)*sc.most:
 		sc.admitted++
 		s.share = sc.most
 		s.setExtra(scopeCounted)
 		sc.next() // there may be room for another one
 		return true, nil
-	case sc.admitted > 0:
-		if turn == nil {
-			turn = make(chan struct{}, 1)
-		}
-		sc.queue = slices.Insert(sc.queue, 0, turn)
-		return false, turn
 	}
-	return false, nil
+	if t == nil {
+		sc.tickets++
+		t = &ticket{number: sc.tickets, called: make(chan struct{}, 1)}
+	}
+	if t.queued = counted && (overtakes || sc.admitted > 0); t.queued {
+		i, _ := slices.BinarySearchFunc(sc.queue, t.number, func(t *ticket, n uint64) int { return cmp.Compare(t.number, n) })
+		sc.queue = slices.Insert(sc.queue, i, t)
+	} else {
+		sc.called++
+	}
+	return false, t
 }
 
 // earlier is what scopes may take that were entered before they had to be
@@ -499,7 +513,7 @@ func (sc *scopes) earlier() int {
 	}
 	n := 0
 	for _, s := range sc.all {
-		if atomic.LoadUint64(&s.open) != 0 && atomic.LoadUint32(&s.extra)&(scopeCounted|scopeUnadmitted) == 0 {
+		if atomic.LoadInt64(&s.open) != 0 && atomic.LoadUint32(&s.extra)&(scopeCounted|scopeUnadmitted) == 0 {
 			n++
 		}
 	}
@@ -518,23 +532,38 @@ func (s *Scope) entitled() bool {
 	return int64(s.used) <= s.h.scopes.allowance.Load()
 }
 
-// next gives the turn to the first in the queue. sc.mu must be held.
+// wanted is how much those in the queue are going to take.
+func (sc *scopes) wanted() int {
+	sc.mu.Lock()
+	defer sc.mu.Unlock()
+	return len(sc.queue) * sc.most
+}
+
+// roomMade lets those in the queue try, since there is more room.
+func (sc *scopes) roomMade() {
+	sc.mu.Lock()
+	defer sc.mu.Unlock()
+	sc.next()
+}
+
+// next calls the first in the queue. sc.mu must be held.
 func (sc *scopes) next() {
 	if len(sc.queue) > 0 {
-		sc.queue[0] <- struct{}{}
+		sc.called++
+		sc.queue[0].called <- struct{}{}
 		sc.queue = slices.Delete(sc.queue, 0, 1)
 	}
 }
 
-// giveUp takes who waits for turn, which may be nil, out of the queue, or else
-// passes the turn on.
-func (sc *scopes) giveUp(turn chan struct{}) {
+// giveUp forgets t. If its turn has come, it passes that on.
+func (sc *scopes) giveUp(t *ticket) {
 	sc.mu.Lock()
 	defer sc.mu.Unlock()
-	if i := slices.Index(sc.queue, turn); i >= 0 {
+	if i := slices.Index(sc.queue, t); i >= 0 {
 		sc.queue = slices.Delete(sc.queue, i, i+1)
 	} else {
-		sc.next() // it was our turn
+		sc.called--
+		sc.next()
 	}
 }
 
@@ -564,7 +593,7 @@ func (s *Scope) leaveSlow() {
 	used := s.used
 	s.used = 0
 	s.clearExtra(^uint32(0))
-	atomic.StoreUint64(&s.open, 0)
+	atomic.StoreInt64(&s.open, 0)
 	if x&scopeCounted != 0 {
 		s.h.scopes.dismiss()
 	}
@@ -614,10 +643,18 @@ func (h *Heap) decay() {
 	}
 }
 
-// charge makes s pay for n bytes of local memory.
-func (s *Scope) charge(n int) {
+// claim makes s pay for n bytes of local memory, and says on whose behalf they
+// may be taken. Nil is a call that is in no scope.
+func (s *Scope) claim(n int) claim {
+	if s == nil {
+		return forMutator
+	}
 	s.used += n
 	s.setExtra(scopeUsed)
+	if s.entitled() {
+		return forScope
+	}
+	return forMutator
 }
 
 // pin publishes that s uses the marked object at addr in place. It fails if
@@ -648,11 +685,11 @@ func (sc *scopes) each(fn func(s *Scope)) {
 
 // passed reports whether every scope that was open in an epoch before this one
 // has been left.
-func (sc *scopes) passed(epoch uint64) bool {
+func (sc *scopes) passed(epoch int64) bool {
 	sc.mu.Lock()
 	defer sc.mu.Unlock()
 	for _, s := range sc.all {
-		if e := atomic.LoadUint64(&s.open); e != 0 && e < epoch {
+		if e := atomic.LoadInt64(&s.open); e != 0 && e < epoch {
 			return false
 		}
 	}

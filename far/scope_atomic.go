@@ -15,12 +15,12 @@ import (
 // those who are in a scope need all that is left, it waits for the evacuator, for
 // a bounded time; in a scope that is open already it does not.
 func (s *Scope) Enter() {
-	e := atomic.LoadUint64(s.epoch)
-	if s.isOpen() || e&epochScarce != 0 {
+	e := atomic.LoadInt64(s.epoch)
+	if s.isOpen() || e < 0 {
 		s.enterSlow()
 		return
 	}
-	atomic.StoreUint64(&s.open, e)
+	atomic.StoreInt64(&s.open, e)
 }
 
 // Leave closes the scope: nothing that was dereferenced in it may be used any
@@ -30,10 +30,10 @@ func (s *Scope) Leave() {
 		s.leaveSlow()
 		return
 	}
-	atomic.StoreUint64(&s.open, 0)
+	atomic.StoreInt64(&s.open, 0)
 }
 
-func (s *Scope) isOpen() bool { return atomic.LoadUint64(&s.open) != 0 }
+func (s *Scope) isOpen() bool { return atomic.LoadInt64(&s.open) != 0 }
 
 // asymmetric says that mutators leave the fences to the evacuator.
 const asymmetric = false

@@ -19,8 +19,8 @@ import (
 // those who are in a scope need all that is left, it waits for the evacuator, for
 // a bounded time; in a scope that is open already it does not.
 func (s *Scope) Enter() {
-	e := atomic.LoadUint64(s.epoch)
-	if s.open|e&epochScarce == 0 {
+	e := atomic.LoadInt64(s.epoch)
+	if s.open == 0 && e >= 0 {
 		s.open = e
 	} else {
 		s.enterSlow()

@@ -16,7 +16,7 @@ func TestAHundredScopesAllocate(t *testing.T) {
 	lay := tiny
 	lay.logs = 64 * int64(lay.segSize)
 	local := lay.logs + int64(2*lay.staging+lay.fetch)
-	const each = 8 << 10
+	const each = 8<<10 + 16*wordCost
 	h, err := newHeap(NewMemStore(tinySegment, 1<<13), Config{Local: local, MaxLocal: local, ScopeBytes: each, HeldTooLong: time.Minute}, lay)
 	if err != nil {
 		t.Fatal(err)

@@ -39,6 +39,7 @@ func (h *Heap) SetLocal(ctx context.Context, n int64) error {
 	l.full.Store(0)
 	l.mu.Unlock()
 	h.local.Store(n)
+	h.setEpochs(n)
 	h.reserveForScopes()
 	for !l.fits() {
 		if err := h.waitRoom(ctx, nil); err != nil {

@@ -8,19 +8,24 @@ import (
 // shard is one part of a map: an index, and the lock under which the entries
 // that it refers to are read, written and moved. An entry is copied under the
 // lock, at most one at a time; no lock is held while the store works.
+//
+// Processors take turns at a shard, so the fewer cache lines a call writes to, the
+// better: what a hit needs is in the first one.
 type shard struct {
 	mu      sync.Mutex
-	id      int // its number in the map; immutable
 	t       table
-	flights map[uint64]*flight // reads under way, by far address
-	entries int                // without pieces and without the lost
+	flights *flight // those that are listed
+	count   shardCounters
+	missed  uint64 // bytes that were fetched, see admits
+	entries int    // without pieces and without the lost
 	lost    int
 	muts    uint64 // changes of contents, as opposed to moves
 	closed  bool
-	count   shardCounters
+	id      int // its number in the map; immutable
 
-	heads    []head // what FetchHeads has read of late
-	nextHead int    // the one to forget next
+	heads    []head   // what FetchHeads has read of late
+	nextHead int      // the one to forget next
+	_        [56]byte // whole lines: see memory_unsafe.go
 }
 
 // shardCounters are guarded by the shard's lock, since counting with atomics
@@ -230,7 +235,7 @@ func (m *ByteMap) shrink(sh *shard) error {
 func (m *ByteMap) resize(sh *shard, size int64) error {
 	l := &m.h.logs
 	old := sh.t.bytes()
-	if err := l.growIndex(size); err != nil {
+	if err := l.growIndex(size, forMutator); err != nil {
 		return err
 	}
 	if err := sh.t.resize(size); err != nil {

@@ -20,7 +20,7 @@ const (
 // step is the outcome of one try of a call.
 type step struct {
 	need need
-	word word // the far entry that is needed
+	at   place // the far entry that is needed
 	err  error
 }
 
@@ -49,7 +49,7 @@ func (sh *shard) miss(h *Heap, p place, st status, n need) step {
 		}
 		return step{err: &LostError{h.far.seg(w.addr()).seg.Name()}}
 	default:
-		return step{need: n, word: w}
+		return step{need: n, at: p}
 	}
 }
 
@@ -97,12 +97,15 @@ func (m *ByteMap) slow(ctx context.Context, sh *shard, hs hash, key []byte, try 
 		var leader bool
 		var busy <-chan struct{}
 		if (s.need == needWhole || s.need == needHead) && ctx.Err() == nil {
-			whole := s.need == needWhole || short
-			if c := hd.of(s.word.addr(), whole); c != nil && c.corrupt() {
+			what := wantsHead
+			if s.need == needWhole || short {
+				what = wantsLook
+			}
+			if c := hd.of(sh.t.word(s.at).addr(), what != wantsHead); c != nil && c.corrupt() {
 				sh.mu.Unlock()
 				return c.err
 			}
-			f, leader, busy = h.board(sh, hs.tag(), s.word, whole, len(key))
+			f, leader, busy = h.board(sh, hs.tag(), s.at, what, len(key), nil)
 		}
 		sh.mu.Unlock()
 		switch {
@@ -136,7 +139,7 @@ func (m *ByteMap) fly(ctx context.Context, f *flight, leader bool) error {
 	if leader {
 		m.h.lead(ctx, m, f)
 	} else if err := f.wait(ctx); err != nil {
-		return fmt.Errorf("cannot fetch %d bytes from %s: %w", f.n, f.seg.seg.Name(), err)
+		return fmt.Errorf("cannot fetch %d bytes from %s: %w", len(f.buf), f.seg.seg.Name(), err)
 	}
 	switch {
 	case f.err == nil, f.corrupt(), f.seg.gone():

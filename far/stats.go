@@ -18,7 +18,7 @@ type counters struct {
 // Stats is what a heap has done since it was made, and how it stands.
 type Stats struct {
 	Maps       []MapStats
-	Classes    []ClassStats     // of objects of pointers
+	Classes    []ClassStats     // of objects of pointers; those of freed ones last, by name
 	Structures []StructureStats // that exist
 
 	Pointers          int    // that have been made and not freed
@@ -92,9 +92,7 @@ func (h *Heap) Stats() Stats {
 	for _, m := range *h.maps.Load() {
 		s.Maps = append(s.Maps, m.stats())
 	}
-	for _, c := range *h.classes.Load() {
-		s.Classes = append(s.Classes, c.stats())
-	}
+	s.Classes = h.classStats()
 	s.Structures = h.Structures()
 	s.Pointers = h.pointers()
 	l := &h.logs

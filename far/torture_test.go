@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"hash/crc32"
 	"math/rand/v2"
 	"os"
 	"runtime"
@@ -12,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"polder/internal/crc32c"
 	"polder/internal/failpoint"
 )
 
@@ -39,7 +39,7 @@ func (o *tortured) fill(id uint32, n uint64) {
 }
 
 func (o *tortured) sum() uint32 {
-	return crc32c.Update(o.ID^uint32(o.N), o.Data[:])
+	return crc32.Update(o.ID^uint32(o.N), castagnoli, o.Data[:])
 }
 
 // tortureSlot is one pointer of the torture test, which its lock guards: whoever

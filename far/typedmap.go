@@ -215,12 +215,29 @@ func (m *Map[K, V]) Get(ctx context.Context, k K) (v V, ok bool, err error) {
 		sh.mu.Unlock()
 		return v, false, nil
 	}
-	closed := sh.closed
-	sh.mu.Unlock()
-	if st == remote && ctx == NoWait && !closed {
+	if st != remote || sh.closed {
+		sh.mu.Unlock()
+		return m.getSlow(ctx, append([]byte(nil), key...))
+	}
+	if ctx == NoWait {
+		sh.mu.Unlock()
 		return v, false, ErrWouldBlock // as getSlow finds in the end
 	}
-	return m.getSlow(ctx, append([]byte(nil), key...))
+	f, err := b.demand(ctx, sh, hs, p, key)
+	if f == nil {
+		if err != nil {
+			return v, false, err
+		}
+		return m.getSlow(ctx, append([]byte(nil), key...))
+	}
+	ok = decode(&m.value, &v, f.e.value())
+	n := f.e.vlen()
+	b.h.done(f)
+	if !ok {
+		return v, false, m.errMapped(n)
+	}
+	m.settle(key)
+	return v, true, nil
 }
 
 // hit notes the use of a local entry. sh.mu must be held.
@@ -281,17 +298,30 @@ func (m *Map[K, V]) Append(ctx context.Context, k K, dst []byte) (b []byte, ok b
 		sh.mu.Unlock()
 		return dst, true, nil
 	}
-	closed := sh.closed
-	if st == absent && !closed {
+	if st == absent && !sh.closed {
 		sh.count.absent++
 		sh.mu.Unlock()
 		return dst, false, nil
 	}
-	sh.mu.Unlock()
-	if st == remote && ctx == NoWait && !closed {
+	if st != remote || sh.closed {
+		sh.mu.Unlock()
+		return m.appendSlow(ctx, append([]byte(nil), key...), dst)
+	}
+	if ctx == NoWait {
+		sh.mu.Unlock()
 		return dst, false, ErrWouldBlock
 	}
-	return m.appendSlow(ctx, append([]byte(nil), key...), dst)
+	f, err := m.b.demand(ctx, sh, hs, p, key)
+	if f == nil {
+		if err != nil {
+			return dst, false, err
+		}
+		return m.appendSlow(ctx, append([]byte(nil), key...), dst)
+	}
+	dst = append(dst, f.e.value()...)
+	m.b.h.done(f)
+	m.settle(key)
+	return dst, true, nil
 }
 
 //go:noinline

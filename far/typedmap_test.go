@@ -29,6 +29,7 @@ type padded struct {
 }
 
 func TestAMapIsWhatWasStored(t *testing.T) {
+	t.Parallel()
 	for _, exclusive := range []bool{false, true} {
 		t.Run(fmt.Sprint("exclusive=", exclusive), func(t *testing.T) {
 			h := openObjects(t, NewMemStore(tinySegment, 1<<10), 40)
@@ -83,6 +84,15 @@ func TestAMapIsWhatWasStored(t *testing.T) {
 					b, ok, err := raw.Append(ctx, k3, []byte("x"))
 					if want, there := wantRaw[k3]; string(b) != "x"+want || ok != there || err != nil {
 						t.Fatalf("Append(%v): got %q, %v, %v, want %q", k3, b, ok, err, want)
+					}
+					k4 := padded{A: int8(i), B: int64(r.IntN(n)), C: k3.C}
+					var many [2][]byte
+					var oks [2]bool
+					err = raw.GetMany(ctx, []padded{k3, k4}, many[:], oks[:])
+					for at, k := range []padded{k3, k4} {
+						if want, there := wantRaw[k]; string(many[at]) != want || oks[at] != there || err != nil {
+							t.Fatalf("GetMany(%v): got %q, %v, %v, want %q", k, many[at], oks[at], err, want)
+						}
 					}
 				}
 			}

@@ -294,7 +294,6 @@ func (v *Vector[T]) DontNeed(i, j int) {
 func (v *Vector[T]) Free() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.tr.h.untrack(v.tr)
 	v.n.Store(0)
 	for part := range int(v.all.Swap(0)) {
 		for i := range v.dir[part] {
@@ -302,6 +301,7 @@ func (v *Vector[T]) Free() {
 		}
 		v.dir[part] = nil
 	}
+	v.tr.h.untrack(v.tr)
 }
 
 // Stats returns what the vector has been through.

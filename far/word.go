@@ -6,6 +6,9 @@ import "math/bits"
 // and how often it was used of late. The zero word is an empty place.
 //
 //	63..62  hot: CLOCK's counter, 0 to 3
+//	61      flying: a flight of the far entry may be listed
+//	60..55  stamp of a far entry: when it was last fetched and not kept, see
+//	        shard.admits
 //	54      big: the entry is the head of a large value
 //	53      fresh: just fetched, and not yet used
 //	52      far: the address is in the store, otherwise in the local logs
@@ -30,6 +33,10 @@ const (
 	wordFar     word = 1 << 52
 	wordFresh   word = 1 << 53
 	wordBig     word = 1 << 54
+	wordFlying  word = 1 << 61
+
+	stampShift      = 55
+	stampMask  word = 63 << stampShift
 
 	hotShift      = 62
 	hotOne   word = 1 << hotShift

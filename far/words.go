@@ -25,7 +25,9 @@ type words struct {
 
 	mu    sync.Mutex
 	taken []uint64 // for every group of 64 words which are in use, under mu
-	spare []uint32 // groups that have words to spare, under mu
+	spare []uint64 // for every 64 groups which have words to spare, under mu
+	first int      // none of spare before it has any, under mu
+	whole int      // groups of which no word is in use, under mu
 	inUse int      // under mu
 }
 
@@ -35,7 +37,12 @@ const (
 	wordsPerPage = 4096 / wordSize
 	// wordPage is what a page of words takes of the budget: the page, and its
 	// bits in taken and spare.
-	wordPage = 4096 + wordsPerPage/wordGroup*12
+	wordPage = 4096 + pageGroups*8 + pageGroups/8
+
+	pageGroups = wordsPerPage / wordGroup
+
+	// wordCost is what a new word takes of what a scope may take.
+	wordCost = (wordPage + wordsPerPage - 1) / wordsPerPage
 )
 
 func (t *words) init(max int64) error {
@@ -82,10 +89,10 @@ type wordCache struct {
 }
 
 // next returns the number of an unused word of c, filling it from t if it is
-// empty. It fails as logs.growIndex does.
-func (t *words) next(c *wordCache, l *logs) (uint64, error) {
+// empty, on behalf of who. It fails as logs.growIndex does.
+func (t *words) next(c *wordCache, l *logs, who claim) (uint64, error) {
 	if c.left == 0 {
-		if err := t.refill(c, l); err != nil {
+		if err := t.refill(c, l, who); err != nil {
 			return 0, err
 		}
 	}
@@ -94,78 +101,112 @@ func (t *words) next(c *wordCache, l *logs) (uint64, error) {
 	return c.first + uint64(i), nil
 }
 
-func (t *words) refill(c *wordCache, l *logs) error {
+func (t *words) refill(c *wordCache, l *logs, who claim) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if len(t.spare) == 0 {
-		if err := t.grow(1, l); err != nil {
+	for t.first < len(t.spare) && t.spare[t.first] == 0 {
+		t.first++
+	}
+	if t.first == len(t.spare) {
+		if err := t.grow(1, l, who); err != nil {
 			return err
 		}
-		for g := len(t.taken) - 1; g >= len(t.taken)-wordsPerPage/wordGroup; g-- {
-			t.spare = append(t.spare, uint32(g))
-		}
 	}
-	g := t.spare[len(t.spare)-1]
-	t.spare = t.spare[:len(t.spare)-1]
+	g := t.first*64 + bits.TrailingZeros64(t.spare[t.first])
 	c.first, c.left = uint64(g)*wordGroup, ^t.taken[g]
 	t.inUse += bits.OnesCount64(c.left)
-	t.taken[g] = ^uint64(0)
+	t.take(g, ^uint64(0))
 	return nil
 }
 
-// grow takes n more pages. t.mu must be held.
-func (t *words) grow(n int, l *logs) error {
+// take makes words of group g those that are in use. t.mu must be held.
+func (t *words) take(g int, words uint64) {
+	was := t.taken[g]
+	t.taken[g] = words
+	if words == ^uint64(0) {
+		t.spare[g/64] &^= 1 << (g % 64)
+	} else {
+		t.spare[g/64] |= 1 << (g % 64)
+		t.first = min(t.first, g/64)
+	}
+	switch {
+	case was == 0 && words != 0:
+		t.whole--
+	case was != 0 && words == 0:
+		t.whole++
+	}
+}
+
+// grow takes n more pages on behalf of who. t.mu must be held.
+func (t *words) grow(n int, l *logs, who claim) error {
 	pages := int(t.pages.Load())
 	if (pages+n)*wordsPerPage > len(t.table) {
 		return fmt.Errorf("cannot make a pointer: all %d words are in use: %w", len(t.table), ErrFull)
 	}
-	if err := l.growIndex(int64(n) * wordPage); err != nil {
+	if err := l.growIndex(int64(n)*wordPage, who); err != nil {
 		return err
-	}
-	for range n * wordsPerPage / wordGroup {
-		t.taken = append(t.taken, 0)
-	}
-	if pages == 0 {
-		t.taken[0] = 1 // word 0
 	}
 	for i := pages * wordsPerPage; i < (pages+n)*wordsPerPage; i++ {
 		t.table[i] = uint64(freeWord)
+	}
+	t.spare = append(t.spare, make([]uint64, ((pages+n)*pageGroups+63)/64-len(t.spare))...)
+	for g := pages * pageGroups; g < (pages+n)*pageGroups; g++ {
+		t.taken = append(t.taken, 0)
+		t.spare[g/64] |= 1 << (g % 64)
+		t.whole++
+	}
+	t.first = min(t.first, pages*pageGroups/64)
+	if pages == 0 {
+		t.take(0, 1) // word 0
 	}
 	t.pages.Add(int64(n))
 	return nil
 }
 
-// run hands out n words in a row, in groups of their own.
+// run hands out n words in a row, at least one, in groups of their own.
 func (t *words) run(n int, l *logs) (first uint64, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	pages := (n + wordsPerPage - 1) / wordsPerPage
 	if t.pages.Load() == 0 {
-		if err := t.grow(1, l); err != nil { // so that word 0 is not in it
+		if err := t.grow(1, l, forMutator); err != nil { // so that word 0 is not in it
 			return 0, err
 		}
-		for g := range wordsPerPage / wordGroup {
-			t.spare = append(t.spare, uint32(g))
+	}
+	groups := (n + wordGroup - 1) / wordGroup
+	g, missing := t.stretch(groups)
+	if missing > 0 {
+		if err := t.grow((missing+pageGroups-1)/pageGroups, l, forMutator); err != nil {
+			return 0, err
 		}
 	}
-	if err := t.grow(pages, l); err != nil {
-		return 0, err
-	}
-	g := len(t.taken) - pages*wordsPerPage/wordGroup
 	first = uint64(g) * wordGroup
-	for left := n; g < len(t.taken); g, left = g+1, left-wordGroup {
-		switch {
-		case left >= wordGroup:
-			t.taken[g] = ^uint64(0)
-		case left > 0:
-			t.taken[g] = 1<<left - 1
-			t.spare = append(t.spare, uint32(g))
-		default:
-			t.spare = append(t.spare, uint32(g))
-		}
+	for left := n; left > 0; g, left = g+1, left-wordGroup {
+		t.take(g, ^uint64(0)>>max(wordGroup-left, 0))
 	}
 	t.inUse += n
 	return first, nil
+}
+
+// stretch returns the first of n groups in a row of which no word is in use, and
+// how many of them the table has to grow by. t.mu must be held.
+func (t *words) stretch(n int) (g, missing int) {
+	if t.whole < n {
+		g = len(t.taken)
+		for g > 0 && t.taken[g-1] == 0 {
+			g--
+		}
+		return g, n - (len(t.taken) - g)
+	}
+	free := 0
+	for g, words := range t.taken {
+		if free++; words != 0 {
+			free = 0
+		}
+		if free == n {
+			return g + 1 - n, 0
+		}
+	}
+	return len(t.taken) - free, n - free
 }
 
 // put takes word n back, which nobody may use any more and which is marked
@@ -176,11 +217,8 @@ func (t *words) put(n uint64) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	g := n / wordGroup
-	if t.taken[g] == ^uint64(0) {
-		t.spare = append(t.spare, uint32(g))
-	}
-	t.taken[g] &^= 1 << (n % wordGroup)
+	g := int(n / wordGroup)
+	t.take(g, t.taken[g]&^(1<<(n%wordGroup)))
 	t.inUse--
 }
 

@@ -4,35 +4,41 @@ import (
 	"encoding/binary"
 	"hash/maphash"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"polder/soft"
 )
 
-// item is what is stored under a key: expiry (Unix seconds, 0 for none),
-// flags, unique number, time of the last access, and the data. The expiry is
-// kept here and not by the map because touch changes it and must not lose what
-// it touches.
+// item is what is stored under a key: expiry (Unix seconds, 0 for none), time
+// of storing (Unix nanoseconds), flags, unique number, state, and the data. The
+// expiry is kept here and not by the map because touch changes it and must not
+// lose what it touches.
 type item struct {
 	expiry int64
+	stored int64
 	flags  uint32
 	cas    uint64
 	stale  bool // invalidated by md I, until somebody recaches it
+	won    bool // somebody has been told to recache it
 	data   []byte
 }
 
-const itemHeader = 21
+const itemHeader = 29
 
 func (i *item) encode(b []byte) []byte {
 	b = binary.LittleEndian.AppendUint64(b[:0], uint64(i.expiry))
+	b = binary.LittleEndian.AppendUint64(b, uint64(i.stored))
 	b = binary.LittleEndian.AppendUint32(b, i.flags)
 	b = binary.LittleEndian.AppendUint64(b, i.cas)
+	state := byte(0)
 	if i.stale {
-		b = append(b, 1)
-	} else {
-		b = append(b, 0)
+		state |= 1
 	}
-	return append(b, i.data...)
+	if i.won {
+		state |= 2
+	}
+	return append(append(b, state), i.data...)
 }
 
 func decode(b []byte) (i item, ok bool) {
@@ -40,18 +46,19 @@ func decode(b []byte) (i item, ok bool) {
 		return i, false
 	}
 	i.expiry = int64(binary.LittleEndian.Uint64(b))
-	i.flags = binary.LittleEndian.Uint32(b[8:])
-	i.cas = binary.LittleEndian.Uint64(b[12:])
-	i.stale = b[20] != 0
+	i.stored = int64(binary.LittleEndian.Uint64(b[8:]))
+	i.flags = binary.LittleEndian.Uint32(b[16:])
+	i.cas = binary.LittleEndian.Uint64(b[20:])
+	i.stale, i.won = b[28]&1 != 0, b[28]&2 != 0
 	i.data = b[itemHeader:]
 	return i, true
 }
 
-var lockSeed = maphash.MakeSeed()
+var seed = maphash.MakeSeed()
 
 // lock is the one of a key.
 func (s *Server) lock(key []byte) *sync.Mutex {
-	return &s.locks[maphash.Bytes(lockSeed, key)%uint64(len(s.locks))]
+	return &s.locks[maphash.Bytes(seed, key)%uint64(len(s.locks))]
 }
 
 // get reads an item; its data is valid until the next one is read.
@@ -62,14 +69,21 @@ func (c *client) get(key []byte) (item, bool) {
 	}
 	c.item = stored.Value
 	i, ok := decode(stored.Value)
-	if !ok || i.expiry != 0 && i.expiry <= c.s.clock().Unix() {
+	if !ok || i.expiry != 0 && i.expiry <= c.now.Unix() || c.s.flush.covers(i.stored, c.now.UnixNano()) {
 		return item{}, false
 	}
 	return i, true
 }
 
-// put stores an item, with a new unique number unless it is given one. While
-// memory is taken away, an item may not be kept; the old one is not either.
+// store stores a new item, with a new unique number unless it is given one.
+func (c *client) store(key []byte, i *item) {
+	i.stored = c.now.UnixNano()
+	c.s.uses.forget(key)
+	c.put(key, i)
+}
+
+// put is store for an item that was there already and is not new. While memory
+// is taken away, an item may not be kept; the old one is not either.
 func (c *client) put(key []byte, i *item) {
 	if i.cas == 0 {
 		i.cas = c.s.cas.Add(1)
@@ -82,7 +96,7 @@ func (c *client) put(key []byte, i *item) {
 
 // expiry turns what a client says into a time: seconds from now up to 30
 // days, a Unix time beyond, never for 0, at once for what is negative.
-func (s *Server) expiry(n int64) int64 {
+func (c *client) expiry(n int64) int64 {
 	const month = 60 * 60 * 24 * 30
 	switch {
 	case n == 0:
@@ -90,7 +104,70 @@ func (s *Server) expiry(n int64) int64 {
 	case n < 0:
 		return 1
 	case n <= month:
-		return s.clock().Add(time.Duration(n) * time.Second).Unix()
+		return c.now.Add(time.Duration(n) * time.Second).Unix()
 	}
 	return n
+}
+
+// flush is when items were or will be flushed. An item that was stored before
+// is not there afterwards.
+type flush struct {
+	mu      sync.Mutex   // held by those who change it
+	past    atomic.Int64 // Unix nanoseconds; 0: never
+	pending atomic.Int64
+}
+
+// set makes at, which is later than now, the time of the next flush.
+func (f *flush) set(at, now int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if p := f.pending.Load(); p != 0 && p <= now {
+		f.past.Store(p)
+	}
+	f.pending.Store(at)
+}
+
+func (f *flush) covers(stored, now int64) bool {
+	at := f.pending.Load()
+	return at != 0 && at <= now && stored < at || stored < f.past.Load()
+}
+
+// uses remembers when keys were last asked for: a get must not write to the
+// item. It knows the last of all keys that share one of its places, so that of
+// an item that was asked for long ago it may not know.
+type uses [1 << 16]atomic.Uint64 // a part of the key's hash (32) | Unix seconds (32)
+
+func (u *uses) place(key []byte) (*atomic.Uint64, uint64) {
+	h := maphash.Bytes(seed, key)
+	return &u[h>>8%uint64(len(u))], h >> 32 << 32
+}
+
+func (u *uses) note(key []byte, now time.Time) {
+	p, name := u.place(key)
+	if v := name | uint64(uint32(now.Unix())); p.Load() != v {
+		p.Store(v)
+	}
+}
+
+func (u *uses) forget(key []byte) {
+	if p, name := u.place(key); p.Load()>>32<<32 == name {
+		p.Store(0)
+	}
+}
+
+// last returns when a key was last asked for since it was stored, if it was.
+func (u *uses) last(key []byte) (unix int64, ok bool) {
+	p, name := u.place(key)
+	v := p.Load()
+	return int64(uint32(v)), v != 0 && v>>32<<32 == name
+}
+
+// idle is how many seconds ago an item was last asked for or stored, and
+// whether it was asked for.
+func (c *client) idle(key []byte, i *item) (seconds int64, used bool) {
+	at, used := c.s.uses.last(key)
+	if !used {
+		at = time.Unix(0, i.stored).Unix()
+	}
+	return max(c.now.Unix()-at, 0), used
 }

@@ -13,10 +13,10 @@ type request struct {
 	name  string
 	raw   []byte // the key as the client wrote it
 	key   []byte // decoded, if it is base64
-	flags []flag
+	flags []metaFlag
 }
 
-type flag struct {
+type metaFlag struct {
 	letter byte
 	arg    string
 }
@@ -32,7 +32,17 @@ func (r *request) flag(letter byte) (string, bool) {
 
 func (r *request) has(letter byte) bool { _, ok := r.flag(letter); return ok }
 
-var errToken = errors.New("CLIENT_ERROR bad token in command line format")
+var (
+	errToken  = errors.New("CLIENT_ERROR bad token in command line format")
+	errFlag   = errors.New("CLIENT_ERROR invalid flag")
+	errTwice  = errors.New("CLIENT_ERROR duplicate flag")
+	errOpaque = errors.New("CLIENT_ERROR opaque token too long")
+	errLine   = errors.New("CLIENT_ERROR bad command line format")
+	errKey    = errors.New("CLIENT_ERROR error decoding key")
+)
+
+// maxOpaque bounds what O gives back.
+const maxOpaque = 32
 
 // number is a flag's value as a number.
 func (r *request) number(letter byte) (v int64, ok bool, err error) {
@@ -47,30 +57,33 @@ func (r *request) number(letter byte) (v int64, ok bool, err error) {
 	return v, true, nil
 }
 
-// allowed are the flags that each command knows.
+// allowed are the flags that each command knows. P and L are for proxies.
 var allowed = map[string]string{
-	"mg": "bcfhklqstvEMNORTO",
-	"ms": "bcCEFIkOqsTMS",
-	"md": "bCEIkOqTx",
-	"ma": "bCEkNJDTMOqtcv",
+	"mg": "bcfhklqstuvEMNORTOPL",
+	"ms": "bcCEFIkNOqsTMSPL",
+	"md": "bCEIkOqTxPL",
+	"ma": "bCEkNJDTMOqtcvPL",
 	"me": "bkq",
 }
 
+// parseMeta parses a command's key and flags, which it copies.
 func (c *client) parseMeta(name string, args [][]byte) (*request, error) {
 	if len(args) == 0 {
-		return nil, errors.New("CLIENT_ERROR bad command line format")
+		return nil, errors.New("ERROR")
 	}
 	r := &request{name: name, raw: bytes.Clone(args[0])}
 	for _, a := range args[1:] {
-		f := flag{a[0], string(a[1:])}
+		f := metaFlag{a[0], string(a[1:])}
 		if name == "ms" && f.letter == 'S' {
 			continue // the old way to give the length
 		}
-		if !bytes.Contains([]byte(allowed[name]), a[:1]) {
-			return nil, errors.New("CLIENT_ERROR invalid flag")
-		}
-		if r.has(f.letter) {
-			return nil, errors.New("CLIENT_ERROR duplicate flag")
+		switch {
+		case !bytes.Contains([]byte(allowed[name]), a[:1]):
+			return nil, errFlag
+		case r.has(f.letter):
+			return nil, errTwice
+		case f.letter == 'O' && len(f.arg) > maxOpaque:
+			return nil, errOpaque
 		}
 		r.flags = append(r.flags, f)
 	}
@@ -78,50 +91,72 @@ func (c *client) parseMeta(name string, args [][]byte) (*request, error) {
 	if r.has('b') {
 		k, err := base64.StdEncoding.DecodeString(string(r.raw))
 		if err != nil || len(k) == 0 || len(k) > MaxKey {
-			return nil, errors.New("CLIENT_ERROR error decoding key")
+			return nil, errKey
 		}
 		r.key = k
 	} else if !validKey(r.key) {
-		return nil, errors.New("CLIENT_ERROR bad command line format")
+		return nil, errLine
 	}
 	return r, nil
 }
 
-// answer writes a status and the flags that the client wants to see.
-func (c *client) answer(r *request, status string, i *item, extra string) error {
+// answer writes a status and the flags that the client wants to see: i is the
+// item, or nil if there is none.
+func (c *client) answer(r *request, status string, i *item) error {
 	_, _ = c.out.WriteString(status)
 	for _, f := range r.flags {
-		switch f.letter {
-		case 'O':
-			fmt.Fprintf(c.out, " O%s", f.arg)
-		case 'k':
-			fmt.Fprintf(c.out, " k%s", r.raw)
-		case 'b':
-			_, _ = c.out.WriteString(" b")
+		c.flag(r, f, i)
+	}
+	return c.say("")
+}
+
+// flag writes what a flag asks for.
+func (c *client) flag(r *request, f metaFlag, i *item) {
+	switch f.letter {
+	case 'O':
+		fmt.Fprintf(c.out, " O%s", f.arg)
+	case 'k':
+		if r.has('b') {
+			fmt.Fprintf(c.out, " k%s b", base64.StdEncoding.EncodeToString(r.key))
+		} else {
+			fmt.Fprintf(c.out, " k%s", r.key)
 		}
-		if i == nil {
-			continue
-		}
-		switch f.letter {
-		case 'c':
+	case 'c':
+		if i != nil {
 			fmt.Fprintf(c.out, " c%d", i.cas)
-		case 'f':
-			fmt.Fprintf(c.out, " f%d", i.flags)
-		case 's':
-			fmt.Fprintf(c.out, " s%d", len(i.data))
-		case 't':
-			left := int64(-1)
-			if i.expiry != 0 {
-				left = max(i.expiry-c.s.clock().Unix(), 0)
-			}
-			fmt.Fprintf(c.out, " t%d", left)
-		case 'h':
-			_, _ = c.out.WriteString(" h1") // read before: nothing else is counted
-		case 'l':
-			_, _ = c.out.WriteString(" l0")
+		} else if r.name == "ms" {
+			_, _ = c.out.WriteString(" c0")
 		}
 	}
-	return c.say(extra)
+	if i == nil {
+		return
+	}
+	switch f.letter {
+	case 'f':
+		fmt.Fprintf(c.out, " f%d", i.flags)
+	case 's':
+		fmt.Fprintf(c.out, " s%d", len(i.data))
+	case 't':
+		fmt.Fprintf(c.out, " t%d", c.ttl(i))
+	case 'h':
+		_, used := c.idle(r.key, i)
+		hit := 0
+		if used {
+			hit = 1
+		}
+		fmt.Fprintf(c.out, " h%d", hit)
+	case 'l':
+		seconds, _ := c.idle(r.key, i)
+		fmt.Fprintf(c.out, " l%d", seconds)
+	}
+}
+
+// ttl is how many seconds an item has left, -1 for ever.
+func (c *client) ttl(i *item) int64 {
+	if i.expiry == 0 {
+		return -1
+	}
+	return max(i.expiry-c.now.Unix(), 0)
 }
 
 func (c *client) meta(name string, args [][]byte) error {
@@ -133,7 +168,7 @@ func (c *client) meta(name string, args [][]byte) error {
 	}
 	r, err := c.parseMeta(name, args)
 	if err != nil {
-		return c.say(err.Error())
+		return c.refuse(name, err)
 	}
 	l := c.s.lock(r.key)
 	l.Lock()
@@ -146,65 +181,103 @@ func (c *client) meta(name string, args [][]byte) error {
 	case "ma":
 		err = c.metaArithmetic(r)
 	case "me":
-		i, ok := c.get(r.key)
-		if !ok {
-			return c.unless(r.has('q'), "EN")
-		}
-		return c.say(fmt.Sprintf("ME %s exp=%d la=0 cas=%d fetch=yes cls=1 size=%d", r.raw, i.expiry, i.cas, len(i.data)))
+		err = c.metaDebug(r)
 	}
 	if errors.Is(err, errToken) {
-		return c.say(err.Error())
+		return c.refuse(name, err)
 	}
 	return err
 }
 
+// refuse says what is wrong with a command. Of md and ma, memcached does not
+// tell what it is.
+func (c *client) refuse(name string, err error) error {
+	if (name == "md" || name == "ma") && (errors.Is(err, errToken) || errors.Is(err, errFlag) || errors.Is(err, errTwice)) {
+		return c.say("CLIENT_ERROR invalid or duplicate flag")
+	}
+	return c.say(err.Error())
+}
+
+func (c *client) metaDebug(r *request) error {
+	i, ok := c.get(r.key)
+	if !ok {
+		return c.unless(r.has('q'), "EN")
+	}
+	idle, used := c.idle(r.key, &i)
+	fetched := "no"
+	if used {
+		fetched = "yes"
+	}
+	return c.say(fmt.Sprintf("ME %s exp=%d la=%d cas=%d fetch=%s cls=1 size=%d", r.raw, c.ttl(&i), idle, i.cas, fetched, itemHeader+len(r.key)+len(i.data)))
+}
+
 // metaGet: a miss with N is filled by an empty item that the client who got
 // the W flag is to replace; R asks for the same when the item is about to
-// expire.
+// expire, and a stale item does so by itself. One client wins; the others are
+// told by Z. Flags take effect in the order in which they come.
 func (c *client) metaGet(r *request) error {
 	c.s.stats.gets.Add(1)
 	i, ok := c.get(r.key)
-	extra := ""
-	vivify, wantVivify, err := r.number('N')
-	if err != nil {
-		return err
+	vivify, create, err1 := r.number('N')
+	ttl, _, err2 := r.number('T')
+	recache, _, err3 := r.number('R')
+	explicit, _, err4 := r.number('E')
+	if err1 != nil || err2 != nil || err3 != nil || err4 != nil {
+		return errToken
 	}
-	ttl, wantTouch, err := r.number('T')
-	if err != nil {
-		return err
-	}
-	recache, wantRecache, err := r.number('R')
-	if err != nil {
-		return err
-	}
+	created := !ok && create
 	switch {
-	case !ok && wantVivify:
-		i = item{expiry: c.s.expiry(vivify)}
-		c.put(r.key, &i)
-		ok, extra = true, " W"
+	case created:
+		i = item{cas: uint64(explicit)}
+		c.store(r.key, &i)
+	case !ok && r.has('q'):
+		return nil
 	case !ok:
-		if r.has('q') {
-			return nil
-		}
-		return c.say("EN")
+		return c.answer(r, "EN", nil)
 	default:
 		c.s.stats.hits.Add(1)
-		if wantTouch {
-			i.expiry = c.s.expiry(ttl)
-			c.put(r.key, &i)
-		}
-		if i.stale || wantRecache && i.expiry != 0 && i.expiry-c.s.clock().Unix() < recache {
-			extra = " W"
-			if i.stale {
-				extra += " X"
+	}
+	if r.has('v') {
+		_, _ = c.out.WriteString("VA " + strconv.Itoa(len(i.data)))
+	} else {
+		_, _ = c.out.WriteString("HD")
+	}
+	before, won := i, false
+	for _, f := range r.flags {
+		switch f.letter {
+		case 'T':
+			i.expiry = c.expiry(ttl)
+			c.s.stats.touches.Add(1)
+		case 'N':
+			if created {
+				i.expiry, won = c.expiry(vivify), true
 			}
+		case 'R':
+			won = won || !i.won && !created && i.expiry != 0 && i.expiry < c.now.Unix()+recache
+		default:
+			c.flag(r, f, &i)
 		}
 	}
-	if !r.has('v') {
-		return c.answer(r, "HD", &i, extra)
+	if i.won {
+		_, _ = c.out.WriteString(" Z")
 	}
-	if err := c.answer(r, "VA "+strconv.Itoa(len(i.data)), &i, extra); err != nil {
-		return err
+	if i.stale {
+		_, _ = c.out.WriteString(" X")
+		won = won || !i.won
+	}
+	if won {
+		_, _ = c.out.WriteString(" W")
+		i.won = true
+	}
+	if i.won != before.won || i.expiry != before.expiry {
+		c.put(r.key, &i)
+	}
+	if !r.has('u') {
+		c.s.uses.note(r.key, c.now)
+	}
+	_ = c.say("")
+	if !r.has('v') {
+		return nil
 	}
 	_, _ = c.out.Write(i.data)
 	return c.say("")
@@ -212,19 +285,17 @@ func (c *client) metaGet(r *request) error {
 
 // metaSet: ms key datalen flags*.
 func (c *client) metaSet(args [][]byte) error {
+	if len(args) == 0 {
+		return c.say("ERROR")
+	}
 	if len(args) < 2 {
 		return c.bad()
 	}
 	n, err := strconv.ParseInt(string(args[1]), 10, 32)
 	if err != nil || n < 0 {
-		return c.say("CLIENT_ERROR bad data chunk")
+		return c.bad()
 	}
 	r, bad := c.parseMeta("ms", append([][]byte{args[0]}, args[2:]...))
-	if r != nil { // flags point into the line, which the block is read over
-		for i := range r.flags {
-			r.flags[i].arg = string([]byte(r.flags[i].arg))
-		}
-	}
 	ok, err := c.block(n)
 	switch {
 	case errors.Is(err, errChunk):
@@ -242,60 +313,87 @@ func (c *client) metaSet(args [][]byte) error {
 	l.Lock()
 	defer l.Unlock()
 	status, i, err := c.metaStore(r)
-	if errors.Is(err, errToken) {
+	if err != nil {
 		return c.say(err.Error())
 	}
 	if status == "HD" && r.has('q') {
 		return nil
 	}
-	return c.answer(r, status, i, "")
+	return c.answer(r, status, i)
 }
 
+var errStoreMode = errors.New("CLIENT_ERROR invalid mode for ms M token")
+
+// mode is the letter of the M flag, in upper case; standard if there is none.
+func (r *request) mode(standard byte) (byte, error) {
+	s, ok := r.flag('M')
+	switch {
+	case !ok:
+		return standard, nil
+	case len(s) != 1:
+		return 0, errors.New("CLIENT_ERROR incorrect length for M token")
+	}
+	return bytes.ToUpper([]byte(s))[0], nil
+}
+
+// metaStore does what ms asks for. A unique number that is compared makes of a
+// set a cas; what adds to an item compares it, too; and an item that is added
+// has none to compare.
 func (c *client) metaStore(r *request) (status string, _ *item, err error) {
 	flags, _, err1 := r.number('F')
 	ttl, _, err2 := r.number('T')
 	unique, compare, err3 := r.number('C')
 	explicit, _, err4 := r.number('E')
-	if err := errors.Join(err1, err2, err3, err4); err != nil || flags < 0 || flags > 1<<32-1 {
+	vivify, wantVivify, err5 := r.number('N')
+	switch {
+	case errors.Join(err1, err2, err3, err4, err5) != nil:
 		return "", nil, errToken
+	case flags < 0 || flags > 1<<32-1:
+		return "", nil, errLine
 	}
-	i := &item{expiry: c.s.expiry(ttl), flags: uint32(flags), cas: uint64(explicit), data: c.data}
+	mode, err := r.mode('S')
+	if err != nil {
+		return "", nil, err
+	}
+	i := &item{expiry: c.expiry(ttl), flags: uint32(flags), cas: uint64(explicit), data: c.data}
 	old, there := c.get(r.key)
-	mode, _ := r.flag('M')
-	if compare {
+	switch mode {
+	case 'S', 'R':
 		switch {
+		case !compare && mode == 'R' && !there:
+			return "NS", nil, nil
+		case !compare:
 		case !there:
 			return "NF", nil, nil
 		case old.cas == uint64(unique):
 		case r.has('I') && uint64(unique) < old.cas:
-			i.stale = true // the client's copy is older, and better than nothing
+			// The client's copy is older, and better than nothing.
+			i.stale, i.won, i.expiry = true, old.won, old.expiry
 		default:
 			return "EX", nil, nil
 		}
-	}
-	switch mode {
-	case "", "S", "s", "set":
-	case "E", "e", "add":
+	case 'E':
 		if there {
 			return "NS", nil, nil
 		}
-	case "R", "r", "replace":
-		if !there {
+	case 'A', 'P':
+		switch {
+		case !there && wantVivify:
+			i.expiry = c.expiry(vivify)
+		case !there:
 			return "NS", nil, nil
+		case compare && old.cas != uint64(unique):
+			return "EX", nil, nil
+		case len(old.data)+len(i.data) > MaxValue:
+			return "", nil, errors.New("SERVER_ERROR object too large for cache")
+		default:
+			i.flags, i.expiry = old.flags, old.expiry
+			i.data = joined(old.data, i.data, mode == 'P')
 		}
-	case "A", "a", "append", "P", "p", "prepend":
-		if !there {
-			return "NS", nil, nil
-		}
-		if len(old.data)+len(i.data) > MaxValue {
-			return "NS", nil, nil
-		}
-		i.flags, i.expiry = old.flags, old.expiry
-		i.data = joined(old.data, i.data, mode[0] == 'P' || mode[0] == 'p')
 	default:
-		return "", nil, errToken
+		return "", nil, errStoreMode
 	}
-	c.put(r.key, i)
+	c.store(r.key, i)
 	return "HD", i, nil
 }
 
@@ -315,22 +413,24 @@ func (c *client) metaDelete(r *request) error {
 	case compare && i.cas != uint64(unique):
 		status = "EX"
 	case r.has('I') || r.has('x'):
-		i.stale = r.has('I')
+		if r.has('I') {
+			i.stale, i.won = true, false // whoever comes next is to recache it
+		}
 		if r.has('x') {
 			i.data, i.flags = nil, 0
 		}
 		if wantTTL {
-			i.expiry = c.s.expiry(ttl)
+			i.expiry = c.expiry(ttl)
 		}
 		i.cas = uint64(explicit)
 		c.put(r.key, &i)
 	default:
 		c.s.items.Delete(r.key)
 	}
-	if r.has('q') && status != "EX" {
+	if r.has('q') && status == "HD" {
 		return nil
 	}
-	return c.answer(r, status, nil, "")
+	return c.answer(r, status, nil)
 }
 
 func (c *client) metaArithmetic(r *request) error {
@@ -354,41 +454,42 @@ func (c *client) metaArithmetic(r *request) error {
 			*x.p = v
 		}
 	}
-	up := true
-	switch mode, _ := r.flag('M'); mode {
-	case "", "I", "i", "+", "incr":
-	case "D", "d", "-", "decr":
-		up = false
-	default:
+	mode, err := r.mode('I')
+	if err != nil {
 		return errToken
+	}
+	up := mode == 'I' || mode == '+'
+	if !up && mode != 'D' && mode != '-' {
+		return c.say("CLIENT_ERROR invalid mode for ma M token")
 	}
 	i, ok := c.get(r.key)
 	switch {
 	case !ok && !wantVivify:
-		return c.unless(r.has('q'), "NF")
+		return c.answer(r, "NF", nil)
 	case !ok:
-		i = item{expiry: c.s.expiry(vivify), data: strconv.AppendUint(nil, initial, 10)}
-	case compare && i.cas != uint64(unique):
-		return c.answer(r, "EX", nil, "")
+		i = item{expiry: c.expiry(vivify), cas: uint64(explicit), data: strconv.AppendUint(nil, initial, 10)}
+		c.store(r.key, &i)
+	case compare && i.cas != uint64(unique) && len(i.data) > 0: // memcached looks for a number first, but not closely
+		return c.answer(r, "EX", nil)
 	default:
-		v, err := strconv.ParseUint(string(bytes.TrimRight(i.data, " ")), 10, 64)
+		v, err := parseNumber(i.data)
 		if err != nil {
 			return c.say("CLIENT_ERROR cannot increment or decrement non-numeric value")
 		}
 		i.data = strconv.AppendUint(nil, add(v, delta, up), 10)
 		if wantTTL {
-			i.expiry = c.s.expiry(ttl)
+			i.expiry = c.expiry(ttl)
 		}
+		i.cas = uint64(explicit)
+		c.put(r.key, &i)
 	}
-	i.cas = uint64(explicit)
-	c.put(r.key, &i)
 	if r.has('q') {
 		return nil
 	}
 	if !r.has('v') {
-		return c.answer(r, "HD", &i, "")
+		return c.answer(r, "HD", &i)
 	}
-	if err := c.answer(r, "VA "+strconv.Itoa(len(i.data)), &i, ""); err != nil {
+	if err := c.answer(r, "VA "+strconv.Itoa(len(i.data)), &i); err != nil {
 		return err
 	}
 	return c.say(string(i.data))

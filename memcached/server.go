@@ -2,9 +2,10 @@
 // soft.Map, so that what used a memcached of its own can use idle memory.
 //
 // It is a cache without a size: what memory is there is used, and what is
-// taken away is a miss. The expiry of items, their flags and their unique
-// numbers (cas) are memcached's; what depends on its slabs (lru_crawler,
-// slabs, watch) is answered with an error.
+// taken away is a miss. The expiry of items, their flags, their unique numbers
+// (cas) and who wins the right to recache them are memcached's, whose answers
+// to the same commands are in testdata; what depends on its slabs
+// (lru_crawler, slabs, watch) is answered with an error.
 //
 // # Concurrency
 //
@@ -14,7 +15,8 @@
 //
 // # Wire
 //
-// protocol.txt of memcached 1.6, over TCP. Keys are up to 250 bytes without
+// protocol.txt of memcached 1.6, over TCP, with the flags E, x and N of ms that
+// came later. Keys are up to 250 bytes without
 // blanks or control characters (any bytes with the meta flag b), values up to
 // MaxValue bytes, command lines up to MaxLine.
 package memcached
@@ -61,6 +63,8 @@ type Server struct {
 	items *soft.ByteMap
 	locks [256]sync.Mutex // by key
 	cas   atomic.Uint64
+	flush flush
+	uses  uses
 	begun time.Time
 	clock func() time.Time
 	stats counters
@@ -180,6 +184,7 @@ type client struct {
 	s    *Server
 	in   *bufio.Reader
 	out  *bufio.Writer
+	now  time.Time // when the commands that are being answered came
 	args [][]byte
 	item []byte // the last one read
 	data []byte // the last block received
@@ -193,6 +198,7 @@ func (s *Server) serve(conn net.Conn) {
 		if err == nil && c.in.Buffered() == 0 {
 			err = c.out.Flush() // one flush for what came together
 			c.shrink()
+			c.now = time.Time{}
 		}
 		if err != nil {
 			_ = c.out.Flush()

@@ -63,7 +63,7 @@ func talk(t testing.TB, addr, in string) string {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(time.Minute)); err != nil {
 		t.Fatal(err)
 	}
 	go func() { _, _ = io.WriteString(conn, in+"quit\r\n") }()
@@ -81,10 +81,10 @@ func TestTranscripts(t *testing.T) {
 			"STORED\r\nVALUE a 5 3\r\nabc\r\nEND\r\nVALUE a 5 3 1\r\nabc\r\nEND\r\nNOT_STORED\r\nNOT_STORED\r\nSTORED\r\nVALUE a 5 3\r\nabc\r\nVALUE b 1 2\r\nxy\r\nEND\r\n",
 		},
 		{"append and prepend", "set a 5 0 1\r\nb\r\nappend a 9 0 1\r\nc\r\nprepend a 9 0 1\r\na\r\nget a\r\nappend z 0 0 1\r\nx\r\n", "STORED\r\nSTORED\r\nSTORED\r\nVALUE a 5 3\r\nabc\r\nEND\r\nNOT_STORED\r\n"},
-		{"noreply", "set a 0 0 1 noreply\r\nx\r\ndelete b noreply\r\nincr a 1 noreply\r\nget a\r\n", "CLIENT_ERROR cannot increment or decrement non-numeric value\r\nVALUE a 0 1\r\nx\r\nEND\r\n"},
+		{"noreply", "set a 0 0 1 noreply\r\nx\r\ndelete b noreply\r\nincr a 1 noreply\r\nget a\r\n", "VALUE a 0 1\r\nx\r\nEND\r\n"},
 		{"cas", "set a 0 0 1\r\nx\r\ncas a 0 0 1 1\r\ny\r\ncas a 0 0 1 1\r\nz\r\ncas b 0 0 1 1\r\nz\r\nget a\r\n", "STORED\r\nSTORED\r\nEXISTS\r\nNOT_FOUND\r\nVALUE a 0 1\r\ny\r\nEND\r\n"},
 		{"numbers", "set n 0 0 2\r\n10\r\nincr n 5\r\ndecr n 100\r\nincr n x\r\nincr m 1\r\nset n 0 0 20\r\n18446744073709551615\r\nincr n 2\r\n", "STORED\r\n15\r\n0\r\nCLIENT_ERROR invalid numeric delta argument\r\nNOT_FOUND\r\nSTORED\r\n1\r\n"},
-		{"deleting", "set a 0 0 1\r\nx\r\ndelete a\r\ndelete a\r\nset a 0 0 1\r\nx\r\nflush_all 9\r\nget a\r\nflush_all\r\nget a\r\nflush_all 0 noreply\r\n", "STORED\r\nDELETED\r\nNOT_FOUND\r\nSTORED\r\nCLIENT_ERROR flush_all with a delay is not supported: give 0 or nothing\r\nVALUE a 0 1\r\nx\r\nEND\r\nOK\r\nEND\r\n"},
+		{"deleting", "set a 0 0 1\r\nx\r\ndelete a\r\ndelete a\r\nset a 0 0 1\r\nx\r\nflush_all 9\r\nget a\r\nflush_all\r\nget a\r\nflush_all 0 noreply\r\n", "STORED\r\nDELETED\r\nNOT_FOUND\r\nSTORED\r\nOK\r\nVALUE a 0 1\r\nx\r\nEND\r\nOK\r\nEND\r\n"},
 		{"touching", "set a 0 0 1\r\nx\r\ntouch a 100\r\ntouch b 100\r\ngat 50 a b\r\ngats -1 a\r\nget a\r\n", "STORED\r\nTOUCHED\r\nNOT_FOUND\r\nVALUE a 0 1\r\nx\r\nEND\r\nVALUE a 0 1 1\r\nx\r\nEND\r\nEND\r\n"},
 		{"expired at once", "set a 0 -1 1\r\nx\r\nget a\r\n", "STORED\r\nEND\r\n"},
 		{"errors", "get\r\nnonsense\r\n\r\nset a\r\nset a x 0 1\r\nget " + strings.Repeat("k", 251) + "\r\nset a 0 0 1\r\nxyz\r\nget a\r\n", "ERROR\r\nERROR\r\nERROR\r\nERROR\r\nCLIENT_ERROR bad command line format\r\nCLIENT_ERROR bad command line format\r\nCLIENT_ERROR bad data chunk\r\nEND\r\n"},
@@ -94,18 +94,20 @@ func TestTranscripts(t *testing.T) {
 			"meta get and set", "ms a 3 F7 T100\r\nabc\r\nmg a v f s k O9 c t\r\nmg a\r\nmg b v\r\nmg b v q\r\nmn\r\n",
 			"HD\r\nVA 3 f7 s3 ka O9 c1 t100\r\nabc\r\nHD\r\nEN\r\nMN\r\n",
 		},
-		{"meta modes", "ms a 1 ME\r\nx\r\nms a 1 ME\r\ny\r\nms a 1 MA\r\ny\r\nms a 1 MP\r\nw\r\nms b 1 MR\r\nx\r\nms a 1 MZ\r\nx\r\nmg a v\r\n", "HD\r\nNS\r\nHD\r\nHD\r\nNS\r\nCLIENT_ERROR bad token in command line format\r\nVA 3\r\nwxy\r\n"},
+		{"meta modes", "ms a 1 ME\r\nx\r\nms a 1 ME\r\ny\r\nms a 1 MA\r\ny\r\nms a 1 MP\r\nw\r\nms b 1 MR\r\nx\r\nms a 1 MZ\r\nx\r\nmg a v\r\n", "HD\r\nNS\r\nHD\r\nHD\r\nNS\r\nCLIENT_ERROR invalid mode for ms M token\r\nVA 3\r\nwxy\r\n"},
 		{"meta compare and swap", "ms a 1 E100\r\nx\r\nms a 1 C99\r\ny\r\nms a 1 C100 c\r\ny\r\nms b 1 C1\r\nx\r\nmg a v\r\n", "HD\r\nEX\r\nHD c1\r\nNF\r\nVA 1\r\ny\r\n"},
-		{"meta delete", "ms a 1\r\nx\r\nmd a C99\r\nmd a q\r\nmd a\r\nmd a q\r\nmn\r\n", "HD\r\nEX\r\nNF\r\nMN\r\n"},
-		{"meta invalidation", "ms a 1\r\nx\r\nmd a I T30\r\nmg a v t\r\nms a 1\r\ny\r\nmg a v\r\n", "HD\r\nHD\r\nVA 1 t30 W X\r\nx\r\nHD\r\nVA 1\r\ny\r\n"},
-		{"meta vivify", "mg a v N30 t\r\nmg a v t\r\n", "VA 0 t30 W\r\n\r\nVA 0 t30\r\n\r\n"},
-		{"meta numbers", "ma n\r\nma n N0 J5 v\r\nma n D10 v\r\nma n MD D100 v\r\nma n q\r\nmg n v\r\nma n Dx\r\n", "NF\r\nVA 1\r\n5\r\nVA 2\r\n15\r\nVA 1\r\n0\r\nVA 1\r\n1\r\nCLIENT_ERROR bad token in command line format\r\n"},
-		{"meta base64 keys", "ms YQ== 1 b\r\nx\r\nget a\r\nmg YQ== b k v\r\nmg !! b\r\n", "HD b\r\nVALUE a 0 1\r\nx\r\nEND\r\nVA 1 b kYQ==\r\nx\r\nCLIENT_ERROR error decoding key\r\n"},
-		{"meta debug", "ms a 2\r\nxx\r\nme a\r\nme b\r\n", "HD\r\nME a exp=0 la=0 cas=1 fetch=yes cls=1 size=2\r\nEN\r\n"},
-		{"meta errors", "mg\r\nmg a !\r\nmg a v v\r\nms a\r\nms a x\r\n", "CLIENT_ERROR bad command line format\r\nCLIENT_ERROR invalid flag\r\nCLIENT_ERROR duplicate flag\r\nCLIENT_ERROR bad command line format\r\nCLIENT_ERROR bad data chunk\r\n"},
+		{"meta delete", "ms a 1\r\nx\r\nmd a C99\r\nmd a q\r\nmd a\r\nmd a q\r\nmn\r\n", "HD\r\nEX\r\nNF\r\nNF\r\nMN\r\n"},
+		{"meta invalidation", "ms a 1\r\nx\r\nmd a I T30\r\nmg a v t\r\nms a 1\r\ny\r\nmg a v\r\n", "HD\r\nHD\r\nVA 1 t30 X W\r\nx\r\nHD\r\nVA 1\r\ny\r\n"},
+		{"meta vivify", "mg a v N30 t\r\nmg a v t\r\n", "VA 0 t30 W\r\n\r\nVA 0 t30 Z\r\n\r\n"},
+		{"meta numbers", "ma n\r\nma n N0 J5 v\r\nma n D10 v\r\nma n MD D100 v\r\nma n q\r\nmg n v\r\nma n Dx\r\n", "NF\r\nVA 1\r\n5\r\nVA 2\r\n15\r\nVA 1\r\n0\r\nVA 1\r\n1\r\nCLIENT_ERROR invalid or duplicate flag\r\n"},
+		{"meta base64 keys", "ms YQ== 1 b\r\nx\r\nget a\r\nmg YQ== b k v\r\nmg !! b\r\n", "HD\r\nVALUE a 0 1\r\nx\r\nEND\r\nVA 1 kYQ== b\r\nx\r\nCLIENT_ERROR error decoding key\r\n"},
+		{"meta debug", "ms a 2\r\nxx\r\nme a\r\nme b\r\n", "HD\r\nME a exp=-1 la=0 cas=1 fetch=no cls=1 size=32\r\nEN\r\n"},
+		{"meta errors", "mg\r\nmg a !\r\nmg a v v\r\nms a\r\nms a x\r\n", "ERROR\r\nCLIENT_ERROR invalid flag\r\nCLIENT_ERROR duplicate flag\r\nCLIENT_ERROR bad command line format\r\nCLIENT_ERROR bad command line format\r\n"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			_, addr := start(t, nil)
+			s, addr := start(t, nil)
+			now := time.Now()
+			s.clock = func() time.Time { return now } // what is left of a time is said in seconds
 			if got := talk(t, addr, c.in); got != c.want {
 				t.Errorf("got\n%q\nwant\n%q", got, c.want)
 			}
@@ -125,6 +127,47 @@ func TestItemsExpire(t *testing.T) {
 	now = now.Add(2 * time.Second)
 	if got := talk(t, addr, "get a\r\n"); got != "END\r\n" {
 		t.Errorf("after its time: got %q", got)
+	}
+}
+
+func TestWhatWasStoredBeforeAFlushIsGoneWhenItComes(t *testing.T) {
+	s, addr := start(t, nil)
+	now := time.Unix(1e9, 0)
+	s.clock = func() time.Time { return now }
+	expect := func(in, want string) {
+		t.Helper()
+		if got := talk(t, addr, in); got != want {
+			t.Errorf("%v, %q: got %q, want %q", now, in, got, want)
+		}
+	}
+	expect("set a 0 0 1\r\nx\r\nflush_all 10\r\nget a\r\n", "STORED\r\nOK\r\nVALUE a 0 1\r\nx\r\nEND\r\n")
+	now = now.Add(9 * time.Second)
+	expect("set b 0 0 1\r\ny\r\nget a b\r\n", "STORED\r\nVALUE a 0 1\r\nx\r\nVALUE b 0 1\r\ny\r\nEND\r\n")
+	now = now.Add(2 * time.Second)
+	expect("get a b\r\nadd a 0 0 1\r\nz\r\nget a\r\n", "END\r\nSTORED\r\nVALUE a 0 1\r\nz\r\nEND\r\n")
+	// Another one, which is yet to come, brings nothing back.
+	expect("flush_all 10 noreply\r\nget a b\r\n", "VALUE a 0 1\r\nz\r\nEND\r\n")
+	now = now.Add(time.Minute)
+	expect("get a b\r\nset b 0 0 1\r\nw\r\nget b\r\n", "END\r\nSTORED\r\nVALUE b 0 1\r\nw\r\nEND\r\n")
+	// One at a Unix time, and one that has been.
+	expect(fmt.Sprintf("flush_all %d\r\nget b\r\n", now.Unix()+5), "OK\r\nVALUE b 0 1\r\nw\r\nEND\r\n")
+	now = now.Add(5 * time.Second)
+	expect("get b\r\nset b 0 0 1\r\nv\r\nflush_all -1\r\nget b\r\nflush_all soon\r\n", "END\r\nSTORED\r\nOK\r\nEND\r\nCLIENT_ERROR invalid exptime argument\r\n")
+}
+
+func TestItemsKnowWhenTheyWereUsed(t *testing.T) {
+	s, addr := start(t, nil)
+	now := time.Unix(1e9, 0)
+	s.clock = func() time.Time { return now }
+	talk(t, addr, "set a 0 0 1\r\nx\r\nset b 0 0 1\r\nx\r\n")
+	for i, want := range []string{"HD h0 l10\r\n", "HD h1 l10\r\n", "HD h1 l10\r\n"} {
+		now = now.Add(10 * time.Second)
+		if got := talk(t, addr, "mg a h l\r\n"); got != want {
+			t.Errorf("time %d: got %q, want %q", i, got, want)
+		}
+	}
+	if got := talk(t, addr, "mg b h l u\r\nmg b h\r\nset b 0 0 1\r\ny\r\nmg b h l\r\n"); got != "HD h0 l30\r\nHD h0\r\nSTORED\r\nHD h0 l0\r\n" {
+		t.Errorf("got %q", got)
 	}
 }
 

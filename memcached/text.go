@@ -9,6 +9,7 @@ import (
 	"math"
 	"os"
 	"strconv"
+	"time"
 )
 
 // version is what version and stats answer: that of the protocol which is
@@ -18,6 +19,9 @@ const version = "1.6.21-polder"
 // command reads and answers one command.
 func (c *client) command() error {
 	line, err := c.in.ReadSlice('\n')
+	if c.now.IsZero() {
+		c.now = c.s.clock()
+	}
 	if errors.Is(err, bufio.ErrBufferFull) {
 		_, _ = c.out.WriteString("CLIENT_ERROR line too long\r\n")
 		return errQuit
@@ -37,7 +41,7 @@ func (c *client) command() error {
 	case "gat", "gats":
 		return c.retrieve(args, name == "gats", true)
 	case "set", "add", "replace", "append", "prepend", "cas":
-		return c.store(name, args)
+		return c.set(name, args)
 	case "delete":
 		return c.remove(args)
 	case "incr", "decr":
@@ -45,15 +49,13 @@ func (c *client) command() error {
 	case "touch":
 		return c.touch(args)
 	case "flush_all":
-		if len(args) > 0 && !quietly(args[:1]) && string(args[0]) != "0" {
-			return c.say("CLIENT_ERROR flush_all with a delay is not supported: give 0 or nothing")
-		}
-		c.s.items.Clear()
-		c.s.stats.flushes.Add(1)
-		return c.unless(quietly(args), "OK")
+		return c.flushAll(args)
 	case "version":
 		return c.say("VERSION " + version)
 	case "verbosity":
+		if len(args) == 0 {
+			return c.say("ERROR")
+		}
 		return c.unless(quietly(args), "OK")
 	case "stats":
 		return c.report(args)
@@ -63,6 +65,30 @@ func (c *client) command() error {
 		return c.meta(name, args)
 	}
 	return c.say("ERROR")
+}
+
+// flushAll is flush_all [delay] [noreply]: what has been stored until then is
+// not there any more when so many seconds have passed.
+func (c *client) flushAll(args [][]byte) error {
+	quiet := quietly(args)
+	if quiet {
+		args = args[:len(args)-1]
+	}
+	var delay int64
+	if len(args) > 0 {
+		var err error
+		if delay, err = strconv.ParseInt(string(args[0]), 10, 64); err != nil {
+			return c.say("CLIENT_ERROR invalid exptime argument")
+		}
+	}
+	c.s.stats.flushes.Add(1)
+	if at := c.expiry(delay); at > c.now.Unix() {
+		c.s.flush.set(time.Unix(at, 0).UnixNano(), c.now.UnixNano())
+	} else {
+		c.s.items.Clear()
+		c.s.cas.Add(1) // memcached takes one to tell what came before
+	}
+	return c.unless(quiet, "OK")
 }
 
 func appendFields(list [][]byte, line []byte) [][]byte {
@@ -120,7 +146,7 @@ func (c *client) retrieve(keys [][]byte, unique, touch bool) error {
 		if err != nil {
 			return c.say("CLIENT_ERROR invalid exptime argument")
 		}
-		expiry = c.s.expiry(n)
+		expiry = c.expiry(n)
 		keys = keys[1:]
 	}
 	if len(keys) == 0 {
@@ -134,6 +160,9 @@ func (c *client) retrieve(keys [][]byte, unique, touch bool) error {
 		l := c.s.lock(k)
 		l.Lock()
 		i, ok := c.get(k)
+		if ok {
+			c.s.uses.note(k, c.now)
+		}
 		if ok && touch {
 			i.expiry = expiry
 			c.put(k, &i)
@@ -200,9 +229,9 @@ func (c *client) block(n int64) (ok bool, err error) {
 
 var errChunk = errors.New("bad data chunk")
 
-// store is set, add, replace, append, prepend and cas:
+// set is set, add, replace, append, prepend and cas:
 // name key flags exptime bytes [unique] [noreply].
-func (c *client) store(name string, args [][]byte) error {
+func (c *client) set(name string, args [][]byte) error {
 	quiet := quietly(args)
 	if quiet {
 		args = args[:len(args)-1]
@@ -243,7 +272,7 @@ func (c *client) store(name string, args [][]byte) error {
 	l := c.s.lock(key)
 	l.Lock()
 	defer l.Unlock()
-	i := item{expiry: c.s.expiry(exptime), flags: uint32(flags), data: c.data}
+	i := item{expiry: c.expiry(exptime), flags: uint32(flags), data: c.data}
 	if name != "set" {
 		old, there := c.get(key)
 		switch name {
@@ -273,7 +302,7 @@ func (c *client) store(name string, args [][]byte) error {
 			}
 		}
 	}
-	c.put(key, &i)
+	c.store(key, &i)
 	return c.unless(quiet, "STORED")
 }
 
@@ -289,10 +318,12 @@ func (c *client) remove(args [][]byte) error {
 	if quiet {
 		args = args[:len(args)-1]
 	}
-	if len(args) == 2 && string(args[1]) == "0" {
-		args = args[:1] // an old form
-	}
-	if len(args) != 1 || !validKey(args[0]) {
+	switch {
+	case len(args) == 0 || len(args) > 2:
+		return c.say("ERROR")
+	case len(args) == 2 && string(args[1]) != "0": // which is an old form
+		return c.unless(quiet, "CLIENT_ERROR bad command line format.  Usage: delete <key> [noreply]")
+	case !validKey(args[0]):
 		return c.bad()
 	}
 	l := c.s.lock(args[0])
@@ -312,12 +343,15 @@ func (c *client) arithmetic(up bool, args [][]byte) error {
 	if quiet {
 		args = args[:len(args)-1]
 	}
-	if len(args) != 2 || !validKey(args[0]) {
+	if len(args) != 2 {
+		return c.unless(quiet, "ERROR")
+	}
+	if !validKey(args[0]) {
 		return c.bad()
 	}
 	delta, err := strconv.ParseUint(string(args[1]), 10, 64)
 	if err != nil {
-		return c.say("CLIENT_ERROR invalid numeric delta argument")
+		return c.unless(quiet, "CLIENT_ERROR invalid numeric delta argument")
 	}
 	l := c.s.lock(args[0])
 	l.Lock()
@@ -326,13 +360,19 @@ func (c *client) arithmetic(up bool, args [][]byte) error {
 	if !ok {
 		return c.unless(quiet, "NOT_FOUND")
 	}
-	v, err := strconv.ParseUint(string(bytes.TrimRight(i.data, " ")), 10, 64)
+	v, err := parseNumber(i.data)
 	if err != nil {
-		return c.say("CLIENT_ERROR cannot increment or decrement non-numeric value")
+		return c.unless(quiet, "CLIENT_ERROR cannot increment or decrement non-numeric value")
 	}
 	i.data, i.cas = strconv.AppendUint(nil, add(v, delta, up), 10), 0
 	c.put(args[0], &i)
 	return c.unless(quiet, string(i.data))
+}
+
+// parseNumber takes blanks around a number, as memcached does, which pads with
+// them what becomes shorter.
+func parseNumber(b []byte) (uint64, error) {
+	return strconv.ParseUint(string(bytes.Trim(b, " ")), 10, 64)
 }
 
 // add wraps around upwards and stops at zero downwards, as memcached does.
@@ -348,12 +388,15 @@ func (c *client) touch(args [][]byte) error {
 	if quiet {
 		args = args[:len(args)-1]
 	}
-	if len(args) != 2 || !validKey(args[0]) {
+	if len(args) != 2 {
+		return c.unless(quiet, "ERROR")
+	}
+	if !validKey(args[0]) {
 		return c.bad()
 	}
 	n, err := strconv.ParseInt(string(args[1]), 10, 64)
 	if err != nil {
-		return c.say("CLIENT_ERROR invalid exptime argument")
+		return c.unless(quiet, "CLIENT_ERROR invalid exptime argument")
 	}
 	l := c.s.lock(args[0])
 	l.Lock()
@@ -362,8 +405,9 @@ func (c *client) touch(args [][]byte) error {
 	if !ok {
 		return c.unless(quiet, "NOT_FOUND")
 	}
-	i.expiry = c.s.expiry(n)
+	i.expiry = c.expiry(n)
 	c.put(args[0], &i)
+	c.s.uses.note(args[0], c.now)
 	c.s.stats.touches.Add(1)
 	return c.unless(quiet, "TOUCHED")
 }

@@ -57,7 +57,7 @@ func FuzzRequests(f *testing.F) {
 func (r *raw) try(msg []byte) bool {
 	r.t.Helper()
 	r.send(msg)
-	ctx, cancel := context.WithTimeout(r.t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(r.t.Context(), pooltest.Patience)
 	defer cancel()
 	wcs := r.wcs[:1]
 	for seen := 0; seen < 2; {

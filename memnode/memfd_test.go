@@ -34,7 +34,7 @@ func openNeighbour(t *testing.T, c *pooltest.Cluster, resume wire.Session) *neig
 		t.Fatal(err)
 	}
 	k.space()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), pooltest.Patience)
 	defer cancel()
 	k.fd, err = k.conn.(interface {
 		ReceiveMemory(context.Context) (*arena.Memfd, error)

@@ -10,6 +10,7 @@ import (
 	"polder/internal/arena"
 	"polder/memnode"
 	"polder/pool"
+	"polder/pool/pooltest"
 	"polder/verbs"
 	"polder/verbs/inproc"
 	"polder/verbs/softnic"
@@ -129,6 +130,7 @@ func TestWithoutBoundsANodeLendsToOneClientAtATime(t *testing.T) {
 		t.Fatalf("a second client: got %v, want a refusal that says why", err)
 	}
 	first.Close()
+	pooltest.Eventually(t, "the node has seen the first go", func() bool { return p.node.Stats().Sessions == 0 })
 	if _, err := p.open(); err != nil {
 		t.Errorf("the next client, when the first has gone: %v", err)
 	}

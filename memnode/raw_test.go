@@ -3,7 +3,6 @@ package memnode_test
 import (
 	"context"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
 
@@ -59,7 +58,7 @@ func dialRawAt(t *testing.T, c *pooltest.Cluster, addr string) *raw {
 	}
 	t.Cleanup(func() { dev.Close() })
 	r := &raw{t: t, mem: make([]byte, 1<<16)}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), pooltest.Patience)
 	defer cancel()
 	if r.conn, err = c.Fabric.Dial(ctx, dev, addr); err != nil {
 		t.Fatal(err)
@@ -108,7 +107,7 @@ func openRawAt(t *testing.T, c *pooltest.Cluster, addr string, resume wire.Sessi
 }
 
 func (r *raw) hello(qp verbs.QP, h wire.Hello) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(r.t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(r.t.Context(), pooltest.Patience)
 	defer cancel()
 	return r.conn.Connect(ctx, qp, h.Append(nil))
 }
@@ -116,7 +115,7 @@ func (r *raw) hello(qp verbs.QP, h wire.Hello) ([]byte, error) {
 // completion waits for the next completion of cq.
 func (r *raw) completion(cq verbs.CQ) verbs.WC {
 	r.t.Helper()
-	ctx, cancel := context.WithTimeout(r.t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(r.t.Context(), pooltest.Patience)
 	defer cancel()
 	var wc [1]verbs.WC
 	for cq.Poll(wc[:]) == 0 {

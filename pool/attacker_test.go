@@ -8,6 +8,7 @@ import (
 	"hash/crc32"
 	"io"
 	"net"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -26,7 +27,7 @@ const (
 	attackBudget = 8
 )
 
-const patience = 20 * time.Second
+const patience = pooltest.Patience
 
 // scene is a memory node with two honest clients, one of them bare enough to
 // know its own keys, and an attacker.
@@ -503,7 +504,7 @@ func utter(t *testing.T, addr string, b []byte) {
 	if _, err := nc.Write(b); err == nil {
 		nc.(*net.TCPConn).CloseWrite()
 	}
-	if _, err := io.Copy(io.Discard, nc); err != nil && errors.Is(err, context.DeadlineExceeded) {
+	if _, err := io.Copy(io.Discard, nc); err != nil && errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Error("the node does not hang up")
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"polder/memnode/component"
 	"polder/memnode/component/wire"
 )
 
@@ -62,6 +63,11 @@ func (e *ComponentError) Is(target error) bool {
 // budget there, and does what a component of the node's program does (AIFM,
 // section 4.2.4). A request takes one round trip.
 //
+// If the node is on this machine, lends by memfd, and has no components but those
+// that come with Polder, the object is in memory that the node has lent and this
+// process has mapped, and requests are carried out by who makes them, without the
+// node.
+//
 // It is as lasting as a chunk: it survives the loss of the connection for the
 // node's grace period. It is lost when a request to any of this client's
 // objects at the node runs for too long or runs out of memory in the
@@ -75,6 +81,8 @@ type Object struct {
 	component string
 	id        uint64
 	session   uint64 // that it belongs to
+	place     *place // that it is in; nil: at the node
+	placed    component.Placed
 	dead      atomic.Bool
 }
 
@@ -117,6 +125,22 @@ func (p *Pool) constructAt(ctx context.Context, n *node, component string, param
 	return o, nil
 }
 
+// disown ends an object that was constructed when nobody waited for it any more.
+// It does not wait.
+func (n *node) disown(id, session uint64) {
+	if n.pool.enter() != nil {
+		return // it ends with the session
+	}
+	go func() {
+		defer n.pool.leave()
+		o := &Object{node: n, id: id, session: session}
+		req := wire.Request{Verb: wire.Destruct, Object: id}
+		if _, err := n.callComponent(context.Background(), o, &req, nil, true); err != nil && !errors.Is(err, ErrLost) {
+			n.log.Warn("an object that came too late is left until the session ends", "object", id, "error", err)
+		}
+	}()
+}
+
 // Name says what o is and where, such as "node0/vector 100000001".
 func (o *Object) Name() string { return o.node.name + "/" + o.region() }
 
@@ -134,11 +158,19 @@ func (o *Object) fail(op string, err error) error {
 
 // call sends a request and appends what it gives to buf.
 func (o *Object) call(ctx context.Context, req wire.Request, buf []byte, repeat bool) ([]byte, error) {
+	req.Object = o.id
+	if o.place != nil {
+		if out, err, ok := o.inPlace(ctx, &req, buf, repeat); ok { // fast path
+			if err != nil {
+				return nil, o.fail(req.Verb.String(), err)
+			}
+			return out, nil
+		}
+	}
 	p := o.node.pool
 	err := p.enter()
 	if err == nil {
 		defer p.leave()
-		req.Object = o.id
 		if o.dead.Load() {
 			err = ErrFreed
 		} else {
@@ -206,6 +238,9 @@ func (o *Object) Compute(ctx context.Context, c Computation, buf []byte) ([]byte
 		if other.session != o.session {
 			return nil, o.fail("compute", ErrLost)
 		}
+		if other.place != o.place {
+			return nil, o.fail("compute", fmt.Errorf("cannot use %s: %w", other.Name(), errElsewhere))
+		}
 		req.Others[i] = other.id
 	}
 	return o.call(ctx, req, buf, c.Repeat)
@@ -252,14 +287,16 @@ func (n *node) callComponent(ctx context.Context, o *Object, req *wire.Request, 
 			}
 			continue
 		}
-		port, err := l.openPort(ctx, deadline)
+		var out []byte
 		var posted bool
+		if o.place != nil {
+			posted = true
+			out, err = o.place.callSlowly(l, deadline, o, req, buf)
+		} else {
+			out, posted, err = l.callNode(ctx, deadline, o, req, buf)
+		}
 		if err == nil {
-			var out []byte
-			out, posted, err = port.call(ctx, deadline, o, req, buf)
-			if err == nil {
-				return out, nil
-			}
+			return out, nil
 		}
 		switch {
 		case !errors.Is(err, errRetry):
@@ -268,6 +305,19 @@ func (n *node) callComponent(ctx context.Context, o *Object, req *wire.Request, 
 			return nil, ErrOutcomeUnknown
 		}
 	}
+}
+
+// callNode sends req to the node, or constructs an object where it says.
+func (l *link) callNode(ctx context.Context, deadline time.Time, o *Object, req *wire.Request, buf []byte) (out []byte, posted bool, err error) {
+	port, err := l.openPort(ctx, deadline)
+	if err != nil {
+		return nil, false, err
+	}
+	if req.Verb == wire.Construct && port.place.constructs(o.component) {
+		out, err = port.place.callSlowly(l, deadline, o, req, buf)
+		return out, false, err
+	}
+	return port.call(ctx, deadline, o, req, buf)
 }
 
 // linkFor returns the link over which o can be called, or what to wait for.

@@ -26,6 +26,7 @@ type port struct {
 	mr      verbs.MR
 	message int // bytes of a buffer
 	longest time.Duration
+	place   *place // where the node's objects are in this process; nil: at the node
 	slots   []portSlot
 	recvs   []verbs.RecvWR
 	free    chan *portSlot // those that nobody has
@@ -136,7 +137,7 @@ func newPort(ctx context.Context, l *link) (_ *port, err error) {
 		return nil, err
 	}
 	if p.qp, err = pool.pd.CreateQP(verbs.QPInit{
-		SendCQ: p.cq, RecvCQ: p.cq, SendDepth: depth, RecvDepth: depth, OnEvent: p.event,
+		SendCQ: p.cq, RecvCQ: p.cq, SendDepth: depth, RecvDepth: depth, LazyAcks: true, OnEvent: p.event,
 	}); err != nil {
 		return nil, err
 	}
@@ -157,6 +158,11 @@ func newPort(ctx context.Context, l *link) (_ *port, err error) {
 		return nil, err
 	}
 	p.message, p.longest = w.Message, w.Time
+	if w.Place {
+		if p.place, err = l.node.receivePlace(ctx, l); err != nil {
+			return nil, err
+		}
+	}
 	if p.mem, err = arena.Anonymous(2*w.Credits*w.Message, false); err != nil {
 		return nil, err
 	}
@@ -370,13 +376,17 @@ func (p *port) release(s *portSlot) {
 	}
 }
 
+// completions are for handlers to poll into.
+var completions = sync.Pool{New: func() any { return new([16]verbs.WC) }}
+
 // complete is the completion handler.
 func (p *port) complete(cq verbs.CQ) {
 	if !p.enter() {
 		return
 	}
 	defer p.users.Done()
-	var wcs [16]verbs.WC
+	wcs := completions.Get().(*[16]verbs.WC)
+	defer completions.Put(wcs)
 	for {
 		n := cq.Poll(wcs[:])
 		if n == 0 {
@@ -413,7 +423,14 @@ func (p *port) deliver(i, n int) {
 	case s.state.CompareAndSwap(slotWaited, slotDelivered):
 		s.size = n
 		s.done <- i
-	case s.state.CompareAndSwap(slotAbandoned, slotDelivered) && p.receive(i) == nil:
+	case s.state.CompareAndSwap(slotAbandoned, slotDelivered):
+		if r.Verb == wire.Construct && r.Status == wire.OK {
+			p.link.node.disown(r.Object, p.link.session.Info().Session.ID)
+		}
+		if p.receive(i) != nil {
+			p.fail()
+			return
+		}
 		p.release(s)
 	default:
 		p.fail() // there was a reply before, or the connection is gone

@@ -53,6 +53,7 @@ type node struct {
 	chunks  map[uint32]*Chunk
 	session wire.Session
 	grace   time.Duration
+	place   *place // of objects in this process, nil without
 }
 
 func newNode(p *Pool, cfg NodeConfig) *node {
@@ -240,6 +241,7 @@ func (n *node) attach(ctx context.Context, l *link) error {
 		}
 	}
 	lost, unknown := n.publish(l, owned)
+	n.dropPlace()
 	for _, c := range lost {
 		c.lose()
 	}
@@ -280,6 +282,9 @@ func (n *node) publish(l *link, owned []mech.Grant) (lost []*Chunk, unknown []ui
 	n.chunks = kept
 	n.session, n.grace = info.Session, info.Grace
 	n.link = l
+	if n.place != nil && n.place.session == n.session.ID {
+		n.place.link.Store(l)
+	}
 	n.setState(nodeUp, nil)
 	return lost, unknown
 }
@@ -291,6 +296,7 @@ func (n *node) loseAll() int {
 	n.chunks = make(map[uint32]*Chunk)
 	n.session = wire.Session{}
 	n.mu.Unlock()
+	n.dropPlace()
 	for _, c := range chunks {
 		c.lose()
 	}
@@ -325,6 +331,7 @@ func (n *node) closeNow() {
 		n.setState(nodeClosed, nil)
 	}
 	n.mu.Unlock()
+	n.dropPlace()
 }
 
 // errRetry is the error of an attempt that broke with its link.

@@ -37,10 +37,10 @@ func TestCommands(t *testing.T) {
 			GET k -> "v"
 			SET k w NX -> nil
 			SET k w XX GET -> "v"
-			SET k v EX 100 -> +OK
-			TTL k -> :100
+			SET k v EXAT 9999999999 -> +OK
+			EXPIRETIME k -> :9999999999
 			SET k v KEEPTTL -> +OK
-			TTL k -> :100
+			EXPIRETIME k -> :9999999999
 			SET k v EX 0 -> -ERR invalid expire time in 'set' command
 			SET k v EX -> -ERR syntax error
 			GETRANGE k -100 100 -> "v"

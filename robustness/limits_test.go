@@ -24,7 +24,7 @@ func TestAFullNodeLosesNothing(t *testing.T) {
 		size = 8 << 10
 	)
 	node := startNode(t, "32MiB")
-	server := startServer(t, node.Addr("verbs"), "8MiB", "--op-timeout", "1s")
+	server := startServer(t, node.Addr("verbs"), "8MiB", "--op-timeout", "5s")
 	client := connect(t, server)
 	ctx := context.Background()
 	name := func(i int) string { return fmt.Sprint("key:", i) }

@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"polder/internal/proctest"
+	"polder/internal/testaddr"
 )
 
 // TestTheServerOutlivesItsNode kills the node under load. Until another one
@@ -24,9 +25,9 @@ func TestTheServerOutlivesItsNode(t *testing.T) {
 		size = 8 << 10
 		hot  = 50
 	)
-	node := startNode(t, "256MiB", "--grace", "2s")
+	node := startNode(t, "256MiB", "--grace", "2s", "--listen", testaddr.Host()+":0")
 	addr := node.Addr("verbs")
-	server := startServer(t, addr, "8MiB", "--op-timeout", "500ms")
+	server := startServer(t, addr, "8MiB", "--op-timeout", "3s")
 	client := connect(t, server)
 	ctx := context.Background()
 	cold := func(i int) string { return fmt.Sprintf("cold:%d", i) }
@@ -225,7 +226,7 @@ func TestTheServerEndsWithoutItsNode(t *testing.T) {
 		t.Run(gone.name, func(t *testing.T) {
 			node := startNode(t, "128MiB")
 			t.Cleanup(node.Kill) // what hangs does not end of itself
-			server := startServer(t, node.Addr("verbs"), "4MiB", "--op-timeout", "300ms")
+			server := startServer(t, node.Addr("verbs"), "4MiB", "--op-timeout", "2s")
 			client := connect(t, server)
 			ctx := context.Background()
 			if err := pipelined(ctx, client, 2000, func(p redis.Pipeliner, i int) {

@@ -105,7 +105,7 @@ func wantValue(t *testing.T, c *share.Client, key, want string) {
 // eventually waits until cond holds: for what the daemon does by itself.
 func eventually(t *testing.T, what string, cond func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for !cond() {
 		if time.Now().After(deadline) {
 			t.Fatalf("it never came about that %s", what)

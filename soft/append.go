@@ -40,6 +40,9 @@ const MaxValue = 1 << 30
 // nearly everything. It passes; a cache goes on without storing.
 var ErrNoMemory = errors.New("no soft memory is granted")
 
+// appender returns the log of the processor that the caller runs on.
+func (h *Heap) appender() *appender { return &h.append[processor()&(len(h.append)-1)] }
+
 // place writes an object of the given parts into a log and returns where it
 // lies. The object counts as live from here: the caller puts the word into
 // its slot, or releases it.
@@ -48,8 +51,8 @@ var ErrNoMemory = errors.New("no soft memory is granted")
 // owner's lock is held.
 //
 //polder:hot
-func (h *Heap) place(hint uint64, hd header, parts ...[]byte) (word, error) {
-	a := &h.append[hint&uint64(len(h.append)-1)]
+func (h *Heap) place(hd header, parts ...[]byte) (word, error) {
+	a := h.appender()
 	a.mu.Lock()
 	w, err := h.placeIn(a, segYoung, hd, parts...)
 	a.mu.Unlock()
@@ -58,8 +61,8 @@ func (h *Heap) place(hint uint64, hd header, parts ...[]byte) (word, error) {
 
 // placePiece is place for the beginning of a value: as much of it as makes a
 // piece. It returns how much that was.
-func (h *Heap) placePiece(hint uint64, hd header, val []byte) (word, int, error) {
-	a := &h.append[hint&uint64(len(h.append)-1)]
+func (h *Heap) placePiece(hd header, val []byte) (word, int, error) {
+	a := h.appender()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	n := min(len(val), maxPiece)

@@ -97,29 +97,18 @@ func (a *Array[T]) readSlow(ctx context.Context, i int) (v T, err error) {
 }
 
 // Store replaces value i.
+//
+//polder:hot
 func (a *Array[T]) Store(i int, v T) error {
-	_, _, err := storeCell(a.h, a.cells.id, uint64(i), &a.cells.list[i], bytesOf(&v), 0, false, 0)
+	_, err := putCell(a.h, a.cells.id, uint64(i), &a.cells.list[i], &v)
 	return err
 }
 
 // CompareAndSwap replaces value i by new if its bytes are those of old, and
 // reports whether it did. A value that has vanished equals nothing.
 func (a *Array[T]) CompareAndSwap(i int, old, new T) (bool, error) {
-	for {
-		var v T
-		w, ok := word(0), false
-		if sizeOf[T]() > maxInline {
-			w, ok = loadLarge(a.h, &a.cells.list[i], &v)
-		} else {
-			w, ok = loadCell(a.h, &a.cells.list[i], &v)
-		}
-		if !ok || string(bytesOf(&v)) != string(bytesOf(&old)) {
-			return false, nil
-		}
-		if _, ok, err := storeCell(a.h, a.cells.id, uint64(i), &a.cells.list[i], bytesOf(&new), 0, true, w); ok || err != nil {
-			return ok, err
-		}
-	}
+	_, ok, err := casCell(a.h, a.cells.id, uint64(i), &a.cells.list[i], &old, &new)
+	return ok, err
 }
 
 // Drop forgets value i.

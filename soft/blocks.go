@@ -168,7 +168,7 @@ func (r *ReaderAt) cached(p []byte, block int64, skip int) bool {
 
 func (r *ReaderAt) hit(ok bool, block int64) {
 	if ok {
-		r.b.profile.hit(uint64(block))
+		r.b.profile.hit()
 	}
 }
 

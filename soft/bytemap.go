@@ -79,10 +79,10 @@ func itemOf(b []byte, hd header, expiry int64) Item {
 // found counts a lookup, and removes what has expired.
 func (m *ByteMap) found(hash uint64, key []byte, i Item, f found) (Item, bool) {
 	if f == present {
-		m.t.h.count.hits.add(hash)
+		m.t.h.count.hits.add()
 		return i, true
 	}
-	m.t.h.count.misses.add(hash)
+	m.t.h.count.misses.add()
 	if f == expired {
 		m.t.expire(hash, key)
 	}

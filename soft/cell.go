@@ -2,6 +2,7 @@ package soft
 
 import (
 	"encoding/binary"
+	"runtime"
 	"sync/atomic"
 )
 
@@ -9,18 +10,39 @@ import (
 // object has no key.
 type cell = atomic.Uint64
 
+// undisturbed is how often a reader tries to find a value that nobody
+// overwrites meanwhile before he keeps writers away.
+const undisturbed = 16
+
 // loadCell copies a cell's value, of a type without pointers, to dst.
 //
 //polder:hot
 func loadCell[T any](h *Heap, c *cell, dst *T) (word, bool) {
-	for {
+	for tries := 0; ; tries++ {
 		w := word(c.Load())
 		seg := w.segment()
 		gen := h.ctl.Generation(seg)
-		if w != 0 && w.alive(gen) {
-			copyOut(h.base, seg, w.offset()+headerSize, dst)
-			loadFence()
-			if h.ctl.Generation(seg) == gen {
+		if w == 0 {
+			return w, false
+		}
+		if w.alive(gen) {
+			p := h.stripeOf(w)
+			state := p.Load()
+			if sizeOf[T]() > maxInPlace || state&stripeLocked == 0 {
+				copyOut(h.base, seg, w.offset()+headerSize, dst)
+				loadFence()
+				if h.ctl.Generation(seg) == gen && (sizeOf[T]() > maxInPlace || sameWrites(state, p.Load())) {
+					h.touch(w)
+					return w, true
+				}
+			}
+			if tries < undisturbed {
+				if tries&3 == 3 {
+					runtime.Gosched()
+				}
+				continue
+			}
+			if readLocked(h, w, dst) {
 				h.touch(w)
 				return w, true
 			}
@@ -38,7 +60,8 @@ func loadLarge[T any](h *Heap, c *cell, dst *T) (word, bool) {
 	return w, ok && h.larges.read(bytesOf(dst), id)
 }
 
-// appendCell appends a cell's value, of whatever size, to dst.
+// appendCell appends a cell's value, of whatever size, to dst. It must be of a
+// container that overwrites nothing in place.
 func appendCell(h *Heap, c *cell, dst []byte) ([]byte, bool) {
 	mark := len(dst)
 	for {
@@ -74,7 +97,7 @@ func storeCell(h *Heap, owner uint16, ref uint64, c *cell, val []byte, cost uint
 		binary.LittleEndian.PutUint64(name[:], uint64(large))
 		hd.size, hd.flags, val = 8, flagLarge, name[:]
 	}
-	w, err := h.place(ref, hd, val)
+	w, err := h.place(hd, val)
 	if err != nil {
 		h.larges.drop(large)
 		return 0, false, err

@@ -33,15 +33,42 @@
 //     Every revocation raises the generation before it punches, and every
 //     recycling raises it before the segment can be opened for writing. So
 //     between the two loads the segment was neither punched nor reopened.
-//  2. Nobody but the one appender that has a segment open writes into it, and
-//     each byte is written once. A segment is opened again only after that
-//     appender has closed it, whoever revoked it meanwhile: the list of
-//     segments (segmentList) moves an open segment nowhere. So there are no
-//     late writers: a store through a pointer, a map or an array never writes
-//     in place, but appends a new object and swings the slot.
+//  2. Two kinds of writers write into a segment: the one appender that has it
+//     open, each byte once, and those who overwrite an object in place (below).
+//     Neither is ever late. A segment is opened again only after the appender
+//     has closed it, whoever revoked it meanwhile: the list of segments
+//     (segmentList) moves an open segment nowhere. And only after nobody was
+//     seen to overwrite anything in it, since the generation has been raised.
 //  3. A word gets into a slot only after its object has been written, and the
 //     slot is an atomic word. So the bytes between g1 and g2 are those of the
-//     object that the word names, whole.
+//     object that the word names, whole; of an object that can be overwritten,
+//     if nobody has done so meanwhile.
+//
+// # Writing in place
+//
+// A store through a [Ptr] or into an [Array] overwrites a value of up to 4 KiB
+// where it lies. What is larger, and what is in a map or a queue, is immutable:
+// a new object is appended, and the slot swung. The state of each KiB of a
+// segment, a stripe, lies beside the segment in memory that cannot vanish: a
+// lock, a count of writes, and the dead bits of its objects. A writer takes the
+// lock if the object is not dead, checks the generation, copies, and lets the
+// lock go, which counts a write. Then:
+//
+//  1. A reader loads the state before and after the copy too, and answers only
+//     if nobody held the lock and the counts are the same: no write was under
+//     way between the two.
+//  2. Who swings a slot (an evacuator that moves or evicts, a store that
+//     appends, a release) first sets the dead bit, which waits for the lock. So
+//     an object that is copied elsewhere does not change any more, no write is
+//     lost, and a write to an object that is not dead is a write to what the
+//     slot names.
+//  3. Who opens a segment again sees, after the generation has been raised,
+//     each of its locks free (revive). Who locks later loads the generation
+//     after that, finds that it is not the one in his word, and writes nothing.
+//     So nothing is written into a segment's next life.
+//
+// A write that a revocation overtakes goes into pages that nobody can prove any
+// more: the value is lost, as it would have been a moment later.
 //
 // The word holds 22 of the generation's bits. For a stale word to pass, the
 // segment would have to be recycled 4,194,304 times between the load of the
@@ -52,7 +79,7 @@
 // them that could leave the segment ([header.fits]), and nothing is concluded
 // from them before the proof.
 //
-// Readers write nothing into soft memory. Hotness counters and dead bits lie
+// Readers write nothing into soft memory. Hotness counters and states lie
 // beside it, so that a reader that is overtaken by a revocation cannot damage
 // what comes after. They are hints: a hotness count may be lost, and an object
 // that is marked dead by mistake is evicted early.
@@ -60,6 +87,8 @@
 // A [Ptr] keeps a hint of where its value lay, besides its slot. That a hint is
 // current is proved by the dead bit: it is set before the slot is made to name
 // anything else, so a value that is not marked is the one that the slot names.
+// A hint may be old enough for a generation to come round: the reverse pointer
+// in the object's header must be the pointer's own, too.
 //
 // # Why there is no fault guard
 //
@@ -84,7 +113,9 @@
 //	        larges.mu, flights.mu, pointerTable.mu, owners.mu
 //	          Heap.mu   the list of segments
 //
-// Readers take none of them, except for large values (larges.mu, shared).
+// Readers take none of them, except for large values (larges.mu, shared). The
+// lock of a stripe is a leaf below all of them: who holds it takes no other and
+// copies at most 4 KiB. A reader takes it whom writers leave no time to copy.
 // Atomic and plain accesses to soft memory race by design; that memory is
 // outside of the Go heap and of what the race detector watches.
 package soft

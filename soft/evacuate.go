@@ -375,23 +375,25 @@ func (v *victim) walk(f func(w word, hd header) bool) {
 }
 
 // empty saves or evicts every object of the segment. What it takes off the
-// segment's account it takes off at the end, at once.
+// segment's account, and counts, it does at the end, at once: an atomic
+// operation for each object would take as long as the rest.
 func (v *victim) empty() {
 	h := v.e.h
-	var settled live
+	var saved, evicted live
+	before := h.count.evictedBytes.Load()
+	var ghosts ghostBatch
 	v.walk(func(w word, hd header) bool {
 		own := h.owners.get(hd.owner)
 		if own.owner == nil {
 			return true
 		}
 		n := granulesFor(int(hd.size))
+		h.markDead(w) // or it might be overwritten after it has been copied
 		if v.keep < 0 || v.hotness(w)+own.prio > v.keep {
 			if to, ok := v.save(w, hd); ok {
 				h.setHot(to, max(v.hotness(w)-1, 0))
-				h.markDead(w)
 				if own.owner.swing(hd.ref, w, to) {
-					settled += liveDelta(n)
-					h.count.saved.Add(uint64(n) * granule)
+					saved += liveDelta(n)
 				} else { // overwritten or deleted meanwhile
 					h.markDead(to)
 					h.release(to, n)
@@ -400,17 +402,18 @@ func (v *victim) empty() {
 			}
 		}
 		large := h.largeNamed(w, hd)
-		h.markDead(w)
 		if own.owner.swing(hd.ref, w, 0) {
-			settled += liveDelta(n)
+			evicted += liveDelta(n)
 			h.larges.drop(large)
-			h.count.evictedObjects.Add(1)
-			h.count.evictedBytes.Add(uint64(n) * granule)
-			h.ghosts.add(hd, h.count.evictedBytes.Load(), v.young)
+			h.ghosts.add(&ghosts, hd, before+uint64(evicted.granules())*granule, v.young)
 		}
 		return true
 	})
-	h.settle(v.seg, v.gen, settled)
+	h.ghosts.flush(&ghosts)
+	h.settle(v.seg, v.gen, saved+evicted)
+	h.count.saved.Add(uint64(saved.granules()) * granule)
+	h.count.evictedObjects.Add(uint64(evicted.objects()))
+	h.count.evictedBytes.Add(uint64(evicted.granules()) * granule)
 }
 
 // save copies an object into the evacuator's log. It fails if there is no

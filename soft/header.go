@@ -4,8 +4,8 @@ package soft
 // once, by the appender that owns the open segment, and never changed: what
 // does change (liveness, hotness) lies beside the segment in ordinary memory,
 // because a reader that was overtaken by a revocation must not write into
-// memory that may be somebody else's by now. The evacuating bit is not needed
-// for the same reason: objects are immutable, so copying one needs no lock.
+// memory that may be somebody else's by now. The evacuating bit is the dead bit
+// there: what is dead is immutable, so copying it needs no lock.
 //
 //	word 0   size of the payload (32) | key length (16) | cost (8) | flags (8)
 //	word 1   the reverse pointer: owner (16) | reference within the owner (48)
@@ -43,8 +43,11 @@ const tagShift = 3
 
 func (h header) words() (w0, w1 uint64) {
 	return uint64(h.size) | uint64(h.klen)<<32 | uint64(h.cost)<<48 | uint64(h.flags)<<56,
-		uint64(h.owner)<<refBits | h.ref&refMask
+		reverse(h.owner, h.ref)
 }
+
+// reverse is the second word of an object's header.
+func reverse(owner uint16, ref uint64) uint64 { return uint64(owner)<<refBits | ref&refMask }
 
 func parseHeader(w0, w1 uint64) header {
 	return header{

@@ -94,7 +94,7 @@ func (l *larges) create(owner uint16, ref uint64, val []byte) (largeID, error) {
 	id := largeID(l.next.Add(1))
 	for at := 0; at < len(val); {
 		pref := uint64(id)<<pieceBits | uint64(len(v.pieces))
-		w, n, err := l.h.placePiece(uint64(id), header{owner: l.id, ref: pref & refMask}, val[at:])
+		w, n, err := l.h.placePiece(header{owner: l.id, ref: pref & refMask}, val[at:])
 		if err != nil {
 			l.free(v)
 			return 0, err

@@ -65,10 +65,10 @@ func (m *Map[K, V]) Get(key K) (v V, ok bool) {
 	}
 	b, _, _, f := m.t.get(hash, k, nil)
 	if f != present {
-		m.t.h.count.misses.add(hash)
+		m.t.h.count.misses.add()
 		return v, false
 	}
-	m.t.h.count.hits.add(hash)
+	m.t.h.count.hits.add()
 	v, err := m.val.decode(b)
 	return v, err == nil
 }
@@ -79,11 +79,11 @@ func (m *Map[K, V]) Get(key K) (v V, ok bool) {
 func (m *Map[K, V]) getPlain(hash uint64, k []byte) (v V, ok bool) {
 	b, _, _, f := m.t.get(hash, k, bytesOf(&v)[:0])
 	if f != present || len(b) != m.val.size {
-		m.t.h.count.misses.add(hash)
+		m.t.h.count.misses.add()
 		var zero V
 		return zero, false
 	}
-	m.t.h.count.hits.add(hash)
+	m.t.h.count.hits.add()
 	return v, true
 }
 
@@ -92,12 +92,12 @@ func (m *Map[K, V]) getPlain(hash uint64, k []byte) (v V, ok bool) {
 func (m *Map[K, V]) Append(dst []byte, key K) ([]byte, bool) {
 	k := m.key.view(&key)
 	hash := m.hash(k)
-	b, _, _, f := m.t.get(hash, k, dst)
+	b, _, _, f := m.t.getPart(hash, k, dst, 0, SegmentSize)
 	if f != present {
-		m.t.h.count.misses.add(hash)
+		m.t.h.count.misses.add()
 		return dst, false
 	}
-	m.t.h.count.hits.add(hash)
+	m.t.h.count.hits.add()
 	return b, true
 }
 
@@ -107,10 +107,10 @@ func (m *Map[K, V]) appendPart(dst []byte, key K, from, n int) ([]byte, bool) {
 	hash := m.hash(k)
 	b, _, _, f := m.t.getPart(hash, k, dst, uint32(from), uint32(n))
 	if f != present {
-		m.t.h.count.misses.add(hash)
+		m.t.h.count.misses.add()
 		return dst, false
 	}
-	m.t.h.count.hits.add(hash)
+	m.t.h.count.hits.add()
 	return b, true
 }
 

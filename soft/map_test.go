@@ -30,6 +30,27 @@ func open(t testing.TB, segments int) *Heap {
 	return h
 }
 
+// openShared is open for a heap of which the segments can be revoked and
+// granted as a coordinator does it, without there being one.
+func openShared(t testing.TB, segments int) *Heap {
+	t.Helper()
+	s, err := newStore(segments, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := Config{Budget: int64(segments) * SegmentSize}
+	if err := cfg.complete(); err != nil {
+		t.Fatal(err)
+	}
+	h := newHeap(cfg, s)
+	t.Cleanup(func() {
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return h
+}
+
 func newMap[K comparable, V any](t testing.TB, h *Heap) *Map[K, V] {
 	t.Helper()
 	m, err := NewMap(h, MapConfig[K, V]{})

@@ -1,9 +1,6 @@
 package soft
 
-import (
-	"sync/atomic"
-	"unsafe"
-)
+import "unsafe"
 
 // base is the address of a heap's first segment. The memory behind it may
 // become zero at any instruction; it never faults, because it is mapped for
@@ -38,11 +35,9 @@ func (b base) putHeader(seg, off uint32, h header) {
 
 func (b base) load64(seg, off uint32) uint64 { return *(*uint64)(b.at(seg, off)) }
 
-// words is memory viewed as atomic words.
-type words []atomic.Uint64
-
-func asWords(b []byte) words {
-	return unsafe.Slice((*atomic.Uint64)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/8)
+// asStripes views memory as the state words of stripes.
+func asStripes(b []byte) []stripe {
+	return unsafe.Slice((*stripe)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/8)
 }
 
 // bytesOf views a value without pointers as its bytes.
@@ -57,6 +52,11 @@ func bytesOf[T any](v *T) []byte {
 // Preconditions: T passed checkPlain; seg and off are within the heap and so
 // are the bytes of T from there.
 func copyOut[T any](b base, seg, off uint32, dst *T) { *dst = *(*T)(b.at(seg, off)) }
+
+// copyIn copies a value into a segment.
+//
+// Preconditions: as of copyOut; the stripe is locked.
+func copyIn[T any](b base, seg, off uint32, v *T) { *(*T)(b.at(seg, off)) = *v }
 
 // bytesOfString views a string as bytes, which must not be written.
 func bytesOfString(s string) []byte { return unsafe.Slice(unsafe.StringData(s), len(s)) }

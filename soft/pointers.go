@@ -54,6 +54,7 @@ type ownedRef struct {
 type Ptr[T any] struct {
 	h    *Heap
 	hint atomic.Uint64 // where the value lay when we last looked
+	rev  uint64        // the reverse pointer of its objects
 	ownedRef
 	cell *cell
 }
@@ -69,7 +70,7 @@ func (s *Pointers[T, A]) Init(p *Ptr[T], v T, own ...Owned) error {
 	}
 	ref, tag, c := s.table.alloc()
 	p.h, p.cell = s.h, c
-	p.ownedRef = ownedRef{s.table, ref, tag}
+	p.ownedRef, p.rev = ownedRef{s.table, ref, tag}, reverse(s.table.id, ref)
 	if err := p.Store(v, own...); err != nil {
 		p.Free()
 		return err
@@ -86,9 +87,10 @@ func (s *Pointers[T, A]) InitShared(p *Shared[T], v T, own ...Owned) error {
 // is not, dst holds garbage.
 //
 // The pointer remembers where the value lay. That is proved by the segment's
-// generation before and after the copy, and by the dead bit, which is set
-// before the pointer's cell is made to name anything else; only when either
-// fails does Load look into the cell.
+// generation before and after the copy, by the object's reverse pointer, and by
+// the dead bit, which is set before the pointer's cell is made to name anything
+// else; and the stripe's count of writes proves that nobody overwrote the value
+// meanwhile. Only when one of them fails does Load look into the cell.
 //
 //polder:hot
 func (p *Ptr[T]) Load(dst *T) bool {
@@ -99,10 +101,13 @@ func (p *Ptr[T]) Load(dst *T) bool {
 	h := p.h
 	seg := w.segment()
 	gen := h.ctl.Generation(seg)
-	if w.alive(gen) && !h.isDead(w) {
+	s := h.stripeOf(w)
+	state := s.Load()
+	if w.alive(gen) && state&(w.deadBit()|stripeLocked) == 0 {
+		same := h.base.load64(seg, w.offset()+8) == p.rev
 		copyOut(h.base, seg, w.offset()+headerSize, dst)
 		loadFence()
-		if h.ctl.Generation(seg) == gen {
+		if same && h.ctl.Generation(seg) == gen && (sizeOf[T]() > maxInPlace || sameWrites(state, s.Load())) {
 			h.touch(w)
 			if h.curve.threshold.Load() != 0 {
 				h.accessCell(p.t.id, p.ref, w)
@@ -134,38 +139,26 @@ func (p *Ptr[T]) loadSlow(dst *T) bool {
 // Store replaces the value and what it owns.
 func (p *Ptr[T]) Store(v T, own ...Owned) error { return p.StoreFrom(&v, own...) }
 
-// StoreFrom is Store for values that are dear to pass: it copies *v once.
+// StoreFrom is Store for values that are dear to pass: it copies *v once. A
+// value of up to 4 KiB is written where it lies.
 //
 //polder:hot
 func (p *Ptr[T]) StoreFrom(v *T, own ...Owned) error {
+	if w := word(p.hint.Load()); w != 0 && sizeOf[T]() <= maxInPlace && len(own) == 0 && !p.t.owning.Load() &&
+		overwrite(p.h, w, p.rev, v) {
+		return nil
+	}
+	return p.storeSlow(v, own)
+}
+
+//go:noinline
+func (p *Ptr[T]) storeSlow(v *T, own []Owned) error {
 	if p.h == nil || !p.t.current(p.ref, p.tag) {
 		return errors.New("cannot store through a soft pointer that points to nothing")
 	}
-	h := p.h
-	if sizeOf[T]() > maxInline {
-		_, _, err := storeCell(h, p.t.id, p.ref, p.cell, bytesOf(v), 0, false, 0)
-		if err != nil {
-			return err
-		}
-		p.t.own(p.ref, own)
-		return nil
-	}
-	n := granulesFor(sizeOf[T]())
-	w, err := h.place(p.ref, header{size: uint32(sizeOf[T]()), owner: p.t.id, ref: p.ref}, bytesOf(v))
+	w, err := putCell(p.h, p.t.id, p.ref, p.cell, v)
 	if err != nil {
 		return err
-	}
-	for {
-		old := word(p.cell.Load())
-		if old != 0 {
-			h.markDead(old)
-		}
-		if p.cell.CompareAndSwap(uint64(old), uint64(w)) {
-			if old != 0 {
-				h.release(old, n)
-			}
-			break
-		}
 	}
 	p.hint.Store(uint64(w))
 	if len(own) > 0 || p.t.owning.Load() {
@@ -180,27 +173,11 @@ func (p *Ptr[T]) CompareAndSwap(old, new T) (bool, error) {
 	if p.h == nil || !p.t.current(p.ref, p.tag) {
 		return false, nil
 	}
-	for {
-		var v T
-		var w word
-		var ok bool
-		if sizeOf[T]() > maxInline {
-			w, ok = loadLarge(p.h, p.cell, &v)
-		} else {
-			w, ok = loadCell(p.h, p.cell, &v)
-		}
-		if !ok || string(bytesOf(&v)) != string(bytesOf(&old)) {
-			return false, nil
-		}
-		to, ok, err := storeCell(p.h, p.t.id, p.ref, p.cell, bytesOf(&new), 0, true, w)
-		if err != nil {
-			return false, err
-		}
-		if ok {
-			p.hint.Store(uint64(to))
-			return true, nil
-		}
+	w, ok, err := casCell(p.h, p.t.id, p.ref, p.cell, &old, &new)
+	if ok {
+		p.hint.Store(uint64(w))
 	}
+	return ok, err
 }
 
 // Free releases the value and what it owns; of a Shared, only this reference.
@@ -226,7 +203,7 @@ func (p *Shared[T]) CloneTo(q *Shared[T]) error {
 	if p.h == nil || !p.t.addRef(p.ref, p.tag) {
 		return errors.New("cannot clone a soft pointer that points to nothing")
 	}
-	q.h, q.cell, q.ownedRef = p.h, p.cell, p.ownedRef
+	q.h, q.cell, q.ownedRef, q.rev = p.h, p.cell, p.ownedRef, p.rev
 	q.hint.Store(p.hint.Load())
 	return nil
 }

@@ -138,15 +138,15 @@ func (p *Pool[K, V]) lookup(key K) (v V, f found, expiry int64, err error) {
 	b, _, expiry, f := p.m.t.get(hash, k, dst)
 	if f != present {
 		if f == absent {
-			p.h.count.hits.add(hash)
+			p.h.count.hits.add()
 		} else {
-			p.h.count.misses.add(hash)
+			p.h.count.misses.add()
 		}
 		var zero V
 		return zero, f, 0, nil
 	}
-	p.h.count.hits.add(hash)
-	p.profile.hit(hash)
+	p.h.count.hits.add()
+	p.profile.hit()
 	if p.m.val.form != formPlain {
 		v, err = p.m.val.decode(b)
 	}

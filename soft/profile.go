@@ -18,7 +18,7 @@ type profiler struct {
 // profile is what is known about one pool.
 type profile struct {
 	name         string
-	hits         stripes
+	hits         spread
 	rebuilds     atomic.Uint64
 	rebuildNanos atomic.Uint64
 	mismatches   atomic.Uint64
@@ -41,7 +41,7 @@ func (p *profiler) remove(x *profile) {
 	p.list = slices.DeleteFunc(p.list, func(y *profile) bool { return x == y })
 }
 
-func (p *profile) hit(hash uint64) { p.hits.add(hash) }
+func (p *profile) hit() { p.hits.add() }
 
 func (p *profile) rebuilt(d time.Duration) {
 	p.rebuilds.Add(1)

@@ -12,7 +12,7 @@ import (
 
 // counters are what a heap counts as it goes.
 type counters struct {
-	hits, misses   stripes
+	hits, misses   spread
 	rebuilds       atomic.Uint64
 	rebuildNanos   atomic.Uint64
 	revoked        atomic.Uint64 // segments taken without our help
@@ -24,17 +24,17 @@ type counters struct {
 	victims        [victimBins]atomic.Uint64
 }
 
-// stripes is a counter that many processors may raise at once.
-type stripes struct{ n [16]stripe }
+// spread is a counter that many processors may raise at once.
+type spread struct{ n [16]spreadLine }
 
-type stripe struct {
+type spreadLine struct {
 	atomic.Uint64
 	_ [56]byte
 }
 
-func (s *stripes) add(hint uint64) { s.n[hint&15].Add(1) }
+func (s *spread) add() { s.n[processor()&15].Add(1) }
 
-func (s *stripes) load() (n uint64) {
+func (s *spread) load() (n uint64) {
 	for i := range s.n {
 		n += s.n[i].Load()
 	}
@@ -123,13 +123,34 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-func (g *ghosts) add(hd header, evicted uint64, young bool) {
+// ghostBatch are ghosts that are yet to be added: their places lie all over
+// memory, and fetching many at once takes not much longer than fetching one.
+type ghostBatch struct {
+	n     int
+	place [64]uint64
+	ghost [64]uint64
+}
+
+func (g *ghosts) add(b *ghostBatch, hd header, evicted uint64, young bool) {
 	x := ghostHash(hd.owner, hd.ref)
 	v := x>>32<<32 | evicted>>16&(ghostYoung-1)
 	if young {
 		v |= ghostYoung
 	}
-	g.table[x&g.mask].Store(v)
+	b.place[b.n], b.ghost[b.n] = x&g.mask, v
+	if b.n++; b.n == len(b.place) {
+		g.flush(b)
+	}
+}
+
+func (g *ghosts) flush(b *ghostBatch) {
+	for _, i := range b.place[:b.n] {
+		g.table[i].Load() // fetches
+	}
+	for k, i := range b.place[:b.n] {
+		putHint(&g.table[i], b.ghost[k])
+	}
+	b.n = 0
 }
 
 // take asks whether something was evicted lately, and forgets it.
@@ -189,8 +210,10 @@ func (c *sampler) init(limit int64) {
 //
 //polder:hot
 func (c *sampler) access(owner uint16, ref uint64, size uint32, cost uint8) {
-	if x := ghostHash(owner, ref); x < c.threshold.Load() {
-		c.record(x, size, cost)
+	if t := c.threshold.Load(); t != 0 {
+		if x := ghostHash(owner, ref); x < t {
+			c.record(x, size, cost)
+		}
 	}
 }
 

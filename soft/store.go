@@ -14,7 +14,7 @@ import (
 
 // store is the memory of a heap: the segments, which may vanish, the control
 // table with their generations, and what is kept beside the segments in
-// memory of our own: dead bits and hotness counters.
+// memory of our own: hotness counters and the state of stripes.
 //
 // A private store is anonymous memory with huge pages that nobody else can
 // see. A shared one is a memfd that a coordinator holds too.
@@ -24,7 +24,7 @@ type store struct {
 	table    *arena.Memfd // the control table's, nil when private
 	ctl      *wire.Control
 	side     *arena.Mapping
-	dead     words // one bit a granule
+	stripes  []stripe
 	hot      []byte
 	base     base
 	n        int
@@ -32,13 +32,10 @@ type store struct {
 }
 
 const (
-	hotGranule  = 64 // bytes that share a hotness counter
-	hotPerSeg   = SegmentSize / hotGranule
-	deadPerSeg  = segGranules / 64 // words
-	sidePerSeg  = hotPerSeg + deadPerSeg*8
-	hottest     = 3
-	hotInsert   = 0
-	sideHotness = 0 // the counters come first, then the dead bits
+	hotGranule = 64 // bytes that share a hotness counter
+	hotPerSeg  = SegmentSize / hotGranule
+	sidePerSeg = hotPerSeg + stripesPerSeg*8
+	hottest    = 3
 )
 
 func newStore(n int, shared bool) (s *store, err error) {
@@ -89,7 +86,7 @@ func newStore(n int, shared bool) (s *store, err error) {
 		return s, err
 	}
 	s.hot = s.side.Bytes()[:n*hotPerSeg]
-	s.dead = asWords(s.side.Bytes()[n*hotPerSeg:])
+	s.stripes = asStripes(s.side.Bytes()[n*hotPerSeg:])
 	s.base = baseOf(s.segments.Bytes())
 	return s, nil
 }
@@ -129,25 +126,7 @@ func (s *store) discard(seg uint32) error {
 // empty and not open.
 func (s *store) renew(seg uint32) {
 	clear(s.hot[int(seg)*hotPerSeg : (int(seg)+1)*hotPerSeg])
-	for i := range deadPerSeg {
-		s.dead[int(seg)*deadPerSeg+i].Store(0)
-	}
-}
-
-// markDead says that the slot that names w is about to name something else.
-// If w's segment has begun a new life since the caller looked, an object of
-// that life may be marked in its place: it is lost, which soft memory may be.
-func (s *store) markDead(w word) {
-	if !w.alive(s.ctl.Generation(w.segment())) {
-		return
-	}
-	g := w.granule()
-	s.dead[w.segment()*deadPerSeg+g/64].Or(1 << (g % 64))
-}
-
-func (s *store) isDead(w word) bool {
-	g := w.granule()
-	return s.dead[w.segment()*deadPerSeg+g/64].Load()>>(g%64)&1 != 0
+	s.revive(seg)
 }
 
 // headerOf reads the header of an object and proves it.

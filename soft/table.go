@@ -124,8 +124,10 @@ again:
 				} else {
 					expiry = 0
 				}
-				if string(h.base.bytes(seg, at, uint32(hd.klen))) == string(key) {
-					at += uint32(hd.klen)
+				// Lengths are the key's and not the header's, so that the
+				// processor can fetch the rest before the header is there.
+				if string(h.base.bytes(seg, at, uint32(len(key)))) == string(key) {
+					at += uint32(len(key))
 					end := off + headerSize + hd.size
 					if hd.flags&flagLarge == 0 {
 						at = min(at+from, end)
@@ -283,14 +285,11 @@ func (t *table) set(hash uint64, key []byte, e entry, cond condition) (bool, err
 		prefix = exp[:]
 	}
 	hd.size = uint32(len(prefix) + len(key) + len(e.val))
-	w, err := h.place(hash, hd, prefix, key, e.val)
+	w, err := h.place(hd, prefix, key, e.val)
 	if err != nil {
 		h.curve.access(t.id, hash, whole, e.cost) // it was missed, and would have been kept
 		h.larges.drop(large)
 		return false, err
-	}
-	if h.returned(t.id, hash, whole) {
-		h.setHot(w, 1)
 	}
 	w |= word(hashTag(hash))
 
@@ -313,6 +312,9 @@ func (t *table) set(hash uint64, key []byte, e entry, cond condition) (bool, err
 	}
 	sh.mu.Unlock()
 	if !ok { // a miss has been made good: only now are size and cost known
+		if h.returned(t.id, hash, whole) {
+			h.setHot(w, 1)
+		}
 		h.curve.access(t.id, hash, whole, e.cost)
 	}
 	h.larges.adopt(large)

@@ -9,11 +9,7 @@ func (t *table) insert(sh *shard, hash uint64, w word) {
 	for {
 		bs := *sh.buckets.Load()
 		i, j := bucketsOf(hash, len(bs))
-		slot, n := emptyIn(&bs[i])
-		if slot2, n2 := emptyIn(&bs[j]); n2 > n {
-			slot = slot2
-		}
-		if slot != nil {
+		if slot := choose(bs, i, j); slot != nil {
 			slot.Store(uint64(w))
 			sh.count++
 			return
@@ -25,6 +21,20 @@ func (t *table) insert(sh *shard, hash uint64, w word) {
 			t.grow(sh)
 		}
 	}
+}
+
+// choose returns an empty slot for a key of two buckets, if there is any: in the
+// first while it is less than three quarters full, so that most readers find what
+// they look for without a second cache miss; then in the emptier one.
+func choose(bs []bucket, i, j uint32) *atomic.Uint64 {
+	slot, n := emptyIn(&bs[i])
+	if n > 2 {
+		return slot
+	}
+	if slot2, n2 := emptyIn(&bs[j]); n2 > n {
+		return slot2
+	}
+	return slot
 }
 
 func emptyIn(b *bucket) (slot *atomic.Uint64, n int) {
@@ -67,10 +77,7 @@ func (t *table) rehash(old []bucket, n int) (bs []bucket, count int, ok bool) {
 				continue
 			}
 			i, j := bucketsOf(hd.ref, n)
-			slot, free := emptyIn(&bs[i])
-			if slot2, free2 := emptyIn(&bs[j]); free2 > free {
-				slot = slot2
-			}
+			slot := choose(bs, i, j)
 			if slot == nil {
 				return nil, 0, false
 			}

@@ -36,6 +36,26 @@ func (r *record) right(key uint64) bool {
 	return r[0] == key && r[7] == uint64(crc32.Checksum(bytesOf(r)[:56], castagnoli))
 }
 
+// page is the largest value that is overwritten in place.
+type page [maxInPlace / 64]record
+
+func makePage(key, salt uint64) (p page) {
+	for i := range p {
+		p[i] = makeRecord(key, salt+uint64(i))
+	}
+	return p
+}
+
+// right reports whether every record is of the same write.
+func (p *page) right(key uint64) bool {
+	for i := range p {
+		if !p[i].right(key) || p[i][1] != p[0][1]+uint64(i) {
+			return false
+		}
+	}
+	return true
+}
+
 func makeBytes(key uint64, n int) []byte {
 	b := make([]byte, n)
 	binary.LittleEndian.PutUint64(b, key)
@@ -57,27 +77,21 @@ func rightBytes(b []byte, key uint64) bool {
 // through another mapping's generations and without a word to the client.
 func TestNoWrongByteUnderRevocation(t *testing.T) {
 	const segments, keys, workers = 128, 20000, 16
-	s, err := newStore(segments, true)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg := Config{Budget: segments * SegmentSize}
-	if err := cfg.complete(); err != nil {
-		t.Fatal(err)
-	}
-	h := newHeap(cfg, s)
-	t.Cleanup(func() {
-		if err := h.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-
+	h := openShared(t, segments)
+	s := h.store
 	m := newMap[uint64, record](t, h)
 	big := newMap[uint64, []byte](t, h)
 	pool := newPointers[record](t, h, nil)
 	ptrs := make([]Ptr[record], 1000)
 	for i := range ptrs {
 		if err := pool.Init(&ptrs[i], makeRecord(uint64(i), 1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pagePool := newPointers[page](t, h, nil)
+	pages := make([]Ptr[page], 16) // few: readers and writers of one value meet
+	for i := range pages {
+		if err := pagePool.Init(&pages[i], makePage(uint64(i), 1)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -121,9 +135,23 @@ func TestNoWrongByteUnderRevocation(t *testing.T) {
 					var v record
 					ok := ptrs[i].Load(&v)
 					check(ok, v.right(i), "pointer", i)
-				case op < 15:
+				case op < 14:
 					i := k % uint64(len(ptrs))
 					_ = ptrs[i].Store(makeRecord(i, r.Uint64()))
+				case op < 15:
+					i := k % uint64(len(pages))
+					switch r.IntN(8) {
+					case 0:
+						_ = pages[i].Store(makePage(i, r.Uint64()))
+					case 1:
+						_, _ = pages[i].CompareAndSwap(makePage(i, 1), makePage(i, 2))
+					case 2:
+						_, _ = pages[i].CompareAndSwap(makePage(i, 2), makePage(i, 1))
+					default:
+						var v page
+						ok := pages[i].Load(&v)
+						check(ok, v.right(i), "page", i)
+					}
 				case op < 17:
 					i := k % uint64(a.Len())
 					var v record
@@ -180,6 +208,7 @@ func TestNoWrongByteUnderRevocation(t *testing.T) {
 			}
 		}
 		pool.table.each(func(_ uint64, c *cell) { cellOf(c) })
+		pagePool.table.each(func(_ uint64, c *cell) { cellOf(c) })
 		for i := range a.cells.list {
 			cellOf(&a.cells.list[i])
 		}
@@ -193,6 +222,7 @@ func TestNoWrongByteUnderRevocation(t *testing.T) {
 	m.Close()
 	big.Close()
 	pool.Close()
+	pagePool.Close()
 	a.Close()
 	h.evac.notice()
 	h.evac.mu.Lock()

@@ -182,6 +182,12 @@ type QPInit struct {
 	// once can be enabled again and again without being posted to.
 	ManagedRecv bool
 	RecvRing    MR
+	// LazyAcks tells the device that messages which arrive are answered:
+	// SENDs may be acknowledged with what is posted next, or when eight have
+	// not been, which saves a packet in either direction. So the peer must
+	// not wait for its completions before it posts what makes this end
+	// post. A device that acknowledges as it sees fit ignores it.
+	LazyAcks bool
 	// OnEvent, if set, receives the QP's asynchronous events, on the same
 	// terms as CQInit.Handler.
 	OnEvent func(AsyncEvent)

@@ -30,10 +30,10 @@ func newBench() *cobra.Command {
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newBenchResp(), newBenchVerbs(), newBenchVerbsServer(), newBenchAlloc(), newBenchFineMem(), newBenchBroker())
-	cmd.AddCommand(sharecmd.Bench(func(cmd *cobra.Command) (func(done, total int, what string), func()) {
+	progress := func(cmd *cobra.Command) (func(done, total int, what string), func()) {
 		return benchProgress(cmd.ErrOrStderr())
-	}))
-	cmd.AddCommand(softbench.Command(), farbench.Command())
+	}
+	cmd.AddCommand(sharecmd.Bench(progress), softbench.Command(progress), farbench.Command())
 	return cmd
 }
 

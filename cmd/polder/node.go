@@ -28,10 +28,6 @@ func newNode() *cobra.Command {
 		Chunk:  memnode.DefaultChunkSize,
 		Grace:  memnode.DefaultGrace,
 		Fabric: daemon.FabricTCP,
-		Components: component.Config{
-			ClientMemory: component.DefaultClientMemory,
-			Time:         component.DefaultTime,
-		},
 	}
 	cfg.Admin = defaultNodeAdmin
 	cmd := &cobra.Command{
@@ -71,11 +67,17 @@ func lendFlags(fs *pflag.FlagSet, cfg *daemon.NodeConfig) {
 	fs.Var(config.NewPowerOfTwo(&cfg.Chunk, memnode.MinChunkSize, memnode.MaxChunkSize), "chunk", "unit of lending, a power of two")
 	fs.Var(config.NewSize(&cfg.ClientBudget, 0, 0), "client-budget", "most memory that one client may hold; 0 means all")
 	managerFlag(fs, &cfg.Manager)
-	fs.Var(config.NewSize(&cfg.Components.Memory, 0, 0), "component-memory", "part of --lend for objects of active components (hashtable, vector), which clients call; 0 means none")
-	fs.Var(config.NewSize(&cfg.Components.ClientMemory, component.MinClientMemory, 0), "component-client-memory", "part of --component-memory that each client who calls components gets")
-	fs.Var(config.NewDuration(&cfg.Components.Time, time.Millisecond), "component-time", "how long a call of a component may run before its client's objects are ended")
+	componentFlags(fs, &cfg.Components)
 	secretFlag(fs, &cfg.SecretFile)
 	fs.Var(config.NewDuration(&cfg.Grace, time.Millisecond), "grace", "how long a client's memory outlives its connection")
+}
+
+// componentFlags are the flags that say what active components may use.
+func componentFlags(fs *pflag.FlagSet, cfg *component.Config) {
+	cfg.ClientMemory, cfg.Time = component.DefaultClientMemory, component.DefaultTime
+	fs.Var(config.NewSize(&cfg.Memory, 0, 0), "component-memory", "part of --lend for objects of active components (hashtable, vector), which clients call; 0 means none")
+	fs.Var(config.NewSize(&cfg.ClientMemory, component.MinClientMemory, 0), "component-client-memory", "part of --component-memory that each client who calls components gets")
+	fs.Var(config.NewDurationWithin(&cfg.Time, component.MinTime, component.MaxTime), "component-time", "how long a call of a component may run before its client's objects are ended")
 }
 
 // managerFlag is the flag that says how memory is managed. A node and those who

@@ -12,11 +12,12 @@ import (
 	"polder/cmd/polder/internal/daemon"
 	"polder/internal/config"
 	"polder/internal/listen"
+	"polder/internal/softcmd"
 )
 
 // The administrative addresses that status asks if it is not told: those
-// that up or serve, and node, have by default.
-var usualAdmin = []string{defaultAdmin, defaultNodeAdmin}
+// that up or serve, node, and coordinator have by default.
+var usualAdmin = []string{defaultAdmin, defaultNodeAdmin, softcmd.DefaultAdmin}
 
 func newStatus() *cobra.Command {
 	var (
@@ -53,7 +54,7 @@ func newStatus() *cobra.Command {
 			}
 			switch usual := slices.Equal(addrs, usualAdmin); {
 			case usual && found > 0:
-				return nil // whoever runs one daemon need not run the other
+				return nil // whoever runs one daemon need not run the others
 			case usual:
 				return fmt.Errorf("no daemon answers at the usual addresses: start one with polder up, or name its address with --admin\n%w",
 					errors.Join(errs...))

@@ -24,7 +24,8 @@ func newUp() *cobra.Command {
 		Short: "Run everything in one process: a node, a heap and the Redis front end",
 		Long: "Starts a memory node, a far heap that borrows from it, and the Redis front end, in\n" +
 			"this process and with nothing to configure. With --far it borrows from other\n" +
-			"nodes instead, as polder serve does.",
+			"nodes instead, as polder serve does. With --node-listen other programs of this\n" +
+			"machine borrow from the node, too, and call its components.",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var err error
@@ -39,6 +40,8 @@ func newUp() *cobra.Command {
 	serveFlags(fs, &cfg.ServeConfig)
 	fs.Var(config.NewSize(&cfg.Node.Lend, memnode.MinChunkSize, 0), "lend", "far memory in this process; the default is half of what is free now")
 	fs.Var(config.NewPowerOfTwo(&cfg.Node.Chunk, daemon.MinHeapChunk, memnode.MaxChunkSize), "chunk", "unit of lending, a power of two")
+	fs.Var(config.NewSocket(&cfg.NodeListen), "node-listen", "where other programs of this machine borrow from the node in this process, unix:PATH; the default is nowhere")
+	componentFlags(fs, &cfg.Node.Components)
 	c.flags(fs)
 	adminFlag(fs, &cfg.Common)
 	return cmd

@@ -8,7 +8,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -16,6 +15,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
+	"strings"
 
 	"polder/far"
 	"polder/far/remote"
@@ -25,41 +25,39 @@ import (
 func main() {
 	node := flag.String("node", "", "address of a memory node; without one, far memory is this process's own")
 	flag.Parse()
-	if err := run(context.Background(), *node, flag.Arg(0), os.Stdout); err != nil {
+	if err := run(context.Background(), *node, strings.Join(flag.Args(), " "), os.Stdout); err != nil {
 		log.Fatal(err)
 	}
 }
 
-func run(ctx context.Context, node, file string, out io.Writer) (err error) {
+func run(ctx context.Context, node, file string, out io.Writer) error {
 	var store far.Store = far.NewMemStore(1<<20, 256)
 	if node != "" {
 		lent, err := pool.Dial(ctx, node)
 		if err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, lent.Close()) }()
+		defer lent.Close()
 		store = remote.NewStore(lent)
 	}
 	heap, err := far.NewHeap(store, far.Config{Local: 8 << 20})
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, heap.Close()) }()
+	defer heap.Close()
 	edges, err := far.NewVector[[2]uint32](heap, far.StructureConfig{Name: "edges", Group: 512})
+	var degree []float64 // of every node: there are many more edges
 	if err != nil {
 		return err
 	}
-	var degree []float64 // of every node: there are many more edges
 	err = read(file, func(from, to uint32) error {
 		degree = append(degree, make([]float64, max(0, int(max(from, to))+1-len(degree)))...)
 		degree[from]++
 		return edges.Append(ctx, [2]uint32{from, to})
 	})
-	n := float64(len(degree))
-	rank, next := slices.Repeat([]float64{1 / n}, len(degree)), make([]float64, len(degree))
-	s := heap.NewScope()
-	defer s.Close()
-	for round := 0; round < 10 && err == nil; round++ {
+	n, next := float64(len(degree)), make([]float64, len(degree))
+	rank := slices.Repeat([]float64{1 / n}, len(degree))
+	for s, round := heap.NewScope(), 0; round < 10 && err == nil; round++ {
 		clear(next)
 		// Chunks come in order, so they are fetched before they are needed.
 		for _, part := range edges.StreamChunks(s, 0, edges.Len()) {
@@ -75,24 +73,26 @@ func run(ctx context.Context, node, file string, out io.Writer) (err error) {
 	if err != nil || n == 0 {
 		return err
 	}
-	best := slices.Index(rank, slices.Max(rank))
-	_, err = fmt.Fprintf(out, "%d nodes, %d edges; node %d has the highest rank, %.6f.\n%s", len(rank), edges.Len(), best, rank[best], heap.Explain())
+	best := slices.Max(rank)
+	_, err = fmt.Fprintf(out, "%d nodes, %d edges; node %d has the highest rank, %.6f.\n%s", len(rank), edges.Len(), slices.Index(rank, best), best, heap.Explain())
 	return err
 }
 
 // read calls edge for every edge of a file, or of a graph of 2,000,000.
 func read(file string, edge func(from, to uint32) error) (err error) {
-	r := rand.New(rand.NewPCG(1, 1))
-	for i := 0; file == "" && i < 2_000_000 && err == nil; i++ {
-		err = edge(r.Uint32N(50_000), min(r.Uint32N(50_000), r.Uint32N(50_000)))
-	}
-	if file == "" {
+	if r := rand.New(rand.NewPCG(1, 1)); file == "" {
+		for i := 0; i < 2_000_000 && err == nil; i++ {
+			err = edge(r.Uint32N(50_000), min(r.Uint32N(50_000), r.Uint32N(50_000)))
+		}
 		return err
 	}
 	text, err := os.ReadFile(file)
-	for in, from, to := bytes.NewReader(text), uint32(0), uint32(0); err == nil && in.Len() > 1; {
-		if _, err = fmt.Fscan(in, &from, &to); err == nil {
-			err = edge(from, to)
+	for line := range bytes.Lines(text) {
+		var from, to uint32
+		if _, err := fmt.Sscan(string(line), &from, &to); err != nil || max(from, to) >= 1<<24 {
+			return fmt.Errorf("%s: %q is not two numbers less than 1<<24", file, line)
+		} else if err := edge(from, to); err != nil {
+			return err
 		}
 	}
 	return err

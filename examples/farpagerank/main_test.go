@@ -28,4 +28,12 @@ func TestPageRank(t *testing.T) {
 	if err := run(t.Context(), "", filepath.Join(t.TempDir(), "none"), &strings.Builder{}); err == nil {
 		t.Error("a file that is not there is ranked")
 	}
+	for _, wrong := range []string{"1 2\n3\n", "one two\n", "1 4000000000\n"} {
+		if err := os.WriteFile(file, []byte(wrong), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := run(t.Context(), "", file, &strings.Builder{}); err == nil || !strings.Contains(err.Error(), file) {
+			t.Errorf("%q: got %v, want an error that names the file", wrong, err)
+		}
+	}
 }

@@ -8,7 +8,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -23,8 +22,7 @@ import (
 	"polder/pool"
 )
 
-// profile is what is known of a user. It holds no Go pointers: names are of a
-// fixed size.
+// profile is what is known of a user. It holds no Go pointers, so no string.
 type profile struct {
 	Name   [32]byte
 	Born   int32
@@ -41,17 +39,19 @@ func (sv service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "id: "+err.Error(), http.StatusBadRequest)
 		return
 	}
-	var now profile
+	now, found := profile{}, false
 	err = sv.profiles.Update(r.Context(), id, func(p profile, ok bool) (profile, bool) {
 		p.Visits++
-		now = p
+		now, found = p, ok
 		return p, ok // who is not there is not made
 	})
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
-		return
+	} else if !found {
+		http.NotFound(w, r)
+	} else {
+		_ = json.NewEncoder(w).Encode(map[string]any{"born": now.Born, "visits": now.Visits})
 	}
-	_ = json.NewEncoder(w).Encode(map[string]any{"born": now.Born, "visits": now.Visits})
 }
 
 func main() {
@@ -62,21 +62,21 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, node string, out io.Writer) (err error) {
+func run(ctx context.Context, node string, out io.Writer) error {
 	var store far.Store = far.NewMemStore(1<<20, 256)
 	if node != "" {
 		lent, err := pool.Dial(ctx, node)
 		if err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, lent.Close()) }()
+		defer lent.Close()
 		store = remote.NewStore(lent)
 	}
 	heap, err := far.NewHeap(store, far.Config{Local: 8 << 20})
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, heap.Close()) }()
+	defer heap.Close()
 	profiles, err := far.NewMap[uint64, profile](heap, far.MapConfig{Name: "profiles"})
 	if err != nil {
 		return err

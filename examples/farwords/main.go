@@ -7,9 +7,9 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -35,7 +35,7 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, node, dir string, words []string, out io.Writer) (err error) {
+func run(ctx context.Context, node, dir string, words []string, out io.Writer) error {
 	if dir == "" {
 		root, _ := exec.Command("go", "env", "GOROOT").Output() // if there is none, WalkDir says so
 		dir = filepath.Join(strings.TrimSpace(string(root)), "src")
@@ -46,14 +46,14 @@ func run(ctx context.Context, node, dir string, words []string, out io.Writer) (
 		if err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, lent.Close()) }()
+		defer lent.Close()
 		store = remote.NewStore(lent)
 	}
 	heap, err := far.NewHeap(store, far.Config{Local: 24 << 20})
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, heap.Close()) }()
+	defer heap.Close()
 	index, err := far.NewMap[string, []byte](heap, far.MapConfig{Name: "words"}) // numbers of files, as 4 bytes
 	if err != nil {
 		return err
@@ -80,8 +80,8 @@ func run(ctx context.Context, node, dir string, words []string, out io.Writer) (
 		}
 		return nil
 	})
-	if err != nil {
-		return err
+	if err != nil || len(files) == 0 {
+		return cmp.Or(err, fmt.Errorf("no Go files in %s", dir))
 	}
 	for _, w := range words {
 		in, _, err := index.Get(ctx, w)

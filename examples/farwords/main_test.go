@@ -23,4 +23,7 @@ func TestWordsAreFound(t *testing.T) {
 			t.Errorf("%q is not in %q", want, out.String())
 		}
 	}
+	if err := run(t.Context(), "", t.TempDir(), nil, &out); err == nil {
+		t.Error("a directory without Go files is indexed")
+	}
 }

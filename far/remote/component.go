@@ -12,6 +12,10 @@ import (
 // NewDevice returns the active components of p's nodes, which stays the caller's.
 // The nodes must have been given memory for them (polder node
 // --component-memory).
+//
+// Objects of the components that come with Polder are in this process if the node
+// is on this machine and has been dialled by its Unix socket, and has no others:
+// requests are then function calls, and an object's memory is the node's.
 func NewDevice(p *pool.Pool) far.Device { return device{p} }
 
 type device struct{ pool *pool.Pool }

@@ -32,7 +32,7 @@ func newDevice(t *testing.T, s pooltest.Setup) (far.Device, *pooltest.Cluster) {
 }
 
 func overDrivers(t *testing.T, f func(t *testing.T, s pooltest.Setup)) {
-	for _, s := range []pooltest.Setup{pooltest.Inproc, pooltest.TCP} {
+	for _, s := range []pooltest.Setup{pooltest.Inproc, pooltest.TCP, pooltest.SHM} {
 		t.Run("over "+s.Name, func(t *testing.T) { f(t, s) })
 	}
 }

@@ -3,6 +3,7 @@ package config
 import (
 	"strings"
 	"testing"
+	"time"
 )
 
 func TestNodeAddressesMayBeSockets(t *testing.T) {
@@ -48,5 +49,31 @@ func TestFarAddressesMayBeBrokers(t *testing.T) {
 	}
 	if err := NewAddresses(&far).Set("broker:/a"); err == nil {
 		t.Error("a broker was accepted where only nodes can be")
+	}
+}
+
+func TestDurationsMayHaveAnUpperBound(t *testing.T) {
+	d := time.Second
+	v := NewDurationWithin(&d, time.Millisecond, time.Hour)
+	for s, want := range map[string]string{"1us": "at least 1ms", "61m": "at most 1h0m0s", "1": "such as 5s"} {
+		if err := v.Set(s); err == nil || !strings.Contains(err.Error(), want) || d != time.Second {
+			t.Errorf("%s: got %v and %v, want an error with %q", s, d, err, want)
+		}
+	}
+	if err := v.Set("1h"); err != nil || d != time.Hour {
+		t.Errorf("1h: got %v, %v", d, err)
+	}
+}
+
+func TestSockets(t *testing.T) {
+	var path string
+	v := NewSocket(&path)
+	for _, s := range []string{"", "unix:", "unix:relative", "/run/x", "127.0.0.1:1"} {
+		if err := v.Set(s); err == nil || !strings.Contains(err.Error(), "unix:") {
+			t.Errorf("%q: got %v, want an error that says how a socket is named", s, err)
+		}
+	}
+	if err := v.Set("unix:/run/x"); err != nil || path != "unix:/run/x" {
+		t.Errorf("got %q, %v", path, err)
 	}
 }

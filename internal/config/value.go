@@ -120,8 +120,8 @@ func FormatSize(n int64) string {
 
 // Duration is a flag value that is not negative.
 type Duration struct {
-	p   *time.Duration
-	min time.Duration
+	p        *time.Duration
+	min, max time.Duration // max 0: there is none
 }
 
 var _ pflag.Value = (*Duration)(nil)
@@ -132,6 +132,11 @@ func NewDuration(p *time.Duration, min time.Duration) *Duration {
 	return &Duration{p: p, min: min}
 }
 
+// NewDurationWithin is NewDuration, and values above max are refused, too.
+func NewDurationWithin(p *time.Duration, min, max time.Duration) *Duration {
+	return &Duration{p: p, min: min, max: max}
+}
+
 // Set parses s.
 func (v *Duration) Set(s string) error {
 	d, err := time.ParseDuration(s)
@@ -140,6 +145,8 @@ func (v *Duration) Set(s string) error {
 		return fmt.Errorf("expected a duration such as 5s, 250ms or 1m30s")
 	case d < v.min:
 		return fmt.Errorf("expected at least %v", v.min)
+	case v.max > 0 && d > v.max:
+		return fmt.Errorf("expected at most %v", v.max)
 	}
 	*v.p = d
 	return nil
@@ -198,6 +205,10 @@ var _ pflag.Value = (*Address)(nil)
 // NewAddress makes a flag value that stores into p, which holds the default.
 // If off is true, the word "off" is allowed and stored as "".
 func NewAddress(p *string, off bool) *Address { return &Address{p: p, off: off, check: checkAddress} }
+
+// NewSocket makes a flag value for a socket on this machine that stores into p,
+// which holds the default.
+func NewSocket(p *string) *Address { return &Address{p: p, check: checkSocket} }
 
 // Set parses s.
 func (v *Address) Set(s string) error {
@@ -264,14 +275,21 @@ func checkFarAddress(s string) error {
 const RDMAScheme = "rdma://"
 
 func checkNodeAddress(s string) error {
-	path, ok := strings.CutPrefix(s, UnixScheme)
-	if !ok {
+	if !strings.HasPrefix(s, UnixScheme) {
 		if err := checkAddress(s); err != nil {
 			return fmt.Errorf("%w, or unix:PATH", err)
 		}
 		return nil
 	}
-	if !filepath.IsAbs(path) {
+	return checkSocket(s)
+}
+
+func checkSocket(s string) error {
+	path, ok := strings.CutPrefix(s, UnixScheme)
+	switch {
+	case !ok:
+		return fmt.Errorf("expected unix:PATH such as unix:/run/polder/node.sock")
+	case !filepath.IsAbs(path):
 		return fmt.Errorf("expected an absolute path after unix:, such as unix:/run/polder/node.sock")
 	}
 	return nil

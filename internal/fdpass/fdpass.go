@@ -116,7 +116,10 @@ func Listen(path string, perm os.FileMode) (*net.UnixListener, error) {
 		c.Close()
 		return nil, fmt.Errorf("cannot listen on %s: it is served by another process", path)
 	}
-	if st, err := os.Lstat(path); err == nil && st.Mode()&os.ModeSocket != 0 {
+	if st, err := os.Lstat(path); err == nil {
+		if st.Mode()&os.ModeSocket == 0 {
+			return nil, fmt.Errorf("cannot listen on %s: what is there is no socket: choose another path", path)
+		}
 		os.Remove(path)
 	}
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})

@@ -155,7 +155,9 @@ func TestRunFailsWhenTheServerDoesNotDoItsPart(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			cfg := config(serve(t, tt.handle), Get)
-			cfg.Stall = 100 * time.Millisecond
+			if tt.name == "silence" {
+				cfg.Stall = 100 * time.Millisecond
+			}
 			_, err := Run(context.Background(), cfg)
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("got %v, want an error with %q", err, tt.want)

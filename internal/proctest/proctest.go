@@ -60,7 +60,7 @@ func run(m *testing.M) (code int, err error) {
 func Binary() string { return binary }
 
 // startTimeout bounds the start of a daemon.
-const startTimeout = 30 * time.Second
+const startTimeout = time.Minute
 
 // Start runs a daemon and waits until it is ready. It listens at free ports of
 // the loopback interface unless args say otherwise. When the test ends it is
@@ -108,7 +108,7 @@ func Output(tb testing.TB, env []string, args ...string) (stdout, stderr string,
 // Status decodes what the daemon's administrative address says at /status.
 func Status(tb testing.TB, p *child.Process, into any) {
 	tb.Helper()
-	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	client := &http.Client{Timeout: time.Minute, Transport: &http.Transport{DisableKeepAlives: true}}
 	resp, err := client.Get("http://" + p.Addr("admin") + "/status")
 	if err != nil {
 		tb.Fatal(err)

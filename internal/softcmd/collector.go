@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"polder/internal/child"
 	"polder/soft/coordinator"
 )
 
@@ -24,6 +26,25 @@ func ready(path string, addrs map[string]string) error {
 		return fmt.Errorf("cannot write the ready file: %w", err)
 	}
 	return nil
+}
+
+// status is what the daemon says of itself at /status, in the words in which
+// the others do.
+type status struct {
+	Service     string
+	PID         int
+	Started     time.Time
+	Addresses   map[string]string
+	Resident    int64 // bytes of the daemon's own
+	Coordinator coordinator.Stats
+}
+
+func statusOf(c *coordinator.Coordinator, began time.Time, addrs map[string]string) status {
+	s := status{Service: "coordinator", PID: os.Getpid(), Started: began, Addresses: addrs, Coordinator: c.Stats()}
+	if n, err := child.Resident(s.PID); err == nil {
+		s.Resident = n
+	}
+	return s
 }
 
 // collector turns a coordinator's statistics into metrics.

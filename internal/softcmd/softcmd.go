@@ -4,11 +4,12 @@ package softcmd
 import (
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -16,6 +17,7 @@ import (
 
 	"polder/internal/admin"
 	"polder/internal/config"
+	"polder/internal/listen"
 	"polder/soft/coordinator"
 	"polder/soft/policy"
 )
@@ -29,6 +31,10 @@ func DefaultSocket() string {
 	return filepath.Join(os.TempDir(), "polder-soft-"+strconv.Itoa(os.Getuid())+".sock")
 }
 
+// DefaultAdmin is where metrics and status are served unless the operator says
+// otherwise.
+const DefaultAdmin = "127.0.0.1:7074"
+
 // Command returns the command.
 func Command() *cobra.Command {
 	cfg := coordinator.Config{
@@ -38,7 +44,8 @@ func Command() *cobra.Command {
 		Deadline:          250 * time.Millisecond,
 		Interval:          time.Second,
 	}
-	policyName, adminAddr, readyFile := policy.Names[0], "127.0.0.1:7074", ""
+	var security listen.Security
+	policyName, adminAddr, readyFile := policy.Names[0], DefaultAdmin, ""
 	cmd := &cobra.Command{
 		Use:   "coordinator",
 		Short: "Share this host's idle memory among soft caches, and take it back",
@@ -51,6 +58,7 @@ func Command() *cobra.Command {
 				return err
 			}
 			cfg.Logger = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
+			began := time.Now()
 			c, err := coordinator.New(cfg)
 			if err != nil {
 				return err
@@ -58,13 +66,13 @@ func Command() *cobra.Command {
 			defer func() { err = errors.Join(err, c.Close()) }()
 			addrs := map[string]string{"socket": cfg.Socket}
 			if adminAddr != "off" {
-				lis, err := net.Listen("tcp", adminAddr)
+				lis, err := security.Listen("admin", adminAddr)
 				if err != nil {
-					return fmt.Errorf("cannot serve metrics: %w", err)
+					return err
 				}
 				addrs["admin"] = lis.Addr().String()
 				srv, err := admin.Start(lis, admin.Config{
-					Status:     func() any { return c.Stats() },
+					Status:     func() any { return statusOf(c, began, addrs) },
 					Health:     func() error { return nil },
 					Collectors: []prometheus.Collector{collector{c}},
 					Logger:     cfg.Logger,
@@ -74,7 +82,9 @@ func Command() *cobra.Command {
 				}
 				defer func() { err = errors.Join(err, srv.Close()) }()
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "sharing this host's idle memory at %s\nuse it: soft.Open(soft.Config{Coordinator: %q})\n", cfg.Socket, cfg.Socket)
+			if err := greet(cmd.OutOrStdout(), addrs); err != nil {
+				return err
+			}
 			if err := ready(readyFile, addrs); err != nil {
 				return err
 			}
@@ -88,15 +98,38 @@ func Command() *cobra.Command {
 	fs.Var(config.NewSize(&cfg.Reserve, 0, 0), "reserve", "memory to keep free; the default is a sixteenth of the host's")
 	fs.Var(config.NewSize(&cfg.Max, 0, 0), "max", "most soft memory in all; 0 means what is idle")
 	fs.Var(config.NewSize(&cfg.MaxPerUser, 0, 0), "max-per-user", "most soft memory of one user; 0 means all")
-	fs.IntVar(&cfg.MaxClients, "max-clients", cfg.MaxClients, "most clients")
-	fs.IntVar(&cfg.MaxClientsPerUser, "max-clients-per-user", cfg.MaxClientsPerUser, "most clients of one user")
+	fs.Var(config.NewInt(&cfg.MaxClients, 1, 1<<20), "max-clients", "most clients")
+	fs.Var(config.NewInt(&cfg.MaxClientsPerUser, 1, 1<<20), "max-clients-per-user", "most clients of one user")
 	fs.Float64Var(&cfg.MinShare, "min-share", 0.25, "part of an even share that each client can keep if it uses it")
 	fs.Float64Var(&cfg.MaxWeight, "max-weight", 1, "highest weight that a client can give itself")
 	fs.Var(config.NewDuration(&cfg.Deadline, time.Millisecond), "deadline", "how long a client may take to give memory back")
 	fs.Var(config.NewDuration(&cfg.Interval, 10*time.Millisecond), "interval", "time between divisions of the memory")
-	fs.StringVar(&policyName, "policy", policyName, fmt.Sprintf("how memory is divided: one of %v", policy.Names))
-	fs.StringVar(&adminAddr, "admin", adminAddr, `where metrics, status, health and profiles are served over HTTP, or "off"`)
+	fs.Var(config.NewChoice(&policyName, policy.Names...), "policy", "how memory is divided: "+strings.Join(policy.Names, ", "))
+	fs.Var(config.NewAddress(&adminAddr, true), "admin", `where metrics, status, health and profiles are served over HTTP, or "off"`)
+	fs.StringVar(&security.CertFile, "tls-cert", "", "certificate to show at the administrative address, a PEM `file`")
+	fs.StringVar(&security.KeyFile, "tls-key", "", "its private key, a PEM `file`")
+	fs.StringVar(&security.CAFile, "tls-ca", "", "authority that must have signed the other side's certificate, a PEM `file`")
+	fs.BoolVar(&security.Insecure, "insecure", false, "allow an administrative address for other machines without TLS")
 	fs.StringVar(&readyFile, "ready-file", "", "write the addresses to this file as JSON when everything listens")
 	_ = fs.MarkHidden("ready-file")
 	return cmd
+}
+
+// greet says where everything is and how to begin.
+func greet(w io.Writer, addrs map[string]string) error {
+	var b strings.Builder
+	b.WriteString("polder shares this host's idle memory\n\n")
+	if a, ok := addrs["admin"]; ok {
+		fmt.Fprintf(&b, "  admin   http://%s/  (metrics, status, healthz, debug/pprof)\n", a)
+	}
+	fmt.Fprintf(&b, "  socket  %s\n\nTry:\n", addrs["socket"])
+	fmt.Fprintf(&b, "  polder serve --tier soft --coordinator %s\n", addrs["socket"])
+	if a, ok := addrs["admin"]; ok {
+		fmt.Fprintf(&b, "  polder status --admin %s\n", a)
+	}
+	fmt.Fprintf(&b, "  soft.Open(soft.Config{Coordinator: %q})  in Go\n\nCtrl-C ends it. Caches keep what they have and wait for the next one.\n", addrs["socket"])
+	if _, err := io.WriteString(w, b.String()); err != nil {
+		return fmt.Errorf("cannot print: %w", err)
+	}
+	return nil
 }

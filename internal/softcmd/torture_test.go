@@ -4,13 +4,16 @@ import (
 	"bufio"
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"flag"
 	"fmt"
 	"hash/crc32"
 	"io"
 	"math/rand/v2"
+	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -22,6 +25,7 @@ import (
 
 	"polder/internal/child"
 	"polder/soft"
+	"polder/soft/coordinator"
 )
 
 var tortureTime = flag.Duration("torture", 6*time.Second, "how long the torture test runs")
@@ -83,7 +87,7 @@ func client(socket string, out io.Writer) error {
 		wg.Go(func() {
 			r := rand.New(rand.NewPCG(g, 1))
 			for wrong.Load() == 0 {
-				k := r.Uint64N(200000)
+				k := r.Uint64N(60000)
 				v, ok := m.Get(k)
 				reads.Add(1)
 				switch {
@@ -163,65 +167,146 @@ func (c *tortured) goesOn(t *testing.T) {
 	})
 }
 
+// scene is a coordinator and its clients, of which each is a process.
+type scene struct {
+	t      *testing.T
+	self   string
+	socket string
+	r      *rand.Rand
+
+	daemon  *child.Process
+	admin   string // the daemon's address
+	clients []*tortured
+	gone    struct{ reads, hits, revoked int64 } // what the dead had done
+}
+
+// coordinate starts a coordinator that has so much to give.
+func (s *scene) coordinate(max string) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), 60*time.Second)
+	defer cancel()
+	p, err := child.StartReady(ctx, child.Command{Path: s.self, Args: []string{
+		"coordinator", "--socket", s.socket, "--admin", "127.0.0.1:0", "--interval", "20ms", "--deadline", "10ms",
+		"--max", max, "--max-per-user", max}})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(p.Kill)
+	s.daemon, s.admin = p, p.Addr("admin")
+}
+
+func (s *scene) come() *tortured {
+	c := startClient(s.t, s.self, s.socket)
+	s.clients = append(s.clients, c)
+	return c
+}
+
+// kill kills one of the clients.
+func (s *scene) kill(i int) {
+	c := s.clients[i]
+	reads, hits, revoked, _ := c.said()
+	s.gone.reads, s.gone.hits, s.gone.revoked = s.gone.reads+reads, s.gone.hits+hits, s.gone.revoked+revoked
+	c.p.Kill()
+	s.clients = slices.Delete(s.clients, i, i+1)
+}
+
+func (s *scene) signal(p *child.Process, sig syscall.Signal) {
+	s.t.Helper()
+	if err := p.Signal(sig); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// status is what the coordinator says of itself.
+func (s *scene) status() coordinator.Stats {
+	s.t.Helper()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	r, err := client.Get("http://" + s.admin + "/status")
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer r.Body.Close()
+	var st status
+	if err := json.NewDecoder(r.Body).Decode(&st); err != nil {
+		s.t.Fatal(err)
+	}
+	return st.Coordinator
+}
+
+// events are what can happen to a coordinator and its clients; i is the client
+// to whom it does.
+var events = []struct {
+	name   string
+	happen func(s *scene, i int)
+}{
+	{"the coordinator is killed, and another one has more or less", func(s *scene, i int) {
+		s.daemon.Kill()
+		s.clients[i].goesOn(s.t)
+		s.coordinate([]string{"48MiB", "96MiB", "256MiB"}[s.r.IntN(3)])
+	}},
+	{"the coordinator is stopped, and continued", func(s *scene, i int) {
+		s.signal(s.daemon, syscall.SIGSTOP)
+		s.clients[i].goesOn(s.t)
+		s.signal(s.daemon, syscall.SIGCONT)
+	}},
+	{"a client is stopped, and is given another coordinator meanwhile", func(s *scene, i int) {
+		s.signal(s.clients[i].p, syscall.SIGSTOP)
+		s.daemon.Kill()
+		s.coordinate("32MiB")
+		s.signal(s.clients[i].p, syscall.SIGCONT)
+	}},
+	{"a client is stopped, and memory is taken from it for another one", func(s *scene, i int) {
+		stopped := s.clients[i]
+		s.signal(stopped.p, syscall.SIGSTOP)
+		c := s.come()
+		c.goesOn(s.t)
+		s.signal(stopped.p, syscall.SIGCONT)
+		stopped.goesOn(s.t)
+		s.kill(s.r.IntN(len(s.clients)))
+	}},
+	{"a client is killed, and another comes", func(s *scene, i int) {
+		s.kill(i)
+		s.come()
+	}},
+	{"a client is stopped and killed", func(s *scene, i int) {
+		s.signal(s.clients[i].p, syscall.SIGSTOP)
+		s.kill(i)
+		s.come()
+	}},
+}
+
 func TestClientsSurviveEverythingThatHappensToTheCoordinatorAndThem(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	socket := filepath.Join(t.TempDir(), "s")
-	coordinate := func(max string) *child.Process {
-		t.Helper()
-		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-		defer cancel()
-		p, err := child.StartReady(ctx, child.Command{Path: self, Args: []string{
-			"coordinator", "--socket", socket, "--admin", "off", "--interval", "20ms", "--deadline", "10ms",
-			"--max", max, "--max-per-user", max}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(p.Kill)
-		return p
-	}
-	daemon := coordinate("192MiB")
-	a := startClient(t, self, socket)
-	b := startClient(t, self, socket)
-	r := rand.New(rand.NewPCG(1, 2))
+	s := &scene{t: t, self: self, socket: filepath.Join(t.TempDir(), "s"), r: rand.New(rand.NewPCG(1, 2))}
+	s.coordinate("192MiB")
+	s.come()
+	s.come()
 	rounds := 0
-	for end := time.Now().Add(*tortureTime); time.Now().Before(end); rounds++ {
-		victim := a
-		if r.IntN(2) == 0 {
-			victim = b
+	for end := time.Now().Add(*tortureTime); time.Now().Before(end) || rounds < len(events); rounds++ {
+		what := rounds // each at least once
+		if rounds >= len(events) {
+			what = s.r.IntN(len(events))
 		}
-		victim.goesOn(t)
-		switch what := r.IntN(3); what {
-		case 0: // the coordinator is killed, and another one has more or less
-			daemon.Kill()
-			victim.goesOn(t)
-			daemon = coordinate([]string{"48MiB", "96MiB", "256MiB"}[r.IntN(3)])
-		case 1: // a client is stopped, and memory is taken from it meanwhile
-			if err := victim.p.Signal(syscall.SIGSTOP); err != nil {
-				t.Fatal(err)
-			}
-			daemon.Kill()
-			daemon = coordinate("32MiB")
-			if err := victim.p.Signal(syscall.SIGCONT); err != nil {
-				t.Fatal(err)
-			}
-		case 2: // a client is killed, and another comes
-			victim.p.Kill()
-			c := startClient(t, self, socket)
-			if victim == a {
-				a = c
-			} else {
-				b = c
-			}
+		events[what%len(events)].happen(s, s.r.IntN(len(s.clients)))
+		for _, c := range s.clients {
+			c.goesOn(t)
 		}
-		a.goesOn(t)
-		b.goesOn(t)
 	}
-	reads, hits, revoked, _ := a.said()
-	t.Logf("%d rounds; one client: %d reads, %d hits, %d segments revoked", rounds, reads, hits, revoked)
-	if rounds < 2 {
-		t.Errorf("only %d rounds", rounds)
+	for len(s.clients) > 0 {
+		s.kill(0)
+	}
+	until(t, "all is accounted for", func() bool {
+		st := s.status()
+		return st.Clients == 0 && st.Granted == 0 && st.Resident == 0
+	})
+	if st := s.status(); st.Malformed != 0 || st.Ended != 0 {
+		t.Errorf("clients that behave are found to be hostile: %+v", st)
+	}
+	t.Logf("%d events; %d reads, %d hits, %d segments revoked", rounds, s.gone.reads, s.gone.hits, s.gone.revoked)
+	if s.gone.hits == 0 || s.gone.revoked == 0 {
+		t.Errorf("%d hits and %d revoked segments show nothing", s.gone.hits, s.gone.revoked)
 	}
 }

@@ -32,6 +32,14 @@ type Component struct {
 	// called by whoever has received the request: that is as fast as a
 	// one-sided READ. A panic of theirs still harms only the object.
 	Bounded bool
+	// SharedReads promises that Read changes nothing, so that several can be
+	// under way in an object. Where clients hold objects themselves, they are.
+	SharedReads bool
+	// Portable says that the component comes with Polder, so that every
+	// client's program has it, too. If all of a node's components are, its
+	// clients on the same machine hold their objects themselves, each in a
+	// [Place].
+	Portable bool
 }
 
 // A Constructor makes an object with parameters that only it understands.
@@ -39,7 +47,7 @@ type Component struct {
 type Constructor func(env *Env, c *Call, params []byte) (Object, error)
 
 // An Object is what a client has constructed. Its methods are called one at a
-// time. They must check what they are given, since it comes from the network,
+// time, but for Component.SharedReads. They must check what they are given, since it comes from the network,
 // and must not keep it: key, data and in are the message's, and out the
 // reply's.
 type Object interface {
@@ -61,12 +69,19 @@ type Call struct {
 	// names none. They are to be read only.
 	Others [2]Object
 
-	deadline time.Time
+	deadline time.Time     // zero: limit after the first look
+	limit    time.Duration // how long the call may take, if there is no deadline
 }
 
 // Expired reports whether nobody waits for the result any more. What takes long
 // should look now and then, and return ErrExpired.
-func (c *Call) Expired() bool { return time.Now().After(c.deadline) }
+func (c *Call) Expired() bool {
+	now := time.Now()
+	if c.deadline.IsZero() {
+		c.deadline = now.Add(c.limit)
+	}
+	return now.After(c.deadline)
+}
 
 // NewCall returns a Call with a deadline, for tests of components.
 func NewCall(deadline time.Time) *Call { return &Call{deadline: deadline} }

@@ -13,6 +13,12 @@ const (
 	DefaultTime         = time.Second
 )
 
+// MinTime and MaxTime bound Config.Time.
+const (
+	MinTime = time.Millisecond
+	MaxTime = time.Hour
+)
+
 // MinClientMemory is the least ClientMemory: messages take a part of it.
 const MinClientMemory = 8 << 20
 
@@ -28,8 +34,8 @@ type Config struct {
 	// Objects is the most objects of one client, of those that are Bounded
 	// and of the others each, by default 1024.
 	Objects int
-	// Time is how long a request may run before its process is ended, by
-	// default 1 s. It is found out after up to a quarter more.
+	// Time is how long a request may run before its process is ended, from
+	// MinTime to MaxTime, by default 1 s. It is found out after up to a quarter more.
 	Time time.Duration
 }
 
@@ -54,8 +60,8 @@ func (c Config) WithDefaults() (Config, error) {
 		return c, fmt.Errorf("%d bytes of component memory, want at least one client's %d", c.Memory, c.ClientMemory)
 	case c.Objects < 0 || c.Objects > 1<<20:
 		return c, fmt.Errorf("at most %d objects of a client, want 1 to %d", c.Objects, 1<<20)
-	case c.Time < time.Millisecond || c.Time > time.Hour:
-		return c, fmt.Errorf("requests may run for %v, want %v to %v", c.Time, time.Millisecond, time.Hour)
+	case c.Time < MinTime || c.Time > MaxTime:
+		return c, fmt.Errorf("requests may run for %v, want %v to %v", c.Time, MinTime, MaxTime)
 	case installed.Load() == nil:
 		return c, fmt.Errorf("this program has no components: its main must call component.Main first")
 	}

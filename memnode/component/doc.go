@@ -15,13 +15,26 @@
 //
 // # Isolation
 //
-// A client's objects live in a process of their own, the worker, which the node
-// starts when the client constructs the first one. Nothing of the node's memory,
-// and of other clients', is mapped there. Only those of a component that is
-// Bounded live in the node's process, and are called by the goroutine that
-// receives the client's messages: two switches between processes would cost a
-// lookup of a hash table several times what one-sided reads do. What can go wrong,
-// and whom it harms:
+// There are three places for a client's objects:
+//
+//   - A process of their own, the worker, which the node starts when the client
+//     constructs the first one. Nothing of the node's memory, and of other
+//     clients', is mapped there. All components that a user has written belong
+//     there, unless he promises what Bounded does.
+//   - The node's process, for components that are Bounded. They are called by the
+//     goroutine that receives the client's messages, since two switches between
+//     processes would cost a lookup of a hash table several times what one-sided
+//     reads do. What the process boundary is for, these do themselves: they are Go
+//     that checks its bounds, so that they reach no memory but their own; their
+//     memory is the Env's; every loop has an end that does not depend on what they
+//     are given. One that breaks the promise and loops keeps its client's own
+//     connection busy, and a CPU. The vector's calls are as long as the vector, so
+//     it is not Bounded.
+//   - The client's process, if the client is on the same machine, and all of the
+//     node's components are Portable: a [Place], in memory that the node has
+//     passed. No boundary is needed there: whatever happens, happens to who asked.
+//
+// What can go wrong, and whom it harms:
 //
 //   - A request that makes no sense is refused, by the node or by the component.
 //   - A component that panics loses the object that was called. Its other
@@ -31,10 +44,15 @@
 //     Go heap than it may. The client's objects are lost then: requests for them
 //     fail, and the next one that is constructed is in a new worker. Those
 //     of components that are Bounded go on.
+//   - A client writes what it likes into the memory that was passed to it. The
+//     node never reads it, and it is punched out before it is lent again.
 //   - Other clients notice none of that, nor does the lending of memory.
 //
 // Objects are as lasting as the client's session: they outlive its connection
-// by the grace period, and end with it. They end with the node, too.
+// by the grace period, and end with it. They end with the node, too. One that is
+// constructed when nobody waits for it any more, or has no connection to be told,
+// is destructed at once; only one whose reply was lost with the connection
+// stays until the session ends.
 //
 // # Memory
 //
@@ -44,16 +62,22 @@
 // has constructed an object counts with all of ClientMemory against Config.Memory,
 // so that it is refused early and never short of what it was promised. Objects in
 // the worker and in the node count against one limit, with a counter in memory
-// that both processes share; what a worker had is given back when it ends.
+// that both processes share; what a worker had is given back when it ends. The
+// memory of a Place is a memfd of that size, which is sealed: the kernel keeps the
+// client within it.
 //
 // # Wire and transport
 //
 // Package wire has the messages. They arrive on a queue pair of their own, and
 // land in memory that the node shares with the worker: 32 buffers for requests
-// and 32 for replies, and a page of flags before them. Between node and worker
-// goes a record of 8 bytes, buffer and length, over a Unix socket in either
+// and 40 for replies, and a page of flags before them. Between node and worker
+// goes a record of 8 bytes, buffers and length, over a Unix socket in either
 // direction. A client may have 32 requests unanswered; one more breaks its own
 // queue pair.
+//
+// Neither end acknowledges a message by itself: that goes with the next one that it
+// sends (verbs.QPInit.LazyAcks). So a call is one packet in either direction,
+// and requests that come together are answered together.
 //
 // # Concurrency
 //
@@ -61,5 +85,6 @@
 // side. The node's half has two goroutines a worker: one that takes its answers,
 // and one that watches over its time. Tenant.mu guards the account of buffers,
 // Server.mu the reservations and is taken inside of it; neither is held while
-// an object is called or something is posted.
+// an object is called or something is posted. Within worker, held.mu comes before
+// worker.mu, Env.mu and region.mu; Env.mu before region.mu.
 package component

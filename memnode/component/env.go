@@ -44,12 +44,22 @@ func (b *budget) give(n int64) {
 type Env struct {
 	budget *budget
 
+	region *region // where memory comes from; nil: from the kernel
+
 	mu       sync.Mutex
-	mappings map[*byte]*arena.Mapping // by first byte
+	blocks   map[*byte]block // by first byte
 	reserved int64
 }
 
-func newEnv(b *budget) *Env { return &Env{budget: b, mappings: make(map[*byte]*arena.Mapping)} }
+// block is what Alloc has returned.
+type block struct {
+	size    int            // rounded up
+	mapping *arena.Mapping // nil if it is the region's
+}
+
+func newEnv(b *budget, r *region) *Env {
+	return &Env{budget: b, region: r, blocks: make(map[*byte]block)}
+}
 
 // Alloc returns n bytes of zeros outside of the Go heap, at the beginning of a
 // page, n rounded up to whole pages of which are counted. It fails with
@@ -62,29 +72,49 @@ func (e *Env) Alloc(n int) ([]byte, error) {
 	if !e.budget.take(int64(size)) {
 		return nil, ErrNoMemory
 	}
-	m, err := arena.Anonymous(size, false)
-	if err != nil {
+	b, bl := e.take(size)
+	if b == nil {
 		e.budget.give(int64(size))
 		return nil, ErrNoMemory
 	}
-	b := m.Bytes()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.mappings[&b[0]] = m
+	e.blocks[&b[0]] = bl
 	return b[:n:n], nil
+}
+
+// take gets whole pages, or nil.
+func (e *Env) take(size int) ([]byte, block) {
+	if e.region != nil {
+		return e.region.take(size), block{size: size}
+	}
+	m, err := arena.Anonymous(size, false)
+	if err != nil {
+		return nil, block{}
+	}
+	return m.Bytes(), block{size, m}
+}
+
+// give gives back what take got, which begins with first.
+func (e *Env) give(first *byte, b block) {
+	if b.mapping != nil {
+		b.mapping.Close()
+	} else {
+		e.region.give(first, b.size)
+	}
+	e.budget.give(int64(b.size))
 }
 
 // Free gives back what Alloc returned, from its first byte on.
 func (e *Env) Free(b []byte) {
 	e.mu.Lock()
-	m := e.mappings[&b[0]]
-	delete(e.mappings, &b[0])
+	bl, ok := e.blocks[&b[0]]
+	delete(e.blocks, &b[0])
 	e.mu.Unlock()
-	if m == nil {
+	if !ok {
 		panic("BUG: memory is freed that was not allocated")
 	}
-	e.budget.give(int64(len(m.Bytes())))
-	m.Close()
+	e.give(&b[0], bl)
 }
 
 // Reserve counts n bytes that the object is about to take from the Go heap. It
@@ -114,18 +144,17 @@ func (e *Env) Release(n int) {
 func (e *Env) close() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for _, m := range e.mappings {
-		e.budget.give(int64(len(m.Bytes())))
-		m.Close()
+	for first, b := range e.blocks {
+		e.give(first, b)
 	}
-	clear(e.mappings)
+	clear(e.blocks)
 	e.budget.give(e.reserved)
 	e.reserved = 0
 }
 
 // NewEnv returns an Env of so many bytes, for tests of components. A node makes
 // those of its objects.
-func NewEnv(limit int64) *Env { return newEnv(newBudget(limit)) }
+func NewEnv(limit int64) *Env { return newEnv(newBudget(limit), nil) }
 
 // Used is how many bytes have been taken from e's budget.
 func (e *Env) Used() int64 { return e.budget.own.Load() }

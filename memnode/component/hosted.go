@@ -106,9 +106,9 @@ func (t *Tenant) launch() (h *hosted, err error) {
 // room for every slot.
 //
 // Preconditions: t.mu is held, so that the socket is open.
-func (h *hosted) send(slot, n int) {
+func (h *hosted) send(slot, reply, n int) {
 	var rec [recordSize]byte
-	b := appendRecord(rec[:0], slot, n)
+	b := appendRecord(rec[:0], slot, reply, n)
 	for {
 		// MSG_DONTWAIT: a worker that has scribbled all over its socket
 		// must not hold up the node.
@@ -203,7 +203,7 @@ func (h *hosted) why() string {
 // answered takes the worker's answer in the record at the beginning of b, and
 // reports whether it makes sense.
 func (h *hosted) answered(b []byte, out *outbox) bool {
-	slot, n, ok := record(b)
+	slot, _, n, ok := record(b)
 	if !ok || n < wire.ReplyHeader {
 		return false
 	}

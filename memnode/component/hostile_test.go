@@ -123,7 +123,7 @@ func (r *raw) answer(i int, b []byte) wire.Reply {
 		if err := reply.Decode(got); err != nil {
 			r.t.Fatal(err)
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(pooltest.Patience):
 		r.t.Fatal("there was no answer")
 	}
 	return reply
@@ -131,7 +131,7 @@ func (r *raw) answer(i int, b []byte) wire.Reply {
 
 func TestGarbageIsRefusedAndHarmsNobody(t *testing.T) {
 	overDrivers(t, func(t *testing.T, s pooltest.Setup) {
-		c := pooltest.NewCluster(t, s, node(time.Second))
+		c := pooltest.NewCluster(t, s, node(ample))
 		bystander := construct(t, c.Open(pool.Config{}).Pool, active.Table)
 		mustWrite(t, bystander, "key", "value")
 		raw := openRaw(t, c, c.Nodes[0])
@@ -198,7 +198,7 @@ func TestGarbageIsRefusedAndHarmsNobody(t *testing.T) {
 }
 
 func TestWhoSendsTooMuchBreaksItsOwnQueuePair(t *testing.T) {
-	c := pooltest.NewCluster(t, pooltest.Inproc, node(10*time.Second))
+	c := pooltest.NewCluster(t, pooltest.Inproc, node(ample))
 	bystander := construct(t, c.Open(pool.Config{}).Pool, active.Table)
 	raw := openRaw(t, c, c.Nodes[0])
 	made := raw.answer(0, (&wire.Request{Verb: wire.Construct, Key: []byte("wicked"), Time: time.Second, Room: 100}).Append(nil))
@@ -213,7 +213,7 @@ func TestWhoSendsTooMuchBreaksItsOwnQueuePair(t *testing.T) {
 	}
 	select {
 	case <-raw.failed:
-	case <-time.After(10 * time.Second):
+	case <-time.After(pooltest.Patience):
 		t.Fatal("100 requests without an answer were taken")
 	}
 	mustWrite(t, bystander, "key", "value")
@@ -228,7 +228,7 @@ func TestWhoSendsTooMuchBreaksItsOwnQueuePair(t *testing.T) {
 	}
 	select {
 	case <-large.failed:
-	case <-time.After(10 * time.Second):
+	case <-time.After(pooltest.Patience):
 		t.Fatal("a request larger than a message was taken")
 	}
 	mustRead(t, bystander, "key", "value")

@@ -15,11 +15,12 @@ type lane struct {
 }
 
 const (
-	credits     = 32       // buffers of either kind
+	credits     = 32       // buffers for requests
+	replies     = 40       // and for replies: some of these wait for an acknowledgement
 	messageSize = 64 << 10 // bytes of a buffer
 	flagSize    = 64       // a cache line for every flag and counter
 	laneBuffers = 4096
-	laneSize    = laneBuffers + 2*credits*messageSize
+	laneSize    = laneBuffers + (credits+replies)*messageSize
 )
 
 // newLane makes a lane, and the file to be passed to workers.
@@ -64,24 +65,27 @@ func (l *lane) request(slot int) []byte {
 	return l.mem.Bytes()[requestOffset(slot):][:messageSize:messageSize]
 }
 
-func (l *lane) reply(slot int) []byte {
-	return l.mem.Bytes()[replyOffset(slot):][:messageSize:messageSize]
+func (l *lane) reply(i int) []byte {
+	return l.mem.Bytes()[replyOffset(i):][:messageSize:messageSize]
 }
 
 func requestOffset(slot int) int { return laneBuffers + slot*messageSize }
 
-func replyOffset(slot int) int { return requestOffset(credits + slot) }
+func replyOffset(i int) int { return requestOffset(credits + i) }
 
-// A record goes over the socket: the message in a slot has so many bytes.
+// A record goes over the socket: the message in a slot has so many bytes. To the
+// worker it also says in which buffer the reply goes.
 const recordSize = 8
 
-func appendRecord(b []byte, slot, n int) []byte {
-	b = binary.LittleEndian.AppendUint32(b, uint32(slot))
+func appendRecord(b []byte, slot, reply, n int) []byte {
+	b = binary.LittleEndian.AppendUint16(b, uint16(slot))
+	b = binary.LittleEndian.AppendUint16(b, uint16(reply))
 	return binary.LittleEndian.AppendUint32(b, uint32(n))
 }
 
 // record decodes b, and reports whether it makes sense.
-func record(b []byte) (slot, n int, ok bool) {
-	s, k := binary.LittleEndian.Uint32(b), binary.LittleEndian.Uint32(b[4:])
-	return int(s), int(k), s < credits && k <= messageSize
+func record(b []byte) (slot, reply, n int, ok bool) {
+	s, r := binary.LittleEndian.Uint16(b), binary.LittleEndian.Uint16(b[2:])
+	k := binary.LittleEndian.Uint32(b[4:])
+	return int(s), int(r), int(k), s < credits && r < replies && k <= messageSize
 }

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"polder/internal/arena"
 	"polder/verbs"
 )
 
@@ -80,7 +81,12 @@ func (s *Server) reserve() error {
 
 // workerConfig is that of another worker.
 func (s *Server) workerConfig() workerConfig {
-	return workerConfig{Number: s.number.Add(1), Memory: s.cfg.ClientMemory - laneSize, Objects: s.cfg.Objects}
+	return workerConfig{Number: s.number.Add(1), Memory: s.memory(), Objects: s.cfg.Objects}
+}
+
+// memory is how much of a client's memory its objects may use.
+func (s *Server) memory() int64 {
+	return (s.cfg.ClientMemory - laneSize) / int64(arena.PageSize) * int64(arena.PageSize)
 }
 
 func (s *Server) release() {

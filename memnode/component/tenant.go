@@ -20,36 +20,44 @@ type Tenant struct {
 	lane   *lane // nil until the first connection
 	file   *arena.Memfd
 	slots  [credits]slot
-	link   *link   // nil while disconnected
-	worker *hosted // nil until an object is constructed, and after its end
-	starts bool    // a worker is being started
+	spare  []uint8       // buffers for replies that nobody uses; a stack
+	sent   [replies]bool // buffers for replies that the connection has
+	link   *link         // nil while disconnected
+	worker *hosted       // nil until an object is constructed, and after its end
+	starts bool          // a worker is being started
 
 	inside  *worker      // of bounded components, nil until one is constructed
 	used    atomic.Int64 // by its objects, in bytes
 	objects int          // of its
 	calls   int          // of its that are being carried out
-	places  int          // of inside, and the worker: the client's memory is reserved
+	passed  *arena.Memfd // the memory of the client's Place, nil if it has none
+	places  int          // of inside, the worker, and passed: the client's memory is reserved
 }
 
-// A slot is a buffer for a request, and the one for its reply.
+// A passer is a connection that carries memory to a client on this machine.
+type passer interface {
+	PassMemory(*arena.Memfd) error
+}
+
+// A slot is a buffer for a request.
 type slot struct {
 	state  slotState
 	link   *link  // that the request came over
 	id     uint32 // the request's
 	verb   wire.Verb
 	size   int    // of the request
-	next   int    // replying: size of the next request, which is there already; 0: none
+	reply  int    // the buffer for the reply, unless idle or starved
 	serial uint64 // counts the requests that the worker has had
 }
 
 type slotState uint8
 
 const (
-	idle     slotState = iota // waits for a request, if there is a connection
-	waiting                   // has one that waits for the worker to be started
-	working                   // the worker has it
-	inside                    // it is being carried out in this process
-	replying                  // the reply is being sent
+	idle    slotState = iota // waits for a request, if there is a connection
+	starved                  // has one that waits for a buffer for its reply
+	waiting                  // has one that waits for the worker to be started
+	working                  // the worker has it
+	inside                   // it is being carried out in this process
 )
 
 // link is a connected queue pair of a tenant's.
@@ -59,7 +67,7 @@ type link struct {
 	cq    verbs.CQ
 	mr    verbs.MR
 	recvs [credits]verbs.RecvWR // by slot, to be posted
-	sends [credits]verbs.SendWR
+	sends [replies]verbs.SendWR // by buffer
 }
 
 // Connect answers a client's request to connect. An error is the reason to
@@ -98,10 +106,44 @@ func (t *Tenant) Connect(req verbs.ConnRequest) error {
 		return err
 	}
 	w := wire.Welcome{Credits: len(free), Message: messageSize, Time: s.cfg.Time}
+	if p, ok := req.Conn().(passer); ok && installed.Load().portable() {
+		w.Place = t.pass(p)
+	}
 	if err := req.Accept(l.qp, w.Append(nil)); err != nil {
 		t.Disconnect() // the connection is gone, and its watcher will say so
 	}
 	return nil
+}
+
+// pass passes the client memory to hold its objects in, if there is some for it.
+func (t *Tenant) pass(to passer) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.passed == nil && t.places > 0 {
+		return false // it has objects here
+	}
+	if t.passed == nil {
+		if t.enter() != nil {
+			return false // whoever constructs something is told so
+		}
+		fd, err := arena.NewMemfd("polder-place", int(t.server.memory()))
+		if err == nil {
+			if err = fd.SealForGood(); err != nil {
+				fd.Close()
+			}
+		}
+		if err != nil {
+			t.leave()
+			t.server.log("cannot make memory for a client's objects", "error", err)
+			return false
+		}
+		t.passed = fd
+	}
+	if err := to.PassMemory(t.passed); err != nil {
+		t.server.log("cannot pass memory to a client", "error", err)
+		return false
+	}
+	return true
 }
 
 // newLink makes the queues of a connection, and the lane before the first.
@@ -112,6 +154,9 @@ func (t *Tenant) newLink() (l *link, err error) {
 	if t.lane == nil && !t.closed {
 		if t.lane, t.file, err = newLane(); err != nil {
 			return nil, err
+		}
+		for i := range replyBuffers {
+			t.spare = append(t.spare, uint8(i))
 		}
 	}
 	if t.closed {
@@ -128,7 +173,7 @@ func (t *Tenant) newLink() (l *link, err error) {
 		return nil, fmt.Errorf("cannot create a completion queue: %w", err)
 	}
 	l.qp, err = s.pd.CreateQP(verbs.QPInit{
-		SendCQ: l.cq, RecvCQ: l.cq, SendDepth: 2 * credits, RecvDepth: 2 * credits, OnEvent: s.onEvent,
+		SendCQ: l.cq, RecvCQ: l.cq, SendDepth: 2 * credits, RecvDepth: 2 * credits, LazyAcks: true, OnEvent: s.onEvent,
 	})
 	if err != nil {
 		l.close()
@@ -154,8 +199,13 @@ func (t *Tenant) Disconnect() {
 	l := t.link
 	t.link = nil
 	for i := range t.slots {
-		if s := &t.slots[i]; s.state == replying {
-			s.state, s.next = idle, 0
+		if s := &t.slots[i]; s.state == starved {
+			s.state = idle
+		}
+	}
+	for b, sent := range t.sent {
+		if sent {
+			t.giveBack(b)
 		}
 	}
 	t.mu.Unlock()
@@ -164,11 +214,11 @@ func (t *Tenant) Disconnect() {
 	}
 }
 
-// Busy reports whether there are objects, so that the session is worth keeping.
+// Busy reports whether there are objects, or may be in a Place, so that the session is worth keeping.
 func (t *Tenant) Busy() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.starts || t.objects > 0 || t.worker != nil && t.worker.objects > 0
+	return t.passed != nil || t.starts || t.objects > 0 || t.worker != nil && t.worker.objects > 0
 }
 
 // Close ends the objects. It does not wait for the worker's end, for which
@@ -205,6 +255,16 @@ func (t *Tenant) free() {
 		t.objects = 0
 		t.leave()
 	}
+	if t.passed != nil {
+		// The client's lease has been revoked: it believes nothing that it
+		// reads there now.
+		if err := t.passed.Punch(0, t.passed.Size()); err != nil {
+			t.server.log("cannot take back memory that was passed", "error", err)
+		}
+		t.passed.Close()
+		t.passed = nil
+		t.leave()
+	}
 	if t.lane != nil {
 		t.lane.mem.Close()
 		t.file.Close()
@@ -212,15 +272,28 @@ func (t *Tenant) free() {
 	}
 }
 
-const replyID = 1 << 8 // of work requests: a slot, and which way
+// replyBuffers is replies, but for tests.
+var replyBuffers = replies
+
+// giveBack makes the buffer of a reply available to others.
+//
+// Preconditions: t.mu is held.
+func (t *Tenant) giveBack(reply int) {
+	t.sent[reply] = false
+	t.spare = append(t.spare, uint8(reply))
+}
+
+const replyID = 1 << 8 // of work requests: a slot or a buffer, and which way
 
 // fill makes the work requests.
 func (l *link) fill() {
-	for i := range credits {
-		sge := func(off, n int) []verbs.SGE {
-			return []verbs.SGE{{Addr: l.mr.Addr() + uint64(off), Length: uint32(n), LKey: l.mr.LKey()}}
-		}
+	sge := func(off, n int) []verbs.SGE {
+		return []verbs.SGE{{Addr: l.mr.Addr() + uint64(off), Length: uint32(n), LKey: l.mr.LKey()}}
+	}
+	for i := range l.recvs {
 		l.recvs[i] = verbs.RecvWR{ID: uint64(i), SGL: sge(requestOffset(i), messageSize)}
+	}
+	for i := range l.sends {
 		l.sends[i] = verbs.SendWR{
 			ID: uint64(i) | replyID, Op: verbs.OpSend, Flags: verbs.SendSignaled, SGL: sge(replyOffset(i), 0),
 		}
@@ -232,42 +305,44 @@ func (l *link) receive(i int) error { return l.qp.PostRecv(l.recvs[i : i+1]...) 
 // outbox collects replies, so that those of requests that have come together
 // go out with one doorbell.
 type outbox struct {
-	l   *link // that they go over
-	wrs [credits]verbs.SendWR
-	n   int
+	l     *link             // that they go over
+	wcs   [credits]verbs.WC // of whoever fills it
+	recvs [credits]verbs.RecvWR
+	sends [credits]verbs.SendWR
+	n     int
 }
 
 var outboxes = sync.Pool{New: func() any { return new(outbox) }}
 
-// add takes the reply of slot i, over l.
-func (o *outbox) add(l *link, i int) {
-	if o.l != l || o.n == len(o.wrs) {
+// add takes the reply to the request of a slot, to be sent over l.
+func (o *outbox) add(l *link, slot, reply int) {
+	if o.l != l || o.n == len(o.sends) {
 		o.flush()
 	}
-	o.l, o.wrs[o.n] = l, l.sends[i]
+	o.l, o.recvs[o.n], o.sends[o.n] = l, l.recvs[slot], l.sends[reply]
 	o.n++
 }
 
 // flush posts what has been collected.
 func (o *outbox) flush() {
-	if o.n > 0 {
-		_ = o.l.qp.PostSend(o.wrs[:o.n]...) // if that fails the connection is gone
+	// First the receives: the client's next requests may come right after the
+	// replies. If posting fails the connection is gone.
+	if o.n > 0 && o.l.qp.PostRecv(o.recvs[:o.n]...) == nil {
+		_ = o.l.qp.PostSend(o.sends[:o.n]...)
 	}
-	clear(o.wrs[:o.n])
 	o.l, o.n = nil, 0
 }
 
 // complete is the completion handler.
 func (l *link) complete(cq verbs.CQ) {
-	var wcs [credits]verbs.WC
 	out := outboxes.Get().(*outbox)
 	defer outboxes.Put(out)
 	for {
-		n := cq.Poll(wcs[:])
+		n := cq.Poll(out.wcs[:])
 		if n == 0 {
 			return
 		}
-		for _, wc := range wcs[:n] {
+		for _, wc := range out.wcs[:n] {
 			switch {
 			case wc.Status != verbs.StatusSuccess:
 				// The queue pair has failed, and the client will find out.
@@ -281,21 +356,22 @@ func (l *link) complete(cq verbs.CQ) {
 	}
 }
 
-// replied is called when the reply in slot i has been sent.
-func (l *link) replied(i int, out *outbox) {
+// replied is called when a reply has been sent.
+func (l *link) replied(reply int, out *outbox) {
 	t := l.t
 	t.mu.Lock()
-	s := &t.slots[i]
-	if t.link != l || s.state != replying {
+	if t.link != l || !t.sent[reply] {
 		t.mu.Unlock()
 		return
 	}
-	next := s.next
-	s.state, s.next = idle, 0
-	t.mu.Unlock()
-	if next > 0 {
-		l.received(i, next, out)
+	t.giveBack(reply)
+	for i := range t.slots {
+		if t.slots[i].state == starved {
+			t.begin(i, out)
+			return
+		}
 	}
+	t.mu.Unlock()
 }
 
 // received is called when a request of n bytes has arrived in slot i.
@@ -307,19 +383,34 @@ func (l *link) received(i, n int, out *outbox) {
 	case t.link != l:
 		t.mu.Unlock()
 		return
-	case s.state == replying:
-		s.next = n
-		t.mu.Unlock()
-		return
 	case s.state != idle:
 		panic(fmt.Sprintf("BUG: a request arrived in slot %d, which is in state %d", i, s.state))
 	}
+	s.link, s.size = l, n
+	t.begin(i, out)
+}
+
+// begin sees that the request in slot i is carried out, as soon as there is a
+// buffer for its reply.
+//
+// Preconditions: t.mu is held. It is released.
+func (t *Tenant) begin(i int, out *outbox) {
+	s := &t.slots[i]
+	last := len(t.spare) - 1
+	if last < 0 {
+		s.state = starved
+		t.mu.Unlock()
+		return
+	}
+	s.reply, t.spare = int(t.spare[last]), t.spare[:last]
 	var req wire.Request
-	err := req.Decode(t.lane.request(i)[:n])
-	s.link, s.size, s.id, s.verb = l, n, req.ID, req.Verb
+	err := req.Decode(t.lane.request(i)[:s.size])
+	s.id, s.verb = req.ID, req.Verb
 	switch {
 	case err != nil:
 		err = &refusal{wire.Malformed, err.Error()}
+	case req.Verb == wire.Construct && t.passed != nil:
+		err = refuse(wire.Unknown, "no component %q, and the others' objects belong into the memory that was passed", req.Key)
 	case req.Verb == wire.Construct && (*installed.Load())[string(req.Key)].Bounded:
 		if err = t.open(); err == nil {
 			t.carryOut(i, out)
@@ -389,14 +480,14 @@ func (t *Tenant) carryOut(i int, out *outbox) {
 	s := &t.slots[i]
 	s.state = inside
 	t.calls++
-	w, size := t.inside, s.size
+	w, size, reply := t.inside, s.size, s.reply
 	t.mu.Unlock()
-	n := w.do(i, size)
+	n := w.do(i, reply, size)
 	t.mu.Lock()
 	t.calls--
 	t.objects += t.account(i)
 	if t.closed {
-		s.state = idle
+		t.drop(s)
 		t.free()
 		t.mu.Unlock()
 		return
@@ -404,13 +495,13 @@ func (t *Tenant) carryOut(i int, out *outbox) {
 	t.reply(i, n, out)
 }
 
-// account counts what the reply in slot i says, and returns how many objects
+// account counts what the reply to the request in slot i says, and returns how many objects
 // there are more.
 //
 // Preconditions: t.mu is held.
 func (t *Tenant) account(i int) (objects int) {
 	counts := &t.server.counts
-	status := wire.Status(t.lane.reply(i)[13])
+	status := wire.Status(t.lane.reply(t.slots[i].reply)[13])
 	switch {
 	case status == wire.Panicked:
 		counts.panics.Add(1)
@@ -434,23 +525,23 @@ func (t *Tenant) give(i int) {
 	s := &t.slots[i]
 	s.state = working
 	s.serial++
-	t.worker.send(i, s.size)
+	t.worker.send(i, s.reply, s.size)
 }
 
-// answer sends err as the reply of slot i.
+// answer sends err as the reply to the request in slot i.
 //
 // Preconditions: t.mu is held. It is released.
 func (t *Tenant) answer(i int, err error, out *outbox) {
-	b := t.lane.reply(i)
 	s := &t.slots[i]
+	b := t.lane.reply(s.reply)
 	size := copy(b[wire.ReplyHeader:][:maxReason], err.Error())
 	r := wire.Reply{ID: s.id, Verb: s.verb, Status: statusOf(err)}
 	t.server.counts.refused.Add(1)
 	t.reply(i, r.Put(b, size), out)
 }
 
-// reply sends the n bytes in slot i's buffer for replies, with what else is in
-// out.
+// reply sends the n bytes that are the reply to the request in slot i, with what
+// else is in out.
 //
 // Preconditions: t.mu is held. It is released.
 func (t *Tenant) reply(i, n int, out *outbox) {
@@ -458,16 +549,45 @@ func (t *Tenant) reply(i, n int, out *outbox) {
 	t.server.counts.requests.Add(1)
 	l := t.link
 	if s.link != l || l == nil {
-		s.state = idle
-		t.mu.Unlock()
+		t.undeliver(i, n, out)
 		return
 	}
-	s.state, s.next = replying, 0
-	l.sends[i].SGL[0].Length = uint32(n)
+	s.state = idle
+	t.sent[s.reply] = true
+	l.sends[s.reply].SGL[0].Length = uint32(n)
+	reply := s.reply
 	t.mu.Unlock()
-	// First the receive: the client's next request may come right after the
-	// reply. If posting fails the connection is gone.
-	if l.receive(i) == nil {
-		out.add(l, i)
+	out.add(l, i, reply)
+}
+
+// undeliver deals with a reply of n bytes that nobody waits for any more. An
+// object that nobody knows of is destructed.
+//
+// Preconditions: t.mu is held. It is released.
+func (t *Tenant) undeliver(i, n int, out *outbox) {
+	s := &t.slots[i]
+	var r wire.Reply
+	if s.verb == wire.Construct && r.Decode(t.lane.reply(s.reply)[:n]) == nil && r.Status == wire.OK {
+		destruct := wire.Request{Verb: wire.Destruct, Object: r.Object, Time: t.server.cfg.Time}
+		s.verb, s.size = wire.Destruct, len(destruct.Append(t.lane.request(i)[:0]))
+		switch number := uint32(r.Object >> 32); {
+		case t.inside != nil && number == t.inside.cfg.Number:
+			t.carryOut(i, out)
+			return
+		case t.worker != nil && number == t.worker.number:
+			t.give(i)
+			t.mu.Unlock()
+			return
+		}
 	}
+	t.drop(s)
+	t.mu.Unlock()
+}
+
+// drop makes a slot idle whose request nobody waits for any more.
+//
+// Preconditions: t.mu is held.
+func (t *Tenant) drop(s *slot) {
+	s.state = idle
+	t.giveBack(s.reply)
 }

@@ -1,6 +1,7 @@
 package component
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"runtime/debug"
@@ -22,8 +23,9 @@ import (
 type worker struct {
 	set    Set
 	cfg    workerConfig
-	lane   *lane
+	lane   *lane // nil in a Place
 	budget *budget
+	region *region // where objects have their memory; nil: each by itself
 
 	reading sync.Mutex // held by who waits for a record
 	pending []byte     // guarded by reading: records that have been read
@@ -39,16 +41,20 @@ type held struct {
 	id  uint64
 	env *Env
 
-	mu     sync.Mutex // held while it is called
-	object Object     // nil: lost, or gone
-	lost   bool
+	shared bool // Component.SharedReads
+
+	mu     sync.RWMutex // held while it is called
+	call   Call         // guarded by mu
+	object Object       // guarded by mu; nil: lost, or gone
+	lost   bool         // guarded by mu
 }
 
 func newWorker(set Set, cfg workerConfig, l *lane, own *atomic.Int64) *worker {
-	return &worker{
-		set: set, cfg: cfg, lane: l, budget: &budget{limit: cfg.Memory, all: l.used(), own: own},
-		objects: make(map[uint64]*held),
+	w := &worker{set: set, cfg: cfg, lane: l, objects: make(map[uint64]*held)}
+	if l != nil {
+		w.budget = &budget{limit: cfg.Memory, all: l.used(), own: own}
 	}
+	return w
 }
 
 // serve executes requests until the node hangs up.
@@ -58,9 +64,9 @@ func (w *worker) serve() error {
 	for range credits {
 		go func() {
 			for {
-				slot, n, err := w.next()
+				slot, reply, n, err := w.next()
 				if err == nil {
-					err = w.execute(slot, n)
+					err = w.execute(slot, reply, n)
 				}
 				if err != nil {
 					errs <- err
@@ -79,7 +85,7 @@ func (w *worker) serve() error {
 var errHungUp = errors.New("the node has hung up")
 
 // next waits for a record.
-func (w *worker) next() (slot, n int, err error) {
+func (w *worker) next() (slot, reply, n int, err error) {
 	w.reading.Lock()
 	defer w.reading.Unlock()
 	for len(w.pending) < recordSize {
@@ -89,25 +95,25 @@ func (w *worker) next() (slot, n int, err error) {
 		switch {
 		case err == unix.EINTR:
 		case err != nil:
-			return 0, 0, fmt.Errorf("cannot read requests: %w", err)
+			return 0, 0, 0, fmt.Errorf("cannot read requests: %w", err)
 		case k == 0:
-			return 0, 0, errHungUp
+			return 0, 0, 0, errHungUp
 		default:
 			w.pending = w.buf[:have+k]
 		}
 	}
-	slot, n, ok := record(w.pending)
+	slot, reply, n, ok := record(w.pending)
 	w.pending = w.pending[recordSize:]
 	if !ok {
-		return 0, 0, fmt.Errorf("a record of slot %d and %d bytes", slot, n)
+		return 0, 0, 0, fmt.Errorf("a record of slot %d, reply %d and %d bytes", slot, reply, n)
 	}
-	return slot, n, nil
+	return slot, reply, n, nil
 }
 
 // execute carries out the request in a slot, and says that the reply is there.
-func (w *worker) execute(slot, n int) error {
+func (w *worker) execute(slot, reply, n int) error {
 	var rec [recordSize]byte
-	b := appendRecord(rec[:0], slot, w.do(slot, n))
+	b := appendRecord(rec[:0], slot, reply, w.do(slot, reply, n))
 	for {
 		if _, err := unix.Write(workerSocket, b); err != unix.EINTR {
 			if err != nil {
@@ -119,16 +125,17 @@ func (w *worker) execute(slot, n int) error {
 }
 
 // do carries out the request of n bytes in a slot, and returns how many bytes
-// the reply has.
-func (w *worker) do(slot, n int) int {
+// the reply has, which it puts into the buffer of that index.
+func (w *worker) do(slot, buffer, n int) int {
 	var req wire.Request
-	out := w.lane.reply(slot)
+	out := w.lane.reply(buffer)
 	reply := wire.Reply{}
 	var data []byte
 	err := req.Decode(w.lane.request(slot)[:n])
 	room := min(int(req.Room), len(out)-wire.ReplyHeader)
 	if err == nil {
-		reply.Object, data, err = w.carryOut(slot, &req, out[wire.ReplyHeader:wire.ReplyHeader:wire.ReplyHeader+room])
+		deadline := time.Now().Add(req.Time)
+		reply.Object, data, err = w.carryOut(slot, &req, deadline, out[wire.ReplyHeader:wire.ReplyHeader:wire.ReplyHeader+room])
 		if err == nil && len(data) > room {
 			err = ErrTooLarge
 		}
@@ -160,10 +167,11 @@ func refuse(s wire.Status, format string, args ...any) error {
 }
 
 func statusOf(err error) wire.Status {
+	if err == nil { // fast path
+		return wire.OK
+	}
 	var r *refusal
 	switch {
-	case err == nil:
-		return wire.OK
 	case errors.As(err, &r):
 		return r.status
 	case errors.Is(err, ErrNotFound):
@@ -181,10 +189,17 @@ func statusOf(err error) wire.Status {
 }
 
 // carryOut does what r says, with every object that it names to itself.
-func (w *worker) carryOut(slot int, r *wire.Request, out []byte) (object uint64, data []byte, err error) {
-	call := Call{deadline: time.Now().Add(r.Time)}
-	var named [3]*held
-	locked := named[:0]
+func (w *worker) carryOut(slot int, r *wire.Request, deadline time.Time, out []byte) (object uint64, data []byte, err error) {
+	if w.lane != nil {
+		running := w.lane.running(slot)
+		defer running.Store(0)
+	}
+	if r.Others == [2]uint64{} && r.Verb != wire.Construct { // fast path
+		data, err = w.carryOutAlone(slot, r, deadline, out)
+		return 0, data, err
+	}
+	call := Call{deadline: deadline}
+	var locked []*held
 	var target *held
 	for i, id := range [...]uint64{r.Object, r.Others[0], r.Others[1]} {
 		if id == 0 {
@@ -201,22 +216,16 @@ func (w *worker) carryOut(slot int, r *wire.Request, out []byte) (object uint64,
 			locked = append(locked, h)
 		}
 	}
-	if len(locked) > 1 {
-		slices.SortFunc(locked, func(a, b *held) int {
-			if a.id < b.id {
-				return -1
-			}
-			return 1
-		})
-	}
+	slices.SortFunc(locked, func(a, b *held) int { return cmp.Compare(a.id, b.id) })
 	for _, h := range locked {
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		if h.lost && !(h == target && r.Verb == wire.Destruct) {
-			return 0, nil, refuse(wire.Lost, "object %#x was lost when its component panicked", h.id)
+		verb := r.Verb
+		if h != target {
+			verb = wire.Read
 		}
-		if h.object == nil && !h.lost {
-			return 0, nil, refuse(wire.NoObject, "there is no object %#x", h.id)
+		if err := h.usable(verb); err != nil {
+			return 0, nil, err
 		}
 	}
 	for i, id := range r.Others {
@@ -227,17 +236,68 @@ func (w *worker) carryOut(slot int, r *wire.Request, out []byte) (object uint64,
 	if call.Expired() {
 		return 0, nil, ErrExpired
 	}
-	w.lane.running(slot).Store(1)
-	defer w.lane.running(slot).Store(0)
-	switch r.Verb {
-	case wire.Construct:
+	if r.Verb == wire.Construct {
+		w.begin(slot)
 		object, err = w.construct(r, &call)
-	case wire.Destruct:
-		w.remove(target)
-	default:
-		data, err = target.call(r, &call, out)
+		return object, nil, err
 	}
-	return object, data, err
+	data, err = w.perform(slot, r, target, &call, out)
+	return 0, data, err
+}
+
+// carryOutAlone is carryOut of what needs no object but the one that it asks.
+//
+// Hot path: it does not allocate.
+func (w *worker) carryOutAlone(slot int, r *wire.Request, deadline time.Time, out []byte) ([]byte, error) {
+	h := w.find(r.Object)
+	if h == nil {
+		return nil, refuse(wire.NoObject, "there is no object %#x", r.Object)
+	}
+	waited := !h.mu.TryLock()
+	if waited {
+		h.mu.Lock()
+	}
+	defer h.mu.Unlock()
+	if err := h.usable(r.Verb); err != nil {
+		return nil, err
+	}
+	h.call = Call{deadline: deadline}
+	if (waited || r.Time == 0) && h.call.Expired() {
+		return nil, ErrExpired
+	}
+	return w.perform(slot, r, h, &h.call, out)
+}
+
+// begin says that the request in a slot runs now.
+func (w *worker) begin(slot int) {
+	if w.lane != nil {
+		w.lane.running(slot).Store(1)
+	}
+}
+
+// perform does what r says with h.
+//
+// Preconditions: h.mu is held; h is usable.
+func (w *worker) perform(slot int, r *wire.Request, h *held, c *Call, out []byte) ([]byte, error) {
+	w.begin(slot)
+	if r.Verb == wire.Destruct {
+		w.remove(h)
+		return nil, nil
+	}
+	return h.carryOut(r, c, out)
+}
+
+// usable is why h cannot be asked to do something, or nil.
+//
+// Preconditions: h.mu is held.
+func (h *held) usable(v wire.Verb) error {
+	switch {
+	case h.lost && v != wire.Destruct:
+		return refuse(wire.Lost, "object %#x was lost when its component panicked", h.id)
+	case h.object == nil && !h.lost:
+		return refuse(wire.NoObject, "there is no object %#x", h.id)
+	}
+	return nil
 }
 
 func (w *worker) find(id uint64) *held {
@@ -258,11 +318,12 @@ func (w *worker) remove(h *held) {
 }
 
 func (w *worker) construct(r *wire.Request, c *Call) (id uint64, err error) {
-	construct := w.set[string(r.Key)].New
+	kind := w.set[string(r.Key)]
+	construct := kind.New
 	if construct == nil {
 		return 0, refuse(wire.Unknown, "this node has no component %q", r.Key)
 	}
-	h := &held{env: newEnv(w.budget)}
+	h := &held{env: newEnv(w.budget, w.region), shared: kind.SharedReads}
 	w.mu.Lock()
 	if len(w.objects) >= w.cfg.Objects {
 		w.mu.Unlock()
@@ -292,10 +353,10 @@ func (w *worker) construct(r *wire.Request, c *Call) (id uint64, err error) {
 	return h.id, nil
 }
 
-// call passes a request to the object.
+// carryOut passes a request to the object.
 //
 // Preconditions: h.mu is held.
-func (h *held) call(r *wire.Request, c *Call, out []byte) (data []byte, err error) {
+func (h *held) carryOut(r *wire.Request, c *Call, out []byte) (data []byte, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			// Who knows what state it is in.

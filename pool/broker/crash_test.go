@@ -347,7 +347,7 @@ func TestAPoolOutlivesItsBroker(t *testing.T) {
 
 // TestTheNodeIsKilled: the broker and its applications go on when it is there again.
 func TestTheNodeIsKilled(t *testing.T) {
-	r := newRig(t, small, broker.Config{Timeout: time.Second})
+	r := newRig(t, small, broker.Config{})
 	c := r.dial()
 	info := r.attach(c)
 	block := r.mustAlloc(c, info.Session, 0)

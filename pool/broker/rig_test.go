@@ -62,6 +62,9 @@ func startBroker(t testing.TB, f pooltest.Fabric, cfg broker.Config, path string
 		t.Fatal(err)
 	}
 	cfg.Device = dev
+	if cfg.Timeout == 0 {
+		cfg.Timeout = pooltest.Patience
+	}
 	for _, addr := range addrs {
 		cfg.Nodes = append(cfg.Nodes, broker.Node{
 			Addr: addr,

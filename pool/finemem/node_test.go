@@ -80,7 +80,7 @@ func (b *bare) access(op verbs.Opcode, addr uint64, key verbs.RKey) verbs.Status
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(b.t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(b.t.Context(), pooltest.Patience)
 	defer cancel()
 	var wc [1]verbs.WC
 	for b.cq.Poll(wc[:]) == 0 {
@@ -153,12 +153,12 @@ func TestFreedKeyDies(t *testing.T) {
 	if err := owner.Do(t.Context(), func(a *finemem.Allocator) error { return a.Free(t.Context(), block) }); err != nil {
 		t.Fatal(err)
 	}
-	pooltest.Eventually(t, "the worker replaces the key", func() bool { return cl.Nodes[0].Stats().Rebound > before })
+	pooltest.Eventually(t, "the worker replaces the key, and says how long that has taken", func() bool {
+		st := cl.Nodes[0].Stats()
+		return st.Rebound > before && st.RebindLag > 0
+	})
 	if s := owner.access(verbs.OpWrite, block.Addr, block.Key(0)); s != verbs.StatusRemAccessErr {
 		t.Fatalf("writing with a freed key: %v", s)
-	}
-	if lag := cl.Nodes[0].Stats().RebindLag; lag <= 0 {
-		t.Errorf("the lag is %v", lag)
 	}
 	// The same without the worker's time: everything is freed and taken at once.
 	k := join(t, cl)

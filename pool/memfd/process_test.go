@@ -105,7 +105,7 @@ func TestANodeThatIsKilledAndStartedAgain(t *testing.T) {
 	childtest.Start(t, "node", addr)
 	select {
 	case <-c.Lost():
-	case <-time.After(10 * time.Second):
+	case <-time.After(pooltest.Patience):
 		t.Fatal("the chunk was not lost with the node that had it")
 	}
 	pooltest.Eventually(t, "the pool connects again", func() bool {

@@ -68,7 +68,7 @@ func (b *bare) read(g mech.Grant, path int) verbs.Status {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(b.t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(b.t.Context(), pooltest.Patience)
 	defer cancel()
 	var wc [1]verbs.WC
 	for b.cq.Poll(wc[:]) == 0 {

@@ -120,7 +120,7 @@ func restart(t *testing.T, s Setup) {
 	for _, c := range dead {
 		select {
 		case <-c.Lost():
-		case <-time.After(patience):
+		case <-time.After(Patience):
 			t.Fatal("a chunk of the node that restarted is not lost")
 		}
 		_, err := c.ReadAt(make([]byte, 4), 0)

@@ -2,8 +2,10 @@ package pooltest
 
 import (
 	"context"
+	"net"
 	"testing"
 
+	"polder/internal/testaddr"
 	"polder/verbs"
 	"polder/verbs/softnic"
 	"polder/verbs/tcp"
@@ -21,7 +23,7 @@ func (tcpFabric) NewDevice() (verbs.Device, error) { return tcp.NewDevice(softni
 
 func (tcpFabric) Listen(dev verbs.Device, addr string) (verbs.Listener, error) {
 	if addr == "" {
-		addr = "127.0.0.1:0"
+		addr = net.JoinHostPort(testaddr.Host(), "0")
 	}
 	return tcp.Listen(dev, addr, tcp.Config{})
 }

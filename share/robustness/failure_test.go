@@ -179,7 +179,7 @@ func TestDaemonKilledAtEveryMomentOfTheLog(t *testing.T) {
 		if os.Getenv("POLDER_SOAK") == "" {
 			step = 3
 		}
-		for n := 1 + len(pool)%step; programWithDeath(t, pool, fmt.Sprintf("*\t%d", n)); n += step {
+		for n := 1 + len(pool)%step; programWithDeath(t, pool, fmt.Sprintf("*\t%d", n), nil); n += step {
 			kills++
 		}
 		if kills < 28/step {
@@ -195,7 +195,7 @@ func TestDaemonKilledAtEveryStepOfARequestByMailbox(t *testing.T) {
 	kills := 0
 	for _, step := range []string{"daemon.post-received", "daemon.post-committed"} {
 		for n := 1; n <= 2; n++ {
-			if !programWithDeath(t, "memfd:1MiB", fmt.Sprintf("%s\t%d", step, n)) {
+			if !programWithDeath(t, "memfd:1MiB", fmt.Sprintf("%s\t%d", step, n), untilDeath) {
 				t.Errorf("the daemon was not killed at the moment %d of %s", n, step)
 			}
 			kills++
@@ -204,19 +204,47 @@ func TestDaemonKilledAtEveryStepOfARequestByMailbox(t *testing.T) {
 	t.Logf("daemon killed at %d moments of requests by mailbox: state equal to what was acknowledged", kills)
 }
 
-// programWithDeath reports whether the daemon was killed.
-func programWithDeath(t *testing.T, pool, where string) (died bool) {
+// programWithDeath runs first, if it is not nil, and the program, and reports whether
+// the daemon was killed.
+func programWithDeath(t *testing.T, pool, where string, first func(t *testing.T, dir string, dead func() bool)) (died bool) {
 	t.Run(strings.ReplaceAll(where, "\t", "@"), func(t *testing.T) {
 		fail := filepath.Join(t.TempDir(), "fail")
 		if err := os.WriteFile(fail, []byte(where), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		dir, _ := keep(t, pool, "", envFail+"="+fail)
+		dead := func() bool {
+			_, err := os.Stat(fail + killed)
+			return err == nil
+		}
+		if first != nil {
+			first(t, dir, dead)
+		}
 		program(t, dir)
-		_, err := os.Stat(fail + killed)
-		died = err == nil
+		died = dead()
 	})
 	return died && !t.Failed()
+}
+
+// untilDeath puts and deletes until the daemon has been killed: how many requests go
+// by mailbox depends on how busy the machine is.
+func untilDeath(t *testing.T, dir string, dead func() bool) {
+	ctx := context.Background()
+	c := open(t, dir)
+	until(t, "the daemon is killed", func() bool {
+		put(t, c, "key", "value")
+		wantValue(t, c, "key", "value")
+		if err := c.Delete(ctx, "key"); err != nil {
+			t.Fatal(err)
+		}
+		if found, err := c.Exists(ctx, "key"); err != nil || found {
+			t.Fatalf("a key whose deletion was acknowledged: found %v, %v", found, err)
+		}
+		return dead()
+	})
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func program(t *testing.T, dir string) {

@@ -45,13 +45,13 @@ const (
 )
 
 func TestMain(m *testing.M) {
+	runtime.GOMAXPROCS(max(2, runtime.GOMAXPROCS(0))) // else mailboxes are not used
 	role := os.Getenv(envRole)
 	if role == "" {
 		goleak.VerifyTestMain(m)
 		return
 	}
 	armFailpoint()
-	runtime.GOMAXPROCS(max(2, runtime.GOMAXPROCS(0))) // else mailboxes are not used
 	var err error
 	switch role {
 	case "daemon":

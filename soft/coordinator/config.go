@@ -33,6 +33,10 @@ type Config struct {
 	// 64.
 	MaxClients, MaxClientsPerUser int
 
+	// MaxMessages is how many messages a client may send in a second. Default
+	// 10000: many times what giving all its memory back at once takes.
+	MaxMessages int
+
 	// MinShare is what each client can keep whatever the others claim to
 	// gain: that fraction of an even share, as far as it uses it. Default
 	// 0.25.
@@ -79,21 +83,33 @@ func (c *Config) complete() error {
 		c.Reserve = max(m.Total/16, 64<<20)
 	}
 	if c.Reserve < 0 || c.Reserve >= m.Total {
-		return fmt.Errorf("the reserve is %d bytes: want less than the host's %d", c.Reserve, m.Total)
+		return fmt.Errorf("the reserve is %s: want less than the host's memory, %s", size(c.Reserve), size(m.Total))
 	}
-	if c.Max < 0 || c.MaxPerUser < 0 || c.MaxClients < 0 || c.MaxClientsPerUser < 0 {
+	for _, b := range []struct {
+		name string
+		max  int64
+	}{{"soft memory in all", c.Max}, {"soft memory of one user", c.MaxPerUser}} {
+		if b.max > 0 && b.max < workable*segmentSize {
+			return fmt.Errorf("the most %s is %s: want at least %s, without which no heap works, or 0 for no bound", b.name, size(b.max), size(workable*segmentSize))
+		}
+	}
+	if c.Max < 0 || c.MaxPerUser < 0 || c.MaxClients < 0 || c.MaxClientsPerUser < 0 || c.MaxMessages < 0 {
 		return errors.New("a limit is negative")
 	}
 	setDefault(&c.Max, m.Total)
 	setDefault(&c.MaxPerUser, c.Max)
 	setDefault(&c.MaxClients, 1024)
 	setDefault(&c.MaxClientsPerUser, 64)
+	setDefault(&c.MaxMessages, 10000)
 	setDefault(&c.MinShare, 0.25)
 	setDefault(&c.MaxWeight, 1)
 	setDefault(&c.Deadline, 250*time.Millisecond)
 	setDefault(&c.Interval, time.Second)
 	if !(c.MinShare > 0 && c.MinShare <= 1) {
 		return fmt.Errorf("the least share is %v: want more than 0 and at most 1", c.MinShare)
+	}
+	if !(c.MaxWeight > 0 && c.MaxWeight <= 1e6) {
+		return fmt.Errorf("the highest weight is %v: want more than 0 and at most a million", c.MaxWeight)
 	}
 	if c.Policy == nil {
 		c.Policy = &policy.Curves{}
@@ -102,6 +118,14 @@ func (c *Config) complete() error {
 		c.Logger = slog.Default()
 	}
 	return nil
+}
+
+// size writes a number of bytes for people.
+func size(n int64) string {
+	if n%(1<<20) == 0 {
+		return fmt.Sprintf("%d MiB", n>>20)
+	}
+	return fmt.Sprintf("%d bytes", n)
 }
 
 func setDefault[T comparable](p *T, v T) {

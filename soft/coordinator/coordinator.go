@@ -26,14 +26,15 @@ type Coordinator struct {
 	done   sync.WaitGroup
 	kick   chan struct{} // something has changed: look at once
 
-	mu       sync.Mutex
-	sessions map[uint64]*session
-	conns    map[*fdpass.Conn]int // every connection, registered or not, by user
-	nextID   uint64
-	mem      Memory
-	stats    Stats
-	divided  time.Time
-	squeeze  int64 // bytes by which the reserve is raised while PSI says that somebody waits
+	mu           sync.Mutex
+	sessions     map[uint64]*session
+	conns        map[*fdpass.Conn]int // every connection, registered or not, by user
+	nextID       uint64
+	mem          Memory
+	stats        Stats
+	divided      time.Time
+	dividedTotal int64 // how much there was to divide then
+	squeeze      int64 // bytes by which the reserve is raised while PSI says that somebody waits
 }
 
 // Stats counts what a coordinator has done. Sizes are in bytes.
@@ -228,10 +229,6 @@ func (c *Coordinator) malformed(peer fdpass.Peer, err error) {
 	c.mu.Unlock()
 }
 
-// maxMessages is how many messages a client may send in a second: many times
-// what giving all its memory back at once takes.
-const maxMessages = 10000
-
 // receive takes a client's messages until it is gone.
 func (c *Coordinator) receive(s *session) error {
 	began := time.Now()
@@ -240,7 +237,7 @@ func (c *Coordinator) receive(s *session) error {
 		if err != nil {
 			return err
 		}
-		if n == maxMessages {
+		if n == c.cfg.MaxMessages {
 			if time.Since(began) < time.Second {
 				s.conn.Done()
 				return fmt.Errorf("%w: %d of them in a second", wire.ErrMalformed, n)

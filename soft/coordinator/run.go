@@ -111,13 +111,13 @@ func (c *Coordinator) total() int64 {
 //
 // Preconditions: c.mu is held.
 func (c *Coordinator) step(now time.Time) time.Duration {
+	total := c.total()
+	c.stats.Target = total
 	if len(c.sessions) == 0 {
 		return calm
 	}
-	total := c.total()
-	c.stats.Target = total
 	short := c.mem.Available < c.reserve()
-	if now.Sub(c.divided) >= c.cfg.Interval || short || c.anybodyNew() {
+	if now.Sub(c.divided) >= c.cfg.Interval || short || c.anybodyNew() || c.muchMore(total) {
 		c.divide(now, total)
 	}
 	if short {
@@ -130,6 +130,13 @@ func (c *Coordinator) step(now time.Time) time.Duration {
 		return tense
 	}
 	return calm
+}
+
+// muchMore reports whether there is so much more memory than at the last
+// division that it should not wait for the next: somebody has just let go of
+// it.
+func (c *Coordinator) muchMore(total int64) bool {
+	return total-c.dividedTotal > max(total/32, segmentSize)
 }
 
 func (c *Coordinator) anybodyNew() bool {
@@ -173,6 +180,7 @@ func (c *Coordinator) divide(now time.Time, total int64) {
 			s.before = s.report
 		}
 	}
+	c.dividedTotal = total
 	if full {
 		c.divided = now
 	}
@@ -247,8 +255,9 @@ func (c *Coordinator) grow(total int64) {
 		if n <= 0 {
 			continue
 		}
-		// Not more until it has used what it was given.
-		if free := segments(s.report.Free); !s.first && free > 8+s.count/8 {
+		// Not a little more until it has used what it was given; much more at
+		// once, however its last report saw it.
+		if free := segments(s.report.Free); !s.first && n < s.count && free > 8+s.count/8 {
 			continue
 		}
 		before := s.count

@@ -124,6 +124,7 @@ func (s *session) adopt(memory, table *os.File) error {
 		}
 	}
 	s.target = s.count
+	s.measure()
 	return t.Close() // the mapping stays
 }
 
@@ -225,7 +226,7 @@ func (s *session) app(seconds float64) policy.App {
 		return float64(now-then) / seconds
 	}
 	a := policy.App{
-		ID: s.id, Weight: s.hello.Weight,
+		ID: s.id, Name: s.hello.Name, Weight: s.hello.Weight,
 		Memory: int64(s.count) * segmentSize,
 		Used:   min(max(int64(s.count)*segmentSize-r.Free, 0), int64(s.count)*segmentSize),
 		Max:    int64(len(s.granted)) * segmentSize,

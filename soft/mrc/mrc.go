@@ -221,10 +221,20 @@ func (s *Sampler) compact() {
 	}
 }
 
+// depth is how many accesses a key are remembered by a sampler that forgets:
+// what is older says nothing that these do not, and of what was asked for
+// differently it says what is wrong by now. A busy cache forgets faster by
+// that, a quiet one not before it has seen enough.
+const depth = 2
+
 // Advance lets time pass: what was recorded so far counts only keep (0 to 1)
-// as much as what comes. A caller advances once before each interval, and
-// reads the curve at its end.
+// as much as what comes, or less if it is many accesses; with 1 nothing is
+// forgotten. A caller advances once before each interval, and reads the curve
+// at its end.
 func (s *Sampler) Advance(interval, keep float64) {
+	if most := depth * float64(len(s.keys)) / s.rate(); keep < 1 && s.estimated*keep > most {
+		keep = most / s.estimated
+	}
 	for i := range s.bins {
 		s.bins[i] *= keep
 	}

@@ -97,3 +97,33 @@ func TestAdvanceForgets(t *testing.T) {
 		t.Fatalf("after an idle second at weight 0.5: saved %v a second, want %v", got, 8.0/2/1.5)
 	}
 }
+
+// TestABusyCacheForgetsWhatItWas: after a time in which a few keys were asked
+// for very often, all are asked for alike, and not so often.
+func TestABusyCacheForgetsWhatItWas(t *testing.T) {
+	const keys, size, keep = 2000, 1000, 0.99
+	r := rand.New(rand.NewPCG(3, 4))
+	s := New(64<<10, 64<<20, 1<<20)
+	interval := func(accesses int, draw func() int) {
+		s.Advance(1, 1)
+		s.Count(accesses)
+		for range accesses {
+			s.Access(mix(uint64(draw())), size, 1)
+		}
+	}
+	for k := range keys {
+		s.Access(mix(uint64(k)), size, 1)
+	}
+	for range 20 {
+		interval(20000, func() int { return r.IntN(keys / 20) })
+		s.Advance(0, keep)
+	}
+	for range 6 {
+		interval(2000, func() int { return r.IntN(keys) })
+		s.Advance(0, keep)
+	}
+	c := s.Curve()
+	if got := c.At(keys*size/2) / c.Accesses; math.Abs(got-0.5) > 0.15 {
+		t.Errorf("half of the memory is said to save %.0f %% of the accesses, want about 50 %%", 100*got)
+	}
+}

@@ -19,6 +19,7 @@ import (
 // time since the last division.
 type App struct {
 	ID     uint64
+	Name   string // what it calls itself
 	Weight float64
 	Memory int64 // its budget now, in bytes
 	Used   int64 // how much of it is in use
@@ -95,8 +96,8 @@ func (Even) Divide(_ time.Duration, total int64, apps []App) []int64 {
 // leaves it at that: what one does not use is used by nobody. Shares are
 // computed anew only when applications come or go.
 type Static struct {
-	// Shares, if set, are the operator's, by ID, as fractions of the memory.
-	Shares map[uint64]float64
+	// Shares, if set, are the operator's, by Name, as fractions of the memory.
+	Shares map[string]float64
 
 	shares map[uint64]float64
 }
@@ -106,13 +107,17 @@ func (*Static) Name() string { return "static" }
 
 // Divide implements Policy.
 func (s *Static) Divide(_ time.Duration, total int64, apps []App) []int64 {
+	out := make([]int64, len(apps))
 	if s.Shares != nil {
-		s.shares = s.Shares
+		for i, a := range apps {
+			out[i] = min(int64(s.Shares[a.Name]*float64(total)), a.Max)
+		}
+		return out
 	}
-	known := len(s.shares) == len(apps) || s.Shares != nil
+	known := len(s.shares) == len(apps)
 	for _, a := range apps {
 		_, ok := s.shares[a.ID]
-		known = known && (ok || s.Shares != nil)
+		known = known && ok
 	}
 	if !known {
 		s.shares = make(map[uint64]float64)
@@ -124,7 +129,6 @@ func (s *Static) Divide(_ time.Duration, total int64, apps []App) []int64 {
 			s.shares[a.ID] = a.Weight / sum
 		}
 	}
-	out := make([]int64, len(apps))
 	for i, a := range apps {
 		out[i] = min(int64(s.shares[a.ID]*float64(total)), a.Max)
 	}

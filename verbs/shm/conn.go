@@ -30,7 +30,7 @@ type conn struct {
 
 	// The watcher's.
 	memory  chan *arena.Memfd     // holds what the peer has passed
-	passed  atomic.Bool           // memory was passed
+	passed  atomic.Int32          // how often memory was
 	lost    atomic.Pointer[error] // the socket's end
 	watched chan struct{}         // closed when the watcher has ended
 
@@ -47,7 +47,7 @@ func newConn(d *device, sock *fdpass.Conn, r *region, accepted bool) *conn {
 		dev: d, sock: sock, accepted: accepted,
 		out: newOutbox(r), in: newInbox(r.in),
 		packets: make([]softnic.Packet, 0, batchSize),
-		memory:  make(chan *arena.Memfd, 1),
+		memory:  make(chan *arena.Memfd, maxMemories),
 		watched: make(chan struct{}),
 	}
 	c.next = c.nextPacket
@@ -65,10 +65,8 @@ func (c *conn) start() {
 		<-c.Done()
 		<-c.watched
 		c.out.unmap()
-		select {
-		case m := <-c.memory: // nobody wanted it
-			m.Close()
-		default:
+		for len(c.memory) > 0 { // nobody wanted it
+			(<-c.memory).Close()
 		}
 		c.stopped()
 	}()

@@ -7,8 +7,8 @@
 //
 // # Memory that is passed
 //
-// Beside its rings a connection can carry one memfd from the listening end to
-// the other: its verbs.Conn has the methods
+// Beside its rings a connection can carry two memfds from the listening end to
+// the other, one after the other: its verbs.Conn has the methods
 //
 //	PassMemory(*arena.Memfd) error                            // at the listening end
 //	ReceiveMemory(context.Context) (*arena.Memfd, error)      // at the other
@@ -23,7 +23,7 @@
 //
 // Over the socket, which keeps message boundaries, the ends exchange a hello
 // (hello.go); the listener's brings the rings' memfd. After that only the
-// listening end may send, one message, with the memory that it passes.
+// listening end may send: a message with each memory that it passes.
 //
 // The rings' memfd has a page of words and then two rings, one for each
 // direction (layout in region.go). A ring holds whole records of a type, a

@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 }
 
 // patience turns a hang into a failure.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 func patient(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)

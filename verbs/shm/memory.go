@@ -2,25 +2,27 @@ package shm
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"polder/internal/arena"
 	"polder/verbs"
 )
 
-var errMemoryTwice = errors.New("a connection carries memory once")
+// maxMemories is how often a connection carries memory.
+const maxMemories = 2
+
+var errMemories = fmt.Errorf("a connection carries memory %d times at most", maxMemories)
 
 // PassMemory passes m to the peer that has dialled. Its size must be sealed
 // (arena.Memfd.SealForGood), and it stays the caller's. A connection carries
-// memory once. Whoever passes or wants memory finds this method, and the next,
-// in its verbs.Conn.
+// memory twice at most. Whoever passes or wants memory finds this method, and the
+// next, in its verbs.Conn.
 func (c *conn) PassMemory(m *arena.Memfd) error {
 	switch {
 	case !c.accepted:
 		return fmt.Errorf("cannot pass memory to %s: it has not dialled: %w", c.remote, verbs.ErrInvalid)
-	case !c.passed.CompareAndSwap(false, true):
-		return fmt.Errorf("cannot pass memory: %w: %w", errMemoryTwice, verbs.ErrBusy)
+	case c.passed.Add(1) > maxMemories:
+		return fmt.Errorf("cannot pass memory: %w: %w", errMemories, verbs.ErrBusy)
 	}
 	// The socket is empty: this does not block.
 	if err := c.sock.SendFDs(encodeMessage(kindMemory, m.Size()), m.File()); err != nil {
@@ -30,7 +32,8 @@ func (c *conn) PassMemory(m *arena.Memfd) error {
 }
 
 // ReceiveMemory waits for the memory that the peer passes, whose size has been
-// found to be sealed. The caller owns it. It is had once.
+// found to be sealed. The caller owns it. It comes in the order in which it was
+// passed.
 func (c *conn) ReceiveMemory(ctx context.Context) (*arena.Memfd, error) {
 	if c.accepted {
 		return nil, fmt.Errorf("cannot receive memory from %s: it has not listened: %w", c.remote, verbs.ErrInvalid)
@@ -56,9 +59,9 @@ func (c *conn) watch() {
 	defer close(c.watched)
 	for {
 		m, err := receive(c.sock, kindMemory, true)
-		if err == nil && (c.accepted || !c.passed.CompareAndSwap(false, true)) {
+		if err == nil && (c.accepted || c.passed.Add(1) > maxMemories) {
 			m.Close()
-			err = fmt.Errorf("%w: %w", errMessage, errMemoryTwice)
+			err = fmt.Errorf("%w: %w", errMessage, errMemories)
 		}
 		if err != nil {
 			c.lost.Store(&err)

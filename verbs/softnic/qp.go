@@ -19,6 +19,7 @@ type qp struct {
 	sq, rq         ring
 	windows        *region // of type 2B, bound to this queue pair
 	alloc          *lease  // what the peer may allocate, or nil
+	lazyAcks       bool
 
 	// In the run queue, on the link's list, in a CQ's list of waiters.
 	nextRun  *qp
@@ -50,11 +51,14 @@ type QPConfig struct {
 	ManagedRecv    bool
 	SendRing       verbs.RKey // of an MR; 0: memory of the NIC's own
 	RecvRing       verbs.RKey
+	// LazyAcks has SENDs acknowledged with what is posted next, or when
+	// eight have not been.
+	LazyAcks bool
 }
 
 // CreateQP creates a queue pair in verbs.StateReset and returns its number.
 func (n *NIC) CreateQP(c QPConfig) (uint32, error) {
-	q := &qp{pd: n.pds.get(c.PD), sendCQ: n.cqs.get(c.SendCQ), recvCQ: n.cqs.get(c.RecvCQ)}
+	q := &qp{pd: n.pds.get(c.PD), sendCQ: n.cqs.get(c.SendCQ), recvCQ: n.cqs.get(c.RecvCQ), lazyAcks: c.LazyAcks}
 	if q.pd == nil || q.sendCQ == nil || q.recvCQ == nil {
 		return 0, fmt.Errorf("cannot create a QP: no such protection domain or CQ: %w", verbs.ErrInvalid)
 	}
@@ -204,6 +208,9 @@ func (n *NIC) PostSend(num uint32, wrs []verbs.SendWR) error {
 	}
 	if !q.sq.room(len(wrs)) {
 		return verbs.ErrQueueFull
+	}
+	if q.rsp.unacked > 0 {
+		q.rsp.ackOwed = true
 	}
 	for i := range wrs {
 		if err := n.writeSend(q, q.sq.posted+uint64(i), &wrs[i]); err != nil {

@@ -12,6 +12,7 @@ type responder struct {
 	nak       nak
 	ackOwed   bool
 	ackPSN    uint32
+	unacked   int // QPConfig.LazyAcks: SENDs whose Ack waits for what is sent next
 
 	deaf bool // an RNR Nak was sent: the peer will give up
 	msg  recvMsg
@@ -51,8 +52,13 @@ func (r *responder) owes() bool { return r.responses.len() > 0 || r.nak.owed || 
 // drop forgets what is owed.
 func (r *responder) drop() {
 	r.responses.clear()
-	r.nak, r.ackOwed = nak{}, false
+	r.nak = nak{}
+	r.acked()
 }
+
+// acked notes that everything up to ackPSN has been acknowledged, or never will
+// be.
+func (r *responder) acked() { r.ackOwed, r.unacked = false, 0 }
 
 // Receive handles a packet that arrived over a link. Its memory effects are
 // there when Receive returns; what it makes the NIC send, Run sends. Neither
@@ -118,7 +124,8 @@ func (n *NIC) request(q *qp, p *Packet) {
 func (n *NIC) beginReceive(q *qp, p *Packet) bool {
 	if q.rq.next == q.rq.limit() {
 		q.rsp.nak = nak{owed: true, psn: p.PSN, status: verbs.StatusRNRRetryExcErr}
-		q.rsp.ackOwed, q.rsp.deaf = false, true
+		q.rsp.acked()
+		q.rsp.deaf = true
 		n.schedule(q)
 		return false
 	}
@@ -173,14 +180,35 @@ func (n *NIC) store(q *qp, p *Packet) {
 		move(mem, p.Payload)
 		m.addr += uint64(size)
 	}
-	q.rsp.ackOwed, q.rsp.ackPSN = true, p.PSN
-	n.schedule(q)
-	if m.left -= size; m.left == 0 {
+	m.left -= size
+	n.stored(q, p.PSN)
+	if m.left == 0 {
 		if m.kind == KindSend {
 			n.complete(q.recvCQ, verbs.WC{ID: m.id, Op: verbs.OpRecv, QPN: q.num, ByteLen: m.length})
 		}
 		m.kind = 0
 	}
+}
+
+// lazyLimit is how many SENDs a queue pair with QPConfig.LazyAcks leaves
+// unacknowledged.
+const lazyLimit = 8
+
+// stored sees that the packet of a PSN, which has been stored, is
+// acknowledged.
+func (n *NIC) stored(q *qp, psn uint32) {
+	r := &q.rsp
+	r.ackPSN = psn
+	if q.lazyAcks && r.msg.kind == KindSend {
+		if r.msg.left > 0 {
+			return
+		}
+		if r.unacked++; r.unacked < lazyLimit {
+			return
+		}
+	}
+	r.ackOwed = true
+	n.schedule(q)
 }
 
 // queueResponse executes an atomic, and notes what a READ or atomic is owed.
@@ -230,7 +258,7 @@ func (n *NIC) queueResponse(q *qp, p *Packet) {
 // come before it, and takes q to the error state.
 func (n *NIC) refuse(q *qp, psn uint32, status verbs.Status) {
 	q.rsp.nak = nak{owed: true, psn: psn, status: status}
-	q.rsp.ackOwed = false
+	q.rsp.acked()
 	n.fail(q, verbs.StatusWRFlushErr)
 	event := verbs.EventQPFatal
 	switch status {
@@ -263,7 +291,7 @@ func (n *NIC) respond(q *qp, budget int) (used int) {
 			r.nak.owed = false
 		default:
 			*p = Packet{Kind: KindAck, PSN: r.ackPSN}
-			r.ackOwed = false
+			r.acked()
 		}
 		n.emit(q, p)
 	}
@@ -302,8 +330,8 @@ func (n *NIC) nextResponse(q *qp, p *Packet) bool {
 	}
 	if e.left == 0 {
 		// The response acknowledges what came before it.
-		if r.ackOwed && (r.ackPSN-e.psn)&psnMask > psnMask/2 {
-			r.ackOwed = false
+		if (r.ackPSN-e.psn)&psnMask > psnMask/2 {
+			r.acked()
 		}
 		r.responses.pop()
 	}

@@ -4,9 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
-
-	"polder/internal/crc32c"
 )
 
 // A frame is a header of 8 bytes and a body:
@@ -34,6 +33,8 @@ const (
 	frameTypeEnd
 )
 
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
 // beginFrame appends room for a frame's header. The body is appended next,
 // and then endFrame is called with the length that b had before.
 func beginFrame(b []byte) []byte { return append(b, 0, 0, 0, 0, 0, 0, 0, 0) }
@@ -42,7 +43,7 @@ func beginFrame(b []byte) []byte { return append(b, 0, 0, 0, 0, 0, 0, 0, 0) }
 func endFrame(b []byte, start int, t frameType, number uint32) {
 	f := b[start:]
 	binary.LittleEndian.PutUint32(f[4:], uint32(t)<<24|uint32(len(f)-frameHeader))
-	binary.LittleEndian.PutUint32(f, crc32c.Update(number, f[4:]))
+	binary.LittleEndian.PutUint32(f, crc32.Update(number, castagnoli, f[4:]))
 }
 
 // What is wrong with a stream of frames.
@@ -89,7 +90,7 @@ func (f *frameReader) next() (t frameType, body []byte, ok bool, err error) {
 		return 0, nil, false, nil
 	}
 	b = b[:frameHeader+n]
-	if crc32c.Update(f.number, b[4:]) != binary.LittleEndian.Uint32(b) {
+	if crc32.Update(f.number, castagnoli, b[4:]) != binary.LittleEndian.Uint32(b) {
 		return 0, nil, false, fmt.Errorf("cannot read frame %d: %w", f.number, errFrameChecksum)
 	}
 	f.r += len(b)

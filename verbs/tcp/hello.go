@@ -4,9 +4,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 
-	"polder/internal/crc32c"
 	"polder/verbs/softnic"
 )
 
@@ -57,7 +57,7 @@ func (h hello) encode() [helloSize]byte {
 	binary.LittleEndian.PutUint64(b[16:], h.features)
 	binary.LittleEndian.PutUint16(b[24:], uint16(h.mtu>>10))
 	binary.LittleEndian.PutUint16(b[26:], uint16(h.maxRdAtm))
-	binary.LittleEndian.PutUint32(b[28:], crc32c.Checksum(b[:28]))
+	binary.LittleEndian.PutUint32(b[28:], crc32.Checksum(b[:28], castagnoli))
 	return b
 }
 
@@ -75,7 +75,7 @@ func decodeHello(b *[helloSize]byte) (hello, error) {
 	if h.version != protocolVersion {
 		return hello{}, fmt.Errorf("%w: %d, this end %d", errVersion, h.version, protocolVersion)
 	}
-	if crc32c.Checksum(b[:28]) != binary.LittleEndian.Uint32(b[28:]) {
+	if crc32.Checksum(b[:28], castagnoli) != binary.LittleEndian.Uint32(b[28:]) {
 		return hello{}, errHelloChecksum
 	}
 	return h, nil

@@ -39,7 +39,7 @@ type Options struct {
 	// Corpus is the directory of what far scan compresses. The default is
 	// the source of the Go installation.
 	Corpus string
-	// Plots, if not nil, receives what is plotted over time, as CSV.
+	// Plots, if not nil, receives what RunPause has seen over time, as SVG.
 	Plots io.Writer
 }
 
@@ -100,7 +100,9 @@ func Command() *cobra.Command {
 		if b.name == "scan" {
 			sub.Flags().StringVar(&corpus, "corpus", "", "compress the files under this directory (default the Go installation's source)")
 		}
-		sub.Flags().StringVar(&plots, "plots", "", "write what is plotted over time to this file, as CSV")
+		if b.name == "pause" {
+			sub.Flags().StringVar(&plots, "plots", "", "draw what happens over time into this SVG `file`")
+		}
 		cmd.AddCommand(sub)
 	}
 	return cmd

@@ -1,15 +1,19 @@
 package farbench
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"polder/far"
 	"polder/far/remote"
@@ -58,6 +62,25 @@ func startLender(ctx context.Context, polder, fabric string, lend int64, flags .
 }
 
 func (l *lender) store() far.Store { return remote.NewStore(l.pool) }
+
+// cpu is the CPU time that this process and the node have used so far.
+func (l *lender) cpu() (time.Duration, error) {
+	var own unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &own); err != nil {
+		return 0, fmt.Errorf("cannot read the time of this process: %w", err)
+	}
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", l.node.PID()))
+	if err != nil {
+		return 0, fmt.Errorf("cannot read the node's time: %w", err)
+	}
+	const tick = time.Second / 100 // USER_HZ, the same everywhere
+	var user, system int64
+	fields := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
+	if _, err := fmt.Sscan(fields[11]+" "+fields[12], &user, &system); err != nil {
+		return 0, fmt.Errorf("cannot read the node's time: %w", err)
+	}
+	return time.Duration(own.Utime.Nano()+own.Stime.Nano()) + time.Duration(user+system)*tick, nil
+}
 
 // close ends the node. The heaps on its store must have been closed.
 func (l *lender) close() error {
@@ -134,7 +157,12 @@ func crowd(workers int, span time.Duration, work func(id int, over func() bool) 
 	defer timer.Stop()
 	for id := range workers {
 		wg.Go(func() {
-			n, err := work(id, stop.Load)
+			begun := false
+			n, err := work(id, func() bool {
+				last := begun && stop.Load()
+				begun = true // everybody does something, however late it comes to that
+				return last
+			})
 			mu.Lock()
 			total += n
 			failed = errors.Join(failed, err)

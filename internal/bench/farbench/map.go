@@ -38,7 +38,9 @@ type mapScale struct {
 
 const (
 	// mapWorkers is how many goroutines read, and mapBatch how many misses each
-	// of them gathers before it fetches them.
+	// of them gathers before it reads them together. The raw reads of which the
+	// bound is made are as many goroutines', in batches of the same length and
+	// of reads of the same size, and look nothing up.
 	mapWorkers = 8
 	mapBatch   = 64
 )
@@ -230,7 +232,7 @@ func (b *mapBench) plainGets(r *reader, span time.Duration, fresh bool) (float64
 }
 
 // gets reads the map as a server does that has many requests at hand: it answers
-// what is local at once, gathers what is not, and fetches that together. It
+// what is local at once, gathers what is not, and reads that together. It
 // returns how many gets there were in a second, and which part of them missed.
 func (f *farMap) gets(ctx context.Context, r *reader, span time.Duration, fresh bool) (rate, missed float64, err error) {
 	var misses, all counter
@@ -276,17 +278,30 @@ func (w *farReader) get(ctx context.Context, k uint32) error {
 	return w.flush(ctx)
 }
 
-// flush fetches what was far, and reads it.
+// flush reads what was far.
 func (w *farReader) flush(ctx context.Context) error {
-	if err := w.m.Fetch(ctx, w.keys[:w.n]); err != nil {
-		return err
-	}
-	for _, k := range w.keys[:w.n] {
-		if err := w.read(ctx, k); err != nil {
-			return err
+	var failed error
+	w.m.GetMany(ctx, w.keys[:w.n], func(i int, e far.Entry, err error) {
+		if err == nil {
+			if w.fresh {
+				w.buf = nil
+			}
+			w.buf = append(w.buf[:0], e.Value...)
+			err = w.check(w.keys[i])
 		}
-	}
+		if err != nil {
+			failed = err
+		}
+	})
 	w.n = 0
+	return failed
+}
+
+// check looks at the value of a key, in buf.
+func (w *farReader) check(key []byte) error {
+	if !bytes.HasPrefix(w.buf, key) {
+		return fmt.Errorf("the far map has %q for the key %q", w.buf, key)
+	}
 	return nil
 }
 
@@ -298,10 +313,8 @@ func (w *farReader) read(ctx context.Context, key []byte) error {
 	if err != nil {
 		return err
 	}
-	if w.buf = e.Value; !bytes.HasPrefix(w.buf, key) {
-		return fmt.Errorf("the far map has %q for the key %q", w.buf, key)
-	}
-	return nil
+	w.buf = e.Value
+	return w.check(key)
 }
 
 // putKey puts the name of key k, as load.Key has it, into buf.

@@ -13,6 +13,7 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 
 	"polder/far"
+	"polder/internal/bench/plot"
 	"polder/internal/benchout"
 	"polder/internal/failpoint"
 )
@@ -153,11 +154,6 @@ func RunPause(ctx context.Context, o Options) error {
 	if o.Short {
 		length = 5 * time.Second
 	}
-	if o.Plots != nil {
-		if _, err := fmt.Fprintln(o.Plots, "case,ms,value,unit"); err != nil {
-			return err
-		}
-	}
 	// What either can sustain, without a pause between iterations, comes first: who
 	// writes faster than that waits for memory and not for the evacuator.
 	rivals := []struct {
@@ -166,31 +162,30 @@ func RunPause(ctx context.Context, o Options) error {
 	}{{"stop-the-world", newWorld}, {"pauseless", func() *world { return nil }}}
 	least := math.Inf(1)
 	for _, r := range rivals {
-		h, err := measureIterations(ctx, o, r.name+", unpaced", r.world(), length/3, 0)
+		it, err := measureIterations(ctx, r.world(), length/3, 0)
 		if err != nil {
 			return err
 		}
-		rate := float64(h.TotalCount()) / (length / 3).Seconds()
+		rate := float64(it.total.TotalCount()) / (length / 3).Seconds()
 		least = min(least, rate)
 		if err := o.Out.Print(benchout.Row{Bench: "far pause", Case: "dirty 4 MB, " + r.name, Metric: "sustained", Value: 4 * rate, Unit: "MB/s"}); err != nil {
 			return err
 		}
 	}
-	var taken [2]*hdrhistogram.Histogram
+	var taken [2]iterations
+	for i := range taken {
+		taken[i].total = hdrhistogram.New(1, 60e6, 3)
+	}
 	for round := range 4 { // in turn, so that what else the machine does hits both
 		for i, r := range rivals {
-			h, err := measureIterations(ctx, o, fmt.Sprintf("%s, round %d", r.name, round+1), r.world(), length/3, time.Duration(float64(mutators*time.Second)/(least*paced)))
+			it, err := measureIterations(ctx, r.world(), length/3, time.Duration(float64(mutators*time.Second)/(least*paced)))
 			if err != nil {
 				return err
 			}
-			if taken[i] == nil {
-				taken[i] = h
-			} else {
-				taken[i].Merge(h)
-			}
+			taken[i].add(it, time.Duration(round)*length/3)
 		}
 	}
-	stw, ours := taken[0], taken[1]
+	stw, ours := taken[0].total, taken[1].total
 	for _, q := range []struct {
 		name string
 		at   float64
@@ -200,17 +195,48 @@ func RunPause(ctx context.Context, o Options) error {
 			return err
 		}
 	}
+	var free []plot.Line
 	for _, compute := range []time.Duration{4 * time.Millisecond, 0} {
-		if err := measureCrowd(ctx, o, compute, length); err != nil {
+		l, err := measureCrowd(ctx, o, compute, length)
+		if err != nil {
 			return err
 		}
+		free = append(free, l)
 	}
-	return nil
+	if o.Plots == nil {
+		return nil
+	}
+	c := plot.Chart{
+		Title: "evacuation beside mutators that dirty 4 MB an iteration, and 100 goroutines that fetch 1 MB a scope",
+		X:     "seconds",
+		Panels: []plot.Panel{
+			{Y: "ms an iteration", Log: true, Lines: []plot.Line{
+				{Name: "stop-the-world", Points: taken[0].points, Dots: true},
+				{Name: "pauseless", Points: taken[1].points, Dots: true},
+			}},
+			{Y: "% free", Lines: free},
+		},
+	}
+	return c.WriteSVG(o.Plots)
 }
 
-// measureIterations returns how long the iterations took, in microseconds. Each
-// mutator begins one every interval, and counts from when it was due.
-func measureIterations(ctx context.Context, o Options, name string, w *world, length, interval time.Duration) (*hdrhistogram.Histogram, error) {
+// iterations is how long iterations took.
+type iterations struct {
+	total  *hdrhistogram.Histogram // microseconds
+	points []plot.Point            // when they ended, in seconds, and milliseconds
+}
+
+// add adds those of another run, which is drawn from at on.
+func (it *iterations) add(other iterations, at time.Duration) {
+	it.total.Merge(other.total)
+	for _, p := range other.points {
+		it.points = append(it.points, plot.Point{X: p.X + at.Seconds(), Y: p.Y})
+	}
+}
+
+// measureIterations lets each mutator begin an iteration every interval, and
+// counts from when it was due.
+func measureIterations(ctx context.Context, w *world, length, interval time.Duration) (iterations, error) {
 	const pages = 4 << 20 / 4096
 	if w != nil {
 		failpoint.Set(w.hit)
@@ -218,13 +244,13 @@ func measureIterations(ctx context.Context, o Options, name string, w *world, le
 	}
 	a, err := newArray(ctx, 256<<20, 384<<20, 4<<20)
 	if err != nil {
-		return nil, err
+		return iterations{}, err
 	}
 	defer a.heap.Close()
 	begin := time.Now()
 	var wg sync.WaitGroup
 	var mu sync.Mutex
-	total := hdrhistogram.New(1, 60e6, 3)
+	it := iterations{total: hdrhistogram.New(1, 60e6, 3)}
 	var failed error
 	for id := range mutators {
 		wg.Go(func() {
@@ -245,10 +271,8 @@ func measureIterations(ctx context.Context, o Options, name string, w *world, le
 				if err != nil && failed == nil {
 					failed = err
 				}
-				_ = total.RecordValue(max(took.Microseconds(), 1))
-				if o.Plots != nil && failed == nil {
-					_, failed = fmt.Fprintf(o.Plots, "%q,%.1f,%.3f,ms\n", name, float64(time.Since(begin).Microseconds())/1e3, float64(took.Microseconds())/1e3)
-				}
+				_ = it.total.RecordValue(max(took.Microseconds(), 1))
+				it.points = append(it.points, plot.Point{X: time.Since(begin).Seconds(), Y: took.Seconds() * 1e3})
 				stop := failed != nil
 				mu.Unlock()
 				if stop {
@@ -258,7 +282,7 @@ func measureIterations(ctx context.Context, o Options, name string, w *world, le
 		})
 	}
 	wg.Wait()
-	return total, errors.Join(failed, ctx.Err())
+	return it, errors.Join(failed, ctx.Err())
 }
 
 // dirty writes to n pages from first on, in one scope; it begins again where it
@@ -286,19 +310,19 @@ func (a *array) dirty(s *far.Scope, w *world, first, n int) error {
 }
 
 // measureCrowd lets 100 goroutines read 1 MB each in a scope, over and over, and
-// go on computing in it.
-func measureCrowd(ctx context.Context, o Options, compute time.Duration, length time.Duration) error {
+// go on computing in it. It returns the free memory over time.
+func measureCrowd(ctx context.Context, o Options, compute time.Duration, length time.Duration) (plot.Line, error) {
 	const crowd, pages = 100, 1 << 20 / 4096
 	a, err := newArray(ctx, 512<<20, 768<<20, 1<<20)
 	if err != nil {
-		return err
+		return plot.Line{}, err
 	}
 	defer a.heap.Close()
 	name := fmt.Sprintf("100 goroutines, %v of work", compute)
 	begin := time.Now()
 	stop := make(chan struct{})
 	var done, full atomic.Int64
-	var longest atomic.Int64 // wait to enter, ns
+	waits := hdrhistogram.New(1, 60e6, 3) // to enter, in microseconds
 	var wg, sampling sync.WaitGroup
 	var mu sync.Mutex
 	var failed error
@@ -308,6 +332,7 @@ func measureCrowd(ctx context.Context, o Options, compute time.Duration, length 
 		mu.Unlock()
 	}
 	least, over := 100.0, int64(0)
+	drawn := plot.Line{Name: fmt.Sprintf("%v of work a scope", compute)}
 	sampling.Go(func() {
 		tick := time.NewTicker(5 * time.Millisecond)
 		defer tick.Stop()
@@ -321,12 +346,7 @@ func measureCrowd(ctx context.Context, o Options, compute time.Duration, length 
 			over = max(over, st.Resident-st.Budget)
 			free := 100 * float64(st.Free) / float64(st.Budget)
 			least = min(least, free)
-			if o.Plots != nil {
-				if _, err := fmt.Fprintf(o.Plots, "%q,%.1f,%.2f,%% free\n", name, float64(time.Since(begin).Microseconds())/1e3, free); err != nil {
-					fail(err)
-					return
-				}
-			}
+			drawn.Points = append(drawn.Points, plot.Point{X: time.Since(begin).Seconds(), Y: free})
 		}
 	})
 	scopes := make([]*far.Scope, crowd)
@@ -340,9 +360,10 @@ func measureCrowd(ctx context.Context, o Options, compute time.Duration, length 
 			for time.Since(begin) < length && ctx.Err() == nil {
 				start := time.Now()
 				s.Enter()
-				if w := time.Since(start).Nanoseconds(); w > longest.Load() {
-					longest.Store(w)
-				}
+				waited := time.Since(start)
+				mu.Lock()
+				_ = waits.RecordValue(max(waited.Microseconds(), 1))
+				mu.Unlock()
 				first := r.IntN(a.pages.Len() - pages)
 				sum := byte(0)
 				for i := range pages {
@@ -374,12 +395,14 @@ func measureCrowd(ctx context.Context, o Options, compute time.Duration, length 
 		{Metric: "least free memory", Value: least, Unit: "%"},
 		{Metric: "most over the budget", Value: float64(over), Unit: "B"},
 		{Metric: "allocations refused", Value: float64(full.Load()), Unit: ""},
-		{Metric: "longest wait to enter", Value: float64(longest.Load()) / 1e6, Unit: "ms"},
+		{Metric: "p50 wait to enter", Value: float64(waits.ValueAtPercentile(50)) / 1e3, Unit: "ms"},
+		{Metric: "p99 wait to enter", Value: float64(waits.ValueAtPercentile(99)) / 1e3, Unit: "ms"},
+		{Metric: "longest wait to enter", Value: float64(waits.Max()) / 1e3, Unit: "ms"},
 	} {
 		row.Bench, row.Case = "far pause", name
 		if err := o.Out.Print(row); err != nil {
-			return err
+			return plot.Line{}, err
 		}
 	}
-	return errors.Join(failed, ctx.Err())
+	return drawn, errors.Join(failed, ctx.Err())
 }

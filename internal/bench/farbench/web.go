@@ -160,8 +160,7 @@ type farFrontEnd struct {
 	*farSite
 	s      *far.Scope
 	stream bool // pictures are not used again soon
-	late   []uint64
-	at     []int
+	found  [webLookups]bool
 }
 
 func (f *farSite) frontEnd(stream bool) func(ctx context.Context) frontEnd {
@@ -174,37 +173,15 @@ func (f *farSite) frontEnd(stream bool) func(ctx context.Context) frontEnd {
 
 func (f *farFrontEnd) close() { f.s.Close() }
 
-// look answers what is local at once, and fetches the rest together.
+// look reads what is far together.
 func (f *farFrontEnd) look(ctx context.Context, keys *[webLookups]uint64, vs *[webLookups]webValue) error {
-	f.late, f.at = f.late[:0], f.at[:0]
-	for i, k := range keys {
-		v, ok, err := f.values.Get(far.NoWait, k)
-		switch {
-		case errors.Is(err, far.ErrWouldBlock):
-			f.late, f.at = append(f.late, k), append(f.at, i)
-			continue
-		case err != nil:
-			return err
-		case !ok:
-			return errNoKey
-		}
-		vs[i] = v
-	}
-	if len(f.late) == 0 {
-		return nil
-	}
-	if err := f.values.Prefetch(ctx, f.late...); err != nil {
+	if err := f.values.GetMany(ctx, keys[:], vs[:], f.found[:]); err != nil {
 		return err
 	}
-	for _, i := range f.at {
-		v, ok, err := f.values.Get(ctx, keys[i])
-		if err != nil {
-			return err
-		}
+	for _, ok := range f.found {
 		if !ok {
 			return errNoKey
 		}
-		vs[i] = v
 	}
 	return nil
 }

@@ -20,6 +20,13 @@ type Chart struct {
 	Title  string
 	X      string // what the horizontal axis shows
 	Panels []Panel
+	Marks  []Mark
+}
+
+// Mark is a moment at which something happens, with a name or without.
+type Mark struct {
+	X    float64
+	Name string
 }
 
 // Panel is one coordinate system of a chart.
@@ -33,6 +40,7 @@ type Panel struct {
 type Line struct {
 	Name   string
 	Points []Point
+	Dots   bool // the points are events, and not joined
 }
 
 // Point is a point of a line.
@@ -41,24 +49,47 @@ type Point struct{ X, Y float64 }
 // Sizes in pixels.
 const (
 	width, height       = 720, 200 // of the inside of a panel
-	left, right         = 80, 170  // beside it: labels and the legend
-	top, between, below = 40, 24, 50
+	left, right         = 84, 200  // beside it: labels and the legend
+	top, between, below = 54, 28, 52
 	dash                = 5 // of a tick
 )
 
-// colours are told apart by those who see few of them, too (Okabe and Ito).
-var colours = []string{"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#f0e442"}
+// Colours are told apart by those who see few of them, too (Okabe and Ito; in
+// the order in which they differ most), on white and on black.
+const style = `<style>
+.paper{fill:#fff} .frame{fill:none;stroke:#999} .tick{stroke:#999} .grid{stroke:#999;stroke-opacity:.25}
+path.mark{stroke:#999;stroke-dasharray:4 3}
+text{fill:#222;font:12px system-ui,sans-serif} text.title{font-size:15px;font-weight:600} text.mark{font-size:11px}
+.line{fill:none;stroke-width:1.5;stroke-linejoin:round}
+.dots{stroke-width:3.6;stroke-linecap:round;stroke-opacity:.6}
+.c0{stroke:#0072b2} .c1{stroke:#d55e00} .c2{stroke:#009e73} .c3{stroke:#cc79a7}
+.c4{stroke:#e69f00} .c5{stroke:#222} .c6{stroke:#56b4e9} .c7{stroke:#a09000}
+@media (prefers-color-scheme:dark){
+.paper{fill:#14171a} text{fill:#ddd}
+.c0{stroke:#4aa8e0} .c1{stroke:#f07a30} .c2{stroke:#2fc79b} .c5{stroke:#eee} .c6{stroke:#9ad7ff} .c7{stroke:#f0e442}}
+</style>
+`
 
-// WriteSVG draws the chart.
+const colours = 8
+
+// WriteSVG draws the chart, for bright and dark surroundings.
 func (c *Chart) WriteSVG(w io.Writer) error {
 	b := bufio.NewWriter(w)
-	total := top + len(c.Panels)*(height+between) + below
-	fmt.Fprintf(b, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" font-family="sans-serif" font-size="12">`+"\n", left+width+right, total)
-	fmt.Fprintf(b, `<rect width="100%%" height="100%%" fill="white"/>`+"\n")
-	text(b, left, 24, "start", ` font-size="15"`, c.Title)
+	across, down := left+width+right, top+len(c.Panels)*(height+between)+below
+	fmt.Fprintf(b, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d">`+"\n", across, down, across, down)
+	_, _ = b.WriteString(style) // the writer remembers its errors
+	fmt.Fprintf(b, `<rect class="paper" width="100%%" height="100%%"/>`+"\n")
+	text(b, left, 26, "start", ` class="title"`, c.Title)
 	x := c.axisX()
 	for i := range c.Panels {
 		y0 := float64(top + i*(height+between))
+		for _, m := range c.Marks {
+			at := left + x.at(m.X)*width
+			line(b, "mark", at, y0, 0, height)
+			if i == 0 && m.Name != "" {
+				text(b, at-2, y0-5, "start", ` class="mark"`, m.Name)
+			}
+		}
 		c.Panels[i].draw(b, x, y0)
 		if i == len(c.Panels)-1 {
 			for _, t := range x.ticks() {
@@ -74,14 +105,18 @@ func (c *Chart) WriteSVG(w io.Writer) error {
 	return nil
 }
 
+// axisX begins at 0, or before if a point does.
 func (c *Chart) axisX() axis {
-	a := axis{lo: math.Inf(1), hi: math.Inf(-1)}
+	a := axis{hi: math.Inf(-1)}
 	for _, p := range c.Panels {
 		for _, l := range p.Lines {
 			for _, q := range l.Points {
 				a.lo, a.hi = min(a.lo, q.X), max(a.hi, q.X)
 			}
 		}
+	}
+	if a.lo > 0 && a.lo < a.hi/10 {
+		a.lo = 0 // it begins at about the origin
 	}
 	return a.proper()
 }
@@ -110,37 +145,45 @@ func (p *Panel) axisY() axis {
 
 func (p *Panel) draw(b *bufio.Writer, x axis, y0 float64) {
 	y := p.axisY()
-	fmt.Fprintf(b, `<rect x="%d" y="%.0f" width="%d" height="%d" fill="none" stroke="#888"/>`+"\n", left, y0, width, height)
 	for _, t := range x.ticks() {
-		line(b, left+x.at(t)*width, y0+height, 0, dash)
+		at := left + x.at(t)*width
+		line(b, "grid", at, y0, 0, height)
+		line(b, "tick", at, y0+height, 0, dash)
 	}
 	for _, t := range y.ticks() {
 		at := y0 + height - y.at(t)*height
-		line(b, left-dash, at, dash, 0)
+		line(b, "grid", left, at, width, 0)
+		line(b, "tick", left-dash, at, dash, 0)
 		text(b, left-dash-3, at+4, "end", "", number(t))
 	}
+	fmt.Fprintf(b, `<rect class="frame" x="%d" y="%.0f" width="%d" height="%d"/>`+"\n", left, y0, width, height)
 	mid := y0 + height/2
-	text(b, 16, mid, "middle", fmt.Sprintf(` transform="rotate(-90 16 %.0f)"`, mid), p.Y)
+	text(b, 18, mid, "middle", fmt.Sprintf(` transform="rotate(-90 18 %.0f)"`, mid), p.Y)
 	for i, l := range p.Lines {
-		colour := colours[i%len(colours)]
 		var points []string
 		for _, q := range l.Points {
 			if !y.log || q.Y > 0 {
 				points = append(points, fmt.Sprintf("%.1f,%.1f", left+x.at(q.X)*width, y0+height-y.at(q.Y)*height))
 			}
 		}
-		fmt.Fprintf(b, `<polyline fill="none" stroke="%s" stroke-width="1.3" points="%s"/>`+"\n", colour, strings.Join(points, " "))
-		text(b, left+width+10, y0+14+float64(i)*16, "start", fmt.Sprintf(` fill="%s"`, colour), l.Name)
+		if l.Dots && len(points) > 0 {
+			fmt.Fprintf(b, `<path class="dots c%d" d="M%sh0"/>`+"\n", i%colours, strings.Join(points, "h0M"))
+		} else {
+			fmt.Fprintf(b, `<polyline class="line c%d" points="%s"/>`+"\n", i%colours, strings.Join(points, " "))
+		}
+		at := y0 + 14 + float64(i)*18
+		fmt.Fprintf(b, `<path class="c%d" stroke-width="3" d="M%d %.1fh16"/>`+"\n", i%colours, left+width+12, at-4)
+		text(b, left+width+34, at, "start", "", l.Name)
 	}
 }
 
-func line(b *bufio.Writer, x, y, dx, dy float64) {
-	fmt.Fprintf(b, `<path d="M%.1f %.1fl%.0f %.0f" stroke="#888"/>`+"\n", x, y, dx, dy)
+func line(b *bufio.Writer, class string, x, y, dx, dy float64) {
+	fmt.Fprintf(b, `<path class="%s" d="M%.1f %.1fl%.0f %.0f"/>`+"\n", class, x, y, dx, dy)
 }
 
 func text(b *bufio.Writer, x, y float64, anchor, more, s string) {
 	fmt.Fprintf(b, `<text x="%.1f" y="%.1f" text-anchor="%s"%s>`, x, y, anchor, more)
-	_ = xml.EscapeText(b, []byte(s)) // the writer remembers its errors
+	_ = xml.EscapeText(b, []byte(s))
 	fmt.Fprintln(b, "</text>")
 }
 
@@ -189,7 +232,7 @@ func (a axis) ticks() (list []float64) {
 	i, _ := slices.BinarySearchFunc(steps, (a.hi-a.lo)/8, func(s, want float64) int { return cmp.Compare(s, want) })
 	d = steps[min(i, len(steps)-1)]
 	for k := math.Ceil(a.lo/d - 1e-9); k*d <= a.hi*(1+1e-9); k++ {
-		list = append(list, k*d)
+		list = append(list, k*d+0) // no -0
 	}
 	return list
 }

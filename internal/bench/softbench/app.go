@@ -2,148 +2,130 @@ package softbench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
-	"math"
 	"math/rand/v2"
-	"sort"
+	"runtime"
+	"slices"
 	"strconv"
 	"time"
 
+	"polder/internal/bench/softbench/vhost"
 	"polder/soft"
 )
 
-// wallApp is an application of the wall-clock run: fewer objects than table 1's,
-// and requests of those whose requests take long that take an eighth, with what
-// they rebuild. That changes no ratio, and the caches are warm in seconds.
-type wallApp struct {
-	name       string
-	base, cost time.Duration // of a request, and of rebuilding an object, in nanoseconds
-	keys       int
-	skew       float64
-}
-
-// All objects are 16 KiB, so few enough to be seen within a minute: together
-// 1040 MiB, for which there are 320.
+// The wall-clock run is the host in virtual time with real processes, soft
+// heaps and a coordinator in place of simulated ones: the same applications
+// make the same requests. As segments are of 2 MiB, objects are sixteen times as
+// large, and so is the memory.
 const (
-	wallObject = 16000
-	wallMemory = 320 * mib
+	larger     = 16
+	wallMemory = larger * vhost.Memory
 )
 
-var wallApps = []wallApp{
-	{"HDSearch", 31250, 155525, 12 << 10, 0.75},
-	{"WiredTiger", 9000, 20600, 20 << 10, 0.99},
-	{"Storage", 8000, 10500, 20 << 10, 0.9},
-	{"SocialNet", 50000, 403463, 13000, 1.1},
+// wallEvery is how often an application says how it is doing.
+const wallEvery = 500 * time.Millisecond
+
+// shop is an application whose services have a soft heap each.
+type shop struct {
+	app    *vhost.App
+	second float64 // of time, for a second of work
+	heaps  []*soft.Heap
+	maps   []*soft.Map[int32, []byte]
+	buf    []byte
 }
 
-// popularity is the probability, cumulated and times its last element, of the
-// keys in falling order.
-func (a wallApp) popularity() []float64 {
-	cdf := make([]float64, a.keys)
-	sum := 0.0
-	for k := range cdf {
-		sum += math.Pow(float64(k+1), -a.skew)
-		cdf[k] = sum
+func newShop(app *vhost.App, socket string, faster float64) (*shop, error) {
+	s := &shop{app: app, second: 1 / (app.Cores() * faster)}
+	for _, v := range app.Services {
+		h, err := soft.Open(soft.Config{Budget: soft.MinBudget, Max: wallMemory, Coordinator: socket, Name: v.Name, Workers: 1, Logger: quiet})
+		if err != nil {
+			return nil, errors.Join(err, s.close())
+		}
+		s.heaps = append(s.heaps, h)
+		m, err := soft.NewMap(h, soft.MapConfig[int32, []byte]{})
+		if err != nil {
+			return nil, errors.Join(err, s.close())
+		}
+		s.maps = append(s.maps, m)
+		s.buf = make([]byte, max(len(s.buf), int(slices.Max(v.Sizes))*larger))
 	}
-	return cdf
+	return s, nil
 }
 
-// wallBest is the best fixed partition, found offline: of all in steps of a
-// fortieth, that with the highest throughput if each application's most popular
-// objects are what is kept.
-func wallBest() map[uint64]float64 {
-	const steps = 40
-	var of [4][steps + 1]float64 // of ideal, by fortieths
-	for i, a := range wallApps {
-		cdf := a.popularity()
-		for j := range of[i] {
-			n := min(wallMemory*j/steps/wallObject, len(cdf))
-			hits := 0.0
-			if n > 0 {
-				hits = cdf[n-1] / cdf[len(cdf)-1]
-			}
-			of[i][j] = float64(a.base) / (float64(a.base) + (1-hits)*float64(a.cost))
-		}
+func (s *shop) close() error {
+	var errs []error
+	for _, h := range s.heaps {
+		errs = append(errs, h.Close())
 	}
-	best, shares := 0.0, make(map[uint64]float64)
-	for a := 1; a < steps; a++ {
-		for b := 1; a+b < steps; b++ {
-			for c := 1; a+b+c < steps; c++ {
-				d := steps - a - b - c
-				if v := of[0][a] + of[1][b] + of[2][c] + of[3][d]; v > best {
-					best = v
-					for i, n := range []int{a, b, c, d} {
-						shares[uint64(i+1)] = float64(n) / steps
-					}
-				}
-			}
-		}
+	return errors.Join(errs...)
+}
+
+// get is a vhost.Getter: time of rebuilding is accounted, not spent.
+func (s *shop) get(v *vhost.Service, k int32, nested func() float64) float64 {
+	m := s.maps[v.Number]
+	if _, ok := m.Append(s.buf[:0], k); ok {
+		return 0
 	}
-	return shares
+	cost := v.Rebuild(nested)
+	d := time.Duration(cost * s.second * 1e9)
+	s.heaps[v.Number].Rebuilt(d)
+	_ = m.SetCost(k, s.buf[:v.Sizes[k]*larger], d) // there may be no memory
+	return cost
 }
 
 // appWorker is one application: as many requests as it can make, of which the
-// time is waited for in pieces that a timer can measure.
+// time is waited for in pieces that a timer can measure. It says how much of
+// that time would have been enough with everything in memory.
 func appWorker(ctx context.Context, out io.Writer, args []string) error {
-	if len(args) != 3 {
-		return fmt.Errorf("want a socket, a number and a duration, not %q", args)
+	if len(args) != 4 {
+		return fmt.Errorf("want a socket, a number, a duration and a rate, not %q", args)
+	}
+	apps, err := vhost.Apps()
+	if err != nil {
+		return err
 	}
 	i, err := strconv.Atoi(args[1])
-	if err != nil || i < 0 || i >= len(wallApps) {
+	if err != nil || i < 0 || i >= len(apps) {
 		return fmt.Errorf("there is no application %q", args[1])
 	}
 	length, err := time.ParseDuration(args[2])
 	if err != nil {
 		return err
 	}
-	app := wallApps[i]
-	h, err := soft.Open(soft.Config{Budget: soft.MinBudget, Max: wallMemory, Coordinator: args[0], Name: app.name, Workers: 1, Logger: quiet})
+	faster, err := strconv.ParseFloat(args[3], 64)
 	if err != nil {
 		return err
 	}
-	defer h.Close()
-	for t := time.NewTicker(time.Millisecond); h.Budget() == soft.MinBudget; <-t.C {
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-	}
-	fmt.Fprintln(out, "registered") // and has been granted more than it came with
-	var owed time.Duration          // time that requests have taken and that has not passed yet
-	m, err := soft.NewMap(h, soft.MapConfig[int, [wallObject]byte]{})
+	runtime.GOMAXPROCS(1) // there is one worker, and each has a segment open
+	s, err := newShop(apps[i], args[0], faster)
 	if err != nil {
 		return err
 	}
-	r := rand.New(rand.NewPCG(1, uint64(i)))
-	cdf := app.popularity()
-	sum := cdf[len(cdf)-1]
+	defer s.close()
+
+	r := rand.New(rand.NewPCG(11, uint64(i)))
 	begin := time.Now()
-	requests := 0.0
-	counted := time.Duration(0)
-	for time.Since(begin) < length && ctx.Err() == nil {
-		k := sort.SearchFloat64s(cdf, r.Float64()*sum)
-		owed += app.base
-		if _, ok := m.Get(k); !ok {
-			owed += app.cost
-			h.Rebuilt(app.cost)
-			_ = m.SetCost(k, [wallObject]byte{byte(k)}, app.cost) // there may be no memory
+	due, say := begin, begin.Add(wallEvery)
+	var spent, needed float64
+	left := int(length / wallEvery) // things to say
+	for now := begin; left > 0 && ctx.Err() == nil; {
+		took, base := s.app.Request(s.get, r)
+		spent, needed = spent+took, needed+base
+		due = due.Add(time.Duration(took * s.second * 1e9))
+		if now.After(say) {
+			fmt.Fprintf(out, "point %v\n", needed/spent)
+			spent, needed, say = 0, 0, say.Add(wallEvery)
+			left--
 		}
-		late := time.Since(begin) > length/2
-		if late {
-			requests++
-		}
-		if owed > 2*time.Millisecond {
-			t := time.Now()
-			time.Sleep(owed)
-			slept := time.Since(t)
-			if late {
-				counted += slept
-			}
-			owed -= slept // what was overslept is credited
+		if now = time.Now(); due.Sub(now) > 2*time.Millisecond {
+			time.Sleep(due.Sub(now))
+			now = time.Now()
+		} else if due.Before(now.Add(-100 * time.Millisecond)) {
+			due = now // others have the processors
 		}
 	}
-	// Of ideal: requests made in the time that passed, as if each took base.
-	fmt.Fprintf(out, "throughput %v\n", requests*app.base.Seconds()/max(counted.Seconds(), 1e-9))
 	<-ctx.Done()
 	return nil
 }

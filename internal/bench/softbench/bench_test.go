@@ -21,10 +21,9 @@ func TestMain(m *testing.M) {
 
 func TestTheBestFixedPartitionIsOne(t *testing.T) {
 	sum := 0.0
-	for i := range wallApps {
-		share := wallBest()[uint64(i+1)]
+	for name, share := range wallShares() {
 		if share <= 0 {
-			t.Errorf("%s has the share %v", wallApps[i].name, share)
+			t.Errorf("%s has the share %v", name, share)
 		}
 		sum += share
 	}

@@ -11,7 +11,9 @@ import (
 )
 
 // Command returns the command soft for polder bench, with its subcommands.
-func Command() *cobra.Command {
+// Progress, which may be nil, makes what shows how far a benchmark is, and a
+// function that removes it.
+func Command(progress func(*cobra.Command) (show func(done, total int, what string), end func())) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "soft",
 		Short: "Measure soft memory: pointers, reclamation, pressure, coordination",
@@ -38,6 +40,11 @@ func Command() *cobra.Command {
 					return fmt.Errorf("cannot find this program's file: %w", err)
 				}
 				o := Options{Printer: benchout.New(cmd.OutOrStdout(), asJSON), Short: short, Polder: self, Args: workerArgs(cmd)}
+				if progress != nil {
+					show, end := progress(cmd)
+					defer end()
+					o.Progress, o.Printer = show, clearing{o.Printer, end}
+				}
 				if plots != "" {
 					f, err := os.Create(plots)
 					if err != nil {
@@ -63,6 +70,18 @@ func Command() *cobra.Command {
 		},
 	})
 	return cmd
+}
+
+// clearing is a printer that has the progress removed from the terminal before
+// it prints there.
+type clearing struct {
+	benchout.Printer
+	clear func()
+}
+
+func (p clearing) Print(r benchout.Row) error {
+	p.clear()
+	return p.Printer.Print(r)
 }
 
 // workerArgs is how this program is called to come to the command worker.

@@ -65,7 +65,7 @@ func serviceWorker(ctx context.Context, out io.Writer, args []string) error {
 		sum += math.Pow(float64(k+1), -0.9)
 		cdf[k] = sum
 	}
-	const goroutines = 8
+	const goroutines = 32 // requests in flight
 	var mu sync.Mutex
 	var took []time.Duration
 	var failed error
@@ -104,6 +104,9 @@ func serviceWorker(ctx context.Context, out io.Writer, args []string) error {
 			return nil
 		case <-t.C:
 		}
+		if time.Since(last) < 50*time.Millisecond { // a tick that came late, and the next
+			continue
+		}
 		mu.Lock()
 		list, err := took, failed
 		took = make([]time.Duration, 0, len(list)+1024)
@@ -118,7 +121,7 @@ func serviceWorker(ctx context.Context, out io.Writer, args []string) error {
 		}
 		now := time.Now()
 		s := h.Stats()
-		fmt.Fprintf(out, "point %.0f %.0f %d\n", float64(len(list))/now.Sub(last).Seconds(), p99, s.Budget-s.Free)
+		fmt.Fprintf(out, "point %.0f %.0f %d %d\n", float64(len(list))/now.Sub(last).Seconds(), p99, s.Budget-s.Free, s.Budget)
 		last = now
 	}
 }

@@ -3,7 +3,8 @@
 // read an index first and then the entry.
 //
 // Entries lie in a log of segments, and an open-addressing index of 64-bit words
-// has a tag and a place for each; nothing of it is the garbage collector's.
+// has a tag and a place for each; nothing of it is the garbage collector's, and all of
+// it is in the Env's memory.
 // When no segment is free, the one with the least live bytes is copied to one
 // that is kept for that. So the memory of deleted and overwritten entries is
 // used again, and the cost of a put is bounded by that of copying a segment.
@@ -42,6 +43,7 @@ type table struct {
 	env   *component.Env
 	seed  maphash.Seed
 	index []slot // of a power of two, at most three quarters full
+	words []byte // index's memory
 	count int
 
 	segments []segment
@@ -57,7 +59,7 @@ type segment struct {
 
 // Component is the hash table. Every loop over an index is bounded by its length,
 // and a put copies at most a segment and, when the index grows, the index.
-var Component = component.Component{New: New, Bounded: true}
+var Component = component.Component{New: New, Bounded: true, SharedReads: true, Portable: true}
 
 // New constructs a table. It is a component.Constructor.
 func New(env *component.Env, _ *component.Call, params []byte) (component.Object, error) {
@@ -73,18 +75,14 @@ func New(env *component.Env, _ *component.Call, params []byte) (component.Object
 
 // clear makes t empty, with the memory of a new table.
 func (t *table) clear() error {
-	if t.index == nil {
-		if err := t.env.Reserve(minIndex * 8); err != nil {
-			return err
+	words, err := t.env.Alloc(minIndex * 8)
+	if err != nil {
+		return err
+	}
+	for len(t.segments) < 2 {
+		if err := t.grow(); err != nil {
+			return err // the constructor's: nothing is left of t
 		}
-		t.index = make([]slot, minIndex)
-		for range 2 {
-			if err := t.grow(); err != nil {
-				return err
-			}
-		}
-		t.open, t.spare = 0, 1
-		return nil
 	}
 	for i := range t.segments {
 		s := &t.segments[i]
@@ -95,9 +93,16 @@ func (t *table) clear() error {
 	}
 	t.segments = t.segments[:2]
 	t.open, t.spare, t.count = 0, 1, 0
-	t.env.Release((len(t.index) - minIndex) * 8)
-	t.index = make([]slot, minIndex)
+	t.setIndex(words)
 	return nil
+}
+
+// setIndex gives the index other memory.
+func (t *table) setIndex(words []byte) {
+	if t.words != nil {
+		t.env.Free(t.words)
+	}
+	t.words, t.index = words, slots(words)
 }
 
 // grow adds an empty segment.
@@ -260,24 +265,24 @@ func (t *table) growIndex() error {
 	if (t.count+1)*4 <= len(t.index)*3 {
 		return nil
 	}
-	old := t.index
-	if err := t.env.Reserve(2 * len(old) * 8); err != nil {
+	words, err := t.env.Alloc(2 * len(t.words))
+	if err != nil {
 		return err
 	}
-	t.index = make([]slot, 2*len(old))
-	mask := uint64(len(t.index) - 1)
-	for _, s := range old {
+	index := slots(words)
+	mask := uint64(len(index) - 1)
+	for _, s := range t.index {
 		if s == 0 {
 			continue
 		}
 		_, key, _ := t.entry(s.place())
-		_, i := t.hash(key)
-		for t.index[i] != 0 {
+		i := maphash.Bytes(t.seed, key) & mask
+		for index[i] != 0 {
 			i = (i + 1) & mask
 		}
-		t.index[i] = s
+		index[i] = s
 	}
-	t.env.Release(len(old) * 8)
+	t.setIndex(words)
 	return nil
 }
 

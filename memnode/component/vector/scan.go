@@ -36,14 +36,61 @@ var scanners = [...]scanner{
 type integers[T integer] struct{}
 
 func (integers[T]) aggregate(a *active.Aggregate, b []byte, q *active.Query) {
-	var buf [256]T
-	for vs := elements[T](b); len(vs) > 0; {
-		var chosen []T
-		chosen, vs = choose(a, buf[:], vs, q)
-		for _, v := range chosen {
-			a.Sum += uint64(v) // sign-extended, if there is a sign
+	low, high, outside := bounds(q.Compare, elements[T](q.Operand[:])[0])
+	least, greatest := elements[T](a.Least[:]), elements[T](a.Greatest[:])
+	lo, hi := least[0], greatest[0]
+	if a.Count == 0 {
+		lo, hi = limits[T]()
+		lo, hi = hi, lo // whatever comes is less, and greater
+	}
+	vs := elements[T](b)
+	count, sum := 0, a.Sum
+	switch {
+	case q.Compare == active.Any:
+		count = len(vs)
+		for _, v := range vs {
+			sum += uint64(v) // sign-extended, if there is a sign
+			lo, hi = min(lo, v), max(hi, v)
+		}
+	default:
+		for _, v := range vs {
+			if (v >= low && v <= high) != outside {
+				sum += uint64(v)
+				lo, hi = min(lo, v), max(hi, v)
+				count++
+			}
 		}
 	}
+	if count > 0 {
+		least[0], greatest[0] = lo, hi
+		a.Count, a.Sum = a.Count+uint64(count), sum
+	}
+}
+
+// bounds says that a value matches which is from low to high, or outside of that.
+func bounds[T integer](op active.Compare, operand T) (low, high T, outside bool) {
+	least, greatest := limits[T]()
+	switch op {
+	case active.Equal, active.NotEqual:
+		return operand, operand, op == active.NotEqual
+	case active.LessOrEqual, active.Greater:
+		return least, operand, op == active.Greater
+	case active.Less, active.GreaterOrEqual:
+		return operand, greatest, op == active.Less
+	}
+	return least, greatest, false
+}
+
+// limits are the least and the greatest T.
+func limits[T integer]() (least, greatest T) {
+	if greatest = ^T(0); greatest > 0 {
+		return 0, greatest
+	}
+	least = 1
+	for least > 0 {
+		least <<= 1
+	}
+	return least, ^least
 }
 
 func (integers[T]) filter(out, b []byte, i uint64, q *active.Query, room int) ([]byte, int) {
@@ -72,7 +119,7 @@ func (floats[T]) filter(out, b []byte, i uint64, q *active.Query, room int) ([]b
 // choose returns the elements that match q of some from vs on, in buf or where
 // they are, and what is left of vs. It counts them, and finds the least and the
 // greatest: what is not a number is either only where there is nothing else.
-func choose[T number](a *active.Aggregate, buf, vs []T, q *active.Query) (chosen, rest []T) {
+func choose[T float](a *active.Aggregate, buf, vs []T, q *active.Query) (chosen, rest []T) {
 	n := min(len(vs), len(buf)) // few enough to stay in the cache until they are added up
 	chosen, rest = vs[:n], vs[n:]
 	if op := q.Compare; op != active.Any {
@@ -94,7 +141,7 @@ func choose[T number](a *active.Aggregate, buf, vs []T, q *active.Query) (chosen
 }
 
 // extremes lets least and greatest, of count elements so far, take account of vs.
-func extremes[T number](count uint64, least, greatest, vs []T) {
+func extremes[T float](count uint64, least, greatest, vs []T) {
 	lo, hi := least[0], greatest[0]
 	if count == 0 {
 		lo, hi = vs[0], vs[0]

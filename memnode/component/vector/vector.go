@@ -31,7 +31,7 @@ type vector struct {
 }
 
 // Component is the vector.
-var Component = component.Component{New: New}
+var Component = component.Component{New: New, SharedReads: true, Portable: true}
 
 // New constructs a vector. It is a component.Constructor.
 func New(env *component.Env, _ *component.Call, params []byte) (component.Object, error) {

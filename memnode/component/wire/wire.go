@@ -11,7 +11,7 @@
 //
 //	 0  u32  magic "PAC1"
 //	 4  u16  credits: requests that may be unanswered
-//	 6  u16  0
+//	 6  u16  1 if memory has been passed for a component.Place, otherwise 0
 //	 8  u32  most bytes of a message
 //	12  u32  longest that a request may run, in milliseconds
 //
@@ -139,6 +139,7 @@ type Welcome struct {
 	Credits int           // requests that may be unanswered
 	Message int           // most bytes of a message
 	Time    time.Duration // longest that a request may run, in milliseconds
+	Place   bool          // the connection carries memory to hold objects in
 }
 
 // Append appends w's encoding to b.
@@ -146,6 +147,9 @@ func (w *Welcome) Append(b []byte) []byte {
 	b = binary.LittleEndian.AppendUint32(b, magic)
 	b = binary.LittleEndian.AppendUint16(b, uint16(w.Credits))
 	b = append(b, 0, 0)
+	if w.Place {
+		b[len(b)-2] = 1
+	}
 	b = binary.LittleEndian.AppendUint32(b, uint32(w.Message))
 	return binary.LittleEndian.AppendUint32(b, uint32(w.Time.Milliseconds()))
 }
@@ -155,13 +159,14 @@ func (w *Welcome) Decode(b []byte) error {
 	switch {
 	case len(b) != WelcomeSize:
 		return fmt.Errorf("%w: a welcome of %d bytes, want %d", ErrMalformed, len(b), WelcomeSize)
-	case binary.LittleEndian.Uint32(b) != magic || b[6] != 0 || b[7] != 0:
+	case binary.LittleEndian.Uint32(b) != magic || b[6] > 1 || b[7] != 0:
 		return fmt.Errorf("%w: this is no welcome of a node's components", ErrMalformed)
 	}
 	d := Welcome{
 		Credits: int(binary.LittleEndian.Uint16(b[4:])),
 		Message: int(binary.LittleEndian.Uint32(b[8:])),
 		Time:    time.Duration(binary.LittleEndian.Uint32(b[12:])) * time.Millisecond,
+		Place:   b[6] == 1,
 	}
 	switch {
 	case d.Credits < 1 || d.Credits > MaxCredits:

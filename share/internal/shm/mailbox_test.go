@@ -75,6 +75,9 @@ func TestEveryRequestIsTakenOrRetracted(t *testing.T) {
 			d.Attend(true)
 			for range n % 64 {
 				look()
+				if n%2 == 0 {
+					runtime.Gosched() // on one processor, others see that it attends
+				}
 			}
 			d.Attend(false)
 			look()

@@ -60,7 +60,7 @@ func (p *pd) CreateQP(init verbs.QPInit) (verbs.QP, error) {
 	cfg := softnic.QPConfig{
 		PD: p.num, SendCQ: send.num, RecvCQ: recv.num,
 		SendDepth: init.SendDepth, RecvDepth: init.RecvDepth,
-		ManagedSend: init.Managed, ManagedRecv: init.ManagedRecv,
+		ManagedSend: init.Managed, ManagedRecv: init.ManagedRecv, LazyAcks: init.LazyAcks,
 	}
 	for _, r := range []struct {
 		ring verbs.MR

@@ -184,6 +184,19 @@ func TestADaemonThatCannotStartLeavesNothing(t *testing.T) {
 			t.Errorf("two kinds of address, and %d bytes for components: got %v", memory, err)
 		}
 	}
+	for source, spoil := range map[string]func(*UpConfig){
+		"--component-memory": func(u *UpConfig) { u.Node.Components.Memory = 16 << 20 },
+		"--node-listen":      func(u *UpConfig) { u.NodeListen, u.Far = "unix:/nowhere", []string{"127.0.0.1:1"} },
+		"--manager":          func(u *UpConfig) { u.NodeListen, u.Manager = "unix:/nowhere", "rpcmw" },
+	} {
+		up := UpConfig{ServeConfig: DefaultServe(), Node: NodeConfig{Lend: 64 << 20, Chunk: 1 << 20, Grace: time.Second}}
+		up.Common = c
+		spoil(&up)
+		var wrong *config.Error
+		if err := RunUp(context.Background(), up); !errors.As(err, &wrong) || wrong.Source != source {
+			t.Errorf("got %v, want an error of %s", err, source)
+		}
+	}
 	serve := DefaultServe()
 	serve.Common, serve.Listen, serve.Far = c, "127.0.0.1:0", []string{"127.0.0.1:1"}
 	serve.Device = "mlx5_0"

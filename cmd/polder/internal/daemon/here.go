@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 
 	"polder/internal/config"
+	"polder/internal/listen"
 	"polder/memnode"
 	"polder/pool"
 	"polder/pool/memfd"
@@ -41,6 +42,8 @@ func (p *process) openHere(ctx context.Context, cfg UpConfig) error {
 	if inPlace {
 		if h, err = p.meetInPlace(); err == nil {
 			manager, cfg.Node.Manager = memfd.Mechanism{}, memnode.MemFD
+		} else if cfg.NodeListen != "" {
+			return err
 		} else {
 			p.Logger.Info("far memory is not accessed in place", "why", err)
 			inPlace = false
@@ -57,6 +60,14 @@ func (p *process) openHere(ctx context.Context, cfg UpConfig) error {
 	}
 	p.show(node)
 	p.spawn("the node stopped serving", func() error { return node.Serve(h.listener) })
+	if cfg.NodeListen != "" {
+		lis, err := p.listenUnix(h.lender, cfg.NodeListen)
+		if err != nil {
+			return listen.Explain("node-listen", cfg.NodeListen, err)
+		}
+		p.spawn("the node stopped serving", func() error { return node.Serve(lis) })
+		p.addrs[ServiceSocket] = lis.Addr()
+	}
 	return p.openPool(ctx, cfg.ServeConfig, pool.Config{
 		Device: h.borrower, Manager: manager,
 		Nodes: []pool.NodeConfig{{Name: hereName, Dial: h.dial}},

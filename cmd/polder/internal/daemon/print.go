@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"polder/internal/config"
+	"polder/soft/wire"
 )
 
 // Print writes the status for people. Now is when it was taken.
@@ -60,6 +61,16 @@ func (s *Status) Print(w io.Writer, now time.Time) error {
 		row("soft", "%s, %s of it free: %d objects in %s", bytes(h.Budget), bytes(h.Free), h.Objects, bytes(h.Live))
 		row("reads", "%d hits, %d misses", h.Hits, h.Misses)
 		row("evicted", "%d objects by itself, %d with memory that was taken", h.EvictedObjects, h.LostObjects)
+	}
+	if c := s.Coordinator; c != nil {
+		row("memory", "%s granted of %s that there could be, %s of it in use", bytes(c.Granted), bytes(c.Target), bytes(c.Resident))
+		row("host", "%s available, %s of it in reserve", bytes(c.Available), bytes(c.Reserve))
+		row("taken", "%s given back when asked, %s taken", bytes(int64(c.Cooperative)*wire.SegmentSize), bytes(int64(c.Direct)*wire.SegmentSize))
+		row("clients", "%d registered, %d refused, %d malformed messages, %d ended", c.Clients, c.Refused, c.Malformed, c.Ended)
+		for _, x := range c.MoreByClient {
+			row("", "%s (process %d): %s granted, %s used, %d hits, %d misses, rebuilt for %v", x.Name, x.PID, bytes(x.Granted), bytes(x.Used),
+				x.Hits, x.Misses, time.Duration(x.Rebuild*float64(time.Second)).Round(time.Millisecond))
+		}
 	}
 	if p := s.Pool; p != nil {
 		for _, n := range p.Nodes {

@@ -51,10 +51,28 @@ func DefaultServe() ServeConfig {
 }
 
 // UpConfig configures everything in one process. If Far is empty, memory is
-// borrowed from Node, of which only Lend and Chunk count.
+// borrowed from Node, of which only Lend, Chunk, Grace and Components count.
 type UpConfig struct {
 	ServeConfig
-	Node NodeConfig
+	Node       NodeConfig
+	NodeListen string // a Unix socket where others borrow from Node; "" for nowhere
+}
+
+// check finds what is wrong with values that fit each by itself.
+func (c *UpConfig) check() error {
+	refuse := func(flag, value, expected string) error {
+		return &config.Error{Source: "--" + flag, Value: value, Err: errors.New("expected " + expected)}
+	}
+	memory := c.Node.Components.Memory
+	switch {
+	case c.NodeListen != "" && len(c.Far) > 0:
+		return refuse("node-listen", c.NodeListen, "none with --far: there is no node in this process then")
+	case c.NodeListen != "" && c.Manager != "":
+		return refuse("manager", c.Manager, "none with --node-listen, where memory is lent by "+memfd.Name)
+	case memory != 0 && c.NodeListen == "":
+		return refuse("component-memory", config.FormatSize(memory), "0 without --node-listen: nobody else could call the components")
+	}
+	return nil
 }
 
 // MinHeapChunk is the smallest chunk in bytes that a far heap can use.
@@ -89,6 +107,9 @@ func RunServe(ctx context.Context, cfg ServeConfig) (err error) {
 func RunUp(ctx context.Context, cfg UpConfig) (err error) {
 	p := newProcess("up", cfg.Common)
 	defer p.close(&err)
+	if err := cfg.check(); err != nil {
+		return err
+	}
 	if err := p.listen(cfg.ServeConfig); err != nil {
 		return err
 	}

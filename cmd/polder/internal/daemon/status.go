@@ -15,11 +15,12 @@ import (
 	"polder/pool/broker"
 	"polder/resp"
 	"polder/soft"
+	"polder/soft/coordinator"
 )
 
 // Status is what a daemon says of itself at /status.
 type Status struct {
-	Service   string // node, broker, serve or up
+	Service   string // node, broker, serve, up or coordinator
 	Version   string
 	PID       int
 	Started   time.Time
@@ -33,6 +34,8 @@ type Status struct {
 	Pool    *pool.Stats          `json:",omitempty"`
 	Soft    *soft.Stats          `json:",omitempty"` // serve --tier soft
 	Redis   *resp.Stats          `json:",omitempty"`
+
+	Coordinator *coordinator.Stats `json:",omitempty"` // coordinator
 }
 
 const (

@@ -24,44 +24,83 @@ const (
 	gib = 1 << 30
 )
 
-// workload is one of table 1's applications: it works off requests with so
-// many cores, and asks its services' caches.
-type workload struct {
-	name     string
-	cores    float64
-	base     float64 // seconds of a request in which nothing is rebuilt
-	services []*service
-	request  func(w *workload, r *rand.Rand) (rebuilding float64)
+// App is one of table 1's applications: it works off requests with so many
+// cores, and asks its services' caches.
+type App struct {
+	Name     string
+	Services []*Service
+
+	cores   float64
+	base    float64 // seconds of a request in which nothing is rebuilt
+	request func(get Getter, r *rand.Rand) (rebuilding float64)
 
 	requests, spent float64
 }
 
-// service is a part of an application that has soft memory of its own.
-type service struct {
-	name  string
-	sizes []int32
-	cost  float64 // seconds to rebuild an object, without what it asks for
+// Service is a part of an application that has soft memory of its own. Its
+// objects are numbered from 0.
+type Service struct {
+	Name   string
+	Number int     // within its application
+	Sizes  []int32 // of its objects, in bytes
+
+	cost float64 // seconds to rebuild an object, without what it asks for
 
 	*stats
 	cache *cache
 }
 
+// A Getter asks a service's cache for an object, which Rebuild makes if it is
+// not there, and returns the seconds that this took: 0 if it was there.
+type Getter func(s *Service, k int32, nested func() float64) float64
+
+// Rebuild returns how many seconds rebuilding an object takes, with what its
+// reconstructor asks other services for.
+func (s *Service) Rebuild(nested func() float64) float64 {
+	if nested == nil {
+		return s.cost
+	}
+	return s.cost + nested()
+}
+
+// Request makes one request of which the objects are had with get, and returns
+// the seconds that one core takes for it, and how many of them would be left
+// with everything in memory.
+func (a *App) Request(get Getter, r *rand.Rand) (seconds, base float64) {
+	return a.base + a.request(get, r), a.base
+}
+
+// Cores is how many cores the scaled application works with: in a second of
+// time it does so many seconds of work.
+func (a *App) Cores() float64 { return a.cores / Scale }
+
 // zipf draws ranks with probability 1/rank^s and spreads them over the keys.
-type zipf struct{ cdf []float64 }
+type zipf struct {
+	cdf   []float64
+	guide []int32 // where in cdf to begin: for each of so many equal parts of what is drawn
+}
 
 func newZipf(n int, s float64) *zipf {
-	z := &zipf{make([]float64, n)}
+	z := &zipf{make([]float64, n), make([]int32, n)}
 	sum := 0.0
 	for i := range n {
 		sum += math.Pow(float64(i+1), -s)
 		z.cdf[i] = sum
 	}
+	for i := range z.guide {
+		z.guide[i] = int32(sort.SearchFloat64s(z.cdf, sum*float64(i)/float64(n)))
+	}
 	return z
 }
 
 func (z *zipf) draw(r *rand.Rand) int32 {
-	x := r.Float64() * z.cdf[len(z.cdf)-1]
-	return int32(sort.SearchFloat64s(z.cdf, x))
+	n := len(z.cdf)
+	u := r.Float64()
+	i, x := z.guide[int(u*float64(n))], u*z.cdf[n-1]
+	for int(i) < n-1 && z.cdf[i] < x {
+		i++
+	}
+	return i
 }
 
 func uniform(n int, size int32) []int32 {
@@ -73,13 +112,13 @@ func uniform(n int, size int32) []int32 {
 }
 
 // simple is an application with one service and independent requests.
-func simple(name string, cores, base, cost, bytes float64, size int32, skew float64) *workload {
+func simple(name string, cores, base, cost, bytes float64, size int32, skew float64) *App {
 	n := int(bytes / Scale / float64(size))
 	z := newZipf(n, skew)
-	s := &service{name: name, sizes: uniform(n, size), cost: cost}
-	return &workload{
-		name: name, cores: cores, base: base, services: []*service{s},
-		request: func(w *workload, r *rand.Rand) float64 { return s.get(z.draw(r), nil) },
+	s := &Service{Name: name, Sizes: uniform(n, size), cost: cost}
+	return &App{
+		Name: name, cores: cores, base: base, Services: []*Service{s},
+		request: func(get Getter, r *rand.Rand) float64 { return get(s, z.draw(r), nil) },
 	}
 }
 
@@ -87,7 +126,7 @@ func simple(name string, cores, base, cost, bytes float64, size int32, skew floa
 // a session with a shard, shows a user's timeline, and, if that has to be
 // composed, fetches posts of friends. So the more timelines are kept, the less
 // posts are asked for (appendix C).
-func socialNet() (*workload, error) {
+func socialNet() (*App, error) {
 	friends, err := readGraph()
 	if err != nil {
 		return nil, err
@@ -110,23 +149,23 @@ func socialNet() (*workload, error) {
 	for i := range posts {
 		posts[i] = 2 * kib
 	}
-	sessions := &service{name: "SocialNet sessions", sizes: uniform(64, 16*kib), cost: 99.1e-6}
-	timeline := &service{name: "SocialNet timelines", sizes: timelines, cost: 600e-6}
-	post := &service{name: "SocialNet posts", sizes: posts, cost: 3227.7e-6}
+	sessions := &Service{Name: "SocialNet sessions", Sizes: uniform(64, 16*kib), cost: 99.1e-6}
+	timeline := &Service{Name: "SocialNet timelines", Number: 1, Sizes: timelines, cost: 600e-6}
+	post := &Service{Name: "SocialNet posts", Number: 2, Sizes: posts, cost: 3227.7e-6}
 	page := newZipf(pages, 1.2)
 	recent := newZipf(perUser, 1)
-	return &workload{
-		name: "SocialNet", cores: 20, base: 400e-6, services: []*service{sessions, timeline, post},
-		request: func(w *workload, r *rand.Rand) float64 {
+	return &App{
+		Name: "SocialNet", cores: 20, base: 400e-6, Services: []*Service{sessions, timeline, post},
+		request: func(get Getter, r *rand.Rand) float64 {
 			u := sort.SearchFloat64s(weight, r.Float64()*sum)
-			t := sessions.get(int32(r.IntN(64)), nil)
-			return t + timeline.get(int32(u*pages)+page.draw(r), func() (c float64) {
+			t := get(sessions, int32(r.IntN(64)), nil)
+			return t + get(timeline, int32(u*pages)+page.draw(r), func() (c float64) {
 				for range 4 {
 					f := u
 					if n := len(friends[u]); n > 0 {
 						f = friends[u][r.IntN(n)]
 					}
-					c += post.get(int32(f*perUser)+recent.draw(r), nil)
+					c += get(post, int32(f*perUser)+recent.draw(r), nil)
 				}
 				return c
 			})
@@ -158,17 +197,17 @@ func readGraph() ([][]int, error) {
 	return friends, nil
 }
 
-// workloads are table 1's four applications: cores, reconstruction cost and
+// Apps are table 1's four applications: cores, reconstruction cost and
 // peak soft memory are the table's. What it does not say (time of a request
 // from memory, skew) is chosen so that figure 1's curves come out: HDSearch
 // 3.3 times faster with half of its state, the page cache saturated early,
 // SocialNet 1.8 times faster.
-func workloads() ([]*workload, error) {
+func Apps() ([]*App, error) {
 	social, err := socialNet()
 	if err != nil {
 		return nil, err
 	}
-	return []*workload{
+	return []*App{
 		simple("HDSearch", 12, 250e-6, 1244.2e-6, 13.6*gib, 7*kib, 0.75),
 		simple("WiredTiger", 12, 9e-6, 20.6e-6, 21.3*gib, 4*kib, 0.99),
 		simple("Storage", 4, 8e-6, 10.5e-6, 20.4*gib, 4*kib, 0.9),

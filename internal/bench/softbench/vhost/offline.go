@@ -1,24 +1,34 @@
 package vhost
 
-import "context"
+import (
+	"context"
+	"maps"
+	"slices"
+)
 
-// BestShares is the best fixed partition that Best has found, by service in
-// the order of workloads.
-var BestShares = []float64{0.68, 0.07, 0.05, 0.02, 0.14, 0.04}
+// BestShares is the best fixed partition that Best has found, by service.
+var BestShares = map[string]float64{
+	"HDSearch":            0.68,
+	"WiredTiger":          0.07,
+	"Storage":             0.05,
+	"SocialNet sessions":  0.02,
+	"SocialNet timelines": 0.14,
+	"SocialNet posts":     0.04,
+}
 
 // Fixed evaluates a fixed partition in its steady state: caches are warm
 // before time begins.
-func (h *Host) Fixed(shares []float64) (float64, error) {
+func (h *Host) Fixed(shares map[string]float64) (float64, error) {
 	s, err := h.start(Memory)
 	if err != nil {
 		return 0, err
 	}
-	for i, v := range s.services {
-		v.cache.resize(int64(shares[i] * Memory))
+	for _, v := range s.services {
+		v.cache.resize(int64(shares[v.Name] * Memory))
 	}
 	for _, w := range s.apps {
 		for range 150000 {
-			w.request(w, s.rand)
+			w.request((*Service).get, s.rand)
 		}
 	}
 	const seconds = 60
@@ -33,28 +43,28 @@ func (h *Host) Fixed(shares []float64) (float64, error) {
 // applications' throughput at every size, where a policy has to find out. The
 // search climbs on the simulation itself, moving memory between each two
 // services, in steps that become finer.
-func (h *Host) Best(ctx context.Context, start []float64) ([]float64, float64, error) {
-	best := append([]float64(nil), start...)
-	n := len(best)
-	score := h.Fixed
-	top, err := score(best)
+func (h *Host) Best(ctx context.Context, start map[string]float64) (map[string]float64, float64, error) {
+	best := maps.Clone(start)
+	names := slices.Sorted(maps.Keys(start))
+	top, err := h.Fixed(best)
 	if err != nil {
 		return nil, 0, err
 	}
 	for _, d := range []float64{0.1, 0.03, 0.01} {
 		for improved := true; improved; {
 			improved = false
-			for i := range n {
-				for j := range n {
-					if i == j || best[j] < d {
+			for _, to := range names {
+				for _, from := range names {
+					if to == from || best[from] < d {
 						continue
 					}
 					if err := ctx.Err(); err != nil {
 						return nil, 0, err
 					}
-					try := append([]float64(nil), best...)
-					try[i], try[j] = try[i]+d, try[j]-d
-					v, err := score(try)
+					try := maps.Clone(best)
+					try[to] += d
+					try[from] -= d
+					v, err := h.Fixed(try)
 					if err != nil {
 						return nil, 0, err
 					}

@@ -35,7 +35,7 @@ type stats struct {
 
 // get asks for an object and returns how long it takes to rebuild it. What a
 // reconstructor asks of other services, nested, is a part of that.
-func (s *service) get(k int32, nested func() float64) float64 {
+func (s *Service) get(k int32, nested func() float64) float64 {
 	hit, victim := s.cache.access(k)
 	cost := s.typical
 	if hit {
@@ -45,16 +45,13 @@ func (s *service) get(k int32, nested func() float64) float64 {
 		if victim {
 			s.victims++
 		}
-		cost = s.cost
-		if nested != nil {
-			cost += nested()
-			s.typical += (cost - s.typical) / 100
-		}
+		cost = s.Rebuild(nested)
+		s.typical += (cost - s.typical) / 100
 		s.rebuild += cost
 	}
 	s.sampler.Count(1)
 	if x := mix(uint64(k) ^ s.salt); x <= s.sampler.Threshold() {
-		s.sampler.Access(x, int64(s.sizes[k]), cost)
+		s.sampler.Access(x, int64(s.Sizes[k]), cost)
 	}
 	if hit {
 		return 0
@@ -98,26 +95,26 @@ type Host struct {
 // New measures the ideal: everything in memory.
 func New(ctx context.Context) (*Host, error) {
 	h := &Host{}
-	apps, err := workloads()
+	apps, err := Apps()
 	if err != nil {
 		return nil, err
 	}
 	h.ideal = make(map[string]float64)
 	for _, w := range apps {
-		h.ideal[w.name] = w.cores / w.base / Scale
+		h.ideal[w.Name] = w.cores / w.base / Scale
 	}
 	return h, ctx.Err()
 }
 
 // IdealMemory is what it takes to keep everything.
 func (h *Host) IdealMemory() (n int64) {
-	apps, err := workloads()
+	apps, err := Apps()
 	if err != nil {
 		return 0
 	}
 	for _, w := range apps {
-		for _, s := range w.services {
-			for _, x := range s.sizes {
+		for _, s := range w.Services {
+			for _, x := range s.Sizes {
 				n += int64(x)
 			}
 		}
@@ -127,24 +124,24 @@ func (h *Host) IdealMemory() (n int64) {
 
 // run simulates for so long.
 type sim struct {
-	apps     []*workload
-	services []*service
+	apps     []*App
+	services []*Service
 	rand     *rand.Rand
 }
 
 func (h *Host) start(memory int64) (*sim, error) {
-	apps, err := workloads()
+	apps, err := Apps()
 	if err != nil {
 		return nil, err
 	}
 	s := &sim{apps: apps, rand: rand.New(rand.NewPCG(11, 13))}
 	for _, w := range apps {
-		for _, v := range w.services {
+		for _, v := range w.Services {
 			v.stats = &stats{sampler: mrc.New(unit, 2*Memory, samples), salt: uint64(len(s.services)) << 40, typical: v.cost}
 			if h.Hopeful {
 				v.sampler.Hopeful()
 			}
-			v.cache = newCache(v.sizes, memory/100)
+			v.cache = newCache(v.Sizes, memory/100)
 			s.services = append(s.services, v)
 		}
 	}
@@ -159,10 +156,10 @@ func (s *sim) tick(h *Host) (mean float64) {
 		w.spent -= w.cores / Scale * step.Seconds()
 		n := 0.0
 		for w.spent < 0 {
-			w.spent += w.base + w.request(w, s.rand)
+			w.spent += w.base + w.request((*Service).get, s.rand)
 			n++
 		}
-		w.requests = n / step.Seconds() / h.ideal[w.name]
+		w.requests = n / step.Seconds() / h.ideal[w.Name]
 		mean += w.requests / float64(len(s.apps))
 	}
 	return mean
@@ -197,7 +194,7 @@ func (h *Host) Run(ctx context.Context, p policy.Policy, length time.Duration) (
 			counted++
 			res.Throughput += mean
 			for _, w := range s.apps {
-				perApp[w.name] += w.requests
+				perApp[w.Name] += w.requests
 			}
 		}
 		for i, m := range p.Divide(now, Memory, s.report()) {
@@ -213,7 +210,7 @@ func (h *Host) Run(ctx context.Context, p policy.Policy, length time.Duration) (
 	}
 	res.Throughput /= counted
 	for i, v := range s.services {
-		res.Shares[v.name] = budgets[i]
+		res.Shares[v.Name] = budgets[i]
 	}
 	res.Settled = settled(history)
 	res.Equilibrium = equilibrium(res.Series, 0.97*res.Throughput)
@@ -224,14 +221,14 @@ func (h *Host) Run(ctx context.Context, p policy.Policy, length time.Duration) (
 func (s *sim) report() []policy.App {
 	var out []policy.App
 	for _, w := range s.apps {
-		for _, v := range w.services {
+		for _, v := range w.Services {
 			v.sampler.Advance(step.Seconds(), 1)
 			// A scaled application rebuilds in as many seconds as it is
 			// smaller; costs are told as the full one's.
 			c := v.sampler.Curve()
 			v.sampler.Advance(0, 0.995)
 			out = append(out, policy.App{
-				ID: uint64(len(out) + 1), Weight: 1,
+				ID: uint64(len(out) + 1), Name: v.Name, Weight: 1,
 				Memory: v.cache.capacity, Used: v.cache.used, Max: 2 * Memory,
 				Min:  Memory / 400,
 				Hits: v.hits, Misses: v.misses, Victims: v.victims,
@@ -279,17 +276,18 @@ func equilibrium(series []Point, level float64) time.Duration {
 	return at
 }
 
-// Resolution is how exactly Reaches can tell.
-const Resolution = time.Minute
-
-// Reaches is the time from which on the throughput of a, smoothed over a
-// minute, stays at or above part of that of b at the same moment. Filling
-// caches takes both the same time; what is left is how long it takes to find
-// out who should have the memory.
-func Reaches(a, b []Point, part float64) (at time.Duration, ok bool) {
-	const window = int(Resolution / step)
+// Reaches is the time from which on the throughput of a, smoothed over so long,
+// stays at or above part of that of b at the same moment. Filling caches takes
+// both the same time; what is left is how long it takes to find out who should
+// have the memory. The points must be evenly spaced.
+func Reaches(a, b []Point, part float64, smooth time.Duration) (at time.Duration, ok bool) {
+	n := min(len(a), len(b))
+	if n == 0 {
+		return 0, false
+	}
+	window := max(int(smooth/a[0].At), 1)
 	var sa, sb float64
-	for i := range min(len(a), len(b)) {
+	for i := range n {
 		sa += a[i].Throughput
 		sb += b[i].Throughput
 		if i >= window {
@@ -300,5 +298,5 @@ func Reaches(a, b []Point, part float64) (at time.Duration, ok bool) {
 			at = a[i].At
 		}
 	}
-	return at, at < a[len(a)-1].At*9/10
+	return max(at, smooth), at < a[n-1].At*9/10
 }

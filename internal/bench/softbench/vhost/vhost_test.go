@@ -66,12 +66,8 @@ func TestTheSameRunTwiceIsTheSame(t *testing.T) {
 
 func TestCurvesComeNearTheBestFixedPartition(t *testing.T) {
 	h := newHost(t)
-	shares := make(map[uint64]float64)
-	for i, v := range BestShares {
-		shares[uint64(i+1)] = v
-	}
 	const length = 10 * time.Minute
-	best, err := h.Run(t.Context(), &policy.Static{Shares: shares}, length)
+	best, err := h.Run(t.Context(), &policy.Static{Shares: BestShares}, length)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,7 +79,7 @@ func TestCurvesComeNearTheBestFixedPartition(t *testing.T) {
 	if got.Throughput < 0.95*best.Throughput {
 		t.Errorf("%.1f %% of ideal, want at least 95 %% of %.1f %%", 100*got.Throughput, 100*best.Throughput)
 	}
-	if at, ok := Reaches(got.Series, best.Series, 0.95); !ok || at > 2*time.Minute {
+	if at, ok := Reaches(got.Series, best.Series, 0.95, time.Minute); !ok || at > 2*time.Minute {
 		t.Errorf("equilibrium after %v (%v), want at most 2 minutes", at, ok)
 	}
 }
@@ -94,7 +90,11 @@ func TestBestSharesAreTheBest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	even, err := h.Fixed([]float64{1. / 6, 1. / 6, 1. / 6, 1. / 6, 1. / 6, 1. / 6})
+	evenly := make(map[string]float64)
+	for name := range BestShares {
+		evenly[name] = 1. / float64(len(BestShares))
+	}
+	even, err := h.Fixed(evenly)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +104,7 @@ func TestBestSharesAreTheBest(t *testing.T) {
 	if !*offline {
 		return
 	}
-	shares, v, err := h.Best(t.Context(), []float64{0.3, 0.14, 0.14, 0.14, 0.14, 0.14})
+	shares, v, err := h.Best(t.Context(), evenly)
 	if err != nil {
 		t.Fatal(err)
 	}

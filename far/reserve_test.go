@@ -1,0 +1,131 @@
+package far
+
+import (
+	"errors"
+	"testing"
+	"time"
+)
+
+// promised is a heap with n scopes that are open, each of which may take a
+// segment for certain, and all of the rest of whose local memory mutators have
+// taken. The scopes keep the evacuator from making room.
+func promised(t *testing.T, n int) (*Heap, []*Scope) {
+	t.Helper()
+	lay := tiny
+	lay.logs = 128 * int64(lay.segSize)
+	local := lay.logs + int64(2*lay.staging+lay.fetch)
+	h, err := newHeap(NewMemStore(tinySegment, 1<<10), Config{Local: local, MaxLocal: local, ScopeBytes: lay.segSize, HeldTooLong: time.Minute}, lay)
+	if err != nil {
+		t.Fatal(err)
+	}
+	scopes := make([]*Scope, n)
+	for i := range scopes {
+		scopes[i] = h.NewScope()
+		scopes[i].Enter()
+	}
+	t.Cleanup(func() {
+		for _, s := range scopes {
+			s.Leave()
+			s.Close()
+		}
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	c, err := NewClass[[496]byte](h, ClassConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for {
+		if _, err := c.New(NoWait, [496]byte{}); errors.Is(err, ErrWouldBlock) {
+			return h, scopes
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// takeAll makes objects in every scope, in turn, as many as it was promised.
+func takeAll[T any](t *testing.T, scopes []*Scope) {
+	t.Helper()
+	c, err := NewClass[T](scopes[0].h, ClassConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	each := objectSize(c.c.size) + wordCost
+	for i := range scopes[0].h.cfg.ScopeBytes / each {
+		for j, s := range scopes {
+			if _, _, err := c.NewIn(s); err != nil {
+				t.Fatalf("scope %d has %d objects of %d bytes of the %d that it was promised: %v", j, i, each, s.h.cfg.ScopeBytes, err)
+			}
+		}
+	}
+}
+
+// A table of words that grows takes nothing that scopes were promised, nor do
+// the words of what they make themselves.
+func TestScopesGetTheirsWhileTheWordsGrow(t *testing.T) {
+	h, scopes := promised(t, 6)
+	c, err := NewClass[point](h, ClassConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.NewRun(NoWait, 2*h.logs.segSize/wordSize); !errors.Is(err, ErrWouldBlock) {
+		t.Errorf("a run of pointers as large as two segments: got %v, want ErrWouldBlock", err)
+	}
+	takeAll[point](t, scopes) // they need a word for every 41 bytes
+}
+
+func TestScopesGetTheirsWhileAnIndexGrows(t *testing.T) {
+	h, scopes := promised(t, 6)
+	m := h.NewByteMap("m")
+	for i := range 1 << 16 {
+		err := m.Set(NoWait, key(i), Entry{})
+		if errors.Is(err, ErrWouldBlock) {
+			takeAll[point](t, scopes)
+			return
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Error("there is no end of room for a map")
+}
+
+// What is set aside for scopes is not spread over the logs of what has no
+// temporal locality, too.
+func TestScopesGetTheirsInOneKindOfLogs(t *testing.T) {
+	h, scopes := promised(t, 1)
+	_, addr, err := h.newSlot(scopes[0], streams, objectHead(0, 16), 0, 16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.dropSlot(addr, 16)
+	if got := h.logs.segmentOf(addr).kind; got != objects {
+		t.Errorf("the object lies in a segment of kind %d, want %d", got, objects)
+	}
+}
+
+// The evacuator borrows what is set aside for it, and nothing that scopes were
+// promised, until it has given back as much.
+func TestTheEvacuatorTakesWhatIsSetAsideForIt(t *testing.T) {
+	h, scopes := promised(t, 6)
+	l := &h.logs
+	var mine []int
+	for {
+		s, ok := l.take(forEvacuator, objects)
+		if !ok {
+			break
+		}
+		mine = append(mine, s)
+	}
+	if got := len(mine); got != l.back {
+		t.Errorf("the evacuator has %d segments, %d are set aside for it", got, l.back)
+	}
+	takeAll[point](t, scopes)
+	for _, s := range mine {
+		l.release(s)
+	}
+	if l.owed != 0 {
+		t.Errorf("the evacuator owes %d segments when it has given all back", l.owed)
+	}
+}

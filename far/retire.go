@@ -1,0 +1,142 @@
+package far
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync/atomic"
+)
+
+// Free ends the class, which nothing must be made of any more. It fails, and does
+// nothing, if there are objects that have not been freed. It looks at all
+// pointers of the heap, some nanoseconds each, and must not be called in a scope.
+func (c *Class[T]) Free() error {
+	if n := c.h.objectsOf(c.c); n > 0 {
+		return fmt.Errorf("cannot free class %q: %d of its objects have not been freed", c.c.cfg.Name, n)
+	}
+	c.h.retire(c.c)
+	return nil
+}
+
+// objectsOf counts the objects of c.
+func (h *Heap) objectsOf(c *class) (count int) {
+	s := h.acquire(context.Background())
+	defer s.giveBack()
+	for page := range uint64(h.words.pages.Load()) {
+		// In a scope an object moves once at the most, to where it then stays.
+		s.enterAtOnce()
+		for n := page * wordsPerPage; n < (page+1)*wordsPerPage; n++ {
+			if id, ok := h.classOf(h.words.at(n)); ok && id == c.id {
+				count++
+			}
+		}
+		s.Leave()
+	}
+	return count
+}
+
+// classOf returns the number of the class of the object of p, if there is one.
+// The caller must be in a scope.
+func (h *Heap) classOf(p *uint64) (uint16, bool) {
+	for {
+		w := loadWord(p)
+		switch {
+		case w.far():
+			return w.farClass(), true
+		case w.zero():
+			return uint16(w), true
+		case !w.local():
+			return 0, false
+		}
+		id := tailClass(atomic.LoadUint64(h.logs.object(w.addr()).tail()))
+		if loadWord(p) == w {
+			return id, true
+		}
+	}
+}
+
+// mustExist panics if c has ended.
+func (c *class) mustExist() {
+	if c.ended.Load() {
+		panic("BUG: a far class or structure is used after it was freed")
+	}
+}
+
+// retiredClass is a class that has ended, and whose number may be read in words
+// and headers that somebody loaded before that.
+type retiredClass struct {
+	c      *class
+	epoch  int64  // scopes that were open before it may be using such a word
+	passes uint64 // pass.passes then: if odd, that pass may be
+}
+
+// retire ends c, of which no pointer is left, so that another class may have its
+// number.
+func (h *Heap) retire(c *class) {
+	if c.ended.Swap(true) {
+		return
+	}
+	r := retiredClass{c, h.scopes.advance(), h.pass.passes.Load()}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.retired = append(h.retired, r)
+	h.remember(c.stats())
+}
+
+// usedID returns the number of a class that has ended, if nobody can meet it any
+// more. Whoever fetches a far object goes by its serial; everybody else who
+// looks a class up by its number is in a scope, or is the evacuator in a pass.
+// h.mu must be held.
+func (h *Heap) usedID() (uint16, bool) {
+	if len(h.retired) == 0 {
+		return 0, false
+	}
+	r := &h.retired[0]
+	if r.passes%2 != 0 && h.pass.passes.Load() == r.passes {
+		return 0, false
+	}
+	if h.scopes.fenced && fence() != nil || !h.scopes.passed(r.epoch) {
+		return 0, false
+	}
+	id := r.c.id
+	h.retired = slices.Delete(h.retired, 0, 1)
+	return id, true
+}
+
+// maxPast is how many names of classes that have ended are remembered.
+const maxPast = 1 << 10
+
+// remember adds what the objects of a class that has ended have been through to
+// what is known of others of its name, so that sums do not go down.
+// h.mu must be held.
+func (h *Heap) remember(st ClassStats) {
+	if h.past[st.Name] == nil && len(h.past) >= maxPast {
+		st.Name = "others that were freed"
+	}
+	if sum := h.past[st.Name]; sum != nil {
+		sum.add(&st)
+		return
+	}
+	if h.past == nil {
+		h.past = map[string]*ClassStats{}
+	}
+	h.past[st.Name] = &st
+}
+
+// classStats returns the statistics of all classes: those that exist, and then,
+// by name, those that have ended.
+func (h *Heap) classStats() []ClassStats {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var all []ClassStats
+	for _, c := range *h.classes.Load() {
+		if !c.ended.Load() {
+			all = append(all, c.stats())
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(h.past)) {
+		all = append(all, *h.past[name])
+	}
+	return all
+}
