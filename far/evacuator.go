@@ -118,8 +118,9 @@ func (t *turn) keep() {
 func (h *Heap) makeRoom() bool {
 	l := &h.logs
 	if h.pass.active() && h.passReady() {
-		if h.finishPass() || l.renewed() {
-			h.barren = 0
+		h.finishPass()
+		if n := l.gained(); l.renewed() || n > h.pass.best {
+			h.pass.best, h.barren = n, 0
 		} else {
 			h.barren++
 		}

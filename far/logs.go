@@ -226,7 +226,7 @@ func (l *logs) take(c claim, k kind) (int, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := l.available()
-	if n-1 <= l.low {
+	if c != forEvacuator && n-1 <= l.low {
 		l.wake()
 	}
 	if c == forEvacuator {

@@ -27,6 +27,11 @@ type pass struct {
 	// passes counts the beginnings and the ends of passes: it is odd during one.
 	passes atomic.Uint64
 
+	// best is what passes have gained at the most since others took segments. That
+	// is the measure of whether they still make room: one may gain what the one
+	// before it has lost, for ever.
+	best int
+
 	full   bool      // the store had no room
 	pinned []uintptr // the addresses that scopes had pinned when it was over
 	staged []stagedObject
@@ -177,9 +182,8 @@ func (l *logs) selectObjects(segs []int, n int, what aim) []int {
 // passReady reports whether the wait of the pass is over.
 func (h *Heap) passReady() bool { return h.scopes.passed(h.pass.epoch) }
 
-// finishPass evacuates the segments of the pass, and reports whether that has
-// made some room.
-func (h *Heap) finishPass() bool {
+// finishPass evacuates the segments of the pass.
+func (h *Heap) finishPass() {
 	ps, l := &h.pass, &h.logs
 	failpoint.Hit("far.settling")
 	for _, s := range ps.segs {
@@ -206,7 +210,6 @@ func (h *Heap) finishPass() bool {
 		l.segs[s].phase.Store(phaseMoving)
 	}
 	failpoint.Hit("far.moving")
-	before := l.gained()
 	for _, s := range ps.segs {
 		h.turn.keep()
 		ps.tight = l.tight()
@@ -219,7 +222,6 @@ func (h *Heap) finishPass() bool {
 	ps.epoch = 0
 	ps.passes.Add(1)
 	failpoint.Hit("far.passed")
-	return l.gained() > before
 }
 
 // tight reports whether scopes have taken some of what is set aside for them.
