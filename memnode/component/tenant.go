@@ -71,8 +71,10 @@ type link struct {
 }
 
 // Connect answers a client's request to connect. An error is the reason to
-// refuse it.
-func (t *Tenant) Connect(req verbs.ConnRequest) error {
+// refuse it. Leased says that the client has a lease (package tenancy), which is
+// revoked before the tenant is closed: without one it could not tell that memory
+// which was passed to it is not its own any more, so none is.
+func (t *Tenant) Connect(req verbs.ConnRequest, leased bool) error {
 	s := t.server
 	l, err := t.newLink()
 	if err != nil {
@@ -106,7 +108,7 @@ func (t *Tenant) Connect(req verbs.ConnRequest) error {
 		return err
 	}
 	w := wire.Welcome{Credits: len(free), Message: messageSize, Time: s.cfg.Time}
-	if p, ok := req.Conn().(passer); ok && installed.Load().portable() {
+	if p, ok := req.Conn().(passer); ok && leased && installed.Load().portable() {
 		w.Place = t.pass(p)
 	}
 	if err := req.Accept(l.qp, w.Append(nil)); err != nil {
@@ -256,10 +258,13 @@ func (t *Tenant) free() {
 		t.leave()
 	}
 	if t.passed != nil {
-		// The client's lease has been revoked: it believes nothing that it
-		// reads there now.
-		if err := t.passed.Punch(0, t.passed.Size()); err != nil {
-			t.server.log("cannot take back memory that was passed", "error", err)
+		// If the session has ended, the client's lease has been revoked: it
+		// believes nothing that it reads there now. If it is the node that
+		// ends, what the client has mapped stays its own, as chunks do.
+		if !t.server.closing() {
+			if err := t.passed.Punch(0, t.passed.Size()); err != nil {
+				t.server.log("cannot take back memory that was passed", "error", err)
+			}
 		}
 		t.passed.Close()
 		t.passed = nil
