@@ -128,6 +128,22 @@ func TestNothingIsBelievedAfterTheGracePeriod(t *testing.T) {
 	})
 }
 
+// A put that finds the connection gone has not begun: it waits for the next one.
+func TestAPutAfterTheConnectionIsNotInDoubt(t *testing.T) {
+	c := pooltest.NewCluster(t, pooltest.SHM, placeConfig())
+	k := c.Open(pool.Config{})
+	table, err := far.NewRemoteTable(t.Context(), NewDevice(k.Pool))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 20 {
+		k.Cut(c.Nodes[0])
+		if err := table.Put(t.Context(), []byte("k"), fmt.Append(nil, i)); err != nil {
+			t.Fatalf("put %d: %v", i, err)
+		}
+	}
+}
+
 // passing is a connection over which a node passes memory: first that of chunks,
 // then that of objects, of which taken hears.
 type passing struct {
