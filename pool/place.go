@@ -161,6 +161,28 @@ func (l *link) ended() bool {
 	}
 }
 
+// vacate tells the node that the place, which has been closed, needs no memory any
+// more.
+func (l *link) vacate(ctx context.Context) {
+	l.mu.Lock()
+	a := l.components
+	l.mu.Unlock()
+	if a == nil {
+		return
+	}
+	select {
+	case <-a.made:
+	case <-ctx.Done():
+		return
+	}
+	if a.port == nil || a.port.place == nil {
+		return
+	}
+	deadline, _ := ctx.Deadline()
+	req := wire.Request{Verb: wire.Destruct, Object: component.WholePlace}
+	_, _, _ = a.port.call(ctx, deadline, &Object{node: l.node}, &req, nil) // otherwise the node reclaims it in time
+}
+
 // constructs reports whether objects of a component are made in p.
 func (p *place) constructs(name string) bool {
 	_, ok := portable[name]

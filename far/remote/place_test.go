@@ -283,3 +283,22 @@ func TestMemoryThatDoesNotComeBreaksTheConnection(t *testing.T) {
 		t.Errorf("over the next connection: %v", err)
 	}
 }
+
+// A pool that is closed in good order leaves the memory to the next client at once.
+func TestAGoodbyeGivesThePlaceBack(t *testing.T) {
+	cfg := placeConfig() // for one client
+	cfg.Grace = time.Hour
+	c := pooltest.NewCluster(t, pooltest.SHM, cfg)
+	for range 3 {
+		p := openPassing(t, c, func(context.Context, *arena.Memfd) error { return nil })
+		if _, err := far.NewRemoteTable(t.Context(), NewDevice(p)); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Close(); err != nil {
+			t.Fatal(err)
+		}
+		pooltest.Eventually(t, "the node has its memory back", func() bool {
+			return c.Nodes[0].Stats().Components.Reserved == 0
+		})
+	}
+}

@@ -72,7 +72,7 @@ func (c Config) WithDefaults() (Config, error) {
 type Stats struct {
 	Workers  int64 // processes
 	Objects  int64
-	Reserved int64 // bytes that workers may use
+	Reserved int64 // bytes that clients' objects may use
 	Requests int64 // answered
 	Refused  int64 // answered with anything but success
 	Panics   int64 // of components

@@ -23,7 +23,7 @@ type Server struct {
 	wg      sync.WaitGroup
 
 	mu       sync.Mutex
-	reserved int64 // bytes that workers may use
+	reserved int64 // bytes that clients' objects may use
 	closed   bool
 	tenants  map[*Tenant]struct{}
 }
@@ -65,7 +65,7 @@ func (s *Server) Stats() Stats {
 
 var errClosed = errors.New("the node is closing")
 
-// reserve takes a client's memory, for a worker that is about to start.
+// reserve takes a client's memory, for the first place of its objects.
 func (s *Server) reserve() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

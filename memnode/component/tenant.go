@@ -31,6 +31,7 @@ type Tenant struct {
 	objects int          // of its
 	calls   int          // of its that are being carried out
 	passed  *arena.Memfd // the memory of the client's Place, nil if it has none
+	vacated bool         // the client has no use for passed any more
 	places  int          // of inside, the worker, and passed: the client's memory is reserved
 }
 
@@ -145,6 +146,7 @@ func (t *Tenant) pass(to passer) bool {
 		t.server.log("cannot pass memory to a client", "error", err)
 		return false
 	}
+	t.vacated = false
 	return true
 }
 
@@ -220,7 +222,7 @@ func (t *Tenant) Disconnect() {
 func (t *Tenant) Busy() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.passed != nil || t.starts || t.objects > 0 || t.worker != nil && t.worker.objects > 0
+	return t.passed != nil && !t.vacated || t.starts || t.objects > 0 || t.worker != nil && t.worker.objects > 0
 }
 
 // Close ends the objects. It does not wait for the worker's end, for which
@@ -414,6 +416,11 @@ func (t *Tenant) begin(i int, out *outbox) {
 	switch {
 	case err != nil:
 		err = &refusal{wire.Malformed, err.Error()}
+	case req.Verb == wire.Destruct && req.Object == WholePlace && t.passed != nil:
+		t.vacated = true
+		r := wire.Reply{ID: s.id, Verb: s.verb, Status: wire.OK}
+		t.reply(i, r.Put(t.lane.reply(s.reply), 0), out)
+		return
 	case req.Verb == wire.Construct && t.passed != nil:
 		err = refuse(wire.Unknown, "no component %q, and the others' objects belong into the memory that was passed", req.Key)
 	case req.Verb == wire.Construct && (*installed.Load())[string(req.Key)].Bounded:
