@@ -259,24 +259,32 @@ func (t *Tenant) free() {
 		t.objects = 0
 		t.leave()
 	}
-	if t.passed != nil {
-		// If the session has ended, the client's lease has been revoked: it
-		// believes nothing that it reads there now. If it is the node that
-		// ends, what the client has mapped stays its own, as chunks do.
-		if !t.server.closing() {
-			if err := t.passed.Punch(0, t.passed.Size()); err != nil {
-				t.server.log("cannot take back memory that was passed", "error", err)
-			}
-		}
-		t.passed.Close()
+	if fd := t.passed; fd != nil {
 		t.passed = nil
-		t.leave()
+		// Punching a client's whole memory takes long enough for others to
+		// notice.
+		t.server.wg.Go(func() { t.takeBack(fd) })
 	}
 	if t.lane != nil {
 		t.lane.mem.Close()
 		t.file.Close()
 		t.lane, t.file = nil, nil
 	}
+}
+
+// takeBack takes back memory that was passed. If the session has ended, the
+// client's lease has been revoked: it believes nothing that it reads there now. If
+// it is the node that ends, what the client has mapped stays its own, as chunks do.
+func (t *Tenant) takeBack(fd *arena.Memfd) {
+	if !t.server.closing() {
+		if err := fd.Punch(0, fd.Size()); err != nil {
+			t.server.log("cannot take back memory that was passed", "error", err)
+		}
+	}
+	fd.Close()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.leave()
 }
 
 // replyBuffers is replies, but for tests.
