@@ -149,7 +149,7 @@ func NewCollector(nodes ...*Node) prometheus.Collector {
 	counter("wakeups", "Wake-ups of the control goroutine.", func(s *Stats) int64 { return s.Wakeups })
 	counter("busy_nanoseconds", "Time that the control goroutine has been at work.", func(s *Stats) int64 { return int64(s.Busy) })
 	gauge("component_workers", "Processes that hold clients' objects.", func(s *Stats) int64 { return s.Components.Workers })
-	gauge("component_objects", "Objects of active components.", func(s *Stats) int64 { return s.Components.Objects })
+	gauge("component_objects", "Objects of active components that are at the node.", func(s *Stats) int64 { return s.Components.Objects })
 	gauge("component_reserved_bytes", "Memory that is reserved for objects of components.", func(s *Stats) int64 { return s.Components.Reserved })
 	counter("component_requests", "Requests to components that were answered.", func(s *Stats) int64 { return s.Components.Requests })
 	counter("component_refused", "Requests to components that failed.", func(s *Stats) int64 { return s.Components.Refused })

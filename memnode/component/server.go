@@ -63,7 +63,10 @@ func (s *Server) Stats() Stats {
 	}
 }
 
-var errClosed = errors.New("the node is closing")
+var (
+	errClosed      = errors.New("the node is closing")
+	errAllReserved = errors.New("all of the node's memory for components is reserved for other clients")
+)
 
 // reserve takes a client's memory, for the first place of its objects.
 func (s *Server) reserve() error {
@@ -73,7 +76,7 @@ func (s *Server) reserve() error {
 	case s.closed:
 		return errClosed
 	case s.reserved+s.cfg.ClientMemory > s.cfg.Memory:
-		return ErrNoMemory
+		return errAllReserved
 	}
 	s.reserved += s.cfg.ClientMemory
 	return nil
