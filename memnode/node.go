@@ -321,7 +321,7 @@ func (n *Node) connectComponents(s *session, req verbs.ConnRequest) error {
 	if s.components == nil {
 		s.components = n.components.Tenant()
 	}
-	return s.components.Connect(req)
+	return s.components.Connect(req, n.cfg.Manager == MemFD)
 }
 
 // look deals with whatever happened to c.

@@ -290,8 +290,7 @@ func (n *node) callComponent(ctx context.Context, o *Object, req *wire.Request, 
 		var out []byte
 		var posted bool
 		if o.place != nil {
-			posted = true
-			out, err = o.place.callSlowly(l, deadline, o, req, buf)
+			out, posted, err = o.place.callSlowly(l, deadline, o, req, buf)
 		} else {
 			out, posted, err = l.callNode(ctx, deadline, o, req, buf)
 		}
@@ -314,8 +313,8 @@ func (l *link) callNode(ctx context.Context, deadline time.Time, o *Object, req 
 		return nil, false, err
 	}
 	if req.Verb == wire.Construct && port.place.constructs(o.component) {
-		out, err = port.place.callSlowly(l, deadline, o, req, buf)
-		return out, false, err
+		out, _, err = port.place.callSlowly(l, deadline, o, req, buf)
+		return out, false, err // what is in a place that is lost was not constructed
 	}
 	return port.call(ctx, deadline, o, req, buf)
 }

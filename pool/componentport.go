@@ -72,26 +72,19 @@ type portAttempt struct {
 	err  error
 }
 
-// openPort returns the link's port, which the first caller makes.
+// openPort returns the link's port, which the first caller has made.
 func (l *link) openPort(ctx context.Context, deadline time.Time) (*port, error) {
 	l.mu.Lock()
 	a := l.components
-	if a == nil {
+	first := a == nil
+	if first {
 		a = &portAttempt{made: make(chan struct{})}
 		l.components = a
-		l.mu.Unlock()
-		ctx, cancel := context.WithDeadlineCause(ctx, deadline, ErrTimeout)
-		a.port, a.err = newPort(ctx, l)
-		cancel()
-		if a.err != nil {
-			l.mu.Lock()
-			l.components = nil // the next caller tries again
-			l.mu.Unlock()
-		}
-		close(a.made)
-		return a.port, a.err
 	}
 	l.mu.Unlock()
+	if first {
+		go l.makePort(a) // closePort waits for it
+	}
 	select {
 	case <-a.made: // fast path
 	default:
@@ -99,10 +92,24 @@ func (l *link) openPort(ctx context.Context, deadline time.Time) (*port, error) 
 			return nil, err
 		}
 	}
-	if a.err != nil {
-		return nil, errRetry // the attempt was another's, with its time
+	if a.err != nil && !first {
+		return nil, errRetry // the attempt was another's
 	}
-	return a.port, nil
+	return a.port, a.err
+}
+
+// makePort makes the link's port. It is the link's, and not of a caller who may give
+// up: the node connects one over a connection.
+func (l *link) makePort(a *portAttempt) {
+	ctx, cancel := context.WithTimeoutCause(context.Background(), l.node.pool.cfg.Timeout, ErrTimeout)
+	defer cancel()
+	a.port, a.err = newPort(ctx, l)
+	l.mu.Lock()
+	if a.err != nil && !l.dead.Load() {
+		l.components = nil // the next caller tries again
+	}
+	l.mu.Unlock()
+	close(a.made)
 }
 
 // closePort ends the link's port, if it has one. When it returns nothing of it
@@ -124,9 +131,16 @@ func (l *link) closePort() {
 
 func newPort(ctx context.Context, l *link) (_ *port, err error) {
 	p := &port{link: l, broke: make(chan struct{})}
+	offered := false
 	defer func() {
-		if err != nil {
-			p.close()
+		if err == nil {
+			return
+		}
+		p.close()
+		if offered {
+			// The node may have taken it, and takes no other over this
+			// connection.
+			l.node.linkBroke(l)
 		}
 	}()
 	pool := l.node.pool
@@ -142,15 +156,16 @@ func newPort(ctx context.Context, l *link) (_ *port, err error) {
 		return nil, err
 	}
 	h := nodewire.Hello{Kind: nodewire.KindComponent, Manager: pool.cfg.Manager.Name()}
+	offered = true
 	answer, err := l.conn.Connect(ctx, p.qp, h.Append(nil))
 	var rejected *verbs.RejectError
 	switch {
 	case errors.As(err, &rejected):
+		offered = false
 		return nil, fmt.Errorf("%w: %s", ErrNoComponent, rejected.Reason)
 	case err != nil && ctx.Err() != nil:
 		return nil, context.Cause(ctx)
 	case err != nil:
-		l.node.linkBroke(l)
 		return nil, errRetry
 	}
 	var w wire.Welcome
@@ -182,7 +197,6 @@ func newPort(ctx context.Context, l *link) (_ *port, err error) {
 			Addr: p.mr.Addr() + uint64((w.Credits+i)*p.message), Length: uint32(p.message), LKey: p.mr.LKey(),
 		}}}
 		if err := p.receive(i); err != nil {
-			l.node.linkBroke(l)
 			return nil, errRetry
 		}
 	}

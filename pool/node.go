@@ -315,11 +315,14 @@ func (n *node) farewell(l *link) {
 	n.mu.Unlock()
 	l.kill()
 	l.ground()
+	n.dropPlace()
+	ctx, cancel := context.WithTimeout(context.Background(), n.pool.cfg.Timeout)
+	defer cancel()
+	// Otherwise the node reclaims it in time.
 	if len(ids) > 0 {
-		ctx, cancel := context.WithTimeout(context.Background(), n.pool.cfg.Timeout)
-		_ = l.session.Free(ctx, ids) // otherwise the node reclaims them in time
-		cancel()
+		_ = l.session.Free(ctx, ids)
 	}
+	l.vacate(ctx)
 	l.close()
 }
 

@@ -98,7 +98,7 @@ func (o *Object) inPlace(ctx context.Context, req *wire.Request, buf []byte, rep
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	l := p.link.Load()
-	if p.closed || l.dead.Load() || o.dead.Load() || ctx.Err() != nil {
+	if p.closed || l.dead.Load() || o.dead.Load() || ctx.Err() != nil || l.ended() {
 		return nil, nil, false
 	}
 	deadline, _ := ctx.Deadline()
@@ -110,17 +110,10 @@ func (o *Object) inPlace(ctx context.Context, req *wire.Request, buf []byte, rep
 }
 
 // call carries out a request to o, or constructs it, and appends what it gives to
-// buf. It fails with errRetry if the memory is not the client's any more, or the
-// link is dead.
+// buf. It fails with errRetry if the memory is not the client's any more.
 //
 // Preconditions: p.mu is held, and p is not closed.
 func (p *place) call(l *link, deadline time.Time, o *Object, req *wire.Request, buf []byte) (out []byte, err error) {
-	select {
-	case <-l.conn.Done():
-		l.node.linkBroke(l) // or it would not show until the keeper sees it
-		return nil, errRetry
-	default:
-	}
 	if req.Size() > component.MaxResult {
 		return nil, fmt.Errorf("%w: a request of %d bytes, want at most %d", ErrTooLarge, req.Size(), component.MaxResult)
 	}
@@ -144,14 +137,50 @@ func (p *place) call(l *link, deadline time.Time, o *Object, req *wire.Request, 
 	return out, nil
 }
 
-// callSlowly is call for who does not hold p.mu.
-func (p *place) callSlowly(l *link, deadline time.Time, o *Object, req *wire.Request, buf []byte) ([]byte, error) {
+// callSlowly is call for who does not hold p.mu. It fails with errRetry also if the
+// link or p has ended; tried says whether anything was done.
+func (p *place) callSlowly(l *link, deadline time.Time, o *Object, req *wire.Request, buf []byte) (out []byte, tried bool, err error) {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	if p.closed {
-		return nil, ErrLost
+	if p.closed || l.ended() {
+		return nil, false, errRetry
 	}
-	return p.call(l, deadline, o, req, buf)
+	out, err = p.call(l, deadline, o, req, buf)
+	return out, true, err
+}
+
+// ended reports whether l's connection has ended. The link is dead then, which
+// would not show until the keeper sees it.
+func (l *link) ended() bool {
+	select {
+	case <-l.conn.Done():
+		l.node.linkBroke(l)
+		return true
+	default:
+		return false
+	}
+}
+
+// vacate tells the node that the place, which has been closed, needs no memory any
+// more.
+func (l *link) vacate(ctx context.Context) {
+	l.mu.Lock()
+	a := l.components
+	l.mu.Unlock()
+	if a == nil {
+		return
+	}
+	select {
+	case <-a.made:
+	case <-ctx.Done():
+		return
+	}
+	if a.port == nil || a.port.place == nil {
+		return
+	}
+	deadline, _ := ctx.Deadline()
+	req := wire.Request{Verb: wire.Destruct, Object: component.WholePlace}
+	_, _, _ = a.port.call(ctx, deadline, &Object{node: l.node}, &req, nil) // otherwise the node reclaims it in time
 }
 
 // constructs reports whether objects of a component are made in p.

@@ -183,8 +183,8 @@ type QPInit struct {
 	ManagedRecv bool
 	RecvRing    MR
 	// LazyAcks tells the device that messages which arrive are answered:
-	// SENDs may be acknowledged with what is posted next, or when eight have
-	// not been, which saves a packet in either direction. So the peer must
+	// SENDs may be acknowledged with what is posted next, or when eight packets
+	// have not been, which saves a packet in either direction. So the peer must
 	// not wait for its completions before it posts what makes this end
 	// post. A device that acknowledges as it sees fit ignores it.
 	LazyAcks bool

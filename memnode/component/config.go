@@ -71,8 +71,8 @@ func (c Config) WithDefaults() (Config, error) {
 // Stats is what a node's components do, and have done since it started.
 type Stats struct {
 	Workers  int64 // processes
-	Objects  int64
-	Reserved int64 // bytes that workers may use
+	Objects  int64 // at the node; it does not know of those in clients' processes
+	Reserved int64 // bytes that clients' objects may use
 	Requests int64 // answered
 	Refused  int64 // answered with anything but success
 	Panics   int64 // of components

@@ -64,7 +64,9 @@
 // the worker and in the node count against one limit, with a counter in memory
 // that both processes share; what a worker had is given back when it ends. The
 // memory of a Place is a memfd of that size, which is sealed: the kernel keeps the
-// client within it.
+// client within it. A client counts with it from when it is passed until its session
+// ends, which is when it disconnects if it has said before that it needs it no more
+// ([WholePlace]).
 //
 // # Wire and transport
 //

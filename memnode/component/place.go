@@ -37,6 +37,11 @@ const (
 	maxObjects = 1 << 20
 )
 
+// WholePlace stands for all objects of a Place: a client that asks the node to
+// destruct it has closed its Place, and its session need not outlive the
+// connection for that.
+const WholePlace uint64 = placeNumber << 32
+
 // A Placed is an object in a Place.
 type Placed struct{ h *held }
 

@@ -23,7 +23,7 @@ type Server struct {
 	wg      sync.WaitGroup
 
 	mu       sync.Mutex
-	reserved int64 // bytes that workers may use
+	reserved int64 // bytes that clients' objects may use
 	closed   bool
 	tenants  map[*Tenant]struct{}
 }
@@ -63,9 +63,12 @@ func (s *Server) Stats() Stats {
 	}
 }
 
-var errClosed = errors.New("the node is closing")
+var (
+	errClosed      = errors.New("the node is closing")
+	errAllReserved = errors.New("all of the node's memory for components is reserved for other clients")
+)
 
-// reserve takes a client's memory, for a worker that is about to start.
+// reserve takes a client's memory, for the first place of its objects.
 func (s *Server) reserve() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -73,7 +76,7 @@ func (s *Server) reserve() error {
 	case s.closed:
 		return errClosed
 	case s.reserved+s.cfg.ClientMemory > s.cfg.Memory:
-		return ErrNoMemory
+		return errAllReserved
 	}
 	s.reserved += s.cfg.ClientMemory
 	return nil
@@ -93,6 +96,13 @@ func (s *Server) release() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.reserved -= s.cfg.ClientMemory
+}
+
+// closing reports whether the server ends, and not just a session.
+func (s *Server) closing() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.closed
 }
 
 // Close ends every worker, and returns when everything that the server started

@@ -31,6 +31,7 @@ type Tenant struct {
 	objects int          // of its
 	calls   int          // of its that are being carried out
 	passed  *arena.Memfd // the memory of the client's Place, nil if it has none
+	vacated bool         // the client has no use for passed any more
 	places  int          // of inside, the worker, and passed: the client's memory is reserved
 }
 
@@ -71,8 +72,10 @@ type link struct {
 }
 
 // Connect answers a client's request to connect. An error is the reason to
-// refuse it.
-func (t *Tenant) Connect(req verbs.ConnRequest) error {
+// refuse it. Leased says that the client has a lease (package tenancy), which is
+// revoked before the tenant is closed: without one it could not tell that memory
+// which was passed to it is not its own any more, so none is.
+func (t *Tenant) Connect(req verbs.ConnRequest, leased bool) error {
 	s := t.server
 	l, err := t.newLink()
 	if err != nil {
@@ -106,7 +109,7 @@ func (t *Tenant) Connect(req verbs.ConnRequest) error {
 		return err
 	}
 	w := wire.Welcome{Credits: len(free), Message: messageSize, Time: s.cfg.Time}
-	if p, ok := req.Conn().(passer); ok && installed.Load().portable() {
+	if p, ok := req.Conn().(passer); ok && leased && installed.Load().portable() {
 		w.Place = t.pass(p)
 	}
 	if err := req.Accept(l.qp, w.Append(nil)); err != nil {
@@ -143,6 +146,7 @@ func (t *Tenant) pass(to passer) bool {
 		t.server.log("cannot pass memory to a client", "error", err)
 		return false
 	}
+	t.vacated = false
 	return true
 }
 
@@ -218,7 +222,7 @@ func (t *Tenant) Disconnect() {
 func (t *Tenant) Busy() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.passed != nil || t.starts || t.objects > 0 || t.worker != nil && t.worker.objects > 0
+	return t.passed != nil && !t.vacated || t.starts || t.objects > 0 || t.worker != nil && t.worker.objects > 0
 }
 
 // Close ends the objects. It does not wait for the worker's end, for which
@@ -255,21 +259,32 @@ func (t *Tenant) free() {
 		t.objects = 0
 		t.leave()
 	}
-	if t.passed != nil {
-		// The client's lease has been revoked: it believes nothing that it
-		// reads there now.
-		if err := t.passed.Punch(0, t.passed.Size()); err != nil {
-			t.server.log("cannot take back memory that was passed", "error", err)
-		}
-		t.passed.Close()
+	if fd := t.passed; fd != nil {
 		t.passed = nil
-		t.leave()
+		// Punching a client's whole memory takes long enough for others to
+		// notice.
+		t.server.wg.Go(func() { t.takeBack(fd) })
 	}
 	if t.lane != nil {
 		t.lane.mem.Close()
 		t.file.Close()
 		t.lane, t.file = nil, nil
 	}
+}
+
+// takeBack takes back memory that was passed. If the session has ended, the
+// client's lease has been revoked: it believes nothing that it reads there now. If
+// it is the node that ends, what the client has mapped stays its own, as chunks do.
+func (t *Tenant) takeBack(fd *arena.Memfd) {
+	if !t.server.closing() {
+		if err := fd.Punch(0, fd.Size()); err != nil {
+			t.server.log("cannot take back memory that was passed", "error", err)
+		}
+	}
+	fd.Close()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.leave()
 }
 
 // replyBuffers is replies, but for tests.
@@ -409,6 +424,11 @@ func (t *Tenant) begin(i int, out *outbox) {
 	switch {
 	case err != nil:
 		err = &refusal{wire.Malformed, err.Error()}
+	case req.Verb == wire.Destruct && req.Object == WholePlace && t.passed != nil:
+		t.vacated = true
+		r := wire.Reply{ID: s.id, Verb: s.verb, Status: wire.OK}
+		t.reply(i, r.Put(t.lane.reply(s.reply), 0), out)
+		return
 	case req.Verb == wire.Construct && t.passed != nil:
 		err = refuse(wire.Unknown, "no component %q, and the others' objects belong into the memory that was passed", req.Key)
 	case req.Verb == wire.Construct && (*installed.Load())[string(req.Key)].Bounded:

@@ -65,9 +65,7 @@ func (c *conn) start() {
 		<-c.Done()
 		<-c.watched
 		c.out.unmap()
-		for len(c.memory) > 0 { // nobody wanted it
-			(<-c.memory).Close()
-		}
+		closeAll(c.memory) // nobody wanted it
 		c.stopped()
 	}()
 }

@@ -24,7 +24,7 @@ func (c *conn) PassMemory(m *arena.Memfd) error {
 	case c.passed.Add(1) > maxMemories:
 		return fmt.Errorf("cannot pass memory: %w: %w", errMemories, verbs.ErrBusy)
 	}
-	// The socket is empty: this does not block.
+	// The socket has room for so few messages: this does not block.
 	if err := c.sock.SendFDs(encodeMessage(kindMemory, m.Size()), m.File()); err != nil {
 		return fmt.Errorf("cannot pass memory: %w", err)
 	}
@@ -69,5 +69,18 @@ func (c *conn) watch() {
 			return
 		}
 		c.memory <- m
+	}
+}
+
+// closeAll closes what waits in memory, and does not wait for what somebody else
+// has received meanwhile.
+func closeAll(memory <-chan *arena.Memfd) {
+	for {
+		select {
+		case m := <-memory:
+			m.Close()
+		default:
+			return
+		}
 	}
 }

@@ -2,8 +2,10 @@ package shm
 
 import (
 	"errors"
+	"runtime"
 	"testing"
 
+	"polder/internal/arena"
 	"polder/verbs"
 )
 
@@ -73,5 +75,29 @@ func TestMemoryIsPassedTwice(t *testing.T) {
 	}
 	if err := <-connected; err == nil {
 		t.Error("connected, although it was rejected")
+	}
+}
+
+// Who ends a connection does not wait for memory that somebody has just received.
+func TestMemoryIsReceivedWhileTheConnectionEnds(t *testing.T) {
+	ctx := patient(t)
+	memory := make(chan *arena.Memfd, maxMemories)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for range 50_000 {
+			memory <- new(arena.Memfd)
+			closeAll(memory)
+		}
+	}()
+	for {
+		select {
+		case <-memory: // as one who receives
+			runtime.Gosched()
+		case <-ended:
+			return
+		case <-ctx.Done():
+			t.Fatal("what was received is waited for")
+		}
 	}
 }

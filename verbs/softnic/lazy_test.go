@@ -71,3 +71,17 @@ func TestOnlySoManyLazyAcksWait(t *testing.T) {
 		t.Errorf("%d are not acknowledged, want 0", got)
 	}
 }
+
+// Packets are counted, not messages: or a peer with messages of very many would come
+// to the end of what it may have unacknowledged, and both ends would wait.
+func TestALongMessageIsAcknowledgedAsItArrives(t *testing.T) {
+	client, server := newNodes(t, Config{MTU: 64})
+	q, pq := client.newQP(QPConfig{}), server.newQP(QPConfig{LazyAcks: true})
+	const size = 2 * lazyLimit * 64
+	server.recv(pq, verbs.RecvWR{SGL: server.at(0, size)})
+	client.join(q, pq)
+	client.post(q, verbs.SendWR{ID: 1, Op: verbs.OpSend, Flags: verbs.SendSignaled, SGL: client.at(0, size)})
+	if got := ids(client.poll(client.cq)); got != "[1:success]" {
+		t.Errorf("got %s, want [1:success]", got)
+	}
+}

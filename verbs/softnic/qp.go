@@ -52,7 +52,7 @@ type QPConfig struct {
 	SendRing       verbs.RKey // of an MR; 0: memory of the NIC's own
 	RecvRing       verbs.RKey
 	// LazyAcks has SENDs acknowledged with what is posted next, or when
-	// eight have not been.
+	// eight packets of them have not been.
 	LazyAcks bool
 }
 

@@ -12,7 +12,7 @@ type responder struct {
 	nak       nak
 	ackOwed   bool
 	ackPSN    uint32
-	unacked   int // QPConfig.LazyAcks: SENDs whose Ack waits for what is sent next
+	unacked   int // QPConfig.LazyAcks: packets of SENDs whose Ack waits for what is sent next
 
 	deaf bool // an RNR Nak was sent: the peer will give up
 	msg  recvMsg
@@ -190,8 +190,8 @@ func (n *NIC) store(q *qp, p *Packet) {
 	}
 }
 
-// lazyLimit is how many SENDs a queue pair with QPConfig.LazyAcks leaves
-// unacknowledged.
+// lazyLimit is how many packets of SENDs, less one, a queue pair with
+// QPConfig.LazyAcks leaves unacknowledged.
 const lazyLimit = 8
 
 // stored sees that the packet of a PSN, which has been stored, is
@@ -200,9 +200,6 @@ func (n *NIC) stored(q *qp, psn uint32) {
 	r := &q.rsp
 	r.ackPSN = psn
 	if q.lazyAcks && r.msg.kind == KindSend {
-		if r.msg.left > 0 {
-			return
-		}
 		if r.unacked++; r.unacked < lazyLimit {
 			return
 		}

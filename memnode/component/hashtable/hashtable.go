@@ -75,10 +75,6 @@ func New(env *component.Env, _ *component.Call, params []byte) (component.Object
 
 // clear makes t empty, with the memory of a new table.
 func (t *table) clear() error {
-	words, err := t.env.Alloc(minIndex * 8)
-	if err != nil {
-		return err
-	}
 	for len(t.segments) < 2 {
 		if err := t.grow(); err != nil {
 			return err // the constructor's: nothing is left of t
@@ -93,7 +89,15 @@ func (t *table) clear() error {
 	}
 	t.segments = t.segments[:2]
 	t.open, t.spare, t.count = 0, 1, 0
-	t.setIndex(words)
+	words, err := t.env.Alloc(minIndex * 8)
+	switch {
+	case err == nil:
+		t.setIndex(words)
+	case t.words == nil:
+		return err // the constructor's
+	default:
+		clear(t.words) // what is full can be cleared, too: it stays as large as it is
+	}
 	return nil
 }
 

@@ -75,6 +75,31 @@ func TestATableDoesWhatAMapDoes(t *testing.T) {
 	}
 }
 
+// A table is cleared even if there is no memory left for anything.
+func TestATableIsClearedWithoutMemory(t *testing.T) {
+	env := component.NewEnv(4 << 20)
+	call := new(component.Call)
+	object, err := New(env, call, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := object.Write(call, []byte("key"), []byte("value")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := env.Alloc(int(env.Left())); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := object.Compute(call, active.TableClear, nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := object.Read(call, []byte("key"), make([]byte, 0, 100)); !errors.Is(err, component.ErrNotFound) {
+		t.Errorf("after that: got %q, %v, want %v", got, err, component.ErrNotFound)
+	}
+	if err := object.Write(call, []byte("key"), []byte("value")); err != nil {
+		t.Errorf("a cleared table is full: %v", err)
+	}
+}
+
 func TestATableRefusesWhatIsWrong(t *testing.T) {
 	env := component.NewEnv(4 << 20)
 	object, err := New(env, &component.Call{}, nil)

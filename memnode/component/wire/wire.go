@@ -23,7 +23,7 @@
 //	12  u8   verb: 1 construct, 2 destruct, 3 read, 4 write, 5 delete, 6 compute
 //	13  u8   0
 //	14  u16  opcode of compute, otherwise 0
-//	16  u64  object; construct: 0
+//	16  u64  object, or component.WholePlace; construct: 0
 //	24  u64  another object that the request reads, or 0
 //	32  u64  and another
 //	40  u32  time that the client waits, in microseconds
