@@ -237,3 +237,37 @@ func TestSmallValuesAreStoredInPlace(t *testing.T) {
 		t.Errorf("got %v, %v, %v", ok, err, v)
 	}
 }
+
+// TestANilPointerLeavesNoLockBehind: a program that recovers from its own
+// mistake goes on with its heap.
+func TestANilPointerLeavesNoLockBehind(t *testing.T) {
+	h := open(t, 8)
+	pool := newPointers[words4](t, h, nil)
+	var p Ptr[words4]
+	if err := pool.Init(&p, words4{1}); err != nil {
+		t.Fatal(err)
+	}
+	panics := func(what string, f func()) {
+		t.Helper()
+		defer func() {
+			if recover() == nil {
+				t.Errorf("%s does not panic", what)
+			}
+			if h.stripeOf(word(p.cell.Load())).Load()&stripeLocked != 0 {
+				t.Fatalf("%s leaves the stripe locked", what)
+			}
+		}()
+		f()
+	}
+	w := word(p.cell.Load())
+	panics("a store", func() { _ = p.StoreFrom(nil) })
+	panics("a store without a hint", func() {
+		p.hint.Store(0)
+		_ = p.StoreFrom(nil)
+	})
+	panics("a load that keeps writers away", func() { readLocked[words4](h, w, nil) })
+	var v words4
+	if err := p.Store(words4{2}); err != nil || !p.Load(&v) || v != (words4{2}) {
+		t.Errorf("afterwards, got %v, %v, want what was stored", v, err)
+	}
+}
