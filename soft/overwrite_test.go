@@ -124,6 +124,60 @@ func TestNoWriteIsLostToTheEvacuator(t *testing.T) {
 	}
 }
 
+// TestAnObjectThatIsEvacuatedBeforeItIsNamedIsNotLost holds a store between
+// appending an object and naming it, and empties the object's segment.
+func TestAnObjectThatIsEvacuatedBeforeItIsNamedIsNotLost(t *testing.T) {
+	type value [maxInPlace + 1]byte
+	h := open(t, 16)
+	pool := newPointers[value](t, h, nil)
+	var p Ptr[value]
+	if err := pool.Init(&p, value{1}); err != nil {
+		t.Fatal(err)
+	}
+	seal := func() {
+		for i := range h.append {
+			h.append[i].mu.Lock()
+			h.closeLog(&h.append[i], segYoung)
+			h.append[i].mu.Unlock()
+		}
+	}
+	seal()
+	old := word(p.cell.Load())
+	s := h.stripeOf(old)
+	state := s.Load()
+	if !s.tryLock(state) {
+		t.Fatal("somebody writes already")
+	}
+	stored := make(chan error)
+	go func() { stored <- p.Store(value{2}) }()
+	for h.Stats().Objects < 2 {
+		runtime.Gosched()
+	}
+	seal()
+	h.evac.mu.Lock()
+	h.mu.Lock()
+	var seg uint32
+	h.list.young.each(func(s uint32) bool { seg = s; return s == old.segment() })
+	h.list.young.remove(seg)
+	h.list.set(seg, segTaken)
+	h.mu.Unlock()
+	v := victim{e: &h.evac, seg: seg, gen: h.ctl.Generation(seg), end: h.end(seg), keep: -1}
+	v.empty()
+	h.evac.retire(seg)
+	h.evac.mu.Unlock()
+	s.unlock(state)
+	if err := <-stored; err != nil {
+		t.Fatal(err)
+	}
+	var got value
+	if !p.Load(&got) || got != (value{2}) {
+		t.Errorf("got %d, want what was stored", got[0])
+	}
+	if n := h.Stats().Objects; n != 1 {
+		t.Errorf("the accounts say %d objects, want 1", n)
+	}
+}
+
 // TestASegmentIsNotOpenedUnderAWriter holds a writer in the middle of a write
 // while his segment is revoked and granted again.
 func TestASegmentIsNotOpenedUnderAWriter(t *testing.T) {
