@@ -110,8 +110,8 @@ func Command() *cobra.Command {
 	fs.StringVar(&security.KeyFile, "tls-key", "", "its private key, a PEM `file`")
 	fs.StringVar(&security.CAFile, "tls-ca", "", "authority that must have signed the other side's certificate, a PEM `file`")
 	fs.BoolVar(&security.Insecure, "insecure", false, "allow an administrative address for other machines without TLS")
-	fs.StringVar(&readyFile, "ready-file", "", "write the addresses to this file as JSON when everything listens")
-	_ = fs.MarkHidden("ready-file")
+	fs.String(config.FileFlag, "", "read configuration from this YAML `file`; its keys are the names of the flags")
+	fs.StringVar(&readyFile, "ready-file", "", "write the addresses listened on to this `file`, as JSON, when ready")
 	return cmd
 }
 
