@@ -82,7 +82,7 @@ func Command() *cobra.Command {
 				}
 				defer func() { err = errors.Join(err, srv.Close()) }()
 			}
-			if err := greet(cmd.OutOrStdout(), addrs); err != nil {
+			if err := greet(cmd.OutOrStdout(), addrs, security); err != nil {
 				return err
 			}
 			if err := ready(readyFile, addrs); err != nil {
@@ -116,11 +116,11 @@ func Command() *cobra.Command {
 }
 
 // greet says where everything is and how to begin.
-func greet(w io.Writer, addrs map[string]string) error {
+func greet(w io.Writer, addrs map[string]string, security listen.Security) error {
 	var b strings.Builder
 	b.WriteString("polder shares this host's idle memory\n\n")
 	if a, ok := addrs["admin"]; ok {
-		fmt.Fprintf(&b, "  admin   http://%s/  (metrics, status, healthz, debug/pprof)\n", a)
+		fmt.Fprintf(&b, "  admin   %s/  (metrics, status, healthz, debug/pprof)\n", security.URL(a))
 	}
 	fmt.Fprintf(&b, "  socket  %s\n\nTry:\n", addrs["socket"])
 	fmt.Fprintf(&b, "  polder serve --tier soft --coordinator %s\n", addrs["socket"])
