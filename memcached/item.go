@@ -117,7 +117,8 @@ type flush struct {
 	pending atomic.Int64
 }
 
-// set makes at, which is later than now, the time of the next flush.
+// set makes at, which is later than now, the time of the next flush; 0: none is
+// to come.
 func (f *flush) set(at, now int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -57,6 +57,18 @@ func (r *request) number(letter byte) (v int64, ok bool, err error) {
 	return v, true, nil
 }
 
+// unique is a flag's value as an item's unique number.
+func (r *request) unique(letter byte) (v uint64, ok bool, err error) {
+	s, ok := r.flag(letter)
+	if !ok {
+		return 0, false, nil
+	}
+	if v, err = strconv.ParseUint(s, 10, 64); err != nil {
+		return 0, true, errToken
+	}
+	return v, true, nil
+}
+
 // allowed are the flags that each command knows. P and L are for proxies.
 var allowed = map[string]string{
 	"mg": "bcfhklqstuvEMNORTOPL",
@@ -221,14 +233,14 @@ func (c *client) metaGet(r *request) error {
 	vivify, create, err1 := r.number('N')
 	ttl, _, err2 := r.number('T')
 	recache, _, err3 := r.number('R')
-	explicit, _, err4 := r.number('E')
+	explicit, _, err4 := r.unique('E')
 	if err1 != nil || err2 != nil || err3 != nil || err4 != nil {
 		return errToken
 	}
 	created := !ok && create
 	switch {
 	case created:
-		i = item{cas: uint64(explicit)}
+		i = item{cas: explicit}
 		c.store(r.key, &i)
 	case !ok && r.has('q'):
 		return nil
@@ -342,8 +354,8 @@ func (r *request) mode(standard byte) (byte, error) {
 func (c *client) metaStore(r *request) (status string, _ *item, err error) {
 	flags, _, err1 := r.number('F')
 	ttl, _, err2 := r.number('T')
-	unique, compare, err3 := r.number('C')
-	explicit, _, err4 := r.number('E')
+	unique, compare, err3 := r.unique('C')
+	explicit, _, err4 := r.unique('E')
 	vivify, wantVivify, err5 := r.number('N')
 	switch {
 	case errors.Join(err1, err2, err3, err4, err5) != nil:
@@ -355,7 +367,7 @@ func (c *client) metaStore(r *request) (status string, _ *item, err error) {
 	if err != nil {
 		return "", nil, err
 	}
-	i := &item{expiry: c.expiry(ttl), flags: uint32(flags), cas: uint64(explicit), data: c.data}
+	i := &item{expiry: c.expiry(ttl), flags: uint32(flags), cas: explicit, data: c.data}
 	old, there := c.get(r.key)
 	switch mode {
 	case 'S', 'R':
@@ -365,8 +377,8 @@ func (c *client) metaStore(r *request) (status string, _ *item, err error) {
 		case !compare:
 		case !there:
 			return "NF", nil, nil
-		case old.cas == uint64(unique):
-		case r.has('I') && uint64(unique) < old.cas:
+		case old.cas == unique:
+		case r.has('I') && unique < old.cas:
 			// The client's copy is older, and better than nothing.
 			i.stale, i.won, i.expiry = true, old.won, old.expiry
 		default:
@@ -382,7 +394,7 @@ func (c *client) metaStore(r *request) (status string, _ *item, err error) {
 			i.expiry = c.expiry(vivify)
 		case !there:
 			return "NS", nil, nil
-		case compare && old.cas != uint64(unique):
+		case compare && old.cas != unique:
 			return "EX", nil, nil
 		case len(old.data)+len(i.data) > MaxValue:
 			return "", nil, errors.New("SERVER_ERROR object too large for cache")
@@ -398,9 +410,9 @@ func (c *client) metaStore(r *request) (status string, _ *item, err error) {
 }
 
 func (c *client) metaDelete(r *request) error {
-	unique, compare, err1 := r.number('C')
+	unique, compare, err1 := r.unique('C')
 	ttl, wantTTL, err2 := r.number('T')
-	explicit, _, err3 := r.number('E')
+	explicit, _, err3 := r.unique('E')
 	if errors.Join(err1, err2, err3) != nil {
 		return errToken
 	}
@@ -410,7 +422,7 @@ func (c *client) metaDelete(r *request) error {
 	switch {
 	case !ok:
 		status = "NF"
-	case compare && i.cas != uint64(unique):
+	case compare && i.cas != unique:
 		status = "EX"
 	case r.has('I') || r.has('x'):
 		if r.has('I') {
@@ -422,7 +434,7 @@ func (c *client) metaDelete(r *request) error {
 		if wantTTL {
 			i.expiry = c.expiry(ttl)
 		}
-		i.cas = uint64(explicit)
+		i.cas = explicit
 		c.put(r.key, &i)
 	default:
 		c.s.items.Delete(r.key)
@@ -436,8 +448,8 @@ func (c *client) metaDelete(r *request) error {
 func (c *client) metaArithmetic(r *request) error {
 	vivify, wantVivify, err1 := r.number('N')
 	ttl, wantTTL, err2 := r.number('T')
-	unique, compare, err3 := r.number('C')
-	explicit, _, err4 := r.number('E')
+	unique, compare, err3 := r.unique('C')
+	explicit, _, err4 := r.unique('E')
 	if errors.Join(err1, err2, err3, err4) != nil {
 		return errToken
 	}
@@ -467,9 +479,9 @@ func (c *client) metaArithmetic(r *request) error {
 	case !ok && !wantVivify:
 		return c.answer(r, "NF", nil)
 	case !ok:
-		i = item{expiry: c.expiry(vivify), cas: uint64(explicit), data: strconv.AppendUint(nil, initial, 10)}
+		i = item{expiry: c.expiry(vivify), cas: explicit, data: strconv.AppendUint(nil, initial, 10)}
 		c.store(r.key, &i)
-	case compare && i.cas != uint64(unique) && len(i.data) > 0: // memcached looks for a number first, but not closely
+	case compare && i.cas != unique && len(i.data) > 0: // memcached looks for a number first, but not closely
 		return c.answer(r, "EX", nil)
 	default:
 		v, err := parseNumber(i.data)
@@ -480,7 +492,7 @@ func (c *client) metaArithmetic(r *request) error {
 		if wantTTL {
 			i.expiry = c.expiry(ttl)
 		}
-		i.cas = uint64(explicit)
+		i.cas = explicit
 		c.put(r.key, &i)
 	}
 	if r.has('q') {

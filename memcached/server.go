@@ -184,7 +184,7 @@ type client struct {
 	s    *Server
 	in   *bufio.Reader
 	out  *bufio.Writer
-	now  time.Time // when the commands that are being answered came
+	now  time.Time // when what is being answered came
 	args [][]byte
 	item []byte // the last one read
 	data []byte // the last block received
@@ -192,13 +192,13 @@ type client struct {
 }
 
 func (s *Server) serve(conn net.Conn) {
-	c := &client{s: s, in: bufio.NewReaderSize(conn, MaxLine), out: bufio.NewWriterSize(deadline{conn, s.cfg.WriteTimeout}, 16<<10)}
+	c := &client{s: s, out: bufio.NewWriterSize(deadline{conn, s.cfg.WriteTimeout}, 16<<10)}
+	c.in = bufio.NewReaderSize(arrivals{conn, c}, MaxLine)
 	for {
 		err := c.command()
 		if err == nil && c.in.Buffered() == 0 {
 			err = c.out.Flush() // one flush for what came together
 			c.shrink()
-			c.now = time.Time{}
 		}
 		if err != nil {
 			_ = c.out.Flush()
@@ -221,6 +221,22 @@ func (c *client) shrink() {
 			*b = nil
 		}
 	}
+}
+
+// arrivals notes when something came: to look at the clock for each command
+// would take longer than some of them, and never to look while there is more to
+// read would leave a client that sends without a pause in the past.
+type arrivals struct {
+	net.Conn
+	c *client
+}
+
+func (r arrivals) Read(p []byte) (int, error) {
+	n, err := r.Conn.Read(p)
+	if n > 0 {
+		r.c.now = r.c.s.clock()
+	}
+	return n, err
 }
 
 // deadline bounds each write.

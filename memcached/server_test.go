@@ -10,6 +10,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -258,5 +259,61 @@ func TestValuesOfEverySizeComeBackWhole(t *testing.T) {
 		if want := fmt.Sprintf("STORED\r\nVALUE k 3 %d\r\n%s\r\nEND\r\n", n, v); got != want {
 			t.Fatalf("a value of %d bytes: got %d bytes back", n, len(got))
 		}
+	}
+}
+
+func TestFlushesYetToCome(t *testing.T) {
+	s, addr := start(t, nil)
+	now := time.Unix(1_700_000_000, 0)
+	s.clock = func() time.Time { return now }
+	expect := func(in, want string) {
+		t.Helper()
+		if got := talk(t, addr, in); got != want {
+			t.Errorf("%q: got %q, want %q", in, got, want)
+		}
+	}
+	// One at once forgets the one that was to come, as memcached's does.
+	expect("flush_all 10\r\nflush_all\r\nset a 0 0 1\r\nx\r\n", "OK\r\nOK\r\nSTORED\r\n")
+	now = now.Add(11 * time.Second)
+	expect("get a\r\n", "VALUE a 0 1\r\nx\r\nEND\r\n")
+	// In nanoseconds modulo two to the power of 64, this is after a was stored, and has been.
+	expect("flush_all 20146744074\r\n", "OK\r\n")
+	expect("get a\r\n", "VALUE a 0 1\r\nx\r\nEND\r\n")
+}
+
+// TestTimePassesForAClientThatNeverPauses: there is always the beginning of
+// its next command to be read.
+func TestTimePassesForAClientThatNeverPauses(t *testing.T) {
+	s, addr := start(t, nil)
+	var now atomic.Int64
+	now.Store(1_700_000_000)
+	s.clock = func() time.Time { return time.Unix(now.Load(), 0) }
+	conn, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := io.WriteString(conn, "set a 0 10 1\r\nx\r\nset b 0 0 1\r\ny\r\nge"); err != nil {
+		t.Fatal(err)
+	}
+	for talk(t, addr, "get b\r\n") == "END\r\n" { // until it has been read
+	}
+	now.Add(11)
+	if _, err := io.WriteString(conn, "t a\r\nquit\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	got, err := io.ReadAll(conn)
+	if want := "STORED\r\nSTORED\r\nEND\r\n"; err != nil || string(got) != want {
+		t.Errorf("got %q, %v, want %q", got, err, want)
+	}
+}
+
+func TestUniqueNumbersHave64Bits(t *testing.T) {
+	_, addr := start(t, nil)
+	const most = "18446744073709551615"
+	in := "ms a 1 E" + most + "\r\nx\r\nmg a c\r\nms a 1 C" + most + " E7 c\r\ny\r\nma n N0 E" + most + "\r\nma n C" + most + " v\r\nmd a C" + most + "\r\nms a 1 C-1\r\nx\r\n"
+	want := "HD\r\nHD c" + most + "\r\nHD c7\r\nHD\r\nVA 1\r\n1\r\nEX\r\nCLIENT_ERROR bad token in command line format\r\n"
+	if got := talk(t, addr, in); got != want {
+		t.Errorf("got %q, want %q", got, want)
 	}
 }

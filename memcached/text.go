@@ -19,9 +19,6 @@ const version = "1.6.21-polder"
 // command reads and answers one command.
 func (c *client) command() error {
 	line, err := c.in.ReadSlice('\n')
-	if c.now.IsZero() {
-		c.now = c.s.clock()
-	}
 	if errors.Is(err, bufio.ErrBufferFull) {
 		_, _ = c.out.WriteString("CLIENT_ERROR line too long\r\n")
 		return errQuit
@@ -68,7 +65,8 @@ func (c *client) command() error {
 }
 
 // flushAll is flush_all [delay] [noreply]: what has been stored until then is
-// not there any more when so many seconds have passed.
+// not there any more when so many seconds have passed. One that is yet to come
+// is forgotten with the next.
 func (c *client) flushAll(args [][]byte) error {
 	quiet := quietly(args)
 	if quiet {
@@ -82,9 +80,10 @@ func (c *client) flushAll(args [][]byte) error {
 		}
 	}
 	c.s.stats.flushes.Add(1)
-	if at := c.expiry(delay); at > c.now.Unix() {
+	if at := min(c.expiry(delay), math.MaxInt64/int64(time.Second)); at > c.now.Unix() {
 		c.s.flush.set(time.Unix(at, 0).UnixNano(), c.now.UnixNano())
 	} else {
+		c.s.flush.set(0, c.now.UnixNano())
 		c.s.items.Clear()
 		c.s.cas.Add(1) // memcached takes one to tell what came before
 	}

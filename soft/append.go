@@ -45,7 +45,9 @@ func (h *Heap) appender() *appender { return &h.append[processor()&(len(h.append
 
 // place writes an object of the given parts into a log and returns where it
 // lies. The object counts as live from here: the caller puts the word into
-// its slot, or releases it.
+// its slot, or releases it. An evacuator that comes before drops what no slot
+// names yet, and the word then names what is gone: a cell's is placed again
+// (keepCell), a map's is evicted early.
 //
 // Preconditions: hd.size is the sum of the parts and at most maxInline. No
 // owner's lock is held.

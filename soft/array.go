@@ -76,6 +76,7 @@ func (a *Array[T]) readSlow(ctx context.Context, i int) (v T, err error) {
 		return v, ErrNoRebuild
 	}
 	return a.flights.do(ctx, i, func(ctx context.Context, f *flight[T]) (T, error) {
+		var v T
 		before := word(a.cells.list[i].Load())
 		if a.Load(i, &v) {
 			return v, nil

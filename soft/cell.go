@@ -107,6 +107,7 @@ func storeCell(h *Heap, owner uint16, ref uint64, c *cell, val []byte, cost uint
 			old = word(c.Load())
 		}
 		if swapCell(h, c, old, w) {
+			w = keepCell(h, c, w, hd, val)
 			h.larges.adopt(large)
 			return w, true, nil
 		}
@@ -117,6 +118,25 @@ func storeCell(h *Heap, owner uint16, ref uint64, c *cell, val []byte, cost uint
 			return 0, false, nil
 		}
 	}
+}
+
+// keepCell places an object of a cell again that was evacuated between being
+// appended and being named, and returns where it is. Whoever empties a segment
+// marks an object before he looks whether its slot names it.
+func keepCell(h *Heap, c *cell, w word, hd header, val []byte) word {
+	for h.isDead(w) || !w.alive(h.ctl.Generation(w.segment())) {
+		to, err := h.place(hd, val)
+		if err != nil {
+			return w // there is no memory: it is lost
+		}
+		if !swapCell(h, c, w, to) { // it was named in time, or has been replaced
+			h.markDead(to)
+			h.release(to, granulesFor(int(hd.size)))
+			return w
+		}
+		w = to
+	}
+	return w
 }
 
 // swapCell makes a cell name to instead of from and releases from's object.

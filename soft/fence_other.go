@@ -10,3 +10,8 @@ func loadFence() {
 	var x atomic.Uint32
 	x.Add(1)
 }
+
+// storeFence keeps the stores after it from being seen before an atomic
+// operation before it has been: without it, a compare-and-swap that is a pair
+// of a load and a store may be seen after what follows it.
+func storeFence() { loadFence() }

@@ -23,6 +23,7 @@ const (
 //
 //polder:hot
 func overwrite[T any](h *Heap, w word, rev uint64, v *T) bool {
+	_ = *v // a nil pointer panics here, and not with the stripe locked
 	seg, off := w.segment(), w.offset()
 	p := h.stripeOf(w)
 	state := p.Load()
@@ -43,6 +44,7 @@ func overwrite[T any](h *Heap, w word, rev uint64, v *T) bool {
 // overwriteSlow is overwrite if the value equals *old, or if old is nil, for
 // a word that was loaded out of the object's slot.
 func overwriteSlow[T any](h *Heap, w word, old, v *T) overwritten {
+	_ = *v // as in overwrite
 	seg, off := w.segment(), w.offset()
 	p := h.stripeOf(w)
 	for {
@@ -85,6 +87,7 @@ func overwriteLocked[T any](h *Heap, w word, seg, off uint32, old, v *T) overwri
 // readLocked copies a value out while nobody can overwrite it, for a reader
 // whom writers keep from finding it undisturbed.
 func readLocked[T any](h *Heap, w word, dst *T) bool {
+	_ = *dst // as in overwrite
 	seg := w.segment()
 	p := h.stripeOf(w)
 	state := p.idle()

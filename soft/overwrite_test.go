@@ -103,7 +103,6 @@ func TestNoWriteIsLostToTheEvacuator(t *testing.T) {
 	}()
 	r := rand.New(rand.NewPCG(5, 5))
 	v := new(page)
-	missed := 0
 	for n := range uint64(writes) {
 		i := r.IntN(values)
 		if n&1 == 0 {
@@ -114,16 +113,71 @@ func TestNoWriteIsLostToTheEvacuator(t *testing.T) {
 			}
 			last[i] = n
 		} else if !ptrs[i].Load(v) {
-			missed++ // evacuated between being appended and being named: see Heap.place
+			t.Errorf("value %d is gone, which was stored by write %d", i, last[i])
+			break
 		} else if v[0][0] != last[i] || v[len(v)-1][7] != last[i] {
 			t.Errorf("value %d is that of write %d and %d, not %d", i, v[0][0], v[len(v)-1][7], last[i])
 			break
 		}
 	}
 	close(done)
-	t.Logf("%d moves, %d reads missed", <-moved, missed)
-	if missed > writes/100 {
-		t.Errorf("%d of %d reads missed: nothing was moved, but evicted", missed, writes/2)
+	t.Logf("%d moves", <-moved)
+	if s := h.Stats(); s.Objects != values {
+		t.Errorf("the accounts say %d objects, want %d", s.Objects, values)
+	}
+}
+
+// TestAnObjectThatIsEvacuatedBeforeItIsNamedIsNotLost holds a store between
+// appending an object and naming it, and empties the object's segment.
+func TestAnObjectThatIsEvacuatedBeforeItIsNamedIsNotLost(t *testing.T) {
+	type value [maxInPlace + 1]byte
+	h := open(t, 16)
+	pool := newPointers[value](t, h, nil)
+	var p Ptr[value]
+	if err := pool.Init(&p, value{1}); err != nil {
+		t.Fatal(err)
+	}
+	seal := func() {
+		for i := range h.append {
+			h.append[i].mu.Lock()
+			h.closeLog(&h.append[i], segYoung)
+			h.append[i].mu.Unlock()
+		}
+	}
+	seal()
+	old := word(p.cell.Load())
+	s := h.stripeOf(old)
+	state := s.Load()
+	if !s.tryLock(state) {
+		t.Fatal("somebody writes already")
+	}
+	stored := make(chan error)
+	go func() { stored <- p.Store(value{2}) }()
+	for h.Stats().Objects < 2 {
+		runtime.Gosched()
+	}
+	seal()
+	h.evac.mu.Lock()
+	h.mu.Lock()
+	var seg uint32
+	h.list.young.each(func(s uint32) bool { seg = s; return s == old.segment() })
+	h.list.young.remove(seg)
+	h.list.set(seg, segTaken)
+	h.mu.Unlock()
+	v := victim{e: &h.evac, seg: seg, gen: h.ctl.Generation(seg), end: h.end(seg), keep: -1}
+	v.empty()
+	h.evac.retire(seg)
+	h.evac.mu.Unlock()
+	s.unlock(state)
+	if err := <-stored; err != nil {
+		t.Fatal(err)
+	}
+	var got value
+	if !p.Load(&got) || got != (value{2}) {
+		t.Errorf("got %d, want what was stored", got[0])
+	}
+	if n := h.Stats().Objects; n != 1 {
+		t.Errorf("the accounts say %d objects, want 1", n)
 	}
 }
 
@@ -238,5 +292,39 @@ func TestSmallValuesAreStoredInPlace(t *testing.T) {
 	h.markDead(word(p.cell.Load()))
 	if ok, err := p.CompareAndSwap(words4{77}, words4{78}); !ok || err != nil || !p.Load(&v) || v != (words4{78}) {
 		t.Errorf("got %v, %v, %v", ok, err, v)
+	}
+}
+
+// TestANilPointerLeavesNoLockBehind: a program that recovers from its own
+// mistake goes on with its heap.
+func TestANilPointerLeavesNoLockBehind(t *testing.T) {
+	h := open(t, 8)
+	pool := newPointers[words4](t, h, nil)
+	var p Ptr[words4]
+	if err := pool.Init(&p, words4{1}); err != nil {
+		t.Fatal(err)
+	}
+	panics := func(what string, f func()) {
+		t.Helper()
+		defer func() {
+			if recover() == nil {
+				t.Errorf("%s does not panic", what)
+			}
+			if h.stripeOf(word(p.cell.Load())).Load()&stripeLocked != 0 {
+				t.Fatalf("%s leaves the stripe locked", what)
+			}
+		}()
+		f()
+	}
+	w := word(p.cell.Load())
+	panics("a store", func() { _ = p.StoreFrom(nil) })
+	panics("a store without a hint", func() {
+		p.hint.Store(0)
+		_ = p.StoreFrom(nil)
+	})
+	panics("a load that keeps writers away", func() { readLocked[words4](h, w, nil) })
+	var v words4
+	if err := p.Store(words4{2}); err != nil || !p.Load(&v) || v != (words4{2}) {
+		t.Errorf("afterwards, got %v, %v, want what was stored", v, err)
 	}
 }

@@ -17,7 +17,7 @@ type Pointers[T, A any] struct {
 	h       *Heap
 	table   *pointerTable
 	rebuild func(ctx context.Context, arg A) (T, error)
-	flights flights[uint64, T]
+	flights flights[ownedRef, T]
 }
 
 // NewPointers makes a pool of pointers. T must not hold Go pointers. Rebuild
@@ -42,11 +42,22 @@ func NewPointers[T, A any](h *Heap, rebuild func(context.Context, A) (T, error))
 // the value goes away, whether it is freed, evicted or revoked.
 type Owned interface{ owned() ownedRef }
 
+// ownedRef names a pointer for as long as it is not freed: its reference is used
+// again, with another tag.
 type ownedRef struct {
 	t   *pointerTable
 	ref uint64
 	tag uint32
 }
+
+// hold keeps a pointer from being freed, as another reference would, until
+// letGo: its owner may be freed or evicted at any time. It reports false if it
+// is free already.
+func (r ownedRef) hold() bool { return r.t != nil && r.t.addRef(r.ref, r.tag) }
+
+func (r ownedRef) letGo() { r.t.drop([]ownedRef{r}) }
+
+func (r ownedRef) current() bool { return r.t != nil && r.t.current(r.ref, r.tag) }
 
 // Ptr is a pointer to a value of T in soft memory, the only one there is
 // (compare Shared). Any number of goroutines may use it, but it must not be
@@ -120,20 +131,26 @@ func (p *Ptr[T]) Load(dst *T) bool {
 
 //go:noinline
 func (p *Ptr[T]) loadSlow(dst *T) bool {
-	if p.h == nil || !p.t.current(p.ref, p.tag) {
-		return false
-	}
-	var w word
-	var ok bool
-	if sizeOf[T]() > maxInline {
-		w, ok = loadLarge(p.h, p.cell, dst)
-	} else if w, ok = loadCell(p.h, p.cell, dst); ok {
-		p.hint.Store(uint64(w))
-	}
+	w, ok := loadRef(p.h, p.ownedRef, p.cell, dst)
 	if ok {
+		p.hint.Store(uint64(w))
 		p.h.accessCell(p.t.id, p.ref, w)
 	}
 	return ok
+}
+
+// loadRef is Load by a pointer's cell, which must be that pointer's before and
+// after.
+func loadRef[T any](h *Heap, r ownedRef, c *cell, dst *T) (w word, ok bool) {
+	if !r.current() {
+		return 0, false
+	}
+	if sizeOf[T]() > maxInline {
+		w, ok = loadLarge(h, c, dst)
+	} else {
+		w, ok = loadCell(h, c, dst)
+	}
+	return w, ok && r.current()
 }
 
 // Store replaces the value and what it owns.
@@ -153,9 +170,10 @@ func (p *Ptr[T]) StoreFrom(v *T, own ...Owned) error {
 
 //go:noinline
 func (p *Ptr[T]) storeSlow(v *T, own []Owned) error {
-	if p.h == nil || !p.t.current(p.ref, p.tag) {
+	if !p.hold() {
 		return errors.New("cannot store through a soft pointer that points to nothing")
 	}
+	defer p.letGo()
 	w, err := putCell(p.h, p.t.id, p.ref, p.cell, v)
 	if err != nil {
 		return err
@@ -170,9 +188,10 @@ func (p *Ptr[T]) storeSlow(v *T, own []Owned) error {
 // CompareAndSwap replaces the value by new if its bytes are those of old, and
 // reports whether it did. A value that has vanished equals nothing.
 func (p *Ptr[T]) CompareAndSwap(old, new T) (bool, error) {
-	if p.h == nil || !p.t.current(p.ref, p.tag) {
+	if !p.hold() {
 		return false, nil
 	}
+	defer p.letGo()
 	w, ok, err := casCell(p.h, p.t.id, p.ref, p.cell, &old, &new)
 	if ok {
 		p.hint.Store(uint64(w))
@@ -200,7 +219,7 @@ func (p *Shared[T]) CloneTo(q *Shared[T]) error {
 	if q.h != nil {
 		return errors.New("cannot clone to a soft pointer that is in use: free it first")
 	}
-	if p.h == nil || !p.t.addRef(p.ref, p.tag) {
+	if !p.hold() {
 		return errors.New("cannot clone a soft pointer that points to nothing")
 	}
 	q.h, q.cell, q.ownedRef, q.rev = p.h, p.cell, p.ownedRef, p.rev
@@ -223,8 +242,13 @@ func (s *Pointers[T, A]) readSlow(ctx context.Context, p *Ptr[T], arg A) (v T, e
 	if s.rebuild == nil {
 		return v, ErrNoRebuild
 	}
-	return s.flights.do(ctx, p.ref, func(ctx context.Context, f *flight[T]) (T, error) {
-		if p.Load(&v) {
+	r, c := p.ownedRef, p.cell // p may be freed when nobody waits any more
+	if r.t == nil {
+		return v, errors.New("cannot read through a soft pointer that points to nothing: init it first")
+	}
+	return s.flights.do(ctx, r, func(ctx context.Context, f *flight[T]) (T, error) {
+		var v T
+		if _, ok := loadRef(s.h, r, c, &v); ok {
 			return v, nil
 		}
 		start := time.Now()
@@ -234,14 +258,16 @@ func (s *Pointers[T, A]) readSlow(ctx context.Context, p *Ptr[T], arg A) (v T, e
 		if err != nil {
 			return v, fmt.Errorf("cannot rebuild a soft value: %w", err)
 		}
+		if !r.hold() { // freed with what owned it: the cell may be another's
+			return v, nil
+		}
+		defer r.letGo()
 		cost := costClass(took)
-		s.h.rebuiltCell(p.t.id, p.ref, sizeOf[T](), cost)
+		s.h.rebuiltCell(r.t.id, r.ref, sizeOf[T](), cost)
 		// A store that came meanwhile wins: it is newer than what we rebuilt.
-		if w := word(p.cell.Load()); w == 0 || !w.alive(s.h.ctl.Generation(w.segment())) {
-			to, ok, err := storeCell(s.h, p.t.id, p.ref, p.cell, bytesOf(&v), cost, true, w)
-			if err == nil && ok {
-				p.hint.Store(uint64(to))
-			}
+		// If memory is short, the value is not kept.
+		if w := word(c.Load()); w == 0 || !w.alive(s.h.ctl.Generation(w.segment())) {
+			_, _, _ = storeCell(s.h, r.t.id, r.ref, c, bytesOf(&v), cost, true, w)
 		}
 		return v, nil
 	})

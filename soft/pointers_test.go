@@ -297,3 +297,85 @@ func TestQueueKeepsOrderAndRebuildsWhatVanished(t *testing.T) {
 		t.Fatal("an empty queue answers")
 	}
 }
+
+// family makes a pointer that is owned by another one.
+func family[T any](t *testing.T, pool *Pointers[T, int]) (parent, child *Ptr[T]) {
+	t.Helper()
+	parent, child = new(Ptr[T]), new(Ptr[T])
+	var v T
+	if err := errors.Join(pool.Init(child, v), pool.Init(parent, v, child)); err != nil {
+		t.Fatal(err)
+	}
+	return parent, child
+}
+
+// TestAPointerThatIsFreedWithItsOwnerLeavesOthersAlone: the one who takes its
+// place is not read, written or rebuilt through it.
+func TestAPointerThatIsFreedWithItsOwnerLeavesOthersAlone(t *testing.T) {
+	h := open(t, 8)
+	pool := newPointers(t, h, func(_ context.Context, arg int) (words4, error) { return words4{uint64(arg)}, nil })
+	parent, child := family(t, pool)
+	parent.Free()
+	if v, err := pool.Read(context.Background(), child, 7); err != nil || v != (words4{7}) {
+		t.Errorf("read: got %v, %v, want what was rebuilt", v, err)
+	}
+	var other Ptr[words4]
+	if err := pool.Init(&other, words4{1}); err != nil {
+		t.Fatal(err)
+	}
+	if other.ref != child.ref {
+		t.Fatalf("the other one is at %d, want %d", other.ref, child.ref)
+	}
+	var v words4
+	if child.Load(&v) {
+		t.Errorf("the freed one reads %v", v)
+	}
+	if child.Store(words4{2}) == nil {
+		t.Error("the freed one can be stored through")
+	}
+	other.Free()
+	if s := h.Stats(); s.Objects != 0 {
+		t.Errorf("%d objects are left", s.Objects)
+	}
+}
+
+func TestAPointerIsNotFreedWhileItIsStoredThrough(t *testing.T) {
+	h := open(t, 8)
+	pool := newPointers[[maxInPlace + 1]byte](t, h, nil)
+	parent, child := family(t, pool)
+	for i := range h.append {
+		h.append[i].mu.Lock()
+	}
+	stored := make(chan error)
+	go func() { stored <- child.Store([maxInPlace + 1]byte{1}) }()
+	_, meta := child.t.at(child.ref)
+	held := func() bool { return uint32(meta.Load()) == 2 }
+	for n := 0; !held() && n < 100_000; n++ {
+		runtime.Gosched()
+	}
+	if !held() {
+		t.Error("nobody holds it")
+	}
+	parent.Free()
+	if ref, _, _ := pool.table.alloc(); ref == child.ref {
+		t.Error("it is another pointer's by now")
+	}
+	for i := range h.append {
+		h.append[i].mu.Unlock()
+	}
+	if err := <-stored; err != nil {
+		t.Error(err)
+	}
+	if s := h.Stats(); s.Objects != 0 {
+		t.Errorf("%d objects are left", s.Objects)
+	}
+}
+
+func TestAReadOfNothingSaysSo(t *testing.T) {
+	pool := newPointers(t, open(t, 8), func(_ context.Context, arg int) (int, error) { return arg, nil })
+	var p Ptr[int]
+	_, err := pool.Read(context.Background(), &p, 1)
+	if crash := new(PanicError); err == nil || errors.As(err, &crash) {
+		t.Errorf("got %v, want an error that says that it points to nothing", err)
+	}
+}

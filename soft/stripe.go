@@ -45,7 +45,11 @@ func sameWrites(before, after uint64) bool { return (before^after)>>stripeGranul
 
 // tryLock locks a stripe of which the state was seen to be v.
 func (p *stripe) tryLock(v uint64) bool {
-	return v&stripeLocked == 0 && p.CompareAndSwap(v, v|stripeLocked)
+	if v&stripeLocked != 0 || !p.CompareAndSwap(v, v|stripeLocked) {
+		return false
+	}
+	storeFence() // who sees what we write sees the lock
+	return true
 }
 
 // idle waits until nobody holds the lock and returns the state.

@@ -9,6 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"polder/internal/config"
 )
 
 // TestTheREADMEListsEveryFlag compares the README's table with the daemons'
@@ -26,6 +28,22 @@ func TestTheREADMEListsEveryFlag(t *testing.T) {
 				t.Errorf("README.md has no row %q, which polder %s takes", row, cmd.Name())
 			}
 		})
+	}
+}
+
+// TestEveryDaemonIsConfiguredAlike: who takes a file takes the environment, too.
+func TestEveryDaemonIsConfiguredAlike(t *testing.T) {
+	root := newRoot(nil)
+	for _, name := range []string{"up", "serve", "node", "broker", "share", "coordinator"} {
+		cmd, _, err := root.Find([]string{name})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, flag := range []string{config.FileFlag, "admin", "ready-file", "tls-cert", "tls-key", "tls-ca", "insecure"} {
+			if cmd.Flags().Lookup(flag) == nil {
+				t.Errorf("polder %s has no --%s", name, flag)
+			}
+		}
 	}
 }
 

@@ -29,6 +29,14 @@ type Security struct {
 // Enabled reports whether certificates are given.
 func (s Security) Enabled() bool { return s.CertFile != "" || s.KeyFile != "" || s.CAFile != "" }
 
+// URL is where HTTP is served at an address that Listen gave.
+func (s Security) URL(addr string) string {
+	if s.Enabled() {
+		return "https://" + addr
+	}
+	return "http://" + addr
+}
+
 // TLS returns configurations for listening and for dialing, or nil, nil
 // without certificates. Each side shows its certificate and demands the
 // other's.

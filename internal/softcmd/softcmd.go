@@ -82,7 +82,7 @@ func Command() *cobra.Command {
 				}
 				defer func() { err = errors.Join(err, srv.Close()) }()
 			}
-			if err := greet(cmd.OutOrStdout(), addrs); err != nil {
+			if err := greet(cmd.OutOrStdout(), addrs, security); err != nil {
 				return err
 			}
 			if err := ready(readyFile, addrs); err != nil {
@@ -110,17 +110,17 @@ func Command() *cobra.Command {
 	fs.StringVar(&security.KeyFile, "tls-key", "", "its private key, a PEM `file`")
 	fs.StringVar(&security.CAFile, "tls-ca", "", "authority that must have signed the other side's certificate, a PEM `file`")
 	fs.BoolVar(&security.Insecure, "insecure", false, "allow an administrative address for other machines without TLS")
-	fs.StringVar(&readyFile, "ready-file", "", "write the addresses to this file as JSON when everything listens")
-	_ = fs.MarkHidden("ready-file")
+	fs.String(config.FileFlag, "", "read configuration from this YAML `file`; its keys are the names of the flags")
+	fs.StringVar(&readyFile, "ready-file", "", "write the addresses listened on to this `file`, as JSON, when ready")
 	return cmd
 }
 
 // greet says where everything is and how to begin.
-func greet(w io.Writer, addrs map[string]string) error {
+func greet(w io.Writer, addrs map[string]string, security listen.Security) error {
 	var b strings.Builder
 	b.WriteString("polder shares this host's idle memory\n\n")
 	if a, ok := addrs["admin"]; ok {
-		fmt.Fprintf(&b, "  admin   http://%s/  (metrics, status, healthz, debug/pprof)\n", a)
+		fmt.Fprintf(&b, "  admin   %s/  (metrics, status, healthz, debug/pprof)\n", security.URL(a))
 	}
 	fmt.Fprintf(&b, "  socket  %s\n\nTry:\n", addrs["socket"])
 	fmt.Fprintf(&b, "  polder serve --tier soft --coordinator %s\n", addrs["socket"])

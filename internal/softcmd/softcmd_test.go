@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"polder/internal/listen"
 	"polder/soft"
 )
 
@@ -85,6 +86,21 @@ func until(t *testing.T, what string, f func() bool) {
 	for deadline := time.Now().Add(60 * time.Second); !f(); <-tick.C {
 		if time.Now().After(deadline) {
 			t.Fatalf("waited in vain until %s", what)
+		}
+	}
+}
+
+func TestTheGreetingSaysHowTheAdministrativeAddressIsServed(t *testing.T) {
+	for want, security := range map[string]listen.Security{
+		"  admin   http://127.0.0.1:7074/ ":  {},
+		"  admin   https://127.0.0.1:7074/ ": {CertFile: "cert", KeyFile: "key", CAFile: "ca"},
+	} {
+		var b strings.Builder
+		if err := greet(&b, map[string]string{"admin": DefaultAdmin, "socket": "s"}, security); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("got %q, want it to say %q", b.String(), want)
 		}
 	}
 }

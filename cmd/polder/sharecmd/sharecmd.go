@@ -157,7 +157,7 @@ func (f *flags) serve(ctx context.Context, out io.Writer, s *daemon.Server, opt 
 			return errors.Join(err, lis.Close())
 		}
 		defer func() { err = errors.Join(err, a.Close()) }()
-		fmt.Fprintf(out, "admin   http://%s/metrics\n", lis.Addr())
+		fmt.Fprintf(out, "admin   %s/metrics\n", f.security.URL(addrs["admin"]))
 	}
 	if opt.Remote != nil {
 		addrs["remote"] = opt.Remote.Addr().String()

@@ -115,9 +115,6 @@ func (c *Chart) axisX() axis {
 			}
 		}
 	}
-	if a.lo > 0 && a.lo < a.hi/10 {
-		a.lo = 0 // it begins at about the origin
-	}
 	return a.proper()
 }
 

@@ -149,7 +149,7 @@ func (p *process) ready(title string, try ...string) error {
 	fmt.Fprintf(&b, "%s\n\n", title)
 	for _, service := range slices.Sorted(maps.Keys(p.addrs)) {
 		if addr := p.addrs[service]; service == ServiceAdmin {
-			fmt.Fprintf(&b, "  %-9s %s/  (metrics, status, healthz, debug/pprof)\n", service, p.adminURL(addr))
+			fmt.Fprintf(&b, "  %-9s %s/  (metrics, status, healthz, debug/pprof)\n", service, p.Security.URL(addr))
 		} else {
 			fmt.Fprintf(&b, "  %-9s %s\n", service, addr)
 		}
@@ -175,13 +175,6 @@ func (p *process) ready(title string, try ...string) error {
 		return fmt.Errorf("cannot write the ready file: %w", err)
 	}
 	return nil
-}
-
-func (p *process) adminURL(addr string) string {
-	if p.Security.Enabled() {
-		return "https://" + addr
-	}
-	return "http://" + addr
 }
 
 // wait returns nil when ctx is done, or with the first part that failed.
