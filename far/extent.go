@@ -135,7 +135,9 @@ func (h *Heap) landExtent(x *extent, err error) error {
 	c := x.c
 	size := objectSize(c.size)
 	spare := headerSize // bytes of the slot that are nobody's
-	for i := range x.items {
+	// From the last on, since what is laid out behind one object may reach into the
+	// entry of the next.
+	for i := n - 1; i >= 0; i-- {
 		it := &x.items[i]
 		b := x.slot[objectHeader+i*x.each:][:x.each]
 		number := h.words.number(it.p)

@@ -133,6 +133,56 @@ func TestDamageInAnExtentIsOfOneObject(t *testing.T) {
 	}
 }
 
+// Objects of every size come together whole: however much of an entry is left over
+// behind its object, laying it out harms no other.
+func TestObjectsOfEverySizeComeTogether(t *testing.T) {
+	t.Parallel()
+	store := &extentStore{MemStore: NewMemStore(tinySegment, 1<<10)}
+	h := openObjects(t, store, 24)
+	together[[extentLeast]byte](t, store, h)
+	together[[extentLeast + 1]byte](t, store, h)
+	together[[extentLeast + 12]byte](t, store, h)
+	together[[extentLeast + 13]byte](t, store, h)
+	together[[extentLeast + 15]byte](t, store, h)
+	if n := h.Stats().Corrupt; n != 0 {
+		t.Errorf("%d objects were taken for corrupt", n)
+	}
+}
+
+// together makes objects, of which most become far, and prefetches some that are.
+func together[T any](t *testing.T, store *extentStore, h *Heap) {
+	t.Helper()
+	c := got(NewClass[T](h, ClassConfig{}))(t)
+	run := got(c.NewRun(t.Context(), 600))(t)
+	for i := range run.Len() {
+		var v T
+		for k := range bytesOf(&v) {
+			bytesOf(&v)[k] = byte(i + k)
+		}
+		done(t, run.At(i).Store(t.Context(), v))
+	}
+	const few = 10
+	var refs []AnyRef
+	for i := range few {
+		refs = append(refs, run.At(i).Any())
+	}
+	before := store.reads.Load()
+	done(t, h.Prefetch(t.Context(), refs, false))
+	if n := store.reads.Load() - before; n == 0 || n > few/2 {
+		t.Errorf("%d objects of %d bytes took %d reads", few, c.c.size, n)
+	}
+	for i := range run.Len() {
+		v := got(run.At(i).Load(t.Context()))(t)
+		for k, b := range bytesOf(&v) {
+			if b != byte(i+k) {
+				t.Fatalf("byte %d of object %d of %d bytes is %d, want %d", k, i, c.c.size, b, byte(i+k))
+			}
+		}
+	}
+	run.Free()
+	done(t, c.Free())
+}
+
 // What is wholly overwritten is not read before; of what is overwritten in part,
 // the rest stays.
 func TestWriteReadsOnlyWhatItLeaves(t *testing.T) {
