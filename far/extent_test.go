@@ -183,6 +183,28 @@ func together[T any](t *testing.T, store *extentStore, h *Heap) {
 	done(t, c.Free())
 }
 
+// What an iteration fetches by itself is counted when it has come, and not as
+// something that was prefetched when it has not.
+func TestWhatDoesNotComeIsNotCounted(t *testing.T) {
+	store := &extentStore{MemStore: NewMemStore(tinySegment, 1<<10)}
+	h := openObjects(t, store, 24)
+	a := sequence(t, h, 800*128)
+	before := a.Stats().ClassStats
+	store.damage = func(op *ReadOp) { clear(op.Buf) }
+	s := h.NewScope()
+	defer s.Close()
+	for range a.Stream(s) {
+	}
+	var corrupt *CorruptError
+	if err := s.Err(); !errors.As(err, &corrupt) {
+		t.Errorf("got %v, want a CorruptError", err)
+	}
+	if st := a.Stats().ClassStats; st.Prefetched != before.Prefetched || st.Misses != before.Misses {
+		t.Errorf("nothing came, but there were %d misses and %d objects prefetched, before %d and %d",
+			st.Misses, st.Prefetched, before.Misses, before.Prefetched)
+	}
+}
+
 // What is wholly overwritten is not read before; of what is overwritten in part,
 // the rest stays.
 func TestWriteReadsOnlyWhatItLeaves(t *testing.T) {

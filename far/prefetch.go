@@ -209,12 +209,11 @@ func (tr *tracker) demand(s *Scope, i, n int, stream bool) {
 	if stream {
 		what = derefStream
 	}
+	d.batch.asked = d.refs[0].n
 	read, _ := d.batch.fetch(s.ctx, h, d.refs, what, false)
 	if read == 0 {
 		return
 	}
-	tr.c.misses.Add(1)
-	tr.c.prefetched.Add(^uint64(0)) // the first was asked for
 	for _, r := range d.refs[1:read] {
 		if h.ahead.slot(r.n).Swap(r.n) != r.n {
 			tr.issued.Add(1)
