@@ -198,7 +198,7 @@ func (tr *tracker) demand(s *Scope, i, n int, stream bool) {
 		return
 	}
 	d := s.ahead.demand()
-	d.refs = d.refs[:0]
+	d.refs, d.batch.asked = d.refs[:0], h.words.number(p)
 	for ; i < n && len(d.refs) < cap(d.refs) && len(d.refs)*tr.c.size < demandBytes; i++ {
 		if p = tr.word(i); p == nil || !loadWord(p).far() {
 			break
@@ -209,7 +209,6 @@ func (tr *tracker) demand(s *Scope, i, n int, stream bool) {
 	if stream {
 		what = derefStream
 	}
-	d.batch.asked = d.refs[0].n
 	read, _ := d.batch.fetch(s.ctx, h, d.refs, what, false)
 	if read == 0 {
 		return
