@@ -280,6 +280,13 @@ func TestWriteReadsOnlyWhatItLeaves(t *testing.T) {
 	}
 }
 
+func TestElementsOfNoSizeAreWritten(t *testing.T) {
+	h := openObjects(t, NewMemStore(tinySegment, 64), 16)
+	a := newArray[struct{}](t, h, 5, StructureConfig{Group: 4})
+	done(t, a.Write(t.Context(), make([]struct{}, 5), 0))
+	done(t, a.Read(t.Context(), make([]struct{}, 5), 0))
+}
+
 // Far segments that die are written to again, for a while, and then given back.
 func TestDeadSegmentsAreUsedAgainOrGivenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
