@@ -16,9 +16,10 @@ func (l *logs) object(addr uintptr) object {
 	return object(l.mem[addr-l.base-objectHeader:])
 }
 
-// segmentOf returns the segment of a local object.
+// segmentOf returns the segment of the local object whose data lies at addr, which
+// is where its header lies: what has no data may be the last in a segment.
 func (l *logs) segmentOf(addr uintptr) *logSegment {
-	return &l.segs[int(addr-l.base)/l.segSize]
+	return &l.segs[int(addr-l.base-objectHeader)/l.segSize]
 }
 
 // deref returns the object of p, which is local and stays where it is until s

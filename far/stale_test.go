@@ -94,3 +94,22 @@ func reapDead(h *Heap) (n int) {
 	})
 	return n
 }
+
+// An object without data may be the last of its segment: then its address is that
+// of the next one.
+func TestObjectsOfNoSizeAreOfTheirSegment(t *testing.T) {
+	h := openObjects(t, NewMemStore(tinySegment, 64), 16)
+	c := got(NewClass[struct{}](h, ClassConfig{}))(t)
+	var ps []Ptr[struct{}]
+	for range 3 * h.logs.segSize / objectSize(0) {
+		ps = append(ps, got(c.New(t.Context(), struct{}{}))(t))
+	}
+	for _, p := range ps {
+		p.Free()
+	}
+	for i := range h.logs.segs {
+		if live := h.logs.segs[i].live.Load(); live != 0 {
+			t.Errorf("all is freed, and %d bytes are live in segment %d", live, i)
+		}
+	}
+}
