@@ -104,7 +104,7 @@ func (rs *runs) end(r *run) {
 }
 
 // fetch does what Prefetch says, and returns how many objects it has read. Unless
-// it is patient, it ends where it would have to wait for local memory.
+// it is patient, it ends where it would have to wait for local memory for long.
 func (b *objectBatch) fetch(ctx context.Context, h *Heap, refs []AnyRef, what int, patient bool) (read int, err error) {
 	if err := h.begin(); err != nil {
 		return 0, err
@@ -118,8 +118,15 @@ func (b *objectBatch) fetch(ctx context.Context, h *Heap, refs []AnyRef, what in
 		err = b.read(ctx, h)
 		switch {
 		case err != nil:
-		case !patient && (wait != nil || busy != nil):
-			return read, wait
+		case !patient && wait == errNoRoom:
+			soon, cancel := context.WithTimeout(ctx, maxPoll)
+			none := h.roomSoon(soon)
+			cancel()
+			if none != nil {
+				return read, wait
+			}
+		case !patient && busy != nil:
+			return read, nil
 		case wait == errNoRoom:
 			err = h.roomSoon(ctx)
 		case wait != nil:
@@ -317,7 +324,7 @@ func (b *objectBatch) reset(h *Heap) {
 	clear(b.flights)
 	b.extents, b.led, b.ops = b.extents[:0], b.led[:0], b.ops[:0]
 	b.runs, b.flights, b.alone = b.runs[:0], b.flights[:0], b.alone[:0]
-	b.items, b.pending, b.count, b.asked = b.items[:0], 0, 0, 0
+	b.items, b.pending, b.count = b.items[:0], 0, 0
 }
 
 // brought counts n objects that a batch has brought, of which one may have been

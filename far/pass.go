@@ -144,8 +144,8 @@ func (l *logs) selectObjects(segs []int, n int, what aim) []int {
 			return -2
 		case what == compact:
 			return live
-		case s.kind == streams:
-			return -1
+		case s.kind == streams && l.seq-s.seq > uint64(float64(l.resident)*streamsLeft):
+			return -1 // the younger ones may have been prefetched, and not used yet
 		}
 		return int64(s.seq)
 	}

@@ -180,8 +180,8 @@ func (tr *tracker) fetch(words []*uint64, stream bool) {
 // are next to be used in an iteration, as far as they are far: the caller would have to wait
 // anyway, and fetches many for not much more than one. That is what becomes of
 // prefetching when no processor is left for it. It takes no local memory that is
-// kept for scopes, and does not wait for any: what is missing then, and whatever
-// goes wrong, who dereferences the objects comes upon. It must not be called in a
+// kept for scopes, and waits for it only as long as the evacuator usually takes to make
+// some: what is missing then, and whatever goes wrong, who dereferences the objects comes upon. It must not be called in a
 // scope.
 func (tr *tracker) demand(s *Scope, i, n int, stream bool) {
 	h := tr.h
