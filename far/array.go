@@ -314,29 +314,42 @@ func chunkEnter[T any](tr *tracker, s *Scope, p *uint64, i, n, what int) []T {
 	}
 }
 
-// overwrite makes b the elements of the object of p, unless it is local, and
-// reports whether it has. Otherwise nothing has changed.
+// overwrite makes b the elements of the object of p without reading what they were,
+// and reports whether it has. Otherwise nothing has changed.
 func overwrite[T any](tr *tracker, s *Scope, p *uint64, b []T) bool {
-	if w := loadWord(p); !w.far() && !w.zero() {
-		return false
-	}
-	for try := 0; try < scopeTries; try++ {
+	for range scopeTries {
 		s.Enter()
-		o, addr, err := tr.h.newSlot(s, streams, objectHead(tr.h.words.number(p), tr.c.size), newTail(0, tr.c.id), tr.c.size)
-		if err == nil {
-			clear(o[objectHeader+tr.c.size:])
-			es := elementsOf[T](o, tr.group)
-			clear(es[copy(es, b):])
-			done := tr.h.replace(p, addr, tr.c)
-			s.Leave()
-			return done
-		}
+		done, err := overwriteIn(tr, s, p, b)
 		s.Leave()
-		if err != errNoRoom || tr.h.roomSoon(s.ctx) != nil {
+		if done {
+			return true
+		}
+		if err != nil && (err != errNoRoom || tr.h.roomSoon(s.ctx) != nil) {
 			break
 		}
 	}
 	return false
+}
+
+// overwriteIn is overwrite in s. If there is no error, it may be tried again.
+func overwriteIn[T any](tr *tracker, s *Scope, p *uint64, b []T) (done bool, err error) {
+	h := tr.h
+	if o := h.derefLocal(s, p, derefMut); o != nil {
+		h.ahead.usedNow(tr, p)
+		copy(elementsOf[T](o, tr.group), b)
+		return true, nil
+	}
+	if loadWord(p).free() {
+		return false, ErrClosed
+	}
+	o, addr, err := h.newSlot(s, streams, objectHead(h.words.number(p), tr.c.size), newTail(0, tr.c.id), tr.c.size)
+	if err != nil {
+		return false, err
+	}
+	clear(o[objectHeader+tr.c.size:])
+	es := elementsOf[T](o, tr.group)
+	clear(es[copy(es, b):])
+	return h.replace(p, addr, tr.c), nil
 }
 
 // withScope calls fn in a scope of the pool, closed, for what fn enters and

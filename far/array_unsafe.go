@@ -88,7 +88,7 @@ func elemFor(s *Scope, e elem, what int) unsafe.Pointer {
 	if o == nil {
 		return nil
 	}
-	return unsafe.Pointer(&o[objectHeader+e.off])
+	return unsafe.Pointer(unsafe.SliceData(o[objectHeader+e.off:]))
 }
 
 // elemAt is element i of the object of word w, which holds 1<<shift elements of
@@ -118,5 +118,5 @@ func wordIndex(words []uint64, p *uint64) int {
 
 // elementsOf is the n elements that the object o holds.
 func elementsOf[T any](o object, n int) []T {
-	return unsafe.Slice((*T)(unsafe.Pointer(&o[objectHeader])), n)
+	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(o[objectHeader:]))), n)
 }

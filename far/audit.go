@@ -74,7 +74,7 @@ func (h *Heap) audit() error {
 				bad = fmt.Errorf("word %d refers to the object of word %d", n, headNumber(o.head()))
 				return
 			}
-			logs[int(w.addr()-h.logs.base)/h.logs.segSize].live += int64(objectSize(headLen(o.head())))
+			logs[int(w.addr()-h.logs.base-objectHeader)/h.logs.segSize].live += int64(objectSize(headLen(o.head())))
 			if a := tailFar(*o.tail()); a != 0 {
 				far[a/h.far.units] += int64(roundSize(farObjectSize(headLen(o.head()))))
 			}

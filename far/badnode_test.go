@@ -235,7 +235,7 @@ func TestEveryStructureOnABadNode(t *testing.T) {
 			func(err error) bool { return errors.Is(err, context.DeadlineExceeded) },
 		}, {
 			"answers wrongly",
-			func(store *faultStore) { store.corrupt.Store(500) },
+			func(store *faultStore) { store.corrupt.Store(1000) },
 			func(err error) bool { var corrupt *CorruptError; return errors.As(err, &corrupt) },
 		},
 	} {

@@ -16,25 +16,22 @@ func (l *logs) object(addr uintptr) object {
 	return object(l.mem[addr-l.base-objectHeader:])
 }
 
-// segmentOf returns the segment of a local object.
+// segmentOf returns the segment of the local object whose data lies at addr, which
+// is where its header lies: what has no data may be the last in a segment.
 func (l *logs) segmentOf(addr uintptr) *logSegment {
-	return &l.segs[int(addr-l.base)/l.segSize]
+	return &l.segs[int(addr-l.base-objectHeader)/l.segSize]
 }
 
 // deref returns the object of p, which is local and stays where it is until s
 // is left.
 func (h *Heap) deref(s *Scope, p *uint64, what int) (object, error) {
 	for {
-		w := loadWord(p)
-		switch {
-		case w.local() && !w.marked():
-			if o := h.use(p, w, what); o != nil {
-				return o, nil
-			}
+		if o := h.derefLocal(s, p, what); o != nil {
+			return o, nil
+		}
+		switch w := loadWord(p); {
 		case w.local():
-			if o := h.meet(s, p, w, what); o != nil {
-				return o, nil
-			}
+			// It has become so just now.
 		case w.far():
 			if err := h.miss(s, p, w, what); err != nil {
 				return nil, err
@@ -47,6 +44,25 @@ func (h *Heap) deref(s *Scope, p *uint64, what int) (object, error) {
 			return nil, ErrClosed
 		default:
 			panic("BUG: a far pointer is used after it was freed")
+		}
+	}
+}
+
+// derefLocal is deref of an object that is local; nil if it is not.
+func (h *Heap) derefLocal(s *Scope, p *uint64, what int) object {
+	for {
+		w := loadWord(p)
+		if !w.local() {
+			return nil
+		}
+		var o object
+		if w.marked() {
+			o = h.meet(s, p, w, what)
+		} else {
+			o = h.use(p, w, what)
+		}
+		if o != nil {
+			return o
 		}
 	}
 }

@@ -117,9 +117,9 @@ func (h *Heap) extentSlot(k kind, n, each int) (object, uintptr, error) {
 func (x *extent) target() []byte { return x.slot[objectHeader:] }
 
 // landExtent ends the fetch of x, whose read ended with err: checks the bytes and
-// makes the objects local. What goes wrong with one of them only, those who
-// dereference it are told.
-func (h *Heap) landExtent(x *extent, err error) error {
+// makes the objects local, of which somebody may wait for that of the word asked.
+// What goes wrong with one of them only, those who dereference it are told.
+func (h *Heap) landExtent(x *extent, asked uint64, err error) error {
 	defer h.unpinFar(x.seg)
 	n := len(x.items)
 	h.count.fetches.Add(uint64(n))
@@ -135,7 +135,9 @@ func (h *Heap) landExtent(x *extent, err error) error {
 	c := x.c
 	size := objectSize(c.size)
 	spare := headerSize // bytes of the slot that are nobody's
-	for i := range x.items {
+	// From the last on, since what is laid out behind one object may reach into the
+	// entry of the next.
+	for i := n - 1; i >= 0; i-- {
 		it := &x.items[i]
 		b := x.slot[objectHeader+i*x.each:][:x.each]
 		number := h.words.number(it.p)
@@ -158,7 +160,7 @@ func (h *Heap) landExtent(x *extent, err error) error {
 	if x.kind == streams {
 		coldness = coldest
 	}
-	landed := 0
+	landed, met := 0, false
 	for i := range x.items {
 		it := &x.items[i]
 		if it.p == nil {
@@ -170,13 +172,14 @@ func (h *Heap) landExtent(x *extent, err error) error {
 		}
 		if casWord(it.p, it.w, localWord(x.addr+uintptr(at-objectHeader), coldness)) {
 			landed++
+			met = met || h.words.number(it.p) == asked
 		} else {
 			spare += size
 		}
 	}
 	h.logs.segmentOf(x.addr).live.Add(-int64(spare))
 	c.bytesIn.Add(uint64(landed * c.size))
-	c.prefetched.Add(uint64(landed))
+	c.brought(landed, met)
 	return nil
 }
 

@@ -31,6 +31,7 @@ type objectBatch struct {
 	ops     []ReadOp // of extents, and then of led
 	pending int      // bytes of them
 	count   int      // objects in them
+	asked   uint64   // number of the word of the one that somebody waits for, or 0
 
 	items   []item          // that were claimed
 	runs    []*run          // that were claimed
@@ -292,7 +293,7 @@ func (b *objectBatch) read(ctx context.Context, h *Heap) (err error) {
 	}
 	h.far.store.Read(rctx, b.ops)
 	for i := range b.extents {
-		if e := h.landExtent(&b.extents[i], b.ops[i].Err); err == nil {
+		if e := h.landExtent(&b.extents[i], b.asked, b.ops[i].Err); err == nil {
 			err = e
 		}
 	}
@@ -300,7 +301,7 @@ func (b *objectBatch) read(ctx context.Context, h *Heap) (err error) {
 		d := &b.led[i]
 		switch e := h.landObject(nil, d, b.ops[len(b.extents)+i].Err); {
 		case e == nil:
-			h.class(d.w.farClass()).prefetched.Add(1)
+			h.class(d.w.farClass()).brought(1, h.words.number(d.p) == b.asked)
 		case err == nil && !isTheirs(e):
 			err = e
 		}
@@ -324,4 +325,14 @@ func (b *objectBatch) reset(h *Heap) {
 	b.extents, b.led, b.ops = b.extents[:0], b.led[:0], b.ops[:0]
 	b.runs, b.flights, b.alone = b.runs[:0], b.flights[:0], b.alone[:0]
 	b.items, b.pending, b.count = b.items[:0], 0, 0
+}
+
+// brought counts n objects that a batch has brought, of which one may have been
+// asked for.
+func (c *class) brought(n int, asked bool) {
+	if asked {
+		c.misses.Add(1)
+		n--
+	}
+	c.prefetched.Add(uint64(n))
 }

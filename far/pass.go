@@ -327,10 +327,18 @@ func (h *Heap) evacuateObject(p *uint64, o object, addr uintptr, what aim) outco
 		return outcomeDone
 	}
 	tail := atomic.LoadUint64(o.tail())
+	failpoint.Hit("far.evacuating")
 	c := h.class(tailClass(tail))
 	n := len(o) - objectHeader
 	far := tailFar(tail)
-	clean := far != 0 && !h.far.seg(far).gone()
+	clean := false
+	if far != 0 {
+		seg := h.far.seg(far)
+		if seg == nil {
+			return outcomeDone // somebody has taken the object, and nothing lives in seg any more
+		}
+		clean = !seg.gone()
+	}
 	cold := w.coldness()
 	hot := cold < c.cfg.HotBits && !ps.tight && ps.kept+objectSize(n) <= int(keepAtMost*float64(l.segSize*len(ps.segs)))
 	if what == compact || hot || what == evictClean && !clean {
@@ -360,9 +368,6 @@ func (h *Heap) evacuateObject(p *uint64, o object, addr uintptr, what aim) outco
 	}
 	if !h.far.fits(farObjectSize(n)) {
 		return outcomeStagingFull
-	}
-	if far != 0 {
-		h.soil(o) // the copy is lost
 	}
 	at := h.far.stageObject(headNumber(o.head()), c, o[objectHeader:])
 	ps.staged = append(ps.staged, stagedObject{p, w, at, n})
@@ -426,6 +431,7 @@ func (h *Heap) settleObjects(seg *logSegment) error {
 		h.count.evacuated.Add(1)
 		c.evacuated.Add(1)
 		c.bytesOut.Add(uint64(d.n))
+		h.soil(o) // a copy that was lost is buried now, when nobody else can have the object
 		h.becameFar(c, o)
 		seg.live.Add(-int64(objectSize(d.n)))
 	}

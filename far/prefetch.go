@@ -198,7 +198,7 @@ func (tr *tracker) demand(s *Scope, i, n int, stream bool) {
 		return
 	}
 	d := s.ahead.demand()
-	d.refs = d.refs[:0]
+	d.refs, d.batch.asked = d.refs[:0], h.words.number(p)
 	for ; i < n && len(d.refs) < cap(d.refs) && len(d.refs)*tr.c.size < demandBytes; i++ {
 		if p = tr.word(i); p == nil || !loadWord(p).far() {
 			break
@@ -213,8 +213,6 @@ func (tr *tracker) demand(s *Scope, i, n int, stream bool) {
 	if read == 0 {
 		return
 	}
-	tr.c.misses.Add(1)
-	tr.c.prefetched.Add(^uint64(0)) // the first was asked for
 	for _, r := range d.refs[1:read] {
 		if h.ahead.slot(r.n).Swap(r.n) != r.n {
 			tr.issued.Add(1)

@@ -233,5 +233,5 @@ func derefFor(s *Scope, p *uint64, what int) unsafe.Pointer {
 		s.fail(err)
 		return nil
 	}
-	return unsafe.Pointer(&o[objectHeader])
+	return unsafe.Pointer(unsafe.SliceData(o[objectHeader:]))
 }

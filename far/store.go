@@ -14,7 +14,8 @@ type Store interface {
 	// when there is none to be had now.
 	Alloc(ctx context.Context) (Segment, error)
 	// Read fills the buffers of all ops, in as few round trips as it can,
-	// and sets each op's Err. It returns when the last one is done.
+	// and sets each op's Err. It returns when the last one is done; no buffer is
+	// written to afterwards, whatever became of its read.
 	Read(ctx context.Context, ops []ReadOp)
 }
 
@@ -28,7 +29,9 @@ type ReadOp struct {
 
 // A Segment is a borrowed piece of a store.
 type Segment interface {
-	// Write writes p at off and returns when it is done.
+	// Write writes p at off and returns when it is done. One that fails may take
+	// effect in part, or later, but not after a later operation on the segment,
+	// which may be written from the front again when nothing in it lives.
 	Write(ctx context.Context, p []byte, off int) error
 	// Free gives the segment back. It is not used afterwards.
 	Free(ctx context.Context) error
