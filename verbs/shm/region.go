@@ -113,12 +113,14 @@ const (
 	asleep = 1
 )
 
-// An end looks for news so often before it sleeps, some microseconds in all, and
-// lets other goroutines run in between. A goroutine that sleeps on a futex keeps
+// An end looks for news so often before it sleeps, some microseconds in all: longer
+// than a client that makes one call after the other takes to make the next, since to
+// wake who sleeps on an idle processor takes tens of them. It lets other goroutines
+// run in between. A goroutine that sleeps on a futex keeps
 // its P until the runtime takes it away, which can be long; whom it has woken
 // itself must not have to wait for that.
 const (
-	spins  = 320
+	spins  = 1000
 	yields = 32 // looks between two yields
 )
 
