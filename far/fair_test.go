@@ -13,20 +13,8 @@ import (
 // done in scopes.
 func TestScopesAreLetInInTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		lay := tiny
-		lay.logs = 256 * int64(lay.segSize)
-		local := lay.logs + int64(2*lay.staging+lay.fetch)
-		const each = 8<<10 + 16*wordCost
-		h, err := newHeap(NewMemStore(tinySegment, 1<<13), Config{Local: local, MaxLocal: local, ScopeBytes: each, HeldTooLong: time.Minute}, lay)
-		if err != nil {
-			t.Fatal(err)
-		}
+		h, c := openBricks(t, 256)
 		defer h.Close()
-		type block [496]byte // 512 with its header
-		c, err := NewClass[block](h, ClassConfig{})
-		if err != nil {
-			t.Fatal(err)
-		}
 		const crowd, rounds, work = 100, 40, 4 * time.Millisecond
 		scopes := make([]*Scope, crowd)
 		for i := range scopes {
@@ -46,8 +34,8 @@ func TestScopesAreLetInInTurn(t *testing.T) {
 					mu.Lock()
 					waits = append(waits, waited)
 					mu.Unlock()
-					var made []Ptr[block]
-					for range each / 512 {
+					var made []Ptr[brick]
+					for range bricksBytes / 512 {
 						p, _, err := c.NewIn(s)
 						if err != nil {
 							t.Errorf("goroutine %d, round %d: %v", id, round, err)

@@ -10,23 +10,34 @@ import (
 	"time"
 )
 
+// brick is 512 bytes with its header, of which a scope of openBricks may take 16.
+type brick [496]byte
+
+const bricksBytes = 8<<10 + 16*wordCost
+
+// openBricks opens a heap of so many segments, for bricks. Who calls it closes it.
+func openBricks(t *testing.T, segments int) (*Heap, *Class[brick]) {
+	t.Helper()
+	lay := tiny
+	lay.logs = int64(segments) * int64(lay.segSize)
+	local := lay.logs + int64(2*lay.staging+lay.fetch)
+	h, err := newHeap(NewMemStore(tinySegment, 1<<13),
+		Config{Local: local, MaxLocal: local, ScopeBytes: bricksBytes, HeldTooLong: time.Minute}, lay)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := NewClass[brick](h, ClassConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h, c
+}
+
 // However many goroutines hold scopes and allocate in them as fast as they can,
 // each gets its ScopeBytes, and local memory stays within its budget.
 func TestAHundredScopesAllocate(t *testing.T) {
-	lay := tiny
-	lay.logs = 64 * int64(lay.segSize)
-	local := lay.logs + int64(2*lay.staging+lay.fetch)
-	const each = 8<<10 + 16*wordCost
-	h, err := newHeap(NewMemStore(tinySegment, 1<<13), Config{Local: local, MaxLocal: local, ScopeBytes: each, HeldTooLong: time.Minute}, lay)
-	if err != nil {
-		t.Fatal(err)
-	}
+	h, c := openBricks(t, 64)
 	defer h.Close()
-	type block [496]byte // 512 with its header
-	c, err := NewClass[block](h, ClassConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
 	scopes := make([]*Scope, 100)
 	for i := range scopes {
 		scopes[i] = h.NewScope()
@@ -37,9 +48,9 @@ func TestAHundredScopesAllocate(t *testing.T) {
 		wg.Go(func() {
 			for round := range 6 {
 				s.Enter()
-				var made []Ptr[block]
-				var objects []*block
-				for range each / 512 {
+				var made []Ptr[brick]
+				var objects []*brick
+				for range bricksBytes / 512 {
 					p, o, err := c.NewIn(s)
 					if err != nil {
 						t.Errorf("goroutine %d, round %d: %v", id, round, err)
