@@ -66,7 +66,7 @@ type Server struct {
 	flush flush
 	uses  uses
 	begun time.Time
-	clock func() time.Time
+	clock func() time.Time // as memcached's: begun and the time since, so that setting the host's clock ages no item
 	stats counters
 
 	mu     sync.Mutex
@@ -101,8 +101,9 @@ func New(cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot serve memcached: %w", err)
 	}
+	begun := time.Now()
 	return &Server{
-		cfg: cfg, items: m, begun: time.Now(), clock: time.Now,
+		cfg: cfg, items: m, begun: begun, clock: func() time.Time { return begun.Add(time.Since(begun)) },
 		conns: make(map[net.Conn]struct{}), lis: make(map[net.Listener]struct{}),
 	}, nil
 }

@@ -23,7 +23,15 @@ type clientInfo struct {
 	libVer  atomic.Pointer[string]
 	last    atomic.Pointer[command]
 	ver     atomic.Int32
-	active  atomic.Int64 // when it last sent something, in seconds since 1970
+	active  atomic.Int64 // when it last sent something, in nanoseconds since since, which clock changes do not touch
+}
+
+// heard notes that the client has sent something.
+func (c *clientInfo) heard(now time.Time) { c.active.Store(int64(now.Sub(c.since))) }
+
+// idle is for how long the client has sent nothing.
+func (c *clientInfo) idle(now time.Time) time.Duration {
+	return max(0, now.Sub(c.since)-time.Duration(c.active.Load()))
 }
 
 func load(p *atomic.Pointer[string]) string {
@@ -40,7 +48,7 @@ func (c *clientInfo) String() string {
 		cmd = last.name
 	}
 	return fmt.Sprintf("id=%d addr=%s laddr=%s name=%s age=%d idle=%d flags=N db=0 sub=0 psub=0 ssub=0 multi=-1 cmd=%s user=default resp=%d lib-name=%s lib-ver=%s",
-		c.id, c.addr, c.laddr, load(&c.name), int64(now.Sub(c.since).Seconds()), max(0, now.Unix()-c.active.Load()),
+		c.id, c.addr, c.laddr, load(&c.name), int64(now.Sub(c.since).Seconds()), int64(c.idle(now).Seconds()),
 		cmd, max(2, c.ver.Load()), load(&c.libName), load(&c.libVer))
 }
 

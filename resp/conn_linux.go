@@ -91,7 +91,7 @@ func (c *conn) read(w *workspace) {
 		c.finish()
 		return
 	}
-	c.s.info.active.Store(w.now)
+	c.s.info.heard(w.now)
 	if c.buf != nil {
 		*c.buf = (*c.buf)[:len(*c.buf)+n]
 		c.s.in = *c.buf

@@ -48,7 +48,7 @@ type workspace struct {
 	replies  []deferred // to be written at the end of the round
 	scratch  []byte     // of the session that runs
 	scratch2 []byte
-	now      int64 // seconds since 1970, roughly
+	now      time.Time // of the round
 	detached bool
 }
 
@@ -198,7 +198,7 @@ func (l *loop) adopt(nc net.Conn, s *session) bool {
 // run is the loop, until it stops or another goroutine takes over.
 func (l *loop) run(w *workspace) {
 	for {
-		w.now = time.Now().Unix()
+		w.now = time.Now()
 		if !l.takeBack(w) || !l.tick() {
 			return
 		}
@@ -385,7 +385,7 @@ func (l *loop) tick() bool {
 		case c.full && now.Sub(c.moved) > linger:
 			l.srv.stats.outputDrops.Add(1)
 			l.close(c)
-		case idle > 0 && !c.full && now.Unix()-c.s.info.active.Load() > int64(idle/time.Second):
+		case idle > 0 && !c.full && c.s.info.idle(now) > idle:
 			l.srv.stats.idleDrops.Add(1)
 			l.close(c)
 		}

@@ -176,7 +176,6 @@ func (srv *Server) accept(nc net.Conn) {
 	}
 	s := srv.newSession()
 	s.info.addr, s.info.laddr = nc.RemoteAddr().String(), nc.LocalAddr().String()
-	s.info.active.Store(s.info.since.Unix())
 	srv.mu.Lock()
 	if srv.stopping {
 		srv.mu.Unlock()

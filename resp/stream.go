@@ -90,7 +90,7 @@ func (st *stream) read() {
 		n, err := st.nc.Read(buf[len(buf):cap(buf)])
 		buf = buf[:len(buf)+n]
 		if n > 0 {
-			s.info.active.Store(time.Now().Unix())
+			s.info.heard(time.Now())
 			s.in = buf
 			if !st.process() {
 				return

@@ -1,8 +1,6 @@
 package softcmd
 
 import (
-	"encoding/json"
-	"fmt"
 	"os"
 	"strconv"
 	"time"
@@ -12,21 +10,6 @@ import (
 	"polder/internal/child"
 	"polder/soft/coordinator"
 )
-
-// ready says that everything listens, to whoever has started us.
-func ready(path string, addrs map[string]string) error {
-	if path == "" {
-		return nil
-	}
-	b, err := json.Marshal(addrs)
-	if err == nil {
-		err = os.WriteFile(path, append(b, '\n'), 0o644)
-	}
-	if err != nil {
-		return fmt.Errorf("cannot write the ready file: %w", err)
-	}
-	return nil
-}
 
 // status is what the daemon says of itself at /status, in the words in which
 // the others do.

@@ -18,6 +18,7 @@ import (
 	"polder/internal/admin"
 	"polder/internal/config"
 	"polder/internal/listen"
+	"polder/internal/readyfile"
 	"polder/soft/coordinator"
 	"polder/soft/policy"
 )
@@ -85,7 +86,7 @@ func Command() *cobra.Command {
 			if err := greet(cmd.OutOrStdout(), addrs, security); err != nil {
 				return err
 			}
-			if err := ready(readyFile, addrs); err != nil {
+			if err := readyfile.Write(readyFile, addrs); err != nil {
 				return err
 			}
 			<-cmd.Context().Done()

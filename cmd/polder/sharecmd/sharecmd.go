@@ -6,7 +6,6 @@ package sharecmd
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -28,6 +27,7 @@ import (
 	"polder/internal/child"
 	"polder/internal/config"
 	"polder/internal/listen"
+	"polder/internal/readyfile"
 	"polder/share"
 	"polder/share/daemon"
 	"polder/share/keeper"
@@ -163,7 +163,7 @@ func (f *flags) serve(ctx context.Context, out io.Writer, s *daemon.Server, opt 
 		addrs["remote"] = opt.Remote.Addr().String()
 		fmt.Fprintf(out, "remote  %s\n", opt.Remote.Addr())
 	}
-	if err := f.writeReady(addrs); err != nil {
+	if err := readyfile.Write(f.readyFile, addrs); err != nil {
 		return err
 	}
 	fmt.Fprintf(out, "share   %s\nready. Try: polder share stats --socket %s\n", f.socket, f.socket)
@@ -196,21 +196,6 @@ func statusOf(s *daemon.Server, began time.Time, addrs map[string]string) status
 		st.Resident = n
 	}
 	return st
-}
-
-// writeReady tells who waits for it that the daemon serves, and where.
-func (f *flags) writeReady(addrs map[string]string) error {
-	if f.readyFile == "" {
-		return nil
-	}
-	b, err := json.Marshal(addrs)
-	if err == nil {
-		err = os.WriteFile(f.readyFile, append(b, '\n'), 0o644)
-	}
-	if err != nil {
-		return fmt.Errorf("cannot write the ready file: %w", err)
-	}
-	return nil
 }
 
 // runKeeper runs this program again without --keep.

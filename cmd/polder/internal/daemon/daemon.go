@@ -9,7 +9,6 @@ package daemon
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -27,6 +26,7 @@ import (
 	"polder/internal/admin"
 	"polder/internal/child"
 	"polder/internal/listen"
+	"polder/internal/readyfile"
 )
 
 // Common is the configuration that every daemon has.
@@ -164,17 +164,7 @@ func (p *process) ready(title string, try ...string) error {
 	if _, err := io.WriteString(p.Out, b.String()); err != nil {
 		return fmt.Errorf("cannot print where it listens: %w", err)
 	}
-	if p.ReadyFile == "" {
-		return nil
-	}
-	list, err := json.Marshal(p.addrs)
-	if err == nil {
-		err = os.WriteFile(p.ReadyFile, append(list, '\n'), 0o644)
-	}
-	if err != nil {
-		return fmt.Errorf("cannot write the ready file: %w", err)
-	}
-	return nil
+	return readyfile.Write(p.ReadyFile, p.addrs)
 }
 
 // wait returns nil when ctx is done, or with the first part that failed.
