@@ -38,7 +38,7 @@ var floors = []floor{
 	{4, "swap"},
 	{5, "resp"},
 	{5, "memcached"},
-	{6, "internal/bench"}, // measures the floors, so stands above them
+	{6, "measure"},
 	{7, "cmd"},
 	{7, "internal/softcmd"},
 	{7, "robustness"},

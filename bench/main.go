@@ -15,7 +15,7 @@ import (
 	"os"
 	"os/exec"
 
-	"polder/internal/benchout"
+	"polder/measure/benchout"
 )
 
 func main() {

@@ -13,7 +13,7 @@ import (
 	"syscall"
 	"time"
 
-	"polder/internal/benchout"
+	"polder/measure/benchout"
 )
 
 // figure is one measured value.

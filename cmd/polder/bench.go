@@ -11,14 +11,14 @@ import (
 	"golang.org/x/term"
 
 	"polder/cmd/polder/sharecmd"
-	"polder/internal/bench/allocbench"
-	"polder/internal/bench/brokerbench"
-	"polder/internal/bench/farbench"
-	"polder/internal/bench/respbench"
-	"polder/internal/bench/softbench"
-	"polder/internal/bench/verbsbench"
-	"polder/internal/benchout"
 	"polder/internal/config"
+	"polder/measure/allocbench"
+	"polder/measure/benchout"
+	"polder/measure/brokerbench"
+	"polder/measure/farbench"
+	"polder/measure/respbench"
+	"polder/measure/softbench"
+	"polder/measure/verbsbench"
 	"polder/memnode"
 )
 

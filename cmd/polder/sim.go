@@ -3,8 +3,8 @@ package main
 import (
 	"github.com/spf13/cobra"
 
-	"polder/internal/bench/simfinemem"
-	"polder/internal/bench/simlatency"
+	"polder/measure/simfinemem"
+	"polder/measure/simlatency"
 )
 
 func newSim() *cobra.Command {

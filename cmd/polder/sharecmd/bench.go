@@ -6,8 +6,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"polder/internal/bench/sharebench"
-	"polder/internal/benchout"
+	"polder/measure/benchout"
+	"polder/measure/sharebench"
 )
 
 // workerCommand is the hidden subcommand of "polder share" that the benchmark

@@ -24,7 +24,7 @@ import (
 	"strings"
 	"time"
 
-	"polder/internal/benchout"
+	"polder/measure/benchout"
 	"polder/verbs"
 	"polder/verbs/ibv"
 )

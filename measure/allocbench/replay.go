@@ -1,0 +1,369 @@
+package allocbench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"polder/internal/config"
+	"polder/measure/benchout"
+	"polder/memnode"
+	"polder/pool"
+	"polder/pool/finemem"
+)
+
+// ReplayOptions say how to replay traces.
+type ReplayOptions struct {
+	Options
+	Traces []*Trace
+	// ASAP ignores the times of arrival: every client goes on as soon as it
+	// has what it asked for.
+	ASAP bool
+	// Clients share every trace, whose requests they make in turn. By
+	// default there are 8.
+	Clients int
+	// ChunkSizes are those of the mechanisms whose chunks have one size, in
+	// bytes. A request gets as many chunks as it needs. By default they are
+	// 128 KiB and 2 MiB: a span and a section of package pool/finemem's.
+	ChunkSizes []int
+	// Managers are the mechanisms, by name. By default all are measured.
+	Managers []string
+	// Seed is of the order in which blocks are freed.
+	Seed uint64
+}
+
+// Defaults of ReplayOptions.
+const (
+	DefaultReplayClients = 8
+	MaxReplayClients     = 512
+)
+
+// DefaultChunkSizes are the default of ReplayOptions.ChunkSizes.
+func DefaultChunkSizes() []int { return []int{128 << 10, 2 << 20} }
+
+// In a short run the replays may take so long together, frees and the starting of
+// nodes not counted, and so many requests count of all traces together: the first
+// ones of each.
+const (
+	shortReplay   = 8 * time.Second
+	shortRequests = 16384
+)
+
+// A block is borrowed memory, as large as a request or larger.
+type block interface {
+	free(ctx context.Context) error
+}
+
+// A lender is a client of one mechanism's.
+type lender interface {
+	// alloc borrows memory for a request, and returns how many bytes were
+	// taken for it.
+	alloc(ctx context.Context, q Request) (block, int64, error)
+}
+
+// A contestant is a mechanism as it is measured.
+type contestant struct {
+	name string
+	// start starts a node that can lend what a trace asks for, and a lender
+	// for every client.
+	start func(ctx context.Context, t *Trace, clients int) (*rig, []lender, error)
+}
+
+// Replay replays traces over tcp with every mechanism: all that a trace asks for
+// is allocated, and afterwards freed in random order.
+func Replay(ctx context.Context, o ReplayOptions) error {
+	if err := o.replay(ctx); err != nil {
+		return fmt.Errorf("cannot replay allocations: %w", err)
+	}
+	return nil
+}
+
+func (o ReplayOptions) replay(ctx context.Context) error {
+	if o.Clients == 0 {
+		o.Clients = DefaultReplayClients
+	}
+	if len(o.ChunkSizes) == 0 {
+		o.ChunkSizes = DefaultChunkSizes()
+	}
+	all, err := o.contestants()
+	if err != nil {
+		return err
+	}
+	span := time.Duration(0)
+	if o.Short {
+		span = shortReplay / time.Duration(len(all)*len(o.Traces))
+	}
+	done := 0
+	for _, t := range o.Traces {
+		if o.Short {
+			n := min(len(t.Requests), max(1, shortRequests/len(o.Traces)))
+			t = &Trace{Name: t.Name, Requests: t.Requests[:n]}
+		}
+		for _, c := range all {
+			if o.Progress != nil {
+				o.Progress(done, len(all)*len(o.Traces), t.Name+" "+c.name)
+			}
+			r, err := o.replayOne(ctx, t, c, span)
+			if err != nil {
+				return fmt.Errorf("%s with %s: %w", t.Name, c.name, err)
+			}
+			if err := o.report(t, c, r); err != nil {
+				return err
+			}
+			done++
+		}
+	}
+	return nil
+}
+
+// contestants are the mechanisms, with each size of chunks.
+func (o *ReplayOptions) contestants() ([]contestant, error) {
+	fabrics, err := fabrics()
+	if err != nil {
+		return nil, err
+	}
+	tcp := fabrics[0]
+	var all []contestant
+	for _, m := range tcp.managers {
+		if len(o.Managers) > 0 && !slices.Contains(o.Managers, m.Name()) {
+			continue
+		}
+		if m.Name() == finemem.Name {
+			all = append(all, contestant{name: m.Name(), start: tcp.startFine})
+			continue
+		}
+		for _, size := range o.ChunkSizes {
+			all = append(all, contestant{
+				name: m.Name() + " " + config.FormatSize(int64(size)),
+				start: func(ctx context.Context, t *Trace, clients int) (*rig, []lender, error) {
+					return tcp.startChunks(ctx, m, size, t, clients)
+				},
+			})
+		}
+	}
+	if len(o.Managers) == 0 || slices.Contains(o.Managers, ArrayScan) {
+		all = append(all, contestant{name: ArrayScan, start: tcp.startScan})
+	}
+	for _, name := range o.Managers {
+		if name == ArrayScan {
+			continue
+		}
+		if _, err := pool.ManagerNamed(name); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+// startChunks starts a node that lends just enough chunks of a size.
+func (f *fabric) startChunks(ctx context.Context, m pool.Manager, size int, t *Trace, clients int) (*rig, []lender, error) {
+	chunks := int64(0)
+	for _, q := range t.Requests {
+		chunks += chunksFor(q, size)
+	}
+	r, err := f.start(ctx, m, memnode.Config{Lend: chunks * int64(size), ChunkSize: size}, clients)
+	if err != nil {
+		return nil, nil, err
+	}
+	var lenders []lender
+	for _, p := range r.pools {
+		lenders = append(lenders, chunkLender{p, size})
+	}
+	return r, lenders, nil
+}
+
+// chunksFor is how many chunks a request needs.
+func chunksFor(q Request, size int) int64 { return (q.Size() + int64(size) - 1) / int64(size) }
+
+// chunkLender borrows chunks of one size.
+type chunkLender struct {
+	pool *pool.Pool
+	size int
+}
+
+func (l chunkLender) alloc(ctx context.Context, q Request) (block, int64, error) {
+	b := make(chunkBlock, chunksFor(q, l.size))
+	for i := range b {
+		var err error
+		if b[i], err = l.pool.Alloc(ctx); err != nil {
+			return nil, 0, err
+		}
+	}
+	return b, int64(len(b)) * int64(l.size), nil
+}
+
+type chunkBlock []*pool.Chunk
+
+func (b chunkBlock) free(ctx context.Context) error {
+	for _, c := range b {
+		if err := c.Free(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// A replayed is what a replay has shown.
+type replayed struct {
+	requests    int
+	alloc, free [2]float64 // p50 and p99 in microseconds
+	allocRate   float64    // requests in a second
+	freeRate    float64
+	asked, peak int64         // bytes: of the requests, and what was lent for them
+	busy        time.Duration // of the node's control goroutine
+}
+
+// replayOne replays one trace with one mechanism, for span unless that is 0.
+func (o *ReplayOptions) replayOne(ctx context.Context, t *Trace, c contestant, span time.Duration) (r replayed, err error) {
+	rig, lenders, err := c.start(ctx, t, o.Clients)
+	if err != nil {
+		return r, err
+	}
+	defer func() { err = errors.Join(err, rig.close()) }()
+
+	before := rig.busy()
+	players := make([]*player, len(lenders))
+	for i, l := range lenders {
+		players[i] = &player{lender: l, rng: rand.New(rand.NewPCG(o.Seed, uint64(i)))}
+	}
+	for i, q := range t.Requests {
+		p := players[i%len(players)]
+		p.requests = append(p.requests, q)
+	}
+	start := time.Now()
+	var until time.Time
+	if span > 0 {
+		until = start.Add(span)
+	}
+	took, err := together(players, func(p *player) error { return p.allocate(ctx, start, until, o.ASAP) })
+	if err != nil {
+		return r, err
+	}
+	freeing, err := together(players, func(p *player) error { return p.freeAll(ctx) })
+	if err != nil {
+		return r, err
+	}
+	r.busy = rig.busy() - before
+
+	var allocs, frees []time.Duration
+	for _, p := range players {
+		allocs, frees = append(allocs, p.allocs...), append(frees, p.frees...)
+		r.asked += p.asked
+		r.peak += p.taken
+	}
+	r.requests = len(allocs)
+	r.alloc, r.free = percentiles(allocs), percentiles(frees)
+	r.allocRate = float64(r.requests) / took.Seconds()
+	r.freeRate = float64(r.requests) / freeing.Seconds()
+	return r, nil
+}
+
+// together has every player do something at the same time, and returns how long
+// that took.
+func together(players []*player, f func(*player) error) (time.Duration, error) {
+	start := time.Now()
+	errs := make([]error, len(players))
+	var wg sync.WaitGroup
+	for i, p := range players {
+		wg.Go(func() { errs[i] = f(p) })
+	}
+	wg.Wait()
+	return time.Since(start), errors.Join(errs...)
+}
+
+// player is one client. It is one goroutine's at a time.
+type player struct {
+	lender   lender
+	requests []Request
+	rng      *rand.Rand
+
+	blocks        []block
+	allocs, frees []time.Duration
+	asked, taken  int64
+}
+
+// allocate makes the player's requests, at least one of them.
+func (p *player) allocate(ctx context.Context, start, until time.Time, asap bool) error {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	<-timer.C
+	for _, q := range p.requests {
+		now := time.Now()
+		if len(p.blocks) > 0 && !until.IsZero() && now.After(until) {
+			return nil
+		}
+		if !asap {
+			// A client that is late has been so since the request came; one
+			// that has slept too long was the timer's victim.
+			if due := start.Add(q.At); now.After(due) {
+				now = due
+			} else {
+				if !until.IsZero() && due.After(until) && len(p.blocks) > 0 {
+					return nil
+				}
+				timer.Reset(due.Sub(now))
+				select {
+				case <-timer.C:
+				case <-ctx.Done():
+					return context.Cause(ctx)
+				}
+				now = time.Now()
+			}
+		}
+		b, taken, err := p.lender.alloc(ctx, q)
+		if err != nil {
+			return err
+		}
+		p.allocs = append(p.allocs, time.Since(now))
+		p.blocks = append(p.blocks, b)
+		p.asked += q.Size()
+		p.taken += taken
+	}
+	return nil
+}
+
+// freeAll frees the player's blocks in random order.
+func (p *player) freeAll(ctx context.Context) error {
+	p.rng.Shuffle(len(p.blocks), func(i, j int) { p.blocks[i], p.blocks[j] = p.blocks[j], p.blocks[i] })
+	for _, b := range p.blocks {
+		start := time.Now()
+		if err := b.free(ctx); err != nil {
+			return err
+		}
+		p.frees = append(p.frees, time.Since(start))
+	}
+	p.blocks = nil
+	return nil
+}
+
+// report prints what a replay has shown.
+func (o *ReplayOptions) report(t *Trace, c contestant, r replayed) error {
+	const mib = 1 << 20
+	for _, m := range []struct {
+		name, unit string
+		value      float64
+	}{
+		{"requests", "", float64(r.requests)},
+		{"alloc rate", "op/s", r.allocRate},
+		{"alloc p50", "us", r.alloc[0]},
+		{"alloc p99", "us", r.alloc[1]},
+		{"free rate", "op/s", r.freeRate},
+		{"free p50", "us", r.free[0]},
+		{"free p99", "us", r.free[1]},
+		{"asked for", "MiB", float64(r.asked) / mib},
+		{"peak memory", "MiB", float64(r.peak) / mib},
+		{"utilisation", "%", 100 * float64(r.asked) / float64(r.peak)},
+		{"control path", "us/op", float64(r.busy) / 1e3 / float64(r.requests)},
+	} {
+		err := o.Out.Print(benchout.Row{Bench: "alloc", Case: fmt.Sprintf("%s: %s x%d", t.Name, c.name, o.Clients),
+			Metric: m.name, Value: m.value, Unit: m.unit})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

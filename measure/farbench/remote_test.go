@@ -1,0 +1,186 @@
+package farbench
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"polder/far"
+	"polder/measure/benchout"
+)
+
+func TestScanComparesEveryAmountOfWork(t *testing.T) {
+	dir := t.TempDir()
+	text := bytes.Repeat([]byte("All work and no play makes Jack a dull boy.\n"), 200_000)
+	if err := os.WriteFile(filepath.Join(dir, "text"), text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o, out := tiny()
+	o.Corpus = dir
+	if err := runScan(t.Context(), o, scanScale{
+		pages: 2 << 10, works: []time.Duration{0, 50 * time.Microsecond}, rounds: 1, span: 10 * time.Millisecond,
+		corpus: 16 << 20, passes: 1,
+	}); err != nil {
+		t.Fatal(err)
+	}
+	reads, packs, unpacks := out.of("read"), out.of("compress"), out.of("decompress")
+	for _, c := range []string{"tcp, 0s of work", "tcp, 50µs of work", "shm, 0s of work", "shm, 50µs of work"} {
+		if reads[c] <= 0 {
+			t.Errorf("%s: %v reads a second", c, reads[c])
+		}
+	}
+	for _, c := range []string{"snappy, tcp, 20% local", "snappy, tcp, 50% local", "snappy, shm, 20% local", "snappy, shm, 50% local"} {
+		if packs[c] <= 0 || unpacks[c] <= 0 {
+			t.Errorf("%s: compressed %v MB/s and decompressed %v", c, packs[c], unpacks[c])
+		}
+	}
+}
+
+func TestThreadsCoversEveryNumber(t *testing.T) {
+	o, out := tiny()
+	if err := runThreads(t.Context(), o, threadsScale{entries: 1 << 16, goroutines: []int{1, 64}, rounds: 1, span: 20 * time.Millisecond}); err != nil {
+		t.Fatal(err)
+	}
+	gets, misses := out.of("get"), out.of("misses")
+	for _, c := range []string{"tcp, 1 goroutines", "tcp, 64 goroutines", "shm, 1 goroutines", "shm, 64 goroutines"} {
+		// One goroutine may get four keys in that time, which says nothing of the ratio.
+		few := strings.Contains(c, " 1 ")
+		if gets[c] <= 0 || !few && (misses[c] < 40 || misses[c] > 95) {
+			t.Errorf("%s: %v gets a second, of which %v %% missed", c, gets[c], misses[c])
+		}
+	}
+}
+
+func TestWebComparesAllFrontEnds(t *testing.T) {
+	o, out := tiny()
+	if err := runWeb(t.Context(), o, webScale{pairs: 1 << 16, rounds: 1, span: 20 * time.Millisecond, settle: 20 * time.Millisecond}); err != nil {
+		t.Fatal(err)
+	}
+	requests := out.of("requests")
+	for _, c := range []string{"all local", "tcp, temporal", "tcp, non-temporal", "shm, temporal", "shm, non-temporal"} {
+		if requests[c] <= 0 {
+			t.Errorf("%s: %v requests a second", c, requests[c])
+		}
+	}
+	for c, v := range out.of("array misses") {
+		if v <= 0 || v > 100 {
+			t.Errorf("%s: %v %% of the array's accesses missed", c, v)
+		}
+	}
+}
+
+// interrupter ends a run when it prints its first row.
+type interrupter struct{ cancel context.CancelCauseFunc }
+
+var errEnough = errors.New("enough")
+
+func (i interrupter) Print(benchout.Row) error {
+	i.cancel(errEnough)
+	return nil
+}
+
+func TestBenchesEndWhenTheyAreInterrupted(t *testing.T) {
+	const span = time.Millisecond
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "zero"), make([]byte, 4*far.MinLocal), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, run := range map[string]func(context.Context, Options) error{
+		"map": func(ctx context.Context, o Options) error {
+			return runMap(ctx, o, mapScale{entries: 1 << 13, skews: []float64{0, 1}, rounds: 1, span: span, settle: span, gc: time.Hour})
+		},
+		"scan": func(ctx context.Context, o Options) error {
+			return runScan(ctx, o, scanScale{pages: 2 << 10, works: make([]time.Duration, 100), rounds: 1, span: span, corpus: 1 << 40})
+		},
+		"threads": func(ctx context.Context, o Options) error {
+			return runThreads(ctx, o, threadsScale{entries: 1 << 13, goroutines: []int{1, 1 << 20}, rounds: 1, span: span})
+		},
+	} {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		o, _ := tiny()
+		o.Corpus, o.Out = dir, interrupter{cancel}
+		if err := run(ctx, o); !errors.Is(err, errEnough) {
+			t.Errorf("%s: got %v, want %v", name, err, errEnough)
+		}
+	}
+}
+
+func TestACorpusSmallerThanLocalMemoryIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "few"), make([]byte, 100), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := readCorpus(dir, 1<<20)
+	if err == nil || !strings.Contains(err.Error(), "100 bytes in all, want at least") {
+		t.Errorf("got %v, want how much there is and should be", err)
+	}
+	if _, err := readCorpus(filepath.Join(dir, "none"), 1<<20); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("got %v, want that there is no such directory", err)
+	}
+}
+
+func TestPageSumIsThatOfEveryPage(t *testing.T) {
+	for _, i := range []int{0, 1, 4095, 1 << 20} {
+		var p page
+		fillPage(&p, i)
+		if got, want := pageSum(i), sumPage(&p); got != want {
+			t.Errorf("pageSum(%d) = %d, want %d", i, got, want)
+		}
+	}
+}
+
+func TestPicturesLieAllOver(t *testing.T) {
+	const n = 977
+	var seen []int
+	for i := range n {
+		seen = append(seen, scattered(i, n))
+	}
+	slices.Sort(seen)
+	for i, at := range seen {
+		if i != at {
+			t.Fatalf("no picture lies at %d", i)
+		}
+	}
+}
+
+func TestFilesComeBackFromCompression(t *testing.T) {
+	data := make([]byte, 300_000)
+	r := rand.New(rand.NewPCG(1, 2))
+	for i := range data {
+		data[i] = byte(r.IntN(4))
+	}
+	f, err := openFiles(t.Context(), far.NewMemStore(256<<10, 32), far.MinLocal, data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := f.close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	c := newCodec()
+	if err := c.pack(f.packed, f.in); err != nil {
+		t.Fatal(err)
+	}
+	if f.packed.size >= len(data) {
+		t.Errorf("%d bytes were compressed to %d", len(data), f.packed.size)
+	}
+	if err := c.unpack(f.out, f.packed); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.out.check(data); err != nil {
+		t.Error(err)
+	}
+	data[len(data)-1] ^= 1
+	f.out.at = 0
+	if err := f.out.check(data); err == nil {
+		t.Error("a difference in the last byte was not found")
+	}
+}

@@ -1,0 +1,93 @@
+package respbench
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"polder/internal/proctest"
+	"polder/measure/benchout"
+)
+
+func TestMain(m *testing.M) { proctest.Main(m) }
+
+// TestEveryCaseIsMeasured runs the whole benchmark with next to no data: the
+// servers start, the cases come in order, and the figures make sense.
+func TestEveryCaseIsMeasured(t *testing.T) {
+	var out bytes.Buffer
+	said := map[string]bool{}
+	last := 0
+	b := &bench{
+		scale: scale{rounds: 1, duration: 5 * time.Millisecond, settle: 5 * time.Millisecond, data: 8 << 20, most: 10_000},
+		cfg: Config{
+			Polder:  proctest.Binary(),
+			Printer: benchout.New(&out, true),
+			Progress: func(done, total int, what string) {
+				if done < last || done > total {
+					t.Errorf("progress went from %d to %d of %d", last, done, total)
+				}
+				last = done
+				said[what] = true
+			},
+		},
+	}
+	if err := b.run(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if !said["fill redis"] || !said["far tcp settles"] || !said["local GET 64B P1"] {
+		t.Errorf("progress said %v", said)
+	}
+	hits := 0
+	seen := map[string]benchout.Row{}
+	for line := range strings.Lines(out.String()) {
+		var r benchout.Row
+		if err := json.Unmarshal([]byte(line), &r); err != nil {
+			t.Fatalf("%s: %v", line, err)
+		}
+		if r.Metric == "local hits" {
+			if r.Value < 0 || r.Value > 100 || r.Unit != "%" || r.Rival != "" {
+				t.Errorf("got the row %s", line)
+			}
+			hits++
+			continue
+		}
+		if r.Bench != "resp" || r.Rival != "redis" || r.Value <= 0 || r.RivalValue <= 0 || r.Ratio <= 0 {
+			t.Errorf("got the row %s", line)
+		}
+		seen[r.Case+" "+r.Metric] = r
+	}
+	for _, server := range []string{"local", "far tcp", "far inproc"} {
+		for _, op := range []string{"GET", "SET"} {
+			for _, size := range []string{"64B", "1KiB", "4KiB"} {
+				for _, pipeline := range []string{"P1", "P16"} {
+					for _, metric := range []string{"throughput", "p50", "p99"} {
+						name := strings.Join([]string{server, op, size, pipeline, metric}, " ")
+						if _, ok := seen[name]; !ok {
+							t.Errorf("%s was not measured", name)
+						}
+					}
+				}
+			}
+		}
+	}
+	if want := 3 * 2 * 3 * 2 * 3; len(seen) != want {
+		t.Errorf("got %d rows, want %d", len(seen), want)
+	}
+	if want := 3 * 3 * 2; hits != want {
+		t.Errorf("got %d rows of local hits, want one for every GET, %d", hits, want)
+	}
+}
+
+func TestMedian(t *testing.T) {
+	for _, tt := range []struct {
+		in   []float64
+		want float64
+	}{{nil, 0}, {[]float64{3}, 3}, {[]float64{3, 1}, 2}, {[]float64{9, 1, 2}, 2}} {
+		if got := median(tt.in); got != tt.want {
+			t.Errorf("median(%v) = %v, want %v", tt.in, got, tt.want)
+		}
+	}
+}

@@ -1,0 +1,275 @@
+package softbench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"time"
+
+	"polder/measure/benchout"
+	"polder/measure/plot"
+	"polder/measure/softbench/vhost"
+	"polder/soft/coordinator"
+	"polder/soft/policy"
+)
+
+// RunCoordinate divides too little memory among table 1's four applications,
+// in virtual time under every policy, and in wall clock with real processes
+// under some.
+//
+// Published: 48.7 % of ideal for a static partition, 56.0 % for Cliffhanger,
+// 75.0 % for Midas, with 30 % of the memory, equilibrium after 20 minutes.
+func RunCoordinate(ctx context.Context, o Options) error {
+	panels, err := virtual(ctx, o)
+	if err != nil {
+		return err
+	}
+	panel, err := wallClock(ctx, o)
+	if err != nil || o.Plots == nil {
+		return err
+	}
+	c := plot.Chart{
+		Title:  "four applications share 30 % of the memory that ideal takes",
+		X:      "minutes of the applications' time",
+		Panels: append(panels, panel),
+	}
+	return c.WriteSVG(o.Plots)
+}
+
+// contender is a policy and how it is to be read.
+type contender struct {
+	name      string
+	make      func() policy.Policy
+	hopeful   bool
+	published float64 // per cent of ideal, 0 if there is none
+}
+
+// thirds is the static partition: a quarter for each application, and
+// SocialNet's in three for its services.
+var thirds = map[string]float64{
+	"HDSearch": 0.25, "WiredTiger": 0.25, "Storage": 0.25,
+	"SocialNet sessions": 0.25 / 3, "SocialNet timelines": 0.25 / 3, "SocialNet posts": 0.25 / 3,
+}
+
+var contenders = []contender{
+	{"static", func() policy.Policy { return &policy.Static{Shares: thirds} }, false, 48.7},
+	{"even, by service", func() policy.Policy { return policy.Even{} }, false, 0},
+	{"cliffhanger", func() policy.Policy { return &policy.Cliffhanger{} }, false, 56.0},
+	{"hill climbing", func() policy.Policy { return &policy.HillClimbing{} }, false, 75.0},
+	{"curves", func() policy.Policy { return &policy.Curves{Objective: policy.Saved, NoHull: true} }, false, 0},
+	{"curves, hull", func() policy.Policy { return &policy.Curves{Objective: policy.Saved} }, false, 0},
+	{"curves, hull, hopeful", func() policy.Policy { return &policy.Curves{Objective: policy.Saved} }, true, 0},
+	{"curves, hull, throughput", func() policy.Policy { return &policy.Curves{Objective: policy.Throughput} }, false, 0},
+	{"curves, all of it", func() policy.Policy { return &policy.Curves{Objective: policy.Throughput} }, true, 75.0},
+}
+
+// virtual runs every contender in virtual time, as many at a time as there are
+// processors.
+func virtual(ctx context.Context, o Options) ([]plot.Panel, error) {
+	const length = 30 * time.Minute
+	h, err := vhost.New(ctx)
+	if err != nil {
+		return nil, err
+	}
+	best := contender{name: "best fixed partition", make: func() policy.Policy { return &policy.Static{Shares: vhost.BestShares} }}
+	list := append([]contender{best}, contenders...)
+	results := make([]vhost.Result, len(list))
+	errs := make([]error, len(list))
+	finished := make(chan int)
+	free := make(chan struct{}, runtime.GOMAXPROCS(0))
+	for i, c := range list {
+		go func() {
+			free <- struct{}{}
+			mine := *h
+			mine.Hopeful = c.hopeful
+			results[i], errs[i] = mine.Run(ctx, c.make(), length)
+			<-free
+			finished <- i
+		}()
+	}
+	for n := range list {
+		o.progress(n, len(list), "in virtual time")
+		<-finished
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+
+	print := func(r benchout.Row) { errs = append(errs, o.Printer.Print(r)) }
+	ideal := float64(h.IdealMemory())
+	top := 100 * results[0].Throughput
+	print(benchout.Row{Bench: "soft coordinate", Case: "virtual, over-provisioned ideal", Metric: "memory", Value: ideal / mib, Unit: "MiB"})
+	print(benchout.Row{Bench: "soft coordinate", Case: "virtual, best fixed partition", Metric: "memory", Value: 100 * float64(vhost.Memory) / ideal, Unit: "%"})
+	print(benchout.Row{Bench: "soft coordinate", Case: "virtual, best fixed partition", Metric: "of ideal", Value: top, Unit: "%"})
+	lines := []plot.Line{lineOf(best.name, results[0].Series, 1)}
+	for i, c := range contenders {
+		r := results[i+1]
+		lines = append(lines, lineOf(c.name, r.Series, 1))
+		row := benchout.Row{Bench: "soft coordinate", Case: "virtual, " + c.name, Metric: "of ideal", Value: 100 * r.Throughput, Unit: "%"}
+		print(row.Against(best.name, top, benchout.Higher))
+		if c.published > 0 {
+			print(row.Against("published", c.published, benchout.Higher))
+		}
+		if at, ok := vhost.Reaches(r.Series, results[0].Series, 0.95, time.Minute); ok {
+			row = benchout.Row{Bench: "soft coordinate", Case: "virtual, " + c.name, Metric: "equilibrium", Value: at.Minutes(), Unit: "min"}
+			print(row.Against("Midas, published", published.Minutes(), benchout.Lower))
+		}
+	}
+	// The policies that there are, and what the ideas of the last one bring.
+	return []plot.Panel{
+		{Y: "% of ideal, in virtual time", Lines: append(lines[:5:5], lines[len(lines)-1])},
+		{Y: "% of ideal, in virtual time", Lines: append(lines[:1:1], lines[5:]...)},
+	}, errors.Join(errs...)
+}
+
+// published is how long Midas takes to reach its equilibrium.
+const published = 20 * time.Minute
+
+// lineOf is a series to plot, smoothed over ten points, with the time of the
+// applications, which goes faster than that of the points.
+func lineOf(name string, series []vhost.Point, faster float64) plot.Line {
+	const smooth = 10
+	l := plot.Line{Name: name}
+	sum := 0.0
+	for i, p := range series {
+		sum += p.Throughput
+		if i >= smooth {
+			sum -= series[i-smooth].Throughput
+		}
+		l.Points = append(l.Points, plot.Point{X: p.At.Minutes() * faster, Y: 100 * sum / float64(min(i+1, smooth))})
+	}
+	return l
+}
+
+// wallClock runs the applications as processes of their own, each with a soft
+// heap, under a coordinator that has memory for a third of them. Time of
+// requests and of rebuilding is waited for, not worked: so many cores there
+// are not. Requests come that much faster than in virtual time, so that the
+// caches are warm within the run.
+func wallClock(ctx context.Context, o Options) (plot.Panel, error) {
+	length, faster := 2*time.Minute, 15.0
+	list := []contender{
+		{name: "best fixed partition", make: func() policy.Policy { return &policy.Static{Shares: wallShares()} }},
+		{name: "cliffhanger", make: func() policy.Policy { return &policy.Cliffhanger{} }},
+		{name: "hill climbing", make: func() policy.Policy { return &policy.HillClimbing{} }},
+		{name: "curves", make: func() policy.Policy { return &policy.Curves{} }},
+	}
+	panel := plot.Panel{Y: "% of ideal, real processes"}
+	if o.Short {
+		length, faster = 10*time.Second, 40
+		list = []contender{list[0], list[3]}
+	}
+	var best []vhost.Point
+	for i, c := range list {
+		o.progress(i, len(list), "wall clock, "+c.name)
+		series, err := wallClockPolicy(ctx, o, c.make(), length, faster)
+		if err != nil {
+			return panel, err
+		}
+		panel.Lines = append(panel.Lines, lineOf(c.name, series, faster))
+		row := benchout.Row{Bench: "soft coordinate", Case: "wall clock, " + c.name, Metric: "of ideal", Value: 100 * late(series), Unit: "%"}
+		if i == 0 {
+			best = series
+		} else {
+			row = row.Against(list[0].name, 100*late(best), benchout.Higher)
+		}
+		if err := o.Printer.Print(row); err != nil {
+			return panel, err
+		}
+		at, ok := vhost.Reaches(series, best, 0.95, 4*time.Second)
+		if i == 0 || !ok {
+			continue
+		}
+		row = benchout.Row{Bench: "soft coordinate", Case: "wall clock, " + c.name, Metric: "equilibrium", Value: at.Seconds(), Unit: "s"}
+		if err := o.Printer.Print(row.Against("Midas, published", published.Seconds(), benchout.Lower)); err != nil {
+			return panel, err
+		}
+	}
+	return panel, nil
+}
+
+// wallShares is the best fixed partition with what a heap has open or keeps
+// free besides.
+func wallShares() map[string]float64 {
+	const overhead = 10. * mib / wallMemory
+	m := make(map[string]float64)
+	left := 1 - overhead*float64(len(vhost.BestShares))
+	for name, v := range vhost.BestShares {
+		m[name] = v*left + overhead
+	}
+	return m
+}
+
+// late is the mean throughput in the last third, as in virtual time.
+func late(series []vhost.Point) (mean float64) {
+	last := series[len(series)*2/3:]
+	for _, p := range last {
+		mean += p.Throughput / float64(len(last))
+	}
+	return mean
+}
+
+// wallClockPolicy returns the mean of the applications' throughputs, of ideal,
+// over time.
+func wallClockPolicy(ctx context.Context, o Options, p policy.Policy, length time.Duration, faster float64) (series []vhost.Point, err error) {
+	dir, err := os.MkdirTemp("", "polder-soft-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	socket := filepath.Join(dir, "s")
+	c, err := coordinator.New(coordinator.Config{Socket: socket, Max: wallMemory, Policy: p, MinShare: 0.1, Logger: quiet})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, c.Close()) }()
+	apps, err := vhost.Apps()
+	if err != nil {
+		return nil, err
+	}
+	workers := make([]*worker, len(apps))
+	clients := 0
+	for i, a := range apps {
+		w, err := o.start("app", socket, strconv.Itoa(i), length.String(), strconv.FormatFloat(faster, 'g', -1, 64))
+		if err != nil {
+			return nil, err
+		}
+		defer w.stop()
+		workers[i] = w
+		clients += len(a.Services)
+	}
+	for c.Stats().Clients < clients {
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(time.Millisecond):
+		}
+		for _, w := range workers {
+			select {
+			case <-w.p.Done():
+				return nil, fmt.Errorf("an application has ended: %w", w.p.Err())
+			default:
+			}
+		}
+	}
+	series = make([]vhost.Point, length/wallEvery)
+	for i := range series {
+		series[i].At = time.Duration(i+1) * wallEvery
+		for _, w := range workers {
+			s, err := w.expect("point")
+			if err != nil {
+				return nil, err
+			}
+			v, err := strconv.ParseFloat(s, 64)
+			if err != nil {
+				return nil, fmt.Errorf("a worker says %q: %w", s, err)
+			}
+			series[i].Throughput += v / float64(len(apps))
+		}
+	}
+	return series, ctx.Err()
+}

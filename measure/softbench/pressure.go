@@ -1,0 +1,369 @@
+package softbench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+
+	"polder/measure/benchout"
+	"polder/measure/plot"
+	"polder/soft/coordinator"
+	"polder/soft/policy"
+)
+
+// RunPressure runs a service with a soft cache beside an antagonist that
+// allocates memory, in one control group with a hard limit: whoever takes too
+// much is killed by the kernel. The antagonist allocates at a moderate rate,
+// holds what it has, lets it go; then as fast as the kernel permits, until
+// only the reserve is left (figures 8, 9 and 10).
+//
+// Where no control group can be made it prints nothing: without the limit
+// there would be nothing to show.
+func RunPressure(ctx context.Context, o Options) (err error) {
+	p := pressure{limit: 2 * gib, reserve: 384 * mib, calm: 10 * time.Second, slow: 10 * time.Second, hold: 4 * time.Second, warm: 60 * time.Second, patience: 60 * time.Second}
+	if o.Short {
+		p = pressure{limit: gib, reserve: 256 * mib, calm: 4 * time.Second, slow: 4 * time.Second, hold: 2 * time.Second, warm: 12 * time.Second, patience: 8 * time.Second}
+	}
+	p.group, err = newCgroup(p.limit)
+	if errors.Is(err, errNoCgroup) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.group.close()) }()
+	dir, err := os.MkdirTemp("", "polder-soft-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	p.socket = filepath.Join(dir, "s")
+	return p.run(ctx, o)
+}
+
+type pressure struct {
+	limit, reserve   int64
+	calm, slow, hold time.Duration
+	warm, patience   time.Duration // at most, with the first filling and with recovery
+	group            *cgroup
+	socket           string
+
+	marks  []plot.Mark
+	mu     sync.Mutex
+	points []point
+}
+
+// point is what the service said at a time, with what was free.
+type point struct {
+	at         time.Duration
+	ops        float64 // a second
+	p99        float64 // microseconds
+	soft, free int64
+	granted    int64 // of which soft is in use
+}
+
+// groupSensor is a host of the size of the control group.
+type groupSensor struct{ pid string }
+
+func (g groupSensor) Read() (coordinator.Memory, error) {
+	limit, free, ok := coordinator.Host{}.Limit(g.pid)
+	if !ok {
+		return coordinator.Memory{}, errors.New("the control group is gone")
+	}
+	return coordinator.Memory{Total: limit, Available: free}, nil
+}
+
+func (groupSensor) Limit(string) (int64, int64, bool) { return 0, 0, false }
+
+func (p *pressure) run(ctx context.Context, o Options) (err error) {
+	service, err := o.start("service", p.socket, strconv.FormatInt(p.limit, 10))
+	if err != nil {
+		return err
+	}
+	defer service.stop()
+	if err := p.group.add(service.p.PID()); err != nil {
+		return err
+	}
+	host := groupSensor{strconv.Itoa(service.p.PID())}
+	c, err := coordinator.New(coordinator.Config{
+		Socket: p.socket, Reserve: p.reserve, Host: host, Policy: policy.Even{}, Logger: quiet,
+		Interval: 100 * time.Millisecond,
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.Close()) }()
+
+	begin := time.Now()
+	listening := make(chan error, 1)
+	go func() { // ends with the service
+		for {
+			s, err := service.expect("point")
+			if err != nil {
+				listening <- err
+				return
+			}
+			var x point
+			if _, err := fmt.Sscan(s, &x.ops, &x.p99, &x.soft, &x.granted); err != nil {
+				continue
+			}
+			m, _ := host.Read()
+			x.at, x.free = time.Since(begin), m.Available
+			p.mu.Lock()
+			p.points = append(p.points, x)
+			p.mu.Unlock()
+		}
+	}()
+	wait := func(d time.Duration) error {
+		select {
+		case <-time.After(d):
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		case err := <-listening:
+			return fmt.Errorf("the service has ended: %w", err)
+		}
+	}
+	// The cache fills and warms up.
+	o.progress(0, 4, "the cache fills")
+	full := p.limit - p.reserve - 160*mib
+	for end := time.Now().Add(p.warm); c.Stats().Resident < full*9/10 && time.Now().Before(end); {
+		if err := wait(100 * time.Millisecond); err != nil {
+			return err
+		}
+	}
+	from := time.Since(begin)
+	o.progress(1, 4, "undisturbed")
+	if err := wait(p.calm); err != nil {
+		return err
+	}
+	before := p.between(from, time.Since(begin))
+	if err := p.print(o, before, phase{"undisturbed", before}); err != nil {
+		return err
+	}
+
+	antagonist := func(size, rate int64) (during, after summary, err error) {
+		from := time.Since(begin)
+		a, err := o.start("antagonist", strconv.FormatInt(size, 10), strconv.FormatInt(rate, 10))
+		if err != nil {
+			return during, after, err
+		}
+		defer a.stop()
+		if err := p.group.add(a.p.PID()); err != nil {
+			return during, after, err
+		}
+		began := time.Now()
+		if _, err := a.expect("full"); err != nil {
+			return during, after, fmt.Errorf("the antagonist was killed: %w", err)
+		}
+		took := time.Since(began)
+		p.mark(time.Since(begin), "")
+		if err := wait(p.hold); err != nil {
+			return during, after, err
+		}
+		during = p.between(from, time.Since(begin))
+		during.rate = float64(size) / gib / took.Seconds()
+		a.stop() // it lets everything go
+		released := time.Since(begin)
+		p.mark(released, "")
+		// What was cold stays away until it is asked for again: recovery takes
+		// as long as the service takes to rebuild it.
+		for time.Since(begin)-released < p.patience && p.recovered(released, 0.9*before.ops) == 0 {
+			if err := wait(200 * time.Millisecond); err != nil {
+				return during, after, err
+			}
+		}
+		if err := wait(p.calm / 2); err != nil {
+			return during, after, err
+		}
+		after = p.between(time.Since(begin)-p.calm/2, time.Since(begin))
+		after.recovery = p.recovered(released, 0.9*before.ops)
+		after.regrant = p.regranted(released, after.granted*9/10)
+		return during, after, nil
+	}
+	size := p.limit - p.reserve - 160*mib
+	for i, a := range []struct {
+		name       string
+		size, rate int64
+	}{
+		{"moderate antagonist", size / 2, int64(float64(size/2) / p.slow.Seconds())},
+		{"antagonist at full speed", size, 0},
+	} {
+		o.progress(2+i, 4, a.name)
+		p.mark(time.Since(begin), a.name)
+		during, after, err := antagonist(a.size, a.rate)
+		if err != nil {
+			return err
+		}
+		if err := p.print(o, before, phase{a.name, during}, phase{"after the " + a.name, after}); err != nil {
+			return err
+		}
+	}
+	kills, err := p.group.kills()
+	if err != nil {
+		return err
+	}
+	return errors.Join(p.plot(o), p.printAll(o, kills, c.Stats()))
+}
+
+func (p *pressure) mark(at time.Duration, name string) {
+	p.marks = append(p.marks, plot.Mark{X: at.Seconds(), Name: name})
+}
+
+type phase struct {
+	name string
+	summary
+}
+
+// summary is what happened in a part of the run.
+type summary struct {
+	ops, p99  float64 // mean, and worst
+	leastSoft int64
+	mostSoft  int64
+	leastFree int64
+	rate      float64       // at which the antagonist allocated, GiB/s
+	granted   int64         // at most
+	regrant   time.Duration // until the memory could be used again
+	recovery  time.Duration // until the throughput was back
+}
+
+func (p *pressure) between(from, to time.Duration) (s summary) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := 0.0
+	s.leastSoft, s.leastFree = 1<<62, 1<<62
+	for _, x := range p.points {
+		if x.at < from || x.at > to {
+			continue
+		}
+		n++
+		s.ops += x.ops
+		s.p99 = max(s.p99, x.p99)
+		s.leastSoft, s.mostSoft = min(s.leastSoft, x.soft), max(s.mostSoft, x.soft)
+		s.leastFree = min(s.leastFree, x.free)
+		s.granted = max(s.granted, x.granted)
+	}
+	s.ops /= max(n, 1)
+	return s
+}
+
+// recovered is how long after from the throughput is back at a level, over
+// half a second; 0 if it never is.
+func (p *pressure) recovered(from time.Duration, level float64) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	const window = 5
+	for i := window; i < len(p.points); i++ {
+		if p.points[i-window].at < from {
+			continue
+		}
+		sum := 0.0
+		for _, x := range p.points[i-window : i] {
+			sum += x.ops
+		}
+		if sum/window >= level {
+			return p.points[i].at - from
+		}
+	}
+	return 0
+}
+
+// regranted is how long after from so much memory may be used again; 0 if it
+// never may.
+func (p *pressure) regranted(from time.Duration, bytes int64) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, x := range p.points {
+		if x.at > from && x.granted >= bytes {
+			return x.at - from
+		}
+	}
+	return 0
+}
+
+// plot draws figures 8, 9 and 10: throughput, latency and memory over time.
+func (p *pressure) plot(o Options) error {
+	if o.Plots == nil {
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	line := func(name string, of func(point) float64) plot.Line {
+		l := plot.Line{Name: name}
+		for _, x := range p.points {
+			l.Points = append(l.Points, plot.Point{X: x.at.Seconds(), Y: of(x)})
+		}
+		return l
+	}
+	c := plot.Chart{
+		Title: "a service with a soft cache beside a moderate and a full-speed antagonist",
+		X:     "seconds",
+		Marks: p.marks,
+		Panels: []plot.Panel{
+			{Y: "op/s", Lines: []plot.Line{line("throughput", func(x point) float64 { return x.ops })}},
+			{Y: "µs", Log: true, Lines: []plot.Line{line("p99", func(x point) float64 { return x.p99 })}},
+			{Y: "MiB", Lines: []plot.Line{
+				line("soft memory", func(x point) float64 { return float64(x.soft) / mib }),
+				line("granted", func(x point) float64 { return float64(x.granted) / mib }),
+				line("free memory", func(x point) float64 { return float64(x.free) / mib }),
+				line("the reserve", func(point) float64 { return float64(p.reserve) / mib }),
+			}},
+		},
+	}
+	return c.WriteSVG(o.Plots)
+}
+
+// print says what happened in parts of the run, beside the undisturbed one.
+func (p *pressure) print(o Options, before summary, phases ...phase) error {
+	var errs []error
+	for _, x := range phases {
+		row := func(metric string, v float64, unit string) benchout.Row {
+			return benchout.Row{Bench: "soft pressure", Case: x.name, Metric: metric, Value: v, Unit: unit}
+		}
+		print := func(r benchout.Row) { errs = append(errs, o.Printer.Print(r)) }
+		ops, p99 := row("throughput", x.ops, "op/s"), row("p99, worst", x.p99, "us")
+		if x.name != "undisturbed" {
+			ops = ops.Against("undisturbed", before.ops, benchout.Higher)
+			p99 = p99.Against("undisturbed", before.p99, benchout.Lower)
+		}
+		print(ops)
+		print(p99)
+		print(row("least soft", float64(x.leastSoft)/mib, "MiB"))
+		print(row("most soft", float64(x.mostSoft)/mib, "MiB"))
+		print(row("least free", float64(x.leastFree)/mib, "MiB"))
+		if x.rate > 0 {
+			print(row("allocates", x.rate, "GiB/s"))
+		}
+		if x.regrant > 0 {
+			print(row("memory is back in", x.regrant.Seconds(), "s"))
+		}
+		if x.recovery > 0 {
+			print(row("throughput is back in", x.recovery.Seconds(), "s"))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (p *pressure) printAll(o Options, kills int, st coordinator.Stats) error {
+	var errs []error
+	for _, x := range []struct {
+		metric string
+		v      float64
+		unit   string
+	}{
+		{"given back", float64(st.Cooperative) * 2, "MiB"},
+		{"taken", float64(st.Direct) * 2, "MiB"},
+		{"killed", float64(kills), ""},
+	} {
+		errs = append(errs, o.Printer.Print(benchout.Row{Bench: "soft pressure", Case: "in all", Metric: x.metric, Value: x.v, Unit: x.unit}))
+	}
+	if kills > 0 {
+		errs = append(errs, fmt.Errorf("the kernel killed %d processes", kills))
+	}
+	return errors.Join(errs...)
+}

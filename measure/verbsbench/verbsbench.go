@@ -1,0 +1,237 @@
+// Package verbsbench measures verbs: how long one READ, WRITE or CMP_SWAP
+// takes, and how many go through a queue pair in a second with many on their
+// way, over the drivers inproc, shm (through its rings) and tcp, beside a plain
+// TCP connection that carries the same bytes. How long they take on a chunk of a
+// node on this machine, which package pool accesses in place, it measures beside
+// a plain copy of the same bytes, or a plain atomic instruction.
+//
+// The far end, ours and the rival's alike, is a process of its own if
+// Options.Server says how to start it; inproc's is always in this one. Short
+// rounds of every contestant alternate, and the median round counts, since the
+// machine may be doing other things.
+package verbsbench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"polder/measure/benchout"
+	"polder/verbs"
+)
+
+// Options say how to run.
+type Options struct {
+	// Short ends within 45 s, at some cost in steadiness.
+	Short bool
+	// Out receives the figures.
+	Out benchout.Printer
+	// Server is a command that calls Serve with its standard input and
+	// output. If it is empty, both ends are in this process.
+	Server []string
+}
+
+// depth is how many requests are on their way in the pipelined part.
+const depth = 128
+
+// bcase is one operation at one size.
+type bcase struct {
+	op   verbs.Opcode
+	size int
+}
+
+func cases() []bcase {
+	var cs []bcase
+	for _, op := range []verbs.Opcode{verbs.OpRead, verbs.OpWrite} {
+		for _, size := range []int{8, 64, 4 << 10, 64 << 10} {
+			cs = append(cs, bcase{op, size})
+		}
+	}
+	return append(cs, bcase{verbs.OpCmpSwap, 8})
+}
+
+func (c bcase) String() string {
+	size := fmt.Sprintf("%d B", c.size)
+	if c.size >= 1<<10 {
+		size = fmt.Sprintf("%d KiB", c.size>>10)
+	}
+	return fmt.Sprintf("%v %s", c.op, size)
+}
+
+// rawSizes returns the sizes of the request and the response that carry the
+// case over plain TCP.
+func (c bcase) rawSizes() (req, resp int) {
+	switch c.op {
+	case verbs.OpRead:
+		return rawHeader, rawHeader + c.size
+	case verbs.OpWrite:
+		return rawHeader + c.size, rawHeader
+	}
+	return rawHeader + 16, rawHeader + 8 // CMP_SWAP: two operands, one result
+}
+
+// contestant is a way to carry the cases.
+type contestant interface {
+	// roundTrips makes one request after the other for about d, and
+	// returns how long each took, in lat's array.
+	roundTrips(c bcase, d time.Duration, lat []time.Duration) ([]time.Duration, error)
+	// pipelined keeps depth requests on their way for about d, and returns
+	// how many completed in a second.
+	pipelined(c bcase, d time.Duration, depth int) (rate float64, err error)
+	close()
+}
+
+// Run runs the benchmark "verbs".
+func Run(ctx context.Context, o Options) error {
+	rounds, span := 11, 200*time.Millisecond
+	if o.Short {
+		rounds, span = 5, 80*time.Millisecond
+	}
+	if err := run(ctx, o, rounds, span); err != nil {
+		return fmt.Errorf("cannot run the verbs benchmark: %w", err)
+	}
+	return nil
+}
+
+func run(ctx context.Context, o Options, rounds int, span time.Duration) (err error) {
+	addrs, stop, err := startServer(ctx, o.Server)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, stop()) }()
+	names := []string{"raw TCP", "tcp", "shm", "inproc"}
+	var contestants []contestant
+	for _, open := range []func() (contestant, error){
+		func() (contestant, error) { return &raw{addrs.raw}, nil },
+		func() (contestant, error) { return newTCP(ctx, addrs.tcp) },
+		func() (contestant, error) { return newSHM(ctx, addrs.shm) },
+		func() (contestant, error) { return newInproc(ctx) },
+	} {
+		c, err := open()
+		if err != nil {
+			return err
+		}
+		defer c.close()
+		contestants = append(contestants, c)
+	}
+	b := &bench{ctx: ctx, out: o.Out, names: names, contestants: contestants,
+		rounds: rounds, span: span, lat: make([]time.Duration, 0, 1<<20)}
+	for _, c := range cases() {
+		if err := b.measure(c); err != nil {
+			return fmt.Errorf("%v: %w", c, err)
+		}
+	}
+	if err := b.inPlace(); err != nil {
+		return fmt.Errorf("in place: %w", err)
+	}
+	return nil
+}
+
+// bench is a run. The first contestant is the others' rival.
+type bench struct {
+	ctx         context.Context
+	out         benchout.Printer
+	names       []string
+	contestants []contestant
+	rounds      int
+	span        time.Duration
+	lat         []time.Duration // for one round's latencies
+}
+
+// measure lets all contestants do a case, by turns, and prints the medians.
+func (b *bench) measure(c bcase) error {
+	p50s, rates := make([][]float64, len(b.names)), make([][]float64, len(b.names))
+	for range b.rounds {
+		for i, who := range b.contestants {
+			if err := b.ctx.Err(); err != nil {
+				return err
+			}
+			times, err := who.roundTrips(c, b.span, b.lat[:0])
+			if err != nil {
+				return fmt.Errorf("%s: %w", b.names[i], err)
+			}
+			slices.Sort(times)
+			p50s[i] = append(p50s[i], float64(times[len(times)/2])/1e3)
+			rate, err := who.pipelined(c, b.span, depth)
+			if err != nil {
+				return fmt.Errorf("%s, pipelined: %w", b.names[i], err)
+			}
+			rates[i] = append(rates[i], rate)
+		}
+	}
+	for i := 1; i < len(b.names); i++ {
+		row := benchout.Row{Bench: "verbs", Case: b.names[i] + " " + c.String(),
+			Metric: "round trip", Value: median(p50s[i]), Unit: "us"}
+		if err := b.out.Print(row.Against(b.names[0], median(p50s[0]), benchout.Lower)); err != nil {
+			return err
+		}
+		row.Metric, row.Value, row.Unit = "pipelined", median(rates[i]), "op/s"
+		if err := b.out.Print(row.Against(b.names[0], median(rates[0]), benchout.Higher)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func median(v []float64) float64 {
+	slices.Sort(v)
+	return v[len(v)/2]
+}
+
+// timed calls f for about d, or until lat is full, and appends how long each
+// call took. A tenth of d before that is for warming up.
+func timed(d time.Duration, lat []time.Duration, f func() error) ([]time.Duration, error) {
+	start := time.Now()
+	for warm, last := true, start; len(lat) < cap(lat); {
+		if err := f(); err != nil {
+			return nil, err
+		}
+		now := time.Now()
+		if !warm {
+			lat = append(lat, now.Sub(last))
+		}
+		last = now
+		warm = now.Sub(start) < d/10
+		if len(lat) > 0 && now.Sub(start) > d {
+			break
+		}
+	}
+	return lat, nil
+}
+
+// counted calls step, which completes some requests and starts as many if
+// more is true, for about d, and returns how many completed in a second. A
+// tenth of d before that is for warming up. At the end it calls step without
+// more until nothing is on its way.
+func counted(d time.Duration, step func(more bool) (done int, err error)) (rate float64, err error) {
+	begin := time.Now()
+	from, total := begin, 0
+	for warm := true; ; {
+		n, err := step(true)
+		if err != nil {
+			return 0, err
+		}
+		now := time.Now()
+		if warm {
+			if warm = now.Sub(begin) < d/10; !warm {
+				from = now
+			}
+			continue
+		}
+		total += n
+		if now.Sub(from) > d {
+			rate = float64(total) / now.Sub(from).Seconds()
+			break
+		}
+	}
+	for left := depth; left > 0; {
+		n, err := step(false)
+		if err != nil {
+			return 0, err
+		}
+		left -= n
+	}
+	return rate, nil
+}
