@@ -366,7 +366,7 @@ func cmdHIncrByFloat(s *session, a [][]byte) error {
 	if err != nil {
 		return err
 	}
-	v := zeroFloat()
+	v := new(proto.LongDouble)
 	if ok {
 		if v, ok = proto.ParseLongDouble(old); !ok {
 			return errHashNotFloat

@@ -2,7 +2,6 @@ package resp
 
 import (
 	"math"
-	"math/big"
 	"strconv"
 
 	"polder/resp/proto"
@@ -69,7 +68,7 @@ func cmdIncrByFloat(s *session, a [][]byte) error {
 	if err != nil {
 		return err
 	}
-	v := zeroFloat()
+	v := new(proto.LongDouble)
 	if found {
 		reuse(&s.scratch, e.Value)
 		var ok bool
@@ -93,6 +92,3 @@ func cmdIncrByFloat(s *session, a [][]byte) error {
 	s.bulk(e.Value)
 	return nil
 }
-
-// zeroFloat is what a missing number counts for.
-func zeroFloat() *proto.LongDouble { return new(big.Float).SetPrec(64) }

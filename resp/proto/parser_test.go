@@ -160,32 +160,6 @@ func FuzzParseInt(f *testing.F) {
 	})
 }
 
-func TestLongDoublesAreWrittenAsRedisWritesThem(t *testing.T) {
-	for _, c := range []struct{ a, b, sum string }{
-		{"10.50", "0.1", "10.6"},
-		{"5.0e3", "2.0e2", "5200"},
-		{"3", "-3", "0"},
-		{"0.1", "0.2", "0.3"},
-		{"-0.5", "0.25", "-0.25"},
-		{"1e18", "1", "1000000000000000001"},
-	} {
-		x, ok1 := ParseLongDouble([]byte(c.a))
-		y, ok2 := ParseLongDouble([]byte(c.b))
-		if !ok1 || !ok2 {
-			t.Fatalf("cannot parse %q or %q", c.a, c.b)
-		}
-		sum, ok := AddLongDouble(x, y)
-		if got := string(AppendLongDouble(nil, sum)); !ok || got != c.sum {
-			t.Errorf("%s + %s = %s, want %s", c.a, c.b, got, c.sum)
-		}
-	}
-	for _, s := range []string{"", "x", "1x", " 1", "nan", "1e5000", "1_0", "0b1", "+", "."} {
-		if f, ok := ParseLongDouble([]byte(s)); ok {
-			t.Errorf("ParseLongDouble(%q) = %v, want a refusal", s, f)
-		}
-	}
-}
-
 func TestReplies(t *testing.T) {
 	for want, got := range map[string][]byte{
 		":-5\r\n":               AppendInt(nil, -5),
