@@ -7,8 +7,17 @@ STATICCHECK := $(BIN)/staticcheck
 STATICCHECK_VERSION := v0.8.2
 
 # How long each fuzz target runs in "make test"; "make fuzz" takes longer.
-FUZZTIME    ?= 20s
+FUZZTIME    ?= 4s
 TESTTIMEOUT ?= 10m
+
+# The packages that are another program without the race detector: some of their
+# files are built only without it, or they have code behind invariants.Enabled.
+# The other tests are run once, with the race detector.
+PLAIN = $(shell grep -rlE --include=*.go '^//go:build .*\brace\b|invariants\.Enabled' [a-z]*/ | xargs -n1 dirname | sort -u | sed 's|^|./|')
+
+# The packages whose correctness depends on the processor: those above, and
+# those with a file *_unsafe.go.
+PROCESSOR = $(sort $(PLAIN) $(shell find [a-z]*/ -name '*_unsafe.go' -printf './%h\n'))
 
 # How long "make soak" runs each soak test.
 SOAK ?= 10m
@@ -17,10 +26,10 @@ SOAK ?= 10m
 
 .PHONY: help
 help: ## show this help
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: test
-test: deps lint build race checkers smoke-fuzz ## everything a change must pass: vet, format, lint, build, tests with -race, model checkers, short fuzzing
+test: deps lint build race plain smoke-fuzz ## everything a change must pass: vet, format, lint, build, tests with and without -race, short fuzzing
 
 .PHONY: deps
 deps: ## install what the tests need (Redis, python3, numpy) if it is missing
@@ -35,12 +44,12 @@ build: ## build everything without cgo; the binary is .bin/polder
 race: ## run every test with the race detector
 	$(GO) test -race -timeout $(TESTTIMEOUT) ./...
 
-.PHONY: checkers
-checkers: ## explore interleavings and crash points without the race detector, which makes them few
-	$(GO) test -count=1 -timeout $(TESTTIMEOUT) -v -run 'Interleaving|ClientsThatAreKilled' ./pool/finemem
+.PHONY: plain
+plain: ## run the tests of what is built differently without the race detector: plain stores, all interleavings
+	$(GO) test -timeout $(TESTTIMEOUT) $(PLAIN)
 
 .PHONY: smoke-fuzz
-smoke-fuzz: ## run every fuzz target for FUZZTIME (20s)
+smoke-fuzz: ## run every fuzz target for FUZZTIME (4s)
 	@GO="$(GO)" .ci/fuzz $(FUZZTIME)
 
 .PHONY: fuzz
@@ -60,6 +69,11 @@ soak: ## run the long forms of tests, SOAK (10m) each, and robustness five times
 	$(GO) test -count=1 -timeout 4h -tags soak ./measure/softbench
 	$(GO) test -race -count=1 -timeout 4h -run TestRandomCommandsGetRedissReplies ./resp -resp.commands 200000
 	$(GO) test -count=5 -timeout 4h ./robustness
+
+.PHONY: soak-arm64
+soak-arm64: ## run the tests of what depends on the processor as arm64 programs, with qemu-user
+	@command -v qemu-aarch64 >/dev/null || { echo "make soak-arm64 needs qemu-aarch64 (Debian: apt-get install qemu-user)"; exit 1; }
+	GOARCH=arm64 CGO_ENABLED=0 $(GO) test -count=1 -timeout 4h -exec qemu-aarch64 $(PROCESSOR)
 
 .PHONY: test-rdma
 test-rdma: ## run the programs over real RDMA: Soft-RoCE in virtual machines (docs/rdma.md); LONG=1 for all of it
@@ -85,6 +99,7 @@ lint: $(STATICCHECK) ## vet, check formatting, staticcheck
 	$(GO) vet ./...
 	cd bench && $(GO) vet ./...
 	$(GO) vet -tags guests ./robustness/rdma/vm
+	GOARCH=arm64 $(GO) vet ./...
 	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then \
 		echo "not formatted (make fmt):"; echo "$$unformatted"; exit 1; fi
 	$(STATICCHECK) ./...
