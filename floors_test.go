@@ -8,6 +8,8 @@ import (
 	"go/token"
 	"io"
 	"io/fs"
+	"maps"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -34,8 +36,6 @@ var floors = []floor{
 	{2, "memnode"},
 	{3, "pool"},
 	{4, "far"},
-	{4, "race"},
-	{4, "swap"},
 	{5, "resp"},
 	{5, "memcached"},
 	{6, "measure"},
@@ -83,6 +83,36 @@ func TestNoFloorImportsOneAbove(t *testing.T) {
 	}
 }
 
+// TestFloorsExistAndAreListed keeps the table above and the one of
+// ARCHITECTURE.md in step with each other and with the tree.
+func TestFloorsExistAndAreListed(t *testing.T) {
+	_, section, _ := strings.Cut(read(t, "ARCHITECTURE.md"), "\n## Floors\n")
+	_, section, _ = strings.Cut(section, "\n```\n")
+	table, _, _ := strings.Cut(section, "\n```\n")
+	var listed []string // the first word of each line
+	for line := range strings.Lines(table) {
+		listed = append(listed, strings.TrimSuffix(strings.Fields(line)[0], "/"))
+	}
+	for _, tree := range listed {
+		if !isDir(tree) {
+			t.Errorf("ARCHITECTURE.md lists %s, which is not in the tree", tree)
+		}
+	}
+	for _, f := range floors {
+		if !isDir(f.tree) {
+			t.Errorf("floor %s is not in the tree", f.tree)
+		}
+		if !slices.Contains(listed, f.tree) {
+			t.Errorf("ARCHITECTURE.md does not list floor %s", f.tree)
+		}
+	}
+	for _, tree := range slices.Concat(slices.Collect(maps.Keys(apart)), slices.Concat(slices.Collect(maps.Values(apart))...), farImports) {
+		if !isDir(tree) {
+			t.Errorf("a rule about imports names %s, which is not in the tree", tree)
+		}
+	}
+}
+
 func TestFarKnowsNothingOfTheFabric(t *testing.T) {
 	for _, p := range listPackages(t) {
 		if p.ImportPath != module+"/far" {
@@ -107,6 +137,11 @@ func TestUnsafeAndCgoStayWhereTheyBelong(t *testing.T) {
 			t.Errorf("%s uses cgo outside the build tag ibverbs", file)
 		}
 	}
+}
+
+func isDir(path string) bool {
+	fi, err := os.Stat(path)
+	return err == nil && fi.IsDir()
 }
 
 func floorOf(path string) (floor, bool) {

@@ -68,7 +68,7 @@ func logFor(what int) kind {
 	return objects
 }
 
-// board begins the fetch of d.p, or says what to wait for: a buffer if busy is
+// boardObject begins the fetch of d.p, or says what to wait for: a buffer if busy is
 // not nil. It fails with errAgain if the word has changed, and with errNoRoom.
 func (h *Heap) boardObject(s *Scope, d *landing) (busy <-chan struct{}, err error) {
 	if d.seg = h.pinFar(d.p, d.w); d.seg == nil {

@@ -24,7 +24,7 @@ const (
 	ODRP     = "odrp"     // addresses by messages, pages by chains that every access goes through
 )
 
-// tickers are managers that have something to do from time to time. The control
+// A ticker is a manager that has something to do from time to time. The control
 // goroutine calls tick when ticks delivers.
 type ticker interface {
 	ticks() <-chan time.Time

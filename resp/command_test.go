@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// script is lines of "command -> reply".
+// runScript checks the lines of a script, "command -> reply" each.
 func runScript(t *testing.T, c *client, script string) {
 	t.Helper()
 	for line := range strings.Lines(script) {

@@ -11,7 +11,7 @@ import (
 	"polder/far"
 )
 
-// model checks that the hash under key is what want says, by all commands
+// checkHash checks that the hash under key is what want says, by all commands
 // that show it whole.
 func checkHash(t *testing.T, c *client, key string, want map[string]string) {
 	t.Helper()

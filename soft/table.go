@@ -43,7 +43,7 @@ const hashTagShift = 32
 
 func hashTag(hash uint64) uint8 { return uint8(hash >> hashTagShift) }
 
-// buckets returns the two places of a hash in an index of n buckets, a power
+// bucketsOf returns the two places of a hash in an index of n buckets, a power
 // of two.
 func bucketsOf(hash uint64, n int) (uint32, uint32) {
 	mask := uint32(n - 1)

@@ -193,7 +193,7 @@ func newReader(seq []uint32) *reader {
 	return r
 }
 
-// rounds lets the workers call get with key after key.
+// round lets the workers call get with key after key.
 func (r *reader) round(span time.Duration, worker func(next func() uint32, over func() bool) (int, error)) (float64, error) {
 	return crowd(mapWorkers, span, func(id int, over func() bool) (int, error) {
 		at := r.at[id]

@@ -224,7 +224,7 @@ func (a *accessor) do(op verbs.Opcode) error {
 
 const clientAccess = verbs.AccessLocalWrite | verbs.AccessRemoteRead | verbs.AccessRemoteWrite
 
-// access of a window that the node's chains use.
+// windowAccess is the access of a window that the node's chains use.
 const windowAccess = verbs.AccessRemoteRead | verbs.AccessRemoteWrite | verbs.AccessRemoteAtomic
 
 // repeat calls f for 0 to n-1.

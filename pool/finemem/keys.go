@@ -117,7 +117,7 @@ func (a *Allocator) keyWords(layer int, b *Block) int {
 	return max(1, 1<<b.Class/int(per))
 }
 
-// step is how many words a layer's capabilities are apart.
+// capStep is how many words a layer's capabilities are apart.
 func (a *Allocator) capStep(layer int) int {
 	per := uint32(1)
 	switch layer {

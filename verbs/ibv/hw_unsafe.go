@@ -61,7 +61,7 @@ const (
 // hwHandle is an object of libibverbs' in a request.
 func hwHandle[T any](p *T) C.uintptr_t { return C.uintptr_t(uintptr(unsafe.Pointer(p))) }
 
-// Numbers and SGEs as C has them.
+// hwWord is a number as C has it, and so are hwKey, hwUint and hwByte.
 func hwWord(v uint64) C.uint64_t            { return C.uint64_t(v) }
 func hwKey(k verbs.RKey) C.uint32_t         { return C.uint32_t(k) }
 func hwUint(v int) C.uint32_t               { return C.uint32_t(v) }

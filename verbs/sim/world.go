@@ -67,7 +67,7 @@ func (w *World) unlock() {
 	}
 }
 
-// an action is what an event does.
+// An action is what an event does.
 type action interface{ run() }
 
 // at has a run at a time, which is not before now.

@@ -122,7 +122,7 @@ func (h *Host) IdealMemory() (n int64) {
 	return n
 }
 
-// run simulates for so long.
+// sim is a simulation that is running.
 type sim struct {
 	apps     []*App
 	services []*Service
