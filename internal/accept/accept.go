@@ -1,0 +1,84 @@
+// Package accept takes connections in from strangers. Every listener of the tree
+// is served through it.
+//
+// Three rules hold. Accepting never waits for a peer, and never ends because the
+// system is short of something: [Each]. What a peer must do before it is known,
+// such as a TLS handshake, is done beside it, by so many peers and for so long at
+// most: [Gate]. And only who has done it is handed on: [Listen] makes a
+// net.Listener of this, for servers that want one.
+//
+// # Who gets in when too many come
+//
+// A gate that is full closes the connection that has waited longest, to let the
+// new one in. So nobody ever waits for a place, and a peer is sent away early only
+// when as many as there are places have come after it and have not finished
+// either. At 1,000 silent connections a second and [Places] of them, each has a
+// second for what takes an honest peer milliseconds. Peers that talk nonsense
+// leave at once. A place costs a descriptor, a goroutine and in all 7 KiB, or up to 64
+// KiB more while a peer sends the longest ClientHello that TLS allows.
+//
+// Counting by address would be fairer towards a peer from elsewhere, but needs a
+// table of addresses that strangers fill, and does not help those behind one
+// address.
+//
+// # Concurrency
+//
+// Each runs in the goroutine that calls it. Everything else may be called by any
+// number of goroutines. A gate's lock is a leaf.
+package accept
+
+import (
+	"errors"
+	"log/slog"
+	"syscall"
+	"time"
+)
+
+const (
+	firstPause = 5 * time.Millisecond
+	lastPause  = 100 * time.Millisecond
+	// calm is how long nothing may have failed until a failure is news.
+	calm = 10 * time.Second
+)
+
+// Each calls take for every connection that next accepts. It returns when next
+// fails for good, with that error: net.ErrClosed if the listener was closed.
+//
+// When the system is short of descriptors or buffers, or a peer has gone before
+// it was accepted, Each tries again after a short while. It says so once, and
+// again only if all had been well for some time. Take must not wait for a peer.
+func Each[C any](log *slog.Logger, next func() (C, error), take func(C)) error {
+	var failed time.Time // when next last did
+	pause := time.Duration(0)
+	for {
+		c, err := next()
+		if err == nil {
+			pause = 0
+			take(c)
+			continue
+		}
+		if !passing(err) {
+			return err
+		}
+		if time.Since(failed) > calm {
+			log.Warn("cannot accept connections for now, trying again", "err", err)
+		}
+		failed = time.Now()
+		pause = min(max(2*pause, firstPause), lastPause)
+		time.Sleep(pause)
+	}
+}
+
+// passing reports whether accepting may succeed later: everything that accept(2)
+// fails with, unless it says that this is no listening socket.
+func passing(err error) bool {
+	var errno syscall.Errno
+	if !errors.As(err, &errno) {
+		return false
+	}
+	switch errno {
+	case syscall.EBADF, syscall.EFAULT, syscall.EINVAL, syscall.ENOTSOCK:
+		return false
+	}
+	return true
+}
