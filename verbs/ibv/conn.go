@@ -106,7 +106,7 @@ func dial(ctx context.Context, dev verbs.Device, addr string, cfg Config) (*conn
 	if err != nil {
 		return nil, err
 	}
-	c, err := establish(ctx, d, nc, cfg, nil, func() {})
+	c, err := establish(ctx, d, nc, cfg, nil, endpoint.Anybody)
 	if err != nil {
 		nc.Close()
 		return nil, err
@@ -122,9 +122,9 @@ func normalized(cfg Config) (Config, error) {
 	return cfg.Normalized()
 }
 
-// establish does the handshake on nc and starts a connection, which calls leave
-// when it ends. The caller closes nc if it fails.
-func establish(ctx context.Context, d *device, nc net.Conn, cfg Config, requests *endpoint.Requests, leave func()) (*conn, error) {
+// establish does the handshake on nc and, if it is admitted, starts a connection.
+// The caller closes nc if it fails.
+func establish(ctx context.Context, d *device, nc net.Conn, cfg Config, requests *endpoint.Requests, admit endpoint.Admit) (*conn, error) {
 	c := &conn{
 		dev: d, nc: nc, cfg: cfg, requests: requests,
 		out:        outbox{wake: make(chan struct{}, 1)},
@@ -145,8 +145,13 @@ func establish(ctx context.Context, d *device, nc net.Conn, cfg Config, requests
 	if err := endpoint.Shake(ctx, nc, hello); err != nil {
 		return nil, err
 	}
+	leave, err := admit()
+	if err != nil {
+		return nil, err
+	}
 	remove, err := d.ends.Add(c)
 	if err != nil {
+		leave()
 		return nil, err
 	}
 	go c.read()

@@ -6,6 +6,7 @@ import (
 	"os"
 	"time"
 
+	"polder/internal/ratelog"
 	"polder/verbs"
 )
 
@@ -25,7 +26,8 @@ type Config struct {
 	// Backlog is the most connection requests that wait for
 	// Listener.Accept; more are rejected. 128 if 0.
 	Backlog int
-	// Log, if set, is told by a listener of peers that it turned away.
+	// Log, if set, is told by a listener of peers that it turned away, at a
+	// bounded rate.
 	Log *slog.Logger
 }
 
@@ -46,6 +48,7 @@ func (c Config) normalized() (Config, error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
+	c.Log = ratelog.Bound(c.Log)
 	switch {
 	case c.Mode&^os.ModePerm != 0:
 		return c, fmt.Errorf("the socket's mode is %v, want permissions only: %w", c.Mode, verbs.ErrInvalid)

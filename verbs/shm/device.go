@@ -76,7 +76,7 @@ func dial(ctx context.Context, dev verbs.Device, addr string, cfg Config) (*conn
 	if err != nil {
 		return nil, err
 	}
-	c, err := establish(ctx, d, sock, cfg, nil, func() {})
+	c, err := establish(ctx, d, sock, cfg, nil, endpoint.Anybody)
 	if err != nil {
 		sock.Close()
 		return nil, err
@@ -86,9 +86,9 @@ func dial(ctx context.Context, dev verbs.Device, addr string, cfg Config) (*conn
 	return c, nil
 }
 
-// establish does the handshake on sock and makes a connection, to be started,
-// which calls leave when it ends. The caller closes sock if it fails.
-func establish(ctx context.Context, d *device, sock *fdpass.Conn, cfg Config, requests *endpoint.Requests, leave func()) (*conn, error) {
+// establish does the handshake on sock and, if it is admitted, makes a connection,
+// to be started. The caller closes sock if it fails.
+func establish(ctx context.Context, d *device, sock *fdpass.Conn, cfg Config, requests *endpoint.Requests, admit endpoint.Admit) (*conn, error) {
 	peer, err := cfg.admit(sock)
 	if err != nil {
 		return nil, err
@@ -97,15 +97,22 @@ func establish(ctx context.Context, d *device, sock *fdpass.Conn, cfg Config, re
 	if err != nil {
 		return nil, err
 	}
+	leave, err := admit()
+	if err != nil {
+		r.mem.Close()
+		return nil, err
+	}
 	c := newConn(d, sock, r, requests != nil)
 	c.local, c.remote = "this process", peer
 	if err = c.Open(d.Device, c, requests); err != nil {
+		leave()
 		c.out.unmap()
 		return nil, err
 	}
 	remove, err := d.ends.Add(c)
 	if err != nil {
 		d.RemoveLink(c.ID())
+		leave()
 		c.out.unmap()
 		return nil, err
 	}

@@ -33,12 +33,12 @@ func listen(dev verbs.Device, addr string, cfg Config) (*endpoint.Listener, erro
 		return nil, err
 	}
 	accept := endpoint.Config{MaxConns: cfg.MaxConns, Backlog: cfg.Backlog, HandshakeTimeout: cfg.HandshakeTimeout, Log: cfg.Log}
-	return endpoint.Serve(nl, Scheme, accept, &d.ends, func(ctx context.Context, nc net.Conn, q *endpoint.Requests, leave func()) error {
+	return endpoint.Serve(nl, Scheme, accept, &d.ends, func(nc net.Conn, q *endpoint.Requests, admit endpoint.Admit) error {
 		sock, err := fdpass.New(nc.(*net.UnixConn))
 		if err != nil {
 			return err
 		}
-		c, err := establish(ctx, d, sock, cfg, q, leave)
+		c, err := establish(context.Background(), d, sock, cfg, q, admit) // the listener bounds it
 		if err != nil {
 			return err
 		}

@@ -68,7 +68,7 @@ func dial(ctx context.Context, dev verbs.Device, addr string, cfg Config) (*conn
 	if err != nil {
 		return nil, err
 	}
-	c, err := establish(ctx, d, nc, cfg, nil, func() {})
+	c, err := establish(ctx, d, nc, cfg, nil, endpoint.Anybody)
 	if err != nil {
 		nc.Close()
 		return nil, err
@@ -76,19 +76,25 @@ func dial(ctx context.Context, dev verbs.Device, addr string, cfg Config) (*conn
 	return c, nil
 }
 
-// establish does the handshake on nc and starts a connection, which calls leave
-// when it ends. The caller closes nc if it fails.
-func establish(ctx context.Context, d *device, nc net.Conn, cfg Config, requests *endpoint.Requests, leave func()) (*conn, error) {
+// establish does the handshake on nc and, if it is admitted, starts a connection.
+// The caller closes nc if it fails.
+func establish(ctx context.Context, d *device, nc net.Conn, cfg Config, requests *endpoint.Requests, admit endpoint.Admit) (*conn, error) {
 	if err := endpoint.Shake(ctx, nc, func() error { _, err := exchangeHello(nc, ourHello); return err }); err != nil {
+		return nil, err
+	}
+	leave, err := admit()
+	if err != nil {
 		return nil, err
 	}
 	c, err := newConn(d, nc, cfg, requests)
 	if err != nil {
+		leave()
 		return nil, err
 	}
 	remove, err := d.ends.Add(c)
 	if err != nil {
 		d.RemoveLink(c.ID())
+		leave()
 		return nil, err
 	}
 	c.start(func() {

@@ -253,13 +253,31 @@ func TestNobodyIsWaitedForAtTheHandshake(t *testing.T) {
 	}
 }
 
+// served reports whether the peer is answered: that it is let in shows only after
+// the handshake.
+func (p *wirePeer) served() bool {
+	p.t.Helper()
+	if _, err := exchangeHello(p.nc, ourHello); err != nil {
+		return false
+	}
+	if _, err := p.nc.Write(p.frame(framePing, nil)); err != nil {
+		return false
+	}
+	typ, _, err := p.read()
+	return err == nil && typ == framePong
+}
+
 func TestAListenerHasALimitOfConnections(t *testing.T) {
 	dev := newDevice(t)
 	l := newListener(t, dev, Config{MaxConns: 2})
-	first := wireDial(t, l)
-	wireDial(t, l)
-	third := rawDial(t, l)
-	if _, err := exchangeHello(third.nc, ourHello); err == nil {
+	for range 2 * 2 {
+		rawDial(t, l) // who does not say hello takes no place
+	}
+	first, second := rawDial(t, l), rawDial(t, l)
+	if !first.served() || !second.served() {
+		t.Fatal("the first two connections are not served, the limit is 2")
+	}
+	if rawDial(t, l).served() {
 		t.Error("a third connection was made, the limit is 2")
 	}
 	// A place that becomes free is given out again. When exactly that is,
@@ -267,7 +285,7 @@ func TestAListenerHasALimitOfConnections(t *testing.T) {
 	first.nc.Close()
 	for ctx := patient(t); ; {
 		p := rawDial(t, l)
-		if _, err := exchangeHello(p.nc, ourHello); err == nil {
+		if p.served() {
 			return
 		}
 		p.nc.Close()

@@ -26,8 +26,8 @@ func listen(dev verbs.Device, addr string, cfg Config) (*endpoint.Listener, erro
 	if cfg, err = cfg.Normalized(); err != nil {
 		return nil, err
 	}
-	return endpoint.Listen(addr, cfg, &d.ends, func(ctx context.Context, nc net.Conn, q *endpoint.Requests, leave func()) error {
-		_, err := establish(ctx, d, nc, cfg, q, leave)
+	return endpoint.Listen(addr, cfg, &d.ends, func(nc net.Conn, q *endpoint.Requests, admit endpoint.Admit) error {
+		_, err := establish(context.Background(), d, nc, cfg, q, admit) // the listener bounds it
 		return err
 	})
 }

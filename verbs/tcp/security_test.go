@@ -150,3 +150,18 @@ func TestConfigIsChecked(t *testing.T) {
 		t.Errorf("no device: got %v, want ErrInvalid", err)
 	}
 }
+
+// TestSilentPeersKeepNobodyOut has many connect and say nothing, with all the time
+// in the world: a client with a certificate is let in nevertheless.
+func TestSilentPeersKeepNobodyOut(t *testing.T) {
+	c := testCerts()
+	l := newListener(t, newDevice(t), Config{TLS: c.server(), HandshakeTimeout: time.Hour})
+	for range 200 {
+		rawDial(t, l)
+	}
+	conn, err := Dial(patient(t), newDevice(t), l.Addr(), Config{TLS: c.client(), HandshakeTimeout: patience / 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn.Close()
+}

@@ -1,93 +1,62 @@
 package endpoint
 
 import (
-	"context"
 	"crypto/tls"
+	"errors"
+	"fmt"
 	"net"
-	"sync"
-	"time"
+
+	"polder/internal/accept"
 )
 
-// maxHandshakes is how many peers shake hands at a time.
-const maxHandshakes = 64
-
-// An acceptor accepts stream connections and has each greeted in a goroutine of
-// its own.
+// An acceptor accepts stream connections and has each greeted in a gate, so that
+// only peers that have done their handshake count as connections.
 type acceptor struct {
-	nl       net.Listener
-	cfg      Config
-	greet    func(ctx context.Context, nc net.Conn, leave func()) error
-	ctx      context.Context // of handshakes; ends with the acceptor
-	cancel   context.CancelFunc
-	greeting sync.WaitGroup
-	places   chan struct{} // a token per connection
-	slots    chan struct{} // a token per handshake
+	nl     net.Listener
+	cfg    Config
+	greet  func(nc net.Conn, admit Admit) error
+	gate   *accept.Gate
+	places chan struct{} // a token per connection
 }
 
-func newAcceptor(nl net.Listener, cfg Config, greet func(ctx context.Context, nc net.Conn, leave func()) error) *acceptor {
-	a := &acceptor{
+func newAcceptor(nl net.Listener, cfg Config, greet func(nc net.Conn, admit Admit) error) *acceptor {
+	return &acceptor{
 		nl: nl, cfg: cfg, greet: greet,
+		gate:   accept.NewGate(cfg.Log, cfg.HandshakeTimeout),
 		places: make(chan struct{}, cfg.MaxConns),
-		slots:  make(chan struct{}, maxHandshakes),
 	}
-	a.ctx, a.cancel = context.WithCancel(context.Background())
-	return a
 }
 
-// run accepts until close is called, and returns when the last handshake ends.
+// run accepts until the listener is closed, and returns when the last handshake
+// has ended.
 func (a *acceptor) run() {
-	defer a.greeting.Wait()
-	pause := time.NewTimer(0)
-	defer pause.Stop()
-	for {
-		nc, err := a.nl.Accept()
-		if err != nil {
-			if a.ctx.Err() != nil {
-				return
-			}
-			// Out of file descriptors, perhaps: try again in a while.
-			a.cfg.Log.Warn("cannot accept", "err", err)
-			pause.Reset(50 * time.Millisecond)
-			select {
-			case <-pause.C:
-				continue
-			case <-a.ctx.Done():
-				return
-			}
-		}
-		select {
-		case a.places <- struct{}{}:
-		default:
-			a.cfg.Log.Warn("connection refused: there are as many as may be", "peer", nc.RemoteAddr(), "max", a.cfg.MaxConns)
-			nc.Close()
-			continue
-		}
-		select {
-		case a.slots <- struct{}{}:
-		case <-a.ctx.Done():
-			nc.Close()
-			return
-		}
-		a.greeting.Go(func() { a.receive(nc) })
+	defer a.gate.Close()
+	err := accept.Each(a.cfg.Log, a.gate.Accept(a.nl.Accept), a.receive)
+	if !errors.Is(err, net.ErrClosed) {
+		a.cfg.Log.Error("a listener is of no use any more", "addr", a.nl.Addr(), "err", err)
 	}
 }
 
 func (a *acceptor) receive(nc net.Conn) {
-	defer func() { <-a.slots }()
-	ctx, cancel := context.WithTimeout(a.ctx, a.cfg.HandshakeTimeout)
-	defer cancel()
-	if a.cfg.TLS != nil {
-		nc = tls.Server(nc, a.cfg.TLS)
-	}
-	if err := a.greet(ctx, nc, func() { <-a.places }); err != nil {
-		a.cfg.Log.Warn("connection refused", "peer", nc.RemoteAddr(), "err", err)
-		nc.Close()
-		<-a.places
-	}
+	a.gate.Go(nc, func(v *accept.Visitor) error {
+		if a.cfg.TLS != nil {
+			nc = tls.Server(nc, a.cfg.TLS)
+		}
+		return a.greet(nc, func() (leave func(), err error) { return a.admit(v) })
+	})
 }
 
-// close ends run. Connections that have been made stay.
-func (a *acceptor) close() error {
-	a.cancel()
-	return a.nl.Close()
+// admit is an Admit for a visitor.
+func (a *acceptor) admit(v *accept.Visitor) (leave func(), err error) {
+	select {
+	case a.places <- struct{}{}:
+	default:
+		return nil, fmt.Errorf("there are %d connections, as many as may be", a.cfg.MaxConns)
+	}
+	leave = func() { <-a.places }
+	if err := v.Enter(); err != nil {
+		leave()
+		return nil, err
+	}
+	return leave, nil
 }

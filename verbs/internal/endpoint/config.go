@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"polder/internal/ratelog"
 	"polder/verbs"
 )
 
@@ -32,12 +33,14 @@ type Config struct {
 	// HandshakeTimeout bounds connecting, TLS and the hello. 5 s if 0.
 	HandshakeTimeout time.Duration
 	// MaxConns is the most connections that a listener has at a time; it
-	// refuses more. 1024 if 0.
+	// refuses more. Peers in their handshake, of whom there may be
+	// accept.Places, do not count. 1024 if 0.
 	MaxConns int
 	// Backlog is the most connection requests that wait for
 	// Listener.Accept; more are rejected. 128 if 0.
 	Backlog int
-	// Log, if set, is told by a listener of peers that it turned away.
+	// Log, if set, is told by a listener of peers that it turned away, at a
+	// bounded rate.
 	Log *slog.Logger
 }
 
@@ -84,6 +87,7 @@ func (c Config) Normalized() (Config, error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
+	c.Log = ratelog.Bound(c.Log)
 	if c.TLS != nil {
 		c.TLS = c.TLS.Clone()
 		if c.TLS.MinVersion == 0 {

@@ -14,10 +14,17 @@ type Listener struct {
 	scheme   string
 }
 
-// A Greeting does the handshake on nc and makes a connection of it, which offers
-// its requests to q and calls leave when it ends. If it fails, nc is closed and
-// the peer is logged.
-type Greeting func(ctx context.Context, nc net.Conn, q *Requests, leave func()) error
+// A Greeting does the handshake on nc, then calls admit, and makes a connection of
+// nc, which offers its requests to q. If it fails, nc is closed and the peer is
+// logged.
+type Greeting func(nc net.Conn, q *Requests, admit Admit) error
+
+// Admit is called when the handshake is done. The connection counts as one until
+// leave is called, once. Admit fails if there are too many.
+type Admit func() (leave func(), err error)
+
+// Anybody is an Admit for the end that has dialled.
+func Anybody() (leave func(), err error) { return func() {}, nil }
 
 // Listen accepts at addr (host:port; port 0 picks one) and is one of a device's
 // ends from then on.
@@ -35,12 +42,12 @@ func Listen(addr string, cfg Config, ends *Ends, greet Greeting) (*Listener, err
 // HandshakeTimeout, Log and TLS count.
 func Serve(nl net.Listener, scheme string, cfg Config, ends *Ends, greet Greeting) (*Listener, error) {
 	l := &Listener{Requests: NewRequests(cfg.Backlog), scheme: scheme}
-	l.acceptor = newAcceptor(nl, cfg, func(ctx context.Context, nc net.Conn, leave func()) error {
-		return greet(ctx, nc, l.Requests, leave)
+	l.acceptor = newAcceptor(nl, cfg, func(nc net.Conn, admit Admit) error {
+		return greet(nc, l.Requests, admit)
 	})
 	remove, err := ends.Add(l)
 	if err != nil {
-		l.acceptor.close()
+		nl.Close()
 		return nil, err
 	}
 	go func() {
@@ -53,14 +60,14 @@ func Serve(nl net.Listener, scheme string, cfg Config, ends *Ends, greet Greetin
 // Addr implements verbs.Listener.
 func (l *Listener) Addr() string { return l.scheme + l.acceptor.nl.Addr().String() }
 
-// Peers is how many connections there are, those in their handshake included.
+// Peers is how many connections there are, without those in their handshake.
 func (l *Listener) Peers() int { return len(l.acceptor.places) }
 
 // Close implements verbs.Listener. Connections that have been made stay. It is
 // idempotent.
 func (l *Listener) Close() error {
 	// First, so that nobody connects to a listener that refuses everything.
-	err := l.acceptor.close()
+	err := l.acceptor.nl.Close()
 	if !l.Requests.Close() {
 		return nil
 	}
