@@ -33,6 +33,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"polder/internal/ratelog"
 	"polder/soft"
 )
 
@@ -97,6 +98,7 @@ func New(cfg Config) (*Server, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
+	cfg.Logger = ratelog.Bound(cfg.Logger)
 	m, err := soft.NewByteMap(cfg.Heap, 0)
 	if err != nil {
 		return nil, fmt.Errorf("cannot serve memcached: %w", err)

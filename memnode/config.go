@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"polder/internal/arena"
+	"polder/internal/ratelog"
 	"polder/memnode/component"
 	"polder/verbs"
 )
@@ -107,6 +108,7 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
+	c.Logger = ratelog.Bound(c.Logger)
 	var err error
 	if c.Components, err = c.Components.WithDefaults(); err != nil {
 		return c, err

@@ -143,7 +143,7 @@ func (m *onesided) audit(k *counter) {
 	if !k.account.Over(k.freed) {
 		return
 	}
-	m.node.warn("client cut off: it has asked for more than its budget", "peer", k.client.conn.RemoteAddr(),
+	m.node.log.Warn("client cut off: it has asked for more than its budget", "peer", k.client.conn.RemoteAddr(),
 		"session", k.client.session.wire.ID, "chunks", m.holds(k))
 	k.cut = true
 	m.node.counters.cutOff.Add(1)
@@ -165,7 +165,7 @@ func (m *onesided) quiesce() {
 	for range chain.RingSize / verbs.WQESize {
 		b.wrs = append(b.wrs[:0], verbs.SendWR{Op: verbs.OpNop, Flags: verbs.SendSignaled})
 		if _, err := b.run(); err != nil {
-			m.node.warn("cannot wait for chains", "error", err)
+			m.node.log.Warn("cannot wait for chains", "error", err)
 			return
 		}
 	}

@@ -60,7 +60,7 @@ func (m *finemem) rebindBatch() {
 	n, err := m.keys.renew()
 	m.rebound.Add(int64(n))
 	if err != nil {
-		m.node.warn("cannot rebind windows", "error", err)
+		m.node.log.Warn("cannot rebind windows", "error", err)
 		if full {
 			m.dequeue() // it will be found again when everything is looked at
 		}
@@ -74,7 +74,7 @@ func (m *finemem) rebind(section uint32) {
 		n, err := m.keys.renew()
 		m.rebound.Add(int64(n))
 		if err != nil {
-			m.node.warn("cannot rebind windows", "section", section, "error", err)
+			m.node.log.Warn("cannot rebind windows", "section", section, "error", err)
 			return
 		}
 	}

@@ -85,7 +85,7 @@ func (m *finemem) feel(now time.Time) {
 			continue
 		}
 		if t.beating && now.Sub(t.beatAt) > maxMissed*m.node.cfg.Heartbeat {
-			m.node.warn("client does not show that it is alive", "peer", c.conn.RemoteAddr(), "session", c.session.wire.ID)
+			m.node.log.Warn("client does not show that it is alive", "peer", c.conn.RemoteAddr(), "session", c.session.wire.ID)
 			c.gone.Store(true)
 			m.node.ready.add(c)
 		}

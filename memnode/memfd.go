@@ -127,7 +127,7 @@ func (m *memfds) answer(c *client, req *wire.Request, reply *wire.Reply) []wire.
 	t, err := m.tenant(c)
 	switch {
 	case err != nil:
-		m.node.warn("cannot pass memory", "peer", c.conn.RemoteAddr(), "error", err)
+		m.node.log.Warn("cannot pass memory", "peer", c.conn.RemoteAddr(), "error", err)
 		reply.Status = wire.StatusFailed
 	case req.Op == wire.OpSpace:
 		reply.Status = m.lack(t)
@@ -163,7 +163,7 @@ func (m *memfds) alloc(t *tenant, want int) wire.Status {
 	for len(m.grants) < want && m.lack(t) == wire.StatusOK {
 		slot, err := m.take(t)
 		if err != nil {
-			m.node.warn("cannot take chunks back", "error", err)
+			m.node.log.Warn("cannot take chunks back", "error", err)
 			status = wire.StatusFailed
 			break
 		}
@@ -262,14 +262,14 @@ func (m *memfds) free(c *client, t *tenant, r *wire.Request) (wire.Status, int) 
 		i := r.Chunk(k)
 		if int(i) >= len(m.all) || m.all[i].t != t {
 			m.node.counters.notOwner.Add(1)
-			m.node.warn("client freed what is not its own", "peer", c.conn.RemoteAddr(), "chunk", i)
+			m.node.log.Warn("client freed what is not its own", "peer", c.conn.RemoteAddr(), "chunk", i)
 			return wire.StatusNotOwner, 0
 		}
 		m.ids = append(m.ids, i)
 	}
 	if duplicates(m.ids) {
 		m.node.counters.notOwner.Add(1)
-		m.node.warn("client freed a chunk twice at once", "peer", c.conn.RemoteAddr())
+		m.node.log.Warn("client freed a chunk twice at once", "peer", c.conn.RemoteAddr())
 		return wire.StatusNotOwner, 0
 	}
 	for _, i := range m.ids {
@@ -315,7 +315,7 @@ func (m *memfds) forget(s *session) {
 	t.gone = true
 	if t.dirty == 0 {
 		if err := t.close(); err != nil {
-			m.node.warn("cannot let go of a client's memory", "error", err)
+			m.node.log.Warn("cannot let go of a client's memory", "error", err)
 		}
 	}
 }
@@ -340,7 +340,7 @@ func (m *memfds) work() bool {
 	}
 	err := m.scrub()
 	if err != nil {
-		m.node.warn("cannot take a chunk back", "error", err)
+		m.node.log.Warn("cannot take a chunk back", "error", err)
 	}
 	m.count()
 	return err == nil && len(m.dirty) > 0

@@ -40,8 +40,6 @@ type Node struct {
 	clients  map[verbs.Conn]*client
 	grace    *time.Timer
 	looking  []*client
-	warned   time.Time // when warn last logged
-	unlogged int       // warnings since
 
 	mu        sync.Mutex // guards what follows
 	closed    bool
@@ -231,7 +229,7 @@ func (n *Node) connect(req verbs.ConnRequest) {
 	refuse := func(format string, args ...any) {
 		reason := fmt.Sprintf(format, args...)
 		n.counters.refused.Add(1)
-		n.warn("connection refused", "peer", req.Conn().RemoteAddr(), "reason", reason)
+		n.log.Warn("connection refused", "peer", req.Conn().RemoteAddr(), "reason", reason)
 		req.Reject(reason)
 	}
 	var h wire.Hello
@@ -307,7 +305,7 @@ func (n *Node) attach(req verbs.ConnRequest, want *wire.Session) error {
 	})
 	n.log.Info("client connected", "peer", conn.RemoteAddr(), "session", s.wire.ID, "resumed", resumed)
 	if err := req.Accept(c.mgmt, w.Append(nil)); err != nil {
-		n.warn("client lost while it connected", "peer", conn.RemoteAddr(), "error", err)
+		n.log.Warn("client lost while it connected", "peer", conn.RemoteAddr(), "error", err)
 		n.disconnect(c)
 	}
 	return nil
@@ -347,7 +345,7 @@ func (n *Node) look(c *client) {
 	case tornDown(err) && !c.offended.Load():
 		left() // its queue pairs are closed before the connection is
 	default:
-		n.warn("client dropped", "peer", c.conn.RemoteAddr(),
+		n.log.Warn("client dropped", "peer", c.conn.RemoteAddr(),
 			"session", c.session.wire.ID, "chunks", n.manager.held(c.session), "error", err)
 		n.disconnect(c)
 	}
@@ -414,21 +412,6 @@ func (n *Node) forget(s *session) {
 		s.components = nil
 	}
 	delete(n.sessions, s.wire.ID)
-}
-
-// warn logs what a client has done, but no more than ten times a second: a
-// client must not be able to fill the node's disk.
-func (n *Node) warn(msg string, args ...any) {
-	now := time.Now()
-	if now.Sub(n.warned) < 100*time.Millisecond {
-		n.unlogged++
-		return
-	}
-	if n.unlogged > 0 {
-		args = append(args, "unlogged", n.unlogged)
-	}
-	n.warned, n.unlogged = now, 0
-	n.log.Warn(msg, args...)
 }
 
 // event counts what clients provoke; the device has already acted on it.

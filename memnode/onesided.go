@@ -98,7 +98,7 @@ func (m *onesided) counter(c *client) *counter {
 		k.account = chain.Account{Budget: m.node.cfg.budget(), Base: len(b.chunks)}
 		k.account.Resume = func(done, failed uint64) {
 			if err := k.alloc.resume(m.node.dev, done, failed); err != nil {
-				m.node.warn("cannot arm a chain", "error", err)
+				m.node.log.Warn("cannot arm a chain", "error", err)
 				c.gone.Store(true)
 				m.node.ready.add(c)
 			}
@@ -185,7 +185,7 @@ func (m *onesided) connectDesk(k *counter, req verbs.ConnRequest, free bool) err
 	}
 	if err := d.start(m.node.dev); err != nil {
 		d.close()
-		m.node.warn("cannot start a chain", "error", err)
+		m.node.log.Warn("cannot start a chain", "error", err)
 		k.client.gone.Store(true)
 		m.node.ready.add(k.client)
 		return nil
@@ -234,7 +234,7 @@ func (m *onesided) owned(k *counter, skip, max int) wire.Status {
 	}
 	if !k.bound {
 		if err := m.rebind(k); err != nil {
-			m.node.warn("cannot bind windows", "peer", k.client.conn.RemoteAddr(), "error", err)
+			m.node.log.Warn("cannot bind windows", "peer", k.client.conn.RemoteAddr(), "error", err)
 			return wire.StatusFailed
 		}
 		k.bound = true
@@ -295,7 +295,7 @@ func (m *onesided) disconnect(c *client) {
 	b.chunks = m.w.table.Owned(b.owner)
 	for _, i := range b.chunks {
 		if err := m.w.replace(i); err != nil {
-			m.node.warn("cannot replace windows", "chunk", i, "error", err)
+			m.node.log.Warn("cannot replace windows", "chunk", i, "error", err)
 		}
 	}
 }
@@ -305,7 +305,7 @@ func (m *onesided) reclaim(s *session) int {
 	k := len(b.chunks)
 	for _, i := range b.chunks {
 		if err := m.w.takeBack(i); err != nil {
-			m.node.warn("cannot take a chunk back", "chunk", i, "error", err)
+			m.node.log.Warn("cannot take a chunk back", "chunk", i, "error", err)
 		}
 	}
 	b.chunks = nil

@@ -136,7 +136,7 @@ func (m *rpc) alloc(c *client, want int) wire.Status {
 		m.chunks.untake(i)
 	}
 	if done == 0 {
-		m.node.warn("cannot open chunks", "peer", c.conn.RemoteAddr(), "error", err)
+		m.node.log.Warn("cannot open chunks", "peer", c.conn.RemoteAddr(), "error", err)
 		return wire.StatusFailed
 	}
 	for _, i := range m.ids[:done] {
@@ -159,14 +159,14 @@ func (m *rpc) free(c *client, r *wire.Request) (wire.Status, int) {
 		i := r.Chunk(k)
 		if !m.chunks.ownedBy(i, c.session) {
 			m.node.counters.notOwner.Add(1)
-			m.node.warn("client freed what is not its own", "peer", c.conn.RemoteAddr(), "chunk", i)
+			m.node.log.Warn("client freed what is not its own", "peer", c.conn.RemoteAddr(), "chunk", i)
 			return wire.StatusNotOwner, 0
 		}
 		m.ids = append(m.ids, i)
 	}
 	if duplicates(m.ids) {
 		m.node.counters.notOwner.Add(1)
-		m.node.warn("client freed a chunk twice at once", "peer", c.conn.RemoteAddr())
+		m.node.log.Warn("client freed a chunk twice at once", "peer", c.conn.RemoteAddr())
 		return wire.StatusNotOwner, 0
 	}
 	m.opener.shut(m.ids)
@@ -205,7 +205,7 @@ func (m *rpc) owned(c *client, skip, max int) wire.Status {
 		}
 	}
 	if done, err := m.opener.open(c, m.ids); done < len(m.ids) {
-		m.node.warn("cannot open chunks", "peer", c.conn.RemoteAddr(), "error", err)
+		m.node.log.Warn("cannot open chunks", "peer", c.conn.RemoteAddr(), "error", err)
 		return wire.StatusFailed
 	}
 	for _, i := range page {

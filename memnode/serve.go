@@ -51,7 +51,7 @@ func (n *Node) answer(c *client, r received) error {
 	var grants []wire.Grant
 	if badErr != nil {
 		n.counters.malformed.Add(1)
-		n.warn("malformed request", "peer", c.conn.RemoteAddr(), "error", badErr)
+		n.log.Warn("malformed request", "peer", c.conn.RemoteAddr(), "error", badErr)
 		reply.Status = wire.StatusBad
 	} else {
 		grants = n.manager.answer(c, &req, &reply)

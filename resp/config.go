@@ -5,6 +5,8 @@ import (
 	"log/slog"
 	"runtime"
 	"time"
+
+	"polder/internal/ratelog"
 )
 
 // Config configures a Server. The zero value is ready for use.
@@ -86,6 +88,7 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
+	c.Logger = ratelog.Bound(c.Logger)
 	return c, nil
 }
 

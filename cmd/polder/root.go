@@ -13,6 +13,7 @@ import (
 	"polder/cmd/polder/sharecmd"
 	"polder/internal/config"
 	"polder/internal/listen"
+	"polder/internal/ratelog"
 	"polder/internal/softcmd"
 )
 
@@ -128,8 +129,9 @@ func (c *common) logger(w io.Writer) (*slog.Logger, error) {
 		return nil, fmt.Errorf("cannot use the log level: %w", err)
 	}
 	opts := &slog.HandlerOptions{Level: level}
+	var h slog.Handler = slog.NewTextHandler(w, opts)
 	if c.logFormat == "json" {
-		return slog.New(slog.NewJSONHandler(w, opts)), nil
+		h = slog.NewJSONHandler(w, opts)
 	}
-	return slog.New(slog.NewTextHandler(w, opts)), nil
+	return ratelog.Bound(slog.New(h)), nil
 }

@@ -13,6 +13,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log"
 	"log/slog"
 	"net"
 	"net/http"
@@ -22,6 +23,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"polder/internal/accept"
 )
 
 // Config says what the server shows. All fields are required.
@@ -29,7 +32,7 @@ type Config struct {
 	Status     func() any   // becomes JSON; called by any goroutine
 	Health     func() error // nil if the daemon can do its work
 	Collectors []prometheus.Collector
-	Logger     *slog.Logger
+	Logger     *slog.Logger // its messages become metrics, if package ratelog counts them
 }
 
 // Server is a running administrative address.
@@ -47,6 +50,7 @@ func Start(lis net.Listener, cfg Config) (*Server, error) {
 	all := append([]prometheus.Collector{
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+		logCollector{cfg.Logger},
 	}, cfg.Collectors...)
 	for _, c := range all {
 		if err := reg.Register(c); err != nil {
@@ -83,13 +87,13 @@ func Start(lis net.Listener, cfg Config) (*Server, error) {
 			ReadHeaderTimeout: 5 * time.Second,
 			IdleTimeout:       time.Minute,
 			MaxHeaderBytes:    16 << 10,
-			ErrorLog:          slog.NewLogLogger(cfg.Logger.Handler(), slog.LevelDebug),
+			ErrorLog:          log.New(serverLog{cfg.Logger}, "", 0),
 		},
 		done: make(chan struct{}),
 	}
 	go func() {
 		defer close(s.done)
-		if err := s.http.Serve(lis); !errors.Is(err, http.ErrServerClosed) {
+		if err := s.http.Serve(accept.Listen(lis, cfg.Logger)); !errors.Is(err, http.ErrServerClosed) {
 			cfg.Logger.Error("the administrative address is gone", "err", err)
 		}
 	}()

@@ -12,6 +12,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
+
+	"polder/internal/ratelog"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -20,6 +22,10 @@ func TestAdminShowsWhatItIsGiven(t *testing.T) {
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
+	}
+	log := ratelog.Bound(slog.New(slog.DiscardHandler))
+	for range 1000 {
+		log.Warn("connection refused", "peer", "a stranger")
 	}
 	var sick atomic.Bool
 	lent := prometheus.NewGauge(prometheus.GaugeOpts{Name: "polder_test_bytes", Help: "For this test."})
@@ -33,7 +39,7 @@ func TestAdminShowsWhatItIsGiven(t *testing.T) {
 			return nil
 		},
 		Collectors: []prometheus.Collector{lent},
-		Logger:     slog.New(slog.DiscardHandler),
+		Logger:     log,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -54,6 +60,7 @@ func TestAdminShowsWhatItIsGiven(t *testing.T) {
 	}
 	get("/metrics", 200, "polder_test_bytes 4096")
 	get("/metrics", 200, "process_resident_memory_bytes")
+	get("/metrics", 200, `polder_log_messages_total{level="warn",message="connection refused"} 1000`)
 	get("/status", 200, `"chunks": 7`)
 	get("/healthz", 200, "ok")
 	sick.Store(true)

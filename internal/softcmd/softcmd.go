@@ -18,6 +18,7 @@ import (
 	"polder/internal/admin"
 	"polder/internal/config"
 	"polder/internal/listen"
+	"polder/internal/ratelog"
 	"polder/internal/readyfile"
 	"polder/soft/coordinator"
 	"polder/soft/policy"
@@ -58,7 +59,7 @@ func Command() *cobra.Command {
 			if cfg.Policy, err = policy.New(policyName); err != nil {
 				return err
 			}
-			cfg.Logger = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
+			cfg.Logger = ratelog.Bound(slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil)))
 			began := time.Now()
 			c, err := coordinator.New(cfg)
 			if err != nil {

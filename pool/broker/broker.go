@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"polder/internal/fdpass"
+	"polder/internal/ratelog"
 	"polder/memnode/wire"
 	"polder/pool/finemem"
 	"polder/verbs"
@@ -96,6 +97,7 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
+	c.Logger = ratelog.Bound(c.Logger)
 	switch {
 	case c.Device == nil:
 		return c, errors.New("no device")

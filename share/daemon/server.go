@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"polder/internal/fdpass"
+	"polder/internal/ratelog"
 	"polder/internal/wal"
 	"polder/share/internal/wire"
 	"polder/share/meta"
@@ -168,6 +169,7 @@ func (o *Options) setDefaults() error {
 	if o.Log == nil {
 		o.Log = slog.Default()
 	}
+	o.Log = ratelog.Bound(o.Log)
 	return nil
 }
 

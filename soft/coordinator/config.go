@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"time"
 
+	"polder/internal/ratelog"
 	"polder/soft/policy"
 	"polder/soft/wire"
 )
@@ -117,6 +118,7 @@ func (c *Config) complete() error {
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
+	c.Logger = ratelog.Bound(c.Logger)
 	return nil
 }
 

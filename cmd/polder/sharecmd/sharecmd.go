@@ -27,6 +27,7 @@ import (
 	"polder/internal/child"
 	"polder/internal/config"
 	"polder/internal/listen"
+	"polder/internal/ratelog"
 	"polder/internal/readyfile"
 	"polder/share"
 	"polder/share/daemon"
@@ -112,7 +113,7 @@ func (f *flags) run(cmd *cobra.Command) error {
 	if err := level.UnmarshalText([]byte(strings.ToUpper(f.logLevel))); err != nil {
 		return fmt.Errorf("cannot use the log level: %w", err)
 	}
-	logger := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level}))
+	logger := ratelog.Bound(slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level})))
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if f.keep {
