@@ -39,7 +39,7 @@ func (h *Heap) audit() error {
 					if tag := sh.t.buckets[b].tags[j]; e.hash().tag() != tag || m.shard(e.hash()) != sh || e.mapID() != m.id {
 						return fmt.Errorf("map %q: the entry at %#x is not that of tag %#x in shard %d", m.name, w.addr(), tag, i)
 					}
-					if sizeClass(e.size()) != uint8(w>>addrBits) || e.wordFlags() != w.flags() {
+					if sizeClass(e.size()) != uint8(w>>addrBits) || e.wordFlags() != w.ofEntry() {
 						return fmt.Errorf("map %q: the word %#x is not that of its entry", m.name, w)
 					}
 					s := &logs[int(w.addr()*unit)/h.logs.segSize]

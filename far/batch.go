@@ -126,7 +126,7 @@ func (b *batch) add(ctx context.Context, key []byte, kind word) (big bool, err e
 			return big, context.Cause(ctx)
 		}
 		busy, ok := b.board(sh, hs, p, what, len(key))
-		if ok && kind == wordPresent && !b.heads {
+		if ok && kind == kindEntry && !b.heads {
 			sh.count.prefetched++
 		}
 		sh.mu.Unlock()
@@ -154,7 +154,7 @@ func (b *batch) add(ctx context.Context, key []byte, kind word) (big bool, err e
 func (b *batch) fetch(ctx context.Context, keys [][]byte, big func(i int)) error {
 	for i, k := range keys {
 		b.left = len(keys) - i
-		isBig, err := b.add(ctx, k, wordPresent)
+		isBig, err := b.add(ctx, k, kindEntry)
 		if err != nil {
 			return errOr(b.run(ctx), err)
 		}
@@ -308,7 +308,7 @@ func (m *ByteMap) bigOf(key []byte) (bigHead, bool) {
 	sh := m.shard(hs)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	_, e, st := sh.find(m.h, hs, key, wordPresent, nil, true)
+	_, e, st := sh.find(m.h, hs, key, kindEntry, nil, true)
 	if st != present || !e.big() {
 		return bigHead{}, false
 	}

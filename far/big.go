@@ -59,8 +59,6 @@ func (b bigHead) key(i int) (k [pieceKeySize]byte) {
 	return k
 }
 
-const pieceKind = wordPresent | wordPiece
-
 // setBig stores r, whose value is large, if the entry is still was, which may be
 // nil, when the pieces are in place.
 func (m *ByteMap) setBig(ctx context.Context, sh *shard, hs hash, r record, was *snapshot) error {
@@ -135,7 +133,7 @@ func (m *ByteMap) getPieces(ctx context.Context, big bigHead, dst []byte) ([]byt
 		hs := m.hash(k[:])
 		sh := m.shard(hs)
 		try := func(hd *holding) step {
-			p, e, st := sh.find(m.h, hs, k[:], pieceKind, hd, true)
+			p, e, st := sh.find(m.h, hs, k[:], kindPiece, hd, true)
 			if st == remote && hd == nil && i >= fetched {
 				return step{err: errBig}
 			}
@@ -181,7 +179,7 @@ func (m *ByteMap) fetchPieces(ctx context.Context, big bigHead, i, j int) error 
 	for ; i < j; i++ {
 		k := big.key(i)
 		b.left = j - i
-		if _, err := b.add(ctx, k[:], pieceKind); err != nil {
+		if _, err := b.add(ctx, k[:], kindPiece); err != nil {
 			return errOr(b.run(ctx), err)
 		}
 	}
@@ -263,7 +261,7 @@ func (m *ByteMap) updateBig(ctx context.Context, sh *shard, hs hash, key []byte,
 			}
 		case verdict == Remove && was.found:
 			err = m.do(ctx, sh, hs, key, func(hd *holding) step {
-				p, e, st := sh.find(m.h, hs, key, wordPresent, hd, was.whole())
+				p, e, st := sh.find(m.h, hs, key, kindEntry, hd, was.whole())
 				switch {
 				case st == remote:
 					return sh.miss(m.h, p, st, was.need())
@@ -312,7 +310,7 @@ func (o *orphan) bury(ctx context.Context) error {
 		hs := o.m.hash(k[:])
 		sh := o.m.shard(hs)
 		err := o.m.do(ctx, sh, hs, k[:], func(hd *holding) step {
-			p, e, st := sh.find(o.m.h, hs, k[:], pieceKind, hd, false)
+			p, e, st := sh.find(o.m.h, hs, k[:], kindPiece, hd, false)
 			switch st {
 			case absent:
 				return step{}

@@ -31,7 +31,7 @@ func (m *ByteMap) Get(ctx context.Context, key, dst []byte) (Entry, error) {
 	hs := m.hash(key)
 	sh := m.shard(hs)
 	sh.mu.Lock()
-	p, e, st := sh.find(m.h, hs, key, wordPresent, nil, true)
+	p, e, st := sh.find(m.h, hs, key, kindEntry, nil, true)
 	if st == present && !e.big() && !e.expired() {
 		w := sh.t.word(p)
 		*w = w.touched()
@@ -75,7 +75,7 @@ func (m *ByteMap) getSlow(ctx context.Context, sh *shard, hs hash, key, dst []by
 		var big bigHead
 		clears := m.clears.Load()
 		err = m.slow(ctx, sh, hs, key, func(hd *holding) step {
-			p, e, st := sh.find(m.h, hs, key, wordPresent, hd, true)
+			p, e, st := sh.find(m.h, hs, key, kindEntry, hd, true)
 			switch {
 			case st != present:
 				return sh.miss(m.h, p, st, needWhole)
@@ -137,7 +137,7 @@ func (m *ByteMap) statSlow(ctx context.Context, sh *shard, hs hash, key []byte) 
 }
 
 func (m *ByteMap) tryStat(sh *shard, hs hash, key []byte, hd *holding) (Entry, int, step) {
-	p, e, st := sh.find(m.h, hs, key, wordPresent, hd, false)
+	p, e, st := sh.find(m.h, hs, key, kindEntry, hd, false)
 	switch {
 	case st != present:
 		return Entry{}, 0, sh.miss(m.h, p, st, needHead)
@@ -151,18 +151,21 @@ func (m *ByteMap) tryStat(sh *shard, hs hash, key []byte, hd *holding) (Entry, i
 
 // Set stores e under key, replacing what was there.
 func (m *ByteMap) Set(ctx context.Context, key []byte, e Entry) error {
-	if err := m.check(key, len(e.Value)); err != nil {
+	return m.set(ctx, newRecord(key, e))
+}
+
+func (m *ByteMap) set(ctx context.Context, r record) error {
+	if err := m.check(r.key, len(r.value)); err != nil {
 		return err
 	}
-	hs := m.hash(key)
+	hs := m.hash(r.key)
 	sh := m.shard(hs)
-	r := newRecord(key, e)
-	if len(e.Value) > m.h.pieces {
+	if len(r.value) > m.h.pieces {
 		return m.setBig(ctx, sh, hs, r, nil)
 	}
 	// The fast path: what it replaces is local, and there is room.
 	sh.mu.Lock()
-	if p, old, st := sh.find(m.h, hs, key, wordPresent, nil, false); st != remote && !sh.closed {
+	if p, old, st := sh.find(m.h, hs, r.key, kindEntry, nil, false); st != remote && !sh.closed {
 		if err := m.insert(sh, hs, p, old, &r); err != errNoRoom {
 			sh.mu.Unlock()
 			return err
@@ -176,7 +179,7 @@ func (m *ByteMap) Set(ctx context.Context, key []byte, e Entry) error {
 // shard's lock. Either may be nil.
 func (m *ByteMap) setSlow(ctx context.Context, sh *shard, hs hash, r record, was *snapshot, ok func() error) error {
 	return m.slow(ctx, sh, hs, r.key, func(hd *holding) step {
-		p, old, st := sh.find(m.h, hs, r.key, wordPresent, hd, was.whole())
+		p, old, st := sh.find(m.h, hs, r.key, kindEntry, hd, was.whole())
 		if st == remote {
 			return sh.miss(m.h, p, st, was.need())
 		}
@@ -195,27 +198,31 @@ func (m *ByteMap) setSlow(ctx context.Context, sh *shard, hs hash, r record, was
 // Delete removes key and reports whether it was there. A lost entry is
 // removed too, and reported as having been there.
 func (m *ByteMap) Delete(ctx context.Context, key []byte) (bool, error) {
+	return m.delete(ctx, key, nil)
+}
+
+func (m *ByteMap) delete(ctx context.Context, key []byte, t *Txn) (bool, error) {
 	hs := m.hash(key)
 	sh := m.shard(hs)
 	sh.mu.Lock()
-	found, s := m.tryDelete(sh, hs, key, nil)
+	found, s := m.tryDelete(sh, hs, key, nil, t)
 	sh.mu.Unlock()
 	if s.need == ready {
 		return found, s.err
 	}
-	return m.deleteSlow(ctx, sh, hs, key)
+	return m.deleteSlow(ctx, sh, hs, key, t)
 }
 
-func (m *ByteMap) deleteSlow(ctx context.Context, sh *shard, hs hash, key []byte) (found bool, err error) {
+func (m *ByteMap) deleteSlow(ctx context.Context, sh *shard, hs hash, key []byte, t *Txn) (found bool, err error) {
 	err = m.slow(ctx, sh, hs, key, func(hd *holding) (s step) {
-		found, s = m.tryDelete(sh, hs, key, hd)
+		found, s = m.tryDelete(sh, hs, key, hd, t)
 		return s
 	})
 	return found, err
 }
 
-func (m *ByteMap) tryDelete(sh *shard, hs hash, key []byte, hd *holding) (bool, step) {
-	p, e, st := sh.find(m.h, hs, key, wordPresent, hd, false)
+func (m *ByteMap) tryDelete(sh *shard, hs hash, key []byte, hd *holding, t *Txn) (bool, step) {
+	p, e, st := sh.find(m.h, hs, key, kindEntry, hd, false)
 	switch {
 	case sh.closed:
 		return false, step{err: ErrClosed}
@@ -227,7 +234,10 @@ func (m *ByteMap) tryDelete(sh *shard, hs hash, key []byte, hd *holding) (bool, 
 		sh.expire(m.h, p, e)
 		return false, step{}
 	}
-	sh.remove(m.h, p, e)
+	if err := t.claim(m, sh, hs.tag(), p); err != nil {
+		return false, step{err: err}
+	}
+	sh.drop(m.h, p, e, t)
 	sh.count.deletes++
 	return true, step{}
 }
@@ -264,7 +274,7 @@ func (m *ByteMap) updateSlow(ctx context.Context, sh *shard, hs hash, key []byte
 
 // tryUpdate is Update for values that are one entry before and after it.
 func (m *ByteMap) tryUpdate(sh *shard, hs hash, key []byte, fn UpdateFunc, hd *holding) step {
-	p, e, st := sh.find(m.h, hs, key, wordPresent, hd, true)
+	p, e, st := sh.find(m.h, hs, key, kindEntry, hd, true)
 	if sh.closed {
 		return step{err: ErrClosed}
 	}

@@ -129,6 +129,7 @@ type record struct {
 	expire     int64 // milliseconds since 1970, 0 for never
 	tag        uint8
 	flags      uint16
+	txn        *Txn // that it is a part of, or nil
 }
 
 func newRecord(key []byte, e Entry) record {

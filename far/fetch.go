@@ -390,7 +390,7 @@ func (m *ByteMap) inspect(f *flight) (entry, error) {
 		return bad(err)
 	case e.mapID() != m.id || e.hash().tag() != f.tag || m.shard(e.hash()) != f.sh:
 		return bad(errForeign)
-	case e.wordFlags() != f.word.flags() || roundSize(e.size()) != f.word.size():
+	case e.wordFlags() != f.word.ofEntry() || roundSize(e.size()) != f.word.size():
 		return bad(errForeign)
 	case e.big() && !m.h.plausible(bigOf(e)):
 		return bad(errBigHead)

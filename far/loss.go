@@ -32,15 +32,17 @@ func (sh *shard) lose(h *Heap, s *farSegment) (heads bool) {
 				h.unclean(e, w.addr())
 			}
 		case w.addr()/h.far.units != s.id:
-		case !w.visible():
+		case w.is(kindPiece):
 			// Nobody asks for a piece but through its head, which tells that
 			// it is missing.
 			sh.remove(h, p, nil)
 		default:
 			*at |= wordLost
-			sh.entries--
-			sh.lost++
 			h.count.lost.Add(1)
+			if w.visible() {
+				sh.entries--
+				sh.lost++
+			}
 			heads = heads || w&wordBig != 0
 		}
 	}
@@ -57,10 +59,10 @@ func (h *Heap) buryStrays() bool {
 	last := h.version
 	alive := maps.Clone(h.writing)
 	h.mu.Unlock()
-	ok := h.each(ctx, wordPresent|wordBig, func(_ *shard, _ place, e entry) {
+	ok := h.each(ctx, wordBig, func(_ *shard, _ place, e entry) {
 		alive[bigOf(e).version] = true
 	})
-	return ok && h.each(ctx, wordPresent|wordPiece, func(sh *shard, p place, e entry) {
+	return ok && h.each(ctx, wordPiece, func(sh *shard, p place, e entry) {
 		if v := binary.LittleEndian.Uint64(e.key()); p != none && v <= last && !alive[v] {
 			sh.remove(h, p, e)
 		}
@@ -102,7 +104,7 @@ func (m *ByteMap) each(ctx context.Context, sh *shard, kind word, fn func(*shard
 		for ; p < end && len(far) < eachHeads; p++ {
 			w := *sh.t.word(p)
 			switch {
-			case w&kind != kind || w.isLost():
+			case w&kind == 0 || kind == wordPiece && w.hidden() || w.isLost():
 				continue
 			case !w.far():
 				fn(sh, p, m.h.logs.at(w.addr()))

@@ -67,7 +67,7 @@ func (b *batch) get(ctx context.Context, i int) {
 	sh := m.shard(hs)
 	for {
 		sh.mu.Lock()
-		p, e, st := sh.find(m.h, hs, key, wordPresent, nil, true)
+		p, e, st := sh.find(m.h, hs, key, kindEntry, nil, true)
 		switch {
 		case st == present && !e.big() && !e.expired():
 			w := sh.t.word(p)

@@ -26,10 +26,15 @@ type scanned struct {
 // only, and e is without its value, as that of Stat. Keys that are far are
 // read, but not kept. If Scan fails, nothing has been yielded.
 func (m *ByteMap) Scan(ctx context.Context, cursor uint64, yield func(key []byte, e Entry)) (uint64, error) {
+	return m.step(ctx, cursor, word.committed, yield)
+}
+
+// step is Scan of the entries whose words are of a kind.
+func (m *ByteMap) step(ctx context.Context, cursor uint64, of func(word) bool, yield func(key []byte, e Entry)) (uint64, error) {
 	if err := m.h.begin(); err != nil {
 		return cursor, err
 	}
-	found, next, err := m.scan(ctx, cursor)
+	found, next, err := m.scan(ctx, cursor, of)
 	m.h.end()
 	if err != nil {
 		return cursor, err
@@ -41,11 +46,11 @@ func (m *ByteMap) Scan(ctx context.Context, cursor uint64, yield func(key []byte
 }
 
 // scan returns the entries of the step from cursor, and the next cursor.
-func (m *ByteMap) scan(ctx context.Context, cursor uint64) ([]scanned, uint64, error) {
+func (m *ByteMap) scan(ctx context.Context, cursor uint64, of func(word) bool) ([]scanned, uint64, error) {
 	klen := 64 // read that much of a far key at once
 	var read []head
 	for {
-		s := scanner{m: m, read: read}
+		s := scanner{m: m, of: of, read: read}
 		next := s.collect(cursor, klen)
 		if len(s.led)+len(s.joined) > 0 || s.busy != nil {
 			if err := s.fetch(ctx); err != nil {
@@ -71,6 +76,7 @@ func (m *ByteMap) scan(ctx context.Context, cursor uint64) ([]scanned, uint64, e
 // scanner is the work of one step of an iteration.
 type scanner struct {
 	m           *ByteMap
+	of          func(word) bool
 	found       []scanned
 	read        []head // far keys, so that trying again reads others; e is nil if corrupt
 	led, joined []*flight
@@ -97,7 +103,7 @@ func (s *scanner) collect(cursor uint64, klen int) (next uint64) {
 			for b, left := home, len(t.buckets); left > 0; b, left = t.after(b), left-1 {
 				for i := range bucketEntries {
 					p := place(b*bucketEntries + i)
-					if t.word(p).visible() && t.home(t.tag(p)) == home && uint64(t.tag(p)) >= tag {
+					if s.of(*t.word(p)) && t.home(t.tag(p)) == home && uint64(t.tag(p)) >= tag {
 						s.visit(sh, p, klen)
 					}
 				}
@@ -183,6 +189,10 @@ func (s *scanner) fetch(ctx context.Context) error {
 // Random returns a key chosen roughly at random, appended to dst, or
 // ErrNotFound if the map is empty.
 func (m *ByteMap) Random(ctx context.Context, dst []byte) ([]byte, error) {
+	return m.random(ctx, word.committed, dst)
+}
+
+func (m *ByteMap) random(ctx context.Context, of func(word) bool, dst []byte) ([]byte, error) {
 	if err := m.h.begin(); err != nil {
 		return dst, err
 	}
@@ -190,7 +200,7 @@ func (m *ByteMap) Random(ctx context.Context, dst []byte) ([]byte, error) {
 	// From a random place on, the first step that comes by a key.
 	cursor := rand.Uint64N(uint64(len(m.shards)))<<32 | uint64(rand.Uint32())
 	for wrapped := 0; wrapped < 2; {
-		found, next, err := m.scan(ctx, cursor)
+		found, next, err := m.scan(ctx, cursor, of)
 		if err != nil {
 			return dst, err
 		}
@@ -213,7 +223,7 @@ func (m *ByteMap) All(ctx context.Context) iter.Seq2[[]byte, error] {
 				yield(nil, err)
 				return
 			}
-			found, next, err := m.scan(ctx, cursor)
+			found, next, err := m.scan(ctx, cursor, word.committed)
 			m.h.end()
 			if err != nil {
 				yield(nil, err)

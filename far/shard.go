@@ -54,8 +54,7 @@ const (
 	corrupt        // there is one, but its bytes are damaged
 )
 
-// find looks key up among the entries of a kind, which is wordPresent or
-// wordPresent|wordPiece. Far entries count as present if hd holds their bytes:
+// find looks key up among the entries of a kind. Far entries count as present if hd holds their bytes:
 // the whole of them if whole is set, otherwise their header and key.
 // sh.mu must be held, and is what keeps the bytes in place.
 func (sh *shard) find(h *Heap, hs hash, key []byte, kind word, hd *holding, whole bool) (place, entry, status) {
@@ -70,7 +69,7 @@ func (sh *shard) find(h *Heap, hs hash, key []byte, kind word, hd *holding, whol
 		bk := &t.buckets[b]
 		for i, g := range &bk.tags {
 			w := bk.words[i]
-			if g != tag || w&(wordPresent|wordPiece) != kind {
+			if g != tag || !w.is(kind) {
 				continue
 			}
 			if !w.far() {
@@ -163,14 +162,26 @@ func (h *Heap) buryFar(addr uint64, size int) {
 // the key is new. It fails with errNoRoom if it has to wait, having changed
 // nothing. sh.mu must be held.
 func (m *ByteMap) insert(sh *shard, hs hash, p place, old entry, r *record) error {
-	if p == none && !sh.t.roomy() {
+	if err := r.txn.claim(m, sh, hs.tag(), p); err != nil {
+		return err
+	}
+	// What a transaction replaces stays, and so what it stores takes a place.
+	hide := r.txn != nil && p != none && *sh.t.word(p)&wordTxn == 0
+	if (p == none || hide) && !sh.t.roomy() {
+		var was word
+		if hide {
+			was = *sh.t.word(p)
+		}
 		if err := m.grow(sh); err != nil && sh.t.full() {
 			return err
+		}
+		if hide {
+			p = sh.t.find(hs.tag(), was) // the table may be another one
 		}
 	}
 	h := m.h
 	n := r.size()
-	if p != none && m.overwrite(sh, hs, p, old, r) {
+	if p != none && !hide && m.overwrite(sh, hs, p, old, r) {
 		return nil
 	}
 	ol := h.openLog(sh)
@@ -184,9 +195,16 @@ func (m *ByteMap) insert(sh *shard, hs hash, p place, old entry, r *record) erro
 	ol.mu.Unlock()
 
 	w := newWord(addr, n, e.wordFlags())
-	if p == none {
+	if r.txn != nil && w.visible() {
+		w |= wordTxn
+	}
+	switch {
+	case hide:
+		sh.hide(sh.t.word(p))
+		sh.t.insert(hs.tag(), w.touched())
+	case p == none:
 		sh.t.insert(hs.tag(), w)
-	} else {
+	default:
 		was := sh.t.word(p)
 		w |= *was & hotMask
 		h.bury(*was, old)
@@ -214,7 +232,7 @@ func (m *ByteMap) overwrite(sh *shard, hs hash, p place, old entry, r *record) b
 	h.unclean(old, w.addr())
 	n := r.size()
 	r.put(old[:n], hs, m.id)
-	*w = (newWord(w.addr(), n, old.wordFlags()) | *w&hotMask).touched()
+	*w = (newWord(w.addr(), n, old.wordFlags()) | *w&(hotMask|wordTxn)).touched()
 	sh.muts++
 	sh.count.sets++
 	return true

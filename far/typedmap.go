@@ -199,7 +199,7 @@ func (m *Map[K, V]) Get(ctx context.Context, k K) (v V, ok bool, err error) {
 	hs := b.hash(key)
 	sh := b.shard(hs)
 	sh.mu.Lock()
-	p, e, st := sh.find(b.h, hs, key, wordPresent, nil, true)
+	p, e, st := sh.find(b.h, hs, key, kindEntry, nil, true)
 	if st == present && !e.big() && !e.expired() {
 		m.hit(sh, p, e)
 		ok = decode(&m.value, &v, e.value())
@@ -277,7 +277,7 @@ func (m *Map[K, V]) settle(key []byte) {
 	sh := m.b.shard(hs)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	p, e, st := sh.find(m.b.h, hs, key, wordPresent, nil, true)
+	p, e, st := sh.find(m.b.h, hs, key, kindEntry, nil, true)
 	if st == present && e.clean() && !e.staged() {
 		m.b.h.unclean(e, sh.t.word(p).addr())
 	}
@@ -291,7 +291,7 @@ func (m *Map[K, V]) Append(ctx context.Context, k K, dst []byte) (b []byte, ok b
 	hs := m.b.hash(key)
 	sh := m.b.shard(hs)
 	sh.mu.Lock()
-	p, e, st := sh.find(m.b.h, hs, key, wordPresent, nil, true)
+	p, e, st := sh.find(m.b.h, hs, key, kindEntry, nil, true)
 	if st == present && !e.big() && !e.expired() {
 		m.hit(sh, p, e)
 		dst = append(dst, e.value()...)
@@ -371,7 +371,7 @@ func (m *Map[K, V]) Set(ctx context.Context, k K, v V) error {
 		sh := b.shard(hs)
 		r := record{key: key, value: val}
 		sh.mu.Lock()
-		p, old, st := sh.find(b.h, hs, key, wordPresent, nil, false)
+		p, old, st := sh.find(b.h, hs, key, kindEntry, nil, false)
 		if st != remote && !sh.closed {
 			if err := b.insert(sh, hs, p, old, &r); err != errNoRoom {
 				sh.mu.Unlock()
@@ -395,12 +395,12 @@ func (m *Map[K, V]) Delete(ctx context.Context, k K) (bool, error) {
 	hs := m.b.hash(key)
 	sh := m.b.shard(hs)
 	sh.mu.Lock()
-	found, st := m.b.tryDelete(sh, hs, key, nil)
+	found, st := m.b.tryDelete(sh, hs, key, nil, nil)
 	sh.mu.Unlock()
 	if st.need == ready {
 		return found, st.err
 	}
-	return m.b.deleteSlow(ctx, sh, hs, append([]byte(nil), key...))
+	return m.b.deleteSlow(ctx, sh, hs, append([]byte(nil), key...), nil)
 }
 
 // Update calls fn with the value of k, zero and false if there is none, and

@@ -13,9 +13,12 @@ import "math/bits"
 //	53      fresh: just fetched, and not yet used
 //	52      far: the address is in the store, otherwise in the local logs
 //	51      lost: the far segment is gone; only the name of it remains
-//	50      piece: a part of a large value, invisible to users
+//	50      piece: a part of a large value, invisible to users; or, with txn,
+//	        hidden: the entry was replaced or removed by a transaction that has
+//	        not ended, and comes back if that is rolled back
 //	49      TTL: the entry has an expiry
-//	48      present
+//	48      txn: a transaction that has not ended has stored the entry, which
+//	        goes if that is rolled back; or see piece
 //	47..40  class: the size, rounded up to 5 bits of exponent and 3 of mantissa
 //	39..0   address in units of 16 bytes
 type word uint64
@@ -26,14 +29,16 @@ const (
 	addrMask  = 1<<addrBits - 1
 	classBits = 8
 
-	wordPresent word = 1 << 48
-	wordTTL     word = 1 << 49
-	wordPiece   word = 1 << 50
-	wordLost    word = 1 << 51
-	wordFar     word = 1 << 52
-	wordFresh   word = 1 << 53
-	wordBig     word = 1 << 54
-	wordFlying  word = 1 << 61
+	wordTxn    word = 1 << 48
+	wordTTL    word = 1 << 49
+	wordPiece  word = 1 << 50
+	wordLost   word = 1 << 51
+	wordFar    word = 1 << 52
+	wordFresh  word = 1 << 53
+	wordBig    word = 1 << 54
+	wordFlying word = 1 << 61
+
+	wordHidden = wordPiece | wordTxn
 
 	stampShift      = 55
 	stampMask  word = 63 << stampShift
@@ -50,10 +55,38 @@ func (w word) addr() uint64  { return uint64(w & addrMask) }
 func (w word) far() bool     { return w&wordFar != 0 }
 func (w word) size() int     { return classSize(uint8(w >> addrBits)) }
 func (w word) hot() int      { return int(w >> hotShift) }
-func (w word) flags() word   { return w & (wordTTL | wordPiece | wordBig) }
+func (w word) flags() word   { return w & (wordTTL | wordPiece | wordBig | wordTxn) }
 func (w word) isLost() bool  { return w&wordLost != 0 }
 func (w word) where() word   { return w & whereMask }
-func (w word) visible() bool { return w&(wordPresent|wordPiece) == wordPresent }
+func (w word) hidden() bool  { return w&wordHidden == wordHidden }
+func (w word) visible() bool { return w.is(kindEntry) }
+
+// committed reports whether w is that of an entry that users see, or would if all
+// transactions were rolled back.
+func (w word) committed() bool { return w != 0 && (w&wordPiece != 0) == (w&wordTxn != 0) }
+
+// What a key can be looked up among: the entries that users see, and pieces.
+const (
+	kindEntry word = 0
+	kindPiece word = wordPiece
+)
+
+// is reports whether w is the word of an entry of a kind.
+func (w word) is(kind word) bool {
+	if kind == kindPiece {
+		return w&wordHidden == wordPiece
+	}
+	return w != 0 && w&wordPiece == 0
+}
+
+// ofEntry is those flags of w that an entry's wordFlags give.
+func (w word) ofEntry() word {
+	f := w & (wordTTL | wordPiece | wordBig)
+	if w.hidden() {
+		f &^= wordPiece
+	}
+	return f
+}
 
 // touched is w with its hot counter raised. The use that an entry was fetched
 // for does not count: it says nothing of the next one.
@@ -72,7 +105,7 @@ func (w word) at(addr uint64) word { return w&^addrMask | word(addr) }
 
 // newWord makes the word of an entry of size bytes.
 func newWord(addr uint64, size int, flags word) word {
-	return wordPresent | flags | word(sizeClass(size))<<addrBits | word(addr)
+	return flags | word(sizeClass(size))<<addrBits | word(addr)
 }
 
 // sizeClass is the smallest class that holds n bytes. Classes are exact up to

@@ -1,0 +1,192 @@
+package far
+
+import (
+	"context"
+	"errors"
+	"slices"
+)
+
+// Txn makes several changes to maps of one heap that count together or not at
+// all: after Rollback everything is as it was, and neither Commit nor Rollback
+// can fail or wait. Each single change can, and has then changed nothing.
+//
+// A key that it changes must not be changed by anyone else until it ends, and
+// who reads the key meanwhile sees the change: callers have locks for that. Scan,
+// All and Random go by what was there before; Len by what is there now. A Txn may be used again after its
+// end. It is for one goroutine at a time.
+//
+// What a change replaces stays in the index, hidden, and what it stores is
+// marked there (see word), so the evacuator and the cleaner treat both like all
+// other entries. To end a transaction is to go through the index words of its
+// keys: the one kind loses its mark and the other is removed. Only their shard
+// and tag are remembered, which do not change when entries move.
+type Txn struct {
+	h       *Heap
+	changed map[changed]struct{}
+	cleared []*ByteMap
+}
+
+// changed is where the keys with a tag are that a transaction has changed.
+type changed struct {
+	sh  *shard
+	tag uint32
+}
+
+// ErrConflict: another transaction that has not ended has changed the key, or
+// one with the same hash.
+var ErrConflict = errors.New("another transaction changes an entry of the same hash")
+
+// manyChanged is how many changes are too many for their map to be kept.
+const manyChanged = 1 << 10
+
+// NewTxn makes a transaction without changes.
+func (h *Heap) NewTxn() *Txn { return &Txn{h: h, changed: map[changed]struct{}{}} }
+
+// Set is ByteMap.Set as a part of t.
+func (t *Txn) Set(ctx context.Context, m *ByteMap, key []byte, e Entry) error {
+	r := newRecord(key, e)
+	r.txn = t
+	return m.set(ctx, r)
+}
+
+// Delete is ByteMap.Delete as a part of t.
+func (t *Txn) Delete(ctx context.Context, m *ByteMap, key []byte) (bool, error) {
+	return m.delete(ctx, key, t)
+}
+
+// Clear is ByteMap.Clear as a part of t. Nobody else may use the map until t
+// ends.
+func (t *Txn) Clear(m *ByteMap) {
+	t.cleared = append(t.cleared, m)
+	m.eachWord(func(sh *shard, p place) {
+		if w := *sh.t.word(p); !w.is(kindPiece) && !w.hidden() {
+			sh.drop(t.h, p, sh.bytesAt(t.h, p), t)
+		}
+	})
+}
+
+// Scan is ByteMap.Scan of what the map is with the changes of t.
+func (t *Txn) Scan(ctx context.Context, m *ByteMap, cursor uint64, yield func(key []byte, e Entry)) (uint64, error) {
+	return m.step(ctx, cursor, word.visible, yield)
+}
+
+// Random is ByteMap.Random, likewise.
+func (t *Txn) Random(ctx context.Context, m *ByteMap, dst []byte) ([]byte, error) {
+	return m.random(ctx, word.visible, dst)
+}
+
+// Commit makes the changes count.
+func (t *Txn) Commit() { t.end((*shard).commit) }
+
+// Rollback undoes the changes.
+func (t *Txn) Rollback() { t.end((*shard).rollback) }
+
+// end calls fn for the index words of all keys that t has changed, and perhaps
+// for others.
+func (t *Txn) end(fn func(sh *shard, h *Heap, p place)) {
+	for c := range t.changed {
+		c.sh.mu.Lock()
+		for p := range c.sh.t.matches(c.tag) {
+			fn(c.sh, t.h, p)
+		}
+		c.sh.mu.Unlock()
+	}
+	for _, m := range t.cleared {
+		m.eachWord(func(sh *shard, p place) { fn(sh, t.h, p) })
+	}
+	t.cleared = nil
+	if len(t.changed) > manyChanged {
+		t.changed = map[changed]struct{}{}
+	} else {
+		clear(t.changed)
+	}
+}
+
+// claim makes t the transaction that changes what has this tag in m, if there is
+// no other. A nil t claims nothing, but must not change the entry at p, which may
+// be none, if it is a transaction's. sh.mu must be held.
+func (t *Txn) claim(m *ByteMap, sh *shard, tag uint32, p place) error {
+	if t == nil {
+		if p != none && *sh.t.word(p)&wordTxn != 0 {
+			return ErrConflict
+		}
+		return nil
+	}
+	if _, ok := t.changed[changed{sh, tag}]; ok || slices.Contains(t.cleared, m) {
+		return nil
+	}
+	for p := range sh.t.matches(tag) {
+		if *sh.t.word(p)&wordTxn != 0 {
+			return ErrConflict
+		}
+	}
+	t.changed[changed{sh, tag}] = struct{}{}
+	return nil
+}
+
+// commit ends the part of a transaction that the word at p has in it, if it
+// has. sh.mu must be held.
+func (sh *shard) commit(h *Heap, p place) {
+	switch w := sh.t.word(p); {
+	case w.hidden():
+		sh.remove(h, p, sh.bytesAt(h, p))
+	default:
+		*w &^= wordTxn
+	}
+}
+
+// rollback is commit for a transaction that is to have changed nothing.
+func (sh *shard) rollback(h *Heap, p place) {
+	switch w := sh.t.word(p); {
+	case w.hidden():
+		*w &^= wordHidden
+		if w.isLost() {
+			sh.lost++
+		} else {
+			sh.entries++
+		}
+		sh.muts++
+	case *w&wordTxn != 0:
+		sh.remove(h, p, sh.bytesAt(h, p))
+	}
+}
+
+// drop removes the entry at p, whose bytes are e, nil if they are not at hand;
+// as a part of t, which may be nil. sh.mu must be held.
+func (sh *shard) drop(h *Heap, p place, e entry, t *Txn) {
+	if w := sh.t.word(p); t == nil || *w&wordTxn != 0 {
+		sh.remove(h, p, e)
+	} else {
+		sh.hide(w)
+	}
+}
+
+// hide makes the entry of w one that nobody sees. Its shard's lock must be held.
+func (sh *shard) hide(w *word) {
+	sh.uncount(*w)
+	*w |= wordHidden
+}
+
+// bytesAt returns the bytes of the entry at p, nil if it is far. sh.mu must be
+// held.
+func (sh *shard) bytesAt(h *Heap, p place) entry {
+	if w := *sh.t.word(p); !w.far() {
+		return h.logs.at(w.addr())
+	}
+	return nil
+}
+
+// eachWord calls fn for every place of the index that is not empty, under its
+// shard's lock.
+func (m *ByteMap) eachWord(fn func(sh *shard, p place)) {
+	for i := range m.shards {
+		sh := &m.shards[i]
+		sh.mu.Lock()
+		for p := range place(len(sh.t.buckets) * bucketEntries) {
+			if *sh.t.word(p) != 0 {
+				fn(sh, p)
+			}
+		}
+		sh.mu.Unlock()
+	}
+}

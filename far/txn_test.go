@@ -1,0 +1,260 @@
+package far
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+)
+
+// txnPlayer makes transactions of the keys that begin with its name, and
+// knows what there must be under them.
+type txnPlayer struct {
+	t    *testing.T
+	name string
+	r    *rand.Rand
+	m    *ByteMap
+	txn  *Txn
+	want map[string][]byte
+}
+
+func (pl *txnPlayer) key() string { return fmt.Sprint(pl.name, pl.r.IntN(300)) }
+
+// play makes one transaction, which is rolled back if any of its changes
+// fails, and sometimes without a reason.
+func (pl *txnPlayer) play(ctx context.Context) (failed error) {
+	after := maps.Clone(pl.want)
+	for range pl.r.IntN(20) {
+		k := pl.key()
+		var err error
+		if pl.r.IntN(3) == 0 {
+			var ok bool
+			ok, err = pl.txn.Delete(ctx, pl.m, []byte(k))
+			if _, there := after[k]; err == nil && ok != there {
+				pl.t.Errorf("Delete(%q): got %v, want %v", k, ok, there)
+			}
+			if err == nil {
+				delete(after, k)
+			}
+		} else {
+			size := pl.r.IntN(3000)
+			if pl.r.IntN(20) == 0 {
+				size = pl.r.IntN(4 * pl.m.h.pieces)
+			}
+			v := value(pl.r.Uint64(), size)
+			if err = pl.txn.Set(ctx, pl.m, []byte(k), Entry{Value: v}); err == nil {
+				after[k] = v
+			}
+		}
+		if err != nil {
+			pl.txn.Rollback()
+			return err
+		}
+		if pl.r.IntN(3) == 0 {
+			pl.check(pl.key(), after)
+		}
+	}
+	if pl.r.IntN(3) == 0 {
+		pl.txn.Rollback()
+		return nil
+	}
+	pl.txn.Commit()
+	pl.want = after
+	return nil
+}
+
+// check compares a key with what want has of it, if the store allows it.
+func (pl *txnPlayer) check(k string, want map[string][]byte) {
+	pl.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	e, err := pl.m.Get(ctx, []byte(k), nil)
+	v, there := want[k]
+	switch {
+	case errors.Is(err, errInjected):
+	case there != (err == nil) || !there && !errors.Is(err, ErrNotFound):
+		pl.t.Errorf("Get(%q): got %v, there: %v", k, err, there)
+	case !bytes.Equal(e.Value, v):
+		pl.t.Errorf("Get(%q): got %d bytes, want %d others", k, len(e.Value), len(v))
+	}
+}
+
+// Transactions count together or not at all, whatever the store does, while the
+// evacuator and the cleaner move what they have stored and what they replace.
+func TestTransactionsCountTogetherOrNotAtAll(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		segments int
+		flaky    int64
+	}{{"a good store", 1000, 0}, {"a flaky store", 1000, 50}, {"a store that is often full", 28, 0}} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			store := newFaultStore(testSegment, c.segments)
+			h, m := newTestHeap(t, store, Config{MaxValue: 1 << 20})
+			store.flaky.Store(c.flaky)
+			var players [4]*txnPlayer
+			var wg sync.WaitGroup
+			var mu sync.Mutex
+			failed := 0
+			for i := range players {
+				pl := &txnPlayer{t, fmt.Sprint("player", i, ":"), rand.New(rand.NewPCG(1, uint64(i))), m, h.NewTxn(), map[string][]byte{}}
+				players[i] = pl
+				wg.Go(func() {
+					filler := h.NewByteMap(pl.name) // pushes what is local out, or is what fills the store
+					for n := range 300 {
+						ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+						if pl.r.IntN(4) == 0 {
+							cancel() // whatever would have to wait fails
+						}
+						if pl.play(ctx) != nil {
+							mu.Lock()
+							failed++
+							mu.Unlock()
+						}
+						cancel()
+						for range 4 {
+							filler.Set(NoWait, key(n%250), Entry{Value: value(uint64(n), 4096)})
+						}
+					}
+				})
+			}
+			wg.Wait()
+			store.flaky.Store(0)
+			n := 0
+			for _, pl := range players {
+				for i := range 300 {
+					pl.check(fmt.Sprint(pl.name, i), pl.want)
+				}
+				n += len(pl.want)
+			}
+			if got := m.Len(); got != n {
+				t.Errorf("Len: got %d, want %d", got, n)
+			}
+			if failed < 20 {
+				t.Errorf("%d transactions failed: the test has not tested what it should", failed)
+			}
+		})
+	}
+}
+
+// Who iterates over a map meets neither what a transaction has stored nor misses
+// what it has removed before it is committed; the transaction itself does.
+func TestScanGoesByWhatIsCommitted(t *testing.T) {
+	h, m := newTestHeap(t, NewMemStore(testSegment, 10), Config{})
+	mustSet(t, m, []byte("old"), []byte("v"))
+	txn := h.NewTxn()
+	ctx := context.Background()
+	scan := func(scan func(yield func([]byte, Entry)) error) string {
+		keys := ""
+		if err := scan(func(k []byte, _ Entry) { keys += string(k) + " " }); err != nil {
+			t.Fatal(err)
+		}
+		return keys
+	}
+	outside := func() string {
+		return scan(func(yield func([]byte, Entry)) error {
+			for cursor := uint64(0); ; {
+				next, err := m.Scan(ctx, cursor, yield)
+				if cursor = next; err != nil || next == 0 {
+					return err
+				}
+			}
+		})
+	}
+	inside := func() string {
+		return scan(func(yield func([]byte, Entry)) error {
+			for cursor := uint64(0); ; {
+				next, err := txn.Scan(ctx, m, cursor, yield)
+				if cursor = next; err != nil || next == 0 {
+					return err
+				}
+			}
+		})
+	}
+	if _, err := txn.Delete(ctx, m, []byte("old")); err != nil {
+		t.Fatal(err)
+	}
+	if err := txn.Set(ctx, m, []byte("new"), Entry{}); err != nil {
+		t.Fatal(err)
+	}
+	if got := outside(); got != "old " {
+		t.Errorf("Scan before Commit: got %q, want %q", got, "old ")
+	}
+	if got := inside(); got != "new " {
+		t.Errorf("Scan in the transaction: got %q, want %q", got, "new ")
+	}
+	txn.Commit()
+	if got := outside(); got != "new " {
+		t.Errorf("Scan after Commit: got %q, want %q", got, "new ")
+	}
+}
+
+// A map that a transaction has cleared is what it was when that is rolled back.
+func TestClearIsRolledBack(t *testing.T) {
+	h, m := newTestHeap(t, NewMemStore(testSegment, 1000), Config{MaxValue: 1 << 20})
+	const n = 2000
+	for i := range n {
+		mustSet(t, m, key(i), value(uint64(i), 4096))
+	}
+	mustSet(t, m, []byte("big"), value(7, 10*h.pieces))
+	ctx := context.Background()
+	txn := h.NewTxn()
+	change := func() {
+		t.Helper()
+		txn.Delete(ctx, m, key(1))
+		txn.Clear(m)
+		if err := txn.Set(ctx, m, key(2), Entry{Value: []byte("new")}); err != nil {
+			t.Fatal(err)
+		}
+		if got := m.Len(); got != 1 {
+			t.Errorf("Len in the transaction: got %d, want 1", got)
+		}
+		if _, err := m.Get(ctx, key(3), nil); !errors.Is(err, ErrNotFound) {
+			t.Errorf("Get of a key that was cleared: %v", err)
+		}
+	}
+	change()
+	txn.Rollback()
+	for i := range n {
+		mustGet(t, m, key(i), value(uint64(i), 4096))
+	}
+	mustGet(t, m, []byte("big"), value(7, 10*h.pieces))
+	if got := m.Len(); got != n+1 {
+		t.Errorf("Len after Rollback: got %d, want %d", got, n+1)
+	}
+	change()
+	txn.Commit()
+	mustGet(t, m, key(2), []byte("new"))
+	if got := m.Len(); got != 1 {
+		t.Errorf("Len after Commit: got %d, want 1", got)
+	}
+}
+
+// A key that a transaction has changed is nobody else's until that ends.
+func TestTransactionsDoNotShareAKey(t *testing.T) {
+	h, m := newTestHeap(t, NewMemStore(testSegment, 10), Config{})
+	ctx := context.Background()
+	a, b := h.NewTxn(), h.NewTxn()
+	if err := a.Set(ctx, m, []byte("k"), Entry{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Set(ctx, m, []byte("k"), Entry{}); !errors.Is(err, ErrConflict) {
+		t.Errorf("Set in another transaction: got %v, want ErrConflict", err)
+	}
+	if _, err := b.Delete(ctx, m, []byte("k")); !errors.Is(err, ErrConflict) {
+		t.Errorf("Delete in another transaction: got %v, want ErrConflict", err)
+	}
+	if err := m.Set(ctx, []byte("k"), Entry{}); !errors.Is(err, ErrConflict) {
+		t.Errorf("Set outside: got %v, want ErrConflict", err)
+	}
+	a.Rollback()
+	if err := b.Set(ctx, m, []byte("k"), Entry{}); err != nil {
+		t.Errorf("Set when the other transaction has ended: %v", err)
+	}
+	b.Commit()
+}
