@@ -27,11 +27,8 @@ func (s *session) get(key, dst []byte) (e far.Entry, found bool, err error) {
 	if err == nil {
 		return e, true, nil
 	}
-	if s.mustWait(err) {
-		e, err = s.srv.keys.Get(s.ctx, key, dst)
-	}
-	if err == nil || errors.Is(err, far.ErrNotFound) {
-		return e, err == nil, nil
+	if errors.Is(err, far.ErrNotFound) {
+		return e, false, nil
 	}
 	return e, false, err
 }
@@ -39,9 +36,6 @@ func (s *session) get(key, dst []byte) (e far.Entry, found bool, err error) {
 // stat is get without the value.
 func (s *session) stat(key []byte) (e far.Entry, size int, found bool, err error) {
 	e, size, err = s.srv.keys.Stat(s.ctx, key)
-	if err != nil && s.mustWait(err) {
-		e, size, err = s.srv.keys.Stat(s.ctx, key)
-	}
 	if err == nil || errors.Is(err, far.ErrNotFound) {
 		return e, size, err == nil, nil
 	}
@@ -50,14 +44,11 @@ func (s *session) stat(key []byte) (e far.Entry, size int, found bool, err error
 
 // set stores a value that is no large hash under key.
 func (s *session) set(key []byte, e far.Entry) error {
-	if st := s.stripe(key); st.large != nil {
-		if err := s.put(key, e); err != nil {
-			return err
-		}
-		s.dropLarge(st, key)
-		return nil
+	if err := s.put(key, e); err != nil {
+		return err
 	}
-	return s.put(key, e)
+	s.lead(key, nil)
+	return nil
 }
 
 // put stores an entry and leaves the blocks of a large hash alone.
@@ -65,36 +56,36 @@ func (s *session) put(key []byte, e far.Entry) error {
 	if len(key) > far.MaxKeySize {
 		return errKeyTooLong
 	}
-	err := s.srv.keys.Set(s.ctx, key, e)
-	if err != nil {
-		if s.mustWait(err) {
-			err = s.srv.keys.Set(s.ctx, key, e)
-		}
-		if err != nil {
-			return err
-		}
+	s.changing()
+	var err error
+	if s.together {
+		err = s.txn.Set(s.ctx, s.srv.entries, key, e)
+	} else {
+		err = s.srv.keys.Set(s.ctx, key, e)
 	}
-	s.mutated = true
-	s.srv.watches.touch(key)
-	return nil
+	if err == nil {
+		s.changedKey(key)
+	}
+	return err
 }
 
 // del removes key and reports whether it was there.
 func (s *session) del(key []byte) (bool, error) {
-	ok, err := s.srv.keys.Delete(s.ctx, key)
-	if err != nil && s.mustWait(err) {
+	s.changing()
+	var ok bool
+	var err error
+	if s.together {
+		ok, err = s.txn.Delete(s.ctx, s.srv.entries, key)
+	} else {
 		ok, err = s.srv.keys.Delete(s.ctx, key)
 	}
 	if err != nil {
 		return false, err
 	}
 	if ok {
-		s.mutated = true
-		s.srv.watches.touch(key)
+		s.changedKey(key)
 	}
-	if st := s.stripe(key); st.large != nil {
-		s.dropLarge(st, key)
-	}
+	s.lead(key, nil)
 	return ok, nil
 }
 

@@ -27,12 +27,11 @@ func NewCache(heap *soft.Heap, cfg Config) (*Server, error) {
 		return nil, fmt.Errorf("cannot make a server: %w", err)
 	}
 	c := &cache{heap, m}
-	srv, err := newServer(c, nil, cfg)
+	srv, err := newServer(&Server{cache: c}, cfg)
 	if err != nil {
 		m.Close()
 		return nil, err
 	}
-	srv.cache = c
 	return srv, nil
 }
 

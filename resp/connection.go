@@ -129,7 +129,6 @@ func cmdHello(s *session, a [][]byte) error {
 		s.setName(name)
 	}
 	s.ver = ver
-	s.mutated = true // in a transaction, what follows is answered in ver
 	s.info.ver.Store(int32(ver))
 	s.mapHead(7)
 	s.str("server")

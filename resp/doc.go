@@ -15,10 +15,10 @@
 // A handler first runs with [far.NoWait]. If it needs something far, it has
 // changed nothing; its locks are dropped, its reply is taken back, the keys of
 // all commands that the client has pipelined are fetched in one batch, together
-// with those of other clients, and it runs again. Once a command has changed
-// something it runs to its end, waiting where it must, at most Config.OpTimeout
-// in all. An event loop never waits: when a command has to, the loop goes on
-// in another goroutine.
+// with those of other clients, and it runs again. When that has not helped a few
+// times it waits where it must, with its locks held, at most Config.OpTimeout in
+// all. An event loop never waits: when a command has to, the loop goes on in
+// another goroutine.
 //
 // # Atomicity and lock order
 //
@@ -41,8 +41,10 @@
 //	-OOM       far memory is full, or the local budget with what leads to
 //	           it; the text says which. What is stored stays readable
 //
-// A command on many keys fails as a whole when one is lost. One that fails so
-// after it has stored a part (MSET, EXEC) leaves that part in place.
+// A command that is answered with one of them has changed nothing, however many
+// keys, fields and blocks it is about: see txn.go. EXEC fails as a whole if one of
+// its commands does; what else is wrong with a command of a transaction is the
+// reply of that command alone, as in Redis.
 //
 // # Differences from Redis
 //

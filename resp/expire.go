@@ -4,6 +4,7 @@ import (
 	"math"
 	"time"
 
+	"polder/far"
 	"polder/resp/proto"
 )
 
@@ -78,16 +79,23 @@ func (s *session) expire(a [][]byte, unit int64, relative bool, name string) err
 		}
 		at += now
 	}
-	e, found, err := s.get(a[1], s.scratch[:0])
+	var e far.Entry
+	var found bool
+	past := at <= nowMilli()
+	if past {
+		e, _, found, err = s.stat(a[1]) // its value need not be read
+	} else {
+		e, found, err = s.get(a[1], s.scratch[:0])
+		reuse(&s.scratch, e.Value)
+	}
 	if err != nil {
 		return err
 	}
-	reuse(&s.scratch, e.Value)
 	if !found || !cond.allows(e.Expire, at) {
 		s.int(0)
 		return nil
 	}
-	if at <= nowMilli() {
+	if past {
 		_, err = s.del(a[1])
 	} else {
 		e.Expire = expireAt(at)

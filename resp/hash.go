@@ -1,6 +1,7 @@
 package resp
 
 import (
+	"slices"
 	"strconv"
 
 	"polder/far"
@@ -21,12 +22,11 @@ const (
 
 // hash is a hash that a command works on.
 type hash struct {
-	key     []byte
-	found   bool
-	e       far.Entry  // without its value
-	list    fieldList  // if it is small
-	large   *largeHash // if it is large
-	changed bool
+	key   []byte
+	found bool
+	e     far.Entry  // without its value
+	list  fieldList  // if it is small
+	large *largeHash // if it is large
 }
 
 // hash loads the hash under key; errWrongType if that is no hash.
@@ -46,9 +46,8 @@ func (s *session) hash(key []byte) (h hash, err error) {
 	}
 	reuse(&s.scratch, e.Value)
 	if e.Tag == tagLarge {
-		h.large = s.stripe(key).large[string(key)]
-		if h.large == nil {
-			return h, errNoKey // it has just expired and been swept
+		if h.large = s.largeOf(key); h.large == nil {
+			h = hash{key: key, e: far.Entry{Tag: tagHash}} // it has just expired and been swept
 		}
 		return h, nil
 	}
@@ -77,56 +76,6 @@ func (s *session) field(h *hash, field []byte) (v []byte, ok bool, err error) {
 	return v, ok, nil
 }
 
-// setField gives a field a value. The caller ends with store.
-func (s *session) setField(h *hash, field, value []byte) (added bool, err error) {
-	h.changed = true
-	if h.large != nil {
-		s.srv.watches.touch(h.key)
-		return s.largeSet(h.large, field, value)
-	}
-	h.list, added = h.list.set(field, value)
-	if h.list.len() > listpackFields || len(field) > listpackValue || len(value) > listpackValue {
-		h.e.Tag = tagTable
-	}
-	return added, nil
-}
-
-// removeField takes a field out. The caller ends with store.
-func (s *session) removeField(h *hash, field []byte) (removed bool, err error) {
-	if h.large != nil {
-		if removed, err = s.largeRemove(h.large, field); removed {
-			s.srv.watches.touch(h.key)
-		}
-	} else {
-		h.list, removed = h.list.remove(field)
-	}
-	h.changed = h.changed || removed
-	return removed, err
-}
-
-// store writes back what a command has changed.
-func (s *session) store(h *hash) error {
-	if !h.changed {
-		return nil
-	}
-	if h.len() == 0 {
-		_, err := s.del(h.key)
-		return err
-	}
-	if h.large != nil {
-		return nil // its blocks are stored already
-	}
-	h.e.Value = h.list
-	reuse(&s.scratch, h.list)
-	if h.list.size() > smallBytes && h.list.len() > 1 || h.list.len() > smallFields {
-		if s.srv.cache != nil {
-			return errHashTooLarge // its blocks would vanish one by one
-		}
-		return s.makeLarge(h.key, h.e)
-	}
-	return s.set(h.key, h.e)
-}
-
 // fields calls yield with all fields and values.
 func (s *session) fields(h *hash, yield func(field, value []byte)) error {
 	each := func(l fieldList) error {
@@ -139,6 +88,26 @@ func (s *session) fields(h *hash, yield func(field, value []byte)) error {
 		return s.walk(h.large, each)
 	}
 	return each(h.list)
+}
+
+// replyFields replies with an aggregate: what one appends for each field. Its
+// length is how many there were, not how many are counted in h: a length that is
+// wrong would shift all replies that follow.
+func (s *session) replyFields(h *hash, head func(n int), one func(field, value []byte)) error {
+	start := len(s.out)
+	head(h.len())
+	body := len(s.out)
+	n := 0
+	if err := s.fields(h, func(f, v []byte) { n++; one(f, v) }); err != nil {
+		return err
+	}
+	if n != h.len() {
+		rest := slices.Clone(s.out[body:])
+		s.out = s.out[:start]
+		head(n)
+		s.out = append(s.out, rest...)
+	}
+	return nil
 }
 
 func cmdHSet(s *session, a [][]byte) error {
@@ -165,17 +134,8 @@ func (s *session) hset(a [][]byte, name string) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	n := int64(0)
-	for i := 2; i < len(a); i += 2 {
-		added, err := s.setField(&h, a[i], a[i+1])
-		if err != nil {
-			return 0, err
-		}
-		if added {
-			n++
-		}
-	}
-	return n, s.store(&h)
+	n, err := s.setFields(&h, a[2:])
+	return int64(n), err
 }
 
 func cmdHSetNX(s *session, a [][]byte) error {
@@ -191,10 +151,7 @@ func cmdHSetNX(s *session, a [][]byte) error {
 		s.int(0)
 		return nil
 	}
-	if _, err := s.setField(&h, a[2], a[3]); err != nil {
-		return err
-	}
-	if err := s.store(&h); err != nil {
+	if _, err := s.setFields(&h, a[2:]); err != nil {
 		return err
 	}
 	s.int(1)
@@ -241,8 +198,7 @@ func cmdHGetAll(s *session, a [][]byte) error {
 	if err != nil {
 		return err
 	}
-	s.mapHead(h.len())
-	return s.fields(&h, func(f, v []byte) { s.bulk(f); s.bulk(v) })
+	return s.replyFields(&h, s.mapHead, func(f, v []byte) { s.bulk(f); s.bulk(v) })
 }
 
 func cmdHKeys(s *session, a [][]byte) error {
@@ -250,8 +206,7 @@ func cmdHKeys(s *session, a [][]byte) error {
 	if err != nil {
 		return err
 	}
-	s.array(h.len())
-	return s.fields(&h, func(f, _ []byte) { s.bulk(f) })
+	return s.replyFields(&h, s.array, func(f, _ []byte) { s.bulk(f) })
 }
 
 func cmdHVals(s *session, a [][]byte) error {
@@ -259,8 +214,7 @@ func cmdHVals(s *session, a [][]byte) error {
 	if err != nil {
 		return err
 	}
-	s.array(h.len())
-	return s.fields(&h, func(_, v []byte) { s.bulk(v) })
+	return s.replyFields(&h, s.array, func(_, v []byte) { s.bulk(v) })
 }
 
 func cmdHDel(s *session, a [][]byte) error {
@@ -268,21 +222,11 @@ func cmdHDel(s *session, a [][]byte) error {
 	if err != nil {
 		return err
 	}
-	n := int64(0)
-	for _, f := range a[2:] {
-		removed, err := s.removeField(&h, f)
-		if err != nil {
-			return err
-		}
-		if removed {
-			n++
-		}
+	n, err := s.removeFields(&h, a[2:])
+	if err == nil {
+		s.int(int64(n))
 	}
-	if err := s.store(&h); err != nil {
-		return err
-	}
-	s.int(n)
-	return nil
+	return err
 }
 
 func cmdHExists(s *session, a [][]byte) error {
@@ -340,10 +284,7 @@ func cmdHIncrBy(s *session, a [][]byte) error {
 	if !ok {
 		return errOverflow
 	}
-	if _, err := s.setField(&h, a[2], strconv.AppendInt(nil, sum, 10)); err != nil {
-		return err
-	}
-	if err := s.store(&h); err != nil {
+	if _, err := s.setFields(&h, pairs{a[2], strconv.AppendInt(nil, sum, 10)}); err != nil {
 		return err
 	}
 	s.int(sum)
@@ -377,10 +318,7 @@ func cmdHIncrByFloat(s *session, a [][]byte) error {
 		return errNaN
 	}
 	text := proto.AppendLongDouble(nil, sum)
-	if _, err := s.setField(&h, a[2], text); err != nil {
-		return err
-	}
-	if err := s.store(&h); err != nil {
+	if _, err := s.setFields(&h, pairs{a[2], text}); err != nil {
 		return err
 	}
 	s.bulk(text)

@@ -175,6 +175,10 @@ func (s *session) randomField(key []byte) error {
 			b = (b + 1) % h.large.buckets
 		}
 	}
+	if l.len() == 0 {
+		s.null()
+		return nil
+	}
 	i := rand.IntN(l.len())
 	for f := range l.all() {
 		if i == 0 {

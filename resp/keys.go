@@ -9,6 +9,9 @@ import (
 )
 
 func cmdDel(s *session, a [][]byte) error {
+	if len(a) > 2 {
+		s.begin()
+	}
 	n := int64(0)
 	for _, key := range a[1:] {
 		ok, err := s.del(key)
@@ -91,14 +94,19 @@ func (s *session) rename(src, dst []byte, nx bool) (bool, error) {
 			return false, err
 		}
 	}
-	if e.Tag == tagLarge {
-		return true, s.renameLarge(src, dst, e)
+	s.begin()
+	h := s.largeOf(src)
+	if len(dst) > far.MaxKeySize {
+		return false, errKeyTooLong
 	}
-	if err := s.set(dst, e); err != nil {
+	if _, err := s.del(src); err != nil {
 		return false, err
 	}
-	_, err = s.del(src)
-	return true, err
+	if err := s.put(dst, e); err != nil {
+		return false, err
+	}
+	s.lead(dst, h)
+	return true, nil
 }
 
 func cmdCopy(s *session, a [][]byte) error {
@@ -137,8 +145,8 @@ func cmdCopy(s *session, a [][]byte) error {
 			return nil
 		}
 	}
-	if e.Tag == tagLarge {
-		err = s.copyLarge(a[1], a[2], e)
+	if h := s.largeOf(a[1]); h != nil {
+		err = s.copyLarge(h, a[2], e)
 	} else {
 		err = s.set(a[2], e)
 	}
@@ -153,7 +161,7 @@ const randomTries = 100
 
 func cmdRandomKey(s *session, a [][]byte) error {
 	for range randomTries {
-		key, err := s.srv.keys.Random(s.ctx, s.scratch[:0])
+		key, err := s.random(s.scratch[:0])
 		if errors.Is(err, far.ErrNotFound) {
 			break
 		}
@@ -173,6 +181,13 @@ func cmdRandomKey(s *session, a [][]byte) error {
 	return nil
 }
 
+func (s *session) random(dst []byte) ([]byte, error) {
+	if s.together {
+		return s.txn.Random(s.ctx, s.srv.entries, dst)
+	}
+	return s.srv.keys.Random(s.ctx, dst)
+}
+
 func cmdDBSize(s *session, a [][]byte) error {
 	s.int(int64(s.srv.keys.Len()))
 	return nil
@@ -184,16 +199,24 @@ func cmdFlush(s *session, a [][]byte) error {
 	}
 	for _, key := range s.srv.watches.all() {
 		if _, _, found, err := s.stat(key); found || err != nil {
-			s.srv.watches.touch(key)
+			s.touched = append(s.touched, key)
 		}
 	}
-	s.srv.clear()
+	s.changing()
+	if s.together {
+		s.txn.Clear(s.srv.entries)
+		s.txn.Clear(s.srv.blocks)
+	} else {
+		s.srv.clear()
+	}
 	for i := range s.srv.stripes {
 		st := &s.srv.stripes[i]
-		s.srv.largeHashes.Add(-int64(len(st.large)))
-		st.large = nil
+		for key, h := range st.large {
+			s.undo = append(s.undo, undo{st: st, key: key, h: h})
+			s.srv.lead(st, key, nil)
+		}
 	}
-	s.mutated = true
+	s.made = true
 	s.ok()
 	return nil
 }
@@ -292,7 +315,7 @@ func cmdMemoryUsage(s *session, a [][]byte) error {
 		return nil
 	}
 	if e.Tag == tagLarge {
-		if h := s.stripe(a[2]).large[string(a[2])]; h != nil {
+		if h := s.largeOf(a[2]); h != nil {
 			size += h.bytes + int(h.buckets)*(entryOverhead+blockKeyLen)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"hash/maphash"
 	"math/bits"
+	"slices"
 
 	"polder/far"
 )
@@ -73,9 +74,6 @@ func (s *Server) fieldHash(field []byte) uint32 { return uint32(maphash.Bytes(s.
 func (s *session) block(h *largeHash, b uint32, dst []byte) (fieldList, error) {
 	k := h.key(b)
 	e, err := s.srv.blocks.Get(s.ctx, k, dst)
-	if err != nil && s.mustWait(err) {
-		e, err = s.srv.blocks.Get(s.ctx, k, dst)
-	}
 	switch {
 	case errors.Is(err, far.ErrNotFound):
 		return fieldList(dst), nil
@@ -87,208 +85,81 @@ func (s *session) block(h *largeHash, b uint32, dst []byte) (fieldList, error) {
 
 // putBlock stores a block.
 func (s *session) putBlock(h *largeHash, b uint32, l fieldList) error {
+	s.changing()
 	k := h.key(b)
-	put := func() error {
-		if l.len() == 0 {
-			_, err := s.srv.blocks.Delete(s.ctx, k)
-			return err
-		}
-		return s.srv.blocks.Set(s.ctx, k, far.Entry{Value: l})
+	var err error
+	switch e := (far.Entry{Value: l}); {
+	case l.len() == 0 && s.together:
+		_, err = s.txn.Delete(s.ctx, s.srv.blocks, k)
+	case l.len() == 0:
+		_, err = s.srv.blocks.Delete(s.ctx, k)
+	case s.together:
+		err = s.txn.Set(s.ctx, s.srv.blocks, k, e)
+	default:
+		err = s.srv.blocks.Set(s.ctx, k, e)
 	}
-	err := put()
-	if err != nil && s.mustWait(err) {
-		err = put()
-	}
-	s.mutated = s.mutated || err == nil
+	s.made = s.made || err == nil
 	return err
 }
 
-// makeLarge turns the fields of a list into a large hash under key.
-func (s *session) makeLarge(key []byte, e far.Entry) error {
-	l := fieldList(e.Value)
-	h := &largeHash{id: s.srv.nextHash.Add(1), count: l.len(), bytes: l.size()}
-	h.buckets = uint32(l.size()/blockTarget) + 1
-	lists := make([]fieldList, h.buckets)
-	for f, v := range l.all() {
-		b := h.bucket(s.srv.fieldHash(f))
-		lists[b], _ = lists[b].set(f, v)
-	}
-	for b, list := range lists {
-		if err := s.putBlock(h, uint32(b), list); err != nil {
-			s.dropBlocks(h)
-			return err
-		}
-	}
-	return s.installLarge(key, h, e)
-}
+// largeOf returns the large hash that is the value of key, or nil. The stripe
+// must be locked.
+func (s *session) largeOf(key []byte) *largeHash { return s.stripe(key).large[string(key)] }
 
-// installLarge makes h the value of key.
-func (s *session) installLarge(key []byte, h *largeHash, e far.Entry) error {
-	if err := s.put(key, far.Entry{Tag: tagLarge, Expire: e.Expire}); err != nil {
-		s.dropBlocks(h)
-		return err
-	}
+// lead makes h, which may be nil, the large hash that key leads to. The blocks
+// of the one before are freed, unless another key leads to it by then. The stripe
+// must be locked for writing.
+func (s *session) lead(key []byte, h *largeHash) {
 	st := s.stripe(key)
-	s.dropLarge(st, key)
-	if st.large == nil {
-		st.large = make(map[string]*largeHash)
+	was := st.large[string(key)]
+	if was == h {
+		return
 	}
-	st.large[string(key)] = h
-	s.srv.largeHashes.Add(1)
-	return nil
-}
-
-// dropLarge forgets the large hash of key, if there is one, and frees its
-// blocks. The stripe must be locked for writing.
-func (s *session) dropLarge(st *stripe, key []byte) {
-	if h := s.srv.forgetLarge(st, key); h != nil {
-		s.dropBlocks(h)
+	s.undo = append(s.undo, undo{st: st, key: string(key), h: was})
+	s.srv.lead(st, string(key), h)
+	if h != nil {
+		s.dropped = slices.DeleteFunc(s.dropped, func(d *largeHash) bool { return d == h })
+	}
+	if was != nil {
+		s.dropped = append(s.dropped, was)
 	}
 }
 
-func (srv *Server) forgetLarge(st *stripe, key []byte) *largeHash {
-	h := st.large[string(key)]
-	if h == nil {
-		return nil
+func (srv *Server) lead(st *stripe, key string, h *largeHash) {
+	switch _, there := st.large[key]; {
+	case h == nil && there:
+		delete(st.large, key)
+		srv.largeHashes.Add(-1)
+		if len(st.large) == 0 {
+			st.large = nil
+		}
+	case h != nil:
+		if st.large == nil {
+			st.large = make(map[string]*largeHash)
+		}
+		st.large[key] = h
+		if !there {
+			srv.largeHashes.Add(1)
+		}
 	}
-	delete(st.large, string(key))
-	if len(st.large) == 0 {
-		st.large = nil
-	}
-	srv.largeHashes.Add(-1)
-	return h
 }
 
-// dropBlocks frees blocks that nothing leads to any more. The sweeper does it,
-// who may wait.
-func (s *session) dropBlocks(h *largeHash) { s.srv.sweeper.drop(h) }
-
-// renameLarge moves a large hash, whose entry is e, from src to dst.
-func (s *session) renameLarge(src, dst []byte, e far.Entry) error {
-	from := s.stripe(src)
-	h := from.large[string(src)]
-	if h == nil {
-		return errNoKey
-	}
-	if err := s.put(dst, e); err != nil {
-		return err
-	}
-	to := s.stripe(dst)
-	s.dropLarge(to, dst)
-	if to.large == nil {
-		to.large = make(map[string]*largeHash)
-	}
-	to.large[string(dst)] = h
-	delete(from.large, string(src))
-	if len(from.large) == 0 {
-		from.large = nil
-	}
-	_, err := s.del(src)
-	return err
-}
-
-// copyLarge copies a large hash, whose entry is e, from src to dst.
-func (s *session) copyLarge(src, dst []byte, e far.Entry) error {
-	h := s.stripe(src).large[string(src)]
-	if h == nil {
-		return errNoKey
-	}
+// copyLarge makes a copy of a large hash, whose entry is e, the value of key.
+func (s *session) copyLarge(h *largeHash, key []byte, e far.Entry) error {
+	s.begin()
 	c := &largeHash{id: s.srv.nextHash.Add(1), count: h.count, bytes: h.bytes, buckets: h.buckets}
-	var buf fieldList
-	for b := range h.buckets {
-		var err error
-		if buf, err = s.block(h, b, buf[:0]); err == nil {
-			err = s.putBlock(c, b, buf)
-		}
-		if err != nil {
-			if s.mutated {
-				s.dropBlocks(c)
-			}
-			return err
-		}
+	b := uint32(0)
+	err := s.walk(h, func(l fieldList) error {
+		b++
+		return s.putBlock(c, b-1, l)
+	})
+	if err == nil {
+		err = s.put(key, e)
 	}
-	return s.installLarge(dst, c, e)
-}
-
-// largeSet is fieldList.set for a large hash.
-func (s *session) largeSet(h *largeHash, field, value []byte) (added bool, err error) {
-	b := h.bucket(s.srv.fieldHash(field))
-	l, err := s.block(h, b, s.scratch2[:0])
-	if err != nil {
-		return false, err
+	if err == nil {
+		s.lead(key, c)
 	}
-	before := l.size()
-	l, added = l.set(field, value)
-	reuse(&s.scratch2, l)
-	if err := s.putBlock(h, b, l); err != nil {
-		return false, err
-	}
-	h.bytes += l.size() - before
-	if added {
-		h.count++
-	}
-	return added, s.split(h)
-}
-
-// split adds a bucket if the blocks have become large. If it would have to
-// wait for the block to split, it leaves that to a later call, within reason.
-func (s *session) split(h *largeHash) error {
-	for range 2 {
-		if h.bytes < int(h.buckets)*blockTarget {
-			return nil
-		}
-		level, from := h.level()
-		ctx := far.NoWait
-		if h.bytes > int(h.buckets)*blockTarget*splitDebt {
-			s.wait()
-			ctx = s.ctx
-		}
-		e, err := s.srv.blocks.Get(ctx, h.key(from), nil)
-		switch {
-		case errors.Is(err, far.ErrNotFound):
-			h.buckets++
-			continue
-		case err != nil:
-			return nil // the field is stored; a lost block shows when it is read
-		}
-		var lists [2]fieldList
-		for f, v := range fieldList(e.Value).all() {
-			i := s.srv.fieldHash(f) >> level & 1
-			lists[i], _ = lists[i].set(f, v)
-		}
-		// The new block first: should the second write fail, a field is in
-		// two blocks, and the old bucket count finds it in the first.
-		to := h.buckets
-		if err := s.putBlock(h, to, lists[1]); err != nil {
-			return nil
-		}
-		if err := s.putBlock(h, from, lists[0]); err != nil {
-			return nil
-		}
-		h.buckets++
-	}
-	return nil
-}
-
-// largeRemove is fieldList.remove for a large hash.
-func (s *session) largeRemove(h *largeHash, field []byte) (bool, error) {
-	b := h.bucket(s.srv.fieldHash(field))
-	l, err := s.block(h, b, s.scratch2[:0])
-	if err != nil {
-		return false, err
-	}
-	before := l.size()
-	l, removed := l.remove(field)
-	reuse(&s.scratch2, l)
-	if !removed {
-		return false, nil
-	}
-	if err := s.putBlock(h, b, l); err != nil {
-		return false, err
-	}
-	h.bytes += l.size() - before
-	h.count--
-	return true, nil
+	return err
 }
 
 // walk calls yield with every block of a large hash.

@@ -3,7 +3,6 @@ package resp
 import (
 	"errors"
 
-	"polder/far"
 	"polder/resp/proto"
 )
 
@@ -92,47 +91,38 @@ func cmdExec(s *session, a [][]byte) error {
 		s.out = proto.AppendNullArray(s.out, s.ver)
 		return nil
 	}
+	err := s.runQueue()
+	if !s.blocked(err) {
+		s.endMulti()
+	}
+	return err
+}
+
+// runQueue runs the commands of a transaction. What is wrong with one of them is
+// its reply, as in Redis. What is wrong with far memory, and replies that are too
+// long, fail all of them: then nothing has changed.
+func (s *session) runQueue() error {
 	if len(s.queue) > 1 {
-		// Fetch first what is far: once a command has changed something
-		// the others would wait with the locks held.
-		if err := s.probeQueue(); err != nil {
-			return err
-		}
+		s.begin()
 	}
 	s.array(len(s.queue))
 	for _, q := range s.queue {
 		start := len(s.out)
 		err := q.cmd.run(s, q.args)
+		wrong := errors.As(err, new(replyError))
 		if err == nil {
 			err = s.over()
 		}
-		if err == nil {
-			continue
-		}
-		if !s.mutated && errors.Is(err, far.ErrWouldBlock) {
+		switch {
+		case err == nil:
+		case wrong, s.srv.cache != nil:
+			s.out = s.out[:start]
+			s.fail(err)
+		default:
 			return err
 		}
-		s.out = s.out[:start]
-		s.fail(err)
 	}
-	s.endMulti()
 	return nil
-}
-
-// probeQueue fails with far.ErrWouldBlock if a queued command would have to
-// wait for one of its keys.
-func (s *session) probeQueue() error {
-	var w wants
-	for _, q := range s.queue {
-		w.add(q.cmd, q.args)
-	}
-	if err := s.srv.keys.Fetch(s.ctx, w.keys); errors.Is(err, far.ErrWouldBlock) {
-		return err
-	}
-	if err := s.srv.keys.FetchHeads(s.ctx, w.heads); errors.Is(err, far.ErrWouldBlock) {
-		return err
-	}
-	return nil // any other error shows in the command that meets it
 }
 
 func cmdWatch(s *session, a [][]byte) error {

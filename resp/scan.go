@@ -100,10 +100,12 @@ func (s *session) scanStep(cursor uint64, l *keyList, want func(key []byte, e fa
 			l.add(key)
 		}
 	}
-	next, err := s.srv.keys.Scan(ctx, cursor, yield)
-	if err != nil && s.mustWait(err) {
-		l.buf, l.ends = l.buf[:buf], l.ends[:ends]
-		next, err = s.srv.keys.Scan(s.ctx, cursor, yield)
+	var next uint64
+	var err error
+	if s.together {
+		next, err = s.txn.Scan(ctx, s.srv.entries, cursor, yield)
+	} else {
+		next, err = s.srv.keys.Scan(ctx, cursor, yield)
 	}
 	if err != nil {
 		l.buf, l.ends = l.buf[:buf], l.ends[:ends]

@@ -18,14 +18,19 @@ import (
 
 // Server serves Redis clients. Make one with NewServer.
 type Server struct {
-	cfg    Config
-	table  *table
-	keys   store        // by key
-	blocks *far.ByteMap // of large hashes, by id and bucket; nil in a cache
-	cache  *cache       // keys, in a cache; nil over far memory
-	seed   maphash.Seed
-	since  time.Time
-	runID  string
+	cfg   Config
+	table *table
+	keys  store  // by key
+	cache *cache // keys, in a cache; nil over far memory
+
+	// These are nil in a cache.
+	heap    *far.Heap
+	entries *far.ByteMap // keys
+	blocks  *far.ByteMap // of large hashes, by id and bucket
+
+	seed  maphash.Seed
+	since time.Time
+	runID string
 
 	stripes     [numStripes]stripe
 	watches     watchTable
@@ -57,26 +62,24 @@ type Server struct {
 // caller closes the heap, after the server. It fails if the configuration is
 // wrong or the system refuses an event loop.
 func NewServer(heap *far.Heap, cfg Config) (*Server, error) {
-	return newServer(heap.NewByteMap("keys"), heap.NewByteMap("hash blocks"), cfg)
+	return newServer(&Server{heap: heap, entries: heap.NewByteMap("keys"), blocks: heap.NewByteMap("hash blocks")}, cfg)
 }
 
-func newServer(keys store, blocks *far.ByteMap, cfg Config) (*Server, error) {
+// newServer makes a server of srv, which has its maps.
+func newServer(srv *Server, cfg Config) (*Server, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
 		return nil, fmt.Errorf("cannot make a server: %w", err)
 	}
-	srv := &Server{
-		cfg:       cfg,
-		table:     commandTable(),
-		keys:      keys,
-		blocks:    blocks,
-		seed:      maphash.MakeSeed(),
-		since:     time.Now(),
-		listeners: make(map[net.Listener]bool),
-		streams:   make(map[*stream]struct{}),
-		sessions:  make(map[*session]struct{}),
-		stopped:   make(chan struct{}),
+	if srv.keys = srv.entries; srv.cache != nil {
+		srv.keys = srv.cache
 	}
+	srv.cfg, srv.table = cfg, commandTable()
+	srv.seed, srv.since = maphash.MakeSeed(), time.Now()
+	srv.listeners = make(map[net.Listener]bool)
+	srv.streams = make(map[*stream]struct{})
+	srv.sessions = make(map[*session]struct{})
+	srv.stopped = make(chan struct{})
 	id := make([]byte, 20)
 	rand.Read(id)
 	srv.runID = hex.EncodeToString(id)

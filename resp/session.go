@@ -39,11 +39,11 @@ type session struct {
 	ctx        context.Context // far.NoWait, or with the deadline once waiting
 	cancel     context.CancelFunc
 	tries      int      // how often the command has blocked
-	mutated    bool     // the command has changed something
 	mark       int      // where its reply starts in out
 	held       []uint32 // stripes it has locked, ascending
 	heldWrite  bool
 	wantBlocks [][]byte // keys of hash blocks it needs
+	changes
 
 	scratch  []byte // a value being worked on
 	scratch2 []byte
@@ -161,18 +161,21 @@ func (s *session) perform(cmd *command, args [][]byte) bool {
 	if s.tries > maxTries {
 		s.wait()
 	}
+	ver := s.ver
 	s.lock(cmd, args)
 	err := cmd.run(s, args)
+	s.end(err)
 	s.unlock()
 	if err != nil {
 		s.out = s.out[:s.mark]
-		if !s.mutated && errors.Is(err, far.ErrWouldBlock) {
+		s.ver = ver // which a HELLO in a transaction may have changed
+		if s.blocked(err) {
 			s.tries++
 			return false
 		}
 		s.fail(err)
 	}
-	if s.tries != 0 || s.mutated {
+	if s.tries != 0 || s.cancel != nil {
 		s.settle()
 	}
 	s.info.last.Store(cmd)
@@ -195,7 +198,7 @@ func (s *session) fail(err error) {
 
 // settle ends a command: the next one starts with far.NoWait.
 func (s *session) settle() {
-	s.tries, s.mutated = 0, false
+	s.tries = 0
 	s.wantBlocks = nil
 	if s.cancel != nil {
 		s.cancel()
@@ -215,14 +218,10 @@ func (s *session) wait() {
 	s.ctx, s.cancel = context.WithTimeout(s.srv.ctx, s.srv.cfg.OpTimeout)
 }
 
-// mustWait reports whether err says that the command should be tried again
-// with waiting allowed, because it has changed something already.
-func (s *session) mustWait(err error) bool {
-	if !s.mutated || s.cancel != nil || !errors.Is(err, far.ErrWouldBlock) {
-		return false
-	}
-	s.wait()
-	return true
+// blocked reports whether err says that the command would have to wait, and was
+// not allowed to.
+func (s *session) blocked(err error) bool {
+	return s.cancel == nil && errors.Is(err, far.ErrWouldBlock)
 }
 
 // maxFetch bounds the keys of one fetch for one client.

@@ -191,6 +191,9 @@ func (s *session) setPairs(a [][]byte, name string) error {
 			return errKeyTooLong
 		}
 	}
+	if len(a) > 3 {
+		s.begin()
+	}
 	for i := 1; i < len(a); i += 2 {
 		if err := s.set(a[i], far.Entry{Value: a[i+1]}); err != nil {
 			return err

@@ -52,14 +52,29 @@ func (w *sweeper) run() {
 		case <-tick.C:
 			w.expire()
 		}
+		var again []*largeHash
 		for _, h := range w.take() {
-			for b := range h.buckets + 1 { // one more: a split may have stopped half way
-				if _, err := w.srv.blocks.Delete(w.srv.ctx, h.key(b)); err != nil && w.srv.ctx.Err() != nil {
-					return
-				}
+			if !w.free(h) {
+				again = append(again, h)
+			}
+		}
+		w.mu.Lock()
+		w.queue = append(w.queue, again...) // for the next tick
+		w.mu.Unlock()
+	}
+}
+
+// free frees the blocks of h and reports whether it could.
+func (w *sweeper) free(h *largeHash) bool {
+	ok := true
+	for b := range h.buckets {
+		if _, err := w.srv.blocks.Delete(w.srv.ctx, h.key(b)); err != nil {
+			if ok = false; w.srv.ctx.Err() != nil {
+				break
 			}
 		}
 	}
+	return ok
 }
 
 // expire drops the large hashes whose entries have expired.
@@ -74,7 +89,7 @@ func (w *sweeper) expire() {
 		}
 		for key, h := range st.large {
 			if _, _, err := w.srv.keys.Stat(far.NoWait, []byte(key)); errors.Is(err, far.ErrNotFound) {
-				w.srv.forgetLarge(st, []byte(key))
+				w.srv.lead(st, key, nil)
 				w.drop(h)
 			}
 		}

@@ -67,7 +67,7 @@ func (t *watchTable) unwatch(s *session) {
 // touch tells who watches key that it has changed. The key's stripe must be
 // locked for writing.
 func (t *watchTable) touch(key []byte) {
-	if t.keys.Load() == 0 {
+	if !t.any() {
 		return
 	}
 	t.mu.Lock()
@@ -77,9 +77,12 @@ func (t *watchTable) touch(key []byte) {
 	}
 }
 
+// any reports whether a key is watched.
+func (t *watchTable) any() bool { return t.keys.Load() != 0 }
+
 // all returns the watched keys.
 func (t *watchTable) all() [][]byte {
-	if t.keys.Load() == 0 {
+	if !t.any() {
 		return nil
 	}
 	t.mu.Lock()

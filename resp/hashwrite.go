@@ -1,0 +1,312 @@
+package resp
+
+import (
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"slices"
+
+	"polder/far"
+)
+
+// A command that changes fields of a hash plans that first. A hash that stays
+// small is one entry, and so one write. Of a large one each block with a field
+// to change is read, changed and written once. One that may become more than
+// twice as large is written anew, in as many blocks as it needs; the old ones are
+// freed when its key leads to the new ones. So n fields cost no more than
+// n log n.
+
+// pairs are fields and values by turns, as in the arguments of HSET.
+type pairs [][]byte
+
+func (p pairs) len() int           { return len(p) / 2 }
+func (p pairs) field(i int) []byte { return p[2*i] }
+func (p pairs) value(i int) []byte { return p[2*i+1] }
+
+// size is the most that p adds to a list.
+func (p pairs) size() (n int) {
+	for _, b := range p {
+		n += len(b) + binary.MaxVarintLen32
+	}
+	return n
+}
+
+// isSmall reports whether a hash of so many fields and bytes is one entry.
+func isSmall(fields, bytes int) bool {
+	return fields <= smallFields && (bytes <= smallBytes || fields == 1)
+}
+
+// setFields gives fields of h values, and returns how many of them are new. It
+// is the command's last change of h.
+func (s *session) setFields(h *hash, p pairs) (added int, err error) {
+	if h.large != nil {
+		return s.setLarge(h, p)
+	}
+	before := h.list.len()
+	for _, b := range p {
+		if len(b) > listpackValue {
+			h.e.Tag = tagTable
+		}
+	}
+	if before+p.len() <= smallFields {
+		for i := range p.len() {
+			h.list, _ = h.list.set(p.field(i), p.value(i))
+		}
+		if isSmall(h.list.len(), h.list.size()) {
+			return h.list.len() - before, s.storeList(h)
+		}
+		p = nil
+	}
+	t := s.srv.newHashTable(h.list.size() + p.size())
+	t.addList(h.list)
+	t.addPairs(p)
+	if isSmall(t.h.count, t.h.bytes) { // many of the fields are the same
+		h.list = nil
+		for _, l := range t.lists {
+			for f, v := range l.all() {
+				h.list, _ = h.list.set(f, v)
+			}
+		}
+		return t.h.count - before, s.storeList(h)
+	}
+	return t.h.count - before, s.storeTable(h, t)
+}
+
+// storeList stores a small hash that is not empty.
+func (s *session) storeList(h *hash) error {
+	if h.list.len() > listpackFields {
+		h.e.Tag = tagTable
+	}
+	h.e.Value = h.list
+	reuse(&s.scratch, h.list)
+	return s.set(h.key, h.e)
+}
+
+// storeTable stores a hash in new blocks.
+func (s *session) storeTable(h *hash, t *hashTable) error {
+	if s.srv.cache != nil {
+		return errHashTooLarge // its blocks would vanish one by one
+	}
+	if len(h.key) > far.MaxKeySize {
+		return errKeyTooLong
+	}
+	t = t.fitted()
+	t.h.id = s.srv.nextHash.Add(1)
+	s.begin()
+	for b, l := range t.lists {
+		if l.len() > 0 {
+			if err := s.putBlock(t.h, uint32(b), l); err != nil {
+				return err
+			}
+		}
+	}
+	if err := s.put(h.key, far.Entry{Tag: tagLarge, Expire: h.e.Expire}); err != nil {
+		return err
+	}
+	s.lead(h.key, t.h)
+	return nil
+}
+
+// hashTable is the blocks of a large hash before they are stored.
+type hashTable struct {
+	srv   *Server
+	h     *largeHash // without an id
+	lists []fieldList
+}
+
+// newHashTable makes a table for fields and values of so many bytes.
+func (srv *Server) newHashTable(bytes int) *hashTable {
+	n := bytes/blockTarget + 1
+	return &hashTable{srv, &largeHash{buckets: uint32(n)}, make([]fieldList, n)}
+}
+
+func (t *hashTable) set(field, value []byte) {
+	l := &t.lists[t.h.bucket(t.srv.fieldHash(field))]
+	before := l.size()
+	var added bool
+	if *l, added = l.set(field, value); added {
+		t.h.count++
+	}
+	t.h.bytes += l.size() - before
+}
+
+func (t *hashTable) addList(l fieldList) {
+	for f, v := range l.all() {
+		t.set(f, v)
+	}
+}
+
+func (t *hashTable) addPairs(p pairs) {
+	for i := range p.len() {
+		t.set(p.field(i), p.value(i))
+	}
+}
+
+// fitted is t, or a table with fewer blocks if those of t are nearly empty,
+// because many of its fields were set more than once.
+func (t *hashTable) fitted() *hashTable {
+	if 2*(t.h.bytes/blockTarget+1) >= len(t.lists) {
+		return t
+	}
+	fewer := t.srv.newHashTable(t.h.bytes)
+	for _, l := range t.lists {
+		fewer.addList(l)
+	}
+	return fewer
+}
+
+// setLarge is setFields for a large hash.
+func (s *session) setLarge(h *hash, p pairs) (added int, err error) {
+	lh := h.large
+	before := lh.count
+	grown := lh.bytes + p.size()
+	if grown/blockTarget+1 > 2*int(lh.buckets) {
+		t := s.srv.newHashTable(grown)
+		err := s.walk(lh, func(l fieldList) error { t.addList(l); return nil })
+		if err != nil {
+			return 0, err
+		}
+		t.addPairs(p)
+		return t.h.count - before, s.storeTable(h, t)
+	}
+	if grown >= int(lh.buckets)*blockTarget {
+		s.begin() // blocks may be split
+	}
+	err = s.editBlocks(h, p.len(), p.field, func(l fieldList, i int) (fieldList, bool) {
+		l, _ = l.set(p.field(i), p.value(i))
+		return l, true
+	})
+	if err == nil {
+		err = s.split(lh, 2+p.len())
+	}
+	return lh.count - before, err
+}
+
+// removeFields takes fields out of h, and h away if none is left. It returns how
+// many were there, and is the command's last change of h.
+func (s *session) removeFields(h *hash, fields [][]byte) (removed int, err error) {
+	before := h.len()
+	if before == 0 {
+		return 0, nil
+	}
+	if h.large == nil {
+		for _, f := range fields {
+			h.list, _ = h.list.remove(f)
+		}
+		if removed = before - h.list.len(); removed > 0 && h.list.len() > 0 {
+			return removed, s.storeList(h)
+		}
+	} else {
+		if len(fields) >= before {
+			s.begin() // none may be left
+		}
+		err = s.editBlocks(h, len(fields), func(i int) []byte { return fields[i] }, func(l fieldList, i int) (fieldList, bool) {
+			return l.remove(fields[i])
+		})
+		if err != nil {
+			return 0, err
+		}
+		removed = before - h.large.count
+	}
+	if h.len() == 0 {
+		_, err = s.del(h.key)
+	}
+	return removed, err
+}
+
+// editBlocks calls edit with the block of each of n fields, one block after the
+// other, and stores those of which edit says that it has changed them.
+func (s *session) editBlocks(h *hash, n int, field func(i int) []byte, edit func(l fieldList, i int) (fieldList, bool)) error {
+	type place struct {
+		block uint32
+		field int
+	}
+	lh := h.large
+	places := make([]place, n)
+	for i := range places {
+		places[i] = place{lh.bucket(s.srv.fieldHash(field(i))), i}
+	}
+	slices.SortFunc(places, func(a, b place) int {
+		return cmp.Or(cmp.Compare(a.block, b.block), cmp.Compare(a.field, b.field))
+	})
+	if places[0].block != places[n-1].block {
+		s.begin()
+	}
+	s.save(lh)
+	changed := false
+	for at := 0; at < n; {
+		b := places[at].block
+		l, err := s.block(lh, b, s.scratch2[:0])
+		if errors.Is(err, far.ErrWouldBlock) {
+			for _, p := range places[at+1:] {
+				if len(s.wantBlocks) < fetchBlocks && p.block != b {
+					b = p.block
+					s.wantBlocks = append(s.wantBlocks, lh.key(b))
+				}
+			}
+		}
+		if err != nil {
+			return err
+		}
+		bytes, count := l.size(), l.len()
+		edited := false
+		for ; at < n && places[at].block == b; at++ {
+			var ok bool
+			l, ok = edit(l, places[at].field)
+			edited = edited || ok
+		}
+		reuse(&s.scratch2, l)
+		if !edited {
+			continue
+		}
+		if err := s.putBlock(lh, b, l); err != nil {
+			return err
+		}
+		lh.bytes += l.size() - bytes
+		lh.count += l.len() - count
+		changed = true
+	}
+	if changed {
+		s.changedKey(h.key)
+	}
+	return nil
+}
+
+// split adds up to n buckets to a large hash if its blocks have become large. A
+// block that cannot be read now is left for later, within reason: the fields are
+// stored, and what is wrong with it shows when it is read.
+func (s *session) split(h *largeHash, n int) error {
+	for range n {
+		if h.bytes < int(h.buckets)*blockTarget {
+			return nil
+		}
+		level, from := h.level()
+		e, err := s.srv.blocks.Get(far.NoWait, h.key(from), nil)
+		if errors.Is(err, far.ErrWouldBlock) && h.bytes > int(h.buckets)*blockTarget*splitDebt {
+			e.Value, err = s.block(h, from, nil)
+			if s.blocked(err) {
+				return err
+			}
+		}
+		switch {
+		case errors.Is(err, far.ErrNotFound):
+			h.buckets++
+			continue
+		case err != nil:
+			return nil
+		}
+		var lists [2]fieldList
+		for f, v := range fieldList(e.Value).all() {
+			i := s.srv.fieldHash(f) >> level & 1
+			lists[i], _ = lists[i].set(f, v)
+		}
+		if err := s.putBlock(h, h.buckets, lists[1]); err != nil {
+			return err
+		}
+		if err := s.putBlock(h, from, lists[0]); err != nil {
+			return err
+		}
+		h.buckets++
+	}
+	return nil
+}
