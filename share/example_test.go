@@ -7,7 +7,7 @@ import (
 	"os"
 
 	"polder/share"
-	"polder/share/daemon"
+	"polder/share/server"
 )
 
 func Example() {
@@ -18,7 +18,7 @@ func Example() {
 	}
 	defer os.RemoveAll(dir)
 	opt := testOptions(dir)
-	s, err := daemon.Start(opt)
+	s, err := server.Start(opt)
 	if err != nil {
 		log.Fatal(err)
 	}

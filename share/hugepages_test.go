@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"polder/share"
-	"polder/share/daemon"
 	"polder/share/resource"
+	"polder/share/server"
 )
 
 const hugePages = "/sys/kernel/mm/hugepages/hugepages-2048kB/"
@@ -52,7 +52,7 @@ func reserveHugePages(t *testing.T, n int) bool {
 // reserve some; elsewhere, it wants an error that says what is missing.
 func TestHugePages(t *testing.T) {
 	reserved := reserveHugePages(t, 3)
-	s, opt := startDaemon(t, func(o *daemon.Options) {
+	s, opt := startDaemon(t, func(o *server.Options) {
 		o.Pools = []resource.Spec{{Kind: resource.Hugetlb, Size: 6 << 20}}
 	})
 	c := open(t, opt.Socket, func(cfg *share.Config) { cfg.PageSize, cfg.RegionSize = 1<<20, 4<<20 })
@@ -102,7 +102,7 @@ func TestHugePages(t *testing.T) {
 }
 
 func TestHugePagesThatTheKernelHasNot(t *testing.T) {
-	s, opt := startDaemon(t, func(o *daemon.Options) {
+	s, opt := startDaemon(t, func(o *server.Options) {
 		// More than any machine sets aside for tests.
 		o.Pools = []resource.Spec{{Kind: resource.Hugetlb, Size: 1 << 40}}
 	})

@@ -11,13 +11,13 @@ import (
 	"pgregory.net/rapid"
 
 	"polder/share"
-	"polder/share/daemon"
 	"polder/share/resource"
+	"polder/share/server"
 )
 
 // world is what a random program of many clients should have come to.
 type world struct {
-	s       *daemon.Server
+	s       *server.Server
 	socket  string
 	clients []*share.Client
 	keys    map[string]string // what each key must hold
@@ -45,7 +45,7 @@ func TestRandomProgramsOfManyClients(t *testing.T) {
 		opt := testOptions(dir)
 		opt.Pools = []resource.Spec{{Kind: resource.Memfd, Size: 512 << 10}}
 		opt.Poll = rapid.SampledFrom([]time.Duration{-1, time.Second}).Draw(t, "poll")
-		s, err := daemon.Start(opt)
+		s, err := server.Start(opt)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -9,15 +9,15 @@ import (
 	"time"
 
 	"polder/share"
-	"polder/share/daemon"
 	"polder/share/resource"
+	"polder/share/server"
 )
 
 // polled makes the daemon poll whoever has asked something twice.
-func polled(o *daemon.Options) { o.Poll = time.Hour }
+func polled(o *server.Options) { o.Poll = time.Hour }
 
 // busy makes the daemon take the client for busy.
-func busy(t *testing.T, s *daemon.Server, c *share.Client) {
+func busy(t *testing.T, s *server.Server, c *share.Client) {
 	t.Helper()
 	eventually(t, "requests come by mailbox", func() bool {
 		if _, err := c.Exists(t.Context(), "nothing"); err != nil {
@@ -157,7 +157,7 @@ func TestCancelledRequestsByMailbox(t *testing.T) {
 // TestRecordsThatAreSyncedGoByMailbox has the poller hand the wait for the
 // disk to others.
 func TestRecordsThatAreSyncedGoByMailbox(t *testing.T) {
-	s, opt := startDaemon(t, func(o *daemon.Options) {
+	s, opt := startDaemon(t, func(o *server.Options) {
 		polled(o)
 		o.Sync = true
 		o.Pools = []resource.Spec{{Kind: resource.Memfd, Size: 64 << 20}}
@@ -182,7 +182,7 @@ func TestRecordsThatAreSyncedGoByMailbox(t *testing.T) {
 }
 
 func TestAClientThatIsNotBusyIsNotPolled(t *testing.T) {
-	s, opt := startDaemon(t, func(o *daemon.Options) { o.Poll = -1 })
+	s, opt := startDaemon(t, func(o *server.Options) { o.Poll = -1 })
 	c := open(t, opt.Socket, nil)
 	for i := range 20 {
 		put(t, c, fmt.Sprint(i), "v")

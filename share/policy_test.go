@@ -21,14 +21,14 @@ import (
 
 	"polder/internal/wal"
 	"polder/share"
-	"polder/share/daemon"
 	"polder/share/resource"
+	"polder/share/server"
 )
 
 func TestKeysExpire(t *testing.T) {
 	var clock atomic.Int64
 	clock.Store(time.Now().UnixMilli())
-	s, opt := startDaemon(t, func(o *daemon.Options) {
+	s, opt := startDaemon(t, func(o *server.Options) {
 		o.Now = func() time.Time { return time.UnixMilli(clock.Load()) }
 	})
 	c, r := open(t, opt.Socket, nil), open(t, opt.Socket, nil)
@@ -59,7 +59,7 @@ func TestKeysExpire(t *testing.T) {
 }
 
 func TestLRUEvictsWhatWasNotUsedForLongest(t *testing.T) {
-	s, opt := startDaemon(t, func(o *daemon.Options) {
+	s, opt := startDaemon(t, func(o *server.Options) {
 		o.LRU = true
 		o.Pools[0].Size = 64 << 10 // one region of four pages
 	})
@@ -85,7 +85,7 @@ func TestLRUEvictsWhatWasNotUsedForLongest(t *testing.T) {
 }
 
 func TestLRUFreesRegionsWhoseOwnerIsGone(t *testing.T) {
-	_, opt := startDaemon(t, func(o *daemon.Options) {
+	_, opt := startDaemon(t, func(o *server.Options) {
 		o.LRU = true
 		o.Pools[0].Size = 64 << 10
 	})
@@ -101,7 +101,7 @@ func TestLRUFreesRegionsWhoseOwnerIsGone(t *testing.T) {
 }
 
 func TestFullPoolWithoutEviction(t *testing.T) {
-	_, opt := startDaemon(t, func(o *daemon.Options) { o.Pools[0].Size = 64 << 10 })
+	_, opt := startDaemon(t, func(o *server.Options) { o.Pools[0].Size = 64 << 10 })
 	c := open(t, opt.Socket, nil)
 	for i := range 4 {
 		put(t, c, fmt.Sprint(i), "v")
@@ -113,7 +113,7 @@ func TestFullPoolWithoutEviction(t *testing.T) {
 }
 
 func TestQuotaOfATenant(t *testing.T) {
-	_, opt := startDaemon(t, func(o *daemon.Options) {
+	_, opt := startDaemon(t, func(o *server.Options) {
 		o.Quotas = map[string]int64{fmt.Sprintf("uid:%d", os.Getuid()): 64 << 10}
 	})
 	a, b := open(t, opt.Socket, nil), open(t, opt.Socket, nil)
@@ -127,7 +127,7 @@ func TestFilePoolKeepsItsKeysOverARestart(t *testing.T) {
 	dir := t.TempDir()
 	opt := testOptions(dir)
 	opt.Pools = []resource.Spec{{Kind: resource.File, Path: filepath.Join(dir, "pmem0"), Size: 8 << 20}}
-	s, err := daemon.Start(opt)
+	s, err := server.Start(opt)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -140,7 +140,7 @@ func TestFilePoolKeepsItsKeysOverARestart(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if s, err = daemon.Start(opt); err != nil {
+	if s, err = server.Start(opt); err != nil {
 		t.Fatal(err)
 	}
 	wantValue(t, c, "k", "durable")
@@ -157,7 +157,7 @@ func TestFilePoolKeepsItsKeysOverARestart(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if s, err := daemon.Start(opt); err == nil {
+	if s, err := server.Start(opt); err == nil {
 		s.Close()
 		t.Fatal("the daemon started without its secret, although there are allocations")
 	}
@@ -166,7 +166,7 @@ func TestFilePoolKeepsItsKeysOverARestart(t *testing.T) {
 func TestMemoryThatNothingKeptIsToldAsLost(t *testing.T) {
 	dir := t.TempDir()
 	opt := testOptions(dir)
-	s, err := daemon.Start(opt)
+	s, err := server.Start(opt)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -175,7 +175,7 @@ func TestMemoryThatNothingKeptIsToldAsLost(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if s, err = daemon.Start(opt); err != nil {
+	if s, err = server.Start(opt); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.Close() })
@@ -197,7 +197,7 @@ func TestDamagedStateIsRefused(t *testing.T) {
 	opt := testOptions(base)
 	opt.SegmentSize = 4 << 10
 	opt.Pools = []resource.Spec{{Kind: resource.File, Path: filepath.Join(base, "pool"), Size: 1 << 20}}
-	s, err := daemon.Start(opt)
+	s, err := server.Start(opt)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -255,7 +255,7 @@ func TestDamagedStateIsRefused(t *testing.T) {
 
 // startDamaged starts a daemon on a log one of whose files is damaged, without
 // letting it serve, and counts its keys.
-func startDamaged(opt daemon.Options, saved, name string, data []byte) (int, error) {
+func startDamaged(opt server.Options, saved, name string, data []byte) (int, error) {
 	dir := filepath.Join(filepath.Dir(opt.Dir), "try")
 	if err := os.CopyFS(filepath.Join(dir, "log"), os.DirFS(saved)); err != nil {
 		return 0, err
@@ -279,11 +279,11 @@ func startDamaged(opt daemon.Options, saved, name string, data []byte) (int, err
 		return 0, err
 	}
 	opt.Dir = dir
-	return daemon.CountKeys(opt)
+	return server.CountKeys(opt)
 }
 
 // certificates makes an authority and a certificate for both sides.
-func certificates(t *testing.T) (server, client *tls.Config) {
+func certificates(t *testing.T) (serverTLS, client *tls.Config) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -315,11 +315,11 @@ func TestRemoteClientsSeeNamesAndHaveAGracePeriod(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server, client := certificates(t)
+	serverTLS, client := certificates(t)
 	var clock atomic.Int64
 	clock.Store(time.Now().UnixMilli())
-	s, opt := startDaemon(t, func(o *daemon.Options) {
-		o.Remote, o.TLS, o.Grace = lis, server, 30*time.Second
+	s, opt := startDaemon(t, func(o *server.Options) {
+		o.Remote, o.TLS, o.Grace = lis, serverTLS, 30*time.Second
 		o.Now = func() time.Time { return time.UnixMilli(clock.Load()) }
 	})
 	c := open(t, opt.Socket, nil)
@@ -370,7 +370,7 @@ func TestRemoteClientsSeeNamesAndHaveAGracePeriod(t *testing.T) {
 }
 
 func TestLRUGivesLatecomersTheirShare(t *testing.T) {
-	s, opt := startDaemon(t, func(o *daemon.Options) {
+	s, opt := startDaemon(t, func(o *server.Options) {
 		o.LRU = true
 		o.Pools[0].Size = 4 * 64 << 10 // four regions of four pages
 	})

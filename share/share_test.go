@@ -14,21 +14,21 @@ import (
 	"time"
 
 	"polder/share"
-	"polder/share/daemon"
 	"polder/share/resource"
+	"polder/share/server"
 
 	"go.uber.org/goleak"
 )
 
 // startDaemon starts a daemon in this process on a fresh directory, and stops
 // it when the test ends.
-func startDaemon(t *testing.T, change func(*daemon.Options)) (*daemon.Server, daemon.Options) {
+func startDaemon(t *testing.T, change func(*server.Options)) (*server.Server, server.Options) {
 	t.Helper()
 	opt := testOptions(t.TempDir())
 	if change != nil {
 		change(&opt)
 	}
-	s, err := daemon.Start(opt)
+	s, err := server.Start(opt)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,8 +40,8 @@ func startDaemon(t *testing.T, change func(*daemon.Options)) (*daemon.Server, da
 	return s, opt
 }
 
-func testOptions(dir string) daemon.Options {
-	return daemon.Options{
+func testOptions(dir string) server.Options {
+	return server.Options{
 		Dir:         filepath.Join(dir, "state"),
 		Socket:      filepath.Join(dir, "s"),
 		Pools:       []resource.Spec{{Kind: resource.Memfd, Size: 64 << 20}},
@@ -397,7 +397,7 @@ func TestHotPathsDoNotAllocate(t *testing.T) {
 
 func BenchmarkGetRemembered(b *testing.B) {
 	dir := b.TempDir()
-	s, err := daemon.Start(testOptions(dir))
+	s, err := server.Start(testOptions(dir))
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -425,7 +425,7 @@ func BenchmarkGetRemembered(b *testing.B) {
 
 func BenchmarkExists(b *testing.B) {
 	dir := b.TempDir()
-	s, err := daemon.Start(testOptions(dir))
+	s, err := server.Start(testOptions(dir))
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -460,7 +460,7 @@ func BenchmarkAllocRegion(b *testing.B) {
 	opt := testOptions(dir)
 	opt.Pools[0].Size = 8 << 30
 	opt.SegmentSize = 4 << 20
-	s, err := daemon.Start(opt)
+	s, err := server.Start(opt)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -15,8 +15,8 @@ import (
 
 	"polder/internal/config"
 	"polder/measure/benchout"
-	"polder/share/daemon"
 	"polder/share/resource"
+	"polder/share/server"
 )
 
 // TestMain lets this binary be the daemon and the workers, too.
@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 }
 
 func runDaemon(args []string) error {
-	opt := daemon.Options{}
+	opt := server.Options{}
 	for i := 0; i < len(args); i++ {
 		switch args[i] {
 		case "--dir":
@@ -59,7 +59,7 @@ func runDaemon(args []string) error {
 			opt.LRU = true
 		}
 	}
-	s, err := daemon.Start(opt)
+	s, err := server.Start(opt)
 	if err != nil {
 		return err
 	}

@@ -26,10 +26,10 @@ import (
 
 	"polder/internal/failpoint"
 	"polder/share"
-	"polder/share/daemon"
 	"polder/share/internal/wire"
 	"polder/share/keeper"
 	"polder/share/resource"
+	"polder/share/server"
 )
 
 // The environment by which the test makes this binary play a part.
@@ -127,7 +127,7 @@ func beDaemon() error {
 	if err != nil {
 		return err
 	}
-	opt := daemon.Options{
+	opt := server.Options{
 		Dir: state, Socket: filepath.Join(dir, "s"), Pools: []resource.Spec{spec},
 		SegmentSize: 32 << 10, CheckpointBytes: 8 << 10, Tick: 5 * time.Millisecond,
 		SocketMode: 0o666, Poll: 50 * time.Millisecond, LRU: os.Getenv(envArgs) == "lru",
@@ -139,7 +139,7 @@ func beDaemon() error {
 	if opt.Store, err = resource.ServiceStore(); err != nil {
 		return err
 	}
-	s, err := daemon.Start(opt)
+	s, err := server.Start(opt)
 	if err != nil {
 		return err
 	}

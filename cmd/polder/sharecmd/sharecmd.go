@@ -30,9 +30,9 @@ import (
 	"polder/internal/ratelog"
 	"polder/internal/readyfile"
 	"polder/share"
-	"polder/share/daemon"
 	"polder/share/keeper"
 	"polder/share/resource"
+	"polder/share/server"
 )
 
 // DefaultDir is where the daemon keeps its log and its secret.
@@ -129,7 +129,7 @@ func (f *flags) run(cmd *cobra.Command) error {
 	if opt.Store == nil && slices.ContainsFunc(opt.Pools, func(s resource.Spec) bool { return s.Kind == resource.Memfd || s.Kind == resource.Hugetlb }) {
 		logger.Warn("nothing keeps the memory of memfd and hugetlb pools while the daemon restarts: use --keep or a service manager's descriptor store")
 	}
-	s, err := daemon.Start(opt)
+	s, err := server.Start(opt)
 	if err != nil {
 		if opt.Remote != nil {
 			opt.Remote.Close()
@@ -140,7 +140,7 @@ func (f *flags) run(cmd *cobra.Command) error {
 }
 
 // serve waits for the end, and rescans on SIGHUP meanwhile.
-func (f *flags) serve(ctx context.Context, out io.Writer, s *daemon.Server, opt daemon.Options, logger *slog.Logger) (err error) {
+func (f *flags) serve(ctx context.Context, out io.Writer, s *server.Server, opt server.Options, logger *slog.Logger) (err error) {
 	defer func() { err = errors.Join(err, s.Close()) }()
 	began := time.Now()
 	addrs := map[string]string{"share": f.socket}
@@ -190,7 +190,7 @@ func (f *flags) serve(ctx context.Context, out io.Writer, s *daemon.Server, opt 
 	}
 }
 
-func statusOf(s *daemon.Server, began time.Time, addrs map[string]string) status.Status {
+func statusOf(s *server.Server, began time.Time, addrs map[string]string) status.Status {
 	info := s.Info()
 	st := status.Status{Service: "share", Version: status.Version(), PID: os.Getpid(), Started: began, Addresses: addrs, Share: &info}
 	if n, err := child.Resident(st.PID); err == nil {
@@ -209,8 +209,8 @@ func (f *flags) runKeeper(ctx context.Context, logger *slog.Logger) error {
 	return keeper.Run(ctx, keeper.Options{Path: self, Args: append(args, "--keep=false"), Log: logger})
 }
 
-func (f *flags) options(logger *slog.Logger) (daemon.Options, error) {
-	opt := daemon.Options{
+func (f *flags) options(logger *slog.Logger) (server.Options, error) {
+	opt := server.Options{
 		Dir: f.dir, Socket: f.socket, AllowUIDs: f.allow, LRU: f.lru, Sync: f.sync,
 		Grace: f.grace, CheckpointBytes: f.checkpoint, Insecure: f.security.Insecure, Log: logger,
 		Poll: f.poll,
@@ -251,7 +251,7 @@ func (f *flags) options(logger *slog.Logger) (daemon.Options, error) {
 }
 
 // remote opens the listener for remote clients.
-func (f *flags) remote(opt *daemon.Options) error {
+func (f *flags) remote(opt *server.Options) error {
 	if err := f.security.Check("listen", f.listen); err != nil {
 		return err
 	}

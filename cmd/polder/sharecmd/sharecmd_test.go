@@ -11,8 +11,8 @@ import (
 	"testing"
 
 	"polder/share"
-	"polder/share/daemon"
 	"polder/share/resource"
+	"polder/share/server"
 )
 
 func run(t *testing.T, args ...string) (string, error) {
@@ -30,7 +30,7 @@ func run(t *testing.T, args ...string) (string, error) {
 func TestToolsLookIntoARunningDaemon(t *testing.T) {
 	dir := t.TempDir()
 	socket := filepath.Join(dir, "s")
-	s, err := daemon.Start(daemon.Options{
+	s, err := server.Start(server.Options{
 		Dir: filepath.Join(dir, "state"), Socket: socket, Pools: []resource.Spec{{Kind: resource.Memfd, Size: 1 << 20}},
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})

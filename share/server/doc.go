@@ -1,4 +1,4 @@
-// Package daemon joins the resource manager and the metadata server into one
+// Package server joins the resource manager and the metadata server into one
 // process that serves clients: it knows who they are, logs what must survive,
 // and reaps those that die.
 //
@@ -36,4 +36,4 @@
 // Server.mu guards all state of both halves. Lock order: Server.mu, then the
 // log's and the poller's. No system call that can block on a client is made
 // under Server.mu.
-package daemon
+package server
