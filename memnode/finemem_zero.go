@@ -4,7 +4,7 @@ import "polder/internal/arena"
 
 // A zeroer makes memory that was freed read as zero. Large places give their pages
 // back. Of small ones it clears only what somebody has written: most of what a
-// mechanism with small chunks lends is never touched, and to clear a page that has no
+// manager with small chunks lends is never touched, and to clear a page that has no
 // content would give it one.
 type zeroer struct {
 	mem    *arena.Mapping

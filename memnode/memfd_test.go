@@ -207,7 +207,7 @@ func TestAResumedSessionHasItsMemory(t *testing.T) {
 // TestMemoryIsPassedOnThisMachineOnly asks for it over TCP.
 func TestMemoryIsPassedOnThisMachineOnly(t *testing.T) {
 	s := pooltest.TCP
-	s.Manager = memfd.Mechanism{}
+	s.Manager = memfd.Manager{}
 	c := pooltest.NewCluster(t, s, node(4))
 	r := dialRaw(t, c, c.Nodes[0])
 	private, err := r.hello(r.mgmt, wire.Hello{Kind: wire.KindManagement, Manager: memnode.MemFD})

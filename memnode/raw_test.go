@@ -24,7 +24,7 @@ func overDrivers(t *testing.T, f func(*testing.T, pooltest.Setup)) {
 
 // messages is s with nodes that understand what raw clients say.
 func messages(s pooltest.Setup) pooltest.Setup {
-	s.Manager = rpcmw.Mechanism{}
+	s.Manager = rpcmw.Manager{}
 	return s
 }
 

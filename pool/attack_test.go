@@ -16,7 +16,7 @@ import (
 	"polder/pool"
 	"polder/pool/finemem"
 	"polder/pool/finemr"
-	"polder/pool/mech"
+	"polder/pool/manager"
 	"polder/pool/odrp"
 	"polder/pool/onesided"
 	"polder/pool/pooltest"
@@ -27,23 +27,23 @@ import (
 
 var update = flag.Bool("update", false, "write the table of attacks into docs/security.md")
 
-// attacked are the mechanisms that the attacks are run against.
+// attacked are the managers that the attacks are run against.
 var attacked = []pool.Manager{
-	rpcmw.Mechanism{},
-	rpcmw.Mechanism{Type1: true},
-	finemr.Mechanism{},
-	staticmr.Mechanism{},
-	odrp.Mechanism{},
-	onesided.Mechanism{},
-	onesided.Mechanism{Native: true},
-	finemem.Mechanism{},
+	rpcmw.Manager{},
+	rpcmw.Manager{Type1: true},
+	finemr.Manager{},
+	staticmr.Manager{},
+	odrp.Manager{},
+	onesided.Manager{},
+	onesided.Manager{Native: true},
+	finemem.Manager{},
 }
 
 // An attack is something that a malicious client does, and what comes of it.
 type attack struct {
 	name string
 	run  func(*scene) outcome
-	// breaks names the mechanisms that are known not to withstand it.
+	// breaks names the managers that are known not to withstand it.
 	breaks []string
 }
 
@@ -53,7 +53,7 @@ type outcome struct {
 	rule string // that stopped it
 	// harm: it got at what is another's.
 	harm bool
-	none bool // the attack makes no sense against this mechanism
+	none bool // the attack makes no sense against this manager
 }
 
 const type1 = rpcmw.Name1
@@ -88,7 +88,7 @@ var attacks = []attack{
 	{"sends bytes that are no packets", garbage, nil},
 }
 
-// Every attack, against every mechanism, gets what docs/security.md says, and
+// Every attack, against every manager, gets what docs/security.md says, and
 // nobody but the attacker notices.
 func TestAttack(t *testing.T) {
 	table, ran := &attackTable{}, 0
@@ -112,7 +112,7 @@ func TestAttack(t *testing.T) {
 	if t.Failed() {
 		return
 	}
-	t.Logf("what attacks on %d mechanisms got:\n%s", len(attacked), table)
+	t.Logf("what attacks on %d managers got:\n%s", len(attacked), table)
 	if ran == len(attacks)*len(attacked) {
 		table.compare(t)
 	}
@@ -280,7 +280,7 @@ func (s *scene) notFreed(lent int64, err error) outcome {
 	switch {
 	case err == nil:
 		return outcome{got: "it is freed", harm: true}
-	case errors.Is(err, mech.ErrRefused):
+	case errors.Is(err, manager.ErrRefused):
 		return outcome{got: "a refusal", rule: "a request frees chunks of the client's own or nothing"}
 	}
 	s.t.Fatalf("got %v", err)
@@ -428,7 +428,7 @@ func exhaust(s *scene) outcome {
 	n := 1 // it has one
 	for {
 		_, err := s.attacker.tryAlloc()
-		if errors.Is(err, mech.ErrNoMemory) {
+		if errors.Is(err, manager.ErrNoMemory) {
 			break
 		}
 		if err != nil {
@@ -578,7 +578,7 @@ func garbage(s *scene) outcome {
 }
 
 // attackTable is what the attacks got: a row for every attack and outcome, with
-// the mechanisms that it was the same for.
+// the managers that it was the same for.
 type attackTable struct{ rows []*attackRow }
 
 type attackRow struct {

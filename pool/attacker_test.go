@@ -16,7 +16,7 @@ import (
 	"polder/memnode"
 	"polder/memnode/wire"
 	"polder/pool"
-	"polder/pool/mech"
+	"polder/pool/manager"
 	"polder/pool/pooltest"
 	"polder/verbs"
 )
@@ -39,9 +39,9 @@ type scene struct {
 	honest   *pooltest.Client
 	chunk    *pool.Chunk // honest's
 	victim   *borrower
-	theirs   mech.Grant // victim's
+	theirs   manager.Grant // victim's
 	attacker *borrower
-	mine     mech.Grant // attacker's
+	mine     manager.Grant // attacker's
 	extras   []*borrower
 }
 
@@ -93,9 +93,9 @@ func (s *scene) join() *borrower {
 
 // attach opens a session over b's connection.
 func (b *borrower) attach(ctx context.Context, resume wire.Session) (err error) {
-	b.session, err = b.s.manager.Attach(ctx, mech.Link{
+	b.session, err = b.s.manager.Attach(ctx, manager.Link{
 		Device: b.dev, PD: b.pd, Conn: b.conn, Resume: resume, Access: b.newAccess,
-		Buffer: b.mr, Through: func(p mech.Poster) { b.poster = p },
+		Buffer: b.mr, Through: func(p manager.Poster) { b.poster = p },
 		Complete: func(wcs []verbs.WC) {
 			for _, wc := range wcs {
 				b.posted <- wc
@@ -160,14 +160,14 @@ func (s *scene) check(secretIs []byte) {
 }
 
 // handOver has the chunk, which the attacker has freed, lent to somebody else.
-func (s *scene) handOver(chunk uint32) (*borrower, mech.Grant) {
+func (s *scene) handOver(chunk uint32) (*borrower, manager.Grant) {
 	s.t.Helper()
 	for range attackChunks {
 		b := s.join()
 		s.extras = append(s.extras, b)
 		for {
 			g, err := b.tryAlloc()
-			if errors.Is(err, mech.ErrNoMemory) {
+			if errors.Is(err, manager.ErrNoMemory) {
 				break
 			}
 			if err != nil {
@@ -180,7 +180,7 @@ func (s *scene) handOver(chunk uint32) (*borrower, mech.Grant) {
 		}
 	}
 	s.t.Fatalf("chunk %d was not lent again", chunk)
-	return nil, mech.Grant{}
+	return nil, manager.Grant{}
 }
 
 // borrower is a client that speaks verbs to the node.
@@ -191,10 +191,10 @@ type borrower struct {
 	pd      verbs.PD
 	mr      verbs.MR
 	cq      verbs.CQ
-	access  []verbs.QP   // by path
-	session mech.Session // nil before Attach
-	held    []uint32     // chunks allocated so far
-	poster  mech.Poster  // nil, or what accesses go through
+	access  []verbs.QP      // by path
+	session manager.Session // nil before Attach
+	held    []uint32        // chunks allocated so far
+	poster  manager.Poster  // nil, or what accesses go through
 	posted  chan verbs.WC
 }
 
@@ -238,10 +238,10 @@ func (b *borrower) close() {
 	b.dev.Close()
 }
 
-func (b *borrower) tryAlloc() (mech.Grant, error) {
+func (b *borrower) tryAlloc() (manager.Grant, error) {
 	ctx, cancel := context.WithTimeout(b.s.t.Context(), patience)
 	defer cancel()
-	var g [1]mech.Grant
+	var g [1]manager.Grant
 	_, err := b.session.Alloc(ctx, g[:])
 	if err == nil {
 		b.held = append(b.held, g[0].Chunk)
@@ -249,7 +249,7 @@ func (b *borrower) tryAlloc() (mech.Grant, error) {
 	return g[0], err
 }
 
-func (b *borrower) alloc() mech.Grant {
+func (b *borrower) alloc() manager.Grant {
 	b.s.t.Helper()
 	g, err := b.tryAlloc()
 	if err != nil {
@@ -301,7 +301,7 @@ func (b *borrower) completion() verbs.WC {
 	return wc[0]
 }
 
-func (b *borrower) read(g mech.Grant, n int) ([]byte, verbs.Status) {
+func (b *borrower) read(g manager.Grant, n int) ([]byte, verbs.Status) {
 	b.s.t.Helper()
 	buf := b.mr.Bytes()[4096 : 4096+n]
 	clear(buf)
@@ -309,7 +309,7 @@ func (b *borrower) read(g mech.Grant, n int) ([]byte, verbs.Status) {
 	return bytes.Clone(buf), status
 }
 
-func (b *borrower) write(g mech.Grant, p []byte) {
+func (b *borrower) write(g manager.Grant, p []byte) {
 	b.s.t.Helper()
 	copy(b.mr.Bytes()[4096:], p)
 	if status := b.one(verbs.SendWR{Op: verbs.OpWrite, RemoteAddr: g.Addr, RKey: g.Keys[0]}, len(p)); status != verbs.StatusSuccess {
@@ -335,7 +335,7 @@ func (b *borrower) poke(qp verbs.QP, wr verbs.SendWR) verbs.Status {
 
 const pokeID = 4242
 
-// raw connects queue pairs as a client's half of the mechanism does, but makes
+// raw connects queue pairs as a client's half of the manager does, but makes
 // them itself. It returns the node's answers, too.
 func (s *scene) raw() (*borrower, []verbs.QP, [][]byte) {
 	s.t.Helper()
@@ -441,7 +441,7 @@ func (p *spiedPD) AllocMW(t verbs.MWType) (verbs.MW, error) {
 	return mw, err
 }
 
-// spiedConn remembers how the client's half of a mechanism connects its queue
+// spiedConn remembers how the client's half of a manager connects its queue
 // pairs.
 type spiedConn struct {
 	verbs.Conn

@@ -8,7 +8,7 @@ import (
 	"fmt"
 
 	"polder/memnode/wire"
-	"polder/pool/mech"
+	"polder/pool/manager"
 	"polder/pool/odrp"
 	"polder/pool/onesided"
 	"polder/pool/pooltest"
@@ -180,7 +180,7 @@ func rawFreeTwice(s *scene) outcome {
 }
 
 // rawExhaust asks for as much as it can without the client's half of the
-// mechanism, which keeps to the budget of itself.
+// manager, which keeps to the budget of itself.
 func rawExhaust(s *scene) outcome {
 	c := s.clerk()
 	defer c.close()
@@ -218,7 +218,7 @@ func strangeQueuePairs(s *scene) outcome {
 		}
 		if _, ok := c.take(group, c.mr.Addr()+answerOff, c.mr.RKey()); ok {
 			answer := c.mr.Bytes()[answerOff:]
-			g := mech.Grant{Addr: binary.LittleEndian.Uint64(answer)}
+			g := manager.Grant{Addr: binary.LittleEndian.Uint64(answer)}
 			g.Keys[0] = verbs.RKey(binary.LittleEndian.Uint32(answer[16:]))
 			if _, status := c.read(g, 8); q != 0 && status == verbs.StatusSuccess {
 				return outcome{got: "a chunk through another's queue pair", harm: true}
@@ -333,7 +333,7 @@ func freeUnderway(s *scene) outcome {
 		s.extras = append(s.extras, e)
 		for {
 			g, err := e.tryAlloc()
-			if errors.Is(err, mech.ErrNoMemory) {
+			if errors.Is(err, manager.ErrNoMemory) {
 				break
 			}
 			if err != nil {

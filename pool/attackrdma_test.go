@@ -19,7 +19,7 @@ import (
 // there. A device that does not check the bounds of windows does not keep a
 // client within its chunk, where chunks are windows.
 func TestIBVAttack(t *testing.T) {
-	mechanisms := []pool.Manager{rpcmw.Mechanism{}, rpcmw.Mechanism{Type1: true}, finemem.Mechanism{}, finemr.Mechanism{}, staticmr.Mechanism{}}
+	managers := []pool.Manager{rpcmw.Manager{}, rpcmw.Manager{Type1: true}, finemem.Manager{}, finemr.Manager{}, staticmr.Manager{}}
 	onPackets := []string{
 		"replays the bytes of a neighbour's connection",
 		"sends packets twice, with checksums that are right",
@@ -36,7 +36,7 @@ func TestIBVAttack(t *testing.T) {
 		if slices.Contains(onPackets, a.name) {
 			continue
 		}
-		for _, m := range mechanisms {
+		for _, m := range managers {
 			t.Run(a.name+"/"+m.Name(), func(t *testing.T) {
 				s := newScene(t, pooltest.RDMA, m)
 				o := a.run(s)
@@ -52,5 +52,5 @@ func TestIBVAttack(t *testing.T) {
 			})
 		}
 	}
-	t.Logf("what attacks on %d mechanisms got:\n%s", len(mechanisms), table)
+	t.Logf("what attacks on %d managers got:\n%s", len(managers), table)
 }

@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"polder/pool/mech"
+	"polder/pool/manager"
 	"polder/verbs"
 )
 
@@ -28,7 +28,7 @@ type Chunk struct {
 	once  sync.Once     // lose
 	// strays counts pieces by path that fly although their callers have given
 	// up: what comes later must come after them.
-	strays [mech.MaxPaths]atomic.Int32
+	strays [manager.MaxPaths]atomic.Int32
 	lost   chan struct{} // closed by lose
 	gone   atomic.Bool   // lost is closed, or about to be
 }
@@ -37,7 +37,7 @@ type Chunk struct {
 type binding struct {
 	link *link
 	addr uint64
-	keys [mech.MaxPaths]verbs.RKey
+	keys [manager.MaxPaths]verbs.RKey
 	// memory is the chunk itself, if it lies in this process's memory.
 	memory []byte
 }

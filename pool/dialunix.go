@@ -39,7 +39,7 @@ func DialUnix(ctx context.Context, conns shm.Config, cfg Config, addrs ...string
 	if err != nil {
 		return nil, fmt.Errorf("cannot open a pool: %w", err)
 	}
-	cfg.Device, cfg.ownsDevice, cfg.Manager = dev, true, memfd.Mechanism{}
+	cfg.Device, cfg.ownsDevice, cfg.Manager = dev, true, memfd.Manager{}
 	for _, addr := range addrs {
 		cfg.Nodes = append(cfg.Nodes, NodeConfig{
 			Name: addr,

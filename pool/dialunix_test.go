@@ -65,7 +65,7 @@ func TestDialRefusesAMixtureAndWhatItFillsIn(t *testing.T) {
 	if _, err := pool.Dial(t.Context(), "unix:/nonexistent", "127.0.0.1:1"); err == nil {
 		t.Error("a mixture of addresses was accepted")
 	}
-	if _, err := pool.DialUnix(t.Context(), shm.Config{}, pool.Config{Manager: memfd.Mechanism{}}, "unix:/nonexistent"); err == nil {
+	if _, err := pool.DialUnix(t.Context(), shm.Config{}, pool.Config{Manager: memfd.Manager{}}, "unix:/nonexistent"); err == nil {
 		t.Error("a manager was accepted")
 	}
 	if _, err := pool.DialUnix(t.Context(), shm.Config{}, pool.Config{}, "127.0.0.1:1"); err == nil {

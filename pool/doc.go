@@ -7,8 +7,8 @@
 // A [Pool] keeps a connection to each of its nodes and hands out chunks of
 // their memory; a [Chunk] is read and written at offsets, and has atomics on
 // its 8-byte words. [Pool.Do] runs many operations, on many chunks and nodes,
-// in one round trip. How chunks are had and given back is a mechanism's
-// business (package mech); reading and writing them is one-sided.
+// in one round trip. How chunks are had and given back is a manager's
+// business (package manager); reading and writing them is one-sided.
 //
 // # Failures
 //
@@ -47,7 +47,7 @@
 // connections.
 //
 // Pieces of up to 16 KiB, for which somebody waits, go over the first access queue
-// pair, and bulk traffic over the others if the mechanism has several, each with
+// pair, and bulk traffic over the others if the manager has several, each with
 // the chunk's key for it. Short pieces overtake long ones that wait to be posted,
 // and of these only a window is in flight, so that a read on a miss does not wait
 // for bulk writes. Where a caller has given up on a piece that still flies, later

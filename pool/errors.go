@@ -5,13 +5,13 @@ import (
 	"errors"
 	"fmt"
 
-	"polder/pool/mech"
+	"polder/pool/manager"
 )
 
 // What an operation's error Is.
 var (
 	// ErrNoMemory: no node has memory left for this client.
-	ErrNoMemory = mech.ErrNoMemory
+	ErrNoMemory = manager.ErrNoMemory
 	// ErrRevoked: the node's device refused the access: the chunk's window
 	// is not, or no longer, bound to this client.
 	ErrRevoked = errors.New("window revoked")

@@ -5,13 +5,13 @@ import (
 	"encoding/binary"
 
 	"polder/internal/arena"
-	"polder/pool/mech"
+	"polder/pool/manager"
 )
 
 // bind makes the binding of a grant over l.
-func (l *link) bind(g mech.Grant) *binding {
+func (l *link) bind(g manager.Grant) *binding {
 	b := &binding{link: l, addr: g.Addr, keys: g.Keys}
-	if m, ok := l.session.(mech.Mapper); ok {
+	if m, ok := l.session.(manager.Mapper); ok {
 		b.memory = m.Memory(g)
 	}
 	return b

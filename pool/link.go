@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"polder/pool/mech"
+	"polder/pool/manager"
 	"polder/verbs"
 )
 
@@ -39,12 +39,12 @@ const (
 type link struct {
 	node    *node
 	conn    verbs.Conn
-	qps     []mech.Poster // by path: queue pairs, or what the mechanism has in their place
+	qps     []manager.Poster // by path: queue pairs, or what the manager has in their place
 	cq      verbs.CQ
-	session mech.Session // set once, before anybody else sees the link
+	session manager.Session // set once, before anybody else sees the link
 
-	verifier mech.Verifier // session, if it is one
-	mapped   sync.RWMutex  // held for reading while memory of session's is accessed in place
+	verifier manager.Verifier // session, if it is one
+	mapped   sync.RWMutex     // held for reading while memory of session's is accessed in place
 
 	broke chan struct{} // closed by node.linkBroke
 	dead  atomic.Bool   // nothing is accepted any more
@@ -62,8 +62,8 @@ type link struct {
 
 	components *portAttempt // guarded by mu: where components are called, once somebody has
 
-	batches [mech.MaxPaths][]verbs.SendWR // by path; they belong to whoever set posting
-	taken   [mech.MaxPaths][]*piece       // the pieces of the batches
+	batches [manager.MaxPaths][]verbs.SendWR // by path; they belong to whoever set posting
+	taken   [manager.MaxPaths][]*piece       // the pieces of the batches
 
 	pollMu   sync.Mutex // serialises completion handlers
 	wcs      [64]verbs.WC
@@ -90,8 +90,8 @@ func newLink(n *node, conn verbs.Conn) (*link, error) {
 
 // access makes the queue pair of the next path. All complete into one queue.
 func (l *link) access() (verbs.QP, error) {
-	if len(l.qps) == mech.MaxPaths {
-		return nil, fmt.Errorf("cannot create more than %d access queue pairs", mech.MaxPaths)
+	if len(l.qps) == manager.MaxPaths {
+		return nil, fmt.Errorf("cannot create more than %d access queue pairs", manager.MaxPaths)
 	}
 	depth := len(l.flying)
 	qp, err := l.node.pool.pd.CreateQP(verbs.QPInit{
@@ -106,8 +106,8 @@ func (l *link) access() (verbs.QP, error) {
 
 // through makes p the next path.
 //
-// Preconditions: there are fewer than mech.MaxPaths.
-func (l *link) through(p mech.Poster) {
+// Preconditions: there are fewer than manager.MaxPaths.
+func (l *link) through(p manager.Poster) {
 	depth := len(l.flying)
 	l.batches[len(l.qps)] = make([]verbs.SendWR, 0, depth)
 	l.taken[len(l.qps)] = make([]*piece, 0, depth)

@@ -20,10 +20,10 @@ var managers = map[string]Manager{}
 
 func init() {
 	for _, m := range []Manager{
-		onesided.Mechanism{}, onesided.Mechanism{Native: true},
-		rpcmw.Mechanism{}, rpcmw.Mechanism{Type1: true},
-		staticmr.Mechanism{}, finemr.Mechanism{}, odrp.Mechanism{},
-		finemem.Mechanism{},
+		onesided.Manager{}, onesided.Manager{Native: true},
+		rpcmw.Manager{}, rpcmw.Manager{Type1: true},
+		staticmr.Manager{}, finemr.Manager{}, odrp.Manager{},
+		finemem.Manager{},
 	} {
 		managers[m.Name()] = m
 	}
@@ -33,9 +33,9 @@ func init() {
 // another is asked for. A memory node chooses likewise.
 func managerFor(a verbs.DeviceAttr) Manager {
 	if a.Alloc {
-		return onesided.Mechanism{Native: true}
+		return onesided.Manager{Native: true}
 	}
-	return rpcmw.Mechanism{}
+	return rpcmw.Manager{}
 }
 
 // Managers lists the names that ManagerNamed knows.

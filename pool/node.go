@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"polder/memnode/wire"
-	"polder/pool/mech"
+	"polder/pool/manager"
 	"polder/verbs"
 )
 
@@ -221,7 +221,7 @@ func (n *node) attach(ctx context.Context, l *link) error {
 	n.mu.Lock()
 	resume := n.session
 	n.mu.Unlock()
-	s, err := n.pool.cfg.Manager.Attach(ctx, mech.Link{
+	s, err := n.pool.cfg.Manager.Attach(ctx, manager.Link{
 		Device: n.pool.dev, PD: n.pool.pd, Conn: l.conn, Access: l.access, Resume: resume,
 		Through: l.through, Buffer: n.pool.slab.mr, Complete: l.completed,
 	})
@@ -229,12 +229,12 @@ func (n *node) attach(ctx context.Context, l *link) error {
 		return err
 	}
 	l.session = s
-	l.verifier, _ = s.(mech.Verifier)
+	l.verifier, _ = s.(manager.Verifier)
 	info := s.Info()
 	if err := n.pool.agreeChunkSize(info.ChunkSize); err != nil {
 		return err
 	}
-	var owned []mech.Grant
+	var owned []manager.Grant
 	if info.Resumed {
 		if owned, err = s.Owned(ctx); err != nil {
 			return fmt.Errorf("cannot resume the session: %w", err)
@@ -261,7 +261,7 @@ func (n *node) attach(ctx context.Context, l *link) error {
 // publish makes l the node's link, on which the client owns the given chunks.
 // It returns the chunks that it no longer owns, and those that it owns without
 // knowing.
-func (n *node) publish(l *link, owned []mech.Grant) (lost []*Chunk, unknown []uint32) {
+func (n *node) publish(l *link, owned []manager.Grant) (lost []*Chunk, unknown []uint32) {
 	info := l.session.Info()
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -346,10 +346,10 @@ func (n *node) alloc(ctx context.Context) (*Chunk, error) {
 	if l == nil {
 		return nil, errRetry
 	}
-	var grants [1]mech.Grant
+	var grants [1]manager.Grant
 	if _, err := l.session.Alloc(ctx, grants[:]); err != nil {
 		switch {
-		case errors.Is(err, ErrNoMemory) || errors.Is(err, mech.ErrRefused) || ctx.Err() != nil:
+		case errors.Is(err, ErrNoMemory) || errors.Is(err, manager.ErrRefused) || ctx.Err() != nil:
 			return nil, err
 		}
 		n.linkBroke(l)
@@ -390,7 +390,7 @@ func (n *node) free(ctx context.Context, c *Chunk) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), n.pool.cfg.Timeout)
 	defer cancel()
 	err := l.session.Free(ctx, []uint32{c.id})
-	if errors.Is(err, mech.ErrRefused) {
+	if errors.Is(err, manager.ErrRefused) {
 		return err
 	}
 	if err != nil {
@@ -407,7 +407,7 @@ func (n *node) returned() <-chan struct{} {
 		_, changed := n.watch()
 		return changed
 	}
-	if w, ok := l.session.(mech.Waiter); ok {
+	if w, ok := l.session.(manager.Waiter); ok {
 		return w.Returned()
 	}
 	return nil

@@ -12,12 +12,12 @@ import (
 	"time"
 
 	"polder/pool/broker"
-	"polder/pool/mech"
+	"polder/pool/manager"
 	"polder/verbs"
 )
 
-// Manager is a way of managing remote memory. See package mech.
-type Manager = mech.Mechanism
+// Manager is a way of managing remote memory. See package manager.
+type Manager = manager.Manager
 
 // Defaults of a Config.
 const (
@@ -233,12 +233,12 @@ func (p *Pool) alloc(ctx context.Context) (*Chunk, error) {
 
 // AllocWait is Alloc, and if there is no memory left waits until a node says that
 // there is some again, for as long as ctx lasts. It does not wait for the client's own budget,
-// which only Free restores. Nodes whose mechanism cannot
+// which only Free restores. Nodes whose manager cannot
 // say so are not waited for.
 func (p *Pool) AllocWait(ctx context.Context) (*Chunk, error) {
 	for {
 		c, err := p.Alloc(ctx)
-		if !errors.Is(err, ErrNoMemory) || errors.Is(err, mech.ErrBudget) {
+		if !errors.Is(err, ErrNoMemory) || errors.Is(err, manager.ErrBudget) {
 			return c, err
 		}
 		var returned []<-chan struct{}

@@ -12,7 +12,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// TestConformance is for the default mechanism; every other has its own.
+// TestConformance is for the default manager; every other has its own.
 func TestConformance(t *testing.T) { pooltest.Conformance(t, nil) }
 
 // TestSoak takes as long as the environment variable POLDER_SOAK says, such as

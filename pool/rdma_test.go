@@ -13,10 +13,10 @@ import (
 	"polder/pool/staticmr"
 )
 
-// TestIBVMechanisms runs the suite of pools over an RDMA device, by every way of
+// TestIBVManagers runs the suite of pools over an RDMA device, by every way of
 // managing memory that needs no more of it than the standard gives.
-func TestIBVMechanisms(t *testing.T) {
-	for _, m := range []pool.Manager{rpcmw.Mechanism{}, rpcmw.Mechanism{Type1: true}, finemem.Mechanism{}, finemr.Mechanism{}, staticmr.Mechanism{}} {
+func TestIBVManagers(t *testing.T) {
+	for _, m := range []pool.Manager{rpcmw.Manager{}, rpcmw.Manager{Type1: true}, finemem.Manager{}, finemr.Manager{}, staticmr.Manager{}} {
 		t.Run(m.Name(), func(t *testing.T) {
 			s := pooltest.RDMA
 			s.Manager = m

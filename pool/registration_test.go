@@ -10,7 +10,7 @@ import (
 	"polder/pool/staticmr"
 )
 
-// What the mechanisms differ in is how often the node's device has to register
+// What the managers differ in is how often the node's device has to register
 // memory while a client allocates and frees.
 func TestHowOftenChunksAreRegistered(t *testing.T) {
 	const rounds = 50
@@ -18,10 +18,10 @@ func TestHowOftenChunksAreRegistered(t *testing.T) {
 		manager pool.Manager
 		want    int
 	}{
-		{rpcmw.Mechanism{}, 0},
-		{rpcmw.Mechanism{Type1: true}, 0},
-		{finemr.Mechanism{}, rounds},
-		{staticmr.Mechanism{}, 0}, // has done so when the client connected
+		{rpcmw.Manager{}, 0},
+		{rpcmw.Manager{Type1: true}, 0},
+		{finemr.Manager{}, rounds},
+		{staticmr.Manager{}, 0}, // has done so when the client connected
 	} {
 		t.Run(c.manager.Name(), func(t *testing.T) {
 			s := newScene(t, pooltest.TCP, c.manager)

@@ -118,7 +118,7 @@ func newBenchAlloc() *cobra.Command {
 			"they replay over tcp what an allocator has asked its operating system for: a file\n" +
 			"of lines, each a time of arrival in microseconds and a size class c for 4 KiB << c.\n" +
 			"All is allocated, at those times or as fast as possible, and then freed in random\n" +
-			"order. Mechanisms whose chunks have one size give a request as many as it needs.",
+			"order. Managers whose chunks have one size give a request as many as it needs.",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(traces) > 0 {
 				return nil // further traces
@@ -160,8 +160,8 @@ func newBenchAlloc() *cobra.Command {
 	fs.StringArrayVar(&traces, "trace", nil, "replay the allocations of this `file`; may be repeated, and arguments are further files")
 	fs.BoolVar(&replay.ASAP, "asap", false, "replay as fast as possible, not at the trace's times")
 	fs.Var(config.NewInt(&replay.Clients, 1, allocbench.MaxReplayClients), "clients", "how many clients share a trace's requests")
-	fs.StringSliceVar(&sizes, "chunk", nil, "chunk `sizes` of mechanisms that have one (default 128KiB,2MiB)")
-	fs.StringSliceVar(&replay.Managers, "manager", nil, "replay with these `mechanisms` only")
+	fs.StringSliceVar(&sizes, "chunk", nil, "chunk `sizes` of managers that have one (default 128KiB,2MiB)")
+	fs.StringSliceVar(&replay.Managers, "manager", nil, "replay with these `managers` only")
 	fs.Uint64Var(&replay.Seed, "seed", 1, "of the order in which a replay frees")
 	return cmd
 }

@@ -172,7 +172,7 @@ func openPassing(t *testing.T, c *pooltest.Cluster, taken func(context.Context, 
 	}
 	t.Cleanup(func() { dev.Close() })
 	p, err := pool.Open(t.Context(), pool.Config{
-		Device: dev, Manager: memfd.Mechanism{}, Timeout: pooltest.Patience,
+		Device: dev, Manager: memfd.Manager{}, Timeout: pooltest.Patience,
 		Nodes: []pool.NodeConfig{{Name: "node", Dial: func(ctx context.Context) (verbs.Conn, error) {
 			conn, err := c.Fabric.Dial(ctx, dev, c.Nodes[0].Addr)
 			return &passing{Conn: conn, taken: taken}, err
@@ -231,7 +231,7 @@ func TestANodeThatClosesEmptiesNothing(t *testing.T) {
 // what they read after the grace period.
 func TestWhoHasNoLeaseIsPassedNoMemory(t *testing.T) {
 	s := pooltest.SHM
-	s.Manager = rpcmw.Mechanism{}
+	s.Manager = rpcmw.Manager{}
 	c := pooltest.NewCluster(t, s, placeConfig())
 	if _, err := far.NewRemoteTable(t.Context(), NewDevice(c.Open(pool.Config{}).Pool)); err != nil {
 		t.Fatal(err)

@@ -8,7 +8,7 @@
 // and the median round counts.
 //
 // [Replay] replays what real allocators have asked their operating system for,
-// instead: blocks of many sizes, where a mechanism whose chunks have one size
+// instead: blocks of many sizes, where a manager whose chunks have one size
 // wastes memory or time. See [Trace] for the format.
 package allocbench
 
@@ -85,7 +85,7 @@ func fabrics() ([]fabric, error) {
 			return tcp.Dial(ctx, dev, addr, tcp.Config{})
 		},
 	}, {
-		name: "shm", managers: append(slices.Clone(all), memfd.Mechanism{}), newDevice: shm.NewDevice,
+		name: "shm", managers: append(slices.Clone(all), memfd.Manager{}), newDevice: shm.NewDevice,
 		listen: func(dev verbs.Device, dir string) (verbs.Listener, error) {
 			return shm.Listen(dev, filepath.Join(dir, "node"), shm.Config{})
 		},

@@ -7,7 +7,7 @@ import (
 	"polder/memnode"
 	"polder/memnode/twolayer"
 	"polder/pool/finemem"
-	"polder/pool/mech"
+	"polder/pool/manager"
 	"polder/verbs"
 	"polder/verbs/softnic"
 )
@@ -41,7 +41,7 @@ func (f *fabric) dialService(ctx context.Context, addr string) (s *service, err 
 	if err != nil {
 		return nil, err
 	}
-	session, err := finemem.Mechanism{}.Attach(ctx, mech.Link{
+	session, err := finemem.Manager{}.Attach(ctx, manager.Link{
 		Device: dev, PD: pd, Conn: conn,
 		Access: func() (verbs.QP, error) {
 			return pd.CreateQP(verbs.QPInit{SendCQ: cq, RecvCQ: cq, SendDepth: 4, RecvDepth: 1})
@@ -62,7 +62,7 @@ func (s *service) close() error {
 // startServices starts a node with chunks of twolayer.DefaultUnit, and services.
 func (f *fabric) startServices(ctx context.Context, cfg memnode.Config, n int) (r *rig, all []*service, err error) {
 	cfg.ChunkSize = twolayer.DefaultUnit
-	if r, err = f.start(ctx, finemem.Mechanism{}, cfg, 0); err != nil {
+	if r, err = f.start(ctx, finemem.Manager{}, cfg, 0); err != nil {
 		return nil, nil, err
 	}
 	for range n {

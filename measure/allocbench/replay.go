@@ -26,11 +26,11 @@ type ReplayOptions struct {
 	// Clients share every trace, whose requests they make in turn. By
 	// default there are 8.
 	Clients int
-	// ChunkSizes are those of the mechanisms whose chunks have one size, in
+	// ChunkSizes are those of the managers whose chunks have one size, in
 	// bytes. A request gets as many chunks as it needs. By default they are
 	// 128 KiB and 2 MiB: a span and a section of package pool/finemem's.
 	ChunkSizes []int
-	// Managers are the mechanisms, by name. By default all are measured.
+	// Managers are the managers, by name. By default all are measured.
 	Managers []string
 	// Seed is of the order in which blocks are freed.
 	Seed uint64
@@ -58,14 +58,14 @@ type block interface {
 	free(ctx context.Context) error
 }
 
-// A lender is a client of one mechanism's.
+// A lender is a client of one manager's.
 type lender interface {
 	// alloc borrows memory for a request, and returns how many bytes were
 	// taken for it.
 	alloc(ctx context.Context, q Request) (block, int64, error)
 }
 
-// A contestant is a mechanism as it is measured.
+// A contestant is a manager as it is measured.
 type contestant struct {
 	name string
 	// start starts a node that can lend what a trace asks for, and a lender
@@ -73,7 +73,7 @@ type contestant struct {
 	start func(ctx context.Context, t *Trace, clients int) (*rig, []lender, error)
 }
 
-// Replay replays traces over tcp with every mechanism: all that a trace asks for
+// Replay replays traces over tcp with every manager: all that a trace asks for
 // is allocated, and afterwards freed in random order.
 func Replay(ctx context.Context, o ReplayOptions) error {
 	if err := o.replay(ctx); err != nil {
@@ -120,7 +120,7 @@ func (o ReplayOptions) replay(ctx context.Context) error {
 	return nil
 }
 
-// contestants are the mechanisms, with each size of chunks.
+// contestants are the managers, with each size of chunks.
 func (o *ReplayOptions) contestants() ([]contestant, error) {
 	fabrics, err := fabrics()
 	if err != nil {
@@ -217,7 +217,7 @@ type replayed struct {
 	busy        time.Duration // of the node's control goroutine
 }
 
-// replayOne replays one trace with one mechanism, for span unless that is 0.
+// replayOne replays one trace with one manager, for span unless that is 0.
 func (o *ReplayOptions) replayOne(ctx context.Context, t *Trace, c contestant, span time.Duration) (r replayed, err error) {
 	rig, lenders, err := c.start(ctx, t, o.Clients)
 	if err != nil {

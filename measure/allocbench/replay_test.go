@@ -15,7 +15,7 @@ import (
 // testTrace asks for 4 KiB, 16 KiB and 32 KiB, a millisecond apart.
 const testTrace = "0 0\n1000 2\n2000 3\n"
 
-func TestAReplayMeasuresEveryMechanism(t *testing.T) {
+func TestAReplayMeasuresEveryManager(t *testing.T) {
 	tr, err := ReadTrace(strings.NewReader(testTrace), "small")
 	if err != nil {
 		t.Fatal(err)
@@ -98,7 +98,7 @@ func TestAReplayKeepsTheTracesTimes(t *testing.T) {
 	}
 }
 
-func TestAnUnknownMechanismIsRefused(t *testing.T) {
+func TestAnUnknownManagerIsRefused(t *testing.T) {
 	err := Replay(t.Context(), ReplayOptions{Managers: []string{"malloc"}})
 	if err == nil || !strings.Contains(err.Error(), `"malloc", want one of finemem`) {
 		t.Errorf("got %v", err)

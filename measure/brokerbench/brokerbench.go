@@ -17,7 +17,7 @@ import (
 	"polder/measure/benchout"
 	"polder/pool/broker"
 	"polder/pool/finemem"
-	"polder/pool/mech"
+	"polder/pool/manager"
 	"polder/verbs"
 	"polder/verbs/softnic"
 	"polder/verbs/tcp"
@@ -131,7 +131,7 @@ func direct(ctx context.Context, addr string, onClose func(func() error)) (rival
 	if err != nil {
 		return nil, err
 	}
-	s, err := finemem.Mechanism{}.Attach(ctx, mech.Link{Device: dev, PD: pd, Conn: conn, Access: func() (verbs.QP, error) {
+	s, err := finemem.Manager{}.Attach(ctx, manager.Link{Device: dev, PD: pd, Conn: conn, Access: func() (verbs.QP, error) {
 		return pd.CreateQP(verbs.QPInit{SendCQ: cq, RecvCQ: cq, SendDepth: 1, RecvDepth: 1})
 	}})
 	if err != nil {

@@ -32,9 +32,9 @@ const (
 	lanes             // the service has one for each thread, and works on all requests at a time
 )
 
-// A mechanism makes allocators in a rig for a number of threads, which have no
+// A system makes allocators in a rig for a number of threads, which have no
 // more than so many chunks together.
-type mechanism struct {
+type system struct {
 	name     string
 	oneSided bool // it has CMP_SWAPs to try again
 	way      way
@@ -64,8 +64,8 @@ type outcome struct {
 	rate      float64 // allocations in a second
 }
 
-// run runs a load on a mechanism in a world of its own.
-func run(ctx context.Context, costs Costs, seed uint64, m mechanism, l load) (o outcome, err error) {
+// run runs a load on a manager in a world of its own.
+func run(ctx context.Context, costs Costs, seed uint64, m system, l load) (o outcome, err error) {
 	r, err := newRig(ctx, costs, seed)
 	if err != nil {
 		return o, err

@@ -7,7 +7,7 @@ import (
 
 	"polder/memnode/twolayer"
 	"polder/pool/finemem"
-	"polder/pool/mech"
+	"polder/pool/manager"
 	"polder/verbs"
 	"polder/verbs/sim"
 )
@@ -81,7 +81,7 @@ func (f *fineMem) alloc(p *sim.Proc, class int) (uint64, error) {
 	before := f.a.Stats().Retries
 	b, err := f.a.Alloc(f.r.ctx, class)
 	if err != nil {
-		if errors.Is(err, mech.ErrNoMemory) {
+		if errors.Is(err, manager.ErrNoMemory) {
 			err = errFull
 		}
 		return 0, err

@@ -1,6 +1,6 @@
 package simfinemem
 
-// ratios are the figures that compare mechanisms where most threads allocate.
+// ratios are the figures that compare managers where most threads allocate.
 func ratios(most map[string]outcome, yield func(figure) error) error {
 	fine, ok := most[paperName]
 	if !ok {
@@ -18,7 +18,7 @@ func ratios(most map[string]outcome, yield func(figure) error) error {
 			return err
 		}
 	}
-	for _, m := range mechanisms {
+	for _, m := range systems {
 		if !m.ours {
 			continue
 		}

@@ -73,8 +73,8 @@ func (o Options) run(ctx context.Context, pl plan) error {
 
 // simulate calls yield for every value.
 func (o Options) simulate(ctx context.Context, pl plan, yield func(figure) error) error {
-	done, total := 0, (len(pl.threads)+len(pl.classes))*len(mechanisms)
-	measure := func(m mechanism, l load, name string) (outcome, error) {
+	done, total := 0, (len(pl.threads)+len(pl.classes))*len(systems)
+	measure := func(m system, l load, name string) (outcome, error) {
 		if o.Progress != nil {
 			o.Progress(done, total, name)
 		}
@@ -87,7 +87,7 @@ func (o Options) simulate(ctx context.Context, pl plan, yield func(figure) error
 	}
 	most := make(map[string]outcome)
 	for _, threads := range pl.threads {
-		for _, m := range mechanisms {
+		for _, m := range systems {
 			name := fmt.Sprintf("4 KiB, %s: %s", count(threads), m.name)
 			r, err := measure(m, load{threads: threads, rounds: pl.rounds}, name)
 			if err != nil {
@@ -116,7 +116,7 @@ func (o Options) simulate(ctx context.Context, pl plan, yield func(figure) error
 		return err
 	}
 	for _, class := range pl.classes {
-		for _, m := range mechanisms {
+		for _, m := range systems {
 			name := fmt.Sprintf("blocks of %s, %s: %s", size(class), count(pl.sweep), m.name)
 			r, err := measure(m, load{threads: pl.sweep, class: class, rounds: pl.rounds}, name)
 			if err != nil {

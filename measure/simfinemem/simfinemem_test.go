@@ -43,7 +43,7 @@ func TestDeterminism(t *testing.T) {
 	}
 }
 
-// TestEveryRowIsForPrograms: one object a line, and every mechanism.
+// TestEveryRowIsForPrograms: one object a line, and every manager.
 func TestEveryRowIsForPrograms(t *testing.T) {
 	var b bytes.Buffer
 	if err := (Options{Out: &b, JSON: true}).run(t.Context(), tiny); err != nil {
@@ -63,7 +63,7 @@ func TestEveryRowIsForPrograms(t *testing.T) {
 		}
 		seen[row.Case] = true
 	}
-	for _, m := range mechanisms {
+	for _, m := range systems {
 		for _, load := range []string{"4 KiB, 1 thread", "4 KiB, 3 threads", "blocks of 128 KiB, 2 threads"} {
 			if !seen[load+": "+m.name] {
 				t.Errorf("nothing is said of %s: %s", load, m.name)
@@ -83,8 +83,8 @@ func TestCanceled(t *testing.T) {
 // TestSpreadingBeatsThePaper: users that begin somewhere else do not meet.
 func TestSpreadingBeatsThePaper(t *testing.T) {
 	of := func(name string) outcome {
-		i := slices.IndexFunc(mechanisms, func(m mechanism) bool { return m.name == name })
-		o, err := run(t.Context(), Testbed(), 1, mechanisms[i], load{threads: 8, rounds: 64})
+		i := slices.IndexFunc(systems, func(m system) bool { return m.name == name })
+		o, err := run(t.Context(), Testbed(), 1, systems[i], load{threads: 8, rounds: 64})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -105,7 +105,7 @@ func (a *accessor) request(*sim.Proc, int) error {
 }
 
 // rpc are threads that allocate by messages to the node's core.
-func rpc(typ verbs.MWType) mechanism {
+func rpc(typ verbs.MWType) manager {
 	return func(r *rig, threads, rounds int) []thread {
 		c := newCore(r, typ, threads*most(rounds))
 		r.w.Daemon("core", c.serve)

@@ -180,7 +180,7 @@ func oneSided(r *rig, threads, rounds int) []thread {
 
 // separated are threads that access memory through queue pairs of their own and
 // allocate it with a number of Alloc QPs that they have in common.
-func separated(pairs int) mechanism {
+func separated(pairs int) manager {
 	return func(r *rig, threads, rounds int) []thread {
 		pairs := min(pairs, threads)
 		node := newLender(r, threads*most(rounds), 2*pairs)
@@ -205,7 +205,7 @@ func separated(pairs int) mechanism {
 
 // besides are threads that access registered memory while queue pairs that
 // carry offloaded logic wait for requests which do not come.
-func besides(offloads int) mechanism {
+func besides(offloads int) manager {
 	return func(r *rig, threads, rounds int) []thread {
 		node := newLender(r, 1, offloads)
 		var free verbs.QP

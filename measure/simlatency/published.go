@@ -5,7 +5,7 @@ import "polder/verbs"
 // variant is a row of the figure.
 type variant struct {
 	name  string
-	build mechanism
+	build manager
 	// What the paper gives, in microseconds, for 1 and 24 threads; 0 where
 	// its text gives nothing.
 	access, allocate [2]float64

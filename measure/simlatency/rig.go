@@ -236,6 +236,6 @@ func repeat[T any](n int, f func(i int) T) []T {
 	return slices.Clip(s)
 }
 
-// A mechanism makes threads that allocate and access in its way, and can do so
+// A manager makes threads that allocate and access in its way, and can do so
 // most(rounds) times.
-type mechanism func(r *rig, threads, rounds int) []thread
+type manager func(r *rig, threads, rounds int) []thread

@@ -116,7 +116,7 @@ func simulate(ctx context.Context, costs sim.Costs, seed uint64, rounds int, yie
 }
 
 // measure runs one experiment in a world of its own.
-func measure(ctx context.Context, costs sim.Costs, seed uint64, m mechanism, threads, rounds int) (l latencies, err error) {
+func measure(ctx context.Context, costs sim.Costs, seed uint64, m manager, threads, rounds int) (l latencies, err error) {
 	defer caught(&err)
 	r := newRig(ctx, costs, seed)
 	defer r.close()

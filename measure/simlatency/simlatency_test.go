@@ -58,7 +58,7 @@ const mixed = calibrated + ", 24 threads"
 // TestSeparation: the same where which contexts stay on the chip matters, which
 // takes time to even out.
 func TestSeparation(t *testing.T) {
-	at := func(m mechanism, rounds int) latencies {
+	at := func(m manager, rounds int) latencies {
 		l, err := measure(t.Context(), sim.Testbed(), 0, m, 24, rounds)
 		if err != nil {
 			t.Fatal(err)

@@ -13,7 +13,7 @@ import (
 
 	"polder/internal/fdpass"
 	"polder/memnode"
-	"polder/pool/mech"
+	"polder/pool/manager"
 	"polder/verbs"
 	"polder/verbs/inproc"
 	"polder/verbs/softnic"
@@ -242,7 +242,7 @@ func TestWhoNeverReadsAnswers(t *testing.T) {
 		if err := victim.Free(t.Context(), 0, session, block); err != nil {
 			t.Fatal(err)
 		}
-		if block, err = victim.Alloc(t.Context(), 0, session, 0); err != nil && !errors.Is(err, mech.ErrNoMemory) {
+		if block, err = victim.Alloc(t.Context(), 0, session, 0); err != nil && !errors.Is(err, manager.ErrNoMemory) {
 			t.Fatal(err)
 		}
 		if err != nil {
@@ -258,14 +258,14 @@ func TestTheQuotaIsOfTheUser(t *testing.T) {
 	d := newDen(t, Config{Quota: 4 * 4096})
 	a, session, block := d.victim()
 	b, others, _ := d.victim()
-	if _, err := a.Alloc(t.Context(), 0, session, 2); !errors.Is(err, mech.ErrBudget) {
-		t.Errorf("4 chunks where 2 are left: got %v, want %v", err, mech.ErrBudget)
+	if _, err := a.Alloc(t.Context(), 0, session, 2); !errors.Is(err, manager.ErrBudget) {
+		t.Errorf("4 chunks where 2 are left: got %v, want %v", err, manager.ErrBudget)
 	}
 	if _, err := b.Alloc(t.Context(), 0, others, 1); err != nil {
 		t.Error(err)
 	}
-	if _, err := a.Alloc(t.Context(), 0, session, 0); !errors.Is(err, mech.ErrBudget) {
-		t.Errorf("got %v, want %v", err, mech.ErrBudget)
+	if _, err := a.Alloc(t.Context(), 0, session, 0); !errors.Is(err, manager.ErrBudget) {
+		t.Errorf("got %v, want %v", err, manager.ErrBudget)
 	}
 	if err := a.Free(t.Context(), 0, session, block); err != nil {
 		t.Fatal(err)

@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"polder/pool/broker"
-	"polder/pool/mech"
+	"polder/pool/manager"
 	"polder/pool/pooltest"
 )
 
@@ -28,8 +28,8 @@ func TestBlocksOfAllSizes(t *testing.T) {
 		blocks = append(blocks, b)
 		sum += 4096 << class
 	}
-	if _, err := c.Alloc(t.Context(), 0, info.Session, 9); !errors.Is(err, mech.ErrNoMemory) {
-		t.Errorf("with no section left: got %v, want %v", err, mech.ErrNoMemory)
+	if _, err := c.Alloc(t.Context(), 0, info.Session, 9); !errors.Is(err, manager.ErrNoMemory) {
+		t.Errorf("with no section left: got %v, want %v", err, manager.ErrNoMemory)
 	}
 	r.lent(sum)
 	for _, b := range blocks {

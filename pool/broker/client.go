@@ -12,7 +12,7 @@ import (
 
 	"polder/internal/fdpass"
 	"polder/memnode/twolayer"
-	"polder/pool/mech"
+	"polder/pool/manager"
 	"polder/verbs"
 )
 
@@ -234,7 +234,7 @@ func (c *Client) Attach(ctx context.Context, node int) (NodeInfo, error) {
 }
 
 // Alloc allocates a block of a class at a node, in a session that Attach has told of.
-// The error Is mech.ErrNoMemory if there is nothing left. If it is ctx's, what it may
+// The error Is manager.ErrNoMemory if there is nothing left. If it is ctx's, what it may
 // have got is freed by a later call, or with the connection.
 func (c *Client) Alloc(ctx context.Context, node int, session uint64, class int) (Block, error) {
 	var b Block
@@ -340,9 +340,9 @@ func (c *Client) read(slot int, a *answer) error {
 	case statusOK:
 		return nil
 	case statusNoMemory:
-		return mech.ErrNoMemory
+		return manager.ErrNoMemory
 	case statusBudget:
-		return mech.ErrBudget
+		return manager.ErrBudget
 	case statusNotOwner:
 		return ErrNotOwner
 	case statusStale:
@@ -350,7 +350,7 @@ func (c *Client) read(slot int, a *answer) error {
 	case statusDown:
 		return ErrNodeDown
 	}
-	return mech.ErrRefused
+	return manager.ErrRefused
 }
 
 // wake wakes the broker.
@@ -380,7 +380,7 @@ func (c *Client) slot(ctx context.Context, stop <-chan struct{}) (int, error) {
 		case <-c.done:
 			return 0, ErrGone
 		case <-stop:
-			return 0, mech.ErrClosed
+			return 0, manager.ErrClosed
 		case <-ctx.Done():
 			return 0, context.Cause(ctx)
 		}
@@ -418,7 +418,7 @@ func (c *Client) await(ctx context.Context, stop <-chan struct{}, slot int) erro
 		case <-c.done:
 			err = ErrGone
 		case <-stop:
-			err = mech.ErrClosed
+			err = manager.ErrClosed
 		case <-ctx.Done():
 			err = context.Cause(ctx)
 		default:

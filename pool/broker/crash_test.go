@@ -207,7 +207,7 @@ func TestWhatAKilledApplicationHadIsFreed(t *testing.T) {
 func TestTheBrokerIsKilledAtEveryStep(t *testing.T) {
 	const chunks = 64
 	s := pooltest.TCP
-	s.Manager = broker.Mechanism{}
+	s.Manager = broker.Manager{}
 	c := pooltest.NewCluster(t, s, memnode.Config{Lend: chunks * 4096, ChunkSize: 4096, Grace: 20 * time.Millisecond})
 	node, path := c.Nodes[0], filepath.Join(t.TempDir(), "sock")
 	steps := slices.Concat(broker.Steps, []string{
@@ -310,7 +310,7 @@ func session(ctx context.Context, path string, tidy bool) error {
 // the next one.
 func TestAPoolOutlivesItsBroker(t *testing.T) {
 	s := pooltest.TCP
-	s.Manager = broker.Mechanism{}
+	s.Manager = broker.Manager{}
 	c := pooltest.NewCluster(t, s, memnode.Config{Lend: 1 << 20, ChunkSize: 4096, Grace: 50 * time.Millisecond})
 	node, path := c.Nodes[0], filepath.Join(t.TempDir(), "sock")
 	first := spawn(t, "broker", path, node.Addr, "")

@@ -9,7 +9,7 @@
 // do nothing else: it has no key of the metadata, and a memory node that has a service
 // secret opens them to nobody who does not know it.
 //
-// A pool uses a broker through a [Dialer] and [Mechanism] (pool.Dial does, for
+// A pool uses a broker through a [Dialer] and [Manager] (pool.Dial does, for
 // addresses that begin with [Scheme]); what needs blocks of other sizes than a node's
 // chunk uses a [Client].
 //
@@ -73,7 +73,7 @@ import (
 	"errors"
 	"fmt"
 
-	"polder/pool/mech"
+	"polder/pool/manager"
 )
 
 // Scheme is what addresses of brokers begin with, before the path of the socket.
@@ -92,5 +92,5 @@ var (
 	// ErrStale: the memory node has forgotten what it gave the broker before.
 	ErrStale = errors.New("the memory node has forgotten the broker's session")
 	// ErrNotOwner: what is to be freed is not this application's.
-	ErrNotOwner = fmt.Errorf("%w: not allocated by this application", mech.ErrRefused)
+	ErrNotOwner = fmt.Errorf("%w: not allocated by this application", manager.ErrRefused)
 )

@@ -15,7 +15,7 @@ import (
 	"polder/internal/failpoint"
 	"polder/memnode/wire"
 	"polder/pool/finemem"
-	"polder/pool/mech"
+	"polder/pool/manager"
 	"polder/verbs"
 )
 
@@ -40,7 +40,7 @@ type node struct {
 	cause  error                             // why
 	resume wire.Session                      // the node's name for the broker
 	epoch  uint64                            // changes when the node has forgotten everything
-	info   mech.Info                         // of the last link
+	info   manager.Info                      // of the last link
 	least  int                               // class of the node's chunks
 	space  wire.Space                        // as far as is known
 	blocks map[*app]map[uint32]finemem.Block // what applications have, by first chunk
@@ -187,8 +187,8 @@ func (n *node) connect(ctx context.Context) (*link, error) {
 	n.mu.Lock()
 	resume := n.resume
 	n.mu.Unlock()
-	m := finemem.Mechanism{Policy: n.b.cfg.Policy, Secret: n.b.cfg.Secret}
-	s, err := m.Attach(ctx, mech.Link{
+	m := finemem.Manager{Policy: n.b.cfg.Policy, Secret: n.b.cfg.Secret}
+	s, err := m.Attach(ctx, manager.Link{
 		Device: n.b.cfg.Device, PD: n.b.pd, Conn: conn, Resume: resume,
 		// The node wants to see one; nobody uses it.
 		Access: func() (verbs.QP, error) {
@@ -211,7 +211,7 @@ func (n *node) connect(ctx context.Context) (*link, error) {
 // what no application has. What the node does not know any more is lost.
 func (n *node) settle(ctx context.Context, l *link) error {
 	info := l.session.Info()
-	var owned []mech.Grant
+	var owned []manager.Grant
 	if info.Resumed {
 		var err error
 		if owned, err = l.session.Owned(ctx); err != nil {
@@ -277,7 +277,7 @@ func (n *node) forget() {
 // operation that may have been under way has left.
 //
 // Preconditions: n.mu is held.
-func (n *node) unknown(a *finemem.Allocator, owned []mech.Grant) (todo []extent) {
+func (n *node) unknown(a *finemem.Allocator, owned []manager.Grant) (todo []extent) {
 	left := make(map[uint32]bool, len(owned))
 	for _, g := range owned {
 		left[g.Chunk] = true
@@ -444,7 +444,7 @@ func (n *node) alloc(ctx context.Context, a *app, r *request, out *answer) {
 // failed is what is answered when an operation on l has failed.
 func (n *node) failed(l *link, err error) status {
 	switch {
-	case errors.Is(err, mech.ErrNoMemory):
+	case errors.Is(err, manager.ErrNoMemory):
 		return statusNoMemory
 	case !outOfTime(err): // otherwise the allocator undoes it
 

@@ -18,7 +18,7 @@ import (
 func overBroker(s pooltest.Setup) pooltest.Setup {
 	return pooltest.Setup{
 		Name:    s.Name,
-		Manager: broker.Mechanism{},
+		Manager: broker.Manager{},
 		Brokers: true,
 		Fabric: func(t testing.TB) pooltest.Fabric {
 			return &fabric{Fabric: s.Fabric(t), t: t, dialers: make(map[target]*broker.Dialer)}
@@ -103,7 +103,7 @@ type rig struct {
 func newRig(t *testing.T, node memnode.Config, cfg broker.Config) *rig {
 	t.Helper()
 	s := pooltest.TCP
-	s.Manager = broker.Mechanism{}
+	s.Manager = broker.Manager{}
 	r := &rig{Cluster: pooltest.NewCluster(t, s, node), path: filepath.Join(t.TempDir(), "sock")}
 	r.broker = startBroker(t, r.Fabric, cfg, r.path, r.Nodes[0].Addr)
 	return r

@@ -12,7 +12,7 @@ import (
 	"polder/memnode/wire"
 	"polder/pool/control"
 	"polder/pool/finemem"
-	"polder/pool/mech"
+	"polder/pool/manager"
 )
 
 // session is an application's standing with one node.
@@ -21,7 +21,7 @@ type session struct {
 	ch   *control.Channel
 	id   uint64
 	k    int // class of a chunk
-	info mech.Info
+	info manager.Info
 	held *holding
 	stop chan struct{} // closed with the session
 
@@ -37,7 +37,7 @@ type holding struct {
 	class uint8  // of a chunk
 
 	mu     sync.Mutex // guards what follows
-	grants map[uint32]mech.Grant
+	grants map[uint32]manager.Grant
 
 	expiry *time.Timer // of Client.mu; while there is no connection to the node
 }
@@ -60,7 +60,7 @@ func (c *Client) hold(node int, id uint64, class uint8, resume bool) *holding {
 		c.mu.Unlock()
 		return old
 	}
-	h := &holding{id: id, class: class, grants: make(map[uint32]mech.Grant)}
+	h := &holding{id: id, class: class, grants: make(map[uint32]manager.Grant)}
 	c.holdings[node] = h
 	c.mu.Unlock()
 	if old != nil {
@@ -96,7 +96,7 @@ const surrenderTime = 10 * time.Second
 func (c *Client) surrender(node int, h *holding) {
 	h.mu.Lock()
 	grants := h.grants
-	h.grants = make(map[uint32]mech.Grant)
+	h.grants = make(map[uint32]manager.Grant)
 	h.mu.Unlock()
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -105,7 +105,7 @@ func (c *Client) surrender(node int, h *holding) {
 	}
 }
 
-func (s *session) open(ctx context.Context, l mech.Link) error {
+func (s *session) open(ctx context.Context, l manager.Link) error {
 	c := s.conn
 	addr := c.client.addrs[c.node]
 	resume := l.Resume
@@ -136,7 +136,7 @@ func (s *session) open(ctx context.Context, l mech.Link) error {
 		return s.ch.Violated("%d chunks of %d bytes, where the broker says %d of %d", w.Chunks, w.ChunkSize, info.Chunks, info.ChunkSize)
 	}
 	s.id, s.k, s.space = info.Session, info.Least, wire.Space{Free: info.Free, Budget: info.Budget}
-	s.info = mech.Info{
+	s.info = manager.Info{
 		Session: wire.Session{ID: s.id}, Resumed: s.id == resume.ID,
 		ChunkSize: info.ChunkSize, Chunks: info.Chunks, Grace: info.Grace,
 	}
@@ -148,7 +148,7 @@ func (s *session) open(ctx context.Context, l mech.Link) error {
 func (h *holding) remove(chunks []uint32) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	removed := make([]mech.Grant, 0, len(chunks))
+	removed := make([]manager.Grant, 0, len(chunks))
 	for _, c := range chunks {
 		g, ok := h.grants[c]
 		if !ok {
@@ -163,10 +163,10 @@ func (h *holding) remove(chunks []uint32) bool {
 	return true
 }
 
-// Info implements mech.Session.
-func (s *session) Info() mech.Info { return s.info }
+// Info implements manager.Session.
+func (s *session) Info() manager.Info { return s.info }
 
-// Space implements mech.Session.
+// Space implements manager.Session.
 func (s *session) Space() wire.Space {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -177,8 +177,8 @@ func (s *session) Space() wire.Space {
 func (s *session) fault(err error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed && !errors.Is(err, mech.ErrNoMemory) {
-		return mech.ErrClosed
+	if s.closed && !errors.Is(err, manager.ErrNoMemory) {
+		return manager.ErrClosed
 	}
 	return err
 }
@@ -190,8 +190,8 @@ func (s *session) says(a *answer) {
 	s.space = wire.Space{Free: a.free, Budget: a.budget}
 }
 
-// Alloc implements mech.Session.
-func (s *session) Alloc(ctx context.Context, grants []mech.Grant) (int, error) {
+// Alloc implements manager.Session.
+func (s *session) Alloc(ctx context.Context, grants []manager.Grant) (int, error) {
 	for i := range grants {
 		var a answer
 		err := s.conn.client.call(ctx, s.stop, &request{op: opAlloc, node: uint16(s.conn.node), session: s.id, class: uint8(s.k)}, &a)
@@ -199,12 +199,12 @@ func (s *session) Alloc(ctx context.Context, grants []mech.Grant) (int, error) {
 			err = s.conn.client.violated("chunk %d with %d keys", a.first, len(a.keys))
 		}
 		if err != nil {
-			if i > 0 && (errors.Is(err, mech.ErrNoMemory) || ctx.Err() != nil) {
+			if i > 0 && (errors.Is(err, manager.ErrNoMemory) || ctx.Err() != nil) {
 				return i, nil
 			}
 			return 0, s.fault(err) // what it has got is listed by Owned
 		}
-		g := mech.Grant{Chunk: a.first >> s.k, Addr: a.addr}
+		g := manager.Grant{Chunk: a.first >> s.k, Addr: a.addr}
 		g.Keys[0] = a.keys[0]
 		grants[i] = g
 		s.held.mu.Lock()
@@ -215,7 +215,7 @@ func (s *session) Alloc(ctx context.Context, grants []mech.Grant) (int, error) {
 	return len(grants), nil
 }
 
-// Free implements mech.Session.
+// Free implements manager.Session.
 func (s *session) Free(ctx context.Context, chunks []uint32) error {
 	if !s.held.remove(chunks) {
 		return ErrNotOwner
@@ -239,15 +239,15 @@ func (s *session) Free(ctx context.Context, chunks []uint32) error {
 	return nil
 }
 
-// Owned implements mech.Session. Keys stay what they are as long as the broker's
+// Owned implements manager.Session. Keys stay what they are as long as the broker's
 // session with the node lasts.
-func (s *session) Owned(context.Context) ([]mech.Grant, error) {
+func (s *session) Owned(context.Context) ([]manager.Grant, error) {
 	s.held.mu.Lock()
 	defer s.held.mu.Unlock()
 	return slices.Collect(maps.Values(s.held.grants)), nil
 }
 
-// Close implements mech.Session.
+// Close implements manager.Session.
 func (s *session) Close() {
 	s.mu.Lock()
 	if s.closed {
@@ -262,7 +262,7 @@ func (s *session) Close() {
 		s.conn.client.expire(s.conn.node, s.held, s.info.Grace)
 	}
 	if s.ch != nil {
-		s.ch.Fail(mech.ErrClosed)
+		s.ch.Fail(manager.ErrClosed)
 		s.ch.Close()
 	}
 }

@@ -1,5 +1,5 @@
 // Package control carries messages between a client and a memory node's control
-// goroutine, on the management queue pair of a connection. Mechanisms that
+// goroutine, on the management queue pair of a connection. Managers that
 // allocate by messages are built on it, and the others resume sessions with it.
 //
 // The messages are those of package memnode/wire. A Channel has as many in
@@ -18,7 +18,7 @@ import (
 
 	"polder/internal/arena"
 	"polder/memnode/wire"
-	"polder/pool/mech"
+	"polder/pool/manager"
 	"polder/verbs"
 )
 
@@ -36,7 +36,7 @@ type Handlers struct {
 
 // A Channel is an open management queue pair.
 type Channel struct {
-	link mech.Link
+	link manager.Link
 	on   Handlers
 	cq   verbs.CQ
 	mgmt verbs.QP
@@ -77,8 +77,8 @@ const replyID = 1 << 16
 // unasked.
 const notices = 2
 
-// Open connects a management queue pair for the mechanism of the given name.
-func Open(ctx context.Context, l mech.Link, name string, on Handlers) (*Channel, *wire.Welcome, error) {
+// Open connects a management queue pair for the manager of the given name.
+func Open(ctx context.Context, l manager.Link, name string, on Handlers) (*Channel, *wire.Welcome, error) {
 	c := &Channel{link: l, on: on, broken: make(chan struct{})}
 	w, err := c.open(ctx, name)
 	if err != nil {
@@ -366,9 +366,9 @@ func (c *Channel) Err() error {
 // Broken is closed when the channel can do nothing more.
 func (c *Channel) Broken() <-chan struct{} { return c.broken }
 
-// Close ends the channel; calls in progress end with mech.ErrClosed.
+// Close ends the channel; calls in progress end with manager.ErrClosed.
 func (c *Channel) Close() {
-	c.Fail(mech.ErrClosed)
+	c.Fail(manager.ErrClosed)
 	c.users.Wait()
 	var errs []error
 	if c.mgmt != nil {

@@ -11,7 +11,7 @@ import (
 	"polder/internal/invariants"
 	"polder/memnode/twolayer"
 	"polder/pool/finemem"
-	"polder/pool/mech"
+	"polder/pool/manager"
 	"polder/verbs"
 )
 
@@ -35,7 +35,7 @@ func TestEveryClass(t *testing.T) {
 					var blocks []finemem.Block
 					for {
 						b, err := a.Alloc(t.Context(), k)
-						if errors.Is(err, mech.ErrNoMemory) {
+						if errors.Is(err, manager.ErrNoMemory) {
 							break
 						}
 						if err != nil {
@@ -83,7 +83,7 @@ func TestLayersShareMemory(t *testing.T) {
 			var blocks []finemem.Block
 			for {
 				b, err := a.Alloc(t.Context(), k)
-				if errors.Is(err, mech.ErrNoMemory) {
+				if errors.Is(err, manager.ErrNoMemory) {
 					break
 				}
 				if err != nil {
@@ -163,7 +163,7 @@ func churn(ctx context.Context, a *finemem.Allocator, held *holders, user uint16
 		}
 		k := []int{0, 0, 0, 0, 1, 2, 4, 5, 7, 9, 10}[rng.IntN(11)]
 		b, err := a.Alloc(ctx, k)
-		if errors.Is(err, mech.ErrNoMemory) {
+		if errors.Is(err, manager.ErrNoMemory) {
 			for range min(len(blocks), 4) {
 				if err := free(rng.IntN(len(blocks))); err != nil {
 					return err
@@ -212,7 +212,7 @@ func TestGivingUp(t *testing.T) {
 		b, err := a.Alloc(ctx, rng.IntN(7))
 		if err == nil {
 			blocks = append(blocks, b)
-		} else if ctx.Err() == nil && !errors.Is(err, mech.ErrNoMemory) {
+		} else if ctx.Err() == nil && !errors.Is(err, manager.ErrNoMemory) {
 			t.Fatal(err)
 		}
 	}

@@ -14,7 +14,7 @@ import (
 // as with RNICs, the node changes its metadata by the device's.
 func TestDeviceAtomics(t *testing.T) {
 	s := pooltest.TCP
-	s.Manager = finemem.Mechanism{}
+	s.Manager = finemem.Manager{}
 	var loops atomic.Int32
 	tcp := s.Fabric
 	s.Fabric = func(t testing.TB) pooltest.Fabric { return apartFabric{tcp(t), &loops} }

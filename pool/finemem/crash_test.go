@@ -22,7 +22,7 @@ import (
 	"polder/memnode"
 	"polder/memnode/twolayer"
 	"polder/pool/finemem"
-	"polder/pool/mech"
+	"polder/pool/manager"
 	"polder/pool/pooltest"
 	"polder/verbs"
 	"polder/verbs/softnic"
@@ -84,7 +84,7 @@ func dialService(ctx context.Context, addr string) (c *service, err error) {
 	if c.buf, err = c.pd.RegMR(make([]byte, 8), verbs.AccessLocalWrite); err != nil {
 		return nil, err
 	}
-	s, err := finemem.Mechanism{}.Attach(ctx, mech.Link{
+	s, err := finemem.Manager{}.Attach(ctx, manager.Link{
 		Device: c.dev, PD: c.pd, Conn: c.conn,
 		Access: func() (verbs.QP, error) {
 			c.qp, err = c.pd.CreateQP(verbs.QPInit{SendCQ: c.cq, RecvCQ: c.cq, SendDepth: 4, RecvDepth: 1})
@@ -166,7 +166,7 @@ func (c *service) churn(ctx context.Context, rng *rand.Rand, until func() bool, 
 			k = rng.IntN(8)
 		}
 		b, err := c.alloc(ctx, k)
-		if errors.Is(err, mech.ErrNoMemory) {
+		if errors.Is(err, manager.ErrNoMemory) {
 			continue
 		}
 		if err != nil {
@@ -273,7 +273,7 @@ func TestClientsThatAreKilled(t *testing.T) {
 		steps = slices.DeleteFunc(steps, func(string) bool { i++; return i%3 != 0 })
 	}
 	s := pooltest.TCP
-	s.Manager = finemem.Mechanism{}
+	s.Manager = finemem.Manager{}
 	cl := pooltest.NewCluster(t, s, memnode.Config{Lend: bytes, ChunkSize: twolayer.DefaultUnit, Grace: time.Millisecond, MaxViolations: 1 << 20})
 	addr := cl.Nodes[0].Addr
 	ctx := t.Context()
@@ -331,7 +331,7 @@ func TestClientsThatAreKilled(t *testing.T) {
 func TestClientsThatWakeUp(t *testing.T) {
 	const bytes = 2 << 20
 	s := pooltest.TCP
-	s.Manager = finemem.Mechanism{}
+	s.Manager = finemem.Manager{}
 	cl := pooltest.NewCluster(t, s, memnode.Config{Lend: bytes, ChunkSize: twolayer.DefaultUnit,
 		Grace: time.Millisecond, Heartbeat: 500 * time.Millisecond, MaxViolations: 1 << 20})
 	addr := cl.Nodes[0].Addr
@@ -402,7 +402,7 @@ func whole(t *testing.T, addr string, bytes int, step string, had [][2]uint64) {
 	var held []finemem.Block
 	for {
 		b, err := c.alloc(ctx, 0)
-		if errors.Is(err, mech.ErrNoMemory) {
+		if errors.Is(err, manager.ErrNoMemory) {
 			break
 		}
 		if err != nil {

@@ -5,7 +5,7 @@
 // memnode/twolayer's; this package moves them.
 //
 // An [Allocator] allocates memory of any class and gives address and keys. A pool
-// uses one through [Mechanism], for chunks of the node's chunk size; a service that
+// uses one through [Manager], for chunks of the node's chunk size; a service that
 // allocates for the applications of a compute node uses one itself, over the
 // connection of a [Session].
 //

@@ -6,7 +6,7 @@ import (
 	"fmt"
 
 	"polder/memnode/twolayer"
-	"polder/pool/mech"
+	"polder/pool/manager"
 	"polder/verbs"
 )
 
@@ -169,7 +169,7 @@ func (a *Allocator) Stats() Stats { return a.stats }
 func (a *Allocator) Layout() twolayer.Layout { return a.l }
 
 // Alloc allocates memory of class k that reads as zero and that no key but its own
-// opens. The error Is mech.ErrNoMemory if there is none. If it is ctx's, what was
+// opens. The error Is manager.ErrNoMemory if there is none. If it is ctx's, what was
 // under way is undone before anything else is done; after any other error but
 // ErrNoMemory the allocator is of no use any more.
 func (a *Allocator) Alloc(ctx context.Context, k int) (Block, error) {
@@ -196,7 +196,7 @@ func (a *Allocator) alloc(ctx context.Context, k int) (Block, error) {
 			return b, err
 		}
 		if attempt == attempts {
-			return Block{}, fmt.Errorf("%w: nothing of %d bytes", mech.ErrNoMemory, a.l.Size(k))
+			return Block{}, fmt.Errorf("%w: nothing of %d bytes", manager.ErrNoMemory, a.l.Size(k))
 		}
 		if attempt > 1 {
 			a.stats.Syncs++

@@ -11,11 +11,11 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestConformance(t *testing.T) { pooltest.Conformance(t, finemem.Mechanism{}) }
+func TestConformance(t *testing.T) { pooltest.Conformance(t, finemem.Manager{}) }
 
 // TestOverSHM: chunks on the same machine are reached through shared memory rings.
 func TestOverSHM(t *testing.T) {
 	s := pooltest.SHM
-	s.Manager = finemem.Mechanism{}
+	s.Manager = finemem.Manager{}
 	pooltest.Run(t, s)
 }

@@ -7,7 +7,7 @@ import (
 	"polder/internal/arena"
 	"polder/memnode/twolayer"
 	"polder/pool/finemem"
-	"polder/pool/mech"
+	"polder/pool/manager"
 )
 
 // half is the class of half a span: two of them make it full.
@@ -128,7 +128,7 @@ func TestClientClosesASpanThatCountsAsFull(t *testing.T) {
 				return nil
 			})
 			_, err := d.Alloc(t.Context(), twolayer.SectionClass)
-			if want := map[bool]error{true: errCrash, false: mech.ErrNoMemory}[test.crash]; !errors.Is(err, want) {
+			if want := map[bool]error{true: errCrash, false: manager.ErrNoMemory}[test.crash]; !errors.Is(err, want) {
 				t.Errorf("Alloc = %v, want %v", err, want)
 			}
 			r.check()

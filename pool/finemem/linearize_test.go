@@ -62,7 +62,7 @@ var extents = porcupine.Model{
 func TestAllocationIsLinearizable(t *testing.T) {
 	const clients, rounds = 6, 250
 	s := pooltest.TCP
-	s.Manager = finemem.Mechanism{}
+	s.Manager = finemem.Manager{}
 	cl := pooltest.NewCluster(t, s, memnode.Config{Lend: 4 << 20, ChunkSize: twolayer.DefaultUnit})
 	var mu sync.Mutex
 	var history []porcupine.Operation

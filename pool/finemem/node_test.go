@@ -12,7 +12,7 @@ import (
 	"polder/memnode/wire"
 	"polder/pool"
 	"polder/pool/finemem"
-	"polder/pool/mech"
+	"polder/pool/manager"
 	"polder/pool/pooltest"
 	"polder/verbs"
 )
@@ -28,7 +28,7 @@ type bare struct {
 	qp   verbs.QP
 }
 
-func tryJoin(t *testing.T, cl *pooltest.Cluster, m finemem.Mechanism) (*bare, error) {
+func tryJoin(t *testing.T, cl *pooltest.Cluster, m finemem.Manager) (*bare, error) {
 	t.Helper()
 	must := func(err error) {
 		t.Helper()
@@ -48,7 +48,7 @@ func tryJoin(t *testing.T, cl *pooltest.Cluster, m finemem.Mechanism) (*bare, er
 	must(err)
 	b.conn, err = cl.Fabric.Dial(t.Context(), dev, cl.Nodes[0].Addr)
 	must(err)
-	s, err := m.Attach(t.Context(), mech.Link{
+	s, err := m.Attach(t.Context(), manager.Link{
 		Device: dev, PD: pd, Conn: b.conn,
 		Access: func() (verbs.QP, error) {
 			b.qp, err = pd.CreateQP(verbs.QPInit{SendCQ: b.cq, RecvCQ: b.cq, SendDepth: 4, RecvDepth: 1})
@@ -65,7 +65,7 @@ func tryJoin(t *testing.T, cl *pooltest.Cluster, m finemem.Mechanism) (*bare, er
 
 func join(t *testing.T, cl *pooltest.Cluster) *bare {
 	t.Helper()
-	b, err := tryJoin(t, cl, finemem.Mechanism{})
+	b, err := tryJoin(t, cl, finemem.Manager{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +110,7 @@ func (b *bare) mustTake(k int) finemem.Block {
 }
 
 func setup(s pooltest.Setup) pooltest.Setup {
-	s.Manager = finemem.Mechanism{}
+	s.Manager = finemem.Manager{}
 	return s
 }
 
@@ -166,7 +166,7 @@ func TestFreedKeyDies(t *testing.T) {
 		var blocks []finemem.Block
 		for {
 			b, err := k.take(0)
-			if errors.Is(err, mech.ErrNoMemory) {
+			if errors.Is(err, manager.ErrNoMemory) {
 				break
 			}
 			if err != nil {
@@ -228,7 +228,7 @@ func TestRecovery(t *testing.T) {
 	var blocks []finemem.Block
 	for _, k := range []int{0, 0, 3, 5, 7, 0, 1, 9, 10, 4, 0} {
 		b, err := dead.take(k)
-		if errors.Is(err, mech.ErrNoMemory) {
+		if errors.Is(err, manager.ErrNoMemory) {
 			continue
 		}
 		if err != nil {
@@ -293,12 +293,12 @@ func TestLargeChunksAreResumed(t *testing.T) {
 func TestServiceSecret(t *testing.T) {
 	secret := [wire.SecretSize]byte{1, 2, 3}
 	cl := pooltest.NewCluster(t, setup(pooltest.Inproc), memnode.Config{Lend: 1 << 20, ChunkSize: 4096, ServiceSecret: secret})
-	for _, wrong := range []finemem.Mechanism{{}, {Secret: [wire.SecretSize]byte{1, 2, 4}}} {
+	for _, wrong := range []finemem.Manager{{}, {Secret: [wire.SecretSize]byte{1, 2, 4}}} {
 		if _, err := tryJoin(t, cl, wrong); err == nil {
 			t.Fatal("the metadata was opened without the secret")
 		}
 	}
-	b, err := tryJoin(t, cl, finemem.Mechanism{Secret: secret})
+	b, err := tryJoin(t, cl, finemem.Manager{Secret: secret})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -311,7 +311,7 @@ func TestGuessingEnds(t *testing.T) {
 	victim := join(t, cl)
 	block := victim.mustTake(0)
 	for guess := range uint32(20) {
-		b, err := tryJoin(t, cl, finemem.Mechanism{})
+		b, err := tryJoin(t, cl, finemem.Manager{})
 		if err != nil {
 			var rejected *verbs.RejectError
 			if !errors.As(err, &rejected) || guess < 3 {

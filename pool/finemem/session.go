@@ -10,28 +10,28 @@ import (
 	"polder/memnode/twolayer"
 	"polder/memnode/wire"
 	"polder/pool/control"
-	"polder/pool/mech"
+	"polder/pool/manager"
 	"polder/verbs"
 )
 
-// Name is what memory nodes know the mechanism as.
+// Name is what memory nodes know the manager as.
 const Name = "finemem"
 
-// Mechanism is the mechanism.
-type Mechanism struct {
+// Manager is this way of managing memory.
+type Manager struct {
 	// Policy says where allocators look for memory.
 	Policy Policy
 	// Secret is what the node opens its metadata for, if it has a service secret.
 	Secret [wire.SecretSize]byte
 }
 
-var _ mech.Mechanism = Mechanism{}
+var _ manager.Manager = Manager{}
 
-// Name implements mech.Mechanism.
-func (Mechanism) Name() string { return Name }
+// Name implements manager.Manager.
+func (Manager) Name() string { return Name }
 
-// Attach implements mech.Mechanism. The session is a *Session.
-func (m Mechanism) Attach(ctx context.Context, l mech.Link) (mech.Session, error) {
+// Attach implements manager.Manager. The session is a *Session.
+func (m Manager) Attach(ctx context.Context, l manager.Link) (manager.Session, error) {
 	s := &Session{link: l, turn: make(chan struct{}, 1), blocks: make(map[uint32]Block)}
 	s.turn <- struct{}{}
 	if err := s.open(ctx, m); err != nil {
@@ -41,10 +41,10 @@ func (m Mechanism) Attach(ctx context.Context, l mech.Link) (mech.Session, error
 	return s, nil
 }
 
-// Session is a mech.Session by FineMem.
+// Session is a manager.Session by FineMem.
 type Session struct {
-	link  mech.Link
-	info  mech.Info
+	link  manager.Link
+	info  manager.Info
 	ch    *control.Channel
 	cq    verbs.CQ
 	meta  verbs.QP
@@ -61,13 +61,13 @@ type Session struct {
 	space  wire.Space // as far as is known
 }
 
-func (s *Session) open(ctx context.Context, m Mechanism) error {
+func (s *Session) open(ctx context.Context, m Manager) error {
 	ch, w, err := control.Open(ctx, s.link, Name, control.Handlers{})
 	if err != nil {
 		return err
 	}
 	s.ch = ch
-	s.info = mech.Info{
+	s.info = manager.Info{
 		Session: w.Session, Resumed: w.Resumed,
 		ChunkSize: int(w.ChunkSize), Chunks: int(w.Chunks), Grace: w.Grace,
 	}
@@ -130,8 +130,8 @@ func (s *Session) config(answer []byte, base uint64) (Config, error) {
 	}, nil
 }
 
-// Info implements mech.Session.
-func (s *Session) Info() mech.Info { return s.info }
+// Info implements manager.Session.
+func (s *Session) Info() manager.Info { return s.info }
 
 // sync has the node deal with what was freed. A node that has much to do answers
 // before it has done all, so that it serves others meanwhile.
@@ -192,7 +192,7 @@ func (s *Session) take(ctx context.Context) error {
 	defer s.mu.Unlock()
 	if s.closed {
 		s.turn <- struct{}{}
-		return mech.ErrClosed
+		return manager.ErrClosed
 	}
 	return nil
 }
@@ -204,21 +204,21 @@ func (s *Session) fault(err error) error {
 	s.mu.Lock()
 	closed := s.closed
 	s.mu.Unlock()
-	if closed && !errors.Is(err, mech.ErrNoMemory) {
-		return mech.ErrClosed
+	if closed && !errors.Is(err, manager.ErrNoMemory) {
+		return manager.ErrClosed
 	}
 	return err
 }
 
-// Alloc implements mech.Session.
-func (s *Session) Alloc(ctx context.Context, grants []mech.Grant) (int, error) {
+// Alloc implements manager.Session.
+func (s *Session) Alloc(ctx context.Context, grants []manager.Grant) (int, error) {
 	if err := s.take(ctx); err != nil {
 		return 0, err
 	}
 	defer s.give()
 	want := s.reserve(len(grants))
 	if want == 0 {
-		return 0, mech.ErrBudget
+		return 0, manager.ErrBudget
 	}
 	n := 0
 	var err error
@@ -229,12 +229,12 @@ func (s *Session) Alloc(ctx context.Context, grants []mech.Grant) (int, error) {
 		}
 		chunk := b.First >> s.k
 		s.blocks[chunk] = b
-		grants[n] = mech.Grant{Chunk: chunk, Addr: b.Addr}
+		grants[n] = manager.Grant{Chunk: chunk, Addr: b.Addr}
 		grants[n].Keys[0] = b.Key(0)
 		n++
 	}
 	s.unreserve(want - n)
-	if n > 0 && (errors.Is(err, mech.ErrNoMemory) || ctx.Err() != nil) {
+	if n > 0 && (errors.Is(err, manager.ErrNoMemory) || ctx.Err() != nil) {
 		err = nil
 	}
 	if err != nil {
@@ -260,7 +260,7 @@ func (s *Session) unreserve(n int) {
 	s.space.Free += uint32(n)
 }
 
-// Free implements mech.Session.
+// Free implements manager.Session.
 func (s *Session) Free(ctx context.Context, chunks []uint32) error {
 	if err := s.take(ctx); err != nil {
 		return err
@@ -273,7 +273,7 @@ func (s *Session) Free(ctx context.Context, chunks []uint32) error {
 			for i, b := range blocks {
 				s.blocks[chunks[i]] = b
 			}
-			return fmt.Errorf("%w: %v", mech.ErrRefused, wire.StatusNotOwner)
+			return fmt.Errorf("%w: %v", manager.ErrRefused, wire.StatusNotOwner)
 		}
 		delete(s.blocks, c)
 		blocks = append(blocks, b)
@@ -292,13 +292,13 @@ func (s *Session) Free(ctx context.Context, chunks []uint32) error {
 	return nil
 }
 
-// Owned implements mech.Session.
-func (s *Session) Owned(ctx context.Context) ([]mech.Grant, error) {
+// Owned implements manager.Session.
+func (s *Session) Owned(ctx context.Context) ([]manager.Grant, error) {
 	if err := s.take(ctx); err != nil {
 		return nil, err
 	}
 	defer s.give()
-	var grants []mech.Grant
+	var grants []manager.Grant
 	for {
 		var r wire.Reply
 		release, err := s.ch.Exchange(ctx, &r, func(b []byte, id uint32) []byte {
@@ -314,14 +314,14 @@ func (s *Session) Owned(ctx context.Context) ([]mech.Grant, error) {
 				release()
 				return nil, s.ch.Violated("chunk %d of %d listed", g.Chunk, s.info.Chunks)
 			}
-			m := mech.Grant{Chunk: g.Chunk, Addr: g.Addr}
+			m := manager.Grant{Chunk: g.Chunk, Addr: g.Addr}
 			m.Keys[0] = g.Key
 			grants = append(grants, m)
 		}
 		release()
 		switch {
 		case status != wire.StatusOK:
-			return nil, fmt.Errorf("%w: %v", mech.ErrRefused, status)
+			return nil, fmt.Errorf("%w: %v", manager.ErrRefused, status)
 		case len(grants) > s.info.Chunks:
 			return nil, s.ch.Violated("more chunks listed than there are")
 		case n == 0:
@@ -333,14 +333,14 @@ func (s *Session) Owned(ctx context.Context) ([]mech.Grant, error) {
 	}
 }
 
-// Space implements mech.Session.
+// Space implements manager.Session.
 func (s *Session) Space() wire.Space {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.space
 }
 
-// Close implements mech.Session.
+// Close implements manager.Session.
 func (s *Session) Close() {
 	s.mu.Lock()
 	if s.closed {
@@ -350,7 +350,7 @@ func (s *Session) Close() {
 	s.closed = true
 	s.mu.Unlock()
 	if s.ch != nil {
-		s.ch.Fail(mech.ErrClosed)
+		s.ch.Fail(manager.ErrClosed)
 	}
 	var errs []error
 	if s.meta != nil {

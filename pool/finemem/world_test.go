@@ -12,7 +12,7 @@ import (
 	"polder/internal/arena"
 	"polder/memnode/twolayer"
 	"polder/pool/finemem"
-	"polder/pool/mech"
+	"polder/pool/manager"
 	"polder/verbs"
 )
 
@@ -211,7 +211,7 @@ func (c *client) play(script string) {
 		case op == 'l' && len(c.held) > 0:
 			c.free(len(c.held) - 1)
 		case op >= '0' && op <= '9':
-			if err := c.alloc(int(op - '0')); err != nil && !errors.Is(err, mech.ErrNoMemory) {
+			if err := c.alloc(int(op - '0')); err != nil && !errors.Is(err, manager.ErrNoMemory) {
 				c.w.t.Errorf("%s cannot allocate: %v", c.name, err)
 				return
 			}
@@ -462,7 +462,7 @@ func (w *world) drain(t *testing.T, k, left int) {
 	c := w.client(uint16(len(w.clients)+1), finemem.Spread, func(c *client) {
 		for !t.Failed() {
 			err := c.alloc(k)
-			if errors.Is(err, mech.ErrNoMemory) {
+			if errors.Is(err, manager.ErrNoMemory) {
 				break
 			}
 			if err != nil {

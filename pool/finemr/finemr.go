@@ -11,22 +11,22 @@ package finemr
 import (
 	"context"
 
-	"polder/pool/mech"
+	"polder/pool/manager"
 	"polder/pool/rpcmw"
 )
 
-// Name is what memory nodes know this mechanism as.
+// Name is what memory nodes know this manager as.
 const Name = "finemr"
 
-// Mechanism is the mechanism. It has no state.
-type Mechanism struct{}
+// Manager is this way of managing memory. It has no state.
+type Manager struct{}
 
-var _ mech.Mechanism = Mechanism{}
+var _ manager.Manager = Manager{}
 
-// Name implements mech.Mechanism.
-func (Mechanism) Name() string { return Name }
+// Name implements manager.Manager.
+func (Manager) Name() string { return Name }
 
-// Attach implements mech.Mechanism.
-func (Mechanism) Attach(ctx context.Context, l mech.Link) (mech.Session, error) {
+// Attach implements manager.Manager.
+func (Manager) Attach(ctx context.Context, l manager.Link) (manager.Session, error) {
 	return rpcmw.Attach(ctx, l, Name)
 }

@@ -11,4 +11,4 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestConformance(t *testing.T) { pooltest.Conformance(t, finemr.Mechanism{}) }
+func TestConformance(t *testing.T) { pooltest.Conformance(t, finemr.Manager{}) }

@@ -26,29 +26,29 @@ import (
 	"polder/memnode/tenancy"
 	"polder/memnode/wire"
 	"polder/pool/control"
-	"polder/pool/mech"
+	"polder/pool/manager"
 	"polder/pool/rpcmw"
 	"polder/verbs"
 )
 
-// Name is what memory nodes know this mechanism as.
+// Name is what memory nodes know this manager as.
 const Name = "memfd"
 
-// Mechanism is the mechanism. It has no state.
-type Mechanism struct{}
+// Manager is this way of managing memory. It has no state.
+type Manager struct{}
 
-var _ mech.Mechanism = Mechanism{}
+var _ manager.Manager = Manager{}
 
-// Name implements mech.Mechanism.
-func (Mechanism) Name() string { return Name }
+// Name implements manager.Manager.
+func (Manager) Name() string { return Name }
 
 // receiver is a connection that carries memory.
 type receiver interface {
 	ReceiveMemory(context.Context) (*arena.Memfd, error)
 }
 
-// Attach implements mech.Mechanism.
-func (Mechanism) Attach(ctx context.Context, l mech.Link) (mech.Session, error) {
+// Attach implements manager.Manager.
+func (Manager) Attach(ctx context.Context, l manager.Link) (manager.Session, error) {
 	from, ok := l.Conn.(receiver)
 	if !ok {
 		return nil, fmt.Errorf("cannot use memory of %s in place: it is not on this machine, or was not dialled by a Unix socket", l.Conn.RemoteAddr())
@@ -69,11 +69,11 @@ func (Mechanism) Attach(ctx context.Context, l mech.Link) (mech.Session, error) 
 	return s, nil
 }
 
-// session implements mech.Session and mech.Mapper. What needs the node it
+// session implements manager.Session and manager.Mapper. What needs the node it
 // leaves to the session underneath.
 type session struct {
-	mech.Session
-	link  mech.Link
+	manager.Session
+	link  manager.Link
 	mem   *arena.Mapping // chunks and lease
 	lease *tenancy.Lease
 
@@ -94,7 +94,7 @@ func (s *session) open(ctx context.Context, ch *control.Channel, from receiver) 
 	}
 	release()
 	if r.Status == wire.StatusFailed || r.Status == wire.StatusBad {
-		return fmt.Errorf("cannot get at the node's memory: %w: %v", mech.ErrRefused, r.Status)
+		return fmt.Errorf("cannot get at the node's memory: %w: %v", manager.ErrRefused, r.Status)
 	}
 	fd, err := from.ReceiveMemory(ctx)
 	if err != nil {
@@ -129,9 +129,9 @@ const chunkAccess = verbs.AccessLocalWrite | verbs.AccessRemoteRead | verbs.Acce
 // register opens a chunk to the access queue pair, and makes g say so.
 //
 // Preconditions: s.mu is held.
-func (s *session) register(g *mech.Grant) error {
+func (s *session) register(g *manager.Grant) error {
 	if s.closed {
-		return mech.ErrClosed
+		return manager.ErrClosed
 	}
 	mr := s.regions[g.Chunk]
 	if mr == nil {
@@ -150,7 +150,7 @@ func (s *session) register(g *mech.Grant) error {
 }
 
 // registerAll opens the chunks of grants.
-func (s *session) registerAll(grants []mech.Grant) error {
+func (s *session) registerAll(grants []manager.Grant) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i := range grants {
@@ -161,8 +161,8 @@ func (s *session) registerAll(grants []mech.Grant) error {
 	return nil
 }
 
-// Alloc implements mech.Session.
-func (s *session) Alloc(ctx context.Context, grants []mech.Grant) (int, error) {
+// Alloc implements manager.Session.
+func (s *session) Alloc(ctx context.Context, grants []manager.Grant) (int, error) {
 	n, err := s.Session.Alloc(ctx, grants)
 	if err != nil {
 		return 0, err
@@ -175,8 +175,8 @@ func (s *session) Alloc(ctx context.Context, grants []mech.Grant) (int, error) {
 	return n, nil
 }
 
-// Owned implements mech.Session.
-func (s *session) Owned(ctx context.Context) ([]mech.Grant, error) {
+// Owned implements manager.Session.
+func (s *session) Owned(ctx context.Context) ([]manager.Grant, error) {
 	grants, err := s.Session.Owned(ctx)
 	if err == nil {
 		err = s.registerAll(grants)
@@ -184,7 +184,7 @@ func (s *session) Owned(ctx context.Context) ([]mech.Grant, error) {
 	return grants, err
 }
 
-// Free implements mech.Session. The chunks are closed first: once the node has
+// Free implements manager.Session. The chunks are closed first: once the node has
 // them, nothing must be written any more.
 func (s *session) Free(ctx context.Context, chunks []uint32) error {
 	s.mu.Lock()
@@ -210,8 +210,8 @@ func (s *session) deregister(i uint32) error {
 	return mr.Deregister()
 }
 
-// Memory implements mech.Mapper.
-func (s *session) Memory(g mech.Grant) []byte {
+// Memory implements manager.Mapper.
+func (s *session) Memory(g manager.Grant) []byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if mr := s.regions[g.Chunk]; mr != nil {
@@ -220,10 +220,10 @@ func (s *session) Memory(g mech.Grant) []byte {
 	return nil
 }
 
-// Valid implements mech.Verifier.
+// Valid implements manager.Verifier.
 func (s *session) Valid() bool { return s.lease.Valid() }
 
-// Close implements mech.Session.
+// Close implements manager.Session.
 func (s *session) Close() {
 	s.Session.Close()
 	s.release()

@@ -17,4 +17,4 @@ func TestMain(m *testing.M) {
 
 // TestConformance: it is for clients on the node's own machine, so there is one
 // driver.
-func TestConformance(t *testing.T) { pooltest.Conformance(t, memfd.Mechanism{}, pooltest.SHM) }
+func TestConformance(t *testing.T) { pooltest.Conformance(t, memfd.Manager{}, pooltest.SHM) }

@@ -8,29 +8,29 @@ import (
 
 	"polder/memnode"
 	"polder/pool"
-	"polder/pool/mech"
+	"polder/pool/manager"
 	"polder/pool/memfd"
 	"polder/pool/pooltest"
 )
 
-// revoking is the mechanism with leases that can be made to look revoked, once.
+// revoking is the manager with leases that can be made to look revoked, once.
 type revoking struct {
-	memfd.Mechanism
+	memfd.Manager
 	revoked *atomic.Bool
 }
 
 type revokingSession struct {
-	mech.Session
-	mech.Mapper
+	manager.Session
+	manager.Mapper
 	revoked *atomic.Bool
 }
 
-func (m revoking) Attach(ctx context.Context, l mech.Link) (mech.Session, error) {
-	s, err := m.Mechanism.Attach(ctx, l)
+func (m revoking) Attach(ctx context.Context, l manager.Link) (manager.Session, error) {
+	s, err := m.Manager.Attach(ctx, l)
 	if err != nil {
 		return nil, err
 	}
-	return &revokingSession{s, s.(mech.Mapper), m.revoked}, nil
+	return &revokingSession{s, s.(manager.Mapper), m.revoked}, nil
 }
 
 func (s *revokingSession) Valid() bool {

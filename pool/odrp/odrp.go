@@ -24,27 +24,27 @@ import (
 	"polder/internal/arena"
 	"polder/memnode/wire"
 	"polder/pool/control"
-	"polder/pool/mech"
+	"polder/pool/manager"
 	"polder/pool/rpcmw"
 	"polder/verbs"
 )
 
-// Name is what memory nodes know this mechanism as.
+// Name is what memory nodes know this manager as.
 const Name = "odrp"
 
 // PageSize is the size of a page in bytes, unless chunks are smaller.
 const PageSize = 4096
 
-// Mechanism is the mechanism. It has no state.
-type Mechanism struct{}
+// Manager is this way of managing memory. It has no state.
+type Manager struct{}
 
-var _ mech.Mechanism = Mechanism{}
+var _ manager.Manager = Manager{}
 
-// Name implements mech.Mechanism.
-func (Mechanism) Name() string { return Name }
+// Name implements manager.Manager.
+func (Manager) Name() string { return Name }
 
-// Attach implements mech.Mechanism. It does not use l.Access.
-func (Mechanism) Attach(ctx context.Context, l mech.Link) (mech.Session, error) {
+// Attach implements manager.Manager. It does not use l.Access.
+func (Manager) Attach(ctx context.Context, l manager.Link) (manager.Session, error) {
 	p := &poster{link: l}
 	l.Through(p)
 	s, err := rpcmw.AttachWith(ctx, l, Name, p.open)
@@ -70,10 +70,10 @@ const (
 	memory   = pageOff + PageSize
 )
 
-// poster implements mech.Poster. It has one request at a time under way: so have
+// poster implements manager.Poster. It has one request at a time under way: so have
 // the chains.
 type poster struct {
-	link  mech.Link
+	link  manager.Link
 	table uint64 // address of the translation table at the node
 	cq    verbs.CQ
 	qps   [2]verbs.QP
@@ -137,7 +137,7 @@ func (p *poster) setPageSize(n int) {
 	p.page = n
 }
 
-// PostSend implements mech.Poster.
+// PostSend implements manager.Poster.
 func (p *poster) PostSend(wrs ...verbs.SendWR) error {
 	p.mu.Lock()
 	if p.closed || p.broken {
@@ -311,7 +311,7 @@ func (p *poster) fail() {
 	p.link.Complete(wcs)
 }
 
-// Close implements mech.Poster.
+// Close implements manager.Poster.
 func (p *poster) Close() error {
 	p.mu.Lock()
 	if p.closed {

@@ -7,18 +7,18 @@ import (
 
 	"polder/memnode/chain"
 	"polder/memnode/wire"
-	"polder/pool/mech"
+	"polder/pool/manager"
 	"polder/verbs"
 )
 
-// Alloc implements mech.Session.
-func (s *session) Alloc(ctx context.Context, grants []mech.Grant) (int, error) {
+// Alloc implements manager.Session.
+func (s *session) Alloc(ctx context.Context, grants []manager.Grant) (int, error) {
 	if err := s.freeOrphans(ctx); err != nil {
 		return 0, err
 	}
 	want, dry := s.reserve(min(len(grants), batch))
 	if want == 0 {
-		return 0, mech.ErrBudget
+		return 0, manager.ErrBudget
 	}
 	n, left, err := s.allocate(ctx, grants[:want], dry)
 	s.unreserve(want - n - left)
@@ -44,7 +44,7 @@ func (s *session) unreserve(n int) {
 
 // allocate allocates what it can get of len(grants) chunks; left is how many
 // requests are still under way, of which finish takes care.
-func (s *session) allocate(ctx context.Context, grants []mech.Grant, dry bool) (n, left int, err error) {
+func (s *session) allocate(ctx context.Context, grants []manager.Grant, dry bool) (n, left int, err error) {
 	for {
 		if dry {
 			status, err := s.ask(ctx)
@@ -52,9 +52,9 @@ func (s *session) allocate(ctx context.Context, grants []mech.Grant, dry bool) (
 			case err != nil:
 				return 0, 0, err
 			case status == wire.StatusBudget:
-				return 0, 0, mech.ErrBudget
+				return 0, 0, manager.ErrBudget
 			case status == wire.StatusNoMemory:
-				return 0, 0, fmt.Errorf("%w (%v)", mech.ErrNoMemory, status)
+				return 0, 0, fmt.Errorf("%w (%v)", manager.ErrNoMemory, status)
 			}
 		}
 		n, left, err := s.take(ctx, grants)
@@ -66,7 +66,7 @@ func (s *session) allocate(ctx context.Context, grants []mech.Grant, dry bool) (
 }
 
 // take is allocate without asking the node's CPU.
-func (s *session) take(ctx context.Context, grants []mech.Grant) (got, left int, err error) {
+func (s *session) take(ctx context.Context, grants []manager.Grant) (got, left int, err error) {
 	for got < len(grants) {
 		want := len(grants) - got
 		post := func() error { return s.postAllocs(want) }
@@ -97,11 +97,11 @@ func (s *session) take(ctx context.Context, grants []mech.Grant) (got, left int,
 }
 
 // answers takes what a batch of allocations has brought.
-func (s *session) answers(grants []mech.Grant) (n int, err error) {
+func (s *session) answers(grants []manager.Grant) (n int, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return 0, mech.ErrClosed
+		return 0, manager.ErrClosed
 	}
 	for i := range grants {
 		g, found, err := s.answer(i)
@@ -165,7 +165,7 @@ func (s *session) postAllocs(n int) error {
 //
 // Preconditions: s.mu is held, and s was not closed before, or a completion
 // handler is at work.
-func (s *session) answer(i int) (g mech.Grant, found bool, err error) {
+func (s *session) answer(i int) (g manager.Grant, found bool, err error) {
 	le := binary.LittleEndian
 	b := s.mem.Bytes()[answerOff+i*answerRoom:][:answerRoom]
 	if s.native {
@@ -174,7 +174,7 @@ func (s *session) answer(i int) (g mech.Grant, found bool, err error) {
 		case verbs.AllocEmpty, verbs.AllocBudget:
 			return g, false, nil
 		default:
-			return g, false, fmt.Errorf("%w: the node's device could not allocate", mech.ErrRefused)
+			return g, false, fmt.Errorf("%w: the node's device could not allocate", manager.ErrRefused)
 		}
 		b = b[8:]
 	}

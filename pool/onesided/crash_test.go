@@ -15,7 +15,7 @@ import (
 // TestCrashes: clients that vanish in the middle of whatever they do leave no
 // chunk behind that somebody else cannot have.
 func TestCrashes(t *testing.T) {
-	both(t, func(t *testing.T, m onesided.Mechanism) {
+	both(t, func(t *testing.T, m onesided.Manager) {
 		for _, s := range []pooltest.Setup{pooltest.Inproc, pooltest.TCP} {
 			t.Run(s.Name, func(t *testing.T) { crashes(t, setup(s, m)) })
 		}

@@ -1,9 +1,9 @@
 package onesided
 
-import "polder/pool/mech"
+import "polder/pool/manager"
 
 // Greedy makes a session forget its budget, as a malicious client would.
-func Greedy(s mech.Session) {
+func Greedy(s manager.Session) {
 	o := s.(*session)
 	o.mu.Lock()
 	defer o.mu.Unlock()

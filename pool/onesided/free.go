@@ -6,11 +6,11 @@ import (
 
 	"polder/memnode/chain"
 	"polder/memnode/wire"
-	"polder/pool/mech"
+	"polder/pool/manager"
 	"polder/verbs"
 )
 
-// Free implements mech.Session.
+// Free implements manager.Session.
 func (s *session) Free(ctx context.Context, chunks []uint32) error {
 	if err := s.freeOrphans(ctx); err != nil {
 		return err
@@ -28,7 +28,7 @@ func (s *session) disown(chunks []uint32) error {
 			for _, c := range chunks[:i] {
 				s.owned[c] = struct{}{}
 			}
-			return fmt.Errorf("%w: %v", mech.ErrRefused, wire.StatusNotOwner)
+			return fmt.Errorf("%w: %v", manager.ErrRefused, wire.StatusNotOwner)
 		}
 		delete(s.owned, c)
 	}
@@ -97,9 +97,9 @@ func (s *session) freeOrphans(ctx context.Context) error {
 	return err
 }
 
-// Owned implements mech.Session.
-func (s *session) Owned(ctx context.Context) ([]mech.Grant, error) {
-	var grants []mech.Grant
+// Owned implements manager.Session.
+func (s *session) Owned(ctx context.Context) ([]manager.Grant, error) {
+	var grants []manager.Grant
 	group := len(s.group)
 	page := wire.MaxBatch / group * group
 	for {
@@ -112,7 +112,7 @@ func (s *session) Owned(ctx context.Context) ([]mech.Grant, error) {
 		}
 		status, n := r.Status, r.N
 		for i := 0; i+group <= n && err == nil; i += group {
-			var g mech.Grant
+			var g manager.Grant
 			g, err = s.listed(&r, i)
 			grants = append(grants, g)
 		}
@@ -121,7 +121,7 @@ func (s *session) Owned(ctx context.Context) ([]mech.Grant, error) {
 		case err != nil:
 			return nil, err
 		case status != wire.StatusOK:
-			return nil, fmt.Errorf("%w: %v", mech.ErrRefused, status)
+			return nil, fmt.Errorf("%w: %v", manager.ErrRefused, status)
 		case len(grants) > s.info.Chunks || n%group != 0:
 			return nil, s.ch.Violated("a list of chunks that cannot be")
 		case n == 0:
@@ -136,7 +136,7 @@ func (s *session) Owned(ctx context.Context) ([]mech.Grant, error) {
 }
 
 // listed is the chunk whose entries in r's list begin with i.
-func (s *session) listed(r *wire.Reply, i int) (g mech.Grant, err error) {
+func (s *session) listed(r *wire.Reply, i int) (g manager.Grant, err error) {
 	first := r.Grant(i)
 	g.Chunk, g.Addr = first.Chunk, first.Addr
 	if int(g.Chunk) >= s.info.Chunks {

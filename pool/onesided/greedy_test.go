@@ -8,7 +8,7 @@ import (
 
 	"polder/memnode"
 	"polder/pool"
-	"polder/pool/mech"
+	"polder/pool/manager"
 	"polder/pool/onesided"
 	"polder/pool/pooltest"
 	"polder/verbs"
@@ -16,14 +16,14 @@ import (
 
 // bare is a session without a pool around it.
 type bare struct {
-	mech.Session
+	manager.Session
 	t   *testing.T
 	mr  verbs.MR
 	cq  verbs.CQ
 	qps []verbs.QP
 }
 
-func attach(t *testing.T, cl *pooltest.Cluster, m onesided.Mechanism) *bare {
+func attach(t *testing.T, cl *pooltest.Cluster, m onesided.Manager) *bare {
 	t.Helper()
 	must := func(err error) {
 		t.Helper()
@@ -42,7 +42,7 @@ func attach(t *testing.T, cl *pooltest.Cluster, m onesided.Mechanism) *bare {
 	must(err)
 	conn, err := cl.Fabric.Dial(t.Context(), dev, cl.Nodes[0].Addr)
 	must(err)
-	b.Session, err = m.Attach(t.Context(), mech.Link{
+	b.Session, err = m.Attach(t.Context(), manager.Link{
 		Device: dev, PD: pd, Conn: conn,
 		Access: func() (verbs.QP, error) {
 			qp, err := pd.CreateQP(verbs.QPInit{SendCQ: b.cq, RecvCQ: b.cq, SendDepth: 4, RecvDepth: 1})
@@ -59,7 +59,7 @@ func attach(t *testing.T, cl *pooltest.Cluster, m onesided.Mechanism) *bare {
 }
 
 // read reads a chunk over a path.
-func (b *bare) read(g mech.Grant, path int) verbs.Status {
+func (b *bare) read(g manager.Grant, path int) verbs.Status {
 	b.t.Helper()
 	err := b.qps[path].PostSend(verbs.SendWR{
 		Op: verbs.OpRead, Flags: verbs.SendSignaled, RemoteAddr: g.Addr, RKey: g.Keys[path],
@@ -83,15 +83,15 @@ func (b *bare) read(g mech.Grant, path int) verbs.Status {
 // chunk more, whoever looks. With chains it has then lost the means to allocate,
 // and what it has stays within its reach. Nobody else has less for it.
 func TestBudget(t *testing.T) {
-	both(t, func(t *testing.T, m onesided.Mechanism) {
+	both(t, func(t *testing.T, m onesided.Manager) {
 		const size, budget = 4096, 3
 		cl := pooltest.NewCluster(t, setup(pooltest.Inproc, m),
 			memnode.Config{Lend: 2 * budget * size, ChunkSize: size, ClientBudget: budget * size, Grace: time.Minute})
 		thief := attach(t, cl, m)
 		onesided.Greedy(thief.Session)
-		var got []mech.Grant
+		var got []manager.Grant
 		for {
-			var g [1]mech.Grant
+			var g [1]manager.Grant
 			if _, err := thief.Alloc(t.Context(), g[:]); err != nil {
 				break
 			}
@@ -123,8 +123,8 @@ func TestBudget(t *testing.T) {
 		for range budget {
 			chunks = append(chunks, honest.MustAlloc(t))
 		}
-		if _, err := honest.Alloc(t.Context()); !errors.Is(err, mech.ErrBudget) {
-			t.Errorf("an honest client's fourth chunk: got %v, want %v", err, mech.ErrBudget)
+		if _, err := honest.Alloc(t.Context()); !errors.Is(err, manager.ErrBudget) {
+			t.Errorf("an honest client's fourth chunk: got %v, want %v", err, manager.ErrBudget)
 		}
 		if err := chunks[0].Free(t.Context()); err != nil {
 			t.Error(err)
@@ -138,18 +138,18 @@ func TestBudget(t *testing.T) {
 // when the client gives something back in time.
 func TestOverBudgetWaits(t *testing.T) {
 	const size, budget = 4096, 2
-	m := onesided.Mechanism{}
+	m := onesided.Manager{}
 	cl := pooltest.NewCluster(t, setup(pooltest.Inproc, m), memnode.Config{Lend: 8 * size, ChunkSize: size, ClientBudget: budget * size})
 	pooltest.Eventually(t, "the node looks too late for once", func() bool {
 		b := attach(t, cl, m)
 		onesided.Greedy(b.Session)
-		var g [budget]mech.Grant
+		var g [budget]manager.Grant
 		if n, err := b.Alloc(t.Context(), g[:]); err != nil || n != budget {
 			t.Fatalf("got %d chunks, %v, want %d", n, err, budget)
 		}
 		third := make(chan error, 1)
 		go func() {
-			var g [1]mech.Grant
+			var g [1]manager.Grant
 			_, err := b.Alloc(t.Context(), g[:])
 			third <- err
 		}()
@@ -161,17 +161,17 @@ func TestOverBudgetWaits(t *testing.T) {
 // TestGivingUpCostsNoBudget: calls that give up while the NIC is at work leave no
 // chunk behind, and never make an honest client ask for more than it may.
 func TestGivingUpCostsNoBudget(t *testing.T) {
-	both(t, func(t *testing.T, m onesided.Mechanism) {
+	both(t, func(t *testing.T, m onesided.Manager) {
 		const size, budget = 512, 3
 		cl := pooltest.NewCluster(t, setup(pooltest.TCP, m), memnode.Config{Lend: 8 * size, ChunkSize: size, ClientBudget: budget * size})
 		b := attach(t, cl, m)
 		take := func(ctx context.Context) []uint32 {
-			var g [1]mech.Grant
+			var g [1]manager.Grant
 			n, err := b.Alloc(ctx, g[:])
 			switch {
 			case n == 1:
 				return []uint32{g[0].Chunk}
-			case ctx.Err() == nil && !errors.Is(err, mech.ErrBudget):
+			case ctx.Err() == nil && !errors.Is(err, manager.ErrBudget):
 				t.Fatal(err)
 			}
 			return nil
@@ -200,17 +200,17 @@ func TestGivingUpCostsNoBudget(t *testing.T) {
 
 // TestFreeingWhatIsNotOnesOwn is turned down without asking the node.
 func TestFreeingWhatIsNotOnesOwn(t *testing.T) {
-	both(t, func(t *testing.T, m onesided.Mechanism) {
+	both(t, func(t *testing.T, m onesided.Manager) {
 		cl := pooltest.NewCluster(t, setup(pooltest.Inproc, m), memnode.Config{Lend: 8 * 4096, ChunkSize: 4096})
 		b := attach(t, cl, m)
-		g := make([]mech.Grant, 3)
+		g := make([]manager.Grant, 3)
 		n, err := b.Alloc(t.Context(), g)
 		if err != nil || n != 3 {
 			t.Fatalf("got %d chunks, %v, want 3", n, err)
 		}
 		for _, chunks := range [][]uint32{{7}, {g[0].Chunk, 7}, {g[1].Chunk, g[1].Chunk}} {
-			if err := b.Free(t.Context(), chunks); !errors.Is(err, mech.ErrRefused) {
-				t.Errorf("freeing %v: got %v, want %v", chunks, err, mech.ErrRefused)
+			if err := b.Free(t.Context(), chunks); !errors.Is(err, manager.ErrRefused) {
+				t.Errorf("freeing %v: got %v, want %v", chunks, err, manager.ErrRefused)
 			}
 		}
 		if err := b.Free(t.Context(), []uint32{g[0].Chunk, g[1].Chunk, g[2].Chunk}); err != nil {

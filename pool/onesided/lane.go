@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 
-	"polder/pool/mech"
+	"polder/pool/manager"
 	"polder/verbs"
 )
 
@@ -40,7 +40,7 @@ func (s *session) finish(l *lane, ok bool) {
 		return
 	}
 	for i := 0; l == &s.allocs && i < l.n; i++ {
-		var g mech.Grant
+		var g manager.Grant
 		var found bool
 		if ok {
 			g, found, _ = s.answer(i)
@@ -73,7 +73,7 @@ func (s *session) run(ctx context.Context, l *lane, n int, post func() error) (o
 	s.mu.Lock()
 	if s.closed {
 		s.mu.Unlock()
-		return false, 0, mech.ErrClosed
+		return false, 0, manager.ErrClosed
 	}
 	s.users.Add(1)
 	l.busy, l.abandoned, l.n = true, false, n

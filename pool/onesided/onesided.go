@@ -36,34 +36,34 @@ import (
 	"polder/internal/arena"
 	"polder/memnode/wire"
 	"polder/pool/control"
-	"polder/pool/mech"
+	"polder/pool/manager"
 	"polder/verbs"
 )
 
-// What memory nodes know the mechanisms as.
+// What memory nodes know the managers as.
 const (
 	Name       = "onesided"
 	NativeName = "native"
 )
 
-// Mechanism is the mechanism. It has no state.
-type Mechanism struct {
+// Manager is this way of managing memory. It has no state.
+type Manager struct {
 	// Native has the node's NIC allocate by its own verb, not by chains.
 	Native bool
 }
 
-var _ mech.Mechanism = Mechanism{}
+var _ manager.Manager = Manager{}
 
-// Name implements mech.Mechanism.
-func (m Mechanism) Name() string {
+// Name implements manager.Manager.
+func (m Manager) Name() string {
 	if m.Native {
 		return NativeName
 	}
 	return Name
 }
 
-// Attach implements mech.Mechanism.
-func (m Mechanism) Attach(ctx context.Context, l mech.Link) (mech.Session, error) {
+// Attach implements manager.Manager.
+func (m Manager) Attach(ctx context.Context, l manager.Link) (manager.Session, error) {
 	switch attr := l.Device.Attr(); {
 	case m.Native && !attr.Alloc:
 		return nil, fmt.Errorf("%s has no allocation verb: borrow by rpcmw, from a node that lends so", attr.Name)
@@ -99,12 +99,12 @@ const (
 	idFree  = 2
 )
 
-// session implements mech.Session and mech.Waiter.
+// session implements manager.Session and manager.Waiter.
 type session struct {
-	link   mech.Link
+	link   manager.Link
 	name   string
 	native bool
-	info   mech.Info
+	info   manager.Info
 	base   uint64 // of chunk 0
 	table  uint64 // at the node: entry of chunk 0
 	group  []uint32
@@ -142,12 +142,12 @@ func (s *session) open(ctx context.Context) error {
 		return err
 	}
 	s.ch = ch
-	s.info = mech.Info{
+	s.info = manager.Info{
 		Session: w.Session, Resumed: w.Resumed,
 		ChunkSize: int(w.ChunkSize), Chunks: int(w.Chunks), Grace: w.Grace,
 	}
 	s.base, s.space = w.Base, w.Space
-	if w.Group == 0 || int(w.Group) > mech.MaxPaths {
+	if w.Group == 0 || int(w.Group) > manager.MaxPaths {
 		return ch.Violated("groups of %d access queue pairs", w.Group)
 	}
 	if s.mem, err = arena.Anonymous(memorySize, false); err != nil {
@@ -222,21 +222,21 @@ func (s *session) connect(ctx context.Context, qp verbs.QP, kind wire.Kind, i ui
 	return answer, nil
 }
 
-// Info implements mech.Session.
-func (s *session) Info() mech.Info { return s.info }
+// Info implements manager.Session.
+func (s *session) Info() manager.Info { return s.info }
 
 func (s *session) sge(off, n int) []verbs.SGE {
 	return []verbs.SGE{{Addr: s.mr.Addr() + uint64(off), Length: uint32(n), LKey: s.mr.LKey()}}
 }
 
-// Close implements mech.Session.
+// Close implements manager.Session.
 func (s *session) Close() {
 	s.mu.Lock()
 	s.closed = true
 	s.setDry(false) // whoever waits may look again
 	s.mu.Unlock()
 	if s.ch != nil {
-		s.ch.Fail(mech.ErrClosed)
+		s.ch.Fail(manager.ErrClosed)
 	}
 	s.users.Wait()
 	var errs []error

@@ -17,18 +17,18 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// both runs f with both mechanisms.
-func both(t *testing.T, f func(t *testing.T, m onesided.Mechanism)) {
-	for _, m := range []onesided.Mechanism{{}, {Native: true}} {
+// both runs f with both managers.
+func both(t *testing.T, f func(t *testing.T, m onesided.Manager)) {
+	for _, m := range []onesided.Manager{{}, {Native: true}} {
 		t.Run(m.Name(), func(t *testing.T) { f(t, m) })
 	}
 }
 
 func TestConformance(t *testing.T) {
-	both(t, func(t *testing.T, m onesided.Mechanism) { pooltest.Conformance(t, m) })
+	both(t, func(t *testing.T, m onesided.Manager) { pooltest.Conformance(t, m) })
 }
 
-func setup(s pooltest.Setup, m onesided.Mechanism) pooltest.Setup {
+func setup(s pooltest.Setup, m onesided.Manager) pooltest.Setup {
 	s.Manager = m
 	return s
 }
@@ -36,7 +36,7 @@ func setup(s pooltest.Setup, m onesided.Mechanism) pooltest.Setup {
 // TestNoCPU: handing out memory and taking it back is none of the control
 // goroutine's business. How often is a constant of the build: see cycles.
 func TestNoCPU(t *testing.T) {
-	both(t, func(t *testing.T, m onesided.Mechanism) {
+	both(t, func(t *testing.T, m onesided.Manager) {
 		cl := pooltest.NewCluster(t, setup(pooltest.Inproc, m), memnode.Config{Lend: 64 * 512, ChunkSize: 512})
 		const clients = 4
 		pools := make([]*pooltest.Client, clients)
@@ -72,7 +72,7 @@ func TestNoCPU(t *testing.T) {
 
 // TestEveryPath: the same chunk is reached over every queue pair of a group.
 func TestEveryPath(t *testing.T) {
-	both(t, func(t *testing.T, m onesided.Mechanism) {
+	both(t, func(t *testing.T, m onesided.Manager) {
 		for _, group := range []int{1, 2, 3, 8} {
 			cfg := memnode.Config{Lend: 8 << 18, ChunkSize: 1 << 18, Group: group}
 			k := pooltest.NewCluster(t, setup(pooltest.Inproc, m), cfg).Open(pool.Config{})
@@ -99,7 +99,7 @@ func TestEveryPath(t *testing.T) {
 // TestLargeChunks: chunks that the CPU zeroes go round, and nobody is told that
 // there is nothing while some are being zeroed.
 func TestLargeChunks(t *testing.T) {
-	both(t, func(t *testing.T, m onesided.Mechanism) {
+	both(t, func(t *testing.T, m onesided.Manager) {
 		const size = 1 << 20
 		cl := pooltest.NewCluster(t, setup(pooltest.Inproc, m), memnode.Config{Lend: 4 * size, ChunkSize: size})
 		k := cl.Open(pool.Config{})
@@ -126,7 +126,7 @@ func TestLargeChunks(t *testing.T) {
 // TestWaitingForMemory: who waits is woken when memory comes back, and only as
 // many get some as there is.
 func TestWaitingForMemory(t *testing.T) {
-	both(t, func(t *testing.T, m onesided.Mechanism) {
+	both(t, func(t *testing.T, m onesided.Manager) {
 		cl := pooltest.NewCluster(t, setup(pooltest.Inproc, m), memnode.Config{Lend: 3 * 4096, ChunkSize: 4096})
 		holder := cl.Open(pool.Config{})
 		var held []*pool.Chunk
@@ -167,7 +167,7 @@ func TestWaitingForMemory(t *testing.T) {
 // TestScarcity: many clients fight for few chunks; nothing is lost or handed out
 // twice.
 func TestScarcity(t *testing.T) {
-	both(t, func(t *testing.T, m onesided.Mechanism) {
+	both(t, func(t *testing.T, m onesided.Manager) {
 		const chunks, clients, rounds = 3, 5, 300
 		cl := pooltest.NewCluster(t, setup(pooltest.Inproc, m), memnode.Config{Lend: chunks * 4096, ChunkSize: 4096})
 		var wg sync.WaitGroup

@@ -6,14 +6,14 @@ import (
 	"polder/memnode/wire"
 )
 
-// Space implements mech.Session.
+// Space implements manager.Session.
 func (s *session) Space() wire.Space {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.space
 }
 
-// Returned implements mech.Waiter.
+// Returned implements manager.Waiter.
 func (s *session) Returned() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,5 +1,5 @@
 // Package pooltest is the conformance suite of pools: every driver of verbs and
-// every mechanism of managing memory must pass it, with the same results.
+// every manager of managing memory must pass it, with the same results.
 package pooltest
 
 import (

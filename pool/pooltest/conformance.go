@@ -12,10 +12,10 @@ var Drivers = []Setup{Inproc, TCP, SHM, Sim}
 // scripts is how many random scripts Conformance plays.
 const scripts = 3
 
-// Conformance runs the whole suite with the mechanism m over each of some
+// Conformance runs the whole suite with the manager m over each of some
 // set-ups, all Drivers if none are named, and checks that random operations give
-// the same results over each as they do with the default mechanism over Inproc:
-// neither driver nor mechanism shows in what a program sees.
+// the same results over each as they do with the default manager over Inproc:
+// neither driver nor manager shows in what a program sees.
 func Conformance(t *testing.T, m pool.Manager, over ...Setup) {
 	if len(over) == 0 {
 		over = Drivers

@@ -224,7 +224,7 @@ func linearizable(t *testing.T, s Setup) {
 
 // Script plays a fixed pseudo-random script of one client and returns a digest
 // of everything that it could observe. It must be the same over every driver
-// and mechanism.
+// and manager.
 func Script(t testing.TB, s Setup, seed uint64) string {
 	const size = 8192
 	cl := NewCluster(t, s, memnode.Config{Lend: 5 * size, ChunkSize: size}, memnode.Config{Lend: 3 * size, ChunkSize: size})

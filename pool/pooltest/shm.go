@@ -17,7 +17,7 @@ import (
 var SHM = Setup{
 	Name:    "shm",
 	Fabric:  func(t testing.TB) Fabric { return &shmFabric{dir: t.TempDir()} },
-	Manager: memfd.Mechanism{},
+	Manager: memfd.Manager{},
 }
 
 type shmFabric struct {

@@ -8,5 +8,5 @@ import (
 )
 
 func TestConformanceOfType1(t *testing.T) {
-	pooltest.Conformance(t, rpcmw.Mechanism{Type1: true})
+	pooltest.Conformance(t, rpcmw.Manager{Type1: true})
 }

@@ -1,7 +1,7 @@
 // Package rpcmw manages remote memory by messages: the memory node's control
 // goroutine allocates, frees, and binds a window for every chunk, of type 2B or,
 // less safely, of type 1 (RPC-MW of section 2.2.2 of the OneSidedMW paper). It is simple and costs
-// the node's CPU; what it costs is what the one-sided mechanisms are measured
+// the node's CPU; what it costs is what the one-sided managers are measured
 // against.
 //
 // The messages are those of package memnode/wire, carried by package control.
@@ -15,42 +15,42 @@ import (
 
 	"polder/memnode/wire"
 	"polder/pool/control"
-	"polder/pool/mech"
+	"polder/pool/manager"
 	"polder/verbs"
 )
 
-// What memory nodes know this mechanism as.
+// What memory nodes know this manager as.
 const (
 	Name  = "rpcmw"
 	Name1 = "rpcmw1" // with windows of type 1
 )
 
-// Mechanism is the mechanism. It has no state.
-type Mechanism struct {
+// Manager is this way of managing memory. It has no state.
+type Manager struct {
 	// Type1 asks for windows of type 1. The node needs one bind for a free
 	// and the allocation after it, but clients are not safe from each
 	// other: any of them can guess another's key.
 	Type1 bool
 }
 
-var _ mech.Mechanism = Mechanism{}
+var _ manager.Manager = Manager{}
 
-// Name implements mech.Mechanism.
-func (m Mechanism) Name() string {
+// Name implements manager.Manager.
+func (m Manager) Name() string {
 	if m.Type1 {
 		return Name1
 	}
 	return Name
 }
 
-// Attach implements mech.Mechanism.
-func (m Mechanism) Attach(ctx context.Context, l mech.Link) (mech.Session, error) {
+// Attach implements manager.Manager.
+func (m Manager) Attach(ctx context.Context, l manager.Link) (manager.Session, error) {
 	return Attach(ctx, l, m.Name())
 }
 
 // Attach attaches to a node that manages memory under the given name and is
 // asked for it by the same messages.
-func Attach(ctx context.Context, l mech.Link, name string) (mech.Session, error) {
+func Attach(ctx context.Context, l manager.Link, name string) (manager.Session, error) {
 	return AttachWith(ctx, l, name, func(ctx context.Context, _ *control.Channel) error {
 		access, err := l.Access()
 		if err != nil {
@@ -66,7 +66,7 @@ func Attach(ctx context.Context, l mech.Link, name string) (mech.Session, error)
 
 // AttachWith is Attach with another way to connect what chunks are accessed
 // through. The grants of the session are as the node makes them.
-func AttachWith(ctx context.Context, l mech.Link, name string, access func(context.Context, *control.Channel) error) (mech.Session, error) {
+func AttachWith(ctx context.Context, l manager.Link, name string, access func(context.Context, *control.Channel) error) (manager.Session, error) {
 	s := &session{link: l, name: name}
 	err := s.open(ctx)
 	if err == nil {
@@ -79,11 +79,11 @@ func AttachWith(ctx context.Context, l mech.Link, name string, access func(conte
 	return s, nil
 }
 
-// session implements mech.Session.
+// session implements manager.Session.
 type session struct {
-	link  mech.Link
-	name  string // of the mechanism
-	info  mech.Info
+	link  manager.Link
+	name  string // of the manager
+	info  manager.Info
 	ch    *control.Channel
 	space atomic.Uint64 // free<<32 | budget
 
@@ -97,7 +97,7 @@ func (s *session) open(ctx context.Context) error {
 		return err
 	}
 	s.ch = ch
-	s.info = mech.Info{
+	s.info = manager.Info{
 		Session: w.Session, Resumed: w.Resumed,
 		ChunkSize: int(w.ChunkSize), Chunks: int(w.Chunks), Grace: w.Grace,
 	}
@@ -117,10 +117,10 @@ func (s *session) late(r *wire.Reply) {
 	}
 }
 
-// Info implements mech.Session.
-func (s *session) Info() mech.Info { return s.info }
+// Info implements manager.Session.
+func (s *session) Info() manager.Info { return s.info }
 
-// Space implements mech.Session.
+// Space implements manager.Session.
 func (s *session) Space() wire.Space {
 	v := s.space.Load()
 	return wire.Space{Free: uint32(v >> 32), Budget: uint32(v)}
@@ -128,8 +128,8 @@ func (s *session) Space() wire.Space {
 
 func (s *session) setSpace(v wire.Space) { s.space.Store(uint64(v.Free)<<32 | uint64(v.Budget)) }
 
-// Alloc implements mech.Session.
-func (s *session) Alloc(ctx context.Context, grants []mech.Grant) (int, error) {
+// Alloc implements manager.Session.
+func (s *session) Alloc(ctx context.Context, grants []manager.Grant) (int, error) {
 	if err := s.freeOrphans(ctx); err != nil {
 		return 0, err
 	}
@@ -143,11 +143,11 @@ func (s *session) Alloc(ctx context.Context, grants []mech.Grant) (int, error) {
 	defer release()
 	switch {
 	case r.Status == wire.StatusBudget:
-		return 0, mech.ErrBudget
+		return 0, manager.ErrBudget
 	case r.Status == wire.StatusNoMemory:
-		return 0, fmt.Errorf("%w (%v)", mech.ErrNoMemory, r.Status)
+		return 0, fmt.Errorf("%w (%v)", manager.ErrNoMemory, r.Status)
 	case r.Status != wire.StatusOK:
-		return 0, fmt.Errorf("%w: %v", mech.ErrRefused, r.Status)
+		return 0, fmt.Errorf("%w: %v", manager.ErrRefused, r.Status)
 	case r.N == 0 || r.N > len(grants):
 		return 0, s.ch.Violated("%d chunks granted where 1 to %d were asked for", r.N, len(grants))
 	}
@@ -159,7 +159,7 @@ func (s *session) Alloc(ctx context.Context, grants []mech.Grant) (int, error) {
 	return r.N, nil
 }
 
-// Free implements mech.Session.
+// Free implements manager.Session.
 func (s *session) Free(ctx context.Context, chunks []uint32) error {
 	if err := s.freeOrphans(ctx); err != nil {
 		return err
@@ -180,7 +180,7 @@ func (s *session) free(ctx context.Context, chunks []uint32) error {
 		}
 		release()
 		if r.Status != wire.StatusOK {
-			return fmt.Errorf("%w: %v", mech.ErrRefused, r.Status)
+			return fmt.Errorf("%w: %v", manager.ErrRefused, r.Status)
 		}
 	}
 	return nil
@@ -204,9 +204,9 @@ func (s *session) freeOrphans(ctx context.Context) error {
 	return err
 }
 
-// Owned implements mech.Session.
-func (s *session) Owned(ctx context.Context) ([]mech.Grant, error) {
-	var grants []mech.Grant
+// Owned implements manager.Session.
+func (s *session) Owned(ctx context.Context) ([]manager.Grant, error) {
+	var grants []manager.Grant
 	for {
 		var r wire.Reply
 		skip := len(grants)
@@ -217,7 +217,7 @@ func (s *session) Owned(ctx context.Context) ([]mech.Grant, error) {
 			return nil, err
 		}
 		for i := 0; i < r.N && err == nil; i++ {
-			var g mech.Grant
+			var g manager.Grant
 			g, err = s.grant(r.Grant(i))
 			grants = append(grants, g)
 		}
@@ -227,7 +227,7 @@ func (s *session) Owned(ctx context.Context) ([]mech.Grant, error) {
 		case err != nil:
 			return nil, err
 		case status != wire.StatusOK:
-			return nil, fmt.Errorf("%w: %v", mech.ErrRefused, status)
+			return nil, fmt.Errorf("%w: %v", manager.ErrRefused, status)
 		case len(grants) > s.info.Chunks:
 			return nil, s.ch.Violated("more chunks owned than there are")
 		case n == 0:
@@ -236,11 +236,11 @@ func (s *session) Owned(ctx context.Context) ([]mech.Grant, error) {
 	}
 }
 
-func (s *session) grant(g wire.Grant) (mech.Grant, error) {
+func (s *session) grant(g wire.Grant) (manager.Grant, error) {
 	if int(g.Chunk) >= s.info.Chunks {
-		return mech.Grant{}, s.ch.Violated("chunk %d of %d granted", g.Chunk, s.info.Chunks)
+		return manager.Grant{}, s.ch.Violated("chunk %d of %d granted", g.Chunk, s.info.Chunks)
 	}
-	return mech.Grant{Chunk: g.Chunk, Addr: g.Addr, Keys: [mech.MaxPaths]verbs.RKey{g.Key}}, nil
+	return manager.Grant{Chunk: g.Chunk, Addr: g.Addr, Keys: [manager.MaxPaths]verbs.RKey{g.Key}}, nil
 }
 
 // exchange is Channel.Exchange, and takes note of the space that is left.
@@ -251,7 +251,7 @@ func (s *session) exchange(ctx context.Context, r *wire.Reply, encode func(b []b
 	return release, err
 }
 
-// Close implements mech.Session.
+// Close implements manager.Session.
 func (s *session) Close() {
 	if s.ch != nil {
 		s.ch.Close()

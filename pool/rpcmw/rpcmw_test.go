@@ -9,7 +9,7 @@ import (
 	"go.uber.org/goleak"
 
 	"polder/memnode/wire"
-	"polder/pool/mech"
+	"polder/pool/manager"
 	"polder/verbs"
 	"polder/verbs/inproc"
 	"polder/verbs/softnic"
@@ -34,7 +34,7 @@ func honestWelcome() wire.Welcome {
 }
 
 // attach connects a session to a node that follows a script.
-func attach(t *testing.T, n scripted) (mech.Session, error) {
+func attach(t *testing.T, n scripted) (manager.Session, error) {
 	t.Helper()
 	f := inproc.NewFabric()
 	must := func(err error) {
@@ -71,7 +71,7 @@ func attach(t *testing.T, n scripted) (mech.Session, error) {
 	must(err)
 	qp, err := pd.CreateQP(verbs.QPInit{SendCQ: cq, RecvCQ: cq, SendDepth: 4, RecvDepth: 4})
 	must(err)
-	s, err := Mechanism{}.Attach(ctx, mech.Link{Device: client, PD: pd, Conn: conn, Access: func() (verbs.QP, error) { return qp, nil }})
+	s, err := Manager{}.Attach(ctx, manager.Link{Device: client, PD: pd, Conn: conn, Access: func() (verbs.QP, error) { return qp, nil }})
 	if err == nil {
 		t.Cleanup(s.Close)
 	}
@@ -172,8 +172,8 @@ func TestANodeThatBreaksTheProtocol(t *testing.T) {
 				t.Fatal(err)
 			}
 			for range 2 {
-				n, err := s.Alloc(t.Context(), make([]mech.Grant, 1))
-				if err == nil || errors.Is(err, mech.ErrNoMemory) || errors.Is(err, mech.ErrRefused) {
+				n, err := s.Alloc(t.Context(), make([]manager.Grant, 1))
+				if err == nil || errors.Is(err, manager.ErrNoMemory) || errors.Is(err, manager.ErrRefused) {
 					t.Fatalf("got %d chunks, %v, want the session to be given up", n, err)
 				}
 			}
@@ -199,11 +199,11 @@ func TestRepliesTellTheSpaceThatIsLeft(t *testing.T) {
 	if got, want := s.Space(), (wire.Space{Free: 100, Budget: 50}); got != want {
 		t.Fatalf("space is %v at first, want %v", got, want)
 	}
-	var g [3]mech.Grant
+	var g [3]manager.Grant
 	if n, err := s.Alloc(t.Context(), g[:]); n != 1 || err != nil {
 		t.Fatalf("got %d chunks, %v, want 1", n, err)
 	}
-	if want := (mech.Grant{Chunk: 5, Addr: 1<<20 + 5*4096, Keys: [mech.MaxPaths]verbs.RKey{7}}); g[0] != want {
+	if want := (manager.Grant{Chunk: 5, Addr: 1<<20 + 5*4096, Keys: [manager.MaxPaths]verbs.RKey{7}}); g[0] != want {
 		t.Fatalf("got %+v, want %+v", g[0], want)
 	}
 	if got, want := s.Space(), (wire.Space{Free: 9, Budget: 8}); got != want {
@@ -235,7 +235,7 @@ func TestAGrantThatComesTooLate(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	failed := make(chan error)
 	go func() {
-		_, err := s.Alloc(ctx, make([]mech.Grant, 1))
+		_, err := s.Alloc(ctx, make([]manager.Grant, 1))
 		failed <- err
 	}()
 	<-asked
@@ -244,7 +244,7 @@ func TestAGrantThatComesTooLate(t *testing.T) {
 		t.Fatalf("got %v, want %v", err, context.Canceled)
 	}
 	close(answer)
-	var g [1]mech.Grant
+	var g [1]manager.Grant
 	for len(freed) == 0 { // the late reply may not have arrived at the first call
 		if _, err := s.Alloc(t.Context(), g[:]); err != nil {
 			t.Fatal(err)
@@ -277,12 +277,12 @@ func TestCloseEndsCallsInProgress(t *testing.T) {
 	}
 	s.Close()
 	for range 8 {
-		if err := <-failed; !errors.Is(err, mech.ErrClosed) {
-			t.Fatalf("got %v, want %v", err, mech.ErrClosed)
+		if err := <-failed; !errors.Is(err, manager.ErrClosed) {
+			t.Fatalf("got %v, want %v", err, manager.ErrClosed)
 		}
 	}
-	if _, err := s.Owned(t.Context()); !errors.Is(err, mech.ErrClosed) {
-		t.Fatalf("after Close: got %v, want %v", err, mech.ErrClosed)
+	if _, err := s.Owned(t.Context()); !errors.Is(err, manager.ErrClosed) {
+		t.Fatalf("after Close: got %v, want %v", err, manager.ErrClosed)
 	}
 }
 

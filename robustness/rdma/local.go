@@ -28,7 +28,7 @@ func (r *runner) runOn(ctx context.Context, device string) error {
 	if err != nil {
 		return fmt.Errorf("cannot name this host: %w", err)
 	}
-	for _, s := range scenarios(device, r.mechanisms, r.long) {
+	for _, s := range scenarios(device, r.managers, r.long) {
 		if len(s.guests) > 1 {
 			continue // two hosts are not for one program to start
 		}

@@ -27,13 +27,13 @@ import (
 
 func main() {
 	var (
-		only    = flag.String("only", "", "run the scenarios and suites whose names match this regular expression")
-		kernel  = flag.String("kernel", "", "take the kernel from this file, a linux-image package of Debian's")
-		mechs   = flag.String("mechanisms", "", "ways of managing memory to run the pool's suite with, with commas between (default rpcmw, or all with -long)")
-		dev     = flag.String("device", "", "run on this host's own RDMA `device`, such as mlx5_0, instead of in guests")
-		long    = flag.Bool("long", false, "run the pool's suite, and the attacks, with every way of managing memory that the device can do")
-		limit   = flag.Duration("timeout", 30*time.Minute, "fail when everything together takes longer")
-		verbose = flag.Bool("v", false, "show the guests' kernel messages too")
+		only     = flag.String("only", "", "run the scenarios and suites whose names match this regular expression")
+		kernel   = flag.String("kernel", "", "take the kernel from this file, a linux-image package of Debian's")
+		managers = flag.String("managers", "", "ways of managing memory to run the pool's suite with, with commas between (default rpcmw, or all with -long)")
+		dev      = flag.String("device", "", "run on this host's own RDMA `device`, such as mlx5_0, instead of in guests")
+		long     = flag.Bool("long", false, "run the pool's suite, and the attacks, with every way of managing memory that the device can do")
+		limit    = flag.Duration("timeout", 30*time.Minute, "fail when everything together takes longer")
+		verbose  = flag.Bool("v", false, "show the guests' kernel messages too")
 	)
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -42,12 +42,12 @@ func main() {
 	defer cancel()
 	pattern, err := regexp.Compile(*only)
 	if err == nil {
-		r := runner{only: pattern, verbose: *verbose, long: *long, mechanisms: usual, began: time.Now()}
+		r := runner{only: pattern, verbose: *verbose, long: *long, managers: usual, began: time.Now()}
 		switch {
-		case *mechs != "":
-			r.mechanisms = strings.Split(*mechs, ",")
+		case *managers != "":
+			r.managers = strings.Split(*managers, ",")
 		case *long:
-			r.mechanisms = all
+			r.managers = all
 		}
 		if *dev != "" {
 			err = r.runOn(ctx, *dev)
@@ -63,11 +63,11 @@ func main() {
 
 // runner runs scenarios, one after another.
 type runner struct {
-	only       *regexp.Regexp
-	verbose    bool
-	long       bool
-	mechanisms []string
-	began      time.Time
+	only     *regexp.Regexp
+	verbose  bool
+	long     bool
+	managers []string
+	began    time.Time
 
 	kernel *vm.Kernel
 	init   string // guestinit
@@ -99,7 +99,7 @@ func (r *runner) run(ctx context.Context, pkg string) error {
 	if r.built, err = newBuilder(filepath.Join(cache, "bin"), static); err != nil {
 		return err
 	}
-	for _, s := range scenarios(device, r.mechanisms, r.long) {
+	for _, s := range scenarios(device, r.managers, r.long) {
 		if err := r.scenario(ctx, s); err != nil {
 			return err
 		}

@@ -87,7 +87,7 @@ const (
 
 // scenarios is everything that there is to run on a device of that name. What
 // takes long is left out unless long is set.
-func scenarios(device string, mechanisms []string, long bool) []scenario {
+func scenarios(device string, managers []string, long bool) []scenario {
 	// What a node offers on such a device by default; and without trying keys
 	// through the node, since the windows' suite does that to the device; nor
 	// finemem's many registrations, of which each try costs a queue pair.
@@ -101,10 +101,10 @@ func scenarios(device string, mechanisms []string, long bool) []scenario {
 		suite{name: "verbs", program: verbsTest, timeout: 4 * time.Minute},
 		suite{name: "windows", program: windowsTest, timeout: 2 * time.Minute},
 	)
-	for _, m := range mechanisms {
+	for _, m := range managers {
 		one.suites = append(one.suites, suite{name: "pool, " + m, program: poolTest,
-			args: []string{"-test.run=TestIBVMechanisms/^" + m + "$"}, timeout: 4 * time.Minute,
-			tests: 2}) // the test itself passes also if there is no such mechanism
+			args: []string{"-test.run=TestIBVManagers/^" + m + "$"}, timeout: 4 * time.Minute,
+			tests: 2}) // the test itself passes also if there is no such manager
 	}
 	one.suites = append(one.suites,
 		suite{name: "attacks", program: poolTest, args: attack, timeout: attackLimit},

@@ -36,11 +36,11 @@ const (
 // lenders are the nodes of this test, at ports of their own. The client's guest
 // waits for port 7070, which is the last.
 var lenders = []struct {
-	mech pool.Manager
-	port string
+	manager pool.Manager
+	port    string
 }{
-	{finemem.Mechanism{}, "7071"},
-	{rpcmw.Mechanism{}, "7070"},
+	{finemem.Manager{}, "7071"},
+	{rpcmw.Manager{}, "7070"},
 }
 
 // borrow opens a pool on the node at addr.
@@ -71,9 +71,9 @@ func TestBorrowsUntilItIsKilled(t *testing.T) {
 	}
 	var chunks []*pool.Chunk
 	for _, n := range lenders {
-		p := borrow(t, n.mech, peer+":"+n.port)
+		p := borrow(t, n.manager, peer+":"+n.port)
 		defer p.Close()
-		timeAllocations(t, n.mech.Name(), p)
+		timeAllocations(t, n.manager.Name(), p)
 		for range stolen {
 			c, err := p.Alloc(t.Context())
 			if err != nil {
@@ -130,7 +130,7 @@ func TestAClientThatIsKilled(t *testing.T) {
 	for _, n := range lenders {
 		l := &lender{log: &record{}}
 		l.node, err = memnode.New(dev, memnode.Config{
-			Manager: n.mech.Name(), Lend: lent << 20, ChunkSize: 1 << 20, Grace: grace, TrustClients: true,
+			Manager: n.manager.Name(), Lend: lent << 20, ChunkSize: 1 << 20, Grace: grace, TrustClients: true,
 			Logger: slog.New(slog.NewTextHandler(l.log, nil)),
 		})
 		if err != nil {
@@ -142,23 +142,23 @@ func TestAClientThatIsKilled(t *testing.T) {
 			t.Fatal(err)
 		}
 		go l.node.Serve(lis)
-		l.neighbour = borrow(t, n.mech, "127.0.0.1:"+n.port)
+		l.neighbour = borrow(t, n.manager, "127.0.0.1:"+n.port)
 		defer l.neighbour.Close()
 		l.hot = startHammer(t, l.neighbour)
 		all = append(all, l)
 	}
 	for i, l := range all {
-		eventually(t, lenders[i].mech.Name()+": the client has its memory", func() bool { return l.node.Stats().Lent == stolen+1 })
+		eventually(t, lenders[i].manager.Name()+": the client has its memory", func() bool { return l.node.Stats().Lent == stolen+1 })
 	}
 	ask(t, plan.KillPeer)
 	killed := time.Now()
 	noticed := make([]time.Duration, len(all))
 	for i, l := range all {
-		eventually(t, lenders[i].mech.Name()+": the client is missed", func() bool { return l.node.Stats().Clients == 1 })
+		eventually(t, lenders[i].manager.Name()+": the client is missed", func() bool { return l.node.Stats().Clients == 1 })
 		noticed[i] = time.Since(killed)
 	}
 	for i, l := range all {
-		name := lenders[i].mech.Name()
+		name := lenders[i].manager.Name()
 		eventually(t, name+": its memory has come back", func() bool { return l.node.Stats().Lent == 1 })
 		back := time.Since(killed)
 		for i := range lent - 1 {

@@ -165,7 +165,7 @@ func (p *process) openBrokered(ctx context.Context, cfg ServeConfig, conns tcp.C
 		return err
 	}
 	p.onClose(dev.Close)
-	c := pool.Config{Device: dev, Manager: broker.Mechanism{}}
+	c := pool.Config{Device: dev, Manager: broker.Manager{}}
 	for _, addr := range nodes {
 		c.Nodes = append(c.Nodes, pool.NodeConfig{
 			Name: addr,

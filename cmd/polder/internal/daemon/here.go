@@ -41,7 +41,7 @@ func (p *process) openHere(ctx context.Context, cfg UpConfig) error {
 	inPlace := manager == nil
 	if inPlace {
 		if h, err = p.meetInPlace(); err == nil {
-			manager, cfg.Node.Manager = memfd.Mechanism{}, memnode.MemFD
+			manager, cfg.Node.Manager = memfd.Manager{}, memnode.MemFD
 		} else if cfg.NodeListen != "" {
 			return err
 		} else {

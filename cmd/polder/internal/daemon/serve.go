@@ -164,7 +164,7 @@ func (p *process) openFar(ctx context.Context, cfg ServeConfig) error {
 			return &config.Error{Source: "--manager", Value: cfg.Manager,
 				Err: fmt.Errorf("expected none with nodes at Unix sockets, which lend by %s", memfd.Name)}
 		}
-		manager = memfd.Mechanism{}
+		manager = memfd.Manager{}
 		dev, err = shm.NewDevice(softnic.Config{})
 		dial = func(ctx context.Context, addr string) (verbs.Conn, error) {
 			return shm.Dial(ctx, dev, addr, shm.Config{})

@@ -10,7 +10,7 @@ import (
 
 	"polder/memnode/wire"
 	"polder/pool/finemem"
-	"polder/pool/mech"
+	"polder/pool/manager"
 	"polder/verbs"
 )
 
@@ -48,7 +48,7 @@ func (d *Dialer) connect(ctx context.Context) (*Client, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed {
-		return nil, mech.ErrClosed
+		return nil, manager.ErrClosed
 	}
 	if d.client != nil {
 		select {
@@ -133,17 +133,17 @@ func (c *conn) Close() error {
 	return err
 }
 
-// Mechanism is FineMem with a broker between the application and the metadata. It
+// Manager is FineMem with a broker between the application and the metadata. It
 // works over connections of a Dialer's.
-type Mechanism struct{}
+type Manager struct{}
 
-var _ mech.Mechanism = Mechanism{}
+var _ manager.Manager = Manager{}
 
-// Name implements mech.Mechanism.
-func (Mechanism) Name() string { return finemem.Name }
+// Name implements manager.Manager.
+func (Manager) Name() string { return finemem.Name }
 
-// Attach implements mech.Mechanism.
-func (Mechanism) Attach(ctx context.Context, l mech.Link) (mech.Session, error) {
+// Attach implements manager.Manager.
+func (Manager) Attach(ctx context.Context, l manager.Link) (manager.Session, error) {
 	c, ok := l.Conn.(*conn)
 	if !ok {
 		return nil, errors.New("cannot use a broker over a connection that broker.Dialer has not made")

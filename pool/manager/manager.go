@@ -1,16 +1,16 @@
-// Package mech says what a way of managing remote memory has to provide.
+// Package manager says what a way of managing remote memory has to provide.
 //
-// A mechanism decides how a client gets chunks of a memory node's memory and
+// A manager decides how a client gets chunks of a memory node's memory and
 // gives them back: by asking the node's CPU (pool/rpcmw), or by one-sided
 // operations alone. It is the same on every connection; what it keeps for one
 // is a [Session]. Package pool does the rest: it dials, keeps sessions alive
 // across connections, and reads and writes chunks with one-sided operations on
-// the access queue pair, with the addresses and keys of the mechanism's
+// the access queue pair, with the addresses and keys of the manager's
 // grants.
 //
-// A mechanism uses package verbs only, holds no lock across an operation on the
+// A manager uses package verbs only, holds no lock across an operation on the
 // fabric, and starts no goroutine.
-package mech
+package manager
 
 import (
 	"context"
@@ -36,10 +36,10 @@ var (
 	ErrClosed = errors.New("session is closed")
 )
 
-// A Mechanism is a way of managing remote memory. Its methods may be called by
+// A Manager is a way of managing remote memory. Its methods may be called by
 // any number of goroutines.
-type Mechanism interface {
-	// Name is what the node knows the mechanism as.
+type Manager interface {
+	// Name is what the node knows the manager as.
 	Name() string
 	// Attach opens a session over l.Conn, and connects one or more access
 	// queue pairs that l.Access makes: the first is path 0, and so on. It resumes l.Resume if the node still knows it. On failure it

@@ -1,4 +1,4 @@
-package mech
+package manager
 
 // A Verifier is a Session whose chunks the node can take away without an
 // operation failing: because they lie in this process's memory.

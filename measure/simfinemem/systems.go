@@ -6,7 +6,7 @@ import (
 	"polder/pool/finemem"
 )
 
-// Names of mechanisms that others are compared with.
+// Names of systems that others are compared with.
 const (
 	paperName  = "FineMem"
 	spreadName = "FineMem, spread"
@@ -14,8 +14,8 @@ const (
 	rpcName    = "RPC"
 )
 
-// mechanisms are what is compared.
-var mechanisms = []mechanism{
+// systems are what is compared.
+var systems = []system{
 	{name: paperName, oneSided: true, way: queued, published: publishedFineMem, build: fine(finemem.Paper, false)},
 	{name: spreadName, oneSided: true, ours: true, way: queued, build: fine(finemem.Spread, true)},
 	{name: "FineMem, spread, lanes", oneSided: true, ours: true, way: lanes, build: fine(finemem.Spread, false)},
