@@ -10,7 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"polder/internal/active"
+	"polder/internal/offload"
 )
 
 // aStructure is a data structure of which most is far. Its use reads and, where
@@ -344,7 +344,7 @@ func (d *badDevice) Compute(ctx context.Context, c Computation, buf []byte) ([]b
 	if d.wrong.Load() {
 		return append(buf, 1, 2, 3), nil
 	}
-	if c.Op == active.TableLen {
+	if c.Op == offload.TableLen {
 		buf = append(buf, 1, 0, 0, 0, 0, 0, 0, 0)
 	}
 	return buf, nil

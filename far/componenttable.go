@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"hash/crc32"
 
-	"polder/internal/active"
+	"polder/internal/offload"
 )
 
 // A RemoteTable is a hash table that lies at a memory node all of it, index and
@@ -40,8 +40,8 @@ type RemoteTable struct{ object Component }
 
 // Limits of a RemoteTable, in bytes.
 const (
-	MaxTableKey   = active.MaxKey
-	MaxTableValue = active.MaxValue - tableSum
+	MaxTableKey   = offload.MaxKey
+	MaxTableValue = offload.MaxValue - tableSum
 )
 
 // tableSum is the bytes behind a value: CRC32C of its key and of itself.
@@ -53,7 +53,7 @@ func tableSumOf(key, value []byte) uint32 {
 
 // NewRemoteTable makes an empty table at a node of d's.
 func NewRemoteTable(ctx context.Context, d Device) (*RemoteTable, error) {
-	o, err := d.Construct(ctx, active.Table, nil, nil)
+	o, err := d.Construct(ctx, offload.Table, nil, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -95,7 +95,7 @@ func (t *RemoteTable) Delete(ctx context.Context, key []byte) error {
 
 // Len is how many keys there are.
 func (t *RemoteTable) Len(ctx context.Context) (int, error) {
-	out, err := t.object.Compute(ctx, Computation{Op: active.TableLen, Repeat: true}, nil)
+	out, err := t.object.Compute(ctx, Computation{Op: offload.TableLen, Repeat: true}, nil)
 	if err != nil {
 		return 0, err
 	}
@@ -104,7 +104,7 @@ func (t *RemoteTable) Len(ctx context.Context) (int, error) {
 
 // Clear removes every key.
 func (t *RemoteTable) Clear(ctx context.Context) error {
-	_, err := t.object.Compute(ctx, Computation{Op: active.TableClear}, nil)
+	_, err := t.object.Compute(ctx, Computation{Op: offload.TableClear}, nil)
 	return err
 }
 

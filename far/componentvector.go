@@ -7,7 +7,7 @@ import (
 	"iter"
 	"math"
 
-	"polder/internal/active"
+	"polder/internal/offload"
 )
 
 // Number is a type that elements of a RemoteVector may have.
@@ -37,7 +37,7 @@ func NewRemoteVector[T Number](ctx context.Context, d Device) (*RemoteVector[T],
 }
 
 func newRemoteVector[T Number](ctx context.Context, d Device, beside Component) (*RemoteVector[T], error) {
-	o, err := d.Construct(ctx, active.Vector, []byte{byte(kindOf[T]())}, beside)
+	o, err := d.Construct(ctx, offload.Vector, []byte{byte(kindOf[T]())}, beside)
 	if err != nil {
 		return nil, err
 	}
@@ -50,33 +50,33 @@ func RemoteVectorBeside[T, U Number](ctx context.Context, other *RemoteVector[U]
 	return newRemoteVector[T](ctx, other.device, other.object)
 }
 
-func kindOf[T Number]() active.Kind {
+func kindOf[T Number]() offload.Kind {
 	switch any(*new(T)).(type) {
 	case int8:
-		return active.Int8
+		return offload.Int8
 	case int16:
-		return active.Int16
+		return offload.Int16
 	case int32:
-		return active.Int32
+		return offload.Int32
 	case int64:
-		return active.Int64
+		return offload.Int64
 	case uint8:
-		return active.Uint8
+		return offload.Uint8
 	case uint16:
-		return active.Uint16
+		return offload.Uint16
 	case uint32:
-		return active.Uint32
+		return offload.Uint32
 	case uint64:
-		return active.Uint64
+		return offload.Uint64
 	case float32:
-		return active.Float32
+		return offload.Float32
 	}
-	return active.Float64
+	return offload.Float64
 }
 
 // Len is how many elements there are.
 func (v *RemoteVector[T]) Len(ctx context.Context) (int, error) {
-	out, err := v.object.Compute(ctx, Computation{Op: active.VectorLen, Repeat: true}, nil)
+	out, err := v.object.Compute(ctx, Computation{Op: offload.VectorLen, Repeat: true}, nil)
 	if err != nil {
 		return 0, err
 	}
@@ -89,13 +89,13 @@ func (v *RemoteVector[T]) Resize(ctx context.Context, n int) error {
 		return fmt.Errorf("cannot resize %s to %d elements", v.object.Name(), n)
 	}
 	_, err := v.object.Compute(ctx, Computation{
-		Op: active.VectorResize, In: binary.LittleEndian.AppendUint64(nil, uint64(n)), Repeat: true,
+		Op: offload.VectorResize, In: binary.LittleEndian.AppendUint64(nil, uint64(n)), Repeat: true,
 	}, nil)
 	return err
 }
 
 // transfer is how many bytes of elements go in one message.
-const transfer = active.MaxValue
+const transfer = offload.MaxValue
 
 // Write sets the elements from i on, of which the vector has i at least: what
 // goes beyond its end is appended. When it fails some may have been set.
@@ -156,20 +156,20 @@ type Comparison uint8
 
 // Comparisons of elements with an operand.
 const (
-	IfAll            = Comparison(active.Any)
-	IfEqual          = Comparison(active.Equal)
-	IfNotEqual       = Comparison(active.NotEqual)
-	IfLess           = Comparison(active.Less)
-	IfLessOrEqual    = Comparison(active.LessOrEqual)
-	IfGreater        = Comparison(active.Greater)
-	IfGreaterOrEqual = Comparison(active.GreaterOrEqual)
+	IfAll            = Comparison(offload.Any)
+	IfEqual          = Comparison(offload.Equal)
+	IfNotEqual       = Comparison(offload.NotEqual)
+	IfLess           = Comparison(offload.Less)
+	IfLessOrEqual    = Comparison(offload.LessOrEqual)
+	IfGreater        = Comparison(offload.Greater)
+	IfGreaterOrEqual = Comparison(offload.GreaterOrEqual)
 )
 
-func (w *Where[T]) query() (q active.Query, err error) {
+func (w *Where[T]) query() (q offload.Query, err error) {
 	if w.First < 0 || w.End < 0 || w.If > IfGreaterOrEqual {
 		return q, fmt.Errorf("elements %d to %d, compared by %d, want numbers that are not negative, and a Comparison", w.First, w.End, w.If)
 	}
-	q = active.Query{First: uint64(w.First), End: uint64(w.End), Compare: active.Compare(w.If)}
+	q = offload.Query{First: uint64(w.First), End: uint64(w.End), Compare: offload.Compare(w.If)}
 	if w.End == 0 {
 		q.End = 1<<63 - 1
 	}
@@ -196,11 +196,11 @@ func (v *RemoteVector[T]) Aggregate(ctx context.Context, w Where[T]) (s Summary[
 	if err != nil {
 		return s, fmt.Errorf("cannot aggregate %s: %w", v.object.Name(), err)
 	}
-	out, err := v.object.Compute(ctx, Computation{Op: active.VectorAggregate, In: q.Append(nil), Repeat: true}, nil)
+	out, err := v.object.Compute(ctx, Computation{Op: offload.VectorAggregate, In: q.Append(nil), Repeat: true}, nil)
 	if err != nil {
 		return s, err
 	}
-	var a active.Aggregate
+	var a offload.Aggregate
 	if !a.Decode(out) {
 		return s, wrongAnswer(v.object, out)
 	}
@@ -211,9 +211,9 @@ func (v *RemoteVector[T]) Aggregate(ctx context.Context, w Where[T]) (s Summary[
 	copy(numberBytes(ends[1:]), a.Greatest[:width])
 	s.Min, s.Max = ends[0], ends[1]
 	switch kindOf[T]() {
-	case active.Int8, active.Int16, active.Int32, active.Int64:
+	case offload.Int8, offload.Int16, offload.Int32, offload.Int64:
 		s.SumInt = int64(a.Sum)
-	case active.Float32, active.Float64:
+	case offload.Float32, offload.Float64:
 		s.SumFloat = math.Float64frombits(a.Sum)
 	default:
 		s.SumUint = a.Sum
@@ -233,7 +233,7 @@ func (v *RemoteVector[T]) Filter(ctx context.Context, w Where[T]) iter.Seq2[int,
 		}
 		var out []byte
 		for first := true; first || q.First < q.End; first = false {
-			out, err = v.object.Compute(ctx, Computation{Op: active.VectorFilter, In: q.Append(nil), Repeat: true}, out[:0])
+			out, err = v.object.Compute(ctx, Computation{Op: offload.VectorFilter, In: q.Append(nil), Repeat: true}, out[:0])
 			if err == nil && (len(out) < 8 || len(out)%8 != 0) {
 				err = wrongAnswer(v.object, out)
 			}
@@ -262,13 +262,13 @@ func (v *RemoteVector[T]) Copy(ctx context.Context, first, end int) (*RemoteVect
 		return nil, fmt.Errorf("cannot copy elements %d to %d of %s", first, end, v.object.Name())
 	}
 	in := binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, uint64(first)), uint64(end))
-	return v.derive(ctx, Computation{Op: active.VectorCopy, In: in, Others: [2]Component{v.object}, Repeat: true})
+	return v.derive(ctx, Computation{Op: offload.VectorCopy, In: in, Others: [2]Component{v.object}, Repeat: true})
 }
 
 // Shuffle makes a new vector beside v, of which element i is v's element order[i].
 // It is a function because rows are numbered by vectors of either type.
 func Shuffle[T Number, I uint32 | uint64](ctx context.Context, v *RemoteVector[T], order *RemoteVector[I]) (*RemoteVector[T], error) {
-	return v.derive(ctx, Computation{Op: active.VectorShuffle, Others: [2]Component{v.object, order.object}, Repeat: true})
+	return v.derive(ctx, Computation{Op: offload.VectorShuffle, Others: [2]Component{v.object, order.object}, Repeat: true})
 }
 
 // derive makes a vector beside v that c fills.

@@ -19,8 +19,8 @@ import (
 	"strings"
 	"syscall"
 
-	"polder/internal/active"
 	"polder/internal/config"
+	"polder/internal/offload"
 	"polder/memnode/component"
 	"polder/memnode/component/hashtable"
 	"polder/memnode/component/vector"
@@ -33,7 +33,7 @@ const (
 )
 
 func main() {
-	component.Main(component.Set{active.Table: hashtable.Component, active.Vector: vector.Component})
+	component.Main(component.Set{offload.Table: hashtable.Component, offload.Vector: vector.Component})
 	ctx, cancel := context.WithCancelCause(context.Background())
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)

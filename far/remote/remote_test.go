@@ -9,7 +9,7 @@ import (
 	"go.uber.org/goleak"
 
 	"polder/far"
-	"polder/internal/active"
+	"polder/internal/offload"
 	"polder/memnode"
 	"polder/memnode/component"
 	"polder/memnode/component/hashtable"
@@ -19,7 +19,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	component.Main(component.Set{active.Table: hashtable.Component, active.Vector: vector.Component})
+	component.Main(component.Set{offload.Table: hashtable.Component, offload.Vector: vector.Component})
 	goleak.VerifyTestMain(m)
 }
 

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"polder/internal/active"
+	"polder/internal/offload"
 	"polder/internal/proctest"
 	"polder/memnode"
 	"polder/memnode/component"
@@ -26,7 +26,7 @@ import (
 
 func TestMain(m *testing.M) {
 	component.Main(component.Set{
-		active.Table: hashtable.Component, active.Vector: vector.Component, "wicked": {New: newWicked}, "tame": {New: newWicked, Bounded: true},
+		offload.Table: hashtable.Component, offload.Vector: vector.Component, "wicked": {New: newWicked}, "tame": {New: newWicked, Bounded: true},
 		"words": {New: newWords},
 	})
 	proctest.Main(m)
@@ -56,8 +56,8 @@ func overDrivers(t *testing.T, f func(t *testing.T, s pooltest.Setup)) {
 func construct(t testing.TB, p *pool.Pool, name string) *pool.Object {
 	t.Helper()
 	var params []byte
-	if name == active.Vector {
-		params = []byte{byte(active.Int32)}
+	if name == offload.Vector {
+		params = []byte{byte(offload.Int32)}
 	}
 	o, err := p.Construct(context.Background(), name, params)
 	if err != nil {
@@ -97,35 +97,35 @@ func TestObjectsLiveAndDie(t *testing.T) {
 	overDrivers(t, func(t *testing.T, s pooltest.Setup) {
 		c := pooltest.NewCluster(t, s, node(ample))
 		p := c.Open(pool.Config{}).Pool
-		table := construct(t, p, active.Table)
+		table := construct(t, p, offload.Table)
 		mustWrite(t, table, "key", "value")
 		mustRead(t, table, "key", "value")
 		_, err := table.Read(t.Context(), []byte("another"), nil)
 		if !errors.Is(err, pool.ErrNotFound) {
 			t.Fatalf("got %v, want %v", err, pool.ErrNotFound)
 		}
-		big := strings.Repeat("x", active.MaxValue)
+		big := strings.Repeat("x", offload.MaxValue)
 		mustWrite(t, table, "big", big)
 		mustRead(t, table, "big", big)
 		if err := table.Write(t.Context(), []byte("k"), make([]byte, 1<<16)); !errors.Is(err, pool.ErrTooLarge) {
 			t.Fatalf("a request that is too large: got %v, want %v", err, pool.ErrTooLarge)
 		}
-		wantStatus(t, "a value that is too large", table.Write(t.Context(), []byte("k"), make([]byte, active.MaxValue+1)), wire.Refused)
+		wantStatus(t, "a value that is too large", table.Write(t.Context(), []byte("k"), make([]byte, offload.MaxValue+1)), wire.Refused)
 
-		v := construct(t, p, active.Vector)
+		v := construct(t, p, offload.Vector)
 		mustWrite(t, v, string(make([]byte, 8)), "\x01\x00\x00\x00\x02\x00\x00\x00")
-		q := active.Query{End: 10}
-		out, err := compute(v, active.VectorAggregate, q.Append(nil))
-		var a active.Aggregate
+		q := offload.Query{End: 10}
+		out, err := compute(v, offload.VectorAggregate, q.Append(nil))
+		var a offload.Aggregate
 		if err != nil || !a.Decode(out) || a.Sum != 3 || a.Count != 2 {
 			t.Fatalf("got %+v, %v, want a sum of 3 of 2", a, err)
 		}
-		second, err := p.ConstructBeside(t.Context(), v, active.Vector, []byte{byte(active.Int32)})
+		second, err := p.ConstructBeside(t.Context(), v, offload.Vector, []byte{byte(offload.Int32)})
 		if err != nil {
 			t.Fatal(err)
 		}
 		all := binary.LittleEndian.AppendUint64(make([]byte, 8), 10)
-		if _, err := second.Compute(t.Context(), pool.Computation{Op: active.VectorCopy, In: all, Others: [2]*pool.Object{v}}, nil); err != nil {
+		if _, err := second.Compute(t.Context(), pool.Computation{Op: offload.VectorCopy, In: all, Others: [2]*pool.Object{v}}, nil); err != nil {
 			t.Fatal(err)
 		}
 		if out, err := second.Read(t.Context(), append(make([]byte, 8), 10, 0, 0, 0), nil); err != nil || !bytes.Equal(out, []byte{1, 0, 0, 0, 2, 0, 0, 0}) {
@@ -136,7 +136,7 @@ func TestObjectsLiveAndDie(t *testing.T) {
 		if wantStatus(t, "an unknown component", err, wire.Unknown); !errors.Is(err, pool.ErrNoComponent) {
 			t.Fatal(err)
 		}
-		_, err = p.Construct(t.Context(), active.Vector, []byte{200})
+		_, err = p.Construct(t.Context(), offload.Vector, []byte{200})
 		wantStatus(t, "wrong parameters", err, wire.Refused)
 		for _, o := range []*pool.Object{table, v, second} {
 			if err := o.Destruct(t.Context()); err != nil {
@@ -157,7 +157,7 @@ func TestWhatAComponentDoesHarmsOnlyItsCaller(t *testing.T) {
 	overDrivers(t, func(t *testing.T, s pooltest.Setup) {
 		c := pooltest.NewCluster(t, s, node(time.Second))
 		victim, other := c.Open(pool.Config{}).Pool, c.Open(pool.Config{}).Pool
-		bystander := construct(t, other, active.Table)
+		bystander := construct(t, other, offload.Table)
 		mustWrite(t, bystander, "key", "value")
 		chunk := func() {
 			k, err := victim.Alloc(t.Context())
@@ -191,7 +191,7 @@ func TestWhatAComponentDoesHarmsOnlyItsCaller(t *testing.T) {
 			{"is bounded and takes all of its memory", "tame", opMemory, wire.OK, false, false},
 		} {
 			t.Run(tt.name, func(t *testing.T) {
-				table, evil := construct(t, victim, active.Table), construct(t, victim, tt.kind)
+				table, evil := construct(t, victim, offload.Table), construct(t, victim, tt.kind)
 				neighbour := construct(t, victim, "wicked")
 				mustWrite(t, table, "key", "value")
 				_, err := compute(evil, tt.op, nil)
@@ -239,7 +239,7 @@ func TestABoundedComponentThatLoopsHarmsOnlyItsCaller(t *testing.T) {
 	overDrivers(t, func(t *testing.T, s pooltest.Setup) {
 		c := pooltest.NewCluster(t, s, node(200*time.Millisecond))
 		victim, other := c.Open(pool.Config{}).Pool, c.Open(pool.Config{}).Pool
-		evil, bystander := construct(t, victim, "tame"), construct(t, other, active.Table)
+		evil, bystander := construct(t, victim, "tame"), construct(t, other, offload.Table)
 		spinning.Store(true)
 		ended := make(chan error, 1)
 		go func() {
@@ -277,7 +277,7 @@ func TestABoundedComponentThatLoopsHarmsOnlyItsCaller(t *testing.T) {
 func TestOneObjectsTroubleIsNotAnothers(t *testing.T) {
 	c := pooltest.NewCluster(t, pooltest.Inproc, node(ample))
 	p := c.Open(pool.Config{}).Pool
-	evil, table := construct(t, p, "wicked"), construct(t, p, active.Table)
+	evil, table := construct(t, p, "wicked"), construct(t, p, offload.Table)
 	_, err := p.Construct(t.Context(), "wicked", []byte("panic"))
 	wantStatus(t, "a constructor that panics", err, wire.Panicked)
 	_, err = p.Construct(t.Context(), "wicked", []byte("nil"))
@@ -308,7 +308,7 @@ func TestOneObjectsTroubleIsNotAnothers(t *testing.T) {
 func TestLimits(t *testing.T) {
 	c := pooltest.NewCluster(t, pooltest.Inproc, node(ample))
 	p := c.Open(pool.Config{}).Pool
-	table := construct(t, p, active.Table)
+	table := construct(t, p, offload.Table)
 	stored := 0
 	for {
 		err := table.Write(t.Context(), fmt.Append(nil, stored), make([]byte, 50_000))
@@ -359,7 +359,7 @@ func TestObjectsSurviveTheConnectionButNotTheSession(t *testing.T) {
 	overDrivers(t, func(t *testing.T, s pooltest.Setup) {
 		c := pooltest.NewCluster(t, s, node(ample))
 		k := c.Open(pool.Config{})
-		table, column := construct(t, k.Pool, active.Table), construct(t, k.Pool, active.Vector)
+		table, column := construct(t, k.Pool, offload.Table), construct(t, k.Pool, offload.Vector)
 		for i := range 5 {
 			key := fmt.Sprint(i)
 			mustWrite(t, table, key, "value")
@@ -369,8 +369,8 @@ func TestObjectsSurviveTheConnectionButNotTheSession(t *testing.T) {
 			mustRead(t, column, one(i), "1234")
 		}
 		dying := c.Open(pool.Config{})
-		construct(t, dying.Pool, active.Table)
-		construct(t, dying.Pool, active.Vector)
+		construct(t, dying.Pool, offload.Table)
+		construct(t, dying.Pool, offload.Vector)
 		dying.Unreachable(c.Nodes[0], true)
 		dying.Cut(c.Nodes[0])
 		pooltest.Eventually(t, "the dead client's objects are gone", func() bool {
@@ -389,7 +389,7 @@ func TestObjectsSurviveTheConnectionButNotTheSession(t *testing.T) {
 				return errors.Is(err, pool.ErrLost)
 			})
 		}
-		mustWrite(t, construct(t, k.Pool, active.Table), "key", "value")
+		mustWrite(t, construct(t, k.Pool, offload.Table), "key", "value")
 	})
 }
 
@@ -399,7 +399,7 @@ func TestConnectionsBreakUnderRequests(t *testing.T) {
 	overDrivers(t, func(t *testing.T, s pooltest.Setup) {
 		c := pooltest.NewCluster(t, s, node(ample))
 		k := c.Open(pool.Config{})
-		table := construct(t, k.Pool, active.Table)
+		table := construct(t, k.Pool, offload.Table)
 		stop := make(chan struct{})
 		var wg sync.WaitGroup
 		for id := range 8 {
@@ -437,7 +437,7 @@ func TestConnectionsBreakUnderRequests(t *testing.T) {
 		for range 10 {
 			k.Cut(c.Nodes[0])
 			// This waits for the next connection.
-			if _, err := compute(table, active.TableLen, nil); err != nil && !errors.Is(err, pool.ErrOutcomeUnknown) {
+			if _, err := compute(table, offload.TableLen, nil); err != nil && !errors.Is(err, pool.ErrOutcomeUnknown) {
 				t.Error(err)
 			}
 		}

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"polder/internal/active"
+	"polder/internal/offload"
 	"polder/memnode/component/wire"
 	nodewire "polder/memnode/wire"
 	"polder/pool"
@@ -132,7 +132,7 @@ func (r *raw) answer(i int, b []byte) wire.Reply {
 func TestGarbageIsRefusedAndHarmsNobody(t *testing.T) {
 	overDrivers(t, func(t *testing.T, s pooltest.Setup) {
 		c := pooltest.NewCluster(t, s, node(ample))
-		bystander := construct(t, c.Open(pool.Config{}).Pool, active.Table)
+		bystander := construct(t, c.Open(pool.Config{}).Pool, offload.Table)
 		mustWrite(t, bystander, "key", "value")
 		raw := openRaw(t, c, c.Nodes[0])
 		rnd := rand.New(rand.NewPCG(1, 1))
@@ -156,10 +156,10 @@ func TestGarbageIsRefusedAndHarmsNobody(t *testing.T) {
 		if got := ask(guess.Append(nil)); got.Status == wire.OK {
 			t.Fatalf("another client's object was read: %q", got.Data)
 		}
-		for _, kind := range []string{active.Table, active.Vector, "tame", "wicked"} {
+		for _, kind := range []string{offload.Table, offload.Vector, "tame", "wicked"} {
 			req := wire.Request{Verb: wire.Construct, Key: []byte(kind), Time: time.Second, Room: 1000}
-			if kind == active.Vector {
-				req.Data = []byte{byte(active.Int64)}
+			if kind == offload.Vector {
+				req.Data = []byte{byte(offload.Int64)}
 			}
 			made := ask(req.Append(nil))
 			if made.Status != wire.OK {
@@ -199,7 +199,7 @@ func TestGarbageIsRefusedAndHarmsNobody(t *testing.T) {
 
 func TestWhoSendsTooMuchBreaksItsOwnQueuePair(t *testing.T) {
 	c := pooltest.NewCluster(t, pooltest.Inproc, node(ample))
-	bystander := construct(t, c.Open(pool.Config{}).Pool, active.Table)
+	bystander := construct(t, c.Open(pool.Config{}).Pool, offload.Table)
 	raw := openRaw(t, c, c.Nodes[0])
 	made := raw.answer(0, (&wire.Request{Verb: wire.Construct, Key: []byte("wicked"), Time: time.Second, Room: 100}).Append(nil))
 	if made.Status != wire.OK {

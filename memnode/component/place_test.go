@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"polder/internal/active"
 	"polder/internal/arena"
+	"polder/internal/offload"
 	"polder/memnode/component"
 	"polder/memnode/component/hashtable"
 	"polder/memnode/component/wire"
@@ -23,7 +23,7 @@ func newPlace(t *testing.T, size int) *component.Place {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := component.NewPlace(fd, component.Set{active.Table: hashtable.Component, "wicked": {New: newWicked, SharedReads: true}})
+	p, err := component.NewPlace(fd, component.Set{offload.Table: hashtable.Component, "wicked": {New: newWicked, SharedReads: true}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +53,7 @@ func constructIn(t *testing.T, p *component.Place, kind string) component.Placed
 // What a component in a place does harms the object that was asked, at most.
 func TestWhatAComponentInAPlaceDoesHarmsOnlyItsObject(t *testing.T) {
 	p := newPlace(t, 8<<20)
-	table := constructIn(t, p, active.Table)
+	table := constructIn(t, p, offload.Table)
 	if _, err := ask(p, table, wire.Request{Verb: wire.Write, Key: []byte("key"), Data: []byte("value")}); err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +96,7 @@ func TestWhatAComponentInAPlaceDoesHarmsOnlyItsObject(t *testing.T) {
 	if out, err := ask(p, again, wire.Request{Verb: wire.Compute, Op: opMemory}); err != nil || binary.LittleEndian.Uint64([]byte(out)) < 6 {
 		t.Fatalf("what was given back is not to be had: %x MiB, %v", out, err)
 	}
-	_, err := tryConstruct(p, active.Table)
+	_, err := tryConstruct(p, offload.Table)
 	if !errors.Is(err, component.ErrNoMemory) {
 		t.Fatalf("a place that is full: got %v, want %v", err, component.ErrNoMemory)
 	}
@@ -108,7 +108,7 @@ func TestWhatAComponentInAPlaceDoesHarmsOnlyItsObject(t *testing.T) {
 // A table that grows and shrinks in a place, under many callers, is a map.
 func TestATableInAPlace(t *testing.T) {
 	p := newPlace(t, 16<<20)
-	table := constructIn(t, p, active.Table)
+	table := constructIn(t, p, offload.Table)
 	var wg sync.WaitGroup
 	for id := range 8 {
 		wg.Go(func() {
@@ -127,7 +127,7 @@ func TestATableInAPlace(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	out, err := ask(p, table, wire.Request{Verb: wire.Compute, Op: active.TableLen})
+	out, err := ask(p, table, wire.Request{Verb: wire.Compute, Op: offload.TableLen})
 	if err != nil || binary.LittleEndian.Uint64([]byte(out)) != 8000 {
 		t.Fatalf("got %x keys, %v, want 8000", out, err)
 	}
@@ -135,7 +135,7 @@ func TestATableInAPlace(t *testing.T) {
 
 func TestAskingAPlaceDoesNotAllocate(t *testing.T) {
 	p := newPlace(t, 8<<20)
-	table := constructIn(t, p, active.Table)
+	table := constructIn(t, p, offload.Table)
 	if _, err := ask(p, table, wire.Request{Verb: wire.Write, Key: []byte("key"), Data: []byte("value")}); err != nil {
 		t.Fatal(err)
 	}

@@ -14,7 +14,7 @@ import (
 	"syscall"
 	"testing"
 
-	"polder/internal/active"
+	"polder/internal/offload"
 	"polder/internal/proctest"
 	"polder/internal/testaddr"
 	"polder/pool"
@@ -60,13 +60,13 @@ func TestARealNode(t *testing.T) {
 	}
 	p, other := dial(), dial()
 	defer p.Close()
-	column := construct(t, p, active.Vector)
+	column := construct(t, p, offload.Vector)
 	mustWrite(t, column, element(0), "1234")
 	mine := children(t, n.PID())
 	if len(mine) != 1 {
 		t.Fatalf("the node has children %v, want one", mine)
 	}
-	bystander := construct(t, other, active.Vector)
+	bystander := construct(t, other, offload.Vector)
 	mustWrite(t, bystander, element(0), "5678")
 
 	// Kill the worker under requests.
@@ -92,7 +92,7 @@ func TestARealNode(t *testing.T) {
 		}
 	}
 	mustRead(t, bystander, one(0), "5678")
-	again := construct(t, p, active.Vector)
+	again := construct(t, p, offload.Vector)
 	mustWrite(t, again, element(0), "1234")
 
 	// The client goes, and its worker with it, after the grace period.
@@ -109,7 +109,7 @@ func TestARealNode(t *testing.T) {
 		_, err := again.Read(t.Context(), []byte("key"), nil)
 		return errors.Is(err, pool.ErrLost) && p.Stats().Nodes[0].State == "up"
 	})
-	mustWrite(t, construct(t, p, active.Vector), element(0), "1234")
+	mustWrite(t, construct(t, p, offload.Vector), element(0), "1234")
 	if got := children(t, n2.PID()); len(got) != 1 {
 		t.Errorf("the new node has children %v, want one", got)
 	}
@@ -128,10 +128,10 @@ func TestTheNodeOfUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	table := construct(t, p, active.Table)
+	table := construct(t, p, offload.Table)
 	mustWrite(t, table, "key", "value")
 	mustRead(t, table, "key", "value")
-	column := construct(t, p, active.Vector)
+	column := construct(t, p, offload.Vector)
 	mustWrite(t, column, element(0), "1234")
 	mustRead(t, column, one(0), "1234")
 }

@@ -15,13 +15,13 @@ import (
 // boot runs the guests of a scenario to their end. When one of them fails, the
 // others are killed: what they wait for will not come.
 func (r *runner) boot(ctx context.Context, s scenario, guests []guest) ([]vm.Result, error) {
-	var wire *vm.Wire
+	var cable *vm.Cable
 	if len(guests) > 1 {
 		var err error
-		if wire, err = vm.NewWire(); err != nil {
+		if cable, err = vm.NewCable(); err != nil {
 			return nil, err
 		}
-		defer wire.Close()
+		defer cable.Close()
 	}
 	running := make([]*vm.Guest, len(guests))
 	var ready sync.WaitGroup // until running is complete
@@ -35,8 +35,8 @@ func (r *runner) boot(ctx context.Context, s scenario, guests []guest) ([]vm.Res
 	var err error
 	for i, g := range guests {
 		cfg := r.config(s, guests, i)
-		if wire != nil {
-			cfg.Wire = wire.End(i)
+		if cable != nil {
+			cfg.Cable = cable.End(i)
 		}
 		cfg.Event = func(e plan.Event) {
 			r.event(g.name, e)
@@ -44,12 +44,12 @@ func (r *runner) boot(ctx context.Context, s scenario, guests []guest) ([]vm.Res
 				return
 			}
 			switch peer := 1 - i; {
-			case wire == nil:
+			case cable == nil:
 				r.say("guest %s has no peer to ask for: %v", g.name, e.Request)
 			case slices.Equal(e.Request, []string{plan.CutWire}):
-				wire.Cut()
+				cable.Cut()
 			case slices.Equal(e.Request, []string{plan.MendWire}):
-				wire.Mend()
+				cable.Mend()
 			case slices.Equal(e.Request, []string{plan.KillPeer}):
 				kill(peer)
 			default:
@@ -82,9 +82,9 @@ func (r *runner) boot(ctx context.Context, s scenario, guests []guest) ([]vm.Res
 		}
 	}
 	wait.Wait()
-	if wire != nil {
-		carried, lost := wire.Frames()
-		r.say("scenario %s: the wire carried %d frames and lost %d", s.name, carried, lost)
+	if cable != nil {
+		carried, lost := cable.Frames()
+		r.say("scenario %s: the cable carried %d frames and lost %d", s.name, carried, lost)
 	}
 	return results, err
 }

@@ -18,7 +18,7 @@ import (
 	"fmt"
 	"hash/maphash"
 
-	"polder/internal/active"
+	"polder/internal/offload"
 	"polder/memnode/component"
 )
 
@@ -168,10 +168,10 @@ func (t *table) Read(_ *component.Call, key, out []byte) ([]byte, error) {
 // Write implements component.Object.
 func (t *table) Write(_ *component.Call, key, value []byte) error {
 	switch {
-	case len(key) > active.MaxKey:
-		return fmt.Errorf("a key of %d bytes, want at most %d", len(key), active.MaxKey)
-	case len(value) > active.MaxValue:
-		return fmt.Errorf("a value of %d bytes, want at most %d", len(value), active.MaxValue)
+	case len(key) > offload.MaxKey:
+		return fmt.Errorf("a key of %d bytes, want at most %d", len(key), offload.MaxKey)
+	case len(value) > offload.MaxValue:
+		return fmt.Errorf("a value of %d bytes, want at most %d", len(value), offload.MaxValue)
 	}
 	if err := t.growIndex(); err != nil {
 		return err
@@ -318,12 +318,12 @@ func (t *table) Compute(_ *component.Call, op uint16, in, out []byte) ([]byte, e
 		return nil, fmt.Errorf("operation %d takes nothing, got %d bytes", op, len(in))
 	}
 	switch op {
-	case active.TableLen:
+	case offload.TableLen:
 		if cap(out)-len(out) < 8 {
 			return nil, component.ErrTooLarge
 		}
 		return binary.LittleEndian.AppendUint64(out, uint64(t.count)), nil
-	case active.TableClear:
+	case offload.TableClear:
 		return out, t.clear()
 	}
 	return nil, fmt.Errorf("a hash table has no operation %d", op)

@@ -8,7 +8,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"polder/internal/active"
+	"polder/internal/offload"
 	"polder/memnode/component"
 )
 
@@ -45,7 +45,7 @@ func TestATableDoesWhatAMapDoes(t *testing.T) {
 			case 7:
 				if r.IntN(3000) == 0 {
 					clear(model)
-					if _, err := object.Compute(call, active.TableClear, nil, nil); err != nil {
+					if _, err := object.Compute(call, offload.TableClear, nil, nil); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -60,7 +60,7 @@ func TestATableDoesWhatAMapDoes(t *testing.T) {
 				t.Fatalf("step %d: the table uses %d bytes of %d", step, n, 4<<20)
 			}
 		}
-		out, err := object.Compute(call, active.TableLen, nil, make([]byte, 0, 8))
+		out, err := object.Compute(call, offload.TableLen, nil, make([]byte, 0, 8))
 		if err != nil || binary.LittleEndian.Uint64(out) != uint64(len(model)) {
 			t.Fatalf("got %d entries, %v, want %d", out, err, len(model))
 		}
@@ -89,7 +89,7 @@ func TestATableIsClearedWithoutMemory(t *testing.T) {
 	if _, err := env.Alloc(int(env.Left())); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := object.Compute(call, active.TableClear, nil, nil); err != nil {
+	if _, err := object.Compute(call, offload.TableClear, nil, nil); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := object.Read(call, []byte("key"), make([]byte, 0, 100)); !errors.Is(err, component.ErrNotFound) {
@@ -110,10 +110,10 @@ func TestATableRefusesWhatIsWrong(t *testing.T) {
 	if _, err := New(env, call, []byte{1}); err == nil {
 		t.Error("parameters were accepted")
 	}
-	if err := object.Write(call, make([]byte, active.MaxKey+1), nil); err == nil {
+	if err := object.Write(call, make([]byte, offload.MaxKey+1), nil); err == nil {
 		t.Error("a key that is too long was accepted")
 	}
-	if err := object.Write(call, []byte("k"), make([]byte, active.MaxValue+1)); err == nil {
+	if err := object.Write(call, []byte("k"), make([]byte, offload.MaxValue+1)); err == nil {
 		t.Error("a value that is too large was accepted")
 	}
 	if err := object.Write(call, []byte("k"), make([]byte, 100)); err != nil {

@@ -4,7 +4,7 @@ import (
 	"encoding/binary"
 	"math"
 
-	"polder/internal/active"
+	"polder/internal/offload"
 )
 
 // integer and float are the types of elements.
@@ -19,23 +19,23 @@ type (
 // scanner looks through elements of one type.
 type scanner interface {
 	// aggregate adds the elements of b that match q to a.
-	aggregate(a *active.Aggregate, b []byte, q *active.Query)
+	aggregate(a *offload.Aggregate, b []byte, q *offload.Query)
 	// filter appends the indices of those elements of b that match q, the
 	// first of which is i. It stops before there would be more than room,
 	// and returns how many elements it has looked at.
-	filter(out, b []byte, i uint64, q *active.Query, room int) ([]byte, int)
+	filter(out, b []byte, i uint64, q *offload.Query, room int) ([]byte, int)
 }
 
 // scanners has one for every kind.
 var scanners = [...]scanner{
-	active.Int8: integers[int8]{}, active.Int16: integers[int16]{}, active.Int32: integers[int32]{}, active.Int64: integers[int64]{},
-	active.Uint8: integers[uint8]{}, active.Uint16: integers[uint16]{}, active.Uint32: integers[uint32]{}, active.Uint64: integers[uint64]{},
-	active.Float32: floats[float32]{}, active.Float64: floats[float64]{},
+	offload.Int8: integers[int8]{}, offload.Int16: integers[int16]{}, offload.Int32: integers[int32]{}, offload.Int64: integers[int64]{},
+	offload.Uint8: integers[uint8]{}, offload.Uint16: integers[uint16]{}, offload.Uint32: integers[uint32]{}, offload.Uint64: integers[uint64]{},
+	offload.Float32: floats[float32]{}, offload.Float64: floats[float64]{},
 }
 
 type integers[T integer] struct{}
 
-func (integers[T]) aggregate(a *active.Aggregate, b []byte, q *active.Query) {
+func (integers[T]) aggregate(a *offload.Aggregate, b []byte, q *offload.Query) {
 	low, high, outside := bounds(q.Compare, elements[T](q.Operand[:])[0])
 	least, greatest := elements[T](a.Least[:]), elements[T](a.Greatest[:])
 	lo, hi := least[0], greatest[0]
@@ -46,7 +46,7 @@ func (integers[T]) aggregate(a *active.Aggregate, b []byte, q *active.Query) {
 	vs := elements[T](b)
 	count, sum := 0, a.Sum
 	switch {
-	case q.Compare == active.Any:
+	case q.Compare == offload.Any:
 		count = len(vs)
 		for _, v := range vs {
 			sum += uint64(v) // sign-extended, if there is a sign
@@ -68,15 +68,15 @@ func (integers[T]) aggregate(a *active.Aggregate, b []byte, q *active.Query) {
 }
 
 // bounds says that a value matches which is from low to high, or outside of that.
-func bounds[T integer](op active.Compare, operand T) (low, high T, outside bool) {
+func bounds[T integer](op offload.Compare, operand T) (low, high T, outside bool) {
 	least, greatest := limits[T]()
 	switch op {
-	case active.Equal, active.NotEqual:
-		return operand, operand, op == active.NotEqual
-	case active.LessOrEqual, active.Greater:
-		return least, operand, op == active.Greater
-	case active.Less, active.GreaterOrEqual:
-		return operand, greatest, op == active.Less
+	case offload.Equal, offload.NotEqual:
+		return operand, operand, op == offload.NotEqual
+	case offload.LessOrEqual, offload.Greater:
+		return least, operand, op == offload.Greater
+	case offload.Less, offload.GreaterOrEqual:
+		return operand, greatest, op == offload.Less
 	}
 	return least, greatest, false
 }
@@ -93,13 +93,13 @@ func limits[T integer]() (least, greatest T) {
 	return least, ^least
 }
 
-func (integers[T]) filter(out, b []byte, i uint64, q *active.Query, room int) ([]byte, int) {
+func (integers[T]) filter(out, b []byte, i uint64, q *offload.Query, room int) ([]byte, int) {
 	return filter[T](out, b, i, q, room)
 }
 
 type floats[T float] struct{}
 
-func (floats[T]) aggregate(a *active.Aggregate, b []byte, q *active.Query) {
+func (floats[T]) aggregate(a *offload.Aggregate, b []byte, q *offload.Query) {
 	sum := math.Float64frombits(a.Sum)
 	var buf [256]T
 	for vs := elements[T](b); len(vs) > 0; {
@@ -112,17 +112,17 @@ func (floats[T]) aggregate(a *active.Aggregate, b []byte, q *active.Query) {
 	a.Sum = math.Float64bits(sum)
 }
 
-func (floats[T]) filter(out, b []byte, i uint64, q *active.Query, room int) ([]byte, int) {
+func (floats[T]) filter(out, b []byte, i uint64, q *offload.Query, room int) ([]byte, int) {
 	return filter[T](out, b, i, q, room)
 }
 
 // choose returns the elements that match q of some from vs on, in buf or where
 // they are, and what is left of vs. It counts them, and finds the least and the
 // greatest: what is not a number is either only where there is nothing else.
-func choose[T float](a *active.Aggregate, buf, vs []T, q *active.Query) (chosen, rest []T) {
+func choose[T float](a *offload.Aggregate, buf, vs []T, q *offload.Query) (chosen, rest []T) {
 	n := min(len(vs), len(buf)) // few enough to stay in the cache until they are added up
 	chosen, rest = vs[:n], vs[n:]
-	if op := q.Compare; op != active.Any {
+	if op := q.Compare; op != offload.Any {
 		operand := elements[T](q.Operand[:])[0]
 		k := 0
 		for _, v := range chosen {
@@ -157,7 +157,7 @@ func extremes[T float](count uint64, least, greatest, vs []T) {
 	least[0], greatest[0] = lo, hi
 }
 
-func filter[T number](out, b []byte, i uint64, q *active.Query, room int) ([]byte, int) {
+func filter[T number](out, b []byte, i uint64, q *offload.Query, room int) ([]byte, int) {
 	vs := elements[T](b)
 	op, operand := q.Compare, elements[T](q.Operand[:])[0]
 	for n, v := range vs {
@@ -173,19 +173,19 @@ func filter[T number](out, b []byte, i uint64, q *active.Query, room int) ([]byt
 	return out, len(vs)
 }
 
-func matches[T number](op active.Compare, v, operand T) bool {
+func matches[T number](op offload.Compare, v, operand T) bool {
 	switch op {
-	case active.Equal:
+	case offload.Equal:
 		return v == operand
-	case active.NotEqual:
+	case offload.NotEqual:
 		return v != operand
-	case active.Less:
+	case offload.Less:
 		return v < operand
-	case active.LessOrEqual:
+	case offload.LessOrEqual:
 		return v <= operand
-	case active.Greater:
+	case offload.Greater:
 		return v > operand
-	case active.GreaterOrEqual:
+	case offload.GreaterOrEqual:
 		return v >= operand
 	}
 	return true

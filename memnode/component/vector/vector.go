@@ -10,7 +10,7 @@ import (
 	"encoding/binary"
 	"fmt"
 
-	"polder/internal/active"
+	"polder/internal/offload"
 	"polder/memnode/component"
 )
 
@@ -23,7 +23,7 @@ const look = 64 << 10
 // vector is the component's object.
 type vector struct {
 	env    *component.Env
-	kind   active.Kind
+	kind   offload.Kind
 	width  int
 	scan   scanner
 	len    uint64
@@ -35,10 +35,10 @@ var Component = component.Component{New: New, SharedReads: true, Portable: true}
 
 // New constructs a vector. It is a component.Constructor.
 func New(env *component.Env, _ *component.Call, params []byte) (component.Object, error) {
-	if len(params) != 1 || !active.Kind(params[0]).Valid() {
+	if len(params) != 1 || !offload.Kind(params[0]).Valid() {
 		return nil, fmt.Errorf("a vector takes the kind of its elements, one byte; got %x", params)
 	}
-	v := &vector{env: env, kind: active.Kind(params[0])}
+	v := &vector{env: env, kind: offload.Kind(params[0])}
 	v.width, v.scan = v.kind.Size(), scanners[v.kind]
 	return v, nil
 }
@@ -171,29 +171,29 @@ func (v *vector) Compute(c *component.Call, op uint16, in, out []byte) ([]byte, 
 	if cap(out)-len(out) < 64 {
 		return nil, component.ErrTooLarge
 	}
-	if (op == active.VectorLen || op == active.VectorShuffle) && len(in) != 0 {
+	if (op == offload.VectorLen || op == offload.VectorShuffle) && len(in) != 0 {
 		return nil, fmt.Errorf("operation %d takes nothing, got %d bytes", op, len(in))
 	}
 	switch op {
-	case active.VectorLen:
+	case offload.VectorLen:
 		return binary.LittleEndian.AppendUint64(out, v.len), nil
-	case active.VectorResize:
+	case offload.VectorResize:
 		if len(in) != 8 {
 			return nil, fmt.Errorf("%d bytes, want a length of 8", len(in))
 		}
 		return out, v.resize(binary.LittleEndian.Uint64(in))
-	case active.VectorAggregate, active.VectorFilter:
+	case offload.VectorAggregate, offload.VectorFilter:
 		q, err := v.query(in)
 		if err != nil {
 			return nil, err
 		}
-		if op == active.VectorFilter {
+		if op == offload.VectorFilter {
 			return v.filter(c, &q, out)
 		}
 		return v.aggregate(c, &q, out)
-	case active.VectorCopy:
+	case offload.VectorCopy:
 		return out, v.copyFrom(c, in)
-	case active.VectorShuffle:
+	case offload.VectorShuffle:
 		return out, v.shuffle(c)
 	}
 	return nil, fmt.Errorf("a vector has no operation %d", op)
@@ -201,7 +201,7 @@ func (v *vector) Compute(c *component.Call, op uint16, in, out []byte) ([]byte, 
 
 // query decodes and checks a query. An end beyond the last element is the last
 // element's.
-func (v *vector) query(in []byte) (q active.Query, err error) {
+func (v *vector) query(in []byte) (q offload.Query, err error) {
 	if !q.Decode(in) {
 		return q, fmt.Errorf("%d bytes that are no query", len(in))
 	}
@@ -211,8 +211,8 @@ func (v *vector) query(in []byte) (q active.Query, err error) {
 	return q, nil
 }
 
-func (v *vector) aggregate(c *component.Call, q *active.Query, out []byte) ([]byte, error) {
-	var a active.Aggregate
+func (v *vector) aggregate(c *component.Call, q *offload.Query, out []byte) ([]byte, error) {
+	var a offload.Aggregate
 	err := v.pieces(c, q.First, q.End, func(_ uint64, b []byte) bool {
 		v.scan.aggregate(&a, b, q)
 		return true
@@ -220,7 +220,7 @@ func (v *vector) aggregate(c *component.Call, q *active.Query, out []byte) ([]by
 	return a.Append(out), err
 }
 
-func (v *vector) filter(c *component.Call, q *active.Query, out []byte) ([]byte, error) {
+func (v *vector) filter(c *component.Call, q *offload.Query, out []byte) ([]byte, error) {
 	at := len(out)
 	next := q.First
 	out = binary.LittleEndian.AppendUint64(out, 0)
@@ -287,7 +287,7 @@ func (v *vector) shuffle(c *component.Call) error {
 		return fmt.Errorf("a vector cannot be shuffled into itself")
 	case src.kind != v.kind:
 		return fmt.Errorf("the vectors' elements are not of the same kind")
-	case order.kind != active.Uint32 && order.kind != active.Uint64:
+	case order.kind != offload.Uint32 && order.kind != offload.Uint64:
 		return fmt.Errorf("rows are numbered by a vector of unsigned elements of 4 or 8 bytes")
 	}
 	if err := v.resize(order.len); err != nil {

@@ -9,11 +9,11 @@ import (
 	"testing"
 	"time"
 
-	"polder/internal/active"
+	"polder/internal/offload"
 	"polder/memnode/component"
 )
 
-func newVector(t testing.TB, env *component.Env, kind active.Kind) *vector {
+func newVector(t testing.TB, env *component.Env, kind offload.Kind) *vector {
 	t.Helper()
 	o, err := New(env, live(), []byte{byte(kind)})
 	if err != nil {
@@ -42,7 +42,7 @@ func ints(vs ...int32) (b []byte) {
 
 func TestAVectorDoesWhatASliceDoes(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
-	v := newVector(t, component.NewEnv(64<<20), active.Int32)
+	v := newVector(t, component.NewEnv(64<<20), offload.Int32)
 	var model []int32
 	for step := range 1500 {
 		switch r.IntN(6) {
@@ -69,7 +69,7 @@ func TestAVectorDoesWhatASliceDoes(t *testing.T) {
 		case 4:
 			n := len(model) + r.IntN(1000)
 			model = append(model, make([]int32, n-len(model))...)
-			if _, err := v.Compute(live(), active.VectorResize, index(uint64(n)), make([]byte, 0, 64)); err != nil {
+			if _, err := v.Compute(live(), offload.VectorResize, index(uint64(n)), make([]byte, 0, 64)); err != nil {
 				t.Fatal(err)
 			}
 		default:
@@ -87,9 +87,9 @@ func TestAVectorDoesWhatASliceDoes(t *testing.T) {
 	if len(model)*4 < blockSize {
 		t.Errorf("the vector had %d bytes at the end: the test means several blocks", len(model)*4)
 	}
-	q := active.Query{End: math.MaxUint64, Compare: active.Less}
-	out, err := v.Compute(live(), active.VectorAggregate, q.Append(nil), make([]byte, 0, 64))
-	var a active.Aggregate
+	q := offload.Query{End: math.MaxUint64, Compare: offload.Less}
+	out, err := v.Compute(live(), offload.VectorAggregate, q.Append(nil), make([]byte, 0, 64))
+	var a offload.Aggregate
 	if err != nil || !a.Decode(out) {
 		t.Fatal(out, err)
 	}
@@ -107,7 +107,7 @@ func TestAVectorDoesWhatASliceDoes(t *testing.T) {
 	}
 	var got []uint64
 	for q.First < uint64(len(model)) {
-		out, err := v.Compute(live(), active.VectorFilter, q.Append(nil), make([]byte, 0, 4096))
+		out, err := v.Compute(live(), offload.VectorFilter, q.Append(nil), make([]byte, 0, 4096))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -131,7 +131,7 @@ func TestAVectorDoesWhatASliceDoes(t *testing.T) {
 
 func TestCopyAndShuffle(t *testing.T) {
 	env := component.NewEnv(32 << 20)
-	src, order := newVector(t, env, active.Int32), newVector(t, env, active.Uint64)
+	src, order := newVector(t, env, offload.Int32), newVector(t, env, offload.Uint64)
 	const n = 600_000 // of 4 bytes: three blocks
 	r := rand.New(rand.NewPCG(3, 4))
 	perm := r.Perm(n)
@@ -147,8 +147,8 @@ func TestCopyAndShuffle(t *testing.T) {
 	if err := order.Write(live(), index(0), rows); err != nil {
 		t.Fatal(err)
 	}
-	dst := newVector(t, env, active.Int32)
-	if _, err := dst.Compute(live(src, order), active.VectorShuffle, nil, make([]byte, 0, 64)); err != nil {
+	dst := newVector(t, env, offload.Int32)
+	if _, err := dst.Compute(live(src, order), offload.VectorShuffle, nil, make([]byte, 0, 64)); err != nil {
 		t.Fatal(err)
 	}
 	shuffled := make([]int32, n)
@@ -158,7 +158,7 @@ func TestCopyAndShuffle(t *testing.T) {
 	if got, err := dst.Read(live(), stretch(0, n), make([]byte, 0, 4*n)); err != nil || !bytes.Equal(got, ints(shuffled...)) {
 		t.Fatalf("shuffled wrongly (%d bytes, %v)", len(got), err)
 	}
-	if _, err := dst.Compute(live(src), active.VectorCopy, append(index(1001), index(500_000)...), make([]byte, 0, 64)); err != nil {
+	if _, err := dst.Compute(live(src), offload.VectorCopy, append(index(1001), index(500_000)...), make([]byte, 0, 64)); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := dst.Read(live(), stretch(0, n), make([]byte, 0, 4*n)); err != nil || !bytes.Equal(got, ints(values[1001:500_000]...)) {
@@ -175,14 +175,14 @@ func TestCopyAndShuffle(t *testing.T) {
 		"an order that is no numbers":  live(src, src),
 		"elements of a different kind": live(order, order),
 	} {
-		if _, err := dst.Compute(c, active.VectorShuffle, nil, make([]byte, 0, 64)); err == nil {
+		if _, err := dst.Compute(c, offload.VectorShuffle, nil, make([]byte, 0, 64)); err == nil {
 			t.Errorf("shuffled with %s", name)
 		}
 	}
 }
 
 func TestFloatsAreAddedAndCompared(t *testing.T) {
-	v := newVector(t, component.NewEnv(4<<20), active.Float64)
+	v := newVector(t, component.NewEnv(4<<20), offload.Float64)
 	var data []byte
 	for _, x := range []float64{math.NaN(), 2.5, -1, math.NaN(), 7} {
 		data = binary.LittleEndian.AppendUint64(data, math.Float64bits(x))
@@ -190,10 +190,10 @@ func TestFloatsAreAddedAndCompared(t *testing.T) {
 	if err := v.Write(live(), index(0), data); err != nil {
 		t.Fatal(err)
 	}
-	q := active.Query{First: 1, End: 3}
+	q := offload.Query{First: 1, End: 3}
 	for _, want := range []struct{ count, sum, least, greatest float64 }{{2, 1.5, -1, 2.5}, {5, math.NaN(), -1, 7}} {
-		out, err := v.Compute(live(), active.VectorAggregate, q.Append(nil), make([]byte, 0, 64))
-		var a active.Aggregate
+		out, err := v.Compute(live(), offload.VectorAggregate, q.Append(nil), make([]byte, 0, 64))
+		var a offload.Aggregate
 		if err != nil || !a.Decode(out) {
 			t.Fatal(out, err)
 		}
@@ -202,7 +202,7 @@ func TestFloatsAreAddedAndCompared(t *testing.T) {
 		if float64(a.Count) != want.count || least != want.least || greatest != want.greatest || sum != want.sum && !(math.IsNaN(sum) && math.IsNaN(want.sum)) {
 			t.Errorf("got %v elements, sum %v, %v to %v, want %v", a.Count, sum, least, greatest, want)
 		}
-		q = active.Query{End: 9}
+		q = offload.Query{End: 9}
 	}
 }
 
@@ -213,7 +213,7 @@ func TestAVectorRefusesWhatIsWrong(t *testing.T) {
 			t.Errorf("a vector was made of parameters %x", params)
 		}
 	}
-	v := newVector(t, env, active.Int32)
+	v := newVector(t, env, offload.Int32)
 	if err := v.Write(live(), index(0), ints(1, 2, 3)); err != nil {
 		t.Fatal(err)
 	}
@@ -241,7 +241,7 @@ func TestAVectorRefusesWhatIsWrong(t *testing.T) {
 		}
 	}
 	for _, n := range []uint64{2 << 20, 1 << 40, math.MaxUint64} {
-		if _, err := v.Compute(live(), active.VectorResize, index(n), out); !errors.Is(err, component.ErrNoMemory) {
+		if _, err := v.Compute(live(), offload.VectorResize, index(n), out); !errors.Is(err, component.ErrNoMemory) {
 			t.Errorf("%d elements: got %v, want %v", n, err, component.ErrNoMemory)
 		}
 	}
@@ -257,14 +257,14 @@ func TestAVectorRefusesWhatIsWrong(t *testing.T) {
 }
 
 func FuzzCompute(f *testing.F) {
-	q := active.Query{End: 10, Compare: active.Greater}
-	f.Add(uint16(active.VectorAggregate), q.Append(nil))
-	f.Add(uint16(active.VectorFilter), q.Append(nil))
-	f.Add(uint16(active.VectorResize), index(1<<40))
-	f.Add(uint16(active.VectorCopy), append(index(2), index(1)...))
+	q := offload.Query{End: 10, Compare: offload.Greater}
+	f.Add(uint16(offload.VectorAggregate), q.Append(nil))
+	f.Add(uint16(offload.VectorFilter), q.Append(nil))
+	f.Add(uint16(offload.VectorResize), index(1<<40))
+	f.Add(uint16(offload.VectorCopy), append(index(2), index(1)...))
 	f.Fuzz(func(t *testing.T, op uint16, in []byte) {
 		env := component.NewEnv(4 << 20)
-		v, src := newVector(t, env, active.Int32), newVector(t, env, active.Int32)
+		v, src := newVector(t, env, offload.Int32), newVector(t, env, offload.Int32)
 		for _, w := range []*vector{v, src} {
 			if err := w.Write(live(), index(0), ints(5, 1, 4)); err != nil {
 				t.Fatal(err)
@@ -283,22 +283,22 @@ func FuzzCompute(f *testing.F) {
 }
 
 func BenchmarkAggregate(b *testing.B) {
-	v := newVector(b, component.NewEnv(64<<20), active.Int64)
+	v := newVector(b, component.NewEnv(64<<20), offload.Int64)
 	out := make([]byte, 0, 64)
-	if _, err := v.Compute(live(), active.VectorResize, index(1<<20), out); err != nil {
+	if _, err := v.Compute(live(), offload.VectorResize, index(1<<20), out); err != nil {
 		b.Fatal(err)
 	}
 	for _, k := range []struct {
 		name string
-		q    active.Query
-	}{{"all", active.Query{End: 1 << 20}}, {"less", active.Query{End: 1 << 20, Compare: active.Less, Operand: [8]byte{1}}}} {
+		q    offload.Query
+	}{{"all", offload.Query{End: 1 << 20}}, {"less", offload.Query{End: 1 << 20, Compare: offload.Less, Operand: [8]byte{1}}}} {
 		b.Run(k.name, func(b *testing.B) {
 			in := k.q.Append(nil)
 			b.SetBytes(8 << 20)
 			b.ReportAllocs()
 			call := live()
 			for b.Loop() {
-				if _, err := v.Compute(call, active.VectorAggregate, in, out); err != nil {
+				if _, err := v.Compute(call, offload.VectorAggregate, in, out); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -4,7 +4,7 @@
 // vmlinux is taken out of it and booted by PVH, which needs no boot loader, and
 // the modules that a guest needs go into its initial file system in the order
 // of their dependencies. A Guest is one virtual machine with a plan (package
-// plan); two of them can share a Wire.
+// plan); two of them can share a Cable.
 //
 // # How a guest ends
 //

@@ -36,9 +36,9 @@ type Config struct {
 	MemoryMiB int
 	// CPUs is the number of processors; 0: 2.
 	CPUs int
-	// Wire is the end of a Wire that is to be the guest's eth0; nil: none.
+	// Cable is the end of a Cable that is to be the guest's eth0; nil: none.
 	// Start closes it.
-	Wire *os.File
+	Cable *os.File
 	// MAC is the last byte of eth0's address.
 	MAC byte
 	// BootTimeout is when a guest that has not come up counts as hanging and
@@ -105,8 +105,8 @@ var (
 // Start boots a guest. The caller must Wait for it. When ctx ends, the guest is
 // killed.
 func Start(ctx context.Context, cfg Config) (g *Guest, err error) {
-	if cfg.Wire != nil {
-		defer cfg.Wire.Close()
+	if cfg.Cable != nil {
+		defer cfg.Cable.Close()
 	}
 	if cfg.MemoryMiB == 0 {
 		cfg.MemoryMiB = 1024
@@ -150,8 +150,8 @@ func Start(ctx context.Context, cfg Config) (g *Guest, err error) {
 	g.cmd = exec.CommandContext(ctx, "qemu-system-x86_64", arguments(cfg, initrd)...)
 	g.cmd.Stdout, g.cmd.Stderr = consoleWrite, consoleWrite
 	g.cmd.ExtraFiles = []*os.File{eventWrite} // 3
-	if cfg.Wire != nil {
-		g.cmd.ExtraFiles = append(g.cmd.ExtraFiles, cfg.Wire) // 4
+	if cfg.Cable != nil {
+		g.cmd.ExtraFiles = append(g.cmd.ExtraFiles, cfg.Cable) // 4
 	}
 	g.began = time.Now()
 	g.limit = time.AfterFunc(cfg.BootTimeout, func() { cancel(ErrHung) })
@@ -184,7 +184,7 @@ func arguments(cfg Config, initrd string) []string {
 		"-append", "console=ttyS0 quiet panic=-1 random.trust_cpu=on rdinit=/init " + clockArguments(),
 		"-device", fmt.Sprintf("isa-debug-exit,iobase=%#x,iosize=4", plan.ExitPort),
 	}
-	if cfg.Wire != nil {
+	if cfg.Cable != nil {
 		args = append(args,
 			"-netdev", "dgram,id=wire,local.type=fd,local.str=4",
 			"-device", fmt.Sprintf("virtio-net-pci,netdev=wire,romfile=,mac=52:54:00:00:00:%02x", cfg.MAC))

@@ -164,15 +164,15 @@ func TestAGuestAsksForAnotherToBeKilled(t *testing.T) {
 func TestTwoGuestsOnAWire(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	w, err := NewWire()
+	w, err := NewCable()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer w.Close()
 	server, client := r.config(t, "well"), r.config(t, "well")
-	server.Name, server.Wire, server.MAC = "server", w.End(0), 1
+	server.Name, server.Cable, server.MAC = "server", w.End(0), 1
 	server.Plan.Address, server.Plan.Serve = "192.168.7.1/24", true
-	client.Name, client.Wire, client.MAC = "client", w.End(1), 2
+	client.Name, client.Cable, client.MAC = "client", w.End(1), 2
 	client.Plan.Address, client.Plan.Release = "192.168.7.2/24", "192.168.7.1"
 	client.Plan.Steps[0].Await = "192.168.7.1:7"
 	a, err := Start(t.Context(), server)

@@ -163,7 +163,7 @@ func TestTheArchiveIsACpioArchive(t *testing.T) {
 }
 
 func TestAWireCarriesFramesUntilItIsCut(t *testing.T) {
-	w, err := NewWire()
+	w, err := NewCable()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-// Package active is what far's clients and the components that a memory node
+// Package offload is what far's clients and the components that a memory node
 // ships say to each other: names, opcodes, and the layout of what goes in and
 // comes out. Everything is little-endian.
 //
@@ -16,7 +16,7 @@
 // appended. That of delete is a u64 length to which the vector is cut. Compute
 // knows the Vector opcodes; ranges are a u64 first index and a u64 one behind the
 // last.
-package active
+package offload
 
 import "encoding/binary"
 

@@ -8,8 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"polder/internal/active"
 	"polder/internal/arena"
+	"polder/internal/offload"
 	"polder/memnode/component"
 	"polder/memnode/component/hashtable"
 	"polder/memnode/component/vector"
@@ -18,7 +18,7 @@ import (
 
 // portable is the components whose objects are in this process where a node on
 // the same machine passes memory for them.
-var portable = component.Set{active.Table: hashtable.Component, active.Vector: vector.Component}
+var portable = component.Set{offload.Table: hashtable.Component, offload.Vector: vector.Component}
 
 // A place is where this client's objects are in this process, for one session
 // with a node. Their requests need the node only to lend them memory.
