@@ -49,30 +49,40 @@ func TestRandomAccessIsLeftAlone(t *testing.T) {
 	}
 }
 
-// What is in flight grows to what bandwidth and latency take, and no further.
+// What is in flight grows to what bandwidth and latency take, and no further;
+// where they take little, to usualAhead.
 func TestTheWindowFollowsBandwidthTimesLatency(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 16), 16)
-	h.local.Store(1 << 30)
-	const bandwidth, latency = 1e9, 100 * time.Microsecond // a link of which the window is 100 KB
-	ph := &h.ahead
-	for range 2000 {
-		// All that is in flight comes in within the latency, or as long as it
-		// takes on the wire.
-		flight := ph.inFlight()
-		took := max(latency, time.Duration(float64(flight)/bandwidth*1e9))
-		before := ph.delivered.Load()
-		for range prefetchers - 1 {
-			ph.delivered.Add(flight / prefetchers)
+	for _, c := range []struct {
+		bandwidth   float64 // bytes a second
+		latency     time.Duration
+		least, most int64
+	}{
+		{1e9, 100 * time.Microsecond, usualAhead, usualAhead}, // it takes 100 KB
+		{1e9, 10 * time.Millisecond, 10e6, 30e6},
+		{10e9, 10 * time.Millisecond, 100e6, 300e6},
+	} {
+		h := openObjects(t, NewMemStore(tinySegment, 16), 16)
+		h.local.Store(1 << 34)
+		ph := &h.ahead
+		for range 2000 {
+			// All that is in flight comes in within the latency, or as long as it
+			// takes on the wire.
+			flight := ph.inFlight()
+			took := max(c.latency, time.Duration(float64(flight)/c.bandwidth*1e9))
+			before := ph.delivered.Load()
+			for range prefetchers - 1 {
+				ph.delivered.Add(flight / prefetchers)
+			}
+			ph.measure(h, before, flight/prefetchers, took)
 		}
-		ph.measure(h, before, flight/prefetchers, took)
-	}
-	if got := ph.inFlight(); got != usualAhead {
-		t.Errorf("%d bytes are in flight, want %d, since the link takes less", got, usualAhead)
-	}
-	h.local.Store(1 << 20)
-	ph.measure(h, ph.delivered.Load(), 1<<20, time.Millisecond)
-	if got := ph.inFlight(); got > 1<<20/8 {
-		t.Errorf("%d bytes are in flight with a budget of 1 MiB", got)
+		if got := ph.inFlight(); got < c.least || got > c.most {
+			t.Errorf("%d bytes are in flight over a link of %.0e B/s and %v, want %d to %d", got, c.bandwidth, c.latency, c.least, c.most)
+		}
+		h.local.Store(1 << 20)
+		ph.measure(h, ph.delivered.Load(), 1<<20, time.Millisecond)
+		if got := ph.inFlight(); got != 1<<20/8 {
+			t.Errorf("%d bytes are in flight with a budget of 1 MiB, want an eighth of it", got)
+		}
 	}
 }
 

@@ -1,0 +1,67 @@
+package polder_test
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// TestMutationsTurnTestsRed breaks the tree in every way of docs/mutations.md,
+// one after the other, and runs the test that is named beside it. POLDER_MUTATE
+// is a regular expression of the files to break.
+func TestMutationsTurnTestsRed(t *testing.T) {
+	only := os.Getenv("POLDER_MUTATE")
+	if only == "" {
+		t.Skip("POLDER_MUTATE is not set: make mutate runs this, which builds a test program for every mutation")
+	}
+	files := regexp.MustCompile(only)
+	row := regexp.MustCompile("(?m)^\\| (\\S+) \\| `(.+?)` \\| `(.*?)` \\| (?:(\\S+) )?(Test\\w+) \\|$")
+	for _, m := range row.FindAllStringSubmatch(read(t, "docs/mutations.md"), -1) {
+		file, pkg, test := m[1], m[4], m[5]
+		was, is := strings.ReplaceAll(m[2], `\|`, "|"), strings.ReplaceAll(m[3], `\|`, "|")
+		if pkg == "" {
+			pkg = filepath.Dir(file)
+		}
+		if !files.MatchString(file) {
+			continue
+		}
+		t.Run(strings.ReplaceAll(file, "/", "_")+"_"+test, func(t *testing.T) {
+			text := read(t, file)
+			if n := strings.Count(text, was); n != 1 {
+				t.Fatalf("%s has %q %d times, want once: mend docs/mutations.md", file, was, n)
+			}
+			out, err := goTestWith(t, file, strings.Replace(text, was, is, 1), "./"+pkg, test)
+			switch {
+			case err == nil:
+				t.Errorf("%s: with %q for %q %s stays green:\n%s", file, is, was, test, out)
+			case strings.Contains(out, "[build failed]") || strings.Contains(out, "[setup failed]"):
+				t.Errorf("%s: %q for %q does not compile:\n%s", file, is, was, out)
+			}
+		})
+	}
+}
+
+// goTestWith runs a test of the tree in which a file has another text.
+func goTestWith(t *testing.T, file, text, pkg, test string) (string, error) {
+	dir := t.TempDir()
+	path, err := filepath.Abs(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mutant, overlay := filepath.Join(dir, "mutant.go"), filepath.Join(dir, "overlay.json")
+	replace, err := json.Marshal(map[string]any{"Replace": map[string]string{path: mutant}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, b := range map[string][]byte{mutant: []byte(text), overlay: replace} {
+		if err := os.WriteFile(name, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	out, err := exec.Command("go", "test", "-overlay", overlay, "-vet", "off", "-timeout", "2m", "-run", "^"+test+"$", pkg).CombinedOutput()
+	return string(out), err
+}

@@ -1,5 +1,0 @@
-//go:build !race
-
-package onesided_test
-
-const cycles = 1_000_000
