@@ -70,6 +70,10 @@ soak: ## run the long forms of tests, SOAK (10m) each, and robustness five times
 	$(GO) test -race -count=1 -timeout 4h -run TestRandomCommandsGetRedissReplies ./resp -resp.commands 200000
 	$(GO) test -count=5 -timeout 4h ./robustness
 
+.PHONY: mutate
+mutate: ## break the code in every way of docs/mutations.md and see tests fail; FILES=far/ breaks those only
+	POLDER_MUTATE=$(or $(FILES),.) $(GO) test -count=1 -timeout 4h -v -run MutationsTurn .
+
 .PHONY: soak-arm64
 soak-arm64: ## run the tests of what depends on the processor as arm64 programs, with qemu-user
 	@command -v qemu-aarch64 >/dev/null || { echo "make soak-arm64 needs qemu-aarch64 (Debian: apt-get install qemu-user)"; exit 1; }
