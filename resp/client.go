@@ -1,6 +1,7 @@
 package resp
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -107,36 +108,50 @@ func cmdClientInfo(s *session, a [][]byte) error {
 }
 
 func cmdClientList(s *session, a [][]byte) error {
-	var ids []int64
+	list := s.srv.sessionList()
 	switch {
 	case len(a) == 4 && is(a[2], "type"):
 		switch {
 		case is(a[3], "normal"):
 		case is(a[3], "master"), is(a[3], "replica"), is(a[3], "slave"), is(a[3], "pubsub"):
-			ids = []int64{}
+			list = nil
 		default:
 			return replyError("ERR Unknown client type '" + clip(a[3], 128) + "'")
 		}
 	case len(a) > 3 && is(a[2], "id"):
-		for _, w := range a[3:] {
-			id, ok := proto.ParseInt(w)
-			if !ok {
-				return replyError("ERR Invalid client ID")
-			}
-			ids = append(ids, id)
+		var err error
+		if list, err = pickClients(list, a[3:]); err != nil {
+			return err
 		}
 	case len(a) != 2:
 		return errSyntax
 	}
 	var b strings.Builder
-	for _, o := range s.srv.sessionList() {
-		if ids == nil || slices.Contains(ids, o.info.id) {
-			b.WriteString(o.info.String())
-			b.WriteByte('\n')
+	for _, o := range list {
+		b.WriteString(o.info.String())
+		b.WriteByte('\n')
+		if b.Len() > s.srv.cfg.OutputLimit {
+			return errOutput
 		}
 	}
 	s.verbatim(b.String())
 	return nil
+}
+
+// pickClients returns those of a list, which is sorted by number, whose numbers
+// are given, as often as they are.
+func pickClients(list []*session, numbers [][]byte) (picked []*session, err error) {
+	for _, w := range numbers {
+		id, ok := proto.ParseInt(w)
+		if !ok {
+			return nil, replyError("ERR Invalid client ID")
+		}
+		i, found := slices.BinarySearchFunc(list, id, func(s *session, id int64) int { return cmp.Compare(s.info.id, id) })
+		if found {
+			picked = append(picked, list[i])
+		}
+	}
+	return picked, nil
 }
 
 // cmdClientNoEvict agrees: clients are not evicted here.

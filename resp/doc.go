@@ -49,7 +49,8 @@
 // # Differences from Redis
 //
 // There is one database. Expiry times end in the year 10889. What a value may
-// measure is bounded by the heap's Config.MaxValue too.
+// measure is bounded by the heap's Config.MaxValue too. A pattern may have at
+// most 1024 characters between two stars if there are ? or [ among them.
 //
 // # As a cache
 //

@@ -1,32 +1,109 @@
 package resp
 
-// match reports whether s matches a pattern of *, ?, [a-z], [^a] and \ as
-// Redis has it. It keeps one place to go back to, so that no pattern takes
-// more than len(pattern)*len(s) steps.
-func match(pattern, s []byte) bool {
-	p, i := 0, 0
-	starP, starI := -1, 0
-	for i < len(s) {
-		if p < len(pattern) && pattern[p] == '*' {
-			starP, starI = p, i
-			p++
-			continue
+import "bytes"
+
+// A glob is a pattern of *, ?, [a-z], [^a] and \ as Redis has it, cut at its
+// stars into runs. Every place in a run stands for one byte. The first run is
+// at a string's beginning and the last one at its end; of those between, each is
+// looked for behind the one before, so that no string is gone through twice.
+type glob []globRun
+
+type globRun struct {
+	width   int    // bytes that it stands for
+	literal []byte // these, if there is but one choice
+	pattern []byte // otherwise
+}
+
+// maxWildRun is how long a run may be in the pattern that stands between two
+// stars and has ? or [ in it. Other runs are found in linear time.
+const maxWildRun = 1024
+
+const errGlob replyError = "ERR the pattern has more than 1024 characters with ? or [ between two *"
+
+func newGlob(pattern []byte) (glob, error) {
+	var g glob
+	for {
+		run, rest, star := cutRun(pattern)
+		if star && len(g) > 0 && run.literal == nil && len(run.pattern) > maxWildRun {
+			return nil, errGlob
 		}
-		if next, ok := matchOne(pattern, p, s[i]); ok {
-			p = next
-			i++
-			continue
+		g = append(g, run)
+		if !star {
+			return g, nil
 		}
-		if starP < 0 {
+		pattern = rest
+	}
+}
+
+// cutRun cuts a pattern at its first star.
+func cutRun(pattern []byte) (run globRun, rest []byte, star bool) {
+	wild := false
+	run.literal = []byte{}
+	p := 0
+	for p < len(pattern) && pattern[p] != '*' {
+		wild = wild || pattern[p] == '?' || pattern[p] == '['
+		next, _ := matchOne(pattern, p, 0)
+		run.literal = append(run.literal, pattern[next-1])
+		run.width++
+		p = next
+	}
+	if wild {
+		run.literal, run.pattern = nil, pattern[:p]
+	}
+	if p == len(pattern) {
+		return run, nil, false
+	}
+	return run, pattern[p+1:], true
+}
+
+// match reports whether the whole of s is what the pattern stands for.
+func (g glob) match(s []byte) bool {
+	first, last := &g[0], &g[len(g)-1]
+	if len(g) == 1 {
+		return len(s) == first.width && first.at(s)
+	}
+	if len(s) < first.width+last.width || !first.at(s) || !last.at(s[len(s)-last.width:]) {
+		return false
+	}
+	s = s[first.width : len(s)-last.width]
+	for i := range g[1 : len(g)-1] {
+		run := &g[i+1]
+		at := run.find(s)
+		if at < 0 {
 			return false
 		}
-		starI++
-		p, i = starP+1, starI
+		s = s[at+run.width:]
 	}
-	for p < len(pattern) && pattern[p] == '*' {
-		p++
+	return true
+}
+
+// at reports whether s, which is long enough, begins with the run.
+func (r *globRun) at(s []byte) bool {
+	if r.literal != nil {
+		return bytes.HasPrefix(s, r.literal)
 	}
-	return p == len(pattern)
+	p := 0
+	for _, c := range s[:r.width] {
+		next, ok := matchOne(r.pattern, p, c)
+		if !ok {
+			return false
+		}
+		p = next
+	}
+	return true
+}
+
+// find returns where in s the run is first, or -1.
+func (r *globRun) find(s []byte) int {
+	if r.literal != nil {
+		return bytes.Index(s, r.literal)
+	}
+	for i := 0; i+r.width <= len(s); i++ {
+		if r.at(s[i:]) {
+			return i
+		}
+	}
+	return -1
 }
 
 // matchOne matches one byte at pattern[p] and returns where the pattern goes on.

@@ -1,6 +1,7 @@
 package resp
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"runtime"
@@ -114,11 +115,20 @@ func (srv *Server) configValues() []Stat {
 }
 
 func cmdConfigGet(s *session, a [][]byte) error {
+	values := s.srv.configValues()
+	wanted := make([]bool, len(values))
+	for _, p := range a[2:] {
+		pattern, err := newGlob(bytes.ToLower(p))
+		if err != nil {
+			return err
+		}
+		for i, v := range values {
+			wanted[i] = wanted[i] || pattern.match([]byte(v.Name))
+		}
+	}
 	var hits []Stat
-	for _, v := range s.srv.configValues() {
-		if slices.ContainsFunc(a[2:], func(p []byte) bool {
-			return match([]byte(strings.ToLower(string(p))), []byte(v.Name))
-		}) {
+	for i, v := range values {
+		if wanted[i] {
 			hits = append(hits, v)
 		}
 	}

@@ -31,6 +31,9 @@ func cmdCommandInfo(s *session, a [][]byte) error {
 		} else {
 			s.out = proto.AppendNullArray(s.out, s.ver)
 		}
+		if err := s.over(); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -66,6 +69,9 @@ func cmdCommandDocs(s *session, a [][]byte) error {
 		s.str("As in Redis " + redisVersion)
 		s.str("group")
 		s.str(c.group)
+		if err := s.over(); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -13,13 +13,14 @@ func itoa(v int64) string { return strconv.FormatInt(v, 10) }
 
 // scanOptions are those of SCAN and HSCAN.
 type scanOptions struct {
-	match []byte // nil: everything
+	match glob // nil: everything
 	count int
 	typ   []byte
 }
 
 func parseScan(a [][]byte, types bool) (o scanOptions, err error) {
 	o.count = 10
+	var pattern []byte
 	for i := 0; i < len(a); i += 2 {
 		if i+1 == len(a) {
 			return o, errSyntax
@@ -35,14 +36,17 @@ func parseScan(a [][]byte, types bool) (o scanOptions, err error) {
 			}
 			o.count = int(min(n, 1<<20))
 		case is(a[i], "match"):
-			o.match = a[i+1]
+			pattern = a[i+1]
 		case types && is(a[i], "type"):
 			o.typ = a[i+1]
 		default:
 			return o, errSyntax
 		}
 	}
-	return o, nil
+	if pattern != nil {
+		o.match, err = newGlob(pattern)
+	}
+	return o, err
 }
 
 // parseCursor reads a cursor as strtoul does: nothing is 0, and a minus sign
@@ -128,7 +132,7 @@ func cmdScan(s *session, a [][]byte) error {
 	for seen < o.count {
 		cursor, err = s.scanStep(cursor, &l, func(key []byte, e far.Entry) bool {
 			seen++
-			return (o.match == nil || match(o.match, key)) && (o.typ == nil || is(o.typ, typeName(e.Tag)))
+			return (o.match == nil || o.match.match(key)) && (o.typ == nil || is(o.typ, typeName(e.Tag)))
 		})
 		if err != nil {
 			return err
@@ -147,10 +151,13 @@ func cmdScan(s *session, a [][]byte) error {
 }
 
 func cmdKeys(s *session, a [][]byte) error {
+	pattern, err := newGlob(a[1])
+	if err != nil {
+		return err
+	}
 	var l keyList
 	for cursor := uint64(0); ; {
-		var err error
-		cursor, err = s.scanStep(cursor, &l, func(key []byte, e far.Entry) bool { return match(a[1], key) })
+		cursor, err = s.scanStep(cursor, &l, func(key []byte, e far.Entry) bool { return pattern.match(key) })
 		if err != nil {
 			return err
 		}

@@ -261,6 +261,7 @@ func (s *session) wants(w *wants) {
 		s.wantBlocks = nil
 	}
 	p := proto.Parser{Limits: s.parser.Limits}
+	queue := s.queue
 	start := w.len()
 	for rest := s.in; w.len()-start < maxFetch; {
 		args, n, err := p.Next(rest)
@@ -276,9 +277,10 @@ func (s *session) wants(w *wants) {
 			continue
 		}
 		if cmd.name == "exec" {
-			for _, q := range s.queue {
+			for _, q := range queue {
 				w.add(q.cmd, q.args)
 			}
+			queue = nil // another EXEC has another queue
 		}
 		w.add(cmd, args)
 	}

@@ -76,23 +76,6 @@ func TestHotCommandsDoNotAllocate(t *testing.T) {
 	}
 }
 
-func TestGlobPatterns(t *testing.T) {
-	for _, c := range []struct {
-		pattern, s string
-		want       bool
-	}{
-		{"*", "", true}, {"*", "abc", true}, {"", "", true}, {"", "a", false},
-		{"a?c", "abc", true}, {"a?c", "ac", false}, {"a*c", "abbbc", true}, {"a*c", "abbb", false},
-		{"[abc]", "b", true}, {"[^abc]", "b", false}, {"[a-c]x", "bx", true}, {"[c-a]x", "bx", true},
-		{"[a-c", "b", true}, {`\*`, "*", true}, {`\*`, "a", false}, {`[\]]`, "]", true}, {"a*b*c", "aXbXbXc", true},
-		{strings.Repeat("a*", 30) + "b", strings.Repeat("a", 1000), false},
-	} {
-		if got := match([]byte(c.pattern), []byte(c.s)); got != c.want {
-			t.Errorf("match(%q, %.20q) = %v, want %v", c.pattern, c.s, got, c.want)
-		}
-	}
-}
-
 func TestConfigIsChecked(t *testing.T) {
 	heap := newHeap(t, far.MinLocal)
 	defer heap.Close()

@@ -24,21 +24,20 @@ type watched struct {
 
 // watch makes s watch key. The key's stripe must be locked.
 func (t *watchTable) watch(s *session, key []byte, there bool, expire time.Time) {
-	for i := range s.watching {
-		if s.watching[i].key == string(key) {
-			return
-		}
-	}
-	s.watching = append(s.watching, watched{string(key), there, expire})
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	m := t.by[string(key)]
+	if _, already := m[s]; already {
+		return
+	}
+	name := string(key)
+	s.watching = append(s.watching, watched{name, there, expire})
 	if m == nil {
 		m = make(map[*session]struct{}, 1)
 		if t.by == nil {
 			t.by = make(map[string]map[*session]struct{})
 		}
-		t.by[string(key)] = m
+		t.by[name] = m
 		t.keys.Add(1)
 	}
 	m[s] = struct{}{}
