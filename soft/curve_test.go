@@ -5,6 +5,8 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"polder/soft/policy"
 )
 
 func TestTheCurveKnowsWhatMoreMemoryWouldSave(t *testing.T) {
@@ -94,7 +96,7 @@ func TestTheCurveKnowsArraysAndPointersToo(t *testing.T) {
 }
 
 func TestAPoolsWeightCountsInTheCurve(t *testing.T) {
-	saved := func(weight float64) float64 {
+	saved := func(weight float64, took time.Duration) float64 {
 		h := open(t, 32)
 		h.curve.init(256 << 20)
 		p := newPool(t, h, PoolConfig[int, [1000]byte]{
@@ -103,16 +105,18 @@ func TestAPoolsWeightCountsInTheCurve(t *testing.T) {
 		})
 		for i := range 40000 {
 			k := i % 1000
-			if _, ok := p.Get(k); !ok { // as if it had been rebuilt within a millisecond
-				if err := p.put(k, [1000]byte{}, time.Millisecond, 0, nil); err != nil {
+			if _, ok := p.Get(k); !ok { // as if it had been rebuilt within so long, or was put
+				if err := p.put(k, [1000]byte{}, took, 0, nil); err != nil {
 					t.Fatal(err)
 				}
 			}
 		}
 		return h.curve.interval(1, 40000).At(64 << 20)
 	}
-	if one, four := saved(1), saved(4); four < 3.8*one || four > 4.2*one {
-		t.Errorf("with a weight of 4, %.1f s are saved, with 1, %.1f", four, one)
+	for _, took := range []time.Duration{time.Millisecond, 0} {
+		if one, four := saved(1, took), saved(4, took); one < 30 || four < 3.8*one || four > 4.2*one {
+			t.Errorf("of values that took %v, with a weight of 4, %.1f s are saved, with 1, %.1f", took, four, one)
+		}
 	}
 }
 
@@ -142,5 +146,94 @@ func TestTheCurveKnowsQueuesToo(t *testing.T) {
 	}
 	if less > all/10 {
 		t.Errorf("20 MiB would save %.1f s, 80 MiB %.1f: want next to nothing of what waits longer", less, all)
+	}
+}
+
+// twoCaches runs two caches in virtual time, a second a round, under the policy
+// that a coordinator has by default: the first asks for much more than half of
+// the memory and stores what it missed, the second for little. It returns what
+// each has in the end, and what part of the first one's last reads were misses.
+func twoCaches(t *testing.T, store [2]func(m *Map[uint64, [4000]byte], k uint64) error) (memory [2]int64, misses float64) {
+	t.Helper()
+	const total = 128 << 20
+	keys := [2]uint64{20000, 2000} // of 4 KiB and a bit
+	var heaps [2]*Heap
+	var maps [2]*Map[uint64, [4000]byte]
+	var accesses [2]uint64
+	for i := range heaps {
+		h, err := Open(Config{Budget: total / 2, Max: total})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = h.Close() })
+		h.curve.init(total)
+		heaps[i], maps[i] = h, newMap[uint64, [4000]byte](t, h)
+	}
+	r := rand.New(rand.NewPCG(1, 1))
+	p := &policy.Curves{}
+	for second := range 8 {
+		apps := make([]policy.App, len(heaps))
+		for i, h := range heaps {
+			missed := 0
+			for range 30000 {
+				k := r.Uint64N(keys[i])
+				accesses[i]++
+				if _, ok := maps[i].Get(k); !ok {
+					missed++
+					if err := store[i](maps[i], k); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			if i == 0 {
+				misses = float64(missed) / 30000
+			}
+			apps[i] = policy.App{ID: uint64(i + 1), Weight: 1, Memory: h.Budget(), Used: h.Budget(),
+				Min: MinBudget, Max: total, Curve: h.curve.interval(1, accesses[i])}
+		}
+		for i, n := range p.Divide(time.Duration(second)*time.Second, total, apps) {
+			memory[i] = n
+			if err := heaps[i].SetBudget(n / SegmentSize * SegmentSize); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return memory, misses
+}
+
+func TestCachesThatSayNothingOfCostsAreDividedForByTheirHits(t *testing.T) {
+	plain := func(m *Map[uint64, [4000]byte], k uint64) error { return m.Set(k, [4000]byte{}) }
+	memory, misses := twoCaches(t, [2]func(*Map[uint64, [4000]byte], uint64) error{plain, plain})
+	if memory[0] < 80<<20 || misses > 0.05 {
+		t.Errorf("a cache that could use 90 MiB has %d, and misses %.0f %% of its reads; one that could use 9 has %d",
+			memory[0]>>20, 100*misses, memory[1]>>20)
+	}
+}
+
+func TestStoresThatNobodyAskedForSaveNothing(t *testing.T) {
+	h := open(t, 16)
+	h.curve.init(256 << 20)
+	m := newMap[int, [1000]byte](t, h)
+	for k := range 20000 {
+		if err := m.Set(k, [1000]byte{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if c := h.curve.interval(1, 0); c.At(256<<20) > 0.01 {
+		t.Errorf("the stores of a cache that is never read are said to save %v s", c.At(256<<20))
+	}
+}
+
+// TestWhatIsNotSaidCostsWhatTheHeapsReconstructorsTake: a map beside a pool.
+func TestWhatIsNotSaidCostsWhatTheHeapsReconstructorsTake(t *testing.T) {
+	h := open(t, 16)
+	for _, want := range []time.Duration{time.Millisecond, 40 * time.Microsecond} {
+		if got := h.curve.seconds(unknownCost); got < 0.99*want.Seconds() || got > 1.01*want.Seconds() {
+			t.Errorf("a value of which nothing is said costs %v s, want %v", got, want)
+		}
+		h.rebuilt(120*time.Microsecond, 3)
+	}
+	if got := h.curve.seconds(costClass(0)); got > 2e-9 {
+		t.Errorf("a value that was said to cost nothing costs %v s", got)
 	}
 }

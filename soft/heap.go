@@ -105,6 +105,7 @@ func Open(cfg Config) (*Heap, error) {
 func newHeap(cfg Config, s *store) *Heap {
 	h := &Heap{store: s, cfg: cfg, log: cfg.Logger}
 	h.live = make([]atomic.Uint64, s.n)
+	h.curve.count = &h.count
 	h.list.init(s.n, int(cfg.Budget/SegmentSize))
 	h.ghosts.init(int(cfg.Max / 512))
 	if cfg.Coordinator != "" { // nobody else asks for the curve

@@ -114,7 +114,8 @@ func (m *Map[K, V]) appendPart(dst []byte, key K, from, n int) ([]byte, bool) {
 	return b, true
 }
 
-// Set stores a value.
+// Set stores a value. What it cost is taken to be what the heap's reconstructors
+// take in the mean or, where there are none, a millisecond.
 func (m *Map[K, V]) Set(key K, v V) error { return m.store(key, v, entry{}, nil) }
 
 // SetCost is Set for a value that took d to build: the coordinator weighs

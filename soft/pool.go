@@ -116,7 +116,11 @@ func (p *Pool[K, V]) Put(key K, v V) error {
 }
 
 func (p *Pool[K, V]) put(key K, v V, took time.Duration, flags uint8, cond condition) error {
-	e := entry{cost: costClass(time.Duration(float64(took) * p.cfg.Weight)), flags: flags}
+	cost := took.Seconds()
+	if took == 0 {
+		cost = p.h.curve.seconds(unknownCost)
+	}
+	e := entry{cost: costClass(time.Duration(cost * p.cfg.Weight * 1e9)), flags: flags}
 	ttl := p.cfg.TTL
 	if flags&flagAbsent != 0 {
 		ttl = p.cfg.NegativeTTL

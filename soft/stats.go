@@ -188,6 +188,7 @@ type sampler struct {
 	threshold atomic.Uint64
 	mu        sync.Mutex
 	s         *mrc.Sampler
+	count     *counters // the heap's
 	prior     uint64
 	records   float64 // since the last interval
 }
@@ -224,7 +225,7 @@ func (c *sampler) record(x uint64, size uint32, cost uint8) {
 	}
 	defer c.mu.Unlock()
 	c.records++
-	c.s.Access(x, int64(size), costNanos(cost)/1e9)
+	c.s.Access(x, int64(size), c.seconds(cost))
 	c.lower()
 }
 
@@ -269,7 +270,7 @@ func (c *sampler) recordAlone(x uint64, size int, cost uint8) {
 	}
 	defer c.mu.Unlock()
 	c.records++
-	c.s.AccessAlone(x, int64(size), costNanos(cost)/1e9)
+	c.s.AccessAlone(x, int64(size), c.seconds(cost))
 	c.lower()
 }
 
@@ -303,17 +304,24 @@ func (c *sampler) interval(seconds float64, accesses uint64) mrc.Curve {
 	return curve
 }
 
-// costClass squeezes a duration into a byte, eight steps to an octave.
+// unknownCost is the class of a value of which nobody said what it cost.
+const unknownCost = 0
+
+// costClass squeezes a duration into a byte, eight steps to an octave. It is
+// never unknownCost.
 func costClass(d time.Duration) uint8 {
-	if d <= 1 {
-		return 0
-	}
-	return uint8(min(math.Log2(float64(d))*8, 255))
+	return uint8(min(max(math.Log2(float64(d))*8, unknownCost+1), 255))
 }
 
-func costNanos(c uint8) float64 {
-	if c == 0 {
-		return 0
+// seconds is what a class of costs stands for: that of a value of which nothing
+// is said for as much as the heap's reconstructors took in the mean, or for
+// mrc.AssumedCost if nothing has been rebuilt.
+func (c *sampler) seconds(class uint8) float64 {
+	if class != unknownCost {
+		return math.Exp2(float64(class)/8) / 1e9
 	}
-	return math.Exp2(float64(c) / 8)
+	if n := c.count.rebuilds.Load(); n > 0 {
+		return float64(c.count.rebuildNanos.Load()) / float64(n) / 1e9
+	}
+	return mrc.AssumedCost
 }

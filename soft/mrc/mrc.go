@@ -19,6 +19,11 @@ import (
 // doubles.
 const stepsPerOctave = 8
 
+// AssumedCost is what rebuilding a value is taken to cost, in seconds, if nobody
+// says: about as long as a database takes to answer. Of caches of which none
+// says, the one that hits more often gets the memory.
+const AssumedCost = 1e-3
+
 // Curve says what a cache of each size saves. Point i is for Size(i) bytes.
 type Curve struct {
 	Unit  int64     // the size of point 0, in bytes
@@ -193,7 +198,9 @@ func (s *Sampler) record(distance, cost float64) {
 // grows without end.
 func (s *Sampler) Hopeful() { s.hopeful = true }
 
-// Count records that there were n accesses in all, sampled or not.
+// Count records that there were n accesses in all, sampled or not. Whoever calls
+// Access must: what is stored without having been asked for is no access, and
+// saves nothing.
 func (s *Sampler) Count(n int) { s.seen += float64(n) }
 
 // thin halves the sampling rate until there is room.
@@ -249,14 +256,11 @@ func (s *Sampler) Advance(interval, keep float64) {
 func (s *Sampler) Curve() Curve {
 	c := Curve{Unit: s.unit, Saved: make([]float64, len(s.bins))}
 	if s.elapsed > 0 && s.estimated > 0 {
-		c.Accesses = s.estimated / s.elapsed
-		if s.seen > 0 {
-			c.Accesses = s.seen / s.elapsed
-		}
+		c.Accesses = s.seen / s.elapsed
 		c.Total = s.cost / s.estimated * c.Accesses
 	}
 	var sum float64
-	if s.seen > 0 && s.estimated > 0 {
+	if s.estimated > 0 {
 		sum = (s.seen - s.estimated) * s.cost / s.estimated
 	}
 	for i, b := range s.bins {

@@ -89,6 +89,7 @@ func TestAdvanceForgets(t *testing.T) {
 	s.Advance(1, 0)
 	s.Access(1, 1, 8)
 	s.Access(1, 1, 8)
+	s.Count(2)
 	if got := s.Curve().At(1024); got != 8 {
 		t.Fatalf("saved %v a second, want 8", got)
 	}

@@ -41,10 +41,14 @@ type App struct {
 	Busy float64
 }
 
-// gamma is the application's utility as the paper defines it.
+// gamma is the application's utility as the paper defines it. Where nothing is
+// rebuilt that could be timed, in a cache that others fill, each miss counts.
 func (a *App) gamma() float64 {
-	if a.HasUtility {
+	switch {
+	case a.HasUtility:
 		return a.Weight * a.Utility
+	case a.Rebuild == 0:
+		return -a.Weight * a.Misses * mrc.AssumedCost
 	}
 	return -a.Weight * a.Rebuild
 }

@@ -167,6 +167,27 @@ func TestHillClimbingComesNearTheTop(t *testing.T) {
 	}
 }
 
+// TestHillClimbingCountsTheMissesOfACacheThatOthersFill: neither application
+// rebuilds anything itself, as those behind Redis's protocol do not.
+func TestHillClimbingCountsTheMissesOfACacheThatOthersFill(t *testing.T) {
+	const total = 1 << 30
+	p := &HillClimbing{}
+	apps := []App{{ID: 1, Weight: 1, Max: total, Memory: total / 2}, {ID: 2, Weight: 1, Max: total, Memory: total / 2}}
+	for s := range 600 {
+		for i := range apps {
+			apps[i].Used = apps[i].Memory
+		}
+		apps[0].Misses = 1000 * math.Exp(-float64(apps[0].Memory)/(400<<20))
+		apps[1].Misses = 10 * math.Exp(-float64(apps[1].Memory)/(400<<20))
+		for i, m := range p.Divide(time.Duration(s)*time.Second, total, apps) {
+			apps[i].Memory = m
+		}
+	}
+	if apps[0].Memory < total*3/4 {
+		t.Errorf("the one that misses a hundred times as often was given %d of %d MiB, want most", apps[0].Memory>>20, total>>20)
+	}
+}
+
 func TestHillClimbingDoesNotGiveMoreToWhoDoesNotUseIt(t *testing.T) {
 	const total = 1 << 30
 	p := &HillClimbing{}
