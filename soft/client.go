@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"polder/internal/fdpass"
+	"polder/soft/mrc"
 	"polder/soft/wire"
 )
 
@@ -16,7 +17,8 @@ import (
 //
 // While there is no coordinator the heap goes on with what it has.
 type client struct {
-	h *Heap
+	h     *Heap
+	curve mrc.Curve // the last one; of run's goroutine
 }
 
 const (
@@ -178,7 +180,8 @@ func (c *client) send(conn *fdpass.Conn, k wire.Kind, v any) error {
 	return conn.Send(wire.Encode(k, v))
 }
 
-// report is what the coordinator is told.
+// report is what the coordinator is told. A new one is told at once what the last
+// one knew.
 func (c *client) report(elapsed time.Duration) wire.Report {
 	h := c.h
 	s := h.Stats()
@@ -190,8 +193,9 @@ func (c *client) report(elapsed time.Duration) wire.Report {
 		r.Victims += n
 	}
 	if elapsed > 0 {
-		r.Curve = h.curve.interval(elapsed.Seconds(), s.Hits+s.Misses)
+		c.curve = h.curve.interval(elapsed.Seconds(), s.Hits+s.Misses)
 	}
+	r.Curve = c.curve
 	if h.cfg.Utility != nil {
 		u := h.cfg.Utility()
 		r.Utility = &u

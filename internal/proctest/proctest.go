@@ -62,14 +62,21 @@ func Binary() string { return binary }
 // startTimeout bounds the start of a daemon.
 const startTimeout = time.Minute
 
-// Start runs a daemon and waits until it is ready. It listens at free ports of
-// the loopback interface unless args say otherwise. When the test ends it is
-// stopped, and the test fails if it ends badly, unless it was killed.
+// Start runs a daemon that has clients over TCP, as Run does. It listens at a
+// free port of the loopback interface unless args say otherwise.
 func Start(tb testing.TB, command string, args ...string) *child.Process {
+	tb.Helper()
+	return Run(tb, command, append([]string{"--listen", "127.0.0.1:0"}, args...)...)
+}
+
+// Run runs a daemon and waits until it is ready. Its administrative address is at
+// a free port of the loopback interface unless args say otherwise. When the test
+// ends it is stopped, and the test fails if it ends badly, unless it was killed.
+func Run(tb testing.TB, command string, args ...string) *child.Process {
 	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
-	all := append([]string{command, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"}, args...)
+	all := append([]string{command, "--admin", "127.0.0.1:0"}, args...)
 	p, err := child.StartReady(ctx, child.Command{Path: binary, Args: all})
 	if err != nil {
 		tb.Fatal(err)

@@ -45,6 +45,7 @@ func Command() *cobra.Command {
 		MaxClientsPerUser: 64,
 		Deadline:          250 * time.Millisecond,
 		Interval:          time.Second,
+		Grace:             5 * time.Second,
 	}
 	var security listen.Security
 	policyName, adminAddr, readyFile := policy.Names[0], DefaultAdmin, ""
@@ -106,6 +107,7 @@ func Command() *cobra.Command {
 	fs.Float64Var(&cfg.MaxWeight, "max-weight", 1, "highest weight that a client can give itself")
 	fs.Var(config.NewDuration(&cfg.Deadline, time.Millisecond), "deadline", "how long a client may take to give memory back")
 	fs.Var(config.NewDuration(&cfg.Interval, 10*time.Millisecond), "interval", "time between divisions of the memory")
+	fs.Var(config.NewDuration(&cfg.Grace, time.Millisecond), "grace", "how long after its start nothing is granted or taken, while clients of the last coordinator come back")
 	fs.Var(config.NewChoice(&policyName, policy.Names...), "policy", "how memory is divided: "+strings.Join(policy.Names, ", "))
 	fs.Var(config.NewAddress(&adminAddr, true), "admin", `where metrics, status, health and profiles are served over HTTP, or "off"`)
 	fs.StringVar(&security.CertFile, "tls-cert", "", "certificate to show at the administrative address, a PEM `file`")

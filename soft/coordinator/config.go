@@ -54,6 +54,12 @@ type Config struct {
 	// Interval is the time between divisions. Default 1 s.
 	Interval time.Duration
 
+	// Grace is how long after its start a coordinator neither grants memory
+	// nor takes any for others: clients of one that was here before come back
+	// meanwhile, within 2 s each, with what they have. Memory that the host
+	// needs is taken all the same. Default 5 s.
+	Grace time.Duration
+
 	// Policy divides the memory. Default: policy "curves".
 	Policy policy.Policy
 
@@ -106,6 +112,10 @@ func (c *Config) complete() error {
 	setDefault(&c.MaxWeight, 1)
 	setDefault(&c.Deadline, 250*time.Millisecond)
 	setDefault(&c.Interval, time.Second)
+	setDefault(&c.Grace, 5*time.Second)
+	if c.Deadline < 0 || c.Interval < 0 || c.Grace < 0 {
+		return errors.New("a duration is negative")
+	}
 	if !(c.MinShare > 0 && c.MinShare <= 1) {
 		return fmt.Errorf("the least share is %v: want more than 0 and at most 1", c.MinShare)
 	}

@@ -192,10 +192,7 @@ func (c *Coordinator) serve(conn *fdpass.Conn, peer fdpass.Peer) {
 		}
 	}
 	c.mu.Lock()
-	c.nextID++
-	s.id = c.nextID
-	c.sessions[s.id] = s
-	c.limitArrival(s)
+	c.enter(s, time.Now())
 	count := s.count
 	c.mu.Unlock()
 	c.cfg.Logger.Info("a client has come", "client", s.id, "name", s.hello.Name, "pid", peer.PID, "segments", count)
@@ -217,6 +214,16 @@ func (c *Coordinator) serve(conn *fdpass.Conn, peer fdpass.Peer) {
 	c.mu.Unlock()
 	c.cfg.Logger.Info("a client has gone", "client", s.id, "name", s.hello.Name, "pid", peer.PID, "err", err)
 	c.look()
+}
+
+// enter makes a session one of the clients.
+//
+// Preconditions: c.mu is held.
+func (c *Coordinator) enter(s *session, now time.Time) {
+	c.nextID++
+	s.id, s.came = c.nextID, now
+	c.sessions[s.id] = s
+	c.limitArrival(s)
 }
 
 func (c *Coordinator) malformed(peer fdpass.Peer, err error) {

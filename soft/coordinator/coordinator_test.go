@@ -42,7 +42,7 @@ func start(t *testing.T, host *fakeHost, change func(*Config)) (*Coordinator, st
 	t.Helper()
 	cfg := Config{
 		Socket: filepath.Join(t.TempDir(), "s"), Reserve: reserve, Host: host, Logger: quiet,
-		Interval: 50 * time.Millisecond, Policy: policy.Even{},
+		Interval: 50 * time.Millisecond, Grace: time.Millisecond, Policy: policy.Even{},
 	}
 	if change != nil {
 		change(&cfg)

@@ -27,7 +27,13 @@
 // # State
 //
 // None on disk. A client keeps its memory when the coordinator goes away, and
-// registers it again, with what it holds, when there is one.
+// registers it again, with what it holds, when there is one. Who comes first
+// must not be given what belongs to those who come later: a coordinator grants
+// nothing, and takes nothing for others, until Config.Grace has passed since its
+// start. It does not wait for anybody in particular, so a client that never
+// comes back delays nobody. What a client says that it has counts for nothing
+// but where there is memory behind it: when memory is short, segments are taken
+// that exist.
 //
 // # Concurrency
 //

@@ -82,10 +82,10 @@ func (c *Coordinator) relieve() (short bool) {
 			continue
 		}
 		short = true
-		n := segments(reserve - s.free + segmentSize - 1)
+		n := roundUp(reserve - s.free)
 		n -= c.takeEmpty(s, n)
 		if s.free < reserve/2 {
-			c.takeFrom(s, min(n, s.count))
+			c.takeFrom(s, n, s.existing())
 		} else if s.shrinkBy.IsZero() {
 			s.target = max(s.count-n, 0)
 			c.tell(time.Now(), s)
@@ -117,12 +117,14 @@ func (c *Coordinator) step(now time.Time) time.Duration {
 		return calm
 	}
 	short := c.mem.Available < c.reserve()
-	if now.Sub(c.divided) >= c.cfg.Interval || short || c.anybodyNew() || c.muchMore(total) {
+	open := !c.settling(now)
+	if short || open && (now.Sub(c.divided) >= c.cfg.Interval || c.anybodyNew() || c.muchMore(total)) {
 		c.divide(now, total)
 	}
-	if short {
+	switch {
+	case short:
 		c.reclaim(c.reserve()-c.mem.Available, c.mem.Available < c.reserve()/2)
-	} else {
+	case open:
 		c.grow(total)
 	}
 	c.enforce(now)
@@ -131,6 +133,10 @@ func (c *Coordinator) step(now time.Time) time.Duration {
 	}
 	return calm
 }
+
+// settling reports whether clients of a coordinator that was here before may be
+// yet to come.
+func (c *Coordinator) settling(now time.Time) bool { return now.Sub(c.begun) < c.cfg.Grace }
 
 // muchMore reports whether there is so much more memory than at the last
 // division that it should not wait for the next: somebody has just let go of
@@ -168,7 +174,15 @@ func (c *Coordinator) divide(now time.Time, total int64) {
 		even := float64(total) / float64(len(apps))
 		used := int64(float64(apps[i].Used)*1.1) + 4*segmentSize
 		least := max(c.cfg.MinShare*even, min(workable*segmentSize, even/2))
+		if s := list[i]; s.first && now.Sub(s.came) < c.cfg.Grace {
+			// Nothing is known of it yet but how much of its memory exists.
+			least = max(least, min(even, float64(s.resident)))
+		}
 		apps[i].Min = min(int64(least), used, apps[i].Max)
+		if c.settling(now) { // the host is short: nobody is given more
+			apps[i].Max = min(apps[i].Max, apps[i].Memory)
+			apps[i].Min = min(apps[i].Min, apps[i].Max)
+		}
 	}
 	out := c.cfg.Policy.Divide(now.Sub(c.begun), total, apps)
 	if c.limitUsers(list, apps, out) {
@@ -224,8 +238,9 @@ func (c *Coordinator) limitUsers(list []*session, apps []policy.App, out []int64
 }
 
 // limitArrival takes from a client that has just registered what its user may
-// not have: a client comes with what it has granted itself or was granted by
-// another coordinator.
+// not have, as far as there is no memory behind it: a client comes with what it
+// has granted itself or was granted by another coordinator. What exists may be
+// worth more than what the user's other clients have, so that is divided.
 func (c *Coordinator) limitArrival(s *session) {
 	var used int64
 	for _, o := range c.sessions {
@@ -233,9 +248,11 @@ func (c *Coordinator) limitArrival(s *session) {
 			used += int64(o.count) * segmentSize
 		}
 	}
-	if excess := segments(used - c.cfg.MaxPerUser + segmentSize - 1); excess > 0 {
-		c.takeFrom(s, excess)
+	claimed := s.existing()
+	for i := range claimed {
+		claimed[i] = !claimed[i]
 	}
+	c.takeFrom(s, roundUp(used-c.cfg.MaxPerUser), claimed)
 }
 
 // grow grants what is idle to those who are below their targets. What has
@@ -278,7 +295,7 @@ func (c *Coordinator) enforce(now time.Time) {
 		}
 		s.shrinkBy = time.Time{}
 		if n := s.count - s.target; n > 0 {
-			c.takeFrom(s, n)
+			c.takeFrom(s, n, s.granted)
 		}
 	}
 }
@@ -287,27 +304,23 @@ func (c *Coordinator) enforce(now time.Time) {
 // hold nothing are taken at once; what else is needed is awaited from those
 // who have been told (divide), or taken as well if it is urgent.
 func (c *Coordinator) reclaim(bytes int64, urgent bool) {
-	n := segments(bytes + segmentSize - 1)
 	list := c.list()
 	// Those that are farthest above their targets first.
 	slices.SortStableFunc(list, func(a, b *session) int { return cmp.Compare(b.count-b.target, a.count-a.target) })
 	for _, s := range list {
-		n -= c.takeEmpty(s, n)
+		bytes -= s.freed(func() { c.takeEmpty(s, roundUp(bytes)) })
 	}
 	if !urgent {
 		return
 	}
-	for _, s := range list {
-		if n <= 0 {
-			return
+	for _, all := range []bool{false, true} {
+		for _, s := range list {
+			most := s.count
+			if !all {
+				most -= s.target
+			}
+			bytes -= s.freed(func() { c.takeFrom(s, min(roundUp(bytes), most), s.existing()) })
 		}
-		n -= c.takeFrom(s, min(n, max(s.count-s.target, 0)))
-	}
-	for _, s := range list {
-		if n <= 0 {
-			return
-		}
-		n -= c.takeFrom(s, min(n, s.count))
 	}
 }
 
@@ -324,15 +337,16 @@ func (c *Coordinator) takeEmpty(s *session, n int) (taken int) {
 	return taken
 }
 
-// takeFrom takes n segments directly: empty ones, then the coldest.
-func (c *Coordinator) takeFrom(s *session, n int) int {
+// takeFrom takes n of some granted segments directly: empty ones, then the
+// coldest.
+func (c *Coordinator) takeFrom(s *session, n int, from []bool) {
 	type candidate struct {
 		seg  uint32
 		rank uint64
 	}
 	var list []candidate
-	for i, ok := range s.granted {
-		if ok {
+	for i, ok := range from {
+		if ok && s.granted[i] {
 			rank := s.ctl.Rank(uint32(i))
 			if rank >= wire.RankFree {
 				rank = 0
@@ -343,16 +357,15 @@ func (c *Coordinator) takeFrom(s *session, n int) int {
 		}
 	}
 	slices.SortFunc(list, func(a, b candidate) int { return cmp.Compare(a.rank, b.rank) })
-	n = min(n, len(list))
+	n = max(min(n, len(list)), 0)
 	// All generations first: from then on nobody waits for the punching.
-	for _, x := range list[:max(n, 0)] {
+	for _, x := range list[:n] {
 		s.ctl.Revoke(x.seg)
 	}
-	for _, x := range list[:max(n, 0)] {
+	for _, x := range list[:n] {
 		s.take(x.seg)
 	}
 	c.took(s, n)
-	return max(n, 0)
 }
 
 func (c *Coordinator) took(s *session, n int) {

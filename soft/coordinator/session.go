@@ -32,6 +32,7 @@ type session struct {
 	report   wire.Report
 	before   wire.Report // at the last division
 	told     time.Time   // when the last report came
+	came     time.Time   // when it registered
 	first    bool        // no report has come yet
 
 	resident   int64 // bytes of its memfd that exist, at the last look
@@ -156,6 +157,35 @@ func (s *session) measure() {
 	}
 }
 
+// existing returns which segments there is any memory of, whatever the client
+// says that it has: to take the others frees nothing.
+func (s *session) existing() []bool {
+	list := make([]bool, len(s.granted))
+	fd := int(s.memory.File().Fd())
+	for at := int64(0); at < int64(len(list))*segmentSize; {
+		data, err := unix.Seek(fd, at, unix.SEEK_DATA)
+		if err != nil {
+			break // no more of it
+		}
+		seg := data / segmentSize
+		if int(seg) >= len(list) {
+			break
+		}
+		list[seg] = true
+		at = (seg + 1) * segmentSize
+	}
+	return list
+}
+
+// freed does something, and returns by how many bytes there is less of the
+// client's memory then.
+func (s *session) freed(do func()) int64 {
+	before := s.resident
+	do()
+	s.measure()
+	return max(before-s.resident, 0)
+}
+
 // grant gives the client n more segments, as far as its table has them.
 func (s *session) grant(n int) {
 	for i := 0; i < len(s.granted) && n > 0; i++ {
@@ -248,5 +278,8 @@ func (s *session) app(seconds float64) policy.App {
 // maxRebuild bounds the seconds of rebuilding that a client can claim to do in
 // a second: as many as it may have threads.
 const maxRebuild = 1024
+
+// roundUp is how many segments it takes to have so many bytes.
+func roundUp(bytes int64) int { return segments(max(bytes, 0) + segmentSize - 1) }
 
 func segments(bytes int64) int { return int(min(bytes/segmentSize, math.MaxInt32)) }
