@@ -211,7 +211,7 @@ func TestTheCoordinatorEndsAndComesBackUnderLoad(t *testing.T) {
 	start := func(max int64) *coordinator.Coordinator {
 		t.Helper()
 		c, err := coordinator.New(coordinator.Config{
-			Socket: socket, Max: max, Interval: 10 * time.Millisecond, Deadline: 10 * time.Millisecond,
+			Socket: socket, Max: max, Interval: 10 * time.Millisecond, Deadline: 10 * time.Millisecond, Grace: time.Millisecond,
 			Logger: slog.New(slog.DiscardHandler),
 		})
 		if err != nil {

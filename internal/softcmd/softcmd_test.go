@@ -24,7 +24,7 @@ func TestCoordinatorServesHeapsAndMetrics(t *testing.T) {
 	var out bytes.Buffer
 	cmd.SetOut(&out)
 	cmd.SetErr(io.Discard)
-	cmd.SetArgs([]string{"--socket", socket, "--admin", "127.0.0.1:0", "--ready-file", file, "--interval", "20ms", "--max", "256MiB"})
+	cmd.SetArgs([]string{"--socket", socket, "--admin", "127.0.0.1:0", "--ready-file", file, "--interval", "20ms", "--grace", "20ms", "--max", "256MiB"})
 	done := make(chan error, 1)
 	go func() { done <- cmd.ExecuteContext(ctx) }()
 	defer func() {

@@ -186,7 +186,7 @@ func (s *scene) coordinate(max string) {
 	ctx, cancel := context.WithTimeout(s.t.Context(), 60*time.Second)
 	defer cancel()
 	p, err := child.StartReady(ctx, child.Command{Path: s.self, Args: []string{
-		"coordinator", "--socket", s.socket, "--admin", "127.0.0.1:0", "--interval", "20ms", "--deadline", "10ms",
+		"coordinator", "--socket", s.socket, "--admin", "127.0.0.1:0", "--interval", "20ms", "--grace", "50ms", "--deadline", "10ms",
 		"--max", max, "--max-per-user", max}})
 	if err != nil {
 		s.t.Fatal(err)

@@ -222,7 +222,7 @@ func wallClockPolicy(ctx context.Context, o Options, p policy.Policy, length tim
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	socket := filepath.Join(dir, "s")
-	c, err := coordinator.New(coordinator.Config{Socket: socket, Max: wallMemory, Policy: p, MinShare: 0.1, Logger: quiet})
+	c, err := coordinator.New(coordinator.Config{Socket: socket, Max: wallMemory, Policy: p, MinShare: 0.1, Grace: time.Millisecond, Logger: quiet})
 	if err != nil {
 		return nil, err
 	}

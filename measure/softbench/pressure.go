@@ -92,7 +92,7 @@ func (p *pressure) run(ctx context.Context, o Options) (err error) {
 	host := groupSensor{strconv.Itoa(service.p.PID())}
 	c, err := coordinator.New(coordinator.Config{
 		Socket: p.socket, Reserve: p.reserve, Host: host, Policy: policy.Even{}, Logger: quiet,
-		Interval: 100 * time.Millisecond,
+		Interval: 100 * time.Millisecond, Grace: time.Millisecond,
 	})
 	if err != nil {
 		return err

@@ -168,7 +168,7 @@ func direct(ctx context.Context, o Options, mode string, size int64, rounds int)
 	host.idle.Store(plenty)
 	c, err := coordinator.New(coordinator.Config{
 		Socket: filepath.Join(dir, "s"), Reserve: reserve, Max: size, Host: host, Policy: policy.Even{},
-		Interval: 20 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Interval: 20 * time.Millisecond, Grace: time.Millisecond, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
 	if err != nil {
 		return err

@@ -75,7 +75,7 @@ func TestACacheServesRedisAndMemcached(t *testing.T) {
 func TestACacheHasWhatTheCoordinatorGrants(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	c, err := coordinator.New(coordinator.Config{
-		Socket: socket, Max: 128 << 20, Interval: 10 * time.Millisecond, Logger: slog.New(slog.DiscardHandler),
+		Socket: socket, Max: 128 << 20, Interval: 10 * time.Millisecond, Grace: time.Millisecond, Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)
