@@ -1,6 +1,7 @@
 package allocbench
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 	"time"
@@ -25,8 +26,27 @@ func TestEveryContestantIsMeasured(t *testing.T) {
 				continue
 			}
 			for _, n := range []string{"1", "3"} {
-				if want := `"case":"` + f + " " + m + " x" + n + `"`; strings.Count(out.String(), want) != 6 {
-					t.Errorf("got %d figures with %s, want 6", strings.Count(out.String(), want), want)
+				name, figures := f+" "+m+" x"+n, map[string]float64{}
+				for dec := json.NewDecoder(strings.NewReader(out.String())); dec.More(); {
+					var row benchout.Row
+					if err := dec.Decode(&row); err != nil {
+						t.Fatal(err)
+					}
+					if row.Case == name {
+						figures[row.Metric] = row.Value
+					}
+				}
+				for _, metric := range []string{"alloc p50", "alloc p99", "free p50", "free p99", "alloc+free"} {
+					if figures[metric] <= 0 {
+						t.Errorf("%s, %s: got %v", name, metric, figures[metric])
+					}
+				}
+				if figures["alloc p99"] < figures["alloc p50"] {
+					t.Errorf("%s: p50 and p99 are %v and %v", name, figures["alloc p50"], figures["alloc p99"])
+				}
+				// What the CPU hands out costs it something.
+				if busy, ok := figures["control path"]; !ok || busy < 0 || m == "rpcmw" && busy == 0 {
+					t.Errorf("%s: the control path took %v us (printed: %v)", name, busy, ok)
 				}
 			}
 		}

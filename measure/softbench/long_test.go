@@ -3,31 +3,98 @@
 package softbench
 
 import (
-	"bytes"
 	"context"
+	"encoding/json"
 	"os"
+	"strings"
 	"testing"
 
 	"polder/measure/benchout"
 )
 
-func run(t *testing.T, f func(context.Context, Options) error) {
+// These take minutes: "make soak" runs them.
+
+// run returns what a benchmark prints.
+func run(t *testing.T, f func(context.Context, Options) error) (rows []benchout.Row) {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	var b bytes.Buffer
-	err = f(t.Context(), Options{Printer: benchout.New(&b, false), Short: true, Polder: self})
+	var b strings.Builder
+	err = f(t.Context(), Options{Printer: benchout.New(&b, true), Short: true, Polder: self})
 	t.Log("\n" + b.String())
 	if err != nil {
 		t.Fatal(err)
 	}
+	for dec := json.NewDecoder(strings.NewReader(b.String())); dec.More(); {
+		var r benchout.Row
+		if err := dec.Decode(&r); err != nil {
+			t.Fatal(err)
+		}
+		rows = append(rows, r)
+	}
+	if len(rows) == 0 {
+		t.Fatal("nothing was measured")
+	}
+	return rows
 }
 
-// These take minutes: "make soak" runs them.
+// A pointer that may vanish costs more than a plain one, and no multiple of ten
+// of it: what is measured is 1 to 10 times as much.
+func TestPtrRuns(t *testing.T) {
+	rows := run(t, RunPtr)
+	for _, r := range rows {
+		if r.Value <= 0 || r.RivalValue <= 0 || r.Metric == "p50" && r.Ratio < 1./30 {
+			t.Errorf("got %+v, want at most 30 times what a plain pointer takes", r)
+		}
+	}
+	// Reads and writes of two quantiles; 4 MiB are in no cache.
+	if want := (3 + 4) * 2 * 2; len(rows) != want {
+		t.Errorf("got %d figures, want %d", len(rows), want)
+	}
+}
 
-func TestPtrRuns(t *testing.T)        { run(t, RunPtr) }
-func TestReclaimRuns(t *testing.T)    { run(t, RunReclaim) }
-func TestCoordinateRuns(t *testing.T) { run(t, RunCoordinate) }
-func TestPressureRuns(t *testing.T)   { run(t, RunPressure) }
+// What is hot survives, and memory is given back faster than Midas does and than
+// the kernel hands it out.
+func TestReclaimRuns(t *testing.T) {
+	seen := map[string]int{}
+	for _, r := range run(t, RunReclaim) {
+		how, _, _ := strings.Cut(r.Case, ",")
+		seen[how+" "+r.Metric]++
+		switch {
+		case r.Metric == "hot kept" && r.Value < 95:
+			t.Errorf("got %+v, want what is hot to stay", r)
+		case (r.Metric == "rate for one cpu" || how == "direct") && r.Ratio <= 1:
+			t.Errorf("got %+v, want it to be faster than the rival", r)
+		}
+	}
+	for name, want := range map[string]int{"cooperative hot kept": 5, "cooperative rate for one cpu": 5, "direct rate": 6} {
+		if seen[name] != want {
+			t.Errorf("got %d figures of %s, want %d", seen[name], name, want)
+		}
+	}
+}
+
+// Division by curves comes near the best fixed one, in virtual time and with
+// real processes.
+func TestCoordinateRuns(t *testing.T) {
+	seen := map[string]bool{}
+	for _, r := range run(t, RunCoordinate) {
+		if r.Metric != "of ideal" || r.Rival != "best fixed partition" {
+			continue
+		}
+		seen[r.Case] = true
+		least := map[string]float64{"virtual, curves, all of it": 0.95, "wall clock, curves": 0.7}[r.Case]
+		if r.Ratio < least {
+			t.Errorf("got %+v, want %v of the best fixed partition's throughput", r, least)
+		}
+	}
+	for _, name := range []string{"virtual, even, by service", "virtual, curves, all of it", "wall clock, curves"} {
+		if !seen[name] {
+			t.Errorf("%s was not measured", name)
+		}
+	}
+}
+
+func TestPressureRuns(t *testing.T) { run(t, RunPressure) }
