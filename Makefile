@@ -65,7 +65,7 @@ soak: ## run the long forms of tests, SOAK (10m) each, and robustness five times
 	POLDER_SOAK=$(SOAK) $(GO) test -race -count=1 -timeout 4h -run ClientsThatAreKilled ./pool/finemem
 	POLDER_SOAK=$(SOAK) $(GO) test -count=1 -timeout 4h -run SoakInterleavings ./pool/finemem
 	$(GO) test -count=1 -timeout 4h ./soft -run NoWrongByte -torture $(SOAK) -torture.pace 0
-	$(GO) test -count=1 -timeout 4h ./internal/softcmd -run Survive -torture $(SOAK)
+	$(GO) test -count=1 -timeout 4h ./robustness -run ClientsSurvive -torture $(SOAK)
 	$(GO) test -count=1 -timeout 4h -tags soak ./measure/softbench
 	$(GO) test -race -count=1 -timeout 4h -run TestRandomCommandsGetRedissReplies ./resp -resp.commands 200000
 	$(GO) test -count=5 -timeout 4h ./robustness

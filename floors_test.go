@@ -40,7 +40,6 @@ var floors = []floor{
 	{5, "memcached"},
 	{6, "measure"},
 	{7, "cmd"},
-	{7, "internal/softcmd"},
 	{7, "robustness"},
 	{7, "examples"},
 }

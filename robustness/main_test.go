@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
+	"os"
 	"strconv"
 	"strings"
 	"testing"
@@ -21,7 +22,14 @@ import (
 	"polder/internal/proctest"
 )
 
-func TestMain(m *testing.M) { proctest.Main(m) }
+// TestMain lets the test program be a client of a coordinator, too.
+func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == softClient {
+		fmt.Fprintln(os.Stderr, client(os.Args[2], os.Stdout))
+		os.Exit(1)
+	}
+	proctest.Main(m)
+}
 
 const mib = 1 << 20
 

@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
-	"polder/cmd/polder/sharecmd"
 	"polder/internal/config"
 	"polder/measure/allocbench"
 	"polder/measure/benchout"
@@ -33,7 +32,7 @@ func newBench() *cobra.Command {
 	progress := func(cmd *cobra.Command) (func(done, total int, what string), func()) {
 		return benchProgress(cmd.ErrOrStderr())
 	}
-	cmd.AddCommand(sharecmd.Bench(progress), softbench.Command(progress), farbench.Command())
+	cmd.AddCommand(newBenchShare(), softbench.Command(progress), farbench.Command())
 	return cmd
 }
 

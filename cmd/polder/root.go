@@ -10,11 +10,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"polder/cmd/polder/sharecmd"
 	"polder/internal/config"
 	"polder/internal/listen"
 	"polder/internal/ratelog"
-	"polder/internal/softcmd"
 )
 
 // usageError is a mistake on the command line or in the configuration.
@@ -49,7 +47,7 @@ func newRoot(environ []string) *cobra.Command {
 		}
 		return &usageError{err}
 	})
-	root.AddCommand(newUp(), newNode(), newServe(), newBroker(), newStatus(), sharecmd.Command(), softcmd.Command(), newDoctor(), newDemo(), newBench(), newSim(), newVersion())
+	root.AddCommand(newUp(), newNode(), newServe(), newBroker(), newStatus(), newShare(), newCoordinator(), newDoctor(), newDemo(), newBench(), newSim(), newVersion())
 	configure(root, environ)
 	return root
 }

@@ -12,12 +12,11 @@ import (
 	"polder/cmd/polder/internal/daemon"
 	"polder/internal/config"
 	"polder/internal/listen"
-	"polder/internal/softcmd"
 )
 
 // The administrative addresses that status asks if it is not told: those
 // that up or serve, node, broker and coordinator have by default.
-var usualAdmin = []string{defaultAdmin, defaultNodeAdmin, defaultBrokerAdmin, softcmd.DefaultAdmin}
+var usualAdmin = []string{defaultAdmin, defaultNodeAdmin, defaultBrokerAdmin, defaultCoordinatorAdmin}
 
 func newStatus() *cobra.Command {
 	var (

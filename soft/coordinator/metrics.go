@@ -1,37 +1,18 @@
-package softcmd
+package coordinator
 
 import (
-	"os"
 	"strconv"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-
-	"polder/internal/child"
-	"polder/soft/coordinator"
 )
 
-// status is what the daemon says of itself at /status, in the words in which
-// the others do.
-type status struct {
-	Service     string
-	PID         int
-	Started     time.Time
-	Addresses   map[string]string
-	Resident    int64 // bytes of the daemon's own
-	Coordinator coordinator.Stats
-}
-
-func statusOf(c *coordinator.Coordinator, began time.Time, addrs map[string]string) status {
-	s := status{Service: "coordinator", PID: os.Getpid(), Started: began, Addresses: addrs, Coordinator: c.Stats()}
-	if n, err := child.Resident(s.PID); err == nil {
-		s.Resident = n
-	}
-	return s
+// Collectors returns what /metrics shows.
+func (c *Coordinator) Collectors() []prometheus.Collector {
+	return []prometheus.Collector{collector{c}}
 }
 
 // collector turns a coordinator's statistics into metrics.
-type collector struct{ c *coordinator.Coordinator }
+type collector struct{ c *Coordinator }
 
 var (
 	clientsDesc   = desc("clients", "Registered clients.")

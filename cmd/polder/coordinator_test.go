@@ -1,4 +1,4 @@
-package softcmd
+package main
 
 import (
 	"bytes"
@@ -20,7 +20,7 @@ func TestCoordinatorServesHeapsAndMetrics(t *testing.T) {
 	dir := t.TempDir()
 	socket, file := filepath.Join(dir, "s"), filepath.Join(dir, "ready")
 	ctx, cancel := context.WithCancel(t.Context())
-	cmd := Command()
+	cmd := newCoordinator()
 	var out bytes.Buffer
 	cmd.SetOut(&out)
 	cmd.SetErr(io.Discard)
@@ -69,7 +69,7 @@ func TestCoordinatorRefusesWhatCannotBe(t *testing.T) {
 		{[]string{"--max-weight", "-1"}, "weight"},
 		{[]string{"surplus"}, "surplus"},
 	} {
-		cmd := Command()
+		cmd := newCoordinator()
 		cmd.SetOut(io.Discard)
 		cmd.SetErr(io.Discard)
 		cmd.SetArgs(append(c.args, "--socket", filepath.Join(t.TempDir(), "s")))
@@ -96,7 +96,7 @@ func TestTheGreetingSaysHowTheAdministrativeAddressIsServed(t *testing.T) {
 		"  admin   https://127.0.0.1:7074/ ": {CertFile: "cert", KeyFile: "key", CAFile: "ca"},
 	} {
 		var b strings.Builder
-		if err := greet(&b, map[string]string{"admin": DefaultAdmin, "socket": "s"}, security); err != nil {
+		if err := greetCoordinator(&b, map[string]string{"admin": defaultCoordinatorAdmin, "socket": "s"}, security); err != nil {
 			t.Fatal(err)
 		}
 		if !strings.Contains(b.String(), want) {

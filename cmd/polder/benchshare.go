@@ -1,4 +1,4 @@
-package sharecmd
+package main
 
 import (
 	"fmt"
@@ -10,13 +10,11 @@ import (
 	"polder/measure/sharebench"
 )
 
-// workerCommand is the hidden subcommand of "polder share" that the benchmark
+// benchShareWorker is the hidden subcommand of "polder share" that the benchmark
 // runs as its worker processes.
-const workerCommand = "bench-worker"
+const benchShareWorker = "bench-worker"
 
-// Bench returns "polder bench share". Progress, which may be nil, makes what
-// shows how far it is, and a function that removes it.
-func Bench(progress func(*cobra.Command) (show func(done, total int, what string), end func())) *cobra.Command {
+func newBenchShare() *cobra.Command {
 	var opt sharebench.Options
 	var asJSON bool
 	cmd := &cobra.Command{
@@ -28,13 +26,11 @@ func Bench(progress func(*cobra.Command) (show func(done, total int, what string
 			if err != nil {
 				return fmt.Errorf("cannot find this program's file: %w", err)
 			}
-			if progress != nil {
-				show, end := progress(cmd)
-				defer end()
-				opt.Progress = show
-			}
+			progress, done := benchProgress(cmd.ErrOrStderr())
+			defer done()
+			opt.Progress = progress
 			opt.Daemon = []string{self, "share"}
-			opt.WorkerCommand = []string{self, "share", workerCommand}
+			opt.WorkerCommand = []string{self, "share", benchShareWorker}
 			opt.Out = benchout.New(cmd.OutOrStdout(), asJSON)
 			return sharebench.Run(cmd.Context(), opt)
 		},
@@ -50,9 +46,9 @@ func Bench(progress func(*cobra.Command) (show func(done, total int, what string
 	return cmd
 }
 
-func newBenchWorker() *cobra.Command {
+func newBenchShareWorker() *cobra.Command {
 	return &cobra.Command{
-		Use: workerCommand, Short: "Be a worker of bench share, until standard input ends", Hidden: true, Args: cobra.NoArgs,
+		Use: benchShareWorker, Short: "Be a worker of bench share, until standard input ends", Hidden: true, Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return sharebench.Worker(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout())
 		},

@@ -1,4 +1,4 @@
-package sharecmd
+package robustness
 
 import (
 	"bytes"
@@ -19,8 +19,6 @@ import (
 	"polder/internal/proctest"
 	"polder/share"
 )
-
-func TestMain(m *testing.M) { proctest.Main(m) }
 
 // attach opens a client with small regions, and closes it when the test ends.
 func attach(t *testing.T, socket string) *share.Client {

@@ -1,8 +1,4 @@
-// Package sharecmd is the command "polder share": the daemon, and the tools
-// that look into it.
-//
-// Commands run one after the other; nothing here is for concurrent use.
-package sharecmd
+package main
 
 import (
 	"context"
@@ -22,7 +18,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	status "polder/cmd/polder/internal/daemon"
+	"polder/cmd/polder/internal/daemon"
 	"polder/internal/admin"
 	"polder/internal/child"
 	"polder/internal/config"
@@ -35,11 +31,11 @@ import (
 	"polder/share/server"
 )
 
-// DefaultDir is where the daemon keeps its log and its secret.
-const DefaultDir = "/var/lib/polder/share"
+// defaultShareDir is where the daemon keeps its log and its secret.
+const defaultShareDir = "/var/lib/polder/share"
 
-// flags are what the daemon is told.
-type flags struct {
+// shareFlags are what share's daemon is told.
+type shareFlags struct {
 	config     string
 	readyFile  string
 	dir        string
@@ -60,10 +56,10 @@ type flags struct {
 	logLevel   string
 }
 
-// Command returns "polder share" with its subcommands.
-func Command() *cobra.Command {
-	f := flags{
-		dir: DefaultDir, socket: share.DefaultSocket, socketMode: "0600", pools: []string{"memfd:1GiB"},
+// newShare returns "polder share" with the tools that look into a running daemon.
+func newShare() *cobra.Command {
+	f := shareFlags{
+		dir: defaultShareDir, socket: share.DefaultSocket, socketMode: "0600", pools: []string{"memfd:1GiB"},
 		grace: 30 * time.Second, checkpoint: 64 << 20, poll: 100 * time.Microsecond, logLevel: "info",
 	}
 	cmd := &cobra.Command{
@@ -103,12 +99,12 @@ func Command() *cobra.Command {
 	fs.Var(config.NewSize(&f.checkpoint, 4<<10, 0), "checkpoint", "how much log may pile up before a checkpoint")
 	fs.Var(config.NewAddress(&f.admin, true), "admin", `where metrics, status and profiles are served over HTTP, or "off"`)
 	fs.Var(config.NewChoice(&f.logLevel, "debug", "info", "warn", "error"), "log-level", "least level to log: debug, info, warn or error")
-	cmd.AddCommand(newLs(), newStats(), newTop(), newRm(), newBenchWorker())
+	cmd.AddCommand(newShareLs(), newShareStats(), newShareTop(), newShareRm(), newBenchShareWorker())
 	return cmd
 }
 
 // run is the daemon, or its keeper.
-func (f *flags) run(cmd *cobra.Command) error {
+func (f *shareFlags) run(cmd *cobra.Command) error {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(strings.ToUpper(f.logLevel))); err != nil {
 		return fmt.Errorf("cannot use the log level: %w", err)
@@ -140,7 +136,7 @@ func (f *flags) run(cmd *cobra.Command) error {
 }
 
 // serve waits for the end, and rescans on SIGHUP meanwhile.
-func (f *flags) serve(ctx context.Context, out io.Writer, s *server.Server, opt server.Options, logger *slog.Logger) (err error) {
+func (f *shareFlags) serve(ctx context.Context, out io.Writer, s *server.Server, opt server.Options, logger *slog.Logger) (err error) {
 	defer func() { err = errors.Join(err, s.Close()) }()
 	began := time.Now()
 	addrs := map[string]string{"share": f.socket}
@@ -151,7 +147,7 @@ func (f *flags) serve(ctx context.Context, out io.Writer, s *server.Server, opt 
 		}
 		addrs["admin"] = lis.Addr().String()
 		a, err := admin.Start(lis, admin.Config{
-			Status: func() any { return statusOf(s, began, addrs) }, Health: func() error { return nil },
+			Status: func() any { return shareStatus(s, began, addrs) }, Health: func() error { return nil },
 			Collectors: s.Collectors(), Logger: logger,
 		})
 		if err != nil {
@@ -190,9 +186,16 @@ func (f *flags) serve(ctx context.Context, out io.Writer, s *server.Server, opt 
 	}
 }
 
-func statusOf(s *server.Server, began time.Time, addrs map[string]string) status.Status {
+func shareStatus(s *server.Server, began time.Time, addrs map[string]string) daemon.Status {
 	info := s.Info()
-	st := status.Status{Service: "share", Version: status.Version(), PID: os.Getpid(), Started: began, Addresses: addrs, Share: &info}
+	st := ownStatus("share", began, addrs)
+	st.Share = &info
+	return st
+}
+
+// ownStatus is what every daemon says of itself.
+func ownStatus(service string, began time.Time, addrs map[string]string) daemon.Status {
+	st := daemon.Status{Service: service, Version: daemon.Version(), PID: os.Getpid(), Started: began, Addresses: addrs}
 	if n, err := child.Resident(st.PID); err == nil {
 		st.Resident = n
 	}
@@ -200,7 +203,7 @@ func statusOf(s *server.Server, began time.Time, addrs map[string]string) status
 }
 
 // runKeeper runs this program again without --keep.
-func (f *flags) runKeeper(ctx context.Context, logger *slog.Logger) error {
+func (f *shareFlags) runKeeper(ctx context.Context, logger *slog.Logger) error {
 	self, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("cannot find this program's file: %w", err)
@@ -209,7 +212,7 @@ func (f *flags) runKeeper(ctx context.Context, logger *slog.Logger) error {
 	return keeper.Run(ctx, keeper.Options{Path: self, Args: append(args, "--keep=false"), Log: logger})
 }
 
-func (f *flags) options(logger *slog.Logger) (server.Options, error) {
+func (f *shareFlags) options(logger *slog.Logger) (server.Options, error) {
 	opt := server.Options{
 		Dir: f.dir, Socket: f.socket, AllowUIDs: f.allow, LRU: f.lru, Sync: f.sync,
 		Grace: f.grace, CheckpointBytes: f.checkpoint, Insecure: f.security.Insecure, Log: logger,
@@ -251,7 +254,7 @@ func (f *flags) options(logger *slog.Logger) (server.Options, error) {
 }
 
 // remote opens the listener for remote clients.
-func (f *flags) remote(opt *server.Options) error {
+func (f *shareFlags) remote(opt *server.Options) error {
 	if err := f.security.Check("listen", f.listen); err != nil {
 		return err
 	}

@@ -1,16 +1,14 @@
-package softcmd
+package robustness
 
 import (
 	"bufio"
 	"context"
 	"encoding/binary"
-	"encoding/json"
 	"flag"
 	"fmt"
 	"hash/crc32"
 	"io"
 	"math/rand/v2"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,42 +19,18 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"polder/internal/child"
+	"polder/internal/proctest"
 	"polder/soft"
 	"polder/soft/coordinator"
 )
 
 var tortureTime = flag.Duration("torture", 6*time.Second, "how long the torture test runs")
 
-// TestMain lets the test program be the daemon and its clients.
-func TestMain(m *testing.M) {
-	if len(os.Args) > 2 {
-		switch os.Args[1] {
-		case "coordinator":
-			cmd := Command()
-			cmd.SetArgs(os.Args[2:])
-			if err := cmd.ExecuteContext(context.Background()); err != nil {
-				fmt.Fprintln(os.Stderr, err)
-				os.Exit(1)
-			}
-			os.Exit(0)
-		case "client":
-			if err := client(os.Args[2], os.Stdout); err != nil {
-				fmt.Fprintln(os.Stderr, err)
-				os.Exit(1)
-			}
-			os.Exit(0)
-		}
-	}
-	goleak.VerifyTestMain(m)
-}
+// checkedValue carries its own checksum.
+type checkedValue [1024]byte
 
-// value carries its own checksum.
-type value [1024]byte
-
-func makeValue(key, salt uint64) (v value) {
+func makeChecked(key, salt uint64) (v checkedValue) {
 	binary.LittleEndian.PutUint64(v[:], key)
 	for i := 8; i < len(v)-4; i += 4 {
 		binary.LittleEndian.PutUint32(v[i:], uint32(salt)*uint32(i))
@@ -65,10 +39,14 @@ func makeValue(key, salt uint64) (v value) {
 	return v
 }
 
-func (v *value) right(key uint64) bool {
+func (v *checkedValue) right(key uint64) bool {
 	return binary.LittleEndian.Uint64(v[:]) == key &&
 		binary.LittleEndian.Uint32(v[len(v)-4:]) == crc32.ChecksumIEEE(v[:len(v)-4])
 }
+
+// softClient is the first argument of this test program as a client of the
+// coordinator's.
+const softClient = "soft-client"
 
 // client reads and writes from 16 goroutines until it is killed, and says how
 // it is doing. A wrong byte ends it.
@@ -77,7 +55,7 @@ func client(socket string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	m, err := soft.NewMap(h, soft.MapConfig[uint64, value]{})
+	m, err := soft.NewMap(h, soft.MapConfig[uint64, checkedValue]{})
 	if err != nil {
 		return err
 	}
@@ -92,7 +70,7 @@ func client(socket string, out io.Writer) error {
 				reads.Add(1)
 				switch {
 				case !ok:
-					_ = m.Set(k, makeValue(k, r.Uint64()))
+					_ = m.Set(k, makeChecked(k, r.Uint64()))
 				case v.right(k):
 					hits.Add(1)
 				default:
@@ -123,7 +101,7 @@ type tortured struct {
 func startClient(t *testing.T, self, socket string) *tortured {
 	t.Helper()
 	r, w := io.Pipe()
-	p, err := child.Start(child.Command{Path: self, Args: []string{"client", socket}, Stdout: w})
+	p, err := child.Start(child.Command{Path: self, Args: []string{softClient, socket}, Stdout: w})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -156,7 +134,7 @@ func (c *tortured) said() (reads, hits, revoked, budget int64) {
 func (c *tortured) goesOn(t *testing.T) {
 	t.Helper()
 	before, _, _, _ := c.said()
-	until(t, "the client goes on", func() bool {
+	proctest.Until(t, "the client goes on", func() bool {
 		select {
 		case <-c.p.Done():
 			t.Fatalf("the client has ended: %v\n%s", c.p.Err(), c.p.Stderr())
@@ -175,7 +153,6 @@ type scene struct {
 	r      *rand.Rand
 
 	daemon  *child.Process
-	admin   string // the daemon's address
 	clients []*tortured
 	gone    struct{ reads, hits, revoked int64 } // what the dead had done
 }
@@ -185,14 +162,14 @@ func (s *scene) coordinate(max string) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), 60*time.Second)
 	defer cancel()
-	p, err := child.StartReady(ctx, child.Command{Path: s.self, Args: []string{
+	p, err := child.StartReady(ctx, child.Command{Path: proctest.Binary(), Args: []string{
 		"coordinator", "--socket", s.socket, "--admin", "127.0.0.1:0", "--interval", "20ms", "--grace", "50ms", "--deadline", "10ms",
 		"--max", max, "--max-per-user", max}})
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	s.t.Cleanup(p.Kill)
-	s.daemon, s.admin = p, p.Addr("admin")
+	s.daemon = p
 }
 
 func (s *scene) come() *tortured {
@@ -218,19 +195,10 @@ func (s *scene) signal(p *child.Process, sig syscall.Signal) {
 }
 
 // status is what the coordinator says of itself.
-func (s *scene) status() coordinator.Stats {
+func (s *scene) status() (st coordinator.Stats) {
 	s.t.Helper()
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	r, err := client.Get("http://" + s.admin + "/status")
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	defer r.Body.Close()
-	var st status
-	if err := json.NewDecoder(r.Body).Decode(&st); err != nil {
-		s.t.Fatal(err)
-	}
-	return st.Coordinator
+	proctest.Status(s.t, s.daemon, &struct{ Coordinator *coordinator.Stats }{&st})
+	return st
 }
 
 // events are what can happen to a coordinator and its clients; i is the client
@@ -298,7 +266,7 @@ func TestClientsSurviveEverythingThatHappensToTheCoordinatorAndThem(t *testing.T
 	for len(s.clients) > 0 {
 		s.kill(0)
 	}
-	until(t, "all is accounted for", func() bool {
+	proctest.Until(t, "all is accounted for", func() bool {
 		st := s.status()
 		return st.Clients == 0 && st.Granted == 0 && st.Resident == 0
 	})

@@ -1,4 +1,4 @@
-package sharecmd
+package main
 
 import (
 	"context"
@@ -22,13 +22,13 @@ import (
 	"polder/share"
 )
 
-// tool is what the tools have in common: a client of the daemon.
-type tool struct {
+// shareTool is what the tools of share have in common: a client of the daemon.
+type shareTool struct {
 	socket string
 	json   bool
 }
 
-func (t *tool) command(use, short string, args cobra.PositionalArgs, run func(cmd *cobra.Command, c *share.Client, args []string) error) *cobra.Command {
+func (t *shareTool) command(use, short string, args cobra.PositionalArgs, run func(cmd *cobra.Command, c *share.Client, args []string) error) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: use, Short: short, Args: args,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -46,8 +46,8 @@ func (t *tool) command(use, short string, args cobra.PositionalArgs, run func(cm
 	return cmd
 }
 
-func newLs() *cobra.Command {
-	var t tool
+func newShareLs() *cobra.Command {
+	var t shareTool
 	var regions, sessions bool
 	cmd := t.command("ls [PREFIX]", "List keys, regions or clients", cobra.MaximumNArgs(1),
 		func(cmd *cobra.Command, c *share.Client, args []string) error {
@@ -70,7 +70,7 @@ func newLs() *cobra.Command {
 	return cmd
 }
 
-func (t *tool) keys(ctx context.Context, w io.Writer, c *share.Client, prefix string) error {
+func (t *shareTool) keys(ctx context.Context, w io.Writer, c *share.Client, prefix string) error {
 	t.head(w, "KEY\tREGION\tOFFSET\tLENGTH\tPINS\tEXPIRES")
 	for k, err := range c.Keys(ctx, prefix) {
 		if err != nil {
@@ -87,7 +87,7 @@ func (t *tool) keys(ctx context.Context, w io.Writer, c *share.Client, prefix st
 	return nil
 }
 
-func (t *tool) regions(ctx context.Context, w io.Writer, c *share.Client) error {
+func (t *shareTool) regions(ctx context.Context, w io.Writer, c *share.Client) error {
 	t.head(w, "REGION\tPOOL\tSIZE\tPAGE\tSTATE\tOWNER\tTENANT\tREADERS\tREFERENCES")
 	for r, err := range c.Regions(ctx) {
 		if err != nil {
@@ -101,7 +101,7 @@ func (t *tool) regions(ctx context.Context, w io.Writer, c *share.Client) error 
 	return nil
 }
 
-func (t *tool) sessions(ctx context.Context, w io.Writer, c *share.Client) error {
+func (t *shareTool) sessions(ctx context.Context, w io.Writer, c *share.Client) error {
 	t.head(w, "CLIENT\tPID\tTENANT\tNAME\tCONNECTIONS\tMAPPED")
 	for s, err := range c.Sessions(ctx) {
 		if err != nil {
@@ -114,13 +114,13 @@ func (t *tool) sessions(ctx context.Context, w io.Writer, c *share.Client) error
 	return nil
 }
 
-func (t *tool) head(w io.Writer, head string) {
+func (t *shareTool) head(w io.Writer, head string) {
 	if !t.json {
 		fmt.Fprintln(w, head)
 	}
 }
 
-func (t *tool) row(w io.Writer, v any, format string, args ...any) error {
+func (t *shareTool) row(w io.Writer, v any, format string, args ...any) error {
 	if t.json {
 		return json.NewEncoder(w).Encode(v)
 	}
@@ -128,8 +128,8 @@ func (t *tool) row(w io.Writer, v any, format string, args ...any) error {
 	return err
 }
 
-func newStats() *cobra.Command {
-	var t tool
+func newShareStats() *cobra.Command {
+	var t shareTool
 	cmd := t.command("stats", "Show what the daemon holds and has done", cobra.NoArgs,
 		func(cmd *cobra.Command, c *share.Client, _ []string) error {
 			info, err := c.Stats(cmd.Context())
@@ -139,13 +139,13 @@ func newStats() *cobra.Command {
 			if t.json {
 				return json.NewEncoder(cmd.OutOrStdout()).Encode(info)
 			}
-			return printStats(cmd.OutOrStdout(), info)
+			return printShareStats(cmd.OutOrStdout(), info)
 		})
 	cmd.Flags().BoolVar(&t.json, "json", false, "print JSON")
 	return cmd
 }
 
-func printStats(out io.Writer, info share.Info) error {
+func printShareStats(out io.Writer, info share.Info) error {
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(w, "POOL\tSIZE\tFREE\tLARGEST\tREGIONS")
 	for _, p := range info.Pools {
@@ -171,8 +171,8 @@ func printStats(out io.Writer, info share.Info) error {
 	return w.Flush()
 }
 
-func newTop() *cobra.Command {
-	var t tool
+func newShareTop() *cobra.Command {
+	var t shareTool
 	every := time.Second
 	var n int
 	cmd := t.command("top", "Watch what the daemon does", cobra.NoArgs,
@@ -182,7 +182,7 @@ func newTop() *cobra.Command {
 			}
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
-			err := top(ctx, cmd.OutOrStdout(), c, every, n)
+			err := shareTop(ctx, cmd.OutOrStdout(), c, every, n)
 			if ctx.Err() != nil {
 				return nil
 			}
@@ -193,8 +193,8 @@ func newTop() *cobra.Command {
 	return cmd
 }
 
-// top prints rates, in place on a terminal and line by line elsewhere.
-func top(ctx context.Context, out io.Writer, c *share.Client, every time.Duration, n int) error {
+// shareTop prints rates, in place on a terminal and line by line elsewhere.
+func shareTop(ctx context.Context, out io.Writer, c *share.Client, every time.Duration, n int) error {
 	f, ok := out.(*os.File)
 	inPlace := ok && term.IsTerminal(int(f.Fd()))
 	tick := time.NewTicker(every)
@@ -220,7 +220,7 @@ func top(ctx context.Context, out io.Writer, c *share.Client, every time.Duratio
 			rate(info.Evictions, last.Evictions), rate(info.Allocs, last.Allocs), info.Keys, info.Views, info.Sessions)
 		if inPlace {
 			fmt.Fprint(out, "\x1b[H\x1b[2J", line, "\n\n")
-			if err := printStats(out, info); err != nil {
+			if err := printShareStats(out, info); err != nil {
 				return err
 			}
 		} else {
@@ -238,8 +238,8 @@ func needKeys(_ *cobra.Command, args []string) error {
 	return nil
 }
 
-func newRm() *cobra.Command {
-	var t tool
+func newShareRm() *cobra.Command {
+	var t shareTool
 	var prefix bool
 	cmd := t.command("rm KEY...", "Delete keys", needKeys,
 		func(cmd *cobra.Command, c *share.Client, args []string) error {

@@ -1,4 +1,4 @@
-package sharecmd
+package main
 
 import (
 	"bytes"
@@ -15,10 +15,10 @@ import (
 	"polder/share/server"
 )
 
-func run(t *testing.T, args ...string) (string, error) {
+func runShare(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	var out bytes.Buffer
-	cmd := Command()
+	cmd := newShare()
 	cmd.SetOut(&out)
 	cmd.SetErr(io.Discard)
 	cmd.SilenceErrors, cmd.SilenceUsage = true, true
@@ -64,7 +64,7 @@ func TestToolsLookIntoARunningDaemon(t *testing.T) {
 		{[]string{"top", "--every", "10ms", "-n", "2"}, []string{"puts/s", "keys 3"}},
 	}
 	for _, w := range wants {
-		out, err := run(t, append(w.args, "--socket", socket)...)
+		out, err := runShare(t, append(w.args, "--socket", socket)...)
 		if err != nil {
 			t.Fatalf("%v: %v", w.args, err)
 		}
@@ -74,7 +74,7 @@ func TestToolsLookIntoARunningDaemon(t *testing.T) {
 			}
 		}
 	}
-	out, err := run(t, "stats", "--json", "--socket", socket)
+	out, err := runShare(t, "stats", "--json", "--socket", socket)
 	var info share.Info
 	if err == nil {
 		err = json.Unmarshal([]byte(out), &info)
@@ -82,10 +82,10 @@ func TestToolsLookIntoARunningDaemon(t *testing.T) {
 	if err != nil || info.Keys != 3 {
 		t.Fatalf("stats --json: %v, %d keys, want 3", err, info.Keys)
 	}
-	if _, err := run(t, "rm", "missing", "--socket", socket); err == nil {
+	if _, err := runShare(t, "rm", "missing", "--socket", socket); err == nil {
 		t.Error("removing a key that is not there is no error")
 	}
-	if _, err := run(t, "rm", "--prefix", "a/", "--socket", socket); err != nil {
+	if _, err := runShare(t, "rm", "--prefix", "a/", "--socket", socket); err != nil {
 		t.Fatal(err)
 	}
 	if n := s.Info().Keys; n != 1 {
@@ -108,7 +108,7 @@ func TestWrongConfigurationIsRefusedWithWhatWasExpected(t *testing.T) {
 		if strings.HasPrefix(args[0], "-") || args[0] == "now" {
 			args = append([]string{"--dir", dir, "--socket", filepath.Join(dir, "s")}, args...)
 		}
-		if _, err := run(t, args...); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := runShare(t, args...); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: got %v, want %q", args, err, want)
 		}
 	}

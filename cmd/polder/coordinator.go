@@ -1,5 +1,4 @@
-// Package softcmd is the command polder coordinator.
-package softcmd
+package main
 
 import (
 	"errors"
@@ -12,9 +11,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 
+	"polder/cmd/polder/internal/daemon"
 	"polder/internal/admin"
 	"polder/internal/config"
 	"polder/internal/listen"
@@ -24,23 +23,22 @@ import (
 	"polder/soft/policy"
 )
 
-// DefaultSocket is where a coordinator listens and clients look for it: in the
+// defaultCoordinatorSocket is where a coordinator listens and clients look for it: in the
 // user's run-time directory, or in the one for temporary files.
-func DefaultSocket() string {
+func defaultCoordinatorSocket() string {
 	if dir := os.Getenv("XDG_RUNTIME_DIR"); dir != "" {
 		return filepath.Join(dir, "polder-soft.sock")
 	}
 	return filepath.Join(os.TempDir(), "polder-soft-"+strconv.Itoa(os.Getuid())+".sock")
 }
 
-// DefaultAdmin is where metrics and status are served unless the operator says
+// defaultCoordinatorAdmin is where metrics and status are served unless the operator says
 // otherwise.
-const DefaultAdmin = "127.0.0.1:7074"
+const defaultCoordinatorAdmin = "127.0.0.1:7074"
 
-// Command returns the command.
-func Command() *cobra.Command {
+func newCoordinator() *cobra.Command {
 	cfg := coordinator.Config{
-		Socket:            DefaultSocket(),
+		Socket:            defaultCoordinatorSocket(),
 		MaxClients:        1024,
 		MaxClientsPerUser: 64,
 		Deadline:          250 * time.Millisecond,
@@ -48,7 +46,7 @@ func Command() *cobra.Command {
 		Grace:             5 * time.Second,
 	}
 	var security listen.Security
-	policyName, adminAddr, readyFile := policy.Names[0], DefaultAdmin, ""
+	policyName, adminAddr, readyFile := policy.Names[0], defaultCoordinatorAdmin, ""
 	cmd := &cobra.Command{
 		Use:   "coordinator",
 		Short: "Share this host's idle memory among soft caches, and take it back",
@@ -75,9 +73,9 @@ func Command() *cobra.Command {
 				}
 				addrs["admin"] = lis.Addr().String()
 				srv, err := admin.Start(lis, admin.Config{
-					Status:     func() any { return statusOf(c, began, addrs) },
+					Status:     func() any { return coordinatorStatus(c, began, addrs) },
 					Health:     func() error { return nil },
-					Collectors: []prometheus.Collector{collector{c}},
+					Collectors: c.Collectors(),
 					Logger:     cfg.Logger,
 				})
 				if err != nil {
@@ -85,7 +83,7 @@ func Command() *cobra.Command {
 				}
 				defer func() { err = errors.Join(err, srv.Close()) }()
 			}
-			if err := greet(cmd.OutOrStdout(), addrs, security); err != nil {
+			if err := greetCoordinator(cmd.OutOrStdout(), addrs, security); err != nil {
 				return err
 			}
 			if err := readyfile.Write(readyFile, addrs); err != nil {
@@ -119,8 +117,14 @@ func Command() *cobra.Command {
 	return cmd
 }
 
-// greet says where everything is and how to begin.
-func greet(w io.Writer, addrs map[string]string, security listen.Security) error {
+func coordinatorStatus(c *coordinator.Coordinator, began time.Time, addrs map[string]string) daemon.Status {
+	st, stats := ownStatus("coordinator", began, addrs), c.Stats()
+	st.Coordinator = &stats
+	return st
+}
+
+// greetCoordinator says where everything is and how to begin.
+func greetCoordinator(w io.Writer, addrs map[string]string, security listen.Security) error {
 	var b strings.Builder
 	b.WriteString("polder shares this host's idle memory\n\n")
 	if a, ok := addrs["admin"]; ok {
