@@ -1,0 +1,170 @@
+// Package clientmem bounds the memory that the clients of a process make it
+// hold: input that is no whole command yet, replies that nobody reads, queued
+// transactions, watched keys.
+//
+// One Budget serves all front ends of a process. Each connection has an Account
+// and says what it holds; when the sum exceeds the budget, the connection that
+// holds most is closed, and the next, until it does not. Before that happens
+// Allow makes clients wait: the fuller the budget is, the fewer replies may be
+// pending for a client whose next command is to run.
+//
+// # Concurrency
+//
+// A Budget is for any number of goroutines. An Account's Hold and Leave are
+// for the goroutine that owns the connection at that time. Budget.mu is a leaf:
+// hang-up functions are called without it.
+package clientmem
+
+import (
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// A client with more pending replies than it may have is disconnected unless it
+// reads at least Progress bytes in every Window. Less is no progress: a client
+// that reads a byte now and then would hold its replies forever.
+const (
+	Progress = 64 << 10
+	Window   = 5 * time.Second
+)
+
+// Allowance is how many pending replies a client may have, in bytes, however
+// full the budget is.
+const Allowance = 64 << 10
+
+// small is what nobody counts: every connection has a few hundred bytes.
+const small = 4 << 10
+
+// Budget is a bound for the sum of what accounts hold.
+type Budget struct {
+	max     int64
+	used    atomic.Int64 // of accounts that are not evicted; changed under mu
+	leaving atomic.Int64 // of those that are and have not left; changed under mu
+	evicted atomic.Int64 // number of accounts that ever were
+
+	mu       sync.Mutex
+	accounts map[*Account]struct{} // not evicted; guarded by mu
+}
+
+// New makes a budget of max bytes.
+func New(max int64) *Budget {
+	return &Budget{max: max, accounts: make(map[*Account]struct{})}
+}
+
+// Max is the bound in bytes.
+func (b *Budget) Max() int64 { return b.max }
+
+// Held is what all accounts hold, in bytes.
+func (b *Budget) Held() int64 { return b.used.Load() + b.leaving.Load() }
+
+// Evicted is how many clients were disconnected for what they held.
+func (b *Budget) Evicted() int64 { return b.evicted.Load() }
+
+// Allow is how many bytes of replies may be pending for a client before its
+// next command has to wait: most while there is room, and a quarter of what is
+// left when there is not, but never less than Allowance.
+func (b *Budget) Allow(most int) int {
+	return min(most, max(Allowance, int(b.max-b.used.Load())/4))
+}
+
+// Account is what one client holds.
+type Account struct {
+	budget *Budget
+	hangUp func()
+	held   atomic.Int64
+	gone   atomic.Bool // evicted; set under Budget.mu
+}
+
+// Join opens an account, which must be left. HangUp is called once at most,
+// when the client is evicted, by any goroutine; it must not block, and must
+// make the connection's owner close it.
+func (b *Budget) Join(hangUp func()) *Account {
+	a := &Account{budget: b, hangUp: hangUp}
+	b.mu.Lock()
+	b.accounts[a] = struct{}{}
+	b.mu.Unlock()
+	return a
+}
+
+// Hold says that the client holds n bytes now. It reports false if the client
+// has been evicted, by this call or before.
+func (a *Account) Hold(n int) bool {
+	if n < small {
+		n = 0
+	}
+	if int64(n) == a.held.Load() { // the fast path: nearly every command
+		return !a.gone.Load()
+	}
+	b := a.budget
+	b.mu.Lock()
+	a.move(int64(n))
+	var evicted []*Account
+	for b.used.Load() > b.max {
+		v := b.greediest()
+		b.used.Add(-v.held.Load())
+		b.leaving.Add(v.held.Load())
+		b.evicted.Add(1)
+		v.gone.Store(true)
+		delete(b.accounts, v)
+		evicted = append(evicted, v)
+	}
+	b.mu.Unlock()
+	for _, v := range evicted {
+		v.hangUp()
+	}
+	return !a.gone.Load()
+}
+
+// move changes what a holds.
+//
+// Preconditions: a.budget.mu is held.
+func (a *Account) move(n int64) {
+	sum := &a.budget.used
+	if a.gone.Load() {
+		sum = &a.budget.leaving
+	}
+	sum.Add(n - a.held.Load())
+	a.held.Store(n)
+}
+
+// greediest is the account that holds most.
+//
+// Preconditions: b.mu is held, and some account holds something.
+func (b *Budget) greediest() (most *Account) {
+	for a := range b.accounts {
+		if most == nil || a.held.Load() > most.held.Load() {
+			most = a
+		}
+	}
+	return most
+}
+
+// Held is what the client holds, in bytes.
+func (a *Account) Held() int64 { return a.held.Load() }
+
+// Evicted reports whether the client is to be disconnected.
+func (a *Account) Evicted() bool { return a.gone.Load() }
+
+// Leave closes the account. It is idempotent.
+func (a *Account) Leave() {
+	b := a.budget
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	a.move(0)
+	delete(b.accounts, a)
+}
+
+// HangUp closes the connection under nc without a goodbye, which could block:
+// whoever reads or writes fails.
+func HangUp(nc net.Conn) {
+	for {
+		wrapped, ok := nc.(interface{ NetConn() net.Conn }) // TLS
+		if !ok {
+			nc.Close()
+			return
+		}
+		nc = wrapped.NetConn()
+	}
+}

@@ -1,0 +1,96 @@
+package clientmem
+
+import (
+	"math/rand/v2"
+	"sync"
+	"testing"
+)
+
+// client is an account that knows whether it was hung up.
+type client struct {
+	*Account
+	hungUp int
+}
+
+func join(b *Budget) *client {
+	c := new(client)
+	c.Account = b.Join(func() { c.hungUp++ })
+	return c
+}
+
+func TestTheGreediestIsEvictedFirst(t *testing.T) {
+	b := New(100 << 10)
+	small, large, middle := join(b), join(b), join(b)
+	if !small.Hold(10<<10) || !large.Hold(50<<10) || !middle.Hold(40<<10) {
+		t.Fatal("a client was evicted although the budget is just enough")
+	}
+	if !small.Hold(20 << 10) {
+		t.Error("the client that wanted more was evicted although another one holds more")
+	}
+	if large.hungUp != 1 || !large.Evicted() || middle.hungUp+small.hungUp != 0 || b.Evicted() != 1 {
+		t.Errorf("hung up: large %d, middle %d, small %d, want only large", large.hungUp, middle.hungUp, small.hungUp)
+	}
+	if got := b.Held(); got != 110<<10 {
+		t.Errorf("held: %d, want also what the evicted one has not let go: %d", got, 110<<10)
+	}
+	if large.Hold(60 << 10) {
+		t.Error("an evicted client was told to go on")
+	}
+	large.Leave()
+	large.Leave()
+	if got := b.Held(); got != 60<<10 {
+		t.Errorf("held: %d, want %d once it has left", got, 60<<10)
+	}
+	if middle.Hold(200 << 10) {
+		t.Error("a client that holds more than the whole budget was not evicted")
+	}
+	if small.Evicted() {
+		t.Error("a client was evicted for what another one holds")
+	}
+}
+
+func TestPendingRepliesAreAllowedByWhatIsLeft(t *testing.T) {
+	b := New(16 << 20)
+	if got := b.Allow(2 << 20); got != 2<<20 {
+		t.Errorf("of an empty budget: %d, want all that is asked for", got)
+	}
+	join(b).Hold(12 << 20)
+	if got := b.Allow(2 << 20); got != 1<<20 {
+		t.Errorf("with 4 MiB left: %d, want a quarter of it", got)
+	}
+	join(b).Hold(4<<20 - 1)
+	if got := b.Allow(2 << 20); got != Allowance {
+		t.Errorf("with nothing left: %d, want %d", got, Allowance)
+	}
+}
+
+// TestTheSumIsKept has many goroutines hold and leave at random.
+func TestTheSumIsKept(t *testing.T) {
+	const max = 1 << 20
+	b := New(max)
+	var wg sync.WaitGroup
+	for w := range 8 {
+		wg.Go(func() {
+			r := rand.New(rand.NewPCG(uint64(w), 1))
+			a := b.Join(func() {})
+			for range 5000 {
+				if !a.Hold(r.IntN(max / 2)) {
+					a.Leave()
+					a = b.Join(func() {})
+				}
+				if used := b.used.Load(); used < 0 || used > max+8*max/2 {
+					t.Errorf("%d bytes are in use", used)
+					break
+				}
+			}
+			a.Leave()
+		})
+	}
+	wg.Wait()
+	if b.Held() != 0 || len(b.accounts) != 0 {
+		t.Errorf("when all have left, %d bytes of %d accounts are held, want none", b.Held(), len(b.accounts))
+	}
+	if b.Evicted() == 0 {
+		t.Error("nobody was evicted: the test tested nothing")
+	}
+}
