@@ -68,6 +68,7 @@ func (c *client) get(key []byte) (item, bool) {
 		return item{}, false
 	}
 	c.item = stored.Value
+	c.hold()
 	i, ok := decode(stored.Value)
 	if !ok || i.expiry != 0 && i.expiry <= c.now.Unix() || c.s.flush.covers(i.stored, c.now.UnixNano()) {
 		return item{}, false
@@ -89,6 +90,7 @@ func (c *client) put(key []byte, i *item) {
 		i.cas = c.s.cas.Add(1)
 	}
 	c.code = i.encode(c.code)
+	c.hold()
 	if c.s.items.Set(key, soft.Item{Value: c.code}) != nil {
 		c.s.items.Delete(key)
 	}

@@ -23,6 +23,7 @@ package memcached
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -34,6 +35,7 @@ import (
 	"time"
 
 	"polder/internal/ratelog"
+	"polder/resp/clientmem"
 	"polder/soft"
 )
 
@@ -54,6 +56,12 @@ type Config struct {
 	// WriteTimeout is how long a client may take to read an answer. Default
 	// 30 s.
 	WriteTimeout time.Duration
+
+	// ClientMemory bounds what all connections together hold of keys and
+	// values on their way in and out; the one that holds most is closed when
+	// it is exceeded. Servers may share one. Default: 128 MiB, for this server
+	// alone.
+	ClientMemory *clientmem.Budget
 
 	Logger *slog.Logger // default: slog.Default
 }
@@ -94,6 +102,12 @@ func New(cfg Config) (*Server, error) {
 	}
 	if cfg.MaxConns < 0 || cfg.WriteTimeout < 0 {
 		return nil, errors.New("cannot serve memcached: a limit is negative")
+	}
+	if cfg.ClientMemory == nil {
+		cfg.ClientMemory = clientmem.New(128 << 20)
+	}
+	if most := cfg.ClientMemory.Max(); most < 4*MaxValue {
+		return nil, fmt.Errorf("cannot serve memcached: clients may hold %d bytes, want at least %d, four times the largest value", most, 4*MaxValue)
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
@@ -185,6 +199,7 @@ var errQuit = errors.New("quit")
 // client is one connection's state.
 type client struct {
 	s    *Server
+	src  io.Reader // the connection
 	in   *bufio.Reader
 	out  *bufio.Writer
 	now  time.Time // when what is being answered came
@@ -192,13 +207,26 @@ type client struct {
 	item []byte // the last one read
 	data []byte // the last block received
 	code []byte // the last item written
+
+	mem *clientmem.Account
+}
+
+func (s *Server) newClient(r io.Reader, w io.Writer) *client {
+	c := &client{s: s, out: bufio.NewWriterSize(w, idleBuffer), mem: s.cfg.ClientMemory.Join()}
+	c.src = arrivals{r, c}
+	c.in = bufio.NewReaderSize(c.src, idleBuffer)
+	return c
 }
 
 func (s *Server) serve(conn net.Conn) {
-	c := &client{s: s, out: bufio.NewWriterSize(deadline{conn, s.cfg.WriteTimeout}, 16<<10)}
-	c.in = bufio.NewReaderSize(arrivals{conn, c}, MaxLine)
+	c := s.newClient(conn, deadline{conn, s.cfg.WriteTimeout})
+	defer c.mem.Leave()
+	c.mem.HangUp = func() { clientmem.HangUp(conn) }
 	for {
 		err := c.command()
+		if c.mem.Evicted() {
+			return
+		}
 		if err == nil && c.in.Buffered() == 0 {
 			err = c.out.Flush() // one flush for what came together
 			c.shrink()
@@ -213,16 +241,49 @@ func (s *Server) serve(conn net.Conn) {
 	}
 }
 
-// keptBuffer is what an idle connection may keep of each of its buffers.
-const keptBuffer = 64 << 10
+// idleBuffer is the size of each of an idle connection's two buffers, and
+// keptBuffer what it may keep of the others. There may be many connections.
+const (
+	idleBuffer = 16 << 10
+	keptBuffer = 4 << 10
+)
 
-// shrink forgets buffers that large values have made large: there may be many
-// connections.
+// shrink forgets what large commands have made large.
+//
+// Preconditions: no input is buffered.
 func (c *client) shrink() {
 	for _, b := range []*[]byte{&c.item, &c.data, &c.code} {
 		if cap(*b) > keptBuffer {
 			*b = nil
 		}
+	}
+	if cap(c.args)*argSize > keptBuffer {
+		c.args = nil
+	}
+	if c.in.Size() > idleBuffer {
+		c.in = bufio.NewReaderSize(c.src, idleBuffer)
+	}
+	c.hold()
+}
+
+const argSize = 24 // of a slice, on 64 bits
+
+// hold accounts for what the connection has beside its idle buffers. If that is
+// too much the connection is closed, and the next to use it finds out.
+func (c *client) hold() {
+	c.mem.Hold(cap(c.item) + cap(c.data) + cap(c.code) + cap(c.args)*argSize + c.in.Size() - idleBuffer)
+}
+
+// line reads a line, with the line feed. It is valid until the next one is read.
+func (c *client) line() ([]byte, error) {
+	for {
+		line, err := c.in.ReadSlice('\n')
+		if !errors.Is(err, bufio.ErrBufferFull) || c.in.Size() >= MaxLine {
+			return line, err
+		}
+		again := io.MultiReader(bytes.NewReader(bytes.Clone(line)), c.src)
+		c.in = bufio.NewReaderSize(again, min(2*c.in.Size(), MaxLine))
+		c.hold()
 	}
 }
 
@@ -230,12 +291,12 @@ func (c *client) shrink() {
 // would take longer than some of them, and never to look while there is more to
 // read would leave a client that sends without a pause in the past.
 type arrivals struct {
-	net.Conn
+	r io.Reader
 	c *client
 }
 
 func (r arrivals) Read(p []byte) (int, error) {
-	n, err := r.Conn.Read(p)
+	n, err := r.r.Read(p)
 	if n > 0 {
 		r.c.now = r.c.s.clock()
 	}

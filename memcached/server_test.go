@@ -240,7 +240,8 @@ func FuzzConnection(f *testing.F) {
 	f.Cleanup(func() { s.Close(); h.Close() })
 	f.Fuzz(func(t *testing.T, in []byte) {
 		var out bytes.Buffer
-		c := &client{s: s, in: bufio.NewReaderSize(bytes.NewReader(in), MaxLine), out: bufio.NewWriter(&out)}
+		c := s.newClient(bytes.NewReader(in), &out)
+		defer c.mem.Leave()
 		for range 1000 {
 			if c.command() != nil {
 				return

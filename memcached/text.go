@@ -18,7 +18,7 @@ const version = "1.6.21-polder"
 
 // command reads and answers one command.
 func (c *client) command() error {
-	line, err := c.in.ReadSlice('\n')
+	line, err := c.line()
 	if errors.Is(err, bufio.ErrBufferFull) {
 		_, _ = c.out.WriteString("CLIENT_ERROR line too long\r\n")
 		return errQuit
@@ -205,12 +205,20 @@ func (c *client) block(n int64) (ok bool, err error) {
 		}
 		return false, nil
 	}
-	if int64(cap(c.data)) < n+2 {
-		c.data = make([]byte, n+2)
-	}
-	c.data = c.data[:n+2]
-	if _, err := io.ReadFull(c.in, c.data); err != nil {
-		return false, err
+	// The buffer doubles as the block comes: what a client announces costs
+	// nothing before.
+	want := int(n) + 2
+	c.data = c.data[:0]
+	for len(c.data) < want {
+		if have := len(c.data); have == cap(c.data) {
+			c.data = append(make([]byte, 0, min(want, max(2*have, keptBuffer))), c.data...)
+			c.hold()
+		}
+		from := len(c.data)
+		c.data = c.data[:min(want, cap(c.data))]
+		if _, err := io.ReadFull(c.in, c.data[from:]); err != nil {
+			return false, err
+		}
 	}
 	if string(c.data[n:]) != "\r\n" {
 		// What follows cannot be told from commands: skip to the line's end.

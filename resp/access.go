@@ -143,7 +143,7 @@ func (s *session) replyString(key []byte) (e far.Entry, found bool, err error) {
 
 // over fails a command whose reply is too long.
 func (s *session) over() error {
-	if len(s.out)-s.mark > s.srv.cfg.OutputLimit+s.srv.cfg.MaxBulk {
+	if len(s.out)-s.mark > s.srv.cfg.maxReply() {
 		return errOutput
 	}
 	return nil

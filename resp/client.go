@@ -42,15 +42,17 @@ func load(p *atomic.Pointer[string]) string {
 	return ""
 }
 
-func (c *clientInfo) String() string {
+// listing is the session's line of CLIENT LIST.
+func (s *session) listing() string {
+	c := &s.info
 	now := time.Now()
 	cmd := "NULL"
 	if last := c.last.Load(); last != nil {
 		cmd = last.name
 	}
-	return fmt.Sprintf("id=%d addr=%s laddr=%s name=%s age=%d idle=%d flags=N db=0 sub=0 psub=0 ssub=0 multi=-1 cmd=%s user=default resp=%d lib-name=%s lib-ver=%s",
+	return fmt.Sprintf("id=%d addr=%s laddr=%s name=%s age=%d idle=%d flags=N db=0 sub=0 psub=0 ssub=0 multi=-1 tot-mem=%d cmd=%s user=default resp=%d lib-name=%s lib-ver=%s",
 		c.id, c.addr, c.laddr, load(&c.name), int64(now.Sub(c.since).Seconds()), int64(c.idle(now).Seconds()),
-		cmd, max(2, c.ver.Load()), load(&c.libName), load(&c.libVer))
+		s.mem.Held(), cmd, max(2, c.ver.Load()), load(&c.libName), load(&c.libVer))
 }
 
 func validName(name []byte) bool {
@@ -103,7 +105,7 @@ func cmdClientSetInfo(s *session, a [][]byte) error {
 }
 
 func cmdClientInfo(s *session, a [][]byte) error {
-	s.verbatim(s.info.String() + "\n")
+	s.verbatim(s.listing() + "\n")
 	return nil
 }
 
@@ -128,7 +130,7 @@ func cmdClientList(s *session, a [][]byte) error {
 	}
 	var b strings.Builder
 	for _, o := range list {
-		b.WriteString(o.info.String())
+		b.WriteString(o.listing())
 		b.WriteByte('\n')
 		if b.Len() > s.srv.cfg.OutputLimit {
 			return errOutput
@@ -154,7 +156,8 @@ func pickClients(list []*session, numbers [][]byte) (picked []*session, err erro
 	return picked, nil
 }
 
-// cmdClientNoEvict agrees: clients are not evicted here.
+// cmdClientNoEvict agrees, and changes nothing: a client that could exempt
+// itself would be evicted last and hold most.
 func cmdClientNoEvict(s *session, a [][]byte) error {
 	if !is(a[2], "on") && !is(a[2], "off") {
 		return errSyntax

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"polder/internal/ratelog"
+	"polder/resp/clientmem"
 )
 
 // Config configures a Server. The zero value is ready for use.
@@ -25,10 +26,16 @@ type Config struct {
 	MaxInlineLen int
 	// OutputLimit bounds the replies in bytes that a client has yet to
 	// read. The commands of one who has more wait until it has read them,
-	// and it is disconnected if it reads nothing for five seconds. Default
-	// 32 MiB. A single reply may exceed it by MaxBulk; a command with a
-	// longer one fails.
+	// and it is disconnected if it reads less than 64 KiB in five seconds.
+	// As ClientMemory fills, the limit falls. Default 32 MiB. A single
+	// reply may exceed it by MaxBulk; a command with a longer one fails.
 	OutputLimit int
+	// ClientMemory bounds what all clients together make the server hold:
+	// input, replies, queued transactions, watched keys. The client that
+	// holds most is disconnected when it is exceeded. It should have room
+	// for a few of the largest commands. Servers may share one. Default:
+	// 128 MiB, and more if MaxBulk is large, for this server alone.
+	ClientMemory *clientmem.Budget
 	// OpTimeout bounds how long a command waits for far memory. Default 2s.
 	OpTimeout time.Duration
 	// IdleTimeout disconnects clients that have sent nothing for that long.
@@ -73,6 +80,12 @@ func (c Config) withDefaults() (Config, error) {
 			return c, fmt.Errorf("option %s is %d, want %d to %d", f.name, *f.v, f.min, 1<<30)
 		}
 	}
+	if c.ClientMemory == nil {
+		c.ClientMemory = clientmem.New(int64(max(128<<20, 2*c.maxCommand())))
+	}
+	if most := c.ClientMemory.Max(); most < int64(2*c.MaxBulk) {
+		return c, fmt.Errorf("option ClientMemory is %d, want at least %d, twice MaxBulk", most, 2*c.MaxBulk)
+	}
 	if c.OpTimeout == 0 {
 		c.OpTimeout = 2 * time.Second
 	}
@@ -90,6 +103,11 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	c.Logger = ratelog.Bound(c.Logger)
 	return c, nil
+}
+
+// maxReply bounds the bytes of one reply.
+func (c *Config) maxReply() int {
+	return min(c.OutputLimit+c.MaxBulk, int(c.ClientMemory.Max()/4*3))
 }
 
 // maxCommand bounds the bytes of one command and of a transaction's queue.

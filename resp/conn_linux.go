@@ -1,10 +1,11 @@
 package resp
 
 import (
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"polder/resp/clientmem"
 )
 
 // conn is a client of an event loop. It belongs to the loop's goroutine, and
@@ -15,12 +16,13 @@ type conn struct {
 	fd int
 	s  *session
 
-	buf  *[]byte // input left over; nil if none
-	pend []byte  // replies that the socket did not take
-	sent int     // of these, bytes sent since
+	buf  []byte // input left over; nil if none
+	pend []byte // replies that the socket did not take; nil if none
+	sent int    // of these, bytes sent since
 
 	full  bool      // pend has reached the limit: no commands until it is sent
-	moved time.Time // if full, when the socket last took something
+	taken int       // if full, bytes that the socket took since moved
+	moved time.Time // if full, when the client last made progress (clientmem.Progress)
 
 	work     *workspace // of the goroutine that it belongs to
 	detached bool       // the goroutine is a loop's no more
@@ -52,33 +54,24 @@ func (c *conn) beforeWait() {
 	c.l.start()
 }
 
-// inputBufs are buffers for input that is left over.
-var inputBufs = sync.Pool{New: func() any { b := make([]byte, 0, 32<<10); return &b }}
+// hold accounts for the memory that c holds. If that is too much the loop closes
+// c, or another one, before its next round: now a reply of c's may still wait to
+// be written.
+func (c *conn) hold() { c.s.mem.Hold(cap(c.buf) + cap(c.pend) + c.s.footprint()) }
 
-const maxPooled = 256 << 10
-
-func (c *conn) releaseBuf() {
-	if c.buf != nil && cap(*c.buf) <= maxPooled {
-		*c.buf = (*c.buf)[:0]
-		inputBufs.Put(c.buf)
-	}
-	c.buf = nil
+// hangUp has the loop close c, which has been evicted. Any goroutine may call
+// it.
+func (c *conn) hangUp() {
+	c.l.evicting.Store(true)
+	c.l.rouse()
 }
 
 // read reads what the socket has and runs it. It must be the loop's goroutine.
 func (c *conn) read(w *workspace) {
 	dst := w.in
 	if c.buf != nil {
-		// Double the buffer at most: what a client announces costs
-		// nothing before it has come.
-		b := *c.buf
-		if free := cap(b) - len(b); free < 4096 || free < c.s.parser.Missing(len(b)) && free < len(b) {
-			grown := append(make([]byte, 0, 2*len(b)+16<<10), b...)
-			c.releaseBuf()
-			c.buf = &grown
-			b = grown
-		}
-		dst = b[len(b):cap(b)]
+		c.buf = c.s.grow(c.buf)
+		dst = c.buf[len(c.buf):cap(c.buf)]
 	}
 	n, errno := sysRead(c.fd, dst)
 	switch {
@@ -93,8 +86,8 @@ func (c *conn) read(w *workspace) {
 	}
 	c.s.info.heard(w.now)
 	if c.buf != nil {
-		*c.buf = (*c.buf)[:len(*c.buf)+n]
-		c.s.in = *c.buf
+		c.buf = c.buf[:len(c.buf)+n]
+		c.s.in = c.buf
 	} else {
 		c.s.in = dst[:n]
 	}
@@ -104,7 +97,7 @@ func (c *conn) read(w *workspace) {
 // goOn runs input that is left over, unless c has too many replies to read.
 func (c *conn) goOn(w *workspace) {
 	if c.buf != nil && !c.end && !c.full && c.linger.IsZero() {
-		c.s.in = *c.buf
+		c.s.in = c.buf
 		c.process(w)
 	}
 }
@@ -146,24 +139,36 @@ func (c *conn) process(w *workspace) {
 	c.work = nil
 }
 
+// free forgets all that c holds. It is closed.
+func (c *conn) free() {
+	c.s.parser.Forget()
+	c.freeInput()
+	clientmem.Free(c.pend)
+	c.pend = nil
+}
+
+// freeInput forgets c's input.
+//
+// Preconditions: nothing points into it; the parser has released it.
+func (c *conn) freeInput() {
+	clientmem.Free(c.buf)
+	c.s.in, c.buf = nil, nil
+}
+
 // keepInput moves input that is left over to a buffer of c's own.
 func (c *conn) keepInput() {
 	in := c.s.in
 	switch {
 	case len(in) == 0:
-		c.s.in = nil
-		if c.buf != nil {
-			c.releaseBuf()
-			c.s.parser.Release()
-		}
+		c.s.parser.Release()
+		c.freeInput()
 		return
 	case c.buf != nil:
-		*c.buf = (*c.buf)[:copy(*c.buf, in)]
+		c.buf = c.buf[:copy(c.buf, in)]
 	default:
-		c.buf = inputBufs.Get().(*[]byte)
-		*c.buf = append(*c.buf, in...)
+		c.buf = append(clientmem.Grow(nil, len(in)+minRoom), in...)
 	}
-	c.s.in = *c.buf
+	c.s.in = c.buf
 }
 
 // send writes replies, and keeps what the socket does not take.
@@ -183,10 +188,11 @@ func (c *conn) send(out []byte) {
 		c.pend = c.pend[:copy(c.pend, c.pend[c.sent:])]
 		c.sent = 0
 	}
-	c.pend = append(c.pend, out...)
-	if !c.full && len(c.pend)-c.sent > c.l.srv.cfg.OutputLimit {
-		c.full, c.moved = true, time.Now()
+	c.pend = clientmem.Append(c.pend, out)
+	if srv := c.l.srv; !c.full && len(c.pend)-c.sent > srv.cfg.ClientMemory.Allow(srv.cfg.OutputLimit) {
+		c.full, c.taken, c.moved = true, 0, time.Now()
 	}
+	c.hold()
 }
 
 // drain writes what the socket did not take before.
@@ -196,8 +202,8 @@ func (c *conn) drain() {
 		switch errno {
 		case 0:
 			c.sent += n
-			if c.full {
-				c.moved = time.Now()
+			if c.taken += n; c.full && c.taken >= clientmem.Progress {
+				c.taken, c.moved = 0, time.Now()
 			}
 		case unix.EINTR:
 		case unix.EAGAIN:
@@ -207,12 +213,8 @@ func (c *conn) drain() {
 			return
 		}
 	}
-	c.sent, c.full = 0, false
-	if cap(c.pend) > maxPooled {
-		c.pend = nil
-	} else {
-		c.pend = c.pend[:0]
-	}
+	clientmem.Free(c.pend)
+	c.pend, c.sent, c.full = nil, 0, false
 	if !c.linger.IsZero() {
 		c.end = true
 	}

@@ -87,12 +87,12 @@ func (f *fetcher) run() {
 			b.session().wants(&w)
 		}
 		err := f.srv.fetch(&w)
+		w.clear() // before the input that it points into may be gone
 		for _, b := range batch {
 			b.session().fetched(err)
 			b.resume()
 		}
 		clear(batch)
-		w.clear()
 	}
 }
 

@@ -99,7 +99,7 @@ func cmdHRandField(s *session, a [][]byte) error {
 		s.array(0)
 		return nil
 	}
-	if h.large != nil && h.large.bytes > s.srv.cfg.OutputLimit+s.srv.cfg.MaxBulk {
+	if h.large != nil && h.large.bytes > s.srv.cfg.maxReply() {
 		return errOutput // all fields are brought together to pick from
 	}
 	var l keyList

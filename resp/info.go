@@ -33,16 +33,16 @@ var infoSections = []infoSection{
 	}},
 	{"memory", func(srv *Server, b *strings.Builder) {
 		m := srv.memory()
-		fmt.Fprintf(b, "used_memory:%d\r\nused_memory_human:%.2fM\r\nmaxmemory:%d\r\nmaxmemory_human:%.2fM\r\nmaxmemory_policy:%s\r\nmem_allocator:polder\r\n",
-			m.used, float64(m.used)/(1<<20), m.max, float64(m.max)/(1<<20), m.policy)
+		fmt.Fprintf(b, "used_memory:%d\r\nused_memory_human:%.2fM\r\nmaxmemory:%d\r\nmaxmemory_human:%.2fM\r\nmaxmemory_policy:%s\r\nmem_allocator:polder\r\nmem_clients_normal:%d\r\nmaxmemory_clients:%d\r\n",
+			m.used, float64(m.used)/(1<<20), m.max, float64(m.max)/(1<<20), m.policy, srv.cfg.ClientMemory.Held(), srv.cfg.ClientMemory.Max())
 	}},
 	{"persistence", func(_ *Server, b *strings.Builder) {
 		b.WriteString("loading:0\r\nrdb_changes_since_last_save:0\r\nrdb_bgsave_in_progress:0\r\nrdb_last_bgsave_status:ok\r\naof_enabled:0\r\naof_rewrite_in_progress:0\r\n")
 	}},
 	{"stats", func(srv *Server, b *strings.Builder) {
 		st, m := srv.Stats(), srv.memory()
-		fmt.Fprintf(b, "total_connections_received:%d\r\ntotal_commands_processed:%d\r\nrejected_connections:%d\r\ntotal_error_replies:%d\r\nclient_output_buffer_limit_disconnections:%d\r\nevicted_keys:%d\r\nkeyspace_hits:%d\r\nkeyspace_misses:%d\r\n",
-			st.Connections, st.Commands, st.Rejected, st.Errors, st.OutputDrops, m.removals, m.hits, m.misses)
+		fmt.Fprintf(b, "total_connections_received:%d\r\ntotal_commands_processed:%d\r\nrejected_connections:%d\r\ntotal_error_replies:%d\r\nclient_output_buffer_limit_disconnections:%d\r\nevicted_clients:%d\r\nevicted_keys:%d\r\nkeyspace_hits:%d\r\nkeyspace_misses:%d\r\n",
+			st.Connections, st.Commands, st.Rejected, st.Errors, st.OutputDrops, st.EvictedClients, m.removals, m.hits, m.misses)
 	}},
 	{"replication", func(_ *Server, b *strings.Builder) {
 		b.WriteString("role:master\r\nconnected_slaves:0\r\nmaster_repl_offset:0\r\n")
@@ -103,6 +103,7 @@ func (srv *Server) configValues() []Stat {
 		{"hash-max-ziplist-value", itoa(listpackValue)},
 		{"maxclients", itoa(int64(srv.cfg.MaxClients))},
 		{"maxmemory", itoa(mem.max)},
+		{"maxmemory-clients", itoa(srv.cfg.ClientMemory.Max())},
 		{"maxmemory-policy", mem.policy},
 		{"notify-keyspace-events", ""},
 		{"port", itoa(int64(srv.port.Load()))},

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"polder/resp/clientmem"
 )
 
 const (
@@ -27,6 +29,7 @@ type loop struct {
 
 	sleeping atomic.Bool // it blocks in epoll_wait, or is about to
 	stopping atomic.Bool
+	evicting atomic.Bool // a client of the loop's is to be disconnected for what it holds
 
 	mu    sync.Mutex
 	inbox []*conn // new ones and those that come back; guarded by mu
@@ -64,6 +67,7 @@ type deferred struct {
 const (
 	maxDefer    = 8 << 10   // longest reply that waits
 	maxDeferred = 128 << 10 // most bytes that wait
+	maxKept     = 2 << 20   // longest buffer of replies that a loop keeps
 )
 
 // defers reports whether a reply of n bytes is to wait.
@@ -90,7 +94,7 @@ func (l *loop) flush(w *workspace) {
 // endRound flushes and makes w's buffer empty again.
 func (l *loop) endRound(w *workspace) {
 	l.flush(w)
-	if cap(w.out) > maxPooled {
+	if cap(w.out) > maxKept {
 		w.out = make([]byte, 0, 2*flushAt)
 	}
 	w.out = w.out[:0]
@@ -163,6 +167,7 @@ func (l *loop) give(c *conn) {
 	l.mu.Unlock()
 	if gone {
 		unix.Close(c.fd)
+		c.free()
 		l.srv.forget(c.s)
 		return
 	}
@@ -191,6 +196,7 @@ func (l *loop) adopt(nc net.Conn, s *session) bool {
 	nc.Close()
 	c := &conn{l: l, fd: fd, s: s, away: true}
 	s.onWait = c.beforeWait
+	s.mem.HangUp = c.hangUp
 	l.give(c)
 	return true
 }
@@ -233,7 +239,7 @@ func (l *loop) sleep(events []unix.EpollEvent) int {
 	l.sleeping.Store(true)
 	defer l.sleeping.Store(false)
 	l.mu.Lock()
-	idle := len(l.inbox) == 0
+	idle := len(l.inbox) == 0 && !l.evicting.Load()
 	l.mu.Unlock()
 	if !idle || l.stopping.Load() && l.count == 0 {
 		return 0
@@ -278,6 +284,7 @@ func (l *loop) handle(c *conn, events uint32, w *workspace) bool {
 
 // after settles what becomes of c once it has been served.
 func (l *loop) after(c *conn, w *workspace) bool {
+	c.hold()
 	if w.detached {
 		// Another goroutine is the loop: c goes back to it, or first to
 		// the fetcher if a later command blocked.
@@ -329,8 +336,25 @@ func (l *loop) arm(c *conn, events uint32) {
 	c.armed = events
 }
 
+// evict closes the clients that hold too much. Those that are away are closed
+// when they come back.
+//
+// Preconditions: no reply waits for the end of a round.
+func (l *loop) evict() {
+	if !l.evicting.Load() {
+		return
+	}
+	l.evicting.Store(false)
+	for _, c := range l.conns {
+		if c != nil && !c.away && c.s.mem.Evicted() {
+			l.close(c)
+		}
+	}
+}
+
 // takeBack serves the connections that are new or come back.
 func (l *loop) takeBack(w *workspace) bool {
+	l.evict()
 	l.mu.Lock()
 	if len(l.inbox) > 0 {
 		l.work = append(l.work, l.inbox...)
@@ -351,6 +375,10 @@ func (l *loop) takeBack(w *workspace) bool {
 		if l.conns[c.fd] == nil {
 			l.conns[c.fd] = c
 			l.count++
+		}
+		if c.s.mem.Evicted() {
+			l.close(c)
+			continue
 		}
 		if len(c.pend) > 0 && !c.end {
 			c.drain()
@@ -382,7 +410,7 @@ func (l *loop) tick() bool {
 			l.close(c)
 		case !c.linger.IsZero() && now.After(c.linger):
 			l.close(c)
-		case c.full && now.Sub(c.moved) > linger:
+		case c.full && now.Sub(c.moved) > clientmem.Window:
 			l.srv.stats.outputDrops.Add(1)
 			l.close(c)
 		case idle > 0 && !c.full && c.s.info.idle(now) > idle:
@@ -403,7 +431,7 @@ func (l *loop) close(c *conn) {
 	l.conns[c.fd] = nil
 	l.count--
 	unix.Close(c.fd)
-	c.releaseBuf()
+	c.free()
 	l.srv.forget(c.s)
 }
 

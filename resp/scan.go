@@ -172,7 +172,7 @@ func cmdKeys(s *session, a [][]byte) error {
 
 // fits fails a command that has collected more than it may reply.
 func (s *session) fits(l *keyList) error {
-	if len(l.buf) > s.srv.cfg.OutputLimit+s.srv.cfg.MaxBulk {
+	if len(l.buf) > s.srv.cfg.maxReply() {
 		return errOutput
 	}
 	return nil

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"polder/far"
+	"polder/resp/clientmem"
 	"polder/resp/proto"
 )
 
@@ -33,6 +34,7 @@ type session struct {
 	queue    []queued
 	queueLen int // bytes in queue
 	watching []watched
+	watchLen int         // bytes in watching and in the server's table for it
 	dirty    atomic.Bool // a watched key has changed
 
 	// of the command that runs
@@ -49,6 +51,7 @@ type session struct {
 	scratch2 []byte
 	hdr      int // length of the last bulk header: the guess for the next
 
+	mem  *clientmem.Account // what the client makes the server hold
 	info clientInfo
 }
 
@@ -79,6 +82,7 @@ func (srv *Server) newSession() *session {
 	s := &session{srv: srv, ver: 2, ctx: far.NoWait, hdr: 5, authed: srv.cfg.Password == ""}
 	s.parser.Limits = proto.Limits{MaxBulk: srv.cfg.MaxBulk, MaxArgs: srv.cfg.MaxArgs, MaxInline: srv.cfg.MaxInlineLen}
 	s.parser.Unauth = !s.authed
+	s.mem = srv.cfg.ClientMemory.Join()
 	s.info.id = srv.nextID.Add(1)
 	s.info.since = time.Now()
 	return s
@@ -88,7 +92,31 @@ func (srv *Server) newSession() *session {
 func (s *session) close() {
 	s.srv.watches.unwatch(s)
 	s.settle()
-	s.queue = nil
+	s.queue, s.queueLen = nil, 0
+	s.mem.Leave()
+}
+
+// footprint is what the session holds beside its driver's buffers, in bytes.
+func (s *session) footprint() int { return s.parser.Held() + s.queueLen + s.watchLen }
+
+// minRoom is the least room for input in a buffer that is made or grows.
+const minRoom = 4 << 10
+
+// grow returns buf, which holds the session's input so far, with room for more.
+// Its size is doubled at most: what a client announces costs nothing before it
+// has come.
+func (s *session) grow(buf []byte) []byte {
+	missing, free := s.parser.Missing(len(buf)), cap(buf)-len(buf)
+	if free > 0 && (free >= missing || free >= max(len(buf), minRoom)) {
+		return buf
+	}
+	size := 2*len(buf) + minRoom
+	if missing > 1 { // it is known how long the argument is
+		size = min(size, len(buf)+missing+minRoom)
+	}
+	s.parser.Forget()
+	s.in = nil
+	return clientmem.Grow(buf, size)
 }
 
 // run executes the complete commands in s.in and consumes them.

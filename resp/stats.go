@@ -17,24 +17,27 @@ type counters struct {
 
 // Stats is a snapshot of what a server has done.
 type Stats struct {
-	Commands       int64 // commands run
-	Errors         int64 // error replies
-	Connections    int64 // clients that came
-	Rejected       int64 // of these, turned away for MaxClients
-	Clients        int64 // clients connected now
-	ProtocolErrors int64 // clients disconnected for what they sent
-	AuthFailures   int64 // wrong passwords
-	OutputDrops    int64 // clients disconnected for not reading
-	IdleDrops      int64 // clients disconnected for silence
-	Fetches        int64 // batches of keys fetched
-	FetchedKeys    int64 // keys in them
-	Waits          int64 // commands that waited with their locks held
-	Handovers      int64 // times an event loop went on in another goroutine
-	Lost           int64 // LOST replies
-	Timeouts       int64 // TRYAGAIN replies
-	Keys           int64 // keys stored
-	LargeHashes    int64 // hashes kept in blocks
-	HashBlocks     int64 // their blocks
+	Commands        int64 // commands run
+	Errors          int64 // error replies
+	Connections     int64 // clients that came
+	Rejected        int64 // of these, turned away for MaxClients
+	Clients         int64 // clients connected now
+	ProtocolErrors  int64 // clients disconnected for what they sent
+	AuthFailures    int64 // wrong passwords
+	OutputDrops     int64 // clients disconnected for not reading
+	IdleDrops       int64 // clients disconnected for silence
+	Fetches         int64 // batches of keys fetched
+	FetchedKeys     int64 // keys in them
+	Waits           int64 // commands that waited with their locks held
+	Handovers       int64 // times an event loop went on in another goroutine
+	Lost            int64 // LOST replies
+	Timeouts        int64 // TRYAGAIN replies
+	Keys            int64 // keys stored
+	LargeHashes     int64 // hashes kept in blocks
+	HashBlocks      int64 // their blocks
+	ClientMemory    int64 // bytes that clients of all servers with this budget hold
+	MaxClientMemory int64 // the budget
+	EvictedClients  int64 // clients disconnected for what they held, by all these servers
 }
 
 // Stats returns what the server has done so far.
@@ -45,24 +48,27 @@ func (srv *Server) Stats() Stats {
 		blocks = srv.blocks.Len()
 	}
 	return Stats{
-		Commands:       c.commands.Load(),
-		Errors:         c.errors.Load(),
-		Connections:    c.connections.Load(),
-		Rejected:       c.rejected.Load(),
-		Clients:        srv.clients.Load(),
-		ProtocolErrors: c.protocolErrors.Load(),
-		AuthFailures:   c.authFailures.Load(),
-		OutputDrops:    c.outputDrops.Load(),
-		IdleDrops:      c.idleDrops.Load(),
-		Fetches:        c.fetches.Load(),
-		FetchedKeys:    c.fetchedKeys.Load(),
-		Waits:          c.waits.Load(),
-		Handovers:      c.handovers.Load(),
-		Lost:           c.lost.Load(),
-		Timeouts:       c.timeouts.Load(),
-		Keys:           int64(srv.keys.Len()),
-		LargeHashes:    srv.largeHashes.Load(),
-		HashBlocks:     int64(blocks),
+		Commands:        c.commands.Load(),
+		Errors:          c.errors.Load(),
+		Connections:     c.connections.Load(),
+		Rejected:        c.rejected.Load(),
+		Clients:         srv.clients.Load(),
+		ProtocolErrors:  c.protocolErrors.Load(),
+		AuthFailures:    c.authFailures.Load(),
+		OutputDrops:     c.outputDrops.Load(),
+		IdleDrops:       c.idleDrops.Load(),
+		Fetches:         c.fetches.Load(),
+		FetchedKeys:     c.fetchedKeys.Load(),
+		Waits:           c.waits.Load(),
+		Handovers:       c.handovers.Load(),
+		Lost:            c.lost.Load(),
+		Timeouts:        c.timeouts.Load(),
+		Keys:            int64(srv.keys.Len()),
+		LargeHashes:     srv.largeHashes.Load(),
+		HashBlocks:      int64(blocks),
+		ClientMemory:    srv.cfg.ClientMemory.Held(),
+		MaxClientMemory: srv.cfg.ClientMemory.Max(),
+		EvictedClients:  srv.cfg.ClientMemory.Evicted(),
 	}
 }
 
@@ -91,6 +97,9 @@ var metrics = []metric{
 	{"timeout_replies", "Replies that far memory did not answer.", false, func(s *Stats) int64 { return s.Timeouts }},
 	{"keys", "Keys stored.", true, func(s *Stats) int64 { return s.Keys }},
 	{"large_hashes", "Hashes kept in blocks.", true, func(s *Stats) int64 { return s.LargeHashes }},
+	{"client_memory_bytes", "Memory that clients hold: input, replies, transactions, watched keys.", true, func(s *Stats) int64 { return s.ClientMemory }},
+	{"client_memory_limit_bytes", "Memory that clients may hold (--client-memory).", true, func(s *Stats) int64 { return s.MaxClientMemory }},
+	{"evicted_clients", "Clients disconnected because they held most when the limit was exceeded.", false, func(s *Stats) int64 { return s.EvictedClients }},
 	{"hash_blocks", "Blocks of large hashes.", true, func(s *Stats) int64 { return s.HashBlocks }},
 }
 

@@ -6,15 +6,13 @@ import (
 	"os"
 	"sync"
 	"time"
+
+	"polder/resp/clientmem"
 )
 
-const (
-	streamBuf = 16 << 10
-	// linger is how long a client may take to read the replies that are
-	// left when its connection ends, and how long one with more replies than
-	// the limit may read nothing.
-	linger = 5 * time.Second
-)
+// linger is how long a client may take to read the replies that are left when
+// its connection ends.
+const linger = 5 * time.Second
 
 // stream drives a session over any net.Conn with two goroutines: one reads and
 // runs commands, one writes, so that a client which does not read its replies
@@ -25,8 +23,10 @@ type stream struct {
 
 	mu       sync.Mutex
 	changed  sync.Cond
+	input    int    // bytes held for input, and by the session; guarded by mu
 	pending  []byte // replies to write; guarded by mu
-	writing  int    // bytes of the write under way; guarded by mu
+	out      int    // size of the buffer that is being written; guarded by mu
+	writing  int    // bytes in it that are not written yet; guarded by mu
 	full     bool   // the reader waits until replies are written; guarded by mu
 	stopping bool   // the reader is to end; guarded by mu
 	done     bool   // no more replies will come; guarded by mu
@@ -36,6 +36,7 @@ type stream struct {
 func (srv *Server) serveStream(nc net.Conn, s *session) {
 	st := &stream{nc: nc, s: s}
 	st.changed.L = &st.mu
+	s.mem.HangUp = func() { clientmem.HangUp(nc) }
 	srv.mu.Lock()
 	srv.streams[st] = struct{}{}
 	if srv.stopping {
@@ -50,6 +51,7 @@ func (srv *Server) serveStream(nc net.Conn, s *session) {
 		st.read()
 		st.finish()
 		writer.Wait()
+		clientmem.Free(st.pending)
 		nc.Close()
 		srv.mu.Lock()
 		delete(srv.streams, st)
@@ -80,9 +82,14 @@ func (st *stream) read() {
 	s := st.s
 	cfg := &s.srv.cfg
 	var buf []byte
+	defer func() {
+		s.parser.Forget()
+		s.in = nil
+		clientmem.Free(buf)
+	}()
 	for {
-		if len(buf) == cap(buf) {
-			buf = append(make([]byte, 0, max(streamBuf, 2*len(buf))), buf...)
+		if buf = s.grow(buf); !st.hold(cap(buf) + s.footprint()) {
+			return
 		}
 		if cfg.IdleTimeout > 0 && !s.srv.isStopping() {
 			st.nc.SetReadDeadline(time.Now().Add(cfg.IdleTimeout))
@@ -96,9 +103,12 @@ func (st *stream) read() {
 				return
 			}
 			buf = buf[:copy(buf, s.in)]
-			if len(buf) == 0 && cap(buf) > streamBuf {
-				buf = nil
+			if len(buf) == 0 {
 				s.parser.Release()
+				if s.in = nil; cap(buf) > minRoom {
+					clientmem.Free(buf)
+					buf = nil
+				}
 			}
 		}
 		if err != nil {
@@ -131,24 +141,40 @@ func (st *stream) process() bool {
 	}
 }
 
+// hold accounts for the memory that the client holds: input, with what the
+// session does, and replies. It reports false if the connection is to end.
+func (st *stream) hold(input int) bool {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.input = input
+	return st.account()
+}
+
+// Preconditions: st.mu is held.
+func (st *stream) account() bool {
+	return st.s.mem.Hold(st.input + cap(st.pending) + st.out)
+}
+
 // push gives the session's replies to the writer. While the client has too many
 // to read, it waits. It reports false if the connection is to end.
 func (st *stream) push() bool {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	if len(st.s.out) > 0 {
-		if st.pending == nil {
-			st.pending, st.s.out = st.s.out, nil
-		} else {
-			st.pending = append(st.pending, st.s.out...)
-			st.s.out = st.s.out[:0]
+		st.pending = clientmem.Append(st.pending, st.s.out)
+		if st.s.out = st.s.out[:0]; cap(st.s.out) > 2*flushAt {
+			st.s.out = nil
 		}
 		st.changed.Broadcast()
+		if !st.account() {
+			return false
+		}
 	}
-	for len(st.pending)+st.writing > st.s.srv.cfg.OutputLimit && !st.broken && !st.stopping {
+	srv := st.s.srv
+	for len(st.pending)+st.writing > srv.cfg.ClientMemory.Allow(srv.cfg.OutputLimit) && !st.broken && !st.stopping {
 		if !st.full {
 			st.full = true
-			st.nc.SetWriteDeadline(time.Now().Add(linger))
+			st.nc.SetWriteDeadline(time.Now().Add(clientmem.Window))
 		}
 		st.changed.Wait()
 	}
@@ -160,7 +186,6 @@ func (st *stream) push() bool {
 }
 
 func (st *stream) write() {
-	var spare []byte
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	for {
@@ -171,26 +196,26 @@ func (st *stream) write() {
 			return
 		}
 		out := st.pending
-		if cap(spare) > flushAt*2 {
-			spare = nil
-		}
-		st.pending, st.writing = spare[:0], len(out)
-		if !st.send(out) {
+		st.pending, st.out, st.writing = nil, cap(out), len(out)
+		sent := st.send(out)
+		clientmem.Free(out)
+		st.out = 0
+		st.account()
+		if !sent {
 			st.broken = true
 			st.nc.SetReadDeadline(time.Unix(1, 0))
 			st.changed.Broadcast()
 			return
 		}
-		spare = out
 	}
 }
 
 // send writes out piece by piece, so that a client who reads slowly is told
-// from one who does not read. st.mu is held, but not while it writes.
+// from one who makes no progress. st.mu is held, but not while it writes.
 func (st *stream) send(out []byte) bool {
 	for len(out) > 0 {
 		st.mu.Unlock()
-		n, err := st.nc.Write(out[:min(len(out), flushAt)])
+		n, err := st.nc.Write(out[:min(len(out), clientmem.Progress)])
 		st.mu.Lock()
 		if err != nil {
 			if st.full && errors.Is(err, os.ErrDeadlineExceeded) {
@@ -201,7 +226,7 @@ func (st *stream) send(out []byte) bool {
 		out = out[n:]
 		st.writing = len(out)
 		if st.full {
-			st.nc.SetWriteDeadline(time.Now().Add(linger))
+			st.nc.SetWriteDeadline(time.Now().Add(clientmem.Window))
 			st.changed.Broadcast()
 		}
 	}

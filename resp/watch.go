@@ -22,6 +22,10 @@ type watched struct {
 	expire time.Time // when it was to expire then
 }
 
+// watchCost is about what watching a key takes beside the key, in bytes: in the
+// session's list, and in the table a map's slot and a map.
+const watchCost = 400
+
 // watch makes s watch key. The key's stripe must be locked.
 func (t *watchTable) watch(s *session, key []byte, there bool, expire time.Time) {
 	t.mu.Lock()
@@ -32,6 +36,7 @@ func (t *watchTable) watch(s *session, key []byte, there bool, expire time.Time)
 	}
 	name := string(key)
 	s.watching = append(s.watching, watched{name, there, expire})
+	s.watchLen += watchCost + 2*len(name)
 	if m == nil {
 		m = make(map[*session]struct{}, 1)
 		if t.by == nil {
@@ -60,7 +65,7 @@ func (t *watchTable) unwatch(s *session) {
 			t.keys.Add(-1)
 		}
 	}
-	s.watching = nil
+	s.watching, s.watchLen = nil, 0
 }
 
 // touch tells who watches key that it has changed. The key's stripe must be

@@ -90,7 +90,7 @@ type status struct {
 	Resident int64
 	Node     struct{ Chunks, Lent, Clients, Sessions int64 }
 	Heap     struct{ Lost, Corrupt int64 }
-	Redis    struct{ OutputDrops, Lost int64 }
+	Redis    struct{ OutputDrops, Lost, EvictedClients, ClientMemory, MaxClientMemory int64 }
 }
 
 func statusOf(t *testing.T, p *child.Process) status {

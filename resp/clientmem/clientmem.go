@@ -71,17 +71,19 @@ func (b *Budget) Allow(most int) int {
 
 // Account is what one client holds.
 type Account struct {
+	// HangUp is called once at most, when the client is evicted, by any
+	// goroutine. It must not block, and must have the connection's owner
+	// close it. It is set before Hold is called for the first time.
+	HangUp func()
+
 	budget *Budget
-	hangUp func()
 	held   atomic.Int64
 	gone   atomic.Bool // evicted; set under Budget.mu
 }
 
-// Join opens an account, which must be left. HangUp is called once at most,
-// when the client is evicted, by any goroutine; it must not block, and must
-// make the connection's owner close it.
-func (b *Budget) Join(hangUp func()) *Account {
-	a := &Account{budget: b, hangUp: hangUp}
+// Join opens an account, which must be left.
+func (b *Budget) Join() *Account {
+	a := &Account{budget: b}
 	b.mu.Lock()
 	b.accounts[a] = struct{}{}
 	b.mu.Unlock()
@@ -112,7 +114,7 @@ func (a *Account) Hold(n int) bool {
 	}
 	b.mu.Unlock()
 	for _, v := range evicted {
-		v.hangUp()
+		v.HangUp()
 	}
 	return !a.gone.Load()
 }

@@ -14,7 +14,8 @@ type client struct {
 
 func join(b *Budget) *client {
 	c := new(client)
-	c.Account = b.Join(func() { c.hungUp++ })
+	c.Account = b.Join()
+	c.HangUp = func() { c.hungUp++ }
 	return c
 }
 
@@ -72,13 +73,18 @@ func TestTheSumIsKept(t *testing.T) {
 	for w := range 8 {
 		wg.Go(func() {
 			r := rand.New(rand.NewPCG(uint64(w), 1))
-			a := b.Join(func() {})
+			join := func() *Account {
+				a := b.Join()
+				a.HangUp = func() {}
+				return a
+			}
+			a := join()
 			for range 5000 {
-				if !a.Hold(r.IntN(max / 2)) {
+				if !a.Hold(r.IntN(max * 9 / 8)) {
 					a.Leave()
-					a = b.Join(func() {})
+					a = join()
 				}
-				if used := b.used.Load(); used < 0 || used > max+8*max/2 {
+				if used := b.used.Load(); used < 0 || used > max+8*max*9/8 {
 					t.Errorf("%d bytes are in use", used)
 					break
 				}

@@ -25,7 +25,7 @@ func (e Error) Error() string { return "Protocol error: " + string(e) }
 
 // span is an argument's place in the buffer. Offsets stay right when the
 // buffer moves; slices would not.
-type span struct{ off, n int }
+type span struct{ off, n uint32 } // a command has less than 4 GiB
 
 // Parser finds commands in a buffer. It keeps its place between calls, so that
 // a command that arrives in many pieces is looked at once.
@@ -94,12 +94,18 @@ func (p *Parser) Next(buf []byte) (args [][]byte, n int, err error) {
 		if len(buf)-p.pos < p.bulk+2 {
 			return nil, 0, nil
 		}
-		p.spans = append(p.spans, span{p.pos, p.bulk})
+		if len(p.spans) == cap(p.spans) {
+			// Doubled, not to leave more garbage than there is memory in use.
+			p.spans = append(make([]span, 0, max(8, 2*len(p.spans))), p.spans...)
+		}
+		p.spans = append(p.spans, span{uint32(p.pos), uint32(p.bulk)})
 		p.pos += p.bulk + 2
 		p.known = false
 		p.left--
 	}
-	p.args = p.args[:0]
+	if p.args = p.args[:0]; cap(p.args) < len(p.spans) {
+		p.args = make([][]byte, 0, cap(p.spans))
+	}
 	for _, s := range p.spans {
 		p.args = append(p.args, buf[s.off:s.off+s.n:s.off+s.n])
 	}
@@ -115,6 +121,20 @@ func (p *Parser) Missing(have int) int {
 	return max(1, p.pos+p.bulk+2-have)
 }
 
+// Forget lets go of the buffer that the last arguments were found in.
+func (p *Parser) Forget() {
+	if cap(p.args) > 0 && p.args[:1][0] != nil {
+		clear(p.args[:cap(p.args)])
+	}
+}
+
+// Held is the memory in bytes that the parser holds.
+func (p *Parser) Held() int {
+	return cap(p.spans)*spanSize + cap(p.args)*argSize + cap(p.quote)
+}
+
+const spanSize, argSize = 8, 24 // of a span and of a slice, on 64 bits
+
 // Release lets go of the buffer that the last arguments were found in, and of
 // memory that an unusually large command took. No command may be incomplete.
 func (p *Parser) Release() {
@@ -122,7 +142,7 @@ func (p *Parser) Release() {
 	if cap(p.spans) > keep || cap(p.args) > keep {
 		p.spans, p.args = nil, nil
 	}
-	clear(p.args[:cap(p.args)])
+	p.Forget()
 	if cap(p.quote) > 1024 {
 		p.quote = nil
 	}

@@ -9,6 +9,7 @@ import (
 	"polder/internal/config"
 	"polder/memcached"
 	"polder/resp"
+	"polder/resp/clientmem"
 	"polder/soft"
 )
 
@@ -75,25 +76,27 @@ func (p *process) openCache(cfg CacheConfig, mc net.Listener) error {
 	}
 	p.onClose(heap.Close)
 
-	largest := cfg.MaxValue
-	if largest == 0 {
-		largest = min(cfg.Budget/4, maxValue)
+	largest, err := cfg.largest(cfg.Budget)
+	if err != nil {
+		return err
 	}
+	clients := clientmem.New(cfg.ClientMemory)
 	server, err := resp.NewCache(heap, resp.Config{
-		Password:    cfg.Password,
-		MaxBulk:     int(largest),
-		MaxClients:  cfg.MaxClients,
-		OutputLimit: int(cfg.OutputLimit),
-		IdleTimeout: cfg.IdleTimeout,
-		Logger:      p.Logger,
-		ExtraStats:  func() []resp.Stat { return cacheStats(heap.Stats()) },
+		Password:     cfg.Password,
+		MaxBulk:      int(largest),
+		MaxClients:   cfg.MaxClients,
+		OutputLimit:  int(cfg.OutputLimit),
+		ClientMemory: clients,
+		IdleTimeout:  cfg.IdleTimeout,
+		Logger:       p.Logger,
+		ExtraStats:   func() []resp.Stat { return cacheStats(heap.Stats()) },
 	})
 	if err != nil {
 		return err
 	}
 	p.serveRedis(server)
 	if mc != nil {
-		m, err := memcached.New(memcached.Config{Heap: heap, MaxConns: cfg.MaxClients, Logger: p.Logger})
+		m, err := memcached.New(memcached.Config{Heap: heap, MaxConns: cfg.MaxClients, ClientMemory: clients, Logger: p.Logger})
 		if err != nil {
 			return err
 		}

@@ -90,6 +90,7 @@ func (s *Status) Print(w io.Writer, now time.Time) error {
 	if r := s.Redis; r != nil {
 		row("keys", "%d", r.Keys)
 		row("redis", "%d clients, %d commands, %d errors", r.Clients, r.Commands, r.Errors)
+		row("buffers", "%s of %s held by clients, %d disconnected for holding most", bytes(r.ClientMemory), bytes(r.MaxClientMemory), r.EvictedClients)
 		if r.Lost+r.Timeouts+r.OutputDrops > 0 {
 			row("", "%d LOST replies, %d TRYAGAIN replies, %d clients disconnected for not reading", r.Lost, r.Timeouts, r.OutputDrops)
 		}

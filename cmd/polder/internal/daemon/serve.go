@@ -15,6 +15,7 @@ import (
 	"polder/pool"
 	"polder/pool/memfd"
 	"polder/resp"
+	"polder/resp/clientmem"
 	"polder/verbs"
 	"polder/verbs/ibv"
 	"polder/verbs/shm"
@@ -25,28 +26,30 @@ import (
 // ServeConfig configures a Redis front end over borrowed memory.
 type ServeConfig struct {
 	Common
-	Listen      string   // where Redis clients connect
-	Far         []string // nodes to borrow from
-	Manager     string   // the nodes' way of managing memory; the default if empty
-	Device      string   // the RDMA device that reaches them; the only one if empty
-	Local       int64    // bytes
-	MaxValue    int64    // bytes; 0 means a quarter of Local, at most 32 MiB
-	Password    string
-	MaxClients  int
-	OutputLimit int64 // bytes
-	OpTimeout   time.Duration
-	IdleTimeout time.Duration // 0 means none
-	FarWait     time.Duration // how long to wait at the start for a node to answer
+	Listen       string   // where Redis clients connect
+	Far          []string // nodes to borrow from
+	Manager      string   // the nodes' way of managing memory; the default if empty
+	Device       string   // the RDMA device that reaches them; the only one if empty
+	Local        int64    // bytes
+	MaxValue     int64    // bytes; 0 means a quarter of Local, at most a third of ClientMemory
+	Password     string
+	MaxClients   int
+	OutputLimit  int64 // bytes
+	ClientMemory int64 // bytes that clients of all front ends may hold
+	OpTimeout    time.Duration
+	IdleTimeout  time.Duration // 0 means none
+	FarWait      time.Duration // how long to wait at the start for a node to answer
 }
 
 // DefaultServe returns the defaults, without addresses.
 func DefaultServe() ServeConfig {
 	return ServeConfig{
-		Local:       64 << 20,
-		MaxClients:  10_000,
-		OutputLimit: 8 << 20,
-		OpTimeout:   2 * time.Second,
-		FarWait:     30 * time.Second,
+		Local:        64 << 20,
+		MaxClients:   10_000,
+		OutputLimit:  8 << 20,
+		ClientMemory: 16 << 20,
+		OpTimeout:    2 * time.Second,
+		FarWait:      30 * time.Second,
 	}
 }
 
@@ -79,7 +82,6 @@ func (c *UpConfig) check() error {
 const MinHeapChunk = 128 << 10
 
 const (
-	maxValue        = 32 << 20
 	openTimeout     = 10 * time.Second
 	firstPause      = 100 * time.Millisecond // between attempts to open a pool
 	lastPause       = 5 * time.Second
@@ -194,6 +196,20 @@ func (p *process) openFar(ctx context.Context, cfg ServeConfig) error {
 	return p.openPool(ctx, cfg, pool.Config{Device: dev, Nodes: nodes, Manager: manager})
 }
 
+// largest is the size of the largest value with so much memory for data. A
+// client must be able to send one, and to have it sent, within what clients may
+// hold; a third leaves room for a second one in the same command.
+func (c *ServeConfig) largest(data int64) (int64, error) {
+	if c.MaxValue == 0 {
+		return min(data/4, c.ClientMemory/3), nil
+	}
+	if 2*c.MaxValue > c.ClientMemory {
+		return 0, &config.Error{Source: "--max-value", Value: config.FormatSize(c.MaxValue), Err: fmt.Errorf(
+			"expected at most half of --client-memory, which is %s", config.FormatSize(c.ClientMemory))}
+	}
+	return c.MaxValue, nil
+}
+
 // managerNamed is the way of managing memory of that name, nil for the default.
 func managerNamed(name string) (pool.Manager, error) {
 	if name == "" {
@@ -237,9 +253,9 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, poolCfg pool.Co
 			config.FormatSize(int64(n)), config.FormatSize(far.MinSegmentSize))
 	}
 
-	largest := cfg.MaxValue
-	if largest == 0 {
-		largest = min(cfg.Local/4, maxValue)
+	largest, err := cfg.largest(cfg.Local)
+	if err != nil {
+		return err
 	}
 	heap, err := far.NewHeap(remote.NewStore(lent), far.Config{Local: cfg.Local, MaxValue: int(largest)})
 	if err != nil {
@@ -247,14 +263,15 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, poolCfg pool.Co
 	}
 	p.onClose(heap.Close)
 	server, err := resp.NewServer(heap, resp.Config{
-		Password:    cfg.Password,
-		MaxBulk:     int(largest),
-		MaxClients:  cfg.MaxClients,
-		OutputLimit: int(cfg.OutputLimit),
-		OpTimeout:   cfg.OpTimeout,
-		IdleTimeout: cfg.IdleTimeout,
-		Logger:      p.Logger,
-		ExtraStats:  func() []resp.Stat { return extraStats(heap.Stats(), lent.Stats()) },
+		Password:     cfg.Password,
+		MaxBulk:      int(largest),
+		MaxClients:   cfg.MaxClients,
+		OutputLimit:  int(cfg.OutputLimit),
+		ClientMemory: clientmem.New(cfg.ClientMemory),
+		OpTimeout:    cfg.OpTimeout,
+		IdleTimeout:  cfg.IdleTimeout,
+		Logger:       p.Logger,
+		ExtraStats:   func() []resp.Stat { return extraStats(heap.Stats(), lent.Stats()) },
 	})
 	if err != nil {
 		return err
