@@ -299,19 +299,31 @@ func chunkEnter[T any](tr *tracker, s *Scope, p *uint64, i, n, what int) []T {
 		}
 	}
 	for try := 0; ; try++ {
-		s.Enter()
-		o, err := tr.h.deref(s, p, what)
-		if err == nil {
+		if o := tr.enterFor(s, p, what); o != nil {
 			return elementsOf[T](o, tr.group)
 		}
-		s.fail(err)
-		s.Leave()
 		// If s was open before, whoever holds it has to leave it.
 		if try == scopeTries || s.isOpen() || !errors.Is(s.err, ErrScopeFull) || tr.h.roomSoon(s.ctx) != nil {
 			return nil
 		}
 		s.err = nil
 	}
+}
+
+// enterFor enters s and returns the object of p, or else leaves s as it was: nil, and
+// s.err says why, or a panic.
+func (tr *tracker) enterFor(s *Scope, p *uint64, what int) (o object) {
+	s.Enter()
+	defer func() {
+		if o == nil {
+			s.Leave()
+		}
+	}()
+	o, err := tr.h.deref(s, p, what)
+	if err != nil {
+		s.fail(err)
+	}
+	return o
 }
 
 // overwrite makes b the elements of the object of p without reading what they were,

@@ -11,6 +11,7 @@ type batch struct {
 	led     []*flight // begun here
 	joined  []*flight // begun by others
 	pending int       // bytes of led
+	landed  bool      // led have
 	err     error     // the first of the store
 	left    int       // how many keys are still to be looked up, or 0
 
@@ -173,6 +174,7 @@ func (b *batch) lead(ctx context.Context) {
 	}
 	h.far.store.Read(ctx, b.ops)
 	h.landed(ctx, b.m, b.led, b.ops)
+	b.landed = true
 	clear(b.ops)
 	b.ops = b.ops[:0]
 }
@@ -198,7 +200,7 @@ func (b *batch) release() {
 	}
 	h.letGo(c, n)
 	clear(b.led)
-	b.led, b.pending = b.led[:0], 0
+	b.led, b.pending, b.landed = b.led[:0], 0, false
 }
 
 // read makes the flights that were begun here, keeps what they bring, and lets go of

@@ -1,7 +1,6 @@
 package far
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -21,8 +20,8 @@ type bigHead struct {
 
 const bigHeadSize = 20
 
-// errBig leads from the paths for small values to those for large ones.
-var errBig = errors.New("a large value")
+// errFarPiece: a piece is far, and has not been asked for in a batch.
+var errFarPiece = errors.New("a piece is far")
 
 // bigOf reads the head that is the value of e.
 func bigOf(e entry) bigHead {
@@ -135,7 +134,7 @@ func (m *ByteMap) getPieces(ctx context.Context, big bigHead, dst []byte) ([]byt
 		try := func(hd *holding) step {
 			p, e, st := sh.find(m.h, hs, k[:], kindPiece, hd, true)
 			if st == remote && hd == nil && i >= fetched {
-				return step{err: errBig}
+				return step{err: errFarPiece}
 			}
 			if st != present {
 				return sh.miss(m.h, p, st, needWhole)
@@ -149,12 +148,12 @@ func (m *ByteMap) getPieces(ctx context.Context, big bigHead, dst []byte) ([]byt
 			return step{}
 		}
 		err := m.do(ctx, sh, hs, k[:], try)
-		if err == errBig && ctx.Err() == nil {
+		if err == errFarPiece && ctx.Err() == nil {
 			fetched = min(i+ahead, big.count())
 			if err = m.fetchPieces(ctx, big, i, fetched); err == nil {
 				err = m.do(ctx, sh, hs, k[:], try)
 			}
-		} else if err == errBig {
+		} else if err == errFarPiece {
 			err = context.Cause(ctx)
 		}
 		if err == ErrNotFound {
@@ -184,99 +183,6 @@ func (m *ByteMap) fetchPieces(ctx context.Context, big bigHead, i, j int) error 
 		}
 	}
 	return b.run(ctx)
-}
-
-// errChanged: the entry is not the one that an update was computed from.
-var errChanged = errors.New("changed")
-
-// snapshot is an entry as an update has seen it, which may find another one when
-// it is done. The nil snapshot asks for nothing.
-type snapshot struct {
-	Entry
-	found   bool
-	version uint64 // of a large value, which stands for it; Value is nil then
-}
-
-// whole reports whether it takes an entry's value to tell whether it is s.
-func (s *snapshot) whole() bool { return s != nil && s.found && s.version == 0 }
-
-func (s *snapshot) need() need {
-	if s.whole() {
-		return needWhole
-	}
-	return needHead
-}
-
-// is reports whether e is the entry, nil if there is none.
-func (s *snapshot) is(e entry) bool {
-	switch {
-	case e == nil || e.expired():
-		return !s.found
-	case !s.found:
-		return false
-	case e.big():
-		return bigOf(e).version == s.version
-	}
-	m := e.meta()
-	return s.version == 0 && m.Tag == s.Tag && m.Expire.Equal(s.Expire) && bytes.Equal(e.value(), s.Value)
-}
-
-// snapshot reads the entry of key, and its value beside it.
-func (m *ByteMap) snapshot(ctx context.Context, sh *shard, hs hash, key []byte) (*snapshot, []byte, error) {
-	e, version, err := m.getSlow(ctx, sh, hs, key, nil)
-	if errors.Is(err, ErrNotFound) {
-		return &snapshot{}, nil, nil
-	}
-	s := &snapshot{Entry: e, found: true, version: version}
-	if s.Value = nil; version == 0 {
-		s.Value = bytes.Clone(e.Value)
-	}
-	return s, e.Value, err
-}
-
-// updateBig is Update where the value before or after it is large. It works
-// on a copy and stores the outcome if the entry has not changed meanwhile.
-func (m *ByteMap) updateBig(ctx context.Context, sh *shard, hs hash, key []byte, fn UpdateFunc) error {
-	for {
-		was, value, err := m.snapshot(ctx, sh, hs, key)
-		if err != nil {
-			return err
-		}
-		old := was.Entry
-		old.Value = value
-		put, verdict, err := fn(old, was.found)
-		if err != nil {
-			return err
-		}
-		switch {
-		case verdict == Put:
-			if err := m.check(key, len(put.Value)); err != nil {
-				return err
-			}
-			r := newRecord(key, put)
-			if len(put.Value) > m.h.pieces {
-				err = m.setBig(ctx, sh, hs, r, was)
-			} else {
-				err = m.setSlow(ctx, sh, hs, r, was, nil)
-			}
-		case verdict == Remove && was.found:
-			err = m.do(ctx, sh, hs, key, func(hd *holding) step {
-				p, e, st := sh.find(m.h, hs, key, kindEntry, hd, was.whole())
-				switch {
-				case st == remote:
-					return sh.miss(m.h, p, st, was.need())
-				case !was.is(e):
-					return step{err: errChanged}
-				}
-				sh.remove(m.h, p, e)
-				sh.count.deletes++
-				return step{}
-			})
-		}
-		if err != errChanged {
-			return err
-		}
-	}
 }
 
 // orphan is the pieces of a value whose head is gone.

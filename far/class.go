@@ -178,6 +178,7 @@ func (c *Class[T]) New(ctx context.Context, v T) (Ptr[T], error) {
 // valid until the scope is left. It does not wait; a scope that takes more than
 // Config.ScopeBytes may get ErrScopeFull.
 func (c *Class[T]) NewIn(s *Scope) (Ptr[T], *T, error) {
+	s.mustBeOpen()
 	w, err := c.h.newObject(c.c, s, c.c.size, 0, nil)
 	if err != nil {
 		return Ptr[T]{}, nil, s.noRoom(err, c.c.size)

@@ -25,6 +25,7 @@ func (l *logs) segmentOf(addr uintptr) *logSegment {
 // deref returns the object of p, which is local and stays where it is until s
 // is left.
 func (h *Heap) deref(s *Scope, p *uint64, what int) (object, error) {
+	s.mustBeOpen()
 	for {
 		if o := h.derefLocal(s, p, what); o != nil {
 			return o, nil
@@ -395,9 +396,9 @@ func (h *Heap) miss(s *Scope, p *uint64, w pword, what int) error {
 		}
 		return nil // other reasons may have been the other's own
 	}
-	err := h.fetchObject(ctx, s, p, w, what)
-	h.endFlight(p, mine, err)
-	if err == errAgain {
+	err := errAgain // unless it returns
+	defer func() { h.endFlight(p, mine, err) }()
+	if err = h.fetchObject(ctx, s, p, w, what); err == errAgain {
 		return nil
 	}
 	return err

@@ -20,6 +20,9 @@ var (
 	// ErrScopeFull: a scope has taken all the local memory that is to be had
 	// while it is open. Leave it and try again.
 	ErrScopeFull = errors.New("no local memory while the scope is open")
+	// ErrScopeOpen: the calling goroutine holds a scope open, and would wait for local
+	// memory that the evacuator cannot make before that scope is left.
+	ErrScopeOpen = errors.New("the goroutine holds a scope open, which the evacuator waits for")
 	// ErrModified: a List was changed by others, so that a Cursor or an
 	// iteration does not know where it is.
 	ErrModified = errors.New("list was modified")

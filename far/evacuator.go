@@ -54,6 +54,7 @@ func (h *Heap) evacuator() {
 			h.turn.keep()
 		}
 		if h.pass.active() {
+			h.askWaiters()
 			timer.Reset(minPoll)
 		}
 		if err := h.tidy(); err != nil {
@@ -80,6 +81,17 @@ func (h *Heap) retryIn() (time.Duration, bool) {
 	}
 	d := time.Until(h.far.retry)
 	return max(d, minBackoff), d > 0 || !h.logs.satisfied()
+}
+
+// askWaiters has those who wait for room look whether it is a scope of theirs that
+// the pass waits for.
+func (h *Heap) askWaiters() {
+	ps := &h.pass
+	if time.Since(ps.since) < patience || time.Since(ps.asked) < patience || h.logs.hasRoom() {
+		return
+	}
+	ps.asked = time.Now()
+	h.logs.finish(errHeldUp)
 }
 
 // barrenMost is how many passes in a row may make no room until the evacuator

@@ -160,16 +160,28 @@ func (h *Heap) landExtent(x *extent, asked uint64, err error) error {
 	if x.kind == streams {
 		coldness = coldest
 	}
-	landed, met := 0, false
+	landed, met, looked := 0, false, 0
+	defer func() {
+		for _, it := range x.items[looked:] { // Fetched panics
+			if it.p != nil {
+				spare += size
+			}
+		}
+		h.logs.segmentOf(x.addr).live.Add(-int64(spare))
+		c.bytesIn.Add(uint64(landed * c.size))
+		c.brought(landed, met)
+	}()
 	for i := range x.items {
 		it := &x.items[i]
 		if it.p == nil {
+			looked++
 			continue
 		}
 		at := headerSize + i*x.each + objectHeader
 		if c.cfg.Fetched != nil {
 			c.cfg.Fetched(x.slot[at : at+c.size : at+c.size])
 		}
+		looked++
 		if casWord(it.p, it.w, localWord(x.addr+uintptr(at-objectHeader), coldness)) {
 			landed++
 			met = met || h.words.number(it.p) == asked
@@ -177,9 +189,6 @@ func (h *Heap) landExtent(x *extent, asked uint64, err error) error {
 			spare += size
 		}
 	}
-	h.logs.segmentOf(x.addr).live.Add(-int64(spare))
-	c.bytesIn.Add(uint64(landed * c.size))
-	c.brought(landed, met)
 	return nil
 }
 

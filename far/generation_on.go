@@ -14,12 +14,7 @@ func generationOf(h *Heap, w *uint64) generation {
 
 // check panics if a pointer may not be dereferenced in s.
 func (g generation) check(s *Scope, w *uint64) {
-	if !s.isOpen() {
-		panic("BUG: a far pointer is dereferenced in a scope that is not open")
-	}
-	if !isIn(s.h.words.table, w) {
-		panic("BUG: a far pointer is dereferenced in a scope of another heap")
-	}
+	s.mustServe(w)
 	g.checkFreed(s.h, w)
 }
 

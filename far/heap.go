@@ -64,6 +64,7 @@ type Heap struct {
 	calls      calls         // in their slow path
 	flights    sync.Pool     // of *flight
 	batches    sync.Pool     // of *batch
+	snapshots  sync.Pool     // of *snapshot
 	epochShift atomic.Uint32 // see admits: log2 of a shard's bytes of an epoch
 	poke       chan struct{} // wakes the janitor
 	ctx        context.Context

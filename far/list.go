@@ -344,6 +344,7 @@ type listStep struct {
 	at      int32
 	version uint64
 	back    bool
+	stepped bool  // next has moved to another node
 	ordinal int   // of the node, in the order of the iteration
 	lead    int32 // the node up to which has been prefetched, 0 for none
 	leadAt  int   // its ordinal
@@ -358,13 +359,21 @@ func (l *List[T]) each(s *Scope, back bool, what int) iter.Seq[*T] {
 			pf = l.tr.make()
 		}
 		for {
-			p, i, j, err := l.next(&it, pf, what)
+			p, i, j, err := l.next(&it)
 			if err != nil {
 				s.fail(err)
 				return
 			}
-			if p == nil {
+			if it.stepped {
+				// With no lock held: a Prefetcher may be the program's.
+				guesses := pf.Access(it.ordinal, l.tr.window(), it.guesses[:0])
+				l.prefetch(&it, guesses, what&derefStream != 0)
+			}
+			if it.node == 0 {
 				return
+			}
+			if p == nil {
+				continue
 			}
 			more := chunkStep(l.tr, s, p, -1, what, func(b []T) bool {
 				for b = b[i:j]; len(b) > 0; {
@@ -387,9 +396,10 @@ func (l *List[T]) each(s *Scope, back bool, what int) iter.Seq[*T] {
 	}
 }
 
-// next moves it to where there are elements again, and returns the word of
-// their node and their places there, or nil at the end.
-func (l *List[T]) next(it *listStep, pf Prefetcher, what int) (p *uint64, i, j int32, err error) {
+// next returns the word of the node of it and the places there of elements that have
+// not been seen, or, if there are none, nil, and moves it to the next node, which is 0 at
+// the end.
+func (l *List[T]) next(it *listStep) (p *uint64, i, j int32, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if it.ordinal < 0 {
@@ -397,36 +407,39 @@ func (l *List[T]) next(it *listStep, pf Prefetcher, what int) (p *uint64, i, j i
 	} else if it.version != l.version {
 		return nil, 0, 0, ErrModified
 	}
-	for {
-		if it.ordinal >= 0 && it.node != 0 {
-			nd := l.nodes.at(it.node)
-			i, j = nd.first, nd.first+nd.count
-			switch {
-			case it.at < 0:
-			case it.back:
-				j = min(j, it.at)
-			default:
-				i = max(i, it.at)
-			}
-			if i < j {
-				if it.at = j; it.back {
-					it.at = i
-				}
-				return l.word(nd), i, j, nil
-			}
+	it.stepped = false
+	if it.node != 0 {
+		nd := l.nodes.at(it.node)
+		i, j = nd.first, nd.first+nd.count
+		switch {
+		case it.at < 0:
+		case it.back:
+			j = min(j, it.at)
+		default:
+			i = max(i, it.at)
 		}
-		if it.node = l.beyond(it.node, it.back); it.node == 0 {
-			return nil, 0, 0, nil
+		if i < j {
+			if it.at = j; it.back {
+				it.at = i
+			}
+			return l.word(nd), i, j, nil
 		}
+	}
+	if it.node = l.beyond(it.node, it.back); it.node != 0 {
 		it.at = -1
 		it.ordinal++
-		l.prefetch(it, pf, what&derefStream != 0)
+		it.stepped = true
 	}
+	return nil, 0, 0, nil
 }
 
-// prefetch asks for nodes beyond that of it, as pf says.
-func (l *List[T]) prefetch(it *listStep, pf Prefetcher, stream bool) {
-	guesses := pf.Access(it.ordinal, l.tr.window(), it.guesses[:0])
+// prefetch asks for nodes beyond that of it.
+func (l *List[T]) prefetch(it *listStep, guesses []int, stream bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if it.version != l.version {
+		return // next will say so
+	}
 	if it.leadAt < it.ordinal {
 		it.lead, it.leadAt = it.node, it.ordinal
 	}

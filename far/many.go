@@ -39,6 +39,12 @@ func (m *ByteMap) getMany(ctx context.Context, n int, keys func(i int) []byte, f
 	b := m.newBatch()
 	t := &b.asked
 	t.keys, t.fn = keys, fn
+	answered := false
+	defer func() {
+		if !answered { // fn panics
+			b.abandon(ctx)
+		}
+	}()
 	for i := range n {
 		b.left = n - i
 		b.get(ctx, i)
@@ -55,7 +61,23 @@ func (m *ByteMap) getMany(ctx context.Context, n int, keys func(i int) []byte, f
 	if cap(t.value) > maxPiece {
 		t.value = nil
 	}
+	answered = true
 	b.end()
+}
+
+// abandon ends a batch whose user does not go on: nobody is to wait for flights that
+// nobody makes.
+func (b *batch) abandon(ctx context.Context) {
+	if !b.landed {
+		b.lead(ctx)
+	}
+	b.release()
+	for _, f := range b.joined {
+		if f != nil {
+			f.release(b.m.h)
+		}
+	}
+	b.closeBlock()
 }
 
 // get answers the key of number i if that takes no read of the store, and otherwise
@@ -121,6 +143,7 @@ func (b *batch) answer(ctx context.Context) {
 		if err := f.wait(ctx); err != nil || !b.deliver(f, i) {
 			t.rest = append(t.rest, i)
 		}
+		b.joined[k] = nil
 		f.release(b.m.h)
 	}
 	clear(b.joined)

@@ -292,13 +292,17 @@ func (b *objectBatch) read(ctx context.Context, h *Heap) (err error) {
 		b.ops = append(b.ops, ReadOp{Seg: d.seg.seg, Off: h.far.offset(d.w.farAddr()), Buf: d.target()})
 	}
 	h.far.store.Read(rctx, b.ops)
+	extents, led := b.extents, b.led // that have not landed
+	defer func() { b.abandon(h, extents, led) }()
 	for i := range b.extents {
+		extents = b.extents[i+1:]
 		if e := h.landExtent(&b.extents[i], b.asked, b.ops[i].Err); err == nil {
 			err = e
 		}
 	}
 	for i := range b.led {
 		d := &b.led[i]
+		led = b.led[i+1:]
 		switch e := h.landObject(nil, d, b.ops[len(b.extents)+i].Err); {
 		case e == nil:
 			h.class(d.w.farClass()).brought(1, h.words.number(d.p) == b.asked)
@@ -307,6 +311,18 @@ func (b *objectBatch) read(ctx context.Context, h *Heap) (err error) {
 		}
 	}
 	return errOr(err, context.Cause(ctx))
+}
+
+// abandon ends fetches whose bytes nobody looks at, since a Fetched of another
+// object panics.
+func (b *objectBatch) abandon(h *Heap, extents []extent, led []landing) {
+	for i := range extents {
+		h.dropSlot(extents[i].addr, headLen(extents[i].slot.head()))
+		h.unpinFar(extents[i].seg)
+	}
+	for i := range led {
+		h.abandon(&led[i])
+	}
 }
 
 // reset empties the batch and ends what was claimed for it.

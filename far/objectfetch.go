@@ -107,8 +107,13 @@ func (h *Heap) abandon(d *landing) {
 func (h *Heap) landObject(s *Scope, d *landing, err error) error {
 	b := d.target()
 	h.count.fetches.Add(1)
+	kept := false
+	defer func() {
+		if !kept { // or Fetched panics
+			h.abandon(d)
+		}
+	}()
 	if err != nil {
-		defer h.abandon(d)
 		if d.seg.gone() {
 			h.wakeJanitor()
 			return &LostError{d.seg.seg.Name()}
@@ -119,7 +124,6 @@ func (h *Heap) landObject(s *Scope, d *landing, err error) error {
 	number := h.words.number(d.p)
 	e, c, err := h.inspectObject(b, number, d.w)
 	if err != nil {
-		defer h.abandon(d)
 		if loadWord(d.p) != d.w {
 			return errAgain // the bytes were not needed any more
 		}
@@ -130,7 +134,6 @@ func (h *Heap) landObject(s *Scope, d *landing, err error) error {
 	tail := newTail(d.w.farAddr(), c.id)
 	if d.slot == nil {
 		if d.slot, d.addr, err = h.newSlot(s, logFor(d.what), objectHead(number, n), tail, n); err != nil {
-			defer h.abandon(d)
 			return err
 		}
 		d.room = n
@@ -147,8 +150,7 @@ func (h *Heap) landObject(s *Scope, d *landing, err error) error {
 	}
 	h.bufs.put(d.buf)
 	d.buf = buffer{}
-	if !casWord(d.p, d.w, localWord(d.addr, coldness)) {
-		h.abandon(d)
+	if kept = casWord(d.p, d.w, localWord(d.addr, coldness)); !kept {
 		return errAgain
 	}
 	if s != nil {

@@ -21,8 +21,11 @@ type pass struct {
 	number uint64
 	segs   []int
 	what   aim
-	epoch  int64     // scopes that were open in an earlier one are waited for; 0: no pass
 	since  time.Time // when the wait began
+	asked  time.Time // when those who wait for room were last asked, see askWaiters
+
+	// epoch: scopes that were open in an earlier one are waited for; 0: no pass.
+	epoch atomic.Int64
 
 	// passes counts the beginnings and the ends of passes: it is odd during one.
 	passes atomic.Uint64
@@ -55,7 +58,7 @@ type dropped struct {
 	n, bytes int
 }
 
-func (ps *pass) active() bool { return ps.epoch != 0 }
+func (ps *pass) active() bool { return ps.epoch.Load() != 0 }
 
 const (
 	// passSegments is the most that one pass takes.
@@ -95,7 +98,7 @@ func (h *Heap) beginPass(n int, what aim) bool {
 			return true
 		})
 	}
-	ps.epoch = h.scopes.advance()
+	ps.epoch.Store(h.scopes.advance())
 	ps.since = time.Now()
 	if h.scopes.fenced {
 		if err := fence(); err != nil {
@@ -180,7 +183,7 @@ func (l *logs) selectObjects(segs []int, n int, what aim) []int {
 }
 
 // passReady reports whether the wait of the pass is over.
-func (h *Heap) passReady() bool { return h.scopes.passed(h.pass.epoch) }
+func (h *Heap) passReady() bool { return h.scopes.passed(h.pass.epoch.Load()) }
 
 // finishPass evacuates the segments of the pass.
 func (h *Heap) finishPass() {
@@ -219,7 +222,7 @@ func (h *Heap) finishPass() {
 		}
 		h.scopes.roomMade()
 	}
-	ps.epoch = 0
+	ps.epoch.Store(0)
 	ps.passes.Add(1)
 	failpoint.Hit("far.passed")
 }
@@ -293,7 +296,7 @@ func (h *Heap) evacuateObjects(s int) {
 		})
 	}
 	seg.phase.Store(phaseNone)
-	if seg.live.Load() == 0 && seg.freed.Load() < ps.epoch {
+	if seg.live.Load() == 0 && seg.freed.Load() < ps.epoch.Load() {
 		h.releaseObjects(s)
 		return
 	}

@@ -7,8 +7,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"polder/internal/invariants"
 )
 
 // A Prefetcher guesses which objects of a data structure a goroutine will use
@@ -116,9 +114,7 @@ func (tr *tracker) object(s *Scope, p *uint64, what int) object {
 	if s.h != tr.h {
 		panic("BUG: a far structure is used in a scope of another heap")
 	}
-	if invariants.Enabled && !s.isOpen() {
-		panic("BUG: a far structure is used outside of its scope")
-	}
+	s.mustBeOpen()
 	tr.touch(s, p)
 	o, err := tr.h.deref(s, p, what)
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"reflect"
 	"runtime"
 	"slices"
 	"strconv"
@@ -141,16 +142,17 @@ func (s *Scope) reportLate() {
 		"made at", position(s.made), "stack", string(stack))
 }
 
-// holder returns the stack of the goroutine that made s, or, for a scope of the
-// pool, the stacks of those who may have it.
+// holder returns the stack of the goroutine that first entered s, or, for a scope of
+// the pool, the stacks of those who may have it.
 func (s *Scope) holder() string {
 	all := make([]byte, 1<<20)
 	all = all[:runtime.Stack(all, true)]
-	id := []byte("goroutine " + strconv.FormatUint(s.maker, 10) + " [")
+	user := s.user.Load()
+	id := []byte("goroutine " + strconv.FormatUint(user, 10) + " [")
 	var found []byte
 	for g := range bytes.SplitSeq(all, []byte("\n\n")) {
-		pooled := bytes.Contains(g, []byte("far.(*Heap).Do("))
-		if s.maker != 0 && bytes.HasPrefix(g, id) || s.maker == 0 && pooled {
+		pooled := bytes.Contains(g, []byte(doName+"("))
+		if user != 0 && bytes.HasPrefix(g, id) || user == 0 && pooled {
 			found = append(append(found, g...), '\n')
 		}
 	}
@@ -158,6 +160,59 @@ func (s *Scope) holder() string {
 		return "its goroutine has ended"
 	}
 	return string(found)
+}
+
+// doName is the name of Heap.Do in stacks; immutable.
+var doName string
+
+func init() { doName = runtime.FuncForPC(reflect.ValueOf((*Heap).Do).Pointer()).Name() }
+
+// isHeldUpHere reports whether the evacuator's pass waits for a scope that the calling
+// goroutine holds. It takes some microseconds.
+func (h *Heap) isHeldUpHere() bool {
+	me, mine, pooled := goroutine(), false, false
+	h.eachHeldUp(func(s *Scope) {
+		user := s.user.Load()
+		mine = mine || user == me
+		pooled = pooled || user == 0
+	})
+	return mine || pooled && inDo()
+}
+
+// heldUpBy returns a scope that the evacuator's pass waits for, or nil.
+func (h *Heap) heldUpBy() (by *Scope) {
+	h.eachHeldUp(func(s *Scope) { by = s })
+	return by
+}
+
+// eachHeldUp calls fn for every scope that the evacuator's pass waits for.
+func (h *Heap) eachHeldUp(fn func(s *Scope)) {
+	epoch := h.pass.epoch.Load()
+	h.scopes.each(func(s *Scope) {
+		if e := atomic.LoadInt64(&s.open); e != 0 && e < epoch {
+			fn(s)
+		}
+	})
+}
+
+// inDo reports whether the calling goroutine is in a Heap.Do.
+func inDo() bool {
+	var pcs [64]uintptr
+	for skip := 0; ; skip += len(pcs) {
+		n := runtime.Callers(skip, pcs[:])
+		for frames := runtime.CallersFrames(pcs[:n]); ; {
+			f, more := frames.Next()
+			if f.Function == doName {
+				return true
+			}
+			if !more {
+				break
+			}
+		}
+		if n < len(pcs) {
+			return false
+		}
+	}
 }
 
 // goroutine is the number of the calling goroutine. It takes about a

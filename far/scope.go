@@ -29,7 +29,10 @@ import (
 // entered must not be waited for in a scope: enter first, and lock then.
 //
 // While the scope is open, whoever holds it must not wait for something that
-// needs local memory elsewhere, such as Heap.SetLocal or a New that may wait.
+// needs local memory elsewhere, such as Heap.SetLocal or a New that may wait: if
+// such a call has to wait and the evacuator waits for the scope, it fails with
+// ErrScopeOpen. (It takes a scope of NewScope for one of the goroutine that first
+// entered it.)
 type Scope struct {
 	// open is the epoch in which the scope was entered, 0 if it is closed.
 	// Written by the holder, read by the evacuator.
@@ -37,7 +40,7 @@ type Scope struct {
 	// extra says why leaving takes the slow path; the scopeXxx flags. Written
 	// by the holder, and by the janitor with atomics.
 	extra uint32
-	epoch *int64 // the heap's; immutable
+	epoch *int64 // the heap's, or, until NewScope's has been entered, unused; the holder's
 	h     *Heap  // immutable
 
 	// The rest is the holder's.
@@ -53,8 +56,8 @@ type Scope struct {
 	// Written by the holder, read by the evacuator.
 	pins [scopePins]atomic.Uintptr
 
-	made    uintptr // pc of who made it; immutable
-	maker   uint64  // the goroutine that did, 0 if it is from the pool; immutable
+	made    uintptr       // pc of who made it; immutable
+	user    atomic.Uint64 // the goroutine that entered it first, 0 before and if it is of the pool
 	since   atomic.Int64
 	ahead   scopeAhead
 	watched int64 // the epoch in which the janitor saw it open; the janitor's
@@ -117,6 +120,10 @@ type scopes struct {
 
 	fenced bool // entering needs no fence of its own; immutable
 
+	// unused is the epoch of scopes that were never entered: with epochScarce, so that
+	// entering one takes the slow path, which finds out by whom. Immutable.
+	unused int64
+
 	mu       sync.Mutex
 	all      []*Scope
 	least    int       // bytes that every scope may take for certain; immutable
@@ -155,6 +162,7 @@ func (sc *scopes) init(least int) {
 	sc.least, sc.most = least, least
 	sc.allowance.Store(int64(least))
 	sc.epoch = 1
+	sc.unused = epochScarce | 1
 	sc.fenced = !asymmetric || arena.CanMembarrier() == nil
 	if !sc.fenced {
 		atomic.OrInt64(&sc.epoch, epochScarce)
@@ -173,7 +181,7 @@ func (sc *scopes) advance() int64 { return atomic.AddInt64(&sc.epoch, 1) &^ epoc
 // not one for every request; Do has a pool of them.
 func (h *Heap) NewScope() *Scope {
 	s := h.newScope()
-	s.maker = goroutine()
+	s.epoch = &h.scopes.unused
 	return s
 }
 
@@ -276,8 +284,12 @@ func (s *Scope) awaitRoom(ctx context.Context, try int) error {
 	return nil
 }
 
-// giveBack gives back a scope that acquire has returned and that has been left.
+// giveBack gives back a scope that acquire has returned. It has been left, unless
+// its user panics.
 func (s *Scope) giveBack() {
+	for s.isOpen() {
+		s.Leave()
+	}
 	s.err, s.ctx, s.last = nil, context.Background(), false
 	p := &s.h.scopes.pools[processor()%len(s.h.scopes.pools)]
 	p.mu.Lock()
@@ -330,7 +342,8 @@ func (s *Scope) call(fn func(s *Scope) error) error {
 	return fn(s)
 }
 
-// enterSlow enters a scope that is open already, or while memory is scarce.
+// enterSlow enters a scope that is open already, for the first time, or while memory
+// is scarce.
 //
 //go:noinline
 func (s *Scope) enterSlow() {
@@ -339,7 +352,13 @@ func (s *Scope) enterSlow() {
 		s.setExtra(scopeNested)
 		return
 	}
-	s.h.admit(s)
+	if sc := &s.h.scopes; s.epoch == &sc.unused {
+		s.epoch = &sc.epoch
+		s.user.Store(goroutine())
+	}
+	if atomic.LoadInt64(s.epoch) < 0 {
+		s.h.admit(s)
+	}
 	atomic.StoreInt64(&s.open, s.h.scopes.now()) // a fence, for want of the evacuator's
 }
 
@@ -390,6 +409,23 @@ func (s *Scope) claim(n int) claim {
 		return forScope
 	}
 	return forMutator
+}
+
+// mustBeOpen panics if s is closed: what is dereferenced then may move while it is used.
+// That is looked for where an object is not simply there, which is most of the time when
+// local memory is short; builds with invariants look every time.
+func (s *Scope) mustBeOpen() {
+	if !s.isOpen() {
+		panic("BUG: a far object is dereferenced or made in a scope that is not open: call Scope.Enter before, and Scope.Leave when it is not used any more; or use Heap.Do, or Load and Store, which need no scope")
+	}
+}
+
+// mustServe panics if the pointer of word p cannot be dereferenced in s.
+func (s *Scope) mustServe(p *uint64) {
+	s.mustBeOpen()
+	if p != nil && !isIn(s.h.words.table, p) {
+		panic("BUG: a far pointer is dereferenced in a scope of another heap")
+	}
 }
 
 // pin publishes that s uses the marked object at addr in place. It fails if

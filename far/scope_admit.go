@@ -84,12 +84,19 @@ func (h *Heap) admitted(s *Scope) bool {
 	ctx, cancel := context.WithTimeout(s.ctx, admitFor)
 	defer cancel()
 	defer context.AfterFunc(h.ctx, cancel)() // nobody waits for a closed heap
+	self := time.NewTimer(patience)          // then look whether a scope of one's own is waited for
+	defer self.Stop()
 	for try := 0; !ok && h.logs.why() == nil; try++ {
 		if t.queued {
 			select {
 			case <-t.called:
 				ok, t = h.tryAdmit(s, t)
 				continue
+			case <-self.C:
+				if !h.isHeldUpHere() {
+					self.Reset(patience)
+					continue
+				}
 			case <-ctx.Done():
 			}
 			break

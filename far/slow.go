@@ -170,7 +170,14 @@ func (h *Heap) waitRoom(ctx context.Context, hd *holding) error {
 	for {
 		select {
 		case <-r.done:
-			return r.err
+			if r.err != errHeldUp {
+				return r.err
+			}
+			if h.isHeldUpHere() {
+				return errScopeOpen
+			}
+			r = l.join()
+			l.wake()
 		case <-letGo:
 			hd.release(h)
 			letGo = nil
@@ -181,10 +188,19 @@ func (h *Heap) waitRoom(ctx context.Context, hd *holding) error {
 			if why := l.why(); why != nil {
 				err = errors.Join(err, why)
 			}
+			if s := h.heldUpBy(); s != nil {
+				err = fmt.Errorf("%w; the evacuator waits for a scope to be left, which was made at %s", err, position(s.made))
+			}
 			return fmt.Errorf("cannot make room in local memory: %w", err)
 		}
 	}
 }
+
+// errHeldUp is what a round of waiting ends with that is to go on: whoever waits first looks
+// whether it holds the scope that the evacuator waits for.
+var errHeldUp = errors.New("held up")
+
+var errScopeOpen = fmt.Errorf("cannot wait for local memory: %w: leave it first, or use what takes the scope, such as NewIn", ErrScopeOpen)
 
 // errFull is what a call gets when the evacuator finds nothing to evacuate.
 var errFull = fmt.Errorf("cannot make room: %w", ErrFull)

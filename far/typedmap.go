@@ -404,8 +404,9 @@ func (m *Map[K, V]) Delete(ctx context.Context, k K) (bool, error) {
 }
 
 // Update calls fn with the value of k, zero and false if there is none, and
-// stores what fn returns, or removes k if that is false. Nothing else changes k
-// meanwhile. fn must not use the map, and may be called again.
+// stores what fn returns, or removes k if that is false, in one step: if others change
+// k meanwhile, fn is called again with what is there then. No lock is held while fn runs.
+// See ByteMap.Update.
 func (m *Map[K, V]) Update(ctx context.Context, k K, fn func(old V, ok bool) (V, bool)) error {
 	var small [smallKey]byte
 	key := encode(&m.key, &k, small[:0])

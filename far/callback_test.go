@@ -1,0 +1,458 @@
+package far
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+)
+
+// panics calls fn, which is expected to panic, as net/http does with a handler: the
+// program goes on.
+func panics(t *testing.T, fn func()) (value any) {
+	t.Helper()
+	defer func() {
+		if value = recover(); value == nil {
+			t.Error("nothing panicked")
+		}
+	}()
+	fn()
+	return nil
+}
+
+// soon fails the test if fn does not return. A call that hangs would leave it
+// without a name.
+func soon(t *testing.T, what string, fn func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		fn()
+	}()
+	select {
+	case <-done:
+	case <-time.After(20 * time.Second):
+		t.Fatalf("%s does not return", what)
+	}
+}
+
+func TestAPanicInUpdateLeavesTheMapAsItWas(t *testing.T) {
+	h, m := newTestHeap(t, NewMemStore(testSegment, 100), Config{})
+	typed := newMap[int, int](t, h, MapConfig{})
+	small, large := value(1, 100), value(2, 200<<10)
+	for name, v := range map[string][]byte{"small": small, "large": large, "absent": nil} {
+		k := []byte(name)
+		if v != nil {
+			mustSet(t, m, k, v)
+		}
+		panics(t, func() {
+			_ = m.Update(t.Context(), k, func(Entry, bool) (Entry, Verdict, error) { panic("a bug of the program's") })
+		})
+		soon(t, "Get of what a panicking Update was for", func() {
+			e, err := m.Get(t.Context(), k, nil)
+			if v == nil && !errors.Is(err, ErrNotFound) || v != nil && (err != nil || !bytes.Equal(e.Value, v)) {
+				t.Errorf("%s: got %d bytes, %v, want the %d that were there", name, len(e.Value), err, len(v))
+			}
+		})
+	}
+	panics(t, func() {
+		_ = typed.Update(t.Context(), 1, func(int, bool) (int, bool) { panic("another") })
+	})
+	soon(t, "Set after a panic", func() {
+		if err := typed.Set(t.Context(), 1, 5); err != nil {
+			t.Error(err)
+		}
+	})
+	soon(t, "Stats after a panic", func() { h.Stats() })
+}
+
+// A callback of Update may use the heap, and its own map: it runs under no lock.
+func TestUpdateCallbacksMayUseTheHeap(t *testing.T) {
+	h := openObjects(t, NewMemStore(tinySegment, 1<<10), 16)
+	m := h.NewByteMap("test")
+	ctx := t.Context()
+	mustSet(t, m, []byte("n"), []byte{1})
+	soon(t, "an Update whose callback uses the heap", func() {
+		err := m.Update(ctx, []byte("n"), func(old Entry, found bool) (Entry, Verdict, error) {
+			for i := range 8000 { // more than local memory holds
+				if _, err := New(ctx, h, point{X: int64(i)}); err != nil {
+					return Entry{}, Keep, err
+				}
+			}
+			for i := range 64 { // some are of the same shard
+				if err := m.Set(ctx, key(i), Entry{Value: old.Value}); err != nil {
+					return Entry{}, Keep, err
+				}
+			}
+			if e, err := m.Get(ctx, []byte("n"), nil); err != nil || e.Value[0] != 1 {
+				t.Errorf("Get in a callback: got %v, %v", e.Value, err)
+			}
+			h.Stats()
+			old.Value[0]++ // the caller's copy
+			return old, Put, nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	mustGet(t, m, []byte("n"), []byte{2})
+}
+
+// Whoever changes the key while a callback runs makes it run again, with what is
+// there then; and a context bounds how long that goes on.
+func TestUpdateRunsAgainIfTheKeyHasChanged(t *testing.T) {
+	_, m := newTestHeap(t, NewMemStore(testSegment, 100), Config{})
+	k := []byte("k")
+	mustSet(t, m, k, []byte("a"))
+	calls := 0
+	err := m.Update(t.Context(), k, func(old Entry, found bool) (Entry, Verdict, error) {
+		if calls++; calls == 1 {
+			mustSet(t, m, k, []byte("b"))
+		}
+		return Entry{Value: append(old.Value, '!')}, Put, nil
+	})
+	if err != nil || calls != 2 {
+		t.Errorf("got %v after %d calls, want none after 2", err, calls)
+	}
+	mustGet(t, m, k, []byte("b!"))
+	err = m.Update(t.Context(), k, func(old Entry, found bool) (Entry, Verdict, error) {
+		if calls++; calls == 3 {
+			if _, err := m.Delete(t.Context(), k); err != nil {
+				t.Error(err)
+			}
+		}
+		return Entry{}, Remove, nil
+	})
+	if err != nil || calls != 4 || m.Len() != 0 {
+		t.Errorf("got %v after %d calls, and %d entries, want none after 4, and none", err, calls-2, m.Len())
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	err = m.Update(ctx, k, func(old Entry, found bool) (Entry, Verdict, error) {
+		if calls++; calls == 10 {
+			cancel()
+		}
+		mustSet(t, m, k, append(old.Value, 'x'))
+		return Entry{Value: []byte("never")}, Put, nil
+	})
+	if !errors.Is(err, context.Canceled) || calls != 10 {
+		t.Errorf("an Update that never comes to its turn: got %v after %d calls, want context.Canceled after 6", err, calls-4)
+	}
+}
+
+func TestAPanicInGetManyGivesEverythingBack(t *testing.T) {
+	store := NewMemStore(tinySegment, 1<<10)
+	h := openObjects(t, store, 16)
+	m := h.NewByteMap("test")
+	var keys [][]byte
+	for i := range 600 {
+		keys = append(keys, key(i))
+		mustSet(t, m, key(i), value(uint64(i), 500))
+	}
+	for at := range 100 {
+		n := 0
+		panics(t, func() {
+			m.GetMany(t.Context(), keys[at:], func(int, Entry, error) {
+				if n++; n > at {
+					panic("a bug of the program's")
+				}
+			})
+		})
+	}
+	h.bufs.mu.Lock()
+	inUse := h.bufs.inUse
+	h.bufs.mu.Unlock()
+	if inUse != 0 {
+		t.Errorf("%d bytes of buffers were not given back", inUse)
+	}
+	h.far.all(func(s *farSegment) {
+		if n := s.pinned(); n != 0 {
+			t.Errorf("%s has %d reads under way that nobody makes", s.seg.Name(), n)
+		}
+	})
+	for i := range keys { // nobody waits for a flight that has not landed
+		mustGet(t, m, key(i), value(uint64(i), 500))
+	}
+	soon(t, "Close after a panic", func() {
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A panic in a class's Fetched is the program's; the object stays far, and can be
+// dereferenced by others.
+func TestAPanicInFetchedLeavesTheObjectFar(t *testing.T) {
+	h := openObjects(t, NewMemStore(tinySegment, 1<<10), 16)
+	bad := false
+	fetched := func([]byte) {
+		if bad {
+			panic("a bug of the program's")
+		}
+	}
+	small, err := NewClass[point](h, ClassConfig{Fetched: fetched})
+	if err != nil {
+		t.Fatal(err)
+	}
+	large, err := NewClass[[2 << 10]byte](h, ClassConfig{Fetched: fetched})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ps []Ptr[point]
+	var qs []Ptr[[2 << 10]byte]
+	var refs []AnyRef
+	for i := range 400 {
+		p, err := small.New(t.Context(), point{X: int64(i)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		q, err := large.New(t.Context(), [2 << 10]byte{7: byte(i)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ps, qs, refs = append(ps, p), append(qs, q), append(refs, q.Any())
+	}
+	bad = true
+	tried := 0
+	for _, p := range ps {
+		if !p.IsLocal() && tried < 8 {
+			panics(t, func() { _, _ = p.Load(t.Context()) })
+			tried++
+		}
+	}
+	panics(t, func() { _ = h.Prefetch(t.Context(), refs, false) })
+	bad = false
+	soon(t, "dereferencing what a panic has left", func() {
+		for i := range ps {
+			if v, err := ps[i].Load(t.Context()); err != nil || v.X != int64(i) {
+				t.Errorf("object %d: got %v, %v", i, v, err)
+			}
+			if v, err := qs[i].Load(t.Context()); err != nil || v[7] != byte(i) {
+				t.Errorf("large object %d: got %v, %v", i, v[7], err)
+			}
+		}
+	})
+	if tried == 0 {
+		t.Error("nothing was far")
+	}
+	h.far.all(func(s *farSegment) {
+		if n := s.pinned(); n != 0 {
+			t.Errorf("%s has %d reads under way that nobody makes", s.seg.Name(), n)
+		}
+	})
+	for i := range ps {
+		ps[i].Free()
+		qs[i].Free()
+	}
+	if live := h.Stats().LocalLive; live != 0 {
+		t.Errorf("%d bytes of local memory live, want none", live)
+	}
+}
+
+// A pointer that is used after it was freed panics, and leaves no scope open that
+// the evacuator would wait for.
+func TestAPanicInACallLeavesItsScope(t *testing.T) {
+	h := openObjects(t, NewMemStore(tinySegment, 64), 16)
+	p, err := New(t.Context(), h, point{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := NewArray[int](t.Context(), h, 1000, StructureConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone := *a
+	a.Free()
+	p.Free()
+	s := h.NewScope()
+	defer s.Close()
+	for name, fn := range map[string]func(){
+		"Load":         func() { _, _ = p.Load(t.Context()) },
+		"Store":        func() { _ = p.Store(t.Context(), point{}) },
+		"Array.Read":   func() { _ = gone.Read(t.Context(), make([]int, 10), 5) },
+		"Array.Write":  func() { _ = gone.Write(t.Context(), make([]int, 1000), 0) },
+		"Array.Chunks": func() { gone.Chunks(s, 0, 10)(func(int, []int) bool { return true }) },
+		"Do": func() {
+			_ = h.Do(t.Context(), func(*Scope) error { panic("a bug of the program's") })
+		},
+	} {
+		panics(t, fn)
+		if !h.scopes.passed(h.scopes.advance()) {
+			t.Errorf("%s has left a scope open", name)
+		}
+	}
+}
+
+// asking is a Prefetcher that asks its list something.
+type asking struct{ l *List[int] }
+
+func (a asking) Access(i, window int, dst []int) []int {
+	a.l.Len()
+	a.l.Front()
+	return append(dst, i+1)
+}
+
+func TestPrefetchersMayUseTheirList(t *testing.T) {
+	h := openObjects(t, NewMemStore(tinySegment, 1<<10), 16)
+	var l *List[int]
+	l, err := NewList[int](h, StructureConfig{Group: 8, NewPrefetcher: func() Prefetcher { return asking{l} }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 1000 {
+		if err := l.PushBack(t.Context(), i); err != nil {
+			t.Fatal(err)
+		}
+	}
+	soon(t, "an iteration", func() {
+		s := h.NewScope()
+		defer s.Close()
+		n := 0
+		for v := range l.All(s) {
+			if *v != n {
+				t.Errorf("element %d: got %d", n, *v)
+			}
+			n++
+		}
+		if n != 1000 || s.Err() != nil {
+			t.Errorf("got %d elements, %v, want 1000", n, s.Err())
+		}
+	})
+}
+
+// Dereferencing without Enter is found where the object is not simply there, and
+// the panic says what to do.
+func TestDerefOutsideOfAScopePanics(t *testing.T) {
+	h := openObjects(t, NewMemStore(tinySegment, 1<<10), 16)
+	other := openObjects(t, NewMemStore(tinySegment, 16), 16)
+	ps := fillFar(t, h, 8000)
+	a, err := NewArray[int](t.Context(), h, 1<<15, StructureConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := h.NewScope()
+	defer s.Close()
+	tried := 0
+	for _, p := range ps {
+		if p.IsLocal() {
+			continue
+		}
+		for name, fn := range map[string]func(){
+			"Deref":       func() { p.Deref(s) },
+			"DerefMut":    func() { p.DerefMut(s) },
+			"DerefStream": func() { p.DerefStream(s) },
+			"Elem.Deref":  func() { a.At(3).Deref(s) },
+			"NewIn":       func() { _, _, _ = NewIn[point](s) },
+		} {
+			got, _ := panics(t, fn).(string)
+			if !strings.HasPrefix(got, "BUG: ") || !strings.Contains(got, "Enter") {
+				t.Fatalf("%s panics with %q, want a BUG that says what to do", name, got)
+			}
+		}
+		if tried++; tried == 10 {
+			break
+		}
+	}
+	if tried == 0 {
+		t.Fatal("everything is local")
+	}
+	so := other.NewScope()
+	defer so.Close()
+	so.Enter()
+	defer so.Leave()
+	for _, p := range ps {
+		if !p.IsLocal() {
+			if got, _ := panics(t, func() { p.Deref(so) }).(string); !strings.Contains(got, "another heap") {
+				t.Errorf("a scope of another heap: panics with %q", got)
+			}
+			break
+		}
+	}
+}
+
+// Who would wait for local memory in a scope of its own, for which the evacuator
+// waits, is told so at once.
+func TestWaitingForRoomInAScopeFailsAtOnce(t *testing.T) {
+	for name, in := range map[string]func(h *Heap, fn func() error) error{
+		"NewScope": func(h *Heap, fn func() error) error {
+			s := h.NewScope()
+			defer s.Close()
+			s.Enter()
+			defer s.Leave()
+			return fn()
+		},
+		"Do": func(h *Heap, fn func() error) error {
+			return h.Do(context.Background(), func(*Scope) error { return fn() })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := openObjects(t, NewMemStore(tinySegment, 1<<10), 16)
+			m := h.NewByteMap("test")
+			soon(t, "waiting for room in a scope", func() {
+				err := in(h, func() error {
+					for i := range 1 << 20 {
+						if _, err := New(t.Context(), h, point{X: int64(i)}); err != nil {
+							return err
+						}
+					}
+					return nil
+				})
+				if !errors.Is(err, ErrScopeOpen) || errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "NewIn") {
+					t.Errorf("New: got %v, want ErrScopeOpen, and what to do", err)
+				}
+				err = in(h, func() error {
+					for i := range 1 << 20 {
+						_, full := New(NoWait, h, point{X: int64(i)})
+						if full == nil {
+							continue
+						}
+						if err := m.Set(t.Context(), key(i), Entry{Value: value(1, 8<<10)}); err != nil {
+							return err
+						}
+					}
+					return nil
+				})
+				if !errors.Is(err, ErrScopeOpen) {
+					t.Errorf("Set: got %v, want ErrScopeOpen", err)
+				}
+			})
+			// And not after it has been left.
+			for i := range 2000 {
+				if _, err := New(t.Context(), h, point{X: int64(i)}); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// A scope that another goroutine holds is waited for, whoever made it.
+func TestAScopeThatWasHandedOverIsNotTheMakers(t *testing.T) {
+	h := openObjects(t, NewMemStore(tinySegment, 1<<10), 16)
+	s := h.NewScope()
+	defer s.Close()
+	entered, leave, left := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	go func() {
+		s.Enter()
+		close(entered)
+		<-leave
+		s.Leave()
+		close(left)
+	}()
+	<-entered
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	var err error
+	for i := 0; err == nil; i++ {
+		_, err = New(ctx, h, point{X: int64(i)})
+	}
+	if errors.Is(err, ErrScopeOpen) || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "callback_test.go") {
+		t.Errorf("got %v, want the end of the context, and where the scope was made that is open", err)
+	}
+	close(leave)
+	<-left
+	if _, err := New(t.Context(), h, point{}); err != nil {
+		t.Error(err)
+	}
+}
