@@ -13,6 +13,10 @@
 // everything in memory in both. "Local hits" is the part of GETs for which
 // nothing was read from far memory.
 //
+// Before that, commands with 100,000 fields or keys: HSET of new fields, HGETALL,
+// MSET and DEL, and WATCH of 10,000 keys. One client sends one after the other,
+// and the time until it has the whole reply is measured.
+//
 // # How
 //
 // Every server is a process of its own and starts empty. Servers take turns,

@@ -46,11 +46,12 @@ type scale struct {
 	settle   time.Duration // of reads before the first measurement of a far server
 	data     int64         // bytes of a data set, keys and values
 	most     int           // keys of a data set
+	wide     int           // fields and keys of a command that has many
 }
 
 var (
-	full  = scale{rounds: 5, duration: time.Second, warmup: 200 * time.Millisecond, settle: 3 * time.Second, data: 256 << 20, most: 1_500_000}
-	short = scale{rounds: 3, duration: 80 * time.Millisecond, warmup: 20 * time.Millisecond, settle: 200 * time.Millisecond, data: 56 << 20, most: 300_000}
+	full  = scale{rounds: 5, duration: time.Second, warmup: 200 * time.Millisecond, settle: 3 * time.Second, data: 256 << 20, most: 1_500_000, wide: 100_000}
+	short = scale{rounds: 3, duration: 80 * time.Millisecond, warmup: 20 * time.Millisecond, settle: 200 * time.Millisecond, data: 56 << 20, most: 300_000, wide: 20_000}
 )
 
 // entryOverhead is what the far heap keeps beside a key and a value: header,
@@ -72,6 +73,10 @@ func Run(ctx context.Context, cfg Config) error {
 func (b *bench) run(ctx context.Context) error {
 	perSize := len(pipelines) * len(ops) * b.scale.rounds
 	b.total = len(sizes) * perSize * (2 + 3) // the servers of both phases
+	b.total += len(wideCases(0)) * b.scale.rounds * 2
+	if err := b.wide(ctx); err != nil {
+		return fmt.Errorf("cannot measure commands with many arguments: %w", err)
+	}
 	for _, size := range sizes {
 		if err := b.size(ctx, size); err != nil {
 			return fmt.Errorf("cannot measure values of %s: %w", sizeName(size), err)

@@ -4,7 +4,10 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"io"
+	"net"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -21,7 +24,7 @@ func TestEveryCaseIsMeasured(t *testing.T) {
 	said := map[string]bool{}
 	last := 0
 	b := &bench{
-		scale: scale{rounds: 1, duration: 5 * time.Millisecond, settle: 5 * time.Millisecond, data: 8 << 20, most: 10_000},
+		scale: scale{rounds: 1, duration: 5 * time.Millisecond, settle: 5 * time.Millisecond, data: 8 << 20, most: 10_000, wide: 500},
 		cfg: Config{
 			Polder:  proctest.Binary(),
 			Printer: benchout.New(&out, true),
@@ -81,11 +84,46 @@ func TestEveryCaseIsMeasured(t *testing.T) {
 			}
 		}
 	}
-	if want := 3 * 2 * 3 * 2 * 3; len(seen) != want {
+	for _, wide := range []string{"HSET of 500 fields", "HGETALL of 500 fields", "MSET of 500 keys", "WATCH of 50 keys", "DEL of 500 keys"} {
+		if _, ok := seen["local "+wide+" time"]; !ok {
+			t.Errorf("%s was not measured", wide)
+		}
+	}
+	if want := 3*2*3*2*3 + 5; len(seen) != want {
 		t.Errorf("got %d rows, want %d", len(seen), want)
 	}
 	if want := 3 * 3 * 2; hits != want {
 		t.Errorf("got %d rows of local hits, want one for every GET, %d", hits, want)
+	}
+}
+
+// TestAWrongReplyIsNoFigure has a server that answers a wide command with less
+// than it should.
+func TestAWrongReplyIsNoFigure(t *testing.T) {
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lis.Close()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() {
+		conn, err := lis.Accept()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		_, _ = conn.Read(make([]byte, 1<<16))
+		_, _ = io.WriteString(conn, ":9\r\n")
+		_, _ = io.Copy(io.Discard, conn)
+	})
+	w, err := dialWide(context.Background(), &server{name: "short", addr: lis.Addr().String()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.conn.Close()
+	if _, err := w.measure(wideCases(10)[4]); err == nil || !strings.Contains(err.Error(), `":9\r\n"`) {
+		t.Errorf("got %v, want an error that shows the reply", err)
 	}
 }
 

@@ -1,0 +1,171 @@
+package respbench
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"time"
+
+	"polder/measure/benchout"
+)
+
+// wideTimeout bounds one command.
+const wideTimeout = time.Minute
+
+// wideValue is the value of every field and key.
+const wideValue = "0123456789abcdef"
+
+// wideCase is a command with many arguments, or with a reply that is as long.
+type wideCase struct {
+	name   string
+	before [][]byte // commands that make every round the same; not measured
+	cmd    []byte
+	begins string // of the reply
+	size   int    // of the reply, in bytes
+}
+
+// command encodes words, and then more with every number from 0 to n.
+func command(words []string, n int, more func(i int) []string) []byte {
+	var body []byte
+	count := 0
+	add := func(list []string) {
+		count += len(list)
+		for _, w := range list {
+			body = fmt.Appendf(body, "$%d\r\n%s\r\n", len(w), w)
+		}
+	}
+	add(words)
+	for i := range n {
+		add(more(i))
+	}
+	return append(fmt.Appendf(nil, "*%d\r\n", count), body...)
+}
+
+// wideCases are those with n fields or keys. Where Redis needs the square of n,
+// for WATCH, there are fewer.
+func wideCases(n int) []wideCase {
+	one := func(words ...string) []byte { return command(words, 0, nil) }
+	name := func(i int) string { return fmt.Sprintf("name:%08d", i) }
+	pair := func(i int) []string { return []string{name(i), wideValue} }
+	key := func(i int) []string { return []string{name(i)} }
+	watched := n / 10
+
+	hset := command([]string{"HSET", "hash"}, n, pair)
+	mset := command([]string{"MSET"}, n, pair)
+	number := fmt.Sprintf(":%d\r\n", n)
+	head := fmt.Sprintf("*%d\r\n", 2*n)
+	element := func(s string) int { return len(fmt.Sprintf("$%d\r\n%s\r\n", len(s), s)) }
+	flush, unwatch := one("FLUSHALL"), one("UNWATCH")
+	return []wideCase{
+		{fmt.Sprintf("HSET of %d fields", n), [][]byte{flush}, hset, number, len(number)},
+		{fmt.Sprintf("HGETALL of %d fields", n), nil, one("HGETALL", "hash"), head, len(head) + n*(element(name(0))+element(wideValue))},
+		{fmt.Sprintf("MSET of %d keys", n), [][]byte{flush}, mset, "+OK\r\n", 5},
+		{fmt.Sprintf("WATCH of %d keys", watched), [][]byte{unwatch}, command([]string{"WATCH"}, watched, key), "+OK\r\n", 5},
+		{fmt.Sprintf("DEL of %d keys", n), [][]byte{unwatch, mset}, command([]string{"DEL"}, n, key), number, len(number)},
+	}
+}
+
+// wide measures commands with many arguments, one at a time, everything local.
+func (b *bench) wide(ctx context.Context) (err error) {
+	redis, err := startRedis(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, redis.close()) }()
+	const mib = 1 << 20
+	local, err := startUp(ctx, b.cfg.Polder, "local", 256*mib, 512*mib)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, local.close()) }()
+	servers := []*server{redis, local}
+	clients := make([]*wideClient, len(servers))
+	for i, s := range servers {
+		if clients[i], err = dialWide(ctx, s); err != nil {
+			return err
+		}
+		defer clients[i].conn.Close()
+	}
+	for _, c := range wideCases(b.scale.wide) {
+		took := make([][]float64, len(servers))
+		for round := range b.scale.rounds + 1 {
+			for _, i := range rand.Perm(len(servers)) {
+				b.cfg.Progress(b.done, b.total, servers[i].name+" "+c.name)
+				d, err := clients[i].measure(c)
+				if err != nil {
+					return fmt.Errorf("%s: %s: %w", servers[i].name, c.name, err)
+				}
+				if round > 0 { // the first is to warm up
+					took[i] = append(took[i], float64(d)/float64(time.Millisecond))
+					b.done++
+				}
+			}
+		}
+		r := benchout.Row{Bench: "resp", Case: local.name + " " + c.name, Metric: "time", Value: median(took[1]), Unit: "ms"}
+		if err := b.cfg.Printer.Print(r.Against(rival, median(took[0]), benchout.Lower)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// wideClient sends a command and waits for its reply.
+type wideClient struct {
+	conn net.Conn
+	buf  []byte
+}
+
+func dialWide(ctx context.Context, s *server) (*wideClient, error) {
+	conn, err := (&net.Dialer{Timeout: startTimeout}).DialContext(ctx, "tcp", s.addr)
+	if err != nil {
+		return nil, fmt.Errorf("cannot connect to %s: %w", s.name, err)
+	}
+	return &wideClient{conn: conn}, nil
+}
+
+// measure returns how long a case takes.
+func (w *wideClient) measure(c wideCase) (time.Duration, error) {
+	for _, cmd := range c.before {
+		if _, err := w.do(cmd, "+OK\r\n", 5); err != nil {
+			return 0, err
+		}
+	}
+	return w.do(c.cmd, c.begins, c.size)
+}
+
+// do sends a command and reads its reply, whose beginning and length must be as
+// expected: so the client, which is measured too, need not look for its end.
+func (w *wideClient) do(cmd []byte, begins string, size int) (time.Duration, error) {
+	if cap(w.buf) < size {
+		w.buf = make([]byte, size)
+	}
+	buf := w.buf[:size]
+	start := time.Now()
+	if err := w.conn.SetDeadline(start.Add(wideTimeout)); err != nil {
+		return 0, err
+	}
+	sent := make(chan error, 1)
+	go func() {
+		_, err := w.conn.Write(cmd)
+		sent <- err
+	}()
+	n, err := io.ReadAtLeast(w.conn, buf, len(begins))
+	if err == nil && bytes.HasPrefix(buf, []byte(begins)) {
+		_, err = io.ReadFull(w.conn, buf[n:])
+	}
+	took := time.Since(start)
+	if err != nil {
+		w.conn.Close()
+	}
+	if err := errors.Join(err, <-sent); err != nil {
+		return 0, err
+	}
+	if !bytes.HasPrefix(buf, []byte(begins)) {
+		return 0, fmt.Errorf("got a reply of %.100q, want %q", buf[:n], begins)
+	}
+	return took, nil
+}
