@@ -81,6 +81,46 @@ func TestObjectsComeBackFromFarMemory(t *testing.T) {
 	}
 }
 
+// What is used again and again stays local, while others come and go.
+func TestObjectsThatAreUsedStay(t *testing.T) {
+	h := openObjects(t, NewMemStore(tinySegment, 1<<11), 16)
+	ctx := context.Background()
+	var hot [16]Ptr[point]
+	for i := range hot {
+		var err error
+		if hot[i], err = New(ctx, h, point{X: int64(i)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := h.NewScope()
+	defer s.Close()
+	const others = 30_000 // as much as fits into local memory, ten times
+	var cold [5000]Ptr[[10]int64]
+	for n := range others {
+		p, err := New(ctx, h, [10]int64{int64(n)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n >= len(cold) {
+			cold[n%len(cold)].Free()
+		}
+		cold[n%len(cold)] = p
+		s.Enter()
+		if i := n % len(hot); hot[i].Deref(s) == nil {
+			t.Fatalf("hot object %d: %v", i, s.Err())
+		}
+		s.Leave()
+	}
+	// Nothing but hot objects was used again.
+	st := h.Stats()
+	if st.Evacuated < others/2 {
+		t.Fatalf("%d objects were evacuated of %d", st.Evacuated, others)
+	}
+	if st.Fetches > 40 {
+		t.Errorf("hot objects were fetched %d times, want hardly ever", st.Fetches)
+	}
+}
+
 func TestTypesWithGoPointersAreRefused(t *testing.T) {
 	h := openObjects(t, NewMemStore(tinySegment, 16), 16)
 	type inner struct{ Names [2]string }

@@ -101,5 +101,7 @@ func TestANodeServesSoManyClients(t *testing.T) {
 	pooltest.Eventually(t, "the second is forgotten", func() bool { return c.Nodes[0].Stats().Sessions == 1 })
 	openRaw(t, c, c.Nodes[0], wire.Session{})
 	a.conn.Close() // it owns something, and keeps its place
-	openRaw(t, c, c.Nodes[0], a.w.Session)
+	if again := openRaw(t, c, c.Nodes[0], a.w.Session); !again.w.Resumed {
+		t.Error("a session was not resumed within its grace period")
+	}
 }

@@ -1,6 +1,7 @@
 package futex_test
 
 import (
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -13,19 +14,18 @@ func TestWhoWaitsIsWoken(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		for w.Load() == 0 {
-			futex.Wait(&w, 0, time.Hour)
-		}
+		futex.Wait(&w, 0, time.Hour) // w stays 0: only Wake ends this
 	}()
-	w.Store(1)
-	for {
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); {
 		futex.Wake(&w) // again, as it may not have slept yet
 		select {
 		case <-done:
 			return
 		default:
+			runtime.Gosched()
 		}
 	}
+	t.Error("nobody was woken within a minute")
 }
 
 func TestNobodyWaitsForAnotherValue(t *testing.T) {
