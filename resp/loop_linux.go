@@ -174,8 +174,9 @@ func (l *loop) give(c *conn) {
 	l.rouse()
 }
 
-// adopt takes over a connection if it is a plain socket.
-func (l *loop) adopt(nc net.Conn, s *session) bool {
+// adopt takes over a connection if it is a plain socket. In is what the client has
+// sent already.
+func (l *loop) adopt(nc net.Conn, s *session, in []byte) bool {
 	switch nc.(type) {
 	case *net.TCPConn, *net.UnixConn:
 	default:
@@ -195,6 +196,9 @@ func (l *loop) adopt(nc net.Conn, s *session) bool {
 	}
 	nc.Close()
 	c := &conn{l: l, fd: fd, s: s, away: true}
+	if len(in) > 0 {
+		c.buf = append(clientmem.Grow(nil, len(in)+minRoom), in...)
+	}
 	s.onWait = c.beforeWait
 	s.mem.HangUp = c.hangUp
 	l.give(c)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"hash/maphash"
 	"net"
@@ -14,6 +13,7 @@ import (
 	"time"
 
 	"polder/far"
+	"polder/internal/accept"
 )
 
 // Server serves Redis clients. Make one with NewServer.
@@ -45,6 +45,7 @@ type Server struct {
 	port        atomic.Int32
 	stats       counters
 
+	door   *accept.Gate    // connections that are no clients yet, or are not to be
 	ctx    context.Context // ends when commands may wait no longer
 	cancel context.CancelFunc
 	wg     sync.WaitGroup // every goroutine of the server
@@ -80,6 +81,7 @@ func newServer(srv *Server, cfg Config) (*Server, error) {
 	srv.streams = make(map[*stream]struct{})
 	srv.sessions = make(map[*session]struct{})
 	srv.stopped = make(chan struct{})
+	srv.door = accept.NewGate(cfg.Logger, loginTimeout)
 	id := make([]byte, 20)
 	rand.Read(id)
 	srv.runID = hex.EncodeToString(id)
@@ -109,8 +111,10 @@ func newServer(srv *Server, cfg Config) (*Server, error) {
 }
 
 // Serve accepts clients from ln until the server is closed, and then returns
-// ErrServerClosed. It closes ln. Several listeners may be served at a time.
+// ErrServerClosed. It closes ln. Several listeners may be served at a time. If ln
+// gives TLS connections, only those whose handshake has succeeded are clients.
 func (srv *Server) Serve(ln net.Listener) error {
+	ln = accept.Listen(ln, srv.cfg.Logger)
 	srv.mu.Lock()
 	if srv.stopping {
 		srv.mu.Unlock()
@@ -132,22 +136,13 @@ func (srv *Server) Serve(ln net.Listener) error {
 	}
 	for {
 		nc, err := ln.Accept()
-		if err == nil {
+		switch {
+		case err == nil:
 			srv.accept(nc)
-			continue
-		}
-		if srv.isStopping() {
+		case srv.isStopping():
 			return ErrServerClosed
-		}
-		var temporary interface{ Temporary() bool }
-		if !errors.As(err, &temporary) || !temporary.Temporary() {
+		default:
 			return fmt.Errorf("cannot accept clients: %w", err)
-		}
-		// Out of file descriptors, for instance: clients leave.
-		srv.cfg.Logger.Warn("cannot accept a client", "err", err)
-		select {
-		case <-srv.ctx.Done():
-		case <-time.After(50 * time.Millisecond):
 		}
 	}
 }
@@ -164,35 +159,6 @@ func (srv *Server) isStopping() bool {
 	srv.mu.Lock()
 	defer srv.mu.Unlock()
 	return srv.stopping
-}
-
-// accept makes a session of a connection and gives it to a driver.
-func (srv *Server) accept(nc net.Conn) {
-	srv.stats.connections.Add(1)
-	if srv.clients.Add(1) > int64(srv.cfg.MaxClients) {
-		srv.clients.Add(-1)
-		srv.stats.rejected.Add(1)
-		nc.SetWriteDeadline(time.Now().Add(time.Second))
-		nc.Write([]byte("-ERR max number of clients reached\r\n"))
-		nc.Close()
-		return
-	}
-	s := srv.newSession()
-	s.info.addr, s.info.laddr = nc.RemoteAddr().String(), nc.LocalAddr().String()
-	srv.mu.Lock()
-	if srv.stopping {
-		srv.mu.Unlock()
-		srv.clients.Add(-1)
-		nc.Close()
-		return
-	}
-	srv.sessions[s] = struct{}{}
-	srv.live.Add(1)
-	srv.mu.Unlock()
-	if len(srv.loops) > 0 && srv.loops[int(srv.nextLoop.Add(1))%len(srv.loops)].adopt(nc, s) {
-		return
-	}
-	srv.serveStream(nc, s)
 }
 
 // forget ends a session. Its driver has closed the connection.
@@ -237,6 +203,7 @@ func (srv *Server) Shutdown(ctx context.Context) error {
 			l.stop()
 		}
 		go func() {
+			srv.door.Close()
 			srv.live.Wait()
 			srv.cancel()
 			srv.fetches.stop()

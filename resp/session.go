@@ -27,7 +27,9 @@ type session struct {
 
 	ver    int // protocol version, 2 or 3
 	authed bool
-	ending bool // close once out is written
+	// entering is set while the client waits at the door for its password.
+	entering bool
+	ending   bool // close once out is written
 
 	multi    bool // between MULTI and EXEC
 	abort    bool // a command was refused since MULTI
@@ -65,10 +67,11 @@ type queued struct {
 type status uint8
 
 const (
-	needInput  status = iota // all complete commands are done
-	needFlush                // out is large: write it and call run again
-	needFetch                // see wants; fetch and call run again
-	sessionEnd               // write out, then close
+	needInput    status = iota // all complete commands are done
+	needFlush                  // out is large: write it and call run again
+	needFetch                  // see wants; fetch and call run again
+	sessionLogin               // the client has given the password at the door
+	sessionEnd                 // write out, then close
 )
 
 // flushAt is the size of out at which run asks for it to be written.
@@ -140,6 +143,10 @@ func (s *session) run() status {
 			return needFetch
 		}
 		s.in = s.in[n:]
+		if s.entering && s.authed {
+			s.entering = false
+			return sessionLogin
+		}
 		if len(s.out)-s.base >= flushAt {
 			return needFlush
 		}

@@ -33,7 +33,7 @@ type stream struct {
 	broken   bool   // writing has failed; guarded by mu
 }
 
-func (srv *Server) serveStream(nc net.Conn, s *session) {
+func (srv *Server) serveStream(nc net.Conn, s *session, in []byte) {
 	st := &stream{nc: nc, s: s}
 	st.changed.L = &st.mu
 	s.mem.HangUp = func() { clientmem.HangUp(nc) }
@@ -48,7 +48,7 @@ func (srv *Server) serveStream(nc net.Conn, s *session) {
 		defer srv.wg.Done()
 		var writer sync.WaitGroup
 		writer.Go(st.write)
-		st.read()
+		st.read(in)
 		st.finish()
 		writer.Wait()
 		clientmem.Free(st.pending)
@@ -78,7 +78,8 @@ func (st *stream) finish() {
 	st.changed.Broadcast()
 }
 
-func (st *stream) read() {
+// read runs what the client sends, after in.
+func (st *stream) read(in []byte) {
 	s := st.s
 	cfg := &s.srv.cfg
 	var buf []byte
@@ -87,6 +88,14 @@ func (st *stream) read() {
 		s.in = nil
 		clientmem.Free(buf)
 	}()
+	if len(in) > 0 {
+		buf = append(clientmem.Grow(nil, len(in)+minRoom), in...)
+		s.in = buf
+		if !st.process() {
+			return
+		}
+		buf = buf[:copy(buf, s.in)]
+	}
 	for {
 		if buf = s.grow(buf); !st.hold(cap(buf) + s.footprint()) {
 			return

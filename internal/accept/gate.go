@@ -2,6 +2,7 @@ package accept
 
 import (
 	"container/list"
+	"crypto/tls"
 	"errors"
 	"log/slog"
 	"net"
@@ -56,11 +57,14 @@ type Visitor struct {
 // is closed.
 func (g *Gate) Go(nc net.Conn, prove func(v *Visitor) error) {
 	v := &Visitor{Conn: nc, gate: g, gone: make(chan struct{})}
+	if t, ok := nc.(*tls.Conn); ok {
+		v.Conn = t.NetConn() // to close it never waits for the peer
+	}
 	if !g.admit(v) {
 		nc.Close()
 		return
 	}
-	nc.SetDeadline(time.Now().Add(g.timeout)) // if that fails, so does what prove does
+	v.Conn.SetDeadline(time.Now().Add(g.timeout)) // if that fails, so does what prove does
 	go func() {
 		defer g.running.Done()
 		err := prove(v)

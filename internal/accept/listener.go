@@ -61,8 +61,7 @@ func (l *listener) take(nc net.Conn) {
 		}
 		return
 	}
-	// The gate closes what is below TLS: that never waits for the peer.
-	l.gate.Go(t.NetConn(), func(v *Visitor) error {
+	l.gate.Go(nc, func(v *Visitor) error {
 		if err := t.Handshake(); err != nil {
 			return err
 		}
