@@ -34,6 +34,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"polder/internal/accept"
 	"polder/internal/ratelog"
 	"polder/resp/clientmem"
 	"polder/soft"
@@ -45,6 +46,9 @@ const (
 	MaxValue = 1 << 20
 	MaxLine  = 64 << 10
 )
+
+// refusalTimeout is how long a client that is one too many may take to be told.
+const refusalTimeout = time.Second
 
 // Config says what to serve. Heap is required.
 type Config struct {
@@ -77,6 +81,8 @@ type Server struct {
 	begun time.Time
 	clock func() time.Time // as memcached's: begun and the time since, so that setting the host's clock ages no item
 	stats counters
+
+	refusals *accept.Gate // connections beyond MaxConns, which are told so
 
 	mu     sync.Mutex
 	conns  map[net.Conn]struct{}
@@ -120,13 +126,16 @@ func New(cfg Config) (*Server, error) {
 	begun := time.Now()
 	return &Server{
 		cfg: cfg, items: m, begun: begun, clock: func() time.Time { return begun.Add(time.Since(begun)) },
-		conns: make(map[net.Conn]struct{}), lis: make(map[net.Listener]struct{}),
+		refusals: accept.NewGate(cfg.Logger, refusalTimeout),
+		conns:    make(map[net.Conn]struct{}), lis: make(map[net.Listener]struct{}),
 	}, nil
 }
 
 // Serve accepts connections until the listener or the server is closed; then
-// it returns nil.
+// it returns nil. If lis gives TLS connections, only those whose handshake has
+// succeeded count.
 func (s *Server) Serve(lis net.Listener) error {
+	lis = accept.Listen(lis, s.cfg.Logger)
 	s.mu.Lock()
 	if s.closed {
 		s.mu.Unlock()
@@ -138,6 +147,7 @@ func (s *Server) Serve(lis net.Listener) error {
 		s.mu.Lock()
 		delete(s.lis, lis)
 		s.mu.Unlock()
+		lis.Close() // again, mostly
 	}()
 	for {
 		conn, err := lis.Accept()
@@ -148,14 +158,14 @@ func (s *Server) Serve(lis net.Listener) error {
 			return fmt.Errorf("cannot accept: %w", err)
 		}
 		s.mu.Lock()
-		full := len(s.conns) >= s.cfg.MaxConns
-		if s.closed || full {
+		if s.closed {
 			s.mu.Unlock()
-			if full {
-				_ = conn.SetWriteDeadline(time.Now().Add(time.Second))
-				_, _ = io.WriteString(conn, "ERROR Too many open connections\r\n")
-			}
 			conn.Close()
+			continue
+		}
+		if len(s.conns) >= s.cfg.MaxConns {
+			s.mu.Unlock()
+			s.refusals.Go(conn, func(*accept.Visitor) error { return s.refuse(conn) })
 			continue
 		}
 		s.conns[conn] = struct{}{}
@@ -169,6 +179,12 @@ func (s *Server) Serve(lis net.Listener) error {
 		})
 		s.mu.Unlock()
 	}
+}
+
+// refuse tells a client that there are too many. The error says so, too.
+func (s *Server) refuse(conn net.Conn) error {
+	_, err := io.WriteString(conn, "ERROR Too many open connections\r\n")
+	return errors.Join(fmt.Errorf("there are %d connections, as many as may be", s.cfg.MaxConns), err)
 }
 
 // Close ends all connections and forgets all items. The heap stays open.
@@ -188,6 +204,7 @@ func (s *Server) Close() error {
 		c.Close()
 	}
 	s.mu.Unlock()
+	s.refusals.Close()
 	s.done.Wait()
 	s.items.Close()
 	return errors.Join(errs...)

@@ -10,12 +10,15 @@
 // # Who gets in when too many come
 //
 // A gate that is full closes the connection that has waited longest, to let the
-// new one in. So nobody ever waits for a place, and a peer is sent away early only
-// when as many as there are places have come after it and have not finished
-// either. At 1,000 silent connections a second and [Places] of them, each has a
-// second for what takes an honest peer milliseconds. Peers that talk nonsense
-// leave at once. A place costs a descriptor, a goroutine and in all 7 KiB, or up to 64
-// KiB more while a peer sends the longest ClientHello that TLS allows.
+// new one in; but each may stay for [Stay], so that many honest peers who come at
+// once do not push each other out while the processor is busy with them. If all
+// have come within Stay, it is the new one that is closed. So accepting never
+// waits for a place, and as long as fewer than Places/Stay, 4,096 a second, come
+// and do not finish, nobody is turned away who finishes within Stay. Peers that
+// talk nonsense leave at once, and hardly count.
+//
+// A place costs a descriptor, a goroutine and in all 7 KiB, or up to 64 KiB more
+// while a peer sends the longest ClientHello that TLS allows.
 //
 // Counting by address would be fairer towards a peer from elsewhere, but needs a
 // table of addresses that strangers fill, and does not help those behind one

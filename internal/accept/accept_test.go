@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -96,6 +97,7 @@ func TestAFullGateTurnsAwayWhoHasWaitedLongest(t *testing.T) {
 		var fates []<-chan error
 		for range 5 {
 			fates = append(fates, visit(t, g))
+			time.Sleep(Stay / 2)
 		}
 		synctest.Wait()
 		for i, fate := range fates {
@@ -115,6 +117,35 @@ func TestAFullGateTurnsAwayWhoHasWaitedLongest(t *testing.T) {
 		}
 		if strings.Count(out.String(), "\n") != 2 {
 			t.Errorf("closing a gate is no refusal:\n%s", &out)
+		}
+	})
+}
+
+// TestACrowdDoesNotPushItselfOut has more honest peers come at once than there are
+// places. Those who are in get the time to finish.
+func TestACrowdDoesNotPushItselfOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewGate(quiet, time.Hour)
+		g.places = 3
+		var entered atomic.Int32
+		for range 10 {
+			here, there := net.Pipe()
+			defer here.Close()
+			defer there.Close()
+			g.Go(here, func(v *Visitor) error {
+				time.Sleep(Stay)
+				err := v.Enter()
+				if err == nil {
+					entered.Add(1)
+				}
+				return err
+			})
+		}
+		time.Sleep(Stay)
+		synctest.Wait()
+		g.Close()
+		if got := entered.Load(); got != 3 {
+			t.Errorf("10 came at once to 3 places: %d entered, want 3", got)
 		}
 	})
 }
@@ -147,6 +178,7 @@ func TestWhoHasEnteredIsLeftAlone(t *testing.T) {
 			t.Fatal(err)
 		}
 		visit(t, g)
+		time.Sleep(Stay)
 		visit(t, g)
 		time.Sleep(time.Minute)
 		g.Close()
@@ -165,6 +197,7 @@ func TestWhoEntersTooLateIsTold(t *testing.T) {
 		defer there.Close()
 		late := make(chan error)
 		g.Go(here, func(v *Visitor) error { <-v.Gone(); late <- v.Enter(); return nil })
+		time.Sleep(Stay)
 		visit(t, g)
 		if err := <-late; !errors.Is(err, ErrCrowded) {
 			t.Errorf("got %v, want %v", err, ErrCrowded)
@@ -270,6 +303,9 @@ func TestACrowdDoesNotKeepAClientOut(t *testing.T) {
 	}
 	d := tls.Dialer{Config: client}
 	nc, err := d.DialContext(ctx, "tcp", lis.Addr().String())
+	for err != nil && ctx.Err() == nil { // until the crowd has had its time
+		nc, err = d.DialContext(ctx, "tcp", lis.Addr().String())
+	}
 	if err != nil {
 		t.Fatalf("a client with a certificate: %v", err)
 	}

@@ -16,8 +16,14 @@ import (
 // four times as many descriptors; else a quarter of those.
 const Places = 1024
 
-// ErrCrowded is why a gate has closed a connection before its time.
-var ErrCrowded = errors.New("others have come, and it had not yet shown who it is")
+// Stay is how long a peer may wait in a gate even if others come.
+const Stay = 250 * time.Millisecond
+
+// Why a gate has closed a connection before its time.
+var (
+	ErrCrowded = errors.New("others have come, and it had not yet shown who it is")
+	errFull    = errors.New("too many have come at once who have not shown who they are")
+)
 
 // A Gate holds connections whose peers have not yet shown who they are.
 type Gate struct {
@@ -46,6 +52,7 @@ func NewGate(log *slog.Logger, timeout time.Duration) *Gate {
 type Visitor struct {
 	net.Conn
 	gate  *Gate
+	came  time.Time
 	place *list.Element // nil once it is not waiting any more; guarded by gate.mu
 	why   error         // why the gate has closed it; guarded by gate.mu
 	gone  chan struct{} // closed when the gate closes it
@@ -56,12 +63,13 @@ type Visitor struct {
 // prove is satisfied it, or whom it hands v to, calls Enter. When prove fails, nc
 // is closed.
 func (g *Gate) Go(nc net.Conn, prove func(v *Visitor) error) {
-	v := &Visitor{Conn: nc, gate: g, gone: make(chan struct{})}
+	v := &Visitor{Conn: nc, gate: g, came: time.Now(), gone: make(chan struct{})}
 	if t, ok := nc.(*tls.Conn); ok {
 		v.Conn = t.NetConn() // to close it never waits for the peer
 	}
-	if !g.admit(v) {
-		nc.Close()
+	if err := g.admit(v); err != nil {
+		v.Conn.Close()
+		g.refused(nc, err)
 		return
 	}
 	v.Conn.SetDeadline(time.Now().Add(g.timeout)) // if that fails, so does what prove does
@@ -75,25 +83,33 @@ func (g *Gate) Go(nc net.Conn, prove func(v *Visitor) error) {
 		if why := v.leave(); why != nil {
 			err = why
 		}
-		if !errors.Is(err, net.ErrClosed) {
-			g.log.Warn("connection refused", "peer", nc.RemoteAddr(), "err", err)
-		}
+		g.refused(nc, err)
 	}()
 }
 
+func (g *Gate) refused(nc net.Conn, err error) {
+	if !errors.Is(err, net.ErrClosed) {
+		g.log.Warn("connection refused", "peer", nc.RemoteAddr(), "err", err)
+	}
+}
+
 // admit gives v a place, if need be the one of who has waited longest.
-func (g *Gate) admit(v *Visitor) bool {
+func (g *Gate) admit(v *Visitor) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closed {
-		return false
+		return net.ErrClosed
 	}
-	for g.waiting.Len() >= g.places {
-		g.turnAway(g.waiting.Front(), ErrCrowded)
+	if g.waiting.Len() >= g.places {
+		first := g.waiting.Front()
+		if v.came.Sub(first.Value.(*Visitor).came) < Stay {
+			return errFull
+		}
+		g.turnAway(first, ErrCrowded)
 	}
 	v.place = g.waiting.PushBack(v)
 	g.running.Add(1)
-	return true
+	return nil
 }
 
 // turnAway closes a connection that waits.

@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"polder/internal/accept"
 	"polder/internal/fdpass"
 	"polder/internal/ratelog"
 	"polder/memnode/wire"
@@ -226,28 +227,10 @@ func (b *Broker) Serve(l *net.UnixListener) error {
 	}
 	b.lis = append(b.lis, l)
 	b.mu.Unlock()
-	pause := time.NewTimer(0)
-	defer pause.Stop()
-	for {
-		nc, err := l.AcceptUnix()
-		switch {
-		case err == nil:
-			b.accept(nc)
-			continue
-		case b.ctx.Err() != nil:
-			return nil
-		case errors.Is(err, net.ErrClosed):
-			return fmt.Errorf("cannot accept: %w", err)
-		}
-		// Out of file descriptors, perhaps: try again in a while.
-		b.log.Warn("cannot accept", "error", err)
-		pause.Reset(50 * time.Millisecond)
-		select {
-		case <-pause.C:
-		case <-b.ctx.Done():
-			return nil
-		}
+	if err := accept.Each(b.log, l.AcceptUnix, b.accept); b.ctx.Err() == nil {
+		return fmt.Errorf("cannot accept: %w", err)
 	}
+	return nil
 }
 
 // accept admits a connection, or turns it away.

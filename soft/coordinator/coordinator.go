@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"polder/internal/accept"
 	"polder/internal/fdpass"
 	"polder/soft/wire"
 )
@@ -116,36 +117,31 @@ func (c *Coordinator) Close() error {
 }
 
 func (c *Coordinator) accept() {
-	for {
-		sock, err := c.lis.AcceptUnix()
-		if err != nil {
-			if errors.Is(err, net.ErrClosed) {
-				return
-			}
-			c.cfg.Logger.Error("cannot accept a client", "err", err)
-			select { // out of descriptors, perhaps: do not spin
-			case <-c.ctx.Done():
-			case <-time.After(100 * time.Millisecond):
-			}
-			continue
-		}
-		conn, err := fdpass.New(sock)
-		if err != nil {
-			sock.Close()
-			continue
-		}
-		peer, err := conn.Peer()
-		if err != nil {
-			conn.Close()
-			continue
-		}
-		if reason := c.admit(conn, peer); reason != "" {
-			_ = conn.TrySend(wire.Encode(wire.KindRefused, wire.Refused{Reason: reason}))
-			conn.Close()
-			continue
-		}
-		c.done.Go(func() { c.serve(conn, peer) })
+	err := accept.Each(c.cfg.Logger, c.lis.AcceptUnix, c.take)
+	if !errors.Is(err, net.ErrClosed) {
+		c.cfg.Logger.Error("no client can connect any more", "err", err)
 	}
+}
+
+// take serves a connection, or turns it away. The kernel says whose it is.
+func (c *Coordinator) take(sock *net.UnixConn) {
+	conn, err := fdpass.New(sock)
+	if err != nil {
+		sock.Close()
+		return
+	}
+	peer, err := conn.Peer()
+	if err != nil {
+		conn.Close()
+		return
+	}
+	if reason := c.admit(conn, peer); reason != "" {
+		c.cfg.Logger.Warn("connection refused", "pid", peer.PID, "uid", peer.UID, "err", reason)
+		_ = conn.TrySend(wire.Encode(wire.KindRefused, wire.Refused{Reason: reason}))
+		conn.Close()
+		return
+	}
+	c.done.Go(func() { c.serve(conn, peer) })
 }
 
 // admit counts a connection, or says why it is refused.
