@@ -88,9 +88,13 @@ func value(key string, version, size int) string {
 // Statistics of /status that the tests look at.
 type status struct {
 	Resident int64
-	Node     struct{ Chunks, Lent, Clients, Sessions int64 }
-	Heap     struct{ Lost, Corrupt int64 }
-	Redis    struct{ OutputDrops, Lost, EvictedClients, ClientMemory, MaxClientMemory int64 }
+	Memory   struct {
+		Total int64
+		Bound string
+	}
+	Node  struct{ Chunks, Lent, Clients, Sessions int64 }
+	Heap  struct{ Lost, Corrupt int64 }
+	Redis struct{ OutputDrops, Lost, EvictedClients, ClientMemory, MaxClientMemory int64 }
 }
 
 func statusOf(t *testing.T, p *child.Process) status {

@@ -5,7 +5,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"golang.org/x/sys/unix"
+	"polder/internal/hostmem"
 )
 
 // resize makes the heap have n segments.
@@ -68,13 +68,14 @@ func (h *Heap) takeGranted() {
 	}
 }
 
-// totalMemory returns the machine's memory in bytes.
+// totalMemory returns how much memory there is for this process, in bytes: that
+// of the host, or of a control group.
 func totalMemory() int64 {
-	var i unix.Sysinfo_t
-	if err := unix.Sysinfo(&i); err != nil {
+	m, err := hostmem.Host{}.Read()
+	if err != nil {
 		return 0
 	}
-	return int64(i.Totalram) * int64(i.Unit)
+	return m.Total
 }
 
 func programName() string {

@@ -63,13 +63,19 @@ func deviceFlag(fs *pflag.FlagSet, name *string) {
 
 // lendFlags are the flags that say what to lend, and to whom.
 func lendFlags(fs *pflag.FlagSet, cfg *daemon.NodeConfig) {
-	fs.Var(config.NewSize(&cfg.Lend, memnode.MinChunkSize, 0), "lend", "memory to lend; the default is half of what is free now")
+	fs.Var(config.NewSize(&cfg.Lend, memnode.MinChunkSize, 0), "lend", "memory to lend; the default is half of what this process can allocate now, under the limits of its control groups")
+	overcommitFlag(fs, &cfg.Overcommit)
 	fs.Var(config.NewPowerOfTwo(&cfg.Chunk, memnode.MinChunkSize, memnode.MaxChunkSize), "chunk", "unit of lending, a power of two")
 	fs.Var(config.NewSize(&cfg.ClientBudget, 0, 0), "client-budget", "most memory that one client may hold; 0 means all")
 	managerFlag(fs, &cfg.Manager)
 	componentFlags(fs, &cfg.Components)
 	secretFlag(fs, &cfg.SecretFile)
 	fs.Var(config.NewDuration(&cfg.Grace, time.Millisecond), "grace", "how long a client's memory outlives its connection")
+}
+
+// overcommitFlag is the flag that lets a node lend what is not there.
+func overcommitFlag(fs *pflag.FlagSet, p *bool) {
+	fs.BoolVar(p, "overcommit", false, "lend more than this process can allocate; the kernel kills it when that is used")
 }
 
 // componentFlags are the flags that say what active components may use.

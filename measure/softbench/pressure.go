@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"polder/internal/cgroup"
+	"polder/internal/hostmem"
 	"polder/measure/benchout"
 	"polder/measure/plot"
 	"polder/soft/coordinator"
@@ -29,14 +31,14 @@ func RunPressure(ctx context.Context, o Options) (err error) {
 	if o.Short {
 		p = pressure{limit: gib, reserve: 256 * mib, calm: 4 * time.Second, slow: 4 * time.Second, hold: 2 * time.Second, warm: 12 * time.Second, patience: 8 * time.Second}
 	}
-	p.group, err = newCgroup(p.limit)
-	if errors.Is(err, errNoCgroup) {
+	p.group, err = cgroup.New(p.limit)
+	if errors.Is(err, cgroup.ErrNone) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, p.group.close()) }()
+	defer func() { err = errors.Join(err, p.group.Close()) }()
 	dir, err := os.MkdirTemp("", "polder-soft-")
 	if err != nil {
 		return err
@@ -50,7 +52,7 @@ type pressure struct {
 	limit, reserve   int64
 	calm, slow, hold time.Duration
 	warm, patience   time.Duration // at most, with the first filling and with recovery
-	group            *cgroup
+	group            *cgroup.Group
 	socket           string
 
 	marks  []plot.Mark
@@ -70,12 +72,12 @@ type point struct {
 // groupSensor is a host of the size of the control group.
 type groupSensor struct{ pid string }
 
-func (g groupSensor) Read() (coordinator.Memory, error) {
-	limit, free, ok := coordinator.Host{}.Limit(g.pid)
+func (g groupSensor) Read() (hostmem.Memory, error) {
+	limit, free, ok := hostmem.Host{}.Limit(g.pid)
 	if !ok {
-		return coordinator.Memory{}, errors.New("the control group is gone")
+		return hostmem.Memory{}, errors.New("the control group is gone")
 	}
-	return coordinator.Memory{Total: limit, Available: free}, nil
+	return hostmem.Memory{Total: limit, Available: free}, nil
 }
 
 func (groupSensor) Limit(string) (int64, int64, bool) { return 0, 0, false }
@@ -86,7 +88,7 @@ func (p *pressure) run(ctx context.Context, o Options) (err error) {
 		return err
 	}
 	defer service.stop()
-	if err := p.group.add(service.p.PID()); err != nil {
+	if err := p.group.Add(service.p.PID()); err != nil {
 		return err
 	}
 	host := groupSensor{strconv.Itoa(service.p.PID())}
@@ -154,7 +156,7 @@ func (p *pressure) run(ctx context.Context, o Options) (err error) {
 			return during, after, err
 		}
 		defer a.stop()
-		if err := p.group.add(a.p.PID()); err != nil {
+		if err := p.group.Add(a.p.PID()); err != nil {
 			return during, after, err
 		}
 		began := time.Now()
@@ -204,7 +206,7 @@ func (p *pressure) run(ctx context.Context, o Options) (err error) {
 			return err
 		}
 	}
-	kills, err := p.group.kills()
+	kills, err := p.group.Kills()
 	if err != nil {
 		return err
 	}

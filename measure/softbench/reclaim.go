@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"polder/internal/arena"
+	"polder/internal/hostmem"
 	"polder/measure/benchout"
 	"polder/soft"
 	"polder/soft/coordinator"
@@ -142,10 +143,10 @@ func cpuTime() time.Duration {
 // sensor is a host of which the benchmark says how much is idle.
 type sensor struct {
 	idle atomic.Int64
-	real coordinator.Host
+	real hostmem.Host
 }
 
-func (s *sensor) Read() (coordinator.Memory, error) {
+func (s *sensor) Read() (hostmem.Memory, error) {
 	m, err := s.real.Read()
 	m.Stalled = 0
 	m.Available = min(m.Available, s.idle.Load())

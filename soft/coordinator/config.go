@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"time"
 
+	"polder/internal/hostmem"
 	"polder/internal/ratelog"
 	"polder/soft/policy"
 	"polder/soft/wire"
@@ -69,9 +70,9 @@ type Config struct {
 	Logger *slog.Logger // default: slog.Default
 }
 
-// Sensor measures a host's memory; Host is the real one.
+// Sensor measures a host's memory; hostmem.Host is the real one.
 type Sensor interface {
-	Read() (Memory, error)
+	Read() (hostmem.Memory, error)
 	Limit(pid string) (limit, free int64, ok bool)
 }
 
@@ -80,7 +81,7 @@ func (c *Config) complete() error {
 		return errors.New("no socket is given")
 	}
 	if c.Host == nil {
-		c.Host = Host{}
+		c.Host = hostmem.Host{}
 	}
 	m, err := c.Host.Read()
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 
 	"polder/internal/accept"
 	"polder/internal/fdpass"
+	"polder/internal/hostmem"
 	"polder/soft/wire"
 )
 
@@ -31,7 +32,7 @@ type Coordinator struct {
 	sessions     map[uint64]*session
 	conns        map[*fdpass.Conn]int // every connection, registered or not, by user
 	nextID       uint64
-	mem          Memory
+	mem          hostmem.Memory
 	stats        Stats
 	divided      time.Time
 	dividedTotal int64 // how much there was to divide then

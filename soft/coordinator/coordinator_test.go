@@ -16,6 +16,7 @@ import (
 
 	"polder/internal/arena"
 	"polder/internal/fdpass"
+	"polder/internal/hostmem"
 	"polder/soft"
 	"polder/soft/policy"
 	"polder/soft/wire"
@@ -28,8 +29,8 @@ type fakeHost struct {
 	total, idle atomic.Int64
 }
 
-func (f *fakeHost) Read() (Memory, error) {
-	return Memory{Total: f.total.Load(), Available: f.idle.Load()}, nil
+func (f *fakeHost) Read() (hostmem.Memory, error) {
+	return hostmem.Memory{Total: f.total.Load(), Available: f.idle.Load()}, nil
 }
 
 func (f *fakeHost) Limit(string) (int64, int64, bool) { return 0, 0, false }

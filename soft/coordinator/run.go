@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"time"
 
+	"polder/internal/hostmem"
 	"polder/soft/policy"
 	"polder/soft/wire"
 )
@@ -53,7 +54,7 @@ func (c *Coordinator) run() {
 
 // notePressure raises the reserve while somebody on the host waits for
 // memory: MemAvailable says what could be had, PSI what it costs.
-func (c *Coordinator) notePressure(mem Memory) {
+func (c *Coordinator) notePressure(mem hostmem.Memory) {
 	if c.mem.Total == 0 {
 		return
 	}

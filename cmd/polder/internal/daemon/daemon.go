@@ -25,6 +25,7 @@ import (
 
 	"polder/internal/admin"
 	"polder/internal/child"
+	"polder/internal/hostmem"
 	"polder/internal/listen"
 	"polder/internal/readyfile"
 )
@@ -136,6 +137,9 @@ func (p *process) status() *Status {
 	}
 	if n, err := child.Resident(s.PID); err == nil {
 		s.Resident = n
+	}
+	if m, err := (hostmem.Host{}).Read(); err == nil {
+		s.Memory = &m
 	}
 	for _, fill := range p.reports {
 		fill(s)

@@ -32,6 +32,9 @@ func (p *process) openHere(ctx context.Context, cfg UpConfig) error {
 	if err := cfg.Node.check(); err != nil {
 		return err
 	}
+	if err := p.checkLend(cfg.Node.Lend, cfg.Local, cfg.Node.Overcommit); err != nil {
+		return err
+	}
 	manager, err := managerNamed(cfg.Manager)
 	if err != nil {
 		return err

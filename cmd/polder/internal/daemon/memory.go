@@ -1,12 +1,14 @@
 package daemon
 
 import (
+	"fmt"
 	"os"
 	"runtime/debug"
 	"runtime/metrics"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"polder/internal/config"
+	"polder/internal/hostmem"
 )
 
 // The Go runtime's part of a serving process's memory. The far heap's budget
@@ -60,14 +62,72 @@ func memoryLimit(live uint64) int64 {
 	return max(goLimit, int64(live)+int64(live)/4+liveHeadroom)
 }
 
-// DefaultLend is how much memory a node lends if it is not told: half of
-// what the machine has to spare, in whole GiB, at least one and at most 64.
+const gib = 1 << 30
+
+// DefaultLend is how much memory a node lends if it is not told: half of what
+// can be allocated here, less what the process needs itself, at most 64 GiB. It
+// is in whole GiB, or below one in whole MiB.
 func DefaultLend() int64 {
-	const gib = 1 << 30
-	var info unix.Sysinfo_t
-	if err := unix.Sysinfo(&info); err != nil {
+	m, err := hostmem.Host{}.Read()
+	if err != nil {
 		return gib
 	}
-	spare := int64(info.Freeram+info.Bufferram) * int64(info.Unit)
-	return min(max(spare/2/gib, 1), 64) * gib
+	return defaultLend(m)
+}
+
+func defaultLend(m hostmem.Memory) int64 {
+	lend := min(m.Available/2, m.Spare(), 64*gib)
+	unit := int64(gib)
+	if lend < gib {
+		unit = 1 << 20
+	}
+	return lend / unit * unit
+}
+
+// checkLend refuses to lend what is not there, beside other bytes that the process
+// is to use itself: beyond the limit of a control group it would be killed, with
+// all that it holds.
+func checkLend(m hostmem.Memory, lend, beside int64) error {
+	if lend <= m.Spare()-beside {
+		return nil
+	}
+	own := "stay for the process itself"
+	if beside > 0 {
+		own = fmt.Sprintf("stay for the process itself and %s for --local", config.FormatSize(beside))
+	}
+	return &config.Error{Source: "--lend", Value: config.FormatSize(lend), Err: fmt.Errorf(
+		"expected at most %s: %s, %s, leaves %s, of which %s %s; to lend more than there is, and be killed when it is used, say --overcommit",
+		mib(max(m.Spare()-beside, 0)), m.Bound, mib(m.Total), mib(m.Available), mib(m.Reserve()), own)}
+}
+
+// mib is a size in whole MiB.
+func mib(n int64) string { return config.FormatSize(n >> 20 << 20) }
+
+// checkLend refuses to lend more than there is for it, beside what else the
+// process uses, and says what bounds its memory.
+func (p *process) checkLend(lend, beside int64, overcommit bool) error {
+	m, err := hostmem.Host{}.Read()
+	if err != nil {
+		p.Logger.Warn("nothing is known of the memory that there is for lending", "error", err)
+		return nil
+	}
+	p.Logger.Info("memory for lending", "bounded by", m.Bound, "in all", mib(m.Total), "available", mib(m.Available), "reserve", mib(m.Reserve()))
+	if err := checkLend(m, lend, beside); err != nil {
+		if !overcommit {
+			return err
+		}
+		p.Logger.Warn("more is lent than there is", "lend", mib(lend), "expected at most", mib(max(m.Spare()-beside, 0)))
+	}
+	return nil
+}
+
+// warnInPlace says who pays for memory that is mapped in place: the kernel charges
+// a page to the control group of who touches it first, which is the borrower.
+func (p *process) warnInPlace() {
+	m, err := hostmem.Host{}.Read()
+	if err != nil {
+		return
+	}
+	p.Logger.Info("borrowed memory is used in place, and charged to this process's control group, not the node's",
+		"bounded by", m.Bound, "in all", mib(m.Total), "available", mib(m.Available))
 }

@@ -1,8 +1,12 @@
 package daemon
 
 import (
+	"errors"
 	"runtime/debug"
 	"testing"
+
+	"polder/internal/config"
+	"polder/internal/hostmem"
 )
 
 func TestTheMemoryLimitGivesWayToLiveMemory(t *testing.T) {
@@ -29,8 +33,34 @@ func TestTheMemoryLimitIsGivenBack(t *testing.T) {
 	}
 }
 
-func TestDefaultLend(t *testing.T) {
-	if got := DefaultLend(); got < 1<<30 || got > 64<<30 || got%(1<<30) != 0 {
-		t.Errorf("DefaultLend() = %d", got)
+func TestANodeLendsWhatIsThere(t *testing.T) {
+	const mib = 1 << 20
+	for _, tt := range []struct {
+		total, available int64 // MiB
+		lend             int64 // by default
+		most             int64 // that is not refused
+	}{
+		{256 << 10, 200 << 10, 64 << 10, 184 << 10},
+		{16 << 10, 11 << 10, 5 << 10, 10 << 10},
+		{300, 290, 145, 226},
+		{100, 90, 26, 26},
+		{64, 60, 0, 0},
+	} {
+		m := hostmem.Memory{Total: tt.total * mib, Available: tt.available * mib, Bound: "the control group /pod"}
+		if got := defaultLend(m); got != tt.lend*mib {
+			t.Errorf("of %d MiB, %d available: the default is %d MiB, want %d", tt.total, tt.available, got/mib, tt.lend)
+		}
+		if err := checkLend(m, tt.most*mib, 0); err != nil {
+			t.Errorf("of %d MiB, %d available: %d MiB are refused: %v", tt.total, tt.available, tt.most, err)
+		}
+		if err := checkLend(m, tt.most*mib+1, 0); !errors.As(err, new(*config.Error)) {
+			t.Errorf("of %d MiB, %d available: more than %d MiB: got %v, want a refusal", tt.total, tt.available, tt.most, err)
+		}
+	}
+	m := hostmem.Memory{Total: 300 * mib, Available: 290 * mib, Bound: "the control group /pod"}
+	want := `cannot use --lend = "1GiB": expected at most 162MiB: the control group /pod, 300MiB, leaves 290MiB, of which 64MiB ` +
+		`stay for the process itself and 64MiB for --local; to lend more than there is, and be killed when it is used, say --overcommit`
+	if err := checkLend(m, 1<<30, 64*mib); err == nil || err.Error() != want {
+		t.Errorf("got  %v\nwant %s", err, want)
 	}
 }

@@ -25,6 +25,7 @@ type NodeConfig struct {
 	Common
 	Listen       []string // where clients connect: HOST:PORT or unix:PATH
 	Lend         int64    // bytes; if there are both kinds of address, each gets half
+	Overcommit   bool     // lend more than there is memory for
 	Chunk        int64    // bytes
 	ClientBudget int64    // bytes; 0 means all
 	Grace        time.Duration
@@ -140,6 +141,9 @@ func RunNode(ctx context.Context, cfg NodeConfig) (err error) {
 		if err := cfg.Security.Check("listen", addr); err != nil {
 			return err
 		}
+	}
+	if err := p.checkLend(cfg.Lend, 0, cfg.Overcommit); err != nil {
+		return err
 	}
 	if err := p.listenAdmin(); err != nil {
 		return err

@@ -23,6 +23,9 @@ func (s *Status) Print(w io.Writer, now time.Time) error {
 	for _, service := range slices.Sorted(maps.Keys(s.Addresses)) {
 		row(service, "%s", s.Addresses[service])
 	}
+	if m := s.Memory; m != nil {
+		row("memory", "%s of %s available, bounded by %s", bytes(m.Available), bytes(m.Total), m.Bound)
+	}
 	if n := s.Node; n != nil {
 		chunk := int64(n.ChunkSize)
 		row("lent", "%s of %s, in chunks of %s", bytes(n.Lent*chunk), bytes(n.Chunks*chunk), config.FormatSize(chunk))

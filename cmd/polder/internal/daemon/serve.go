@@ -167,6 +167,7 @@ func (p *process) openFar(ctx context.Context, cfg ServeConfig) error {
 				Err: fmt.Errorf("expected none with nodes at Unix sockets, which lend by %s", memfd.Name)}
 		}
 		manager = memfd.Manager{}
+		p.warnInPlace()
 		dev, err = shm.NewDevice(softnic.Config{})
 		dial = func(ctx context.Context, addr string) (verbs.Conn, error) {
 			return shm.Dial(ctx, dev, addr, shm.Config{})

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"polder/far"
+	"polder/internal/hostmem"
 	"polder/memnode"
 	"polder/pool"
 	"polder/pool/broker"
@@ -27,6 +28,7 @@ type Status struct {
 	Started   time.Time
 	Addresses map[string]string // by service
 	Resident  int64             // bytes
+	Memory    *hostmem.Memory   `json:",omitempty"` // that there is for it; nil where that cannot be told
 
 	Node    *memnode.Stats       `json:",omitempty"` // node, up
 	Clients []memnode.ClientInfo `json:",omitempty"`

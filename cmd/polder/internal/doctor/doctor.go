@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"polder/internal/config"
+	"polder/internal/hostmem"
 	"polder/memnode"
 	"polder/verbs/ibv"
 )
@@ -29,11 +30,12 @@ type Report struct {
 type Host struct {
 	Kernel  string
 	CPUs    int
-	Memlock uint64   // limit on locked memory in bytes; ^0: none
-	Root    bool     // may lock all the same
-	Seen    []string // RDMA devices that the kernel has, whatever this program can do
-	Char    bool     // /dev/infiniband is there: programs may use them
-	Modules []string // modules for devices that are loaded
+	Memory  *hostmem.Memory // that there is for a process here; nil if that cannot be told
+	Memlock uint64          // limit on locked memory in bytes; ^0: none
+	Root    bool            // may lock all the same
+	Seen    []string        // RDMA devices that the kernel has, whatever this program can do
+	Char    bool            // /dev/infiniband is there: programs may use them
+	Modules []string        // modules for devices that are loaded
 }
 
 // Look looks.
@@ -53,6 +55,9 @@ func look(root string) Host {
 	var l unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_MEMLOCK, &l) == nil {
 		h.Memlock = l.Cur
+	}
+	if m, err := (hostmem.Host{Proc: filepath.Join(root, "proc"), Cgroup: filepath.Join(root, "sys/fs/cgroup")}).Read(); err == nil {
+		h.Memory = &m
 	}
 	h.Seen = entries(filepath.Join(root, "sys/class/infiniband"))
 	h.Char = len(entries(filepath.Join(root, "dev/infiniband"))) > 0
@@ -101,6 +106,10 @@ func (r Report) Print(w io.Writer) error {
 func (r Report) host(b *strings.Builder) {
 	h := r.Host
 	fmt.Fprintf(b, "Host: Linux %s, %d processors\n", h.Kernel, h.CPUs)
+	if m := h.Memory; m != nil {
+		fmt.Fprintf(b, "  memory          %s of %s available, bounded by %s; a node started here now can lend %s\n",
+			mib(m.Available), mib(m.Total), m.Bound, mib(m.Spare()))
+	}
 	switch {
 	case h.Memlock == ^uint64(0):
 		b.WriteString("  locked memory   no limit\n")
@@ -209,6 +218,9 @@ func device(b *strings.Builder, d ibv.Info) {
 		memnode.OneSided, memnode.Native, memnode.ODRP)
 	wont("give pages back to the system that are lent and not in use: registered memory is pinned")
 }
+
+// mib is a size in whole MiB.
+func mib(n int64) string { return config.FormatSize(n >> 20 << 20) }
 
 func size(n uint64) string {
 	if n >= 1<<60 {

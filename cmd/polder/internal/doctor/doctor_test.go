@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"polder/internal/hostmem"
 	"polder/verbs/ibv"
 )
 
@@ -55,6 +56,8 @@ func TestLimitsAreExplained(t *testing.T) {
 	wants(t, printed(t, Report{Host: h, Built: true}), "8MiB", "limits.conf", "mlx5_0", "modprobe ib_uverbs")
 	h.Root = true
 	wants(t, printed(t, Report{Host: h, Built: true}), "does not bind root")
+	h.Memory = &hostmem.Memory{Total: 300 << 20, Available: 290 << 20, Bound: "the control group /pod"}
+	wants(t, printed(t, Report{Host: h, Built: true}), "290MiB of 300MiB available, bounded by the control group /pod; a node started here now can lend 226MiB")
 	h.Memlock = ^uint64(0)
 	wants(t, printed(t, Report{Host: h, Built: true}), "no limit")
 }
