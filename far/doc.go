@@ -66,7 +66,7 @@
 // entry of a ByteMap takes 36 bytes beside its key and value, in multiples of 16,
 // and about 16 bytes of index whether it is local or far. The index grows at the
 // expense of the logs; where it would leave too little for them, a call that
-// adds an entry fails with an [ErrFull] that says what budget would do.
+// adds an entry fails with an [ErrMetadataFull] that says what budget would do.
 //
 // # Loss
 //

@@ -13,8 +13,16 @@ var (
 	ErrWouldBlock = errors.New("would block")
 	// ErrClosed: the heap has been closed.
 	ErrClosed = errors.New("heap is closed")
-	// ErrFull: the store has no memory left, and nothing local can make way.
-	ErrFull = errors.New("far memory is full")
+	// ErrFull: there is no memory for it, and nothing can make way. Whatever Is
+	// ErrFull Is one of the three that follow, too, which say what is full.
+	ErrFull = errors.New("memory is full")
+	// ErrStoreFull: the store has no segment to lend. More far memory helps.
+	ErrStoreFull error = fullError("far memory is full")
+	// ErrMetadataFull: what the heap keeps in local memory of all that is local or far,
+	// indexes and the words of pointers, would leave too little of Config.Local for data.
+	ErrMetadataFull error = fullError("the local budget is full of indexes and pointers")
+	// ErrLocalFull: all of Config.Local is in use by what cannot be evacuated just now.
+	ErrLocalFull error = fullError("the local budget is full of what is in use")
 	// ErrTooLarge: the key or value exceeds MaxKeySize or Config.MaxValue.
 	ErrTooLarge = errors.New("too large")
 	// ErrScopeFull: a scope has taken all the local memory that is to be had
@@ -26,9 +34,13 @@ var (
 	// ErrModified: a List was changed by others, so that a Cursor or an
 	// iteration does not know where it is.
 	ErrModified = errors.New("list was modified")
-	// ErrStoreFull is what a Store returns when it has no segment to lend.
-	ErrStoreFull = errors.New("no memory left to lend")
 )
+
+// fullError is an ErrFull that says what is full.
+type fullError string
+
+func (e fullError) Error() string        { return string(e) }
+func (e fullError) Is(target error) bool { return target == ErrFull }
 
 // MaxKeySize is the longest key, in bytes.
 const MaxKeySize = 1<<16 - 1

@@ -208,7 +208,7 @@ func (h *Heap) objectsFirst(s int, what aim) bool {
 }
 
 // stuck ends the waiting of those who need room that cannot be made: at once
-// if the store is full, otherwise their deadlines do.
+// if the store is full or nothing local can go, otherwise their deadlines do.
 func (h *Heap) stuck() {
 	l := &h.logs
 	if l.hasRoom() {
@@ -228,8 +228,9 @@ func (h *Heap) stuck() {
 	case h.far.freed.Load() && h.barren < 2*barrenMost:
 		l.wake() // it just has; but cleaning may do so for ever
 	default:
+		l.inUse.Store(err == nil && !h.pass.full)
 		l.full.Store(time.Now().Add(minBackoff).UnixNano())
-		l.finish(errFull)
+		l.finish(l.errFull())
 	}
 }
 

@@ -172,10 +172,11 @@ func findIndex(s *Stats) []string {
 }
 
 func findFarFull(s *Stats) []string {
-	if s.CleanedBytes < 64<<20 || s.CleanedBytes < s.BytesOut/2 {
+	evacuated := s.BytesOut - s.CleanedBytes // BytesOut counts what the cleaner writes, too
+	if s.CleanedBytes < 64<<20 || s.CleanedBytes < evacuated {
 		return nil
 	}
-	return []string{fmt.Sprintf("The cleaner has moved %s to get far segments back, beside %s that the evacuator wrote: far memory is nearly full. Lend more.", bytesSay(int64(s.CleanedBytes)), bytesSay(int64(s.BytesOut)))}
+	return []string{fmt.Sprintf("The cleaner has moved %s to get far segments back, beside %s that the evacuator wrote: far memory is nearly full. Lend more.", bytesSay(int64(s.CleanedBytes)), bytesSay(int64(evacuated)))}
 }
 
 func findAllLocal(s *Stats) []string {

@@ -34,8 +34,10 @@ type logs struct {
 	crowd func(scarce bool)
 
 	// full is the time, in Unix nanoseconds, until which waiting for room is
-	// known to be useless. The next entry that dies makes it 0.
-	full atomic.Int64
+	// known to be useless. The next entry that dies makes it 0. With inUse set, it
+	// is since all that is local is in use, and otherwise since the store is full.
+	full  atomic.Int64
+	inUse atomic.Bool
 
 	// There is room that costs little to use: there are more empty segments than
 	// the evacuator keeps; so little lives in the others, as of late, that
@@ -354,7 +356,7 @@ func (l *logs) growIndex(n int64, c claim) error {
 	if least := minSegments + len(l.open); allowed < least {
 		total := l.others + l.budget
 		return fmt.Errorf("cannot grow the index to %d bytes: of the local budget of %d too little would be left for entries (give at least %d): %w",
-			l.index+n, total, l.others+l.index+n+int64(least*l.segSize), ErrFull)
+			l.index+n, total, l.others+l.index+n+int64(least*l.segSize), ErrMetadataFull)
 	}
 	if less := l.allowed(l.index) - allowed; less > 0 {
 		if left := len(l.empty) + min(len(l.absent), allowed-l.resident); left < l.keep(c) {
@@ -444,6 +446,19 @@ func (l *logs) isFull() bool {
 	t := l.full.Load()
 	return t != 0 && time.Now().UnixNano() < t
 }
+
+// errFull is what a call gets when the evacuator finds nothing to evacuate.
+func (l *logs) errFull() error {
+	if l.inUse.Load() {
+		return errLocalFull
+	}
+	return errStoreFull
+}
+
+var (
+	errLocalFull = fmt.Errorf("cannot make room: %w", ErrLocalFull)
+	errStoreFull = fmt.Errorf("cannot make room: %w", ErrStoreFull)
+)
 
 // stir makes waiting for room worth a try again, since something has died.
 func (l *logs) stir() {

@@ -159,7 +159,7 @@ const holdFor = 100 * time.Millisecond
 func (h *Heap) waitRoom(ctx context.Context, hd *holding) error {
 	l := &h.logs
 	if l.isFull() {
-		return errFull
+		return l.errFull()
 	}
 	r := l.join()
 	l.wake()
@@ -201,6 +201,3 @@ func (h *Heap) waitRoom(ctx context.Context, hd *holding) error {
 var errHeldUp = errors.New("held up")
 
 var errScopeOpen = fmt.Errorf("cannot wait for local memory: %w: leave it first, or use what takes the scope, such as NewIn", ErrScopeOpen)
-
-// errFull is what a call gets when the evacuator finds nothing to evacuate.
-var errFull = fmt.Errorf("cannot make room: %w", ErrFull)

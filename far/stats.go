@@ -24,12 +24,12 @@ type Stats struct {
 	Pointers          int    // that have been made and not freed
 	Fetches           uint64 // reads of entries from the store
 	BytesIn           uint64 // read from the store
-	BytesOut          uint64 // written to the store
+	BytesOut          uint64 // written to the store, by the evacuator and the cleaner
 	Evacuated         uint64 // entries written to the store and dropped
 	EvacuatedClean    uint64 // entries dropped whose far copy was good
 	EvacuatedSegments uint64 // local segments emptied
 	CleanedSegments   uint64 // far segments cleaned
-	CleanedBytes      uint64 // moved by that
+	CleanedBytes      uint64 // of BytesOut, moved by that
 	Lost              uint64 // entries lost with their far memory
 	Corrupt           uint64 // reads that brought other bytes
 	Unreturned        uint64 // far segments that the store did not take back

@@ -141,7 +141,7 @@ func (t *words) take(g int, words uint64) {
 func (t *words) grow(n int, l *logs, who claim) error {
 	pages := int(t.pages.Load())
 	if (pages+n)*wordsPerPage > len(t.table) {
-		return fmt.Errorf("cannot make a pointer: all %d words are in use: %w", len(t.table), ErrFull)
+		return fmt.Errorf("cannot make a pointer: all %d words are in use: %w", len(t.table), ErrMetadataFull)
 	}
 	if err := l.growIndex(int64(n)*wordPage, who); err != nil {
 		return err

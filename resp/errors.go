@@ -57,7 +57,7 @@ func errText(err error) string {
 		return string(re)
 	case errors.As(err, &lost):
 		return "LOST the " + lost.Error()
-	case errors.Is(err, far.ErrFull), errors.Is(err, far.ErrStoreFull):
+	case errors.Is(err, far.ErrFull):
 		return "OOM " + err.Error() + "; what is stored stays readable"
 	case errors.Is(err, far.ErrTooLarge):
 		return string(errTooLong)

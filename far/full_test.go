@@ -1,0 +1,73 @@
+package far
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+)
+
+// An error that something is full says what: far memory, or what the local budget has
+// to hold of everything that is far.
+func TestErrorsSayWhatIsFull(t *testing.T) {
+	cases := []struct {
+		name     string
+		segments int
+		fill     func(h *Heap, m *ByteMap, i int) error
+		want     error
+	}{
+		{"entries in a small store", 8, func(h *Heap, m *ByteMap, i int) error {
+			return m.Set(within(t, 30*time.Second), key(i), Entry{Value: value(uint64(i), 1000)})
+		}, ErrStoreFull},
+		{"objects in a small store", 8, func(h *Heap, m *ByteMap, i int) error {
+			_, err := New(within(t, 30*time.Second), h, [1000]byte{byte(i)})
+			return err
+		}, ErrStoreFull},
+		{"entries whose index outgrows the budget", 1 << 16, func(h *Heap, m *ByteMap, i int) error {
+			return m.Set(within(t, 30*time.Second), key(i), Entry{})
+		}, ErrMetadataFull},
+		{"pointers that outgrow the budget", 1 << 16, func(h *Heap, m *ByteMap, i int) error {
+			_, err := New(within(t, 30*time.Second), h, point{})
+			return err
+		}, ErrMetadataFull},
+		{"rows of pointers that outgrow the budget", 1 << 16, func(h *Heap, m *ByteMap, i int) error {
+			_, err := NewArray[[64]byte](within(t, 30*time.Second), h, 4000, StructureConfig{Group: 1})
+			return err
+		}, ErrMetadataFull},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			h := openObjects(t, NewMemStore(tinySegment, c.segments), 16)
+			m := h.NewByteMap("test")
+			var err error
+			for i := 0; err == nil && i < 1<<20; i++ {
+				err = c.fill(h, m, i)
+			}
+			if !errors.Is(err, ErrFull) {
+				t.Fatalf("got %v, want one that Is ErrFull", err)
+			}
+			for _, e := range []error{ErrStoreFull, ErrMetadataFull, ErrLocalFull} {
+				if errors.Is(err, e) != (e == c.want) {
+					t.Errorf("got %v; Is(%v) is %v", err, e, errors.Is(err, e))
+				}
+			}
+			if said := strings.Contains(err.Error(), "far memory is full"); said != (c.want == ErrStoreFull) {
+				t.Errorf("got %v, which is not what is full", err)
+			}
+		})
+	}
+}
+
+// Where the store has room and nothing local can make way, it is local memory that
+// is full.
+func TestLocalMemoryCanBeFullByItself(t *testing.T) {
+	h := openObjects(t, NewMemStore(tinySegment, 1<<10), 16)
+	l := &h.logs
+	for ok := true; ok; {
+		_, ok = l.take(forMutator, entries) // in use by somebody
+	}
+	err := h.waitRoom(t.Context(), nil)
+	if !errors.Is(err, ErrLocalFull) || !errors.Is(err, ErrFull) || errors.Is(err, ErrStoreFull) {
+		t.Errorf("got %v, want %v", err, ErrLocalFull)
+	}
+}
