@@ -182,6 +182,7 @@ func (r *ReaderAt) fetch(ctx context.Context, p []byte, first, last int64, skip 
 		keys[i] = blockKey{r.file, first + int64(i)}
 	}
 	mine, others := b.flights.claim(ctx, keys)
+	defer b.flights.giveUp(keys, mine)
 	var vals [blockRun][]byte
 	for i, c := range mine { // stored between our look and our turn?
 		if c == nil {

@@ -2,6 +2,7 @@ package soft
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"io/fs"
@@ -13,6 +14,7 @@ import (
 	"testing"
 	"testing/fstest"
 	"testing/iotest"
+	"time"
 )
 
 func newBlocks(t *testing.T, h *Heap, cfg BlocksConfig) *Blocks {
@@ -169,5 +171,34 @@ func TestFSIsAnFS(t *testing.T) {
 			t.Errorf("%s: after a change: got %q, %v", name, got, err)
 		}
 		files["small"] = []byte("goodbye")
+	}
+}
+
+// A source that panics, which the program recovers, is read again by the next who asks:
+// nobody waits for the read that was given up.
+func TestReaderAtSurvivesASourceThatPanics(t *testing.T) {
+	h := open(t, 8)
+	b := newBlocks(t, h, BlocksConfig{})
+	bad := true
+	r := b.ReaderAt(readerAtFunc(func(p []byte, off int64) (int, error) {
+		if bad {
+			panic("a bug of the source's")
+		}
+		return len(p), nil
+	}), "a", 1, 100000)
+	buf := make([]byte, 50000)
+	func() {
+		defer func() {
+			if recover() == nil {
+				t.Error("the source's panic has gone")
+			}
+		}()
+		_, _ = r.ReadAt(buf, 0)
+	}()
+	bad = false
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if n, err := r.ReadAtContext(ctx, buf, 0); n != len(buf) || err != nil {
+		t.Errorf("after a panic: got %d bytes, %v", n, err)
 	}
 }

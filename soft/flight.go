@@ -99,6 +99,25 @@ func (g *flights[K, V]) claim(ctx context.Context, keys []K) (mine, others []*fl
 	return mine, others
 }
 
+// errGivenUp is what those are told who wait for a call that its maker gave up.
+var errGivenUp = errors.New("whoever was to rebuild it panicked")
+
+// giveUp ends those of the claimed calls that were not made: deferred by who claims
+// them, since what it calls meanwhile, codecs and sources, are the program's and may
+// panic.
+func (g *flights[K, V]) giveUp(keys []K, mine []*flight[V]) {
+	for i, c := range mine {
+		if c == nil {
+			continue
+		}
+		select {
+		case <-c.finished:
+		default:
+			g.end(keys[i], c, func() (v V, err error) { return v, errGivenUp })
+		}
+	}
+}
+
 // end makes a registered call and tells those who wait.
 func (g *flights[K, V]) end(key K, c *flight[V], f func() (V, error)) {
 	defer func() {

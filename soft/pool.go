@@ -277,6 +277,7 @@ func (p *Pool[K, V]) rebuildBatch(ctx context.Context, keys []K) []result[V] {
 		return out
 	}
 	mine, others := p.flights.claim(ctx, keys)
+	defer p.flights.giveUp(keys, mine)
 	var todo []K
 	for i, c := range mine {
 		if c == nil {
