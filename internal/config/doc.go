@@ -8,5 +8,6 @@
 // durations "5s". Whatever the source, a wrong value is an error that names
 // the key, the value and what was expected; so is an unknown key.
 //
-// Nothing here is for concurrent use: configuration happens once, at start.
+// Nothing here is for concurrent use: configuration happens at the start, and what
+// Reload may change is then read by its caller alone.
 package config

@@ -74,14 +74,18 @@ func Load(fs *pflag.FlagSet, environ []string, others []string) error {
 			return err
 		}
 	}
-	for _, key := range fromFile.Keys() {
-		if fs.Lookup(key) == nil || key == FileFlag {
-			return &Error{Source: key + " in " + path, Err: unknown(fs, func(s string) string { return s })}
-		}
+	if err := checkKeys(fs, fromFile, path); err != nil {
+		return err
 	}
 
 	var failed error
 	fs.VisitAll(func(f *pflag.Flag) {
+		// OnCommandLine and Reload go by these. There is a flag of that name.
+		if f.Changed {
+			_ = fs.SetAnnotation(f.Name, commandLine, nil)
+		} else if !fromEnv.Exists(f.Name) {
+			_ = fs.SetAnnotation(f.Name, fileText, nil)
+		}
 		source, from := envName(f.Name), fromEnv
 		if !from.Exists(f.Name) {
 			source, from = f.Name+" in "+path, fromFile
@@ -99,6 +103,9 @@ func Load(fs *pflag.FlagSet, environ []string, others []string) error {
 		}
 		if err != nil {
 			failed = &Error{Source: source, Value: value, Err: err}
+		}
+		if _, free := f.Annotations[fileText]; free {
+			f.Annotations[fileText] = []string{value}
 		}
 	})
 	return failed
@@ -138,6 +145,16 @@ func readFile(path string) (*koanf.Koanf, error) {
 		return nil, &Error{Source: "--" + FileFlag, Value: path, Err: fmt.Errorf("expected a YAML file of keys and values: %w", err)}
 	}
 	return k, nil
+}
+
+// checkKeys refuses keys of the file at path that are no flags.
+func checkKeys(fs *pflag.FlagSet, file *koanf.Koanf, path string) error {
+	for _, key := range file.Keys() {
+		if fs.Lookup(key) == nil || key == FileFlag {
+			return &Error{Source: key + " in " + path, Err: unknown(fs, func(s string) string { return s })}
+		}
+	}
+	return nil
 }
 
 // text gives a YAML value the form that a flag reads.
