@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"io"
 	"log/slog"
@@ -233,15 +232,11 @@ func TestAShortageIsPaidByWhoWaits(t *testing.T) {
 // client that has one.
 func configs(t *testing.T) (server, client *tls.Config) {
 	t.Helper()
-	certFile, keyFile := testcert.New(t)
-	cert, err := tls.LoadX509KeyPair(certFile, keyFile)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ca := x509.NewCertPool()
-	ca.AddCert(cert.Leaf)
-	return &tls.Config{Certificates: []tls.Certificate{cert}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: ca},
-		&tls.Config{Certificates: []tls.Certificate{cert}, RootCAs: ca}
+	a := testcert.NewAuthority(t, "authority")
+	client = a.Client(t, "client", a)
+	server = a.Client(t, "server", a)
+	server.ClientAuth, server.ClientCAs = tls.RequireAndVerifyClientCert, server.RootCAs
+	return server, client
 }
 
 func open(t *testing.T) net.Listener {

@@ -1,91 +1,86 @@
 // Package listen opens the daemons' listeners under one rule: whoever is not
-// on this machine proves who it is.
+// on this machine proves who it is, and that it may do what is done there.
 //
-// A listener at a loopback address may be plain. Any other needs TLS 1.3 with
-// a certificate of the client's that the given authority has signed, unless
-// the operator says --insecure. Where certificates are given they are used on
-// every listener, loopback or not, and towards every far node.
+// What may be done has three roles: to borrow memory, to use a door, and to
+// administer. Each has an authority of its own. A listener of a role whose
+// authority is given uses TLS 1.3 and demands a certificate that this authority
+// has signed. Without, it may be plain at a loopback address, where the kernel
+// keeps other machines away; at any other address it is refused, unless the
+// operator says --insecure. At the administrative address a token stands in for a
+// certificate; whether a request has either is for package admin to see.
 //
 // A Security may be used by any number of goroutines.
 package listen
 
 import (
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"syscall"
 )
 
 // Security is what an operator says about protection on the network.
 type Security struct {
-	CertFile, KeyFile string // this daemon's certificate, in PEM
-	CAFile            string // the authority that signs the peers', in PEM
-	Insecure          bool   // allow plain listeners other than loopback
+	*Certificates      // nil: there are none
+	Token         bool // the administrative address asks for a token
+	Insecure      bool // allow listeners that others can reach without proof of who they are
 }
 
-// Enabled reports whether certificates are given.
-func (s Security) Enabled() bool { return s.CertFile != "" || s.KeyFile != "" || s.CAFile != "" }
+// Accept is Certificates.Server, nil without certificates.
+func (s Security) Accept(r Role) *tls.Config {
+	if s.Certificates == nil {
+		return nil
+	}
+	return s.Server(r)
+}
 
-// URL is where HTTP is served at an address that Listen gave.
+// tls is the configuration to accept connections of role r with at addr; nil
+// without TLS.
+func (s Security) tls(r Role, addr string) *tls.Config {
+	if r != Admin || s.Certificates == nil {
+		return s.Accept(r)
+	}
+	if local, err := Loopback(addr); err == nil && local && !s.Has(Admin) {
+		return nil
+	}
+	return s.AdminServer()
+}
+
+// Dial is Certificates.Dial, nil without certificates.
+func (s Security) Dial() *tls.Config {
+	if s.Certificates == nil {
+		return nil
+	}
+	return s.Certificates.Dial()
+}
+
+// URL is where HTTP is served at an address of role Admin that Listen gave.
 func (s Security) URL(addr string) string {
-	if s.Enabled() {
+	if s.tls(Admin, addr) != nil {
 		return "https://" + addr
 	}
 	return "http://" + addr
 }
 
-// TLS returns configurations for listening and for dialing, or nil, nil
-// without certificates. Each side shows its certificate and demands the
-// other's.
-func (s Security) TLS() (server, client *tls.Config, err error) {
-	if !s.Enabled() {
-		return nil, nil, nil
-	}
-	if s.CertFile == "" || s.KeyFile == "" || s.CAFile == "" {
-		return nil, nil, errors.New("cannot use TLS: expected --tls-cert, --tls-key and --tls-ca together")
-	}
-	cert, err := tls.LoadX509KeyPair(s.CertFile, s.KeyFile)
-	if err != nil {
-		return nil, nil, fmt.Errorf("cannot use --tls-cert %s with --tls-key %s: %w", s.CertFile, s.KeyFile, err)
-	}
-	pem, err := os.ReadFile(s.CAFile)
-	if err != nil {
-		return nil, nil, fmt.Errorf("cannot use --tls-ca: %w", err)
-	}
-	ca := x509.NewCertPool()
-	if !ca.AppendCertsFromPEM(pem) {
-		return nil, nil, fmt.Errorf("cannot use --tls-ca %s: expected certificates in PEM", s.CAFile)
-	}
-	server = &tls.Config{
-		MinVersion:   tls.VersionTLS13,
-		Certificates: []tls.Certificate{cert},
-		ClientAuth:   tls.RequireAndVerifyClientCert,
-		ClientCAs:    ca,
-	}
-	client = &tls.Config{
-		MinVersion:   tls.VersionTLS13,
-		Certificates: []tls.Certificate{cert},
-		RootCAs:      ca,
-	}
-	return server, client, nil
-}
-
-// Check applies the rule to an address that is to be listened on. Flag is
-// the name of the flag that it came from.
-func (s Security) Check(flag, addr string) error {
-	if s.Enabled() || s.Insecure {
+// Check applies the rule to an address that is to be listened on for a role. Flag
+// is the name of the flag that it came from.
+func (s Security) Check(r Role, flag, addr string) error {
+	if s.Insecure {
 		return nil
 	}
 	loopback, err := Loopback(addr)
 	if err != nil {
 		return fmt.Errorf("cannot listen on --%s %s: %w", flag, addr, err)
 	}
-	if !loopback {
+	proof := s.Certificates != nil && s.Has(r)
+	if r == Admin {
+		proof = proof || s.Token && s.tls(r, addr) != nil
+	}
+	if !loopback && !proof {
 		return fmt.Errorf("cannot listen on --%s %s: it can be reached from other machines: "+
-			"give --tls-cert, --tls-key and --tls-ca, or say --insecure", flag, addr)
+			"give --tls-cert, --tls-key and %s, or say --insecure", flag, addr,
+			[roles]string{"--tls-ca", "--tls-client-ca", "--admin-token-file or --tls-admin-ca"}[r])
 	}
 	return nil
 }
@@ -114,14 +109,10 @@ func Loopback(addr string) (bool, error) {
 	return len(ips) > 0, nil
 }
 
-// Listen listens at addr, which came from the named flag, with TLS if
-// certificates are given.
-func (s Security) Listen(flag, addr string) (net.Listener, error) {
-	if err := s.Check(flag, addr); err != nil {
-		return nil, err
-	}
-	server, _, err := s.TLS()
-	if err != nil {
+// Listen listens at addr, which came from the named flag, for connections of role
+// r.
+func (s Security) Listen(r Role, flag, addr string) (net.Listener, error) {
+	if err := s.Check(r, flag, addr); err != nil {
 		return nil, err
 	}
 	lis, err := net.Listen("tcp", addr)
@@ -131,8 +122,8 @@ func (s Security) Listen(flag, addr string) (net.Listener, error) {
 		}
 		return nil, fmt.Errorf("cannot listen on --%s %s: %w", flag, addr, err)
 	}
-	if server != nil {
-		lis = tls.NewListener(lis, server)
+	if config := s.tls(r, addr); config != nil {
+		lis = tls.NewListener(lis, config)
 	}
 	return lis, nil
 }
