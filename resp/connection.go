@@ -1,7 +1,6 @@
 package resp
 
 import (
-	"crypto/subtle"
 	"strings"
 
 	"polder/resp/proto"
@@ -57,21 +56,9 @@ func cmdReset(s *session, a [][]byte) error {
 	s.ver = 2
 	s.info.ver.Store(2)
 	s.info.name.Store(nil)
-	s.authed = s.srv.cfg.Password == ""
+	s.authed = s.srv.password() == ""
 	s.parser.Unauth = !s.authed
 	s.status("RESET")
-	return nil
-}
-
-// login checks a password, in constant time, and lets the client in.
-func (s *session) login(user, pass []byte) error {
-	want := s.srv.cfg.Password
-	if string(user) != "default" || want != "" && subtle.ConstantTimeCompare(pass, []byte(want)) != 1 {
-		s.srv.stats.authFailures.Add(1)
-		return errWrongPass
-	}
-	s.authed = true
-	s.parser.Unauth = false
 	return nil
 }
 
@@ -82,7 +69,7 @@ func cmdAuth(s *session, a [][]byte) error {
 		return errSyntax
 	case len(a) == 3:
 		user, pass = a[1], a[2]
-	case s.srv.cfg.Password == "":
+	case s.srv.password() == "":
 		return errNoPassword
 	}
 	if err := s.login(user, pass); err != nil {

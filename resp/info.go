@@ -90,7 +90,10 @@ func cmdInfo(s *session, a [][]byte) error {
 
 // configValues are the parameters that CONFIG GET knows, sorted by name.
 func (srv *Server) configValues() []Stat {
-	pass, mem := srv.cfg.Password, srv.memory()
+	pass, mem := "", srv.memory()
+	if srv.password() != "" {
+		pass = "(not shown)" // it may be another one than the client has presented
+	}
 	return []Stat{
 		{"appendfsync", "everysec"},
 		{"appendonly", "no"},

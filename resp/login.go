@@ -25,7 +25,7 @@ var errLogin = errors.New("it has not given the password")
 func (srv *Server) accept(nc net.Conn) {
 	srv.stats.connections.Add(1)
 	switch {
-	case srv.cfg.Password != "":
+	case srv.password() != "":
 		srv.door.Go(nc, func(v *accept.Visitor) error { return srv.awaitLogin(nc, v) })
 	case srv.takePlace():
 		srv.drive(nc, srv.newSession(), nil)

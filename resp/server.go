@@ -18,10 +18,11 @@ import (
 
 // Server serves Redis clients. Make one with NewServer.
 type Server struct {
-	cfg   Config
-	table *table
-	keys  store  // by key
-	cache *cache // keys, in a cache; nil over far memory
+	cfg    Config
+	secret atomic.Pointer[string] // the password; cfg has the first one
+	table  *table
+	keys   store  // by key
+	cache  *cache // keys, in a cache; nil over far memory
 
 	// These are nil in a cache.
 	heap    *far.Heap
@@ -82,6 +83,7 @@ func newServer(srv *Server, cfg Config) (*Server, error) {
 	srv.sessions = make(map[*session]struct{})
 	srv.stopped = make(chan struct{})
 	srv.door = accept.NewGate(cfg.Logger, loginTimeout)
+	srv.SetPassword(cfg.Password)
 	id := make([]byte, 20)
 	rand.Read(id)
 	srv.runID = hex.EncodeToString(id)

@@ -82,7 +82,7 @@ const flushAt = 64 << 10
 const maxTries = 3
 
 func (srv *Server) newSession() *session {
-	s := &session{srv: srv, ver: 2, ctx: far.NoWait, hdr: 5, authed: srv.cfg.Password == ""}
+	s := &session{srv: srv, ver: 2, ctx: far.NoWait, hdr: 5, authed: srv.password() == ""}
 	s.parser.Limits = proto.Limits{MaxBulk: srv.cfg.MaxBulk, MaxArgs: srv.cfg.MaxArgs, MaxInline: srv.cfg.MaxInlineLen}
 	s.parser.Unauth = !s.authed
 	s.mem = srv.cfg.ClientMemory.Join()

@@ -10,7 +10,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"polder/internal/listen"
 	"polder/internal/proctest"
 	"polder/internal/testcert"
 )
@@ -61,19 +60,17 @@ func TestTheExamplesRun(t *testing.T) {
 }
 
 // TestEverythingRunsOverTLS uses certificates for the node, the Redis front
-// end and the administrative addresses, and does without on none of them.
+// end and the administrative addresses, and does without on none of them. A
+// certificate for one of them opens none of the others.
 func TestEverythingRunsOverTLS(t *testing.T) {
-	s := listen.Security{}
-	s.CertFile, s.KeyFile = testcert.New(t)
-	s.CAFile = s.CertFile
-	args := []string{"--tls-cert", s.CertFile, "--tls-key", s.KeyFile, "--tls-ca", s.CAFile}
-	node := startNode(t, "64MiB", args...)
-	server := startServer(t, node.Addr("verbs"), "4MiB", args...)
-	_, client, err := s.TLS()
-	if err != nil {
-		t.Fatal(err)
+	nodes, clients, admins := testcert.NewAuthority(t, "nodes"), testcert.NewAuthority(t, "clients"), testcert.NewAuthority(t, "admins")
+	args := func(a *testcert.Authority, name string, more ...string) []string {
+		cert, key := a.Issue(t, name)
+		return append([]string{"--tls-cert", cert, "--tls-key", key, "--tls-ca", nodes.File}, more...)
 	}
-	c := redis.NewClient(&redis.Options{Addr: server.Addr("redis"), TLSConfig: client, MaxRetries: -1})
+	node := startNode(t, "64MiB", args(nodes, "node", "--tls-admin-ca", admins.File)...)
+	server := startServer(t, node.Addr("verbs"), "4MiB", args(nodes, "server", "--tls-client-ca", clients.File, "--tls-admin-ca", admins.File)...)
+	c := redis.NewClient(&redis.Options{Addr: server.Addr("redis"), TLSConfig: clients.Client(t, "application", nodes), MaxRetries: -1})
 	defer func() { _ = c.Close() }()
 	ctx := context.Background()
 	const keys, size = 2000, 8 << 10
@@ -94,19 +91,44 @@ func TestEverythingRunsOverTLS(t *testing.T) {
 		t.Error(err)
 	}
 
-	stdout, stderr, code := proctest.Output(t, nil, append([]string{"status", "--admin", server.Addr("admin") + "," + node.Addr("admin")}, args...)...)
-	if code != 0 || !strings.Contains(stdout, "polder serve") || !strings.Contains(stdout, "polder node") {
-		t.Errorf("polder status: exit code %d\n%s%s", code, stdout, stderr)
+	status := func(args ...string) (said string, code int) {
+		stdout, stderr, code := proctest.Output(t, nil, append([]string{"status", "--admin", server.Addr("admin") + "," + node.Addr("admin")}, args...)...)
+		return stdout + stderr, code
+	}
+	said, code := status(args(admins, "administrator")...)
+	if code != 0 || !strings.Contains(said, "polder serve") || !strings.Contains(said, "polder node") {
+		t.Errorf("polder status: exit code %d\n%s", code, said)
 	}
 
-	// Whoever has no certificate gets nowhere.
+	// Whoever has no certificate gets nowhere, and who has one for something else
+	// not there.
 	if err := connect(t, server).Ping(ctx).Err(); err == nil {
 		t.Error("a client without TLS was served")
 	}
-	if _, _, code := proctest.Output(t, nil, "status", "--admin", node.Addr("admin")); code == 0 {
-		t.Error("status without TLS was answered")
+	if said, code := status(); code == 0 {
+		t.Errorf("status without TLS was answered: %s", said)
 	}
-	if _, stderr, code := proctest.Output(t, nil, "serve", "--far", node.Addr("verbs"), "--far-wait", "0s", "--listen", "127.0.0.1:0", "--admin", "off"); code == 0 {
-		t.Errorf("a node lent memory to a server without TLS: %s", stderr)
+	borrow := func(args ...string) (said string, code int) {
+		_, said, code = proctest.Output(t, nil, append([]string{"serve", "--far", node.Addr("verbs"), "--far-wait", "0s", "--listen", "127.0.0.1:0", "--admin", "off"}, args...)...)
+		return said, code
+	}
+	if said, code := borrow(); code == 0 {
+		t.Errorf("a node lent memory to a server without TLS: %s", said)
+	}
+	for _, a := range []*testcert.Authority{nodes, clients, admins} {
+		stranger := redis.NewClient(&redis.Options{Addr: server.Addr("redis"), TLSConfig: a.Client(t, "application", nodes), MaxRetries: -1})
+		if err := stranger.Ping(ctx).Err(); (err == nil) != (a == clients) {
+			t.Errorf("a Redis client with a certificate of %s: got %v", a.File, err)
+		}
+		_ = stranger.Close()
+		if said, code := status(args(a, "administrator")...); (code == 0) != (a == admins) {
+			t.Errorf("status with a certificate of %s: exit code %d: %s", a.File, code, said)
+		}
+		if a == nodes {
+			continue // the server has borrowed with one
+		}
+		if said, code := borrow(args(a, "application")...); code == 0 {
+			t.Errorf("a node lent memory to a server with a certificate of %s: %s", a.File, said)
+		}
 	}
 }

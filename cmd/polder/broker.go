@@ -9,6 +9,8 @@ import (
 
 	"polder/cmd/polder/internal/daemon"
 	"polder/internal/config"
+	"polder/internal/listen"
+	"polder/internal/operator"
 	"polder/pool/broker"
 )
 
@@ -16,9 +18,8 @@ import (
 const defaultBrokerAdmin = "127.0.0.1:7076"
 
 func newBroker() *cobra.Command {
-	var c common
+	var op operator.Flags
 	cfg := daemon.BrokerConfig{Listen: broker.DefaultSocket, MaxApps: broker.DefaultMaxApps, PerUser: broker.DefaultPerUser}
-	cfg.Admin = defaultBrokerAdmin
 	var users []string
 	cmd := &cobra.Command{
 		Use:   "broker",
@@ -35,11 +36,10 @@ func newBroker() *cobra.Command {
 				}
 				cfg.Users = append(cfg.Users, int(uid))
 			}
-			var err error
-			if cfg.Common, err = c.daemon(cmd, cfg.Common); err != nil {
-				return err
-			}
-			return daemon.RunBroker(cmd.Context(), cfg)
+			return op.Run(cmd, func(c *operator.Control) error {
+				cfg.Control = c
+				return daemon.RunBroker(cmd.Context(), cfg)
+			})
 		},
 	}
 	fs := cmd.Flags()
@@ -50,7 +50,6 @@ func newBroker() *cobra.Command {
 	fs.Var(config.NewSize(&cfg.Quota, 0, 0), "quota", "most memory that one user may hold; 0 means all")
 	fs.Var(config.NewInt(&cfg.MaxApps, 1, 1<<16), "max-clients", "most applications")
 	fs.Var(config.NewInt(&cfg.PerUser, 1, 1<<16), "max-user-clients", "most applications of one user")
-	c.flags(fs)
-	adminFlag(fs, &cfg.Common)
+	op.Add(fs, defaultBrokerAdmin, listen.Node)
 	return cmd
 }

@@ -1,10 +1,10 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -17,7 +17,7 @@ import (
 	"polder/internal/admin"
 	"polder/internal/config"
 	"polder/internal/listen"
-	"polder/internal/ratelog"
+	"polder/internal/operator"
 	"polder/internal/readyfile"
 	"polder/soft/coordinator"
 	"polder/soft/policy"
@@ -45,8 +45,8 @@ func newCoordinator() *cobra.Command {
 		Interval:          time.Second,
 		Grace:             5 * time.Second,
 	}
-	var security listen.Security
-	policyName, adminAddr, readyFile := policy.Names[0], defaultCoordinatorAdmin, ""
+	var op operator.Flags
+	policyName := policy.Names[0]
 	cmd := &cobra.Command{
 		Use:   "coordinator",
 		Short: "Share this host's idle memory among soft caches, and take it back",
@@ -58,39 +58,10 @@ func newCoordinator() *cobra.Command {
 			if cfg.Policy, err = policy.New(policyName); err != nil {
 				return err
 			}
-			cfg.Logger = ratelog.Bound(slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil)))
-			began := time.Now()
-			c, err := coordinator.New(cfg)
-			if err != nil {
-				return err
-			}
-			defer func() { err = errors.Join(err, c.Close()) }()
-			addrs := map[string]string{"socket": cfg.Socket}
-			if adminAddr != "" {
-				lis, err := security.Listen("admin", adminAddr)
-				if err != nil {
-					return err
-				}
-				addrs["admin"] = lis.Addr().String()
-				srv, err := admin.Start(lis, admin.Config{
-					Status:     func() any { return coordinatorStatus(c, began, addrs) },
-					Health:     func() error { return nil },
-					Collectors: c.Collectors(),
-					Logger:     cfg.Logger,
-				})
-				if err != nil {
-					return errors.Join(err, lis.Close())
-				}
-				defer func() { err = errors.Join(err, srv.Close()) }()
-			}
-			if err := greetCoordinator(cmd.OutOrStdout(), addrs, security); err != nil {
-				return err
-			}
-			if err := readyfile.Write(readyFile, addrs); err != nil {
-				return err
-			}
-			<-cmd.Context().Done()
-			return nil
+			return op.Run(cmd, func(c *operator.Control) error {
+				cfg.Logger = c.Logger
+				return runCoordinator(cmd.Context(), cfg, c)
+			})
 		},
 	}
 	fs := cmd.Flags()
@@ -107,13 +78,7 @@ func newCoordinator() *cobra.Command {
 	fs.Var(config.NewDuration(&cfg.Interval, 10*time.Millisecond), "interval", "time between divisions of the memory")
 	fs.Var(config.NewDuration(&cfg.Grace, time.Millisecond), "grace", "how long after its start nothing is granted or taken, while clients of the last coordinator come back")
 	fs.Var(config.NewChoice(&policyName, policy.Names...), "policy", "how memory is divided: "+strings.Join(policy.Names, ", "))
-	fs.Var(config.NewAddress(&adminAddr, true), "admin", `where metrics, status, health and profiles are served over HTTP, or "off"`)
-	fs.StringVar(&security.CertFile, "tls-cert", "", "certificate to show at the administrative address, a PEM `file`")
-	fs.StringVar(&security.KeyFile, "tls-key", "", "its private key, a PEM `file`")
-	fs.StringVar(&security.CAFile, "tls-ca", "", "authority that must have signed the other side's certificate, a PEM `file`")
-	fs.BoolVar(&security.Insecure, "insecure", false, "allow an administrative address for other machines without TLS")
-	fs.String(config.FileFlag, "", "read configuration from this YAML `file`; its keys are the names of the flags")
-	fs.StringVar(&readyFile, "ready-file", "", "write the addresses listened on to this `file`, as JSON, when ready")
+	op.Add(fs, defaultCoordinatorAdmin)
 	return cmd
 }
 
@@ -121,6 +86,41 @@ func coordinatorStatus(c *coordinator.Coordinator, began time.Time, addrs map[st
 	st, stats := ownStatus("coordinator", began, addrs), c.Stats()
 	st.Coordinator = &stats
 	return st
+}
+
+// runCoordinator coordinates until ctx is done.
+func runCoordinator(ctx context.Context, cfg coordinator.Config, op *operator.Control) (err error) {
+	began := time.Now()
+	c, err := coordinator.New(cfg)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.Close()) }()
+	addrs := map[string]string{"socket": cfg.Socket}
+	if op.Admin != "" {
+		lis, err := op.Security.Listen(listen.Admin, "admin", op.Admin)
+		if err != nil {
+			return err
+		}
+		addrs["admin"] = lis.Addr().String()
+		srv, err := op.StartAdmin(lis, admin.Config{
+			Status:     func() any { return coordinatorStatus(c, began, addrs) },
+			Health:     func() error { return nil },
+			Collectors: c.Collectors(),
+		})
+		if err != nil {
+			return errors.Join(err, lis.Close())
+		}
+		defer func() { err = errors.Join(err, srv.Close()) }()
+	}
+	if err := greetCoordinator(op.Out, addrs, op.Security); err != nil {
+		return err
+	}
+	if err := readyfile.Write(op.ReadyFile, addrs); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	return nil
 }
 
 // greetCoordinator says where everything is and how to begin.

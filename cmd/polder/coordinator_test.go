@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"polder/internal/listen"
+	"polder/internal/testcert"
 	"polder/soft"
 )
 
@@ -91,9 +92,17 @@ func until(t *testing.T, what string, f func() bool) {
 }
 
 func TestTheGreetingSaysHowTheAdministrativeAddressIsServed(t *testing.T) {
+	a := testcert.NewAuthority(t, "administrators")
+	var files listen.Files
+	files.Cert, files.Key = a.Issue(t, "coordinator")
+	files.CA[listen.Admin] = a.File
+	certs, err := listen.Load(files)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for want, security := range map[string]listen.Security{
 		"  admin   http://127.0.0.1:7074/ ":  {},
-		"  admin   https://127.0.0.1:7074/ ": {CertFile: "cert", KeyFile: "key", CAFile: "ca"},
+		"  admin   https://127.0.0.1:7074/ ": {Certificates: certs},
 	} {
 		var b strings.Builder
 		if err := greetCoordinator(&b, map[string]string{"admin": defaultCoordinatorAdmin, "socket": "s"}, security); err != nil {

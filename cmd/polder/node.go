@@ -9,6 +9,8 @@ import (
 
 	"polder/cmd/polder/internal/daemon"
 	"polder/internal/config"
+	"polder/internal/listen"
+	"polder/internal/operator"
 	"polder/memnode"
 	"polder/memnode/component"
 	"polder/pool"
@@ -21,7 +23,7 @@ const (
 )
 
 func newNode() *cobra.Command {
-	var c common
+	var op operator.Flags
 	cfg := daemon.NodeConfig{
 		Listen: []string{defaultVerbs},
 		Lend:   daemon.DefaultLend(),
@@ -29,7 +31,6 @@ func newNode() *cobra.Command {
 		Grace:  memnode.DefaultGrace,
 		Fabric: daemon.FabricTCP,
 	}
-	cfg.Admin = defaultNodeAdmin
 	cmd := &cobra.Command{
 		Use:   "node",
 		Short: "Lend this host's memory to others",
@@ -38,11 +39,10 @@ func newNode() *cobra.Command {
 			"operating system when it is freed.",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			var err error
-			if cfg.Common, err = c.daemon(cmd, cfg.Common); err != nil {
-				return err
-			}
-			return daemon.RunNode(cmd.Context(), cfg)
+			return op.Run(cmd, func(c *operator.Control) error {
+				cfg.Control = c
+				return daemon.RunNode(cmd.Context(), cfg)
+			})
 		},
 	}
 	fs := cmd.Flags()
@@ -51,8 +51,7 @@ func newNode() *cobra.Command {
 	deviceFlag(fs, &cfg.Device)
 	fs.BoolVar(&cfg.TrustClients, "trust-clients", false, "lend to several clients although the RDMA device does not check the bounds of windows, so that each reaches all that is lent")
 	lendFlags(fs, &cfg)
-	c.flags(fs)
-	adminFlag(fs, &cfg.Common)
+	op.Add(fs, defaultNodeAdmin, listen.Node)
 	return cmd
 }
 
@@ -97,18 +96,4 @@ func managerFlag(fs *pflag.FlagSet, name *string) {
 // secretFlag is the flag of what a node and its brokers have in common.
 func secretFlag(fs *pflag.FlagSet, file *string) {
 	fs.StringVar(file, "service-secret-file", "", "with the manager finemem: only brokers that know the secret in this `file` may allocate; 64 hexadecimal digits, with mode 0600")
-}
-
-func adminFlag(fs *pflag.FlagSet, c *daemon.Common) {
-	fs.Var(config.NewAddress(&c.Admin, true), "admin", `where metrics, status, health and profiles are served over HTTP, or "off"`)
-}
-
-// daemon completes what every daemon is given.
-func (c *common) daemon(cmd *cobra.Command, d daemon.Common) (daemon.Common, error) {
-	logger, err := c.logger(cmd.ErrOrStderr())
-	if err != nil {
-		return d, err
-	}
-	d.Out, d.Logger, d.Security, d.ReadyFile = cmd.OutOrStdout(), logger, c.security, c.readyFile
-	return d, nil
 }

@@ -3,16 +3,11 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
-	"log/slog"
-	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"polder/internal/config"
-	"polder/internal/listen"
-	"polder/internal/ratelog"
 )
 
 // usageError is a mistake on the command line or in the configuration.
@@ -93,43 +88,4 @@ func noArgs(cmd *cobra.Command, args []string) error {
 		return &usageError{fmt.Errorf("%s takes no argument %q, only flags: see %s --help", cmd.CommandPath(), args[0], cmd.CommandPath())}
 	}
 	return nil
-}
-
-// common are the flags that every daemon has.
-type common struct {
-	config    string
-	readyFile string
-	logLevel  string
-	logFormat string
-	security  listen.Security
-}
-
-func (c *common) flags(fs *pflag.FlagSet) {
-	c.logLevel, c.logFormat = "info", "text"
-	fs.StringVar(&c.config, config.FileFlag, "", "read configuration from this YAML `file`; its keys are the names of the flags")
-	fs.StringVar(&c.readyFile, "ready-file", "", "write the addresses listened on to this `file`, as JSON, when ready")
-	fs.Var(config.NewChoice(&c.logLevel, "debug", "info", "warn", "error"), "log-level", "least level to log: debug, info, warn or error")
-	fs.Var(config.NewChoice(&c.logFormat, "text", "json"), "log-format", "how to log to standard error: text or json")
-	securityFlags(fs, &c.security)
-}
-
-func securityFlags(fs *pflag.FlagSet, s *listen.Security) {
-	fs.StringVar(&s.CertFile, "tls-cert", "", "certificate to show, a PEM `file`")
-	fs.StringVar(&s.KeyFile, "tls-key", "", "its private key, a PEM `file`")
-	fs.StringVar(&s.CAFile, "tls-ca", "", "authority that must have signed the other side's certificate, a PEM `file`")
-	fs.BoolVar(&s.Insecure, "insecure", false, "allow connections with other machines without TLS")
-}
-
-// logger makes the daemon's logger, which writes to w.
-func (c *common) logger(w io.Writer) (*slog.Logger, error) {
-	var level slog.Level
-	if err := level.UnmarshalText([]byte(strings.ToUpper(c.logLevel))); err != nil {
-		return nil, fmt.Errorf("cannot use the log level: %w", err)
-	}
-	opts := &slog.HandlerOptions{Level: level}
-	var h slog.Handler = slog.NewTextHandler(w, opts)
-	if c.logFormat == "json" {
-		h = slog.NewJSONHandler(w, opts)
-	}
-	return ratelog.Bound(slog.New(h)), nil
 }

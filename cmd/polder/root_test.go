@@ -39,7 +39,7 @@ func TestEveryDaemonIsConfiguredAlike(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, flag := range []string{config.FileFlag, "admin", "ready-file", "tls-cert", "tls-key", "tls-ca", "insecure"} {
+		for _, flag := range []string{config.FileFlag, "admin", "ready-file", "tls-cert", "tls-key", "tls-admin-ca", "admin-token-file", "insecure", "log-level", "log-format"} {
 			if cmd.Flags().Lookup(flag) == nil {
 				t.Errorf("polder %s has no --%s", name, flag)
 			}

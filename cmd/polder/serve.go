@@ -11,6 +11,8 @@ import (
 	"polder/cmd/polder/internal/daemon"
 	"polder/far"
 	"polder/internal/config"
+	"polder/internal/listen"
+	"polder/internal/operator"
 )
 
 // The default addresses of serve and up.
@@ -20,9 +22,9 @@ const (
 )
 
 func newServe() *cobra.Command {
-	var c common
+	var op operator.Flags
 	tier, cfg := tierFar, daemon.DefaultCache()
-	cfg.Listen, cfg.Admin = defaultRedis, defaultAdmin
+	cfg.Listen = defaultRedis
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Serve Redis clients from memory borrowed from nodes, or from what is idle here",
@@ -39,11 +41,10 @@ func newServe() *cobra.Command {
 				return err
 			}
 			if tier == tierSoft {
-				var err error
-				if cfg.Common, err = c.daemon(cmd, cfg.Common); err != nil {
-					return err
-				}
-				return daemon.RunCache(cmd.Context(), cfg)
+				return op.Run(cmd, func(c *operator.Control) error {
+					cfg.Control = c
+					return daemon.RunCache(cmd.Context(), cfg)
+				})
 			}
 			if addr, ok := daemon.NodeHere(); ok && len(cfg.Far) == 0 {
 				cfg.Far = []string{addr}
@@ -52,11 +53,10 @@ func newServe() *cobra.Command {
 				return &usageError{&config.Error{Source: "--far", Err: errors.New(
 					"it is not given; expected the addresses of nodes such as 127.0.0.1:7070 (polder up needs none)")}}
 			}
-			var err error
-			if cfg.Common, err = c.daemon(cmd, cfg.Common); err != nil {
-				return err
-			}
-			return daemon.RunServe(cmd.Context(), cfg.ServeConfig)
+			return op.Run(cmd, func(c *operator.Control) error {
+				cfg.Control = c
+				return daemon.RunServe(cmd.Context(), cfg.ServeConfig)
+			})
 		},
 	}
 	fs := cmd.Flags()
@@ -66,8 +66,8 @@ func newServe() *cobra.Command {
 	fs.Var(config.NewSize(&cfg.Budget, daemon.MinCacheBudget, 0), "budget", "with --tier soft, memory to use while no coordinator says otherwise")
 	fs.StringVar(&cfg.Coordinator, "coordinator", "", "with --tier soft, `path` of the coordinator's socket")
 	fs.Var(config.NewAddress(&cfg.Memcached, true), "memcached", "with --tier soft, where memcached's clients connect")
-	c.flags(fs)
-	adminFlag(fs, &cfg.Common)
+	op.Add(fs, defaultAdmin, listen.Node, listen.Client)
+	op.AddPassword(fs)
 	return cmd
 }
 
@@ -103,7 +103,6 @@ func serveFlags(fs *pflag.FlagSet, cfg *daemon.ServeConfig) {
 	fs.Var(config.NewSize(&cfg.Local, far.MinLocal, 0), "local", "budget of resident memory for data")
 	fs.Var(config.NewSize(&cfg.MaxValue, 64, 512<<20), "max-value", "largest value, at most half of --client-memory; the default is a quarter of the budget, at most a third of --client-memory")
 	fs.Var(config.NewAddress(&cfg.Listen, false), "listen", "where Redis clients connect")
-	fs.StringVar(&cfg.Password, "password", "", "what clients must present with AUTH; better given as POLDER_PASSWORD or in the file")
 	fs.Var(config.NewInt(&cfg.MaxClients, 1, 1<<20), "max-clients", "most connections")
 	fs.Var(config.NewSize(&cfg.OutputLimit, 64, 1<<30), "output-limit", "unread replies with which the commands of a client wait, less while clients hold much; one who reads less than 64KiB in 5s then is disconnected")
 	fs.Var(config.NewSize(&cfg.ClientMemory, 4<<20, 1<<40), "client-memory", "most memory that clients hold in all: input, replies, transactions, watched keys; who holds most is disconnected first; more than the default needs more than 64MiB beside the budget")

@@ -4,11 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"log/slog"
 	"net"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -23,7 +20,7 @@ import (
 	"polder/internal/child"
 	"polder/internal/config"
 	"polder/internal/listen"
-	"polder/internal/ratelog"
+	"polder/internal/operator"
 	"polder/internal/readyfile"
 	"polder/share"
 	"polder/share/keeper"
@@ -36,8 +33,7 @@ const defaultShareDir = "/var/lib/polder/share"
 
 // shareFlags are what share's daemon is told.
 type shareFlags struct {
-	config     string
-	readyFile  string
+	operator   operator.Flags
 	dir        string
 	socket     string
 	socketMode string
@@ -48,19 +44,16 @@ type shareFlags struct {
 	sync       bool
 	keep       bool
 	listen     string
-	security   listen.Security
 	grace      time.Duration
 	checkpoint int64
 	poll       time.Duration
-	admin      string
-	logLevel   string
 }
 
 // newShare returns "polder share" with the tools that look into a running daemon.
 func newShare() *cobra.Command {
 	f := shareFlags{
 		dir: defaultShareDir, socket: share.DefaultSocket, socketMode: "0600", pools: []string{"memfd:1GiB"},
-		grace: 30 * time.Second, checkpoint: 64 << 20, poll: 100 * time.Microsecond, logLevel: "info",
+		grace: 30 * time.Second, checkpoint: 64 << 20, poll: 100 * time.Microsecond,
 	}
 	cmd := &cobra.Command{
 		Use:   "share",
@@ -68,7 +61,7 @@ func newShare() *cobra.Command {
 		Long: "Serves regions of shared memory, and the names of what is in them, to the processes\n" +
 			"of this host. What it has acknowledged survives it: in files and on DAX devices by\n" +
 			"themselves, in memory with --keep or under a service manager with a descriptor store.\n" +
-			"SIGHUP makes it look for pools that have appeared or grown.",
+			"SIGHUP also makes it look for pools that have appeared or grown.",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				return fmt.Errorf("polder share takes no argument %q: see polder share --help", args[0])
@@ -78,8 +71,6 @@ func newShare() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
 	}
 	fs := cmd.Flags()
-	fs.StringVar(&f.config, config.FileFlag, "", "read configuration from this YAML `file`; its keys are the names of the flags")
-	fs.StringVar(&f.readyFile, "ready-file", "", "write the addresses listened on to this `file`, as JSON, when ready")
 	fs.StringVar(&f.dir, "dir", f.dir, "`directory` of the log, the checkpoints and the secret")
 	fs.StringVar(&f.socket, "socket", f.socket, "`path` of the socket that local clients connect to")
 	fs.StringVar(&f.socketMode, "socket-mode", f.socketMode, "permissions of the socket, in `octal`")
@@ -91,31 +82,23 @@ func newShare() *cobra.Command {
 	fs.Var(config.NewDuration(&f.poll, 0), "poll", "how long to look in shared memory for the next request of a busy client before it has to wake the daemon; 0 never does")
 	fs.BoolVar(&f.keep, "keep", false, "run the daemon under a keeper, which holds its memory and starts it again if it dies")
 	fs.Var(config.NewAddress(&f.listen, true), "listen", `where remote metadata clients connect, or "off"`)
-	fs.StringVar(&f.security.CertFile, "tls-cert", "", "certificate to show, a PEM `file`")
-	fs.StringVar(&f.security.KeyFile, "tls-key", "", "its private key, a PEM `file`")
-	fs.StringVar(&f.security.CAFile, "tls-ca", "", "authority that must have signed the clients' certificates, a PEM `file`")
-	fs.BoolVar(&f.security.Insecure, "insecure", false, "allow remote clients, and an administrative address for other machines, without TLS")
 	fs.Var(config.NewDuration(&f.grace, time.Millisecond), "grace", "how long a remote client lives without a connection")
 	fs.Var(config.NewSize(&f.checkpoint, 4<<10, 0), "checkpoint", "how much log may pile up before a checkpoint")
-	fs.Var(config.NewAddress(&f.admin, true), "admin", `where metrics, status and profiles are served over HTTP, or "off"`)
-	fs.Var(config.NewChoice(&f.logLevel, "debug", "info", "warn", "error"), "log-level", "least level to log: debug, info, warn or error")
+	f.operator.Add(fs, "", listen.Client)
 	cmd.AddCommand(newShareLs(), newShareStats(), newShareTop(), newShareRm(), newBenchShareWorker())
 	return cmd
 }
 
 // run is the daemon, or its keeper.
 func (f *shareFlags) run(cmd *cobra.Command) error {
-	var level slog.Level
-	if err := level.UnmarshalText([]byte(strings.ToUpper(f.logLevel))); err != nil {
-		return fmt.Errorf("cannot use the log level: %w", err)
-	}
-	logger := ratelog.Bound(slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level})))
-	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
 	if f.keep {
-		return f.runKeeper(ctx, logger)
+		return f.runKeeper(cmd)
 	}
-	opt, err := f.options(logger)
+	return f.operator.Run(cmd, func(op *operator.Control) error { return f.runDaemon(cmd.Context(), op) })
+}
+
+func (f *shareFlags) runDaemon(ctx context.Context, op *operator.Control) error {
+	opt, err := f.options(op)
 	if err != nil {
 		return err
 	}
@@ -123,7 +106,7 @@ func (f *shareFlags) run(cmd *cobra.Command) error {
 		return err
 	}
 	if opt.Store == nil && slices.ContainsFunc(opt.Pools, func(s resource.Spec) bool { return s.Kind == resource.Memfd || s.Kind == resource.Hugetlb }) {
-		logger.Warn("nothing keeps the memory of memfd and hugetlb pools while the daemon restarts: use --keep or a service manager's descriptor store")
+		op.Logger.Warn("nothing keeps the memory of memfd and hugetlb pools while the daemon restarts: use --keep or a service manager's descriptor store")
 	}
 	s, err := server.Start(opt)
 	if err != nil {
@@ -132,58 +115,50 @@ func (f *shareFlags) run(cmd *cobra.Command) error {
 		}
 		return err
 	}
-	return f.serve(ctx, cmd.OutOrStdout(), s, opt, logger)
+	return f.serve(ctx, s, opt, op)
 }
 
 // serve waits for the end, and rescans on SIGHUP meanwhile.
-func (f *shareFlags) serve(ctx context.Context, out io.Writer, s *server.Server, opt server.Options, logger *slog.Logger) (err error) {
+func (f *shareFlags) serve(ctx context.Context, s *server.Server, opt server.Options, op *operator.Control) (err error) {
 	defer func() { err = errors.Join(err, s.Close()) }()
 	began := time.Now()
 	addrs := map[string]string{"share": f.socket}
-	if f.admin != "" {
-		lis, err := f.security.Listen("admin", f.admin)
+	if op.Admin != "" {
+		lis, err := op.Security.Listen(listen.Admin, "admin", op.Admin)
 		if err != nil {
 			return err
 		}
 		addrs["admin"] = lis.Addr().String()
-		a, err := admin.Start(lis, admin.Config{
-			Status: func() any { return shareStatus(s, began, addrs) }, Health: func() error { return nil },
-			Collectors: s.Collectors(), Logger: logger,
+		a, err := op.StartAdmin(lis, admin.Config{
+			Status: func() any { return shareStatus(s, began, addrs) }, Health: func() error { return nil }, Collectors: s.Collectors(),
 		})
 		if err != nil {
 			return errors.Join(err, lis.Close())
 		}
 		defer func() { err = errors.Join(err, a.Close()) }()
-		fmt.Fprintf(out, "admin   %s/metrics\n", f.security.URL(addrs["admin"]))
+		fmt.Fprintf(op.Out, "admin   %s/metrics\n", op.Security.URL(addrs["admin"]))
 	}
 	if opt.Remote != nil {
 		addrs["remote"] = opt.Remote.Addr().String()
-		fmt.Fprintf(out, "remote  %s\n", opt.Remote.Addr())
+		fmt.Fprintf(op.Out, "remote  %s\n", opt.Remote.Addr())
 	}
-	if err := readyfile.Write(f.readyFile, addrs); err != nil {
+	op.OnReload("pools", func() (string, error) {
+		if err := s.Rescan(); err != nil {
+			return "", fmt.Errorf("cannot rescan all pools: %w", err)
+		}
+		return "looked for new ones", nil
+	})
+	if err := readyfile.Write(op.ReadyFile, addrs); err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "share   %s\nready. Try: polder share stats --socket %s\n", f.socket, f.socket)
+	fmt.Fprintf(op.Out, "share   %s\nready. Try: polder share stats --socket %s\n", f.socket, f.socket)
 	if opt.Store != nil {
 		if err := resource.Ready(opt.Store); err != nil {
-			logger.Warn("cannot tell the service manager that the daemon is ready", "err", err)
+			op.Logger.Warn("cannot tell the service manager that the daemon is ready", "err", err)
 		}
 	}
-	hup := make(chan os.Signal, 1)
-	signal.Notify(hup, syscall.SIGHUP)
-	defer signal.Stop(hup)
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-hup:
-			if err := s.Rescan(); err != nil {
-				logger.Error("cannot rescan all pools", "err", err)
-			} else {
-				logger.Info("rescanned the pools")
-			}
-		}
-	}
+	<-ctx.Done()
+	return nil
 }
 
 func shareStatus(s *server.Server, began time.Time, addrs map[string]string) daemon.Status {
@@ -203,19 +178,32 @@ func ownStatus(service string, began time.Time, addrs map[string]string) daemon.
 }
 
 // runKeeper runs this program again without --keep.
-func (f *shareFlags) runKeeper(ctx context.Context, logger *slog.Logger) error {
+func (f *shareFlags) runKeeper(cmd *cobra.Command) error {
 	self, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("cannot find this program's file: %w", err)
 	}
+	op, err := f.operator.StartLog(cmd.Flags(), cmd.OutOrStdout(), cmd.ErrOrStderr())
+	if err != nil {
+		return err
+	}
+	defer op.Close()
+	hangups := make(chan os.Signal, 1)
+	op.OnReload("daemon", func() (string, error) {
+		select {
+		case hangups <- syscall.SIGHUP:
+		default: // one is on its way
+		}
+		return "told to reload", nil
+	})
 	args := slices.DeleteFunc(slices.Clone(os.Args[1:]), func(a string) bool { return a == "--keep" || a == "--keep=true" })
-	return keeper.Run(ctx, keeper.Options{Path: self, Args: append(args, "--keep=false"), Log: logger})
+	return keeper.Run(cmd.Context(), keeper.Options{Path: self, Args: append(args, "--keep=false"), Log: op.Logger, Signals: hangups})
 }
 
-func (f *shareFlags) options(logger *slog.Logger) (server.Options, error) {
+func (f *shareFlags) options(op *operator.Control) (server.Options, error) {
 	opt := server.Options{
 		Dir: f.dir, Socket: f.socket, AllowUIDs: f.allow, LRU: f.lru, Sync: f.sync,
-		Grace: f.grace, CheckpointBytes: f.checkpoint, Insecure: f.security.Insecure, Log: logger,
+		Grace: f.grace, CheckpointBytes: f.checkpoint, Insecure: op.Security.Insecure, Log: op.Logger,
 		Poll: f.poll,
 	}
 	if opt.Poll == 0 {
@@ -246,7 +234,7 @@ func (f *shareFlags) options(logger *slog.Logger) (server.Options, error) {
 		return opt, fmt.Errorf("cannot make the socket's directory: %w", err)
 	}
 	if f.listen != "" {
-		if err := f.remote(&opt); err != nil {
+		if err := f.remote(&opt, op); err != nil {
 			return opt, err
 		}
 	}
@@ -254,18 +242,15 @@ func (f *shareFlags) options(logger *slog.Logger) (server.Options, error) {
 }
 
 // remote opens the listener for remote clients.
-func (f *shareFlags) remote(opt *server.Options) error {
-	if err := f.security.Check("listen", f.listen); err != nil {
-		return err
-	}
-	server, _, err := f.security.TLS()
-	if err != nil {
+func (f *shareFlags) remote(opt *server.Options, op *operator.Control) error {
+	if err := op.Security.Check(listen.Client, "listen", f.listen); err != nil {
 		return err
 	}
 	lis, err := net.Listen("tcp", f.listen)
 	if err != nil {
 		return listen.Explain("listen", f.listen, err)
 	}
-	opt.Remote, opt.TLS, opt.Insecure = lis, server, server == nil
+	opt.Remote, opt.TLS = lis, op.Security.Accept(listen.Client)
+	opt.Insecure = opt.TLS == nil
 	return nil
 }

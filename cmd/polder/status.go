@@ -11,7 +11,7 @@ import (
 
 	"polder/cmd/polder/internal/daemon"
 	"polder/internal/config"
-	"polder/internal/listen"
+	"polder/internal/operator"
 )
 
 // The administrative addresses that status asks if it is not told: those
@@ -20,24 +20,24 @@ var usualAdmin = []string{defaultAdmin, defaultNodeAdmin, defaultBrokerAdmin, de
 
 func newStatus() *cobra.Command {
 	var (
-		file     string
-		addrs    = usualAdmin
-		asJSON   bool
-		security listen.Security
+		file   string
+		addrs  = usualAdmin
+		asJSON bool
+		access operator.Access
 	)
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show what the daemons of this or another host are doing",
 		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, client, err := security.TLS()
+			client, token, err := access.Load()
 			if err != nil {
 				return err
 			}
 			var errs []error
 			found := 0
 			for _, addr := range addrs {
-				s, err := daemon.Query(cmd.Context(), client, addr)
+				s, err := daemon.Query(cmd.Context(), client, token, addr)
 				if err != nil {
 					errs = append(errs, err)
 					continue
@@ -65,6 +65,6 @@ func newStatus() *cobra.Command {
 	fs.StringVar(&file, config.FileFlag, "", "read configuration from this YAML `file`; its keys are the names of the flags")
 	fs.Var(config.NewAddresses(&addrs), "admin", "administrative addresses to ask, with commas between")
 	fs.BoolVar(&asJSON, "json", false, "print one JSON object a daemon")
-	securityFlags(fs, &security)
+	access.Add(fs)
 	return cmd
 }

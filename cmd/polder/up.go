@@ -5,11 +5,13 @@ import (
 
 	"polder/cmd/polder/internal/daemon"
 	"polder/internal/config"
+	"polder/internal/listen"
+	"polder/internal/operator"
 	"polder/memnode"
 )
 
 func newUp() *cobra.Command {
-	var c common
+	var op operator.Flags
 	cfg := daemon.UpConfig{
 		ServeConfig: daemon.DefaultServe(),
 		Node: daemon.NodeConfig{
@@ -18,7 +20,7 @@ func newUp() *cobra.Command {
 			Grace: memnode.DefaultGrace,
 		},
 	}
-	cfg.Listen, cfg.Admin = defaultRedis, defaultAdmin
+	cfg.Listen = defaultRedis
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "Run everything in one process: a node, a heap and the Redis front end",
@@ -28,11 +30,10 @@ func newUp() *cobra.Command {
 			"machine borrow from the node, too, and call its components.",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			var err error
-			if cfg.Common, err = c.daemon(cmd, cfg.Common); err != nil {
-				return err
-			}
-			return daemon.RunUp(cmd.Context(), cfg)
+			return op.Run(cmd, func(c *operator.Control) error {
+				cfg.Control = c
+				return daemon.RunUp(cmd.Context(), cfg)
+			})
 		},
 	}
 	fs := cmd.Flags()
@@ -43,7 +44,7 @@ func newUp() *cobra.Command {
 	fs.Var(config.NewPowerOfTwo(&cfg.Node.Chunk, daemon.MinHeapChunk, memnode.MaxChunkSize), "chunk", "unit of lending, a power of two")
 	fs.Var(config.NewSocket(&cfg.NodeListen), "node-listen", "where other programs of this machine borrow from the node in this process, unix:PATH; the default is nowhere")
 	componentFlags(fs, &cfg.Node.Components)
-	c.flags(fs)
-	adminFlag(fs, &cfg.Common)
+	op.Add(fs, defaultAdmin, listen.Node, listen.Client)
+	op.AddPassword(fs)
 	return cmd
 }

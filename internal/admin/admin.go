@@ -5,6 +5,12 @@
 //	/healthz      200 if it can do its work, 503 and the reason if not
 //	/debug/pprof  profiles
 //
+// It is open to whoever can connect, unless there is a token or an authority of
+// administrators: then a request has to show the token or a certificate. Without,
+// it learns from /healthz whether all is well, and from /metrics, /status and
+// /debug/pprof nothing. Nothing here changes anything, and none of it shows what
+// clients have stored, passwords or keys.
+//
 // A Server owns one goroutine and those of net/http; Close ends them all.
 package admin
 
@@ -27,12 +33,15 @@ import (
 	"polder/internal/accept"
 )
 
-// Config says what the server shows. All fields are required.
+// Config says what the server shows, and to whom. All fields but Token and
+// Certificates are required.
 type Config struct {
-	Status     func() any   // becomes JSON; called by any goroutine
-	Health     func() error // nil if the daemon can do its work
-	Collectors []prometheus.Collector
-	Logger     *slog.Logger // its messages become metrics, if package ratelog counts them
+	Token        *Token       // if not nil, it or a certificate must be shown
+	Certificates bool         // certificates are demanded; those that the listener lets through are right
+	Status       func() any   // becomes JSON; called by any goroutine
+	Health       func() error // nil if the daemon can do its work
+	Collectors   []prometheus.Collector
+	Logger       *slog.Logger // its messages become metrics, if package ratelog counts them
 }
 
 // Server is a running administrative address.
@@ -58,7 +67,7 @@ func Start(lis net.Listener, cfg Config) (*Server, error) {
 		}
 	}
 
-	mux := http.NewServeMux()
+	mux := http.NewServeMux() // what takes permission
 	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{Registry: reg}))
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -68,22 +77,27 @@ func Start(lis net.Listener, cfg Config) (*Server, error) {
 			cfg.Logger.Debug("cannot answer /status", "err", err)
 		}
 	})
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
-		if err := cfg.Health(); err != nil {
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-			return
-		}
-		_, _ = w.Write([]byte("ok\n")) // the client has gone if this fails
-	})
 	mux.HandleFunc("/debug/pprof/", pprof.Index)
 	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
 	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
 
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		allowed := cfg.allowed(r)
+		switch {
+		case r.URL.Path == "/healthz":
+			cfg.serveHealth(w, allowed)
+		case allowed:
+			mux.ServeHTTP(w, r)
+		default:
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			http.Error(w, "a token or a certificate is needed here", http.StatusUnauthorized)
+		}
+	})
 	s := &Server{
 		http: &http.Server{
-			Handler:           mux,
+			Handler:           handler,
 			ReadHeaderTimeout: 5 * time.Second,
 			IdleTimeout:       time.Minute,
 			MaxHeaderBytes:    16 << 10,
@@ -98,6 +112,20 @@ func Start(lis net.Listener, cfg Config) (*Server, error) {
 		}
 	}()
 	return s, nil
+}
+
+// serveHealth answers load balancers and those who start containers, which have
+// no token. Why all is not well is for others: it names nodes.
+func (c *Config) serveHealth(w http.ResponseWriter, reason bool) {
+	err := c.Health()
+	switch {
+	case err == nil:
+		_, _ = w.Write([]byte("ok\n")) // the client has gone if this fails
+	case reason:
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+	default:
+		http.Error(w, "not well", http.StatusServiceUnavailable)
+	}
 }
 
 // Close stops listening, lets requests finish for a second, and ends.

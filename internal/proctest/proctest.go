@@ -16,6 +16,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -74,18 +75,24 @@ func Start(tb testing.TB, command string, args ...string) *child.Process {
 // ends it is stopped, and the test fails if it ends badly, unless it was killed.
 func Run(tb testing.TB, command string, args ...string) *child.Process {
 	tb.Helper()
+	return RunCommand(tb, child.Command{Path: binary, Args: append([]string{command, "--admin", "127.0.0.1:0"}, args...)})
+}
+
+// RunCommand is Run for a daemon with a command line that is the caller's.
+func RunCommand(tb testing.TB, c child.Command) *child.Process {
+	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
-	all := append([]string{command, "--admin", "127.0.0.1:0"}, args...)
-	p, err := child.StartReady(ctx, child.Command{Path: binary, Args: all})
+	p, err := child.StartReady(ctx, c)
 	if err != nil {
 		tb.Fatal(err)
 	}
+	name := strings.Join(append([]string{c.Path}, c.Args...), " ")
 	tb.Cleanup(func() {
 		select {
 		case <-p.Done():
 			if p.ExitCode() > 0 {
-				tb.Errorf("polder %s ended with code %d: %s", command, p.ExitCode(), p.Stderr())
+				tb.Errorf("%s ended with code %d: %s", name, p.ExitCode(), p.Stderr())
 			}
 		default:
 			if err := p.Stop(); err != nil {
@@ -93,7 +100,7 @@ func Run(tb testing.TB, command string, args ...string) *child.Process {
 			}
 		}
 		if tb.Failed() {
-			tb.Logf("polder %s wrote: %s", command, p.Stderr())
+			tb.Logf("%s wrote: %s", name, p.Stderr())
 		}
 	})
 	return p

@@ -43,6 +43,8 @@ type Options struct {
 	// Started, if not nil, is called with the pid each time that the program
 	// was started.
 	Started func(pid int)
+	// Signals are passed on to the program; nil for none.
+	Signals <-chan os.Signal
 	// Log is where crashes are told. The default is slog.Default().
 	Log *slog.Logger
 }
@@ -119,15 +121,21 @@ func (s *store) runOnce(ctx context.Context, opt Options) (crashed bool, err err
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
-	select {
-	case err = <-ended:
-	case <-ctx.Done():
-		_ = cmd.Process.Signal(unix.SIGTERM)
+	for running := true; running; {
 		select {
 		case err = <-ended:
-		case <-time.After(opt.Grace):
-			_ = cmd.Process.Kill()
-			err = <-ended
+			running = false
+		case sig := <-opt.Signals:
+			_ = cmd.Process.Signal(sig) // fails only if it has ended
+		case <-ctx.Done():
+			_ = cmd.Process.Signal(unix.SIGTERM)
+			select {
+			case err = <-ended:
+			case <-time.After(opt.Grace):
+				_ = cmd.Process.Kill()
+				err = <-ended
+			}
+			running = false
 		}
 	}
 	if merr := s.drain(); merr != nil {

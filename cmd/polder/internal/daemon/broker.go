@@ -11,6 +11,7 @@ import (
 
 	"polder/internal/config"
 	"polder/internal/listen"
+	"polder/internal/operator"
 	"polder/pool"
 	"polder/pool/broker"
 	"polder/verbs"
@@ -20,7 +21,7 @@ import (
 
 // BrokerConfig configures the allocation service of a compute node.
 type BrokerConfig struct {
-	Common
+	*operator.Control
 	Listen     string   // a socket's path
 	Far        []string // nodes to allocate from
 	SecretFile string   // of the nodes' secret; "" for none
@@ -59,16 +60,12 @@ func (c *BrokerConfig) check() error {
 
 // RunBroker allocates for the applications of this machine until ctx is done.
 func RunBroker(ctx context.Context, cfg BrokerConfig) (err error) {
-	p := newProcess("broker", cfg.Common)
+	p := newProcess("broker", cfg.Control)
 	defer p.close(&err)
 	if err := cfg.check(); err != nil {
 		return err
 	}
 	secret, err := readSecret(cfg.SecretFile)
-	if err != nil {
-		return err
-	}
-	_, clientTLS, err := cfg.Security.TLS()
 	if err != nil {
 		return err
 	}
@@ -84,11 +81,10 @@ func RunBroker(ctx context.Context, cfg BrokerConfig) (err error) {
 		Device: dev, Secret: secret, Users: cfg.Users, Quota: cfg.Quota,
 		MaxApps: cfg.MaxApps, PerUser: cfg.PerUser, Logger: p.Logger,
 	}
-	conns := tcp.Config{TLS: clientTLS, Insecure: cfg.Security.Insecure}
 	for _, addr := range cfg.Far {
 		c.Nodes = append(c.Nodes, broker.Node{
 			Addr: addr,
-			Dial: func(ctx context.Context) (verbs.Conn, error) { return tcp.Dial(ctx, dev, addr, conns) },
+			Dial: func(ctx context.Context) (verbs.Conn, error) { return tcp.Dial(ctx, dev, addr, p.toNodes()) },
 		})
 	}
 	openCtx, cancel := context.WithTimeoutCause(ctx, openTimeout, errors.New("no answer in time"))
@@ -139,7 +135,7 @@ func anyBrokered(s broker.Stats) error {
 const brokerTime = 5 * time.Second
 
 // openBrokered starts the front end over the nodes of a broker on this machine.
-func (p *process) openBrokered(ctx context.Context, cfg ServeConfig, conns tcp.Config) error {
+func (p *process) openBrokered(ctx context.Context, cfg ServeConfig) error {
 	switch {
 	case len(cfg.Far) > 1:
 		return &config.Error{Source: "--far", Value: strings.Join(cfg.Far, ","),
@@ -170,7 +166,7 @@ func (p *process) openBrokered(ctx context.Context, cfg ServeConfig, conns tcp.C
 		c.Nodes = append(c.Nodes, pool.NodeConfig{
 			Name: addr,
 			Dial: func(ctx context.Context) (verbs.Conn, error) {
-				return d.Dial(ctx, addr, func(ctx context.Context) (verbs.Conn, error) { return tcp.Dial(ctx, dev, addr, conns) })
+				return d.Dial(ctx, addr, func(ctx context.Context) (verbs.Conn, error) { return tcp.Dial(ctx, dev, addr, p.toNodes()) })
 			},
 		})
 	}

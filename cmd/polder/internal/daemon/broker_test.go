@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"polder/internal/config"
+	"polder/internal/operator"
 	"polder/pool/finemem"
 )
 
@@ -31,14 +32,14 @@ func secretFile(t *testing.T, text string, mode os.FileMode) string {
 
 func TestServeBorrowsThroughABroker(t *testing.T) {
 	secret := secretFile(t, strings.Repeat("5a", 32)+"\n", 0o600)
-	_, ready := start(t, func(ctx context.Context, c Common) error {
-		return RunNode(ctx, NodeConfig{Common: c, Listen: []string{"127.0.0.1:0"}, Lend: 64 << 20, Chunk: 256 << 10,
+	_, ready := start(t, func(ctx context.Context, c *operator.Control) error {
+		return RunNode(ctx, NodeConfig{Control: c, Listen: []string{"127.0.0.1:0"}, Lend: 64 << 20, Chunk: 256 << 10,
 			Grace: time.Second, Manager: finemem.Name, SecretFile: secret})
 	})
 	node, nodeAdmin := address(t, ready, ServiceVerbs), address(t, ready, ServiceAdmin)
 	socket := filepath.Join(t.TempDir(), "made", "broker.sock")
-	_, ready = start(t, func(ctx context.Context, c Common) error {
-		return RunBroker(ctx, BrokerConfig{Common: c, Listen: socket, Far: []string{node}, SecretFile: secret})
+	_, ready = start(t, func(ctx context.Context, c *operator.Control) error {
+		return RunBroker(ctx, BrokerConfig{Control: c, Listen: socket, Far: []string{node}, SecretFile: secret})
 	})
 	broker := address(t, ready, ServiceBroker)
 	if broker != "broker:"+socket {
@@ -48,13 +49,13 @@ func TestServeBorrowsThroughABroker(t *testing.T) {
 	if !strings.Contains(metrics, "polder_broker_node_up{node=\""+node+"\"} 1") {
 		t.Errorf("the metrics do not say that the node is up: %s", metrics)
 	}
-	_, serveReady := start(t, func(ctx context.Context, c Common) error {
+	_, serveReady := start(t, func(ctx context.Context, c *operator.Control) error {
 		cfg := DefaultServe()
-		cfg.Common, cfg.Listen, cfg.Local, cfg.Far = c, "127.0.0.1:0", 8<<20, []string{broker}
+		cfg.Control, cfg.Listen, cfg.Local, cfg.Far = c, "127.0.0.1:0", 8<<20, []string{broker}
 		return RunServe(ctx, cfg)
 	})
 	setAndGet(t, address(t, serveReady, ServiceRedis))
-	s, err := Query(context.Background(), nil, address(t, ready, ServiceAdmin))
+	s, err := Query(context.Background(), nil, "", address(t, ready, ServiceAdmin))
 	if err != nil || s.Broker == nil || s.Broker.Apps != 1 || !s.Broker.Nodes[0].Up {
 		t.Errorf("got the status %+v, %v", s, err)
 	}
@@ -62,12 +63,12 @@ func TestServeBorrowsThroughABroker(t *testing.T) {
 	if err := s.Print(&b, time.Now()); err != nil || !strings.Contains(b.String(), "1 applications of 1 users") {
 		t.Errorf("it prints %q, %v", b.String(), err)
 	}
-	if s, err = Query(context.Background(), nil, nodeAdmin); err != nil || s.Node.Clients != 2 {
+	if s, err = Query(context.Background(), nil, "", nodeAdmin); err != nil || s.Node.Clients != 2 {
 		t.Errorf("the node's status is %+v, %v", s, err)
 	}
 	// Without the secret, nobody allocates.
 	cfg := DefaultServe()
-	cfg.Common = Common{Out: io.Discard, Logger: slog.New(slog.DiscardHandler)}
+	cfg.Control = &operator.Control{Out: io.Discard, Logger: slog.New(slog.DiscardHandler)}
 	cfg.Listen, cfg.Local, cfg.Far, cfg.Manager = "127.0.0.1:0", 8<<20, []string{node}, finemem.Name
 	if err := RunServe(context.Background(), cfg); err == nil || !strings.Contains(err.Error(), "services that know the secret") {
 		t.Errorf("a server that knows no secret: got %v", err)
@@ -86,7 +87,7 @@ func TestWrongSecretFilesAreRefused(t *testing.T) {
 		"hexadecimal digits":     secretFile(t, strings.Repeat("xy", 32), 0o600),
 		"not zeros":              secretFile(t, strings.Repeat("00", 32), 0o600),
 		"cannot open":            filepath.Join(t.TempDir(), "none"),
-		"cannot read the file":   secretFile(t, "", 0o600),
+		"expected a secret":      secretFile(t, "", 0o600),
 		"expected a file of mod": t.TempDir(),
 		"it has prw":             pipe,
 	} {
@@ -100,24 +101,24 @@ func TestWrongSecretFilesAreRefused(t *testing.T) {
 }
 
 func TestWrongBrokerConfigurationsAreRefused(t *testing.T) {
-	c := Common{Out: io.Discard, Logger: slog.New(slog.DiscardHandler)}
+	c := &operator.Control{Out: io.Discard, Logger: slog.New(slog.DiscardHandler)}
 	for want, cfg := range map[string]BrokerConfig{
 		"--far":                 {Listen: "/run/x"},
 		"absolute path":         {Listen: "x", Far: []string{"127.0.0.1:1"}},
 		"do not lend by":        {Listen: "/run/x", Far: []string{"unix:/y"}},
 		"--service-secret-file": {Listen: "/run/x", Far: []string{"127.0.0.1:1"}, SecretFile: "/nonexistent"},
 	} {
-		cfg.Common = c
+		cfg.Control = c
 		if err := RunBroker(context.Background(), cfg); err == nil || !strings.Contains(err.Error(), want) || !errors.As(err, new(*config.Error)) {
 			t.Errorf("got %v, want an error that says %q", err, want)
 		}
 	}
-	node := NodeConfig{Common: c, Listen: []string{"127.0.0.1:0"}, Lend: 1 << 20, Chunk: 4096, SecretFile: "/nonexistent"}
+	node := NodeConfig{Control: c, Listen: []string{"127.0.0.1:0"}, Lend: 1 << 20, Chunk: 4096, SecretFile: "/nonexistent"}
 	if err := RunNode(context.Background(), node); !errors.As(err, new(*config.Error)) {
 		t.Errorf("a secret without finemem: got %v", err)
 	}
 	serve := DefaultServe()
-	serve.Common, serve.Listen = c, "127.0.0.1:0"
+	serve.Control, serve.Listen = c, "127.0.0.1:0"
 	for want, far := range map[string][]string{
 		"a broker alone":                  {"broker:/a", "127.0.0.1:1"},
 		"is polder broker running there?": {"broker:/nonexistent"},

@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"polder/internal/config"
+	"polder/internal/listen"
 	"polder/memcached"
 	"polder/resp"
 	"polder/resp/clientmem"
@@ -31,14 +32,14 @@ func DefaultCache() CacheConfig { return CacheConfig{ServeConfig: DefaultServe()
 // RunCache serves Redis clients, and memcached's, from soft memory until ctx is
 // done. The two see different keys, and share the memory.
 func RunCache(ctx context.Context, cfg CacheConfig) (err error) {
-	p := newProcess("serve", cfg.Common)
+	p := newProcess("serve", cfg.Control)
 	defer p.close(&err)
 	if err := p.listen(cfg.ServeConfig); err != nil {
 		return err
 	}
 	var mc net.Listener
 	if cfg.Memcached != "" {
-		if mc, err = cfg.Security.Listen(ServiceMemcached, cfg.Memcached); err != nil {
+		if mc, err = cfg.Security.Listen(listen.Client, ServiceMemcached, cfg.Memcached); err != nil {
 			return err
 		}
 		p.onClose(func() error { _ = mc.Close(); return nil }) // the server closes it, if it comes to that
@@ -82,7 +83,7 @@ func (p *process) openCache(cfg CacheConfig, mc net.Listener) error {
 	}
 	clients := clientmem.New(cfg.ClientMemory)
 	server, err := resp.NewCache(heap, resp.Config{
-		Password:     cfg.Password,
+		Password:     p.Password(),
 		MaxBulk:      int(largest),
 		MaxClients:   cfg.MaxClients,
 		OutputLimit:  int(cfg.OutputLimit),

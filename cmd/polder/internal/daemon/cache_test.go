@@ -13,14 +13,15 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"polder/internal/operator"
 	"polder/soft/coordinator"
 )
 
 func startCache(t *testing.T, coordinator string) (said, ready string) {
 	t.Helper()
-	return start(t, func(ctx context.Context, c Common) error {
+	return start(t, func(ctx context.Context, c *operator.Control) error {
 		cfg := DefaultCache()
-		cfg.Common, cfg.Listen, cfg.Memcached, cfg.Coordinator = c, "127.0.0.1:0", "127.0.0.1:0", coordinator
+		cfg.Control, cfg.Listen, cfg.Memcached, cfg.Coordinator = c, "127.0.0.1:0", "127.0.0.1:0", coordinator
 		return RunCache(ctx, cfg)
 	})
 }
@@ -50,7 +51,7 @@ func TestACacheServesRedisAndMemcached(t *testing.T) {
 		t.Errorf("memcached: got %q, %v, want %q", got, err, want)
 	}
 
-	s, err := Query(t.Context(), nil, address(t, ready, ServiceAdmin))
+	s, err := Query(t.Context(), nil, "", address(t, ready, ServiceAdmin))
 	if err != nil {
 		t.Fatal(err)
 	}

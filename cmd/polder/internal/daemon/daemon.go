@@ -12,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"maps"
 	"net"
 	"os"
@@ -27,17 +26,9 @@ import (
 	"polder/internal/child"
 	"polder/internal/hostmem"
 	"polder/internal/listen"
+	"polder/internal/operator"
 	"polder/internal/readyfile"
 )
-
-// Common is the configuration that every daemon has.
-type Common struct {
-	Admin     string // the administrative address; "" for none
-	ReadyFile string // gets the addresses as JSON when ready; "" for none
-	Security  listen.Security
-	Out       io.Writer // gets the greeting
-	Logger    *slog.Logger
-}
 
 // Names of services, as keys of addresses.
 const (
@@ -51,7 +42,7 @@ const (
 
 // process is what is common to running daemons.
 type process struct {
-	Common
+	*operator.Control
 	kind       string
 	started    time.Time
 	addrs      map[string]string // not changed once the administrative address is served
@@ -65,9 +56,9 @@ type process struct {
 	collectors []prometheus.Collector
 }
 
-func newProcess(kind string, c Common) *process {
+func newProcess(kind string, c *operator.Control) *process {
 	return &process{
-		Common:  c,
+		Control: c,
 		kind:    kind,
 		started: time.Now(),
 		addrs:   map[string]string{},
@@ -97,7 +88,7 @@ func (p *process) listenAdmin() error {
 	if p.Admin == "" {
 		return nil
 	}
-	lis, err := p.Security.Listen(ServiceAdmin, p.Admin)
+	lis, err := p.Security.Listen(listen.Admin, ServiceAdmin, p.Admin)
 	if err != nil {
 		return err
 	}
@@ -114,11 +105,10 @@ func (p *process) serveAdmin() error {
 	if p.admin == nil {
 		return nil
 	}
-	s, err := admin.Start(p.admin, admin.Config{
+	s, err := p.StartAdmin(p.admin, admin.Config{
 		Status:     func() any { return p.status() },
 		Health:     p.health,
 		Collectors: p.collectors,
-		Logger:     p.Logger,
 	})
 	if err != nil {
 		return err
@@ -203,8 +193,8 @@ func (p *process) redisCLI(addr string) string {
 	if port != "6379" {
 		cli += " -p " + port
 	}
-	if s := p.Security; s.Enabled() {
-		cli += " --tls --cert CERT --key KEY --cacert " + s.CAFile
+	if c := p.Security.Certificates; c != nil && c.Has(listen.Client) {
+		cli += " --tls --cert CERT --key KEY --cacert AUTHORITY"
 	}
 	return cli
 }

@@ -19,6 +19,8 @@ import (
 
 	"polder/internal/config"
 	"polder/internal/listen"
+	"polder/internal/operator"
+	"polder/internal/testcert"
 	"polder/memnode/component"
 	"polder/pool"
 )
@@ -27,7 +29,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // start runs a daemon until the test ends, and returns what it said and what
 // it wrote to its ready file.
-func start(t *testing.T, run func(context.Context, Common) error) (said, ready string) {
+func start(t *testing.T, run func(context.Context, *operator.Control) error) (said, ready string) {
 	t.Helper()
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -36,7 +38,7 @@ func start(t *testing.T, run func(context.Context, Common) error) (said, ready s
 	defer func() { _ = r.Close() }()
 	ctx, cancel := context.WithCancel(context.Background())
 	var b strings.Builder // not written to once the daemon is ready
-	c := Common{
+	c := &operator.Control{
 		Admin:     "127.0.0.1:0",
 		ReadyFile: fmt.Sprintf("/dev/fd/%d", w.Fd()),
 		Out:       &b,
@@ -106,9 +108,9 @@ func setAndGet(t *testing.T, addr string) {
 // TestUpRunsAndEnds starts everything in this process; goleak sees to it that
 // nothing is left.
 func TestUpRunsAndEnds(t *testing.T) {
-	said, ready := start(t, func(ctx context.Context, c Common) error {
+	said, ready := start(t, func(ctx context.Context, c *operator.Control) error {
 		cfg := UpConfig{ServeConfig: DefaultServe(), Node: NodeConfig{Lend: 64 << 20, Chunk: 1 << 20, Grace: time.Second}}
-		cfg.Common, cfg.Listen, cfg.Local = c, "127.0.0.1:0", 8<<20
+		cfg.Control, cfg.Listen, cfg.Local = c, "127.0.0.1:0", 8<<20
 		return RunUp(ctx, cfg)
 	})
 	addr := address(t, ready, ServiceRedis)
@@ -119,7 +121,7 @@ func TestUpRunsAndEnds(t *testing.T) {
 	}
 	setAndGet(t, addr)
 
-	s, err := Query(context.Background(), nil, address(t, ready, ServiceAdmin))
+	s, err := Query(context.Background(), nil, "", address(t, ready, ServiceAdmin))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,18 +152,18 @@ func TestUpRunsAndEnds(t *testing.T) {
 }
 
 func TestNodeAndServeRunAndEnd(t *testing.T) {
-	_, ready := start(t, func(ctx context.Context, c Common) error {
-		return RunNode(ctx, NodeConfig{Common: c, Listen: []string{"127.0.0.1:0"}, Lend: 64 << 20, Chunk: 1 << 20, Grace: time.Second})
+	_, ready := start(t, func(ctx context.Context, c *operator.Control) error {
+		return RunNode(ctx, NodeConfig{Control: c, Listen: []string{"127.0.0.1:0"}, Lend: 64 << 20, Chunk: 1 << 20, Grace: time.Second})
 	})
 	verbs := address(t, ready, ServiceVerbs)
 	nodeAdmin := address(t, ready, ServiceAdmin)
-	_, ready = start(t, func(ctx context.Context, c Common) error {
+	_, ready = start(t, func(ctx context.Context, c *operator.Control) error {
 		cfg := DefaultServe()
-		cfg.Common, cfg.Listen, cfg.Local, cfg.Far = c, "127.0.0.1:0", 8<<20, []string{verbs}
+		cfg.Control, cfg.Listen, cfg.Local, cfg.Far = c, "127.0.0.1:0", 8<<20, []string{verbs}
 		return RunServe(ctx, cfg)
 	})
 	setAndGet(t, address(t, ready, ServiceRedis))
-	s, err := Query(context.Background(), nil, nodeAdmin)
+	s, err := Query(context.Background(), nil, "", nodeAdmin)
 	if err != nil || s.Service != "node" || s.Node == nil || s.Node.Clients != 1 || s.Heap != nil {
 		t.Errorf("got the status %+v, %v", s, err)
 	}
@@ -170,12 +172,12 @@ func TestNodeAndServeRunAndEnd(t *testing.T) {
 // TestADaemonThatCannotStartLeavesNothing: goleak looks, and the addresses
 // can be used again.
 func TestADaemonThatCannotStartLeavesNothing(t *testing.T) {
-	c := Common{Admin: "127.0.0.1:0", Out: io.Discard, Logger: slog.New(slog.DiscardHandler)}
-	node := NodeConfig{Common: c, Listen: []string{"127.0.0.1:0"}, Lend: 1 << 20, Chunk: 2 << 20, Grace: time.Second}
+	c := &operator.Control{Admin: "127.0.0.1:0", Out: io.Discard, Logger: slog.New(slog.DiscardHandler)}
+	node := NodeConfig{Control: c, Listen: []string{"127.0.0.1:0"}, Lend: 1 << 20, Chunk: 2 << 20, Grace: time.Second}
 	if err := RunNode(context.Background(), node); !errors.As(err, new(*config.Error)) {
 		t.Errorf("a chunk larger than what is lent: got %v", err)
 	}
-	node = NodeConfig{Common: c, Listen: []string{"127.0.0.1:0", "unix:" + filepath.Join(t.TempDir(), "node.sock")},
+	node = NodeConfig{Control: c, Listen: []string{"127.0.0.1:0", "unix:" + filepath.Join(t.TempDir(), "node.sock")},
 		Lend: 64 << 20, Chunk: 1 << 20, Grace: time.Second}
 	for _, memory := range []int64{12 << 20, 63 << 20} { // each half needs 8 MiB, and leaves a chunk
 		node.Components = component.Config{Memory: memory, ClientMemory: 8 << 20}
@@ -190,7 +192,7 @@ func TestADaemonThatCannotStartLeavesNothing(t *testing.T) {
 		"--manager":          func(u *UpConfig) { u.NodeListen, u.Manager = "unix:/nowhere", "rpcmw" },
 	} {
 		up := UpConfig{ServeConfig: DefaultServe(), Node: NodeConfig{Lend: 64 << 20, Chunk: 1 << 20, Grace: time.Second}}
-		up.Common = c
+		up.Control = c
 		spoil(&up)
 		var wrong *config.Error
 		if err := RunUp(context.Background(), up); !errors.As(err, &wrong) || wrong.Source != source {
@@ -198,7 +200,7 @@ func TestADaemonThatCannotStartLeavesNothing(t *testing.T) {
 		}
 	}
 	serve := DefaultServe()
-	serve.Common, serve.Listen, serve.Far = c, "127.0.0.1:0", []string{"127.0.0.1:1"}
+	serve.Control, serve.Listen, serve.Far = c, "127.0.0.1:0", []string{"127.0.0.1:1"}
 	serve.Device = "mlx5_0"
 	if err := RunServe(context.Background(), serve); !errors.As(err, new(*config.Error)) {
 		t.Errorf("an RDMA device without RDMA: got %v", err)
@@ -208,7 +210,7 @@ func TestADaemonThatCannotStartLeavesNothing(t *testing.T) {
 		t.Errorf("a node that is not there: got %v", err)
 	}
 	serve.ReadyFile = "/nonexistent/ready"
-	up := UpConfig{ServeConfig: serve, Node: NodeConfig{Common: c, Lend: 64 << 20, Chunk: 2 << 20, Grace: time.Second}}
+	up := UpConfig{ServeConfig: serve, Node: NodeConfig{Control: c, Lend: 64 << 20, Chunk: 2 << 20, Grace: time.Second}}
 	up.Far = nil
 	if err := RunUp(context.Background(), up); err == nil || !strings.Contains(err.Error(), "ready file") {
 		t.Errorf("a ready file that cannot be written: got %v", err)
@@ -216,6 +218,14 @@ func TestADaemonThatCannotStartLeavesNothing(t *testing.T) {
 }
 
 func TestTheHintIsACommandThatWorks(t *testing.T) {
+	a := testcert.NewAuthority(t, "clients")
+	var files listen.Files
+	files.Cert, files.Key = a.Issue(t, "server")
+	files.CA[listen.Client] = a.File
+	certs, err := listen.Load(files)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, tt := range []struct {
 		addr     string
 		security listen.Security
@@ -225,9 +235,9 @@ func TestTheHintIsACommandThatWorks(t *testing.T) {
 		{"127.0.0.1:7000", listen.Security{}, "redis-cli -p 7000"},
 		{"[::]:6379", listen.Security{}, "redis-cli"},
 		{"192.0.2.1:6379", listen.Security{}, "redis-cli -h 192.0.2.1"},
-		{"127.0.0.1:6379", listen.Security{CertFile: "c", KeyFile: "k", CAFile: "a"}, "redis-cli --tls --cert CERT --key KEY --cacert a"},
+		{"127.0.0.1:6379", listen.Security{Certificates: certs}, "redis-cli --tls --cert CERT --key KEY --cacert AUTHORITY"},
 	} {
-		p := newProcess("up", Common{Security: tt.security})
+		p := newProcess("up", &operator.Control{Security: tt.security})
 		if got := p.redisCLI(tt.addr); got != tt.want {
 			t.Errorf("%s: got %q, want %q", tt.addr, got, tt.want)
 		}
@@ -238,19 +248,19 @@ func TestTheHintIsACommandThatWorks(t *testing.T) {
 func TestEveryManager(t *testing.T) {
 	for _, name := range pool.Managers() {
 		t.Run(name, func(t *testing.T) {
-			_, ready := start(t, func(ctx context.Context, c Common) error {
-				return RunNode(ctx, NodeConfig{Common: c, Listen: []string{"127.0.0.1:0"}, Lend: 64 << 20, Chunk: 1 << 20, Grace: time.Second, Manager: name})
+			_, ready := start(t, func(ctx context.Context, c *operator.Control) error {
+				return RunNode(ctx, NodeConfig{Control: c, Listen: []string{"127.0.0.1:0"}, Lend: 64 << 20, Chunk: 1 << 20, Grace: time.Second, Manager: name})
 			})
 			verbs := address(t, ready, ServiceVerbs)
-			_, ready = start(t, func(ctx context.Context, c Common) error {
+			_, ready = start(t, func(ctx context.Context, c *operator.Control) error {
 				cfg := DefaultServe()
-				cfg.Common, cfg.Listen, cfg.Local, cfg.Far, cfg.Manager = c, "127.0.0.1:0", 8<<20, []string{verbs}, name
+				cfg.Control, cfg.Listen, cfg.Local, cfg.Far, cfg.Manager = c, "127.0.0.1:0", 8<<20, []string{verbs}, name
 				return RunServe(ctx, cfg)
 			})
 			setAndGet(t, address(t, ready, ServiceRedis))
-			_, ready = start(t, func(ctx context.Context, c Common) error {
+			_, ready = start(t, func(ctx context.Context, c *operator.Control) error {
 				cfg := UpConfig{ServeConfig: DefaultServe(), Node: NodeConfig{Lend: 64 << 20, Chunk: 1 << 20, Grace: time.Second}}
-				cfg.Common, cfg.Listen, cfg.Local, cfg.Manager = c, "127.0.0.1:0", 8<<20, name
+				cfg.Control, cfg.Listen, cfg.Local, cfg.Manager = c, "127.0.0.1:0", 8<<20, name
 				return RunUp(ctx, cfg)
 			})
 			setAndGet(t, address(t, ready, ServiceRedis))

@@ -9,6 +9,7 @@ import (
 
 	"polder/internal/config"
 	"polder/internal/listen"
+	"polder/internal/operator"
 	"polder/memnode"
 	"polder/memnode/component"
 	"polder/memnode/wire"
@@ -22,7 +23,7 @@ import (
 
 // NodeConfig configures a memory node.
 type NodeConfig struct {
-	Common
+	*operator.Control
 	Listen       []string // where clients connect: HOST:PORT or unix:PATH
 	Lend         int64    // bytes; if there are both kinds of address, each gets half
 	Overcommit   bool     // lend more than there is memory for
@@ -130,7 +131,7 @@ func (c *NodeConfig) memnode() memnode.Config {
 
 // RunNode lends memory until ctx is done.
 func RunNode(ctx context.Context, cfg NodeConfig) (err error) {
-	p := newProcess("node", cfg.Common)
+	p := newProcess("node", cfg.Control)
 	defer p.close(&err)
 
 	if err := cfg.check(); err != nil {
@@ -138,7 +139,7 @@ func RunNode(ctx context.Context, cfg NodeConfig) (err error) {
 	}
 	here, elsewhere := cfg.places()
 	for _, addr := range elsewhere {
-		if err := cfg.Security.Check("listen", addr); err != nil {
+		if err := cfg.Security.Check(listen.Node, "listen", addr); err != nil {
 			return err
 		}
 	}
@@ -207,11 +208,7 @@ const (
 
 // nodeElsewhere starts a node for clients anywhere, over cfg.Fabric.
 func (p *process) nodeElsewhere(cfg NodeConfig, addrs []string) (*memnode.Node, []string, error) {
-	serverTLS, _, err := cfg.Security.TLS()
-	if err != nil {
-		return nil, nil, err
-	}
-	security := tcp.Config{TLS: serverTLS, Insecure: cfg.Security.Insecure, Log: p.Logger}
+	security := tcp.Config{TLS: cfg.Security.Accept(listen.Node), Insecure: cfg.Security.Insecure, Log: p.Logger}
 	if cfg.Fabric == FabricRDMA {
 		dev, err := ibv.Open(cfg.Device)
 		if err != nil {
@@ -258,7 +255,7 @@ func (p *process) serveNode(dev verbs.Device, cfg NodeConfig, addrs []string, op
 
 // node makes the memory node on dev.
 func (p *process) node(dev verbs.Device, cfg NodeConfig) (*memnode.Node, error) {
-	cfg.Logger = p.Logger
+	cfg.Control = p.Control
 	node, err := memnode.New(dev, cfg.memnode())
 	if err != nil {
 		return nil, err

@@ -12,6 +12,8 @@ import (
 	"polder/far"
 	"polder/far/remote"
 	"polder/internal/config"
+	"polder/internal/listen"
+	"polder/internal/operator"
 	"polder/pool"
 	"polder/pool/memfd"
 	"polder/resp"
@@ -25,14 +27,13 @@ import (
 
 // ServeConfig configures a Redis front end over borrowed memory.
 type ServeConfig struct {
-	Common
+	*operator.Control
 	Listen       string   // where Redis clients connect
 	Far          []string // nodes to borrow from
 	Manager      string   // the nodes' way of managing memory; the default if empty
 	Device       string   // the RDMA device that reaches them; the only one if empty
 	Local        int64    // bytes
 	MaxValue     int64    // bytes; 0 means a quarter of Local, at most a third of ClientMemory
-	Password     string
 	MaxClients   int
 	OutputLimit  int64 // bytes
 	ClientMemory int64 // bytes that clients of all front ends may hold
@@ -90,7 +91,7 @@ const (
 
 // RunServe serves Redis clients from borrowed memory until ctx is done.
 func RunServe(ctx context.Context, cfg ServeConfig) (err error) {
-	p := newProcess("serve", cfg.Common)
+	p := newProcess("serve", cfg.Control)
 	defer p.close(&err)
 	if err := p.listen(cfg); err != nil {
 		return err
@@ -107,7 +108,7 @@ func RunServe(ctx context.Context, cfg ServeConfig) (err error) {
 
 // RunUp runs a node, a heap and a Redis front end until ctx is done.
 func RunUp(ctx context.Context, cfg UpConfig) (err error) {
-	p := newProcess("up", cfg.Common)
+	p := newProcess("up", cfg.Control)
 	defer p.close(&err)
 	if err := cfg.check(); err != nil {
 		return err
@@ -139,12 +140,8 @@ func (p *process) readyRedis(title string) error {
 
 // openFar starts the front end over nodes that listen elsewhere.
 func (p *process) openFar(ctx context.Context, cfg ServeConfig) error {
-	_, clientTLS, err := cfg.Security.TLS()
-	if err != nil {
-		return err
-	}
 	if slices.ContainsFunc(cfg.Far, isBroker) {
-		return p.openBrokered(ctx, cfg, tcp.Config{TLS: clientTLS, Insecure: cfg.Security.Insecure})
+		return p.openBrokered(ctx, cfg)
 	}
 	by, err := reach(cfg.Far)
 	if err != nil {
@@ -157,7 +154,6 @@ func (p *process) openFar(ctx context.Context, cfg ServeConfig) error {
 	if err != nil {
 		return err
 	}
-	security := tcp.Config{TLS: clientTLS, Insecure: cfg.Security.Insecure}
 	var dev verbs.Device
 	var dial func(ctx context.Context, addr string) (verbs.Conn, error)
 	switch by {
@@ -175,12 +171,12 @@ func (p *process) openFar(ctx context.Context, cfg ServeConfig) error {
 	case config.RDMAScheme:
 		dev, err = ibv.Open(cfg.Device)
 		dial = func(ctx context.Context, addr string) (verbs.Conn, error) {
-			return ibv.Dial(ctx, dev, strings.TrimPrefix(addr, ibv.Scheme), security)
+			return ibv.Dial(ctx, dev, strings.TrimPrefix(addr, ibv.Scheme), p.toNodes())
 		}
 	default:
 		dev, err = tcp.NewDevice(softnic.Config{})
 		dial = func(ctx context.Context, addr string) (verbs.Conn, error) {
-			return tcp.Dial(ctx, dev, addr, security)
+			return tcp.Dial(ctx, dev, addr, p.toNodes())
 		}
 	}
 	if err != nil {
@@ -211,6 +207,12 @@ func (c *ServeConfig) largest(data int64) (int64, error) {
 	return c.MaxValue, nil
 }
 
+// toNodes is how to connect to a node at the moment: certificates may be new since
+// the last time.
+func (p *process) toNodes() tcp.Config {
+	return tcp.Config{TLS: p.Security.Dial(), Insecure: p.Security.Insecure}
+}
+
 // managerNamed is the way of managing memory of that name, nil for the default.
 func managerNamed(name string) (pool.Manager, error) {
 	if name == "" {
@@ -222,7 +224,7 @@ func managerNamed(name string) (pool.Manager, error) {
 // listen opens the addresses. It comes first: an address in use is the
 // likeliest mistake.
 func (p *process) listen(cfg ServeConfig) error {
-	lis, err := cfg.Security.Listen("listen", cfg.Listen)
+	lis, err := cfg.Security.Listen(listen.Client, "listen", cfg.Listen)
 	if err != nil {
 		return err
 	}
@@ -264,7 +266,7 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, poolCfg pool.Co
 	}
 	p.onClose(heap.Close)
 	server, err := resp.NewServer(heap, resp.Config{
-		Password:     cfg.Password,
+		Password:     p.Password(),
 		MaxBulk:      int(largest),
 		MaxClients:   cfg.MaxClients,
 		OutputLimit:  int(cfg.OutputLimit),
@@ -290,6 +292,10 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, poolCfg pool.Co
 
 // serveRedis serves Redis clients from now on.
 func (p *process) serveRedis(server *resp.Server) {
+	p.OnReload("password", func() (string, error) {
+		server.SetPassword(p.Password())
+		return "", nil // whoever has read it has said so
+	})
 	p.onClose(func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 		defer cancel()

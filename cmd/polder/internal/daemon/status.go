@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -11,6 +12,7 @@ import (
 
 	"polder/far"
 	"polder/internal/hostmem"
+	"polder/internal/listen"
 	"polder/memnode"
 	"polder/pool"
 	"polder/pool/broker"
@@ -47,24 +49,39 @@ const (
 	maxStatusSize = 16 << 20
 )
 
-// Query asks a daemon's administrative address, with TLS if cfg is not nil.
-func Query(ctx context.Context, cfg *tls.Config, addr string) (*Status, error) {
+// Query asks a daemon's administrative address, with TLS if cfg is not nil, and
+// shows it the token if there is one. At a loopback address a daemon may serve
+// without TLS although others that are asked have it: then it is asked again
+// without.
+func Query(ctx context.Context, cfg *tls.Config, token, addr string) (*Status, error) {
 	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()
-	scheme := "http"
-	if cfg != nil {
-		scheme = "https"
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+"://"+addr+"/status", nil)
-	if err != nil {
-		return nil, fmt.Errorf("cannot ask %s: %w", addr, err)
-	}
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: cfg, DisableKeepAlives: true}}
-	resp, err := client.Do(req)
+	ask := func(scheme string) (*http.Response, error) {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+addr+"/status", nil)
+		if err != nil {
+			return nil, err
+		}
+		if token != "" {
+			req.Header.Set("Authorization", "Bearer "+token)
+		}
+		return client.Do(req)
+	}
+	scheme := "http://"
+	if cfg != nil {
+		scheme = "https://"
+	}
+	resp, err := ask(scheme)
+	if local, _ := listen.Loopback(addr); local && errors.Is(err, http.ErrSchemeMismatch) {
+		resp, err = ask("http://")
+	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot ask %s: %w", addr, err)
 	}
 	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode == http.StatusUnauthorized {
+		return nil, fmt.Errorf("cannot ask %s: it asks for a token or a certificate: give --admin-token-file, or --tls-cert and --tls-key", addr)
+	}
 	if resp.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("cannot ask %s: it answers %s; expected a polder daemon's administrative address", addr, resp.Status)
 	}

@@ -5,11 +5,13 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"polder/internal/operator"
 )
 
 func newTempProcess(t *testing.T) *process {
 	t.Helper()
-	return newProcess("test", Common{Logger: slog.New(slog.DiscardHandler)})
+	return newProcess("test", &operator.Control{Logger: slog.New(slog.DiscardHandler)})
 }
 
 func exists(path string) bool {

@@ -13,13 +13,14 @@ import (
 	"time"
 
 	"polder/internal/config"
+	"polder/internal/operator"
 	"polder/memnode"
 )
 
 func TestNodeAndServeMeetAtASocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "made", "node.sock")
-	_, ready := start(t, func(ctx context.Context, c Common) error {
-		return RunNode(ctx, NodeConfig{Common: c, Listen: []string{"unix:" + path}, Lend: 64 << 20, Chunk: 1 << 20, Grace: time.Second})
+	_, ready := start(t, func(ctx context.Context, c *operator.Control) error {
+		return RunNode(ctx, NodeConfig{Control: c, Listen: []string{"unix:" + path}, Lend: 64 << 20, Chunk: 1 << 20, Grace: time.Second})
 	})
 	if got := address(t, ready, ServiceVerbs); got != "unix:"+path {
 		t.Fatalf("it listens at %s", got)
@@ -27,13 +28,13 @@ func TestNodeAndServeMeetAtASocket(t *testing.T) {
 	if st, err := os.Stat(path); err != nil || st.Mode().Perm() != 0o600 {
 		t.Fatalf("the socket: %v, %v, want only its owner to be let in", st.Mode(), err)
 	}
-	_, serveReady := start(t, func(ctx context.Context, c Common) error {
+	_, serveReady := start(t, func(ctx context.Context, c *operator.Control) error {
 		cfg := DefaultServe()
-		cfg.Common, cfg.Listen, cfg.Local, cfg.Far = c, "127.0.0.1:0", 8<<20, []string{"unix:" + path}
+		cfg.Control, cfg.Listen, cfg.Local, cfg.Far = c, "127.0.0.1:0", 8<<20, []string{"unix:" + path}
 		return RunServe(ctx, cfg)
 	})
 	setAndGet(t, address(t, serveReady, ServiceRedis))
-	s, err := Query(context.Background(), nil, address(t, ready, ServiceAdmin))
+	s, err := Query(context.Background(), nil, "", address(t, ready, ServiceAdmin))
 	if err != nil || s.Node == nil || s.Node.Clients != 1 {
 		t.Errorf("got the status %+v, %v", s, err)
 	}
@@ -41,7 +42,7 @@ func TestNodeAndServeMeetAtASocket(t *testing.T) {
 
 func TestNodesAtSocketsAndOthersAreNotMixed(t *testing.T) {
 	cfg := DefaultServe()
-	cfg.Common = Common{Out: io.Discard, Logger: slog.New(slog.DiscardHandler)}
+	cfg.Control = &operator.Control{Out: io.Discard, Logger: slog.New(slog.DiscardHandler)}
 	cfg.Listen, cfg.Local, cfg.Far = "127.0.0.1:0", 8<<20, []string{"127.0.0.1:1", "unix:/nonexistent"}
 	if err := RunServe(context.Background(), cfg); !errors.As(err, new(*config.Error)) {
 		t.Errorf("got %v", err)
@@ -56,24 +57,24 @@ func TestNodesAtSocketsAndOthersAreNotMixed(t *testing.T) {
 // borrow, those elsewhere come by TCP, and neither has the other's memory.
 func TestANodeInTwoPlaces(t *testing.T) {
 	path := "unix:" + filepath.Join(t.TempDir(), "node.sock")
-	_, ready := start(t, func(ctx context.Context, c Common) error {
-		return RunNode(ctx, NodeConfig{Common: c, Listen: []string{"127.0.0.1:0", path}, Lend: 128 << 20, Chunk: 1 << 20,
+	_, ready := start(t, func(ctx context.Context, c *operator.Control) error {
+		return RunNode(ctx, NodeConfig{Control: c, Listen: []string{"127.0.0.1:0", path}, Lend: 128 << 20, Chunk: 1 << 20,
 			Grace: time.Second, Manager: memnode.OneSided})
 	})
 	if got := address(t, ready, ServiceSocket); got != path {
 		t.Fatalf("its socket is %s, want %s", got, path)
 	}
 	for i, far := range []string{address(t, ready, ServiceVerbs), path} {
-		_, serveReady := start(t, func(ctx context.Context, c Common) error {
+		_, serveReady := start(t, func(ctx context.Context, c *operator.Control) error {
 			cfg := DefaultServe()
-			cfg.Common, cfg.Listen, cfg.Local, cfg.Far = c, "127.0.0.1:0", 8<<20, []string{far}
+			cfg.Control, cfg.Listen, cfg.Local, cfg.Far = c, "127.0.0.1:0", 8<<20, []string{far}
 			if i == 0 {
 				cfg.Manager = memnode.OneSided
 			}
 			return RunServe(ctx, cfg)
 		})
 		setAndGet(t, address(t, serveReady, ServiceRedis))
-		s, err := Query(t.Context(), nil, address(t, ready, ServiceAdmin))
+		s, err := Query(t.Context(), nil, "", address(t, ready, ServiceAdmin))
 		if err != nil || s.Node == nil || s.Node.Clients != int64(i+1) || len(s.Clients) != i+1 || s.Node.Chunks != 128 {
 			t.Errorf("with a client at %s: got the status %+v, %v", far, s.Node, err)
 		}
@@ -104,7 +105,7 @@ func TestServeWaitsForItsNode(t *testing.T) {
 		case <-retried:
 		case <-ctx.Done():
 		}
-		ended <- RunNode(ctx, NodeConfig{Common: Common{Out: io.Discard, Logger: slog.New(slog.DiscardHandler)},
+		ended <- RunNode(ctx, NodeConfig{Control: &operator.Control{Out: io.Discard, Logger: slog.New(slog.DiscardHandler)},
 			Listen: []string{path}, Lend: 64 << 20, Chunk: 1 << 20, Grace: time.Second})
 	}()
 	t.Cleanup(func() {
@@ -113,9 +114,9 @@ func TestServeWaitsForItsNode(t *testing.T) {
 			t.Errorf("the node ended with %v", err)
 		}
 	})
-	_, ready := start(t, func(ctx context.Context, c Common) error {
+	_, ready := start(t, func(ctx context.Context, c *operator.Control) error {
 		cfg := DefaultServe()
-		cfg.Common, cfg.Listen, cfg.Local, cfg.Far = c, "127.0.0.1:0", 8<<20, []string{path}
+		cfg.Control, cfg.Listen, cfg.Local, cfg.Far = c, "127.0.0.1:0", 8<<20, []string{path}
 		cfg.Logger = said
 		return RunServe(ctx, cfg)
 	})
@@ -129,10 +130,10 @@ func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
 // TestUpDoesWithoutASocket: where none can be made, the node is called.
 func TestUpDoesWithoutASocket(t *testing.T) {
 	t.Setenv("TMPDIR", "/nonexistent")
-	up := func(manager string) func(context.Context, Common) error {
-		return func(ctx context.Context, c Common) error {
+	up := func(manager string) func(context.Context, *operator.Control) error {
+		return func(ctx context.Context, c *operator.Control) error {
 			cfg := UpConfig{ServeConfig: DefaultServe(), Node: NodeConfig{Lend: 64 << 20, Chunk: 1 << 20, Grace: time.Second}}
-			cfg.Common, cfg.Listen, cfg.Local, cfg.Manager = c, "127.0.0.1:0", 8<<20, manager
+			cfg.Control, cfg.Listen, cfg.Local, cfg.Manager = c, "127.0.0.1:0", 8<<20, manager
 			return RunUp(ctx, cfg)
 		}
 	}

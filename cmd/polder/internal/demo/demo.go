@@ -90,7 +90,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if r.nodeResident, err = node.Resident(); err != nil {
 		return err
 	}
-	if r.status, err = daemon.Query(ctx, nil, server.Addr("admin")); err != nil {
+	if r.status, err = daemon.Query(ctx, nil, "", server.Addr("admin")); err != nil {
 		return err
 	}
 	for i := range files {

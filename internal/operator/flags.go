@@ -1,0 +1,72 @@
+// Package operator is what every daemon of the binary takes from those who run it:
+// the flags of its log, of certificates, secrets and the administrative address,
+// and the signals that concern them.
+//
+// SIGHUP ends no daemon: what it holds would be lost. It has the configuration
+// read anew, as far as it can change while a daemon runs: the log level, the
+// password, the administrative token, and the certificates. Each of them is
+// replaced, or stays as it was if something is wrong with the new one; the log
+// says which. SIGPIPE ends no daemon either, and a log that nobody reads blocks
+// none (package output).
+//
+// Concurrency: a Control has one goroutine, which waits for SIGHUP and reloads; its
+// fields do not change, and its methods may be called by any number of goroutines.
+package operator
+
+import (
+	"github.com/spf13/pflag"
+
+	"polder/internal/config"
+	"polder/internal/listen"
+)
+
+// Flags are the values of the flags. The zero value is ready for Add.
+type Flags struct {
+	config    string
+	logLevel  string
+	logFormat string
+	readyFile string
+	admin     string
+	files     listen.Files
+	insecure  bool
+	tokenFile string
+
+	password     string
+	passwordFile string
+}
+
+// The flags that SIGHUP reads anew from the configuration file.
+var reloadable = []string{
+	"log-level", "tls-cert", "tls-key", "tls-ca", "tls-client-ca", "tls-admin-ca", "admin-token-file", "password", "password-file",
+}
+
+// authorities are the flags of the roles' authorities.
+var authorities = map[listen.Role]struct{ flag, usage string }{
+	listen.Node:   {"tls-ca", "authority that must have signed the certificates of nodes and of those who borrow from them, a PEM `file`"},
+	listen.Client: {"tls-client-ca", "authority that must have signed clients' certificates, another one than the others, a PEM `file`; with it, clients need TLS"},
+	listen.Admin:  {"tls-admin-ca", "authority that must have signed the certificates of those who look at the administrative address, another one than the others, a PEM `file`"},
+}
+
+// Add adds the flags of a daemon whose administrative address is admin by default,
+// and whose connections have the roles, beside listen.Admin, which all have.
+func (f *Flags) Add(fs *pflag.FlagSet, admin string, roles ...listen.Role) {
+	f.logLevel, f.logFormat, f.admin = "info", "text", admin
+	fs.StringVar(&f.config, config.FileFlag, "", "read configuration from this YAML `file`; its keys are the names of the flags")
+	fs.StringVar(&f.readyFile, "ready-file", "", "write the addresses listened on to this `file`, as JSON, when ready")
+	fs.Var(config.NewChoice(&f.logLevel, "debug", "info", "warn", "error"), "log-level", "least level to log: debug, info, warn or error")
+	fs.Var(config.NewChoice(&f.logFormat, "text", "json"), "log-format", "how to log to standard error: text or json")
+	fs.Var(config.NewAddress(&f.admin, true), "admin", `where metrics, status, health and profiles are served over HTTP, or "off"`)
+	fs.StringVar(&f.tokenFile, "admin-token-file", "", "the administrative address asks for the token in this `file` of mode 0600, or for a certificate")
+	fs.StringVar(&f.files.Cert, "tls-cert", "", "certificate to show, a PEM `file`")
+	fs.StringVar(&f.files.Key, "tls-key", "", "its private key, a PEM `file`")
+	for _, r := range append(roles, listen.Admin) {
+		fs.StringVar(&f.files.CA[r], authorities[r].flag, "", authorities[r].usage)
+	}
+	fs.BoolVar(&f.insecure, "insecure", false, "allow connections with other machines without TLS, and without proof of who they are")
+}
+
+// AddPassword adds the flags of a password that clients must present.
+func (f *Flags) AddPassword(fs *pflag.FlagSet) {
+	fs.StringVar(&f.passwordFile, "password-file", "", "clients must present with AUTH the password in this `file` of mode 0600")
+	fs.StringVar(&f.password, "password", "", "the password itself, in POLDER_PASSWORD or the configuration file; not on the command line, which every user of the machine can read")
+}

@@ -1,0 +1,290 @@
+package operator
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"polder/internal/admin"
+	"polder/internal/config"
+	"polder/internal/listen"
+	"polder/internal/output"
+	"polder/internal/ratelog"
+)
+
+// Control is what a running daemon has of its operator. One that Start has not
+// made, but with fields set, serves a daemon that is never reloaded.
+type Control struct {
+	Out       io.Writer // for the greeting; never blocks or fails
+	Logger    *slog.Logger
+	ReadyFile string // "" for none
+	Admin     string // the administrative address; "" for none
+	Security  listen.Security
+	Token     *admin.Token // nil: none is asked for
+
+	flags    *Flags
+	set      *pflag.FlagSet
+	out, log *output.Writer
+	level    slog.LevelVar
+	password atomic.Pointer[string]
+	hangups  chan os.Signal
+	end      chan struct{}
+	ended    chan struct{}
+	once     sync.Once // ends
+
+	mu    sync.Mutex // held while a reload is going on
+	parts []part     // guarded by mu
+}
+
+// A part of a daemon can be reloaded.
+type part struct {
+	what   string
+	reload func() (news string, err error)
+}
+
+// Run runs a daemon's command: from Start to the daemon's end.
+func (f *Flags) Run(cmd *cobra.Command, daemon func(*Control) error) error {
+	c, err := f.Start(cmd.Flags(), cmd.OutOrStdout(), cmd.ErrOrStderr())
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return daemon(c)
+}
+
+// StartLog begins to log, and to survive SIGHUP and SIGPIPE. Of the flags, only
+// those of the log count.
+//
+// Preconditions: the flags have been loaded (config.Load).
+func (f *Flags) StartLog(set *pflag.FlagSet, out, log io.Writer) (*Control, error) {
+	c, err := f.startLog(set, out, log)
+	if err != nil {
+		return nil, err
+	}
+	go c.run()
+	return c, nil
+}
+
+func (f *Flags) startLog(set *pflag.FlagSet, out, log io.Writer) (*Control, error) {
+	c := &Control{flags: f, set: set, ReadyFile: f.readyFile, hangups: make(chan os.Signal, 1), end: make(chan struct{}), ended: make(chan struct{})}
+	if err := c.setLevel(); err != nil {
+		return nil, err
+	}
+	c.out, c.log = output.New(out), output.New(log)
+	c.Out = c.out
+	opts := &slog.HandlerOptions{Level: &c.level}
+	var h slog.Handler = slog.NewTextHandler(c.log, opts)
+	if f.logFormat == "json" {
+		h = slog.NewJSONHandler(c.log, opts)
+	}
+	c.Logger = ratelog.Bound(slog.New(h))
+	survivePipes()
+	signal.Notify(c.hangups, syscall.SIGHUP)
+	c.OnReload("log level", func() (string, error) {
+		was := c.level.Level()
+		if err := c.setLevel(); err != nil || c.level.Level() == was {
+			return "", err
+		}
+		return strings.ToLower(c.level.Level().String()), nil
+	})
+	return c, nil
+}
+
+// survivePipes has a write to a pipe that nobody reads fail, as everywhere else,
+// where it would end the process: Go does that for standard output and error of
+// a program that has not asked for SIGPIPE. Nobody needs to read the channel.
+var survivePipes = sync.OnceFunc(func() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) })
+
+// Start is StartLog, and reads certificates and secrets.
+func (f *Flags) Start(set *pflag.FlagSet, out, log io.Writer) (*Control, error) {
+	if err := f.refusePassword(set); err != nil {
+		return nil, err
+	}
+	password, token, err := f.secrets()
+	if err != nil {
+		return nil, err
+	}
+	if f.files.Cert != "" && f.files.CA == (listen.Files{}.CA) && token == "" {
+		return nil, &config.Error{Source: "--tls-cert", Value: f.files.Cert, Err: errors.New(
+			"expected an authority or --admin-token-file with it: nobody would be shown it")}
+	}
+	certs, err := listen.Load(f.files)
+	if err != nil {
+		return nil, err
+	}
+	c, err := f.startLog(set, out, log)
+	if err != nil {
+		return nil, err
+	}
+	c.password.Store(&password)
+	if token != "" {
+		c.Token = admin.NewToken(token)
+	}
+	c.Admin = f.admin
+	c.Security = listen.Security{Certificates: certs, Token: token != "", Insecure: f.insecure}
+	c.OnReload("certificates", func() (string, error) {
+		news, err := certs.Reload(f.files)
+		return strings.Join(news, " and "), err
+	})
+	c.OnReload("secrets", func() (string, error) { return c.reloadSecrets(token) })
+	go c.run()
+	return c, nil
+}
+
+// refusePassword refuses a password on the command line.
+func (f *Flags) refusePassword(set *pflag.FlagSet) error {
+	if p := set.Lookup("password"); p != nil && config.OnCommandLine(p) {
+		return &config.Error{Source: "--password", Err: errors.New(
+			"every user of this machine can read a command line; expected the password in a file that --password-file names, in POLDER_PASSWORD or in the configuration file")}
+	}
+	return nil
+}
+
+// secrets reads the password and the token.
+func (f *Flags) secrets() (password, token string, err error) {
+	if f.password != "" && f.passwordFile != "" {
+		return "", "", &config.Error{Source: "--password-file", Value: f.passwordFile, Err: errors.New("expected none beside a password in POLDER_PASSWORD or the configuration file")}
+	}
+	password, err = config.ReadSecret("password-file", f.passwordFile)
+	if err != nil {
+		return "", "", err
+	}
+	if password == "" {
+		password = f.password
+	}
+	token, err = config.ReadSecret("admin-token-file", f.tokenFile)
+	if err == nil && token != "" && len(token) < admin.MinToken {
+		err = &config.Error{Source: "--admin-token-file", Value: f.tokenFile,
+			Err: fmt.Errorf("expected a token of at least %d characters, such as openssl rand -hex %d prints", admin.MinToken, admin.MinToken)}
+	}
+	return password, token, err
+}
+
+// reloadSecrets replaces the password and the token, which was first at the start.
+func (c *Control) reloadSecrets(first string) (string, error) {
+	password, token, err := c.flags.secrets()
+	if err != nil {
+		return "", err
+	}
+	if (token == "") != (first == "") {
+		return "", errors.New("cannot begin or cease to use --admin-token-file without a restart")
+	}
+	var news []string
+	if password != *c.password.Swap(&password) {
+		news = append(news, "the password")
+	}
+	if c.Token != nil && c.Token.Replace(token) {
+		news = append(news, "the administrative token")
+	}
+	return strings.Join(news, " and "), nil
+}
+
+// Password is what clients must present at the moment; "" for nothing.
+func (c *Control) Password() string {
+	if p := c.password.Load(); p != nil {
+		return *p
+	}
+	return ""
+}
+
+// OnReload has reload called at each SIGHUP, after what was given earlier. It says
+// what is new, "" if nothing is; or returns an error, and has changed nothing.
+func (c *Control) OnReload(what string, reload func() (news string, err error)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.parts = append(c.parts, part{what, reload})
+}
+
+func (c *Control) setLevel() error {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(strings.ToUpper(c.flags.logLevel))); err != nil {
+		return fmt.Errorf("cannot use the log level: %w", err)
+	}
+	c.level.Set(level)
+	return nil
+}
+
+func (c *Control) run() {
+	defer close(c.ended)
+	for {
+		select {
+		case <-c.end:
+			return
+		case <-c.hangups:
+			c.reload()
+		}
+	}
+}
+
+// reload reads everything anew that can change.
+func (c *Control) reload() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	later, err := config.Reload(c.set, reloadable...)
+	if err != nil {
+		c.Logger.Error("the configuration file stays as it was read before", "err", err)
+	} else if len(later) > 0 {
+		c.Logger.Warn("some of what is new in the configuration file needs a restart", "keys", later)
+	}
+	var changed, failed []string
+	for _, p := range c.parts {
+		news, err := p.reload()
+		switch {
+		case err != nil:
+			failed = append(failed, p.what)
+			c.Logger.Error("what is new cannot be used; it stays as it was", "what", p.what, "err", err)
+		case news != "":
+			changed = append(changed, p.what+": "+news)
+		}
+	}
+	c.Logger.Info("reloaded after SIGHUP", "new", changed, "as before, because of errors", failed)
+}
+
+// StartAdmin serves the administrative address at lis to whom may see it.
+func (c *Control) StartAdmin(lis net.Listener, cfg admin.Config) (*admin.Server, error) {
+	cfg.Token, cfg.Logger = c.Token, c.Logger
+	cfg.Certificates = c.Security.Certificates != nil && c.Security.Has(listen.Admin)
+	cfg.Collectors = append(cfg.Collectors, c.expiry())
+	return admin.Start(lis, cfg)
+}
+
+// expiry is a metric of what will need the operator.
+func (c *Control) expiry() prometheus.Collector {
+	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "polder_tls_certificate_expires_timestamp_seconds", Help: "When the certificate of --tls-cert expires; 0 if there is none.",
+	}, func() float64 {
+		if c.Security.Certificates == nil {
+			return 0
+		}
+		at, ok := c.Security.Expires()
+		if !ok {
+			return 0
+		}
+		return float64(at.Unix())
+	})
+}
+
+// Close ends the goroutines and writes what has been logged. SIGHUP does nothing
+// from then on: the daemon is about to end. Closing twice is a no-op.
+//
+// Preconditions: Start or StartLog has made c.
+func (c *Control) Close() {
+	c.once.Do(func() {
+		close(c.end)
+		<-c.ended
+		c.out.Close()
+		c.log.Close()
+	})
+}

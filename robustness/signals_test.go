@@ -1,0 +1,146 @@
+package robustness
+
+import (
+	"context"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"polder/internal/child"
+	"polder/internal/proctest"
+)
+
+// A daemon of the tests below, and what it logs to.
+type logged struct {
+	*child.Process
+	name string
+	log  *os.File // the reading end of the pipe that is its standard output and error
+}
+
+// startLogged runs a daemon whose standard output and error are one pipe.
+func startLogged(t *testing.T, args ...string) *logged {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = r.Close() })
+	defer func() { _ = w.Close() }() // the daemon has its own
+	p := proctest.RunCommand(t, child.Command{
+		Path:  "/bin/sh",
+		Args:  append([]string{"-c", `exec "$0" "$@" >&4 2>&4`, proctest.Binary()}, args...),
+		Files: []*os.File{w},
+	})
+	return &logged{Process: p, name: args[0], log: r}
+}
+
+// everyDaemon starts each daemon of the binary in turn and gives it to check.
+func everyDaemon(t *testing.T, check func(t *testing.T, d *logged)) {
+	node := startNode(t, "64MiB", "--manager", "finemem")
+	for _, args := range [][]string{
+		{"node", "--lend", "16MiB", "--listen", "127.0.0.1:0"},
+		{"up", "--lend", "64MiB", "--local", "8MiB", "--listen", "127.0.0.1:0"},
+		{"serve", "--far", node.Addr("verbs"), "--manager", "finemem", "--local", "8MiB", "--listen", "127.0.0.1:0"},
+		{"serve", "--tier", "soft", "--memcached", "127.0.0.1:0", "--listen", "127.0.0.1:0"},
+		{"broker", "--far", node.Addr("verbs"), "--listen", "DIR/broker.sock"},
+		{"coordinator", "--socket", "DIR/coordinator.sock"},
+		{"share", "--socket", "DIR/share.sock", "--dir", "DIR/share", "--pool", "memfd:1MiB"},
+		{"share", "--keep", "--socket", "DIR/share.sock", "--dir", "DIR/share", "--pool", "memfd:1MiB"},
+	} {
+		t.Run(strings.Join(args[:min(3, len(args))], " "), func(t *testing.T) {
+			dir := t.TempDir()
+			args := slices.Clone(args)
+			for i, a := range args {
+				args[i] = strings.ReplaceAll(a, "DIR", dir)
+			}
+			check(t, startLogged(t, append(args, "--admin", "127.0.0.1:0")...))
+		})
+	}
+}
+
+// TestSIGHUPEndsNoDaemon: what they hold would be lost.
+func TestSIGHUPEndsNoDaemon(t *testing.T) {
+	everyDaemon(t, func(t *testing.T, d *logged) {
+		for range 3 {
+			if err := d.Signal(syscall.SIGHUP); err != nil {
+				t.Fatal(err)
+			}
+		}
+		d.mustLog(t, "reloaded")
+		d.mustLive(t)
+	})
+}
+
+// TestALogThatNobodyReadsEndsNoDaemon: the reader of the pipe goes, as when a
+// log collector is restarted.
+func TestALogThatNobodyReadsEndsNoDaemon(t *testing.T) {
+	everyDaemon(t, func(t *testing.T, d *logged) {
+		if err := d.log.Close(); err != nil {
+			t.Fatal(err)
+		}
+		for range 3 {
+			if err := d.Signal(syscall.SIGHUP); err != nil { // has something to say
+				t.Fatal(err)
+			}
+			d.mustLive(t)
+		}
+	})
+}
+
+// mustLog waits until the daemon has logged what.
+func (d *logged) mustLog(t *testing.T, what string) {
+	t.Helper()
+	var said []byte
+	found := make(chan struct{})
+	go func() {
+		defer close(found)
+		b := make([]byte, 4096)
+		for !strings.Contains(string(said), what) {
+			n, err := d.log.Read(b)
+			if err != nil {
+				return
+			}
+			said = append(said, b[:n]...)
+		}
+	}()
+	defer func() {
+		if t.Failed() {
+			t.Logf("polder %s wrote: %s", d.name, said)
+		}
+	}()
+	select {
+	case <-found:
+	case <-d.Done():
+		t.Fatalf("polder %s has ended: %v", d.name, d.Err())
+	case <-time.After(hang):
+		_ = d.log.Close()
+		<-found
+	}
+	if !strings.Contains(string(said), what) {
+		t.Fatalf("polder %s did not log %q", d.name, what)
+	}
+}
+
+// mustLive asks the daemon for its health.
+func (d *logged) mustLive(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), hang)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+d.Addr("admin")+"/healthz", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Do(req)
+	if err != nil {
+		t.Fatalf("polder %s does not answer: %v", d.name, err)
+	}
+	_ = resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		t.Fatalf("polder %s is not well: %s", d.name, resp.Status)
+	}
+}
