@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"time"
 
+	"polder/internal/accept"
 	"polder/internal/failpoint"
 	"polder/internal/fdpass"
 	"polder/internal/wal"
@@ -25,6 +26,8 @@ import (
 
 // helloTimeout is how long a connection may take to say who it is.
 const helloTimeout = 5 * time.Second
+
+var errConns = errors.New("too many connections")
 
 // conn is one connection and the request that it carries.
 type conn struct {
@@ -49,57 +52,43 @@ func (s *Server) admit(c closer) bool {
 	return true
 }
 
+// acceptLocal serves the socket. The kernel says whose a connection is, so those
+// who may connect count at once; others are heard at the gate, to be told.
 func (s *Server) acceptLocal() {
-	for {
-		sock, err := s.local.AcceptUnix()
-		if err != nil {
-			if s.acceptFailed(err) {
-				continue
-			}
-			return
-		}
-		c, err := fdpass.New(sock)
+	s.acceptEnded(accept.Each(s.opt.Log, s.local.AcceptUnix, func(sock *net.UnixConn) {
+		u, err := fdpass.New(sock)
 		if err != nil {
 			sock.Close()
-			continue
-		}
-		if !s.admit(c) {
-			_ = c.TrySend(wire.Writer(nil).U8(uint8(wire.Busy)).Raw([]byte("too many connections")))
-			c.Close()
-			continue
-		}
-		s.wg.Go(func() { s.serveLocal(c) })
-	}
-}
-
-// acceptFailed reports whether to go on after Accept has failed.
-func (s *Server) acceptFailed(err error) bool {
-	if s.ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
-		return false
-	}
-	s.opt.Log.Error("cannot accept", "err", err)
-	select { // out of descriptors, most likely: let some be closed
-	case <-s.ctx.Done():
-		return false
-	case <-time.After(10 * time.Millisecond):
-		return true
-	}
-}
-
-func (s *Server) acceptRemote() {
-	for {
-		nc, err := s.opt.Remote.Accept()
-		if err != nil {
-			if s.acceptFailed(err) {
-				continue
-			}
 			return
 		}
-		if !s.admit(nc) {
-			nc.Close()
-			continue
+		peer, err := u.Peer()
+		switch {
+		case err != nil:
+			u.Close()
+		case !s.mayConnect(peer):
+			s.stats.denied.Add(1)
+			s.gate.Go(sock, func(*accept.Visitor) error { return s.deny(u, peer) })
+		case !s.admit(u):
+			_ = u.TrySend(wire.Writer(nil).U8(uint8(wire.Busy)).Raw([]byte(errConns.Error())))
+			u.Close()
+			s.opt.Log.Warn("connection refused", "pid", peer.PID, "uid", peer.UID, "err", errConns)
+		default:
+			s.wg.Go(func() { s.serveLocal(u, peer) })
 		}
-		s.wg.Go(func() { s.serveRemote(nc) })
+	}))
+}
+
+// acceptRemote serves the address for clients on other hosts. They shake hands at
+// the gate, and count when they have said hello.
+func (s *Server) acceptRemote() {
+	s.acceptEnded(accept.Each(s.opt.Log, s.gate.Accept(s.opt.Remote.Accept), func(nc net.Conn) {
+		s.gate.Go(nc, func(v *accept.Visitor) error { return s.greetRemote(nc, v) })
+	}))
+}
+
+func (s *Server) acceptEnded(err error) {
+	if !errors.Is(err, net.ErrClosed) {
+		s.opt.Log.Error("no client can connect any more", "err", err)
 	}
 }
 
@@ -121,25 +110,32 @@ func (s *Server) bye(key closer, c *conn) {
 	}
 }
 
-func (s *Server) serveLocal(u *fdpass.Conn) {
+// mayConnect reports whether a process of this host is served.
+func (s *Server) mayConnect(peer fdpass.Peer) bool {
+	return peer.UID == 0 || peer.UID == os.Getuid() || slices.Contains(s.opt.AllowUIDs, peer.UID)
+}
+
+// deny tells a process that it may not connect: once it has been heard, since an
+// answer to who has not been would be lost.
+func (s *Server) deny(u *fdpass.Conn, peer fdpass.Peer) error {
+	_, files, err := u.RecvFDs()
+	if err != nil {
+		return err
+	}
+	fdpass.CloseAll(files)
+	err = fmt.Errorf("%w: user %d may not connect", errDenied, peer.UID)
+	c := &conn{s: s, unix: u}
+	return errors.Join(err, c.reply(err))
+}
+
+func (s *Server) serveLocal(u *fdpass.Conn, peer fdpass.Peer) {
 	c := &conn{s: s, unix: u}
 	defer s.bye(u, c)
-	peer, err := u.Peer()
-	if err != nil {
-		return
-	}
 	if err := u.SetReadDeadline(time.Now().Add(helloTimeout)); err != nil {
 		return
 	}
 	msg, files, err := u.RecvFDs()
 	if err != nil {
-		return
-	}
-	// Only now: an answer to who has not been heard would be lost.
-	if peer.UID != 0 && peer.UID != os.Getuid() && !slices.Contains(s.opt.AllowUIDs, peer.UID) {
-		s.stats.denied.Add(1)
-		fdpass.CloseAll(files)
-		_ = c.reply(fmt.Errorf("%w: user %d may not connect", errDenied, peer.UID))
 		return
 	}
 	c.in.Reset(msg)
@@ -212,31 +208,44 @@ func (c *conn) closeFiles() {
 	c.files = c.files[:0]
 }
 
-// serveRemote serves metadata to a client on another host: messages as on the
-// socket, each after its length in four bytes, and no descriptors.
-func (s *Server) serveRemote(nc net.Conn) {
-	c := &conn{s: s}
-	defer s.bye(nc, c)
+// greetRemote does the handshake of a client on another host, hears its hello, and
+// has it served.
+func (s *Server) greetRemote(nc net.Conn, v *accept.Visitor) error {
 	tenant := "remote"
-	if err := nc.SetDeadline(time.Now().Add(helloTimeout)); err != nil {
-		return
-	}
 	if s.opt.TLS != nil {
 		t := tls.Server(nc, s.opt.TLS)
-		if err := t.HandshakeContext(s.ctx); err != nil {
-			return
+		if err := t.Handshake(); err != nil {
+			return err
 		}
 		if certs := t.ConnectionState().PeerCertificates; len(certs) > 0 {
 			tenant = "cn:" + certs[0].Subject.CommonName
 		}
 		nc = t
 	}
-	var buf []byte
+	hello, err := readFrame(nc, nil)
+	if err != nil {
+		return err
+	}
+	if err := v.Enter(); err != nil {
+		return err
+	}
+	// What is closed is below TLS: that does not wait for the peer.
+	if !s.admit(v.Conn) {
+		return errConns
+	}
+	s.wg.Go(func() { s.serveRemote(v.Conn, nc, tenant, hello) })
+	return nil
+}
+
+// serveRemote serves metadata to a client on another host: messages as on the
+// socket, each after its length in four bytes, and no descriptors. Hello is the
+// first, and raw is what is below nc.
+func (s *Server) serveRemote(raw, nc net.Conn, tenant string, hello []byte) {
+	c := &conn{s: s}
+	defer s.bye(raw, c)
+	buf := hello
 	for first := true; ; first = false {
 		var err error
-		if buf, err = readFrame(nc, buf); err != nil {
-			return
-		}
 		if first {
 			c.in.Reset(buf)
 			err = c.hello(fdpass.Peer{UID: -1}, true, tenant, nil)
@@ -254,10 +263,10 @@ func (s *Server) serveRemote(nc net.Conn) {
 		if _, err := nc.Write(frame); err != nil || first && c.ss == nil {
 			return
 		}
-		if err := nc.SetReadDeadline(time.Time{}); err != nil {
+		s.finish(false)
+		if buf, err = readFrame(nc, buf); err != nil {
 			return
 		}
-		s.finish(false)
 	}
 }
 

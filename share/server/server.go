@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"polder/internal/accept"
 	"polder/internal/fdpass"
 	"polder/internal/ratelog"
 	"polder/internal/wal"
@@ -86,6 +87,7 @@ type Server struct {
 	secret  *resource.Secret
 	watcher *fdpass.Watcher
 	local   *net.UnixListener
+	gate    *accept.Gate // connections that have not said who they are
 	started time.Time
 	stats   counters
 	pending atomic.Bool // there is something for finish to do
@@ -197,6 +199,7 @@ func newServer(opt Options) *Server {
 		conns:    map[closer]struct{}{},
 		settling: map[uint64]*session{},
 		recalls:  map[uint64]bool{},
+		gate:     accept.NewGate(opt.Log, helloTimeout),
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.poller = newPoller(s, opt.Poll)
@@ -493,6 +496,7 @@ func (s *Server) Close() error {
 		c.Close()
 	}
 	s.mu.Unlock()
+	s.gate.Close()
 	s.wg.Wait()
 	if s.watcher != nil {
 		s.watcher.Close()
