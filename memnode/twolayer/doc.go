@@ -63,9 +63,9 @@
 //
 // A successful CAS of a header is the commit point of an allocation or a free, and
 // what it did is in the header's temporary log. Who next changes the log, first
-// flushes it to the full log: reads the entry, reads the header again to see that
-// it still has that log, and only then replaces the entry by CAS from the value
-// read. A flush that is out of date finds another header, or another entry, since
+// flushes it to the full log: reads the entry, reads the header again, when that
+// has been read, to see that it still has that log, and only then replaces the entry
+// by CAS from the value read. A flush that is out of date finds another header, or another entry, since
 // every replacement counts the entry's sequence number up.
 //
 // Timestamps are odd for allocations and even for frees, and advance only when one

@@ -87,7 +87,7 @@ func (a *Allocator) commitChunks(ctx context.Context, i uint32, s *span, at, k, 
 func (a *Allocator) logged(b *Block, slot int, l twolayer.Log, section bool) {
 	old := twolayer.Entry(a.word(slot))
 	b.entry = old.Follow(l, section)
-	a.later(a.l.EntryAt(b.First), uint64(old), uint64(b.entry), StepFlush)
+	a.later(a.l.EntryAt(b.First), old, b.entry, true)
 }
 
 // freeChunks frees b in its span's header, and swaps its key, if that is to be and
@@ -149,7 +149,7 @@ func (a *Allocator) freed(b *Block, l twolayer.Log, section bool) bool {
 	if b.entry == 0 {
 		return false
 	}
-	a.later(a.l.EntryAt(b.First), uint64(b.entry), uint64(b.entry.Follow(l, section)), StepFlush)
+	a.later(a.l.EntryAt(b.First), b.entry, b.entry.Follow(l, section), false)
 	return true
 }
 

@@ -19,6 +19,21 @@
 // free is CAS of the capabilities, which replaces the keys by their backups, and then
 // CAS of the header.
 //
+// # What orders operations
+//
+// A queue pair that is reliably connected begins operations in order and carries
+// atomics out in order, once each. A READ may be carried out late, or again if its
+// answer was lost, after operations that follow it. So:
+//
+//   - A flush reads the entry, then the header with a fence: an entry that is younger
+//     than the header which it is compared with would be replaced by an older one.
+//   - An allocation reads the entry without a fence before the CAS that commits it,
+//     and may thus see what the entry is after it. That can only be what its own log
+//     says, flushed by somebody who needed the header; to flush it once more changes
+//     nothing. The CAS of the entry brings what is there, and the allocator stops
+//     if that is neither.
+//   - Keys are read after the commit, and may be younger.
+//
 // # What a free guarantees
 //
 // The swap makes the old key invalid for everybody who looks at the table. The old

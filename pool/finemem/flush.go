@@ -47,6 +47,7 @@ func (a *Allocator) flush(ctx context.Context, at, header uint64, l twolayer.Log
 	a.begin()
 	e := a.read(entry, 1, StepFlushRead)
 	h := a.read(at, 1, StepFlushCheck)
+	a.fence() // or the entry may be younger than what the header is compared with
 	if err := a.run(ctx); err != nil {
 		return 0, err
 	}
@@ -56,6 +57,6 @@ func (a *Allocator) flush(ctx context.Context, at, header uint64, l twolayer.Log
 		return now, nil
 	}
 	a.stats.Flushes++
-	a.later(entry, uint64(old), uint64(old.Follow(l, section)), StepFlush)
+	a.later(entry, old, old.Follow(l, section), false)
 	return now, a.broken
 }

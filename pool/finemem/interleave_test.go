@@ -25,6 +25,9 @@ var interleavings = []scenario{
 	{chunks: 64, crashes: 1, scripts: []string{"0|f", "|5"}},
 	{chunks: 32, crashes: 1, scripts: []string{"0|f", "0|f"}},
 	{chunks: 64, crashes: 1, scripts: []string{"5|f", "|5"}},
+	// An answer is lost, and operations are delivered again.
+	{chunks: 32, replays: 1, crashes: 1, scripts: []string{"0|f", "0|0"}},
+	{chunks: 64, replays: 1, scripts: []string{"0|f", "|5"}},
 	// Both open the same span.
 	{chunks: 64, crashes: 1, scripts: []string{"|0", "|0"}},
 }
@@ -40,6 +43,9 @@ var long = []scenario{
 	{chunks: 64, crashes: 1, scripts: []string{"|0f", "|0"}},
 	{chunks: 64, crashes: 1, scripts: []string{"0|f5", "0|f"}},
 	{chunks: 64, crashes: 2, scripts: []string{"0|0", "0|0"}},
+	{chunks: 32, replays: 1, scripts: []string{"0|f0", "0|0"}},
+	{chunks: 64, replays: 1, scripts: []string{"5|f5", "5|5"}},
+	{chunks: 32, replays: 1, crashes: 1, scripts: []string{"0|0", "0|0"}},
 }
 
 // brief is a scenario for where each step takes long: nobody crashes.

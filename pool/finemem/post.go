@@ -7,6 +7,7 @@ import (
 	"polder/internal/arena"
 	"polder/internal/failpoint"
 	"polder/internal/invariants"
+	"polder/memnode/twolayer"
 	"polder/verbs"
 )
 
@@ -14,7 +15,8 @@ import (
 // bring.
 const (
 	batchMax = 256
-	wordsMax = BufferSize/8 - 8 // the last is for answers that nobody looks at
+	wordsMax = BufferSize/8 - 8 // the others are for the answers to later
+	lateMax  = 7                // the last of them is for those that nobody looks at
 )
 
 // A batch is operations on words that go out with one doorbell and are carried out
@@ -29,14 +31,22 @@ type batch struct {
 
 	late    [1]verbs.SendWR // of later
 	lateSGE [1]verbs.SGE
+	own     [lateMax]logging // those of later that checkLog has yet to look at
+	nOwn    int
 	wcs     [8]verbs.WC
+}
+
+// logging is the replacement of a log's entry by one of an allocator's own.
+type logging struct {
+	at       uint64
+	old, new twolayer.Entry
 }
 
 func (b *batch) init(a *Allocator) {
 	b.wrs = make([]verbs.SendWR, 0, batchMax)
 	b.sges = make([]verbs.SGE, batchMax)
 	b.steps = make([]string, 0, batchMax)
-	b.lateSGE[0] = verbs.SGE{Addr: a.cfg.Buffer.Addr() + BufferSize - 8, Length: 8, LKey: a.cfg.Buffer.LKey()}
+	b.lateSGE[0] = verbs.SGE{Length: 8, LKey: a.cfg.Buffer.LKey()}
 	b.late[0] = verbs.SendWR{Op: verbs.OpCmpSwap, RKey: a.cfg.Key, SGL: b.lateSGE[:]}
 }
 
@@ -75,6 +85,13 @@ func (a *Allocator) read(at uint64, words int, step string) int {
 	}
 	return first
 }
+
+// fence has the operation that was added last begin when the READs and atomics before
+// it have completed. Without it, a READ whose answer was lost may be carried out
+// again after those that follow it, and bring what the memory is by then: RNICs that
+// repeat only what was lost do that with a READ beside a READ, and all of them with a
+// READ beside an atomic.
+func (a *Allocator) fence() { a.batch.wrs[len(a.batch.wrs)-1].Flags |= verbs.SendFence }
 
 // byWord reports whether each word is read by an operation of its own. A READ of
 // several words is no atomic access to each. RNICs make it one, and so does copying
@@ -123,6 +140,9 @@ func (a *Allocator) run(ctx context.Context) error {
 				return err
 			}
 		}
+		if a.cfg.Step != nil {
+			return a.cfg.Step(StepComplete)
+		}
 		return nil
 	}
 	return a.ring(ctx, b.wrs)
@@ -133,7 +153,8 @@ func (a *Allocator) ring(ctx context.Context, wrs []verbs.SendWR) error {
 	b := &a.batch
 	b.seq++
 	last := &wrs[len(wrs)-1]
-	last.ID, last.Flags = b.seq, verbs.SendSignaled
+	last.ID = b.seq
+	last.Flags |= verbs.SendSignaled
 	if err := a.cfg.QP.PostSend(wrs...); err != nil {
 		a.broken = fmt.Errorf("cannot reach the node's metadata: %w", err)
 		return a.broken
@@ -154,7 +175,7 @@ func (a *Allocator) wait(ctx context.Context) error {
 			}
 			if wc.ID == a.batch.seq {
 				a.batch.out = false
-				return nil
+				return a.checkLog()
 			}
 		}
 		if n > 0 {
@@ -170,21 +191,50 @@ func (a *Allocator) wait(ctx context.Context) error {
 	}
 }
 
-// later posts a CAS that nobody waits for. What is posted afterwards is carried out
-// afterwards.
-func (a *Allocator) later(at uint64, old, new uint64, step string) {
+// later replaces an entry of the log by a CAS that nobody waits for. What is posted
+// afterwards is carried out afterwards. If it is of a block that a has (own), what the
+// CAS brings is looked at with the next batch: see checkLog.
+func (a *Allocator) later(at uint64, old, new twolayer.Entry, own bool) {
 	if a.broken != nil {
 		return
 	}
-	if err := a.step(step); err != nil {
+	if err := a.step(StepFlush); err != nil {
 		a.broken = err
 		return
 	}
-	wr := &a.batch.late[0]
-	wr.RemoteAddr, wr.Compare, wr.Swap = a.cfg.Metadata+at, old, new
-	if err := a.cfg.QP.PostSend(a.batch.late[:]...); err != nil {
+	b := &a.batch
+	slot := lateMax
+	if own && b.nOwn < lateMax {
+		slot = b.nOwn
+		b.own[slot] = logging{at, old, new}
+		b.nOwn++
+	}
+	b.lateSGE[0].Addr = a.cfg.Buffer.Addr() + 8*uint64(wordsMax+slot)
+	wr := &b.late[0]
+	wr.RemoteAddr, wr.Compare, wr.Swap = a.cfg.Metadata+at, uint64(old), uint64(new)
+	if err := a.cfg.QP.PostSend(b.late[:]...); err != nil {
 		a.broken = fmt.Errorf("cannot reach the node's metadata: %w", err)
 	}
+}
+
+// checkLog looks at what the last replacements of entries of blocks that a has have
+// brought. They may fail only because somebody else, who needed the header, has
+// written the same: until a frees them, nothing else happens to its blocks. Otherwise
+// the log says something about them that is not so, and a would be recovered from
+// wrongly. (When a replaces the entry of a block that it has freed, it may long be
+// another's, whose log is younger.)
+//
+// Preconditions: a batch has completed that was posted after them.
+func (a *Allocator) checkLog() error {
+	b := &a.batch
+	for i, l := range b.own[:b.nOwn] {
+		if was := twolayer.Entry(a.word(wordsMax + i)); was != l.old && was != l.new {
+			a.broken = fmt.Errorf("the node's log has an entry %#x at %d, want %#x: somebody has changed it who does not own it", uint64(was), l.at, uint64(l.old))
+			break
+		}
+	}
+	b.nOwn = 0
+	return a.broken
 }
 
 // pending is a header CAS of the batch that is out, which an allocation or a free

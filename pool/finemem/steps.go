@@ -25,7 +25,13 @@ const (
 	StepBeat          = "finemem.beat"
 )
 
-// Steps lists all of them.
+// StepComplete comes when the operations of a batch have been carried out and
+// nothing that they brought has been looked at. A test may deliver them again, as an
+// RNIC does that has not seen the answer. Nobody crashes there: it would be as
+// before the next step.
+const StepComplete = "finemem.complete"
+
+// Steps lists all of the others.
 var Steps = []string{
 	StepReadHeaders, StepAllocCommit, StepAllocKeys, StepFreeSwap, StepFreeCommit, StepFreeRing,
 	StepFlushRead, StepFlushCheck, StepFlush, StepOpenSection, StepOpenSpan, StepCloseSpan,

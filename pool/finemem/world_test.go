@@ -1,6 +1,7 @@
 package finemem_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -32,6 +33,7 @@ type world struct {
 	asked   int  // calls of Sync
 	settled int  // that the node has answered
 	crashes int  // that may still happen
+	replays int  // likewise
 	fine    bool // the node's steps are steps; otherwise what it does, it does at once
 	over    map[verbs.RKey]string
 	late    int    // flushes that came too late
@@ -54,12 +56,14 @@ type client struct {
 	fenced bool
 	buf    []byte
 	done   []verbs.WC
+	flight []verbs.SendWR // of the batch, what may still be delivered again
 }
 
 // A scenario is what happens in a world.
 type scenario struct {
 	chunks  uint64
 	crashes int // of clients, at most
+	replays int // of batches, at most
 	fine    bool
 	policy  finemem.Policy
 	scripts []string
@@ -74,7 +78,7 @@ func newWorld(t *testing.T, sc scenario) *world {
 		t.Fatal(err)
 	}
 	w := &world{t: t, mem: make([]byte, l.Bytes()), windows: make(map[place]verbs.RKey), times: make(map[place]uint32),
-		crashes: sc.crashes, fine: sc.fine, over: make(map[verbs.RKey]string)}
+		crashes: sc.crashes, replays: sc.replays, fine: sc.fine, over: make(map[verbs.RKey]string)}
 	if w.table, err = twolayer.NewTable(w.mem, l); err != nil {
 		t.Fatal(err)
 	}
@@ -180,7 +184,14 @@ func (w *world) client(user uint16, policy finemem.Policy, f func(*client)) *cli
 		Layout: w.table.Layout, QP: wordsQP{c: c}, CQ: wordsCQ{c: c}, Buffer: buffer{c: c},
 		User: user, Policy: policy, Sync: c.sync,
 		Step: func(at string) error {
-			c.step(at)
+			if at != finemem.StepComplete {
+				c.step(at)
+			} else if c.warm && w.replays > 0 && len(c.flight) > 1 {
+				c.step(at)
+				c.flight = c.flight[:0]
+			} else {
+				c.flight = c.flight[:0]
+			}
 			return nil
 		},
 	})
@@ -189,7 +200,58 @@ func (w *world) client(user uint16, policy finemem.Policy, f func(*client)) *cli
 	}
 	w.clients = append(w.clients, c)
 	w.actors = append(w.actors, c.actor)
+	for which := 0; w.replays > 0 && which < replays; which++ {
+		network := newActor(fmt.Sprintf("network of client %d, %d", user, which), 0, func(a *actor) { c.replay(a, which) })
+		network.turn()
+		w.actors = append(w.actors, network)
+	}
 	return c
+}
+
+// replays are which READs of a batch may be delivered again: all of them, or one
+// alone, since there are RNICs that repeat only what was lost.
+const replays = 3
+
+// replay is the actor of a network that loses the answer to an operation of c's.
+// A READ that is delivered again brings what the memory is then; an atomic operation
+// is not carried out twice, and brings what it brought before.
+func (c *client) replay(a *actor, which int) {
+	again := func(yield func(wr verbs.SendWR) bool) {
+		n := 0
+		for _, wr := range c.flight {
+			if wr.Op == verbs.OpRead {
+				if n++; (which == 0 || which == n) && !bytes.Equal(c.remote(wr), c.buf[wr.SGL[0].Addr:][:wr.SGL[0].Length]) && !yield(wr) {
+					return
+				}
+			}
+		}
+	}
+	for {
+		a.wait("replay", func() (differs bool) {
+			if c.w.replays > 0 && !c.over && c.at == finemem.StepComplete {
+				for range again {
+					return true
+				}
+			}
+			return false
+		})
+		c.w.replays--
+		for wr := range again {
+			c.read(wr)
+		}
+	}
+}
+
+// remote is what a READ reads.
+func (c *client) remote(wr verbs.SendWR) []byte { return c.w.mem[wr.RemoteAddr:][:wr.SGL[0].Length] }
+
+// read carries a READ out.
+func (c *client) read(wr verbs.SendWR) {
+	from := c.remote(wr)
+	copy(c.buf[wr.SGL[0].Addr:], from)
+	for i := 0; i < len(from); i += 8 {
+		c.learn(binary.LittleEndian.Uint64(from[i:]))
+	}
 }
 
 func (c *client) sync(context.Context) error {
@@ -316,7 +378,7 @@ func (w *world) state() uint64 {
 		}
 	}
 	put(uint64(w.asked)<<32 | uint64(w.settled))
-	put(uint64(w.crashes))
+	put(uint64(w.crashes)<<32 | uint64(w.replays))
 	return h.Sum64()
 }
 
@@ -376,7 +438,7 @@ func (w *world) run(t *testing.T, e *explorer) {
 // quiet reports whether all clients are through.
 func (w *world) quiet() bool {
 	for _, a := range w.actors {
-		if a != w.node && !a.over {
+		if a != w.node && !a.over && a.at != "replay" {
 			return false
 		}
 	}
@@ -499,14 +561,14 @@ func (q wordsQP) PostSend(wrs ...verbs.SendWR) error {
 		return errFenced
 	}
 	for _, wr := range wrs {
+		if wr.Flags&verbs.SendFence != 0 { // it begins when all before it has completed
+			c.flight = c.flight[:0]
+		}
+		c.flight = append(c.flight, wr)
 		to := c.buf[wr.SGL[0].Addr:]
 		switch wr.Op {
 		case verbs.OpRead:
-			from := c.w.mem[wr.RemoteAddr:][:wr.SGL[0].Length]
-			copy(to, from)
-			for i := 0; i < len(from); i += 8 {
-				c.learn(binary.LittleEndian.Uint64(from[i:]))
-			}
+			c.read(wr)
 		case verbs.OpCmpSwap, verbs.OpFetchAdd:
 			at := arena.Word64(c.w.mem[wr.RemoteAddr:][:8])
 			old := at.Load()
