@@ -7,6 +7,8 @@ import (
 	"polder/pool/rpcmw"
 )
 
+func TestConformance(t *testing.T) { pooltest.Conformance(t, rpcmw.Manager{}) }
+
 func TestConformanceOfType1(t *testing.T) {
 	pooltest.Conformance(t, rpcmw.Manager{Type1: true})
 }
