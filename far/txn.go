@@ -22,8 +22,11 @@ import (
 // and tag are remembered, which do not change when entries move.
 type Txn struct {
 	h       *Heap
-	changed map[changed]struct{}
+	changed []changed // once or more often
 	cleared []*ByteMap
+	// index is of what is in changed: most transactions do not need it, and to
+	// make it takes as long as the changes.
+	index map[changed]struct{}
 }
 
 // changed is where the keys with a tag are that a transaction has changed.
@@ -36,11 +39,11 @@ type changed struct {
 // one with the same hash.
 var ErrConflict = errors.New("another transaction changes an entry of the same hash")
 
-// manyChanged is how many changes are too many for their map to be kept.
+// manyChanged is how many changes are too many for their list to be kept.
 const manyChanged = 1 << 10
 
 // NewTxn makes a transaction without changes.
-func (h *Heap) NewTxn() *Txn { return &Txn{h: h, changed: map[changed]struct{}{}} }
+func (h *Heap) NewTxn() *Txn { return &Txn{h: h} }
 
 // Set is ByteMap.Set as a part of t.
 func (t *Txn) Set(ctx context.Context, m *ByteMap, key []byte, e Entry) error {
@@ -57,7 +60,9 @@ func (t *Txn) Delete(ctx context.Context, m *ByteMap, key []byte) (bool, error) 
 // Clear is ByteMap.Clear as a part of t. Nobody else may use the map until t
 // ends.
 func (t *Txn) Clear(m *ByteMap) {
-	t.cleared = append(t.cleared, m)
+	if !slices.Contains(t.cleared, m) {
+		t.cleared = append(t.cleared, m)
+	}
 	m.eachWord(func(sh *shard, p place) {
 		if w := *sh.t.word(p); !w.is(kindPiece) && !w.hidden() {
 			sh.drop(t.h, p, sh.bytesAt(t.h, p), t)
@@ -84,7 +89,7 @@ func (t *Txn) Rollback() { t.end((*shard).rollback) }
 // end calls fn for the index words of all keys that t has changed, and perhaps
 // for others.
 func (t *Txn) end(fn func(sh *shard, h *Heap, p place)) {
-	for c := range t.changed {
+	for _, c := range t.changed {
 		c.sh.mu.Lock()
 		for p := range c.sh.t.matches(c.tag) {
 			fn(c.sh, t.h, p)
@@ -94,12 +99,22 @@ func (t *Txn) end(fn func(sh *shard, h *Heap, p place)) {
 	for _, m := range t.cleared {
 		m.eachWord(func(sh *shard, p place) { fn(sh, t.h, p) })
 	}
-	t.cleared = nil
-	if len(t.changed) > manyChanged {
-		t.changed = map[changed]struct{}{}
-	} else {
-		clear(t.changed)
+	t.cleared, t.index = nil, nil
+	if t.changed = t.changed[:0]; cap(t.changed) > manyChanged {
+		t.changed = nil
 	}
+}
+
+// owns reports whether t has changed what has this tag.
+func (t *Txn) owns(c changed) bool {
+	if t.index == nil {
+		t.index = make(map[changed]struct{}, len(t.changed))
+		for _, c := range t.changed {
+			t.index[c] = struct{}{}
+		}
+	}
+	_, ok := t.index[c]
+	return ok
 }
 
 // claim makes t the transaction that changes what has this tag in m, if there is
@@ -112,15 +127,20 @@ func (t *Txn) claim(m *ByteMap, sh *shard, tag uint32, p place) error {
 		}
 		return nil
 	}
-	if _, ok := t.changed[changed{sh, tag}]; ok || slices.Contains(t.cleared, m) {
-		return nil
-	}
+	c := changed{sh, tag}
 	for p := range sh.t.matches(tag) {
-		if *sh.t.word(p)&wordTxn != 0 {
-			return ErrConflict
+		if *sh.t.word(p)&wordTxn == 0 {
+			continue
 		}
+		if slices.Contains(t.cleared, m) || t.owns(c) {
+			return nil
+		}
+		return ErrConflict
 	}
-	t.changed[changed{sh, tag}] = struct{}{}
+	t.changed = append(t.changed, c)
+	if t.index != nil {
+		t.index[c] = struct{}{}
+	}
 	return nil
 }
 
