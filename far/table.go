@@ -120,6 +120,17 @@ func (t *table) matches(tag uint32) iter.Seq[place] {
 	}
 }
 
+// all iterates over all entries. They may be removed meanwhile.
+func (t *table) all() iter.Seq[place] {
+	return func(yield func(place) bool) {
+		for p := range place(len(t.buckets) * bucketEntries) {
+			if *t.word(p) != 0 && !yield(p) {
+				return
+			}
+		}
+	}
+}
+
 // insert adds an entry. The table must not be full.
 func (t *table) insert(tag uint32, w word) {
 	b := t.home(tag)

@@ -63,9 +63,14 @@ func (t *Txn) Clear(m *ByteMap) {
 	if !slices.Contains(t.cleared, m) {
 		t.cleared = append(t.cleared, m)
 	}
-	m.eachWord(func(sh *shard, p place) {
-		if w := *sh.t.word(p); !w.is(kindPiece) && !w.hidden() {
-			sh.drop(t.h, p, sh.bytesAt(t.h, p), t)
+	m.eachShard(func(sh *shard) {
+		if sh.entries+sh.lost == 0 {
+			return // nothing has been stored since it was cleared last
+		}
+		for p := range sh.t.all() {
+			if w := *sh.t.word(p); !w.is(kindPiece) && !w.hidden() {
+				sh.drop(t.h, p, sh.bytesAt(t.h, p), t)
+			}
 		}
 	})
 }
@@ -97,7 +102,11 @@ func (t *Txn) end(fn func(sh *shard, h *Heap, p place)) {
 		c.sh.mu.Unlock()
 	}
 	for _, m := range t.cleared {
-		m.eachWord(func(sh *shard, p place) { fn(sh, t.h, p) })
+		m.eachShard(func(sh *shard) {
+			for p := range sh.t.all() {
+				fn(sh, t.h, p)
+			}
+		})
 	}
 	t.cleared, t.index = nil, nil
 	if t.changed = t.changed[:0]; cap(t.changed) > manyChanged {
@@ -196,17 +205,12 @@ func (sh *shard) bytesAt(h *Heap, p place) entry {
 	return nil
 }
 
-// eachWord calls fn for every place of the index that is not empty, under its
-// shard's lock.
-func (m *ByteMap) eachWord(fn func(sh *shard, p place)) {
+// eachShard calls fn for every shard, under its lock.
+func (m *ByteMap) eachShard(fn func(sh *shard)) {
 	for i := range m.shards {
 		sh := &m.shards[i]
 		sh.mu.Lock()
-		for p := range place(len(sh.t.buckets) * bucketEntries) {
-			if *sh.t.word(p) != 0 {
-				fn(sh, p)
-			}
-		}
+		fn(sh)
 		sh.mu.Unlock()
 	}
 }

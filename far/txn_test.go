@@ -258,3 +258,35 @@ func TestTransactionsDoNotShareAKey(t *testing.T) {
 	}
 	b.Commit()
 }
+
+// A transaction that clears a map again and again goes through it once: with the
+// locks of its callers held it would otherwise take the product of both.
+func TestTxnClearsAnEmptyMapInNoTime(t *testing.T) {
+	h, err := NewHeap(NewMemStore(1<<20, 1<<10), Config{Local: 64 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	m := h.NewByteMap("m")
+	for i := range 100_000 {
+		if err := m.Set(context.Background(), fmt.Append(nil, i), Entry{Value: []byte("v")}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	txn := h.NewTxn()
+	took := func(n int) time.Duration {
+		start := time.Now()
+		for range n {
+			txn.Clear(m)
+		}
+		return time.Since(start)
+	}
+	once := took(1)
+	if again := took(1000); again > 100*once {
+		t.Errorf("to clear 100,000 entries took %v, and to clear none 1000 times %v, want less than 100 times as long", once, again)
+	}
+	txn.Rollback()
+	if n := m.Len(); n != 100_000 {
+		t.Errorf("after the rollback there are %d entries, want 100000", n)
+	}
+}

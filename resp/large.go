@@ -5,7 +5,6 @@ import (
 	"errors"
 	"hash/maphash"
 	"math/bits"
-	"slices"
 
 	"polder/far"
 )
@@ -29,6 +28,7 @@ type largeHash struct {
 	count   int    // fields
 	bytes   int    // in field lists, without heads
 	buckets uint32 // at least 1; only grows
+	leads   int    // keys that lead to it: 1, or 0 while or after a command takes it away
 }
 
 // level is the number of hash bits that all buckets use; those below split use
@@ -117,16 +117,20 @@ func (s *session) lead(key []byte, h *largeHash) {
 	}
 	s.undo = append(s.undo, undo{st: st, key: string(key), h: was})
 	s.srv.lead(st, string(key), h)
-	if h != nil {
-		s.dropped = slices.DeleteFunc(s.dropped, func(d *largeHash) bool { return d == h })
-	}
 	if was != nil {
 		s.dropped = append(s.dropped, was)
 	}
 }
 
 func (srv *Server) lead(st *stripe, key string, h *largeHash) {
-	switch _, there := st.large[key]; {
+	was, there := st.large[key]
+	if there {
+		was.leads--
+	}
+	if h != nil {
+		h.leads++
+	}
+	switch {
 	case h == nil && there:
 		delete(st.large, key)
 		srv.largeHashes.Add(-1)

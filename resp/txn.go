@@ -23,7 +23,7 @@ type changes struct {
 	made     bool     // there are some
 	undo     []undo
 	touched  [][]byte     // keys that have changed and that somebody may watch
-	dropped  []*largeHash // that nothing leads to any more
+	dropped  []*largeHash // that a key led to: perhaps another one does now
 }
 
 // undo says what one change in local memory has changed: the value of a
@@ -93,7 +93,10 @@ func (s *session) commit() {
 		s.srv.watches.touch(key)
 	}
 	for _, h := range s.dropped {
-		s.srv.sweeper.drop(h)
+		if h.leads == 0 {
+			h.leads = -1 // once, however often it was dropped
+			s.srv.sweeper.drop(h)
+		}
 	}
 }
 
