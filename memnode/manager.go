@@ -11,17 +11,18 @@ import (
 	"polder/verbs"
 )
 
-// The ways of managing memory that a Node can run. A client names the one that
-// it speaks when it connects, and is refused if the node runs another.
+// The ways of managing memory that a Node can run: wire.Managers says what each
+// is.
 const (
-	RPCMW    = "rpcmw"    // messages, windows of type 2B bound by the control goroutine
-	RPCMW1   = "rpcmw1"   // messages, windows of type 1, which do not keep clients apart
-	FineMR   = "finemr"   // messages, a registration for every chunk that is lent
-	OneSided = "onesided" // chains of work requests that the NIC runs
-	Native   = "native"   // the NIC's own allocation verb
-	StaticMR = "staticmr" // messages, registrations made in advance and kept
-	FineMem  = "finemem"  // one-sided compare-and-swap of a bitmap, windows of type 1 with spare keys
-	ODRP     = "odrp"     // addresses by messages, pages by chains that every access goes through
+	Native   = wire.Native
+	OneSided = wire.OneSided
+	RPCMW    = wire.RPCMW
+	FineMem  = wire.FineMem
+	MemFD    = wire.MemFD
+	RPCMW1   = wire.RPCMW1
+	FineMR   = wire.FineMR
+	StaticMR = wire.StaticMR
+	ODRP     = wire.ODRP
 )
 
 // A ticker is a manager that has something to do from time to time. The control
@@ -92,16 +93,10 @@ var managers = map[string]func(n *Node) (manager, error){
 	ODRP:     newODRP,
 }
 
-// keptApart are the managers that keep clients apart by registrations, which
-// every device checks, and not by windows.
-var keptApart = map[string]bool{FineMR: true, StaticMR: true}
-
-// Managers lists the names that Config.Manager may have.
-func Managers() []string { return slices.Sorted(maps.Keys(managers)) }
-
+// checkManager refuses a name that is not in the table.
 func checkManager(name string) error {
 	if managers[name] == nil {
-		return fmt.Errorf("the manager is %q, want one of %s", name, strings.Join(Managers(), ", "))
+		return fmt.Errorf("the manager is %q, want one of %s", name, strings.Join(slices.Sorted(maps.Keys(managers)), ", "))
 	}
 	return nil
 }

@@ -10,13 +10,10 @@ import (
 	"polder/verbs"
 )
 
-// MemFD lends to clients on this machine: each has its chunks in a memfd of its
-// own, which it maps. See package tenancy for why that is safe.
-const MemFD = "memfd"
+func init() { managers[MemFD] = newMemfds } // the table cannot: newMemfds refers to it
 
-func init() { managers[MemFD] = newMemfds }
-
-// memfds is the manager for clients on this machine. It is asked by messages;
+// memfds is the manager for clients on this machine: each has its chunks in a
+// memfd of its own, which it maps. Package tenancy says why that is safe. It is asked by messages;
 // with reading and writing it has nothing to do, and its node's device, and the
 // memory that the other managers lend, neither.
 type memfds struct {

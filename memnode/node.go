@@ -89,7 +89,8 @@ func New(dev verbs.Device, cfg Config) (*Node, error) {
 		n.mpd.Close()
 		return nil, fmt.Errorf("cannot lend memory by %s: %w", cfg.Manager, err)
 	}
-	if attr := dev.Attr(); !attr.BoundsMW && !keptApart[cfg.Manager] {
+	attr := dev.Attr()
+	if entry, _ := wire.ManagerNamed(cfg.Manager); !attr.BoundsMW && !entry.Registers {
 		n.one = !cfg.TrustClients
 		n.log.Warn("the device does not check the bounds of windows: clients are kept apart by window and not by range, "+
 			"so whoever borrows anything reaches everything", "device", attr.Name, "one client at a time", n.one)

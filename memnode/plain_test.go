@@ -10,6 +10,8 @@ import (
 	"polder/internal/arena"
 	"polder/memnode"
 	"polder/pool"
+	"polder/pool/baseline"
+	"polder/pool/onesided"
 	"polder/pool/pooltest"
 	"polder/verbs"
 	"polder/verbs/inproc"
@@ -70,20 +72,14 @@ func newPlain(t *testing.T, cfg memnode.Config) *plain {
 	return p
 }
 
-func (p *plain) open() (*pool.Pool, error) { return p.openBy("") }
+func (p *plain) open() (*pool.Pool, error) { return p.openBy(nil) }
 
-// openBy opens a pool that borrows by the manager of that name.
-func (p *plain) openBy(name string) (*pool.Pool, error) {
+// openBy opens a pool that borrows by m, or by the device's own choice.
+func (p *plain) openBy(m pool.Manager) (*pool.Pool, error) {
 	p.t.Helper()
 	dev := p.device()
-	cfg := pool.Config{Device: dev, Nodes: []pool.NodeConfig{{Name: "node",
+	cfg := pool.Config{Device: dev, Manager: m, Nodes: []pool.NodeConfig{{Name: "node",
 		Dial: func(ctx context.Context) (verbs.Conn, error) { return p.f.Dial(ctx, dev.Device, "node") }}}}
-	if name != "" {
-		var err error
-		if cfg.Manager, err = pool.ManagerNamed(name); err != nil {
-			p.t.Fatal(err)
-		}
-	}
 	k, err := pool.Open(p.t.Context(), cfg)
 	if err == nil {
 		p.t.Cleanup(func() { k.Close() })
@@ -102,8 +98,8 @@ func TestADeviceWithoutChainsIsLentByMessages(t *testing.T) {
 	if _, err := k.Alloc(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	for _, m := range []string{memnode.OneSided, memnode.Native} {
-		cfg := node(4)
+	for _, by := range []pool.Manager{onesided.Manager{}, onesided.Manager{Native: true}} {
+		cfg, m := node(4), by.Name()
 		cfg.Manager = m
 		if n, err := memnode.New(p.device(), cfg); err == nil {
 			n.Close()
@@ -111,7 +107,7 @@ func TestADeviceWithoutChainsIsLentByMessages(t *testing.T) {
 		} else if !strings.Contains(err.Error(), "plain0") || !strings.Contains(err.Error(), memnode.RPCMW) {
 			t.Errorf("%s: got %q, want an error that names the device and what to use instead", m, err)
 		}
-		if _, err := p.openBy(m); err == nil || !strings.Contains(err.Error(), "rpcmw") {
+		if _, err := p.openBy(by); err == nil || !strings.Contains(err.Error(), "rpcmw") {
 			t.Errorf("a pool that borrows by %s: got %v, want an error that says what to use instead", m, err)
 		}
 	}
@@ -137,15 +133,16 @@ func TestWithoutBoundsANodeLendsToOneClientAtATime(t *testing.T) {
 }
 
 func TestWithoutBoundsClientsCanBeTrusted(t *testing.T) {
-	for name, change := range map[string]func(*memnode.Config){
-		"told so":           func(c *memnode.Config) { c.TrustClients = true },
-		"no window, finemr": func(c *memnode.Config) { c.Manager = memnode.FineMR },
-	} {
+	for name, by := range map[string]pool.Manager{"told so": nil, "no window, finemr": baseline.FineMR{}} {
 		cfg := node(4)
-		change(&cfg)
+		if by == nil {
+			cfg.TrustClients = true
+		} else {
+			cfg.Manager = by.Name()
+		}
 		p := newPlain(t, cfg)
 		for range 2 {
-			if _, err := p.openBy(cfg.Manager); err != nil {
+			if _, err := p.openBy(by); err != nil {
 				t.Errorf("%s: %v", name, err)
 			}
 		}

@@ -14,14 +14,12 @@ import (
 
 	"polder/memnode/wire"
 	"polder/pool"
+	"polder/pool/baseline"
 	"polder/pool/finemem"
-	"polder/pool/finemr"
 	"polder/pool/manager"
-	"polder/pool/odrp"
 	"polder/pool/onesided"
 	"polder/pool/pooltest"
 	"polder/pool/rpcmw"
-	"polder/pool/staticmr"
 	"polder/verbs"
 )
 
@@ -30,10 +28,10 @@ var update = flag.Bool("update", false, "write the table of attacks into docs/se
 // attacked are the managers that the attacks are run against.
 var attacked = []pool.Manager{
 	rpcmw.Manager{},
-	rpcmw.Manager{Type1: true},
-	finemr.Manager{},
-	staticmr.Manager{},
-	odrp.Manager{},
+	baseline.RPCMW1{},
+	baseline.FineMR{},
+	baseline.StaticMR{},
+	baseline.ODRP{},
 	onesided.Manager{},
 	onesided.Manager{Native: true},
 	finemem.Manager{},
@@ -56,7 +54,7 @@ type outcome struct {
 	none bool // the attack makes no sense against this manager
 }
 
-const type1 = rpcmw.Name1
+const type1 = wire.RPCMW1
 
 var attacks = []attack{
 	{"reads a neighbour's chunk with keys guessed from its own", guessedKey, []string{type1}},
@@ -125,11 +123,11 @@ func refused(rule string) outcome {
 // apart is the rule that keeps another's queue pairs from a chunk.
 func (s *scene) apart() string {
 	switch s.manager.Name() {
-	case rpcmw.Name1, finemem.Name:
+	case wire.RPCMW1, finemem.Name:
 		return "none: a window of type 1 serves every queue pair"
-	case finemr.Name, staticmr.Name:
+	case wire.FineMR, wire.StaticMR:
 		return "a chunk is registered in the borrower's own protection domain"
-	case odrp.Name:
+	case wire.ODRP:
 		return "a chain translates by the client's own table, which has the client's own pages"
 	}
 	return "a window of type 2B serves the borrower's queue pair only"
@@ -141,11 +139,11 @@ func (s *scene) access(data []byte, status verbs.Status) outcome {
 	switch {
 	case status == verbs.StatusRemAccessErr:
 		return refused(s.apart())
-	case s.manager.Name() == odrp.Name && status == verbs.StatusWRFlushErr:
+	case s.manager.Name() == wire.ODRP && status == verbs.StatusWRFlushErr:
 		return outcome{got: "nothing; its connection is cut", rule: s.apart()}
 	case status != verbs.StatusSuccess:
 		s.t.Fatalf("got %v", status)
-	case s.manager.Name() == odrp.Name && bytes.Equal(data, make([]byte, len(data))):
+	case s.manager.Name() == wire.ODRP && bytes.Equal(data, make([]byte, len(data))):
 		return outcome{got: "an empty page of its own", rule: s.apart()}
 	}
 	if !bytes.Equal(data, secret) && !bytes.Equal(data, newSecret) {
@@ -155,7 +153,7 @@ func (s *scene) access(data []byte, status verbs.Status) outcome {
 }
 
 func guessedKey(s *scene) outcome {
-	if s.manager.Name() == odrp.Name { // no keys
+	if s.manager.Name() == wire.ODRP { // no keys
 		return outcome{none: true}
 	}
 	for distance := uint32(1); distance <= 12; distance++ {
@@ -187,7 +185,7 @@ func stolenKey(op verbs.Opcode) func(*scene) outcome {
 		}
 		// A word that the neighbour does not look at.
 		status := s.attacker.one(verbs.SendWR{Op: op, RemoteAddr: s.theirs.Addr + 512, RKey: s.theirs.Keys[0], Swap: 1}, 8)
-		if s.manager.Name() == odrp.Name { // a page of its own, if any
+		if s.manager.Name() == wire.ODRP { // a page of its own, if any
 			return s.access(s.attacker.read(s.theirs, len(secret)))
 		}
 		return s.access(secret, status)
@@ -195,7 +193,7 @@ func stolenKey(op verbs.Opcode) func(*scene) outcome {
 }
 
 func enumerate(s *scene) outcome {
-	if s.manager.Name() == odrp.Name { // no keys
+	if s.manager.Name() == wire.ODRP { // no keys
 		return outcome{none: true}
 	}
 	old := s.mine
@@ -221,7 +219,7 @@ func staleKey(s *scene) outcome {
 	}
 	s.handOver(s.mine.Chunk)
 	o := s.access(s.attacker.read(s.mine, len(newSecret)))
-	if s.manager.Name() != odrp.Name {
+	if s.manager.Name() != wire.ODRP {
 		o.rule = "a chunk changes hands under a new key only"
 	}
 	return o
@@ -260,12 +258,12 @@ func wrapping(s *scene) outcome {
 // their bounds.
 func (s *scene) boundless() bool {
 	name := s.manager.Name()
-	return (strings.HasPrefix(name, rpcmw.Name) || name == finemem.Name) && !s.attacker.dev.Attr().BoundsMW
+	return (strings.HasPrefix(name, wire.RPCMW) || name == finemem.Name) && !s.attacker.dev.Attr().BoundsMW
 }
 
 // bounds is o, with the rule that keeps a client within its chunk.
 func (s *scene) bounds(o outcome) outcome {
-	if s.manager.Name() != odrp.Name {
+	if s.manager.Name() != wire.ODRP {
 		o.rule = "bounds are checked on every access"
 	}
 	return o

@@ -9,7 +9,6 @@ import (
 
 	"polder/memnode/wire"
 	"polder/pool/manager"
-	"polder/pool/odrp"
 	"polder/pool/onesided"
 	"polder/pool/pooltest"
 	"polder/verbs"
@@ -247,7 +246,7 @@ func strangeDestination(s *scene) outcome {
 }
 
 func strangeEntries(s *scene) outcome {
-	if s.manager.Name() != odrp.Name {
+	if s.manager.Name() != wire.ODRP {
 		return outcome{none: true} // what they free has rows of its own
 	}
 	dev := s.node.dev
@@ -290,7 +289,7 @@ func strangeEntries(s *scene) outcome {
 // freeUnderway frees a page that a chain has not finished with, so that it might
 // be sent when it is another's.
 func freeUnderway(s *scene) outcome {
-	if s.manager.Name() != odrp.Name {
+	if s.manager.Name() != wire.ODRP {
 		return outcome{none: true}
 	}
 	proxy := pooltest.NewProxy(s.t, s.cluster.Nodes[0].Addr)

@@ -7,11 +7,10 @@ import (
 	"testing"
 
 	"polder/pool"
+	"polder/pool/baseline"
 	"polder/pool/finemem"
-	"polder/pool/finemr"
 	"polder/pool/pooltest"
 	"polder/pool/rpcmw"
-	"polder/pool/staticmr"
 )
 
 // The attacks that consist in operations and messages, against an RDMA device
@@ -19,7 +18,7 @@ import (
 // there. A device that does not check the bounds of windows does not keep a
 // client within its chunk, where chunks are windows.
 func TestIBVAttack(t *testing.T) {
-	managers := []pool.Manager{rpcmw.Manager{}, rpcmw.Manager{Type1: true}, finemem.Manager{}, finemr.Manager{}, staticmr.Manager{}}
+	managers := []pool.Manager{rpcmw.Manager{}, baseline.RPCMW1{}, finemem.Manager{}, baseline.FineMR{}, baseline.StaticMR{}}
 	onPackets := []string{
 		"replays the bytes of a neighbour's connection",
 		"sends packets twice, with checksums that are right",

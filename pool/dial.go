@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 
+	"polder/internal/scheme"
 	"polder/verbs"
 	"polder/verbs/ibv"
 	"polder/verbs/shm"
@@ -18,24 +19,22 @@ import (
 // machine, with DialUnix; or each "rdma://host:port", over this host's only RDMA
 // device, with DialRDMA; or from those of one "broker:/path", with DialBroker.
 func Dial(ctx context.Context, addrs ...string) (*Pool, error) {
-	if isBroker(addrs) {
-		if len(addrs) > 1 {
-			return nil, errBrokers
-		}
+	by, same := scheme.Common(addrs)
+	switch {
+	case isBroker(addrs) && len(addrs) > 1:
+		return nil, errBrokers
+	case !same:
+		return nil, errMixed
+	}
+	switch by {
+	case scheme.Broker:
 		return DialBroker(ctx, tcp.Config{}, Config{}, addrs[0])
-	}
-	rdma := count(addrs, ibv.Scheme)
-	switch local := count(addrs, shm.Scheme); {
-	case rdma > 0 && rdma < len(addrs):
-		return nil, errMixed
-	case rdma > 0:
+	case scheme.RDMA:
 		return DialRDMA(ctx, "", ibv.Config{}, Config{}, addrs...)
-	case local == 0:
-		return DialTCP(ctx, tcp.Config{}, Config{}, addrs...)
-	case local < len(addrs):
-		return nil, errMixed
+	case scheme.Unix:
+		return DialUnix(ctx, shm.Config{}, Config{}, addrs...)
 	}
-	return DialUnix(ctx, shm.Config{}, Config{}, addrs...)
+	return DialTCP(ctx, tcp.Config{}, Config{}, addrs...)
 }
 
 // DialTCP is Dial with configurations for the connections (such as TLS, which

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"polder/internal/scheme"
 	"polder/pool/broker"
 	"polder/verbs"
 	"polder/verbs/softnic"
@@ -17,7 +18,7 @@ var errBrokers = errors.New("cannot open a pool: a broker knows its nodes, and t
 
 // isBroker reports whether one of addrs is a broker's.
 func isBroker(addrs []string) bool {
-	return slices.ContainsFunc(addrs, func(a string) bool { return strings.HasPrefix(a, broker.Scheme) })
+	return slices.ContainsFunc(addrs, func(a string) bool { return strings.HasPrefix(a, scheme.Broker) })
 }
 
 // DialBroker borrows from the memory nodes of the broker at addr, "broker:/path" of

@@ -7,6 +7,7 @@ import (
 	"net"
 	"strings"
 
+	"polder/internal/scheme"
 	"polder/verbs"
 	"polder/verbs/ibv"
 )
@@ -21,9 +22,9 @@ func DialRDMA(ctx context.Context, device string, conns ibv.Config, cfg Config, 
 	}
 	hosts := make([]string, len(addrs))
 	for i, addr := range addrs {
-		hosts[i] = strings.TrimPrefix(addr, ibv.Scheme)
+		hosts[i] = strings.TrimPrefix(addr, scheme.RDMA)
 		if _, _, err := net.SplitHostPort(hosts[i]); err != nil {
-			return nil, fmt.Errorf("cannot open a pool: node %q: want %shost:port: %w", addr, ibv.Scheme, err)
+			return nil, fmt.Errorf("cannot open a pool: node %q: want %shost:port: %w", addr, scheme.RDMA, err)
 		}
 	}
 	dev, err := ibv.Open(device)

@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 
+	"polder/internal/scheme"
 	"polder/pool/memfd"
 	"polder/verbs"
 	"polder/verbs/shm"
@@ -13,16 +13,6 @@ import (
 )
 
 var errMixed = errors.New("cannot open a pool: its nodes are reached in several ways, want all at Unix sockets, all by RDMA, or all over TCP")
-
-// count is how many of addrs have a scheme.
-func count(addrs []string, scheme string) (n int) {
-	for _, a := range addrs {
-		if strings.HasPrefix(a, scheme) {
-			n++
-		}
-	}
-	return n
-}
 
 // DialUnix borrows from memory nodes on this machine that listen at addrs, each
 // "unix:/path", and lend by memfd (memnode.MemFD). What is borrowed is mapped
@@ -32,7 +22,7 @@ func DialUnix(ctx context.Context, conns shm.Config, cfg Config, addrs ...string
 	if cfg.Device != nil || cfg.Nodes != nil || cfg.Manager != nil {
 		return nil, errors.New("cannot open a pool: Device, Nodes and Manager are not for DialUnix")
 	}
-	if count(addrs, shm.Scheme) < len(addrs) {
+	if by, same := scheme.Common(addrs); !same || by != scheme.Unix {
 		return nil, errMixed
 	}
 	dev, err := shm.NewDevice(softnic.Config{})

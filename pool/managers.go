@@ -2,31 +2,21 @@ package pool
 
 import (
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 
+	"polder/memnode/wire"
 	"polder/pool/finemem"
-	"polder/pool/finemr"
-	"polder/pool/odrp"
 	"polder/pool/onesided"
 	"polder/pool/rpcmw"
-	"polder/pool/staticmr"
 	"polder/verbs"
 )
 
-// managers are the ways of managing memory, by the name that nodes know them as.
-var managers = map[string]Manager{}
-
-func init() {
-	for _, m := range []Manager{
-		onesided.Manager{}, onesided.Manager{Native: true},
-		rpcmw.Manager{}, rpcmw.Manager{Type1: true},
-		staticmr.Manager{}, finemr.Manager{}, odrp.Manager{},
-		finemem.Manager{},
-	} {
-		managers[m.Name()] = m
-	}
+// managers are those that an operator may choose, by the name in wire.Managers.
+var managers = map[string]Manager{
+	wire.Native:   onesided.Manager{Native: true},
+	wire.OneSided: onesided.Manager{},
+	wire.RPCMW:    rpcmw.Manager{},
+	wire.FineMem:  finemem.Manager{},
 }
 
 // managerFor is the way of managing memory over a device of that kind, unless
@@ -38,10 +28,11 @@ func managerFor(a verbs.DeviceAttr) Manager {
 	return rpcmw.Manager{}
 }
 
-// Managers lists the names that ManagerNamed knows.
-func Managers() []string { return slices.Sorted(maps.Keys(managers)) }
+// Managers lists the names that ManagerNamed knows: those that an operator may
+// choose.
+func Managers() []string { return wire.ManagerNames(wire.ByOperator) }
 
-// ManagerNamed returns the way of managing memory that nodes know by a name.
+// ManagerNamed returns the manager that nodes know by a name, one of Managers.
 func ManagerNamed(name string) (Manager, error) {
 	if m := managers[name]; m != nil {
 		return m, nil

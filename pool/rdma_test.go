@@ -6,17 +6,16 @@ import (
 	"testing"
 
 	"polder/pool"
+	"polder/pool/baseline"
 	"polder/pool/finemem"
-	"polder/pool/finemr"
 	"polder/pool/pooltest"
 	"polder/pool/rpcmw"
-	"polder/pool/staticmr"
 )
 
 // TestIBVManagers runs the suite of pools over an RDMA device, by every way of
 // managing memory that needs no more of it than the standard gives.
 func TestIBVManagers(t *testing.T) {
-	for _, m := range []pool.Manager{rpcmw.Manager{}, rpcmw.Manager{Type1: true}, finemem.Manager{}, finemr.Manager{}, staticmr.Manager{}} {
+	for _, m := range []pool.Manager{rpcmw.Manager{}, baseline.RPCMW1{}, finemem.Manager{}, baseline.FineMR{}, baseline.StaticMR{}} {
 		t.Run(m.Name(), func(t *testing.T) {
 			s := pooltest.RDMA
 			s.Manager = m

@@ -4,10 +4,9 @@ import (
 	"testing"
 
 	"polder/pool"
-	"polder/pool/finemr"
+	"polder/pool/baseline"
 	"polder/pool/pooltest"
 	"polder/pool/rpcmw"
-	"polder/pool/staticmr"
 )
 
 // What the managers differ in is how often the node's device has to register
@@ -19,9 +18,9 @@ func TestHowOftenChunksAreRegistered(t *testing.T) {
 		want    int
 	}{
 		{rpcmw.Manager{}, 0},
-		{rpcmw.Manager{Type1: true}, 0},
-		{finemr.Manager{}, rounds},
-		{staticmr.Manager{}, 0}, // has done so when the client connected
+		{baseline.RPCMW1{}, 0},
+		{baseline.FineMR{}, rounds},
+		{baseline.StaticMR{}, 0}, // has done so when the client connected
 	} {
 		t.Run(c.manager.Name(), func(t *testing.T) {
 			s := newScene(t, pooltest.TCP, c.manager)

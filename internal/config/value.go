@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+
+	"polder/internal/scheme"
 )
 
 // Size is a flag value in bytes, written as a number with an optional unit:
@@ -250,15 +252,8 @@ func checkAddress(s string) error {
 	return nil
 }
 
-// UnixScheme is what the address of a socket on this machine begins with, and
-// BrokerScheme if it is a broker's.
-const (
-	UnixScheme   = "unix:"
-	BrokerScheme = "broker:"
-)
-
 func checkFarAddress(s string) error {
-	path, ok := strings.CutPrefix(s, BrokerScheme)
+	path, ok := strings.CutPrefix(s, scheme.Broker)
 	if !ok {
 		if err := checkNodeAddress(s); err != nil {
 			return fmt.Errorf("%w, or broker:PATH", err)
@@ -271,11 +266,8 @@ func checkFarAddress(s string) error {
 	return nil
 }
 
-// RDMAScheme is what the address of a node on an RDMA fabric begins with.
-const RDMAScheme = "rdma://"
-
 func checkNodeAddress(s string) error {
-	if !strings.HasPrefix(s, UnixScheme) {
+	if !strings.HasPrefix(s, scheme.Unix) {
 		if err := checkAddress(s); err != nil {
 			return fmt.Errorf("%w, or unix:PATH", err)
 		}
@@ -285,7 +277,7 @@ func checkNodeAddress(s string) error {
 }
 
 func checkSocket(s string) error {
-	path, ok := strings.CutPrefix(s, UnixScheme)
+	path, ok := strings.CutPrefix(s, scheme.Unix)
 	switch {
 	case !ok:
 		return fmt.Errorf("expected unix:PATH such as unix:/run/polder/node.sock")
@@ -319,7 +311,7 @@ func (v *Addresses) Set(s string) error {
 	for i, a := range list {
 		list[i] = strings.TrimSpace(a)
 		// HOST:PORT follows the scheme of RDMA.
-		addr, rdma := strings.CutPrefix(list[i], RDMAScheme)
+		addr, rdma := strings.CutPrefix(list[i], scheme.RDMA)
 		check := v.check
 		if rdma {
 			check = checkAddress

@@ -24,6 +24,7 @@ import (
 	"polder/measure/benchout"
 	"polder/memnode"
 	"polder/pool"
+	"polder/pool/baseline"
 	"polder/pool/memfd"
 	"polder/verbs"
 	"polder/verbs/shm"
@@ -61,20 +62,17 @@ type fabric struct {
 }
 
 func fabrics() ([]fabric, error) {
-	r, err := pool.ManagerNamed(rival)
-	if err != nil {
-		return nil, err
-	}
-	all := []pool.Manager{r}
+	all := slices.Clone(baseline.Managers)
 	for _, name := range pool.Managers() {
-		if name == rival {
-			continue
-		}
 		m, err := pool.ManagerNamed(name)
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, m)
+		if name == rival {
+			all = slices.Insert(all, 0, m)
+		} else {
+			all = append(all, m)
+		}
 	}
 	return []fabric{{
 		name: "tcp", managers: all, newDevice: tcp.NewDevice,
@@ -93,6 +91,14 @@ func fabrics() ([]fabric, error) {
 			return shm.Dial(ctx, dev, addr, shm.Config{})
 		},
 	}}, nil
+}
+
+// names are those of the managers.
+func (f *fabric) names() (names []string) {
+	for _, m := range f.managers {
+		names = append(names, m.Name())
+	}
+	return names
 }
 
 // Run runs the benchmark "alloc".

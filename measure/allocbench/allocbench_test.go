@@ -2,6 +2,7 @@ package allocbench
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"go.uber.org/goleak"
 
 	"polder/measure/benchout"
+	"polder/memnode/wire"
 	"polder/pool"
 )
 
@@ -21,8 +23,8 @@ func TestEveryContestantIsMeasured(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, f := range []string{"tcp", "shm"} {
-		for _, m := range append(pool.Managers(), "memfd") {
-			if f == "tcp" && m == "memfd" {
+		for _, m := range slices.Concat(pool.Managers(), wire.ManagerNames(wire.Baseline), []string{wire.MemFD}) {
+			if f == "tcp" && m == wire.MemFD {
 				continue
 			}
 			for _, n := range []string{"1", "3"} {

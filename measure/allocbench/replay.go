@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -152,8 +153,8 @@ func (o *ReplayOptions) contestants() ([]contestant, error) {
 		if name == ArrayScan {
 			continue
 		}
-		if _, err := pool.ManagerNamed(name); err != nil {
-			return nil, err
+		if !slices.ContainsFunc(tcp.managers, func(m pool.Manager) bool { return m.Name() == name }) {
+			return nil, fmt.Errorf("no manager %q, want some of %s, %s", name, strings.Join(tcp.names(), ", "), ArrayScan)
 		}
 	}
 	return all, nil

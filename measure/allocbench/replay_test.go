@@ -3,11 +3,13 @@ package allocbench
 import (
 	"bufio"
 	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"polder/measure/benchout"
+	"polder/memnode/wire"
 	"polder/pool"
 	"polder/pool/finemem"
 )
@@ -34,7 +36,7 @@ func TestAReplayMeasuresEveryManager(t *testing.T) {
 		}
 		values[row.Case+" "+row.Metric] = row.Value
 	}
-	for _, m := range pool.Managers() {
+	for _, m := range slices.Concat(pool.Managers(), wire.ManagerNames(wire.Baseline)) {
 		if m == finemem.Name {
 			continue
 		}
@@ -100,7 +102,7 @@ func TestAReplayKeepsTheTracesTimes(t *testing.T) {
 
 func TestAnUnknownManagerIsRefused(t *testing.T) {
 	err := Replay(t.Context(), ReplayOptions{Managers: []string{"malloc"}})
-	if err == nil || !strings.Contains(err.Error(), `"malloc", want one of finemem`) {
+	if err == nil || !strings.Contains(err.Error(), `"malloc", want some of rpcmw`) {
 		t.Errorf("got %v", err)
 	}
 }

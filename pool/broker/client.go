@@ -65,7 +65,7 @@ type abandoned struct {
 	r    request
 }
 
-// Dial connects to the broker at the path of a socket, with or without Scheme.
+// Dial connects to the broker at the path of a socket, with or without scheme.Broker.
 func Dial(ctx context.Context, path string) (*Client, error) {
 	c, err := dial(ctx, trim(path))
 	if err != nil {

@@ -19,6 +19,7 @@ import (
 	"go.uber.org/goleak"
 
 	"polder/internal/failpoint"
+	"polder/internal/scheme"
 	"polder/memnode"
 	"polder/pool"
 	"polder/pool/broker"
@@ -314,7 +315,7 @@ func TestAPoolOutlivesItsBroker(t *testing.T) {
 	c := pooltest.NewCluster(t, s, memnode.Config{Lend: 1 << 20, ChunkSize: 4096, Grace: 50 * time.Millisecond})
 	node, path := c.Nodes[0], filepath.Join(t.TempDir(), "sock")
 	first := spawn(t, "broker", path, node.Addr, "")
-	p, err := pool.Dial(t.Context(), broker.Scheme+path)
+	p, err := pool.Dial(t.Context(), scheme.Broker+path)
 	if err != nil {
 		t.Fatal(err)
 	}

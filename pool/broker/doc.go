@@ -10,7 +10,7 @@
 // secret opens them to nobody who does not know it.
 //
 // A pool uses a broker through a [Dialer] and [Manager] (pool.Dial does, for
-// addresses that begin with [Scheme]); what needs blocks of other sizes than a node's
+// addresses that begin with [scheme.Broker]); what needs blocks of other sizes than a node's
 // chunk uses a [Client].
 //
 // # Wire
@@ -75,9 +75,6 @@ import (
 
 	"polder/pool/manager"
 )
-
-// Scheme is what addresses of brokers begin with, before the path of the socket.
-const Scheme = "broker:"
 
 // DefaultSocket is where a broker listens if it is not told otherwise.
 const DefaultSocket = "/run/polder/broker.sock"

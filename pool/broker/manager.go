@@ -8,13 +8,14 @@ import (
 	"strings"
 	"sync"
 
+	"polder/internal/scheme"
 	"polder/memnode/wire"
 	"polder/pool/finemem"
 	"polder/pool/manager"
 	"polder/verbs"
 )
 
-func trim(path string) string { return strings.TrimPrefix(path, Scheme) }
+func trim(path string) string { return strings.TrimPrefix(path, scheme.Broker) }
 
 // Dialer keeps a connection to a broker, for the connections of one pool to memory
 // nodes: a session at a node belongs to it, not to the connection. It may be used by
@@ -29,7 +30,7 @@ type Dialer struct {
 }
 
 // NewDialer returns a dialer for the broker at the path of a socket, with or without
-// Scheme.
+// scheme.Broker.
 func NewDialer(path string) *Dialer {
 	return &Dialer{path: trim(path), sessions: make(map[string]wire.Session)}
 }

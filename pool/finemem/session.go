@@ -15,7 +15,7 @@ import (
 )
 
 // Name is what memory nodes know the manager as.
-const Name = "finemem"
+const Name = wire.FineMem
 
 // Manager is this way of managing memory.
 type Manager struct {

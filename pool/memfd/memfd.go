@@ -32,7 +32,7 @@ import (
 )
 
 // Name is what memory nodes know this manager as.
-const Name = "memfd"
+const Name = wire.MemFD
 
 // Manager is this way of managing memory. It has no state.
 type Manager struct{}

@@ -42,8 +42,8 @@ import (
 
 // What memory nodes know the managers as.
 const (
-	Name       = "onesided"
-	NativeName = "native"
+	Name       = wire.OneSided
+	NativeName = wire.Native
 )
 
 // Manager is this way of managing memory. It has no state.

@@ -8,7 +8,3 @@ import (
 )
 
 func TestConformance(t *testing.T) { pooltest.Conformance(t, rpcmw.Manager{}) }
-
-func TestConformanceOfType1(t *testing.T) {
-	pooltest.Conformance(t, rpcmw.Manager{Type1: true})
-}

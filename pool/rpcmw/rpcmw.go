@@ -1,6 +1,5 @@
 // Package rpcmw manages remote memory by messages: the memory node's control
-// goroutine allocates, frees, and binds a window for every chunk, of type 2B or,
-// less safely, of type 1 (RPC-MW of section 2.2.2 of the OneSidedMW paper). It is simple and costs
+// goroutine allocates, frees, and binds a window of type 2B for every chunk (RPC-MW of section 2.2.2 of the OneSidedMW paper). It is simple and costs
 // the node's CPU; what it costs is what the one-sided managers are measured
 // against.
 //
@@ -19,29 +18,13 @@ import (
 	"polder/verbs"
 )
 
-// What memory nodes know this manager as.
-const (
-	Name  = "rpcmw"
-	Name1 = "rpcmw1" // with windows of type 1
-)
-
 // Manager is this way of managing memory. It has no state.
-type Manager struct {
-	// Type1 asks for windows of type 1. The node needs one bind for a free
-	// and the allocation after it, but clients are not safe from each
-	// other: any of them can guess another's key.
-	Type1 bool
-}
+type Manager struct{}
 
 var _ manager.Manager = Manager{}
 
 // Name implements manager.Manager.
-func (m Manager) Name() string {
-	if m.Type1 {
-		return Name1
-	}
-	return Name
-}
+func (Manager) Name() string { return wire.RPCMW }
 
 // Attach implements manager.Manager.
 func (m Manager) Attach(ctx context.Context, l manager.Link) (manager.Session, error) {

@@ -15,6 +15,3 @@ type Config = endpoint.Config
 // it. It may be short, since no data travels on the connection that could hold up an
 // answer.
 const DefaultKeepAlive = 2 * time.Second
-
-// Scheme is what addresses of nodes on an RDMA fabric begin with.
-const Scheme = "rdma://"

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"polder/internal/fdpass"
+	"polder/internal/scheme"
 	"polder/verbs"
 	"polder/verbs/internal/endpoint"
 	"polder/verbs/internal/softdev"
@@ -44,13 +45,10 @@ func ours(dev verbs.Device) (*device, error) {
 	return d, nil
 }
 
-// Scheme is what addresses of this driver begin with.
-const Scheme = "unix:"
+// path is the socket's path of an address: a path, with or without scheme.Unix.
+func path(addr string) string { return strings.TrimPrefix(addr, scheme.Unix) }
 
-// path is the socket's path of an address: a path, with or without Scheme.
-func path(addr string) string { return strings.TrimPrefix(addr, Scheme) }
-
-// Dial connects dev to the listener at addr, a path with or without Scheme.
+// Dial connects dev to the listener at addr, a path with or without scheme.Unix.
 func Dial(ctx context.Context, dev verbs.Device, addr string, cfg Config) (verbs.Conn, error) {
 	c, err := dial(ctx, dev, addr, cfg)
 	if err != nil {
@@ -81,7 +79,7 @@ func dial(ctx context.Context, dev verbs.Device, addr string, cfg Config) (*conn
 		sock.Close()
 		return nil, err
 	}
-	c.remote = Scheme + path(addr)
+	c.remote = scheme.Unix + path(addr)
 	c.start()
 	return c, nil
 }

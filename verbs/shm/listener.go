@@ -6,12 +6,13 @@ import (
 	"net"
 
 	"polder/internal/fdpass"
+	"polder/internal/scheme"
 	"polder/verbs"
 	"polder/verbs/internal/endpoint"
 )
 
 // Listen accepts connections for dev at addr, the path of a socket, with or
-// without Scheme, in place of a socket there that nobody serves.
+// without scheme.Unix, in place of a socket there that nobody serves.
 func Listen(dev verbs.Device, addr string, cfg Config) (verbs.Listener, error) {
 	l, err := listen(dev, addr, cfg)
 	if err != nil {
@@ -33,7 +34,7 @@ func listen(dev verbs.Device, addr string, cfg Config) (*endpoint.Listener, erro
 		return nil, err
 	}
 	accept := endpoint.Config{MaxConns: cfg.MaxConns, Backlog: cfg.Backlog, HandshakeTimeout: cfg.HandshakeTimeout, Log: cfg.Log}
-	return endpoint.Serve(nl, Scheme, accept, &d.ends, func(nc net.Conn, q *endpoint.Requests, admit endpoint.Admit) error {
+	return endpoint.Serve(nl, scheme.Unix, accept, &d.ends, func(nc net.Conn, q *endpoint.Requests, admit endpoint.Admit) error {
 		sock, err := fdpass.New(nc.(*net.UnixConn))
 		if err != nil {
 			return err

@@ -12,6 +12,7 @@ import (
 	"polder/internal/config"
 	"polder/internal/listen"
 	"polder/internal/operator"
+	"polder/internal/scheme"
 	"polder/pool"
 	"polder/pool/broker"
 	"polder/verbs"
@@ -31,12 +32,12 @@ type BrokerConfig struct {
 	PerUser    int
 }
 
-func isBroker(addr string) bool { return strings.HasPrefix(addr, config.BrokerScheme) }
+func isBroker(addr string) bool { return scheme.Of(addr) == scheme.Broker }
 
 // check finds what is wrong with values that fit each by itself, and makes the path
 // of the socket plain.
 func (c *BrokerConfig) check() error {
-	path := strings.TrimPrefix(c.Listen, config.BrokerScheme)
+	path := strings.TrimPrefix(c.Listen, scheme.Broker)
 	if !filepath.IsAbs(path) {
 		return &config.Error{Source: "--listen", Value: c.Listen,
 			Err: fmt.Errorf("expected the absolute path of a socket, such as %s", broker.DefaultSocket)}
@@ -102,7 +103,7 @@ func RunBroker(ctx context.Context, cfg BrokerConfig) (err error) {
 		return listen.Explain("listen", cfg.Listen, err)
 	}
 	p.spawn("the broker stopped serving", func() error { return b.Serve(lis) })
-	p.addrs[ServiceBroker] = config.BrokerScheme + cfg.Listen
+	p.addrs[ServiceBroker] = scheme.Broker + cfg.Listen
 	p.collectors = append(p.collectors, broker.NewCollector(b))
 	p.reports = append(p.reports, func(s *Status) {
 		stats := b.Stats()
@@ -113,7 +114,7 @@ func RunBroker(ctx context.Context, cfg BrokerConfig) (err error) {
 		return err
 	}
 	title := "polder broker allocates at " + strings.Join(cfg.Far, ", ")
-	if err := p.ready(title, "polder serve --far "+config.BrokerScheme+cfg.Listen); err != nil {
+	if err := p.ready(title, "polder serve --far "+scheme.Broker+cfg.Listen); err != nil {
 		return err
 	}
 	return p.wait(ctx)

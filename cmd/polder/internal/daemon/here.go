@@ -4,8 +4,8 @@ import (
 	"context"
 	"path/filepath"
 
-	"polder/internal/config"
 	"polder/internal/listen"
+	"polder/internal/scheme"
 	"polder/memnode"
 	"polder/pool"
 	"polder/pool/memfd"
@@ -99,7 +99,7 @@ func (p *process) meetInPlace() (h here, err error) {
 	if err := h.open(p, shm.NewDevice); err != nil {
 		return h, err
 	}
-	addr := config.UnixScheme + filepath.Join(dir, "node.sock")
+	addr := scheme.Unix + filepath.Join(dir, "node.sock")
 	h.dial = func(ctx context.Context) (verbs.Conn, error) {
 		return shm.Dial(ctx, h.borrower, addr, shm.Config{})
 	}

@@ -10,6 +10,7 @@ import (
 	"polder/internal/config"
 	"polder/internal/listen"
 	"polder/internal/operator"
+	"polder/internal/scheme"
 	"polder/memnode"
 	"polder/memnode/component"
 	"polder/memnode/wire"
@@ -184,7 +185,7 @@ func RunNode(ctx context.Context, cfg NodeConfig) (err error) {
 	}
 	far := addrs[0]
 	if cfg.Fabric == FabricRDMA && len(elsewhere) > 0 {
-		far = ibv.Scheme + far
+		far = scheme.RDMA + far
 		title += " over RDMA"
 	}
 	hint := "polder serve --far " + far

@@ -14,6 +14,7 @@ import (
 	"polder/internal/config"
 	"polder/internal/listen"
 	"polder/internal/operator"
+	"polder/internal/scheme"
 	"polder/pool"
 	"polder/pool/memfd"
 	"polder/resp"
@@ -147,8 +148,8 @@ func (p *process) openFar(ctx context.Context, cfg ServeConfig) error {
 	if err != nil {
 		return err
 	}
-	if cfg.Device != "" && by != config.RDMAScheme {
-		return &config.Error{Source: "--device", Value: cfg.Device, Err: fmt.Errorf("expected none without nodes at %sHOST:PORT", ibv.Scheme)}
+	if cfg.Device != "" && by != scheme.RDMA {
+		return &config.Error{Source: "--device", Value: cfg.Device, Err: fmt.Errorf("expected none without nodes at %sHOST:PORT", scheme.RDMA)}
 	}
 	manager, err := managerNamed(cfg.Manager)
 	if err != nil {
@@ -157,7 +158,7 @@ func (p *process) openFar(ctx context.Context, cfg ServeConfig) error {
 	var dev verbs.Device
 	var dial func(ctx context.Context, addr string) (verbs.Conn, error)
 	switch by {
-	case config.UnixScheme:
+	case scheme.Unix:
 		if cfg.Manager != "" {
 			return &config.Error{Source: "--manager", Value: cfg.Manager,
 				Err: fmt.Errorf("expected none with nodes at Unix sockets, which lend by %s", memfd.Name)}
@@ -168,10 +169,10 @@ func (p *process) openFar(ctx context.Context, cfg ServeConfig) error {
 		dial = func(ctx context.Context, addr string) (verbs.Conn, error) {
 			return shm.Dial(ctx, dev, addr, shm.Config{})
 		}
-	case config.RDMAScheme:
+	case scheme.RDMA:
 		dev, err = ibv.Open(cfg.Device)
 		dial = func(ctx context.Context, addr string) (verbs.Conn, error) {
-			return ibv.Dial(ctx, dev, strings.TrimPrefix(addr, ibv.Scheme), p.toNodes())
+			return ibv.Dial(ctx, dev, strings.TrimPrefix(addr, scheme.RDMA), p.toNodes())
 		}
 	default:
 		dev, err = tcp.NewDevice(softnic.Config{})

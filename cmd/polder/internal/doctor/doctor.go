@@ -193,7 +193,6 @@ func device(b *strings.Builder, d ibv.Info) {
 	if d.Window2B {
 		will("lend and borrow by %s: messages, and a window of type 2B for each chunk (the default)", memnode.RPCMW)
 	}
-	will("lend and borrow by %s and %s: a registration for each chunk", memnode.FineMR, memnode.StaticMR)
 	if d.Window1 && d.Atomics {
 		will("lend and borrow by %s: one-sided allocation, and windows of type 1, of which the device has %d", memnode.FineMem, d.MaxMW)
 		if !d.HostAtomics {
@@ -214,8 +213,8 @@ func device(b *strings.Builder, d ibv.Info) {
 		wont("lend by windows to more than one client at a time unless told --trust-clients: the device checks a\n" +
 			"      window's key, queue pair and rights but not its bounds, so isolation is by window and not by range")
 	}
-	wont("lend by %s, %s and %s: no device runs chains of work requests, or allocates, through libibverbs alone",
-		memnode.OneSided, memnode.Native, memnode.ODRP)
+	wont("lend by %s and %s: no device runs chains of work requests, or allocates, through libibverbs alone",
+		memnode.OneSided, memnode.Native)
 	wont("give pages back to the system that are lent and not in use: registered memory is pinned")
 }
 

@@ -1,19 +1,4 @@
-// Package odrp manages remote memory by pages that the memory node's NIC
-// allocates when they are touched (ODRP, as section 2.2.3 of the OneSidedMW paper
-// describes it). A chunk is a range of addresses, which the node lends by
-// messages, those of package rpcmw. Every access sends a request to a chain of
-// work requests at the node (chain.Page), which translates an address by a
-// table of the client's own, puts a page behind it if there is none yet, and
-// sends the page or stores one.
-//
-// Pages are of 4 KiB, or as large as a chunk if that is smaller. What is shorter
-// than a page is written by reading the page first; an atomic operation, too, is
-// the client's own work. That is right because a chunk has one borrower and its
-// operations go one after the other; it is slow, and so is a chain: that is what
-// ODRP is measured for.
-//
-// Lock order: none; poster.mu is never held across an operation of the device's.
-package odrp
+package baseline
 
 import (
 	"context"
@@ -29,30 +14,38 @@ import (
 	"polder/verbs"
 )
 
-// Name is what memory nodes know this manager as.
-const Name = "odrp"
+// odrpPage is the size of a page in bytes, unless chunks are smaller.
+const odrpPage = 4096
 
-// PageSize is the size of a page in bytes, unless chunks are smaller.
-const PageSize = 4096
-
-// Manager is this way of managing memory. It has no state.
-type Manager struct{}
-
-var _ manager.Manager = Manager{}
+// ODRP manages remote memory by pages that the memory node's NIC allocates when
+// they are touched. A chunk is a range of addresses, which the node lends by
+// messages, those of package rpcmw. Every access sends a request to a chain of
+// work requests at the node (chain.Page), which translates an address by a
+// table of the client's own, puts a page behind it if there is none yet, and
+// sends the page or stores one.
+//
+// Pages are of 4 KiB, or as large as a chunk if that is smaller. What is shorter
+// than a page is written by reading the page first; an atomic operation, too, is
+// the client's own work. That is right because a chunk has one borrower and its
+// operations go one after the other; it is slow, and so is a chain: that is what
+// ODRP is measured for.
+//
+// Lock order: none; poster.mu is never held across an operation of the device's.
+type ODRP struct{}
 
 // Name implements manager.Manager.
-func (Manager) Name() string { return Name }
+func (ODRP) Name() string { return wire.ODRP }
 
 // Attach implements manager.Manager. It does not use l.Access.
-func (Manager) Attach(ctx context.Context, l manager.Link) (manager.Session, error) {
+func (ODRP) Attach(ctx context.Context, l manager.Link) (manager.Session, error) {
 	p := &poster{link: l}
 	l.Through(p)
-	s, err := rpcmw.AttachWith(ctx, l, Name, p.open)
+	s, err := rpcmw.AttachWith(ctx, l, wire.ODRP, p.open)
 	if err != nil {
 		p.Close()
 		return nil, err
 	}
-	p.setPageSize(min(PageSize, s.Info().ChunkSize))
+	p.setPageSize(min(odrpPage, s.Info().ChunkSize))
 	return s, nil
 }
 
@@ -67,7 +60,7 @@ const (
 	entryOff = 0  // the request: an entry's address, and the page behind it
 	ackOff   = 64 // nothing arrives there
 	pageOff  = 4096
-	memory   = pageOff + PageSize
+	memory   = pageOff + odrpPage
 )
 
 // poster implements manager.Poster. It has one request at a time under way: so have
@@ -109,7 +102,7 @@ func (p *poster) open(ctx context.Context, ch *control.Channel) (err error) {
 		if err != nil {
 			return fmt.Errorf("cannot create a queue pair for pages: %w", err)
 		}
-		hello := wire.Hello{Kind: wire.KindAccess, Index: uint8(i), Manager: Name}
+		hello := wire.Hello{Kind: wire.KindAccess, Index: uint8(i), Manager: wire.ODRP}
 		answer, err := l.Conn.Connect(ctx, p.qps[i], hello.Append(nil))
 		if err != nil {
 			return fmt.Errorf("cannot connect a queue pair for pages: %w", err)
