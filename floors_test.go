@@ -122,6 +122,9 @@ func TestFarKnowsNothingOfTheFabric(t *testing.T) {
 			if ours && !slices.ContainsFunc(farImports, func(tree string) bool { return within(rest, tree) }) {
 				t.Errorf("far imports %s: it may know its Store only", imp)
 			}
+			if strings.HasPrefix(imp, "github.com/prometheus/") {
+				t.Errorf("far imports %s, which far/prom is for", imp)
+			}
 		}
 	}
 }

@@ -46,8 +46,9 @@ type ClassStats struct {
 	EvacuatedClean uint64 // those of them that had a good far copy
 }
 
-// add adds what the objects of another class have been through.
-func (s *ClassStats) add(o *ClassStats) {
+// Add adds what the objects of another class have been through, so that classes of one
+// name count as one.
+func (s *ClassStats) Add(o *ClassStats) {
 	s.Misses += o.Misses
 	s.Coalesced += o.Coalesced
 	s.Warmed += o.Warmed

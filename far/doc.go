@@ -148,4 +148,26 @@
 // is that of the type entry in this package's source. It is no interchange format: hashes in it are seeded
 // by the heap that wrote it, and nobody else reads it. What comes back is
 // checked as if anybody had written it.
+//
+// # Files
+//
+// What every other file stands on: heap, api, errors, store, memstore, calls (which Close
+// waits for), setlocal, registry (the heap of a pointer; scopes held too long).
+//
+// Local memory: logs, buffers (of fetches), word and table and shard (a map's index),
+// pword and words (of pointers), entry and object (the bytes of each).
+//
+// Far memory: farlog, cleaner, loss, janitor.
+//
+// Evacuation: evacuator (the loop, and entries), pass (objects), scope, scope_admit
+// (who is let in while memory is short), deref and slow (what waits).
+//
+// Fetching: fetch, batch, many, heads and admit of entries; objectfetch, objectbatch and
+// extent of objects; prefetch of both.
+//
+// Maps: bytemap, update, txn, scan, big (values in pieces), typedmap. Pointers: ptr,
+// class, retire, shared, bytes. Structures: array, vector, list, stack, queue.
+// Components, which live at the node: component, componentvector, componenttable.
+//
+// To look at a heap: stats, explain, audit (with invariants); prom is a package of its own.
 package far

@@ -21,14 +21,16 @@ func (tr *tracker) structure() StructureStats {
 	return StructureStats{tr.c.stats(), tr.kind, tr.len(), tr.group, tr.c.size, tr.stats()}
 }
 
-func (p *PrefetchStats) add(q PrefetchStats) {
+// Add adds q to p, so that structures of one name count as one.
+func (p *PrefetchStats) Add(q PrefetchStats) {
 	p.Issued += q.Issued
 	p.Used += q.Used
 	p.Unused += q.Unused
 	p.Dropped += q.Dropped
 }
 
-func (s *MapStats) add(o *MapStats) {
+// Add adds o to s, so that maps of one name count as one.
+func (s *MapStats) Add(o *MapStats) {
 	s.Entries += o.Entries
 	s.LostNow += o.LostNow
 	s.Hits += o.Hits

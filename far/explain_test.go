@@ -3,8 +3,6 @@ package far
 import (
 	"strings"
 	"testing"
-
-	"github.com/prometheus/client_golang/prometheus"
 )
 
 // Each finding is made where it applies, and not in a heap that does well.
@@ -87,34 +85,5 @@ func TestAHeapExplainsItself(t *testing.T) {
 	}
 	if all := h.Stats(); all.Passes == 0 || len(all.Structures) != 1 {
 		t.Errorf("the heap's statistics are %+v", all)
-	}
-}
-
-// Structures and maps of one name are one series.
-func TestStructuresHaveMetrics(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 64), 40)
-	for range 2 {
-		newArray[int32](t, h, 100, StructureConfig{Name: "twice"})
-		if err := newMap[int, int](t, h, MapConfig{Name: "twice"}).Set(t.Context(), 1, 1); err != nil {
-			t.Fatal(err)
-		}
-	}
-	reg := prometheus.NewPedanticRegistry()
-	reg.MustRegister(NewCollector(h))
-	families, err := reg.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := map[string]float64{"polder_far_structure_elements": 200, "polder_far_entries": 2}
-	for _, f := range families {
-		if v, ok := want[f.GetName()]; ok {
-			if len(f.Metric) != 1 || f.Metric[0].GetGauge().GetValue() != v {
-				t.Errorf("%s: got %v, want one of %v", f.GetName(), f.Metric, v)
-			}
-			delete(want, f.GetName())
-		}
-	}
-	if len(want) > 0 {
-		t.Errorf("missing: %v", want)
 	}
 }

@@ -115,7 +115,7 @@ func (h *Heap) remember(st ClassStats) {
 		st.Name = "others that were freed"
 	}
 	if sum := h.past[st.Name]; sum != nil {
-		sum.add(&st)
+		sum.Add(&st)
 		return
 	}
 	if h.past == nil {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"polder/far"
+	"polder/far/prom"
 	"polder/far/remote"
 	"polder/internal/config"
 	"polder/internal/listen"
@@ -282,7 +283,7 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, poolCfg pool.Co
 	}
 	p.serveRedis(server)
 
-	p.collectors = append(p.collectors, pool.NewCollector(lent), far.NewCollector(heap), server.Collector())
+	p.collectors = append(p.collectors, pool.NewCollector(lent), prom.NewCollector(heap), server.Collector())
 	p.reports = append(p.reports, func(s *Status) {
 		heapStats, poolStats, serverStats := heap.Stats(), lent.Stats(), server.Stats()
 		s.Heap, s.Pool, s.Redis = &heapStats, &poolStats, &serverStats
