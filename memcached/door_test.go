@@ -20,7 +20,7 @@ const patience = time.Minute
 // many is told so, and the server can be closed.
 func TestSilentPeersTakeNoClientsPlace(t *testing.T) {
 	s, _ := start(t, func(c *Config) { c.MaxConns = 2 })
-	cert, err := tls.LoadX509KeyPair(testcert.New(t))
+	cert, err := tls.LoadX509KeyPair(testcert.NewAuthority(t, "doors").Issue(t, "door"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,7 +23,6 @@ import (
 
 	"polder/internal/child"
 	"polder/internal/fdpass"
-	"polder/internal/listen"
 	"polder/internal/proctest"
 	"polder/internal/testcert"
 )
@@ -33,12 +32,8 @@ import (
 // Clients with a certificate are served, one too many is told so, and SIGTERM ends
 // the server while the silent ones are still there.
 func TestASilentConnectionDoesNotCloseATLSDoor(t *testing.T) {
-	s, flags := certificates(t)
+	client, flags := certificates(t, "--tls-client-ca")
 	p := proctest.Start(t, "serve", append(flags, "--tier", "soft", "--memcached", "127.0.0.1:0", "--max-clients", "2")...)
-	_, client, err := s.TLS()
-	if err != nil {
-		t.Fatal(err)
-	}
 	for _, door := range []struct{ service, ask, want, refusal string }{
 		{"redis", "PING\r\n", "+PONG\r\n", "-ERR max number of clients reached\r\n"},
 		{"memcached", "mn\r\n", "MN\r\n", "ERROR Too many open connections\r\n"},
@@ -71,13 +66,13 @@ func TestASilentConnectionDoesNotCloseATLSDoor(t *testing.T) {
 	}
 }
 
-// certificates are those of one authority, and the flags that give them to a
-// daemon.
-func certificates(t *testing.T) (s listen.Security, flags []string) {
+// certificates makes an authority, which a daemon is told of with flag, and
+// returns the flags for a server of it and the configuration of a client.
+func certificates(t *testing.T, flag string) (client *tls.Config, flags []string) {
 	t.Helper()
-	s.CertFile, s.KeyFile = testcert.New(t)
-	s.CAFile = s.CertFile
-	return s, []string{"--tls-cert", s.CertFile, "--tls-key", s.KeyFile, "--tls-ca", s.CAFile}
+	a := testcert.NewAuthority(t, "strangers")
+	cert, key := a.Issue(t, "server")
+	return a.Client(t, "client", a), []string{"--tls-cert", cert, "--tls-key", key, flag, a.File}
 }
 
 func dialTCP(t *testing.T, addr string) net.Conn {
@@ -90,21 +85,21 @@ func dialTCP(t *testing.T, addr string) net.Conn {
 	return c
 }
 
-// logged counts what a daemon logs.
-type logged struct{ bytes, shortages atomic.Int64 }
+// logCount counts what a daemon logs.
+type logCount struct{ bytes, shortages atomic.Int64 }
 
-func (l *logged) Write(b []byte) (int, error) {
+func (l *logCount) Write(b []byte) (int, error) {
 	l.bytes.Add(int64(len(b)))
 	l.shortages.Add(int64(strings.Count(string(b), "cannot accept")))
 	return len(b), nil
 }
 
-// startLogged is proctest.Start for any daemon, without flags that not all have.
-func startLogged(t *testing.T, args ...string) (*child.Process, *logged) {
+// startCounted is proctest.Start for any daemon, without flags that not all have.
+func startCounted(t *testing.T, args ...string) (*child.Process, *logCount) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), hang)
 	defer cancel()
-	l := &logged{}
+	l := &logCount{}
 	p, err := child.StartReady(ctx, child.Command{Path: proctest.Binary(), Args: args, Stderr: l})
 	if err != nil {
 		t.Fatal(err)
@@ -127,17 +122,17 @@ func startLogged(t *testing.T, args ...string) (*child.Process, *logged) {
 func TestDaemonsSurviveWithoutDescriptors(t *testing.T) {
 	dir := t.TempDir()
 	path := func(name string) string { return filepath.Join(dir, name) }
-	node, nodeLog := startLogged(t, "node", "--lend", "64MiB", "--listen", "127.0.0.1:0,unix:"+path("node"), "--admin", "127.0.0.1:0",
+	node, nodeLog := startCounted(t, "node", "--lend", "64MiB", "--listen", "127.0.0.1:0,unix:"+path("node"), "--admin", "127.0.0.1:0",
 		"--manager", "finemem", "--chunk", "256KiB")
-	cache, cacheLog := startLogged(t, "serve", "--tier", "soft", "--listen", "127.0.0.1:0", "--memcached", "127.0.0.1:0", "--admin", "127.0.0.1:0")
-	broker, brokerLog := startLogged(t, "broker", "--far", node.Addr("verbs"), "--listen", path("broker"), "--admin", "127.0.0.1:0")
-	coordinator, coordinatorLog := startLogged(t, "coordinator", "--socket", path("soft"), "--admin", "127.0.0.1:0")
-	share, shareLog := startLogged(t, "share", "--dir", path("share.d"), "--socket", path("share"), "--pool", "memfd:16MiB",
+	cache, cacheLog := startCounted(t, "serve", "--tier", "soft", "--listen", "127.0.0.1:0", "--memcached", "127.0.0.1:0", "--admin", "127.0.0.1:0")
+	broker, brokerLog := startCounted(t, "broker", "--far", node.Addr("verbs"), "--listen", path("broker"), "--admin", "127.0.0.1:0")
+	coordinator, coordinatorLog := startCounted(t, "coordinator", "--socket", path("soft"), "--admin", "127.0.0.1:0")
+	share, shareLog := startCounted(t, "share", "--dir", path("share.d"), "--socket", path("share"), "--pool", "memfd:16MiB",
 		"--listen", "127.0.0.1:0", "--insecure", "--admin", "127.0.0.1:0")
 	for _, door := range []struct {
 		name string
 		p    *child.Process
-		log  *logged
+		log  *logCount
 		addr string // of a TCP listener, or the path of a socket
 	}{
 		{"node", node, nodeLog, node.Addr("verbs")},
@@ -297,14 +292,10 @@ func TestAFloodOfStrangersKeepsNobodyOut(t *testing.T) {
 		size  = 8 << 10
 		tries = 20
 	)
-	s, flags := certificates(t)
-	node, log := startLogged(t, append([]string{"node", "--lend", "64MiB", "--grace", "10s", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"}, flags...)...)
+	config, flags := certificates(t, "--tls-ca")
+	node, log := startCounted(t, append([]string{"node", "--lend", "64MiB", "--grace", "10s", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"}, flags...)...)
 	proxy := newCutter(t, node.Addr("verbs"))
 	server := startServer(t, proxy.lis.Addr().String(), "4MiB", flags...)
-	_, config, err := s.TLS()
-	if err != nil {
-		t.Fatal(err)
-	}
 	c := redis.NewClient(&redis.Options{Addr: server.Addr("redis"), TLSConfig: config, MaxRetries: -1, ReadTimeout: hang, WriteTimeout: hang})
 	t.Cleanup(func() { _ = c.Close() })
 	ctx := t.Context()
