@@ -149,7 +149,8 @@ func (m *ByteMap) tryStat(sh *shard, hs hash, key []byte, hd *holding) (Entry, i
 	return e.meta(), e.vlen(), step{}
 }
 
-// Set stores e under key, replacing what was there.
+// Set stores e under key, replacing what was there. If that is as large, there is
+// room for it in a full heap, too.
 func (m *ByteMap) Set(ctx context.Context, key []byte, e Entry) error {
 	return m.set(ctx, newRecord(key, e))
 }
@@ -166,7 +167,7 @@ func (m *ByteMap) set(ctx context.Context, r record) error {
 	// The fast path: what it replaces is local, and there is room.
 	sh.mu.Lock()
 	if p, old, st := sh.find(m.h, hs, r.key, kindEntry, nil, false); st != remote && !sh.closed {
-		if err := m.insert(sh, hs, p, old, &r); err != errNoRoom {
+		if err := m.insert(sh, hs, p, old, &r); err != errNoRoom && err != errNoShrink {
 			sh.mu.Unlock()
 			return err
 		}

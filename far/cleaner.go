@@ -26,35 +26,54 @@ const (
 // be staged.
 func (h *Heap) farReady(n int) bool {
 	f := &h.far
-	if f.hasRoom(n) {
+	owing := f.owing()
+	may := h.shrinking || !owing
+	if may && f.hasRoom(n) {
 		return true
 	}
-	if f.resting() == nil && h.openAnother() {
-		return true
+	if f.resting() == nil {
+		if !may {
+			may = h.repaid()
+		}
+		if may && (f.hasRoom(n) || h.openAnother()) {
+			return true
+		}
 	}
 	if !errors.Is(f.err, ErrStoreFull) {
 		return false
 	}
 	h.reap()
-	if f.freed.Swap(false) && h.openAnother() {
+	if f.freed.Swap(false) && may && h.openAnother() {
 		return true
 	}
-	// Every segment that is cleaned into the spare one yields some room and
-	// becomes the spare one.
-	for range 4 {
+	worth, tries := worthCleaning, 4
+	if h.shrinking {
+		if seg := f.takeSpare(true); seg != nil {
+			return f.openWith(seg) == nil
+		}
+		worth, tries = shrinkCleaning, 64
+	}
+	// Every segment that is cleaned into a spare one yields some room and
+	// becomes a spare one. While some are lent, that room is for cleaning, too.
+	full := f.open == nil
+	for range tries {
 		s := f.sparsest()
-		if s == nil || float64(s.live.Load()) > (1-worthCleaning)*float64(f.segSize) {
+		if s == nil || float64(s.live.Load()) > (1-worth)*float64(f.segSize) {
 			return false
 		}
-		spare := f.takeSpare()
-		if spare == nil || f.openWith(spare) != nil {
-			return false
+		if !owing || full {
+			spare := f.takeSpare(false)
+			if spare == nil || f.openWith(spare) != nil {
+				return false
+			}
 		}
-		if err := h.clean(s, false); err != nil {
+		err := h.clean(s, false)
+		if full = owing && errors.Is(err, ErrStoreFull); err != nil && !full {
 			h.logs.note(err)
 			return false
 		}
-		if f.hasRoom(n) {
+		owing = f.owing()
+		if (h.shrinking || !owing) && f.hasRoom(n) {
 			return true
 		}
 	}
@@ -220,6 +239,20 @@ func (h *Heap) cleanPart(s *farSegment, off int, b []byte, borrow bool) (int, er
 		at += n
 	}
 	return at, h.settleClean(s, base, b[begin:at], begin)
+}
+
+// repaid borrows spare segments for those that are lent, and reports whether none
+// is lent any more.
+func (h *Heap) repaid() bool {
+	f := &h.far
+	for f.owing() {
+		if err := f.borrowSpare(h.ctx); err != nil {
+			f.failed(err)
+			return false
+		}
+	}
+	f.succeeded()
+	return true
 }
 
 // openAnother borrows a segment and makes it the open one.

@@ -129,6 +129,7 @@ func (t *turn) keep() {
 // whether it should be called again.
 func (h *Heap) makeRoom() bool {
 	l := &h.logs
+	h.shrinking = l.shrinkWaits()
 	if h.pass.active() && h.passReady() {
 		h.finishPass()
 		if n := l.gained(); l.renewed() || n > h.pass.best {
@@ -137,7 +138,7 @@ func (h *Heap) makeRoom() bool {
 			h.barren++
 		}
 		switch {
-		case l.hasRoom():
+		case l.roomForWaiting():
 			l.finish(nil)
 		case h.barren >= barrenMost && (h.pass.full || h.far.err != nil):
 			h.stuck()
@@ -163,7 +164,7 @@ func (h *Heap) makeRoom() bool {
 		h.stuck()
 		return false
 	}
-	if l.hasRoom() {
+	if l.roomForWaiting() {
 		l.finish(nil)
 	}
 	return true
@@ -211,8 +212,12 @@ func (h *Heap) objectsFirst(s int, what aim) bool {
 // if the store is full or nothing local can go, otherwise their deadlines do.
 func (h *Heap) stuck() {
 	l := &h.logs
-	if l.hasRoom() {
+	if l.roomForWaiting() {
 		l.finish(nil) // there is nothing more to evacuate, and no need to
+		return
+	}
+	if !h.shrinking && l.shrinkWaits() {
+		l.wake() // who has come meanwhile may use more
 		return
 	}
 	l.mu.Lock()
@@ -223,12 +228,12 @@ func (h *Heap) stuck() {
 		// What is local is in use. That changes.
 	case err != nil && !errors.Is(err, ErrStoreFull):
 		l.note(err)
-	case h.orphaned() || h.far.freeing.Load() > 0:
+	case h.orphaned() || h.far.freeing.Load() > 0 || h.shrinking && h.far.dying():
 		// The janitor is about to make room, and will wake us.
 	case h.far.freed.Load() && h.barren < 2*barrenMost:
 		l.wake() // it just has; but cleaning may do so for ever
 	default:
-		l.inUse.Store(err == nil && !h.pass.full)
+		l.inUse.Store(err == nil && !h.pass.full && !h.far.owing())
 		l.full.Store(time.Now().Add(minBackoff).UnixNano())
 		l.finish(l.errFull())
 	}
@@ -488,6 +493,22 @@ func (l *logs) hasRoom() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.available() > l.keep(forMutator)+l.want
+}
+
+// shrinkWaits reports whether somebody waits for room for what shrinks.
+func (l *logs) shrinkWaits() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.shrinks > 0
+}
+
+// roomForWaiting reports whether some of those who wait for room could open a
+// segment.
+func (l *logs) roomForWaiting() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := l.available()
+	return n > l.keep(forMutator)+l.want || l.shrinks > 0 && n > l.keep(forShrink)
 }
 
 // note remembers why the store takes nothing just now.

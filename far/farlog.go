@@ -75,6 +75,12 @@ func (s *farSegment) dead() bool {
 	return s.sealed.Load() && s.live.Load() == 0 && s.pinned() == 0
 }
 
+// dying reports whether there is a segment that waits for reads of it to end.
+func (f *farLog) dying() (yes bool) {
+	f.all(func(s *farSegment) { yes = yes || s.sealed.Load() && s.live.Load() == 0 })
+	return yes
+}
+
 // gone reports whether the store has lost s.
 func (s *farSegment) gone() bool {
 	if s.lost.Load() {
@@ -100,11 +106,12 @@ type farLog struct {
 	segs atomic.Pointer[[]atomic.Pointer[farSegment]]
 
 	mu    sync.Mutex
-	ids   []uint64 // ids to use again, under mu
-	spare Segment  // kept so that a full store can be cleaned, under mu
-	idle  []idle   // kept for a while, the oldest first, under mu
-	count int      // segments that are in use, under mu
-	owed  []debt   // segments that the store would not take back, under mu
+	ids   []uint64  // ids to use again, under mu
+	spare []Segment // kept so that a full store can be cleaned, and what shrinks has room, under mu
+	lent  int       // how many of those are in use for what shrinks, under mu
+	idle  []idle    // kept for a while, the oldest first, under mu
+	count int       // segments that are in use, under mu
+	owed  []debt    // segments that the store would not take back, under mu
 
 	freeing atomic.Int64 // segments that are being given back
 	freed   atomic.Bool  // one has been, since the store was last asked
@@ -175,7 +182,7 @@ func (f *farLog) add(seg Segment) (*farSegment, error) {
 }
 
 // drop forgets a dead segment and gives it back to the store, or keeps it as
-// the spare one or as an idle one.
+// a spare one or as an idle one.
 func (f *farLog) drop(ctx context.Context, s *farSegment) error {
 	f.mu.Lock()
 	at := &(*f.segs.Load())[s.id]
@@ -186,8 +193,8 @@ func (f *farLog) drop(ctx context.Context, s *farSegment) error {
 	at.Store(nil)
 	f.ids = append(f.ids, s.id)
 	f.count--
-	if f.spare == nil && !s.gone() && f.count > 0 {
-		f.spare = s.seg
+	if !s.gone() && f.count > 0 && len(f.spare) < f.spares() {
+		f.addSpare(s.seg)
 		f.mu.Unlock()
 		return nil
 	}
@@ -252,13 +259,48 @@ func (f *farLog) takeOwed() []debt {
 	})
 }
 
-// takeSpare returns the spare segment, or nil.
-func (f *farLog) takeSpare() Segment {
+// spares is how many spare segments there should be: one to clean into, and one in
+// 32 for what shrinks. f.mu must be held.
+//
+// What shrinks uses up no more of those than it leaves dead elsewhere. When they
+// are used up, some segment is therefore so far dead that shrinkCleaning allows to
+// clean it, which makes room again at a bounded cost.
+func (f *farLog) spares() int { return 1 + (f.count+24)/32 }
+
+// shrinkCleaning is worthCleaning for what shrinks.
+const shrinkCleaning = 1.0 / 64
+
+// addSpare keeps seg as a spare segment. f.mu must be held.
+func (f *farLog) addSpare(seg Segment) {
+	f.spare = append(f.spare, seg)
+	if len(f.spare) > 1 {
+		f.lent = max(f.lent-1, 0)
+	}
+}
+
+// takeSpare returns a spare segment, or nil. To lend it to what shrinks, there
+// has to be another.
+func (f *farLog) takeSpare(lend bool) Segment {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	s := f.spare
-	f.spare = nil
+	n := len(f.spare) - 1
+	if n < 0 || lend && n == 0 {
+		return nil
+	}
+	s := f.spare[n]
+	f.spare = f.spare[:n]
+	if lend {
+		f.lent++
+	}
 	return s
+}
+
+// owing reports whether spare segments are lent, so that nothing else may be
+// written.
+func (f *farLog) owing() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.lent > 0
 }
 
 // idle is a segment in which nothing lives any more. It is kept for idleFor, and
@@ -308,16 +350,26 @@ func (f *farLog) borrow(ctx context.Context) (Segment, error) {
 		return nil, fmt.Errorf("cannot borrow far memory: %w", err)
 	}
 	f.mu.Lock()
-	need := f.spare == nil
+	need := len(f.spare) < f.spares()
 	f.mu.Unlock()
 	if need {
-		if spare, err := f.store.Alloc(ctx); err == nil {
-			f.mu.Lock()
-			f.spare = spare
-			f.mu.Unlock()
-		}
+		_ = f.borrowSpare(ctx) // there is one less to be had, if there is none
 	}
 	return seg, nil
+}
+
+// borrowSpare gets a spare segment from the store.
+func (f *farLog) borrowSpare(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
+	defer cancel()
+	seg, err := f.store.Alloc(ctx)
+	if err != nil {
+		return fmt.Errorf("cannot borrow far memory: %w", err)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.addSpare(seg)
+	return nil
 }
 
 // fits reports whether an entry of n bytes can be staged as things are.

@@ -45,6 +45,7 @@ type Heap struct {
 	pass      pass         // the evacuator's
 	turn      turn         // the same
 	barren    int          // passes in a row that made no room; the evacuator's
+	shrinking bool         // room is made for what shrinks; the evacuator's
 	forced    atomic.Bool  // work on one more segment, whether it is needed or not
 	shut      atomic.Bool  // Close has begun
 	local     atomic.Int64 // the budget
@@ -267,7 +268,7 @@ func (h *Heap) close() error {
 	// Nothing reaches the logs any more: every access goes through an index.
 	ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
 	defer cancel()
-	if s := h.far.takeSpare(); s != nil {
+	for s := h.far.takeSpare(false); s != nil; s = h.far.takeSpare(false) {
 		errs = append(errs, s.Free(ctx))
 	}
 	for s := h.far.takeIdle(false); s != nil; s = h.far.takeIdle(false) {

@@ -24,6 +24,7 @@ type logs struct {
 	segs    []logSegment
 	open    []openLog // the mutators', by shard
 	hot     openLog   // the evacuator's, for what it keeps
+	shrunk  openLog   // for what replaces something as large when there is no other room
 
 	objects    []openLog // as open, for the objects of pointers; by processor
 	streams    []openLog // the same for non-temporal objects
@@ -52,6 +53,8 @@ type logs struct {
 	back     int     // empty segments that only the evacuator may take, under mu
 	owed     int     // how many of those it has taken and not made up for, under mu
 	scoped   int     // empty segments beside them that only scopes may take, under mu
+	shrink   int     // empty segments beside them that only forShrink may take, under mu
+	shrinks  int     // how many of those who wait for room wait forShrink, under mu
 	fresh    bool    // one was taken by another since the evacuator looked, under mu
 	gain     int     // segments released less those that the evacuator took, under mu
 	scarce   bool    // what crowd was told last, under mu
@@ -97,6 +100,7 @@ type claim uint8
 
 const (
 	forMutator   claim = iota // who can wait for room
+	forShrink                 // who replaces something as large, which makes as much room
 	forScope                  // who is in a scope, which the evacuator may be waiting for
 	forEvacuator              // who makes room
 )
@@ -123,6 +127,10 @@ type round struct {
 // keeps apart, it is one more.
 const reserved = 1
 
+// shrinkReserve is the number of empty segments that are kept for what shrinks,
+// once there are entries.
+const shrinkReserve = 1
+
 // ampleFrom is how many segments the evacuator may empty more than it needs.
 const ampleFrom = 2
 
@@ -147,7 +155,7 @@ func (l *logs) init(budget, most, others int64, segSize, openLogs int) error {
 	l.open = newOpenLogs(entries, openLogs)
 	l.objects = newOpenLogs(objects, openLogs)
 	l.streams = newOpenLogs(streams, openLogs)
-	l.hot.seg = -1
+	l.hot.seg, l.shrunk.seg = -1, -1
 	l.hotObjects.seg, l.hotObjects.kind = -1, objects
 	for i := n - 1; i >= 0; i-- {
 		l.absent = append(l.absent, int32(i))
@@ -175,7 +183,7 @@ func (l *logs) aim() {
 	if l.back > reserved {
 		ahead *= 4 // segments of objects take longer, since scopes have to be left
 	}
-	l.low = 1 + ahead + l.back + l.scoped
+	l.low = 1 + ahead + l.back + l.scoped + l.shrink
 }
 
 // keep is the number of empty segments that c has to leave: what is set aside
@@ -188,6 +196,8 @@ func (l *logs) keep(c claim) int {
 		return own
 	case c == forEvacuator && own > 0:
 		return 0
+	case c == forMutator:
+		return own + l.scoped + l.shrink
 	}
 	return own + l.scoped
 }
@@ -227,6 +237,10 @@ func (l *logs) allowed(index int64) int {
 func (l *logs) take(c claim, k kind) (int, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if k == entries && l.shrink == 0 {
+		l.shrink = shrinkReserve
+		l.aim()
+	}
 	n := l.available()
 	if c != forEvacuator && n-1 <= l.low {
 		l.wake()
@@ -346,6 +360,9 @@ func (l *logs) discard(s int32) {
 // errNoRoom: the evacuator has to make room first.
 var errNoRoom = errors.New("no room")
 
+// errNoShrink is errNoRoom for what replaces something as large.
+var errNoShrink = errors.New("no room for what shrinks")
+
 // growIndex accounts for n more bytes of index, which come out of the logs: out
 // of the segments that c may take. It fails with errNoRoom if the logs have to be
 // evacuated first.
@@ -406,15 +423,18 @@ func (l *logs) finish(err error) {
 	l.round.err = err
 	close(l.round.done)
 	l.round = &round{done: make(chan struct{})}
-	l.waiting = 0
+	l.waiting, l.shrinks = 0, 0
 }
 
-// join makes the caller one of those who wait for room. It then has to call
+// join makes the caller one of those who wait for room, for c. It then has to call
 // wake.
-func (l *logs) join() *round {
+func (l *logs) join(c claim) *round {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.waiting++
+	if c == forShrink {
+		l.shrinks++
+	}
 	return l.round
 }
 

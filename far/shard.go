@@ -159,8 +159,8 @@ func (h *Heap) buryFar(addr uint64, size int) {
 }
 
 // insert stores r in place of what is at p, whose bytes are old; p is none if
-// the key is new. It fails with errNoRoom if it has to wait, having changed
-// nothing. sh.mu must be held.
+// the key is new. It fails with errNoRoom or errNoShrink if it has to wait, having
+// changed nothing. sh.mu must be held.
 func (m *ByteMap) insert(sh *shard, hs hash, p place, old entry, r *record) error {
 	if err := r.txn.claim(m, sh, hs.tag(), p); err != nil {
 		return err
@@ -172,7 +172,8 @@ func (m *ByteMap) insert(sh *shard, hs hash, p place, old entry, r *record) erro
 		if hide {
 			was = *sh.t.word(p)
 		}
-		if err := m.grow(sh); err != nil && sh.t.full() {
+		// A transaction gives back the place that it takes.
+		if err := m.grow(sh); err != nil && (sh.t.full() && !hide || sh.t.filled()) {
 			return err
 		}
 		if hide {
@@ -187,6 +188,15 @@ func (m *ByteMap) insert(sh *shard, hs hash, p place, old entry, r *record) erro
 	ol := h.openLog(sh)
 	ol.mu.Lock()
 	e, addr, ok := h.logs.place(ol, n, forMutator)
+	if !ok && p != none && n <= sh.t.word(p).size() {
+		ol.mu.Unlock()
+		ol = &h.logs.shrunk
+		ol.mu.Lock()
+		if e, addr, ok = h.logs.place(ol, n, forShrink); !ok {
+			ol.mu.Unlock()
+			return errNoShrink
+		}
+	}
 	if !ok {
 		ol.mu.Unlock()
 		return errNoRoom

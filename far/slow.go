@@ -21,13 +21,17 @@ const (
 type step struct {
 	need need
 	at   place // the far entry that is needed
+	room claim // for what room is needed
 	err  error
 }
 
 // stepOf is the step of a call that has come to err, or has to wait for room.
 func stepOf(err error) step {
-	if err == errNoRoom {
+	switch err {
+	case errNoRoom:
 		return step{need: needRoom}
+	case errNoShrink:
+		return step{need: needRoom, room: forShrink}
 	}
 	return step{err: err}
 }
@@ -114,7 +118,7 @@ func (m *ByteMap) slow(ctx context.Context, sh *shard, hs hash, key []byte, try 
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		case s.need == needRoom:
-			if err := h.waitRoom(ctx, &hd); err != nil {
+			if err := h.waitFor(ctx, s.room, &hd); err != nil {
 				return err
 			}
 		case busy != nil:
@@ -157,12 +161,20 @@ const holdFor = 100 * time.Millisecond
 // waitRoom waits until the evacuator has made room, and lets go of hd if that
 // takes long.
 func (h *Heap) waitRoom(ctx context.Context, hd *holding) error {
+	return h.waitFor(ctx, forMutator, hd)
+}
+
+// waitFor is waitRoom for room that c may use.
+func (h *Heap) waitFor(ctx context.Context, c claim, hd *holding) error {
 	l := &h.logs
-	if l.isFull() {
+	if c == forMutator && l.isFull() {
 		return l.errFull()
 	}
-	r := l.join()
+	r := l.join(c)
 	l.wake()
+	if c == forShrink && hd != nil {
+		hd.release(h) // what it reads may be what has to be cleaned
+	}
 	var letGo <-chan time.Time
 	if hd != nil && len(hd.flights) > 0 {
 		letGo = time.After(holdFor)
@@ -176,7 +188,7 @@ func (h *Heap) waitRoom(ctx context.Context, hd *holding) error {
 			if h.isHeldUpHere() {
 				return errScopeOpen
 			}
-			r = l.join()
+			r = l.join(c)
 			l.wake()
 		case <-letGo:
 			hd.release(h)

@@ -76,6 +76,9 @@ func (t *table) roomy() bool { return t.used < len(t.buckets)*bucketEntries*7/8 
 // empty, since searches for them grow long.
 func (t *table) full() bool { return t.used >= len(t.buckets)*bucketEntries*31/32 }
 
+// filled reports whether there is no place left, but for one at which searches end.
+func (t *table) filled() bool { return t.used+1 >= len(t.buckets)*bucketEntries }
+
 // find returns the entry with this tag whose word agrees with want on
 // whereMask.
 func (t *table) find(tag uint32, want word) place {

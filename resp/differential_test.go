@@ -25,6 +25,9 @@ var (
 type generator struct {
 	r     *rand.Rand
 	small bool // no value that makes a hash too large for a cache
+	// faults, if set, is what makes far memory fail: what it fails must have
+	// changed nothing.
+	faults *faults
 }
 
 func (g *generator) of(list ...string) string { return list[g.r.IntN(len(list))] }
@@ -242,6 +245,9 @@ func (g *generator) command() []string {
 	if g.r.IntN(400) == 0 {
 		return []string{g.of("flushall", "flushdb")}
 	}
+	if g.faults != nil && g.r.IntN(3) == 0 {
+		return g.wide()
+	}
 	return makers[g.r.IntN(len(makers))]()
 }
 
@@ -353,7 +359,15 @@ func play(t *testing.T, addr string, g *generator, version string, seed uint64, 
 	both := func(args ...string) reply {
 		t.Helper()
 		history = append(history, fmt.Sprintf("%.60q", args))
-		a, b := ours.do(args...), theirs.do(args...)
+		a := ours.do(args...)
+		if g.faults.failed(t, args, a) {
+			if strings.EqualFold(args[0], "exec") {
+				queue = nil
+				theirs.do("DISCARD")
+			}
+			return a
+		}
+		b := theirs.do(args...)
 		if len(queue) > 0 && strings.EqualFold(args[0], "exec") && len(a.elems) == len(queue) && len(b.elems) == len(queue) {
 			for i, q := range queue {
 				compare(q, a.elems[i], b.elems[i])

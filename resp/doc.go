@@ -12,8 +12,8 @@
 //
 // # Waiting
 //
-// A handler first runs with [far.NoWait]. If it needs something far, it has
-// changed nothing; its locks are dropped, its reply is taken back, the keys of
+// A handler first runs with [far.NoWait]. If it needs something far, its changes
+// are undone, if it has made any; its locks are dropped, its reply is taken back, the keys of
 // all commands that the client has pipelined are fetched in one batch, together
 // with those of other clients, and it runs again. When that has not helped a few
 // times it waits where it must, with its locks held, at most Config.OpTimeout in
@@ -39,7 +39,8 @@
 //	           node. SET, DEL and the like replace or remove it.
 //	-TRYAGAIN  far memory did not answer within Config.OpTimeout
 //	-OOM       far memory is full, or the local budget with what leads to
-//	           it; the text says which. What is stored stays readable
+//	           it; the text says which. What is stored stays readable, and what
+//	           deletes still works: DEL, HDEL, FLUSHALL and the like
 //
 // A command that is answered with one of them has changed nothing, however many
 // keys, fields and blocks it is about: see txn.go. EXEC fails as a whole if one of

@@ -2,6 +2,7 @@ package resp
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -17,15 +18,25 @@ import (
 type faultyStore struct {
 	*far.MemStore
 	waiting atomic.Int64 // reads that are held up
+	deaf    atomic.Bool  // writes fail
 
 	mu   sync.Mutex
-	held chan struct{}    // reads wait until it is closed; guarded by mu
+	held chan struct{} // reads wait until it is closed; guarded by mu
+
 	segs []*faultySegment // guarded by mu
 }
 
 type faultySegment struct {
 	far.Segment
-	lost chan struct{}
+	store *faultyStore
+	lost  chan struct{}
+}
+
+func (s *faultySegment) Write(ctx context.Context, p []byte, off int) error {
+	if s.store.deaf.Load() {
+		return errors.New("the store was told to fail")
+	}
+	return s.Segment.Write(ctx, p, off)
 }
 
 func (s *faultySegment) Lost() <-chan struct{} { return s.lost }
@@ -35,7 +46,7 @@ func (s *faultyStore) Alloc(ctx context.Context) (far.Segment, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &faultySegment{seg, make(chan struct{})}
+	f := &faultySegment{seg, s, make(chan struct{})}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.segs = append(s.segs, f)

@@ -1,0 +1,85 @@
+package far
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+// fullHeap makes a heap whose store and local memory are full of values of so
+// many bytes, of which it returns the number.
+func fullHeap(t *testing.T, segments, size int) (*Heap, *ByteMap, int) {
+	t.Helper()
+	h, m := newTestHeap(t, newFaultStore(testSegment, segments), Config{})
+	for n := 0; ; n++ {
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		err := m.Set(ctx, key(n), Entry{Value: value(uint64(n), size)})
+		cancel()
+		if errors.Is(err, ErrFull) {
+			return h, m, n
+		}
+		if err != nil {
+			t.Fatalf("Set(%d) of a heap that is not full: %v", n, err)
+		}
+	}
+}
+
+// In a full heap what is replaced by something that is no larger finds room,
+// wherever it is, and however often.
+func TestWhatDoesNotGrowFindsRoomInAFullHeap(t *testing.T) {
+	for _, c := range []struct{ segments, size, each int }{{16, 3000, 1}, {64, 3000, 8}, {24, 300, 1}, {40, 14000, 1}} {
+		t.Run(fmt.Sprintf("%d segments, %d bytes, %d at a time", c.segments, c.size, c.each), func(t *testing.T) {
+			t.Parallel()
+			h, m, n := fullHeap(t, c.segments, c.size)
+			r := rand.New(rand.NewPCG(1, 2))
+			size := make([]int, n)
+			for i := range size {
+				size[i] = c.size
+			}
+			txn := h.NewTxn()
+			for range 2 {
+				order := r.Perm(n)
+				for at := 0; at+c.each <= n; at += c.each {
+					for _, i := range order[at : at+c.each] {
+						less := value(uint64(i), size[i]-20)
+						ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+						var err error
+						if c.each == 1 {
+							err = m.Set(ctx, key(i), Entry{Value: less})
+						} else {
+							err = txn.Set(ctx, m, key(i), Entry{Value: less})
+						}
+						cancel()
+						if err != nil {
+							t.Fatalf("the entry of key %d (%d of %d) takes 20 bytes less: %v", i, at, n, err)
+						}
+						size[i] -= 20
+					}
+					txn.Commit()
+				}
+			}
+			for i := range n {
+				mustGet(t, m, key(i), value(uint64(i), size[i]))
+			}
+			// What that takes is not for what grows.
+			for range 2 {
+				ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+				for i := 0; ; i++ {
+					if err := m.Set(ctx, []byte(fmt.Sprint("new", i)), Entry{Value: value(1, c.size)}); errors.Is(err, ErrFull) {
+						break
+					} else if err != nil {
+						t.Fatal(err)
+					}
+				}
+				cancel()
+				for _, i := range r.Perm(n)[:n/4] {
+					size[i] -= 20
+					mustSet(t, m, key(i), value(uint64(i), size[i]))
+				}
+			}
+		})
+	}
+}
