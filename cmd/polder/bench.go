@@ -14,9 +14,7 @@ import (
 	"polder/measure/allocbench"
 	"polder/measure/benchout"
 	"polder/measure/brokerbench"
-	"polder/measure/farbench"
 	"polder/measure/respbench"
-	"polder/measure/softbench"
 	"polder/measure/verbsbench"
 	"polder/memnode"
 )
@@ -28,11 +26,8 @@ func newBench() *cobra.Command {
 		Args:  noArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newBenchResp(), newBenchVerbs(), newBenchVerbsServer(), newBenchAlloc(), newBenchFineMem(), newBenchBroker())
-	progress := func(cmd *cobra.Command) (func(done, total int, what string), func()) {
-		return benchProgress(cmd.ErrOrStderr())
-	}
-	cmd.AddCommand(newBenchShare(), softbench.Command(progress), farbench.Command())
+	cmd.AddCommand(newBenchResp(), newBenchVerbs(), newBenchVerbsServer(), newBenchAlloc(), newBenchFineMem(), newBenchBroker(),
+		newBenchShare(), newBenchSoft(), newBenchFar())
 	return cmd
 }
 

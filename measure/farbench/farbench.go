@@ -14,13 +14,8 @@
 package farbench
 
 import (
-	"context"
-	"fmt"
 	"io"
-	"os"
 	"slices"
-
-	"github.com/spf13/cobra"
 
 	"polder/measure/benchout"
 )
@@ -47,65 +42,6 @@ func (o *Options) note(what string) {
 	if o.Note != nil {
 		o.Note(what)
 	}
-}
-
-// Command returns the command far for polder bench, with its subcommands.
-func Command() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "far",
-		Short: "Measure far memory: dereferencing, evacuation, data structures",
-		Args:  cobra.NoArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	for _, b := range []struct {
-		name, short string
-		run         func(context.Context, Options) error
-	}{
-		{"deref", "Compare a remoteable pointer with a plain one", RunDeref},
-		{"pause", "Measure what evacuation costs those who go on working, and whether it keeps up", RunPause},
-		{"map", "Compare a map's gets with Go's map, redis-server and what raw reads allow", RunMap},
-		{"scan", "Compare reading a far array in sequence with a slice, and compress files from one to another", RunScan},
-		{"threads", "Measure a map's gets by the number of goroutines that wait for misses", RunThreads},
-		{"component", "Compare a hash table and sums at the memory node with reading what they need", RunComponent},
-		{"web", "Compare a web front end over a far map and array with one that has everything local", RunWeb},
-	} {
-		var asJSON, short bool
-		var plots, corpus string
-		sub := &cobra.Command{
-			Use: b.name, Short: b.short, Args: cobra.NoArgs,
-			RunE: func(cmd *cobra.Command, _ []string) error {
-				self, err := os.Executable()
-				if err != nil {
-					return fmt.Errorf("cannot find this program's file: %w", err)
-				}
-				o := Options{Short: short, Out: benchout.New(cmd.OutOrStdout(), asJSON), Polder: self, Corpus: corpus,
-					Note: func(what string) { cmd.PrintErrln(what) }}
-				if plots == "" {
-					return b.run(cmd.Context(), o)
-				}
-				f, err := os.Create(plots)
-				if err != nil {
-					return fmt.Errorf("cannot write plots: %w", err)
-				}
-				o.Plots = f
-				if err := b.run(cmd.Context(), o); err != nil {
-					f.Close()
-					return err
-				}
-				return f.Close()
-			},
-		}
-		sub.Flags().BoolVar(&asJSON, "json", false, "print one JSON object a line instead of a table")
-		sub.Flags().BoolVar(&short, "short", false, "end within 45 seconds")
-		if b.name == "scan" {
-			sub.Flags().StringVar(&corpus, "corpus", "", "compress the files under this directory (default the Go installation's source)")
-		}
-		if b.name == "pause" {
-			sub.Flags().StringVar(&plots, "plots", "", "draw what happens over time into this SVG `file`")
-		}
-		cmd.AddCommand(sub)
-	}
-	return cmd
 }
 
 // median is the middle of vs, which it sorts.

@@ -1,0 +1,80 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"polder/measure/benchout"
+	"polder/measure/farbench"
+)
+
+func newBenchFar() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "far",
+		Short: "Measure far memory: dereferencing, evacuation, data structures",
+		Args:  noArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	for _, b := range []struct {
+		name, short string
+		run         func(context.Context, farbench.Options) error
+	}{
+		{"deref", "Compare a remoteable pointer with a plain one", farbench.RunDeref},
+		{"pause", "Measure what evacuation costs those who go on working, and whether it keeps up", farbench.RunPause},
+		{"map", "Compare a map's gets with Go's map, redis-server and what raw reads allow", farbench.RunMap},
+		{"scan", "Compare reading a far array in sequence with a slice, and compress files from one to another", farbench.RunScan},
+		{"threads", "Measure a map's gets by the number of goroutines that wait for misses", farbench.RunThreads},
+		{"component", "Compare a hash table and sums at the memory node with reading what they need", farbench.RunComponent},
+		{"web", "Compare a web front end over a far map and array with one that has everything local", farbench.RunWeb},
+	} {
+		var flags benchFlags
+		var plots, corpus string
+		sub := &cobra.Command{
+			Use: b.name, Short: b.short, Args: noArgs,
+			RunE: func(cmd *cobra.Command, _ []string) error {
+				self, err := os.Executable()
+				if err != nil {
+					return fmt.Errorf("cannot find this program's file: %w", err)
+				}
+				o := farbench.Options{Short: flags.short, Out: benchout.New(cmd.OutOrStdout(), flags.json), Polder: self, Corpus: corpus,
+					Note: func(what string) { cmd.PrintErrln(what) }}
+				return withPlots(plots, func(w io.Writer) error {
+					o.Plots = w
+					return b.run(cmd.Context(), o)
+				})
+			},
+		}
+		flags.add(sub)
+		if b.name == "scan" {
+			sub.Flags().StringVar(&corpus, "corpus", "", "compress the files under this `directory` (default the Go installation's source)")
+		}
+		if b.name == "pause" {
+			plotsFlag(sub, &plots)
+		}
+		cmd.AddCommand(sub)
+	}
+	return cmd
+}
+
+// plotsFlag is the flag of benchmarks in which something happens over time.
+func plotsFlag(cmd *cobra.Command, plots *string) {
+	cmd.Flags().StringVar(plots, "plots", "", "draw what happens over time into this SVG `file`")
+}
+
+// withPlots runs a benchmark that draws into the file of that name; into nil if
+// there is no name.
+func withPlots(name string, run func(io.Writer) error) error {
+	if name == "" {
+		return run(nil)
+	}
+	f, err := os.Create(name)
+	if err != nil {
+		return fmt.Errorf("cannot write plots: %w", err)
+	}
+	return errors.Join(run(f), f.Close())
+}
