@@ -137,7 +137,7 @@ func TestANodeRefusesToLendMoreThanThereIs(t *testing.T) {
 func TestMemoryMappedInPlaceIsTheBorrowers(t *testing.T) {
 	lender, borrower := container(t, 500*mib), container(t, 500*mib)
 	addr := "unix:" + t.TempDir() + "/node.sock"
-	startWithin(t, lender, "node", "--listen", addr, "--lend", "200MiB")
+	startWithin(t, lender, "node", "--listen", addr, "--lend", "200MiB", "--client-budget", "0")
 	server := startWithin(t, borrower, "serve", "--listen", "127.0.0.1:0", "--far", addr, "--local", "8MiB")
 	if text := server.Stderr(); !strings.Contains(text, "charged to this process's control group") {
 		t.Errorf("the server does not say who is charged: %s", text)

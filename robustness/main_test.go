@@ -40,7 +40,7 @@ const hang = time.Minute
 // startNode runs a memory node.
 func startNode(t *testing.T, lend string, args ...string) *child.Process {
 	t.Helper()
-	return proctest.Start(t, "node", append([]string{"--lend", lend}, args...)...)
+	return proctest.Start(t, "node", append([]string{"--lend", lend, "--client-budget", "0"}, args...)...)
 }
 
 // startServer runs a server that borrows from the nodes at addr. Its commands wait

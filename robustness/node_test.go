@@ -101,7 +101,7 @@ func TestTheServerOutlivesItsNode(t *testing.T) {
 	until("requests are refused and local keys served", func() bool { return refused.Load() > 50 && local.Load() > localBefore+200 })
 
 	// Another node at the same address, which knows nothing.
-	proctest.Start(t, "node", "--lend", "256MiB", "--listen", addr)
+	proctest.Start(t, "node", "--lend", "256MiB", "--client-budget", "0", "--listen", addr)
 	fresh := func(i int) string { return fmt.Sprintf("fresh:%d", i) }
 	stored := make([]bool, keys)
 	until("the server stores more than its budget again", func() bool {

@@ -65,7 +65,8 @@ func lendFlags(fs *pflag.FlagSet, cfg *daemon.NodeConfig) {
 	fs.Var(config.NewSize(&cfg.Lend, memnode.MinChunkSize, 0), "lend", "memory to lend; the default is half of what this process can allocate now, under the limits of its control groups")
 	overcommitFlag(fs, &cfg.Overcommit)
 	fs.Var(config.NewPowerOfTwo(&cfg.Chunk, memnode.MinChunkSize, memnode.MaxChunkSize), "chunk", "unit of lending, a power of two")
-	fs.Var(config.NewSize(&cfg.ClientBudget, 0, 0), "client-budget", "most memory that one client may hold; 0 means all")
+	cfg.ClientBudget = daemon.HalfOfAll
+	fs.Var(config.NewSizeOr(&cfg.ClientBudget, 0, 0, "half"), "client-budget", "most memory that one client may hold: a size, half of what is lent, which leaves room for a second client, or 0 for all, where there is but one")
 	managerFlag(fs, &cfg.Manager)
 	componentFlags(fs, &cfg.Components)
 	secretFlag(fs, &cfg.SecretFile)

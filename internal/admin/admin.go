@@ -85,6 +85,9 @@ func Start(lis net.Listener, cfg Config) (*Server, error) {
 
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		allowed := cfg.allowed(r)
+		if !allowed {
+			w.Header().Set("Connection", "close") // a stranger holds none
+		}
 		switch {
 		case r.URL.Path == "/healthz":
 			cfg.serveHealth(w, allowed)

@@ -77,3 +77,19 @@ func TestSockets(t *testing.T) {
 		t.Errorf("got %q, %v", path, err)
 	}
 }
+
+func TestASizeMayBeAWord(t *testing.T) {
+	n := int64(-1)
+	v := NewSizeOr(&n, 0, 0, "half")
+	if v.String() != "half" {
+		t.Errorf("the default reads %q", v.String())
+	}
+	for s, want := range map[string]int64{"64MiB": 64 << 20, "0": 0, "half": -1} {
+		if err := v.Set(s); err != nil || n != want {
+			t.Errorf("%s: got %d, %v, want %d", s, n, err, want)
+		}
+	}
+	if err := v.Set("all"); err == nil || !strings.Contains(err.Error(), `or "half"`) {
+		t.Errorf("got %v, want an error that says what may be", err)
+	}
+}

@@ -22,6 +22,7 @@ type Size struct {
 	p          *int64
 	min, max   int64
 	powerOfTwo bool
+	word       string // stands for -1, if not empty
 }
 
 var _ pflag.Value = (*Size)(nil)
@@ -42,9 +43,24 @@ func NewPowerOfTwo(p *int64, min, max int64) *Size {
 	return v
 }
 
+// NewSizeOr is NewSize for a size that may also be the word, which is stored as -1
+// and which p may hold as the default.
+func NewSizeOr(p *int64, min, max int64, word string) *Size {
+	v := NewSize(p, min, max)
+	v.word = word
+	return v
+}
+
 // Set parses s.
 func (v *Size) Set(s string) error {
+	if v.word != "" && s == v.word {
+		*v.p = -1
+		return nil
+	}
 	n, err := ParseSize(s)
+	if err != nil && v.word != "" {
+		return fmt.Errorf("%w, or %q", err, v.word)
+	}
 	if err != nil {
 		return err
 	}
@@ -61,8 +77,11 @@ func (v *Size) Set(s string) error {
 }
 
 func (v *Size) String() string {
-	if v.p == nil {
+	switch {
+	case v.p == nil:
 		return ""
+	case v.word != "" && *v.p == -1:
+		return v.word
 	}
 	return FormatSize(*v.p)
 }

@@ -53,7 +53,7 @@ func startLender(ctx context.Context, polder, fabric string, lend int64, flags .
 		}
 		addr = "unix:" + filepath.Join(l.dir, "node")
 	}
-	args := append([]string{"node", "--listen", addr, "--admin", "off", "--log-level", "warn", "--lend", fmt.Sprint(lend)}, flags...)
+	args := append([]string{"node", "--listen", addr, "--admin", "off", "--log-level", "warn", "--client-budget", "0", "--lend", fmt.Sprint(lend)}, flags...)
 	if l.node, err = child.StartReady(ctx, child.Command{Path: polder, Args: args}); err != nil {
 		return l, err
 	}

@@ -28,7 +28,7 @@ var (
 	ErrNoMemory = errors.New("no memory left")
 	// ErrBudget is an ErrNoMemory that does not end by waiting: the client
 	// has as much as it may have.
-	ErrBudget = fmt.Errorf("%w (budget used up)", ErrNoMemory)
+	ErrBudget = fmt.Errorf("%w (budget used up: the node's --client-budget says how much one client may hold)", ErrNoMemory)
 	// ErrRefused is what the error of a call Is that the node understood
 	// and turned down; the session goes on.
 	ErrRefused = errors.New("node refused")

@@ -113,7 +113,7 @@ func scenarios(device string, managers []string, long bool) []scenario {
 
 	node := guest{name: "node", address: nodeAddress, mib: 512, killed: true, suites: []suite{{
 		name: "polder node", program: polder, background: true, args: []string{
-			"node", "--fabric", "rdma", "--device", device, "--listen", nodeListen, "--lend", "128MiB",
+			"node", "--fabric", "rdma", "--device", device, "--listen", nodeListen, "--lend", "128MiB", "--client-budget", "0",
 			"--manager", "rpcmw", "--grace", "1m", "--insecure",
 		},
 	}}}

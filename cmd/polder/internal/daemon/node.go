@@ -29,7 +29,7 @@ type NodeConfig struct {
 	Lend         int64    // bytes; if there are both kinds of address, each gets half
 	Overcommit   bool     // lend more than there is memory for
 	Chunk        int64    // bytes
-	ClientBudget int64    // bytes; 0 means all
+	ClientBudget int64    // bytes; HalfOfAll, or 0 for all
 	Grace        time.Duration
 	Manager      string // way of managing memory; the default if empty
 	Fabric       string // FabricTCP or FabricRDMA; FabricTCP if empty
@@ -64,7 +64,7 @@ func (c *NodeConfig) check() error {
 	case c.SecretFile != "" && c.Manager != finemem.Name:
 		return &config.Error{Source: "--service-secret-file", Value: c.SecretFile,
 			Err: fmt.Errorf("expected none unless --manager is %s", finemem.Name)}
-	case c.ClientBudget != 0 && c.ClientBudget < c.Chunk:
+	case c.ClientBudget > 0 && c.ClientBudget < c.Chunk:
 		return wrong("client-budget", c.ClientBudget)
 	}
 	k := c.components()
@@ -80,7 +80,7 @@ func (c *NodeConfig) check() error {
 		return small("component-memory", k.Memory, "to leave at least two chunks of --lend, which is "+config.FormatSize(c.Lend))
 	case k.Memory > c.Lend-c.Chunk:
 		return small("component-memory", k.Memory, "to leave at least one chunk of --lend, which is "+config.FormatSize(c.Lend))
-	case c.ClientBudget != 0 && k.ClientMemory > c.ClientBudget-c.Chunk:
+	case c.ClientBudget > 0 && k.ClientMemory > c.ClientBudget-c.Chunk:
 		return small("component-client-memory", k.ClientMemory, "to leave at least one chunk of --client-budget, which is "+config.FormatSize(c.ClientBudget))
 	}
 	return nil
@@ -115,11 +115,24 @@ func (c *NodeConfig) components() component.Config {
 	return k
 }
 
+// HalfOfAll is a client's budget of half of what is lent where it borrows.
+const HalfOfAll = -1
+
+// budget is the budget in bytes of a client of a node that lends c.Lend; 0 for all.
+// However little there is, a client gets a chunk, and its part of what is for
+// components.
+func (c *NodeConfig) budget() int64 {
+	if c.ClientBudget != HalfOfAll {
+		return c.ClientBudget
+	}
+	return max(c.Lend/2, c.components().ClientMemory+c.Chunk)
+}
+
 func (c *NodeConfig) memnode() memnode.Config {
 	return memnode.Config{
 		Lend:         c.Lend,
 		ChunkSize:    int(c.Chunk),
-		ClientBudget: c.ClientBudget,
+		ClientBudget: c.budget(),
 		Grace:        c.Grace,
 		Manager:      c.Manager,
 		TrustClients: c.TrustClients,
@@ -156,6 +169,9 @@ func RunNode(ctx context.Context, cfg NodeConfig) (err error) {
 		cfg.Lend /= 2
 		cfg.Components.Memory /= 2
 		title += ", half of it to clients on this machine"
+	}
+	if b := cfg.budget(); b > 0 {
+		title += ", at most " + config.FormatSize(b) + " to each client"
 	}
 	if cfg.secret, err = readSecret(cfg.SecretFile); err != nil {
 		return err

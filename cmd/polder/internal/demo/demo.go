@@ -56,7 +56,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 
 	// Room for the log segments that are not full yet.
 	lend := total + total/2 + 256<<20
-	node, err := startChild(ctx, cfg.Polder, "node", "--lend", fmt.Sprint(lend))
+	node, err := startChild(ctx, cfg.Polder, "node", "--client-budget", "0", "--lend", fmt.Sprint(lend))
 	if err != nil {
 		return err
 	}

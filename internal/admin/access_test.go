@@ -1,0 +1,87 @@
+package admin
+
+import (
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+)
+
+// TestAStrangerLearnsOnlyWhetherAllIsWell: everything else takes the token, which
+// can be replaced.
+func TestAStrangerLearnsOnlyWhetherAllIsWell(t *testing.T) {
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const token, next = "0123456789abcdef", "fedcba9876543210"
+	cfg := Config{
+		Token:  NewToken(token),
+		Status: func() any { return "the status" },
+		Health: func() error { return errors.New("a node with a name is gone") },
+		Logger: slog.New(slog.DiscardHandler),
+	}
+	s, err := Start(lis, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	get := func(path, authorization string) (code int, body string) {
+		t.Helper()
+		req, err := http.NewRequest(http.MethodGet, "http://"+lis.Addr().String()+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if authorization != "" {
+			req.Header.Set("Authorization", authorization)
+		}
+		resp, err := client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = resp.Body.Close() }()
+		b, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.StatusCode, string(b)
+	}
+	paths := []string{"/metrics", "/status", "/debug/pprof/", "/debug/pprof/cmdline", "/debug/pprof/heap", "/nothing"}
+	for _, wrong := range []string{"", "Bearer", "Bearer ", "Bearer 0123456789abcde", "Bearer 0123456789abcdef0", "Basic " + token, token} {
+		for _, path := range paths {
+			if code, body := get(path, wrong); code != http.StatusUnauthorized || len(body) > 100 {
+				t.Errorf("%s with %q: got %d %q, want 401", path, wrong, code, body)
+			}
+		}
+		if code, body := get("/healthz", wrong); code != 503 || strings.Contains(body, "node") {
+			t.Errorf("/healthz with %q: got %d %q, want 503 without a reason", wrong, code, body)
+		}
+	}
+	right := func(token string) {
+		t.Helper()
+		for path, want := range map[string]string{"/status": "the status", "/metrics": "go_goroutines"} {
+			if code, body := get(path, "Bearer "+token); code != 200 || !strings.Contains(body, want) {
+				t.Errorf("%s with the token: got %d %.100q, want 200 with %q", path, code, body, want)
+			}
+		}
+		if code, body := get("/healthz", "Bearer "+token); code != 503 || !strings.Contains(body, "a node with a name") {
+			t.Errorf("/healthz with the token: got %d %q, want 503 with the reason", code, body)
+		}
+	}
+	right(token)
+	if !cfg.Token.Replace(next) || cfg.Token.Replace(next) {
+		t.Error("want Replace to report whether the token is a new one")
+	}
+	right(next)
+	if code, _ := get("/status", "Bearer "+token); code != http.StatusUnauthorized {
+		t.Errorf("with the token of before: got %d, want 401", code)
+	}
+}
