@@ -15,14 +15,14 @@ import (
 )
 
 // A daemon of the tests below, and what it logs to.
-type logged struct {
+type piped struct {
 	*child.Process
 	name string
 	log  *os.File // the reading end of the pipe that is its standard output and error
 }
 
-// startLogged runs a daemon whose standard output and error are one pipe.
-func startLogged(t *testing.T, args ...string) *logged {
+// startPiped runs a daemon whose standard output and error are one pipe.
+func startPiped(t *testing.T, args ...string) *piped {
 	t.Helper()
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -35,11 +35,11 @@ func startLogged(t *testing.T, args ...string) *logged {
 		Args:  append([]string{"-c", `exec "$0" "$@" >&4 2>&4`, proctest.Binary()}, args...),
 		Files: []*os.File{w},
 	})
-	return &logged{Process: p, name: args[0], log: r}
+	return &piped{Process: p, name: args[0], log: r}
 }
 
 // everyDaemon starts each daemon of the binary in turn and gives it to check.
-func everyDaemon(t *testing.T, check func(t *testing.T, d *logged)) {
+func everyDaemon(t *testing.T, check func(t *testing.T, d *piped)) {
 	node := startNode(t, "64MiB", "--manager", "finemem")
 	for _, args := range [][]string{
 		{"node", "--lend", "16MiB", "--listen", "127.0.0.1:0"},
@@ -57,14 +57,14 @@ func everyDaemon(t *testing.T, check func(t *testing.T, d *logged)) {
 			for i, a := range args {
 				args[i] = strings.ReplaceAll(a, "DIR", dir)
 			}
-			check(t, startLogged(t, append(args, "--admin", "127.0.0.1:0")...))
+			check(t, startPiped(t, append(args, "--admin", "127.0.0.1:0")...))
 		})
 	}
 }
 
 // TestSIGHUPEndsNoDaemon: what they hold would be lost.
 func TestSIGHUPEndsNoDaemon(t *testing.T) {
-	everyDaemon(t, func(t *testing.T, d *logged) {
+	everyDaemon(t, func(t *testing.T, d *piped) {
 		for range 3 {
 			if err := d.Signal(syscall.SIGHUP); err != nil {
 				t.Fatal(err)
@@ -78,7 +78,7 @@ func TestSIGHUPEndsNoDaemon(t *testing.T) {
 // TestALogThatNobodyReadsEndsNoDaemon: the reader of the pipe goes, as when a
 // log collector is restarted.
 func TestALogThatNobodyReadsEndsNoDaemon(t *testing.T) {
-	everyDaemon(t, func(t *testing.T, d *logged) {
+	everyDaemon(t, func(t *testing.T, d *piped) {
 		if err := d.log.Close(); err != nil {
 			t.Fatal(err)
 		}
@@ -92,7 +92,7 @@ func TestALogThatNobodyReadsEndsNoDaemon(t *testing.T) {
 }
 
 // mustLog waits until the daemon has logged what.
-func (d *logged) mustLog(t *testing.T, what string) {
+func (d *piped) mustLog(t *testing.T, what string) {
 	t.Helper()
 	var said []byte
 	found := make(chan struct{})
@@ -126,7 +126,7 @@ func (d *logged) mustLog(t *testing.T, what string) {
 }
 
 // mustLive asks the daemon for its health.
-func (d *logged) mustLive(t *testing.T) {
+func (d *piped) mustLive(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), hang)
 	defer cancel()
