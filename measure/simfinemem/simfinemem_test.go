@@ -80,6 +80,32 @@ func TestCanceled(t *testing.T) {
 	}
 }
 
+// TestTheSimulationComesNearWhatIsPublished: of the paper's order, with 128 threads,
+// and of allocations by RPC beside it.
+func TestTheSimulationComesNearWhatIsPublished(t *testing.T) {
+	of := func(name string) outcome {
+		i := slices.IndexFunc(systems, func(m system) bool { return m.name == name })
+		o, err := run(t.Context(), Testbed(), 1, systems[i], load{threads: mostThreads, rounds: 10})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return o
+	}
+	fine, rpc := of(paperName), of(rpcName)
+	for _, c := range []struct {
+		what            string
+		got, want, near float64
+	}{
+		{"the mean in µs", fine.mean.Seconds() * 1e6, publishedFineMem.mean, 1.4},
+		{"the 99th percentile in µs", fine.p99.Seconds() * 1e6, publishedFineMem.p99, 1.4},
+		{"RPC's mean, times FineMem's", ratio(rpc.mean, fine.mean), publishedRPC, 1.4},
+	} {
+		if c.got < c.want/c.near || c.got > c.want*c.near {
+			t.Errorf("%s: got %.1f, published is %.1f", c.what, c.got, c.want)
+		}
+	}
+}
+
 // TestSpreadingBeatsThePaper: users that begin somewhere else do not meet.
 func TestSpreadingBeatsThePaper(t *testing.T) {
 	of := func(name string) outcome {

@@ -24,19 +24,16 @@ import (
 // holds what it has, lets it go; then as fast as the kernel permits, until
 // only the reserve is left (figures 8, 9 and 10).
 //
-// Where no control group can be made it prints nothing: without the limit
-// there would be nothing to show.
+// Where no control group can be made it fails: without the limit there would be
+// nothing to show.
 func RunPressure(ctx context.Context, o Options) (err error) {
 	p := pressure{limit: 2 * gib, reserve: 384 * mib, calm: 10 * time.Second, slow: 10 * time.Second, hold: 4 * time.Second, warm: 60 * time.Second, patience: 60 * time.Second}
 	if o.Short {
 		p = pressure{limit: gib, reserve: 256 * mib, calm: 4 * time.Second, slow: 4 * time.Second, hold: 2 * time.Second, warm: 12 * time.Second, patience: 8 * time.Second}
 	}
 	p.group, err = cgroup.New(p.limit)
-	if errors.Is(err, cgroup.ErrNone) {
-		return nil
-	}
 	if err != nil {
-		return err
+		return fmt.Errorf("cannot put a service under memory pressure: %w", err)
 	}
 	defer func() { err = errors.Join(err, p.group.Close()) }()
 	dir, err := os.MkdirTemp("", "polder-soft-")
