@@ -1,13 +1,12 @@
 package respbench
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net"
+	"strings"
 	"time"
 
 	"polder/measure/benchout"
@@ -153,9 +152,13 @@ func (w *wideClient) do(cmd []byte, begins string, size int) (time.Duration, err
 		_, err := w.conn.Write(cmd)
 		sent <- err
 	}()
-	n, err := io.ReadAtLeast(w.conn, buf, len(begins))
-	if err == nil && bytes.HasPrefix(buf, []byte(begins)) {
-		_, err = io.ReadFull(w.conn, buf[n:])
+	n, asExpected := 0, true
+	var err error
+	for n < size && err == nil && asExpected {
+		var k int
+		k, err = w.conn.Read(buf[n:])
+		n += k
+		asExpected = strings.HasPrefix(begins, string(buf[:min(n, len(begins))]))
 	}
 	took := time.Since(start)
 	if err != nil {
@@ -164,7 +167,7 @@ func (w *wideClient) do(cmd []byte, begins string, size int) (time.Duration, err
 	if err := errors.Join(err, <-sent); err != nil {
 		return 0, err
 	}
-	if !bytes.HasPrefix(buf, []byte(begins)) {
+	if !asExpected {
 		return 0, fmt.Errorf("got a reply of %.100q, want %q", buf[:n], begins)
 	}
 	return took, nil
