@@ -28,7 +28,7 @@ func TestNoCommandIsQuadratic(t *testing.T) {
 				fmt.Fprintf(&line, " S%d", i)
 			}
 			line.WriteString("\r\n")
-			c := &client{s: s, now: time.Now(), out: bufio.NewWriter(io.Discard)}
+			c := &client{s: s, mem: s.cfg.ClientMemory.Join(), now: time.Now(), out: bufio.NewWriter(io.Discard)}
 			c.in = bufio.NewReaderSize(strings.NewReader(line.String()+"\r\n"), MaxLine)
 			start := threadTime()
 			if err := c.command(); err != nil {
