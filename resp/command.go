@@ -21,6 +21,7 @@ const (
 	flagNoMulti                     // refused in a transaction
 	flagImmediate                   // runs at once in a transaction
 	flagRefused                     // DEBUG, which Redis too refuses by default
+	flagLoading                     // allowed while the server has no memory yet
 	flagBlind                       // needs to know whether its keys exist, and not their values
 )
 

@@ -34,6 +34,7 @@ const (
 	errDBIndex      replyError = "ERR DB index is out of range"
 	errSameObject   replyError = "ERR source and destination objects are the same"
 	errCursor       replyError = "ERR invalid cursor"
+	errLoading      replyError = "LOADING Redis is loading the dataset in memory"
 	errAuth         replyError = "NOAUTH Authentication required."
 	errWrongPass    replyError = "WRONGPASS invalid username-password pair or user is disabled."
 	errNoPassword   replyError = "ERR AUTH <password> called without any password configured for the default user. Are you sure your configuration is correct?"

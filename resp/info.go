@@ -36,8 +36,12 @@ var infoSections = []infoSection{
 		fmt.Fprintf(b, "used_memory:%d\r\nused_memory_human:%.2fM\r\nmaxmemory:%d\r\nmaxmemory_human:%.2fM\r\nmaxmemory_policy:%s\r\nmem_allocator:polder\r\nmem_clients_normal:%d\r\nmaxmemory_clients:%d\r\n",
 			m.used, float64(m.used)/(1<<20), m.max, float64(m.max)/(1<<20), m.policy, srv.cfg.ClientMemory.Held(), srv.cfg.ClientMemory.Max())
 	}},
-	{"persistence", func(_ *Server, b *strings.Builder) {
-		b.WriteString("loading:0\r\nrdb_changes_since_last_save:0\r\nrdb_bgsave_in_progress:0\r\nrdb_last_bgsave_status:ok\r\naof_enabled:0\r\naof_rewrite_in_progress:0\r\n")
+	{"persistence", func(srv *Server, b *strings.Builder) {
+		loading := 0
+		if srv.loading.Load() {
+			loading = 1
+		}
+		fmt.Fprintf(b, "loading:%d\r\nrdb_changes_since_last_save:0\r\nrdb_bgsave_in_progress:0\r\nrdb_last_bgsave_status:ok\r\naof_enabled:0\r\naof_rewrite_in_progress:0\r\n", loading)
 	}},
 	{"stats", func(srv *Server, b *strings.Builder) {
 		st, m := srv.Stats(), srv.memory()
@@ -53,7 +57,7 @@ var infoSections = []infoSection{
 	}},
 	{"cluster", func(_ *Server, b *strings.Builder) { b.WriteString("cluster_enabled:0\r\n") }},
 	{"keyspace", func(srv *Server, b *strings.Builder) {
-		if n := srv.keys.Len(); n > 0 {
+		if n := srv.Stats().Keys; n > 0 {
 			fmt.Fprintf(b, "db0:keys=%d,expires=0,avg_ttl=0\r\n", n)
 		}
 	}},

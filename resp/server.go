@@ -24,6 +24,10 @@ type Server struct {
 	keys   store  // by key
 	cache  *cache // keys, in a cache; nil over far memory
 
+	// loading is set until there is memory to keep data in: keys, and the
+	// three below, are nil till then, and set before it is cleared.
+	loading atomic.Bool
+
 	// These are nil in a cache.
 	heap    *far.Heap
 	entries *far.ByteMap // keys
@@ -64,16 +68,38 @@ type Server struct {
 // caller closes the heap, after the server. It fails if the configuration is
 // wrong or the system refuses an event loop.
 func NewServer(heap *far.Heap, cfg Config) (*Server, error) {
-	return newServer(&Server{heap: heap, entries: heap.NewByteMap("keys"), blocks: heap.NewByteMap("hash blocks")}, cfg)
+	srv, err := NewLoading(cfg)
+	if err != nil {
+		return nil, err
+	}
+	srv.Open(heap)
+	return srv, nil
 }
 
-// newServer makes a server of srv, which has its maps.
+// NewLoading makes a server without a heap, which has yet to be opened. Until
+// then it serves clients, but answers commands that concern data with LOADING,
+// as Redis does while it reads its files. It fails as NewServer does.
+func NewLoading(cfg Config) (*Server, error) {
+	srv := new(Server)
+	srv.loading.Store(true)
+	return newServer(srv, cfg)
+}
+
+// Open gives a server that NewLoading made its heap, once. It keeps its data in
+// maps of its own there. The caller closes the heap, after the server.
+func (srv *Server) Open(heap *far.Heap) {
+	srv.heap, srv.entries, srv.blocks = heap, heap.NewByteMap("keys"), heap.NewByteMap("hash blocks")
+	srv.keys = srv.entries
+	srv.loading.Store(false)
+}
+
+// newServer makes a server of srv, which has its map if it is a cache.
 func newServer(srv *Server, cfg Config) (*Server, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
 		return nil, fmt.Errorf("cannot make a server: %w", err)
 	}
-	if srv.keys = srv.entries; srv.cache != nil {
+	if srv.cache != nil {
 		srv.keys = srv.cache
 	}
 	srv.cfg, srv.table = cfg, commandTable()
@@ -151,6 +177,9 @@ func (srv *Server) Serve(ln net.Listener) error {
 
 // clear forgets every entry.
 func (srv *Server) clear() {
+	if srv.loading.Load() {
+		return
+	}
 	srv.keys.Clear()
 	if srv.blocks != nil {
 		srv.blocks.Clear()

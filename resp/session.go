@@ -180,6 +180,9 @@ func (s *session) admit(cmd *command) error {
 	if !s.authed && cmd.flags&flagNoAuth == 0 {
 		return errAuth
 	}
+	if cmd.flags&flagLoading == 0 && s.srv.loading.Load() {
+		return errLoading
+	}
 	if cmd.flags&flagRefused != 0 {
 		return errDebug
 	}

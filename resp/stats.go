@@ -43,9 +43,12 @@ type Stats struct {
 // Stats returns what the server has done so far.
 func (srv *Server) Stats() Stats {
 	c := &srv.stats
-	blocks := 0
-	if srv.blocks != nil {
-		blocks = srv.blocks.Len()
+	keys, blocks := 0, 0
+	if !srv.loading.Load() {
+		keys = srv.keys.Len()
+		if srv.blocks != nil {
+			blocks = srv.blocks.Len()
+		}
 	}
 	return Stats{
 		Commands:        c.commands.Load(),
@@ -63,7 +66,7 @@ func (srv *Server) Stats() Stats {
 		Handovers:       c.handovers.Load(),
 		Lost:            c.lost.Load(),
 		Timeouts:        c.timeouts.Load(),
-		Keys:            int64(srv.keys.Len()),
+		Keys:            int64(keys),
 		LargeHashes:     srv.largeHashes.Load(),
 		HashBlocks:      int64(blocks),
 		ClientMemory:    srv.cfg.ClientMemory.Held(),

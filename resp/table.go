@@ -161,6 +161,15 @@ var commandTable = sync.OnceValue(func() *table {
 	def("polder", -2, 0, noKey, cmdHelp)
 	def("polder|stats", 2, 0, noKey, cmdPolderStats)
 	def("polder|help", 2, 0, noKey, cmdHelp)
+	// The same as in Redis, where PING is refused.
+	for _, name := range []string{"multi", "exec", "discard", "unwatch", "echo", "select", "quit", "reset", "auth", "hello",
+		"client", "info", "time", "config", "command", "polder"} {
+		c := t.by[name]
+		c.flags |= flagLoading
+		for _, sub := range c.subs {
+			sub.flags |= flagLoading
+		}
+	}
 	return t
 })
 

@@ -37,7 +37,7 @@ type undo struct {
 
 // begin makes the changes that follow ones that count together.
 func (s *session) begin() {
-	if s.srv.heap == nil || s.together {
+	if s.srv.loading.Load() || s.srv.heap == nil || s.together {
 		return
 	}
 	if s.txn == nil {

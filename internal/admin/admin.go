@@ -40,13 +40,14 @@ type Config struct {
 	Certificates bool         // certificates are demanded; those that the listener lets through are right
 	Status       func() any   // becomes JSON; called by any goroutine
 	Health       func() error // nil if the daemon can do its work
-	Collectors   []prometheus.Collector
+	Collectors   []prometheus.Collector // more may be added by Collect
 	Logger       *slog.Logger // its messages become metrics, if package ratelog counts them
 }
 
 // Server is a running administrative address.
 type Server struct {
 	http *http.Server
+	reg  *prometheus.Registry
 	done chan struct{}
 }
 
@@ -61,10 +62,9 @@ func Start(lis net.Listener, cfg Config) (*Server, error) {
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		logCollector{cfg.Logger},
 	}, cfg.Collectors...)
-	for _, c := range all {
-		if err := reg.Register(c); err != nil {
-			return nil, fmt.Errorf("cannot register metrics: %w", err)
-		}
+	s := &Server{reg: reg, done: make(chan struct{})}
+	if err := s.Collect(all...); err != nil {
+		return nil, err
 	}
 
 	mux := http.NewServeMux() // what takes permission
@@ -98,15 +98,12 @@ func Start(lis net.Listener, cfg Config) (*Server, error) {
 			http.Error(w, "a token or a certificate is needed here", http.StatusUnauthorized)
 		}
 	})
-	s := &Server{
-		http: &http.Server{
-			Handler:           handler,
-			ReadHeaderTimeout: 5 * time.Second,
-			IdleTimeout:       time.Minute,
-			MaxHeaderBytes:    16 << 10,
-			ErrorLog:          log.New(serverLog{cfg.Logger}, "", 0),
-		},
-		done: make(chan struct{}),
+	s.http = &http.Server{
+		Handler:           handler,
+		ReadHeaderTimeout: 5 * time.Second,
+		IdleTimeout:       time.Minute,
+		MaxHeaderBytes:    16 << 10,
+		ErrorLog:          log.New(serverLog{cfg.Logger}, "", 0),
 	}
 	go func() {
 		defer close(s.done)
@@ -129,6 +126,16 @@ func (c *Config) serveHealth(w http.ResponseWriter, reason bool) {
 	default:
 		http.Error(w, "not well", http.StatusServiceUnavailable)
 	}
+}
+
+// Collect adds collectors to /metrics.
+func (s *Server) Collect(list ...prometheus.Collector) error {
+	for _, c := range list {
+		if err := s.reg.Register(c); err != nil {
+			return fmt.Errorf("cannot register metrics: %w", err)
+		}
+	}
+	return nil
 }
 
 // Close stops listening, lets requests finish for a second, and ends.

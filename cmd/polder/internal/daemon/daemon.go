@@ -51,9 +51,12 @@ type process struct {
 	closers    []func() error
 	failed     chan error // a part's end; the first ends the daemon
 	wg         sync.WaitGroup
-	reports    []func(*Status) // each fills in a part
-	health     func() error
+	answers    *admin.Server // at the administrative address; nil until it is served
 	collectors []prometheus.Collector
+
+	mu      sync.Mutex
+	reports []func(*Status) // each fills in a part; guarded by mu once it is served
+	health  func() error    // guarded by mu once it is served
 }
 
 func newProcess(kind string, c *operator.Control) *process {
@@ -98,23 +101,40 @@ func (p *process) listenAdmin() error {
 	return nil
 }
 
-// serveAdmin answers at the administrative address.
-//
-// Preconditions: everything that it shows is in place.
+// serveAdmin answers at the administrative address, until close. What it shows is
+// in place, or comes with nowShow.
 func (p *process) serveAdmin() error {
 	if p.admin == nil {
 		return nil
 	}
 	s, err := p.StartAdmin(p.admin, admin.Config{
 		Status:     func() any { return p.status() },
-		Health:     p.health,
+		Health:     p.healthNow,
 		Collectors: p.collectors,
 	})
 	if err != nil {
 		return err
 	}
-	p.onClose(s.Close)
+	p.answers = s
 	return nil
+}
+
+// nowShow has the administrative address, if it is served, show more from now on.
+func (p *process) nowShow(health func() error, report func(*Status), collectors ...prometheus.Collector) error {
+	p.mu.Lock()
+	p.health, p.reports = health, append(p.reports, report)
+	p.mu.Unlock()
+	if p.answers == nil {
+		return nil
+	}
+	return p.answers.Collect(collectors...)
+}
+
+func (p *process) healthNow() error {
+	p.mu.Lock()
+	health := p.health
+	p.mu.Unlock()
+	return health()
 }
 
 func (p *process) status() *Status {
@@ -131,7 +151,10 @@ func (p *process) status() *Status {
 	if m, err := (hostmem.Host{}).Read(); err == nil {
 		s.Memory = &m
 	}
-	for _, fill := range p.reports {
+	p.mu.Lock()
+	reports := slices.Clone(p.reports)
+	p.mu.Unlock()
+	for _, fill := range reports {
 		fill(s)
 	}
 	return s
@@ -174,6 +197,9 @@ func (p *process) wait(ctx context.Context) error {
 
 // close ends everything, last started first, and adds what goes wrong to err.
 func (p *process) close(err *error) {
+	if p.answers != nil {
+		*err = errors.Join(*err, p.answers.Close()) // it shows what ends now
+	}
 	for _, c := range slices.Backward(p.closers) {
 		*err = errors.Join(*err, c())
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -99,7 +100,7 @@ func RunServe(ctx context.Context, cfg ServeConfig) (err error) {
 		return err
 	}
 	if err := p.openFar(ctx, cfg); err != nil {
-		return err
+		return p.unlessEnding(ctx, err)
 	}
 	title := fmt.Sprintf("polder serves Redis clients: %s local, the rest at %s", config.FormatSize(cfg.Local), strings.Join(cfg.Far, ", "))
 	if err := p.readyRedis(title); err != nil {
@@ -127,12 +128,21 @@ func RunUp(ctx context.Context, cfg UpConfig) (err error) {
 		title += config.FormatSize(cfg.Node.Lend) + " far, lent by this very process"
 	}
 	if err != nil {
-		return err
+		return p.unlessEnding(ctx, err)
 	}
 	if err := p.readyRedis(title); err != nil {
 		return err
 	}
 	return p.wait(ctx)
+}
+
+// unlessEnding is the error of a start, or nil if it was given up because ctx is
+// done: then the daemon ends in good order, as later.
+func (p *process) unlessEnding(ctx context.Context, err error) error {
+	if ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
+		return p.wait(ctx)
+	}
+	return err
 }
 
 func (p *process) readyRedis(title string) error {
@@ -241,8 +251,55 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, poolCfg pool.Co
 	stopLimit := limitGoMemory()
 	p.onClose(func() error { stopLimit(); return nil })
 
+	largest, err := cfg.largest(cfg.Local)
+	if err != nil {
+		return err
+	}
+	var heap *far.Heap
+	var lent *pool.Pool
+	p.onClose(func() (err error) { // after the front end's
+		if heap != nil {
+			err = heap.Close()
+		}
+		if lent != nil {
+			err = errors.Join(err, lent.Close())
+		}
+		return err
+	})
+	var stats atomic.Pointer[func() []resp.Stat] // nil without a heap
+	server, err := resp.NewLoading(resp.Config{
+		Password:     p.Password(),
+		MaxBulk:      int(largest),
+		MaxClients:   cfg.MaxClients,
+		OutputLimit:  int(cfg.OutputLimit),
+		ClientMemory: clientmem.New(cfg.ClientMemory),
+		OpTimeout:    cfg.OpTimeout,
+		IdleTimeout:  cfg.IdleTimeout,
+		Logger:       p.Logger,
+		ExtraStats: func() []resp.Stat {
+			if f := stats.Load(); f != nil {
+				return (*f)()
+			}
+			return nil
+		},
+	})
+	if err != nil {
+		return err
+	}
+	// Clients and operators are answered while the nodes are waited for.
+	p.serveRedis(server)
+	p.collectors = append(p.collectors, server.Collector())
+	p.reports = append(p.reports, func(s *Status) {
+		serverStats := server.Stats()
+		s.Redis = &serverStats
+	})
+	p.health = func() error { return fmt.Errorf("no node has answered yet: %s", strings.Join(cfg.Far, ", ")) }
+	if err := p.serveAdmin(); err != nil {
+		return err
+	}
+
 	poolCfg.Timeout, poolCfg.Logger = cfg.OpTimeout, p.Logger
-	lent, err := p.awaitNodes(ctx, cfg.FarWait, poolCfg)
+	lent, err = p.awaitNodes(ctx, cfg.FarWait, poolCfg)
 	if err != nil && len(cfg.Far) > 0 && (errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT)) {
 		if isBroker(cfg.Far[0]) {
 			return fmt.Errorf("%w: are its nodes running?", err)
@@ -252,44 +309,22 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, poolCfg pool.Co
 	if err != nil {
 		return err
 	}
-	p.onClose(lent.Close)
 	if n := lent.ChunkSize(); n < far.MinSegmentSize {
 		return fmt.Errorf("cannot keep values in chunks of %s, as the nodes lend them: expected at least %s; start the nodes with --chunk",
 			config.FormatSize(int64(n)), config.FormatSize(far.MinSegmentSize))
 	}
 
-	largest, err := cfg.largest(cfg.Local)
+	heap, err = far.NewHeap(remote.NewStore(lent), far.Config{Local: cfg.Local, MaxValue: int(largest)})
 	if err != nil {
 		return err
 	}
-	heap, err := far.NewHeap(remote.NewStore(lent), far.Config{Local: cfg.Local, MaxValue: int(largest)})
-	if err != nil {
-		return err
-	}
-	p.onClose(heap.Close)
-	server, err := resp.NewServer(heap, resp.Config{
-		Password:     p.Password(),
-		MaxBulk:      int(largest),
-		MaxClients:   cfg.MaxClients,
-		OutputLimit:  int(cfg.OutputLimit),
-		ClientMemory: clientmem.New(cfg.ClientMemory),
-		OpTimeout:    cfg.OpTimeout,
-		IdleTimeout:  cfg.IdleTimeout,
-		Logger:       p.Logger,
-		ExtraStats:   func() []resp.Stat { return extraStats(heap.Stats(), lent.Stats()) },
-	})
-	if err != nil {
-		return err
-	}
-	p.serveRedis(server)
-
-	p.collectors = append(p.collectors, pool.NewCollector(lent), prom.NewCollector(heap), server.Collector())
-	p.reports = append(p.reports, func(s *Status) {
-		heapStats, poolStats, serverStats := heap.Stats(), lent.Stats(), server.Stats()
-		s.Heap, s.Pool, s.Redis = &heapStats, &poolStats, &serverStats
-	})
-	p.health = func() error { return anyNodeUp(lent.Stats()) }
-	return p.serveAdmin()
+	server.Open(heap)
+	more := func() []resp.Stat { return extraStats(heap.Stats(), lent.Stats()) }
+	stats.Store(&more)
+	return p.nowShow(func() error { return anyNodeUp(lent.Stats()) }, func(s *Status) {
+		heapStats, poolStats := heap.Stats(), lent.Stats()
+		s.Heap, s.Pool = &heapStats, &poolStats
+	}, pool.NewCollector(lent), prom.NewCollector(heap))
 }
 
 // serveRedis serves Redis clients from now on.
@@ -314,22 +349,29 @@ func (p *process) serveRedis(server *resp.Server) {
 	})
 }
 
+var errNoAnswer = errors.New("no answer in time")
+
 // awaitNodes opens a pool. If no node answers it tries again, for as long as wait
 // says: the nodes may have been started just now, too.
 func (p *process) awaitNodes(ctx context.Context, wait time.Duration, cfg pool.Config) (*pool.Pool, error) {
 	deadline := time.Now().Add(wait)
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
-		openCtx, cancel := context.WithTimeoutCause(ctx, openTimeout, errors.New("no answer in time"))
+		openCtx, cancel := context.WithTimeoutCause(ctx, openTimeout, errNoAnswer)
 		lent, err := pool.Open(openCtx, cfg)
 		cancel()
 		left := time.Until(deadline)
 		var refused *verbs.RejectError
-		if err == nil || left <= 0 || !errors.Is(err, pool.ErrNodeGone) || errors.As(err, &refused) {
+		again := errors.Is(err, pool.ErrNodeGone) && !errors.As(err, &refused) || errors.Is(err, errNoAnswer)
+		if left <= 0 || !again {
 			return lent, err
 		}
 		if pause == firstPause {
 			p.Logger.Warn("no node answers yet", "trying again for", left.Round(time.Second), "error", err)
 		}
+		why := fmt.Errorf("waiting for a node: %w", err)
+		p.mu.Lock()
+		p.health = func() error { return why }
+		p.mu.Unlock()
 		timer := time.NewTimer(min(pause, left))
 		select {
 		case <-timer.C:

@@ -1,0 +1,167 @@
+package robustness
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"polder/internal/child"
+	"polder/internal/proctest"
+	"polder/internal/testaddr"
+)
+
+// waiting is a server whose nodes are not there, so that it is not ready.
+type waiting struct {
+	*child.Process
+	redis, admin, node string // where it listens, and where it looks for a node
+}
+
+func startWaiting(t *testing.T) waiting {
+	t.Helper()
+	host := testaddr.Host()
+	w := waiting{redis: host + ":6379", admin: host + ":7079", node: host + ":7070"}
+	p, err := child.Start(child.Command{Path: proctest.Binary(), Args: []string{
+		"serve", "--far", w.node, "--listen", w.redis, "--admin", w.admin, "--local", "8MiB", "--op-timeout", "20s"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Process = p
+	t.Cleanup(p.Kill)
+	return w
+}
+
+// health is what the administrative address says, and 0 while it does not answer.
+func (w waiting) health() (code int, text string) {
+	return page("http://" + w.admin + "/healthz")
+}
+
+func page(url string) (code int, text string) {
+	client := &http.Client{Timeout: hang, Transport: &http.Transport{DisableKeepAlives: true}}
+	r, err := client.Get(url)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer func() { _ = r.Body.Close() }()
+	b, _ := io.ReadAll(r.Body)
+	return r.StatusCode, string(b)
+}
+
+// TestAServerThatWaitsForNodesSaysSo starts a server before its node. Clients and
+// operators get an answer meanwhile, and the same connection works once the node
+// is there.
+func TestAServerThatWaitsForNodesSaysSo(t *testing.T) {
+	server := startWaiting(t)
+	proctest.Until(t, "/healthz says why it waits", func() bool {
+		code, text := server.health()
+		return code == http.StatusServiceUnavailable && strings.Contains(text, "waiting for a node") && strings.Contains(text, server.node)
+	})
+	ctx := context.Background()
+	client := redis.NewClient(&redis.Options{Addr: server.redis, MaxRetries: -1, PoolSize: 1, ReadTimeout: hang, WriteTimeout: hang})
+	defer func() { _ = client.Close() }()
+	const loading = "LOADING Redis is loading the dataset in memory"
+	for _, cmd := range [][]any{{"PING"}, {"GET", "k"}, {"SET", "k", "v"}, {"DBSIZE"}, {"FLUSHALL"}, {"SCAN", 0}, {"WATCH", "k"}} {
+		if err := client.Do(ctx, cmd...).Err(); err == nil || err.Error() != loading {
+			t.Errorf("%v: got %v, want %q", cmd, err, loading)
+		}
+	}
+	if info, err := client.Info(ctx).Result(); err != nil || !strings.Contains(info, "\nloading:1\r") {
+		t.Errorf("INFO does not say that the server is loading: %v, %q", err, info)
+	}
+	for _, url := range []string{"/metrics", "/status"} {
+		if code, text := page("http://" + server.admin + url); code != http.StatusOK {
+			t.Errorf("%s: got %d %s", url, code, text)
+		}
+	}
+
+	node := proctest.Start(t, "node", "--lend", "64MiB", "--listen", server.node)
+	proctest.Until(t, "the server uses the node", func() bool {
+		err := client.Set(ctx, "k", "v", 0).Err()
+		if err != nil && err.Error() != loading {
+			t.Fatalf("SET: got %v, want success or %q", err, loading)
+		}
+		return err == nil
+	})
+	if code, text := server.health(); code != http.StatusOK {
+		t.Errorf("/healthz with a node: got %d %s", code, text)
+	}
+	if code, text := page("http://" + server.admin + "/metrics"); code != http.StatusOK || !strings.Contains(text, "polder_far_local_budget_bytes") {
+		t.Errorf("the metrics lack the heap's: %d", code)
+	}
+	if s := statusOf(t, node); s.Node.Clients != 1 {
+		t.Errorf("the node has %d clients, want 1", s.Node.Clients)
+	}
+	if err := server.Stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestAServerThatWaitsForNodesEndsAtOnce, with the exit code of an end in good
+// order.
+func TestAServerThatWaitsForNodesEndsAtOnce(t *testing.T) {
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
+		server := startWaiting(t)
+		proctest.Until(t, "it waits", func() bool { code, _ := server.health(); return code == http.StatusServiceUnavailable })
+		client := redis.NewClient(&redis.Options{Addr: server.redis, MaxRetries: -1})
+		_ = client.Ping(context.Background()) // it has a client
+		if err := server.Signal(sig); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-server.Done():
+		case <-time.After(10 * time.Second):
+			t.Fatalf("it has not ended 10 s after %v", sig)
+		}
+		if code := server.ExitCode(); code != 0 {
+			t.Errorf("after %v: got exit code %d, want 0: %s", sig, code, server.Stderr())
+		}
+		_ = client.Close()
+	}
+}
+
+// TestANodeThatWasAbsentAtTheStartIsUsed starts one of two nodes when the server
+// has served for a while.
+func TestANodeThatWasAbsentAtTheStartIsUsed(t *testing.T) {
+	late := testaddr.Host() + ":7070"
+	first := startNode(t, "16MiB")
+	server := startServer(t, first.Addr("verbs")+","+late, "8MiB", "--op-timeout", "5s")
+	client := connect(t, server)
+	ctx := context.Background()
+	const size = 64 << 10
+	stored := 0
+	set := func() error {
+		k := fmt.Sprint("key:", stored)
+		err := client.Set(ctx, k, value(k, 1, size), 0).Err()
+		if err == nil {
+			stored++
+		}
+		return err
+	}
+	for set() == nil {
+		if stored > 1000 {
+			t.Fatalf("stored %d MiB with 16 MiB lent", stored*size/mib)
+		}
+	}
+	full := stored
+	second := proctest.Start(t, "node", "--lend", "64MiB", "--listen", late)
+	proctest.Until(t, "twice as much is stored", func() bool {
+		for stored < 2*full && set() == nil {
+		}
+		return stored >= 2*full
+	})
+	if s := statusOf(t, second).Node; s.Lent == 0 || s.Clients != 1 {
+		t.Errorf("the second node has lent %d chunks to %d clients", s.Lent, s.Clients)
+	}
+	for i := range stored {
+		k := fmt.Sprint("key:", i)
+		if got, err := client.Get(ctx, k).Result(); err != nil || got != value(k, 1, size) {
+			t.Fatalf("%s: got %d bytes, %v", k, len(got), err)
+		}
+	}
+}
