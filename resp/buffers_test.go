@@ -31,8 +31,13 @@ var greedy = []struct {
 		}
 	}},
 	{"watched keys", func(c *client, size int) {
-		for i := 0; i < size; i += watchCost {
-			c.send(encode("WATCH", fmt.Sprint("key", i)))
+		const batch = 200
+		for i := 0; i < size; i += batch * watchCost {
+			cmd := []string{"WATCH"}
+			for k := range batch {
+				cmd = append(cmd, fmt.Sprint("key", i, "/", k))
+			}
+			c.send(encode(cmd...))
 			c.recv()
 		}
 	}},
@@ -83,6 +88,7 @@ func TestClientsShareTheirMemory(t *testing.T) {
 // is never long without any: it is disconnected all the same.
 func TestADripReaderMakesNoProgress(t *testing.T) {
 	drivers(t, func(t *testing.T, cfg Config) {
+		t.Parallel() // it takes clientmem.Window
 		cfg.OutputLimit = 1 << 20
 		srv, addr := startServer(t, roomy, cfg)
 		c, other := dial(t, addr), dial(t, addr)

@@ -85,17 +85,18 @@ func TestManyGreedyClientsStayWithinTheBudget(t *testing.T) {
 				default:
 				}
 			}
-			s := statusOf(t, server).Redis
-			if s.EvictedClients+s.OutputDrops == 0 {
-				t.Error("no client was disconnected for what it held")
-			}
+			var s status
+			proctest.Until(t, "clients are disconnected for what they hold", func() bool {
+				s = statusOf(t, server)
+				return s.Redis.EvictedClients+s.Redis.OutputDrops > 0
+			})
 			info, err := client.Info(ctx, "memory", "stats").Result()
 			for _, want := range []string{"mem_clients_normal:", "maxmemory_clients:16777216", "evicted_clients:"} {
 				if err != nil || !strings.Contains(info, want) {
 					t.Errorf("INFO says nothing of %s: %v", want, err)
 				}
 			}
-			t.Logf("at most %d MiB resident; %d clients evicted, %d disconnected for not reading", most/mib, s.EvictedClients, s.OutputDrops)
+			t.Logf("at most %d MiB resident; %d clients evicted, %d disconnected for not reading", most/mib, s.Redis.EvictedClients, s.Redis.OutputDrops)
 			proctest.Until(t, "what clients hold is within --client-memory", func() bool {
 				s := statusOf(t, server).Redis
 				return s.ClientMemory <= s.MaxClientMemory

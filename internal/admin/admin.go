@@ -36,12 +36,12 @@ import (
 // Config says what the server shows, and to whom. All fields but Token and
 // Certificates are required.
 type Config struct {
-	Token        *Token       // if not nil, it or a certificate must be shown
-	Certificates bool         // certificates are demanded; those that the listener lets through are right
-	Status       func() any   // becomes JSON; called by any goroutine
-	Health       func() error // nil if the daemon can do its work
+	Token        *Token                 // if not nil, it or a certificate must be shown
+	Certificates bool                   // certificates are demanded; those that the listener lets through are right
+	Status       func() any             // becomes JSON; called by any goroutine
+	Health       func() error           // nil if the daemon can do its work
 	Collectors   []prometheus.Collector // more may be added by Collect
-	Logger       *slog.Logger // its messages become metrics, if package ratelog counts them
+	Logger       *slog.Logger           // its messages become metrics, if package ratelog counts them
 }
 
 // Server is a running administrative address.
