@@ -104,14 +104,13 @@ func checkLend(m hostmem.Memory, lend, beside int64) error {
 func mib(n int64) string { return config.FormatSize(n >> 20 << 20) }
 
 // checkLend refuses to lend more than there is for it, beside what else the
-// process uses, and says what bounds its memory.
+// process uses.
 func (p *process) checkLend(lend, beside int64, overcommit bool) error {
 	m, err := hostmem.Host{}.Read()
 	if err != nil {
 		p.Logger.Warn("nothing is known of the memory that there is for lending", "error", err)
 		return nil
 	}
-	p.Logger.Info("memory for lending", "bounded by", m.Bound, "in all", mib(m.Total), "available", mib(m.Available), "reserve", mib(m.Reserve()))
 	if err := checkLend(m, lend, beside); err != nil {
 		if !overcommit {
 			return err
@@ -119,6 +118,13 @@ func (p *process) checkLend(lend, beside int64, overcommit bool) error {
 		p.Logger.Warn("more is lent than there is", "lend", mib(lend), "expected at most", mib(max(m.Spare()-beside, 0)))
 	}
 	return nil
+}
+
+// sayMemory says what bounds the memory of a process that lends.
+func (p *process) sayMemory() {
+	if m, err := (hostmem.Host{}).Read(); err == nil {
+		p.Logger.Info("memory for lending", "bounded by", m.Bound, "in all", mib(m.Total), "available", mib(m.Available), "reserve", mib(m.Reserve()))
+	}
 }
 
 // warnInPlace says who pays for memory that is mapped in place: the kernel charges

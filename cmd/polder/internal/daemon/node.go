@@ -283,6 +283,7 @@ func (p *process) node(dev verbs.Device, cfg NodeConfig) (*memnode.Node, error) 
 
 // show has the nodes of this process appear as one in what it says of itself.
 func (p *process) show(nodes ...*memnode.Node) {
+	p.sayMemory()
 	p.collectors = append(p.collectors, memnode.NewCollector(nodes...))
 	p.reports = append(p.reports, func(s *Status) {
 		var stats memnode.Stats
