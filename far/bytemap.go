@@ -167,7 +167,7 @@ func (m *ByteMap) set(ctx context.Context, r record) error {
 	// The fast path: what it replaces is local, and there is room.
 	sh.mu.Lock()
 	if p, old, st := sh.find(m.h, hs, r.key, kindEntry, nil, false); st != remote && !sh.closed {
-		if err := m.insert(sh, hs, p, old, &r); err != errNoRoom && err != errNoShrink {
+		if err := m.insert(sh, hs, p, old, &r); !lacksRoom(err) {
 			sh.mu.Unlock()
 			return err
 		}

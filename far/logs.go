@@ -363,6 +363,9 @@ var errNoRoom = errors.New("no room")
 // errNoShrink is errNoRoom for what replaces something as large.
 var errNoShrink = errors.New("no room for what shrinks")
 
+// lacksRoom reports whether err is one of the two.
+func lacksRoom(err error) bool { return err == errNoRoom || err == errNoShrink }
+
 // growIndex accounts for n more bytes of index, which come out of the logs: out
 // of the segments that c may take. It fails with errNoRoom if the logs have to be
 // evacuated first.

@@ -373,7 +373,7 @@ func (m *Map[K, V]) Set(ctx context.Context, k K, v V) error {
 		sh.mu.Lock()
 		p, old, st := sh.find(b.h, hs, key, kindEntry, nil, false)
 		if st != remote && !sh.closed {
-			if err := b.insert(sh, hs, p, old, &r); err != errNoRoom && err != errNoShrink {
+			if err := b.insert(sh, hs, p, old, &r); !lacksRoom(err) {
 				sh.mu.Unlock()
 				return err
 			}

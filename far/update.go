@@ -147,7 +147,7 @@ func (m *ByteMap) apply(ctx context.Context, sh *shard, hs hash, key []byte, was
 			if was.is(old) {
 				err = m.insert(sh, hs, p, old, &r)
 			}
-			if err != errNoRoom {
+			if !lacksRoom(err) {
 				sh.mu.Unlock()
 				return err
 			}
