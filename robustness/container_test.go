@@ -64,7 +64,7 @@ func TestANodeKeepsToItsContainer(t *testing.T) {
 func borrowAll(t *testing.T, args ...string) {
 	const limit = 300_000_000
 	g := container(t, limit)
-	node := startWithin(t, g, "node", append([]string{"--listen", "127.0.0.1:0"}, args...)...)
+	node := startWithin(t, g, "node", append([]string{"--listen", "127.0.0.1:0", "--client-budget", "0"}, args...)...)
 	s := statusOf(t, node)
 	if s.Memory.Total > limit || !strings.Contains(s.Memory.Bound, "control group") {
 		t.Errorf("its status says %+v of memory, want the control group's %d bytes", s.Memory, limit)
