@@ -295,6 +295,20 @@ func (f *farLog) takeSpare(lend bool) Segment {
 	return s
 }
 
+// takeSurplus returns a spare segment of which there is one too many now that
+// fewer segments are in use, or nil.
+func (f *farLog) takeSurplus() Segment {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n := len(f.spare) - 1
+	if n < f.spares() {
+		return nil
+	}
+	s := f.spare[n]
+	f.spare = f.spare[:n]
+	return s
+}
+
 // owing reports whether spare segments are lent, so that nothing else may be
 // written.
 func (f *farLog) owing() bool {

@@ -111,11 +111,21 @@ func (h *Heap) payBack() {
 	}
 }
 
-// giveIdle gives back the segments that have been idle for long enough.
+// giveIdle gives back the segments that have been idle for long enough, and spare
+// ones that are too many.
 func (h *Heap) giveIdle() {
-	for s := h.far.takeIdle(true); s != nil && h.ctx.Err() == nil; s = h.far.takeIdle(true) {
+	next := func() Segment {
+		if s := h.far.takeSurplus(); s != nil {
+			return s
+		}
+		return h.far.takeIdle(true)
+	}
+	for s := next(); s != nil; s = next() {
 		if _, err := h.far.giveBack(h.ctx, debt{seg: s}); err != nil {
 			h.count.unreturned.Add(1)
+		}
+		if h.ctx.Err() != nil {
+			return
 		}
 	}
 }
