@@ -181,6 +181,9 @@ func (c *Control) reloadSecrets(first string) (string, error) {
 	if (token == "") != (first == "") {
 		return "", errors.New("cannot begin or cease to use --admin-token-file without a restart")
 	}
+	if password == "" && c.Password() != "" { // half a configuration file opens no door
+		return "", errors.New("cannot cease to ask for a password without a restart")
+	}
 	var news []string
 	if password != *c.password.Swap(&password) {
 		news = append(news, "the password")
