@@ -2,10 +2,14 @@ package robustness
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -28,6 +32,12 @@ func startPiped(t *testing.T, args ...string) *piped {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return startLoggingTo(t, r, w, args...)
+}
+
+// startLoggingTo is startPiped for a pipe of the caller's.
+func startLoggingTo(t *testing.T, r, w *os.File, args ...string) *piped {
+	t.Helper()
 	t.Cleanup(func() { _ = r.Close() })
 	defer func() { _ = w.Close() }() // the daemon has its own
 	p := proctest.RunCommand(t, child.Command{
@@ -89,6 +99,75 @@ func TestALogThatNobodyReadsEndsNoDaemon(t *testing.T) {
 			d.mustLive(t)
 		}
 	})
+}
+
+// TestALogWhoseReaderHasStoppedBlocksNoDaemon: the pipe of a node, and of a server
+// that borrows from it, is full before they start, and stays so. They log more than
+// they keep for a reader, and clients are answered all the while. When somebody
+// reads again, they are told that something is missing.
+func TestALogWhoseReaderHasStoppedBlocksNoDaemon(t *testing.T) {
+	config := filepath.Join(t.TempDir(), "config")
+	write := func(text string) {
+		if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("log-level: info\n")
+	start := func(args ...string) *piped {
+		r, w := fullPipe(t)
+		return startLoggingTo(t, r, w, append(args, "--config", config, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0")...)
+	}
+	node := start("node", "--lend", "64MiB")
+	server := start("serve", "--far", node.Addr("verbs"), "--local", "4MiB")
+
+	ctx, cancel := context.WithCancel(t.Context())
+	var going sync.WaitGroup
+	stop := func() { cancel(); going.Wait() }
+	defer stop()
+	var requests atomic.Int64
+	going.Go(func() {
+		if n, err := readAndWrite(ctx, connect(t, server.Process), "key", 1000, 8<<10, &requests); err != nil {
+			t.Errorf("after %d requests: %v", n, err)
+		}
+	})
+	write("log-level: " + strings.Repeat("x", 32<<10) + "\n") // the message that says what is wrong has it all
+	for n := range int64(12) {
+		for _, d := range []*piped{node, server} {
+			if err := d.Signal(syscall.SIGHUP); err != nil {
+				t.Fatal(err)
+			}
+			proctest.Until(t, "polder "+d.name+" has logged", func() bool { return logged(t, d.Addr("admin"), "info", "reloaded after SIGHUP") > n })
+		}
+		from := requests.Load()
+		proctest.Until(t, "clients are answered", func() bool { return requests.Load() > from+100 })
+	}
+	if err := connect(t, server.Process).Ping(ctx).Err(); err != nil {
+		t.Errorf("a client that comes now: %v", err)
+	}
+	stop()
+	for _, d := range []*piped{node, server} {
+		d.mustLive(t)
+		d.mustLog(t, "were dropped here, because nobody read them")
+	}
+}
+
+// fullPipe returns a pipe into which nobody can write before somebody has read.
+func fullPipe(t *testing.T) (r, w *os.File) {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.SetWriteDeadline(time.Now().Add(100 * time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	for err == nil {
+		_, err = w.WriteString("\n")
+	}
+	if !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatal(err)
+	}
+	return r, w
 }
 
 // mustLog waits until the daemon has logged what.

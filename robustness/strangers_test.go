@@ -352,13 +352,13 @@ func TestAFloodOfStrangersKeepsNobodyOut(t *testing.T) {
 	if got := log.bytes.Load(); got > 64<<10 {
 		t.Errorf("%d strangers made the node log %d bytes, want at most 64 KiB", made, got)
 	}
-	if got := refusals(t, node.Addr("admin")); got < made/2 {
+	if got := logged(t, node.Addr("admin"), "warn", "connection refused"); got < made/2 {
 		t.Errorf("%d strangers came, and %d refusals are counted", made, got)
 	}
 }
 
-// refusals is how many connections a daemon says to have refused.
-func refusals(t *testing.T, addr string) int64 {
+// logged is how often a daemon has logged a message, written or not.
+func logged(t *testing.T, addr, level, message string) int64 {
 	t.Helper()
 	client := &http.Client{Timeout: hang, Transport: &http.Transport{DisableKeepAlives: true}}
 	resp, err := client.Get("http://" + addr + "/metrics")
@@ -368,7 +368,7 @@ func refusals(t *testing.T, addr string) int64 {
 	defer func() { _ = resp.Body.Close() }()
 	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
 		var n float64
-		if _, err := fmt.Sscanf(lines.Text(), `polder_log_messages_total{level="warn",message="connection refused"} %g`, &n); err == nil {
+		if _, err := fmt.Sscanf(lines.Text(), fmt.Sprintf("polder_log_messages_total{level=%q,message=%q} %%g", level, message), &n); err == nil {
 			return int64(n)
 		}
 	}
