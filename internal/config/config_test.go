@@ -105,7 +105,7 @@ func TestWrongConfigurationIsRefusedByName(t *testing.T) {
 		{"environment", nil, []string{"POLDER_LOCAL=64 MiBs"}, "",
 			`cannot use POLDER_LOCAL = "64 MiBs": expected a size such as 64MiB, 1.5GiB or 4096`},
 		{"environment, unknown", nil, []string{"POLDER_LOCALE=1"}, "",
-			`cannot use POLDER_LOCALE = "1": there is no such key; expected one of ` +
+			`cannot use POLDER_LOCALE: there is no such key; expected one of ` +
 				`POLDER_ADMIN, POLDER_CHUNK, POLDER_FAR, POLDER_GRACE, POLDER_LISTEN, POLDER_LOCAL, POLDER_MAX_CLIENTS`},
 		{"file", nil, nil, "max-clients: many\n",
 			`cannot use max-clients in FILE = "many": expected a whole number from 1 to 1000`},

@@ -58,7 +58,7 @@ func Load(fs *pflag.FlagSet, environ []string, others []string) error {
 	}
 	for _, key := range fromEnv.Keys() {
 		if fs.Lookup(key) == nil && !slices.Contains(others, key) {
-			return &Error{Source: envName(key), Value: fromEnv.String(key), Err: unknown(fs, envName)}
+			return &Error{Source: envName(key), Err: unknown(fs, envName)} // its value may be a secret
 		}
 	}
 
