@@ -30,7 +30,7 @@ func reach(addrs []string) (string, error) {
 	by, same := scheme.Common(addrs)
 	if !same {
 		return "", &config.Error{Source: "--far", Value: strings.Join(addrs, ","),
-			Err: fmt.Errorf("expected one kind of address for every node: HOST:PORT, %s..., or %s...", scheme.Unix, scheme.RDMA)}
+			Err: fmt.Errorf("expected one kind of address for every node: HOST:PORT, %sPATH, or %sHOST:PORT", scheme.Unix, scheme.RDMA)}
 	}
 	return by, nil
 }
