@@ -86,13 +86,14 @@ func TestCertificatesAreReplacedUnderTraffic(t *testing.T) {
 		going.Go(func() {
 			if n, err := readAndWrite(ctx, c, fmt.Sprint(i), keys, 8<<10, &requests); err != nil {
 				t.Errorf("client %d, after %d requests: %v", i, n, err)
+				cancel() // there is nothing to wait for
 			}
 		})
 	}
 	goOn := func(when string) {
 		t.Helper()
 		from := requests.Load()
-		proctest.Until(t, "the traffic goes on "+when, func() bool { return requests.Load() > from+2*clients*keys })
+		proctest.Until(t, "the traffic goes on "+when, func() bool { return ctx.Err() != nil || requests.Load() > from+2*clients*keys })
 	}
 
 	goOn("at first")
