@@ -62,7 +62,7 @@ func startUp(ctx context.Context, polder, name string, local, lend int64) (*serv
 	defer cancel()
 	p, err := child.StartReady(ctx, child.Command{Path: polder, Args: []string{
 		"up", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--log-level", "warn",
-		"--local", fmt.Sprint(local), "--client-budget", "0", "--lend", fmt.Sprint(lend),
+		"--local", fmt.Sprint(local), "--lend", fmt.Sprint(lend),
 	}})
 	if err != nil {
 		return nil, err
