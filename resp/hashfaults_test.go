@@ -1,0 +1,360 @@
+package resp
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"maps"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"polder/far"
+)
+
+// A large hash whose blocks are split while far memory fails, in a store that
+// can be filled so far that any of the writes is the first without room.
+type splitting struct {
+	t       *testing.T
+	store   *faultyStore
+	heap    *far.Heap
+	srv     *Server
+	addr    string
+	filler  *far.ByteMap
+	other   *far.Txn // is in the way of the server's
+	fields  int
+	filled  int
+	want    map[string]string
+	session *session
+}
+
+func newSplitting(t *testing.T, segments int) *splitting {
+	store := &faultyStore{MemStore: far.NewMemStore(256<<10, segments)}
+	heap, err := far.NewHeap(store, far.Config{Local: far.MinLocal})
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv, addr := startOn(t, heap, Config{Loops: -1, OpTimeout: 30 * time.Millisecond})
+	p := &splitting{t: t, store: store, heap: heap, srv: srv, addr: addr,
+		filler: heap.NewByteMap("filler"), other: heap.NewTxn(), session: srv.newSession()}
+	t.Cleanup(p.session.close)
+	// What is there first is what goes to far memory.
+	old := heap.NewByteMap("old")
+	for i := range 40 {
+		ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
+		if err := old.Set(ctx, []byte(strconv.Itoa(i)), far.Entry{Value: make([]byte, 60<<10)}); err != nil {
+			t.Fatal(err)
+		}
+		cancel()
+	}
+	return p
+}
+
+// do runs a command, which may wait, once.
+func (p *splitting) do(args ...string) reply {
+	p.t.Helper()
+	p.session.tries = maxTries + 1
+	r, err := readReply(bufio.NewReader(bytes.NewReader(p.session.feed([]byte(encode(args...))))))
+	if err != nil {
+		p.t.Fatalf("%.60q: %v", args, err)
+	}
+	return r
+}
+
+// large is what leads to the blocks of the hash.
+func (p *splitting) large() largeHash {
+	p.t.Helper()
+	st := &p.srv.stripes[p.srv.stripeOf([]byte("h"))]
+	st.mu.RLock()
+	defer st.mu.RUnlock()
+	h := st.large["h"]
+	if h == nil {
+		p.t.Fatal("the hash is not large: the test does not test what it should")
+	}
+	return *h
+}
+
+// writes is how many entries have been stored.
+func (p *splitting) writes() (n uint64) {
+	for _, m := range p.heap.Stats().Maps {
+		n += m.Sets
+	}
+	return n
+}
+
+// none is no block.
+const none = 1<<32 - 1
+
+// field makes a name that no field has had, of a block other than not.
+func (p *splitting) field(not uint32) string {
+	for {
+		p.fields++
+		f := "field:" + strconv.Itoa(p.fields)
+		if h := p.large(); h.bucket(p.srv.fieldHash([]byte(f))) != not {
+			return f
+		}
+	}
+}
+
+// begin makes a new hash of some blocks.
+func (p *splitting) begin() {
+	p.t.Helper()
+	p.do("DEL", "h")
+	p.want = map[string]string{}
+	args := []string{"HSET", "h"}
+	for range 80 {
+		p.fields++
+		f, v := "field:"+strconv.Itoa(p.fields), strings.Repeat("v", 300)
+		args = append(args, f, v)
+		p.want[f] = v
+	}
+	if r := p.do(args...); r.line != ":80" {
+		p.t.Fatalf("HSET of a new hash: %s", r)
+	}
+}
+
+// logSegment is a segment of local memory, in a heap of the smallest budget.
+const logSegment = 128 << 10
+
+// fill leaves so much room, at the end of a segment of local memory, and none of
+// what is set aside for what shrinks.
+func (p *splitting) fill(room int) {
+	const slack = 64 // more than an entry takes beside its value
+	set := func(set func(context.Context, []byte, far.Entry) error, key string, size int) bool {
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Millisecond)
+		defer cancel()
+		return set(ctx, []byte(key), far.Entry{Value: make([]byte, size-slack)}) == nil
+	}
+	first := p.filled
+	for set(p.filler.Set, strconv.Itoa(p.filled), (logSegment-room)/3) {
+		p.filled++
+	}
+	less := func(ctx context.Context, key []byte, e far.Entry) error { return p.other.Set(ctx, p.filler, key, e) }
+	for key := first; key < p.filled && set(less, strconv.Itoa(key), logSegment/4); key++ {
+	}
+}
+
+// empty makes room again, and waits for it.
+func (p *splitting) empty() {
+	p.other.Rollback()
+	p.filler.Clear()
+	for i := range 16 {
+		eventually(p.t, "room in far memory", func() bool {
+			return p.filler.Set(far.NoWait, []byte("room"+strconv.Itoa(i)), far.Entry{Value: make([]byte, 60<<10)}) == nil
+		})
+	}
+	p.filler.Clear()
+}
+
+// check checks that clients of both protocols see the hash as it is to be, and
+// that the replies to what they send next are the right ones.
+func (p *splitting) check(when string) {
+	p.t.Helper()
+	for _, ver := range []string{"2", "3"} {
+		c := dial(p.t, p.addr)
+		c.do("HELLO", ver)
+		checkFields(p.t, c, "h", when+", RESP"+ver, p.want)
+		if got, want := c.words("HLEN h"), fmt.Sprint(":", len(p.want)); got != want {
+			p.t.Fatalf("%s: HLEN is %s, want %s", when, got, want)
+		}
+		c.c.Close()
+	}
+}
+
+// checkFields checks what the commands say that show all of a hash.
+func checkFields(t *testing.T, c *client, key, when string, want map[string]string) {
+	t.Helper()
+	for _, cmd := range []string{"HGETALL", "HKEYS", "HVALS"} {
+		c.send(encode(cmd, key) + encode("PING"))
+		r, pong := c.recv(), c.recv()
+		if pong.line != "+PONG" {
+			t.Fatalf("%s: PING after %s got %.60s: the replies have shifted", when, cmd, pong)
+		}
+		each := 1
+		if cmd == "HGETALL" {
+			each = 2
+		}
+		if len(r.elems) != each*len(want) {
+			t.Fatalf("%s: %s has %d elements, want those of %d fields", when, cmd, len(r.elems), len(want))
+		}
+		if cmd == "HVALS" {
+			continue
+		}
+		got := map[string]string{}
+		for i := 0; i < len(r.elems); i += each {
+			f := r.elems[i].bulk
+			got[f] = want[f]
+			if each == 2 {
+				got[f] = r.elems[i+1].bulk
+			}
+		}
+		if !maps.Equal(got, want) {
+			t.Fatalf("%s: %s has other fields than it should", when, cmd)
+		}
+	}
+}
+
+// conflict makes each change of a block fail, as another transaction does that
+// changes it.
+func (p *splitting) conflict(block uint32) {
+	p.t.Helper()
+	h := p.large()
+	e, err := p.srv.blocks.Get(p.t.Context(), h.key(block), nil)
+	if err == nil {
+		err = p.other.Set(p.t.Context(), p.srv.blocks, h.key(block), e)
+	}
+	if err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// TestASplitThatFailsHalfwayChangesNothing has the split of a block fail before
+// its first write and between its two. The command then has changed nothing, and
+// what it had stored already does not come back when the block is split later on.
+func TestASplitThatFailsHalfwayChangesNothing(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		segments int
+		writes   uint64 // of the command that fails, the first of which is the new field's
+		reply    string
+	}{
+		{"for want of room", 8, 1, "-OOM "},
+		{"for want of an answer", 64, 1, "-TRYAGAIN far memory did not answer in time"},
+		{"at its second write", 64, 2, "-TRYAGAIN far memory: another transaction"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := newSplitting(t, c.segments)
+			deadline := time.Now().Add(testTimeout)
+			for round := 0; ; round++ {
+				if time.Now().After(deadline) {
+					t.Fatalf("none of %d commands failed after %d writes", round, c.writes)
+				}
+				p.begin()
+				if c.segments == 64 && c.writes == 1 {
+					p.store.deaf.Store(true)
+				}
+				if c.writes == 1 {
+					p.fill(6<<10 + round%12<<10)
+				}
+				var before largeHash
+				var from uint32
+				var n uint64
+				for {
+					before = p.large()
+					_, from = before.level()
+					f, v := p.field(from), strings.Repeat("v", 800)
+					if c.writes == 2 {
+						p.conflict(from)
+					}
+					sets := p.writes()
+					r := p.do("HSET", "h", f, v)
+					n = p.writes() - sets
+					if r.line != ":1" {
+						if !strings.HasPrefix(r.line, c.reply) {
+							t.Fatalf("HSET: got %s, want %s", r, c.reply)
+						}
+						break
+					}
+					p.want[f] = v
+					if c.writes == 2 {
+						p.other.Rollback()
+					}
+				}
+				p.store.deaf.Store(false)
+				p.empty()
+				p.check("after the failure")
+				if n != c.writes {
+					continue // it failed at another write
+				}
+				for f := range maps.Clone(p.want) {
+					if before.bucket(p.srv.fieldHash([]byte(f))) == from {
+						if r := p.do("HDEL", "h", f); r.line != ":1" {
+							t.Fatalf("HDEL: got %s", r)
+						}
+						delete(p.want, f)
+					}
+				}
+				for h := p.large(); h.buckets < before.buckets+2; h = p.large() {
+					f, v := p.field(from), strings.Repeat("w", 300)
+					if r := p.do("HSET", "h", f, v); r.line != ":1" {
+						t.Fatalf("HSET while there is room: got %s", r)
+					}
+					p.want[f] = v
+				}
+				p.check("when the block was split later on")
+				return
+			}
+		})
+	}
+}
+
+// TestAReplyIsAsLongAsItsContents has a count of fields be wrong: the replies that
+// show a hash whole go by what they show.
+func TestAReplyIsAsLongAsItsContents(t *testing.T) {
+	p := newSplitting(t, 64)
+	p.begin()
+	for _, wrong := range []int{1, -2} {
+		st := &p.srv.stripes[p.srv.stripeOf([]byte("h"))]
+		st.mu.Lock()
+		h := st.large["h"]
+		right := h.count
+		h.count += wrong
+		st.mu.Unlock()
+		for _, ver := range []string{"2", "3"} {
+			c := dial(t, p.addr)
+			c.do("HELLO", ver)
+			checkFields(t, c, "h", fmt.Sprintf("the count is off by %d, RESP%s", wrong, ver), p.want)
+		}
+		st.mu.Lock()
+		h.count = right
+		st.mu.Unlock()
+	}
+}
+
+// TestARenameThatFailsLeavesBothNames has each of the two changes of a RENAME
+// fail: that of the old name and that of the new one, which is also a hash.
+func TestARenameThatFailsLeavesBothNames(t *testing.T) {
+	p := newSplitting(t, 64)
+	p.begin()
+	if r := p.do("COPY", "h", "taken"); r.line != ":1" {
+		t.Fatalf("COPY: got %s", r)
+	}
+	if r := p.do("HSET", "taken", "more", "1"); r.line != ":1" {
+		t.Fatalf("HSET: got %s", r)
+	}
+	taken := maps.Clone(p.want)
+	taken["more"] = "1"
+	c := dial(t, p.addr)
+	blocks := p.srv.Stats().HashBlocks
+	for _, fails := range []string{"h", "taken", "new"} {
+		if err := p.other.Set(t.Context(), p.srv.entries, []byte(fails), far.Entry{Tag: tagLarge}); err != nil {
+			t.Fatal(err)
+		}
+		names := []string{fails}
+		if fails == "h" {
+			names = []string{"taken", "new"}
+		}
+		for _, name := range names {
+			if r := c.do("RENAME", "h", name); !strings.HasPrefix(r.line, "-TRYAGAIN far memory: another transaction") {
+				t.Errorf("RENAME to %s while %s cannot change: got %s", name, fails, r)
+			}
+		}
+		p.other.Rollback()
+		when := "after a change of " + fails + " failed"
+		checkFields(t, c, "h", when, p.want)
+		checkFields(t, c, "taken", when, taken)
+		expect(t, c, "EXISTS new", ":0")
+		if got := p.srv.Stats(); got.HashBlocks != blocks || got.LargeHashes != 2 || got.Keys != 2 {
+			t.Errorf("%s: %d blocks of %d large hashes under %d keys, want %d of 2 under 2", when, got.HashBlocks, got.LargeHashes, got.Keys, blocks)
+		}
+	}
+	expect(t, c, "RENAME h new", "+OK")
+	checkFields(t, c, "new", "after the rename", p.want)
+	expect(t, c, "EXISTS h", ":0")
+	expect(t, c, "RENAME new taken", "+OK")
+	checkFields(t, c, "taken", "after the rename", p.want)
+	expect(t, c, "HDEL taken more", ":0")
+	eventually(t, "the end of the blocks of what was replaced", func() bool { st := p.srv.Stats(); return st.HashBlocks < blocks && st.LargeHashes == 1 })
+}
