@@ -89,6 +89,52 @@ func TestWhatIsDifferentIsFound(t *testing.T) {
 	}
 }
 
+// TestABitThatHasChangedIsFound changes files behind the demonstration's back,
+// between storing and reading.
+func TestABitThatHasChangedIsFound(t *testing.T) {
+	ctx := t.Context()
+	server, err := startChild(ctx, proctest.Binary(), "serve", "--tier", "soft")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := server.Stop(); err != nil {
+			t.Error(err)
+		}
+	}()
+	files, err := list(tree(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := newClient(server.Addr("redis"), Config{})
+	defer func() { _ = c.close() }()
+	if _, err := c.store(ctx, files, 1, 1<<20); err != nil {
+		t.Fatal(err)
+	}
+	changed := map[string]bool{}
+	for _, f := range files {
+		if f.size == 1000 && len(changed) < 3 {
+			b, err := os.ReadFile(f.full)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b[333*len(changed)] ^= 1
+			if err := c.redis.Set(ctx, f.path, b, 0).Err(); err != nil {
+				t.Fatal(err)
+			}
+			changed[f.path] = true
+		}
+	}
+	if _, err := c.compare(ctx, files, 1); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		if want := f.stored && !changed[f.path]; f.equal != want {
+			t.Errorf("%s, changed %t: found the same %t, want %t", f.path, changed[f.path], f.equal, want)
+		}
+	}
+}
+
 func TestAnInterruptedDemonstrationEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
