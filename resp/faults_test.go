@@ -283,6 +283,49 @@ func TestFullFarMemory(t *testing.T) {
 	})
 }
 
+// TestALargeHashIsChangedAsAWhole: of the blocks that a command is to change some
+// are local and some cannot be read in time.
+func TestALargeHashIsChangedAsAWhole(t *testing.T) {
+	drivers(t, func(t *testing.T, cfg Config) {
+		cfg.OpTimeout = 300 * time.Millisecond
+		store, _, addr := startFaulty(t, 1<<10, cfg)
+		c := dial(t, addr)
+		want := map[string]string{}
+		hset, hdel, hmget := []string{"HSET", "h"}, []string{"HDEL", "h"}, []string{"HMGET", "h"}
+		for i := range 2000 {
+			f, v := fmt.Sprint("field", i), strings.Repeat("v", 100)
+			hset = append(hset, f, v)
+			switch {
+			case i < 200: // the room that they leave keeps blocks from being split
+				hdel = append(hdel, f)
+				continue
+			case i < 300:
+				hmget = append(hmget, f)
+			}
+			want[f] = v
+		}
+		c.do(hset...)
+		c.do(hdel...)
+		for round := range 3 {
+			fill(t, c)
+			if got := c.do(hmget...); len(got.elems) != len(hmget)-2 {
+				t.Fatalf("HMGET: %.60s", got)
+			}
+			release := store.hold()
+			change := []string{"HSET", "h"}
+			for i := range 60 {
+				change = append(change, fmt.Sprint("new", round, ".", i), "v")
+			}
+			got := c.do(change...).String()
+			release()
+			if !strings.HasPrefix(got, "-TRYAGAIN far memory") {
+				t.Fatalf("HSET of far fields: got %s, want TRYAGAIN", got)
+			}
+			checkHash(t, c, "h", want)
+		}
+	})
+}
+
 // TestAFullIndexIsExplained stores small entries until the index takes the
 // local budget: the error says that more of it is what is needed.
 func TestAFullIndexIsExplained(t *testing.T) {
