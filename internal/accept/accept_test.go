@@ -126,25 +126,25 @@ func TestACrowdDoesNotPushItselfOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewGate(quiet, time.Hour)
 		g.places = 3
-		var entered atomic.Int32
-		for range 10 {
+		var entered [10]atomic.Bool
+		for i := range entered {
 			here, there := net.Pipe()
 			defer here.Close()
 			defer there.Close()
 			g.Go(here, func(v *Visitor) error {
 				time.Sleep(Stay)
 				err := v.Enter()
-				if err == nil {
-					entered.Add(1)
-				}
+				entered[i].Store(err == nil)
 				return err
 			})
 		}
 		time.Sleep(Stay)
 		synctest.Wait()
 		g.Close()
-		if got := entered.Load(); got != 3 {
-			t.Errorf("10 came at once to 3 places: %d entered, want 3", got)
+		for i := range entered {
+			if got, want := entered[i].Load(), i < 3; got != want {
+				t.Errorf("visitor %d of 10 who came at once to 3 places: entered %t, want %t", i, got, want)
+			}
 		}
 	})
 }
