@@ -231,3 +231,86 @@ func TestNoWrongByteUnderRevocation(t *testing.T) {
 		t.Errorf("with everything closed, %d objects of %d bytes are left", st.Objects, st.Live)
 	}
 }
+
+// TestALongCopyIsCheckedAfterwards has segments revoked and punched while values
+// are being copied out of them that take long: a copy that began in time and
+// ended too late must not count.
+func TestALongCopyIsCheckedAfterwards(t *testing.T) {
+	type long [16 << 10]uint64 // its number, over and over; never 0
+	const segments, values = 8, 12
+	h := openShared(t, segments)
+	a, err := NewArray[long](h, values, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	m := newMap[int, []byte](t, h)
+	defer m.Close()
+	for _, c := range []struct {
+		name  string
+		load  func(i int, v *long) bool
+		store func(i int, v *long) error
+	}{
+		{"array", a.Load, func(i int, v *long) error { return a.Store(i, *v) }},
+		{"map", func(i int, v *long) bool {
+			b, ok := m.Get(i)
+			copy(bytesOf(v), b)
+			return ok
+		}, func(i int, v *long) error { return m.Set(i, bytesOf(v)) }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var stop atomic.Bool
+			var hits, revocations atomic.Uint64
+			var wg sync.WaitGroup
+			for range 2 {
+				wg.Go(func() {
+					v := new(long)
+					for i := 0; !stop.Load(); i = (i + 1) % values {
+						if !c.load(i, v) {
+							continue
+						}
+						hits.Add(1)
+						for k := 0; k < len(v); k += 256 { // twice a page
+							if v[k] != uint64(i+1) {
+								t.Errorf("value %d: word %d is %d, want %d", i, k, v[k], i+1)
+								stop.Store(true)
+								return
+							}
+						}
+					}
+				})
+			}
+			wg.Go(func() { // the program, and the coordinator
+				v := new(long)
+				for !stop.Load() {
+					for i := range values {
+						for k := range v {
+							v[k] = uint64(i + 1)
+						}
+						_ = c.store(i, v)
+					}
+					for next := hits.Load() + 4; hits.Load() < next && !stop.Load(); {
+						runtime.Gosched()
+					}
+					for seg := range uint32(segments) {
+						if h.store.ctl.Revoke(seg) {
+							revocations.Add(1)
+							if err := h.store.discard(seg); err != nil {
+								t.Error(err)
+								stop.Store(true)
+								return
+							}
+							h.store.ctl.Grant(seg)
+						}
+					}
+				}
+			})
+			time.AfterFunc(500*time.Millisecond, func() { stop.Store(true) })
+			wg.Wait()
+			if hits.Load() == 0 || revocations.Load() == 0 {
+				t.Errorf("%d values found, %d revocations: the test has tested nothing", hits.Load(), revocations.Load())
+			}
+			t.Logf("%d values found, %d revocations", hits.Load(), revocations.Load())
+		})
+	}
+}
