@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -62,6 +63,23 @@ func goTestWith(t *testing.T, file, text, pkg, test string) (string, error) {
 			t.Fatal(err)
 		}
 	}
+	// Tests with rapid keep what has made them fail, which is of use for no other
+	// text of the file.
+	kept := filepath.Join(pkg, "testdata", "rapid", "*", "*.fail")
+	before, err := filepath.Glob(kept)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		after, _ := filepath.Glob(kept) // the pattern was right before
+		for _, path := range after {
+			if !slices.Contains(before, path) {
+				if err := os.Remove(path); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	}()
 	out, err := exec.Command("go", "test", "-overlay", overlay, "-vet", "off", "-timeout", "2m", "-run", "^"+test+"$", pkg).CombinedOutput()
 	return string(out), err
 }
