@@ -81,6 +81,52 @@ func TestMessagesSurviveTheTrip(t *testing.T) {
 	}
 }
 
+func TestMalformedConnectionDataIsRefused(t *testing.T) {
+	change := func(b []byte, at int, to ...byte) []byte {
+		b = bytes.Clone(b)
+		copy(b[at:], to)
+		return b
+	}
+	h, w := exampleHello(), exampleWelcome()
+	hello, welcome := h.Append(nil), w.Append(nil)
+	for name, b := range map[string][]byte{
+		"nothing":                    nil,
+		"a short one":                hello[:HelloSize-1],
+		"trailing bytes":             append(bytes.Clone(hello), 0),
+		"another protocol":           change(hello, 0, 'X'),
+		"another version":            change(hello, 4, Version+1),
+		"no kind":                    change(hello, 6, 0),
+		"an unknown kind":            change(hello, 6, byte(KindComponent)+1),
+		"an index of what is no one": change(hello, 7, 1),
+		"a name with a hole":         change(hello, 9, 0),
+		"no name":                    change(hello, 8, make([]byte, MaxName)...),
+	} {
+		var got Hello
+		if err := got.Decode(b); !errors.Is(err, ErrMalformed) || got != (Hello{}) {
+			t.Errorf("hello, %s: got %+v, %v, want %v", name, got, err, ErrMalformed)
+		}
+	}
+	for name, b := range map[string][]byte{
+		"nothing":                nil,
+		"a short one":            welcome[:WelcomeSize-1],
+		"trailing bytes":         append(bytes.Clone(welcome), 0),
+		"another protocol":       change(welcome, 0, 'X'),
+		"another version":        change(welcome, 4, Version+1),
+		"a reserved bit":         change(welcome, 6, 2),
+		"a reserved byte":        change(welcome, WelcomeSize-1, 1),
+		"no session":             change(welcome, 8, make([]byte, 8)...),
+		"chunks of no power":     change(welcome, 56, 1),
+		"more queues than 8":     change(welcome, 84, 9),
+		"chunks of nothing":      change(welcome, 56, make([]byte, 8)...),
+		"chunks of all there is": change(welcome, 56, 0, 0, 0, 0, 0, 0, 0, 0x80),
+	} {
+		var got Welcome
+		if err := got.Decode(b); !errors.Is(err, ErrMalformed) || got != (Welcome{}) {
+			t.Errorf("welcome, %s: got %+v, %v, want %v", name, got, err, ErrMalformed)
+		}
+	}
+}
+
 func TestMalformedMessagesAreRefused(t *testing.T) {
 	alloc := AppendRequest(nil, OpAlloc, 1, 1, 0)
 	free := AppendFree(nil, 1, []uint32{1, 2})
