@@ -170,6 +170,32 @@ func TestViewStaysRightWhenItsKeyIsDeleted(t *testing.T) {
 	eventually(t, "the page was freed", func() bool { return s.Info().Waiting == 0 })
 }
 
+// TestClosingACopyOfAViewEndsNoOtherView closes a copy when the view's slot of the
+// lease serves another one.
+func TestClosingACopyOfAViewEndsNoOtherView(t *testing.T) {
+	s, opt := startDaemon(t, nil)
+	c := open(t, opt.Socket, nil)
+	put(t, c, "k", "precious")
+	first := mustGet(t, c, "k")
+	copied := first
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	second := mustGet(t, c, "k")
+	if err := copied.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.Info().Views; got != 1 {
+		t.Errorf("with one view open, and a copy of another closed twice: the daemon sees %d", got)
+	}
+	if err := second.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.Info().Views; got != 0 {
+		t.Errorf("with none open: the daemon sees %d", got)
+	}
+}
+
 func TestKeysOutliveTheirOwnerAndTheLastOneFreesTheRegion(t *testing.T) {
 	s, opt := startDaemon(t, nil)
 	r := open(t, opt.Socket, nil)

@@ -69,3 +69,34 @@ func TestNothingIsBelievedAfterTheLease(t *testing.T) {
 		t.Fatalf("read %q, %v", buf, err)
 	}
 }
+
+// TestALeaseEndsWithTheSession: who has slept longer than the node waited is told.
+func TestALeaseEndsWithTheSession(t *testing.T) {
+	s := pooltest.SHM
+	m := keeping{sessions: make(chan manager.Session, 16)}
+	s.Manager = m
+	cluster := pooltest.NewCluster(t, s, memnode.Config{Lend: 1 << 20, ChunkSize: 1 << 16})
+	cluster.Open(pool.Config{})
+	lease := (<-m.sessions).(manager.Mapper)
+	if !lease.Valid() {
+		t.Fatal("the lease of a session that goes on is not valid")
+	}
+	cluster.Nodes[0].Crash()
+	if lease.Valid() {
+		t.Error("the lease is valid although its node has ended")
+	}
+}
+
+// keeping is the manager, and keeps its sessions.
+type keeping struct {
+	memfd.Manager
+	sessions chan manager.Session
+}
+
+func (m keeping) Attach(ctx context.Context, l manager.Link) (manager.Session, error) {
+	s, err := m.Manager.Attach(ctx, l)
+	if err == nil {
+		m.sessions <- s
+	}
+	return s, err
+}
