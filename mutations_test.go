@@ -80,6 +80,9 @@ func goTestWith(t *testing.T, file, text, pkg, test string) (string, error) {
 			}
 		}
 	}()
-	out, err := exec.Command("go", "test", "-overlay", overlay, "-vet", "off", "-timeout", "2m", "-run", "^"+test+"$", pkg).CombinedOutput()
+	cmd := exec.Command("go", "test", "-count=1", "-vet", "off", "-timeout", "2m", "-run", "^"+test+"$", pkg)
+	// By the environment it reaches the programs, too, that tests build.
+	cmd.Env = append(os.Environ(), "GOFLAGS="+os.Getenv("GOFLAGS")+" -overlay="+overlay)
+	out, err := cmd.CombinedOutput()
 	return string(out), err
 }
