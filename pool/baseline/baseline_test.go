@@ -13,9 +13,11 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// TestConformance runs the suite over what the baselines are compared over: TCP
+// by benchmarks and attacks, the simulated wire by simulations.
 func TestConformance(t *testing.T) {
 	for _, m := range baseline.Managers {
-		t.Run(m.Name(), func(t *testing.T) { pooltest.Conformance(t, m) })
+		t.Run(m.Name(), func(t *testing.T) { pooltest.Conformance(t, m, pooltest.TCP, pooltest.Sim) })
 	}
 }
 
