@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"strconv"
@@ -30,13 +31,13 @@ type splitting struct {
 	session *session
 }
 
-func newSplitting(t *testing.T, segments int) *splitting {
+func newSplitting(t *testing.T, segments int, timeout time.Duration) *splitting {
 	store := &faultyStore{MemStore: far.NewMemStore(256<<10, segments)}
 	heap, err := far.NewHeap(store, far.Config{Local: far.MinLocal})
 	if err != nil {
 		t.Fatal(err)
 	}
-	srv, addr := startOn(t, heap, Config{Loops: -1, OpTimeout: 30 * time.Millisecond})
+	srv, addr := startOn(t, heap, Config{Loops: -1, OpTimeout: timeout})
 	p := &splitting{t: t, store: store, heap: heap, srv: srv, addr: addr,
 		filler: heap.NewByteMap("filler"), other: heap.NewTxn(), session: srv.newSession()}
 	t.Cleanup(p.session.close)
@@ -225,7 +226,7 @@ func TestASplitThatFailsHalfwayChangesNothing(t *testing.T) {
 		{"at its second write", 64, 2, "-TRYAGAIN far memory: another transaction"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p := newSplitting(t, c.segments)
+			p := newSplitting(t, c.segments, 30*time.Millisecond)
 			deadline := time.Now().Add(testTimeout)
 			for round := 0; ; round++ {
 				if time.Now().After(deadline) {
@@ -293,7 +294,7 @@ func TestASplitThatFailsHalfwayChangesNothing(t *testing.T) {
 // TestAReplyIsAsLongAsItsContents has a count of fields be wrong: the replies that
 // show a hash whole go by what they show.
 func TestAReplyIsAsLongAsItsContents(t *testing.T) {
-	p := newSplitting(t, 64)
+	p := newSplitting(t, 64, testTimeout)
 	p.begin()
 	for _, wrong := range []int{1, -2} {
 		st := &p.srv.stripes[p.srv.stripeOf([]byte("h"))]
@@ -316,7 +317,7 @@ func TestAReplyIsAsLongAsItsContents(t *testing.T) {
 // TestARenameThatFailsLeavesBothNames has each of the two changes of a RENAME
 // fail: that of the old name and that of the new one, which is also a hash.
 func TestARenameThatFailsLeavesBothNames(t *testing.T) {
-	p := newSplitting(t, 64)
+	p := newSplitting(t, 64, testTimeout)
 	p.begin()
 	if r := p.do("COPY", "h", "taken"); r.line != ":1" {
 		t.Fatalf("COPY: got %s", r)
@@ -357,4 +358,59 @@ func TestARenameThatFailsLeavesBothNames(t *testing.T) {
 	checkFields(t, c, "taken", "after the rename", p.want)
 	expect(t, c, "HDEL taken more", ":0")
 	eventually(t, "the end of the blocks of what was replaced", func() bool { st := p.srv.Stats(); return st.HashBlocks < blocks && st.LargeHashes == 1 })
+}
+
+// TestManyFieldsAreDeletedFromAFullServerInPortions has a hash of hundreds of blocks
+// lose a field of each. What is left of the blocks is stored beside them until the
+// command is done, so there is a limit to it; below it, there always is room.
+func TestManyFieldsAreDeletedFromAFullServerInPortions(t *testing.T) {
+	p := newSplitting(t, 20, testTimeout/2)
+	const fields, portion = 4000, 16
+	p.want = map[string]string{}
+	for at := 0; at < fields; at += 500 {
+		args := []string{"HSET", "h"}
+		for i := at; i < at+500; i++ {
+			f, v := "field:"+strconv.Itoa(i), strings.Repeat("v", 250)
+			args = append(args, f, v)
+			p.want[f] = v
+		}
+		if r := p.do(args...); r.line != ":500" {
+			t.Fatalf("HSET: got %s", r)
+		}
+	}
+	for size := 60 << 10; size > 0; p.filled++ {
+		err := p.filler.Set(t.Context(), []byte(strconv.Itoa(p.filled)), far.Entry{Value: make([]byte, size)})
+		if errors.Is(err, far.ErrFull) {
+			size /= 8
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	var gone []string
+	blocks := map[uint32]bool{}
+	for i := range fields {
+		f := "field:" + strconv.Itoa(i)
+		h := p.large()
+		if b := h.bucket(p.srv.fieldHash([]byte(f))); !blocks[b] {
+			blocks[b] = true
+			gone = append(gone, f)
+		}
+	}
+	if r := p.do(append([]string{"HDEL", "h"}, gone...)...); !strings.HasPrefix(r.line, "-OOM ") {
+		t.Fatalf("HDEL of a field of each of %d blocks: got %s, want -OOM", len(gone), r)
+	}
+	p.check("after the refusal")
+	for at := 0; at < len(gone); at += portion {
+		some := gone[at:min(at+portion, len(gone))]
+		if r := p.do(append([]string{"HDEL", "h"}, some...)...); r.line != fmt.Sprint(":", len(some)) {
+			t.Fatalf("HDEL of fields %d to %d of %d: got %s", at, at+len(some), len(gone), r)
+		}
+		for _, f := range some {
+			delete(p.want, f)
+		}
+	}
+	p.check("after all portions")
+	if r := p.do("DEL", "h"); r.line != ":1" {
+		t.Errorf("DEL: got %s", r)
+	}
 }
