@@ -218,25 +218,24 @@ func TestASplitThatFailsHalfwayChangesNothing(t *testing.T) {
 	for _, c := range []struct {
 		name     string
 		segments int
+		timeout  time.Duration
 		writes   uint64 // of the command that fails, the first of which is the new field's
 		reply    string
 	}{
-		{"for want of room", 8, 1, "-OOM "},
-		{"for want of an answer", 64, 1, "-TRYAGAIN far memory did not answer in time"},
-		{"at its second write", 64, 2, "-TRYAGAIN far memory: another transaction"},
+		{"for want of room", 8, testTimeout / 2, 1, "-OOM "},
+		{"for want of an answer", 64, 200 * time.Millisecond, 1, "-TRYAGAIN far memory did not answer in time"},
+		{"at its second write", 64, testTimeout / 2, 2, "-TRYAGAIN far memory: another transaction"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p := newSplitting(t, c.segments, 30*time.Millisecond)
+			p := newSplitting(t, c.segments, c.timeout)
 			deadline := time.Now().Add(testTimeout)
 			for round := 0; ; round++ {
 				if time.Now().After(deadline) {
 					t.Fatalf("none of %d commands failed after %d writes", round, c.writes)
 				}
 				p.begin()
-				if c.segments == 64 && c.writes == 1 {
-					p.store.deaf.Store(true)
-				}
 				if c.writes == 1 {
+					p.store.deaf.Store(c.segments == 64)
 					p.fill(6<<10 + round%12<<10)
 				}
 				var before largeHash
