@@ -1,11 +1,14 @@
 package admin
 
 import (
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 )
@@ -83,5 +86,28 @@ func TestAStrangerLearnsOnlyWhetherAllIsWell(t *testing.T) {
 	right(next)
 	if code, _ := get("/status", "Bearer "+token); code != http.StatusUnauthorized {
 		t.Errorf("with the token of before: got %d, want 401", code)
+	}
+}
+
+// TestOnlyAVerifiedCertificateCounts: TLS admits clients that show none, who may
+// have the token.
+func TestOnlyAVerifiedCertificateCounts(t *testing.T) {
+	for _, tt := range []struct {
+		what string
+		tls  *tls.ConnectionState
+		want bool
+	}{
+		{"no TLS", nil, false},
+		{"TLS without a certificate", &tls.ConnectionState{}, false},
+		{"a certificate that nobody has verified", &tls.ConnectionState{PeerCertificates: []*x509.Certificate{{}}}, false},
+		{"a verified one", &tls.ConnectionState{VerifiedChains: [][]*x509.Certificate{{{}}}}, true},
+	} {
+		for _, c := range []Config{{Certificates: true}, {Certificates: true, Token: NewToken("0123456789abcdef")}} {
+			r := httptest.NewRequest(http.MethodGet, "/status", nil)
+			r.TLS = tt.tls
+			if got := c.allowed(r); got != tt.want {
+				t.Errorf("%s, with a token to show %t: allowed %t, want %t", tt.what, c.Token != nil, got, tt.want)
+			}
+		}
 	}
 }
