@@ -24,6 +24,10 @@ type raw struct {
 	mem     []byte
 	replies chan []byte
 	failed  chan struct{}
+
+	pd   verbs.PD
+	conn verbs.Conn
+	cq   verbs.CQ
 }
 
 const rawBuffer = 64 << 10
@@ -84,6 +88,7 @@ func openRaw(t *testing.T, c *pooltest.Cluster, n *pooltest.Node) *raw {
 		t.Fatal(err)
 	}
 	ended := false
+	r.pd, r.conn, r.cq = pd, conn, cq
 	r.qp = connect(nodewire.KindComponent, cq, func(e verbs.AsyncEvent) {
 		if e.Type != verbs.EventCommEstablish && !ended {
 			ended = true
@@ -195,6 +200,23 @@ func TestGarbageIsRefusedAndHarmsNobody(t *testing.T) {
 			t.Errorf("got %+v, want neither deaths nor panics", st)
 		}
 	})
+}
+
+// TestAConnectionHasOneQueuePairForComponents: a second one would share buffers.
+func TestAConnectionHasOneQueuePairForComponents(t *testing.T) {
+	c := pooltest.NewCluster(t, pooltest.Inproc, node(ample))
+	raw := openRaw(t, c, c.Nodes[0])
+	second, err := raw.pd.CreateQP(verbs.QPInit{SendCQ: raw.cq, RecvCQ: raw.cq, SendDepth: 1, RecvDepth: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := nodewire.Hello{Kind: nodewire.KindComponent, Manager: "native"}
+	if _, err := raw.conn.Connect(t.Context(), second, h.Append(nil)); !errors.As(err, new(*verbs.RejectError)) {
+		t.Errorf("a second queue pair: got %v, want a refusal", err)
+	}
+	if got := raw.answer(0, []byte("nonsense")).Status; got != wire.Malformed {
+		t.Errorf("the first queue pair, then: got %v, want %v", got, wire.Malformed)
+	}
 }
 
 func TestWhoSendsTooMuchBreaksItsOwnQueuePair(t *testing.T) {
