@@ -14,10 +14,11 @@ import (
 // The Go runtime's part of a serving process's memory. The far heap's budget
 // lies outside of it; what is left is connections, the pool's bookkeeping and
 // garbage. The garbage is kept small: the collector runs before the total
-// exceeds goLimit, which is well below the 64 MiB that a process may have
-// beside its budget.
+// exceeds goLimit. With the 16 MiB of clients' buffers that may be mapped, the
+// pool's slab of 8 MiB and some 13 MiB of the program itself it stays below the
+// 64 MiB that a process may have beside its budget.
 const (
-	goLimit      = 32 << 20
+	goLimit      = 24 << 20
 	goPercent    = 400 // the live heap is a few MiB: collect once in 16 MiB, not in 4
 	limitPeriod  = time.Second
 	liveHeap     = "/gc/heap/live:bytes"
