@@ -8,7 +8,7 @@ STATICCHECK_VERSION := v0.8.2
 
 # How long each fuzz target runs in "make test"; "make fuzz" takes longer.
 FUZZTIME    ?= 4s
-TESTTIMEOUT ?= 10m
+TESTTIMEOUT ?= 15m
 
 # The packages that are another program without the race detector: some of their
 # files are built only without it, or they have code behind invariants.Enabled.
