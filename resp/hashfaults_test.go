@@ -85,9 +85,6 @@ func (p *splitting) writes() (n uint64) {
 	return n
 }
 
-// none is no block.
-const none = 1<<32 - 1
-
 // field makes a name that no field has had, of a block other than not.
 func (p *splitting) field(not uint32) string {
 	for {
