@@ -15,9 +15,19 @@ TESTTIMEOUT ?= 15m
 # The other tests are run once, with the race detector.
 PLAIN = $(shell grep -rlE --include=*.go '^//go:build .*\brace\b|invariants\.Enabled' [a-z]*/ | xargs -n1 dirname | sort -u | sed 's|^|./|')
 
+# Programs and rules of the tree, which no other package imports: what they are
+# made of is tested with the race detector where it is. "make soak" runs them
+# with it.
+PROGRAMS = . ./examples/... ./measure/...
+
 # The packages whose correctness depends on the processor: those above, and
 # those with a file *_unsafe.go.
 PROCESSOR = $(sort $(PLAIN) $(shell find [a-z]*/ -name '*_unsafe.go' -printf './%h\n'))
+
+# Everything but the race detector builds without cgo, as what ships, so that
+# nothing is compiled twice.
+export CGO_ENABLED = 0
+race soak: export CGO_ENABLED = 1
 
 # How long "make soak" runs each soak test.
 SOAK ?= 10m
@@ -37,16 +47,20 @@ deps: ## install what the tests need (Redis, python3, numpy) if it is missing
 
 .PHONY: build
 build: ## build everything without cgo; the binary is .bin/polder
-	CGO_ENABLED=0 $(GO) build ./...
-	CGO_ENABLED=0 $(GO) build -o $(BIN)/polder ./cmd/polder
+	$(GO) build ./...
+	$(GO) build -o $(BIN)/polder ./cmd/polder
+
+# Lint has vetted everything, and binaries without debug information are linked
+# in half the time.
+TESTFLAGS = -vet=off -ldflags=-w -timeout $(TESTTIMEOUT)
 
 .PHONY: race
-race: ## run every test with the race detector
-	$(GO) test -race -timeout $(TESTTIMEOUT) ./...
+race: ## run the tests of every package with the race detector, but for programs
+	$(GO) test -race $(TESTFLAGS) $$(comm -23 <($(GO) list ./... | sort) <($(GO) list $(PROGRAMS) | sort))
 
 .PHONY: plain
-plain: ## run the tests of what is built differently without the race detector: plain stores, all interleavings
-	$(GO) test -timeout $(TESTTIMEOUT) $(PLAIN)
+plain: ## run without the race detector the tests of programs, and of what is built differently then: plain stores, all interleavings
+	$(GO) test $(TESTFLAGS) $(PROGRAMS) $(PLAIN)
 
 .PHONY: smoke-fuzz
 smoke-fuzz: ## run every fuzz target for FUZZTIME (4s)
@@ -58,6 +72,7 @@ fuzz: ## run every fuzz target for 10 minutes
 
 .PHONY: soak
 soak: ## run the long forms of tests, SOAK (10m) each, and robustness five times
+	$(GO) test -race -count=1 -timeout 4h $(PROGRAMS)
 	POLDER_SOAK=1 $(GO) test -race -count=1 -timeout 4h ./share/robustness
 	POLDER_SOAK=$(SOAK) $(GO) test -race -count=1 -timeout 4h -run Soak ./...
 	POLDER_SOAK=$(SOAK) $(GO) test -race -count=1 -timeout 4h -run 'Torture|EveryStructureIs' ./far
@@ -77,7 +92,7 @@ mutate: ## break the code in every way of docs/mutations.md and see tests fail; 
 .PHONY: soak-arm64
 soak-arm64: ## run the tests of what depends on the processor as arm64 programs, with qemu-user
 	@command -v qemu-aarch64 >/dev/null || { echo "make soak-arm64 needs qemu-aarch64 (Debian: apt-get install qemu-user)"; exit 1; }
-	GOARCH=arm64 CGO_ENABLED=0 $(GO) test -count=1 -timeout 4h -exec qemu-aarch64 $(PROCESSOR)
+	GOARCH=arm64 $(GO) test -count=1 -timeout 4h -exec qemu-aarch64 $(PROCESSOR)
 
 .PHONY: test-rdma
 test-rdma: ## run the programs over real RDMA: Soft-RoCE in virtual machines (docs/rdma.md); LONG=1 for all of it
@@ -103,7 +118,6 @@ lint: $(STATICCHECK) ## vet, check formatting, staticcheck
 	$(GO) vet ./...
 	cd bench && $(GO) vet ./...
 	$(GO) vet -tags guests ./robustness/rdma/vm
-	GOARCH=arm64 $(GO) vet ./...
 	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then \
 		echo "not formatted (make fmt):"; echo "$$unformatted"; exit 1; fi
 	$(STATICCHECK) ./...
