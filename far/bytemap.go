@@ -284,11 +284,7 @@ func (m *ByteMap) Clear() {
 				}
 			}
 		}
-		n := sh.t.bytes()
-		if err := sh.t.close(); err != nil {
-			panic("BUG: " + err.Error())
-		}
-		m.h.logs.shrinkIndex(n)
+		m.h.logs.shrinkIndex(sh.t.clear())
 		sh.entries, sh.lost = 0, 0
 		sh.muts++
 		sh.mu.Unlock()

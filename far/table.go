@@ -198,6 +198,22 @@ func (t *table) resize(size int64) error {
 	return old.close()
 }
 
+// clear removes all entries and returns how many bytes of memory it has given
+// back. A table of one page keeps it: most maps that are cleared are filled again,
+// and to map a page takes longer than to fill it.
+func (t *table) clear() int64 {
+	if t.bytes() == int64(arena.PageSize) {
+		clear(t.buckets)
+		t.used = 0
+		return 0
+	}
+	n := t.bytes()
+	if err := t.close(); err != nil {
+		panic("BUG: " + err.Error())
+	}
+	return n
+}
+
 // close gives the memory back and leaves an empty table.
 func (t *table) close() error {
 	mem := t.mem

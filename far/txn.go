@@ -29,11 +29,18 @@ type Txn struct {
 	index map[changed]struct{}
 }
 
-// changed is where the keys with a tag are that a transaction has changed.
-type changed struct {
-	sh  *shard
-	tag uint32
+// changed is where the keys with a tag are that a transaction has changed: in
+// its upper 16 bits the number of the map, in the next that of the shard, then
+// the tag.
+type changed uint64
+
+func changedIn(sh *shard, m *ByteMap, tag uint32) changed {
+	return changed(m.id)<<48 | changed(sh.id)<<32 | changed(tag)
 }
+
+func (c changed) tag() uint32 { return uint32(c) }
+
+func (c changed) shard(maps []*ByteMap) *shard { return &maps[c>>48].shards[c>>32&0xffff] }
 
 // ErrConflict: another transaction that has not ended has changed the key, or
 // one with the same hash.
@@ -94,12 +101,14 @@ func (t *Txn) Rollback() { t.end((*shard).rollback) }
 // end calls fn for the index words of all keys that t has changed, and perhaps
 // for others.
 func (t *Txn) end(fn func(sh *shard, h *Heap, p place)) {
+	maps := *t.h.maps.Load()
 	for _, c := range t.changed {
-		c.sh.mu.Lock()
-		for p := range c.sh.t.matches(c.tag) {
-			fn(c.sh, t.h, p)
+		sh := c.shard(maps)
+		sh.mu.Lock()
+		for p := range sh.t.matches(c.tag()) {
+			fn(sh, t.h, p)
 		}
-		c.sh.mu.Unlock()
+		sh.mu.Unlock()
 	}
 	for _, m := range t.cleared {
 		m.eachShard(func(sh *shard) {
@@ -136,7 +145,7 @@ func (t *Txn) claim(m *ByteMap, sh *shard, tag uint32, p place) error {
 		}
 		return nil
 	}
-	c := changed{sh, tag}
+	c := changedIn(sh, m, tag)
 	for p := range sh.t.matches(tag) {
 		if *sh.t.word(p)&wordTxn == 0 {
 			continue

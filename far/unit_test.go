@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"polder/internal/arena"
 	"polder/internal/invariants"
 )
 
@@ -90,6 +91,36 @@ func TestTableKeepsWhatItIsGiven(t *testing.T) {
 	for b := range tb.buckets {
 		if tb.buckets[b].over != 0 {
 			t.Errorf("bucket %d says that %d entries lie behind it", b, tb.buckets[b].over)
+		}
+	}
+}
+
+func TestAClearedTableIsEmptyAndKeepsAPageAtMost(t *testing.T) {
+	page := int64(arena.PageSize)
+	for _, c := range []struct{ size, left int64 }{{0, 0}, {page, page}, {3 * page, 0}} {
+		var tb table
+		defer tb.close()
+		if c.size > 0 {
+			if err := tb.resize(c.size); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for i := range tb.buckets { // more than its bucket takes
+			tb.insert(7, newWord(uint64(i), 1, 0))
+		}
+		if got, want := tb.clear(), c.size-c.left; got != want {
+			t.Errorf("a table of %d bytes gives back %d, want %d", c.size, got, want)
+		}
+		if got := tb.bytes(); got != c.left {
+			t.Errorf("a table of %d bytes keeps %d, want %d", c.size, got, c.left)
+		}
+		for range tb.all() {
+			t.Errorf("a table of %d bytes has an entry left", c.size)
+		}
+		for b := range tb.buckets {
+			if tb.used != 0 || tb.buckets[b] != (bucket{}) {
+				t.Fatalf("a table of %d bytes keeps bucket %d as %+v, and says that %d are used", c.size, b, tb.buckets[b], tb.used)
+			}
 		}
 	}
 }
