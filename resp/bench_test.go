@@ -38,3 +38,33 @@ func BenchmarkSession(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkWide measures commands with 20,000 keys, without the network.
+func BenchmarkWide(b *testing.B) {
+	const keys = 20_000
+	mset, del := []string{"MSET"}, []string{"DEL"}
+	for i := range keys {
+		key := fmt.Sprintf("name:%08d", i)
+		mset = append(mset, key, "0123456789abcdef")
+		del = append(del, key)
+	}
+	commands := map[string]string{"MSET": encode(mset...), "DEL": encode(del...), "FLUSHALL": encode("FLUSHALL")}
+	for _, c := range []struct{ name, before, reply string }{{"MSET", "FLUSHALL", "+OK\r\n"}, {"DEL", "MSET", fmt.Sprintf(":%d\r\n", keys)}} {
+		b.Run(c.name, func(b *testing.B) {
+			srv, _ := startServer(b, 4*roomy, Config{Loops: -1})
+			s := srv.newSession()
+			defer s.close()
+			for range b.N {
+				b.StopTimer()
+				s.tries = maxTries + 1 // it may wait for room
+				s.feed([]byte(commands[c.before]))
+				in := []byte(commands[c.name])
+				s.tries = maxTries + 1
+				b.StartTimer()
+				if reply := s.feed(in); string(reply) != c.reply {
+					b.Fatalf("got %.100q, want %q", reply, c.reply)
+				}
+			}
+		})
+	}
+}

@@ -45,7 +45,7 @@ type command struct {
 
 	// lockAll, if set, reports whether the command locks everything.
 	lockAll func(s *session) bool
-	// lockKeys, if set, adds stripes to s.held and reports whether they are
+	// lockKeys, if set, adds stripes to s.wanted and reports whether they are
 	// to be locked for writing.
 	lockKeys func(s *session) bool
 }

@@ -110,6 +110,9 @@ func (s *session) largeOf(key []byte) *largeHash { return s.stripe(key).large[st
 // of the one before are freed, unless another key leads to it by then. The stripe
 // must be locked for writing.
 func (s *session) lead(key []byte, h *largeHash) {
+	if h == nil && s.srv.largeHashes.Load() == 0 {
+		return // none can be the key's, which is locked
+	}
 	st := s.stripe(key)
 	was := st.large[string(key)]
 	if was == h {

@@ -64,7 +64,7 @@ func lockExec(s *session) (write bool) {
 		write = write || q.cmd.flags&flagWrite != 0
 	}
 	for _, w := range s.watching {
-		s.held = append(s.held, s.srv.stripeOf([]byte(w.key)))
+		s.wanted.add(s.srv.stripeOf([]byte(w.key)))
 	}
 	return write
 }

@@ -42,9 +42,10 @@ type session struct {
 	// of the command that runs
 	ctx        context.Context // far.NoWait, or with the deadline once waiting
 	cancel     context.CancelFunc
-	tries      int      // how often the command has blocked
-	mark       int      // where its reply starts in out
-	held       []uint32 // stripes it has locked, ascending
+	tries      int       // how often the command has blocked
+	mark       int       // where its reply starts in out
+	wanted     stripeSet // stripes that it is about to lock
+	held       []uint32  // stripes it has locked, ascending
 	heldWrite  bool
 	wantBlocks [][]byte // keys of hash blocks it needs
 	changes
