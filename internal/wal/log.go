@@ -5,29 +5,33 @@
 // at most one finished checkpoint, which stands for every record up to its
 // number. Segments are filled with zeros before they are used, so that a
 // commit neither grows a file nor meets a full disk: a full disk is met when
-// the next segment is prepared, and Append then refuses the record before
-// anything else has happened.
+// the next segment is prepared, in the background, and Append then refuses the
+// record before anything else has happened. Preparing is tried again, with
+// pauses, until there is room.
+//
+// A checkpoint is what makes room, so it must not need any: its file is the
+// reserve, whose space the log holds for it. See Log.Reserve.
 //
 // Recovery accepts what a crash leaves (a last write that is cut off) and
 // refuses everything else with a *CorruptError: a frame is covered by two
 // CRC32C, one for its header and one for its payload.
 //
-// Concurrency: Append and Commit are for any number of goroutines. Commits
-// are grouped without a goroutine of their own: the first that comes writes
-// for all that have appended so far, and the others wait for it; likewise for
-// syncs, during which writing goes on. The order of
-// records is that of the calls to Append; callers that need it to follow
-// their state's call Append under their own lock. Lock order: the caller's
-// lock, then Log.mu.
+// Concurrency: Append and Commit are for any number of goroutines. Append
+// neither writes records nor syncs; it goes on to the next segment while those
+// before it have not been written or synced yet. It waits only if segments
+// fill faster than they are prepared or synced. Commits are grouped: the first
+// that comes writes for all that have appended so far, and the others wait for
+// it; likewise for syncs, during which writing goes on. A full segment is
+// synced in the background. The order of records is that of the calls to
+// Append; callers that need it to follow their state's call Append under their
+// own lock. Lock order: the caller's lock, then Log.mu.
 package wal
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"os"
-	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -49,6 +53,9 @@ type Options struct {
 	// Restarted says that the machine may have restarted since the log was
 	// written: commits that were not synced may then be missing.
 	Restarted bool
+	// Starved, if not nil, is called when no room can be had for the next
+	// segment, each time that it has been tried. No lock of the log is held.
+	Starved func(error)
 
 	// noSync is for tests that open thousands of logs: nothing is synced.
 	noSync bool
@@ -59,6 +66,7 @@ type Log struct {
 	dir     string
 	segSize int64
 	noSync  bool
+	starve  func(error) // Options.Starved
 	// restarted is Options.Restarted, for recovery.
 	restarted bool
 
@@ -66,32 +74,46 @@ type Log struct {
 	synced    atomic.Uint64 // every record up to it is on the medium
 
 	mu      sync.Mutex // guards everything below
-	flushed sync.Cond  // a write or a sync has ended; its lock is mu
-	seg     *os.File   // the segment that is written to
-	room    int64      // bytes of it that no record has been promised
-	off     int64      // where the next write goes
+	flushed sync.Cond  // a write, a sync or a preparation has ended; its lock is mu
+	seg     *segment   // the segment that records are appended to
+	full    []*segment // those before it that are not on the medium yet, oldest first
+	room    int64      // bytes of seg that no record has been promised
 	next    uint64     // number of the next record
-	group   uint32     // number of the next write
-	buf     []byte     // frames appended and not yet taken by a write
-	spare   []byte     // the other buffer
+	group   uint32     // number of the write that will carry what is appended now
+	spare   []byte     // a buffer that no segment uses
 	writing bool       // some goroutine writes without holding mu
-	syncing bool       // some goroutine syncs the segment, likewise
+	syncing bool       // some goroutine syncs segments, likewise
 	failed  error      // the write that failed, for good
 	closed  bool
-	since   int64 // bytes appended since the last checkpoint
-
-	named bool // the segment has got its name since the directory was synced
+	since   int64 // bytes of records behind the checkpoint
+	saved   int64 // bytes of the checkpoint
+	reserve int64 // bytes of the reserve; 0 if there is none
 
 	ready     *os.File       // the next segment, zeroed, or nil
 	preparing bool           // a goroutine prepares it
-	wg        sync.WaitGroup // the goroutine that prepares it
-	saving    sync.Mutex     // held by Save; before mu
+	starved   error          // why it could not be prepared the last time, or nil
+	wg        sync.WaitGroup // the goroutines that prepare and sync segments
+	quit      chan struct{}  // closed by Close
+	freed     chan struct{}  // a checkpoint has made room
+}
+
+// segment is a file that records are written to.
+type segment struct {
+	// Guarded by Log.mu.
+	file  *os.File
+	off   int64  // where the next write goes
+	buf   []byte // frames appended and not yet taken by a write
+	last  uint64 // its last record, once it is full
+	named bool   // it has got its name since the directory was synced
 }
 
 const (
 	segMagic      = "PLDRWAL2"
 	segHeaderSize = 20 // magic, first record's number, CRC32C of both
 	readyName     = "next.tmp"
+
+	// maxFull bounds the full segments that wait for the disk.
+	maxFull = 16
 )
 
 // Append adds a record to the log and returns its number. The record is
@@ -120,11 +142,7 @@ func (l *Log) Append(rec []byte) (uint64, error) {
 	l.next++
 	l.room -= need
 	l.since += need
-	l.buf = appendFrame(l.buf, frame{group: l.group, lsn: lsn, synced: l.synced.Load(), payload: rec})
-	if l.room < l.segSize/2 && l.ready == nil && !l.preparing {
-		l.preparing = true
-		l.wg.Go(l.prepare)
-	}
+	l.seg.buf = appendFrame(l.seg.buf, frame{group: l.group, lsn: lsn, synced: l.synced.Load(), payload: rec})
 	return lsn, nil
 }
 
@@ -172,19 +190,30 @@ func (l *Log) Last() uint64 {
 // Synced returns the number of the last record that is on the medium.
 func (l *Log) Synced() uint64 { return l.synced.Load() }
 
-// write writes what has been appended. It lets go of l.mu while it writes.
+// write writes what has been appended to the oldest segment that has
+// something to write. It lets go of l.mu while it writes.
 //
 // Preconditions: l.mu is held, l.writing is false.
 func (l *Log) write() {
-	buf, off, upto, seg := l.buf, l.off, l.next-1, l.seg
-	l.buf, l.spare = l.spare[:0], nil
-	l.off += int64(len(buf))
-	l.group++
+	seg, upto := l.seg, l.next-1
+	for _, full := range l.full {
+		if len(full.buf) > 0 {
+			seg, upto = full, full.last
+			break
+		}
+	}
+	buf, off := seg.buf, seg.off
+	seg.buf = nil
+	if seg == l.seg {
+		seg.buf, l.spare = l.spare[:0], nil
+		l.group++
+	}
+	seg.off += int64(len(buf))
 	l.writing = true
 	l.mu.Unlock()
 
 	failpoint.Hit("wal.before-write")
-	_, err := seg.WriteAt(buf, off)
+	_, err := seg.file.WriteAt(buf, off)
 	failpoint.Hit("wal.after-write")
 
 	l.mu.Lock()
@@ -202,17 +231,22 @@ func (l *Log) write() {
 	l.flushed.Broadcast()
 }
 
-// sync brings what has been written to the medium. It lets go of l.mu while it
-// does, and others may write meanwhile, but not go on to the next segment.
+// sync brings what has been written to the medium, segment by segment. It lets
+// go of l.mu while it does, and others may write meanwhile.
 //
 // Preconditions: l.mu is held, l.syncing is false.
 func (l *Log) sync() {
-	upto, seg, named := l.committed.Load(), l.seg, l.named
-	l.named = false
+	upto := l.committed.Load()
+	segs := append(slices.Clone(l.full), l.seg)
+	named := false
+	for _, seg := range segs {
+		named = named || seg.named
+		seg.named = false
+	}
 	l.syncing = true
 	l.mu.Unlock()
 
-	err := l.syncSegment(seg, named)
+	err := l.syncSegments(segs, named)
 	failpoint.Hit("wal.after-sync")
 
 	l.mu.Lock()
@@ -223,21 +257,27 @@ func (l *Log) sync() {
 		l.failed = fmt.Errorf("cannot sync the log: %w", err)
 	default:
 		l.synced.Store(upto)
+		for len(l.full) > 0 && l.full[0].last <= upto {
+			l.full[0].file.Close()
+			l.full = l.full[1:]
+		}
 	}
 	l.flushed.Broadcast()
 }
 
-// busy reports whether some goroutine uses the segment without holding l.mu,
+// busy reports whether some goroutine uses a segment without holding l.mu,
 // which must be held.
 func (l *Log) busy() bool { return l.writing || l.syncing }
 
-// syncSegment brings a segment to the medium, and its name if that is new.
-func (l *Log) syncSegment(seg *os.File, named bool) error {
+// syncSegments brings segments to the medium, and their names if one is new.
+func (l *Log) syncSegments(segs []*segment, named bool) error {
 	if l.noSync {
 		return nil
 	}
-	if err := unix.Fdatasync(int(seg.Fd())); err != nil {
-		return err
+	for _, seg := range segs {
+		if err := unix.Fdatasync(int(seg.file.Fd())); err != nil {
+			return err
+		}
 	}
 	if named {
 		return syncDir(l.dir)
@@ -245,138 +285,20 @@ func (l *Log) syncSegment(seg *os.File, named bool) error {
 	return nil
 }
 
-// rotate goes on to the next segment, until need bytes have room. It may let
-// go of l.mu, and other records may then be appended before this one.
-//
-// Preconditions: l.mu is held.
-func (l *Log) rotate(need int64) error {
-	for need > l.room {
-		switch {
-		case l.closed:
-			return ErrClosed
-		case l.failed != nil:
-			return l.failed
-		case l.busy(), l.preparing && l.ready == nil:
-			l.flushed.Wait()
-		// What belongs to the old segment must be on the medium before anything
-		// of the new one can be.
-		case len(l.buf) > 0:
-			l.write()
-		case l.synced.Load() < l.next-1:
-			l.sync()
-		default:
-			if err := l.nextSegment(); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// nextSegment lets the segment that is ready, or one made now, take the place
-// of the full one.
-//
-// Preconditions: l.mu is held, nothing is left to write.
-func (l *Log) nextSegment() error {
-	f := l.ready
-	l.ready = nil
-	if f == nil {
-		var err error
-		if f, err = l.newSegment(); err != nil {
-			return err
-		}
-	}
-	if err := l.startSegment(f, l.next); err != nil {
-		f.Close()
-		return err
-	}
-	l.seg.Close()
-	l.named = true
-	l.seg, l.off, l.room = f, segHeaderSize, l.segSize-segHeaderSize
-	return nil
-}
-
-// prepare makes the next segment ready, so that no commit waits for it.
-func (l *Log) prepare() {
-	f, err := l.newSegment()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.preparing = false
-	if err == nil {
-		l.ready = f // an error is met again, and told, by rotate
-	}
-	l.flushed.Broadcast()
-}
-
-// newSegment creates a file of zeros, whose space is promised. Nothing of it is
-// on the medium before the first commit that is synced.
-func (l *Log) newSegment() (*os.File, error) {
-	path := filepath.Join(l.dir, readyName)
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("cannot prepare a log segment: %w", err)
-	}
-	if err := zeroFill(f, 0, l.segSize); err != nil {
-		f.Close()
-		os.Remove(path)
-		return nil, fmt.Errorf("cannot prepare a log segment of %d bytes: %w", l.segSize, err)
-	}
-	return f, nil
-}
-
-func zeroFill(f *os.File, from, to int64) error {
-	zeros := make([]byte, min(256<<10, max(0, to-from)))
-	for at := from; at < to; {
-		n, err := f.WriteAt(zeros[:min(int64(len(zeros)), to-at)], at)
-		if err != nil {
-			return err
-		}
-		at += int64(n)
-	}
-	return nil
-}
-
-// startSegment writes the header of the prepared file and gives it its name.
-func (l *Log) startSegment(f *os.File, first uint64) error {
-	if _, err := f.WriteAt(segHeader(first), 0); err != nil {
-		return fmt.Errorf("cannot start a log segment: %w", err)
-	}
-	failpoint.Hit("wal.before-rename")
-	if err := os.Rename(filepath.Join(l.dir, readyName), segPath(l.dir, first)); err != nil {
-		return fmt.Errorf("cannot start a log segment: %w", err)
-	}
-	failpoint.Hit("wal.after-rename")
-	return nil
-}
-
-func segHeader(first uint64) []byte {
-	b := append(make([]byte, 0, segHeaderSize), segMagic...)
-	b = binary.LittleEndian.AppendUint64(b, first)
-	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
-}
-
-func segPath(dir string, first uint64) string {
-	return filepath.Join(dir, fmt.Sprintf("%016x.log", first))
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return fmt.Errorf("cannot sync %s: %w", dir, err)
-	}
-	defer d.Close()
-	if err := d.Sync(); err != nil {
-		return fmt.Errorf("cannot sync %s: %w", dir, err)
-	}
-	return nil
-}
-
-// Since returns how many bytes have been appended since the last checkpoint
-// that was saved: when to save the next is the caller's choice.
+// Since returns how many bytes of records there are behind the checkpoint.
 func (l *Log) Since() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.since
+}
+
+// Size returns how many bytes recovery would have to read: the checkpoint and
+// what is behind it. When that is worth a new checkpoint is the caller's
+// choice.
+func (l *Log) Size() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.saved + l.since
 }
 
 // Close commits what has been appended, to the medium, and closes the log.
@@ -392,7 +314,10 @@ func (l *Log) Close() error {
 	err := l.Commit(last, true)
 
 	l.mu.Lock()
-	l.closed = true
+	if !l.closed {
+		l.closed = true
+		close(l.quit)
+	}
 	l.flushed.Broadcast()
 	for l.busy() {
 		l.flushed.Wait()
@@ -405,5 +330,10 @@ func (l *Log) Close() error {
 		l.ready.Close()
 		l.ready = nil
 	}
-	return errors.Join(err, l.seg.Close())
+	errs := []error{err}
+	for _, seg := range append(l.full, l.seg) { // full ones are left if the log has failed
+		errs = append(errs, seg.file.Close())
+	}
+	l.full = nil
+	return errors.Join(errs...)
 }

@@ -39,16 +39,19 @@ func Open(dir string, opt Options, replay func(rec []byte) error) (*Log, Recover
 	if err != nil {
 		return nil, found, err
 	}
+	l := &Log{
+		dir: dir, segSize: opt.SegmentSize, noSync: opt.noSync, starve: opt.Starved, restarted: opt.Restarted, group: 1,
+		quit: make(chan struct{}), freed: make(chan struct{}, 1),
+	}
+	l.flushed.L = &l.mu
 	upto := uint64(0)
 	if n := len(names.checkpoints); n > 0 {
 		upto = names.checkpoints[n-1]
-		if err := readCheckpoint(ckptPath(dir, upto), upto, replay); err != nil {
+		if l.saved, err = readCheckpoint(ckptPath(dir, upto), upto, replay); err != nil {
 			return nil, found, err
 		}
 		found.Checkpoint = upto
 	}
-	l := &Log{dir: dir, segSize: opt.SegmentSize, noSync: opt.noSync, restarted: opt.Restarted, group: 1}
-	l.flushed.L = &l.mu
 
 	segs := names.segments
 	// Segments that the checkpoint stands for may have survived a crash.
@@ -63,20 +66,28 @@ func Open(dir string, opt Options, replay func(rec []byte) error) (*Log, Recover
 	}
 	l.next = upto + 1
 	for i, first := range segs {
-		last := i == len(segs)-1
-		end, err := l.replaySegment(first, upto, last, &found, replay)
+		rest := segs[i+1:]
+		end, err := l.replaySegment(first, upto, rest, &found, replay)
 		if err != nil {
 			return nil, found, err
 		}
-		if !last {
-			if l.next != segs[i+1] {
-				return nil, found, &CorruptError{File: segPath(dir, first), Offset: end, Err: fmt.Errorf("records %d to %d are missing", l.next, segs[i+1]-1)}
-			}
+		if len(rest) > 0 && l.next == rest[0] {
 			continue
+		}
+		// Here the log ends: replaySegment has made sure that nothing of what
+		// was promised is behind.
+		for _, lost := range rest {
+			if st, err := os.Stat(segPath(dir, lost)); err == nil {
+				found.Torn += st.Size()
+			}
+			if err := os.Remove(segPath(dir, lost)); err != nil {
+				return nil, found, fmt.Errorf("cannot repair the end of the log: %w", err)
+			}
 		}
 		if err := l.resume(first, end); err != nil {
 			return nil, found, err
 		}
+		break
 	}
 	if l.seg == nil {
 		f, err := l.newSegment()
@@ -87,24 +98,52 @@ func Open(dir string, opt Options, replay func(rec []byte) error) (*Log, Recover
 			f.Close()
 			return nil, found, err
 		}
-		l.seg, l.off, l.room = f, segHeaderSize, l.segSize-segHeaderSize
+		l.seg = &segment{file: f, off: segHeaderSize, named: true}
+		l.room = l.segSize - segHeaderSize
 	}
-	l.named = true
 	l.committed.Store(l.next - 1)
 	l.synced.Store(l.next - 1)
+	l.findReserve()
 	l.dropOld(upto)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.prepareNext()
 	return l, found, nil
 }
 
-// replaySegment replays one segment and returns where its records end.
-func (l *Log) replaySegment(first, upto uint64, last bool, found *Recovery, replay func([]byte) error) (int64, error) {
+// findReserve finds the reserve of a former process; or the file of a
+// checkpoint that it could not finish, which is as good.
+func (l *Log) findReserve() {
+	if st, err := os.Stat(filepath.Join(l.dir, reserveName)); err == nil {
+		l.reserve = st.Size()
+	}
+	unfinished, err := filepath.Glob(filepath.Join(l.dir, "*.ckpt.tmp"))
+	if err != nil {
+		return
+	}
+	for _, path := range unfinished {
+		l.recycle(path)
+	}
+}
+
+// replaySegment replays one segment, which the segments rest follow, and returns
+// where its records end. If l.next is not the first record of rest then, the
+// log ends here.
+func (l *Log) replaySegment(first, upto uint64, rest []uint64, found *Recovery, replay func([]byte) error) (int64, error) {
 	path := segPath(l.dir, first)
+	last := len(rest) == 0
 	data, err := os.ReadFile(path)
 	if err != nil {
 		return 0, fmt.Errorf("cannot read the log: %w", err)
 	}
 	if len(data) < segHeaderSize && last && bytes.Equal(data, segHeader(first)[:len(data)]) {
 		l.next = first
+		found.Torn += int64(len(data))
+		return 0, nil
+	}
+	if len(data) >= segHeaderSize && allZero(data[:segHeaderSize]) && l.restarted && first > upto &&
+		!l.promised(append([]uint64{first}, rest...), first) {
+		l.next = first // it was started, and nothing of it was ever synced
 		found.Torn += int64(len(data))
 		return 0, nil
 	}
@@ -121,7 +160,10 @@ func (l *Log) replaySegment(first, upto uint64, last bool, found *Recovery, repl
 			break
 		}
 		if err != nil {
-			if !last || !torn(data, off, err, lsn, l.group-1, l.restarted) {
+			// Segments are synced in order, but the system writes as it likes:
+			// after a restart of the machine, what was never synced may be
+			// missing although later segments are there.
+			if !(last || l.restarted && lsn > upto && !l.promised(rest, lsn)) || !torn(data, off, err, lsn, l.group-1, l.restarted) {
 				if errors.Is(err, errEnd) {
 					err = errCRC
 				}
@@ -135,6 +177,7 @@ func (l *Log) replaySegment(first, upto uint64, last bool, found *Recovery, repl
 				return 0, fmt.Errorf("cannot replay record %d at offset %d of %s: %w", lsn, off, path, err)
 			}
 			found.Records++
+			l.since += f.size()
 		}
 		l.group = f.group + 1
 		lsn++
@@ -144,7 +187,27 @@ func (l *Log) replaySegment(first, upto uint64, last bool, found *Recovery, repl
 	if lsn < l.next && last {
 		return 0, &CorruptError{File: path, Offset: int64(off), Err: fmt.Errorf("records %d to %d are missing", lsn, upto)}
 	}
+	if !last && l.next != rest[0] && (!l.restarted || l.next > rest[0] || lsn < l.next || l.promised(rest, l.next)) {
+		return 0, &CorruptError{File: path, Offset: int64(off), Err: fmt.Errorf("records %d to %d are missing", l.next, rest[0]-1)}
+	}
 	return int64(off), nil
+}
+
+// promised reports whether some record of the segments says that the record lsn
+// was on the medium when it was appended.
+func (l *Log) promised(segments []uint64, lsn uint64) bool {
+	for _, first := range segments {
+		data, err := os.ReadFile(segPath(l.dir, first))
+		if err != nil {
+			return true // nobody knows
+		}
+		for i := range data {
+			if f, err := parseFrame(data[i:]); err == nil && f.synced >= lsn {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // resume makes the last segment ready for writing from end on.
@@ -175,8 +238,7 @@ func (l *Log) resume(first uint64, end int64) error {
 		f.Close()
 		return fmt.Errorf("cannot repair the end of the log: %w", err)
 	}
-	l.seg, l.off, l.room = f, end, size-end
-	l.since = end
+	l.seg, l.room = &segment{file: f, off: end, named: true}, size-end
 	return nil
 }
 
@@ -223,13 +285,14 @@ func ckptHeader(upto uint64) []byte {
 	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
 }
 
-func readCheckpoint(path string, upto uint64, replay func([]byte) error) error {
+// readCheckpoint replays a checkpoint and returns how large it is.
+func readCheckpoint(path string, upto uint64, replay func([]byte) error) (int64, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
-		return fmt.Errorf("cannot read the checkpoint: %w", err)
+		return 0, fmt.Errorf("cannot read the checkpoint: %w", err)
 	}
 	if !bytes.HasPrefix(data, ckptHeader(upto)) {
-		return &CorruptError{File: path, Err: errors.New("this is not the header of a checkpoint")}
+		return 0, &CorruptError{File: path, Err: errors.New("this is not the header of a checkpoint")}
 	}
 	// Everything is checked before anything is replayed.
 	var recs [][]byte
@@ -239,12 +302,12 @@ func readCheckpoint(path string, upto uint64, replay func([]byte) error) error {
 			err = errSeq
 		}
 		if err != nil {
-			return &CorruptError{File: path, Offset: int64(off), Err: err}
+			return 0, &CorruptError{File: path, Offset: int64(off), Err: err}
 		}
 		off += int(f.size())
 		if string(f.payload) == ckptEnd {
 			if off != len(data) {
-				return &CorruptError{File: path, Offset: int64(off), Err: errors.New("there are bytes behind the end")}
+				return 0, &CorruptError{File: path, Offset: int64(off), Err: errors.New("there are bytes behind the end")}
 			}
 			break
 		}
@@ -252,8 +315,8 @@ func readCheckpoint(path string, upto uint64, replay func([]byte) error) error {
 	}
 	for i, rec := range recs {
 		if err := replay(rec); err != nil {
-			return fmt.Errorf("cannot replay record %d of %s: %w", i+1, path, err)
+			return 0, fmt.Errorf("cannot replay record %d of %s: %w", i+1, path, err)
 		}
 	}
-	return nil
+	return int64(len(data)), nil
 }
