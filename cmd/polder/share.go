@@ -53,7 +53,7 @@ type shareFlags struct {
 func newShare() *cobra.Command {
 	f := shareFlags{
 		dir: defaultShareDir, socket: share.DefaultSocket, socketMode: "0600", pools: []string{"memfd:1GiB"},
-		grace: 30 * time.Second, checkpoint: 64 << 20, poll: 100 * time.Microsecond,
+		grace: 30 * time.Second, checkpoint: 16 << 20, poll: 100 * time.Microsecond,
 	}
 	cmd := &cobra.Command{
 		Use:   "share",
@@ -83,7 +83,7 @@ func newShare() *cobra.Command {
 	fs.BoolVar(&f.keep, "keep", false, "run the daemon under a keeper, which holds its memory and starts it again if it dies")
 	fs.Var(config.NewAddress(&f.listen, true), "listen", `where remote metadata clients connect, or "off"`)
 	fs.Var(config.NewDuration(&f.grace, time.Millisecond), "grace", "how long a remote client lives without a connection")
-	fs.Var(config.NewSize(&f.checkpoint, 4<<10, 0), "checkpoint", "how much log may pile up before a checkpoint")
+	fs.Var(config.NewSize(&f.checkpoint, 4<<10, 0), "checkpoint", "the least log that is worth a checkpoint; besides, more of it must be dead than alive, or the disk be full")
 	f.operator.Add(fs, "", listen.Client)
 	cmd.AddCommand(newShareLs(), newShareStats(), newShareTop(), newShareRm(), newBenchShareWorker())
 	return cmd

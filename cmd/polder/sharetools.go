@@ -160,6 +160,11 @@ func printShareStats(out io.Writer, info share.Info) error {
 	fmt.Fprintf(w, "deletes\t%d\tand %d evictions, %d expiries\n", info.Deletes, info.Evictions, info.Expired)
 	fmt.Fprintf(w, "allocations\t%d\tand %d frees\n", info.Allocs, info.Frees)
 	fmt.Fprintf(w, "by memory\t%d\trequests of busy clients, which no message carried\n", info.Posted)
+	full := ""
+	if info.LogFull {
+		full = "; its disk is full"
+	}
+	fmt.Fprintf(w, "log\t%s\tafter %d checkpoints, %d failed%s\n", config.FormatSize(info.LogBytes), info.Checkpoints, info.FailedCheckpoints, full)
 	fmt.Fprintf(w, "reaped\t%d\tdead clients\n", info.Reaped)
 	fmt.Fprintf(w, "denied\t%d\trequests\n", info.Denied)
 	if info.Settling > 0 {

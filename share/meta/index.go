@@ -31,6 +31,7 @@ type Entry struct {
 	pins       map[uint64]uint32 // by session
 	prev, next *Entry            // LRU
 	at         int               // in the heap of expiries, from 1; 0 if not in it
+	snap       uint64            // the last snapshot that has it, or that it is younger than
 }
 
 // Pinned reports whether some session has pinned the entry.
@@ -59,7 +60,16 @@ type Index struct {
 	regions map[uint64]map[*Entry]struct{}
 	pages   map[uint32]*Entry
 	pinned  map[uint64]map[*Entry]struct{} // by session
+	logged  int64                          // see Logged
+	snap    uint64                         // number of the last snapshot that has begun
+	save    func(*Entry)                   // of the snapshot that is being taken, or nil
 }
+
+// What the log needs for an entry and for a pin, beside the key, about.
+const (
+	entryBytes = 64
+	pinBytes   = 48
+)
 
 // NewIndex returns an empty index.
 func NewIndex() *Index {
@@ -96,6 +106,42 @@ func (x *Index) All() iter.Seq[*Entry] {
 	}
 }
 
+// Logged returns about how many bytes of a log say what the index holds.
+func (x *Index) Logged() int64 { return x.logged }
+
+func (x *Index) countPins(e *Entry, n int64) { x.logged += n * (pinBytes + int64(len(e.Key))) }
+
+// snapshotStep is how many entries a snapshot looks at between two pauses.
+const snapshotStep = 128
+
+// Snapshot calls save once with every entry that is in the index now, with its
+// pins as they are now. Every so often it calls pause, in which the index may be
+// used and changed, so that nobody has to wait for the whole snapshot; if pause
+// returns false, the snapshot ends early. An entry that is about to be changed
+// or deleted is saved before.
+//
+// Preconditions: no other snapshot is being taken.
+func (x *Index) Snapshot(save func(*Entry), pause func() bool) {
+	x.snap++
+	x.save = save
+	defer func() { x.save = nil }()
+	n := 0
+	for _, e := range x.keys { // what is added meanwhile may come, and is not kept
+		x.keep(e)
+		if n++; n%snapshotStep == 0 && !pause() {
+			return
+		}
+	}
+}
+
+// keep saves an entry if a snapshot is being taken that does not have it yet.
+func (x *Index) keep(e *Entry) {
+	if x.save != nil && e.snap != x.snap {
+		e.snap = x.snap
+		x.save(e)
+	}
+}
+
 // OfRegion iterates over the entries that lie in a region.
 func (x *Index) OfRegion(region uint64) iter.Seq[*Entry] {
 	return func(yield func(*Entry) bool) {
@@ -115,7 +161,9 @@ func (x *Index) Put(e *Entry) {
 		panic("BUG: a key is registered twice")
 	}
 	x.keys[e.Key] = e
+	e.snap = x.snap // a snapshot that is being taken is of before
 	x.bytes += e.Length
+	x.logged += entryBytes + int64(len(e.Key))
 	x.pages[e.Page] = e
 	add(x.regions, e.Region, e)
 	x.link(e)
@@ -128,6 +176,11 @@ func (x *Index) Put(e *Entry) {
 //
 // Preconditions: it is in the index.
 func (x *Index) Delete(e *Entry) {
+	x.keep(e)
+	for _, n := range e.pins {
+		x.countPins(e, -int64(n))
+	}
+	x.logged -= entryBytes + int64(len(e.Key))
 	delete(x.keys, e.Key)
 	x.bytes -= e.Length
 	delete(x.pages, e.Page)
@@ -144,6 +197,8 @@ func (x *Index) Delete(e *Entry) {
 
 // Pin counts one more pin of a session.
 func (x *Index) Pin(e *Entry, session uint64) {
+	x.keep(e)
+	x.countPins(e, 1)
 	if e.pins == nil {
 		e.pins = map[uint64]uint32{}
 	}
@@ -154,9 +209,12 @@ func (x *Index) Pin(e *Entry, session uint64) {
 // Unpin takes one pin of the session away; false if it has none.
 func (x *Index) Unpin(e *Entry, session uint64) bool {
 	n := e.pins[session]
-	switch n {
-	case 0:
+	if n == 0 {
 		return false
+	}
+	x.keep(e)
+	x.countPins(e, -1)
+	switch n {
 	case 1:
 		delete(e.pins, session)
 		remove(x.pinned, session, e)
@@ -169,6 +227,8 @@ func (x *Index) Unpin(e *Entry, session uint64) bool {
 // UnpinAll takes all pins of a session away.
 func (x *Index) UnpinAll(session uint64) {
 	for e := range x.pinned[session] {
+		x.keep(e)
+		x.countPins(e, -int64(e.pins[session]))
 		delete(e.pins, session)
 	}
 	delete(x.pinned, session)

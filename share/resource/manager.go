@@ -186,6 +186,9 @@ func (m *Manager) Pool(name string) *Pool {
 // Region returns the region, or nil if it does not exist or is freed.
 func (m *Manager) Region(id uint64) *Region { return m.regions[id] }
 
+// Len returns the number of regions.
+func (m *Manager) Len() int { return len(m.regions) }
+
 // Regions iterates over the regions in the order of their numbers.
 func (m *Manager) Regions() iter.Seq[*Region] {
 	return func(yield func(*Region) bool) {

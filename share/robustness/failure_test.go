@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
 	"polder/share"
@@ -317,61 +316,6 @@ func program(t *testing.T, dir string) {
 	untilEmpty(t, observer)
 	if err := observer.Close(); err != nil {
 		t.Fatal(err)
-	}
-}
-
-func TestFullDiskIsToldAndHealed(t *testing.T) {
-	// A file system of its own, in a mount namespace that ends with the
-	// daemon; where that takes a privilege, in a user namespace, too.
-	dir := t.TempDir()
-	cmd := self(t, "daemon", dir, "", envPool+"=memfd:1MiB", envTmpfs+"=256k")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS}
-	if os.Getuid() != 0 {
-		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
-		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}}
-		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}
-	}
-	d := start(t, cmd)
-	c := open(t, dir)
-	put(t, c, "kept", "value")
-	written := 0
-	err := fillLog(c, &written)
-	if !errors.Is(err, share.ErrNoLog) {
-		t.Fatalf("a full disk: got %v, want %v", err, share.ErrNoLog)
-	}
-	wantValue(t, c, "kept", "value")
-	wantValue(t, open(t, dir), "kept", "value")
-	if err := d.cmd.Process.Signal(syscall.SIGUSR1); err != nil {
-		t.Fatal(err)
-	}
-	until(t, "there is room again", func() bool {
-		err := c.Delete(context.Background(), "kept")
-		if err != nil && !errors.Is(err, share.ErrNoLog) {
-			t.Fatal(err)
-		}
-		return err == nil
-	})
-	put(t, c, "again", "another")
-	wantValue(t, c, "again", "another")
-	t.Logf("the disk was full after %d puts and deletes; nothing acknowledged was lost, and it healed", written)
-}
-
-// fillLog puts and deletes until an error.
-func fillLog(c *share.Client, written *int) error {
-	ctx := context.Background()
-	key := "k" + string(make([]byte, 500))
-	for {
-		p, err := c.Alloc(ctx)
-		if err != nil {
-			return err
-		}
-		if _, err := c.Put(ctx, key, p, 1); err != nil {
-			return errors.Join(err, p.Free())
-		}
-		if err := c.Delete(ctx, key); err != nil {
-			return err
-		}
-		*written++
 	}
 }
 

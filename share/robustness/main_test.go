@@ -42,6 +42,9 @@ const (
 	envArgs   = "SHARE_TEST_ARGS"  // of the role
 	killed    = ".killed"          // suffix of the file that says that it has happened
 	smallPage = 16 << 10
+
+	fillerSize = 96 << 10 // of what another program has on the daemon's disk
+	toldName   = "told"   // the file in the daemon's directory that it logs to
 )
 
 func TestMain(m *testing.M) {
@@ -119,7 +122,7 @@ func beDaemon() error {
 			<-free
 			os.Remove(filepath.Join(state, "filler"))
 		}()
-		if err := os.WriteFile(filepath.Join(state, "filler"), make([]byte, 96<<10), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(state, "filler"), make([]byte, fillerSize), 0o600); err != nil {
 			return err
 		}
 	}
@@ -131,11 +134,13 @@ func beDaemon() error {
 		Dir: state, Socket: filepath.Join(dir, "s"), Pools: []resource.Spec{spec},
 		SegmentSize: 32 << 10, CheckpointBytes: 8 << 10, Tick: 5 * time.Millisecond,
 		SocketMode: 0o666, Poll: 50 * time.Millisecond, LRU: os.Getenv(envArgs) == "lru",
-		Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}
-	if os.Getenv(envTmpfs) != "" {
-		opt.CheckpointBytes = 1 << 30 // which would make room
+	told, err := os.OpenFile(filepath.Join(dir, toldName), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
 	}
+	defer told.Close()
+	opt.Log = slog.New(slog.NewTextHandler(told, nil))
 	if opt.Store, err = resource.ServiceStore(); err != nil {
 		return err
 	}

@@ -40,6 +40,12 @@ func (s *Server) Info() wire.Info {
 		Denied:    s.stats.denied.Load(),
 		Records:   s.stats.records.Load(),
 		Posted:    s.stats.posted.Load(),
+
+		Checkpoints:       s.stats.checkpoints.Load(),
+		FailedCheckpoints: s.stats.failedCheckpoints.Load(),
+		LogBytes:          s.log.Size(),
+		LogFull:           s.log.Starved() != nil,
+
 		Requests:  map[string]uint64{},
 	}
 	for r := range s.res.Regions() {

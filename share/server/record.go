@@ -166,7 +166,8 @@ func newEntry(r *resource.Region, page uint32, length, expires int64, key string
 	}
 }
 
-// snapshot adds the whole state to a checkpoint.
+// snapshot adds the state to a checkpoint, but for the keys and their pins,
+// which are added by and by: what they refer to comes first.
 //
 // Preconditions: s.mu is held.
 func (s *Server) snapshot(add func([]byte)) {
@@ -180,14 +181,21 @@ func (s *Server) snapshot(add func([]byte)) {
 	}
 	for r := range s.res.Regions() {
 		add(encodeRegion(b[:0], r))
-		for e := range s.idx.OfRegion(r.ID) {
-			b = encodePutHead(b[:0], r.ID)
-			add(encodePut(b, e.Page-r.Base, e.Length, e.Expires, []byte(e.Key)))
-			for id, n := range e.Pins() {
-				for range n {
-					add(b[:0].U8(recPin).U64(id).String(e.Key))
-				}
-			}
+	}
+}
+
+// snapshotEntry adds a key and its pins. It returns b, which it writes over.
+//
+// Preconditions: s.mu is held.
+func (s *Server) snapshotEntry(b wire.Writer, e *meta.Entry, add func([]byte)) wire.Writer {
+	b = encodePutHead(b[:0], e.Region)
+	b = encodePut(b, e.Page-s.res.Region(e.Region).Base, e.Length, e.Expires, []byte(e.Key))
+	add(b)
+	for id, n := range e.Pins() {
+		b = b[:0].U8(recPin).U64(id).String(e.Key)
+		for range n {
+			add(b)
 		}
 	}
+	return b
 }

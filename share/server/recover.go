@@ -33,7 +33,9 @@ func (s *Server) recover() error {
 	bootFile := filepath.Join(s.opt.Dir, "boot")
 	before, err := os.ReadFile(bootFile)
 	restarted := err == nil && string(before) != boot
-	log, found, err := wal.Open(logDir(s.opt.Dir), wal.Options{SegmentSize: s.opt.SegmentSize, Restarted: restarted}, s.replay)
+	log, found, err := wal.Open(logDir(s.opt.Dir), wal.Options{
+		SegmentSize: s.opt.SegmentSize, Restarted: restarted, Starved: s.logStarved,
+	}, s.replay)
 	if err != nil {
 		return err
 	}

@@ -47,8 +47,9 @@ type Options struct {
 	LRU bool
 	// Sync makes every record be synced, whatever memory it is about.
 	Sync bool
-	// CheckpointBytes is how much log may pile up before a checkpoint. The
-	// default is 64 MiB.
+	// CheckpointBytes is the least log that is worth a checkpoint; besides,
+	// more of the log must be dead than alive, or the disk be full. The default
+	// is 16 MiB.
 	CheckpointBytes int64
 	// SegmentSize is the size of a log segment. The default is 4 MiB.
 	SegmentSize int64
@@ -98,6 +99,8 @@ type Server struct {
 	kick   chan struct{} // asks for maintenance at once
 	poller *poller
 
+	saver saver
+
 	mu       sync.Mutex // guards everything below
 	res      *resource.Manager
 	idx      *meta.Index
@@ -130,6 +133,7 @@ type removal struct {
 type counters struct {
 	puts, existed, lookups, hits, deletes, evictions, expired atomic.Uint64
 	allocs, frees, reaped, denied, records, posted            atomic.Uint64
+	checkpoints, failedCheckpoints                            atomic.Uint64
 	requests                                                  [wire.Bye + 1]atomic.Uint64
 }
 
@@ -148,7 +152,7 @@ func (o *Options) setDefaults() error {
 		o.SocketMode = 0o600
 	}
 	if o.CheckpointBytes == 0 {
-		o.CheckpointBytes = 64 << 20
+		o.CheckpointBytes = 16 << 20
 	}
 	if o.MaxConns == 0 {
 		o.MaxConns = 16384
@@ -200,6 +204,7 @@ func newServer(opt Options) *Server {
 		settling: map[uint64]*session{},
 		recalls:  map[uint64]bool{},
 		gate:     accept.NewGate(opt.Log, helloTimeout),
+		saver:    saver{kick: make(chan struct{}, 1)},
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.poller = newPoller(s, opt.Poll)
@@ -228,6 +233,7 @@ func (s *Server) start() error {
 	}
 	s.serving = true
 	s.wg.Go(s.maintain)
+	s.wg.Go(s.keepLogShort)
 	s.wg.Go(s.poller.run)
 	s.wg.Go(s.acceptLocal)
 	if s.opt.Remote != nil {
@@ -421,19 +427,6 @@ func (s *Server) Rescan() error {
 // needs any more.
 func (s *Server) Settle() { s.finish(true) }
 
-// Checkpoint saves a checkpoint now.
-func (s *Server) Checkpoint() error {
-	s.mu.Lock()
-	if s.closed {
-		s.mu.Unlock()
-		return wal.ErrClosed
-	}
-	snap := s.log.Snapshot()
-	s.snapshot(snap.Add)
-	s.mu.Unlock()
-	return s.log.Save(snap)
-}
-
 // maintain looks after what no request and no event tells of.
 func (s *Server) maintain() {
 	tick := time.NewTicker(s.opt.Tick)
@@ -457,11 +450,6 @@ func (s *Server) maintain() {
 			s.opt.Log.Error("cannot commit the log", "err", err)
 		}
 		s.finish(true)
-		if s.log.Since() > s.opt.CheckpointBytes {
-			if err := s.Checkpoint(); err != nil {
-				s.opt.Log.Error("cannot save a checkpoint", "err", err)
-			}
-		}
 	}
 }
 

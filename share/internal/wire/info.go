@@ -30,6 +30,11 @@ type Info struct {
 	Records   uint64            `json:"log_records"`
 	Posted    uint64            `json:"posted"` // requests that came by mailbox
 	Requests  map[string]uint64 `json:"requests"`
+
+	Checkpoints       uint64 `json:"checkpoints"`
+	FailedCheckpoints uint64 `json:"failed_checkpoints"`
+	LogBytes          int64  `json:"log_bytes"`          // that a restart would read
+	LogFull           bool   `json:"log_full,omitempty"` // there is no room for the next segment of the log
 }
 
 // PoolInfo describes a pool.

@@ -1,0 +1,183 @@
+package robustness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"polder/share"
+)
+
+// smallDisk runs a daemon whose state lies on a file system of 256 KiB, of which
+// a filler has 96, in a mount namespace that ends with it; where that takes a
+// privilege, in a user namespace, too. SIGUSR1 takes the filler away.
+func smallDisk(t *testing.T) (dir string, d *actor) {
+	t.Helper()
+	dir = t.TempDir()
+	cmd := self(t, "daemon", dir, "", envPool+"=memfd:1MiB", envTmpfs+"=256k")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS}
+	if os.Getuid() != 0 {
+		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
+		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}}
+		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}
+	}
+	return dir, start(t, cmd)
+}
+
+// TestTheLogOfDeadRecordsNeverFillsTheDisk puts and deletes many times what the
+// disk could hold.
+func TestTheLogOfDeadRecordsNeverFillsTheDisk(t *testing.T) {
+	dir, _ := smallDisk(t)
+	c := open(t, dir)
+	put(t, c, "kept", "value")
+	for i := range 3000 { // each takes more than 1 KiB of the log
+		if err := putAndDelete(c); err != nil {
+			t.Fatalf("round %d: %v: %+v", i, err, stats(t, c))
+		}
+	}
+	wantValue(t, c, "kept", "value")
+}
+
+// putAndDelete makes a put and a delete that leave nothing but records.
+func putAndDelete(c *share.Client) error {
+	ctx := context.Background()
+	key := "k" + string(make([]byte, 500))
+	p, err := c.Alloc(ctx)
+	if err != nil {
+		return err
+	}
+	if _, err := c.Put(ctx, key, p, 1); err != nil {
+		return errors.Join(err, p.Free())
+	}
+	return c.Delete(ctx, key)
+}
+
+// TestFullDiskIsToldAndHealed has what is alive outgrow the disk: what changes
+// anything is refused, checkpoints fail again and again, and nobody who only
+// reads notices; once there is room, everything goes on by itself.
+func TestFullDiskIsToldAndHealed(t *testing.T) {
+	dir, d := smallDisk(t)
+	c := open(t, dir)
+	long := strings.Repeat("kept", 120)
+	put(t, c, long, "value")
+	var err error
+	pins := 0
+	for err == nil {
+		if err = c.Pin(t.Context(), long); err == nil {
+			pins++
+			err = putAndDelete(c)
+		}
+	}
+	if !errors.Is(err, share.ErrNoLog) || !strings.Contains(err.Error(), "no space left") {
+		t.Fatalf("a full disk: got %v, want %v, and why", err, share.ErrNoLog)
+	}
+	wantValue(t, c, long, "value")
+	wantValue(t, open(t, dir), long, "value")
+	before := stats(t, c)
+	if !before.LogFull {
+		t.Errorf("the statistics do not say that the log has no room: %+v", before)
+	}
+	until(t, "checkpoints fail again", func() bool {
+		if found, err := c.Exists(t.Context(), long); err != nil || !found {
+			t.Fatalf("while checkpoints fail: found %v, %v", found, err)
+		}
+		return stats(t, c).FailedCheckpoints >= before.FailedCheckpoints+2
+	})
+	told, err := os.ReadFile(filepath.Join(dir, toldName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, what := range []string{"the log has no room", "it is tried again, with pauses"} {
+		if n := strings.Count(string(told), what); n != 1 {
+			t.Errorf("%q is told %d times, want once:\n%s", what, n, told)
+		}
+	}
+	if err := d.cmd.Process.Signal(syscall.SIGUSR1); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "there is room again", func() bool {
+		err := putAndDelete(c)
+		if err != nil && !errors.Is(err, share.ErrNoLog) && !errors.Is(err, share.ErrFull) {
+			t.Fatal(err)
+		}
+		return err == nil
+	})
+	until(t, "it is told", func() bool {
+		told, err := os.ReadFile(filepath.Join(dir, toldName))
+		return err == nil && strings.Contains(string(told), "the log has room again") && !stats(t, c).LogFull
+	})
+	wantValue(t, c, long, "value")
+	t.Logf("the disk was full after %d pins; nothing acknowledged was lost, and it healed", pins)
+}
+
+// TestDaemonKilledDuringACheckpoint changes keys while a checkpoint is taken off
+// the lock, kills the daemon at every step of that, and compares what is there
+// after the restart with what was acknowledged.
+func TestDaemonKilledDuringACheckpoint(t *testing.T) {
+	steps := []string{"daemon.snapshot-paused\t1", "daemon.snapshot-paused\t3", "daemon.snapshot-paused\t9", "wal.checkpoint-begun\t2",
+		"wal.checkpoint-written\t1", "wal.checkpoint-named\t1", "wal.segment-dropped\t1", "wal.checkpoint-written\t3"}
+	for _, step := range steps {
+		t.Run(strings.ReplaceAll(step, "\t", "@"), func(t *testing.T) {
+			fail := filepath.Join(t.TempDir(), "fail")
+			if err := os.WriteFile(fail, []byte(step), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			dir, _ := keep(t, "memfd:4MiB", "", envFail+"="+fail)
+			cfg := config(dir)
+			cfg.PageSize, cfg.RegionSize = 4<<10, 1<<20
+			open(t, dir) // it answers
+			c, err := share.Open(t.Context(), cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			want := map[string]string{}
+			change := func() {
+				key := fmt.Sprint("k", rand.IntN(800))
+				if _, there := want[key]; there && rand.IntN(2) > 0 {
+					if err := c.Delete(t.Context(), key); err != nil {
+						t.Fatal(err)
+					}
+					delete(want, key)
+				} else if !there {
+					value := fmt.Sprint(key, rand.Int())
+					put(t, c, key, value)
+					want[key] = value
+				}
+			}
+			for len(want) < 400 {
+				change()
+			}
+			until(t, "the daemon is killed", func() bool {
+				for range 20 {
+					change()
+				}
+				_, err := os.Stat(fail + killed)
+				return err == nil
+			})
+			other := open(t, dir) // it is back
+			got := 0
+			for k, err := range other.Keys(t.Context(), "") {
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, there := want[k.Key]; !there {
+					t.Errorf("%s is there again, although its deletion was acknowledged", k.Key)
+				}
+				got++
+			}
+			if got != len(want) {
+				t.Errorf("%d keys are there, want %d", got, len(want))
+			}
+			for key, value := range want {
+				wantValue(t, other, key, value)
+			}
+		})
+	}
+}

@@ -1,0 +1,148 @@
+package server
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"polder/internal/failpoint"
+	"polder/internal/wal"
+	"polder/share/internal/wire"
+	"polder/share/meta"
+)
+
+// While checkpoints fail, the next is tried after a pause that doubles from
+// firstRetry to lastRetry.
+const (
+	firstRetry = 100 * time.Millisecond
+	lastRetry  = 30 * time.Second
+)
+
+// saver decides when a checkpoint is worth while. A checkpoint is taken off
+// Server.mu, but for moments: see Checkpoint.
+type saver struct {
+	kick  chan struct{} // asks at once
+	mu    sync.Mutex    // held during a checkpoint; taken before Server.mu
+	pause time.Duration // after a failure; keepLogShort's
+	again time.Time     // when it may be tried again; keepLogShort's
+	full  bool          // it was told that the disk is full; keepLogShort's
+}
+
+// keepLogShort saves checkpoints when they are due, and tells of a full disk,
+// until the server closes.
+func (s *Server) keepLogShort() {
+	tick := time.NewTicker(s.opt.Tick)
+	defer tick.Stop()
+	for {
+		select {
+		case <-s.ctx.Done():
+			return
+		case <-s.saver.kick:
+		case <-tick.C:
+		}
+		starved := s.log.Starved()
+		s.tellOfDisk(starved)
+		now := time.Now()
+		if now.Before(s.saver.again) {
+			continue
+		}
+		live := s.liveLog()
+		err := s.log.Reserve(live)
+		if s.checkpointDue(live, starved != nil || err != nil) {
+			err = s.Checkpoint()
+			s.tellOfCheckpoint(err)
+		}
+		if err == nil {
+			s.saver.pause, s.saver.again = 0, time.Time{}
+			continue
+		}
+		s.saver.pause = min(max(2*s.saver.pause, firstRetry), lastRetry)
+		s.saver.again = now.Add(s.saver.pause)
+	}
+}
+
+// checkpointDue reports whether a checkpoint is worth while: when more of the
+// log is dead than alive, or when the disk is full and some of it is dead.
+func (s *Server) checkpointDue(live int64, full bool) bool {
+	since, dead := s.log.Since(), s.log.Size()-live
+	if full {
+		return since > 0 && dead > live/16
+	}
+	return since > s.opt.CheckpointBytes && dead > live
+}
+
+// liveLog returns about how many bytes a checkpoint would have.
+func (s *Server) liveLog() int64 {
+	const other = 128 // bytes of a session or a region
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.idx.Logged() + other*int64(len(s.sessions)+s.res.Len()+1)
+}
+
+// tellOfDisk tells once that the disk is full, and once that it no longer is.
+func (s *Server) tellOfDisk(starved error) {
+	switch {
+	case starved != nil && !s.saver.full:
+		s.opt.Log.Error("the log has no room: when its last segment is full, what changes anything is refused until there is room", "err", starved)
+	case starved == nil && s.saver.full:
+		s.opt.Log.Info("the log has room again")
+	}
+	s.saver.full = starved != nil
+}
+
+// tellOfCheckpoint counts a checkpoint, and tells of the first of several that
+// fail.
+func (s *Server) tellOfCheckpoint(err error) {
+	switch {
+	case err == nil:
+		s.stats.checkpoints.Add(1)
+		if s.saver.pause > 0 {
+			s.opt.Log.Info("checkpoints can be saved again")
+		}
+	default:
+		s.stats.failedCheckpoints.Add(1)
+		if s.saver.pause == 0 {
+			s.opt.Log.Error("cannot save a checkpoint; it is tried again, with pauses, and the log grows meanwhile", "err", err)
+		}
+	}
+}
+
+// logStarved is told that the log has no room.
+func (s *Server) logStarved(error) {
+	select {
+	case s.saver.kick <- struct{}{}:
+	default:
+	}
+}
+
+// Checkpoint saves a checkpoint now. Requests go on meanwhile: s.mu is held for
+// what there is little of, and then for some keys at a time, and nothing is
+// written under it. What the checkpoint holds is nevertheless the state of one
+// moment, that of its first record: see meta.Index.Snapshot.
+func (s *Server) Checkpoint() error {
+	s.saver.mu.Lock()
+	defer s.saver.mu.Unlock()
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return wal.ErrClosed
+	}
+	snap := s.log.Snapshot()
+	s.snapshot(snap.Add)
+	var rec wire.Writer
+	save := func(e *meta.Entry) { rec = s.snapshotEntry(rec, e, snap.Add) }
+	var err error
+	s.idx.Snapshot(save, func() bool {
+		s.mu.Unlock()
+		err = snap.Flush()
+		failpoint.Hit("daemon.snapshot-paused")
+		s.mu.Lock()
+		return err == nil
+	})
+	s.mu.Unlock()
+	if err != nil {
+		snap.Discard()
+		return fmt.Errorf("cannot save a checkpoint: %w", err)
+	}
+	return s.log.Save(snap)
+}
