@@ -19,6 +19,14 @@
 // the disk; records about files and DAX devices are synced. Options.Sync makes
 // all be synced.
 //
+// A checkpoint makes the log short. It is due when more of the log is dead than
+// alive, or, however little is dead, when there is no room for the log's next
+// segment: its own room is held for it beforehand. It is taken off s.mu, which
+// it holds for some keys at a time. One that fails is tried again with pauses
+// that grow to half a minute, and told once. While the disk is full, requests
+// that append are refused, others are served, and as soon as there is room all
+// are served again.
+//
 // # Sessions
 //
 // A client is a session, which may have several connections, and which goes on

@@ -46,7 +46,7 @@ func (s *Server) Info() wire.Info {
 		LogBytes:          s.log.Size(),
 		LogFull:           s.log.Starved() != nil,
 
-		Requests:  map[string]uint64{},
+		Requests: map[string]uint64{},
 	}
 	for r := range s.res.Regions() {
 		info.Regions++
