@@ -37,8 +37,9 @@ type Config struct {
 	// CacheKeys is how many keys' places are remembered. The default is 65536;
 	// a negative number means none.
 	CacheKeys int
-	// Patience is how long calls wait for a daemon that restarts. The default
-	// is 10 s. A call's context may end the wait sooner.
+	// Patience is how long Open and calls wait for a daemon that restarts, or
+	// that is there and does not answer. The default is 10 s. A call's context
+	// may end the wait sooner.
 	Patience time.Duration
 }
 
@@ -173,19 +174,18 @@ func (c *Client) ID() uint64 {
 func (c *Client) PageSize() int { return c.cfg.PageSize }
 
 // attach connects, says who the client is and what it looks at, and asks for
-// notices.
+// notices. It waits as long as the client's patience lasts.
 func (c *Client) attach(ctx context.Context) error {
-	conn, err := fdpass.Dial(c.cfg.Socket)
+	ctx, cancel := context.WithTimeoutCause(ctx, c.cfg.Patience, c.impatient())
+	defer cancel()
+	conn, err := fdpass.DialContext(ctx, c.cfg.Socket)
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
-	if deadline, ok := ctx.Deadline(); ok {
-		conn.SetDeadline(deadline)
-	}
 	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
 	err = c.greet(conn)
-	if !stop() && err == nil {
-		err = ctx.Err()
+	if !stop() {
+		err = context.Cause(ctx)
 	}
 	if err == nil {
 		err = conn.SetDeadline(time.Time{})
@@ -443,7 +443,7 @@ const goodbyeTime = 3 * time.Second
 // finds out by itself when this process is gone.
 func (c *Client) sayGoodbye(tok [16]byte, epoch uint64) error {
 	for until := time.Now().Add(min(c.cfg.Patience, goodbyeTime)); ; {
-		err := c.tryGoodbye(tok, epoch)
+		err := c.tryGoodbye(tok, epoch, until)
 		switch {
 		case err == nil, errors.Is(err, ErrNotFound): // the first try has done it
 			return nil
@@ -456,15 +456,12 @@ func (c *Client) sayGoodbye(tok [16]byte, epoch uint64) error {
 	}
 }
 
-func (c *Client) tryGoodbye(tok [16]byte, epoch uint64) error {
-	l, err := c.dialLane(tok, epoch)
+func (c *Client) tryGoodbye(tok [16]byte, epoch uint64, until time.Time) error {
+	l, err := c.dialLane(tok, epoch, until)
 	if err != nil {
 		return err
 	}
 	defer l.conn.Close()
-	if err := l.conn.SetDeadline(time.Now().Add(goodbyeTime)); err != nil {
-		return err
-	}
 	if err := l.conn.Send(wire.Writer(nil).U8(uint8(wire.Bye))); err != nil {
 		return err
 	}

@@ -31,7 +31,7 @@ type request struct {
 }
 
 // call sends a request on some lane and reads the answer. If the daemon is
-// restarting, it waits for it.
+// restarting or does not answer, it waits as long as the client's patience lasts.
 func (c *Client) call(ctx context.Context, q request) error {
 	if err := c.tryCall(ctx, q); err != nil {
 		return &OpError{Op: q.op, Key: q.key, Err: err}
@@ -40,6 +40,7 @@ func (c *Client) call(ctx context.Context, q request) error {
 }
 
 func (c *Client) tryCall(ctx context.Context, q request) error {
+	var until time.Time
 	for repeated := false; ; repeated = true {
 		switch o, err := c.post(ctx, q, repeated); { // fast path
 		case o == answered:
@@ -49,11 +50,14 @@ func (c *Client) tryCall(ctx context.Context, q request) error {
 		case o == lost:
 			repeated = true
 		}
-		l, err := c.takeLane(ctx)
+		if until.IsZero() {
+			until = time.Now().Add(c.cfg.Patience)
+		}
+		l, err := c.takeLane(ctx, until)
 		if err != nil {
 			return err
 		}
-		outcome, err := c.exchange(ctx, l, q, repeated)
+		outcome, err := c.exchange(ctx, l, q, repeated, until)
 		if outcome == answered {
 			c.putLane(l)
 			return err
@@ -67,7 +71,15 @@ func (c *Client) tryCall(ctx context.Context, q request) error {
 			return fmt.Errorf("%w: %w", ErrUncertain, err)
 		}
 		c.brokenLane(l.epoch)
+		if !time.Now().Before(until) {
+			return c.impatient()
+		}
 	}
+}
+
+// impatient is the error of a wait that has lasted too long.
+func (c *Client) impatient() error {
+	return fmt.Errorf("%w: it has not answered for %v", ErrUnavailable, c.cfg.Patience)
 }
 
 // outcome is what has become of a request. A lane is of no more use unless the
@@ -81,12 +93,14 @@ const (
 )
 
 // exchange sends one request and reads its answer.
-func (c *Client) exchange(ctx context.Context, l *lane, q request, repeated bool) (o outcome, err error) {
+func (c *Client) exchange(ctx context.Context, l *lane, q request, repeated bool, until time.Time) (o outcome, err error) {
+	if deadline, ok := ctx.Deadline(); ok && deadline.Before(until) {
+		until = deadline
+	}
+	if err := l.conn.SetDeadline(until); err != nil {
+		return unsent, err
+	}
 	if ctx.Done() != nil { // slow path: the wait has to be interruptible
-		deadline, _ := ctx.Deadline()
-		if err := l.conn.SetDeadline(deadline); err != nil {
-			return unsent, err
-		}
 		stop := context.AfterFunc(ctx, func() { l.conn.SetDeadline(time.Unix(1, 0)) })
 		defer stop()
 	}
@@ -118,7 +132,7 @@ func (c *Client) exchange(ctx context.Context, l *lane, q request, repeated bool
 }
 
 // takeLane returns an idle lane, or a new one.
-func (c *Client) takeLane(ctx context.Context) (*lane, error) {
+func (c *Client) takeLane(ctx context.Context, until time.Time) (*lane, error) {
 	for {
 		c.mu.Lock()
 		if c.closed {
@@ -132,7 +146,7 @@ func (c *Client) takeLane(ctx context.Context) (*lane, error) {
 		if !c.attached {
 			wait := c.changed
 			c.mu.Unlock()
-			if err := c.await(ctx, wait); err != nil {
+			if err := c.await(ctx, wait, until); err != nil {
 				return nil, err
 			}
 			continue
@@ -151,31 +165,35 @@ func (c *Client) takeLane(ctx context.Context) (*lane, error) {
 		if c.lanes >= maxLanes {
 			c.waiting++
 			c.mu.Unlock()
-			select {
-			case <-c.laneFree:
-			case <-ctx.Done():
+			if err := c.await(ctx, c.laneFree, until); err != nil {
 				// A lane that was offered to this call goes to the next.
 				c.mu.Lock()
 				if c.waiting > 0 {
 					c.waiting--
 				}
 				c.mu.Unlock()
-				return nil, ctx.Err()
+				return nil, err
 			}
 			continue
 		}
 		c.lanes++
 		tok, epoch := c.token, c.epoch.Load()
 		c.mu.Unlock()
-		l, err := c.dialLane(tok, epoch)
+		l, err := c.dialLane(tok, epoch, until)
 		if err == nil {
 			return l, nil
 		}
 		c.dropLane()
+		if !time.Now().Before(until) {
+			err = c.impatient()
+		}
 		if errors.Is(err, ErrDenied) || errors.Is(err, ErrBusy) || errors.Is(err, ErrInvalid) {
 			return nil, err
 		}
 		c.brokenLane(epoch)
+		if !time.Now().Before(until) {
+			return nil, err
+		}
 	}
 }
 
@@ -228,10 +246,10 @@ func (c *Client) brokenLane(epoch uint64) {
 	}
 }
 
-// await waits for a change of the attachment, as long as the client's patience
-// lasts.
-func (c *Client) await(ctx context.Context, changed <-chan struct{}) error {
-	timer := time.NewTimer(c.cfg.Patience)
+// await waits for a change of the attachment, or for a lane, until the client's
+// patience has an end.
+func (c *Client) await(ctx context.Context, changed <-chan struct{}, until time.Time) error {
+	timer := time.NewTimer(time.Until(until))
 	defer timer.Stop()
 	select {
 	case <-changed:
@@ -239,18 +257,22 @@ func (c *Client) await(ctx context.Context, changed <-chan struct{}) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-timer.C:
-		return fmt.Errorf("%w for %v", ErrUnavailable, c.cfg.Patience)
+		return c.impatient()
 	}
 }
 
-func (c *Client) dialLane(tok [16]byte, epoch uint64) (*lane, error) {
-	conn, err := fdpass.Dial(c.cfg.Socket)
+func (c *Client) dialLane(tok [16]byte, epoch uint64, until time.Time) (*lane, error) {
+	ctx, cancel := context.WithDeadline(context.Background(), until)
+	defer cancel()
+	conn, err := fdpass.DialContext(ctx, c.cfg.Socket)
 	if err != nil {
 		return nil, err
 	}
 	l := &lane{conn: conn, epoch: epoch}
 	l.req = helloMessage(wire.HelloLane, tok, c.cfg.Name, attachment{})
-	err = conn.Send(l.req)
+	if err = conn.SetDeadline(until); err == nil {
+		err = conn.Send(l.req)
+	}
 	if err == nil {
 		var msg []byte
 		var files []*os.File

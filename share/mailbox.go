@@ -93,7 +93,7 @@ func (c *Client) post(ctx context.Context, q request, repeated bool) (outcome, e
 	}
 	m.box.Post(slot, msg)
 	failpoint.Hit("client.posted")
-	if o, err := m.wait(ctx, slot); o != answered || err != nil {
+	if o, err := m.wait(ctx, slot, c.cfg.Patience); o != answered || err != nil {
 		return o, err
 	}
 	defer m.free(slot)
@@ -104,7 +104,7 @@ func (c *Client) post(ctx context.Context, q request, repeated bool) (outcome, e
 
 // wait returns when the answer is in the slot. If it fails, the slot is freed,
 // or left behind.
-func (m *mailbox) wait(ctx context.Context, slot int) (outcome, error) {
+func (m *mailbox) wait(ctx context.Context, slot int, patience time.Duration) (outcome, error) {
 	began, yields, yieldAt := time.Now(), false, yieldAfter
 	near := m.near.Load()
 	if near {
@@ -135,7 +135,7 @@ func (m *mailbox) wait(ctx context.Context, slot int) (outcome, error) {
 	}
 	for !m.box.Answered(slot) { // the daemon has taken it
 		switch {
-		case m.box.Broken():
+		case m.box.Broken(), time.Since(began) > patience:
 			m.leave(slot)
 			return lost, errGone
 		case ctx.Err() != nil:

@@ -11,6 +11,7 @@
 package fdpass
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -92,7 +93,10 @@ const dialTime = 5 * time.Second
 
 // Dial connects to the socket at path. While more clients connect than the
 // listener can take in, it tries again, for some seconds.
-func Dial(path string) (*Conn, error) {
+func Dial(path string) (*Conn, error) { return DialContext(context.Background(), path) }
+
+// DialContext is Dial that also ends when ctx does.
+func DialContext(ctx context.Context, path string) (*Conn, error) {
 	var until time.Time
 	for {
 		sock, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: path, Net: "unixpacket"})
@@ -102,7 +106,7 @@ func Dial(path string) (*Conn, error) {
 		if until.IsZero() {
 			until = time.Now().Add(dialTime)
 		}
-		if !errors.Is(err, unix.EAGAIN) || time.Now().After(until) {
+		if !errors.Is(err, unix.EAGAIN) || time.Now().After(until) || ctx.Err() != nil {
 			return nil, err
 		}
 		time.Sleep(time.Millisecond)
