@@ -47,6 +47,7 @@ type shareFlags struct {
 	grace      time.Duration
 	checkpoint int64
 	poll       time.Duration
+	maru       maruFlags
 }
 
 // newShare returns "polder share" with the tools that look into a running daemon.
@@ -76,7 +77,7 @@ func newShare() *cobra.Command {
 	fs.StringVar(&f.socketMode, "socket-mode", f.socketMode, "permissions of the socket, in `octal`")
 	fs.StringSliceVar(&f.pools, "pool", f.pools, "memory: memfd:`SIZE`, hugetlb:SIZE, file:DIRECTORY[:SIZE], dax:DEVICE[:SIZE]; may be repeated, paths may be patterns")
 	fs.IntSliceVar(&f.allow, "allow-uid", nil, "`user` ids that may connect, beside root and the daemon's own")
-	fs.StringSliceVar(&f.quotas, "quota", nil, "bytes of a tenant's regions: uid:1000=2GiB, cn:NAME=SIZE, or `*=SIZE` for all others")
+	fs.StringSliceVar(&f.quotas, "quota", nil, "bytes of a tenant's regions: uid:1000=2GiB, cn:NAME=SIZE, maru=SIZE for clients of Maru's by TCP, or `*=SIZE` for all others")
 	fs.BoolVar(&f.lru, "lru", false, "when the pool is full, evict unpinned keys that were not used for longest")
 	fs.BoolVar(&f.sync, "sync", false, "sync every record of the log, also about memory that does not survive the loss of power")
 	fs.Var(config.NewDuration(&f.poll, 0), "poll", "how long to look in shared memory for the next request of a busy client before it has to wake the daemon; 0 never does")
@@ -84,6 +85,7 @@ func newShare() *cobra.Command {
 	fs.Var(config.NewAddress(&f.listen, true), "listen", `where remote metadata clients connect, or "off"`)
 	fs.Var(config.NewDuration(&f.grace, time.Millisecond), "grace", "how long a remote client lives without a connection")
 	fs.Var(config.NewSize(&f.checkpoint, 4<<10, 0), "checkpoint", "the least log that is worth a checkpoint; besides, more of it must be dead than alive, or the disk be full")
+	f.maru.add(fs)
 	f.operator.Add(fs, "", listen.Client)
 	cmd.AddCommand(newShareLs(), newShareStats(), newShareTop(), newShareRm(), newBenchShareWorker())
 	return cmd
@@ -123,6 +125,17 @@ func (f *shareFlags) serve(ctx context.Context, s *server.Server, opt server.Opt
 	defer func() { err = errors.Join(err, s.Close()) }()
 	began := time.Now()
 	addrs := map[string]string{"share": f.socket}
+	collectors := s.Collectors()
+	door, err := f.maru.start(s, opt, op)
+	if err != nil {
+		return err
+	}
+	if door != nil {
+		defer door.Close()
+		directory, resources := door.Addrs()
+		addrs["maru"], addrs["maru-resources"] = strings.Join(directory, ","), resources
+		collectors = append(collectors, door.Collectors()...)
+	}
 	if op.Admin != "" {
 		lis, err := op.Security.Listen(listen.Admin, "admin", op.Admin)
 		if err != nil {
@@ -130,7 +143,7 @@ func (f *shareFlags) serve(ctx context.Context, s *server.Server, opt server.Opt
 		}
 		addrs["admin"] = lis.Addr().String()
 		a, err := op.StartAdmin(lis, admin.Config{
-			Status: func() any { return shareStatus(s, began, addrs) }, Health: func() error { return nil }, Collectors: s.Collectors(),
+			Status: func() any { return shareStatus(s, began, addrs) }, Health: func() error { return nil }, Collectors: collectors,
 		})
 		if err != nil {
 			return errors.Join(err, lis.Close())
@@ -220,6 +233,9 @@ func (f *shareFlags) options(op *operator.Control) (server.Options, error) {
 			return opt, err
 		}
 		opt.Pools = append(opt.Pools, spec)
+	}
+	if err := errors.Join(f.maru.check(opt.Pools, op), f.maru.options(&opt)); err != nil {
+		return opt, err
 	}
 	opt.Quotas = map[string]int64{}
 	for _, q := range f.quotas {

@@ -103,6 +103,10 @@ func TestWrongConfigurationIsRefusedWithWhatWasExpected(t *testing.T) {
 		"no such file or dir": {"ls", "--socket", "/nowhere/s"},
 		"--socket says where": {"stats", "--socket", "/nowhere/s"},
 		"needs the keys":      {"rm"},
+		"want tcp://HOST":     {"--maru", "maru://127.0.0.1:5555"},
+		"say --insecure":      {"--maru", "tcp://0.0.0.0:5555"},
+		"--maru-resources 0.": {"--maru", "ipc:///tmp/x", "--maru-resources", "0.0.0.0:9850"},
+		"memory by its path":  {"--maru", "tcp://127.0.0.1:0", "--pool", "hugetlb:2MiB"},
 	} {
 		dir := t.TempDir()
 		if strings.HasPrefix(args[0], "-") || args[0] == "now" {

@@ -88,13 +88,13 @@ func (t *shareTool) keys(ctx context.Context, w io.Writer, c *share.Client, pref
 }
 
 func (t *shareTool) regions(ctx context.Context, w io.Writer, c *share.Client) error {
-	t.head(w, "REGION\tPOOL\tSIZE\tPAGE\tSTATE\tOWNER\tTENANT\tREADERS\tREFERENCES")
+	t.head(w, "REGION\tPOOL\tSIZE\tPAGE\tKIND\tSTATE\tOWNER\tTENANT\tREADERS\tREFERENCES")
 	for r, err := range c.Regions(ctx) {
 		if err != nil {
 			return err
 		}
-		if err := t.row(w, r, "%d\t%s\t%s\t%s\t%s\t%016x\t%s\t%d\t%d\n", r.ID, r.Pool, config.FormatSize(r.Length),
-			config.FormatSize(r.PageSize), r.State, r.Owner, r.Tenant, r.Readers, r.Refs); err != nil {
+		if err := t.row(w, r, "%d\t%s\t%s\t%s\t%s\t%s\t%016x\t%s\t%d\t%d\n", r.ID, r.Pool, config.FormatSize(r.Length),
+			config.FormatSize(r.PageSize), r.Kind, r.State, r.Owner, r.Tenant, r.Readers, r.Refs); err != nil {
 			return err
 		}
 	}

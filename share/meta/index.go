@@ -12,8 +12,10 @@
 package meta
 
 import (
+	"cmp"
 	"container/heap"
 	"iter"
+	"slices"
 )
 
 // Entry is a registered key.
@@ -23,7 +25,7 @@ type Entry struct {
 	Owner   uint64 // of the region, 0 if it has left: whose LRU list it is on
 	Offset  int64  // in the region
 	Length  int64
-	Page    uint32 // in the table of page words
+	Page    uint32 // in the table of page words; 0 if it lies in a region of Maru's
 	LSN     uint64 // of the record that registered it
 	Expires int64  // Unix time in milliseconds, 0 for never
 	Durable bool   // the record must be on the medium, as the bytes are
@@ -36,6 +38,10 @@ type Entry struct {
 
 // Pinned reports whether some session has pinned the entry.
 func (e *Entry) Pinned() bool { return len(e.pins) > 0 }
+
+// Maru reports whether the entry lies in a region of Maru's, anywhere, and so in
+// no page.
+func (e *Entry) Maru() bool { return e.Page == 0 }
 
 // PinsOf returns how often a session has pinned the entry.
 func (e *Entry) PinsOf(session uint64) uint32 { return e.pins[session] }
@@ -59,6 +65,8 @@ type Index struct {
 	expiry  expiryHeap
 	regions map[uint64]map[*Entry]struct{}
 	pages   map[uint32]*Entry
+	spans   map[uint64][]*Entry            // of Maru's regions, in the order of their offsets
+	filled  map[uint64]int64               // bytes of the keys of Maru's regions
 	pinned  map[uint64]map[*Entry]struct{} // by session
 	logged  int64                          // see Logged
 	snap    uint64                         // number of the last snapshot that has begun
@@ -78,6 +86,8 @@ func NewIndex() *Index {
 		lru:     map[uint64]*Entry{},
 		regions: map[uint64]map[*Entry]struct{}{},
 		pages:   map[uint32]*Entry{},
+		spans:   map[uint64][]*Entry{},
+		filled:  map[uint64]int64{},
 		pinned:  map[uint64]map[*Entry]struct{}{},
 	}
 }
@@ -164,7 +174,13 @@ func (x *Index) Put(e *Entry) {
 	e.snap = x.snap // a snapshot that is being taken is of before
 	x.bytes += e.Length
 	x.logged += entryBytes + int64(len(e.Key))
-	x.pages[e.Page] = e
+	if e.Maru() {
+		at, _ := x.span(e.Region, e.Offset)
+		x.spans[e.Region] = slices.Insert(x.spans[e.Region], at, e)
+		x.filled[e.Region] += e.Length
+	} else {
+		x.pages[e.Page] = e
+	}
 	add(x.regions, e.Region, e)
 	x.link(e)
 	if e.Expires != 0 {
@@ -183,7 +199,17 @@ func (x *Index) Delete(e *Entry) {
 	x.logged -= entryBytes + int64(len(e.Key))
 	delete(x.keys, e.Key)
 	x.bytes -= e.Length
-	delete(x.pages, e.Page)
+	if e.Maru() {
+		at, _ := x.span(e.Region, e.Offset)
+		if x.spans[e.Region] = slices.Delete(x.spans[e.Region], at, at+1); len(x.spans[e.Region]) == 0 {
+			delete(x.spans, e.Region)
+		}
+		if x.filled[e.Region] -= e.Length; x.filled[e.Region] == 0 {
+			delete(x.filled, e.Region)
+		}
+	} else {
+		delete(x.pages, e.Page)
+	}
 	remove(x.regions, e.Region, e)
 	for s := range e.pins {
 		remove(x.pinned, s, e)
@@ -193,6 +219,32 @@ func (x *Index) Delete(e *Entry) {
 	if e.at != 0 {
 		heap.Remove(&x.expiry, e.at-1)
 	}
+}
+
+// Spans returns the entries of one of Maru's regions in the order of their
+// offsets. The caller must not keep it.
+func (x *Index) Spans(region uint64) []*Entry { return x.spans[region] }
+
+// BytesOf returns the sum of the lengths of the entries of one of Maru's regions.
+func (x *Index) BytesOf(region uint64) int64 { return x.filled[region] }
+
+// span finds where in a region's spans an entry at offset is, or belongs.
+func (x *Index) span(region uint64, offset int64) (int, bool) {
+	return slices.BinarySearchFunc(x.spans[region], offset, func(e *Entry, offset int64) int { return cmp.Compare(e.Offset, offset) })
+}
+
+// Overlap returns an entry of one of Maru's regions that has bytes in
+// [offset, offset+length), or nil.
+func (x *Index) Overlap(region uint64, offset, length int64) *Entry {
+	at, found := x.span(region, offset)
+	spans := x.spans[region]
+	switch {
+	case found, at < len(spans) && spans[at].Offset < offset+length:
+		return spans[at]
+	case at > 0 && spans[at-1].Offset+spans[at-1].Length > offset:
+		return spans[at-1]
+	}
+	return nil
 }
 
 // Pin counts one more pin of a session.

@@ -70,7 +70,7 @@ func (p *filePool) create(r *Region) error {
 	if err != nil {
 		return fmt.Errorf("cannot create the memory of region %d: %w", r.ID, err)
 	}
-	if err = f.Truncate(r.Length); err == nil && p.sync {
+	if err = f.Truncate(r.Length); err == nil && p.sync && !r.Maru { // else see reserve
 		// Space is promised now, so that no write into the mapping can fail.
 		if err = unix.Fallocate(int(f.Fd()), 0, 0, r.Length); err == nil {
 			err = errors.Join(f.Sync(), syncDir(p.dir))
@@ -82,6 +82,18 @@ func (p *filePool) create(r *Region) error {
 		return fmt.Errorf("cannot create the memory of region %d: %w", r.ID, err)
 	}
 	r.file = f
+	return nil
+}
+
+// reserve is the rest of create for Maru's regions.
+func (p *filePool) reserve(r *Region) error {
+	err := unix.Fallocate(int(r.file.Fd()), 0, 0, r.Length)
+	if err == nil && p.sync {
+		err = errors.Join(r.file.Sync(), syncDir(p.dir))
+	}
+	if err != nil {
+		return fmt.Errorf("cannot reserve the memory of region %d: %w", r.ID, err)
+	}
 	return nil
 }
 
@@ -107,7 +119,11 @@ func (p *filePool) reader(r *Region) (*os.File, error) { return reopen(r.file, o
 func (p *filePool) writer(r *Region) (*os.File, error) { return reopen(r.file, os.O_RDWR) }
 
 func (p *filePool) remove(r *Region) error {
-	return errors.Join(os.Remove(p.path(r)), r.file.Close())
+	var err error
+	if r.Evicted { // else who has it mapped keeps the memory
+		err = unix.Fallocate(int(r.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, r.Length)
+	}
+	return errors.Join(err, os.Remove(p.path(r)), r.file.Close())
 }
 
 // orphans removes the files of regions that are not known: allocations that a

@@ -21,6 +21,7 @@ import (
 	"math"
 	"os"
 	"slices"
+	"time"
 
 	"polder/share/internal/shm"
 	"polder/share/internal/wire"
@@ -48,10 +49,15 @@ type Region struct {
 	Base     uint32 // number of its first page in the table of page words
 	Owner    uint64 // session, 0 if the owner has left
 	Tenant   string // whose quota it counts for
+	Maru     bool   // Maru's clients open it by its path, and map it writable
 
 	State   State
 	Readers int // sessions other than the owner that map it
 	Refs    int // pages that hold a key or are looked at
+
+	// Of regions of Maru's only.
+	Used    time.Time // when a client of Maru's was last told of a key in it
+	Evicted bool      // it is freed although it may be mapped: its memory is taken back
 
 	pool *Pool
 	file *os.File
@@ -67,9 +73,22 @@ func (r *Region) FileOffset() int64 { return r.pool.back.offset(r) }
 // Durable says whether the region's bytes survive the loss of power.
 func (r *Region) Durable() bool { return r.pool.Durable() }
 
-// Shared says whether readers see the pool's own memory, whoever owns it, so
-// that it cannot be carved anew before they have unmapped it.
-func (r *Region) Shared() bool { return r.pool.spec.Kind == Dax }
+// Shared says whether readers see the pool's own memory, whoever owns it, or
+// hold on to it without being asked, so that it cannot be carved anew before
+// they have unmapped it.
+func (r *Region) Shared() bool { return r.pool.spec.Kind == Dax || r.Maru }
+
+// Path is where Maru's clients open the region. It names this region and no
+// other, for good.
+//
+// Preconditions: the region is Maru's.
+func (r *Region) Path() string { return r.pool.named().path(r) }
+
+// Reserve makes sure that every byte of the region has memory behind it, so
+// that nobody who touches one gets SIGBUS. It may take long.
+//
+// Preconditions: the region is Maru's, and nobody else knows of it.
+func (r *Region) Reserve() error { return r.pool.named().reserve(r) }
 
 // Writer opens a descriptor for the owner.
 func (r *Region) Writer() (*os.File, error) { return r.pool.back.writer(r) }
@@ -93,7 +112,10 @@ func (r *Region) Step(e Event) error {
 // Options tune a Manager.
 type Options struct {
 	Specs []Spec
-	Store Store  // keeps memfd regions over a restart; may be nil
+	Store Store // keeps memfd regions over a restart; may be nil
+	// Named is the directory, on tmpfs, of the regions of memfd pools that
+	// Maru's clients open by name. If it is empty, these pools have none.
+	Named string
 	Sysfs string // default "/sys"
 
 	// Quotas limit the bytes of the regions of a tenant. The tenant "*" stands
@@ -204,17 +226,36 @@ func (m *Manager) Regions() iter.Seq[*Region] {
 // if pool is empty, and makes its memory. The region is not yet known to the
 // Manager: the caller logs it and calls Install, or Discard.
 func (m *Manager) Carve(pool string, length, pageSize int64, owner uint64, tenant string) (*Region, error) {
+	return m.carve(Region{Pool: pool, Length: length, PageSize: pageSize, Owner: owner, Tenant: tenant})
+}
+
+// CarveMaru is Carve for Maru's clients: the region is one page, and has a name
+// in the file system. It is of no use before Reserve.
+func (m *Manager) CarveMaru(length int64, owner uint64, tenant string) (*Region, error) {
+	return m.carve(Region{Length: length, PageSize: length, Owner: owner, Tenant: tenant, Maru: true})
+}
+
+// CheckQuota reports whether a tenant may have so much more.
+func (m *Manager) CheckQuota(tenant string, length int64) error {
+	if quota, ok := m.quota(tenant); ok && m.used[tenant]+length > quota {
+		return fmt.Errorf("cannot carve %d bytes for %s, which has %d of %d: %w", length, tenant, m.used[tenant], quota, ErrQuota)
+	}
+	return nil
+}
+
+func (m *Manager) carve(want Region) (*Region, error) {
+	pool, length, pageSize, tenant := want.Pool, want.Length, want.PageSize, want.Tenant
 	if pageSize <= 0 || length < pageSize || length > math.MaxInt64/2 || length/pageSize > shm.MaxPages {
 		return nil, fmt.Errorf("cannot carve a region of %d bytes with pages of %d: %w", length, pageSize, ErrSize)
 	}
-	if quota, ok := m.quota(tenant); ok && m.used[tenant]+length > quota {
-		return nil, fmt.Errorf("cannot carve %d bytes for %s, which has %d of %d: %w", length, tenant, m.used[tenant], quota, ErrQuota)
+	if err := m.CheckQuota(tenant, length); err != nil {
+		return nil, err
 	}
 	if pool != "" && m.Pool(pool) == nil {
 		return nil, fmt.Errorf("cannot carve a region from %q: %w", pool, ErrUnknown)
 	}
 	for _, p := range m.pools {
-		if p.missing || pool != "" && p.Name != pool {
+		if p.missing || pool != "" && p.Name != pool || want.Maru && p.named() == nil {
 			continue
 		}
 		align := p.back.align()
@@ -228,10 +269,9 @@ func (m *Manager) Carve(pool string, length, pageSize int64, owner uint64, tenan
 			p.extents.Put(off, size)
 			return nil, fmt.Errorf("cannot carve a region of %d pages: the table of pages is full: %w", size/pageSize, ErrFull)
 		}
-		r := &Region{
-			ID: m.next, Pool: p.Name, Offset: off, Length: size, PageSize: pageSize, Base: uint32(base),
-			Owner: owner, Tenant: tenant, State: Allocated, pool: p,
-		}
+		r := &want
+		r.ID, r.Pool, r.pool = m.next, p.Name, p
+		r.Offset, r.Length, r.Base, r.State = off, size, uint32(base), Allocated
 		if err := p.back.create(r); err != nil {
 			m.giveBack(r)
 			return nil, err
@@ -324,7 +364,7 @@ func (m *Manager) Reopen(sameBoot bool) (lost []*Region, err error) {
 		known[regionName(id)] = true
 	}
 	for _, p := range m.pools {
-		if fp, ok := p.back.(*filePool); ok {
+		if fp := p.named(); fp != nil {
 			err = errors.Join(err, fp.orphans(func(name string) bool { return known[name] }))
 		}
 	}
@@ -368,7 +408,7 @@ func (m *Manager) Free(r *Region) {
 		delete(m.used, r.Tenant)
 	}
 	r.pool.regions--
-	if r.Readers > 0 && r.Shared() {
+	if r.Readers > 0 && r.Shared() && !r.Evicted {
 		m.freed[r.ID] = r
 		return
 	}
@@ -390,7 +430,7 @@ func (m *Manager) Pools() []wire.PoolInfo {
 		free, largest := p.extents.Free()
 		infos = append(infos, wire.PoolInfo{
 			Name: p.Name, Size: p.extents.Size(), Free: free, Largest: largest,
-			Regions: p.regions, Durable: p.Durable(), Missing: p.missing,
+			Regions: p.regions, Durable: p.Durable(), Missing: p.missing, Maru: p.named() != nil,
 		})
 	}
 	return infos

@@ -12,10 +12,16 @@ import (
 
 // memfdPool gives every region a memfd of its own, so that a client can be
 // handed one region and no other, sealed.
+//
+// Maru's clients open a region by its name, which a memfd has not: theirs are
+// files on tmpfs, which is the same memory, and survives by itself. (The
+// kernel's /proc/PID/fd/N is no name: the number is soon another file's, and
+// in another container the process is another one.)
 type memfdPool struct {
 	size  int64
 	huge  bool
-	store Store // may be nil
+	store Store     // may be nil
+	named *filePool // of Maru's regions; nil if there can be none
 }
 
 func (p *memfdPool) capacity() (int64, error) { return p.size, nil }
@@ -32,6 +38,9 @@ func (p *memfdPool) align() int64 {
 }
 
 func (p *memfdPool) create(r *Region) error {
+	if r.Maru {
+		return p.named.create(r)
+	}
 	flags := unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	if p.huge {
 		flags |= unix.MFD_HUGETLB | unix.MFD_HUGE_2MB
@@ -58,6 +67,12 @@ func (p *memfdPool) create(r *Region) error {
 }
 
 func (p *memfdPool) open(r *Region) error {
+	if r.Maru && p.named == nil {
+		return errors.New("its directory is not configured")
+	}
+	if r.Maru {
+		return p.named.open(r)
+	}
 	if p.store == nil {
 		return errors.New("nothing has kept its memory")
 	}
@@ -95,6 +110,9 @@ func (p *memfdPool) reader(r *Region) (*os.File, error) { return reopen(r.file, 
 func (p *memfdPool) writer(r *Region) (*os.File, error) { return duplicate(r.file) }
 
 func (p *memfdPool) remove(r *Region) error {
+	if r.Maru {
+		return p.named.remove(r)
+	}
 	var err error
 	if p.store != nil {
 		err = p.store.Forget(regionName(r.ID))

@@ -121,6 +121,17 @@ type Pool struct {
 	missing bool // the last rescan did not find it
 }
 
+// named is where the pool's regions with names lie, or nil if it has none.
+func (p *Pool) named() *filePool {
+	switch back := p.back.(type) {
+	case *filePool:
+		return back
+	case *memfdPool:
+		return back.named
+	}
+	return nil
+}
+
 // Durable says whether the pool's bytes survive the loss of power.
 func (p *Pool) Durable() bool { return p.back.durable() }
 
@@ -132,7 +143,13 @@ func (m *Manager) openPool(s Spec) (*Pool, error) {
 		if s.Size == 0 {
 			return nil, fmt.Errorf("cannot open the pool %s: it needs a size", p.Name)
 		}
-		p.back = &memfdPool{size: s.Size, huge: s.Kind == Hugetlb, store: m.opt.Store}
+		back := &memfdPool{size: s.Size, huge: s.Kind == Hugetlb, store: m.opt.Store}
+		if !back.huge && m.opt.Named != "" {
+			if back.named, err = openFilePool(m.opt.Named, 0); err == nil && back.named.sync {
+				err = fmt.Errorf("%s, where Maru's regions are to be, is on no tmpfs", m.opt.Named)
+			}
+		}
+		p.back = back
 	case File:
 		p.back, err = openFilePool(s.Path, s.Size)
 	case Dax:

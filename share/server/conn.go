@@ -139,7 +139,7 @@ func (s *Server) serveLocal(u *fdpass.Conn, peer fdpass.Peer) {
 		return
 	}
 	c.in.Reset(msg)
-	err = c.hello(peer, false, "uid:"+strconv.Itoa(peer.UID), files)
+	err = c.hello(peer, local, "uid:"+strconv.Itoa(peer.UID), files)
 	fdpass.CloseAll(files)
 	if c.reply(err) != nil || err != nil {
 		return
@@ -248,7 +248,7 @@ func (s *Server) serveRemote(raw, nc net.Conn, tenant string, hello []byte) {
 		var err error
 		if first {
 			c.in.Reset(buf)
-			err = c.hello(fdpass.Peer{UID: -1}, true, tenant, nil)
+			err = c.hello(fdpass.Peer{UID: -1}, remote, tenant, nil)
 		} else {
 			err = c.carryOut(buf)
 		}
@@ -288,7 +288,7 @@ func readFrame(r io.Reader, buf []byte) ([]byte, error) {
 }
 
 // hello attaches the connection to a session, old or new.
-func (c *conn) hello(peer fdpass.Peer, remote bool, tenant string, files []*os.File) error {
+func (c *conn) hello(peer fdpass.Peer, d door, tenant string, files []*os.File) error {
 	s, in := c.s, &c.in
 	op, version, flags := wire.Op(in.U8()), in.U16(), in.U8()
 	var tok token
@@ -311,7 +311,7 @@ func (c *conn) hello(peer fdpass.Peer, remote bool, tenant string, files []*os.F
 		return fmt.Errorf("%w: a connection begins with hello", errInvalid)
 	case version != wire.Version:
 		return fmt.Errorf("%w: the client speaks version %d, the daemon %d", errInvalid, version, wire.Version)
-	case flags&wire.HelloLease != 0 && (remote || len(files) != 1):
+	case flags&wire.HelloLease != 0 && (d != local || len(files) != 1):
 		return fmt.Errorf("%w: the lease is missing", errInvalid)
 	}
 	var lease *shm.Lease
@@ -322,7 +322,7 @@ func (c *conn) hello(peer fdpass.Peer, remote bool, tenant string, files []*os.F
 		}
 	}
 	s.mu.Lock()
-	err := s.attach(c, peer, hello{remote, tenant, name, tok, flags&wire.HelloLane != 0, refs, maps, owned})
+	err := s.attach(c, peer, hello{d, tenant, name, tok, flags&wire.HelloLane != 0, refs, maps, owned})
 	if err == nil && lease != nil {
 		s.pages.Attach(c.ss.id, lease)
 		lease = nil
@@ -342,7 +342,7 @@ func (c *conn) hello(peer fdpass.Peer, remote bool, tenant string, files []*os.F
 
 // hello is what a connection says of itself.
 type hello struct {
-	remote bool
+	door   door
 	tenant string
 	name   string
 	tok    token
@@ -359,7 +359,7 @@ func (s *Server) attach(c *conn, peer fdpass.Peer, h hello) (err error) {
 	ss := s.tokens[h.tok]
 	switch {
 	case h.tok == token{}:
-		if ss, err = s.newSession(peer, h.remote, h.tenant, h.name); err != nil {
+		if ss, err = s.newSession(peer, h.door, h.tenant, h.name); err != nil {
 			return err
 		}
 		if c.unix != nil {
@@ -372,7 +372,7 @@ func (s *Server) attach(c *conn, peer fdpass.Peer, h hello) (err error) {
 		}
 	case ss == nil:
 		return fmt.Errorf("%w: the session has ended", errMissing)
-	case ss.remote != h.remote || ss.tenant != h.tenant || !h.remote && (ss.pid != peer.PID || ss.uid != peer.UID):
+	case ss.door != h.door || ss.tenant != h.tenant || h.door == local && (ss.pid != peer.PID || ss.uid != peer.UID):
 		s.stats.denied.Add(1)
 		return fmt.Errorf("%w: the token belongs to another process", errDenied)
 	case !h.lane:

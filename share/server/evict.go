@@ -88,9 +88,11 @@ func (s *Server) evictRegion() (n need, err error) {
 			busy = busy || looked || e.Pinned()
 			entries = append(entries, e)
 		}
-		if busy {
+		r := s.res.Region(oldest.Region)
+		if busy || r.Maru && s.opt.Now().Sub(r.Used) < s.opt.Grace {
 			continue
 		}
+		r.Evicted = r.Maru
 		for _, e := range entries {
 			gone, err := s.remove(e)
 			if err != nil {

@@ -45,6 +45,7 @@ func (s *Server) Info() wire.Info {
 		FailedCheckpoints: s.stats.failedCheckpoints.Load(),
 		LogBytes:          s.log.Size(),
 		LogFull:           s.log.Starved() != nil,
+		MaruLate:          s.stats.late.Load(), MaruOverwritten: s.stats.overwritten.Load(),
 
 		Requests: map[string]uint64{},
 	}
@@ -136,10 +137,17 @@ func (s *Server) regionInfos(after string, limit int) []wire.RegionInfo {
 		}
 		infos = append(infos, wire.RegionInfo{
 			ID: r.ID, Pool: r.Pool, Offset: r.Offset, Length: r.Length, PageSize: r.PageSize,
-			State: r.State.String(), Owner: r.Owner, Tenant: r.Tenant, Readers: r.Readers, Refs: r.Refs,
+			Kind: regionKind(r), State: r.State.String(), Owner: r.Owner, Tenant: r.Tenant, Readers: r.Readers, Refs: r.Refs,
 		})
 	}
 	return infos
+}
+
+func regionKind(r *resource.Region) string {
+	if r.Maru {
+		return "maru"
+	}
+	return "native"
 }
 
 func (s *Server) sessionInfos(after string, limit int) []wire.SessionInfo {
@@ -151,7 +159,7 @@ func (s *Server) sessionInfos(after string, limit int) []wire.SessionInfo {
 			continue
 		}
 		infos = append(infos, wire.SessionInfo{
-			ID: ss.id, PID: ss.pid, UID: ss.uid, Name: ss.name, Tenant: ss.tenant, Remote: ss.remote,
+			ID: ss.id, PID: ss.pid, UID: ss.uid, Name: ss.name, Tenant: ss.tenant, Remote: ss.door == remote, Maru: ss.door.Maru(),
 			Conns: ss.conns, Maps: len(ss.maps),
 		})
 	}

@@ -26,7 +26,7 @@ func (c *conn) handle(msg []byte) error {
 	c.need = need{}
 	c.out = c.out[:0].U8(uint8(wire.OK))
 	op := wire.Op(c.in.U8())
-	if op > wire.Bye || c.ss.remote && localOnly&(1<<op) != 0 {
+	if op > wire.Bye || c.ss.door != local && localOnly&(1<<op) != 0 {
 		return fmt.Errorf("%w: %v cannot be asked for here", errInvalid, op)
 	}
 	c.s.stats.requests[op].Add(1)
@@ -184,13 +184,10 @@ func (c *conn) lookup() error {
 		if s.opt.LRU {
 			s.idx.Touch(e)
 		}
-		if ref {
+		if ref && !e.Maru() {
 			s.pages.Ref(e.Page, c.ss.id)
 		}
-		c.out = c.out.AppendLocation(wire.Location{
-			Found: true, Region: e.Region, Offset: uint64(e.Offset), Length: uint64(e.Length),
-			Page: e.Page, Word: uint64(s.pages.Word(e.Page)), Expires: e.Expires,
-		})
+		c.out = c.out.AppendLocation(s.locate(e))
 		if !c.ss.issued[e.Region] || flags&wire.LookupHandles != 0 {
 			c.ss.issued[e.Region] = true
 			if r := s.res.Region(e.Region); !slices.Contains(handles, r) {
@@ -209,6 +206,21 @@ func (c *conn) lookup() error {
 	}
 	c.need = n
 	return nil
+}
+
+// locate says where an entry lies.
+//
+// Preconditions: s.mu is held.
+func (s *Server) locate(e *meta.Entry) wire.Location {
+	l := wire.Location{
+		Found: true, Region: e.Region, Offset: uint64(e.Offset), Length: uint64(e.Length), Page: e.Page, Expires: e.Expires,
+	}
+	if e.Maru() {
+		l.Maru, l.Word = true, e.LSN // which tells this registration of the key from another
+	} else {
+		l.Word = uint64(s.pages.Word(e.Page))
+	}
+	return l
 }
 
 // sign issues a handle.
@@ -373,7 +385,11 @@ func (s *Server) remove(e *meta.Entry) (need, error) {
 // Preconditions: s.mu is held.
 func (s *Server) applyRemove(e *meta.Entry, lsn uint64) {
 	s.idx.Delete(e)
-	s.pages.Dying(e.Page, e.Region, lsn, e.Durable)
+	if e.Maru() { // its owner fills the place again when it has been told
+		s.pageFreed(e.Region)
+	} else {
+		s.pages.Dying(e.Page, e.Region, lsn, e.Durable)
+	}
 	s.pending.Store(true)
 }
 

@@ -14,9 +14,9 @@ import (
 const (
 	recBoot       = iota + 1 // boot id: volatile memory before another one is gone
 	recNext                  // number of the next region
-	recSession               // id token pid start uid remote tenant name
+	recSession               // id token pid start uid kind tenant name
 	recSessionEnd            // id: its pins are gone and its regions released
-	recRegion                // id pool offset length page-size base owner tenant active
+	recRegion                // id pool offset length page-size base owner tenant flags: active, Maru's
 	recActive                // id: the owner has mapped it and it is sealed
 	recReleased              // id: the owner has returned it
 	recFreed                 // id: the extent is the pool's again
@@ -24,16 +24,22 @@ const (
 	recDelete                // n times key
 	recPin                   // session, n times key
 	recUnpin                 // session, n times key
+	recMaruPut               // region, n times offset length key
 )
 
 func encodeSession(b wire.Writer, s *session) wire.Writer {
 	return b.U8(recSession).U64(s.id).Raw(s.token[:]).U32(uint32(s.pid)).U64(s.start).U32(uint32(s.uid)).
-		U8(flag(s.remote)).String(s.tenant).String(s.name)
+		U8(uint8(s.door)).String(s.tenant).String(s.name)
 }
 
 func encodeRegion(b wire.Writer, r *resource.Region) wire.Writer {
 	return b.U8(recRegion).U64(r.ID).String(r.Pool).U64(uint64(r.Offset)).U64(uint64(r.Length)).U64(uint64(r.PageSize)).
-		U32(r.Base).U64(r.Owner).String(r.Tenant).U8(flag(r.State != resource.Allocated))
+		U32(r.Base).U64(r.Owner).String(r.Tenant).U8(flag(r.State != resource.Allocated) | 2*flag(r.Maru))
+}
+
+// encodeMaruPut encodes a recMaruPut record of one entry.
+func encodeMaruPut(b wire.Writer, region uint64, offset, length int64, key string) wire.Writer {
+	return b.U8(recMaruPut).U64(region).U64(uint64(offset)).U64(uint64(length)).String(key)
 }
 
 // encodePut encodes one entry of a recPut record, whose head is encodePutHead.
@@ -77,7 +83,7 @@ func (s *Server) replayRecord(kind uint8, r *wire.Reader) error {
 		ss := &session{id: r.U64()}
 		copy(ss.token[:], r.Take(len(ss.token)))
 		ss.pid, ss.start, ss.uid = int(r.U32()), r.U64(), int(r.U32())
-		ss.remote = r.U8() != 0
+		ss.door = door(r.U8())
 		ss.tenant, ss.name = string(r.Bytes()), string(r.Bytes())
 		ss.logged, ss.recovered = true, true
 		s.addSession(ss)
@@ -90,7 +96,9 @@ func (s *Server) replayRecord(kind uint8, r *wire.Reader) error {
 	case recRegion:
 		reg := &resource.Region{ID: r.U64(), Pool: string(r.Bytes()), Offset: int64(r.U64()), Length: int64(r.U64()),
 			PageSize: int64(r.U64()), Base: r.U32(), Owner: r.U64(), Tenant: string(r.Bytes()), State: resource.Allocated}
-		active := r.U8() != 0
+		flags := r.U8()
+		active := flags&1 != 0
+		reg.Maru = flags&2 != 0
 		if err := s.res.Restore(reg); err != nil {
 			return err
 		}
@@ -131,6 +139,18 @@ func (s *Server) replayRecord(kind uint8, r *wire.Reader) error {
 				return fmt.Errorf("key %q cannot be registered in page %d of region %d", key, page, reg.ID)
 			}
 			s.idx.Put(newEntry(reg, page, length, expires, string(key)))
+		}
+	case recMaruPut:
+		reg := s.res.Region(r.U64())
+		if reg == nil || !reg.Maru {
+			return resource.ErrUnknown
+		}
+		for r.More() {
+			offset, length, key := int64(r.U64()), int64(r.U64()), r.Bytes()
+			if s.idx.Get(key) != nil || !inside(reg, offset, length) || s.idx.Overlap(reg.ID, offset, length) != nil {
+				return fmt.Errorf("key %q cannot be registered at %d of region %d", key, offset, reg.ID)
+			}
+			s.idx.Put(newMaruEntry(reg, offset, length, string(key)))
 		}
 	case recDelete:
 		for r.More() {
@@ -188,8 +208,12 @@ func (s *Server) snapshot(add func([]byte)) {
 //
 // Preconditions: s.mu is held.
 func (s *Server) snapshotEntry(b wire.Writer, e *meta.Entry, add func([]byte)) wire.Writer {
-	b = encodePutHead(b[:0], e.Region)
-	b = encodePut(b, e.Page-s.res.Region(e.Region).Base, e.Length, e.Expires, []byte(e.Key))
+	if e.Maru() {
+		b = encodeMaruPut(b[:0], e.Region, e.Offset, e.Length, e.Key)
+	} else {
+		b = encodePutHead(b[:0], e.Region)
+		b = encodePut(b, e.Page-s.res.Region(e.Region).Base, e.Length, e.Expires, []byte(e.Key))
+	}
 	add(b)
 	for id, n := range e.Pins() {
 		b = b[:0].U8(recPin).U64(id).String(e.Key)

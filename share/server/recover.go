@@ -26,6 +26,9 @@ func lockDir(dir string) (*os.File, error) {
 	return f, nil
 }
 
+// firstSecond is when the numbers of regions begin: 1 January 2026.
+const firstSecond = 1767225600
+
 // recover replays the log and brings its state up to the present: memory that
 // is gone, clients that are dead.
 func (s *Server) recover() error {
@@ -50,6 +53,11 @@ func (s *Server) recover() error {
 	lost, err := s.res.Reopen(sameBoot)
 	if err != nil {
 		s.opt.Log.Warn("cannot give unclaimed memory back", "err", err)
+	}
+	if s.replayed == 0 {
+		// Numbers are not used again even if the state is lost: some of Maru's
+		// clients may hold on to a region of that number.
+		s.res.SetNext(uint64(max(1, s.opt.Now().Unix()-firstSecond)))
 	}
 	if s.replayed > 0 {
 		s.opt.Log.Info("recovered", "records", s.replayed, "checkpoint", found.Checkpoint, "torn_bytes", found.Torn,
@@ -126,7 +134,7 @@ func (s *Server) recoverSessions(sameBoot bool) error {
 			}
 			continue
 		}
-		if !ss.remote && ss.pid != 0 {
+		if ss.pid != 0 {
 			pidfd, err := fdpass.OpenProcess(ss.pid, ss.start)
 			switch {
 			case err == nil:
@@ -142,7 +150,7 @@ func (s *Server) recoverSessions(sameBoot bool) error {
 			}
 		}
 		ss.gone = s.opt.Now()
-		if !ss.remote {
+		if ss.door == local {
 			s.settling[ss.id] = ss
 		}
 	}
@@ -155,13 +163,18 @@ func (s *Server) recoverSessions(sameBoot bool) error {
 // Preconditions: s.mu is held.
 func (s *Server) recoverPages() {
 	for e := range s.idx.All() {
-		s.pages.Live(e.Page)
+		if !e.Maru() {
+			s.pages.Live(e.Page)
+		}
 		s.res.Region(e.Region).Refs++
 	}
 	if len(s.settling) == 0 {
 		return
 	}
 	for r := range s.res.Regions() {
+		if r.Maru {
+			continue // its pages are its owner's affair
+		}
 		for i := range uint32(r.Pages()) {
 			if s.pages.IsFree(r.Base + i) {
 				s.pages.Dying(r.Base+i, r.ID, 0, false)

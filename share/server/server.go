@@ -66,6 +66,13 @@ type Options struct {
 	// Grace is how long a remote session lives without a connection. The
 	// default is 30 s.
 	Grace time.Duration
+	// MaruDir is the directory, on tmpfs, of the regions of memfd pools that
+	// Maru's clients open by their names. If it is empty, there are none.
+	MaruDir string
+	// Late is how long a request of Maru's clients to register, pin or allocate
+	// may have waited until it is refused, as its sender may have given up. It
+	// must be less than the clients' own timeout. The default is 1 s.
+	Late time.Duration
 	// Tick is how often the daemon looks after what no event tells of:
 	// expiry, views that were in the way. The default is 100 ms.
 	Tick time.Duration
@@ -134,6 +141,7 @@ type counters struct {
 	puts, existed, lookups, hits, deletes, evictions, expired atomic.Uint64
 	allocs, frees, reaped, denied, records, posted            atomic.Uint64
 	checkpoints, failedCheckpoints                            atomic.Uint64
+	late, overwritten                                         atomic.Uint64
 	requests                                                  [wire.Bye + 1]atomic.Uint64
 }
 
@@ -162,6 +170,9 @@ func (o *Options) setDefaults() error {
 	}
 	if o.Grace == 0 {
 		o.Grace = 30 * time.Second
+	}
+	if o.Late == 0 {
+		o.Late = time.Second
 	}
 	if o.Tick == 0 {
 		o.Tick = 100 * time.Millisecond
@@ -258,7 +269,7 @@ func (s *Server) open() error {
 		return err
 	}
 	if s.res, err = resource.New(resource.Options{
-		Specs: s.opt.Pools, Store: s.opt.Store, Sysfs: s.opt.Sysfs, Quotas: s.opt.Quotas,
+		Specs: s.opt.Pools, Store: s.opt.Store, Sysfs: s.opt.Sysfs, Quotas: s.opt.Quotas, Named: s.opt.MaruDir,
 	}); err != nil {
 		return err
 	}

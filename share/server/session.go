@@ -25,9 +25,9 @@ type session struct {
 	pid    int    // 0 if the process is in another namespace, or remote
 	start  uint64 // when the process started, 0 if unknown
 	uid    int
-	remote bool
+	door   door
 	tenant string
-	name   string
+	name   string // of a client of Maru's: its instance id, "" until it has said it
 
 	box atomic.Pointer[mailbox] // changed under Server.mu; nil if it has none
 
@@ -40,13 +40,27 @@ type session struct {
 	unwatch   func()          // ends the watch of its process, or nil
 	logged    bool            // it is in the log: it may hold something
 	recovered bool            // known from the log, and not yet back
+	silent    bool            // a client of Maru's that has not said anything
 	dead      bool            // its process is, and the log could not take it
 	ended     bool
 }
 
-// byConnection reports whether the session can only be known dead by its
-// connections.
-func (ss *session) byConnection() bool { return ss.remote || ss.unwatch == nil && ss.start == 0 }
+// door is how a client reaches the daemon. It is in the log.
+type door uint8
+
+const (
+	local     door = iota // by the socket
+	remote                // from another host
+	maru                  // by Maru's protocol, with an identity that it shows again
+	maruPlain             // likewise, with none
+	maruOther             // by Maru's resource manager only: another directory, which tells others of its regions
+)
+
+// Maru reports whether the client speaks Maru's protocol.
+func (d door) Maru() bool { return d >= maru }
+
+// byConnection reports whether the session ends with its connections.
+func (ss *session) byConnection() bool { return ss.door != local || ss.unwatch == nil && ss.start == 0 }
 
 // addSession makes a session known.
 //
@@ -62,11 +76,11 @@ func (s *Server) addSession(ss *session) {
 // client that has given up never makes the next daemon wait.
 //
 // Preconditions: s.mu is held.
-func (s *Server) newSession(peer fdpass.Peer, remote bool, tenant, name string) (*session, error) {
+func (s *Server) newSession(peer fdpass.Peer, d door, tenant, name string) (*session, error) {
 	if len(s.sessions) >= s.opt.MaxSessions {
 		return nil, fmt.Errorf("%w: %d clients are attached", errBusy, len(s.sessions))
 	}
-	ss := &session{pid: peer.PID, uid: peer.UID, remote: remote, tenant: tenant, name: name}
+	ss := &session{pid: peer.PID, uid: peer.UID, door: d, tenant: tenant, name: name}
 	var id [8]byte
 	for ss.id == 0 || s.sessions[ss.id] != nil {
 		rand.Read(id[:])
@@ -233,7 +247,7 @@ func (s *Server) poll() {
 		switch {
 		case ss.dead:
 		case ss.byConnection():
-			alive = ss.conns > 0 || now.Sub(ss.gone) < s.opt.Grace
+			alive = ss.conns > 0 || now.Sub(ss.gone) < s.opt.Grace || s.mayBeBack(ss)
 		case ss.unwatch != nil:
 			alive = true
 		default:

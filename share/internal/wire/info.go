@@ -35,6 +35,9 @@ type Info struct {
 	FailedCheckpoints uint64 `json:"failed_checkpoints"`
 	LogBytes          int64  `json:"log_bytes"`          // that a restart would read
 	LogFull           bool   `json:"log_full,omitempty"` // there is no room for the next segment of the log
+
+	MaruLate        uint64 `json:"maru_late"`        // requests of Maru's clients that were refused as they came too late
+	MaruOverwritten uint64 `json:"maru_overwritten"` // keys that went because their owner had filled their place anew
 }
 
 // PoolInfo describes a pool.
@@ -46,6 +49,7 @@ type PoolInfo struct {
 	Regions int    `json:"regions"`
 	Durable bool   `json:"durable"`
 	Missing bool   `json:"missing,omitempty"`
+	Maru    bool   `json:"maru"` // Maru's clients can have regions of it
 }
 
 // What List lists.
@@ -72,6 +76,7 @@ type RegionInfo struct {
 	Offset   int64  `json:"offset"`
 	Length   int64  `json:"length"`
 	PageSize int64  `json:"page_size"`
+	Kind     string `json:"kind"` // native or maru
 	State    string `json:"state"`
 	Owner    uint64 `json:"owner"`
 	Tenant   string `json:"tenant"`
@@ -87,6 +92,7 @@ type SessionInfo struct {
 	Name   string `json:"name"`
 	Tenant string `json:"tenant"`
 	Remote bool   `json:"remote,omitempty"`
+	Maru   bool   `json:"maru,omitempty"` // speaks Maru's protocol; Name is its instance id
 	Conns  int    `json:"connections"`
 	Maps   int    `json:"mapped"`
 }

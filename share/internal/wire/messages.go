@@ -137,6 +137,7 @@ type Location struct {
 	Length  uint64
 	Page    uint32 // in the table
 	Word    uint64 // of the page
+	Maru    bool   // it lies in a region of Maru's, in no page, and Word tells this registration from others
 	Expires int64  // Unix milliseconds, 0 for never
 }
 
@@ -145,15 +146,20 @@ func (b Writer) AppendLocation(l Location) Writer {
 	if !l.Found {
 		return b.U8(0)
 	}
-	return b.U8(1).U64(l.Region).U64(l.Offset).U64(l.Length).U32(l.Page).U64(l.Word).U64(uint64(l.Expires))
+	found := uint8(1)
+	if l.Maru {
+		found = 2
+	}
+	return b.U8(found).U64(l.Region).U64(l.Offset).U64(l.Length).U32(l.Page).U64(l.Word).U64(uint64(l.Expires))
 }
 
 // Location decodes what AppendLocation encoded.
 func (r *Reader) Location() Location {
-	if r.U8() == 0 {
+	found := r.U8()
+	if found == 0 {
 		return Location{}
 	}
-	return Location{Found: true, Region: r.U64(), Offset: r.U64(), Length: r.U64(), Page: r.U32(), Word: r.U64(), Expires: int64(r.U64())}
+	return Location{Found: true, Maru: found == 2, Region: r.U64(), Offset: r.U64(), Length: r.U64(), Page: r.U32(), Word: r.U64(), Expires: int64(r.U64())}
 }
 
 // Writer appends fields to a message.

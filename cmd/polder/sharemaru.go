@@ -1,0 +1,104 @@
+package main
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"polder/internal/config"
+	"polder/internal/listen"
+	"polder/internal/operator"
+	"polder/share/maru"
+	"polder/share/resource"
+	"polder/share/server"
+)
+
+// maruFlags are what share's daemon is told of Maru's clients.
+type maruFlags struct {
+	directory []string
+	resources string
+	dir       string
+	late      time.Duration
+}
+
+func (f *maruFlags) add(fs *pflag.FlagSet) {
+	f.resources, f.late = "127.0.0.1:9850", time.Second
+	fs.StringSliceVar(&f.directory, "maru", nil, "where clients of Maru's protocol reach its directory: tcp://`HOST:PORT` or ipc:///PATH; may be repeated")
+	fs.Var(config.NewAddress(&f.resources, false), "maru-resources", "where they reach its resource manager")
+	fs.StringVar(&f.dir, "maru-dir", "", "`directory`, on tmpfs, of their regions in memfd pools; the default is one of --dir's own in /dev/shm")
+	fs.Var(config.NewDuration(&f.late, 10*time.Millisecond), "maru-late", "how long a registration may have waited until it is refused: less than the clients' own timeout, timeout_ms")
+}
+
+// check refuses what Maru's clients could not be served with.
+func (f *maruFlags) check(pools []resource.Spec, op *operator.Control) error {
+	if len(f.directory) == 0 {
+		return nil
+	}
+	if !slices.ContainsFunc(pools, func(s resource.Spec) bool { return s.Kind == resource.Memfd || s.Kind == resource.File }) {
+		return errors.New("cannot serve --maru from these pools: its clients open memory by its path, and map all of it writable: " +
+			"give --pool memfd:SIZE or file:DIRECTORY")
+	}
+	addrs := map[string]string{"maru-resources": f.resources}
+	for _, addr := range f.directory {
+		network, at, err := maru.ParseAddr(addr)
+		if err != nil {
+			return fmt.Errorf("cannot use --maru: %w", err)
+		}
+		if network == "tcp" {
+			addrs["maru"] = at
+		}
+		for flag, at := range addrs {
+			local, err := listen.Loopback(at)
+			if err != nil {
+				return fmt.Errorf("cannot listen on --%s %s: %w", flag, at, err)
+			}
+			if !local && !op.Security.Insecure {
+				return fmt.Errorf("cannot listen on --%s %s: it can be reached from other machines, and Maru's protocol "+
+					"has no way to prove who a client is: say --insecure", flag, at)
+			}
+		}
+	}
+	return nil
+}
+
+// options completes the daemon's.
+func (f *maruFlags) options(opt *server.Options) error {
+	opt.Late, opt.MaruDir = f.late, f.dir
+	if f.dir != "" {
+		return nil
+	}
+	// The state directory is locked, so this is nobody else's either.
+	dir, err := filepath.Abs(opt.Dir)
+	if err != nil {
+		return fmt.Errorf("cannot find --dir: %w", err)
+	}
+	opt.MaruDir = fmt.Sprintf("/dev/shm/polder-share-%x", sha256.Sum256([]byte(dir)))[:len("/dev/shm/polder-share-")+16]
+	if _, err := os.Stat(opt.MaruDir); err != nil && len(f.directory) == 0 {
+		opt.MaruDir = "" // there has never been a client of Maru's
+	}
+	return nil
+}
+
+// start serves Maru's clients, if it is told to.
+func (f *maruFlags) start(s *server.Server, opt server.Options, op *operator.Control) (*maru.Door, error) {
+	if len(f.directory) == 0 {
+		return nil, nil
+	}
+	d, err := maru.Start(s, maru.Options{
+		Directory: f.directory, Resources: f.resources, SocketMode: opt.SocketMode, Late: f.late, Log: op.Logger,
+	})
+	if err != nil {
+		return nil, err
+	}
+	directory, resources := d.Addrs()
+	fmt.Fprintf(op.Out, "maru    %s, resources %s; what holds there is what Maru promises: all its clients can write all its regions\n",
+		strings.Join(directory, " "), resources)
+	return d, nil
+}

@@ -1,0 +1,91 @@
+package maru
+
+import (
+	"net"
+	"sync/atomic"
+	"time"
+)
+
+// How long a request has waited before it was read cannot be asked for, but it
+// can be bounded: what is read came after the socket was last seen empty, and, if
+// somebody waited for it to come, just now, unless this process has been stopped
+// meanwhile.
+
+// stalls knows when this process has last been kept from running.
+type stalls struct {
+	beat       atomic.Int64 // when the last beat was, since began
+	from, till atomic.Int64 // the last stall, since began
+	began      time.Time
+}
+
+const (
+	beatEvery = 50 * time.Millisecond
+	// stalled is how long a beat may be late before it counts as a stall.
+	stalled = 300 * time.Millisecond
+	// catchUp is how long after a stall what came during it may still be read.
+	catchUp = time.Second
+)
+
+func newStalls() *stalls { return &stalls{began: time.Now()} }
+
+func (s *stalls) run(done <-chan struct{}) {
+	tick := time.NewTicker(beatEvery)
+	defer tick.Stop()
+	for {
+		s.pulse(time.Since(s.began))
+		select {
+		case <-done:
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+func (s *stalls) pulse(now time.Duration) {
+	if last := time.Duration(s.beat.Load()); now-last > stalled {
+		s.from.Store(int64(last))
+		s.till.Store(int64(now))
+	}
+	s.beat.Store(int64(now))
+}
+
+// earliest bounds when what was read at now may have come, if somebody has waited
+// for it since t.
+func (s *stalls) earliest(t, now time.Duration) time.Duration {
+	beat, from, till := time.Duration(s.beat.Load()), time.Duration(s.from.Load()), time.Duration(s.till.Load())
+	switch {
+	case now-beat > stalled:
+		return max(t, beat)
+	case t < till && now-till < catchUp:
+		return max(t, from)
+	}
+	return now
+}
+
+// arrivals is a connection that knows since when what was read last may have been
+// there.
+type arrivals struct {
+	conn   net.Conn
+	stalls *stalls
+	latest time.Time
+
+	empty time.Duration // when the socket was last seen empty
+	heard atomic.Int64  // when something was last read, since stalls.began
+}
+
+// Read implements io.Reader.
+func (a *arrivals) Read(p []byte) (int, error) {
+	from := time.Since(a.stalls.began)
+	n, err := a.conn.Read(p)
+	now := time.Since(a.stalls.began)
+	came := a.empty // it was there already
+	if now-from > 20*time.Microsecond {
+		came = max(came, a.stalls.earliest(max(from, a.empty), now)) // it was waited for
+	}
+	a.latest = a.stalls.began.Add(came)
+	if n < len(p) {
+		a.empty = now
+	}
+	a.heard.Store(int64(now))
+	return n, err
+}

@@ -1,0 +1,503 @@
+package maru
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"unicode/utf8"
+
+	"github.com/vmihailenco/msgpack/v5"
+	"github.com/vmihailenco/msgpack/v5/msgpcode"
+
+	"polder/share/server"
+)
+
+// The types of requests to the directory. A reply has the type of its request
+// with replyBit.
+const (
+	typeAlloc         = 0x01
+	typeReturn        = 0x03
+	typeList          = 0x04
+	typeRegister      = 0x10
+	typeLookup        = 0x11
+	typeExists        = 0x12
+	typeDelete        = 0x13
+	typePin           = 0x14
+	typeUnpin         = 0x15
+	typeBatchRegister = 0x20
+	typeBatchLookup   = 0x21
+	typeBatchExists   = 0x22
+	typeBatchPin      = 0x23
+	typeBatchUnpin    = 0x24
+	typeStats         = 0xf0
+	typeHeartbeat     = 0xf1
+	typeReport        = 0xf2
+	typeUsage         = 0xf3
+	typeHandshake     = 0xfe
+
+	replyBit = 0x80
+)
+
+const (
+	headerSize      = 16
+	messageMagic    = 0xcf00
+	protocolVersion = 1
+	// maxBatch is how many keys a request may have.
+	maxBatch = 1 << 16
+	// maxReports is how many entries of a report are looked at.
+	maxReports = 10000
+	// maxDepth is how deep maps and lists may be in one another where nothing
+	// that is known is.
+	maxDepth = 16
+	// maxText bounds the texts of a request that are no keys.
+	maxText = 256
+)
+
+// header is what a message begins with.
+type header struct {
+	version, kind, flags byte
+	sequence             uint32
+	length               uint32 // of the payload
+}
+
+// parseHeader reads a header. If there are as many bytes, kind and sequence are
+// right even if there is an error: they tell whom to answer.
+func parseHeader(b []byte) (header, error) {
+	if len(b) < headerSize {
+		return header{}, fmt.Errorf("a message of %d bytes has no header", len(b))
+	}
+	h := header{b[2], b[3], b[4], binary.BigEndian.Uint32(b[8:]), binary.BigEndian.Uint32(b[12:])}
+	switch {
+	case binary.BigEndian.Uint16(b) != messageMagic:
+		return h, fmt.Errorf("the message begins with %#04x, want %#04x", binary.BigEndian.Uint16(b), messageMagic)
+	case h.version != protocolVersion:
+		return h, fmt.Errorf("the message is of version %d of Maru's protocol, this server speaks version %d", h.version, protocolVersion)
+	case uint64(h.length) > uint64(len(b)-headerSize):
+		return h, fmt.Errorf("the message announces %d bytes and has %d", h.length, len(b)-headerSize)
+	}
+	return h, nil
+}
+
+func (h header) append(b []byte) []byte {
+	b = binary.BigEndian.AppendUint16(b, messageMagic)
+	b = append(b, protocolVersion, h.kind, h.flags, 0, 0, 0)
+	b = binary.BigEndian.AppendUint32(b, h.sequence)
+	return binary.BigEndian.AppendUint32(b, h.length)
+}
+
+// request is the payload of a request. Every type has some of the fields.
+type request struct {
+	has      field
+	instance string
+	exclude  string
+	version  int64
+	size     uint64
+	key      server.MaruKey
+	keys     []string         // of batches
+	entries  []server.MaruKey // of registrations
+	reports  []report
+}
+
+// field is a set of fields.
+type field uint16
+
+const (
+	hasInstance field = 1 << iota
+	hasSize
+	hasKey
+	hasRegion
+	hasOffset
+	hasLength
+	hasKeys
+	hasEntries
+)
+
+var fieldNames = []string{"instance_id", "size", "key", "region_id", "kv_offset", "kv_length", "keys", "entries"}
+
+// required are the fields that a request must have.
+var required = map[byte]field{
+	typeAlloc:         hasInstance | hasSize,
+	typeReturn:        hasInstance | hasRegion,
+	typeRegister:      hasKey | hasRegion | hasOffset | hasLength,
+	typeLookup:        hasKey,
+	typeExists:        hasKey,
+	typeDelete:        hasKey,
+	typePin:           hasKey,
+	typeUnpin:         hasKey,
+	typeBatchRegister: hasEntries,
+	typeBatchLookup:   hasKeys,
+	typeBatchExists:   hasKeys,
+	typeBatchPin:      hasKeys,
+	typeBatchUnpin:    hasKeys,
+	typeReport:        hasEntries,
+}
+
+func (f field) check(want field) error {
+	for i, name := range fieldNames {
+		if missing := want &^ f; missing&(1<<i) != 0 {
+			return fmt.Errorf("the field %s is missing", name)
+		}
+	}
+	return nil
+}
+
+// report is one entry of REPORT_STATS.
+type report struct {
+	client, op, result string
+	size               int64
+	micros             float64
+}
+
+// decoder reads MessagePack.
+type decoder struct {
+	in bytes.Reader
+	mp *msgpack.Decoder
+}
+
+func newDecoder() *decoder {
+	d := &decoder{}
+	d.mp = msgpack.NewDecoder(&d.in)
+	return d
+}
+
+// request reads the payload of a request.
+func (d *decoder) request(kind byte, payload []byte) (*request, error) {
+	d.in.Reset(payload)
+	d.mp.Reset(&d.in)
+	q := &request{}
+	err := d.fields(func(name string) error {
+		err := d.field(q, kind, name)
+		if err != nil {
+			return fmt.Errorf("the field %s: %w", name, err)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return q, q.has.check(required[kind])
+}
+
+// fields calls f for each name of a map. F reads the value.
+func (d *decoder) fields(f func(name string) error) error {
+	if code, err := d.mp.PeekCode(); err != nil || !isMap(code) {
+		return errors.New("the payload is no map")
+	}
+	n, err := d.mp.DecodeMapLen()
+	if err != nil {
+		return err
+	}
+	for range n {
+		name, err := d.text(maxText)
+		if err != nil {
+			return fmt.Errorf("the name of a field: %w", err)
+		}
+		if err := f(name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *decoder) field(q *request, kind byte, name string) (err error) {
+	switch name {
+	case "instance_id":
+		if code, perr := d.mp.PeekCode(); perr == nil && code == msgpcode.Nil {
+			return d.skip(0)
+		}
+		q.has |= hasInstance
+		q.instance, err = d.text(maxText)
+	case "exclude_instance_id":
+		if code, perr := d.mp.PeekCode(); perr == nil && code == msgpcode.Nil {
+			return d.skip(0)
+		}
+		q.exclude, err = d.text(maxText)
+	case "client_version":
+		q.version, err = d.number()
+	case "size":
+		q.has |= hasSize
+		var n int64
+		n, err = d.number()
+		q.size = uint64(n)
+	case "keys":
+		q.has |= hasKeys
+		err = d.list(maxBatch, func() error {
+			key, err := d.key()
+			q.keys = append(q.keys, key)
+			return err
+		})
+	case "entries":
+		q.has |= hasEntries
+		if kind == typeReport {
+			return d.reports(q)
+		}
+		err = d.list(maxBatch, func() error {
+			var k server.MaruKey
+			var has field
+			err := d.fields(func(name string) error { return d.keyField(&k, &has, name) })
+			q.entries = append(q.entries, k)
+			return errors.Join(err, has.check(required[typeRegister]))
+		})
+	default:
+		err = d.keyField(&q.key, &q.has, name)
+	}
+	return err
+}
+
+func (d *decoder) keyField(k *server.MaruKey, has *field, name string) (err error) {
+	var n int64
+	switch name {
+	case "key":
+		*has |= hasKey
+		k.Key, err = d.key()
+	case "region_id":
+		*has |= hasRegion
+		n, err = d.number()
+		k.Region = uint64(n)
+	case "kv_offset":
+		*has |= hasOffset
+		k.Offset, err = d.number()
+	case "kv_length":
+		*has |= hasLength
+		k.Length, err = d.number()
+	default:
+		err = d.skip(0)
+	}
+	return err
+}
+
+// reports reads the entries of a report, as many as count.
+func (d *decoder) reports(q *request) error {
+	return d.list(math.MaxInt, func() error {
+		if len(q.reports) >= maxReports {
+			return d.skip(0)
+		}
+		r := report{client: "_unknown", op: "unknown", result: "none"}
+		err := d.fields(func(name string) (err error) {
+			switch name {
+			case "client_id":
+				r.client, err = d.text(maxText)
+			case "op_type":
+				r.op, err = d.text(maxText)
+			case "result":
+				r.result, err = d.text(maxText)
+			case "size":
+				r.size, err = d.number()
+			case "latency_us":
+				r.micros, err = d.mp.DecodeFloat64()
+			default:
+				err = d.skip(0)
+			}
+			return err
+		})
+		if r.size < 0 || math.IsNaN(r.micros) || r.micros < 0 || r.micros > 1e12 {
+			r.size, r.micros = 0, 0
+		}
+		q.reports = append(q.reports, r)
+		return err
+	})
+}
+
+// list calls f for each element of a list. F reads it.
+func (d *decoder) list(most int, f func() error) error {
+	if code, err := d.mp.PeekCode(); err != nil || !isList(code) {
+		return errors.New("want a list")
+	}
+	n, err := d.mp.DecodeArrayLen()
+	if err != nil {
+		return err
+	}
+	if n > most {
+		return fmt.Errorf("a list of %d, at most %d are taken", n, most)
+	}
+	for range n {
+		if err := f(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// text reads a string in UTF-8.
+func (d *decoder) text(most int) (string, error) {
+	code, err := d.mp.PeekCode()
+	if err != nil {
+		return "", err
+	}
+	if !isString(code) {
+		return "", errors.New("want a string")
+	}
+	s, err := d.mp.DecodeString()
+	switch {
+	case err != nil:
+		return "", err
+	case !utf8.ValidString(s):
+		return "", errors.New("the string is not UTF-8")
+	case len(s) > most:
+		return "", fmt.Errorf("a string of %d bytes, at most %d are taken", len(s), most)
+	}
+	return s, nil
+}
+
+// number reads an integer. One beyond 63 bits is none that can be meant.
+func (d *decoder) number() (int64, error) {
+	code, err := d.mp.PeekCode()
+	if err != nil {
+		return 0, err
+	}
+	if !isInteger(code) {
+		return 0, errors.New("want an integer")
+	}
+	if code == msgpcode.Uint64 {
+		n, err := d.mp.DecodeUint64()
+		if err == nil && n > math.MaxInt64 {
+			return 0, fmt.Errorf("%d is too large", n)
+		}
+		return int64(n), err
+	}
+	return d.mp.DecodeInt64()
+}
+
+// key reads a key. Maru's keys are strings, or integers, which are others: they
+// are kept as a byte that is in no string, and their digits.
+func (d *decoder) key() (string, error) {
+	code, err := d.mp.PeekCode()
+	switch {
+	case err != nil:
+		return "", err
+	case code == msgpcode.Uint64:
+		n, err := d.mp.DecodeUint64()
+		return fmt.Sprintf("\xff%d", n), err
+	case isInteger(code):
+		n, err := d.mp.DecodeInt64()
+		return fmt.Sprintf("\xff%d", n), err
+	}
+	return d.text(maxFrame)
+}
+
+// skip reads a value that nobody knows, of whatever kind, but for one that is
+// deeper than the stack: the library's own Skip has no bound.
+func (d *decoder) skip(depth int) error {
+	code, err := d.mp.PeekCode()
+	switch {
+	case err != nil:
+		return err
+	case depth > maxDepth:
+		return errors.New("lists and maps are too deep in one another")
+	case isMap(code):
+		n, err := d.mp.DecodeMapLen()
+		for i := 0; err == nil && i < 2*n; i++ {
+			err = d.skip(depth + 1)
+		}
+		return err
+	case isList(code):
+		n, err := d.mp.DecodeArrayLen()
+		for i := 0; err == nil && i < n; i++ {
+			err = d.skip(depth + 1)
+		}
+		return err
+	}
+	return d.mp.Skip()
+}
+
+func isMap(c byte) bool {
+	return msgpcode.IsFixedMap(c) || c == msgpcode.Map16 || c == msgpcode.Map32
+}
+
+func isList(c byte) bool {
+	return msgpcode.IsFixedArray(c) || c == msgpcode.Array16 || c == msgpcode.Array32
+}
+
+func isString(c byte) bool {
+	return msgpcode.IsFixedString(c) || c == msgpcode.Str8 || c == msgpcode.Str16 || c == msgpcode.Str32
+}
+
+func isInteger(c byte) bool {
+	return msgpcode.IsFixedNum(c) || c >= msgpcode.Uint8 && c <= msgpcode.Int64
+}
+
+// encoder writes a message. What it writes to cannot fail.
+type encoder struct {
+	out bytes.Buffer
+	mp  *msgpack.Encoder
+}
+
+func newEncoder() *encoder {
+	e := &encoder{}
+	e.mp = msgpack.NewEncoder(&e.out)
+	e.mp.UseCompactInts(true)
+	return e
+}
+
+// begin begins a message of a kind, and end ends it.
+func (e *encoder) begin(h header) {
+	if e.out.Cap() > smallFrame {
+		e.out = bytes.Buffer{}
+	}
+	e.out.Reset()
+	e.mp.Reset(&e.out)
+	e.mp.UseCompactInts(true)
+	var b [headerSize]byte
+	e.out.Write(h.append(b[:0]))
+}
+
+func (e *encoder) end() []byte {
+	b := e.out.Bytes()
+	binary.BigEndian.PutUint32(b[12:], uint32(len(b)-headerSize))
+	return b
+}
+
+func (e *encoder) object(n int)    { _ = e.mp.EncodeMapLen(n) }
+func (e *encoder) array(n int)     { _ = e.mp.EncodeArrayLen(n) }
+func (e *encoder) text(s string)   { _ = e.mp.EncodeString(s) }
+func (e *encoder) bool(b bool)     { _ = e.mp.EncodeBool(b) }
+func (e *encoder) int(n int64)     { _ = e.mp.EncodeInt(n) }
+func (e *encoder) uint(n uint64)   { _ = e.mp.EncodeUint(n) }
+func (e *encoder) float(f float64) { _ = e.mp.EncodeFloat64(f) }
+
+func (e *encoder) boolField(name string, b bool) { e.text(name); e.bool(b) }
+func (e *encoder) intField(name string, n int64) { e.text(name); e.int(n) }
+func (e *encoder) textField(name, s string)      { e.text(name); e.text(s) }
+
+// fail begins the message anew, as an answer that says what is wrong.
+func (e *encoder) fail(h header, err error) {
+	e.begin(h)
+	e.object(1)
+	e.textField("error", err.Error())
+}
+
+// handle writes a region. None of its numbers may be left out.
+func (e *encoder) handle(r server.MaruRegion) {
+	e.object(4)
+	e.text("region_id")
+	e.uint(r.ID)
+	e.intField("offset", 0) // every region has a file of its own
+	e.intField("length", r.Length)
+	e.text("auth_token")
+	e.uint(r.Token)
+}
+
+func (e *encoder) bools(name string, bs []bool) {
+	e.text(name)
+	e.array(len(bs))
+	for _, b := range bs {
+		e.bool(b)
+	}
+}
+
+// found writes the answer to a lookup.
+func (e *encoder) found(ok bool, f server.Found) {
+	if !ok {
+		e.object(1)
+		e.boolField("found", false)
+		return
+	}
+	e.object(4)
+	e.boolField("found", true)
+	e.text("handle")
+	e.handle(f.MaruRegion)
+	e.intField("kv_offset", f.At)
+	e.intField("kv_length", f.Size)
+}

@@ -1,0 +1,40 @@
+package maru
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// python finds an interpreter that has what the independent client needs: the
+// first in the path, or the system's. The tests' dependencies (make deps) include
+// one.
+func python(t *testing.T) string {
+	t.Helper()
+	for _, path := range []string{"python3", "/usr/bin/python3"} {
+		if exec.Command(path, "-c", "import zmq, msgpack").Run() == nil {
+			return path
+		}
+	}
+	t.Fatal("there is no python3 with zmq and msgpack: run make deps")
+	return ""
+}
+
+// TestAnIndependentClientInPython runs the client's own tests: both kinds of
+// clients, over both kinds of sockets.
+func TestAnIndependentClientInPython(t *testing.T) {
+	h := build(t, nil)
+	dir, err := filepath.Abs("../../clients/python")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), python(t), "-B", "-W", "error::SyntaxWarning", "test_maru_client.py")
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "POLDER_MARU_URL="+h.tcp+","+h.ipc)
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "\nOK") {
+		t.Fatalf("the independent client's tests fail: %v\n%s", err, out)
+	}
+}
