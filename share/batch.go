@@ -103,6 +103,13 @@ func (c *Client) GetAll(ctx context.Context, keys []string) ([]View, error) {
 // openFound opens a view of a key that was found there; if it is not there any
 // more, the view is not Ok.
 func (c *Client) openFound(ctx context.Context, key string, loc wire.Location) (View, error) {
+	if loc.Maru {
+		v, err := c.copyOf(ctx, key, loc)
+		if isNotFound(err) {
+			return View{}, nil
+		}
+		return v, err
+	}
 	if p, err := c.place(ctx, loc); err == nil {
 		if v, ok := c.open(p); ok {
 			c.cache.put(c.seed, key, p)

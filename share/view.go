@@ -68,8 +68,8 @@ type refView struct {
 	closed atomic.Bool
 }
 
-// Bytes returns the bytes, which must be neither written nor touched after
-// Close.
+// Bytes returns the bytes, or a copy of them if a client of Maru's has put them.
+// They must be neither written nor touched after Close.
 func (v View) Bytes() []byte { return v.data }
 
 // Ok reports whether there is something to view: in a batch, keys that were
@@ -82,7 +82,7 @@ func (v View) Of(c *Client) bool { return v.c == c }
 // Close ends the view. Closing twice, or a copy of it, is a no-op.
 func (v View) Close() error {
 	switch {
-	case v.c == nil:
+	case v.c == nil, v.m == nil && v.ref == nil: // a copy
 		return nil
 	case v.ref != nil:
 		return v.closeRef()
@@ -198,6 +198,9 @@ func (c *Client) find(ctx context.Context, key string) (View, error) {
 	if !loc.Found {
 		return View{}, &OpError{Op: "get", Key: key, Err: ErrNotFound}
 	}
+	if loc.Maru {
+		return c.copyOf(ctx, key, loc)
+	}
 	p, err := c.place(ctx, loc)
 	if err == nil {
 		if v, ok := c.open(p); ok {
@@ -212,6 +215,9 @@ func (c *Client) find(ctx context.Context, key string) (View, error) {
 	}
 	if !loc.Found {
 		return View{}, &OpError{Op: "get", Key: key, Err: ErrNotFound}
+	}
+	if loc.Maru {
+		return c.copyOf(ctx, key, loc)
 	}
 	return c.openRef(ctx, key, loc)
 }

@@ -1,7 +1,7 @@
 """Tests of Polder's door for Maru's clients with an independent client.
 
-They need a running daemon, POLDER_MARU_URL says where (several addresses with
-commas between); they are run by the tests of package share/maru.
+They need a running daemon, POLDER_MARU_URL and POLDER_SHARE_SOCKET say where (of
+the former several, with commas between); the tests of package share/maru run them.
 """
 
 import os
@@ -9,6 +9,7 @@ import threading
 import unittest
 
 import maru_client
+import polder_share
 from maru_client import Handler
 
 URLS = os.environ["POLDER_MARU_URL"].split(",")
@@ -139,6 +140,20 @@ class MaruTest(unittest.TestCase):
                 self.assertEqual(directory.free(handle), 0)
                 self.assertEqual(directory.free(dict(handle)), -2)
                 directory.close()
+
+    def test_polders_own_client_reads_copies(self):
+        with Handler(URLS[0], pool_size=1 << 20, chunk_size=64 << 10) as h, polder_share.Client(os.environ["POLDER_SHARE_SOCKET"]) as c:
+            h.store("by-maru", b"12345")
+            with c.get("by-maru") as view:
+                page = h.stored["by-maru"]
+                h.buffer(page, 5)[:] = b"54321"
+                self.assertEqual(bytes(view.buffer), b"12345")
+            views = c.get_all(["nothing", "by-maru"])
+            self.assertIsNone(views[0])
+            self.assertEqual(bytes(views[1].buffer), b"54321")
+            self.assertTrue(h.delete("by-maru"))
+            with self.assertRaises(polder_share.NotFound):
+                c.get("by-maru")
 
     def test_many_threads_of_one_handler(self):
         with Handler(URLS[0], pool_size=4 << 20, chunk_size=16 << 10) as h:

@@ -519,3 +519,73 @@ func TestManyClientsAtOnce(t *testing.T) {
 	}
 	read.Wait()
 }
+
+// TestANativeClientGetsCopiesOfWhatMarusHaveStored, which are whole and stay as they
+// are, whatever the owner does with the page.
+func TestANativeClientGetsCopiesOfWhatMarusHaveStored(t *testing.T) {
+	h := build(t, nil)
+	o := h.owner(t, h.tcp, "identity", "o", 1<<20)
+	n := h.native(t)
+	o.store(t, "first", 512<<10, "value")
+	v, err := n.Get(t.Context(), "first")
+	if err != nil {
+		t.Fatal(err)
+	}
+	copy(o.mem[512<<10:], "other")
+	if got := string(v.Bytes()); got != "value" {
+		t.Errorf("a copy has changed to %q", got)
+	}
+	if err := errors.Join(v.Close(), v.Close()); err != nil {
+		t.Error(err)
+	}
+	views, err := n.GetAll(t.Context(), []string{"nothing", "first"})
+	if err != nil || views[0].Ok() || string(views[1].Bytes()) != "other" {
+		t.Fatalf("all at once: got %v, %v", views, err)
+	}
+
+	// The owner frees and fills the page again and again, by Maru's rules.
+	const size, pages = 64 << 10, 2
+	done := make(chan error, 1)
+	go func() {
+		done <- func() error {
+			for i := range 400 {
+				at := int64(i % pages * size)
+				if _, err := o.Delete("k"); err != nil {
+					return err
+				}
+				page := o.mem[at : at+size]
+				for j := range page {
+					page[j] = byte(i)
+				}
+				if _, err := o.Register(server.MaruKey{Key: "k", Region: o.region.ID, Offset: at, Length: size}); err != nil {
+					return err
+				}
+			}
+			return nil
+		}()
+	}()
+	seen := 0
+	for {
+		select {
+		case err := <-done:
+			if err != nil || seen == 0 {
+				t.Fatalf("got %d copies, %v", seen, err)
+			}
+			return
+		default:
+		}
+		v, err := n.Get(t.Context(), "k")
+		if errors.Is(err, share.ErrNotFound) {
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen++
+		for i, b := range v.Bytes() {
+			if b != v.Bytes()[0] {
+				t.Fatalf("copy %d has %d at %d, and %d at its beginning", seen, b, i, v.Bytes()[0])
+			}
+		}
+	}
+}

@@ -32,7 +32,7 @@ func TestAnIndependentClientInPython(t *testing.T) {
 	}
 	cmd := exec.CommandContext(t.Context(), python(t), "-B", "-W", "error::SyntaxWarning", "test_maru_client.py")
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "POLDER_MARU_URL="+h.tcp+","+h.ipc)
+	cmd.Env = append(os.Environ(), "POLDER_MARU_URL="+h.tcp+","+h.ipc, "POLDER_SHARE_SOCKET="+h.opt.Socket)
 	out, err := cmd.CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "\nOK") {
 		t.Fatalf("the independent client's tests fail: %v\n%s", err, out)
