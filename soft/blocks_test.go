@@ -142,7 +142,7 @@ func TestManyReadersOfOneBlockReadTheSourceOnce(t *testing.T) {
 func TestFSIsAnFS(t *testing.T) {
 	h := open(t, 16)
 	dir := t.TempDir()
-	files := map[string][]byte{"empty": nil, "small": []byte("hello"), "sub/large": randomBytes(300001)}
+	files := map[string][]byte{"empty": nil, "small": []byte("hello"), "sub/large": randomBytes(40001)}
 	for name, data := range files {
 		path := filepath.Join(dir, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {

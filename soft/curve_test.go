@@ -1,3 +1,7 @@
+//go:build !race
+
+// What these tests look at is counted by one goroutine, in millions of accesses.
+
 package soft
 
 import (
