@@ -15,10 +15,10 @@ TESTTIMEOUT ?= 15m
 # The other tests are run once, with the race detector.
 PLAIN = $(shell grep -rlE --include=*.go '^//go:build .*\brace\b|invariants\.Enabled' [a-z]*/ | xargs -n1 dirname | sort -u | sed 's|^|./|')
 
-# Programs and rules of the tree, which no other package imports: what they are
-# made of is tested with the race detector where it is. "make soak" runs them
-# with it.
-PROGRAMS = . ./examples/... ./measure/...
+# Programs and rules of the tree, and the managers that only measurements use:
+# what they are made of is tested with the race detector where it is. "make soak"
+# runs them with it.
+PROGRAMS = . ./examples/... ./measure/... ./pool/baseline/...
 
 # The packages whose correctness depends on the processor: those above, and
 # those with a file *_unsafe.go.
