@@ -117,7 +117,7 @@ func (s *session) setMaxMemory(value []byte) error {
 		return failed("argument must be a memory value")
 	}
 	if s.onWait != nil {
-		s.onWait() // eviction takes a while
+		s.onWait(nil) // eviction takes a while
 	}
 	if err := s.srv.cache.heap.SetBudget(n); err != nil {
 		return failed(err.Error())

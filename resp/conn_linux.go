@@ -24,7 +24,7 @@ type conn struct {
 	taken int       // if full, bytes that the socket took since moved
 	moved time.Time // if full, when the client last made progress (clientmem.Progress)
 
-	work     *workspace // of the goroutine that it belongs to
+	work     *workspace // of the goroutine that it belongs to, while that runs its input
 	detached bool       // the goroutine is a loop's no more
 	end      bool       // to be closed
 	linger   time.Time  // to be closed once pend is sent, at this time at the latest
@@ -41,17 +41,43 @@ func (c *conn) session() *session { return c.s }
 func (c *conn) resume() { c.l.give(c) }
 
 // beforeWait is called by the session before it blocks: the loop goes on in
-// another goroutine.
-func (c *conn) beforeWait() {
+// another goroutine. Args are the arguments of the command if that does not run
+// yet.
+func (c *conn) beforeWait(args [][]byte) {
 	if c.detached {
 		return
 	}
 	c.l.flush(c.work) // others need not wait for c
 	c.detached, c.away = true, true
 	c.l.away++
-	c.work.detached = true
 	c.l.srv.stats.handovers.Add(1)
-	c.l.start()
+	c.work.detached = true
+	if args == nil {
+		c.l.start(newWorkspace())
+	} else {
+		c.l.start(c.moveOut())
+	}
+}
+
+// moveOut makes room in c's workspace: it returns one with its buffers, and leaves
+// c what is c's of them, in memory of its own. Thousands of clients may wait for a
+// node that does not answer.
+func (c *conn) moveOut() *workspace {
+	s, w := c.s, c.work
+	next := &workspace{
+		events: w.events, in: w.in, replies: w.replies[:0],
+		out: s.out[:0], scratch: s.scratch[:0], scratch2: s.scratch2[:0],
+	}
+	w.events, w.in, w.replies = nil, nil, nil
+	s.out = append([]byte(nil), s.out[s.base:]...)
+	s.mark, s.base = s.mark-s.base, 0
+	s.scratch, s.scratch2 = nil, nil
+	if c.buf == nil {
+		c.ownInput(s.in)
+		s.parser.Moved(s.in)
+	}
+	c.hold()
+	return next
 }
 
 // hold accounts for the memory that c holds. If that is too much the loop closes
@@ -165,9 +191,15 @@ func (c *conn) keepInput() {
 		return
 	case c.buf != nil:
 		c.buf = c.buf[:copy(c.buf, in)]
+		c.s.in = c.buf
 	default:
-		c.buf = append(clientmem.Grow(nil, len(in)+minRoom), in...)
+		c.ownInput(in)
 	}
+}
+
+// ownInput copies input to a buffer of c's own, which it has not yet.
+func (c *conn) ownInput(in []byte) {
+	c.buf = append(clientmem.Grow(nil, len(in)+minRoom), in...)
 	c.s.in = c.buf
 }
 

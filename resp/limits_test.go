@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -330,6 +331,67 @@ func TestIdleClientsHoldLittleMemory(t *testing.T) {
 		return m.HeapAlloc < clients*size/4
 	})
 	runtime.KeepAlive(conns)
+}
+
+// TestWaitingClientsHoldLittleMemory has many clients wait for a lock, as they do
+// for a node that does not answer, while the event loop serves others.
+func TestWaitingClientsHoldLittleMemory(t *testing.T) {
+	srv, addr := startServer(t, roomy, Config{Loops: 1})
+	const clients, most = 200, 64 << 10
+	other := dial(t, addr)
+	held := func() uint64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	conns := make([]*client, clients)
+	for i := range conns {
+		conns[i] = dial(t, addr)
+		conns[i].do("PING")
+	}
+	before := held()
+	const locked = 7
+	unlock := sync.OnceFunc(srv.stripes[locked].mu.Unlock)
+	srv.stripes[locked].mu.Lock()
+	defer unlock()
+	n := 0
+	for i, c := range conns {
+		n++
+		for srv.stripeOf(fmt.Append(nil, "key", n)) != locked {
+			n++
+		}
+		key := fmt.Sprint("key", n)
+		set := encode("SET", key, fmt.Sprint("value", i))
+		if i%2 == 0 {
+			set = fmt.Sprintf("SET '%s' \"value%d\"\r\n", key, i)
+		}
+		c.send(encode("ECHO", fmt.Sprint("before", i)) + set + encode("GET", key) + encode("ECHO", fmt.Sprint("after", i)))
+	}
+	eventually(t, "all clients to wait", func() bool { return srv.stats.handovers.Load() >= clients })
+	for range 10 {
+		if want := strings.Repeat("x", 100<<10); other.do("ECHO", want).bulk != want {
+			t.Fatal("another client's echo is not what it sent")
+		}
+	}
+	if after := held(); after > before+clients*most {
+		t.Errorf("%d clients that wait take %d bytes each, want at most %d", clients, (after-before)/clients, most)
+	}
+	unlock()
+	for i, c := range conns {
+		if got, want := c.recv().bulk, fmt.Sprint("before", i); got != want {
+			t.Errorf("ECHO before SET: got %q, want %q", got, want)
+		}
+		if got := c.recv().String(); got != "+OK" {
+			t.Errorf("SET: got %s", got)
+		}
+		if got, want := c.recv().bulk, fmt.Sprint("value", i); got != want {
+			t.Errorf("GET after SET: got %q, want %q", got, want)
+		}
+		if got, want := c.recv().bulk, fmt.Sprint("after", i); got != want {
+			t.Errorf("ECHO after SET: got %q, want %q", got, want)
+		}
+	}
 }
 
 func TestUnixSocketsAndTLS(t *testing.T) {

@@ -24,15 +24,16 @@ func (s *Server) stripeOf(key []byte) uint32 {
 // holds one without waiting for far memory has it for a microsecond or two.
 const tryLockSpins = 100
 
-// lockStripe locks one stripe. Before it blocks, an event loop moves on.
-func (s *session) lockStripe(st *stripe, write bool) {
+// lockStripe locks one stripe for a command with these arguments. Before it blocks,
+// an event loop moves on.
+func (s *session) lockStripe(st *stripe, write bool, args [][]byte) {
 	if s.onWait != nil {
 		for range tryLockSpins {
 			if write && st.mu.TryLock() || !write && st.mu.TryRLock() {
 				return
 			}
 		}
-		s.onWait()
+		s.onWait(args)
 	}
 	if write {
 		st.mu.Lock()
@@ -60,14 +61,14 @@ func (s *session) lock(cmd *command, args [][]byte) {
 		// Fast path: one key.
 		i := s.srv.stripeOf(args[cmd.first])
 		s.held = append(s.held, i)
-		s.lockStripe(&s.srv.stripes[i], s.heldWrite)
+		s.lockStripe(&s.srv.stripes[i], s.heldWrite, args)
 		return
 	default:
 		s.addStripes(cmd, args)
 	}
 	s.held = s.wanted.take(s.held)
 	for _, i := range s.held {
-		s.lockStripe(&s.srv.stripes[i], s.heldWrite)
+		s.lockStripe(&s.srv.stripes[i], s.heldWrite, args)
 	}
 }
 

@@ -100,14 +100,13 @@ func (l *loop) endRound(w *workspace) {
 	w.out = w.out[:0]
 }
 
-// workspaces are those that detached goroutines have left behind.
-var workspaces = sync.Pool{New: func() any {
+func newWorkspace() *workspace {
 	return &workspace{
 		events: make([]unix.EpollEvent, loopEvents),
 		in:     make([]byte, readSize),
 		out:    make([]byte, 0, 2*flushAt),
 	}
-}}
+}
 
 func newLoop(srv *Server) (*loop, error) {
 	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
@@ -133,15 +132,12 @@ func (l *loop) free() {
 	unix.Close(l.wake)
 }
 
-// start makes a new goroutine the loop.
-func (l *loop) start() {
+// start makes a new goroutine the loop, with the memory w.
+func (l *loop) start(w *workspace) {
 	l.srv.wg.Add(1)
 	go func() {
 		defer l.srv.wg.Done()
-		w := workspaces.Get().(*workspace)
-		w.detached, w.out = false, w.out[:0]
 		l.run(w)
-		workspaces.Put(w)
 	}()
 }
 

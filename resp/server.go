@@ -133,7 +133,7 @@ func newServer(srv *Server, cfg Config) (*Server, error) {
 	go srv.sweeper.run()
 	srv.fetches.start()
 	for _, l := range srv.loops {
-		l.start()
+		l.start(newWorkspace())
 	}
 	return srv, nil
 }

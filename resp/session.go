@@ -22,8 +22,9 @@ type session struct {
 	base   int
 
 	// onWait, if set, is called before the session may block; the driver's
-	// goroutine then need not come back soon.
-	onWait func()
+	// goroutine then need not come back soon. It is given the arguments of the
+	// command if that does not yet run: they, in and out may move then.
+	onWait func(args [][]byte)
 
 	ver    int // protocol version, 2 or 3
 	authed bool
@@ -198,7 +199,7 @@ func (s *session) admit(cmd *command) error {
 func (s *session) perform(cmd *command, args [][]byte) bool {
 	s.mark = len(s.out)
 	if s.tries > maxTries {
-		s.wait()
+		s.wait(args)
 	}
 	ver := s.ver
 	s.lock(cmd, args)
@@ -246,12 +247,12 @@ func (s *session) settle() {
 }
 
 // wait lets the command wait from now on, until its deadline.
-func (s *session) wait() {
+func (s *session) wait(args [][]byte) {
 	if s.cancel != nil {
 		return
 	}
 	if s.onWait != nil {
-		s.onWait()
+		s.onWait(args)
 	}
 	s.srv.stats.waits.Add(1)
 	s.ctx, s.cancel = context.WithTimeout(s.srv.ctx, s.srv.cfg.OpTimeout)

@@ -121,6 +121,14 @@ func (p *Parser) Missing(have int) int {
 	return max(1, p.pos+p.bulk+2-have)
 }
 
+// Moved tells the parser that the command which Next has found lies in buf now.
+// The slices that Next has returned lie there too then.
+func (p *Parser) Moved(buf []byte) {
+	for i, s := range p.spans { // none if they are inline, and in a buffer of the parser's
+		p.args[i] = buf[s.off : s.off+s.n : s.off+s.n]
+	}
+}
+
 // Forget lets go of the buffer that the last arguments were found in.
 func (p *Parser) Forget() {
 	if cap(p.args) > 0 && p.args[:1][0] != nil {
@@ -208,7 +216,7 @@ func (p *Parser) inline(buf []byte) (args [][]byte, n int, err error) {
 	if len(line) > p.Limits.MaxInline {
 		return nil, 0, Error("too big inline request")
 	}
-	p.args = p.args[:0]
+	p.args, p.spans = p.args[:0], p.spans[:0]
 	if !p.split(line) {
 		return nil, 0, Error("unbalanced quotes in request")
 	}
