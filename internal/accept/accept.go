@@ -4,7 +4,7 @@
 // Three rules hold. Accepting never waits for a peer, and never ends because the
 // system is short of something: [Each]. What a peer must do before it is known,
 // such as a TLS handshake, is done beside it, by so many peers and for so long at
-// most: [Gate]. And only who has done it is handed on: [Listen] makes a
+// most: [Gate]; TLS connections are made by [TLS] or [ListenTLS]. And only who has done it is handed on: [Listen] makes a
 // net.Listener of this, for servers that want one.
 //
 // # Who gets in when too many come
@@ -17,8 +17,8 @@
 // and do not finish, nobody is turned away who finishes within Stay. Peers that
 // talk nonsense leave at once, and hardly count.
 //
-// A place costs a descriptor, a goroutine and in all 7 KiB, or up to 64 KiB more
-// while a peer sends the longest ClientHello that TLS allows.
+// A place costs a descriptor, a goroutine and in all 7 KiB, or up to 48 KiB more
+// while a peer sends as much as it may before it enters: [MaxHandshake].
 //
 // Counting by address would be fairer towards a peer from elsewhere, but needs a
 // table of addresses that strangers fill, and does not help those behind one

@@ -265,7 +265,7 @@ func TestACrowdDoesNotKeepAClientOut(t *testing.T) {
 	server, client := configs(t)
 	gate := NewGate(quiet, patience)
 	gate.places = 16
-	lis := listen(tls.NewListener(open(t), server), quiet, gate)
+	lis := listen(ListenTLS(open(t), server), quiet, gate)
 	accepted := make(chan net.Conn)
 	go func() {
 		defer close(accepted)
@@ -323,7 +323,7 @@ func TestACrowdDoesNotKeepAClientOut(t *testing.T) {
 // connection that is ready waits for an Accept that does not come.
 func TestAClosedListenerWaitsForNobody(t *testing.T) {
 	server, client := configs(t)
-	lis := Listen(tls.NewListener(open(t), server), quiet)
+	lis := Listen(ListenTLS(open(t), server), quiet)
 	dial(t, lis)
 	nc, err := tls.Dial("tcp", lis.Addr().String(), client)
 	if err != nil {
@@ -340,4 +340,58 @@ func TestAClosedListenerWaitsForNobody(t *testing.T) {
 			t.Errorf("got %v, want that the listener is closed", err)
 		}
 	}
+}
+
+// TestAStrangerSendsSoMuchAtMost has a peer send a chain of certificates that TLS
+// would keep in memory. Who has entered may send what it likes.
+func TestAStrangerSendsSoMuchAtMost(t *testing.T) {
+	server, client := configs(t)
+	log := make(logLines, 100)
+	lis := Listen(ListenTLS(open(t), server), slog.New(slog.NewTextHandler(log, nil)))
+	defer lis.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+
+	long := client.Clone()
+	c := client.Certificates[0]
+	for len(c.Certificate)*len(c.Certificate[0]) < 4*MaxHandshake {
+		c.Certificate = append(c.Certificate, c.Certificate[0])
+	}
+	long.Certificates = []tls.Certificate{c}
+	if nc, err := (&tls.Dialer{Config: long}).DialContext(ctx, "tcp", lis.Addr().String()); err == nil {
+		defer nc.Close()
+	}
+	select {
+	case line := <-log:
+		if !strings.Contains(line, errLongHandshake.Error()) {
+			t.Errorf("got the log line %q, want one that says %q", line, errLongHandshake)
+		}
+	case <-ctx.Done():
+		t.Fatal("a peer that sends a long chain of certificates is not refused")
+	}
+
+	go func() {
+		nc, err := (&tls.Dialer{Config: client}).DialContext(ctx, "tcp", lis.Addr().String())
+		if err == nil {
+			nc.Write(make([]byte, 4*MaxHandshake))
+			nc.Close()
+		}
+	}()
+	nc, err := lis.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	nc.SetDeadline(time.Now().Add(patience))
+	if n, err := io.Copy(io.Discard, nc); n != 4*MaxHandshake || err != nil {
+		t.Errorf("got %d bytes, %v, from a client that has entered, want %d", n, err, 4*MaxHandshake)
+	}
+}
+
+// logLines is a log by the line.
+type logLines chan string
+
+func (l logLines) Write(b []byte) (int, error) {
+	l <- string(b)
+	return len(b), nil
 }

@@ -122,11 +122,14 @@ func (g *Gate) turnAway(place *list.Element, why error) {
 	v.Conn.Close()
 }
 
-// Enter takes the connection out of the gate: it has no deadline any more and
-// belongs to the caller. It fails if the gate has closed it.
+// Enter takes the connection out of the gate: it has no deadline any more, its
+// peer may send what it likes, and it belongs to the caller. It fails if the gate has closed it.
 func (v *Visitor) Enter() error {
 	if err := v.leave(); err != nil {
 		return err
+	}
+	if s, ok := v.Conn.(*stranger); ok {
+		s.entered.Store(true)
 	}
 	return v.Conn.SetDeadline(time.Time{})
 }

@@ -18,6 +18,8 @@ import (
 	"fmt"
 	"net"
 	"syscall"
+
+	"polder/internal/accept"
 )
 
 // Security is what an operator says about protection on the network.
@@ -123,7 +125,7 @@ func (s Security) Listen(r Role, flag, addr string) (net.Listener, error) {
 		return nil, fmt.Errorf("cannot listen on --%s %s: %w", flag, addr, err)
 	}
 	if config := s.tls(r, addr); config != nil {
-		lis = tls.NewListener(lis, config)
+		lis = accept.ListenTLS(lis, config)
 	}
 	return lis, nil
 }

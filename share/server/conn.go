@@ -82,6 +82,9 @@ func (s *Server) acceptLocal() {
 // the gate, and count when they have said hello.
 func (s *Server) acceptRemote() {
 	s.acceptEnded(accept.Each(s.opt.Log, s.gate.Accept(s.opt.Remote.Accept), func(nc net.Conn) {
+		if s.opt.TLS != nil {
+			nc = accept.TLS(nc, s.opt.TLS)
+		}
 		s.gate.Go(nc, func(v *accept.Visitor) error { return s.greetRemote(nc, v) })
 	}))
 }
@@ -212,15 +215,13 @@ func (c *conn) closeFiles() {
 // has it served.
 func (s *Server) greetRemote(nc net.Conn, v *accept.Visitor) error {
 	tenant := "remote"
-	if s.opt.TLS != nil {
-		t := tls.Server(nc, s.opt.TLS)
+	if t, ok := nc.(*tls.Conn); ok {
 		if err := t.Handshake(); err != nil {
 			return err
 		}
 		if certs := t.ConnectionState().PeerCertificates; len(certs) > 0 {
 			tenant = "cn:" + certs[0].Subject.CommonName
 		}
-		nc = t
 	}
 	hello, err := readFrame(nc, nil)
 	if err != nil {

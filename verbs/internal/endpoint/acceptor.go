@@ -1,7 +1,6 @@
 package endpoint
 
 import (
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -38,10 +37,10 @@ func (a *acceptor) run() {
 }
 
 func (a *acceptor) receive(nc net.Conn) {
+	if a.cfg.TLS != nil {
+		nc = accept.TLS(nc, a.cfg.TLS)
+	}
 	a.gate.Go(nc, func(v *accept.Visitor) error {
-		if a.cfg.TLS != nil {
-			nc = tls.Server(nc, a.cfg.TLS)
-		}
 		return a.greet(nc, func() (leave func(), err error) { return a.admit(v) })
 	})
 }
