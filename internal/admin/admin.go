@@ -11,10 +11,12 @@
 // /debug/pprof nothing. Nothing here changes anything, and none of it shows what
 // clients have stored, passwords or keys.
 //
-// A Server owns one goroutine and those of net/http; Close ends them all.
+// A Server owns one goroutine and those of net/http; Close ends them all. It has 256
+// connections at most: who has been silent longest makes room for the next.
 package admin
 
 import (
+	"container/list"
 	"context"
 	"encoding/json"
 	"errors"
@@ -49,6 +51,8 @@ type Server struct {
 	http *http.Server
 	reg  *prometheus.Registry
 	done chan struct{}
+
+	conns conns
 }
 
 // closeTimeout is how long Close lets requests finish.
@@ -63,6 +67,7 @@ func Start(lis net.Listener, cfg Config) (*Server, error) {
 		logCollector{cfg.Logger},
 	}, cfg.Collectors...)
 	s := &Server{reg: reg, done: make(chan struct{})}
+	s.conns.all = make(map[net.Conn]*list.Element)
 	if err := s.Collect(all...); err != nil {
 		return nil, err
 	}
@@ -103,6 +108,7 @@ func Start(lis net.Listener, cfg Config) (*Server, error) {
 		ReadHeaderTimeout: 5 * time.Second,
 		IdleTimeout:       time.Minute,
 		MaxHeaderBytes:    16 << 10,
+		ConnState:         s.conns.changed,
 		ErrorLog:          log.New(serverLog{cfg.Logger}, "", 0),
 	}
 	go func() {

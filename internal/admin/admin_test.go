@@ -75,3 +75,54 @@ func TestAdminShowsWhatItIsGiven(t *testing.T) {
 		t.Error("it still listens")
 	}
 }
+
+// TestConnectionsAreBoundedAndTheSilentOnesMakeRoom opens more connections than
+// there may be, of which most never say anything.
+func TestConnectionsAreBoundedAndTheSilentOnesMakeRoom(t *testing.T) {
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := Start(lis, Config{
+		Status: func() any { return nil },
+		Health: func() error { return nil },
+		Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	const more = 100
+	ended := make(chan struct{}, maxConns+more)
+	for i := range maxConns + more {
+		nc, err := net.Dial("tcp", lis.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer nc.Close()
+		if i%10 == 0 { // it waits for its next request
+			if _, err := io.WriteString(nc, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		go func() {
+			_, _ = io.Copy(io.Discard, nc)
+			ended <- struct{}{}
+		}()
+	}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Get("http://" + lis.Addr().String() + "/healthz")
+	if err != nil {
+		t.Fatalf("a client that asks: %v", err)
+	}
+	resp.Body.Close()
+	s.conns.mu.Lock()
+	got := len(s.conns.all)
+	s.conns.mu.Unlock()
+	if got > maxConns {
+		t.Errorf("there are %d connections, want at most %d", got, maxConns)
+	}
+	for range more {
+		<-ended
+	}
+}
