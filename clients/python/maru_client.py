@@ -163,13 +163,26 @@ class Resources:
     requests = itertools.count(1)
 
     def __init__(self, address, client_id=None):
-        host, port = address.rsplit(":", 1)
+        self.address = address
         self.client_id = (client_id or f"{socket.gethostname()}:{os.getpid()}").encode()
+        self._connect()
+
+    def _connect(self):
+        host, port = self.address.rsplit(":", 1)
         self.sock = socket.create_connection((host, int(port)), timeout=10)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def call(self, kind, payload):
-        """Sends a request; returns its status and the rest of the answer."""
+        """Sends a request and returns the answer's payload. If the connection
+        breaks, the request is repeated once on another one."""
+        try:
+            return self._call(kind, payload)
+        except OSError:
+            self.sock.close()
+            self._connect()
+            return self._call(kind, payload)
+
+    def _call(self, kind, payload):
         self.sock.sendall(struct.pack("<IHHI", RM_MAGIC, RM_VERSION, kind, len(payload)) + payload)
         magic, version, answered, length = struct.unpack("<IHHI", self._read(12))
         if magic != RM_MAGIC or version != RM_VERSION:
