@@ -44,6 +44,16 @@ func (c *Client) Sessions(ctx context.Context) iter.Seq2[SessionInfo, error] {
 	return list(ctx, c, wire.ListSessions, "", func(s SessionInfo) string { return fmt.Sprintf("%016x", s.ID) })
 }
 
+// Kick ends the session of another client, as when it is stopped and the daemon
+// waits for it: its pins are gone, its regions are released, and it is served no
+// more. It needs the daemon's user, root, or the client's own user. The views
+// that the client has, if it is alive, keep their bytes.
+func (c *Client) Kick(ctx context.Context, client uint64) error {
+	return c.call(ctx, request{op: fmt.Sprintf("kick %016x", client), again: true, build: func(b wire.Writer) wire.Writer {
+		return b.U8(uint8(wire.Kick)).U64(client)
+	}})
+}
+
 func stats(ctx context.Context, c caller) (Info, error) {
 	var info Info
 	err := c.call(ctx, request{

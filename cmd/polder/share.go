@@ -45,6 +45,7 @@ type shareFlags struct {
 	keep       bool
 	listen     string
 	grace      time.Duration
+	settle     time.Duration
 	checkpoint int64
 	poll       time.Duration
 	maru       maruFlags
@@ -54,7 +55,7 @@ type shareFlags struct {
 func newShare() *cobra.Command {
 	f := shareFlags{
 		dir: defaultShareDir, socket: share.DefaultSocket, socketMode: "0600", pools: []string{"memfd:1GiB"},
-		grace: 30 * time.Second, checkpoint: 16 << 20, poll: 100 * time.Microsecond,
+		grace: 30 * time.Second, settle: 30 * time.Second, checkpoint: 16 << 20, poll: 100 * time.Microsecond,
 	}
 	cmd := &cobra.Command{
 		Use:   "share",
@@ -84,10 +85,11 @@ func newShare() *cobra.Command {
 	fs.BoolVar(&f.keep, "keep", false, "run the daemon under a keeper, which holds its memory and starts it again if it dies")
 	fs.Var(config.NewAddress(&f.listen, true), "listen", `where remote metadata clients connect, or "off"`)
 	fs.Var(config.NewDuration(&f.grace, time.Millisecond), "grace", "how long a remote client lives without a connection")
+	fs.Var(config.NewDuration(&f.settle, time.Millisecond), "settle", "how long to wait, after a restart, for clients that are alive and do not come back; then they are fenced")
 	fs.Var(config.NewSize(&f.checkpoint, 4<<10, 0), "checkpoint", "the least log that is worth a checkpoint; besides, more of it must be dead than alive, or the disk be full")
 	f.maru.add(fs)
 	f.operator.Add(fs, "", listen.Client)
-	cmd.AddCommand(newShareLs(), newShareStats(), newShareTop(), newShareRm(), newBenchShareWorker())
+	cmd.AddCommand(newShareLs(), newShareStats(), newShareTop(), newShareRm(), newShareKick(), newBenchShareWorker())
 	return cmd
 }
 
@@ -216,7 +218,7 @@ func (f *shareFlags) runKeeper(cmd *cobra.Command) error {
 func (f *shareFlags) options(op *operator.Control) (server.Options, error) {
 	opt := server.Options{
 		Dir: f.dir, Socket: f.socket, AllowUIDs: f.allow, LRU: f.lru, Sync: f.sync,
-		Grace: f.grace, CheckpointBytes: f.checkpoint, Insecure: op.Security.Insecure, Log: op.Logger,
+		Grace: f.grace, Settle: f.settle, CheckpointBytes: f.checkpoint, Insecure: op.Security.Insecure, Log: op.Logger,
 		Poll: f.poll,
 	}
 	if opt.Poll == 0 {

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"text/tabwriter"
@@ -102,12 +103,16 @@ func (t *shareTool) regions(ctx context.Context, w io.Writer, c *share.Client) e
 }
 
 func (t *shareTool) sessions(ctx context.Context, w io.Writer, c *share.Client) error {
-	t.head(w, "CLIENT\tPID\tTENANT\tNAME\tCONNECTIONS\tMAPPED")
+	t.head(w, "CLIENT\tPID\tTENANT\tNAME\tSTATE\tCONNECTIONS\tMAPPED")
 	for s, err := range c.Sessions(ctx) {
 		if err != nil {
 			return err
 		}
-		if err := t.row(w, s, "%016x\t%d\t%s\t%q\t%d\t%d\n", s.ID, s.PID, s.Tenant, s.Name, s.Conns, s.Maps); err != nil {
+		state := s.State
+		if s.Away > 0 {
+			state += fmt.Sprintf(" for %v", time.Duration(s.Away*float64(time.Second)).Round(time.Second))
+		}
+		if err := t.row(w, s, "%016x\t%d\t%s\t%q\t%s\t%d\t%d\n", s.ID, s.PID, s.Tenant, s.Name, state, s.Conns, s.Maps); err != nil {
 			return err
 		}
 	}
@@ -168,7 +173,10 @@ func printShareStats(out io.Writer, info share.Info) error {
 	fmt.Fprintf(w, "reaped\t%d\tdead clients\n", info.Reaped)
 	fmt.Fprintf(w, "denied\t%d\trequests\n", info.Denied)
 	if info.Settling > 0 {
-		fmt.Fprintf(w, "settling\t%d\tclients of before the restart are not back yet\n", info.Settling)
+		fmt.Fprintf(w, "settling\t%d\tclients of before the restart are not back yet: polder share ls --clients\n", info.Settling)
+	}
+	if info.Fenced > 0 {
+		fmt.Fprintf(w, "fenced\t%d\tclients that may be alive\n", info.Fenced)
 	}
 	for _, t := range slices.Sorted(maps.Keys(info.Tenants)) {
 		fmt.Fprintf(w, "tenant %s\t%s\n", t, config.FormatSize(info.Tenants[t]))
@@ -241,6 +249,18 @@ func needKeys(_ *cobra.Command, args []string) error {
 		return errors.New("polder share rm needs the keys to delete: polder share ls lists them")
 	}
 	return nil
+}
+
+func newShareKick() *cobra.Command {
+	var t shareTool
+	return t.command("kick CLIENT", "End the session of a client that is stopped or unwanted", cobra.ExactArgs(1),
+		func(cmd *cobra.Command, c *share.Client, args []string) error {
+			id, err := strconv.ParseUint(args[0], 16, 64)
+			if err != nil {
+				return fmt.Errorf("cannot kick %q: want the number of a client, as polder share ls --clients shows it", args[0])
+			}
+			return c.Kick(cmd.Context(), id)
+		})
 }
 
 func newShareRm() *cobra.Command {

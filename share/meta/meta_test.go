@@ -107,12 +107,13 @@ func TestPagesWaitForTheLogForReferencesAndForLeases(t *testing.T) {
 	p.Dying(synced, 1, 10, true)
 	p.Dying(referred, 1, 1, false)
 	p.Dying(held, 1, 1, false)
+	p.Unknown(unknown)
 	p.Dying(unknown, 1, 0, false)
 	if !p.Claim(unknown) || p.Claim(logged) {
 		t.Fatal("only a page whose fate is unknown can be claimed")
 	}
 	freed := func(written, synced uint64, all bool) (n int) {
-		p.Sweep(written, synced, all, func(uint64) { n++ })
+		p.Sweep(written, synced, all, func(uint64) Fate { n++; return Reuse })
 		return n
 	}
 	if n := freed(9, 9, false); n != 0 {

@@ -22,6 +22,10 @@ type Pages struct {
 	dying  map[uint32]dying
 	recent []uint32 // dying pages that no sweep has looked at yet
 
+	// unknown are the pages that held no key when the daemon started. Their
+	// owners know which of them were free.
+	unknown map[uint32]struct{}
+
 	// held is used by Sweep, and kept so that it need not be made each time.
 	held map[uint32]struct{}
 }
@@ -44,13 +48,14 @@ func NewPages() (*Pages, error) {
 	rand.Read(seed[:])
 	first := shm.Word(binary.LittleEndian.Uint64(seed[:])) &^ 3
 	return &Pages{
-		table:  t,
-		first:  first,
-		refs:   map[uint32]map[uint64]uint32{},
-		mine:   map[uint64]map[uint32]uint32{},
-		leases: map[uint64]*shm.Lease{},
-		dying:  map[uint32]dying{},
-		held:   map[uint32]struct{}{},
+		table:   t,
+		first:   first,
+		refs:    map[uint32]map[uint64]uint32{},
+		mine:    map[uint64]map[uint32]uint32{},
+		leases:  map[uint64]*shm.Lease{},
+		dying:   map[uint32]dying{},
+		unknown: map[uint32]struct{}{},
+		held:    map[uint32]struct{}{},
 	}, nil
 }
 
@@ -88,16 +93,36 @@ func (p *Pages) Dying(page uint32, region, lsn uint64, sync bool) {
 	p.recent = append(p.recent, page)
 }
 
-// Claim frees a dying page of a region whose fate a restart of the daemon has
-// left unknown, because its owner says that it was free; false if the page is
-// dying for another reason. The owner is believed: the page is its own.
-func (p *Pages) Claim(page uint32) bool {
-	if d, ok := p.dying[page]; !ok || d.lsn != 0 {
+// Unknown marks a page that held no key when the daemon started as one that
+// somebody may look at. Its owner may Claim it. Dying may follow, to have it
+// swept.
+func (p *Pages) Unknown(page uint32) {
+	p.table.Store(page, p.Word(page).To(shm.Dying))
+	p.unknown[page] = struct{}{}
+}
+
+// Claim frees a page that is Unknown, because its owner says that it was free.
+// The owner is believed: the page is its own. It reports whether the page was
+// to be swept.
+func (p *Pages) Claim(page uint32) (swept bool) {
+	if _, ok := p.unknown[page]; !ok {
 		return false
 	}
+	_, swept = p.dying[page]
+	p.free(page)
+	return swept
+}
+
+func (p *Pages) free(page uint32) {
 	delete(p.dying, page)
+	delete(p.unknown, page)
 	p.table.Store(page, p.Word(page).To(shm.Free))
-	return true
+}
+
+// IsDying reports whether a sweep will look at the page.
+func (p *Pages) IsDying(page uint32) bool {
+	_, ok := p.dying[page]
+	return ok
 }
 
 // Retry makes the next sweep look at a dying page again.
@@ -106,11 +131,21 @@ func (p *Pages) Retry(page uint32) { p.recent = append(p.recent, page) }
 // Waiting returns how many pages are dying.
 func (p *Pages) Waiting() int { return len(p.dying) }
 
-// Sweep frees the dying pages that nothing needs any more, given which records
-// are written and which are on the medium, and calls freed with the region of
-// each. It looks at the pages that have begun to die since the last sweep, and
+// Fate is what becomes of a page that nothing needs any more.
+type Fate int
+
+// The fates of a page.
+const (
+	Reuse  Fate = iota // it is free
+	GiveUp             // its word says dying for good, and no sweep looks at it again
+	Wait               // the next sweep that looks at all decides again
+)
+
+// Sweep looks for dying pages that nothing needs any more, given which records
+// are written and which are on the medium, and asks fate what becomes of each,
+// by its region. It looks at the pages that have begun to die since the last sweep, and
 // at those that had to wait if all is true.
-func (p *Pages) Sweep(written, synced uint64, all bool, freed func(region uint64)) {
+func (p *Pages) Sweep(written, synced uint64, all bool, fate func(region uint64) Fate) {
 	if len(p.dying) == 0 || !all && len(p.recent) == 0 {
 		return
 	}
@@ -122,10 +157,13 @@ func (p *Pages) Sweep(written, synced uint64, all bool, freed func(region uint64
 		if _, ok := held[page]; ok || len(p.refs[page]) > 0 {
 			return false
 		}
-		delete(p.dying, page)
-		p.table.Store(page, p.Word(page).To(shm.Free))
-		n++
-		freed(d.region)
+		switch fate(d.region) {
+		case Reuse:
+			p.free(page)
+			n++
+		case GiveUp:
+			delete(p.dying, page)
+		}
 		return true
 	}
 	logged := func(d dying) bool { return d.lsn <= written && (!d.sync || d.lsn <= synced) }

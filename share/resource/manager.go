@@ -59,6 +59,10 @@ type Region struct {
 	Used    time.Time // when a client of Maru's was last told of a key in it
 	Evicted bool      // it is freed although it may be mapped: its memory is taken back
 
+	// Retired says that no page of it is used again, as somebody may look at
+	// it of whom the daemon does not know.
+	Retired bool
+
 	pool *Pool
 	file *os.File
 }

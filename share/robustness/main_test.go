@@ -4,6 +4,7 @@ package robustness
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -34,13 +35,14 @@ import (
 
 // The environment by which the test makes this binary play a part.
 const (
-	envRole   = "SHARE_TEST_ROLE"  // daemon, writer, reader, intruder
-	envDir    = "SHARE_TEST_DIR"   // of the daemon, or of the socket
-	envPool   = "SHARE_TEST_POOL"  // specification of the pool
-	envFail   = "SHARE_TEST_FAIL"  // a file that says where to die: name, tab, count
-	envTmpfs  = "SHARE_TEST_TMPFS" // size of a tmpfs for the daemon's state
-	envArgs   = "SHARE_TEST_ARGS"  // of the role
-	killed    = ".killed"          // suffix of the file that says that it has happened
+	envRole   = "SHARE_TEST_ROLE"   // daemon, writer, reader, intruder
+	envDir    = "SHARE_TEST_DIR"    // of the daemon, or of the socket
+	envPool   = "SHARE_TEST_POOL"   // specification of the pool
+	envFail   = "SHARE_TEST_FAIL"   // a file that says where to die: name, tab, count
+	envTmpfs  = "SHARE_TEST_TMPFS"  // size of a tmpfs for the daemon's state
+	envSettle = "SHARE_TEST_SETTLE" // how long the daemon waits for clients after a restart
+	envArgs   = "SHARE_TEST_ARGS"   // of the role
+	killed    = ".killed"           // suffix of the file that says that it has happened
 	smallPage = 16 << 10
 
 	fillerSize = 96 << 10 // of what another program has on the daemon's disk
@@ -63,6 +65,8 @@ func TestMain(m *testing.M) {
 		err = beWriter()
 	case "reader":
 		err = beReader()
+	case "viewer":
+		err = beViewer()
 	case "intruder":
 		err = beIntruder()
 	default:
@@ -134,6 +138,9 @@ func beDaemon() error {
 		Dir: state, Socket: filepath.Join(dir, "s"), Pools: []resource.Spec{spec},
 		SegmentSize: 32 << 10, CheckpointBytes: 8 << 10, Tick: 5 * time.Millisecond,
 		SocketMode: 0o666, Poll: 50 * time.Millisecond, LRU: os.Getenv(envArgs) == "lru",
+	}
+	if opt.Settle, err = time.ParseDuration(cmp.Or(os.Getenv(envSettle), "1h")); err != nil {
+		return err
 	}
 	told, err := os.OpenFile(filepath.Join(dir, toldName), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
@@ -229,6 +236,40 @@ func beReader() error {
 	fmt.Println("ready")
 	_, err = io.Copy(io.Discard, os.Stdin)
 	return err
+}
+
+// beViewer pins keys and opens views of them, says so, and then, whenever it is
+// told to, whether they still show what they have shown.
+func beViewer() error {
+	ctx := context.Background()
+	c, err := share.Open(ctx, config(os.Getenv(envDir)))
+	if err != nil {
+		return err
+	}
+	views := map[string]share.View{}
+	for _, key := range strings.Fields(os.Getenv(envArgs)) {
+		if views[key], err = c.Get(ctx, key); err != nil {
+			return err
+		}
+		if err := c.Pin(ctx, key); err != nil {
+			return err
+		}
+	}
+	fmt.Println("ready")
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		for key, v := range views {
+			if got := string(v.Bytes()); got != "value of "+key {
+				return fmt.Errorf("a view of %s shows %q", key, got)
+			}
+		}
+		if in.Text() == "served" {
+			if _, err := c.Exists(ctx, "any"); !errors.Is(err, share.ErrUnavailable) {
+				return fmt.Errorf("a client that was fenced gets %v, want %v", err, share.ErrUnavailable)
+			}
+		}
+		fmt.Println("ready")
+	}
+	return nil
 }
 
 func config(dir string) share.Config {

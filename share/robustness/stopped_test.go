@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -85,4 +86,164 @@ func TestADaemonThatIsStoppedCostsPatienceAndNoMore(t *testing.T) {
 		t.Error(err)
 	}
 	until(t, "the client that left while the daemon was stopped is gone", func() bool { return stats(t, open(t, dir)).Regions == 1 })
+}
+
+// clientOf returns the client of that process, as the daemon describes it.
+func clientOf(t *testing.T, c *share.Client, pid int) (found share.SessionInfo) {
+	t.Helper()
+	for s, err := range c.Sessions(t.Context()) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s.PID == pid {
+			found = s
+		}
+	}
+	return found
+}
+
+// churn fills the pool with keys and deletes them, and again. With a client that
+// holds up everything, the pool is full after one round.
+func churn(t *testing.T, c *share.Client) {
+	t.Helper()
+	for round := range 20 {
+		var keys []string
+		for i := range 8 {
+			key := fmt.Sprintf("%d/%d", round, i)
+			until(t, "there is room for "+key, func() bool {
+				p, err := c.Alloc(t.Context())
+				if errors.Is(err, share.ErrFull) {
+					return false
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				for i := range p.Bytes() {
+					p.Bytes()[i] = 0xff
+				}
+				if _, err := c.Put(t.Context(), key, p, smallPage); err != nil {
+					t.Fatal(err)
+				}
+				return true
+			})
+			keys = append(keys, key)
+		}
+		if _, err := c.DeleteAll(t.Context(), keys); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// tell has a viewer look at its views.
+func (a *actor) tell(t *testing.T, what string) {
+	t.Helper()
+	if _, err := fmt.Fprintln(a.in, what); err != nil {
+		t.Fatal(err)
+	}
+	if !a.ready() {
+		t.Fatal("the viewer has seen other bytes than its keys'")
+	}
+}
+
+// TestAClientThatStaysStoppedIsNamedAndFenced has a client stopped when the
+// daemon is restarted. The daemon waits for it, says so, and goes on without it
+// after a time; and when the client goes on, its views are right.
+func TestAClientThatStaysStoppedIsNamedAndFenced(t *testing.T) {
+	dir, kill := keep(t, "memfd:512KiB", "", envSettle+"=2s")
+	c := open(t, dir)
+	for _, key := range []string{"a", "b", "left"} {
+		put(t, c, key, "value of "+key)
+	}
+	viewer := start(t, self(t, "viewer", dir, "a b"))
+	if !viewer.ready() {
+		t.Fatal("the viewer has failed")
+	}
+	pid := viewer.cmd.Process.Pid
+	stop(t, viewer.cmd.Process)
+	kill()
+	until(t, "the stopped client is awaited", func() bool { return clientOf(t, c, pid).State == "awaited" })
+	until(t, "the stopped client is fenced", func() bool { return clientOf(t, c, pid).PID == 0 })
+	if info := stats(t, c); info.Settling != 0 || info.Fenced != 1 {
+		t.Errorf("after the time for settling: %d clients are awaited and %d fenced, want 0 and 1", info.Settling, info.Fenced)
+	}
+	told, err := os.ReadFile(filepath.Join(dir, toldName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, what := range []string{"waiting for a client of before the restart", "a client is fenced"} {
+		if n := strings.Count(string(told), what); n != 1 || !strings.Contains(string(told), fmt.Sprint("pid=", pid)) {
+			t.Errorf("%q is told %d times, want once, with the pid %d:\n%s", what, n, pid, told)
+		}
+	}
+	for _, key := range []string{"a", "b"} { // its pins are gone
+		if err := c.Delete(t.Context(), key); err != nil {
+			t.Fatal(err)
+		}
+	}
+	churn(t, c)
+	kill() // who was fenced is not known to the third daemon, and may look all the same
+	churn(t, c)
+	if err := viewer.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	viewer.tell(t, "served")
+	churn(t, c)
+	viewer.tell(t, "look")
+	wantValue(t, c, "left", "value of left")
+	viewer.kill()
+	if err := c.Delete(t.Context(), "left"); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	untilEmpty(t, open(t, dir))
+}
+
+// TestKickEndsAClientAndNotItsViews kicks a client that is stopped.
+func TestKickEndsAClientAndNotItsViews(t *testing.T) {
+	dir, _ := keep(t, "memfd:512KiB", "")
+	c := open(t, dir)
+	for _, key := range []string{"a", "b", "left"} {
+		put(t, c, key, "value of "+key)
+	}
+	viewer := start(t, self(t, "viewer", dir, "a b"))
+	if !viewer.ready() {
+		t.Fatal("the viewer has failed")
+	}
+	pid := viewer.cmd.Process.Pid
+	stop(t, viewer.cmd.Process)
+	if err := c.Delete(t.Context(), "a"); !errors.Is(err, share.ErrPinned) {
+		t.Fatalf("a key that a stopped client has pinned: got %v, want %v", err, share.ErrPinned)
+	}
+	if err := c.Kick(t.Context(), clientOf(t, c, pid).ID); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Kick(t.Context(), 12345); !errors.Is(err, share.ErrNotFound) {
+		t.Errorf("kick of nobody: got %v, want %v", err, share.ErrNotFound)
+	}
+	for _, key := range []string{"a", "b"} {
+		if err := c.Delete(t.Context(), key); err != nil {
+			t.Fatal(err)
+		}
+	}
+	churn(t, c)
+	if err := viewer.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	viewer.tell(t, "served")
+	churn(t, c)
+	viewer.tell(t, "look")
+	viewer.kill()
+	until(t, "the daemon knows that it is dead", func() bool { return stats(t, c).Fenced == 0 })
+	for r, err := range c.Regions(t.Context()) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Retired {
+			t.Errorf("region %d is retired although nobody may look at it any more", r.ID)
+		}
+	}
+	churn(t, c)
+	wantValue(t, c, "left", "value of left")
 }

@@ -18,6 +18,10 @@ const (
 	lastRetry  = 30 * time.Second
 )
 
+// roomLasts is for how long there must be room before the log says so: a disk
+// that is nearly full has some now and then.
+const roomLasts = time.Second
+
 // saver decides when a checkpoint is worth while. A checkpoint is taken off
 // Server.mu, but for moments: see Checkpoint.
 type saver struct {
@@ -25,7 +29,11 @@ type saver struct {
 	mu    sync.Mutex    // held during a checkpoint; taken before Server.mu
 	pause time.Duration // after a failure; keepLogShort's
 	again time.Time     // when it may be tried again; keepLogShort's
-	full  bool          // it was told that the disk is full; keepLogShort's
+
+	// What the log was told; keepLogShort's.
+	failing bool      // a checkpoint has failed, and none was saved since
+	full    bool      // the disk is full
+	room    time.Time // since when it no longer is
 }
 
 // keepLogShort saves checkpoints when they are due, and tells of a full disk,
@@ -41,16 +49,22 @@ func (s *Server) keepLogShort() {
 		case <-tick.C:
 		}
 		starved := s.log.Starved()
-		s.tellOfDisk(starved)
+		if starved == nil {
+			s.tellOfDisk(nil)
+		}
 		now := time.Now()
 		if now.Before(s.saver.again) {
 			continue
 		}
 		live := s.liveLog()
 		err := s.log.Reserve(live)
-		if s.checkpointDue(live, starved != nil || err != nil) {
+		due := s.checkpointDue(live, starved != nil || err != nil)
+		if due {
 			err = s.Checkpoint()
 			s.tellOfCheckpoint(err)
+		}
+		if starved != nil && (!due || err != nil) { // else the checkpoint has made room
+			s.tellOfDisk(starved)
 		}
 		if err == nil {
 			s.saver.pause, s.saver.again = 0, time.Time{}
@@ -81,13 +95,22 @@ func (s *Server) liveLog() int64 {
 
 // tellOfDisk tells once that the disk is full, and once that it no longer is.
 func (s *Server) tellOfDisk(starved error) {
+	v := &s.saver
 	switch {
-	case starved != nil && !s.saver.full:
+	case starved != nil && !v.full:
 		s.opt.Log.Error("the log has no room: when its last segment is full, what changes anything is refused until there is room", "err", starved)
-	case starved == nil && s.saver.full:
+		v.full = true
+	case starved != nil || !v.full:
+	case v.room.IsZero():
+		v.room = time.Now()
+		return
+	case time.Since(v.room) >= roomLasts:
 		s.opt.Log.Info("the log has room again")
+		v.full = false
+	default:
+		return
 	}
-	s.saver.full = starved != nil
+	v.room = time.Time{}
 }
 
 // tellOfCheckpoint counts a checkpoint, and tells of the first of several that
@@ -96,15 +119,16 @@ func (s *Server) tellOfCheckpoint(err error) {
 	switch {
 	case err == nil:
 		s.stats.checkpoints.Add(1)
-		if s.saver.pause > 0 {
+		if s.saver.failing {
 			s.opt.Log.Info("checkpoints can be saved again")
 		}
 	default:
 		s.stats.failedCheckpoints.Add(1)
-		if s.saver.pause == 0 {
+		if !s.saver.failing {
 			s.opt.Log.Error("cannot save a checkpoint; it is tried again, with pauses, and the log grows meanwhile", "err", err)
 		}
 	}
+	s.saver.failing = err != nil
 }
 
 // logStarved is told that the log has no room.

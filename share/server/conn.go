@@ -103,6 +103,7 @@ func (s *Server) bye(key closer, c *conn) {
 	delete(s.conns, key)
 	if c.ss != nil {
 		c.ss.conns--
+		delete(c.ss.links, key)
 		c.ss.gone = s.opt.Now()
 		if c.ss.watch == c.unix {
 			c.ss.watch = nil
@@ -172,7 +173,7 @@ func (s *Server) serveLocal(u *fdpass.Conn, peer fdpass.Peer) {
 
 // postable returns the mailbox that a message could have come by, or nil.
 func (c *conn) postable(msg []byte) *mailbox {
-	if len(msg) > 0 && msg[0] <= byte(wire.Bye) && postable&(1<<msg[0]) != 0 {
+	if len(msg) > 0 && msg[0] <= byte(wire.LastOp) && postable&(1<<msg[0]) != 0 {
 		return c.ss.box.Load()
 	}
 	return nil
@@ -363,25 +364,26 @@ func (s *Server) attach(c *conn, peer fdpass.Peer, h hello) (err error) {
 		if ss, err = s.newSession(peer, h.door, h.tenant, h.name); err != nil {
 			return err
 		}
-		if c.unix != nil {
-			// Without a pidfd, poll looks at the process.
-			if pidfd, perr := c.unix.PeerPidFD(); perr == nil {
-				if err := s.watchProcess(ss, pidfd); err != nil {
-					return err
-				}
-			}
+		if err := s.watchAgain(c, ss, peer); err != nil {
+			return err
 		}
 	case ss == nil:
 		return fmt.Errorf("%w: the session has ended", errMissing)
-	case ss.door != h.door || ss.tenant != h.tenant || h.door == local && (ss.pid != peer.PID || ss.uid != peer.UID):
+	case ss.door != h.door || ss.tenant != h.tenant || h.door == local && (ss.pid != peer.PID && !ss.elsewhere || ss.uid != peer.UID):
 		s.stats.denied.Add(1)
 		return fmt.Errorf("%w: the token belongs to another process", errDenied)
 	case !h.lane:
 		if err := s.resume(ss, h); err != nil {
 			return err
 		}
+		if err := s.watchAgain(c, ss, peer); err != nil {
+			return err
+		}
 	}
 	ss.conns++
+	if c.unix != nil {
+		ss.links[c.unix] = struct{}{}
+	}
 	c.ss = ss
 	return nil
 }

@@ -37,7 +37,11 @@
 // had no connection for the grace period.
 //
 // After a restart no page is used again until every session of before has
-// come back and told what it looks at, or is dead: the daemon settles.
+// come back and told what it looks at, or is dead: the daemon settles. Whoever
+// is alive and does not come back within Options.Settle, such as a process that
+// is stopped, is named in the log and fenced: see fence.go. Pids mean nothing to
+// a daemon that is started in another pid namespace, as in a new container;
+// there, clients of before count as alive until they are back or fenced.
 //
 // # Concurrency
 //

@@ -25,6 +25,7 @@ func (s *Server) Info() wire.Info {
 		Waiting:  s.pages.Waiting(),
 		Tenants:  s.res.Used(),
 		Settling: len(s.settling),
+		Fenced:   len(s.fenced),
 		Uptime:   time.Since(s.started).Seconds(),
 
 		Puts:      s.stats.puts.Load(),
@@ -55,7 +56,7 @@ func (s *Server) Info() wire.Info {
 			info.Deferred++
 		}
 	}
-	for op := wire.Hello; op <= wire.Bye; op++ {
+	for op := wire.Hello; op <= wire.LastOp; op++ {
 		if n := s.stats.requests[op].Load(); n > 0 {
 			info.Requests[op.String()] = n
 		}
@@ -137,7 +138,7 @@ func (s *Server) regionInfos(after string, limit int) []wire.RegionInfo {
 		}
 		infos = append(infos, wire.RegionInfo{
 			ID: r.ID, Pool: r.Pool, Offset: r.Offset, Length: r.Length, PageSize: r.PageSize,
-			Kind: regionKind(r), State: r.State.String(), Owner: r.Owner, Tenant: r.Tenant, Readers: r.Readers, Refs: r.Refs,
+			Kind: regionKind(r), State: r.State.String(), Owner: r.Owner, Tenant: r.Tenant, Readers: r.Readers, Refs: r.Refs, Retired: r.Retired,
 		})
 	}
 	return infos
@@ -158,10 +159,7 @@ func (s *Server) sessionInfos(after string, limit int) []wire.SessionInfo {
 		if after != "" && fmt.Sprintf("%016x", ss.id) <= after {
 			continue
 		}
-		infos = append(infos, wire.SessionInfo{
-			ID: ss.id, PID: ss.pid, UID: ss.uid, Name: ss.name, Tenant: ss.tenant, Remote: ss.door == remote, Maru: ss.door.Maru(),
-			Conns: ss.conns, Maps: len(ss.maps),
-		})
+		infos = append(infos, s.sessionInfo(ss))
 	}
 	slices.SortFunc(infos, func(a, b wire.SessionInfo) int {
 		if a.ID < b.ID {
@@ -170,4 +168,33 @@ func (s *Server) sessionInfos(after string, limit int) []wire.SessionInfo {
 		return 1
 	})
 	return infos[:min(len(infos), limit)]
+}
+
+// sessionInfo describes a session.
+//
+// Preconditions: s.mu is held.
+func (s *Server) sessionInfo(ss *session) wire.SessionInfo {
+	info := wire.SessionInfo{
+		ID: ss.id, PID: ss.pid, UID: ss.uid, Name: ss.name, Tenant: ss.tenant, Remote: ss.door == remote, Maru: ss.door.Maru(),
+		Conns: ss.conns, Maps: len(ss.maps), State: "attached",
+	}
+	if ss.conns == 0 {
+		info.State, info.Away = "away", s.opt.Now().Sub(ss.gone).Seconds()
+	}
+	if s.settling[ss.id] != nil {
+		info.State = "awaited"
+	}
+	return info
+}
+
+// awaited describes up to limit of the sessions that the daemon waits for.
+func (s *Server) awaited(limit int) (infos []wire.SessionInfo) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, ss := range s.settling {
+		if len(infos) < limit {
+			infos = append(infos, s.sessionInfo(ss))
+		}
+	}
+	return infos
 }

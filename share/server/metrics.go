@@ -1,6 +1,9 @@
 package server
 
 import (
+	"fmt"
+	"strconv"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"polder/share/internal/wire"
@@ -40,6 +43,7 @@ var metrics = []metric{
 	gauge("log_full", "1 while there is no room for the next segment of the log.", func(i *wire.Info) float64 { return float64(flag(i.LogFull)) }),
 	counter("checkpoints", "Checkpoints saved.", func(i *wire.Info) float64 { return float64(i.Checkpoints) }),
 	counter("checkpoints_failed", "Checkpoints that could not be saved.", func(i *wire.Info) float64 { return float64(i.FailedCheckpoints) }),
+	gauge("clients_fenced", "Clients that were fenced and may be alive.", func(i *wire.Info) float64 { return float64(i.Fenced) }),
 	counter("puts", "Keys registered.", func(i *wire.Info) float64 { return float64(i.Puts) }),
 	counter("puts_existed", "Registrations of keys that existed.", func(i *wire.Info) float64 { return float64(i.Existed) }),
 	counter("lookups", "Lookups.", func(i *wire.Info) float64 { return float64(i.Lookups) }),
@@ -60,18 +64,29 @@ var (
 	poolFree = prometheus.NewDesc("polder_share_pool_free_bytes", "Free bytes of a pool.", []string{"pool"}, nil)
 )
 
+// awaited names the clients that the daemon waits for after a restart.
+var awaited = prometheus.NewDesc("polder_share_client_awaited_seconds",
+	"For how long a client of before the restart has not come back.", []string{"client", "pid", "name"}, nil)
+
+// maxAwaited bounds the clients that the metrics name.
+const maxAwaited = 32
+
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, m := range metrics {
 		ch <- m.desc
 	}
 	ch <- poolSize
 	ch <- poolFree
+	ch <- awaited
 }
 
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	info := c.s.Info()
 	for _, m := range metrics {
 		ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.value(&info))
+	}
+	for _, ss := range c.s.awaited(maxAwaited) {
+		ch <- prometheus.MustNewConstMetric(awaited, prometheus.GaugeValue, ss.Away, fmt.Sprintf("%016x", ss.ID), strconv.Itoa(ss.PID), ss.Name)
 	}
 	for _, p := range info.Pools {
 		ch <- prometheus.MustNewConstMetric(poolSize, prometheus.GaugeValue, float64(p.Size), p.Name)

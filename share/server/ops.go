@@ -14,7 +14,7 @@ import (
 // localOnly are the operations that a remote client cannot ask for: they are
 // about memory of this host.
 const localOnly = 1<<wire.Alloc | 1<<wire.Activate | 1<<wire.Release | 1<<wire.Put | 1<<wire.Map | 1<<wire.Unmap |
-	1<<wire.Unref | 1<<wire.Evict | 1<<wire.Watch
+	1<<wire.Unref | 1<<wire.Evict | 1<<wire.Watch | 1<<wire.Kick
 
 // holding are the operations by which a session comes to hold something.
 const holding = 1<<wire.Alloc | 1<<wire.Put | 1<<wire.Lookup | 1<<wire.Pin | 1<<wire.Map
@@ -26,7 +26,7 @@ func (c *conn) handle(msg []byte) error {
 	c.need = need{}
 	c.out = c.out[:0].U8(uint8(wire.OK))
 	op := wire.Op(c.in.U8())
-	if op > wire.Bye || c.ss.door != local && localOnly&(1<<op) != 0 {
+	if op > wire.LastOp || c.ss.door != local && localOnly&(1<<op) != 0 {
 		return fmt.Errorf("%w: %v cannot be asked for here", errInvalid, op)
 	}
 	c.s.stats.requests[op].Add(1)
@@ -71,6 +71,8 @@ func (c *conn) handle(msg []byte) error {
 		return c.watch()
 	case wire.Bye:
 		return c.goodbye()
+	case wire.Kick:
+		return c.kick()
 	}
 	return fmt.Errorf("%w: there is no %v", errInvalid, op)
 }
@@ -324,7 +326,7 @@ func (c *conn) register(region uint64) (lsn uint64, sync bool, err error) {
 			continue
 		}
 		if s.pages.Claim(r.Base + reg.page) {
-			r.Refs--
+			r.Refs-- // a sweep would have
 		}
 		if s.pageState(r.Base+reg.page) == shm.Dying {
 			// Put before, deleted since, and put again because the answer was

@@ -231,7 +231,7 @@ func (p *poller) receive(m *mailbox) bool {
 func (m *mailbox) carryOut(msg []byte) need {
 	c := &m.conn
 	var err error
-	if len(msg) == 0 || msg[0] > byte(wire.Bye) || postable&(1<<msg[0]) == 0 {
+	if len(msg) == 0 || msg[0] > byte(wire.LastOp) || postable&(1<<msg[0]) == 0 {
 		err = errNotPostable
 	} else if err = c.handle(msg); err == nil && len(c.out) > shm.MaxPost {
 		err = errNotPostable

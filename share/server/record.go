@@ -25,6 +25,8 @@ const (
 	recPin                   // session, n times key
 	recUnpin                 // session, n times key
 	recMaruPut               // region, n times offset length key
+	recRetired               // region, whether its pages are not used again
+	recNamespace             // what the pids of sessions from here on refer to
 )
 
 func encodeSession(b wire.Writer, s *session) wire.Writer {
@@ -85,6 +87,7 @@ func (s *Server) replayRecord(kind uint8, r *wire.Reader) error {
 		ss.pid, ss.start, ss.uid = int(r.U32()), r.U64(), int(r.U32())
 		ss.door = door(r.U8())
 		ss.tenant, ss.name = string(r.Bytes()), string(r.Bytes())
+		ss.elsewhere = ss.pid == 0 && ss.door == local
 		ss.logged, ss.recovered = true, true
 		s.addSession(ss)
 	case recSessionEnd:
@@ -108,7 +111,9 @@ func (s *Server) replayRecord(kind uint8, r *wire.Reader) error {
 		if reg.Owner == 0 { // from a checkpoint
 			reg.State = resource.Deferred
 		}
-	case recActive, recReleased, recFreed:
+	case recNamespace:
+		s.enterNamespace(string(r.Bytes()))
+	case recActive, recReleased, recFreed, recRetired:
 		reg := s.res.Region(r.U64())
 		if reg == nil {
 			return resource.ErrUnknown
@@ -118,6 +123,8 @@ func (s *Server) replayRecord(kind uint8, r *wire.Reader) error {
 			return reg.Step(resource.OwnerMaps)
 		case recReleased:
 			return s.applyReleased(reg)
+		case recRetired:
+			reg.Retired = r.U8() != 0
 		default:
 			if reg.State != resource.Deferred {
 				return fmt.Errorf("region %d is freed while %v", reg.ID, reg.State)
@@ -193,6 +200,7 @@ func newEntry(r *resource.Region, page uint32, length, expires int64, key string
 func (s *Server) snapshot(add func([]byte)) {
 	var b wire.Writer
 	add(b.U8(recBoot).String(s.bootID))
+	add(b[:0].U8(recNamespace).String(s.pidNamespace))
 	add(b[:0].U8(recNext).U64(s.res.Next()))
 	for _, ss := range s.sessions {
 		if ss.logged {
@@ -201,6 +209,9 @@ func (s *Server) snapshot(add func([]byte)) {
 	}
 	for r := range s.res.Regions() {
 		add(encodeRegion(b[:0], r))
+		if r.Retired {
+			add(b[:0].U8(recRetired).U64(r.ID).U8(1))
+		}
 	}
 }
 

@@ -43,6 +43,7 @@ func (s *Server) recover() error {
 		return err
 	}
 	s.log = log
+	s.first = s.res.Next()
 	if err := os.WriteFile(bootFile, []byte(boot), 0o600); err != nil {
 		return fmt.Errorf("cannot remember the boot: %w", err)
 	}
@@ -71,6 +72,12 @@ func (s *Server) recover() error {
 			return err
 		}
 	}
+	if ns := readPIDNamespace(); s.pidNamespace != ns {
+		s.enterNamespace(ns)
+		if _, err := s.append(s.rec[:0].U8(recNamespace).String(ns)); err != nil {
+			return err
+		}
+	}
 	for _, r := range lost {
 		if err := s.lose(r); err != nil {
 			return err
@@ -79,7 +86,7 @@ func (s *Server) recover() error {
 	if err := s.recoverSessions(sameBoot); err != nil {
 		return err
 	}
-	s.recoverPages()
+	s.recoverPages(sameBoot)
 	for r := range s.res.Regions() {
 		s.settle(r)
 	}
@@ -158,25 +165,33 @@ func (s *Server) recoverSessions(sameBoot bool) error {
 }
 
 // recoverPages sets the words of all pages. While sessions of before may look
-// at pages whose keys are gone, such pages must not be used.
+// at pages whose keys are gone, such pages must not be used; nor those of
+// retired regions.
 //
 // Preconditions: s.mu is held.
-func (s *Server) recoverPages() {
+func (s *Server) recoverPages(sameBoot bool) {
 	for e := range s.idx.All() {
 		if !e.Maru() {
 			s.pages.Live(e.Page)
 		}
 		s.res.Region(e.Region).Refs++
 	}
-	if len(s.settling) == 0 {
-		return
-	}
 	for r := range s.res.Regions() {
 		if r.Maru {
 			continue // its pages are its owner's affair
 		}
+		if !sameBoot {
+			r.Retired = false // who looked at it is gone
+		}
+		if len(s.settling) == 0 && !r.Retired {
+			continue
+		}
 		for i := range uint32(r.Pages()) {
-			if s.pages.IsFree(r.Base + i) {
+			if !s.pages.IsFree(r.Base + i) {
+				continue
+			}
+			s.pages.Unknown(r.Base + i)
+			if !r.Retired || r.Shared() {
 				s.pages.Dying(r.Base+i, r.ID, 0, false)
 				r.Refs++
 			}

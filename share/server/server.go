@@ -73,6 +73,10 @@ type Options struct {
 	// may have waited until it is refused, as its sender may have given up. It
 	// must be less than the clients' own timeout. The default is 1 s.
 	Late time.Duration
+	// Settle is how long, after a restart, the daemon waits for clients of
+	// before that are alive and do not come back. No page is used again
+	// meanwhile. Then they are fenced. The default is 30 s.
+	Settle time.Duration
 	// Tick is how often the daemon looks after what no event tells of:
 	// expiry, views that were in the way. The default is 100 ms.
 	Tick time.Duration
@@ -108,23 +112,28 @@ type Server struct {
 
 	saver saver
 
-	mu       sync.Mutex // guards everything below
-	res      *resource.Manager
-	idx      *meta.Index
-	pages    *meta.Pages
-	sessions map[uint64]*session
-	tokens   map[token]*session
-	conns    map[closer]struct{}
-	settling map[uint64]*session // recovered and not yet back
-	recalls  map[uint64]bool     // regions whose owners are asked to return them
-	favored  uint64              // the session for which a region was recalled
-	favor    time.Time           // until when it comes before others
-	removals []removal           // freed regions whose memory waits for the log
-	rec      wire.Writer         // scratch for records
-	bootID   string
-	replayed int
-	serving  bool // start has succeeded
-	closed   bool
+	mu        sync.Mutex // guards everything below
+	res       *resource.Manager
+	idx       *meta.Index
+	pages     *meta.Pages
+	sessions  map[uint64]*session
+	tokens    map[token]*session
+	conns     map[closer]struct{}
+	settling  map[uint64]*session // recovered and not yet back
+	fenced    map[uint64]*session // ended although their processes may be alive
+	lostSight bool                // a client was fenced of whose death nothing will tell
+	first     uint64              // number of the first region that those settling cannot know
+	recalls   map[uint64]bool     // regions whose owners are asked to return them
+	favored   uint64              // the session for which a region was recalled
+	favor     time.Time           // until when it comes before others
+	removals  []removal           // freed regions whose memory waits for the log
+	rec       wire.Writer         // scratch for records
+	bootID    string
+	// pidNamespace is what the pids of sessions refer to.
+	pidNamespace string
+	replayed     int
+	serving      bool // start has succeeded
+	closed       bool
 }
 
 type closer interface{ Close() error }
@@ -142,7 +151,7 @@ type counters struct {
 	allocs, frees, reaped, denied, records, posted            atomic.Uint64
 	checkpoints, failedCheckpoints                            atomic.Uint64
 	late, overwritten                                         atomic.Uint64
-	requests                                                  [wire.Bye + 1]atomic.Uint64
+	requests                                                  [wire.LastOp + 1]atomic.Uint64
 }
 
 func (o *Options) setDefaults() error {
@@ -173,6 +182,9 @@ func (o *Options) setDefaults() error {
 	}
 	if o.Late == 0 {
 		o.Late = time.Second
+	}
+	if o.Settle == 0 {
+		o.Settle = 30 * time.Second
 	}
 	if o.Tick == 0 {
 		o.Tick = 100 * time.Millisecond
@@ -213,6 +225,7 @@ func newServer(opt Options) *Server {
 		tokens:   map[token]*session{},
 		conns:    map[closer]struct{}{},
 		settling: map[uint64]*session{},
+		fenced:   map[uint64]*session{},
 		recalls:  map[uint64]bool{},
 		gate:     accept.NewGate(opt.Log, helloTimeout),
 		saver:    saver{kick: make(chan struct{}, 1)},
@@ -343,16 +356,25 @@ func (s *Server) finish(all bool) {
 	}
 }
 
-// pageFreed tells that a page of region is free.
+// pageFreed tells that a page of region is needed by nobody, and decides whether
+// it may be used again.
 //
 // Preconditions: s.mu is held.
-func (s *Server) pageFreed(region uint64) {
+func (s *Server) pageFreed(region uint64) meta.Fate {
 	r := s.res.Region(region)
 	if r == nil || r.Refs == 0 {
 		panic(fmt.Sprintf("BUG: a page of region %d is freed, which has no references", region))
 	}
+	if r.Retired && r.Shared() {
+		return meta.Wait // others would be given the same memory
+	}
 	r.Refs--
 	s.settle(r)
+	if r.Retired {
+		s.askBack(r)
+		return meta.GiveUp
+	}
+	return meta.Reuse
 }
 
 // settle frees the region if its owner has left and nothing refers to it.
@@ -454,6 +476,7 @@ func (s *Server) maintain() {
 		if time.Since(polled) >= time.Second {
 			polled = time.Now()
 			s.poll()
+			s.awaitNoLonger()
 			s.drainTouches()
 			s.retryFrees()
 		}

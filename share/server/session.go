@@ -32,16 +32,19 @@ type session struct {
 	box atomic.Pointer[mailbox] // changed under Server.mu; nil if it has none
 
 	// Guarded by Server.mu.
-	conns     int             // open connections
-	gone      time.Time       // when the last one closed
-	maps      map[uint64]bool // regions of others that it maps
-	issued    map[uint64]bool // regions that it was sent a handle to read
-	watch     *fdpass.Conn    // where notices go, or nil
-	unwatch   func()          // ends the watch of its process, or nil
-	logged    bool            // it is in the log: it may hold something
-	recovered bool            // known from the log, and not yet back
-	silent    bool            // a client of Maru's that has not said anything
-	dead      bool            // its process is, and the log could not take it
+	conns     int                 // open connections
+	links     map[closer]struct{} // those of them that are local
+	gone      time.Time           // when the last one closed
+	maps      map[uint64]bool     // regions of others that it maps
+	issued    map[uint64]bool     // regions that it was sent a handle to read
+	watch     *fdpass.Conn        // where notices go, or nil
+	unwatch   func()              // ends the watch of its process, or nil
+	logged    bool                // it is in the log: it may hold something
+	recovered bool                // known from the log, and not yet back
+	elsewhere bool                // its pid means nothing here: it is another namespace's
+	named     bool                // the log has said that it is awaited
+	silent    bool                // a client of Maru's that has not said anything
+	dead      bool                // its process is, and the log could not take it
 	ended     bool
 }
 
@@ -66,7 +69,7 @@ func (ss *session) byConnection() bool { return ss.door != local || ss.unwatch =
 //
 // Preconditions: s.mu is held, or nothing runs yet.
 func (s *Server) addSession(ss *session) {
-	ss.maps, ss.issued = map[uint64]bool{}, map[uint64]bool{}
+	ss.maps, ss.issued, ss.links = map[uint64]bool{}, map[uint64]bool{}, map[closer]struct{}{}
 	s.sessions[ss.id] = ss
 	s.tokens[ss.token] = ss
 }
@@ -120,6 +123,7 @@ func (s *Server) watchProcess(ss *session, pidfd *os.File) error {
 		s.mu.Lock()
 		ss.dead = true
 		err := s.endSession(ss)
+		s.unfence(ss)
 		s.mu.Unlock()
 		s.stats.reaped.Add(1)
 		if err != nil {
@@ -152,7 +156,7 @@ func (s *Server) endSession(ss *session) error {
 		}
 	}
 	ss.ended = true
-	if ss.unwatch != nil {
+	if ss.unwatch != nil && s.fenced[ss.id] == nil {
 		ss.unwatch()
 	}
 	for id := range ss.maps {
@@ -242,6 +246,11 @@ func (s *Server) poll() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.opt.Now()
+	for _, ss := range s.fenced {
+		if ss.unwatch == nil && !fdpass.Alive("/proc", ss.pid, ss.start) {
+			s.unfence(ss)
+		}
+	}
 	for _, ss := range s.sessions {
 		var alive bool
 		switch {
@@ -253,10 +262,14 @@ func (s *Server) poll() {
 		default:
 			alive = fdpass.Alive("/proc", ss.pid, ss.start)
 		}
-		if alive {
+		if alive || ss.recovered && ss.door == local && ss.byConnection() { // awaitNoLonger ends the latter
 			continue
 		}
-		if err := s.endSession(ss); err != nil {
+		end := s.endSession
+		if !ss.dead && ss.door == local && ss.byConnection() {
+			end = s.fence // it has no connection, and may be alive
+		}
+		if err := end(ss); err != nil {
 			s.opt.Log.Error("cannot log that a client is dead", "pid", ss.pid, "err", err)
 			return
 		}

@@ -9,10 +9,11 @@ type Info struct {
 	Deferred int              `json:"deferred"` // regions whose owner has left
 	Sessions int              `json:"sessions"`
 	Conns    int              `json:"connections"`
-	Views    int              `json:"views"`   // open ones
-	Waiting  int              `json:"waiting"` // pages whose key is gone and that are looked at
-	Tenants  map[string]int64 `json:"tenants"` // bytes of regions
-	Settling int              `json:"settling"`
+	Views    int              `json:"views"`            // open ones
+	Waiting  int              `json:"waiting"`          // pages whose key is gone and that are looked at
+	Tenants  map[string]int64 `json:"tenants"`          // bytes of regions
+	Settling int              `json:"settling"`         // clients of before the restart that are waited for
+	Fenced   int              `json:"fenced,omitempty"` // clients that were fenced and may be alive
 	Uptime   float64          `json:"uptime_seconds"`
 
 	// Counters since the start of the daemon.
@@ -82,6 +83,7 @@ type RegionInfo struct {
 	Tenant   string `json:"tenant"`
 	Readers  int    `json:"readers"`
 	Refs     int    `json:"references"`
+	Retired  bool   `json:"retired,omitempty"` // its pages are not used again, as a fenced client may look at them
 }
 
 // SessionInfo describes a session.
@@ -95,4 +97,7 @@ type SessionInfo struct {
 	Maru   bool   `json:"maru,omitempty"` // speaks Maru's protocol; Name is its instance id
 	Conns  int    `json:"connections"`
 	Maps   int    `json:"mapped"`
+	State  string `json:"state"` // attached, away, or awaited: of before the restart, and not back
+	// Away is for how many seconds it has not been attached.
+	Away float64 `json:"away_seconds,omitempty"`
 }

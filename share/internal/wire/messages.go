@@ -26,6 +26,7 @@
 //	List      what prefix after limit                    JSON
 //	Watch     -                                          -, then notices: region kind
 //	Bye       -                                          -
+//	Kick      session                                    -
 package wire
 
 import (
@@ -68,11 +69,15 @@ const (
 	List
 	Watch
 	Bye
+	Kick
+
+	// LastOp is the last of them.
+	LastOp = Kick
 )
 
 var opNames = [...]string{Hello: "hello", Alloc: "alloc", Activate: "activate", Release: "release", Put: "put", Lookup: "lookup",
 	Exists: "exists", Delete: "delete", Pin: "pin", Unpin: "unpin", Map: "map", Unmap: "unmap", Unref: "unref", Evict: "evict",
-	Stats: "stats", List: "list", Watch: "watch", Bye: "bye"}
+	Stats: "stats", List: "list", Watch: "watch", Bye: "bye", Kick: "kick"}
 
 func (op Op) String() string {
 	if int(op) < len(opNames) && opNames[op] != "" {
