@@ -71,7 +71,10 @@ func Run(ctx context.Context, opt Options) error {
 	if err := runSizes(ctx, opt, filepath.Join(dir, "sizes")); err != nil {
 		return err
 	}
-	return runAllocs(ctx, opt, dir)
+	if err := runAllocs(ctx, opt, dir); err != nil {
+		return err
+	}
+	return runKeys(ctx, opt, filepath.Join(dir, "keys"))
 }
 
 // aDaemon is a running daemon.

@@ -47,6 +47,7 @@ type result struct {
 type summary struct {
 	N              int
 	P50, P99, Mean float64
+	Longest        float64
 	Total          float64
 	Bytes          float64
 	latencies      []time.Duration
@@ -65,7 +66,8 @@ func (s *summary) finish(bytes int) summary {
 		total += d
 	}
 	return summary{
-		N: n, P50: float64(s.latencies[n/2]), P99: float64(s.latencies[n*99/100]),
+		Longest: float64(s.latencies[n-1]),
+		N:       n, P50: float64(s.latencies[n/2]), P99: float64(s.latencies[n*99/100]),
 		Mean: float64(total) / float64(n), Total: float64(total), Bytes: float64(n) * float64(bytes),
 	}
 }

@@ -1,0 +1,153 @@
+package sharebench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"polder/measure/benchout"
+	"polder/share"
+)
+
+// keysBatch is how many keys one message puts or deletes here.
+const keysBatch = 128
+
+// runKeys measures what the number of keys costs everybody: how long a request
+// that changes nothing takes while nothing else goes on, and while the daemon
+// saves a checkpoint and other keys are put and deleted; and how long a daemon
+// that was killed takes to be back.
+func runKeys(ctx context.Context, opt Options, dir string) (err error) {
+	n := 1_000_000
+	if opt.Short {
+		n = 200_000
+	}
+	// In a file of memory, so that it survives the daemon and needs no disk.
+	pool, err := os.MkdirTemp("/dev/shm", "polder-bench-share")
+	if err != nil {
+		pool = filepath.Join(dir, "pool")
+		err = os.MkdirAll(pool, 0o700)
+	}
+	if err != nil {
+		return fmt.Errorf("cannot make a directory for the pool: %w", err)
+	}
+	defer os.RemoveAll(pool)
+	opt.Progress(0, 3, fmt.Sprintf("%d keys", n))
+	d, err := startDaemon(ctx, opt, dir, "--pool", "file:"+pool+":512MiB")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.Stop()) }()
+	c, err := share.Open(ctx, share.Config{Socket: d.socket, PageSize: 64, RegionSize: 4 << 20})
+	if err != nil {
+		return err
+	}
+	if err := putKeys(ctx, c, "k", n); err != nil {
+		return errors.Join(err, c.Close())
+	}
+	opt.Progress(1, 3, "a checkpoint")
+	quiet, busy, err := measureCheckpoint(ctx, d.socket, c)
+	if err = errors.Join(err, c.Close()); err != nil {
+		return err
+	}
+	opt.Progress(2, 3, "a restart")
+	d.Kill()
+	began := time.Now()
+	again, err := startDaemon(ctx, opt, dir, "--pool", "file:"+pool+":512MiB")
+	if err != nil {
+		return err
+	}
+	d = again
+	took := time.Since(began)
+	at := func(what string) string { return fmt.Sprintf("%s, %d keys", what, n) }
+	return printAll(opt.Out, []benchout.Row{
+		row(at("exists"), "p99", quiet.P99/1e3, "µs"),
+		row(at("exists"), "longest", quiet.Longest/1e6, "ms"),
+		row(at("exists during changes and a checkpoint"), "p99", busy.P99/1e3, "µs"),
+		row(at("exists during changes and a checkpoint"), "longest", busy.Longest/1e6, "ms"),
+		row(at("killed and started"), "until it serves", took.Seconds(), "s"),
+	})
+}
+
+func putKeys(ctx context.Context, c *share.Client, prefix string, n int) error {
+	items := make([]share.Item, 0, keysBatch)
+	for i := range n {
+		p, err := c.Alloc(ctx)
+		if err != nil {
+			return err
+		}
+		items = append(items, share.Item{Key: fmt.Sprint(prefix, i), Page: p, Len: 1})
+		if len(items) < keysBatch && i < n-1 {
+			continue
+		}
+		if _, err := c.PutAll(ctx, items); err != nil {
+			return err
+		}
+		items = items[:0]
+	}
+	return nil
+}
+
+// measureCheckpoint measures a request for a second, and then until two more
+// checkpoints have been saved while c puts and deletes keys.
+func measureCheckpoint(ctx context.Context, socket string, c *share.Client) (quiet, busy summary, err error) {
+	prober, err := share.Open(ctx, share.Config{Socket: socket})
+	if err != nil {
+		return quiet, busy, err
+	}
+	defer func() { err = errors.Join(err, prober.Close()) }()
+	probe := func(s *summary, ended func() bool) error {
+		for !ended() {
+			began := time.Now()
+			if _, err := prober.Exists(ctx, "k7"); err != nil {
+				return err
+			}
+			s.add(time.Since(began))
+		}
+		return nil
+	}
+	until := time.Now().Add(time.Second)
+	if err := probe(&quiet, func() bool { return time.Now().After(until) }); err != nil {
+		return quiet, busy, err
+	}
+	first, err := c.Stats(ctx)
+	if err != nil {
+		return quiet, busy, err
+	}
+	done := make(chan struct{})
+	var wg sync.WaitGroup
+	var churned error
+	wg.Go(func() {
+		defer close(done)
+		keys := make([]string, keysBatch)
+		for round := 0; ; round++ {
+			prefix := fmt.Sprintf("churn/%d/", round)
+			if churned = putKeys(ctx, c, prefix, keysBatch); churned != nil {
+				return
+			}
+			for i := range keys {
+				keys[i] = fmt.Sprint(prefix, i)
+			}
+			if _, churned = c.DeleteAll(ctx, keys); churned != nil {
+				return
+			}
+			info, err := c.Stats(ctx)
+			if churned = err; err != nil || info.Checkpoints >= first.Checkpoints+2 {
+				return
+			}
+		}
+	})
+	err = probe(&busy, func() bool {
+		select {
+		case <-done:
+			return true
+		default:
+			return false
+		}
+	})
+	wg.Wait()
+	return quiet.finish(0), busy.finish(0), errors.Join(err, churned)
+}
