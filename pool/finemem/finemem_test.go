@@ -13,6 +13,11 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestConformance(t *testing.T) { pooltest.Conformance(t, finemem.Manager{}) }
 
+// TestConformanceWhereAnswersAreLost: the commit's READs are executed again.
+func TestConformanceWhereAnswersAreLost(t *testing.T) {
+	pooltest.Conformance(t, finemem.Manager{}, pooltest.LossySim)
+}
+
 // TestOverSHM: chunks on the same machine are reached through shared memory rings.
 func TestOverSHM(t *testing.T) {
 	s := pooltest.SHM

@@ -28,6 +28,12 @@ func both(t *testing.T, f func(t *testing.T, m onesided.Manager)) {
 // other one.
 func TestConformance(t *testing.T) { pooltest.Conformance(t, onesided.Manager{}) }
 
+// TestConformanceWhereAnswersAreLost runs the chains with clients whose READs and
+// atomics are answered late and out of step.
+func TestConformanceWhereAnswersAreLost(t *testing.T) {
+	pooltest.Conformance(t, onesided.Manager{}, pooltest.LossySim)
+}
+
 func setup(s pooltest.Setup, m onesided.Manager) pooltest.Setup {
 	s.Manager = m
 	return s

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"polder/verbs"
 	"polder/verbs/sim"
@@ -14,16 +15,28 @@ import (
 // Sim is the suite's set-up over verbs/sim. Pools wait for channels, so the
 // world runs freely.
 var Sim = Setup{
-	Name: "sim",
+	Name:   "sim",
+	Fabric: func(t testing.TB) Fabric { return newSimFabric(t, sim.Loss{}) },
+}
+
+// LossySim is Sim over a network that loses every tenth answer to a READ or an
+// atomic, so that READs are executed after what was posted behind them.
+var LossySim = Setup{
+	Name: "a sim that loses answers",
 	Fabric: func(t testing.TB) Fabric {
-		w, err := sim.New(sim.Testbed())
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { w.Close() })
-		w.FreeRun()
-		return &simFabric{w: w}
+		return newSimFabric(t, sim.Loss{OneIn: 10, Timeout: 100 * time.Microsecond})
 	},
+}
+
+func newSimFabric(t testing.TB, loss sim.Loss) *simFabric {
+	w, err := sim.New(sim.Testbed())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { w.Close() })
+	w.Lose(loss)
+	w.FreeRun()
+	return &simFabric{w: w}
 }
 
 type simFabric struct {

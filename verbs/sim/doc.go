@@ -30,7 +30,8 @@
 //   - A packet waits for the sender's line and then the receiver's, at the
 //     link's rate, and propagates.
 //
-// A turn takes effect at its end. What the model leaves out: loss and
+// A turn takes effect at its end. The network loses nothing unless [World.Lose] is
+// called, and then answers only. What the model leaves out: other loss, and
 // congestion in the network, limits of the receiving pipeline's rate, address
 // translation and its caches, host memory and caches, NUMA, and that queues may
 // be tied to processing units.

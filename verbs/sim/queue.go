@@ -167,12 +167,13 @@ func (q *queue) answer() time.Duration {
 		q.asked = q.asked[:copy(q.asked, q.asked[1:])]
 	}
 	if q.owed.Packet == softnic.KindAtomicResp {
-		return max(0, d.lockWord(q.owed.Addr, start)-now)
+		return max(0, d.lockWord(q.owed.Addr, start)-now) + d.w.lost()
 	}
 	if q.owed.More {
 		start -= c.PCIeRead // it was asked for with the first part
+		return d.readMemory(q.owed.Bytes, start)
 	}
-	return d.readMemory(q.owed.Bytes, start)
+	return d.readMemory(q.owed.Bytes, start) + d.w.lost()
 }
 
 func (e *respondEvent) run() {

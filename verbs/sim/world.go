@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,6 +26,9 @@ type World struct {
 	procs   int          // processes that have not ended, without daemons
 	alive   []*Proc      // those and the daemons
 	failed  error        // of the first process that failed
+
+	loss Loss       // set while nothing runs
+	dice *rand.Rand // for loss; of whoever runs events
 
 	free    []*parcel                   // guarded by group's lock: to be used again
 	bridges map[[2]*Device]end          // links that Join made

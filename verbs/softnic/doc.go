@@ -75,7 +75,8 @@
 // # Deviations from the InfiniBand specification
 //
 // There is no clock, hence no retransmission (links are reliable) and no RNR
-// timer: a SEND that finds no receive posted fails at once with
+// timer (what the retransmission of a READ does, package sim models: sim.Loss): a
+// SEND that finds no receive posted fails at once with
 // verbs.StatusRNRRetryExcErr. A queue pair that goes to the error state tells
 // its peer (Down), which then fails its oldest request with
 // verbs.StatusRetryExcErr instead of waiting for a time-out. A window that is
