@@ -25,7 +25,7 @@ const (
 // admits reports whether the entry of the far word w, which is about to be fetched,
 // should be local from now on, and remembers the time if not. sh.mu must be held.
 func (sh *shard) admits(h *Heap, w *word) bool {
-	shift := h.epochShift.Load()
+	shift := h.epochShift()
 	then := sh.missed >> shift
 	sh.missed += uint64(w.size())
 	now := sh.missed >> shift
@@ -41,7 +41,7 @@ func (sh *shard) admits(h *Heap, w *word) bool {
 	return false
 }
 
-// setEpochs makes epochs fit local memory of so many bytes.
-func (h *Heap) setEpochs(local int64) {
-	h.epochShift.Store(uint32(max(bits.Len64(uint64(local/int64(h.shards)/admitShare))-1, 0)))
+// epochShift is log2 of how many bytes a shard fetches in an epoch.
+func (h *Heap) epochShift() int {
+	return max(bits.Len64(uint64(h.local.Load()/int64(h.shards)/admitShare))-1, 0)
 }

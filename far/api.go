@@ -29,6 +29,11 @@ type Config struct {
 	MaxValue int
 }
 
+// core is what the heap's memory needs to know of cfg.
+func (cfg *Config) core() coreConfig {
+	return coreConfig{Local: cfg.Local, MaxLocal: cfg.MaxLocal, ScopeBytes: cfg.ScopeBytes, HeldTooLong: cfg.HeldTooLong}
+}
+
 // MinLocal is the smallest local budget.
 const MinLocal = 4 << 20
 

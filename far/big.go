@@ -43,11 +43,19 @@ func (b bigHead) encode() []byte {
 // count is the number of pieces.
 func (b bigHead) count() int { return (b.size + b.piece - 1) / b.piece }
 
-// plausible reports whether b may be of this heap. Whoever lends the memory may
-// have made it up.
-func (h *Heap) plausible(b bigHead) bool {
-	return b.version != 0 && b.piece == h.pieces && b.size > h.pieces && b.size <= h.cfg.MaxValue
+// checkBig refuses the far entry e, which is big, if it cannot be the head of a
+// large value of this heap. Whoever lends the memory may have made it up.
+func (h *Heap) checkBig(e entry) error {
+	if e.vlen() != bigHeadSize {
+		return errBigHead
+	}
+	if b := bigOf(e); b.version == 0 || b.piece != h.pieces || b.size <= h.pieces || b.size > h.maxValue {
+		return errBigHead
+	}
+	return nil
 }
+
+var errBigHead = errors.New("the head of a large value is malformed")
 
 const pieceKeySize = 12
 
@@ -231,4 +239,41 @@ func (o *orphan) bury(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// buryOrphans removes the pieces of values that are gone. What cannot be
+// removed just now stays for the next time.
+func (h *Heap) buryOrphans() {
+	for h.ctx.Err() == nil {
+		h.mu.Lock()
+		n := len(h.orphans)
+		if n == 0 {
+			h.mu.Unlock()
+			return
+		}
+		o := h.orphans[n-1]
+		h.mu.Unlock()
+		ctx, cancel := context.WithTimeout(h.ctx, storeTimeout)
+		err := o.bury(ctx)
+		cancel()
+
+		h.mu.Lock()
+		at := len(h.orphans) - 1
+		for h.orphans[at].big.version != o.big.version {
+			at-- // others have been appended
+		}
+		if err != nil {
+			// Let another one have a try first.
+			h.orphans[at], h.orphans[0] = h.orphans[0], o
+		} else {
+			last := len(h.orphans) - 1
+			h.orphans[at] = h.orphans[last]
+			h.orphans = h.orphans[:last]
+		}
+		h.mu.Unlock()
+		h.logs.wake() // there may be room now
+		if err != nil {
+			return
+		}
+	}
 }

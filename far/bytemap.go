@@ -296,8 +296,8 @@ func (m *ByteMap) check(key []byte, value int) error {
 	if len(key) > MaxKeySize {
 		return fmt.Errorf("cannot store a key of %d bytes (at most %d): %w", len(key), MaxKeySize, ErrTooLarge)
 	}
-	if value > m.h.cfg.MaxValue {
-		return fmt.Errorf("cannot store a value of %d bytes (at most %d): %w", value, m.h.cfg.MaxValue, ErrTooLarge)
+	if value > m.h.maxValue {
+		return fmt.Errorf("cannot store a value of %d bytes (at most %d): %w", value, m.h.maxValue, ErrTooLarge)
 	}
 	return nil
 }

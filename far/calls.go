@@ -28,7 +28,7 @@ func (c *calls) part() *atomic.Int64 { return &c.parts[processor()&(callParts-1)
 // can wait for it; end when it returns.
 //
 // Hot path: a miss begins and ends once.
-func (h *Heap) begin() error {
+func (h *core) begin() error {
 	c := &h.calls
 	n := c.part()
 	n.Add(1)
@@ -41,7 +41,7 @@ func (h *Heap) begin() error {
 }
 
 // end may run on another processor than begin: only the sum counts.
-func (h *Heap) end() {
+func (h *core) end() {
 	c := &h.calls
 	c.part().Add(-1)
 	if c.closed.Load() {

@@ -71,7 +71,7 @@ type class struct {
 
 	misses, coalesced, warmed, rescued atomic.Uint64
 	prefetched, bytesIn, bytesOut      atomic.Uint64
-	evacuated, evacuatedClean          atomic.Uint64
+	evacuatedDirty, evacuatedClean     atomic.Uint64
 }
 
 // maxClasses is how many classes a heap has at a time.
@@ -89,7 +89,7 @@ func (h *Heap) newClass(cfg ClassConfig, size int) (*class, error) {
 	defer h.mu.Unlock()
 	old := *h.classes.Load()
 	if len(old) == 0 {
-		defer h.reserveForScopes()
+		defer h.useScopes()
 	}
 	h.serials++
 	c := &class{serial: h.serials, cfg: cfg, size: size}
@@ -123,7 +123,7 @@ func (c *class) stats() ClassStats {
 		Prefetched:     c.prefetched.Load(),
 		BytesIn:        c.bytesIn.Load(),
 		BytesOut:       c.bytesOut.Load(),
-		Evacuated:      c.evacuated.Load(),
+		Evacuated:      c.evacuatedDirty.Load() + c.evacuatedClean.Load(),
 		EvacuatedClean: c.evacuatedClean.Load(),
 	}
 }
@@ -225,7 +225,7 @@ func New[T any](ctx context.Context, h *Heap, v T) (Ptr[T], error) {
 
 // NewIn makes an object in a scope. See Class.NewIn.
 func NewIn[T any](s *Scope) (Ptr[T], *T, error) {
-	c, err := defaultClass[T](s.h)
+	c, err := defaultClass[T](heapOfScope(s))
 	if err != nil {
 		return Ptr[T]{}, nil, err
 	}

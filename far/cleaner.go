@@ -24,7 +24,7 @@ const (
 
 // farReady sees to it that the open segment has room for n bytes. Nothing may
 // be staged.
-func (h *Heap) farReady(n int) bool {
+func (h *core) farReady(n int) bool {
 	f := &h.far
 	owing := f.owing()
 	may := h.shrinking || !owing
@@ -130,7 +130,7 @@ func (f *farLog) worst() (best *farSegment) {
 }
 
 // tidy cleans far memory until it is clean enough or there is other work.
-func (h *Heap) tidy() error {
+func (h *core) tidy() error {
 	for h.ctx.Err() == nil && h.far.resting() == nil {
 		s := h.far.worst()
 		if s == nil {
@@ -149,7 +149,7 @@ func (h *Heap) tidy() error {
 
 // clean moves what lives in s to the open segment, or to further ones if it
 // may borrow.
-func (h *Heap) clean(s *farSegment, borrow bool) error {
+func (h *core) clean(s *farSegment, borrow bool) error {
 	s.pins.Add(1)
 	err := h.cleanPinned(s, borrow)
 	s.pins.Add(-1)
@@ -159,7 +159,7 @@ func (h *Heap) clean(s *farSegment, borrow bool) error {
 	return err
 }
 
-func (h *Heap) cleanPinned(s *farSegment, borrow bool) error {
+func (h *core) cleanPinned(s *farSegment, borrow bool) error {
 	f := &h.far
 	if s.live.Load() == 0 {
 		return nil // the janitor may already have given it back
@@ -186,7 +186,7 @@ func (h *Heap) cleanPinned(s *farSegment, borrow bool) error {
 
 // cleanPart deals with the entries in b, which was read at off of s, and
 // returns the bytes of those that are in it entirely.
-func (h *Heap) cleanPart(s *farSegment, off int, b []byte, borrow bool) (int, error) {
+func (h *core) cleanPart(s *farSegment, off int, b []byte, borrow bool) (int, error) {
 	f := &h.far
 	base := s.id*f.units + uint64(off)/unit
 	begin := 0 // staged entries before it are settled
@@ -205,10 +205,14 @@ func (h *Heap) cleanPart(s *farSegment, off int, b []byte, borrow bool) (int, er
 		}
 		switch {
 		case err != nil:
-		case e.staged() || !e.isObject() && int(e.mapID()) >= len(*h.maps.Load()):
+		case e.staged():
 			err = errForeign
-		case e.big() && !h.plausible(bigOf(e)):
-			err = errBigHead
+		default:
+			if o := h.host.Owner(e.mapID()); o == nil {
+				err = errForeign
+			} else {
+				err = o.Check(e)
+			}
 		}
 		if err != nil {
 			// The entry stays where it is, and so does the segment.
@@ -218,7 +222,7 @@ func (h *Heap) cleanPart(s *farSegment, off int, b []byte, borrow bool) (int, er
 				&CorruptError{Segment: s.seg.Name(), Off: off + at, Err: err})
 		}
 		n := e.size()
-		if !h.livesAt(e, addr) {
+		if !h.host.Owner(e.mapID()).Live(e, addr) {
 			at += n
 			continue
 		}
@@ -233,7 +237,8 @@ func (h *Heap) cleanPart(s *farSegment, off int, b []byte, borrow bool) (int, er
 				}
 			}
 		}
-		to := f.stage(e)
+		b, to := f.reserve(n)
+		sealCopy(b, e, to)
 		e.setFar(to)
 		e.setFlag(flagStaged)
 		at += n
@@ -243,7 +248,7 @@ func (h *Heap) cleanPart(s *farSegment, off int, b []byte, borrow bool) (int, er
 
 // repaid borrows spare segments for those that are lent, and reports whether none
 // is lent any more.
-func (h *Heap) repaid() bool {
+func (h *core) repaid() bool {
 	f := &h.far
 	for f.owing() {
 		if err := f.borrowSpare(h.ctx); err != nil {
@@ -256,7 +261,7 @@ func (h *Heap) repaid() bool {
 }
 
 // openAnother borrows a segment and makes it the open one.
-func (h *Heap) openAnother() bool {
+func (h *core) openAnother() bool {
 	f := &h.far
 	seg, err := f.borrow(h.ctx)
 	if err == nil {
@@ -270,51 +275,10 @@ func (h *Heap) openAnother() bool {
 	return true
 }
 
-// livesAt reports whether the index refers to the far copy of e at addr, and
-// removes the entry if it has expired.
-func (h *Heap) livesAt(e entry, addr uint64) bool {
-	if e.isObject() {
-		return h.objectLives(e, addr)
-	}
-	sh := (*h.maps.Load())[e.mapID()].shard(e.hash())
-	sh.mu.Lock()
-	defer sh.mu.Unlock()
-	p := sh.copyOf(h, e.hash().tag(), addr)
-	if p == none {
-		return false
-	}
-	if e.expired() {
-		if w := *sh.t.word(p); !w.far() {
-			e = h.logs.at(w.addr())
-		}
-		sh.expire(h, p, e)
-		return false
-	}
-	return true
-}
-
-// copyOf returns the entry whose far copy is at addr.
-func (sh *shard) copyOf(h *Heap, tag uint32, addr uint64) place {
-	if p := sh.t.find(tag, wordFar|word(addr)); p != none {
-		if sh.t.word(p).isLost() {
-			return none
-		}
-		return p
-	}
-	for p := range sh.t.matches(tag) {
-		if w := *sh.t.word(p); !w.far() {
-			if e := h.logs.at(w.addr()); e.clean() && e.far() == addr {
-				return p
-			}
-		}
-	}
-	return none
-}
-
 // settleClean writes what is staged and makes the index refer to it. b is the
 // part of what was read of s in which staged entries may lie; it begins skip
 // bytes behind the address base, and tells where each entry has gone.
-func (h *Heap) settleClean(s *farSegment, base uint64, b []byte, skip int) error {
+func (h *core) settleClean(s *farSegment, base uint64, b []byte, skip int) error {
 	f := &h.far
 	to, bytes := f.open, f.staged
 	if bytes == 0 {
@@ -329,7 +293,12 @@ func (h *Heap) settleClean(s *farSegment, base uint64, b []byte, skip int) error
 		e := entry(b[at:])
 		n := e.size()
 		if e.staged() {
-			h.settleMove(e, base+uint64(skip+at)/unit, to, err == nil)
+			from, size := base+uint64(skip+at)/unit, roundSize(n)
+			if err == nil && h.host.Owner(e.mapID()).Moved(e, from, e.far(), to) {
+				h.buryFar(from, size)
+			} else {
+				to.live.Add(-int64(size))
+			}
 		}
 		at += n
 	}
@@ -339,30 +308,4 @@ func (h *Heap) settleClean(s *farSegment, base uint64, b []byte, skip int) error
 	return err
 }
 
-func (h *Heap) settleMove(e entry, from uint64, to *farSegment, written bool) {
-	if e.isObject() {
-		size := roundSize(e.size())
-		if !written || to.gone() || !h.moveFar(e, from, e.far()) {
-			to.live.Add(-int64(size))
-			return
-		}
-		h.buryFar(from, size)
-		return
-	}
-	sh := (*h.maps.Load())[e.mapID()].shard(e.hash())
-	sh.mu.Lock()
-	defer sh.mu.Unlock()
-	size := roundSize(e.size())
-	p := sh.copyOf(h, e.hash().tag(), from)
-	if !written || p == none || to.gone() {
-		to.live.Add(-int64(size))
-		return
-	}
-	w := sh.t.word(p)
-	if w.far() {
-		*w = w.at(e.far())
-	} else {
-		h.logs.at(w.addr()).setFar(e.far())
-	}
-	h.buryFar(from, size)
-}
+var errForeign = errors.New("they are not those of the entry that was looked for")

@@ -11,17 +11,6 @@ import (
 // coldest is the coldness of what may go in the next pass, whatever its class.
 const coldest = 0xff
 
-// object returns the object whose data lies at addr.
-func (l *logs) object(addr uintptr) object {
-	return object(l.mem[addr-l.base-objectHeader:])
-}
-
-// segmentOf returns the segment of the local object whose data lies at addr, which
-// is where its header lies: what has no data may be the last in a segment.
-func (l *logs) segmentOf(addr uintptr) *logSegment {
-	return &l.segs[int(addr-l.base-objectHeader)/l.segSize]
-}
-
 // deref returns the object of p, which is local and stays where it is until s
 // is left.
 func (h *Heap) deref(s *Scope, p *uint64, what int) (object, error) {
@@ -104,20 +93,6 @@ func (h *Heap) soil(o object) {
 		}
 	}
 }
-
-// The phases of a segment that the evacuator empties (the paper's section
-// 5.3). Scopes that were open when its objects were marked may hold their
-// addresses, and are waited for. Whoever meets a mark meanwhile goes on using
-// the object where it is, and says so by a pin; what is pinned when the wait is
-// over is left alone. After that nobody holds the address of a marked object,
-// so that it can be copied: by the evacuator, or by those who meet the mark,
-// who race by CAS.
-const (
-	phaseNone     uint32 = iota
-	phaseWaiting         // for scopes that were open before
-	phaseSettling        // what is pinned is being left alone
-	phaseMoving          // the marked objects are nobody's
-)
 
 // meet returns the object of p, whose word is w, marked; or nil if the word is
 // to be looked at again.
@@ -413,4 +388,12 @@ func (h *Heap) join(ctx context.Context, w pword, done <-chan struct{}) error {
 	}
 	h.class(w.farClass()).coalesced.Add(1)
 	return nil
+}
+
+// mustServe panics if the pointer of word p cannot be dereferenced in s.
+func (h *Heap) mustServe(s *Scope, p *uint64) {
+	s.mustBeOpen()
+	if p != nil && !isIn(h.words.table, p) {
+		panic("BUG: a far pointer is dereferenced in a scope of another heap")
+	}
 }

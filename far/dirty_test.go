@@ -45,7 +45,7 @@ func TestWritesBetweenTheStepsOfAPass(t *testing.T) {
 	// what it has kept.
 	press := func(done func() bool) {
 		for !done() {
-			ol := &h.logs.hotObjects
+			ol := h.logs.hot(objects)
 			ol.mu.Lock()
 			h.logs.seal(ol)
 			ol.mu.Unlock()

@@ -151,16 +151,18 @@
 //
 // # Files
 //
-// What every other file stands on: heap, api, errors, store, memstore, calls (which Close
-// waits for), setlocal, registry (the heap of a pointer; scopes held too long).
+// The core, which knows no data structure, only the interfaces in owner: core, store, memstore,
+// calls (which Close waits for), setlocal. Its local memory: logs, buffers (of
+// fetches), entry and object (the bytes of each). Its far memory: farlog, cleaner, janitor.
+// Evacuation: evacuator (the loop, and the emptying of a segment), pass (what scopes keep
+// in place has to be marked first). Scopes: scope, scope_admit (who is let in
+// while memory is short), held (for too long), wait (for room).
 //
-// Local memory: logs, buffers (of fetches), word and table and shard (a map's index),
-// pword and words (of pointers), entry and object (the bytes of each).
+// The core's owners: mapowner (entries), pointers (objects), and host, which knows both.
 //
-// Far memory: farlog, cleaner, loss, janitor.
-//
-// Evacuation: evacuator (the loop, and entries), pass (objects), scope, scope_admit
-// (who is let in while memory is short), deref and slow (what waits).
+// What the data structures stand on: heap, api, errors, registry (the heap of a pointer), word
+// and table and shard (a map's index), pword and words (of pointers), deref and slow (what waits),
+// loss, sweep (for what has expired).
 //
 // Fetching: fetch, batch, many, heads and admit of entries; objectfetch, objectbatch and
 // extent of objects; prefetch of both.

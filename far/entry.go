@@ -201,13 +201,8 @@ func decodeEntry(b []byte, addr uint64) (entry, error) {
 	if want := binary.LittleEndian.Uint32(e[n-trailerSize:]); sum != want {
 		return nil, fmt.Errorf("CRC32C of the value is %08x, want %08x", sum, want)
 	}
-	if e.big() && (e.vlen() != bigHeadSize || bigOf(e).piece <= 0) {
-		return nil, errBigHead
-	}
 	return e[:n], nil
 }
-
-var errBigHead = errors.New("the head of a large value is malformed")
 
 // errShort: there are fewer bytes than the entry claims to have.
 var errShort = errors.New("they are too few for the entry")

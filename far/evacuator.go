@@ -3,6 +3,9 @@ package far
 import (
 	"errors"
 	"time"
+
+	"polder/internal/failpoint"
+	"polder/internal/invariants"
 )
 
 // The evacuator is the goroutine that keeps some segments of the local logs
@@ -38,7 +41,7 @@ const (
 	evictClean            // keep the hot, and those without a far copy
 )
 
-func (h *Heap) evacuator() {
+func (h *core) evacuator() {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
@@ -70,7 +73,7 @@ func (h *Heap) evacuator() {
 // and when to look at it: a failure of the store has left some undone, or scopes
 // have to be left. Who waits for room wakes the evacuator once, so that it must
 // not miss the end of its rest, however long it was held up.
-func (h *Heap) retryIn() (time.Duration, bool) {
+func (h *core) retryIn() (time.Duration, bool) {
 	if h.pass.active() {
 		// The longer it has waited, the less it matters.
 		waited := time.Since(h.pass.since)
@@ -85,7 +88,7 @@ func (h *Heap) retryIn() (time.Duration, bool) {
 
 // askWaiters has those who wait for room look whether it is a scope of theirs that
 // the pass waits for.
-func (h *Heap) askWaiters() {
+func (h *core) askWaiters() {
 	ps := &h.pass
 	if time.Since(ps.since) < patience || time.Since(ps.asked) < patience || h.logs.hasRoom() {
 		return
@@ -127,7 +130,7 @@ func (t *turn) keep() {
 
 // makeRoom does a piece of work if there is too little room, and reports
 // whether it should be called again.
-func (h *Heap) makeRoom() bool {
+func (h *core) makeRoom() bool {
 	l := &h.logs
 	h.shrinking = l.shrinkWaits()
 	if h.pass.active() && h.passReady() {
@@ -140,7 +143,7 @@ func (h *Heap) makeRoom() bool {
 		switch {
 		case l.roomForWaiting():
 			l.finish(nil)
-		case h.barren >= barrenMost && (h.pass.full || h.far.err != nil):
+		case h.barren >= barrenMost && (h.pass.ev.full || h.far.err != nil):
 			h.stuck()
 		}
 		return h.barren < barrenMost
@@ -173,7 +176,7 @@ func (h *Heap) makeRoom() bool {
 // lacking is the number of segments that there are too few, or will be when
 // those who wait to enter a scope have taken theirs: a pass waits for scopes
 // however little it takes.
-func (h *Heap) lacking() int {
+func (h *core) lacking() int {
 	l := &h.logs
 	wanted := h.scopes.wanted()
 	l.mu.Lock()
@@ -185,7 +188,7 @@ func (h *Heap) lacking() int {
 // emptied rather than segment s of entries, which may be -1: one in which nothing
 // lives or that is without temporal locality, one with less in it if they are
 // compacted, or an older one.
-func (h *Heap) objectsFirst(s int, what aim) bool {
+func (h *core) objectsFirst(s int, what aim) bool {
 	l := &h.logs
 	var one [1]int
 	segs := l.selectObjects(one[:0], 1, what)
@@ -210,7 +213,7 @@ func (h *Heap) objectsFirst(s int, what aim) bool {
 
 // stuck ends the waiting of those who need room that cannot be made: at once
 // if the store is full or nothing local can go, otherwise their deadlines do.
-func (h *Heap) stuck() {
+func (h *core) stuck() {
 	l := &h.logs
 	if l.roomForWaiting() {
 		l.finish(nil) // there is nothing more to evacuate, and no need to
@@ -224,16 +227,16 @@ func (h *Heap) stuck() {
 	l.want = 0 // who wants it still will say so again
 	l.mu.Unlock()
 	switch err := h.far.err; {
-	case h.barren > 0 && err == nil && !h.pass.full:
+	case h.barren > 0 && err == nil && !h.pass.ev.full:
 		// What is local is in use. That changes.
 	case err != nil && !errors.Is(err, ErrStoreFull):
 		l.note(err)
-	case h.orphaned() || h.far.freeing.Load() > 0 || h.shrinking && h.far.dying():
+	case h.host.Freeing() || h.far.freeing.Load() > 0 || h.shrinking && h.far.dying():
 		// The janitor is about to make room, and will wake us.
 	case h.far.freed.Load() && h.barren < 2*barrenMost:
 		l.wake() // it just has; but cleaning may do so for ever
 	default:
-		l.inUse.Store(err == nil && !h.pass.full && !h.far.owing())
+		l.inUse.Store(err == nil && !h.pass.ev.full && !h.far.owing())
 		l.full.Store(time.Now().Add(minBackoff).UnixNano())
 		l.finish(l.errFull())
 	}
@@ -241,7 +244,7 @@ func (h *Heap) stuck() {
 
 // victim chooses the segment to work on and what to do with it; -1 if there is
 // none that would yield room.
-func (h *Heap) victim() (int, aim) {
+func (h *core) victim() (int, aim) {
 	l := &h.logs
 	if live, usable := l.usage(); h.barren == 0 && float64(live) < compactBelow*float64(usable) {
 		s := l.sparsest(func(s *logSegment) int64 { return s.live.Load() })
@@ -264,7 +267,7 @@ func (l *logs) sparsest(cost func(s *logSegment) int64) int {
 	defer l.mu.Unlock()
 	best, least := -1, int64(float64(l.segSize)*(1-worthwhile))
 	for i := range l.segs[:l.top] {
-		if s := &l.segs[i]; s.sealed && s.kind == entries {
+		if s := &l.segs[i]; s.sealed && !s.kind.scoped() {
 			if c := cost(s); c < least {
 				best, least = i, c
 			}
@@ -280,7 +283,7 @@ func (l *logs) oldest() int {
 	best := -1
 	for i := range l.segs[:l.top] {
 		s := &l.segs[i]
-		if !s.sealed || s.kind != entries {
+		if !s.sealed || s.kind.scoped() {
 			continue
 		}
 		if best < 0 || s.seq < l.segs[best].seq {
@@ -293,191 +296,185 @@ func (l *logs) oldest() int {
 	return best
 }
 
-// evacuate empties segment s and reports whether that has made some room; -1 is
-// no segment. If the store fails, what could not be written stays where it is.
-func (h *Heap) evacuate(s int, what aim) bool {
-	if s < 0 {
-		return false
+// evacuation is the emptying of segments of the local logs.
+type evacuation struct {
+	h    *core
+	what aim
+
+	kept  int  // bytes that were kept for being hot
+	most  int  // how many may be
+	tight bool // scopes live on their reserve, of which nothing may be used to keep what is hot
+	full  bool // the store had no room
+
+	// Of the record that Evacuate is about:
+	n    int    // its bytes
+	far  int    // bytes of its far copy, if there has to be one
+	fate fate   // what place has said
+	at   uint64 // and where it is to be
+
+	staged []stagedRecord
+}
+
+// local is a record in the local logs.
+type local struct {
+	mem  []byte // the record, and what lies behind it
+	addr uint64 // in units
+}
+
+// stagedRecord is a record whose far copy is being written.
+type stagedRecord struct {
+	local local
+	n     int    // bytes here
+	size  int    // bytes of the far copy, in whole classes
+	far   uint64 // where the far copy is going to be
+}
+
+// fate is what becomes of a record in a segment that is being emptied.
+type fate uint8
+
+const (
+	fateNone    fate = iota // nothing, as far as the heap knows
+	fateKept                // it moves to the end of the logs
+	fateDropped             // it has an equal far copy, which is used from now on
+	fateStaged              // it is written to far memory, but not yet
+	fateFull                // it has to wait until what is staged has been written
+	fateStuck               // it stays, since there is no room to move it to
+)
+
+// place decides what becomes of the record that Evacuate is about, of n bytes in
+// local memory and size bytes in far memory. Hot says that it was used of late,
+// clean that it has an equal far copy. If it is to be kept or staged, place
+// returns the memory to which Evacuate has to copy it, and the address, before the
+// owner lets go of what keeps the record as it is.
+func (ev *evacuation) place(from kind, n, size int, hot, clean bool) (f fate, to []byte, at uint64) {
+	h := ev.h
+	ev.n, ev.far = n, size
+	defer func() { ev.fate, ev.at = f, at }()
+	if ev.what == compact || hot && !ev.tight && ev.kept+n <= ev.most || ev.what == evictClean && !clean {
+		if to, at, ok := h.logs.place(h.logs.hot(from), n, forEvacuator); ok {
+			return fateKept, to, at
+		}
+		if ev.what != evict {
+			return fateStuck, nil, 0
+		}
 	}
+	if clean {
+		return fateDropped, nil, 0
+	}
+	if !h.far.fits(size) {
+		return fateFull, nil, 0
+	}
+	to, at = h.far.reserve(size)
+	return fateStaged, to, at
+}
+
+// cools reports whether what is kept is to count as used less of late than before.
+func (ev *evacuation) cools() bool { return ev.what != compact }
+
+// empty moves what lives in segment s elsewhere, and reports whether that has made
+// some room. If the store fails, what could not be written stays where it is.
+func (h *core) empty(s int, ev *evacuation, what aim) bool {
 	l := &h.logs
 	seg := &l.segs[s]
 	before := seg.live.Load()
 	h.count.evacuatedSegments.Add(1)
-	begin := s * l.segSize
-	end := begin + seg.used
-	kept := 0
-	settled := begin // the staged entries before it are settled
+	ev.what = what
 	var failed error
-	for off := begin; off < end; {
-		e := entry(l.mem[off:])
-		n := e.size()
-		switch h.evacuateEntry(e, uint64(off)/unit, what, &kept) {
-		case outcomeStagingFull:
-			if err := h.settle(settled, off); err != nil {
-				settled, end, failed = off, off, err // leave the rest
-				continue
+	l.walk(s, func(r local, id uint16) bool {
+		o := h.host.Owner(id)
+		for {
+			ev.fate = fateNone
+			switch ok := o.Evacuate(ev, r); ev.fate {
+			case fateKept:
+				if !ok {
+					l.seg(ev.at).live.Add(-int64(ev.n))
+					return true
+				}
+				ev.kept += ev.n
+				seg.live.Add(-int64(ev.n))
+			case fateDropped:
+				if ok {
+					seg.live.Add(-int64(ev.n))
+					h.count.evacuatedClean.Add(1)
+				}
+			case fateStaged:
+				ev.staged = append(ev.staged, stagedRecord{r, ev.n, roundSize(ev.far), ev.at})
+			case fateStuck:
+				return what != compact // others may be clean
+			case fateFull:
+				if err := h.settle(ev, seg); err != nil {
+					failed = err
+					ev.what = evictClean
+				} else if !h.farReady(ev.far) {
+					ev.full = h.far.err == nil || errors.Is(h.far.err, ErrStoreFull)
+					h.far.close() // it is as good as full
+					ev.what = evictClean
+				}
+				continue // try this one again
 			}
-			settled = off
-			if what == evict && !h.farReady(n) {
-				h.far.close() // it is as good as full
-				what = evictClean
-			}
-			continue // try this one again
-		case outcomeNoRoom:
-			end = off // leave the rest
-			continue
+			return true
 		}
-		off += n
-	}
-	if err := h.settle(settled, end); err != nil {
+	})
+	if err := h.settle(ev, seg); err != nil {
 		failed = err
 	}
 	l.note(failed)
 	after := seg.live.Load()
-	if after == 0 {
-		l.release(s)
+	if seg.kind.scoped() {
+		h.leave(s)
+	} else if after == 0 {
+		h.release(s)
 	}
 	return after == 0 || after < before
 }
 
-type outcome uint8
-
-const (
-	outcomeDone outcome = iota
-	outcomeStagingFull
-	outcomeNoRoom
-)
-
-// evacuateEntry deals with the entry at a local address.
-func (h *Heap) evacuateEntry(e entry, addr uint64, what aim, kept *int) outcome {
-	m := (*h.maps.Load())[e.mapID()]
-	hs := e.hash()
-	sh := m.shard(hs)
-	sh.mu.Lock()
-	defer sh.mu.Unlock()
-	p := sh.t.find(hs.tag(), word(addr))
-	if p == none {
-		return outcomeDone // overwritten, deleted or moved
-	}
-	w := sh.t.word(p)
-	n := e.size()
-	keep := false
-	switch {
-	case e.expired():
-		sh.expire(h, p, e)
-		return outcomeDone
-	case what == compact:
-		keep = true
-	case w.hot() > 0 && *kept+n <= int(keepAtMost*float64(h.logs.segSize)):
-		*w -= hotOne
-		keep = true
-	}
-	if keep {
-		switch err := h.keepLocal(w, e, addr); {
-		case err == nil:
-			*kept += n
-			return outcomeDone
-		case what != evict:
-			return outcomeNoRoom
-		}
-	}
-	switch {
-	case e.clean() && !h.far.seg(e.far()).gone():
-		h.logs.bury(e, addr)
-		*w = newWord(e.far(), n, w.flags()) | wordFar
-		h.count.evacuatedClean.Add(1)
-		return outcomeDone
-	case what != evict:
-		if h.keepLocal(w, e, addr) != nil {
-			return outcomeNoRoom
-		}
-		*kept += n
-		return outcomeDone
-	case !h.far.fits(n):
-		return outcomeStagingFull
-	}
-	h.unclean(e, addr)
-	e.setFar(h.far.stage(e))
-	e.setFlag(flagStaged)
-	return outcomeDone
-}
-
-// keepLocal moves a local entry to the end of the logs. Its shard's lock must
-// be held.
-func (h *Heap) keepLocal(w *word, e entry, addr uint64) error {
-	l := &h.logs
-	n := e.size()
-	c, to, ok := l.place(&l.hot, n, forEvacuator)
-	if !ok {
-		return errNoRoom
-	}
-	copy(c, e[:n])
-	if e.clean() {
-		l.seg(to).clean.Add(int64(n))
-	}
-	l.bury(e, addr)
-	*w = w.at(to)
-	return nil
-}
-
-// unclean makes a local entry one without a far copy. Its shard's lock must be
-// held.
-func (h *Heap) unclean(e entry, addr uint64) {
-	if !e.clean() {
-		return
-	}
-	n := e.size()
-	h.logs.seg(addr).clean.Add(-int64(n))
-	h.buryFar(e.far(), roundSize(n))
-	e.setFar(0)
-	h.logs.stir()
-}
-
-// settle writes what is staged and turns the words of the entries that were
-// staged from the local addresses [begin, end), in bytes.
-func (h *Heap) settle(begin, end int) error {
-	l := &h.logs
-	to := h.far.open
-	bytes := h.far.staged
+// settle writes what is staged, all of which is from seg, and tells the owners.
+func (h *core) settle(ev *evacuation, seg *logSegment) error {
+	to, bytes := h.far.open, h.far.staged
 	err := h.far.flush(h.ctx)
 	if err == nil {
 		h.count.bytesOut.Add(uint64(bytes))
 	}
-	for off := begin; off < end; {
-		e := entry(l.mem[off:])
-		n := e.size()
-		if e.staged() {
-			h.settleEntry(e, uint64(off)/unit, to, err == nil)
+	failpoint.Hit("far.settled")
+	for _, d := range ev.staged {
+		if !h.host.Owner(seg.owner(d.local)).Settled(d.local, to, d.far, err == nil) {
+			to.live.Add(-int64(d.size))
+			continue
 		}
-		off += n
+		h.count.evacuated.Add(1)
+		seg.live.Add(-int64(d.n))
 	}
+	clear(ev.staged)
+	ev.staged = ev.staged[:0]
 	if to != nil && to.dead() {
 		h.wakeJanitor()
 	}
 	return err
 }
 
-// settleEntry turns the word of an entry whose far copy has been written, or
-// has not.
-func (h *Heap) settleEntry(e entry, addr uint64, to *farSegment, written bool) {
-	m := (*h.maps.Load())[e.mapID()]
-	hs := e.hash()
-	sh := m.shard(hs)
-	sh.mu.Lock()
-	defer sh.mu.Unlock()
-	n := e.size()
-	far := e.far()
-	e.clearFlag(flagStaged)
-	e.setFar(0)
-	p := sh.t.find(hs.tag(), word(addr))
-	if !written || p == none || to.gone() {
-		to.live.Add(-int64(roundSize(n)))
-		return
+// release takes back a segment to which nobody refers, and of which nobody holds an
+// address.
+func (h *core) release(s int) {
+	l := &h.logs
+	if invariants.Enabled {
+		// Whoever reads an object after leaving its scope finds this.
+		b := l.mem[s*l.segSize:][:l.segs[s].used]
+		for i := range b {
+			b[i] = 0xdb
+		}
 	}
-	w := sh.t.word(p)
-	h.logs.bury(e, addr)
-	*w = newWord(far, n, w.flags()) | wordFar
-	h.count.evacuated.Add(1)
+	l.segs[s].freed.Store(0)
+	l.release(s)
+}
+
+// evacuate empties segment s of what no scope keeps in place, and reports whether that has
+// made some room; -1 is no segment.
+func (h *core) evacuate(s int, what aim) bool {
+	if s < 0 {
+		return false
+	}
+	h.entries.kept, h.entries.most = 0, int(keepAtMost*float64(h.logs.segSize))
+	return h.empty(s, &h.entries, what)
 }
 
 // satisfied reports whether there are as many empty segments as there should

@@ -391,18 +391,21 @@ func (f *farLog) fits(n int) bool {
 	return f.open != nil && f.staged+n <= len(f.staging) && f.open.end+f.staged+n <= f.segSize
 }
 
-// stage copies e behind what is staged and returns its address to be. The
-// bytes count as live from now on. fits must have said so.
-func (f *farLog) stage(e entry) uint64 {
-	n := e.size()
+// reserve returns the n bytes behind what is staged, and their address to be, which
+// count as live from now on. fits must have said so.
+func (f *farLog) reserve(n int) ([]byte, uint64) {
 	addr := f.open.id*f.units + uint64(f.open.end+f.staged)/unit
-	c := entry(f.staging[f.staged : f.staged+n])
-	clear(c[copy(c, e[:e.end()]):])
-	c.seal(addr)
+	b := f.staging[f.staged : f.staged+n]
 	f.staged += n
 	f.open.live.Add(int64(roundSize(n)))
 	f.open.filled.Add(int64(roundSize(n)))
-	return addr
+	return b, addr
+}
+
+// sealCopy makes to, which is as long, a copy of e that is to be written to addr.
+func sealCopy(to []byte, e entry, addr uint64) {
+	clear(to[copy(to, e[:e.end()]):])
+	entry(to).seal(addr)
 }
 
 // flush writes what is staged. If that fails, the caller has to account for

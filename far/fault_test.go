@@ -209,12 +209,14 @@ func (f *faultSegment) Lost() <-chan struct{} { return f.lost }
 // tiny is a layout so small that a few hundred kilobytes of entries go through
 // everything that a heap does. Keys must not be longer than a kilobyte.
 var tiny = layout{
-	segSize: 16 << 10,
-	staging: 16 << 10,
-	fetch:   2 * maxBuf,
-	logs:    (12*16 + 8*4) << 10,
-	open:    1,
-	shards:  8,
+	sizes: sizes{
+		segSize: 16 << 10,
+		staging: 16 << 10,
+		fetch:   2 * maxBuf,
+		logs:    (12*16 + 8*4) << 10,
+		open:    1,
+	},
+	shards: 8,
 }
 
 const tinySegment = 32 << 10 // of its store

@@ -2,7 +2,6 @@ package far
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync/atomic"
 )
@@ -364,7 +363,7 @@ func (h *Heap) insist(ctx context.Context, f *flight) {
 		}
 		done := f.kept || p == none
 		f.sh.mu.Unlock()
-		if done || h.logs.why() != nil || h.waitRoom(ctx, nil) != nil {
+		if done || h.logs.why() != nil || h.waitRoom(ctx) != nil {
 			return
 		}
 	}
@@ -392,10 +391,10 @@ func (m *ByteMap) inspect(f *flight) (entry, error) {
 		return bad(errForeign)
 	case e.wordFlags() != f.word.ofEntry() || roundSize(e.size()) != f.word.size():
 		return bad(errForeign)
-	case e.big() && !m.h.plausible(bigOf(e)):
-		return bad(errBigHead)
+	case e.big():
+		if err := m.h.checkBig(e); err != nil {
+			return bad(err)
+		}
 	}
 	return e, nil
 }
-
-var errForeign = errors.New("they are not those of the entry that was looked for")

@@ -66,7 +66,7 @@ func TestLocalMemoryCanBeFullByItself(t *testing.T) {
 	for ok := true; ok; {
 		_, ok = l.take(forMutator, entries) // in use by somebody
 	}
-	err := h.waitRoom(t.Context(), nil)
+	err := h.waitRoom(t.Context())
 	if !errors.Is(err, ErrLocalFull) || !errors.Is(err, ErrFull) || errors.Is(err, ErrStoreFull) {
 		t.Errorf("got %v, want %v", err, ErrLocalFull)
 	}

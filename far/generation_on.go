@@ -14,8 +14,9 @@ func generationOf(h *Heap, w *uint64) generation {
 
 // check panics if a pointer may not be dereferenced in s.
 func (g generation) check(s *Scope, w *uint64) {
-	s.mustServe(w)
-	g.checkFreed(s.h, w)
+	h := heapOfScope(s)
+	h.mustServe(s, w)
+	g.checkFreed(h, w)
 }
 
 func (g generation) checkFreed(h *Heap, w *uint64) {

@@ -50,7 +50,7 @@ func (d *head) of(h *Heap, addr uint64) bool { return d.addr == addr && d.seg ==
 // is stuck.
 func (h *Heap) awaitRoom(ctx context.Context) error {
 	for !h.logs.hasRoom() && h.logs.why() == nil {
-		if err := h.waitRoom(ctx, nil); err != nil {
+		if err := h.waitRoom(ctx); err != nil {
 			return err
 		}
 	}

@@ -1,32 +1,25 @@
 package far
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"hash/maphash"
 	"math/bits"
-	"runtime"
 	"sync"
 	"sync/atomic"
+	"time"
 
-	"polder/internal/arena"
 	"polder/internal/invariants"
 )
 
 // Heap is memory for maps and for objects of pointers: a local budget and a
 // store behind it.
 type Heap struct {
-	cfg    Config
-	shards int          // of every map
-	seed   maphash.Seed // never leaves the process
-	logs   logs
-	far    farLog
-	bufs   buffers
-
-	staging *arena.Mapping // the evacuator's and the cleaner's buffers
-	scratch []byte         // what the cleaner reads segments into
-	pieces  int            // the longest value that is one entry
+	core
+	maxValue int          // Config.MaxValue
+	shards   int          // of every map
+	seed     maphash.Seed // never leaves the process
+	pieces   int          // the longest value that is one entry
 
 	maps atomic.Pointer[[]*ByteMap] // by id; replaced under mu
 
@@ -38,18 +31,11 @@ type Heap struct {
 	held      [fetchParts]heldBytes
 	maxObject int // bytes of an object's data; immutable
 	maxLocal  int // the same of a slot that is being read into; immutable
-	scopes    scopes
 	ahead     prefetching
 	fetching  [fetchParts]fetching
 	runs      runs
-	pass      pass         // the evacuator's
-	turn      turn         // the same
-	barren    int          // passes in a row that made no room; the evacuator's
-	shrinking bool         // room is made for what shrinks; the evacuator's
-	forced    atomic.Bool  // work on one more segment, whether it is needed or not
-	shut      atomic.Bool  // Close has begun
-	local     atomic.Int64 // the budget
 
+	once       sync.Once
 	mu         sync.Mutex
 	serials    uint64                 // of classes, under mu
 	retired    []retiredClass         // whose numbers are free, or about to be; under mu
@@ -59,108 +45,58 @@ type Heap struct {
 	writing    map[uint64]bool        // versions whose head is not stored yet, under mu
 	orphans    []orphan               // large values whose pieces are to be removed, under mu
 
-	strays   atomic.Bool            // there may be pieces without a head
-	lastLost atomic.Pointer[string] // name of the last segment that was lost
+	strays    atomic.Bool   // there may be pieces without a head
+	strayWait time.Duration // what strays wait, longer each time it is in vain; the janitor's
+	strayNext time.Time     // the janitor's
+	sweeper   sweeper       // the janitor's
 
-	calls      calls         // in their slow path
-	flights    sync.Pool     // of *flight
-	batches    sync.Pool     // of *batch
-	snapshots  sync.Pool     // of *snapshot
-	epochShift atomic.Uint32 // see admits: log2 of a shard's bytes of an epoch
-	poke       chan struct{} // wakes the janitor
-	ctx        context.Context
-	cancel     context.CancelFunc
-	wg         sync.WaitGroup
-	once       sync.Once
-	count      counters
+	flights   sync.Pool // of *flight
+	batches   sync.Pool // of *batch
+	snapshots sync.Pool // of *snapshot
 }
 
-// MinSegmentSize is the least size of a store's segments, in bytes: one holds an
-// entry with the longest key.
-const MinSegmentSize = 128 << 10
-
-const (
-	maxLogSegment = 2 << 20 // a huge page, as in the paper
-	maxPiece      = 64 << 10
-)
+const maxPiece = 64 << 10
 
 // NewHeap makes a heap with a local budget of cfg.Local bytes over store. It
 // fails if the configuration is wrong.
 func NewHeap(store Store, cfg Config) (*Heap, error) {
-	if cfg.Local < MinLocal {
-		return nil, fmt.Errorf("cannot make a heap: the local budget is %d bytes, at least %d are needed", cfg.Local, MinLocal)
-	}
 	if cfg.MaxValue < 0 || int64(cfg.MaxValue) > 1<<32-1 {
 		return nil, fmt.Errorf("cannot make a heap: MaxValue is %d, want 0 to 4 GiB", cfg.MaxValue)
 	}
 	if cfg.MaxLocal == 0 {
 		cfg.MaxLocal = 4 * cfg.Local
 	}
-	if cfg.MaxLocal < cfg.Local {
-		return nil, fmt.Errorf("cannot make a heap: MaxLocal is %d, less than Local, which is %d", cfg.MaxLocal, cfg.Local)
-	}
-	if cfg.ScopeBytes < 0 {
-		return nil, fmt.Errorf("cannot make a heap: ScopeBytes is %d, want a number of bytes, or 0 for the default", cfg.ScopeBytes)
-	}
-	if n := store.SegmentSize(); n < MinSegmentSize || n&(n-1) != 0 {
-		return nil, fmt.Errorf("cannot make a heap: the store's segments are %d bytes, want a power of two of at least %d", n, MinSegmentSize)
+	sz, err := sizesFor(store, cfg.core())
+	if err != nil {
+		return nil, fmt.Errorf("cannot make a heap: %w", err)
 	}
 	if cfg.MaxValue == 0 {
 		cfg.MaxValue = int(min(cfg.Local/4, 512<<20))
 	}
-	segSize := min(max(floor2(cfg.Local/128), MinSegmentSize), maxLogSegment)
-	lay := layout{
-		segSize: segSize,
-		staging: min(segSize, store.SegmentSize()),
-		fetch:   min(max(floor2(cfg.Local/32), 2*maxBuf), 8<<20),
-		shards:  min(max(floor2(cfg.Local/(256<<10)), 64), 4096),
-	}
-	lay.logs = cfg.Local - int64(2*lay.staging+lay.fetch)
-	lay.most = lay.logs + cfg.MaxLocal - cfg.Local
-	lay.open = min(floor2(int64(runtime.GOMAXPROCS(0))), max(floor2(lay.logs/int64(segSize)/16), 1), 16)
-	return newHeap(store, cfg, lay)
+	return newHeap(store, cfg, layout{sz, min(max(floor2(cfg.Local/(256<<10)), 64), 4096)})
 }
 
-// layout is how a heap divides its budget. All sizes are powers of two.
+// layout is how a heap divides its budget.
 type layout struct {
-	segSize int   // of the local logs
-	staging int   // size of the evacuator's buffer, and of the cleaner's
-	fetch   int   // memory for fetches
-	logs    int64 // memory for logs and indexes
-	most    int64 // the most that SetLocal can make of it; 0 is logs
-	open    int   // segments that mutators append to at a time
-	shards  int   // of a map
+	sizes
+	shards int // of a map
 }
 
 func newHeap(store Store, cfg Config, lay layout) (*Heap, error) {
 	h := &Heap{
-		cfg:     cfg,
-		shards:  lay.shards,
-		seed:    maphash.MakeSeed(),
-		pieces:  min(lay.staging/8, maxPiece),
-		poke:    make(chan struct{}, 1),
-		writing: map[uint64]bool{},
+		maxValue: cfg.MaxValue,
+		shards:   lay.shards,
+		seed:     maphash.MakeSeed(),
+		pieces:   min(lay.staging/8, maxPiece),
+		writing:  map[uint64]bool{},
+		sweeper:  sweeper{klen: 64},
 	}
-	h.calls.init()
 	h.maps.Store(&[]*ByteMap{})
 	h.classes.Store(&[]*class{})
-	h.local.Store(cfg.Local)
-	h.setEpochs(cfg.Local)
-	lay.most = max(lay.most, lay.logs)
-	var err error
-	if h.staging, err = arena.Anonymous(2*lay.staging, false); err != nil {
+	if err := h.core.init(store, cfg.core(), lay.sizes, (*host)(h)); err != nil {
 		return nil, fmt.Errorf("cannot make a heap: %w", err)
 	}
-	mem := h.staging.Bytes()
-	h.scratch = mem[lay.staging:]
-	h.far.init(store, mem[:lay.staging:lay.staging])
-	if err = h.bufs.init(lay.fetch); err == nil {
-		err = h.logs.init(lay.logs, lay.most, int64(2*lay.staging+lay.fetch), lay.segSize, lay.open)
-	}
-	if err == nil {
-		err = h.words.init(lay.most)
-	}
-	if err != nil {
+	if err := h.words.init(max(lay.most, lay.logs)); err != nil {
 		return nil, errors.Join(fmt.Errorf("cannot make a heap: %w", err), h.unmap())
 	}
 	h.caches = make([]wordCache, 2*lay.open)
@@ -168,16 +104,8 @@ func newHeap(store Store, cfg Config, lay layout) (*Heap, error) {
 	h.maxObject = min(h.maxObject, lay.segSize-objectHeader-headerSize-unit) // of which the class has to fit, too
 	h.maxObject = classSize(sizeClass(h.maxObject)-1) - headerSize - unit
 	h.maxLocal = lay.segSize - objectHeader
-	least := cfg.ScopeBytes
-	if least == 0 {
-		least = min(64<<10, lay.segSize/2)
-	}
-	h.scopes.init(least)
-	h.logs.crowd = h.scopes.crowd
 	register(h)
-	h.ctx, h.cancel = context.WithCancel(context.Background())
-	h.wg.Go(h.evacuator)
-	h.wg.Go(h.janitor)
+	h.start()
 	return h, nil
 }
 
@@ -226,17 +154,14 @@ func (h *Heap) Close() error {
 }
 
 func (h *Heap) close() error {
-	h.shut.Store(true)
-	h.mu.Lock() // whoever makes a map either is seen below, or sees this
-	h.calls.close()
+	h.stop()
+	h.mu.Lock() // whoever makes a map meanwhile either is seen here, or sees that the heap is closed
+	maps := *h.maps.Load()
 	h.mu.Unlock()
-	h.cancel()
-	<-h.calls.idle
-	h.wg.Wait()
 
 	var errs []error
 	shards := func(fn func(sh *shard)) {
-		for _, m := range *h.maps.Load() {
+		for _, m := range maps {
 			for i := range m.shards {
 				fn(&m.shards[i])
 			}
@@ -266,22 +191,7 @@ func (h *Heap) close() error {
 		sh.mu.Unlock()
 	})
 	// Nothing reaches the logs any more: every access goes through an index.
-	ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
-	defer cancel()
-	for s := h.far.takeSpare(false); s != nil; s = h.far.takeSpare(false) {
-		errs = append(errs, s.Free(ctx))
-	}
-	for s := h.far.takeIdle(false); s != nil; s = h.far.takeIdle(false) {
-		errs = append(errs, s.Free(ctx))
-	}
-	for _, d := range h.far.takeOwed() {
-		errs = append(errs, d.seg.Free(ctx))
-	}
-	h.far.all(func(s *farSegment) {
-		if !s.gone() {
-			errs = append(errs, s.seg.Free(ctx))
-		}
-	})
+	errs = append(errs, h.giveBack())
 	unregister(h)
 	if quiet != nil {
 		errs = append(errs, quiet) // and the memory stays mapped
@@ -296,15 +206,10 @@ func (h *Heap) close() error {
 
 // unmap gives the local memory back.
 func (h *Heap) unmap() error {
-	var errs []error
+	var err error
 	// Pointers outlive the heap, and have to find something: their words stay.
 	if h.words.mapping != nil && h.words.pages.Load() == 0 {
-		errs = append(errs, h.words.close())
+		err = h.words.close()
 	}
-	for _, m := range []*arena.Mapping{h.logs.mapping, h.bufs.mapping, h.staging} {
-		if m != nil {
-			errs = append(errs, m.Close())
-		}
-	}
-	return errors.Join(errs...)
+	return errors.Join(err, h.core.unmap())
 }

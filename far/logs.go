@@ -23,12 +23,12 @@ type logs struct {
 	segSize int
 	segs    []logSegment
 	open    []openLog // the mutators', by shard
-	hot     openLog   // the evacuator's, for what it keeps
 	shrunk  openLog   // for what replaces something as large when there is no other room
 
-	objects    []openLog // as open, for the objects of pointers; by processor
-	streams    []openLog // the same for non-temporal objects
-	hotObjects openLog   // as hot
+	objects []openLog // as open, for the objects of pointers; by processor
+	streams []openLog // the same for non-temporal objects
+
+	kept [2]openLog // the evacuator's, for what it keeps: of locked kind, and of scoped ones
 
 	// crowd is told when memory becomes scarce, and when it no longer is, with
 	// mu held; immutable.
@@ -94,6 +94,9 @@ const (
 	streams             // the same, without temporal locality
 )
 
+// scoped reports whether scopes keep what is in a segment of the kind in place.
+func (k kind) scoped() bool { return k != entries }
+
 // claim is on whose behalf an empty segment is taken. Some are set aside for
 // those who cannot wait for the evacuator.
 type claim uint8
@@ -155,8 +158,10 @@ func (l *logs) init(budget, most, others int64, segSize, openLogs int) error {
 	l.open = newOpenLogs(entries, openLogs)
 	l.objects = newOpenLogs(objects, openLogs)
 	l.streams = newOpenLogs(streams, openLogs)
-	l.hot.seg, l.shrunk.seg = -1, -1
-	l.hotObjects.seg, l.hotObjects.kind = -1, objects
+	l.shrunk.seg = -1
+	for i, k := range []kind{entries, objects} {
+		l.kept[i].seg, l.kept[i].kind = -1, k
+	}
 	for i := n - 1; i >= 0; i-- {
 		l.absent = append(l.absent, int32(i))
 	}
@@ -209,6 +214,20 @@ func (l *logs) edges() int { return len(l.objects) + 1 }
 
 // at returns the entry at a local address.
 func (l *logs) at(addr uint64) entry { return entry(l.mem[addr*unit:]) }
+
+// object returns the object whose data lies at addr.
+func (l *logs) object(addr uintptr) object {
+	return object(l.mem[addr-l.base-objectHeader:])
+}
+
+// segmentOf returns the segment of the local object whose data lies at addr, which
+// is where its header lies: what has no data may be the last in a segment.
+func (l *logs) segmentOf(addr uintptr) *logSegment {
+	return &l.segs[int(addr-l.base-objectHeader)/l.segSize]
+}
+
+// dataOf is where the data of the local object at addr lies.
+func (l *logs) dataOf(addr uint64) uintptr { return l.base + uintptr(addr)*unit + objectHeader }
 
 // seg returns the segment of a local address.
 func (l *logs) seg(addr uint64) *logSegment {
@@ -332,6 +351,51 @@ func (l *logs) seal(ol *openLog) {
 	ol.seg = -1
 }
 
+// hot is where the evacuator puts what it keeps of a segment of a kind.
+func (l *logs) hot(k kind) *openLog {
+	if k.scoped() {
+		return &l.kept[1]
+	}
+	return &l.kept[0]
+}
+
+// walk calls fn for every record in a sealed segment to which an owner may
+// refer, with the number of the owner, until fn returns false.
+func (l *logs) walk(s int, fn func(r local, owner uint16) bool) {
+	seg := &l.segs[s]
+	begin := s * l.segSize
+	end := begin + seg.used
+	for off := begin; off < end; {
+		r := local{l.mem[off:end], uint64(off) / unit}
+		n, ok := r.bound(seg.kind)
+		if ok && !fn(r, seg.owner(r)) {
+			return
+		}
+		off += n
+	}
+}
+
+// bound cuts r off where it ends. It returns how many bytes it takes, and whether
+// it may be somebody's.
+func (r *local) bound(k kind) (n int, ok bool) {
+	if !k.scoped() {
+		n = entry(r.mem).size()
+		r.mem = r.mem[:n]
+		return n, true
+	}
+	head := object(r.mem).head()
+	r.mem = r.mem[:objectHeader+headLen(head)]
+	return objectSize(headLen(head)), headNumber(head) != 0
+}
+
+// owner is the number of the owner of a record in s.
+func (s *logSegment) owner(r local) uint16 {
+	if s.kind.scoped() {
+		return objectsID
+	}
+	return entry(r.mem).mapID()
+}
+
 // release takes back a segment that nothing refers to any more.
 func (l *logs) release(s int) {
 	l.mu.Lock()
@@ -403,16 +467,6 @@ func (l *logs) shrinkIndex(n int64) {
 	l.index -= n
 	l.assess()
 	l.mu.Unlock()
-}
-
-// bury accounts for the death of a local entry. Its shard's lock must be held.
-func (l *logs) bury(e entry, addr uint64) {
-	s := l.seg(addr)
-	n := int64(e.size())
-	s.live.Add(-n)
-	if e.clean() {
-		s.clean.Add(-n)
-	}
 }
 
 // finish ends the round of those who wait for room: they try again if err is

@@ -6,20 +6,8 @@ import (
 	"maps"
 )
 
-// lose marks the entries that were in s and nowhere else as lost, and reports
+// lose marks the entries of sh that were in s and nowhere else as lost, and reports
 // whether there were heads of large values among them.
-func (h *Heap) lose(s *farSegment) (heads bool) {
-	s.counted = true
-	name := s.seg.Name()
-	h.lastLost.Store(&name)
-	for _, m := range *h.maps.Load() {
-		for i := range m.shards {
-			heads = m.shards[i].lose(h, s) || heads
-		}
-	}
-	return heads
-}
-
 func (sh *shard) lose(h *Heap, s *farSegment) (heads bool) {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()

@@ -1,13 +1,11 @@
 package far
 
 import (
-	"errors"
 	"slices"
 	"sync/atomic"
 	"time"
 
 	"polder/internal/failpoint"
-	"polder/internal/invariants"
 )
 
 // pass is the evacuator's work on segments of objects (the paper's section
@@ -35,27 +33,8 @@ type pass struct {
 	// before it has lost, for ever.
 	best int
 
-	full   bool      // the store had no room
+	ev     evacuation
 	pinned []uintptr // the addresses that scopes had pinned when it was over
-	staged []stagedObject
-	clean  dropped
-	kept   int  // bytes that were kept for being hot
-	tight  bool // scopes live on their reserve, of which nothing may be used to keep what is hot
-}
-
-// stagedObject is an object whose far copy is being written.
-type stagedObject struct {
-	p   *uint64
-	w   pword // the word, marked
-	far uint64
-	n   int // bytes of data
-}
-
-// dropped is objects of a class and of a segment that became far without being
-// written, and have not been accounted for yet.
-type dropped struct {
-	c        *class
-	n, bytes int
 }
 
 func (ps *pass) active() bool { return ps.epoch.Load() != 0 }
@@ -72,8 +51,22 @@ const (
 	streamsLeft = 1.0 / 4
 )
 
+// The phases of a segment that the evacuator empties (the paper's section
+// 5.3). Scopes that were open when its objects were marked may hold their
+// addresses, and are waited for. Whoever meets a mark meanwhile goes on using
+// the object where it is, and says so by a pin; what is pinned when the wait is
+// over is left alone. After that nobody holds the address of a marked object,
+// so that it can be copied: by the evacuator, or by those who meet the mark,
+// who race by CAS.
+const (
+	phaseNone     uint32 = iota
+	phaseWaiting         // for scopes that were open before
+	phaseSettling        // what is pinned is being left alone
+	phaseMoving          // the marked objects are nobody's
+)
+
 // beginPass selects up to n segments of objects and marks what is in them.
-func (h *Heap) beginPass(n int, what aim) bool {
+func (h *core) beginPass(n int, what aim) bool {
 	ps := &h.pass
 	ps.segs = h.logs.selectObjects(ps.segs[:0], min(n, passSegments), what)
 	if len(ps.segs) == 0 {
@@ -82,19 +75,17 @@ func (h *Heap) beginPass(n int, what aim) bool {
 	ps.number++
 	ps.passes.Add(1)
 	h.count.passes.Add(1)
-	ps.what, ps.kept, ps.full = what, 0, false
+	ps.what, ps.ev.kept, ps.ev.full = what, 0, false
+	ps.ev.most = int(keepAtMost * float64(h.logs.segSize*len(ps.segs)))
 	for _, s := range ps.segs {
 		h.logs.segs[s].phase.Store(phaseWaiting)
 	}
 	failpoint.Hit("far.marking")
+	m := h.host.Marker()
 	for _, s := range ps.segs {
 		h.turn.keep()
-		h.eachObject(s, func(p *uint64, o object, addr uintptr) bool {
-			for w := loadWord(p); w.local() && w.addr() == addr; w = loadWord(p) {
-				if casWord(p, w, w.markedBy(ps.number)) {
-					break
-				}
-			}
+		h.logs.walk(s, func(r local, _ uint16) bool {
+			m.Mark(headNumber(object(r.mem).head()), h.logs.dataOf(r.addr), ps.number)
 			return true
 		})
 	}
@@ -109,25 +100,6 @@ func (h *Heap) beginPass(n int, what aim) bool {
 	return true
 }
 
-// eachObject calls fn for every object in a sealed segment that may be one
-// that its word refers to, until fn returns false.
-func (h *Heap) eachObject(s int, fn func(p *uint64, o object, addr uintptr) bool) {
-	l := &h.logs
-	begin := s * l.segSize
-	end := begin + l.segs[s].used
-	for off := begin; off < end; {
-		o := object(l.mem[off:end])
-		head := o.head()
-		n := headLen(head)
-		if number := headNumber(head); number != 0 {
-			if !fn(h.words.at(number), o[:objectHeader+n], l.base+uintptr(off)+objectHeader) {
-				return
-			}
-		}
-		off += objectSize(n)
-	}
-}
-
 // selectObjects appends up to n sealed segments of objects: those in which
 // nothing lives, then those without temporal locality, then the rest, in order
 // of age, or of what lives in them if they are to be compacted. Of the former there
@@ -137,7 +109,7 @@ func (l *logs) selectObjects(segs []int, n int, what aim) []int {
 	defer l.mu.Unlock()
 	for i := range l.segs[:l.top] {
 		s := &l.segs[i]
-		if !s.sealed || s.kind == entries {
+		if !s.sealed || !s.kind.scoped() {
 			continue
 		}
 		if what == compact && s.live.Load() > int64(float64(l.segSize)*(1-worthwhile)) {
@@ -183,10 +155,10 @@ func (l *logs) selectObjects(segs []int, n int, what aim) []int {
 }
 
 // passReady reports whether the wait of the pass is over.
-func (h *Heap) passReady() bool { return h.scopes.passed(h.pass.epoch.Load()) }
+func (h *core) passReady() bool { return h.scopes.passed(h.pass.epoch.Load()) }
 
 // finishPass evacuates the segments of the pass.
-func (h *Heap) finishPass() {
+func (h *core) finishPass() {
 	ps, l := &h.pass, &h.logs
 	failpoint.Hit("far.settling")
 	for _, s := range ps.segs {
@@ -204,9 +176,8 @@ func (h *Heap) finishPass() {
 	})
 	for _, addr := range ps.pinned {
 		// A pin may be of an earlier pass, and what is there be anything.
-		number := headNumber(l.object(addr).head())
-		if l.segmentOf(addr).phase.Load() == phaseSettling && h.words.has(number) {
-			h.unmark(h.words.at(number), addr)
+		if l.segmentOf(addr).phase.Load() == phaseSettling {
+			h.host.Marker().Unmark(headNumber(l.object(addr).head()), addr)
 		}
 	}
 	for _, s := range ps.segs {
@@ -215,8 +186,8 @@ func (h *Heap) finishPass() {
 	failpoint.Hit("far.moving")
 	for _, s := range ps.segs {
 		h.turn.keep()
-		ps.tight = l.tight()
-		h.evacuateObjects(s)
+		ps.ev.tight = l.tight()
+		h.empty(s, &ps.ev, ps.what)
 		if l.hasRoom() {
 			l.finish(nil) // nobody waits for the rest of the pass
 		}
@@ -250,54 +221,22 @@ func (l *logs) gained() int {
 	return l.gain
 }
 
-// unmark leaves the object at addr, which p may be, where it is.
-func (h *Heap) unmark(p *uint64, addr uintptr) {
-	for w := loadWord(p); w.local() && w.marked() && w.addr() == addr; w = loadWord(p) {
-		if casWord(p, w, w.unmarked()) {
-			return
-		}
-	}
-}
-
-// evacuateObjects empties segment s, whose marked objects are nobody's, and
-// releases it if nothing is left in it.
-func (h *Heap) evacuateObjects(s int) {
-	l, ps := &h.logs, &h.pass
+// leave ends the pass for segment s, and takes it back if nothing is left in it of which
+// anybody may hold an address.
+func (h *core) leave(s int) {
+	l := &h.logs
 	seg := &l.segs[s]
-	h.count.evacuatedSegments.Add(1)
-	var failed error
-	what := ps.what
-	h.eachObject(s, func(p *uint64, o object, addr uintptr) bool {
-		for {
-			out := h.evacuateObject(p, o, addr, what)
-			if out == outcomeDone {
-				return true
-			}
-			if err := h.settleObjects(seg); err != nil {
-				failed = err
-				what = evictClean
-			} else if !h.farReady(farObjectSize(len(o) - objectHeader)) {
-				ps.full = h.far.err == nil || errors.Is(h.far.err, ErrStoreFull)
-				h.far.close()
-				what = evictClean
-			}
-		}
-	})
-	if err := h.settleObjects(seg); err != nil {
-		failed = err
-	}
-	h.accountDropped(seg)
-	l.note(failed)
 	if seg.live.Load() != 0 {
 		// What is left is what could not be moved, or was used meanwhile.
-		h.eachObject(s, func(p *uint64, _ object, addr uintptr) bool {
-			h.unmark(p, addr)
+		m := h.host.Marker()
+		l.walk(s, func(r local, _ uint16) bool {
+			m.Unmark(headNumber(object(r.mem).head()), l.dataOf(r.addr))
 			return true
 		})
 	}
 	seg.phase.Store(phaseNone)
-	if seg.live.Load() == 0 && seg.freed.Load() < ps.epoch.Load() {
-		h.releaseObjects(s)
+	if seg.live.Load() == 0 && seg.freed.Load() < h.pass.epoch.Load() {
+		h.release(s)
 		return
 	}
 	// It comes last next time: others may have become easier.
@@ -305,214 +244,4 @@ func (h *Heap) evacuateObjects(s int) {
 	l.seq++
 	seg.seq = l.seq
 	l.mu.Unlock()
-}
-
-// releaseObjects takes back a segment of objects of which nobody holds an
-// address.
-func (h *Heap) releaseObjects(s int) {
-	l := &h.logs
-	if invariants.Enabled {
-		// Whoever reads an object after leaving its scope finds this.
-		b := l.mem[s*l.segSize:][:l.segs[s].used]
-		for i := range b {
-			b[i] = 0xdb
-		}
-	}
-	l.segs[s].freed.Store(0)
-	l.release(s)
-}
-
-// evacuateObject deals with the object at addr, which p may be.
-func (h *Heap) evacuateObject(p *uint64, o object, addr uintptr, what aim) outcome {
-	ps, l := &h.pass, &h.logs
-	w := loadWord(p)
-	if !w.local() || !w.marked() || w.addr() != addr {
-		return outcomeDone
-	}
-	tail := atomic.LoadUint64(o.tail())
-	failpoint.Hit("far.evacuating")
-	c := h.class(tailClass(tail))
-	n := len(o) - objectHeader
-	far := tailFar(tail)
-	clean := false
-	if far != 0 {
-		seg := h.far.seg(far)
-		if seg == nil {
-			return outcomeDone // somebody has taken the object, and nothing lives in seg any more
-		}
-		clean = !seg.gone()
-	}
-	cold := w.coldness()
-	hot := cold < c.cfg.HotBits && !ps.tight && ps.kept+objectSize(n) <= int(keepAtMost*float64(l.segSize*len(ps.segs)))
-	if what == compact || hot || what == evictClean && !clean {
-		if what != compact {
-			cold++
-		}
-		if h.moveObject(p, w, o, tail, cold) {
-			ps.kept += objectSize(n)
-			return outcomeDone
-		}
-		if what != evict {
-			h.unmark(p, addr)
-			return outcomeDone
-		}
-	}
-	if clean {
-		if casWord(p, w, farWord(far, farObjectSize(n), c.id)) {
-			if ps.clean.c != c {
-				h.accountDropped(l.segmentOf(addr))
-				ps.clean.c = c
-			}
-			ps.clean.n++
-			ps.clean.bytes += objectSize(n)
-			h.becameFar(c, o)
-		}
-		return outcomeDone
-	}
-	if !h.far.fits(farObjectSize(n)) {
-		return outcomeStagingFull
-	}
-	at := h.far.stageObject(headNumber(o.head()), c, o[objectHeader:])
-	ps.staged = append(ps.staged, stagedObject{p, w, at, n})
-	return outcomeDone
-}
-
-// accountDropped accounts for the objects of seg that were dropped: at once, which
-// costs as much for all of them as for one.
-func (h *Heap) accountDropped(seg *logSegment) {
-	if d := &h.pass.clean; d.n > 0 {
-		seg.live.Add(-int64(d.bytes))
-		h.count.evacuatedClean.Add(uint64(d.n))
-		d.c.evacuatedClean.Add(uint64(d.n))
-		d.c.evacuated.Add(uint64(d.n))
-		*d = dropped{}
-	}
-}
-
-// moveObject moves a marked object to the end of the evacuator's log. It fails
-// if there is no room.
-func (h *Heap) moveObject(p *uint64, w pword, o object, tail uint64, cold int) bool {
-	n := len(o) - objectHeader
-	ol := &h.logs.hotObjects
-	ol.mu.Lock()
-	defer ol.mu.Unlock()
-	b, at, ok := h.logs.place(ol, objectSize(n), forEvacuator)
-	if !ok {
-		return false
-	}
-	to := object(b)
-	copy(to[objectHeader:], o[objectHeader:])
-	clear(to[objectHeader+n:])
-	atomic.StoreUint64(to.tail(), tail)
-	to.setHead(o.head())
-	addr := h.logs.base + uintptr(at)*unit + objectHeader
-	if casWord(p, w, localWord(addr, min(cold, coldest))) {
-		h.logs.segmentOf(w.addr()).live.Add(-int64(objectSize(n)))
-	} else {
-		h.dropSlot(addr, n)
-	}
-	return true
-}
-
-// settleObjects writes what is staged and turns the words.
-func (h *Heap) settleObjects(seg *logSegment) error {
-	ps := &h.pass
-	to, bytes := h.far.open, h.far.staged
-	err := h.far.flush(h.ctx)
-	if err == nil {
-		h.count.bytesOut.Add(uint64(bytes))
-	}
-	failpoint.Hit("far.settled")
-	for _, d := range ps.staged {
-		o := h.logs.object(d.w.addr())
-		size := farObjectSize(d.n)
-		c := h.class(tailClass(atomic.LoadUint64(o.tail())))
-		if err != nil || to.gone() || !casWord(d.p, d.w, farWord(d.far, size, c.id)) {
-			to.live.Add(-int64(roundSize(size)))
-			continue
-		}
-		h.count.evacuated.Add(1)
-		c.evacuated.Add(1)
-		c.bytesOut.Add(uint64(d.n))
-		h.soil(o) // a copy that was lost is buried now, when nobody else can have the object
-		h.becameFar(c, o)
-		seg.live.Add(-int64(objectSize(d.n)))
-	}
-	ps.staged = ps.staged[:0]
-	if to != nil && to.dead() {
-		h.wakeJanitor()
-	}
-	return err
-}
-
-// becameFar tells the class of o.
-func (h *Heap) becameFar(c *class, o object) {
-	if c.cfg.Evacuated != nil {
-		c.cfg.Evacuated(AnyRef{headNumber(o.head())})
-	}
-}
-
-// stageObject is stage for an object.
-func (f *farLog) stageObject(number uint64, c *class, data []byte) uint64 {
-	n := farObjectSize(len(data))
-	addr := f.open.id*f.units + uint64(f.open.end+f.staged)/unit
-	e := entry(f.staging[f.staged : f.staged+n])
-	putFar(e, number, c.serial, data)
-	if c.cfg.Evacuating != nil {
-		v := e.value()
-		c.cfg.Evacuating(v[:len(v):len(v)])
-	}
-	e.seal(addr)
-	f.staged += n
-	f.open.live.Add(int64(roundSize(n)))
-	f.open.filled.Add(int64(roundSize(n)))
-	return addr
-}
-
-// objectLives reports whether a pointer refers to the far copy at addr of the
-// object that e is.
-func (h *Heap) objectLives(e entry, addr uint64) bool {
-	if !h.words.has(e.number()) {
-		return false
-	}
-	w := loadWord(h.words.at(e.number()))
-	if w.far() {
-		return w.farAddr() == addr
-	}
-	return w.local() && tailFar(atomic.LoadUint64(h.logs.object(w.addr()).tail())) == addr
-}
-
-// moveFar makes the pointer that refers to the far copy at from refer to that
-// at to, and reports whether there is one. The evacuator calls it between
-// passes, so that what is local stays where it is.
-func (h *Heap) moveFar(e entry, from, to uint64) bool {
-	p := h.words.at(e.number())
-	for {
-		w := loadWord(p)
-		switch {
-		case w.far():
-			if w.farAddr() != from {
-				return false
-			}
-			if casWord(p, w, w&^pword(addrMask)|pword(to)) {
-				return true
-			}
-		case w.local() && w.marked():
-			h.unmark(p, w.addr()) // or it might be copied while we write to it
-		case w.local():
-			tail := h.logs.object(w.addr()).tail()
-			t := atomic.LoadUint64(tail)
-			if tailFar(t) != from {
-				if loadWord(p) == w {
-					return false
-				}
-				continue
-			}
-			if atomic.CompareAndSwapUint64(tail, t, newTail(to, tailClass(t))) {
-				return true
-			}
-		default:
-			return false
-		}
-	}
 }

@@ -111,7 +111,7 @@ func (tr *tracker) stats() PrefetchStats {
 // object returns the object of p, as a structure uses it: with its prefetcher
 // told.
 func (tr *tracker) object(s *Scope, p *uint64, what int) object {
-	if s.h != tr.h {
+	if s.h != &tr.h.core {
 		panic("BUG: a far structure is used in a scope of another heap")
 	}
 	s.mustBeOpen()
@@ -138,7 +138,8 @@ func (tr *tracker) touch(s *Scope, p *uint64) {
 
 // access lets the prefetcher of s work.
 func (tr *tracker) access(s *Scope, i int, stream bool) {
-	if guesses := s.ahead.of(tr).Access(i, tr.window(), s.ahead.guesses[:0]); len(guesses) > 0 {
+	a := aheadOf(s)
+	if guesses := a.of(tr).Access(i, tr.window(), a.guesses[:0]); len(guesses) > 0 {
 		var words [maxAhead]*uint64
 		guesses = guesses[:min(len(guesses), maxAhead)]
 		for j, g := range guesses {
@@ -193,7 +194,7 @@ func (tr *tracker) demand(s *Scope, i, n int, stream bool) {
 		_ = h.join(s.ctx, w, r.done)
 		return
 	}
-	d := s.ahead.demand()
+	d := aheadOf(s).demand()
 	d.refs, d.batch.asked = d.refs[:0], h.words.number(p)
 	for ; i < n && len(d.refs) < cap(d.refs) && len(d.refs)*tr.c.size < demandBytes; i++ {
 		if p = tr.word(i); p == nil || !loadWord(p).far() {
@@ -400,6 +401,16 @@ type scopeAhead struct {
 	next    int
 	guesses [maxAhead]int
 	late    *demand // made when it is needed
+}
+
+// aheadOf returns the prefetchers of s.
+func aheadOf(s *Scope) *scopeAhead {
+	a, ok := s.with.(*scopeAhead)
+	if !ok {
+		a = new(scopeAhead)
+		s.with = a
+	}
+	return a
 }
 
 // demand is what a goroutine fetches by itself.

@@ -228,8 +228,9 @@ func derefMutSlow(s *Scope, p *unsafe.Pointer) unsafe.Pointer {
 }
 
 func derefFor(s *Scope, p *uint64, what int) unsafe.Pointer {
-	s.mustServe(p)
-	o, err := s.h.deref(s, p, what)
+	h := heapOfScope(s)
+	h.mustServe(s, p)
+	o, err := h.deref(s, p, what)
 	if err != nil {
 		s.fail(err)
 		return nil

@@ -48,7 +48,7 @@ func promised(t *testing.T, n int) (*Heap, []*Scope) {
 // takeAll makes objects in every scope, in turn, as many as it was promised.
 func takeAll[T any](t *testing.T, scopes []*Scope) {
 	t.Helper()
-	c, err := NewClass[T](scopes[0].h, ClassConfig{})
+	c, err := NewClass[T](heapOfScope(scopes[0]), ClassConfig{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -41,7 +41,7 @@ type Scope struct {
 	// by the holder, and by the janitor with atomics.
 	extra uint32
 	epoch *int64 // the heap's, or, until NewScope's has been entered, unused; the holder's
-	h     *Heap  // immutable
+	h     *core  // immutable
 
 	// The rest is the holder's.
 	depth int   // entered so often while open
@@ -59,7 +59,7 @@ type Scope struct {
 	made    uintptr       // pc of who made it; immutable
 	user    atomic.Uint64 // the goroutine that entered it first, 0 before and if it is of the pool
 	since   atomic.Int64
-	ahead   scopeAhead
+	with    any   // what the host keeps with the scope; the holder's
 	watched int64 // the epoch in which the janitor saw it open; the janitor's
 	warned  bool  // the janitor's
 
@@ -98,9 +98,6 @@ func (s *Scope) Err() error {
 // any time by the holder; the context stays until it is replaced. Without one,
 // fetches end after 10 s.
 func (s *Scope) SetContext(ctx context.Context) { s.ctx = ctx }
-
-// Heap is the heap that the scope is of.
-func (s *Scope) Heap() *Heap { return s.h }
 
 func (s *Scope) fail(err error) {
 	if s.err == nil {
@@ -179,13 +176,13 @@ func (sc *scopes) advance() int64 { return atomic.AddInt64(&sc.epoch, 1) &^ epoc
 // NewScope makes a scope, which Scope.Close forgets. A heap keeps some of its
 // memory in reserve for every scope there is, so make one for every worker and
 // not one for every request; Do has a pool of them.
-func (h *Heap) NewScope() *Scope {
+func (h *core) NewScope() *Scope {
 	s := h.newScope()
 	s.epoch = &h.scopes.unused
 	return s
 }
 
-func (h *Heap) newScope() *Scope {
+func (h *core) newScope() *Scope {
 	s := &Scope{h: h, epoch: &h.scopes.epoch, ctx: context.Background()}
 	var pc [1]uintptr
 	if runtime.Callers(3, pc[:]) > 0 {
@@ -220,7 +217,7 @@ func (s *Scope) Close() {
 }
 
 // acquire returns a scope of the pool, for a call that has none.
-func (h *Heap) acquire(ctx context.Context) *Scope {
+func (h *core) acquire(ctx context.Context) *Scope {
 	p := &h.scopes.pools[processor()%len(h.scopes.pools)]
 	p.mu.Lock()
 	var s *Scope
@@ -244,7 +241,7 @@ func (s *Scope) enterAtOnce() { atomic.StoreInt64(&s.open, s.h.scopes.now()) }
 // one calls fn in a scope of the pool, for one object, and again when there is
 // local memory if there was none. Unlike Enter it waits for the evacuator
 // only if fn needs memory: the caller may hold locks.
-func (h *Heap) one(ctx context.Context, fn func(s *Scope)) error {
+func (h *core) one(ctx context.Context, fn func(s *Scope)) error {
 	s := h.acquire(ctx)
 	defer s.giveBack()
 	s.last = true
@@ -277,7 +274,7 @@ func (s *Scope) awaitRoom(ctx context.Context, try int) error {
 	}
 	soon, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	if err := s.h.waitRoom(soon, nil); err == nil || ctx.Err() != nil || errors.Is(err, ErrClosed) {
+	if err := s.h.waitRoom(soon); err == nil || ctx.Err() != nil || errors.Is(err, ErrClosed) {
 		return err
 	}
 	s.last = false
@@ -301,7 +298,7 @@ func (s *Scope) giveBack() {
 // fn or, if that is nil, of the scope. If the scope got no local memory because
 // others use it, Do leaves it, waits for some, and calls fn again: fn must not
 // mind.
-func (h *Heap) Do(ctx context.Context, fn func(s *Scope) error) error {
+func (h *core) Do(ctx context.Context, fn func(s *Scope) error) error {
 	s := h.acquire(ctx)
 	defer s.giveBack()
 	for try := 0; ; try++ {
@@ -327,13 +324,13 @@ const fullTries = 8
 
 // roomSoon waits until the evacuator has made room, within ctx, and no longer
 // than for anything else that may never come.
-func (h *Heap) roomSoon(ctx context.Context) error {
+func (h *core) roomSoon(ctx context.Context) error {
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, storeTimeout)
 		defer cancel()
 	}
-	return h.waitRoom(ctx, nil)
+	return h.waitRoom(ctx)
 }
 
 // call calls fn and leaves s, even if fn panics.
@@ -417,14 +414,6 @@ func (s *Scope) claim(n int) claim {
 func (s *Scope) mustBeOpen() {
 	if !s.isOpen() {
 		panic("BUG: a far object is dereferenced or made in a scope that is not open: call Scope.Enter before, and Scope.Leave when it is not used any more; or use Heap.Do, or Load and Store, which need no scope")
-	}
-}
-
-// mustServe panics if the pointer of word p cannot be dereferenced in s.
-func (s *Scope) mustServe(p *uint64) {
-	s.mustBeOpen()
-	if p != nil && !isIn(s.h.words.table, p) {
-		panic("BUG: a far pointer is dereferenced in a scope of another heap")
 	}
 }
 

@@ -15,13 +15,13 @@ import (
 
 // reserveForScopes sets aside as many segments as all scopes may take at the
 // same time, or, where that is too much, lets only so many in.
-func (h *Heap) reserveForScopes() {
+func (h *core) reserveForScopes() {
 	sc, l := &h.scopes, &h.logs
 	sc.mu.Lock()
 	l.mu.Lock()
 	want := 0
 	n := len(sc.all)
-	if len(*h.classes.Load()) > 0 {
+	if h.scoped.Load() {
 		n = max(n, 1) // so that what is far can be read when all else is full
 	}
 	if n > 0 {
@@ -43,6 +43,13 @@ func (h *Heap) reserveForScopes() {
 	l.mu.Unlock()
 	sc.mu.Unlock()
 	l.wake()
+}
+
+// useScopes has some memory kept in reserve although there is no scope yet: there is now something
+// that only scopes can read.
+func (h *core) useScopes() {
+	h.scoped.Store(true)
+	h.reserveForScopes()
 }
 
 // crowd hears from the logs whether memory is scarce. logs.mu must be held.
@@ -70,13 +77,13 @@ const admitFor = 5 * time.Second
 // admit returns when there is memory for one more scope, or when there will
 // be none soon: what is local can be used all the same, but what is kept for
 // others is theirs.
-func (h *Heap) admit(s *Scope) {
+func (h *core) admit(s *Scope) {
 	if !h.admitted(s) {
 		s.setExtra(scopeUnadmitted)
 	}
 }
 
-func (h *Heap) admitted(s *Scope) bool {
+func (h *core) admitted(s *Scope) bool {
 	ok, t := h.tryAdmit(s, nil)
 	if ok {
 		return true
@@ -101,7 +108,7 @@ func (h *Heap) admitted(s *Scope) bool {
 			}
 			break
 		}
-		err := h.waitRoom(ctx, nil)
+		err := h.waitRoom(ctx)
 		if try < fullTries && errors.Is(err, ErrFull) {
 			h.logs.stir() // the reserve may be whole all the same
 		} else if err != nil {
@@ -137,7 +144,7 @@ type ticket struct {
 // tryAdmit lets s in if memory suffices for all scopes that may be open and s.
 // If not, it returns a ticket, with which s has to try again, when it is called if
 // it is queued, or to give up. T is the ticket of one who tries again.
-func (h *Heap) tryAdmit(s *Scope, t *ticket) (ok bool, wait *ticket) {
+func (h *core) tryAdmit(s *Scope, t *ticket) (ok bool, wait *ticket) {
 	sc, l := &h.scopes, &h.logs
 	sc.mu.Lock()
 	defer sc.mu.Unlock()
@@ -250,7 +257,7 @@ func (sc *scopes) dismiss() {
 
 // learn takes note of how much a scope took, so that more is reserved if scopes
 // take more than was thought.
-func (h *Heap) learn(used int) {
+func (h *core) learn(used int) {
 	sc := &h.scopes
 	sc.mu.Lock()
 	sc.peak = max(sc.peak, used)
@@ -266,7 +273,7 @@ func (h *Heap) learn(used int) {
 }
 
 // decay lets go of what is kept for scopes if they no longer take it.
-func (h *Heap) decay() {
+func (h *core) decay() {
 	sc := &h.scopes
 	sc.mu.Lock()
 	want := max(sc.least, sc.peak, sc.most/2)

@@ -6,14 +6,14 @@ import (
 )
 
 // Local returns the budget of local memory in bytes.
-func (h *Heap) Local() int64 { return h.local.Load() }
+func (h *core) Local() int64 { return h.local.Load() }
 
 // SetLocal changes the budget of local memory to n bytes, at most
 // Config.MaxLocal. When it returns without an error, the heap has no more than
 // that resident; while it shrinks, new objects and entries wait. It must not be
 // called in a scope. If ctx ends before enough has been evacuated, SetLocal
 // fails, and the heap goes on shrinking in the background.
-func (h *Heap) SetLocal(ctx context.Context, n int64) error {
+func (h *core) SetLocal(ctx context.Context, n int64) error {
 	if n > h.cfg.MaxLocal {
 		return fmt.Errorf("cannot set the local budget to %d bytes: Config.MaxLocal is %d", n, h.cfg.MaxLocal)
 	}
@@ -39,10 +39,9 @@ func (h *Heap) SetLocal(ctx context.Context, n int64) error {
 	l.full.Store(0)
 	l.mu.Unlock()
 	h.local.Store(n)
-	h.setEpochs(n)
 	h.reserveForScopes()
 	for !l.fits() {
-		if err := h.waitRoom(ctx, nil); err != nil {
+		if err := h.waitRoom(ctx); err != nil {
 			return fmt.Errorf("cannot shrink to %d bytes yet: %w", n, err)
 		}
 	}

@@ -137,7 +137,7 @@ func (h *Heap) bury(w word, e entry) {
 	if w.far() {
 		h.buryFar(w.addr(), w.size())
 	} else {
-		h.logs.bury(e, w.addr())
+		h.buryLocal(e, w.addr())
 		if e.clean() {
 			h.buryFar(e.far(), w.size())
 		}
@@ -147,14 +147,6 @@ func (h *Heap) bury(w word, e entry) {
 		h.orphan(e)
 	case e == nil && w&wordBig != 0 && !w.isLost():
 		h.strays.Store(true) // only its head knew its pieces
-	}
-}
-
-// buryFar accounts for the death of a far copy of size bytes, in whole classes.
-func (h *Heap) buryFar(addr uint64, size int) {
-	s := h.far.seg(addr)
-	if s.live.Add(-int64(size)) == 0 && s.dead() {
-		h.wakeJanitor()
 	}
 }
 

@@ -2,9 +2,7 @@ package far
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"time"
 )
 
 // need is what a call has to wait for before it can be tried again.
@@ -118,7 +116,11 @@ func (m *ByteMap) slow(ctx context.Context, sh *shard, hs hash, key []byte, try 
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		case s.need == needRoom:
-			if err := h.waitFor(ctx, s.room, &hd); err != nil {
+			var letGo func()
+			if len(hd.flights) > 0 {
+				letGo = func() { hd.release(h) }
+			}
+			if err := h.waitFor(ctx, s.room, letGo); err != nil {
 				return err
 			}
 		case busy != nil:
@@ -153,63 +155,3 @@ func (m *ByteMap) fly(ctx context.Context, f *flight, leader bool) error {
 	}
 	return f.err
 }
-
-// holdFor is how long buffers are held while there is no room: the janitor may
-// need one to make it.
-const holdFor = 100 * time.Millisecond
-
-// waitRoom waits until the evacuator has made room, and lets go of hd if that
-// takes long.
-func (h *Heap) waitRoom(ctx context.Context, hd *holding) error {
-	return h.waitFor(ctx, forMutator, hd)
-}
-
-// waitFor is waitRoom for room that c may use.
-func (h *Heap) waitFor(ctx context.Context, c claim, hd *holding) error {
-	l := &h.logs
-	if c == forMutator && l.isFull() {
-		return l.errFull()
-	}
-	r := l.join(c)
-	l.wake()
-	if c == forShrink && hd != nil {
-		hd.release(h) // what it reads may be what has to be cleaned
-	}
-	var letGo <-chan time.Time
-	if hd != nil && len(hd.flights) > 0 {
-		letGo = time.After(holdFor)
-	}
-	for {
-		select {
-		case <-r.done:
-			if r.err != errHeldUp {
-				return r.err
-			}
-			if h.isHeldUpHere() {
-				return errScopeOpen
-			}
-			r = l.join(c)
-			l.wake()
-		case <-letGo:
-			hd.release(h)
-			letGo = nil
-		case <-h.ctx.Done():
-			return ErrClosed
-		case <-ctx.Done():
-			err := context.Cause(ctx)
-			if why := l.why(); why != nil {
-				err = errors.Join(err, why)
-			}
-			if s := h.heldUpBy(); s != nil {
-				err = fmt.Errorf("%w; the evacuator waits for a scope to be left, which was made at %s", err, position(s.made))
-			}
-			return fmt.Errorf("cannot make room in local memory: %w", err)
-		}
-	}
-}
-
-// errHeldUp is what a round of waiting ends with that is to go on: whoever waits first looks
-// whether it holds the scope that the evacuator waits for.
-var errHeldUp = errors.New("held up")
-
-var errScopeOpen = fmt.Errorf("cannot wait for local memory: %w: leave it first, or use what takes the scope, such as NewIn", ErrScopeOpen)

@@ -66,14 +66,12 @@ func TestAnObjectIsTakenWhileItIsEvacuated(t *testing.T) {
 					test.take(h, s, ps, i)
 				}
 			})
-			o := h.logs.object(w.addr())
-			h.pass.tight = true // nothing is kept
-			h.evacuateObject(p, o[:objectHeader+headLen(o.head())], w.addr(), evict)
+			h.pass.ev.tight = true // nothing is kept
+			h.empty(int(w.addr()-h.logs.base)/h.logs.segSize, &h.pass.ev, evict)
 			failpoint.Set(nil)
-			if err := h.settleObjects(seg); err != nil {
+			if err := h.logs.why(); err != nil {
 				t.Fatal(err)
 			}
-			seg.phase.Store(phaseNone)
 			if !taken {
 				t.Error("the object was not evacuated")
 			}

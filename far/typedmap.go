@@ -73,9 +73,9 @@ func NewMap[K comparable, V any](h *Heap, cfg MapConfig) (*Map[K, V], error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot make map %q: values: %w", cfg.Name, err)
 	}
-	if key.size > MaxKeySize || value.size > h.cfg.MaxValue {
+	if key.size > MaxKeySize || value.size > h.maxValue {
 		return nil, fmt.Errorf("cannot make map %q: a key is %d bytes and a value %d, at most %d and %d are possible: %w",
-			cfg.Name, key.size, value.size, MaxKeySize, h.cfg.MaxValue, ErrTooLarge)
+			cfg.Name, key.size, value.size, MaxKeySize, h.maxValue, ErrTooLarge)
 	}
 	return &Map[K, V]{b: h.NewByteMap(cfg.Name), key: key, value: value, exclusive: cfg.Exclusive}, nil
 }

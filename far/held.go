@@ -1,0 +1,183 @@
+package far
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"math"
+	"reflect"
+	"runtime"
+	"strconv"
+	"sync/atomic"
+	"time"
+)
+
+// closeFor is how long Close waits for scopes that are open.
+const closeFor = 10 * time.Second
+
+// awaitScopes returns when all scopes that were open have been left.
+func (h *core) awaitScopes() error {
+	epoch := h.scopes.advance()
+	if h.scopes.fenced {
+		if err := fence(); err != nil {
+			return err
+		}
+	}
+	pause := time.NewTimer(0)
+	defer pause.Stop()
+	for end := time.Now().Add(closeFor); !h.scopes.passed(epoch); {
+		if time.Now().After(end) {
+			return fmt.Errorf("a scope is still open, that was made at %s", h.scopes.oldest())
+		}
+		<-pause.C
+		pause.Reset(time.Millisecond)
+	}
+	return nil
+}
+
+// oldest says where the scope that has been open longest was made.
+func (sc *scopes) oldest() string {
+	var at uintptr
+	least := int64(math.MaxInt64)
+	sc.each(func(s *Scope) {
+		if e := atomic.LoadInt64(&s.open); e != 0 && e < least {
+			least, at = e, s.made
+		}
+	})
+	return position(at)
+}
+
+// position is a program counter in words.
+func position(pc uintptr) string {
+	f, _ := runtime.CallersFrames([]uintptr{pc}).Next()
+	return fmt.Sprintf("%s:%d", f.File, f.Line)
+}
+
+// watch looks for scopes that are held too long. It is the janitor's, on every
+// tick.
+func (h *core) watch(now time.Time) {
+	limit := h.cfg.HeldTooLong
+	if limit == 0 {
+		limit = time.Second
+	}
+	var late []*Scope
+	open := false
+	h.scopes.each(func(s *Scope) {
+		e := atomic.LoadInt64(&s.open)
+		switch {
+		case e == 0:
+			s.watched, s.warned = 0, false
+		case e != s.watched:
+			s.watched, s.warned = e, false
+			s.since.Store(now.UnixNano())
+			open = true
+		default:
+			open = true
+			if held := now.Sub(time.Unix(0, s.since.Load())); held >= limit && !s.warned {
+				s.warned = true
+				late = append(late, s)
+			}
+		}
+	})
+	if open {
+		// So that a scope that is left and entered again is seen to have been.
+		h.scopes.advance()
+	}
+	for _, s := range late {
+		s.setExtra(scopeLate)
+		slog.Warn("far: a scope is held too long, and with it all that was local when it was entered",
+			"open for", now.Sub(time.Unix(0, s.since.Load())).Round(time.Millisecond),
+			"made at", position(s.made), "stack", s.holder())
+	}
+}
+
+// reportLate tells where a scope is left that was held too long.
+func (s *Scope) reportLate() {
+	stack := make([]byte, 4<<10)
+	stack = stack[:runtime.Stack(stack, false)]
+	slog.Warn("far: a scope that was held too long is left",
+		"open for", time.Since(time.Unix(0, s.since.Load())).Round(time.Millisecond),
+		"made at", position(s.made), "stack", string(stack))
+}
+
+// holder returns the stack of the goroutine that first entered s, or, for a scope of
+// the pool, the stacks of those who may have it.
+func (s *Scope) holder() string {
+	all := make([]byte, 1<<20)
+	all = all[:runtime.Stack(all, true)]
+	user := s.user.Load()
+	id := []byte("goroutine " + strconv.FormatUint(user, 10) + " [")
+	var found []byte
+	for g := range bytes.SplitSeq(all, []byte("\n\n")) {
+		pooled := bytes.Contains(g, []byte(doName+"("))
+		if user != 0 && bytes.HasPrefix(g, id) || user == 0 && pooled {
+			found = append(append(found, g...), '\n')
+		}
+	}
+	if found == nil {
+		return "its goroutine has ended"
+	}
+	return string(found)
+}
+
+// doName is the name of Heap.Do in stacks; immutable.
+var doName string
+
+func init() { doName = runtime.FuncForPC(reflect.ValueOf((*core).Do).Pointer()).Name() }
+
+// isHeldUpHere reports whether the evacuator's pass waits for a scope that the calling
+// goroutine holds. It takes some microseconds.
+func (h *core) isHeldUpHere() bool {
+	me, mine, pooled := goroutine(), false, false
+	h.eachHeldUp(func(s *Scope) {
+		user := s.user.Load()
+		mine = mine || user == me
+		pooled = pooled || user == 0
+	})
+	return mine || pooled && inDo()
+}
+
+// heldUpBy returns a scope that the evacuator's pass waits for, or nil.
+func (h *core) heldUpBy() (by *Scope) {
+	h.eachHeldUp(func(s *Scope) { by = s })
+	return by
+}
+
+// eachHeldUp calls fn for every scope that the evacuator's pass waits for.
+func (h *core) eachHeldUp(fn func(s *Scope)) {
+	epoch := h.pass.epoch.Load()
+	h.scopes.each(func(s *Scope) {
+		if e := atomic.LoadInt64(&s.open); e != 0 && e < epoch {
+			fn(s)
+		}
+	})
+}
+
+// inDo reports whether the calling goroutine is in a Heap.Do.
+func inDo() bool {
+	var pcs [64]uintptr
+	for skip := 0; ; skip += len(pcs) {
+		n := runtime.Callers(skip, pcs[:])
+		for frames := runtime.CallersFrames(pcs[:n]); ; {
+			f, more := frames.Next()
+			if f.Function == doName {
+				return true
+			}
+			if !more {
+				break
+			}
+		}
+		if n < len(pcs) {
+			return false
+		}
+	}
+}
+
+// goroutine is the number of the calling goroutine. It takes about a
+// microsecond.
+func goroutine() uint64 {
+	var b [64]byte
+	s := bytes.TrimPrefix(b[:runtime.Stack(b[:], false)], []byte("goroutine "))
+	n, _ := strconv.ParseUint(string(s[:max(bytes.IndexByte(s, ' '), 0)]), 10, 64)
+	return n
+}

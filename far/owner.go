@@ -1,0 +1,55 @@
+package far
+
+// An Owner is a data structure that refers to records in the logs. The heap
+// moves records between local and far memory; an Owner says of a record whether it refers
+// to it, and is told where it is from now on.
+//
+// All methods are called in goroutines of the heap's, which hold no lock then. They
+// must not wait for local memory or for the store.
+type Owner interface {
+	// Evacuate deals with a local record in a segment that is being emptied.
+	// If the owner refers to it, it asks ev.place what is to become of it, carries
+	// that out, and reports whether it then refers to the record's new place. It reports false, too,
+	// if it does not refer to the record any more.
+	Evacuate(ev *evacuation, r local) bool
+	// Settled is called when the far copy of r that Evacuate has staged has been written
+	// at addr of s; or has not, if written is false. It makes the owner refer to the far
+	// copy if that was written, s is not lost, and the owner refers to the
+	// local record still, and reports whether it does.
+	Settled(r local, s *farSegment, addr uint64, written bool) bool
+	// Check refuses a far record that cannot be this owner's. Its checksums are right.
+	Check(e entry) error
+	// Live reports whether the owner refers to the far record e, which lies at addr: by itself,
+	// or through a local copy.
+	Live(e entry, addr uint64) bool
+	// Moved makes the owner refer to the copy at to, in s, of the far record
+	// e if it refers to that at from and s is not lost, and reports whether it does.
+	Moved(e entry, from, to uint64, s *farSegment) bool
+}
+
+// A Marker is the owner of the records that scopes keep in place. The evacuator
+// marks them before it moves them, so that whoever comes by one meanwhile says
+// that it uses it: see pass.
+type Marker interface {
+	Owner
+	// Mark marks the record of a number, if that is the local one at addr.
+	Mark(number uint64, addr uintptr, pass uint64)
+	// Unmark leaves the record of a number where it is, if that is the local one at addr.
+	Unmark(number uint64, addr uintptr)
+}
+
+// A Host is what the heap is memory for: the owners, and what they have to do from
+// time to time.
+type Host interface {
+	// Owner returns the owner of a number, nil if there is none.
+	Owner(id uint16) Owner
+	// Marker returns the owner of the records that scopes keep in place.
+	Marker() Marker
+	// Lost is called once for every far segment that the store has lost.
+	Lost(s *farSegment)
+	// Chores is called whenever the janitor has been woken, and, with tick set, every
+	// sweepEvery.
+	Chores(tick bool)
+	// Freeing reports whether Chores is about to make room.
+	Freeing() bool
+}
