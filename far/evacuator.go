@@ -351,7 +351,11 @@ func (ev *evacuation) place(from kind, n, size int, hot, clean bool) (f fate, to
 	ev.n, ev.far = n, size
 	defer func() { ev.fate, ev.at = f, at }()
 	if ev.what == compact || hot && !ev.tight && ev.kept+n <= ev.most || ev.what == evictClean && !clean {
-		if to, at, ok := h.logs.place(h.logs.hot(from), n, forEvacuator); ok {
+		ol := h.logs.hot(from)
+		ol.mu.Lock()
+		to, at, ok := h.logs.place(ol, n, forEvacuator)
+		ol.mu.Unlock() // the evacuator walks over it when it is sealed, which is later
+		if ok {
 			return fateKept, to, at
 		}
 		if ev.what != evict {
