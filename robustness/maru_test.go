@@ -2,6 +2,7 @@ package robustness
 
 import (
 	"bufio"
+	"bytes"
 	"fmt"
 	"io"
 	"os"
@@ -214,6 +215,10 @@ func TestARegistrationThatComesLateIsRefused(t *testing.T) {
 		if err := m.Signal(syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
+		proctest.Until(t, "the daemon is stopped", func() bool {
+			stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", m.PID()))
+			return err == nil && strings.HasPrefix(string(stat[bytes.LastIndexByte(stat, ')')+1:]), " T")
+		})
 		a.does("h.register('late', page, 5)", "TimedOut")
 		a.does("h.buffer(page, 5).__setitem__(slice(0, 5), b'other')", "None")
 		if err := m.Signal(syscall.SIGCONT); err != nil {

@@ -71,6 +71,9 @@ func Run(ctx context.Context, opt Options) error {
 	if err := runSizes(ctx, opt, filepath.Join(dir, "sizes")); err != nil {
 		return err
 	}
+	if err := runMaru(ctx, opt, filepath.Join(dir, "maru")); err != nil {
+		return err
+	}
 	if err := runAllocs(ctx, opt, dir); err != nil {
 		return err
 	}

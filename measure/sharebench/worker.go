@@ -20,7 +20,7 @@ import (
 
 // task is what the benchmark tells a worker process to do, a line of JSON.
 type task struct {
-	Op     string // "open", "put", "get", "delete", "alloc", "redis", "trace"
+	Op     string // "open", "put", "get", "delete", "alloc", "redis", "maru", "trace"
 	Socket string
 	Size   int // of a blob
 	N      int
@@ -138,6 +138,8 @@ func (w *worker) do(ctx context.Context, t task) (result, error) {
 		return alloc(ctx, t)
 	case "redis":
 		return redis(t)
+	case "maru":
+		return maruWork(t)
 	case "trace":
 		return w.replay(ctx, t)
 	}
