@@ -15,7 +15,9 @@
 //
 // Before that, commands with 100,000 fields or keys: HSET of new fields, HGETALL,
 // MSET and DEL, and WATCH of 10,000 keys. One client sends one after the other,
-// and the time until it has the whole reply is measured.
+// and the time until it has the whole reply is measured. Likewise SET and GET of
+// a value of 36 MiB, which a cache of attention stores for 256 tokens of a large
+// model, with --max-value 64MiB --client-memory 256MiB.
 //
 // # How
 //

@@ -47,11 +47,12 @@ type scale struct {
 	data     int64         // bytes of a data set, keys and values
 	most     int           // keys of a data set
 	wide     int           // fields and keys of a command that has many
+	large    int           // bytes of the value of a command that has a large one
 }
 
 var (
-	full  = scale{rounds: 5, duration: time.Second, warmup: 200 * time.Millisecond, settle: 3 * time.Second, data: 256 << 20, most: 1_500_000, wide: 100_000}
-	short = scale{rounds: 3, duration: 80 * time.Millisecond, warmup: 20 * time.Millisecond, settle: 200 * time.Millisecond, data: 56 << 20, most: 300_000, wide: 20_000}
+	full  = scale{rounds: 5, duration: time.Second, warmup: 200 * time.Millisecond, settle: 3 * time.Second, data: 256 << 20, most: 1_500_000, wide: 100_000, large: 36 << 20}
+	short = scale{rounds: 3, duration: 80 * time.Millisecond, warmup: 20 * time.Millisecond, settle: 200 * time.Millisecond, data: 56 << 20, most: 300_000, wide: 20_000, large: 36 << 20}
 )
 
 // entryOverhead is what the far heap keeps beside a key and a value: header,
@@ -73,7 +74,7 @@ func Run(ctx context.Context, cfg Config) error {
 func (b *bench) run(ctx context.Context) error {
 	perSize := len(pipelines) * len(ops) * b.scale.rounds
 	b.total = len(sizes) * perSize * (2 + 3) // the servers of both phases
-	b.total += len(wideCases(0)) * b.scale.rounds * 2
+	b.total += (len(wideCases(0)) + 2) * b.scale.rounds * 2
 	if err := b.wide(ctx); err != nil {
 		return fmt.Errorf("cannot measure commands with many arguments: %w", err)
 	}

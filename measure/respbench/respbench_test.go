@@ -24,7 +24,7 @@ func TestEveryCaseIsMeasured(t *testing.T) {
 	said := map[string]bool{}
 	last := 0
 	b := &bench{
-		scale: scale{rounds: 1, duration: 5 * time.Millisecond, settle: 5 * time.Millisecond, data: 8 << 20, most: 10_000, wide: 500},
+		scale: scale{rounds: 1, duration: 5 * time.Millisecond, settle: 5 * time.Millisecond, data: 8 << 20, most: 10_000, wide: 500, large: 2 << 20},
 		cfg: Config{
 			Polder:  proctest.Binary(),
 			Printer: benchout.New(&out, true),
@@ -84,12 +84,12 @@ func TestEveryCaseIsMeasured(t *testing.T) {
 			}
 		}
 	}
-	for _, wide := range []string{"HSET of 500 fields", "HGETALL of 500 fields", "MSET of 500 keys", "WATCH of 50 keys", "DEL of 500 keys"} {
+	for _, wide := range []string{"HSET of 500 fields", "HGETALL of 500 fields", "MSET of 500 keys", "WATCH of 50 keys", "DEL of 500 keys", "SET of 2MiB", "GET of 2MiB"} {
 		if _, ok := seen["local "+wide+" time"]; !ok {
 			t.Errorf("%s was not measured", wide)
 		}
 	}
-	if want := 3*2*3*2*3 + 5; len(seen) != want {
+	if want := 3*2*3*2*3 + 7; len(seen) != want {
 		t.Errorf("got %d rows, want %d", len(seen), want)
 	}
 	if want := 3 * 3 * 2; hits != want {

@@ -57,13 +57,13 @@ func startRedis(ctx context.Context) (*server, error) {
 }
 
 // startUp runs everything in one process.
-func startUp(ctx context.Context, polder, name string, local, lend int64) (*server, error) {
+func startUp(ctx context.Context, polder, name string, local, lend int64, flags ...string) (*server, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	p, err := child.StartReady(ctx, child.Command{Path: polder, Args: []string{
+	p, err := child.StartReady(ctx, child.Command{Path: polder, Args: append([]string{
 		"up", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--log-level", "warn",
 		"--local", fmt.Sprint(local), "--lend", fmt.Sprint(lend),
-	}})
+	}, flags...)})
 	if err != nil {
 		return nil, err
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"polder/internal/config"
 	"polder/measure/benchout"
 )
 
@@ -68,15 +69,38 @@ func wideCases(n int) []wideCase {
 	}
 }
 
-// wide measures commands with many arguments, one at a time, everything local.
-func (b *bench) wide(ctx context.Context) (err error) {
+// wide measures commands with many arguments, and with large ones.
+func (b *bench) wide(ctx context.Context) error {
+	const mib = 1 << 20
+	if err := b.alone(ctx, wideCases(b.scale.wide), 256*mib); err != nil {
+		return err
+	}
+	if b.scale.large == 0 {
+		return nil
+	}
+	// 64MiB and 256MiB for values of 36 MiB.
+	most := b.scale.large / 9 * 16
+	return b.alone(ctx, largeCases(b.scale.large), int64(16*b.scale.large), "--max-value", fmt.Sprint(most), "--client-memory", fmt.Sprint(4*most))
+}
+
+// largeCases are those with one value of n bytes, as a cache of attention has them.
+func largeCases(n int) []wideCase {
+	set := command([]string{"SET", "large", strings.Repeat("0123456789abcdef", n/16)}, 0, nil)
+	head := fmt.Sprintf("$%d\r\n", n)
+	return []wideCase{
+		{"SET of " + config.FormatSize(int64(n)), nil, set, "+OK\r\n", 5},
+		{"GET of " + config.FormatSize(int64(n)), nil, command([]string{"GET", "large"}, 0, nil), head, len(head) + n + 2},
+	}
+}
+
+// alone measures cases one command at a time, everything local.
+func (b *bench) alone(ctx context.Context, cases []wideCase, budget int64, flags ...string) (err error) {
 	redis, err := startRedis(ctx)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, redis.close()) }()
-	const mib = 1 << 20
-	local, err := startUp(ctx, b.cfg.Polder, "local", 256*mib, 512*mib)
+	local, err := startUp(ctx, b.cfg.Polder, "local", budget, 2*budget, flags...)
 	if err != nil {
 		return err
 	}
@@ -89,7 +113,7 @@ func (b *bench) wide(ctx context.Context) (err error) {
 		}
 		defer clients[i].conn.Close()
 	}
-	for _, c := range wideCases(b.scale.wide) {
+	for _, c := range cases {
 		took := make([][]float64, len(servers))
 		for round := range b.scale.rounds + 1 {
 			for _, i := range rand.Perm(len(servers)) {
