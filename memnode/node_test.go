@@ -162,9 +162,9 @@ func TestMetrics(t *testing.T) {
 		}
 	}
 	for name, want := range map[string]float64{
-		"polder_node_chunks": 8, "polder_node_chunks_lent": 1, "polder_node_clients": 1,
-		"polder_node_allocs_total": 1, "polder_pool_chunks": 1, "polder_pool_node_up": 1,
-		"polder_pool_space_chunks": 7, "polder_pool_allocs_total": 1,
+		"polder_node_memory_bytes": 8 * chunk, "polder_node_clients": 1,
+		"polder_node_allocs_total": 1, "polder_pool_borrowed_bytes": chunk, "polder_pool_node_up": 1,
+		"polder_pool_available_bytes": 7 * chunk, "polder_pool_allocs_total": 1,
 	} {
 		if v, ok := got[name]; !ok || v != want {
 			t.Errorf("%s is %v (present: %v), want %v", name, v, ok, want)

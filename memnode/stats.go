@@ -124,15 +124,20 @@ func (n *Node) clientInfos() []ClientInfo {
 func NewCollector(nodes ...*Node) prometheus.Collector {
 	c := &collector{nodes: nodes}
 	gauge := func(name, help string, value func(*Stats) int64) {
-		c.add(name, help, prometheus.GaugeValue, value)
+		c.add(name, help, prometheus.GaugeValue, func(s *Stats) float64 { return float64(value(s)) })
 	}
 	counter := func(name, help string, value func(*Stats) int64) {
-		c.add(name+"_total", help, prometheus.CounterValue, value)
+		c.add(name+"_total", help, prometheus.CounterValue, func(s *Stats) float64 { return float64(value(s)) })
 	}
 	gauge("chunk_bytes", "Size of a chunk.", func(s *Stats) int64 { return int64(s.ChunkSize) })
-	gauge("chunks", "Chunks in all.", func(s *Stats) int64 { return s.Chunks })
-	gauge("chunks_lent", "Chunks that clients have.", func(s *Stats) int64 { return s.Lent })
-	gauge("chunks_dirty", "Chunks that wait to be zeroed.", func(s *Stats) int64 { return s.Dirty })
+	memory := func(use string, chunks func(*Stats) int64) {
+		desc := prometheus.NewDesc("polder_node_memory_bytes", "Memory that there is to lend, by what it is used for: lent, dirty (given back, to be zeroed) or free.",
+			nil, prometheus.Labels{"use": use})
+		c.metrics = append(c.metrics, metric{desc, prometheus.GaugeValue, func(s *Stats) float64 { return float64(chunks(s) * int64(s.ChunkSize)) }})
+	}
+	memory("lent", func(s *Stats) int64 { return s.Lent })
+	memory("dirty", func(s *Stats) int64 { return s.Dirty })
+	memory("free", func(s *Stats) int64 { return max(s.Chunks-s.Lent-s.Dirty, 0) })
 	gauge("clients", "Connected clients.", func(s *Stats) int64 { return s.Clients })
 	gauge("sessions", "Clients, connected or in their grace period.", func(s *Stats) int64 { return s.Sessions })
 	counter("allocs", "Chunks lent.", func(s *Stats) int64 { return s.Allocs })
@@ -144,10 +149,14 @@ func NewCollector(nodes ...*Node) prometheus.Collector {
 	counter("not_owner", "Attempts to free somebody else's chunk.", func(s *Stats) int64 { return s.NotOwner })
 	counter("violations", "One-sided operations that the device refused.", func(s *Stats) int64 { return s.Violations })
 	counter("cut_off", "Connections cut off for having asked for more than the budget.", func(s *Stats) int64 { return s.CutOff })
-	counter("rebound", "Freed keys that the background worker has replaced.", func(s *Stats) int64 { return s.Rebound })
-	gauge("rebind_lag_nanoseconds", "How long the last freed key may have worked until it was replaced.", func(s *Stats) int64 { return int64(s.RebindLag) })
+	if slices.ContainsFunc(nodes, func(n *Node) bool { _, ok := n.manager.(*finemem); return ok }) {
+		c.addRebinding()
+	}
 	counter("wakeups", "Wake-ups of the control goroutine.", func(s *Stats) int64 { return s.Wakeups })
-	counter("busy_nanoseconds", "Time that the control goroutine has been at work.", func(s *Stats) int64 { return int64(s.Busy) })
+	c.add("busy_seconds_total", "Time that the control goroutine has been at work.", prometheus.CounterValue, func(s *Stats) float64 { return s.Busy.Seconds() })
+	if !slices.ContainsFunc(nodes, func(n *Node) bool { return n.components != nil }) {
+		return c
+	}
 	gauge("component_workers", "Processes that hold clients' objects.", func(s *Stats) int64 { return s.Components.Workers })
 	gauge("component_objects", "Objects of active components that are at the node.", func(s *Stats) int64 { return s.Components.Objects })
 	gauge("component_reserved_bytes", "Memory that is reserved for objects of components.", func(s *Stats) int64 { return s.Components.Reserved })
@@ -159,6 +168,12 @@ func NewCollector(nodes ...*Node) prometheus.Collector {
 	return c
 }
 
+// addRebinding adds what only a node whose manager is finemem does.
+func (c *collector) addRebinding() {
+	c.add("rebound_total", "Freed keys that the background worker has replaced.", prometheus.CounterValue, func(s *Stats) float64 { return float64(s.Rebound) })
+	c.add("rebind_lag_seconds", "How long the last freed key may have worked until it was replaced.", prometheus.GaugeValue, func(s *Stats) float64 { return s.RebindLag.Seconds() })
+}
+
 type collector struct {
 	nodes   []*Node
 	metrics []metric
@@ -167,10 +182,10 @@ type collector struct {
 type metric struct {
 	desc  *prometheus.Desc
 	kind  prometheus.ValueType
-	value func(*Stats) int64
+	value func(*Stats) float64
 }
 
-func (c *collector) add(name, help string, kind prometheus.ValueType, value func(*Stats) int64) {
+func (c *collector) add(name, help string, kind prometheus.ValueType, value func(*Stats) float64) {
 	desc := prometheus.NewDesc("polder_node_"+name, help, nil, nil)
 	c.metrics = append(c.metrics, metric{desc, kind, value})
 }
@@ -189,6 +204,6 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		s.Add(n.Stats())
 	}
 	for _, m := range c.metrics {
-		ch <- prometheus.MustNewConstMetric(m.desc, m.kind, float64(m.value(&s)))
+		ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.value(&s))
 	}
 }

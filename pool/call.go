@@ -90,6 +90,8 @@ type call struct {
 	fate atomic.Int32
 	done chan struct{} // capacity 1: the round's last piece has landed
 
+	submitted time.Time // when the present round was
+
 	room  roomWaiter
 	held  block // from room, for the next piece that needs one
 	timer *time.Timer
@@ -244,6 +246,7 @@ func (c *call) start(p *piece) startResult {
 func (c *call) fly(ctx context.Context, started int) (abandoned bool) {
 	c.flying.Store(int32(started))
 	c.fate.Store(0)
+	c.submitted = time.Now()
 	for _, l := range c.links {
 		l.submit(c.pieces)
 	}
@@ -350,7 +353,7 @@ func (c *call) reap(p *piece, status verbs.Status) {
 		case p.kind.atomic():
 			p.op.Prev = binary.LittleEndian.Uint64(data)
 		}
-		n.counters.count(p.kind, p.n)
+		n.counters.count(p.kind, p.n, time.Since(c.submitted))
 	case verbs.StatusWRFlushErr, verbs.StatusRetryExcErr, verbs.StatusRNRRetryExcErr:
 		n.linkBroke(p.link)
 		if p.kind.atomic() && p.posted {

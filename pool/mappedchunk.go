@@ -52,7 +52,7 @@ func (c *Chunk) inPlace(ctx context.Context, op *Op) bool {
 		op.fail(ErrOutcomeUnknown)
 		return true
 	}
-	c.node.counters.count(op.Kind, op.size())
+	c.node.counters.count(op.Kind, op.size(), 0)
 	return true
 }
 

@@ -57,11 +57,13 @@ type node struct {
 }
 
 func newNode(p *Pool, cfg NodeConfig) *node {
-	return &node{
+	n := &node{
 		pool: p, name: cfg.Name, dial: cfg.Dial, log: p.log.With("node", cfg.Name),
 		changed: make(chan struct{}),
 		chunks:  make(map[uint32]*Chunk),
 	}
+	n.counters.init(cfg.Name)
+	return n
 }
 
 // setState changes the state and wakes everybody who watches it.

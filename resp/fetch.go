@@ -3,6 +3,7 @@ package resp
 import (
 	"context"
 	"sync"
+	"time"
 )
 
 const (
@@ -104,6 +105,8 @@ func (srv *Server) fetch(w *wants) error {
 	srv.stats.fetchedKeys.Add(int64(w.len() + len(w.blocks)))
 	ctx, cancel := context.WithTimeout(srv.ctx, srv.cfg.OpTimeout/4)
 	defer cancel()
+	began := time.Now()
+	defer func() { srv.stats.fetchTimes.Observe(time.Since(began).Seconds()) }()
 	var err error
 	if len(w.keys) > 0 {
 		err = srv.keys.Fetch(ctx, w.keys)

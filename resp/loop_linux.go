@@ -212,6 +212,7 @@ func (l *loop) run(w *workspace) {
 		if n == 0 {
 			n = l.sleep(w.events)
 		}
+		began := time.Now()
 		for i := range n {
 			ev := &w.events[i]
 			if int(ev.Fd) == l.wake {
@@ -227,6 +228,9 @@ func (l *loop) run(w *workspace) {
 			}
 		}
 		l.endRound(w)
+		if n > 0 {
+			l.srv.stats.rounds.Observe(time.Since(began).Seconds())
+		}
 	}
 }
 

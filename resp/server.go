@@ -103,6 +103,7 @@ func newServer(srv *Server, cfg Config) (*Server, error) {
 		srv.keys = srv.cache
 	}
 	srv.cfg, srv.table = cfg, commandTable()
+	srv.stats.init()
 	srv.seed, srv.since = maphash.MakeSeed(), time.Now()
 	srv.listeners = make(map[net.Listener]bool)
 	srv.streams = make(map[*stream]struct{})

@@ -13,6 +13,21 @@ type counters struct {
 	outputDrops, idleDrops                  atomic.Int64
 	fetches, fetchedKeys, waits, handovers  atomic.Int64
 	lost, timeouts                          atomic.Int64
+
+	rounds, fetchTimes prometheus.Histogram
+}
+
+func (c *counters) init() {
+	c.rounds = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name:    "polder_resp_round_seconds",
+		Help:    "Time from when requests were there to be read until their replies were written, for what did not wait for far memory. Requests that come together count once.",
+		Buckets: prometheus.ExponentialBuckets(2e-6, 2, 20),
+	})
+	c.fetchTimes = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name:    "polder_resp_fetch_seconds",
+		Help:    "Time that commands waited until a batch of keys had been fetched from far memory.",
+		Buckets: prometheus.ExponentialBuckets(5e-6, 2, 20),
+	})
 }
 
 // Stats is a snapshot of what a server has done.
@@ -122,7 +137,10 @@ func (srv *Server) statLines() []Stat {
 // Collector returns a Prometheus collector of the server's statistics, with
 // names that start with polder_resp_.
 func (srv *Server) Collector() prometheus.Collector {
-	c := &collector{srv: srv}
+	c := &collector{srv: srv, histograms: []prometheus.Histogram{srv.stats.rounds}}
+	if srv.cache == nil {
+		c.histograms = append(c.histograms, srv.stats.fetchTimes)
+	}
 	for _, m := range metrics {
 		name := "polder_resp_" + m.name
 		if !m.gauge {
@@ -134,13 +152,17 @@ func (srv *Server) Collector() prometheus.Collector {
 }
 
 type collector struct {
-	srv   *Server
-	descs []*prometheus.Desc // as metrics
+	srv        *Server
+	descs      []*prometheus.Desc // as metrics
+	histograms []prometheus.Histogram
 }
 
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range c.descs {
 		ch <- d
+	}
+	for _, h := range c.histograms {
+		h.Describe(ch)
 	}
 }
 
@@ -152,5 +174,8 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 			kind = prometheus.GaugeValue
 		}
 		ch <- prometheus.MustNewConstMetric(c.descs[i], kind, float64(m.get(&st)))
+	}
+	for _, h := range c.histograms {
+		h.Collect(ch)
 	}
 }

@@ -133,9 +133,13 @@ func (st *stream) read(in []byte) {
 // connection is to end.
 func (st *stream) process() bool {
 	for {
+		began := time.Now()
 		status := st.s.run()
 		if !st.push() {
 			return false
+		}
+		if status == needInput {
+			st.s.srv.stats.rounds.Observe(time.Since(began).Seconds())
 		}
 		switch status {
 		case needInput:

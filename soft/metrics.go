@@ -13,6 +13,11 @@ func describe(name, help string) *prometheus.Desc {
 	return prometheus.NewDesc("polder_soft_"+name, help, nil, nil)
 }
 
+func describeUse(use string) *prometheus.Desc {
+	return prometheus.NewDesc("polder_soft_memory_bytes", "The budget by what it is used for: live (objects), dead (what is left of segments that hold some) and free.",
+		nil, prometheus.Labels{"use": use})
+}
+
 const (
 	isCounter = prometheus.CounterValue
 	isGauge   = prometheus.GaugeValue
@@ -20,8 +25,9 @@ const (
 
 var metrics = []metric{
 	{describe("budget_bytes", "Soft memory that the heap may use now."), isGauge, func(s *Stats) float64 { return float64(s.Budget) }},
-	{describe("free_bytes", "Of it, in segments that hold nothing."), isGauge, func(s *Stats) float64 { return float64(s.Free) }},
-	{describe("live_bytes", "Bytes of objects."), isGauge, func(s *Stats) float64 { return float64(s.Live) }},
+	{describeUse("live"), isGauge, func(s *Stats) float64 { return float64(min(s.Live, s.Budget)) }},
+	{describeUse("dead"), isGauge, func(s *Stats) float64 { return float64(max(s.Budget-s.Free-s.Live, 0)) }},
+	{describeUse("free"), isGauge, func(s *Stats) float64 { return float64(s.Free) }},
 	{describe("objects", "Objects."), isGauge, func(s *Stats) float64 { return float64(s.Objects) }},
 	{describe("hits_total", "Lookups that found something."), isCounter, func(s *Stats) float64 { return float64(s.Hits) }},
 	{describe("misses_total", "Lookups that did not."), isCounter, func(s *Stats) float64 { return float64(s.Misses) }},

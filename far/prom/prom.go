@@ -67,19 +67,30 @@ var metrics = []metric{
 	{describe("unreturned_segments_total", "Far segments that the store did not take back."), isCounter, counterOf(func(s *far.Stats) uint64 { return s.Unreturned })},
 	{describe("passes_total", "Passes of the evacuator over objects."), isCounter, counterOf(func(s *far.Stats) uint64 { return s.Passes })},
 	{describe("prefetch_window_bytes", "Bytes that may be prefetched ahead of their use."), isGauge, gaugeOf(func(s *far.Stats) int64 { return s.PrefetchWindow })},
-	{describe("prefetch_rate_bytes", "Bytes a second that prefetching brings in."), isGauge, gaugeOf(func(s *far.Stats) int64 { return s.PrefetchRate })},
+	{describe("prefetch_bytes_per_second", "Bytes a second that prefetching brings in."), isGauge, gaugeOf(func(s *far.Stats) int64 { return s.PrefetchRate })},
 	{describe("local_budget_bytes", "Budget of resident memory."), isGauge, gaugeOf(func(s *far.Stats) int64 { return s.Budget })},
 	{describe("local_resident_bytes", "Resident memory."), isGauge, gaugeOf(func(s *far.Stats) int64 { return s.Resident })},
-	{describe("local_log_bytes", "Resident memory of the logs."), isGauge, gaugeOf(func(s *far.Stats) int64 { return s.Logs })},
-	{describe("local_index_bytes", "Resident memory of the indexes."), isGauge, gaugeOf(func(s *far.Stats) int64 { return s.Index })},
-	{describe("local_buffer_bytes", "Resident memory of fetches and evacuation."), isGauge, gaugeOf(func(s *far.Stats) int64 { return s.Buffers + s.Staging })},
-	{describe("local_live_bytes", "Bytes of the entries in the logs."), isGauge, gaugeOf(func(s *far.Stats) int64 { return s.LocalLive })},
-	{describe("local_free_bytes", "Local memory of logs that could be filled at once."), isGauge, gaugeOf(func(s *far.Stats) int64 { return s.Free })},
+	{describe("local_fillable_bytes", "Local memory that can be filled at once. While it is 0, writers wait for the evacuator."), isGauge, gaugeOf(func(s *far.Stats) int64 { return s.Free })},
 	{describe("pointers", "Pointers that have been made and not freed."), isGauge, gaugeOf(func(s *far.Stats) int64 { return int64(s.Pointers) })},
 	{describe("segments", "Far segments in use."), isGauge, gaugeOf(func(s *far.Stats) int64 { return int64(s.FarSegments) })},
 	{describe("live_bytes", "Bytes in far segments that are referred to."), isGauge, gaugeOf(func(s *far.Stats) int64 { return s.FarLive })},
 	{describe("dead_bytes", "Bytes in far segments that are not."), isGauge, gaugeOf(func(s *far.Stats) int64 { return s.FarDead })},
 }
+
+// uses are the parts of the local budget.
+var uses = []struct {
+	use string
+	of  func(*far.Stats) int64
+}{
+	{"live", func(s *far.Stats) int64 { return min(s.LocalLive, s.Logs) }},
+	{"dead", func(s *far.Stats) int64 { return max(s.Logs-s.LocalLive, 0) }},
+	{"index", func(s *far.Stats) int64 { return s.Index }},
+	{"buffers", func(s *far.Stats) int64 { return s.Buffers + s.Staging }},
+	{"free", func(s *far.Stats) int64 { return max(s.Budget-s.Resident, 0) }},
+}
+
+var localBytes = describe("local_bytes", "The local budget by what it is used for: live (entries in the logs), dead (what is left of the logs), index, "+
+	"buffers (of fetches and evacuation) and free.", "use")
 
 var mapMetrics = []mapMetric{
 	{describe("entries", "Entries of the map.", "map"), isGauge, gaugeOf(func(s *far.MapStats) int64 { return int64(s.Entries) })},
@@ -87,6 +98,7 @@ var mapMetrics = []mapMetric{
 	{describe("hits_total", "Reads served locally at once.", "map"), isCounter, counterOf(func(s *far.MapStats) uint64 { return s.Hits })},
 	{describe("misses_total", "Times that a far entry was needed.", "map"), isCounter, counterOf(func(s *far.MapStats) uint64 { return s.Misses })},
 	{describe("coalesced_total", "Misses that joined a fetch under way.", "map"), isCounter, counterOf(func(s *far.MapStats) uint64 { return s.Coalesced })},
+	{describe("prefetched_total", "Far keys that were fetched before their reads, which are hits then.", "map"), isCounter, counterOf(func(s *far.MapStats) uint64 { return s.Prefetched })},
 	{describe("absent_total", "Reads of keys that were not there.", "map"), isCounter, counterOf(func(s *far.MapStats) uint64 { return s.Absent })},
 	{describe("sets_total", "Entries stored.", "map"), isCounter, counterOf(func(s *far.MapStats) uint64 { return s.Sets })},
 	{describe("deletes_total", "Entries deleted.", "map"), isCounter, counterOf(func(s *far.MapStats) uint64 { return s.Deletes })},
@@ -122,6 +134,7 @@ func (collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, m := range metrics {
 		ch <- m.desc
 	}
+	ch <- localBytes
 	for _, m := range mapMetrics {
 		ch <- m.desc
 	}
@@ -137,6 +150,9 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	s := c.h.Stats()
 	for _, m := range metrics {
 		ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.of(&s))
+	}
+	for _, u := range uses {
+		ch <- prometheus.MustNewConstMetric(localBytes, isGauge, float64(u.of(&s)), u.use)
 	}
 	// Maps of one name count as one, and so do classes and structures.
 	maps := map[string]*far.MapStats{}

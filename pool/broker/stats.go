@@ -68,6 +68,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 
 var (
 	descApps       = desc("applications", "Connected applications.")
+	descUsers      = desc("users", "Users who have applications, or memory that is not freed yet.")
 	descRefused    = desc("refused_total", "Connections turned away.")
 	descViolations = desc("violations_total", "Applications disconnected for what they sent.")
 	descUp         = desc("node_up", "1 if the node can be reached.", "node")
@@ -84,7 +85,7 @@ var (
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descApps, descRefused, descViolations, descUp, descBlocks, descBytes, descOwed,
+		descApps, descUsers, descRefused, descViolations, descUp, descBlocks, descBytes, descOwed,
 		descAllocs, descFrees, descBeats, descResumes, descOrphans,
 	} {
 		ch <- d
@@ -101,6 +102,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
 	}
 	gauge(descApps, s.Apps)
+	gauge(descUsers, s.Users)
 	count(descRefused, s.Refused)
 	count(descViolations, s.Violations)
 	for _, n := range s.Nodes {

@@ -3,6 +3,7 @@ package server
 import (
 	"fmt"
 	"strconv"
+	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -56,12 +57,16 @@ var metrics = []metric{
 	counter("reaped", "Dead clients reaped.", func(i *wire.Info) float64 { return float64(i.Reaped) }),
 	counter("denied", "Requests denied.", func(i *wire.Info) float64 { return float64(i.Denied) }),
 	counter("posted", "Requests that came through shared memory.", func(i *wire.Info) float64 { return float64(i.Posted) }),
+	counter("maru_late", "Requests of Maru's clients that were refused since they came too late.", func(i *wire.Info) float64 { return float64(i.MaruLate) }),
 	counter("log_records", "Records appended to the log.", func(i *wire.Info) float64 { return float64(i.Records) }),
 }
 
 var (
-	poolSize = prometheus.NewDesc("polder_share_pool_bytes", "Size of a pool.", []string{"pool"}, nil)
-	poolFree = prometheus.NewDesc("polder_share_pool_free_bytes", "Free bytes of a pool.", []string{"pool"}, nil)
+	poolSize    = prometheus.NewDesc("polder_share_pool_bytes", "Size of a pool.", []string{"pool"}, nil)
+	poolLargest = prometheus.NewDesc("polder_share_pool_largest_free_bytes", "Largest free range of a pool: no region can be larger.", []string{"pool"}, nil)
+	poolRegions = prometheus.NewDesc("polder_share_pool_regions", "Regions in a pool.", []string{"pool"}, nil)
+	tenantBytes = prometheus.NewDesc("polder_share_tenant_bytes", "Bytes of a tenant's regions.", []string{"tenant"}, nil)
+	poolFree    = prometheus.NewDesc("polder_share_pool_free_bytes", "Free bytes of a pool.", []string{"pool"}, nil)
 )
 
 // awaited names the clients that the daemon waits for after a restart.
@@ -78,6 +83,9 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 	ch <- poolSize
 	ch <- poolFree
 	ch <- awaited
+	ch <- poolLargest
+	ch <- poolRegions
+	ch <- tenantBytes
 }
 
 func (c collector) Collect(ch chan<- prometheus.Metric) {
@@ -91,5 +99,10 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	for _, p := range info.Pools {
 		ch <- prometheus.MustNewConstMetric(poolSize, prometheus.GaugeValue, float64(p.Size), p.Name)
 		ch <- prometheus.MustNewConstMetric(poolFree, prometheus.GaugeValue, float64(p.Free), p.Name)
+		ch <- prometheus.MustNewConstMetric(poolLargest, prometheus.GaugeValue, float64(p.Largest), p.Name)
+		ch <- prometheus.MustNewConstMetric(poolRegions, prometheus.GaugeValue, float64(p.Regions), p.Name)
+	}
+	for tenant, n := range info.Tenants {
+		ch <- prometheus.MustNewConstMetric(tenantBytes, prometheus.GaugeValue, float64(n), strings.ToValidUTF8(tenant, "?"))
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"polder/internal/accept"
 	"polder/internal/fdpass"
 	"polder/internal/hostmem"
+	"polder/soft/mrc"
 	"polder/soft/wire"
 )
 
@@ -68,6 +69,7 @@ type ClientStats struct {
 	Rebuild  float64 // seconds in all
 	Hits     uint64
 	Misses   uint64
+	Curve    mrc.Curve `json:"-"` // what more memory would save, as the client measures
 }
 
 // New starts a coordinator.
@@ -311,7 +313,7 @@ func (c *Coordinator) Stats() Stats {
 			ID: s.id, Name: s.hello.Name, PID: s.peer.PID, UID: s.peer.UID,
 			Granted: granted, Target: int64(s.target) * segmentSize, Resident: s.resident,
 			Used: max(granted-s.report.Free, 0), Rebuild: s.report.RebuildSeconds,
-			Hits: s.report.Hits, Misses: s.report.Misses,
+			Hits: s.report.Hits, Misses: s.report.Misses, Curve: s.report.Curve,
 		})
 	}
 	slices.SortFunc(st.MoreByClient, func(a, b ClientStats) int { return int(a.ID) - int(b.ID) })

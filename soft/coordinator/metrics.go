@@ -18,6 +18,9 @@ var (
 	clientsDesc   = desc("clients", "Registered clients.")
 	availableDesc = desc("available_bytes", "Memory that could be allocated on the host.")
 	targetDesc    = desc("target_bytes", "Soft memory that there could be in all.")
+	grantedAll    = desc("granted_bytes", "Soft memory that clients may use, in all.")
+	residentAll   = desc("resident_bytes", "Soft memory of clients that exists, in all.")
+	reserveDesc   = desc("reserve_bytes", "Memory of the host that is kept free.")
 	refusedDesc   = desc("refused_total", "Connections that were refused.")
 	malformedDesc = desc("malformed_total", "Messages that could not be understood.")
 	takenDesc     = desc("reclaimed_segments_total", "Segments taken back.", "how")
@@ -25,6 +28,9 @@ var (
 	endedDesc     = desc("ended_total", "Clients that were ended for it.")
 	grantedDesc   = desc("client_granted_bytes", "Memory that a client may use.", "client", "name", "pid")
 	residentDesc  = desc("client_resident_bytes", "Memory of a client that exists.", "client", "name", "pid")
+	usedDesc      = desc("client_used_bytes", "Memory of a client that holds something.", "client", "name", "pid")
+	hitsDesc      = desc("client_hits_total", "Lookups of a client that found something.", "client", "name", "pid")
+	missesDesc    = desc("client_misses_total", "Lookups of a client that did not.", "client", "name", "pid")
 	rebuildDesc   = desc("client_rebuild_seconds_total", "Time that a client says to have spent rebuilding.", "client", "name", "pid")
 )
 
@@ -47,6 +53,9 @@ func (k collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(clientsDesc, float64(st.Clients))
 	gauge(availableDesc, float64(st.Available))
 	gauge(targetDesc, float64(st.Target))
+	gauge(grantedAll, float64(st.Granted))
+	gauge(residentAll, float64(st.Resident))
+	gauge(reserveDesc, float64(st.Reserve))
 	count(refusedDesc, float64(st.Refused))
 	count(malformedDesc, float64(st.Malformed))
 	count(takenDesc, float64(st.Cooperative), "cooperatively")
@@ -57,6 +66,9 @@ func (k collector) Collect(ch chan<- prometheus.Metric) {
 		labels := []string{strconv.FormatUint(c.ID, 10), c.Name, strconv.Itoa(c.PID)}
 		gauge(grantedDesc, float64(c.Granted), labels...)
 		gauge(residentDesc, float64(c.Resident), labels...)
+		gauge(usedDesc, float64(c.Used), labels...)
+		count(hitsDesc, float64(c.Hits), labels...)
+		count(missesDesc, float64(c.Misses), labels...)
 		count(rebuildDesc, c.Rebuild, labels...)
 	}
 }
