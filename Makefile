@@ -36,7 +36,7 @@ SOAK ?= 10m
 
 .PHONY: help
 help: ## show this help
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: test
 test: deps lint build race plain smoke-fuzz ## everything a change must pass: vet, format, lint, build, tests with and without -race, short fuzzing
@@ -94,6 +94,11 @@ soak-arm64: ## run the tests of what depends on the processor as arm64 programs,
 	@command -v qemu-aarch64 >/dev/null || { echo "make soak-arm64 needs qemu-aarch64 (Debian: apt-get install qemu-user)"; exit 1; }
 	GOARCH=arm64 $(GO) test -count=1 -timeout 4h -exec qemu-aarch64 $(PROCESSOR)
 
+.PHONY: test-console
+test-console: ## run the tests of the web console in a real browser, Debian's chromium; POLDER_SHOTS=$PWD/docs/images makes the documents' pictures anew
+	@command -v chromium >/dev/null || { echo "installing chromium"; apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends chromium; }
+	$(GO) test -count=1 -timeout $(TESTTIMEOUT) -tags browser ./robustness/browser
+
 .PHONY: test-rdma
 test-rdma: ## run the programs over real RDMA: Soft-RoCE in virtual machines (docs/rdma.md); LONG=1 for all of it
 	@.ci/deps-rdma
@@ -118,6 +123,7 @@ lint: $(STATICCHECK) ## vet, check formatting, staticcheck
 	$(GO) vet ./...
 	cd bench && $(GO) vet ./...
 	$(GO) vet -tags guests ./robustness/rdma/vm
+	$(GO) vet -tags browser ./robustness/browser
 	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then \
 		echo "not formatted (make fmt):"; echo "$$unformatted"; exit 1; fi
 	$(STATICCHECK) ./...

@@ -197,8 +197,11 @@ func (s *scene) signal(p *child.Process, sig syscall.Signal) {
 // status is what the coordinator says of itself.
 func (s *scene) status() (st coordinator.Stats) {
 	s.t.Helper()
-	proctest.Status(s.t, s.daemon, &struct{ Coordinator *coordinator.Stats }{&st})
-	return st
+	m := proctest.State(s.t, s.daemon).Metrics
+	return coordinator.Stats{
+		Clients: int(m.Int("polder_coordinator_clients")), Granted: m.Int("polder_coordinator_granted_bytes"), Resident: m.Int("polder_coordinator_resident_bytes"),
+		Malformed: uint64(m.Int("polder_coordinator_malformed_total")), Ended: uint64(m.Int("polder_coordinator_ended_total")),
+	}
 }
 
 // events are what can happen to a coordinator and its clients; i is the client

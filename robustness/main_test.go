@@ -85,7 +85,7 @@ func value(key string, version, size int) string {
 	return sum + noise[at:at+size-len(sum)]
 }
 
-// Statistics of /status that the tests look at.
+// Statistics that the tests look at.
 type status struct {
 	Resident int64
 	Memory   struct {
@@ -97,10 +97,19 @@ type status struct {
 	Redis struct{ OutputDrops, Lost, EvictedClients, ClientMemory, MaxClientMemory int64 }
 }
 
-func statusOf(t *testing.T, p *child.Process) status {
+func statusOf(t *testing.T, p *child.Process) (s status) {
 	t.Helper()
-	var s status
-	proctest.Status(t, p, &s)
+	m := proctest.State(t, p).Metrics
+	s.Resident = m.Int("process_resident_memory_bytes")
+	s.Memory.Total, s.Memory.Bound = m.Int("polder_memory_limit_bytes"), m.Label("polder_memory_limit_bytes", "bound")
+	if chunk := m.Int("polder_node_chunk_bytes"); chunk > 0 {
+		s.Node.Chunks, s.Node.Lent = m.Int("polder_node_memory_bytes")/chunk, m.Int("polder_node_memory_bytes", "use=lent")/chunk
+	}
+	s.Node.Clients, s.Node.Sessions = m.Int("polder_node_clients"), m.Int("polder_node_sessions")
+	s.Heap.Lost, s.Heap.Corrupt = m.Int("polder_far_lost_entries_total"), m.Int("polder_far_corrupt_reads_total")
+	s.Redis.OutputDrops, s.Redis.Lost = m.Int("polder_resp_output_drops_total"), m.Int("polder_resp_lost_replies_total")
+	s.Redis.EvictedClients = m.Int("polder_resp_evicted_clients_total")
+	s.Redis.ClientMemory, s.Redis.MaxClientMemory = m.Int("polder_resp_client_memory_bytes"), m.Int("polder_resp_client_memory_limit_bytes")
 	return s
 }
 

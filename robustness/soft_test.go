@@ -231,9 +231,7 @@ func TestACoordinatorThatIsKilledCostsNobodyItsKeys(t *testing.T) {
 	}
 	clients := func() int {
 		t.Helper()
-		var s struct{ Coordinator struct{ Clients int } }
-		proctest.Status(t, coordinator, &s)
-		return s.Coordinator.Clients
+		return int(proctest.State(t, coordinator).Metrics.Int("polder_coordinator_clients"))
 	}
 	for _, p := range caches {
 		apps = append(apps, connect(t, p))

@@ -16,6 +16,7 @@ import (
 	"polder/cmd/polder/internal/daemon"
 	"polder/internal/admin"
 	"polder/internal/config"
+	"polder/internal/console"
 	"polder/internal/listen"
 	"polder/internal/operator"
 	"polder/internal/readyfile"
@@ -82,10 +83,22 @@ func newCoordinator() *cobra.Command {
 	return cmd
 }
 
-func coordinatorStatus(c *coordinator.Coordinator, began time.Time, addrs map[string]string) daemon.Status {
-	st, stats := ownStatus("coordinator", began, addrs), c.Stats()
-	st.Coordinator = &stats
-	return st
+// curves shows how much of the cost of its reads each client would save with more
+// memory, as it measures itself.
+func curves(c *coordinator.Coordinator) (list []console.Curve) {
+	for _, client := range c.Stats().MoreByClient {
+		from := client.Curve
+		if len(from.Saved) == 0 || from.Total <= 0 {
+			continue
+		}
+		curve := console.Curve{Name: client.Name}
+		for i, saved := range from.Saved {
+			curve.Bytes = append(curve.Bytes, float64(from.Size(i)))
+			curve.Ratio = append(curve.Ratio, min(saved/from.Total, 1))
+		}
+		list = append(list, curve)
+	}
+	return list
 }
 
 // runCoordinator coordinates until ctx is done.
@@ -104,8 +117,9 @@ func runCoordinator(ctx context.Context, cfg coordinator.Config, op *operator.Co
 		}
 		addrs["admin"] = lis.Addr().String()
 		srv, err := op.StartAdmin(lis, admin.Config{
-			Status:     func() any { return coordinatorStatus(c, began, addrs) },
+			About:      console.About{Service: "coordinator", Version: daemon.Version(), Started: began, Addresses: addrs},
 			Health:     func() error { return nil },
+			Report:     func(s *console.State) { s.Curves = curves(c) },
 			Collectors: c.Collectors(),
 		})
 		if err != nil {
@@ -128,7 +142,7 @@ func greetCoordinator(w io.Writer, addrs map[string]string, security listen.Secu
 	var b strings.Builder
 	b.WriteString("polder shares this host's idle memory\n\n")
 	if a, ok := addrs["admin"]; ok {
-		fmt.Fprintf(&b, "  admin   %s/  (metrics, status, healthz, debug/pprof)\n", security.URL(a))
+		fmt.Fprintf(&b, "  admin   %s/  (console; /metrics, /status, /healthz)\n", security.URL(a))
 	}
 	fmt.Fprintf(&b, "  socket  %s\n\nTry:\n", addrs["socket"])
 	fmt.Fprintf(&b, "  polder serve --tier soft --coordinator %s\n", addrs["socket"])

@@ -17,8 +17,8 @@ import (
 
 	"polder/cmd/polder/internal/daemon"
 	"polder/internal/admin"
-	"polder/internal/child"
 	"polder/internal/config"
+	"polder/internal/console"
 	"polder/internal/listen"
 	"polder/internal/operator"
 	"polder/internal/readyfile"
@@ -138,6 +138,9 @@ func (f *shareFlags) serve(ctx context.Context, s *server.Server, opt server.Opt
 		addrs["maru"], addrs["maru-resources"] = strings.Join(directory, ","), resources
 		collectors = append(collectors, door.Collectors()...)
 	}
+	if opt.Remote != nil {
+		addrs["remote"] = opt.Remote.Addr().String()
+	}
 	if op.Admin != "" {
 		lis, err := op.Security.Listen(listen.Admin, "admin", op.Admin)
 		if err != nil {
@@ -145,16 +148,16 @@ func (f *shareFlags) serve(ctx context.Context, s *server.Server, opt server.Opt
 		}
 		addrs["admin"] = lis.Addr().String()
 		a, err := op.StartAdmin(lis, admin.Config{
-			Status: func() any { return shareStatus(s, began, addrs) }, Health: func() error { return nil }, Collectors: collectors,
+			About:  console.About{Service: "share", Version: daemon.Version(), Started: began, Addresses: addrs},
+			Health: func() error { return nil }, Collectors: collectors,
 		})
 		if err != nil {
 			return errors.Join(err, lis.Close())
 		}
 		defer func() { err = errors.Join(err, a.Close()) }()
-		fmt.Fprintf(op.Out, "admin   %s/metrics\n", op.Security.URL(addrs["admin"]))
+		fmt.Fprintf(op.Out, "admin   %s/  (console; /metrics, /status, /healthz)\n", op.Security.URL(addrs["admin"]))
 	}
 	if opt.Remote != nil {
-		addrs["remote"] = opt.Remote.Addr().String()
 		fmt.Fprintf(op.Out, "remote  %s\n", opt.Remote.Addr())
 	}
 	op.OnReload("pools", func() (string, error) {
@@ -174,22 +177,6 @@ func (f *shareFlags) serve(ctx context.Context, s *server.Server, opt server.Opt
 	}
 	<-ctx.Done()
 	return nil
-}
-
-func shareStatus(s *server.Server, began time.Time, addrs map[string]string) daemon.Status {
-	info := s.Info()
-	st := ownStatus("share", began, addrs)
-	st.Share = &info
-	return st
-}
-
-// ownStatus is what every daemon says of itself.
-func ownStatus(service string, began time.Time, addrs map[string]string) daemon.Status {
-	st := daemon.Status{Service: service, Version: daemon.Version(), PID: os.Getpid(), Started: began, Addresses: addrs}
-	if n, err := child.Resident(st.PID); err == nil {
-		st.Resident = n
-	}
-	return st
 }
 
 // runKeeper runs this program again without --keep.

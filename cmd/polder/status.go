@@ -5,12 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/spf13/cobra"
 
-	"polder/cmd/polder/internal/daemon"
 	"polder/internal/config"
+	"polder/internal/console"
 	"polder/internal/operator"
 )
 
@@ -37,7 +36,7 @@ func newStatus() *cobra.Command {
 			var errs []error
 			found := 0
 			for _, addr := range addrs {
-				s, err := daemon.Query(cmd.Context(), client, token, addr)
+				s, err := console.Query(cmd.Context(), client, token, addr, 0)
 				if err != nil {
 					errs = append(errs, err)
 					continue
@@ -45,7 +44,7 @@ func newStatus() *cobra.Command {
 				if found++; asJSON {
 					err = json.NewEncoder(cmd.OutOrStdout()).Encode(s)
 				} else {
-					err = s.Print(cmd.OutOrStdout(), time.Now())
+					err = s.Print(cmd.OutOrStdout())
 				}
 				if err != nil {
 					return fmt.Errorf("cannot print the status: %w", err)

@@ -11,6 +11,8 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+
+	"polder/internal/console"
 )
 
 // TestAStrangerLearnsOnlyWhetherAllIsWell: everything else takes the token, which
@@ -23,7 +25,7 @@ func TestAStrangerLearnsOnlyWhetherAllIsWell(t *testing.T) {
 	const token, next = "0123456789abcdef", "fedcba9876543210"
 	cfg := Config{
 		Token:  NewToken(token),
-		Status: func() any { return "the status" },
+		About:  console.About{Service: "the service", Version: "the version"},
 		Health: func() error { return errors.New("a node with a name is gone") },
 		Logger: slog.New(slog.DiscardHandler),
 	}
@@ -57,11 +59,16 @@ func TestAStrangerLearnsOnlyWhetherAllIsWell(t *testing.T) {
 		}
 		return resp.StatusCode, string(b)
 	}
-	paths := []string{"/metrics", "/status", "/debug/pprof/", "/debug/pprof/cmdline", "/debug/pprof/heap", "/nothing"}
+	paths := []string{"/metrics", "/status", "/debug/pprof/", "/debug/pprof/cmdline", "/debug/pprof/heap", "/stream", "/nothing"}
 	for _, wrong := range []string{"", "Bearer", "Bearer ", "Bearer 0123456789abcde", "Bearer 0123456789abcdef0", "Basic " + token, token} {
 		for _, path := range paths {
 			if code, body := get(path, wrong); code != http.StatusUnauthorized || len(body) > 100 {
 				t.Errorf("%s with %q: got %d %q, want 401", path, wrong, code, body)
+			}
+		}
+		for _, path := range []string{"/", "/console.js", "/console.css"} {
+			if code, body := get(path, wrong); code != 200 || strings.Contains(body, "the service") || strings.Contains(body, "the version") {
+				t.Errorf("%s with %q: got %d, want the page without anything of the daemon", path, wrong, code)
 			}
 		}
 		if code, body := get("/healthz", wrong); code != 503 || strings.Contains(body, "node") {
@@ -70,7 +77,7 @@ func TestAStrangerLearnsOnlyWhetherAllIsWell(t *testing.T) {
 	}
 	right := func(token string) {
 		t.Helper()
-		for path, want := range map[string]string{"/status": "the status", "/metrics": "go_goroutines"} {
+		for path, want := range map[string]string{"/status": "the service", "/metrics": "go_goroutines"} {
 			if code, body := get(path, "Bearer "+token); code != 200 || !strings.Contains(body, want) {
 				t.Errorf("%s with the token: got %d %.100q, want 200 with %q", path, code, body, want)
 			}

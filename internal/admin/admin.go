@@ -1,24 +1,26 @@
 // Package admin is the daemons' administrative address: an HTTP server with
 //
+//	/             a page that shows the daemon, and the last hour (package console)
+//	/stream       what feeds it, as server-sent events
 //	/metrics      Prometheus metrics
-//	/status       what the daemon is doing, as JSON; "polder status" reads it
+//	/status       the daemon's state, as JSON; "polder status" and "polder top" read it
 //	/healthz      200 if it can do its work, 503 and the reason if not
 //	/debug/pprof  profiles
 //
 // It is open to whoever can connect, unless there is a token or an authority of
 // administrators: then a request has to show the token or a certificate. Without,
-// it learns from /healthz whether all is well, and from /metrics, /status and
-// /debug/pprof nothing. Nothing here changes anything, and none of it shows what
+// it learns from /healthz whether all is well, and from /stream, /metrics, /status
+// and /debug/pprof nothing; the page by itself says nothing either. Nothing here changes anything, and none of it shows what
 // clients have stored, passwords or keys.
 //
-// A Server owns one goroutine and those of net/http; Close ends them all. It has 256
-// connections at most: who has been silent longest makes room for the next.
+// A Server owns one goroutine, that of its Console and those of net/http; Close
+// ends them all. It has 256 connections at most: who has been silent longest makes
+// room for the next.
 package admin
 
 import (
 	"container/list"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log"
@@ -33,24 +35,27 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"polder/internal/accept"
+	"polder/internal/console"
 )
 
-// Config says what the server shows, and to whom. All fields but Token and
-// Certificates are required.
+// Config says what the server shows, and to whom. All fields but Token, Certificates
+// and Report are required.
 type Config struct {
-	Token        *Token                 // if not nil, it or a certificate must be shown
-	Certificates bool                   // certificates are demanded; those that the listener lets through are right
-	Status       func() any             // becomes JSON; called by any goroutine
-	Health       func() error           // nil if the daemon can do its work
+	Token        *Token // if not nil, it or a certificate must be shown
+	Certificates bool   // certificates are demanded; those that the listener lets through are right
+	About        console.About
+	Health       func() error           // nil if the daemon can do its work; called by any goroutine
+	Report       func(*console.State)   // adds to the state what no metric says; called by any goroutine
 	Collectors   []prometheus.Collector // more may be added by Collect
 	Logger       *slog.Logger           // its messages become metrics, if package ratelog counts them
 }
 
 // Server is a running administrative address.
 type Server struct {
-	http *http.Server
-	reg  *prometheus.Registry
-	done chan struct{}
+	http    *http.Server
+	reg     *prometheus.Registry
+	console *console.Console
+	done    chan struct{}
 
 	conns conns
 }
@@ -65,6 +70,8 @@ func Start(lis net.Listener, cfg Config) (*Server, error) {
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		logCollector{cfg.Logger},
+		memoryCollector{},
+		buildInfo(cfg.About),
 	}, cfg.Collectors...)
 	s := &Server{reg: reg, done: make(chan struct{})}
 	s.conns.all = make(map[net.Conn]*list.Element)
@@ -72,15 +79,12 @@ func Start(lis net.Listener, cfg Config) (*Server, error) {
 		return nil, err
 	}
 
+	s.console = console.Start(console.Config{About: cfg.About, Health: cfg.Health, Report: cfg.Report, Gatherer: reg, Logger: cfg.Logger})
 	mux := http.NewServeMux() // what takes permission
 	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{Registry: reg}))
-	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		enc := json.NewEncoder(w)
-		enc.SetIndent("", "  ")
-		if err := enc.Encode(cfg.Status()); err != nil {
-			cfg.Logger.Debug("cannot answer /status", "err", err)
-		}
+	mux.HandleFunc("GET /status", s.console.ServeStatus)
+	mux.HandleFunc("GET /stream", func(w http.ResponseWriter, r *http.Request) {
+		s.console.ServeStream(w, r, func() bool { return cfg.allowed(r) }) // the token may be replaced meanwhile
 	})
 	mux.HandleFunc("/debug/pprof/", pprof.Index)
 	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
@@ -88,6 +92,7 @@ func Start(lis net.Listener, cfg Config) (*Server, error) {
 	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
 
+	page := console.Page()
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		allowed := cfg.allowed(r)
 		if !allowed {
@@ -96,6 +101,8 @@ func Start(lis net.Listener, cfg Config) (*Server, error) {
 		switch {
 		case r.URL.Path == "/healthz":
 			cfg.serveHealth(w, allowed)
+		case console.InPage(r.URL.Path):
+			page.ServeHTTP(w, r)
 		case allowed:
 			mux.ServeHTTP(w, r)
 		default:
@@ -146,6 +153,7 @@ func (s *Server) Collect(list ...prometheus.Collector) error {
 
 // Close stops listening, lets requests finish for a second, and ends.
 func (s *Server) Close() error {
+	s.console.Close() // the pages would not let go
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
 	err := s.http.Shutdown(ctx)

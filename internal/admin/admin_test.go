@@ -9,10 +9,12 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 
+	"polder/internal/console"
 	"polder/internal/ratelog"
 )
 
@@ -31,7 +33,8 @@ func TestAdminShowsWhatItIsGiven(t *testing.T) {
 	lent := prometheus.NewGauge(prometheus.GaugeOpts{Name: "polder_test_bytes", Help: "For this test."})
 	lent.Set(4096)
 	s, err := Start(lis, Config{
-		Status: func() any { return map[string]int{"chunks": 7} },
+		About:  console.About{Service: "test", Started: time.Now()},
+		Report: func(s *console.State) { s.Advice = []string{"lend more"} },
 		Health: func() error {
 			if sick.Load() {
 				return errors.New("node gone")
@@ -61,7 +64,11 @@ func TestAdminShowsWhatItIsGiven(t *testing.T) {
 	get("/metrics", 200, "polder_test_bytes 4096")
 	get("/metrics", 200, "process_resident_memory_bytes")
 	get("/metrics", 200, `polder_log_messages_total{level="warn",message="connection refused"} 1000`)
-	get("/status", 200, `"chunks": 7`)
+	get("/status", 200, `"lend more"`)
+	get("/status", 200, `"polder_test_bytes": {`)
+	get("/status?points=x", 400, "expected a number")
+	get("/", 200, "<title>Polder</title>")
+	get("/console.js", 200, "stream")
 	get("/healthz", 200, "ok")
 	sick.Store(true)
 	get("/healthz", 503, "node gone")
@@ -84,7 +91,7 @@ func TestConnectionsAreBoundedAndTheSilentOnesMakeRoom(t *testing.T) {
 		t.Fatal(err)
 	}
 	s, err := Start(lis, Config{
-		Status: func() any { return nil },
+		About:  console.About{Service: "test"},
 		Health: func() error { return nil },
 		Logger: slog.New(slog.DiscardHandler),
 	})

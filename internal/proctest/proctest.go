@@ -9,10 +9,8 @@ package proctest
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,6 +21,7 @@ import (
 	"go.uber.org/goleak"
 
 	"polder/internal/child"
+	"polder/internal/console"
 )
 
 // binary is the path of the program, set by Main.
@@ -119,18 +118,16 @@ func Output(tb testing.TB, env []string, args ...string) (stdout, stderr string,
 	return out.String(), errs.String(), code
 }
 
-// Status decodes what the daemon's administrative address says at /status.
-func Status(tb testing.TB, p *child.Process, into any) {
+// State is what the daemon's administrative address says at /status.
+func State(tb testing.TB, p *child.Process) *console.State {
 	tb.Helper()
-	client := &http.Client{Timeout: time.Minute, Transport: &http.Transport{DisableKeepAlives: true}}
-	resp, err := client.Get("http://" + p.Addr("admin") + "/status")
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	s, err := console.Query(ctx, nil, "", p.Addr("admin"), 0)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	defer func() { _ = resp.Body.Close() }()
-	if err := json.NewDecoder(resp.Body).Decode(into); err != nil {
-		tb.Fatalf("cannot read /status: %v", err)
-	}
+	return s
 }
 
 // Until asks again and again until done reports true. It fails the test when

@@ -5,7 +5,7 @@
 // lines would fill its disk. So every message gets [Burst] lines at once and then
 // one each [Every], which says how many were left out meanwhile; and every
 // message is counted, written or not. Package admin shows the counts as
-// polder_log_messages_total.
+// polder_log_messages_total, and the last lines that were written as events.
 //
 // A message is the constant text that a call of slog begins with, together with
 // its level. What varies belongs into attributes.
@@ -17,6 +17,7 @@ import (
 	"context"
 	"iter"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 )
@@ -69,8 +70,9 @@ func Counts(l *slog.Logger) iter.Seq2[Message, uint64] {
 
 // handler is a slog.Handler.
 type handler struct {
-	next slog.Handler
-	book *book // shared with the handlers that WithAttrs and WithGroup have made
+	next  slog.Handler
+	book  *book  // shared with the handlers that WithAttrs and WithGroup have made
+	attrs string // of WithAttrs, as Recent shows them
 }
 
 // Enabled implements slog.Handler.
@@ -88,23 +90,27 @@ func (h *handler) Handle(ctx context.Context, r slog.Record) error {
 		r = r.Clone()
 		r.AddAttrs(slog.Uint64("left_out", leftOut))
 	}
+	if r.Level >= slog.LevelInfo {
+		h.book.keep(h.event(r))
+	}
 	return h.next.Handle(ctx, r)
 }
 
 // WithAttrs implements slog.Handler.
 func (h *handler) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return &handler{h.next.WithAttrs(attrs), h.book}
+	return &handler{h.next.WithAttrs(attrs), h.book, h.attrs + attrsText(slices.Values(attrs))}
 }
 
 // WithGroup implements slog.Handler.
 func (h *handler) WithGroup(name string) slog.Handler {
-	return &handler{h.next.WithGroup(name), h.book}
+	return &handler{h.next.WithGroup(name), h.book, h.attrs}
 }
 
 // book is the account of all messages.
 type book struct {
 	mu      sync.Mutex
 	entries map[Message]*entry // guarded by mu
+	recent  []Event            // guarded by mu; the oldest first, at most MaxRecent
 }
 
 // entry is the account of one message.

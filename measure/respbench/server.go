@@ -2,14 +2,13 @@ package respbench
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"strings"
 	"time"
 
 	"polder/internal/child"
+	"polder/internal/console"
 )
 
 // server is one side of a comparison.
@@ -23,24 +22,11 @@ type server struct {
 // reads is how many commands a server of ours has run, and how many entries it
 // has read from far memory for them.
 func (s *server) reads(ctx context.Context) (commands, fetches int64, err error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.admin+"/status", nil)
-	if err != nil {
-		return 0, 0, err
-	}
-	client := &http.Client{Timeout: startTimeout, Transport: &http.Transport{DisableKeepAlives: true}}
-	resp, err := client.Do(req)
+	state, err := console.Query(ctx, nil, "", s.admin, 0)
 	if err != nil {
 		return 0, 0, fmt.Errorf("cannot ask for statistics: %w", err)
 	}
-	defer func() { _ = resp.Body.Close() }()
-	var status struct {
-		Heap  struct{ Fetches int64 }
-		Redis struct{ Commands int64 }
-	}
-	if err := json.NewDecoder(resp.Body).Decode(&status); err != nil {
-		return 0, 0, fmt.Errorf("cannot read statistics: %w", err)
-	}
-	return status.Redis.Commands, status.Heap.Fetches, nil
+	return state.Metrics.Int("polder_resp_commands_total"), state.Metrics.Int("polder_far_fetches_total"), nil
 }
 
 // startTimeout bounds the start of a server.

@@ -105,10 +105,6 @@ func RunBroker(ctx context.Context, cfg BrokerConfig) (err error) {
 	p.spawn("the broker stopped serving", func() error { return b.Serve(lis) })
 	p.addrs[ServiceBroker] = scheme.Broker + cfg.Listen
 	p.collectors = append(p.collectors, broker.NewCollector(b))
-	p.reports = append(p.reports, func(s *Status) {
-		stats := b.Stats()
-		s.Broker = &stats
-	})
 	p.health = func() error { return anyBrokered(b.Stats()) }
 	if err := p.serveAdmin(); err != nil {
 		return err

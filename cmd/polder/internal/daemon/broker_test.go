@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"polder/internal/config"
+	"polder/internal/console"
 	"polder/internal/operator"
 	"polder/pool/finemem"
 )
@@ -55,15 +56,15 @@ func TestServeBorrowsThroughABroker(t *testing.T) {
 		return RunServe(ctx, cfg)
 	})
 	setAndGet(t, address(t, serveReady, ServiceRedis))
-	s, err := Query(context.Background(), nil, "", address(t, ready, ServiceAdmin))
-	if err != nil || s.Broker == nil || s.Broker.Apps != 1 || !s.Broker.Nodes[0].Up {
+	s, err := console.Query(t.Context(), nil, "", address(t, ready, ServiceAdmin), 0)
+	if err != nil || s.Metrics.Sum("polder_broker_applications") != 1 || s.Metrics.Sum("polder_broker_node_up") != 1 {
 		t.Errorf("got the status %+v, %v", s, err)
 	}
 	var b strings.Builder
-	if err := s.Print(&b, time.Now()); err != nil || !strings.Contains(b.String(), "1 applications of 1 users") {
+	if err := s.Print(&b); err != nil || !strings.Contains(b.String(), "1 applications of 1 users") {
 		t.Errorf("it prints %q, %v", b.String(), err)
 	}
-	if s, err = Query(context.Background(), nil, "", nodeAdmin); err != nil || s.Node.Clients != 2 {
+	if s, err = console.Query(t.Context(), nil, "", nodeAdmin, 0); err != nil || s.Metrics.Sum("polder_node_clients") != 2 {
 		t.Errorf("the node's status is %+v, %v", s, err)
 	}
 	// Without the secret, nobody allocates.

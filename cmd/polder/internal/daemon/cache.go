@@ -105,10 +105,6 @@ func (p *process) openCache(cfg CacheConfig, mc net.Listener) error {
 		p.spawn("the memcached front end stopped serving", func() error { return m.Serve(mc) })
 	}
 	p.collectors = append(p.collectors, soft.NewCollector(heap), server.Collector())
-	p.reports = append(p.reports, func(s *Status) {
-		heapStats, serverStats := heap.Stats(), server.Stats()
-		s.Soft, s.Redis = &heapStats, &serverStats
-	})
 	return p.serveAdmin()
 }
 

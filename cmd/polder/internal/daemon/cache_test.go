@@ -13,6 +13,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"polder/internal/console"
 	"polder/internal/operator"
 	"polder/soft/coordinator"
 )
@@ -51,15 +52,15 @@ func TestACacheServesRedisAndMemcached(t *testing.T) {
 		t.Errorf("memcached: got %q, %v, want %q", got, err, want)
 	}
 
-	s, err := Query(t.Context(), nil, "", address(t, ready, ServiceAdmin))
+	s, err := console.Query(t.Context(), nil, "", address(t, ready, ServiceAdmin), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.Service != "serve" || s.Soft == nil || s.Soft.Budget != 64<<20 || s.Redis == nil || s.Redis.Keys != 1 || s.Heap != nil {
+	if s.Service != "serve" || s.Metrics.Sum("polder_soft_budget_bytes") != 64<<20 || s.Metrics.Sum("polder_resp_keys") != 1 || s.Metrics.Has("polder_far_local_bytes") {
 		t.Errorf("got the status %+v", s)
 	}
 	var b strings.Builder
-	if err := s.Print(&b, time.Now()); err != nil {
+	if err := s.Print(&b); err != nil {
 		t.Fatal(err)
 	}
 	if !strings.Contains(b.String(), "64 MiB, ") || !strings.Contains(b.String(), "hits") {

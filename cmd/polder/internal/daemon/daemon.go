@@ -14,7 +14,6 @@ import (
 	"io"
 	"maps"
 	"net"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -23,8 +22,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"polder/internal/admin"
-	"polder/internal/child"
-	"polder/internal/hostmem"
+	"polder/internal/console"
 	"polder/internal/listen"
 	"polder/internal/operator"
 	"polder/internal/readyfile"
@@ -55,8 +53,8 @@ type process struct {
 	collectors []prometheus.Collector
 
 	mu      sync.Mutex
-	reports []func(*Status) // each fills in a part; guarded by mu once it is served
-	health  func() error    // guarded by mu once it is served
+	reports []func(*console.State) // each adds what no metric says; guarded by mu once it is served
+	health  func() error           // guarded by mu once it is served
 }
 
 func newProcess(kind string, c *operator.Control) *process {
@@ -108,8 +106,9 @@ func (p *process) serveAdmin() error {
 		return nil
 	}
 	s, err := p.StartAdmin(p.admin, admin.Config{
-		Status:     func() any { return p.status() },
+		About:      console.About{Service: p.kind, Version: Version(), Started: p.started, Addresses: p.addrs},
 		Health:     p.healthNow,
+		Report:     p.report,
 		Collectors: p.collectors,
 	})
 	if err != nil {
@@ -120,7 +119,7 @@ func (p *process) serveAdmin() error {
 }
 
 // nowShow has the administrative address, if it is served, show more from now on.
-func (p *process) nowShow(health func() error, report func(*Status), collectors ...prometheus.Collector) error {
+func (p *process) nowShow(health func() error, report func(*console.State), collectors ...prometheus.Collector) error {
 	p.mu.Lock()
 	p.health, p.reports = health, append(p.reports, report)
 	p.mu.Unlock()
@@ -137,27 +136,13 @@ func (p *process) healthNow() error {
 	return health()
 }
 
-func (p *process) status() *Status {
-	s := &Status{
-		Service:   p.kind,
-		Version:   Version(),
-		PID:       os.Getpid(),
-		Started:   p.started,
-		Addresses: p.addrs,
-	}
-	if n, err := child.Resident(s.PID); err == nil {
-		s.Resident = n
-	}
-	if m, err := (hostmem.Host{}).Read(); err == nil {
-		s.Memory = &m
-	}
+func (p *process) report(s *console.State) {
 	p.mu.Lock()
 	reports := slices.Clone(p.reports)
 	p.mu.Unlock()
-	for _, fill := range reports {
-		fill(s)
+	for _, add := range reports {
+		add(s)
 	}
-	return s
 }
 
 // ready greets, and writes the ready file.
@@ -166,7 +151,7 @@ func (p *process) ready(title string, try ...string) error {
 	fmt.Fprintf(&b, "%s\n\n", title)
 	for _, service := range slices.Sorted(maps.Keys(p.addrs)) {
 		if addr := p.addrs[service]; service == ServiceAdmin {
-			fmt.Fprintf(&b, "  %-9s %s/  (metrics, status, healthz, debug/pprof)\n", service, p.Security.URL(addr))
+			fmt.Fprintf(&b, "  %-9s %s/  (console; /metrics, /status, /healthz)\n", service, p.Security.URL(addr))
 		} else {
 			fmt.Fprintf(&b, "  %-9s %s\n", service, addr)
 		}

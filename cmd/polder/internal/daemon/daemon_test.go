@@ -18,6 +18,7 @@ import (
 	"go.uber.org/goleak"
 
 	"polder/internal/config"
+	"polder/internal/console"
 	"polder/internal/listen"
 	"polder/internal/operator"
 	"polder/internal/testcert"
@@ -114,24 +115,24 @@ func TestUpRunsAndEnds(t *testing.T) {
 		return RunUp(ctx, cfg)
 	})
 	addr := address(t, ready, ServiceRedis)
-	for _, want := range []string{"8MiB local, 64MiB far", addr, "redis-cli -p ", "get greeting", "/  (metrics, status"} {
+	for _, want := range []string{"8MiB local, 64MiB far", addr, "redis-cli -p ", "get greeting", "/  (console; /metrics, /status"} {
 		if !strings.Contains(said, want) {
 			t.Errorf("it says nothing of %q:\n%s", want, said)
 		}
 	}
 	setAndGet(t, addr)
 
-	s, err := Query(context.Background(), nil, "", address(t, ready, ServiceAdmin))
+	s, err := console.Query(t.Context(), nil, "", address(t, ready, ServiceAdmin), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.Service != "up" || s.Node == nil || s.Heap == nil || s.Pool == nil || s.Redis == nil || s.Redis.Keys != 1 {
+	if m := s.Metrics; s.Service != "up" || !m.Has("polder_node_memory_bytes") || !m.Has("polder_far_local_bytes") || m.Sum("polder_pool_node_up") != 1 || m.Sum("polder_resp_keys") != 1 {
 		t.Errorf("got the status %+v", s)
 	}
 	metrics := get(t, "http://"+address(t, ready, ServiceAdmin)+"/metrics")
 	for _, want := range []string{
 		"polder_far_local_budget_bytes 8.388608e+06", `polder_far_sets_total{map="keys"} 1`,
-		"polder_node_chunks 64", `polder_pool_node_up{node="this process"} 1`, "polder_resp_keys 1",
+		`polder_node_memory_bytes{use="free"}`, `polder_pool_node_up{node="this process"} 1`, "polder_resp_keys 1",
 	} {
 		if !strings.Contains(metrics, want) {
 			t.Errorf("the metrics have no %s", want)
@@ -141,7 +142,7 @@ func TestUpRunsAndEnds(t *testing.T) {
 		t.Errorf("its health is %q", health)
 	}
 	var b strings.Builder
-	if err := s.Print(&b, time.Now()); err != nil {
+	if err := s.Print(&b); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"polder up, process ", "of 64 MiB, in chunks of 1MiB", "this process: up"} {
@@ -163,8 +164,8 @@ func TestNodeAndServeRunAndEnd(t *testing.T) {
 		return RunServe(ctx, cfg)
 	})
 	setAndGet(t, address(t, ready, ServiceRedis))
-	s, err := Query(context.Background(), nil, "", nodeAdmin)
-	if err != nil || s.Service != "node" || s.Node == nil || s.Node.Clients != 1 || s.Heap != nil {
+	s, err := console.Query(t.Context(), nil, "", nodeAdmin, 0)
+	if err != nil || s.Service != "node" || s.Metrics.Sum("polder_node_clients") != 1 || s.Metrics.Has("polder_far_local_bytes") {
 		t.Errorf("got the status %+v, %v", s, err)
 	}
 }

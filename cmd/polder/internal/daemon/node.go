@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"polder/internal/config"
+	"polder/internal/console"
 	"polder/internal/listen"
 	"polder/internal/operator"
 	"polder/internal/scheme"
@@ -285,12 +286,19 @@ func (p *process) node(dev verbs.Device, cfg NodeConfig) (*memnode.Node, error) 
 func (p *process) show(nodes ...*memnode.Node) {
 	p.sayMemory()
 	p.collectors = append(p.collectors, memnode.NewCollector(nodes...))
-	p.reports = append(p.reports, func(s *Status) {
-		var stats memnode.Stats
+	p.reports = append(p.reports, func(s *console.State) {
 		for _, n := range nodes {
-			stats.Add(n.Stats())
-			s.Clients = append(s.Clients, n.Clients()...)
+			chunk := int64(n.Stats().ChunkSize)
+			for _, c := range n.Clients() {
+				client := console.Client{Name: c.Peer, Bytes: int64(c.Chunks) * chunk}
+				if client.Name == "" {
+					client.Name = "gone"
+				}
+				if !c.Expires.IsZero() {
+					client.Expires = &c.Expires
+				}
+				s.Clients = append(s.Clients, client)
+			}
 		}
-		s.Node = &stats
 	})
 }

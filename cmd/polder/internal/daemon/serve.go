@@ -14,6 +14,7 @@ import (
 	"polder/far/prom"
 	"polder/far/remote"
 	"polder/internal/config"
+	"polder/internal/console"
 	"polder/internal/listen"
 	"polder/internal/operator"
 	"polder/internal/scheme"
@@ -289,10 +290,6 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, poolCfg pool.Co
 	// Clients and operators are answered while the nodes are waited for.
 	p.serveRedis(server)
 	p.collectors = append(p.collectors, server.Collector())
-	p.reports = append(p.reports, func(s *Status) {
-		serverStats := server.Stats()
-		s.Redis = &serverStats
-	})
 	p.health = func() error { return fmt.Errorf("no node has answered yet: %s", strings.Join(cfg.Far, ", ")) }
 	if err := p.serveAdmin(); err != nil {
 		return err
@@ -321,9 +318,8 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, poolCfg pool.Co
 	server.Open(heap)
 	more := func() []resp.Stat { return extraStats(heap.Stats(), lent.Stats()) }
 	stats.Store(&more)
-	return p.nowShow(func() error { return anyNodeUp(lent.Stats()) }, func(s *Status) {
-		heapStats, poolStats := heap.Stats(), lent.Stats()
-		s.Heap, s.Pool = &heapStats, &poolStats
+	return p.nowShow(func() error { return anyNodeUp(lent.Stats()) }, func(s *console.State) {
+		s.Advice = strings.Split(strings.TrimSpace(heap.Explain()), "\n")
 	}, pool.NewCollector(lent), prom.NewCollector(heap))
 }
 

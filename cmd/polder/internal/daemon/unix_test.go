@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"polder/internal/config"
+	"polder/internal/console"
 	"polder/internal/operator"
 	"polder/memnode"
 )
@@ -34,8 +35,8 @@ func TestNodeAndServeMeetAtASocket(t *testing.T) {
 		return RunServe(ctx, cfg)
 	})
 	setAndGet(t, address(t, serveReady, ServiceRedis))
-	s, err := Query(context.Background(), nil, "", address(t, ready, ServiceAdmin))
-	if err != nil || s.Node == nil || s.Node.Clients != 1 {
+	s, err := console.Query(t.Context(), nil, "", address(t, ready, ServiceAdmin), 0)
+	if err != nil || s.Metrics.Sum("polder_node_clients") != 1 {
 		t.Errorf("got the status %+v, %v", s, err)
 	}
 }
@@ -74,9 +75,9 @@ func TestANodeInTwoPlaces(t *testing.T) {
 			return RunServe(ctx, cfg)
 		})
 		setAndGet(t, address(t, serveReady, ServiceRedis))
-		s, err := Query(t.Context(), nil, "", address(t, ready, ServiceAdmin))
-		if err != nil || s.Node == nil || s.Node.Clients != int64(i+1) || len(s.Clients) != i+1 || s.Node.Chunks != 128 {
-			t.Errorf("with a client at %s: got the status %+v, %v", far, s.Node, err)
+		s, err := console.Query(t.Context(), nil, "", address(t, ready, ServiceAdmin), 0)
+		if err != nil || s.Metrics.Sum("polder_node_clients") != float64(i+1) || len(s.Clients) != i+1 || s.Metrics.Sum("polder_node_memory_bytes") != 128<<20 {
+			t.Errorf("with a client at %s: got the status %+v, %v", far, s, err)
 		}
 		if m := get(t, "http://"+address(t, ready, ServiceAdmin)+"/metrics"); !strings.Contains(m, fmt.Sprintf("polder_node_clients %d\n", i+1)) {
 			t.Errorf("the metrics do not show %d clients", i+1)

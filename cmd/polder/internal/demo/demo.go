@@ -19,9 +19,9 @@ import (
 	"strings"
 	"time"
 
-	"polder/cmd/polder/internal/daemon"
 	"polder/internal/child"
 	"polder/internal/config"
+	"polder/internal/console"
 )
 
 // Config says what to store and where to print.
@@ -90,7 +90,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if r.nodeResident, err = node.Resident(); err != nil {
 		return err
 	}
-	if r.status, err = daemon.Query(ctx, nil, "", server.Addr("admin")); err != nil {
+	if r.status, err = console.Query(ctx, nil, "", server.Addr("admin"), 0); err != nil {
 		return err
 	}
 	for i := range files {

@@ -7,8 +7,8 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"polder/cmd/polder/internal/daemon"
 	"polder/internal/config"
+	"polder/internal/console"
 )
 
 // report is what the demonstration showed.
@@ -25,7 +25,7 @@ type report struct {
 	different      []string
 	serverResident int64
 	nodeResident   int64
-	status         *daemon.Status
+	status         *console.State
 }
 
 // count adds what became of f.
@@ -54,15 +54,10 @@ func (r *report) print(w io.Writer) error {
 	row("stored", "in %s, %s/s", seconds(r.store), mib(int64(float64(r.stored)/r.store.Seconds())))
 	row("read back", "in %s, %s/s", seconds(r.fetch), mib(int64(float64(r.stored)/r.fetch.Seconds())))
 	row("SHA-256", "%d of %d the same", r.keys-len(r.different), r.keys)
-	var far uint64
-	for _, m := range r.status.Heap.Maps {
-		far += m.Prefetched
-	}
-	row("local hits", "%d of %d files", max(0, r.keys-int(far)), r.keys)
-	row("far reads", "%d entries and pieces of entries", r.status.Heap.Fetches)
-	for _, n := range r.status.Pool.Nodes {
-		row("bytes moved", "%s to the node, %s from it", mib(n.BytesWritten), mib(n.BytesRead))
-	}
+	m := r.status.Metrics
+	row("local hits", "%d of %d files", max(0, int64(r.keys)-m.Int("polder_far_prefetched_total")), r.keys)
+	row("far reads", "%d entries and pieces of entries", m.Int("polder_far_fetches_total"))
+	row("bytes moved", "%s to the node, %s from it", mib(m.Int("polder_pool_written_bytes_total")), mib(m.Int("polder_pool_read_bytes_total")))
 	row("resident", "server %s, node %s", mib(r.serverResident), mib(r.nodeResident))
 	return t.Flush()
 }

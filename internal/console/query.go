@@ -1,0 +1,71 @@
+package console
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"time"
+
+	"polder/internal/listen"
+)
+
+const (
+	queryTimeout  = 5 * time.Second
+	maxStatusSize = 16 << 20
+)
+
+// Query asks a daemon's administrative address for its state, with so many points
+// of its history. It uses TLS if cfg is not nil, and shows the token if there is
+// one. At a loopback address a daemon may serve without TLS although others that
+// are asked have it: then it is asked again without. If ctx has no deadline, it waits
+// for five seconds at most.
+func Query(ctx context.Context, cfg *tls.Config, token, addr string, points int) (*State, error) {
+	if _, limited := ctx.Deadline(); !limited {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, queryTimeout)
+		defer cancel()
+	}
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: cfg, DisableKeepAlives: true}}
+	ask := func(scheme string) (*http.Response, error) {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+addr+"/status?points="+strconv.Itoa(points), nil)
+		if err != nil {
+			return nil, err
+		}
+		if token != "" {
+			req.Header.Set("Authorization", "Bearer "+token)
+		}
+		return client.Do(req)
+	}
+	scheme := "http://"
+	if cfg != nil {
+		scheme = "https://"
+	}
+	resp, err := ask(scheme)
+	if local, _ := listen.Loopback(addr); local && errors.Is(err, http.ErrSchemeMismatch) {
+		resp, err = ask("http://")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot ask %s: %w", addr, err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode == http.StatusUnauthorized {
+		return nil, fmt.Errorf("cannot ask %s: it asks for a token or a certificate: give --admin-token-file, or --tls-cert and --tls-key", addr)
+	}
+	if resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("cannot ask %s: it answers %s; expected a polder daemon's administrative address", addr, resp.Status)
+	}
+	s := new(State)
+	err = json.NewDecoder(io.LimitReader(resp.Body, maxStatusSize)).Decode(s)
+	if err == nil && s.Service == "" {
+		err = errors.New("it does not say which service it is")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot understand %s: %w; expected a polder daemon's administrative address", addr, err)
+	}
+	return s, nil
+}
