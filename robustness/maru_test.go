@@ -69,7 +69,10 @@ func (m *maru) info(t *testing.T) share.Info {
 	t.Helper()
 	metrics := proctest.State(t, m.Process).Metrics
 	n := func(name string) int { return int(metrics.Int("polder_share_" + name)) }
-	return share.Info{Keys: n("keys"), Regions: n("regions"), Deferred: n("regions_deferred"), Sessions: n("clients")}
+	return share.Info{
+		Keys: n("keys"), Regions: n("regions"), Deferred: n("regions_deferred"), MaruLate: uint64(n("maru_late_total")),
+		Pools: []share.PoolInfo{{Size: metrics.Int("polder_share_pool_bytes"), Free: metrics.Int("polder_share_pool_free_bytes")}},
+	}
 }
 
 // actor is a client of Maru's in a process of its own.
