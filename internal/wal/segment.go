@@ -96,6 +96,11 @@ func (l *Log) prepare() {
 		}
 		l.flushed.Broadcast()
 		l.mu.Unlock()
+		if err == nil && !l.noSync {
+			// So that a later sync of what is written over the zeros changes no
+			// metadata. Nothing depends on it, and nobody waits for it.
+			_ = unix.Fdatasync(int(f.Fd()))
+		}
 		if done {
 			return
 		}
@@ -118,8 +123,8 @@ func (l *Log) Starved() error {
 	return l.starved
 }
 
-// newSegment creates a file of zeros, whose space is promised, and brings it to
-// the medium: a sync of what is written over them then changes no metadata.
+// newSegment creates a file of zeros, whose space is promised. Nothing of it is
+// on the medium yet.
 func (l *Log) newSegment() (*os.File, error) {
 	path := filepath.Join(l.dir, readyName)
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
@@ -128,9 +133,6 @@ func (l *Log) newSegment() (*os.File, error) {
 	}
 	if err = allocate(f, l.segSize); err == nil {
 		err = zeroFill(f, 0, l.segSize)
-	}
-	if err == nil && !l.noSync {
-		err = unix.Fdatasync(int(f.Fd()))
 	}
 	if err != nil {
 		f.Close()
