@@ -112,6 +112,9 @@ func (f *shareFlags) runDaemon(ctx context.Context, op *operator.Control) error 
 	if opt.Store == nil && slices.ContainsFunc(opt.Pools, func(s resource.Spec) bool { return s.Kind == resource.Memfd || s.Kind == resource.Hugetlb }) {
 		op.Logger.Warn("nothing keeps the memory of memfd and hugetlb pools while the daemon restarts: use --keep or a service manager's descriptor store")
 	}
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	opt.HandedOver = end
 	s, err := server.Start(opt)
 	if err != nil {
 		if opt.Remote != nil {
@@ -199,7 +202,7 @@ func (f *shareFlags) runKeeper(cmd *cobra.Command) error {
 		return "told to reload", nil
 	})
 	args := slices.DeleteFunc(slices.Clone(os.Args[1:]), func(a string) bool { return a == "--keep" || a == "--keep=true" })
-	return keeper.Run(cmd.Context(), keeper.Options{Path: self, Args: append(args, "--keep=false"), Log: op.Logger, Signals: hangups})
+	return keeper.Run(cmd.Context(), keeper.Options{Dir: f.dir, Path: self, Args: append(args, "--keep=false"), Log: op.Logger, Signals: hangups})
 }
 
 func (f *shareFlags) options(op *operator.Control) (server.Options, error) {

@@ -6,6 +6,10 @@
 // FDSTORE=1 and FDNAME, and finds them again, from 3 on, announced by
 // LISTEN_FDS and LISTEN_FDNAMES, when it is started anew.
 //
+// A keeper that is killed leaves its daemon behind: it serves, but for what needs
+// a keeper. A new keeper in the same directory is handed what the old one kept,
+// by the daemon, which then ends, and the new keeper starts another.
+//
 // Concurrency: Run is for one goroutine; it has another one that reads the
 // socket, which ends with it.
 package keeper
@@ -30,6 +34,10 @@ import (
 
 // Options say what to run.
 type Options struct {
+	// Dir is the daemon's directory, where the keeper's socket is and where the
+	// daemon holds a lock on the file "lock". Without it, the socket is in a
+	// temporary directory, and nobody can take a keeper's place.
+	Dir string
 	// Path and Args are the program and its arguments.
 	Path string
 	Args []string
@@ -53,6 +61,43 @@ type Options struct {
 // that says that it is of no use to run it again.
 var ErrExit = errors.New("the program has ended")
 
+// handOver is how long a daemon that has lost its keeper may take to hand
+// everything to a new one and end.
+const handOver = 10 * time.Second
+
+// awaitHandOver returns when no daemon uses the directory.
+func awaitHandOver(ctx context.Context, opt Options) error {
+	for began := time.Now(); ; {
+		lock, err := lockFile(filepath.Join(opt.Dir, "lock"))
+		if err == nil {
+			return lock.Close()
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return err
+		}
+		if time.Since(began) > handOver {
+			return fmt.Errorf("cannot keep %s: a daemon uses it that was not started with --keep, or is stopped: end it first", opt.Dir)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+func lockFile(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("cannot lock the directory: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("cannot lock %s: %w", path, err)
+	}
+	return f, nil
+}
+
 // Run runs the program until ctx is done, and then asks it to end with SIGTERM.
 // A program that is killed by a signal is run again, at once the first time,
 // with growing pauses when it dies young. One that exits is not: it has said
@@ -70,11 +115,22 @@ func Run(ctx context.Context, opt Options) error {
 	if opt.Stderr == nil {
 		opt.Stderr = os.Stderr
 	}
-	s, err := newStore()
+	s, err := newStore(opt.Dir)
 	if err != nil {
 		return err
 	}
 	defer s.close()
+	if opt.Dir != "" {
+		if err := awaitHandOver(ctx, opt); err != nil {
+			return err
+		}
+		if err := s.drain(); err != nil {
+			return err
+		}
+		if n := s.len(); n > 0 {
+			opt.Log.Info("a daemon without keeper has handed its memory over", "descriptors", n)
+		}
+	}
 	for pause := time.Duration(0); ; {
 		began := time.Now()
 		crashed, err := s.runOnce(ctx, opt)
@@ -153,10 +209,12 @@ func (s *store) runOnce(ctx context.Context, opt Options) (crashed bool, err err
 
 // store is a descriptor store behind a datagram socket.
 type store struct {
-	dir, path string
-	conn      *net.UnixConn
-	done      chan struct{}
-	marks     chan struct{}
+	tmp   string   // a directory of its own, or ""
+	lock  *os.File // held while this keeper has the daemon's directory, or nil
+	path  string
+	conn  *net.UnixConn
+	done  chan struct{}
+	marks chan struct{}
 
 	mu   sync.Mutex // guards kept
 	kept map[string]*os.File
@@ -164,18 +222,45 @@ type store struct {
 
 const mark = "POLDER_KEEPER_MARK=1"
 
-func newStore() (*store, error) {
-	dir, err := os.MkdirTemp("", "polder-keeper") // mode 0700: this user's alone
-	if err != nil {
-		return nil, fmt.Errorf("cannot make the keeper's directory: %w", err)
+// maxPath is how long the path of a Unix socket may be.
+const maxPath = 107
+
+// newStore makes a store in dir, or in a directory of its own if dir is empty.
+func newStore(dir string) (_ *store, err error) {
+	var tmp string
+	var lock *os.File
+	if dir != "" {
+		if dir, err = filepath.Abs(dir); err == nil {
+			err = os.MkdirAll(dir, 0o700)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("cannot make the keeper's directory: %w", err)
+		}
+		if lock, err = lockFile(filepath.Join(dir, "keeper.lock")); err != nil {
+			return nil, fmt.Errorf("cannot keep %s: another keeper does, it seems: %w", dir, err)
+		}
 	}
-	path := filepath.Join(dir, "notify")
+	path := filepath.Join(dir, "keeper.sock")
+	os.Remove(path)                       // a dead keeper's
+	if dir == "" || len(path) > maxPath { // the daemon will find no other keeper there
+		if tmp, err = os.MkdirTemp("", "polder-keeper"); err != nil { // mode 0700: this user's alone
+			return nil, fmt.Errorf("cannot make the keeper's directory: %w", err)
+		}
+		path = filepath.Join(tmp, "keeper.sock")
+	}
 	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
 	if err != nil {
-		os.RemoveAll(dir)
+		os.RemoveAll(tmp)
+		if lock != nil {
+			lock.Close()
+		}
 		return nil, fmt.Errorf("cannot make the keeper's socket: %w", err)
 	}
-	s := &store{dir: dir, path: path, conn: conn, done: make(chan struct{}), marks: make(chan struct{}, 1), kept: map[string]*os.File{}}
+	if err := os.Chmod(path, 0o600); err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("cannot make the keeper's socket: %w", err)
+	}
+	s := &store{tmp: tmp, lock: lock, path: path, conn: conn, done: make(chan struct{}), marks: make(chan struct{}, 1), kept: map[string]*os.File{}}
 	go s.read()
 	return s, nil
 }
@@ -269,7 +354,13 @@ func (s *store) close() {
 	for _, f := range s.kept {
 		f.Close()
 	}
-	os.RemoveAll(s.dir)
+	os.Remove(s.path)
+	if s.tmp != "" {
+		os.RemoveAll(s.tmp)
+	}
+	if s.lock != nil {
+		s.lock.Close()
+	}
 }
 
 func descriptors(oob []byte) []*os.File {

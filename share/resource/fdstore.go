@@ -24,6 +24,10 @@ type Store interface {
 	// Kept returns what a former process handed over under name, once, or
 	// nil. The caller owns the file.
 	Kept(name string) *os.File
+	// Check reports whether what was handed over is still kept. If renewed, it
+	// is another process that keeps now, and it has nothing yet: everything
+	// has to be handed over again.
+	Check() (renewed bool, err error)
 	// Rest returns the names of what has been kept and not been asked for.
 	Rest() []string
 }
@@ -31,11 +35,15 @@ type Store interface {
 // notifyStore is the descriptor store of a service manager: the protocol of
 // sd_pid_notify_with_fds(3) and sd_listen_fds_with_names(3).
 type notifyStore struct {
-	conn *net.UnixConn
+	path string
 
-	mu   sync.Mutex // guards kept
+	mu   sync.Mutex // guards the fields below
+	conn *net.UnixConn
 	kept map[string]*os.File
 }
+
+// ErrKeeper is returned when the process that is to keep memory is gone.
+var ErrKeeper = errors.New("the keeper of the daemon's memory is gone: start polder share --keep again, with the same --dir")
 
 // ServiceStore returns the descriptor store of the service manager that
 // started this process, or nil if there is none. It takes the descriptors
@@ -56,7 +64,7 @@ func ServiceStore() (Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot reach the service manager: %w", err)
 	}
-	return &notifyStore{conn: conn, kept: kept}, nil
+	return &notifyStore{path: path, conn: conn, kept: kept}, nil
 }
 
 // inherited takes the descriptors from 3 on that LISTEN_FDS and LISTEN_FDNAMES
@@ -100,11 +108,14 @@ func (s *notifyStore) Forget(name string) error {
 }
 
 func (s *notifyStore) send(msg string, oob []byte) error {
+	s.mu.Lock()
+	conn := s.conn
+	s.mu.Unlock()
 	// A wedged manager must not wedge the daemon.
-	if err := s.conn.SetWriteDeadline(time.Now().Add(time.Second)); err != nil {
+	if err := conn.SetWriteDeadline(time.Now().Add(time.Second)); err != nil {
 		return fmt.Errorf("cannot tell the service manager: %w", err)
 	}
-	raw, err := s.conn.SyscallConn()
+	raw, err := conn.SyscallConn()
 	if err != nil {
 		return fmt.Errorf("cannot tell the service manager: %w", err)
 	}
@@ -114,10 +125,28 @@ func (s *notifyStore) send(msg string, oob []byte) error {
 		serr = unix.Sendmsg(int(fd), []byte(msg), oob, nil, 0)
 		return serr != unix.EAGAIN
 	})
-	if err = errors.Join(err, serr); err != nil {
+	switch err = errors.Join(err, serr); {
+	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.ENOTCONN), errors.Is(err, unix.EPIPE):
+		return ErrKeeper
+	case err != nil:
 		return fmt.Errorf("cannot tell the service manager: %w", err)
 	}
 	return nil
+}
+
+func (s *notifyStore) Check() (renewed bool, err error) {
+	if err := s.send("X_POLDER_CHECK=1", nil); !errors.Is(err, ErrKeeper) { // service managers ignore it
+		return false, err
+	}
+	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: s.path, Net: "unixgram"})
+	if err != nil {
+		return false, ErrKeeper
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.conn.Close()
+	s.conn = conn
+	return true, nil
 }
 
 func (s *notifyStore) Kept(name string) *os.File {

@@ -427,6 +427,18 @@ func (m *Manager) Remove(r *Region) error {
 	return r.pool.back.remove(r)
 }
 
+// KeepAll hands the memory of all regions to the Store again.
+func (m *Manager) KeepAll() error {
+	for r := range m.Regions() {
+		if _, ok := r.pool.back.(*memfdPool); ok && r.file != nil {
+			if err := m.opt.Store.Keep(regionName(r.ID), r.file); err != nil {
+				return fmt.Errorf("cannot hand over the memory of region %d: %w", r.ID, err)
+			}
+		}
+	}
+	return nil
+}
+
 // Pools describes the pools.
 func (m *Manager) Pools() []wire.PoolInfo {
 	var infos []wire.PoolInfo

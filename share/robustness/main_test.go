@@ -65,6 +65,8 @@ func TestMain(m *testing.M) {
 		err = beWriter()
 	case "reader":
 		err = beReader()
+	case "keeper":
+		err = beKeeper()
 	case "viewer":
 		err = beViewer()
 	case "intruder":
@@ -151,14 +153,29 @@ func beDaemon() error {
 	if opt.Store, err = resource.ServiceStore(); err != nil {
 		return err
 	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	opt.HandedOver = stop
 	s, err := server.Start(opt)
+	if err != nil {
+		return err
+	}
+	<-ctx.Done()
+	return s.Close()
+}
+
+// beKeeper keeps a daemon, and says which processes they are.
+func beKeeper() error {
+	path, err := os.Executable()
 	if err != nil {
 		return err
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	<-ctx.Done()
-	return s.Close()
+	return keeper.Run(ctx, keeper.Options{
+		Dir: filepath.Join(os.Getenv(envDir), "state"), Path: path, Env: []string{envRole + "=daemon"},
+		Started: func(pid int) { fmt.Println(pid) },
+	})
 }
 
 // beWriter puts keys, says so, and waits to be killed.

@@ -43,6 +43,14 @@
 // a daemon that is started in another pid namespace, as in a new container;
 // there, clients of before count as alive until they are back or fenced.
 //
+// # Who keeps memory
+//
+// With a Store, memory survives the daemon, and its death costs clients a moment.
+// If the process behind the Store dies, the daemon says so, and serves all but
+// allocations, which would promise what nobody keeps. The next such process is
+// handed everything (Server.tendStore); then the daemon ends, and its successor,
+// whom the new process starts, recovers.
+//
 // # Concurrency
 //
 // Server.mu guards all state of both halves. Lock order: Server.mu, then the

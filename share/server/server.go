@@ -38,6 +38,10 @@ type Options struct {
 	Pools []resource.Spec
 	// Store keeps memfd regions over a restart, if not nil.
 	Store resource.Store
+	// HandedOver, if not nil, is called when the process that kept the memory
+	// for Store had died, and all memory was handed to a new one: the daemon is
+	// to be closed, as the new one starts another.
+	HandedOver func()
 	// Sysfs is where sysfs is mounted. The default is "/sys".
 	Sysfs string
 	// Quotas limit the bytes of a tenant's regions; "*" is for all others. The
@@ -111,6 +115,8 @@ type Server struct {
 	poller *poller
 
 	saver saver
+
+	orphan bool // who kept the memory is gone; maintain's
 
 	mu        sync.Mutex // guards everything below
 	res       *resource.Manager
@@ -477,6 +483,7 @@ func (s *Server) maintain() {
 			polled = time.Now()
 			s.poll()
 			s.awaitNoLonger()
+			s.tendStore()
 			s.drainTouches()
 			s.retryFrees()
 		}
@@ -485,6 +492,31 @@ func (s *Server) maintain() {
 		}
 		s.finish(true)
 	}
+}
+
+// tendStore looks whether memory is still kept. While it is not, keys can be
+// read and put, and regions cannot be allocated: what was acknowledged so far
+// survives the daemon only if a new keeper comes. That one is handed everything.
+func (s *Server) tendStore() {
+	if s.opt.Store == nil {
+		return
+	}
+	renewed, err := s.opt.Store.Check()
+	if renewed {
+		s.mu.Lock()
+		err = s.res.KeepAll()
+		s.mu.Unlock()
+	}
+	switch {
+	case err != nil && !s.orphan:
+		s.opt.Log.Error("nothing keeps the daemon's memory: if the daemon dies, so do the keys; no region can be allocated", "err", err)
+	case renewed && err == nil:
+		s.opt.Log.Info("a new keeper has got all memory: it starts another daemon, and this one ends")
+		if s.opt.HandedOver != nil {
+			s.opt.HandedOver()
+		}
+	}
+	s.orphan = err != nil
 }
 
 // retryFrees frees regions that a full disk has kept.
