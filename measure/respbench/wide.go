@@ -26,6 +26,7 @@ type wideCase struct {
 	cmd    []byte
 	begins string // of the reply
 	size   int    // of the reply, in bytes
+	warm   int    // rounds that do not count
 }
 
 // command encodes words, and then more with every number from 0 to n.
@@ -61,18 +62,18 @@ func wideCases(n int) []wideCase {
 	element := func(s string) int { return len(fmt.Sprintf("$%d\r\n%s\r\n", len(s), s)) }
 	flush, unwatch := one("FLUSHALL"), one("UNWATCH")
 	return []wideCase{
-		{fmt.Sprintf("HSET of %d fields", n), [][]byte{flush}, hset, number, len(number)},
-		{fmt.Sprintf("HGETALL of %d fields", n), nil, one("HGETALL", "hash"), head, len(head) + n*(element(name(0))+element(wideValue))},
-		{fmt.Sprintf("MSET of %d keys", n), [][]byte{flush}, mset, "+OK\r\n", 5},
-		{fmt.Sprintf("WATCH of %d keys", watched), [][]byte{unwatch}, command([]string{"WATCH"}, watched, key), "+OK\r\n", 5},
-		{fmt.Sprintf("DEL of %d keys", n), [][]byte{unwatch, mset}, command([]string{"DEL"}, n, key), number, len(number)},
+		{fmt.Sprintf("HSET of %d fields", n), [][]byte{flush}, hset, number, len(number), 0},
+		{fmt.Sprintf("HGETALL of %d fields", n), nil, one("HGETALL", "hash"), head, len(head) + n*(element(name(0))+element(wideValue)), 0},
+		{fmt.Sprintf("MSET of %d keys", n), [][]byte{flush}, mset, "+OK\r\n", 5, 0},
+		{fmt.Sprintf("WATCH of %d keys", watched), [][]byte{unwatch}, command([]string{"WATCH"}, watched, key), "+OK\r\n", 5, 0},
+		{fmt.Sprintf("DEL of %d keys", n), [][]byte{unwatch, mset}, command([]string{"DEL"}, n, key), number, len(number), 0},
 	}
 }
 
 // wide measures commands with many arguments, and with large ones.
 func (b *bench) wide(ctx context.Context) error {
 	const mib = 1 << 20
-	if err := b.alone(ctx, wideCases(b.scale.wide), 256*mib, 1); err != nil {
+	if err := b.alone(ctx, wideCases(b.scale.wide), 256*mib); err != nil {
 		return err
 	}
 	if b.scale.large == 0 {
@@ -81,8 +82,10 @@ func (b *bench) wide(ctx context.Context) error {
 	// 64MiB and 256MiB for values of 36 MiB. The budget is written to until all of
 	// its pages have been touched: what the operating system takes for a page's
 	// first use is not the server's.
-	most, fit := b.scale.large/9*16, 8
-	return b.alone(ctx, largeCases(b.scale.large), int64(fit*b.scale.large), fit+fit/2, "--max-value", fmt.Sprint(most), "--client-memory", fmt.Sprint(4*most))
+	most, fit := b.scale.large/9*16, 16
+	cases := largeCases(b.scale.large)
+	cases[0].warm = fit + fit/4
+	return b.alone(ctx, cases, int64(fit*b.scale.large), "--max-value", fmt.Sprint(most), "--client-memory", fmt.Sprint(4*most))
 }
 
 // largeCases are those with one value of n bytes, as a cache of attention has them.
@@ -90,14 +93,13 @@ func largeCases(n int) []wideCase {
 	set := command([]string{"SET", "large", strings.Repeat("0123456789abcdef", n/16)}, 0, nil)
 	head := fmt.Sprintf("$%d\r\n", n)
 	return []wideCase{
-		{"SET of " + config.FormatSize(int64(n)), nil, set, "+OK\r\n", 5},
-		{"GET of " + config.FormatSize(int64(n)), nil, command([]string{"GET", "large"}, 0, nil), head, len(head) + n + 2},
+		{"SET of " + config.FormatSize(int64(n)), nil, set, "+OK\r\n", 5, 0},
+		{"GET of " + config.FormatSize(int64(n)), nil, command([]string{"GET", "large"}, 0, nil), head, len(head) + n + 2, 0},
 	}
 }
 
-// alone measures cases one command at a time, everything local, after so many
-// rounds to warm up.
-func (b *bench) alone(ctx context.Context, cases []wideCase, budget int64, warm int, flags ...string) (err error) {
+// alone measures cases one command at a time, everything local.
+func (b *bench) alone(ctx context.Context, cases []wideCase, budget int64, flags ...string) (err error) {
 	redis, err := startRedis(ctx)
 	if err != nil {
 		return err
@@ -118,6 +120,7 @@ func (b *bench) alone(ctx context.Context, cases []wideCase, budget int64, warm 
 	}
 	for _, c := range cases {
 		took := make([][]float64, len(servers))
+		warm := max(c.warm, 1)
 		for round := range warm + b.scale.rounds {
 			for _, i := range rand.Perm(len(servers)) {
 				b.cfg.Progress(b.done, b.total, servers[i].name+" "+c.name)

@@ -38,3 +38,21 @@ func TestAnIndependentClientInPython(t *testing.T) {
 		t.Fatalf("the independent client's tests fail: %v\n%s", err, out)
 	}
 }
+
+// TestTheExampleOfAPrefixCache has several processes share what they have computed.
+func TestTheExampleOfAPrefixCache(t *testing.T) {
+	h := build(t, nil)
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), python(t), "-B", "examples/maruprefix/prefix_cache.py", "--url", h.tcp,
+		"--engines", "3", "--requests", "60", "--block", "16384")
+	cmd.Dir = root
+	cmd.Env = append(os.Environ(), "PYTHONPATH="+filepath.Join(root, "clients/python"))
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "60 requests") || !strings.Contains(string(out), " 0 wrong") || strings.Contains(string(out), " 0 found") {
+		t.Fatalf("the example fails: %v\n%s", err, out)
+	}
+	t.Logf("%s", out)
+}
