@@ -102,7 +102,7 @@ test-console: ## run the tests of the web console in a real browser, Debian's ch
 .PHONY: test-rdma
 test-rdma: ## run the programs over real RDMA: Soft-RoCE in virtual machines (docs/rdma.md); LONG=1 for all of it
 	@.ci/deps-rdma
-	$(GO) test -count=1 -timeout $(TESTTIMEOUT) -tags guests -parallel 3 $(if $(LONG),,-short -run 'Fails|HungGuest') ./robustness/rdma/vm
+	$(GO) test -count=1 -timeout $(TESTTIMEOUT) -tags guests -parallel 3 $(if $(LONG),,-short -run 'Fails|HungGuest|Containers') ./robustness/rdma/vm
 	$(GO) run ./robustness/rdma $(if $(LONG),-long)
 
 .PHONY: bench

@@ -5,13 +5,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"polder/internal/cgroup"
 	"polder/internal/child"
 	"polder/internal/proctest"
 	"polder/pool"
+	"polder/verbs/tcp"
 )
 
 // container makes a control group that lasts until the test ends.
@@ -32,9 +36,20 @@ func container(t *testing.T, limit int64) *cgroup.Group {
 	return g
 }
 
+// enterGroup is the first argument of this test program when it is to enter a
+// control group, the second, and become the program that the others name.
+const enterGroup = "enter-group"
+
+func enter(procs string, args []string) error {
+	if err := os.WriteFile(procs, []byte(strconv.Itoa(os.Getpid())), 0); err != nil {
+		return err
+	}
+	return syscall.Exec(args[0], args, os.Environ())
+}
+
 // within is the command that enters a group before it becomes polder.
 func within(g *cgroup.Group, command string, args ...string) child.Command {
-	return child.Command{Path: "/bin/sh", Args: append([]string{"-c", "echo $$ > " + g.Procs() + ` && exec "$0" "$@"`, proctest.Binary(), command}, args...)}
+	return child.Command{Path: "/proc/self/exe", Args: append([]string{enterGroup, g.Procs(), proctest.Binary(), command}, args...)}
 }
 
 // startWithin runs a daemon in a group.
@@ -69,7 +84,7 @@ func borrowAll(t *testing.T, args ...string) {
 	if s.Memory.Total > limit || !strings.Contains(s.Memory.Bound, "control group") {
 		t.Errorf("its status says %+v of memory, want the control group's %d bytes", s.Memory, limit)
 	}
-	p, err := pool.Dial(t.Context(), node.Addr("verbs"))
+	p, err := pool.DialTCP(t.Context(), tcp.Config{}, pool.Config{Timeout: hang}, node.Addr("verbs"))
 	if err != nil {
 		t.Fatal(err)
 	}

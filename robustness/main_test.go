@@ -22,8 +22,13 @@ import (
 	"polder/internal/proctest"
 )
 
-// TestMain lets the test program be a client of a coordinator, too.
+// TestMain lets the test program be a client of a coordinator, too, or enter a
+// control group and become another program.
 func TestMain(m *testing.M) {
+	if len(os.Args) > 3 && os.Args[1] == enterGroup {
+		fmt.Fprintln(os.Stderr, enter(os.Args[2], os.Args[3:]))
+		os.Exit(1)
+	}
 	if len(os.Args) == 3 && os.Args[1] == softClient {
 		fmt.Fprintln(os.Stderr, client(os.Args[2], os.Stdout))
 		os.Exit(1)

@@ -1,7 +1,8 @@
 // Package proctest lets tests run the real program in processes of its own.
 //
 // A test package calls [Main] from its TestMain: the binary is built once,
-// without the race detector, as users build it, and removed at the end. The
+// without the race detector, as users build it, and removed at the end; unless
+// POLDER_TEST_BINARY is the path of one, where there is no Go to build it. The
 // functions that take a testing.TB fail the test when a daemon cannot be
 // started, and stop it when the test ends.
 package proctest
@@ -44,11 +45,13 @@ func run(m *testing.M) (code int, err error) {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	binary = filepath.Join(dir, "polder")
-	build := exec.Command("go", "build", "-ldflags=-s -w", "-o", binary, "polder/cmd/polder")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		return 0, fmt.Errorf("cannot build polder: %w\n%s", err, out)
+	if binary = os.Getenv("POLDER_TEST_BINARY"); binary == "" {
+		binary = filepath.Join(dir, "polder")
+		build := exec.Command("go", "build", "-ldflags=-s -w", "-o", binary, "polder/cmd/polder")
+		build.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := build.CombinedOutput(); err != nil {
+			return 0, fmt.Errorf("cannot build polder: %w\n%s", err, out)
+		}
 	}
 	if code = m.Run(); code == 0 {
 		err = goleak.Find()

@@ -87,6 +87,7 @@ func mountAll() error {
 	for _, m := range []struct{ kind, dir, options string }{
 		{"proc", "/proc", ""},
 		{"sysfs", "/sys", ""},
+		{"cgroup2", "/sys/fs/cgroup", ""},
 		{"devtmpfs", "/dev", ""},
 		{"tmpfs", "/dev/shm", "size=50%"},
 		{"tmpfs", "/tmp", "size=50%"},
@@ -98,6 +99,10 @@ func mountAll() error {
 		if err := unix.Mount(m.kind, m.dir, m.kind, 0, m.options); err != nil {
 			return fmt.Errorf("cannot mount %s at %s: %w", m.kind, m.dir, err)
 		}
+	}
+	// As in a container host: groups can be made that limit memory.
+	if err := os.WriteFile("/sys/fs/cgroup/cgroup.subtree_control", []byte("+memory"), 0); err != nil {
+		return fmt.Errorf("cannot have control groups limit memory: %w", err)
 	}
 	for link, to := range map[string]string{
 		"/dev/fd": "/proc/self/fd", "/dev/stdin": "/proc/self/fd/0", "/dev/stdout": "/proc/self/fd/1", "/dev/stderr": "/proc/self/fd/2",
