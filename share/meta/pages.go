@@ -113,6 +113,15 @@ func (p *Pages) Claim(page uint32) (swept bool) {
 	return swept
 }
 
+// Forget frees a page of a region that is gone, if it was given up: its number
+// will be another region's.
+func (p *Pages) Forget(page uint32) {
+	delete(p.unknown, page)
+	if p.Word(page).State() == shm.Dying {
+		p.free(page)
+	}
+}
+
 func (p *Pages) free(page uint32) {
 	delete(p.dying, page)
 	delete(p.unknown, page)

@@ -35,15 +35,16 @@ import (
 
 // The environment by which the test makes this binary play a part.
 const (
-	envRole   = "SHARE_TEST_ROLE"   // daemon, writer, reader, intruder
-	envDir    = "SHARE_TEST_DIR"    // of the daemon, or of the socket
-	envPool   = "SHARE_TEST_POOL"   // specification of the pool
-	envFail   = "SHARE_TEST_FAIL"   // a file that says where to die: name, tab, count
-	envTmpfs  = "SHARE_TEST_TMPFS"  // size of a tmpfs for the daemon's state
-	envSettle = "SHARE_TEST_SETTLE" // how long the daemon waits for clients after a restart
-	envArgs   = "SHARE_TEST_ARGS"   // of the role
-	killed    = ".killed"           // suffix of the file that says that it has happened
-	smallPage = 16 << 10
+	envRole      = "SHARE_TEST_ROLE"      // daemon, writer, reader, intruder
+	envDir       = "SHARE_TEST_DIR"       // of the daemon, or of the socket
+	envPool      = "SHARE_TEST_POOL"      // specification of the pool
+	envFail      = "SHARE_TEST_FAIL"      // a file that says where to die: name, tab, count
+	envTmpfs     = "SHARE_TEST_TMPFS"     // size of a tmpfs for the daemon's state
+	envSettle    = "SHARE_TEST_SETTLE"    // how long the daemon waits for clients after a restart
+	envContained = "SHARE_TEST_CONTAINED" // the process is the first of a container
+	envArgs      = "SHARE_TEST_ARGS"      // of the role
+	killed       = ".killed"              // suffix of the file that says that it has happened
+	smallPage    = 16 << 10
 
 	fillerSize = 96 << 10 // of what another program has on the daemon's disk
 	toldName   = "told"   // the file in the daemon's directory that it logs to
@@ -58,7 +59,14 @@ func TestMain(m *testing.M) {
 	}
 	armFailpoint()
 	var err error
+	if os.Getenv(envContained) != "" && os.Getpid() == 1 {
+		err = beContained()
+	}
+	if err != nil {
+		role = "nothing"
+	}
 	switch role {
+	case "nothing":
 	case "daemon":
 		err = beDaemon()
 	case "writer":

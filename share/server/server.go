@@ -419,6 +419,9 @@ func (s *Server) free(r *resource.Region, lsn uint64) {
 			delete(ss.maps, r.ID) // the mapping is the client's own affair now
 		}
 	}
+	for i := range uint32(r.Pages()) {
+		s.pages.Forget(r.Base + i)
+	}
 	s.res.Free(r)
 	s.removals = append(s.removals, removal{lsn, r.Durable(), r})
 	s.pending.Store(true)
