@@ -16,7 +16,8 @@ import (
 )
 
 // Client is a client of Maru's protocol for measurements and tests: it asks one
-// thing at a time, and remembers nothing but its mappings. It is for one goroutine.
+// thing at a time, and remembers nothing but its mappings. It answers the server's
+// heartbeats only while it asks. It is for one goroutine.
 type Client struct {
 	link     *link
 	enc      *encoder

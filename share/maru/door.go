@@ -212,7 +212,7 @@ var errCrowded = errors.New("as many clients are connected as are admitted")
 
 // lookAfter looks after what no request tells of.
 func (d *Door) lookAfter() {
-	tick := time.NewTicker(min(time.Second, d.opt.Heartbeat))
+	tick := time.NewTicker(min(time.Second, d.opt.Heartbeat, d.opt.Unclaimed))
 	defer tick.Stop()
 	for {
 		select {

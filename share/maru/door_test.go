@@ -329,7 +329,7 @@ func TestAClientLivesAsLongAsItsConnectionToTheResourceManager(t *testing.T) {
 
 func TestARegionThatItsOwnerHasNotHeardOfIsTakenBack(t *testing.T) {
 	h := build(t, func(_ *server.Options, d *Options) {
-		d.Unclaimed, d.Heartbeat = 10*time.Millisecond, 10*time.Millisecond
+		d.Unclaimed = 500 * time.Millisecond
 	})
 	c := h.dial(t, h.tcp, "identity", "c")
 	if _, err := c.Alloc(1 << 20); err != nil {
