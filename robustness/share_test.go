@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -122,8 +123,8 @@ func TestAnAdministrativeAddressForOthersNeedsTLS(t *testing.T) {
 func TestTopEndsWellWithSIGINT(t *testing.T) {
 	root := t.TempDir()
 	socket := filepath.Join(root, "s")
-	proctest.Start(t, "share", "--dir", filepath.Join(root, "state"), "--socket", socket, "--pool", "memfd:1MiB")
-	cmd := exec.Command(proctest.Binary(), "share", "top", "--socket", socket, "--every", "10ms")
+	d := proctest.Start(t, "share", "--dir", filepath.Join(root, "state"), "--socket", socket, "--pool", "memfd:1MiB")
+	cmd := exec.Command(proctest.Binary(), "top", "--admin", d.Addr("admin"), "--every", "100ms", "--count", "0")
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -133,8 +134,8 @@ func TestTopEndsWellWithSIGINT(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	var first [6]byte
-	if _, err := out.Read(first[:]); err != nil || string(first[:]) != "puts/s" {
+	var first [7]byte
+	if _, err := io.ReadFull(out, first[:]); err != nil || string(first[:]) != "SERVICE" {
 		t.Errorf("top begins with %q, %v", first, err)
 	}
 	if err := cmd.Process.Signal(os.Interrupt); err != nil {

@@ -42,7 +42,21 @@ func newRoot(environ []string) *cobra.Command {
 		}
 		return &usageError{err}
 	})
-	root.AddCommand(newUp(), newNode(), newServe(), newBroker(), newStatus(), newShare(), newCoordinator(), newDoctor(), newDemo(), newBench(), newSim(), newVersion())
+	for _, g := range []struct {
+		id, title string
+		commands  []*cobra.Command
+	}{
+		{"run", "Run:", []*cobra.Command{newUp(), newNode(), newServe(), newBroker(), newShare(), newCoordinator()}},
+		{"operate", "Operate:", []*cobra.Command{newStatus(), newTop(), newDoctor(), newVersion()}},
+		{"measure", "Measure:", []*cobra.Command{newDemo(), newBench(), newSim()}},
+	} {
+		root.AddGroup(&cobra.Group{ID: g.id, Title: g.title})
+		for _, c := range g.commands {
+			c.GroupID = g.id
+		}
+		root.AddCommand(g.commands...)
+	}
+	root.SetHelpCommandGroupID("operate")
 	configure(root, environ)
 	return root
 }

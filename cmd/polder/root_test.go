@@ -70,3 +70,25 @@ func TestFlagsOfBenchmarksMayHaveOneDash(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
+
+// TestHelpIsGrouped: whoever reads it sees what to run, to operate and to measure.
+func TestHelpIsGrouped(t *testing.T) {
+	root := newRoot(nil)
+	var out strings.Builder
+	root.SetOut(&out)
+	root.SetArgs([]string{"--help"})
+	if err := root.Execute(); err != nil {
+		t.Fatal(err)
+	}
+	at := -1
+	for _, want := range []string{"\nRun:\n", "\n  node ", "\nOperate:\n", "\n  top ", "\nMeasure:\n", "\n  sim "} {
+		i := strings.Index(out.String(), want)
+		if i <= at {
+			t.Errorf("--help does not say %q in its place:\n%s", want, out.String())
+		}
+		at = i
+	}
+	if strings.Contains(out.String(), "Additional Commands") {
+		t.Errorf("a command is in no group:\n%s", out.String())
+	}
+}

@@ -89,7 +89,7 @@ func newShare() *cobra.Command {
 	fs.Var(config.NewSize(&f.checkpoint, 4<<10, 0), "checkpoint", "the least log that is worth a checkpoint; besides, more of it must be dead than alive, or the disk be full")
 	f.maru.add(fs)
 	f.operator.Add(fs, "", listen.Client)
-	cmd.AddCommand(newShareLs(), newShareStats(), newShareTop(), newShareRm(), newShareKick(), newBenchShareWorker())
+	cmd.AddCommand(newShareLs(), newShareStats(), newShareRm(), newShareKick(), newBenchShareWorker())
 	return cmd
 }
 

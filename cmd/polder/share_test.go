@@ -61,7 +61,6 @@ func TestToolsLookIntoARunningDaemon(t *testing.T) {
 		{[]string{"ls", "--regions"}, []string{"active", "memfd", "16KiB"}},
 		{[]string{"ls", "--clients"}, []string{"the tester", "polder share ls"}},
 		{[]string{"stats"}, []string{"memfd", "keys", "of 15 bytes"}},
-		{[]string{"top", "--every", "10ms", "-n", "2"}, []string{"puts/s", "keys 3"}},
 	}
 	for _, w := range wants {
 		out, err := runShare(t, append(w.args, "--socket", socket)...)

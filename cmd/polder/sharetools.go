@@ -7,17 +7,13 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"os"
-	"os/signal"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"polder/internal/config"
 	"polder/share"
@@ -182,66 +178,6 @@ func printShareStats(out io.Writer, info share.Info) error {
 		fmt.Fprintf(w, "tenant %s\t%s\n", t, config.FormatSize(info.Tenants[t]))
 	}
 	return w.Flush()
-}
-
-func newShareTop() *cobra.Command {
-	var t shareTool
-	every := time.Second
-	var n int
-	cmd := t.command("top", "Watch what the daemon does", cobra.NoArgs,
-		func(cmd *cobra.Command, c *share.Client, _ []string) error {
-			if n < 0 {
-				return fmt.Errorf("cannot look %d times: -n wants a number of looks, or 0 for no end", n)
-			}
-			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
-			defer stop()
-			err := shareTop(ctx, cmd.OutOrStdout(), c, every, n)
-			if ctx.Err() != nil {
-				return nil
-			}
-			return err
-		})
-	cmd.Flags().Var(config.NewDuration(&every, 10*time.Millisecond), "every", "how often to look")
-	cmd.Flags().IntVarP(&n, "count", "n", 0, "end after so many looks; 0 means never")
-	return cmd
-}
-
-// shareTop prints rates, in place on a terminal and line by line elsewhere.
-func shareTop(ctx context.Context, out io.Writer, c *share.Client, every time.Duration, n int) error {
-	f, ok := out.(*os.File)
-	inPlace := ok && term.IsTerminal(int(f.Fd()))
-	tick := time.NewTicker(every)
-	defer tick.Stop()
-	last, err := c.Stats(ctx)
-	if err != nil {
-		return err
-	}
-	for i := 0; n == 0 || i < n; i++ {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
-		info, err := c.Stats(ctx)
-		if err != nil {
-			return err
-		}
-		secs := max(info.Uptime-last.Uptime, 0.001)
-		rate := func(now, before uint64) float64 { return float64(now-before) / secs }
-		line := fmt.Sprintf("puts/s %8.0f  lookups/s %8.0f  hits/s %8.0f  deletes/s %6.0f  evictions/s %6.0f  allocs/s %5.0f  keys %d  views %d  clients %d",
-			rate(info.Puts, last.Puts), rate(info.Lookups, last.Lookups), rate(info.Hits, last.Hits), rate(info.Deletes, last.Deletes),
-			rate(info.Evictions, last.Evictions), rate(info.Allocs, last.Allocs), info.Keys, info.Views, info.Sessions)
-		if inPlace {
-			fmt.Fprint(out, "\x1b[H\x1b[2J", line, "\n\n")
-			if err := printShareStats(out, info); err != nil {
-				return err
-			}
-		} else {
-			fmt.Fprintln(out, line)
-		}
-		last = info
-	}
-	return nil
 }
 
 func needKeys(_ *cobra.Command, args []string) error {

@@ -13,9 +13,13 @@ import (
 	"polder/internal/operator"
 )
 
-// The administrative addresses that status asks if it is not told: those
-// that up or serve, node, broker and coordinator have by default.
-var usualAdmin = []string{defaultAdmin, defaultNodeAdmin, defaultBrokerAdmin, defaultCoordinatorAdmin}
+// usualShareAdmin is where the documents have a share daemon be looked at, which has
+// no administrative address unless it is given one.
+const usualShareAdmin = "127.0.0.1:7075"
+
+// The administrative addresses that status and top ask if they are not told: those
+// that up or serve, node, broker and coordinator have by default, and share's.
+var usualAdmin = []string{defaultAdmin, defaultNodeAdmin, defaultBrokerAdmin, defaultCoordinatorAdmin, usualShareAdmin}
 
 func newStatus() *cobra.Command {
 	var (
