@@ -3,6 +3,7 @@ package inproc
 import (
 	"context"
 	"errors"
+	"runtime"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -165,5 +166,61 @@ func TestConnectGivesUp(t *testing.T) {
 		if _, err := r.Conn().Connect(t.Context(), qp, nil); !errors.As(err, &reject) {
 			t.Errorf("%s: connecting backwards: got %v, want a RejectError", name, err)
 		}
+	}
+}
+
+// TestARequestThatIsOverIsNotAccepted has a requester give up before anybody
+// accepts: the listener gets the next one's request.
+func TestARequestThatIsOverIsNotAccepted(t *testing.T) {
+	e := newEnds(t, 4096)
+	l, err := e.fabric.Listen(e.server, "other")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := e.fabric.Dial(t.Context(), e.client, "other")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pd, err := e.client.AllocPD()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ended []chan error
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	for i, name := range []string{"first", "second"} {
+		qp, err := pd.CreateQP(verbs.QPInit{SendCQ: e.cq, RecvCQ: e.cq, SendDepth: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		end := make(chan error, 1)
+		go func() {
+			_, err := c.Connect(ctx, qp, []byte(name))
+			end <- err
+		}()
+		ended = append(ended, end)
+		for len(l.(*listener).requests) <= i {
+			runtime.Gosched()
+		}
+		if i == 0 {
+			cancel()
+			if err := <-end; !errors.Is(err, context.Canceled) {
+				t.Fatalf("a Connect that was given up: got %v, want Canceled", err)
+			}
+			ctx = t.Context()
+		}
+	}
+	r, err := l.Accept(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := string(r.Private()); got != "second" {
+		t.Fatalf("accepted the %s request, want the second", got)
+	}
+	if err := r.Reject("no"); err != nil {
+		t.Error(err)
+	}
+	if err := <-ended[1]; err == nil {
+		t.Error("a request that was rejected has succeeded")
 	}
 }
