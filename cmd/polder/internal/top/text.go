@@ -9,7 +9,8 @@ import (
 	"polder/internal/console"
 )
 
-// Styles; a terminal without colours is given none by Bubble Tea.
+// bold, like the other styles here, is left out by Bubble Tea where the terminal has
+// none.
 func bold(s string) string  { return "\x1b[1m" + s + "\x1b[m" }
 func faint(s string) string { return "\x1b[2m" + s + "\x1b[m" }
 
