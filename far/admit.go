@@ -30,11 +30,11 @@ func (sh *shard) admits(h *Heap, w *word) bool {
 	sh.missed += uint64(w.size())
 	now := sh.missed >> shift
 	if now != then {
-		h.logs.weigh()
+		h.core.Logs.Weigh()
 	}
 	// Fetching what is larger than an epoch's worth does not make it old at once.
 	stamp := uint64(*w & stampMask >> stampShift)
-	if stamp != 0 && (then+epochs-(stamp-1))%epochs <= 1 || h.logs.roomy() {
+	if stamp != 0 && (then+epochs-(stamp-1))%epochs <= 1 || h.core.Logs.Roomy() {
 		return true
 	}
 	*w = *w&^stampMask | word(now%epochs+1)<<stampShift
@@ -43,5 +43,5 @@ func (sh *shard) admits(h *Heap, w *word) bool {
 
 // epochShift is log2 of how many bytes a shard fetches in an epoch.
 func (h *Heap) epochShift() int {
-	return max(bits.Len64(uint64(h.local.Load()/int64(h.shards)/admitShare))-1, 0)
+	return max(bits.Len64(uint64(h.Local()/int64(h.shards)/admitShare))-1, 0)
 }

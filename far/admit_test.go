@@ -1,6 +1,7 @@
 package far
 
 import (
+	"polder/far/heap"
 	"testing"
 )
 
@@ -11,7 +12,7 @@ func isLocal(m *ByteMap, k []byte) bool {
 
 // Local memory that is full of what was used is not given up for what is read once.
 func TestWhatIsReadOnceDisplacesNothing(t *testing.T) {
-	h, m := newTinyHeap(t, NewMemStore(tinySegment, 4000), 400<<10)
+	h, m := newTinyHeap(t, heap.NewMemStore(tinySegment, 4000), 400<<10)
 	const n, hot = 12_000, 300
 	keys := cold(t, m, n, 100)
 	locals := func() (n int) {
@@ -37,16 +38,16 @@ func TestWhatIsReadOnceDisplacesNothing(t *testing.T) {
 	if n := locals(); n < hot*9/10 {
 		t.Errorf("of %d entries that were used again and again %d are local after a scan", hot, n)
 	}
-	segments := uint64(n-hot) * uint64(entrySize(len(keys[0]), 100)) / uint64(h.logs.segSize)
+	segments := uint64(n-hot) * uint64(heap.RecordSize(len(keys[0]), 100)) / uint64(h.core.Logs.SegSize)
 	if got := h.Stats().EvacuatedSegments - before; got > segments/3 {
 		t.Errorf("a scan of %d segments evacuated %d", segments, got)
 	}
 }
 
 func TestWhatIsReadTwiceIsKept(t *testing.T) {
-	h, m := newTinyHeap(t, NewMemStore(tinySegment, 4000), 400<<10)
+	h, m := newTinyHeap(t, heap.NewMemStore(tinySegment, 4000), 400<<10)
 	keys := cold(t, m, 12_000, 100)
-	if h.logs.roomy() { // everything is kept as long as it costs nothing
+	if h.core.Logs.Roomy() { // everything is kept as long as it costs nothing
 		t.Fatal("12,000 entries leave room")
 	}
 	first := h.Stats().Fetches
@@ -66,7 +67,7 @@ func TestWhatIsReadTwiceIsKept(t *testing.T) {
 }
 
 func TestEverythingIsKeptWhileThereIsRoom(t *testing.T) {
-	h, m := newTinyHeap(t, NewMemStore(tinySegment, 4000), 400<<10)
+	h, m := newTinyHeap(t, heap.NewMemStore(tinySegment, 4000), 400<<10)
 	keys := cold(t, m, 6000, 100)
 	for _, k := range keys[1000:] {
 		if _, err := m.Delete(t.Context(), k); err != nil {

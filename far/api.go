@@ -1,5 +1,6 @@
 package far
 
+import "polder/far/heap"
 import "time"
 
 // Config configures a Heap.
@@ -30,12 +31,9 @@ type Config struct {
 }
 
 // core is what the heap's memory needs to know of cfg.
-func (cfg *Config) core() coreConfig {
-	return coreConfig{Local: cfg.Local, MaxLocal: cfg.MaxLocal, ScopeBytes: cfg.ScopeBytes, HeldTooLong: cfg.HeldTooLong}
+func (cfg *Config) core() heap.Config {
+	return heap.Config{Local: cfg.Local, MaxLocal: cfg.MaxLocal, ScopeBytes: cfg.ScopeBytes, HeldTooLong: cfg.HeldTooLong}
 }
-
-// MinLocal is the smallest local budget.
-const MinLocal = 4 << 20
 
 // Entry is a value in a ByteMap, with what the map keeps beside it.
 type Entry struct {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"math/bits"
+	"polder/far/heap"
 	"reflect"
 )
 
@@ -130,7 +131,7 @@ func (a *Array[T]) Set(ctx context.Context, i int, v T) error { return a.At(i).S
 // ctx.
 func (a *Array[T]) Read(ctx context.Context, dst []T, i int) error {
 	_ = a.idx[i : i+len(dst)]
-	return a.tr.h.withScope(ctx, func(s *Scope) {
+	return a.tr.h.withScope(ctx, func(s *heap.Scope) {
 		for at, b := range a.part(s, i, i+len(dst), derefStream) {
 			copy(dst[at-i:], b)
 		}
@@ -143,7 +144,7 @@ func (a *Array[T]) Read(ctx context.Context, dst []T, i int) error {
 // temporal locality.
 func (a *Array[T]) Write(ctx context.Context, src []T, i int) error {
 	_ = a.idx[i : i+len(src)]
-	return a.tr.h.withScope(ctx, func(s *Scope) {
+	return a.tr.h.withScope(ctx, func(s *heap.Scope) {
 		for at, end := i, i+len(src); at < end; {
 			n := min(a.tr.group-at&(a.tr.group-1), end-at)
 			b := src[at-i : at-i+n]
@@ -167,45 +168,45 @@ func (a *Array[T]) Write(ctx context.Context, src []T, i int) error {
 // step. The iteration enters and leaves s, group by group, and prefetches; it
 // waits within the scope's context. It ends early if an element cannot be had, and then s.Err
 // says why.
-func (a *Array[T]) All(s *Scope) iter.Seq2[int, *T] { return each(a.part(s, 0, a.n, 0)) }
+func (a *Array[T]) All(s *heap.Scope) iter.Seq2[int, *T] { return each(a.part(s, 0, a.n, 0)) }
 
 // Stream is All for elements without temporal locality: they do not displace
 // others (the paper's non-temporal access).
-func (a *Array[T]) Stream(s *Scope) iter.Seq2[int, *T] {
+func (a *Array[T]) Stream(s *heap.Scope) iter.Seq2[int, *T] {
 	return each(a.part(s, 0, a.n, derefStream))
 }
 
 // Backward is All from the last element to the first.
-func (a *Array[T]) Backward(s *Scope) iter.Seq2[int, *T] { return backward[T](a.tr, s, a.n) }
+func (a *Array[T]) Backward(s *heap.Scope) iter.Seq2[int, *T] { return backward[T](a.tr, s, a.n) }
 
 // Chunks iterates over the elements from i to j, a group at a time, to be read:
 // the number of the first and the elements, which are valid during the step.
 // It is the fastest way through an array. Otherwise it is as All.
-func (a *Array[T]) Chunks(s *Scope, i, j int) iter.Seq2[int, []T] { return a.part(s, i, j, 0) }
+func (a *Array[T]) Chunks(s *heap.Scope, i, j int) iter.Seq2[int, []T] { return a.part(s, i, j, 0) }
 
 // StreamChunks is Chunks for elements without temporal locality.
-func (a *Array[T]) StreamChunks(s *Scope, i, j int) iter.Seq2[int, []T] {
+func (a *Array[T]) StreamChunks(s *heap.Scope, i, j int) iter.Seq2[int, []T] {
 	return a.part(s, i, j, derefStream)
 }
 
 // MutChunks is Chunks for elements to be read and written.
-func (a *Array[T]) MutChunks(s *Scope, i, j int) iter.Seq2[int, []T] {
+func (a *Array[T]) MutChunks(s *heap.Scope, i, j int) iter.Seq2[int, []T] {
 	return a.part(s, i, j, derefMut)
 }
 
 // StreamMutChunks is MutChunks for elements without temporal locality.
-func (a *Array[T]) StreamMutChunks(s *Scope, i, j int) iter.Seq2[int, []T] {
+func (a *Array[T]) StreamMutChunks(s *heap.Scope, i, j int) iter.Seq2[int, []T] {
 	return a.part(s, i, j, derefMut|derefStream)
 }
 
 // part iterates over the elements from i to j by groups.
-func (a *Array[T]) part(s *Scope, i, j, what int) iter.Seq2[int, []T] {
+func (a *Array[T]) part(s *heap.Scope, i, j, what int) iter.Seq2[int, []T] {
 	_ = a.idx[i:j]
 	return part[T](a.tr, s, i, j, what)
 }
 
 // part iterates over the elements of tr from i to j by groups.
-func part[T any](tr *tracker, s *Scope, i, j, what int) iter.Seq2[int, []T] {
+func part[T any](tr *tracker, s *heap.Scope, i, j, what int) iter.Seq2[int, []T] {
 	return func(yield func(int, []T) bool) {
 		open := false
 		defer func() { // if yield panics
@@ -237,7 +238,7 @@ func part[T any](tr *tracker, s *Scope, i, j, what int) iter.Seq2[int, []T] {
 }
 
 // backward iterates over the first n elements of tr, from the last one on.
-func backward[T any](tr *tracker, s *Scope, n int) iter.Seq2[int, *T] {
+func backward[T any](tr *tracker, s *heap.Scope, n int) iter.Seq2[int, *T] {
 	return func(yield func(int, *T) bool) {
 		for c := (n - 1 + tr.group) / tr.group; c > 0; c-- {
 			at := (c - 1) * tr.group
@@ -275,7 +276,7 @@ func each[T any](chunks iter.Seq2[int, []T]) iter.Seq2[int, *T] {
 
 // chunkStep calls fn with the elements of object i, whose word is p, in s, and
 // reports whether to go on. With i negative the prefetcher is not told.
-func chunkStep[T any](tr *tracker, s *Scope, p *uint64, i, what int, fn func(b []T) bool) bool {
+func chunkStep[T any](tr *tracker, s *heap.Scope, p *uint64, i, what int, fn func(b []T) bool) bool {
 	b := chunkEnter[T](tr, s, p, i, i+1, what)
 	if b == nil {
 		return false
@@ -285,16 +286,16 @@ func chunkStep[T any](tr *tracker, s *Scope, p *uint64, i, what int, fn func(b [
 }
 
 // chunkEnter enters s and returns the elements of object i, whose word is p. If
-// it cannot, it returns nil, and s.err says why, and s is as it was. With i
+// it cannot, it returns nil, and tr.h.heldIn(s).err says why, and s is as it was. With i
 // negative the prefetcher is not told. What follows up to object n, not included,
 // is next.
-func chunkEnter[T any](tr *tracker, s *Scope, p *uint64, i, n, what int) []T {
+func chunkEnter[T any](tr *tracker, s *heap.Scope, p *uint64, i, n, what int) []T {
 	if w := loadWord(p); w.far() || w.coldness() != 0 {
 		tr.h.ahead.usedNow(tr, p)
 	}
 	if i >= 0 {
 		tr.access(s, i, what&derefStream != 0)
-		if loadWord(p).far() && !s.isOpen() {
+		if loadWord(p).far() && !heap.IsOpen(s) {
 			tr.demand(s, i, n, what&derefStream != 0)
 		}
 	}
@@ -303,16 +304,16 @@ func chunkEnter[T any](tr *tracker, s *Scope, p *uint64, i, n, what int) []T {
 			return elementsOf[T](o, tr.group)
 		}
 		// If s was open before, whoever holds it has to leave it.
-		if try == scopeTries || s.isOpen() || !errors.Is(s.err, ErrScopeFull) || tr.h.roomSoon(s.ctx) != nil {
+		if try == heap.ScopeTries || heap.IsOpen(s) || !errors.Is(tr.h.core.HeldIn(s).Err, heap.ErrScopeFull) || tr.h.core.RoomSoon(tr.h.core.HeldIn(s).Ctx) != nil {
 			return nil
 		}
-		s.err = nil
+		tr.h.core.HeldIn(s).Err = nil
 	}
 }
 
 // enterFor enters s and returns the object of p, or else leaves s as it was: nil, and
-// s.err says why, or a panic.
-func (tr *tracker) enterFor(s *Scope, p *uint64, what int) (o object) {
+// tr.h.heldIn(s).err says why, or a panic.
+func (tr *tracker) enterFor(s *heap.Scope, p *uint64, what int) (o heap.Object) {
 	s.Enter()
 	defer func() {
 		if o == nil {
@@ -321,22 +322,22 @@ func (tr *tracker) enterFor(s *Scope, p *uint64, what int) (o object) {
 	}()
 	o, err := tr.h.deref(s, p, what)
 	if err != nil {
-		s.fail(err)
+		tr.h.core.Fail(s, err)
 	}
 	return o
 }
 
 // overwrite makes b the elements of the object of p without reading what they were,
 // and reports whether it has. Otherwise nothing has changed.
-func overwrite[T any](tr *tracker, s *Scope, p *uint64, b []T) bool {
-	for range scopeTries {
+func overwrite[T any](tr *tracker, s *heap.Scope, p *uint64, b []T) bool {
+	for range heap.ScopeTries {
 		s.Enter()
 		done, err := overwriteIn(tr, s, p, b)
 		s.Leave()
 		if done {
 			return true
 		}
-		if err != nil && (err != errNoRoom || tr.h.roomSoon(s.ctx) != nil) {
+		if err != nil && (err != heap.ErrNoRoom || tr.h.core.RoomSoon(tr.h.core.HeldIn(s).Ctx) != nil) {
 			break
 		}
 	}
@@ -344,7 +345,7 @@ func overwrite[T any](tr *tracker, s *Scope, p *uint64, b []T) bool {
 }
 
 // overwriteIn is overwrite in s. If there is no error, it may be tried again.
-func overwriteIn[T any](tr *tracker, s *Scope, p *uint64, b []T) (done bool, err error) {
+func overwriteIn[T any](tr *tracker, s *heap.Scope, p *uint64, b []T) (done bool, err error) {
 	h := tr.h
 	if o := h.derefLocal(s, p, derefMut); o != nil {
 		h.ahead.usedNow(tr, p)
@@ -352,13 +353,13 @@ func overwriteIn[T any](tr *tracker, s *Scope, p *uint64, b []T) (done bool, err
 		return true, nil
 	}
 	if loadWord(p).free() {
-		return false, ErrClosed
+		return false, heap.ErrClosed
 	}
-	o, addr, err := h.newSlot(s, streams, objectHead(h.words.number(p), tr.c.size), newTail(0, tr.c.id), tr.c.size)
+	o, addr, err := h.newSlot(s, heap.Streamed, heap.ObjectHead(h.words.number(p), tr.c.size), heap.NewTail(0, tr.c.id), tr.c.size)
 	if err != nil {
 		return false, err
 	}
-	clear(o[objectHeader+tr.c.size:])
+	clear(o[heap.ObjectHeader+tr.c.size:])
 	es := elementsOf[T](o, tr.group)
 	clear(es[copy(es, b):])
 	return h.replace(p, addr, tr.c), nil
@@ -366,9 +367,9 @@ func overwriteIn[T any](tr *tracker, s *Scope, p *uint64, b []T) (done bool, err
 
 // withScope calls fn in a scope of the pool, closed, for what fn enters and
 // leaves by itself.
-func (h *Heap) withScope(ctx context.Context, fn func(s *Scope)) error {
-	s := h.acquire(ctx)
-	defer s.giveBack()
+func (h *Heap) withScope(ctx context.Context, fn func(s *heap.Scope)) error {
+	s := h.core.Acquire(ctx)
+	defer h.core.Release(s)
 	fn(s)
 	return s.Err()
 }

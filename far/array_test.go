@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"polder/far/heap"
 	"regexp"
 	"strings"
 	"testing"
@@ -25,7 +26,7 @@ func newArray[T any](t testing.TB, h *Heap, n int, cfg StructureConfig) *Array[T
 // An array several times as large as local memory is what was written.
 func TestAnArrayIsWhatWasWritten(t *testing.T) {
 	t.Parallel()
-	h := openObjects(t, NewMemStore(tinySegment, 1<<10), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 16)
 	const n = 100_003
 	a := newArray[int64](t, h, n, StructureConfig{})
 	want := make([]int64, n)
@@ -109,7 +110,7 @@ func TestAnArrayIsWhatWasWritten(t *testing.T) {
 }
 
 func TestAnArrayHasBounds(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 64), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 64), 16)
 	a := newArray[int32](t, h, 10, StructureConfig{})
 	for _, i := range []int{-1, 10, 11, 1 << 40} {
 		func() {
@@ -174,7 +175,7 @@ func TestAnArrayTellsOfFaults(t *testing.T) {
 }
 
 func TestArrayAccessDoesNotAllocate(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 64), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 64), 16)
 	a := newArray[int64](t, h, 4096, StructureConfig{})
 	s := h.NewScope()
 	defer s.Close()
@@ -224,7 +225,7 @@ func Element(a *far.Array[int64], s *far.Scope, i int) int64 { return *a.At(i).D
 }
 
 func BenchmarkArray(b *testing.B) {
-	h, err := NewHeap(NewMemStore(1<<20, 64), Config{Local: 64 << 20})
+	h, err := NewHeap(heap.NewMemStore(1<<20, 64), Config{Local: 64 << 20})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -283,7 +284,7 @@ func BenchmarkArray(b *testing.B) {
 }
 
 func TestImpossibleSizesAreRefused(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 1<<11), 24)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<11), 24)
 	for _, n := range []int{-1, math.MaxInt, math.MaxInt - 100, 1 << 50} {
 		if _, err := NewArray[int64](t.Context(), h, n, StructureConfig{}); err == nil {
 			t.Errorf("there is an array of %d elements", n)

@@ -2,6 +2,7 @@ package far
 
 import (
 	"context"
+	"polder/far/heap"
 	"sync/atomic"
 	"unsafe"
 )
@@ -24,7 +25,7 @@ type elem struct {
 // Deref returns the element, to be read until s is left, as Ptr.Deref does. The
 // fast path is inlined: it is a load, an addition, a test and a branch. The
 // comparison is the test of the sign, within what the compiler inlines.
-func (p Elem[T]) Deref(s *Scope) (v *T) {
+func (p Elem[T]) Deref(s *heap.Scope) (v *T) {
 	v = (*T)(unsafe.Add(atomic.LoadPointer(p.e.w), p.e.off))
 	if uintptr(unsafe.Pointer(v)) > elemTop {
 		v = (*T)(elemSlow(s, p.e))
@@ -35,7 +36,7 @@ func (p Elem[T]) Deref(s *Scope) (v *T) {
 // DerefMut returns the element, to be read and written until s is left, as
 // Ptr.DerefMut does. It is too long to be inlined, and so takes a call, a
 // nanosecond or two: what writes many elements uses MutChunks.
-func (p Elem[T]) DerefMut(s *Scope) *T {
+func (p Elem[T]) DerefMut(s *heap.Scope) *T {
 	v := atomic.LoadPointer(p.e.w)
 	if uintptr(v) > elemTop || *(*bool)(unsafe.Add(v, -8)) {
 		return (*T)(elemFor(s, p.e, derefMut))
@@ -45,16 +46,16 @@ func (p Elem[T]) DerefMut(s *Scope) *T {
 
 // DerefStream is Deref for an element without temporal locality, as
 // Ptr.DerefStream.
-func (p Elem[T]) DerefStream(s *Scope) *T { return (*T)(elemFor(s, p.e, derefStream)) }
+func (p Elem[T]) DerefStream(s *heap.Scope) *T { return (*T)(elemFor(s, p.e, derefStream)) }
 
 // DerefMutStream is DerefMut for an element without temporal locality.
-func (p Elem[T]) DerefMutStream(s *Scope) *T {
+func (p Elem[T]) DerefMutStream(s *heap.Scope) *T {
 	return (*T)(elemFor(s, p.e, derefMut|derefStream))
 }
 
 // Load returns a copy of the element. It needs no scope, and waits within ctx.
 func (p Elem[T]) Load(ctx context.Context) (v T, err error) {
-	err = p.e.tr.h.one(ctx, func(s *Scope) {
+	err = p.e.tr.h.core.One(ctx, func(s *heap.Scope) {
 		if o := p.Deref(s); o != nil {
 			v = *o
 		}
@@ -64,7 +65,7 @@ func (p Elem[T]) Load(ctx context.Context) (v T, err error) {
 
 // Store makes the element v. It needs no scope, and waits within ctx.
 func (p Elem[T]) Store(ctx context.Context, v T) error {
-	return p.e.tr.h.one(ctx, func(s *Scope) {
+	return p.e.tr.h.core.One(ctx, func(s *heap.Scope) {
 		if o := p.DerefMut(s); o != nil {
 			*o = v
 		}
@@ -81,14 +82,14 @@ func (p Elem[T]) IsLocal() bool {
 // elemSlow is Elem.Deref off the fast path.
 //
 //go:noinline
-func elemSlow(s *Scope, e elem) unsafe.Pointer { return elemFor(s, e, 0) }
+func elemSlow(s *heap.Scope, e elem) unsafe.Pointer { return elemFor(s, e, 0) }
 
-func elemFor(s *Scope, e elem, what int) unsafe.Pointer {
+func elemFor(s *heap.Scope, e elem, what int) unsafe.Pointer {
 	o := e.tr.object(s, (*uint64)(unsafe.Pointer(e.w)), what)
 	if o == nil {
 		return nil
 	}
-	return unsafe.Pointer(unsafe.SliceData(o[objectHeader+e.off:]))
+	return unsafe.Pointer(unsafe.SliceData(o[heap.ObjectHeader+e.off:]))
 }
 
 // elemAt is element i of the object of word w, which holds 1<<shift elements of
@@ -117,6 +118,6 @@ func wordIndex(words []uint64, p *uint64) int {
 }
 
 // elementsOf is the n elements that the object o holds.
-func elementsOf[T any](o object, n int) []T {
-	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(o[objectHeader:]))), n)
+func elementsOf[T any](o heap.Object, n int) []T {
+	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(o[heap.ObjectHeader:]))), n)
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"polder/far/heap"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -220,7 +221,7 @@ func TestEveryStructureOnABadNode(t *testing.T) {
 		{
 			"dies",
 			func(store *faultStore) { store.lose(func(int) bool { return true }) },
-			func(err error) bool { var lost *LostError; return errors.As(err, &lost) },
+			func(err error) bool { var lost *heap.LostError; return errors.As(err, &lost) },
 		}, {
 			"is gone for a while",
 			func(store *faultStore) { store.failRead.Store(true); store.failWrite.Store(true) },
@@ -236,7 +237,7 @@ func TestEveryStructureOnABadNode(t *testing.T) {
 		}, {
 			"answers wrongly",
 			func(store *faultStore) { store.corrupt.Store(1000) },
-			func(err error) bool { var corrupt *CorruptError; return errors.As(err, &corrupt) },
+			func(err error) bool { var corrupt *heap.CorruptError; return errors.As(err, &corrupt) },
 		},
 	} {
 		t.Run(bad.name, func(t *testing.T) {
@@ -392,7 +393,7 @@ func TestRemoteStructuresOnABadNode(t *testing.T) {
 			}
 			cancel()
 			d.wrong.Store(true)
-			var corrupt *CorruptError
+			var corrupt *heap.CorruptError
 			if err := st.use(t.Context()); !errors.As(err, &corrupt) {
 				t.Errorf("%s at a node that answers wrongly: got %v, want a CorruptError", st.name, err)
 			}

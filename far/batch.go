@@ -1,5 +1,6 @@
 package far
 
+import "polder/far/heap"
 import "context"
 
 // batch fetches many entries in as few reads of the store as it can. It makes
@@ -15,9 +16,9 @@ type batch struct {
 	err     error     // the first of the store
 	left    int       // how many keys are still to be looked up, or 0
 
-	block *block    // what is left of it is for the next flights
-	spare []*flight // to be used again
-	ops   []ReadOp  // of read
+	block *block        // what is left of it is for the next flights
+	spare []*flight     // to be used again
+	ops   []heap.ReadOp // of read
 
 	asked asked // what GetMany needs
 }
@@ -55,8 +56,8 @@ func (b *batch) next(h *Heap, n int) (*flight, <-chan struct{}) {
 		b.closeBlock()
 		c := new(block)
 		var busy <-chan struct{}
-		if c.buffer, busy = h.bufs.get(max(n, min(n*b.left, maxBlock))); busy != nil && b.left > 1 {
-			c.buffer, busy = h.bufs.get(n)
+		if c.Buffer, busy = h.core.Bufs.Get(max(n, min(n*b.left, maxBlock))); busy != nil && b.left > 1 {
+			c.Buffer, busy = h.core.Bufs.Get(n)
 		}
 		if busy != nil {
 			return nil, busy
@@ -172,7 +173,7 @@ func (b *batch) lead(ctx context.Context) {
 	for _, f := range b.led {
 		b.ops = append(b.ops, f.read(h))
 	}
-	h.far.store.Read(ctx, b.ops)
+	h.core.Far.Store.Read(ctx, b.ops)
 	h.landed(ctx, b.m, b.led, b.ops)
 	b.landed = true
 	clear(b.ops)
@@ -229,7 +230,7 @@ func (b *batch) insist(ctx context.Context) {
 		}
 		if insisting == nil {
 			var cancel context.CancelFunc
-			insisting, cancel = context.WithTimeout(ctx, holdFor)
+			insisting, cancel = context.WithTimeout(ctx, heap.HoldFor)
 			defer cancel()
 		}
 		b.m.h.insist(insisting, f)
@@ -239,7 +240,7 @@ func (b *batch) insist(ctx context.Context) {
 // note keeps the first error of the store. What is lost or corrupt, whoever
 // reads it will be told.
 func (b *batch) note(f *flight) {
-	if f.err != nil && b.err == nil && !f.corrupt() && !f.seg.gone() && !f.mine {
+	if f.err != nil && b.err == nil && !f.corrupt() && !f.seg.Gone() && !f.mine {
 		b.err = f.err
 	}
 }
@@ -270,10 +271,10 @@ func (b *batch) run(ctx context.Context) error {
 // for without giving all of it a place in local memory.
 func (m *ByteMap) Fetch(ctx context.Context, keys [][]byte) error {
 	h := m.h
-	if err := h.begin(); err != nil {
+	if err := h.core.Begin(); err != nil {
 		return err
 	}
-	defer h.end()
+	defer h.core.End()
 	var large []int
 	b := m.newBatch()
 	err := b.fetch(ctx, keys, func(i int) { large = append(large, i) })
@@ -281,7 +282,7 @@ func (m *ByteMap) Fetch(ctx context.Context, keys [][]byte) error {
 	if err != nil {
 		return err
 	}
-	room := int(h.cfg.Local / 8)
+	room := int(h.core.Cfg.Local / 8)
 	for _, i := range large {
 		big, ok := m.bigOf(keys[i])
 		if !ok {
@@ -311,7 +312,7 @@ func (m *ByteMap) bigOf(key []byte) (bigHead, bool) {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	_, e, st := sh.find(m.h, hs, key, kindEntry, nil, true)
-	if st != present || !e.big() {
+	if st != present || !e.Big() {
 		return bigHead{}, false
 	}
 	return bigOf(e), true

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"polder/far/heap"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -11,7 +12,7 @@ import (
 
 func BenchmarkLocal(b *testing.B) {
 	for _, size := range []int{64, 1024, 4096} {
-		h, err := NewHeap(NewMemStore(1<<20, 64), Config{Local: 256 << 20})
+		h, err := NewHeap(heap.NewMemStore(1<<20, 64), Config{Local: 256 << 20})
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -62,7 +63,7 @@ func BenchmarkLocal(b *testing.B) {
 func BenchmarkMiss(b *testing.B) {
 	for _, size := range []int{64, 1024, 4096} {
 		b.Run(fmt.Sprint(size), func(b *testing.B) {
-			h, err := NewHeap(NewMemStore(1<<20, 1024), Config{Local: MinLocal})
+			h, err := NewHeap(heap.NewMemStore(1<<20, 1024), Config{Local: heap.MinLocal})
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -97,23 +98,23 @@ func BenchmarkMiss(b *testing.B) {
 }
 
 // slowStore is a MemStore at the distance of a network.
-type slowStore struct{ *MemStore }
+type slowStore struct{ *heap.MemStore }
 
-type slowSegment struct{ Segment }
+type slowSegment struct{ heap.Segment }
 
 const (
 	roundTrip = 30 * time.Microsecond
 	perByte   = time.Second / (1 << 30) // 1 GiB/s
 )
 
-func (s slowStore) Alloc(ctx context.Context) (Segment, error) {
+func (s slowStore) Alloc(ctx context.Context) (heap.Segment, error) {
 	seg, err := s.MemStore.Alloc(ctx)
 	return slowSegment{seg}, err
 }
 
-func (s slowStore) Read(ctx context.Context, ops []ReadOp) {
+func (s slowStore) Read(ctx context.Context, ops []heap.ReadOp) {
 	n := 0
-	inner := make([]ReadOp, len(ops))
+	inner := make([]heap.ReadOp, len(ops))
 	for i, op := range ops {
 		inner[i] = op
 		inner[i].Seg = op.Seg.(slowSegment).Segment
@@ -137,7 +138,7 @@ func BenchmarkFifthLocal(b *testing.B) {
 	for _, size := range []int{64, 1024, 4096} {
 		const local = 16 << 20
 		n := 5 * local / (size + 64)
-		h, err := NewHeap(slowStore{NewMemStore(1<<20, 1000)}, Config{Local: local})
+		h, err := NewHeap(slowStore{heap.NewMemStore(1<<20, 1000)}, Config{Local: local})
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"polder/far/heap"
 )
 
 // A value longer than Heap.pieces is stored as pieces: entries of the same map
@@ -24,8 +25,8 @@ const bigHeadSize = 20
 var errFarPiece = errors.New("a piece is far")
 
 // bigOf reads the head that is the value of e.
-func bigOf(e entry) bigHead {
-	v := e.value()
+func bigOf(e heap.Record) bigHead {
+	v := e.Value()
 	return bigHead{
 		version: binary.LittleEndian.Uint64(v),
 		size:    int(binary.LittleEndian.Uint64(v[8:])),
@@ -45,8 +46,8 @@ func (b bigHead) count() int { return (b.size + b.piece - 1) / b.piece }
 
 // checkBig refuses the far entry e, which is big, if it cannot be the head of a
 // large value of this heap. Whoever lends the memory may have made it up.
-func (h *Heap) checkBig(e entry) error {
-	if e.vlen() != bigHeadSize {
+func (h *Heap) checkBig(e heap.Record) error {
+	if e.Vlen() != bigHeadSize {
 		return errBigHead
 	}
 	if b := bigOf(e); b.version == 0 || b.piece != h.pieces || b.size <= h.pieces || b.size > h.maxValue {
@@ -95,7 +96,7 @@ func (m *ByteMap) trySetBig(ctx context.Context, sh *shard, hs hash, r record, w
 			return err
 		}
 	}
-	r.value, r.flags = big.encode(), flagBig
+	r.value, r.flags = big.encode(), heap.FlagBig
 	err := m.setSlow(ctx, sh, hs, r, was, ok)
 	if err != nil {
 		m.h.forget(orphan{m, big, big.count()})
@@ -122,7 +123,7 @@ func (m *ByteMap) setPiece(ctx context.Context, big bigHead, i int, part []byte)
 	k := big.key(i)
 	hs := m.hash(k[:])
 	sh := m.shard(hs)
-	r := record{key: k[:], value: part, flags: flagPiece}
+	r := record{key: k[:], value: part, flags: heap.FlagPiece}
 	try := func(*holding) step { return stepOf(m.insert(sh, hs, none, nil, &r)) }
 	return m.do(ctx, sh, hs, k[:], try)
 }
@@ -147,12 +148,12 @@ func (m *ByteMap) getPieces(ctx context.Context, big bigHead, dst []byte) ([]byt
 			if st != present {
 				return sh.miss(m.h, p, st, needWhole)
 			}
-			if want := min(big.piece, big.size-i*big.piece); len(e.value()) != want {
-				return step{err: big.corrupt(fmt.Errorf("piece %d has %d bytes, want %d", i, len(e.value()), want))}
+			if want := min(big.piece, big.size-i*big.piece); len(e.Value()) != want {
+				return step{err: big.corrupt(fmt.Errorf("piece %d has %d bytes, want %d", i, len(e.Value()), want))}
 			}
 			w := sh.t.word(p)
 			*w = w.touched()
-			dst = append(dst, e.value()...)
+			dst = append(dst, e.Value()...)
 			return step{}
 		}
 		err := m.do(ctx, sh, hs, k[:], try)
@@ -176,7 +177,7 @@ func (m *ByteMap) getPieces(ctx context.Context, big bigHead, dst []byte) ([]byt
 
 // corrupt is the error for a value whose head is at odds with its pieces.
 func (b bigHead) corrupt(err error) error {
-	return &CorruptError{Segment: fmt.Sprintf("large value, version %d", b.version), Err: err}
+	return &heap.CorruptError{Segment: fmt.Sprintf("large value, version %d", b.version), Err: err}
 }
 
 // fetchPieces brings pieces [i, j) into local memory.
@@ -201,8 +202,8 @@ type orphan struct {
 }
 
 // orphan remembers to remove the pieces of the head e.
-func (h *Heap) orphan(e entry) {
-	m := (*h.maps.Load())[e.mapID()]
+func (h *Heap) orphan(e heap.Record) {
+	m := (*h.maps.Load())[e.Owner()]
 	big := bigOf(e)
 	h.forget(orphan{m, big, big.count()})
 }
@@ -212,7 +213,7 @@ func (h *Heap) forget(o orphan) {
 	h.mu.Lock()
 	h.orphans = append(h.orphans, o)
 	h.mu.Unlock()
-	h.wakeJanitor()
+	h.core.WakeJanitor()
 }
 
 // bury removes the pieces that are local, and those that are far once it is
@@ -244,7 +245,7 @@ func (o *orphan) bury(ctx context.Context) error {
 // buryOrphans removes the pieces of values that are gone. What cannot be
 // removed just now stays for the next time.
 func (h *Heap) buryOrphans() {
-	for h.ctx.Err() == nil {
+	for h.core.Ctx.Err() == nil {
 		h.mu.Lock()
 		n := len(h.orphans)
 		if n == 0 {
@@ -253,7 +254,7 @@ func (h *Heap) buryOrphans() {
 		}
 		o := h.orphans[n-1]
 		h.mu.Unlock()
-		ctx, cancel := context.WithTimeout(h.ctx, storeTimeout)
+		ctx, cancel := context.WithTimeout(h.core.Ctx, heap.StoreTimeout)
 		err := o.bury(ctx)
 		cancel()
 
@@ -271,7 +272,7 @@ func (h *Heap) buryOrphans() {
 			h.orphans = h.orphans[:last]
 		}
 		h.mu.Unlock()
-		h.logs.wake() // there may be room now
+		h.core.Logs.Wake() // there may be room now
 		if err != nil {
 			return
 		}

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"math/rand/v2"
+	"polder/far/heap"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -16,7 +17,7 @@ import (
 // is all the time.
 func TestLargeUpdateAmongOtherWriters(t *testing.T) {
 	t.Parallel()
-	_, m := newTestHeap(t, NewMemStore(testSegment, 1000), Config{Local: 16 << 20})
+	_, m := newTestHeap(t, heap.NewMemStore(testSegment, 1000), Config{Local: 16 << 20})
 	k := key(0)
 	others := make([][]byte, 0, 4)
 	for i := 1; len(others) < cap(others); i++ {
@@ -134,7 +135,7 @@ func TestPiecesOfAnUnreadableHeadGo(t *testing.T) {
 				} else {
 					store.corrupt.Store(1000)
 					for i := range n {
-						var ce *CorruptError
+						var ce *heap.CorruptError
 						if _, err := m.Get(context.Background(), key(i), nil); errors.As(err, &ce) {
 							bad[i] = true
 						}

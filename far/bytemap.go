@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"polder/far/heap"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -32,12 +33,12 @@ func (m *ByteMap) Get(ctx context.Context, key, dst []byte) (Entry, error) {
 	sh := m.shard(hs)
 	sh.mu.Lock()
 	p, e, st := sh.find(m.h, hs, key, kindEntry, nil, true)
-	if st == present && !e.big() && !e.expired() {
+	if st == present && !e.Big() && !e.Expired() {
 		w := sh.t.word(p)
 		*w = w.touched()
 		sh.count.hits++
-		ent := e.meta()
-		ent.Value = append(dst, e.value()...)
+		ent := metaOf(e)
+		ent.Value = append(dst, e.Value()...)
 		sh.mu.Unlock()
 		return ent, nil
 	}
@@ -53,8 +54,8 @@ func (m *ByteMap) Get(ctx context.Context, key, dst []byte) (Entry, error) {
 		}
 		f, err := m.demand(ctx, sh, hs, p, key)
 		if f != nil {
-			ent := f.e.meta()
-			ent.Value = append(dst, f.e.value()...)
+			ent := metaOf(f.e)
+			ent.Value = append(dst, f.e.Value()...)
 			m.h.done(f)
 			return ent, nil
 		}
@@ -79,17 +80,17 @@ func (m *ByteMap) getSlow(ctx context.Context, sh *shard, hs hash, key, dst []by
 			switch {
 			case st != present:
 				return sh.miss(m.h, p, st, needWhole)
-			case e.expired():
+			case e.Expired():
 				return sh.expireNow(m.h, p, e)
 			}
 			w := sh.t.word(p)
 			*w = w.touched()
-			ent = e.meta()
-			if e.big() {
+			ent = metaOf(e)
+			if e.Big() {
 				big = bigOf(e)
 				return step{}
 			}
-			ent.Value = append(dst, e.value()...)
+			ent.Value = append(dst, e.Value()...)
 			return step{}
 		})
 		if err != nil {
@@ -105,8 +106,8 @@ func (m *ByteMap) getSlow(ctx context.Context, sh *shard, hs hash, key, dst []by
 		// A piece was gone, so the value has been replaced or removed meanwhile,
 		// or is just about to be by Clear.
 		if big.version == last && clears == lastClears && clears%2 == 0 {
-			if name := m.h.lastLost.Load(); name != nil {
-				return Entry{}, 0, &LostError{*name}
+			if name := m.h.core.LastLost.Load(); name != nil {
+				return Entry{}, 0, &heap.LostError{Segment: *name}
 			}
 			return Entry{}, 0, big.corrupt(errors.New("it lacks a piece")) // its head is made up
 		}
@@ -141,12 +142,12 @@ func (m *ByteMap) tryStat(sh *shard, hs hash, key []byte, hd *holding) (Entry, i
 	switch {
 	case st != present:
 		return Entry{}, 0, sh.miss(m.h, p, st, needHead)
-	case e.expired():
+	case e.Expired():
 		return Entry{}, 0, sh.expireNow(m.h, p, e)
-	case e.big():
-		return e.meta(), bigOf(e).size, step{}
+	case e.Big():
+		return metaOf(e), bigOf(e).size, step{}
 	}
-	return e.meta(), e.vlen(), step{}
+	return metaOf(e), e.Vlen(), step{}
 }
 
 // Set stores e under key, replacing what was there. If that is as large, there is
@@ -167,7 +168,7 @@ func (m *ByteMap) set(ctx context.Context, r record) error {
 	// The fast path: what it replaces is local, and there is room.
 	sh.mu.Lock()
 	if p, old, st := sh.find(m.h, hs, r.key, kindEntry, nil, false); st != remote && !sh.closed {
-		if err := m.insert(sh, hs, p, old, &r); !lacksRoom(err) {
+		if err := m.insert(sh, hs, p, old, &r); !heap.LacksRoom(err) {
 			sh.mu.Unlock()
 			return err
 		}
@@ -226,12 +227,12 @@ func (m *ByteMap) tryDelete(sh *shard, hs hash, key []byte, hd *holding, t *Txn)
 	p, e, st := sh.find(m.h, hs, key, kindEntry, hd, false)
 	switch {
 	case sh.closed:
-		return false, step{err: ErrClosed}
+		return false, step{err: heap.ErrClosed}
 	case st == remote:
 		return false, sh.miss(m.h, p, st, needHead)
 	case st == absent:
 		return false, step{}
-	case e != nil && e.expired():
+	case e != nil && e.Expired():
 		sh.expire(m.h, p, e)
 		return false, step{}
 	}
@@ -278,13 +279,13 @@ func (m *ByteMap) Clear() {
 				case w.far():
 					m.h.bury(w&^wordBig, nil)
 				default:
-					e := m.h.logs.at(w.addr())
-					e.clearFlag(flagBig)
+					e := m.h.core.Logs.At(w.addr())
+					e.ClearFlag(heap.FlagBig)
 					m.h.bury(w, e)
 				}
 			}
 		}
-		m.h.logs.shrinkIndex(sh.t.clear())
+		m.h.core.Logs.ShrinkIndex(sh.t.clear())
 		sh.entries, sh.lost = 0, 0
 		sh.muts++
 		sh.mu.Unlock()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"polder/far/heap"
 	"sync"
 )
 
@@ -111,7 +112,7 @@ func (h *Heap) putBytes(ctx context.Context, c *bytesClasses, b []byte) (head by
 	}
 	err = h.untilRoom(ctx, func() error {
 		n := (len(b)-1)/int(head.piece) + 1
-		first, err := h.words.run(n, &h.logs)
+		first, err := h.words.run(n, &h.core.Logs)
 		if err == nil {
 			h.zeroRun(first, n, c.pieces) // until they are filled
 			head.first = first
@@ -134,10 +135,10 @@ func (h *Heap) putBytes(ctx context.Context, c *bytesClasses, b []byte) (head by
 // with errNoRoom.
 func (h *Heap) untilRoom(ctx context.Context, fn func() error) error {
 	for {
-		if err := fn(); err != errNoRoom {
+		if err := fn(); err != heap.ErrNoRoom {
 			return err
 		}
-		if err := h.roomSoon(ctx); err != nil {
+		if err := h.core.RoomSoon(ctx); err != nil {
 			return err
 		}
 	}
@@ -145,14 +146,14 @@ func (h *Heap) untilRoom(ctx context.Context, fn func() error) error {
 
 // putPiece makes b the object of word n, which nobody else knows.
 func (h *Heap) putPiece(c *bytesClasses, n uint64, b []byte) error {
-	if h.shut.Load() {
-		return ErrClosed
+	if h.core.Shut.Load() {
+		return heap.ErrClosed
 	}
-	o, addr, err := h.newSlot(nil, objects, objectHead(n, len(b)), newTail(0, c.pieces.id), len(b))
+	o, addr, err := h.newSlot(nil, heap.Scoped, heap.ObjectHead(n, len(b)), heap.NewTail(0, c.pieces.id), len(b))
 	if err != nil {
 		return err
 	}
-	clear(o[objectHeader+copy(o[objectHeader:], b):])
+	clear(o[heap.ObjectHeader+copy(o[heap.ObjectHeader:], b):])
 	storeWord(h.words.at(n), localWord(addr, c.pieces.cfg.HotBits))
 	return nil
 }
@@ -162,7 +163,7 @@ func (h *Heap) putPiece(c *bytesClasses, n uint64, b []byte) error {
 func (s Bytes) Replace(ctx context.Context, b []byte) error {
 	h := heapOf(s.p.word())
 	if h == nil {
-		return ErrClosed
+		return heap.ErrClosed
 	}
 	c, err := h.bytesClasses()
 	if err != nil {
@@ -174,7 +175,7 @@ func (s Bytes) Replace(ctx context.Context, b []byte) error {
 	}
 	swapped := false
 	var free bytesHead // what nobody reads any more
-	err = h.one(ctx, func(sc *Scope) {
+	err = h.core.One(ctx, func(sc *heap.Scope) {
 		if o := s.p.DerefMut(sc); o != nil {
 			part := h.holding(s.p.word())
 			part.mu.Lock()
@@ -240,9 +241,9 @@ func (s Bytes) Len(ctx context.Context) (int, error) {
 func (s Bytes) hold(ctx context.Context) (head bytesHead, err error) {
 	h := heapOf(s.p.word())
 	if h == nil {
-		return head, ErrClosed
+		return head, heap.ErrClosed
 	}
-	err = h.one(ctx, func(sc *Scope) {
+	err = h.core.One(ctx, func(sc *heap.Scope) {
 		if o := s.p.Deref(sc); o != nil {
 			part := h.holding(s.p.word())
 			part.mu.Lock()
@@ -314,7 +315,7 @@ func (s Bytes) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 func (s Bytes) pieces(ctx context.Context, off int64, yield func([]byte, error) bool) {
 	h := heapOf(s.p.word())
 	if h == nil {
-		yield(nil, ErrClosed)
+		yield(nil, heap.ErrClosed)
 		return
 	}
 	head, err := s.hold(ctx)
@@ -359,13 +360,13 @@ func (s Bytes) pieces(ctx context.Context, off int64, yield func([]byte, error) 
 // copyObject appends the data of the object of word n to dst.
 func (h *Heap) copyObject(ctx context.Context, n uint64, dst []byte) ([]byte, error) {
 	start := len(dst)
-	err := h.one(ctx, func(s *Scope) {
+	err := h.core.One(ctx, func(s *heap.Scope) {
 		o, err := h.deref(s, h.words.at(n), 0)
 		if err != nil {
-			s.fail(err)
+			h.core.Fail(s, err)
 			return
 		}
-		dst = append(dst[:start], o[objectHeader:objectHeader+headLen(o.head())]...)
+		dst = append(dst[:start], o[heap.ObjectHeader:heap.ObjectHeader+heap.HeadLen(o.Head())]...)
 	})
 	return dst, err
 }
@@ -376,10 +377,10 @@ func (h *Heap) copyObject(ctx context.Context, n uint64, dst []byte) ([]byte, er
 func (s Bytes) Free(ctx context.Context) error {
 	h := heapOf(s.p.word())
 	if h == nil {
-		return ErrClosed
+		return heap.ErrClosed
 	}
 	head, err := s.p.Load(ctx)
-	var lost *LostError
+	var lost *heap.LostError
 	if errors.As(err, &lost) {
 		s.p.Free()
 	}

@@ -8,6 +8,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
+	"polder/far/heap"
 	"runtime"
 	"sync"
 	"testing"
@@ -27,7 +28,7 @@ func patterned(n int, seed uint64) []byte {
 
 func TestByteStringsOfAllSizes(t *testing.T) {
 	t.Parallel()
-	h := openObjects(t, NewMemStore(tinySegment, 1<<12), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<12), 16)
 	ctx := context.Background()
 	piece := h.bytesPiece()
 	for _, n := range []int{0, 1, 15, piece - 1, piece, piece + 1, 3*piece + 5, piece/8*piece/8 + 1} {
@@ -87,7 +88,7 @@ func TestSoakLongestByteString(t *testing.T) {
 
 func longString(t *testing.T, size int) {
 	const local = 8 << 20
-	h, err := NewHeap(NewMemStore(1<<20, size>>20*5/4+16), Config{Local: local})
+	h, err := NewHeap(heap.NewMemStore(1<<20, size>>20*5/4+16), Config{Local: local})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +132,7 @@ func longString(t *testing.T, size int) {
 
 // Who reads a string while it is replaced gets one version or another.
 func TestByteStringsAreReplacedAtOnce(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 1<<10), 24)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 24)
 	ctx := context.Background()
 	version := func(i int) []byte { return bytes.Repeat([]byte{byte(i)}, 40000+i*1000) }
 	s, err := NewBytes(ctx, h, version(0))
@@ -169,7 +170,7 @@ func TestByteStringsAreReplacedAtOnce(t *testing.T) {
 }
 
 func TestSharedPointersKeepTheirObject(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 64), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 64), 16)
 	p, err := New(context.Background(), h, point{1, 2})
 	if err != nil {
 		t.Fatal(err)
@@ -190,7 +191,7 @@ func TestSharedPointersKeepTheirObject(t *testing.T) {
 }
 
 func TestOwnedObjectsAreCollected(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 64), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 64), 16)
 	p, err := New(context.Background(), h, point{1, 2})
 	if err != nil {
 		t.Fatal(err)
@@ -215,8 +216,8 @@ func TestPointersAreLikeGos(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		lay := tiny
-		lay.logs = 12 * int64(lay.segSize)
-		h, err := newHeap(NewMemStore(tinySegment, 1<<10), Config{Local: lay.logs, MaxLocal: lay.logs}, lay)
+		lay.Logs = 12 * int64(lay.SegSize)
+		h, err := newHeap(heap.NewMemStore(tinySegment, 1<<10), Config{Local: lay.Logs, MaxLocal: lay.Logs}, lay)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -327,7 +328,7 @@ func TestPointersAreLikeGos(t *testing.T) {
 			},
 			"resize": func(t *rapid.T) {
 				// Anything that is too little is refused.
-				_ = h.SetLocal(ctx, h.cfg.MaxLocal-int64(rapid.IntRange(0, 5).Draw(t, "less"))*int64(h.logs.segSize))
+				_ = h.SetLocal(ctx, h.core.Cfg.MaxLocal-int64(rapid.IntRange(0, 5).Draw(t, "less"))*int64(h.core.Logs.SegSize))
 			},
 		})
 		run.Free()
@@ -341,13 +342,13 @@ func TestPointersAreLikeGos(t *testing.T) {
 }
 
 func ExampleBytes() {
-	heap, err := NewHeap(NewMemStore(1<<20, 64), Config{Local: MinLocal})
+	h, err := NewHeap(heap.NewMemStore(1<<20, 64), Config{Local: heap.MinLocal})
 	if err != nil {
 		panic(err)
 	}
-	defer heap.Close()
+	defer h.Close()
 	ctx := context.Background()
-	s, err := NewBytes(ctx, heap, []byte("in the beginning"))
+	s, err := NewBytes(ctx, h, []byte("in the beginning"))
 	if err != nil {
 		panic(err)
 	}

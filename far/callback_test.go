@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"polder/far/heap"
 	"strings"
 	"testing"
 	"time"
@@ -39,7 +40,7 @@ func soon(t *testing.T, what string, fn func()) {
 }
 
 func TestAPanicInUpdateLeavesTheMapAsItWas(t *testing.T) {
-	h, m := newTestHeap(t, NewMemStore(testSegment, 100), Config{})
+	h, m := newTestHeap(t, heap.NewMemStore(testSegment, 100), Config{})
 	typed := newMap[int, int](t, h, MapConfig{})
 	small, large := value(1, 100), value(2, 200<<10)
 	for name, v := range map[string][]byte{"small": small, "large": large, "absent": nil} {
@@ -70,7 +71,7 @@ func TestAPanicInUpdateLeavesTheMapAsItWas(t *testing.T) {
 
 // A callback of Update may use the heap, and its own map: it runs under no lock.
 func TestUpdateCallbacksMayUseTheHeap(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 1<<10), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 16)
 	m := h.NewByteMap("test")
 	ctx := t.Context()
 	mustSet(t, m, []byte("n"), []byte{1})
@@ -103,7 +104,7 @@ func TestUpdateCallbacksMayUseTheHeap(t *testing.T) {
 // Whoever changes the key while a callback runs makes it run again, with what is
 // there then; and a context bounds how long that goes on.
 func TestUpdateRunsAgainIfTheKeyHasChanged(t *testing.T) {
-	_, m := newTestHeap(t, NewMemStore(testSegment, 100), Config{})
+	_, m := newTestHeap(t, heap.NewMemStore(testSegment, 100), Config{})
 	k := []byte("k")
 	mustSet(t, m, k, []byte("a"))
 	calls := 0
@@ -142,7 +143,7 @@ func TestUpdateRunsAgainIfTheKeyHasChanged(t *testing.T) {
 }
 
 func TestAPanicInGetManyGivesEverythingBack(t *testing.T) {
-	store := NewMemStore(tinySegment, 1<<10)
+	store := heap.NewMemStore(tinySegment, 1<<10)
 	h := openObjects(t, store, 16)
 	m := h.NewByteMap("test")
 	var keys [][]byte
@@ -160,15 +161,15 @@ func TestAPanicInGetManyGivesEverythingBack(t *testing.T) {
 			})
 		})
 	}
-	h.bufs.mu.Lock()
-	inUse := h.bufs.inUse
-	h.bufs.mu.Unlock()
+	h.core.Bufs.Mu.Lock()
+	inUse := h.core.Bufs.InUse
+	h.core.Bufs.Mu.Unlock()
 	if inUse != 0 {
 		t.Errorf("%d bytes of buffers were not given back", inUse)
 	}
-	h.far.all(func(s *farSegment) {
-		if n := s.pinned(); n != 0 {
-			t.Errorf("%s has %d reads under way that nobody makes", s.seg.Name(), n)
+	h.core.Far.All(func(s *heap.FarSegment) {
+		if n := s.Pinned(); n != 0 {
+			t.Errorf("%s has %d reads under way that nobody makes", s.Seg.Name(), n)
 		}
 	})
 	for i := range keys { // nobody waits for a flight that has not landed
@@ -184,7 +185,7 @@ func TestAPanicInGetManyGivesEverythingBack(t *testing.T) {
 // A panic in a class's Fetched is the program's; the object stays far, and can be
 // dereferenced by others.
 func TestAPanicInFetchedLeavesTheObjectFar(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 1<<10), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 16)
 	bad := false
 	fetched := func([]byte) {
 		if bad {
@@ -236,9 +237,9 @@ func TestAPanicInFetchedLeavesTheObjectFar(t *testing.T) {
 	if tried == 0 {
 		t.Error("nothing was far")
 	}
-	h.far.all(func(s *farSegment) {
-		if n := s.pinned(); n != 0 {
-			t.Errorf("%s has %d reads under way that nobody makes", s.seg.Name(), n)
+	h.core.Far.All(func(s *heap.FarSegment) {
+		if n := s.Pinned(); n != 0 {
+			t.Errorf("%s has %d reads under way that nobody makes", s.Seg.Name(), n)
 		}
 	})
 	for i := range ps {
@@ -253,7 +254,7 @@ func TestAPanicInFetchedLeavesTheObjectFar(t *testing.T) {
 // A pointer that is used after it was freed panics, and leaves no scope open that
 // the evacuator would wait for.
 func TestAPanicInACallLeavesItsScope(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 64), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 64), 16)
 	p, err := New(t.Context(), h, point{})
 	if err != nil {
 		t.Fatal(err)
@@ -274,11 +275,11 @@ func TestAPanicInACallLeavesItsScope(t *testing.T) {
 		"Array.Write":  func() { _ = gone.Write(t.Context(), make([]int, 1000), 0) },
 		"Array.Chunks": func() { gone.Chunks(s, 0, 10)(func(int, []int) bool { return true }) },
 		"Do": func() {
-			_ = h.Do(t.Context(), func(*Scope) error { panic("a bug of the program's") })
+			_ = h.Do(t.Context(), func(*heap.Scope) error { panic("a bug of the program's") })
 		},
 	} {
 		panics(t, fn)
-		if !h.scopes.passed(h.scopes.advance()) {
+		if !h.core.Scopes.Passed(h.core.Scopes.Advance()) {
 			t.Errorf("%s has left a scope open", name)
 		}
 	}
@@ -294,7 +295,7 @@ func (a asking) Access(i, window int, dst []int) []int {
 }
 
 func TestPrefetchersMayUseTheirList(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 1<<10), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 16)
 	var l *List[int]
 	l, err := NewList[int](h, StructureConfig{Group: 8, NewPrefetcher: func() Prefetcher { return asking{l} }})
 	if err != nil {
@@ -324,8 +325,8 @@ func TestPrefetchersMayUseTheirList(t *testing.T) {
 // Dereferencing without Enter is found where the object is not simply there, and
 // the panic says what to do.
 func TestDerefOutsideOfAScopePanics(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 1<<10), 16)
-	other := openObjects(t, NewMemStore(tinySegment, 16), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 16)
+	other := openObjects(t, heap.NewMemStore(tinySegment, 16), 16)
 	ps := fillFar(t, h, 8000)
 	a, err := NewArray[int](t.Context(), h, 1<<15, StructureConfig{})
 	if err != nil {
@@ -383,11 +384,11 @@ func TestWaitingForRoomInAScopeFailsAtOnce(t *testing.T) {
 			return fn()
 		},
 		"Do": func(h *Heap, fn func() error) error {
-			return h.Do(context.Background(), func(*Scope) error { return fn() })
+			return h.Do(context.Background(), func(*heap.Scope) error { return fn() })
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := openObjects(t, NewMemStore(tinySegment, 1<<10), 16)
+			h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 16)
 			m := h.NewByteMap("test")
 			soon(t, "waiting for room in a scope", func() {
 				err := in(h, func() error {
@@ -398,7 +399,7 @@ func TestWaitingForRoomInAScopeFailsAtOnce(t *testing.T) {
 					}
 					return nil
 				})
-				if !errors.Is(err, ErrScopeOpen) || errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "NewIn") {
+				if !errors.Is(err, heap.ErrScopeOpen) || errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "NewIn") {
 					t.Errorf("New: got %v, want ErrScopeOpen, and what to do", err)
 				}
 				err = in(h, func() error {
@@ -413,7 +414,7 @@ func TestWaitingForRoomInAScopeFailsAtOnce(t *testing.T) {
 					}
 					return nil
 				})
-				if !errors.Is(err, ErrScopeOpen) {
+				if !errors.Is(err, heap.ErrScopeOpen) {
 					t.Errorf("Set: got %v, want ErrScopeOpen", err)
 				}
 			})
@@ -429,7 +430,7 @@ func TestWaitingForRoomInAScopeFailsAtOnce(t *testing.T) {
 
 // A scope that another goroutine holds is waited for, whoever made it.
 func TestAScopeThatWasHandedOverIsNotTheMakers(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 1<<10), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 16)
 	s := h.NewScope()
 	defer s.Close()
 	entered, leave, left := make(chan struct{}), make(chan struct{}), make(chan struct{})
@@ -447,7 +448,7 @@ func TestAScopeThatWasHandedOverIsNotTheMakers(t *testing.T) {
 	for i := 0; err == nil; i++ {
 		_, err = New(ctx, h, point{X: int64(i)})
 	}
-	if errors.Is(err, ErrScopeOpen) || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "callback_test.go") {
+	if errors.Is(err, heap.ErrScopeOpen) || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "callback_test.go") {
 		t.Errorf("got %v, want the end of the context, and where the scope was made that is open", err)
 	}
 	close(leave)

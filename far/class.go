@@ -3,6 +3,7 @@ package far
 import (
 	"context"
 	"fmt"
+	"polder/far/heap"
 	"reflect"
 	"slices"
 	"sync"
@@ -89,7 +90,7 @@ func (h *Heap) newClass(cfg ClassConfig, size int) (*class, error) {
 	defer h.mu.Unlock()
 	old := *h.classes.Load()
 	if len(old) == 0 {
-		defer h.useScopes()
+		defer h.core.UseScopes()
 	}
 	h.serials++
 	c := &class{serial: h.serials, cfg: cfg, size: size}
@@ -166,10 +167,10 @@ func (c *Class[T]) New(ctx context.Context, v T) (Ptr[T], error) {
 		if err == nil {
 			return ptrTo[T](c.h, w), nil
 		}
-		if err != errNoRoom {
+		if err != heap.ErrNoRoom {
 			return Ptr[T]{}, err
 		}
-		if err := c.h.roomSoon(ctx); err != nil {
+		if err := c.h.core.RoomSoon(ctx); err != nil {
 			return Ptr[T]{}, err
 		}
 	}
@@ -178,11 +179,11 @@ func (c *Class[T]) New(ctx context.Context, v T) (Ptr[T], error) {
 // NewIn makes an object in a scope, and returns it, zeroed, to be filled: it is
 // valid until the scope is left. It does not wait; a scope that takes more than
 // Config.ScopeBytes may get ErrScopeFull.
-func (c *Class[T]) NewIn(s *Scope) (Ptr[T], *T, error) {
-	s.mustBeOpen()
+func (c *Class[T]) NewIn(s *heap.Scope) (Ptr[T], *T, error) {
+	c.h.core.MustBeOpen(s)
 	w, err := c.h.newObject(c.c, s, c.c.size, 0, nil)
 	if err != nil {
-		return Ptr[T]{}, nil, s.noRoom(err, c.c.size)
+		return Ptr[T]{}, nil, c.h.core.NoRoom(s, err, c.c.size)
 	}
 	p := ptrTo[T](c.h, w)
 	return p, p.DerefMut(s), nil
@@ -196,21 +197,13 @@ func (c *Class[T]) NewStream(ctx context.Context, v T) (Ptr[T], error) {
 		if err == nil {
 			return ptrTo[T](c.h, w), nil
 		}
-		if err != errNoRoom {
+		if err != heap.ErrNoRoom {
 			return Ptr[T]{}, err
 		}
-		if err := c.h.roomSoon(ctx); err != nil {
+		if err := c.h.core.RoomSoon(ctx); err != nil {
 			return Ptr[T]{}, err
 		}
 	}
-}
-
-// noRoom is err, in the terms of a scope that wanted n bytes.
-func (s *Scope) noRoom(err error, n int) error {
-	if err == errNoRoom {
-		return s.errScope(n)
-	}
-	return err
 }
 
 // New makes an object that is v, of a class that all objects of type T share
@@ -224,7 +217,7 @@ func New[T any](ctx context.Context, h *Heap, v T) (Ptr[T], error) {
 }
 
 // NewIn makes an object in a scope. See Class.NewIn.
-func NewIn[T any](s *Scope) (Ptr[T], *T, error) {
+func NewIn[T any](s *heap.Scope) (Ptr[T], *T, error) {
 	c, err := defaultClass[T](heapOfScope(s))
 	if err != nil {
 		return Ptr[T]{}, nil, err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"polder/far/heap"
 	"runtime"
 	"strings"
 	"sync"
@@ -25,7 +26,7 @@ func newPoints(t *testing.T, h *Heap, cfg ClassConfig) *Class[point] {
 // Structures and classes that are freed make room for others, for ever.
 func TestFreedStructuresGiveTheirNumbersBack(t *testing.T) {
 	t.Parallel()
-	h := openObjects(t, NewMemStore(tinySegment, 1<<10), 40)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 40)
 	ctx := t.Context()
 	for i := range maxClasses + 100 {
 		var err error
@@ -65,7 +66,7 @@ func TestFreedStructuresGiveTheirNumbersBack(t *testing.T) {
 }
 
 func TestThereIsALimitOfStructuresAtATime(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 64), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 64), 16)
 	classes := make([]*class, maxClasses-1)
 	for i := range classes {
 		classes[i] = &class{id: uint16(i)}
@@ -89,7 +90,7 @@ func TestThereIsALimitOfStructuresAtATime(t *testing.T) {
 // have a word with it: in a scope, and in a pass of the evacuator.
 func TestNumbersAreNotUsedAgainTooSoon(t *testing.T) {
 	t.Run("scope", func(t *testing.T) {
-		h := openObjects(t, NewMemStore(tinySegment, 64), 16)
+		h := openObjects(t, heap.NewMemStore(tinySegment, 64), 16)
 		first := newPoints(t, h, ClassConfig{})
 		s := h.NewScope()
 		defer s.Close()
@@ -117,11 +118,11 @@ func TestNumbersAreNotUsedAgainTooSoon(t *testing.T) {
 			}
 		})
 		t.Cleanup(func() { failpoint.Set(nil) }) // when the heap has been closed
-		h := openObjects(t, NewMemStore(tinySegment, 64), 16)
+		h := openObjects(t, heap.NewMemStore(tinySegment, 64), 16)
 		first := newPoints(t, h, ClassConfig{})
 		fillFar(t, h, 1000)
-		h.forced.Store(true)
-		h.logs.wake()
+		h.core.Forced.Store(true)
+		h.core.Logs.Wake()
 		<-reached
 		if err := first.Free(); err != nil {
 			t.Fatal(err)
@@ -130,10 +131,10 @@ func TestNumbersAreNotUsedAgainTooSoon(t *testing.T) {
 			t.Error("the number is used again during a pass")
 		}
 		close(goOn)
-		for h.pass.passes.Load() < 2 {
-			h.forced.Store(true)
-			h.logs.wake()
-			if err := h.roomSoon(t.Context()); err != nil {
+		for h.core.Pass.Passes.Load() < 2 {
+			h.core.Forced.Store(true)
+			h.core.Logs.Wake()
+			if err := h.core.RoomSoon(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -144,7 +145,7 @@ func TestNumbersAreNotUsedAgainTooSoon(t *testing.T) {
 }
 
 func TestAClassThatHasObjectsIsNotFreed(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 1<<10), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 16)
 	c := newPoints(t, h, ClassConfig{Name: "points"})
 	ctx := t.Context()
 	var ps []Ptr[point]
@@ -181,11 +182,11 @@ func TestAClassThatHasObjectsIsNotFreed(t *testing.T) {
 // What was written for one class is not taken for an object of another that has
 // its number, whatever else agrees.
 func TestFarObjectsOfAnOldClassAreNotThoseOfANewOne(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 64), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 64), 16)
 	old := newPoints(t, h, ClassConfig{})
-	b := make([]byte, farObjectSize(old.c.size))
+	b := make([]byte, heap.FarObjectSize(old.c.size))
 	putFar(b, 5, old.c.serial, make([]byte, old.c.size))
-	entry(b).seal(100)
+	heap.Record(b).Seal(100)
 	w := farWord(100, len(b), old.c.id)
 	if _, c, err := h.inspectObject(b, 5, w); err != nil || c != old.c {
 		t.Fatalf("before it was freed: %v", err)
@@ -202,7 +203,7 @@ func TestFarObjectsOfAnOldClassAreNotThoseOfANewOne(t *testing.T) {
 }
 
 func TestStatisticsOfFreedClassesAreKept(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 64), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 64), 16)
 	for i := range maxPast + 50 {
 		c := newPoints(t, h, ClassConfig{Name: fmt.Sprint("class ", i)})
 		c.c.misses.Add(1)
@@ -235,7 +236,7 @@ func TestClassesThatComeAndGo(t *testing.T) {
 		}
 	})
 	t.Cleanup(func() { failpoint.Set(nil) })
-	h := openObjects(t, NewMemStore(tinySegment, 1<<12), 40)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<12), 40)
 	ctx := t.Context()
 	stop := make(chan struct{})
 	var tormentor, wg sync.WaitGroup
@@ -245,8 +246,8 @@ func TestClassesThatComeAndGo(t *testing.T) {
 			case <-stop:
 				return
 			default:
-				h.forced.Store(true)
-				h.logs.wake()
+				h.core.Forced.Store(true)
+				h.core.Logs.Wake()
 				runtime.Gosched()
 			}
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
+	"polder/far/heap"
 	"testing"
 )
 
@@ -55,7 +56,7 @@ func TestLostEntryIsNotTakenForItsTwin(t *testing.T) {
 	for _, op := range []string{"Get", "Set", "Delete", "Stat"} {
 		t.Run(op, func(t *testing.T) {
 			store := newFaultStore(tinySegment, 4000)
-			h, m := newTinyHeap(t, store, tiny.logs+64<<10) // two maps more
+			h, m := newTinyHeap(t, store, tiny.Logs+64<<10) // two maps more
 			if a == nil {
 				a, b = twins(t, m)
 				seed = h.seed
@@ -72,7 +73,7 @@ func TestLostEntryIsNotTakenForItsTwin(t *testing.T) {
 				return ok
 			})
 			ctx := context.Background()
-			var le *LostError
+			var le *heap.LostError
 			if _, err := m.Get(ctx, a, nil); !errors.As(err, &le) {
 				t.Fatalf("Get of the lost one: %v, want a LostError", err)
 			}

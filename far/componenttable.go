@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash/crc32"
+	"polder/far/heap"
 
 	"polder/internal/offload"
 )
@@ -48,7 +49,7 @@ const (
 const tableSum = 4
 
 func tableSumOf(key, value []byte) uint32 {
-	return crc32.Update(crc32.Checksum(key, castagnoli), castagnoli, value)
+	return crc32.Update(crc32.Checksum(key, heap.Castagnoli), heap.Castagnoli, value)
 }
 
 // NewRemoteTable makes an empty table at a node of d's.
@@ -72,7 +73,7 @@ func (t *RemoteTable) Get(ctx context.Context, key, buf []byte) ([]byte, error) 
 		return buf, wrongAnswer(t.object, out[len(buf):])
 	}
 	if got, want := tableSumOf(key, out[len(buf):n]), binary.LittleEndian.Uint32(out[n:]); got != want {
-		return buf, &CorruptError{Segment: t.object.Name(), Err: fmt.Errorf("CRC32C of the key and the value is %08x, want %08x", got, want)}
+		return buf, &heap.CorruptError{Segment: t.object.Name(), Err: fmt.Errorf("CRC32C of the key and the value is %08x, want %08x", got, want)}
 	}
 	return out[:n], nil
 }
@@ -120,5 +121,5 @@ func decodeLen(o Component, out []byte) (int, error) {
 
 // wrongAnswer is the error of an answer that makes no sense.
 func wrongAnswer(o Component, out []byte) error {
-	return &CorruptError{Segment: o.Name(), Err: fmt.Errorf("an answer of %d bytes that makes no sense", len(out))}
+	return &heap.CorruptError{Segment: o.Name(), Err: fmt.Errorf("an answer of %d bytes that makes no sense", len(out))}
 }

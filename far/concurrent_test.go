@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"math/rand/v2"
+	"polder/far/heap"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -197,9 +198,9 @@ func TestTorture(t *testing.T) {
 		}
 	})
 	allowed := func(err error) bool {
-		var le *LostError
-		var ce *CorruptError
-		return err == nil || errors.Is(err, ErrNotFound) || errors.Is(err, errInjected) || errors.Is(err, ErrFull) ||
+		var le *heap.LostError
+		var ce *heap.CorruptError
+		return err == nil || errors.Is(err, ErrNotFound) || errors.Is(err, errInjected) || errors.Is(err, heap.ErrFull) ||
 			errors.Is(err, ErrWouldBlock) || errors.Is(err, context.DeadlineExceeded) ||
 			errors.As(err, &le) || errors.As(err, &ce)
 	}

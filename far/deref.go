@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"polder/far/heap"
 	"sync"
 	"sync/atomic"
 )
@@ -13,8 +14,8 @@ const coldest = 0xff
 
 // deref returns the object of p, which is local and stays where it is until s
 // is left.
-func (h *Heap) deref(s *Scope, p *uint64, what int) (object, error) {
-	s.mustBeOpen()
+func (h *Heap) deref(s *heap.Scope, p *uint64, what int) (heap.Object, error) {
+	h.core.MustBeOpen(s)
 	for {
 		if o := h.derefLocal(s, p, what); o != nil {
 			return o, nil
@@ -28,10 +29,10 @@ func (h *Heap) deref(s *Scope, p *uint64, what int) (object, error) {
 			}
 		case w.zero():
 			if err := h.materialize(s, p, w, what); err != nil {
-				return nil, s.noRoom(err, h.class(uint16(w)).size)
+				return nil, h.core.NoRoom(s, err, h.class(uint16(w)).size)
 			}
-		case h.shut.Load():
-			return nil, ErrClosed
+		case h.core.Shut.Load():
+			return nil, heap.ErrClosed
 		default:
 			panic("BUG: a far pointer is used after it was freed")
 		}
@@ -39,13 +40,13 @@ func (h *Heap) deref(s *Scope, p *uint64, what int) (object, error) {
 }
 
 // derefLocal is deref of an object that is local; nil if it is not.
-func (h *Heap) derefLocal(s *Scope, p *uint64, what int) object {
+func (h *Heap) derefLocal(s *heap.Scope, p *uint64, what int) heap.Object {
 	for {
 		w := loadWord(p)
 		if !w.local() {
 			return nil
 		}
-		var o object
+		var o heap.Object
 		if w.marked() {
 			o = h.meet(s, p, w, what)
 		} else {
@@ -59,8 +60,8 @@ func (h *Heap) derefLocal(s *Scope, p *uint64, what int) object {
 
 // use returns the local object of p, whose word is w, or nil if the word has
 // changed.
-func (h *Heap) use(p *uint64, w pword, what int) object {
-	o := h.logs.object(w.addr())
+func (h *Heap) use(p *uint64, w pword, what int) heap.Object {
+	o := h.core.Logs.Object(w.addr())
 	cold := 0
 	if what&derefStream != 0 {
 		cold = coldest
@@ -70,7 +71,7 @@ func (h *Heap) use(p *uint64, w pword, what int) object {
 			return nil
 		}
 		if cold == 0 {
-			h.class(tailClass(atomic.LoadUint64(o.tail()))).warmed.Add(1)
+			h.class(heap.TailClass(atomic.LoadUint64(o.Tail()))).warmed.Add(1)
 		}
 	}
 	if what&derefMut != 0 {
@@ -80,15 +81,15 @@ func (h *Heap) use(p *uint64, w pword, what int) object {
 }
 
 // soil makes a local object one without a far copy.
-func (h *Heap) soil(o object) {
+func (h *Heap) soil(o heap.Object) {
 	for {
-		tail := atomic.LoadUint64(o.tail())
-		far := tailFar(tail)
+		tail := atomic.LoadUint64(o.Tail())
+		far := heap.TailFar(tail)
 		if far == 0 {
 			return
 		}
-		if atomic.CompareAndSwapUint64(o.tail(), tail, newTail(0, tailClass(tail))) {
-			h.buryFar(far, roundSize(farObjectSize(headLen(o.head()))))
+		if atomic.CompareAndSwapUint64(o.Tail(), tail, heap.NewTail(0, heap.TailClass(tail))) {
+			h.core.BuryFar(far, heap.RoundSize(heap.FarObjectSize(heap.HeadLen(o.Head()))))
 			return
 		}
 	}
@@ -96,10 +97,10 @@ func (h *Heap) soil(o object) {
 
 // meet returns the object of p, whose word is w, marked; or nil if the word is
 // to be looked at again.
-func (h *Heap) meet(s *Scope, p *uint64, w pword, what int) object {
-	seg := h.logs.segmentOf(w.addr())
-	switch seg.phase.Load() {
-	case phaseWaiting:
+func (h *Heap) meet(s *heap.Scope, p *uint64, w pword, what int) heap.Object {
+	seg := h.core.Logs.SegmentOf(w.addr())
+	switch seg.Phase.Load() {
+	case heap.PhaseWaiting:
 		hot := w
 		if what&derefStream == 0 {
 			hot = w.cooled(0)
@@ -107,23 +108,23 @@ func (h *Heap) meet(s *Scope, p *uint64, w pword, what int) object {
 		if hot != w && !casWord(p, w, hot) {
 			return nil
 		}
-		if !s.pin(w.addr()) {
+		if !h.core.Pin(s, w.addr()) {
 			casWord(p, hot, hot.unmarked())
 			return nil
 		}
-		if seg.phase.Load() != phaseWaiting || loadWord(p) != hot {
+		if seg.Phase.Load() != heap.PhaseWaiting || loadWord(p) != hot {
 			return nil
 		}
-		o := h.logs.object(w.addr())
-		h.class(tailClass(atomic.LoadUint64(o.tail()))).rescued.Add(1)
+		o := h.core.Logs.Object(w.addr())
+		h.class(heap.TailClass(atomic.LoadUint64(o.Tail()))).rescued.Add(1)
 		if what&derefMut != 0 {
 			h.soil(o)
 		}
 		return o
-	case phaseSettling:
+	case heap.PhaseSettling:
 		casWord(p, w, w.unmarked().cooled(0))
 		return nil
-	case phaseMoving:
+	case heap.PhaseMoving:
 		return h.copyOut(s, p, w, what, seg)
 	}
 	return nil // the pass is over
@@ -131,27 +132,27 @@ func (h *Heap) meet(s *Scope, p *uint64, w pword, what int) object {
 
 // copyOut moves a marked object to where it is left alone. The evacuator or
 // others may have been faster, and the bytes may then be anything.
-func (h *Heap) copyOut(s *Scope, p *uint64, w pword, what int, seg *logSegment) object {
-	o := h.logs.object(w.addr())
-	head, tail := o.head(), atomic.LoadUint64(o.tail())
-	n := headLen(head)
-	if h.words.number(p) != headNumber(head) || n > h.maxLocal || objectSize(n) > len(o) ||
-		int(tailClass(tail)) >= len(*h.classes.Load()) {
+func (h *Heap) copyOut(s *heap.Scope, p *uint64, w pword, what int, seg *heap.LogSegment) heap.Object {
+	o := h.core.Logs.Object(w.addr())
+	head, tail := o.Head(), atomic.LoadUint64(o.Tail())
+	n := heap.HeadLen(head)
+	if h.words.number(p) != heap.HeadNumber(head) || n > h.maxLocal || heap.ObjectSize(n) > len(o) ||
+		int(heap.TailClass(tail)) >= len(*h.classes.Load()) {
 		return nil // it is not there any more
 	}
-	c := h.class(tailClass(tail))
-	to, addr, err := h.newSlot(s, objects, objectHead(headNumber(head), n), tail, n)
+	c := h.class(heap.TailClass(tail))
+	to, addr, err := h.newSlot(s, heap.Scoped, heap.ObjectHead(heap.HeadNumber(head), n), tail, n)
 	if err != nil {
 		casWord(p, w, w.unmarked().cooled(0)) // it stays
 		return nil
 	}
-	copy(to[objectHeader:], o[objectHeader:objectHeader+n])
+	copy(to[heap.ObjectHeader:], o[heap.ObjectHeader:heap.ObjectHeader+n])
 	if !casWord(p, w, localWord(addr, 0)) {
 		h.dropSlot(addr, n)
 		return nil
 	}
 	c.rescued.Add(1)
-	seg.live.Add(-int64(objectSize(n)))
+	seg.Live.Add(-int64(heap.ObjectSize(n)))
 	if what&derefMut != 0 {
 		h.soil(to)
 	}
@@ -161,79 +162,79 @@ func (h *Heap) copyOut(s *Scope, p *uint64, w pword, what int, seg *logSegment) 
 // newSlot makes room for an object of n bytes and writes its header. With s
 // nil it may be followed by a wait for room, in which s may not be: see
 // errNoRoom.
-func (h *Heap) newSlot(s *Scope, k kind, head, tail uint64, n int) (object, uintptr, error) {
-	c := s.claim(objectSize(n))
-	if k == streams && c == forScope {
+func (h *Heap) newSlot(s *heap.Scope, k heap.Kind, head, tail uint64, n int) (heap.Object, uintptr, error) {
+	c := h.core.Claim(s, heap.ObjectSize(n))
+	if k == heap.Streamed && c == heap.ForScope {
 		// What is set aside for scopes is enough for the other logs only.
-		if o, addr, err := h.slotIn(k, forMutator, head, tail, n); err == nil {
+		if o, addr, err := h.slotIn(k, heap.ForMutator, head, tail, n); err == nil {
 			return o, addr, nil
 		}
-		k = objects
+		k = heap.Scoped
 	}
 	return h.slotIn(k, c, head, tail, n)
 }
 
-func (h *Heap) slotIn(k kind, c claim, head, tail uint64, n int) (object, uintptr, error) {
+func (h *Heap) slotIn(k heap.Kind, c heap.Claim, head, tail uint64, n int) (heap.Object, uintptr, error) {
 	ol := h.buffer(k)
-	ol.mu.Lock()
-	defer ol.mu.Unlock()
+	ol.Mu.Lock()
+	defer ol.Mu.Unlock()
 	return h.slot(ol, c, head, tail, n)
 }
 
 // buffer is the allocation buffer of this processor (the paper's PCAB).
-func (h *Heap) buffer(k kind) *openLog {
-	ols := h.logs.objects
-	if k == streams {
-		ols = h.logs.streams
+func (h *Heap) buffer(k heap.Kind) *heap.OpenLog {
+	ols := h.core.Logs.Objects
+	if k == heap.Streamed {
+		ols = h.core.Logs.Streams
 	}
-	return &ols[processor()&(len(ols)-1)]
+	return &ols[heap.Processor()&(len(ols)-1)]
 }
 
 // slot is slotIn in ol, whose mutex must be held.
-func (h *Heap) slot(ol *openLog, c claim, head, tail uint64, n int) (object, uintptr, error) {
-	b, at, ok := h.logs.place(ol, objectSize(n), c)
+func (h *Heap) slot(ol *heap.OpenLog, c heap.Claim, head, tail uint64, n int) (heap.Object, uintptr, error) {
+	b, at, ok := h.core.Logs.Place(ol, heap.ObjectSize(n), c)
 	if !ok {
-		return nil, 0, errNoRoom
+		return nil, 0, heap.ErrNoRoom
 	}
-	o := object(b)
-	atomic.StoreUint64(o.tail(), tail)
-	o.setHead(head)
-	return o, h.logs.base + uintptr(at)*unit + objectHeader, nil
+	o := heap.Object(b)
+	atomic.StoreUint64(o.Tail(), tail)
+	o.SetHead(head)
+	return o, h.core.Logs.Base + uintptr(at)*heap.Unit + heap.ObjectHeader, nil
 }
 
 // dropSlot accounts for a slot of n bytes of data that nothing refers to.
 func (h *Heap) dropSlot(addr uintptr, n int) {
-	h.logs.segmentOf(addr).live.Add(-int64(objectSize(n)))
+	h.core.Logs.SegmentOf(addr).Live.Add(-int64(heap.ObjectSize(n)))
 }
 
 // newObject makes an object of n bytes that is data, or zero without.
-func (h *Heap) newObject(c *class, s *Scope, n, what int, data []byte) (*uint64, error) {
+func (h *Heap) newObject(c *class, s *heap.Scope, n, what int, data []byte) (*uint64, error) {
 	if n > h.maxObject {
 		return nil, fmt.Errorf("cannot make an object of %d bytes (at most %d): %w", n, h.maxObject, ErrTooLarge)
 	}
-	k, coldness := objects, c.cfg.HotBits
+	k, coldness := heap.Scoped, c.cfg.HotBits
 	if what&derefStream != 0 {
-		k, coldness = streams, coldest
+		k, coldness = heap.Streamed, coldest
 	}
-	if h.shut.Load() {
-		return nil, ErrClosed
+	if h.core.Shut.Load() {
+		return nil, heap.ErrClosed
 	}
 	c.mustExist()
 	ol := h.buffer(k)
-	ol.mu.Lock()
-	number, err := h.words.next(h.cacheOf(ol), &h.logs, s.claim(wordCost))
+	ol.Mu.Lock()
+	number, err := h.words.next(h.cacheOf(ol), &h.core.Logs, h.core.Claim(s, wordCost))
 	if err != nil {
-		ol.mu.Unlock()
+		ol.Mu.Unlock()
 		return nil, err
 	}
-	o, addr, err := h.slot(ol, s.claim(objectSize(n)), objectHead(number, n), newTail(0, c.id), n)
+	o, addr, err := h.slot(ol, h.core.Claim(s, heap.ObjectSize(n)), heap.ObjectHead(number, n), heap.NewTail(0, c.id), n)
 	if err != nil {
 		h.cacheOf(ol).left |= 1 << (number % wordGroup)
-		ol.mu.Unlock()
+		ol.Mu.Unlock()
 		return nil, err
 	}
-	ol.mu.Unlock()
-	clear(o[objectHeader+copy(o[objectHeader:], data):])
+	ol.Mu.Unlock()
+	clear(o[heap.ObjectHeader+copy(o[heap.ObjectHeader:], data):])
 	p := h.words.at(number)
 	storeWord(p, localWord(addr, coldness))
 	return p, nil
@@ -246,7 +247,7 @@ func (h *Heap) newRun(ctx context.Context, c *class, n int) ([]uint64, error) {
 	}
 	c.mustExist()
 	for n > 0 {
-		first, err := h.words.run(n, &h.logs)
+		first, err := h.words.run(n, &h.core.Logs)
 		if err == nil {
 			ws := h.words.table[first : first+uint64(n) : first+uint64(n)]
 			for i := range ws {
@@ -254,10 +255,10 @@ func (h *Heap) newRun(ctx context.Context, c *class, n int) ([]uint64, error) {
 			}
 			return ws, nil
 		}
-		if err != errNoRoom {
+		if err != heap.ErrNoRoom {
 			return nil, err
 		}
-		if err := h.roomSoon(ctx); err != nil {
+		if err := h.core.RoomSoon(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -266,17 +267,17 @@ func (h *Heap) newRun(ctx context.Context, c *class, n int) ([]uint64, error) {
 
 // materialize makes the object of p, whose word is w, an object of zeros in
 // local memory.
-func (h *Heap) materialize(s *Scope, p *uint64, w pword, what int) error {
+func (h *Heap) materialize(s *heap.Scope, p *uint64, w pword, what int) error {
 	c := h.class(uint16(w))
-	k, coldness := objects, c.cfg.HotBits
+	k, coldness := heap.Scoped, c.cfg.HotBits
 	if what&derefStream != 0 {
-		k, coldness = streams, coldest
+		k, coldness = heap.Streamed, coldest
 	}
-	o, addr, err := h.newSlot(s, k, objectHead(h.words.number(p), c.size), newTail(0, c.id), c.size)
+	o, addr, err := h.newSlot(s, k, heap.ObjectHead(h.words.number(p), c.size), heap.NewTail(0, c.id), c.size)
 	if err != nil {
 		return err
 	}
-	clear(o[objectHeader:])
+	clear(o[heap.ObjectHeader:])
 	if !casWord(p, w, localWord(addr, coldness)) {
 		h.dropSlot(addr, c.size)
 	}
@@ -288,7 +289,7 @@ func (h *Heap) free(p *uint64) {
 	for {
 		w := loadWord(p)
 		if w.free() {
-			if h.shut.Load() {
+			if h.core.Shut.Load() {
 				return
 			}
 			panic("BUG: a far pointer is freed twice")
@@ -304,21 +305,21 @@ func (h *Heap) free(p *uint64) {
 
 // buryObject accounts for the death of the object whose word was w.
 func (h *Heap) buryObject(w pword) {
-	h.logs.stir()
+	h.core.Logs.Stir()
 	switch {
 	case w.far():
-		h.buryFar(w.farAddr(), w.farSize())
+		h.core.BuryFar(w.farAddr(), w.farSize())
 	case w.local():
-		o := h.logs.object(w.addr())
-		n := headLen(o.head())
+		o := h.core.Logs.Object(w.addr())
+		n := heap.HeadLen(o.Head())
 		h.soil(o)
-		seg := h.logs.segmentOf(w.addr())
-		for now := h.scopes.now(); ; {
-			if old := seg.freed.Load(); old >= now || seg.freed.CompareAndSwap(old, now) {
+		seg := h.core.Logs.SegmentOf(w.addr())
+		for now := h.core.Scopes.Now(); ; {
+			if old := seg.Freed.Load(); old >= now || seg.Freed.CompareAndSwap(old, now) {
 				break
 			}
 		}
-		seg.live.Add(-int64(objectSize(n)))
+		seg.Live.Add(-int64(heap.ObjectSize(n)))
 	}
 }
 
@@ -347,12 +348,12 @@ var errAgain = errors.New("changed meanwhile")
 
 // miss brings the far object of p, whose word is w, into local memory. It
 // returns nil if the word is to be looked at again.
-func (h *Heap) miss(s *Scope, p *uint64, w pword, what int) error {
-	if err := h.begin(); err != nil {
+func (h *Heap) miss(s *heap.Scope, p *uint64, w pword, what int) error {
+	if err := h.core.Begin(); err != nil {
 		return err
 	}
-	defer h.end()
-	ctx := s.ctx
+	defer h.core.End()
+	ctx := h.core.HeldIn(s).Ctx
 	if ctx.Err() != nil {
 		return fmt.Errorf("cannot fetch an object: %w", context.Cause(ctx))
 	}
@@ -364,8 +365,8 @@ func (h *Heap) miss(s *Scope, p *uint64, w pword, what int) error {
 		if err := h.join(ctx, w, f.done); err != nil {
 			return err
 		}
-		var lost *LostError
-		var corrupt *CorruptError
+		var lost *heap.LostError
+		var corrupt *heap.CorruptError
 		if errors.As(f.err, &lost) || errors.As(f.err, &corrupt) {
 			return f.err
 		}
@@ -391,8 +392,8 @@ func (h *Heap) join(ctx context.Context, w pword, done <-chan struct{}) error {
 }
 
 // mustServe panics if the pointer of word p cannot be dereferenced in s.
-func (h *Heap) mustServe(s *Scope, p *uint64) {
-	s.mustBeOpen()
+func (h *Heap) mustServe(s *heap.Scope, p *uint64) {
+	h.core.MustBeOpen(s)
 	if p != nil && !isIn(h.words.table, p) {
 		panic("BUG: a far pointer is dereferenced in a scope of another heap")
 	}

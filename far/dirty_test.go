@@ -3,6 +3,7 @@ package far
 import (
 	"context"
 	"fmt"
+	"polder/far/heap"
 	"sync/atomic"
 	"testing"
 
@@ -21,9 +22,9 @@ func TestWritesBetweenTheStepsOfAPass(t *testing.T) {
 	})
 	t.Cleanup(func() { failpoint.Set(nil) }) // when the heap has been closed
 	lay := tiny
-	lay.logs, lay.open = 16*int64(lay.segSize), 1 // one log, so that it is soon full
-	local := lay.logs + int64(2*lay.staging+lay.fetch)
-	h, err := newHeap(NewMemStore(tinySegment, 1<<10), Config{Local: local, MaxLocal: local}, lay)
+	lay.Logs, lay.Open = 16*int64(lay.SegSize), 1 // one log, so that it is soon full
+	local := lay.Logs + int64(2*lay.Staging+lay.Fetch)
+	h, err := newHeap(heap.NewMemStore(tinySegment, 1<<10), Config{Local: local, MaxLocal: local}, lay)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,10 +46,10 @@ func TestWritesBetweenTheStepsOfAPass(t *testing.T) {
 	// what it has kept.
 	press := func(done func() bool) {
 		for !done() {
-			ol := h.logs.hot(objects)
-			ol.mu.Lock()
-			h.logs.seal(ol)
-			ol.mu.Unlock()
+			ol := h.core.Logs.Hot(heap.Scoped)
+			ol.Mu.Lock()
+			h.core.Logs.Seal(ol)
+			ol.Mu.Unlock()
 			f, err := New(ctx, h, [496]byte{})
 			if err != nil {
 				t.Fatal(err)
@@ -79,10 +80,10 @@ func TestWritesBetweenTheStepsOfAPass(t *testing.T) {
 				var done atomic.Bool
 				write := func(name string) {
 					w := loadWord(p.word())
-					if name != moment || done.Load() || !w.local() || h.logs.segmentOf(w.addr()).phase.Load() == phaseNone {
+					if name != moment || done.Load() || !w.local() || h.core.Logs.SegmentOf(w.addr()).Phase.Load() == heap.PhaseNone {
 						return
 					}
-					s.enterAtOnce()
+					h.core.EnterAtOnce(s)
 					defer s.Leave()
 					v := p.DerefMut(s)
 					if v == nil {

@@ -133,34 +133,26 @@
 //
 //	ByteMap.clearing
 //	  shard.mu
-//	    openLog.mu
+//	    heap.OpenLog.Mu
 //	      words.mu
-//	        logs.mu
-//	    buffers.mu
 //	    Heap.mu
-//	      scopes.mu
-//	        logs.mu
-//	farLog.mu
+//
+// and below all of these the locks of package heap.
 //
 // # Far bytes
 //
 // The layout of an entry, here and in far memory, and of an object in far memory,
-// is that of the type entry in this package's source. It is no interchange format: hashes in it are seeded
+// is that of heap.Record. It is no interchange format: hashes in it are seeded
 // by the heap that wrote it, and nobody else reads it. What comes back is
 // checked as if anybody had written it.
 //
 // # Files
 //
-// The core, which knows no data structure, only the interfaces in owner: core, store, memstore,
-// calls (which Close waits for), setlocal. Its local memory: logs, buffers (of
-// fetches), entry and object (the bytes of each). Its far memory: farlog, cleaner, janitor.
-// Evacuation: evacuator (the loop, and the emptying of a segment), pass (what scopes keep
-// in place has to be marked first). Scopes: scope, scope_admit (who is let in
-// while memory is short), held (for too long), wait (for room).
+// Package far/heap has the memory itself, and knows no data structure: logs, far segments,
+// evacuator, cleaner, scopes. The owners of what is in it are here: mapowner (entries),
+// pointers (objects), and host, which knows both. record is the bytes of both.
 //
-// The core's owners: mapowner (entries), pointers (objects), and host, which knows both.
-//
-// What the data structures stand on: heap, api, errors, registry (the heap of a pointer), word
+// What the data structures stand on: heap, api, errors, store, scopes, registry (the heap of a pointer), word
 // and table and shard (a map's index), pword and words (of pointers), deref and slow (what waits),
 // loss, sweep (for what has expired).
 //

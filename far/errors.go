@@ -3,7 +3,8 @@ package far
 import (
 	"context"
 	"errors"
-	"fmt"
+
+	"polder/far/heap"
 )
 
 var (
@@ -11,60 +12,44 @@ var (
 	ErrNotFound = errors.New("not found")
 	// ErrWouldBlock: the call would have to wait, and was given NoWait.
 	ErrWouldBlock = errors.New("would block")
-	// ErrClosed: the heap has been closed.
-	ErrClosed = errors.New("heap is closed")
-	// ErrFull: there is no memory for it, and nothing can make way. Whatever Is
-	// ErrFull Is one of the three that follow, too, which say what is full.
-	ErrFull = errors.New("memory is full")
-	// ErrStoreFull: the store has no segment to lend. More far memory helps.
-	ErrStoreFull error = fullError("far memory is full")
-	// ErrMetadataFull: what the heap keeps in local memory of all that is local or far,
-	// indexes and the words of pointers, would leave too little of Config.Local for data.
-	ErrMetadataFull error = fullError("the local budget is full of indexes and pointers")
-	// ErrLocalFull: all of Config.Local is in use by what cannot be evacuated just now.
-	ErrLocalFull error = fullError("the local budget is full of what is in use")
 	// ErrTooLarge: the key or value exceeds MaxKeySize or Config.MaxValue.
 	ErrTooLarge = errors.New("too large")
-	// ErrScopeFull: a scope has taken all the local memory that is to be had
-	// while it is open. Leave it and try again.
-	ErrScopeFull = errors.New("no local memory while the scope is open")
-	// ErrScopeOpen: the calling goroutine holds a scope open, and would wait for local
-	// memory that the evacuator cannot make before that scope is left.
-	ErrScopeOpen = errors.New("the goroutine holds a scope open, which the evacuator waits for")
 	// ErrModified: a List was changed by others, so that a Cursor or an
 	// iteration does not know where it is.
 	ErrModified = errors.New("list was modified")
 )
 
-// fullError is an ErrFull that says what is full.
-type fullError string
-
-func (e fullError) Error() string        { return string(e) }
-func (e fullError) Is(target error) bool { return target == ErrFull }
-
-// MaxKeySize is the longest key, in bytes.
-const MaxKeySize = 1<<16 - 1
+// Errors of the heap's memory.
+var (
+	// ErrClosed: the heap has been closed.
+	ErrClosed = heap.ErrClosed
+	// ErrFull: there is no memory for it, and nothing can make way. Whatever Is
+	// ErrFull Is one of the three that follow, too, which say what is full.
+	ErrFull = heap.ErrFull
+	// ErrStoreFull: the store has no segment to lend. More far memory helps.
+	ErrStoreFull = heap.ErrStoreFull
+	// ErrMetadataFull: what the heap keeps in local memory of all that is local or far,
+	// indexes and the words of pointers, would leave too little of Config.Local for data.
+	ErrMetadataFull = heap.ErrMetadataFull
+	// ErrLocalFull: all of Config.Local is in use by what cannot be evacuated just now.
+	ErrLocalFull = heap.ErrLocalFull
+	// ErrScopeFull: a scope has taken all the local memory that is to be had
+	// while it is open. Leave it and try again.
+	ErrScopeFull = heap.ErrScopeFull
+	// ErrScopeOpen: the calling goroutine holds a scope open, and would wait for local
+	// memory that the evacuator cannot make before that scope is left.
+	ErrScopeOpen = heap.ErrScopeOpen
+)
 
 // LostError says that an entry was lost with the segment that held it.
-type LostError struct{ Segment string }
-
-func (e *LostError) Error() string {
-	return fmt.Sprintf("entry was lost with its far memory (%s)", e.Segment)
-}
+type LostError = heap.LostError
 
 // CorruptError says that far memory answered with bytes that are not those
 // that were written there.
-type CorruptError struct {
-	Segment string
-	Off     int
-	Err     error // what is wrong with them
-}
+type CorruptError = heap.CorruptError
 
-func (e *CorruptError) Error() string {
-	return fmt.Sprintf("far memory returned corrupt bytes (%s, offset %d): %v", e.Segment, e.Off, e.Err)
-}
-
-func (e *CorruptError) Unwrap() error { return e.Err }
+// MaxKeySize is the longest key, in bytes.
+const MaxKeySize = 1<<16 - 1
 
 // NoWait is a context for calls that must not wait: where they would, they
 // return ErrWouldBlock and have changed nothing.

@@ -1,14 +1,15 @@
 package far
 
 import (
+	"polder/far/heap"
 	"strings"
 	"testing"
 )
 
 // Each finding is made where it applies, and not in a heap that does well.
 func TestExplainNamesWhatWouldHelp(t *testing.T) {
-	well := Stats{Budget: 64 << 20, Resident: 60 << 20, Logs: 50 << 20, LocalLive: 45 << 20, Index: 5 << 20, Free: 2 << 20,
-		Fetches: 5000, Evacuated: 5000, EvacuatedClean: 4000, EvacuatedSegments: 10, BytesOut: 1 << 30}
+	well := Stats{Stats: heap.Stats{Budget: 64 << 20, Resident: 60 << 20, Logs: 50 << 20, LocalLive: 45 << 20, Index: 5 << 20, Free: 2 << 20,
+		Fetches: 5000, Evacuated: 5000, EvacuatedClean: 4000, EvacuatedSegments: 10, BytesOut: 1 << 30}}
 	if got := well.Explain(); !strings.Contains(got, "Nothing needs attention") {
 		t.Errorf("a heap that does well: %s", got)
 	}
@@ -57,7 +58,7 @@ func TestExplainNamesWhatWouldHelp(t *testing.T) {
 
 // What a heap says of itself goes by what has happened to it.
 func TestAHeapExplainsItself(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 1<<10), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 16)
 	if got := h.Explain(); !strings.Contains(got, "Everything has been local") {
 		t.Errorf("an empty heap: %s", got)
 	}

@@ -1,6 +1,9 @@
 package far
 
+import "polder/far/heap"
 import "testing"
 
 // OpenTiny makes a heap of which the logs are segments of 16 KiB.
-func OpenTiny(t testing.TB, store Store, segments int) *Heap { return openObjects(t, store, segments) }
+func OpenTiny(t testing.TB, store heap.Store, segments int) *Heap {
+	return openObjects(t, store, segments)
+}

@@ -3,6 +3,7 @@ package far
 import (
 	"errors"
 	"fmt"
+	"polder/far/heap"
 	"sync/atomic"
 )
 
@@ -28,12 +29,12 @@ import (
 // which the evacuator wins back when it keeps one.
 type extent struct {
 	items []item
-	c     *class      // that they were of when the fetch began
-	each  int         // bytes of an entry
-	seg   *farSegment // pinned
-	slot  object
+	c     *class           // that they were of when the fetch began
+	each  int              // bytes of an entry
+	seg   *heap.FarSegment // pinned
+	slot  heap.Object
 	addr  uintptr // of slot's data
-	kind  kind
+	kind  heap.Kind
 }
 
 // item is a far object that is to be fetched.
@@ -52,14 +53,14 @@ const extentLeast = 1 << 10
 func (h *Heap) extentOf(items []item) (n int, c *class, each int) {
 	w := items[0].w
 	c = h.class(w.farClass())
-	each = farObjectSize(c.size)
+	each = heap.FarObjectSize(c.size)
 	if c.size < extentLeast || w.farSize() < each { // which is of a class of before
 		return 0, c, each
 	}
-	seg, next := w.farAddr()/h.far.units, w.farAddr()
+	seg, next := w.farAddr()/h.core.Far.Units, w.farAddr()
 	for n = 1; n < len(items); n++ {
-		next += uint64(each / unit)
-		if o := items[n].w; o.farAddr() != next || o.farClass() != c.id || next/h.far.units != seg {
+		next += uint64(each / heap.Unit)
+		if o := items[n].w; o.farAddr() != next || o.farClass() != c.id || next/h.core.Far.Units != seg {
 			break
 		}
 	}
@@ -68,7 +69,7 @@ func (h *Heap) extentOf(items []item) (n int, c *class, each int) {
 
 // boardExtent begins the fetch of the extent of items, of which it takes as many as
 // the log has room for, at least one. It fails as boardObject does.
-func (h *Heap) boardExtent(x *extent, items []item, c *class, each int, k kind) (err error) {
+func (h *Heap) boardExtent(x *extent, items []item, c *class, each int, k heap.Kind) (err error) {
 	if x.seg = h.pinFar(items[0].p, items[0].w); x.seg == nil {
 		return errAgain
 	}
@@ -83,8 +84,8 @@ func (h *Heap) boardExtent(x *extent, items []item, c *class, each int, k kind) 
 	switch {
 	case len(items) == 0:
 		err = errAgain
-	case x.seg.gone():
-		err = &LostError{x.seg.seg.Name()}
+	case x.seg.Gone():
+		err = &heap.LostError{Segment: x.seg.Seg.Name()}
 	default:
 		x.slot, x.addr, err = h.extentSlot(k, len(items), each)
 	}
@@ -92,29 +93,29 @@ func (h *Heap) boardExtent(x *extent, items []item, c *class, each int, k kind) 
 		h.unpinFar(x.seg)
 		return err
 	}
-	x.items, x.c, x.each, x.kind = items[:(len(x.slot)-objectHeader)/each], c, each, k
+	x.items, x.c, x.each, x.kind = items[:(len(x.slot)-heap.ObjectHeader)/each], c, each, k
 	return nil
 }
 
 // extentSlot makes room for n entries of each bytes, or as many of them as the
 // open segment has room for, unless that is not even one.
-func (h *Heap) extentSlot(k kind, n, each int) (object, uintptr, error) {
+func (h *Heap) extentSlot(k heap.Kind, n, each int) (heap.Object, uintptr, error) {
 	ol := h.buffer(k)
-	ol.mu.Lock()
-	defer ol.mu.Unlock()
+	ol.Mu.Lock()
+	defer ol.Mu.Unlock()
 	room := 0
-	if ol.seg >= 0 {
-		room = (h.logs.segSize - h.logs.segs[ol.seg].used - objectHeader) / each
+	if ol.Seg >= 0 {
+		room = (h.core.Logs.SegSize - h.core.Logs.Segs[ol.Seg].Used - heap.ObjectHeader) / each
 	}
 	if room < 1 {
-		room = (h.logs.segSize - objectHeader) / each
+		room = (h.core.Logs.SegSize - heap.ObjectHeader) / each
 	}
 	n = min(n, room)
-	return h.slot(ol, forMutator, objectHead(0, n*each), 0, n*each)
+	return h.slot(ol, heap.ForMutator, heap.ObjectHead(0, n*each), 0, n*each)
 }
 
 // target is the bytes that the read is to fill.
-func (x *extent) target() []byte { return x.slot[objectHeader:] }
+func (x *extent) target() []byte { return x.slot[heap.ObjectHeader:] }
 
 // landExtent ends the fetch of x, whose read ended with err: checks the bytes and
 // makes the objects local, of which somebody may wait for that of the word asked.
@@ -122,42 +123,42 @@ func (x *extent) target() []byte { return x.slot[objectHeader:] }
 func (h *Heap) landExtent(x *extent, asked uint64, err error) error {
 	defer h.unpinFar(x.seg)
 	n := len(x.items)
-	h.count.fetches.Add(uint64(n))
+	h.core.Count.Fetches.Add(uint64(n))
 	if err != nil {
-		h.dropSlot(x.addr, headLen(x.slot.head()))
-		if x.seg.gone() {
-			h.wakeJanitor()
+		h.dropSlot(x.addr, heap.HeadLen(x.slot.Head()))
+		if x.seg.Gone() {
+			h.core.WakeJanitor()
 			return nil
 		}
-		return fmt.Errorf("cannot fetch %d bytes from %s: %w", n*x.each, x.seg.seg.Name(), err)
+		return fmt.Errorf("cannot fetch %d bytes from %s: %w", n*x.each, x.seg.Seg.Name(), err)
 	}
-	h.count.bytesIn.Add(uint64(n * x.each))
+	h.core.Count.BytesIn.Add(uint64(n * x.each))
 	c := x.c
-	size := objectSize(c.size)
-	spare := headerSize // bytes of the slot that are nobody's
+	size := heap.ObjectSize(c.size)
+	spare := heap.HeaderSize // bytes of the slot that are nobody's
 	// From the last on, since what is laid out behind one object may reach into the
 	// entry of the next.
 	for i := n - 1; i >= 0; i-- {
 		it := &x.items[i]
-		b := x.slot[objectHeader+i*x.each:][:x.each]
+		b := x.slot[heap.ObjectHeader+i*x.each:][:x.each]
 		number := h.words.number(it.p)
 		if _, now, err := h.inspectObject(b, number, it.w); err != nil || now != c {
 			if loadWord(it.p) == it.w {
-				h.count.corrupt.Add(1)
+				h.core.Count.Corrupt.Add(1)
 			}
 			it.p, number = nil, 0
 			spare += size
 		}
 		// What follows belongs to it, up to the next one's header.
-		area := x.slot[headerSize+i*x.each:]
+		area := x.slot[heap.HeaderSize+i*x.each:]
 		if i < n-1 {
 			area = area[:x.each]
 		}
-		spare += layOut(area, objectHead(number, c.size), newTail(it.w.farAddr(), c.id))
+		spare += layOut(area, heap.ObjectHead(number, c.size), heap.NewTail(it.w.farAddr(), c.id))
 	}
-	x.slot.setHead(objectHead(0, headerSize-objectHeader))
+	x.slot.SetHead(heap.ObjectHead(0, heap.HeaderSize-heap.ObjectHeader))
 	coldness := c.cfg.HotBits
-	if x.kind == streams {
+	if x.kind == heap.Streamed {
 		coldness = coldest
 	}
 	landed, met, looked := 0, false, 0
@@ -167,7 +168,7 @@ func (h *Heap) landExtent(x *extent, asked uint64, err error) error {
 				spare += size
 			}
 		}
-		h.logs.segmentOf(x.addr).live.Add(-int64(spare))
+		h.core.Logs.SegmentOf(x.addr).Live.Add(-int64(spare))
 		c.bytesIn.Add(uint64(landed * c.size))
 		c.brought(landed, met)
 	}()
@@ -177,12 +178,12 @@ func (h *Heap) landExtent(x *extent, asked uint64, err error) error {
 			looked++
 			continue
 		}
-		at := headerSize + i*x.each + objectHeader
+		at := heap.HeaderSize + i*x.each + heap.ObjectHeader
 		if c.cfg.Fetched != nil {
 			c.cfg.Fetched(x.slot[at : at+c.size : at+c.size])
 		}
 		looked++
-		if casWord(it.p, it.w, localWord(x.addr+uintptr(at-objectHeader), coldness)) {
+		if casWord(it.p, it.w, localWord(x.addr+uintptr(at-heap.ObjectHeader), coldness)) {
 			landed++
 			met = met || h.words.number(it.p) == asked
 		} else {
@@ -195,23 +196,23 @@ func (h *Heap) landExtent(x *extent, asked uint64, err error) error {
 // layOut makes an object with that head and tail at the front of area, in which
 // its data lies already, and of the rest one that is nobody's. It returns how
 // large that is.
-func layOut(area object, head, tail uint64) (rest int) {
-	n := headLen(head)
-	size := objectSize(n)
-	clear(area[objectHeader+n : size])
+func layOut(area heap.Object, head, tail uint64) (rest int) {
+	n := heap.HeadLen(head)
+	size := heap.ObjectSize(n)
+	clear(area[heap.ObjectHeader+n : size])
 	if rest = len(area) - size; rest > 0 {
-		atomic.StoreUint64(area[size:].tail(), 0)
-		area[size:].setHead(objectHead(0, rest-objectHeader))
+		atomic.StoreUint64(area[size:].Tail(), 0)
+		area[size:].SetHead(heap.ObjectHead(0, rest-heap.ObjectHeader))
 	}
-	atomic.StoreUint64(area.tail(), tail)
-	area.setHead(head)
+	atomic.StoreUint64(area.Tail(), tail)
+	area.SetHead(head)
 	return rest
 }
 
 // isTheirs reports whether err concerns those who dereference the object, who will
 // come upon it, and nobody else.
 func isTheirs(err error) bool {
-	var lost *LostError
-	var corrupt *CorruptError
-	return err == errAgain || err == errNoRoom || errors.As(err, &lost) || errors.As(err, &corrupt)
+	var lost *heap.LostError
+	var corrupt *heap.CorruptError
+	return err == errAgain || err == heap.ErrNoRoom || errors.As(err, &lost) || errors.As(err, &corrupt)
 }

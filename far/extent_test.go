@@ -3,6 +3,7 @@ package far
 import (
 	"context"
 	"errors"
+	"polder/far/heap"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -11,17 +12,17 @@ import (
 
 // extentStore counts what is asked of a MemStore, and damages what it answers.
 type extentStore struct {
-	*MemStore
+	*heap.MemStore
 	allocs, reads atomic.Int64
-	damage        func(op *ReadOp) // if not nil, of every read
+	damage        func(op *heap.ReadOp) // if not nil, of every read
 }
 
-func (s *extentStore) Alloc(ctx context.Context) (Segment, error) {
+func (s *extentStore) Alloc(ctx context.Context) (heap.Segment, error) {
 	s.allocs.Add(1)
 	return s.MemStore.Alloc(ctx)
 }
 
-func (s *extentStore) Read(ctx context.Context, ops []ReadOp) {
+func (s *extentStore) Read(ctx context.Context, ops []heap.ReadOp) {
 	s.reads.Add(int64(len(ops)))
 	s.MemStore.Read(ctx, ops)
 	for i := range ops {
@@ -51,7 +52,7 @@ func sequence(t *testing.T, h *Heap, n int) *Array[int64] {
 // What was evacuated side by side is read together: there is a read for everything
 // in a row, and another one where a segment of the logs is full.
 func TestObjectsSideBySideAreReadTogether(t *testing.T) {
-	store := &extentStore{MemStore: NewMemStore(tinySegment, 1<<10)}
+	store := &extentStore{MemStore: heap.NewMemStore(tinySegment, 1<<10)}
 	h := openObjects(t, store, 24)
 	const groups, few = 800, 10 // of which no more than two segments are filled
 	a := sequence(t, h, groups*128)
@@ -66,10 +67,10 @@ func TestObjectsSideBySideAreReadTogether(t *testing.T) {
 				next = 0
 				continue
 			}
-			if w.farAddr() != next || w.farAddr()%h.far.units == 0 {
+			if w.farAddr() != next || w.farAddr()%h.core.Far.Units == 0 {
 				most++
 			}
-			next = w.farAddr() + uint64(farObjectSize(1<<10)/unit)
+			next = w.farAddr() + uint64(heap.FarObjectSize(1<<10)/heap.Unit)
 			refs = append(refs, AnyRef{h.words.number(p)})
 		}
 		before, objects := store.reads.Load(), h.Stats().Fetches
@@ -89,7 +90,7 @@ func TestObjectsSideBySideAreReadTogether(t *testing.T) {
 // together, forwards and backwards: they are evacuated again, and changed, and
 // counted.
 func TestElementsInSequenceAreReadTogether(t *testing.T) {
-	store := &extentStore{MemStore: NewMemStore(tinySegment, 1<<10)}
+	store := &extentStore{MemStore: heap.NewMemStore(tinySegment, 1<<10)}
 	h := openObjects(t, store, 64)
 	const groups = 4000
 	a := sequence(t, h, groups*128)
@@ -128,12 +129,12 @@ func TestElementsInSequenceAreReadTogether(t *testing.T) {
 
 // Of entries that come together, one that is damaged harms none of the others.
 func TestDamageInAnExtentIsOfOneObject(t *testing.T) {
-	store := &extentStore{MemStore: NewMemStore(tinySegment, 1<<10)}
+	store := &extentStore{MemStore: heap.NewMemStore(tinySegment, 1<<10)}
 	h := openObjects(t, store, 16)
 	const groups = 200
 	a := sequence(t, h, groups*128)
-	store.damage = func(op *ReadOp) {
-		if each := farObjectSize(1 << 10); len(op.Buf) >= 3*each {
+	store.damage = func(op *heap.ReadOp) {
+		if each := heap.FarObjectSize(1 << 10); len(op.Buf) >= 3*each {
 			op.Buf[each+100] ^= 4 // in the data of the second one
 		}
 	}
@@ -150,7 +151,7 @@ func TestDamageInAnExtentIsOfOneObject(t *testing.T) {
 			t.Fatal(err)
 		}
 		v, err := a.Get(t.Context(), i*128+7)
-		var corrupt *CorruptError
+		var corrupt *heap.CorruptError
 		if err == nil && v != int64(i*128+7) || err != nil && !errors.As(err, &corrupt) {
 			t.Fatalf("group %d: got %d, %v", i, v, err)
 		}
@@ -183,7 +184,7 @@ func TestObjectsOfEverySizeComeTogether(t *testing.T) {
 // together makes objects, of which most become far, and prefetches some that are.
 func together[T any](t *testing.T) {
 	t.Helper()
-	store := &extentStore{MemStore: NewMemStore(tinySegment, 1<<10)}
+	store := &extentStore{MemStore: heap.NewMemStore(tinySegment, 1<<10)}
 	h := openObjects(t, store, 24)
 	c := got(NewClass[T](h, ClassConfig{}))(t)
 	run := got(c.NewRun(t.Context(), 600))(t)
@@ -220,16 +221,16 @@ func together[T any](t *testing.T) {
 // What an iteration fetches by itself is counted when it has come, and not as
 // something that was prefetched when it has not.
 func TestWhatDoesNotComeIsNotCounted(t *testing.T) {
-	store := &extentStore{MemStore: NewMemStore(tinySegment, 1<<10)}
+	store := &extentStore{MemStore: heap.NewMemStore(tinySegment, 1<<10)}
 	h := openObjects(t, store, 24)
 	a := sequence(t, h, 800*128)
 	before := a.Stats().ClassStats
-	store.damage = func(op *ReadOp) { clear(op.Buf) }
+	store.damage = func(op *heap.ReadOp) { clear(op.Buf) }
 	s := h.NewScope()
 	defer s.Close()
 	for range a.Stream(s) {
 	}
-	var corrupt *CorruptError
+	var corrupt *heap.CorruptError
 	if err := s.Err(); !errors.As(err, &corrupt) {
 		t.Errorf("got %v, want a CorruptError", err)
 	}
@@ -242,7 +243,7 @@ func TestWhatDoesNotComeIsNotCounted(t *testing.T) {
 // What is wholly overwritten is not read before; of what is overwritten in part,
 // the rest stays.
 func TestWriteReadsOnlyWhatItLeaves(t *testing.T) {
-	store := &extentStore{MemStore: NewMemStore(tinySegment, 1<<10)}
+	store := &extentStore{MemStore: heap.NewMemStore(tinySegment, 1<<10)}
 	h := openObjects(t, store, 16)
 	const n = 300*128 + 50
 	a := sequence(t, h, n)
@@ -279,7 +280,7 @@ func TestWriteReadsOnlyWhatItLeaves(t *testing.T) {
 }
 
 func TestElementsOfNoSizeAreWritten(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 64), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 64), 16)
 	a := newArray[struct{}](t, h, 5, StructureConfig{Group: 4})
 	done(t, a.Write(t.Context(), make([]struct{}, 5), 0))
 	done(t, a.Read(t.Context(), make([]struct{}, 5), 0))
@@ -288,7 +289,7 @@ func TestElementsOfNoSizeAreWritten(t *testing.T) {
 // Far segments that die are written to again, for a while, and then given back.
 func TestDeadSegmentsAreUsedAgainOrGivenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &extentStore{MemStore: NewMemStore(tinySegment, 1<<10)}
+		store := &extentStore{MemStore: heap.NewMemStore(tinySegment, 1<<10)}
 		h := openObjects(t, store, 16)
 		const n = 600 * 128
 		keep, a := sequence(t, h, n), sequence(t, h, n)
@@ -306,7 +307,7 @@ func TestDeadSegmentsAreUsedAgainOrGivenBack(t *testing.T) {
 		}
 		a.Clear()
 		keep.Clear()
-		time.Sleep(2 * idleFor)
+		time.Sleep(2 * heap.IdleFor)
 		// The open segment and the spare one are all that is kept.
 		if got := store.Lent(); got > 3 {
 			t.Errorf("%d segments are still lent, want at most 3", got)
@@ -318,7 +319,7 @@ func TestDeadSegmentsAreUsedAgainOrGivenBack(t *testing.T) {
 // has the rest may wait for the iteration.
 func TestAnImpatientFetchHardlyWaitsForRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := openObjects(t, NewMemStore(tinySegment, 1<<10), 16)
+		h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 16)
 		a := sequence(t, h, 400*128)
 		s := h.NewScope()
 		defer s.Close()
@@ -336,7 +337,7 @@ func TestAnImpatientFetchHardlyWaitsForRoom(t *testing.T) {
 		var b objectBatch
 		began := time.Now()
 		read, err := b.fetch(t.Context(), h, refs, 0, false)
-		if took := time.Since(began); err != errNoRoom || read == len(refs) || took > maxPoll {
+		if took := time.Since(began); err != heap.ErrNoRoom || read == len(refs) || took > heap.MaxPoll {
 			t.Errorf("with no room for them, %d of %d objects were read after %v (%v)", read, len(refs), took, err)
 		}
 	})

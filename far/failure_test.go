@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"polder/far/heap"
 	"strings"
 	"sync"
 	"testing"
@@ -137,18 +138,18 @@ func TestRememberedHeadsDieWithTheirSegment(t *testing.T) {
 	defer sh.mu.Unlock()
 	var addr uint64
 	for _, d := range sh.heads {
-		if string(d.e.key()) == string(k) {
+		if string(d.e.Key()) == string(k) {
 			addr = d.addr
 		}
 	}
 	if sh.head(h, addr) == nil {
 		t.Fatalf("the head of %q is not remembered", k)
 	}
-	at := &(*h.far.segs.Load())[addr/h.far.units]
+	at := &(*h.core.Far.Segs.Load())[addr/h.core.Far.Units]
 	was := at.Load()
-	at.Store(&farSegment{seg: was.seg, id: was.id})
+	at.Store(&heap.FarSegment{Seg: was.Seg, ID: was.ID})
 	if e := sh.head(h, addr); e != nil {
-		t.Errorf("the head of %q outlives its segment", e.key())
+		t.Errorf("the head of %q outlives its segment", e.Key())
 	}
 	at.Store(was)
 }
@@ -230,7 +231,7 @@ func TestFullStore(t *testing.T) {
 	n := 0
 	for {
 		err := m.Set(ctx, key(n), Entry{Value: value(uint64(n), 1000)})
-		if errors.Is(err, ErrFull) {
+		if errors.Is(err, heap.ErrFull) {
 			break
 		}
 		if err != nil {
@@ -242,7 +243,7 @@ func TestFullStore(t *testing.T) {
 		t.Errorf("%d entries fitted, want at least %d", n, least)
 	}
 	for range 100 { // it stays so, and says so at once
-		if err := m.Set(ctx, key(n), Entry{Value: value(0, 1000)}); !errors.Is(err, ErrFull) {
+		if err := m.Set(ctx, key(n), Entry{Value: value(0, 1000)}); !errors.Is(err, heap.ErrFull) {
 			t.Fatalf("Set: got %v, want ErrFull", err)
 		}
 	}
@@ -306,7 +307,7 @@ func TestLostSegments(t *testing.T) {
 		var lost, kept [][]byte
 		for i := range n {
 			e, err := m.Get(context.Background(), key(i), nil)
-			var le *LostError
+			var le *heap.LostError
 			switch {
 			case err == nil && bytes.Equal(e.Value, value(uint64(i), 1000)):
 				kept = append(kept, key(i))
@@ -332,7 +333,7 @@ func TestLostSegments(t *testing.T) {
 		}
 		for range m.All(context.Background()) { // does not stumble
 		}
-		var le *LostError
+		var le *heap.LostError
 		err := m.Update(context.Background(), lost[0], func(Entry, bool) (Entry, Verdict, error) { return Entry{}, Remove, nil })
 		if !errors.As(err, &le) {
 			t.Errorf("Update of a lost entry: got %v", err)
@@ -386,7 +387,7 @@ func TestLostPartsOfLargeValues(t *testing.T) {
 				lost := 0
 				for i := range n {
 					e, err := m.Get(context.Background(), key(i), nil)
-					var le *LostError
+					var le *heap.LostError
 					switch {
 					case errors.As(err, &le):
 						lost++
@@ -421,7 +422,7 @@ func TestCorruptBytesAreNeverReturned(t *testing.T) {
 	store.corrupt.Store(1000)
 	bad := farKeys(t, m, n)
 	for _, k := range bad {
-		var ce *CorruptError
+		var ce *heap.CorruptError
 		if _, err := m.Get(context.Background(), k, nil); !errors.As(err, &ce) {
 			t.Fatalf("Get(%q): got %v, want a CorruptError", k, err)
 		}
@@ -549,16 +550,16 @@ func TestCloseEndsTheWaiting(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		if err := <-errs; !errors.Is(err, ErrClosed) {
+		if err := <-errs; !errors.Is(err, heap.ErrClosed) {
 			t.Errorf("the waiting Set: got %v, want ErrClosed", err)
 		}
-		if _, err := m.Get(context.Background(), key(0), nil); !errors.Is(err, ErrClosed) {
+		if _, err := m.Get(context.Background(), key(0), nil); !errors.Is(err, heap.ErrClosed) {
 			t.Errorf("Get: got %v, want ErrClosed", err)
 		}
-		if err := m.Set(context.Background(), key(0), Entry{}); !errors.Is(err, ErrClosed) {
+		if err := m.Set(context.Background(), key(0), Entry{}); !errors.Is(err, heap.ErrClosed) {
 			t.Errorf("Set: got %v, want ErrClosed", err)
 		}
-		if err := h.NewByteMap("late").Set(context.Background(), key(0), Entry{}); !errors.Is(err, ErrClosed) {
+		if err := h.NewByteMap("late").Set(context.Background(), key(0), Entry{}); !errors.Is(err, heap.ErrClosed) {
 			t.Errorf("Set on a new map: got %v, want ErrClosed", err)
 		}
 		if got := store.Lent(); got != 0 {
@@ -573,12 +574,12 @@ func TestWrongConfigurationIsRefused(t *testing.T) {
 		cfg  Config
 		want string
 	}{
-		{1 << 20, Config{Local: MinLocal - 1}, "local budget"},
-		{1 << 20, Config{Local: MinLocal, MaxValue: -1}, "MaxValue"},
-		{64 << 10, Config{Local: MinLocal}, "segments"},
-		{3 << 20, Config{Local: MinLocal}, "power of two"},
+		{1 << 20, Config{Local: heap.MinLocal - 1}, "local budget"},
+		{1 << 20, Config{Local: heap.MinLocal, MaxValue: -1}, "MaxValue"},
+		{64 << 10, Config{Local: heap.MinLocal}, "segments"},
+		{3 << 20, Config{Local: heap.MinLocal}, "power of two"},
 	} {
-		h, err := NewHeap(NewMemStore(c.size, 10), c.cfg)
+		h, err := NewHeap(heap.NewMemStore(c.size, 10), c.cfg)
 		if err == nil {
 			h.Close()
 			t.Errorf("%+v, segments of %d: accepted", c.cfg, c.size)
@@ -589,7 +590,7 @@ func TestWrongConfigurationIsRefused(t *testing.T) {
 }
 
 func TestTooLarge(t *testing.T) {
-	_, m := newTestHeap(t, NewMemStore(testSegment, 100), Config{MaxValue: 1000})
+	_, m := newTestHeap(t, heap.NewMemStore(testSegment, 100), Config{MaxValue: 1000})
 	for _, c := range []struct{ k, v int }{{MaxKeySize + 1, 1}, {1, 1001}} {
 		err := m.Set(context.Background(), make([]byte, c.k), Entry{Value: make([]byte, c.v)})
 		if !errors.Is(err, ErrTooLarge) {
@@ -611,7 +612,7 @@ func TestIndexThatOutgrowsTheBudget(t *testing.T) {
 	for ; err == nil && n < 100000; n++ {
 		err = m.Set(within(t, 30*time.Second), fmt.Append(nil, n), Entry{})
 	}
-	if !errors.Is(err, ErrFull) || !strings.Contains(err.Error(), "index") {
+	if !errors.Is(err, heap.ErrFull) || !strings.Contains(err.Error(), "index") {
 		t.Fatalf("after %d entries: got %v", n, err)
 	}
 	for i := range n - 1 {

@@ -1,6 +1,7 @@
 package far
 
 import (
+	"polder/far/heap"
 	"slices"
 	"sync"
 	"testing"
@@ -16,7 +17,7 @@ func TestScopesAreLetInInTurn(t *testing.T) {
 		h, c := openBricks(t, 256)
 		defer h.Close()
 		const crowd, rounds, work = 100, 40, 4 * time.Millisecond
-		scopes := make([]*Scope, crowd)
+		scopes := make([]*heap.Scope, crowd)
 		for i := range scopes {
 			scopes[i] = h.NewScope()
 			defer scopes[i].Close()
@@ -68,24 +69,24 @@ func TestScopesAreLetInInTurn(t *testing.T) {
 // Whoever waits to be let in keeps its place, though its turn may come when there
 // is no memory yet, and nobody comes before it.
 func TestScopesKeepTheirPlaces(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 64), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 64), 16)
 	if _, err := NewClass[point](h, ClassConfig{}); err != nil {
 		t.Fatal(err)
 	}
-	var scopes []*Scope
+	var scopes []*heap.Scope
 	for range 64 {
 		s := h.NewScope()
 		defer s.Close()
 		scopes = append(scopes, s)
 	}
-	sc := &h.scopes
-	if !sc.counted {
+	sc := &h.core.Scopes
+	if !sc.Counted {
 		t.Fatalf("%d scopes need not be admitted", len(scopes))
 	}
-	var in []*Scope
-	var waiting []*ticket
+	var in []*heap.Scope
+	var waiting []*heap.Ticket
 	for _, s := range scopes {
-		if ok, wait := h.tryAdmit(s, nil); ok {
+		if ok, wait := h.core.TryAdmit(s, nil); ok {
 			in = append(in, s)
 		} else {
 			waiting = append(waiting, wait)
@@ -96,36 +97,36 @@ func TestScopesKeepTheirPlaces(t *testing.T) {
 	}
 	places := func(when string) {
 		t.Helper()
-		sc.mu.Lock()
-		defer sc.mu.Unlock()
-		if !slices.Equal(sc.queue, waiting) {
+		sc.Mu.Lock()
+		defer sc.Mu.Unlock()
+		if !slices.Equal(sc.Queue, waiting) {
 			t.Errorf("%s the queue is not in the order of those who came", when)
 		}
 	}
 	places("at first")
 	for range 3 {
-		sc.roomMade()
+		sc.RoomMade()
 	}
 	for _, i := range []int{1, 2, 0} { // there is no room
-		<-waiting[i].called
-		if ok, _ := h.tryAdmit(scopes[len(in)+i], waiting[i]); ok {
+		<-waiting[i].Called
+		if ok, _ := h.core.TryAdmit(scopes[len(in)+i], waiting[i]); ok {
 			t.Fatalf("%d scopes are in, and another one is let in", len(in))
 		}
 	}
 	places("after three were called in vain")
 	// One leaves, and before the first has noticed comes another one.
-	sc.dismiss()
-	if ok, _ := h.tryAdmit(scopes[0], nil); ok {
+	sc.Dismiss()
+	if ok, _ := h.core.TryAdmit(scopes[0], nil); ok {
 		t.Error("a scope is let in before those that wait")
 	}
-	<-waiting[0].called
-	if ok, _ := h.tryAdmit(scopes[len(in)], waiting[0]); !ok {
+	<-waiting[0].Called
+	if ok, _ := h.core.TryAdmit(scopes[len(in)], waiting[0]); !ok {
 		t.Error("the first is not let in though there is room")
 	}
 	for range in {
-		sc.dismiss()
+		sc.Dismiss()
 	}
 	for _, s := range scopes {
-		s.clearExtra(scopeCounted)
+		s.ClearExtra(heap.ScopeCounted)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"polder/far/heap"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -16,7 +17,7 @@ var errInjected = errors.New("injected")
 // faultStore is a MemStore whose memory can be made to fail in every way that
 // borrowed memory does.
 type faultStore struct {
-	*MemStore
+	*heap.MemStore
 
 	full      atomic.Bool
 	failAlloc atomic.Bool
@@ -35,7 +36,7 @@ type faultStore struct {
 }
 
 func newFaultStore(size, segments int) *faultStore {
-	return &faultStore{MemStore: NewMemStore(size, segments), segs: map[*faultSegment]bool{}}
+	return &faultStore{MemStore: heap.NewMemStore(size, segments), segs: map[*faultSegment]bool{}}
 }
 
 func chance(perMille *atomic.Int64) bool {
@@ -43,10 +44,10 @@ func chance(perMille *atomic.Int64) bool {
 	return n > 0 && rand.Int64N(1000) < n
 }
 
-func (s *faultStore) Alloc(ctx context.Context) (Segment, error) {
+func (s *faultStore) Alloc(ctx context.Context) (heap.Segment, error) {
 	switch {
 	case s.full.Load():
-		return nil, fmt.Errorf("%w: told so", ErrStoreFull)
+		return nil, fmt.Errorf("%w: told so", heap.ErrStoreFull)
 	case s.failAlloc.Load() || chance(&s.flaky):
 		return nil, errInjected
 	}
@@ -64,13 +65,13 @@ func (s *faultStore) Alloc(ctx context.Context) (Segment, error) {
 // loseThat loses the segments that hold the far copies of the entries in m that
 // want asks for.
 func (s *faultStore) loseThat(m *ByteMap, want func(w word) bool) int {
-	gone := map[Segment]bool{}
+	gone := map[heap.Segment]bool{}
 	for i := range m.shards {
 		sh := &m.shards[i]
 		sh.mu.Lock()
 		for p := range place(len(sh.t.buckets) * bucketEntries) {
 			if w := *sh.t.word(p); w.far() && want(w) {
-				gone[m.h.far.seg(w.addr()).seg] = true
+				gone[m.h.core.Far.Seg(w.addr()).Seg] = true
 			}
 		}
 		sh.mu.Unlock()
@@ -114,7 +115,7 @@ func (s *faultStore) wait(ctx context.Context) error {
 	}
 }
 
-func (s *faultStore) Read(ctx context.Context, ops []ReadOp) {
+func (s *faultStore) Read(ctx context.Context, ops []heap.ReadOp) {
 	s.reads.Add(1)
 	s.ops.Add(int64(len(ops)))
 	if err := s.wait(ctx); err != nil {
@@ -143,7 +144,7 @@ func (s *faultStore) Read(ctx context.Context, ops []ReadOp) {
 			op.Err = errInjected
 			continue
 		}
-		inner := []ReadOp{{Seg: f.Segment, Off: op.Off, Buf: op.Buf}}
+		inner := []heap.ReadOp{{Seg: f.Segment, Off: op.Off, Buf: op.Buf}}
 		s.MemStore.Read(ctx, inner)
 		op.Err = inner[0].Err
 		if chance(&s.corrupt) {
@@ -170,7 +171,7 @@ func (s *faultStore) lose(pick func(i int) bool) int {
 }
 
 type faultSegment struct {
-	Segment
+	heap.Segment
 	store *faultStore
 	lost  chan struct{}
 }
@@ -209,12 +210,12 @@ func (f *faultSegment) Lost() <-chan struct{} { return f.lost }
 // tiny is a layout so small that a few hundred kilobytes of entries go through
 // everything that a heap does. Keys must not be longer than a kilobyte.
 var tiny = layout{
-	sizes: sizes{
-		segSize: 16 << 10,
-		staging: 16 << 10,
-		fetch:   2 * maxBuf,
-		logs:    (12*16 + 8*4) << 10,
-		open:    1,
+	Sizes: heap.Sizes{
+		SegSize: 16 << 10,
+		Staging: 16 << 10,
+		Fetch:   2 * heap.MaxBuf,
+		Logs:    (12*16 + 8*4) << 10,
+		Open:    1,
 	},
 	shards: 8,
 }
@@ -222,7 +223,7 @@ var tiny = layout{
 const tinySegment = 32 << 10 // of its store
 
 // newTinyHeap makes a heap whose logs hold local bytes.
-func newTinyHeap(t testing.TB, store Store, local int64) (*Heap, *ByteMap) {
+func newTinyHeap(t testing.TB, store heap.Store, local int64) (*Heap, *ByteMap) {
 	t.Helper()
 	h, m := openTiny(t, store, local)
 	t.Cleanup(func() {

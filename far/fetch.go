@@ -3,6 +3,7 @@ package far
 import (
 	"context"
 	"fmt"
+	"polder/far/heap"
 	"sync/atomic"
 )
 
@@ -18,7 +19,7 @@ type flight struct {
 	tag    uint32
 	word   word // the index's when it was begun
 	addr   uint64
-	seg    *farSegment
+	seg    *heap.FarSegment
 	pin    int     // of seg
 	whole  bool    // the entire entry, otherwise its header, its key and a bigHead
 	listed bool    // it is in the shard's list until it has landed
@@ -30,12 +31,12 @@ type flight struct {
 	next   *flight // in the shard's list; under sh.mu
 	prev   *flight // the same
 
-	own block        // the block of one that is not part of a batch
-	op  [1]ReadOp    // the read of it
-	ref atomic.Int32 // how many have joined it and not let go, less 1 if its leader has
+	own block          // the block of one that is not part of a batch
+	op  [1]heap.ReadOp // the read of it
+	ref atomic.Int32   // how many have joined it and not let go, less 1 if its leader has
 
 	done chan struct{} // closed when the fields below are set; nil if nobody joined
-	e    entry         // nil if there is an error, or if the entry has moved
+	e    heap.Record   // nil if there is an error, or if the entry has moved
 	err  error
 	// mine: err is due to the leader's context; the others have to try again.
 	mine bool
@@ -55,7 +56,7 @@ const (
 // block is a buffer, and those who use it: each flight that reads into it, and
 // the batch that takes parts of it for flights.
 type block struct {
-	buffer
+	heap.Buffer
 	refs atomic.Int32
 
 	// The rest is the batch's.
@@ -69,10 +70,10 @@ const manyUses = 1 << 20
 
 // carve takes n bytes of c, or returns nil if there are not as many left.
 func (c *block) carve(n int) []byte {
-	if c == nil || c.used+n > cap(c.b) {
+	if c == nil || c.used+n > cap(c.B) {
 		return nil
 	}
-	b := c.b[c.used : c.used+n : c.used+n]
+	b := c.B[c.used : c.used+n : c.used+n]
 	c.used += n
 	c.given++
 	return b
@@ -83,13 +84,13 @@ func (h *Heap) letGo(c *block, n int32) {
 	if c == nil || c.refs.Add(-n) > 0 {
 		return
 	}
-	h.bufs.put(c.buffer)
-	c.buffer = buffer{}
+	h.core.Bufs.Put(c.Buffer)
+	c.Buffer = heap.Buffer{}
 }
 
 // corrupt reports whether the store answered with other bytes.
 func (f *flight) corrupt() bool {
-	_, ok := f.err.(*CorruptError)
+	_, ok := f.err.(*heap.CorruptError)
 	return ok
 }
 
@@ -132,8 +133,8 @@ func (f *flight) release(h *Heap) {
 }
 
 func (f *flight) unpin(h *Heap) {
-	if f.seg.unpin(f.pin) {
-		h.wakeJanitor()
+	if f.seg.Unpin(f.pin) {
+		h.core.WakeJanitor()
 	}
 }
 
@@ -143,7 +144,7 @@ func (f *flight) reset() *flight {
 		f.done = nil
 		f.ref.Store(0)
 	}
-	f.block, f.buf, f.seg, f.e, f.err, f.op[0] = nil, nil, nil, nil, nil, ReadOp{}
+	f.block, f.buf, f.seg, f.e, f.err, f.op[0] = nil, nil, nil, nil, nil, heap.ReadOp{}
 	f.admit, f.mine, f.kept = false, false, false
 	return f
 }
@@ -200,16 +201,16 @@ func (h *Heap) board(sh *shard, tag uint32, p place, what wants, klen int, b *ba
 		sh.count.coalesced++
 		return f, false, nil
 	}
-	n := min(w.size(), h.far.segSize-h.far.offset(w.addr()))
+	n := min(w.size(), h.core.Far.SegSize-h.core.Far.Offset(w.addr()))
 	if what == wantsHead {
-		n = min(n, headerSize+klen+bigHeadSize+trailerSize)
+		n = min(n, heap.HeaderSize+klen+bigHeadSize+heap.TrailerSize)
 	}
 	if f, busy = b.flight(h, n); busy != nil {
 		return nil, false, busy
 	}
-	f.sh, f.tag, f.word, f.addr, f.seg, f.whole, f.wants = sh, tag, w, w.addr(), h.far.seg(w.addr()), what != wantsHead, what
+	f.sh, f.tag, f.word, f.addr, f.seg, f.whole, f.wants = sh, tag, w, w.addr(), h.core.Far.Seg(w.addr()), what != wantsHead, what
 	f.short = n < w.size()
-	f.pin = f.seg.pin()
+	f.pin = f.seg.Pin()
 	if f.whole {
 		f.admit = sh.admits(h, sh.t.word(p))
 	}
@@ -230,19 +231,19 @@ func (b *batch) flight(h *Heap, n int) (f *flight, busy <-chan struct{}) {
 	if f == nil {
 		f = new(flight)
 	}
-	if f.own.buffer, busy = h.bufs.get(n); busy != nil {
+	if f.own.Buffer, busy = h.core.Bufs.Get(n); busy != nil {
 		h.flights.Put(f)
 		return nil, busy
 	}
 	f.own.refs.Store(1)
-	f.block, f.buf = &f.own, f.own.b
+	f.block, f.buf = &f.own, f.own.B
 	return f, nil
 }
 
 // lead makes a flight that the caller began and returns when it has landed.
 func (h *Heap) lead(ctx context.Context, m *ByteMap, f *flight) {
 	f.op[0] = f.read(h)
-	h.far.store.Read(ctx, f.op[:])
+	h.core.Far.Store.Read(ctx, f.op[:])
 	one := [1]*flight{f}
 	h.landed(ctx, m, one[:], f.op[:])
 }
@@ -252,21 +253,21 @@ func (h *Heap) leadAll(ctx context.Context, m *ByteMap, fs []*flight) {
 	if len(fs) == 0 {
 		return
 	}
-	ops := make([]ReadOp, len(fs))
+	ops := make([]heap.ReadOp, len(fs))
 	for i, f := range fs {
 		ops[i] = f.read(h)
 	}
-	h.far.store.Read(ctx, ops)
+	h.core.Far.Store.Read(ctx, ops)
 	h.landed(ctx, m, fs, ops)
 }
 
 // read is the read that f is.
-func (f *flight) read(h *Heap) ReadOp {
-	return ReadOp{Seg: f.seg.seg, Off: h.far.offset(f.addr), Buf: f.buf}
+func (f *flight) read(h *Heap) heap.ReadOp {
+	return heap.ReadOp{Seg: f.seg.Seg, Off: h.core.Far.Offset(f.addr), Buf: f.buf}
 }
 
 // landed ends the flights that reads were.
-func (h *Heap) landed(ctx context.Context, m *ByteMap, fs []*flight, ops []ReadOp) {
+func (h *Heap) landed(ctx context.Context, m *ByteMap, fs []*flight, ops []heap.ReadOp) {
 	bytes := 0
 	for i, f := range fs {
 		if ops[i].Err == nil {
@@ -274,8 +275,8 @@ func (h *Heap) landed(ctx context.Context, m *ByteMap, fs []*flight, ops []ReadO
 		}
 		h.land(ctx, m, f, ops[i].Err)
 	}
-	h.count.fetches.Add(uint64(len(fs)))
-	h.count.bytesIn.Add(uint64(bytes))
+	h.core.Count.Fetches.Add(uint64(len(fs)))
+	h.core.Count.BytesIn.Add(uint64(bytes))
 }
 
 // wait returns when f, which the caller has joined, has landed, or with the
@@ -296,14 +297,14 @@ func (h *Heap) land(ctx context.Context, m *ByteMap, f *flight, err error) {
 	switch {
 	case err != nil:
 		f.mine = ctx.Err() != nil
-		f.err = fmt.Errorf("cannot fetch %d bytes from %s: %w", len(f.buf), f.seg.seg.Name(), err)
+		f.err = fmt.Errorf("cannot fetch %d bytes from %s: %w", len(f.buf), f.seg.Seg.Name(), err)
 	default:
 		if f.e, f.err = m.inspect(f); f.err != nil {
-			h.count.corrupt.Add(1)
+			h.core.Count.Corrupt.Add(1)
 		}
 	}
-	if f.seg.gone() {
-		h.wakeJanitor() // to account for what went with it
+	if f.seg.Gone() {
+		h.core.WakeJanitor() // to account for what went with it
 	}
 	if !f.listed {
 		return
@@ -330,20 +331,20 @@ func (h *Heap) land(ctx context.Context, m *ByteMap, f *flight, err error) {
 // keep puts the entry that f brought into the local logs, if they have room,
 // and makes it the index's. f.sh.mu must be held.
 func (h *Heap) keep(f *flight, w *word) {
-	n := f.e.size()
+	n := f.e.Size()
 	ol := h.openLog(f.sh)
-	ol.mu.Lock()
-	defer ol.mu.Unlock()
-	e, addr, ok := h.logs.place(ol, n, forMutator)
+	ol.Mu.Lock()
+	defer ol.Mu.Unlock()
+	e, addr, ok := h.core.Logs.Place(ol, n, heap.ForMutator)
 	if !ok {
 		return
 	}
 	clear(e[copy(e, f.e):])
-	if f.seg.gone() { // rescued just in time
-		e.setFar(0)
-		f.seg.live.Add(-int64(w.size()))
+	if f.seg.Gone() { // rescued just in time
+		e.SetFar(0)
+		f.seg.Live.Add(-int64(w.size()))
 	} else {
-		h.logs.seg(addr).clean.Add(int64(n))
+		h.core.Logs.Seg(addr).Clean.Add(int64(n))
 	}
 	*w = newWord(addr, n, w.flags())
 	if f.wants != wantsBytes {
@@ -363,35 +364,35 @@ func (h *Heap) insist(ctx context.Context, f *flight) {
 		}
 		done := f.kept || p == none
 		f.sh.mu.Unlock()
-		if done || h.logs.why() != nil || h.waitRoom(ctx) != nil {
+		if done || h.core.Logs.Why() != nil || h.core.WaitRoom(ctx) != nil {
 			return
 		}
 	}
 }
 
 // inspect checks the bytes that f brought. They may be anything.
-func (m *ByteMap) inspect(f *flight) (entry, error) {
-	bad := func(err error) (entry, error) {
-		return nil, &CorruptError{Segment: f.seg.seg.Name(), Off: m.h.far.offset(f.addr), Err: err}
+func (m *ByteMap) inspect(f *flight) (heap.Record, error) {
+	bad := func(err error) (heap.Record, error) {
+		return nil, &heap.CorruptError{Segment: f.seg.Seg.Name(), Off: m.h.core.Far.Offset(f.addr), Err: err}
 	}
 	b := f.buf
-	decode := decodeHead
+	decode := heap.DecodeHead
 	if f.whole {
-		decode = decodeEntry
+		decode = heap.DecodeEntry
 	}
 	e, err := decode(b, f.addr)
-	if err == errShort && f.short && !f.whole {
+	if err == heap.ErrShort && f.short && !f.whole {
 		return nil, nil
 	}
 	f.short = false
 	switch {
 	case err != nil:
 		return bad(err)
-	case e.mapID() != m.id || e.hash().tag() != f.tag || m.shard(e.hash()) != f.sh:
-		return bad(errForeign)
-	case e.wordFlags() != f.word.ofEntry() || roundSize(e.size()) != f.word.size():
-		return bad(errForeign)
-	case e.big():
+	case e.Owner() != m.id || hashOf(e).tag() != f.tag || m.shard(hashOf(e)) != f.sh:
+		return bad(heap.ErrForeign)
+	case wordFlagsOf(e) != f.word.ofEntry() || heap.RoundSize(e.Size()) != f.word.size():
+		return bad(heap.ErrForeign)
+	case e.Big():
 		if err := m.h.checkBig(e); err != nil {
 			return bad(err)
 		}

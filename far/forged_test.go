@@ -4,12 +4,13 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"polder/far/heap"
 	"testing"
 )
 
 // forge changes the far entries of m that it is given by fn and computes their
 // checksums anew, as whoever lends the memory can.
-func forge(t *testing.T, h *Heap, m *ByteMap, fn func(e entry) bool) (forged int) {
+func forge(t *testing.T, h *Heap, m *ByteMap, fn func(e heap.Record) bool) (forged int) {
 	t.Helper()
 	for i := range m.shards {
 		sh := &m.shards[i]
@@ -19,13 +20,13 @@ func forge(t *testing.T, h *Heap, m *ByteMap, fn func(e entry) bool) (forged int
 			if w == 0 || !w.far() {
 				continue
 			}
-			s := h.far.seg(w.addr()).seg.(*memSegment)
-			s.mu.Lock()
-			if e := entry(s.mem[h.far.offset(w.addr()):]); fn(e) {
-				e.seal(w.addr())
+			s := h.core.Far.Seg(w.addr()).Seg.(*heap.MemSegment)
+			s.Mu.Lock()
+			if e := heap.Record(s.Mem[h.core.Far.Offset(w.addr()):]); fn(e) {
+				e.Seal(w.addr())
 				forged++
 			}
-			s.mu.Unlock()
+			s.Mu.Unlock()
 		}
 		sh.mu.Unlock()
 	}
@@ -43,16 +44,16 @@ func TestForgedHeadsOfLargeValuesAreRefused(t *testing.T) {
 		"version 0": func(v []byte) { binary.LittleEndian.PutUint64(v, 0) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			h, m := newTinyHeap(t, NewMemStore(tinySegment, 4000), 0)
+			h, m := newTinyHeap(t, heap.NewMemStore(tinySegment, 4000), 0)
 			mustSet(t, m, key(0), value(0, 30000))
 			evacuateAll(t, h, m)
-			forge(t, h, m, func(e entry) bool {
-				if e.big() {
-					fn(e.value())
+			forge(t, h, m, func(e heap.Record) bool {
+				if e.Big() {
+					fn(e.Value())
 				}
-				return e.big()
+				return e.Big()
 			})
-			var ce *CorruptError
+			var ce *heap.CorruptError
 			if e, err := m.Get(context.Background(), key(0), nil); !errors.As(err, &ce) {
 				t.Errorf("Get: %d bytes, %v, want a CorruptError", len(e.Value), err)
 			}
@@ -64,27 +65,27 @@ func TestForgedHeadsOfLargeValuesAreRefused(t *testing.T) {
 }
 
 func TestForgedVersionIsNoValue(t *testing.T) {
-	h, m := newTinyHeap(t, NewMemStore(tinySegment, 4000), 0)
+	h, m := newTinyHeap(t, heap.NewMemStore(tinySegment, 4000), 0)
 	mustSet(t, m, key(0), value(0, 30000))
 	evacuateAll(t, h, m)
-	forge(t, h, m, func(e entry) bool {
-		if e.big() {
-			binary.LittleEndian.PutUint64(e.value(), 1000)
+	forge(t, h, m, func(e heap.Record) bool {
+		if e.Big() {
+			binary.LittleEndian.PutUint64(e.Value(), 1000)
 		}
-		return e.big()
+		return e.Big()
 	})
-	var ce *CorruptError
+	var ce *heap.CorruptError
 	if e, err := m.Get(context.Background(), key(0), nil); !errors.As(err, &ce) {
 		t.Errorf("Get: %d bytes, %v, want a CorruptError", len(e.Value), err)
 	}
 }
 
 func TestCleanerRefusesForgedEntries(t *testing.T) {
-	h, m := newTinyHeap(t, NewMemStore(tinySegment, 4000), 0)
+	h, m := newTinyHeap(t, heap.NewMemStore(tinySegment, 4000), 0)
 	fillTiny(t, m, 500)
 	even := func(k []byte) bool { return k[len(k)-1]%2 == 0 }
-	forge(t, h, m, func(e entry) bool {
-		if !even(e.key()) {
+	forge(t, h, m, func(e heap.Record) bool {
+		if !even(e.Key()) {
 			return false
 		}
 		binary.LittleEndian.PutUint16(e[8:], 60000) // a map that there is not

@@ -2,6 +2,7 @@ package far
 
 import (
 	"errors"
+	"polder/far/heap"
 	"strings"
 	"testing"
 	"time"
@@ -18,40 +19,40 @@ func TestErrorsSayWhatIsFull(t *testing.T) {
 	}{
 		{"entries in a small store", 8, func(h *Heap, m *ByteMap, i int) error {
 			return m.Set(within(t, 30*time.Second), key(i), Entry{Value: value(uint64(i), 1000)})
-		}, ErrStoreFull},
+		}, heap.ErrStoreFull},
 		{"objects in a small store", 8, func(h *Heap, m *ByteMap, i int) error {
 			_, err := New(within(t, 30*time.Second), h, [1000]byte{byte(i)})
 			return err
-		}, ErrStoreFull},
+		}, heap.ErrStoreFull},
 		{"entries whose index outgrows the budget", 1 << 16, func(h *Heap, m *ByteMap, i int) error {
 			return m.Set(within(t, 30*time.Second), key(i), Entry{})
-		}, ErrMetadataFull},
+		}, heap.ErrMetadataFull},
 		{"pointers that outgrow the budget", 1 << 16, func(h *Heap, m *ByteMap, i int) error {
 			_, err := New(within(t, 30*time.Second), h, point{})
 			return err
-		}, ErrMetadataFull},
+		}, heap.ErrMetadataFull},
 		{"rows of pointers that outgrow the budget", 1 << 16, func(h *Heap, m *ByteMap, i int) error {
 			_, err := NewArray[[64]byte](within(t, 30*time.Second), h, 4000, StructureConfig{Group: 1})
 			return err
-		}, ErrMetadataFull},
+		}, heap.ErrMetadataFull},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			h := openObjects(t, NewMemStore(tinySegment, c.segments), 16)
+			h := openObjects(t, heap.NewMemStore(tinySegment, c.segments), 16)
 			m := h.NewByteMap("test")
 			var err error
 			for i := 0; err == nil && i < 1<<20; i++ {
 				err = c.fill(h, m, i)
 			}
-			if !errors.Is(err, ErrFull) {
+			if !errors.Is(err, heap.ErrFull) {
 				t.Fatalf("got %v, want one that Is ErrFull", err)
 			}
-			for _, e := range []error{ErrStoreFull, ErrMetadataFull, ErrLocalFull} {
+			for _, e := range []error{heap.ErrStoreFull, heap.ErrMetadataFull, heap.ErrLocalFull} {
 				if errors.Is(err, e) != (e == c.want) {
 					t.Errorf("got %v; Is(%v) is %v", err, e, errors.Is(err, e))
 				}
 			}
-			if said := strings.Contains(err.Error(), "far memory is full"); said != (c.want == ErrStoreFull) {
+			if said := strings.Contains(err.Error(), "far memory is full"); said != (c.want == heap.ErrStoreFull) {
 				t.Errorf("got %v, which is not what is full", err)
 			}
 		})
@@ -61,13 +62,13 @@ func TestErrorsSayWhatIsFull(t *testing.T) {
 // Where the store has room and nothing local can make way, it is local memory that
 // is full.
 func TestLocalMemoryCanBeFullByItself(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 1<<10), 16)
-	l := &h.logs
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 16)
+	l := &h.core.Logs
 	for ok := true; ok; {
-		_, ok = l.take(forMutator, entries) // in use by somebody
+		_, ok = l.Take(heap.ForMutator, heap.Locked) // in use by somebody
 	}
-	err := h.waitRoom(t.Context())
-	if !errors.Is(err, ErrLocalFull) || !errors.Is(err, ErrFull) || errors.Is(err, ErrStoreFull) {
-		t.Errorf("got %v, want %v", err, ErrLocalFull)
+	err := h.core.WaitRoom(t.Context())
+	if !errors.Is(err, heap.ErrLocalFull) || !errors.Is(err, heap.ErrFull) || errors.Is(err, heap.ErrStoreFull) {
+		t.Errorf("got %v, want %v", err, heap.ErrLocalFull)
 	}
 }

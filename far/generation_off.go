@@ -2,12 +2,14 @@
 
 package far
 
+import "polder/far/heap"
+
 // generation is nothing in builds without invariants.
 type generation struct{}
 
-func generationOf(*Heap, *uint64) generation { return generation{} }
-func (generation) check(*Scope, *uint64)     {}
-func (generation) checkFreed(*Heap, *uint64) {}
+func generationOf(*Heap, *uint64) generation  { return generation{} }
+func (generation) check(*heap.Scope, *uint64) {}
+func (generation) checkFreed(*Heap, *uint64)  {}
 
 // elemTop is the greatest word that the fast paths of Elem take.
 const elemTop = pTop

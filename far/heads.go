@@ -1,5 +1,6 @@
 package far
 
+import "polder/far/heap"
 import "context"
 
 // Calls that replace, remove or Stat a far entry need its header and key and
@@ -19,8 +20,8 @@ const headKey = 256
 // are written once.
 type head struct {
 	addr uint64
-	seg  *farSegment
-	e    entry
+	seg  *heap.FarSegment
+	e    heap.Record
 }
 
 // FetchHeads reads the headers and keys of those of keys that are far, in one
@@ -28,10 +29,10 @@ type head struct {
 // and Stat that follow need not wait; and it waits for some room in local
 // memory to replace them. Missing and lost keys are no error.
 func (m *ByteMap) FetchHeads(ctx context.Context, keys [][]byte) error {
-	if err := m.h.begin(); err != nil {
+	if err := m.h.core.Begin(); err != nil {
 		return err
 	}
-	defer m.h.end()
+	defer m.h.core.End()
 	b := m.newBatch()
 	b.heads = true
 	err := b.fetch(ctx, keys, nil)
@@ -44,13 +45,13 @@ func (m *ByteMap) FetchHeads(ctx context.Context, keys [][]byte) error {
 
 // of reports whether d is the head of the far address addr, to which the index
 // refers.
-func (d *head) of(h *Heap, addr uint64) bool { return d.addr == addr && d.seg == h.far.seg(addr) }
+func (d *head) of(h *Heap, addr uint64) bool { return d.addr == addr && d.seg == h.core.Far.Seg(addr) }
 
 // awaitRoom waits until the evacuator is a little ahead of the mutators, or
 // is stuck.
 func (h *Heap) awaitRoom(ctx context.Context) error {
-	for !h.logs.hasRoom() && h.logs.why() == nil {
-		if err := h.waitRoom(ctx); err != nil {
+	for !h.core.Logs.HasRoom() && h.core.Logs.Why() == nil {
+		if err := h.core.WaitRoom(ctx); err != nil {
 			return err
 		}
 	}
@@ -59,7 +60,7 @@ func (h *Heap) awaitRoom(ctx context.Context) error {
 
 // remember keeps the head that f has brought. sh.mu must not be held.
 func (sh *shard) remember(f *flight) {
-	if f.e == nil || f.e.klen() > headKey {
+	if f.e == nil || f.e.Klen() > headKey {
 		return
 	}
 	sh.mu.Lock()
@@ -70,12 +71,12 @@ func (sh *shard) remember(f *flight) {
 	d := &sh.heads[sh.nextHead%len(sh.heads)]
 	sh.nextHead = (sh.nextHead + 1) % headsPerShard
 	d.addr, d.seg = f.addr, f.seg
-	d.e = f.e.appendHead(d.e[:0])
+	d.e = appendHead(d.e[:0], f.e)
 }
 
 // head returns the remembered head of a far address that the index refers to,
 // or nil. sh.mu must be held.
-func (sh *shard) head(h *Heap, addr uint64) entry {
+func (sh *shard) head(h *Heap, addr uint64) heap.Record {
 	for i := range sh.heads {
 		if d := &sh.heads[i]; d.of(h, addr) {
 			return d.e

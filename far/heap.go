@@ -4,7 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
-	"math/bits"
+	"polder/far/heap"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,7 +15,7 @@ import (
 // Heap is memory for maps and for objects of pointers: a local budget and a
 // store behind it.
 type Heap struct {
-	core
+	core     heap.Heap
 	maxValue int          // Config.MaxValue
 	shards   int          // of every map
 	seed     maphash.Seed // never leaves the process
@@ -59,67 +59,64 @@ const maxPiece = 64 << 10
 
 // NewHeap makes a heap with a local budget of cfg.Local bytes over store. It
 // fails if the configuration is wrong.
-func NewHeap(store Store, cfg Config) (*Heap, error) {
+func NewHeap(store heap.Store, cfg Config) (*Heap, error) {
 	if cfg.MaxValue < 0 || int64(cfg.MaxValue) > 1<<32-1 {
 		return nil, fmt.Errorf("cannot make a heap: MaxValue is %d, want 0 to 4 GiB", cfg.MaxValue)
 	}
 	if cfg.MaxLocal == 0 {
 		cfg.MaxLocal = 4 * cfg.Local
 	}
-	sz, err := sizesFor(store, cfg.core())
+	sz, err := heap.SizesFor(store, cfg.core())
 	if err != nil {
 		return nil, fmt.Errorf("cannot make a heap: %w", err)
 	}
 	if cfg.MaxValue == 0 {
 		cfg.MaxValue = int(min(cfg.Local/4, 512<<20))
 	}
-	return newHeap(store, cfg, layout{sz, min(max(floor2(cfg.Local/(256<<10)), 64), 4096)})
+	return newHeap(store, cfg, layout{sz, min(max(heap.Floor2(cfg.Local/(256<<10)), 64), 4096)})
 }
 
 // layout is how a heap divides its budget.
 type layout struct {
-	sizes
+	heap.Sizes
 	shards int // of a map
 }
 
-func newHeap(store Store, cfg Config, lay layout) (*Heap, error) {
+func newHeap(store heap.Store, cfg Config, lay layout) (*Heap, error) {
 	h := &Heap{
 		maxValue: cfg.MaxValue,
 		shards:   lay.shards,
 		seed:     maphash.MakeSeed(),
-		pieces:   min(lay.staging/8, maxPiece),
+		pieces:   min(lay.Staging/8, maxPiece),
 		writing:  map[uint64]bool{},
 		sweeper:  sweeper{klen: 64},
 	}
 	h.maps.Store(&[]*ByteMap{})
 	h.classes.Store(&[]*class{})
-	if err := h.core.init(store, cfg.core(), lay.sizes, (*host)(h)); err != nil {
+	if err := h.core.Init(store, cfg.core(), lay.Sizes, (*host)(h)); err != nil {
 		return nil, fmt.Errorf("cannot make a heap: %w", err)
 	}
-	if err := h.words.init(max(lay.most, lay.logs)); err != nil {
+	if err := h.words.init(max(lay.Most, lay.Logs)); err != nil {
 		return nil, errors.Join(fmt.Errorf("cannot make a heap: %w", err), h.unmap())
 	}
-	h.caches = make([]wordCache, 2*lay.open)
-	h.maxObject = min(lay.segSize-objectHeader, lay.staging-headerSize-trailerSize) &^ (unit - 1)
-	h.maxObject = min(h.maxObject, lay.segSize-objectHeader-headerSize-unit) // of which the class has to fit, too
-	h.maxObject = classSize(sizeClass(h.maxObject)-1) - headerSize - unit
-	h.maxLocal = lay.segSize - objectHeader
+	h.caches = make([]wordCache, 2*lay.Open)
+	h.maxObject = min(lay.SegSize-heap.ObjectHeader, lay.Staging-heap.HeaderSize-heap.TrailerSize) &^ (heap.Unit - 1)
+	h.maxObject = min(h.maxObject, lay.SegSize-heap.ObjectHeader-heap.HeaderSize-heap.Unit) // of which the class has to fit, too
+	h.maxObject = heap.ClassSize(heap.SizeClass(h.maxObject)-1) - heap.HeaderSize - heap.Unit
+	h.maxLocal = lay.SegSize - heap.ObjectHeader
 	register(h)
-	h.start()
+	h.core.Start()
 	return h, nil
 }
 
 // cacheOf is the words that were handed out to an allocation buffer.
-func (h *Heap) cacheOf(ol *openLog) *wordCache {
-	ols, first := h.logs.objects, 0
-	if ol.kind == streams {
-		ols, first = h.logs.streams, len(ols)
+func (h *Heap) cacheOf(ol *heap.OpenLog) *wordCache {
+	ols, first := h.core.Logs.Objects, 0
+	if ol.Kind == heap.Streamed {
+		ols, first = h.core.Logs.Streams, len(ols)
 	}
-	return &h.caches[first+ol.id&(len(ols)-1)]
+	return &h.caches[first+ol.ID&(len(ols)-1)]
 }
-
-// floor2 is the largest power of two that is not above n, which is positive.
-func floor2(n int64) int { return 1 << (bits.Len64(uint64(n)) - 1) }
 
 // NewByteMap makes an empty map on the heap. Name appears in statistics. A heap
 // takes 65,535 maps; they live as long as it does.
@@ -134,7 +131,7 @@ func (h *Heap) NewByteMap(name string) *ByteMap {
 	for i := range m.shards {
 		m.shards[i].id = i
 	}
-	if h.calls.closed.Load() {
+	if h.core.Shut.Load() {
 		for i := range m.shards {
 			m.shards[i].closed = true
 		}
@@ -154,7 +151,7 @@ func (h *Heap) Close() error {
 }
 
 func (h *Heap) close() error {
-	h.stop()
+	h.core.Stop()
 	h.mu.Lock() // whoever makes a map meanwhile either is seen here, or sees that the heap is closed
 	maps := *h.maps.Load()
 	h.mu.Unlock()
@@ -172,7 +169,7 @@ func (h *Heap) close() error {
 		sh.closed = true
 		sh.mu.Unlock()
 	})
-	quiet := h.awaitScopes()
+	quiet := h.core.AwaitScopes()
 	if invariants.Enabled && quiet == nil {
 		if err := h.audit(); err != nil {
 			panic("BUG: " + err.Error())
@@ -182,7 +179,7 @@ func (h *Heap) close() error {
 		// Who enters a scope from now on finds no object; who was faster is
 		// waited for.
 		h.words.all(func(n uint64, _ pword) { storeWord(h.words.at(n), freeWord) })
-		quiet = h.awaitScopes()
+		quiet = h.core.AwaitScopes()
 	}
 	shards(func(sh *shard) {
 		sh.mu.Lock()
@@ -191,7 +188,7 @@ func (h *Heap) close() error {
 		sh.mu.Unlock()
 	})
 	// Nothing reaches the logs any more: every access goes through an index.
-	errs = append(errs, h.giveBack())
+	errs = append(errs, h.core.GiveBack())
 	unregister(h)
 	if quiet != nil {
 		errs = append(errs, quiet) // and the memory stays mapped
@@ -211,5 +208,5 @@ func (h *Heap) unmap() error {
 	if h.words.mapping != nil && h.words.pages.Load() == 0 {
 		err = h.words.close()
 	}
-	return errors.Join(err, h.core.unmap())
+	return errors.Join(err, h.core.Unmap())
 }

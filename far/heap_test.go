@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"polder/far/heap"
 	"testing"
 	"time"
 
@@ -17,10 +18,10 @@ import (
 const testSegment = 256 << 10
 
 // newTestHeap makes a heap that the test closes, and a map on it.
-func newTestHeap(t testing.TB, store Store, cfg Config) (*Heap, *ByteMap) {
+func newTestHeap(t testing.TB, store heap.Store, cfg Config) (*Heap, *ByteMap) {
 	t.Helper()
 	if cfg.Local == 0 {
-		cfg.Local = MinLocal
+		cfg.Local = heap.MinLocal
 	}
 	h, err := NewHeap(store, cfg)
 	if err != nil {
@@ -89,7 +90,7 @@ func mustGet(t testing.TB, m *ByteMap, k, want []byte) {
 
 func TestHoldsManyTimesItsBudget(t *testing.T) {
 	t.Parallel()
-	store := NewMemStore(testSegment, 1000)
+	store := heap.NewMemStore(testSegment, 1000)
 	h, m := newTestHeap(t, store, Config{})
 	const n = 8 << 10 // of 4 KiB: eight times the budget
 	for i := range n {
@@ -120,7 +121,7 @@ func TestHoldsManyTimesItsBudget(t *testing.T) {
 
 // What the kernel says is resident is no more than what the heap counts.
 func TestResidentMemoryIsWhatIsCounted(t *testing.T) {
-	h, m := newTestHeap(t, NewMemStore(testSegment, 1000), Config{})
+	h, m := newTestHeap(t, heap.NewMemStore(testSegment, 1000), Config{})
 	r := rand.New(rand.NewPCG(1, 1))
 	for round := range 4 {
 		for range 12000 {
@@ -139,7 +140,7 @@ func TestResidentMemoryIsWhatIsCounted(t *testing.T) {
 			}
 		}
 		resident := int64(0)
-		for _, mem := range [][]byte{h.logs.mapping.Bytes(), h.bufs.mapping.Bytes(), h.staging.Bytes()} {
+		for _, mem := range [][]byte{h.core.Logs.Mapping.Bytes(), h.core.Bufs.Mapping.Bytes(), h.core.Staging.Bytes()} {
 			pages := make([]byte, (len(mem)+arena.PageSize-1)/arena.PageSize)
 			if err := mincore(mem, pages); err != nil {
 				t.Fatal(err)
@@ -160,7 +161,7 @@ func TestResidentMemoryIsWhatIsCounted(t *testing.T) {
 
 func TestLargeValues(t *testing.T) {
 	t.Parallel()
-	_, m := newTestHeap(t, NewMemStore(testSegment, 1000), Config{MaxValue: 32 << 20})
+	_, m := newTestHeap(t, heap.NewMemStore(testSegment, 1000), Config{MaxValue: 32 << 20})
 	for i, n := range []int{16 << 10, 16<<10 + 1, 1 << 20, 20 << 20} {
 		mustSet(t, m, key(i), value(uint64(i), n))
 		mustGet(t, m, key(i), value(uint64(i), n))

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"polder/far/heap"
 	"testing"
 )
 
@@ -66,7 +67,7 @@ func (l *lru) touch(k int) (hit bool) {
 // of an ideal LRU whose entries, headers and all, take the bytes of the whole
 // budget but for the index.
 func hitRatios(tb testing.TB, local int64, size, writes int, s float64) (got, ideal float64) {
-	h, m := newTestHeap(tb, NewMemStore(1<<20, 4000), Config{Local: local})
+	h, m := newTestHeap(tb, heap.NewMemStore(1<<20, 4000), Config{Local: local})
 	ctx := context.Background()
 	n := int(5 * local / int64(size))
 	for i := range n {
@@ -76,7 +77,7 @@ func hitRatios(tb testing.TB, local int64, size, writes int, s float64) (got, id
 	}
 	z := newZipf(rand.New(rand.NewPCG(1, 2)), s, n)
 	best := lru{order: list.New(), at: map[int]*list.Element{}}
-	best.max = int((local - h.Stats().Index) / int64(entrySize(len(key(0)), size)))
+	best.max = int((local - h.Stats().Index) / int64(heap.RecordSize(len(key(0)), size)))
 	reads, hits := 0, 0
 	buf := make([]byte, 0, size)
 	var before Stats
@@ -123,7 +124,7 @@ func BenchmarkHitRatio(b *testing.B) {
 
 func TestHitRatioIsNearThatOfLRU(t *testing.T) {
 	t.Parallel()
-	got, ideal := hitRatios(t, MinLocal, 1000, 0, 0.99)
+	got, ideal := hitRatios(t, heap.MinLocal, 1000, 0, 0.99)
 	t.Logf("%.1f%% hits, ideal LRU %.1f%%", 100*got, 100*ideal)
 	// At the smallest budget a third of it is buffers and segments in the
 	// making, which the ideal does not have.

@@ -1,6 +1,7 @@
 package far
 
 import (
+	"polder/far/heap"
 	"time"
 )
 
@@ -8,8 +9,8 @@ import (
 type host Heap
 
 // Owner implements Host.
-func (o *host) Owner(id uint16) Owner {
-	if id == objectsID {
+func (o *host) Owner(id uint16) heap.Owner {
+	if id == heap.ScopedID {
 		return (*pointers)(o)
 	}
 	if maps := *o.maps.Load(); int(id) < len(maps) {
@@ -19,10 +20,10 @@ func (o *host) Owner(id uint16) Owner {
 }
 
 // Marker implements Host.
-func (o *host) Marker() Marker { return (*pointers)(o) }
+func (o *host) Marker() heap.Marker { return (*pointers)(o) }
 
 // Lost implements Host. What is lost of objects, whoever dereferences them comes upon.
-func (o *host) Lost(s *farSegment) {
+func (o *host) Lost(s *heap.FarSegment) {
 	h := (*Heap)(o)
 	heads := false
 	for _, m := range *h.maps.Load() {
@@ -48,12 +49,12 @@ func (o *host) Chores(tick bool) {
 			h.strayWait = 0
 		} else {
 			h.strays.Store(true)
-			h.strayWait = min(2*h.strayWait+sweepEvery, maxStrayWait)
+			h.strayWait = min(2*h.strayWait+heap.SweepEvery, maxStrayWait)
 			h.strayNext = time.Now().Add(h.strayWait)
 		}
 	}
 	h.buryOrphans()
-	for tick && h.ctx.Err() == nil && h.sweeper.sweep(h) {
+	for tick && h.core.Ctx.Err() == nil && h.sweeper.sweep(h) {
 	}
 }
 

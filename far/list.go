@@ -3,6 +3,7 @@ package far
 import (
 	"context"
 	"iter"
+	"polder/far/heap"
 	"sync"
 )
 
@@ -59,17 +60,17 @@ func (l *List[T]) Len() int {
 // PushBack appends v. It needs no scope, and waits within ctx, as all methods
 // with a context do.
 func (l *List[T]) PushBack(ctx context.Context, v T) error {
-	return l.tr.h.locked(ctx, &l.mu, func(s *Scope) *uint64 { return l.push(s, v, true) })
+	return l.tr.h.locked(ctx, &l.mu, func(s *heap.Scope) *uint64 { return l.push(s, v, true) })
 }
 
 // PushFront puts v in front of all others.
 func (l *List[T]) PushFront(ctx context.Context, v T) error {
-	return l.tr.h.locked(ctx, &l.mu, func(s *Scope) *uint64 { return l.push(s, v, false) })
+	return l.tr.h.locked(ctx, &l.mu, func(s *heap.Scope) *uint64 { return l.push(s, v, false) })
 }
 
 // PushBackIn is PushBack in a scope, which is open, and in which it takes local
 // memory. It fails as Deref does.
-func (l *List[T]) PushBackIn(s *Scope, v T) error {
+func (l *List[T]) PushBackIn(s *heap.Scope, v T) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.push(s, v, true) != nil {
@@ -79,7 +80,7 @@ func (l *List[T]) PushBackIn(s *Scope, v T) error {
 }
 
 // PushFrontIn is PushFront in a scope, which is open.
-func (l *List[T]) PushFrontIn(s *Scope, v T) error {
+func (l *List[T]) PushFrontIn(s *heap.Scope, v T) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.push(s, v, false) != nil {
@@ -90,7 +91,7 @@ func (l *List[T]) PushFrontIn(s *Scope, v T) error {
 
 // PopFront removes the first element and returns it, or false if there is none.
 func (l *List[T]) PopFront(ctx context.Context) (v T, ok bool, err error) {
-	err = l.tr.h.locked(ctx, &l.mu, func(s *Scope) (p *uint64) {
+	err = l.tr.h.locked(ctx, &l.mu, func(s *heap.Scope) (p *uint64) {
 		v, ok, p = l.pop(s, false, true)
 		return p
 	})
@@ -99,7 +100,7 @@ func (l *List[T]) PopFront(ctx context.Context) (v T, ok bool, err error) {
 
 // PopBack removes the last element and returns it, or false if there is none.
 func (l *List[T]) PopBack(ctx context.Context) (v T, ok bool, err error) {
-	err = l.tr.h.locked(ctx, &l.mu, func(s *Scope) (p *uint64) {
+	err = l.tr.h.locked(ctx, &l.mu, func(s *heap.Scope) (p *uint64) {
 		v, ok, p = l.pop(s, true, true)
 		return p
 	})
@@ -107,12 +108,12 @@ func (l *List[T]) PopBack(ctx context.Context) (v T, ok bool, err error) {
 }
 
 // PopFrontIn is PopFront in a scope, which is open.
-func (l *List[T]) PopFrontIn(s *Scope) (v T, ok bool, err error) { return l.popIn(s, false, true) }
+func (l *List[T]) PopFrontIn(s *heap.Scope) (v T, ok bool, err error) { return l.popIn(s, false, true) }
 
 // PopBackIn is PopBack in a scope, which is open.
-func (l *List[T]) PopBackIn(s *Scope) (v T, ok bool, err error) { return l.popIn(s, true, true) }
+func (l *List[T]) PopBackIn(s *heap.Scope) (v T, ok bool, err error) { return l.popIn(s, true, true) }
 
-func (l *List[T]) popIn(s *Scope, back, remove bool) (v T, ok bool, err error) {
+func (l *List[T]) popIn(s *heap.Scope, back, remove bool) (v T, ok bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var p *uint64
@@ -129,7 +130,7 @@ func (l *List[T]) First(ctx context.Context) (v T, ok bool, err error) { return 
 func (l *List[T]) Last(ctx context.Context) (v T, ok bool, err error) { return l.peek(ctx, true) }
 
 func (l *List[T]) peek(ctx context.Context, back bool) (v T, ok bool, err error) {
-	err = l.tr.h.locked(ctx, &l.mu, func(s *Scope) (p *uint64) {
+	err = l.tr.h.locked(ctx, &l.mu, func(s *heap.Scope) (p *uint64) {
 		v, ok, p = l.pop(s, back, false)
 		return p
 	})
@@ -147,7 +148,7 @@ var failed = new(uint64)
 func (l *List[T]) word(nd *listNode) *uint64 { return l.tr.h.words.at(nd.word) }
 
 // elements are those of a node, to be used or not, or nil.
-func (l *List[T]) elements(s *Scope, node int32, what int) ([]T, *uint64) {
+func (l *List[T]) elements(s *heap.Scope, node int32, what int) ([]T, *uint64) {
 	p := l.word(l.nodes.at(node))
 	o := l.tr.object(s, p, what)
 	if o == nil {
@@ -157,17 +158,17 @@ func (l *List[T]) elements(s *Scope, node int32, what int) ([]T, *uint64) {
 }
 
 // link makes a node after prev, of which the elements will be from first on.
-func (l *List[T]) link(s *Scope, prev int32, first int32) (int32, bool) {
+func (l *List[T]) link(s *heap.Scope, prev int32, first int32) (int32, bool) {
 	h := l.tr.h
-	i, err := l.nodes.take(s.claim(nodeCost))
+	i, err := l.nodes.take(l.tr.h.core.Claim(s, nodeCost))
 	if err != nil {
-		s.fail(s.noRoom(err, nodePartBytes))
+		l.tr.h.core.Fail(s, l.tr.h.core.NoRoom(s, err, nodePartBytes))
 		return 0, false
 	}
 	p, err := h.newObject(l.tr.c, s, l.tr.c.size, 0, nil)
 	if err != nil {
 		l.nodes.give(i)
-		s.fail(s.noRoom(err, l.tr.c.size))
+		l.tr.h.core.Fail(s, l.tr.h.core.NoRoom(s, err, l.tr.c.size))
 		return 0, false
 	}
 	next := l.nodes.at(prev).next
@@ -185,7 +186,7 @@ func (l *List[T]) unlink(i int32) {
 }
 
 // push adds v at one end.
-func (l *List[T]) push(s *Scope, v T, back bool) *uint64 {
+func (l *List[T]) push(s *heap.Scope, v T, back bool) *uint64 {
 	g := int32(l.tr.group)
 	i := l.nodes.at(0).next
 	if back {
@@ -267,7 +268,7 @@ func (l *List[T]) beyond(i int32, back bool) int32 {
 }
 
 // pop returns the element at one end, and removes it.
-func (l *List[T]) pop(s *Scope, back, remove bool) (v T, ok bool, p *uint64) {
+func (l *List[T]) pop(s *heap.Scope, back, remove bool) (v T, ok bool, p *uint64) {
 	if l.n == 0 {
 		return v, false, nil
 	}
@@ -326,16 +327,16 @@ func (l *List[T]) Stats() StructureStats { return l.tr.structure() }
 // step. The iteration enters and leaves s, group by group, and prefetches; it
 // waits within the scope's context. It ends early if an element cannot be had, and then s.Err
 // says why.
-func (l *List[T]) All(s *Scope) iter.Seq[*T] { return l.each(s, false, 0) }
+func (l *List[T]) All(s *heap.Scope) iter.Seq[*T] { return l.each(s, false, 0) }
 
 // Mut is All for elements to be read and written.
-func (l *List[T]) Mut(s *Scope) iter.Seq[*T] { return l.each(s, false, derefMut) }
+func (l *List[T]) Mut(s *heap.Scope) iter.Seq[*T] { return l.each(s, false, derefMut) }
 
 // Stream is All for elements without temporal locality.
-func (l *List[T]) Stream(s *Scope) iter.Seq[*T] { return l.each(s, false, derefStream) }
+func (l *List[T]) Stream(s *heap.Scope) iter.Seq[*T] { return l.each(s, false, derefStream) }
 
 // Backward is All from the last element to the first.
-func (l *List[T]) Backward(s *Scope) iter.Seq[*T] { return l.each(s, true, 0) }
+func (l *List[T]) Backward(s *heap.Scope) iter.Seq[*T] { return l.each(s, true, 0) }
 
 // listStep is where an iteration is: at a node, and before or behind the
 // element at of it.
@@ -351,7 +352,7 @@ type listStep struct {
 	guesses [maxAhead]int
 }
 
-func (l *List[T]) each(s *Scope, back bool, what int) iter.Seq[*T] {
+func (l *List[T]) each(s *heap.Scope, back bool, what int) iter.Seq[*T] {
 	return func(yield func(*T) bool) {
 		it := listStep{back: back, at: -1, leadAt: -1, ordinal: -1}
 		pf := Prefetcher(&Stride{begun: true, step: 1, seen: 1, last: -1})
@@ -361,7 +362,7 @@ func (l *List[T]) each(s *Scope, back bool, what int) iter.Seq[*T] {
 		for {
 			p, i, j, err := l.next(&it)
 			if err != nil {
-				s.fail(err)
+				l.tr.h.core.Fail(s, err)
 				return
 			}
 			if it.stepped {

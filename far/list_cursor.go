@@ -1,5 +1,6 @@
 package far
 
+import "polder/far/heap"
 import "context"
 
 // Cursor is a place in a List: an element, or one of the two ends, beyond which
@@ -86,12 +87,12 @@ const cursorAhead = 4
 // Deref returns the element, to be read until s is left, as Ptr.Deref does. It
 // is nil, and s.Err is ErrModified, if the list was changed by others or the
 // cursor is at the end.
-func (c *Cursor[T]) Deref(s *Scope) *T { return c.deref(s, 0) }
+func (c *Cursor[T]) Deref(s *heap.Scope) *T { return c.deref(s, 0) }
 
 // DerefMut returns the element, to be read and written until s is left.
-func (c *Cursor[T]) DerefMut(s *Scope) *T { return c.deref(s, derefMut) }
+func (c *Cursor[T]) DerefMut(s *heap.Scope) *T { return c.deref(s, derefMut) }
 
-func (c *Cursor[T]) deref(s *Scope, what int) *T {
+func (c *Cursor[T]) deref(s *heap.Scope, what int) *T {
 	c.l.mu.Lock()
 	defer c.l.mu.Unlock()
 	v, _ := c.element(s, what)
@@ -100,9 +101,9 @@ func (c *Cursor[T]) deref(s *Scope, what int) *T {
 
 // element is the element and, if it cannot be had, the word that is why. l.mu
 // must be held.
-func (c *Cursor[T]) element(s *Scope, what int) (*T, *uint64) {
+func (c *Cursor[T]) element(s *heap.Scope, what int) (*T, *uint64) {
 	if c.node == 0 || c.version != c.l.version {
-		s.fail(ErrModified)
+		s.H.Fail(s, ErrModified)
 		return nil, failed
 	}
 	b, p := c.l.elements(s, c.node, what)
@@ -114,7 +115,7 @@ func (c *Cursor[T]) element(s *Scope, what int) (*T, *uint64) {
 
 // Load returns a copy of the element.
 func (c *Cursor[T]) Load(ctx context.Context) (v T, err error) {
-	err = c.l.tr.h.locked(ctx, &c.l.mu, func(s *Scope) *uint64 {
+	err = c.l.tr.h.locked(ctx, &c.l.mu, func(s *heap.Scope) *uint64 {
 		o, p := c.element(s, 0)
 		if o != nil {
 			v = *o
@@ -126,7 +127,7 @@ func (c *Cursor[T]) Load(ctx context.Context) (v T, err error) {
 
 // Store makes the element v.
 func (c *Cursor[T]) Store(ctx context.Context, v T) error {
-	return c.l.tr.h.locked(ctx, &c.l.mu, func(s *Scope) *uint64 {
+	return c.l.tr.h.locked(ctx, &c.l.mu, func(s *heap.Scope) *uint64 {
 		o, p := c.element(s, derefMut)
 		if o != nil {
 			*o = v
@@ -137,7 +138,7 @@ func (c *Cursor[T]) Store(ctx context.Context, v T) error {
 
 // Remove removes the element and moves to the next one, or to the end.
 func (c *Cursor[T]) Remove(ctx context.Context) error {
-	return c.l.tr.h.locked(ctx, &c.l.mu, func(s *Scope) *uint64 {
+	return c.l.tr.h.locked(ctx, &c.l.mu, func(s *heap.Scope) *uint64 {
 		_, p := c.element(s, derefMut)
 		if p != nil {
 			return p
@@ -177,9 +178,9 @@ func (c *Cursor[T]) InsertAfter(ctx context.Context, v T) error { return c.inser
 
 func (c *Cursor[T]) insert(ctx context.Context, v T, after int32) error {
 	l := c.l
-	return l.tr.h.locked(ctx, &l.mu, func(s *Scope) *uint64 {
+	return l.tr.h.locked(ctx, &l.mu, func(s *heap.Scope) *uint64 {
 		if c.version != l.version {
-			s.fail(ErrModified)
+			s.H.Fail(s, ErrModified)
 			return failed
 		}
 		var p *uint64
@@ -197,7 +198,7 @@ func (c *Cursor[T]) insert(ctx context.Context, v T, after int32) error {
 }
 
 // shift puts v beside the element. l.mu must be held.
-func (c *Cursor[T]) shift(s *Scope, v T, after int32) *uint64 {
+func (c *Cursor[T]) shift(s *heap.Scope, v T, after int32) *uint64 {
 	l, g := c.l, int32(c.l.tr.group)
 	nd := l.nodes.at(c.node)
 	if nd.count == g {
@@ -251,7 +252,7 @@ func (c *Cursor[T]) shift(s *Scope, v T, after int32) *uint64 {
 
 // split moves the second half of a full node of more than one element to a new
 // node behind it, and c with its element. l.mu must be held.
-func (c *Cursor[T]) split(s *Scope) *uint64 {
+func (c *Cursor[T]) split(s *heap.Scope) *uint64 {
 	l, half := c.l, int32(c.l.tr.group/2)
 	if half == 0 {
 		return nil

@@ -3,6 +3,7 @@ package far
 import (
 	"context"
 	"errors"
+	"polder/far/heap"
 	"sync"
 )
 
@@ -11,20 +12,20 @@ import (
 // and when the object of the word that it returns was far and has been fetched.
 // So nobody waits for mu while its holder waits for the store, unless an object
 // goes far again as soon as it is here.
-func (h *Heap) locked(ctx context.Context, mu *sync.Mutex, fn func(s *Scope) *uint64) error {
-	s := h.acquire(ctx)
-	defer s.giveBack()
-	s.last = true
+func (h *Heap) locked(ctx context.Context, mu *sync.Mutex, fn func(s *heap.Scope) *uint64) error {
+	s := h.core.Acquire(ctx)
+	defer h.core.Release(s)
+	h.core.HeldIn(s).Last = true
 	for try := 0; ; try++ {
-		if s.ctx = NoWait; try >= lockedTries {
-			s.ctx = ctx
+		if s.SetContext(NoWait); try >= lockedTries {
+			s.SetContext(ctx)
 		}
-		p, err := s.hold(mu, fn)
+		p, err := h.hold(s, mu, fn)
 		switch {
 		case err == nil:
 			return nil
-		case errors.Is(err, ErrScopeFull):
-			if err := s.awaitRoom(ctx, try); err != nil {
+		case errors.Is(err, heap.ErrScopeFull):
+			if err := h.core.AwaitRoomIn(ctx, s, try); err != nil {
 				return err
 			}
 		case p != nil && try < lockedTries && errors.Is(err, ErrWouldBlock):
@@ -41,17 +42,17 @@ const lockedTries = 3
 
 // hold calls fn with mu held and s open, and returns the word that fn returns,
 // and the scope's error.
-func (s *Scope) hold(mu *sync.Mutex, fn func(s *Scope) *uint64) (*uint64, error) {
+func (h *Heap) hold(s *heap.Scope, mu *sync.Mutex, fn func(s *heap.Scope) *uint64) (*uint64, error) {
 	mu.Lock()
 	defer mu.Unlock()
-	s.enterAtOnce()
+	h.core.EnterAtOnce(s)
 	defer s.Leave()
 	p := fn(s)
 	return p, s.Err()
 }
 
 // in calls fn with mu held, in s, which is open.
-func (s *Scope) in(mu *sync.Mutex, fn func(s *Scope) *uint64) error {
+func in(s *heap.Scope, mu *sync.Mutex, fn func(s *heap.Scope) *uint64) error {
 	mu.Lock()
 	defer mu.Unlock()
 	fn(s)

@@ -1,5 +1,7 @@
 package far
 
+import "polder/far/heap"
+
 // listNodes is the nodes of a list, by number. All but the first few lie in parts
 // that count in the heap's budget, as an index does. Node 0 is the list's root,
 // and always there. They need the list's lock.
@@ -36,13 +38,13 @@ func (ns *listNodes) at(i int32) *listNode {
 
 // take returns a node that is not in use, on behalf of who. It fails as
 // logs.growIndex does.
-func (ns *listNodes) take(who claim) (int32, error) {
+func (ns *listNodes) take(who heap.Claim) (int32, error) {
 	if i := ns.spare; i != 0 {
 		ns.spare = ns.at(i).next
 		return i, nil
 	}
 	if int(ns.next)+1 == fewNodes+len(ns.parts)*nodePart {
-		if err := ns.tr.h.logs.growIndex(nodePartBytes, who); err != nil {
+		if err := ns.tr.h.core.Logs.GrowIndex(nodePartBytes, who); err != nil {
 			return 0, err
 		}
 		ns.tr.nodeParts.Add(1)
@@ -61,7 +63,7 @@ func (ns *listNodes) give(i int32) {
 // clear takes all nodes back, and gives their memory up.
 func (ns *listNodes) clear() {
 	n := int64(len(ns.parts))
-	ns.tr.h.logs.shrinkIndex(n * nodePartBytes)
+	ns.tr.h.core.Logs.ShrinkIndex(n * nodePartBytes)
 	ns.tr.nodeParts.Add(-n)
 	*ns = listNodes{tr: ns.tr}
 }

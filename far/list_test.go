@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"polder/far/heap"
 	"slices"
 	"sync"
 	"testing"
@@ -19,7 +20,7 @@ func newTestList[T any](t testing.TB, h *Heap, cfg StructureConfig) *List[T] {
 }
 
 // checkList fails unless l holds want, in both directions.
-func checkList(t *testing.T, l *List[int64], s *Scope, want []int64) {
+func checkList(t *testing.T, l *List[int64], s *heap.Scope, want []int64) {
 	t.Helper()
 	var got, back []int64
 	for p := range l.All(s) {
@@ -42,7 +43,7 @@ func TestAListIsWhatWasDoneToIt(t *testing.T) {
 	t.Parallel()
 	for _, group := range []int{0, 1, 2, 8} {
 		t.Run(fmt.Sprint("group ", group), func(t *testing.T) {
-			h := openObjects(t, NewMemStore(tinySegment, 1<<10), 24)
+			h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 24)
 			l := newTestList[int64](t, h, StructureConfig{Group: group})
 			s := h.NewScope()
 			defer s.Close()
@@ -157,7 +158,7 @@ func TestAListIsWhatWasDoneToIt(t *testing.T) {
 }
 
 func TestAnIterationTellsOfChanges(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 64), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 64), 16)
 	l := newTestList[int64](t, h, StructureConfig{Group: 4})
 	for i := range int64(20) {
 		if err := l.PushBack(t.Context(), i); err != nil {
@@ -197,7 +198,7 @@ func TestAnIterationTellsOfChanges(t *testing.T) {
 
 // What goes in comes out once, in the order of each goroutine.
 func TestAQueueIsUsedByManyGoroutines(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 1<<10), 24)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 24)
 	q, err := NewQueue[[4]int32](h, StructureConfig{})
 	if err != nil {
 		t.Fatal(err)
@@ -233,7 +234,7 @@ func TestAQueueIsUsedByManyGoroutines(t *testing.T) {
 
 func TestAStackIsLastInFirstOut(t *testing.T) {
 	t.Parallel()
-	h := openObjects(t, NewMemStore(tinySegment, 1<<10), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 16)
 	st, err := NewStack[int](h, StructureConfig{})
 	if err != nil {
 		t.Fatal(err)
@@ -277,7 +278,7 @@ func TestAStackIsLastInFirstOut(t *testing.T) {
 }
 
 func TestListsDoNotAllocate(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 64), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 64), 16)
 	q, err := NewQueue[int64](h, StructureConfig{})
 	if err != nil {
 		t.Fatal(err)
@@ -304,7 +305,7 @@ func TestListsDoNotAllocate(t *testing.T) {
 }
 
 func BenchmarkQueue(b *testing.B) {
-	h, err := NewHeap(NewMemStore(1<<20, 64), Config{Local: 64 << 20})
+	h, err := NewHeap(heap.NewMemStore(1<<20, 64), Config{Local: 64 << 20})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -333,7 +334,7 @@ func BenchmarkQueue(b *testing.B) {
 }
 
 func TestLookingAtAnEndDoesNotDisturbAnIteration(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 1<<11), 24)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<11), 24)
 	q, err := NewQueue[int](h, StructureConfig{Group: 4})
 	if err != nil {
 		t.Fatal(err)
@@ -368,7 +369,7 @@ func TestLookingAtAnEndDoesNotDisturbAnIteration(t *testing.T) {
 // What links the nodes of a list counts in the budget, and is given back.
 func TestNodesOfListsCountInTheBudget(t *testing.T) {
 	t.Parallel()
-	h := openObjects(t, NewMemStore(tinySegment, 1<<12), 40)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<12), 40)
 	ctx := t.Context()
 	l := newTestList[int64](t, h, StructureConfig{Group: 1})
 	index := func() int64 {
@@ -410,8 +411,8 @@ func TestNodesOfListsCountInTheBudget(t *testing.T) {
 			i++
 		}
 	}
-	if !errors.Is(err, ErrFull) || l.Len() != int(i) {
-		t.Errorf("after %d elements: got %v and %d elements, want %v", i, err, l.Len(), ErrFull)
+	if !errors.Is(err, heap.ErrFull) || l.Len() != int(i) {
+		t.Errorf("after %d elements: got %v and %d elements, want %v", i, err, l.Len(), heap.ErrFull)
 	}
 	if st := h.Stats(); st.Resident > st.Budget {
 		t.Errorf("%d bytes are resident with a budget of %d", st.Resident, st.Budget)

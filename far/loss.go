@@ -4,11 +4,12 @@ import (
 	"context"
 	"encoding/binary"
 	"maps"
+	"polder/far/heap"
 )
 
 // lose marks the entries of sh that were in s and nowhere else as lost, and reports
 // whether there were heads of large values among them.
-func (sh *shard) lose(h *Heap, s *farSegment) (heads bool) {
+func (sh *shard) lose(h *Heap, s *heap.FarSegment) (heads bool) {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	for p := range place(len(sh.t.buckets) * bucketEntries) {
@@ -16,17 +17,17 @@ func (sh *shard) lose(h *Heap, s *farSegment) (heads bool) {
 		switch w := *at; {
 		case w == 0 || w.isLost():
 		case !w.far():
-			if e := h.logs.at(w.addr()); e.clean() && e.far()/h.far.units == s.id {
+			if e := h.core.Logs.At(w.addr()); e.Clean() && e.Far()/h.core.Far.Units == s.ID {
 				h.unclean(e, w.addr())
 			}
-		case w.addr()/h.far.units != s.id:
+		case w.addr()/h.core.Far.Units != s.ID:
 		case w.is(kindPiece):
 			// Nobody asks for a piece but through its head, which tells that
 			// it is missing.
 			sh.remove(h, p, nil)
 		default:
 			*at |= wordLost
-			h.count.lost.Add(1)
+			h.core.Count.Lost.Add(1)
 			if w.visible() {
 				sh.entries--
 				sh.lost++
@@ -41,17 +42,17 @@ func (sh *shard) lose(h *Heap, s *farSegment) (heads bool) {
 // them any more, and reports whether it could. It reads all heads and all
 // pieces: losing memory is rare.
 func (h *Heap) buryStrays() bool {
-	ctx, cancel := context.WithTimeout(h.ctx, storeTimeout)
+	ctx, cancel := context.WithTimeout(h.core.Ctx, heap.StoreTimeout)
 	defer cancel()
 	h.mu.Lock()
 	last := h.version
 	alive := maps.Clone(h.writing)
 	h.mu.Unlock()
-	ok := h.each(ctx, wordBig, func(_ *shard, _ place, e entry) {
+	ok := h.each(ctx, wordBig, func(_ *shard, _ place, e heap.Record) {
 		alive[bigOf(e).version] = true
 	})
-	return ok && h.each(ctx, wordPiece, func(sh *shard, p place, e entry) {
-		if v := binary.LittleEndian.Uint64(e.key()); p != none && v <= last && !alive[v] {
+	return ok && h.each(ctx, wordPiece, func(sh *shard, p place, e heap.Record) {
+		if v := binary.LittleEndian.Uint64(e.Key()); p != none && v <= last && !alive[v] {
 			sh.remove(h, p, e)
 		}
 	})
@@ -60,7 +61,7 @@ func (h *Heap) buryStrays() bool {
 // each calls fn with every entry that has the flags of kind, under the lock of
 // its shard, and reports whether it could read all of them. The place is none
 // for an entry that has moved while it was read.
-func (h *Heap) each(ctx context.Context, kind word, fn func(*shard, place, entry)) bool {
+func (h *Heap) each(ctx context.Context, kind word, fn func(*shard, place, heap.Record)) bool {
 	for _, m := range *h.maps.Load() {
 		for i := range m.shards {
 			if !m.each(ctx, &m.shards[i], kind, fn) {
@@ -74,7 +75,7 @@ func (h *Heap) each(ctx context.Context, kind word, fn func(*shard, place, entry
 // eachHeads is the number of far entries that each reads in one batch.
 const eachHeads = 64
 
-func (m *ByteMap) each(ctx context.Context, sh *shard, kind word, fn func(*shard, place, entry)) bool {
+func (m *ByteMap) each(ctx context.Context, sh *shard, kind word, fn func(*shard, place, heap.Record)) bool {
 	klen := MaxKeySize
 	if kind&wordPiece != 0 {
 		klen = pieceKeySize
@@ -95,9 +96,9 @@ func (m *ByteMap) each(ctx context.Context, sh *shard, kind word, fn func(*shard
 			case w&kind == 0 || kind == wordPiece && w.hidden() || w.isLost():
 				continue
 			case !w.far():
-				fn(sh, p, m.h.logs.at(w.addr()))
+				fn(sh, p, m.h.core.Logs.At(w.addr()))
 				continue
-			case m.h.far.seg(w.addr()).gone():
+			case m.h.core.Far.Seg(w.addr()).Gone():
 				continue
 			}
 			switch f, leader, busy := m.h.board(sh, sh.t.tag(p), p, wantsHead, klen, nil); {
@@ -117,7 +118,7 @@ func (m *ByteMap) each(ctx context.Context, sh *shard, kind word, fn func(*shard
 		m.h.leadAll(ctx, m, far)
 		for _, f := range far {
 			if f.e == nil {
-				stuck = stuck || !f.seg.gone()
+				stuck = stuck || !f.seg.Gone()
 				continue
 			}
 			sh.mu.Lock()

@@ -29,13 +29,13 @@ func (m *ByteMap) GetMany(ctx context.Context, keys [][]byte, fn func(i int, e E
 
 // getMany is GetMany of n keys. What keys returns is valid until it is called again.
 func (m *ByteMap) getMany(ctx context.Context, n int, keys func(i int) []byte, fn func(i int, e Entry, err error)) {
-	if err := m.h.begin(); err != nil {
+	if err := m.h.core.Begin(); err != nil {
 		for i := range n {
 			fn(i, Entry{}, err)
 		}
 		return
 	}
-	defer m.h.end()
+	defer m.h.core.End()
 	b := m.newBatch()
 	t := &b.asked
 	t.keys, t.fn = keys, fn
@@ -91,12 +91,12 @@ func (b *batch) get(ctx context.Context, i int) {
 		sh.mu.Lock()
 		p, e, st := sh.find(m.h, hs, key, kindEntry, nil, true)
 		switch {
-		case st == present && !e.big() && !e.expired():
+		case st == present && !e.Big() && !e.Expired():
 			w := sh.t.word(p)
 			*w = w.touched()
 			sh.count.hits++
-			ent := e.meta()
-			t.value = append(t.value[:0], e.value()...)
+			ent := metaOf(e)
+			t.value = append(t.value[:0], e.Value()...)
 			sh.mu.Unlock()
 			ent.Value = t.value
 			t.fn(i, ent, nil)
@@ -171,10 +171,10 @@ func (b *batch) deliver(f *flight, i int) bool {
 	t := &b.asked
 	switch {
 	case f.brings(t.keys(i)):
-		ent := f.e.meta()
-		ent.Value = f.e.value()
+		ent := metaOf(f.e)
+		ent.Value = f.e.Value()
 		t.fn(i, ent, nil)
-	case f.err != nil && !f.mine && !f.corrupt() && !f.seg.gone():
+	case f.err != nil && !f.mine && !f.corrupt() && !f.seg.Gone():
 		t.fn(i, Entry{}, f.err)
 	default:
 		return false
@@ -185,7 +185,7 @@ func (b *batch) deliver(f *flight, i int) bool {
 // brings reports whether f, which has landed, has brought a value of key that is
 // entire and not out of date.
 func (f *flight) brings(key []byte) bool {
-	return f.e != nil && string(f.e.key()) == string(key) && !f.e.big() && !f.e.expired()
+	return f.e != nil && string(f.e.Key()) == string(key) && !f.e.Big() && !f.e.Expired()
 }
 
 // demand reads the far entry at p, of which the key is to be read. It returns the
@@ -195,14 +195,14 @@ func (f *flight) brings(key []byte) bool {
 // Preconditions: sh.mu is held; demand unlocks it.
 func (m *ByteMap) demand(ctx context.Context, sh *shard, hs hash, p place, key []byte) (*flight, error) {
 	h := m.h
-	if ctx.Err() != nil || h.begin() != nil {
+	if ctx.Err() != nil || h.core.Begin() != nil {
 		sh.mu.Unlock()
 		return nil, nil
 	}
 	f, leader, busy := h.board(sh, hs.tag(), p, wantsBytes, len(key), nil)
 	sh.mu.Unlock()
 	if busy != nil {
-		h.end()
+		h.core.End()
 		return nil, nil
 	}
 	err := m.fly(ctx, f, leader)
@@ -216,7 +216,7 @@ func (m *ByteMap) demand(ctx context.Context, sh *shard, hs hash, p place, key [
 // done ends a call of demand.
 func (h *Heap) done(f *flight) {
 	f.release(h)
-	h.end()
+	h.core.End()
 }
 
 // GetMany reads keys, with one read of the store for as many of them as there are

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"polder/far/heap"
 	"testing"
 
 	"polder/internal/invariants"
@@ -65,7 +66,7 @@ func TestGetManySaysWhatIsWrongWithEachKey(t *testing.T) {
 	}
 	s.failRead.Store(false)
 	s.corrupt.Store(1000)
-	var ce *CorruptError
+	var ce *heap.CorruptError
 	if errs := answers(t.Context(), keys[4:5]); !errors.As(errs[0], &ce) {
 		t.Errorf("other bytes: got %v, want a CorruptError", errs)
 	}
@@ -79,15 +80,15 @@ func TestGetManySaysWhatIsWrongWithEachKey(t *testing.T) {
 	}
 	release()
 	s.lose(func(int) bool { return true })
-	var le *LostError
+	var le *heap.LostError
 	if errs := answers(t.Context(), keys[7:9]); !errors.As(errs[0], &le) || !errors.As(errs[1], &le) {
 		t.Errorf("lost: got %v, want LostErrors", errs)
 	}
 	if err := h.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if errs := answers(t.Context(), keys[:2]); !errors.Is(errs[0], ErrClosed) || !errors.Is(errs[1], ErrClosed) {
-		t.Errorf("closed: got %v, want %v", errs, ErrClosed)
+	if errs := answers(t.Context(), keys[:2]); !errors.Is(errs[0], heap.ErrClosed) || !errors.Is(errs[1], heap.ErrClosed) {
+		t.Errorf("closed: got %v, want %v", errs, heap.ErrClosed)
 	}
 }
 
@@ -177,7 +178,7 @@ func TestReadsOfWhatIsFarMakeNoGarbage(t *testing.T) {
 	if invariants.Enabled {
 		return // the race detector allocates
 	}
-	_, m := newTinyHeap(t, NewMemStore(tinySegment, 400), 400<<10)
+	_, m := newTinyHeap(t, heap.NewMemStore(tinySegment, 400), 400<<10)
 	ints := newMap[uint64, [64]byte](t, m.h, MapConfig{})
 	keys := cold(t, m, 4000, 100)
 	for i := range uint64(4000) {

@@ -1,87 +1,89 @@
 package far
 
+import "polder/far/heap"
+
 // mapOwner is a ByteMap as the heap sees it: the owner of its entries. Whatever
 // happens to an entry happens under the lock of its shard, which is held for no longer
 // than it takes to copy one.
 type mapOwner ByteMap
 
 // Evacuate implements Owner.
-func (o *mapOwner) Evacuate(ev *evacuation, r local) bool {
-	m, e := (*ByteMap)(o), entry(r.mem)
+func (o *mapOwner) Evacuate(ev *heap.Evacuation, r heap.Local) bool {
+	m, e := (*ByteMap)(o), heap.Record(r.Mem)
 	h := m.h
-	sh := m.shard(e.hash())
+	sh := m.shard(hashOf(e))
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	p := sh.t.find(e.hash().tag(), word(r.addr))
+	p := sh.t.find(hashOf(e).tag(), word(r.Addr))
 	if p == none {
 		return false // overwritten, deleted or moved
 	}
-	if e.expired() {
+	if e.Expired() {
 		sh.expire(h, p, e)
 		return false
 	}
 	w := sh.t.word(p)
-	n := e.size()
-	clean := e.clean() && !h.far.seg(e.far()).gone()
-	switch f, to, at := ev.place(entries, n, n, w.hot() > 0, clean); f {
-	case fateKept:
+	n := e.Size()
+	clean := e.Clean() && !h.core.Far.Seg(e.Far()).Gone()
+	switch f, to, at := ev.Place(heap.Locked, n, n, w.hot() > 0, clean); f {
+	case heap.FateKept:
 		copy(to, e[:n])
-		if e.clean() {
-			h.logs.seg(r.addr).clean.Add(-int64(n))
-			h.logs.seg(at).clean.Add(int64(n))
+		if e.Clean() {
+			h.core.Logs.Seg(r.Addr).Clean.Add(-int64(n))
+			h.core.Logs.Seg(at).Clean.Add(int64(n))
 		}
-		if ev.cools() && w.hot() > 0 {
+		if ev.Cools() && w.hot() > 0 {
 			*w -= hotOne
 		}
 		*w = w.at(at)
-	case fateDropped:
-		h.logs.seg(r.addr).clean.Add(-int64(n))
-		*w = newWord(e.far(), n, w.flags()) | wordFar
-	case fateStaged:
-		h.unclean(e, r.addr)
-		sealCopy(to, e, at)
-		e.setFlag(flagStaged)
+	case heap.FateDropped:
+		h.core.Logs.Seg(r.Addr).Clean.Add(-int64(n))
+		*w = newWord(e.Far(), n, w.flags()) | wordFar
+	case heap.FateStaged:
+		h.unclean(e, r.Addr)
+		heap.SealCopy(to, e, at)
+		e.SetFlag(heap.FlagStaged)
 	}
 	return true
 }
 
 // Settled implements Owner.
-func (o *mapOwner) Settled(r local, s *farSegment, addr uint64, written bool) bool {
-	m, e := (*ByteMap)(o), entry(r.mem)
-	sh := m.shard(e.hash())
+func (o *mapOwner) Settled(r heap.Local, s *heap.FarSegment, addr uint64, written bool) bool {
+	m, e := (*ByteMap)(o), heap.Record(r.Mem)
+	sh := m.shard(hashOf(e))
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	e.clearFlag(flagStaged)
-	p := sh.t.find(e.hash().tag(), word(r.addr))
-	if !written || p == none || s.gone() {
+	e.ClearFlag(heap.FlagStaged)
+	p := sh.t.find(hashOf(e).tag(), word(r.Addr))
+	if !written || p == none || s.Gone() {
 		return false
 	}
 	w := sh.t.word(p)
-	*w = newWord(addr, e.size(), w.flags()) | wordFar
+	*w = newWord(addr, e.Size(), w.flags()) | wordFar
 	return true
 }
 
 // Check implements Owner.
-func (o *mapOwner) Check(e entry) error {
-	if e.big() {
+func (o *mapOwner) Check(e heap.Record) error {
+	if e.Big() {
 		return o.h.checkBig(e)
 	}
 	return nil
 }
 
 // Live implements Owner. It removes the entry if it has expired.
-func (o *mapOwner) Live(e entry, addr uint64) bool {
+func (o *mapOwner) Live(e heap.Record, addr uint64) bool {
 	m := (*ByteMap)(o)
-	sh := m.shard(e.hash())
+	sh := m.shard(hashOf(e))
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	p := sh.copyOf(m.h, e.hash().tag(), addr)
+	p := sh.copyOf(m.h, hashOf(e).tag(), addr)
 	if p == none {
 		return false
 	}
-	if e.expired() {
+	if e.Expired() {
 		if w := *sh.t.word(p); !w.far() {
-			e = m.h.logs.at(w.addr())
+			e = m.h.core.Logs.At(w.addr())
 		}
 		sh.expire(m.h, p, e)
 		return false
@@ -90,20 +92,20 @@ func (o *mapOwner) Live(e entry, addr uint64) bool {
 }
 
 // Moved implements Owner.
-func (o *mapOwner) Moved(e entry, from, to uint64, s *farSegment) bool {
+func (o *mapOwner) Moved(e heap.Record, from, to uint64, s *heap.FarSegment) bool {
 	m := (*ByteMap)(o)
-	sh := m.shard(e.hash())
+	sh := m.shard(hashOf(e))
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	p := sh.copyOf(m.h, e.hash().tag(), from)
-	if p == none || s.gone() {
+	p := sh.copyOf(m.h, hashOf(e).tag(), from)
+	if p == none || s.Gone() {
 		return false
 	}
 	w := sh.t.word(p)
 	if w.far() {
 		*w = w.at(to)
 	} else {
-		m.h.logs.at(w.addr()).setFar(to)
+		m.h.core.Logs.At(w.addr()).SetFar(to)
 	}
 	return true
 }
@@ -118,7 +120,7 @@ func (sh *shard) copyOf(h *Heap, tag uint32, addr uint64) place {
 	}
 	for p := range sh.t.matches(tag) {
 		if w := *sh.t.word(p); !w.far() {
-			if e := h.logs.at(w.addr()); e.clean() && e.far() == addr {
+			if e := h.core.Logs.At(w.addr()); e.Clean() && e.Far() == addr {
 				return p
 			}
 		}
@@ -128,23 +130,23 @@ func (sh *shard) copyOf(h *Heap, tag uint32, addr uint64) place {
 
 // unclean makes a local entry one without a far copy. Its shard's lock must be
 // held.
-func (h *Heap) unclean(e entry, addr uint64) {
-	if !e.clean() {
+func (h *Heap) unclean(e heap.Record, addr uint64) {
+	if !e.Clean() {
 		return
 	}
-	n := e.size()
-	h.logs.seg(addr).clean.Add(-int64(n))
-	h.buryFar(e.far(), roundSize(n))
-	e.setFar(0)
-	h.logs.stir()
+	n := e.Size()
+	h.core.Logs.Seg(addr).Clean.Add(-int64(n))
+	h.core.BuryFar(e.Far(), heap.RoundSize(n))
+	e.SetFar(0)
+	h.core.Logs.Stir()
 }
 
 // buryLocal accounts for the death of a local entry. Its shard's lock must be held.
-func (h *Heap) buryLocal(e entry, addr uint64) {
-	s := h.logs.seg(addr)
-	n := int64(e.size())
-	s.live.Add(-n)
-	if e.clean() {
-		s.clean.Add(-n)
+func (h *Heap) buryLocal(e heap.Record, addr uint64) {
+	s := h.core.Logs.Seg(addr)
+	n := int64(e.Size())
+	s.Live.Add(-n)
+	if e.Clean() {
+		s.Clean.Add(-n)
 	}
 }

@@ -18,15 +18,6 @@ var (
 	_ [64]byte     = [unsafe.Offsetof(shard{}.count) + unsafe.Sizeof(shardCounters{}.hits)]byte{}
 )
 
-// padding is the number of bytes in mem before the first address that is a
-// multiple of align, a power of two.
-func padding(mem []byte, align int) int {
-	return int(-addressOf(mem) & uintptr(align-1))
-}
-
-// addressOf is where the bytes of b, which are off the Go heap, lie.
-func addressOf(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
-
 // wordsOf views mem, which is aligned to a page, as words.
 func wordsOf(mem []byte) []uint64 {
 	return unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(mem))), len(mem)/8)
@@ -41,9 +32,6 @@ func gensOf(mem []byte) []uint32 {
 func wordOffset(table []uint64, p *uint64) uint64 {
 	return uint64(uintptr(unsafe.Pointer(p))-uintptr(unsafe.Pointer(unsafe.SliceData(table)))) / 8
 }
-
-// word64 is the first 8 bytes of b, which is aligned to them, as a word.
-func word64(b []byte) *uint64 { return (*uint64)(unsafe.Pointer(unsafe.SliceData(b[:8]))) }
 
 // isIn reports whether p points into table.
 func isIn(table []uint64, p *uint64) bool {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"math/rand/v2"
+	"polder/far/heap"
 	"slices"
 	"strings"
 	"testing"
@@ -299,10 +300,10 @@ func TestMapIsAMap(t *testing.T) {
 type undated struct{ rapid.TB }
 
 // openTiny makes a heap that the caller closes.
-func openTiny(t interface{ Fatal(...any) }, store Store, local int64) (*Heap, *ByteMap) {
+func openTiny(t interface{ Fatal(...any) }, store heap.Store, local int64) (*Heap, *ByteMap) {
 	lay := tiny
-	lay.logs = max(lay.logs, local)
-	cfg := Config{Local: lay.logs + int64(2*lay.staging+lay.fetch), MaxValue: 1 << 20}
+	lay.Logs = max(lay.Logs, local)
+	cfg := Config{Local: lay.Logs + int64(2*lay.Staging+lay.Fetch), MaxValue: 1 << 20}
 	h, err := newHeap(store, cfg, lay)
 	if err != nil {
 		t.Fatal(err)
@@ -314,7 +315,7 @@ func openTiny(t interface{ Fatal(...any) }, store Store, local int64) (*Heap, *B
 func TestAnswersDoNotDependOnTheBudget(t *testing.T) {
 	t.Parallel()
 	script := func(t *testing.T, local int64, segSize int) (answers uint32, stats Stats) {
-		h, m := openTiny(t, NewMemStore(segSize, 4000), local)
+		h, m := openTiny(t, heap.NewMemStore(segSize, 4000), local)
 		defer h.Close()
 		ctx := within(t, time.Minute)
 		r := rand.New(rand.NewPCG(7, 7))

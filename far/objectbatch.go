@@ -3,6 +3,7 @@ package far
 import (
 	"context"
 	"errors"
+	"polder/far/heap"
 	"sync"
 	"sync/atomic"
 )
@@ -28,10 +29,10 @@ func (h *Heap) Prefetch(ctx context.Context, refs []AnyRef, stream bool) error {
 type objectBatch struct {
 	extents []extent
 	led     []landing
-	ops     []ReadOp // of extents, and then of led
-	pending int      // bytes of them
-	count   int      // objects in them
-	asked   uint64   // number of the word of the one that somebody waits for, or 0
+	ops     []heap.ReadOp // of extents, and then of led
+	pending int           // bytes of them
+	count   int           // objects in them
+	asked   uint64        // number of the word of the one that somebody waits for, or 0
 
 	items   []item          // that were claimed
 	runs    []*run          // that were claimed
@@ -106,10 +107,10 @@ func (rs *runs) end(r *run) {
 // fetch does what Prefetch says, and returns how many objects it has read. Unless
 // it is patient, it ends where it would have to wait for local memory for long.
 func (b *objectBatch) fetch(ctx context.Context, h *Heap, refs []AnyRef, what int, patient bool) (read int, err error) {
-	if err := h.begin(); err != nil {
+	if err := h.core.Begin(); err != nil {
 		return 0, err
 	}
-	defer h.end()
+	defer h.core.End()
 	for len(refs) > 0 && err == nil {
 		n, busy, wait := b.board(h, refs, what)
 		refs = refs[n:]
@@ -118,17 +119,17 @@ func (b *objectBatch) fetch(ctx context.Context, h *Heap, refs []AnyRef, what in
 		err = b.read(ctx, h)
 		switch {
 		case err != nil:
-		case !patient && wait == errNoRoom:
-			soon, cancel := context.WithTimeout(ctx, maxPoll)
-			none := h.roomSoon(soon)
+		case !patient && wait == heap.ErrNoRoom:
+			soon, cancel := context.WithTimeout(ctx, heap.MaxPoll)
+			none := h.core.RoomSoon(soon)
 			cancel()
 			if none != nil {
 				return read, wait
 			}
 		case !patient && busy != nil:
 			return read, nil
-		case wait == errNoRoom:
-			err = h.roomSoon(ctx)
+		case wait == heap.ErrNoRoom:
+			err = h.core.RoomSoon(ctx)
 		case wait != nil:
 			err = wait
 		case busy != nil:
@@ -154,7 +155,7 @@ func (b *objectBatch) board(h *Heap, refs []AnyRef, what int) (n int, busy <-cha
 		}
 		for len(items) > 0 && b.pending < maxBatchBytes {
 			k, busy, err := b.boardFirst(h, items, what)
-			var lost *LostError
+			var lost *heap.LostError
 			switch {
 			case err == errAgain || errors.As(err, &lost):
 				k = 1
@@ -280,18 +281,18 @@ func (b *objectBatch) read(ctx context.Context, h *Heap) (err error) {
 	rctx := ctx
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
-		rctx, cancel = context.WithTimeout(ctx, storeTimeout)
+		rctx, cancel = context.WithTimeout(ctx, heap.StoreTimeout)
 		defer cancel()
 	}
 	for i := range b.extents {
 		x := &b.extents[i]
-		b.ops = append(b.ops, ReadOp{Seg: x.seg.seg, Off: h.far.offset(x.items[0].w.farAddr()), Buf: x.target()})
+		b.ops = append(b.ops, heap.ReadOp{Seg: x.seg.Seg, Off: h.core.Far.Offset(x.items[0].w.farAddr()), Buf: x.target()})
 	}
 	for i := range b.led {
 		d := &b.led[i]
-		b.ops = append(b.ops, ReadOp{Seg: d.seg.seg, Off: h.far.offset(d.w.farAddr()), Buf: d.target()})
+		b.ops = append(b.ops, heap.ReadOp{Seg: d.seg.Seg, Off: h.core.Far.Offset(d.w.farAddr()), Buf: d.target()})
 	}
-	h.far.store.Read(rctx, b.ops)
+	h.core.Far.Store.Read(rctx, b.ops)
 	extents, led := b.extents, b.led // that have not landed
 	defer func() { b.abandon(h, extents, led) }()
 	for i := range b.extents {
@@ -317,7 +318,7 @@ func (b *objectBatch) read(ctx context.Context, h *Heap) (err error) {
 // object panics.
 func (b *objectBatch) abandon(h *Heap, extents []extent, led []landing) {
 	for i := range extents {
-		h.dropSlot(extents[i].addr, headLen(extents[i].slot.head()))
+		h.dropSlot(extents[i].addr, heap.HeadLen(extents[i].slot.Head()))
 		h.unpinFar(extents[i].seg)
 	}
 	for i := range led {

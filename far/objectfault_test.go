@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os/exec"
+	"polder/far/heap"
 	"regexp"
 	"strings"
 	"testing"
@@ -44,7 +45,7 @@ func TestLostObjectsAreReported(t *testing.T) {
 			s.Enter()
 			v, err = p.Deref(s), s.Err()
 		}
-		var le *LostError
+		var le *heap.LostError
 		switch {
 		case v != nil && *v != (point{int64(i), -int64(i)}):
 			t.Fatalf("object %d: got %v", i, *v)
@@ -72,7 +73,7 @@ func TestCorruptObjectsAreNeverReturned(t *testing.T) {
 	corrupt := 0
 	for i, p := range ps {
 		v, err := p.Load(context.Background())
-		var ce *CorruptError
+		var ce *heap.CorruptError
 		switch {
 		case err == nil && v != (point{int64(i), -int64(i)}):
 			t.Fatalf("object %d: got %v", i, v)
@@ -159,7 +160,7 @@ func TestDerefEndsWithItsDeadline(t *testing.T) {
 }
 
 func TestHotPathsDoNotAllocate(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 64), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 64), 16)
 	c, err := NewClass[point](h, ClassConfig{})
 	if err != nil {
 		t.Fatal(err)
@@ -209,7 +210,7 @@ func TestHotPathsDoNotAllocate(t *testing.T) {
 // The fast paths are inlined, in code that is generic over T, too.
 func TestFastPathsAreInlined(t *testing.T) {
 	t.Parallel()
-	out, err := exec.Command("go", "build", "-gcflags=-m", ".").CombinedOutput()
+	out, err := exec.Command("go", "build", "-gcflags=-m", ".", "./heap").CombinedOutput()
 	if err != nil {
 		t.Fatalf("cannot compile: %v\n%s", err, out)
 	}
@@ -219,6 +220,11 @@ func TestFastPathsAreInlined(t *testing.T) {
 			t.Errorf("%s is not inlined", strings.ReplaceAll(fn, `\`, ""))
 		}
 	}
+	for _, fn := range []string{"Enter", "Leave"} { // from another package, as in programs
+		if !strings.Contains(string(out), "inlining call to heap.(*Scope)."+fn) {
+			t.Errorf("Scope.%s is not inlined in package far", fn)
+		}
+	}
 }
 
 // Builds with invariants find what must not be done.
@@ -226,8 +232,8 @@ func TestMisuseIsFound(t *testing.T) {
 	if !invariants.Enabled {
 		return
 	}
-	h := openObjects(t, NewMemStore(tinySegment, 64), 16)
-	other := openObjects(t, NewMemStore(tinySegment, 64), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 64), 16)
+	other := openObjects(t, heap.NewMemStore(tinySegment, 64), 16)
 	p, err := New(context.Background(), h, point{})
 	if err != nil {
 		t.Fatal(err)

@@ -3,6 +3,7 @@ package far
 import (
 	"context"
 	"fmt"
+	"polder/far/heap"
 )
 
 // fetchInPlace is the size in bytes from which on far objects are read to where
@@ -11,23 +12,23 @@ const fetchInPlace = 4 << 10
 
 // pinFar returns the far segment of the word w, which p is, pinned, so that it
 // is not given back while it is read. It returns nil if p has changed.
-func (h *Heap) pinFar(p *uint64, w pword) *farSegment {
-	seg := h.far.seg(w.farAddr())
+func (h *Heap) pinFar(p *uint64, w pword) *heap.FarSegment {
+	seg := h.core.Far.Seg(w.farAddr())
 	if seg == nil {
 		return nil
 	}
 	// The cleaner turns words first and looks for pins afterwards.
-	seg.pins.Add(1)
-	if loadWord(p) == w && h.far.seg(w.farAddr()) == seg {
+	seg.Pins.Add(1)
+	if loadWord(p) == w && h.core.Far.Seg(w.farAddr()) == seg {
 		return seg
 	}
 	h.unpinFar(seg)
 	return nil
 }
 
-func (h *Heap) unpinFar(seg *farSegment) {
-	if seg.pins.Add(-1) == 0 && seg.dead() {
-		h.wakeJanitor()
+func (h *Heap) unpinFar(seg *heap.FarSegment) {
+	if seg.Pins.Add(-1) == 0 && seg.Dead() {
+		h.core.WakeJanitor()
 	}
 }
 
@@ -35,10 +36,10 @@ func (h *Heap) unpinFar(seg *farSegment) {
 type landing struct {
 	p    *uint64
 	w    pword
-	seg  *farSegment // pinned
+	seg  *heap.FarSegment // pinned
 	what int
-	buf  buffer // what it is read into, or else
-	slot object // where it is read to
+	buf  heap.Buffer // what it is read into, or else
+	slot heap.Object // where it is read to
 	addr uintptr
 	room int // bytes of data that slot has
 }
@@ -46,36 +47,36 @@ type landing struct {
 // target is the bytes that the read is to fill.
 func (d *landing) target() []byte {
 	if d.slot != nil {
-		return d.slot[objectHeader : objectHeader+d.room]
+		return d.slot[heap.ObjectHeader : heap.ObjectHeader+d.room]
 	}
-	return d.buf.b
+	return d.buf.B
 }
 
 // farBytes is how many bytes the far entry of w has: where the objects of its
 // class are of one size, exactly, and otherwise as many at the most.
 func (h *Heap) farBytes(w pword) int {
 	if c := h.class(w.farClass()); c.size >= 0 {
-		return min(farObjectSize(c.size), w.farSize())
+		return min(heap.FarObjectSize(c.size), w.farSize())
 	}
-	return min(w.farSize(), h.far.segSize-h.far.offset(w.farAddr()))
+	return min(w.farSize(), h.core.Far.SegSize-h.core.Far.Offset(w.farAddr()))
 }
 
 // logFor is the kind of log that what is fetched so goes to.
-func logFor(what int) kind {
+func logFor(what int) heap.Kind {
 	if what&derefStream != 0 {
-		return streams
+		return heap.Streamed
 	}
-	return objects
+	return heap.Scoped
 }
 
 // boardObject begins the fetch of d.p, or says what to wait for: a buffer if busy is
 // not nil. It fails with errAgain if the word has changed, and with errNoRoom.
-func (h *Heap) boardObject(s *Scope, d *landing) (busy <-chan struct{}, err error) {
+func (h *Heap) boardObject(s *heap.Scope, d *landing) (busy <-chan struct{}, err error) {
 	if d.seg = h.pinFar(d.p, d.w); d.seg == nil {
 		return nil, errAgain
 	}
-	if d.seg.gone() {
-		err = &LostError{d.seg.seg.Name()}
+	if d.seg.Gone() {
+		err = &heap.LostError{Segment: d.seg.Seg.Name()}
 		h.unpinFar(d.seg)
 		return nil, err
 	}
@@ -83,9 +84,9 @@ func (h *Heap) boardObject(s *Scope, d *landing) (busy <-chan struct{}, err erro
 	if n >= fetchInPlace {
 		// Until it has landed, the slot is nobody's.
 		d.room = n
-		d.slot, d.addr, err = h.newSlot(s, logFor(d.what), objectHead(0, n), 0, n)
+		d.slot, d.addr, err = h.newSlot(s, logFor(d.what), heap.ObjectHead(0, n), 0, n)
 	} else {
-		d.buf, busy = h.bufs.get(n)
+		d.buf, busy = h.core.Bufs.Get(n)
 	}
 	if err != nil || busy != nil {
 		h.unpinFar(d.seg)
@@ -98,15 +99,15 @@ func (h *Heap) abandon(d *landing) {
 	if d.slot != nil {
 		h.dropSlot(d.addr, d.room)
 	}
-	h.bufs.put(d.buf)
+	h.core.Bufs.Put(d.buf)
 	h.unpinFar(d.seg)
 }
 
 // landObject ends a fetch whose read ended with err: checks the bytes and makes
 // the object local. The fetch has ended afterwards, whatever it returns.
-func (h *Heap) landObject(s *Scope, d *landing, err error) error {
+func (h *Heap) landObject(s *heap.Scope, d *landing, err error) error {
 	b := d.target()
-	h.count.fetches.Add(1)
+	h.core.Count.Fetches.Add(1)
 	kept := false
 	defer func() {
 		if !kept { // or Fetched panics
@@ -114,42 +115,42 @@ func (h *Heap) landObject(s *Scope, d *landing, err error) error {
 		}
 	}()
 	if err != nil {
-		if d.seg.gone() {
-			h.wakeJanitor()
-			return &LostError{d.seg.seg.Name()}
+		if d.seg.Gone() {
+			h.core.WakeJanitor()
+			return &heap.LostError{Segment: d.seg.Seg.Name()}
 		}
-		return fmt.Errorf("cannot fetch %d bytes from %s: %w", len(b), d.seg.seg.Name(), err)
+		return fmt.Errorf("cannot fetch %d bytes from %s: %w", len(b), d.seg.Seg.Name(), err)
 	}
-	h.count.bytesIn.Add(uint64(len(b)))
+	h.core.Count.BytesIn.Add(uint64(len(b)))
 	number := h.words.number(d.p)
 	e, c, err := h.inspectObject(b, number, d.w)
 	if err != nil {
 		if loadWord(d.p) != d.w {
 			return errAgain // the bytes were not needed any more
 		}
-		h.count.corrupt.Add(1)
-		return &CorruptError{Segment: d.seg.seg.Name(), Off: h.far.offset(d.w.farAddr()), Err: err}
+		h.core.Count.Corrupt.Add(1)
+		return &heap.CorruptError{Segment: d.seg.Seg.Name(), Off: h.core.Far.Offset(d.w.farAddr()), Err: err}
 	}
-	n := e.vlen()
-	tail := newTail(d.w.farAddr(), c.id)
+	n := e.Vlen()
+	tail := heap.NewTail(d.w.farAddr(), c.id)
 	if d.slot == nil {
-		if d.slot, d.addr, err = h.newSlot(s, logFor(d.what), objectHead(number, n), tail, n); err != nil {
+		if d.slot, d.addr, err = h.newSlot(s, logFor(d.what), heap.ObjectHead(number, n), tail, n); err != nil {
 			return err
 		}
 		d.room = n
-		clear(d.slot[objectHeader+copy(d.slot[objectHeader:], e.value()):])
+		clear(d.slot[heap.ObjectHeader+copy(d.slot[heap.ObjectHeader:], e.Value()):])
 	} else {
-		h.settleSlot(d, objectHead(number, n), tail)
+		h.settleSlot(d, heap.ObjectHead(number, n), tail)
 	}
 	if c.cfg.Fetched != nil {
-		c.cfg.Fetched(d.slot[objectHeader : objectHeader+n : objectHeader+n])
+		c.cfg.Fetched(d.slot[heap.ObjectHeader : heap.ObjectHeader+n : heap.ObjectHeader+n])
 	}
 	coldness := c.cfg.HotBits
 	if d.what&derefStream != 0 {
 		coldness = coldest
 	}
-	h.bufs.put(d.buf)
-	d.buf = buffer{}
+	h.core.Bufs.Put(d.buf)
+	d.buf = heap.Buffer{}
 	if kept = casWord(d.p, d.w, localWord(d.addr, coldness)); !kept {
 		return errAgain
 	}
@@ -164,24 +165,24 @@ func (h *Heap) landObject(s *Scope, d *landing, err error) error {
 // settleSlot makes the slot that an entry was read into one of the object that
 // it is, with that head and tail, and of the rest others that are nobody's.
 func (h *Heap) settleSlot(d *landing, head, tail uint64) {
-	h.logs.segmentOf(d.addr).live.Add(-int64(headerSize + layOut(d.slot[headerSize:], head, tail)))
-	d.slot.setHead(objectHead(0, headerSize-objectHeader))
-	d.slot, d.addr, d.room = d.slot[headerSize:], d.addr+headerSize, headLen(head)
+	h.core.Logs.SegmentOf(d.addr).Live.Add(-int64(heap.HeaderSize + layOut(d.slot[heap.HeaderSize:], head, tail)))
+	d.slot.SetHead(heap.ObjectHead(0, heap.HeaderSize-heap.ObjectHeader))
+	d.slot, d.addr, d.room = d.slot[heap.HeaderSize:], d.addr+heap.HeaderSize, heap.HeadLen(head)
 }
 
 // fetchObject brings the far object of p, whose word is w, into local memory,
 // for a scope.
-func (h *Heap) fetchObject(ctx context.Context, s *Scope, p *uint64, w pword, what int) error {
+func (h *Heap) fetchObject(ctx context.Context, s *heap.Scope, p *uint64, w pword, what int) error {
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, storeTimeout)
+		ctx, cancel = context.WithTimeout(ctx, heap.StoreTimeout)
 		defer cancel()
 	}
 	d := landing{p: p, w: w, what: what}
 	for {
 		busy, err := h.boardObject(s, &d)
 		if err != nil {
-			return s.noRoom(err, w.farSize())
+			return h.core.NoRoom(s, err, w.farSize())
 		}
 		if busy == nil {
 			break
@@ -192,9 +193,9 @@ func (h *Heap) fetchObject(ctx context.Context, s *Scope, p *uint64, w pword, wh
 			return fmt.Errorf("cannot fetch an object: all buffers are in use: %w", context.Cause(ctx))
 		}
 	}
-	ops := []ReadOp{{Seg: d.seg.seg, Off: h.far.offset(w.farAddr()), Buf: d.target()}}
-	h.far.store.Read(ctx, ops)
-	return s.noRoom(h.landObject(s, &d, ops[0].Err), w.farSize())
+	ops := []heap.ReadOp{{Seg: d.seg.Seg, Off: h.core.Far.Offset(w.farAddr()), Buf: d.target()}}
+	h.core.Far.Store.Read(ctx, ops)
+	return h.core.NoRoom(s, h.landObject(s, &d, ops[0].Err), w.farSize())
 }
 
 // replace makes the new object at addr, of class c, that of p, if that is far or was
@@ -208,7 +209,7 @@ func (h *Heap) replace(p *uint64, addr uintptr, c *class) bool {
 		}
 		if casWord(p, w, localWord(addr, coldest)) {
 			if w.far() {
-				h.buryFar(w.farAddr(), w.farSize())
+				h.core.BuryFar(w.farAddr(), w.farSize())
 			}
 			return true
 		}

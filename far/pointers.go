@@ -1,6 +1,7 @@
 package far
 
 import (
+	"polder/far/heap"
 	"sync/atomic"
 
 	"polder/internal/failpoint"
@@ -36,77 +37,77 @@ func (o *pointers) Unmark(number uint64, addr uintptr) {
 
 // marked returns the word of the marked object of r, and what it is now; nil if it is
 // not there any more, or not marked.
-func (o *pointers) marked(r local) (*uint64, pword) {
-	p := o.words.at(headNumber(object(r.mem).head()))
+func (o *pointers) marked(r heap.Local) (*uint64, pword) {
+	p := o.words.at(heap.HeadNumber(heap.Object(r.Mem).Head()))
 	w := loadWord(p)
-	if !w.local() || !w.marked() || w.addr() != o.logs.dataOf(r.addr) {
+	if !w.local() || !w.marked() || w.addr() != o.core.Logs.DataOf(r.Addr) {
 		return nil, 0
 	}
 	return p, w
 }
 
 // Evacuate implements Owner, for an object that was marked and is nobody's.
-func (o *pointers) Evacuate(ev *evacuation, r local) bool {
-	h, from := (*Heap)(o), object(r.mem)
+func (o *pointers) Evacuate(ev *heap.Evacuation, r heap.Local) bool {
+	h, from := (*Heap)(o), heap.Object(r.Mem)
 	p, w := o.marked(r)
 	if p == nil {
 		return false
 	}
-	tail := atomic.LoadUint64(from.tail())
+	tail := atomic.LoadUint64(from.Tail())
 	failpoint.Hit("far.evacuating")
-	c := h.class(tailClass(tail))
-	n := len(from) - objectHeader
-	far := tailFar(tail)
+	c := h.class(heap.TailClass(tail))
+	n := len(from) - heap.ObjectHeader
+	far := heap.TailFar(tail)
 	clean := false
 	if far != 0 {
-		seg := h.far.seg(far)
+		seg := h.core.Far.Seg(far)
 		if seg == nil {
 			return false // somebody has taken the object, and nothing lives in seg any more
 		}
-		clean = !seg.gone()
+		clean = !seg.Gone()
 	}
 	cold := w.coldness()
-	switch f, to, at := ev.place(objects, objectSize(n), farObjectSize(n), cold < c.cfg.HotBits, clean); f {
-	case fateKept:
-		if ev.cools() {
+	switch f, to, at := ev.Place(heap.Scoped, heap.ObjectSize(n), heap.FarObjectSize(n), cold < c.cfg.HotBits, clean); f {
+	case heap.FateKept:
+		if ev.Cools() {
 			cold = min(cold+1, coldest)
 		}
-		kept := object(to)
-		copy(kept[objectHeader:], from[objectHeader:])
-		clear(kept[objectHeader+n:])
-		atomic.StoreUint64(kept.tail(), tail)
-		kept.setHead(from.head())
-		return casWord(p, w, localWord(h.logs.dataOf(at), cold))
-	case fateDropped:
-		if !casWord(p, w, farWord(far, farObjectSize(n), c.id)) {
+		kept := heap.Object(to)
+		copy(kept[heap.ObjectHeader:], from[heap.ObjectHeader:])
+		clear(kept[heap.ObjectHeader+n:])
+		atomic.StoreUint64(kept.Tail(), tail)
+		kept.SetHead(from.Head())
+		return casWord(p, w, localWord(h.core.Logs.DataOf(at), cold))
+	case heap.FateDropped:
+		if !casWord(p, w, farWord(far, heap.FarObjectSize(n), c.id)) {
 			return false
 		}
 		c.evacuatedClean.Add(1)
 		h.becameFar(c, from)
-	case fateStaged:
-		e := entry(to)
-		putFar(e, headNumber(from.head()), c.serial, from[objectHeader:])
+	case heap.FateStaged:
+		e := heap.Record(to)
+		putFar(e, heap.HeadNumber(from.Head()), c.serial, from[heap.ObjectHeader:])
 		if c.cfg.Evacuating != nil {
-			v := e.value()
+			v := e.Value()
 			c.cfg.Evacuating(v[:len(v):len(v)])
 		}
-		e.seal(at)
-	case fateStuck:
-		o.Unmark(headNumber(from.head()), w.addr())
+		e.Seal(at)
+	case heap.FateStuck:
+		o.Unmark(heap.HeadNumber(from.Head()), w.addr())
 	}
 	return true
 }
 
 // Settled implements Owner.
-func (o *pointers) Settled(r local, s *farSegment, addr uint64, written bool) bool {
-	h, from := (*Heap)(o), object(r.mem)
+func (o *pointers) Settled(r heap.Local, s *heap.FarSegment, addr uint64, written bool) bool {
+	h, from := (*Heap)(o), heap.Object(r.Mem)
 	p, w := o.marked(r)
-	if p == nil || !written || s.gone() {
+	if p == nil || !written || s.Gone() {
 		return false
 	}
-	n := len(from) - objectHeader
-	c := h.class(tailClass(atomic.LoadUint64(from.tail())))
-	if !casWord(p, w, farWord(addr, farObjectSize(n), c.id)) {
+	n := len(from) - heap.ObjectHeader
+	c := h.class(heap.TailClass(atomic.LoadUint64(from.Tail())))
+	if !casWord(p, w, farWord(addr, heap.FarObjectSize(n), c.id)) {
 		return false
 	}
 	c.evacuatedDirty.Add(1)
@@ -117,35 +118,35 @@ func (o *pointers) Settled(r local, s *farSegment, addr uint64, written bool) bo
 }
 
 // becameFar tells the class of o.
-func (h *Heap) becameFar(c *class, o object) {
+func (h *Heap) becameFar(c *class, o heap.Object) {
 	if c.cfg.Evacuated != nil {
-		c.cfg.Evacuated(AnyRef{headNumber(o.head())})
+		c.cfg.Evacuated(AnyRef{heap.HeadNumber(o.Head())})
 	}
 }
 
 // Check implements Owner. What is wrong with an object, whoever dereferences it is
 // told.
-func (o *pointers) Check(entry) error { return nil }
+func (o *pointers) Check(heap.Record) error { return nil }
 
 // Live implements Owner.
-func (o *pointers) Live(e entry, addr uint64) bool {
-	if !o.words.has(e.number()) {
+func (o *pointers) Live(e heap.Record, addr uint64) bool {
+	if !o.words.has(e.Number()) {
 		return false
 	}
-	w := loadWord(o.words.at(e.number()))
+	w := loadWord(o.words.at(e.Number()))
 	if w.far() {
 		return w.farAddr() == addr
 	}
-	return w.local() && tailFar(atomic.LoadUint64(o.logs.object(w.addr()).tail())) == addr
+	return w.local() && heap.TailFar(atomic.LoadUint64(o.core.Logs.Object(w.addr()).Tail())) == addr
 }
 
 // Moved implements Owner. The evacuator calls it between passes, so that what is
 // local stays where it is.
-func (o *pointers) Moved(e entry, from, to uint64, s *farSegment) bool {
-	if s.gone() {
+func (o *pointers) Moved(e heap.Record, from, to uint64, s *heap.FarSegment) bool {
+	if s.Gone() {
 		return false
 	}
-	p := o.words.at(e.number())
+	p := o.words.at(e.Number())
 	for {
 		w := loadWord(p)
 		switch {
@@ -153,21 +154,21 @@ func (o *pointers) Moved(e entry, from, to uint64, s *farSegment) bool {
 			if w.farAddr() != from {
 				return false
 			}
-			if casWord(p, w, w&^pword(addrMask)|pword(to)) {
+			if casWord(p, w, w&^pword(heap.AddrMask)|pword(to)) {
 				return true
 			}
 		case w.local() && w.marked():
-			o.Unmark(e.number(), w.addr()) // or it might be copied while we write to it
+			o.Unmark(e.Number(), w.addr()) // or it might be copied while we write to it
 		case w.local():
-			tail := o.logs.object(w.addr()).tail()
+			tail := o.core.Logs.Object(w.addr()).Tail()
 			t := atomic.LoadUint64(tail)
-			if tailFar(t) != from {
+			if heap.TailFar(t) != from {
 				if loadWord(p) == w {
 					return false
 				}
 				continue
 			}
-			if atomic.CompareAndSwapUint64(tail, t, newTail(to, tailClass(t))) {
+			if atomic.CompareAndSwapUint64(tail, t, heap.NewTail(to, heap.TailClass(t))) {
 				return true
 			}
 		default:

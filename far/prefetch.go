@@ -3,6 +3,7 @@ package far
 import (
 	"cmp"
 	"context"
+	"polder/far/heap"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -110,22 +111,22 @@ func (tr *tracker) stats() PrefetchStats {
 
 // object returns the object of p, as a structure uses it: with its prefetcher
 // told.
-func (tr *tracker) object(s *Scope, p *uint64, what int) object {
-	if s.h != &tr.h.core {
+func (tr *tracker) object(s *heap.Scope, p *uint64, what int) heap.Object {
+	if heapOfScope(s) != tr.h {
 		panic("BUG: a far structure is used in a scope of another heap")
 	}
-	s.mustBeOpen()
+	tr.h.core.MustBeOpen(s)
 	tr.touch(s, p)
 	o, err := tr.h.deref(s, p, what)
 	if err != nil {
-		s.fail(err)
+		tr.h.core.Fail(s, err)
 		return nil
 	}
 	return o
 }
 
 // touch tells the prefetcher of an access if that is the first in a while.
-func (tr *tracker) touch(s *Scope, p *uint64) {
+func (tr *tracker) touch(s *heap.Scope, p *uint64) {
 	w := loadWord(p)
 	if w.local() && w&pCold == 0 || w.zero() {
 		return
@@ -137,8 +138,8 @@ func (tr *tracker) touch(s *Scope, p *uint64) {
 }
 
 // access lets the prefetcher of s work.
-func (tr *tracker) access(s *Scope, i int, stream bool) {
-	a := aheadOf(s)
+func (tr *tracker) access(s *heap.Scope, i int, stream bool) {
+	a := tr.h.aheadOf(s)
 	if guesses := a.of(tr).Access(i, tr.window(), a.guesses[:0]); len(guesses) > 0 {
 		var words [maxAhead]*uint64
 		guesses = guesses[:min(len(guesses), maxAhead)]
@@ -180,21 +181,21 @@ func (tr *tracker) fetch(words []*uint64, stream bool) {
 // kept for scopes, and waits for it only as long as the evacuator usually takes to make
 // some: what is missing then, and whatever goes wrong, who dereferences the objects comes upon. It must not be called in a
 // scope.
-func (tr *tracker) demand(s *Scope, i, n int, stream bool) {
+func (tr *tracker) demand(s *heap.Scope, i, n int, stream bool) {
 	h := tr.h
 	if tr.make != nil {
 		n = i + 1 // what is fetched ahead is the prefetcher's
 	}
 	p := tr.word(i)
 	w := loadWord(p)
-	if !w.far() || s.ctx.Err() != nil {
+	if !w.far() || tr.h.core.HeldIn(s).Ctx.Err() != nil {
 		return
 	}
 	if r := h.runs.of(h.words.number(p)); r != nil {
-		_ = h.join(s.ctx, w, r.done)
+		_ = h.join(tr.h.core.HeldIn(s).Ctx, w, r.done)
 		return
 	}
-	d := aheadOf(s).demand()
+	d := h.aheadOf(s).demand()
 	d.refs, d.batch.asked = d.refs[:0], h.words.number(p)
 	for ; i < n && len(d.refs) < cap(d.refs) && len(d.refs)*tr.c.size < demandBytes; i++ {
 		if p = tr.word(i); p == nil || !loadWord(p).far() {
@@ -206,7 +207,7 @@ func (tr *tracker) demand(s *Scope, i, n int, stream bool) {
 	if stream {
 		what = derefStream
 	}
-	read, _ := d.batch.fetch(s.ctx, h, d.refs, what, false)
+	read, _ := d.batch.fetch(tr.h.core.HeldIn(s).Ctx, h, d.refs, what, false)
 	if read == 0 {
 		return
 	}
@@ -300,12 +301,12 @@ func (tr *tracker) evacuated(r AnyRef) {
 func (ph *prefetching) submit(h *Heap, b *prefetchJob) {
 	ph.once.Do(func() {
 		ph.jobs = make(chan prefetchJob, prefetchQueue)
-		if h.begin() != nil {
+		if h.core.Begin() != nil {
 			return // closed: nobody takes the jobs, and submit drops them
 		}
-		defer h.end()
+		defer h.core.End()
 		for range prefetchers {
-			h.wg.Go(func() { ph.work(h) })
+			h.core.Wg.Go(func() { ph.work(h) })
 		}
 	})
 	b.since, b.before = time.Now(), ph.delivered.Load()
@@ -332,7 +333,7 @@ func (ph *prefetching) work(h *Heap) {
 		select {
 		case b := <-ph.jobs:
 			ph.run(h, &b, &batch)
-		case <-h.ctx.Done():
+		case <-h.core.Ctx.Done():
 			return
 		}
 	}
@@ -348,7 +349,7 @@ func (ph *prefetching) run(h *Heap, b *prefetchJob, batch *objectBatch) {
 	if b.stream {
 		what = derefStream
 	}
-	ctx, cancel := context.WithTimeout(h.ctx, storeTimeout)
+	ctx, cancel := context.WithTimeout(h.core.Ctx, heap.StoreTimeout)
 	defer cancel()
 	read, err := batch.fetch(ctx, h, refs, what, true)
 	if err != nil {
@@ -379,7 +380,7 @@ func (ph *prefetching) measure(h *Heap, before, n int64, took time.Duration) {
 	} else {
 		flight = max(flight, usualAhead)
 	}
-	ph.limit.Store(min(max(flight, minAhead), max(h.local.Load()/8, minAhead)))
+	ph.limit.Store(min(max(flight, minAhead), max(h.Local()/8, minAhead)))
 }
 
 const (
@@ -404,11 +405,12 @@ type scopeAhead struct {
 }
 
 // aheadOf returns the prefetchers of s.
-func aheadOf(s *Scope) *scopeAhead {
-	a, ok := s.with.(*scopeAhead)
+func (h *Heap) aheadOf(s *heap.Scope) *scopeAhead {
+	with := &h.core.HeldIn(s).With
+	a, ok := (*with).(*scopeAhead)
 	if !ok {
 		a = new(scopeAhead)
-		s.with = a
+		*with = a
 	}
 	return a
 }

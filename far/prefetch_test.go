@@ -2,6 +2,7 @@ package far
 
 import (
 	"math/rand/v2"
+	"polder/far/heap"
 	"slices"
 	"testing"
 	"time"
@@ -61,8 +62,8 @@ func TestTheWindowFollowsBandwidthTimesLatency(t *testing.T) {
 		{1e9, 10 * time.Millisecond, 10e6, 30e6},
 		{10e9, 10 * time.Millisecond, 100e6, 300e6},
 	} {
-		h := openObjects(t, NewMemStore(tinySegment, 16), 16)
-		h.local.Store(1 << 34)
+		h := openObjects(t, heap.NewMemStore(tinySegment, 16), 16)
+		h.core.Budget.Store(1 << 34)
 		ph := &h.ahead
 		for range 2000 {
 			// All that is in flight comes in within the latency, or as long as it
@@ -78,7 +79,7 @@ func TestTheWindowFollowsBandwidthTimesLatency(t *testing.T) {
 		if got := ph.inFlight(); got < c.least || got > c.most {
 			t.Errorf("%d bytes are in flight over a link of %.0e B/s and %v, want %d to %d", got, c.bandwidth, c.latency, c.least, c.most)
 		}
-		h.local.Store(1 << 20)
+		h.core.Budget.Store(1 << 20)
 		ph.measure(h, ph.delivered.Load(), 1<<20, time.Millisecond)
 		if got := ph.inFlight(); got != 1<<20/8 {
 			t.Errorf("%d bytes are in flight with a budget of 1 MiB, want an eighth of it", got)
@@ -95,7 +96,7 @@ func (r recorder) Access(i, window int, dst []int) []int {
 }
 
 func TestPrefetchersArePluggable(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 1<<10), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 16)
 	var seen []int
 	a := newArray[int64](t, h, 60_000, StructureConfig{Group: 128, NewPrefetcher: func() Prefetcher { return recorder{&seen} }})
 	s := h.NewScope()
@@ -123,7 +124,7 @@ func TestPrefetchersArePluggable(t *testing.T) {
 
 // A walk through elements by At is a sequence, too, and hints are heeded.
 func TestHintsAndElementsPrefetch(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 1<<10), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 16)
 	a := newArray[int64](t, h, 60_000, StructureConfig{Group: 128})
 	s := h.NewScope()
 	defer s.Close()

@@ -2,12 +2,13 @@ package far
 
 import (
 	"context"
+	"polder/far/heap"
 	"testing"
 )
 
 // What dereferencing costs beside a plain pointer, in cache.
 func BenchmarkDeref(b *testing.B) {
-	h, err := NewHeap(NewMemStore(1<<20, 64), Config{Local: 64 << 20})
+	h, err := NewHeap(heap.NewMemStore(1<<20, 64), Config{Local: 64 << 20})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"polder/far/heap"
 	"strings"
 	"sync"
 	"testing"
@@ -13,13 +14,13 @@ import (
 type point struct{ X, Y int64 }
 
 // openObjects makes a heap whose logs hold little, of segments of 16 KiB.
-func openObjects(t testing.TB, store Store, segments int) *Heap {
+func openObjects(t testing.TB, store heap.Store, segments int) *Heap {
 	t.Helper()
 	lay := tiny
-	lay.logs = int64(segments) * int64(lay.segSize)
-	lay.most = 4 * lay.logs
-	local := lay.logs + int64(2*lay.staging+lay.fetch)
-	h, err := newHeap(store, Config{Local: local, MaxLocal: local + 3*lay.logs, MaxValue: 1 << 20, HeldTooLong: time.Minute}, lay)
+	lay.Logs = int64(segments) * int64(lay.SegSize)
+	lay.Most = 4 * lay.Logs
+	local := lay.Logs + int64(2*lay.Staging+lay.Fetch)
+	h, err := newHeap(store, Config{Local: local, MaxLocal: local + 3*lay.Logs, MaxValue: 1 << 20, HeldTooLong: time.Minute}, lay)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,7 +35,7 @@ func openObjects(t testing.TB, store Store, segments int) *Heap {
 // Objects go far and come back unchanged, several times
 // more than fit into local memory.
 func TestObjectsComeBackFromFarMemory(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 1<<10), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 16)
 	ctx := context.Background()
 	const n = 10000
 	ps := make([]Ptr[point], n)
@@ -83,7 +84,7 @@ func TestObjectsComeBackFromFarMemory(t *testing.T) {
 
 // What is used again and again stays local, while others come and go.
 func TestObjectsThatAreUsedStay(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 1<<11), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<11), 16)
 	ctx := context.Background()
 	var hot [16]Ptr[point]
 	for i := range hot {
@@ -122,7 +123,7 @@ func TestObjectsThatAreUsedStay(t *testing.T) {
 }
 
 func TestTypesWithGoPointersAreRefused(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 16), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 16), 16)
 	type inner struct{ Names [2]string }
 	_, err := New(context.Background(), h, struct {
 		A int
@@ -140,7 +141,7 @@ func TestTypesWithGoPointersAreRefused(t *testing.T) {
 }
 
 func TestTooLargeAnObject(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 16), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 16), 16)
 	if _, err := New(context.Background(), h, [64 << 10]byte{}); !errors.Is(err, ErrTooLarge) {
 		t.Errorf("got %v, want ErrTooLarge", err)
 	}
@@ -149,7 +150,7 @@ func TestTooLargeAnObject(t *testing.T) {
 // Goroutines use objects of the same heap, each its own and all of them a few
 // hot ones, while the heap goes through everything.
 func TestManyGoroutinesShareAHeap(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 1<<10), 24)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 24)
 	ctx := context.Background()
 	const workers, each, rounds = 8, 800, 4000
 	var hot [16]Ptr[[8]int64]
@@ -205,14 +206,14 @@ func TestManyGoroutinesShareAHeap(t *testing.T) {
 
 func TestObjectsOnAFullStore(t *testing.T) {
 	t.Parallel()
-	h := openObjects(t, NewMemStore(tinySegment, 8), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 8), 16)
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	var ps []Ptr[[5000]byte]
 	for {
 		p, err := New(ctx, h, [5000]byte{byte(len(ps))})
 		if err != nil {
-			if !errors.Is(err, ErrFull) {
+			if !errors.Is(err, heap.ErrFull) {
 				t.Fatalf("object %d: got %v, want ErrFull", len(ps), err)
 			}
 			break

@@ -2,6 +2,7 @@ package far
 
 import (
 	"context"
+	"polder/far/heap"
 	"sync/atomic"
 	"unsafe"
 
@@ -40,7 +41,7 @@ const (
 //
 // The fast path, for an object that is local, was used of late, and is not
 // about to be moved, is inlined: a load, a test and a branch.
-func (p Ptr[T]) Deref(s *Scope) (v *T) {
+func (p Ptr[T]) Deref(s *heap.Scope) (v *T) {
 	if invariants.Enabled {
 		p.gen.check(s, p.word())
 	}
@@ -54,7 +55,7 @@ func (p Ptr[T]) Deref(s *Scope) (v *T) {
 // DerefMut returns the object, to be read and written until s is left, as Deref
 // does. The comparison with pTop is the test of the sign, within what the compiler
 // inlines.
-func (p Ptr[T]) DerefMut(s *Scope) (v *T) {
+func (p Ptr[T]) DerefMut(s *heap.Scope) (v *T) {
 	if invariants.Enabled {
 		p.gen.check(s, p.word())
 	}
@@ -67,7 +68,7 @@ func (p Ptr[T]) DerefMut(s *Scope) (v *T) {
 
 // DerefStream is Deref for an object without temporal locality (the paper's
 // non-temporal access): it is among the first to be evacuated once s is left.
-func (p Ptr[T]) DerefStream(s *Scope) *T {
+func (p Ptr[T]) DerefStream(s *heap.Scope) *T {
 	if invariants.Enabled {
 		p.gen.check(s, p.word())
 	}
@@ -75,7 +76,7 @@ func (p Ptr[T]) DerefStream(s *Scope) *T {
 }
 
 // DerefMutStream is DerefMut for an object without temporal locality.
-func (p Ptr[T]) DerefMutStream(s *Scope) *T {
+func (p Ptr[T]) DerefMutStream(s *heap.Scope) *T {
 	if invariants.Enabled {
 		p.gen.check(s, p.word())
 	}
@@ -87,9 +88,9 @@ func (p Ptr[T]) DerefMutStream(s *Scope) *T {
 func (p Ptr[T]) Load(ctx context.Context) (v T, err error) {
 	h := heapOf(p.word())
 	if h == nil {
-		return v, ErrClosed
+		return v, heap.ErrClosed
 	}
-	err = h.one(ctx, func(s *Scope) {
+	err = h.core.One(ctx, func(s *heap.Scope) {
 		if o := p.Deref(s); o != nil {
 			v = *o
 		}
@@ -102,9 +103,9 @@ func (p Ptr[T]) Load(ctx context.Context) (v T, err error) {
 func (p Ptr[T]) Store(ctx context.Context, v T) error {
 	h := heapOf(p.word())
 	if h == nil {
-		return ErrClosed
+		return heap.ErrClosed
 	}
-	return h.one(ctx, func(s *Scope) {
+	return h.core.One(ctx, func(s *heap.Scope) {
 		if o := p.DerefMut(s); o != nil {
 			*o = v
 		}
@@ -216,24 +217,24 @@ func bytesOf[T any](v *T) []byte {
 // derefSlow is Deref off the fast path.
 //
 //go:noinline
-func derefSlow(s *Scope, p *unsafe.Pointer) unsafe.Pointer {
+func derefSlow(s *heap.Scope, p *unsafe.Pointer) unsafe.Pointer {
 	return derefFor(s, (*uint64)(unsafe.Pointer(p)), 0)
 }
 
 // derefMutSlow is DerefMut off the fast path.
 //
 //go:noinline
-func derefMutSlow(s *Scope, p *unsafe.Pointer) unsafe.Pointer {
+func derefMutSlow(s *heap.Scope, p *unsafe.Pointer) unsafe.Pointer {
 	return derefFor(s, (*uint64)(unsafe.Pointer(p)), derefMut)
 }
 
-func derefFor(s *Scope, p *uint64, what int) unsafe.Pointer {
+func derefFor(s *heap.Scope, p *uint64, what int) unsafe.Pointer {
 	h := heapOfScope(s)
 	h.mustServe(s, p)
 	o, err := h.deref(s, p, what)
 	if err != nil {
-		s.fail(err)
+		h.core.Fail(s, err)
 		return nil
 	}
-	return unsafe.Pointer(unsafe.SliceData(o[objectHeader:]))
+	return unsafe.Pointer(unsafe.SliceData(o[heap.ObjectHeader:]))
 }

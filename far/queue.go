@@ -3,6 +3,7 @@ package far
 import (
 	"context"
 	"iter"
+	"polder/far/heap"
 )
 
 // Queue is a queue of elements of type T, which must not hold Go pointers: first
@@ -34,13 +35,13 @@ func (q *Queue[T]) Pop(ctx context.Context) (v T, ok bool, err error) { return q
 func (q *Queue[T]) Peek(ctx context.Context) (v T, ok bool, err error) { return q.l.First(ctx) }
 
 // PushIn is Push in a scope, which is open, and in which it takes local memory.
-func (q *Queue[T]) PushIn(s *Scope, v T) error { return q.l.PushBackIn(s, v) }
+func (q *Queue[T]) PushIn(s *heap.Scope, v T) error { return q.l.PushBackIn(s, v) }
 
 // PopIn is Pop in a scope, which is open.
-func (q *Queue[T]) PopIn(s *Scope) (v T, ok bool, err error) { return q.l.PopFrontIn(s) }
+func (q *Queue[T]) PopIn(s *heap.Scope) (v T, ok bool, err error) { return q.l.PopFrontIn(s) }
 
 // All iterates over the elements in order, as List.All does.
-func (q *Queue[T]) All(s *Scope) iter.Seq[*T] { return q.l.All(s) }
+func (q *Queue[T]) All(s *heap.Scope) iter.Seq[*T] { return q.l.All(s) }
 
 // Len is the number of elements.
 func (q *Queue[T]) Len() int { return q.l.Len() }

@@ -1,6 +1,7 @@
 package far
 
 import (
+	"polder/far/heap"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -47,4 +48,4 @@ func heapOf(w *uint64) *Heap {
 }
 
 // heapOfScope returns the heap of a scope.
-func heapOfScope(s *Scope) *Heap { return (*Heap)(s.h.host.(*host)) }
+func heapOfScope(s *heap.Scope) *Heap { return (*Heap)(heap.HostOf(s).(*host)) }

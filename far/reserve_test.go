@@ -2,6 +2,7 @@ package far
 
 import (
 	"errors"
+	"polder/far/heap"
 	"testing"
 	"time"
 )
@@ -9,16 +10,16 @@ import (
 // promised is a heap with n scopes that are open, each of which may take a
 // segment for certain, and all of the rest of whose local memory mutators have
 // taken. The scopes keep the evacuator from making room.
-func promised(t *testing.T, n int) (*Heap, []*Scope) {
+func promised(t *testing.T, n int) (*Heap, []*heap.Scope) {
 	t.Helper()
 	lay := tiny
-	lay.logs = 128 * int64(lay.segSize)
-	local := lay.logs + int64(2*lay.staging+lay.fetch)
-	h, err := newHeap(NewMemStore(tinySegment, 1<<10), Config{Local: local, MaxLocal: local, ScopeBytes: lay.segSize, HeldTooLong: time.Minute}, lay)
+	lay.Logs = 128 * int64(lay.SegSize)
+	local := lay.Logs + int64(2*lay.Staging+lay.Fetch)
+	h, err := newHeap(heap.NewMemStore(tinySegment, 1<<10), Config{Local: local, MaxLocal: local, ScopeBytes: lay.SegSize, HeldTooLong: time.Minute}, lay)
 	if err != nil {
 		t.Fatal(err)
 	}
-	scopes := make([]*Scope, n)
+	scopes := make([]*heap.Scope, n)
 	for i := range scopes {
 		scopes[i] = h.NewScope()
 		scopes[i].Enter()
@@ -46,17 +47,17 @@ func promised(t *testing.T, n int) (*Heap, []*Scope) {
 }
 
 // takeAll makes objects in every scope, in turn, as many as it was promised.
-func takeAll[T any](t *testing.T, scopes []*Scope) {
+func takeAll[T any](t *testing.T, scopes []*heap.Scope) {
 	t.Helper()
 	c, err := NewClass[T](heapOfScope(scopes[0]), ClassConfig{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	each := objectSize(c.c.size) + wordCost
-	for i := range scopes[0].h.cfg.ScopeBytes / each {
+	each := heap.ObjectSize(c.c.size) + wordCost
+	for i := range scopes[0].H.Cfg.ScopeBytes / each {
 		for j, s := range scopes {
 			if _, _, err := c.NewIn(s); err != nil {
-				t.Fatalf("scope %d has %d objects of %d bytes of the %d that it was promised: %v", j, i, each, s.h.cfg.ScopeBytes, err)
+				t.Fatalf("scope %d has %d objects of %d bytes of the %d that it was promised: %v", j, i, each, s.H.Cfg.ScopeBytes, err)
 			}
 		}
 	}
@@ -70,7 +71,7 @@ func TestScopesGetTheirsWhileTheWordsGrow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.NewRun(NoWait, 2*h.logs.segSize/wordSize); !errors.Is(err, ErrWouldBlock) {
+	if _, err := c.NewRun(NoWait, 2*h.core.Logs.SegSize/wordSize); !errors.Is(err, ErrWouldBlock) {
 		t.Errorf("a run of pointers as large as two segments: got %v, want ErrWouldBlock", err)
 	}
 	takeAll[point](t, scopes) // they need a word for every 41 bytes
@@ -95,13 +96,13 @@ func TestScopesGetTheirsWhileAnIndexGrows(t *testing.T) {
 // temporal locality, too.
 func TestScopesGetTheirsInOneKindOfLogs(t *testing.T) {
 	h, scopes := promised(t, 1)
-	_, addr, err := h.newSlot(scopes[0], streams, objectHead(0, 16), 0, 16)
+	_, addr, err := h.newSlot(scopes[0], heap.Streamed, heap.ObjectHead(0, 16), 0, 16)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer h.dropSlot(addr, 16)
-	if got := h.logs.segmentOf(addr).kind; got != objects {
-		t.Errorf("the object lies in a segment of kind %d, want %d", got, objects)
+	if got := h.core.Logs.SegmentOf(addr).Kind; got != heap.Scoped {
+		t.Errorf("the object lies in a segment of kind %d, want %d", got, heap.Scoped)
 	}
 }
 
@@ -109,23 +110,23 @@ func TestScopesGetTheirsInOneKindOfLogs(t *testing.T) {
 // promised, until it has given back as much.
 func TestTheEvacuatorTakesWhatIsSetAsideForIt(t *testing.T) {
 	h, scopes := promised(t, 6)
-	l := &h.logs
+	l := &h.core.Logs
 	var mine []int
 	for {
-		s, ok := l.take(forEvacuator, objects)
+		s, ok := l.Take(heap.ForEvacuator, heap.Scoped)
 		if !ok {
 			break
 		}
 		mine = append(mine, s)
 	}
-	if got := len(mine); got != l.back {
-		t.Errorf("the evacuator has %d segments, %d are set aside for it", got, l.back)
+	if got := len(mine); got != l.Back {
+		t.Errorf("the evacuator has %d segments, %d are set aside for it", got, l.Back)
 	}
 	takeAll[point](t, scopes)
 	for _, s := range mine {
-		l.release(s)
+		l.Release(s)
 	}
-	if l.owed != 0 {
-		t.Errorf("the evacuator owes %d segments when it has given all back", l.owed)
+	if l.Owed != 0 {
+		t.Errorf("the evacuator owes %d segments when it has given all back", l.Owed)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"polder/far/heap"
 	"slices"
 	"sync/atomic"
 )
@@ -21,11 +22,11 @@ func (c *Class[T]) Free() error {
 
 // objectsOf counts the objects of c.
 func (h *Heap) objectsOf(c *class) (count int) {
-	s := h.acquire(context.Background())
-	defer s.giveBack()
+	s := h.core.Acquire(context.Background())
+	defer h.core.Release(s)
 	for page := range uint64(h.words.pages.Load()) {
 		// In a scope an object moves once at the most, to where it then stays.
-		s.enterAtOnce()
+		h.core.EnterAtOnce(s)
 		for n := page * wordsPerPage; n < (page+1)*wordsPerPage; n++ {
 			if id, ok := h.classOf(h.words.at(n)); ok && id == c.id {
 				count++
@@ -49,7 +50,7 @@ func (h *Heap) classOf(p *uint64) (uint16, bool) {
 		case !w.local():
 			return 0, false
 		}
-		id := tailClass(atomic.LoadUint64(h.logs.object(w.addr()).tail()))
+		id := heap.TailClass(atomic.LoadUint64(h.core.Logs.Object(w.addr()).Tail()))
 		if loadWord(p) == w {
 			return id, true
 		}
@@ -77,7 +78,7 @@ func (h *Heap) retire(c *class) {
 	if c.ended.Swap(true) {
 		return
 	}
-	r := retiredClass{c, h.scopes.advance(), h.pass.passes.Load()}
+	r := retiredClass{c, h.core.Scopes.Advance(), h.core.Pass.Passes.Load()}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.retired = append(h.retired, r)
@@ -93,10 +94,10 @@ func (h *Heap) usedID() (uint16, bool) {
 		return 0, false
 	}
 	r := &h.retired[0]
-	if r.passes%2 != 0 && h.pass.passes.Load() == r.passes {
+	if r.passes%2 != 0 && h.core.Pass.Passes.Load() == r.passes {
 		return 0, false
 	}
-	if h.scopes.fenced && fence() != nil || !h.scopes.passed(r.epoch) {
+	if h.core.Scopes.Fenced && heap.Fence() != nil || !h.core.Scopes.Passed(r.epoch) {
 		return 0, false
 	}
 	id := r.c.id

@@ -1,6 +1,7 @@
 package far
 
 import (
+	"polder/far/heap"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,26 +12,26 @@ import (
 func TestFailedStoreIsTriedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var h Heap
-		if err := h.logs.init(1<<20, 1<<20, 0, 64<<10, 1); err != nil {
+		if err := h.core.Logs.Init(1<<20, 1<<20, 0, 64<<10, 1); err != nil {
 			t.Fatal(err)
 		}
-		defer h.logs.mapping.Close()
-		h.far.failed(errInjected)
-		if d, ok := h.retryIn(); !ok || d > maxBackoff {
+		defer h.core.Logs.Mapping.Close()
+		h.core.Far.Failed(errInjected)
+		if d, ok := h.core.RetryIn(); !ok || d > heap.MaxBackoff {
 			t.Errorf("with room, just after a failure: %v, %v, want a short wait", d, ok)
 		}
-		h.far.retry = time.Now().Add(-time.Second)
-		if d, ok := h.retryIn(); ok {
+		h.core.Far.Retry = time.Now().Add(-time.Second)
+		if d, ok := h.core.RetryIn(); ok {
 			t.Errorf("with room, long after a failure: a wait of %v, want none", d)
 		}
-		for h.logs.satisfied() {
-			h.logs.take(forEvacuator, entries)
+		for h.core.Logs.Satisfied() {
+			h.core.Logs.Take(heap.ForEvacuator, heap.Locked)
 		}
-		if d, ok := h.retryIn(); !ok || d > maxBackoff {
+		if d, ok := h.core.RetryIn(); !ok || d > heap.MaxBackoff {
 			t.Errorf("without room, long after a failure: %v, %v, want a short wait", d, ok)
 		}
-		h.far.failed(ErrStoreFull)
-		if d, ok := h.retryIn(); ok {
+		h.core.Far.Failed(heap.ErrStoreFull)
+		if d, ok := h.core.RetryIn(); ok {
 			t.Errorf("with a full store: a wait of %v, want none: the janitor wakes the evacuator", d)
 		}
 	})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"iter"
 	"math/rand/v2"
+	"polder/far/heap"
 )
 
 // A cursor is the number of a shard, from bit 32 on, and a tag: what lies
@@ -31,11 +32,11 @@ func (m *ByteMap) Scan(ctx context.Context, cursor uint64, yield func(key []byte
 
 // step is Scan of the entries whose words are of a kind.
 func (m *ByteMap) step(ctx context.Context, cursor uint64, of func(word) bool, yield func(key []byte, e Entry)) (uint64, error) {
-	if err := m.h.begin(); err != nil {
+	if err := m.h.core.Begin(); err != nil {
 		return cursor, err
 	}
 	found, next, err := m.scan(ctx, cursor, of)
-	m.h.end()
+	m.h.core.End()
 	if err != nil {
 		return cursor, err
 	}
@@ -124,10 +125,10 @@ func (s *scanner) visit(sh *shard, p place, klen int) {
 	h := s.m.h
 	w := *sh.t.word(p)
 	if !w.far() {
-		s.add(h.logs.at(w.addr()))
+		s.add(h.core.Logs.At(w.addr()))
 		return
 	}
-	if w.isLost() || h.far.seg(w.addr()).gone() {
+	if w.isLost() || h.core.Far.Seg(w.addr()).Gone() {
 		return
 	}
 	for _, d := range s.read {
@@ -147,9 +148,9 @@ func (s *scanner) visit(sh *shard, p place, klen int) {
 	}
 }
 
-func (s *scanner) add(e entry) {
-	if e != nil && !e.expired() {
-		s.found = append(s.found, scanned{append([]byte(nil), e.key()...), e.meta()})
+func (s *scanner) add(e heap.Record) {
+	if e != nil && !e.Expired() {
+		s.found = append(s.found, scanned{append([]byte(nil), e.Key()...), metaOf(e)})
 	}
 }
 
@@ -169,13 +170,13 @@ func (s *scanner) fetch(ctx context.Context) error {
 			case f.e != nil, f.corrupt():
 				d := head{addr: f.addr, seg: f.seg}
 				if f.e != nil {
-					d.e = f.e.appendHead(nil)
+					d.e = appendHead(nil, f.e)
 				}
 				s.read = append(s.read, d)
 				s.add(d.e)
 			case f.short, f.mine:
 				s.short = true // look again
-			case f.err != nil && !f.seg.gone():
+			case f.err != nil && !f.seg.Gone():
 				err = f.err
 			case f.err == nil:
 				s.short = true // it has moved meanwhile
@@ -193,10 +194,10 @@ func (m *ByteMap) Random(ctx context.Context, dst []byte) ([]byte, error) {
 }
 
 func (m *ByteMap) random(ctx context.Context, of func(word) bool, dst []byte) ([]byte, error) {
-	if err := m.h.begin(); err != nil {
+	if err := m.h.core.Begin(); err != nil {
 		return dst, err
 	}
-	defer m.h.end()
+	defer m.h.core.End()
 	// From a random place on, the first step that comes by a key.
 	cursor := rand.Uint64N(uint64(len(m.shards)))<<32 | uint64(rand.Uint32())
 	for wrapped := 0; wrapped < 2; {
@@ -219,12 +220,12 @@ func (m *ByteMap) random(ctx context.Context, of func(word) bool, dst []byte) ([
 func (m *ByteMap) All(ctx context.Context) iter.Seq2[[]byte, error] {
 	return func(yield func([]byte, error) bool) {
 		for cursor := uint64(0); ; {
-			if err := m.h.begin(); err != nil {
+			if err := m.h.core.Begin(); err != nil {
 				yield(nil, err)
 				return
 			}
 			found, next, err := m.scan(ctx, cursor, word.committed)
-			m.h.end()
+			m.h.core.End()
 			if err != nil {
 				yield(nil, err)
 				return

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"polder/far/heap"
 	"strings"
 	"sync"
 	"testing"
@@ -137,7 +138,7 @@ func TestWaitersGiveWayToTheJanitor(t *testing.T) {
 						old.Value = append(bytes.Clone(old.Value), "and more than fits where it was"...)
 						return old, Put, nil
 					})
-					if err != nil && !errors.Is(err, ErrFull) {
+					if err != nil && !errors.Is(err, heap.ErrFull) {
 						t.Errorf("Update: %v", err)
 					}
 				})
@@ -159,7 +160,7 @@ func testGivesWay(t *testing.T, call func(m *ByteMap, keys [][]byte) error) {
 		fillTiny(t, m, 1000)
 		store.full.Store(true)
 		for i := 0; ; i++ {
-			if err := m.Set(context.Background(), fmt.Append(nil, "more", i), Entry{Value: value(uint64(i), 1000)}); errors.Is(err, ErrFull) {
+			if err := m.Set(context.Background(), fmt.Append(nil, "more", i), Entry{Value: value(uint64(i), 1000)}); errors.Is(err, heap.ErrFull) {
 				break
 			} else if err != nil {
 				t.Fatal(err)
@@ -170,7 +171,7 @@ func testGivesWay(t *testing.T, call func(m *ByteMap, keys [][]byte) error) {
 		if len(keys) < maxBatch {
 			t.Fatalf("%d keys are far, want %d", len(keys), maxBatch)
 		}
-		if err := m.FetchHeads(context.Background(), [][]byte{[]byte("large")}); err != nil && !errors.Is(err, ErrFull) {
+		if err := m.FetchHeads(context.Background(), [][]byte{[]byte("large")}); err != nil && !errors.Is(err, heap.ErrFull) {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Second)

@@ -1,6 +1,7 @@
 package far
 
 import (
+	"polder/far/heap"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -15,7 +16,7 @@ func TestAScopeThatIsBeingEnteredIsSeen(t *testing.T) {
 	if runtime.NumCPU() < 2 {
 		t.Skip("one processor")
 	}
-	h := openObjects(t, NewMemStore(tinySegment, 16), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 16), 16)
 	s := h.NewScope()
 	defer s.Close()
 	await := func(v *atomic.Int64, least int64) {
@@ -53,13 +54,13 @@ func TestAScopeThatIsBeingEnteredIsSeen(t *testing.T) {
 			looked.Load()
 		}
 		mark.Store(r)
-		epoch := h.scopes.advance()
-		if h.scopes.fenced {
-			if err := fence(); err != nil {
+		epoch := h.core.Scopes.Advance()
+		if h.core.Scopes.Fenced {
+			if err := heap.Fence(); err != nil {
 				t.Fatal(err)
 			}
 		}
-		unseen := h.scopes.passed(epoch)
+		unseen := h.core.Scopes.Passed(epoch)
 		await(&looked, 2*r)
 		if unseen && looked.Load() == 2*r {
 			missed++

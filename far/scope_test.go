@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"polder/far/heap"
 	"strings"
 	"sync"
 	"testing"
@@ -19,9 +20,9 @@ const bricksBytes = 8<<10 + 16*wordCost
 func openBricks(t *testing.T, segments int) (*Heap, *Class[brick]) {
 	t.Helper()
 	lay := tiny
-	lay.logs = int64(segments) * int64(lay.segSize)
-	local := lay.logs + int64(2*lay.staging+lay.fetch)
-	h, err := newHeap(NewMemStore(tinySegment, 1<<13),
+	lay.Logs = int64(segments) * int64(lay.SegSize)
+	local := lay.Logs + int64(2*lay.Staging+lay.Fetch)
+	h, err := newHeap(heap.NewMemStore(tinySegment, 1<<13),
 		Config{Local: local, MaxLocal: local, ScopeBytes: bricksBytes, HeldTooLong: time.Minute}, lay)
 	if err != nil {
 		t.Fatal(err)
@@ -38,7 +39,7 @@ func openBricks(t *testing.T, segments int) (*Heap, *Class[brick]) {
 func TestAHundredScopesAllocate(t *testing.T) {
 	h, c := openBricks(t, 64)
 	defer h.Close()
-	scopes := make([]*Scope, 100)
+	scopes := make([]*heap.Scope, 100)
 	for i := range scopes {
 		scopes[i] = h.NewScope()
 		defer scopes[i].Close()
@@ -101,7 +102,7 @@ func TestScopesHeldTooLongAreNamed(t *testing.T) {
 	defer slog.SetDefault(was)
 	r := records{was.Handler(), make(chan slog.Record, 16)}
 	slog.SetDefault(slog.New(r))
-	h, err := NewHeap(NewMemStore(1<<20, 4), Config{Local: MinLocal, HeldTooLong: time.Millisecond})
+	h, err := NewHeap(heap.NewMemStore(1<<20, 4), Config{Local: heap.MinLocal, HeldTooLong: time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,7 +129,7 @@ func TestScopesHeldTooLongAreNamed(t *testing.T) {
 }
 
 func TestScopesNest(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 64), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 64), 16)
 	p, err := New(context.Background(), h, point{1, 2})
 	if err != nil {
 		t.Fatal(err)
@@ -139,43 +140,43 @@ func TestScopesNest(t *testing.T) {
 	s.Enter()
 	v := p.Deref(s)
 	s.Leave()
-	epoch := h.scopes.advance()
-	if h.scopes.passed(epoch) {
+	epoch := h.core.Scopes.Advance()
+	if h.core.Scopes.Passed(epoch) {
 		t.Error("the outer scope is taken for left when the inner one is")
 	}
 	if v.X != 1 {
 		t.Errorf("got %v", *v)
 	}
 	s.Leave()
-	if !h.scopes.passed(epoch) {
+	if !h.core.Scopes.Passed(epoch) {
 		t.Error("a scope that was left is taken for open")
 	}
 }
 
 func TestDoTriesAgain(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 64), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 64), 16)
 	calls := 0
-	err := h.Do(context.Background(), func(s *Scope) error {
+	err := h.Do(context.Background(), func(s *heap.Scope) error {
 		if calls++; calls < 3 {
-			return s.errScope(1)
+			return h.core.NoRoom(s, heap.ErrNoRoom, 1)
 		}
 		return nil
 	})
 	if err != nil || calls != 3 {
 		t.Errorf("got %v after %d calls, want none after 3", err, calls)
 	}
-	if err := h.Do(context.Background(), func(*Scope) error { return errInjected }); !errors.Is(err, errInjected) {
+	if err := h.Do(context.Background(), func(*heap.Scope) error { return errInjected }); !errors.Is(err, errInjected) {
 		t.Errorf("got %v, want the error of the function", err)
 	}
 }
 
 // Without membarrier(2), entering a scope takes the slow path, which fences.
 func TestScopesWithoutMembarrier(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 1<<10), 16)
-	h.scopes.fenced = false
-	h.logs.mu.Lock()
-	h.scopes.flag()
-	h.logs.mu.Unlock()
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 16)
+	h.core.Scopes.Fenced = false
+	h.core.Logs.Mu.Lock()
+	h.core.Scopes.Flag()
+	h.core.Logs.Mu.Unlock()
 	s := h.NewScope()
 	defer s.Close()
 	var ps []Ptr[point]
@@ -196,27 +197,27 @@ func TestScopesWithoutMembarrier(t *testing.T) {
 }
 
 func TestBudgetsThatCannotBe(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 64), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 64), 16)
 	ctx := context.Background()
-	for _, n := range []int64{0, h.Local() / 10, h.cfg.MaxLocal + 1} {
+	for _, n := range []int64{0, h.Local() / 10, h.core.Cfg.MaxLocal + 1} {
 		if err := h.SetLocal(ctx, n); err == nil {
 			t.Errorf("a budget of %d bytes is taken", n)
 		}
 	}
-	for _, cfg := range []Config{{Local: MinLocal, MaxLocal: 1}, {Local: MinLocal, ScopeBytes: -1}} {
-		if h, err := NewHeap(NewMemStore(1<<20, 1), cfg); err == nil {
+	for _, cfg := range []Config{{Local: heap.MinLocal, MaxLocal: 1}, {Local: heap.MinLocal, ScopeBytes: -1}} {
+		if h, err := NewHeap(heap.NewMemStore(1<<20, 1), cfg); err == nil {
 			h.Close()
 			t.Errorf("%+v is taken", cfg)
 		}
 	}
-	if err := h.SetLocal(ctx, h.cfg.MaxLocal); err != nil {
+	if err := h.SetLocal(ctx, h.core.Cfg.MaxLocal); err != nil {
 		t.Error(err)
 	}
 }
 
 // Close waits for scopes; afterwards a pointer gives an error.
 func TestPointersOfAClosedHeap(t *testing.T) {
-	h, err := NewHeap(NewMemStore(1<<20, 4), Config{Local: MinLocal})
+	h, err := NewHeap(heap.NewMemStore(1<<20, 4), Config{Local: heap.MinLocal})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -233,7 +234,7 @@ func TestPointersOfAClosedHeap(t *testing.T) {
 	v := p.Deref(s)
 	closed := make(chan error)
 	go func() { closed <- h.Close() }()
-	for !h.shut.Load() {
+	for !h.core.Shut.Load() {
 		if v.X != 1 {
 			t.Error("the object is gone before its scope is left")
 		}
@@ -249,15 +250,15 @@ func TestPointersOfAClosedHeap(t *testing.T) {
 	if v := p.Deref(s); v != nil {
 		t.Errorf("got %v, want none", v)
 	}
-	if err := s.Err(); !errors.Is(err, ErrClosed) {
+	if err := s.Err(); !errors.Is(err, heap.ErrClosed) {
 		t.Errorf("got %v, want ErrClosed", err)
 	}
 	s.Leave()
-	if _, err := p.Load(context.Background()); !errors.Is(err, ErrClosed) {
+	if _, err := p.Load(context.Background()); !errors.Is(err, heap.ErrClosed) {
 		t.Errorf("Load: got %v, want ErrClosed", err)
 	}
 	p.Free() // does nothing
-	if _, err := c.New(context.Background(), point{}); !errors.Is(err, ErrClosed) {
+	if _, err := c.New(context.Background(), point{}); !errors.Is(err, heap.ErrClosed) {
 		t.Errorf("New: got %v, want ErrClosed", err)
 	}
 }

@@ -2,6 +2,7 @@ package far
 
 import (
 	"hash/maphash"
+	"polder/far/heap"
 	"sync"
 )
 
@@ -39,8 +40,8 @@ func (m *ByteMap) hash(key []byte) hash { return hash(maphash.Bytes(m.h.seed, ke
 func (m *ByteMap) shard(h hash) *shard { return &m.shards[int(h>>32)&(len(m.shards)-1)] }
 
 // openLog is where sh appends.
-func (h *Heap) openLog(sh *shard) *openLog {
-	return &h.logs.open[sh.id&(len(h.logs.open)-1)]
+func (h *Heap) openLog(sh *shard) *heap.OpenLog {
+	return &h.core.Logs.Open[sh.id&(len(h.core.Logs.Open)-1)]
 }
 
 // status is what the index knows of a key.
@@ -57,7 +58,7 @@ const (
 // find looks key up among the entries of a kind. Far entries count as present if hd holds their bytes:
 // the whole of them if whole is set, otherwise their header and key.
 // sh.mu must be held, and is what keeps the bytes in place.
-func (sh *shard) find(h *Heap, hs hash, key []byte, kind word, hd *holding, whole bool) (place, entry, status) {
+func (sh *shard) find(h *Heap, hs hash, key []byte, kind word, hd *holding, whole bool) (place, heap.Record, status) {
 	t := &sh.t
 	if len(t.buckets) == 0 {
 		return none, nil, absent
@@ -73,23 +74,23 @@ func (sh *shard) find(h *Heap, hs hash, key []byte, kind word, hd *holding, whol
 				continue
 			}
 			if !w.far() {
-				if e := h.logs.at(w.addr()); string(e.key()) == string(key) {
+				if e := h.core.Logs.At(w.addr()); string(e.Key()) == string(key) {
 					return place(b*bucketEntries + i), e, present
 				}
 				continue
 			}
 			// The slow path: a far entry with the same tag.
 			s := remote
-			var e entry
+			var e heap.Record
 			if f := hd.of(w.addr(), whole); f != nil {
 				e, s = f.e, corrupt
-			} else if w.isLost() || h.far.seg(w.addr()).gone() {
+			} else if w.isLost() || h.core.Far.Seg(w.addr()).Gone() {
 				s = lost
 			} else if !whole {
 				e = sh.head(h, w.addr())
 			}
 			if e != nil {
-				if string(e.key()) == string(key) {
+				if string(e.Key()) == string(key) {
 					return place(b*bucketEntries + i), e, present
 				}
 				continue
@@ -110,7 +111,7 @@ func (sh *shard) find(h *Heap, hs hash, key []byte, kind word, hd *holding, whol
 
 // remove deletes the entry at p. e is its bytes, nil if they are not at hand.
 // sh.mu must be held.
-func (sh *shard) remove(h *Heap, p place, e entry) {
+func (sh *shard) remove(h *Heap, p place, e heap.Record) {
 	w := *sh.t.word(p)
 	h.bury(w, e)
 	sh.t.remove(p)
@@ -132,18 +133,18 @@ func (sh *shard) uncount(w word) {
 
 // bury accounts for the death of the entry w, whose bytes are e, nil if they
 // are not at hand. The lock of its shard must be held.
-func (h *Heap) bury(w word, e entry) {
-	h.logs.stir()
+func (h *Heap) bury(w word, e heap.Record) {
+	h.core.Logs.Stir()
 	if w.far() {
-		h.buryFar(w.addr(), w.size())
+		h.core.BuryFar(w.addr(), w.size())
 	} else {
 		h.buryLocal(e, w.addr())
-		if e.clean() {
-			h.buryFar(e.far(), w.size())
+		if e.Clean() {
+			h.core.BuryFar(e.Far(), w.size())
 		}
 	}
 	switch {
-	case e != nil && e.big():
+	case e != nil && e.Big():
 		h.orphan(e)
 	case e == nil && w&wordBig != 0 && !w.isLost():
 		h.strays.Store(true) // only its head knew its pieces
@@ -153,7 +154,7 @@ func (h *Heap) bury(w word, e entry) {
 // insert stores r in place of what is at p, whose bytes are old; p is none if
 // the key is new. It fails with errNoRoom or errNoShrink if it has to wait, having
 // changed nothing. sh.mu must be held.
-func (m *ByteMap) insert(sh *shard, hs hash, p place, old entry, r *record) error {
+func (m *ByteMap) insert(sh *shard, hs hash, p place, old heap.Record, r *record) error {
 	if err := r.txn.claim(m, sh, hs.tag(), p); err != nil {
 		return err
 	}
@@ -178,25 +179,25 @@ func (m *ByteMap) insert(sh *shard, hs hash, p place, old entry, r *record) erro
 		return nil
 	}
 	ol := h.openLog(sh)
-	ol.mu.Lock()
-	e, addr, ok := h.logs.place(ol, n, forMutator)
+	ol.Mu.Lock()
+	e, addr, ok := h.core.Logs.Place(ol, n, heap.ForMutator)
 	if !ok && p != none && n <= sh.t.word(p).size() {
-		ol.mu.Unlock()
-		ol = &h.logs.shrunk
-		ol.mu.Lock()
-		if e, addr, ok = h.logs.place(ol, n, forShrink); !ok {
-			ol.mu.Unlock()
-			return errNoShrink
+		ol.Mu.Unlock()
+		ol = &h.core.Logs.Shrunk
+		ol.Mu.Lock()
+		if e, addr, ok = h.core.Logs.Place(ol, n, heap.ForShrink); !ok {
+			ol.Mu.Unlock()
+			return heap.ErrNoShrink
 		}
 	}
 	if !ok {
-		ol.mu.Unlock()
-		return errNoRoom
+		ol.Mu.Unlock()
+		return heap.ErrNoRoom
 	}
 	r.put(e, hs, m.id)
-	ol.mu.Unlock()
+	ol.Mu.Unlock()
 
-	w := newWord(addr, n, e.wordFlags())
+	w := newWord(addr, n, wordFlagsOf(e))
 	if r.txn != nil && w.visible() {
 		w |= wordTxn
 	}
@@ -225,16 +226,16 @@ func (m *ByteMap) insert(sh *shard, hs hash, p place, old entry, r *record) erro
 // is not just being written to far memory. The evacuator does not mind, since
 // it copies under the shard's lock, too; it walks over entries without the lock,
 // but by fields that are overwritten with what they were.
-func (m *ByteMap) overwrite(sh *shard, hs hash, p place, old entry, r *record) bool {
+func (m *ByteMap) overwrite(sh *shard, hs hash, p place, old heap.Record, r *record) bool {
 	w := sh.t.word(p)
-	if w.far() || old.staged() || old.big() || r.flags != 0 || old.vlen() != len(r.value) {
+	if w.far() || old.Staged() || old.Big() || r.flags != 0 || old.Vlen() != len(r.value) {
 		return false
 	}
 	h := m.h
 	h.unclean(old, w.addr())
 	n := r.size()
 	r.put(old[:n], hs, m.id)
-	*w = (newWord(w.addr(), n, old.wordFlags()) | *w&(hotMask|wordTxn)).touched()
+	*w = (newWord(w.addr(), n, wordFlagsOf(old)) | *w&(hotMask|wordTxn)).touched()
 	sh.muts++
 	sh.count.sets++
 	return true
@@ -253,15 +254,15 @@ func (m *ByteMap) shrink(sh *shard) error {
 }
 
 func (m *ByteMap) resize(sh *shard, size int64) error {
-	l := &m.h.logs
+	l := &m.h.core.Logs
 	old := sh.t.bytes()
-	if err := l.growIndex(size, forMutator); err != nil {
+	if err := l.GrowIndex(size, heap.ForMutator); err != nil {
 		return err
 	}
 	if err := sh.t.resize(size); err != nil {
-		l.shrinkIndex(size)
+		l.ShrinkIndex(size)
 		return err
 	}
-	l.shrinkIndex(old)
+	l.ShrinkIndex(old)
 	return nil
 }

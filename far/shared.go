@@ -2,6 +2,7 @@ package far
 
 import (
 	"context"
+	"polder/far/heap"
 	"runtime"
 	"sync/atomic"
 )
@@ -26,13 +27,13 @@ func Share[T any](p Ptr[T]) Shared[T] {
 }
 
 // Deref returns the object, as Ptr.Deref does.
-func (s Shared[T]) Deref(sc *Scope) *T { return s.p.Deref(sc) }
+func (s Shared[T]) Deref(sc *heap.Scope) *T { return s.p.Deref(sc) }
 
 // DerefMut returns the object, as Ptr.DerefMut does.
-func (s Shared[T]) DerefMut(sc *Scope) *T { return s.p.DerefMut(sc) }
+func (s Shared[T]) DerefMut(sc *heap.Scope) *T { return s.p.DerefMut(sc) }
 
 // DerefStream returns the object, as Ptr.DerefStream does.
-func (s Shared[T]) DerefStream(sc *Scope) *T { return s.p.DerefStream(sc) }
+func (s Shared[T]) DerefStream(sc *heap.Scope) *T { return s.p.DerefStream(sc) }
 
 // Load returns a copy of the object, as Ptr.Load does.
 func (s Shared[T]) Load(ctx context.Context) (T, error) { return s.p.Load(ctx) }

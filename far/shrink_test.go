@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"polder/far/heap"
 	"testing"
 	"time"
 )
@@ -18,7 +19,7 @@ func fullHeap(t *testing.T, segments, size int) (*Heap, *ByteMap, int) {
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 		err := m.Set(ctx, key(n), Entry{Value: value(uint64(n), size)})
 		cancel()
-		if errors.Is(err, ErrFull) {
+		if errors.Is(err, heap.ErrFull) {
 			return h, m, n
 		}
 		if err != nil {
@@ -68,7 +69,7 @@ func TestWhatDoesNotGrowFindsRoomInAFullHeap(t *testing.T) {
 			for range 2 {
 				ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 				for i := 0; ; i++ {
-					if err := m.Set(ctx, []byte(fmt.Sprint("new", i)), Entry{Value: value(1, c.size)}); errors.Is(err, ErrFull) {
+					if err := m.Set(ctx, []byte(fmt.Sprint("new", i)), Entry{Value: value(1, c.size)}); errors.Is(err, heap.ErrFull) {
 						break
 					} else if err != nil {
 						t.Fatal(err)

@@ -3,6 +3,7 @@ package far
 import (
 	"context"
 	"fmt"
+	"polder/far/heap"
 )
 
 // need is what a call has to wait for before it can be tried again.
@@ -18,18 +19,18 @@ const (
 // step is the outcome of one try of a call.
 type step struct {
 	need need
-	at   place // the far entry that is needed
-	room claim // for what room is needed
+	at   place      // the far entry that is needed
+	room heap.Claim // for what room is needed
 	err  error
 }
 
 // stepOf is the step of a call that has come to err, or has to wait for room.
 func stepOf(err error) step {
 	switch err {
-	case errNoRoom:
+	case heap.ErrNoRoom:
 		return step{need: needRoom}
-	case errNoShrink:
-		return step{need: needRoom, room: forShrink}
+	case heap.ErrNoShrink:
+		return step{need: needRoom, room: heap.ForShrink}
 	}
 	return step{err: err}
 }
@@ -37,7 +38,7 @@ func stepOf(err error) step {
 // miss is the step of a call that needs an entry which is not present.
 func (sh *shard) miss(h *Heap, p place, st status, n need) step {
 	if sh.closed {
-		return step{err: ErrClosed}
+		return step{err: heap.ErrClosed}
 	}
 	if st == absent {
 		sh.count.absent++
@@ -47,22 +48,22 @@ func (sh *shard) miss(h *Heap, p place, st status, n need) step {
 	switch st {
 	case lost:
 		if !w.isLost() {
-			h.wakeJanitor() // to account for the whole segment
+			h.core.WakeJanitor() // to account for the whole segment
 		}
-		return step{err: &LostError{h.far.seg(w.addr()).seg.Name()}}
+		return step{err: &heap.LostError{Segment: h.core.Far.Seg(w.addr()).Seg.Name()}}
 	default:
 		return step{need: n, at: p}
 	}
 }
 
 // expire removes an entry whose time has come.
-func (sh *shard) expire(h *Heap, p place, e entry) {
+func (sh *shard) expire(h *Heap, p place, e heap.Record) {
 	sh.remove(h, p, e)
 	sh.count.expired++
 }
 
 // expireNow is the step of a read that came by an entry whose time has come.
-func (sh *shard) expireNow(h *Heap, p place, e entry) step {
+func (sh *shard) expireNow(h *Heap, p place, e heap.Record) step {
 	sh.expire(h, p, e)
 	return step{err: ErrNotFound}
 }
@@ -85,10 +86,10 @@ func (m *ByteMap) do(ctx context.Context, sh *shard, hs hash, key []byte, try fu
 // without the lock for what it needs in between.
 func (m *ByteMap) slow(ctx context.Context, sh *shard, hs hash, key []byte, try func(*holding) step) error {
 	h := m.h
-	if err := h.begin(); err != nil {
+	if err := h.core.Begin(); err != nil {
 		return err
 	}
-	defer h.end()
+	defer h.core.End()
 	var hd holding
 	defer hd.release(h)
 	short := false // a header and key were not where the key's length said
@@ -120,7 +121,7 @@ func (m *ByteMap) slow(ctx context.Context, sh *shard, hs hash, key []byte, try 
 			if len(hd.flights) > 0 {
 				letGo = func() { hd.release(h) }
 			}
-			if err := h.waitFor(ctx, s.room, letGo); err != nil {
+			if err := h.core.WaitFor(ctx, s.room, letGo); err != nil {
 				return err
 			}
 		case busy != nil:
@@ -145,10 +146,10 @@ func (m *ByteMap) fly(ctx context.Context, f *flight, leader bool) error {
 	if leader {
 		m.h.lead(ctx, m, f)
 	} else if err := f.wait(ctx); err != nil {
-		return fmt.Errorf("cannot fetch %d bytes from %s: %w", len(f.buf), f.seg.seg.Name(), err)
+		return fmt.Errorf("cannot fetch %d bytes from %s: %w", len(f.buf), f.seg.Seg.Name(), err)
 	}
 	switch {
-	case f.err == nil, f.corrupt(), f.seg.gone():
+	case f.err == nil, f.corrupt(), f.seg.Gone():
 		return nil // the next try sees it
 	case f.mine && !leader:
 		return nil // the leader gave up: try again

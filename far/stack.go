@@ -3,6 +3,7 @@ package far
 import (
 	"context"
 	"iter"
+	"polder/far/heap"
 )
 
 // Stack is a stack of elements of type T, which must not hold Go pointers: last
@@ -34,13 +35,13 @@ func (st *Stack[T]) Pop(ctx context.Context) (v T, ok bool, err error) { return 
 func (st *Stack[T]) Peek(ctx context.Context) (v T, ok bool, err error) { return st.l.Last(ctx) }
 
 // PushIn is Push in a scope, which is open, and in which it takes local memory.
-func (st *Stack[T]) PushIn(s *Scope, v T) error { return st.l.PushBackIn(s, v) }
+func (st *Stack[T]) PushIn(s *heap.Scope, v T) error { return st.l.PushBackIn(s, v) }
 
 // PopIn is Pop in a scope, which is open.
-func (st *Stack[T]) PopIn(s *Scope) (v T, ok bool, err error) { return st.l.PopBackIn(s) }
+func (st *Stack[T]) PopIn(s *heap.Scope) (v T, ok bool, err error) { return st.l.PopBackIn(s) }
 
 // All iterates over the elements from the top down, as List.All does.
-func (st *Stack[T]) All(s *Scope) iter.Seq[*T] { return st.l.Backward(s) }
+func (st *Stack[T]) All(s *heap.Scope) iter.Seq[*T] { return st.l.Backward(s) }
 
 // Len is the number of elements.
 func (st *Stack[T]) Len() int { return st.l.Len() }

@@ -1,6 +1,7 @@
 package far
 
 import (
+	"polder/far/heap"
 	"testing"
 
 	"polder/internal/failpoint"
@@ -11,10 +12,10 @@ import (
 func TestAnObjectIsTakenWhileItIsEvacuated(t *testing.T) {
 	for _, test := range []struct {
 		name string
-		take func(h *Heap, s *Scope, ps []Ptr[point], i int)
+		take func(h *Heap, s *heap.Scope, ps []Ptr[point], i int)
 		lose bool // the far copies
 	}{
-		{"freed with all the others in its far segment", func(h *Heap, _ *Scope, ps []Ptr[point], _ int) {
+		{"freed with all the others in its far segment", func(h *Heap, _ *heap.Scope, ps []Ptr[point], _ int) {
 			for _, p := range ps {
 				p.Free()
 			}
@@ -22,7 +23,7 @@ func TestAnObjectIsTakenWhileItIsEvacuated(t *testing.T) {
 				t.Error("no far segment died")
 			}
 		}, false},
-		{"moved, after its far copy was lost", func(h *Heap, s *Scope, ps []Ptr[point], i int) {
+		{"moved, after its far copy was lost", func(h *Heap, s *heap.Scope, ps []Ptr[point], i int) {
 			s.Enter()
 			defer s.Leave()
 			if v := ps[i].Deref(s); v == nil || v.X != int64(i) {
@@ -34,8 +35,8 @@ func TestAnObjectIsTakenWhileItIsEvacuated(t *testing.T) {
 			store := newFaultStore(tinySegment, 1<<10)
 			h := openObjects(t, store, 16)
 			ps := fillFar(t, h, 8000)
-			h.cancel() // what the evacuator does is done here
-			h.wg.Wait()
+			h.core.Cancel() // what the evacuator does is done here
+			h.core.Wg.Wait()
 			s := h.NewScope()
 			defer s.Close()
 
@@ -51,14 +52,14 @@ func TestAnObjectIsTakenWhileItIsEvacuated(t *testing.T) {
 			if test.lose {
 				store.lose(func(int) bool { return true })
 			}
-			if !h.farReady(farObjectSize(sizeOf[point]())) {
+			if !h.core.FarReady(heap.FarObjectSize(sizeOf[point]())) {
 				t.Fatal("there is no far memory")
 			}
 			p := ps[i].word()
 			w := loadWord(p).markedBy(1)
 			storeWord(p, w)
-			seg := h.logs.segmentOf(w.addr())
-			seg.phase.Store(phaseMoving)
+			seg := h.core.Logs.SegmentOf(w.addr())
+			seg.Phase.Store(heap.PhaseMoving)
 			taken := false
 			failpoint.Set(func(name string) {
 				if name == "far.evacuating" && !taken {
@@ -66,10 +67,10 @@ func TestAnObjectIsTakenWhileItIsEvacuated(t *testing.T) {
 					test.take(h, s, ps, i)
 				}
 			})
-			h.pass.ev.tight = true // nothing is kept
-			h.empty(int(w.addr()-h.logs.base)/h.logs.segSize, &h.pass.ev, evict)
+			h.core.Pass.Ev.Tight = true // nothing is kept
+			h.core.Empty(int(w.addr()-h.core.Logs.Base)/h.core.Logs.SegSize, &h.core.Pass.Ev, heap.Evict)
 			failpoint.Set(nil)
-			if err := h.logs.why(); err != nil {
+			if err := h.core.Logs.Why(); err != nil {
 				t.Fatal(err)
 			}
 			if !taken {
@@ -84,9 +85,9 @@ func TestAnObjectIsTakenWhileItIsEvacuated(t *testing.T) {
 
 // reapDead does what the janitor does with dead segments.
 func reapDead(h *Heap) (n int) {
-	h.far.all(func(s *farSegment) {
-		if s.dead() {
-			h.drop(s)
+	h.core.Far.All(func(s *heap.FarSegment) {
+		if s.Dead() {
+			h.core.Drop(s)
 			n++
 		}
 	})
@@ -96,17 +97,17 @@ func reapDead(h *Heap) (n int) {
 // An object without data may be the last of its segment: then its address is that
 // of the next one.
 func TestObjectsOfNoSizeAreOfTheirSegment(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 64), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 64), 16)
 	c := got(NewClass[struct{}](h, ClassConfig{}))(t)
 	var ps []Ptr[struct{}]
-	for range 3 * h.logs.segSize / objectSize(0) {
+	for range 3 * h.core.Logs.SegSize / heap.ObjectSize(0) {
 		ps = append(ps, got(c.New(t.Context(), struct{}{}))(t))
 	}
 	for _, p := range ps {
 		p.Free()
 	}
-	for i := range h.logs.segs {
-		if live := h.logs.segs[i].live.Load(); live != 0 {
+	for i := range h.core.Logs.Segs {
+		if live := h.core.Logs.Segs[i].Live.Load(); live != 0 {
 			t.Errorf("all is freed, and %d bytes are live in segment %d", live, i)
 		}
 	}

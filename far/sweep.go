@@ -1,5 +1,6 @@
 package far
 
+import "polder/far/heap"
 import "context"
 
 const (
@@ -41,7 +42,7 @@ func (sw *sweeper) sweep(h *Heap) bool {
 					continue
 				}
 				if w.far() {
-					if h.far.seg(w.addr()).gone() {
+					if h.core.Far.Seg(w.addr()).Gone() {
 						continue
 					}
 					switch f, leader, _ := h.board(sh, sh.t.tag(p), p, wantsHead, sw.klen, nil); {
@@ -53,7 +54,7 @@ func (sw *sweeper) sweep(h *Heap) bool {
 					continue
 				}
 				seen++
-				if e := h.logs.at(w.addr()); e.expired() {
+				if e := h.core.Logs.At(w.addr()); e.Expired() {
 					sh.expire(h, p, e)
 					expired++
 				}
@@ -74,13 +75,13 @@ func (sw *sweeper) sweep(h *Heap) bool {
 			}
 		}
 	}
-	ctx, cancel := context.WithTimeout(h.ctx, storeTimeout)
+	ctx, cancel := context.WithTimeout(h.core.Ctx, heap.StoreTimeout)
 	h.leadAll(ctx, m, far)
 	cancel()
 	for _, f := range far {
 		if f.e != nil {
 			seen++
-			if f.e.expired() && f.sh.expireFar(h, f) {
+			if f.e.Expired() && f.sh.expireFar(h, f) {
 				expired++
 			}
 		} else if f.short {

@@ -7,6 +7,7 @@ import (
 	"hash/crc32"
 	"math/rand/v2"
 	"os"
+	"polder/far/heap"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -39,7 +40,7 @@ func (o *tortured) fill(id uint32, n uint64) {
 }
 
 func (o *tortured) sum() uint32 {
-	return crc32.Update(o.ID^uint32(o.N), castagnoli, o.Data[:])
+	return crc32.Update(o.ID^uint32(o.N), heap.Castagnoli, o.Data[:])
 }
 
 // tortureSlot is one pointer of the torture test, which its lock guards: whoever
@@ -69,7 +70,7 @@ func TestTortureOfObjects(t *testing.T) {
 		}
 	})
 	t.Cleanup(func() { failpoint.Set(nil) }) // when the heap has been closed
-	h := openObjects(t, NewMemStore(tinySegment, 1<<12), 40)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<12), 40)
 	ctx := context.Background()
 	c, err := NewClass[tortured](h, ClassConfig{Name: "tortured", HotBits: 2})
 	if err != nil {
@@ -98,7 +99,7 @@ func TestTortureOfObjects(t *testing.T) {
 				return
 			default:
 			}
-			n := full - int64(r.IntN(24))*int64(h.logs.segSize)
+			n := full - int64(r.IntN(24))*int64(h.core.Logs.SegSize)
 			if err := h.SetLocal(ctx, n); err != nil {
 				t.Errorf("SetLocal(%d): %v", n, err)
 				return
@@ -106,8 +107,8 @@ func TestTortureOfObjects(t *testing.T) {
 			if st := h.Stats(); st.Resident > n {
 				t.Errorf("%d bytes are resident with a budget of %d", st.Resident, n)
 			}
-			h.forced.Store(true)
-			h.logs.wake()
+			h.core.Forced.Store(true)
+			h.core.Logs.Wake()
 			runtime.Gosched()
 		}
 	})
@@ -118,7 +119,7 @@ func TestTortureOfObjects(t *testing.T) {
 			r := rand.New(rand.NewPCG(uint64(id), 11))
 			check := func(i int, o *tortured, n uint64) bool {
 				if o == nil {
-					if err := s.Err(); !errors.Is(err, ErrScopeFull) {
+					if err := s.Err(); !errors.Is(err, heap.ErrScopeFull) {
 						t.Errorf("worker %d: object %d: %v", id, i, err)
 					}
 					return false
@@ -210,7 +211,7 @@ func TestTortureOfObjects(t *testing.T) {
 						check(77, o, uint64(round))
 						p.Free()
 						check(77, o, uint64(round))
-					} else if !errors.Is(err, ErrScopeFull) {
+					} else if !errors.Is(err, heap.ErrScopeFull) {
 						t.Errorf("worker %d: NewIn: %v", id, err)
 					}
 					s.Leave()

@@ -3,6 +3,7 @@ package far
 import (
 	"context"
 	"errors"
+	"polder/far/heap"
 	"slices"
 )
 
@@ -191,7 +192,7 @@ func (sh *shard) rollback(h *Heap, p place) {
 
 // drop removes the entry at p, whose bytes are e, nil if they are not at hand;
 // as a part of t, which may be nil. sh.mu must be held.
-func (sh *shard) drop(h *Heap, p place, e entry, t *Txn) {
+func (sh *shard) drop(h *Heap, p place, e heap.Record, t *Txn) {
 	if w := sh.t.word(p); t == nil || *w&wordTxn != 0 {
 		sh.remove(h, p, e)
 	} else {
@@ -207,9 +208,9 @@ func (sh *shard) hide(w *word) {
 
 // bytesAt returns the bytes of the entry at p, nil if it is far. sh.mu must be
 // held.
-func (sh *shard) bytesAt(h *Heap, p place) entry {
+func (sh *shard) bytesAt(h *Heap, p place) heap.Record {
 	if w := *sh.t.word(p); !w.far() {
-		return h.logs.at(w.addr())
+		return h.core.Logs.At(w.addr())
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"polder/far/heap"
 	"sync"
 	"testing"
 	"time"
@@ -145,7 +146,7 @@ func TestTransactionsCountTogetherOrNotAtAll(t *testing.T) {
 // Who iterates over a map meets neither what a transaction has stored nor misses
 // what it has removed before it is committed; the transaction itself does.
 func TestScanGoesByWhatIsCommitted(t *testing.T) {
-	h, m := newTestHeap(t, NewMemStore(testSegment, 10), Config{})
+	h, m := newTestHeap(t, heap.NewMemStore(testSegment, 10), Config{})
 	mustSet(t, m, []byte("old"), []byte("v"))
 	txn := h.NewTxn()
 	ctx := context.Background()
@@ -196,7 +197,7 @@ func TestScanGoesByWhatIsCommitted(t *testing.T) {
 
 // A map that a transaction has cleared is what it was when that is rolled back.
 func TestClearIsRolledBack(t *testing.T) {
-	h, m := newTestHeap(t, NewMemStore(testSegment, 1000), Config{MaxValue: 1 << 20})
+	h, m := newTestHeap(t, heap.NewMemStore(testSegment, 1000), Config{MaxValue: 1 << 20})
 	const n = 2000
 	for i := range n {
 		mustSet(t, m, key(i), value(uint64(i), 4096))
@@ -237,7 +238,7 @@ func TestClearIsRolledBack(t *testing.T) {
 
 // A key that a transaction has changed is nobody else's until that ends.
 func TestTransactionsDoNotShareAKey(t *testing.T) {
-	h, m := newTestHeap(t, NewMemStore(testSegment, 10), Config{})
+	h, m := newTestHeap(t, heap.NewMemStore(testSegment, 10), Config{})
 	ctx := context.Background()
 	a, b := h.NewTxn(), h.NewTxn()
 	if err := a.Set(ctx, m, []byte("k"), Entry{}); err != nil {
@@ -262,7 +263,7 @@ func TestTransactionsDoNotShareAKey(t *testing.T) {
 // A transaction that clears a map again and again goes through it once: with the
 // locks of its callers held it would otherwise take the product of both.
 func TestTxnClearsAnEmptyMapInNoTime(t *testing.T) {
-	h, err := NewHeap(NewMemStore(1<<20, 1<<10), Config{Local: 64 << 20})
+	h, err := NewHeap(heap.NewMemStore(1<<20, 1<<10), Config{Local: 64 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}

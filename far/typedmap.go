@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"polder/far/heap"
 	"reflect"
 )
 
@@ -185,7 +186,7 @@ func decode[T any](c *codec, v *T, b []byte) bool {
 
 // errMapped is what is wrong with a value that is none.
 func (m *Map[K, V]) errMapped(n int) error {
-	return &CorruptError{Segment: "map " + m.b.name, Err: fmt.Errorf("a value is %d bytes, want %d", n, m.value.size)}
+	return &heap.CorruptError{Segment: "map " + m.b.name, Err: fmt.Errorf("a value is %d bytes, want %d", n, m.value.size)}
 }
 
 // Get returns the value of k, and whether there is one. It fails with
@@ -200,10 +201,10 @@ func (m *Map[K, V]) Get(ctx context.Context, k K) (v V, ok bool, err error) {
 	sh := b.shard(hs)
 	sh.mu.Lock()
 	p, e, st := sh.find(b.h, hs, key, kindEntry, nil, true)
-	if st == present && !e.big() && !e.expired() {
+	if st == present && !e.Big() && !e.Expired() {
 		m.hit(sh, p, e)
-		ok = decode(&m.value, &v, e.value())
-		n := e.vlen()
+		ok = decode(&m.value, &v, e.Value())
+		n := e.Vlen()
 		sh.mu.Unlock()
 		if !ok {
 			err = m.errMapped(n)
@@ -230,8 +231,8 @@ func (m *Map[K, V]) Get(ctx context.Context, k K) (v V, ok bool, err error) {
 		}
 		return m.getSlow(ctx, append([]byte(nil), key...))
 	}
-	ok = decode(&m.value, &v, f.e.value())
-	n := f.e.vlen()
+	ok = decode(&m.value, &v, f.e.Value())
+	n := f.e.Vlen()
 	b.h.done(f)
 	if !ok {
 		return v, false, m.errMapped(n)
@@ -241,11 +242,11 @@ func (m *Map[K, V]) Get(ctx context.Context, k K) (v V, ok bool, err error) {
 }
 
 // hit notes the use of a local entry. sh.mu must be held.
-func (m *Map[K, V]) hit(sh *shard, p place, e entry) {
+func (m *Map[K, V]) hit(sh *shard, p place, e heap.Record) {
 	w := sh.t.word(p)
 	*w = w.touched()
 	sh.count.hits++
-	if m.exclusive && e.clean() && !e.staged() {
+	if m.exclusive && e.Clean() && !e.Staged() {
 		m.b.h.unclean(e, w.addr())
 	}
 }
@@ -278,7 +279,7 @@ func (m *Map[K, V]) settle(key []byte) {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	p, e, st := sh.find(m.b.h, hs, key, kindEntry, nil, true)
-	if st == present && e.clean() && !e.staged() {
+	if st == present && e.Clean() && !e.Staged() {
 		m.b.h.unclean(e, sh.t.word(p).addr())
 	}
 }
@@ -292,9 +293,9 @@ func (m *Map[K, V]) Append(ctx context.Context, k K, dst []byte) (b []byte, ok b
 	sh := m.b.shard(hs)
 	sh.mu.Lock()
 	p, e, st := sh.find(m.b.h, hs, key, kindEntry, nil, true)
-	if st == present && !e.big() && !e.expired() {
+	if st == present && !e.Big() && !e.Expired() {
 		m.hit(sh, p, e)
-		dst = append(dst, e.value()...)
+		dst = append(dst, e.Value()...)
 		sh.mu.Unlock()
 		return dst, true, nil
 	}
@@ -318,7 +319,7 @@ func (m *Map[K, V]) Append(ctx context.Context, k K, dst []byte) (b []byte, ok b
 		}
 		return m.appendSlow(ctx, append([]byte(nil), key...), dst)
 	}
-	dst = append(dst, f.e.value()...)
+	dst = append(dst, f.e.Value()...)
 	m.b.h.done(f)
 	m.settle(key)
 	return dst, true, nil
@@ -373,7 +374,7 @@ func (m *Map[K, V]) Set(ctx context.Context, k K, v V) error {
 		sh.mu.Lock()
 		p, old, st := sh.find(b.h, hs, key, kindEntry, nil, false)
 		if st != remote && !sh.closed {
-			if err := b.insert(sh, hs, p, old, &r); !lacksRoom(err) {
+			if err := b.insert(sh, hs, p, old, &r); !heap.LacksRoom(err) {
 				sh.mu.Unlock()
 				return err
 			}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"polder/far/heap"
 	"strings"
 	"sync"
 	"testing"
@@ -32,7 +33,7 @@ func TestAMapIsWhatWasStored(t *testing.T) {
 	t.Parallel()
 	for _, exclusive := range []bool{false, true} {
 		t.Run(fmt.Sprint("exclusive=", exclusive), func(t *testing.T) {
-			h := openObjects(t, NewMemStore(tinySegment, 1<<10), 40)
+			h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 40)
 			ints := newMap[int32, [40]byte](t, h, MapConfig{Exclusive: exclusive})
 			words := newMap[string, string](t, h, MapConfig{Exclusive: exclusive})
 			raw := newMap[padded, []byte](t, h, MapConfig{Exclusive: exclusive})
@@ -119,7 +120,7 @@ func TestAMapIsWhatWasStored(t *testing.T) {
 }
 
 func TestMapsRefuseWhatCannotBeFar(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 16), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 16), 16)
 	type inner struct{ F [2]float32 }
 	type outer struct {
 		N  int
@@ -140,7 +141,7 @@ func TestMapsRefuseWhatCannotBeFar(t *testing.T) {
 }
 
 func TestAnExclusiveMapKeepsNothingTwice(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 1<<10), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 16)
 	m := newMap[int, [100]byte](t, h, MapConfig{Exclusive: true})
 	ctx := t.Context()
 	for i := range 5000 {
@@ -159,7 +160,7 @@ func TestAnExclusiveMapKeepsNothingTwice(t *testing.T) {
 }
 
 func TestMapsAreUsedByManyGoroutines(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 1<<10), 24)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 24)
 	m := newMap[string, int](t, h, MapConfig{})
 	ctx := t.Context()
 	var wg sync.WaitGroup
@@ -187,7 +188,7 @@ func TestMapsAreUsedByManyGoroutines(t *testing.T) {
 }
 
 func TestMapAccessDoesNotAllocate(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 64), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 64), 16)
 	ints := newMap[int, [64]byte](t, h, MapConfig{})
 	pads := newMap[padded, int](t, h, MapConfig{})
 	words := newMap[string, []byte](t, h, MapConfig{})
@@ -212,7 +213,7 @@ func TestMapAccessDoesNotAllocate(t *testing.T) {
 }
 
 func BenchmarkMap(b *testing.B) {
-	h, err := NewHeap(NewMemStore(1<<20, 64), Config{Local: 64 << 20})
+	h, err := NewHeap(heap.NewMemStore(1<<20, 64), Config{Local: 64 << 20})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -4,30 +4,12 @@ import (
 	"bytes"
 	"context"
 	"math/rand/v2"
+	"polder/far/heap"
 	"testing"
 
 	"polder/internal/arena"
 	"polder/internal/invariants"
 )
-
-func TestSizeClassesHoldAndWasteLittle(t *testing.T) {
-	last := -1
-	for n := 0; n <= 300<<10; n++ {
-		c := sizeClass(n)
-		size := classSize(c)
-		switch {
-		case size < n:
-			t.Fatalf("class %d of %d bytes holds %d", c, n, size)
-		case n <= 256 && size-n >= unit, n > 256 && size-n > n/8+unit:
-			t.Fatalf("class %d of %d bytes is %d large", c, n, size)
-		case int(c) < last:
-			t.Fatalf("classes go back from %d to %d at %d bytes", last, c, n)
-		case sizeClass(size) != c:
-			t.Fatalf("class %d holds %d bytes, which are of class %d", c, size, sizeClass(size))
-		}
-		last = int(c)
-	}
-}
 
 func TestTableKeepsWhatItIsGiven(t *testing.T) {
 	var tb table
@@ -146,64 +128,10 @@ func TestTableTakes16BytesAnEntry(t *testing.T) {
 	}
 }
 
-func TestBuffersDoNotOverlapAndComeBack(t *testing.T) {
-	var b buffers
-	if err := b.init(2 * maxBuf); err != nil {
-		t.Fatal(err)
-	}
-	defer b.mapping.Close()
-	r := rand.New(rand.NewPCG(4, 4))
-	held := map[int]buffer{}
-	for i := range 20000 {
-		if r.IntN(2) == 0 {
-			n := 1 + r.IntN(1<<r.IntN(18))
-			p, busy := b.get(n)
-			if (p.b == nil) != (busy != nil) {
-				t.Fatalf("get(%d): a buffer: %v, a channel: %v", n, p.b != nil, busy != nil)
-			}
-			if p.b != nil {
-				if len(p.b) != n {
-					t.Fatalf("get(%d): got %d bytes", n, len(p.b))
-				}
-				for j := range p.b {
-					p.b[j] = byte(i)
-				}
-				held[i] = p
-			}
-			continue
-		}
-		for j, p := range held {
-			if !bytes.Equal(p.b, bytes.Repeat([]byte{byte(j)}, len(p.b))) {
-				t.Fatalf("buffer %d was overwritten", j)
-			}
-			b.put(p)
-			delete(held, j)
-			break
-		}
-	}
-	_, busy := b.get(maxBuf)
-	for _, p := range held {
-		b.put(p)
-	}
-	if busy != nil {
-		<-busy
-	}
-	if b.inUse != 0 && busy != nil {
-		t.Errorf("%d bytes are in use", b.inUse)
-	}
-	if busy != nil {
-		for range 2 {
-			if p, busy := b.get(maxBuf); p.b == nil || busy != nil {
-				t.Error("the blocks have not grown together again")
-			}
-		}
-	}
-}
-
 // The evacuator reads the lengths of entries without a lock, so an entry must
 // not be overwritten with one of other lengths, though it would fit.
 func TestOnlyTheSameLengthsAreOverwritten(t *testing.T) {
-	_, m := newTestHeap(t, NewMemStore(testSegment, 10), Config{})
+	_, m := newTestHeap(t, heap.NewMemStore(testSegment, 10), Config{})
 	at := func(n int) uint64 {
 		mustSet(t, m, []byte("key"), make([]byte, n))
 		sh := m.shard(m.hash([]byte("key")))
@@ -215,7 +143,7 @@ func TestOnlyTheSameLengthsAreOverwritten(t *testing.T) {
 		t.Fatal("the key is not in the index")
 		return 0
 	}
-	if entrySize(3, 255) != entrySize(3, 256) {
+	if heap.RecordSize(3, 255) != heap.RecordSize(3, 256) {
 		t.Fatal("the sizes differ")
 	}
 	first := at(255)
@@ -231,7 +159,7 @@ func TestLocalCallsDoNotAllocate(t *testing.T) {
 	if invariants.Enabled {
 		return // the race detector allocates
 	}
-	_, m := newTestHeap(t, NewMemStore(testSegment, 100), Config{Local: 16 << 20})
+	_, m := newTestHeap(t, heap.NewMemStore(testSegment, 100), Config{Local: 16 << 20})
 	ctx := context.Background()
 	k, v := []byte("key"), value(1, 1000)
 	mustSet(t, m, k, v)
@@ -257,30 +185,30 @@ func sealed(key, val []byte, addr uint64, flags uint16) []byte {
 	r := record{key: key, value: val, expire: 12345, tag: 7, flags: flags}
 	b := make([]byte, r.size())
 	r.put(b, 0x123456789abc, 42)
-	entry(b).seal(addr)
+	heap.Record(b).Seal(addr)
 	return b
 }
 
 func TestEveryDamagedBitIsNoticed(t *testing.T) {
 	const addr = 0x12345
 	good := sealed([]byte("some key"), []byte("and its value"), addr, 0)
-	e, err := decodeEntry(good, addr)
-	if err != nil || string(e.key()) != "some key" || string(e.value()) != "and its value" || e.tag() != 7 || e.expire() != 12345 {
+	e, err := heap.DecodeEntry(good, addr)
+	if err != nil || string(e.Key()) != "some key" || string(e.Value()) != "and its value" || e.Tag() != 7 || e.Expire() != 12345 {
 		t.Fatalf("got %q, %v", e, err)
 	}
-	for i := range 8 * e.end() {
+	for i := range 8 * e.End() {
 		bad := bytes.Clone(good)
 		bad[i/8] ^= 1 << (i % 8)
-		if _, err := decodeEntry(bad, addr); err == nil {
+		if _, err := heap.DecodeEntry(bad, addr); err == nil {
 			t.Errorf("bit %d may be damaged", i)
 		}
-		if i < 8*(headerSize+e.klen()) {
-			if _, err := decodeHead(bad, addr); err == nil {
+		if i < 8*(heap.HeaderSize+e.Klen()) {
+			if _, err := heap.DecodeHead(bad, addr); err == nil {
 				t.Errorf("bit %d may be damaged in the head", i)
 			}
 		}
 	}
-	if _, err := decodeEntry(good, addr+1); err == nil {
+	if _, err := heap.DecodeEntry(good, addr+1); err == nil {
 		t.Error("bytes of another address were taken")
 	}
 }
@@ -289,35 +217,35 @@ func FuzzDecode(f *testing.F) {
 	const addr = 77
 	f.Add(sealed([]byte("k"), []byte("v"), addr, 0))
 	f.Add(sealed(nil, nil, addr, 0))
-	f.Add(sealed([]byte("k"), bigHead{1, 100000, 4096}.encode(), addr, flagBig))
-	f.Add(sealed([]byte("k"), make([]byte, bigHeadSize), addr, flagBig))
+	f.Add(sealed([]byte("k"), bigHead{1, 100000, 4096}.encode(), addr, heap.FlagBig))
+	f.Add(sealed([]byte("k"), make([]byte, bigHeadSize), addr, heap.FlagBig))
 	f.Add([]byte{})
 	f.Add(bytes.Repeat([]byte{0xff}, 100))
 	h := &Heap{pieces: 4096, maxValue: 1 << 20}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		// Far bytes lie in buffers with others behind them.
 		b = append(make([]byte, 0, len(b)+64), b...)
-		for _, decode := range []func([]byte, uint64) (entry, error){decodeHead, decodeEntry} {
+		for _, decode := range []func([]byte, uint64) (heap.Record, error){heap.DecodeHead, heap.DecodeEntry} {
 			e, err := decode(b, addr)
 			if err != nil {
 				continue
 			}
-			if headerSize+len(e.key()) > len(b) || e.far() != addr {
+			if heap.HeaderSize+len(e.Key()) > len(b) || e.Far() != addr {
 				t.Fatalf("decoded %q from %q", e, b)
 			}
-			if e.big() && h.checkBig(e) == nil && bigOf(e).count() < 2 {
+			if e.Big() && h.checkBig(e) == nil && bigOf(e).count() < 2 {
 				t.Fatalf("a large value of %d pieces", bigOf(e).count())
 			}
 		}
-		if e, err := decodeEntry(b, addr); err == nil && e.end() > len(b) {
-			t.Fatalf("decoded %d bytes from %d", e.end(), len(b))
+		if e, err := heap.DecodeEntry(b, addr); err == nil && e.End() > len(b) {
+			t.Fatalf("decoded %d bytes from %d", e.End(), len(b))
 		}
-		if e, err := decodeEntry(b, entryAddr(b)); err == nil {
+		if e, err := heap.DecodeEntry(b, entryAddr(b)); err == nil {
 			// What is right comes out the same when it is written again.
-			c := make(entry, e.size())
+			c := make(heap.Record, e.Size())
 			copy(c, e)
-			c.seal(e.far())
-			if !bytes.Equal(c[:e.end()], e[:e.end()]) && !e.staged() {
+			c.Seal(e.Far())
+			if !bytes.Equal(c[:e.End()], e[:e.End()]) && !e.Staged() {
 				t.Fatalf("got %q, want %q", c, e)
 			}
 		}
@@ -326,8 +254,8 @@ func FuzzDecode(f *testing.F) {
 
 // entryAddr is the address that b claims to be written to.
 func entryAddr(b []byte) uint64 {
-	if len(b) < headerSize {
+	if len(b) < heap.HeaderSize {
 		return 0
 	}
-	return entry(b).far()
+	return heap.Record(b).Far()
 }

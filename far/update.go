@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"polder/far/heap"
 )
 
 // Update calls fn with the present entry of key (found false and a zero
@@ -67,10 +68,10 @@ func (m *ByteMap) look(ctx context.Context, sh *shard, hs hash, key []byte, s *s
 	p, e, st := sh.find(m.h, hs, key, kindEntry, nil, true)
 	switch {
 	case sh.closed:
-	case st == present && !e.big() && !e.expired():
+	case st == present && !e.Big() && !e.Expired():
 		w := sh.t.word(p)
 		*w = w.touched()
-		s.take(e.meta(), 0, append(s.lent[:0], e.value()...))
+		s.take(metaOf(e), 0, append(s.lent[:0], e.Value()...))
 		sh.mu.Unlock()
 		return nil
 	case st == absent:
@@ -115,17 +116,17 @@ func (s *snapshot) need() need {
 }
 
 // is reports whether e is the entry, nil if there is none.
-func (s *snapshot) is(e entry) bool {
+func (s *snapshot) is(e heap.Record) bool {
 	switch {
-	case e == nil || e.expired():
+	case e == nil || e.Expired():
 		return !s.found
 	case !s.found:
 		return false
-	case e.big():
+	case e.Big():
 		return bigOf(e).version == s.version
 	}
-	m := e.meta()
-	return s.version == 0 && m.Tag == s.Tag && m.Expire.Equal(s.Expire) && bytes.Equal(e.value(), s.Value)
+	m := metaOf(e)
+	return s.version == 0 && m.Tag == s.Tag && m.Expire.Equal(s.Expire) && bytes.Equal(e.Value(), s.Value)
 }
 
 // apply does what an update wants, unless the entry is not was any more: then it
@@ -147,7 +148,7 @@ func (m *ByteMap) apply(ctx context.Context, sh *shard, hs hash, key []byte, was
 			if was.is(old) {
 				err = m.insert(sh, hs, p, old, &r)
 			}
-			if !lacksRoom(err) {
+			if !heap.LacksRoom(err) {
 				sh.mu.Unlock()
 				return err
 			}

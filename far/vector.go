@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"iter"
 	"math/bits"
+	"polder/far/heap"
 	"sync"
 	"sync/atomic"
 )
@@ -119,7 +120,7 @@ func (v *Vector[T]) Set(ctx context.Context, i int, x T) error { return v.At(i).
 func (v *Vector[T]) Append(ctx context.Context, xs ...T) error {
 	for len(xs) > 0 {
 		n := 0
-		err := v.tr.h.locked(ctx, &v.mu, func(s *Scope) (p *uint64) {
+		err := v.tr.h.locked(ctx, &v.mu, func(s *heap.Scope) (p *uint64) {
 			n, p = v.append(s, xs)
 			return p
 		})
@@ -133,7 +134,7 @@ func (v *Vector[T]) Append(ctx context.Context, xs ...T) error {
 
 // AppendIn is Append in a scope, which is open, and in which it takes local
 // memory.
-func (v *Vector[T]) AppendIn(s *Scope, xs ...T) error {
+func (v *Vector[T]) AppendIn(s *heap.Scope, xs ...T) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	for len(xs) > 0 {
@@ -148,13 +149,13 @@ func (v *Vector[T]) AppendIn(s *Scope, xs ...T) error {
 
 // append appends as many of xs as go into one object. If it fails, p may be the
 // word that is why.
-func (v *Vector[T]) append(s *Scope, xs []T) (n int, p *uint64) {
+func (v *Vector[T]) append(s *heap.Scope, xs []T) (n int, p *uint64) {
 	i := v.Len()
 	part, c := partOf(i >> v.shift)
 	if v.dir[part] == nil {
-		words, err := v.tr.h.words.run(max(vectorPart<<part>>1, vectorPart), &v.tr.h.logs)
+		words, err := v.tr.h.words.run(max(vectorPart<<part>>1, vectorPart), &v.tr.h.core.Logs)
 		if err != nil {
-			s.fail(s.noRoom(err, wordSize<<part))
+			v.tr.h.core.Fail(s, v.tr.h.core.NoRoom(s, err, wordSize<<part))
 			return 0, nil
 		}
 		v.dir[part] = v.tr.h.zeroRun(words, max(vectorPart<<part>>1, vectorPart), v.tr.c)
@@ -163,7 +164,7 @@ func (v *Vector[T]) append(s *Scope, xs []T) (n int, p *uint64) {
 	p = &v.dir[part][c]
 	o, err := v.tr.h.deref(s, p, derefMut)
 	if err != nil {
-		s.fail(err)
+		v.tr.h.core.Fail(s, err)
 		return 0, p
 	}
 	n = copy(elementsOf[T](o, v.tr.group)[i&(v.tr.group-1):], xs)
@@ -182,7 +183,7 @@ func (h *Heap) zeroRun(first uint64, n int, c *class) []uint64 {
 
 // Pop removes the last element and returns it, or false if there is none.
 func (v *Vector[T]) Pop(ctx context.Context) (x T, ok bool, err error) {
-	err = v.tr.h.locked(ctx, &v.mu, func(s *Scope) *uint64 {
+	err = v.tr.h.locked(ctx, &v.mu, func(s *heap.Scope) *uint64 {
 		var p *uint64
 		x, ok, p = v.pop(s)
 		return p
@@ -191,8 +192,8 @@ func (v *Vector[T]) Pop(ctx context.Context) (x T, ok bool, err error) {
 }
 
 // PopIn is Pop in a scope, which is open.
-func (v *Vector[T]) PopIn(s *Scope) (x T, ok bool, err error) {
-	err = s.in(&v.mu, func(s *Scope) *uint64 {
+func (v *Vector[T]) PopIn(s *heap.Scope) (x T, ok bool, err error) {
+	err = in(s, &v.mu, func(s *heap.Scope) *uint64 {
 		var p *uint64
 		x, ok, p = v.pop(s)
 		return p
@@ -200,7 +201,7 @@ func (v *Vector[T]) PopIn(s *Scope) (x T, ok bool, err error) {
 	return x, ok, err
 }
 
-func (v *Vector[T]) pop(s *Scope) (x T, ok bool, p *uint64) {
+func (v *Vector[T]) pop(s *heap.Scope) (x T, ok bool, p *uint64) {
 	i := v.Len() - 1
 	if i < 0 {
 		return x, false, nil
@@ -244,31 +245,31 @@ func (v *Vector[T]) Clear() { v.Truncate(0) }
 // All iterates over the elements in order, as Array.All does. Elements that are
 // appended meanwhile are not seen; those that are removed may be seen as
 // zeros, or not at all.
-func (v *Vector[T]) All(s *Scope) iter.Seq2[int, *T] { return each(v.Chunks(s, 0, v.Len())) }
+func (v *Vector[T]) All(s *heap.Scope) iter.Seq2[int, *T] { return each(v.Chunks(s, 0, v.Len())) }
 
 // Stream is All for elements without temporal locality.
-func (v *Vector[T]) Stream(s *Scope) iter.Seq2[int, *T] {
+func (v *Vector[T]) Stream(s *heap.Scope) iter.Seq2[int, *T] {
 	return each(v.StreamChunks(s, 0, v.Len()))
 }
 
 // Backward is All from the last element to the first.
-func (v *Vector[T]) Backward(s *Scope) iter.Seq2[int, *T] { return backward[T](v.tr, s, v.Len()) }
+func (v *Vector[T]) Backward(s *heap.Scope) iter.Seq2[int, *T] { return backward[T](v.tr, s, v.Len()) }
 
 // Chunks iterates over the elements from i to j, a group at a time, as
 // Array.Chunks does.
-func (v *Vector[T]) Chunks(s *Scope, i, j int) iter.Seq2[int, []T] { return v.part(s, i, j, 0) }
+func (v *Vector[T]) Chunks(s *heap.Scope, i, j int) iter.Seq2[int, []T] { return v.part(s, i, j, 0) }
 
 // StreamChunks is Chunks for elements without temporal locality.
-func (v *Vector[T]) StreamChunks(s *Scope, i, j int) iter.Seq2[int, []T] {
+func (v *Vector[T]) StreamChunks(s *heap.Scope, i, j int) iter.Seq2[int, []T] {
 	return v.part(s, i, j, derefStream)
 }
 
 // MutChunks is Chunks for elements to be read and written.
-func (v *Vector[T]) MutChunks(s *Scope, i, j int) iter.Seq2[int, []T] {
+func (v *Vector[T]) MutChunks(s *heap.Scope, i, j int) iter.Seq2[int, []T] {
 	return v.part(s, i, j, derefMut)
 }
 
-func (v *Vector[T]) part(s *Scope, i, j, what int) iter.Seq2[int, []T] {
+func (v *Vector[T]) part(s *heap.Scope, i, j, what int) iter.Seq2[int, []T] {
 	if n := v.Len(); i < 0 || i > j || j > n {
 		panic(rangeError{i, j, n})
 	}

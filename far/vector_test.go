@@ -4,6 +4,7 @@ import (
 	"iter"
 	"math"
 	"math/rand/v2"
+	"polder/far/heap"
 	"runtime"
 	"sync"
 	"testing"
@@ -31,7 +32,7 @@ func TestPartsOfAVectorFollowOneAnother(t *testing.T) {
 }
 
 func TestAVectorIsWhatWasAppended(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 1<<11), 24)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<11), 24)
 	v := newVector[int64](t, h, StructureConfig{})
 	var want []int64
 	r := rand.New(rand.NewPCG(3, 3))
@@ -111,7 +112,7 @@ func TestAVectorIsWhatWasAppended(t *testing.T) {
 }
 
 func TestAVectorIsAppendedToByMany(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 1<<10), 24)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 24)
 	v := newVector[int32](t, h, StructureConfig{})
 	const workers, each = 8, 2000
 	var wg sync.WaitGroup
@@ -143,7 +144,7 @@ func TestAVectorIsAppendedToByMany(t *testing.T) {
 }
 
 func TestAVectorHasBounds(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 64), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 64), 16)
 	v := newVector[int32](t, h, StructureConfig{})
 	if err := v.Append(t.Context(), 1, 2, 3); err != nil {
 		t.Fatal(err)
@@ -157,7 +158,7 @@ func TestAVectorHasBounds(t *testing.T) {
 }
 
 func TestAVectorMayShrinkWhileItIsIterated(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 1<<11), 24)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<11), 24)
 	s := h.NewScope()
 	defer s.Close()
 	for name, all := range map[string]func(v *Vector[int64]) iter.Seq2[int, *int64]{
@@ -186,7 +187,7 @@ func TestAVectorMayShrinkWhileItIsIterated(t *testing.T) {
 }
 
 func TestAdviceBeyondAVectorIsPassedOver(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 1<<11), 24)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<11), 24)
 	v := newVector[int64](t, h, StructureConfig{})
 	if err := v.Append(t.Context(), make([]int64, 1000)...); err != nil {
 		t.Fatal(err)
@@ -201,7 +202,7 @@ func TestAdviceBeyondAVectorIsPassedOver(t *testing.T) {
 }
 
 func TestARangeOutsideOfAVectorPanics(t *testing.T) {
-	h := openObjects(t, NewMemStore(tinySegment, 1<<11), 24)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<11), 24)
 	v := newVector[int64](t, h, StructureConfig{})
 	defer func() {
 		err, ok := recover().(runtime.Error)

@@ -1,6 +1,6 @@
 package far
 
-import "math/bits"
+import "polder/far/heap"
 
 // word is the index's record of one entry: where it lies, how large it is,
 // and how often it was used of late. The zero word is an empty place.
@@ -24,11 +24,6 @@ import "math/bits"
 type word uint64
 
 const (
-	unit      = 16 // entries are aligned to it, addresses count it
-	addrBits  = 40
-	addrMask  = 1<<addrBits - 1
-	classBits = 8
-
 	wordTxn    word = 1 << 48
 	wordTTL    word = 1 << 49
 	wordPiece  word = 1 << 50
@@ -48,12 +43,12 @@ const (
 	hotMask  word = 3 << hotShift
 
 	// whereMask selects what identifies the bytes of an entry.
-	whereMask = word(addrMask) | wordFar
+	whereMask = word(heap.AddrMask) | wordFar
 )
 
-func (w word) addr() uint64  { return uint64(w & addrMask) }
+func (w word) addr() uint64  { return uint64(w & heap.AddrMask) }
 func (w word) far() bool     { return w&wordFar != 0 }
-func (w word) size() int     { return classSize(uint8(w >> addrBits)) }
+func (w word) size() int     { return heap.ClassSize(uint8(w >> heap.AddrBits)) }
 func (w word) hot() int      { return int(w >> hotShift) }
 func (w word) flags() word   { return w & (wordTTL | wordPiece | wordBig | wordTxn) }
 func (w word) isLost() bool  { return w&wordLost != 0 }
@@ -101,37 +96,9 @@ func (w word) touched() word {
 }
 
 // at is w moved to another address of the same kind.
-func (w word) at(addr uint64) word { return w&^addrMask | word(addr) }
+func (w word) at(addr uint64) word { return w&^heap.AddrMask | word(addr) }
 
 // newWord makes the word of an entry of size bytes.
 func newWord(addr uint64, size int, flags word) word {
-	return flags | word(sizeClass(size))<<addrBits | word(addr)
+	return flags | word(heap.SizeClass(size))<<heap.AddrBits | word(addr)
 }
-
-// sizeClass is the smallest class that holds n bytes. Classes are exact up to
-// 256 bytes and at most an eighth too large above.
-func sizeClass(n int) uint8 {
-	u := uint((n + unit - 1) / unit)
-	if u < 16 {
-		return uint8(u)
-	}
-	exp := uint(bits.Len(u)) - 4 // u>>exp is in [8, 15]
-	if u&(1<<exp-1) != 0 {
-		u += 1 << exp // a carry into the next exponent comes out right below
-		exp = uint(bits.Len(u)) - 4
-	}
-	return uint8(exp<<3 + u>>exp)
-}
-
-// classSize is the size in bytes of class c.
-func classSize(c uint8) int {
-	if c < 16 {
-		return int(c) * unit
-	}
-	exp := uint(c)>>3 - 1
-	return int(8+uint(c)&7) << exp * unit
-}
-
-// roundSize is n rounded up to its class. Far memory is accounted in it, since
-// a far entry's word tells no more.
-func roundSize(n int) int { return classSize(sizeClass(n)) }

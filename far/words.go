@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"polder/far/heap"
 	"sync"
 	"sync/atomic"
 
@@ -90,7 +91,7 @@ type wordCache struct {
 
 // next returns the number of an unused word of c, filling it from t if it is
 // empty, on behalf of who. It fails as logs.growIndex does.
-func (t *words) next(c *wordCache, l *logs, who claim) (uint64, error) {
+func (t *words) next(c *wordCache, l *heap.Logs, who heap.Claim) (uint64, error) {
 	if c.left == 0 {
 		if err := t.refill(c, l, who); err != nil {
 			return 0, err
@@ -101,7 +102,7 @@ func (t *words) next(c *wordCache, l *logs, who claim) (uint64, error) {
 	return c.first + uint64(i), nil
 }
 
-func (t *words) refill(c *wordCache, l *logs, who claim) error {
+func (t *words) refill(c *wordCache, l *heap.Logs, who heap.Claim) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for t.first < len(t.spare) && t.spare[t.first] == 0 {
@@ -138,12 +139,12 @@ func (t *words) take(g int, words uint64) {
 }
 
 // grow takes n more pages on behalf of who. t.mu must be held.
-func (t *words) grow(n int, l *logs, who claim) error {
+func (t *words) grow(n int, l *heap.Logs, who heap.Claim) error {
 	pages := int(t.pages.Load())
 	if (pages+n)*wordsPerPage > len(t.table) {
-		return fmt.Errorf("cannot make a pointer: all %d words are in use: %w", len(t.table), ErrMetadataFull)
+		return fmt.Errorf("cannot make a pointer: all %d words are in use: %w", len(t.table), heap.ErrMetadataFull)
 	}
-	if err := l.growIndex(int64(n)*wordPage, who); err != nil {
+	if err := l.GrowIndex(int64(n)*wordPage, who); err != nil {
 		return err
 	}
 	for i := pages * wordsPerPage; i < (pages+n)*wordsPerPage; i++ {
@@ -164,18 +165,18 @@ func (t *words) grow(n int, l *logs, who claim) error {
 }
 
 // run hands out n words in a row, at least one, in groups of their own.
-func (t *words) run(n int, l *logs) (first uint64, err error) {
+func (t *words) run(n int, l *heap.Logs) (first uint64, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.pages.Load() == 0 {
-		if err := t.grow(1, l, forMutator); err != nil { // so that word 0 is not in it
+		if err := t.grow(1, l, heap.ForMutator); err != nil { // so that word 0 is not in it
 			return 0, err
 		}
 	}
 	groups := (n + wordGroup - 1) / wordGroup
 	g, missing := t.stretch(groups)
 	if missing > 0 {
-		if err := t.grow((missing+pageGroups-1)/pageGroups, l, forMutator); err != nil {
+		if err := t.grow((missing+pageGroups-1)/pageGroups, l, heap.ForMutator); err != nil {
 			return 0, err
 		}
 	}
@@ -232,11 +233,11 @@ func (t *words) count() (inUse int, pages int64) {
 // pointers is the number of pointers that have been made and not freed.
 func (h *Heap) pointers() int {
 	n, _ := h.words.count()
-	for _, ols := range [][]openLog{h.logs.objects, h.logs.streams} {
+	for _, ols := range [][]heap.OpenLog{h.core.Logs.Objects, h.core.Logs.Streams} {
 		for i := range ols {
-			ols[i].mu.Lock()
+			ols[i].Mu.Lock()
 			n -= bits.OnesCount64(h.cacheOf(&ols[i]).left)
-			ols[i].mu.Unlock()
+			ols[i].Mu.Unlock()
 		}
 	}
 	return n

@@ -2,14 +2,15 @@ package far
 
 import (
 	"math/rand/v2"
+	"polder/far/heap"
 	"testing"
 )
 
 // newWords makes a table, and logs that it takes its pages from.
-func newWords(t *testing.T) (*words, *logs) {
+func newWords(t *testing.T) (*words, *heap.Logs) {
 	t.Helper()
-	h := openObjects(t, NewMemStore(tinySegment, 64), 400)
-	return &h.words, &h.logs
+	h := openObjects(t, heap.NewMemStore(tinySegment, 64), 400)
+	return &h.words, &h.core.Logs
 }
 
 // Words that are in use are nobody else's, and those that were given back are used
@@ -32,7 +33,7 @@ func TestWordsAreHandedOutOnce(t *testing.T) {
 	for range 4000 {
 		switch k := r.IntN(caches + 2); {
 		case k < caches:
-			n, err := ws.next(&cache[k], l, forMutator)
+			n, err := ws.next(&cache[k], l, heap.ForMutator)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -1,4 +1,4 @@
-package far
+package heap
 
 import (
 	"errors"
@@ -16,7 +16,7 @@ func TestCallsThatHaveBegunAreWaitedFor(t *testing.T) {
 		for range workers {
 			wg.Go(func() {
 				for n := 0; ; n++ {
-					if err := h.begin(); err != nil {
+					if err := h.Begin(); err != nil {
 						if !errors.Is(err, ErrClosed) {
 							t.Errorf("got %v, want %v", err, ErrClosed)
 						}
@@ -28,7 +28,7 @@ func TestCallsThatHaveBegunAreWaitedFor(t *testing.T) {
 						t.Error("no call is waited for while one is under way")
 					default:
 					}
-					h.end()
+					h.End()
 				}
 			})
 		}
@@ -38,7 +38,7 @@ func TestCallsThatHaveBegunAreWaitedFor(t *testing.T) {
 		for range workers {
 			<-refused
 		}
-		if err := h.begin(); !errors.Is(err, ErrClosed) {
+		if err := h.Begin(); !errors.Is(err, ErrClosed) {
 			t.Fatalf("afterwards: got %v, want %v", err, ErrClosed)
 		}
 	}
@@ -48,7 +48,7 @@ func TestClosingWaitsForTheLastCall(t *testing.T) {
 	h := new(Heap)
 	h.calls.init()
 	for range 3 {
-		if err := h.begin(); err != nil {
+		if err := h.Begin(); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -59,7 +59,7 @@ func TestClosingWaitsForTheLastCall(t *testing.T) {
 			t.Fatalf("idle while %d calls are under way", left)
 		default:
 		}
-		h.end()
+		h.End()
 	}
 	<-h.calls.idle
 }

@@ -1,4 +1,4 @@
-package far
+package heap
 
 import (
 	"bytes"
@@ -15,19 +15,19 @@ import (
 // closeFor is how long Close waits for scopes that are open.
 const closeFor = 10 * time.Second
 
-// awaitScopes returns when all scopes that were open have been left.
-func (h *core) awaitScopes() error {
-	epoch := h.scopes.advance()
-	if h.scopes.fenced {
-		if err := fence(); err != nil {
+// AwaitScopes returns when all scopes that were open have been left.
+func (h *Heap) AwaitScopes() error {
+	epoch := h.Scopes.Advance()
+	if h.Scopes.Fenced {
+		if err := Fence(); err != nil {
 			return err
 		}
 	}
 	pause := time.NewTimer(0)
 	defer pause.Stop()
-	for end := time.Now().Add(closeFor); !h.scopes.passed(epoch); {
+	for end := time.Now().Add(closeFor); !h.Scopes.Passed(epoch); {
 		if time.Now().After(end) {
-			return fmt.Errorf("a scope is still open, that was made at %s", h.scopes.oldest())
+			return fmt.Errorf("a scope is still open, that was made at %s", h.Scopes.oldest())
 		}
 		<-pause.C
 		pause.Reset(time.Millisecond)
@@ -55,14 +55,14 @@ func position(pc uintptr) string {
 
 // watch looks for scopes that are held too long. It is the janitor's, on every
 // tick.
-func (h *core) watch(now time.Time) {
-	limit := h.cfg.HeldTooLong
+func (h *Heap) watch(now time.Time) {
+	limit := h.Cfg.HeldTooLong
 	if limit == 0 {
 		limit = time.Second
 	}
 	var late []*Scope
 	open := false
-	h.scopes.each(func(s *Scope) {
+	h.Scopes.each(func(s *Scope) {
 		e := atomic.LoadInt64(&s.open)
 		switch {
 		case e == 0:
@@ -81,7 +81,7 @@ func (h *core) watch(now time.Time) {
 	})
 	if open {
 		// So that a scope that is left and entered again is seen to have been.
-		h.scopes.advance()
+		h.Scopes.Advance()
 	}
 	for _, s := range late {
 		s.setExtra(scopeLate)
@@ -123,11 +123,11 @@ func (s *Scope) holder() string {
 // doName is the name of Heap.Do in stacks; immutable.
 var doName string
 
-func init() { doName = runtime.FuncForPC(reflect.ValueOf((*core).Do).Pointer()).Name() }
+func init() { doName = runtime.FuncForPC(reflect.ValueOf((*Heap).Do).Pointer()).Name() }
 
 // isHeldUpHere reports whether the evacuator's pass waits for a scope that the calling
 // goroutine holds. It takes some microseconds.
-func (h *core) isHeldUpHere() bool {
+func (h *Heap) isHeldUpHere() bool {
 	me, mine, pooled := goroutine(), false, false
 	h.eachHeldUp(func(s *Scope) {
 		user := s.user.Load()
@@ -138,15 +138,15 @@ func (h *core) isHeldUpHere() bool {
 }
 
 // heldUpBy returns a scope that the evacuator's pass waits for, or nil.
-func (h *core) heldUpBy() (by *Scope) {
+func (h *Heap) heldUpBy() (by *Scope) {
 	h.eachHeldUp(func(s *Scope) { by = s })
 	return by
 }
 
 // eachHeldUp calls fn for every scope that the evacuator's pass waits for.
-func (h *core) eachHeldUp(fn func(s *Scope)) {
-	epoch := h.pass.epoch.Load()
-	h.scopes.each(func(s *Scope) {
+func (h *Heap) eachHeldUp(fn func(s *Scope)) {
+	epoch := h.Pass.epoch.Load()
+	h.Scopes.each(func(s *Scope) {
 		if e := atomic.LoadInt64(&s.open); e != 0 && e < epoch {
 			fn(s)
 		}

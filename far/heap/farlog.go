@@ -1,4 +1,4 @@
-package far
+package heap
 
 import (
 	"context"
@@ -10,14 +10,14 @@ import (
 	"time"
 )
 
-// storeTimeout bounds every operation on the store that no caller waits for.
-const storeTimeout = 10 * time.Second
+// StoreTimeout bounds every operation on the store that no caller waits for.
+const StoreTimeout = 10 * time.Second
 
-// farSegment is a segment borrowed from the store. It is written once, from
+// FarSegment is a segment borrowed from the store. It is written once, from
 // the front to the back, and lives until nothing refers to it.
-type farSegment struct {
-	seg Segment
-	id  uint64
+type FarSegment struct {
+	Seg Segment
+	ID  uint64
 	age uint64 // order of opening
 
 	lost   atomic.Bool // the store has lost it
@@ -31,13 +31,13 @@ type farSegment struct {
 
 	// live is the bytes, in whole size classes, of the entries that the index
 	// refers to, by itself or through a local copy.
-	live   atomic.Int64
+	Live   atomic.Int64
 	filled atomic.Int64 // end in whole size classes
 	// pins counts the reads under way of objects, and by the cleaner; reads those
 	// of entries, by processor, since two of them for every miss would be at the
 	// same number. They are taken under the lock of a
 	// shard whose index refers to the segment, so none comes once live is 0.
-	pins  atomic.Int64
+	Pins  atomic.Int64
 	reads [readParts]readPart
 }
 
@@ -49,45 +49,45 @@ type readPart struct {
 	n atomic.Int64
 }
 
-// pin keeps s from being given back until unpin is called with what it returns.
-func (s *farSegment) pin() (part int) {
-	part = processor() & (readParts - 1)
+// Pin keeps s from being given back until unpin is called with what it returns.
+func (s *FarSegment) Pin() (part int) {
+	part = Processor() & (readParts - 1)
 	s.reads[part].n.Add(1)
 	return part
 }
 
-// unpin ends a pin, and reports whether s may be dead now.
-func (s *farSegment) unpin(part int) bool {
-	return s.reads[part].n.Add(-1) == 0 && s.dead()
+// Unpin ends a pin, and reports whether s may be dead now.
+func (s *FarSegment) Unpin(part int) bool {
+	return s.reads[part].n.Add(-1) == 0 && s.Dead()
 }
 
-// pinned is the number of reads under way.
-func (s *farSegment) pinned() int64 {
-	n := s.pins.Load()
+// Pinned is the number of reads under way.
+func (s *FarSegment) Pinned() int64 {
+	n := s.Pins.Load()
 	for i := range s.reads {
 		n += s.reads[i].n.Load()
 	}
 	return n
 }
 
-// dead reports whether nothing can refer to s any more.
-func (s *farSegment) dead() bool {
-	return s.sealed.Load() && s.live.Load() == 0 && s.pinned() == 0
+// Dead reports whether nothing can refer to s any more.
+func (s *FarSegment) Dead() bool {
+	return s.sealed.Load() && s.Live.Load() == 0 && s.Pinned() == 0
 }
 
 // dying reports whether there is a segment that waits for reads of it to end.
 func (f *farLog) dying() (yes bool) {
-	f.all(func(s *farSegment) { yes = yes || s.sealed.Load() && s.live.Load() == 0 })
+	f.All(func(s *FarSegment) { yes = yes || s.sealed.Load() && s.Live.Load() == 0 })
 	return yes
 }
 
-// gone reports whether the store has lost s.
-func (s *farSegment) gone() bool {
+// Gone reports whether the store has lost s.
+func (s *FarSegment) Gone() bool {
 	if s.lost.Load() {
 		return true
 	}
 	select {
-	case <-s.seg.Lost():
+	case <-s.Seg.Lost():
 		s.lost.Store(true)
 		return true
 	default:
@@ -98,12 +98,12 @@ func (s *farSegment) gone() bool {
 // farLog is the far memory of a heap: segments, of which one is open and is
 // appended to through a staging buffer, by the evacuator alone.
 type farLog struct {
-	store   Store
-	segSize int
-	units   uint64 // segSize in units of addresses
+	Store   Store
+	SegSize int
+	Units   uint64 // segSize in units of addresses
 
 	// segs are the segments by id, from 1. The slice is replaced to grow.
-	segs atomic.Pointer[[]atomic.Pointer[farSegment]]
+	Segs atomic.Pointer[[]atomic.Pointer[FarSegment]]
 
 	mu    sync.Mutex
 	ids   []uint64  // ids to use again, under mu
@@ -117,34 +117,34 @@ type farLog struct {
 	freed   atomic.Bool  // one has been, since the store was last asked
 
 	// The rest is the evacuator's.
-	open    *farSegment
+	open    *FarSegment
 	staging []byte
 	staged  int // bytes in staging, to be written at open.end
 	age     uint64
-	retry   time.Time // not before then is the store asked for memory again
+	Retry   time.Time // not before then is the store asked for memory again
 	backoff time.Duration
 	err     error // why
 }
 
 func (f *farLog) init(store Store, staging []byte) {
-	f.store, f.segSize, f.staging = store, store.SegmentSize(), staging
-	f.units = uint64(f.segSize / unit)
-	segs := make([]atomic.Pointer[farSegment], 64)
-	f.segs.Store(&segs)
+	f.Store, f.SegSize, f.staging = store, store.SegmentSize(), staging
+	f.Units = uint64(f.SegSize / Unit)
+	segs := make([]atomic.Pointer[FarSegment], 64)
+	f.Segs.Store(&segs)
 }
 
-// seg returns the segment of a far address. There is one as long as the index
+// Seg returns the segment of a far address. There is one as long as the index
 // refers to it.
-func (f *farLog) seg(addr uint64) *farSegment {
-	return (*f.segs.Load())[addr/f.units].Load()
+func (f *farLog) Seg(addr uint64) *FarSegment {
+	return (*f.Segs.Load())[addr/f.Units].Load()
 }
 
-// offset is the offset in bytes of a far address in its segment.
-func (f *farLog) offset(addr uint64) int { return int(addr%f.units) * unit }
+// Offset is the offset in bytes of a far address in its segment.
+func (f *farLog) Offset(addr uint64) int { return int(addr%f.Units) * Unit }
 
-// all calls fn for every segment in use.
-func (f *farLog) all(fn func(s *farSegment)) {
-	segs := *f.segs.Load()
+// All calls fn for every segment in use.
+func (f *farLog) All(fn func(s *FarSegment)) {
+	segs := *f.Segs.Load()
 	for i := range segs {
 		if s := segs[i].Load(); s != nil {
 			fn(s)
@@ -153,61 +153,61 @@ func (f *farLog) all(fn func(s *farSegment)) {
 }
 
 // add makes a borrowed segment one of the log's.
-func (f *farLog) add(seg Segment) (*farSegment, error) {
+func (f *farLog) add(seg Segment) (*FarSegment, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	segs := *f.segs.Load()
+	segs := *f.Segs.Load()
 	var id uint64
 	if n := len(f.ids); n > 0 {
 		id, f.ids = f.ids[n-1], f.ids[:n-1]
 	} else {
 		id = uint64(f.count) + 1
 	}
-	if id*f.units+f.units > addrMask {
+	if id*f.Units+f.Units > AddrMask {
 		return nil, fmt.Errorf("%w: %d segments are more than can be addressed", ErrStoreFull, id)
 	}
 	if id >= uint64(len(segs)) {
-		more := make([]atomic.Pointer[farSegment], 2*len(segs))
+		more := make([]atomic.Pointer[FarSegment], 2*len(segs))
 		for i := range segs {
 			more[i].Store(segs[i].Load())
 		}
-		f.segs.Store(&more)
+		f.Segs.Store(&more)
 		segs = more
 	}
 	f.count++
 	f.age++
-	s := &farSegment{seg: seg, id: id, age: f.age}
+	s := &FarSegment{Seg: seg, ID: id, age: f.age}
 	segs[id].Store(s)
 	return s, nil
 }
 
 // drop forgets a dead segment and gives it back to the store, or keeps it as
 // a spare one or as an idle one.
-func (f *farLog) drop(ctx context.Context, s *farSegment) error {
+func (f *farLog) drop(ctx context.Context, s *FarSegment) error {
 	f.mu.Lock()
-	at := &(*f.segs.Load())[s.id]
+	at := &(*f.Segs.Load())[s.ID]
 	if at.Load() != s {
 		f.mu.Unlock()
 		return nil // somebody else did
 	}
 	at.Store(nil)
-	f.ids = append(f.ids, s.id)
+	f.ids = append(f.ids, s.ID)
 	f.count--
-	if !s.gone() && f.count > 0 && len(f.spare) < f.spares() {
-		f.addSpare(s.seg)
+	if !s.Gone() && f.count > 0 && len(f.spare) < f.spares() {
+		f.addSpare(s.Seg)
 		f.mu.Unlock()
 		return nil
 	}
-	if !s.gone() && len(f.idle) < f.count/2 {
-		f.idle = append(f.idle, idle{s.seg, time.Now()})
+	if !s.Gone() && len(f.idle) < f.count/2 {
+		f.idle = append(f.idle, idle{s.Seg, time.Now()})
 		f.mu.Unlock()
 		return nil
 	}
 	f.mu.Unlock()
-	if s.gone() {
+	if s.Gone() {
 		return nil
 	}
-	_, err := f.giveBack(ctx, debt{seg: s.seg})
+	_, err := f.giveBack(ctx, debt{seg: s.Seg})
 	return err
 }
 
@@ -224,7 +224,7 @@ const maxTries = 100
 // giveBack gives a segment back, or else leaves it to payBack. It fails if it
 // has been tried too often.
 func (f *farLog) giveBack(ctx context.Context, d debt) (done bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
+	ctx, cancel := context.WithTimeout(ctx, StoreTimeout)
 	defer cancel()
 	if err = d.seg.Free(ctx); err == nil {
 		return true, nil
@@ -325,7 +325,7 @@ type idle struct {
 	since time.Time
 }
 
-const idleFor = 500 * time.Millisecond
+const IdleFor = 500 * time.Millisecond
 
 // takeIdle returns an idle segment, or nil. With old set it must have been one for
 // idleFor, or one too many.
@@ -336,7 +336,7 @@ func (f *farLog) takeIdle(old bool) Segment {
 		n := len(f.idle) - 1
 		s := f.idle[n]
 		if old {
-			if s = f.idle[0]; n < f.count/2 && time.Since(s.since) < idleFor {
+			if s = f.idle[0]; n < f.count/2 && time.Since(s.since) < IdleFor {
 				return nil
 			}
 			copy(f.idle, f.idle[1:])
@@ -354,11 +354,11 @@ func (f *farLog) takeIdle(old bool) Segment {
 
 // borrow gets a segment from the store, and a spare one behind it.
 func (f *farLog) borrow(ctx context.Context) (Segment, error) {
-	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
+	ctx, cancel := context.WithTimeout(ctx, StoreTimeout)
 	defer cancel()
 	seg, err := f.takeIdle(false), error(nil)
 	if seg == nil {
-		seg, err = f.store.Alloc(ctx)
+		seg, err = f.Store.Alloc(ctx)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot borrow far memory: %w", err)
@@ -374,9 +374,9 @@ func (f *farLog) borrow(ctx context.Context) (Segment, error) {
 
 // borrowSpare gets a spare segment from the store.
 func (f *farLog) borrowSpare(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
+	ctx, cancel := context.WithTimeout(ctx, StoreTimeout)
 	defer cancel()
-	seg, err := f.store.Alloc(ctx)
+	seg, err := f.Store.Alloc(ctx)
 	if err != nil {
 		return fmt.Errorf("cannot borrow far memory: %w", err)
 	}
@@ -388,24 +388,24 @@ func (f *farLog) borrowSpare(ctx context.Context) error {
 
 // fits reports whether an entry of n bytes can be staged as things are.
 func (f *farLog) fits(n int) bool {
-	return f.open != nil && f.staged+n <= len(f.staging) && f.open.end+f.staged+n <= f.segSize
+	return f.open != nil && f.staged+n <= len(f.staging) && f.open.end+f.staged+n <= f.SegSize
 }
 
 // reserve returns the n bytes behind what is staged, and their address to be, which
 // count as live from now on. fits must have said so.
 func (f *farLog) reserve(n int) ([]byte, uint64) {
-	addr := f.open.id*f.units + uint64(f.open.end+f.staged)/unit
+	addr := f.open.ID*f.Units + uint64(f.open.end+f.staged)/Unit
 	b := f.staging[f.staged : f.staged+n]
 	f.staged += n
-	f.open.live.Add(int64(roundSize(n)))
-	f.open.filled.Add(int64(roundSize(n)))
+	f.open.Live.Add(int64(RoundSize(n)))
+	f.open.filled.Add(int64(RoundSize(n)))
 	return b, addr
 }
 
-// sealCopy makes to, which is as long, a copy of e that is to be written to addr.
-func sealCopy(to []byte, e entry, addr uint64) {
-	clear(to[copy(to, e[:e.end()]):])
-	entry(to).seal(addr)
+// SealCopy makes to, which is as long, a copy of e that is to be written to addr.
+func SealCopy(to []byte, e Record, addr uint64) {
+	clear(to[copy(to, e[:e.End()]):])
+	Record(to).Seal(addr)
 }
 
 // flush writes what is staged. If that fails, the caller has to account for
@@ -415,18 +415,18 @@ func (f *farLog) flush(ctx context.Context) error {
 	if f.staged == 0 {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
+	ctx, cancel := context.WithTimeout(ctx, StoreTimeout)
 	defer cancel()
 	s, p := f.open, f.staging[:f.staged]
-	err := s.seg.Write(ctx, p, s.end)
+	err := s.Seg.Write(ctx, p, s.end)
 	f.staged = 0
-	if err == nil && s.gone() {
-		err = &LostError{s.seg.Name()}
+	if err == nil && s.Gone() {
+		err = &LostError{s.Seg.Name()}
 	}
 	if err != nil {
 		// Not counted in s.end: what cannot be relied on is not cleaned.
 		f.close()
-		return f.failed(fmt.Errorf("cannot evacuate %d bytes to %s: %w", len(p), s.seg.Name(), err))
+		return f.Failed(fmt.Errorf("cannot evacuate %d bytes to %s: %w", len(p), s.Seg.Name(), err))
 	}
 	s.end += len(p)
 	f.succeeded()
@@ -454,17 +454,17 @@ func (f *farLog) openWith(seg Segment) error {
 
 const (
 	minBackoff = 5 * time.Millisecond
-	maxBackoff = time.Second
+	MaxBackoff = time.Second
 )
 
-// failed notes an error of the store, and that it is to be left alone for a
+// Failed notes an error of the store, and that it is to be left alone for a
 // while. A full one is asked again soon.
-func (f *farLog) failed(err error) error {
-	f.backoff = min(max(2*f.backoff, minBackoff), maxBackoff)
+func (f *farLog) Failed(err error) error {
+	f.backoff = min(max(2*f.backoff, minBackoff), MaxBackoff)
 	if errors.Is(err, ErrStoreFull) {
 		f.backoff = minBackoff
 	}
-	f.err, f.retry = err, time.Now().Add(f.backoff)
+	f.err, f.Retry = err, time.Now().Add(f.backoff)
 	return err
 }
 
@@ -472,7 +472,7 @@ func (f *farLog) succeeded() { f.err, f.backoff = nil, 0 }
 
 // resting reports whether the store is to be left alone, and why.
 func (f *farLog) resting() error {
-	if f.err != nil && time.Now().Before(f.retry) {
+	if f.err != nil && time.Now().Before(f.Retry) {
 		return f.err
 	}
 	return nil

@@ -1,6 +1,6 @@
 //go:build amd64 && !race
 
-package far
+package heap
 
 import (
 	"sync/atomic"
@@ -43,6 +43,6 @@ func (s *Scope) isOpen() bool { return s.open != 0 }
 // without membarrier(2) they have to take the slow path.
 const asymmetric = true
 
-// fence makes every store that a mutator did before it visible here, and
+// Fence makes every store that a mutator did before it visible here, and
 // every store done here visible to what mutators load after it.
-func fence() error { return arena.Membarrier() }
+func Fence() error { return arena.Membarrier() }

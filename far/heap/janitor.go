@@ -1,4 +1,4 @@
-package far
+package heap
 
 import "time"
 
@@ -7,39 +7,39 @@ import "time"
 // it do its chores.
 
 const (
-	// sweepEvery is the time between two rounds of chores, and the longest
+	// SweepEvery is the time between two rounds of chores, and the longest
 	// that a loss goes unnoticed if nobody reads.
-	sweepEvery = 100 * time.Millisecond
+	SweepEvery = 100 * time.Millisecond
 	// decayTicks is how many times sweepEvery what is kept in reserve for scopes
 	// stays after the last one that took as much.
 	decayTicks = 20
 )
 
-func (h *core) wakeJanitor() {
+func (h *Heap) WakeJanitor() {
 	select {
 	case h.poke <- struct{}{}:
 	default:
 	}
 }
 
-func (h *core) janitor() {
-	tick := time.NewTicker(sweepEvery)
+func (h *Heap) janitor() {
+	tick := time.NewTicker(SweepEvery)
 	defer tick.Stop()
 	ticks := 0
 	for {
 		timed := false
 		select {
-		case <-h.ctx.Done():
+		case <-h.Ctx.Done():
 			return
 		case <-h.poke:
 		case <-tick.C:
 			timed = true
 		}
-		h.far.all(func(s *farSegment) {
-			if s.gone() && !s.counted {
+		h.Far.All(func(s *FarSegment) {
+			if s.Gone() && !s.counted {
 				s.counted = true
-				name := s.seg.Name()
-				h.lastLost.Store(&name)
+				name := s.Seg.Name()
+				h.LastLost.Store(&name)
 				h.host.Lost(s)
 			}
 		})
@@ -57,10 +57,10 @@ func (h *core) janitor() {
 }
 
 // reap gives all dead segments back and returns how many there were.
-func (h *core) reap() (n int) {
-	h.far.all(func(s *farSegment) {
-		if s.dead() && h.ctx.Err() == nil {
-			h.drop(s)
+func (h *Heap) reap() (n int) {
+	h.Far.All(func(s *FarSegment) {
+		if s.Dead() && h.Ctx.Err() == nil {
+			h.Drop(s)
 			n++
 		}
 	})
@@ -69,51 +69,51 @@ func (h *core) reap() (n int) {
 
 // payBack offers the store again what it would not take back, up to the first
 // that it still does not take.
-func (h *core) payBack() {
-	owed := h.far.takeOwed()
+func (h *Heap) payBack() {
+	owed := h.Far.takeOwed()
 	for i, d := range owed {
-		done, err := h.far.giveBack(h.ctx, d)
+		done, err := h.Far.giveBack(h.Ctx, d)
 		if err != nil {
-			h.count.unreturned.Add(1)
+			h.Count.unreturned.Add(1)
 		}
 		if !done {
-			h.far.owe(owed[i+1:]...)
+			h.Far.owe(owed[i+1:]...)
 			return
 		}
-		h.far.freed.Store(true)
-		h.logs.stir()
-		h.logs.wake()
+		h.Far.freed.Store(true)
+		h.Logs.Stir()
+		h.Logs.Wake()
 	}
 }
 
 // giveIdle gives back the segments that have been idle for long enough, and spare
 // ones that are too many.
-func (h *core) giveIdle() {
+func (h *Heap) giveIdle() {
 	next := func() Segment {
-		if s := h.far.takeSurplus(); s != nil {
+		if s := h.Far.takeSurplus(); s != nil {
 			return s
 		}
-		return h.far.takeIdle(true)
+		return h.Far.takeIdle(true)
 	}
 	for s := next(); s != nil; s = next() {
-		if _, err := h.far.giveBack(h.ctx, debt{seg: s}); err != nil {
-			h.count.unreturned.Add(1)
+		if _, err := h.Far.giveBack(h.Ctx, debt{seg: s}); err != nil {
+			h.Count.unreturned.Add(1)
 		}
-		if h.ctx.Err() != nil {
+		if h.Ctx.Err() != nil {
 			return
 		}
 	}
 }
 
-// drop gives a dead segment back, or leaves that to payBack if the store does
+// Drop gives a dead segment back, or leaves that to payBack if the store does
 // not take it.
-func (h *core) drop(s *farSegment) {
-	h.far.freeing.Add(1)
-	if err := h.far.drop(h.ctx, s); err != nil {
-		h.count.unreturned.Add(1)
+func (h *Heap) Drop(s *FarSegment) {
+	h.Far.freeing.Add(1)
+	if err := h.Far.drop(h.Ctx, s); err != nil {
+		h.Count.unreturned.Add(1)
 	}
-	h.far.freed.Store(true)
-	h.far.freeing.Add(-1)
-	h.logs.stir()
-	h.logs.wake()
+	h.Far.freed.Store(true)
+	h.Far.freeing.Add(-1)
+	h.Logs.Stir()
+	h.Logs.Wake()
 }

@@ -1,4 +1,4 @@
-package far
+package heap
 
 import (
 	"context"
@@ -43,10 +43,10 @@ func (s *MemStore) Alloc(context.Context) (Segment, error) {
 	}
 	s.lent++
 	s.next++
-	return &memSegment{
+	return &MemSegment{
 		store: s,
 		name:  fmt.Sprintf("memory/segment %d", s.next),
-		mem:   make([]byte, s.size),
+		Mem:   make([]byte, s.size),
 		lost:  make(chan struct{}),
 	}, nil
 }
@@ -55,60 +55,60 @@ func (s *MemStore) Alloc(context.Context) (Segment, error) {
 func (s *MemStore) Read(_ context.Context, ops []ReadOp) {
 	for i := range ops {
 		op := &ops[i]
-		op.Err = op.Seg.(*memSegment).read(op.Buf, op.Off)
+		op.Err = op.Seg.(*MemSegment).read(op.Buf, op.Off)
 	}
 }
 
-type memSegment struct {
+type MemSegment struct {
 	store *MemStore
 	name  string
 	lost  chan struct{} // never closed
 
-	mu  sync.RWMutex
-	mem []byte // nil once given back, under mu
+	Mu  sync.RWMutex
+	Mem []byte // nil once given back, under mu
 }
 
 var errFreed = errors.New("the segment has been given back")
 
 // bytes returns the n bytes at off. s.mu must be held.
-func (s *memSegment) bytes(off, n int) ([]byte, error) {
-	if s.mem == nil {
+func (s *MemSegment) bytes(off, n int) ([]byte, error) {
+	if s.Mem == nil {
 		return nil, fmt.Errorf("%s: %w", s.name, errFreed)
 	}
-	if off < 0 || off > len(s.mem) || n > len(s.mem)-off {
-		return nil, fmt.Errorf("%s: [%d, %d+%d) is not within %d bytes", s.name, off, off, n, len(s.mem))
+	if off < 0 || off > len(s.Mem) || n > len(s.Mem)-off {
+		return nil, fmt.Errorf("%s: [%d, %d+%d) is not within %d bytes", s.name, off, off, n, len(s.Mem))
 	}
-	return s.mem[off : off+n], nil
+	return s.Mem[off : off+n], nil
 }
 
-func (s *memSegment) read(p []byte, off int) error {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
+func (s *MemSegment) read(p []byte, off int) error {
+	s.Mu.RLock()
+	defer s.Mu.RUnlock()
 	b, err := s.bytes(off, len(p))
 	copy(p, b)
 	return err
 }
 
-func (s *memSegment) Write(_ context.Context, p []byte, off int) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+func (s *MemSegment) Write(_ context.Context, p []byte, off int) error {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
 	b, err := s.bytes(off, len(p))
 	copy(b, p)
 	return err
 }
 
-func (s *memSegment) Free(context.Context) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.mem == nil {
+func (s *MemSegment) Free(context.Context) error {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	if s.Mem == nil {
 		return fmt.Errorf("%s: %w", s.name, errFreed)
 	}
-	s.mem = nil
+	s.Mem = nil
 	s.store.mu.Lock()
 	s.store.lent--
 	s.store.mu.Unlock()
 	return nil
 }
 
-func (s *memSegment) Lost() <-chan struct{} { return s.lost }
-func (s *memSegment) Name() string          { return s.name }
+func (s *MemSegment) Lost() <-chan struct{} { return s.lost }
+func (s *MemSegment) Name() string          { return s.name }

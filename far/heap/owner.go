@@ -1,4 +1,4 @@
-package far
+package heap
 
 // An Owner is a data structure that refers to records in the logs. The heap
 // moves records between local and far memory; an Owner says of a record whether it refers
@@ -11,20 +11,20 @@ type Owner interface {
 	// If the owner refers to it, it asks ev.place what is to become of it, carries
 	// that out, and reports whether it then refers to the record's new place. It reports false, too,
 	// if it does not refer to the record any more.
-	Evacuate(ev *evacuation, r local) bool
+	Evacuate(ev *Evacuation, r Local) bool
 	// Settled is called when the far copy of r that Evacuate has staged has been written
 	// at addr of s; or has not, if written is false. It makes the owner refer to the far
 	// copy if that was written, s is not lost, and the owner refers to the
 	// local record still, and reports whether it does.
-	Settled(r local, s *farSegment, addr uint64, written bool) bool
+	Settled(r Local, s *FarSegment, addr uint64, written bool) bool
 	// Check refuses a far record that cannot be this owner's. Its checksums are right.
-	Check(e entry) error
+	Check(e Record) error
 	// Live reports whether the owner refers to the far record e, which lies at addr: by itself,
 	// or through a local copy.
-	Live(e entry, addr uint64) bool
+	Live(e Record, addr uint64) bool
 	// Moved makes the owner refer to the copy at to, in s, of the far record
 	// e if it refers to that at from and s is not lost, and reports whether it does.
-	Moved(e entry, from, to uint64, s *farSegment) bool
+	Moved(e Record, from, to uint64, s *FarSegment) bool
 }
 
 // A Marker is the owner of the records that scopes keep in place. The evacuator
@@ -46,7 +46,7 @@ type Host interface {
 	// Marker returns the owner of the records that scopes keep in place.
 	Marker() Marker
 	// Lost is called once for every far segment that the store has lost.
-	Lost(s *farSegment)
+	Lost(s *FarSegment)
 	// Chores is called whenever the janitor has been woken, and, with tick set, every
 	// sweepEvery.
 	Chores(tick bool)

@@ -1,4 +1,4 @@
-package far
+package heap
 
 import "sync/atomic"
 
@@ -22,13 +22,13 @@ type callPart struct {
 
 func (c *calls) init() { c.idle = make(chan struct{}) }
 
-func (c *calls) part() *atomic.Int64 { return &c.parts[processor()&(callParts-1)].n }
+func (c *calls) part() *atomic.Int64 { return &c.parts[Processor()&(callParts-1)].n }
 
-// begin is called by every call that leaves its shard's lock, so that Close
+// Begin is called by every call that leaves its shard's lock, so that Close
 // can wait for it; end when it returns.
 //
 // Hot path: a miss begins and ends once.
-func (h *core) begin() error {
+func (h *Heap) Begin() error {
 	c := &h.calls
 	n := c.part()
 	n.Add(1)
@@ -40,8 +40,8 @@ func (h *core) begin() error {
 	return nil
 }
 
-// end may run on another processor than begin: only the sum counts.
-func (h *core) end() {
+// End may run on another processor than begin: only the sum counts.
+func (h *Heap) End() {
 	c := &h.calls
 	c.part().Add(-1)
 	if c.closed.Load() {

@@ -1,4 +1,4 @@
-package far
+package heap
 
 import (
 	"context"
@@ -7,29 +7,29 @@ import (
 	"time"
 )
 
-// holdFor is how long buffers are held while there is no room: the janitor may
+// HoldFor is how long buffers are held while there is no room: the janitor may
 // need one to make it.
-const holdFor = 100 * time.Millisecond
+const HoldFor = 100 * time.Millisecond
 
-// waitRoom waits until the evacuator has made room.
-func (h *core) waitRoom(ctx context.Context) error { return h.waitFor(ctx, forMutator, nil) }
+// WaitRoom waits until the evacuator has made room.
+func (h *Heap) WaitRoom(ctx context.Context) error { return h.WaitFor(ctx, ForMutator, nil) }
 
-// waitFor is waitRoom for room that c may use. If it takes long, it calls letGo, which may
+// WaitFor is waitRoom for room that c may use. If it takes long, it calls letGo, which may
 // be nil: the caller gives back what others may need.
-func (h *core) waitFor(ctx context.Context, c claim, letGo func()) error {
-	l := &h.logs
-	if c == forMutator && l.isFull() {
+func (h *Heap) WaitFor(ctx context.Context, c Claim, letGo func()) error {
+	l := &h.Logs
+	if c == ForMutator && l.isFull() {
 		return l.errFull()
 	}
 	r := l.join(c)
-	l.wake()
+	l.Wake()
 	var long <-chan time.Time
 	switch {
 	case letGo == nil:
-	case c == forShrink:
+	case c == ForShrink:
 		letGo() // what it reads may be what has to be cleaned
 	default:
-		long = time.After(holdFor)
+		long = time.After(HoldFor)
 	}
 	for {
 		select {
@@ -41,15 +41,15 @@ func (h *core) waitFor(ctx context.Context, c claim, letGo func()) error {
 				return errScopeOpen
 			}
 			r = l.join(c)
-			l.wake()
+			l.Wake()
 		case <-long:
 			letGo()
 			long = nil
-		case <-h.ctx.Done():
+		case <-h.Ctx.Done():
 			return ErrClosed
 		case <-ctx.Done():
 			err := context.Cause(ctx)
-			if why := l.why(); why != nil {
+			if why := l.Why(); why != nil {
 				err = errors.Join(err, why)
 			}
 			if s := h.heldUpBy(); s != nil {

@@ -1,4 +1,4 @@
-package far
+package heap
 
 import (
 	"context"
@@ -6,42 +6,42 @@ import (
 )
 
 // Local returns the budget of local memory in bytes.
-func (h *core) Local() int64 { return h.local.Load() }
+func (h *Heap) Local() int64 { return h.Budget.Load() }
 
 // SetLocal changes the budget of local memory to n bytes, at most
 // Config.MaxLocal. When it returns without an error, the heap has no more than
 // that resident; while it shrinks, new objects and entries wait. It must not be
 // called in a scope. If ctx ends before enough has been evacuated, SetLocal
 // fails, and the heap goes on shrinking in the background.
-func (h *core) SetLocal(ctx context.Context, n int64) error {
-	if n > h.cfg.MaxLocal {
-		return fmt.Errorf("cannot set the local budget to %d bytes: Config.MaxLocal is %d", n, h.cfg.MaxLocal)
+func (h *Heap) SetLocal(ctx context.Context, n int64) error {
+	if n > h.Cfg.MaxLocal {
+		return fmt.Errorf("cannot set the local budget to %d bytes: Config.MaxLocal is %d", n, h.Cfg.MaxLocal)
 	}
-	if err := h.begin(); err != nil {
+	if err := h.Begin(); err != nil {
 		return err
 	}
-	defer h.end()
-	l := &h.logs
-	l.mu.Lock()
+	defer h.End()
+	l := &h.Logs
+	l.Mu.Lock()
 	budget := n - l.others
-	least := int64(minSegments+len(l.open)) * int64(l.segSize)
+	least := int64(minSegments+len(l.Open)) * int64(l.SegSize)
 	if budget < l.index+least {
-		l.mu.Unlock()
+		l.Mu.Unlock()
 		return fmt.Errorf("cannot set the local budget to %d bytes: indexes, words and buffers take %d, and logs at least %d",
 			n, l.index+l.others, least)
 	}
 	l.budget = budget
-	for k := len(l.empty); l.resident > l.allowed(l.index) && k > l.back; k = len(l.empty) {
+	for k := len(l.empty); l.resident > l.allowed(l.index) && k > l.Back; k = len(l.empty) {
 		s := l.empty[k-1]
 		l.empty = l.empty[:k-1]
 		l.discard(s)
 	}
 	l.full.Store(0)
-	l.mu.Unlock()
-	h.local.Store(n)
+	l.Mu.Unlock()
+	h.Budget.Store(n)
 	h.reserveForScopes()
 	for !l.fits() {
-		if err := h.waitRoom(ctx); err != nil {
+		if err := h.WaitRoom(ctx); err != nil {
 			return fmt.Errorf("cannot shrink to %d bytes yet: %w", n, err)
 		}
 	}
@@ -49,8 +49,8 @@ func (h *core) SetLocal(ctx context.Context, n int64) error {
 }
 
 // fits reports whether the logs are within the budget.
-func (l *logs) fits() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func (l *Logs) fits() bool {
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
 	return l.resident <= l.allowed(l.index)
 }

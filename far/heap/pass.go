@@ -1,4 +1,4 @@
-package far
+package heap
 
 import (
 	"slices"
@@ -26,14 +26,14 @@ type pass struct {
 	epoch atomic.Int64
 
 	// passes counts the beginnings and the ends of passes: it is odd during one.
-	passes atomic.Uint64
+	Passes atomic.Uint64
 
 	// best is what passes have gained at the most since others took segments. That
 	// is the measure of whether they still make room: one may gain what the one
 	// before it has lost, for ever.
 	best int
 
-	ev     evacuation
+	Ev     Evacuation
 	pinned []uintptr // the addresses that scopes had pinned when it was over
 }
 
@@ -59,40 +59,40 @@ const (
 // so that it can be copied: by the evacuator, or by those who meet the mark,
 // who race by CAS.
 const (
-	phaseNone     uint32 = iota
-	phaseWaiting         // for scopes that were open before
-	phaseSettling        // what is pinned is being left alone
-	phaseMoving          // the marked objects are nobody's
+	PhaseNone     uint32 = iota
+	PhaseWaiting         // for scopes that were open before
+	PhaseSettling        // what is pinned is being left alone
+	PhaseMoving          // the marked objects are nobody's
 )
 
 // beginPass selects up to n segments of objects and marks what is in them.
-func (h *core) beginPass(n int, what aim) bool {
-	ps := &h.pass
-	ps.segs = h.logs.selectObjects(ps.segs[:0], min(n, passSegments), what)
+func (h *Heap) beginPass(n int, what aim) bool {
+	ps := &h.Pass
+	ps.segs = h.Logs.selectObjects(ps.segs[:0], min(n, passSegments), what)
 	if len(ps.segs) == 0 {
 		return false
 	}
 	ps.number++
-	ps.passes.Add(1)
-	h.count.passes.Add(1)
-	ps.what, ps.ev.kept, ps.ev.full = what, 0, false
-	ps.ev.most = int(keepAtMost * float64(h.logs.segSize*len(ps.segs)))
+	ps.Passes.Add(1)
+	h.Count.passes.Add(1)
+	ps.what, ps.Ev.kept, ps.Ev.full = what, 0, false
+	ps.Ev.most = int(keepAtMost * float64(h.Logs.SegSize*len(ps.segs)))
 	for _, s := range ps.segs {
-		h.logs.segs[s].phase.Store(phaseWaiting)
+		h.Logs.Segs[s].Phase.Store(PhaseWaiting)
 	}
 	failpoint.Hit("far.marking")
 	m := h.host.Marker()
 	for _, s := range ps.segs {
 		h.turn.keep()
-		h.logs.walk(s, func(r local, _ uint16) bool {
-			m.Mark(headNumber(object(r.mem).head()), h.logs.dataOf(r.addr), ps.number)
+		h.Logs.walk(s, func(r Local, _ uint16) bool {
+			m.Mark(HeadNumber(Object(r.Mem).Head()), h.Logs.DataOf(r.Addr), ps.number)
 			return true
 		})
 	}
-	ps.epoch.Store(h.scopes.advance())
+	ps.epoch.Store(h.Scopes.Advance())
 	ps.since = time.Now()
-	if h.scopes.fenced {
-		if err := fence(); err != nil {
+	if h.Scopes.Fenced {
+		if err := Fence(); err != nil {
 			panic("BUG: " + err.Error())
 		}
 	}
@@ -104,27 +104,27 @@ func (h *core) beginPass(n int, what aim) bool {
 // nothing lives, then those without temporal locality, then the rest, in order
 // of age, or of what lives in them if they are to be compacted. Of the former there
 // may be some more.
-func (l *logs) selectObjects(segs []int, n int, what aim) []int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for i := range l.segs[:l.top] {
-		s := &l.segs[i]
-		if !s.sealed || !s.kind.scoped() {
+func (l *Logs) selectObjects(segs []int, n int, what aim) []int {
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	for i := range l.Segs[:l.top] {
+		s := &l.Segs[i]
+		if !s.sealed || !s.Kind.scoped() {
 			continue
 		}
-		if what == compact && s.live.Load() > int64(float64(l.segSize)*(1-worthwhile)) {
+		if what == compact && s.Live.Load() > int64(float64(l.SegSize)*(1-worthwhile)) {
 			continue
 		}
 		segs = append(segs, i)
 	}
 	rank := func(i int) int64 {
-		s := &l.segs[i]
-		switch live := s.live.Load(); {
+		s := &l.Segs[i]
+		switch live := s.Live.Load(); {
 		case live == 0:
 			return -2
 		case what == compact:
 			return live
-		case s.kind == streams && l.seq-s.seq > uint64(float64(l.resident)*streamsLeft):
+		case s.Kind == Streamed && l.seq-s.seq > uint64(float64(l.resident)*streamsLeft):
 			return -1 // the younger ones may have been prefetched, and not used yet
 		}
 		return int64(s.seq)
@@ -136,15 +136,15 @@ func (l *logs) selectObjects(segs []int, n int, what aim) []int {
 			}
 			return 1
 		}
-		return int(int64(l.segs[a].seq) - int64(l.segs[b].seq))
+		return int(int64(l.Segs[a].seq) - int64(l.Segs[b].seq))
 	})
 	if n >= len(segs) {
 		return segs
 	}
-	if what == evict {
+	if what == Evict {
 		some := 0
 		for _, i := range segs[n:] {
-			if s := &l.segs[i]; s.kind == streams || s.live.Load() == 0 {
+			if s := &l.Segs[i]; s.Kind == Streamed || s.Live.Load() == 0 {
 				some++
 			}
 		}
@@ -155,19 +155,19 @@ func (l *logs) selectObjects(segs []int, n int, what aim) []int {
 }
 
 // passReady reports whether the wait of the pass is over.
-func (h *core) passReady() bool { return h.scopes.passed(h.pass.epoch.Load()) }
+func (h *Heap) passReady() bool { return h.Scopes.Passed(h.Pass.epoch.Load()) }
 
 // finishPass evacuates the segments of the pass.
-func (h *core) finishPass() {
-	ps, l := &h.pass, &h.logs
+func (h *Heap) finishPass() {
+	ps, l := &h.Pass, &h.Logs
 	failpoint.Hit("far.settling")
 	for _, s := range ps.segs {
-		l.segs[s].phase.Store(phaseSettling)
+		l.Segs[s].Phase.Store(PhaseSettling)
 	}
 	// Whoever pins from now on sees that the wait is over; the others' pins
 	// are visible.
 	ps.pinned = ps.pinned[:0]
-	h.scopes.each(func(s *Scope) {
+	h.Scopes.each(func(s *Scope) {
 		for i := range s.pins {
 			if addr := s.pins[i].Load(); addr != 0 {
 				ps.pinned = append(ps.pinned, addr)
@@ -176,72 +176,72 @@ func (h *core) finishPass() {
 	})
 	for _, addr := range ps.pinned {
 		// A pin may be of an earlier pass, and what is there be anything.
-		if l.segmentOf(addr).phase.Load() == phaseSettling {
-			h.host.Marker().Unmark(headNumber(l.object(addr).head()), addr)
+		if l.SegmentOf(addr).Phase.Load() == PhaseSettling {
+			h.host.Marker().Unmark(HeadNumber(l.Object(addr).Head()), addr)
 		}
 	}
 	for _, s := range ps.segs {
-		l.segs[s].phase.Store(phaseMoving)
+		l.Segs[s].Phase.Store(PhaseMoving)
 	}
 	failpoint.Hit("far.moving")
 	for _, s := range ps.segs {
 		h.turn.keep()
-		ps.ev.tight = l.tight()
-		h.empty(s, &ps.ev, ps.what)
-		if l.hasRoom() {
+		ps.Ev.Tight = l.tight()
+		h.Empty(s, &ps.Ev, ps.what)
+		if l.HasRoom() {
 			l.finish(nil) // nobody waits for the rest of the pass
 		}
-		h.scopes.roomMade()
+		h.Scopes.RoomMade()
 	}
 	ps.epoch.Store(0)
-	ps.passes.Add(1)
+	ps.Passes.Add(1)
 	failpoint.Hit("far.passed")
 }
 
 // tight reports whether scopes have taken some of what is set aside for them.
-func (l *logs) tight() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.available() < l.keep(forMutator)
+func (l *Logs) tight() bool {
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	return l.available() < l.keep(ForMutator)
 }
 
 // renewed reports whether there are objects that the evacuator has not seen.
-func (l *logs) renewed() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func (l *Logs) renewed() bool {
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
 	fresh := l.fresh
 	l.fresh = false
 	return fresh
 }
 
 // gained is the number of segments that the evacuator has made room of so far.
-func (l *logs) gained() int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func (l *Logs) gained() int {
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
 	return l.gain
 }
 
 // leave ends the pass for segment s, and takes it back if nothing is left in it of which
 // anybody may hold an address.
-func (h *core) leave(s int) {
-	l := &h.logs
-	seg := &l.segs[s]
-	if seg.live.Load() != 0 {
+func (h *Heap) leave(s int) {
+	l := &h.Logs
+	seg := &l.Segs[s]
+	if seg.Live.Load() != 0 {
 		// What is left is what could not be moved, or was used meanwhile.
 		m := h.host.Marker()
-		l.walk(s, func(r local, _ uint16) bool {
-			m.Unmark(headNumber(object(r.mem).head()), l.dataOf(r.addr))
+		l.walk(s, func(r Local, _ uint16) bool {
+			m.Unmark(HeadNumber(Object(r.Mem).Head()), l.DataOf(r.Addr))
 			return true
 		})
 	}
-	seg.phase.Store(phaseNone)
-	if seg.live.Load() == 0 && seg.freed.Load() < h.pass.epoch.Load() {
-		h.release(s)
+	seg.Phase.Store(PhaseNone)
+	if seg.Live.Load() == 0 && seg.Freed.Load() < h.Pass.epoch.Load() {
+		h.takeBack(s)
 		return
 	}
 	// It comes last next time: others may have become easier.
-	l.mu.Lock()
+	l.Mu.Lock()
 	l.seq++
 	seg.seq = l.seq
-	l.mu.Unlock()
+	l.Mu.Unlock()
 }

@@ -1,4 +1,4 @@
-package far
+package heap
 
 import (
 	"errors"
@@ -37,64 +37,64 @@ type aim uint8
 
 const (
 	compact    aim = iota // keep them
-	evict                 // keep the hot
+	Evict                 // keep the hot
 	evictClean            // keep the hot, and those without a far copy
 )
 
-func (h *core) evacuator() {
+func (h *Heap) evacuator() {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
 		select {
-		case <-h.ctx.Done():
-			h.logs.finish(ErrClosed)
+		case <-h.Ctx.Done():
+			h.Logs.finish(ErrClosed)
 			return
-		case <-h.logs.kick:
+		case <-h.Logs.kick:
 		case <-timer.C:
 		}
 		h.turn.begin()
-		for h.ctx.Err() == nil && h.makeRoom() {
+		for h.Ctx.Err() == nil && h.makeRoom() {
 			h.turn.keep()
 		}
-		if h.pass.active() {
+		if h.Pass.active() {
 			h.askWaiters()
 			timer.Reset(minPoll)
 		}
 		if err := h.tidy(); err != nil {
-			h.logs.note(err)
+			h.Logs.note(err)
 		}
-		if d, ok := h.retryIn(); ok {
+		if d, ok := h.RetryIn(); ok {
 			timer.Reset(d)
 		}
 	}
 }
 
-// retryIn reports whether there is work that nothing wakes the evacuator for,
+// RetryIn reports whether there is work that nothing wakes the evacuator for,
 // and when to look at it: a failure of the store has left some undone, or scopes
 // have to be left. Who waits for room wakes the evacuator once, so that it must
 // not miss the end of its rest, however long it was held up.
-func (h *core) retryIn() (time.Duration, bool) {
-	if h.pass.active() {
+func (h *Heap) RetryIn() (time.Duration, bool) {
+	if h.Pass.active() {
 		// The longer it has waited, the less it matters.
-		waited := time.Since(h.pass.since)
-		return min(max(waited/8, minPoll), maxPoll), true
+		waited := time.Since(h.Pass.since)
+		return min(max(waited/8, minPoll), MaxPoll), true
 	}
-	if h.far.err == nil || errors.Is(h.far.err, ErrStoreFull) {
-		return maxPoll, h.barren > 0 && !h.logs.satisfied()
+	if h.Far.err == nil || errors.Is(h.Far.err, ErrStoreFull) {
+		return MaxPoll, h.barren > 0 && !h.Logs.Satisfied()
 	}
-	d := time.Until(h.far.retry)
-	return max(d, minBackoff), d > 0 || !h.logs.satisfied()
+	d := time.Until(h.Far.Retry)
+	return max(d, minBackoff), d > 0 || !h.Logs.Satisfied()
 }
 
 // askWaiters has those who wait for room look whether it is a scope of theirs that
 // the pass waits for.
-func (h *core) askWaiters() {
-	ps := &h.pass
-	if time.Since(ps.since) < patience || time.Since(ps.asked) < patience || h.logs.hasRoom() {
+func (h *Heap) askWaiters() {
+	ps := &h.Pass
+	if time.Since(ps.since) < patience || time.Since(ps.asked) < patience || h.Logs.HasRoom() {
 		return
 	}
 	ps.asked = time.Now()
-	h.logs.finish(errHeldUp)
+	h.Logs.finish(errHeldUp)
 }
 
 // barrenMost is how many passes in a row may make no room until the evacuator
@@ -103,7 +103,7 @@ const barrenMost = 10
 
 const (
 	minPoll = 20 * time.Microsecond
-	maxPoll = time.Millisecond
+	MaxPoll = time.Millisecond
 	// patience is how long the end of a pass is waited for, while there is some
 	// room, before something else is evacuated.
 	patience = 10 * time.Millisecond
@@ -130,38 +130,38 @@ func (t *turn) keep() {
 
 // makeRoom does a piece of work if there is too little room, and reports
 // whether it should be called again.
-func (h *core) makeRoom() bool {
-	l := &h.logs
+func (h *Heap) makeRoom() bool {
+	l := &h.Logs
 	h.shrinking = l.shrinkWaits()
-	if h.pass.active() && h.passReady() {
+	if h.Pass.active() && h.passReady() {
 		h.finishPass()
-		if n := l.gained(); l.renewed() || n > h.pass.best {
-			h.pass.best, h.barren = n, 0
+		if n := l.gained(); l.renewed() || n > h.Pass.best {
+			h.Pass.best, h.barren = n, 0
 		} else {
 			h.barren++
 		}
 		switch {
 		case l.roomForWaiting():
 			l.finish(nil)
-		case h.barren >= barrenMost && (h.pass.ev.full || h.far.err != nil):
+		case h.barren >= barrenMost && (h.Pass.Ev.full || h.Far.err != nil):
 			h.stuck()
 		}
 		return h.barren < barrenMost
 	}
-	if l.satisfied() && !h.forced.Swap(false) {
+	if l.Satisfied() && !h.Forced.Swap(false) {
 		l.finish(nil)
 		return false
 	}
-	if h.pass.active() && l.hasRoom() && time.Since(h.pass.since) < patience {
+	if h.Pass.active() && l.HasRoom() && time.Since(h.Pass.since) < patience {
 		return false // entries need not go in the place of what the pass will free
 	}
 	s, what := h.victim()
-	if !h.pass.active() && h.objectsFirst(s, what) && h.beginPass(h.lacking(), what) {
+	if !h.Pass.active() && h.objectsFirst(s, what) && h.beginPass(h.lacking(), what) {
 		return h.passReady()
 	}
-	if h.evacuate(s, what) || what != evict && h.farReady(unit) && h.evacuate(l.oldest(), evict) {
+	if h.evacuate(s, what) || what != Evict && h.FarReady(Unit) && h.evacuate(l.oldest(), Evict) {
 		h.barren = 0
-	} else if h.pass.active() || h.beginPass(h.lacking(), evict) {
+	} else if h.Pass.active() || h.beginPass(h.lacking(), Evict) {
 		return h.passReady()
 	} else {
 		h.stuck()
@@ -176,36 +176,36 @@ func (h *core) makeRoom() bool {
 // lacking is the number of segments that there are too few, or will be when
 // those who wait to enter a scope have taken theirs: a pass waits for scopes
 // however little it takes.
-func (h *core) lacking() int {
-	l := &h.logs
-	wanted := h.scopes.wanted()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return max(l.low+l.want+1+(wanted+l.segSize-1)/l.segSize-l.available(), 1)
+func (h *Heap) lacking() int {
+	l := &h.Logs
+	wanted := h.Scopes.wanted()
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	return max(l.low+l.want+1+(wanted+l.SegSize-1)/l.SegSize-l.available(), 1)
 }
 
 // objectsFirst reports whether there is a segment of objects that should be
 // emptied rather than segment s of entries, which may be -1: one in which nothing
 // lives or that is without temporal locality, one with less in it if they are
 // compacted, or an older one.
-func (h *core) objectsFirst(s int, what aim) bool {
-	l := &h.logs
+func (h *Heap) objectsFirst(s int, what aim) bool {
+	l := &h.Logs
 	var one [1]int
 	segs := l.selectObjects(one[:0], 1, what)
 	if len(segs) == 0 || s < 0 {
 		return len(segs) > 0
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	o, e := &l.segs[segs[0]], &l.segs[s]
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	o, e := &l.Segs[segs[0]], &l.Segs[s]
 	switch {
-	case e.live.Load() == 0:
+	case e.Live.Load() == 0:
 		return false
-	case o.live.Load() == 0:
+	case o.Live.Load() == 0:
 		return true
 	case what == compact:
-		return o.live.Load() < e.live.Load()
-	case o.kind == streams:
+		return o.Live.Load() < e.Live.Load()
+	case o.Kind == Streamed:
 		return true
 	}
 	return o.seq < e.seq
@@ -213,30 +213,30 @@ func (h *core) objectsFirst(s int, what aim) bool {
 
 // stuck ends the waiting of those who need room that cannot be made: at once
 // if the store is full or nothing local can go, otherwise their deadlines do.
-func (h *core) stuck() {
-	l := &h.logs
+func (h *Heap) stuck() {
+	l := &h.Logs
 	if l.roomForWaiting() {
 		l.finish(nil) // there is nothing more to evacuate, and no need to
 		return
 	}
 	if !h.shrinking && l.shrinkWaits() {
-		l.wake() // who has come meanwhile may use more
+		l.Wake() // who has come meanwhile may use more
 		return
 	}
-	l.mu.Lock()
+	l.Mu.Lock()
 	l.want = 0 // who wants it still will say so again
-	l.mu.Unlock()
-	switch err := h.far.err; {
-	case h.barren > 0 && err == nil && !h.pass.ev.full:
+	l.Mu.Unlock()
+	switch err := h.Far.err; {
+	case h.barren > 0 && err == nil && !h.Pass.Ev.full:
 		// What is local is in use. That changes.
 	case err != nil && !errors.Is(err, ErrStoreFull):
 		l.note(err)
-	case h.host.Freeing() || h.far.freeing.Load() > 0 || h.shrinking && h.far.dying():
+	case h.host.Freeing() || h.Far.freeing.Load() > 0 || h.shrinking && h.Far.dying():
 		// The janitor is about to make room, and will wake us.
-	case h.far.freed.Load() && h.barren < 2*barrenMost:
-		l.wake() // it just has; but cleaning may do so for ever
+	case h.Far.freed.Load() && h.barren < 2*barrenMost:
+		l.Wake() // it just has; but cleaning may do so for ever
 	default:
-		l.inUse.Store(err == nil && !h.pass.ev.full && !h.far.owing())
+		l.inUse.Store(err == nil && !h.Pass.Ev.full && !h.Far.owing())
 		l.full.Store(time.Now().Add(minBackoff).UnixNano())
 		l.finish(l.errFull())
 	}
@@ -244,30 +244,30 @@ func (h *core) stuck() {
 
 // victim chooses the segment to work on and what to do with it; -1 if there is
 // none that would yield room.
-func (h *core) victim() (int, aim) {
-	l := &h.logs
+func (h *Heap) victim() (int, aim) {
+	l := &h.Logs
 	if live, usable := l.usage(); h.barren == 0 && float64(live) < compactBelow*float64(usable) {
-		s := l.sparsest(func(s *logSegment) int64 { return s.live.Load() })
+		s := l.sparsest(func(s *LogSegment) int64 { return s.Live.Load() })
 		var one [1]int
 		if s >= 0 || len(l.selectObjects(one[:0], 1, compact)) > 0 {
 			return s, compact
 		}
 	}
-	if h.farReady(unit) {
-		return l.oldest(), evict
+	if h.FarReady(Unit) {
+		return l.oldest(), Evict
 	}
-	s := l.sparsest(func(s *logSegment) int64 { return s.live.Load() - s.clean.Load() })
+	s := l.sparsest(func(s *LogSegment) int64 { return s.Live.Load() - s.Clean.Load() })
 	return s, evictClean
 }
 
 // sparsest returns the sealed segment with the least cost, in bytes that would
 // have to be kept, or -1 if none is worthwhile.
-func (l *logs) sparsest(cost func(s *logSegment) int64) int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	best, least := -1, int64(float64(l.segSize)*(1-worthwhile))
-	for i := range l.segs[:l.top] {
-		if s := &l.segs[i]; s.sealed && !s.kind.scoped() {
+func (l *Logs) sparsest(cost func(s *LogSegment) int64) int {
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	best, least := -1, int64(float64(l.SegSize)*(1-worthwhile))
+	for i := range l.Segs[:l.top] {
+		if s := &l.Segs[i]; s.sealed && !s.Kind.scoped() {
 			if c := cost(s); c < least {
 				best, least = i, c
 			}
@@ -277,33 +277,33 @@ func (l *logs) sparsest(cost func(s *logSegment) int64) int {
 }
 
 // oldest returns the oldest sealed segment, or -1.
-func (l *logs) oldest() int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func (l *Logs) oldest() int {
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
 	best := -1
-	for i := range l.segs[:l.top] {
-		s := &l.segs[i]
-		if !s.sealed || s.kind.scoped() {
+	for i := range l.Segs[:l.top] {
+		s := &l.Segs[i]
+		if !s.sealed || s.Kind.scoped() {
 			continue
 		}
-		if best < 0 || s.seq < l.segs[best].seq {
+		if best < 0 || s.seq < l.Segs[best].seq {
 			best = i
 		}
-		if s.live.Load() == 0 {
+		if s.Live.Load() == 0 {
 			return i
 		}
 	}
 	return best
 }
 
-// evacuation is the emptying of segments of the local logs.
-type evacuation struct {
-	h    *core
+// Evacuation is the emptying of segments of the local logs.
+type Evacuation struct {
+	h    *Heap
 	what aim
 
 	kept  int  // bytes that were kept for being hot
 	most  int  // how many may be
-	tight bool // scopes live on their reserve, of which nothing may be used to keep what is hot
+	Tight bool // scopes live on their reserve, of which nothing may be used to keep what is hot
 	full  bool // the store had no room
 
 	// Of the record that Evacuate is about:
@@ -315,15 +315,15 @@ type evacuation struct {
 	staged []stagedRecord
 }
 
-// local is a record in the local logs.
-type local struct {
-	mem  []byte // the record, and what lies behind it
-	addr uint64 // in units
+// Local is a record in the local logs.
+type Local struct {
+	Mem  []byte // the record, and what lies behind it
+	Addr uint64 // in units
 }
 
 // stagedRecord is a record whose far copy is being written.
 type stagedRecord struct {
-	local local
+	local Local
 	n     int    // bytes here
 	size  int    // bytes of the far copy, in whole classes
 	far   uint64 // where the far copy is going to be
@@ -334,84 +334,84 @@ type fate uint8
 
 const (
 	fateNone    fate = iota // nothing, as far as the heap knows
-	fateKept                // it moves to the end of the logs
-	fateDropped             // it has an equal far copy, which is used from now on
-	fateStaged              // it is written to far memory, but not yet
+	FateKept                // it moves to the end of the logs
+	FateDropped             // it has an equal far copy, which is used from now on
+	FateStaged              // it is written to far memory, but not yet
 	fateFull                // it has to wait until what is staged has been written
-	fateStuck               // it stays, since there is no room to move it to
+	FateStuck               // it stays, since there is no room to move it to
 )
 
-// place decides what becomes of the record that Evacuate is about, of n bytes in
+// Place decides what becomes of the record that Evacuate is about, of n bytes in
 // local memory and size bytes in far memory. Hot says that it was used of late,
 // clean that it has an equal far copy. If it is to be kept or staged, place
 // returns the memory to which Evacuate has to copy it, and the address, before the
 // owner lets go of what keeps the record as it is.
-func (ev *evacuation) place(from kind, n, size int, hot, clean bool) (f fate, to []byte, at uint64) {
+func (ev *Evacuation) Place(from Kind, n, size int, hot, clean bool) (f fate, to []byte, at uint64) {
 	h := ev.h
 	ev.n, ev.far = n, size
 	defer func() { ev.fate, ev.at = f, at }()
-	if ev.what == compact || hot && !ev.tight && ev.kept+n <= ev.most || ev.what == evictClean && !clean {
-		ol := h.logs.hot(from)
-		ol.mu.Lock()
-		to, at, ok := h.logs.place(ol, n, forEvacuator)
-		ol.mu.Unlock() // the evacuator walks over it when it is sealed, which is later
+	if ev.what == compact || hot && !ev.Tight && ev.kept+n <= ev.most || ev.what == evictClean && !clean {
+		ol := h.Logs.Hot(from)
+		ol.Mu.Lock()
+		to, at, ok := h.Logs.Place(ol, n, ForEvacuator)
+		ol.Mu.Unlock() // the evacuator walks over it when it is sealed, which is later
 		if ok {
-			return fateKept, to, at
+			return FateKept, to, at
 		}
-		if ev.what != evict {
-			return fateStuck, nil, 0
+		if ev.what != Evict {
+			return FateStuck, nil, 0
 		}
 	}
 	if clean {
-		return fateDropped, nil, 0
+		return FateDropped, nil, 0
 	}
-	if !h.far.fits(size) {
+	if !h.Far.fits(size) {
 		return fateFull, nil, 0
 	}
-	to, at = h.far.reserve(size)
-	return fateStaged, to, at
+	to, at = h.Far.reserve(size)
+	return FateStaged, to, at
 }
 
-// cools reports whether what is kept is to count as used less of late than before.
-func (ev *evacuation) cools() bool { return ev.what != compact }
+// Cools reports whether what is kept is to count as used less of late than before.
+func (ev *Evacuation) Cools() bool { return ev.what != compact }
 
-// empty moves what lives in segment s elsewhere, and reports whether that has made
+// Empty moves what lives in segment s elsewhere, and reports whether that has made
 // some room. If the store fails, what could not be written stays where it is.
-func (h *core) empty(s int, ev *evacuation, what aim) bool {
-	l := &h.logs
-	seg := &l.segs[s]
-	before := seg.live.Load()
-	h.count.evacuatedSegments.Add(1)
+func (h *Heap) Empty(s int, ev *Evacuation, what aim) bool {
+	l := &h.Logs
+	seg := &l.Segs[s]
+	before := seg.Live.Load()
+	h.Count.evacuatedSegments.Add(1)
 	ev.what = what
 	var failed error
-	l.walk(s, func(r local, id uint16) bool {
+	l.walk(s, func(r Local, id uint16) bool {
 		o := h.host.Owner(id)
 		for {
 			ev.fate = fateNone
 			switch ok := o.Evacuate(ev, r); ev.fate {
-			case fateKept:
+			case FateKept:
 				if !ok {
-					l.seg(ev.at).live.Add(-int64(ev.n))
+					l.Seg(ev.at).Live.Add(-int64(ev.n))
 					return true
 				}
 				ev.kept += ev.n
-				seg.live.Add(-int64(ev.n))
-			case fateDropped:
+				seg.Live.Add(-int64(ev.n))
+			case FateDropped:
 				if ok {
-					seg.live.Add(-int64(ev.n))
-					h.count.evacuatedClean.Add(1)
+					seg.Live.Add(-int64(ev.n))
+					h.Count.evacuatedClean.Add(1)
 				}
-			case fateStaged:
-				ev.staged = append(ev.staged, stagedRecord{r, ev.n, roundSize(ev.far), ev.at})
-			case fateStuck:
+			case FateStaged:
+				ev.staged = append(ev.staged, stagedRecord{r, ev.n, RoundSize(ev.far), ev.at})
+			case FateStuck:
 				return what != compact // others may be clean
 			case fateFull:
 				if err := h.settle(ev, seg); err != nil {
 					failed = err
 					ev.what = evictClean
-				} else if !h.farReady(ev.far) {
-					ev.full = h.far.err == nil || errors.Is(h.far.err, ErrStoreFull)
-					h.far.close() // it is as good as full
+				} else if !h.FarReady(ev.far) {
+					ev.full = h.Far.err == nil || errors.Is(h.Far.err, ErrStoreFull)
+					h.Far.close() // it is as good as full
 					ev.what = evictClean
 				}
 				continue // try this one again
@@ -423,98 +423,98 @@ func (h *core) empty(s int, ev *evacuation, what aim) bool {
 		failed = err
 	}
 	l.note(failed)
-	after := seg.live.Load()
-	if seg.kind.scoped() {
+	after := seg.Live.Load()
+	if seg.Kind.scoped() {
 		h.leave(s)
 	} else if after == 0 {
-		h.release(s)
+		h.takeBack(s)
 	}
 	return after == 0 || after < before
 }
 
 // settle writes what is staged, all of which is from seg, and tells the owners.
-func (h *core) settle(ev *evacuation, seg *logSegment) error {
-	to, bytes := h.far.open, h.far.staged
-	err := h.far.flush(h.ctx)
+func (h *Heap) settle(ev *Evacuation, seg *LogSegment) error {
+	to, bytes := h.Far.open, h.Far.staged
+	err := h.Far.flush(h.Ctx)
 	if err == nil {
-		h.count.bytesOut.Add(uint64(bytes))
+		h.Count.bytesOut.Add(uint64(bytes))
 	}
 	failpoint.Hit("far.settled")
 	for _, d := range ev.staged {
 		if !h.host.Owner(seg.owner(d.local)).Settled(d.local, to, d.far, err == nil) {
-			to.live.Add(-int64(d.size))
+			to.Live.Add(-int64(d.size))
 			continue
 		}
-		h.count.evacuated.Add(1)
-		seg.live.Add(-int64(d.n))
+		h.Count.evacuated.Add(1)
+		seg.Live.Add(-int64(d.n))
 	}
 	clear(ev.staged)
 	ev.staged = ev.staged[:0]
-	if to != nil && to.dead() {
-		h.wakeJanitor()
+	if to != nil && to.Dead() {
+		h.WakeJanitor()
 	}
 	return err
 }
 
-// release takes back a segment to which nobody refers, and of which nobody holds an
+// takeBack takes back a segment to which nobody refers, and of which nobody holds an
 // address.
-func (h *core) release(s int) {
-	l := &h.logs
+func (h *Heap) takeBack(s int) {
+	l := &h.Logs
 	if invariants.Enabled {
 		// Whoever reads an object after leaving its scope finds this.
-		b := l.mem[s*l.segSize:][:l.segs[s].used]
+		b := l.mem[s*l.SegSize:][:l.Segs[s].Used]
 		for i := range b {
 			b[i] = 0xdb
 		}
 	}
-	l.segs[s].freed.Store(0)
-	l.release(s)
+	l.Segs[s].Freed.Store(0)
+	l.Release(s)
 }
 
 // evacuate empties segment s of what no scope keeps in place, and reports whether that has
 // made some room; -1 is no segment.
-func (h *core) evacuate(s int, what aim) bool {
+func (h *Heap) evacuate(s int, what aim) bool {
 	if s < 0 {
 		return false
 	}
-	h.entries.kept, h.entries.most = 0, int(keepAtMost*float64(h.logs.segSize))
-	return h.empty(s, &h.entries, what)
+	h.entries.kept, h.entries.most = 0, int(keepAtMost*float64(h.Logs.SegSize))
+	return h.Empty(s, &h.entries, what)
 }
 
-// satisfied reports whether there are as many empty segments as there should
+// Satisfied reports whether there are as many empty segments as there should
 // be.
-func (l *logs) satisfied() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func (l *Logs) Satisfied() bool {
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
 	return l.available() > l.low+l.want
 }
 
-// hasRoom reports whether a mutator could open a segment.
-func (l *logs) hasRoom() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.available() > l.keep(forMutator)+l.want
+// HasRoom reports whether a mutator could open a segment.
+func (l *Logs) HasRoom() bool {
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	return l.available() > l.keep(ForMutator)+l.want
 }
 
 // shrinkWaits reports whether somebody waits for room for what shrinks.
-func (l *logs) shrinkWaits() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func (l *Logs) shrinkWaits() bool {
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
 	return l.shrinks > 0
 }
 
 // roomForWaiting reports whether some of those who wait for room could open a
 // segment.
-func (l *logs) roomForWaiting() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func (l *Logs) roomForWaiting() bool {
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
 	n := l.available()
-	return n > l.keep(forMutator)+l.want || l.shrinks > 0 && n > l.keep(forShrink)
+	return n > l.keep(ForMutator)+l.want || l.shrinks > 0 && n > l.keep(ForShrink)
 }
 
 // note remembers why the store takes nothing just now.
-func (l *logs) note(err error) {
-	l.mu.Lock()
+func (l *Logs) note(err error) {
+	l.Mu.Lock()
 	l.trouble = err
-	l.mu.Unlock()
+	l.Mu.Unlock()
 }

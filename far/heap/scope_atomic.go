@@ -1,6 +1,6 @@
 //go:build !amd64 || race
 
-package far
+package heap
 
 import (
 	"sync/atomic"
@@ -38,4 +38,4 @@ func (s *Scope) isOpen() bool { return atomic.LoadInt64(&s.open) != 0 }
 // asymmetric says that mutators leave the fences to the evacuator.
 const asymmetric = false
 
-func fence() error { return nil }
+func Fence() error { return nil }

@@ -1,4 +1,4 @@
-package far
+package heap
 
 import (
 	"context"
@@ -22,10 +22,10 @@ const (
 	worthCleaning = 1.0 / 16
 )
 
-// farReady sees to it that the open segment has room for n bytes. Nothing may
+// FarReady sees to it that the open segment has room for n bytes. Nothing may
 // be staged.
-func (h *core) farReady(n int) bool {
-	f := &h.far
+func (h *Heap) FarReady(n int) bool {
+	f := &h.Far
 	owing := f.owing()
 	may := h.shrinking || !owing
 	if may && f.hasRoom(n) {
@@ -58,7 +58,7 @@ func (h *core) farReady(n int) bool {
 	full := f.open == nil
 	for range tries {
 		s := f.sparsest()
-		if s == nil || float64(s.live.Load()) > (1-worth)*float64(f.segSize) {
+		if s == nil || float64(s.Live.Load()) > (1-worth)*float64(f.SegSize) {
 			return false
 		}
 		if !owing || full {
@@ -69,7 +69,7 @@ func (h *core) farReady(n int) bool {
 		}
 		err := h.clean(s, false)
 		if full = owing && errors.Is(err, ErrStoreFull); err != nil && !full {
-			h.logs.note(err)
+			h.Logs.note(err)
 			return false
 		}
 		owing = f.owing()
@@ -82,42 +82,42 @@ func (h *core) farReady(n int) bool {
 
 // hasRoom reports whether n bytes can be appended to the open segment.
 func (f *farLog) hasRoom(n int) bool {
-	if f.open != nil && f.open.gone() {
+	if f.open != nil && f.open.Gone() {
 		f.close()
 	}
-	return f.open != nil && f.open.end+n <= f.segSize
+	return f.open != nil && f.open.end+n <= f.SegSize
 }
 
 // sparsest returns the sealed segment with the fewest live bytes, or nil.
-func (f *farLog) sparsest() (best *farSegment) {
-	f.all(func(s *farSegment) {
-		if s.cleanable() && (best == nil || s.live.Load() < best.live.Load()) {
+func (f *farLog) sparsest() (best *FarSegment) {
+	f.All(func(s *FarSegment) {
+		if s.cleanable() && (best == nil || s.Live.Load() < best.Live.Load()) {
 			best = s
 		}
 	})
 	return best
 }
 
-func (s *farSegment) cleanable() bool {
-	return s.sealed.Load() && !s.broken && s.live.Load() > 0 && !s.gone()
+func (s *FarSegment) cleanable() bool {
+	return s.sealed.Load() && !s.broken && s.Live.Load() > 0 && !s.Gone()
 }
 
 // worst returns the segment whose cleaning yields most for its cost, which is
 // to read what was written and to write what lives; old segments come first,
 // since what lives in a young one may soon be dead. It is nil if far memory is
 // clean enough.
-func (f *farLog) worst() (best *farSegment) {
+func (f *farLog) worst() (best *FarSegment) {
 	var live, filled, n int64
 	var most float64
-	f.all(func(s *farSegment) {
+	f.All(func(s *FarSegment) {
 		if !s.sealed.Load() {
 			return
 		}
 		n++
-		live += s.live.Load()
+		live += s.Live.Load()
 		filled += s.filled.Load()
 		if s.cleanable() {
-			u := float64(s.live.Load()) / float64(s.filled.Load())
+			u := float64(s.Live.Load()) / float64(s.filled.Load())
 			if gain := (1 - u) / (1 + u) * float64(f.age-s.age+1); gain > most {
 				best, most = s, gain
 			}
@@ -130,17 +130,17 @@ func (f *farLog) worst() (best *farSegment) {
 }
 
 // tidy cleans far memory until it is clean enough or there is other work.
-func (h *core) tidy() error {
-	for h.ctx.Err() == nil && h.far.resting() == nil {
-		s := h.far.worst()
+func (h *Heap) tidy() error {
+	for h.Ctx.Err() == nil && h.Far.resting() == nil {
+		s := h.Far.worst()
 		if s == nil {
 			return nil
 		}
 		if err := h.clean(s, true); err != nil {
 			return err
 		}
-		if !h.logs.satisfied() {
-			h.logs.wake() // more urgent
+		if !h.Logs.Satisfied() {
+			h.Logs.Wake() // more urgent
 			return nil
 		}
 	}
@@ -149,32 +149,32 @@ func (h *core) tidy() error {
 
 // clean moves what lives in s to the open segment, or to further ones if it
 // may borrow.
-func (h *core) clean(s *farSegment, borrow bool) error {
-	s.pins.Add(1)
+func (h *Heap) clean(s *FarSegment, borrow bool) error {
+	s.Pins.Add(1)
 	err := h.cleanPinned(s, borrow)
-	s.pins.Add(-1)
-	if s.dead() {
-		h.drop(s)
+	s.Pins.Add(-1)
+	if s.Dead() {
+		h.Drop(s)
 	}
 	return err
 }
 
-func (h *core) cleanPinned(s *farSegment, borrow bool) error {
-	f := &h.far
-	if s.live.Load() == 0 {
+func (h *Heap) cleanPinned(s *FarSegment, borrow bool) error {
+	f := &h.Far
+	if s.Live.Load() == 0 {
 		return nil // the janitor may already have given it back
 	}
-	h.count.cleanedSegments.Add(1)
+	h.Count.cleanedSegments.Add(1)
 	for off := 0; off < s.end; {
 		n := min(len(h.scratch), s.end-off)
-		ops := []ReadOp{{Seg: s.seg, Off: off, Buf: h.scratch[:n]}}
-		ctx, cancel := context.WithTimeout(h.ctx, storeTimeout)
-		f.store.Read(ctx, ops)
+		ops := []ReadOp{{Seg: s.Seg, Off: off, Buf: h.scratch[:n]}}
+		ctx, cancel := context.WithTimeout(h.Ctx, StoreTimeout)
+		f.Store.Read(ctx, ops)
 		cancel()
 		if err := ops[0].Err; err != nil {
-			return f.failed(fmt.Errorf("cannot clean %s: %w", s.seg.Name(), err))
+			return f.Failed(fmt.Errorf("cannot clean %s: %w", s.Seg.Name(), err))
 		}
-		h.count.bytesIn.Add(uint64(n))
+		h.Count.BytesIn.Add(uint64(n))
 		done, err := h.cleanPart(s, off, h.scratch[:n], borrow)
 		if err != nil {
 			return err
@@ -186,30 +186,30 @@ func (h *core) cleanPinned(s *farSegment, borrow bool) error {
 
 // cleanPart deals with the entries in b, which was read at off of s, and
 // returns the bytes of those that are in it entirely.
-func (h *core) cleanPart(s *farSegment, off int, b []byte, borrow bool) (int, error) {
-	f := &h.far
-	base := s.id*f.units + uint64(off)/unit
+func (h *Heap) cleanPart(s *FarSegment, off int, b []byte, borrow bool) (int, error) {
+	f := &h.Far
+	base := s.ID*f.Units + uint64(off)/Unit
 	begin := 0 // staged entries before it are settled
 	at := 0
 	for at < len(b) {
-		addr := base + uint64(at)/unit
-		e, err := decodeHead(b[at:], addr)
-		if err == nil && e.size() > len(b)-at {
-			err = errShort
+		addr := base + uint64(at)/Unit
+		e, err := DecodeHead(b[at:], addr)
+		if err == nil && e.Size() > len(b)-at {
+			err = ErrShort
 		}
-		if err == errShort && at > 0 {
+		if err == ErrShort && at > 0 {
 			break // the rest is read with the next part
 		}
 		if err == nil {
-			e, err = decodeEntry(b[at:], addr)
+			e, err = DecodeEntry(b[at:], addr)
 		}
 		switch {
 		case err != nil:
-		case e.staged():
-			err = errForeign
+		case e.Staged():
+			err = ErrForeign
 		default:
-			if o := h.host.Owner(e.mapID()); o == nil {
-				err = errForeign
+			if o := h.host.Owner(e.Owner()); o == nil {
+				err = ErrForeign
 			} else {
 				err = o.Check(e)
 			}
@@ -217,12 +217,14 @@ func (h *core) cleanPart(s *farSegment, off int, b []byte, borrow bool) (int, er
 		if err != nil {
 			// The entry stays where it is, and so does the segment.
 			s.broken = true
-			h.count.corrupt.Add(1)
-			return 0, errOr(h.settleClean(s, base, b[begin:at], begin),
-				&CorruptError{Segment: s.seg.Name(), Off: off + at, Err: err})
+			h.Count.Corrupt.Add(1)
+			if err := h.settleClean(s, base, b[begin:at], begin); err != nil {
+				return 0, err
+			}
+			return 0, &CorruptError{Segment: s.Seg.Name(), Off: off + at, Err: err}
 		}
-		n := e.size()
-		if !h.host.Owner(e.mapID()).Live(e, addr) {
+		n := e.Size()
+		if !h.host.Owner(e.Owner()).Live(e, addr) {
 			at += n
 			continue
 		}
@@ -233,14 +235,14 @@ func (h *core) cleanPart(s *farSegment, off int, b []byte, borrow bool) (int, er
 			begin = at
 			if !f.fits(n) {
 				if !f.hasRoom(n) && (!borrow || !h.openAnother()) {
-					return 0, fmt.Errorf("cannot clean %s: no room for what lives in it: %w", s.seg.Name(), ErrStoreFull)
+					return 0, fmt.Errorf("cannot clean %s: no room for what lives in it: %w", s.Seg.Name(), ErrStoreFull)
 				}
 			}
 		}
 		b, to := f.reserve(n)
-		sealCopy(b, e, to)
-		e.setFar(to)
-		e.setFlag(flagStaged)
+		SealCopy(b, e, to)
+		e.SetFar(to)
+		e.SetFlag(FlagStaged)
 		at += n
 	}
 	return at, h.settleClean(s, base, b[begin:at], begin)
@@ -248,11 +250,11 @@ func (h *core) cleanPart(s *farSegment, off int, b []byte, borrow bool) (int, er
 
 // repaid borrows spare segments for those that are lent, and reports whether none
 // is lent any more.
-func (h *core) repaid() bool {
-	f := &h.far
+func (h *Heap) repaid() bool {
+	f := &h.Far
 	for f.owing() {
-		if err := f.borrowSpare(h.ctx); err != nil {
-			f.failed(err)
+		if err := f.borrowSpare(h.Ctx); err != nil {
+			f.Failed(err)
 			return false
 		}
 	}
@@ -261,14 +263,14 @@ func (h *core) repaid() bool {
 }
 
 // openAnother borrows a segment and makes it the open one.
-func (h *core) openAnother() bool {
-	f := &h.far
-	seg, err := f.borrow(h.ctx)
+func (h *Heap) openAnother() bool {
+	f := &h.Far
+	seg, err := f.borrow(h.Ctx)
 	if err == nil {
 		err = f.openWith(seg)
 	}
 	if err != nil {
-		f.failed(err)
+		f.Failed(err)
 		return false
 	}
 	f.succeeded()
@@ -278,34 +280,34 @@ func (h *core) openAnother() bool {
 // settleClean writes what is staged and makes the index refer to it. b is the
 // part of what was read of s in which staged entries may lie; it begins skip
 // bytes behind the address base, and tells where each entry has gone.
-func (h *core) settleClean(s *farSegment, base uint64, b []byte, skip int) error {
-	f := &h.far
+func (h *Heap) settleClean(s *FarSegment, base uint64, b []byte, skip int) error {
+	f := &h.Far
 	to, bytes := f.open, f.staged
 	if bytes == 0 {
 		return nil
 	}
-	err := f.flush(h.ctx)
+	err := f.flush(h.Ctx)
 	if err == nil {
-		h.count.bytesOut.Add(uint64(bytes))
-		h.count.cleanedBytes.Add(uint64(bytes))
+		h.Count.bytesOut.Add(uint64(bytes))
+		h.Count.cleanedBytes.Add(uint64(bytes))
 	}
 	for at := 0; at < len(b); {
-		e := entry(b[at:])
-		n := e.size()
-		if e.staged() {
-			from, size := base+uint64(skip+at)/unit, roundSize(n)
-			if err == nil && h.host.Owner(e.mapID()).Moved(e, from, e.far(), to) {
-				h.buryFar(from, size)
+		e := Record(b[at:])
+		n := e.Size()
+		if e.Staged() {
+			from, size := base+uint64(skip+at)/Unit, RoundSize(n)
+			if err == nil && h.host.Owner(e.Owner()).Moved(e, from, e.Far(), to) {
+				h.BuryFar(from, size)
 			} else {
-				to.live.Add(-int64(size))
+				to.Live.Add(-int64(size))
 			}
 		}
 		at += n
 	}
-	if to.dead() {
-		h.wakeJanitor()
+	if to.Dead() {
+		h.WakeJanitor()
 	}
 	return err
 }
 
-var errForeign = errors.New("they are not those of the entry that was looked for")
+var ErrForeign = errors.New("they are not those of the entry that was looked for")

@@ -1,4 +1,4 @@
-package far
+package heap
 
 import (
 	"context"
@@ -41,15 +41,13 @@ type Scope struct {
 	// by the holder, and by the janitor with atomics.
 	extra uint32
 	epoch *int64 // the heap's, or, until NewScope's has been entered, unused; the holder's
-	h     *core  // immutable
+	H     *Heap  // immutable
 
 	// The rest is the holder's.
-	depth int   // entered so often while open
-	err   error // of the first Deref that failed
-	ctx   context.Context
-	used  int  // bytes of local memory taken since it was entered
-	share int  // bytes of the reserve that are its own, if it has been admitted
-	last  bool // it takes from the reserve only what it has waited for in vain
+	depth int // entered so often while open
+	held  held
+	used  int // bytes of local memory taken since it was entered
+	share int // bytes of the reserve that are its own, if it has been admitted
 	npins int
 
 	// pins are the addresses of marked objects that the holder uses in place.
@@ -59,12 +57,28 @@ type Scope struct {
 	made    uintptr       // pc of who made it; immutable
 	user    atomic.Uint64 // the goroutine that entered it first, 0 before and if it is of the pool
 	since   atomic.Int64
-	with    any   // what the host keeps with the scope; the holder's
 	watched int64 // the epoch in which the janitor saw it open; the janitor's
 	warned  bool  // the janitor's
 
 	_ [64]byte // nobody else's cache line
 }
+
+// held is what the holder of a scope has in it. It is the holder's.
+type held struct {
+	Err  error // of the first Deref that failed
+	Ctx  context.Context
+	Last bool // it takes from the reserve only what it has waited for in vain
+	With any  // what the host keeps with the scope
+}
+
+// HostOf returns whose heap s is of.
+func HostOf(s *Scope) Host { return s.H.host }
+
+// IsOpen reports whether s is open.
+func IsOpen(s *Scope) bool { return s.isOpen() }
+
+// HeldIn returns what the holder of s has in it.
+func (h *Heap) HeldIn(s *Scope) *held { return &s.held }
 
 // scopePins is how many marked objects a scope can use in place. Others are
 // spared by the evacuator's pass.
@@ -74,7 +88,7 @@ const (
 	scopeNested     uint32 = 1 << iota // depth is not 0
 	scopePinned                        // npins is not 0
 	scopeUsed                          // used is not 0
-	scopeCounted                       // it is one of scopes.admitted
+	ScopeCounted                       // it is one of scopes.admitted
 	scopeLate                          // the janitor wants to know where it is left
 	scopeUnadmitted                    // it was let in without memory
 )
@@ -86,9 +100,9 @@ const epochScarce int64 = math.MinInt64
 // Err returns why a Deref in this scope returned nil, the first one's reason
 // since the last call of Err. It stays when the scope is left.
 func (s *Scope) Err() error {
-	err := s.err
-	s.err = nil
-	if err == nil && s.h.shut.Load() {
+	err := s.held.Err
+	s.held.Err = nil
+	if err == nil && s.H.Shut.Load() {
 		return ErrClosed
 	}
 	return err
@@ -97,17 +111,18 @@ func (s *Scope) Err() error {
 // SetContext bounds what fetches in the scope wait for. It may be called at
 // any time by the holder; the context stays until it is replaced. Without one,
 // fetches end after 10 s.
-func (s *Scope) SetContext(ctx context.Context) { s.ctx = ctx }
+func (s *Scope) SetContext(ctx context.Context) { s.held.Ctx = ctx }
 
-func (s *Scope) fail(err error) {
-	if s.err == nil {
-		s.err = err
+// Fail makes err what Err returns, if there is none yet.
+func (h *Heap) Fail(s *Scope, err error) {
+	if s.held.Err == nil {
+		s.held.Err = err
 	}
 }
 
 // setExtra adds or removes flags.
 func (s *Scope) setExtra(f uint32)   { atomic.OrUint32(&s.extra, f) }
-func (s *Scope) clearExtra(f uint32) { atomic.AndUint32(&s.extra, ^f) }
+func (s *Scope) ClearExtra(f uint32) { atomic.AndUint32(&s.extra, ^f) }
 
 // scopes is a heap's register of scopes and its epoch.
 type scopes struct {
@@ -115,36 +130,36 @@ type scopes struct {
 	epoch int64
 	_     [56]byte
 
-	fenced bool // entering needs no fence of its own; immutable
+	Fenced bool // entering needs no fence of its own; immutable
 
 	// unused is the epoch of scopes that were never entered: with epochScarce, so that
 	// entering one takes the slow path, which finds out by whom. Immutable.
 	unused int64
 
-	mu       sync.Mutex
+	Mu       sync.Mutex
 	all      []*Scope
 	least    int       // bytes that every scope may take for certain; immutable
-	limit    int       // most is not above it, under mu
-	most     int       // the most that one has taken of late, at least least; under mu
-	admitted int       // how many are, if they have to be, under mu
-	queue    []*ticket // those who wait for one of them to be left, in order, under mu
-	called   int       // those whose turn has come and who are not in yet, under mu
-	tickets  uint64    // number of the last one, under mu
+	limit    int       // most is not above it, under Mu
+	most     int       // the most that one has taken of late, at least least; under Mu
+	admitted int       // how many are, if they have to be, under Mu
+	Queue    []*Ticket // those who wait for one of them to be left, in order, under Mu
+	called   int       // those whose turn has come and who are not in yet, under Mu
+	tickets  uint64    // number of the last one, under Mu
 
-	scarce  bool // what the logs say, under logs.mu
-	counted bool // there are so many that they have to be admitted, under logs.mu
+	scarce  bool // what the logs say, under Logs.Mu
+	Counted bool // there are so many that they have to be admitted, under Logs.Mu
 
 	// early says that scopes may be open which were entered before they had to
-	// be admitted, under mu.
+	// be admitted, under Mu.
 	early bool
 
 	// allowance is how much a scope may take of what is kept in reserve if it
 	// need not be admitted: the largest most that the reserve has been enough
-	// for. Written under logs.mu.
+	// for. Written under Logs.Mu.
 	allowance atomic.Int64
-	target    int64 // what it is to become, under logs.mu
+	target    int64 // what it is to become, under Logs.Mu
 
-	peak  int         // the most that one has taken since the last decay, under mu
+	peak  int         // the most that one has taken since the last decay, under Mu
 	pools []scopePool // by processor
 }
 
@@ -160,38 +175,39 @@ func (sc *scopes) init(least int) {
 	sc.allowance.Store(int64(least))
 	sc.epoch = 1
 	sc.unused = epochScarce | 1
-	sc.fenced = !asymmetric || arena.CanMembarrier() == nil
-	if !sc.fenced {
+	sc.Fenced = !asymmetric || arena.CanMembarrier() == nil
+	if !sc.Fenced {
 		atomic.OrInt64(&sc.epoch, epochScarce)
 	}
 	sc.pools = make([]scopePool, min(max(runtime.GOMAXPROCS(0), 1), 64))
 }
 
-// now is the epoch without epochScarce.
-func (sc *scopes) now() int64 { return atomic.LoadInt64(&sc.epoch) &^ epochScarce }
+// Now is the epoch without epochScarce.
+func (sc *scopes) Now() int64 { return atomic.LoadInt64(&sc.epoch) &^ epochScarce }
 
-// advance begins another epoch.
-func (sc *scopes) advance() int64 { return atomic.AddInt64(&sc.epoch, 1) &^ epochScarce }
+// Advance begins another epoch.
+func (sc *scopes) Advance() int64 { return atomic.AddInt64(&sc.epoch, 1) &^ epochScarce }
 
-// NewScope makes a scope, which Scope.Close forgets. A heap keeps some of its
+// NewScope makes a scope, which Scope.Close forgets. In messages it was made by the
+// caller, or by one of the caller's callers if skip is not 0. A heap keeps some of its
 // memory in reserve for every scope there is, so make one for every worker and
 // not one for every request; Do has a pool of them.
-func (h *core) NewScope() *Scope {
-	s := h.newScope()
-	s.epoch = &h.scopes.unused
+func (h *Heap) NewScope(skip int) *Scope {
+	s := h.newScope(skip)
+	s.epoch = &h.Scopes.unused
 	return s
 }
 
-func (h *core) newScope() *Scope {
-	s := &Scope{h: h, epoch: &h.scopes.epoch, ctx: context.Background()}
+func (h *Heap) newScope(skip int) *Scope {
+	s := &Scope{H: h, epoch: &h.Scopes.epoch, held: held{Ctx: context.Background()}}
 	var pc [1]uintptr
-	if runtime.Callers(3, pc[:]) > 0 {
+	if runtime.Callers(3+skip, pc[:]) > 0 {
 		s.made = pc[0]
 	}
-	sc := &h.scopes
-	sc.mu.Lock()
+	sc := &h.Scopes
+	sc.Mu.Lock()
 	sc.all = append(sc.all, s)
-	sc.mu.Unlock()
+	sc.Mu.Unlock()
 	h.reserveForScopes()
 	return s
 }
@@ -201,8 +217,8 @@ func (s *Scope) Close() {
 	if s.isOpen() {
 		panic("BUG: a far.Scope is closed that has not been left")
 	}
-	sc := &s.h.scopes
-	sc.mu.Lock()
+	sc := &s.H.Scopes
+	sc.Mu.Lock()
 	for i, o := range sc.all {
 		if o == s {
 			last := len(sc.all) - 1
@@ -212,13 +228,13 @@ func (s *Scope) Close() {
 			break
 		}
 	}
-	sc.mu.Unlock()
-	s.h.reserveForScopes()
+	sc.Mu.Unlock()
+	s.H.reserveForScopes()
 }
 
-// acquire returns a scope of the pool, for a call that has none.
-func (h *core) acquire(ctx context.Context) *Scope {
-	p := &h.scopes.pools[processor()%len(h.scopes.pools)]
+// Acquire returns a scope of the pool, for a call that has none.
+func (h *Heap) Acquire(ctx context.Context) *Scope {
+	p := &h.Scopes.pools[Processor()%len(h.Scopes.pools)]
 	p.mu.Lock()
 	var s *Scope
 	if n := len(p.free); n > 0 {
@@ -227,68 +243,68 @@ func (h *core) acquire(ctx context.Context) *Scope {
 	}
 	p.mu.Unlock()
 	if s == nil {
-		s = h.newScope()
+		s = h.newScope(0)
 	}
-	s.ctx = ctx
+	s.held.Ctx = ctx
 	return s
 }
 
-// enterAtOnce enters s for the sake of one object, whether there is memory for
+// EnterAtOnce enters s for the sake of one object, whether there is memory for
 // it or not. What it takes is not what other scopes have been promised; the
 // holder clears last if there is no other way.
-func (s *Scope) enterAtOnce() { atomic.StoreInt64(&s.open, s.h.scopes.now()) }
+func (h *Heap) EnterAtOnce(s *Scope) { atomic.StoreInt64(&s.open, h.Scopes.Now()) }
 
-// one calls fn in a scope of the pool, for one object, and again when there is
+// One calls fn in a scope of the pool, for one object, and again when there is
 // local memory if there was none. Unlike Enter it waits for the evacuator
 // only if fn needs memory: the caller may hold locks.
-func (h *core) one(ctx context.Context, fn func(s *Scope)) error {
-	s := h.acquire(ctx)
-	defer s.giveBack()
-	s.last = true
+func (h *Heap) One(ctx context.Context, fn func(s *Scope)) error {
+	s := h.Acquire(ctx)
+	defer h.Release(s)
+	s.held.Last = true
 	for try := 0; ; try++ {
-		s.enterAtOnce()
+		h.EnterAtOnce(s)
 		fn(s)
 		err := s.Err()
 		s.Leave()
 		if err == nil || !errors.Is(err, ErrScopeFull) {
 			return err
 		}
-		if err := s.awaitRoom(ctx, try); err != nil {
+		if err := h.AwaitRoomIn(ctx, s, try); err != nil {
 			return err
 		}
 	}
 }
 
-// awaitRoom waits until s, which has been left, may try again to get what it
+// AwaitRoomIn waits until s, which has been left, may try again to get what it
 // got no memory for. If there is no room soon, that is the reserve: the store
 // may be full, and what is read goes again; or the evacuator may wait for a scope
 // that the caller holds.
-func (s *Scope) awaitRoom(ctx context.Context, try int) error {
-	if !s.last {
-		err := s.h.roomSoon(ctx)
+func (h *Heap) AwaitRoomIn(ctx context.Context, s *Scope, try int) error {
+	if !s.held.Last {
+		err := h.RoomSoon(ctx)
 		if try < fullTries && errors.Is(err, ErrFull) {
-			s.h.logs.stir() // the reserve may be whole again
+			h.Logs.Stir() // the reserve may be whole again
 			return nil
 		}
 		return err
 	}
 	soon, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	if err := s.h.waitRoom(soon); err == nil || ctx.Err() != nil || errors.Is(err, ErrClosed) {
+	if err := h.WaitRoom(soon); err == nil || ctx.Err() != nil || errors.Is(err, ErrClosed) {
 		return err
 	}
-	s.last = false
+	s.held.Last = false
 	return nil
 }
 
-// giveBack gives back a scope that acquire has returned. It has been left, unless
+// Release gives back a scope that acquire has returned. It has been left, unless
 // its user panics.
-func (s *Scope) giveBack() {
+func (h *Heap) Release(s *Scope) {
 	for s.isOpen() {
 		s.Leave()
 	}
-	s.err, s.ctx, s.last = nil, context.Background(), false
-	p := &s.h.scopes.pools[processor()%len(s.h.scopes.pools)]
+	s.held.Err, s.held.Ctx, s.held.Last = nil, context.Background(), false
+	p := &h.Scopes.pools[Processor()%len(h.Scopes.pools)]
 	p.mu.Lock()
 	p.free = append(p.free, s)
 	p.mu.Unlock()
@@ -298,39 +314,39 @@ func (s *Scope) giveBack() {
 // fn or, if that is nil, of the scope. If the scope got no local memory because
 // others use it, Do leaves it, waits for some, and calls fn again: fn must not
 // mind.
-func (h *core) Do(ctx context.Context, fn func(s *Scope) error) error {
-	s := h.acquire(ctx)
-	defer s.giveBack()
+func (h *Heap) Do(ctx context.Context, fn func(s *Scope) error) error {
+	s := h.Acquire(ctx)
+	defer h.Release(s)
 	for try := 0; ; try++ {
 		s.Enter()
 		err := s.call(fn)
 		if e := s.Err(); err == nil || errors.Is(e, ErrScopeFull) {
 			err = e
 		}
-		if err == nil || try >= scopeTries || !errors.Is(err, ErrScopeFull) {
+		if err == nil || try >= ScopeTries || !errors.Is(err, ErrScopeFull) {
 			return err
 		}
-		if err := h.roomSoon(ctx); err != nil {
+		if err := h.RoomSoon(ctx); err != nil {
 			return err
 		}
 	}
 }
 
-const scopeTries = 16
+const ScopeTries = 16
 
 // fullTries is how often a full heap is asked again for what its reserve may
 // have: what was read drops out of it.
 const fullTries = 8
 
-// roomSoon waits until the evacuator has made room, within ctx, and no longer
+// RoomSoon waits until the evacuator has made room, within ctx, and no longer
 // than for anything else that may never come.
-func (h *core) roomSoon(ctx context.Context) error {
+func (h *Heap) RoomSoon(ctx context.Context) error {
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, storeTimeout)
+		ctx, cancel = context.WithTimeout(ctx, StoreTimeout)
 		defer cancel()
 	}
-	return h.waitRoom(ctx)
+	return h.WaitRoom(ctx)
 }
 
 // call calls fn and leaves s, even if fn panics.
@@ -349,14 +365,14 @@ func (s *Scope) enterSlow() {
 		s.setExtra(scopeNested)
 		return
 	}
-	if sc := &s.h.scopes; s.epoch == &sc.unused {
+	if sc := &s.H.Scopes; s.epoch == &sc.unused {
 		s.epoch = &sc.epoch
 		s.user.Store(goroutine())
 	}
 	if atomic.LoadInt64(s.epoch) < 0 {
-		s.h.admit(s)
+		s.H.admit(s)
 	}
-	atomic.StoreInt64(&s.open, s.h.scopes.now()) // a fence, for want of the evacuator's
+	atomic.StoreInt64(&s.open, s.H.Scopes.Now()) // a fence, for want of the evacuator's
 }
 
 // leaveSlow leaves a scope in which something happened.
@@ -368,7 +384,7 @@ func (s *Scope) leaveSlow() {
 	}
 	if s.depth > 0 {
 		if s.depth--; s.depth == 0 {
-			s.clearExtra(scopeNested)
+			s.ClearExtra(scopeNested)
 		}
 		return
 	}
@@ -384,42 +400,42 @@ func (s *Scope) leaveSlow() {
 	}
 	used := s.used
 	s.used = 0
-	s.clearExtra(^uint32(0))
+	s.ClearExtra(^uint32(0))
 	atomic.StoreInt64(&s.open, 0)
-	if x&scopeCounted != 0 {
-		s.h.scopes.dismiss()
+	if x&ScopeCounted != 0 {
+		s.H.Scopes.Dismiss()
 	}
 	if used > 0 {
-		s.h.learn(used)
+		s.H.learn(used)
 	}
 }
 
-// claim makes s pay for n bytes of local memory, and says on whose behalf they
+// Claim makes s pay for n bytes of local memory, and says on whose behalf they
 // may be taken. Nil is a call that is in no scope.
-func (s *Scope) claim(n int) claim {
+func (h *Heap) Claim(s *Scope, n int) Claim {
 	if s == nil {
-		return forMutator
+		return ForMutator
 	}
 	s.used += n
 	s.setExtra(scopeUsed)
 	if s.entitled() {
-		return forScope
+		return ForScope
 	}
-	return forMutator
+	return ForMutator
 }
 
-// mustBeOpen panics if s is closed: what is dereferenced then may move while it is used.
+// MustBeOpen panics if s is closed: what is dereferenced then may move while it is used.
 // That is looked for where an object is not simply there, which is most of the time when
 // local memory is short; builds with invariants look every time.
-func (s *Scope) mustBeOpen() {
+func (h *Heap) MustBeOpen(s *Scope) {
 	if !s.isOpen() {
 		panic("BUG: a far object is dereferenced or made in a scope that is not open: call Scope.Enter before, and Scope.Leave when it is not used any more; or use Heap.Do, or Load and Store, which need no scope")
 	}
 }
 
-// pin publishes that s uses the marked object at addr in place. It fails if
+// Pin publishes that s uses the marked object at addr in place. It fails if
 // there are too many.
-func (s *Scope) pin(addr uintptr) bool {
+func (h *Heap) Pin(s *Scope, addr uintptr) bool {
 	for i := range s.npins {
 		if s.pins[i].Load() == addr {
 			return true
@@ -436,18 +452,18 @@ func (s *Scope) pin(addr uintptr) bool {
 
 // each calls fn for every scope.
 func (sc *scopes) each(fn func(s *Scope)) {
-	sc.mu.Lock()
-	defer sc.mu.Unlock()
+	sc.Mu.Lock()
+	defer sc.Mu.Unlock()
 	for _, s := range sc.all {
 		fn(s)
 	}
 }
 
-// passed reports whether every scope that was open in an epoch before this one
+// Passed reports whether every scope that was open in an epoch before this one
 // has been left.
-func (sc *scopes) passed(epoch int64) bool {
-	sc.mu.Lock()
-	defer sc.mu.Unlock()
+func (sc *scopes) Passed(epoch int64) bool {
+	sc.Mu.Lock()
+	defer sc.Mu.Unlock()
 	for _, s := range sc.all {
 		if e := atomic.LoadInt64(&s.open); e != 0 && e < epoch {
 			return false
@@ -456,7 +472,10 @@ func (sc *scopes) passed(epoch int64) bool {
 	return true
 }
 
-// errScope is the error of a scope that gets no local memory.
-func (s *Scope) errScope(n int) error {
+// NoRoom is err, in the terms of a scope that wanted n bytes.
+func (h *Heap) NoRoom(s *Scope, err error, n int) error {
+	if err != ErrNoRoom {
+		return err
+	}
 	return fmt.Errorf("cannot have %d bytes of local memory beside the %d that the scope has taken: %w", n, s.used, ErrScopeFull)
 }

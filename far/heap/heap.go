@@ -1,0 +1,184 @@
+package heap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"polder/internal/arena"
+)
+
+// Heap is memory for records of owners: a local budget and a store behind it.
+type Heap struct {
+	Cfg     Config
+	host    Host
+	Logs    Logs
+	Far     farLog
+	Bufs    Buffers
+	Scopes  scopes
+	Staging *arena.Mapping // the evacuator's and the cleaner's buffers
+	scratch []byte         // what the cleaner reads segments into
+
+	entries   Evacuation             // of what no scope keeps in place; the evacuator's
+	Pass      pass                   // of what scopes do; the evacuator's
+	turn      turn                   // the same
+	barren    int                    // passes in a row that made no room; the evacuator's
+	shrinking bool                   // room is made for what shrinks; the evacuator's
+	Forced    atomic.Bool            // work on one more segment, whether it is needed or not
+	Shut      atomic.Bool            // stop has been called
+	scoped    atomic.Bool            // see useScopes
+	Budget    atomic.Int64           // the budget
+	LastLost  atomic.Pointer[string] // name of the last segment that was lost
+
+	calls  calls         // in their slow path
+	poke   chan struct{} // wakes the janitor
+	Ctx    context.Context
+	Cancel context.CancelFunc
+	Wg     sync.WaitGroup
+	Count  counters
+}
+
+// Config configures a core.
+type Config struct {
+	Local       int64         // the budget, in bytes
+	MaxLocal    int64         // the most that SetLocal can make of it; 0 is Local
+	ScopeBytes  int           // what every scope may take for certain; 0 is 64 KiB at the most
+	HeldTooLong time.Duration // how long a scope may be open before that is reported; 0 is a second
+}
+
+// Sizes is how a core divides its budget. All but logs and most are powers of two.
+type Sizes struct {
+	SegSize int   // of the local logs
+	Staging int   // size of the evacuator's buffer, and of the cleaner's
+	Fetch   int   // memory for fetches
+	Logs    int64 // memory for logs and indexes
+	Most    int64 // the most that SetLocal can make of it; 0 is logs
+	Open    int   // segments that mutators append to at a time
+}
+
+// SizesFor divides the budget of a core over a store.
+func SizesFor(store Store, cfg Config) (Sizes, error) {
+	if cfg.Local < MinLocal {
+		return Sizes{}, fmt.Errorf("the local budget is %d bytes, at least %d are needed", cfg.Local, MinLocal)
+	}
+	if cfg.MaxLocal < cfg.Local {
+		return Sizes{}, fmt.Errorf("MaxLocal is %d, less than Local, which is %d", cfg.MaxLocal, cfg.Local)
+	}
+	if cfg.ScopeBytes < 0 {
+		return Sizes{}, fmt.Errorf("ScopeBytes is %d, want a number of bytes, or 0 for the default", cfg.ScopeBytes)
+	}
+	if n := store.SegmentSize(); n < MinSegmentSize || n&(n-1) != 0 {
+		return Sizes{}, fmt.Errorf("the store's segments are %d bytes, want a power of two of at least %d", n, MinSegmentSize)
+	}
+	segSize := min(max(Floor2(cfg.Local/128), MinSegmentSize), maxLogSegment)
+	sz := Sizes{
+		SegSize: segSize,
+		Staging: min(segSize, store.SegmentSize()),
+		Fetch:   min(max(Floor2(cfg.Local/32), 2*MaxBuf), 8<<20),
+	}
+	sz.Logs = cfg.Local - int64(2*sz.Staging+sz.Fetch)
+	sz.Most = sz.Logs + cfg.MaxLocal - cfg.Local
+	sz.Open = min(Floor2(int64(runtime.GOMAXPROCS(0))), max(Floor2(sz.Logs/int64(segSize)/16), 1), 16)
+	return sz, nil
+}
+
+// MinLocal is the smallest local budget.
+const MinLocal = 4 << 20
+
+// MinSegmentSize is the least size of a store's segments, in bytes: one holds an
+// entry with the longest key.
+const MinSegmentSize = 128 << 10
+
+const maxLogSegment = 2 << 20 // a huge page, as in the paper
+
+// Init makes a core for host, which is not called before start.
+func (h *Heap) Init(store Store, cfg Config, sz Sizes, host Host) error {
+	h.Cfg, h.host = cfg, host
+	h.entries.h, h.Pass.Ev.h = h, h
+	h.poke = make(chan struct{}, 1)
+	h.calls.init()
+	h.Budget.Store(cfg.Local)
+	h.Ctx, h.Cancel = context.WithCancel(context.Background())
+	most := max(sz.Most, sz.Logs)
+	var err error
+	if h.Staging, err = arena.Anonymous(2*sz.Staging, false); err != nil {
+		return err
+	}
+	mem := h.Staging.Bytes()
+	h.scratch = mem[sz.Staging:]
+	h.Far.init(store, mem[:sz.Staging:sz.Staging])
+	if err = h.Bufs.init(sz.Fetch); err == nil {
+		err = h.Logs.Init(sz.Logs, most, int64(2*sz.Staging+sz.Fetch), sz.SegSize, sz.Open)
+	}
+	if err != nil {
+		return errors.Join(err, h.Unmap())
+	}
+	least := cfg.ScopeBytes
+	if least == 0 {
+		least = min(64<<10, sz.SegSize/2)
+	}
+	h.Scopes.init(least)
+	h.Logs.crowd = h.Scopes.crowd
+	return nil
+}
+
+// Start starts the evacuator and the janitor.
+func (h *Heap) Start() {
+	h.Wg.Go(h.evacuator)
+	h.Wg.Go(h.janitor)
+}
+
+// Stop ends the evacuator, the janitor, and the calls that wait for room, with ErrClosed. It
+// returns when they have ended, and the calls that read from the store.
+func (h *Heap) Stop() {
+	h.Shut.Store(true)
+	h.calls.close()
+	h.Cancel()
+	<-h.calls.idle
+	h.Wg.Wait()
+}
+
+// GiveBack gives all far memory back after stop, when nothing refers to it any more.
+func (h *Heap) GiveBack() error {
+	ctx, cancel := context.WithTimeout(context.Background(), StoreTimeout)
+	defer cancel()
+	var errs []error
+	for s := h.Far.takeSpare(false); s != nil; s = h.Far.takeSpare(false) {
+		errs = append(errs, s.Free(ctx))
+	}
+	for s := h.Far.takeIdle(false); s != nil; s = h.Far.takeIdle(false) {
+		errs = append(errs, s.Free(ctx))
+	}
+	for _, d := range h.Far.takeOwed() {
+		errs = append(errs, d.seg.Free(ctx))
+	}
+	h.Far.All(func(s *FarSegment) {
+		if !s.Gone() {
+			errs = append(errs, s.Seg.Free(ctx))
+		}
+	})
+	return errors.Join(errs...)
+}
+
+// Unmap gives the local memory back.
+func (h *Heap) Unmap() error {
+	var errs []error
+	for _, m := range []*arena.Mapping{h.Logs.Mapping, h.Bufs.Mapping, h.Staging} {
+		if m != nil {
+			errs = append(errs, m.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// BuryFar accounts for the death of a far copy of size bytes, in whole classes.
+func (h *Heap) BuryFar(addr uint64, size int) {
+	s := h.Far.Seg(addr)
+	if s.Live.Add(-int64(size)) == 0 && s.Dead() {
+		h.WakeJanitor()
+	}
+}

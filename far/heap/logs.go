@@ -1,0 +1,552 @@
+package heap
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"polder/internal/arena"
+)
+
+// Logs is the local memory of entries: segments of one size, filled from the
+// front and emptied as a whole by the evacuator (the paper's section 5.2).
+// It also keeps the account of the budget, which the index draws on too.
+//
+// An OpenLog's mutex comes before Logs.Mu, and after a shard's.
+type Logs struct {
+	Mapping *arena.Mapping
+	mem     []byte
+	Base    uintptr // where mem lies
+	first   int     // offset of mem in mapping
+	SegSize int
+	Segs    []LogSegment
+	Open    []OpenLog // the mutators', by shard
+	Shrunk  OpenLog   // for what replaces something as large when there is no other room
+
+	Objects []OpenLog // as open, for the objects of pointers; by processor
+	Streams []OpenLog // the same for non-temporal objects
+
+	kept [2]OpenLog // the evacuator's, for what it keeps: of locked kind, and of scoped ones
+
+	// crowd is told when memory becomes scarce, and when it no longer is, with
+	// mu held; immutable.
+	crowd func(scarce bool)
+
+	// full is the time, in Unix nanoseconds, until which waiting for room is
+	// known to be useless. The next entry that dies makes it 0. With inUse set, it
+	// is since all that is local is in use, and otherwise since the store is full.
+	full  atomic.Int64
+	inUse atomic.Bool
+
+	// There is room that costs little to use: there are more empty segments than
+	// the evacuator keeps; so little lives in the others, as of late, that
+	// they are compacted before anything is evacuated.
+	ample, sparse atomic.Bool
+
+	Mu       sync.Mutex
+	empty    []int32 // resident segments that hold nothing, under Mu
+	absent   []int32 // segments without memory, under Mu
+	resident int     // number of segments with memory, under Mu
+	top      int     // segments from it on were never used, under Mu
+	Back     int     // empty segments that only the evacuator may take, under Mu
+	Owed     int     // how many of those it has taken and not made up for, under Mu
+	scoped   int     // empty segments beside them that only scopes may take, under Mu
+	shrink   int     // empty segments beside them that only forShrink may take, under Mu
+	shrinks  int     // how many of those who wait for room wait forShrink, under Mu
+	fresh    bool    // one was taken by another since the evacuator looked, under Mu
+	gain     int     // segments released less those that the evacuator took, under Mu
+	scarce   bool    // what crowd was told last, under Mu
+	budget   int64   // for index and logs, under Mu
+	others   int64   // what else there is in Config.Local; immutable
+	index    int64   // bytes of it that the index has, under Mu
+	want     int     // empty segments that the index waits for, under Mu
+	seq      uint64  // age of the youngest segment, under Mu
+	round    *round  // what those who wait for room wait for, under Mu
+	waiting  int     // number of them, under Mu
+	trouble  error   // why the store takes nothing just now, or nil, under Mu
+	low      int     // the evacuator keeps that many segments empty, under Mu
+	kick     chan struct{}
+}
+
+// LogSegment is the state of one segment of the local logs.
+type LogSegment struct {
+	Live  atomic.Int64 // bytes of entries that the index refers to
+	Clean atomic.Int64 // those of them that have a far copy
+
+	sealed bool   // full, and so the evacuator's; under Logs.Mu
+	Kind   Kind   // of what is in it; under Logs.Mu until sealed
+	seq    uint64 // age; under Logs.Mu
+	Used   int    // bytes filled; under the OpenLog's mutex until sealed
+
+	// The rest is for objects of pointers.
+	Phase atomic.Uint32 // of the pass that empties it
+	Freed atomic.Int64  // the epoch in which an object in it was last freed
+}
+
+// Kind is what a segment of the local logs holds.
+type Kind uint8
+
+const (
+	Locked   Kind = iota // of maps, which their shards' locks keep in place
+	Scoped               // of pointers, which scopes keep in place
+	Streamed             // the same, without temporal locality
+)
+
+// scoped reports whether scopes keep what is in a segment of the kind in place.
+func (k Kind) scoped() bool { return k != Locked }
+
+// Claim is on whose behalf an empty segment is taken. Some are set aside for
+// those who cannot wait for the evacuator.
+type Claim uint8
+
+const (
+	ForMutator   Claim = iota // who can wait for room
+	ForShrink                 // who replaces something as large, which makes as much room
+	ForScope                  // who is in a scope, which the evacuator may be waiting for
+	ForEvacuator              // who makes room
+)
+
+// OpenLog is a segment that is being filled.
+type OpenLog struct {
+	Mu   sync.Mutex
+	Kind Kind // immutable
+	ID   int  // its number among those of its kind; immutable
+	Seg  int  // none at -1; under Mu
+	lent bool // seg was taken for a scope, and is for scopes; under Mu
+	_    [31]byte
+}
+
+// round is one stretch of the evacuator's work. Err is set before done is
+// closed.
+type round struct {
+	done chan struct{}
+	err  error
+}
+
+// reserved is the number of empty segments that only the evacuator may take:
+// what it keeps of a segment fits into one. With objects of pointers, which it
+// keeps apart, it is one more.
+const reserved = 1
+
+// shrinkReserve is the number of empty segments that are kept for what shrinks,
+// once there are entries.
+const shrinkReserve = 1
+
+// ampleFrom is how many segments the evacuator may empty more than it needs.
+const ampleFrom = 2
+
+// minSegments is the number of segments, beside those that mutators have open,
+// below which the logs do not work.
+const minSegments = 7
+
+// Init makes logs with a budget that can grow to most.
+func (l *Logs) Init(budget, most, others int64, segSize, openLogs int) error {
+	n := int(most) / segSize
+	// One more than needed, so that the first can begin at a multiple of the
+	// size: a huge page that lay in two segments could not be given back.
+	m, err := arena.Anonymous((n+1)*segSize, segSize >= arena.HugePageSize)
+	if err != nil {
+		return err
+	}
+	l.first = padding(m.Bytes(), segSize)
+	l.Mapping, l.mem = m, m.Bytes()[l.first:l.first+n*segSize]
+	l.Base = addressOf(l.mem)
+	l.SegSize, l.budget, l.others = segSize, budget, others
+	l.Segs = make([]LogSegment, n)
+	l.Open = newOpenLogs(Locked, openLogs)
+	l.Objects = newOpenLogs(Scoped, openLogs)
+	l.Streams = newOpenLogs(Streamed, openLogs)
+	l.Shrunk.Seg = -1
+	for i, k := range []Kind{Locked, Scoped} {
+		l.kept[i].Seg, l.kept[i].Kind = -1, k
+	}
+	for i := n - 1; i >= 0; i-- {
+		l.absent = append(l.absent, int32(i))
+	}
+	l.Back = reserved
+	l.crowd = func(bool) {}
+	l.aim()
+	l.round = &round{done: make(chan struct{})}
+	l.kick = make(chan struct{}, 1)
+	return nil
+}
+
+func newOpenLogs(k Kind, n int) []OpenLog {
+	ls := make([]OpenLog, n)
+	for i := range ls {
+		ls[i].Seg, ls[i].Kind, ls[i].ID = -1, k, i
+	}
+	return ls
+}
+
+// aim sets how many segments the evacuator keeps empty. l.Mu must be held, or
+// l not be shared yet.
+func (l *Logs) aim() {
+	ahead := int(l.budget) / l.SegSize / 64
+	if l.Back > reserved {
+		ahead *= 4 // segments of objects take longer, since scopes have to be left
+	}
+	l.low = 1 + ahead + l.Back + l.scoped + l.shrink
+}
+
+// keep is the number of empty segments that c has to leave: what is set aside
+// for one is not for the other, so that what scopes were promised is neither the
+// evacuator's nor the index's. l.Mu must be held.
+func (l *Logs) keep(c Claim) int {
+	own := l.Back - l.Owed // what is left of the evacuator's
+	switch {
+	case c == ForScope:
+		return own
+	case c == ForEvacuator && own > 0:
+		return 0
+	case c == ForMutator:
+		return own + l.scoped + l.shrink
+	}
+	return own + l.scoped
+}
+
+// edges is how many segments scopes may take beside those that what they take
+// fills: every allocation buffer may be about to take one, and the words are
+// about to, which take a segment's worth of the budget at a time.
+func (l *Logs) edges() int { return len(l.Objects) + 1 }
+
+// At returns the entry at a local address.
+func (l *Logs) At(addr uint64) Record { return Record(l.mem[addr*Unit:]) }
+
+// Object returns the object whose data lies at addr.
+func (l *Logs) Object(addr uintptr) Object {
+	return Object(l.mem[addr-l.Base-ObjectHeader:])
+}
+
+// SegmentOf returns the segment of the local object whose data lies at addr, which
+// is where its header lies: what has no data may be the last in a segment.
+func (l *Logs) SegmentOf(addr uintptr) *LogSegment {
+	return &l.Segs[int(addr-l.Base-ObjectHeader)/l.SegSize]
+}
+
+// DataOf is where the data of the local object at addr lies.
+func (l *Logs) DataOf(addr uint64) uintptr { return l.Base + uintptr(addr)*Unit + ObjectHeader }
+
+// Seg returns the segment of a local address.
+func (l *Logs) Seg(addr uint64) *LogSegment {
+	return &l.Segs[int(addr*Unit)/l.SegSize]
+}
+
+// Wake starts the evacuator if it sleeps.
+func (l *Logs) Wake() {
+	select {
+	case l.kick <- struct{}{}:
+	default:
+	}
+}
+
+// available is the number of segments that could be taken. l.Mu must be held.
+func (l *Logs) available() int {
+	return len(l.empty) + min(len(l.absent), l.allowed(l.index)-l.resident)
+}
+
+// allowed is the number of segments that fit beside an index of that size.
+func (l *Logs) allowed(index int64) int {
+	return int((l.budget - index) / int64(l.SegSize))
+}
+
+// Take gives out an empty segment, for what is of kind k, if c may have one.
+func (l *Logs) Take(c Claim, k Kind) (int, bool) {
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	if k == Locked && l.shrink == 0 {
+		l.shrink = shrinkReserve
+		l.aim()
+	}
+	n := l.available()
+	if c != ForEvacuator && n-1 <= l.low {
+		l.Wake()
+	}
+	if c == ForEvacuator {
+		n = max(n, len(l.empty)) // while the budget shrinks, too
+	}
+	if n <= l.keep(c) {
+		return 0, false
+	}
+	if c == ForEvacuator {
+		l.gain--
+		if n <= l.keep(ForMutator) {
+			l.Owed++
+		}
+	} else {
+		l.fresh = true
+		l.Stir()
+	}
+	var s int32
+	if k := len(l.empty); k > 0 {
+		s, l.empty = l.empty[k-1], l.empty[:k-1]
+	} else {
+		k := len(l.absent)
+		s, l.absent = l.absent[k-1], l.absent[:k-1]
+		l.resident++
+		l.top = max(l.top, int(s)+1)
+	}
+	l.seq++
+	l.Segs[s].seq, l.Segs[s].Used, l.Segs[s].Kind = l.seq, 0, k
+	l.assess()
+	return int(s), true
+}
+
+// assess tells crowd if memory has become scarce, or no longer is. l.Mu must be
+// held.
+func (l *Logs) assess() {
+	n := l.available()
+	if ample := n > l.low+l.want+ampleFrom; ample != l.ample.Load() {
+		l.ample.Store(ample)
+	}
+	if scarce := n <= l.keep(ForMutator); scarce != l.scarce {
+		l.scarce = scarce
+		l.crowd(scarce)
+	}
+}
+
+// Place finds room for n bytes at the end of ol, opening another segment if
+// c may have one, and accounts for them. ol.Mu must be held until the
+// entry is written, since the evacuator reads every segment that is sealed.
+func (l *Logs) Place(ol *OpenLog, n int, c Claim) (Record, uint64, bool) {
+	if ol.lent && c == ForMutator {
+		// Or who can wait would use up what is set aside for scopes.
+		if !l.intact() {
+			return nil, 0, false
+		}
+		ol.lent = false
+	}
+	if ol.Seg < 0 || l.Segs[ol.Seg].Used+n > l.SegSize {
+		s, ok := l.Take(c, ol.Kind)
+		if !ok {
+			return nil, 0, false
+		}
+		l.Seal(ol)
+		ol.Seg, ol.lent = s, c == ForScope
+	}
+	s := &l.Segs[ol.Seg]
+	off := ol.Seg*l.SegSize + s.Used
+	s.Used += n
+	s.Live.Add(int64(n))
+	return Record(l.mem[off : off+n : off+n]), uint64(off) / Unit, true
+}
+
+// intact reports whether all is there that is set aside.
+func (l *Logs) intact() bool {
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	return l.available() >= l.keep(ForMutator)
+}
+
+// Seal hands ol's segment to the evacuator. ol.Mu must be held.
+func (l *Logs) Seal(ol *OpenLog) {
+	if ol.Seg < 0 {
+		return
+	}
+	l.Mu.Lock()
+	l.Segs[ol.Seg].sealed = true
+	l.Mu.Unlock()
+	ol.Seg = -1
+}
+
+// Hot is where the evacuator puts what it keeps of a segment of a kind.
+func (l *Logs) Hot(k Kind) *OpenLog {
+	if k.scoped() {
+		return &l.kept[1]
+	}
+	return &l.kept[0]
+}
+
+// walk calls fn for every record in a sealed segment to which an owner may
+// refer, with the number of the owner, until fn returns false.
+func (l *Logs) walk(s int, fn func(r Local, owner uint16) bool) {
+	seg := &l.Segs[s]
+	begin := s * l.SegSize
+	end := begin + seg.Used
+	for off := begin; off < end; {
+		r := Local{l.mem[off:end], uint64(off) / Unit}
+		n, ok := r.bound(seg.Kind)
+		if ok && !fn(r, seg.owner(r)) {
+			return
+		}
+		off += n
+	}
+}
+
+// bound cuts r off where it ends. It returns how many bytes it takes, and whether
+// it may be somebody's.
+func (r *Local) bound(k Kind) (n int, ok bool) {
+	if !k.scoped() {
+		n = Record(r.Mem).Size()
+		r.Mem = r.Mem[:n]
+		return n, true
+	}
+	head := Object(r.Mem).Head()
+	r.Mem = r.Mem[:ObjectHeader+HeadLen(head)]
+	return ObjectSize(HeadLen(head)), HeadNumber(head) != 0
+}
+
+// owner is the number of the owner of a record in s.
+func (s *LogSegment) owner(r Local) uint16 {
+	if s.Kind.scoped() {
+		return ScopedID
+	}
+	return Record(r.Mem).Owner()
+}
+
+// Release takes back a segment that nothing refers to any more.
+func (l *Logs) Release(s int) {
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	l.gain++
+	l.Owed = max(l.Owed-1, 0)
+	l.Segs[s].sealed = false
+	l.Segs[s].Clean.Store(0)
+	if l.resident > l.allowed(l.index) {
+		l.discard(int32(s))
+	} else {
+		l.empty = append(l.empty, int32(s))
+	}
+	l.assess()
+}
+
+// discard gives the memory of an empty segment back. l.Mu must be held.
+func (l *Logs) discard(s int32) {
+	if err := l.Mapping.Punch(l.first+int(s)*l.SegSize, l.SegSize); err != nil {
+		panic("BUG: " + err.Error())
+	}
+	l.resident--
+	l.absent = append(l.absent, s)
+}
+
+// ErrNoRoom: the evacuator has to make room first.
+var ErrNoRoom = errors.New("no room")
+
+// ErrNoShrink is errNoRoom for what replaces something as large.
+var ErrNoShrink = errors.New("no room for what shrinks")
+
+// LacksRoom reports whether err is one of the two.
+func LacksRoom(err error) bool { return err == ErrNoRoom || err == ErrNoShrink }
+
+// GrowIndex accounts for n more bytes of index, which come out of the logs: out
+// of the segments that c may take. It fails with errNoRoom if the logs have to be
+// evacuated first.
+func (l *Logs) GrowIndex(n int64, c Claim) error {
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	allowed := l.allowed(l.index + n)
+	if least := minSegments + len(l.Open); allowed < least {
+		total := l.others + l.budget
+		return fmt.Errorf("cannot grow the index to %d bytes: of the local budget of %d too little would be left for entries (give at least %d): %w",
+			l.index+n, total, l.others+l.index+n+int64(least*l.SegSize), ErrMetadataFull)
+	}
+	if less := l.allowed(l.index) - allowed; less > 0 {
+		if left := len(l.empty) + min(len(l.absent), allowed-l.resident); left < l.keep(c) {
+			l.want = less
+			l.Wake()
+			return ErrNoRoom
+		}
+		for l.resident > allowed {
+			k := len(l.empty)
+			s := l.empty[k-1]
+			l.empty = l.empty[:k-1]
+			l.discard(s)
+		}
+	}
+	l.index += n
+	l.want = 0
+	l.assess()
+	return nil
+}
+
+// ShrinkIndex takes back n bytes from the index.
+func (l *Logs) ShrinkIndex(n int64) {
+	l.Mu.Lock()
+	l.index -= n
+	l.assess()
+	l.Mu.Unlock()
+}
+
+// finish ends the round of those who wait for room: they try again if err is
+// nil and fail with it otherwise.
+func (l *Logs) finish(err error) {
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	if l.waiting == 0 {
+		return
+	}
+	l.round.err = err
+	close(l.round.done)
+	l.round = &round{done: make(chan struct{})}
+	l.waiting, l.shrinks = 0, 0
+}
+
+// join makes the caller one of those who wait for room, for c. It then has to call
+// wake.
+func (l *Logs) join(c Claim) *round {
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	l.waiting++
+	if c == ForShrink {
+		l.shrinks++
+	}
+	return l.round
+}
+
+// usage returns the bytes of live entries, and those that could live if the
+// segments that are to stay empty or are open are left out.
+func (l *Logs) usage() (live, usable int64) {
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	for i := range l.Segs[:l.top] {
+		live += l.Segs[i].Live.Load()
+	}
+	n := l.allowed(l.index) - l.low - 1 - len(l.Open)
+	return live, int64(n) * int64(l.SegSize)
+}
+
+// Roomy reports whether there is room that costs little to use.
+func (l *Logs) Roomy() bool { return l.ample.Load() || l.sparse.Load() }
+
+// Weigh brings sparse up to date.
+func (l *Logs) Weigh() {
+	live, usable := l.usage()
+	if sparse := float64(live) < compactBelow*float64(usable); sparse != l.sparse.Load() {
+		l.sparse.Store(sparse)
+	}
+}
+
+// isFull reports whether waiting for room is known to be useless.
+func (l *Logs) isFull() bool {
+	t := l.full.Load()
+	return t != 0 && time.Now().UnixNano() < t
+}
+
+// errFull is what a call gets when the evacuator finds nothing to evacuate.
+func (l *Logs) errFull() error {
+	if l.inUse.Load() {
+		return errLocalFull
+	}
+	return errStoreFull
+}
+
+var (
+	errLocalFull = fmt.Errorf("cannot make room: %w", ErrLocalFull)
+	errStoreFull = fmt.Errorf("cannot make room: %w", ErrStoreFull)
+)
+
+// Stir makes waiting for room worth a try again, since something has died.
+func (l *Logs) Stir() {
+	if l.full.Load() != 0 {
+		l.full.Store(0)
+	}
+}
+
+// Why returns the error that keeps the evacuator from evacuating, or nil.
+func (l *Logs) Why() error {
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	return l.trouble
+}

@@ -1,0 +1,139 @@
+package heap
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+)
+
+// counters are those of the slow paths. Those of the fast ones are the owners'.
+type counters struct {
+	Fetches, BytesIn, bytesOut         atomic.Uint64
+	evacuated, evacuatedClean          atomic.Uint64
+	evacuatedSegments, cleanedSegments atomic.Uint64
+	cleanedBytes, Lost, Corrupt        atomic.Uint64
+	unreturned, passes                 atomic.Uint64
+}
+
+// Stats is what a heap's memory has been through since it was made, and how it stands.
+type Stats struct {
+	Fetches           uint64 // reads of entries and objects from the store
+	BytesIn           uint64 // read from the store
+	BytesOut          uint64 // written to the store, by the evacuator and the cleaner
+	Evacuated         uint64 // entries and objects written to the store and dropped
+	EvacuatedClean    uint64 // those dropped whose far copy was good
+	EvacuatedSegments uint64 // local segments emptied
+	CleanedSegments   uint64 // far segments cleaned
+	CleanedBytes      uint64 // of BytesOut, moved by that
+	Lost              uint64 // entries lost with their far memory
+	Corrupt           uint64 // reads that brought other bytes
+	Unreturned        uint64 // far segments that the store did not take back
+	Passes            uint64 // of the evacuator over what scopes keep in place
+
+	// Local memory, in bytes: Resident is the sum of Logs, Index, Buffers and
+	// Staging, and never exceeds Budget.
+	Budget, Resident              int64
+	Logs, Index, Buffers, Staging int64
+	LocalLive                     int64 // of entries and objects, in the logs
+	Free                          int64 // of the logs, in whole segments
+
+	// Far memory. FarLive and FarDead are bytes of what has been written.
+	FarSegments      int
+	FarLive, FarDead int64
+}
+
+// Stats returns the statistics.
+func (h *Heap) Stats() Stats {
+	c := &h.Count
+	s := Stats{
+		Fetches:           c.Fetches.Load(),
+		BytesIn:           c.BytesIn.Load(),
+		BytesOut:          c.bytesOut.Load(),
+		Evacuated:         c.evacuated.Load(),
+		EvacuatedClean:    c.evacuatedClean.Load(),
+		EvacuatedSegments: c.evacuatedSegments.Load(),
+		CleanedSegments:   c.cleanedSegments.Load(),
+		CleanedBytes:      c.cleanedBytes.Load(),
+		Lost:              c.Lost.Load(),
+		Corrupt:           c.Corrupt.Load(),
+		Unreturned:        c.unreturned.Load(),
+		Passes:            c.passes.Load(),
+		Budget:            h.Budget.Load(),
+	}
+	l := &h.Logs
+	l.Mu.Lock()
+	for i := range l.Segs[:l.top] {
+		s.LocalLive += l.Segs[i].Live.Load()
+	}
+	s.Logs = int64(l.resident) * int64(l.SegSize)
+	s.Index = l.index
+	s.Free = int64(max(l.available(), 0)) * int64(l.SegSize)
+	l.Mu.Unlock()
+	s.Buffers = int64(h.Bufs.size)
+	s.Staging = 2 * int64(len(h.Far.staging))
+	s.Resident = s.Logs + s.Index + s.Buffers + s.Staging
+	h.Far.All(func(f *FarSegment) {
+		s.FarSegments++
+		live := f.Live.Load()
+		s.FarLive += live
+		s.FarDead += f.filled.Load() - live
+	})
+	return s
+}
+
+// tally is what the owners refer to, counted again.
+type tally struct {
+	h     *Heap
+	local []struct{ live, clean int64 } // bytes, by segment
+	far   map[uint64]int64              // bytes that live, by segment
+	Index int64                         // bytes
+}
+
+func (h *Heap) Tally() *tally {
+	return &tally{h: h, local: make([]struct{ live, clean int64 }, len(h.Logs.Segs)), far: map[uint64]int64{}}
+}
+
+// AddLocal counts a local record of n bytes.
+func (t *tally) AddLocal(addr uint64, n int, clean bool) {
+	s := &t.local[int(addr*Unit)/t.h.Logs.SegSize]
+	s.live += int64(n)
+	if clean {
+		s.clean += int64(n)
+	}
+}
+
+// AddFar counts a far record of n bytes.
+func (t *tally) AddFar(addr uint64, n int) { t.far[addr/t.h.Far.Units] += int64(RoundSize(n)) }
+
+// Audit returns what of the heap's counts does not agree with a tally. Nothing may
+// be under way.
+func (h *Heap) Audit(t *tally) error {
+	for i := range t.local {
+		s := &h.Logs.Segs[i]
+		if live, clean := s.Live.Load(), s.Clean.Load(); live != t.local[i].live || clean != t.local[i].clean {
+			return fmt.Errorf("log segment %d: %d bytes live, %d of them clean, but counted are %d, %d",
+				i, t.local[i].live, t.local[i].clean, live, clean)
+		}
+	}
+	var errs []error
+	h.Far.All(func(s *FarSegment) {
+		if live := s.Live.Load(); live != t.far[s.ID] || s.Pinned() != 0 {
+			errs = append(errs, fmt.Errorf("%s: %d bytes live, counted are %d, with %d reads under way",
+				s.Seg.Name(), t.far[s.ID], live, s.Pinned()))
+		}
+		delete(t.far, s.ID)
+	})
+	if len(t.far) > 0 {
+		errs = append(errs, fmt.Errorf("the index refers to far segments that are none: %v", t.far))
+	}
+	l := &h.Logs
+	if resident := len(l.Segs) - len(l.absent); t.Index != l.index || resident != l.resident ||
+		l.index+int64(l.resident)*int64(l.SegSize) > l.budget {
+		errs = append(errs, fmt.Errorf("%d bytes of index and %d segments of logs in a budget of %d, but counted are %d, %d",
+			t.Index, resident, l.budget, l.index, l.resident))
+	}
+	if h.Bufs.InUse != 0 {
+		errs = append(errs, fmt.Errorf("%d bytes of buffers have not come back", h.Bufs.InUse))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,29 @@
+package far
+
+import "polder/far/heap"
+import "context"
+
+// A Scope is what dereferencing takes: what Deref returns is valid until the scope is
+// left.
+type Scope = heap.Scope
+
+// NewScope makes a scope, which Scope.Close forgets. A heap keeps some of its
+// memory in reserve for every scope there is, so make one for every worker and
+// not one for every request; Do has a pool of them.
+func (h *Heap) NewScope() *heap.Scope { return h.core.NewScope(1) }
+
+// Do calls fn in a scope of the heap's pool with ctx, and returns the error of
+// fn or, if that is nil, of the scope. If the scope got no local memory because
+// others use it, Do leaves it, waits for some, and calls fn again: fn must not
+// mind.
+func (h *Heap) Do(ctx context.Context, fn func(s *heap.Scope) error) error { return h.core.Do(ctx, fn) }
+
+// Local returns the budget of local memory in bytes.
+func (h *Heap) Local() int64 { return h.core.Local() }
+
+// SetLocal changes the budget of local memory to n bytes, at most
+// Config.MaxLocal. When it returns without an error, the heap has no more than
+// that resident; while it shrinks, new objects and entries wait. It must not be
+// called in a scope. If ctx ends before enough has been evacuated, SetLocal
+// fails, and the heap goes on shrinking in the background.
+func (h *Heap) SetLocal(ctx context.Context, n int64) error { return h.core.SetLocal(ctx, n) }
