@@ -1,8 +1,9 @@
 package far
 
 import (
-	"polder/far/heap"
 	"testing"
+
+	"polder/far/heap"
 )
 
 func isLocal(m *ByteMap, k []byte) bool {

@@ -1,7 +1,10 @@
 package far
 
-import "polder/far/heap"
-import "time"
+import (
+	"time"
+
+	"polder/far/heap"
+)
 
 // Config configures a Heap.
 type Config struct {

@@ -6,8 +6,9 @@ import (
 	"fmt"
 	"iter"
 	"math/bits"
-	"polder/far/heap"
 	"reflect"
+
+	"polder/far/heap"
 )
 
 // StructureConfig configures an Array, a Vector, a List, a Stack or a Queue. The

@@ -8,10 +8,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"polder/far/heap"
 	"regexp"
 	"strings"
 	"testing"
+
+	"polder/far/heap"
 )
 
 func newArray[T any](t testing.TB, h *Heap, n int, cfg StructureConfig) *Array[T] {

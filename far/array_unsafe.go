@@ -2,9 +2,10 @@ package far
 
 import (
 	"context"
-	"polder/far/heap"
 	"sync/atomic"
 	"unsafe"
+
+	"polder/far/heap"
 )
 
 // Elem is a pointer to an element of an Array or a Vector: to one of several

@@ -3,6 +3,7 @@ package far
 import (
 	"fmt"
 	"math/bits"
+
 	"polder/far/heap"
 )
 

@@ -5,12 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"polder/far/heap"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"polder/far/heap"
 	"polder/internal/offload"
 )
 

@@ -1,7 +1,10 @@
 package far
 
-import "polder/far/heap"
-import "context"
+import (
+	"context"
+
+	"polder/far/heap"
+)
 
 // batch fetches many entries in as few reads of the store as it can. It makes
 // no garbage: there is a pool of them, and each has flights to spare.

@@ -4,10 +4,11 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"polder/far/heap"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"polder/far/heap"
 )
 
 func BenchmarkLocal(b *testing.B) {

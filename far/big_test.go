@@ -5,12 +5,13 @@ import (
 	"encoding/binary"
 	"errors"
 	"math/rand/v2"
-	"polder/far/heap"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"polder/far/heap"
 )
 
 // Updates of large values go on while other keys of the shard are set, which

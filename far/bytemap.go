@@ -4,10 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"polder/far/heap"
 	"slices"
 	"sync"
 	"sync/atomic"
+
+	"polder/far/heap"
 )
 
 // ByteMap is a hash map from byte strings to byte strings on a Heap. Its index is

@@ -6,8 +6,9 @@ import (
 	"fmt"
 	"io"
 	"iter"
-	"polder/far/heap"
 	"sync"
+
+	"polder/far/heap"
 )
 
 // MaxBytes is the longest byte string that a Bytes holds.

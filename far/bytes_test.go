@@ -8,12 +8,13 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
-	"polder/far/heap"
 	"runtime"
 	"sync"
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"polder/far/heap"
 )
 
 // patterned is n bytes that tell where they belong.

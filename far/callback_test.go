@@ -4,10 +4,11 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"polder/far/heap"
 	"strings"
 	"testing"
 	"time"
+
+	"polder/far/heap"
 )
 
 // panics calls fn, which is expected to panic, as net/http does with a handler: the

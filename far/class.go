@@ -3,11 +3,12 @@ package far
 import (
 	"context"
 	"fmt"
-	"polder/far/heap"
 	"reflect"
 	"slices"
 	"sync"
 	"sync/atomic"
+
+	"polder/far/heap"
 )
 
 // ClassConfig says how the heap treats the objects of a class.

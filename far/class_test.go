@@ -4,13 +4,13 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"polder/far/heap"
 	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 
+	"polder/far/heap"
 	"polder/internal/failpoint"
 )
 

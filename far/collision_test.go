@@ -5,8 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
-	"polder/far/heap"
 	"testing"
+
+	"polder/far/heap"
 )
 
 // twins returns two keys that the index of m cannot tell apart.

@@ -5,8 +5,8 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash/crc32"
-	"polder/far/heap"
 
+	"polder/far/heap"
 	"polder/internal/offload"
 )
 

@@ -7,13 +7,14 @@ import (
 	"fmt"
 	"hash/crc32"
 	"math/rand/v2"
-	"polder/far/heap"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/anishathalye/porcupine"
+
+	"polder/far/heap"
 )
 
 // Operations on one key are linearizable. A key's state is a number, 0 for

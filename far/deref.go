@@ -4,9 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"polder/far/heap"
 	"sync"
 	"sync/atomic"
+
+	"polder/far/heap"
 )
 
 // coldest is the coldness of what may go in the next pass, whatever its class.

@@ -3,10 +3,10 @@ package far
 import (
 	"context"
 	"fmt"
-	"polder/far/heap"
 	"sync/atomic"
 	"testing"
 
+	"polder/far/heap"
 	"polder/internal/failpoint"
 )
 

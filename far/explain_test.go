@@ -1,9 +1,10 @@
 package far
 
 import (
-	"polder/far/heap"
 	"strings"
 	"testing"
+
+	"polder/far/heap"
 )
 
 // Each finding is made where it applies, and not in a heap that does well.

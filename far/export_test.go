@@ -1,7 +1,10 @@
 package far
 
-import "polder/far/heap"
-import "testing"
+import (
+	"testing"
+
+	"polder/far/heap"
+)
 
 // OpenTiny makes a heap of which the logs are segments of 16 KiB.
 func OpenTiny(t testing.TB, store heap.Store, segments int) *Heap {

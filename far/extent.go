@@ -3,8 +3,9 @@ package far
 import (
 	"errors"
 	"fmt"
-	"polder/far/heap"
 	"sync/atomic"
+
+	"polder/far/heap"
 )
 
 // An extent is far objects of one size that lie side by side in a far segment,

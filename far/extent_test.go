@@ -3,11 +3,12 @@ package far
 import (
 	"context"
 	"errors"
-	"polder/far/heap"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"polder/far/heap"
 )
 
 // extentStore counts what is asked of a MemStore, and damages what it answers.

@@ -6,12 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"polder/far/heap"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"polder/far/heap"
 )
 
 // fillTiny sets n keys of 1000 bytes, far more than a tiny heap has local.

@@ -1,12 +1,13 @@
 package far
 
 import (
-	"polder/far/heap"
 	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"polder/far/heap"
 )
 
 // However many scopes there are, none waits much longer to be let in than its

@@ -5,11 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"polder/far/heap"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"polder/far/heap"
 )
 
 var errInjected = errors.New("injected")

@@ -3,8 +3,9 @@ package far
 import (
 	"context"
 	"fmt"
-	"polder/far/heap"
 	"sync/atomic"
+
+	"polder/far/heap"
 )
 
 // flight is one read of a far entry, shared by all who want it, who find it in its

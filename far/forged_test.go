@@ -4,8 +4,9 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"polder/far/heap"
 	"testing"
+
+	"polder/far/heap"
 )
 
 // forge changes the far entries of m that it is given by fn and computes their

@@ -2,10 +2,11 @@ package far
 
 import (
 	"errors"
-	"polder/far/heap"
 	"strings"
 	"testing"
 	"time"
+
+	"polder/far/heap"
 )
 
 // An error that something is full says what: far memory, or what the local budget has

@@ -1,7 +1,10 @@
 package far
 
-import "polder/far/heap"
-import "context"
+import (
+	"context"
+
+	"polder/far/heap"
+)
 
 // Calls that replace, remove or Stat a far entry need its header and key and
 // not its value. FetchHeads reads them for many keys in one batch; until the

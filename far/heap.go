@@ -4,11 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
-	"polder/far/heap"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"polder/far/heap"
 	"polder/internal/invariants"
 )
 

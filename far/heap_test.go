@@ -7,10 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"polder/far/heap"
 	"testing"
 	"time"
 
+	"polder/far/heap"
 	"polder/internal/arena"
 )
 

@@ -6,8 +6,9 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"polder/far/heap"
 	"testing"
+
+	"polder/far/heap"
 )
 
 // zipf draws from n keys with exponent s below or above 1, scrambled so that

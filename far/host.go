@@ -1,8 +1,9 @@
 package far
 
 import (
-	"polder/far/heap"
 	"time"
+
+	"polder/far/heap"
 )
 
 // host is a Heap as its memory sees it.

@@ -3,8 +3,9 @@ package far
 import (
 	"context"
 	"iter"
-	"polder/far/heap"
 	"sync"
+
+	"polder/far/heap"
 )
 
 // List is a doubly linked list of elements of type T, which must not hold Go

@@ -1,7 +1,10 @@
 package far
 
-import "polder/far/heap"
-import "context"
+import (
+	"context"
+
+	"polder/far/heap"
+)
 
 // Cursor is a place in a List: an element, or one of the two ends, beyond which
 // there is none. It belongs to one user at a time. If others insert, remove or pop, a

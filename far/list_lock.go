@@ -3,8 +3,9 @@ package far
 import (
 	"context"
 	"errors"
-	"polder/far/heap"
 	"sync"
+
+	"polder/far/heap"
 )
 
 // locked calls fn with mu held, in a scope of the pool. What fn needs is got

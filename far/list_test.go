@@ -4,10 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"polder/far/heap"
 	"slices"
 	"sync"
 	"testing"
+
+	"polder/far/heap"
 )
 
 func newTestList[T any](t testing.TB, h *Heap, cfg StructureConfig) *List[T] {

@@ -5,9 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"polder/far/heap"
 	"testing"
 
+	"polder/far/heap"
 	"polder/internal/invariants"
 )
 

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"hash/crc32"
 	"math/rand/v2"
-	"polder/far/heap"
 	"slices"
 	"strings"
 	"testing"
@@ -15,6 +14,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"polder/far/heap"
 )
 
 // model is the map that a ByteMap has to be equal to.

@@ -3,9 +3,10 @@ package far
 import (
 	"context"
 	"errors"
-	"polder/far/heap"
 	"sync"
 	"sync/atomic"
+
+	"polder/far/heap"
 )
 
 // Prefetch brings the objects of refs that are far into local memory, in as few

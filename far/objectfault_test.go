@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"os/exec"
-	"polder/far/heap"
 	"regexp"
 	"strings"
 	"testing"
 	"time"
 
+	"polder/far/heap"
 	"polder/internal/invariants"
 )
 

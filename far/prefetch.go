@@ -3,11 +3,12 @@ package far
 import (
 	"cmp"
 	"context"
-	"polder/far/heap"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"polder/far/heap"
 )
 
 // A Prefetcher guesses which objects of a data structure a goroutine will use

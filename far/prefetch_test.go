@@ -2,10 +2,11 @@ package far
 
 import (
 	"math/rand/v2"
-	"polder/far/heap"
 	"slices"
 	"testing"
 	"time"
+
+	"polder/far/heap"
 )
 
 func TestStridesAreFound(t *testing.T) {

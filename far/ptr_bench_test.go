@@ -2,8 +2,9 @@ package far
 
 import (
 	"context"
-	"polder/far/heap"
 	"testing"
+
+	"polder/far/heap"
 )
 
 // What dereferencing costs beside a plain pointer, in cache.

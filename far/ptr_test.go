@@ -4,11 +4,12 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
-	"polder/far/heap"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"polder/far/heap"
 )
 
 type point struct{ X, Y int64 }

@@ -2,10 +2,10 @@ package far
 
 import (
 	"context"
-	"polder/far/heap"
 	"sync/atomic"
 	"unsafe"
 
+	"polder/far/heap"
 	"polder/internal/invariants"
 )
 

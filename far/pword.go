@@ -1,7 +1,10 @@
 package far
 
-import "polder/far/heap"
-import "sync/atomic"
+import (
+	"sync/atomic"
+
+	"polder/far/heap"
+)
 
 // pword is the word of a remoteable pointer (the paper's figure 4). Its bits
 // above the address are inverted, so to speak: the word of an object that is

@@ -4,8 +4,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"polder/far/heap"
 	"time"
+
+	"polder/far/heap"
 )
 
 // hashOf is the hash of the key of e.

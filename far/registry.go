@@ -1,10 +1,11 @@
 package far
 
 import (
-	"polder/far/heap"
 	"slices"
 	"sync"
 	"sync/atomic"
+
+	"polder/far/heap"
 )
 
 // registry is the heaps that are open, by which the heap of a pointer is found

@@ -2,9 +2,10 @@ package far
 
 import (
 	"errors"
-	"polder/far/heap"
 	"testing"
 	"time"
+
+	"polder/far/heap"
 )
 
 // promised is a heap with n scopes that are open, each of which may take a

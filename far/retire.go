@@ -4,9 +4,10 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"polder/far/heap"
 	"slices"
 	"sync/atomic"
+
+	"polder/far/heap"
 )
 
 // Free ends the class, which nothing must be made of any more. It fails, and does

@@ -1,10 +1,11 @@
 package far
 
 import (
-	"polder/far/heap"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"polder/far/heap"
 )
 
 // However late the evacuator comes to look, a store that has failed is tried

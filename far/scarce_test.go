@@ -5,12 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"polder/far/heap"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"polder/far/heap"
 )
 
 // Calls that want more buffers at once than there are must get by with fewer.

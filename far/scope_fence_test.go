@@ -1,12 +1,13 @@
 package far
 
 import (
-	"polder/far/heap"
 	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"polder/far/heap"
 )
 
 // A goroutine enters a scope and looks at a word while the evacuator marks the

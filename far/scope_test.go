@@ -4,11 +4,12 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"polder/far/heap"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"polder/far/heap"
 )
 
 // brick is 512 bytes with its header, of which a scope of openBricks may take 16.

@@ -1,7 +1,10 @@
 package far
 
-import "polder/far/heap"
-import "context"
+import (
+	"context"
+
+	"polder/far/heap"
+)
 
 // A Scope is what dereferencing takes: what Deref returns is valid until the scope is
 // left.

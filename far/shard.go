@@ -2,8 +2,9 @@ package far
 
 import (
 	"hash/maphash"
-	"polder/far/heap"
 	"sync"
+
+	"polder/far/heap"
 )
 
 // shard is one part of a map: an index, and the lock under which the entries

@@ -2,9 +2,10 @@ package far
 
 import (
 	"context"
-	"polder/far/heap"
 	"runtime"
 	"sync/atomic"
+
+	"polder/far/heap"
 )
 
 // Shared is one of several pointers to one object, which lives until the last

@@ -5,9 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"polder/far/heap"
 	"testing"
 	"time"
+
+	"polder/far/heap"
 )
 
 // fullHeap makes a heap whose store and local memory are full of values of so

@@ -3,6 +3,7 @@ package far
 import (
 	"context"
 	"fmt"
+
 	"polder/far/heap"
 )
 

@@ -3,6 +3,7 @@ package far
 import (
 	"context"
 	"iter"
+
 	"polder/far/heap"
 )
 

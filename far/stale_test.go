@@ -1,9 +1,9 @@
 package far
 
 import (
-	"polder/far/heap"
 	"testing"
 
+	"polder/far/heap"
 	"polder/internal/failpoint"
 )
 

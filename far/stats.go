@@ -1,7 +1,10 @@
 package far
 
-import "polder/far/heap"
-import "time"
+import (
+	"time"
+
+	"polder/far/heap"
+)
 
 // Stats is what a heap has done since it was made, and how it stands.
 type Stats struct {

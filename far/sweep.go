@@ -1,7 +1,10 @@
 package far
 
-import "polder/far/heap"
-import "context"
+import (
+	"context"
+
+	"polder/far/heap"
+)
 
 const (
 	// A look takes in so many buckets of the index, and reads so many

@@ -7,13 +7,13 @@ import (
 	"hash/crc32"
 	"math/rand/v2"
 	"os"
-	"polder/far/heap"
 	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"polder/far/heap"
 	"polder/internal/failpoint"
 )
 

@@ -3,8 +3,9 @@ package far
 import (
 	"context"
 	"errors"
-	"polder/far/heap"
 	"slices"
+
+	"polder/far/heap"
 )
 
 // Txn makes several changes to maps of one heap that count together or not at

@@ -7,10 +7,11 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"polder/far/heap"
 	"sync"
 	"testing"
 	"time"
+
+	"polder/far/heap"
 )
 
 // txnPlayer makes transactions of the keys that begin with its name, and

@@ -5,8 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"polder/far/heap"
 	"reflect"
+
+	"polder/far/heap"
 )
 
 // MapConfig configures a Map. The zero value is good.

@@ -6,10 +6,11 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"polder/far/heap"
 	"strings"
 	"sync"
 	"testing"
+
+	"polder/far/heap"
 )
 
 func newMap[K comparable, V any](t testing.TB, h *Heap, cfg MapConfig) *Map[K, V] {

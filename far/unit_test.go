@@ -4,9 +4,9 @@ import (
 	"bytes"
 	"context"
 	"math/rand/v2"
-	"polder/far/heap"
 	"testing"
 
+	"polder/far/heap"
 	"polder/internal/arena"
 	"polder/internal/invariants"
 )

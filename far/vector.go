@@ -5,9 +5,10 @@ import (
 	"fmt"
 	"iter"
 	"math/bits"
-	"polder/far/heap"
 	"sync"
 	"sync/atomic"
+
+	"polder/far/heap"
 )
 
 // Vector is an Array that grows: it is to a slice what Array is to an array.

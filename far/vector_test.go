@@ -4,10 +4,11 @@ import (
 	"iter"
 	"math"
 	"math/rand/v2"
-	"polder/far/heap"
 	"runtime"
 	"sync"
 	"testing"
+
+	"polder/far/heap"
 )
 
 func newVector[T any](t testing.TB, h *Heap, cfg StructureConfig) *Vector[T] {

@@ -4,10 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
-	"polder/far/heap"
 	"sync"
 	"sync/atomic"
 
+	"polder/far/heap"
 	"polder/internal/arena"
 	"polder/internal/invariants"
 )

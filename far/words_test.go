@@ -2,8 +2,9 @@ package far
 
 import (
 	"math/rand/v2"
-	"polder/far/heap"
 	"testing"
+
+	"polder/far/heap"
 )
 
 // newWords makes a table, and logs that it takes its pages from.
