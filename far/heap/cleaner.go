@@ -8,7 +8,7 @@ import (
 
 // The cleaner is the evacuator's work on far memory, and runs in its
 // goroutine: it reads a segment of which little lives, appends what does to
-// the open segment, turns the index's words, and gives the segment back. It
+// the open segment, tells their owners, and gives the segment back. It
 // runs when more than half of the far memory is dead, and when the store has
 // no segment left; for that case the heap keeps one to spare.
 
@@ -184,12 +184,12 @@ func (h *Heap) cleanPinned(s *FarSegment, borrow bool) error {
 	return nil
 }
 
-// cleanPart deals with the entries in b, which was read at off of s, and
+// cleanPart deals with the records in b, which was read at off of s, and
 // returns the bytes of those that are in it entirely.
 func (h *Heap) cleanPart(s *FarSegment, off int, b []byte, borrow bool) (int, error) {
 	f := &h.Far
 	base := s.ID*f.Units + uint64(off)/Unit
-	begin := 0 // staged entries before it are settled
+	begin := 0 // staged records before it are settled
 	at := 0
 	for at < len(b) {
 		addr := base + uint64(at)/Unit
@@ -215,7 +215,7 @@ func (h *Heap) cleanPart(s *FarSegment, off int, b []byte, borrow bool) (int, er
 			}
 		}
 		if err != nil {
-			// The entry stays where it is, and so does the segment.
+			// The record stays where it is, and so does the segment.
 			s.broken = true
 			h.Count.Corrupt.Add(1)
 			if err := h.settleClean(s, base, b[begin:at], begin); err != nil {
@@ -277,9 +277,9 @@ func (h *Heap) openAnother() bool {
 	return true
 }
 
-// settleClean writes what is staged and makes the index refer to it. b is the
-// part of what was read of s in which staged entries may lie; it begins skip
-// bytes behind the address base, and tells where each entry has gone.
+// settleClean writes what is staged and makes its owners refer to it. b is the
+// part of what was read of s in which staged records may lie; it begins skip
+// bytes behind the address base, and tells where each record has gone.
 func (h *Heap) settleClean(s *FarSegment, base uint64, b []byte, skip int) error {
 	f := &h.Far
 	to, bytes := f.open, f.staged

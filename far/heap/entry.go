@@ -8,12 +8,12 @@ import (
 	"time"
 )
 
-// Record is the bytes of an entry, local or far, from its header on; there may
+// Record is the bytes of a record that locks keep in place, or of any far record, from its header on; there may
 // be more bytes behind it. All integers are little-endian:
 //
 //	 0  u32  CRC32C of the rest of the header and of the key
 //	 4  u32  length of the value
-//	 8  u64  hash (48 bits), map (16 bits)
+//	 8  u64  hash or other number (48 bits), owner (16 bits)
 //	16  u64  expiry in milliseconds since 1970, 0 for none (48 bits),
 //	         length of the key (16 bits)
 //	24  u64  flags (16 bits, from bit 48), tag (8 bits, from bit 40), address
@@ -58,7 +58,7 @@ func (e Record) SetFlag(f byte) { e[30] |= f }
 
 func (e Record) ClearFlag(f byte) { e[30] &^= f }
 
-// Clean reports whether the entry has a valid far copy.
+// Clean reports whether the record has a valid far copy.
 func (e Record) Clean() bool { return e.Far() != 0 && !e.Staged() }
 
 func (e Record) SetFar(addr uint64) {
@@ -79,7 +79,7 @@ func (e Record) headSum() uint32 {
 	return crc32.Checksum(e[4:HeaderSize+e.Klen()], Castagnoli)
 }
 
-// Expired reports whether the entry's time has come.
+// Expired reports whether the record's time has come.
 func (e Record) Expired() bool {
 	x := e.Expire()
 	return x != 0 && x <= time.Now().UnixMilli()
@@ -89,7 +89,7 @@ func RecordSize(klen, vlen int) int {
 	return (HeaderSize + klen + vlen + TrailerSize + Unit - 1) &^ (Unit - 1)
 }
 
-// DecodeHead checks that b begins with the header and the key of an entry that
+// DecodeHead checks that b begins with the header and the key of a record that
 // was sealed for addr. The bytes may be anything. The error is errShort if b
 // is too short to tell.
 func DecodeHead(b []byte, addr uint64) (Record, error) {
@@ -112,7 +112,7 @@ func DecodeHead(b []byte, addr uint64) (Record, error) {
 	return e, nil
 }
 
-// DecodeEntry checks that b begins with an entire entry that was sealed for
+// DecodeEntry checks that b begins with an entire record that was sealed for
 // addr. The bytes may be anything.
 func DecodeEntry(b []byte, addr uint64) (Record, error) {
 	if len(b) < HeaderSize {
@@ -137,5 +137,5 @@ func DecodeEntry(b []byte, addr uint64) (Record, error) {
 	return e[:n], nil
 }
 
-// ErrShort: there are fewer bytes than the entry claims to have.
+// ErrShort: there are fewer bytes than the record claims to have.
 var ErrShort = errors.New("they are too few for the entry")

@@ -10,13 +10,9 @@ import (
 
 // The evacuator is the goroutine that keeps some segments of the local logs
 // empty (the paper's section 5.3). It takes a segment in order of age and asks
-// of each entry in it whether the index still refers to it, and then: a hot
-// one is kept, at the end of the logs and a little cooler, which makes the
-// whole CLOCK; a cold one with a far copy has its word turned to the far copy;
-// a cold one without is staged, written to far memory together with others,
-// and then has its word turned. Mutators go on all the while: an entry is
-// looked at and moved under its shard's lock, and none is held while the store
-// works; if the entry was changed meanwhile, its far copy is dead.
+// the owner of each record in it whether that still refers to the record: see the package's
+// comment. Mutators go on all the while, and no lock is held while the store works; if
+// a record was changed meanwhile, its far copy is dead.
 //
 // While there is room enough for all that lives, nothing is evacuated: the
 // segments with the fewest live bytes are compacted.
@@ -32,7 +28,7 @@ const (
 	worthwhile = 0.125
 )
 
-// aim is what the evacuator does with the entries of a segment.
+// aim is what the evacuator does with the records of a segment.
 type aim uint8
 
 const (
@@ -153,7 +149,7 @@ func (h *Heap) makeRoom() bool {
 		return false
 	}
 	if h.Pass.active() && l.HasRoom() && time.Since(h.Pass.since) < patience {
-		return false // entries need not go in the place of what the pass will free
+		return false // locked records need not go in the place of what the pass will free
 	}
 	s, what := h.victim()
 	if !h.Pass.active() && h.objectsFirst(s, what) && h.beginPass(h.lacking(), what) {
@@ -185,7 +181,7 @@ func (h *Heap) lacking() int {
 }
 
 // objectsFirst reports whether there is a segment of objects that should be
-// emptied rather than segment s of entries, which may be -1: one in which nothing
+// emptied rather than segment s of locked records, which may be -1: one in which nothing
 // lives or that is without temporal locality, one with less in it if they are
 // compacted, or an older one.
 func (h *Heap) objectsFirst(s int, what aim) bool {

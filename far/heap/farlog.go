@@ -29,14 +29,14 @@ type FarSegment struct {
 
 	_ [64]byte // what is above seldom changes
 
-	// live is the bytes, in whole size classes, of the entries that the index
-	// refers to, by itself or through a local copy.
+	// Live is the bytes, in whole size classes, of the records that owners refer
+	// to, by themselves or through a local copy.
 	Live   atomic.Int64
 	filled atomic.Int64 // end in whole size classes
-	// pins counts the reads under way of objects, and by the cleaner; reads those
-	// of entries, by processor, since two of them for every miss would be at the
-	// same number. They are taken under the lock of a
-	// shard whose index refers to the segment, so none comes once live is 0.
+	// Pins counts the reads under way of scoped records, and by the cleaner; reads those
+	// of locked ones, by processor, since two of them for every miss would be at the
+	// same number. They are taken while a lock of the owner's keeps a record here alive, or
+	// the owner looks again afterwards, so none counts once Live is 0.
 	Pins  atomic.Int64
 	reads [readParts]readPart
 }
@@ -133,7 +133,7 @@ func (f *farLog) init(store Store, staging []byte) {
 	f.Segs.Store(&segs)
 }
 
-// Seg returns the segment of a far address. There is one as long as the index
+// Seg returns the segment of a far address. There is one as long as an owner
 // refers to it.
 func (f *farLog) Seg(addr uint64) *FarSegment {
 	return (*f.Segs.Load())[addr/f.Units].Load()
@@ -386,7 +386,7 @@ func (f *farLog) borrowSpare(ctx context.Context) error {
 	return nil
 }
 
-// fits reports whether an entry of n bytes can be staged as things are.
+// fits reports whether a record of n bytes can be staged as things are.
 func (f *farLog) fits(n int) bool {
 	return f.open != nil && f.staged+n <= len(f.staging) && f.open.end+f.staged+n <= f.SegSize
 }

@@ -10,11 +10,11 @@ import (
 	"polder/internal/arena"
 )
 
-// Logs is the local memory of entries: segments of one size, filled from the
+// Logs is the local memory of records: segments of one size, filled from the
 // front and emptied as a whole by the evacuator (the paper's section 5.2).
 // It also keeps the account of the budget, which the index draws on too.
 //
-// An OpenLog's mutex comes before Logs.Mu, and after a shard's.
+// An OpenLog's mutex comes before Logs.Mu, and after the locks of owners.
 type Logs struct {
 	Mapping *arena.Mapping
 	mem     []byte
@@ -22,10 +22,10 @@ type Logs struct {
 	first   int     // offset of mem in mapping
 	SegSize int
 	Segs    []LogSegment
-	Open    []OpenLog // the mutators', by shard
+	Open    []OpenLog // the mutators', of locked records; the owner chooses which
 	Shrunk  OpenLog   // for what replaces something as large when there is no other room
 
-	Objects []OpenLog // as open, for the objects of pointers; by processor
+	Objects []OpenLog // the same of scoped records, by processor
 	Streams []OpenLog // the same for non-temporal objects
 
 	kept [2]OpenLog // the evacuator's, for what it keeps: of locked kind, and of scoped ones
@@ -35,7 +35,7 @@ type Logs struct {
 	crowd func(scarce bool)
 
 	// full is the time, in Unix nanoseconds, until which waiting for room is
-	// known to be useless. The next entry that dies makes it 0. With inUse set, it
+	// known to be useless. The next record that dies makes it 0. With inUse set, it
 	// is since all that is local is in use, and otherwise since the store is full.
 	full  atomic.Int64
 	inUse atomic.Bool
@@ -58,10 +58,10 @@ type Logs struct {
 	fresh    bool    // one was taken by another since the evacuator looked, under Mu
 	gain     int     // segments released less those that the evacuator took, under Mu
 	scarce   bool    // what crowd was told last, under Mu
-	budget   int64   // for index and logs, under Mu
+	budget   int64   // for indexes and logs, under Mu
 	others   int64   // what else there is in Config.Local; immutable
-	index    int64   // bytes of it that the index has, under Mu
-	want     int     // empty segments that the index waits for, under Mu
+	index    int64   // bytes of it that the owners' indexes have, under Mu
+	want     int     // empty segments that the indexes wait for, under Mu
 	seq      uint64  // age of the youngest segment, under Mu
 	round    *round  // what those who wait for room wait for, under Mu
 	waiting  int     // number of them, under Mu
@@ -72,7 +72,7 @@ type Logs struct {
 
 // LogSegment is the state of one segment of the local logs.
 type LogSegment struct {
-	Live  atomic.Int64 // bytes of entries that the index refers to
+	Live  atomic.Int64 // bytes of records that owners refer to
 	Clean atomic.Int64 // those of them that have a far copy
 
 	sealed bool   // full, and so the evacuator's; under Logs.Mu
@@ -80,7 +80,7 @@ type LogSegment struct {
 	seq    uint64 // age; under Logs.Mu
 	Used   int    // bytes filled; under the OpenLog's mutex until sealed
 
-	// The rest is for objects of pointers.
+	// The rest is for scoped records.
 	Phase atomic.Uint32 // of the pass that empties it
 	Freed atomic.Int64  // the epoch in which an object in it was last freed
 }
@@ -89,8 +89,8 @@ type LogSegment struct {
 type Kind uint8
 
 const (
-	Locked   Kind = iota // of maps, which their shards' locks keep in place
-	Scoped               // of pointers, which scopes keep in place
+	Locked   Kind = iota // records that locks of their owners keep in place
+	Scoped               // records that scopes keep in place
 	Streamed             // the same, without temporal locality
 )
 
@@ -126,12 +126,12 @@ type round struct {
 }
 
 // reserved is the number of empty segments that only the evacuator may take:
-// what it keeps of a segment fits into one. With objects of pointers, which it
+// what it keeps of a segment fits into one. With scoped records, which it
 // keeps apart, it is one more.
 const reserved = 1
 
 // shrinkReserve is the number of empty segments that are kept for what shrinks,
-// once there are entries.
+// once there are locked records.
 const shrinkReserve = 1
 
 // ampleFrom is how many segments the evacuator may empty more than it needs.
@@ -193,7 +193,7 @@ func (l *Logs) aim() {
 
 // keep is the number of empty segments that c has to leave: what is set aside
 // for one is not for the other, so that what scopes were promised is neither the
-// evacuator's nor the index's. l.Mu must be held.
+// evacuator's nor an index's. l.Mu must be held.
 func (l *Logs) keep(c Claim) int {
 	own := l.Back - l.Owed // what is left of the evacuator's
 	switch {
@@ -212,7 +212,7 @@ func (l *Logs) keep(c Claim) int {
 // about to, which take a segment's worth of the budget at a time.
 func (l *Logs) edges() int { return len(l.Objects) + 1 }
 
-// At returns the entry at a local address.
+// At returns the locked record at a local address.
 func (l *Logs) At(addr uint64) Record { return Record(l.mem[addr*Unit:]) }
 
 // Object returns the object whose data lies at addr.
@@ -309,7 +309,7 @@ func (l *Logs) assess() {
 
 // Place finds room for n bytes at the end of ol, opening another segment if
 // c may have one, and accounts for them. ol.Mu must be held until the
-// entry is written, since the evacuator reads every segment that is sealed.
+// record is written, since the evacuator reads every segment that is sealed.
 func (l *Logs) Place(ol *OpenLog, n int, c Claim) (Record, uint64, bool) {
 	if ol.lent && c == ForMutator {
 		// Or who can wait would use up what is set aside for scopes.
@@ -430,7 +430,7 @@ var ErrNoShrink = errors.New("no room for what shrinks")
 // LacksRoom reports whether err is one of the two.
 func LacksRoom(err error) bool { return err == ErrNoRoom || err == ErrNoShrink }
 
-// GrowIndex accounts for n more bytes of index, which come out of the logs: out
+// GrowIndex accounts for n more bytes of an index, which come out of the logs: out
 // of the segments that c may take. It fails with errNoRoom if the logs have to be
 // evacuated first.
 func (l *Logs) GrowIndex(n int64, c Claim) error {
@@ -461,7 +461,7 @@ func (l *Logs) GrowIndex(n int64, c Claim) error {
 	return nil
 }
 
-// ShrinkIndex takes back n bytes from the index.
+// ShrinkIndex takes back n bytes from an index.
 func (l *Logs) ShrinkIndex(n int64) {
 	l.Mu.Lock()
 	l.index -= n
@@ -495,7 +495,7 @@ func (l *Logs) join(c Claim) *round {
 	return l.round
 }
 
-// usage returns the bytes of live entries, and those that could live if the
+// usage returns the bytes of live records, and those that could live if the
 // segments that are to stay empty or are open are left out.
 func (l *Logs) usage() (live, usable int64) {
 	l.Mu.Lock()

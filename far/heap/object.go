@@ -2,10 +2,10 @@ package heap
 
 import "sync/atomic"
 
-// An object of a pointer lies in the local logs behind two words, at a multiple
-// of 16 bytes:
+// Object is the bytes of a record that scopes keep in place. It lies in the local logs behind
+// two words, at a multiple of 16 bytes:
 //
-//	 0  u64  number of the pointer's word (40 bits, from bit 24), 0 for none;
+//	 0  u64  number of the record's word, as its owner calls it (40 bits, from bit 24), 0 for none;
 //	         length of the data in bytes (24 bits)
 //	 8  u64  far address of an equal copy (40 bits, from bit 24), 0 for none;
 //	         class (16 bits, from bit 8); 1 if there is a copy (8 bits)
@@ -25,14 +25,14 @@ import "sync/atomic"
 // it by a CAS of the word, which makes the CAS by which the evacuator ends its
 // work on the object fail.
 //
-// In far memory it is an entry of the map objectsID: the hash is the word's
+// In far memory it is a Record of the owner ScopedID: the hash is the word's
 // number, the expiry the class's serial, and there is no key. That is how one cleaner
 // and one check serve entries and objects.
 type Object []byte
 
 const (
-	ObjectHeader = 16
-	ScopedID     = 1<<16 - 1
+	ObjectHeader = 16        // bytes in front of the data
+	ScopedID     = 1<<16 - 1 // the owner of all records that scopes keep in place
 
 	copyShift  = 24
 	classShift = 8

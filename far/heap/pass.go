@@ -11,7 +11,7 @@ import (
 // pass is the evacuator's work on segments of objects (the paper's section
 // 5.3), in four phases: it selects segments, marks the objects in them, waits for
 // the scopes that were open before, and evacuates. While it waits it can work
-// on segments of entries, so that a scope that is held long does not keep those
+// on segments of locked records, so that a scope that is held long does not keep those
 // from being evacuated.
 //
 // A pass is the evacuator's alone, and there is one at a time.
