@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -63,5 +64,18 @@ func TestEveryDaemonsMetricsKeepTheConventions(t *testing.T) {
 				t.Errorf("the panel %q plots %s, which no daemon has", p.Title, l.Metric)
 			}
 		}
+	}
+	rules, err := os.ReadFile(filepath.Join("..", "docs", "alerts.yml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := regexp.MustCompile(`\bpolder_[a-z_]+`).FindAllString(string(rules), -1)
+	for _, metric := range named {
+		if !there[metric] {
+			t.Errorf("docs/alerts.yml names %s, which no daemon has", metric)
+		}
+	}
+	if len(named) < 10 {
+		t.Errorf("docs/alerts.yml names %d metrics: is it the file?", len(named))
 	}
 }
