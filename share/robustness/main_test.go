@@ -16,6 +16,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -35,7 +36,7 @@ import (
 
 // The environment by which the test makes this binary play a part.
 const (
-	envRole      = "SHARE_TEST_ROLE"      // daemon, writer, reader, intruder
+	envRole      = "SHARE_TEST_ROLE"      // daemon, writer, rewriter, reader, intruder
 	envDir       = "SHARE_TEST_DIR"       // of the daemon, or of the socket
 	envPool      = "SHARE_TEST_POOL"      // specification of the pool
 	envFail      = "SHARE_TEST_FAIL"      // a file that says where to die: name, tab, count
@@ -71,6 +72,8 @@ func TestMain(m *testing.M) {
 		err = beDaemon()
 	case "writer":
 		err = beWriter()
+	case "rewriter":
+		err = beRewriter()
 	case "reader":
 		err = beReader()
 	case "keeper":
@@ -193,7 +196,16 @@ func beWriter() error {
 	if err != nil {
 		return err
 	}
-	for _, key := range strings.Fields(os.Getenv(envArgs)) {
+	if err := putKeys(ctx, c, strings.Fields(os.Getenv(envArgs))); err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	_, err = io.Copy(io.Discard, os.Stdin)
+	return err
+}
+
+func putKeys(ctx context.Context, c *share.Client, keys []string) error {
+	for _, key := range keys {
 		p, err := c.Alloc(ctx)
 		if err != nil {
 			return err
@@ -202,9 +214,29 @@ func beWriter() error {
 			return err
 		}
 	}
-	fmt.Println("ready")
-	_, err = io.Copy(io.Discard, os.Stdin)
-	return err
+	return nil
+}
+
+// beRewriter puts keys and deletes them, the last one first, until it is
+// killed. So a key is never there without those that are named before it.
+func beRewriter() error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	c, err := share.Open(ctx, config(os.Getenv(envDir)))
+	if err != nil {
+		return err
+	}
+	keys := strings.Fields(os.Getenv(envArgs))
+	for {
+		if err := putKeys(ctx, c, keys); err != nil {
+			return err
+		}
+		for _, key := range slices.Backward(keys) {
+			if err := c.Delete(ctx, key); err != nil {
+				return err
+			}
+		}
+	}
 }
 
 // beIntruder does what it must not: see the table of attacks.
