@@ -252,7 +252,7 @@ func printSize(out benchout.Printer, name string, put, get, redis map[string]sum
 		row("put "+name, "p50", put["put"].P50/micro, "µs").Against("redis SET", redis["set"].P50/micro, benchout.Lower),
 		row("put "+name, "p99", put["put"].P99/micro, "µs").Against("redis SET", redis["set"].P99/micro, benchout.Lower),
 		row("put "+name, "throughput", put["put"].gbps(), "GB/s").Against("memcpy", put["memcpy"].gbps(), benchout.Higher),
-		row(fmt.Sprintf("put %s, %d at once", name, batchSize), "p50 of the batches' means", put["batch"].P50/micro, "µs").Against("memcpy", put["memcpy"].P50/micro, benchout.Lower),
+		row(fmt.Sprintf("put %s, %d at once", name, batchSize), "p50", put["batch"].P50/micro, "µs").Against("memcpy of as many", put["memcpy of a batch"].P50/micro, benchout.Lower),
 		row("put "+name, "throughput", put["put"].gbps(), "GB/s").Against("redis SET", redis["set"].gbps(), benchout.Higher),
 		row("get "+name+untouched, "p50", get["get"].P50/micro, "µs").Against("redis GET", redis["get"].P50/micro, benchout.Lower),
 		row("get "+name+untouched, "p99", get["get"].P99/micro, "µs").Against("redis GET", redis["get"].P99/micro, benchout.Lower),
@@ -458,16 +458,14 @@ func (t traceRun) watch(ctx context.Context, socket string, results <-chan error
 
 func (t traceRun) print(got []result, use []float64, took time.Duration) error {
 	figures := map[string]float64{}
-	var p50, p99, requests float64
+	var parts []summary
 	for _, r := range got {
 		for k, v := range r.Figures {
 			figures[k] += v
 		}
-		s := r.Series["request"]
-		requests += float64(s.N)
-		p50 += s.P50 * float64(s.N)
-		p99 = max(p99, s.P99)
+		parts = append(parts, r.Series["request"])
 	}
+	requests := merge(parts...)
 	hits := row(t.name, "hits", 100*figures["hits"]/figures["blocks"], "%")
 	if t.ideal > 0 {
 		hits = hits.Against("one ideal LRU", 100*t.ideal, benchout.Higher)
@@ -476,9 +474,9 @@ func (t traceRun) print(got []result, use []float64, took time.Duration) error {
 		hits,
 		row(t.name, "saved", figures["hits"]*float64(t.opt.Chunk)/1e6, "MB"),
 		row(t.name, "not stored", figures["refused"], "blocks"),
-		row(t.name, "p50", p50/requests/1e3, "µs"),
-		row(t.name, "p99", p99/1e3, "µs"),
-		row(t.name, "rate", requests/took.Seconds(), "req/s"),
+		row(t.name, "p50", requests.P50/1e3, "µs"),
+		row(t.name, "p99", requests.P99/1e3, "µs"),
+		row(t.name, "rate", float64(requests.N)/took.Seconds(), "req/s"),
 	}
 	for _, at := range []int{25, 50, 75, 100} {
 		if len(use) > 0 {

@@ -5,11 +5,15 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
+	"log/slog"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -88,14 +92,7 @@ func TestTraceIsReplayed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	figures := map[string]float64{}
-	for dec := json.NewDecoder(&out); dec.More(); {
-		var r benchout.Row
-		if err := dec.Decode(&r); err != nil {
-			t.Fatal(err)
-		}
-		figures[r.Case+"/"+r.Metric] = r.Value
-	}
+	figures := readFigures(t, &out)
 	most := figures["trace/hits at most"]
 	if most <= 0 {
 		t.Fatalf("the trace has no block twice: %v", figures)
@@ -116,6 +113,21 @@ func TestTraceIsReplayed(t *testing.T) {
 	}
 }
 
+// readFigures returns what was printed as JSON by case and metric, the last one
+// of those that have several rivals.
+func readFigures(t *testing.T, out io.Reader) map[string]float64 {
+	t.Helper()
+	figures := map[string]float64{}
+	for dec := json.NewDecoder(out); dec.More(); {
+		var r benchout.Row
+		if err := dec.Decode(&r); err != nil {
+			t.Fatal(err)
+		}
+		figures[r.Case+"/"+r.Metric] = r.Value
+	}
+	return figures
+}
+
 func TestIdealLRU(t *testing.T) {
 	reqs := []request{{HashIDs: []int64{1, 2}}, {HashIDs: []int64{1, 2, 3}}, {HashIDs: []int64{9, 1}}}
 	if got, want := idealLRU(reqs, 100), 2.0/7; got != want {
@@ -123,5 +135,81 @@ func TestIdealLRU(t *testing.T) {
 	}
 	if got := idealLRU(reqs, 1); got != 0 {
 		t.Errorf("with room for one: got %v, want 0", got)
+	}
+}
+
+// TestAQuantileOfATraceIsOfTheRequestsOfAllWorkers: a fast worker with most of
+// the requests and a slow one. A mean of their medians is nobody's request.
+func TestAQuantileOfATraceIsOfTheRequestsOfAllWorkers(t *testing.T) {
+	var got []result
+	for _, latencies := range [][]time.Duration{{1e3, 1e3, 2e3}, {100e3, 90e3}} {
+		var s summary
+		for _, d := range latencies {
+			s.add(d)
+		}
+		var r result // as it comes from a process
+		line, err := json.Marshal(result{Series: map[string]summary{"request": s.withSamples()}, Figures: map[string]float64{"blocks": 1}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := json.Unmarshal(line, &r); err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, r)
+	}
+	var out bytes.Buffer
+	run := traceRun{opt: Options{Out: benchout.New(&out, true)}, name: "trace"}
+	if err := run.print(got, nil, time.Second); err != nil {
+		t.Fatal(err)
+	}
+	figures := readFigures(t, &out)
+	for metric, want := range map[string]float64{"p50": 2, "p99": 100, "rate": 5} {
+		if got := figures["trace/"+metric]; got != want {
+			t.Errorf("%s: got %v, want %v", metric, got, want)
+		}
+	}
+}
+
+// TestABatchIsOneSample: what is told of puts of several blobs at once, and of
+// the copies that they are measured against, are times of whole batches.
+func TestABatchIsOneSample(t *testing.T) {
+	dir, err := os.MkdirTemp("/dev/shm", "batch")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	s, err := server.Start(server.Options{
+		Dir: filepath.Join(dir, "state"), Socket: filepath.Join(dir, "s"),
+		Pools: []resource.Spec{{Kind: resource.Memfd, Size: 16 << 20}}, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	w := worker{}
+	defer w.close()
+	const size, n = 4 << 10, 100
+	for _, op := range []string{"open", "put"} {
+		res, err := w.do(t.Context(), task{Op: op, Socket: filepath.Join(dir, "s"), Size: size, N: n, Page: size, Region: 1 << 20, Prefix: "t"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if op == "open" {
+			continue
+		}
+		for _, name := range []string{"batch", "memcpy of a batch"} {
+			got := res.Series[name]
+			if got.N != batches(n) || got.Bytes != float64(batches(n)*batchSize*size) || got.P50 <= 0 {
+				t.Errorf("%s: got %d samples of %v bytes with a p50 of %v ns, want %d of %d bytes, and more than 0 ns",
+					name, got.N, got.Bytes, got.P50, batches(n), batches(n)*batchSize*size)
+			}
+		}
+		var out bytes.Buffer
+		if err := printSize(benchout.New(&out, true), "4KiB", res.Series, nil, nil); err != nil {
+			t.Fatal(err)
+		}
+		if got, want := readFigures(t, &out)["put 4KiB, 8 at once/p50"], res.Series["batch"].P50/1e3; got != want {
+			t.Errorf("the row of the batches: got %v µs, want %v, the p50 of the batches", got, want)
+		}
 	}
 }

@@ -103,7 +103,7 @@ func (w *worker) replay(ctx context.Context, t task) (result, error) {
 	}
 	src := blob(t.Size)
 	sum := make([]byte, t.Size)
-	var latency, lookup summary
+	var latency summary
 	figures := map[string]float64{}
 	for i := t.Index; i < len(reqs); i += t.Workers {
 		keys := make([]string, len(reqs[i].HashIDs))
@@ -115,7 +115,6 @@ func (w *worker) replay(ctx context.Context, t task) (result, error) {
 		if err != nil {
 			return result{}, err
 		}
-		lookup.add(time.Since(began))
 		hits := 0
 		for hits < len(views) && views[hits].Ok() {
 			copy(sum, views[hits].Bytes()) // what the engine would read
@@ -139,7 +138,7 @@ func (w *worker) replay(ctx context.Context, t task) (result, error) {
 		figures["stored"] += float64(stored)
 		figures["refused"] += float64(full)
 	}
-	return result{Series: map[string]summary{"request": latency.finish(0), "lookup": lookup.finish(0)}, Figures: figures}, nil
+	return result{Series: map[string]summary{"request": latency.withSamples()}, Figures: figures}, nil
 }
 
 // storeAtOnce is how many blocks are filled before they are put.

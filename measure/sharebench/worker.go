@@ -50,10 +50,29 @@ type summary struct {
 	Longest        float64
 	Total          float64
 	Bytes          float64
-	latencies      []time.Duration
+	// Samples are the latencies themselves, where several workers measure the
+	// same thing: a quantile of all of them cannot be had from their quantiles.
+	Samples   []time.Duration `json:",omitempty"`
+	latencies []time.Duration
 }
 
 func (s *summary) add(d time.Duration) { s.latencies = append(s.latencies, d) }
+
+// withSamples is finish for what is to be merged.
+func (s *summary) withSamples() summary {
+	all := s.finish(0)
+	all.Samples = s.latencies
+	return all
+}
+
+// merge returns the summary of all samples of several workers.
+func merge(parts ...summary) summary {
+	var all summary
+	for _, s := range parts {
+		all.latencies = append(all.latencies, s.Samples...)
+	}
+	return all.finish(0)
+}
 
 func (s *summary) finish(bytes int) summary {
 	slices.Sort(s.latencies)
@@ -161,7 +180,7 @@ func blob(size int) []byte {
 // same kind that is populated, too.
 func (w *worker) put(ctx context.Context, t task) (result, error) {
 	src := blob(t.Size)
-	dst, err := rivalMemory(t.Size * t.N)
+	dst, err := rivalMemory(t.Size * max(t.N, batchSize*batches(t.N)))
 	if err != nil {
 		return result{}, err
 	}
@@ -196,37 +215,47 @@ func (w *worker) put(ctx context.Context, t task) (result, error) {
 		}
 	}
 	series := map[string]summary{"put": put.finish(t.Size), "memcpy": copied.finish(t.Size)}
-	series["batch"], err = w.putBatches(ctx, t, src)
+	series["batch"], series["memcpy of a batch"], err = w.putBatches(ctx, t, src, dst.Bytes())
 	return result{Series: series}, err
 }
 
 // batchSize is how many blobs are put at once where they are put in batches.
 const batchSize = 8
 
-// putBatches measures puts in batches, as an engine does that stores a prompt.
-func (w *worker) putBatches(ctx context.Context, t task, src []byte) (summary, error) {
-	var s summary
+// putBatches measures puts in batches, as an engine does that stores a prompt,
+// each beside a copy of the same bytes into dst. A sample is a whole batch: what
+// one blob of it takes is not measured, since all wait for one answer.
+//
+// Preconditions: dst has room for all batches.
+func (w *worker) putBatches(ctx context.Context, t task, src, dst []byte) (put, copied summary, err error) {
+	var s, c summary
 	var all []string
 	for round := range batches(t.N) {
 		began := time.Now()
+		for i := range batchSize {
+			copy(dst[(round*batchSize+i)*t.Size:], src)
+		}
+		c.add(time.Since(began))
+
+		began = time.Now()
 		items := make([]share.Item, batchSize)
 		keys := make([]string, batchSize)
 		for i := range items {
 			p, err := w.c.Alloc(ctx)
 			if err != nil {
-				return summary{}, err
+				return summary{}, summary{}, err
 			}
 			keys[i] = fmt.Sprintf("%s/batch/%d/%d", t.Prefix, round, i)
 			items[i] = share.Item{Key: keys[i], Page: p, Len: copy(p.Bytes(), src)}
 		}
 		if _, err := w.c.PutAll(ctx, items); err != nil {
-			return summary{}, err
+			return summary{}, summary{}, err
 		}
-		s.add(time.Since(began) / batchSize)
+		s.add(time.Since(began))
 		all = append(all, keys...)
 	}
-	_, err := w.c.DeleteAll(ctx, all)
-	return s.finish(t.Size), err
+	_, err = w.c.DeleteAll(ctx, all)
+	return s.finish(batchSize * t.Size), c.finish(batchSize * t.Size), err
 }
 
 // batches is how many batches are measured where n blobs are put one by one.
