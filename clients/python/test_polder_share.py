@@ -1,14 +1,23 @@
-"""Tests of polder_share against a daemon whose socket is in POLDER_SHARE_SOCKET."""
+"""Tests of polder_share against a daemon whose socket is in POLDER_SHARE_SOCKET.
+
+The package is to be in PYTHONPATH; the tests of package share install it first.
+"""
 
 import array
+import asyncio
+import contextlib
+import ctypes
 import gc
 import os
 import subprocess
 import sys
+import threading
 import time
 import unittest
 
+import numpy
 import polder_share
+import polder_share.aio
 
 SOCKET = os.environ["POLDER_SHARE_SOCKET"]
 
@@ -21,6 +30,13 @@ def put(c, key, value, **options):
     page = c.alloc()
     page.buffer[:len(value)] = value
     return c.put(key, page, len(value), **options)
+
+
+def mapped(address):
+    """Reports whether there is memory at an address of this process."""
+    with open("/proc/self/maps") as maps:
+        ranges = [[int(end, 16) for end in line.split()[0].split("-")] for line in maps]
+    return any(low <= address < high for low, high in ranges)
 
 
 class PolderShare(unittest.TestCase):
@@ -43,7 +59,7 @@ class PolderShare(unittest.TestCase):
                    "with polder_share.Client(sys.argv[1]) as c, c.get(sys.argv[2]) as v:\n"
                    "    sys.stdout.buffer.write(v.buffer)\n")
         out = subprocess.run([sys.executable, "-c", program, SOCKET, self.prefix + "p"],
-                             check=True, capture_output=True, env={**os.environ, "PYTHONPATH": os.path.dirname(__file__)})
+                             check=True, capture_output=True)
         self.assertEqual(out.stdout, b"from the parent")
 
     def test_bytes_that_another_language_wrote(self):
@@ -158,8 +174,7 @@ class PolderShare(unittest.TestCase):
                    "        page.buffer[:len(value)] = value\n"
                    "        if not c.put(key, page, len(value)):\n"
                    "            c.delete(key)\n")
-        writer = subprocess.Popen([sys.executable, "-c", program, SOCKET, self.prefix], stdout=subprocess.PIPE,
-                                  env={**os.environ, "PYTHONPATH": os.path.dirname(os.path.abspath(__file__))})
+        writer = subprocess.Popen([sys.executable, "-c", program, SOCKET, self.prefix], stdout=subprocess.PIPE)
         try:
             self.assertEqual(writer.stdout.readline(), b"ready\n")
             found, i = 0, 0
@@ -261,12 +276,6 @@ class PolderShare(unittest.TestCase):
         self.until(lambda: self.c.stats()["views"] == 0)
 
     def test_numpy_wraps_pages_and_views_without_a_copy(self):
-        try:
-            import numpy
-        except ImportError:
-            # "make deps" installs it. What it stands on, the buffer protocol,
-            # test_buffer_can_be_wrapped_without_a_copy has tested.
-            return
         page = self.c.alloc()
         filled = numpy.frombuffer(page.buffer, dtype="f4", count=1000)
         filled[:] = numpy.arange(1000)
@@ -284,6 +293,47 @@ class PolderShare(unittest.TestCase):
             del wrapped
             self.until(lambda: self.c.stats()["views"] == 0)
 
+    def test_what_keeps_only_the_memoryview_of_a_view_keeps_its_page(self):
+        # So does torch.frombuffer: it releases the buffer, and holds on to the object.
+        put(self.c, self.prefix + "k", b"value")
+        view = self.c.get(self.prefix + "k")
+        kept = view.buffer
+        self.held_while(view, self.prefix + "k", lambda: self.assertEqual(bytes(kept), b"value"))
+        with self.assertRaises(polder_share.Closed):
+            view.buffer
+        del kept
+        self.until(lambda: self.c.stats()["views"] == 0)
+
+    def test_what_keeps_only_the_memoryview_of_a_page_keeps_it_mapped(self):
+        other = client()
+        page = other.alloc()
+        kept = page.buffer
+        at = ctypes.addressof(ctypes.c_char.from_buffer(kept))
+        self.assertTrue(other.put(self.prefix + "k", page, 5))
+        with self.assertRaises(polder_share.Closed):
+            page.buffer
+        with self.assertRaises(ValueError):
+            kept[0] = 1  # somebody else's by now
+        other.close()
+        del page, other
+        gc.collect()
+        self.assertTrue(mapped(at))
+        del kept
+        self.assertFalse(mapped(at))
+
+    def test_pages_and_views_are_buffers_themselves(self):
+        # Python calls this from 3.12 on.
+        page = self.c.alloc()
+        page.__buffer__(0)[:5] = b"value"
+        self.assertEqual(len(page), 16 << 10)
+        self.c.put(self.prefix + "k", page, 5)
+        with self.c.get(self.prefix + "k") as view:
+            self.assertEqual(len(view), 5)
+            self.assertEqual(bytes(view.__buffer__(0)), b"value")
+            self.assertTrue(view.__buffer__(0).readonly)
+            if sys.version_info >= (3, 12):
+                self.assertEqual(bytes(memoryview(view)), b"value")
+
     def test_bad_requests(self):
         with self.assertRaises(polder_share.Invalid):
             self.c.exists("")
@@ -299,6 +349,148 @@ class PolderShare(unittest.TestCase):
     def test_stats(self):
         put(self.c, self.prefix + "k", b"v")
         self.assertGreaterEqual(self.c.stats()["keys"], 1)
+
+
+class Asyncio(unittest.IsolatedAsyncioTestCase):
+    async def asyncSetUp(self):
+        self.prefix = self.id() + "/"
+        self.c = polder_share.aio.Client(SOCKET, page_size=16 << 10, region_size=64 << 10)
+        await self.c.connect()
+        self.addAsyncCleanup(self.c.close)
+
+    async def put(self, key, value):
+        page = await self.c.alloc()
+        page.buffer[:len(value)] = value
+        return await self.c.put(key, page, len(value))
+
+    async def test_every_call(self):
+        keys = [f"{self.prefix}{i}" for i in range(3)]
+        self.assertTrue(await self.put(keys[0], b"0"))
+        self.assertFalse(await self.put(keys[0], b"again"))
+        items = [(key, await self.c.alloc(), 1) for key in keys[1:]]
+        for i, (_, page, _) in enumerate(items):
+            page.buffer[:1] = b"%d" % (i + 1)
+        self.assertEqual(await self.c.put_all(items), [True, True])
+        with await self.c.get(keys[0]) as view:
+            self.assertEqual(bytes(view.buffer), b"0")
+        views = await self.c.get_all(keys + ["missing"])
+        self.assertEqual([v and bytes(v.buffer) for v in views], [b"0", b"1", b"2", None])
+        for view in views[:-1]:
+            view.close()
+        self.assertTrue(await self.c.exists(keys[1]))
+        self.assertEqual(await self.c.exists_all([keys[1], "missing"]), [True, False])
+        await self.c.pin(keys[0])
+        self.assertEqual(await self.c.pin_all(keys[1:]), 2)
+        with self.assertRaises(polder_share.Pinned):
+            await self.c.delete(keys[0])
+        await self.c.unpin(keys[0])
+        self.assertEqual(await self.c.unpin_all(keys[1:]), [None, None])
+        await self.c.delete(keys[0])
+        self.assertEqual(await self.c.delete_all(keys[1:]), [None, None])
+        await self.c.free(await self.c.alloc())
+        with self.assertRaises(polder_share.NotFound):
+            await self.c.get(keys[0])
+        await self.until_there_are_no_views()
+
+    async def until_there_are_no_views(self):
+        async def wait():
+            while (await self.c.stats())["views"] != 0:
+                pass
+        await asyncio.wait_for(wait(), 20)
+
+    async def test_many_tasks(self):
+        async def task(i):
+            key = f"{self.prefix}{i % 16}"
+            await self.put(key, b"%d" % (i % 16))
+            with await self.c.get(key) as view:
+                self.assertEqual(bytes(view.buffer), b"%d" % (i % 16))
+        await asyncio.gather(*(task(i) for i in range(64)))
+        await self.until_there_are_no_views()
+
+    @contextlib.contextmanager
+    def calls_wait(self):
+        """Has calls wait, as one does for a daemon that restarts."""
+        held, go_on = threading.Event(), threading.Event()
+
+        def hold():
+            with self.c._client._lock:
+                held.set()
+                go_on.wait(20)
+
+        holder = threading.Thread(target=hold)
+        holder.start()
+        held.wait(20)
+        try:
+            yield
+            self.assertTrue(holder.is_alive())  # nothing here has waited for it
+        finally:
+            go_on.set()
+            holder.join()
+
+    async def test_the_loop_goes_on_while_a_call_waits(self):
+        await self.put(self.prefix + "k", b"value")
+        view = await self.c.get(self.prefix + "k")
+        with self.calls_wait():
+            call = asyncio.ensure_future(self.c.exists(self.prefix + "k"))
+            for _ in range(100):
+                await asyncio.sleep(0)
+            view.close()
+            self.assertFalse(call.done())
+        self.assertTrue(await call)
+        await self.until_there_are_no_views()
+
+    async def test_a_call_that_is_cancelled_leaves_nothing_behind(self):
+        await self.put(self.prefix + "k", b"value")
+        await self.c.free(await self.c.alloc())
+        inner = self.c._client
+        before = sum(len(r.free) for r in inner._regions), inner._views
+        kept = []  # what nobody has given back is not to be collected, either
+        self.keep_results(inner, kept)
+        calls = self.c.alloc, lambda: self.c.get(self.prefix + "k"), lambda: self.c.get_all([self.prefix + "k"])
+        for call in calls * 3:
+            for finished in False, True:
+                with self.calls_wait():
+                    task, waiting = asyncio.ensure_future(call()), asyncio.ensure_future(call())
+                    while not self.c._turn.locked():
+                        await asyncio.sleep(0)
+                    await asyncio.sleep(0)
+                    waiting.cancel()  # it has not had its turn
+                    if not finished:
+                        task.cancel()
+                        await asyncio.wait([task, waiting])
+                while self.c._turn.locked():
+                    await asyncio.sleep(0)
+                task.cancel()  # the result is there, and the task has not gone on
+                for result in await asyncio.gather(task, waiting, return_exceptions=True):
+                    self.assertIsInstance(result, asyncio.CancelledError)
+        await self.c.stats()  # comes after all that is given back
+        await self.until_there_are_no_views()
+        self.assertEqual((sum(len(r.free) for r in inner._regions), inner._views), before)
+        self.assertEqual(len(kept), 18)
+
+    def keep_results(self, inner, kept):
+        def keeping(method):
+            def call(*args):
+                kept.append(method(*args))
+                return kept[-1]
+            return call
+        for name in "alloc", "get_all":  # get is made of get_all
+            setattr(inner, name, keeping(getattr(inner, name)))
+
+    async def test_closed(self):
+        never = polder_share.aio.Client(SOCKET)
+        with self.assertRaises(polder_share.Closed):
+            await never.get("k")
+        await never.close()
+        await never.close()
+        with self.assertRaises(polder_share.Closed):
+            await never.connect()
+        async with polder_share.aio.Client(SOCKET) as c:
+            pass
+        with self.assertRaises(polder_share.Closed):
+            await c.alloc()
+        with self.assertRaises(polder_share.Unavailable):
+            await polder_share.aio.Client(SOCKET + ".not").connect()
 
 
 if __name__ == "__main__":
