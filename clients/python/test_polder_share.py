@@ -439,10 +439,19 @@ class Asyncio(unittest.IsolatedAsyncioTestCase):
         self.assertTrue(await call)
         await self.until_there_are_no_views()
 
+    async def test_a_get_that_asks_nobody_does_not_wait_for_its_turn(self):
+        await self.put(self.prefix + "k", b"value")
+        (await self.c.get(self.prefix + "k")).close()
+        async with self.c._turn:
+            with await asyncio.wait_for(self.c.get(self.prefix + "k"), 20) as view:
+                self.assertEqual(bytes(view.buffer), b"value")
+        await self.until_there_are_no_views()
+
     async def test_a_call_that_is_cancelled_leaves_nothing_behind(self):
         await self.put(self.prefix + "k", b"value")
         await self.c.free(await self.c.alloc())
         inner = self.c._client
+        inner._cache_keys = 0  # so that every get asks the daemon
         before = sum(len(r.free) for r in inner._regions), inner._views
         kept = []  # what nobody has given back is not to be collected, either
         self.keep_results(inner, kept)

@@ -448,6 +448,17 @@ class Client:
             self._lease.touch(place[3])
         return view
 
+    def _get_at_once(self, key: Key) -> View | None:
+        """Opens a view of a key whose place is remembered; None if it is not,
+        or if another thread would have to be waited for."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            self._check()
+            return self._remembered(encode_key(key))
+        finally:
+            self._lock.release()
+
     def _open(self, place: Place) -> View | None:
         """Opens a view of a place by the lease: it first says that it looks at
         the page, and then makes sure that the page is still what it was."""
