@@ -98,8 +98,11 @@ func (l *Log) prepare() {
 		l.mu.Unlock()
 		if err == nil && !l.noSync {
 			// So that a later sync of what is written over the zeros changes no
-			// metadata. Nothing depends on it, and nobody waits for it.
-			_ = unix.Fdatasync(int(f.Fd()))
+			// metadata. Nothing depends on it, and nobody waits for it: the segment
+			// may be filled and closed meanwhile, which Control minds.
+			if c, err := f.SyscallConn(); err == nil {
+				_ = c.Control(func(fd uintptr) { _ = unix.Fdatasync(int(fd)) })
+			}
 		}
 		if done {
 			return
