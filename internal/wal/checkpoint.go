@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 
 	"polder/internal/failpoint"
 
@@ -24,16 +25,22 @@ const reserveName = "reserve.tmp"
 // Snapshot collects the records of a checkpoint: those that, replayed into an
 // empty state, give the state that all records up to a certain one have given.
 //
-// It is for one goroutine, which may let go of the lock under which records are
-// appended as long as what it adds is the state of when the snapshot began. It
-// ends with Log.Save or Discard. There is one at a time.
+// Any goroutine may add to it, also while another one writes. All else is for one
+// goroutine, which may let go of the lock under which records are appended as
+// long as what is added is the state of when the snapshot began. It ends with
+// Log.Save or Discard. There is one at a time.
 type Snapshot struct {
-	l        *Log
-	buf      []byte   // what is not written yet
+	l *Log
+
+	mu  sync.Mutex
+	buf []byte // what is not written yet; guarded by mu
+	n   uint64 // records that were added; guarded by mu
+
+	written  []byte   // the memory of what was written last, for what comes next
 	f        *os.File // nil before the first part is written
 	tmp      string   // its name
 	recycled bool     // it was the reserve
-	n, upto  uint64
+	upto     uint64
 	since    int64 // bytes of records that it stands for, beside the last checkpoint
 	size     int64 // bytes written
 	unsynced int64 // bytes of them that were not synced
@@ -52,6 +59,8 @@ func (l *Log) Snapshot() *Snapshot {
 
 // Add adds a record, which must not be empty. It does not write.
 func (s *Snapshot) Add(rec []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.n++
 	s.buf = appendFrame(s.buf, frame{lsn: s.n, payload: rec})
 }
@@ -59,7 +68,10 @@ func (s *Snapshot) Add(rec []byte) {
 // Flush writes what has been added, if it is worth a write. If it fails, so
 // will Save.
 func (s *Snapshot) Flush() error {
-	if len(s.buf) >= partBytes {
+	s.mu.Lock()
+	worth := len(s.buf) >= partBytes
+	s.mu.Unlock()
+	if worth {
 		s.write()
 	}
 	return s.err
@@ -67,18 +79,21 @@ func (s *Snapshot) Flush() error {
 
 // write writes what has been added.
 func (s *Snapshot) write() {
+	s.mu.Lock()
+	part := s.buf
+	s.buf = s.written[:0]
+	s.mu.Unlock()
+	s.written = part
 	if s.err == nil && s.f == nil {
 		s.err = s.create()
 	}
 	if s.err != nil {
-		s.buf = s.buf[:0]
 		return
 	}
-	_, s.err = s.f.WriteAt(s.buf, s.size)
+	_, s.err = s.f.WriteAt(part, s.size)
 	failpoint.Hit("wal.checkpoint-part")
-	s.size += int64(len(s.buf))
-	s.unsynced += int64(len(s.buf))
-	s.buf = s.buf[:0]
+	s.size += int64(len(part))
+	s.unsynced += int64(len(part))
 	if s.err == nil && s.unsynced >= syncEvery && !s.l.noSync {
 		s.unsynced = 0
 		s.err = unix.Fdatasync(int(s.f.Fd()))

@@ -121,6 +121,45 @@ func TestCheckpointStandsForWhatCameBefore(t *testing.T) {
 	}
 }
 
+// What others add to a checkpoint while a part of it is written is in it.
+func TestRecordsAddedWhileACheckpointIsWrittenAreInIt(t *testing.T) {
+	dir := memDir(t)
+	l, _ := mustOpen(t, dir, Options{})
+	snap := l.Snapshot()
+	var want []string
+	add := func(n, size int) {
+		rec := fmt.Sprintf("%0*d", size, n)
+		want = append(want, rec)
+		snap.Add([]byte(rec))
+	}
+	parts := 0
+	failpoint.Set(func(name string) {
+		if name == "wal.checkpoint-part" {
+			parts++
+			for n := range 100 {
+				add(n, 1000)
+			}
+		}
+	})
+	defer failpoint.Set(nil)
+	for n := range 20 {
+		add(n, partBytes/4)
+		if err := snap.Flush(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	failpoint.Set(nil)
+	if parts < 4 {
+		t.Fatalf("the checkpoint was written in %d parts, want several", parts)
+	}
+	if err := errors.Join(l.Save(snap), l.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if _, got := mustOpen(t, dir, Options{}); !slices.Equal(got, want) {
+		t.Fatalf("got %d records, want %d, or in another order", len(got), len(want))
+	}
+}
+
 func TestConcurrentCommitsAreGroupedAndKeepTheirOrder(t *testing.T) {
 	dir := memDir(t)
 	l, _ := mustOpen(t, dir, Options{SegmentSize: 8 << 10})
