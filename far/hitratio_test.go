@@ -1,46 +1,18 @@
+//go:build !race
+
+// One goroutine counts hits, in millions of accesses.
+
 package far
 
 import (
 	"container/list"
 	"context"
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"testing"
 
 	"polder/far/heap"
 )
-
-// zipf draws from n keys with exponent s below or above 1, scrambled so that
-// neighbours are not alike (math/rand's needs more than 1).
-type zipf struct {
-	cdf  []float64
-	perm []int
-	r    *rand.Rand
-}
-
-func newZipf(r *rand.Rand, s float64, n int) *zipf {
-	z := &zipf{cdf: make([]float64, n), perm: r.Perm(n), r: r}
-	sum := 0.0
-	for i := range n {
-		sum += math.Pow(float64(i+1), -s)
-		z.cdf[i] = sum
-	}
-	return z
-}
-
-func (z *zipf) next() int {
-	x := z.r.Float64() * z.cdf[len(z.cdf)-1]
-	lo, hi := 0, len(z.cdf)-1
-	for lo < hi {
-		if mid := (lo + hi) / 2; z.cdf[mid] < x {
-			lo = mid + 1
-		} else {
-			hi = mid
-		}
-	}
-	return z.perm[lo]
-}
 
 // lru is an ideal LRU of so many entries, without overhead.
 type lru struct {

@@ -1,3 +1,7 @@
+//go:build !race
+
+// One goroutine fills and empties heaps of many sizes, segment by segment.
+
 package far
 
 import (
