@@ -59,8 +59,11 @@ func FuzzLongDouble(f *testing.F) {
 		if took := time.Since(start); took > longDoubleTime {
 			t.Errorf("%.100q took %v", b, took)
 		}
+		if len(b) > 800 {
+			return // strconv forgets integer digits beyond so many: 2 and 4,917 zeros e-4900 is 0 to it
+		}
 		want, err := strconv.ParseFloat(string(b), 64)
-		if err != nil || math.IsNaN(want) || strings.ContainsRune(string(b), '_') || len(b) >= maxLongDouble {
+		if err != nil || math.IsNaN(want) || strings.ContainsRune(string(b), '_') {
 			return
 		}
 		if !ok {
