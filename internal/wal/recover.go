@@ -227,16 +227,17 @@ func (l *Log) resume(first uint64, end int64) error {
 		}
 		end = segHeaderSize
 	}
-	// Records that are replayed count as durable from now on.
+	if err := zeroFill(f, end, size); err != nil {
+		f.Close()
+		return fmt.Errorf("cannot repair the end of the log: %w", err)
+	}
+	// Records that are replayed count as durable from now on; and what was behind
+	// them must not be there again, behind a record of now.
 	if !l.noSync {
 		if err := errors.Join(f.Sync(), syncDir(l.dir)); err != nil {
 			f.Close()
 			return fmt.Errorf("cannot sync the log: %w", err)
 		}
-	}
-	if err := zeroFill(f, end, size); err != nil {
-		f.Close()
-		return fmt.Errorf("cannot repair the end of the log: %w", err)
 	}
 	l.seg, l.room = &segment{file: f, off: end, named: true}, size-end
 	return nil
