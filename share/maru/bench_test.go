@@ -11,7 +11,7 @@ import (
 // The door's own part of a lookup: what it does between a request and its answer.
 func BenchmarkLookup(b *testing.B) {
 	h := build(b, nil)
-	guest, err := h.Admit("bench", nil)
+	guest, err := h.Admit("bench", nil, nil)
 	if err != nil {
 		b.Fatal(err)
 	}

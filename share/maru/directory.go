@@ -46,7 +46,7 @@ func (d *Door) serveDirectory(nc net.Conn, v *accept.Visitor) error {
 			return err
 		}
 	}
-	if c.guest, err = d.s.Admit(c.peer.identity, unix); err != nil {
+	if c.guest, err = d.s.Admit(c.peer.identity, nc, unix); err != nil {
 		return err
 	}
 	if err := v.Enter(); err != nil {
@@ -200,17 +200,11 @@ func (c *client) handle(h header, q *request, arrived time.Time) error {
 		}
 		return c.results(pinned, err)
 	case typeUnpin:
-		ok, err := g.Unpin(q.key.Key)
-		return c.success(ok, err)
+		unpinned, err := g.Unpin([]string{q.key.Key})
+		return c.success(unpinned[0], err)
 	case typeBatchUnpin:
-		unpinned := make([]bool, len(q.keys))
-		var errs error
-		for i, key := range q.keys {
-			var err error
-			unpinned[i], err = g.Unpin(key)
-			errs = errors.Join(errs, err)
-		}
-		return c.results(unpinned, errs)
+		unpinned, err := g.Unpin(q.keys)
+		return c.results(unpinned, err)
 	case typeStats:
 		c.stats()
 		return nil

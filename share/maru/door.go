@@ -228,19 +228,23 @@ func (d *Door) lookAfter() {
 // heartbeats asks silent clients for a sign of life, and gives up those that have
 // ceased to give any.
 func (d *Door) heartbeats() {
+	var silent []*link
 	d.mu.Lock()
-	defer d.mu.Unlock()
 	now := time.Since(d.stalls.began)
 	for c := range d.clients {
-		switch silent := now - time.Duration(c.link.arrival.heard.Load()); {
-		case c.peer.minor == 0 || silent < d.opt.Heartbeat:
-		case c.answers.Load() && silent > 3*d.opt.Heartbeat:
-			d.opt.Log.Info("a client of Maru's is silent and counts as gone", "silent", silent)
+		switch away := now - time.Duration(c.link.arrival.heard.Load()); {
+		case c.peer.minor == 0 || away < d.opt.Heartbeat:
+		case c.answers.Load() && away > 3*d.opt.Heartbeat:
+			d.opt.Log.Info("a client of Maru's is silent and counts as gone", "silent", away)
 			c.link.conn.Close()
 		case now-c.asked >= d.opt.Heartbeat:
 			c.asked = now
-			c.link.ping()
+			silent = append(silent, c.link)
 		}
+	}
+	d.mu.Unlock()
+	for _, l := range silent {
+		l.ping()
 	}
 }
 

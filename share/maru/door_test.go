@@ -589,3 +589,86 @@ func TestANativeClientGetsCopiesOfWhatMarusHaveStored(t *testing.T) {
 		}
 	}
 }
+
+// stuck is a connection that takes nothing until it is released.
+type stuck struct {
+	net.Conn
+	writing, release chan struct{}
+}
+
+func (c *stuck) Write([]byte) (int, error) {
+	close(c.writing)
+	<-c.release
+	return 0, os.ErrDeadlineExceeded
+}
+
+// TestAClientThatTakesNoHeartbeatHoldsNobodyUp has a client connect while the door
+// asks another one for a sign of life, which does not read.
+func TestAClientThatTakesNoHeartbeatHoldsNobodyUp(t *testing.T) {
+	h := build(t, nil)
+	near, far := net.Pipe()
+	defer far.Close()
+	defer near.Close()
+	conn := &stuck{near, make(chan struct{}), make(chan struct{})}
+	c := &client{d: h.Door, link: newLink(conn, h.stalls, nil), peer: peerInfo{minor: 1}, asked: -time.Hour}
+	c.link.arrival.heard.Store(int64(-time.Hour))
+	h.mu.Lock()
+	h.clients[c] = struct{}{}
+	h.mu.Unlock()
+	asked, served := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(asked)
+		h.heartbeats()
+	}()
+	<-conn.writing
+	go func() {
+		defer close(served)
+		another, err := Dial(h.tcp, "another", "another")
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		another.Close()
+	}()
+	select {
+	case <-served:
+	case <-time.After(20 * time.Second):
+		t.Error("a client that takes no heartbeat keeps another one from connecting")
+	}
+	close(conn.release)
+	<-asked
+	<-served
+	h.mu.Lock()
+	delete(h.clients, c)
+	h.mu.Unlock()
+}
+
+// TestAClientThatIsKickedIsDisconnectedAndMayComeBackAsANewOne: its regions and pins
+// are gone, and it hears of it.
+func TestAClientThatIsKickedIsDisconnectedAndMayComeBackAsANewOne(t *testing.T) {
+	h := build(t, nil)
+	o := h.owner(t, h.tcp, "identity", "o", 1<<20)
+	o.store(t, "k", 0, "v")
+	if ok, err := o.Pin("k"); !ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	n := h.native(t)
+	for s, err := range n.Sessions(t.Context()) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s.Maru {
+			if err := n.Kick(t.Context(), s.ID); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if _, err := o.Exists("k"); err == nil {
+		t.Error("a client that was kicked is served by its old connection")
+	}
+	again := h.owner(t, h.tcp, "identity", "o", 1<<20)
+	if ok, err := again.Delete("k"); !ok || err != nil {
+		t.Errorf("deleting the key that the kicked client had pinned: got %v, %v", ok, err)
+	}
+	again.store(t, "k", 0, "anew")
+}

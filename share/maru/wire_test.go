@@ -219,7 +219,7 @@ func FuzzDirectory(f *testing.F) {
 		f.Add(unhex(f, s))
 	}
 	h := build(f, nil)
-	guest, err := h.Admit("fuzzing", nil)
+	guest, err := h.Admit("fuzzing", nil, nil)
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -30,6 +30,9 @@ const (
 	// frameTime is how long a frame may take to arrive once it has begun, and an
 	// answer to be taken.
 	frameTime = 10 * time.Second
+	// pingTime is how long a PING may take to be taken: the other silent clients
+	// wait for it.
+	pingTime = 100 * time.Millisecond
 
 	greetingSize = 64
 )
@@ -264,8 +267,8 @@ func (l *link) ping() {
 		return
 	}
 	defer l.mu.Unlock()
-	// If it does not take even this, whoever writes next finds out.
-	_ = l.conn.SetWriteDeadline(time.Now().Add(frameTime))
+	// If it does not take even this, at once, whoever writes next finds out.
+	_ = l.conn.SetWriteDeadline(time.Now().Add(pingTime))
 	l.out.WriteString("\x04\x07\x04PING\x00\x00") // a time to live of 0: none
 	_ = l.out.Flush()
 }

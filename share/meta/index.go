@@ -22,7 +22,7 @@ import (
 type Entry struct {
 	Key     string
 	Region  uint64
-	Owner   uint64 // of the region, 0 if it has left: whose LRU list it is on
+	Owner   uint64 // of the region when the key was put: see Index.Orphan
 	Offset  int64  // in the region
 	Length  int64
 	Page    uint32 // in the table of page words; 0 if it lies in a region of Maru's
@@ -64,6 +64,7 @@ type Index struct {
 	lru     map[uint64]*Entry // by owner: sentinel of a ring, next is the latest
 	expiry  expiryHeap
 	regions map[uint64]map[*Entry]struct{}
+	owners  map[uint64]uint64 // of the regions that have entries: whose LRU list these are on, 0 if the owner has left
 	pages   map[uint32]*Entry
 	spans   map[uint64][]*Entry            // of Maru's regions, in the order of their offsets
 	filled  map[uint64]int64               // bytes of the keys of Maru's regions
@@ -73,7 +74,8 @@ type Index struct {
 	save    func(*Entry)                   // of the snapshot that is being taken, or nil
 }
 
-// What the log needs for an entry and for a pin, beside the key, about.
+// What a checkpoint needs for an entry and for the pins of a session, beside the
+// key, about.
 const (
 	entryBytes = 64
 	pinBytes   = 48
@@ -85,6 +87,7 @@ func NewIndex() *Index {
 		keys:    map[string]*Entry{},
 		lru:     map[uint64]*Entry{},
 		regions: map[uint64]map[*Entry]struct{}{},
+		owners:  map[uint64]uint64{},
 		pages:   map[uint32]*Entry{},
 		spans:   map[uint64][]*Entry{},
 		filled:  map[uint64]int64{},
@@ -119,7 +122,11 @@ func (x *Index) All() iter.Seq[*Entry] {
 // Logged returns about how many bytes of a log say what the index holds.
 func (x *Index) Logged() int64 { return x.logged }
 
-func (x *Index) countPins(e *Entry, n int64) { x.logged += n * (pinBytes + int64(len(e.Key))) }
+// countPins counts the pins of so many more sessions in: a checkpoint says of each
+// how often it has pinned the entry.
+func (x *Index) countPins(e *Entry, sessions int) {
+	x.logged += int64(sessions) * int64(pinBytes+len(e.Key))
+}
 
 // snapshotStep is how many entries a snapshot looks at between two pauses.
 const snapshotStep = 128
@@ -181,6 +188,9 @@ func (x *Index) Put(e *Entry) {
 	} else {
 		x.pages[e.Page] = e
 	}
+	if _, ok := x.owners[e.Region]; !ok {
+		x.owners[e.Region] = e.Owner
+	}
 	add(x.regions, e.Region, e)
 	x.link(e)
 	if e.Expires != 0 {
@@ -193,9 +203,7 @@ func (x *Index) Put(e *Entry) {
 // Preconditions: it is in the index.
 func (x *Index) Delete(e *Entry) {
 	x.keep(e)
-	for _, n := range e.pins {
-		x.countPins(e, -int64(n))
-	}
+	x.countPins(e, -len(e.pins))
 	x.logged -= entryBytes + int64(len(e.Key))
 	delete(x.keys, e.Key)
 	x.bytes -= e.Length
@@ -210,7 +218,9 @@ func (x *Index) Delete(e *Entry) {
 	} else {
 		delete(x.pages, e.Page)
 	}
-	remove(x.regions, e.Region, e)
+	if remove(x.regions, e.Region, e); x.regions[e.Region] == nil {
+		delete(x.owners, e.Region)
+	}
 	for s := range e.pins {
 		remove(x.pinned, s, e)
 	}
@@ -247,15 +257,17 @@ func (x *Index) Overlap(region uint64, offset, length int64) *Entry {
 	return nil
 }
 
-// Pin counts one more pin of a session.
-func (x *Index) Pin(e *Entry, session uint64) {
+// Pin counts n more pins of a session.
+func (x *Index) Pin(e *Entry, session uint64, n uint32) {
 	x.keep(e)
-	x.countPins(e, 1)
 	if e.pins == nil {
 		e.pins = map[uint64]uint32{}
 	}
-	e.pins[session]++
-	add(x.pinned, session, e)
+	if e.pins[session] == 0 {
+		x.countPins(e, 1)
+		add(x.pinned, session, e)
+	}
+	e.pins[session] += n
 }
 
 // Unpin takes one pin of the session away; false if it has none.
@@ -265,9 +277,9 @@ func (x *Index) Unpin(e *Entry, session uint64) bool {
 		return false
 	}
 	x.keep(e)
-	x.countPins(e, -1)
 	switch n {
 	case 1:
+		x.countPins(e, -1)
 		delete(e.pins, session)
 		remove(x.pinned, session, e)
 	default:
@@ -280,7 +292,7 @@ func (x *Index) Unpin(e *Entry, session uint64) bool {
 func (x *Index) UnpinAll(session uint64) {
 	for e := range x.pinned[session] {
 		x.keep(e)
-		x.countPins(e, -int64(e.pins[session]))
+		x.countPins(e, -1)
 		delete(e.pins, session)
 	}
 	delete(x.pinned, session)
@@ -294,8 +306,11 @@ func (x *Index) Touch(e *Entry) {
 
 // Orphan moves a region's entries to the list of those whose owner has left.
 // They keep their order among each other, and count as used later than those
-// already there.
+// already there. It takes as long as the owner has entries.
 func (x *Index) Orphan(region, owner uint64) {
+	if _, ok := x.owners[region]; ok {
+		x.owners[region] = 0
+	}
 	sentinel := x.lru[owner]
 	if sentinel == nil {
 		return
@@ -304,7 +319,6 @@ func (x *Index) Orphan(region, owner uint64) {
 		before := e.prev
 		if e.Region == region {
 			unlink(e)
-			e.Owner = 0
 			x.link(e)
 		}
 		e = before
@@ -312,6 +326,24 @@ func (x *Index) Orphan(region, owner uint64) {
 	if sentinel.next == sentinel {
 		delete(x.lru, owner)
 	}
+}
+
+// OrphanAll is Orphan for all regions of an owner. It takes the same time however
+// many entries they have: an owner that leaves keeps nobody waiting.
+func (x *Index) OrphanAll(owner uint64) {
+	for region, o := range x.owners {
+		if o == owner {
+			x.owners[region] = 0
+		}
+	}
+	list := x.lru[owner]
+	if list == nil {
+		return
+	}
+	delete(x.lru, owner)
+	to := x.sentinel(0)
+	list.prev.next, to.next.prev = to.next, list.prev
+	list.next.prev, to.next = to, list.next
 }
 
 // Oldest iterates over the entries in an owner's regions (0: in those whose
@@ -350,15 +382,21 @@ func (x *Index) NextExpiry() int64 {
 }
 
 func (x *Index) link(e *Entry) {
-	s := x.lru[e.Owner]
-	if s == nil {
-		s = &Entry{}
-		s.prev, s.next = s, s
-		x.lru[e.Owner] = s
-	}
+	s := x.sentinel(x.owners[e.Region])
 	e.prev, e.next = s, s.next
 	s.next.prev = e
 	s.next = e
+}
+
+// sentinel returns the sentinel of an owner's list.
+func (x *Index) sentinel(owner uint64) *Entry {
+	s := x.lru[owner]
+	if s == nil {
+		s = &Entry{}
+		s.prev, s.next = s, s
+		x.lru[owner] = s
+	}
+	return s
 }
 
 func unlink(e *Entry) {

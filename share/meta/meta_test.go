@@ -40,13 +40,45 @@ func TestOldestFirstAndOrphansKeepTheirOrder(t *testing.T) {
 	}
 }
 
+// TestAnOwnerLeavesWithAllItsRegions: keys of several regions keep their order, and
+// what is put into one of them, or touched, afterwards is on the same list.
+func TestAnOwnerLeavesWithAllItsRegions(t *testing.T) {
+	x := NewIndex()
+	for i := range 6 {
+		x.Put(&Entry{Key: fmt.Sprint(i), Region: uint64(1 + i%3), Owner: uint64(8 + i%3/2), Page: uint32(i)})
+	}
+	x.Orphan(3, 9) // of keys 2 and 5
+	x.OrphanAll(8)
+	x.OrphanAll(8)
+	if got := keysOf(x, 0); !slices.Equal(got, []string{"2", "5", "0", "1", "3", "4"}) {
+		t.Fatalf("got %v, want 2 5 0 1 3 4", got)
+	}
+	x.Touch(x.Get([]byte("0")))
+	if got := keysOf(x, 0); !slices.Equal(got, []string{"2", "5", "1", "3", "4", "0"}) {
+		t.Fatalf("after 0 was used: got %v, want 2 5 1 3 4 0", got)
+	}
+	if len(x.lru) != 1 {
+		t.Errorf("%d lists are left, want 1", len(x.lru))
+	}
+	for e := range x.Oldest(0) {
+		x.Delete(e)
+	}
+	if len(x.owners) != 0 || x.Len() != 0 {
+		t.Errorf("%d keys and %d regions are left, want none", x.Len(), len(x.owners))
+	}
+}
+
 func TestPinsAreCountedBySession(t *testing.T) {
 	x := NewIndex()
 	e := &Entry{Key: "k"}
 	x.Put(e)
-	x.Pin(e, 1)
-	x.Pin(e, 1)
-	x.Pin(e, 2)
+	x.Pin(e, 1, 1)
+	logged := x.Logged()
+	x.Pin(e, 1, 1000)
+	if x.Logged() != logged {
+		t.Errorf("1000 more pins need %d bytes more of a checkpoint, want none", x.Logged()-logged)
+	}
+	x.Pin(e, 2, 1)
 	if x.Unpin(e, 3) {
 		t.Fatal("a session unpinned what it had not pinned")
 	}

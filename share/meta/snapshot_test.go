@@ -30,7 +30,7 @@ func TestSnapshotIsOfTheMomentItBegan(t *testing.T) {
 			key := fmt.Sprint("k", rapid.OneOf(few, rapid.IntRange(0, 3*snapshotStep)).Draw(t, "key"))
 			session := rapid.Uint64Range(1, 2).Draw(t, "session")
 			e := x.Get([]byte(key))
-			switch what := rapid.SampledFrom([]string{"put", "delete", "put anew", "pin", "unpin", "end", "leave"}).Draw(t, "what"); {
+			switch what := rapid.SampledFrom([]string{"put", "delete", "put anew", "pin", "unpin", "end", "leave", "leave with all"}).Draw(t, "what"); {
 			case e == nil && what == "put":
 				page++
 				x.Put(&Entry{Key: key, Page: page, Region: uint64(page % 4), Owner: 1 + uint64(page%4), Length: 1})
@@ -38,6 +38,8 @@ func TestSnapshotIsOfTheMomentItBegan(t *testing.T) {
 				x.UnpinAll(session)
 			case what == "leave":
 				x.Orphan(session, 1+session)
+			case what == "leave with all":
+				x.OrphanAll(1 + session)
 			case e == nil:
 			case what == "delete":
 				x.Delete(e)
@@ -46,7 +48,7 @@ func TestSnapshotIsOfTheMomentItBegan(t *testing.T) {
 				page++
 				x.Put(&Entry{Key: key, Page: page, Region: uint64(page % 4), Owner: 1 + uint64(page%4), Length: 1})
 			case what == "pin":
-				x.Pin(e, session)
+				x.Pin(e, session, 1)
 			case what == "unpin":
 				x.Unpin(e, session)
 			}

@@ -69,13 +69,19 @@ func putAndDelete(c *share.Client) error {
 func TestFullDiskIsToldAndHealed(t *testing.T) {
 	dir, d := smallDisk(t)
 	c := open(t, dir)
-	long := strings.Repeat("kept", 120)
-	put(t, c, long, "value")
+	var keys []string
+	for i := range 16 {
+		keys = append(keys, fmt.Sprint(strings.Repeat("kept", 120), i))
+		put(t, c, keys[i], "value")
+	}
+	long := keys[0]
 	var err error
 	pins := 0
-	for err == nil {
-		if err = c.Pin(t.Context(), long); err == nil {
-			pins++
+	for pinner := c; err == nil; {
+		if pins++; pins%len(keys) == 0 { // what one client pins twice takes no more room
+			pinner = open(t, dir)
+		}
+		if err = pinner.Pin(t.Context(), keys[pins%len(keys)]); err == nil {
 			err = putAndDelete(c)
 		}
 	}

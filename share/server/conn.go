@@ -34,7 +34,8 @@ type conn struct {
 	s      *Server
 	ss     *session
 	logged bool         // ss is known to be in the log
-	unix   *fdpass.Conn // nil if remote
+	link   closer       // what ends it
+	unix   *fdpass.Conn // likewise; nil if remote
 	in     wire.Reader
 	out    wire.Writer
 	files  []*os.File // sent with the reply and then closed
@@ -96,14 +97,14 @@ func (s *Server) acceptEnded(err error) {
 }
 
 // bye ends a connection.
-func (s *Server) bye(key closer, c *conn) {
-	key.Close()
+func (s *Server) bye(c *conn) {
+	c.link.Close()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.conns, key)
+	delete(s.conns, c.link)
 	if c.ss != nil {
 		c.ss.conns--
-		delete(c.ss.links, key)
+		delete(c.ss.links, c.link)
 		c.ss.gone = s.opt.Now()
 		if c.ss.watch == c.unix {
 			c.ss.watch = nil
@@ -133,8 +134,8 @@ func (s *Server) deny(u *fdpass.Conn, peer fdpass.Peer) error {
 }
 
 func (s *Server) serveLocal(u *fdpass.Conn, peer fdpass.Peer) {
-	c := &conn{s: s, unix: u}
-	defer s.bye(u, c)
+	c := &conn{s: s, link: u, unix: u}
+	defer s.bye(c)
 	if err := u.SetReadDeadline(time.Now().Add(helloTimeout)); err != nil {
 		return
 	}
@@ -243,8 +244,8 @@ func (s *Server) greetRemote(nc net.Conn, v *accept.Visitor) error {
 // socket, each after its length in four bytes, and no descriptors. Hello is the
 // first, and raw is what is below nc.
 func (s *Server) serveRemote(raw, nc net.Conn, tenant string, hello []byte) {
-	c := &conn{s: s}
-	defer s.bye(raw, c)
+	c := &conn{s: s, link: raw}
+	defer s.bye(c)
 	buf := hello
 	for first := true; ; first = false {
 		var err error
@@ -381,9 +382,7 @@ func (s *Server) attach(c *conn, peer fdpass.Peer, h hello) (err error) {
 		}
 	}
 	ss.conns++
-	if c.unix != nil {
-		ss.links[c.unix] = struct{}{}
-	}
+	ss.links[c.link] = struct{}{}
 	c.ss = ss
 	return nil
 }

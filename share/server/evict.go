@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"polder/internal/failpoint"
 	"polder/share/internal/shm"
 	"polder/share/internal/wire"
 	"polder/share/meta"
@@ -132,18 +133,34 @@ func (s *Server) drainTouches() {
 	s.touch()
 }
 
+// expireAtOnce is how many keys expire while others wait.
+const expireAtOnce = 256
+
 // expire takes away the keys whose time is over.
 func (s *Server) expire() {
 	now := s.opt.Now().UnixMilli()
+	for s.expireSome(now) {
+		failpoint.Hit("daemon.expire-paused")
+	}
+}
+
+// expireSome takes away expireAtOnce of them, and reports whether there may be
+// more.
+func (s *Server) expireSome(now int64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for e := s.idx.Expired(now); e != nil; e = s.idx.Expired(now) {
+	for range expireAtOnce {
+		e := s.idx.Expired(now)
+		if e == nil {
+			return false
+		}
 		if _, err := s.remove(e); err != nil {
 			s.opt.Log.Error("cannot log that a key has expired", "err", err)
-			return
+			return false
 		}
 		s.stats.expired.Add(1)
 	}
+	return true
 }
 
 // favorTime is how long what a recall brings in is kept for who asked.

@@ -78,15 +78,22 @@ func (s *Server) fence(ss *session) error {
 		delete(s.fenced, ss.id)
 		return err
 	}
-	for link := range ss.links {
-		link.Close()
-	}
+	ss.hangUp()
 	s.opt.Log.Warn("a client is fenced: it may be alive, and is served no more; what it looked at is not used again",
 		"client", fmt.Sprintf("%016x", ss.id), "pid", ss.pid, "uid", ss.uid, "name", ss.name)
 	for r := range s.res.Regions() {
 		s.askBack(r)
 	}
 	return nil
+}
+
+// hangUp closes a session's connections.
+//
+// Preconditions: Server.mu is held.
+func (ss *session) hangUp() {
+	for link := range ss.links {
+		link.Close()
+	}
 }
 
 // unfence is told that the process of a client is dead. With the last one that
@@ -165,7 +172,12 @@ func (c *conn) kick() error {
 		s.stats.denied.Add(1)
 		return fmt.Errorf("%w: client %016x is another user's", errDenied, id)
 	case ss.door != local:
-		return s.endSession(ss)
+		if err := s.endSession(ss); err != nil {
+			return err
+		}
+		ss.hangUp() // if it comes back, it is a new client
+		c.need = need{lsn: s.log.Last()}
+		return nil
 	}
 	if err := s.fence(ss); err != nil {
 		return err

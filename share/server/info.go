@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"polder/internal/failpoint"
 	"polder/share/internal/wire"
 	"polder/share/resource"
 )
@@ -102,12 +103,23 @@ func (c *conn) list() error {
 	return fmt.Errorf("%w: nothing of kind %d can be listed", errInvalid, what)
 }
 
+// listStep is how many keys are looked at while others wait.
+const listStep = 1024
+
+// keyInfos describes keys. It lets others go on in between: what is put or deleted
+// meanwhile is there or not.
 func (s *Server) keyInfos(prefix, after string, limit int) []wire.KeyInfo {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	// The smallest keys, kept in order while all are looked at.
 	infos := []wire.KeyInfo{}
+	n := 0
 	for e := range s.idx.All() {
+		if n++; n%listStep == 0 {
+			s.mu.Unlock()
+			failpoint.Hit("daemon.list-paused")
+			s.mu.Lock()
+		}
 		if e.Key <= after || !strings.HasPrefix(e.Key, prefix) {
 			continue
 		}

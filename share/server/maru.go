@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"slices"
 	"time"
@@ -41,7 +42,8 @@ type Guest struct {
 	s  *Server
 	ss *session // guarded by s.mu: see owns
 
-	known bool // the session was there before
+	link  io.Closer // the connection to the directory, or nil
+	known bool      // the session was there before
 }
 
 // MaruRegion is a region as Maru's clients know it.
@@ -66,19 +68,20 @@ type Found struct {
 }
 
 // Admit attaches a connection. A client that has shown the identity before is the
-// same one again; one without is a new one. Unix is the connection, if the client
-// is on this machine and came by a Unix socket: its death is noticed at once.
-func (s *Server) Admit(identity string, unix *fdpass.Conn) (*Guest, error) {
-	return s.admitMaru(identity, unix, maru)
+// same one again; one without is a new one. Link is closed if somebody kicks the
+// client. Unix is the connection, if the client is on this machine and came by a
+// Unix socket: its death is noticed at once.
+func (s *Server) Admit(identity string, link io.Closer, unix *fdpass.Conn) (*Guest, error) {
+	return s.admitMaru(identity, link, unix, maru)
 }
 
 // AdmitDirectory attaches a connection of another directory server, which asks for
 // regions and tells its own clients of them: they may present its tokens.
 func (s *Server) AdmitDirectory(identity string) (*Guest, error) {
-	return s.admitMaru(identity, nil, maruOther)
+	return s.admitMaru(identity, nil, nil, maruOther)
 }
 
-func (s *Server) admitMaru(identity string, unix *fdpass.Conn, d door) (*Guest, error) {
+func (s *Server) admitMaru(identity string, link io.Closer, unix *fdpass.Conn, d door) (*Guest, error) {
 	peer, tenant := fdpass.Peer{UID: -1}, "maru"
 	if unix != nil {
 		var err error
@@ -125,8 +128,19 @@ func (s *Server) admitMaru(identity string, unix *fdpass.Conn, d door) (*Guest, 
 	}
 	ss.recovered = false
 	ss.silent = true
+	g := &Guest{s: s, ss: ss, link: link, known: known}
+	g.join(ss)
+	return g, nil
+}
+
+// join counts the connection in.
+//
+// Preconditions: s.mu is held.
+func (g *Guest) join(ss *session) {
 	ss.conns++
-	return &Guest{s, ss, known}, nil
+	if g.link != nil {
+		ss.links[g.link] = struct{}{}
+	}
 }
 
 // Leave ends a connection. When the last one of a client has ended for the grace
@@ -136,6 +150,9 @@ func (g *Guest) Leave() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	g.ss.conns--
+	if g.link != nil {
+		delete(g.ss.links, g.link)
+	}
 	g.ss.gone = s.opt.Now()
 	if g.ss.conns == 0 && !g.ss.logged {
 		s.must(s.endSession(g.ss)) // nothing to log, so nothing can fail
@@ -209,18 +226,10 @@ func (g *Guest) hold(instance string) error {
 	if len(instance) > wire.MaxName {
 		return fmt.Errorf("%w: an instance id of %d bytes, want at most %d", errInvalid, len(instance), wire.MaxName)
 	}
-	s := g.s
-	s.mu.Lock()
+	g.s.mu.Lock()
 	ss := g.ss
-	was := ss.name
-	if instance != "" && was == "" {
-		ss.name, ss.logged = instance, false
-	}
-	s.mu.Unlock()
-	if was != "" && instance != "" && was != instance {
-		return fmt.Errorf("%w: the client is %q, and now %q", errInvalid, was, instance)
-	}
-	return s.logSession(ss)
+	g.s.mu.Unlock()
+	return g.s.logSession(ss, instance)
 }
 
 // Alloc carves a region of at least size bytes, all of which have memory behind
@@ -344,7 +353,8 @@ func (g *Guest) owns(r *resource.Region) bool {
 	owner.gone = g.s.opt.Now()
 	if owner.conns == 0 && !g.ss.logged && g.ss.conns == 1 {
 		g.s.must(g.s.endSession(g.ss)) // it has held nothing
-		owner.conns, owner.recovered, g.ss = 1, false, owner
+		owner.recovered, g.ss = false, owner
+		g.join(owner)
 	}
 	return true
 }
@@ -396,8 +406,9 @@ func (s *Server) Holder(region uint64, offset, length int64, tok uint64) (*Guest
 	if offset == 0 && length == r.Length {
 		for id, ss := range s.sessions {
 			if ss.door.Maru() && uint16(id) == uint16(tok>>48) && s.maruToken(id, r.ID, r.Length) == tok {
-				ss.conns++
-				return &Guest{s: s, ss: ss, known: true}, nil
+				g := &Guest{s: s, ss: ss, known: true}
+				g.join(ss)
+				return g, nil
 			}
 		}
 	}
@@ -527,19 +538,24 @@ func (g *Guest) register(k MaruKey) (*meta.Entry, error) {
 	return e, nil
 }
 
-// undo takes entries away again.
+// undo takes entries away again, for good: the client that is told so fills their
+// places anew.
 func (s *Server) undo(put []*meta.Entry) error {
+	var n need
+	var err error
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	for _, e := range put {
 		if s.idx.Get([]byte(e.Key)) != e {
 			continue
 		}
-		if _, err := s.remove(e); err != nil {
-			return err
+		var gone need
+		if gone, err = s.remove(e); err != nil {
+			break
 		}
+		n.lsn, n.sync = gone.lsn, n.sync || gone.sync
 	}
-	return nil
+	s.mu.Unlock()
+	return errors.Join(err, s.commitNeed(n))
 }
 
 // get returns the entry of a key of Maru's, or nil.
@@ -649,42 +665,61 @@ func (g *Guest) Pin(arrived time.Time, keys []string) (int, error) {
 		if e == nil {
 			break
 		}
-		n.add(e)
-		if n.lsn, err = s.append(s.rec[:0].U8(recPin).U64(g.ss.id).String(e.Key)); err != nil {
+		var lsn uint64
+		if lsn, err = s.append(s.rec[:0].U8(recPin).U64(g.ss.id).String(e.Key)); err != nil {
 			break
 		}
-		s.idx.Pin(e, g.ss.id)
+		n.add(e)
+		n.lsn = lsn
+		s.idx.Pin(e, g.ss.id, 1)
 	}
 	s.mu.Unlock()
 	return count, errors.Join(err, s.commitNeed(n))
 }
 
-// Unpin takes one pin of a key back; false if it has none. In Maru pins belong to
-// nobody: if the client has none itself, it takes one of another client of Maru's.
-func (g *Guest) Unpin(key string) (bool, error) {
+// Unpin takes one pin of each key back, and tells of which it did: the others are
+// not there, or not pinned. In Maru pins belong to nobody: if the client has none
+// itself, it takes one of another client of Maru's. If it fails, it is for those
+// keys of which it tells nothing good.
+func (g *Guest) Unpin(keys []string) ([]bool, error) {
 	s := g.s
+	unpinned := make([]bool, len(keys))
+	var n need
+	var err error
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	e := g.get(key)
-	if e == nil {
-		return false, nil
+	for i, key := range keys {
+		e := g.get(key)
+		if e == nil {
+			continue
+		}
+		whose := g.pinner(e)
+		if whose == 0 {
+			continue
+		}
+		var lsn uint64
+		if lsn, err = s.append(s.rec[:0].U8(recUnpin).U64(whose).String(e.Key)); err != nil {
+			break
+		}
+		n.lsn, n.sync = lsn, n.sync || e.Durable
+		unpinned[i] = s.idx.Unpin(e, whose)
 	}
-	whose := g.ss.id
-	if e.PinsOf(whose) == 0 {
-		whose = 0
-		for id := range e.Pins() {
-			if ss := s.sessions[id]; ss != nil && ss.door.Maru() {
-				whose = id
-			}
+	s.mu.Unlock()
+	return unpinned, errors.Join(err, s.commitNeed(n))
+}
+
+// pinner returns the client whose pin of an entry is taken back, or 0.
+//
+// Preconditions: s.mu is held.
+func (g *Guest) pinner(e *meta.Entry) uint64 {
+	if e.PinsOf(g.ss.id) > 0 {
+		return g.ss.id
+	}
+	for id := range e.Pins() {
+		if ss := g.s.sessions[id]; ss != nil && ss.door.Maru() {
+			return id
 		}
 	}
-	if whose == 0 {
-		return false, nil
-	}
-	if _, err := s.append(s.rec[:0].U8(recUnpin).U64(whose).String(e.Key)); err != nil {
-		return false, err
-	}
-	return s.idx.Unpin(e, whose), nil
+	return 0
 }
 
 // MaruUsage is what one instance holds.

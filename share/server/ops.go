@@ -31,7 +31,7 @@ func (c *conn) handle(msg []byte) error {
 	}
 	c.s.stats.requests[op].Add(1)
 	if holding&(1<<op) != 0 && !c.logged {
-		if err := c.s.logSession(c.ss); err != nil {
+		if err := c.s.logSession(c.ss, ""); err != nil {
 			return err
 		}
 		c.logged = true
@@ -456,7 +456,7 @@ func (c *conn) pin() error {
 		}
 		n.lsn = lsn
 		for _, e := range found {
-			s.idx.Pin(e, c.ss.id)
+			s.idx.Pin(e, c.ss.id, 1)
 		}
 		return nil
 	})

@@ -27,6 +27,7 @@ const (
 	recMaruPut               // region, n times offset length key
 	recRetired               // region, whether its pages are not used again
 	recNamespace             // what the pids of sessions from here on refer to
+	recPins                  // session, how often, key: of a checkpoint
 )
 
 func encodeSession(b wire.Writer, s *session) wire.Writer {
@@ -175,11 +176,18 @@ func (s *Server) replayRecord(kind uint8, r *wire.Reader) error {
 				return fmt.Errorf("a key or session that does not exist is pinned or unpinned")
 			}
 			if kind == recPin {
-				s.idx.Pin(e, id)
+				s.idx.Pin(e, id, 1)
 			} else if !s.idx.Unpin(e, id) {
 				return fmt.Errorf("a key is unpinned that was not pinned")
 			}
 		}
+	case recPins:
+		id, n, key := r.U64(), r.U32(), r.Bytes()
+		e := s.idx.Get(key)
+		if e == nil || s.sessions[id] == nil || n == 0 {
+			return fmt.Errorf("a key or session that does not exist has %d pins", n)
+		}
+		s.idx.Pin(e, id, n)
 	default:
 		return fmt.Errorf("the kind is unknown")
 	}
@@ -227,10 +235,8 @@ func (s *Server) snapshotEntry(b wire.Writer, e *meta.Entry, add func([]byte)) w
 	}
 	add(b)
 	for id, n := range e.Pins() {
-		b = b[:0].U8(recPin).U64(id).String(e.Key)
-		for range n {
-			add(b)
-		}
+		b = b[:0].U8(recPins).U64(id).U32(n).String(e.Key)
+		add(b)
 	}
 	return b
 }

@@ -33,7 +33,7 @@ type session struct {
 
 	// Guarded by Server.mu.
 	conns     int                 // open connections
-	links     map[closer]struct{} // those of them that are local
+	links     map[closer]struct{} // the same, but for those to Maru's resource manager
 	gone      time.Time           // when the last one closed
 	maps      map[uint64]bool     // regions of others that it maps
 	issued    map[uint64]bool     // regions that it was sent a handle to read
@@ -99,15 +99,28 @@ func (s *Server) newSession(peer fdpass.Peer, d door, tenant, name string) (*ses
 	return ss, nil
 }
 
-// logSession logs a session that is about to hold something.
-func (s *Server) logSession(ss *session) error {
+// logSession logs a session that is about to hold something, or to which name is
+// given. The name that it was given first stays; "" gives it none.
+func (s *Server) logSession(ss *session, name string) error {
 	s.mu.Lock()
-	if ss.logged || ss.ended {
+	was := ss.name
+	switch {
+	case name != "" && was != "" && name != was:
+		s.mu.Unlock()
+		return fmt.Errorf("%w: the client is %q, and now %q", errInvalid, was, name)
+	case ss.ended, ss.logged && (name == "" || name == was):
 		s.mu.Unlock()
 		return nil
 	}
+	if name != "" {
+		ss.name = name
+	}
 	lsn, err := s.append(encodeSession(s.rec[:0], ss))
-	ss.logged = err == nil
+	if err != nil {
+		ss.name = was // and what it holds already it holds under what is in the log
+	} else {
+		ss.logged = true
+	}
 	s.mu.Unlock()
 	if err != nil {
 		return err
@@ -184,6 +197,7 @@ func (s *Server) applySessionEnd(id uint64) []*resource.Region {
 	delete(s.sessions, id)
 	delete(s.tokens, ss.token)
 	s.idx.UnpinAll(id)
+	s.idx.OrphanAll(id)
 	var released []*resource.Region
 	for r := range s.res.Regions() {
 		if r.Owner == id {

@@ -1,0 +1,238 @@
+package server
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"polder/internal/failpoint"
+	"polder/internal/wal"
+	"polder/share/internal/wire"
+	"polder/share/resource"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// still starts a daemon that does nothing by itself, so that what is on the disk
+// is what requests have seen to.
+func still(t *testing.T, change func(*Options)) *Server {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "share")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	opt := Options{
+		Dir: filepath.Join(dir, "state"), Socket: filepath.Join(dir, "s"), MaruDir: filepath.Join(dir, "regions"),
+		Pools: []resource.Spec{{Kind: resource.Memfd, Size: 64 << 20}}, Tick: time.Hour, Late: time.Hour,
+		SegmentSize: 256 << 10, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+	}
+	if change != nil {
+		change(&opt)
+	}
+	s, err := Start(opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+// afterCrash returns what a daemon would recover if this one were killed now.
+func afterCrash(t *testing.T, s *Server) *Server {
+	t.Helper()
+	opt := s.opt
+	opt.Dir = t.TempDir()
+	if err := os.CopyFS(opt.Dir, os.DirFS(s.opt.Dir)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(filepath.Join(opt.Dir, "secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	next := newServer(opt)
+	t.Cleanup(func() { next.Close() })
+	if err := next.open(); err != nil {
+		t.Fatalf("a daemon that is killed now does not start again: %v", err)
+	}
+	return next
+}
+
+// guest admits a client with a region.
+func guest(t *testing.T, s *Server, identity, instance string) (*Guest, MaruRegion) {
+	t.Helper()
+	g, err := s.Admit(identity, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(g.Leave)
+	r, err := g.Alloc(time.Now(), instance, 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g, r
+}
+
+func (g *Guest) mustRegister(t *testing.T, r MaruRegion, keys ...string) {
+	t.Helper()
+	for i, key := range keys {
+		isNew, refused := g.Register(time.Now(), []MaruKey{{Key: key, Region: r.ID, Offset: int64(i) * 4096, Length: 4096}})
+		if !isNew[0] {
+			t.Fatalf("registering %q: %v", key, refused[0])
+		}
+	}
+}
+
+// TestAClientWhoseNameCannotBeLoggedIsLoggedStill: a client pins a key before it
+// has said its name. It says it when the log has no room; the checkpoint that
+// makes room must know the client that holds the pin.
+func TestAClientWhoseNameCannotBeLoggedIsLoggedStill(t *testing.T) {
+	s := still(t, nil)
+	owner, r := guest(t, s, "owner", "owner")
+	owner.mustRegister(t, r, "k")
+	g, err := s.Admit("pins first", nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Leave()
+	if n, err := g.Pin(time.Now(), []string{"k"}); n != 1 || err != nil {
+		t.Fatal(n, err)
+	}
+	full, _, err := wal.Open(t.TempDir(), wal.Options{}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := full.Close(); err != nil {
+		t.Fatal(err)
+	}
+	log := s.log
+	s.log = full // takes no record
+	if _, err := g.Alloc(time.Now(), "name", 4096); !errors.Is(err, wal.ErrClosed) {
+		t.Fatalf("with a log that takes no record: got %v, want %v", err, wal.ErrClosed)
+	}
+	s.log = log
+	if err := s.Checkpoint(); err != nil {
+		t.Fatal(err)
+	}
+	if next := afterCrash(t, s); !next.idx.Get([]byte("k")).Pinned() {
+		t.Error("the pin is gone")
+	}
+	if _, err := g.Alloc(time.Now(), "name", 4096); err != nil {
+		t.Errorf("with a log that takes records again: %v", err)
+	}
+	if _, err := g.Alloc(time.Now(), "another name", 4096); !errors.Is(err, errInvalid) {
+		t.Errorf("another name: got %v, want %v", err, errInvalid)
+	}
+}
+
+// TestWhatAClientWasToldOfItsKeysSurvivesACrash: a registration that was carried
+// out too late and undone, and pins that were taken back.
+func TestWhatAClientWasToldOfItsKeysSurvivesACrash(t *testing.T) {
+	var late atomic.Bool
+	s := still(t, func(opt *Options) {
+		opt.Now = func() time.Time {
+			if late.Load() {
+				return time.Now().Add(24 * time.Hour)
+			}
+			return time.Now()
+		}
+	})
+	g, r := guest(t, s, "owner", "owner")
+	g.mustRegister(t, r, "a", "b")
+	keys := []string{"a", "b"}
+	if n, err := g.Pin(time.Now(), append(keys, "a")); n != 3 || err != nil {
+		t.Fatal(n, err)
+	}
+	if got, err := g.Unpin([]string{"a", "none", "b", "b"}); err != nil || fmt.Sprint(got) != "[true false true false]" {
+		t.Fatalf("unpin: got %v, %v, want [true false true false]", got, err)
+	}
+	next := afterCrash(t, s)
+	a, b := next.idx.Get([]byte("a")), next.idx.Get([]byte("b"))
+	if a.PinsOf(g.ss.id) != 1 || b.Pinned() {
+		t.Errorf("after a crash a has %d pins, want 1, and b is pinned: %v, want not", a.PinsOf(g.ss.id), b.Pinned())
+	}
+
+	failpoint.Set(func(name string) {
+		if name == "daemon.maru-put-applied" {
+			late.Store(true)
+		}
+	})
+	defer failpoint.Set(nil)
+	isNew, refused := g.Register(time.Now(), []MaruKey{{Key: "late", Region: r.ID, Offset: 1 << 19, Length: 4096}})
+	if isNew[0] || !errors.Is(refused[0], ErrLate) {
+		t.Fatalf("a registration that takes a day: got new %v, %v, want %v", isNew[0], refused[0], ErrLate)
+	}
+	if next := afterCrash(t, s); next.idx.Get([]byte("late")) != nil {
+		t.Error("after a crash the key is there that the client was told is not; it has filled the place anew")
+	}
+}
+
+// TestOthersGoOnWhileManyKeysExpireOrAreListed asks for something in each pause,
+// which hangs where there is none.
+func TestOthersGoOnWhileManyKeysExpireOrAreListed(t *testing.T) {
+	s := still(t, nil)
+	g, r := guest(t, s, "owner", "owner")
+	const n = 3 * listStep
+	for i := range n {
+		g.s.mu.Lock()
+		e := newMaruEntry(g.s.res.Region(r.ID), int64(i)*16, 16, fmt.Sprint("k", i))
+		e.Expires = 1
+		g.s.idx.Put(e)
+		g.s.res.Region(r.ID).Refs++
+		g.s.mu.Unlock()
+	}
+	pauses := map[string]int{}
+	failpoint.Set(func(name string) {
+		if name == "daemon.expire-paused" || name == "daemon.list-paused" {
+			s.Info()
+			pauses[name]++
+		}
+	})
+	defer failpoint.Set(nil)
+	if got := len(s.keyInfos("", "", n)); got != n {
+		t.Errorf("%d keys are listed, want %d", got, n)
+	}
+	s.expire()
+	if info := s.Info(); info.Keys != 0 || info.Expired != n {
+		t.Errorf("%d keys are left and %d have expired, want 0 and %d", info.Keys, info.Expired, n)
+	}
+	if pauses["daemon.list-paused"] < n/listStep || pauses["daemon.expire-paused"] < n/expireAtOnce {
+		t.Errorf("got pauses %v, want one for each %d that are listed and each %d that expire", pauses, listStep, expireAtOnce)
+	}
+}
+
+// TestAKeyThatIsPinnedOftenIsOneRecordOfACheckpoint: pins that nobody takes back,
+// as of an engine that forgets to, must not make checkpoints long.
+func TestAKeyThatIsPinnedOftenIsOneRecordOfACheckpoint(t *testing.T) {
+	s := still(t, nil)
+	g, r := guest(t, s, "owner", "owner")
+	g.mustRegister(t, r, "k")
+	const pins = 1000
+	for range pins / 100 {
+		keys := make([]string, 100)
+		for i := range keys {
+			keys[i] = "k"
+		}
+		if n, err := g.Pin(time.Now(), keys); n != len(keys) || err != nil {
+			t.Fatal(n, err)
+		}
+	}
+	records := 0
+	s.snapshotEntry(wire.Writer(nil), s.idx.Get([]byte("k")), func([]byte) { records++ })
+	if records != 2 {
+		t.Errorf("a key that is pinned %d times makes %d records, want 2", pins, records)
+	}
+	if err := s.Checkpoint(); err != nil {
+		t.Fatal(err)
+	}
+	if got := afterCrash(t, s).idx.Get([]byte("k")).PinsOf(g.ss.id); got != pins {
+		t.Errorf("after a restart the key is pinned %d times, want %d", got, pins)
+	}
+}
