@@ -17,6 +17,7 @@ import (
 
 	"polder/internal/child"
 	"polder/internal/proctest"
+	"polder/internal/testpython"
 	"polder/share"
 )
 
@@ -86,22 +87,19 @@ type actor struct {
 }
 
 // interpreter is a Python that has what the client needs.
-var interpreter = sync.OnceValue(func() string {
-	for _, path := range []string{"python3", "/usr/bin/python3"} {
-		if exec.Command(path, "-c", "import zmq, msgpack").Run() == nil {
-			return path
-		}
-	}
-	return "no python3 with zmq and msgpack: run make deps"
-})
+var interpreter = sync.OnceValues(func() (string, error) { return testpython.Find("zmq", "msgpack") })
 
 func (m *maru) actor(t *testing.T, url, style string, timeout time.Duration, name string) *actor {
 	t.Helper()
+	python, err := interpreter()
+	if err != nil {
+		t.Fatal(err)
+	}
 	clients, err := filepath.Abs("../clients/python")
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &actor{t: t, name: name, cmd: exec.Command(interpreter(), "-B", "testdata/maru_actor.py", url, style, fmt.Sprint(timeout.Seconds()), name)}
+	a := &actor{t: t, name: name, cmd: exec.Command(python, "-B", "testdata/maru_actor.py", url, style, fmt.Sprint(timeout.Seconds()), name)}
 	a.cmd.Env = append(os.Environ(), "PYTHONPATH="+clients)
 	a.cmd.Stderr = os.Stderr
 	in, err := a.cmd.StdinPipe()

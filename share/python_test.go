@@ -6,19 +6,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-)
 
-// python returns a Python that can build and install packages, and has numpy.
-func python(t *testing.T) string {
-	t.Helper()
-	for _, path := range []string{"python3", "/usr/bin/python3"} {
-		if exec.CommandContext(t.Context(), path, "-c", "import setuptools, wheel, pip, numpy").Run() == nil {
-			return path
-		}
-	}
-	t.Fatal("there is no python3 with numpy, pip, setuptools and wheel: run make deps")
-	return ""
-}
+	"polder/internal/testpython"
+)
 
 // pythonRun runs a command in dir, with the package that is installed in target.
 func pythonRun(t *testing.T, dir, target string, env []string, name string, args ...string) string {
@@ -41,7 +31,10 @@ func TestPythonClient(t *testing.T) {
 	_, opt := startDaemon(t, nil)
 	c := open(t, opt.Socket, nil)
 	put(t, c, "from-go", "hello, Python")
-	python := python(t)
+	python, err := testpython.Find("setuptools", "wheel", "pip", "numpy")
+	if err != nil {
+		t.Fatal(err)
+	}
 
 	// The build writes to its sources, and the tests must not find them.
 	src, wheels, target, tests := t.TempDir(), t.TempDir(), t.TempDir(), t.TempDir()

@@ -116,8 +116,21 @@ func DialContext(ctx context.Context, path string) (*Conn, error) {
 // Listen listens at path, in place of a socket there that nobody serves. The
 // socket is created with the given permissions.
 func Listen(path string, perm os.FileMode) (*net.UnixListener, error) {
-	if c, err := Dial(path); err == nil {
-		c.Close()
+	return listen("unixpacket", path, perm)
+}
+
+// ListenStream is Listen for peers that do not send messages but bytes.
+func ListenStream(path string, perm os.FileMode) (*net.UnixListener, error) {
+	return listen("unix", path, perm)
+}
+
+func listen(network, path string, perm os.FileMode) (*net.UnixListener, error) {
+	addr := &net.UnixAddr{Name: path, Net: network}
+	// A queue that is full is somebody's.
+	if c, err := net.DialUnix(network, nil, addr); err == nil || errors.Is(err, unix.EAGAIN) {
+		if err == nil {
+			c.Close()
+		}
 		return nil, fmt.Errorf("cannot listen on %s: it is served by another process", path)
 	}
 	if st, err := os.Lstat(path); err == nil {
@@ -126,7 +139,7 @@ func Listen(path string, perm os.FileMode) (*net.UnixListener, error) {
 		}
 		os.Remove(path)
 	}
-	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+	l, err := net.ListenUnix(network, addr)
 	if err != nil {
 		return nil, fmt.Errorf("cannot listen: %w", err)
 	}

@@ -18,20 +18,7 @@ func TestAppendDoesNotWaitForTheDisk(t *testing.T) {
 	dir := memDir(t)
 	opt := Options{SegmentSize: 4 << 10}
 	l, _ := mustOpen(t, dir, opt)
-	syncing, release := make(chan struct{}, 100), make(chan struct{})
-	failpoint.Set(func(name string) {
-		if name == "wal.after-sync" {
-			syncing <- struct{}{}
-			<-release
-		}
-	})
-	first, err := l.Append([]byte("to be synced"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	durable := make(chan error, 1)
-	go func() { durable <- l.Commit(first, true) }()
-	<-syncing
+	_, release, durable := holdSync(t, l)
 	want := number(0, 200) // more than two segments
 	appended := make(chan error, 1)
 	go func() {

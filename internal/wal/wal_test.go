@@ -225,22 +225,30 @@ func TestNothingIsPromisedAfterASyncThatFailed(t *testing.T) {
 	}
 }
 
-func TestWritingGoesOnDuringASync(t *testing.T) {
-	l, _ := mustOpen(t, memDir(t), Options{})
-	syncing, release := make(chan struct{}), make(chan struct{})
+// holdSync appends a record and has it synced, by a sync that ends when release is
+// closed, as all do until then.
+func holdSync(t *testing.T, l *Log) (lsn uint64, release chan struct{}, durable <-chan error) {
+	t.Helper()
+	syncing, release := make(chan struct{}, 100), make(chan struct{})
 	failpoint.Set(func(name string) {
 		if name == "wal.after-sync" {
 			syncing <- struct{}{}
 			<-release
 		}
 	})
-	first, err := l.Append([]byte("to be synced"))
+	lsn, err := l.Append([]byte("to be synced"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	done := make(chan error)
-	go func() { done <- l.Commit(first, true) }()
+	done := make(chan error, 1)
+	go func() { done <- l.Commit(lsn, true) }()
 	<-syncing
+	return lsn, release, done
+}
+
+func TestWritingGoesOnDuringASync(t *testing.T) {
+	l, _ := mustOpen(t, memDir(t), Options{})
+	first, release, done := holdSync(t, l)
 	second, err := l.Append([]byte("only to be written"))
 	if err == nil {
 		err = l.Commit(second, false)

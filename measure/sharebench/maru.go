@@ -33,15 +33,11 @@ func runMaru(ctx context.Context, opt Options, dir string) (err error) {
 		return fmt.Errorf("cannot make a directory on tmpfs: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(regions)) }()
-	d, err := startDaemon(ctx, opt, dir, "--pool", "memfd:4GiB", "--maru-dir", regions, "--maru", "tcp://"+addrs[0], "--maru-resources", addrs[1])
+	d, w, err := startBoth(ctx, opt, dir, "--pool", "memfd:4GiB", "--maru-dir", regions, "--maru", "tcp://"+addrs[0], "--maru-resources", addrs[1])
 	if err != nil {
 		return err
 	}
-	var w *process
 	defer func() { err = errors.Join(err, stopAll(d, w)) }()
-	if w, err = startWorker(ctx, opt); err != nil {
-		return err
-	}
 	cases := sizes(opt.Short)
 	for i, c := range cases {
 		name := config.FormatSize(int64(c.size))

@@ -166,6 +166,19 @@ func (p *process) close() error {
 	return errors.Join(p.in.Close(), p.cmd.Wait())
 }
 
+// startBoth starts a daemon and a worker.
+func startBoth(ctx context.Context, opt Options, dir string, flags ...string) (*aDaemon, *process, error) {
+	d, err := startDaemon(ctx, opt, dir, flags...)
+	if err != nil {
+		return nil, nil, err
+	}
+	w, err := startWorker(ctx, opt)
+	if err != nil {
+		return nil, nil, errors.Join(err, d.Stop())
+	}
+	return d, w, nil
+}
+
 // stopAll ends processes, and reports what is wrong with their ends.
 func stopAll(d *aDaemon, ps ...*process) error {
 	var errs []error
@@ -188,15 +201,12 @@ func sizes(short bool) []sizeCase {
 
 // runSizes measures puts by one process and gets by another one.
 func runSizes(ctx context.Context, opt Options, dir string) (err error) {
-	d, err := startDaemon(ctx, opt, dir, "--pool", "memfd:4GiB")
+	d, w, err := startBoth(ctx, opt, dir, "--pool", "memfd:4GiB")
 	if err != nil {
 		return err
 	}
-	var w, r *process
+	var r *process
 	defer func() { err = errors.Join(err, stopAll(d, w, r)) }()
-	if w, err = startWorker(ctx, opt); err != nil {
-		return err
-	}
 	if r, err = startWorker(ctx, opt); err != nil {
 		return err
 	}
@@ -298,15 +308,11 @@ func runAllocs(ctx context.Context, opt Options, dir string) error {
 }
 
 func runAlloc(ctx context.Context, opt Options, dir, name string, n int, flags []string) (err error) {
-	d, err := startDaemon(ctx, opt, dir, flags...)
+	d, w, err := startBoth(ctx, opt, dir, flags...)
 	if err != nil {
 		return err
 	}
-	var w *process
 	defer func() { err = errors.Join(err, stopAll(d, w)) }()
-	if w, err = startWorker(ctx, opt); err != nil {
-		return err
-	}
 	for _, c := range []struct{ clients, rate int }{{1, 0}, {16, 0}, {64, 1000}} {
 		what := fmt.Sprintf("allocate, %d clients, %s", c.clients, name)
 		if c.rate > 0 {

@@ -1,6 +1,7 @@
 package maru
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"polder/internal/accept"
+	"polder/internal/fdpass"
 	"polder/internal/ratelog"
 	"polder/share/server"
 )
@@ -45,24 +47,12 @@ func (o *Options) setDefaults() error {
 	if len(o.Directory) == 0 || o.Resources == "" {
 		return errors.New("cannot serve Maru's clients: both the directory's and the resource manager's address are needed")
 	}
-	if o.SocketMode == 0 {
-		o.SocketMode = 0o600
-	}
-	if o.Late == 0 {
-		o.Late = time.Second
-	}
-	if o.Heartbeat == 0 {
-		o.Heartbeat = 10 * time.Second
-	}
-	if o.Unclaimed == 0 {
-		o.Unclaimed = 30 * time.Second
-	}
-	if o.MaxConns == 0 {
-		o.MaxConns = 4096
-	}
-	if o.Log == nil {
-		o.Log = slog.Default()
-	}
+	o.SocketMode = cmp.Or(o.SocketMode, 0o600)
+	o.Late = cmp.Or(o.Late, time.Second)
+	o.Heartbeat = cmp.Or(o.Heartbeat, 10*time.Second)
+	o.Unclaimed = cmp.Or(o.Unclaimed, 30*time.Second)
+	o.MaxConns = cmp.Or(o.MaxConns, 4096)
+	o.Log = cmp.Or(o.Log, slog.Default())
 	o.Log = ratelog.Bound(o.Log)
 	return nil
 }
@@ -132,7 +122,7 @@ func (d *Door) listen() error {
 		}
 		var lis net.Listener
 		if network == "unix" {
-			lis, err = listenUnix(at, d.opt.SocketMode)
+			lis, err = fdpass.ListenStream(at, d.opt.SocketMode)
 		} else {
 			lis, err = net.Listen(network, at)
 		}
@@ -160,28 +150,6 @@ func ParseAddr(addr string) (network, at string, err error) {
 		}
 	}
 	return "", "", fmt.Errorf("cannot use the address %q: want tcp://HOST:PORT or ipc:///PATH", addr)
-}
-
-// listenUnix listens at path, in place of a socket there that nobody serves.
-func listenUnix(path string, mode os.FileMode) (net.Listener, error) {
-	if c, err := net.Dial("unix", path); err == nil {
-		c.Close()
-		return nil, errors.New("it is served by another process")
-	}
-	if st, err := os.Lstat(path); err == nil {
-		if st.Mode()&os.ModeSocket == 0 {
-			return nil, errors.New("what is there is no socket: choose another path")
-		}
-		os.Remove(path)
-	}
-	lis, err := net.Listen("unix", path)
-	if err != nil {
-		return nil, err
-	}
-	if err := os.Chmod(path, mode); err != nil {
-		return nil, errors.Join(err, lis.Close())
-	}
-	return lis, nil
 }
 
 // Addrs returns where the directory listens, as ZeroMQ has it, and the resource

@@ -6,20 +6,18 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"polder/internal/testpython"
 )
 
-// python finds an interpreter that has what the independent client needs: the
-// first in the path, or the system's. The tests' dependencies (make deps) include
-// one.
+// python finds an interpreter that has what the independent client needs.
 func python(t *testing.T) string {
 	t.Helper()
-	for _, path := range []string{"python3", "/usr/bin/python3"} {
-		if exec.Command(path, "-c", "import zmq, msgpack").Run() == nil {
-			return path
-		}
+	path, err := testpython.Find("zmq", "msgpack")
+	if err != nil {
+		t.Fatal(err)
 	}
-	t.Fatal("there is no python3 with zmq and msgpack: run make deps")
-	return ""
+	return path
 }
 
 // TestAnIndependentClientInPython runs the client's own tests: both kinds of

@@ -145,11 +145,10 @@ func (a *actor) tell(t *testing.T, what string) {
 	}
 }
 
-// TestAClientThatStaysStoppedIsNamedAndFenced has a client stopped when the
-// daemon is restarted. The daemon waits for it, says so, and goes on without it
-// after a time; and when the client goes on, its views are right.
-func TestAClientThatStaysStoppedIsNamedAndFenced(t *testing.T) {
-	dir, kill := keep(t, "memfd:512KiB", "", envSettle+"=2s")
+// stoppedViewer puts the keys a, b and left, has a process pin a and b and open views
+// of them, and stops it.
+func stoppedViewer(t *testing.T, dir string) (*share.Client, *actor) {
+	t.Helper()
 	c := open(t, dir)
 	for _, key := range []string{"a", "b", "left"} {
 		put(t, c, key, "value of "+key)
@@ -158,8 +157,17 @@ func TestAClientThatStaysStoppedIsNamedAndFenced(t *testing.T) {
 	if !viewer.ready() {
 		t.Fatal("the viewer has failed")
 	}
-	pid := viewer.cmd.Process.Pid
 	stop(t, viewer.cmd.Process)
+	return c, viewer
+}
+
+// TestAClientThatStaysStoppedIsNamedAndFenced has a client stopped when the
+// daemon is restarted. The daemon waits for it, says so, and goes on without it
+// after a time; and when the client goes on, its views are right.
+func TestAClientThatStaysStoppedIsNamedAndFenced(t *testing.T) {
+	dir, kill := keep(t, "memfd:512KiB", "", envSettle+"=2s")
+	c, viewer := stoppedViewer(t, dir)
+	pid := viewer.cmd.Process.Pid
 	kill()
 	until(t, "the stopped client is awaited", func() bool { return clientOf(t, c, pid).State == "awaited" })
 	until(t, "the stopped client is fenced", func() bool { return clientOf(t, c, pid).PID == 0 })
@@ -203,16 +211,8 @@ func TestAClientThatStaysStoppedIsNamedAndFenced(t *testing.T) {
 // TestKickEndsAClientAndNotItsViews kicks a client that is stopped.
 func TestKickEndsAClientAndNotItsViews(t *testing.T) {
 	dir, _ := keep(t, "memfd:512KiB", "")
-	c := open(t, dir)
-	for _, key := range []string{"a", "b", "left"} {
-		put(t, c, key, "value of "+key)
-	}
-	viewer := start(t, self(t, "viewer", dir, "a b"))
-	if !viewer.ready() {
-		t.Fatal("the viewer has failed")
-	}
+	c, viewer := stoppedViewer(t, dir)
 	pid := viewer.cmd.Process.Pid
-	stop(t, viewer.cmd.Process)
 	if err := c.Delete(t.Context(), "a"); !errors.Is(err, share.ErrPinned) {
 		t.Fatalf("a key that a stopped client has pinned: got %v, want %v", err, share.ErrPinned)
 	}

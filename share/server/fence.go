@@ -157,8 +157,8 @@ func (s *Server) askBack(r *resource.Region) {
 
 // kick fences a client because another one asks for that.
 func (c *conn) kick() error {
-	id := c.in.U64()
-	if err := c.in.Err(); err != nil {
+	id, err := c.id()
+	if err != nil {
 		return err
 	}
 	s := c.s

@@ -87,6 +87,12 @@ func (c *conn) live() error {
 	return nil
 }
 
+// id takes a number, which is all of the message.
+func (c *conn) id() (uint64, error) {
+	id := c.in.U64()
+	return id, c.in.Err()
+}
+
 // scan checks the keys that are the rest of the message and returns how many
 // there are, before anything is done with the first.
 func (c *conn) scan() (int, error) {

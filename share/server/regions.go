@@ -199,8 +199,8 @@ func (c *conn) mapRegion() error {
 
 // unmap tells that a reader has unmapped a region, which may be freed by now.
 func (c *conn) unmap() error {
-	id := c.in.U64()
-	if err := c.in.Err(); err != nil {
+	id, err := c.id()
+	if err != nil {
 		return err
 	}
 	s := c.s

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -171,38 +172,18 @@ func (o *Options) setDefaults() error {
 	case o.Remote != nil && o.TLS == nil && !o.Insecure:
 		return errors.New("cannot start: remote clients need TLS")
 	}
-	if o.SocketMode == 0 {
-		o.SocketMode = 0o600
-	}
-	if o.CheckpointBytes == 0 {
-		o.CheckpointBytes = 16 << 20
-	}
-	if o.MaxConns == 0 {
-		o.MaxConns = 16384
-	}
-	if o.MaxSessions == 0 {
-		o.MaxSessions = 8192
-	}
-	if o.Grace == 0 {
-		o.Grace = 30 * time.Second
-	}
-	if o.Late == 0 {
-		o.Late = time.Second
-	}
-	if o.Settle == 0 {
-		o.Settle = 30 * time.Second
-	}
-	if o.Tick == 0 {
-		o.Tick = 100 * time.Millisecond
-	}
-	if o.Poll == 0 {
-		o.Poll = 100 * time.Microsecond
-	}
+	o.SocketMode = cmp.Or(o.SocketMode, 0o600)
+	o.CheckpointBytes = cmp.Or(o.CheckpointBytes, 16<<20)
+	o.MaxConns = cmp.Or(o.MaxConns, 16384)
+	o.MaxSessions = cmp.Or(o.MaxSessions, 8192)
+	o.Grace = cmp.Or(o.Grace, 30*time.Second)
+	o.Late = cmp.Or(o.Late, time.Second)
+	o.Settle = cmp.Or(o.Settle, 30*time.Second)
+	o.Tick = cmp.Or(o.Tick, 100*time.Millisecond)
+	o.Poll = cmp.Or(o.Poll, 100*time.Microsecond)
+	o.Log = cmp.Or(o.Log, slog.Default())
 	if o.Now == nil {
 		o.Now = time.Now
-	}
-	if o.Log == nil {
-		o.Log = slog.Default()
 	}
 	o.Log = ratelog.Bound(o.Log)
 	return nil
