@@ -225,11 +225,7 @@ func TestEveryStructureOnABadNode(t *testing.T) {
 		}, {
 			"is gone for a while",
 			func(store *faultStore) { store.failRead.Store(true); store.failWrite.Store(true) },
-			// Who waits for room, which only a write can make, waits until its
-			// deadline: the node may be back by then.
-			func(err error) bool {
-				return errors.Is(err, errInjected) || errors.Is(err, context.DeadlineExceeded)
-			},
+			func(err error) bool { return errors.Is(err, errInjected) },
 		}, {
 			"does not answer",
 			func(store *faultStore) { store.delay.Store(int64(time.Hour)) },

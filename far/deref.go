@@ -356,7 +356,7 @@ func (h *Heap) miss(s *heap.Scope, p *uint64, w pword, what int) error {
 	defer h.core.End()
 	ctx := h.core.HeldIn(s).Ctx
 	if ctx.Err() != nil {
-		return fmt.Errorf("cannot fetch an object: %w", context.Cause(ctx))
+		return h.tooLate(ctx)
 	}
 	if r := h.runs.of(h.words.number(p)); r != nil {
 		return h.join(ctx, w, r.done)
@@ -381,12 +381,22 @@ func (h *Heap) miss(s *heap.Scope, p *uint64, w pword, what int) error {
 	return err
 }
 
+// tooLate is the error of a fetch whose ctx has ended. It says what is wrong with
+// far memory, if something is: others waited because of that.
+func (h *Heap) tooLate(ctx context.Context) error {
+	err := context.Cause(ctx)
+	if why := h.core.Logs.Why(); why != nil {
+		err = errors.Join(err, why)
+	}
+	return fmt.Errorf("cannot fetch an object: %w", err)
+}
+
 // join waits for somebody else's fetch of the object of word w.
 func (h *Heap) join(ctx context.Context, w pword, done <-chan struct{}) error {
 	select {
 	case <-done:
 	case <-ctx.Done():
-		return fmt.Errorf("cannot fetch an object: %w", context.Cause(ctx))
+		return h.tooLate(ctx)
 	}
 	h.class(w.farClass()).coalesced.Add(1)
 	return nil

@@ -191,7 +191,7 @@ func (h *Heap) fetchObject(ctx context.Context, s *heap.Scope, p *uint64, w pwor
 		select {
 		case <-busy:
 		case <-ctx.Done():
-			return fmt.Errorf("cannot fetch an object: all buffers are in use: %w", context.Cause(ctx))
+			return fmt.Errorf("all buffers are in use: %w", h.tooLate(ctx))
 		}
 	}
 	ops := []heap.ReadOp{{Seg: d.seg.Seg, Off: h.core.Far.Offset(w.farAddr()), Buf: d.target()}}

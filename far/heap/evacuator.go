@@ -418,6 +418,9 @@ func (h *Heap) Empty(s int, ev *Evacuation, what aim) bool {
 	if err := h.settle(ev, seg); err != nil {
 		failed = err
 	}
+	if failed == nil && !errors.Is(h.Far.err, ErrStoreFull) {
+		failed = h.Far.err // of an earlier write: none has succeeded since
+	}
 	l.note(failed)
 	after := seg.Live.Load()
 	if seg.Kind.scoped() {
