@@ -89,3 +89,29 @@ func TestWhatDoesNotGrowFindsRoomInAFullHeap(t *testing.T) {
 		})
 	}
 }
+
+// A transaction that replaces more than what is kept for it in a full heap is told so: the evacuator
+// does not move entries from one segment to another for as long as somebody waits.
+func TestATransactionIsToldThatTheHeapIsFull(t *testing.T) {
+	for _, size := range []int{3000, 14000} {
+		t.Run(fmt.Sprint(size, " bytes"), func(t *testing.T) {
+			t.Parallel()
+			_, m, n := fullHeap(t, 20, size)
+			txn := m.h.NewTxn()
+			ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+			defer cancel()
+			for i := range n {
+				if err := txn.Set(ctx, m, key(i), Entry{Value: value(uint64(i), size-20)}); err != nil {
+					if !errors.Is(err, heap.ErrFull) {
+						t.Errorf("change %d: got %v, want ErrFull", i, err)
+					}
+					break
+				}
+			}
+			txn.Rollback()
+			for i := range n {
+				mustGet(t, m, key(i), value(uint64(i), size))
+			}
+		})
+	}
+}

@@ -25,6 +25,12 @@ func isString(tag uint8) bool { return tag <= tagRaw }
 func (s *session) get(key, dst []byte) (e far.Entry, found bool, err error) {
 	e, err = s.srv.keys.Get(s.ctx, key, dst)
 	if err == nil {
+		if isHash(e.Tag) {
+			if gone := s.struckOut(key); gone != nil {
+				list := gone.rest(0, e.Value[len(dst):])
+				e.Value = e.Value[:len(dst)+len(list)]
+			}
+		}
 		return e, true, nil
 	}
 	if errors.Is(err, far.ErrNotFound) {
@@ -42,16 +48,8 @@ func (s *session) stat(key []byte) (e far.Entry, size int, found bool, err error
 	return e, 0, false, err
 }
 
-// set stores a value that is no large hash under key.
-func (s *session) set(key []byte, e far.Entry) error {
-	if err := s.put(key, e); err != nil {
-		return err
-	}
-	s.lead(key, nil)
-	return nil
-}
-
-// put stores an entry and leaves the blocks of a large hash alone.
+// put stores an entry under key. If it is that of a large hash, what key leads to
+// is the caller's business.
 func (s *session) put(key []byte, e far.Entry) error {
 	if len(key) > far.MaxKeySize {
 		return errKeyTooLong
@@ -63,10 +61,14 @@ func (s *session) put(key []byte, e far.Entry) error {
 	} else {
 		err = s.srv.keys.Set(s.ctx, key, e)
 	}
-	if err == nil {
-		s.changedKey(key)
+	if err != nil {
+		return err
 	}
-	return err
+	s.changedKey(key)
+	if e.Tag != tagLarge {
+		s.lead(key, nil)
+	}
+	return nil
 }
 
 // del removes key and reports whether it was there.

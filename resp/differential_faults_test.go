@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -20,8 +21,10 @@ type faults struct {
 	n       int
 	release func() // ends reads that are held up
 	full    bool
+	txn     *far.Txn // has what is kept in full far memory for what shrinks
+	begun   int      // the first key that was stored when it was last filled
 
-	oom, tryAgain, deletions, large int // what was seen
+	oom, tryAgain, deletions, transactions, struck, large int // what was seen
 }
 
 // wide makes commands that take several changes.
@@ -38,6 +41,21 @@ func (g *generator) wide() []string {
 			list = append(list, g.field(), value())
 		}
 		return list
+	}
+	if g.faults.full && g.r.IntN(4) > 0 {
+		switch g.r.IntN(30) {
+		case 0, 1, 2, 3, 4, 5:
+			return []string{"multi"}
+		case 6, 7, 8:
+			return []string{"exec"}
+		case 9:
+			return cat(g.of("del", "unlink"), many(g.key, 2))
+		case 10:
+			return cat("getdel", g.key())
+		case 11:
+			return cat(g.of("expire", "pexpire"), g.key(), "-1")
+		}
+		return cat("hdel", g.hashKey(), many(g.field, 4))
 	}
 	switch g.r.IntN(10) {
 	case 0, 1, 2:
@@ -80,8 +98,11 @@ func (f *faults) between(t *testing.T, i int) {
 		f.push(t)
 		f.fill(t)
 		f.full = true
+	case 320:
+		f.takeReserve(t)
 	case 380:
 		f.full = false
+		f.txn.Rollback()
 		f.empty(t)
 	}
 }
@@ -101,6 +122,7 @@ func (f *faults) push(t *testing.T) {
 
 // fill stores values until there is no room for another.
 func (f *faults) fill(t *testing.T) {
+	f.begun = f.n + 1
 	for size := 8 << 10; size > 0; {
 		f.n++
 		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
@@ -116,6 +138,21 @@ func (f *faults) fill(t *testing.T) {
 	}
 }
 
+// takeReserve uses up what is kept in a full store for what shrinks.
+func (f *faults) takeReserve(t *testing.T) {
+	key := f.begun
+	for size := 4 << 10; size > 0; size /= 4 {
+		for failed := false; !failed; key++ {
+			ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
+			err := f.txn.Set(ctx, f.filler, []byte("fill"+strconv.Itoa(key)), far.Entry{Value: make([]byte, size)})
+			cancel()
+			if failed = errors.Is(err, far.ErrFull); err != nil && !failed {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
 // empty makes room again, and waits for it.
 func (f *faults) empty(t *testing.T) {
 	f.filler.Clear()
@@ -125,12 +162,17 @@ func (f *faults) empty(t *testing.T) {
 }
 
 // failed reports whether far memory failed a command, which then must not have
-// been one that only deletes while all that is wrong is that there is no room.
-func (f *faults) failed(t *testing.T, args []string, r reply) bool {
+// been one that only deletes, or a transaction of such, while all that is wrong is that there
+// is no room.
+func (f *faults) failed(t *testing.T, args []string, queue [][]string, r reply) bool {
 	if f == nil {
 		return false
 	}
-	switch deletes := deletesOnly(args); {
+	deletes := deletesOnly(args)
+	if strings.EqualFold(args[0], "exec") {
+		deletes = len(queue) > 1 && !slices.ContainsFunc(queue, func(q []string) bool { return !deletesOnly(q) })
+	}
+	switch {
 	case strings.HasPrefix(r.line, "-OOM "):
 		f.oom++
 		if deletes {
@@ -144,6 +186,9 @@ func (f *faults) failed(t *testing.T, args []string, r reply) bool {
 	default:
 		if deletes && f.full && r.line[0] != '-' && r.line != "+QUEUED" {
 			f.deletions++
+			if len(r.elems) > 1 {
+				f.transactions++
+			}
 		}
 		return false
 	}
@@ -174,18 +219,19 @@ func TestRandomCommandsThatFarMemoryFailsChangeNothing(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			f := &faults{store: store, filler: heap.NewByteMap("filler")}
+			f := &faults{store: store, filler: heap.NewByteMap("filler"), txn: heap.NewTxn()}
 			srv, addr := startOn(t, heap, Config{Loops: c.loops, MaxBulk: 1 << 20, OpTimeout: 30 * time.Millisecond})
 			g := &generator{r: rand.New(rand.NewPCG(*diffSeed, 11)), faults: f}
 			play(t, addr, g, c.version, *diffSeed, func(i int) {
 				f.large = max(f.large, int(srv.Stats().LargeHashes))
+				f.struck = max(f.struck, struckIn(srv))
 				f.between(t, i)
 			})
-			if f.oom < 5 || f.tryAgain < 5 || f.deletions < 10 || f.large == 0 {
-				t.Errorf("%d commands found no room, %d got no answer in time, %d deleted without room, there were %d large hashes at a time: the test has not tested what it should",
-					f.oom, f.tryAgain, f.deletions, f.large)
+			if f.oom < 5 || f.tryAgain < 5 || f.deletions < 10 || f.transactions == 0 || f.struck == 0 || f.large == 0 {
+				t.Error("the test has not tested what it should")
 			}
-			t.Logf("%d OOM, %d TRYAGAIN, %d deletions without room", f.oom, f.tryAgain, f.deletions)
+			t.Logf("%d commands found no room, %d got no answer in time, %d deleted without room, %d transactions, %d fields were struck out and %d hashes large at a time",
+				f.oom, f.tryAgain, f.deletions, f.transactions, f.struck, f.large)
 		})
 	}
 }

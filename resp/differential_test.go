@@ -245,7 +245,7 @@ func (g *generator) command() []string {
 	if g.r.IntN(400) == 0 {
 		return []string{g.of("flushall", "flushdb")}
 	}
-	if g.faults != nil && g.r.IntN(3) == 0 {
+	if g.faults != nil && (g.faults.full || g.r.IntN(3) == 0) {
 		return g.wide()
 	}
 	return makers[g.r.IntN(len(makers))]()
@@ -360,7 +360,7 @@ func play(t *testing.T, addr string, g *generator, version string, seed uint64, 
 		t.Helper()
 		history = append(history, fmt.Sprintf("%.60q", args))
 		a := ours.do(args...)
-		if g.faults.failed(t, args, a) {
+		if g.faults.failed(t, args, queue, a) {
 			if strings.EqualFold(args[0], "exec") {
 				queue = nil
 				theirs.do("DISCARD")

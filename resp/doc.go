@@ -40,8 +40,8 @@
 //	-TRYAGAIN  far memory did not answer within Config.OpTimeout
 //	-OOM       far memory is full, or the local budget with what leads to
 //	           it; the text says which. What is stored stays readable, and what
-//	           deletes still works: DEL, HDEL, FLUSHALL and the like. There is
-//	           one limit, see Hashes
+//	           deletes still works: DEL, HDEL, FLUSHALL and the like, and
+//	           transactions of them
 //
 // A command that is answered with one of them has changed nothing, however many
 // keys, fields and blocks it is about: see txn.go. EXEC fails as a whole if one of
@@ -70,12 +70,10 @@
 // blocks of about 4 KiB by linear hashing; the blocks lie in a map of their
 // own, and what leads to them in local memory, about a hundred bytes a hash.
 //
-// HDEL writes what is left of the blocks that it takes fields out of beside them,
-// and frees them when all of it is written. In full far memory that has to fit into
-// what is kept for it: a segment of local memory, which is 1/128 of the budget,
-// rounded down to a power of two, of 128 KiB at least and 2 MiB at most; and some 1/32
-// of the far segments in use, none of fewer than 8. With 64 MiB that is 512 KiB
-// or more: 128 blocks of 4 KiB. One HDEL of more, or a transaction of several, gets
-// -OOM and has changed nothing; in portions it works. What is deleted whole, a
-// block too, takes no room.
+// HDEL stores what is left of a block beside it, and frees the block when the command's
+// changes count. In full far memory what is kept for that may be too little for all blocks of a
+// command or a transaction. Then the fields are struck out: where they are in the stored
+// blocks is remembered in local memory, eight bytes a field, and whoever reads a block skips
+// them. After the command the blocks are stored without them, one after the other, each in
+// the place of the one before; see struck.go.
 package resp

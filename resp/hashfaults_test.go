@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -357,57 +359,308 @@ func TestARenameThatFailsLeavesBothNames(t *testing.T) {
 	eventually(t, "the end of the blocks of what was replaced", func() bool { st := p.srv.Stats(); return st.HashBlocks < blocks && st.LargeHashes == 1 })
 }
 
-// TestManyFieldsAreDeletedFromAFullServerInPortions has a hash of hundreds of blocks
-// lose a field of each. What is left of the blocks is stored beside them until the
-// command is done, so there is a limit to it; below it, there always is room.
-func TestManyFieldsAreDeletedFromAFullServerInPortions(t *testing.T) {
-	p := newSplitting(t, 20, testTimeout/2)
-	const fields, portion = 4000, 16
-	p.want = map[string]string{}
-	for at := 0; at < fields; at += 500 {
+// fillAll fills the store until nothing more goes in, however small.
+func (p *splitting) fillAll() {
+	p.t.Helper()
+	p.untilFull(30<<10, func(key []byte, e far.Entry) error { return p.filler.Set(p.t.Context(), key, e) }, &p.filled)
+}
+
+// untilFull sets values of a size, then smaller ones, until there is no room in any of the
+// segments that are being filled. It counts the keys in n.
+func (p *splitting) untilFull(size int, set func(key []byte, e far.Entry) error, n *int) {
+	p.t.Helper()
+	for ; size > 0; size /= 8 {
+		for failed := 0; failed < 32; *n++ {
+			if err := set([]byte(strconv.Itoa(*n)), far.Entry{Value: make([]byte, size)}); errors.Is(err, far.ErrFull) {
+				failed++
+			} else if err != nil {
+				p.t.Fatal(err)
+			}
+		}
+	}
+}
+
+// hset gives h fields and values of the size, and remembers them.
+func (p *splitting) hset(from, to, size int) {
+	p.t.Helper()
+	for at := from; at < to; at += 500 {
 		args := []string{"HSET", "h"}
-		for i := at; i < at+500; i++ {
-			f, v := "field:"+strconv.Itoa(i), strings.Repeat("v", 250)
+		n := min(at+500, to)
+		for i := at; i < n; i++ {
+			f, v := "field:"+strconv.Itoa(i), strings.Repeat("v", size)
 			args = append(args, f, v)
 			p.want[f] = v
 		}
-		if r := p.do(args...); r.line != ":500" {
-			t.Fatalf("HSET: got %s", r)
+		if r := p.do(args...); r.line != fmt.Sprint(":", n-at) {
+			p.t.Fatalf("HSET: got %s", r)
 		}
 	}
-	for size := 60 << 10; size > 0; p.filled++ {
-		err := p.filler.Set(t.Context(), []byte(strconv.Itoa(p.filled)), far.Entry{Value: make([]byte, size)})
-		if errors.Is(err, far.ErrFull) {
-			size /= 8
-		} else if err != nil {
-			t.Fatal(err)
+}
+
+// oneOfEach returns a field of every block.
+func (p *splitting) oneOfEach() (fields []string) {
+	h := p.large()
+	seen := map[uint32]bool{}
+	for _, f := range slices.Sorted(maps.Keys(p.want)) {
+		if b := h.bucket(p.srv.fieldHash([]byte(f))); !seen[b] {
+			seen[b] = true
+			fields = append(fields, f)
 		}
 	}
-	var gone []string
-	blocks := map[uint32]bool{}
-	for i := range fields {
-		f := "field:" + strconv.Itoa(i)
-		h := p.large()
-		if b := h.bucket(p.srv.fieldHash([]byte(f))); !blocks[b] {
-			blocks[b] = true
-			gone = append(gone, f)
+	return fields
+}
+
+func (p *splitting) struck() int { return struckIn(p.srv) }
+
+// struckIn is how many fields are struck out of all hashes.
+func struckIn(srv *Server) (n int) {
+	for i := range srv.stripes {
+		st := &srv.stripes[i]
+		st.mu.RLock()
+		for _, h := range st.large {
+			n += h.struck.len()
+		}
+		st.mu.RUnlock()
+	}
+	return n
+}
+
+// TestAnyNumberOfFieldsIsDeletedFromAFullServer has a hash of hundreds of blocks lose
+// a field of each in one command, and in one of a transaction. What is left of the blocks is far
+// more than is kept for it beside them.
+func TestAnyNumberOfFieldsIsDeletedFromAFullServer(t *testing.T) {
+	p := newSplitting(t, 20, testTimeout/2)
+	p.want = map[string]string{}
+	p.hset(0, 4000, 250)
+	p.fillAll()
+	gone := p.oneOfEach()
+	if len(gone) < 300 {
+		t.Fatalf("there are %d blocks: they fit into what is kept for them", len(gone))
+	}
+	if r := p.do(append([]string{"HDEL", "h", "none"}, gone...)...); r.line != fmt.Sprint(":", len(gone)) {
+		t.Fatalf("HDEL of a field of each of %d blocks: got %s", len(gone), r)
+	}
+	for _, f := range gone {
+		delete(p.want, f)
+	}
+	p.check("after HDEL")
+	eventually(t, "the blocks to be stored without what was deleted", func() bool { return p.struck() == 0 })
+
+	p.fillAll()
+	gone = p.oneOfEach()
+	again, kept := gone[0], ""
+	for f := range p.want {
+		if kept = f; !slices.Contains(gone, f) {
+			break
 		}
 	}
-	if r := p.do(append([]string{"HDEL", "h"}, gone...)...); !strings.HasPrefix(r.line, "-OOM ") {
-		t.Fatalf("HDEL of a field of each of %d blocks: got %s, want -OOM", len(gone), r)
+	p.do("MULTI")
+	p.do(append([]string{"HDEL", "h"}, gone...)...)
+	p.do("SET", "new", strings.Repeat("v", 1<<20))
+	if r := p.do("EXEC"); !strings.HasPrefix(r.line, "-OOM ") {
+		t.Fatalf("EXEC of HDEL and a SET for which there is no room: got %s", r)
 	}
-	p.check("after the refusal")
-	for at := 0; at < len(gone); at += portion {
-		some := gone[at:min(at+portion, len(gone))]
-		if r := p.do(append([]string{"HDEL", "h"}, some...)...); r.line != fmt.Sprint(":", len(some)) {
-			t.Fatalf("HDEL of fields %d to %d of %d: got %s", at, at+len(some), len(gone), r)
-		}
-		for _, f := range some {
-			delete(p.want, f)
-		}
+	p.check("when the transaction has failed")
+	p.do("MULTI")
+	p.do(append([]string{"HDEL", "h"}, gone...)...)
+	p.do("HMGET", "h", again, kept)
+	p.do("HLEN", "h")
+	p.do("HDEL", "h", again, kept)
+	p.do("HGET", "h", kept)
+	want := fmt.Sprintf("[:%d [nil %q] :%d :1 nil]", len(gone), p.want[kept], len(p.want)-len(gone))
+	delete(p.want, kept)
+	if r := p.do("EXEC"); r.String() != want {
+		t.Fatalf("EXEC: got %.200s, want %.200s", r, want)
 	}
-	p.check("after all portions")
+	for _, f := range gone {
+		delete(p.want, f)
+	}
+	p.check("after EXEC")
+	eventually(t, "the blocks to be stored without what was deleted", func() bool { return p.struck() == 0 })
+	p.check("when all is stored")
 	if r := p.do("DEL", "h"); r.line != ":1" {
 		t.Errorf("DEL: got %s", r)
+	}
+}
+
+// smallHashes is more hashes than what is kept in a full store for what is left of them.
+const smallHashes = 60
+
+func smallHash(i int) string { return "small" + strconv.Itoa(i) }
+
+func (p *splitting) makeSmallHashes() {
+	p.t.Helper()
+	for i := range smallHashes {
+		if r := p.do("HSET", smallHash(i), "a", strings.Repeat("a", 7000), "b", "b", "c", strings.Repeat("c", 7000)); r.line != ":3" {
+			p.t.Fatalf("HSET: got %s", r)
+		}
+	}
+}
+
+// TestHashesOfAFullServerShrinkInOneTransaction has a transaction take a field from each of
+// many hashes.
+func TestHashesOfAFullServerShrinkInOneTransaction(t *testing.T) {
+	p := newSplitting(t, 20, testTimeout/2)
+	p.makeSmallHashes()
+	p.fillAll()
+	for _, round := range []struct{ field, left string }{{"b", "[\"a\" \"c\"]"}, {"a", "[\"c\"]"}} {
+		p.do("MULTI")
+		for i := range smallHashes {
+			p.do("HDEL", smallHash(i), "none", round.field)
+		}
+		p.do("DEL", smallHash(smallHashes/2))
+		p.do("HSET", smallHash(0), "a", strings.Repeat("a", 1<<19))
+		if r := p.do("EXEC"); !strings.HasPrefix(r.line, "-OOM ") {
+			t.Fatalf("EXEC that stores half a MiB: got %s", r)
+		}
+		if r := p.do("HEXISTS", smallHash(0), round.field); r.line != ":1" {
+			t.Fatalf("HEXISTS when the transaction has failed: got %s", r)
+		}
+		p.do("MULTI")
+		for i := range smallHashes {
+			p.do("HDEL", smallHash(i), "none", round.field)
+			p.do("HKEYS", smallHash(i))
+		}
+		r := p.do("EXEC")
+		if len(r.elems) != 2*smallHashes {
+			t.Fatalf("EXEC: got %s", r)
+		}
+		for i := range smallHashes {
+			if n, left := r.elems[2*i].line, r.elems[2*i+1].String(); n != ":1" || left != round.left {
+				t.Errorf("HDEL %s, HKEYS: got %s, %s, want :1, %s", round.field, n, left, round.left)
+			}
+			if got := p.do("HKEYS", smallHash(i)).String(); got != round.left {
+				t.Errorf("HKEYS after EXEC: got %s, want %s", got, round.left)
+			}
+		}
+		eventually(t, "the hashes to be stored without what was deleted", func() bool { return p.struck() == 0 })
+	}
+	if st := p.srv.Stats(); st.LargeHashes != 0 {
+		t.Errorf("there are %d large hashes, want none", st.LargeHashes)
+	}
+}
+
+// TestWhatIsStruckOutStaysOut has a full server unable to store what is left of a hash even
+// when the transaction has ended, and does with it all that can be done with a hash.
+func TestWhatIsStruckOutStaysOut(t *testing.T) {
+	for _, large := range []bool{false, true} {
+		t.Run(fmt.Sprint("large: ", large), func(t *testing.T) {
+			p := newSplitting(t, 24, testTimeout/2)
+			p.makeSmallHashes()
+			p.want = map[string]string{}
+			block := uint32(0)
+			if large {
+				p.begin()
+				p.conflict(block)
+			} else {
+				p.hset(0, 60, 20)
+				e, err := p.srv.keys.Get(t.Context(), []byte("h"), nil)
+				if err == nil {
+					err = p.other.Set(t.Context(), p.srv.entries, []byte("h"), e)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			var fields []string // of the block
+			for _, f := range slices.Sorted(maps.Keys(p.want)) {
+				if h := new(largeHash); large {
+					*h = p.large()
+					if h.bucket(p.srv.fieldHash([]byte(f))) != block {
+						continue
+					}
+				}
+				fields = append(fields, f)
+			}
+			p.fillAll()
+			p.do("MULTI")
+			for i := range smallHashes {
+				p.do("HDEL", smallHash(i), "a")
+			}
+			p.do("HDEL", "h", fields[1], fields[3])
+			if r := p.do("EXEC"); len(r.elems) != smallHashes+1 || r.elems[smallHashes].line != ":2" {
+				t.Fatalf("EXEC: got %.300s", r)
+			}
+			delete(p.want, fields[1])
+			delete(p.want, fields[3])
+			if got := p.struck(); got != 2 {
+				t.Fatalf("%d fields are struck out, want 2", got)
+			}
+			p.check("while fields are struck out")
+			p.empty()
+			set := func(f, v string) {
+				t.Helper()
+				n := ":1"
+				if _, there := p.want[f]; there {
+					n = ":0"
+				}
+				if r := p.do("HSET", "h", f, v); r.line != n {
+					t.Fatalf("HSET: got %s, want %s", r, n)
+				}
+				p.want[f] = v
+			}
+			for _, cmd := range [][]string{{"COPY", "h", "copy"}, {"RENAME", "h", "x"}, {"RENAME", "x", "h"}, {"PEXPIRE", "h", "10000000"}, {"PERSIST", "h"}} {
+				if r := p.do(cmd...); r.line[0] == '-' || r.line == ":0" {
+					t.Fatalf("%q: got %s", cmd, r)
+				}
+			}
+			p.check("after COPY, RENAME and PEXPIRE")
+			set(fields[0], "new")
+			set(fields[1], "again")
+			p.check("after HSET")
+			eventually(t, "nothing to be struck out", func() bool { return p.struck() == 0 })
+			p.check("when all is stored")
+			p.do("RENAME", "copy", "h")
+			for _, f := range []string{fields[0], fields[1]} {
+				delete(p.want, f)
+			}
+			p.want[fields[0]] = p.do("HGET", "h", fields[0]).bulk
+			p.check("of the copy")
+		})
+	}
+}
+
+// TestStrikesAreThoseOfTheModel compares strikes with sets.
+func TestStrikesAreThoseOfTheModel(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 200 {
+		var s strikes
+		model := make([]map[uint64]bool, 8)
+		for range r.IntN(60) {
+			var run []uint64
+			for b := range model {
+				if model[b] == nil || r.IntN(8) == 0 {
+					if model[b] != nil {
+						run = append(run, stored(uint32(b)))
+					}
+					model[b] = map[uint64]bool{}
+				}
+				for f := range r.IntN(3) {
+					n := stored(uint32(b)) + uint64(1+r.IntN(20)+f*20)
+					run = append(run, n)
+					model[b][n] = true
+				}
+			}
+			slices.Sort(run)
+			s = s.add(slices.Compact(run))
+		}
+		for b := range model {
+			want := slices.Sorted(maps.Keys(model[b]))
+			if got := s.of(uint32(b)); !slices.Equal(got, want) {
+				t.Fatalf("block %d: got %x, want %x", b, got, want)
+			}
+		}
+		if n := len(s); n > 12 {
+			t.Fatalf("%d strikes are in %d runs", s.len(), n)
+		}
+		for len(s) > 0 {
+			b := s.last()
+			s = s.before(b)
+			for i := range model {
+				if got := len(s.of(uint32(i))); i >= int(b) && got > 0 || i < int(b) && got != len(model[i]) {
+					t.Fatalf("block %d has %d strikes before block %d, of %d", i, got, b, len(model[i]))
+				}
+			}
+		}
 	}
 }

@@ -79,7 +79,7 @@ func (s *session) storeList(h *hash) error {
 	}
 	h.e.Value = h.list
 	reuse(&s.scratch, h.list)
-	return s.set(h.key, h.e)
+	return s.put(h.key, h.e)
 }
 
 // storeTable stores a hash in new blocks.
@@ -194,7 +194,7 @@ func (s *session) removeFields(h *hash, fields [][]byte) (removed int, err error
 			h.list, _ = h.list.remove(f)
 		}
 		if removed = before - h.list.len(); removed > 0 && h.list.len() > 0 {
-			return removed, s.storeList(h)
+			return removed, s.storeLess(h)
 		}
 	} else {
 		if len(fields) >= before {
@@ -222,6 +222,7 @@ func (s *session) editBlocks(h *hash, n int, field func(i int) []byte, edit func
 		field int
 	}
 	lh := h.large
+	var struck []uint64
 	places := make([]place, n)
 	for i := range places {
 		places[i] = place{lh.bucket(s.srv.fieldHash(field(i))), i}
@@ -259,12 +260,23 @@ func (s *session) editBlocks(h *hash, n int, field func(i int) []byte, edit func
 		if !edited {
 			continue
 		}
-		if err := s.putBlock(lh, b, l); err != nil {
+		var out []uint64
+		if l.len() < count {
+			out, err = s.putLess(lh, b, l)
+			struck = append(struck, out...)
+		} else {
+			err = s.putBlock(lh, b, l)
+		}
+		if err != nil {
 			return err
 		}
 		lh.bytes += l.size() - bytes
 		lh.count += l.len() - count
 		changed = true
+	}
+	if len(struck) > 0 {
+		lh.struck = lh.struck.add(struck)
+		s.struck = append(s.struck, h.key)
 	}
 	if changed {
 		s.changedKey(h.key)
@@ -296,7 +308,7 @@ func (s *session) split(h *largeHash, n int) error {
 			return nil
 		}
 		var lists [2]fieldList
-		for f, v := range fieldList(e.Value).all() {
+		for f, v := range h.struck.rest(from, e.Value).all() {
 			i := s.srv.fieldHash(f) >> level & 1
 			lists[i], _ = lists[i].set(f, v)
 		}

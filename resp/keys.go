@@ -148,7 +148,7 @@ func cmdCopy(s *session, a [][]byte) error {
 	if h := s.largeOf(a[1]); h != nil {
 		err = s.copyLarge(h, a[2], e)
 	} else {
-		err = s.set(a[2], e)
+		err = s.put(a[2], e)
 	}
 	if err == nil {
 		s.int(1)

@@ -27,9 +27,14 @@ type largeHash struct {
 	id      uint64
 	count   int    // fields
 	bytes   int    // in field lists, without heads
-	buckets uint32 // at least 1; only grows
+	buckets uint32 // at least 1, but see isSmall; only grows
 	leads   int    // keys that lead to it: 1, or 0 while or after a command takes it away
+	struck  strikes
 }
+
+// isSmall reports whether h is a small hash. There is a largeHash of one only while
+// something is struck out of it.
+func (h *largeHash) isSmall() bool { return h.buckets == 0 }
 
 // level is the number of hash bits that all buckets use; those below split use
 // one more.
@@ -79,6 +84,8 @@ func (s *session) block(h *largeHash, b uint32, dst []byte) (fieldList, error) {
 		return fieldList(dst), nil
 	case errors.Is(err, far.ErrWouldBlock):
 		s.wantBlocks = append(s.wantBlocks, k)
+	case err == nil && len(h.struck) > 0:
+		return h.struck.rest(b, e.Value), nil
 	}
 	return e.Value, err
 }
@@ -98,13 +105,23 @@ func (s *session) putBlock(h *largeHash, b uint32, l fieldList) error {
 	default:
 		err = s.srv.blocks.Set(s.ctx, k, e)
 	}
-	s.made = s.made || err == nil
+	if err == nil {
+		s.made = true
+		if len(h.struck) > 0 {
+			h.struck = h.struck.add([]uint64{stored(b)})
+		}
+	}
 	return err
 }
 
 // largeOf returns the large hash that is the value of key, or nil. The stripe
 // must be locked.
-func (s *session) largeOf(key []byte) *largeHash { return s.stripe(key).large[string(key)] }
+func (s *session) largeOf(key []byte) *largeHash {
+	if h := s.stripe(key).large[string(key)]; h != nil && !h.isSmall() {
+		return h
+	}
+	return nil
+}
 
 // lead makes h, which may be nil, the large hash that key leads to. The blocks
 // of the one before are freed, unless another key leads to it by then. The stripe

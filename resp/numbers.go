@@ -50,7 +50,7 @@ func (s *session) incr(key []byte, by int64) error {
 	e.Value = strconv.AppendInt(s.scratch[:0], sum, 10)
 	s.scratch = e.Value
 	e.Tag = tagString
-	if err := s.set(key, e); err != nil {
+	if err := s.put(key, e); err != nil {
 		return err
 	}
 	s.int(sum)
@@ -86,7 +86,7 @@ func cmdIncrByFloat(s *session, a [][]byte) error {
 	}
 	e.Value = proto.AppendLongDouble(nil, sum)
 	e.Tag = tagText
-	if err := s.set(a[1], e); err != nil {
+	if err := s.put(a[1], e); err != nil {
 		return err
 	}
 	s.bulk(e.Value)

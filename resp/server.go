@@ -46,6 +46,7 @@ type Server struct {
 	nextID      atomic.Int64
 	nextHash    atomic.Uint64
 	largeHashes atomic.Int64
+	unsettled   atomic.Int64 // about how many fields are struck out and left to the sweeper
 	clients     atomic.Int64
 	port        atomic.Int32
 	stats       counters

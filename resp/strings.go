@@ -25,7 +25,7 @@ func cmdGetSet(s *session, a [][]byte) error {
 	if _, _, err := s.replyString(a[1]); err != nil {
 		return err
 	}
-	return s.set(a[1], far.Entry{Value: a[2]})
+	return s.put(a[1], far.Entry{Value: a[2]})
 }
 
 func cmdGetEx(s *session, a [][]byte) error {
@@ -51,10 +51,10 @@ func cmdGetEx(s *session, a [][]byte) error {
 		_, err = s.del(a[1])
 	case o.flags&optEx != 0:
 		e.Expire = expireAt(at)
-		err = s.set(a[1], e)
+		err = s.put(a[1], e)
 	case o.flags&optPersist != 0 && !e.Expire.IsZero():
 		e.Expire = time.Time{}
-		err = s.set(a[1], e)
+		err = s.put(a[1], e)
 	}
 	return err
 }
@@ -62,7 +62,7 @@ func cmdGetEx(s *session, a [][]byte) error {
 func cmdSet(s *session, a [][]byte) error {
 	if len(a) == 3 {
 		// Fast path: nothing but key and value.
-		if err := s.set(a[1], far.Entry{Value: a[2]}); err != nil {
+		if err := s.put(a[1], far.Entry{Value: a[2]}); err != nil {
 			return err
 		}
 		s.ok()
@@ -113,7 +113,7 @@ func (s *session) setWith(key, value []byte, o setOptions, at int64, okReply str
 	if o.flags&optEx != 0 && at <= nowMilli() {
 		_, err = s.del(key) // as good as set and expired
 	} else {
-		err = s.set(key, e)
+		err = s.put(key, e)
 	}
 	if err == nil && o.flags&optGet == 0 {
 		s.out = append(s.out, okReply...)
@@ -195,7 +195,7 @@ func (s *session) setPairs(a [][]byte, name string) error {
 		s.begin()
 	}
 	for i := 1; i < len(a); i += 2 {
-		if err := s.set(a[i], far.Entry{Value: a[i+1]}); err != nil {
+		if err := s.put(a[i], far.Entry{Value: a[i+1]}); err != nil {
 			return err
 		}
 	}
@@ -229,7 +229,7 @@ func cmdAppend(s *session, a [][]byte) error {
 		e.Tag = tagRaw
 		reuse(&s.scratch, e.Value)
 	}
-	if err := s.set(a[1], e); err != nil {
+	if err := s.put(a[1], e); err != nil {
 		return err
 	}
 	s.int(int64(len(e.Value)))
@@ -296,7 +296,7 @@ func cmdSetRange(s *session, a [][]byte) error {
 	copy(e.Value[off:], a[3])
 	e.Tag = tagRaw
 	reuse(&s.scratch, e.Value)
-	if err := s.set(a[1], e); err != nil {
+	if err := s.put(a[1], e); err != nil {
 		return err
 	}
 	s.int(int64(len(e.Value)))

@@ -1,6 +1,7 @@
 package resp
 
 import (
+	"context"
 	"errors"
 	"sync"
 	"time"
@@ -11,8 +12,13 @@ import (
 // sweepEvery is how often the sweeper looks for large hashes that have expired.
 const sweepEvery = time.Second
 
+// settleFor is how long, each time, the sweeper tries to store what commands have
+// left for it. It holds locks of keys meanwhile.
+const settleFor = 100 * time.Millisecond
+
 // sweeper frees the blocks of large hashes that were deleted, overwritten or
-// have expired. It is one goroutine.
+// have expired, and stores what commands that have struck fields out could not. It is
+// one goroutine.
 type sweeper struct {
 	srv  *Server
 	wake chan struct{} // capacity 1
@@ -77,11 +83,17 @@ func (w *sweeper) free(h *largeHash) bool {
 	return ok
 }
 
-// expire drops the large hashes whose entries have expired.
+// expire drops the large hashes whose entries have expired, and stores the others
+// without what is struck out of them.
 func (w *sweeper) expire() {
 	if w.srv.largeHashes.Load() == 0 {
+		w.srv.unsettled.Store(0)
 		return
 	}
+	ctx, cancel := context.WithTimeout(w.srv.ctx, settleFor)
+	defer cancel()
+	var failed error // when one list could not be stored, no more are tried
+	unsettled := 0
 	for i := range w.srv.stripes {
 		st := &w.srv.stripes[i]
 		if !st.mu.TryLock() {
@@ -91,8 +103,12 @@ func (w *sweeper) expire() {
 			if _, _, err := w.srv.keys.Stat(far.NoWait, []byte(key)); errors.Is(err, far.ErrNotFound) {
 				w.srv.lead(st, key, nil)
 				w.drop(h)
+			} else if failed == nil {
+				failed = w.srv.settleStruck(ctx, st, key, h)
 			}
+			unsettled += h.struck.len()
 		}
 		st.mu.Unlock()
 	}
+	w.srv.unsettled.Store(int64(unsettled))
 }

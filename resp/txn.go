@@ -24,6 +24,8 @@ type changes struct {
 	undo     []undo
 	touched  [][]byte     // keys that have changed and that somebody may watch
 	dropped  []*largeHash // that a key led to: perhaps another one does now
+	full     bool         // there is no room for a list that has become shorter
+	struck   [][]byte     // keys of hashes of which something is struck out (see strikes)
 }
 
 // undo says what one change in local memory has changed: the value of a
@@ -78,11 +80,12 @@ func (s *session) end(err error) {
 	} else {
 		s.commit()
 	}
-	s.together, s.made = false, false
+	s.together, s.made, s.full = false, false, false
 	clear(s.undo)
 	clear(s.touched)
 	clear(s.dropped)
-	s.undo, s.touched, s.dropped = s.undo[:0], s.touched[:0], s.dropped[:0]
+	clear(s.struck)
+	s.undo, s.touched, s.dropped, s.struck = s.undo[:0], s.touched[:0], s.dropped[:0], s.struck[:0]
 }
 
 func (s *session) commit() {
@@ -96,6 +99,12 @@ func (s *session) commit() {
 		if h.leads == 0 {
 			h.leads = -1 // once, however often it was dropped
 			s.srv.sweeper.drop(h)
+		}
+	}
+	for _, key := range s.struck {
+		st := s.stripe(key)
+		if h := st.large[string(key)]; h != nil && s.srv.settleStruck(s.ctx, st, string(key), h) != nil {
+			s.srv.unsettled.Add(int64(h.struck.len())) // the sweeper goes on with it
 		}
 	}
 }

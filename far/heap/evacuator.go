@@ -97,6 +97,10 @@ func (h *Heap) askWaiters() {
 // waits a little: they may have made objects cold, which then go.
 const barrenMost = 10
 
+// hopedMost is how many times in a row the evacuator tries once more since far
+// memory has just been given back.
+const hopedMost = 4
+
 const (
 	minPoll = 20 * time.Microsecond
 	MaxPoll = time.Millisecond
@@ -156,7 +160,7 @@ func (h *Heap) makeRoom() bool {
 		return h.passReady()
 	}
 	if h.evacuate(s, what) || what != Evict && h.FarReady(Unit) && h.evacuate(l.oldest(), Evict) {
-		h.barren = 0
+		h.barren, h.hoped = 0, 0
 	} else if h.Pass.active() || h.beginPass(h.lacking(), Evict) {
 		return h.passReady()
 	} else {
@@ -229,9 +233,11 @@ func (h *Heap) stuck() {
 		l.note(err)
 	case h.host.Freeing() || h.Far.freeing.Load() > 0 || h.shrinking && h.Far.dying():
 		// The janitor is about to make room, and will wake us.
-	case h.Far.freed.Load() && h.barren < 2*barrenMost:
+	case h.Far.freed.Load() && h.barren < 2*barrenMost && h.hoped < hopedMost:
+		h.hoped++
 		l.Wake() // it just has; but cleaning may do so for ever
 	default:
+		h.hoped = 0
 		l.inUse.Store(err == nil && !h.Pass.Ev.full && !h.Far.owing())
 		l.full.Store(time.Now().Add(minBackoff).UnixNano())
 		l.finish(l.errFull())
@@ -376,7 +382,7 @@ func (ev *Evacuation) Cools() bool { return ev.what != compact }
 func (h *Heap) Empty(s int, ev *Evacuation, what aim) bool {
 	l := &h.Logs
 	seg := &l.Segs[s]
-	before := seg.Live.Load()
+	before, keptBefore := seg.Live.Load(), ev.kept
 	h.Count.evacuatedSegments.Add(1)
 	ev.what = what
 	var failed error
@@ -428,7 +434,9 @@ func (h *Heap) Empty(s int, ev *Evacuation, what aim) bool {
 	} else if after == 0 {
 		h.takeBack(s)
 	}
-	return after == 0 || after < before
+	// To have moved what lives here makes no room.
+	kept := int64(ev.kept - keptBefore)
+	return before-after > kept || after == 0 && kept <= int64(float64(l.SegSize)*(1-worthwhile))
 }
 
 // settle writes what is staged, all of which is from seg, and tells the owners.

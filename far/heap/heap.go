@@ -27,6 +27,7 @@ type Heap struct {
 	Pass      pass                   // of what scopes do; the evacuator's
 	turn      turn                   // the same
 	barren    int                    // passes in a row that made no room; the evacuator's
+	hoped     int                    // see hopedMost; the evacuator's
 	shrinking bool                   // room is made for what shrinks; the evacuator's
 	Forced    atomic.Bool            // work on one more segment, whether it is needed or not
 	Shut      atomic.Bool            // stop has been called
