@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"testing"
 
 	"polder/far/heap"
@@ -13,14 +12,18 @@ import (
 // twins returns two keys that the index of m cannot tell apart.
 func twins(t *testing.T, m *ByteMap) (a, b []byte) {
 	t.Helper()
-	seen := map[hash]int{}
-	bits := hash(len(m.shards)<<32 - 1)
+	type where struct {
+		sh  *shard
+		tag uint32
+	}
+	seen := map[where]int{}
 	for i := range 1 << 24 {
-		hs := m.hash(fmt.Append(nil, "twin", i)) & bits
-		if j, ok := seen[hs]; ok {
+		hs := m.hash(fmt.Append(nil, "twin", i))
+		at := where{m.shard(hs), hs.tag()}
+		if j, ok := seen[at]; ok {
 			return fmt.Append(nil, "twin", j), fmt.Append(nil, "twin", i)
 		}
-		seen[hs] = i
+		seen[at] = i
 	}
 	t.Fatal("no two keys have the same tag and shard")
 	return nil, nil
@@ -53,7 +56,7 @@ func evacuateAll(t *testing.T, h *Heap, m *ByteMap) {
 
 func TestLostEntryIsNotTakenForItsTwin(t *testing.T) {
 	var a, b []byte
-	var seed maphash.Seed
+	var seed uint64
 	for _, op := range []string{"Get", "Set", "Delete", "Stat"} {
 		t.Run(op, func(t *testing.T) {
 			store := newFaultStore(tinySegment, 4000)

@@ -75,7 +75,7 @@
 // set or deleted or the pointer freed. Every entry and object carries a CRC32C
 // from evacuation to fetch, which covers where it lay.
 //
-// Of a lost entry only 40 bits or more of its key's hash remain. Another key
+// Of a lost entry no more than 40 bits of its key's hash remain. Another key
 // with the same ones, of which there is hardly ever one, is taken for it.
 //
 // # How it works

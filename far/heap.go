@@ -3,7 +3,7 @@ package far
 import (
 	"errors"
 	"fmt"
-	"hash/maphash"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,10 +16,10 @@ import (
 // store behind it.
 type Heap struct {
 	core     heap.Heap
-	maxValue int          // Config.MaxValue
-	shards   int          // of every map
-	seed     maphash.Seed // never leaves the process
-	pieces   int          // the longest value that is one entry
+	maxValue int    // Config.MaxValue
+	shards   int    // of every map
+	seed     uint64 // of the hash of keys; secret, and what it takes to find a key again
+	pieces   int    // the longest value that is one entry
 
 	maps atomic.Pointer[[]*ByteMap] // by id; replaced under mu
 
@@ -86,7 +86,7 @@ func newHeap(store heap.Store, cfg Config, lay layout) (*Heap, error) {
 	h := &Heap{
 		maxValue: cfg.MaxValue,
 		shards:   lay.shards,
-		seed:     maphash.MakeSeed(),
+		seed:     rand.Uint64(),
 		pieces:   min(lay.Staging/8, maxPiece),
 		writing:  map[uint64]bool{},
 		sweeper:  sweeper{klen: 64},

@@ -1,8 +1,9 @@
 package far
 
 import (
-	"hash/maphash"
 	"sync"
+
+	"github.com/zeebo/xxh3"
 
 	"polder/far/heap"
 )
@@ -36,9 +37,14 @@ type shardCounters struct {
 	hits, misses, absent, sets, deletes, expired, coalesced, prefetched uint64
 }
 
-func (m *ByteMap) hash(key []byte) hash { return hash(maphash.Bytes(m.h.seed, key) >> 16) }
+func (m *ByteMap) hash(key []byte) hash { return hash(xxh3.HashSeed(key, m.h.seed) >> (64 - hashBits)) }
 
-func (m *ByteMap) shard(h hash) *shard { return &m.shards[int(h>>32)&(len(m.shards)-1)] }
+// shard is the shard of the keys with that hash. Where there are more shards than the
+// bits above the tag can tell apart, the lowest bits of the tag are used, too: those
+// least matter to where in its table an entry lies.
+func (m *ByteMap) shard(h hash) *shard {
+	return &m.shards[int(h>>32|h<<(hashBits-32))&(len(m.shards)-1)]
+}
 
 // openLog is where sh appends.
 func (h *Heap) openLog(sh *shard) *heap.OpenLog {

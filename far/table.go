@@ -7,9 +7,11 @@ import (
 	"polder/internal/arena"
 )
 
-// hash is what the index keeps of a key's hash: 48 bits, of which the low 32
-// are the tag and those above choose the shard.
+// hash is what the heap keeps of a key's hash: as many bits as a record has for a number,
+// of which the low 32 are the tag and those above choose the shard.
 type hash uint64
+
+const hashBits = 40
 
 func (h hash) tag() uint32 { return uint32(h) }
 
