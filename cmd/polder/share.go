@@ -55,7 +55,7 @@ type shareFlags struct {
 func newShare() *cobra.Command {
 	f := shareFlags{
 		dir: defaultShareDir, socket: share.DefaultSocket, socketMode: "0600", pools: []string{"memfd:1GiB"},
-		grace: 30 * time.Second, settle: 30 * time.Second, checkpoint: 16 << 20, poll: 100 * time.Microsecond,
+		grace: 30 * time.Second, settle: 30 * time.Second, checkpoint: 16 << 20, poll: 300 * time.Microsecond,
 	}
 	cmd := &cobra.Command{
 		Use:   "share",
@@ -80,7 +80,7 @@ func newShare() *cobra.Command {
 	fs.IntSliceVar(&f.allow, "allow-uid", nil, "`user` ids that may connect, beside root and the daemon's own")
 	fs.StringSliceVar(&f.quotas, "quota", nil, "bytes of a tenant's regions: uid:1000=2GiB, cn:NAME=SIZE, maru=SIZE for clients of Maru's by TCP, or `*=SIZE` for all others")
 	fs.BoolVar(&f.lru, "lru", false, "when the pool is full, evict unpinned keys that were not used for longest")
-	fs.BoolVar(&f.sync, "sync", false, "sync every record of the log, also about memory that does not survive the loss of power")
+	fs.BoolVar(&f.sync, "sync", false, "sync every record of the log about keys, also about memory that does not survive the loss of power")
 	fs.Var(config.NewDuration(&f.poll, 0), "poll", "how long to look in shared memory for the next request of a busy client before it has to wake the daemon; 0 never does")
 	fs.BoolVar(&f.keep, "keep", false, "run the daemon under a keeper, which holds its memory and starts it again if it dies")
 	fs.Var(config.NewAddress(&f.listen, true), "listen", `where remote metadata clients connect, or "off"`)

@@ -70,13 +70,7 @@ func (p *filePool) create(r *Region) error {
 	if err != nil {
 		return fmt.Errorf("cannot create the memory of region %d: %w", r.ID, err)
 	}
-	if err = f.Truncate(r.Length); err == nil && p.sync && !r.Maru { // else see reserve
-		// Space is promised now, so that no write into the mapping can fail.
-		if err = unix.Fallocate(int(f.Fd()), 0, 0, r.Length); err == nil {
-			err = errors.Join(f.Sync(), syncDir(p.dir))
-		}
-	}
-	if err != nil {
+	if err = f.Truncate(r.Length); err != nil {
 		f.Close()
 		os.Remove(p.path(r))
 		return fmt.Errorf("cannot create the memory of region %d: %w", r.ID, err)
@@ -85,8 +79,13 @@ func (p *filePool) create(r *Region) error {
 	return nil
 }
 
-// reserve is the rest of create for Maru's regions.
+// reserve is the rest of create, which takes long. On a disk space is promised, so
+// that no write into the mapping can fail; on tmpfs a client of the library
+// populates its region itself.
 func (p *filePool) reserve(r *Region) error {
+	if !p.sync && !r.Maru {
+		return nil
+	}
 	err := unix.Fallocate(int(r.file.Fd()), 0, 0, r.Length)
 	if err == nil && p.sync {
 		err = errors.Join(r.file.Sync(), syncDir(p.dir))

@@ -8,8 +8,8 @@
 //
 // Concurrency: a Manager does not lock. The daemon serialises its calls under
 // its own lock, together with the log's order, so that replaying the log
-// repeats them. [Manager.Remove] alone, which gives memory back to the
-// operating system, is called without it.
+// repeats them. [Region.Reserve] and [Manager.Remove] alone, which take memory
+// from the operating system and give it back, are called without it.
 package resource
 
 import (
@@ -88,11 +88,17 @@ func (r *Region) Shared() bool { return r.pool.spec.Kind == Dax || r.Maru }
 // Preconditions: the region is Maru's.
 func (r *Region) Path() string { return r.pool.named().path(r) }
 
-// Reserve makes sure that every byte of the region has memory behind it, so
-// that nobody who touches one gets SIGBUS. It may take long.
+// Reserve makes sure that every byte of a region of Maru's has memory behind it, so
+// that nobody who touches one gets SIGBUS, and that files on a disk have their
+// space, and are on it. It may take long.
 //
-// Preconditions: the region is Maru's, and nobody else knows of it.
-func (r *Region) Reserve() error { return r.pool.named().reserve(r) }
+// Preconditions: nobody else knows of the region.
+func (r *Region) Reserve() error {
+	if _, memfd := r.pool.back.(*memfdPool); r.pool.named() == nil || memfd && !r.Maru {
+		return nil
+	}
+	return r.pool.named().reserve(r)
+}
 
 // Writer opens a descriptor for the owner.
 func (r *Region) Writer() (*os.File, error) { return r.pool.back.writer(r) }
@@ -227,14 +233,14 @@ func (m *Manager) Regions() iter.Seq[*Region] {
 }
 
 // Carve takes a region from the named pool, or from the first that has room
-// if pool is empty, and makes its memory. The region is not yet known to the
-// Manager: the caller logs it and calls Install, or Discard.
+// if pool is empty, and makes its memory. It is of no use before Reserve, and not
+// yet known to the Manager: the caller logs it and calls Install, or Discard.
 func (m *Manager) Carve(pool string, length, pageSize int64, owner uint64, tenant string) (*Region, error) {
 	return m.carve(Region{Pool: pool, Length: length, PageSize: pageSize, Owner: owner, Tenant: tenant})
 }
 
 // CarveMaru is Carve for Maru's clients: the region is one page, and has a name
-// in the file system. It is of no use before Reserve.
+// in the file system.
 func (m *Manager) CarveMaru(length int64, owner uint64, tenant string) (*Region, error) {
 	return m.carve(Region{Length: length, PageSize: length, Owner: owner, Tenant: tenant, Maru: true})
 }

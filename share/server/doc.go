@@ -16,8 +16,9 @@
 // A record is committed when it is as durable as the memory it is about:
 // memfd, huge pages and tmpfs do not survive the loss of power, so their
 // records need only survive the daemon, and are written without waiting for
-// the disk; records about files and DAX devices are synced. Options.Sync makes
-// all be synced.
+// the disk; records about keys in files and DAX devices are synced. Options.Sync
+// makes those about all keys be synced. A record about a region alone need not be:
+// with the power its owner is gone, too, and the first key's brings it along.
 //
 // A checkpoint makes the log short. It is due when more of the log is dead than
 // alive, or, however little is dead, when there is no room for the log's next

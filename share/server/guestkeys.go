@@ -30,8 +30,8 @@ func inside(r *resource.Region, offset, length int64) bool {
 	return offset >= 0 && length > 0 && offset <= r.Length-length
 }
 
-func newMaruEntry(r *resource.Region, offset, length int64, key string) *meta.Entry {
-	return &meta.Entry{Key: key, Region: r.ID, Owner: r.Owner, Offset: offset, Length: length}
+func (s *Server) newMaruEntry(r *resource.Region, offset, length int64, key string) *meta.Entry {
+	return &meta.Entry{Key: key, Region: r.ID, Owner: r.Owner, Offset: offset, Length: length, Durable: s.durable(r)}
 }
 
 // maxMaruKeys is how many keys a region of Maru's may hold.
@@ -116,8 +116,8 @@ func (g *Guest) register(k MaruKey) (*meta.Entry, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := newMaruEntry(r, k.Offset, k.Length, k.Key)
-	e.LSN, e.Durable = lsn, r.Durable()
+	e := s.newMaruEntry(r, k.Offset, k.Length, k.Key)
+	e.LSN = lsn
 	s.idx.Put(e)
 	r.Refs++
 	s.stats.puts.Add(1)

@@ -30,7 +30,9 @@ func (g *Guest) Alloc(arrived time.Time, instance string, size int64) (MaruRegio
 		return MaruRegion{}, err
 	}
 	for {
-		r, lsn, err := g.carve(size)
+		r, lsn, err := s.establish(g.live, func() (*resource.Region, error) {
+			return s.res.CarveMaru(size, g.ss.id, g.ss.tenant)
+		}, func(*resource.Region) error { return nil })
 		if errors.Is(err, resource.ErrFull) && s.opt.LRU {
 			if freed, ferr := s.evictOrphan(); ferr != nil {
 				return MaruRegion{}, ferr
@@ -41,40 +43,12 @@ func (g *Guest) Alloc(arrived time.Time, instance string, size int64) (MaruRegio
 		if err != nil {
 			return MaruRegion{}, err
 		}
-		s.stats.allocs.Add(1)
 		failpoint.Hit("daemon.maru-alloc-applied")
-		if err := s.commit(lsn, r.Durable()); err != nil {
+		if err := s.commit(lsn, false); err != nil {
 			return MaruRegion{}, err
 		}
 		return MaruRegion{r.ID, r.Length, s.maruToken(r.Owner, r.ID, r.Length)}, nil
 	}
-}
-
-func (g *Guest) carve(size int64) (r *resource.Region, lsn uint64, err error) {
-	s := g.s
-	s.mu.Lock()
-	if err = g.live(); err == nil {
-		r, err = s.res.CarveMaru(size, g.ss.id, g.ss.tenant)
-	}
-	s.mu.Unlock()
-	if err != nil {
-		return nil, 0, err
-	}
-	err = r.Reserve()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err == nil {
-		err = errors.Join(g.live(), s.res.CheckQuota(r.Tenant, r.Length)) // others may have been faster
-	}
-	if err == nil {
-		s.must(r.Step(resource.OwnerMaps))
-		lsn, err = s.append(encodeRegion(s.rec[:0], r))
-	}
-	if err != nil {
-		return nil, 0, errors.Join(err, s.res.Discard(r))
-	}
-	s.res.Install(r)
-	return r, lsn, nil
 }
 
 // maruToken proves that a region was told to a session: the low 16 bits of the
@@ -117,7 +91,7 @@ func (s *Server) giveUp(region uint64, may func(*resource.Region) bool) (bool, e
 	}
 	s.mu.Unlock()
 	if err == nil {
-		err = s.commit(lsn, r.Durable())
+		err = s.commit(lsn, false) // after a loss of power the owner is gone anyway
 	}
 	s.finish(false)
 	return err == nil, err

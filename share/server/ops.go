@@ -366,14 +366,14 @@ func (c *conn) register(region uint64) (lsn uint64, sync bool, err error) {
 		return 0, false, err
 	}
 	for _, reg := range regs {
-		e := newEntry(r, reg.page, reg.length, reg.expires, string(reg.key))
-		e.LSN, e.Durable = lsn, r.Durable()
+		e := s.newEntry(r, reg.page, reg.length, reg.expires, string(reg.key))
+		e.LSN = lsn
 		s.idx.Put(e)
 		s.pages.Live(e.Page)
 		r.Refs++
 	}
 	s.stats.puts.Add(uint64(len(regs)))
-	return lsn, r.Durable(), nil
+	return lsn, s.durable(r), nil
 }
 
 // remove logs and applies that an entry is gone.

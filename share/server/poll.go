@@ -248,14 +248,14 @@ func (p *poller) answer() {
 	s := p.s
 	var volatile need
 	for _, t := range p.taken {
-		if !t.need.sync && !s.opt.Sync {
+		if !t.need.sync {
 			volatile.lsn = max(volatile.lsn, t.need.lsn)
 		}
 	}
 	err := s.commitNeed(volatile)
 	failpoint.Hit("daemon.post-committed")
 	for _, t := range p.taken {
-		if t.need.lsn != 0 && (t.need.sync || s.opt.Sync) && t.m.box.Use() {
+		if t.need.lsn != 0 && t.need.sync && t.m.box.Use() {
 			// Slow path: the disk is waited for elsewhere.
 			t.m.waiting[t.slot].Store(true)
 			s.wg.Go(func() {

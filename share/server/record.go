@@ -146,7 +146,7 @@ func (s *Server) replayRecord(kind uint8, r *wire.Reader) error {
 			if s.idx.Get(key) != nil || int(page) >= reg.Pages() || length < 0 || length > reg.PageSize {
 				return fmt.Errorf("key %q cannot be registered in page %d of region %d", key, page, reg.ID)
 			}
-			s.idx.Put(newEntry(reg, page, length, expires, string(key)))
+			s.idx.Put(s.newEntry(reg, page, length, expires, string(key)))
 		}
 	case recMaruPut:
 		reg := s.res.Region(r.U64())
@@ -158,7 +158,7 @@ func (s *Server) replayRecord(kind uint8, r *wire.Reader) error {
 			if s.idx.Get(key) != nil || !inside(reg, offset, length) || s.idx.Overlap(reg.ID, offset, length) != nil {
 				return fmt.Errorf("key %q cannot be registered at %d of region %d", key, offset, reg.ID)
 			}
-			s.idx.Put(newMaruEntry(reg, offset, length, string(key)))
+			s.idx.Put(s.newMaruEntry(reg, offset, length, string(key)))
 		}
 	case recDelete:
 		for r.More() {
@@ -194,10 +194,14 @@ func (s *Server) replayRecord(kind uint8, r *wire.Reader) error {
 	return nil
 }
 
-func newEntry(r *resource.Region, page uint32, length, expires int64, key string) *meta.Entry {
+// durable reports whether what concerns the bytes of a region must be on the medium
+// before it is acknowledged.
+func (s *Server) durable(r *resource.Region) bool { return r.Durable() || s.opt.Sync }
+
+func (s *Server) newEntry(r *resource.Region, page uint32, length, expires int64, key string) *meta.Entry {
 	return &meta.Entry{
 		Key: key, Region: r.ID, Owner: r.Owner, Offset: int64(page) * r.PageSize, Length: length,
-		Page: r.Base + page, Expires: expires,
+		Page: r.Base + page, Expires: expires, Durable: s.durable(r),
 	}
 }
 

@@ -19,7 +19,7 @@ func (c *conn) alloc() error {
 		return fmt.Errorf("%w: a region of %d bytes with pages of %d", errInvalid, length, pageSize)
 	}
 	for {
-		r, lsn, err := s.carve(c, pool, int64(length), int64(pageSize))
+		_, lsn, err := s.carve(c, pool, int64(length), int64(pageSize))
 		if errors.Is(err, resource.ErrFull) && s.opt.LRU {
 			if freed, ferr := s.evictOrphan(); ferr != nil {
 				return ferr
@@ -33,40 +33,59 @@ func (c *conn) alloc() error {
 		if err != nil {
 			return err
 		}
-		s.stats.allocs.Add(1)
 		failpoint.Hit("daemon.alloc-applied")
-		c.need = need{lsn, r.Durable()}
+		c.need = need{lsn: lsn}
 		return nil
 	}
 }
 
-// carve takes a region from a pool, logs it, and prepares the reply.
-func (s *Server) carve(c *conn, pool string, length, pageSize int64) (r *resource.Region, lsn uint64, err error) {
+// carve takes a region from a pool, and prepares the reply.
+func (s *Server) carve(c *conn, pool string, length, pageSize int64) (*resource.Region, uint64, error) {
+	return s.establish(c.live, func() (*resource.Region, error) {
+		if s.favored != 0 && s.favored != c.ss.id && s.opt.Now().Before(s.favor) {
+			return nil, fmt.Errorf("%w: a client with less memory comes first", resource.ErrFull)
+		}
+		r, err := s.res.Carve(pool, length, pageSize, c.ss.id, c.ss.tenant)
+		if err == nil && s.favored == c.ss.id {
+			s.favored = 0
+		}
+		return r, err
+	}, c.describe)
+}
+
+// establish carves a region, puts memory behind it while others go on, logs it, and
+// tells of it while it cannot go. Live says whether its owner still is. The record
+// need not be on the medium before the owner hears of the region, even if its bytes
+// will be: with the power the owner is gone, too, and the record of the first key
+// that lies in the region brings this one, which is before it, to the medium.
+func (s *Server) establish(live func() error, carve func() (*resource.Region, error), tell func(*resource.Region) error) (r *resource.Region, lsn uint64, err error) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err := c.live(); err != nil {
-		return nil, 0, err
+	if err = live(); err == nil {
+		r, err = carve()
 	}
-	switch {
-	case s.favored == c.ss.id:
-		defer func() {
-			if err == nil {
-				s.favored = 0
-			}
-		}()
-	case s.favored != 0 && s.opt.Now().Before(s.favor):
-		return nil, 0, fmt.Errorf("%w: a client with less memory comes first", resource.ErrFull)
-	}
-	r, err = s.res.Carve(pool, length, pageSize, c.ss.id, c.ss.tenant)
+	s.mu.Unlock()
 	if err != nil {
 		return nil, 0, err
 	}
 	failpoint.Hit("daemon.alloc-carved")
-	if lsn, err = s.append(encodeRegion(s.rec[:0], r)); err != nil {
+	err = r.Reserve()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err == nil {
+		err = errors.Join(live(), s.res.CheckQuota(r.Tenant, r.Length)) // others may have been faster
+	}
+	if err == nil && r.Maru { // its clients map it when they like
+		err = r.Step(resource.OwnerMaps)
+	}
+	if err == nil {
+		lsn, err = s.append(encodeRegion(s.rec[:0], r))
+	}
+	if err != nil {
 		return nil, 0, errors.Join(err, s.res.Discard(r))
 	}
 	s.res.Install(r)
-	return r, lsn, c.describe(r)
+	s.stats.allocs.Add(1)
+	return r, lsn, tell(r)
 }
 
 // describe replies with a region and a descriptor of it.
@@ -128,7 +147,7 @@ func (c *conn) activate() error {
 		return err
 	}
 	failpoint.Hit("daemon.activate-applied")
-	c.need = need{lsn, r.Durable()}
+	c.need = need{lsn: lsn}
 	return nil
 }
 
@@ -164,7 +183,7 @@ func (c *conn) release() error {
 		return err
 	}
 	failpoint.Hit("daemon.release-applied")
-	c.need = need{lsn, r.Durable()}
+	c.need = need{lsn: lsn}
 	return nil
 }
 
