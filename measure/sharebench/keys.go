@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"polder/measure/benchout"
@@ -17,9 +17,9 @@ import (
 const keysBatch = 128
 
 // runKeys measures what the number of keys costs everybody: how long a request
-// that changes nothing takes while nothing else goes on, and while the daemon
-// saves a checkpoint and other keys are put and deleted; and how long a daemon
-// that was killed takes to be back.
+// that changes nothing takes while nothing else goes on, while the daemon saves a
+// checkpoint and other keys are put and deleted, and while the client that owns
+// all keys leaves; and how long a daemon that was killed takes to be back.
 func runKeys(ctx context.Context, opt Options, dir string) (err error) {
 	n := 1_000_000
 	if opt.Short {
@@ -49,8 +49,8 @@ func runKeys(ctx context.Context, opt Options, dir string) (err error) {
 		return errors.Join(err, c.Close())
 	}
 	opt.Progress(1, 3, "a checkpoint")
-	quiet, busy, err := measureCheckpoint(ctx, d.socket, c)
-	if err = errors.Join(err, c.Close()); err != nil {
+	quiet, busy, leaving, err := measureStalls(ctx, d.socket, c)
+	if err != nil {
 		return err
 	}
 	opt.Progress(2, 3, "a restart")
@@ -68,6 +68,7 @@ func runKeys(ctx context.Context, opt Options, dir string) (err error) {
 		row(at("exists"), "longest", quiet.Longest/1e6, "ms"),
 		row(at("exists during changes and a checkpoint"), "p99", busy.P99/1e3, "µs"),
 		row(at("exists during changes and a checkpoint"), "longest", busy.Longest/1e6, "ms"),
+		row(at("exists while the owner of all leaves"), "longest", leaving.Longest/1e6, "ms"),
 		row(at("killed and started"), "until it serves", took.Seconds(), "s"),
 	})
 }
@@ -91,63 +92,61 @@ func putKeys(ctx context.Context, c *share.Client, prefix string, n int) error {
 	return nil
 }
 
-// measureCheckpoint measures a request for a second, and then until two more
-// checkpoints have been saved while c puts and deletes keys.
-func measureCheckpoint(ctx context.Context, socket string, c *share.Client) (quiet, busy summary, err error) {
+// measureStalls measures a request for a second; then until two more checkpoints
+// have been saved while c puts and deletes keys; and then while c, which owns all
+// the keys, is closed.
+func measureStalls(ctx context.Context, socket string, c *share.Client) (quiet, busy, leaving summary, err error) {
 	prober, err := share.Open(ctx, share.Config{Socket: socket})
 	if err != nil {
-		return quiet, busy, err
+		return quiet, busy, leaving, errors.Join(err, c.Close())
 	}
 	defer func() { err = errors.Join(err, prober.Close()) }()
-	probe := func(s *summary, ended func() bool) error {
-		for !ended() {
+	during := func(what func() error) (summary, error) {
+		var s summary
+		var ended atomic.Bool
+		done := make(chan error, 1)
+		go func() {
+			defer ended.Store(true)
+			done <- what()
+		}()
+		var err error
+		for !ended.Load() && err == nil {
 			began := time.Now()
-			if _, err := prober.Exists(ctx, "k7"); err != nil {
-				return err
-			}
+			_, err = prober.Exists(ctx, "k7")
 			s.add(time.Since(began))
 		}
-		return nil
+		return s.finish(0), errors.Join(err, <-done)
 	}
-	until := time.Now().Add(time.Second)
-	if err := probe(&quiet, func() bool { return time.Now().After(until) }); err != nil {
-		return quiet, busy, err
+	if quiet, err = during(func() error { time.Sleep(time.Second); return nil }); err == nil {
+		busy, err = during(func() error { return churn(ctx, c) })
 	}
+	if err != nil {
+		return quiet, busy, leaving, errors.Join(err, c.Close())
+	}
+	leaving, err = during(c.Close)
+	return quiet, busy, leaving, err
+}
+
+// churn puts and deletes keys until two more checkpoints have been saved.
+func churn(ctx context.Context, c *share.Client) error {
 	first, err := c.Stats(ctx)
 	if err != nil {
-		return quiet, busy, err
+		return err
 	}
-	done := make(chan struct{})
-	var wg sync.WaitGroup
-	var churned error
-	wg.Go(func() {
-		defer close(done)
-		keys := make([]string, keysBatch)
-		for round := 0; ; round++ {
-			prefix := fmt.Sprintf("churn/%d/", round)
-			if churned = putKeys(ctx, c, prefix, keysBatch); churned != nil {
-				return
-			}
-			for i := range keys {
-				keys[i] = fmt.Sprint(prefix, i)
-			}
-			if _, churned = c.DeleteAll(ctx, keys); churned != nil {
-				return
-			}
-			info, err := c.Stats(ctx)
-			if churned = err; err != nil || info.Checkpoints >= first.Checkpoints+2 {
-				return
-			}
+	keys := make([]string, keysBatch)
+	for round := 0; ; round++ {
+		prefix := fmt.Sprintf("churn/%d/", round)
+		if err := putKeys(ctx, c, prefix, keysBatch); err != nil {
+			return err
 		}
-	})
-	err = probe(&busy, func() bool {
-		select {
-		case <-done:
-			return true
-		default:
-			return false
+		for i := range keys {
+			keys[i] = fmt.Sprint(prefix, i)
 		}
-	})
-	wg.Wait()
-	return quiet.finish(0), busy.finish(0), errors.Join(err, churned)
+		if _, err := c.DeleteAll(ctx, keys); err != nil {
+			return err
+		}
+		if info, err := c.Stats(ctx); err != nil || info.Checkpoints >= first.Checkpoints+2 {
+			return err
+		}
+	}
 }

@@ -60,7 +60,7 @@ func printMaru(opt Options, name string, s map[string]summary) error {
 	return printAll(opt.Out, []benchout.Row{
 		row("maru lookup "+name, "p50", lookup.P50/micro, "µs").Against("bare TCP", s["tcp"].P50/micro, benchout.Lower),
 		row("maru lookup "+name, "p99", lookup.P99/micro, "µs").Against("bare TCP", s["tcp"].P99/micro, benchout.Lower),
-		row("maru get "+name, "p50", get.P50/micro, "µs").Against("bare TCP", s["tcp"].P50/micro, benchout.Lower),
+		row("maru get "+name+untouched, "p50", get.P50/micro, "µs").Against("bare TCP", s["tcp"].P50/micro, benchout.Lower),
 		row(many, "p50", batch.P50/micro, "µs").Against("bare TCP", s["tcp batch"].P50/micro, benchout.Lower),
 		row("maru store "+name, "p50", s["store"].P50/micro, "µs").Against("memcpy", s["memcpy"].P50/micro, benchout.Lower),
 		row("maru store "+name, "throughput", s["store"].gbps(), "GB/s").Against("memcpy", s["memcpy"].gbps(), benchout.Higher),

@@ -464,14 +464,15 @@ func (t traceRun) watch(ctx context.Context, socket string, results <-chan error
 
 func (t traceRun) print(got []result, use []float64, took time.Duration) error {
 	figures := map[string]float64{}
-	var parts []summary
+	var parts, pacedParts []summary
 	for _, r := range got {
 		for k, v := range r.Figures {
 			figures[k] += v
 		}
 		parts = append(parts, r.Series["request"])
+		pacedParts = append(pacedParts, r.Series["paced"])
 	}
-	requests := merge(parts...)
+	requests, paced := merge(parts...), merge(pacedParts...)
 	hits := row(t.name, "hits", 100*figures["hits"]/figures["blocks"], "%")
 	if t.ideal > 0 {
 		hits = hits.Against("one ideal LRU", 100*t.ideal, benchout.Higher)
@@ -483,6 +484,14 @@ func (t traceRun) print(got []result, use []float64, took time.Duration) error {
 		row(t.name, "p50", requests.P50/1e3, "µs"),
 		row(t.name, "p99", requests.P99/1e3, "µs"),
 		row(t.name, "rate", float64(requests.N)/took.Seconds(), "req/s"),
+	}
+	// Virtual seconds: requests come when the trace says, and take as long as above.
+	if own := t.name + ", at the trace's rate"; figures["span"] > 0 {
+		rows = append(rows,
+			row(own, "rate", float64(requests.N)*float64(len(got))/figures["span"], "req/s"),
+			row(own, "p50", paced.P50/1e3, "µs"),
+			row(own, "p99", paced.P99/1e3, "µs"),
+			row(own, "busy", 100*figures["busy"]/figures["span"], "%"))
 	}
 	for _, at := range []int{25, 50, 75, 100} {
 		if len(use) > 0 {

@@ -108,6 +108,13 @@ func TestTraceIsReplayed(t *testing.T) {
 	if got := figures["trace 100%/hits"]; got < 0.9*most {
 		t.Errorf("with room for everything: %v%% hits, want nearly the %v%% that are possible", got, most)
 	}
+	const own = "trace 100%, at the trace's rate"
+	if got := figures[own+"/rate"]; got < 2 || got > 4.1 { // 60 requests in 15 s
+		t.Errorf("at the trace's rate: %v requests a second, want 4 or somewhat less", got)
+	}
+	if got := figures[own+"/p99"]; got <= 0 || figures[own+"/busy"] <= 0 || figures[own+"/busy"] >= 100 {
+		t.Errorf("at the trace's rate: a p99 of %v µs, busy for %v%% of the time, want some of both", got, figures[own+"/busy"])
+	}
 	if figures["trace 20% no eviction/not stored"] == 0 {
 		t.Error("a fifth of the room without eviction: all blocks were stored")
 	}
@@ -126,6 +133,21 @@ func readFigures(t *testing.T, out io.Reader) map[string]float64 {
 		figures[r.Case+"/"+r.Metric] = r.Value
 	}
 	return figures
+}
+
+// TestAtTheTracesRateRequestsWaitForThoseBefore: two come at once, and a third one
+// when they are served.
+func TestAtTheTracesRateRequestsWaitForThoseBefore(t *testing.T) {
+	var clock pace
+	for i, want := range []time.Duration{4, 8, 4} {
+		r := request{Timestamp: []float64{0, 0, 10}[i]}
+		if got := clock.serve(r.arrival(), 4*time.Millisecond); got != want*time.Millisecond {
+			t.Errorf("request %d: got %v, want %v", i, got, want*time.Millisecond)
+		}
+	}
+	if clock.free != 14*time.Millisecond || clock.busy != 12*time.Millisecond {
+		t.Errorf("got the time %v, busy for %v, want 14ms and 12ms", clock.free, clock.busy)
+	}
 }
 
 func TestIdealLRU(t *testing.T) {

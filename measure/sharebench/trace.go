@@ -17,7 +17,7 @@ import (
 // request is one line of a trace: the blocks of a conversation so far, by the
 // hashes of their prefixes.
 type request struct {
-	Timestamp float64 `json:"timestamp"`
+	Timestamp float64 `json:"timestamp"` // milliseconds
 	HashIDs   []int64 `json:"hash_ids"`
 }
 
@@ -93,6 +93,27 @@ func idealLRU(reqs []request, capacity int) float64 {
 	return float64(hits) / float64(total)
 }
 
+// arrival is when the request came, since the trace's beginning.
+func (r request) arrival() time.Duration {
+	return time.Duration(r.Timestamp * float64(time.Millisecond))
+}
+
+// pace is a worker's clock at the trace's own rate. It shows virtual time, in which
+// nobody waits for the next request: it comes when the trace says, and takes as long
+// as it has really taken. The zero pace is idle.
+type pace struct {
+	free time.Duration // when the requests so far are served
+	busy time.Duration // how long that has taken
+}
+
+// serve returns how long a request is there that takes so long: it waits for those
+// before it.
+func (p *pace) serve(arrival, took time.Duration) time.Duration {
+	p.free = max(p.free, arrival) + took
+	p.busy += took
+	return p.free - arrival
+}
+
 // replay serves the requests of this worker's share of the trace as an
 // inference engine would: it looks at the blocks of the prompt that are there,
 // from the first on, and computes and stores the others.
@@ -103,7 +124,8 @@ func (w *worker) replay(ctx context.Context, t task) (result, error) {
 	}
 	src := blob(t.Size)
 	sum := make([]byte, t.Size)
-	var latency summary
+	var latency, paced summary
+	var clock pace
 	figures := map[string]float64{}
 	for i := t.Index; i < len(reqs); i += t.Workers {
 		keys := make([]string, len(reqs[i].HashIDs))
@@ -132,13 +154,16 @@ func (w *worker) replay(ctx context.Context, t task) (result, error) {
 		if err != nil {
 			return result{}, err
 		}
-		latency.add(time.Since(began))
+		took := time.Since(began)
+		latency.add(took)
+		paced.add(clock.serve(reqs[i].arrival(), took))
 		figures["blocks"] += float64(len(keys))
 		figures["hits"] += float64(hits)
 		figures["stored"] += float64(stored)
 		figures["refused"] += float64(full)
 	}
-	return result{Series: map[string]summary{"request": latency.withSamples()}, Figures: figures}, nil
+	figures["busy"], figures["span"] = clock.busy.Seconds(), clock.free.Seconds()
+	return result{Series: map[string]summary{"request": latency.withSamples(), "paced": paced.withSamples()}, Figures: figures}, nil
 }
 
 // storeAtOnce is how many blocks are filled before they are put.
