@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"polder/far"
-	"polder/resp/proto"
 	"polder/soft"
 )
 
@@ -104,45 +103,4 @@ func (c *cache) memory() memory {
 		used: s.Budget - s.Free, max: s.Budget, policy: "allkeys-lru",
 		hits: s.Hits, misses: s.Misses, removals: s.EvictedObjects + s.LostObjects,
 	}
-}
-
-// setMaxMemory is CONFIG SET maxmemory: the budget of a cache that has no
-// coordinator.
-func (s *session) setMaxMemory(value []byte) error {
-	failed := func(why string) error {
-		return replyError("ERR CONFIG SET failed (possibly related to argument 'maxmemory') - " + why)
-	}
-	n, ok := parseMemory(value)
-	if !ok {
-		return failed("argument must be a memory value")
-	}
-	if s.onWait != nil {
-		s.onWait(nil) // eviction takes a while
-	}
-	if err := s.srv.cache.heap.SetBudget(n); err != nil {
-		return failed(err.Error())
-	}
-	s.ok()
-	return nil
-}
-
-// parseMemory reads a size as Redis does: 100, 100k (thousands), 100kb (1024).
-func parseMemory(b []byte) (int64, bool) {
-	digits := 0
-	for digits < len(b) && b[digits]-'0' < 10 {
-		digits++
-	}
-	n, ok := proto.ParseInt(b[:digits])
-	if !ok {
-		return 0, false
-	}
-	for _, u := range []struct {
-		name  string
-		bytes int64
-	}{{"", 1}, {"b", 1}, {"k", 1e3}, {"kb", 1 << 10}, {"m", 1e6}, {"mb", 1 << 20}, {"g", 1e9}, {"gb", 1 << 30}} {
-		if is(b[digits:], u.name) {
-			return n * u.bytes, n <= (1<<62)/u.bytes
-		}
-	}
-	return 0, false
 }

@@ -29,7 +29,8 @@ func TestACacheReportsItsBudgetAsMaxmemory(t *testing.T) {
 		{"config set maxmemory 1", "-ERR CONFIG SET failed (possibly related to argument 'maxmemory') - cannot set a budget of 1 bytes: want 16777216 to 268435456"},
 		{"config set maxmemory 64mib", "-ERR CONFIG SET failed (possibly related to argument 'maxmemory') - argument must be a memory value"},
 		{"config set maxmemory 9999999999999gb", "-ERR CONFIG SET failed (possibly related to argument 'maxmemory') - argument must be a memory value"},
-		{"config set timeout 5", "-ERR CONFIG SET is not supported: polder is configured by flags, environment or file when it starts"},
+		{"config set timeout 5", "+OK"},
+		{"config get timeout", `["timeout" "5"]`},
 	} {
 		if got := c.words(tt.command); got != tt.want {
 			t.Errorf("%s: got %s, want %s", tt.command, got, tt.want)

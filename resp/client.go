@@ -19,12 +19,13 @@ type clientInfo struct {
 	since       time.Time
 	addr, laddr string
 
-	name    atomic.Pointer[string]
-	libName atomic.Pointer[string]
-	libVer  atomic.Pointer[string]
-	last    atomic.Pointer[command]
-	ver     atomic.Int32
-	active  atomic.Int64 // when it last sent something, in nanoseconds since since, which clock changes do not touch
+	name     atomic.Pointer[string]
+	libName  atomic.Pointer[string]
+	libVer   atomic.Pointer[string]
+	last     atomic.Pointer[command]
+	ver      atomic.Int32
+	monitors atomic.Bool
+	active   atomic.Int64 // when it last sent something, in nanoseconds since since, which clock changes do not touch
 }
 
 // heard notes that the client has sent something.
@@ -33,6 +34,14 @@ func (c *clientInfo) heard(now time.Time) { c.active.Store(int64(now.Sub(c.since
 // idle is for how long the client has sent nothing.
 func (c *clientInfo) idle(now time.Time) time.Duration {
 	return max(0, now.Sub(c.since)-time.Duration(c.active.Load()))
+}
+
+// shown is the client's address as an operator is shown it.
+func (c *clientInfo) shown() string {
+	if c.addr == "" || c.addr == "@" { // a Unix socket's clients have none
+		return "unix:" + c.laddr
+	}
+	return c.addr
 }
 
 func load(p *atomic.Pointer[string]) string {
@@ -50,8 +59,12 @@ func (s *session) listing() string {
 	if last := c.last.Load(); last != nil {
 		cmd = last.name
 	}
-	return fmt.Sprintf("id=%d addr=%s laddr=%s name=%s age=%d idle=%d flags=N db=0 sub=0 psub=0 ssub=0 multi=-1 tot-mem=%d cmd=%s user=default resp=%d lib-name=%s lib-ver=%s",
-		c.id, c.addr, c.laddr, load(&c.name), int64(now.Sub(c.since).Seconds()), int64(c.idle(now).Seconds()),
+	flags := "N"
+	if c.monitors.Load() {
+		flags = "O"
+	}
+	return fmt.Sprintf("id=%d addr=%s laddr=%s name=%s age=%d idle=%d flags=%s db=0 sub=0 psub=0 ssub=0 multi=-1 tot-mem=%d cmd=%s user=default resp=%d lib-name=%s lib-ver=%s",
+		c.id, c.shown(), c.laddr, load(&c.name), int64(now.Sub(c.since).Seconds()), int64(c.idle(now).Seconds()), flags,
 		s.mem.Held(), cmd, max(2, c.ver.Load()), load(&c.libName), load(&c.libVer))
 }
 
@@ -113,12 +126,12 @@ func cmdClientList(s *session, a [][]byte) error {
 	list := s.srv.sessionList()
 	switch {
 	case len(a) == 4 && is(a[2], "type"):
-		switch {
-		case is(a[3], "normal"):
-		case is(a[3], "master"), is(a[3], "replica"), is(a[3], "slave"), is(a[3], "pubsub"):
+		normal, err := isNormalType(a[3])
+		if err != nil {
+			return err
+		}
+		if !normal {
 			list = nil
-		default:
-			return replyError("ERR Unknown client type '" + clip(a[3], 128) + "'")
 		}
 	case len(a) > 3 && is(a[2], "id"):
 		var err error

@@ -23,6 +23,7 @@ const (
 	flagRefused                     // DEBUG, which Redis too refuses by default
 	flagLoading                     // allowed while the server has no memory yet
 	flagBlind                       // needs to know whether its keys exist, and not their values
+	flagUnpaused                    // runs during CLIENT PAUSE
 )
 
 var flagNames = []struct {
@@ -35,6 +36,7 @@ var flagNames = []struct {
 
 // command is an entry of the command table, immutable once the table is made.
 type command struct {
+	id                int    // its place in the table
 	name              string // lower case; "config|get" for a subcommand
 	arity             int    // number of arguments with the name; at least -arity if negative
 	flags             flags
@@ -85,6 +87,7 @@ func (c *command) blind(args [][]byte) bool {
 // table finds commands by name.
 type table struct {
 	by map[string]*command
+	n  int // commands and subcommands
 }
 
 // maxName is the length of the longest command name that there may be.

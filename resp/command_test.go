@@ -162,7 +162,11 @@ func TestCommands(t *testing.T) {
 		"server": `
 			CONFIG GET save appendonly -> ["appendonly" "no" "save" ""]
 			CONFIG GET nosuch -> []
-			CONFIG SET maxmemory 1 -> -ERR CONFIG SET is not supported: polder is configured by flags, environment or file when it starts
+			CONFIG SET databases 2 -> -ERR CONFIG SET failed (possibly related to argument 'databases') - can't set immutable config: polder is given it when it starts, by flags, environment or file
+			CONFIG SET requirepass secret -> -ERR CONFIG SET failed (possibly related to argument 'requirepass') - the password is in the file of --password-file, in POLDER_PASSWORD or the configuration file: change it there and send SIGHUP
+			CLIENT PAUSE 3600001 -> -ERR timeout is out of range: a pause is 3600000 milliseconds at most
+			CLIENT PAUSE 9223372036854775807 WRITE -> -ERR timeout is out of range: a pause is 3600000 milliseconds at most
+			LATENCY DOCTOR -> "No events are recorded. CONFIG SET latency-monitor-threshold MILLISECONDS records what takes longer.\n"
 			COMMAND INFO get nosuch -> [["get" :2 [+readonly +fast] :1 :1 :1 [+@string] [] [] []] *nil]
 			COMMAND DOCS get -> ["get" ["summary" "As in Redis 7.0.15" "group" "string"]]
 			COMMAND GETKEYS MSET a 1 b 2 -> ["a" "b"]

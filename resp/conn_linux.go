@@ -20,6 +20,8 @@ type conn struct {
 	pend []byte // replies that the socket did not take; nil if none
 	sent int    // of these, bytes sent since
 
+	paused bool // the session is to be run again when the server's pause is over
+
 	full  bool      // pend has reached the limit: no commands until it is sent
 	taken int       // if full, bytes that the socket took since moved
 	moved time.Time // if full, when the client last made progress (clientmem.Progress)
@@ -85,11 +87,39 @@ func (c *conn) moveOut() *workspace {
 // be written.
 func (c *conn) hold() { c.s.mem.Hold(cap(c.buf) + cap(c.pend) + c.s.footprint()) }
 
-// hangUp has the loop close c, which has been evicted. Any goroutine may call
-// it.
+// hangUp has the loop close c, which has been evicted or killed. Any goroutine may
+// call it.
 func (c *conn) hangUp() {
 	c.l.evicting.Store(true)
 	c.l.rouse()
+}
+
+// fed has the loop send what its session's feed has. Any goroutine may call it.
+func (c *conn) fed(*feed) {
+	c.l.mu.Lock()
+	c.l.fed = append(c.l.fed, c)
+	c.l.mu.Unlock()
+	c.l.rouse()
+}
+
+// sendFeed sends what the client is to see as a monitor. One that does not read
+// the lines is disconnected.
+//
+// Preconditions: no reply waits for the end of a round.
+func (c *conn) sendFeed() {
+	f := c.s.lines
+	if f == nil || c.end {
+		return
+	}
+	if lines := f.take(); len(lines) > 0 {
+		if c.full {
+			c.l.srv.stats.outputDrops.Add(1)
+			c.end = true
+		} else {
+			c.send(lines)
+		}
+		clientmem.Free(lines)
+	}
 }
 
 // read reads what the socket has and runs it. It must be the loop's goroutine.
@@ -122,6 +152,7 @@ func (c *conn) read(w *workspace) {
 
 // goOn runs input that is left over, unless c has too many replies to read.
 func (c *conn) goOn(w *workspace) {
+	c.paused = false
 	if c.buf != nil && !c.end && !c.full && c.linger.IsZero() {
 		c.s.in = c.buf
 		c.process(w)
@@ -157,7 +188,7 @@ func (c *conn) process(w *workspace) {
 			break
 		}
 		c.keepInput()
-		c.fetch = st == needFetch
+		c.fetch, c.paused = st == needFetch, st == needResume
 		break
 	}
 	w.out, w.scratch, w.scratch2 = s.out, s.scratch, s.scratch2

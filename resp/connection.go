@@ -53,6 +53,8 @@ func cmdQuit(s *session, a [][]byte) error {
 
 func cmdReset(s *session, a [][]byte) error {
 	s.endMulti()
+	s.endMonitor()
+	s.mute = muteNone
 	s.ver = 2
 	s.info.ver.Store(2)
 	s.info.name.Store(nil)

@@ -142,6 +142,9 @@ func cat(parts ...any) []string {
 	return list
 }
 
+// words is cat of what is between spaces.
+func words(parts ...any) []string { return strings.Fields(strings.Join(cat(parts...), " ")) }
+
 func (g *generator) command() []string {
 	makers := []func() []string{
 		func() []string { return cat("GET", g.key()) },
@@ -237,7 +240,33 @@ func (g *generator) command() []string {
 			return cat("client", g.of("id", "list", "getname", "no-evict"), g.maybe(3, g.of("type", "id", "on", "x")), g.maybe(3, g.of("normal", "pubsub", "x", "-1", "0")))
 		},
 		func() []string {
-			return cat("config", "get", g.some(3, func() string { return g.of("save", "appendonly", "maxmemory", "nosuch", "requirepas?", "databases") }))
+			return cat("config", "get", g.some(3, func() string {
+				return g.of("save", "appendonly", "maxmemory-policy", "nosuch", "requirepas?", "databases", "slowlog-*", "timeout", "latency-monitor-threshol?")
+			}))
+		},
+		func() []string {
+			return words("config set", g.some(2, func() string {
+				return g.of("slowlog-max-len 100", "slowlog-log-slower-than 20000", "slowlog-log-slower-than -2", "timeout x", "timeout 0", "timeout -1",
+					"latency-monitor-threshold 0", "latency-monitor-threshold -1", "maxmemory x", "maxmemory", "nosuch 1", "SlowLog-Max-Len 128")
+			}))
+		},
+		func() []string {
+			return cat("client", g.of("kill", "unpause", "reply", "no-evict"), g.maybe(2, g.of("0", "x", "-1", "on", "id", "addr", "type", "user", "skipme", "laddr")),
+				g.maybe(2, g.of("0", "x", "-1", "999999", "write", "all", "pubsub", "127.0.0.1:1")))
+		},
+		func() []string {
+			return words(g.of("client kill", "client kill id 888888"), g.some(2, func() string {
+				return g.of("id 999999", "addr x", "laddr x", "type replica", "type x", "user x", "user default", "skipme yes", "skipme x", "foo bar", "id")
+			}))
+		},
+		func() []string {
+			return cat("client", "pause", g.maybe(10, "0", "all", "0"), g.of("0", "x", "-1"), g.maybe(2, g.of("write", "all", "x")))
+		},
+		func() []string {
+			return cat("slowlog", g.of("get", "reset", "foo"), g.maybe(2, g.of("-2", "x", "0")), g.maybe(8, "1"))
+		},
+		func() []string {
+			return words("latency", g.of("latest", "history", "reset", "foo", "histogram nosuch"), g.maybe(2, g.of("fork", "nosuch")))
 		},
 		func() []string { return cat("info", g.of("nosuch", "cluster", "CLUSTER")) },
 		func() []string { return cat(g.of("flushall", "flushdb"), "foo") },
@@ -291,6 +320,10 @@ func normal(args []string, r reply) string {
 		}
 	case "time":
 		return "time"
+	case "slowlog":
+		if strings.HasPrefix(r.line, "*") {
+			return "entries" // of what took long
+		}
 	case "randomkey":
 		if r.line[0] == '$' && r.line != "$-1" {
 			return "a key"

@@ -50,6 +50,16 @@
 //
 // # Differences from Redis
 //
+// CLIENT PAUSE lasts an hour at most and never stops CLIENT, so that somebody can
+// end it. MONITOR and SLOWLOG show nothing that follows AUTH, not even where the
+// command is wrong; a monitor that does not read is disconnected; the slow log has
+// 1024 entries at most, counts waiting for far memory, and has EXEC as one entry.
+// LATENCY has the event far-fetch, and no GRAPH. CLIENT NO-EVICT changes nothing.
+// CONFIG SET changes latency-monitor-threshold, maxclients, maxmemory,
+// slowlog-log-slower-than, slowlog-max-len and timeout, until the server ends;
+// maxmemory is the budget of local memory, up to four times what it was at the
+// start: with what is more, keys go to far memory and none is evicted.
+//
 // There is one database. Expiry times end in the year 10889. What a value may
 // measure is bounded by the heap's Config.MaxValue too. A pattern may have at
 // most 1024 characters between two stars if there are ? or [ among them.

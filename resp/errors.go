@@ -44,6 +44,7 @@ const (
 	errDiscNoMulti  replyError = "ERR DISCARD without MULTI"
 	errWatchInMulti replyError = "ERR WATCH inside MULTI is not allowed"
 	errNotInMulti   replyError = "ERR Command not allowed inside a transaction"
+	errMonitors     replyError = "ERR Replica can't interact with the keyspace" // as Redis says it
 	errHashTooLarge replyError = "ERR a cache keeps a hash as one value: this one would have more than 512 fields or 16384 bytes"
 	errOutput       replyError = "ERR the reply would be longer than the output limit: ask for less at once"
 	errDebug        replyError = "ERR DEBUG command not allowed. If the enable-debug-command option is set to \"local\", you can run it from a local connection, otherwise you need to set this option in the configuration file, and then restart the server."

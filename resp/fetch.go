@@ -106,7 +106,11 @@ func (srv *Server) fetch(w *wants) error {
 	ctx, cancel := context.WithTimeout(srv.ctx, srv.cfg.OpTimeout/4)
 	defer cancel()
 	began := time.Now()
-	defer func() { srv.stats.fetchTimes.Observe(time.Since(began).Seconds()) }()
+	defer func() {
+		took := time.Since(began)
+		srv.stats.fetchTimes.Observe(took.Seconds())
+		srv.latency.note(eventFetch, took)
+	}()
 	var err error
 	if len(w.keys) > 0 {
 		err = srv.keys.Fetch(ctx, w.keys)

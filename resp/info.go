@@ -1,7 +1,6 @@
 package resp
 
 import (
-	"bytes"
 	"fmt"
 	"os"
 	"runtime"
@@ -29,7 +28,7 @@ var infoSections = []infoSection{
 			multiplexing, os.Getpid(), srv.runID, srv.port.Load(), time.Now().UnixMicro(), up, up/86400)
 	}},
 	{"clients", func(srv *Server, b *strings.Builder) {
-		fmt.Fprintf(b, "connected_clients:%d\r\nmaxclients:%d\r\nblocked_clients:0\r\n", srv.clients.Load(), srv.cfg.MaxClients)
+		fmt.Fprintf(b, "connected_clients:%d\r\nmaxclients:%d\r\nblocked_clients:0\r\n", srv.clients.Load(), srv.maxClients.Load())
 	}},
 	{"memory", func(srv *Server, b *strings.Builder) {
 		m := srv.memory()
@@ -89,82 +88,6 @@ func cmdInfo(s *session, a [][]byte) error {
 		sec.write(s.srv, &b)
 	}
 	s.verbatim(b.String())
-	return nil
-}
-
-// configValues are the parameters that CONFIG GET knows, sorted by name.
-func (srv *Server) configValues() []Stat {
-	pass, mem := "", srv.memory()
-	if srv.password() != "" {
-		pass = "(not shown)" // it may be another one than the client has presented
-	}
-	return []Stat{
-		{"appendfsync", "everysec"},
-		{"appendonly", "no"},
-		{"bind", "127.0.0.1"},
-		{"client-query-buffer-limit", itoa(int64(srv.cfg.maxCommand()))},
-		{"databases", "1"},
-		{"hash-max-listpack-entries", itoa(listpackFields)},
-		{"hash-max-listpack-value", itoa(listpackValue)},
-		{"hash-max-ziplist-entries", itoa(listpackFields)},
-		{"hash-max-ziplist-value", itoa(listpackValue)},
-		{"maxclients", itoa(int64(srv.cfg.MaxClients))},
-		{"maxmemory", itoa(mem.max)},
-		{"maxmemory-clients", itoa(srv.cfg.ClientMemory.Max())},
-		{"maxmemory-policy", mem.policy},
-		{"notify-keyspace-events", ""},
-		{"port", itoa(int64(srv.port.Load()))},
-		{"proto-max-bulk-len", itoa(int64(srv.cfg.MaxBulk))},
-		{"requirepass", pass},
-		{"save", ""},
-		{"slowlog-max-len", "128"},
-		{"timeout", itoa(int64(srv.cfg.IdleTimeout.Seconds()))},
-	}
-}
-
-func cmdConfigGet(s *session, a [][]byte) error {
-	values := s.srv.configValues()
-	wanted := make([]bool, len(values))
-	for _, p := range a[2:] {
-		pattern, err := newGlob(bytes.ToLower(p))
-		if err != nil {
-			return err
-		}
-		for i, v := range values {
-			wanted[i] = wanted[i] || pattern.match([]byte(v.Name))
-		}
-	}
-	var hits []Stat
-	for i, v := range values {
-		if wanted[i] {
-			hits = append(hits, v)
-		}
-	}
-	s.replyStats(hits)
-	return nil
-}
-
-func (s *session) replyStats(list []Stat) {
-	s.mapHead(len(list))
-	for _, v := range list {
-		s.str(v.Name)
-		s.str(v.Value)
-	}
-}
-
-func cmdConfigSet(s *session, a [][]byte) error {
-	if s.srv.cache != nil && len(a) == 4 && is(a[2], "maxmemory") {
-		return s.setMaxMemory(a[3])
-	}
-	return replyError("ERR CONFIG SET is not supported: polder is configured by flags, environment or file when it starts")
-}
-
-func cmdConfigRewrite(s *session, a [][]byte) error {
-	return replyError("ERR The server is running without a config file")
-}
-
-func cmdConfigResetStat(s *session, a [][]byte) error {
-	s.ok() // counters here never go back: Prometheus reads them
 	return nil
 }
 

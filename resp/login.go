@@ -37,7 +37,7 @@ func (srv *Server) accept(nc net.Conn) {
 // takePlace counts a client, unless there are as many as may be. The place is
 // given back by drive, or when the session is forgotten.
 func (srv *Server) takePlace() bool {
-	if srv.clients.Add(1) <= int64(srv.cfg.MaxClients) {
+	if srv.clients.Add(1) <= srv.maxClients.Load() {
 		return true
 	}
 	srv.clients.Add(-1)
@@ -48,7 +48,7 @@ func (srv *Server) takePlace() bool {
 // turnAway tells a client that there are too many. The error says so, too.
 func (srv *Server) turnAway(nc net.Conn) error {
 	_, err := io.WriteString(nc, "-ERR max number of clients reached\r\n")
-	return errors.Join(fmt.Errorf("there are %d clients, as many as may be", srv.cfg.MaxClients), err)
+	return errors.Join(fmt.Errorf("there are %d clients, as many as may be", srv.maxClients.Load()), err)
 }
 
 // awaitLogin runs what a client that is not let in yet may say, until it has given

@@ -29,10 +29,12 @@ type loop struct {
 
 	sleeping atomic.Bool // it blocks in epoll_wait, or is about to
 	stopping atomic.Bool
-	evicting atomic.Bool // a client of the loop's is to be disconnected for what it holds
+	evicting atomic.Bool // a client of the loop's is to be disconnected
+	resuming atomic.Bool // clients that are paused are to be looked at again
 
 	mu    sync.Mutex
 	inbox []*conn // new ones and those that come back; guarded by mu
+	fed   []*conn // monitors whose feeds have lines; guarded by mu
 	gone  bool    // nobody is the loop any more; guarded by mu
 
 	// The rest belongs to the goroutine that is the loop.
@@ -195,8 +197,8 @@ func (l *loop) adopt(nc net.Conn, s *session, in []byte) bool {
 	if len(in) > 0 {
 		c.buf = append(clientmem.Grow(nil, len(in)+minRoom), in...)
 	}
-	s.onWait = c.beforeWait
-	s.mem.HangUp = c.hangUp
+	s.onWait, s.fed = c.beforeWait, c.fed
+	s.onKill(c.hangUp)
 	l.give(c)
 	return true
 }
@@ -243,7 +245,7 @@ func (l *loop) sleep(events []unix.EpollEvent) int {
 	l.sleeping.Store(true)
 	defer l.sleeping.Store(false)
 	l.mu.Lock()
-	idle := len(l.inbox) == 0 && !l.evicting.Load()
+	idle := len(l.inbox) == 0 && len(l.fed) == 0 && !l.evicting.Load() && !l.resuming.Load()
 	l.mu.Unlock()
 	if !idle || l.stopping.Load() && l.count == 0 {
 		return 0
@@ -278,7 +280,7 @@ func (l *loop) handle(c *conn, events uint32, w *workspace) bool {
 			return l.after(c, w)
 		}
 	}
-	if events&(unix.EPOLLIN|unix.EPOLLHUP|unix.EPOLLERR) != 0 && !c.end && !c.full && c.linger.IsZero() {
+	if events&(unix.EPOLLIN|unix.EPOLLHUP|unix.EPOLLERR) != 0 && !c.end && !c.full && !c.paused && c.linger.IsZero() {
 		c.read(w)
 	} else if events&(unix.EPOLLHUP|unix.EPOLLERR) != 0 {
 		c.end = true
@@ -310,6 +312,10 @@ func (l *loop) after(c *conn, w *workspace) bool {
 		l.srv.fetches.submit(c)
 	case c.full, !c.linger.IsZero():
 		l.arm(c, unix.EPOLLOUT)
+	case c.paused && len(c.pend) > 0:
+		l.arm(c, unix.EPOLLOUT)
+	case c.paused:
+		l.arm(c, unix.EPOLLPRI) // only for errors, which are always told
 	case len(c.pend) > 0:
 		l.arm(c, unix.EPOLLIN|unix.EPOLLOUT)
 	default:
@@ -340,8 +346,8 @@ func (l *loop) arm(c *conn, events uint32) {
 	c.armed = events
 }
 
-// evict closes the clients that hold too much. Those that are away are closed
-// when they come back.
+// evict closes the clients that hold too much or are killed. Those that are away
+// are closed when they come back.
 //
 // Preconditions: no reply waits for the end of a round.
 func (l *loop) evict() {
@@ -350,15 +356,56 @@ func (l *loop) evict() {
 	}
 	l.evicting.Store(false)
 	for _, c := range l.conns {
-		if c != nil && !c.away && c.s.mem.Evicted() {
+		if c != nil && !c.away && c.s.doomed() {
 			l.close(c)
 		}
 	}
 }
 
+// feed sends monitors their lines. Those that are away get them when they come
+// back.
+//
+// Preconditions: no reply waits for the end of a round.
+func (l *loop) feed(w *workspace) {
+	l.mu.Lock()
+	fed := l.fed
+	l.fed = nil
+	l.mu.Unlock()
+	for _, c := range fed {
+		if c.fd < len(l.conns) && l.conns[c.fd] == c && !c.away {
+			c.sendFeed()
+			l.after(c, w)
+		}
+	}
+}
+
+// resume looks at the clients again that wait for the end of a pause. It reports
+// false if this goroutine is the loop no more.
+func (l *loop) resume(w *workspace) bool {
+	if !l.resuming.Swap(false) {
+		return true
+	}
+	for _, c := range l.conns {
+		if c == nil || c.away || !c.paused {
+			continue
+		}
+		c.goOn(w)
+		if !l.after(c, w) {
+			l.resuming.Store(true) // for the loop that now is
+			l.rouse()
+			return false
+		}
+	}
+	return true
+}
+
 // takeBack serves the connections that are new or come back.
 func (l *loop) takeBack(w *workspace) bool {
 	l.evict()
+	l.feed(w)
+	if !l.resume(w) {
+		return false
+	}
 	l.mu.Lock()
 	if len(l.inbox) > 0 {
 		l.work = append(l.work, l.inbox...)
@@ -380,13 +427,14 @@ func (l *loop) takeBack(w *workspace) bool {
 			l.conns[c.fd] = c
 			l.count++
 		}
-		if c.s.mem.Evicted() {
+		if c.s.doomed() {
 			l.close(c)
 			continue
 		}
 		if len(c.pend) > 0 && !c.end {
 			c.drain()
 		}
+		c.sendFeed()
 		c.goOn(w)
 		if !l.after(c, w) {
 			return false
@@ -406,7 +454,7 @@ func (l *loop) tick() bool {
 		return true
 	}
 	l.timed = now
-	idle := l.srv.cfg.IdleTimeout
+	idle := l.srv.idleTimeout()
 	for _, c := range l.conns {
 		switch {
 		case c == nil || c.away:
@@ -417,7 +465,7 @@ func (l *loop) tick() bool {
 		case c.full && now.Sub(c.moved) > clientmem.Window:
 			l.srv.stats.outputDrops.Add(1)
 			l.close(c)
-		case idle > 0 && !c.full && c.s.info.idle(now) > idle:
+		case idle > 0 && !c.full && !c.paused && c.s.lines == nil && c.s.info.idle(now) > idle:
 			l.srv.stats.idleDrops.Add(1)
 			l.close(c)
 		}

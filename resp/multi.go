@@ -92,6 +92,11 @@ func cmdExec(s *session, a [][]byte) error {
 		return nil
 	}
 	err := s.runQueue()
+	if err == nil && s.srv.monitors.Load() != nil {
+		for _, q := range s.queue { // in Redis, too, before EXEC
+			s.tell(q.cmd, q.args)
+		}
+	}
 	if !s.blocked(err) {
 		s.endMulti()
 	}

@@ -40,6 +40,10 @@ type Server struct {
 	stripes     [numStripes]stripe
 	watches     watchTable
 	sweeper     sweeper
+	monitors    atomic.Pointer[[]*feed] // changed under mu; nil if nobody monitors
+	slow        slowLog
+	latency     latency
+	pause       pause
 	fetches     fetcher
 	loops       []*loop
 	nextLoop    atomic.Uint32
@@ -48,6 +52,9 @@ type Server struct {
 	largeHashes atomic.Int64
 	unsettled   atomic.Int64 // about how many fields are struck out and left to the sweeper
 	clients     atomic.Int64
+	maxClients  atomic.Int64 // CONFIG SET changes it, and the next
+	timeout     atomic.Int64 // a time.Duration
+	resizing    sync.Mutex   // held while a client changes the budget
 	port        atomic.Int32
 	stats       counters
 
@@ -105,6 +112,11 @@ func newServer(srv *Server, cfg Config) (*Server, error) {
 	}
 	srv.cfg, srv.table = cfg, commandTable()
 	srv.stats.init()
+	srv.slow.init()
+	srv.maxClients.Store(int64(cfg.MaxClients))
+	srv.timeout.Store(int64(cfg.IdleTimeout))
+	srv.latency.calls = make([]histogram, srv.table.n)
+	srv.pause.srv = srv
 	srv.seed, srv.since = maphash.MakeSeed(), time.Now()
 	srv.listeners = make(map[net.Listener]bool)
 	srv.streams = make(map[*stream]struct{})
@@ -232,6 +244,7 @@ func (srv *Server) Shutdown(ctx context.Context) error {
 	}
 	srv.mu.Unlock()
 	if first {
+		srv.pause.close()
 		for _, l := range srv.loops {
 			l.stop()
 		}

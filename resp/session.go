@@ -55,8 +55,16 @@ type session struct {
 	scratch2 []byte
 	hdr      int // length of the last bulk header: the guess for the next
 
-	mem  *clientmem.Account // what the client makes the server hold
-	info clientInfo
+	mute  uint8         // what CLIENT REPLY has asked for
+	lines *feed         // of MONITOR; nil if the client does not
+	clock time.Duration // since srv.since: when the last command ended, or run was called
+	began time.Duration // when the command that runs was first tried
+
+	mem    *clientmem.Account // what the client makes the server hold
+	hangUp atomic.Pointer[func()]
+	killed atomic.Bool // by CLIENT KILL, or as a monitor that does not read
+	fed    func(*feed) // tells the driver that lines has some; any goroutine may call it
+	info   clientInfo
 }
 
 // queued is a command between MULTI and EXEC.
@@ -72,6 +80,7 @@ const (
 	needInput    status = iota // all complete commands are done
 	needFlush                  // out is large: write it and call run again
 	needFetch                  // see wants; fetch and call run again
+	needResume                 // call run again when the server's pause is over
 	sessionLogin               // the client has given the password at the door
 	sessionEnd                 // write out, then close
 )
@@ -95,6 +104,7 @@ func (srv *Server) newSession() *session {
 
 // close forgets the session. Nothing else may be called afterwards.
 func (s *session) close() {
+	s.endMonitor()
 	s.srv.watches.unwatch(s)
 	s.settle()
 	s.queue, s.queueLen = nil, 0
@@ -126,6 +136,7 @@ func (s *session) grow(buf []byte) []byte {
 
 // run executes the complete commands in s.in and consumes them.
 func (s *session) run() status {
+	s.clock = time.Since(s.srv.since)
 	for !s.ending {
 		args, n, err := s.parser.Next(s.in)
 		if err != nil {
@@ -141,8 +152,10 @@ func (s *session) run() status {
 			}
 			return needInput
 		}
-		if args != nil && !s.exec(args) {
-			return needFetch
+		if args != nil {
+			if why := s.exec(args); why != needInput {
+				return why
+			}
 		}
 		s.in = s.in[n:]
 		if s.entering && s.authed {
@@ -157,24 +170,34 @@ func (s *session) run() status {
 	return sessionEnd
 }
 
-// exec runs or queues one command and appends its reply. It reports false, and
-// has done nothing, if the command would have to wait.
-func (s *session) exec(args [][]byte) bool {
+// exec runs or queues one command, appends its reply and returns needInput. It
+// returns needFetch or needResume, and has done nothing, if the command would have
+// to wait.
+func (s *session) exec(args [][]byte) status {
+	s.mark = len(s.out)
 	cmd, err := s.srv.table.lookup(args)
 	if err == nil {
 		err = s.admit(cmd)
 	}
-	if err != nil {
+	switch {
+	case err != nil:
 		s.abort = s.abort || s.multi
 		s.out = proto.AppendError(s.out, err.Error())
 		s.srv.stats.errors.Add(1)
-		return true
-	}
-	if s.multi && cmd.flags&flagImmediate == 0 {
+	case s.paused(cmd):
+		return needResume
+	case s.multi && cmd.flags&flagImmediate == 0:
 		s.enqueue(cmd, args)
-		return true
+	case !s.perform(cmd, args):
+		return needFetch
 	}
-	return s.perform(cmd, args)
+	if s.mute != muteNone {
+		s.out = s.out[:s.mark]
+		if s.mute != muteAll {
+			s.mute--
+		}
+	}
+	return needInput
 }
 
 // admit refuses commands that the client may not run now.
@@ -191,13 +214,18 @@ func (s *session) admit(cmd *command) error {
 	if s.multi && cmd.flags&flagNoMulti != 0 {
 		return errNotInMulti
 	}
+	if s.lines != nil && cmd.flags&(flagRead|flagWrite) != 0 {
+		return errMonitors
+	}
 	return nil
 }
 
 // perform runs a command under its locks. It reports false, and has done
 // nothing, if the command would have to wait.
 func (s *session) perform(cmd *command, args [][]byte) bool {
-	s.mark = len(s.out)
+	if s.tries == 0 {
+		s.began = s.clock
+	}
 	if s.tries > maxTries {
 		s.wait(args)
 	}
@@ -205,21 +233,25 @@ func (s *session) perform(cmd *command, args [][]byte) bool {
 	s.lock(cmd, args)
 	err := cmd.run(s, args)
 	s.end(err)
+	blocked := err != nil && s.blocked(err)
+	if !blocked && s.srv.monitors.Load() != nil {
+		s.tell(cmd, args) // under the locks: monitors see changes in the order in which they are made
+	}
 	s.unlock()
 	if err != nil {
 		s.out = s.out[:s.mark]
 		s.ver = ver // which a HELLO in a transaction may have changed
-		if s.blocked(err) {
+		if blocked {
 			s.tries++
 			return false
 		}
 		s.fail(err)
 	}
+	s.observe(cmd, args)
 	if s.tries != 0 || s.cancel != nil {
 		s.settle()
 	}
 	s.info.last.Store(cmd)
-	s.srv.stats.commands.Add(1)
 	return true
 }
 

@@ -8,11 +8,11 @@ import (
 
 // counters count since the server was made.
 type counters struct {
-	commands, errors, connections, rejected atomic.Int64
-	protocolErrors, authFailures            atomic.Int64
-	outputDrops, idleDrops                  atomic.Int64
-	fetches, fetchedKeys, waits, handovers  atomic.Int64
-	lost, timeouts                          atomic.Int64
+	errors, connections, rejected          atomic.Int64
+	protocolErrors, authFailures           atomic.Int64
+	outputDrops, idleDrops                 atomic.Int64
+	fetches, fetchedKeys, waits, handovers atomic.Int64
+	lost, timeouts                         atomic.Int64
 
 	rounds, fetchTimes prometheus.Histogram
 }
@@ -58,6 +58,10 @@ type Stats struct {
 // Stats returns what the server has done so far.
 func (srv *Server) Stats() Stats {
 	c := &srv.stats
+	commands := int64(0)
+	for i := range srv.latency.calls {
+		commands += srv.latency.calls[i].count()
+	}
 	keys, blocks := 0, 0
 	if !srv.loading.Load() {
 		keys = srv.keys.Len()
@@ -66,7 +70,7 @@ func (srv *Server) Stats() Stats {
 		}
 	}
 	return Stats{
-		Commands:        c.commands.Load(),
+		Commands:        commands,
 		Errors:          c.errors.Load(),
 		Connections:     c.connections.Load(),
 		Rejected:        c.rejected.Load(),

@@ -2,7 +2,6 @@ package resp
 
 import (
 	"context"
-	"runtime"
 
 	"polder/far"
 )
@@ -29,11 +28,17 @@ type memory struct {
 	hits, misses, removals uint64 // of keys looked up, and of keys evicted
 }
 
+// memory reports the budget of local memory as the limit: what is more lies in far
+// memory.
 func (srv *Server) memory() memory {
-	if srv.cache != nil {
+	switch {
+	case srv.cache != nil:
 		return srv.cache.memory()
+	case srv.loading.Load():
+		return memory{policy: noEviction}
 	}
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return memory{used: int64(m.HeapInuse), policy: "noeviction"}
+	return memory{used: srv.heap.Stats().Resident, max: srv.heap.Local(), policy: noEviction}
 }
+
+// noEviction is Redis's name of a policy by which no key ever vanishes.
+const noEviction = "noeviction"

@@ -18,8 +18,10 @@ const linger = 5 * time.Second
 // runs commands, one writes, so that a client which does not read its replies
 // does not keep its commands from being read.
 type stream struct {
-	nc net.Conn
-	s  *session
+	nc    net.Conn
+	s     *session
+	leave chan struct{} // closed when the connection is to end: whoever waits for the end of a pause goes
+	once  sync.Once     // closes leave
 
 	mu       sync.Mutex
 	changed  sync.Cond
@@ -34,9 +36,13 @@ type stream struct {
 }
 
 func (srv *Server) serveStream(nc net.Conn, s *session, in []byte) {
-	st := &stream{nc: nc, s: s}
+	st := &stream{nc: nc, s: s, leave: make(chan struct{})}
 	st.changed.L = &st.mu
-	s.mem.HangUp = func() { clientmem.HangUp(nc) }
+	s.fed = st.fed
+	s.onKill(func() {
+		clientmem.HangUp(nc)
+		st.once.Do(func() { close(st.leave) })
+	})
 	srv.mu.Lock()
 	srv.streams[st] = struct{}{}
 	if srv.stopping {
@@ -62,9 +68,10 @@ func (srv *Server) serveStream(nc net.Conn, s *session, in []byte) {
 
 // stop makes the reader stop after the command that runs.
 func (st *stream) stop() {
-	st.nc.SetReadDeadline(time.Unix(1, 0))
+	st.once.Do(func() { close(st.leave) })
 	st.mu.Lock()
 	st.stopping = true
+	st.nc.SetReadDeadline(time.Unix(1, 0))
 	st.mu.Unlock()
 	st.changed.Broadcast()
 }
@@ -81,7 +88,6 @@ func (st *stream) finish() {
 // read runs what the client sends, after in.
 func (st *stream) read(in []byte) {
 	s := st.s
-	cfg := &s.srv.cfg
 	var buf []byte
 	defer func() {
 		s.parser.Forget()
@@ -100,9 +106,7 @@ func (st *stream) read(in []byte) {
 		if buf = s.grow(buf); !st.hold(cap(buf) + s.footprint()) {
 			return
 		}
-		if cfg.IdleTimeout > 0 && !s.srv.isStopping() {
-			st.nc.SetReadDeadline(time.Now().Add(cfg.IdleTimeout))
-		}
+		idle := st.mayIdle()
 		n, err := st.nc.Read(buf[len(buf):cap(buf)])
 		buf = buf[:len(buf)+n]
 		if n > 0 {
@@ -121,12 +125,31 @@ func (st *stream) read(in []byte) {
 			}
 		}
 		if err != nil {
-			if ne, ok := err.(net.Error); ok && ne.Timeout() && cfg.IdleTimeout > 0 && !s.srv.isStopping() {
+			if ne, ok := err.(net.Error); ok && ne.Timeout() && idle > 0 && !s.srv.isStopping() {
 				s.srv.stats.idleDrops.Add(1)
 			}
 			return
 		}
 	}
+}
+
+// mayIdle sets the time until the client has to say something, and returns how
+// long that is, 0 if it may be silent.
+func (st *stream) mayIdle() time.Duration {
+	idle := st.s.srv.idleTimeout()
+	if st.s.lines != nil {
+		idle = 0 // a monitor has nothing to say
+	}
+	var until time.Time
+	if idle > 0 {
+		until = time.Now().Add(idle)
+	}
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if !st.stopping && !st.broken {
+		st.nc.SetReadDeadline(until)
+	}
+	return idle
 }
 
 // process runs what the session has as input. It reports false when the
@@ -148,6 +171,14 @@ func (st *stream) process() bool {
 			var w wants
 			st.s.wants(&w)
 			st.s.fetched(st.s.srv.fetch(&w))
+		case needResume:
+			if over := st.s.srv.pause.wait(); over != nil {
+				select {
+				case <-over:
+				case <-st.leave:
+					return false
+				}
+			}
 		case sessionEnd:
 			return false
 		}
@@ -196,6 +227,24 @@ func (st *stream) push() bool {
 		st.nc.SetWriteDeadline(time.Time{})
 	}
 	return !st.broken && !st.stopping
+}
+
+// fed gives the writer what the client is to see as a monitor. One that does not
+// read the lines is disconnected.
+func (st *stream) fed(f *feed) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	srv := st.s.srv
+	lines := f.take()
+	if len(st.pending)+st.writing+len(lines) > srv.cfg.ClientMemory.Allow(srv.cfg.OutputLimit) {
+		srv.stats.outputDrops.Add(1)
+		st.s.kill()
+	} else {
+		st.pending = clientmem.Append(st.pending, lines)
+		st.account()
+		st.changed.Broadcast()
+	}
+	clientmem.Free(lines)
 }
 
 func (st *stream) write() {

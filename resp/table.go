@@ -24,7 +24,8 @@ var commandTable = sync.OnceValue(func() *table {
 	t := &table{by: make(map[string]*command)}
 	group := ""
 	def := func(name string, arity int, f flags, k at, run handler) *command {
-		c := &command{name: name, arity: arity, flags: f, first: k.first, last: k.last, step: k.step, run: run, group: group}
+		c := &command{id: t.n, name: name, arity: arity, flags: f, first: k.first, last: k.last, step: k.step, run: run, group: group}
+		t.n++
 		parent, sub, nested := strings.Cut(name, "|")
 		if !nested {
 			t.by[name] = c
@@ -133,7 +134,14 @@ var commandTable = sync.OnceValue(func() *table {
 	def("client|info", 2, 0, noKey, cmdClientInfo)
 	def("client|list", -2, flagAdmin, noKey, cmdClientList)
 	def("client|no-evict", 3, flagAdmin, noKey, cmdClientNoEvict)
+	def("client|kill", -3, flagAdmin, noKey, cmdClientKill)
+	def("client|pause", -3, flagAdmin, noKey, cmdClientPause)
+	def("client|unpause", 2, flagAdmin, noKey, cmdClientUnpause)
+	def("client|reply", 3, 0, noKey, cmdClientReply)
 	def("client|help", 2, 0, noKey, cmdHelp)
+	for _, sub := range t.by["client"].subs {
+		sub.flags |= flagUnpaused
+	}
 
 	group = "server"
 	def("dbsize", 1, r|fast, noKey, cmdDBSize)
@@ -151,6 +159,19 @@ var commandTable = sync.OnceValue(func() *table {
 	def("config|rewrite", 2, flagAdmin, noKey, cmdConfigRewrite)
 	def("config|resetstat", 2, flagAdmin, noKey, cmdConfigResetStat)
 	def("config|help", 2, flagAdmin, noKey, cmdHelp)
+	def("monitor", 1, flagAdmin, noKey, cmdMonitor)
+	def("slowlog", -2, flagAdmin, noKey, cmdHelp)
+	def("slowlog|get", -2, flagAdmin, noKey, cmdSlowlogGet)
+	def("slowlog|len", 2, flagAdmin, noKey, cmdSlowlogLen)
+	def("slowlog|reset", 2, flagAdmin, noKey, cmdSlowlogReset)
+	def("slowlog|help", 2, flagAdmin, noKey, cmdHelp)
+	def("latency", -2, flagAdmin, noKey, cmdHelp)
+	def("latency|latest", 2, flagAdmin, noKey, cmdLatencyLatest)
+	def("latency|history", 3, flagAdmin, noKey, cmdLatencyHistory)
+	def("latency|reset", -2, flagAdmin, noKey, cmdLatencyReset)
+	def("latency|histogram", -2, flagAdmin, noKey, cmdLatencyHistogram)
+	def("latency|doctor", 2, flagAdmin, noKey, cmdLatencyDoctor)
+	def("latency|help", 2, flagAdmin, noKey, cmdHelp)
 	def("command", -1, 0, noKey, cmdCommand)
 	def("command|count", 2, 0, noKey, cmdCommandCount)
 	def("command|info", -2, 0, noKey, cmdCommandInfo)
@@ -163,7 +184,7 @@ var commandTable = sync.OnceValue(func() *table {
 	def("polder|help", 2, 0, noKey, cmdHelp)
 	// The same as in Redis, where PING is refused.
 	for _, name := range []string{"multi", "exec", "discard", "unwatch", "echo", "select", "quit", "reset", "auth", "hello",
-		"client", "info", "time", "config", "command", "polder"} {
+		"client", "info", "time", "config", "command", "polder", "monitor", "slowlog", "latency"} {
 		c := t.by[name]
 		c.flags |= flagLoading
 		for _, sub := range c.subs {

@@ -1,0 +1,149 @@
+package resp
+
+import "polder/resp/proto"
+
+// kill has the session's connection closed, by whoever drives it. Any goroutine
+// may call it, and more than once.
+func (s *session) kill() {
+	s.killed.Store(true)
+	if f := s.hangUp.Load(); f != nil {
+		(*f)()
+	}
+}
+
+// onKill has hangUp called when the client is to be disconnected: it must not
+// block.
+func (s *session) onKill(hangUp func()) {
+	s.mem.HangUp = hangUp
+	s.hangUp.Store(&hangUp)
+	if s.killed.Load() {
+		hangUp()
+	}
+}
+
+// doomed reports whether the connection is to be closed, for what the client holds
+// or because it was killed.
+func (s *session) doomed() bool { return s.killed.Load() || s.mem.Evicted() }
+
+// cmdClientKill takes an address, or filters that all must match.
+func cmdClientKill(s *session, a [][]byte) error {
+	if len(a) == 3 {
+		for _, o := range s.srv.sessionList() {
+			if o.info.shown() == string(a[2]) {
+				s.disconnect(o)
+				s.ok()
+				return nil
+			}
+		}
+		return replyError("ERR No such client")
+	}
+	keep, err := s.killFilters(a[2:])
+	if err != nil {
+		return err
+	}
+	n := int64(0)
+	for _, o := range s.srv.sessionList() {
+		if keep(o) {
+			s.disconnect(o)
+			n++
+		}
+	}
+	s.int(n)
+	return nil
+}
+
+// killFilters reads filters, and returns whether a session matches all of them.
+func (s *session) killFilters(args [][]byte) (matches func(*session) bool, err error) {
+	var all []func(*session) bool
+	skipMe := true
+	for i := 0; i < len(args); i += 2 {
+		if i+1 == len(args) {
+			return nil, errSyntax
+		}
+		v := string(args[i+1])
+		switch name := args[i]; {
+		case is(name, "id"):
+			id, ok := proto.ParseInt(args[i+1])
+			if !ok || id < 1 {
+				return nil, replyError("ERR client-id should be greater than 0")
+			}
+			all = append(all, func(o *session) bool { return o.info.id == id })
+		case is(name, "addr"):
+			all = append(all, func(o *session) bool { return o.info.shown() == v })
+		case is(name, "laddr"):
+			all = append(all, func(o *session) bool { return o.info.laddr == v })
+		case is(name, "type"):
+			normal, err := isNormalType(args[i+1])
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, func(*session) bool { return normal })
+		case is(name, "user"):
+			if v != "default" {
+				return nil, replyError("ERR No such user '" + clip(args[i+1], 128) + "'")
+			}
+		case is(name, "skipme") && is(args[i+1], "yes"):
+			skipMe = true
+		case is(name, "skipme") && is(args[i+1], "no"):
+			skipMe = false
+		default:
+			return nil, errSyntax
+		}
+	}
+	return func(o *session) bool {
+		for _, match := range all {
+			if !match(o) {
+				return false
+			}
+		}
+		return o != s || !skipMe
+	}, nil
+}
+
+// isNormalType reports whether clients of a type of Redis's are ours.
+func isNormalType(name []byte) (bool, error) {
+	switch {
+	case is(name, "normal"):
+		return true, nil
+	case is(name, "master"), is(name, "replica"), is(name, "slave"), is(name, "pubsub"):
+		return false, nil
+	}
+	return false, replyError("ERR Unknown client type '" + clip(name, 128) + "'")
+}
+
+// disconnect ends the connection of o: at once, or when this command is answered if it
+// is the client's own.
+func (s *session) disconnect(o *session) {
+	if o == s {
+		s.ending = true
+		return
+	}
+	o.kill()
+}
+
+// cmdClientReply switches replies on and off. The replies that are not to be sent
+// are dropped where the command ends: see session.exec.
+func cmdClientReply(s *session, a [][]byte) error {
+	switch {
+	case is(a[2], "on"):
+		s.mute = muteNone
+		s.ok()
+	case is(a[2], "off"):
+		s.mute = muteAll
+	case is(a[2], "skip"):
+		if s.mute != muteAll {
+			s.mute = muteNext
+		}
+	default:
+		return errSyntax
+	}
+	return nil
+}
+
+// What CLIENT REPLY has asked for.
+const (
+	muteNone uint8 = iota
+	muteThis       // the reply of the command that runs
+	muteNext       // that of the next one, too
+	muteAll
+)

@@ -1,0 +1,146 @@
+package resp
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"polder/resp/proto"
+)
+
+// maxPause is the longest CLIENT PAUSE: a number that is too large by mistake is
+// refused, and does not stop the clients for years.
+const maxPause = time.Hour
+
+// pause is what CLIENT PAUSE has asked for: the commands that it concerns wait,
+// unread, until it ends.
+type pause struct {
+	srv  *Server
+	what atomic.Int32 // pauseNone and so on
+
+	mu    sync.Mutex
+	timer *time.Timer   // ends it; guarded by mu
+	over  chan struct{} // closed when it ends or changes; guarded by mu
+	shut  bool          // the server ends: no more pauses; guarded by mu
+}
+
+const (
+	pauseNone int32 = iota
+	pauseWrites
+	pauseAll
+)
+
+// begin pauses for so long, and replaces what was asked for before.
+func (p *pause) begin(what int32, d time.Duration) {
+	p.mu.Lock()
+	p.stop()
+	if d > 0 && !p.shut {
+		p.what.Store(what)
+		p.timer = time.AfterFunc(d, p.end)
+	}
+	p.mu.Unlock()
+	p.resume()
+}
+
+// end ends the pause, if there is one.
+func (p *pause) end() {
+	p.mu.Lock()
+	p.stop()
+	p.mu.Unlock()
+	p.resume()
+}
+
+// close ends it for good.
+func (p *pause) close() {
+	p.mu.Lock()
+	p.shut = true
+	p.mu.Unlock()
+	p.end()
+}
+
+// stop has what waits look again, which finds no pause unless another begins.
+//
+// Preconditions: p.mu is held.
+func (p *pause) stop() {
+	p.what.Store(pauseNone)
+	if p.timer != nil {
+		p.timer.Stop()
+		p.timer = nil
+	}
+	if p.over != nil {
+		close(p.over)
+		p.over = nil
+	}
+}
+
+// resume has the event loops look again.
+func (p *pause) resume() {
+	for _, l := range p.srv.loops {
+		l.resuming.Store(true)
+		l.rouse()
+	}
+}
+
+// wait returns a channel that is closed when the pause ends or changes, nil if
+// there is none.
+func (p *pause) wait() <-chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.what.Load() == pauseNone {
+		return nil
+	}
+	if p.over == nil {
+		p.over = make(chan struct{})
+	}
+	return p.over
+}
+
+// paused reports whether a command must wait for the end of a pause. Who monitors
+// runs no commands that it could concern. Other than in Redis, CLIENT is never
+// concerned: somebody has to be able to end a pause.
+func (s *session) paused(cmd *command) bool {
+	what := s.srv.pause.what.Load()
+	if what == pauseNone || s.lines != nil || cmd.flags&(flagNoAuth|flagUnpaused) != 0 {
+		return false
+	}
+	if what == pauseAll || cmd.flags&flagWrite != 0 {
+		return true
+	}
+	for _, q := range s.queue {
+		if cmd.name == "exec" && q.cmd.flags&flagWrite != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+func cmdClientPause(s *session, a [][]byte) error {
+	what := pauseAll
+	switch {
+	case len(a) > 4:
+		return replyError("ERR unknown subcommand or wrong number of arguments for '" + clip(a[1], 128) + "'. Try CLIENT HELP.")
+	case len(a) == 3, is(a[3], "all"):
+	case is(a[3], "write"):
+		what = pauseWrites
+	default:
+		return replyError("ERR CLIENT PAUSE mode must be WRITE or ALL")
+	}
+	ms, ok := proto.ParseInt(a[2])
+	switch {
+	case !ok:
+		return replyError("ERR timeout is not an integer or out of range")
+	case ms < 0:
+		return replyError("ERR timeout is negative")
+	case ms > maxPause.Milliseconds():
+		return replyError("ERR timeout is out of range: a pause is " + itoa(maxPause.Milliseconds()) + " milliseconds at most")
+	}
+	s.srv.pause.begin(what, time.Duration(ms)*time.Millisecond)
+	s.ok()
+	return nil
+}
+
+func cmdClientUnpause(s *session, a [][]byte) error {
+	s.srv.pause.end()
+	s.ok()
+	return nil
+}

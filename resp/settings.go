@@ -1,0 +1,251 @@
+package resp
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"polder/resp/proto"
+)
+
+// setting is a parameter that CONFIG SET can change while the server runs.
+type setting struct {
+	name     string // lower case
+	get      func(*Server) int64
+	set      func(*session, int64) error
+	min, max int64
+	memory   bool // the value is a size
+}
+
+const maxMemory = "maxmemory"
+
+// settings come in the order in which they are set: only the first can fail.
+var settings = []setting{
+	{maxMemory, func(srv *Server) int64 { return srv.memory().max }, (*session).setMaxMemory, 0, math.MaxInt64, true},
+	{"latency-monitor-threshold", func(srv *Server) int64 { return srv.latency.threshold.Load() },
+		func(s *session, n int64) error { s.srv.latency.threshold.Store(n); return nil }, 0, math.MaxInt64, false},
+	{"maxclients", func(srv *Server) int64 { return srv.maxClients.Load() },
+		func(s *session, n int64) error { s.srv.maxClients.Store(n); return nil }, 1, 1 << 20, false},
+	{"slowlog-log-slower-than", func(srv *Server) int64 { return srv.slow.than.Load() },
+		func(s *session, n int64) error { s.srv.slow.than.Store(n); return nil }, -1, math.MaxInt64, false},
+	{"slowlog-max-len", func(srv *Server) int64 { return srv.slow.most.Load() },
+		func(s *session, n int64) error { s.srv.slow.resize(n); return nil }, 0, maxSlowLogs, false},
+	{"timeout", func(srv *Server) int64 { return int64(srv.idleTimeout().Seconds()) },
+		func(s *session, n int64) error {
+			s.srv.timeout.Store(int64(time.Duration(n) * time.Second))
+			return nil
+		}, 0, math.MaxInt32, false},
+}
+
+func settingNamed(name []byte) *setting {
+	for i := range settings {
+		if is(name, settings[i].name) {
+			return &settings[i]
+		}
+	}
+	return nil
+}
+
+// idleTimeout is how long a client may be silent; 0 is for ever.
+func (srv *Server) idleTimeout() time.Duration { return time.Duration(srv.timeout.Load()) }
+
+// configValues are the parameters that CONFIG GET knows, sorted by name.
+func (srv *Server) configValues() []Stat {
+	pass := ""
+	if srv.password() != "" {
+		pass = "(not shown)" // it may be another one than the client has presented
+	}
+	list := []Stat{
+		{"appendfsync", "everysec"},
+		{"appendonly", "no"},
+		{"bind", "127.0.0.1"},
+		{"client-query-buffer-limit", itoa(int64(srv.cfg.maxCommand()))},
+		{"databases", "1"},
+		{"hash-max-listpack-entries", itoa(listpackFields)},
+		{"hash-max-listpack-value", itoa(listpackValue)},
+		{"hash-max-ziplist-entries", itoa(listpackFields)},
+		{"hash-max-ziplist-value", itoa(listpackValue)},
+		{"maxmemory-clients", itoa(srv.cfg.ClientMemory.Max())},
+		{"maxmemory-policy", srv.memory().policy},
+		{"notify-keyspace-events", ""},
+		{"port", itoa(int64(srv.port.Load()))},
+		{"proto-max-bulk-len", itoa(int64(srv.cfg.MaxBulk))},
+		{"requirepass", pass},
+		{"save", ""},
+	}
+	for _, c := range settings {
+		list = append(list, Stat{c.name, itoa(c.get(srv))})
+	}
+	slices.SortFunc(list, func(a, b Stat) int { return bytes.Compare([]byte(a.Name), []byte(b.Name)) })
+	return list
+}
+
+func cmdConfigGet(s *session, a [][]byte) error {
+	values := s.srv.configValues()
+	wanted := make([]bool, len(values))
+	for _, p := range a[2:] {
+		pattern, err := newGlob(bytes.ToLower(p))
+		if err != nil {
+			return err
+		}
+		for i, v := range values {
+			wanted[i] = wanted[i] || pattern.match([]byte(v.Name))
+		}
+	}
+	var hits []Stat
+	for i, v := range values {
+		if wanted[i] {
+			hits = append(hits, v)
+		}
+	}
+	s.replyStats(hits)
+	return nil
+}
+
+func (s *session) replyStats(list []Stat) {
+	s.mapHead(len(list))
+	for _, v := range list {
+		s.str(v.Name)
+		s.str(v.Value)
+	}
+}
+
+// cmdConfigSet changes all that it is given, or nothing.
+func cmdConfigSet(s *session, a [][]byte) error {
+	if len(a)%2 != 0 {
+		return errSyntax
+	}
+	texts, values := map[*setting][]byte{}, map[*setting]int64{}
+	for i := 2; i < len(a); i += 2 {
+		c := settingNamed(a[i])
+		if c == nil {
+			return s.noSetting(a[i])
+		}
+		if texts[c] != nil {
+			return notSet(clip(a[i], 128), "duplicate parameter")
+		}
+		texts[c] = a[i+1]
+	}
+	for i := 2; i < len(a); i += 2 {
+		c := settingNamed(a[i])
+		n, err := c.parse(texts[c])
+		if err != nil {
+			return err
+		}
+		values[c] = n
+	}
+	for i := range settings {
+		n, ok := values[&settings[i]]
+		if !ok {
+			continue
+		}
+		if err := settings[i].set(s, n); err != nil {
+			return err
+		}
+	}
+	s.ok()
+	return nil
+}
+
+// noSetting says why a parameter cannot be set.
+func (s *session) noSetting(name []byte) error {
+	for _, v := range s.srv.configValues() {
+		if !is(name, v.Name) {
+			continue
+		}
+		how := "can't set immutable config: polder is given it when it starts, by flags, environment or file"
+		if v.Name == "requirepass" {
+			how = "the password is in the file of --password-file, in POLDER_PASSWORD or the configuration file: change it there and send SIGHUP"
+		}
+		return notSet(v.Name, how)
+	}
+	return replyError("ERR Unknown option or number of arguments for CONFIG SET - '" + clip(name, 128) + "'")
+}
+
+func notSet(name, why string) error {
+	return replyError("ERR CONFIG SET failed (possibly related to argument '" + name + "') - " + why)
+}
+
+func (c *setting) parse(b []byte) (n int64, err error) {
+	ok := false
+	if c.memory {
+		if n, ok = parseMemory(b); !ok {
+			return 0, notSet(c.name, "argument must be a memory value")
+		}
+	} else if n, ok = proto.ParseInt(b); !ok {
+		return 0, notSet(c.name, "argument couldn't be parsed into an integer")
+	}
+	if n < c.min || n > c.max {
+		return 0, notSet(c.name, fmt.Sprintf("argument must be between %d and %d inclusive", c.min, c.max))
+	}
+	return n, nil
+}
+
+// setMaxMemory changes the budget of local memory, or that of a cache without a
+// coordinator. When it returns, no more than that is in use; if the rest cannot be
+// evacuated in time, the budget stays as it was.
+func (s *session) setMaxMemory(n int64) error {
+	srv := s.srv
+	failed := func(err error) error { return notSet(maxMemory, err.Error()) }
+	if srv.loading.Load() {
+		return errLoading
+	}
+	if s.onWait != nil {
+		s.onWait(nil) // eviction takes a while
+	}
+	srv.resizing.Lock()
+	defer srv.resizing.Unlock()
+	if srv.cache != nil {
+		if err := srv.cache.heap.SetBudget(n); err != nil {
+			return failed(err)
+		}
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(srv.ctx, srv.cfg.OpTimeout)
+	defer cancel()
+	before := srv.heap.Local()
+	err := srv.heap.SetLocal(ctx, n)
+	if err == nil {
+		return nil
+	}
+	if ctx.Err() != nil {
+		// It goes on shrinking by itself: to grow again needs no waiting.
+		if e := srv.heap.SetLocal(srv.ctx, before); e != nil {
+			return failed(e)
+		}
+	}
+	return failed(err)
+}
+
+// parseMemory reads a size as Redis does: 100, 100k (thousands), 100kb (1024).
+func parseMemory(b []byte) (int64, bool) {
+	digits := 0
+	for digits < len(b) && b[digits]-'0' < 10 {
+		digits++
+	}
+	n, ok := proto.ParseInt(b[:digits])
+	if !ok {
+		return 0, false
+	}
+	for _, u := range []struct {
+		name  string
+		bytes int64
+	}{{"", 1}, {"b", 1}, {"k", 1e3}, {"kb", 1 << 10}, {"m", 1e6}, {"mb", 1 << 20}, {"g", 1e9}, {"gb", 1 << 30}} {
+		if is(b[digits:], u.name) {
+			return n * u.bytes, n <= (1<<62)/u.bytes
+		}
+	}
+	return 0, false
+}
+
+func cmdConfigRewrite(s *session, a [][]byte) error {
+	return replyError("ERR The server is running without a config file")
+}
+
+func cmdConfigResetStat(s *session, a [][]byte) error {
+	s.ok() // counters here never go back: Prometheus reads them
+	return nil
+}
