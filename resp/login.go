@@ -61,6 +61,7 @@ func (srv *Server) awaitLogin(nc net.Conn, v *accept.Visitor) (err error) {
 		}
 	}()
 	s.entering = true
+	s.info.addr, s.info.laddr = nc.RemoteAddr().String(), nc.LocalAddr().String()
 	in := make([]byte, 0, 256)
 	for {
 		if len(in) == cap(in) {
