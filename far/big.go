@@ -183,16 +183,12 @@ func (b bigHead) corrupt(err error) error {
 
 // fetchPieces brings pieces [i, j) into local memory.
 func (m *ByteMap) fetchPieces(ctx context.Context, big bigHead, i, j int) error {
-	b := m.newBatch()
-	defer b.end()
-	for ; i < j; i++ {
-		k := big.key(i)
-		b.left = j - i
-		if _, err := b.add(ctx, k[:], kindPiece); err != nil {
-			return errOr(b.run(ctx), err)
-		}
+	var k [pieceKeySize]byte
+	key := func(n int) []byte {
+		k = big.key(i + n)
+		return k[:]
 	}
-	return b.run(ctx)
+	return m.fetch(ctx, j-i, key, kindPiece, false, func(int) {})
 }
 
 // orphan is the pieces of a value whose head is gone.

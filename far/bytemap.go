@@ -53,10 +53,10 @@ func (m *ByteMap) Get(ctx context.Context, key, dst []byte) (Entry, error) {
 			sh.mu.Unlock()
 			return Entry{}, ErrWouldBlock // as getSlow finds in the end
 		}
-		f, err := m.demand(ctx, sh, hs, p, key)
+		f, err := m.demand(ctx, sh, p, key)
 		if f != nil {
-			ent := metaOf(f.e)
-			ent.Value = append(dst, f.e.Value()...)
+			ent := metaOf(f.Rec)
+			ent.Value = append(dst, f.Rec.Value()...)
 			m.h.done(f)
 			return ent, nil
 		}

@@ -150,7 +150,7 @@ func (h *Heap) putPiece(c *bytesClasses, n uint64, b []byte) error {
 	if h.core.Shut.Load() {
 		return heap.ErrClosed
 	}
-	o, addr, err := h.newSlot(nil, heap.Scoped, heap.ObjectHead(n, len(b)), heap.NewTail(0, c.pieces.id), len(b))
+	o, addr, err := h.core.NewSlot(nil, heap.Scoped, heap.ObjectHead(n, len(b)), heap.NewTail(0, c.pieces.id), len(b))
 	if err != nil {
 		return err
 	}
@@ -193,6 +193,8 @@ func (s Bytes) Replace(ctx context.Context, b []byte) error {
 	return err
 }
 
+const heldParts = 64
+
 // heldBytes is strings that are being read, in parts by the word of their
 // pointer. Nobody waits with mu held.
 type heldBytes struct {
@@ -207,7 +209,7 @@ type heldString struct {
 }
 
 func (h *Heap) holding(p *uint64) *heldBytes {
-	return &h.held[h.words.number(p)*0x9e3779b97f4a7c15>>58%fetchParts]
+	return &h.held[h.words.number(p)*0x9e3779b97f4a7c15>>58%heldParts]
 }
 
 // retire returns head if it can be freed at once, and leaves it to the last

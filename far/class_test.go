@@ -188,7 +188,11 @@ func TestFarObjectsOfAnOldClassAreNotThoseOfANewOne(t *testing.T) {
 	putFar(b, 5, old.c.serial, make([]byte, old.c.size))
 	heap.Record(b).Seal(100)
 	w := farWord(100, len(b), old.c.id)
-	if _, c, err := h.inspectObject(b, 5, w); err != nil || c != old.c {
+	check := func() error {
+		want := h.wantOf(h.words.at(5), w, 0)
+		return want.Owner.Check(b, &want)
+	}
+	if err := check(); err != nil {
 		t.Fatalf("before it was freed: %v", err)
 	}
 	if err := old.Free(); err != nil {
@@ -197,7 +201,7 @@ func TestFarObjectsOfAnOldClassAreNotThoseOfANewOne(t *testing.T) {
 	if c := newPoints(t, h, ClassConfig{}); c.c.id != old.c.id {
 		t.Fatalf("got number %d, want %d", c.c.id, old.c.id)
 	}
-	if _, _, err := h.inspectObject(b, 5, w); err == nil {
+	if err := check(); err == nil {
 		t.Error("the bytes are taken for an object of another class")
 	}
 }

@@ -2,9 +2,7 @@ package far
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"sync"
 	"sync/atomic"
 
 	"polder/far/heap"
@@ -142,14 +140,14 @@ func (h *Heap) copyOut(s *heap.Scope, p *uint64, w pword, what int, seg *heap.Lo
 		return nil // it is not there any more
 	}
 	c := h.class(heap.TailClass(tail))
-	to, addr, err := h.newSlot(s, heap.Scoped, heap.ObjectHead(heap.HeadNumber(head), n), tail, n)
+	to, addr, err := h.core.NewSlot(s, heap.Scoped, heap.ObjectHead(heap.HeadNumber(head), n), tail, n)
 	if err != nil {
 		casWord(p, w, w.unmarked().cooled(0)) // it stays
 		return nil
 	}
 	copy(to[heap.ObjectHeader:], o[heap.ObjectHeader:heap.ObjectHeader+n])
 	if !casWord(p, w, localWord(addr, 0)) {
-		h.dropSlot(addr, n)
+		h.core.DropSlot(addr, n)
 		return nil
 	}
 	c.rescued.Add(1)
@@ -158,54 +156,6 @@ func (h *Heap) copyOut(s *heap.Scope, p *uint64, w pword, what int, seg *heap.Lo
 		h.soil(to)
 	}
 	return to
-}
-
-// newSlot makes room for an object of n bytes and writes its header. With s
-// nil it may be followed by a wait for room, in which s may not be: see
-// errNoRoom.
-func (h *Heap) newSlot(s *heap.Scope, k heap.Kind, head, tail uint64, n int) (heap.Object, uintptr, error) {
-	c := h.core.Claim(s, heap.ObjectSize(n))
-	if k == heap.Streamed && c == heap.ForScope {
-		// What is set aside for scopes is enough for the other logs only.
-		if o, addr, err := h.slotIn(k, heap.ForMutator, head, tail, n); err == nil {
-			return o, addr, nil
-		}
-		k = heap.Scoped
-	}
-	return h.slotIn(k, c, head, tail, n)
-}
-
-func (h *Heap) slotIn(k heap.Kind, c heap.Claim, head, tail uint64, n int) (heap.Object, uintptr, error) {
-	ol := h.buffer(k)
-	ol.Mu.Lock()
-	defer ol.Mu.Unlock()
-	return h.slot(ol, c, head, tail, n)
-}
-
-// buffer is the allocation buffer of this processor (the paper's PCAB).
-func (h *Heap) buffer(k heap.Kind) *heap.OpenLog {
-	ols := h.core.Logs.Objects
-	if k == heap.Streamed {
-		ols = h.core.Logs.Streams
-	}
-	return &ols[heap.Processor()&(len(ols)-1)]
-}
-
-// slot is slotIn in ol, whose mutex must be held.
-func (h *Heap) slot(ol *heap.OpenLog, c heap.Claim, head, tail uint64, n int) (heap.Object, uintptr, error) {
-	b, at, ok := h.core.Logs.Place(ol, heap.ObjectSize(n), c)
-	if !ok {
-		return nil, 0, heap.ErrNoRoom
-	}
-	o := heap.Object(b)
-	atomic.StoreUint64(o.Tail(), tail)
-	o.SetHead(head)
-	return o, h.core.Logs.Base + uintptr(at)*heap.Unit + heap.ObjectHeader, nil
-}
-
-// dropSlot accounts for a slot of n bytes of data that nothing refers to.
-func (h *Heap) dropSlot(addr uintptr, n int) {
-	h.core.Logs.SegmentOf(addr).Live.Add(-int64(heap.ObjectSize(n)))
 }
 
 // newObject makes an object of n bytes that is data, or zero without.
@@ -221,14 +171,14 @@ func (h *Heap) newObject(c *class, s *heap.Scope, n, what int, data []byte) (*ui
 		return nil, heap.ErrClosed
 	}
 	c.mustExist()
-	ol := h.buffer(k)
+	ol := h.core.Logs.Buffer(k)
 	ol.Mu.Lock()
 	number, err := h.words.next(h.cacheOf(ol), &h.core.Logs, h.core.Claim(s, wordCost))
 	if err != nil {
 		ol.Mu.Unlock()
 		return nil, err
 	}
-	o, addr, err := h.slot(ol, h.core.Claim(s, heap.ObjectSize(n)), heap.ObjectHead(number, n), heap.NewTail(0, c.id), n)
+	o, addr, err := h.core.Logs.Slot(ol, h.core.Claim(s, heap.ObjectSize(n)), heap.ObjectHead(number, n), heap.NewTail(0, c.id), n)
 	if err != nil {
 		h.cacheOf(ol).left |= 1 << (number % wordGroup)
 		ol.Mu.Unlock()
@@ -274,13 +224,13 @@ func (h *Heap) materialize(s *heap.Scope, p *uint64, w pword, what int) error {
 	if what&derefStream != 0 {
 		k, coldness = heap.Streamed, coldest
 	}
-	o, addr, err := h.newSlot(s, k, heap.ObjectHead(h.words.number(p), c.size), heap.NewTail(0, c.id), c.size)
+	o, addr, err := h.core.NewSlot(s, k, heap.ObjectHead(h.words.number(p), c.size), heap.NewTail(0, c.id), c.size)
 	if err != nil {
 		return err
 	}
 	clear(o[heap.ObjectHeader:])
 	if !casWord(p, w, localWord(addr, coldness)) {
-		h.dropSlot(addr, c.size)
+		h.core.DropSlot(addr, c.size)
 	}
 	return nil
 }
@@ -322,84 +272,6 @@ func (h *Heap) buryObject(w pword) {
 		}
 		seg.Live.Add(-int64(heap.ObjectSize(n)))
 	}
-}
-
-// fetching is the fetches of objects under way, in parts by word.
-type fetching struct {
-	mu    sync.Mutex
-	by    map[*uint64]*objectFlight // under mu
-	count atomic.Int32              // of by
-	_     [44]byte
-}
-
-// objectFlight is one fetch of an object, shared by all who want it.
-type objectFlight struct {
-	done chan struct{} // closed when err is set
-	err  error
-}
-
-const fetchParts = 64
-
-func (h *Heap) fetchingOf(p *uint64) *fetching {
-	return &h.fetching[h.words.number(p)*0x9e3779b97f4a7c15>>58%fetchParts]
-}
-
-// errAgain: the word has changed, so that it has to be looked at again.
-var errAgain = errors.New("changed meanwhile")
-
-// miss brings the far object of p, whose word is w, into local memory. It
-// returns nil if the word is to be looked at again.
-func (h *Heap) miss(s *heap.Scope, p *uint64, w pword, what int) error {
-	if err := h.core.Begin(); err != nil {
-		return err
-	}
-	defer h.core.End()
-	ctx := h.core.HeldIn(s).Ctx
-	if ctx.Err() != nil {
-		return h.tooLate(ctx)
-	}
-	if r := h.runs.of(h.words.number(p)); r != nil {
-		return h.join(ctx, w, r.done)
-	}
-	mine := &objectFlight{done: make(chan struct{})}
-	if f := h.fetchAlone(p, mine); f != mine {
-		if err := h.join(ctx, w, f.done); err != nil {
-			return err
-		}
-		var lost *heap.LostError
-		var corrupt *heap.CorruptError
-		if errors.As(f.err, &lost) || errors.As(f.err, &corrupt) {
-			return f.err
-		}
-		return nil // other reasons may have been the other's own
-	}
-	err := errAgain // unless it returns
-	defer func() { h.endFlight(p, mine, err) }()
-	if err = h.fetchObject(ctx, s, p, w, what); err == errAgain {
-		return nil
-	}
-	return err
-}
-
-// tooLate is the error of a fetch whose ctx has ended. It says what is wrong with
-// far memory, if something is: others waited because of that.
-func (h *Heap) tooLate(ctx context.Context) error {
-	err := context.Cause(ctx)
-	if why := h.core.Logs.Why(); why != nil {
-		err = errors.Join(err, why)
-	}
-	return fmt.Errorf("cannot fetch an object: %w", err)
-}
-
-// join waits for somebody else's fetch of the object of word w.
-func (h *Heap) join(ctx context.Context, w pword, done <-chan struct{}) error {
-	select {
-	case <-done:
-	case <-ctx.Done():
-		return h.tooLate(ctx)
-	}
-	h.class(w.farClass()).coalesced.Add(1)
-	return nil
 }
 
 // mustServe panics if the pointer of word p cannot be dereferenced in s.

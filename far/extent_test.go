@@ -335,9 +335,8 @@ func TestAnImpatientFetchHardlyWaitsForRoom(t *testing.T) {
 		for i := range 40 {
 			refs = append(refs, AnyRef{h.words.number(&a.words[i])})
 		}
-		var b objectBatch
 		began := time.Now()
-		read, err := b.fetch(t.Context(), h, refs, 0, false)
+		read, err := h.fetchObjects(t.Context(), refs, 0, 0, false)
 		if took := time.Since(began); err != heap.ErrNoRoom || read == len(refs) || took > heap.MaxPoll {
 			t.Errorf("with no room for them, %d of %d objects were read after %v (%v)", read, len(refs), took, err)
 		}

@@ -3,112 +3,24 @@ package far
 import (
 	"context"
 	"fmt"
-	"sync/atomic"
 
 	"polder/far/heap"
 )
 
-// flight is one read of a far entry, shared by all who want it, who find it in its
-// shard's list until it has landed. What nobody is to share or to keep is not listed,
-// so that no lock is needed when it lands: headers, and what GetMany reads for the
-// first time. What has been read is as good as when the index was looked at.
-//
-// A flight pins its segment until the last one lets go of it, so that as long
-// as the index has the same address, the bytes are the entry's.
-type flight struct {
-	sh     *shard
-	tag    uint32
-	word   word // the index's when it was begun
-	addr   uint64
-	seg    *heap.FarSegment
-	pin    int     // of seg
-	whole  bool    // the entire entry, otherwise its header, its key and a bigHead
-	listed bool    // it is in the shard's list until it has landed
-	admit  bool    // it deserves a place in local memory; under sh.mu
-	wants  wants   // the most that somebody wants of it; under sh.mu
-	short  bool    // the bytes may turn out to be too few for the key
-	block  *block  // where they are read to
-	buf    []byte  // in it
-	next   *flight // in the shard's list; under sh.mu
-	prev   *flight // the same
-
-	own block          // the block of one that is not part of a batch
-	op  [1]heap.ReadOp // the read of it
-	ref atomic.Int32   // how many have joined it and not let go, less 1 if its leader has
-
-	done chan struct{} // closed when the fields below are set; nil if nobody joined
-	e    heap.Record   // nil if there is an error, or if the entry has moved
-	err  error
-	// mine: err is due to the leader's context; the others have to try again.
-	mine bool
-	kept bool // the entry is local now; under sh.mu
-}
-
-// wants is what is wanted of an entry that is far. The later includes the former.
-type wants uint8
-
-const (
-	wantsHead  wants = iota // its header and its key, and its bigHead if it has one
-	wantsBytes              // all of it, which the caller takes from the flight
-	wantsLook               // the same, in order to try again what the call is about
-	wantsLocal              // to have it in local memory, whatever admits says
-)
-
-// block is a buffer, and those who use it: each flight that reads into it, and
-// the batch that takes parts of it for flights.
-type block struct {
-	heap.Buffer
-	refs atomic.Int32
-
-	// The rest is the batch's.
-	used  int   // bytes that were given out
-	given int32 // to how many flights
-}
-
-// manyUses is more than a block ever has: a batch that goes on taking parts of it
-// counts as so many, less those that it has given out.
-const manyUses = 1 << 20
-
-// carve takes n bytes of c, or returns nil if there are not as many left.
-func (c *block) carve(n int) []byte {
-	if c == nil || c.used+n > cap(c.B) {
-		return nil
-	}
-	b := c.B[c.used : c.used+n : c.used+n]
-	c.used += n
-	c.given++
-	return b
-}
-
-// letGo ends n uses of c.
-func (h *Heap) letGo(c *block, n int32) {
-	if c == nil || c.refs.Add(-n) > 0 {
-		return
-	}
-	h.core.Bufs.Put(c.Buffer)
-	c.Buffer = heap.Buffer{}
-}
-
-// corrupt reports whether the store answered with other bytes.
-func (f *flight) corrupt() bool {
-	_, ok := f.err.(*heap.CorruptError)
-	return ok
-}
-
 // holding is the flights that a call holds, seldom more than one.
-type holding struct{ flights []*flight }
+type holding struct{ flights []*heap.Flight }
 
-func (hd *holding) add(f *flight) { hd.flights = append(hd.flights, f) }
+func (hd *holding) add(f *heap.Flight) { hd.flights = append(hd.flights, f) }
 
 // of returns the flight that brought the bytes of a far address, or the news
 // that they are corrupt, or nil. One that is not whole does not count if whole
 // is set.
-func (hd *holding) of(addr uint64, whole bool) *flight {
+func (hd *holding) of(addr uint64, whole bool) *heap.Flight {
 	if hd == nil {
 		return nil
 	}
 	for _, f := range hd.flights {
-		if f.addr == addr && (f.whole || !whole) && (f.e != nil || f.corrupt()) {
+		if f.Addr == addr && (f.Whole() || !whole) && (f.Rec != nil || f.Corrupt()) {
 			return f
 		}
 	}
@@ -117,286 +29,277 @@ func (hd *holding) of(addr uint64, whole bool) *flight {
 
 func (hd *holding) release(h *Heap) {
 	for _, f := range hd.flights {
-		f.release(h)
+		h.core.LetGo(f)
 	}
 	hd.flights = nil
 }
 
-// release lets go of f. Its leader does so when it has landed, or if it is not
-// whole.
-func (f *flight) release(h *Heap) {
-	if f.done != nil && f.ref.Add(-1) >= 0 {
-		return
+// board joins the flight of the far entry at p, or begins one of which the caller
+// is the leader; as a part of b, where its number is index, unless that is nil. If there is no buffer for it,
+// it returns no flight but the channel to wait for, and the caller must let go of
+// all its flights before it waits. Who wants the head gets as much of the key as
+// klen bytes. sh.mu must be held.
+func (m *ByteMap) board(b *heap.Batch, index int, sh *shard, p place, use heap.Use, klen int) (f *heap.Flight, leader bool, busy <-chan struct{}) {
+	h := m.h
+	w := *sh.t.word(p)
+	sh.count.misses++
+	if f := h.core.Join(w.addr(), use); f != nil {
+		sh.count.coalesced++
+		if b != nil {
+			b.Join(f, index)
+		}
+		return f, false, nil
 	}
-	h.letGo(f.block, 1)
-	f.unpin(h)
-	h.flights.Put(f.reset())
-}
-
-func (f *flight) unpin(h *Heap) {
-	if f.seg.Unpin(f.pin) {
-		h.core.WakeJanitor()
+	want := heap.Want{
+		Owner:  (*mapOwner)(m),
+		Number: uint64(sh.id)<<32 | uint64(sh.t.tag(p)),
+		Word:   uint64(w),
+		Addr:   w.addr(),
+		N:      min(w.size(), h.core.Far.SegSize-h.core.Far.Offset(w.addr())),
+		Size:   w.size(),
+		Index:  index,
+		Use:    use,
 	}
-}
-
-// reset makes f, which nobody has any more, one to be used again.
-func (f *flight) reset() *flight {
-	if f.done != nil {
-		f.done = nil
-		f.ref.Store(0)
-	}
-	f.block, f.buf, f.seg, f.e, f.err, f.op[0] = nil, nil, nil, nil, nil, heap.ReadOp{}
-	f.admit, f.mine, f.kept = false, false, false
-	return f
-}
-
-// list adds f to those of the shard that are under way. sh.mu must be held.
-func (sh *shard) list(f *flight) {
-	f.prev, f.next = nil, sh.flights
-	if f.next != nil {
-		f.next.prev = f
-	}
-	sh.flights = f
-}
-
-// unlist takes f out of the shard's list. sh.mu must be held.
-func (sh *shard) unlist(f *flight) {
-	if f.next != nil {
-		f.next.prev = f.prev
-	}
-	if f.prev != nil {
-		f.prev.next = f.next
+	if use == heap.UseHead {
+		want.N = min(want.N, heap.HeaderSize+klen+bigHeadSize+heap.TrailerSize)
+		want.Apart = true
 	} else {
-		sh.flights = f.next
+		want.Admit = sh.admits(h, sh.t.word(p))
+		want.Apart = !want.Admit && b != nil && use == heap.UseBytes
 	}
-	f.next, f.prev = nil, nil
+	f, busy, err := h.core.Board(b, &want)
+	if err != nil {
+		panic("BUG: " + err.Error()) // it can only be about objects, whose words no lock keeps
+	}
+	return f, true, busy
 }
 
-// flightOf returns the flight of the far word w, or nil. sh.mu must be held.
-func (sh *shard) flightOf(w word) *flight {
-	if w&wordFlying == 0 {
-		return nil
+// fly returns when f, which the caller leads or has joined, has landed, with the error that the call has to
+// report.
+func (m *ByteMap) fly(ctx context.Context, f *heap.Flight, leader bool) error {
+	if leader {
+		m.h.core.Fly(ctx, f)
+		if f.Told() != nil {
+			return nil // the next try sees it
+		}
+		return f.Err
 	}
-	for f := sh.flights; f != nil; f = f.next {
-		if f.addr == w.addr() {
-			return f
+	if err := f.Wait(ctx); err != nil {
+		return fmt.Errorf("cannot fetch %d bytes from %s: %w", f.N, f.Segment().Seg.Name(), err)
+	}
+	return f.Failure()
+}
+
+// demand reads the far entry at p, of which the key is to be read. It returns the
+// flight that has brought it, to be ended by done, or none: then the call has to go
+// the long way, unless there is an error.
+//
+// Preconditions: sh.mu is held; demand unlocks it.
+func (m *ByteMap) demand(ctx context.Context, sh *shard, p place, key []byte) (*heap.Flight, error) {
+	h := m.h
+	if ctx.Err() != nil || h.core.Begin() != nil {
+		sh.mu.Unlock()
+		return nil, nil
+	}
+	f, leader, busy := m.board(nil, 0, sh, p, heap.UseBytes, len(key))
+	sh.mu.Unlock()
+	if busy != nil {
+		h.core.End()
+		return nil, nil
+	}
+	err := m.fly(ctx, f, leader)
+	if err != nil || !brings(f, key) {
+		h.done(f)
+		return nil, err
+	}
+	return f, nil
+}
+
+// done ends a call of demand.
+func (h *Heap) done(f *heap.Flight) {
+	h.core.LetGo(f)
+	h.core.End()
+}
+
+// brings reports whether f, which has landed, has brought a value of key that is
+// entire and not out of date.
+func brings(f *heap.Flight, key []byte) bool {
+	return f.Rec != nil && string(f.Rec.Key()) == string(key) && !f.Rec.Big() && !f.Rec.Expired()
+}
+
+// Fetch brings the entries of keys that are far into local memory, in
+// one batch, so that calls that follow need not wait. Missing keys are
+// no error, and neither are lost ones, of which Get will tell. Of values that
+// are larger than local memory has room for, a part is brought.
+//
+// It is for what is going to be used by other calls: GetMany reads what it is asked
+// for without giving all of it a place in local memory.
+func (m *ByteMap) Fetch(ctx context.Context, keys [][]byte) error {
+	h := m.h
+	if err := h.core.Begin(); err != nil {
+		return err
+	}
+	defer h.core.End()
+	var large []int
+	err := m.fetch(ctx, len(keys), func(i int) []byte { return keys[i] }, kindEntry, false, func(i int) { large = append(large, i) })
+	if err != nil {
+		return err
+	}
+	room := int(h.core.Cfg.Local / 8)
+	for _, i := range large {
+		big, ok := m.bigOf(keys[i])
+		if !ok {
+			continue
+		}
+		n := min(big.count(), max(room, 0)/big.piece)
+		if err := m.fetchPieces(ctx, big, 0, n); err != nil {
+			return err
+		}
+		room -= n * big.piece
+	}
+	return nil
+}
+
+// fetch makes those of n entries of a kind local that are far, in one batch; with heads set,
+// it remembers their headers and keys instead, and reads no values if they need not be
+// read. What key returns is valid until it is called again. It calls large with the numbers
+// of entries that may be large ones, of which there is more.
+func (m *ByteMap) fetch(ctx context.Context, n int, key func(i int) []byte, kind word, heads bool, large func(i int)) (err error) {
+	b := m.h.core.NewBatch(n)
+	b.Insist = true
+	var failed error // the first of the store
+	late := b.All(ctx, n, func(i int) (int, <-chan struct{}, error) {
+		k := key(i)
+		hs := m.hash(k)
+		sh := m.shard(hs)
+		use := heap.UseLocal
+		if heads && len(k) <= headKey {
+			use = heap.UseHead
+		}
+		sh.mu.Lock()
+		defer sh.mu.Unlock()
+		p, _, st := sh.find(m.h, hs, k, kind, nil, use != heap.UseHead)
+		isLarge := p != none && *sh.t.word(p)&wordBig != 0
+		if st == remote {
+			if ctx.Err() != nil {
+				return 0, nil, context.Cause(ctx)
+			}
+			if _, _, busy := m.board(b, i, sh, p, use, len(k)); busy != nil {
+				return 0, busy, nil
+			}
+			if kind == kindEntry && !heads {
+				sh.count.prefetched++
+			}
+		}
+		if isLarge {
+			large(i)
+		}
+		return 1, nil, nil
+	}, func(f *heap.Flight, _ int, err error) {
+		// What is lost or corrupt, whoever reads it will be told.
+		if err == nil && failed == nil {
+			failed = f.Failure()
+		}
+		if err == nil && f.Rec != nil && !f.Whole() {
+			sh, _ := m.placeOf(&f.Want)
+			sh.remember(f)
+		}
+	})
+	b.End()
+	switch {
+	case failed != nil:
+		return failed
+	case late != nil:
+		return late
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
+// bigOf returns the head of key if it is local and has one.
+func (m *ByteMap) bigOf(key []byte) (bigHead, bool) {
+	hs := m.hash(key)
+	sh := m.shard(hs)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	_, e, st := sh.find(m.h, hs, key, kindEntry, nil, true)
+	if st != present || !e.Big() {
+		return bigHead{}, false
+	}
+	return bigOf(e), true
+}
+
+// Calls that replace, remove or Stat a far entry need its header and key and
+// not its value. FetchHeads reads them for many keys in one batch; until the
+// calls come, the shards remember the latest of what it read.
+
+// headsPerShard is how many far headers a shard remembers: a few per shard
+// are a batch, since keys spread over the shards.
+const headsPerShard = 16
+
+// headKey is the longest key of a header that is remembered: those memories are
+// not in the budget. Entries with longer ones are fetched entirely instead.
+const headKey = 256
+
+// head is the header and key of a far entry, and the bigHead if it has one.
+// It holds good for as long as the address means the same segment: far bytes
+// are written once.
+type head struct {
+	addr uint64
+	seg  *heap.FarSegment
+	e    heap.Record
+}
+
+// FetchHeads reads the headers and keys of those of keys that are far, in one
+// batch, and remembers them for a short while, so that calls to Set, Delete
+// and Stat that follow need not wait; and it waits for some room in local
+// memory to replace them. Missing and lost keys are no error.
+func (m *ByteMap) FetchHeads(ctx context.Context, keys [][]byte) error {
+	if err := m.h.core.Begin(); err != nil {
+		return err
+	}
+	defer m.h.core.End()
+	err := m.fetch(ctx, len(keys), func(i int) []byte { return keys[i] }, kindEntry, true, func(int) {})
+	if err != nil {
+		return err
+	}
+	// The evacuator should be a little ahead of the mutators, if it is not stuck.
+	for !m.h.core.Logs.HasRoom() && m.h.core.Logs.Why() == nil {
+		if err := m.h.core.WaitRoom(ctx); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// board joins the flight of the far entry at p, or begins one of which the caller
-// is the leader, as a part of b unless that is nil. If there is no buffer for it,
-// it returns no flight but the channel to wait for, and the caller must let go of
-// all its flights before it waits. Who wants the head gets as much of the key as
-// klen bytes. sh.mu must be held.
-func (h *Heap) board(sh *shard, tag uint32, p place, what wants, klen int, b *batch) (f *flight, leader bool, busy <-chan struct{}) {
-	w := *sh.t.word(p)
-	sh.count.misses++
-	if f := sh.flightOf(w); f != nil {
-		f.ref.Add(1)
-		f.wants = max(f.wants, what)
-		if f.done == nil {
-			f.done = make(chan struct{})
-		}
-		sh.count.coalesced++
-		return f, false, nil
-	}
-	n := min(w.size(), h.core.Far.SegSize-h.core.Far.Offset(w.addr()))
-	if what == wantsHead {
-		n = min(n, heap.HeaderSize+klen+bigHeadSize+heap.TrailerSize)
-	}
-	if f, busy = b.flight(h, n); busy != nil {
-		return nil, false, busy
-	}
-	f.sh, f.tag, f.word, f.addr, f.seg, f.whole, f.wants = sh, tag, w, w.addr(), h.core.Far.Seg(w.addr()), what != wantsHead, what
-	f.short = n < w.size()
-	f.pin = f.seg.Pin()
-	if f.whole {
-		f.admit = sh.admits(h, sh.t.word(p))
-	}
-	if f.listed = f.whole && (f.admit || b == nil || what != wantsBytes); f.listed {
-		*sh.t.word(p) |= wordFlying
-		sh.list(f)
-	}
-	return f, true, nil
-}
+// of reports whether d is the head of the far address addr, to which the index
+// refers.
+func (d *head) of(h *Heap, addr uint64) bool { return d.addr == addr && d.seg == h.core.Far.Seg(addr) }
 
-// flight returns a flight with a buffer of n bytes, or the channel to wait for. It
-// is a part of b unless that is nil.
-func (b *batch) flight(h *Heap, n int) (f *flight, busy <-chan struct{}) {
-	if b != nil {
-		return b.next(h, n)
-	}
-	f, _ = h.flights.Get().(*flight)
-	if f == nil {
-		f = new(flight)
-	}
-	if f.own.Buffer, busy = h.core.Bufs.Get(n); busy != nil {
-		h.flights.Put(f)
-		return nil, busy
-	}
-	f.own.refs.Store(1)
-	f.block, f.buf = &f.own, f.own.B
-	return f, nil
-}
-
-// lead makes a flight that the caller began and returns when it has landed.
-func (h *Heap) lead(ctx context.Context, m *ByteMap, f *flight) {
-	f.op[0] = f.read(h)
-	h.core.Far.Store.Read(ctx, f.op[:])
-	one := [1]*flight{f}
-	h.landed(ctx, m, one[:], f.op[:])
-}
-
-// leadAll is lead for many, in one read of the store.
-func (h *Heap) leadAll(ctx context.Context, m *ByteMap, fs []*flight) {
-	if len(fs) == 0 {
+// remember keeps the head that f has brought. sh.mu must not be held.
+func (sh *shard) remember(f *heap.Flight) {
+	if f.Rec.Klen() > headKey {
 		return
 	}
-	ops := make([]heap.ReadOp, len(fs))
-	for i, f := range fs {
-		ops[i] = f.read(h)
-	}
-	h.core.Far.Store.Read(ctx, ops)
-	h.landed(ctx, m, fs, ops)
-}
-
-// read is the read that f is.
-func (f *flight) read(h *Heap) heap.ReadOp {
-	return heap.ReadOp{Seg: f.seg.Seg, Off: h.core.Far.Offset(f.addr), Buf: f.buf}
-}
-
-// landed ends the flights that reads were.
-func (h *Heap) landed(ctx context.Context, m *ByteMap, fs []*flight, ops []heap.ReadOp) {
-	bytes := 0
-	for i, f := range fs {
-		if ops[i].Err == nil {
-			bytes += len(f.buf)
-		}
-		h.land(ctx, m, f, ops[i].Err)
-	}
-	h.core.Count.Fetches.Add(uint64(len(fs)))
-	h.core.Count.BytesIn.Add(uint64(bytes))
-}
-
-// wait returns when f, which the caller has joined, has landed, or with the
-// cause of ctx's end.
-func (f *flight) wait(ctx context.Context) error {
-	select {
-	case <-f.done:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
-
-// land ends a flight whose read ended with err: checks the bytes, keeps the
-// entry in local memory if it is to be kept, it is still the index's, and
-// there is room; and wakes who waits for it.
-func (h *Heap) land(ctx context.Context, m *ByteMap, f *flight, err error) {
-	switch {
-	case err != nil:
-		f.mine = ctx.Err() != nil
-		f.err = fmt.Errorf("cannot fetch %d bytes from %s: %w", len(f.buf), f.seg.Seg.Name(), err)
-	default:
-		if f.e, f.err = m.inspect(f); f.err != nil {
-			h.core.Count.Corrupt.Add(1)
-		}
-	}
-	if f.seg.Gone() {
-		h.core.WakeJanitor() // to account for what went with it
-	}
-	if !f.listed {
-		return
-	}
-	sh := f.sh
 	sh.mu.Lock()
-	sh.unlist(f)
-	if p := sh.t.find(f.tag, wordFar|word(f.addr)); p == none || sh.t.word(p).isLost() {
-		f.e, f.err = nil, nil // everybody looks again
-	} else {
-		w := sh.t.word(p)
-		*w &^= wordFlying
-		if f.e != nil && (f.admit || f.wants == wantsLocal) {
-			h.keep(f, w)
-		}
+	defer sh.mu.Unlock()
+	if len(sh.heads) < headsPerShard {
+		sh.heads = append(sh.heads, head{})
 	}
-	done := f.done
-	sh.mu.Unlock()
-	if done != nil {
-		close(done)
-	}
+	d := &sh.heads[sh.nextHead%len(sh.heads)]
+	sh.nextHead = (sh.nextHead + 1) % headsPerShard
+	d.addr, d.seg = f.Addr, f.Segment()
+	d.e = appendHead(d.e[:0], f.Rec)
 }
 
-// keep puts the entry that f brought into the local logs, if they have room,
-// and makes it the index's. f.sh.mu must be held.
-func (h *Heap) keep(f *flight, w *word) {
-	n := f.e.Size()
-	ol := h.openLog(f.sh)
-	ol.Mu.Lock()
-	defer ol.Mu.Unlock()
-	e, addr, ok := h.core.Logs.Place(ol, n, heap.ForMutator)
-	if !ok {
-		return
-	}
-	clear(e[copy(e, f.e):])
-	if f.seg.Gone() { // rescued just in time
-		e.SetFar(0)
-		f.seg.Live.Add(-int64(w.size()))
-	} else {
-		h.core.Logs.Seg(addr).Clean.Add(int64(n))
-	}
-	*w = newWord(addr, n, w.flags())
-	if f.wants != wantsBytes {
-		*w |= wordFresh // it was not used yet
-	}
-	f.kept = true
-}
-
-// insist is keep for a flight that has landed when there was no room: it waits
-// for some, within ctx, which bounds how long it may hold the buffer.
-func (h *Heap) insist(ctx context.Context, f *flight) {
-	for f.e != nil {
-		f.sh.mu.Lock()
-		p := f.sh.t.find(f.tag, wordFar|word(f.addr))
-		if !f.kept && p != none && !f.sh.t.word(p).isLost() {
-			h.keep(f, f.sh.t.word(p))
-		}
-		done := f.kept || p == none
-		f.sh.mu.Unlock()
-		if done || h.core.Logs.Why() != nil || h.core.WaitRoom(ctx) != nil {
-			return
+// head returns the remembered head of a far address that the index refers to,
+// or nil. sh.mu must be held.
+func (sh *shard) head(h *Heap, addr uint64) heap.Record {
+	for i := range sh.heads {
+		if d := &sh.heads[i]; d.of(h, addr) {
+			return d.e
 		}
 	}
-}
-
-// inspect checks the bytes that f brought. They may be anything.
-func (m *ByteMap) inspect(f *flight) (heap.Record, error) {
-	bad := func(err error) (heap.Record, error) {
-		return nil, &heap.CorruptError{Segment: f.seg.Seg.Name(), Off: m.h.core.Far.Offset(f.addr), Err: err}
-	}
-	b := f.buf
-	decode := heap.DecodeHead
-	if f.whole {
-		decode = heap.DecodeEntry
-	}
-	e, err := decode(b, f.addr)
-	if err == heap.ErrShort && f.short && !f.whole {
-		return nil, nil
-	}
-	f.short = false
-	switch {
-	case err != nil:
-		return bad(err)
-	case e.Owner() != m.id || hashOf(e).tag() != f.tag || m.shard(hashOf(e)) != f.sh:
-		return bad(heap.ErrForeign)
-	case wordFlagsOf(e) != f.word.ofEntry() || heap.RoundSize(e.Size()) != f.word.size():
-		return bad(heap.ErrForeign)
-	case e.Big():
-		if err := m.h.checkBig(e); err != nil {
-			return bad(err)
-		}
-	}
-	return e, nil
+	return nil
 }

@@ -28,12 +28,10 @@ type Heap struct {
 	classes   atomic.Pointer[[]*class] // by id; replaced under mu
 	defaults  defaults                 // classes of New
 	strings   atomic.Pointer[bytesClasses]
-	held      [fetchParts]heldBytes
+	held      [heldParts]heldBytes
 	maxObject int // bytes of an object's data; immutable
 	maxLocal  int // the same of a slot that is being read into; immutable
 	ahead     prefetching
-	fetching  [fetchParts]fetching
-	runs      runs
 
 	once       sync.Once
 	mu         sync.Mutex
@@ -50,8 +48,7 @@ type Heap struct {
 	strayNext time.Time     // the janitor's
 	sweeper   sweeper       // the janitor's
 
-	flights   sync.Pool // of *flight
-	batches   sync.Pool // of *batch
+	multigets sync.Pool // of *multiget
 	snapshots sync.Pool // of *snapshot
 }
 

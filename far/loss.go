@@ -81,9 +81,10 @@ func (m *ByteMap) each(ctx context.Context, sh *shard, kind word, fn func(*shard
 	if kind&wordPiece != 0 {
 		klen = pieceKeySize
 	}
+	b := m.h.core.NewBatch(eachHeads)
+	defer b.End()
 	size := -1 // of the table; entries keep their places as long as it is the same
 	for p := place(0); ; {
-		var far []*flight
 		stuck := false
 		sh.mu.Lock()
 		if len(sh.t.buckets) != size {
@@ -91,7 +92,7 @@ func (m *ByteMap) each(ctx context.Context, sh *shard, kind word, fn func(*shard
 		}
 		end := place(size * bucketEntries)
 	collect:
-		for ; p < end && len(far) < eachHeads; p++ {
+		for ; p < end && b.Len() < eachHeads; p++ {
 			w := *sh.t.word(p)
 			switch {
 			case w&kind == 0 || kind == wordPiece && w.hidden() || w.isLost():
@@ -102,42 +103,27 @@ func (m *ByteMap) each(ctx context.Context, sh *shard, kind word, fn func(*shard
 			case m.h.core.Far.Seg(w.addr()).Gone():
 				continue
 			}
-			switch f, leader, busy := m.h.board(sh, sh.t.tag(p), p, wantsHead, klen, nil); {
-			case leader:
-				far = append(far, f)
-			case busy != nil && len(far) > 0:
+			if _, _, busy := m.board(b, 0, sh, p, heap.UseHead, klen); busy != nil {
+				stuck = b.Len() == 0
 				break collect // go on from here when there are buffers again
-			default: // whoever fetches it is about to have it
-				if f != nil {
-					f.release(m.h)
-				}
-				stuck = true
-				break collect
 			}
 		}
 		sh.mu.Unlock()
-		m.h.leadAll(ctx, m, far)
-		for _, f := range far {
-			if f.e == nil {
-				stuck = stuck || !f.seg.Gone()
-				continue
+		b.Flush(ctx, func(f *heap.Flight, _ int, err error) {
+			if err != nil || f.Rec == nil {
+				stuck = stuck || !f.Segment().Gone()
+				return
 			}
 			sh.mu.Lock()
-			fn(sh, sh.t.find(f.tag, wordFar|word(f.addr)), f.e)
-			sh.mu.Unlock()
-		}
-		m.h.releaseAll(far)
+			defer sh.mu.Unlock()
+			_, tag := m.placeOf(&f.Want)
+			fn(sh, sh.t.find(tag, wordFar|word(f.Addr)), f.Rec)
+		})
 		switch {
 		case stuck:
 			return false
 		case p == end:
 			return true
 		}
-	}
-}
-
-func (h *Heap) releaseAll(fs []*flight) {
-	for _, f := range fs {
-		f.release(h)
 	}
 }

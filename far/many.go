@@ -4,15 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+
+	"polder/far/heap"
 )
 
-// asked is what GetMany needs beside the flights of a batch.
-type asked struct {
-	keys        func(i int) []byte
-	fn          func(i int, e Entry, err error)
-	led, joined []int  // the keys of the flights
-	rest        []int  // keys that take the long way
-	value       []byte // a copy of a local one
+// multiget is one call of GetMany.
+type multiget struct {
+	m     *ByteMap
+	b     *heap.Batch
+	keys  func(i int) []byte
+	fn    func(i int, e Entry, err error)
+	rest  []int  // keys that take the long way
+	value []byte // a copy of a local one
 }
 
 // GetMany reads keys, with one read of the store for as many of them as there are
@@ -29,27 +32,26 @@ func (m *ByteMap) GetMany(ctx context.Context, keys [][]byte, fn func(i int, e E
 
 // getMany is GetMany of n keys. What keys returns is valid until it is called again.
 func (m *ByteMap) getMany(ctx context.Context, n int, keys func(i int) []byte, fn func(i int, e Entry, err error)) {
-	if err := m.h.core.Begin(); err != nil {
+	h := m.h
+	if err := h.core.Begin(); err != nil {
 		for i := range n {
 			fn(i, Entry{}, err)
 		}
 		return
 	}
-	defer m.h.core.End()
-	b := m.newBatch()
-	t := &b.asked
-	t.keys, t.fn = keys, fn
-	answered := false
-	defer func() {
-		if !answered { // fn panics
-			b.abandon(ctx)
-		}
-	}()
-	for i := range n {
-		b.left = n - i
-		b.get(ctx, i)
+	defer h.core.End()
+	t, _ := h.multigets.Get().(*multiget)
+	if t == nil {
+		t = new(multiget)
 	}
-	b.answer(ctx)
+	t.m, t.b, t.keys, t.fn = m, h.core.NewBatch(n), keys, fn
+	_ = t.b.All(ctx, n, func(i int) (int, <-chan struct{}, error) {
+		if busy := t.get(ctx, i); busy != nil {
+			return 0, busy, nil
+		}
+		return 1, nil, nil
+	}, t.answer)
+	t.b.End()
 	for _, i := range t.rest {
 		e, err := m.Get(ctx, keys(i), t.value[:0])
 		if err == nil {
@@ -57,166 +59,59 @@ func (m *ByteMap) getMany(ctx context.Context, n int, keys func(i int) []byte, f
 		}
 		fn(i, e, err)
 	}
-	t.rest, t.keys, t.fn = t.rest[:0], nil, nil
 	if cap(t.value) > maxPiece {
 		t.value = nil
 	}
-	answered = true
-	b.end()
-}
-
-// abandon ends a batch whose user does not go on: nobody is to wait for flights that
-// nobody makes.
-func (b *batch) abandon(ctx context.Context) {
-	if !b.landed {
-		b.lead(ctx)
-	}
-	b.release()
-	for _, f := range b.joined {
-		if f != nil {
-			f.release(b.m.h)
-		}
-	}
-	b.closeBlock()
+	*t = multiget{rest: t.rest[:0], value: t.value}
+	h.multigets.Put(t)
 }
 
 // get answers the key of number i if that takes no read of the store, and otherwise
-// sees to it that it is answered.
-func (b *batch) get(ctx context.Context, i int) {
-	m, t := b.m, &b.asked
+// makes that a part of the batch, or returns the channel to wait for first.
+func (t *multiget) get(ctx context.Context, i int) (busy <-chan struct{}) {
+	m := t.m
 	key := t.keys(i)
 	hs := m.hash(key)
 	sh := m.shard(hs)
-	for {
-		sh.mu.Lock()
-		p, e, st := sh.find(m.h, hs, key, kindEntry, nil, true)
-		switch {
-		case st == present && !e.Big() && !e.Expired():
-			w := sh.t.word(p)
-			*w = w.touched()
-			sh.count.hits++
-			ent := metaOf(e)
-			t.value = append(t.value[:0], e.Value()...)
-			sh.mu.Unlock()
-			ent.Value = t.value
-			t.fn(i, ent, nil)
-			return
-		case st == remote && ctx == NoWait && !sh.closed:
-			sh.mu.Unlock()
-			t.fn(i, Entry{}, ErrWouldBlock)
-			return
-		case st != remote || ctx.Err() != nil:
-			sh.mu.Unlock()
-			t.rest = append(t.rest, i) // and Get says why
-			return
-		}
-		led := len(b.led)
-		busy, ok := b.board(sh, hs, p, wantsBytes, len(key))
-		sh.mu.Unlock()
-		if ok {
-			if len(b.led) > led {
-				t.led = append(t.led, i)
-			} else {
-				t.joined = append(t.joined, i)
-			}
-			break
-		}
-		b.answer(ctx)
-		b.closeBlock()
-		select {
-		case <-busy:
-		case <-ctx.Done():
-		}
-		key = t.keys(i)
-	}
-	if b.full() {
-		b.answerLed(ctx)
-	}
-}
-
-// answer makes the flights of the batch and waits for those that were joined.
-func (b *batch) answer(ctx context.Context) {
-	b.answerLed(ctx)
-	t := &b.asked
-	for k, f := range b.joined {
-		i := t.joined[k]
-		if err := f.wait(ctx); err != nil || !b.deliver(f, i) {
-			t.rest = append(t.rest, i)
-		}
-		b.joined[k] = nil
-		f.release(b.m.h)
-	}
-	clear(b.joined)
-	b.joined, t.joined = b.joined[:0], t.joined[:0]
-}
-
-func (b *batch) answerLed(ctx context.Context) {
-	if len(b.led) == 0 {
-		return
-	}
-	b.lead(ctx)
-	t := &b.asked
-	for k, f := range b.led {
-		if i := t.led[k]; !b.deliver(f, i) {
-			t.rest = append(t.rest, i)
-		}
-	}
-	t.led = t.led[:0]
-	b.release()
-}
-
-// deliver answers key i with what f has brought, and reports whether it could: if not,
-// the key has to be looked up again.
-func (b *batch) deliver(f *flight, i int) bool {
-	t := &b.asked
+	sh.mu.Lock()
+	p, e, st := sh.find(m.h, hs, key, kindEntry, nil, true)
 	switch {
-	case f.brings(t.keys(i)):
-		ent := metaOf(f.e)
-		ent.Value = f.e.Value()
-		t.fn(i, ent, nil)
-	case f.err != nil && !f.mine && !f.corrupt() && !f.seg.Gone():
-		t.fn(i, Entry{}, f.err)
-	default:
-		return false
-	}
-	return true
-}
-
-// brings reports whether f, which has landed, has brought a value of key that is
-// entire and not out of date.
-func (f *flight) brings(key []byte) bool {
-	return f.e != nil && string(f.e.Key()) == string(key) && !f.e.Big() && !f.e.Expired()
-}
-
-// demand reads the far entry at p, of which the key is to be read. It returns the
-// flight that has brought it, to be ended by done, or none: then the call has to go
-// the long way, unless there is an error.
-//
-// Preconditions: sh.mu is held; demand unlocks it.
-func (m *ByteMap) demand(ctx context.Context, sh *shard, hs hash, p place, key []byte) (*flight, error) {
-	h := m.h
-	if ctx.Err() != nil || h.core.Begin() != nil {
+	case st == present && !e.Big() && !e.Expired():
+		w := sh.t.word(p)
+		*w = w.touched()
+		sh.count.hits++
+		ent := metaOf(e)
+		t.value = append(t.value[:0], e.Value()...)
 		sh.mu.Unlock()
-		return nil, nil
+		ent.Value = t.value
+		t.fn(i, ent, nil)
+	case st == remote && ctx == NoWait && !sh.closed:
+		sh.mu.Unlock()
+		t.fn(i, Entry{}, ErrWouldBlock)
+	case st != remote || ctx.Err() != nil:
+		sh.mu.Unlock()
+		t.rest = append(t.rest, i) // and Get says why
+	default:
+		_, _, busy = m.board(t.b, i, sh, p, heap.UseBytes, len(key))
+		sh.mu.Unlock()
 	}
-	f, leader, busy := h.board(sh, hs.tag(), p, wantsBytes, len(key), nil)
-	sh.mu.Unlock()
-	if busy != nil {
-		h.core.End()
-		return nil, nil
-	}
-	err := m.fly(ctx, f, leader)
-	if err != nil || !f.brings(key) {
-		h.done(f)
-		return nil, err
-	}
-	return f, nil
+	return busy
 }
 
-// done ends a call of demand.
-func (h *Heap) done(f *flight) {
-	f.release(h)
-	h.core.End()
+// answer answers key i with what f has brought, or has it looked up again.
+func (t *multiget) answer(f *heap.Flight, i int, err error) {
+	switch {
+	case err != nil:
+		t.rest = append(t.rest, i)
+	case brings(f, t.keys(i)):
+		ent := metaOf(f.Rec)
+		ent.Value = f.Rec.Value()
+		t.fn(i, ent, nil)
+	case f.Failure() != nil:
+		t.fn(i, Entry{}, f.Err)
+	default:
+		t.rest = append(t.rest, i)
+	}
 }
 
 // GetMany reads keys, with one read of the store for as many of them as there are

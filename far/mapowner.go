@@ -64,11 +64,78 @@ func (o *mapOwner) Settled(r heap.Local, s *heap.FarSegment, addr uint64, writte
 }
 
 // Check implements Owner.
-func (o *mapOwner) Check(e heap.Record) error {
+func (o *mapOwner) Check(e heap.Record, want *heap.Want) error {
+	if want != nil {
+		sh, tag := (*ByteMap)(o).placeOf(want)
+		w := word(want.Word)
+		if e.Owner() != o.id || hashOf(e).tag() != tag || (*ByteMap)(o).shard(hashOf(e)) != sh ||
+			wordFlagsOf(e) != w.ofEntry() || heap.RoundSize(e.Size()) != w.size() {
+			return heap.ErrForeign
+		}
+	}
 	if e.Big() {
 		return o.h.checkBig(e)
 	}
 	return nil
+}
+
+// placeOf is where the index may refer to what is wanted.
+func (m *ByteMap) placeOf(w *heap.Want) (sh *shard, tag uint32) {
+	return &m.shards[w.Number>>32], uint32(w.Number)
+}
+
+// farPlace returns the place of the far entry that is wanted, none if the index does not refer
+// to it any more. The lock of sh, which is its shard, must be held.
+func (sh *shard) farPlace(tag uint32, w *heap.Want) place {
+	p := sh.t.find(tag, wordFar|word(w.Addr))
+	if p != none && sh.t.word(p).isLost() {
+		return none
+	}
+	return p
+}
+
+// Refers implements Owner.
+func (o *mapOwner) Refers(w *heap.Want) bool {
+	sh, tag := (*ByteMap)(o).placeOf(w)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	return sh.farPlace(tag, w) != none
+}
+
+// Landed implements Owner.
+func (o *mapOwner) Landed(f *heap.Flight) heap.Landing {
+	h := o.h
+	sh, tag := (*ByteMap)(o).placeOf(&f.Want)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	p := sh.farPlace(tag, &f.Want)
+	switch {
+	case p == none:
+		return heap.Elsewhere
+	case !f.Admit && f.Use != heap.UseLocal:
+		return heap.StaysFar
+	}
+	w := sh.t.word(p)
+	n := f.Rec.Size()
+	ol := h.openLog(sh)
+	ol.Mu.Lock()
+	defer ol.Mu.Unlock()
+	e, addr, ok := h.core.Logs.Place(ol, n, heap.ForMutator)
+	if !ok {
+		return heap.StaysFar
+	}
+	clear(e[copy(e, f.Rec):])
+	if f.Segment().Gone() { // rescued just in time
+		e.SetFar(0)
+		f.Segment().Live.Add(-int64(w.size()))
+	} else {
+		h.core.Logs.Seg(addr).Clean.Add(int64(n))
+	}
+	*w = newWord(addr, n, w.flags())
+	if f.Use != heap.UseBytes {
+		*w |= wordFresh // it was not used yet
+	}
+	return heap.Kept
 }
 
 // Live implements Owner. It removes the entry if it has expired.

@@ -14,7 +14,7 @@ var _ [bucketSize]byte = [unsafe.Sizeof(bucket{})]byte{}
 
 // A shard is some cache lines, of which the counter of hits ends the first.
 var (
-	_ [4 * 64]byte = [unsafe.Sizeof(shard{})]byte{}
+	_ [3 * 64]byte = [unsafe.Sizeof(shard{})]byte{}
 	_ [64]byte     = [unsafe.Offsetof(shard{}.count) + unsafe.Sizeof(shardCounters{}.hits)]byte{}
 )
 

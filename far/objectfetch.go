@@ -2,201 +2,266 @@ package far
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"polder/far/heap"
 )
 
-// fetchInPlace is the size in bytes from which on far objects are read to where
-// they are to stay, rather than into a buffer.
-const fetchInPlace = 4 << 10
+// extentLeast is the size in bytes from which on far objects that lie side by side are read
+// together to where they stay. Smaller ones are read into a buffer and copied.
+const extentLeast = 1 << 10
 
-// pinFar returns the far segment of the word w, which p is, pinned, so that it
-// is not given back while it is read. It returns nil if p has changed.
-func (h *Heap) pinFar(p *uint64, w pword) *heap.FarSegment {
-	seg := h.core.Far.Seg(w.farAddr())
-	if seg == nil {
-		return nil
+// wantOf is the far object of p, whose word is w, as something to be fetched.
+func (h *Heap) wantOf(p *uint64, w pword, what int) heap.Want {
+	c := h.class(w.farClass())
+	want := heap.Want{
+		Owner:  (*pointers)(h),
+		Number: h.words.number(p),
+		Word:   uint64(w),
+		Of:     c,
+		Addr:   w.farAddr(),
+		Size:   w.farSize(),
+		Use:    heap.UseLocal,
+		Kind:   heap.Scoped,
+		Class:  c.id,
 	}
-	// The cleaner turns words first and looks for pins afterwards.
-	seg.Pins.Add(1)
-	if loadWord(p) == w && h.core.Far.Seg(w.farAddr()) == seg {
-		return seg
-	}
-	h.unpinFar(seg)
-	return nil
-}
-
-func (h *Heap) unpinFar(seg *heap.FarSegment) {
-	if seg.Pins.Add(-1) == 0 && seg.Dead() {
-		h.core.WakeJanitor()
-	}
-}
-
-// landing is a far object on its way into local memory.
-type landing struct {
-	p    *uint64
-	w    pword
-	seg  *heap.FarSegment // pinned
-	what int
-	buf  heap.Buffer // what it is read into, or else
-	slot heap.Object // where it is read to
-	addr uintptr
-	room int // bytes of data that slot has
-}
-
-// target is the bytes that the read is to fill.
-func (d *landing) target() []byte {
-	if d.slot != nil {
-		return d.slot[heap.ObjectHeader : heap.ObjectHeader+d.room]
-	}
-	return d.buf.B
-}
-
-// farBytes is how many bytes the far entry of w has: where the objects of its
-// class are of one size, exactly, and otherwise as many at the most.
-func (h *Heap) farBytes(w pword) int {
-	if c := h.class(w.farClass()); c.size >= 0 {
-		return min(heap.FarObjectSize(c.size), w.farSize())
-	}
-	return min(w.farSize(), h.core.Far.SegSize-h.core.Far.Offset(w.farAddr()))
-}
-
-// logFor is the kind of log that what is fetched so goes to.
-func logFor(what int) heap.Kind {
 	if what&derefStream != 0 {
-		return heap.Streamed
+		want.Kind = heap.Streamed
 	}
-	return heap.Scoped
+	// Objects of a class are of one size, exactly, or else there are so many bytes at the most.
+	want.N = min(want.Size, h.core.Far.SegSize-h.core.Far.Offset(want.Addr))
+	if c.size >= 0 {
+		want.N = min(heap.FarObjectSize(c.size), want.Size)
+		want.Row = c.size >= extentLeast && want.N == heap.FarObjectSize(c.size)
+	}
+	return want
 }
 
-// boardObject begins the fetch of d.p, or says what to wait for: a buffer if busy is
-// not nil. It fails with errAgain if the word has changed, and with errNoRoom.
-func (h *Heap) boardObject(s *heap.Scope, d *landing) (busy <-chan struct{}, err error) {
-	if d.seg = h.pinFar(d.p, d.w); d.seg == nil {
-		return nil, errAgain
+// miss brings the far object of p, whose word is w, into local memory. It
+// returns nil if the word is to be looked at again.
+func (h *Heap) miss(s *heap.Scope, p *uint64, w pword, what int) error {
+	if err := h.core.Begin(); err != nil {
+		return err
 	}
-	if d.seg.Gone() {
-		err = &heap.LostError{Segment: d.seg.Seg.Name()}
-		h.unpinFar(d.seg)
-		return nil, err
+	defer h.core.End()
+	ctx := h.core.HeldIn(s).Ctx
+	if ctx.Err() != nil {
+		return h.tooLate(ctx)
 	}
-	n := h.farBytes(d.w)
-	if n >= fetchInPlace {
-		// Until it has landed, the slot is nobody's.
-		d.room = n
-		d.slot, d.addr, err = h.newSlot(s, logFor(d.what), heap.ObjectHead(0, n), 0, n)
-	} else {
-		d.buf, busy = h.core.Bufs.Get(n)
+	if f := h.core.Join(w.farAddr(), heap.UseLocal); f != nil {
+		return h.join(ctx, f)
 	}
-	if err != nil || busy != nil {
-		h.unpinFar(d.seg)
-	}
-	return busy, err
-}
-
-// abandon ends a fetch that has failed.
-func (h *Heap) abandon(d *landing) {
-	if d.slot != nil {
-		h.dropSlot(d.addr, d.room)
-	}
-	h.core.Bufs.Put(d.buf)
-	h.unpinFar(d.seg)
-}
-
-// landObject ends a fetch whose read ended with err: checks the bytes and makes
-// the object local. The fetch has ended afterwards, whatever it returns.
-func (h *Heap) landObject(s *heap.Scope, d *landing, err error) error {
-	b := d.target()
-	h.core.Count.Fetches.Add(1)
-	kept := false
-	defer func() {
-		if !kept { // or Fetched panics
-			h.abandon(d)
-		}
-	}()
-	if err != nil {
-		if d.seg.Gone() {
-			h.core.WakeJanitor()
-			return &heap.LostError{Segment: d.seg.Seg.Name()}
-		}
-		return fmt.Errorf("cannot fetch %d bytes from %s: %w", len(b), d.seg.Seg.Name(), err)
-	}
-	h.core.Count.BytesIn.Add(uint64(len(b)))
-	number := h.words.number(d.p)
-	e, c, err := h.inspectObject(b, number, d.w)
-	if err != nil {
-		if loadWord(d.p) != d.w {
-			return errAgain // the bytes were not needed any more
-		}
-		h.core.Count.Corrupt.Add(1)
-		return &heap.CorruptError{Segment: d.seg.Seg.Name(), Off: h.core.Far.Offset(d.w.farAddr()), Err: err}
-	}
-	n := e.Vlen()
-	tail := heap.NewTail(d.w.farAddr(), c.id)
-	if d.slot == nil {
-		if d.slot, d.addr, err = h.newSlot(s, logFor(d.what), heap.ObjectHead(number, n), tail, n); err != nil {
-			return err
-		}
-		d.room = n
-		clear(d.slot[heap.ObjectHeader+copy(d.slot[heap.ObjectHeader:], e.Value()):])
-	} else {
-		h.settleSlot(d, heap.ObjectHead(number, n), tail)
-	}
-	if c.cfg.Fetched != nil {
-		c.cfg.Fetched(d.slot[heap.ObjectHeader : heap.ObjectHeader+n : heap.ObjectHeader+n])
-	}
-	coldness := c.cfg.HotBits
-	if d.what&derefStream != 0 {
-		coldness = coldest
-	}
-	h.core.Bufs.Put(d.buf)
-	d.buf = heap.Buffer{}
-	if kept = casWord(d.p, d.w, localWord(d.addr, coldness)); !kept {
-		return errAgain
-	}
-	if s != nil {
-		c.misses.Add(1)
-	}
-	c.bytesIn.Add(uint64(n))
-	h.unpinFar(d.seg)
-	return nil
-}
-
-// settleSlot makes the slot that an entry was read into one of the object that
-// it is, with that head and tail, and of the rest others that are nobody's.
-func (h *Heap) settleSlot(d *landing, head, tail uint64) {
-	h.core.Logs.SegmentOf(d.addr).Live.Add(-int64(heap.HeaderSize + layOut(d.slot[heap.HeaderSize:], head, tail)))
-	d.slot.SetHead(heap.ObjectHead(0, heap.HeaderSize-heap.ObjectHeader))
-	d.slot, d.addr, d.room = d.slot[heap.HeaderSize:], d.addr+heap.HeaderSize, heap.HeadLen(head)
-}
-
-// fetchObject brings the far object of p, whose word is w, into local memory,
-// for a scope.
-func (h *Heap) fetchObject(ctx context.Context, s *heap.Scope, p *uint64, w pword, what int) error {
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, heap.StoreTimeout)
 		defer cancel()
 	}
-	d := landing{p: p, w: w, what: what}
-	for {
-		busy, err := h.boardObject(s, &d)
-		if err != nil {
-			return h.core.NoRoom(s, err, w.farSize())
-		}
-		if busy == nil {
-			break
-		}
+	want := h.wantOf(p, w, what)
+	want.Scope = s
+	f, busy, err := h.core.Board(nil, &want)
+	for busy != nil {
 		select {
 		case <-busy:
 		case <-ctx.Done():
 			return fmt.Errorf("all buffers are in use: %w", h.tooLate(ctx))
 		}
+		f, busy, err = h.core.Board(nil, &want)
 	}
-	ops := []heap.ReadOp{{Seg: d.seg.Seg, Off: h.core.Far.Offset(w.farAddr()), Buf: d.target()}}
-	h.core.Far.Store.Read(ctx, ops)
-	return h.core.NoRoom(s, h.landObject(s, &d, ops[0].Err), w.farSize())
+	switch {
+	case err == heap.ErrMoved || err == heap.ErrFlying:
+		return nil
+	case err != nil:
+		return h.core.NoRoom(s, err, w.farSize())
+	}
+	defer h.core.LetGo(f)
+	h.core.Fly(ctx, f)
+	if f.Local() {
+		c := f.Of.(*class)
+		c.misses.Add(1)
+		c.bytesIn.Add(uint64(len(f.Object) - heap.ObjectHeader))
+	}
+	return h.core.NoRoom(s, f.Err, w.farSize())
+}
+
+// join waits for f, which the caller has joined. It returns nil if the word is to be looked at
+// again.
+func (h *Heap) join(ctx context.Context, f *heap.Flight) error {
+	defer h.core.LetGo(f)
+	if f.Wait(ctx) != nil {
+		return h.tooLate(ctx)
+	}
+	f.Of.(*class).coalesced.Add(1)
+	return f.Told() // other errors may have been the other's own
+}
+
+// tooLate is the error of a fetch whose ctx has ended. It says what is wrong with
+// far memory, if something is: others waited because of that.
+func (h *Heap) tooLate(ctx context.Context) error {
+	err := context.Cause(ctx)
+	if why := h.core.Logs.Why(); why != nil {
+		err = errors.Join(err, why)
+	}
+	return fmt.Errorf("cannot fetch an object: %w", err)
+}
+
+// Prefetch brings the objects of refs that are far into local memory, in as few
+// reads of the store as it can, so that dereferencing them need not wait. It
+// waits for local memory within ctx, and so must not be called in a scope. Refs
+// to nothing and objects that are local are passed over; that an object is lost
+// or corrupt, whoever dereferences it is told. With stream set they are objects
+// without temporal locality.
+func (h *Heap) Prefetch(ctx context.Context, refs []AnyRef, stream bool) error {
+	what := 0
+	if stream {
+		what = derefStream
+	}
+	_, err := h.fetchObjects(ctx, refs, what, 0, true)
+	return err
+}
+
+// fetchObjects does what Prefetch says, and returns how many objects it has read. Somebody waits for that
+// of the word asked, unless that is 0. Unless it is patient, it ends where it would have to wait for local memory for
+// long.
+func (h *Heap) fetchObjects(ctx context.Context, refs []AnyRef, what int, asked uint64, patient bool) (read int, err error) {
+	if err := h.core.Begin(); err != nil {
+		return 0, err
+	}
+	defer h.core.End()
+	rctx := ctx
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		rctx, cancel = context.WithTimeout(ctx, heap.StoreTimeout)
+		defer cancel()
+	}
+	b := h.core.NewBatch(len(refs))
+	var got brought
+	board := func(i int) (n int, busy <-chan struct{}, err error) {
+		n, busy, err = h.boardFirst(b, refs[i:], what)
+		read += n
+		var lost *heap.LostError
+		if n == 0 && (err == nil && busy == nil || err == heap.ErrMoved || err == heap.ErrFlying || errors.As(err, &lost)) {
+			return 1, nil, nil // nothing to fetch, or whoever dereferences it comes upon it
+		}
+		return n, busy, err
+	}
+	landed := func(f *heap.Flight, _ int, _ error) {
+		if f.Local() {
+			got.add(f, f.Number == asked)
+		} else if err == nil && f.Told() == nil && f.Err != heap.ErrNoRoom {
+			err = f.Err
+		}
+	}
+	for i := 0; i < len(refs) && err == nil; {
+		var busy <-chan struct{}
+		var wait error
+		i, busy, wait = b.Run(rctx, i, len(refs), board, landed)
+		got.count()
+		// Who waits must hold nothing that others wait for.
+		switch err = errOr(err, context.Cause(ctx)); {
+		case err != nil:
+		case !patient && wait == heap.ErrNoRoom:
+			soon, cancel := context.WithTimeout(ctx, heap.MaxPoll)
+			none := h.core.RoomSoon(soon)
+			cancel()
+			if none != nil {
+				b.End()
+				return read, wait
+			}
+		case !patient && busy != nil:
+			b.End()
+			return read, nil
+		case wait == heap.ErrNoRoom:
+			err = h.core.RoomSoon(ctx)
+		case wait != nil:
+			err = wait
+		case busy != nil:
+			select {
+			case <-busy:
+			case <-ctx.Done():
+				err = context.Cause(ctx)
+			}
+		}
+	}
+	b.End()
+	return read, err
+}
+
+// boardFirst makes the first of refs a part of b, if it is far and nobody fetches it, with those
+// that follow as far as they are read together. It returns how many those are.
+func (h *Heap) boardFirst(b *heap.Batch, refs []AnyRef, what int) (n int, busy <-chan struct{}, err error) {
+	b.Wants = b.Wants[:0]
+	for _, r := range refs {
+		if r.n == 0 {
+			break
+		}
+		p := h.words.at(r.n)
+		w := loadWord(p)
+		if !w.far() {
+			break
+		}
+		if k := len(b.Wants); k > 0 {
+			first, last := &b.Wants[0], &b.Wants[k-1]
+			next := last.Addr + uint64(last.N/heap.Unit)
+			if w.farAddr() != next || w.farClass() != first.Class || next/h.core.Far.Units != first.Addr/h.core.Far.Units {
+				break
+			}
+		}
+		b.Wants = append(b.Wants, h.wantOf(p, w, what))
+		if w := &b.Wants[0]; !w.Row || len(b.Wants) == b.Room(w.N) {
+			break
+		}
+	}
+	switch len(b.Wants) {
+	case 0:
+		return 0, nil, nil
+	case 1:
+		f, busy, err := h.core.Board(b, &b.Wants[0])
+		if f == nil {
+			return 0, busy, err
+		}
+		return 1, nil, nil
+	}
+	n, err = b.BoardRow(b.Wants)
+	return n, nil, err
+}
+
+// brought counts the objects of a class that a batch has brought.
+type brought struct {
+	c       *class
+	n, size int
+	asked   bool // somebody waited for one of them
+}
+
+func (g *brought) add(f *heap.Flight, asked bool) {
+	if c := f.Of.(*class); c != g.c {
+		g.count()
+		g.c = c
+	}
+	g.n++
+	g.size += len(f.Object) - heap.ObjectHeader
+	g.asked = g.asked || asked
+}
+
+func (g *brought) count() {
+	if g.n == 0 {
+		return
+	}
+	g.c.bytesIn.Add(uint64(g.size))
+	if g.asked {
+		g.c.misses.Add(1)
+		g.n--
+	}
+	g.c.prefetched.Add(uint64(g.n))
+	*g = brought{c: g.c}
+}
+
+// errOr is err, or other if it is nil.
+func errOr(err, other error) error {
+	if err != nil {
+		return err
+	}
+	return other
 }
 
 // replace makes the new object at addr, of class c, that of p, if that is far or was
@@ -205,7 +270,7 @@ func (h *Heap) replace(p *uint64, addr uintptr, c *class) bool {
 	for {
 		w := loadWord(p)
 		if !w.far() && !w.zero() {
-			h.dropSlot(addr, c.size)
+			h.core.DropSlot(addr, c.size)
 			return false
 		}
 		if casWord(p, w, localWord(addr, coldest)) {

@@ -1,6 +1,7 @@
 package far
 
 import (
+	"fmt"
 	"sync/atomic"
 
 	"polder/far/heap"
@@ -125,8 +126,44 @@ func (h *Heap) becameFar(c *class, o heap.Object) {
 }
 
 // Check implements Owner. What is wrong with an object, whoever dereferences it is
-// told.
-func (o *pointers) Check(heap.Record) error { return nil }
+// told. If the word has changed meanwhile, its class may be another by now, which the serial tells.
+func (o *pointers) Check(e heap.Record, want *heap.Want) error {
+	if want == nil {
+		return nil
+	}
+	c := want.Of.(*class)
+	switch {
+	case e.Owner() != heap.ScopedID || e.Number() != want.Number || e.Klen() != 0 || e.Flags() != 0:
+		return errObject
+	case serialOf(e) != c.serial:
+		return errObject
+	case heap.RoundSize(e.Size()) != want.Size || e.Vlen() > o.maxObject:
+		return errObject
+	case c.size >= 0 && e.Vlen() != c.size:
+		return fmt.Errorf("they are an object of %d bytes, want %d", e.Vlen(), c.size)
+	}
+	return nil
+}
+
+// Refers implements Owner.
+func (o *pointers) Refers(w *heap.Want) bool { return loadWord(o.words.at(w.Number)) == pword(w.Word) }
+
+// Landed implements Owner.
+func (o *pointers) Landed(f *heap.Flight) heap.Landing {
+	c := f.Of.(*class)
+	if c.cfg.Fetched != nil {
+		v := f.Object[heap.ObjectHeader:]
+		c.cfg.Fetched(v[:len(v):len(v)])
+	}
+	coldness := c.cfg.HotBits
+	if f.Kind == heap.Streamed {
+		coldness = coldest
+	}
+	if !casWord(o.words.at(f.Number), pword(f.Word), localWord(f.At, coldness)) {
+		return heap.Elsewhere
+	}
+	return heap.Kept
+}
 
 // Live implements Owner.
 func (o *pointers) Live(e heap.Record, addr uint64) bool {

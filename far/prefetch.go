@@ -189,30 +189,33 @@ func (tr *tracker) demand(s *heap.Scope, i, n int, stream bool) {
 	}
 	p := tr.word(i)
 	w := loadWord(p)
-	if !w.far() || tr.h.core.HeldIn(s).Ctx.Err() != nil {
+	if !w.far() || h.core.HeldIn(s).Ctx.Err() != nil {
 		return
 	}
-	if r := h.runs.of(h.words.number(p)); r != nil {
-		_ = h.join(tr.h.core.HeldIn(s).Ctx, w, r.done)
+	ctx := h.core.HeldIn(s).Ctx
+	if f := h.core.Join(w.farAddr(), heap.UseLocal); f != nil {
+		_ = h.join(ctx, f)
 		return
 	}
-	d := h.aheadOf(s).demand()
-	d.refs, d.batch.asked = d.refs[:0], h.words.number(p)
-	for ; i < n && len(d.refs) < cap(d.refs) && len(d.refs)*tr.c.size < demandBytes; i++ {
+	asked := h.words.number(p)
+	var refs [prefetchJobObjects]AnyRef
+	k := 0
+	for ; i < n && k < len(refs) && k*tr.c.size < demandBytes; i++ {
 		if p = tr.word(i); p == nil || !loadWord(p).far() {
 			break
 		}
-		d.refs = append(d.refs, AnyRef{h.words.number(p)})
+		refs[k] = AnyRef{h.words.number(p)}
+		k++
 	}
 	what := 0
 	if stream {
 		what = derefStream
 	}
-	read, _ := d.batch.fetch(tr.h.core.HeldIn(s).Ctx, h, d.refs, what, false)
+	read, _ := h.fetchObjects(ctx, refs[:k], what, asked, false)
 	if read == 0 {
 		return
 	}
-	for _, r := range d.refs[1:read] {
+	for _, r := range refs[1:read] {
 		if h.ahead.slot(r.n).Swap(r.n) != r.n {
 			tr.issued.Add(1)
 		}
@@ -329,18 +332,17 @@ func (ph *prefetching) forget(refs []AnyRef) {
 
 // work fetches until the heap is closed.
 func (ph *prefetching) work(h *Heap) {
-	var batch objectBatch
 	for {
 		select {
 		case b := <-ph.jobs:
-			ph.run(h, &b, &batch)
+			ph.run(h, &b)
 		case <-h.core.Ctx.Done():
 			return
 		}
 	}
 }
 
-func (ph *prefetching) run(h *Heap, b *prefetchJob, batch *objectBatch) {
+func (ph *prefetching) run(h *Heap, b *prefetchJob) {
 	// What has been used meanwhile was late.
 	refs := slices.DeleteFunc(b.refs[:b.n], func(r AnyRef) bool { return ph.slot(r.n).Load() != r.n })
 	// Words in a row are fetched as one, which a walk backwards has the other
@@ -352,7 +354,7 @@ func (ph *prefetching) run(h *Heap, b *prefetchJob, batch *objectBatch) {
 	}
 	ctx, cancel := context.WithTimeout(h.core.Ctx, heap.StoreTimeout)
 	defer cancel()
-	read, err := batch.fetch(ctx, h, refs, what, true)
+	read, err := h.fetchObjects(ctx, refs, what, 0, true)
 	if err != nil {
 		// Whoever uses the objects is told; they were not prefetched.
 		ph.forget(refs)
@@ -402,7 +404,6 @@ type scopeAhead struct {
 	}
 	next    int
 	guesses [maxAhead]int
-	late    *demand // made when it is needed
 }
 
 // aheadOf returns the prefetchers of s.
@@ -414,19 +415,6 @@ func (h *Heap) aheadOf(s *heap.Scope) *scopeAhead {
 		*with = a
 	}
 	return a
-}
-
-// demand is what a goroutine fetches by itself.
-type demand struct {
-	refs  []AnyRef
-	batch objectBatch
-}
-
-func (a *scopeAhead) demand() *demand {
-	if a.late == nil {
-		a.late = &demand{refs: make([]AnyRef, 0, prefetchJobObjects)}
-	}
-	return a.late
 }
 
 // of returns the prefetcher for tr.

@@ -3,7 +3,6 @@ package far
 import (
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"time"
 
 	"polder/far/heap"
@@ -94,24 +93,3 @@ func putFar(e heap.Record, number, serial uint64, data []byte) {
 func serialOf(e heap.Record) uint64 { return uint64(e.Expire()) }
 
 var errObject = errors.New("they are not those of the object that was looked for")
-
-// inspectObject checks that b is the far entry that word number refers to by w,
-// and returns that and its class. The bytes may be anything; and if the word is
-// not w any more, its class may be another by now, which the serial tells.
-func (h *Heap) inspectObject(b []byte, number uint64, w pword) (heap.Record, *class, error) {
-	e, err := heap.DecodeEntry(b, w.farAddr())
-	c := h.class(w.farClass())
-	switch {
-	case err != nil:
-		return nil, nil, err
-	case e.Owner() != heap.ScopedID || e.Number() != number || e.Klen() != 0 || e.Flags() != 0:
-		return nil, nil, errObject
-	case serialOf(e) != c.serial:
-		return nil, nil, errObject
-	case heap.RoundSize(e.Size()) != w.farSize() || e.Vlen() > h.maxObject:
-		return nil, nil, errObject
-	case c.size >= 0 && e.Vlen() != c.size:
-		return nil, nil, fmt.Errorf("they are an object of %d bytes, want %d", e.Vlen(), c.size)
-	}
-	return e, c, nil
-}

@@ -97,11 +97,11 @@ func TestScopesGetTheirsWhileAnIndexGrows(t *testing.T) {
 // temporal locality, too.
 func TestScopesGetTheirsInOneKindOfLogs(t *testing.T) {
 	h, scopes := promised(t, 1)
-	_, addr, err := h.newSlot(scopes[0], heap.Streamed, heap.ObjectHead(0, 16), 0, 16)
+	_, addr, err := h.core.NewSlot(scopes[0], heap.Streamed, heap.ObjectHead(0, 16), 0, 16)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer h.dropSlot(addr, 16)
+	defer h.core.DropSlot(addr, 16)
 	if got := h.core.Logs.SegmentOf(addr).Kind; got != heap.Scoped {
 		t.Errorf("the object lies in a segment of kind %d, want %d", got, heap.Scoped)
 	}

@@ -52,12 +52,12 @@ func (m *ByteMap) scan(ctx context.Context, cursor uint64, of func(word) bool) (
 	klen := 64 // read that much of a far key at once
 	var read []head
 	for {
-		s := scanner{m: m, of: of, read: read}
+		s := scanner{m: m, b: m.h.core.NewBatch(scanStep), of: of, read: read}
 		next := s.collect(cursor, klen)
-		if len(s.led)+len(s.joined) > 0 || s.busy != nil {
-			if err := s.fetch(ctx); err != nil {
-				return nil, cursor, err
-			}
+		err := s.fetch(ctx)
+		s.b.End()
+		if err != nil {
+			return nil, cursor, err
 		}
 		read = s.read
 		switch {
@@ -77,13 +77,13 @@ func (m *ByteMap) scan(ctx context.Context, cursor uint64, of func(word) bool) (
 
 // scanner is the work of one step of an iteration.
 type scanner struct {
-	m           *ByteMap
-	of          func(word) bool
-	found       []scanned
-	read        []head // far keys, so that trying again reads others; e is nil if corrupt
-	led, joined []*flight
-	busy        <-chan struct{} // there was no buffer; closed when there is
-	short       bool            // a key was longer than what was read of it
+	m     *ByteMap
+	b     *heap.Batch
+	of    func(word) bool
+	found []scanned
+	read  []head          // far keys, so that trying again reads others; e is nil if corrupt
+	busy  <-chan struct{} // there was no buffer; closed when there is
+	short bool            // a key was longer than what was read of it
 }
 
 // collect gathers the entries from cursor on.
@@ -99,7 +99,7 @@ func (s *scanner) collect(cursor uint64, klen int) (next uint64) {
 	t := &sh.t
 	if len(t.buckets) > 0 {
 		for home := t.home(uint32(tag)); home < len(t.buckets); home++ {
-			if len(s.found)+len(s.led)+len(s.joined) >= scanStep {
+			if len(s.found)+s.b.Len() >= scanStep {
 				return at<<32 | t.firstTag(home)
 			}
 			for b, left := home, len(t.buckets); left > 0; b, left = t.after(b), left-1 {
@@ -138,14 +138,8 @@ func (s *scanner) visit(sh *shard, p place, klen int) {
 			return
 		}
 	}
-	f, leader, busy := h.board(sh, sh.t.tag(p), p, wantsHead, klen, nil)
-	switch {
-	case busy != nil:
+	if _, _, busy := s.m.board(s.b, 0, sh, p, heap.UseHead, klen); busy != nil {
 		s.busy = busy
-	case leader:
-		s.led = append(s.led, f)
-	default:
-		s.joined = append(s.joined, f)
 	}
 }
 
@@ -156,35 +150,31 @@ func (s *scanner) add(e heap.Record) {
 }
 
 // fetch reads the keys that are far.
-func (s *scanner) fetch(ctx context.Context) error {
-	h := s.m.h
-	err := context.Cause(ctx)
-	if err == nil {
-		h.leadAll(ctx, s.m, s.led)
+func (s *scanner) fetch(ctx context.Context) (err error) {
+	if s.b.Len() == 0 && s.busy == nil {
+		return nil
 	}
-	for i, f := range append(s.led, s.joined...) {
-		if err == nil && i >= len(s.led) {
-			err = f.wait(ctx)
-		}
-		if err == nil {
-			switch {
-			case f.e != nil, f.corrupt():
-				d := head{addr: f.addr, seg: f.seg}
-				if f.e != nil {
-					d.e = appendHead(nil, f.e)
-				}
-				s.read = append(s.read, d)
-				s.add(d.e)
-			case f.short, f.mine:
-				s.short = true // look again
-			case f.err != nil && !f.seg.Gone():
-				err = f.err
-			case f.err == nil:
-				s.short = true // it has moved meanwhile
+	if ctx.Err() != nil {
+		s.b.Abandon()
+		return context.Cause(ctx)
+	}
+	s.b.Flush(ctx, func(f *heap.Flight, _ int, late error) {
+		switch {
+		case late != nil:
+			err = late
+		case f.Rec != nil, f.Corrupt():
+			d := head{addr: f.Addr, seg: f.Segment()}
+			if f.Rec != nil {
+				d.e = appendHead(nil, f.Rec)
 			}
+			s.read = append(s.read, d)
+			s.add(d.e)
+		case f.Failure() != nil:
+			err = f.Err
+		case f.Told() == nil:
+			s.short = true // or it has moved meanwhile: look again
 		}
-		f.release(h)
-	}
+	})
 	return err
 }
 

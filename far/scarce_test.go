@@ -169,8 +169,8 @@ func testGivesWay(t *testing.T, call func(m *ByteMap, keys [][]byte) error) {
 		}
 		time.Sleep(time.Second)
 		keys := farKeys(t, m, 1000)
-		if len(keys) < maxBatch {
-			t.Fatalf("%d keys are far, want %d", len(keys), maxBatch)
+		if len(keys) < heap.MaxBatch {
+			t.Fatalf("%d keys are far, want %d", len(keys), heap.MaxBatch)
 		}
 		if err := m.FetchHeads(context.Background(), [][]byte{[]byte("large")}); err != nil && !errors.Is(err, heap.ErrFull) {
 			t.Fatal(err)
@@ -178,7 +178,7 @@ func testGivesWay(t *testing.T, call func(m *ByteMap, keys [][]byte) error) {
 		time.Sleep(time.Second)
 		release := store.hold()
 		ended := make(chan error)
-		go func() { ended <- call(m, keys[:maxBatch]) }()
+		go func() { ended <- call(m, keys[:heap.MaxBatch]) }()
 		synctest.Wait() // they have all buffers
 		if ok, err := m.Delete(NoWait, []byte("large")); !ok || err != nil {
 			t.Fatalf("Delete: %v, %v", ok, err)

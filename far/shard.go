@@ -17,18 +17,17 @@ import (
 type shard struct {
 	mu      sync.Mutex
 	t       table
-	flights *flight // those that are listed
-	count   shardCounters
 	missed  uint64 // bytes that were fetched, see admits
-	entries int    // without pieces and without the lost
+	count   shardCounters
+	entries int // without pieces and without the lost
 	lost    int
 	muts    uint64 // changes of contents, as opposed to moves
 	closed  bool
 	id      int // its number in the map; immutable
 
-	heads    []head   // what FetchHeads has read of late
-	nextHead int      // the one to forget next
-	_        [56]byte // whole lines: see memory_unsafe.go
+	heads    []head // what FetchHeads has read of late
+	nextHead int    // the one to forget next
+	// Whole lines: see memory_unsafe.go.
 }
 
 // shardCounters are guarded by the shard's lock, since counting with atomics
@@ -90,7 +89,7 @@ func (sh *shard) find(h *Heap, hs hash, key []byte, kind word, hd *holding, whol
 			s := remote
 			var e heap.Record
 			if f := hd.of(w.addr(), whole); f != nil {
-				e, s = f.e, corrupt
+				e, s = f.Rec, corrupt
 			} else if w.isLost() || h.core.Far.Seg(w.addr()).Gone() {
 				s = lost
 			} else if !whole {

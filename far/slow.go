@@ -97,19 +97,19 @@ func (m *ByteMap) slow(ctx context.Context, sh *shard, hs hash, key []byte, try 
 	for {
 		sh.mu.Lock()
 		s := try(&hd)
-		var f *flight
+		var f *heap.Flight
 		var leader bool
 		var busy <-chan struct{}
 		if (s.need == needWhole || s.need == needHead) && ctx.Err() == nil {
-			what := wantsHead
+			use := heap.UseHead
 			if s.need == needWhole || short {
-				what = wantsLook
+				use = heap.UseLook
 			}
-			if c := hd.of(sh.t.word(s.at).addr(), what != wantsHead); c != nil && c.corrupt() {
+			if c := hd.of(sh.t.word(s.at).addr(), use != heap.UseHead); c != nil && c.Corrupt() {
 				sh.mu.Unlock()
-				return c.err
+				return c.Err
 			}
-			f, leader, busy = h.board(sh, hs.tag(), s.at, what, len(key), nil)
+			f, leader, busy = m.board(nil, 0, sh, s.at, use, len(key))
 		}
 		sh.mu.Unlock()
 		switch {
@@ -137,23 +137,7 @@ func (m *ByteMap) slow(ctx context.Context, sh *shard, hs hash, key []byte, try 
 			if err := m.fly(ctx, f, leader); err != nil {
 				return err
 			}
-			short = f.short
+			short = f.Short
 		}
 	}
-}
-
-// fly returns when f has landed, with the error that the call has to report.
-func (m *ByteMap) fly(ctx context.Context, f *flight, leader bool) error {
-	if leader {
-		m.h.lead(ctx, m, f)
-	} else if err := f.wait(ctx); err != nil {
-		return fmt.Errorf("cannot fetch %d bytes from %s: %w", len(f.buf), f.seg.Seg.Name(), err)
-	}
-	switch {
-	case f.err == nil, f.corrupt(), f.seg.Gone():
-		return nil // the next try sees it
-	case f.mine && !leader:
-		return nil // the leader gave up: try again
-	}
-	return f.err
 }

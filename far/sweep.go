@@ -24,7 +24,6 @@ type sweeper struct {
 // sweep looks at the next stretch of the index and reports whether it paid.
 func (sw *sweeper) sweep(h *Heap) bool {
 	seen, expired := 0, 0
-	var far []*flight
 	maps := *h.maps.Load()
 	if len(maps) == 0 {
 		return false
@@ -33,10 +32,12 @@ func (sw *sweeper) sweep(h *Heap) bool {
 		sw.m, sw.shard, sw.bucket = 0, 0, 0
 	}
 	m := maps[sw.m]
-	for n := 0; n < sweepBuckets && len(far) < sweepHeads; {
+	b := h.core.NewBatch(sweepHeads)
+	defer b.End()
+	for n := 0; n < sweepBuckets && b.Len() < sweepHeads; {
 		sh := &m.shards[sw.shard]
 		sh.mu.Lock()
-		for ; sw.bucket < len(sh.t.buckets) && n < sweepBuckets && len(far) < sweepHeads; sw.bucket++ {
+		for ; sw.bucket < len(sh.t.buckets) && n < sweepBuckets && b.Len() < sweepHeads; sw.bucket++ {
 			n++
 			for i := range bucketEntries {
 				p := place(sw.bucket*bucketEntries + i)
@@ -48,12 +49,7 @@ func (sw *sweeper) sweep(h *Heap) bool {
 					if h.core.Far.Seg(w.addr()).Gone() {
 						continue
 					}
-					switch f, leader, _ := h.board(sh, sh.t.tag(p), p, wantsHead, sw.klen, nil); {
-					case leader:
-						far = append(far, f)
-					case f != nil:
-						f.release(h) // somebody is looking at it anyway
-					}
+					_, _, _ = m.board(b, 0, sh, p, heap.UseHead, sw.klen) // another time if there is no buffer
 					continue
 				}
 				seen++
@@ -79,30 +75,31 @@ func (sw *sweeper) sweep(h *Heap) bool {
 		}
 	}
 	ctx, cancel := context.WithTimeout(h.core.Ctx, heap.StoreTimeout)
-	h.leadAll(ctx, m, far)
-	cancel()
-	for _, f := range far {
-		if f.e != nil {
+	defer cancel()
+	b.Flush(ctx, func(f *heap.Flight, _ int, err error) {
+		switch {
+		case err != nil:
+		case f.Short:
+			sw.klen = MaxKeySize
+		case f.Rec != nil:
 			seen++
-			if f.e.Expired() && f.sh.expireFar(h, f) {
+			if f.Rec.Expired() && m.expireFar(f) {
 				expired++
 			}
-		} else if f.short {
-			sw.klen = MaxKeySize
 		}
-		f.release(h)
-	}
+	})
 	return seen > 0 && 4*expired > seen
 }
 
 // expireFar removes the entry that f found expired, if it is still there.
-func (sh *shard) expireFar(h *Heap, f *flight) bool {
+func (m *ByteMap) expireFar(f *heap.Flight) bool {
+	sh, tag := m.placeOf(&f.Want)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	p := sh.t.find(f.tag, wordFar|word(f.addr))
-	if p == none || sh.t.word(p).isLost() {
+	p := sh.farPlace(tag, &f.Want)
+	if p == none {
 		return false
 	}
-	sh.expire(h, p, f.e)
+	sh.expire(m.h, p, f.Rec)
 	return true
 }

@@ -225,15 +225,15 @@ func (m *Map[K, V]) Get(ctx context.Context, k K) (v V, ok bool, err error) {
 		sh.mu.Unlock()
 		return v, false, ErrWouldBlock // as getSlow finds in the end
 	}
-	f, err := b.demand(ctx, sh, hs, p, key)
+	f, err := b.demand(ctx, sh, p, key)
 	if f == nil {
 		if err != nil {
 			return v, false, err
 		}
 		return m.getSlow(ctx, append([]byte(nil), key...))
 	}
-	ok = decode(&m.value, &v, f.e.Value())
-	n := f.e.Vlen()
+	ok = decode(&m.value, &v, f.Rec.Value())
+	n := f.Rec.Vlen()
 	b.h.done(f)
 	if !ok {
 		return v, false, m.errMapped(n)
@@ -313,14 +313,14 @@ func (m *Map[K, V]) Append(ctx context.Context, k K, dst []byte) (b []byte, ok b
 		sh.mu.Unlock()
 		return dst, false, ErrWouldBlock
 	}
-	f, err := m.b.demand(ctx, sh, hs, p, key)
+	f, err := m.b.demand(ctx, sh, p, key)
 	if f == nil {
 		if err != nil {
 			return dst, false, err
 		}
 		return m.appendSlow(ctx, append([]byte(nil), key...), dst)
 	}
-	dst = append(dst, f.e.Value()...)
+	dst = append(dst, f.Rec.Value()...)
 	m.b.h.done(f)
 	m.settle(key)
 	return dst, true, nil

@@ -6,7 +6,7 @@ import "polder/far/heap"
 // and how often it was used of late. The zero word is an empty place.
 //
 //	63..62  hot: CLOCK's counter, 0 to 3
-//	61      flying: a flight of the far entry may be listed
+//	61      not used
 //	60..55  stamp of a far entry: when it was last fetched and not kept, see
 //	        shard.admits
 //	54      big: the entry is the head of a large value
@@ -24,14 +24,13 @@ import "polder/far/heap"
 type word uint64
 
 const (
-	wordTxn    word = 1 << 48
-	wordTTL    word = 1 << 49
-	wordPiece  word = 1 << 50
-	wordLost   word = 1 << 51
-	wordFar    word = 1 << 52
-	wordFresh  word = 1 << 53
-	wordBig    word = 1 << 54
-	wordFlying word = 1 << 61
+	wordTxn   word = 1 << 48
+	wordTTL   word = 1 << 49
+	wordPiece word = 1 << 50
+	wordLost  word = 1 << 51
+	wordFar   word = 1 << 52
+	wordFresh word = 1 << 53
+	wordBig   word = 1 << 54
 
 	wordHidden = wordPiece | wordTxn
 

@@ -211,7 +211,7 @@ func (h *Heap) cleanPart(s *FarSegment, off int, b []byte, borrow bool) (int, er
 			if o := h.host.Owner(e.Owner()); o == nil {
 				err = ErrForeign
 			} else {
-				err = o.Check(e)
+				err = o.Check(e, nil)
 			}
 		}
 		if err != nil {

@@ -23,6 +23,10 @@ type Heap struct {
 	Staging *arena.Mapping // the evacuator's and the cleaner's buffers
 	scratch []byte         // what the cleaner reads segments into
 
+	flights flights
+	unused  sync.Pool // of *Flight that are not a batch's
+	batches sync.Pool // of *Batch
+
 	entries   Evacuation             // of what no scope keeps in place; the evacuator's
 	Pass      pass                   // of what scopes do; the evacuator's
 	turn      turn                   // the same

@@ -4,8 +4,8 @@ package heap
 // moves records between local and far memory; an Owner says of a record whether it refers
 // to it, and is told where it is from now on.
 //
-// All methods are called in goroutines of the heap's, which hold no lock then. They
-// must not wait for local memory or for the store.
+// All methods are called in goroutines of the heap's or of those who fetch, which hold no
+// lock then, not even the owner's. They must not wait for local memory or for the store.
 type Owner interface {
 	// Evacuate deals with a local record in a segment that is being emptied.
 	// If the owner refers to it, it asks ev.place what is to become of it, carries
@@ -17,8 +17,16 @@ type Owner interface {
 	// copy if that was written, s is not lost, and the owner refers to the
 	// local record still, and reports whether it does.
 	Settled(r Local, s *FarSegment, addr uint64, written bool) bool
-	// Check refuses a far record that cannot be this owner's. Its checksums are right.
-	Check(e Record) error
+	// Check refuses a far record that cannot be this owner's, or not the one that w wants,
+	// which is nil if nobody wants a certain one. Its checksums are right.
+	Check(e Record, w *Want) error
+	// Refers reports whether the owner refers to the far record that w wants.
+	Refers(w *Want) bool
+	// Landed is called when f has brought its record, unless nobody is to share it, and perhaps again.
+	// An object is local already, and the owner refers to it from now on if it refers to the far
+	// record still; for what a lock keeps in place it makes a local copy if that is
+	// wanted and there is room.
+	Landed(f *Flight) Landing
 	// Live reports whether the owner refers to the far record e, which lies at addr: by itself,
 	// or through a local copy.
 	Live(e Record, addr uint64) bool
@@ -26,6 +34,15 @@ type Owner interface {
 	// e if it refers to that at from and s is not lost, and reports whether it does.
 	Moved(e Record, from, to uint64, s *FarSegment) bool
 }
+
+// Landing is what an owner says of a record that was fetched.
+type Landing uint8
+
+const (
+	Elsewhere Landing = iota // it does not refer to the far record any more
+	StaysFar                 // it refers to the far record
+	Kept                     // it refers to the local copy
+)
 
 // A Marker is the owner of the records that scopes keep in place. The evacuator
 // marks them before it moves them, so that whoever comes by one meanwhile says

@@ -132,6 +132,9 @@ func (h *Heap) Audit(t *tally) error {
 		errs = append(errs, fmt.Errorf("%d bytes of index and %d segments of logs in a budget of %d, but counted are %d, %d",
 			t.Index, resident, l.budget, l.index, l.resident))
 	}
+	if h.flights.listed() {
+		errs = append(errs, errors.New("a fetch is still listed"))
+	}
 	if h.Bufs.InUse != 0 {
 		errs = append(errs, fmt.Errorf("%d bytes of buffers have not come back", h.Bufs.InUse))
 	}

@@ -1,0 +1,518 @@
+package heap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+)
+
+// Want is a far record that somebody wants to read.
+type Want struct {
+	Owner  Owner
+	Number uint64 // what the owner calls the record
+	Word   uint64 // the owner's, which refers to it
+	Of     any    // what the owner wants to know again in Check and Landed
+	Addr   uint64 // where it lies
+	N      int    // bytes to read, from its header on
+	Size   int    // that it has at the most
+	Index  int    // the number of whoever wants it, in a batch
+	Use    Use
+	Admit  bool // it deserves a place in local memory; under the owner's lock once there is a flight
+	Apart  bool // nobody else is to share the flight, and nothing is to become local
+
+	// The rest is for a record that scopes keep in place.
+	Kind  Kind   // of the log that it goes to; Locked if it is no such record
+	Class uint16 // for the tail of the object
+	Row   bool   // N is its exact size, and it may be read together with its neighbors
+	Scope *Scope // that waits for it, and whose memory it uses, or nil
+}
+
+// Use is what a record is wanted for. The later includes the former.
+type Use uint8
+
+const (
+	UseHead  Use = iota // its header and its key, if N is enough for that
+	UseBytes            // all of it, which the caller takes from the flight
+	UseLook             // the same, in order to try again what the call is about
+	UseLocal            // to have it in local memory, whether it deserves that or not
+)
+
+// Flight is one read of a far record, shared by all who want the record: they find it by
+// the record's address until it has landed. What nobody is to share or to keep is not
+// listed, so that no lock is needed when it lands.
+//
+// A flight pins its segment until the last one lets go of it, so that as long
+// as the owner's word has the same address, the bytes are the record's.
+//
+// All but the Want is set when the flight has landed, and not changed afterwards.
+type Flight struct {
+	Want
+	Rec   Record // of a Locked record, what was read; nil if that is of no use
+	Err   error  // why; nil, too, if the owner does not refer to the record any more: look again
+	Short bool   // N was too little for the key
+
+	// Of other records, the object that it is from now on, and where its data lies.
+	Object Object
+	At     uintptr
+
+	seg     *FarSegment
+	pin     int     // of seg
+	part    bool    // Use was UseHead when it was begun
+	listed  bool    // whoever wants the record finds it, until it has landed
+	follows bool    // it is read by the same operation as the one before it in the batch
+	mine    bool    // Err is due to the leader; the others have to try again
+	landing Landing // what the owner has said last
+	block   *block  // where it is read to
+	buf     []byte  // in it
+	alone   *alone  // nil if it was made for a batch
+
+	next *Flight       // in its bucket; under the bucket's mutex
+	done chan struct{} // closed when it has landed; nil if nobody joined; under the bucket's mutex
+	ref  atomic.Int32  // how many have joined it and not let go, less 1 if its leader has
+}
+
+// alone is what a flight needs that is not part of a batch.
+type alone struct {
+	block block
+	op    [1]ReadOp
+}
+
+// block is memory that flights read into, and those who use it: the flights, and
+// the batch that takes parts of it for flights. It is a buffer, or else a slot of the
+// logs, where the records stay.
+type block struct {
+	Buffer
+	refs atomic.Int32
+
+	slot Object
+	addr uintptr // of slot's data
+	dead int     // bytes of slot that are nobody's
+
+	used  int   // bytes that the batch has given out
+	given int32 // to how many flights
+}
+
+// ErrFlying: somebody else fetches the record.
+var ErrFlying = errors.New("it is being fetched")
+
+// ErrMoved: the owner does not refer to the record any more.
+var ErrMoved = errors.New("it has moved")
+
+// flights is the listed flights of a heap, by the addresses of their records.
+type flights [512]struct {
+	mu    sync.Mutex
+	first atomic.Pointer[Flight] // changes under mu
+}
+
+func (fl *flights) bucket(addr uint64) int { return int(addr * 0x9e3779b97f4a7c15 >> 55) }
+
+// join returns the flight of addr, to be let go of, or nil.
+func (fl *flights) join(addr uint64, use Use) *Flight {
+	b := &fl[fl.bucket(addr)]
+	if b.first.Load() == nil {
+		return nil // fast path
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	f := b.first.Load()
+	for f != nil && f.Addr != addr {
+		f = f.next
+	}
+	if f == nil {
+		return nil
+	}
+	f.ref.Add(1)
+	if use > f.Use {
+		f.Use = use
+	}
+	if f.done == nil {
+		f.done = make(chan struct{})
+	}
+	return f
+}
+
+// list lists f, and reports false if there is a flight of its record.
+func (fl *flights) list(f *Flight) bool {
+	b := &fl[fl.bucket(f.Addr)]
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	first := b.first.Load()
+	for o := first; o != nil; o = o.next {
+		if o.Addr == f.Addr {
+			return false
+		}
+	}
+	f.next = first
+	b.first.Store(f)
+	return true
+}
+
+func (fl *flights) unlist(f *Flight) {
+	b := &fl[fl.bucket(f.Addr)]
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if o := b.first.Load(); o == f {
+		b.first.Store(f.next)
+	} else {
+		for o.next != f {
+			o = o.next
+		}
+		o.next = f.next
+	}
+	f.next = nil
+}
+
+// listed reports whether there is a flight.
+func (fl *flights) listed() bool {
+	for i := range fl {
+		if fl[i].first.Load() != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// Join returns the flight of the record at addr, which the caller has joined and has
+// to let go of, or nil.
+func (h *Heap) Join(addr uint64, use Use) *Flight { return h.flights.join(addr, use) }
+
+// Board begins the flight of w, as a part of b unless that is nil: then the caller leads
+// it, and lets go of it. If there is no buffer for it, Board returns the channel to wait for, and the caller must
+// let go of all its flights before it waits. It fails with ErrFlying or ErrMoved if the
+// record is to be looked at again, with a LostError, and with ErrNoRoom.
+func (h *Heap) Board(b *Batch, w *Want) (f *Flight, busy <-chan struct{}, err error) {
+	f = h.newFlight(b)
+	f.Want = *w
+	if err = h.begin(f); err != nil {
+		return nil, nil, err
+	}
+	if w.Kind.scoped() && w.N >= fetchInPlace {
+		c := new(block)
+		if f.alone != nil {
+			c = &f.alone.block
+		}
+		one := [1]*Flight{f}
+		_, err = h.seatRow(c, one[:])
+	} else {
+		busy = h.seat(b, f)
+	}
+	if err != nil || busy != nil {
+		h.quit(f)
+		return nil, busy, err
+	}
+	if b != nil {
+		b.lead(f)
+	}
+	return f, nil, nil
+}
+
+// newFlight returns a flight that is to be used, by b unless that is nil.
+func (h *Heap) newFlight(b *Batch) *Flight {
+	if b != nil {
+		if k := len(b.spare) - 1; k >= 0 {
+			f := b.spare[k]
+			b.spare = b.spare[:k]
+			return f
+		}
+		return new(Flight)
+	}
+	f, _ := h.unused.Get().(*Flight)
+	if f == nil {
+		f = &Flight{alone: new(alone)}
+	}
+	return f
+}
+
+// begin pins the segment of f and lists f.
+func (h *Heap) begin(f *Flight) (err error) {
+	f.seg, f.part = h.Far.Seg(f.Addr), f.Use == UseHead
+	if f.seg == nil {
+		return ErrMoved
+	}
+	f.pin = f.seg.Pin()
+	switch {
+	// A word that no lock keeps: the cleaner turns words first and looks for pins
+	// afterwards.
+	case f.Kind.scoped() && (!f.Owner.Refers(&f.Want) || h.Far.Seg(f.Addr) != f.seg):
+		err = ErrMoved
+	case f.Kind.scoped() && f.seg.Gone():
+		err = &LostError{f.seg.Seg.Name()}
+	case !f.Apart && !h.flights.list(f):
+		err = ErrFlying
+	default:
+		f.listed = !f.Apart
+		return nil
+	}
+	h.unpin(f)
+	return err
+}
+
+// seat gives f a buffer, or else returns the channel to wait for.
+func (h *Heap) seat(b *Batch, f *Flight) (busy <-chan struct{}) {
+	if b != nil {
+		return b.seat(f)
+	}
+	c := &f.alone.block
+	if c.Buffer, busy = h.Bufs.Get(f.N); busy != nil {
+		return busy
+	}
+	c.refs.Store(1)
+	f.block, f.buf = c, c.B
+	return nil
+}
+
+// endUses ends n uses of c.
+func (h *Heap) endUses(c *block, n int32) {
+	if c == nil || c.refs.Add(-n) > 0 {
+		return
+	}
+	if c.slot != nil {
+		h.Logs.SegmentOf(c.addr).Live.Add(-int64(c.dead))
+		c.slot = nil
+	}
+	h.Bufs.Put(c.Buffer)
+	c.Buffer = Buffer{}
+}
+
+func (h *Heap) unpin(f *Flight) {
+	if f.seg.Unpin(f.pin) {
+		h.WakeJanitor()
+	}
+}
+
+// quit ends a flight that was begun, but is not made.
+func (h *Heap) quit(f *Flight) {
+	h.end(f)
+	h.LetGo(f)
+}
+
+// end has nobody find f any more, and wakes who waits for it.
+func (h *Heap) end(f *Flight) {
+	if f.listed {
+		h.flights.unlist(f)
+	}
+	if f.done != nil {
+		close(f.done)
+	}
+}
+
+// LetGo lets go of f.
+func (h *Heap) LetGo(f *Flight) {
+	if !h.released(f) {
+		return
+	}
+	if f.alone != nil {
+		h.unused.Put(f)
+	}
+}
+
+// released lets go of f, and reports whether nobody has it any more: it is one to be
+// used again then.
+func (h *Heap) released(f *Flight) bool {
+	if f.done != nil && f.ref.Add(-1) >= 0 {
+		return false
+	}
+	h.endUses(f.block, 1)
+	h.unpin(f)
+	a := f.alone
+	if f.done != nil {
+		f.done = nil
+		f.ref.Store(0)
+	}
+	f.Want, f.Rec, f.Err, f.Short, f.Object, f.At = Want{}, nil, nil, false, nil, 0
+	f.seg, f.block, f.buf = nil, nil, nil
+	f.listed, f.follows, f.mine, f.landing = false, false, false, Elsewhere
+	if a != nil {
+		a.op[0] = ReadOp{}
+	}
+	return true
+}
+
+// Fly makes the flight f, which the caller began alone, and returns when it has landed.
+func (h *Heap) Fly(ctx context.Context, f *Flight) {
+	f.alone.op[0] = f.op(h)
+	h.Far.Store.Read(ctx, f.alone.op[:])
+	one := [1]*Flight{f}
+	h.landed(ctx, one[:], f.alone.op[:])
+}
+
+// Wait returns when f, which the caller has joined, has landed, or with the cause of
+// ctx's end.
+func (f *Flight) Wait(ctx context.Context) error {
+	select {
+	case <-f.done:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// op is the read that f is, and those that follow it.
+func (f *Flight) op(h *Heap) ReadOp {
+	buf := f.buf
+	if f.block.slot != nil {
+		buf = f.block.slot[ObjectHeader:]
+	}
+	return ReadOp{Seg: f.seg.Seg, Off: h.Far.Offset(f.Addr), Buf: buf}
+}
+
+// landed ends the flights fs, which were read by ops.
+func (h *Heap) landed(ctx context.Context, fs []*Flight, ops []ReadOp) {
+	bytes, op := 0, len(ops)-1
+	// From the last on: an object that is laid out reaches into the record behind it.
+	for i := len(fs) - 1; i >= 0; i-- {
+		f := fs[i]
+		if err := ops[op].Err; err != nil {
+			h.failed(ctx, f, err)
+		} else {
+			bytes += len(f.buf)
+			h.inspect(f)
+		}
+		if f.block.slot != nil {
+			f.layOut()
+		}
+		if !f.follows {
+			op--
+		}
+	}
+	h.Count.Fetches.Add(uint64(len(fs)))
+	h.Count.BytesIn.Add(uint64(bytes))
+	n := 0
+	defer func() {
+		for _, f := range fs[n:] { // an owner runs functions of the program's, which panic
+			h.dropOwn(f)
+			f.Rec = nil
+			h.end(f)
+		}
+	}()
+	for ; n < len(fs); n++ {
+		h.land(fs[n])
+		h.end(fs[n])
+	}
+}
+
+// failed takes note of the error of f's read.
+func (h *Heap) failed(ctx context.Context, f *Flight, err error) {
+	switch {
+	case f.seg.Gone():
+		h.WakeJanitor() // to account for what went with it
+		f.Err = &LostError{f.seg.Seg.Name()}
+	case f.Owner.Refers(&f.Want):
+		f.mine = ctx.Err() != nil
+		f.Err = fmt.Errorf("cannot fetch %d bytes from %s: %w", len(f.buf), f.seg.Seg.Name(), err)
+	}
+}
+
+// inspect checks the bytes that f has brought. They may be anything.
+func (h *Heap) inspect(f *Flight) {
+	decode := DecodeEntry
+	if f.part {
+		decode = DecodeHead
+	}
+	e, err := decode(f.buf, f.Addr)
+	if err == ErrShort && f.part && f.N < f.Size {
+		f.Short = true
+		return
+	}
+	if err == nil {
+		err = f.Owner.Check(e, &f.Want)
+	}
+	switch {
+	case err == nil:
+		f.Rec = e
+	case f.Owner.Refers(&f.Want):
+		h.Count.Corrupt.Add(1)
+		f.Err = &CorruptError{Segment: f.seg.Seg.Name(), Off: h.Far.Offset(f.Addr), Err: err}
+	}
+	if f.seg.Gone() {
+		h.WakeJanitor()
+	}
+}
+
+// land has the owner refer to what f has brought, if that is to be local: an object always,
+// and what a lock keeps in place if it deserves that.
+func (h *Heap) land(f *Flight) {
+	if f.Rec == nil || !f.listed {
+		return
+	}
+	if f.Kind.scoped() && f.Object == nil {
+		n := f.Rec.Vlen()
+		o, addr, err := h.NewSlot(f.Scope, f.Kind, ObjectHead(f.Number, n), NewTail(f.Addr, f.Class), n)
+		if err != nil {
+			f.Rec, f.Err, f.mine = nil, err, true
+			return
+		}
+		clear(o[ObjectHeader+copy(o[ObjectHeader:], f.Rec.Value()):])
+		f.Object, f.At = o[:ObjectHeader+n], addr
+		h.endUses(f.block, 1)
+		f.block = nil
+	}
+	f.landing = f.Owner.Landed(f)
+	switch {
+	case f.landing == Elsewhere:
+		h.dropOwn(f)
+		f.Rec = nil
+	case f.Object != nil && f.block != nil:
+		f.block.dead -= ObjectSize(len(f.Object) - ObjectHeader)
+	}
+}
+
+// dropOwn accounts for the slot of f's own, if it has one, to which nobody refers.
+func (h *Heap) dropOwn(f *Flight) {
+	if f.Object != nil && f.block == nil {
+		h.DropSlot(f.At, len(f.Object)-ObjectHeader)
+	}
+}
+
+// insist waits for room for what is to be local and was not kept, within HoldFor, since
+// the buffers are held meanwhile.
+func (h *Heap) insist(ctx context.Context, fs []*Flight) {
+	var limited context.Context
+	for _, f := range fs {
+		if f.Rec == nil || f.landing != StaysFar {
+			continue
+		}
+		if limited == nil {
+			var cancel context.CancelFunc
+			limited, cancel = context.WithTimeout(ctx, HoldFor)
+			defer cancel()
+		}
+		for f.Owner.Landed(f) == StaysFar && h.Logs.Why() == nil && h.WaitRoom(limited) == nil {
+		}
+	}
+}
+
+// Whole reports whether f reads all of the record.
+func (f *Flight) Whole() bool { return !f.part }
+
+// Segment is the far segment of f, which is pinned.
+func (f *Flight) Segment() *FarSegment { return f.seg }
+
+// Local reports whether the record has become local.
+func (f *Flight) Local() bool { return f.landing == Kept }
+
+// Corrupt reports whether the store answered with other bytes.
+func (f *Flight) Corrupt() bool {
+	_, ok := f.Err.(*CorruptError)
+	return ok
+}
+
+// Told is the error that whoever looks at the record again is told in any case: that
+// it is lost or corrupt. It is nil if f has brought the record, or has another error.
+func (f *Flight) Told() error {
+	if _, lost := f.Err.(*LostError); lost || f.Corrupt() {
+		return f.Err
+	}
+	return nil
+}
+
+// Failure is the error of the store that everybody has to report who has joined f, if
+// there is one.
+func (f *Flight) Failure() error {
+	if f.mine || f.Told() != nil {
+		return nil
+	}
+	return f.Err
+}

@@ -1,0 +1,141 @@
+package heap
+
+import "sync/atomic"
+
+// NewSlot makes room for an object of n bytes in a log of kind k and writes its header.
+// With s nil it may be followed by a wait for room, in which s may not be: see
+// ErrNoRoom.
+func (h *Heap) NewSlot(s *Scope, k Kind, head, tail uint64, n int) (Object, uintptr, error) {
+	c := h.Claim(s, ObjectSize(n))
+	if k == Streamed && c == ForScope {
+		// What is set aside for scopes is enough for the other logs only.
+		if o, addr, err := h.slotIn(k, ForMutator, head, tail, n); err == nil {
+			return o, addr, nil
+		}
+		k = Scoped
+	}
+	return h.slotIn(k, c, head, tail, n)
+}
+
+func (h *Heap) slotIn(k Kind, c Claim, head, tail uint64, n int) (Object, uintptr, error) {
+	ol := h.Logs.Buffer(k)
+	ol.Mu.Lock()
+	defer ol.Mu.Unlock()
+	return h.Logs.Slot(ol, c, head, tail, n)
+}
+
+// Buffer is the allocation buffer of this processor (the paper's PCAB).
+func (l *Logs) Buffer(k Kind) *OpenLog {
+	ols := l.Objects
+	if k == Streamed {
+		ols = l.Streams
+	}
+	return &ols[Processor()&(len(ols)-1)]
+}
+
+// Slot is NewSlot in ol, whose mutex must be held.
+func (l *Logs) Slot(ol *OpenLog, c Claim, head, tail uint64, n int) (Object, uintptr, error) {
+	b, at, ok := l.Place(ol, ObjectSize(n), c)
+	if !ok {
+		return nil, 0, ErrNoRoom
+	}
+	o := Object(b)
+	atomic.StoreUint64(o.Tail(), tail)
+	o.SetHead(head)
+	return o, l.DataOf(at), nil
+}
+
+// DropSlot accounts for a slot of n bytes of data that nothing refers to.
+func (h *Heap) DropSlot(addr uintptr, n int) {
+	h.Logs.SegmentOf(addr).Live.Add(-int64(ObjectSize(n)))
+}
+
+// fetchInPlace is the size in bytes from which on far objects are read to where
+// they are to stay, rather than into a buffer. A row of them, that lie side by side in far
+// memory as those do that were evacuated one after another, is read in one piece from
+// smaller sizes on.
+//
+// They are read into a slot of the logs that is one object, nobody's, as
+// long as the read is under way. Then
+//
+//	  0  header of the slot
+//	 16  first record: header of 32 bytes, data, checksum, padding
+//	...  second record
+//
+// becomes
+//
+//	  0  an object of 16 bytes that is nobody's
+//	 32  header of the first object
+//	 48  its data
+//	...  an object that is nobody's, where the rest of the first record and the
+//	     first half of the second one's header were
+//	...  header of the second object
+//
+// so that nothing is copied. It costs 32 bytes of local memory for every object,
+// which the evacuator wins back when it keeps one.
+const fetchInPlace = 4 << 10
+
+// seatRow makes c a slot of the logs that fs are to be read to, whose records are of the same
+// size and lie side by side, or as many of them as the open segment has room for. It returns
+// how many.
+func (h *Heap) seatRow(c *block, fs []*Flight) (n int, err error) {
+	w := &fs[0].Want
+	if c.slot, c.addr, err = h.rowSlot(w.Scope, w.Kind, len(fs), w.N); err != nil {
+		return 0, err
+	}
+	c.dead = len(c.slot)
+	n = (len(c.slot) - ObjectHeader) / w.N
+	c.refs.Store(int32(n))
+	for i, f := range fs[:n] {
+		begin, end := ObjectHeader+i*w.N, ObjectHeader+(i+1)*w.N
+		f.block, f.follows = c, i > 0
+		f.buf = c.slot[begin:end:min(end+ObjectHeader, len(c.slot))]
+		f.At = c.addr + uintptr(begin+ObjectHeader)
+	}
+	return n, nil
+}
+
+// rowSlot makes a slot for n records of each bytes, or for as many of them as the
+// open segment has room for, unless that is not even one.
+func (h *Heap) rowSlot(s *Scope, k Kind, n, each int) (Object, uintptr, error) {
+	if n == 1 {
+		return h.NewSlot(s, k, ObjectHead(0, each), 0, each)
+	}
+	l := &h.Logs
+	ol := l.Buffer(k)
+	ol.Mu.Lock()
+	defer ol.Mu.Unlock()
+	room := 0
+	if ol.Seg >= 0 {
+		room = (l.SegSize - l.Segs[ol.Seg].Used - ObjectHeader) / each
+	}
+	if room < 1 {
+		room = (l.SegSize - ObjectHeader) / each
+	}
+	n = min(n, room)
+	return l.Slot(ol, ForMutator, ObjectHead(0, n*each), 0, n*each)
+}
+
+// layOut makes of the record that f was read to where it stays an object, in front of
+// which another one ends, and of the rest one that is nobody's. Those behind f in its row have been
+// laid out.
+func (f *Flight) layOut() {
+	area := Object(f.buf[ObjectHeader:cap(f.buf)])
+	head, tail := ObjectHead(0, len(area)-ObjectHeader), uint64(0)
+	if f.Rec != nil {
+		n := f.Rec.Vlen()
+		head, tail = ObjectHead(f.Number, n), NewTail(f.Addr, f.Class)
+		clear(area[ObjectHeader+n : ObjectSize(n)])
+		f.Object = area[:ObjectHeader+n]
+	}
+	size := ObjectSize(HeadLen(head))
+	if rest := len(area) - size; rest > 0 {
+		atomic.StoreUint64(area[size:].Tail(), 0)
+		area[size:].SetHead(ObjectHead(0, rest-ObjectHeader))
+	}
+	atomic.StoreUint64(area.Tail(), tail)
+	area.SetHead(head)
+	if !f.follows { // the first, and so the last that is laid out: others may walk over them now
+		f.block.slot.SetHead(ObjectHead(0, HeaderSize-ObjectHeader))
+	}
+}
