@@ -156,8 +156,8 @@
 // and table and shard (a map's index), pword and words (of pointers), deref and slow (what waits),
 // loss, sweep (for what has expired).
 //
-// Fetching: fetch, batch, many, heads and admit of entries; objectfetch, objectbatch and
-// extent of objects; prefetch of both.
+// Fetching, which heap does for all owners: fetch, many and admit of entries; objectfetch and
+// prefetch of objects.
 //
 // Maps: bytemap, update, txn, scan, big (values in pieces), typedmap. Pointers: ptr,
 // class, retire, shared, bytes. Structures: array, vector, list, stack, queue.

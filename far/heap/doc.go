@@ -36,6 +36,16 @@
 // owner's word. The evacuator needs no help of the mutators to order that: membarrier(2)
 // takes the place of their fences.
 //
+// # Fetching
+//
+// Who needs a far record asks for it with a [Want]: where the owner's word says that it lies, and
+// how much of it is wanted. All who want a record while it is being read share one [Flight],
+// which they find by the record's address, and a [Batch] makes many flights with one read of
+// the store. What has come is checked, and so is by the owner that it is its own ([Owner].Check). Then
+// the owner refers to the local copy, unless its word has changed meanwhile
+// ([Owner].Landed). A flight reads into a buffer, from which the record is copied; or, if
+// it is large or lies beside others that are wanted, to where it stays.
+//
 // # Room
 //
 // Who needs local memory takes it from the end of a log, for somebody: a [Claim]. Some
@@ -55,6 +65,7 @@
 //
 // Lock order, below all locks of owners:
 //
+//	(a bucket of flights)
 //	OpenLog.Mu
 //	  (an owner's table of words)
 //	    Logs.Mu
@@ -68,8 +79,9 @@
 // heap (the heap, and how it divides its budget), owner (the interfaces), store, memstore,
 // errors, size (classes of sizes), calls (which Stop waits for), setlocal, stats (and the audit).
 //
-// Local memory: logs, buffers (of fetches), entry and object (the bytes of a record).
+// Local memory: logs, slot (of an object), entry and object (the bytes of a record).
 // Far memory: farlog, cleaner, janitor.
+// Fetching: flight, batch, buffers.
 //
 // Evacuation: evacuator (the loop, and the emptying of a segment), pass.
 // Scopes: scope, scope_plain and scope_atomic (entering and leaving), scope_admit (who is
