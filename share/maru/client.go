@@ -35,6 +35,18 @@ const clientTime = 10 * time.Second
 // Dial connects to a directory server, and asks it for its resource manager. The
 // identity may be empty.
 func Dial(addr, identity, instance string) (*Client, error) {
+	c, err := dialDirectory(addr, identity, instance)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.findResources(); err != nil {
+		c.link.conn.Close()
+		return nil, fmt.Errorf("cannot reach Maru's resource manager: %w", err)
+	}
+	return c, nil
+}
+
+func dialDirectory(addr, identity, instance string) (*Client, error) {
 	network, at, err := ParseAddr(addr)
 	if err != nil {
 		return nil, err
@@ -48,10 +60,7 @@ func Dial(addr, identity, instance string) (*Client, error) {
 		name: fmt.Sprintf("%s:%d", instance, os.Getpid()), maps: map[uint64]*arena.Mapping{},
 	}
 	c.link.arrival.stalls.pulse(0)
-	if _, err = c.link.greet("DEALER", identity); err == nil {
-		err = c.findResources()
-	}
-	if err != nil {
+	if _, err = c.link.greet("DEALER", identity); err != nil {
 		nc.Close()
 		return nil, fmt.Errorf("cannot reach Maru's directory: %w", err)
 	}

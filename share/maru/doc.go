@@ -25,6 +25,8 @@
 //     process over a Unix socket, and by its connection to the resource manager.
 //     When all of that has been gone for the grace period, or the process is
 //     dead, its pins are, too, and its regions are as if it had returned them.
+//   - A region that was returned shrinks to its last key: the memory behind it is
+//     free for others at once, and all of it when the last key is gone.
 //   - Only the owner of a region registers keys in it, within its bounds, and in
 //     no place twice: a key whose place is registered anew goes.
 //   - A token is good for the client that it was told to, and for no other.
@@ -41,7 +43,8 @@
 // v0.17.0 was tried: it shakes hands in its accept loop, so that one silent
 // connection keeps everybody else out; it makes a buffer of whatever length a
 // frame announces; and it does not tell who is connected, which all of the above
-// rests on.
+// rests on. Ours are fuzzed (FuzzLink), and serve 1,000 clients at once
+// (TestAThousandClientsAtOnce).
 //
 // # Concurrency
 //

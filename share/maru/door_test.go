@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -392,6 +393,75 @@ func TestAFullPoolEvictsWhatNobodyOwnsAnyMore(t *testing.T) {
 	}
 }
 
+// TestWhatADeadOwnerHasNotRegisteredComesBack, as far as it lies behind its last key:
+// to the pool, to the quota and to the system. Readers of before and of after find the
+// keys, also when the daemon has been restarted or killed.
+func TestWhatADeadOwnerHasNotRegisteredComesBack(t *testing.T) {
+	const pool, size, last, kept = 64 << 20, 48 << 20, 5<<20 + 100, 5<<20 + 4096
+	h := build(t, func(s *server.Options, _ *Options) {
+		s.Grace, s.Quotas = 50*time.Millisecond, map[string]int64{"*": pool}
+	})
+	onDisk := func() (bytes int64) {
+		files, err := os.ReadDir(h.opt.MaruDir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			var st unix.Stat_t
+			if err := unix.Stat(filepath.Join(h.opt.MaruDir, f.Name()), &st); err != nil {
+				t.Fatal(err)
+			}
+			bytes += st.Blocks * 512
+		}
+		return bytes
+	}
+	free := func() int64 { return h.Server.Info().Pools[0].Free }
+	early := h.dial(t, h.tcp, "early", "early")
+	o := h.owner(t, h.ipc, "owner", "owner", size)
+	o.store(t, "first", 0, "value")
+	o.store(t, "last", last-5, "bytes")
+	want(t, early, "first", "value")
+	if got := onDisk(); got != size {
+		t.Fatalf("a region of %d bytes has memory for %d", size, got)
+	}
+	o.Close()
+	until(t, "what nobody will register comes back to the pool", func() bool { return free() == pool-kept })
+	until(t, "and to the system", func() bool { return onDisk() == kept })
+	h.owner(t, h.ipc, "again", "again", pool-kept).Close() // the same user's
+	until(t, "that is over", func() bool { return free() == pool-kept })
+	check := func(c *Client) {
+		t.Helper()
+		want(t, c, "first", "value")
+		want(t, c, "last", "bytes")
+	}
+	check(early)
+	early.Close()
+	for name, restart := range map[string]func(){"is not restarted": func() {}, "is restarted": func() { h.restart(t) }} {
+		restart()
+		c := h.dial(t, h.tcp, name, name)
+		check(c)
+		f, err := c.Lookup("last")
+		if err != nil || f.Length != kept || len(c.maps[f.ID].Bytes()) != kept {
+			t.Errorf("when the daemon %s, a reader is told of %d bytes, %v, and maps %d, want %d", name, f.Length, err, len(c.maps[f.ID].Bytes()), kept)
+		}
+		c.Close()
+		if got := free(); got != pool-kept {
+			t.Errorf("when the daemon %s: %d bytes are free, want %d", name, got, pool-kept)
+		}
+	}
+	c := h.owner(t, h.tcp, "another", "another", pool-kept)
+	if ok, err := c.Delete("last"); !ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	until(t, "what lay behind the first key comes back", func() bool { return free() == kept-4096 })
+	if ok, err := c.Delete("first"); !ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	c.Close()
+	until(t, "all of it is there again", func() bool { return free() == pool && onDisk() == 0 })
+	h.owner(t, h.tcp, "a third", "a third", pool)
+}
+
 // TestEveryByteOfARegionHasMemoryBehindIt would end in SIGBUS at the client if
 // memory were promised only.
 func TestEveryByteOfARegionHasMemoryBehindIt(t *testing.T) {
@@ -518,6 +588,65 @@ func TestManyClientsAtOnce(t *testing.T) {
 		}
 	}
 	read.Wait()
+}
+
+// TestAThousandClientsAtOnce has all of them connect, and then, while all are there,
+// each look a key up in turn with the others: it is what made the door's frames our
+// own (see the package's page).
+func TestAThousandClientsAtOnce(t *testing.T) {
+	h := build(t, nil)
+	const clients, rounds = 1000, 2
+	o := h.owner(t, h.tcp, "owner", "owner", 1<<20)
+	o.store(t, "k", 4096, "value")
+	var wg, connected sync.WaitGroup
+	connected.Add(clients)
+	errs := make(chan error, clients)
+	var lookups atomic.Int64
+	began := time.Now()
+	doors := make(chan struct{}, 64) // a handshake has its time, also where everything is slow
+	for i := range clients {
+		wg.Go(func() {
+			doors <- struct{}{}
+			c, err := dialDirectory(h.tcp, fmt.Sprintf("identity%d", i), fmt.Sprint(i))
+			if err == nil {
+				defer c.link.conn.Close()
+				_, err = c.Exists("k")
+			}
+			<-doors
+			connected.Done()
+			if err != nil {
+				errs <- err
+				return
+			}
+			connected.Wait()
+			for range rounds {
+				if f, err := c.Lookup("k"); err != nil || f.At != 4096 || f.Size != 5 {
+					errs <- fmt.Errorf("client %d: %d bytes at %d, %w, want 5 at 4096", i, f.Size, f.At, err)
+					return
+				}
+				lookups.Add(1)
+			}
+		})
+	}
+	connected.Wait()
+	h.mu.Lock()
+	most := len(h.clients)
+	h.mu.Unlock()
+	wg.Wait()
+	close(errs)
+	for err := range errs {
+		t.Error(err)
+	}
+	if most <= clients || lookups.Load() != clients*rounds {
+		t.Errorf("%d clients were there at a time and %d lookups answered, want %d and %d", most, lookups.Load(), clients+1, clients*rounds)
+	}
+	t.Logf("%d clients connected, and each looked a key up %d times, in %v", clients, rounds, time.Since(began).Round(time.Millisecond))
+	until(t, "they are gone", func() bool {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return len(h.clients) == 1
+	})
+	want(t, o.Client, "k", "value")
 }
 
 // TestANativeClientGetsCopiesOfWhatMarusHaveStored, which are whole and stay as they

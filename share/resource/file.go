@@ -101,16 +101,36 @@ func (p *filePool) open(r *Region) error {
 	if err != nil {
 		return err
 	}
+	r.file = f
 	st, err := f.Stat()
-	if err == nil && st.Size() != r.Length {
+	switch {
+	case err != nil:
+	case r.Maru && st.Size() > r.Length:
+		err = p.trim(r) // it may have been shrunk, and not trimmed
+	case st.Size() != r.Length:
 		err = fmt.Errorf("%s has %d bytes, want %d", p.path(r), st.Size(), r.Length)
 	}
 	if err != nil {
+		r.file = nil
 		f.Close()
+	}
+	return err
+}
+
+func (p *filePool) trim(r *Region) error {
+	c, err := r.file.SyscallConn() // the region may be freed meanwhile
+	if err != nil {
 		return err
 	}
-	r.file = f
-	return nil
+	st, err := r.file.Stat()
+	if err != nil {
+		return err
+	}
+	var perr error
+	err = c.Control(func(fd uintptr) {
+		perr = unix.Fallocate(int(fd), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, r.Length, st.Size()-r.Length)
+	})
+	return errors.Join(err, perr)
 }
 
 func (p *filePool) seal(*Region) error                 { return nil }

@@ -8,8 +8,8 @@
 //
 // Concurrency: a Manager does not lock. The daemon serialises its calls under
 // its own lock, together with the log's order, so that replaying the log
-// repeats them. [Region.Reserve] and [Manager.Remove] alone, which take memory
-// from the operating system and give it back, are called without it.
+// repeats them. [Region.Reserve], [Region.Trim] and [Manager.Remove] alone, which
+// take memory from the operating system and give it back, are called without it.
 package resource
 
 import (
@@ -99,6 +99,15 @@ func (r *Region) Reserve() error {
 	}
 	return r.pool.named().reserve(r)
 }
+
+// Trim gives the memory back that lies behind the region's end, after Shrink. The file
+// keeps its length: who has mapped it finds zeros there, and no SIGBUS.
+//
+// Preconditions: the region is Maru's.
+func (r *Region) Trim() error { return r.pool.named().trim(r) }
+
+// Align returns what the region's length is a multiple of.
+func (r *Region) Align() int64 { return r.pool.back.align() }
 
 // Writer opens a descriptor for the owner.
 func (r *Region) Writer() (*os.File, error) { return r.pool.back.writer(r) }
@@ -431,6 +440,18 @@ func (m *Manager) Remove(r *Region) error {
 		return nil // it was lost
 	}
 	return r.pool.back.remove(r)
+}
+
+// Shrink takes the end of a region of Maru's from it, from length on: its extent is
+// the pool's again. The memory follows with Region.Trim, once the log has it.
+func (m *Manager) Shrink(r *Region, length int64) error {
+	if !r.Maru || length <= 0 || length >= r.Length || length%r.pool.back.align() != 0 {
+		return fmt.Errorf("cannot shrink region %d of %d bytes to %d: %w", r.ID, r.Length, length, ErrSize)
+	}
+	r.pool.extents.Put(r.Offset+length, r.Length-length)
+	m.used[r.Tenant] -= r.Length - length
+	r.Length, r.PageSize = length, length
+	return nil
 }
 
 // KeepAll hands the memory of all regions to the Store again.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"polder/internal/failpoint"
 	"polder/internal/wal"
@@ -242,6 +243,41 @@ func TestOthersGoOnWhileManyKeysExpireOrAreListed(t *testing.T) {
 	}
 	if pauses["daemon.list-paused"] < n/listStep || pauses["daemon.expire-paused"] < n/expireAtOnce {
 		t.Errorf("got pauses %v, want one for each %d that are listed and each %d that expire", pauses, listStep, expireAtOnce)
+	}
+}
+
+// TestARegionThatShrankBeforeACrashIsTrimmedAfterIt: the memory behind its end is not
+// the pool's only, but the system's.
+func TestARegionThatShrankBeforeACrashIsTrimmedAfterIt(t *testing.T) {
+	s := still(t, nil)
+	g, r := guest(t, s, "owner", "owner")
+	g.mustRegister(t, r, "k")
+	if ok, err := g.Return(r.ID, "owner"); !ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	blocks := func() int64 {
+		var st unix.Stat_t
+		if err := unix.Stat(s.res.Region(r.ID).Path(), &st); err != nil {
+			t.Fatal(err)
+		}
+		return st.Blocks * 512
+	}
+	var before, after int64
+	failpoint.Set(func(name string) {
+		if name != "daemon.shrink-applied" {
+			return
+		}
+		if err := s.flushLog(); err != nil {
+			t.Error(err)
+		}
+		before = blocks()
+		afterCrash(t, s)
+		after = blocks()
+	})
+	defer failpoint.Set(nil)
+	s.shrinkRegions()
+	if before != 1<<20 || after != 4096 {
+		t.Errorf("a region of 1 MiB that has shrunk to 4096 bytes has memory for %d before the crash and %d after it, want %d and 4096", before, after, 1<<20)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"time"
 
@@ -159,6 +160,48 @@ func (s *Server) Shut(region uint64) {
 	defer s.mu.Unlock()
 	if err := s.res.Unmapped(region); err != nil && !errors.Is(err, resource.ErrUnknown) { // it was evicted
 		s.opt.Log.Error("BUG: cannot unmap a region of Maru's", "region", region, "err", err)
+	}
+}
+
+// shrinkRegions gives back what lies behind the last key of regions of Maru's whose
+// owners have left: nobody will register anything there. Who looks a key up from
+// then on is told of the shorter region, and maps no more than that; who has mapped
+// the longer one has no key to look at behind its end. What lies between keys stays:
+// a reader touches all of what it maps, and without memory behind it that ends in
+// SIGBUS when no more is to be had.
+func (s *Server) shrinkRegions() {
+	var shrunk []*resource.Region
+	var n need
+	s.mu.Lock()
+	for r := range s.res.Regions() {
+		keys := s.idx.Spans(r.ID)
+		if !r.Maru || r.Owner != 0 || len(keys) == 0 {
+			continue
+		}
+		last := keys[len(keys)-1]
+		length := (last.Offset + last.Length + r.Align() - 1) / r.Align() * r.Align()
+		if length >= r.Length {
+			continue
+		}
+		lsn, err := s.append(s.rec[:0].U8(recShrunk).U64(r.ID).U64(uint64(length)))
+		if err != nil {
+			break // the disk is full: the next time
+		}
+		s.must(s.res.Shrink(r, length))
+		n.lsn, n.sync = lsn, n.sync || s.durable(r)
+		shrunk = append(shrunk, r)
+	}
+	s.mu.Unlock()
+	failpoint.Hit("daemon.shrink-applied")
+	// Not before: a daemon that does not know of it would tell of the longer region.
+	if err := s.commitNeed(n); err != nil {
+		s.opt.Log.Error("cannot commit that regions have shrunk", "err", err)
+		return
+	}
+	for _, r := range shrunk {
+		if err := r.Trim(); err != nil && !errors.Is(err, os.ErrClosed) {
+			s.opt.Log.Error("cannot give the memory behind a region's last key back", "region", r.ID, "err", err)
+		}
 	}
 }
 

@@ -28,6 +28,7 @@ const (
 	recRetired               // region, whether its pages are not used again
 	recNamespace             // what the pids of sessions from here on refer to
 	recPins                  // session, how often, key: of a checkpoint
+	recShrunk                // region, its new length
 )
 
 func encodeSession(b wire.Writer, s *session) wire.Writer {
@@ -114,7 +115,7 @@ func (s *Server) replayRecord(kind uint8, r *wire.Reader) error {
 		}
 	case recNamespace:
 		s.enterNamespace(string(r.Bytes()))
-	case recActive, recReleased, recFreed, recRetired:
+	case recActive, recReleased, recFreed, recRetired, recShrunk:
 		reg := s.res.Region(r.U64())
 		if reg == nil {
 			return resource.ErrUnknown
@@ -126,6 +127,8 @@ func (s *Server) replayRecord(kind uint8, r *wire.Reader) error {
 			return s.applyReleased(reg)
 		case recRetired:
 			reg.Retired = r.U8() != 0
+		case recShrunk:
+			return s.res.Shrink(reg, int64(r.U64()))
 		default:
 			if reg.State != resource.Deferred {
 				return fmt.Errorf("region %d is freed while %v", reg.ID, reg.State)

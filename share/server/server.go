@@ -472,6 +472,7 @@ func (s *Server) maintain() {
 			s.tendStore()
 			s.drainTouches()
 			s.retryFrees()
+			s.shrinkRegions()
 		}
 		if err := s.flushLog(); err != nil {
 			s.opt.Log.Error("cannot commit the log", "err", err)
