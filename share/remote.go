@@ -20,6 +20,9 @@ import (
 // for keys, pin, unpin and delete them. Its session, and so its pins, outlive
 // a connection that breaks, if it is back within the daemon's grace period.
 //
+// Maru's protocol, which the daemon speaks as well, is none for other hosts: it has
+// neither encryption nor a proof of who a client is.
+//
 // A Remote may be used by any number of goroutines, one at a time of which
 // talks.
 type Remote struct {

@@ -71,6 +71,9 @@ func Run(ctx context.Context, opt Options) error {
 	if err := runSizes(ctx, opt, filepath.Join(dir, "sizes")); err != nil {
 		return err
 	}
+	if err := runSocket(ctx, opt, filepath.Join(dir, "socket")); err != nil {
+		return err
+	}
 	if err := runMaru(ctx, opt, filepath.Join(dir, "maru")); err != nil {
 		return err
 	}
@@ -251,6 +254,39 @@ func runSizes(ctx context.Context, opt Options, dir string) (err error) {
 	return nil
 }
 
+// runSocket measures puts that go by the socket only: what mailboxes are worth.
+func runSocket(ctx context.Context, opt Options, dir string) (err error) {
+	d, w, err := startBoth(ctx, opt, dir, "--pool", "memfd:4GiB", "--poll", "0s")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, stopAll(d, w)) }()
+	for _, c := range sizes(opt.Short) {
+		if c.size > 1<<20 {
+			break // one message is nothing beside such a copy
+		}
+		name := config.FormatSize(int64(c.size))
+		opt.Progress(0, 1, name+" by the socket")
+		t := task{Op: "open", Socket: d.socket, Size: c.size, N: c.n, Prefix: name, Page: c.size, Region: c.size * (c.n + batchSize*batches(c.n))}
+		if _, err := w.do(t); err != nil {
+			return err
+		}
+		t.Op = "put"
+		res, err := w.do(t)
+		if err != nil {
+			return fmt.Errorf("cannot measure put of %s by the socket: %w", name, err)
+		}
+		put, copied := res.Series["put"], res.Series["memcpy"]
+		if err := printAll(opt.Out, []benchout.Row{
+			row("put "+name+" by the socket", "p50", put.P50/1e3, "µs").Against("memcpy", copied.P50/1e3, benchout.Lower),
+			row("put "+name+" by the socket", "p99", put.P99/1e3, "µs"),
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // untouched marks what opens a view and reads none of its bytes, as opposed to a
 // rival's get, which copies them all.
 const untouched = ", no byte touched"
@@ -260,6 +296,7 @@ func printSize(out benchout.Printer, name string, put, get, redis map[string]sum
 	rows := []benchout.Row{
 		row("put "+name, "p50", put["put"].P50/micro, "µs").Against("memcpy", put["memcpy"].P50/micro, benchout.Lower),
 		row("put "+name, "p50", put["put"].P50/micro, "µs").Against("redis SET", redis["set"].P50/micro, benchout.Lower),
+		row("put "+name+", of it to fill the page", "p50", put["fill"].P50/micro, "µs").Against("memcpy", put["memcpy"].P50/micro, benchout.Lower),
 		row("put "+name, "p99", put["put"].P99/micro, "µs").Against("redis SET", redis["set"].P99/micro, benchout.Lower),
 		row("put "+name, "throughput", put["put"].gbps(), "GB/s").Against("memcpy", put["memcpy"].gbps(), benchout.Higher),
 		row(fmt.Sprintf("put %s, %d at once", name, batchSize), "p50", put["batch"].P50/micro, "µs").Against("memcpy of as many", put["memcpy of a batch"].P50/micro, benchout.Lower),

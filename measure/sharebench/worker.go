@@ -193,7 +193,7 @@ func (w *worker) put(ctx context.Context, t task) (result, error) {
 	if err := first.Free(); err != nil {
 		return result{}, err
 	}
-	var put, copied summary
+	var put, fill, copied summary
 	for i := range t.N {
 		began := time.Now()
 		copy(dst.Bytes()[i*t.Size:(i+1)*t.Size], src)
@@ -205,7 +205,9 @@ func (w *worker) put(ctx context.Context, t task) (result, error) {
 		if err != nil {
 			return result{}, err
 		}
-		stored, err := w.c.Put(ctx, key, p, copy(p.Bytes(), src))
+		n := copy(p.Bytes(), src)
+		fill.add(time.Since(began))
+		stored, err := w.c.Put(ctx, key, p, n)
 		if err != nil {
 			return result{}, err
 		}
@@ -214,7 +216,7 @@ func (w *worker) put(ctx context.Context, t task) (result, error) {
 			return result{}, fmt.Errorf("the key %q was there", key)
 		}
 	}
-	series := map[string]summary{"put": put.finish(t.Size), "memcpy": copied.finish(t.Size)}
+	series := map[string]summary{"put": put.finish(t.Size), "fill": fill.finish(t.Size), "memcpy": copied.finish(t.Size)}
 	series["batch"], series["memcpy of a batch"], err = w.putBatches(ctx, t, src, dst.Bytes())
 	return result{Series: series}, err
 }

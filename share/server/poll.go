@@ -20,6 +20,10 @@ import (
 // sleeps when there is none. So a daemon at rest costs nothing, and one client
 // costs at most that time of one processor after each of its requests.
 //
+// It is worth its lines also where blobs are large: to register one of 1 MiB takes 14
+// µs by mailbox and 60 to 90 by the socket, beside some 50 for copying it (polder
+// bench share, "put 1MiB" and "put 1MiB by the socket").
+//
 // A mailbox carries the same messages as the socket, with the same checks. The
 // records of all requests that are found at once are written together.
 
