@@ -6,7 +6,8 @@
 // (--client-budget is POLDER_CLIENT_BUDGET), the key of the flag's name in
 // the YAML file that --config names, the default. Sizes read "64MiB",
 // durations "5s". Whatever the source, a wrong value is an error that names
-// the key, the value and what was expected; so is an unknown key.
+// the key, the value and what was expected, and in a file the line; so is an
+// unknown key. Origin says where a value has come from.
 //
 // Nothing here is for concurrent use: configuration happens at the start, and what
 // Reload may change is then read by its caller alone.

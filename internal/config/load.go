@@ -23,7 +23,7 @@ const FileFlag = "config"
 
 // Error is a piece of configuration that cannot be used.
 type Error struct {
-	Source string // such as "--local", "POLDER_LOCAL", "local in polder.yaml"
+	Source string // such as "--local", "POLDER_LOCAL", "local in polder.yaml:3"
 	Value  string
 	Err    error // what was expected
 }
@@ -68,13 +68,13 @@ func Load(fs *pflag.FlagSet, environ []string, others []string) error {
 			path = fromEnv.String(FileFlag)
 		}
 	}
-	fromFile := koanf.New(delim)
+	fromFile := &yamlFile{Koanf: koanf.New(delim)}
 	if path != "" {
 		if fromFile, err = readFile(path); err != nil {
 			return err
 		}
 	}
-	if err := checkKeys(fs, fromFile, path); err != nil {
+	if err := checkKeys(fs, fromFile); err != nil {
 		return err
 	}
 
@@ -88,7 +88,7 @@ func Load(fs *pflag.FlagSet, environ []string, others []string) error {
 		}
 		source, from := envName(f.Name), fromEnv
 		if !from.Exists(f.Name) {
-			source, from = f.Name+" in "+path, fromFile
+			source, from = fromFile.source(f.Name), fromFile.Koanf
 		}
 		if failed != nil || f.Changed || !from.Exists(f.Name) {
 			return
@@ -135,7 +135,7 @@ func readEnv(environ []string) (*koanf.Koanf, error) {
 	return k, nil
 }
 
-func readFile(path string) (*koanf.Koanf, error) {
+func readFile(path string) (*yamlFile, error) {
 	k := koanf.New(delim)
 	err := k.Load(file.Provider(path), yaml.Parser())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -144,14 +144,14 @@ func readFile(path string) (*koanf.Koanf, error) {
 	if err != nil {
 		return nil, &Error{Source: "--" + FileFlag, Value: path, Err: fmt.Errorf("expected a YAML file of keys and values: %w", err)}
 	}
-	return k, nil
+	return &yamlFile{Koanf: k, path: path, lines: linesOf(path)}, nil
 }
 
-// checkKeys refuses keys of the file at path that are no flags.
-func checkKeys(fs *pflag.FlagSet, file *koanf.Koanf, path string) error {
+// checkKeys refuses keys of the file that are no flags.
+func checkKeys(fs *pflag.FlagSet, file *yamlFile) error {
 	for _, key := range file.Keys() {
 		if fs.Lookup(key) == nil || key == FileFlag {
-			return &Error{Source: key + " in " + path, Err: unknown(fs, func(s string) string { return s })}
+			return &Error{Source: file.source(key), Err: unknown(fs, func(s string) string { return s })}
 		}
 	}
 	return nil

@@ -42,7 +42,7 @@ func Reload(fs *pflag.FlagSet, names ...string) (later []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := checkKeys(fs, file, path); err != nil {
+	if err := checkKeys(fs, file); err != nil {
 		return nil, err
 	}
 	type change struct {
@@ -60,7 +60,7 @@ func Reload(fs *pflag.FlagSet, names ...string) (later []string, err error) {
 		if file.Exists(f.Name) {
 			var s string
 			if s, err = text(file.Get(f.Name)); err != nil {
-				err = &Error{Source: f.Name + " in " + path, Err: err}
+				err = &Error{Source: file.source(f.Name), Err: err}
 				return
 			}
 			c.text, c.now = []string{s}, s
@@ -82,7 +82,7 @@ func Reload(fs *pflag.FlagSet, names ...string) (later []string, err error) {
 			for _, c := range changes[:i] {
 				_ = c.flag.Value.Set(c.was) // it was there before
 			}
-			return nil, &Error{Source: c.flag.Name + " in " + path, Value: c.now, Err: err}
+			return nil, &Error{Source: file.source(c.flag.Name), Value: c.now, Err: err}
 		}
 	}
 	for _, c := range changes {

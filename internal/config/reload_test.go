@@ -52,7 +52,7 @@ func TestReloadSetsWhatTheFileSaysAnew(t *testing.T) {
 	check("no longer mentioned", nil, 10, admin)
 
 	for yaml, want := range map[string]string{
-		"admin: \"off\"\nmax-clients: many\n": `cannot use max-clients in ` + path + ` = "many"`,
+		"admin: \"off\"\nmax-clients: many\n": `cannot use max-clients in ` + path + `:2 = "many"`,
 		"admin: \"off\"\nunheard-of: 1\n":     "there is no such key",
 		"admin\n":                             "expected a YAML file",
 		"admin:\n":                            "expected a value after the colon",

@@ -1,0 +1,160 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"go.yaml.in/yaml/v3"
+
+	"polder/internal/config"
+)
+
+// secrets are the flags whose values are shown to nobody.
+var secrets = map[string]bool{"password": true}
+
+// hostDefaults stand in the reference files for defaults that this machine
+// decides.
+var hostDefaults = map[string]string{"lend": "1GiB"}
+
+// newConfig returns "polder config" with one subcommand for each of the daemons,
+// which takes the same flags.
+func newConfig(daemons ...*cobra.Command) *cobra.Command {
+	var names []string
+	cmd := &cobra.Command{
+		Use:   "config",
+		Short: "Print the configuration that a daemon would have, and where it comes from; check files",
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Args:  noArgs,
+	}
+	for _, d := range daemons {
+		names = append(names, d.Name())
+		cmd.AddCommand(newConfigOf(d))
+	}
+	cmd.Long = "Prints, as a file for --config, what polder " + strings.Join(names, ", ") + "\nwould be configured by with the same flags, environment and file, and for each value\n" +
+		"where it comes from. A configuration that would be refused is refused here, too, with\nthe key, and in a file the line."
+	return cmd
+}
+
+func newConfigOf(daemon *cobra.Command) *cobra.Command {
+	var check, comments bool
+	cmd := &cobra.Command{
+		Use:   daemon.Name(),
+		Short: "Print the configuration of polder " + daemon.Name(),
+		Long:  "Prints the configuration that polder " + daemon.Name() + " would have with the same flags,\nenvironment and file, as a file for --config; defaults are commented out.",
+		Args:  noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			switch {
+			case check:
+				return nil // it has been loaded
+			case comments:
+				return reference(cmd.OutOrStdout(), daemon)
+			}
+			return effective(cmd.OutOrStdout(), cmd.Flags(), daemon.Flags())
+		},
+	}
+	cmd.Flags().AddFlagSet(daemon.Flags())
+	cmd.Flags().BoolVar(&check, "check", false, "print nothing: only refuse what is wrong")
+	cmd.Flags().BoolVar(&comments, "comments", false, "print all keys with what they are for and their defaults, commented out: a file to begin with")
+	return cmd
+}
+
+// keys calls yield for every flag of a daemon that a file may set.
+func keys(flags *pflag.FlagSet, yield func(*pflag.Flag)) {
+	flags.VisitAll(func(f *pflag.Flag) {
+		if f.Name != config.FileFlag && f.Name != "help" {
+			yield(f)
+		}
+	})
+}
+
+// effective prints the values that were loaded into all, those of the daemon's
+// flags, and where they come from.
+func effective(w io.Writer, all, daemon *pflag.FlagSet) error {
+	var b bytes.Buffer
+	keys(daemon, func(f *pflag.Flag) {
+		origin := config.Origin(all, f)
+		if secrets[f.Name] && origin != "default" {
+			fmt.Fprintf(&b, "# %s is set and not shown  # %s\n", f.Name, origin)
+			return
+		}
+		line := fmt.Sprintf("%s: %s", f.Name, yamlValue(f, false))
+		if origin == "default" {
+			line = "#" + line // such as "", which nobody could ask for
+		}
+		fmt.Fprintf(&b, "%-40s  # %s\n", line, origin)
+	})
+	_, err := w.Write(b.Bytes())
+	return err
+}
+
+// reference prints every key of a daemon with what it is for and its default.
+func reference(w io.Writer, daemon *cobra.Command) error {
+	var b bytes.Buffer
+	fmt.Fprintf(&b, "# Configuration of polder %s: %s.\n#\n# Every key is a flag of the same name; each is shown with its default. A flag goes\n"+
+		"# before an environment variable (POLDER_LOG_LEVEL), and that before this file.\n"+
+		"# Check it with: polder config %s --check --config FILE\n", daemon.Name(), strings.ToLower(daemon.Short[:1])+daemon.Short[1:], daemon.Name())
+	keys(daemon.Flags(), func(f *pflag.Flag) {
+		_, usage := pflag.UnquoteUsage(f)
+		fmt.Fprintf(&b, "\n%s#%s: %s\n", wrap("# ", usage, 88), f.Name, yamlValue(f, true))
+	})
+	_, err := w.Write(b.Bytes())
+	return err
+}
+
+// yamlValue writes a flag's value, or its default, as a value in YAML that Load
+// reads as the same.
+func yamlValue(f *pflag.Flag, byDefault bool) string {
+	text := f.Value.String()
+	if byDefault {
+		if text = f.DefValue; hostDefaults[f.Name] != "" {
+			text = hostDefaults[f.Name]
+		}
+	}
+	var v any = text
+	if list, ok := f.Value.(pflag.SliceValue); ok {
+		v = list.GetSlice()
+		if byDefault {
+			v = strings.FieldsFunc(strings.Trim(text, "[]"), func(r rune) bool { return r == ',' })
+		}
+	}
+	switch f.Value.Type() {
+	case "bool", "number", "float64", "size":
+		return text // they look as they do on the command line
+	}
+	var node yaml.Node
+	if err := node.Encode(v); err != nil {
+		return text
+	}
+	if node.Kind == yaml.SequenceNode {
+		node.Style = yaml.FlowStyle
+	}
+	b, err := yaml.Marshal(&node)
+	if err != nil {
+		return text
+	}
+	return strings.TrimSpace(string(b))
+}
+
+// wrap breaks text into lines that begin with prefix.
+func wrap(prefix, text string, width int) string {
+	var b strings.Builder
+	n := 0
+	for _, word := range strings.Fields(text) {
+		if n > 0 && n+1+len(word) > width {
+			b.WriteByte('\n')
+			n = 0
+		}
+		if n == 0 {
+			b.WriteString(prefix + word)
+			n = len(prefix) + len(word)
+		} else {
+			b.WriteString(" " + word)
+			n += 1 + len(word)
+		}
+	}
+	return b.String() + "\n"
+}

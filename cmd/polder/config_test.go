@@ -1,0 +1,156 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+)
+
+var update = flag.Bool("update", false, "write the files that are made of the command tree anew")
+
+var roles = []string{"up", "node", "serve", "broker", "share", "coordinator"}
+
+// polder runs a command line in this process and returns what it prints.
+func polder(t *testing.T, environ []string, args ...string) (string, error) {
+	t.Helper()
+	root := newRoot(environ)
+	var out bytes.Buffer
+	root.SetOut(&out)
+	root.SetArgs(args)
+	err := root.ExecuteContext(context.Background())
+	return out.String(), err
+}
+
+// TestReferenceFilesHaveEveryFlag compares the files with the flags; -update
+// writes them anew.
+func TestReferenceFilesHaveEveryFlag(t *testing.T) {
+	for _, role := range roles {
+		want, err := polder(t, nil, "config", role, "--comments")
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join("../../deploy/config", role+".yaml")
+		if *update {
+			if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if string(got) != want {
+			t.Errorf("%s is not what polder config %s --comments prints: go test ./cmd/polder -run ReferenceFiles -update", path, role)
+		}
+		// Each key, no longer a comment, is one that the daemon takes.
+		var all strings.Builder
+		for line := range strings.Lines(want) {
+			if after, ok := strings.CutPrefix(line, "#"); ok && !strings.HasPrefix(after, " ") && strings.Contains(after, ":") && !strings.HasSuffix(strings.TrimSpace(after), `""`) && !strings.HasSuffix(after, "[]\n") && !strings.HasSuffix(after, ": 0\n") {
+				all.WriteString(after)
+			}
+		}
+		file := filepath.Join(t.TempDir(), role+".yaml")
+		if err := os.WriteFile(file, []byte(all.String()), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		out, err := polder(t, nil, "config", role, "--check", "--config", file)
+		if err != nil || out != "" {
+			t.Errorf("%s with its defaults: %q, %v", role, out, err)
+		}
+	}
+}
+
+// TestConfigSaysWhereEachValueComesFrom, and what it prints is a file that says
+// the same.
+func TestConfigSaysWhereEachValueComesFrom(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "polder.yaml")
+	if err := os.WriteFile(file, []byte("max-clients: 77\nlocal: 512MiB\nadmin: \"off\"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	environ := []string{"POLDER_OP_TIMEOUT=7s", "POLDER_LOCAL=256MiB", "POLDER_PASSWORD=open-sesame"}
+	out, err := polder(t, environ, "config", "serve", "--local", "128MiB", "--far", "127.0.0.1:1,127.0.0.1:2", "--config", file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for key, want := range map[string]string{
+		"local": "128MiB # flag", "far": "127.0.0.1:1,127.0.0.1:2 # flag", "op-timeout": "7s # POLDER_OP_TIMEOUT",
+		"max-clients": "77 # " + file, "admin": `"off" # ` + file, "#listen": "127.0.0.1:6379 # default", "#manager": `"" # default`,
+	} {
+		found := ""
+		for line := range strings.Lines(out) {
+			if v, ok := strings.CutPrefix(line, key+":"); ok {
+				found = strings.Join(strings.Fields(v), " ")
+			}
+		}
+		if found != want {
+			t.Errorf("%s is %q, want %q", key, found, want)
+		}
+	}
+	if strings.Contains(out, "sesame") || !strings.Contains(out, "password is set and not shown") {
+		t.Errorf("of the password it says:\n%s", out)
+	}
+	again := filepath.Join(dir, "again.yaml")
+	if err := os.WriteFile(again, []byte(out), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	same, err := polder(t, nil, "config", "serve", "--config", again)
+	if err != nil {
+		t.Fatal(err)
+	}
+	value := func(s string) string {
+		var b strings.Builder
+		for line := range strings.Lines(s) {
+			if v, _, ok := strings.Cut(line, " # "); ok && !strings.Contains(line, "password") {
+				b.WriteString(strings.TrimSpace(v) + "\n")
+			}
+		}
+		return b.String()
+	}
+	if value(same) != value(out) {
+		t.Errorf("what it printed is read as\n%s\nwant\n%s", value(same), value(out))
+	}
+}
+
+func TestConfigCheckRefusesABadFileByLineAndKey(t *testing.T) {
+	for text, want := range map[string]string{
+		"# a comment\n\nlocal: lots\n":               `cannot use local in FILE:3 = "lots": expected a size such as 64MiB, 1.5GiB or 4096`,
+		"local: 64MiB\nmax-client: 3\n":              "cannot use max-client in FILE:2: there is no such key; expected one of admin",
+		"local: 64MiB\nlocal: 65MiB\n":               `line 2`,
+		"local: 64MiB\n\tmax-clients: 3\n":           `line 2`,
+		"tls-cert:\n":                                "cannot use tls-cert in FILE:1: expected a value after the colon",
+		"listen: 127.0.0.1:1\nfar:\n  - there\n":     `cannot use far in FILE:2 = "there": expected HOST:PORT`,
+		"listen: 127.0.0.1:1\n\nadmin:\n  port: 4\n": "cannot use admin.port in FILE:4: there is no such key",
+	} {
+		file := filepath.Join(t.TempDir(), "polder.yaml")
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		out, err := polder(t, nil, "config", "serve", "--check", "--config", file)
+		if err == nil || out != "" || !strings.Contains(err.Error(), strings.ReplaceAll(want, "FILE", file)) {
+			t.Errorf("%q: got %v, want %s", text, err, want)
+		}
+	}
+}
+
+// TestNoFlagOfConfigHidesOneOfADaemon: both stand in one set.
+func TestNoFlagOfConfigHidesOneOfADaemon(t *testing.T) {
+	root := newRoot(nil)
+	for _, role := range roles {
+		cmd, _, err := root.Find([]string{role})
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			if f.Name == "check" || f.Name == "comments" {
+				t.Errorf("polder %s has --%s, too", role, f.Name)
+			}
+		})
+	}
+}
