@@ -55,12 +55,7 @@ func TestAScopeThatIsBeingEnteredIsSeen(t *testing.T) {
 			looked.Load()
 		}
 		mark.Store(r)
-		epoch := h.core.Scopes.Advance()
-		if h.core.Scopes.Fenced {
-			if err := heap.Fence(); err != nil {
-				t.Fatal(err)
-			}
-		}
+		epoch := h.core.Scopes.Begin()
 		unseen := h.core.Scopes.Passed(epoch)
 		await(&looked, 2*r)
 		if unseen && looked.Load() == 2*r {

@@ -228,6 +228,7 @@ func (l *loop) run(w *workspace) {
 			if !l.handle(l.conns[ev.Fd], ev.Events, w) {
 				return
 			}
+			l.relieve(w)
 		}
 		l.endRound(w)
 		if n > 0 {
@@ -346,6 +347,15 @@ func (l *loop) arm(c *conn, events uint32) {
 	c.armed = events
 }
 
+// relieve evicts between two clients: what those hold that are to go is freed before the
+// next one is read.
+func (l *loop) relieve(w *workspace) {
+	if l.evicting.Load() {
+		l.flush(w)
+		l.evict()
+	}
+}
+
 // evict closes the clients that hold too much or are killed. Those that are away
 // are closed when they come back.
 //
@@ -439,6 +449,7 @@ func (l *loop) takeBack(w *workspace) bool {
 		if !l.after(c, w) {
 			return false
 		}
+		l.relieve(w)
 	}
 	l.endRound(w)
 	return true

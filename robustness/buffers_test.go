@@ -39,6 +39,7 @@ func TestManyGreedyClientsStayWithinTheBudget(t *testing.T) {
 	node := startNode(t, "256MiB")
 	for _, g := range greed {
 		t.Run(g.name, func(t *testing.T) {
+			t.Parallel()
 			server := startServer(t, node.Addr("verbs"), "16MiB")
 			client := connect(t, server)
 			ctx := context.Background()

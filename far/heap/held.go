@@ -17,12 +17,7 @@ const closeFor = 10 * time.Second
 
 // AwaitScopes returns when all scopes that were open have been left.
 func (h *Heap) AwaitScopes() error {
-	epoch := h.Scopes.Advance()
-	if h.Scopes.Fenced {
-		if err := Fence(); err != nil {
-			return err
-		}
-	}
+	epoch := h.Scopes.Begin()
 	pause := time.NewTimer(0)
 	defer pause.Stop()
 	for end := time.Now().Add(closeFor); !h.Scopes.Passed(epoch); {

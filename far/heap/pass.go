@@ -89,13 +89,8 @@ func (h *Heap) beginPass(n int, what aim) bool {
 			return true
 		})
 	}
-	ps.epoch.Store(h.Scopes.Advance())
+	ps.epoch.Store(h.Scopes.Begin())
 	ps.since = time.Now()
-	if h.Scopes.Fenced {
-		if err := Fence(); err != nil {
-			panic("BUG: " + err.Error())
-		}
-	}
 	failpoint.Hit("far.waiting")
 	return true
 }

@@ -188,6 +188,18 @@ func (sc *scopes) Now() int64 { return atomic.LoadInt64(&sc.epoch) &^ epochScarc
 // Advance begins another epoch.
 func (sc *scopes) Advance() int64 { return atomic.AddInt64(&sc.epoch, 1) &^ epochScarce }
 
+// Begin begins another epoch and fences: a scope of which Passed knows nothing yet sees all
+// that was stored before Begin.
+func (sc *scopes) Begin() int64 {
+	epoch := sc.Advance()
+	if sc.Fenced {
+		if err := Fence(); err != nil {
+			panic("BUG: " + err.Error()) // it has worked before
+		}
+	}
+	return epoch
+}
+
 // NewScope makes a scope, which Scope.Close forgets. In messages it was made by the
 // caller, or by one of the caller's callers if skip is not 0. A heap keeps some of its
 // memory in reserve for every scope there is, so make one for every worker and

@@ -4,7 +4,9 @@
 //
 // One Budget serves all front ends of a process. Each connection has an Account
 // and says what it holds; when the sum exceeds the budget, the connection that
-// holds most is closed, and the next, until it does not. Before that happens
+// holds most is closed, and the next, until it does not. What it held is in use until
+// its connection's owner comes by. When that and the rest exceed the budget by a quarter,
+// whoever wants more is closed, too. Before that happens
 // Allow makes clients wait: the fuller the budget is, the fewer replies may be
 // pending for a client whose next command is to run.
 //
@@ -101,16 +103,22 @@ func (a *Account) Hold(n int) bool {
 	}
 	b := a.budget
 	b.mu.Lock()
+	more := int64(n) > a.held.Load()
 	a.move(int64(n))
 	var evicted []*Account
-	for b.used.Load() > b.max {
-		v := b.greediest()
+	evict := func(v *Account) {
 		b.used.Add(-v.held.Load())
 		b.leaving.Add(v.held.Load())
 		b.evicted.Add(1)
 		v.gone.Store(true)
 		delete(b.accounts, v)
 		evicted = append(evicted, v)
+	}
+	for b.used.Load() > b.max {
+		evict(b.greediest())
+	}
+	if more && b.Held() > b.max+b.max/4 && !a.gone.Load() {
+		evict(a) // whose owner is here and can let go, as others have not yet
 	}
 	b.mu.Unlock()
 	for _, v := range evicted {

@@ -50,6 +50,24 @@ func TestTheGreediestIsEvictedFirst(t *testing.T) {
 	}
 }
 
+// Clients that are disconnected and stay, as those who wait for far memory do, make room
+// for others no more than a quarter of the budget.
+func TestWhatIsNotLetGoIsNotThereForOthers(t *testing.T) {
+	const max, each = 1 << 20, 50 << 10
+	b := New(max)
+	for range 200 {
+		if c := join(b); !c.Hold(each) {
+			c.Leave() // who is told so at once is nobody who waits
+		}
+		if got := b.Held(); got > max+max/4+2*each {
+			t.Fatalf("%d bytes are held of a budget of %d", got, max)
+		}
+	}
+	if n := b.Evicted(); n < 175 {
+		t.Errorf("%d of 200 were evicted", n)
+	}
+}
+
 func TestPendingRepliesAreAllowedByWhatIsLeft(t *testing.T) {
 	b := New(16 << 20)
 	if got := b.Allow(2 << 20); got != 2<<20 {
