@@ -134,6 +134,7 @@ func TestPagesWaitForTheLogForReferencesAndForLeases(t *testing.T) {
 		p.Live(page)
 	}
 	p.Ref(referred, 2)
+	p.Ref(referred, 2)
 	slot, _ := lease.Hold(held)
 	p.Dying(logged, 1, 10, false)
 	p.Dying(synced, 1, 10, true)
@@ -156,6 +157,11 @@ func TestPagesWaitForTheLogForReferencesAndForLeases(t *testing.T) {
 	}
 	if n := freed(10, 10, false); n != 1 || !p.IsFree(synced) {
 		t.Fatalf("when it is synced: %d pages were freed, want 1", n)
+	}
+	p.Unref(referred, 2)
+	p.Retry(referred)
+	if freed(10, 10, false) != 0 {
+		t.Fatal("a page was freed that one of two views still shows")
 	}
 	p.Unref(referred, 2)
 	p.Retry(referred)

@@ -15,10 +15,10 @@ import (
 // another), when no session has a reference to it, and when no lease holds it.
 type Pages struct {
 	table  *shm.Table
-	first  shm.Word                     // the word of a page that was never used
-	refs   map[uint32]map[uint64]uint32 // by page and session
-	mine   map[uint64]map[uint32]uint32 // the same by session and page
-	leases map[uint64]*shm.Lease        // by session
+	first  shm.Word                       // the word of a page that was never used
+	refs   map[uint32]map[uint64]uint32   // by page and session
+	mine   map[uint64]map[uint32]struct{} // the pages of each session, whatever their number of references
+	leases map[uint64]*shm.Lease          // by session
 	dying  map[uint32]dying
 	recent []uint32 // dying pages that no sweep has looked at yet
 
@@ -51,7 +51,7 @@ func NewPages() (*Pages, error) {
 		table:   t,
 		first:   first,
 		refs:    map[uint32]map[uint64]uint32{},
-		mine:    map[uint64]map[uint32]uint32{},
+		mine:    map[uint64]map[uint32]struct{}{},
 		leases:  map[uint64]*shm.Lease{},
 		dying:   map[uint32]dying{},
 		unknown: map[uint32]struct{}{},
@@ -222,10 +222,10 @@ func (p *Pages) Ref(page uint32, session uint64) {
 		p.refs[page] = map[uint64]uint32{}
 	}
 	if p.mine[session] == nil {
-		p.mine[session] = map[uint32]uint32{}
+		p.mine[session] = map[uint32]struct{}{}
 	}
 	p.refs[page][session]++
-	p.mine[session][page]++
+	p.mine[session][page] = struct{}{}
 }
 
 // Unref takes a reference away; false if there is none.
@@ -236,7 +236,6 @@ func (p *Pages) Unref(page uint32, session uint64) bool {
 	}
 	if n > 1 {
 		p.refs[page][session]--
-		p.mine[session][page]--
 		return true
 	}
 	p.drop(page, session)
@@ -254,7 +253,7 @@ func (p *Pages) drop(page uint32, session uint64) {
 	}
 }
 
-// Refs returns how many references a session has.
+// Refs returns how many pages a session refers to.
 func (p *Pages) Refs(session uint64) int { return len(p.mine[session]) }
 
 // Attach sets a session's lease, which Pages owns from now on.
