@@ -359,10 +359,6 @@ func (c *Coordinator) takeFrom(s *session, n int, from []bool) {
 	}
 	slices.SortFunc(list, func(a, b candidate) int { return cmp.Compare(a.rank, b.rank) })
 	n = max(min(n, len(list)), 0)
-	// All generations first: from then on nobody waits for the punching.
-	for _, x := range list[:n] {
-		s.ctl.Revoke(x.seg)
-	}
 	for _, x := range list[:n] {
 		s.take(x.seg)
 	}
