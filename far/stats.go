@@ -13,6 +13,10 @@ type Stats struct {
 	Classes    []ClassStats     // of objects of pointers; those of freed ones last, by name
 	Structures []StructureStats // that exist
 
+	// LocalHot is how many bytes of LocalLive were used of late, by a sample: entries
+	// that the evacuator would keep, and objects used since it last passed over them.
+	LocalHot int64
+
 	Pointers int // that have been made and not freed
 	// What prefetching has measured: how much it may have in flight, in bytes,
 	// from the rate of what comes in, in bytes a second, and the least time of
@@ -44,16 +48,19 @@ func (h *Heap) Stats() Stats {
 		PrefetchRate:    h.ahead.rate.Load(),
 		PrefetchLatency: time.Duration(h.ahead.latency.Load()),
 	}
+	var t temperature
 	for _, m := range *h.maps.Load() {
-		s.Maps = append(s.Maps, m.stats())
+		s.Maps = append(s.Maps, m.stats(&t))
 	}
+	s.LocalHot = h.hot(t, s.LocalLive)
 	s.Classes = h.classStats()
 	s.Structures = h.Structures()
 	s.Pointers = h.pointers()
 	return s
 }
 
-func (m *ByteMap) stats() MapStats {
+// stats also adds what is local of m to t.
+func (m *ByteMap) stats(t *temperature) MapStats {
 	s := MapStats{Name: m.name}
 	for i := range m.shards {
 		sh := &m.shards[i]
@@ -68,6 +75,7 @@ func (m *ByteMap) stats() MapStats {
 		s.Sets += sh.count.sets
 		s.Deletes += sh.count.deletes
 		s.Expired += sh.count.expired
+		sh.sample(t, max(sampled/len(m.shards), 1))
 		sh.mu.Unlock()
 	}
 	return s

@@ -504,4 +504,4 @@ func (m *Map[K, V]) Len() int { return m.b.Len() }
 func (m *Map[K, V]) Clear() { m.b.Clear() }
 
 // Stats returns what the map has been through.
-func (m *Map[K, V]) Stats() MapStats { return m.b.stats() }
+func (m *Map[K, V]) Stats() MapStats { return m.b.stats(new(temperature)) }

@@ -3,6 +3,8 @@
 package prom
 
 import (
+	"slices"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"polder/far"
@@ -54,27 +56,31 @@ const (
 )
 
 var metrics = []metric{
-	{describe("fetches_total", "Reads of entries from the store."), isCounter, counterOf(func(s *far.Stats) uint64 { return s.Fetches })},
-	{describe("read_bytes_total", "Bytes read from the store."), isCounter, counterOf(func(s *far.Stats) uint64 { return s.BytesIn })},
-	{describe("written_bytes_total", "Bytes written to the store."), isCounter, counterOf(func(s *far.Stats) uint64 { return s.BytesOut })},
-	{describe("evacuated_entries_total", "Entries written to the store and dropped."), isCounter, counterOf(func(s *far.Stats) uint64 { return s.Evacuated })},
-	{describe("evacuated_clean_entries_total", "Entries dropped whose far copy was good."), isCounter, counterOf(func(s *far.Stats) uint64 { return s.EvacuatedClean })},
+	{describe("fetches_total", "Reads of entries from far memory."), isCounter, counterOf(func(s *far.Stats) uint64 { return s.Fetches })},
+	{describe("read_bytes_total", "Bytes read from far memory."), isCounter, counterOf(func(s *far.Stats) uint64 { return s.BytesIn })},
+	{describe("written_bytes_total", "Bytes written to far memory."), isCounter, counterOf(func(s *far.Stats) uint64 { return s.BytesOut })},
+	{describe("evacuated_entries_total", "Entries written to far memory and dropped here."), isCounter, counterOf(func(s *far.Stats) uint64 { return s.Evacuated })},
+	{describe("evacuated_clean_entries_total", "Entries dropped here without being written, since their far copy was good."), isCounter, counterOf(func(s *far.Stats) uint64 { return s.EvacuatedClean })},
 	{describe("evacuated_segments_total", "Local segments emptied."), isCounter, counterOf(func(s *far.Stats) uint64 { return s.EvacuatedSegments })},
 	{describe("cleaned_segments_total", "Far segments cleaned."), isCounter, counterOf(func(s *far.Stats) uint64 { return s.CleanedSegments })},
 	{describe("cleaned_bytes_total", "Bytes moved by cleaning."), isCounter, counterOf(func(s *far.Stats) uint64 { return s.CleanedBytes })},
 	{describe("lost_entries_total", "Entries lost with their far memory."), isCounter, counterOf(func(s *far.Stats) uint64 { return s.Lost })},
 	{describe("corrupt_reads_total", "Reads that brought other bytes than were written."), isCounter, counterOf(func(s *far.Stats) uint64 { return s.Corrupt })},
 	{describe("unreturned_segments_total", "Far segments that the store did not take back."), isCounter, counterOf(func(s *far.Stats) uint64 { return s.Unreturned })},
+	{describe("local_budget_bytes", "Budget of local memory (--local)."), isGauge, gaugeOf(func(s *far.Stats) int64 { return s.Budget })},
+	{describe("local_resident_bytes", "Local memory that the heap has resident, of its budget."), isGauge, gaugeOf(func(s *far.Stats) int64 { return s.Resident })},
+	{describe("local_fillable_bytes", "Local memory that can be filled at once. While it is 0, writers wait for the evacuator."), isGauge, gaugeOf(func(s *far.Stats) int64 { return s.Free })},
+	{describe("segments", "Far segments in use."), isGauge, gaugeOf(func(s *far.Stats) int64 { return int64(s.FarSegments) })},
+	{describe("live_bytes", "Bytes in far segments that are referred to."), isGauge, gaugeOf(func(s *far.Stats) int64 { return s.FarLive })},
+	{describe("dead_bytes", "Bytes in far segments that nothing refers to, which the cleaner can get back."), isGauge, gaugeOf(func(s *far.Stats) int64 { return s.FarDead })},
+}
+
+// pointerMetrics are of heaps that have pointers.
+var pointerMetrics = []metric{
 	{describe("passes_total", "Passes of the evacuator over objects."), isCounter, counterOf(func(s *far.Stats) uint64 { return s.Passes })},
 	{describe("prefetch_window_bytes", "Bytes that may be prefetched ahead of their use."), isGauge, gaugeOf(func(s *far.Stats) int64 { return s.PrefetchWindow })},
 	{describe("prefetch_bytes_per_second", "Bytes a second that prefetching brings in."), isGauge, gaugeOf(func(s *far.Stats) int64 { return s.PrefetchRate })},
-	{describe("local_budget_bytes", "Budget of resident memory."), isGauge, gaugeOf(func(s *far.Stats) int64 { return s.Budget })},
-	{describe("local_resident_bytes", "Resident memory."), isGauge, gaugeOf(func(s *far.Stats) int64 { return s.Resident })},
-	{describe("local_fillable_bytes", "Local memory that can be filled at once. While it is 0, writers wait for the evacuator."), isGauge, gaugeOf(func(s *far.Stats) int64 { return s.Free })},
 	{describe("pointers", "Pointers that have been made and not freed."), isGauge, gaugeOf(func(s *far.Stats) int64 { return int64(s.Pointers) })},
-	{describe("segments", "Far segments in use."), isGauge, gaugeOf(func(s *far.Stats) int64 { return int64(s.FarSegments) })},
-	{describe("live_bytes", "Bytes in far segments that are referred to."), isGauge, gaugeOf(func(s *far.Stats) int64 { return s.FarLive })},
-	{describe("dead_bytes", "Bytes in far segments that are not."), isGauge, gaugeOf(func(s *far.Stats) int64 { return s.FarDead })},
 }
 
 // uses are the parts of the local budget.
@@ -82,15 +88,16 @@ var uses = []struct {
 	use string
 	of  func(*far.Stats) int64
 }{
-	{"live", func(s *far.Stats) int64 { return min(s.LocalLive, s.Logs) }},
+	{"hot", func(s *far.Stats) int64 { return min(s.LocalHot, s.Logs) }},
+	{"cold", func(s *far.Stats) int64 { return min(s.LocalLive, s.Logs) - min(s.LocalHot, s.Logs) }},
 	{"dead", func(s *far.Stats) int64 { return max(s.Logs-s.LocalLive, 0) }},
 	{"index", func(s *far.Stats) int64 { return s.Index }},
 	{"buffers", func(s *far.Stats) int64 { return s.Buffers + s.Staging }},
 	{"free", func(s *far.Stats) int64 { return max(s.Budget-s.Resident, 0) }},
 }
 
-var localBytes = describe("local_bytes", "The local budget by what it is used for: live (entries in the logs), dead (what is left of the logs), index, "+
-	"buffers (of fetches and evacuation) and free.", "use")
+var localBytes = describe("local_bytes", "The local budget by what it is used for: hot (entries and objects that were used of late, estimated), cold (the others), "+
+	"dead (what is left of the logs), index, buffers (of fetches and evacuation) and free.", "use")
 
 var mapMetrics = []mapMetric{
 	{describe("entries", "Entries of the map.", "map"), isGauge, gaugeOf(func(s *far.MapStats) int64 { return int64(s.Entries) })},
@@ -114,14 +121,14 @@ var classMetrics = []classMetric{
 	{describe("object_read_bytes_total", "Bytes of objects fetched.", "class"), isCounter, counterOf(func(s *far.ClassStats) uint64 { return s.BytesIn })},
 	{describe("object_written_bytes_total", "Bytes of objects written to the store.", "class"), isCounter, counterOf(func(s *far.ClassStats) uint64 { return s.BytesOut })},
 	{describe("object_evacuated_total", "Objects that became far.", "class"), isCounter, counterOf(func(s *far.ClassStats) uint64 { return s.Evacuated })},
-	{describe("object_evacuated_clean_total", "Those of them whose far copy was good.", "class"), isCounter, counterOf(func(s *far.ClassStats) uint64 { return s.EvacuatedClean })},
+	{describe("object_evacuated_clean_total", "Objects that became far without being written, since their far copy was good.", "class"), isCounter, counterOf(func(s *far.ClassStats) uint64 { return s.EvacuatedClean })},
 }
 
 var structureMetrics = []structureMetric{
 	{describe("structure_elements", "Elements of the structure.", "structure", "kind"), isGauge, gaugeOf(func(s *far.StructureStats) int64 { return int64(s.Len) })},
 	{describe("structure_prefetched_total", "Objects that prefetchers asked for.", "structure", "kind"), isCounter, counterOf(func(s *far.StructureStats) uint64 { return s.Prefetch.Issued })},
-	{describe("structure_prefetched_used_total", "Those of them that were used.", "structure", "kind"), isCounter, counterOf(func(s *far.StructureStats) uint64 { return s.Prefetch.Used })},
-	{describe("structure_prefetched_unused_total", "Those of them that were evacuated before they were used.", "structure", "kind"), isCounter, counterOf(func(s *far.StructureStats) uint64 { return s.Prefetch.Unused })},
+	{describe("structure_prefetched_used_total", "Objects that prefetchers asked for and that were used.", "structure", "kind"), isCounter, counterOf(func(s *far.StructureStats) uint64 { return s.Prefetch.Used })},
+	{describe("structure_prefetched_unused_total", "Objects that prefetchers asked for and that were evacuated before they were used.", "structure", "kind"), isCounter, counterOf(func(s *far.StructureStats) uint64 { return s.Prefetch.Unused })},
 	{describe("structure_prefetch_dropped_total", "Objects that were not asked for since all who prefetch were busy.", "structure", "kind"), isCounter, counterOf(func(s *far.StructureStats) uint64 { return s.Prefetch.Dropped })},
 }
 
@@ -131,7 +138,7 @@ func NewCollector(h *far.Heap) prometheus.Collector { return collector{h} }
 type collector struct{ h *far.Heap }
 
 func (collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, m := range metrics {
+	for _, m := range slices.Concat(metrics, pointerMetrics) {
 		ch <- m.desc
 	}
 	ch <- localBytes
@@ -148,8 +155,14 @@ func (collector) Describe(ch chan<- *prometheus.Desc) {
 
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	s := c.h.Stats()
-	for _, m := range metrics {
-		ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.of(&s))
+	show := func(metrics []metric) {
+		for _, m := range metrics {
+			ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.of(&s))
+		}
+	}
+	show(metrics)
+	if len(s.Classes)+len(s.Structures) > 0 {
+		show(pointerMetrics)
 	}
 	for _, u := range uses {
 		ch <- prometheus.MustNewConstMetric(localBytes, isGauge, float64(u.of(&s)), u.use)

@@ -97,3 +97,27 @@ func TestStructuresHaveMetrics(t *testing.T) {
 		"polder_far_entries/twice":                  2,
 	})
 }
+
+// TestWhatDoesNotApplyIsNotExported: a heap without pointers says nothing of them.
+func TestWhatDoesNotApplyIsNotExported(t *testing.T) {
+	h := open(t)
+	h.NewByteMap("test")
+	of := []string{"polder_far_pointers", "polder_far_passes_total", "polder_far_prefetch_window_bytes", "polder_far_prefetch_bytes_per_second"}
+	got := gather(t, h)
+	for _, name := range of {
+		if _, ok := got[name]; ok {
+			t.Errorf("a heap of a map exports %s", name)
+		}
+	}
+	a, err := far.NewArray[int64](t.Context(), h, 10, far.StructureConfig{Name: "numbers"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Free()
+	got = gather(t, h)
+	for _, name := range of {
+		if _, ok := got[name]; !ok {
+			t.Errorf("a heap with an array does not export %s", name)
+		}
+	}
+}

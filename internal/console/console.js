@@ -170,7 +170,7 @@ function bars() {
 }
 
 // The parts of a whole, in the order and the colours that they have everywhere.
-const USES = { live: 0, lent: 0, used: 0, "in use": 0, "this process": 0, index: 1, buffers: 2, "granted, idle": 3, others: 3, dirty: 7, dead: 7, free: 4 };
+const USES = { hot: 5, live: 0, cold: 0, lent: 0, used: 0, "in use": 0, "this process": 0, index: 1, buffers: 2, "granted, idle": 3, others: 3, dirty: 7, dead: 7, free: 4 };
 const partColor = (name, i) => color(USES[name] ?? i);
 const byUse = (a, b) => Object.keys(USES).indexOf(a) - Object.keys(USES).indexOf(b);
 

@@ -43,7 +43,7 @@ func newDaemon() *daemon {
 		log:      ratelog.Bound(slog.New(slog.DiscardHandler)),
 	}
 	d.reg.MustRegister(d.commands, d.local, d.rounds)
-	d.local.WithLabelValues("live").Set(100)
+	d.local.WithLabelValues("cold").Set(100)
 	return d
 }
 
@@ -121,7 +121,7 @@ func TestHistoryHasRatesAndQuantiles(t *testing.T) {
 		for _, want := range []struct {
 			panel, name string
 			value       float64
-		}{{"commands", "commands", 100}, {"round", "p50", 1.5}, {"round", "p99", 1.99}, {"local", "live", 100}, {"local", "free", 28}} {
+		}{{"commands", "commands", 100}, {"round", "p50", 1.5}, {"round", "p99", 1.99}, {"local", "cold", 100}, {"local", "free", 28}} {
 			if got := h.Last(want.panel, want.name); math.Abs(got-want.value) > 1e-6 {
 				t.Errorf("%s, %s: got %v, want %v", want.panel, want.name, got, want.value)
 			}

@@ -58,8 +58,8 @@ func (s *State) Print(w io.Writer) error {
 	}
 	if m.Has("polder_far_local_bytes") {
 		use := func(what string) string { return bytes("polder_far_local_bytes", "use="+what) }
-		row("local", "%s of %s: %s live, %s dead, %s index, %s buffers", bytes("polder_far_local_resident_bytes"), bytes("polder_far_local_budget_bytes"),
-			use("live"), use("dead"), use("index"), use("buffers"))
+		row("local", "%s of %s: %s hot, %s cold, %s dead, %s index, %s buffers", bytes("polder_far_local_resident_bytes"), bytes("polder_far_local_budget_bytes"),
+			use("hot"), use("cold"), use("dead"), use("index"), use("buffers"))
 		row("far", "%s in use and %s dead in %d segments", bytes("polder_far_live_bytes"), bytes("polder_far_dead_bytes"), m.Int("polder_far_segments"))
 		for _, name := range m.Values("polder_far_entries", "map") {
 			row("map", "%s: %d entries, %d reads local, %d from far memory", name, m.Int("polder_far_entries", "map="+name),

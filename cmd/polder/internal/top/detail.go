@@ -82,12 +82,12 @@ func (m *model) bars(s *console.State) (lines []string) {
 			lines = append(lines, "", bold("MEMORY"))
 		}
 		var bar, words strings.Builder
-		for i, use := range []string{"live", "lent", "index", "buffers", "dirty", "dead", "free"} {
+		for i, use := range []string{"hot", "live", "cold", "lent", "index", "buffers", "dirty", "dead", "free"} {
 			v := s.Metrics.Sum(metric, "use="+use)
 			if v <= 0 {
 				continue
 			}
-			glyph := map[bool]string{false: string([]rune("##=+~-")[i%6]), true: "."}[use == "free"]
+			glyph := "@#o#=+~-."[i : i+1]
 			bar.WriteString(strings.Repeat(glyph, int(v/all*40+0.5)))
 			fmt.Fprintf(&words, "  %s %s %s", glyph, use, short(v))
 		}

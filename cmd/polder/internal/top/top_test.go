@@ -24,7 +24,7 @@ func someone(addr string, commands float32) daemon {
 		Advice: []string{strings.Repeat("Raise the local budget. ", 12)},
 		Events: []console.Event{{Time: time.Unix(50, 0), Level: "warn", Text: "connection lost \x1b[2J", More: strings.Repeat(" x=y", 100)}},
 		Metrics: console.Metrics{
-			"polder_far_local_bytes": {Samples: []console.Sample{{Labels: map[string]string{"use": "live"}, Value: 12 << 20}, {Labels: map[string]string{"use": "free"}, Value: 4 << 20}}},
+			"polder_far_local_bytes": {Samples: []console.Sample{{Labels: map[string]string{"use": "cold"}, Value: 12 << 20}, {Labels: map[string]string{"use": "free"}, Value: 4 << 20}}},
 			"polder_pool_node_up":    {Samples: []console.Sample{{Labels: map[string]string{"node": "a:1"}, Value: 1}, {Labels: map[string]string{"node": "b:1"}}}},
 		},
 		History: &console.History{Times: []int64{1, 2}, Series: []*console.Series{{Panel: "commands", Name: "commands", Values: []float32{1, commands}}}},
