@@ -99,30 +99,34 @@ type metric struct {
 	name, help string
 	gauge      bool
 	get        func(*Stats) int64
+	when       func(*Server) bool // whether Prometheus sees it; nil for always
 }
 
+// overFar is for metrics that a cache in soft memory has no use for.
+func overFar(srv *Server) bool { return srv.cache == nil }
+
 var metrics = []metric{
-	{"commands", "Commands run.", false, func(s *Stats) int64 { return s.Commands }},
-	{"errors", "Error replies.", false, func(s *Stats) int64 { return s.Errors }},
-	{"connections", "Clients that connected.", false, func(s *Stats) int64 { return s.Connections }},
-	{"rejected_connections", "Clients turned away.", false, func(s *Stats) int64 { return s.Rejected }},
-	{"clients", "Clients connected now.", true, func(s *Stats) int64 { return s.Clients }},
-	{"protocol_errors", "Clients disconnected for what they sent.", false, func(s *Stats) int64 { return s.ProtocolErrors }},
-	{"auth_failures", "Wrong passwords.", false, func(s *Stats) int64 { return s.AuthFailures }},
-	{"output_drops", "Clients disconnected for not reading replies.", false, func(s *Stats) int64 { return s.OutputDrops }},
-	{"idle_drops", "Clients disconnected for silence.", false, func(s *Stats) int64 { return s.IdleDrops }},
-	{"fetches", "Batches of keys fetched from far memory.", false, func(s *Stats) int64 { return s.Fetches }},
-	{"fetched_keys", "Keys asked for in these batches.", false, func(s *Stats) int64 { return s.FetchedKeys }},
-	{"waits", "Commands that waited for far memory with their keys locked.", false, func(s *Stats) int64 { return s.Waits }},
-	{"loop_handovers", "Times an event loop went on in another goroutine.", false, func(s *Stats) int64 { return s.Handovers }},
-	{"lost_replies", "Replies that a value is lost.", false, func(s *Stats) int64 { return s.Lost }},
-	{"timeout_replies", "Replies that far memory did not answer.", false, func(s *Stats) int64 { return s.Timeouts }},
-	{"keys", "Keys stored.", true, func(s *Stats) int64 { return s.Keys }},
-	{"large_hashes", "Hashes kept in blocks.", true, func(s *Stats) int64 { return s.LargeHashes }},
-	{"client_memory_bytes", "Memory that clients hold: input, replies, transactions, watched keys.", true, func(s *Stats) int64 { return s.ClientMemory }},
-	{"client_memory_limit_bytes", "Memory that clients may hold (--client-memory).", true, func(s *Stats) int64 { return s.MaxClientMemory }},
-	{"evicted_clients", "Clients disconnected because they held most when the limit was exceeded.", false, func(s *Stats) int64 { return s.EvictedClients }},
-	{"hash_blocks", "Blocks of large hashes.", true, func(s *Stats) int64 { return s.HashBlocks }},
+	{"commands", "Commands run.", false, func(s *Stats) int64 { return s.Commands }, nil},
+	{"errors", "Error replies.", false, func(s *Stats) int64 { return s.Errors }, nil},
+	{"connections", "Clients that connected.", false, func(s *Stats) int64 { return s.Connections }, nil},
+	{"rejected_connections", "Clients turned away.", false, func(s *Stats) int64 { return s.Rejected }, nil},
+	{"clients", "Clients connected now.", true, func(s *Stats) int64 { return s.Clients }, nil},
+	{"protocol_errors", "Clients disconnected for what they sent.", false, func(s *Stats) int64 { return s.ProtocolErrors }, nil},
+	{"auth_failures", "Wrong passwords.", false, func(s *Stats) int64 { return s.AuthFailures }, func(srv *Server) bool { return srv.password() != "" }},
+	{"output_drops", "Clients disconnected for not reading replies.", false, func(s *Stats) int64 { return s.OutputDrops }, nil},
+	{"idle_drops", "Clients disconnected for silence.", false, func(s *Stats) int64 { return s.IdleDrops }, func(srv *Server) bool { return srv.cfg.IdleTimeout > 0 }},
+	{"fetches", "Batches of keys fetched from far memory.", false, func(s *Stats) int64 { return s.Fetches }, overFar},
+	{"fetched_keys", "Keys asked for in these batches.", false, func(s *Stats) int64 { return s.FetchedKeys }, overFar},
+	{"waits", "Commands that waited for far memory with their keys locked.", false, func(s *Stats) int64 { return s.Waits }, overFar},
+	{"loop_handovers", "Times an event loop went on in another goroutine.", false, func(s *Stats) int64 { return s.Handovers }, nil},
+	{"lost_replies", "Replies that a value is lost.", false, func(s *Stats) int64 { return s.Lost }, overFar},
+	{"timeout_replies", "Replies that far memory did not answer.", false, func(s *Stats) int64 { return s.Timeouts }, overFar},
+	{"keys", "Keys stored.", true, func(s *Stats) int64 { return s.Keys }, nil},
+	{"large_hashes", "Hashes kept in blocks.", true, func(s *Stats) int64 { return s.LargeHashes }, overFar},
+	{"client_memory_bytes", "Memory that clients hold: input, replies, transactions, watched keys.", true, func(s *Stats) int64 { return s.ClientMemory }, nil},
+	{"client_memory_limit_bytes", "Memory that clients may hold (--client-memory).", true, func(s *Stats) int64 { return s.MaxClientMemory }, nil},
+	{"evicted_clients", "Clients disconnected because they held most when the limit was exceeded.", false, func(s *Stats) int64 { return s.EvictedClients }, nil},
+	{"hash_blocks", "Blocks of large hashes.", true, func(s *Stats) int64 { return s.HashBlocks }, overFar},
 }
 
 // statLines are the lines of POLDER STATS.
@@ -173,6 +177,9 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	st := c.srv.Stats()
 	for i, m := range metrics {
+		if m.when != nil && !m.when(c.srv) {
+			continue
+		}
 		kind := prometheus.CounterValue
 		if m.gauge {
 			kind = prometheus.GaugeValue

@@ -7,7 +7,12 @@ type metric struct {
 	desc *prometheus.Desc
 	kind prometheus.ValueType
 	of   func(*Stats) float64
+	when func(*Heap, *Stats) bool // nil for always
 }
+
+// Some things never happen to some heaps.
+func rebuilds(_ *Heap, s *Stats) bool  { return s.Rebuilds > 0 }
+func revocable(h *Heap, _ *Stats) bool { return h.cfg.Coordinator != "" }
 
 func describe(name, help string) *prometheus.Desc {
 	return prometheus.NewDesc("polder_soft_"+name, help, nil, nil)
@@ -24,19 +29,19 @@ const (
 )
 
 var metrics = []metric{
-	{describe("budget_bytes", "Soft memory that the heap may use now."), isGauge, func(s *Stats) float64 { return float64(s.Budget) }},
-	{describeUse("live"), isGauge, func(s *Stats) float64 { return float64(min(s.Live, s.Budget)) }},
-	{describeUse("dead"), isGauge, func(s *Stats) float64 { return float64(max(s.Budget-s.Free-s.Live, 0)) }},
-	{describeUse("free"), isGauge, func(s *Stats) float64 { return float64(s.Free) }},
-	{describe("objects", "Objects."), isGauge, func(s *Stats) float64 { return float64(s.Objects) }},
-	{describe("hits_total", "Lookups that found something."), isCounter, func(s *Stats) float64 { return float64(s.Hits) }},
-	{describe("misses_total", "Lookups that did not."), isCounter, func(s *Stats) float64 { return float64(s.Misses) }},
-	{describe("rebuilds_total", "Values rebuilt."), isCounter, func(s *Stats) float64 { return float64(s.Rebuilds) }},
-	{describe("rebuild_seconds_total", "Time spent rebuilding."), isCounter, func(s *Stats) float64 { return s.RebuildTime.Seconds() }},
-	{describe("evicted_objects_total", "Objects evicted by the heap itself."), isCounter, func(s *Stats) float64 { return float64(s.EvictedObjects) }},
-	{describe("saved_bytes_total", "Bytes copied by the evacuator because they were hot."), isCounter, func(s *Stats) float64 { return float64(s.SavedBytes) }},
-	{describe("revoked_segments_total", "Segments in use taken by the coordinator."), isCounter, func(s *Stats) float64 { return float64(s.RevokedSegments) }},
-	{describe("revoked_objects_total", "Objects that were in them."), isCounter, func(s *Stats) float64 { return float64(s.LostObjects) }},
+	{describe("budget_bytes", "Soft memory that the heap may use now."), isGauge, func(s *Stats) float64 { return float64(s.Budget) }, nil},
+	{describeUse("live"), isGauge, func(s *Stats) float64 { return float64(min(s.Live, s.Budget)) }, nil},
+	{describeUse("dead"), isGauge, func(s *Stats) float64 { return float64(max(s.Budget-s.Free-s.Live, 0)) }, nil},
+	{describeUse("free"), isGauge, func(s *Stats) float64 { return float64(s.Free) }, nil},
+	{describe("objects", "Objects."), isGauge, func(s *Stats) float64 { return float64(s.Objects) }, nil},
+	{describe("hits_total", "Lookups that found something."), isCounter, func(s *Stats) float64 { return float64(s.Hits) }, nil},
+	{describe("misses_total", "Lookups that found nothing."), isCounter, func(s *Stats) float64 { return float64(s.Misses) }, nil},
+	{describe("rebuilds_total", "Values rebuilt."), isCounter, func(s *Stats) float64 { return float64(s.Rebuilds) }, rebuilds},
+	{describe("rebuild_seconds_total", "Time spent rebuilding."), isCounter, func(s *Stats) float64 { return s.RebuildTime.Seconds() }, rebuilds},
+	{describe("evicted_objects_total", "Objects evicted by the heap itself."), isCounter, func(s *Stats) float64 { return float64(s.EvictedObjects) }, nil},
+	{describe("saved_bytes_total", "Bytes copied by the evacuator because they were hot."), isCounter, func(s *Stats) float64 { return float64(s.SavedBytes) }, nil},
+	{describe("revoked_segments_total", "Segments in use taken by the coordinator."), isCounter, func(s *Stats) float64 { return float64(s.RevokedSegments) }, revocable},
+	{describe("revoked_objects_total", "Objects that were in the segments that the coordinator took."), isCounter, func(s *Stats) float64 { return float64(s.LostObjects) }, revocable},
 }
 
 // NewCollector returns a Prometheus collector of a heap's statistics, with
@@ -56,6 +61,8 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	s := c.h.Stats()
 	for _, m := range metrics {
-		ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.of(&s))
+		if m.when == nil || m.when(c.h, &s) {
+			ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.of(&s))
+		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
@@ -259,22 +260,28 @@ func (c *Control) reload() {
 func (c *Control) StartAdmin(lis net.Listener, cfg admin.Config) (*admin.Server, error) {
 	cfg.Token, cfg.Logger = c.Token, c.Logger
 	cfg.Certificates = c.Security.Certificates != nil && c.Security.Has(listen.Admin)
-	cfg.Collectors = append(cfg.Collectors, c.expiry())
+	if _, ok := c.expires(); ok {
+		cfg.Collectors = append(cfg.Collectors, c.expiry())
+	}
 	return admin.Start(lis, cfg)
 }
 
+// expires is when the certificate expires, if there is one.
+func (c *Control) expires() (at time.Time, ok bool) {
+	if c.Security.Certificates == nil {
+		return time.Time{}, false
+	}
+	return c.Security.Expires()
+}
+
 // expiry is a metric of what will need the operator.
+//
+// Preconditions: there is a certificate, for which a reload can only put another.
 func (c *Control) expiry() prometheus.Collector {
 	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "polder_tls_certificate_expires_timestamp_seconds", Help: "When the certificate of --tls-cert expires; 0 if there is none.",
+		Name: "polder_tls_certificate_expires_timestamp_seconds", Help: "When the certificate of --tls-cert expires.",
 	}, func() float64 {
-		if c.Security.Certificates == nil {
-			return 0
-		}
-		at, ok := c.Security.Expires()
-		if !ok {
-			return 0
-		}
+		at, _ := c.expires()
 		return float64(at.Unix())
 	})
 }

@@ -207,6 +207,7 @@ var (
 	requestsDesc  = prometheus.NewDesc("polder_share_maru_requests_total", "Requests of Maru's clients, by what they ask for.", []string{"request"}, nil)
 	refusedDesc   = prometheus.NewDesc("polder_share_maru_refused_total", "Requests of Maru's clients that were refused.", nil, nil)
 	replayedDesc  = prometheus.NewDesc("polder_share_maru_replayed_total", "Tokens that somebody else has presented than they were told to.", nil, nil)
+	lateDesc      = prometheus.NewDesc("polder_share_maru_late_total", "Requests of Maru's clients that were refused since they came too late.", nil, nil)
 	connectedDesc = prometheus.NewDesc("polder_share_maru_connections", "Connections of Maru's clients.", []string{"to"}, nil)
 )
 
@@ -216,7 +217,7 @@ func (d *Door) Collectors() []prometheus.Collector { return []prometheus.Collect
 type collector struct{ d *Door }
 
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, desc := range []*prometheus.Desc{requestsDesc, refusedDesc, replayedDesc, connectedDesc} {
+	for _, desc := range []*prometheus.Desc{requestsDesc, refusedDesc, replayedDesc, lateDesc, connectedDesc} {
 		ch <- desc
 	}
 }
@@ -229,6 +230,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(requestsDesc, prometheus.CounterValue, float64(d.counts.resources.Load()), "resources")
 	ch <- prometheus.MustNewConstMetric(refusedDesc, prometheus.CounterValue, float64(d.counts.refused.Load()))
 	ch <- prometheus.MustNewConstMetric(replayedDesc, prometheus.CounterValue, float64(d.counts.replayed.Load()))
+	ch <- prometheus.MustNewConstMetric(lateDesc, prometheus.CounterValue, float64(d.s.Info().MaruLate))
 	d.mu.Lock()
 	clients, mappers := len(d.clients), len(d.mappers)
 	d.mu.Unlock()

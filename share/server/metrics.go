@@ -39,7 +39,7 @@ var metrics = []metric{
 	gauge("connections", "Open connections.", func(i *wire.Info) float64 { return float64(i.Conns) }),
 	gauge("views", "Open views.", func(i *wire.Info) float64 { return float64(i.Views) }),
 	gauge("pages_waiting", "Pages whose key is gone and that are looked at.", func(i *wire.Info) float64 { return float64(i.Waiting) }),
-	gauge("clients_settling", "Clients of before the restart that are not back.", func(i *wire.Info) float64 { return float64(i.Settling) }),
+	gauge("clients_settling", "Clients of before the restart of the daemon that have not come back yet.", func(i *wire.Info) float64 { return float64(i.Settling) }),
 	gauge("log_bytes", "Bytes of the log that a restart would read.", func(i *wire.Info) float64 { return float64(i.LogBytes) }),
 	gauge("log_full", "1 while there is no room for the next segment of the log.", func(i *wire.Info) float64 { return float64(flag(i.LogFull)) }),
 	counter("checkpoints", "Checkpoints saved.", func(i *wire.Info) float64 { return float64(i.Checkpoints) }),
@@ -57,7 +57,6 @@ var metrics = []metric{
 	counter("reaped", "Dead clients reaped.", func(i *wire.Info) float64 { return float64(i.Reaped) }),
 	counter("denied", "Requests denied.", func(i *wire.Info) float64 { return float64(i.Denied) }),
 	counter("posted", "Requests that came through shared memory.", func(i *wire.Info) float64 { return float64(i.Posted) }),
-	counter("maru_late", "Requests of Maru's clients that were refused since they came too late.", func(i *wire.Info) float64 { return float64(i.MaruLate) }),
 	counter("log_records", "Records appended to the log.", func(i *wire.Info) float64 { return float64(i.Records) }),
 }
 

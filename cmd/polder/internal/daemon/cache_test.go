@@ -72,6 +72,16 @@ func TestACacheServesRedisAndMemcached(t *testing.T) {
 			t.Errorf("the metrics have no %s", want)
 		}
 	}
+	// It has no far memory, nobody who takes or rebuilds anything, no password and no
+	// certificate: metrics of those would be 0 for ever.
+	for _, not := range []string{
+		"polder_resp_lost_replies_total", "polder_resp_timeout_replies_total", "polder_resp_fetches_total", "polder_resp_auth_failures_total", "polder_resp_idle_drops_total",
+		"polder_soft_revoked_objects_total", "polder_soft_rebuilds_total", "polder_tls_certificate",
+	} {
+		if strings.Contains(metrics, not) {
+			t.Errorf("the metrics have %s", not)
+		}
+	}
 }
 
 func TestACacheHasWhatTheCoordinatorGrants(t *testing.T) {
