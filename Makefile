@@ -99,6 +99,15 @@ test-console: ## run the tests of the web console in a real browser, Debian's ch
 	@command -v chromium >/dev/null || { echo "installing chromium"; apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends chromium; }
 	$(GO) test -count=1 -timeout $(TESTTIMEOUT) -tags browser ./robustness/browser
 
+.PHONY: test-prometheus
+test-prometheus: ## have Debian's promtool check the metrics of every daemon, docs/alerts.yml and docs/grafana.json
+	@command -v promtool >/dev/null || { echo "installing prometheus"; apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends prometheus; }
+	$(GO) test -count=1 -timeout $(TESTTIMEOUT) -tags promtool -run Promtool ./robustness
+
+.PHONY: docs
+docs: ## write those pages of docs/ anew that are made of the program
+	POLDER_WRITE_DOCS=1 $(GO) test -count=1 -run 'PageIsTrue|DashboardIsMade|KeepTheConventions' ./cmd/polder ./resp ./internal/console ./robustness
+
 .PHONY: test-rdma
 test-rdma: ## run the programs over real RDMA: Soft-RoCE in virtual machines (docs/rdma.md); LONG=1 for all of it
 	@.ci/deps-rdma
@@ -124,6 +133,7 @@ lint: $(STATICCHECK) ## vet, check formatting, staticcheck
 	cd bench && $(GO) vet ./...
 	$(GO) vet -tags guests ./robustness/rdma/vm
 	$(GO) vet -tags browser ./robustness/browser
+	$(GO) vet -tags promtool ./robustness
 	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then \
 		echo "not formatted (make fmt):"; echo "$$unformatted"; exit 1; fi
 	$(STATICCHECK) ./...
