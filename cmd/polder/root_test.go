@@ -22,8 +22,8 @@ func TestTheFlagsPageIsTrue(t *testing.T) {
 	docpage.Check(t, "../../docs/reference/flags.md", flagsPage(newRoot(nil)))
 }
 
-// flag is a flag of one or several daemons.
-type flag struct {
+// flagRow is a flag of one or several daemons.
+type flagRow struct {
 	of                   []string
 	name, value, meaning string
 }
@@ -45,14 +45,14 @@ This page is made by ` + "`make docs`" + `, of what ` + "`--help`" + ` says.
 |---|---|---|---|
 `)
 	daemons := []string{"up", "serve", "node", "broker", "share", "coordinator"}
-	var flags []flag
+	var flags []flagRow
 	for _, name := range daemons {
 		cmd, _, err := root.Find([]string{name})
 		if err != nil {
 			panic(err)
 		}
 		for _, f := range flagsOf(cmd) {
-			i := slices.IndexFunc(flags, func(g flag) bool { return g.name == f.name && g.value == f.value && g.meaning == f.meaning })
+			i := slices.IndexFunc(flags, func(g flagRow) bool { return g.name == f.name && g.value == f.value && g.meaning == f.meaning })
 			if i < 0 {
 				flags = append(flags, f)
 				i = len(flags) - 1
@@ -60,7 +60,7 @@ This page is made by ` + "`make docs`" + `, of what ` + "`--help`" + ` says.
 			flags[i].of = append(flags[i].of, name)
 		}
 	}
-	slices.SortStableFunc(flags, func(a, b flag) int { return strings.Compare(a.name, b.name) })
+	slices.SortStableFunc(flags, func(a, b flagRow) int { return strings.Compare(a.name, b.name) })
 	for _, f := range flags {
 		of := strings.Join(f.of, ", ")
 		if len(f.of) == len(daemons) {
@@ -81,7 +81,7 @@ This page is made by ` + "`make docs`" + `, of what ` + "`--help`" + ` says.
 	return b.String()
 }
 
-func flagsOf(cmd *cobra.Command) (list []flag) {
+func flagsOf(cmd *cobra.Command) (list []flagRow) {
 	cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
 		if f.Hidden || f.Name == "help" {
 			return
@@ -95,7 +95,7 @@ func flagsOf(cmd *cobra.Command) (list []flag) {
 		default:
 			value = "`" + value + "`"
 		}
-		list = append(list, flag{name: f.Name, value: value, meaning: strings.ReplaceAll(usage, "|", "\\|")})
+		list = append(list, flagRow{name: f.Name, value: value, meaning: strings.ReplaceAll(usage, "|", "\\|")})
 	})
 	return list
 }
@@ -140,8 +140,8 @@ func TestCommandsInDocumentsExist(t *testing.T) {
 			}
 		}
 	}
-	if found < 100 {
-		t.Errorf("found %d commands, want at least 100: are these the documents?", found)
+	if found < 60 {
+		t.Errorf("found %d commands, want at least 60: are these the documents?", found)
 	}
 }
 
