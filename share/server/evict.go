@@ -97,6 +97,7 @@ func (s *Server) evictRegion() (n need, err error) {
 		for _, e := range entries {
 			gone, err := s.remove(e)
 			if err != nil {
+				r.Evicted = false // it goes on, with the rest of its keys
 				return n, err
 			}
 			n.lsn, n.sync = gone.lsn, n.sync || gone.sync

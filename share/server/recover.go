@@ -34,8 +34,8 @@ const firstSecond = 1767225600
 func (s *Server) recover() error {
 	boot := readBootID()
 	bootFile := filepath.Join(s.opt.Dir, "boot")
-	before, err := os.ReadFile(bootFile)
-	restarted := err == nil && string(before) != boot
+	before, err := os.ReadFile(bootFile) // which a loss of power may have taken
+	restarted := err != nil || string(before) != boot
 	log, found, err := wal.Open(logDir(s.opt.Dir), wal.Options{
 		SegmentSize: s.opt.SegmentSize, Restarted: restarted, Starved: s.logStarved,
 	}, s.replay)
