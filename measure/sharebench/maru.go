@@ -14,7 +14,7 @@ import (
 
 	"polder/internal/config"
 	"polder/measure/benchout"
-	"polder/share/maru"
+	"polder/share/maru/marutest"
 	"polder/share/server"
 )
 
@@ -82,7 +82,7 @@ func freeAddrs(n int) (addrs []string, err error) {
 
 // maruWork stores blobs as a client of Maru's does, and looks them up.
 func maruWork(t task) (res result, err error) {
-	c, err := maru.Dial(t.Socket, "", "polder bench share")
+	c, err := marutest.Dial(t.Socket, "", "polder bench share")
 	if err != nil {
 		return res, err
 	}

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"polder/share"
+	"polder/share/maru/marutest"
 	"polder/share/resource"
 	"polder/share/server"
 )
@@ -133,7 +134,7 @@ func TestNobodyButTheOwnerActsAsTheOwner(t *testing.T) {
 	}
 	refused := func(what string, r server.MaruRegion) {
 		t.Helper()
-		if _, err := evil.path(r); !errors.Is(err, unix.EACCES) {
+		if _, err := evil.Path(r); !errors.Is(err, unix.EACCES) {
 			t.Errorf("%s: got %v, want %v", what, err, unix.EACCES)
 		}
 	}
@@ -151,12 +152,12 @@ func TestNobodyButTheOwnerActsAsTheOwner(t *testing.T) {
 	refused("another length", forged)
 	// What it was told itself is good.
 	want(t, evil.Client, "k", "v")
-	if _, err := evil.path(server.MaruRegion{ID: o.region.ID + 1000, Length: 4096}); !errors.Is(err, unix.ENOENT) {
+	if _, err := evil.Path(server.MaruRegion{ID: o.region.ID + 1000, Length: 4096}); !errors.Is(err, unix.ENOENT) {
 		t.Errorf("a region that does not exist: got %v, want %v", err, unix.ENOENT)
 	}
 	// A new connection of the thief's does not help.
 	thief := h.dial(t, h.tcp, "third", "thief")
-	if _, err := thief.path(o.region); !errors.Is(err, unix.EACCES) {
+	if _, err := thief.Path(o.region); !errors.Is(err, unix.EACCES) {
 		t.Errorf("a token replayed by who has presented none: got %v, want %v", err, unix.EACCES)
 	}
 }
@@ -312,7 +313,7 @@ func TestAClientLivesAsLongAsItsConnectionToTheResourceManager(t *testing.T) {
 	h := build(t, func(s *server.Options, _ *Options) { s.Grace = time.Millisecond })
 	o := h.owner(t, h.tcp, "", "o", 1<<20)
 	o.store(t, "k", 0, "v")
-	o.link.conn.Close()
+	o.LeaveDirectory()
 	again := h.dial(t, h.tcp, "", "o")
 	other := h.owner(t, h.tcp, "identity", "other", 4096)
 	other.Close()
@@ -323,7 +324,7 @@ func TestAClientLivesAsLongAsItsConnectionToTheResourceManager(t *testing.T) {
 	if isNew, err := again.Register(server.MaruKey{Key: "k2", Region: o.region.ID, Offset: 4096, Length: 1}); !isNew || err != nil {
 		t.Errorf("on its new connection: got %v, %v", isNew, err)
 	}
-	o.rm.Close()
+	o.LeaveResources()
 	again.Close()
 	until(t, "it counts as dead", func() bool { return h.Server.Info().Deferred == 1 })
 }
@@ -429,7 +430,7 @@ func TestWhatADeadOwnerHasNotRegisteredComesBack(t *testing.T) {
 	until(t, "and to the system", func() bool { return onDisk() == kept })
 	h.owner(t, h.ipc, "again", "again", pool-kept).Close() // the same user's
 	until(t, "that is over", func() bool { return free() == pool-kept })
-	check := func(c *Client) {
+	check := func(c *marutest.Client) {
 		t.Helper()
 		want(t, c, "first", "value")
 		want(t, c, "last", "bytes")
@@ -441,8 +442,8 @@ func TestWhatADeadOwnerHasNotRegisteredComesBack(t *testing.T) {
 		c := h.dial(t, h.tcp, name, name)
 		check(c)
 		f, err := c.Lookup("last")
-		if err != nil || f.Length != kept || len(c.maps[f.ID].Bytes()) != kept {
-			t.Errorf("when the daemon %s, a reader is told of %d bytes, %v, and maps %d, want %d", name, f.Length, err, len(c.maps[f.ID].Bytes()), kept)
+		if err != nil || f.Length != kept || len(c.Mapped(f.ID)) != kept {
+			t.Errorf("when the daemon %s, a reader is told of %d bytes, %v, and maps %d, want %d", name, f.Length, err, len(c.Mapped(f.ID)), kept)
 		}
 		c.Close()
 		if got := free(); got != pool-kept {
@@ -529,7 +530,7 @@ func TestGarbageOnBothPortsHarmsNobody(t *testing.T) {
 	}
 	want(t, o.Client, "k", "v")
 	until(t, "a client can connect", func() bool {
-		c, err := Dial(h.tcp, "another", "c")
+		c, err := marutest.Dial(h.tcp, "another", "c")
 		if err != nil {
 			return false
 		}
@@ -549,7 +550,7 @@ func TestManyClientsAtOnce(t *testing.T) {
 	for i := range clients {
 		read.Go(func() {
 			errs <- func() error {
-				c, err := Dial(h.tcp, fmt.Sprintf("identity%d", i), fmt.Sprint(i))
+				c, err := marutest.Dial(h.tcp, fmt.Sprintf("identity%d", i), fmt.Sprint(i))
 				if err != nil {
 					stored.Done()
 					return err
@@ -607,9 +608,9 @@ func TestAThousandClientsAtOnce(t *testing.T) {
 	for i := range clients {
 		wg.Go(func() {
 			doors <- struct{}{}
-			c, err := dialDirectory(h.tcp, fmt.Sprintf("identity%d", i), fmt.Sprint(i))
+			c, err := marutest.Dial(h.tcp, fmt.Sprintf("identity%d", i), fmt.Sprint(i))
 			if err == nil {
-				defer c.link.conn.Close()
+				defer c.Close()
 				_, err = c.Exists("k")
 			}
 			<-doors
@@ -752,7 +753,7 @@ func TestAClientThatTakesNoHeartbeatHoldsNobodyUp(t *testing.T) {
 	<-conn.writing
 	go func() {
 		defer close(served)
-		another, err := Dial(h.tcp, "another", "another")
+		another, err := marutest.Dial(h.tcp, "another", "another")
 		if err != nil {
 			t.Error(err)
 			return

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/goleak"
 
 	"polder/share"
+	"polder/share/maru/marutest"
 	"polder/share/resource"
 	"polder/share/server"
 )
@@ -86,9 +87,9 @@ func (h *house) restart(t testing.TB) {
 	h.start(t)
 }
 
-func (h *house) dial(t testing.TB, addr, identity, instance string) *Client {
+func (h *house) dial(t testing.TB, addr, identity, instance string) *marutest.Client {
 	t.Helper()
-	c, err := Dial(addr, identity, instance)
+	c, err := marutest.Dial(addr, identity, instance)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,7 +110,7 @@ func (h *house) native(t testing.TB) *share.Client {
 
 // owner is a client with a mapped region.
 type owner struct {
-	*Client
+	*marutest.Client
 	region server.MaruRegion
 	mem    []byte
 }
@@ -138,7 +139,7 @@ func (o *owner) store(t testing.TB, key string, at int64, value string) {
 }
 
 // want looks a key up, and compares its bytes; "" stands for a miss.
-func want(t testing.TB, c *Client, key, value string) {
+func want(t testing.TB, c *marutest.Client, key, value string) {
 	t.Helper()
 	b, err := c.Get(key)
 	if err != nil || string(b) != value {

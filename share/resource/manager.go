@@ -58,6 +58,7 @@ type Region struct {
 	// Of regions of Maru's only.
 	Used    time.Time // when a client of Maru's was last told of a key in it
 	Evicted bool      // it is freed although it may be mapped: its memory is taken back
+	Short   int64     // the length that it is to shrink to, of which clients are told already; 0 for none
 
 	// Retired says that no page of it is used again, as somebody may look at
 	// it of whom the daemon does not know.
@@ -450,7 +451,7 @@ func (m *Manager) Shrink(r *Region, length int64) error {
 	}
 	r.pool.extents.Put(r.Offset+length, r.Length-length)
 	m.used[r.Tenant] -= r.Length - length
-	r.Length, r.PageSize = length, length
+	r.Length, r.PageSize, r.Short = length, length, 0
 	return nil
 }
 

@@ -276,8 +276,48 @@ func TestARegionThatShrankBeforeACrashIsTrimmedAfterIt(t *testing.T) {
 	})
 	defer failpoint.Set(nil)
 	s.shrinkRegions()
+	if before != 0 {
+		t.Error("a region has shrunk of whose length clients may have been told just now")
+	}
+	s.shrinkRegions()
 	if before != 1<<20 || after != 4096 {
 		t.Errorf("a region of 1 MiB that has shrunk to 4096 bytes has memory for %d before the crash and %d after it, want %d and 4096", before, after, 1<<20)
+	}
+}
+
+// TestWhoWasToldOfARegionJustBeforeItShrinksMayMapIt, until it has shrunk.
+func TestWhoWasToldOfARegionJustBeforeItShrinksMayMapIt(t *testing.T) {
+	s := still(t, nil)
+	g, r := guest(t, s, "owner", "owner")
+	g.mustRegister(t, r, "k")
+	if ok, err := g.Return(r.ID, "owner"); !ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	told := func() (f Found) {
+		t.Helper()
+		if err := g.Lookup([]string{"k"}, func(_ int, _ bool, found Found) { f = found }); err != nil {
+			t.Fatal(err)
+		}
+		return f
+	}
+	holds := func(f Found) bool {
+		holder, err := s.Holder(f.ID, 0, f.Length, f.Token)
+		if err == nil {
+			holder.Leave()
+		}
+		return err == nil
+	}
+	long := told()
+	s.shrinkRegions()
+	short := told()
+	if long.Length != 1<<20 || short.Length != 4096 || !holds(long) || !holds(short) {
+		t.Errorf("before it shrinks clients are told of %d and then %d bytes, and may map them: %v, %v; want %d and 4096, and both",
+			long.Length, short.Length, holds(long), holds(short), 1<<20)
+	}
+	s.shrinkRegions()
+	if again := told(); again.Length != 4096 || holds(long) || !holds(short) {
+		t.Errorf("when it has shrunk clients are told of %d bytes, and may map the longer one: %v, the shorter one: %v; want 4096, false, true",
+			again.Length, holds(long), holds(short))
 	}
 }
 

@@ -176,7 +176,7 @@ func (g *Guest) Lookup(keys []string, each func(i int, found bool, f Found)) err
 		}
 		r := s.res.Region(e.Region)
 		r.Used = now
-		found[i] = Found{MaruRegion: MaruRegion{ID: r.ID, Length: r.Length}, At: e.Offset, Size: e.Length}
+		found[i] = Found{MaruRegion: MaruRegion{ID: r.ID, Length: cmp.Or(r.Short, r.Length)}, At: e.Offset, Size: e.Length}
 	}
 	s.mu.Unlock()
 	s.stats.lookups.Add(1)

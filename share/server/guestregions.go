@@ -126,9 +126,9 @@ func (s *Server) Holder(region uint64, offset, length int64, tok uint64) (*Guest
 	if r == nil || !r.Maru {
 		return nil, fmt.Errorf("region %d: %w", region, ErrNoRegion)
 	}
-	if offset == 0 && length == r.Length {
+	if offset == 0 && (length == r.Length || length == r.Short) {
 		for id, ss := range s.sessions {
-			if ss.door.Maru() && uint16(id) == uint16(tok>>48) && s.maruToken(id, r.ID, r.Length) == tok {
+			if ss.door.Maru() && uint16(id) == uint16(tok>>48) && s.maruToken(id, r.ID, length) == tok {
 				g := &Guest{s: s, ss: ss, known: true}
 				g.join(ss)
 				return g, nil
@@ -166,7 +166,8 @@ func (s *Server) Shut(region uint64) {
 // shrinkRegions gives back what lies behind the last key of regions of Maru's whose
 // owners have left: nobody will register anything there. Who looks a key up from
 // then on is told of the shorter region, and maps no more than that; who has mapped
-// the longer one has no key to look at behind its end. What lies between keys stays:
+// the longer one has no key to look at behind its end. Who was told of that just now
+// may still map it until the next call. What lies between keys stays:
 // a reader touches all of what it maps, and without memory behind it that ends in
 // SIGBUS when no more is to be had.
 func (s *Server) shrinkRegions() {
@@ -183,6 +184,10 @@ func (s *Server) shrinkRegions() {
 		if length >= r.Length {
 			continue
 		}
+		if r.Short != length {
+			r.Short = length
+			continue
+		}
 		lsn, err := s.append(s.rec[:0].U8(recShrunk).U64(r.ID).U64(uint64(length)))
 		if err != nil {
 			break // the disk is full: the next time
@@ -192,6 +197,9 @@ func (s *Server) shrinkRegions() {
 		shrunk = append(shrunk, r)
 	}
 	s.mu.Unlock()
+	if len(shrunk) == 0 {
+		return
+	}
 	failpoint.Hit("daemon.shrink-applied")
 	// Not before: a daemon that does not know of it would tell of the longer region.
 	if err := s.commitNeed(n); err != nil {
