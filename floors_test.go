@@ -52,11 +52,12 @@ var apart = map[string][]string{
 	"verbs": {"soft", "share"},
 }
 
-// farImports is all of the module that packages far and far/heap may import:
+// farImports is all of the module that packages far, far/heap and far/record may import:
 // they know a Store, and nothing of what is behind it.
 var farImports = map[string][]string{
-	"far":      {"internal", "far/heap"},
-	"far/heap": {"internal"},
+	"far":        {"internal", "far/heap", "far/record"},
+	"far/heap":   {"internal", "far/record"},
+	"far/record": {},
 }
 
 const module = "polder"

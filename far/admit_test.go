@@ -39,7 +39,7 @@ func TestWhatIsReadOnceDisplacesNothing(t *testing.T) {
 	if n := locals(); n < hot*9/10 {
 		t.Errorf("of %d entries that were used again and again %d are local after a scan", hot, n)
 	}
-	segments := uint64(n-hot) * uint64(heap.RecordSize(len(keys[0]), 100)) / uint64(h.core.Logs.SegSize)
+	segments := uint64(n-hot) * uint64(entrySize(len(keys[0]), 100)) / uint64(h.core.Logs.SegSize)
 	if got := h.Stats().EvacuatedSegments - before; got > segments/3 {
 		t.Errorf("a scan of %d segments evacuated %d", segments, got)
 	}

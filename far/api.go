@@ -21,7 +21,7 @@ type Config struct {
 	// 64 KiB. If scopes turn out to take more, more is kept.
 	//
 	// An object takes its size and 16 bytes, in multiples of 16; one that is
-	// made, 9 more for its word; one that is fetched, 48 more from 4 KiB on,
+	// made, 9 more for its word; one that is fetched, 32 more from 4 KiB on,
 	// and if its class has no size of its own up to an eighth more.
 	ScopeBytes int
 	// HeldTooLong is how long a scope may be open before it is reported in the

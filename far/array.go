@@ -356,7 +356,7 @@ func overwriteIn[T any](tr *tracker, s *heap.Scope, p *uint64, b []T) (done bool
 	if loadWord(p).free() {
 		return false, heap.ErrClosed
 	}
-	o, addr, err := h.core.NewSlot(s, heap.Streamed, heap.ObjectHead(h.words.number(p), tr.c.size), heap.NewTail(0, tr.c.id), tr.c.size)
+	o, addr, err := h.core.NewSlot(s, heap.Streamed, heap.ObjectHead(h.words.number(p), tr.c.size), heap.NewTail(0, tr.c.owner()), tr.c.size)
 	if err != nil {
 		return false, err
 	}

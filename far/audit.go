@@ -36,11 +36,11 @@ func (h *Heap) audit() error {
 						t.AddFar(w.addr(), w.size())
 						continue
 					}
-					e := h.core.Logs.At(w.addr())
-					if tag := sh.t.buckets[b].tags[j]; hashOf(e).tag() != tag || m.shard(hashOf(e)) != sh || e.Owner() != m.id {
+					e := h.entryAt(w.addr())
+					if tag := sh.t.buckets[b].tags[j]; e.Hash().tag() != tag || m.shard(e.Hash()) != sh || e.Owner() != m.id {
 						return fmt.Errorf("map %q: the entry at %#x is not that of tag %#x in shard %d", m.name, w.addr(), tag, i)
 					}
-					if heap.SizeClass(e.Size()) != uint8(w>>heap.AddrBits) || wordFlagsOf(e) != w.ofEntry() {
+					if heap.SizeClass(e.FarSize()) != uint8(w>>heap.AddrBits) || wordFlagsOf(e) != w.ofEntry() {
 						return fmt.Errorf("map %q: the word %#x is not that of its entry", m.name, w)
 					}
 					t.AddLocal(w.addr(), e.Size(), e.Clean())

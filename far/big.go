@@ -26,8 +26,9 @@ const bigHeadSize = 20
 var errFarPiece = errors.New("a piece is far")
 
 // bigOf reads the head that is the value of e.
-func bigOf(e heap.Record) bigHead {
-	v := e.Value()
+func bigOf(e entry) bigHead { return decodeBig(e.Value()) }
+
+func decodeBig(v []byte) bigHead {
 	return bigHead{
 		version: binary.LittleEndian.Uint64(v),
 		size:    int(binary.LittleEndian.Uint64(v[8:])),
@@ -45,13 +46,13 @@ func (b bigHead) encode() []byte {
 // count is the number of pieces.
 func (b bigHead) count() int { return (b.size + b.piece - 1) / b.piece }
 
-// checkBig refuses the far entry e, which is big, if it cannot be the head of a
+// checkBig refuses the value of a far entry, which is big, if it cannot be the head of a
 // large value of this heap. Whoever lends the memory may have made it up.
-func (h *Heap) checkBig(e heap.Record) error {
-	if e.Vlen() != bigHeadSize {
+func (h *Heap) checkBig(v []byte) error {
+	if len(v) != bigHeadSize {
 		return errBigHead
 	}
-	if b := bigOf(e); b.version == 0 || b.piece != h.pieces || b.size <= h.pieces || b.size > h.maxValue {
+	if b := decodeBig(v); b.version == 0 || b.piece != h.pieces || b.size <= h.pieces || b.size > h.maxValue {
 		return errBigHead
 	}
 	return nil
@@ -70,7 +71,7 @@ func (b bigHead) key(i int) (k [pieceKeySize]byte) {
 
 // setBig stores r, whose value is large, if the entry is still was, which may be
 // nil, when the pieces are in place.
-func (m *ByteMap) setBig(ctx context.Context, sh *shard, hs hash, r record, was *snapshot) error {
+func (m *ByteMap) setBig(ctx context.Context, sh *shard, hs hash, r newEntry, was *snapshot) error {
 	for {
 		clears := m.clears.Load()
 		err := m.trySetBig(ctx, sh, hs, r, was, func() error {
@@ -87,7 +88,7 @@ func (m *ByteMap) setBig(ctx context.Context, sh *shard, hs hash, r record, was 
 
 var errCleared = errors.New("cleared")
 
-func (m *ByteMap) trySetBig(ctx context.Context, sh *shard, hs hash, r record, was *snapshot, ok func() error) error {
+func (m *ByteMap) trySetBig(ctx context.Context, sh *shard, hs hash, r newEntry, was *snapshot, ok func() error) error {
 	big := bigHead{version: m.h.newVersion(), size: len(r.value), piece: m.h.pieces}
 	defer m.h.written(big.version)
 	for i := range big.count() {
@@ -97,7 +98,7 @@ func (m *ByteMap) trySetBig(ctx context.Context, sh *shard, hs hash, r record, w
 			return err
 		}
 	}
-	r.value, r.flags = big.encode(), heap.FlagBig
+	r.value, r.flags = big.encode(), entryBig
 	err := m.setSlow(ctx, sh, hs, r, was, ok)
 	if err != nil {
 		m.h.forget(orphan{m, big, big.count()})
@@ -124,7 +125,7 @@ func (m *ByteMap) setPiece(ctx context.Context, big bigHead, i int, part []byte)
 	k := big.key(i)
 	hs := m.hash(k[:])
 	sh := m.shard(hs)
-	r := record{key: k[:], value: part, flags: heap.FlagPiece}
+	r := newEntry{key: k[:], value: part, flags: entryPiece}
 	try := func(*holding) step { return stepOf(m.insert(sh, hs, none, nil, &r)) }
 	return m.do(ctx, sh, hs, k[:], try)
 }
@@ -199,7 +200,7 @@ type orphan struct {
 }
 
 // orphan remembers to remove the pieces of the head e.
-func (h *Heap) orphan(e heap.Record) {
+func (h *Heap) orphan(e entry) {
 	m := (*h.maps.Load())[e.Owner()]
 	big := bigOf(e)
 	h.forget(orphan{m, big, big.count()})

@@ -55,8 +55,8 @@ func (m *ByteMap) Get(ctx context.Context, key, dst []byte) (Entry, error) {
 		}
 		f, err := m.demand(ctx, sh, p, key)
 		if f != nil {
-			ent := metaOf(f.Rec)
-			ent.Value = append(dst, f.Rec.Value()...)
+			ent := metaOf(entryOf(f))
+			ent.Value = append(dst, entryOf(f).Value()...)
 			m.h.done(f)
 			return ent, nil
 		}
@@ -154,10 +154,10 @@ func (m *ByteMap) tryStat(sh *shard, hs hash, key []byte, hd *holding) (Entry, i
 // Set stores e under key, replacing what was there. If that is as large, there is
 // room for it in a full heap, too.
 func (m *ByteMap) Set(ctx context.Context, key []byte, e Entry) error {
-	return m.set(ctx, newRecord(key, e))
+	return m.set(ctx, newEntryOf(key, e))
 }
 
-func (m *ByteMap) set(ctx context.Context, r record) error {
+func (m *ByteMap) set(ctx context.Context, r newEntry) error {
 	if err := m.check(r.key, len(r.value)); err != nil {
 		return err
 	}
@@ -180,7 +180,7 @@ func (m *ByteMap) set(ctx context.Context, r record) error {
 
 // setSlow stores r if the entry is still was, and if ok allows it under the
 // shard's lock. Either may be nil.
-func (m *ByteMap) setSlow(ctx context.Context, sh *shard, hs hash, r record, was *snapshot, ok func() error) error {
+func (m *ByteMap) setSlow(ctx context.Context, sh *shard, hs hash, r newEntry, was *snapshot, ok func() error) error {
 	return m.slow(ctx, sh, hs, r.key, func(hd *holding) step {
 		p, old, st := sh.find(m.h, hs, r.key, kindEntry, hd, was.whole())
 		if st == remote {
@@ -280,8 +280,8 @@ func (m *ByteMap) Clear() {
 				case w.far():
 					m.h.bury(w&^wordBig, nil)
 				default:
-					e := m.h.core.Logs.At(w.addr())
-					e.ClearFlag(heap.FlagBig)
+					e := m.h.entryAt(w.addr())
+					e[19] &^= entryBig
 					m.h.bury(w, e)
 				}
 			}

@@ -150,7 +150,7 @@ func (h *Heap) putPiece(c *bytesClasses, n uint64, b []byte) error {
 	if h.core.Shut.Load() {
 		return heap.ErrClosed
 	}
-	o, addr, err := h.core.NewSlot(nil, heap.Scoped, heap.ObjectHead(n, len(b)), heap.NewTail(0, c.pieces.id), len(b))
+	o, addr, err := h.core.NewSlot(nil, heap.Scoped, heap.ObjectHead(n, len(b)), heap.NewTail(0, c.pieces.owner()), len(b))
 	if err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"polder/far/heap"
+	"polder/far/record"
 )
 
 // ClassConfig says how the heap treats the objects of a class.
@@ -64,10 +65,10 @@ func (s *ClassStats) Add(o *ClassStats) {
 
 // class is a kind of objects: the paper's data structure.
 type class struct {
-	id     uint16 // what words and local objects call it, while it exists
-	serial uint64 // what far objects call it, which no other class is ever called
-	cfg    ClassConfig
-	size   int // of the objects' data, -1 if they differ
+	id   uint16 // what words and objects call it, while it exists
+	born uint64 // version of the last far record that cannot be its, though it may have its id
+	cfg  ClassConfig
+	size int // of the objects' data, -1 if they differ
 
 	ended atomic.Bool // nothing is to be made of it any more
 
@@ -78,6 +79,20 @@ type class struct {
 
 // maxClasses is how many classes a heap has at a time.
 const maxClasses = 1 << 14
+
+// objectOwners is the first number of an owner that is a class of objects. Those below are maps.
+const objectOwners = 1<<16 - maxClasses
+
+// owner is the number of the owner that c is.
+func (c *class) owner() uint16 { return objectOwners + c.id }
+
+// classIn is the class that a local object's second word tells of.
+func classIn(tail uint64) uint16 { return heap.TailOwner(tail) % maxClasses }
+
+// putFar makes b, which has room for it, the record of an object, and returns its data.
+func (c *class) putFar(b []byte, number uint64, data []byte) []byte {
+	return record.Put(b, record.Header{Kind: record.Object, Owner: c.owner(), Number: number}, data).Value()
+}
 
 func (h *Heap) newClass(cfg ClassConfig, size int) (*class, error) {
 	if cfg.HotBits < 0 || cfg.HotBits > 8 {
@@ -93,9 +108,8 @@ func (h *Heap) newClass(cfg ClassConfig, size int) (*class, error) {
 	if len(old) == 0 {
 		defer h.core.UseScopes()
 	}
-	h.serials++
-	c := &class{serial: h.serials, cfg: cfg, size: size}
 	id, again := h.usedID()
+	c := &class{born: h.core.Far.Version(), cfg: cfg, size: size}
 	switch {
 	case again:
 		c.id = id

@@ -29,10 +29,21 @@ func twins(t *testing.T, m *ByteMap) (a, b []byte) {
 	return nil, nil
 }
 
+// entrySize is what an entry takes of the logs.
+func entrySize(key, value int) int {
+	r := newEntry{key: make([]byte, key), value: make([]byte, value)}
+	return r.size()
+}
+
 // evacuateAll makes every entry of m far.
 func evacuateAll(t *testing.T, h *Heap, m *ByteMap) {
 	t.Helper()
-	other := h.NewByteMap("ballast")
+	evacuateBy(t, m, h.NewByteMap("ballast"))
+}
+
+// evacuateBy makes every entry of m far by filling another map.
+func evacuateBy(t *testing.T, m, other *ByteMap) {
+	t.Helper()
 	for {
 		local := 0
 		for i := range m.shards {

@@ -48,8 +48,10 @@ const (
 // tableSum is the bytes behind a value: CRC32C of its key and of itself.
 const tableSum = 4
 
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
 func tableSumOf(key, value []byte) uint32 {
-	return crc32.Update(crc32.Checksum(key, heap.Castagnoli), heap.Castagnoli, value)
+	return crc32.Update(crc32.Checksum(key, castagnoli), castagnoli, value)
 }
 
 // NewRemoteTable makes an empty table at a node of d's.

@@ -70,7 +70,7 @@ func (h *Heap) use(p *uint64, w pword, what int) heap.Object {
 			return nil
 		}
 		if cold == 0 {
-			h.class(heap.TailClass(atomic.LoadUint64(o.Tail()))).warmed.Add(1)
+			h.class(classIn(atomic.LoadUint64(o.Tail()))).warmed.Add(1)
 		}
 	}
 	if what&derefMut != 0 {
@@ -87,7 +87,7 @@ func (h *Heap) soil(o heap.Object) {
 		if far == 0 {
 			return
 		}
-		if atomic.CompareAndSwapUint64(o.Tail(), tail, heap.NewTail(0, heap.TailClass(tail))) {
+		if atomic.CompareAndSwapUint64(o.Tail(), tail, heap.NewTail(0, heap.TailOwner(tail))) {
 			h.core.BuryFar(far, heap.RoundSize(heap.FarObjectSize(heap.HeadLen(o.Head()))))
 			return
 		}
@@ -115,7 +115,7 @@ func (h *Heap) meet(s *heap.Scope, p *uint64, w pword, what int) heap.Object {
 			return nil
 		}
 		o := h.core.Logs.Object(w.addr())
-		h.class(heap.TailClass(atomic.LoadUint64(o.Tail()))).rescued.Add(1)
+		h.class(classIn(atomic.LoadUint64(o.Tail()))).rescued.Add(1)
 		if what&derefMut != 0 {
 			h.soil(o)
 		}
@@ -136,10 +136,10 @@ func (h *Heap) copyOut(s *heap.Scope, p *uint64, w pword, what int, seg *heap.Lo
 	head, tail := o.Head(), atomic.LoadUint64(o.Tail())
 	n := heap.HeadLen(head)
 	if h.words.number(p) != heap.HeadNumber(head) || n > h.maxLocal || heap.ObjectSize(n) > len(o) ||
-		int(heap.TailClass(tail)) >= len(*h.classes.Load()) {
+		int(classIn(tail)) >= len(*h.classes.Load()) {
 		return nil // it is not there any more
 	}
-	c := h.class(heap.TailClass(tail))
+	c := h.class(classIn(tail))
 	to, addr, err := h.core.NewSlot(s, heap.Scoped, heap.ObjectHead(heap.HeadNumber(head), n), tail, n)
 	if err != nil {
 		casWord(p, w, w.unmarked().cooled(0)) // it stays
@@ -178,7 +178,7 @@ func (h *Heap) newObject(c *class, s *heap.Scope, n, what int, data []byte) (*ui
 		ol.Mu.Unlock()
 		return nil, err
 	}
-	o, addr, err := h.core.Logs.Slot(ol, h.core.Claim(s, heap.ObjectSize(n)), heap.ObjectHead(number, n), heap.NewTail(0, c.id), n)
+	o, addr, err := h.core.Logs.Slot(ol, h.core.Claim(s, heap.ObjectSize(n)), heap.ObjectHead(number, n), heap.NewTail(0, c.owner()), n)
 	if err != nil {
 		h.cacheOf(ol).left |= 1 << (number % wordGroup)
 		ol.Mu.Unlock()
@@ -224,7 +224,7 @@ func (h *Heap) materialize(s *heap.Scope, p *uint64, w pword, what int) error {
 	if what&derefStream != 0 {
 		k, coldness = heap.Streamed, coldest
 	}
-	o, addr, err := h.core.NewSlot(s, k, heap.ObjectHead(h.words.number(p), c.size), heap.NewTail(0, c.id), c.size)
+	o, addr, err := h.core.NewSlot(s, k, heap.ObjectHead(h.words.number(p), c.size), heap.NewTail(0, c.owner()), c.size)
 	if err != nil {
 		return err
 	}

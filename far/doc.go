@@ -61,10 +61,11 @@
 // headers that FetchHeads remembers, and a little for every fetch under way.
 //
 // An object takes 16 bytes beside its data, in multiples of 16, while it is
-// local, 32 more if it was read to where it stays, as objects of a kilobyte and more
-// are that come together, and 8 bytes for its word whether it is local or far. An
-// entry of a ByteMap takes 36 bytes beside its key and value, in multiples of 16,
-// and about 16 bytes of index whether it is local or far. The index grows at the
+// local, 16 or 32 more if it was read to where it stays, as objects of a kilobyte and more
+// are that come together and others from 4 KiB on, and 8 bytes for its word whether it is local or far. An
+// entry of a ByteMap takes 20 bytes beside its key and value, and 8 for an expiry, in multiples of 16,
+// and about 16 bytes of index whether it is local or far. In far memory either takes 32 bytes
+// beside its data, and the expiry, in multiples of 16. The index grows at the
 // expense of the logs; where it would leave too little for them, a call that
 // adds an entry fails with an [ErrMetadataFull] that says what budget would do.
 //
@@ -141,16 +142,18 @@
 //
 // # Far bytes
 //
-// The layout of an entry, here and in far memory, and of an object in far memory,
-// is that of heap.Record. It is no interchange format: hashes in it are seeded
-// by the heap that wrote it, and nobody else reads it. What comes back is
-// checked as if anybody had written it.
+// What is far is in the format of package record, which can read it without the heap: every record says
+// of which map or class it is, its key or number, and, by its version, which of two is the right one.
+// That is not all that it takes to use it again: hashes are seeded by the heap that wrote them.
+// What comes back is checked as if anybody had written it, and refused if it was written by another heap,
+// elsewhere or at another time.
 //
 // # Files
 //
 // Package far/heap has the memory itself, and knows no data structure: logs, far segments,
 // evacuator, cleaner, scopes. The owners of what is in it are here: mapowner (entries),
-// pointers (objects), and host, which knows both. record is the bytes of both.
+// pointers (objects), and host, which knows both. entry is the bytes of an entry. In far memory all are records of
+// package far/record.
 //
 // What the data structures stand on: heap, api, errors, store, scopes, registry (the heap of a pointer), word
 // and table and shard (a map's index), pword and words (of pointers), deref and slow (what waits),

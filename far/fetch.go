@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"polder/far/heap"
+	"polder/far/record"
 )
 
 // holding is the flights that a call holds, seldom more than one.
@@ -61,7 +62,14 @@ func (m *ByteMap) board(b *heap.Batch, index int, sh *shard, p place, use heap.U
 		Use:    use,
 	}
 	if use == heap.UseHead {
-		want.N = min(want.N, heap.HeaderSize+klen+bigHeadSize+heap.TrailerSize)
+		head := record.HeaderSize + klen
+		if w&wordTTL != 0 {
+			head += record.ExpirySize
+		}
+		if w&wordBig != 0 {
+			head += bigHeadSize
+		}
+		want.N = min(want.N, head)
 		want.Apart = true
 	} else {
 		want.Admit = sh.admits(h, sh.t.word(p))
@@ -124,7 +132,8 @@ func (h *Heap) done(f *heap.Flight) {
 // brings reports whether f, which has landed, has brought a value of key that is
 // entire and not out of date.
 func brings(f *heap.Flight, key []byte) bool {
-	return f.Rec != nil && string(f.Rec.Key()) == string(key) && !f.Rec.Big() && !f.Rec.Expired()
+	e := entryOf(f)
+	return e != nil && string(e.Key()) == string(key) && !e.Big() && !e.Expired()
 }
 
 // Fetch brings the entries of keys that are far into local memory, in
@@ -248,7 +257,7 @@ const headKey = 256
 type head struct {
 	addr uint64
 	seg  *heap.FarSegment
-	e    heap.Record
+	e    entry
 }
 
 // FetchHeads reads the headers and keys of those of keys that are far, in one
@@ -279,7 +288,8 @@ func (d *head) of(h *Heap, addr uint64) bool { return d.addr == addr && d.seg ==
 
 // remember keeps the head that f has brought. sh.mu must not be held.
 func (sh *shard) remember(f *heap.Flight) {
-	if f.Rec.Klen() > headKey {
+	e := entryOf(f)
+	if e.Klen() > headKey {
 		return
 	}
 	sh.mu.Lock()
@@ -290,12 +300,12 @@ func (sh *shard) remember(f *heap.Flight) {
 	d := &sh.heads[sh.nextHead%len(sh.heads)]
 	sh.nextHead = (sh.nextHead + 1) % headsPerShard
 	d.addr, d.seg = f.Addr, f.Segment()
-	d.e = appendHead(d.e[:0], f.Rec)
+	d.e = appendHead(d.e[:0], e)
 }
 
 // head returns the remembered head of a far address that the index refers to,
 // or nil. sh.mu must be held.
-func (sh *shard) head(h *Heap, addr uint64) heap.Record {
+func (sh *shard) head(h *Heap, addr uint64) entry {
 	for i := range sh.heads {
 		if d := &sh.heads[i]; d.of(h, addr) {
 			return d.e

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"polder/far/heap"
+	"polder/far/record"
 	"polder/internal/invariants"
 )
 
@@ -35,7 +36,6 @@ type Heap struct {
 
 	once       sync.Once
 	mu         sync.Mutex
-	serials    uint64                 // of classes, under mu
 	retired    []retiredClass         // whose numbers are free, or about to be; under mu
 	past       map[string]*ClassStats // of classes that have ended, by name, under mu
 	structures []*tracker             // that exist, under mu
@@ -97,9 +97,9 @@ func newHeap(store heap.Store, cfg Config, lay layout) (*Heap, error) {
 		return nil, errors.Join(fmt.Errorf("cannot make a heap: %w", err), h.unmap())
 	}
 	h.caches = make([]wordCache, 2*lay.Open)
-	h.maxObject = min(lay.SegSize-heap.ObjectHeader, lay.Staging-heap.HeaderSize-heap.TrailerSize) &^ (heap.Unit - 1)
-	h.maxObject = min(h.maxObject, lay.SegSize-heap.ObjectHeader-heap.HeaderSize-heap.Unit) // of which the class has to fit, too
-	h.maxObject = heap.ClassSize(heap.SizeClass(h.maxObject)-1) - heap.HeaderSize - heap.Unit
+	h.maxObject = min(lay.SegSize-heap.ObjectHeader, lay.Staging-record.SegmentSize-record.HeaderSize)
+	h.maxObject = min(h.maxObject, lay.SegSize-heap.ObjectHeader-record.HeaderSize-heap.Unit) // of which the class has to fit, too
+	h.maxObject = heap.ClassSize(heap.SizeClass(h.maxObject)-1) - record.HeaderSize - heap.Unit
 	h.maxLocal = lay.SegSize - heap.ObjectHeader
 	register(h)
 	h.core.Start()
@@ -116,13 +116,13 @@ func (h *Heap) cacheOf(ol *heap.OpenLog) *wordCache {
 }
 
 // NewByteMap makes an empty map on the heap. Name appears in statistics. A heap
-// takes 65,535 maps; they live as long as it does.
+// takes 49,152 maps; they live as long as it does.
 func (h *Heap) NewByteMap(name string) *ByteMap {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	old := *h.maps.Load()
-	if len(old) == 1<<16-1 {
-		panic("BUG: more than 65,535 maps on a heap")
+	if len(old) == objectOwners {
+		panic("BUG: more than 49,152 maps on a heap")
 	}
 	m := &ByteMap{h: h, id: uint16(len(old)), name: name, shards: make([]shard, h.shards)}
 	for i := range m.shards {

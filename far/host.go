@@ -11,7 +11,7 @@ type host Heap
 
 // Owner implements Host.
 func (o *host) Owner(id uint16) heap.Owner {
-	if id == heap.ScopedID {
+	if id >= objectOwners {
 		return (*pointers)(o)
 	}
 	if maps := *o.maps.Load(); int(id) < len(maps) {

@@ -18,7 +18,7 @@ func (sh *shard) lose(h *Heap, s *heap.FarSegment) (heads bool) {
 		switch w := *at; {
 		case w == 0 || w.isLost():
 		case !w.far():
-			if e := h.core.Logs.At(w.addr()); e.Clean() && e.Far()/h.core.Far.Units == s.ID {
+			if e := h.entryAt(w.addr()); e.Clean() && e.Far()/h.core.Far.Units == s.ID {
 				h.unclean(e, w.addr())
 			}
 		case w.addr()/h.core.Far.Units != s.ID:
@@ -49,10 +49,10 @@ func (h *Heap) buryStrays() bool {
 	last := h.version
 	alive := maps.Clone(h.writing)
 	h.mu.Unlock()
-	ok := h.each(ctx, wordBig, func(_ *shard, _ place, e heap.Record) {
+	ok := h.each(ctx, wordBig, func(_ *shard, _ place, e entry) {
 		alive[bigOf(e).version] = true
 	})
-	return ok && h.each(ctx, wordPiece, func(sh *shard, p place, e heap.Record) {
+	return ok && h.each(ctx, wordPiece, func(sh *shard, p place, e entry) {
 		if v := binary.LittleEndian.Uint64(e.Key()); p != none && v <= last && !alive[v] {
 			sh.remove(h, p, e)
 		}
@@ -62,7 +62,7 @@ func (h *Heap) buryStrays() bool {
 // each calls fn with every entry that has the flags of kind, under the lock of
 // its shard, and reports whether it could read all of them. The place is none
 // for an entry that has moved while it was read.
-func (h *Heap) each(ctx context.Context, kind word, fn func(*shard, place, heap.Record)) bool {
+func (h *Heap) each(ctx context.Context, kind word, fn func(*shard, place, entry)) bool {
 	for _, m := range *h.maps.Load() {
 		for i := range m.shards {
 			if !m.each(ctx, &m.shards[i], kind, fn) {
@@ -76,7 +76,7 @@ func (h *Heap) each(ctx context.Context, kind word, fn func(*shard, place, heap.
 // eachHeads is the number of far entries that each reads in one batch.
 const eachHeads = 64
 
-func (m *ByteMap) each(ctx context.Context, sh *shard, kind word, fn func(*shard, place, heap.Record)) bool {
+func (m *ByteMap) each(ctx context.Context, sh *shard, kind word, fn func(*shard, place, entry)) bool {
 	klen := MaxKeySize
 	if kind&wordPiece != 0 {
 		klen = pieceKeySize
@@ -98,7 +98,7 @@ func (m *ByteMap) each(ctx context.Context, sh *shard, kind word, fn func(*shard
 			case w&kind == 0 || kind == wordPiece && w.hidden() || w.isLost():
 				continue
 			case !w.far():
-				fn(sh, p, m.h.core.Logs.At(w.addr()))
+				fn(sh, p, m.h.entryAt(w.addr()))
 				continue
 			case m.h.core.Far.Seg(w.addr()).Gone():
 				continue
@@ -117,7 +117,7 @@ func (m *ByteMap) each(ctx context.Context, sh *shard, kind word, fn func(*shard
 			sh.mu.Lock()
 			defer sh.mu.Unlock()
 			_, tag := m.placeOf(&f.Want)
-			fn(sh, sh.t.find(tag, wordFar|word(f.Addr)), f.Rec)
+			fn(sh, sh.t.find(tag, wordFar|word(f.Addr)), entryOf(f))
 		})
 		switch {
 		case stuck:

@@ -104,8 +104,8 @@ func (t *multiget) answer(f *heap.Flight, i int, err error) {
 	case err != nil:
 		t.rest = append(t.rest, i)
 	case brings(f, t.keys(i)):
-		ent := metaOf(f.Rec)
-		ent.Value = f.Rec.Value()
+		ent := metaOf(entryOf(f))
+		ent.Value = entryOf(f).Value()
 		t.fn(i, ent, nil)
 	case f.Failure() != nil:
 		t.fn(i, Entry{}, f.Err)

@@ -1,6 +1,9 @@
 package far
 
-import "polder/far/heap"
+import (
+	"polder/far/heap"
+	"polder/far/record"
+)
 
 // mapOwner is a ByteMap as the heap sees it: the owner of its entries. Whatever
 // happens to an entry happens under the lock of its shard, which is held for no longer
@@ -9,12 +12,12 @@ type mapOwner ByteMap
 
 // Evacuate implements Owner.
 func (o *mapOwner) Evacuate(ev *heap.Evacuation, r heap.Local) bool {
-	m, e := (*ByteMap)(o), heap.Record(r.Mem)
+	m, e := (*ByteMap)(o), entry(r.Mem)
 	h := m.h
-	sh := m.shard(hashOf(e))
+	sh := m.shard(e.Hash())
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	p := sh.t.find(hashOf(e).tag(), word(r.Addr))
+	p := sh.t.find(e.Hash().tag(), word(r.Addr))
 	if p == none {
 		return false // overwritten, deleted or moved
 	}
@@ -25,9 +28,9 @@ func (o *mapOwner) Evacuate(ev *heap.Evacuation, r heap.Local) bool {
 	w := sh.t.word(p)
 	n := e.Size()
 	clean := e.Clean() && !h.core.Far.Seg(e.Far()).Gone()
-	switch f, to, at := ev.Place(heap.Locked, n, n, w.hot() > 0, clean); f {
+	switch f, to, at := ev.Place(heap.Locked, n, e.FarSize(), w.hot() > 0, clean); f {
 	case heap.FateKept:
-		copy(to, e[:n])
+		clear(to[copy(to, e):])
 		if e.Clean() {
 			h.core.Logs.Seg(r.Addr).Clean.Add(-int64(n))
 			h.core.Logs.Seg(at).Clean.Add(int64(n))
@@ -38,45 +41,60 @@ func (o *mapOwner) Evacuate(ev *heap.Evacuation, r heap.Local) bool {
 		*w = w.at(at)
 	case heap.FateDropped:
 		h.core.Logs.Seg(r.Addr).Clean.Add(-int64(n))
-		*w = newWord(e.Far(), n, w.flags()) | wordFar
+		*w = newWord(e.Far(), e.FarSize(), w.flags()) | wordFar
 	case heap.FateStaged:
 		h.unclean(e, r.Addr)
-		heap.SealCopy(to, e, at)
-		e.SetFlag(heap.FlagStaged)
+		e.putFar(to)
+		e.SetStaged()
 	}
 	return true
 }
 
 // Settled implements Owner.
 func (o *mapOwner) Settled(r heap.Local, s *heap.FarSegment, addr uint64, written bool) bool {
-	m, e := (*ByteMap)(o), heap.Record(r.Mem)
-	sh := m.shard(hashOf(e))
+	m, e := (*ByteMap)(o), entry(r.Mem)
+	sh := m.shard(e.Hash())
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	e.ClearFlag(heap.FlagStaged)
-	p := sh.t.find(hashOf(e).tag(), word(r.Addr))
+	e.SetFar(0)
+	p := sh.t.find(e.Hash().tag(), word(r.Addr))
 	if !written || p == none || s.Gone() {
 		return false
 	}
 	w := sh.t.word(p)
-	*w = newWord(addr, e.Size(), w.flags()) | wordFar
+	*w = newWord(addr, e.FarSize(), w.flags()) | wordFar
 	return true
 }
 
-// Check implements Owner.
-func (o *mapOwner) Check(e heap.Record, want *heap.Want) error {
-	if want != nil {
-		sh, tag := (*ByteMap)(o).placeOf(want)
-		w := word(want.Word)
-		if e.Owner() != o.id || hashOf(e).tag() != tag || (*ByteMap)(o).shard(hashOf(e)) != sh ||
-			wordFlagsOf(e) != w.ofEntry() || heap.RoundSize(e.Size()) != w.size() {
-			return heap.ErrForeign
+// Check implements Owner. It turns the record that is wanted into an entry.
+func (o *mapOwner) Check(r record.Record, want *heap.Want) error {
+	if k := r.Kind(); k != record.Entry && k != record.Piece {
+		return heap.ErrForeign
+	}
+	if r.Flags()&record.Large != 0 {
+		if err := o.h.checkBig(r.Value()); err != nil {
+			return err
 		}
 	}
-	if e.Big() {
-		return o.h.checkBig(e)
+	if want == nil {
+		return nil
+	}
+	e := localize(r, want.Addr)
+	sh, tag := (*ByteMap)(o).placeOf(want)
+	w := word(want.Word)
+	if e.Owner() != o.id || e.Hash().tag() != tag || (*ByteMap)(o).shard(e.Hash()) != sh ||
+		wordFlagsOf(e) != w.ofEntry() || heap.RoundSize(e.FarSize()) != w.size() {
+		return heap.ErrForeign
 	}
 	return nil
+}
+
+// entryOf is the entry that f has brought, or its head; nil if it has brought none.
+func entryOf(f *heap.Flight) entry {
+	if f.Rec == nil {
+		return nil
+	}
+	return localized(f.Rec)
 }
 
 // placeOf is where the index may refer to what is wanted.
@@ -116,22 +134,23 @@ func (o *mapOwner) Landed(f *heap.Flight) heap.Landing {
 		return heap.StaysFar
 	}
 	w := sh.t.word(p)
-	n := f.Rec.Size()
+	e := entryOf(f)
+	n := e.Size()
 	ol := h.openLog(sh)
 	ol.Mu.Lock()
 	defer ol.Mu.Unlock()
-	e, addr, ok := h.core.Logs.Place(ol, n, heap.ForMutator)
+	local, addr, ok := h.core.Logs.Place(ol, n, heap.ForMutator)
 	if !ok {
 		return heap.StaysFar
 	}
-	clear(e[copy(e, f.Rec):])
+	clear(local[copy(local, e):])
 	if f.Segment().Gone() { // rescued just in time
-		e.SetFar(0)
+		entry(local).SetFar(0)
 		f.Segment().Live.Add(-int64(w.size()))
 	} else {
 		h.core.Logs.Seg(addr).Clean.Add(int64(n))
 	}
-	*w = newWord(addr, n, w.flags())
+	*w = newWord(addr, e.FarSize(), w.flags())
 	if f.Use != heap.UseBytes {
 		*w |= wordFresh // it was not used yet
 	}
@@ -139,18 +158,19 @@ func (o *mapOwner) Landed(f *heap.Flight) heap.Landing {
 }
 
 // Live implements Owner. It removes the entry if it has expired.
-func (o *mapOwner) Live(e heap.Record, addr uint64) bool {
-	m := (*ByteMap)(o)
-	sh := m.shard(hashOf(e))
+func (o *mapOwner) Live(r record.Record, addr uint64) bool {
+	m, hs := (*ByteMap)(o), hash(r.Number())
+	sh := m.shard(hs)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	p := sh.copyOf(m.h, hashOf(e).tag(), addr)
+	p := sh.copyOf(m.h, hs.tag(), addr)
 	if p == none {
 		return false
 	}
-	if e.Expired() {
-		if w := *sh.t.word(p); !w.far() {
-			e = m.h.core.Logs.At(w.addr())
+	if expired(r.Expiry()) {
+		e := sh.bytesAt(m.h, p)
+		if e == nil {
+			e = localize(r, addr) // which nobody else looks at any more
 		}
 		sh.expire(m.h, p, e)
 		return false
@@ -159,12 +179,12 @@ func (o *mapOwner) Live(e heap.Record, addr uint64) bool {
 }
 
 // Moved implements Owner.
-func (o *mapOwner) Moved(e heap.Record, from, to uint64, s *heap.FarSegment) bool {
-	m := (*ByteMap)(o)
-	sh := m.shard(hashOf(e))
+func (o *mapOwner) Moved(r record.Record, from, to uint64, s *heap.FarSegment) bool {
+	m, hs := (*ByteMap)(o), hash(r.Number())
+	sh := m.shard(hs)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	p := sh.copyOf(m.h, hashOf(e).tag(), from)
+	p := sh.copyOf(m.h, hs.tag(), from)
 	if p == none || s.Gone() {
 		return false
 	}
@@ -172,7 +192,7 @@ func (o *mapOwner) Moved(e heap.Record, from, to uint64, s *heap.FarSegment) boo
 	if w.far() {
 		*w = w.at(to)
 	} else {
-		m.h.core.Logs.At(w.addr()).SetFar(to)
+		m.h.entryAt(w.addr()).SetFar(to)
 	}
 	return true
 }
@@ -187,7 +207,7 @@ func (sh *shard) copyOf(h *Heap, tag uint32, addr uint64) place {
 	}
 	for p := range sh.t.matches(tag) {
 		if w := *sh.t.word(p); !w.far() {
-			if e := h.core.Logs.At(w.addr()); e.Clean() && e.Far() == addr {
+			if e := h.entryAt(w.addr()); e.Clean() && e.Far() == addr {
 				return p
 			}
 		}
@@ -197,19 +217,18 @@ func (sh *shard) copyOf(h *Heap, tag uint32, addr uint64) place {
 
 // unclean makes a local entry one without a far copy. Its shard's lock must be
 // held.
-func (h *Heap) unclean(e heap.Record, addr uint64) {
+func (h *Heap) unclean(e entry, addr uint64) {
 	if !e.Clean() {
 		return
 	}
-	n := e.Size()
-	h.core.Logs.Seg(addr).Clean.Add(-int64(n))
-	h.core.BuryFar(e.Far(), heap.RoundSize(n))
+	h.core.Logs.Seg(addr).Clean.Add(-int64(e.Size()))
+	h.core.BuryFar(e.Far(), heap.RoundSize(e.FarSize()))
 	e.SetFar(0)
 	h.core.Logs.Stir()
 }
 
 // buryLocal accounts for the death of a local entry. Its shard's lock must be held.
-func (h *Heap) buryLocal(e heap.Record, addr uint64) {
+func (h *Heap) buryLocal(e entry, addr uint64) {
 	s := h.core.Logs.Seg(addr)
 	n := int64(e.Size())
 	s.Live.Add(-n)

@@ -24,7 +24,7 @@ func (h *Heap) wantOf(p *uint64, w pword, what int) heap.Want {
 		Size:   w.farSize(),
 		Use:    heap.UseLocal,
 		Kind:   heap.Scoped,
-		Class:  c.id,
+		ID:     c.owner(),
 	}
 	if what&derefStream != 0 {
 		want.Kind = heap.Streamed
@@ -203,7 +203,7 @@ func (h *Heap) boardFirst(b *heap.Batch, refs []AnyRef, what int) (n int, busy <
 		if k := len(b.Wants); k > 0 {
 			first, last := &b.Wants[0], &b.Wants[k-1]
 			next := last.Addr + uint64(last.N/heap.Unit)
-			if w.farAddr() != next || w.farClass() != first.Class || next/h.core.Far.Units != first.Addr/h.core.Far.Units {
+			if w.farAddr() != next || objectOwners+w.farClass() != first.ID || next/h.core.Far.Units != first.Addr/h.core.Far.Units {
 				break
 			}
 		}

@@ -1,10 +1,12 @@
 package far
 
 import (
+	"errors"
 	"fmt"
 	"sync/atomic"
 
 	"polder/far/heap"
+	"polder/far/record"
 	"polder/internal/failpoint"
 )
 
@@ -56,7 +58,7 @@ func (o *pointers) Evacuate(ev *heap.Evacuation, r heap.Local) bool {
 	}
 	tail := atomic.LoadUint64(from.Tail())
 	failpoint.Hit("far.evacuating")
-	c := h.class(heap.TailClass(tail))
+	c := h.class(classIn(tail))
 	n := len(from) - heap.ObjectHeader
 	far := heap.TailFar(tail)
 	clean := false
@@ -86,13 +88,10 @@ func (o *pointers) Evacuate(ev *heap.Evacuation, r heap.Local) bool {
 		c.evacuatedClean.Add(1)
 		h.becameFar(c, from)
 	case heap.FateStaged:
-		e := heap.Record(to)
-		putFar(e, heap.HeadNumber(from.Head()), c.serial, from[heap.ObjectHeader:])
+		data := c.putFar(to, heap.HeadNumber(from.Head()), from[heap.ObjectHeader:])
 		if c.cfg.Evacuating != nil {
-			v := e.Value()
-			c.cfg.Evacuating(v[:len(v):len(v)])
+			c.cfg.Evacuating(data)
 		}
-		e.Seal(at)
 	case heap.FateStuck:
 		o.Unmark(heap.HeadNumber(from.Head()), w.addr())
 	}
@@ -107,7 +106,7 @@ func (o *pointers) Settled(r heap.Local, s *heap.FarSegment, addr uint64, writte
 		return false
 	}
 	n := len(from) - heap.ObjectHeader
-	c := h.class(heap.TailClass(atomic.LoadUint64(from.Tail())))
+	c := h.class(classIn(atomic.LoadUint64(from.Tail())))
 	if !casWord(p, w, farWord(addr, heap.FarObjectSize(n), c.id)) {
 		return false
 	}
@@ -125,22 +124,25 @@ func (h *Heap) becameFar(c *class, o heap.Object) {
 	}
 }
 
+var errObject = errors.New("they are not those of the object that was looked for")
+
 // Check implements Owner. What is wrong with an object, whoever dereferences it is
-// told. If the word has changed meanwhile, its class may be another by now, which the serial tells.
-func (o *pointers) Check(e heap.Record, want *heap.Want) error {
+// told. If the word has changed meanwhile, its class may be another by now, whose records are younger
+// than it.
+func (o *pointers) Check(r record.Record, want *heap.Want) error {
 	if want == nil {
 		return nil
 	}
 	c := want.Of.(*class)
 	switch {
-	case e.Owner() != heap.ScopedID || e.Number() != want.Number || e.Klen() != 0 || e.Flags() != 0:
+	case r.Kind() != record.Object || r.Owner() != want.ID || r.Number() != want.Number || r.KeyLen() != 0 || r.Flags()&^record.Moved != 0:
 		return errObject
-	case serialOf(e) != c.serial:
+	case r.Version() <= c.born:
 		return errObject
-	case heap.RoundSize(e.Size()) != want.Size || e.Vlen() > o.maxObject:
+	case heap.RoundSize(r.Size()) != want.Size || r.Len() > o.maxObject:
 		return errObject
-	case c.size >= 0 && e.Vlen() != c.size:
-		return fmt.Errorf("they are an object of %d bytes, want %d", e.Vlen(), c.size)
+	case c.size >= 0 && r.Len() != c.size:
+		return fmt.Errorf("they are an object of %d bytes, want %d", r.Len(), c.size)
 	}
 	return nil
 }
@@ -166,7 +168,7 @@ func (o *pointers) Landed(f *heap.Flight) heap.Landing {
 }
 
 // Live implements Owner.
-func (o *pointers) Live(e heap.Record, addr uint64) bool {
+func (o *pointers) Live(e record.Record, addr uint64) bool {
 	if !o.words.has(e.Number()) {
 		return false
 	}
@@ -179,7 +181,7 @@ func (o *pointers) Live(e heap.Record, addr uint64) bool {
 
 // Moved implements Owner. The evacuator calls it between passes, so that what is
 // local stays where it is.
-func (o *pointers) Moved(e heap.Record, from, to uint64, s *heap.FarSegment) bool {
+func (o *pointers) Moved(e record.Record, from, to uint64, s *heap.FarSegment) bool {
 	if s.Gone() {
 		return false
 	}
@@ -205,7 +207,7 @@ func (o *pointers) Moved(e heap.Record, from, to uint64, s *heap.FarSegment) boo
 				}
 				continue
 			}
-			if atomic.CompareAndSwapUint64(tail, t, heap.NewTail(to, heap.TailClass(t))) {
+			if atomic.CompareAndSwapUint64(tail, t, heap.NewTail(to, heap.TailOwner(t))) {
 				return true
 			}
 		default:

@@ -51,7 +51,7 @@ func (h *Heap) classOf(p *uint64) (uint16, bool) {
 		case !w.local():
 			return 0, false
 		}
-		id := heap.TailClass(atomic.LoadUint64(h.core.Logs.Object(w.addr()).Tail()))
+		id := classIn(atomic.LoadUint64(h.core.Logs.Object(w.addr()).Tail()))
 		if loadWord(p) == w {
 			return id, true
 		}
@@ -87,7 +87,7 @@ func (h *Heap) retire(c *class) {
 }
 
 // usedID returns the number of a class that has ended, if nobody can meet it any
-// more. Whoever fetches a far object goes by its serial; everybody else who
+// more. Whoever fetches a far object goes by its version; everybody else who
 // looks a class up by its number is in a scope, or is the evacuator in a pass.
 // h.mu must be held.
 func (h *Heap) usedID() (uint16, bool) {

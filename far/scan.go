@@ -126,7 +126,7 @@ func (s *scanner) visit(sh *shard, p place, klen int) {
 	h := s.m.h
 	w := *sh.t.word(p)
 	if !w.far() {
-		s.add(h.core.Logs.At(w.addr()))
+		s.add(h.entryAt(w.addr()))
 		return
 	}
 	if w.isLost() || h.core.Far.Seg(w.addr()).Gone() {
@@ -143,7 +143,7 @@ func (s *scanner) visit(sh *shard, p place, klen int) {
 	}
 }
 
-func (s *scanner) add(e heap.Record) {
+func (s *scanner) add(e entry) {
 	if e != nil && !e.Expired() {
 		s.found = append(s.found, scanned{append([]byte(nil), e.Key()...), metaOf(e)})
 	}
@@ -165,7 +165,7 @@ func (s *scanner) fetch(ctx context.Context) (err error) {
 		case f.Rec != nil, f.Corrupt():
 			d := head{addr: f.Addr, seg: f.Segment()}
 			if f.Rec != nil {
-				d.e = appendHead(nil, f.Rec)
+				d.e = appendHead(nil, entryOf(f))
 			}
 			s.read = append(s.read, d)
 			s.add(d.e)

@@ -64,7 +64,7 @@ const (
 // find looks key up among the entries of a kind. Far entries count as present if hd holds their bytes:
 // the whole of them if whole is set, otherwise their header and key.
 // sh.mu must be held, and is what keeps the bytes in place.
-func (sh *shard) find(h *Heap, hs hash, key []byte, kind word, hd *holding, whole bool) (place, heap.Record, status) {
+func (sh *shard) find(h *Heap, hs hash, key []byte, kind word, hd *holding, whole bool) (place, entry, status) {
 	t := &sh.t
 	if len(t.buckets) == 0 {
 		return none, nil, absent
@@ -80,16 +80,16 @@ func (sh *shard) find(h *Heap, hs hash, key []byte, kind word, hd *holding, whol
 				continue
 			}
 			if !w.far() {
-				if e := h.core.Logs.At(w.addr()); string(e.Key()) == string(key) {
+				if e := h.entryAt(w.addr()); string(e.Key()) == string(key) {
 					return place(b*bucketEntries + i), e, present
 				}
 				continue
 			}
 			// The slow path: a far entry with the same tag.
 			s := remote
-			var e heap.Record
+			var e entry
 			if f := hd.of(w.addr(), whole); f != nil {
-				e, s = f.Rec, corrupt
+				e, s = entryOf(f), corrupt
 			} else if w.isLost() || h.core.Far.Seg(w.addr()).Gone() {
 				s = lost
 			} else if !whole {
@@ -117,7 +117,7 @@ func (sh *shard) find(h *Heap, hs hash, key []byte, kind word, hd *holding, whol
 
 // remove deletes the entry at p. e is its bytes, nil if they are not at hand.
 // sh.mu must be held.
-func (sh *shard) remove(h *Heap, p place, e heap.Record) {
+func (sh *shard) remove(h *Heap, p place, e entry) {
 	w := *sh.t.word(p)
 	h.bury(w, e)
 	sh.t.remove(p)
@@ -139,7 +139,7 @@ func (sh *shard) uncount(w word) {
 
 // bury accounts for the death of the entry w, whose bytes are e, nil if they
 // are not at hand. The lock of its shard must be held.
-func (h *Heap) bury(w word, e heap.Record) {
+func (h *Heap) bury(w word, e entry) {
 	h.core.Logs.Stir()
 	if w.far() {
 		h.core.BuryFar(w.addr(), w.size())
@@ -160,7 +160,7 @@ func (h *Heap) bury(w word, e heap.Record) {
 // insert stores r in place of what is at p, whose bytes are old; p is none if
 // the key is new. It fails with errNoRoom or errNoShrink if it has to wait, having
 // changed nothing. sh.mu must be held.
-func (m *ByteMap) insert(sh *shard, hs hash, p place, old heap.Record, r *record) error {
+func (m *ByteMap) insert(sh *shard, hs hash, p place, old entry, r *newEntry) error {
 	if err := r.txn.claim(m, sh, hs.tag(), p); err != nil {
 		return err
 	}
@@ -180,18 +180,18 @@ func (m *ByteMap) insert(sh *shard, hs hash, p place, old heap.Record, r *record
 		}
 	}
 	h := m.h
-	n := r.size()
+	n, far := r.size(), r.farSize()
 	if p != none && !hide && m.overwrite(sh, hs, p, old, r) {
 		return nil
 	}
 	ol := h.openLog(sh)
 	ol.Mu.Lock()
-	e, addr, ok := h.core.Logs.Place(ol, n, heap.ForMutator)
-	if !ok && p != none && n <= sh.t.word(p).size() {
+	o, addr, ok := h.core.Logs.Place(ol, n, heap.ForMutator)
+	if !ok && p != none && far <= sh.t.word(p).size() {
 		ol.Mu.Unlock()
 		ol = &h.core.Logs.Shrunk
 		ol.Mu.Lock()
-		if e, addr, ok = h.core.Logs.Place(ol, n, heap.ForShrink); !ok {
+		if o, addr, ok = h.core.Logs.Place(ol, n, heap.ForShrink); !ok {
 			ol.Mu.Unlock()
 			return heap.ErrNoShrink
 		}
@@ -200,10 +200,11 @@ func (m *ByteMap) insert(sh *shard, hs hash, p place, old heap.Record, r *record
 		ol.Mu.Unlock()
 		return heap.ErrNoRoom
 	}
+	e := entry(o)
 	r.put(e, hs, m.id)
 	ol.Mu.Unlock()
 
-	w := newWord(addr, n, wordFlagsOf(e))
+	w := newWord(addr, far, wordFlagsOf(e))
 	if r.txn != nil && w.visible() {
 		w |= wordTxn
 	}
@@ -231,17 +232,16 @@ func (m *ByteMap) insert(sh *shard, hs hash, p place, old heap.Record, r *record
 // overwrite stores r where the local entry old is, if it has the same lengths and
 // is not just being written to far memory. The evacuator does not mind, since
 // it copies under the shard's lock, too; it walks over entries without the lock,
-// but by fields that are overwritten with what they were.
-func (m *ByteMap) overwrite(sh *shard, hs hash, p place, old heap.Record, r *record) bool {
+// but by words that are overwritten with what they were.
+func (m *ByteMap) overwrite(sh *shard, hs hash, p place, old entry, r *newEntry) bool {
 	w := sh.t.word(p)
-	if w.far() || old.Staged() || old.Big() || r.flags != 0 || old.Vlen() != len(r.value) {
+	if w.far() || old.Staged() || old.Big() || r.flags != 0 || old.end() != entryHeader+r.body() || old.Klen() != len(r.key) {
 		return false
 	}
 	h := m.h
 	h.unclean(old, w.addr())
-	n := r.size()
-	r.put(old[:n], hs, m.id)
-	*w = (newWord(w.addr(), n, wordFlagsOf(old)) | *w&(hotMask|wordTxn)).touched()
+	r.put(old[:r.size()], hs, m.id)
+	*w = (newWord(w.addr(), r.farSize(), wordFlagsOf(old)) | *w&(hotMask|wordTxn)).touched()
 	sh.muts++
 	sh.count.sets++
 	return true

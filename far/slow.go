@@ -58,13 +58,13 @@ func (sh *shard) miss(h *Heap, p place, st status, n need) step {
 }
 
 // expire removes an entry whose time has come.
-func (sh *shard) expire(h *Heap, p place, e heap.Record) {
+func (sh *shard) expire(h *Heap, p place, e entry) {
 	sh.remove(h, p, e)
 	sh.count.expired++
 }
 
 // expireNow is the step of a read that came by an entry whose time has come.
-func (sh *shard) expireNow(h *Heap, p place, e heap.Record) step {
+func (sh *shard) expireNow(h *Heap, p place, e entry) step {
 	sh.expire(h, p, e)
 	return step{err: ErrNotFound}
 }

@@ -53,7 +53,7 @@ func (sw *sweeper) sweep(h *Heap) bool {
 					continue
 				}
 				seen++
-				if e := h.core.Logs.At(w.addr()); e.Expired() {
+				if e := h.entryAt(w.addr()); e.Expired() {
 					sh.expire(h, p, e)
 					expired++
 				}
@@ -83,7 +83,7 @@ func (sw *sweeper) sweep(h *Heap) bool {
 			sw.klen = MaxKeySize
 		case f.Rec != nil:
 			seen++
-			if f.Rec.Expired() && m.expireFar(f) {
+			if entryOf(f).Expired() && m.expireFar(f) {
 				expired++
 			}
 		}
@@ -100,6 +100,6 @@ func (m *ByteMap) expireFar(f *heap.Flight) bool {
 	if p == none {
 		return false
 	}
-	sh.expire(m.h, p, f.Rec)
+	sh.expire(m.h, p, entryOf(f))
 	return true
 }

@@ -40,7 +40,7 @@ func (o *tortured) fill(id uint32, n uint64) {
 }
 
 func (o *tortured) sum() uint32 {
-	return crc32.Update(o.ID^uint32(o.N), heap.Castagnoli, o.Data[:])
+	return crc32.Update(o.ID^uint32(o.N), castagnoli, o.Data[:])
 }
 
 // tortureSlot is one pointer of the torture test, which its lock guards: whoever

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-
-	"polder/far/heap"
 )
 
 // Txn makes several changes to maps of one heap that count together or not at
@@ -56,7 +54,7 @@ func (h *Heap) NewTxn() *Txn { return &Txn{h: h} }
 
 // Set is ByteMap.Set as a part of t.
 func (t *Txn) Set(ctx context.Context, m *ByteMap, key []byte, e Entry) error {
-	r := newRecord(key, e)
+	r := newEntryOf(key, e)
 	r.txn = t
 	return m.set(ctx, r)
 }
@@ -193,7 +191,7 @@ func (sh *shard) rollback(h *Heap, p place) {
 
 // drop removes the entry at p, whose bytes are e, nil if they are not at hand;
 // as a part of t, which may be nil. sh.mu must be held.
-func (sh *shard) drop(h *Heap, p place, e heap.Record, t *Txn) {
+func (sh *shard) drop(h *Heap, p place, e entry, t *Txn) {
 	if w := sh.t.word(p); t == nil || *w&wordTxn != 0 {
 		sh.remove(h, p, e)
 	} else {
@@ -209,9 +207,9 @@ func (sh *shard) hide(w *word) {
 
 // bytesAt returns the bytes of the entry at p, nil if it is far. sh.mu must be
 // held.
-func (sh *shard) bytesAt(h *Heap, p place) heap.Record {
+func (sh *shard) bytesAt(h *Heap, p place) entry {
 	if w := *sh.t.word(p); !w.far() {
-		return h.core.Logs.At(w.addr())
+		return h.entryAt(w.addr())
 	}
 	return nil
 }

@@ -232,8 +232,8 @@ func (m *Map[K, V]) Get(ctx context.Context, k K) (v V, ok bool, err error) {
 		}
 		return m.getSlow(ctx, append([]byte(nil), key...))
 	}
-	ok = decode(&m.value, &v, f.Rec.Value())
-	n := f.Rec.Vlen()
+	ok = decode(&m.value, &v, entryOf(f).Value())
+	n := entryOf(f).Vlen()
 	b.h.done(f)
 	if !ok {
 		return v, false, m.errMapped(n)
@@ -243,11 +243,11 @@ func (m *Map[K, V]) Get(ctx context.Context, k K) (v V, ok bool, err error) {
 }
 
 // hit notes the use of a local entry. sh.mu must be held.
-func (m *Map[K, V]) hit(sh *shard, p place, e heap.Record) {
+func (m *Map[K, V]) hit(sh *shard, p place, e entry) {
 	w := sh.t.word(p)
 	*w = w.touched()
 	sh.count.hits++
-	if m.exclusive && e.Clean() && !e.Staged() {
+	if m.exclusive && e.Clean() {
 		m.b.h.unclean(e, w.addr())
 	}
 }
@@ -280,7 +280,7 @@ func (m *Map[K, V]) settle(key []byte) {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	p, e, st := sh.find(m.b.h, hs, key, kindEntry, nil, true)
-	if st == present && e.Clean() && !e.Staged() {
+	if st == present && e.Clean() {
 		m.b.h.unclean(e, sh.t.word(p).addr())
 	}
 }
@@ -320,7 +320,7 @@ func (m *Map[K, V]) Append(ctx context.Context, k K, dst []byte) (b []byte, ok b
 		}
 		return m.appendSlow(ctx, append([]byte(nil), key...), dst)
 	}
-	dst = append(dst, f.Rec.Value()...)
+	dst = append(dst, entryOf(f).Value()...)
 	m.b.h.done(f)
 	m.settle(key)
 	return dst, true, nil
@@ -371,7 +371,7 @@ func (m *Map[K, V]) Set(ctx context.Context, k K, v V) error {
 	if len(val) <= b.h.pieces {
 		hs := b.hash(key)
 		sh := b.shard(hs)
-		r := record{key: key, value: val}
+		r := newEntry{key: key, value: val}
 		sh.mu.Lock()
 		p, old, st := sh.find(b.h, hs, key, kindEntry, nil, false)
 		if st != remote && !sh.closed {

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"polder/far/heap"
+	"polder/far/record"
 	"polder/internal/arena"
 	"polder/internal/invariants"
 )
@@ -143,7 +144,7 @@ func TestOnlyTheSameLengthsAreOverwritten(t *testing.T) {
 		t.Fatal("the key is not in the index")
 		return 0
 	}
-	if heap.RecordSize(3, 255) != heap.RecordSize(3, 256) {
+	if entrySize(3, 255) != entrySize(3, 256) {
 		t.Fatal("the sizes differ")
 	}
 	first := at(255)
@@ -180,82 +181,60 @@ func TestLocalCallsDoNotAllocate(t *testing.T) {
 	}
 }
 
-// sealed makes the far bytes of an entry.
-func sealed(key, val []byte, addr uint64, flags uint16) []byte {
-	r := record{key: key, value: val, expire: 12345, tag: 7, flags: flags}
-	b := make([]byte, r.size())
-	r.put(b, 0x123456789abc, 42)
-	heap.Record(b).Seal(addr)
-	return b
-}
-
-func TestEveryDamagedBitIsNoticed(t *testing.T) {
-	const addr = 0x12345
-	good := sealed([]byte("some key"), []byte("and its value"), addr, 0)
-	e, err := heap.DecodeEntry(good, addr)
-	if err != nil || string(e.Key()) != "some key" || string(e.Value()) != "and its value" || e.Tag() != 7 || e.Expire() != 12345 {
-		t.Fatalf("got %q, %v", e, err)
+// What has become of a record in the place where it was read is the entry that it was made of. Its bytes
+// may be anything, as long as their checksums are right.
+func FuzzLocalize(f *testing.F) {
+	add := func(r newEntry) {
+		e := make(entry, r.size())
+		r.put(e, 0x123456789a, 42)
+		b := make([]byte, e.FarSize())
+		e.putFar(b)
+		f.Add(b)
 	}
-	for i := range 8 * e.End() {
-		bad := bytes.Clone(good)
-		bad[i/8] ^= 1 << (i % 8)
-		if _, err := heap.DecodeEntry(bad, addr); err == nil {
-			t.Errorf("bit %d may be damaged", i)
-		}
-		if i < 8*(heap.HeaderSize+e.Klen()) {
-			if _, err := heap.DecodeHead(bad, addr); err == nil {
-				t.Errorf("bit %d may be damaged in the head", i)
-			}
-		}
-	}
-	if _, err := heap.DecodeEntry(good, addr+1); err == nil {
-		t.Error("bytes of another address were taken")
-	}
-}
-
-func FuzzDecode(f *testing.F) {
-	const addr = 77
-	f.Add(sealed([]byte("k"), []byte("v"), addr, 0))
-	f.Add(sealed(nil, nil, addr, 0))
-	f.Add(sealed([]byte("k"), bigHead{1, 100000, 4096}.encode(), addr, heap.FlagBig))
-	f.Add(sealed([]byte("k"), make([]byte, bigHeadSize), addr, heap.FlagBig))
-	f.Add([]byte{})
-	f.Add(bytes.Repeat([]byte{0xff}, 100))
+	add(newEntry{key: []byte("k"), value: []byte("v"), expire: 12345, tag: 7})
+	add(newEntry{})
+	add(newEntry{key: []byte("k"), value: bigHead{1, 100000, 4096}.encode(), flags: entryBig})
+	add(newEntry{key: []byte("k"), value: make([]byte, bigHeadSize), flags: entryBig, expire: 1})
+	add(newEntry{key: make([]byte, pieceKeySize), value: []byte("piece"), flags: entryPiece})
 	h := &Heap{pieces: 4096, maxValue: 1 << 20}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		// Far bytes lie in buffers with others behind them.
-		b = append(make([]byte, 0, len(b)+64), b...)
-		for _, decode := range []func([]byte, uint64) (heap.Record, error){heap.DecodeHead, heap.DecodeEntry} {
-			e, err := decode(b, addr)
-			if err != nil {
-				continue
-			}
-			if heap.HeaderSize+len(e.Key()) > len(b) || e.Far() != addr {
-				t.Fatalf("decoded %q from %q", e, b)
-			}
-			if e.Big() && h.checkBig(e) == nil && bigOf(e).count() < 2 {
-				t.Fatalf("a large value of %d pieces", bigOf(e).count())
-			}
+		const addr = 77
+		if len(b) < record.HeaderSize {
+			return
 		}
-		if e, err := heap.DecodeEntry(b, addr); err == nil && e.End() > len(b) {
-			t.Fatalf("decoded %d bytes from %d", e.End(), len(b))
+		b = bytes.Clone(b)
+		raw, head := record.Record(b), record.Record(b).KeyLen()
+		if raw.Flags()&record.Expires != 0 {
+			head += record.ExpirySize
 		}
-		if e, err := heap.DecodeEntry(b, entryAddr(b)); err == nil {
-			// What is right comes out the same when it is written again.
-			c := make(heap.Record, e.Size())
-			copy(c, e)
-			c.Seal(e.Far())
-			if !bytes.Equal(c[:e.End()], e[:e.End()]) && !e.Staged() {
-				t.Fatalf("got %q, want %q", c, e)
-			}
+		if head > raw.Len() || record.HeaderSize+raw.Len() > len(b) {
+			return
+		}
+		raw.Seal(0, 0)
+		r, err := record.Decode(b, 0, 0)
+		if err != nil {
+			return
+		}
+		was := bytes.Clone(r)
+		if r.Kind() == record.Object {
+			return
+		}
+		e := localize(r, addr)
+		r = was
+		if string(e.Key()) != string(r.Key()) || string(e.Value()) != string(r.Value()) || e.Expire() != r.Expiry() ||
+			e.Tag() != r.Tag() || e.Owner() != r.Owner() || uint64(e.Hash()) != r.Number() || e.Far() != addr || !e.Clean() {
+			t.Fatalf("got %q of %q", e, r)
+		}
+		again := make([]byte, e.FarSize())
+		e.putFar(again)
+		record.Record(again).SetVersion(r.Version())
+		again[28] |= r[28] & byte(record.Moved)
+		record.Record(again).Seal(0, 0)
+		if !bytes.Equal(again[:len(r)], r) {
+			t.Fatalf("got %q, want %q", again, r)
+		}
+		if e.Big() && h.checkBig(e.Value()) == nil && bigOf(e).count() < 2 {
+			t.Fatalf("a large value of %d pieces", bigOf(e).count())
 		}
 	})
-}
-
-// entryAddr is the address that b claims to be written to.
-func entryAddr(b []byte) uint64 {
-	if len(b) < heap.HeaderSize {
-		return 0
-	}
-	return heap.Record(b).Far()
 }

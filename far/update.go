@@ -117,7 +117,7 @@ func (s *snapshot) need() need {
 }
 
 // is reports whether e is the entry, nil if there is none.
-func (s *snapshot) is(e heap.Record) bool {
+func (s *snapshot) is(e entry) bool {
 	switch {
 	case e == nil || e.Expired():
 		return !s.found
@@ -138,7 +138,7 @@ func (m *ByteMap) apply(ctx context.Context, sh *shard, hs hash, key []byte, was
 		if err := m.check(key, len(put.Value)); err != nil {
 			return err
 		}
-		r := newRecord(key, put)
+		r := newEntryOf(key, put)
 		if len(put.Value) > m.h.pieces {
 			return m.setBig(ctx, sh, hs, r, was)
 		}

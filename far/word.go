@@ -19,7 +19,8 @@ import "polder/far/heap"
 //	49      TTL: the entry has an expiry
 //	48      txn: a transaction that has not ended has stored the entry, which
 //	        goes if that is rolled back; or see piece
-//	47..40  class: the size, rounded up to 5 bits of exponent and 3 of mantissa
+//	47..40  class: the size in far memory, rounded up to 5 bits of exponent and 3 of
+//	        mantissa
 //	39..0   address in units of 16 bytes
 type word uint64
 
@@ -97,7 +98,7 @@ func (w word) touched() word {
 // at is w moved to another address of the same kind.
 func (w word) at(addr uint64) word { return w&^heap.AddrMask | word(addr) }
 
-// newWord makes the word of an entry of size bytes.
+// newWord makes the word of an entry that is a far record of size bytes.
 func newWord(addr uint64, size int, flags word) word {
 	return flags | word(heap.SizeClass(size))<<heap.AddrBits | word(addr)
 }

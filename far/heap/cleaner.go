@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+
+	"polder/far/record"
 )
 
 // The cleaner is the evacuator's work on far memory, and runs in its
@@ -85,7 +87,7 @@ func (f *farLog) hasRoom(n int) bool {
 	if f.open != nil && f.open.Gone() {
 		f.close()
 	}
-	return f.open != nil && f.open.end+n <= f.SegSize
+	return f.open != nil && f.open.end+f.staged+n <= f.SegSize
 }
 
 // sparsest returns the sealed segment with the fewest live bytes, or nil.
@@ -165,7 +167,7 @@ func (h *Heap) cleanPinned(s *FarSegment, borrow bool) error {
 		return nil // the janitor may already have given it back
 	}
 	h.Count.cleanedSegments.Add(1)
-	for off := 0; off < s.end; {
+	for off := record.SegmentSize; off < s.end; {
 		n := min(len(h.scratch), s.end-off)
 		ops := []ReadOp{{Seg: s.Seg, Off: off, Buf: h.scratch[:n]}}
 		ctx, cancel := context.WithTimeout(h.Ctx, StoreTimeout)
@@ -188,26 +190,19 @@ func (h *Heap) cleanPinned(s *FarSegment, borrow bool) error {
 // returns the bytes of those that are in it entirely.
 func (h *Heap) cleanPart(s *FarSegment, off int, b []byte, borrow bool) (int, error) {
 	f := &h.Far
-	base := s.ID*f.Units + uint64(off)/Unit
-	begin := 0 // staged records before it are settled
-	at := 0
-	for at < len(b) {
-		addr := base + uint64(at)/Unit
-		e, err := DecodeHead(b[at:], addr)
+	h.moved = h.moved[:0]
+	for at := 0; at < len(b); {
+		e, err := s.DecodeHead(b[at:], off+at)
 		if err == nil && e.Size() > len(b)-at {
-			err = ErrShort
+			err = record.ErrShort
 		}
-		if err == ErrShort && at > 0 {
-			break // the rest is read with the next part
+		if err == record.ErrShort && at > 0 {
+			return at, h.settleClean(s, off, b) // the rest is read with the next part
 		}
 		if err == nil {
-			e, err = DecodeEntry(b[at:], addr)
+			e, err = s.Decode(b[at:], off+at)
 		}
-		switch {
-		case err != nil:
-		case e.Staged():
-			err = ErrForeign
-		default:
+		if err == nil {
 			if o := h.host.Owner(e.Owner()); o == nil {
 				err = ErrForeign
 			} else {
@@ -218,34 +213,37 @@ func (h *Heap) cleanPart(s *FarSegment, off int, b []byte, borrow bool) (int, er
 			// The record stays where it is, and so does the segment.
 			s.broken = true
 			h.Count.Corrupt.Add(1)
-			if err := h.settleClean(s, base, b[begin:at], begin); err != nil {
+			if err := h.settleClean(s, off, b); err != nil {
 				return 0, err
 			}
 			return 0, &CorruptError{Segment: s.Seg.Name(), Off: off + at, Err: err}
 		}
 		n := e.Size()
-		if !h.host.Owner(e.Owner()).Live(e, addr) {
-			at += n
+		at += n
+		if !h.host.Owner(e.Owner()).Live(e, s.ID*f.Units+uint64(off+at-n)/Unit) {
 			continue
 		}
 		if !f.fits(n) {
-			if err := h.settleClean(s, base, b[begin:at], begin); err != nil {
+			if err := h.settleClean(s, off, b); err != nil {
 				return 0, err
 			}
-			begin = at
 			if !f.fits(n) {
 				if !f.hasRoom(n) && (!borrow || !h.openAnother()) {
 					return 0, fmt.Errorf("cannot clean %s: no room for what lives in it: %w", s.Seg.Name(), ErrStoreFull)
 				}
 			}
 		}
-		b, to := f.reserve(n)
-		SealCopy(b, e, to)
-		e.SetFar(to)
-		e.SetFlag(FlagStaged)
-		at += n
+		room, to := f.reserve(n)
+		f.seal(record.Move(room, e), to)
+		h.moved = append(h.moved, movedRecord{at - n, to})
 	}
-	return at, h.settleClean(s, base, b[begin:at], begin)
+	return len(b), h.settleClean(s, off, b)
+}
+
+// movedRecord is a live record that the cleaner has read, and where its copy is to be.
+type movedRecord struct {
+	at int // in the part that was read
+	to uint64
 }
 
 // repaid borrows spare segments for those that are lent, and reports whether none
@@ -277,34 +275,25 @@ func (h *Heap) openAnother() bool {
 	return true
 }
 
-// settleClean writes what is staged and makes its owners refer to it. b is the
-// part of what was read of s in which staged records may lie; it begins skip
-// bytes behind the address base, and tells where each record has gone.
-func (h *Heap) settleClean(s *FarSegment, base uint64, b []byte, skip int) error {
+// settleClean writes what is staged, copies of records in b, which was read at off of s, and makes
+// their owners refer to it.
+func (h *Heap) settleClean(s *FarSegment, off int, b []byte) error {
 	f := &h.Far
-	to, bytes := f.open, f.staged
-	if bytes == 0 {
-		return nil
-	}
-	err := f.flush(h.Ctx)
-	if err == nil {
-		h.Count.bytesOut.Add(uint64(bytes))
-		h.Count.cleanedBytes.Add(uint64(bytes))
-	}
-	for at := 0; at < len(b); {
-		e := Record(b[at:])
-		n := e.Size()
-		if e.Staged() {
-			from, size := base+uint64(skip+at)/Unit, RoundSize(n)
-			if err == nil && h.host.Owner(e.Owner()).Moved(e, from, e.Far(), to) {
-				h.BuryFar(from, size)
-			} else {
-				to.Live.Add(-int64(size))
-			}
+	to := f.open
+	bytes, err := f.flush(h.Ctx)
+	h.Count.bytesOut.Add(uint64(bytes))
+	h.Count.cleanedBytes.Add(uint64(bytes))
+	for _, m := range h.moved {
+		e := record.Record(b[m.at:])
+		from, size := s.ID*f.Units+uint64(off+m.at)/Unit, RoundSize(e.Size())
+		if err == nil && h.host.Owner(e.Owner()).Moved(e, from, m.to, to) {
+			h.BuryFar(from, size)
+		} else {
+			to.Live.Add(-int64(size))
 		}
-		at += n
 	}
-	if to.Dead() {
+	h.moved = h.moved[:0]
+	if to != nil && to.Dead() {
 		h.WakeJanitor()
 	}
 	return err

@@ -8,12 +8,13 @@
 //
 // # Records and owners
 //
-// A record is a header and bytes. In local memory it lies in a segment of a log,
+// A record is a header and bytes. In local memory it is an [Object] in a segment of a log,
 // which mutators fill from the front and the evacuator empties as a whole. There are
-// three kinds of segments. [Locked] ones hold records ([Record]) that a lock of their
+// three kinds of segments. [Locked] ones hold records that a lock of their
 // owner keeps in place: whoever looks at one holds the lock. [Scoped] ones hold
-// records ([Object]) that a [Scope] keeps in place, and [Streamed] ones the same
-// without temporal locality. In far memory every record is a [Record], whatever it was here.
+// records that a [Scope] keeps in place, and [Streamed] ones the same
+// without temporal locality. In far memory all of them are records as package record has them,
+// in far segments that begin with that package's header.
 //
 // The evacuator asks the owner of each record in a segment to deal with it:
 // [Owner].Evacuate. The owner finds out whether it refers to the record, and what is known of its
@@ -79,7 +80,7 @@
 // heap (the heap, and how it divides its budget), owner (the interfaces), store, memstore,
 // errors, size (classes of sizes), calls (which Stop waits for), setlocal, stats (and the audit).
 //
-// Local memory: logs, slot (of an object), entry and object (the bytes of a record).
+// Local memory: logs, slot (of an object), object (the bytes of a record).
 // Far memory: farlog, cleaner, janitor.
 // Fetching: flight, batch, buffers.
 //

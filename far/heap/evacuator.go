@@ -4,6 +4,7 @@ import (
 	"errors"
 	"time"
 
+	"polder/far/record"
 	"polder/internal/failpoint"
 	"polder/internal/invariants"
 )
@@ -312,7 +313,8 @@ type Evacuation struct {
 	n    int    // its bytes
 	far  int    // bytes of its far copy, if there has to be one
 	fate fate   // what place has said
-	at   uint64 // and where it is to be
+	to   []byte // and where it is to be, and
+	at   uint64 // the address of that
 
 	staged []stagedRecord
 }
@@ -345,13 +347,14 @@ const (
 
 // Place decides what becomes of the record that Evacuate is about, of n bytes in
 // local memory and size bytes in far memory. Hot says that it was used of late,
-// clean that it has an equal far copy. If it is to be kept or staged, place
-// returns the memory to which Evacuate has to copy it, and the address, before the
+// clean that it has an equal far copy. If it is to be kept, Place returns the memory to which
+// Evacuate has to copy it, and the address; if it is to be staged, the memory where Evacuate
+// has to put it as a far record, which the heap then seals. That has to be done before the
 // owner lets go of what keeps the record as it is.
 func (ev *Evacuation) Place(from Kind, n, size int, hot, clean bool) (f fate, to []byte, at uint64) {
 	h := ev.h
 	ev.n, ev.far = n, size
-	defer func() { ev.fate, ev.at = f, at }()
+	defer func() { ev.fate, ev.to, ev.at = f, to, at }()
 	if ev.what == compact || hot && !ev.Tight && ev.kept+n <= ev.most || ev.what == evictClean && !clean {
 		ol := h.Logs.Hot(from)
 		ol.Mu.Lock()
@@ -404,6 +407,9 @@ func (h *Heap) Empty(s int, ev *Evacuation, what aim) bool {
 					h.Count.evacuatedClean.Add(1)
 				}
 			case FateStaged:
+				far := record.Record(ev.to)
+				far.SetVersion(h.Far.version.Add(1))
+				h.Far.seal(far, ev.at)
 				ev.staged = append(ev.staged, stagedRecord{r, ev.n, RoundSize(ev.far), ev.at})
 			case FateStuck:
 				return what != compact // others may be clean
@@ -441,14 +447,12 @@ func (h *Heap) Empty(s int, ev *Evacuation, what aim) bool {
 
 // settle writes what is staged, all of which is from seg, and tells the owners.
 func (h *Heap) settle(ev *Evacuation, seg *LogSegment) error {
-	to, bytes := h.Far.open, h.Far.staged
-	err := h.Far.flush(h.Ctx)
-	if err == nil {
-		h.Count.bytesOut.Add(uint64(bytes))
-	}
+	to := h.Far.open
+	bytes, err := h.Far.flush(h.Ctx)
+	h.Count.bytesOut.Add(uint64(bytes))
 	failpoint.Hit("far.settled")
 	for _, d := range ev.staged {
-		if !h.host.Owner(seg.owner(d.local)).Settled(d.local, to, d.far, err == nil) {
+		if !h.host.Owner(d.local.owner()).Settled(d.local, to, d.far, err == nil) {
 			to.Live.Add(-int64(d.size))
 			continue
 		}

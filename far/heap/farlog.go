@@ -4,21 +4,26 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"polder/far/record"
 )
 
 // StoreTimeout bounds every operation on the store that no caller waits for.
 const StoreTimeout = 10 * time.Second
 
 // FarSegment is a segment borrowed from the store. It is written once, from
-// the front to the back, and lives until nothing refers to it.
+// the front to the back, and lives until nothing refers to it. It begins with its header, as package
+// record has it.
 type FarSegment struct {
-	Seg Segment
-	ID  uint64
-	age uint64 // order of opening
+	Seg  Segment
+	ID   uint64
+	age  uint64 // order of opening: its position in the log
+	Seed uint32 // of the checksums of the records in it
 
 	lost   atomic.Bool // the store has lost it
 	sealed atomic.Bool // nothing is written to it any more
@@ -61,6 +66,16 @@ func (s *FarSegment) Unpin(part int) bool {
 	return s.reads[part].n.Add(-1) == 0 && s.Dead()
 }
 
+// DecodeHead is record.DecodeHead of what was read at off.
+func (s *FarSegment) DecodeHead(b []byte, off int) (record.Record, error) {
+	return record.DecodeHead(b, s.Seed, off)
+}
+
+// Decode is record.Decode of what was read at off.
+func (s *FarSegment) Decode(b []byte, off int) (record.Record, error) {
+	return record.Decode(b, s.Seed, off)
+}
+
 // Pinned is the number of reads under way.
 func (s *FarSegment) Pinned() int64 {
 	n := s.Pins.Load()
@@ -101,6 +116,9 @@ type farLog struct {
 	Store   Store
 	SegSize int
 	Units   uint64 // segSize in units of addresses
+	heap    uint64 // number of the heap, which no other has but by chance
+
+	version atomic.Uint64 // the last that was given out
 
 	// segs are the segments by id, from 1. The slice is replaced to grow.
 	Segs atomic.Pointer[[]atomic.Pointer[FarSegment]]
@@ -119,7 +137,7 @@ type farLog struct {
 	// The rest is the evacuator's.
 	open    *FarSegment
 	staging []byte
-	staged  int // bytes in staging, to be written at open.end
+	staged  int // bytes in staging, to be written at open.end, with the header of a new segment
 	age     uint64
 	Retry   time.Time // not before then is the store asked for memory again
 	backoff time.Duration
@@ -129,6 +147,7 @@ type farLog struct {
 func (f *farLog) init(store Store, staging []byte) {
 	f.Store, f.SegSize, f.staging = store, store.SegmentSize(), staging
 	f.Units = uint64(f.SegSize / Unit)
+	f.heap = rand.Uint64()
 	segs := make([]atomic.Pointer[FarSegment], 64)
 	f.Segs.Store(&segs)
 }
@@ -386,6 +405,9 @@ func (f *farLog) borrowSpare(ctx context.Context) error {
 	return nil
 }
 
+// Version is the version of the record that was staged last.
+func (f *farLog) Version() uint64 { return f.version.Load() }
+
 // fits reports whether a record of n bytes can be staged as things are.
 func (f *farLog) fits(n int) bool {
 	return f.open != nil && f.staged+n <= len(f.staging) && f.open.end+f.staged+n <= f.SegSize
@@ -402,23 +424,29 @@ func (f *farLog) reserve(n int) ([]byte, uint64) {
 	return b, addr
 }
 
-// SealCopy makes to, which is as long, a copy of e that is to be written to addr.
-func SealCopy(to []byte, e Record, addr uint64) {
-	clear(to[copy(to, e[:e.End()]):])
-	Record(to).Seal(addr)
+// seal computes the checksums of a record that is in the room that reserve has returned with that
+// address.
+func (f *farLog) seal(r record.Record, addr uint64) { r.Seal(f.open.Seed, f.Offset(addr)) }
+
+// pending is the bytes of the records that are staged.
+func (f *farLog) pending() int {
+	if f.staged > 0 && f.open.end == 0 {
+		return f.staged - record.SegmentSize
+	}
+	return f.staged
 }
 
-// flush writes what is staged. If that fails, the caller has to account for
-// what it staged as dead, and the segment is not written to any more, since
+// flush writes what is staged and returns how many bytes that was. If it fails, the caller has to
+// account for what it staged as dead, and the segment is not written to any more, since
 // nobody knows what became of the write.
-func (f *farLog) flush(ctx context.Context) error {
-	if f.staged == 0 {
-		return nil
+func (f *farLog) flush(ctx context.Context) (n int, err error) {
+	if f.pending() == 0 {
+		return 0, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, StoreTimeout)
 	defer cancel()
 	s, p := f.open, f.staging[:f.staged]
-	err := s.Seg.Write(ctx, p, s.end)
+	err = s.Seg.Write(ctx, p, s.end)
 	f.staged = 0
 	if err == nil && s.Gone() {
 		err = &LostError{s.Seg.Name()}
@@ -426,18 +454,18 @@ func (f *farLog) flush(ctx context.Context) error {
 	if err != nil {
 		// Not counted in s.end: what cannot be relied on is not cleaned.
 		f.close()
-		return f.Failed(fmt.Errorf("cannot evacuate %d bytes to %s: %w", len(p), s.Seg.Name(), err))
+		return 0, f.Failed(fmt.Errorf("cannot evacuate %d bytes to %s: %w", len(p), s.Seg.Name(), err))
 	}
 	s.end += len(p)
 	f.succeeded()
-	return nil
+	return len(p), nil
 }
 
 // close seals the open segment.
 func (f *farLog) close() {
 	if f.open != nil {
 		f.open.sealed.Store(true)
-		f.open = nil
+		f.open, f.staged = nil, 0
 	}
 }
 
@@ -448,7 +476,16 @@ func (f *farLog) openWith(seg Segment) error {
 		return err
 	}
 	f.close()
-	f.open = s
+	header := record.Segment{
+		Heap:     f.heap,
+		Stream:   record.Data,
+		Hash:     record.XXH3,
+		Number:   s.ID,
+		Epoch:    1,
+		Position: s.age,
+	}
+	s.Seed = header.Put(f.staging)
+	f.open, f.staged = s, record.SegmentSize
 	return nil
 }
 

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+
+	"polder/far/record"
 )
 
 // Want is a far record that somebody wants to read.
@@ -24,7 +26,7 @@ type Want struct {
 
 	// The rest is for a record that scopes keep in place.
 	Kind  Kind   // of the log that it goes to; Locked if it is no such record
-	Class uint16 // for the tail of the object
+	ID    uint16 // number of the owner, for the tail of the object
 	Row   bool   // N is its exact size, and it may be read together with its neighbors
 	Scope *Scope // that waits for it, and whose memory it uses, or nil
 }
@@ -49,9 +51,9 @@ const (
 // All but the Want is set when the flight has landed, and not changed afterwards.
 type Flight struct {
 	Want
-	Rec   Record // of a Locked record, what was read; nil if that is of no use
-	Err   error  // why; nil, too, if the owner does not refer to the record any more: look again
-	Short bool   // N was too little for the key
+	Rec   record.Record // what was read, as Check has left it; nil if that is of no use
+	Err   error         // why; nil, too, if the owner does not refer to the record any more: look again
+	Short bool          // N was too little for the key
 
 	// Of other records, the object that it is from now on, and where its data lies.
 	Object Object
@@ -407,12 +409,12 @@ func (h *Heap) failed(ctx context.Context, f *Flight, err error) {
 
 // inspect checks the bytes that f has brought. They may be anything.
 func (h *Heap) inspect(f *Flight) {
-	decode := DecodeEntry
+	decode := f.seg.Decode
 	if f.part {
-		decode = DecodeHead
+		decode = f.seg.DecodeHead
 	}
-	e, err := decode(f.buf, f.Addr)
-	if err == ErrShort && f.part && f.N < f.Size {
+	e, err := decode(f.buf, h.Far.Offset(f.Addr))
+	if err == record.ErrShort && f.part && f.N < f.Size {
 		f.Short = true
 		return
 	}
@@ -438,8 +440,8 @@ func (h *Heap) land(f *Flight) {
 		return
 	}
 	if f.Kind.scoped() && f.Object == nil {
-		n := f.Rec.Vlen()
-		o, addr, err := h.NewSlot(f.Scope, f.Kind, ObjectHead(f.Number, n), NewTail(f.Addr, f.Class), n)
+		n := f.Rec.Len()
+		o, addr, err := h.NewSlot(f.Scope, f.Kind, ObjectHead(f.Number, n), NewTail(f.Addr, f.ID), n)
 		if err != nil {
 			f.Rec, f.Err, f.mine = nil, err, true
 			return

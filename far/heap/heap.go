@@ -30,6 +30,7 @@ type Heap struct {
 	entries   Evacuation             // of what no scope keeps in place; the evacuator's
 	Pass      pass                   // of what scopes do; the evacuator's
 	turn      turn                   // the same
+	moved     []movedRecord          // what settleClean is to settle; the evacuator's
 	barren    int                    // passes in a row that made no room; the evacuator's
 	hoped     int                    // see hopedMost; the evacuator's
 	shrinking bool                   // room is made for what shrinks; the evacuator's

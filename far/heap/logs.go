@@ -212,8 +212,8 @@ func (l *Logs) keep(c Claim) int {
 // about to, which take a segment's worth of the budget at a time.
 func (l *Logs) edges() int { return len(l.Objects) + 1 }
 
-// At returns the locked record at a local address.
-func (l *Logs) At(addr uint64) Record { return Record(l.mem[addr*Unit:]) }
+// At returns the record at a local address.
+func (l *Logs) At(addr uint64) Object { return Object(l.mem[addr*Unit:]) }
 
 // Object returns the object whose data lies at addr.
 func (l *Logs) Object(addr uintptr) Object {
@@ -310,7 +310,7 @@ func (l *Logs) assess() {
 // Place finds room for n bytes at the end of ol, opening another segment if
 // c may have one, and accounts for them. ol.Mu must be held until the
 // record is written, since the evacuator reads every segment that is sealed.
-func (l *Logs) Place(ol *OpenLog, n int, c Claim) (Record, uint64, bool) {
+func (l *Logs) Place(ol *OpenLog, n int, c Claim) (Object, uint64, bool) {
 	if ol.lent && c == ForMutator {
 		// Or who can wait would use up what is set aside for scopes.
 		if !l.intact() {
@@ -330,7 +330,7 @@ func (l *Logs) Place(ol *OpenLog, n int, c Claim) (Record, uint64, bool) {
 	off := ol.Seg*l.SegSize + s.Used
 	s.Used += n
 	s.Live.Add(int64(n))
-	return Record(l.mem[off : off+n : off+n]), uint64(off) / Unit, true
+	return Object(l.mem[off : off+n : off+n]), uint64(off) / Unit, true
 }
 
 // intact reports whether all is there that is set aside.
@@ -367,34 +367,18 @@ func (l *Logs) walk(s int, fn func(r Local, owner uint16) bool) {
 	end := begin + seg.Used
 	for off := begin; off < end; {
 		r := Local{l.mem[off:end], uint64(off) / Unit}
-		n, ok := r.bound(seg.Kind)
-		if ok && !fn(r, seg.owner(r)) {
+		head := Object(r.Mem).Head()
+		r.Mem = r.Mem[:ObjectHeader+HeadLen(head)]
+		somebodys := HeadNumber(head) != 0 || !seg.Kind.scoped()
+		if somebodys && !fn(r, r.owner()) {
 			return
 		}
-		off += n
+		off += ObjectSize(HeadLen(head))
 	}
 }
 
-// bound cuts r off where it ends. It returns how many bytes it takes, and whether
-// it may be somebody's.
-func (r *Local) bound(k Kind) (n int, ok bool) {
-	if !k.scoped() {
-		n = Record(r.Mem).Size()
-		r.Mem = r.Mem[:n]
-		return n, true
-	}
-	head := Object(r.Mem).Head()
-	r.Mem = r.Mem[:ObjectHeader+HeadLen(head)]
-	return ObjectSize(HeadLen(head)), HeadNumber(head) != 0
-}
-
-// owner is the number of the owner of a record in s.
-func (s *LogSegment) owner(r Local) uint16 {
-	if s.Kind.scoped() {
-		return ScopedID
-	}
-	return Record(r.Mem).Owner()
-}
+// owner is the number of the owner of r.
+func (r Local) owner() uint16 { return TailOwner(atomic.LoadUint64(Object(r.Mem).Tail())) }
 
 // Release takes back a segment that nothing refers to any more.
 func (l *Logs) Release(s int) {

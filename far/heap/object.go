@@ -1,14 +1,18 @@
 package heap
 
-import "sync/atomic"
+import (
+	"sync/atomic"
 
-// Object is the bytes of a record that scopes keep in place. It lies in the local logs behind
-// two words, at a multiple of 16 bytes:
+	"polder/far/record"
+)
+
+// Object is the bytes of a record in local memory, of whatever owner. It lies in the local logs
+// behind two words, at a multiple of 16 bytes:
 //
-//	 0  u64  number of the record's word, as its owner calls it (40 bits, from bit 24), 0 for none;
-//	         length of the data in bytes (24 bits)
+//	 0  u64  number of the record, as its owner calls it (40 bits, from bit 24), 0 for none where
+//	         scopes keep records in place; length of the data in bytes (24 bits)
 //	 8  u64  far address of an equal copy (40 bits, from bit 24), 0 for none;
-//	         class (16 bits, from bit 8); 1 if there is a copy (8 bits)
+//	         owner (16 bits, from bit 8); flags (7 bits, from bit 1); 1 if there is a copy
 //	16       data, zeros up to a multiple of 16
 //
 // An object without a far copy is dirty: DerefMut finds that out by a look at
@@ -24,26 +28,25 @@ import "sync/atomic"
 // the byte are seen, or has met the mark: then it has pinned the object, or moved
 // it by a CAS of the word, which makes the CAS by which the evacuator ends its
 // work on the object fail.
-//
-// In far memory it is a Record of the owner ScopedID: the hash is the word's
-// number, the expiry the class's serial, and there is no key. That is how one cleaner
-// and one check serve entries and objects.
 type Object []byte
 
 const (
-	ObjectHeader = 16        // bytes in front of the data
-	ScopedID     = 1<<16 - 1 // the owner of all records that scopes keep in place
+	ObjectHeader = 16 // bytes in front of the data
 
 	copyShift  = 24
-	classShift = 8
+	ownerShift = 8
 	lenMask    = 1<<24 - 1
+
+	// TailStaged says that a far copy of the object is being written. It is for owners whose
+	// locks keep objects in place.
+	TailStaged = 1 << 1
 )
 
 // ObjectSize is the room that n bytes of data take in the logs.
 func ObjectSize(n int) int { return (ObjectHeader + n + Unit - 1) &^ (Unit - 1) }
 
 // FarObjectSize is the bytes that n bytes of data are in far memory.
-func FarObjectSize(n int) int { return RecordSize(0, n) }
+func FarObjectSize(n int) int { return record.Size(n) }
 
 func ObjectHead(number uint64, n int) uint64 { return number<<24 | uint64(n) }
 
@@ -57,11 +60,11 @@ func (o Object) Tail() *uint64 { return word64(o[8:]) }
 func HeadNumber(head uint64) uint64 { return head >> 24 }
 func HeadLen(head uint64) int       { return int(head & lenMask) }
 
-func TailClass(tail uint64) uint16 { return uint16(tail >> classShift) }
+func TailOwner(tail uint64) uint16 { return uint16(tail >> ownerShift) }
 func TailFar(tail uint64) uint64   { return tail >> copyShift }
 
-func NewTail(far uint64, class uint16) uint64 {
-	tail := far<<copyShift | uint64(class)<<classShift
+func NewTail(far uint64, owner uint16) uint64 {
+	tail := far<<copyShift | uint64(owner)<<ownerShift
 	if far != 0 {
 		tail |= 1
 	}

@@ -1,5 +1,7 @@
 package heap
 
+import "polder/far/record"
+
 // An Owner is a data structure that refers to records in the logs. The heap
 // moves records between local and far memory; an Owner says of a record whether it refers
 // to it, and is told where it is from now on.
@@ -18,8 +20,9 @@ type Owner interface {
 	// local record still, and reports whether it does.
 	Settled(r Local, s *FarSegment, addr uint64, written bool) bool
 	// Check refuses a far record that cannot be this owner's, or not the one that w wants,
-	// which is nil if nobody wants a certain one. Its checksums are right.
-	Check(e Record, w *Want) error
+	// which is nil if nobody wants a certain one. Its checksums are right. The bytes of a wanted
+	// record are the owner's: Check may put there what Landed and the flight's users need.
+	Check(e record.Record, w *Want) error
 	// Refers reports whether the owner refers to the far record that w wants.
 	Refers(w *Want) bool
 	// Landed is called when f has brought its record, unless nobody is to share it, and perhaps again.
@@ -29,10 +32,10 @@ type Owner interface {
 	Landed(f *Flight) Landing
 	// Live reports whether the owner refers to the far record e, which lies at addr: by itself,
 	// or through a local copy.
-	Live(e Record, addr uint64) bool
+	Live(e record.Record, addr uint64) bool
 	// Moved makes the owner refer to the copy at to, in s, of the far record
 	// e if it refers to that at from and s is not lost, and reports whether it does.
-	Moved(e Record, from, to uint64, s *FarSegment) bool
+	Moved(e record.Record, from, to uint64, s *FarSegment) bool
 }
 
 // Landing is what an owner says of a record that was fetched.

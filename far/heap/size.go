@@ -1,10 +1,14 @@
 package heap
 
-import "math/bits"
+import (
+	"math/bits"
+
+	"polder/far/record"
+)
 
 const (
-	Unit     = 16 // records are aligned to it, addresses count it
-	AddrBits = 40 // of an address
+	Unit     = record.Unit // records are aligned to it, addresses count it
+	AddrBits = 40          // of an address
 	AddrMask = 1<<AddrBits - 1
 )
 

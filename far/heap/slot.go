@@ -1,6 +1,10 @@
 package heap
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+
+	"polder/far/record"
+)
 
 // NewSlot makes room for an object of n bytes in a log of kind k and writes its header.
 // With s nil it may be followed by a wait for room, in which s may not be: see
@@ -59,7 +63,7 @@ func (h *Heap) DropSlot(addr uintptr, n int) {
 // long as the read is under way. Then
 //
 //	  0  header of the slot
-//	 16  first record: header of 32 bytes, data, checksum, padding
+//	 16  first record: header of 32 bytes, data, padding
 //	...  second record
 //
 // becomes
@@ -67,12 +71,11 @@ func (h *Heap) DropSlot(addr uintptr, n int) {
 //	  0  an object of 16 bytes that is nobody's
 //	 32  header of the first object
 //	 48  its data
-//	...  an object that is nobody's, where the rest of the first record and the
-//	     first half of the second one's header were
+//	...  an object that is nobody's, where the first half of the second record's header was
 //	...  header of the second object
 //
-// so that nothing is copied. It costs 32 bytes of local memory for every object,
-// which the evacuator wins back when it keeps one.
+// so that nothing is copied. It costs 16 bytes of local memory for every object, and 16 more for all
+// of them, which the evacuator wins back when it keeps one.
 const fetchInPlace = 4 << 10
 
 // seatRow makes c a slot of the logs that fs are to be read to, whose records are of the same
@@ -123,8 +126,8 @@ func (f *Flight) layOut() {
 	area := Object(f.buf[ObjectHeader:cap(f.buf)])
 	head, tail := ObjectHead(0, len(area)-ObjectHeader), uint64(0)
 	if f.Rec != nil {
-		n := f.Rec.Vlen()
-		head, tail = ObjectHead(f.Number, n), NewTail(f.Addr, f.Class)
+		n := f.Rec.Len()
+		head, tail = ObjectHead(f.Number, n), NewTail(f.Addr, f.ID)
 		clear(area[ObjectHeader+n : ObjectSize(n)])
 		f.Object = area[:ObjectHeader+n]
 	}
@@ -136,6 +139,6 @@ func (f *Flight) layOut() {
 	atomic.StoreUint64(area.Tail(), tail)
 	area.SetHead(head)
 	if !f.follows { // the first, and so the last that is laid out: others may walk over them now
-		f.block.slot.SetHead(ObjectHead(0, HeaderSize-ObjectHeader))
+		f.block.slot.SetHead(ObjectHead(0, record.HeaderSize-ObjectHeader))
 	}
 }

@@ -1,0 +1,252 @@
+package far
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"testing"
+
+	"polder/far/heap"
+	"polder/far/record"
+)
+
+// spot is where a far record lies.
+type spot struct {
+	segment uint64
+	off     int
+}
+
+// farMemory is a copy of the bytes of all far segments, by position in the log.
+func farMemory(h *Heap) map[uint64][]byte {
+	mem := map[uint64][]byte{}
+	h.core.Far.All(func(s *heap.FarSegment) {
+		m := s.Seg.(*heap.MemSegment)
+		m.Mu.Lock()
+		defer m.Mu.Unlock()
+		if header, err := record.DecodeSegment(m.Mem); err == nil {
+			mem[header.Position] = bytes.Clone(m.Mem)
+		}
+	})
+	return mem
+}
+
+// strangersView is which records of some owners whoever has the bytes of all far segments, and nothing else, takes
+// for live and which for dead.
+func strangersView(t *testing.T, mem map[uint64][]byte, of func(owner uint16) bool) (live, dead map[spot]bool) {
+	t.Helper()
+	live, dead = map[spot]bool{}, map[spot]bool{}
+	type newest struct {
+		version  uint64
+		position uint64 // of two with the same version, one is a copy of the other, which is gone
+		at       spot
+	}
+	best := map[string]newest{}
+	for position, b := range mem { // in any order
+		s, err := record.DecodeSegment(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for off := record.SegmentSize; off < len(b); {
+			r, err := record.Decode(b[off:], s.Seed(), off)
+			if err != nil {
+				break
+			}
+			at := spot{s.Number, off}
+			off += r.Size()
+			if !of(r.Owner()) {
+				continue
+			}
+			name := fmt.Sprint(r.Owner(), r.Kind(), r.Number(), r.Key())
+			was, ok := best[name]
+			switch {
+			case ok && (was.version > r.Version() || was.version == r.Version() && was.position > position):
+				dead[at] = true
+				continue
+			case ok && was.version == r.Version() && r.Flags()&record.Moved == 0:
+				t.Errorf("%+v has the version of %+v, and is no copy", at, was.at)
+			case ok:
+				delete(live, was.at)
+				dead[was.at] = true
+			}
+			best[name] = newest{r.Version(), position, at}
+			live[at] = true
+		}
+	}
+	return live, dead
+}
+
+// farSpots is where the far records of a map, and of all objects, are according to the heap.
+func farSpots(h *Heap, m *ByteMap) map[spot]bool {
+	spots := map[spot]bool{}
+	add := func(addr uint64) { spots[spot{addr / h.core.Far.Units, h.core.Far.Offset(addr)}] = true }
+	m.eachShard(func(sh *shard) {
+		for p := range sh.t.all() {
+			if w := *sh.t.word(p); w.far() {
+				add(w.addr())
+			} else if e := h.entryAt(w.addr()); e.Clean() {
+				add(e.Far())
+			}
+		}
+	})
+	h.words.all(func(_ uint64, w pword) {
+		if w.far() {
+			add(w.farAddr())
+		} else if w.local() {
+			if far := heap.TailFar(*h.core.Logs.Object(w.addr()).Tail()); far != 0 {
+				add(far)
+			}
+		}
+	})
+	return spots
+}
+
+// Records can be read by a stranger: package record and the bytes of far memory tell exactly which records
+// live, of entries, of large values and their pieces, and of objects.
+func TestAStrangerFindsWhatLivesInFarMemory(t *testing.T) {
+	for _, x := range []struct {
+		name     string
+		segments int // that the store has
+		rounds   int
+		clean    bool
+	}{{"written", 4000, 1, false}, {"written and cleaned", 31, 20, true}} { // which is little more than what lives
+		t.Run(x.name, func(t *testing.T) {
+			h, m := newTinyHeap(t, heap.NewMemStore(tinySegment, x.segments), tiny.Logs+256<<10)
+			ctx, other := t.Context(), h.NewByteMap("ballast")
+			for i := range 400 {
+				mustSet(t, m, key(i), value(uint64(i), 100+i))
+			}
+			mustSet(t, m, []byte("large"), value(1, 30000))
+			ps := fillFar(t, h, 4000)
+			evacuateBy(t, m, other)
+			for round := range x.rounds {
+				for i := range 100 {
+					mustSet(t, m, key(4*i), value(uint64(round+i), 150))
+					done(t, ps[i].Store(ctx, point{int64(round), 7}))
+				}
+				evacuateBy(t, m, other)
+			}
+			for _, p := range ps[:100] {
+				for j := 0; p.IsLocal(); j++ {
+					for _, ol := range []*heap.OpenLog{&h.core.Logs.Objects[0], h.core.Logs.Hot(heap.Scoped)} {
+						if j%1000 == 0 { // it may be in there
+							ol.Mu.Lock()
+							h.core.Logs.Seal(ol)
+							ol.Mu.Unlock()
+						}
+					}
+					mustSet(t, other, key(j%600), value(0, 1000))
+					if j == 100_000 {
+						t.Fatal("an object stays local")
+					}
+				}
+			}
+			h.core.Cancel() // nothing moves from here on
+			h.core.Wg.Wait()
+
+			// The other maps were there to fill local memory, and have newer entries there.
+			live, dead := strangersView(t, farMemory(h), func(owner uint16) bool { return owner == m.id || owner >= objectOwners })
+			want := farSpots(h, m)
+			for at := range want {
+				if !live[at] {
+					t.Errorf("%+v lives, and the stranger took it for dead (%v) or did not find it", at, dead[at])
+				}
+			}
+			for at := range live {
+				if !want[at] {
+					t.Errorf("%+v is dead, and the stranger took it for live", at)
+				}
+			}
+			if len(dead) == 0 || len(live) < 4000 {
+				t.Errorf("the test tested nothing: %d records live, %d are dead", len(live), len(dead))
+			}
+			if cleaned := h.Stats().CleanedSegments; x.clean && cleaned == 0 {
+				st := h.Stats()
+				t.Errorf("nothing was cleaned: %d far segments, %d bytes live, %d dead", st.FarSegments, st.FarLive, st.FarDead)
+			}
+		})
+	}
+}
+
+// What an earlier or another heap has left in far memory is not taken for this one's, though the key, the hash and the
+// size are the same; nor what this heap has written elsewhere.
+func TestBytesOfElsewhereAreNotTaken(t *testing.T) {
+	// filled makes a heap of which the first far segment begins with the entry of a key with a value.
+	filled := func(t *testing.T, v string) (*Heap, *ByteMap) {
+		h, m := newTinyHeap(t, heap.NewMemStore(tinySegment, 4000), tiny.Logs+64<<10)
+		h.seed = 1
+		for range 3 {
+			mustSet(t, m, key(0), []byte(v))
+			evacuateAll(t, h, m)
+		}
+		return h, m
+	}
+	where := func(m *ByteMap) (s *heap.FarSegment, off int) {
+		hs := m.hash(key(0))
+		for p := range m.shard(hs).t.matches(hs.tag()) {
+			w := *m.shard(hs).t.word(p)
+			return m.h.core.Far.Seg(w.addr()), m.h.core.Far.Offset(w.addr())
+		}
+		t.Fatal("the key is not in the index")
+		return nil, 0
+	}
+	numberOf := func(t *testing.T, h *Heap) uint64 {
+		for _, b := range farMemory(h) {
+			s, err := record.DecodeSegment(b)
+			done(t, err)
+			return s.Heap
+		}
+		t.Fatal("the heap has no far memory")
+		return 0
+	}
+	// earlier is an older record of the key, in another segment.
+	earlier := func(m *ByteMap) []byte {
+		now, _ := where(m)
+		var found []byte
+		m.h.core.Far.All(func(s *heap.FarSegment) {
+			mem := s.Seg.(*heap.MemSegment)
+			mem.Mu.Lock()
+			defer mem.Mu.Unlock()
+			for off := record.SegmentSize; off < len(mem.Mem); {
+				r, err := record.Decode(mem.Mem[off:], s.Seed, off)
+				if err != nil {
+					break
+				}
+				if r.Owner() == m.id && string(r.Key()) == string(key(0)) && s != now {
+					found = bytes.Clone(mem.Mem[off : off+r.Size()])
+				}
+				off += r.Size()
+			}
+		})
+		return found
+	}
+	for name, foreign := range map[string]func(t *testing.T, m *ByteMap) []byte{
+		"heap": func(t *testing.T, m *ByteMap) []byte {
+			_, other := filled(t, "bad")
+			s, off := where(other)
+			if numberOf(t, m.h) == numberOf(t, other.h) {
+				t.Error("two heaps have the same number")
+			}
+			return bytes.Clone(s.Seg.(*heap.MemSegment).Mem[off:][:64])
+		},
+		"segment": func(t *testing.T, m *ByteMap) []byte { return earlier(m) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, m := filled(t, "old")
+			mustSet(t, m, key(0), []byte("new"))
+			evacuateAll(t, m.h, m)
+			b := foreign(t, m)
+			s, off := where(m)
+			mem := s.Seg.(*heap.MemSegment)
+			mem.Mu.Lock()
+			if b == nil || bytes.Equal(mem.Mem[off:][:len(b)], b) {
+				t.Fatal("there is nothing foreign")
+			}
+			copy(mem.Mem[off:], b)
+			mem.Mu.Unlock()
+			var ce *heap.CorruptError
+			if e, err := m.Get(t.Context(), key(0), nil); !errors.As(err, &ce) {
+				t.Errorf("Get: %q, %v, want a CorruptError", e.Value, err)
+			}
+		})
+	}
+}
