@@ -287,6 +287,28 @@ func TestAClientThatNeverReleasesIsTakenFrom(t *testing.T) {
 	}
 }
 
+// A segment that is taken cannot be used and has no memory from then on, and not only when somebody
+// looks after it.
+func TestWhatIsTakenIsRevokedAtOnce(t *testing.T) {
+	_, socket := start(t, newHost(reserve), nil)
+	r := connect(t, socket, 2)
+	r.ctl.Grant(0)
+	r.ctl.Grant(1)
+	r.touch()
+	s := &session{ctl: r.ctl, memory: r.mem, granted: []bool{true, true}, count: 2}
+	s.take(0)
+	if r.ctl.Granted(0) || !r.ctl.Granted(1) || s.granted[0] || s.count != 1 {
+		t.Errorf("segment 0 may be used: %v, 1: %v, want only 1; %d count", r.ctl.Granted(0), r.ctl.Granted(1), s.count)
+	}
+	if n := r.resident(t); n != segmentSize {
+		t.Errorf("%d bytes exist, want those of one segment, %d", n, segmentSize)
+	}
+	s.end(false)
+	if r.granted() != 0 || s.count != 0 {
+		t.Errorf("%d segments may be used when the session has ended, want none", r.granted())
+	}
+}
+
 func TestColdSegmentsAreTakenBeforeHotOnes(t *testing.T) {
 	host := newHost(reserve + 128<<20)
 	_, socket := start(t, host, nil)
