@@ -2,6 +2,7 @@ package polder_test
 
 import (
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -9,8 +10,8 @@ import (
 
 // TestTheTwoCommands: a newcomer types one command to have a server and one
 // to check everything. The README gives them verbatim, each in a block of its
-// own; continuous integration runs the second, and package robustness has the
-// server that the first one starts execute the README's session.
+// own; continuous integration runs the second, and package robustness runs the
+// first one, and all other commands of all documents.
 func TestTheTwoCommands(t *testing.T) {
 	readme := read(t, "README.md")
 	for _, command := range []string{"go run ./cmd/polder up", "make test"} {
@@ -33,12 +34,12 @@ func TestTheTwoCommands(t *testing.T) {
 func TestLinksBetweenDocumentsLead(t *testing.T) {
 	link := regexp.MustCompile(`\]\(([^)#]+)[^)]*\)`)
 	code := regexp.MustCompile("(?s)```.*?```")
-	for _, doc := range []string{"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"} {
+	for _, doc := range documents(t) {
 		for _, m := range link.FindAllStringSubmatch(code.ReplaceAllString(read(t, doc), ""), -1) {
 			if strings.Contains(m[1], "://") {
 				continue
 			}
-			if _, err := os.Stat(m[1]); err != nil {
+			if _, err := os.Stat(filepath.Join(filepath.Dir(doc), m[1])); err != nil {
 				t.Errorf("%s links to %s: %v", doc, m[1], err)
 			}
 		}
@@ -49,11 +50,94 @@ func TestLinksBetweenDocumentsLead(t *testing.T) {
 // file or directory of the tree.
 func TestPathsInDocumentsExist(t *testing.T) {
 	path := regexp.MustCompile("`((?:cmd|resp|far|pool|memnode|verbs|internal|robustness|examples|docs|\\.ci)/[a-zA-Z0-9_./-]*)`")
-	for _, doc := range []string{"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"} {
+	for _, doc := range documents(t) {
 		for _, m := range path.FindAllStringSubmatch(read(t, doc), -1) {
 			if _, err := os.Stat(strings.TrimSuffix(m[1], "/")); err != nil {
 				t.Errorf("%s names %s: %v", doc, m[1], err)
 			}
+		}
+	}
+}
+
+// documents are all that a reader is sent to.
+func documents(t *testing.T) []string {
+	t.Helper()
+	list := []string{"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"}
+	for _, pattern := range []string{"docs/*.md", "docs/*/*.md"} {
+		more, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, more...)
+	}
+	if len(list) < 15 {
+		t.Errorf("found %d documents, want at least 15", len(list))
+	}
+	return list
+}
+
+// TestNoDocumentIsLeftOut: each can be reached from the README.
+func TestNoDocumentIsLeftOut(t *testing.T) {
+	link := regexp.MustCompile(`\]\(([^)#]+)[^)]*\)`)
+	reached, todo := map[string]bool{}, []string{"README.md"}
+	for len(todo) > 0 {
+		doc := todo[0]
+		todo = todo[1:]
+		if reached[doc] || !strings.HasSuffix(doc, ".md") {
+			continue
+		}
+		reached[doc] = true
+		for _, m := range link.FindAllStringSubmatch(read(t, doc), -1) {
+			if !strings.Contains(m[1], "://") {
+				todo = append(todo, filepath.Join(filepath.Dir(doc), m[1]))
+			}
+		}
+	}
+	for _, doc := range documents(t) {
+		if !reached[doc] {
+			t.Errorf("no link leads from README.md to %s", doc)
+		}
+	}
+}
+
+// TestTheErrorsPageNamesWhatThereIs: every message, reply and error on
+// docs/reference/errors.md is in the code, and the page has all sentinels of far and pool
+// and all replies of their own kind.
+func TestTheErrorsPageNamesWhatThereIs(t *testing.T) {
+	page := read(t, "docs/reference/errors.md")
+	var code strings.Builder
+	for file := range goFiles(t) {
+		if !strings.HasSuffix(file, "_test.go") {
+			code.WriteString(read(t, file))
+		}
+	}
+	all := code.String()
+	first := regexp.MustCompile("(?m)^\\| (`[^|]+`) \\|")
+	span := regexp.MustCompile("`([^`]+)`")
+	sentinel := regexp.MustCompile(`^\*?(?:far|pool)\.(\w+)$`)
+	named := map[string]bool{}
+	for _, row := range first.FindAllStringSubmatch(page, -1) {
+		for _, m := range span.FindAllStringSubmatch(row[1], -1) {
+			text := strings.TrimPrefix(m[1], "-")
+			named[strings.TrimPrefix(text, "*")] = true
+			if s := sentinel.FindStringSubmatch(text); s != nil {
+				text = s[1]
+			}
+			if !strings.Contains(all, text) {
+				t.Errorf("the page names %q, which the code does not say", m[1])
+			}
+		}
+	}
+	for _, pkg := range []string{"far", "pool"} {
+		for _, m := range regexp.MustCompile(`(?m)^\t(Err\w+) +=`).FindAllStringSubmatch(read(t, pkg+"/errors.go"), -1) {
+			if !named[pkg+"."+m[1]] {
+				t.Errorf("the page lacks %s.%s", pkg, m[1])
+			}
+		}
+	}
+	for _, m := range regexp.MustCompile(`"([A-Z]{3,}) [^"]`).FindAllStringSubmatch(read(t, "resp/errors.go"), -1) {
+		if code := m[1]; code != "ERR" && !named["-"+code] && !named[code] && code != "WRONGTYPE" {
+			t.Errorf("the page lacks the reply %s", code)
 		}
 	}
 }

@@ -2,7 +2,6 @@ package robustness
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"flag"
 	"net"
@@ -173,64 +172,4 @@ func TestTheSecondSignalEndsAtOnce(t *testing.T) {
 	if err := cmd.Wait(); cmd.ProcessState.ExitCode() != 130 {
 		t.Errorf("got exit code %d (%v), want 130", cmd.ProcessState.ExitCode(), err)
 	}
-}
-
-// TestTheREADMEsSessionIsReal runs the commands of the README's first session
-// and compares what they print.
-func TestTheREADMEsSessionIsReal(t *testing.T) {
-	readme, err := os.ReadFile("../README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	up := proctest.Start(t, "up", "--local", "64MiB", "--lend", "256MiB")
-	_, port, err := net.SplitHostPort(up.Addr("redis"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	blocks := strings.Split(string(readme), "```console\n")[1:]
-	ran := 0
-	for _, block := range blocks {
-		block, _, _ = strings.Cut(block, "```")
-		for _, part := range strings.Split("\n"+block, "\n$ ")[1:] {
-			command, want, _ := strings.Cut(part, "\n")
-			args, ok := strings.CutPrefix(command, "redis-cli ")
-			if !ok {
-				continue
-			}
-			// --no-raw prints what a terminal shows.
-			cmd := exec.Command("sh", "-c", "redis-cli --no-raw -p "+port+" "+args)
-			var out bytes.Buffer
-			cmd.Stdout, cmd.Stderr = &out, &out
-			if err := cmd.Run(); err != nil {
-				t.Errorf("%s: %v", command, err)
-			}
-			if got, want := strings.TrimSpace(out.String()), strings.TrimSpace(want); got != want && !elided(got, want) {
-				t.Errorf("$ %s\ngot:\n%s\nwant:\n%s", command, got, want)
-			}
-			ran++
-		}
-	}
-	if ran < 5 {
-		t.Errorf("found %d redis-cli commands in the README's console blocks, want at least 5", ran)
-	}
-}
-
-// elided compares line by line; a line "..." stands for any number of lines.
-func elided(got, want string) bool {
-	g, w := strings.Split(got, "\n"), strings.Split(want, "\n")
-	for len(w) > 0 {
-		if w[0] == "..." {
-			for i := range len(g) + 1 {
-				if elided(strings.Join(g[i:], "\n"), strings.Join(w[1:], "\n")) {
-					return true
-				}
-			}
-			return false
-		}
-		if len(g) == 0 || g[0] != w[0] {
-			return false
-		}
-		g, w = g[1:], w[1:]
-	}
-	return len(g) == 0 || len(g) == 1 && g[0] == ""
 }

@@ -23,7 +23,7 @@ import (
 )
 
 // TestMain lets the test program be a client of a coordinator, too, or enter a
-// control group and become another program.
+// control group or namespaces and become another program.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 3 && os.Args[1] == enterGroup {
 		fmt.Fprintln(os.Stderr, enter(os.Args[2], os.Args[3:]))
@@ -31,6 +31,10 @@ func TestMain(m *testing.M) {
 	}
 	if len(os.Args) == 3 && os.Args[1] == softClient {
 		fmt.Fprintln(os.Stderr, client(os.Args[2], os.Stdout))
+		os.Exit(1)
+	}
+	if len(os.Args) == 2 && os.Args[1] == documentShell {
+		fmt.Fprintln(os.Stderr, enterDocument())
 		os.Exit(1)
 	}
 	proctest.Main(m)

@@ -35,6 +35,8 @@ func flagsPage(root *cobra.Command) string {
 
 A value comes from the flag, else from the environment, else from the YAML file that ` + "`--config`" + ` names. The key in the file is the flag's name; the variable is the same in capital letters behind ` + "`POLDER_`" + `: ` + "`--op-timeout`" + ` is ` + "`POLDER_OP_TIMEOUT`" + ` and ` + "`op-timeout:`" + `. Sizes read ` + "`64MiB`" + `, durations ` + "`5s`" + `. A wrong value or an unknown key is refused at start with what was expected.
 
+` + "`polder config DAEMON`" + ` takes the flags of the daemon, prints what it would be configured by and where each value comes from, and with ` + "`--check`" + ` only refuses what is wrong. ` + "`deploy/config`" + ` has a file for each daemon to begin with.
+
 SIGHUP has a daemon read the log level, the password, the administrative token and the certificates anew.
 
 This page is made by ` + "`make docs`" + `, of what ` + "`--help`" + ` says.
@@ -70,7 +72,7 @@ This page is made by ` + "`make docs`" + `, of what ` + "`--help`" + ` says.
 	}
 	forEach(root, func(cmd *cobra.Command) {
 		own := flagsOf(cmd)
-		if !cmd.IsAvailableCommand() || len(own) == 0 || slices.Contains(daemons, cmd.Name()) && cmd.Parent() == root {
+		if !cmd.IsAvailableCommand() || len(own) == 0 || slices.Contains(daemons, cmd.Name()) && (cmd.Parent() == root || cmd.Parent().Name() == "config") {
 			return
 		}
 		fmt.Fprintf(&b, "\n## %s\n\n%s.\n\n| flag | default | |\n|---|---|---|\n", cmd.CommandPath(), cmd.Short)

@@ -91,6 +91,26 @@ func TestABulkLoadIsNoTraffic(t *testing.T) {
 	}
 }
 
+// TestAPauseOfTheLoadChangesLittle: nothing was used for a second, four seconds ago.
+func TestAPauseOfTheLoadChangesLittle(t *testing.T) {
+	size := func(int) int64 { return 1000 }
+	const perSecond = 1000
+	s, rates := population(20_000, perSecond, math.Inf(1), size)
+	for i := range s.Looked {
+		if s.Looked[i].Idle >= 4 {
+			s.Looked[i].Idle++
+		}
+	}
+	c := NewCurve(s)
+	for _, part := range []float64{0.2, 0.4, 0.6} {
+		bytes := part * float64(c.Bytes)
+		got, want := c.of(bytes), lru(rates, size, bytes, perSecond)
+		if math.Abs(got-want) > 0.05 {
+			t.Errorf("a cache of %.1f of the bytes: got a hit ratio of %.3f, want %.3f", part, got, want)
+		}
+	}
+}
+
 func TestALargerBudgetHitsMore(t *testing.T) {
 	s, _ := population(20_000, 1000, 60, func(int) int64 { return 100 })
 	c := NewCurve(s)

@@ -23,55 +23,109 @@ type point struct {
 	bytes, hits float64
 }
 
-// burst is how many times as many keys of an age as of those before it are too many
-// to be chance.
-const burst = 1.5
+const (
+	// fewestOfStep is how many keys at least a step of the curve is made of: with
+	// fewer, chance would say how steep it is.
+	fewestOfStep = 100
+	// burst is how many times as many keys of an age as of those before it are too
+	// many to be chance.
+	burst = 1.5
+)
 
-// ages is how many keys at least a step of the curve is made of: with fewer, chance
-// would say how steep it is.
-const ages = 100
+// step is the keys of some ages that follow each other.
+type step struct {
+	to     float64 // none is older, in seconds
+	keys   float64 // that are younger than to
+	bytes  float64 // that the keys of the step take, and
+	behind float64 // those that are younger than all of them
+	misses float64 // how many grow older than that, by all uses: the miss ratio of a cache of the younger ones
+	weight float64 // seconds
+}
 
 // NewCurve makes the curve of a sample.
 //
 // Preconditions: s is as Look returns it.
 func NewCurve(s *Sample) *Curve {
+	c := &Curve{Keys: s.Keys, Accesses: s.Accesses, points: []point{{0, 0}}}
+	steps := stepsOf(s)
+	for _, st := range level(steps) {
+		c.points = append(c.points, point{st.behind + st.bytes/2, 1 - st.misses})
+	}
+	last := steps[len(steps)-1]
+	c.Bytes = int64(last.behind + last.bytes)
+	c.points = append(c.points, point{last.behind + last.bytes, 1})
+	return c
+}
+
+// stepsOf divides the keys of a sample by their ages.
+func stepsOf(s *Sample) (steps []step) {
 	keys := slices.Clone(s.Looked)
 	slices.SortFunc(keys, func(a, b Key) int { return cmp.Compare(a.Idle, b.Idle) })
 	scale := float64(s.Keys) / float64(len(keys))
-	c := &Curve{Keys: s.Keys, Accesses: s.Accesses}
-
-	least := max(ages, len(keys)/100)
-	rate := s.Accesses
-	var bytes, from float64 // what is younger than from
-	misses := 1.0
-	c.points = append(c.points, point{0, 0})
+	least := max(fewestOfStep, len(keys)/100)
+	uses, from, bytes := s.Accesses, 0.0, 0.0
 	for i := 0; i < len(keys); {
-		// A step: the keys of one age or more. Redis cuts the time of use and the time
-		// of the look to whole seconds, so that an age of n is n seconds, give or
-		// take one, and those up to n are younger than n and a half.
+		// Redis cuts the time of use and the time of the look to whole seconds, so
+		// that an age of n is n seconds, give or take one, and those up to n are
+		// younger than n and a half.
 		j, size := i, 0.0
 		for j < len(keys) && (j-i < least || keys[j].Idle == keys[j-1].Idle) {
-			size += float64(keys[j].Bytes)
+			size += float64(keys[j].Bytes) * scale
 			j++
 		}
-		to := float64(keys[j-1].Idle) + 0.5
-		aged := float64(j-i) * scale / (to - from) // keys that grow older than that, a second
+		st := step{to: float64(keys[j-1].Idle) + 0.5, keys: float64(j) * scale, bytes: size, behind: bytes}
+		st.weight = st.to - from
+		aged := float64(j-i) * scale / st.weight
 		if i == 0 {
-			rate = max(rate, aged) // there are at least as many uses as keys that were used
+			uses = max(uses, aged) // there are at least as many uses as keys that were used
 		}
-		// The larger the cache, the fewer misses. Where many more keys have one age,
-		// they were loaded together, and not missed: they say nothing.
-		if aged/rate < burst*misses {
-			misses = min(misses, aged/rate)
-			c.points = append(c.points, point{bytes + size*scale/2, 1 - misses})
-		}
-		bytes += size * scale
-		from = to
-		i = j
+		st.misses = aged / uses
+		steps = append(steps, st)
+		i, from, bytes = j, st.to, bytes+size
 	}
-	c.points = append(c.points, point{bytes, 1})
-	c.Bytes = int64(bytes)
-	return c
+	return steps
+}
+
+// level makes the miss ratios descend, since a larger cache misses less. What ascends by
+// chance, or because the load was not quite steady, is replaced by its mean. Where there
+// are many more keys of an age than of those before it, they were loaded together, and
+// not missed: such steps say nothing, and are left out.
+func level(steps []step) []step {
+	var level [][]step // of one miss ratio each
+	for i, st := range steps {
+		if i > 0 {
+			from := steps[i-1].to
+			if mean := (steps[i-1].keys - younger(steps, from/2)) / (from / 2); (st.keys-steps[i-1].keys)/st.weight > burst*mean {
+				continue
+			}
+		}
+		run := []step{st}
+		for len(level) > 0 && level[len(level)-1][0].misses < run[0].misses {
+			run = append(level[len(level)-1], run...)
+			level = level[:len(level)-1]
+			sum, weight := 0.0, 0.0
+			for _, st := range run {
+				sum, weight = sum+st.misses*st.weight, weight+st.weight
+			}
+			for k := range run {
+				run[k].misses = sum / weight
+			}
+		}
+		level = append(level, run)
+	}
+	return slices.Concat(level...)
+}
+
+// younger is how many keys are younger than so many seconds.
+func younger(steps []step, age float64) float64 {
+	from, keys := 0.0, 0.0
+	for _, st := range steps {
+		if age < st.to {
+			return keys + (st.keys-keys)*(age-from)/(st.to-from)
+		}
+		from, keys = st.to, st.keys
+	}
+	return keys
 }
 
 // of interpolates the hit ratio of a cache that holds so many bytes of entries.
