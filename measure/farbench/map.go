@@ -18,7 +18,7 @@ import (
 const (
 	// entryBytes is what an entry of keySize and valueSize bytes takes in far
 	// memory, with its header: what a miss has to read.
-	entryBytes = 128
+	entryBytes = 112
 	keySize    = load.KeySize
 	valueSize  = 64
 	// indexBytes is what an entry of a far map takes of local memory in any case,
