@@ -114,6 +114,30 @@ test-rdma: ## run the programs over real RDMA: Soft-RoCE in virtual machines (do
 	$(GO) test -count=1 -timeout $(TESTTIMEOUT) -tags guests -parallel 3 $(if $(LONG),,-short -run 'Fails|HungGuest|Containers') ./robustness/rdma/vm
 	$(GO) run ./robustness/rdma $(if $(LONG),-long)
 
+# Where "make install" puts things, below DESTDIR.
+PREFIX     ?= /usr/local
+SYSCONFDIR ?= /etc
+UNITDIR    ?= $(SYSCONFDIR)/systemd/system
+
+.PHONY: install
+install: build ## install the binary, manual pages, completions, systemd units and commented configuration (PREFIX, DESTDIR, SYSCONFDIR, UNITDIR)
+	install -D -m 0755 $(BIN)/polder $(DESTDIR)$(PREFIX)/bin/polder
+	$(BIN)/polder man $(DESTDIR)$(PREFIX)/share/man/man1
+	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions $(DESTDIR)$(PREFIX)/share/zsh/site-functions $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
+	$(BIN)/polder completion bash >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/polder
+	$(BIN)/polder completion zsh >$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_polder
+	$(BIN)/polder completion fish >$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/polder.fish
+	install -D -m 0644 deploy/systemd/polder.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/polder.conf
+	install -d $(DESTDIR)$(UNITDIR)
+	for unit in deploy/systemd/*.service deploy/systemd/*.socket; do \
+		sed 's|/usr/local/bin|$(PREFIX)/bin|' $$unit >$(DESTDIR)$(UNITDIR)/$${unit##*/} && chmod 0644 $(DESTDIR)$(UNITDIR)/$${unit##*/} || exit; done
+	for file in deploy/config/*.yaml; do \
+		test -e $(DESTDIR)$(SYSCONFDIR)/polder/$${file##*/} || install -D -m 0644 $$file $(DESTDIR)$(SYSCONFDIR)/polder/$${file##*/} || exit; done
+
+.PHONY: test-deploy
+test-deploy: ## decode deploy/kubernetes strictly, with Kubernetes' own types
+	cd bench/manifests && $(GO) test -count=1 ./...
+
 .PHONY: bench
 bench: build ## measure this tree against redis-server, raw TCP and memcpy
 	$(BIN)/polder bench resp

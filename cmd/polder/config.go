@@ -18,7 +18,7 @@ var secrets = map[string]bool{"password": true}
 
 // hostDefaults stand in the reference files for defaults that this machine
 // decides.
-var hostDefaults = map[string]string{"lend": "1GiB"}
+var hostDefaults = map[string]string{"node lend": "1GiB", "up lend": "1GiB", "coordinator socket": "/tmp/polder-soft-UID.sock"}
 
 // newConfig returns "polder config" with one subcommand for each of the daemons,
 // which takes the same flags.
@@ -81,7 +81,7 @@ func effective(w io.Writer, all, daemon *pflag.FlagSet) error {
 			fmt.Fprintf(&b, "# %s is set and not shown  # %s\n", f.Name, origin)
 			return
 		}
-		line := fmt.Sprintf("%s: %s", f.Name, yamlValue(f, false))
+		line := fmt.Sprintf("%s: %s", f.Name, yamlValue(f, f.Value.String()))
 		if origin == "default" {
 			line = "#" + line // such as "", which nobody could ask for
 		}
@@ -99,27 +99,22 @@ func reference(w io.Writer, daemon *cobra.Command) error {
 		"# Check it with: polder config %s --check --config FILE\n", daemon.Name(), strings.ToLower(daemon.Short[:1])+daemon.Short[1:], daemon.Name())
 	keys(daemon.Flags(), func(f *pflag.Flag) {
 		_, usage := pflag.UnquoteUsage(f)
-		fmt.Fprintf(&b, "\n%s#%s: %s\n", wrap("# ", usage, 88), f.Name, yamlValue(f, true))
+		value := f.DefValue
+		if other := hostDefaults[daemon.Name()+" "+f.Name]; other != "" {
+			value = other
+		}
+		fmt.Fprintf(&b, "\n%s#%s: %s\n", wrap("# ", usage, 88), f.Name, yamlValue(f, value))
 	})
 	_, err := w.Write(b.Bytes())
 	return err
 }
 
-// yamlValue writes a flag's value, or its default, as a value in YAML that Load
-// reads as the same.
-func yamlValue(f *pflag.Flag, byDefault bool) string {
-	text := f.Value.String()
-	if byDefault {
-		if text = f.DefValue; hostDefaults[f.Name] != "" {
-			text = hostDefaults[f.Name]
-		}
-	}
+// yamlValue writes what a flag's String has said as a value in YAML that Load reads
+// as the same.
+func yamlValue(f *pflag.Flag, text string) string {
 	var v any = text
-	if list, ok := f.Value.(pflag.SliceValue); ok {
-		v = list.GetSlice()
-		if byDefault {
-			v = strings.FieldsFunc(strings.Trim(text, "[]"), func(r rune) bool { return r == ',' })
-		}
+	if _, ok := f.Value.(pflag.SliceValue); ok {
+		v = strings.FieldsFunc(strings.Trim(text, "[]"), func(r rune) bool { return r == ',' })
 	}
 	switch f.Value.Type() {
 	case "bool", "number", "float64", "size":

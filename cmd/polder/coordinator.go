@@ -19,7 +19,6 @@ import (
 	"polder/internal/console"
 	"polder/internal/listen"
 	"polder/internal/operator"
-	"polder/internal/readyfile"
 	"polder/soft/coordinator"
 	"polder/soft/policy"
 )
@@ -130,7 +129,7 @@ func runCoordinator(ctx context.Context, cfg coordinator.Config, op *operator.Co
 	if err := greetCoordinator(op.Out, addrs, op.Security); err != nil {
 		return err
 	}
-	if err := readyfile.Write(op.ReadyFile, addrs); err != nil {
+	if err := op.Ready(addrs); err != nil {
 		return err
 	}
 	<-ctx.Done()

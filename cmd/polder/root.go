@@ -47,7 +47,7 @@ func newRoot(environ []string) *cobra.Command {
 		commands  []*cobra.Command
 	}{
 		{"run", "Run:", []*cobra.Command{newUp(), newNode(), newServe(), newBroker(), newShare(), newCoordinator()}},
-		{"operate", "Operate:", []*cobra.Command{newStatus(), newTop(), newAdvise(), newDoctor(), newConfig(newUp(), newNode(), newServe(), newBroker(), newShare(), newCoordinator()), newVersion()}},
+		{"operate", "Operate:", []*cobra.Command{newStatus(), newTop(), newAdvise(), newDoctor(), newConfig(newUp(), newNode(), newServe(), newBroker(), newShare(), newCoordinator()), newMan(), newVersion()}},
 		{"measure", "Measure:", []*cobra.Command{newDemo(), newBench(), newSim()}},
 	} {
 		root.AddGroup(&cobra.Group{ID: g.id, Title: g.title})

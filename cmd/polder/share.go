@@ -21,7 +21,6 @@ import (
 	"polder/internal/console"
 	"polder/internal/listen"
 	"polder/internal/operator"
-	"polder/internal/readyfile"
 	"polder/share"
 	"polder/share/keeper"
 	"polder/share/resource"
@@ -169,14 +168,9 @@ func (f *shareFlags) serve(ctx context.Context, s *server.Server, opt server.Opt
 		}
 		return "looked for new ones", nil
 	})
-	if err := readyfile.Write(op.ReadyFile, addrs); err != nil {
-		return err
-	}
 	fmt.Fprintf(op.Out, "share   %s\nready. Try: polder share stats --socket %s\n", f.socket, f.socket)
-	if opt.Store != nil {
-		if err := resource.Ready(opt.Store); err != nil {
-			op.Logger.Warn("cannot tell the service manager that the daemon is ready", "err", err)
-		}
+	if err := op.Ready(addrs); err != nil {
+		return err
 	}
 	<-ctx.Done()
 	return nil

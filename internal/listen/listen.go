@@ -20,6 +20,7 @@ import (
 	"syscall"
 
 	"polder/internal/accept"
+	"polder/internal/systemd"
 )
 
 // Security is what an operator says about protection on the network.
@@ -112,12 +113,28 @@ func Loopback(addr string) (bool, error) {
 }
 
 // Listen listens at addr, which came from the named flag, for connections of role
-// r.
+// r. If the service manager has passed on a socket that has the flag's name, it is
+// used instead, under the same rule.
 func (s Security) Listen(r Role, flag, addr string) (net.Listener, error) {
-	if err := s.Check(r, flag, addr); err != nil {
+	lis, err := systemd.Listener(flag)
+	if err != nil {
 		return nil, err
 	}
-	lis, err := net.Listen("tcp", addr)
+	if lis != nil && lis.Addr().Network() == "unix" {
+		return lis, nil // the permissions of the socket are the manager's
+	}
+	if lis != nil {
+		addr = lis.Addr().String()
+	}
+	if err := s.Check(r, flag, addr); err != nil {
+		if lis != nil {
+			err = errors.Join(err, lis.Close())
+		}
+		return nil, err
+	}
+	if lis == nil {
+		lis, err = net.Listen("tcp", addr)
+	}
 	if err != nil {
 		if explained := Explain(flag, addr, err); explained != err {
 			return nil, explained

@@ -1,6 +1,7 @@
 package operator
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -23,6 +24,8 @@ import (
 	"polder/internal/listen"
 	"polder/internal/output"
 	"polder/internal/ratelog"
+	"polder/internal/readyfile"
+	"polder/internal/systemd"
 )
 
 // Control is what a running daemon has of its operator. One that Start has not
@@ -44,6 +47,7 @@ type Control struct {
 	end      chan struct{}
 	ended    chan struct{}
 	once     sync.Once // ends
+	ready    atomic.Bool
 
 	mu    sync.Mutex // held while a reload is going on
 	parts []part     // guarded by mu
@@ -55,14 +59,43 @@ type part struct {
 	reload func() (news string, err error)
 }
 
-// Run runs a daemon's command: from Start to the daemon's end.
+// Run runs a daemon's command: from Start to the daemon's end. The service manager
+// is told when that begins.
 func (f *Flags) Run(cmd *cobra.Command, daemon func(*Control) error) error {
 	c, err := f.Start(cmd.Flags(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 	if err != nil {
 		return err
 	}
 	defer c.Close()
+	told := make(chan struct{})
+	stop := context.AfterFunc(cmd.Context(), func() {
+		defer close(told)
+		c.notify("STOPPING=1")
+	})
+	defer func() {
+		if !stop() {
+			<-told
+		}
+	}()
 	return daemon(c)
+}
+
+// Ready says that the daemon serves, and where: in the file that --ready-file names,
+// and to the service manager.
+func (c *Control) Ready(addrs map[string]string) error {
+	if err := readyfile.Write(c.ReadyFile, addrs); err != nil {
+		return err
+	}
+	c.ready.Store(true)
+	c.notify("READY=1")
+	return nil
+}
+
+// notify tells the service manager, if there is one.
+func (c *Control) notify(state string) {
+	if err := systemd.Notify(state); err != nil {
+		c.Logger.Warn("the service manager does not hear of this", "state", state, "err", err)
+	}
 }
 
 // StartLog begins to log, and to survive SIGHUP and SIGPIPE. Of the flags, only
@@ -222,12 +255,26 @@ func (c *Control) setLevel() error {
 
 func (c *Control) run() {
 	defer close(c.ended)
+	var alive <-chan time.Time // nil: the manager does not want to know
+	if every := systemd.Watchdog(); every > 0 {
+		tick := time.NewTicker(max(every/3, time.Millisecond))
+		defer tick.Stop()
+		alive = tick.C
+	}
 	for {
 		select {
 		case <-c.end:
 			return
 		case <-c.hangups:
+			if c.ready.Load() { // who is not has yet to say READY=1
+				c.notify(systemd.Reloading())
+			}
 			c.reload()
+			if c.ready.Load() {
+				c.notify("READY=1")
+			}
+		case <-alive:
+			c.notify("WATCHDOG=1")
 		}
 	}
 }

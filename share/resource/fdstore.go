@@ -5,12 +5,12 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"polder/internal/systemd"
 )
 
 // Store keeps descriptors, and with them the memory behind, while the daemon
@@ -49,52 +49,15 @@ var ErrKeeper = errors.New("the keeper of the daemon's memory is gone: start pol
 // started this process, or nil if there is none. It takes the descriptors
 // that the manager passed on out of the environment.
 func ServiceStore() (Store, error) {
-	path := os.Getenv("NOTIFY_SOCKET")
-	if path == "" {
-		return nil, nil
-	}
-	if path[0] != '/' && path[0] != '@' {
-		return nil, fmt.Errorf("cannot use NOTIFY_SOCKET=%q: want an absolute path or an abstract socket", path)
-	}
-	kept, err := inherited()
-	if err != nil {
+	conn, err := systemd.Dial()
+	if err != nil || conn == nil {
 		return nil, err
 	}
-	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: path, Net: "unixgram"})
+	kept, err := systemd.Files()
 	if err != nil {
-		return nil, fmt.Errorf("cannot reach the service manager: %w", err)
+		return nil, errors.Join(err, conn.Close())
 	}
-	return &notifyStore{path: path, conn: conn, kept: kept}, nil
-}
-
-// inherited takes the descriptors from 3 on that LISTEN_FDS and LISTEN_FDNAMES
-// announce.
-func inherited() (map[string]*os.File, error) {
-	kept := map[string]*os.File{}
-	count := os.Getenv("LISTEN_FDS")
-	pid := os.Getenv("LISTEN_PID")
-	if count == "" || pid != "" && pid != strconv.Itoa(os.Getpid()) {
-		return kept, nil
-	}
-	n, err := strconv.Atoi(count)
-	if err != nil || n < 0 {
-		return nil, fmt.Errorf("cannot use LISTEN_FDS=%q: want a number", count)
-	}
-	names := strings.Split(os.Getenv("LISTEN_FDNAMES"), ":")
-	for i := range n {
-		const first = 3
-		unix.CloseOnExec(first + i)
-		name := "unknown"
-		if i < len(names) {
-			name = names[i]
-		}
-		f := os.NewFile(uintptr(first+i), name)
-		if old := kept[name]; old != nil {
-			old.Close()
-		}
-		kept[name] = f
-	}
-	return kept, nil
+	return &notifyStore{path: os.Getenv("NOTIFY_SOCKET"), conn: conn, kept: kept}, nil
 }
 
 func (s *notifyStore) Keep(name string, f *os.File) error {
@@ -165,12 +128,4 @@ func (s *notifyStore) Rest() []string {
 		names = append(names, name)
 	}
 	return names
-}
-
-// Ready tells the service manager that the daemon serves.
-func Ready(s Store) error {
-	if n, ok := s.(*notifyStore); ok {
-		return n.send("READY=1", nil)
-	}
-	return errors.ErrUnsupported
 }

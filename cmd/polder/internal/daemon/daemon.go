@@ -25,7 +25,6 @@ import (
 	"polder/internal/console"
 	"polder/internal/listen"
 	"polder/internal/operator"
-	"polder/internal/readyfile"
 )
 
 // Names of services, as keys of addresses.
@@ -166,7 +165,7 @@ func (p *process) ready(title string, try ...string) error {
 	if _, err := io.WriteString(p.Out, b.String()); err != nil {
 		return fmt.Errorf("cannot print where it listens: %w", err)
 	}
-	return readyfile.Write(p.ReadyFile, p.addrs)
+	return p.Ready(p.addrs)
 }
 
 // wait returns nil when ctx is done, or with the first part that failed.
