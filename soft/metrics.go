@@ -10,8 +10,10 @@ type metric struct {
 	when func(*Heap, *Stats) bool // nil for always
 }
 
-// Some things never happen to some heaps.
-func rebuilds(_ *Heap, s *Stats) bool  { return s.Rebuilds > 0 }
+// rebuilds reports whether the heap has a pool that makes values anew.
+func rebuilds(_ *Heap, s *Stats) bool { return s.Rebuilds > 0 }
+
+// revocable reports whether somebody could take segments away.
 func revocable(h *Heap, _ *Stats) bool { return h.cfg.Coordinator != "" }
 
 func describe(name, help string) *prometheus.Desc {
