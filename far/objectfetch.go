@@ -139,8 +139,8 @@ func (h *Heap) fetchObjects(ctx context.Context, refs []AnyRef, what int, asked 
 	board := func(i int) (n int, busy <-chan struct{}, err error) {
 		n, busy, err = h.boardFirst(b, refs[i:], what)
 		read += n
-		var lost *heap.LostError
-		if n == 0 && (err == nil && busy == nil || err == heap.ErrMoved || err == heap.ErrFlying || errors.As(err, &lost)) {
+		_, lost := err.(*heap.LostError)
+		if n == 0 && (err == nil && busy == nil || err == heap.ErrMoved || err == heap.ErrFlying || lost) {
 			return 1, nil, nil // nothing to fetch, or whoever dereferences it comes upon it
 		}
 		return n, busy, err
@@ -191,6 +191,7 @@ func (h *Heap) fetchObjects(ctx context.Context, refs []AnyRef, what int, asked 
 // that follow as far as they are read together. It returns how many those are.
 func (h *Heap) boardFirst(b *heap.Batch, refs []AnyRef, what int) (n int, busy <-chan struct{}, err error) {
 	b.Wants = b.Wants[:0]
+	most := 0
 	for _, r := range refs {
 		if r.n == 0 {
 			break
@@ -200,17 +201,21 @@ func (h *Heap) boardFirst(b *heap.Batch, refs []AnyRef, what int) (n int, busy <
 		if !w.far() {
 			break
 		}
-		if k := len(b.Wants); k > 0 {
-			first, last := &b.Wants[0], &b.Wants[k-1]
-			next := last.Addr + uint64(last.N/heap.Unit)
-			if w.farAddr() != next || objectOwners+w.farClass() != first.ID || next/h.core.Far.Units != first.Addr/h.core.Far.Units {
+		if len(b.Wants) == 0 {
+			want := h.wantOf(p, w, what)
+			if b.Wants = append(b.Wants, want); !want.Row {
 				break
 			}
+			most = b.Room(want.N)
+			continue
 		}
-		b.Wants = append(b.Wants, h.wantOf(p, w, what))
-		if w := &b.Wants[0]; !w.Row || len(b.Wants) == b.Room(w.N) {
+		want := b.Wants[len(b.Wants)-1]
+		next := want.Addr + uint64(want.N/heap.Unit)
+		if len(b.Wants) == most || w.farAddr() != next || objectOwners+w.farClass() != want.ID || next/h.core.Far.Units != want.Addr/h.core.Far.Units {
 			break
 		}
+		want.Number, want.Word, want.Addr, want.Size = r.n, uint64(w), next, w.farSize()
+		b.Wants = append(b.Wants, want)
 	}
 	switch len(b.Wants) {
 	case 0:

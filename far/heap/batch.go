@@ -111,6 +111,7 @@ func (b *Batch) closeBlock() {
 // read to where they stay. It returns how many of them it has taken, from the first on.
 func (b *Batch) BoardRow(ws []Want) (n int, err error) {
 	b.row = b.row[:0]
+	ws = ws[:min(len(ws), b.h.Logs.rowRoom(b.h.Logs.Buffer(ws[0].Kind), ws[0].N))]
 	for i := range ws {
 		f := b.h.newFlight(b)
 		f.Want = ws[i]
@@ -124,7 +125,8 @@ func (b *Batch) BoardRow(ws []Want) (n int, err error) {
 	}
 	n, err = b.h.seatRow(new(block), b.row)
 	for _, f := range b.row[n:] {
-		b.h.quit(f)
+		b.h.end(f)
+		b.reuse(f)
 	}
 	b.lead(b.row[:n]...)
 	clear(b.row)
@@ -234,13 +236,17 @@ func (b *Batch) read(ctx context.Context, landed func(f *Flight, index int, err 
 	b.release()
 }
 
-// release lets go of the flights that were begun here. Those that nobody has joined are
-// for the batch to use again.
+// reuse lets go of f, which was begun here. If nobody has joined it, it is for the batch to use again.
+func (b *Batch) reuse(f *Flight) {
+	if b.h.released(f) {
+		b.spare = append(b.spare, f)
+	}
+}
+
+// release lets go of the flights that were begun here.
 func (b *Batch) release() {
 	for _, f := range b.led {
-		if b.h.released(f) {
-			b.spare = append(b.spare, f)
-		}
+		b.reuse(f)
 	}
 	clear(b.led)
 	clear(b.ops)

@@ -108,15 +108,25 @@ func (h *Heap) rowSlot(s *Scope, k Kind, n, each int) (Object, uintptr, error) {
 	ol := l.Buffer(k)
 	ol.Mu.Lock()
 	defer ol.Mu.Unlock()
-	room := 0
-	if ol.Seg >= 0 {
-		room = (l.SegSize - l.Segs[ol.Seg].Used - ObjectHeader) / each
-	}
-	if room < 1 {
-		room = (l.SegSize - ObjectHeader) / each
-	}
-	n = min(n, room)
+	n = min(n, l.rowRoomIn(ol, each))
 	return l.Slot(ol, ForMutator, ObjectHead(0, n*each), 0, n*each)
+}
+
+// rowRoom is how many records of each bytes a slot in ol may be for, at least one.
+func (l *Logs) rowRoom(ol *OpenLog, each int) int {
+	ol.Mu.Lock()
+	defer ol.Mu.Unlock()
+	return l.rowRoomIn(ol, each)
+}
+
+// rowRoomIn is rowRoom with the mutex of ol held.
+func (l *Logs) rowRoomIn(ol *OpenLog, each int) int {
+	if ol.Seg >= 0 {
+		if n := (l.SegSize - l.Segs[ol.Seg].Used - ObjectHeader) / each; n > 0 {
+			return n
+		}
+	}
+	return (l.SegSize - ObjectHeader) / each
 }
 
 // layOut makes of the record that f was read to where it stays an object, in front of
