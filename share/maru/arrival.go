@@ -6,10 +6,14 @@ import (
 	"time"
 )
 
-// How long a request has waited before it was read cannot be asked for, but it
-// can be bounded: what is read came after the socket was last seen empty, and, if
-// somebody waited for it to come, just now, unless this process has been stopped
-// meanwhile.
+// A request that has waited too long in the socket must be refused, since its sender
+// may have given up. The kernel does not tell when a request came, so this file finds
+// a bound:
+//
+//   - It came after the socket was last seen empty.
+//   - If a goroutine was blocked in a read when it came, it came just now, unless the
+//     whole process was stopped in between. A clock that beats every 50 ms notices
+//     that.
 
 // stalls knows when this process has last been kept from running.
 type stalls struct {
@@ -49,8 +53,8 @@ func (s *stalls) pulse(now time.Duration) {
 	s.beat.Store(int64(now))
 }
 
-// earliest bounds when what was read at now may have come, if somebody has waited
-// for it since t.
+// earliest returns the earliest moment at which bytes may have come that a read has
+// returned at now, if that read was blocked since t.
 func (s *stalls) earliest(t, now time.Duration) time.Duration {
 	beat, from, till := time.Duration(s.beat.Load()), time.Duration(s.from.Load()), time.Duration(s.till.Load())
 	switch {
@@ -62,8 +66,8 @@ func (s *stalls) earliest(t, now time.Duration) time.Duration {
 	return now
 }
 
-// arrivals is a connection that knows since when what was read last may have been
-// there.
+// arrivals is a connection that remembers, for the bytes that were read last, since
+// when they may have been there.
 type arrivals struct {
 	conn   net.Conn
 	stalls *stalls

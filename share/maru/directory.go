@@ -3,6 +3,7 @@ package maru
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"sync/atomic"
 	"time"
@@ -18,11 +19,11 @@ type client struct {
 	link    *link
 	peer    peerInfo
 	guest   *server.Guest
-	ready   time.Time   // when it had shaken hands
-	first   bool        // nothing has come yet
-	resumed bool        // it goes on where another connection has ended
-	answers atomic.Bool // it has given a sign of life when asked
-	asked   time.Duration
+	ready   time.Time     // when it had shaken hands
+	first   bool          // no request has come yet
+	resumed bool          // the client had an earlier connection, which has ended
+	answers atomic.Bool   // it has answered a PING
+	asked   time.Duration // when the last PING was sent
 
 	dec *decoder
 	enc *encoder
@@ -108,8 +109,8 @@ func (c *client) answer(msg []byte, arrived time.Time) []byte {
 		c.resumed = c.peer.identity != "" && h.kind != typeHandshake && (c.guest.Known() || h.sequence > 1)
 	}
 	if c.resumed && arrived.Sub(c.ready) < c.d.opt.Late {
-		// It may have been sent to the connection before this one, in vain, and
-		// its sender has given up.
+		// An asynchronous client sends again, on a new connection, what it had queued
+		// for the old one. Its caller may have given up long ago.
 		arrived = time.Time{}
 	}
 	if err != nil {
@@ -126,9 +127,9 @@ func (c *client) answer(msg []byte, arrived time.Time) []byte {
 	return c.enc.end()
 }
 
-// handle writes the answer to a request. If it fails, the answer is the error. It
-// must not fail where a client expects a list: too short a one is read as if more
-// had gone well, or makes the client raise.
+// handle writes the answer to a request. If it returns an error, the answer is that
+// error instead. For batches it must not return one: the client then sees an empty
+// list of results, and either raises an exception or takes what is missing for done.
 func (c *client) handle(h header, q *request, arrived time.Time) error {
 	e, g := c.enc, c.guest
 	switch h.kind {
@@ -234,7 +235,8 @@ func (c *client) success(ok bool, err error) error {
 	return nil
 }
 
-// results answers a batch. What has failed counts as not done, one by one.
+// results answers a batch with one result for each element. After an error, those that
+// were not carried out are false.
 func (c *client) results(results []bool, err error) error {
 	if err != nil {
 		c.d.opt.Log.Warn("a batch of Maru's has failed", "err", err)
@@ -260,8 +262,9 @@ func (c *client) handshake(q *request) error {
 	return nil
 }
 
-// resources is where this client reaches the resource manager: if that listens
-// everywhere, where the client has reached the directory.
+// resources returns the address by which this client reaches the resource manager. If
+// that listens on all addresses, it is the one by which the client has reached the
+// directory.
 func (c *client) resources() string {
 	at := c.d.resources.Addr().(*net.TCPAddr)
 	host := at.IP
@@ -292,7 +295,7 @@ func (c *client) alloc(q *request, arrived time.Time) error {
 	return nil
 }
 
-// claim tells that the owner of a region has heard of it.
+// claim notes that somebody knows of a region, so that it is not taken back.
 func (d *Door) claim(region uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -318,8 +321,8 @@ func (c *client) register(h header, q *request, arrived time.Time) error {
 		e.boolField("is_new", isNew[0])
 		return nil
 	}
-	// If nothing was done, the client frees its pages only when it is told so for
-	// all of them.
+	// If none of the keys was registered, success must be false: only then does the
+	// client free the pages of all of them.
 	failed := len(keys) > 0
 	for i := range keys {
 		failed = failed && refused[i] != nil
@@ -353,5 +356,5 @@ func (c *client) batchLookup(q *request) error {
 // gone reports whether a connection has ended in a way that is nobody's fault.
 func gone(err error) bool {
 	var op *net.OpError
-	return errors.Is(err, net.ErrClosed) || isEOF(err) || errors.As(err, &op) && !op.Timeout()
+	return errors.Is(err, net.ErrClosed) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.As(err, &op) && !op.Timeout()
 }

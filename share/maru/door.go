@@ -30,12 +30,13 @@ type Options struct {
 	Resources string
 	// Late is the daemon's Options.Late. The default is 1 s.
 	Late time.Duration
-	// Heartbeat is how long a client may be silent until it is asked for a sign of
-	// life, and thrice that until it is given up, if it has ever given one. The
-	// default is 10 s.
+	// Heartbeat is how long a client may be silent before the door sends it a PING.
+	// A client that has answered one before, and is silent for three times as long,
+	// counts as gone. The default is 10 s.
 	Heartbeat time.Duration
-	// Unclaimed is how long a region may be unknown to the resource manager's
-	// clients, whose owner then has not heard that it has it. The default is 30 s.
+	// Unclaimed is how long the door waits until somebody asks the resource manager
+	// for the path of a new region. If nobody does, the owner gave up before it was
+	// told that it has the region, and the door takes it back. The default is 30 s.
 	Unclaimed time.Duration
 	// MaxConns bounds the connections to each server. The default is 4096.
 	MaxConns int
@@ -79,12 +80,13 @@ type Door struct {
 	mu        sync.Mutex            // guards everything below
 	clients   map[*client]struct{}  // of the directory
 	mappers   map[*mapper]struct{}  // of the resource manager
-	presenter map[uint64]*presenter // by client: who presents its tokens
-	unclaimed map[uint64]time.Time  // regions that nobody has asked the path of, since when
+	presenter map[uint64]*presenter // by client of the directory: who presents its tokens at the resource manager
+	unclaimed map[uint64]time.Time  // regions whose path nobody has asked for, and since when
 	closed    bool
 }
 
-// presenter is who presents the tokens that a client was told.
+// presenter is the client of the resource manager that presents the tokens which the
+// directory has told one of its clients: the same client under another name.
 type presenter struct {
 	name  string // what it calls itself at the resource manager
 	conns int
@@ -165,8 +167,8 @@ func (d *Door) Addrs() (directory []string, resources string) {
 	return directory, d.resources.Addr().String()
 }
 
-// accept takes connections in until the listener is closed. What a peer has to say
-// first it says at the gate.
+// accept serves connections until the listener is closed. The handshake takes place at
+// the gate, where a peer that is slow or silent holds nobody up.
 func (d *Door) accept(lis net.Listener, serve func(net.Conn, *accept.Visitor) error) {
 	err := accept.Each(d.opt.Log, d.gate.Accept(lis.Accept), func(nc net.Conn) {
 		d.gate.Go(nc, func(v *accept.Visitor) error { return serve(nc, v) })
@@ -193,8 +195,8 @@ func (d *Door) lookAfter() {
 	}
 }
 
-// heartbeats asks silent clients for a sign of life, and gives up those that have
-// ceased to give any.
+// heartbeats sends a PING to clients that are silent, and disconnects those that used
+// to answer and no longer do.
 func (d *Door) heartbeats() {
 	var silent []*link
 	d.mu.Lock()
@@ -216,8 +218,8 @@ func (d *Door) heartbeats() {
 	}
 }
 
-// abandon takes back the regions whose owners have not asked for their path: they
-// have given up before they were told that they have it.
+// abandon takes back the regions whose path nobody has asked for in time: see
+// Options.Unclaimed.
 func (d *Door) abandon() {
 	var gone []uint64
 	d.mu.Lock()

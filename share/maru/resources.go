@@ -154,9 +154,9 @@ type mapper struct {
 	d      *Door
 	conn   net.Conn
 	name   string          // what the client calls itself
-	other  *server.Guest   // of a directory server that allocates here
-	bound  []*server.Guest // the clients whose tokens it has presented: one, but for plain ones
-	opened map[uint64]bool // regions that it was told the path of
+	other  *server.Guest   // the session of a foreign directory server, which allocates here; or nil
+	bound  []*server.Guest // the clients of our directory whose tokens it has presented: see bind
+	opened map[uint64]bool // regions whose path it was told, each of which counts as mapped
 }
 
 // serveResources hears the first request at the gate, and then has the connection
@@ -219,8 +219,8 @@ func (m *mapper) serve(head []byte) {
 	}
 }
 
-// leave tells that whatever the client behind the connection has mapped it maps no
-// more: it keeps the connection for as long.
+// leave ends the connection, and with it all the mappings of its client: a client of
+// Maru's keeps the connection for as long as it has anything mapped.
 func (m *mapper) leave() {
 	m.conn.Close()
 	for region := range m.opened {
@@ -359,9 +359,10 @@ func (m *mapper) alloc(q resourceRequest) ([]byte, error) {
 	return response(allocResponse, append(text32(b, path), 0, 0)), nil
 }
 
-// open returns the path of a region, which from now on counts as mapped.
+// open returns the path of a region. From now on the client counts as one that has it
+// mapped.
 func (m *mapper) open(region uint64) (string, error) {
-	path, _, err := m.d.s.Open(region)
+	path, err := m.d.s.Open(region)
 	if err != nil {
 		return "", err
 	}
@@ -426,11 +427,13 @@ func (m *mapper) access(q resourceRequest) ([]byte, error) {
 // maxBound bounds the clients that one connection may present tokens of.
 const maxBound = 64
 
-// bind ties the connection to the client that a token was told to, which lives as
-// long as the connection does. It fails if another one presents that client's
-// tokens, or this one another client's. Clients without an identity have a new
-// connection to the directory after each timeout, and cannot be told from one
-// another but by this.
+// bind ties the connection to the client g of the directory, to which a token was told
+// that has just been presented here. From then on g lives at least as long as this
+// connection. It fails if g's tokens have been presented under another name before, or
+// if this connection has presented those of another client: then the token was
+// stolen. Clients without an identity are an exception. They have a new connection to
+// the directory, and so a new session, after each timeout; one connection here may
+// therefore present the tokens of several such sessions.
 func (m *mapper) bind(g *server.Guest) error {
 	if g.Bearer() || slices.ContainsFunc(m.bound, g.Same) {
 		g.Leave()

@@ -1,15 +1,11 @@
 package maru
 
 import (
-	"errors"
-	"io"
 	"sync"
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
 )
-
-func isEOF(err error) bool { return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) }
 
 // maxOperations bounds the operations, by client, that reports are kept of; those
 // beyond go to the client "_other".

@@ -206,10 +206,11 @@ func (g *Guest) hold(instance string) error {
 	return g.s.logSession(ss, instance)
 }
 
-// owns reports whether the client may register keys in a region and return it.
-// Clients without an identity cannot be told from one another, unless they are
-// processes that the kernel knows: one that acts as the owner counts as the owner,
-// and if that has no connection, it is taken to be it.
+// owns reports whether the client may register keys in a region and return it. That is
+// the owner. Clients that show no identity cannot be told from one another, except that
+// over a Unix socket the kernel tells their processes apart; so any of them that acts
+// as the owner counts as the owner. If the owner has no connection at that moment, the
+// client is taken to be the owner with a new connection, and goes on with its session.
 //
 // Preconditions: s.mu is held.
 func (g *Guest) owns(r *resource.Region) bool {
@@ -229,8 +230,8 @@ func (g *Guest) owns(r *resource.Region) bool {
 	return true
 }
 
-// mayBeBack reports whether a client without an identity, and without a
-// connection, may be behind one that has not said anything yet.
+// mayBeBack reports whether a client that shows no identity, and has no connection, may
+// have come back by one that has not said anything yet.
 //
 // Preconditions: s.mu is held.
 func (s *Server) mayBeBack(ss *session) bool {

@@ -140,18 +140,18 @@ func (s *Server) Holder(region uint64, offset, length int64, tok uint64) (*Guest
 }
 
 // Open returns the path of a region, which counts as mapped until Shut.
-func (s *Server) Open(region uint64) (path string, length int64, err error) {
+func (s *Server) Open(region uint64) (path string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r := s.res.Region(region)
 	if r == nil || !r.Maru {
-		return "", 0, fmt.Errorf("region %d: %w", region, ErrNoRegion)
+		return "", fmt.Errorf("region %d: %w", region, ErrNoRegion)
 	}
 	if err := r.Step(resource.ReaderMaps); err != nil {
-		return "", 0, err
+		return "", err
 	}
 	r.Readers++
-	return r.Path(), r.Length, nil
+	return r.Path(), nil
 }
 
 // Shut tells that who was told of a region's path is gone.
