@@ -72,6 +72,7 @@ type arrivals struct {
 	conn   net.Conn
 	stalls *stalls
 	latest time.Time
+	before func() error // called before each read: what must not wait for it
 
 	empty time.Duration // when the socket was last seen empty
 	heard atomic.Int64  // when something was last read, since stalls.began
@@ -79,6 +80,9 @@ type arrivals struct {
 
 // Read implements io.Reader.
 func (a *arrivals) Read(p []byte) (int, error) {
+	if err := a.before(); err != nil {
+		return 0, err
+	}
 	from := time.Since(a.stalls.began)
 	n, err := a.conn.Read(p)
 	now := time.Since(a.stalls.began)

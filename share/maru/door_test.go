@@ -802,3 +802,39 @@ func TestAClientThatIsKickedIsDisconnectedAndMayComeBackAsANewOne(t *testing.T) 
 	}
 	again.store(t, "k", 0, "anew")
 }
+
+// TestAnAnswerDoesNotWaitForTheNextRequest: a request comes together with something
+// that is none, such as the answer to a heartbeat, or with the beginning of another
+// one. Its own answer must go out, or its sender gives it up as lost.
+func TestAnAnswerDoesNotWaitForTheNextRequest(t *testing.T) {
+	h := build(t, nil)
+	for what, behind := range map[string]string{"the answer to a heartbeat": "\x04\x05\x04PONG", "half a frame": "\x01", "half a request": "\x01\x00\x00\x20\xcf"} {
+		nc, err := net.Dial("tcp", strings.TrimPrefix(h.tcp, "tcp://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer nc.Close()
+		l := newLink(nc, newStalls(), nil)
+		if _, err := l.greet("DEALER", "identity of "+what); err != nil {
+			t.Fatal(err)
+		}
+		e := newEncoder()
+		e.begin(header{kind: typeHeartbeat, sequence: 7})
+		e.object(0)
+		msg := e.end()
+		if _, err := nc.Write(append(append([]byte{flagMore, 0, 0, byte(len(msg))}, msg...), behind...)); err != nil {
+			t.Fatal(err)
+		}
+		if err := nc.SetReadDeadline(time.Now().Add(frameTime / 2)); err != nil { // half a frame ends the connection later
+			t.Fatal(err)
+		}
+		body, _, err := l.message(nil)
+		if err != nil {
+			t.Errorf("behind the request is %s: %v, want its answer", what, err)
+			continue
+		}
+		if got, err := parseHeader(body); err != nil || got.sequence != 7 {
+			t.Errorf("behind the request is %s: got the answer %+v, %v, want that to request 7", what, got, err)
+		}
+	}
+}

@@ -61,7 +61,9 @@ type link struct {
 
 func newLink(conn net.Conn, watch *stalls, b *budget) *link {
 	a := &arrivals{conn: conn, stalls: watch, empty: time.Since(watch.began)}
-	return &link{conn: conn, arrival: a, in: bufio.NewReaderSize(a, 4<<10), out: bufio.NewWriterSize(conn, 4<<10), budget: b}
+	l := &link{conn: conn, arrival: a, in: bufio.NewReaderSize(a, 4<<10), out: bufio.NewWriterSize(conn, 4<<10), budget: b}
+	a.before = l.flush
+	return l
 }
 
 // greet shakes hands. The greeting goes out at once: a peer may wait for it
@@ -273,8 +275,22 @@ func (l *link) ping() {
 	_ = l.out.Flush()
 }
 
-// send sends a message. It stays in the buffer while more requests are there to
-// be answered, so that a pipeline of them is answered by few packets.
+// flush sends what is in the buffer.
+func (l *link) flush() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.out.Buffered() == 0 { // fast path
+		return nil
+	}
+	if err := l.conn.SetWriteDeadline(time.Now().Add(frameTime)); err != nil {
+		return err
+	}
+	return l.out.Flush()
+}
+
+// send sends a message. It stays in the buffer while more has come than the request
+// that it answers, so that a pipeline of them is answered by few packets. What is there
+// may be no request, or not all of one: before the link reads on, it flushes.
 func (l *link) send(body []byte) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
