@@ -113,6 +113,13 @@ var growths = []growth{
 	{"hello", nothing, repeated("hello 3", "setname x")},
 	{"client", nothing, repeated("client", "x")},
 	{"client|list", nothing, repeated("client list id", "#")},
+	{"client|kill", nothing, repeated("client kill", "id 1000000#")}, // nobody's
+	{"client|pause", nothing, repeated("client pause", "x")},
+	{"slowlog", nothing, repeated("slowlog", "x")},
+	{"slowlog|get", nothing, repeated("slowlog get", "1")},
+	{"latency", nothing, repeated("latency", "x")},
+	{"latency|histogram", nFields, repeated("latency histogram", "hset")},
+	{"latency|reset", nothing, repeated("latency reset", "command")},
 	{"info", nothing, repeated("info", "nosuch#")},
 	{"debug", nothing, repeated("debug", "x")},
 	{"memory", nothing, repeated("memory", "x")},
