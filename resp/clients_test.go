@@ -24,6 +24,7 @@ import (
 // dialed is dial with a connection that there is.
 func dialed(t testing.TB, c net.Conn) *client {
 	c.SetDeadline(time.Now().Add(testTimeout))
+	t.Cleanup(func() { c.Close() }) // not before, as the garbage collector might
 	return &client{t: t, c: c, r: bufio.NewReader(c)}
 }
 
