@@ -241,7 +241,9 @@ func (h *Heap) stuck() {
 		h.hoped = 0
 		l.inUse.Store(err == nil && !h.Pass.Ev.full && !h.Far.owing())
 		l.full.Store(time.Now().Add(minBackoff).UnixNano())
-		l.finish(l.errFull())
+		if !l.refuse(l.errFull(), h.shrinking) {
+			l.Wake() // who has just come may use more
+		}
 	}
 }
 

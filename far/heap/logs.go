@@ -458,6 +458,23 @@ func (l *Logs) ShrinkIndex(n int64) {
 func (l *Logs) finish(err error) {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
+	l.endRound(err)
+}
+
+// refuse is finish, unless it was tried to make room without what is kept for
+// what shrinks and somebody waits for that: then it reports false.
+func (l *Logs) refuse(err error, shrinking bool) bool {
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	if l.shrinks > 0 && !shrinking {
+		return false
+	}
+	l.endRound(err)
+	return true
+}
+
+// endRound is what finish does. l.Mu must be held.
+func (l *Logs) endRound(err error) {
 	if l.waiting == 0 {
 		return
 	}
