@@ -10,10 +10,14 @@ STATICCHECK_VERSION := v0.8.2
 FUZZTIME    ?= 4s
 TESTTIMEOUT ?= 15m
 
-# The packages that are another program without the race detector: some of their
-# files are built only without it, or they have code behind invariants.Enabled.
-# The other tests are run once, with the race detector.
-PLAIN = $(shell grep -rlE --include=*.go '^//go:build .*\brace\b|invariants\.Enabled' [a-z]*/ | xargs -n1 dirname | sort -u | sed 's|^|./|')
+# The packages that are another program without the race detector, and the tests
+# of others that run without it only, or are longer then. The other tests are run
+# once, with the race detector.
+UNRACED    = grep -rlE --include='*.go' '^//go:build .*\brace\b' [a-z]*/
+PLAIN      = $(shell $(UNRACED) --exclude='*_test.go' | xargs -n1 dirname | sort -u | sed 's|^|./|')
+LONGER     = $(shell grep -rlE --include='*_test.go' '^//go:build .*\brace\b|invariants\.Enabled' [a-z]*/)
+LONGERIN   = $(filter-out $(PLAIN),$(sort $(patsubst %/,./%,$(dir $(LONGER)))))
+LONGERNAME = $(shell grep -ohE '^func (Test|Example)[A-Za-z0-9_]*' $(LONGER) | cut -c6- | paste -sd '|')
 
 # Programs and rules of the tree, and the managers that only measurements use:
 # what they are made of is tested with the race detector where it is. "make soak"
@@ -61,6 +65,7 @@ race: ## run the tests of every package with the race detector, but for programs
 .PHONY: plain
 plain: ## run without the race detector the tests of programs, and of what is built differently then: plain stores, all interleavings
 	$(GO) test $(TESTFLAGS) $(PROGRAMS) $(PLAIN)
+	$(GO) test $(TESTFLAGS) -run '^($(LONGERNAME))$$' $(LONGERIN)
 
 .PHONY: smoke-fuzz
 smoke-fuzz: ## run every fuzz target for FUZZTIME (4s), not guided by coverage
@@ -73,6 +78,7 @@ fuzz: ## run every fuzz target for 10 minutes
 .PHONY: soak
 soak: ## run the long forms of tests, SOAK (10m) each, and robustness five times
 	$(GO) test -race -count=1 -timeout 4h $(PROGRAMS)
+	$(GO) test -count=1 -timeout 4h ./...
 	POLDER_SOAK=1 $(GO) test -race -count=1 -timeout 4h ./share/robustness
 	POLDER_SOAK=$(SOAK) $(GO) test -race -count=1 -timeout 4h -run Soak ./...
 	POLDER_SOAK=$(SOAK) $(GO) test -race -count=1 -timeout 4h -run 'Torture|EveryStructureIs' ./far

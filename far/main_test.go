@@ -13,7 +13,7 @@ func TestMain(m *testing.M) {
 	// The models are one goroutine's. They run in full without the race
 	// detector, which makes them ten times slower.
 	if invariants.Enabled {
-		if err := flag.Set("rapid.checks", "20"); err != nil {
+		if err := flag.Set("rapid.checks", "10"); err != nil {
 			panic(err)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 
 	"polder/far"
 	"polder/far/remote"
+	"polder/internal/invariants"
 	"polder/memnode"
 	"polder/pool"
 	"polder/pool/pooltest"
@@ -211,6 +212,16 @@ func TestEveryStructureIsAsItsLocalCounterpart(t *testing.T) {
 			case over != nil:
 				kinds = []kind{faults}
 			}
+			if invariants.Enabled && soak == 0 { // "make plain" has them all
+				switch {
+				case local.percent == 100:
+					kinds = nil
+				case over != nil && local.percent == 5:
+					kinds = []kind{cuts}
+				case over != nil:
+					kinds = []kind{faults, kills}
+				}
+			}
 			for _, k := range kinds {
 				t.Run(fmt.Sprintf("%s/%d%% local/%s", name, local.percent, k), func(t *testing.T) {
 					t.Parallel()
@@ -253,9 +264,12 @@ func play(t *testing.T, tr *trouble, segments int, soak time.Duration) {
 			n++
 		}
 	}()
-	end := time.Now().Add(soak)
+	end, rounds := time.Now().Add(soak), 60
+	if invariants.Enabled {
+		rounds = 20
+	}
 	both(func(p *player) {
-		for round := 0; (round < 60 || time.Now().Before(end)) && !t.Failed(); round++ {
+		for round := 0; (round < rounds || time.Now().Before(end)) && !t.Failed(); round++ {
 			select {
 			case steps <- struct{}{}:
 			default: // it is still at the last one

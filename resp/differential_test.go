@@ -17,7 +17,7 @@ import (
 )
 
 var (
-	diffCommands = flag.Int("resp.commands", 2500, "commands per run of the differential test")
+	diffCommands = flag.Int("resp.commands", 1000, "commands per run of the differential test")
 	diffSeed     = flag.Uint64("resp.seed", 1, "seed of the differential test")
 )
 

@@ -270,7 +270,7 @@ func TestClientsThatAreKilled(t *testing.T) {
 		// Each client takes long to start.
 		times = times[:1]
 		i := 0
-		steps = slices.DeleteFunc(steps, func(string) bool { i++; return i%3 != 0 })
+		steps = slices.DeleteFunc(steps, func(string) bool { i++; return i%6 != 0 })
 	}
 	s := pooltest.TCP
 	s.Manager = finemem.Manager{}
