@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os/exec"
 	"strings"
 	"syscall"
 	"testing"
@@ -163,5 +164,17 @@ func TestANodeThatWasAbsentAtTheStartIsUsed(t *testing.T) {
 		if got, err := client.Get(ctx, k).Result(); err != nil || got != value(k, 1, size) {
 			t.Fatalf("%s: got %d bytes, %v", k, len(got), err)
 		}
+	}
+}
+
+// TestWaitingIsShownOnATerminal, and nothing of it in a pipe.
+func TestWaitingIsShownOnATerminal(t *testing.T) {
+	args := []string{"serve", "--far", "127.0.0.1:1", "--far-wait", "3s", "--listen", "127.0.0.1:0", "--admin", "off"}
+	term := openTerminal(t, exec.Command(proctest.Binary(), args...), 80, 24)
+	proctest.Until(t, "what it waits for is shown", term.has("waiting for a node to answer: 1 s"))
+	proctest.Until(t, "it ends", term.has("is polder node running there?"))
+	out, err := exec.Command(proctest.Binary(), args...).CombinedOutput()
+	if err == nil || strings.Contains(string(out), "\x1b") || strings.Contains(string(out), "to answer") {
+		t.Errorf("in a pipe it says %q, %v", out, err)
 	}
 }

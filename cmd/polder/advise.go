@@ -12,6 +12,7 @@ import (
 
 	"polder/cmd/polder/internal/advise"
 	"polder/internal/config"
+	"polder/internal/progress"
 )
 
 // adviseTimeout is how long a server may take to answer.
@@ -42,8 +43,8 @@ func newAdvise() *cobra.Command {
 			logging.Disable() // what goes wrong is in the error
 			c := redis.NewClient(server)
 			defer func() { _ = c.Close() }() // it has been read only
-			progress, end := benchProgress(cmd.ErrOrStderr())
-			cfg.Progress = progress
+			show, end := progress.Steps(progress.Terminal(cmd.ErrOrStderr()))
+			cfg.Progress = show
 			s, err := advise.Look(cmd.Context(), c, cfg)
 			end()
 			if err != nil {

@@ -2,15 +2,12 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"os"
-	"time"
 
-	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"polder/internal/config"
+	"polder/internal/progress"
 	"polder/measure/allocbench"
 	"polder/measure/benchout"
 	"polder/measure/brokerbench"
@@ -50,13 +47,13 @@ func newBenchResp() *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("cannot find this program's file: %w", err)
 			}
-			progress, done := benchProgress(cmd.ErrOrStderr())
+			show, done := progress.Steps(progress.Terminal(cmd.ErrOrStderr()))
 			defer done()
 			return respbench.Run(cmd.Context(), respbench.Config{
 				Polder:   self,
 				Printer:  benchout.New(cmd.OutOrStdout(), flags.json),
 				Short:    flags.short,
-				Progress: progress,
+				Progress: show,
 			})
 		},
 	}
@@ -120,12 +117,12 @@ func newBenchAlloc() *cobra.Command {
 			return noArgs(cmd, args)
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			progress, done := benchProgress(cmd.ErrOrStderr())
+			show, done := progress.Steps(progress.Terminal(cmd.ErrOrStderr()))
 			defer done()
 			o := allocbench.Options{
 				Short:    flags.short,
 				Out:      benchout.New(cmd.OutOrStdout(), flags.json),
-				Progress: progress,
+				Progress: show,
 			}
 			if len(traces) == 0 {
 				return allocbench.Run(cmd.Context(), o)
@@ -167,12 +164,12 @@ func newBenchFineMem() *cobra.Command {
 		Short: "Measure what FineMem's metadata take, and the recovery of a client that dies",
 		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			progress, done := benchProgress(cmd.ErrOrStderr())
+			show, done := progress.Steps(progress.Terminal(cmd.ErrOrStderr()))
 			defer done()
 			return allocbench.RunFineMem(cmd.Context(), allocbench.Options{
 				Short:    flags.short,
 				Out:      benchout.New(cmd.OutOrStdout(), flags.json),
-				Progress: progress,
+				Progress: show,
 			})
 		},
 	}
@@ -200,40 +197,4 @@ func newBenchBroker() *cobra.Command {
 	}
 	flags.add(cmd)
 	return cmd
-}
-
-// terminal returns w if it is a terminal, and otherwise nil.
-func terminal(w io.Writer) io.Writer {
-	if f, ok := w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-		return f
-	}
-	return nil
-}
-
-// benchProgress shows a bar on w if it is a terminal. The second function
-// removes it.
-func benchProgress(w io.Writer) (progress func(done, total int, what string), end func()) {
-	w = terminal(w)
-	if w == nil {
-		return nil, func() {}
-	}
-	var bar *progressbar.ProgressBar
-	progress = func(done, total int, what string) {
-		if bar == nil {
-			bar = progressbar.NewOptions(total,
-				progressbar.OptionSetWriter(w),
-				progressbar.OptionSetWidth(20),
-				progressbar.OptionShowCount(),
-				progressbar.OptionThrottle(50*time.Millisecond),
-				progressbar.OptionClearOnFinish(),
-			)
-		}
-		bar.Describe(fmt.Sprintf("%-24s", what))
-		_ = bar.Set(done) // a bar that cannot be drawn is no reason to stop
-	}
-	return progress, func() {
-		if bar != nil {
-			_ = bar.Clear()
-		}
-	}
 }

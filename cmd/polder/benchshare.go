@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"polder/internal/progress"
 	"polder/measure/benchout"
 	"polder/measure/sharebench"
 )
@@ -26,9 +27,9 @@ func newBenchShare() *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("cannot find this program's file: %w", err)
 			}
-			progress, done := benchProgress(cmd.ErrOrStderr())
+			show, done := progress.Steps(progress.Terminal(cmd.ErrOrStderr()))
 			defer done()
-			opt.Progress = progress
+			opt.Progress = show
 			opt.Daemon = []string{self, "share"}
 			opt.WorkerCommand = []string{self, "share", benchShareWorker}
 			opt.Out = benchout.New(cmd.OutOrStdout(), asJSON)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"polder/internal/progress"
 	"polder/measure/benchout"
 	"polder/measure/softbench"
 )
@@ -39,7 +40,7 @@ func newBenchSoft() *cobra.Command {
 					return fmt.Errorf("cannot find this program's file: %w", err)
 				}
 				o := softbench.Options{Printer: benchout.New(cmd.OutOrStdout(), flags.json), Short: flags.short, Polder: self, Args: workerArgs(cmd)}
-				if show, end := benchProgress(cmd.ErrOrStderr()); show != nil {
+				if show, end := progress.Steps(progress.Terminal(cmd.ErrOrStderr())); show != nil {
 					defer end()
 					o.Progress, o.Printer = show, clearing{o.Printer, end}
 				}

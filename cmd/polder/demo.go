@@ -8,6 +8,7 @@ import (
 
 	"polder/cmd/polder/internal/demo"
 	"polder/internal/config"
+	"polder/internal/progress"
 )
 
 func newDemo() *cobra.Command {
@@ -24,7 +25,7 @@ func newDemo() *cobra.Command {
 			if cfg.Polder, err = os.Executable(); err != nil {
 				return fmt.Errorf("cannot find this program's file: %w", err)
 			}
-			cfg.Out, cfg.Progress = cmd.OutOrStdout(), terminal(cmd.ErrOrStderr())
+			cfg.Out, cfg.Progress = cmd.OutOrStdout(), progress.Terminal(cmd.ErrOrStderr())
 			return demo.Run(cmd.Context(), cfg)
 		},
 	}

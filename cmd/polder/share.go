@@ -114,7 +114,9 @@ func (f *shareFlags) runDaemon(ctx context.Context, op *operator.Control) error 
 	ctx, end := context.WithCancel(ctx)
 	defer end()
 	opt.HandedOver = end
+	read := op.Waiting("reading what " + f.dir + " keeps")
 	s, err := server.Start(opt)
+	read()
 	if err != nil {
 		if opt.Remote != nil {
 			opt.Remote.Close()

@@ -3,6 +3,7 @@ package main
 import (
 	"github.com/spf13/cobra"
 
+	"polder/internal/progress"
 	"polder/measure/simfinemem"
 	"polder/measure/simlatency"
 )
@@ -48,10 +49,10 @@ func newSimFineMem() *cobra.Command {
 			"and prints latency and CAS retries: published beside simulated.",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			progress, done := benchProgress(cmd.ErrOrStderr())
+			show, done := progress.Steps(progress.Terminal(cmd.ErrOrStderr()))
 			defer done()
 			return simfinemem.Run(cmd.Context(), simfinemem.Options{
-				Out: cmd.OutOrStdout(), JSON: flags.json, Seed: seed, Short: flags.short, Progress: progress,
+				Out: cmd.OutOrStdout(), JSON: flags.json, Seed: seed, Short: flags.short, Progress: show,
 			})
 		},
 	}

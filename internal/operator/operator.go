@@ -23,6 +23,7 @@ import (
 	"polder/internal/config"
 	"polder/internal/listen"
 	"polder/internal/output"
+	"polder/internal/progress"
 	"polder/internal/ratelog"
 	"polder/internal/readyfile"
 	"polder/internal/systemd"
@@ -48,6 +49,7 @@ type Control struct {
 	ended    chan struct{}
 	once     sync.Once // ends
 	ready    atomic.Bool
+	terminal io.Writer // log, if it is written to a terminal; otherwise nil
 
 	mu    sync.Mutex // held while a reload is going on
 	parts []part     // guarded by mu
@@ -91,6 +93,10 @@ func (c *Control) Ready(addrs map[string]string) error {
 	return nil
 }
 
+// Waiting says on the terminal, if there is one, what the daemon waits for, until
+// end is called.
+func (c *Control) Waiting(what string) (end func()) { return progress.Waiting(c.terminal, what) }
+
 // notify tells the service manager, if there is one.
 func (c *Control) notify(state string) {
 	if err := systemd.Notify(state); err != nil {
@@ -118,6 +124,9 @@ func (f *Flags) startLog(set *pflag.FlagSet, out, log io.Writer) (*Control, erro
 	}
 	c.out, c.log = output.New(out), output.New(log)
 	c.Out = c.out
+	if progress.Terminal(log) != nil {
+		c.terminal = c.log
+	}
 	opts := &slog.HandlerOptions{Level: &c.level}
 	var h slog.Handler = slog.NewTextHandler(c.log, opts)
 	if f.logFormat == "json" {

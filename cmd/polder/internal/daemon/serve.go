@@ -351,6 +351,7 @@ var errNoAnswer = errors.New("no answer in time")
 // says: the nodes may have been started just now, too.
 func (p *process) awaitNodes(ctx context.Context, wait time.Duration, cfg pool.Config) (*pool.Pool, error) {
 	deadline := time.Now().Add(wait)
+	defer p.Waiting("waiting for a node to answer")()
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
 		openCtx, cancel := context.WithTimeoutCause(ctx, openTimeout, errNoAnswer)
 		lent, err := pool.Open(openCtx, cfg)

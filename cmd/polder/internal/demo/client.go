@@ -13,6 +13,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/schollz/progressbar/v3"
+
+	"polder/internal/progress"
 )
 
 // workers is how many pipelines are under way at a time.
@@ -145,17 +147,5 @@ func (c *client) each(ctx context.Context, files []file, what string, newestFirs
 }
 
 func (c *client) bar(what string, total int64) *progressbar.ProgressBar {
-	if c.cfg.Progress == nil {
-		return progressbar.DefaultBytesSilent(total)
-	}
-	return progressbar.NewOptions64(total,
-		progressbar.OptionSetDescription(fmt.Sprintf("%-10s", what)),
-		progressbar.OptionSetWriter(c.cfg.Progress),
-		progressbar.OptionShowBytes(true),
-		progressbar.OptionUseIECUnits(true),
-		progressbar.OptionShowCount(),
-		progressbar.OptionThrottle(50*time.Millisecond),
-		progressbar.OptionSetWidth(30),
-		progressbar.OptionClearOnFinish(),
-	)
+	return progress.Bytes(c.cfg.Progress, what, total)
 }
