@@ -244,6 +244,10 @@ func (g *generator) command() []string {
 				return g.of("save", "appendonly", "maxmemory-policy", "nosuch", "requirepas?", "databases", "slowlog-*", "timeout", "latency-monitor-threshol?")
 			}))
 		},
+		func() []string { return cat("info", g.of("nosuch", "cluster", "CLUSTER")) },
+		func() []string { return cat(g.of("flushall", "flushdb"), "foo") },
+	}
+	operators := []func() []string{
 		func() []string {
 			return words("config set", g.some(2, func() string {
 				return g.of("slowlog-max-len 100", "slowlog-log-slower-than 20000", "slowlog-log-slower-than -2", "timeout x", "timeout 0", "timeout -1",
@@ -268,8 +272,9 @@ func (g *generator) command() []string {
 		func() []string {
 			return words("latency", g.of("latest", "history", "reset", "foo", "histogram nosuch"), g.maybe(2, g.of("fork", "nosuch")))
 		},
-		func() []string { return cat("info", g.of("nosuch", "cluster", "CLUSTER")) },
-		func() []string { return cat(g.of("flushall", "flushdb"), "foo") },
+	}
+	if g.faults == nil { // far memory has no part in them
+		makers = append(makers, operators...)
 	}
 	if g.r.IntN(400) == 0 {
 		return []string{g.of("flushall", "flushdb")}
