@@ -65,7 +65,7 @@ func TestEveryScreenFits(t *testing.T) {
 		m.key("esc")
 		m.key("down")
 		m.key("enter")
-		check("a daemon", "Raise the local budget", "live 12.0M", "Redis commands")
+		check("a daemon", "Raise the local budget", "cold 12.0M", "Redis commands")
 		for range 50 {
 			m.key("down")
 		}
