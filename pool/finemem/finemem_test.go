@@ -17,10 +17,3 @@ func TestConformance(t *testing.T) { pooltest.Conformance(t, finemem.Manager{}) 
 func TestConformanceWhereAnswersAreLost(t *testing.T) {
 	pooltest.Conformance(t, finemem.Manager{}, pooltest.LossySim)
 }
-
-// TestOverSHM: chunks on the same machine are reached through shared memory rings.
-func TestOverSHM(t *testing.T) {
-	s := pooltest.SHM
-	s.Manager = finemem.Manager{}
-	pooltest.Run(t, s)
-}
