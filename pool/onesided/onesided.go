@@ -129,6 +129,7 @@ type session struct {
 	owned    map[uint32]struct{}
 	orphans  []uint32 // allocated for calls that had given up
 	dry      bool     // the node has said that there is nothing
+	notices  uint64   // taken of the node's
 	failures uint32   // allocations that failed, as the node counts them
 	armed    bool     // a receive is posted to alloc for an answer
 	returned chan struct{}

@@ -20,8 +20,13 @@ func (s *session) Returned() <-chan struct{} {
 	return s.returned
 }
 
-// ask asks the node whether there is memory.
+// ask asks the node whether there is memory. A notice that comes meanwhile may be
+// younger than the answer: that there is none is then not noted, or who waits for
+// memory could miss that there is some again.
 func (s *session) ask(ctx context.Context) (wire.Status, error) {
+	s.mu.Lock()
+	notices := s.notices
+	s.mu.Unlock()
 	var r wire.Reply
 	release, err := s.ch.Exchange(ctx, &r, func(b []byte, id uint32) []byte {
 		return wire.AppendRequest(b, wire.OpSpace, id, 1, 0)
@@ -32,8 +37,10 @@ func (s *session) ask(ctx context.Context) (wire.Status, error) {
 	defer release()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.space.Free = r.Space.Free
-	s.setDry(r.Status == wire.StatusNoMemory)
+	if dry := r.Status == wire.StatusNoMemory; !dry || s.notices == notices {
+		s.space.Free = r.Space.Free
+		s.setDry(dry)
+	}
 	return r.Status, nil
 }
 
@@ -62,6 +69,7 @@ func (s *session) setDry(dry bool) {
 func (s *session) noticed(r *wire.Reply) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.notices++
 	s.space.Free = r.Space.Free
 	s.setDry(r.Status == wire.StatusNoMemory)
 	if r.ID != s.failures {
