@@ -18,8 +18,8 @@ import (
 // pool's slab of 8 MiB and some 13 MiB of the program itself it stays below the
 // 64 MiB that a process may have beside its budget.
 const (
-	goLimit      = 20 << 20
-	goPercent    = 400 // the live heap is a few MiB: collect once in 16 MiB, not in 4
+	goLimit      = 15 << 20
+	goPercent    = 400 // the live heap is a few MiB: collect when that is needed, not at every 4
 	limitPeriod  = time.Second
 	liveHeap     = "/gc/heap/live:bytes"
 	liveHeadroom = 4 << 20
