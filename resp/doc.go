@@ -86,4 +86,24 @@
 // blocks is remembered in local memory, eight bytes a field, and whoever reads a block skips
 // them. After the command the blocks are stored without them, one after the other, each in
 // the place of the one before; see struck.go.
+//
+// # Files
+//
+// A server and its clients: server, config, settings (CONFIG SET), stats, info, errors;
+// session is what every client is, client what CLIENT shows of it, login the door,
+// password what it asks for; kill and pause.
+//
+// Drivers: loop_linux, conn_linux and sys_linux_unsafe (event loops), stream (two
+// goroutines a client), loop_other where there is no epoll; fetch brings what event
+// loops need from far memory.
+//
+// Where data lie: store is the seam, access what handlers use of it, cache the store in
+// soft memory; lock (stripes) and txn (changes that count together or not at all).
+//
+// Commands: command and table (what there is), keys, strings, setoptions, numbers,
+// expire, scan, glob, connection, multi and watch, introspect; monitor, slowlog and
+// latency for those who operate it.
+//
+// Hashes: hash (commands), fields (a list of them), hashwrite, hashscan, large (blocks),
+// struck (deletions without room), sweep (what is done later).
 package resp

@@ -118,4 +118,18 @@
 // copies at most 4 KiB. A reader takes it whom writers leave no time to copy.
 // Atomic and plain accesses to soft memory race by design; that memory is
 // outside of the Go heap and of what the race detector watches.
+//
+// # Files
+//
+// The memory: heap, store and memory_unsafe (segments), list, resize and rank (which of
+// them go first), client (the coordinator's), stats, metrics, profile.
+//
+// What lies in it: header (of an object), append (a log), stripe with stripe_plain_unsafe
+// and stripe_atomic (writers beside readers), overwrite (in place), fence, evacuate.
+//
+// How it is found: word, table, tablegrow, tableread and cell; owner (who refers to an
+// object), scan, large (values in pieces), processor_unsafe.
+//
+// What programs use: map, bytemap, array, queue, pointers, pool and flight (rebuilding
+// once), blocks and fs (files), codec.
 package soft
