@@ -23,12 +23,13 @@ type Error string
 
 func (e Error) Error() string { return "Protocol error: " + string(e) }
 
-// span is an argument's place in the buffer. Offsets stay right when the
-// buffer moves; slices would not.
-type span struct{ off, n uint32 } // a command has less than 4 GiB
+// few is how many arguments a Parser keeps memory for between commands.
+const few = 64
 
 // Parser finds commands in a buffer. It keeps its place between calls, so that
-// a command that arrives in many pieces is looked at once.
+// a command that arrives in many pieces is looked at once, and its arguments, which
+// are found when all of it is there, twice. Until then it costs no memory but
+// the buffer's, however many they are.
 //
 // The zero value with Limits set is ready for use.
 type Parser struct {
@@ -37,10 +38,10 @@ type Parser struct {
 	Unauth bool
 
 	pos   int // first byte not looked at
-	left  int // arguments still to come; 0 between commands
+	count int // arguments of the command
+	left  int // of these, still to come; 0 between commands
 	bulk  int // length of the argument at pos, if known
 	known bool
-	spans []span
 	args  [][]byte
 	quote []byte // unquoted inline arguments
 }
@@ -51,6 +52,7 @@ type Parser struct {
 // given the same bytes again with more behind them, at any address. A command
 // without arguments, which the protocol allows, is nil with its bytes.
 func (p *Parser) Next(buf []byte) (args [][]byte, n int, err error) {
+	once := false // the arguments are found at the first look
 	if p.left == 0 {
 		if len(buf) == 0 {
 			return nil, 0, nil
@@ -71,9 +73,10 @@ func (p *Parser) Next(buf []byte) (args [][]byte, n int, err error) {
 		if count <= 0 {
 			return nil, next, nil
 		}
-		p.left, p.pos, p.known = int(count), next, false
-		p.spans = p.spans[:0]
+		p.count, p.left, p.pos, p.known = int(count), int(count), next, false
+		p.args, once = p.args[:0], true
 	}
+	once = once && p.count <= few // the fast path
 	for p.left > 0 {
 		if !p.known {
 			if p.pos >= len(buf) {
@@ -94,22 +97,31 @@ func (p *Parser) Next(buf []byte) (args [][]byte, n int, err error) {
 		if len(buf)-p.pos < p.bulk+2 {
 			return nil, 0, nil
 		}
-		if len(p.spans) == cap(p.spans) {
-			// Doubled, not to leave more garbage than there is memory in use.
-			p.spans = append(make([]span, 0, max(8, 2*len(p.spans))), p.spans...)
+		if once {
+			p.args = append(p.args, buf[p.pos:p.pos+p.bulk:p.pos+p.bulk])
 		}
-		p.spans = append(p.spans, span{uint32(p.pos), uint32(p.bulk)})
 		p.pos += p.bulk + 2
 		p.known = false
 		p.left--
 	}
-	if p.args = p.args[:0]; cap(p.args) < len(p.spans) {
-		p.args = make([][]byte, 0, cap(p.spans))
-	}
-	for _, s := range p.spans {
-		p.args = append(p.args, buf[s.off:s.off+s.n:s.off+s.n])
+	if !once {
+		p.collect(buf)
 	}
 	return p.args, p.pos, nil
+}
+
+// collect finds the arguments of the command that buf begins with, which is whole.
+func (p *Parser) collect(buf []byte) {
+	if p.args = p.args[:0]; cap(p.args) < p.count {
+		p.args = make([][]byte, 0, p.count)
+	}
+	_, pos, _ := p.length(buf, 0, "mbulk")
+	for range p.count {
+		size, at, _ := p.length(buf, pos, "bulk")
+		pos = at + int(size)
+		p.args = append(p.args, buf[at:pos:pos])
+		pos += 2
+	}
 }
 
 // Missing is how many bytes beyond the have that Next was last given the
@@ -121,11 +133,12 @@ func (p *Parser) Missing(have int) int {
 	return max(1, p.pos+p.bulk+2-have)
 }
 
-// Moved tells the parser that the command which Next has found lies in buf now.
-// The slices that Next has returned lie there too then.
+// Moved tells the parser that the command which Next has found lies at the beginning
+// of buf now. The slices that Next has returned lie there too then, unless they are inline:
+// those are in a buffer of the parser's.
 func (p *Parser) Moved(buf []byte) {
-	for i, s := range p.spans { // none if they are inline, and in a buffer of the parser's
-		p.args[i] = buf[s.off : s.off+s.n : s.off+s.n]
+	if buf[0] == '*' {
+		p.collect(buf)
 	}
 }
 
@@ -136,20 +149,20 @@ func (p *Parser) Forget() {
 	}
 }
 
-// Held is the memory in bytes that the parser holds. Spans count twice: when they
-// grow they leave half of themselves, and that its half, for the collector.
+// Held is the memory in bytes that the parser holds, or will when it has found the
+// arguments that have come so far.
 func (p *Parser) Held() int {
-	return 2*cap(p.spans)*spanSize + cap(p.args)*argSize + cap(p.quote)
+	return max(cap(p.args), p.count-p.left)*argSize + cap(p.quote)
 }
 
-const spanSize, argSize = 8, 24 // of a span and of a slice, on 64 bits
+const argSize = 24 // of a slice, on 64 bits
 
 // Release lets go of the buffer that the last arguments were found in, and of
 // memory that an unusually large command took. No command may be incomplete.
 func (p *Parser) Release() {
-	const keep = 64
-	if cap(p.spans) > keep || cap(p.args) > keep {
-		p.spans, p.args = nil, nil
+	p.count = 0
+	if cap(p.args) > few {
+		p.args = nil
 	}
 	p.Forget()
 	if cap(p.quote) > 1024 {
@@ -217,7 +230,7 @@ func (p *Parser) inline(buf []byte) (args [][]byte, n int, err error) {
 	if len(line) > p.Limits.MaxInline {
 		return nil, 0, Error("too big inline request")
 	}
-	p.args, p.spans = p.args[:0], p.spans[:0]
+	p.args, p.count = p.args[:0], 0
 	if !p.split(line) {
 		return nil, 0, Error("unbalanced quotes in request")
 	}

@@ -87,6 +87,41 @@ func errString(err error) string {
 	return err.Error()
 }
 
+// TestArgumentsThatHaveComeCostNothing: a client that sends arguments without end
+// makes the parser hold nothing, and be counted for what it will hold.
+func TestArgumentsThatHaveComeCostNothing(t *testing.T) {
+	const n = 100_000
+	p := Parser{Limits: Limits{MaxBulk: 100, MaxArgs: n, MaxInline: 64}}
+	in := []byte("*" + strconv.Itoa(n) + "\r\n")
+	for i := range n {
+		if args, used, err := p.Next(in); args != nil || used != 0 || err != nil {
+			t.Fatalf("with %d arguments: got %d, %d bytes, %v", i, len(args), used, err)
+		}
+		if got, least := p.Held(), i*argSize; got < least {
+			t.Fatalf("with %d arguments: %d bytes are counted, want %d", i, got, least)
+		}
+		if got := cap(p.args); got > few {
+			t.Fatalf("with %d arguments: room for %d is held, want %d at most", i, got, few)
+		}
+		in = append(in, "$"+strconv.Itoa(len(strconv.Itoa(i)))+"\r\n"+strconv.Itoa(i)+"\r\n"...)
+	}
+	args, used, err := p.Next(in)
+	if len(args) != n || used != len(in) || err != nil {
+		t.Fatalf("got %d arguments, %d bytes of %d, %v", len(args), used, len(in), err)
+	}
+	moved := slices.Clone(in)
+	p.Moved(moved)
+	clear(in)
+	for i, a := range args {
+		if string(a) != strconv.Itoa(i) {
+			t.Fatalf("argument %d is %q", i, a)
+		}
+	}
+	if p.Release(); p.Held() != 0 {
+		t.Errorf("%d bytes are held after the command", p.Held())
+	}
+}
+
 func TestParserIsStricterBeforeLogin(t *testing.T) {
 	_, err := parse([]byte("*11\r\n"), 100, true)
 	if want := "Protocol error: unauthenticated multibulk length"; errString(err) != want {
