@@ -14,6 +14,7 @@ package meta
 import (
 	"cmp"
 	"container/heap"
+	"container/list"
 	"iter"
 	"slices"
 )
@@ -30,10 +31,22 @@ type Entry struct {
 	Expires int64  // Unix time in milliseconds, 0 for never
 	Durable bool   // the record must be on the medium, as the bytes are
 
+	in         *region
 	pins       map[uint64]uint32 // by session
-	prev, next *Entry            // LRU
+	prev, next *Entry            // LRU; nil if it is on no list
 	at         int               // in the heap of expiries, from 1; 0 if not in it
 	snap       uint64            // the last snapshot that has it, or that it is younger than
+}
+
+// region is what the index knows of a region that has entries.
+type region struct {
+	entries map[*Entry]struct{}
+	owner   uint64        // whose LRU list the entries are on that nobody has pinned; 0 if it has left
+	used    uint64        // when an entry was put or touched last, by Index.clock
+	pinned  int           // entries that somebody has pinned
+	orphan  *list.Element // in Index.orphans, or nil
+	spans   []*Entry      // of Maru's: the entries in the order of their offsets
+	filled  int64         // of Maru's: bytes of the entries
 }
 
 // Pinned reports whether some session has pinned the entry.
@@ -61,13 +74,12 @@ func (e *Entry) Pins() iter.Seq2[uint64, uint32] {
 type Index struct {
 	keys    map[string]*Entry
 	bytes   int64
-	lru     map[uint64]*Entry // by owner: sentinel of a ring, next is the latest
+	lru     map[uint64]*Entry // by owner: sentinel of a ring, next is the latest; pinned entries are on none
+	clock   uint64            // counts uses
+	orphans list.List         // numbers of the regions whose owner has left and of which nothing is pinned, the one used last first
 	expiry  expiryHeap
-	regions map[uint64]map[*Entry]struct{}
-	owners  map[uint64]uint64 // of the regions that have entries: whose LRU list these are on, 0 if the owner has left
+	regions map[uint64]*region
 	pages   map[uint32]*Entry
-	spans   map[uint64][]*Entry            // of Maru's regions, in the order of their offsets
-	filled  map[uint64]int64               // bytes of the keys of Maru's regions
 	pinned  map[uint64]map[*Entry]struct{} // by session
 	logged  int64                          // see Logged
 	snap    uint64                         // number of the last snapshot that has begun
@@ -86,11 +98,8 @@ func NewIndex() *Index {
 	return &Index{
 		keys:    map[string]*Entry{},
 		lru:     map[uint64]*Entry{},
-		regions: map[uint64]map[*Entry]struct{}{},
-		owners:  map[uint64]uint64{},
+		regions: map[uint64]*region{},
 		pages:   map[uint32]*Entry{},
-		spans:   map[uint64][]*Entry{},
-		filled:  map[uint64]int64{},
 		pinned:  map[uint64]map[*Entry]struct{}{},
 	}
 }
@@ -159,10 +168,15 @@ func (x *Index) keep(e *Entry) {
 	}
 }
 
-// OfRegion iterates over the entries that lie in a region.
-func (x *Index) OfRegion(region uint64) iter.Seq[*Entry] {
+// OfRegion iterates over the entries that lie in a region. The entry yielded may be
+// deleted.
+func (x *Index) OfRegion(id uint64) iter.Seq[*Entry] {
 	return func(yield func(*Entry) bool) {
-		for e := range x.regions[region] {
+		r := x.regions[id]
+		if r == nil {
+			return
+		}
+		for e := range r.entries {
 			if !yield(e) {
 				return
 			}
@@ -181,18 +195,21 @@ func (x *Index) Put(e *Entry) {
 	e.snap = x.snap // a snapshot that is being taken is of before
 	x.bytes += e.Length
 	x.logged += entryBytes + int64(len(e.Key))
+	r := x.regions[e.Region]
+	if r == nil {
+		r = &region{entries: map[*Entry]struct{}{}, owner: e.Owner}
+		x.regions[e.Region] = r
+	}
+	e.in = r
+	r.entries[e] = struct{}{}
 	if e.Maru() {
-		at, _ := x.span(e.Region, e.Offset)
-		x.spans[e.Region] = slices.Insert(x.spans[e.Region], at, e)
-		x.filled[e.Region] += e.Length
+		at, _ := r.span(e.Offset)
+		r.spans = slices.Insert(r.spans, at, e)
+		r.filled += e.Length
 	} else {
 		x.pages[e.Page] = e
 	}
-	if _, ok := x.owners[e.Region]; !ok {
-		x.owners[e.Region] = e.Owner
-	}
-	add(x.regions, e.Region, e)
-	x.link(e)
+	x.Touch(e)
 	if e.Expires != 0 {
 		heap.Push(&x.expiry, e)
 	}
@@ -207,25 +224,26 @@ func (x *Index) Delete(e *Entry) {
 	x.logged -= entryBytes + int64(len(e.Key))
 	delete(x.keys, e.Key)
 	x.bytes -= e.Length
-	if e.Maru() {
-		at, _ := x.span(e.Region, e.Offset)
-		if x.spans[e.Region] = slices.Delete(x.spans[e.Region], at, at+1); len(x.spans[e.Region]) == 0 {
-			delete(x.spans, e.Region)
-		}
-		if x.filled[e.Region] -= e.Length; x.filled[e.Region] == 0 {
-			delete(x.filled, e.Region)
-		}
+	r := e.in
+	if delete(r.entries, e); e.Maru() {
+		at, _ := r.span(e.Offset)
+		r.spans = slices.Delete(r.spans, at, at+1)
+		r.filled -= e.Length
 	} else {
 		delete(x.pages, e.Page)
-	}
-	if remove(x.regions, e.Region, e); x.regions[e.Region] == nil {
-		delete(x.owners, e.Region)
 	}
 	for s := range e.pins {
 		remove(x.pinned, s, e)
 	}
-	e.pins = nil
+	if e.Pinned() {
+		e.pins = nil
+		r.pinned--
+	}
 	unlink(e)
+	x.order(e.Region, r)
+	if len(r.entries) == 0 {
+		delete(x.regions, e.Region)
+	}
 	if e.at != 0 {
 		heap.Remove(&x.expiry, e.at-1)
 	}
@@ -233,26 +251,39 @@ func (x *Index) Delete(e *Entry) {
 
 // Spans returns the entries of one of Maru's regions in the order of their
 // offsets. The caller must not keep it.
-func (x *Index) Spans(region uint64) []*Entry { return x.spans[region] }
+func (x *Index) Spans(id uint64) []*Entry {
+	if r := x.regions[id]; r != nil {
+		return r.spans
+	}
+	return nil
+}
 
 // BytesOf returns the sum of the lengths of the entries of one of Maru's regions.
-func (x *Index) BytesOf(region uint64) int64 { return x.filled[region] }
+func (x *Index) BytesOf(id uint64) int64 {
+	if r := x.regions[id]; r != nil {
+		return r.filled
+	}
+	return 0
+}
 
-// span finds where in a region's spans an entry at offset is, or belongs.
-func (x *Index) span(region uint64, offset int64) (int, bool) {
-	return slices.BinarySearchFunc(x.spans[region], offset, func(e *Entry, offset int64) int { return cmp.Compare(e.Offset, offset) })
+// span finds where in the spans an entry at offset is, or belongs.
+func (r *region) span(offset int64) (int, bool) {
+	return slices.BinarySearchFunc(r.spans, offset, func(e *Entry, offset int64) int { return cmp.Compare(e.Offset, offset) })
 }
 
 // Overlap returns an entry of one of Maru's regions that has bytes in
 // [offset, offset+length), or nil.
-func (x *Index) Overlap(region uint64, offset, length int64) *Entry {
-	at, found := x.span(region, offset)
-	spans := x.spans[region]
+func (x *Index) Overlap(id uint64, offset, length int64) *Entry {
+	r := x.regions[id]
+	if r == nil {
+		return nil
+	}
+	at, found := r.span(offset)
 	switch {
-	case found, at < len(spans) && spans[at].Offset < offset+length:
-		return spans[at]
-	case at > 0 && spans[at-1].Offset+spans[at-1].Length > offset:
-		return spans[at-1]
+	case found, at < len(r.spans) && r.spans[at].Offset < offset+length:
+		return r.spans[at]
+	case at > 0 && r.spans[at-1].Offset+r.spans[at-1].Length > offset:
+		return r.spans[at-1]
 	}
 	return nil
 }
@@ -260,8 +291,11 @@ func (x *Index) Overlap(region uint64, offset, length int64) *Entry {
 // Pin counts n more pins of a session.
 func (x *Index) Pin(e *Entry, session uint64, n uint32) {
 	x.keep(e)
-	if e.pins == nil {
+	if !e.Pinned() {
 		e.pins = map[uint64]uint32{}
+		e.in.pinned++
+		unlink(e)
+		x.order(e.Region, e.in)
 	}
 	if e.pins[session] == 0 {
 		x.countPins(e, 1)
@@ -277,14 +311,12 @@ func (x *Index) Unpin(e *Entry, session uint64) bool {
 		return false
 	}
 	x.keep(e)
-	switch n {
-	case 1:
-		x.countPins(e, -1)
-		delete(e.pins, session)
-		remove(x.pinned, session, e)
-	default:
+	if n > 1 {
 		e.pins[session] = n - 1
+		return true
 	}
+	remove(x.pinned, session, e)
+	x.unpinned(e, session)
 	return true
 }
 
@@ -292,38 +324,61 @@ func (x *Index) Unpin(e *Entry, session uint64) bool {
 func (x *Index) UnpinAll(session uint64) {
 	for e := range x.pinned[session] {
 		x.keep(e)
-		x.countPins(e, -1)
-		delete(e.pins, session)
+		x.unpinned(e, session)
 	}
 	delete(x.pinned, session)
 }
 
-// Touch makes the entry the one used last.
-func (x *Index) Touch(e *Entry) {
-	unlink(e)
-	x.link(e)
+// unpinned takes the pins of a session from an entry. One that nobody pins any more
+// counts as used now.
+func (x *Index) unpinned(e *Entry, session uint64) {
+	x.countPins(e, -1)
+	if delete(e.pins, session); !e.Pinned() {
+		e.in.pinned--
+		x.Touch(e)
+	}
 }
 
-// Orphan moves a region's entries to the list of those whose owner has left.
-// They keep their order among each other, and count as used later than those
-// already there. It takes as long as the owner has entries.
-func (x *Index) Orphan(region, owner uint64) {
-	if _, ok := x.owners[region]; ok {
-		x.owners[region] = 0
+// Touch makes the entry the one used last, and its region, too.
+func (x *Index) Touch(e *Entry) {
+	x.clock++
+	e.in.used = x.clock
+	unlink(e)
+	x.order(e.Region, e.in)
+	switch {
+	case e.in.orphan != nil:
+		x.orphans.MoveToFront(e.in.orphan)
+	case e.in.owner != 0 && !e.Pinned():
+		x.link(e)
 	}
-	sentinel := x.lru[owner]
-	if sentinel == nil {
+}
+
+// order sees to it that a region is among the orphans if it belongs there. One that
+// comes there counts as used last.
+func (x *Index) order(id uint64, r *region) {
+	switch belongs := r.owner == 0 && r.pinned == 0 && len(r.entries) > 0; {
+	case belongs && r.orphan == nil:
+		r.orphan = x.orphans.PushFront(id)
+	case !belongs && r.orphan != nil:
+		x.orphans.Remove(r.orphan)
+		r.orphan = nil
+	}
+}
+
+// Orphan tells that the owner of a region has left: its entries are from then on
+// evicted together. It takes as long as the region has entries.
+func (x *Index) Orphan(id uint64) {
+	r := x.regions[id]
+	if r == nil || r.owner == 0 {
 		return
 	}
-	for e := sentinel.prev; e != sentinel; {
-		before := e.prev
-		if e.Region == region {
-			unlink(e)
-			x.link(e)
-		}
-		e = before
+	owner := r.owner
+	r.owner = 0
+	for e := range r.entries {
+		unlink(e)
 	}
-	if sentinel.next == sentinel {
+	x.order(id, r)
+	if s := x.lru[owner]; s != nil && s.next == s {
 		delete(x.lru, owner)
 	}
 }
@@ -331,24 +386,22 @@ func (x *Index) Orphan(region, owner uint64) {
 // OrphanAll is Orphan for all regions of an owner. It takes the same time however
 // many entries they have: an owner that leaves keeps nobody waiting.
 func (x *Index) OrphanAll(owner uint64) {
-	for region, o := range x.owners {
-		if o == owner {
-			x.owners[region] = 0
+	delete(x.lru, owner) // the entries stay on a ring that nobody looks at
+	var ids []uint64
+	for id, r := range x.regions {
+		if r.owner == owner {
+			ids = append(ids, id)
 		}
 	}
-	list := x.lru[owner]
-	if list == nil {
-		return
+	slices.SortFunc(ids, func(a, b uint64) int { return cmp.Compare(x.regions[a].used, x.regions[b].used) })
+	for _, id := range ids {
+		x.regions[id].owner = 0
+		x.order(id, x.regions[id])
 	}
-	delete(x.lru, owner)
-	to := x.sentinel(0)
-	list.prev.next, to.next.prev = to.next, list.prev
-	list.next.prev, to.next = to, list.next
 }
 
-// Oldest iterates over the entries in an owner's regions (0: in those whose
-// owner has left), the one not used for longest first. The entry yielded may
-// be deleted.
+// Oldest iterates over the entries in an owner's regions that nobody has pinned, the
+// one not used for longest first. The entry yielded may be deleted.
 func (x *Index) Oldest(owner uint64) iter.Seq[*Entry] {
 	return func(yield func(*Entry) bool) {
 		sentinel := x.lru[owner]
@@ -363,6 +416,31 @@ func (x *Index) Oldest(owner uint64) iter.Seq[*Entry] {
 			e = before
 		}
 	}
+}
+
+// Orphans iterates over the regions whose owner has left, that have entries and of
+// whose entries none is pinned, the one not used for longest first. The entries of
+// the region yielded may be deleted.
+func (x *Index) Orphans() iter.Seq[uint64] {
+	return func(yield func(uint64) bool) {
+		for at := x.orphans.Back(); at != nil; {
+			before := at.Prev()
+			if !yield(at.Value.(uint64)) {
+				return
+			}
+			at = before
+		}
+	}
+}
+
+// LastUse returns a number that is the greater the later an entry of the region was
+// put or used; false if it has no entries, or some are pinned.
+func (x *Index) LastUse(id uint64) (uint64, bool) {
+	r := x.regions[id]
+	if r == nil || r.pinned > 0 {
+		return 0, false
+	}
+	return r.used, true
 }
 
 // Expired returns an entry whose time is over at now, or nil.
@@ -381,25 +459,26 @@ func (x *Index) NextExpiry() int64 {
 	return x.expiry[0].Expires
 }
 
+// link puts an entry on its owner's list as the one used last.
+//
+// Preconditions: it is on none.
 func (x *Index) link(e *Entry) {
-	s := x.sentinel(x.owners[e.Region])
+	s := x.lru[e.in.owner]
+	if s == nil {
+		s = &Entry{}
+		s.prev, s.next = s, s
+		x.lru[e.in.owner] = s
+	}
 	e.prev, e.next = s, s.next
 	s.next.prev = e
 	s.next = e
 }
 
-// sentinel returns the sentinel of an owner's list.
-func (x *Index) sentinel(owner uint64) *Entry {
-	s := x.lru[owner]
-	if s == nil {
-		s = &Entry{}
-		s.prev, s.next = s, s
-		x.lru[owner] = s
-	}
-	return s
-}
-
+// unlink takes an entry off the list that it is on, if any.
 func unlink(e *Entry) {
+	if e.prev == nil {
+		return
+	}
 	e.prev.next, e.next.prev = e.next, e.prev
 	e.prev, e.next = nil, nil
 }

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"testing"
 
+	"pgregory.net/rapid"
+
 	"polder/share/internal/shm"
 )
 
@@ -16,7 +18,7 @@ func keysOf(x *Index, owner uint64) []string {
 	return keys
 }
 
-func TestOldestFirstAndOrphansKeepTheirOrder(t *testing.T) {
+func TestOldestFirst(t *testing.T) {
 	x := NewIndex()
 	for i := range 4 {
 		x.Put(&Entry{Key: fmt.Sprint(i), Region: uint64(1 + i%2), Owner: 9, Page: uint32(i)})
@@ -25,47 +27,139 @@ func TestOldestFirstAndOrphansKeepTheirOrder(t *testing.T) {
 	if got := keysOf(x, 9); !slices.Equal(got, []string{"1", "2", "3", "0"}) {
 		t.Fatalf("got %v, want 1 2 3 0", got)
 	}
-	x.Orphan(1, 9) // of keys 0 and 2
+	x.Orphan(1) // of keys 0 and 2
 	if got := keysOf(x, 9); !slices.Equal(got, []string{"1", "3"}) {
 		t.Fatalf("the owner's: got %v, want 1 3", got)
 	}
-	if got := keysOf(x, 0); !slices.Equal(got, []string{"2", "0"}) {
-		t.Fatalf("orphans: got %v, want 2 0", got)
-	}
-	for e := range x.Oldest(0) {
+	for e := range x.OfRegion(1) {
 		x.Delete(e)
 	}
-	if x.Len() != 2 || len(keysOf(x, 0)) != 0 || x.AtPage(0) != nil || x.AtPage(1) == nil {
+	if x.Len() != 2 || orphansOf(x) != nil || x.AtPage(0) != nil || x.AtPage(1) == nil {
 		t.Fatalf("after deleting orphans: %d keys, want 2", x.Len())
 	}
 }
 
-// TestAnOwnerLeavesWithAllItsRegions: keys of several regions keep their order, and
-// what is put into one of them, or touched, afterwards is on the same list.
-func TestAnOwnerLeavesWithAllItsRegions(t *testing.T) {
+func orphansOf(x *Index) []uint64 { return slices.Collect(x.Orphans()) }
+
+// TestRegionsWithoutOwnerAreOrderedByTheirLastUse, the last put, touch or unpinning
+// of any of their keys.
+func TestRegionsWithoutOwnerAreOrderedByTheirLastUse(t *testing.T) {
 	x := NewIndex()
 	for i := range 6 {
 		x.Put(&Entry{Key: fmt.Sprint(i), Region: uint64(1 + i%3), Owner: uint64(8 + i%3/2), Page: uint32(i)})
 	}
-	x.Orphan(3, 9) // of keys 2 and 5
+	x.Touch(x.Get([]byte("0"))) // of region 1
+	x.Orphan(3)
 	x.OrphanAll(8)
 	x.OrphanAll(8)
-	if got := keysOf(x, 0); !slices.Equal(got, []string{"2", "5", "0", "1", "3", "4"}) {
-		t.Fatalf("got %v, want 2 5 0 1 3 4", got)
+	if got := orphansOf(x); !slices.Equal(got, []uint64{3, 2, 1}) {
+		t.Fatalf("got %v, want 3 2 1", got)
 	}
-	x.Touch(x.Get([]byte("0")))
-	if got := keysOf(x, 0); !slices.Equal(got, []string{"2", "5", "1", "3", "4", "0"}) {
-		t.Fatalf("after 0 was used: got %v, want 2 5 1 3 4 0", got)
+	x.Touch(x.Get([]byte("5")))
+	if got := orphansOf(x); !slices.Equal(got, []uint64{2, 1, 3}) {
+		t.Fatalf("after a key of region 3 was used: got %v, want 2 1 3", got)
 	}
-	if len(x.lru) != 1 {
-		t.Errorf("%d lists are left, want 1", len(x.lru))
+	x.Pin(x.Get([]byte("1")), 7, 2)
+	if got := orphansOf(x); !slices.Equal(got, []uint64{1, 3}) {
+		t.Fatalf("with a pin in region 2: got %v, want 1 3", got)
 	}
-	for e := range x.Oldest(0) {
-		x.Delete(e)
+	x.UnpinAll(7)
+	if got := orphansOf(x); !slices.Equal(got, []uint64{1, 3, 2}) {
+		t.Fatalf("without it: got %v, want 1 3 2", got)
 	}
-	if len(x.owners) != 0 || x.Len() != 0 {
-		t.Errorf("%d keys and %d regions are left, want none", x.Len(), len(x.owners))
+	if len(x.lru) != 0 {
+		t.Errorf("%d lists are left, want none", len(x.lru))
 	}
+	for region := range x.Orphans() {
+		for e := range x.OfRegion(region) {
+			x.Delete(e)
+		}
+	}
+	if len(x.regions) != 0 || x.Len() != 0 {
+		t.Errorf("%d keys and %d regions are left, want none", x.Len(), len(x.regions))
+	}
+}
+
+// TestWhatIsPinnedIsNotLookedAtToEvict: however much is pinned, who looks for what
+// was not used for longest does not walk over it.
+func TestWhatIsPinnedIsNotLookedAtToEvict(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		x := NewIndex()
+		owners := map[uint64]uint64{1: 8, 2: 8, 3: 9}
+		used := map[string]int{}
+		page := uint32(0)
+		for clock := range rapid.IntRange(0, 60).Draw(t, "changes") {
+			key := fmt.Sprint("k", rapid.IntRange(0, 7).Draw(t, "key"))
+			region := rapid.Uint64Range(1, 3).Draw(t, "region")
+			session := rapid.Uint64Range(1, 2).Draw(t, "session")
+			e := x.Get([]byte(key))
+			switch what := rapid.SampledFrom([]string{"put", "delete", "touch", "pin", "unpin", "end", "leave", "leave with all"}).Draw(t, "what"); {
+			case what == "end":
+				for e := range x.pinned[session] {
+					if len(e.pins) == 1 {
+						used[e.Key] = clock
+					}
+				}
+				x.UnpinAll(session)
+			case what == "leave":
+				owners[region] = 0
+				x.Orphan(region)
+			case what == "leave with all":
+				for id, owner := range owners {
+					if owner == 7+session {
+						owners[id] = 0
+					}
+				}
+				x.OrphanAll(7 + session)
+			case e == nil && what == "put":
+				page++
+				x.Put(&Entry{Key: key, Page: page, Region: region, Owner: owners[region]})
+				used[key] = clock
+			case e == nil:
+			case what == "delete":
+				x.Delete(e)
+			case what == "touch":
+				x.Touch(e)
+				used[key] = clock
+			case what == "pin":
+				x.Pin(e, session, 1)
+			case what == "unpin":
+				if x.Unpin(e, session) && !e.Pinned() {
+					used[key] = clock
+				}
+			}
+		}
+		want := map[uint64][]string{8: nil, 9: nil}
+		var pinned, orphans []uint64
+		for e := range x.All() {
+			switch owner := owners[e.Region]; {
+			case e.Pinned():
+				pinned = append(pinned, e.Region)
+			case owner == 0:
+				orphans = append(orphans, e.Region)
+			default:
+				want[owner] = append(want[owner], e.Key)
+			}
+		}
+		for owner, keys := range want {
+			slices.Sort(keys)
+			got := keysOf(x, owner)
+			for i := range got[min(1, len(got)):] {
+				if used[got[i]] > used[got[i+1]] {
+					t.Errorf("of owner %d: %v are not in the order of their use, %v", owner, got, used)
+				}
+			}
+			if slices.Sort(got); !slices.Equal(got, keys) {
+				t.Errorf("of owner %d: got %v, want %v", owner, got, keys)
+			}
+		}
+		slices.Sort(orphans)
+		orphans = slices.DeleteFunc(slices.Compact(orphans), func(region uint64) bool { return slices.Contains(pinned, region) })
+		got := orphansOf(x)
+		if slices.Sort(got); !slices.Equal(got, orphans) {
+			t.Errorf("without owner: got %v, want %v", got, orphans)
+		}
+	})
 }
 
 func TestPinsAreCountedBySession(t *testing.T) {

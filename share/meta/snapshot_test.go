@@ -37,7 +37,7 @@ func TestSnapshotIsOfTheMomentItBegan(t *testing.T) {
 			case what == "end":
 				x.UnpinAll(session)
 			case what == "leave":
-				x.Orphan(session, 1+session)
+				x.Orphan(session)
 			case what == "leave with all":
 				x.OrphanAll(1 + session)
 			case e == nil:

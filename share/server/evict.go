@@ -7,7 +7,6 @@ import (
 	"polder/internal/failpoint"
 	"polder/share/internal/shm"
 	"polder/share/internal/wire"
-	"polder/share/meta"
 )
 
 // evict makes room in the caller's own regions: it takes away the keys that
@@ -30,7 +29,7 @@ func (c *conn) evict() error {
 		if count >= min(want, wire.MaxBatch) {
 			break
 		}
-		if _, ok := held[e.Page]; ok || e.Pinned() {
+		if _, ok := held[e.Page]; ok {
 			continue
 		}
 		var gone need
@@ -75,34 +74,27 @@ func (s *Server) evictRegion() (n need, err error) {
 	if len(s.settling) > 0 {
 		return n, nil // nothing can be freed yet
 	}
-	held := s.pages.Held()
-	tried := map[uint64]bool{}
-	for oldest := range s.idx.Oldest(0) {
-		if tried[oldest.Region] {
-			continue
+	looked := map[uint64]bool{}
+	for page := range s.pages.Held() {
+		if e := s.idx.AtPage(page); e != nil {
+			looked[e.Region] = true
 		}
-		tried[oldest.Region] = true
-		var entries []*meta.Entry
-		busy := false
-		for e := range s.idx.OfRegion(oldest.Region) {
-			_, looked := held[e.Page]
-			busy = busy || looked || e.Pinned()
-			entries = append(entries, e)
-		}
-		r := s.res.Region(oldest.Region)
-		if busy || r.Maru && s.opt.Now().Sub(r.Used) < s.opt.Grace {
+	}
+	for region := range s.idx.Orphans() {
+		r := s.res.Region(region)
+		if looked[region] || r.Maru && s.opt.Now().Sub(r.Used) < s.opt.Grace {
 			continue
 		}
 		r.Evicted = r.Maru
-		for _, e := range entries {
+		for e := range s.idx.OfRegion(region) {
 			gone, err := s.remove(e)
 			if err != nil {
 				r.Evicted = false // it goes on, with the rest of its keys
 				return n, err
 			}
 			n.lsn, n.sync = gone.lsn, n.sync || gone.sync
+			s.stats.evictions.Add(1)
 		}
-		s.stats.evictions.Add(uint64(len(entries)))
 		return n, nil
 	}
 	return n, nil
@@ -193,37 +185,23 @@ func (s *Server) recall(ss *session) error {
 	if victim == 0 {
 		return nil
 	}
-	tried := map[uint64]bool{}
-	for oldest := range s.idx.Oldest(victim) {
-		if tried[oldest.Region] {
-			continue
+	var region, longest uint64
+	for r := range s.res.Regions() {
+		if used, ok := s.idx.LastUse(r.ID); ok && r.Owner == victim && (region == 0 || used < longest) {
+			region, longest = r.ID, used
 		}
-		tried[oldest.Region] = true
-		entries, pinned := s.unpinned(oldest.Region)
-		if pinned {
-			continue
-		}
-		for _, e := range entries {
-			if _, err := s.remove(e); err != nil {
-				return err
-			}
-		}
-		s.stats.evictions.Add(uint64(len(entries)))
-		s.recalls[oldest.Region] = true
-		s.favored, s.favor = ss.id, s.opt.Now().Add(favorTime)
-		s.notify(s.sessions[victim], oldest.Region, wire.Recalled)
+	}
+	if region == 0 {
 		return nil
 	}
-	return nil
-}
-
-// unpinned returns the entries of a region, and whether some are pinned.
-//
-// Preconditions: s.mu is held.
-func (s *Server) unpinned(region uint64) (entries []*meta.Entry, pinned bool) {
 	for e := range s.idx.OfRegion(region) {
-		pinned = pinned || e.Pinned()
-		entries = append(entries, e)
+		if _, err := s.remove(e); err != nil {
+			return err
+		}
+		s.stats.evictions.Add(1)
 	}
-	return entries, pinned
+	s.recalls[region] = true
+	s.favored, s.favor = ss.id, s.opt.Now().Add(favorTime)
+	s.notify(s.sessions[victim], region, wire.Recalled)
+	return nil
 }

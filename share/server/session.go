@@ -216,7 +216,7 @@ func (s *Server) applyReleased(r *resource.Region) error {
 		return err
 	}
 	delete(s.recalls, r.ID)
-	s.idx.Orphan(r.ID, r.Owner)
+	s.idx.Orphan(r.ID)
 	r.Owner = 0
 	if s.log == nil { // replaying: whether it was freed, a later record tells
 		return r.Step(resource.ReferencesHold)
