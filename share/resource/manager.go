@@ -148,6 +148,7 @@ type Manager struct {
 	opt     Options
 	pools   []*Pool // in the order of Options.Specs
 	regions map[uint64]*Region
+	ids     []uint64           // of regions, in order
 	freed   map[uint64]*Region // freed, and still mapped by readers
 	pages   Extents            // numbers in the table of page words
 	used    map[string]int64   // bytes by tenant
@@ -231,15 +232,29 @@ func (m *Manager) Region(id uint64) *Region { return m.regions[id] }
 // Len returns the number of regions.
 func (m *Manager) Len() int { return len(m.regions) }
 
-// Regions iterates over the regions in the order of their numbers.
-func (m *Manager) Regions() iter.Seq[*Region] {
+// Regions iterates over the regions in the order of their numbers. The region yielded
+// may be freed.
+func (m *Manager) Regions() iter.Seq[*Region] { return m.RegionsAfter(0) }
+
+// RegionsAfter is Regions for those with greater numbers than id.
+func (m *Manager) RegionsAfter(id uint64) iter.Seq[*Region] {
 	return func(yield func(*Region) bool) {
-		for _, id := range slices.Sorted(maps.Keys(m.regions)) {
-			if r := m.regions[id]; r != nil && !yield(r) {
+		for at := m.after(id); at < len(m.ids); at = m.after(id) {
+			id = m.ids[at]
+			if !yield(m.regions[id]) {
 				return
 			}
 		}
 	}
+}
+
+// after finds where in ids the first is that is greater than id.
+func (m *Manager) after(id uint64) int {
+	at, found := slices.BinarySearch(m.ids, id)
+	if found {
+		at++
+	}
+	return at
 }
 
 // Carve takes a region from the named pool, or from the first that has room
@@ -324,6 +339,7 @@ func (m *Manager) Discard(r *Region) error {
 // Install makes a carved region known.
 func (m *Manager) Install(r *Region) {
 	m.regions[r.ID] = r
+	m.ids = slices.Insert(m.ids, m.after(r.ID), r.ID)
 	m.used[r.Tenant] += r.Length
 	r.pool.regions++
 }
@@ -423,6 +439,8 @@ func (m *Manager) Free(r *Region) {
 		panic(fmt.Sprintf("BUG: region %d is freed while %v with %d references", r.ID, r.State, r.Refs))
 	}
 	delete(m.regions, r.ID)
+	at := m.after(r.ID) - 1
+	m.ids = slices.Delete(m.ids, at, at+1)
 	m.used[r.Tenant] -= r.Length
 	if m.used[r.Tenant] == 0 {
 		delete(m.used, r.Tenant)

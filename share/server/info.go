@@ -2,12 +2,8 @@ package server
 
 import (
 	"encoding/json"
-	"fmt"
-	"slices"
-	"strings"
 	"time"
 
-	"polder/internal/failpoint"
 	"polder/share/internal/wire"
 	"polder/share/resource"
 )
@@ -79,124 +75,6 @@ func (c *conn) json(v any) error {
 	}
 	c.out = c.out.Raw(b)
 	return nil
-}
-
-// maxList is how many things one reply lists, so that it fits a message.
-const maxList = 128
-
-// list lists keys by prefix, regions, or sessions, in order, after a given one.
-func (c *conn) list() error {
-	what, prefix, after, limit := c.in.U8(), string(c.in.Bytes()), string(c.in.Bytes()), int(c.in.U32())
-	if err := c.in.Err(); err != nil {
-		return err
-	}
-	limit = min(limit, maxList)
-	s := c.s
-	switch what {
-	case wire.ListKeys:
-		return c.json(s.keyInfos(prefix, after, limit))
-	case wire.ListRegions:
-		return c.json(s.regionInfos(after, limit))
-	case wire.ListSessions:
-		return c.json(s.sessionInfos(after, limit))
-	}
-	return fmt.Errorf("%w: nothing of kind %d can be listed", errInvalid, what)
-}
-
-// listStep is how many keys are looked at while others wait.
-const listStep = 1024
-
-// keyInfos describes keys. It lets others go on in between: what is put or deleted
-// meanwhile is there or not.
-func (s *Server) keyInfos(prefix, after string, limit int) []wire.KeyInfo {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	// The smallest keys, kept in order while all are looked at.
-	infos := []wire.KeyInfo{}
-	n := 0
-	for e := range s.idx.All() {
-		if n++; n%listStep == 0 {
-			s.mu.Unlock()
-			failpoint.Hit("daemon.list-paused")
-			s.mu.Lock()
-		}
-		if e.Key <= after || !strings.HasPrefix(e.Key, prefix) {
-			continue
-		}
-		i, _ := slices.BinarySearchFunc(infos, e.Key, func(k wire.KeyInfo, key string) int { return strings.Compare(k.Key, key) })
-		if i >= limit {
-			continue
-		}
-		pins := 0
-		for _, n := range e.Pins() {
-			pins += int(n)
-		}
-		infos = slices.Insert(infos, i, wire.KeyInfo{Key: e.Key, Region: e.Region, Offset: e.Offset, Length: e.Length, Pins: pins, Expires: e.Expires})
-		infos = infos[:min(len(infos), limit)]
-	}
-	return infos
-}
-
-func (s *Server) regionInfos(after string, limit int) []wire.RegionInfo {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	infos := []wire.RegionInfo{}
-	for r := range s.res.Regions() {
-		if len(infos) == limit {
-			break
-		}
-		if after != "" && fmt.Sprintf("%016x", r.ID) <= after {
-			continue
-		}
-		infos = append(infos, wire.RegionInfo{
-			ID: r.ID, Pool: r.Pool, Offset: r.Offset, Length: r.Length, PageSize: r.PageSize,
-			Kind: regionKind(r), State: r.State.String(), Owner: r.Owner, Tenant: r.Tenant, Readers: r.Readers, Refs: r.Refs, Retired: r.Retired,
-		})
-	}
-	return infos
-}
-
-func regionKind(r *resource.Region) string {
-	if r.Maru {
-		return "maru"
-	}
-	return "native"
-}
-
-func (s *Server) sessionInfos(after string, limit int) []wire.SessionInfo {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	infos := []wire.SessionInfo{}
-	for _, ss := range s.sessions {
-		if after != "" && fmt.Sprintf("%016x", ss.id) <= after {
-			continue
-		}
-		infos = append(infos, s.sessionInfo(ss))
-	}
-	slices.SortFunc(infos, func(a, b wire.SessionInfo) int {
-		if a.ID < b.ID {
-			return -1
-		}
-		return 1
-	})
-	return infos[:min(len(infos), limit)]
-}
-
-// sessionInfo describes a session.
-//
-// Preconditions: s.mu is held.
-func (s *Server) sessionInfo(ss *session) wire.SessionInfo {
-	info := wire.SessionInfo{
-		ID: ss.id, PID: ss.pid, UID: ss.uid, Name: ss.name, Tenant: ss.tenant, Remote: ss.door == remote, Maru: ss.door.Maru(),
-		Conns: ss.conns, Maps: len(ss.maps), State: "attached",
-	}
-	if ss.conns == 0 {
-		info.State, info.Away = "away", s.opt.Now().Sub(ss.gone).Seconds()
-	}
-	if s.settling[ss.id] != nil {
-		info.State = "awaited"
-	}
-	return info
 }
 
 // awaited describes up to limit of the sessions that the daemon waits for.

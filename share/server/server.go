@@ -121,7 +121,7 @@ type Server struct {
 
 	orphan bool // who kept the memory is gone; maintain's
 
-	mu        sync.Mutex // guards everything below
+	mu        sync.Mutex // guards everything below, but for the keys of a listing, which stay as they are
 	res       *resource.Manager
 	idx       *meta.Index
 	pages     *meta.Pages
@@ -137,6 +137,7 @@ type Server struct {
 	favor     time.Time           // until when it comes before others
 	removals  []removal           // freed regions whose memory waits for the log
 	rec       wire.Writer         // scratch for records
+	listings  []*listing          // at most maxListings, the one made last at the end
 	bootID    string
 	// pidNamespace is what the pids of sessions refer to.
 	pidNamespace string
@@ -473,6 +474,7 @@ func (s *Server) maintain() {
 			s.drainTouches()
 			s.retryFrees()
 			s.shrinkRegions()
+			s.dropListings()
 		}
 		if err := s.flushLog(); err != nil {
 			s.opt.Log.Error("cannot commit the log", "err", err)
