@@ -325,7 +325,7 @@ func (w *worker) get(ctx context.Context, t task) (result, error) {
 }
 
 // alloc measures the allocation of regions by several clients at a time: the
-// daemon carves and logs it, and the client maps, populates and activates it.
+// daemon carves and logs it, and the client maps and populates it.
 func alloc(ctx context.Context, t task) (result, error) {
 	series := make([]summary, t.Count)
 	errs := make([]error, t.Count)

@@ -13,7 +13,7 @@ import (
 
 // localOnly are the operations that a remote client cannot ask for: they are
 // about memory of this host.
-const localOnly = 1<<wire.Alloc | 1<<wire.Activate | 1<<wire.Release | 1<<wire.Put | 1<<wire.Map | 1<<wire.Unmap |
+const localOnly = 1<<wire.Alloc | 1<<wire.Release | 1<<wire.Put | 1<<wire.Map | 1<<wire.Unmap |
 	1<<wire.Unref | 1<<wire.Evict | 1<<wire.Watch | 1<<wire.Kick
 
 // holding are the operations by which a session comes to hold something.
@@ -39,8 +39,6 @@ func (c *conn) handle(msg []byte) error {
 	switch op {
 	case wire.Alloc:
 		return c.alloc()
-	case wire.Activate:
-		return c.activate()
 	case wire.Release:
 		return c.release()
 	case wire.Put:

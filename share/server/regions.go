@@ -131,26 +131,6 @@ func (c *conn) present(rights resource.Rights) (*resource.Region, error) {
 	return r, nil
 }
 
-// activate seals a region that its owner has mapped. Doing it again is a
-// no-op, as the answer may have been lost.
-func (c *conn) activate() error {
-	s := c.s
-	s.mu.Lock()
-	r, err := c.present(resource.Own)
-	if err != nil || r.State != resource.Allocated {
-		s.mu.Unlock()
-		return err
-	}
-	lsn, err := s.activate(r)
-	s.mu.Unlock()
-	if err != nil {
-		return err
-	}
-	failpoint.Hit("daemon.activate-applied")
-	c.need = need{lsn: lsn}
-	return nil
-}
-
 // activate seals a region, from which time on only its owner can write it.
 //
 // Preconditions: s.mu is held, the region is allocated.

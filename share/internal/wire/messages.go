@@ -10,7 +10,6 @@
 //	op        request                                    reply
 //	Hello     version flags token name refs maps owned   session token server-flags owned-regions  +table +mailbox
 //	Alloc     length page-size pool                      region length page-size base offset durable handle  +writable descriptor
-//	Activate  handle                                     -  (the first Put does it, too)
 //	Release   handle                                     -
 //	Put       region n*(page length ttl key)             n*status
 //	Lookup    flags n*key                                n*location handles
@@ -53,7 +52,7 @@ type Op uint8
 const (
 	Hello Op = iota + 1
 	Alloc
-	Activate
+	_ // its number is not used again
 	Release
 	Put
 	Lookup
@@ -75,7 +74,7 @@ const (
 	LastOp = Kick
 )
 
-var opNames = [...]string{Hello: "hello", Alloc: "alloc", Activate: "activate", Release: "release", Put: "put", Lookup: "lookup",
+var opNames = [...]string{Hello: "hello", Alloc: "alloc", Release: "release", Put: "put", Lookup: "lookup",
 	Exists: "exists", Delete: "delete", Pin: "pin", Unpin: "unpin", Map: "map", Unmap: "unmap", Unref: "unref", Evict: "evict",
 	Stats: "stats", List: "list", Watch: "watch", Bye: "bye", Kick: "kick"}
 
