@@ -471,7 +471,7 @@ func (c *conn) welcome(resumed bool, asked uint8) error {
 	if c.ss.ended {
 		return box.Close()
 	}
-	c.ss.setMailbox(&mailbox{box: box, conn: conn{s: s, ss: c.ss}})
+	c.ss.setMailbox(newMailbox(box, conn{s: s, ss: c.ss}))
 	return nil
 }
 

@@ -20,6 +20,11 @@ import (
 // sleeps when there is none. So a daemon at rest costs nothing, and one client
 // costs at most that time of one processor after each of its requests.
 //
+// Polling has to pay. A mailbox that was given up after few requests is polled again
+// only when more of them have followed one another. And a poller that does not get a
+// processor when it wants one only takes time from those for whom it waits: the kernel
+// sooner runs who is woken than who spins. It then polls nothing for a while.
+//
 // It is worth its lines also where blobs are large: to register one of 1 MiB takes 14
 // µs by mailbox and 60 to 90 by the socket, beside some 50 for copying it (polder
 // bench share, "put 1MiB" and "put 1MiB by the socket").
@@ -34,9 +39,20 @@ const postable = 1<<wire.Put | 1<<wire.Lookup | 1<<wire.Exists | 1<<wire.Delete 
 // maxPolled bounds the mailboxes that are polled at the same time.
 const maxPolled = 64
 
-// quickRequests is how many requests must follow one another closely, by the
-// socket, before a client counts as busy.
-const quickRequests = 2
+const (
+	// quickRequests is how many requests must follow one another closely, by the
+	// socket, before a client counts as busy; it doubles up to mostQuickRequests each
+	// time that polling did not pay, which are fewer than payRequests.
+	quickRequests     = 2
+	mostQuickRequests = 64
+	payRequests       = 4
+
+	// The poller rests from firstRest to lastRest when it was kept from running, while
+	// it had nothing else to do, for longer than Options.Poll: there are too few
+	// processors.
+	firstRest = 5 * time.Millisecond
+	lastRest  = 640 * time.Millisecond
+)
 
 // mailbox is the daemon's side of one client's mailbox.
 type mailbox struct {
@@ -44,13 +60,22 @@ type mailbox struct {
 	conn   conn         // carries its requests
 	last   atomic.Int64 // when the last request by the socket was answered, since Server.started
 	quick  atomic.Int32 // requests that have followed one another closely
+	need   atomic.Int32 // how many have to, to be polled
 	polled atomic.Bool
 	gone   atomic.Bool // the session has ended, or has another mailbox
 
 	// Slots whose request waits for the disk: nothing new is taken from them.
 	waiting [shm.Posts]atomic.Bool
 
-	until time.Time // when the poller gives it up; the poller's
+	// The poller's.
+	until time.Time // when it is given up
+	found int       // requests since it was polled
+}
+
+func newMailbox(box *shm.Mailbox, c conn) *mailbox {
+	m := &mailbox{box: box, conn: c}
+	m.need.Store(quickRequests)
+	return m
 }
 
 // setMailbox gives the session a mailbox, or none if m is nil.
@@ -74,15 +99,18 @@ type poller struct {
 	limit time.Duration // 0 if nothing is ever polled
 	count atomic.Int32  // mailboxes polled, or about to be
 	wake  chan struct{}
-	fresh atomic.Bool // joining is not empty
+	fresh atomic.Bool  // joining is not empty
+	rest  atomic.Int64 // until when nothing is polled, since Server.started
 
 	mu      sync.Mutex // guards joining; taken last
 	joining []*mailbox
 
 	// The poller goroutine's.
-	boxes []*mailbox
-	buf   [shm.MaxPost]byte
-	taken []posted
+	boxes  []*mailbox
+	buf    [shm.MaxPost]byte
+	taken  []posted
+	looked time.Time     // when it last had nothing to do, or zero
+	pause  time.Duration // the last rest
 }
 
 // posted is a request that has been carried out and not answered.
@@ -107,7 +135,7 @@ func (p *poller) asked(m *mailbox) {
 	}
 	if now := time.Since(p.s.started); now-time.Duration(m.last.Load()) > p.limit {
 		m.quick.Store(0)
-	} else if m.quick.Add(1) >= quickRequests {
+	} else if m.quick.Add(1) >= m.need.Load() && now >= time.Duration(p.rest.Load()) {
 		p.join(m)
 	}
 }
@@ -142,6 +170,7 @@ func (p *poller) join(m *mailbox) {
 func (p *poller) run() {
 	for idle := 0; p.s.ctx.Err() == nil; idle++ {
 		if len(p.boxes) == 0 {
+			p.looked = time.Time{}
 			select {
 			case <-p.s.ctx.Done():
 			case <-p.wake:
@@ -173,7 +202,7 @@ func (p *poller) admit() {
 	p.fresh.Store(false)
 	p.mu.Unlock()
 	for _, m := range joining {
-		m.until = time.Now().Add(p.limit)
+		m.until, m.found = time.Now().Add(p.limit), 0
 		m.box.Attend(true)
 		p.boxes = append(p.boxes, m)
 	}
@@ -183,18 +212,21 @@ func (p *poller) admit() {
 func (p *poller) poll() bool {
 	p.taken = p.taken[:0]
 	now := time.Now()
+	tired := !p.looked.IsZero() && now.Sub(p.looked) > p.limit
+	if tired {
+		p.takeRest(now)
+	}
 	kept := p.boxes[:0]
 	for _, m := range p.boxes {
 		found := p.receive(m)
 		switch {
-		case found && !m.gone.Load():
+		case found && !tired && !m.gone.Load():
 			m.until = now.Add(p.limit)
 			kept = append(kept, m)
-		case m.gone.Load() || now.After(m.until):
+		case tired || m.gone.Load() || now.After(m.until):
 			m.box.Attend(false)
 			p.receive(m) // what was posted before the client saw that
-			m.quick.Store(0)
-			m.polled.Store(false)
+			m.leave()
 			p.count.Add(-1)
 			defer m.box.Close()
 		default:
@@ -204,10 +236,34 @@ func (p *poller) poll() bool {
 	clear(p.boxes[len(kept):])
 	p.boxes = kept
 	if len(p.taken) == 0 { // fast path
+		p.looked = now
 		return false
 	}
+	p.looked = time.Time{}
 	p.answer()
 	return true
+}
+
+// takeRest keeps all from being polled for a while: for twice as long as the last
+// time, if that is not long ago.
+func (p *poller) takeRest(now time.Time) {
+	since := now.Sub(p.s.started)
+	if p.pause *= 2; since-time.Duration(p.rest.Load()) > 4*p.pause {
+		p.pause = 0
+	}
+	p.pause = min(max(p.pause, firstRest), lastRest)
+	p.rest.Store(int64(since + p.pause))
+}
+
+// leave tells that the mailbox is polled no more.
+func (m *mailbox) leave() {
+	need := int32(quickRequests)
+	if m.found < payRequests {
+		need = min(2*m.need.Load(), mostQuickRequests)
+	}
+	m.need.Store(need)
+	m.quick.Store(0)
+	m.polled.Store(false)
 }
 
 // receive carries out what is in a mailbox.
@@ -222,6 +278,7 @@ func (p *poller) receive(m *mailbox) bool {
 			continue
 		}
 		found = true
+		m.found++
 		p.s.stats.posted.Add(1)
 		failpoint.Hit("daemon.post-received")
 		need := m.carryOut(msg)
