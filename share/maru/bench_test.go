@@ -25,7 +25,7 @@ func BenchmarkLookup(b *testing.B) {
 		keys = append(keys, fmt.Sprintf("model@8@0@%032x@bfloat16", i))
 		guest.Register(time.Now(), []server.MaruKey{{Key: keys[i], Region: r.ID, Offset: int64(i) * 4096, Length: 4096}})
 	}
-	c := &client{d: h.Door, guest: guest, dec: newDecoder(), enc: newEncoder()}
+	c := &client{d: h.Door, guest: guest, enc: newEncoder()}
 	e := newEncoder()
 	for _, n := range []int{1, 64} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {

@@ -25,13 +25,12 @@ type client struct {
 	answers atomic.Bool   // it has answered a PING
 	asked   time.Duration // when the last PING was sent
 
-	dec *decoder
 	enc *encoder
 }
 
 // serveDirectory shakes hands with a client at the gate, and then has it served.
 func (d *Door) serveDirectory(nc net.Conn, v *accept.Visitor) error {
-	c := &client{d: d, link: newLink(nc, d.stalls, d.budget), first: true, dec: newDecoder(), enc: newEncoder()}
+	c := &client{d: d, link: newLink(nc, d.stalls, d.budget), first: true, enc: newEncoder()}
 	var err error
 	if c.peer, err = c.link.greet("ROUTER", ""); err != nil {
 		return err
@@ -101,7 +100,7 @@ func (c *client) answer(msg []byte, arrived time.Time) []byte {
 	reply.kind |= replyBit
 	var q *request
 	if err == nil {
-		q, err = c.dec.request(h.kind, msg[headerSize:headerSize+int(h.length)])
+		q, err = parseRequest(h.kind, msg[headerSize:headerSize+int(h.length)])
 	}
 	if c.first && err == nil {
 		c.first = false

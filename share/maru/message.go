@@ -1,15 +1,11 @@
 package maru
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
-	"unicode/utf8"
-
-	"github.com/vmihailenco/msgpack/v5"
-	"github.com/vmihailenco/msgpack/v5/msgpcode"
+	"strings"
 
 	"polder/share/server"
 )
@@ -150,22 +146,9 @@ type report struct {
 	micros             float64
 }
 
-// decoder reads MessagePack.
-type decoder struct {
-	in bytes.Reader
-	mp *msgpack.Decoder
-}
-
-func newDecoder() *decoder {
-	d := &decoder{}
-	d.mp = msgpack.NewDecoder(&d.in)
-	return d
-}
-
-// request reads the payload of a request.
-func (d *decoder) request(kind byte, payload []byte) (*request, error) {
-	d.in.Reset(payload)
-	d.mp.Reset(&d.in)
+// parseRequest reads the payload of a request. The keys are parts of one copy of it.
+func parseRequest(kind byte, payload []byte) (*request, error) {
+	d := decoder{string(payload)}
 	q := &request{}
 	err := d.fields(func(name string) error {
 		err := d.field(q, kind, name)
@@ -182,36 +165,28 @@ func (d *decoder) request(kind byte, payload []byte) (*request, error) {
 
 // fields calls f for each name of a map. F reads the value.
 func (d *decoder) fields(f func(name string) error) error {
-	if code, err := d.mp.PeekCode(); err != nil || !isMap(code) {
-		return errors.New("the payload is no map")
-	}
-	n, err := d.mp.DecodeMapLen()
-	if err != nil {
-		return err
-	}
-	for range n {
-		name, err := d.text(maxText)
-		if err != nil {
+	n, err := d.mapLen()
+	for ; n > 0 && err == nil; n-- {
+		var name string
+		if name, err = d.part(maxText); err != nil {
 			return fmt.Errorf("the name of a field: %w", err)
 		}
-		if err := f(name); err != nil {
-			return err
-		}
+		err = f(name)
 	}
-	return nil
+	return err
 }
 
 func (d *decoder) field(q *request, kind byte, name string) (err error) {
 	switch name {
 	case "instance_id":
-		if code, perr := d.mp.PeekCode(); perr == nil && code == msgpcode.Nil {
-			return d.skip(0)
+		if d.null() {
+			return nil
 		}
 		q.has |= hasInstance
 		q.instance, err = d.text(maxText)
 	case "exclude_instance_id":
-		if code, perr := d.mp.PeekCode(); perr == nil && code == msgpcode.Nil {
-			return d.skip(0)
+		if d.null() {
+			return nil
 		}
 		q.exclude, err = d.text(maxText)
 	case "client_version":
@@ -223,6 +198,7 @@ func (d *decoder) field(q *request, kind byte, name string) (err error) {
 		q.size = uint64(n)
 	case "keys":
 		q.has |= hasKeys
+		q.keys = make([]string, 0, 64)
 		err = d.list(maxBatch, func() error {
 			key, err := d.key()
 			q.keys = append(q.keys, key)
@@ -286,7 +262,7 @@ func (d *decoder) reports(q *request) error {
 			case "size":
 				r.size, err = d.number()
 			case "latency_us":
-				r.micros, err = d.mp.DecodeFloat64()
+				r.micros, err = d.float()
 			default:
 				err = d.skip(0)
 			}
@@ -302,163 +278,74 @@ func (d *decoder) reports(q *request) error {
 
 // list calls f for each element of a list. F reads it.
 func (d *decoder) list(most int, f func() error) error {
-	if code, err := d.mp.PeekCode(); err != nil || !isList(code) {
-		return errors.New("want a list")
-	}
-	n, err := d.mp.DecodeArrayLen()
-	if err != nil {
-		return err
-	}
-	if n > most {
+	n, err := d.listLen()
+	if err == nil && n > most {
 		return fmt.Errorf("a list of %d, at most %d are taken", n, most)
 	}
-	for range n {
-		if err := f(); err != nil {
-			return err
-		}
+	for ; n > 0 && err == nil; n-- {
+		err = f()
 	}
-	return nil
+	return err
 }
 
-// text reads a string in UTF-8.
+// text reads a string that may be kept.
 func (d *decoder) text(most int) (string, error) {
-	code, err := d.mp.PeekCode()
-	if err != nil {
-		return "", err
-	}
-	if !isString(code) {
-		return "", errors.New("want a string")
-	}
-	s, err := d.mp.DecodeString()
-	switch {
-	case err != nil:
-		return "", err
-	case !utf8.ValidString(s):
-		return "", errors.New("the string is not UTF-8")
-	case len(s) > most:
-		return "", fmt.Errorf("a string of %d bytes, at most %d are taken", len(s), most)
-	}
-	return s, nil
-}
-
-// number reads an integer. One beyond 63 bits is none that can be meant.
-func (d *decoder) number() (int64, error) {
-	code, err := d.mp.PeekCode()
-	if err != nil {
-		return 0, err
-	}
-	if !isInteger(code) {
-		return 0, errors.New("want an integer")
-	}
-	if code == msgpcode.Uint64 {
-		n, err := d.mp.DecodeUint64()
-		if err == nil && n > math.MaxInt64 {
-			return 0, fmt.Errorf("%d is too large", n)
-		}
-		return int64(n), err
-	}
-	return d.mp.DecodeInt64()
+	s, err := d.part(most)
+	return strings.Clone(s), err
 }
 
 // key reads a key. Maru's keys are strings, or integers, which are others: they
 // are kept as a byte that is in no string, and their digits.
 func (d *decoder) key() (string, error) {
-	code, err := d.mp.PeekCode()
-	switch {
-	case err != nil:
-		return "", err
-	case code == msgpcode.Uint64:
-		n, err := d.mp.DecodeUint64()
-		return fmt.Sprintf("\xff%d", n), err
-	case isInteger(code):
-		n, err := d.mp.DecodeInt64()
+	if d.atNumber() {
+		n, negative, err := d.integer()
+		if negative {
+			return fmt.Sprintf("\xff%d", int64(n)), err
+		}
 		return fmt.Sprintf("\xff%d", n), err
 	}
-	return d.text(maxFrame)
+	return d.part(maxFrame)
 }
 
-// skip reads a value that nobody knows, of whatever kind, but for one that is
-// deeper than the stack: the library's own Skip has no bound.
-func (d *decoder) skip(depth int) error {
-	code, err := d.mp.PeekCode()
-	switch {
-	case err != nil:
-		return err
-	case depth > maxDepth:
-		return errors.New("lists and maps are too deep in one another")
-	case isMap(code):
-		n, err := d.mp.DecodeMapLen()
-		for i := 0; err == nil && i < 2*n; i++ {
-			err = d.skip(depth + 1)
-		}
-		return err
-	case isList(code):
-		n, err := d.mp.DecodeArrayLen()
-		for i := 0; err == nil && i < n; i++ {
-			err = d.skip(depth + 1)
-		}
-		return err
-	}
-	return d.mp.Skip()
-}
+// encoder writes a message.
+type encoder struct{ out []byte }
 
-func isMap(c byte) bool {
-	return msgpcode.IsFixedMap(c) || c == msgpcode.Map16 || c == msgpcode.Map32
-}
-
-func isList(c byte) bool {
-	return msgpcode.IsFixedArray(c) || c == msgpcode.Array16 || c == msgpcode.Array32
-}
-
-func isString(c byte) bool {
-	return msgpcode.IsFixedString(c) || c == msgpcode.Str8 || c == msgpcode.Str16 || c == msgpcode.Str32
-}
-
-func isInteger(c byte) bool {
-	return msgpcode.IsFixedNum(c) || c >= msgpcode.Uint8 && c <= msgpcode.Int64
-}
-
-// encoder writes a message. What it writes to cannot fail.
-type encoder struct {
-	out bytes.Buffer
-	mp  *msgpack.Encoder
-}
-
-func newEncoder() *encoder {
-	e := &encoder{}
-	e.mp = msgpack.NewEncoder(&e.out)
-	e.mp.UseCompactInts(true)
-	return e
-}
+func newEncoder() *encoder { return &encoder{} }
 
 // begin begins a message of a kind, and end ends it.
 func (e *encoder) begin(h header) {
-	if e.out.Cap() > smallFrame {
-		e.out = bytes.Buffer{}
+	if cap(e.out) > smallFrame {
+		e.out = nil
 	}
-	e.out.Reset()
-	e.mp.Reset(&e.out)
-	e.mp.UseCompactInts(true)
-	var b [headerSize]byte
-	e.out.Write(h.append(b[:0]))
+	e.out = h.append(e.out[:0])
 }
 
 func (e *encoder) end() []byte {
-	b := e.out.Bytes()
-	binary.BigEndian.PutUint32(b[12:], uint32(len(b)-headerSize))
-	return b
+	binary.BigEndian.PutUint32(e.out[12:], uint32(len(e.out)-headerSize))
+	return e.out
 }
 
-func (e *encoder) object(n int)    { _ = e.mp.EncodeMapLen(n) }
-func (e *encoder) array(n int)     { _ = e.mp.EncodeArrayLen(n) }
-func (e *encoder) text(s string)   { _ = e.mp.EncodeString(s) }
-func (e *encoder) bool(b bool)     { _ = e.mp.EncodeBool(b) }
-func (e *encoder) int(n int64)     { _ = e.mp.EncodeInt(n) }
-func (e *encoder) uint(n uint64)   { _ = e.mp.EncodeUint(n) }
-func (e *encoder) float(f float64) { _ = e.mp.EncodeFloat64(f) }
+func (e *encoder) object(n int)  { e.out = lengthOf(e.out, 0x80, 0xde, n) }
+func (e *encoder) array(n int)   { e.out = lengthOf(e.out, 0x90, 0xdc, n) }
+func (e *encoder) text(s string) { e.out = appendText(e.out, s) }
+func (e *encoder) uint(n uint64) { e.out = appendUint(e.out, n) }
+
+func (e *encoder) bool(b bool) {
+	c := byte(0xc2)
+	if b {
+		c++
+	}
+	e.out = append(e.out, c)
+}
+
+func (e *encoder) float(f float64) {
+	e.out = binary.BigEndian.AppendUint64(append(e.out, 0xcb), math.Float64bits(f))
+}
 
 func (e *encoder) boolField(name string, b bool) { e.text(name); e.bool(b) }
-func (e *encoder) intField(name string, n int64) { e.text(name); e.int(n) }
+
+// N must not be negative.
+func (e *encoder) intField(name string, n int64) { e.text(name); e.uint(uint64(n)) }
 func (e *encoder) textField(name, s string)      { e.text(name); e.text(s) }
 
 // fail begins the message anew, as an answer that says what is wrong.
@@ -468,15 +355,16 @@ func (e *encoder) fail(h header, err error) {
 	e.textField("error", err.Error())
 }
 
-// handle writes a region. None of its numbers may be left out.
-func (e *encoder) handle(r server.MaruRegion) {
-	e.object(4)
-	e.text("region_id")
-	e.uint(r.ID)
-	e.intField("offset", 0) // every region has a file of its own
-	e.intField("length", r.Length)
-	e.text("auth_token")
-	e.uint(r.Token)
+// handle writes a region.
+func (e *encoder) handle(r server.MaruRegion) { e.out = appendHandle(e.out, r) }
+
+// appendHandle appends a region. None of its numbers may be left out.
+func appendHandle(b []byte, r server.MaruRegion) []byte {
+	b = lengthOf(b, 0x80, 0xde, 4)
+	b = appendUint(appendText(b, "region_id"), r.ID)
+	b = appendUint(appendText(b, "offset"), 0) // every region has a file of its own
+	b = appendUint(appendText(b, "length"), uint64(r.Length))
+	return appendUint(appendText(b, "auth_token"), r.Token)
 }
 
 func (e *encoder) bools(name string, bs []bool) {
@@ -487,17 +375,17 @@ func (e *encoder) bools(name string, bs []bool) {
 	}
 }
 
-// found writes the answer to a lookup.
+// found writes the answer to a lookup. It is the hot path of batches, and so it touches
+// e.out once.
 func (e *encoder) found(ok bool, f server.Found) {
 	if !ok {
 		e.object(1)
 		e.boolField("found", false)
 		return
 	}
-	e.object(4)
-	e.boolField("found", true)
-	e.text("handle")
-	e.handle(f.MaruRegion)
-	e.intField("kv_offset", f.At)
-	e.intField("kv_length", f.Size)
+	b := lengthOf(e.out, 0x80, 0xde, 4)
+	b = append(appendText(b, "found"), 0xc3)
+	b = appendHandle(appendText(b, "handle"), f.MaruRegion)
+	b = appendUint(appendText(b, "kv_offset"), uint64(f.At))
+	e.out = appendUint(appendText(b, "kv_length"), uint64(f.Size))
 }

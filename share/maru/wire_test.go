@@ -58,7 +58,7 @@ func TestRequestsAreReadAsTheClientsWriteThem(t *testing.T) {
 			t.Errorf("%s: %v", c.bytes, err)
 			continue
 		}
-		q, err := newDecoder().request(h.kind, msg[headerSize:])
+		q, err := parseRequest(h.kind, msg[headerSize:])
 		if err != nil || !c.check(h, q) {
 			t.Errorf("%s: got %+v, %v", c.bytes, q, err)
 		}
@@ -88,7 +88,7 @@ func TestRequestsThatAreNoneAreRefusedInWords(t *testing.T) {
 		msg := unhex(t, c.bytes)
 		h, err := parseHeader(msg)
 		if err == nil {
-			_, err = newDecoder().request(h.kind, msg[headerSize:])
+			_, err = parseRequest(h.kind, msg[headerSize:])
 		}
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: got %v, want %q", c.bytes, err, c.want)
@@ -224,7 +224,7 @@ func FuzzDirectory(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Cleanup(guest.Leave)
-	c := &client{d: h.Door, guest: guest, link: &link{conn: &net.TCPConn{}}, dec: newDecoder(), enc: newEncoder(), ready: time.Now()}
+	c := &client{d: h.Door, guest: guest, link: &link{conn: &net.TCPConn{}}, enc: newEncoder(), ready: time.Now()}
 	f.Fuzz(func(t *testing.T, msg []byte) {
 		reply := c.answer(msg, time.Now())
 		got, err := parseHeader(reply)
@@ -235,6 +235,17 @@ func FuzzDirectory(f *testing.F) {
 		if err := msgpack.Unmarshal(reply[headerSize:], &fields); err != nil {
 			t.Fatalf("the answer to %x is %x: %v", msg, reply, err)
 		}
+		if len(msg) > headerSize {
+			in := decoder{string(msg[headerSize:])}
+			mine, rest := in.skip(0), bytes.NewReader(msg[headerSize:])
+			theirs := msgpack.NewDecoder(rest).Skip()
+			if mine == nil && (theirs != nil || rest.Len() != len(in.in)) {
+				t.Fatalf("%x is a value and %d bytes, but the library reads %v and leaves %d", msg[headerSize:], len(in.in), theirs, rest.Len())
+			}
+			if mine != nil && theirs == nil && !strings.Contains(mine.Error(), "too deep") {
+				t.Fatalf("%x is %v, but the library reads it", msg[headerSize:], mine)
+			}
+		}
 		asked, err := parseHeader(msg)
 		if len(msg) >= headerSize && (got.sequence != asked.sequence || got.kind != asked.kind|replyBit) {
 			t.Fatalf("the answer to request %d of type %#x is to %d of type %#x", asked.sequence, asked.kind, got.sequence, got.kind)
@@ -242,7 +253,7 @@ func FuzzDirectory(f *testing.F) {
 		if err != nil {
 			return
 		}
-		q, err := newDecoder().request(asked.kind, msg[headerSize:headerSize+int(asked.length)])
+		q, err := parseRequest(asked.kind, msg[headerSize:headerSize+int(asked.length)])
 		if err != nil {
 			if fields["error"] == nil {
 				t.Fatalf("%v, but the answer is %v", err, fields)

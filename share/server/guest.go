@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync"
 	"time"
 
 	"polder/internal/fdpass"
@@ -39,6 +40,33 @@ type Guest struct {
 
 	link  io.Closer // the connection to the directory, or nil
 	known bool      // the session was there before
+
+	mu   sync.Mutex
+	told map[told]uint64 // tokens, at most maxTold; guarded by mu
+}
+
+// told is what a token is for.
+type told struct {
+	session, region uint64
+	length          int64
+}
+
+// maxTold bounds the tokens that a Guest remembers: to compute one takes as long as a
+// lookup.
+const maxTold = 1024
+
+func (g *Guest) token(t told) uint64 {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	token, ok := g.told[t]
+	if !ok {
+		if g.told == nil || len(g.told) >= maxTold {
+			g.told = map[told]uint64{}
+		}
+		token = g.s.maruToken(t.session, t.region, t.length)
+		g.told[t] = token
+	}
+	return token
 }
 
 // Admit attaches a connection. A client that has shown the identity before is the

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"polder/internal/failpoint"
@@ -116,7 +117,7 @@ func (g *Guest) register(k MaruKey) (*meta.Entry, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := s.newMaruEntry(r, k.Offset, k.Length, k.Key)
+	e := s.newMaruEntry(r, k.Offset, k.Length, strings.Clone(k.Key)) // it may be part of a message
 	e.LSN = lsn
 	s.idx.Put(e)
 	r.Refs++
@@ -187,7 +188,7 @@ func (g *Guest) Lookup(keys []string, each func(i int, found bool, f Found)) err
 	var last MaruRegion
 	for i, f := range found {
 		if f.ID != 0 && f.ID != last.ID {
-			last = MaruRegion{f.ID, f.Length, s.maruToken(id, f.ID, f.Length)}
+			last = MaruRegion{f.ID, f.Length, g.token(told{id, f.ID, f.Length})}
 		}
 		if f.ID != 0 {
 			f.MaruRegion = last
