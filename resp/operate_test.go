@@ -268,6 +268,36 @@ func TestClientPause(t *testing.T) {
 	})
 }
 
+// TestNoCommandPassesBetweenTwoPauses: one pause replaces another with no moment
+// between them.
+func TestNoCommandPassesBetweenTwoPauses(t *testing.T) {
+	p := &pause{srv: new(Server)}
+	p.begin(pauseAll, time.Hour)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for range 20_000 {
+			p.begin(pauseWrites, time.Hour)
+			p.begin(pauseAll, time.Hour)
+		}
+	}()
+	gaps := 0
+	for {
+		select {
+		case <-done:
+			if gaps > 0 {
+				t.Errorf("there was no pause %d times", gaps)
+			}
+			p.close()
+			return
+		default:
+			if p.what.Load() == pauseNone {
+				gaps++
+			}
+		}
+	}
+}
+
 func TestClientKill(t *testing.T) {
 	drivers(t, func(t *testing.T, cfg Config) {
 		srv, addr := startServer(t, roomy, cfg)

@@ -30,13 +30,25 @@ const (
 	pauseAll
 )
 
-// begin pauses for so long, and replaces what was asked for before.
+// begin pauses for so long, and replaces what was asked for before: no command
+// passes between the two.
 func (p *pause) begin(what int32, d time.Duration) {
 	p.mu.Lock()
-	p.stop()
-	if d > 0 && !p.shut {
-		p.what.Store(what)
-		p.timer = time.AfterFunc(d, p.end)
+	if d <= 0 || p.shut {
+		what = pauseNone
+	}
+	p.set(what)
+	if what != pauseNone {
+		var timer *time.Timer
+		timer = time.AfterFunc(d, func() {
+			p.mu.Lock()
+			if p.timer == timer { // and not that of a pause which has replaced this one
+				p.set(pauseNone)
+			}
+			p.mu.Unlock()
+			p.resume()
+		})
+		p.timer = timer
 	}
 	p.mu.Unlock()
 	p.resume()
@@ -45,7 +57,7 @@ func (p *pause) begin(what int32, d time.Duration) {
 // end ends the pause, if there is one.
 func (p *pause) end() {
 	p.mu.Lock()
-	p.stop()
+	p.set(pauseNone)
 	p.mu.Unlock()
 	p.resume()
 }
@@ -58,11 +70,11 @@ func (p *pause) close() {
 	p.end()
 }
 
-// stop has what waits look again, which finds no pause unless another begins.
+// set has what waits look again.
 //
 // Preconditions: p.mu is held.
-func (p *pause) stop() {
-	p.what.Store(pauseNone)
+func (p *pause) set(what int32) {
+	p.what.Store(what)
 	if p.timer != nil {
 		p.timer.Stop()
 		p.timer = nil
