@@ -93,9 +93,8 @@
 // session is what every client is, client what CLIENT shows of it, login the door,
 // password what it asks for; kill and pause.
 //
-// Drivers: loop_linux, conn_linux and sys_linux_unsafe (event loops), stream (two
-// goroutines a client), loop_other where there is no epoll; fetch brings what event
-// loops need from far memory.
+// Drivers: loop, conn and sys_unsafe (event loops), stream (two goroutines a client);
+// fetch brings what event loops need from far memory.
 //
 // Where data lie: store is the seam, access what handlers use of it, cache the store in
 // soft memory; lock (stripes) and txn (changes that count together or not at all).

@@ -24,8 +24,8 @@ var infoSections = []infoSection{
 		up := int64(time.Since(srv.since).Seconds())
 		fmt.Fprintf(b, "redis_version:%s\r\nredis_mode:standalone\r\nserver_name:polder\r\nos:%s %s\r\narch_bits:64\r\n",
 			redisVersion, runtime.GOOS, runtime.GOARCH)
-		fmt.Fprintf(b, "multiplexing_api:%s\r\nprocess_id:%d\r\nrun_id:%s\r\ntcp_port:%d\r\nserver_time_usec:%d\r\nuptime_in_seconds:%d\r\nuptime_in_days:%d\r\n",
-			multiplexing, os.Getpid(), srv.runID, srv.port.Load(), time.Now().UnixMicro(), up, up/86400)
+		fmt.Fprintf(b, "multiplexing_api:epoll\r\nprocess_id:%d\r\nrun_id:%s\r\ntcp_port:%d\r\nserver_time_usec:%d\r\nuptime_in_seconds:%d\r\nuptime_in_days:%d\r\n",
+			os.Getpid(), srv.runID, srv.port.Load(), time.Now().UnixMicro(), up, up/86400)
 	}},
 	{"clients", func(srv *Server, b *strings.Builder) {
 		fmt.Fprintf(b, "connected_clients:%d\r\nmaxclients:%d\r\nblocked_clients:0\r\n", srv.clients.Load(), srv.maxClients.Load())

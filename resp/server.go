@@ -139,9 +139,7 @@ func newServer(srv *Server, cfg Config) (*Server, error) {
 			}
 			return nil, fmt.Errorf("cannot make an event loop: %w", err)
 		}
-		if l != nil {
-			srv.loops = append(srv.loops, l)
-		}
+		srv.loops = append(srv.loops, l)
 	}
 	srv.wg.Add(1)
 	go srv.sweeper.run()

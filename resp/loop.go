@@ -14,9 +14,8 @@ import (
 )
 
 const (
-	multiplexing = "epoll"
-	loopEvents   = 256
-	readSize     = 256 << 10
+	loopEvents = 256
+	readSize   = 256 << 10
 )
 
 // loop is an event loop: one goroutine that reads, runs and answers the
