@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -23,6 +24,7 @@ import (
 	"polder/internal/child"
 	"polder/internal/console"
 	"polder/internal/docpage"
+	"polder/internal/load"
 	"polder/internal/proctest"
 	"polder/internal/testcert"
 	"polder/pool/finemem"
@@ -71,8 +73,65 @@ func exportsOfDaemons(t *testing.T) map[string]string {
 			t.Fatal(err)
 		}
 		all[name] = string(b)
+		rowsHaveNames(t, name, proctest.State(t, d))
 	}
 	return all
+}
+
+// rowsHaveNames checks that no two rows of what polder status prints have one name,
+// unless they are of one kind.
+func rowsHaveNames(t *testing.T, daemon string, s *console.State) {
+	t.Helper()
+	var b strings.Builder
+	if err := s.Print(&b); err != nil {
+		t.Fatal(err)
+	}
+	var last string
+	seen := map[string]bool{}
+	for _, m := range regexp.MustCompile(`(?m)^  (\S+(?: \S+)*)  `).FindAllStringSubmatch(b.String(), -1) {
+		if name := m[1]; name != last && seen[name] {
+			t.Errorf("the status of %s has two rows %q:\n%s", daemon, name, b.String())
+		}
+		last, seen[m[1]] = m[1], true
+	}
+}
+
+// TestAReadIsLocalOrFar: what a server fetches for a client is found in local memory
+// then, but that is one read.
+func TestAReadIsLocalOrFar(t *testing.T) {
+	node := startNode(t, "64MiB")
+	server := startServer(t, node.Addr("verbs"), "8MiB")
+	c := connect(t, server)
+	const keys, reads = 20_000, 2_000
+	fill(t, c, keys, 1000)
+	counted := func() (local, far int64) {
+		var b strings.Builder
+		if err := proctest.State(t, server).Print(&b); err != nil {
+			t.Fatal(err)
+		}
+		m := regexp.MustCompile(`map +keys: \d+ entries, (\d+) reads local, (\d+) from far memory`).FindStringSubmatch(b.String())
+		if m == nil {
+			t.Fatalf("no reads are counted in:\n%s", b.String())
+		}
+		local, _ = strconv.ParseInt(m[1], 10, 64)
+		far, _ = strconv.ParseInt(m[2], 10, 64)
+		return local, far
+	}
+	localBefore, farBefore := counted()
+	for i := range reads {
+		if err := c.Get(t.Context(), string(load.Key(uint32(i*10)))).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	local, far := counted()
+	local, far = local-localBefore, far-farBefore
+	t.Logf("%d reads: %d local, %d far", reads, local, far)
+	if far < reads/4 {
+		t.Fatalf("%d of %d reads were far: want some", far, reads)
+	}
+	if got := local + far; got < reads || got > reads+reads/20 { // who has to fetch twice counts twice
+		t.Errorf("%d reads count as %d local and %d far", reads, local, far)
+	}
 }
 
 // aProgram is what a program exports that uses pointers and soft memory by itself.
@@ -172,8 +231,10 @@ func TestEveryDaemonsMetricsKeepTheConventions(t *testing.T) {
 	there := exports(all)
 	for _, p := range console.Panels {
 		for _, l := range p.Lines {
-			if there[l.Metric] == nil {
-				t.Errorf("the panel %q plots %s, which no daemon has", p.Title, l.Metric)
+			for _, metric := range []string{l.Metric, l.Less} {
+				if metric != "" && there[metric] == nil {
+					t.Errorf("the panel %q plots %s, which no daemon has", p.Title, metric)
+				}
 			}
 		}
 	}

@@ -28,6 +28,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type daemon struct {
 	reg      *prometheus.Registry
 	commands prometheus.Counter
+	hits     prometheus.Counter
+	fetched  prometheus.Counter
 	local    *prometheus.GaugeVec
 	rounds   prometheus.Histogram
 	sick     atomic.Bool
@@ -38,11 +40,13 @@ func newDaemon() *daemon {
 	d := &daemon{
 		reg:      prometheus.NewRegistry(),
 		commands: prometheus.NewCounter(prometheus.CounterOpts{Name: "polder_resp_commands_total", Help: "Commands run."}),
+		hits:     prometheus.NewCounter(prometheus.CounterOpts{Name: "polder_far_hits_total", Help: "Hits."}),
+		fetched:  prometheus.NewCounter(prometheus.CounterOpts{Name: "polder_far_prefetched_total", Help: "Fetched before."}),
 		local:    prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "polder_far_local_bytes", Help: "Memory."}, []string{"use"}),
 		rounds:   prometheus.NewHistogram(prometheus.HistogramOpts{Name: "polder_resp_round_seconds", Help: "Time.", Buckets: []float64{1, 2, 4}}),
 		log:      ratelog.Bound(slog.New(slog.DiscardHandler)),
 	}
-	d.reg.MustRegister(d.commands, d.local, d.rounds)
+	d.reg.MustRegister(d.commands, d.hits, d.fetched, d.local, d.rounds)
 	d.local.WithLabelValues("cold").Set(100)
 	return d
 }
@@ -106,6 +110,8 @@ func TestHistoryHasRatesAndQuantiles(t *testing.T) {
 		defer c.Close()
 		synctest.Wait() // the first point
 		d.commands.Add(300)
+		d.hits.Add(90)
+		d.fetched.Add(30)
 		for range 100 {
 			d.rounds.Observe(1.5)
 		}
@@ -121,7 +127,7 @@ func TestHistoryHasRatesAndQuantiles(t *testing.T) {
 		for _, want := range []struct {
 			panel, name string
 			value       float64
-		}{{"commands", "commands", 100}, {"round", "p50", 1.5}, {"round", "p99", 1.99}, {"local", "cold", 100}, {"local", "free", 28}} {
+		}{{"commands", "commands", 100}, {"reads", "local", 20}, {"round", "p50", 1.5}, {"round", "p99", 1.99}, {"local", "cold", 100}, {"local", "free", 28}} {
 			if got := h.Last(want.panel, want.name); math.Abs(got-want.value) > 1e-6 {
 				t.Errorf("%s, %s: got %v, want %v", want.panel, want.name, got, want.value)
 			}

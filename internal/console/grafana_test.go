@@ -68,7 +68,11 @@ func query(l Line) (expr, legend string) {
 	}
 	switch l.Kind {
 	case Rate:
-		return fmt.Sprintf("sum by (%s) (rate(%s{%s}[$__rate_interval]))", by, l.Metric, sel), legend
+		expr = fmt.Sprintf("sum by (%s) (rate(%s{%s}[$__rate_interval]))", by, l.Metric, sel)
+		if l.Less != "" {
+			expr += fmt.Sprintf(" - sum by (%s) (rate(%s{%s}[$__rate_interval]))", by, l.Less, sel)
+		}
+		return expr, legend
 	case Quantile:
 		return fmt.Sprintf("histogram_quantile(%g, sum by (%s, le) (rate(%s_bucket{%s}[$__rate_interval])))", l.Q, by, l.Metric, sel), legend
 	}

@@ -167,7 +167,8 @@ func (l *Line) point(value string, before, now Metrics, seconds float64) float64
 	case !before.Has(l.Metric) || seconds <= 0:
 		return math.NaN()
 	case l.Kind == Rate:
-		return max(now.Sum(l.Metric, match...)-before.Sum(l.Metric, match...), 0) / seconds
+		more := func(metric string) float64 { return now.Sum(metric, match...) - before.Sum(metric, match...) }
+		return max(more(l.Metric)-more(l.Less), 0) / seconds
 	}
 	buckets := now.buckets(l.Metric, match)
 	for i, b := range before.buckets(l.Metric, match) {

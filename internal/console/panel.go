@@ -36,6 +36,7 @@ type Line struct {
 	By     string
 	Match  string  // label=value; "" for all
 	Q      float64 // of a Quantile
+	Less   string  // another counter, whose rate is subtracted
 }
 
 // quantiles are the usual lines of a histogram.
@@ -53,7 +54,7 @@ var Panels = []Panel{
 		{Metric: "polder_resp_errors_total", Name: "error replies", Kind: Rate},
 	}},
 	{"reads", "Reads of values", PerSecond, false, []Line{
-		{Metric: "polder_far_hits_total", Name: "local", Kind: Rate},
+		{Metric: "polder_far_hits_total", Name: "local", Kind: Rate, Less: "polder_far_prefetched_total"},
 		{Metric: "polder_far_misses_total", Name: "far", Kind: Rate},
 	}},
 	{"round", "Time to serve what is local", Seconds, false, quantiles("polder_resp_round_seconds", "")},

@@ -63,7 +63,7 @@ func (s *State) Print(w io.Writer) error {
 		row("far", "%s in use and %s dead in %d segments", bytes("polder_far_live_bytes"), bytes("polder_far_dead_bytes"), m.Int("polder_far_segments"))
 		for _, name := range m.Values("polder_far_entries", "map") {
 			row("map", "%s: %d entries, %d reads local, %d from far memory", name, m.Int("polder_far_entries", "map="+name),
-				m.Int("polder_far_hits_total", "map="+name), m.Int("polder_far_misses_total", "map="+name))
+				m.localReads("map="+name), m.Int("polder_far_misses_total", "map="+name))
 		}
 		row("moved", "%s out, %s in", bytes("polder_far_written_bytes_total"), bytes("polder_far_read_bytes_total"))
 		row("lost", "%d entries, %d corrupt reads", m.Int("polder_far_lost_entries_total"), m.Int("polder_far_corrupt_reads_total"))
@@ -75,7 +75,7 @@ func (s *State) Print(w io.Writer) error {
 		row("evicted", "%d objects by itself, %d with memory that was taken", m.Int("polder_soft_evicted_objects_total"), m.Int("polder_soft_revoked_objects_total"))
 	}
 	if m.Has("polder_coordinator_clients") {
-		row("memory", "%s granted of %s that there could be, %s of it in use", bytes("polder_coordinator_granted_bytes"),
+		row("granted", "%s of %s that there could be, %s of it in use", bytes("polder_coordinator_granted_bytes"),
 			bytes("polder_coordinator_target_bytes"), bytes("polder_coordinator_resident_bytes"))
 		row("host", "%s available, %s of it in reserve", bytes("polder_coordinator_available_bytes"), bytes("polder_coordinator_reserve_bytes"))
 		row("taken", "%d segments given back when asked, %d taken", m.Int("polder_coordinator_reclaimed_segments_total", "how=cooperatively"),
@@ -109,7 +109,7 @@ func (s *State) Print(w io.Writer) error {
 	}
 	if m.Has("polder_resp_keys") {
 		row("keys", "%d", m.Int("polder_resp_keys"))
-		row("redis", "%d clients, %d commands, %d errors", m.Int("polder_resp_clients"), m.Int("polder_resp_commands_total"), m.Int("polder_resp_errors_total"))
+		row("commands", "%d, %d of them refused, %d clients now", m.Int("polder_resp_commands_total"), m.Int("polder_resp_errors_total"), m.Int("polder_resp_clients"))
 		row("buffers", "%s of %s held by clients, %d disconnected for holding most", bytes("polder_resp_client_memory_bytes"),
 			bytes("polder_resp_client_memory_limit_bytes"), m.Int("polder_resp_evicted_clients_total"))
 		lost, timeouts, drops := m.Int("polder_resp_lost_replies_total"), m.Int("polder_resp_timeout_replies_total"), m.Int("polder_resp_output_drops_total")
@@ -118,6 +118,12 @@ func (s *State) Print(w io.Writer) error {
 		}
 	}
 	return t.Flush()
+}
+
+// localReads are the reads that found their entry in local memory. One that was
+// fetched first, which is a read from far memory, finds it there as well.
+func (m Metrics) localReads(match ...string) int64 {
+	return max(m.Int("polder_far_hits_total", match...)-m.Int("polder_far_prefetched_total", match...), 0)
 }
 
 func upOrDown(up float64) string {
