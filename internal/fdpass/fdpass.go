@@ -22,6 +22,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"polder/internal/systemd"
 )
 
 // MaxMessage is the largest message in bytes.
@@ -114,7 +116,8 @@ func DialContext(ctx context.Context, path string) (*Conn, error) {
 }
 
 // Listen listens at path, in place of a socket there that nobody serves. The
-// socket is created with the given permissions.
+// socket is created with the given permissions, unless the service manager listens
+// at path already: then its socket is used, and its permissions hold.
 func Listen(path string, perm os.FileMode) (*net.UnixListener, error) {
 	return listen("unixpacket", path, perm)
 }
@@ -125,6 +128,10 @@ func ListenStream(path string, perm os.FileMode) (*net.UnixListener, error) {
 }
 
 func listen(network, path string, perm os.FileMode) (*net.UnixListener, error) {
+	if l, err := systemd.ListenerAt(network, path); l != nil || err != nil {
+		own, _ := l.(*net.UnixListener)
+		return own, err
+	}
 	addr := &net.UnixAddr{Name: path, Net: network}
 	// A queue that is full is somebody's.
 	if c, err := net.DialUnix(network, nil, addr); err == nil || errors.Is(err, unix.EAGAIN) {

@@ -88,6 +88,9 @@ func (c *Control) Ready(addrs map[string]string) error {
 	if err := readyfile.Write(c.ReadyFile, addrs); err != nil {
 		return err
 	}
+	for _, addr := range systemd.Unused() {
+		c.Logger.Warn("the service manager listens at an address that no flag names, and nobody answers there", "address", addr)
+	}
 	c.ready.Store(true)
 	c.notify("READY=1")
 	return nil
@@ -152,16 +155,12 @@ var survivePipes = sync.OnceFunc(func() { signal.Notify(make(chan os.Signal, 1),
 
 // Start is StartLog, and reads certificates and secrets.
 func (f *Flags) Start(set *pflag.FlagSet, out, log io.Writer) (*Control, error) {
-	if err := f.refusePassword(set); err != nil {
+	if err := f.agree(set); err != nil {
 		return nil, err
 	}
 	password, token, err := f.secrets()
 	if err != nil {
 		return nil, err
-	}
-	if f.files.Cert != "" && f.files.CA == (listen.Files{}.CA) && token == "" {
-		return nil, &config.Error{Source: "--tls-cert", Value: f.files.Cert, Err: errors.New(
-			"expected an authority or --admin-token-file with it: nobody would be shown it")}
 	}
 	certs, err := listen.Load(f.files)
 	if err != nil {
@@ -186,20 +185,8 @@ func (f *Flags) Start(set *pflag.FlagSet, out, log io.Writer) (*Control, error) 
 	return c, nil
 }
 
-// refusePassword refuses a password on the command line.
-func (f *Flags) refusePassword(set *pflag.FlagSet) error {
-	if p := set.Lookup("password"); p != nil && config.OnCommandLine(p) {
-		return &config.Error{Source: "--password", Err: errors.New(
-			"every user of this machine can read a command line; expected the password in a file that --password-file names, in POLDER_PASSWORD or in the configuration file")}
-	}
-	return nil
-}
-
 // secrets reads the password and the token.
 func (f *Flags) secrets() (password, token string, err error) {
-	if f.password != "" && f.passwordFile != "" {
-		return "", "", &config.Error{Source: "--password-file", Value: f.passwordFile, Err: errors.New("expected none beside a password in POLDER_PASSWORD or the configuration file")}
-	}
 	password, err = config.ReadSecret("password-file", f.passwordFile)
 	if err != nil {
 		return "", "", err
@@ -217,6 +204,9 @@ func (f *Flags) secrets() (password, token string, err error) {
 
 // reloadSecrets replaces the password and the token, which was first at the start.
 func (c *Control) reloadSecrets(first string) (string, error) {
+	if err := c.flags.agree(c.set); err != nil {
+		return "", err
+	}
 	password, token, err := c.flags.secrets()
 	if err != nil {
 		return "", err

@@ -10,6 +10,8 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -71,62 +73,112 @@ func Watchdog() time.Duration {
 	return time.Duration(usec) * time.Microsecond
 }
 
-var inherited struct {
-	sync.Mutex
-	read  bool
-	files map[string]*os.File
-	err   error
+// passed is what the manager has passed on: a socket that it listens at, or a file.
+type passed struct {
+	name string
+	lis  net.Listener // nil of a file
+	file *os.File
 }
 
-// take calls f with the descriptors that nobody has taken yet.
-func take(f func(map[string]*os.File)) error {
+var inherited struct {
+	sync.Mutex
+	read bool
+	list []passed
+	err  error
+}
+
+// take takes of what the manager has passed on, and nobody has taken yet, what is
+// wanted.
+func take(wanted func(passed) bool) (list []passed, err error) {
 	inherited.Lock()
 	defer inherited.Unlock()
 	if !inherited.read {
 		inherited.read = true
-		inherited.files, inherited.err = files()
+		inherited.list, inherited.err = readPassed()
 	}
-	if inherited.err == nil {
-		f(inherited.files)
-	}
-	return inherited.err
-}
-
-// Files takes all descriptors that the manager has passed on and nobody has taken,
-// by name.
-func Files() (map[string]*os.File, error) {
-	list := map[string]*os.File{}
-	err := take(func(files map[string]*os.File) {
-		for name, f := range files {
-			list[name] = f
-			delete(files, name)
+	inherited.list = slices.DeleteFunc(inherited.list, func(p passed) bool {
+		if !wanted(p) {
+			return false
 		}
+		list = append(list, p)
+		return true
 	})
-	return list, err
+	return list, inherited.err
 }
 
-// Listener takes the socket of that name at which the manager listens; nil if there
-// is none.
+// Files takes all files, by name.
+func Files() (map[string]*os.File, error) {
+	list, err := take(func(p passed) bool { return p.file != nil })
+	files := map[string]*os.File{}
+	for _, p := range list {
+		if old := files[p.name]; old != nil {
+			old.Close()
+		}
+		files[p.name] = p.file
+	}
+	return files, err
+}
+
+// Listener takes the socket of that name; nil if there is none.
 func Listener(name string) (net.Listener, error) {
-	var f *os.File
-	if err := take(func(files map[string]*os.File) { f = files[name]; delete(files, name) }); err != nil || f == nil {
+	return takeOne(func(p passed) bool { return p.name == name })
+}
+
+// ListenerAt takes the socket that is bound to an address: HOST:PORT, or the path of
+// a Unix socket; nil if there is none.
+func ListenerAt(network, addr string) (net.Listener, error) {
+	return takeOne(func(p passed) bool { return p.lis.Addr().Network() == network && same(p.lis.Addr(), addr) })
+}
+
+// takeOne takes the first socket that is wanted.
+func takeOne(wanted func(passed) bool) (net.Listener, error) {
+	found := false
+	list, err := take(func(p passed) bool {
+		if found || p.lis == nil || !wanted(p) {
+			return false
+		}
+		found = true
+		return true
+	})
+	if err != nil || len(list) == 0 {
 		return nil, err
 	}
-	lis, err := net.FileListener(f)
-	if err = errors.Join(err, f.Close()); err != nil {
-		return nil, fmt.Errorf("cannot use the socket %q of the service manager: %w", name, err)
-	}
-	return lis, nil
+	return list[0].lis, nil
 }
 
-// files reads the descriptors from 3 on that LISTEN_FDS and LISTEN_FDNAMES
+// same reports whether addr names the address a.
+func same(a net.Addr, addr string) bool {
+	at, ok := a.(*net.TCPAddr)
+	if !ok {
+		path, err := filepath.Abs(addr)
+		return err == nil && a.String() == path
+	}
+	to, err := net.ResolveTCPAddr("tcp", addr)
+	if err != nil {
+		return false
+	}
+	every := func(ip net.IP) bool { return len(ip) == 0 || ip.IsUnspecified() }
+	return at.Port == to.Port && (at.IP.Equal(to.IP) || every(at.IP) && every(to.IP))
+}
+
+// Unused are the addresses of sockets that nobody has taken.
+func Unused() (addrs []string) {
+	_, _ = take(func(p passed) bool { // whoever takes one is told of an error
+		if p.lis != nil {
+			addrs = append(addrs, p.lis.Addr().String())
+		}
+		return false
+	})
+	return addrs
+}
+
+// readPassed reads the descriptors from 3 on that LISTEN_FDS and LISTEN_FDNAMES
 // announce.
-func files() (map[string]*os.File, error) {
-	list := map[string]*os.File{}
+func readPassed() (list []passed, err error) {
 	count := os.Getenv("LISTEN_FDS")
 	pid := os.Getenv("LISTEN_PID")
 	if count == "" || pid != "" && pid != strconv.Itoa(os.Getpid()) {
-		return list, nil
+		return nil, nil
 	}
 	n, err := strconv.Atoi(count)
 	if err != nil || n < 0 {
@@ -136,14 +188,19 @@ func files() (map[string]*os.File, error) {
 	for i := range n {
 		const first = 3
 		unix.CloseOnExec(first + i)
-		name := "unknown"
+		p := passed{name: "unknown"}
 		if i < len(names) {
-			name = names[i]
+			p.name = names[i]
 		}
-		if old := list[name]; old != nil {
-			old.Close()
+		p.file = os.NewFile(uintptr(first+i), p.name)
+		if listens, err := unix.GetsockoptInt(first+i, unix.SOL_SOCKET, unix.SO_ACCEPTCONN); err == nil && listens == 1 {
+			lis, err := net.FileListener(p.file)
+			if err = errors.Join(err, p.file.Close()); err != nil {
+				return nil, fmt.Errorf("cannot use the socket %q of the service manager: %w", p.name, err)
+			}
+			p.lis, p.file = lis, nil
 		}
-		list[name] = os.NewFile(uintptr(first+i), name)
+		list = append(list, p)
 	}
 	return list, nil
 }

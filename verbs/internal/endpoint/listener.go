@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"net"
+
+	"polder/internal/systemd"
 )
 
 // A Listener is a driver's verbs.Listener: it accepts stream connections, and
@@ -27,14 +29,38 @@ type Admit func() (leave func(), err error)
 func Anybody() (leave func(), err error) { return func() {}, nil }
 
 // Listen accepts at addr (host:port; port 0 picks one) and is one of a device's
-// ends from then on.
+// ends from then on. If the service manager listens there already, its socket is
+// used.
 func Listen(addr string, cfg Config, ends *Ends, greet Greeting) (*Listener, error) {
-	lc := net.ListenConfig{Control: cfg.checkListen, KeepAliveConfig: cfg.keepAlive()}
-	nl, err := lc.Listen(context.Background(), "tcp", addr)
+	nl, err := systemd.ListenerAt("tcp", addr)
+	if nl != nil {
+		if err = cfg.checkListen("tcp", nl.Addr().String(), nil); err != nil {
+			nl.Close()
+		}
+		nl = keptAlive{nl, cfg.keepAlive()}
+	} else if err == nil {
+		lc := net.ListenConfig{Control: cfg.checkListen, KeepAliveConfig: cfg.keepAlive()}
+		nl, err = lc.Listen(context.Background(), "tcp", addr)
+	}
 	if err != nil {
 		return nil, err
 	}
 	return Serve(nl, "", cfg, ends, greet)
+}
+
+// keptAlive gives connections the keep-alive of a net.ListenConfig, which a socket of
+// the service manager's was not made with.
+type keptAlive struct {
+	net.Listener
+	config net.KeepAliveConfig
+}
+
+func (l keptAlive) Accept() (net.Conn, error) {
+	nc, err := l.Listener.Accept()
+	if c, ok := nc.(*net.TCPConn); ok && err == nil {
+		_ = c.SetKeepAliveConfig(l.config) // of a connection that is gone already
+	}
+	return nc, err
 }
 
 // Serve is Listen for a net.Listener that is open, which it closes if it fails.
