@@ -1,7 +1,7 @@
 package main
 
 import (
-	"fmt"
+	"errors"
 	"math"
 	"strconv"
 
@@ -17,10 +17,20 @@ import (
 // defaultBrokerAdmin is where a broker's metrics are by default.
 const defaultBrokerAdmin = "127.0.0.1:7076"
 
-func newBroker() *cobra.Command {
+func newBroker() daemonCommand {
 	var op operator.Flags
 	cfg := daemon.BrokerConfig{Listen: broker.DefaultSocket, MaxApps: broker.DefaultMaxApps, PerUser: broker.DefaultPerUser}
 	var users []string
+	parseUsers := func() error {
+		for _, s := range users {
+			uid, err := strconv.ParseUint(s, 10, 32)
+			if err != nil || uid == math.MaxUint32 {
+				return &config.Error{Source: "--allow-uid", Value: s, Err: errors.New("expected the numbers of users, with commas between")}
+			}
+			cfg.Users = append(cfg.Users, int(uid))
+		}
+		return nil
+	}
 	cmd := &cobra.Command{
 		Use:   "broker",
 		Short: "Allocate memory of nodes for the applications of this machine",
@@ -29,12 +39,8 @@ func newBroker() *cobra.Command {
 			"If the nodes have a service secret, nobody can allocate there but through brokers.",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			for _, s := range users {
-				uid, err := strconv.ParseUint(s, 10, 32)
-				if err != nil || uid == math.MaxUint32 {
-					return &usageError{&config.Error{Source: "--allow-uid", Value: s, Err: fmt.Errorf("expected the numbers of users, with commas between")}}
-				}
-				cfg.Users = append(cfg.Users, int(uid))
+			if err := parseUsers(); err != nil {
+				return err
 			}
 			return op.Run(cmd, func(c *operator.Control) error {
 				cfg.Control = c
@@ -51,5 +57,5 @@ func newBroker() *cobra.Command {
 	fs.Var(config.NewInt(&cfg.MaxApps, 1, 1<<16), "max-clients", "most applications")
 	fs.Var(config.NewInt(&cfg.PerUser, 1, 1<<16), "max-user-clients", "most applications of one user")
 	op.Add(fs, defaultBrokerAdmin, listen.Node)
-	return cmd
+	return daemonCommand{cmd, func() error { return errors.Join(parseUsers(), cfg.Check(), op.Check(fs)) }}
 }

@@ -20,9 +20,18 @@ var secrets = map[string]bool{"password": true}
 // decides.
 var hostDefaults = map[string]string{"node lend": "1GiB", "up lend": "1GiB", "coordinator socket": "/tmp/polder-soft-UID.sock"}
 
+// daemonCommand is the command of a daemon.
+type daemonCommand struct {
+	*cobra.Command
+	// check refuses what the daemon would refuse of its flags, once they are loaded:
+	// those that contradict one another. It opens no files and no addresses, and what
+	// depends on what there is on this host is not its matter.
+	check func() error
+}
+
 // newConfig returns "polder config" with one subcommand for each of the daemons,
 // which takes the same flags.
-func newConfig(daemons ...*cobra.Command) *cobra.Command {
+func newConfig() *cobra.Command {
 	var names []string
 	cmd := &cobra.Command{
 		Use:   "config",
@@ -30,16 +39,16 @@ func newConfig(daemons ...*cobra.Command) *cobra.Command {
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		Args:  noArgs,
 	}
-	for _, d := range daemons {
+	for _, d := range newDaemons() {
 		names = append(names, d.Name())
 		cmd.AddCommand(newConfigOf(d))
 	}
 	cmd.Long = "Prints, as a file for --config, what polder " + strings.Join(names, ", ") + "\nwould be configured by with the same flags, environment and file, and for each value\n" +
-		"where it comes from. A configuration that would be refused is refused here, too, with\nthe key, and in a file the line."
+		"where it comes from. What is wrong is refused with the key, and in a file the line.\nWith --check, keys that contradict one another are refused as well. Whether the files\nthat keys name are there, and the memory, is seen when the daemon starts."
 	return cmd
 }
 
-func newConfigOf(daemon *cobra.Command) *cobra.Command {
+func newConfigOf(daemon daemonCommand) *cobra.Command {
 	var check, comments bool
 	cmd := &cobra.Command{
 		Use:   daemon.Name(),
@@ -48,10 +57,10 @@ func newConfigOf(daemon *cobra.Command) *cobra.Command {
 		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
-			case check:
-				return nil // it has been loaded
 			case comments:
-				return reference(cmd.OutOrStdout(), daemon)
+				return reference(cmd.OutOrStdout(), daemon.Command)
+			case check:
+				return daemon.check()
 			}
 			return effective(cmd.OutOrStdout(), cmd.Flags(), daemon.Flags())
 		},

@@ -59,7 +59,11 @@ func TestReferenceFilesHaveEveryFlag(t *testing.T) {
 		if err := os.WriteFile(file, []byte(all.String()), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		out, err := polder(t, nil, "config", role, "--check", "--config", file)
+		args := []string{"config", role, "--check", "--config", file}
+		if role == "broker" {
+			args = append(args, "--far", "127.0.0.1:7070") // which has no default
+		}
+		out, err := polder(t, nil, args...)
 		if err != nil || out != "" {
 			t.Errorf("%s with its defaults: %q, %v", role, out, err)
 		}
@@ -135,6 +139,60 @@ func TestConfigCheckRefusesABadFileByLineAndKey(t *testing.T) {
 		out, err := polder(t, nil, "config", "serve", "--check", "--config", file)
 		if err == nil || out != "" || !strings.Contains(err.Error(), strings.ReplaceAll(want, "FILE", file)) {
 			t.Errorf("%q: got %v, want %s", text, err, want)
+		}
+	}
+}
+
+// TestConfigCheckRefusesWhatTheDaemonRefuses: flags that contradict one another, in
+// the daemon's own words.
+func TestConfigCheckRefusesWhatTheDaemonRefuses(t *testing.T) {
+	for _, tt := range []struct {
+		args, want string
+	}{
+		{"node --lend 1MiB --chunk 2MiB", "at least one chunk"},
+		{"node --listen 0.0.0.0:7070", "it can be reached from other machines"},
+		{"node --device mlx5_0", "none without --fabric rdma"},
+		{"node --tls-cert a.pem", "nobody would be shown it"},
+		{"node --tls-ca a.pem", "expected --tls-cert and --tls-key"},
+		{"node --admin 0.0.0.0:0", "it can be reached from other machines"},
+		{"up --component-memory 16MiB", "0 without --node-listen"},
+		{"up --lend 1MiB --chunk 2MiB", "at least one chunk"},
+		{"up --max-value 16MiB", "at most half of --client-memory"},
+		{"up --password secret", "every user of this machine can read a command line"},
+		{"serve --far 127.0.0.1:1 --coordinator /nowhere", "none without --tier soft"},
+		{"serve --far 127.0.0.1:1,unix:/nowhere", "one kind of address"},
+		{"serve --far broker:/nowhere --manager native", "none with a broker"},
+		{"serve --tier soft --max-value 16MiB", "at most half of --client-memory"},
+		{"serve --tier soft --memcached 0.0.0.0:0", "it can be reached from other machines"},
+		{"broker", "it is not given"},
+		{"broker --far 127.0.0.1:1 --allow-uid anna", "the numbers of users"},
+		{"coordinator --reserve 1024TiB", "want less than the host's memory"},
+		{"coordinator --min-share 2", "the least share"},
+		{"share --pool disk:1GiB", "disk"},
+		{"share --quota 1GiB", "TENANT=SIZE"},
+		{"share --maru tcp://0.0.0.0:5555", "say --insecure"},
+		{"share --listen 0.0.0.0:0", "it can be reached from other machines"},
+	} {
+		args := strings.Fields(tt.args)
+		own := []string{}
+		switch name := args[0]; name {
+		case "up", "serve":
+			own = append(own, "--listen", "127.0.0.1:0")
+		case "broker":
+			own = append(own, "--listen", filepath.Join(t.TempDir(), "s"))
+		case "share", "coordinator":
+			own = append(own, "--socket", filepath.Join(t.TempDir(), "s"))
+		}
+		if !strings.Contains(tt.args, "--admin") {
+			own = append(own, "--admin", "127.0.0.1:0")
+		}
+		if args[0] == "share" {
+			own = append(own, "--dir", t.TempDir())
+		}
+		_, daemon := polder(t, nil, append(args, own...)...)
+		out, check := polder(t, nil, append(append([]string{"config"}, args...), append(own, "--check")...)...)
+		if daemon == nil || check == nil || out != "" || daemon.Error() != check.Error() || !strings.Contains(check.Error(), tt.want) {
+			t.Errorf("%s: the daemon says\n%v\nand the check\n%v\n%swant %q of both", tt.args, daemon, check, out, tt.want)
 		}
 	}
 }

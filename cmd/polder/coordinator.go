@@ -36,7 +36,7 @@ func defaultCoordinatorSocket() string {
 // otherwise.
 const defaultCoordinatorAdmin = "127.0.0.1:7074"
 
-func newCoordinator() *cobra.Command {
+func newCoordinator() daemonCommand {
 	cfg := coordinator.Config{
 		Socket:            defaultCoordinatorSocket(),
 		MaxClients:        1024,
@@ -79,7 +79,7 @@ func newCoordinator() *cobra.Command {
 	fs.Var(config.NewDuration(&cfg.Grace, time.Millisecond), "grace", "how long after its start nothing is granted or taken, while clients of the last coordinator come back")
 	fs.Var(config.NewChoice(&policyName, policy.Names...), "policy", "how memory is divided: "+strings.Join(policy.Names, ", "))
 	op.Add(fs, defaultCoordinatorAdmin)
-	return cmd
+	return daemonCommand{cmd, func() error { return errors.Join(cfg.Check(), op.Check(fs)) }}
 }
 
 // curves shows how much of the cost of its reads each client would save with more

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"strings"
 	"time"
 
@@ -22,7 +23,7 @@ const (
 	defaultNodeAdmin = "127.0.0.1:7071"
 )
 
-func newNode() *cobra.Command {
+func newNode() daemonCommand {
 	var op operator.Flags
 	cfg := daemon.NodeConfig{
 		Listen: []string{defaultVerbs},
@@ -52,7 +53,13 @@ func newNode() *cobra.Command {
 	fs.BoolVar(&cfg.TrustClients, "trust-clients", false, "lend to several clients although the RDMA device does not check the bounds of windows, so that each reaches all that is lent")
 	lendFlags(fs, &cfg)
 	op.Add(fs, defaultNodeAdmin, listen.Node)
-	return cmd
+	return daemonCommand{cmd, func() error {
+		var addrs []operator.Address
+		for _, addr := range cfg.Elsewhere() {
+			addrs = append(addrs, operator.Address{Role: listen.Node, Flag: "listen", Addr: addr})
+		}
+		return errors.Join(cfg.Check(), op.Check(fs, addrs...))
+	}}
 }
 
 // deviceFlag is the flag that names an RDMA device.

@@ -42,12 +42,16 @@ func newRoot(environ []string) *cobra.Command {
 		}
 		return &usageError{err}
 	})
+	var run []*cobra.Command
+	for _, d := range newDaemons() {
+		run = append(run, d.Command)
+	}
 	for _, g := range []struct {
 		id, title string
 		commands  []*cobra.Command
 	}{
-		{"run", "Run:", []*cobra.Command{newUp(), newNode(), newServe(), newBroker(), newShare(), newCoordinator()}},
-		{"operate", "Operate:", []*cobra.Command{newStatus(), newTop(), newAdvise(), newDoctor(), newConfig(newUp(), newNode(), newServe(), newBroker(), newShare(), newCoordinator()), newMan(), newVersion()}},
+		{"run", "Run:", run},
+		{"operate", "Operate:", []*cobra.Command{newStatus(), newTop(), newAdvise(), newDoctor(), newConfig(), newMan(), newVersion()}},
 		{"measure", "Measure:", []*cobra.Command{newDemo(), newBench(), newSim()}},
 	} {
 		root.AddGroup(&cobra.Group{ID: g.id, Title: g.title})
@@ -59,6 +63,11 @@ func newRoot(environ []string) *cobra.Command {
 	root.SetHelpCommandGroupID("operate")
 	configure(root, environ)
 	return root
+}
+
+// newDaemons are the commands of all daemons.
+func newDaemons() []daemonCommand {
+	return []daemonCommand{newUp(), newNode(), newServe(), newBroker(), newShare(), newCoordinator()}
 }
 
 // configure makes wrong arguments of every command usage errors, and every

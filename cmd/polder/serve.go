@@ -21,7 +21,7 @@ const (
 	defaultAdmin = "127.0.0.1:7079"
 )
 
-func newServe() *cobra.Command {
+func newServe() daemonCommand {
 	var op operator.Flags
 	tier, cfg := tierFar, daemon.DefaultCache()
 	cfg.Listen = defaultRedis
@@ -68,7 +68,10 @@ func newServe() *cobra.Command {
 	fs.Var(config.NewAddress(&cfg.Memcached, true), "memcached", "with --tier soft, where memcached's clients connect")
 	op.Add(fs, defaultAdmin, listen.Node, listen.Client)
 	op.AddPassword(fs)
-	return cmd
+	return daemonCommand{cmd, func() error {
+		return errors.Join(checkTier(fs, tier, cfg), cfg.Check(), op.Check(fs,
+			operator.Address{Role: listen.Client, Flag: "listen", Addr: cfg.Listen}, operator.Address{Role: listen.Client, Flag: "memcached", Addr: cfg.Memcached}))
+	}}
 }
 
 // The memory that serve can serve from.

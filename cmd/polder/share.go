@@ -21,6 +21,7 @@ import (
 	"polder/internal/console"
 	"polder/internal/listen"
 	"polder/internal/operator"
+	"polder/internal/systemd"
 	"polder/share"
 	"polder/share/keeper"
 	"polder/share/resource"
@@ -51,7 +52,7 @@ type shareFlags struct {
 }
 
 // newShare returns "polder share" with the tools that look into a running daemon.
-func newShare() *cobra.Command {
+func newShare() daemonCommand {
 	f := shareFlags{
 		dir: defaultShareDir, socket: share.DefaultSocket, socketMode: "0600", pools: []string{"memfd:1GiB"},
 		grace: 30 * time.Second, settle: 30 * time.Second, checkpoint: 16 << 20, poll: 300 * time.Microsecond,
@@ -89,7 +90,10 @@ func newShare() *cobra.Command {
 	f.maru.add(fs)
 	f.operator.Add(fs, "", listen.Client)
 	cmd.AddCommand(newShareLs(), newShareStats(), newShareRm(), newShareKick(), newBenchShareWorker())
-	return cmd
+	return daemonCommand{cmd, func() error {
+		_, err := f.options()
+		return errors.Join(err, f.operator.Check(fs, operator.Address{Role: listen.Client, Flag: "listen", Addr: f.listen}))
+	}}
 }
 
 // run is the daemon, or its keeper.
@@ -101,9 +105,18 @@ func (f *shareFlags) run(cmd *cobra.Command) error {
 }
 
 func (f *shareFlags) runDaemon(ctx context.Context, op *operator.Control) error {
-	opt, err := f.options(op)
+	opt, err := f.options()
 	if err != nil {
 		return err
+	}
+	opt.Insecure, opt.Log = op.Security.Insecure, op.Logger
+	if err := os.MkdirAll(filepath.Dir(f.socket), 0o755); err != nil {
+		return fmt.Errorf("cannot make the socket's directory: %w", err)
+	}
+	if f.listen != "" {
+		if err := f.remote(&opt, op); err != nil {
+			return err
+		}
 	}
 	if opt.Store, err = resource.ServiceStore(); err != nil {
 		return err
@@ -201,10 +214,11 @@ func (f *shareFlags) runKeeper(cmd *cobra.Command) error {
 	return keeper.Run(cmd.Context(), keeper.Options{Dir: f.dir, Path: self, Args: append(args, "--keep=false"), Log: op.Logger, Signals: hangups})
 }
 
-func (f *shareFlags) options(op *operator.Control) (server.Options, error) {
+// options are the daemon's, but for what is opened for it.
+func (f *shareFlags) options() (server.Options, error) {
 	opt := server.Options{
 		Dir: f.dir, Socket: f.socket, AllowUIDs: f.allow, LRU: f.lru, Sync: f.sync,
-		Grace: f.grace, Settle: f.settle, CheckpointBytes: f.checkpoint, Insecure: op.Security.Insecure, Log: op.Logger,
+		Grace: f.grace, Settle: f.settle, CheckpointBytes: f.checkpoint,
 		Poll: f.poll,
 	}
 	if opt.Poll == 0 {
@@ -222,7 +236,7 @@ func (f *shareFlags) options(op *operator.Control) (server.Options, error) {
 		}
 		opt.Pools = append(opt.Pools, spec)
 	}
-	if err := errors.Join(f.maru.check(opt.Pools, op), f.maru.options(&opt)); err != nil {
+	if err := errors.Join(f.maru.check(opt.Pools, f.operator.Insecure()), f.maru.options(&opt)); err != nil {
 		return opt, err
 	}
 	opt.Quotas = map[string]int64{}
@@ -234,14 +248,6 @@ func (f *shareFlags) options(op *operator.Control) (server.Options, error) {
 		}
 		opt.Quotas[tenant] = n
 	}
-	if err := os.MkdirAll(filepath.Dir(f.socket), 0o755); err != nil {
-		return opt, fmt.Errorf("cannot make the socket's directory: %w", err)
-	}
-	if f.listen != "" {
-		if err := f.remote(&opt, op); err != nil {
-			return opt, err
-		}
-	}
 	return opt, nil
 }
 
@@ -250,7 +256,10 @@ func (f *shareFlags) remote(opt *server.Options, op *operator.Control) error {
 	if err := op.Security.Check(listen.Client, "listen", f.listen); err != nil {
 		return err
 	}
-	lis, err := net.Listen("tcp", f.listen)
+	lis, err := systemd.ListenerAt("tcp", f.listen)
+	if lis == nil && err == nil {
+		lis, err = net.Listen("tcp", f.listen)
+	}
 	if err != nil {
 		return listen.Explain("listen", f.listen, err)
 	}

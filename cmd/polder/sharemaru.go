@@ -37,7 +37,7 @@ func (f *maruFlags) add(fs *pflag.FlagSet) {
 }
 
 // check refuses what Maru's clients could not be served with.
-func (f *maruFlags) check(pools []resource.Spec, op *operator.Control) error {
+func (f *maruFlags) check(pools []resource.Spec, insecure bool) error {
 	if len(f.directory) == 0 {
 		return nil
 	}
@@ -59,7 +59,7 @@ func (f *maruFlags) check(pools []resource.Spec, op *operator.Control) error {
 			if err != nil {
 				return fmt.Errorf("cannot listen on --%s %s: %w", flag, at, err)
 			}
-			if !local && !op.Security.Insecure {
+			if !local && !insecure {
 				return fmt.Errorf("cannot listen on --%s %s: it can be reached from other machines, and Maru's protocol "+
 					"has no way to prove who a client is: say --insecure", flag, at)
 			}

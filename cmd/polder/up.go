@@ -1,6 +1,8 @@
 package main
 
 import (
+	"errors"
+
 	"github.com/spf13/cobra"
 
 	"polder/cmd/polder/internal/daemon"
@@ -10,7 +12,7 @@ import (
 	"polder/memnode"
 )
 
-func newUp() *cobra.Command {
+func newUp() daemonCommand {
 	var op operator.Flags
 	cfg := daemon.UpConfig{
 		ServeConfig: daemon.DefaultServe(),
@@ -46,5 +48,7 @@ func newUp() *cobra.Command {
 	componentFlags(fs, &cfg.Node.Components)
 	op.Add(fs, defaultAdmin, listen.Node, listen.Client)
 	op.AddPassword(fs)
-	return cmd
+	return daemonCommand{cmd, func() error {
+		return errors.Join(cfg.Check(), op.Check(fs, operator.Address{Role: listen.Client, Flag: "listen", Addr: cfg.Listen}))
+	}}
 }

@@ -33,6 +33,14 @@ type Files struct {
 	CA        [roles]string // by role: who must have signed the other side's certificate
 }
 
+// Check refuses files that lack others. It opens none.
+func (f Files) Check() error {
+	if f != (Files{}) && (f.Cert == "" || f.Key == "") {
+		return errors.New("cannot use TLS: expected --tls-cert and --tls-key, together and with every authority")
+	}
+	return nil
+}
+
 // Certificates is what has been read of Files, and can be read anew while
 // connections are accepted and dialled: those that there are go on as they are,
 // and those that come are held to what was read last.
@@ -61,13 +69,17 @@ func Load(files Files) (*Certificates, error) {
 	return c, nil
 }
 
+// Unread stands for files that nobody has read. It is good for Security.Check.
+func Unread(files Files) *Certificates {
+	c := new(Certificates)
+	c.now.Store(&material{files: files})
+	return c
+}
+
 func (f Files) load(now time.Time) (*material, error) {
 	m := &material{files: f}
-	switch {
-	case f == Files{}:
-		return m, nil
-	case f.Cert == "" || f.Key == "":
-		return nil, errors.New("cannot use TLS: expected --tls-cert and --tls-key, together and with every authority")
+	if err := f.Check(); err != nil || f == (Files{}) {
+		return m, err
 	}
 	cert, err := tls.LoadX509KeyPair(f.Cert, f.Key)
 	if err != nil {
@@ -143,7 +155,7 @@ func (c *Certificates) Reload(files Files) (news []string, err error) {
 }
 
 // Has reports whether the role has an authority.
-func (c *Certificates) Has(r Role) bool { return c.now.Load().ca[r] != nil }
+func (c *Certificates) Has(r Role) bool { return c.now.Load().files.CA[r] != "" }
 
 // Expires is when the certificate does, and false if there is none.
 func (c *Certificates) Expires() (time.Time, bool) {

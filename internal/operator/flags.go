@@ -14,6 +14,8 @@
 package operator
 
 import (
+	"errors"
+
 	"github.com/spf13/pflag"
 
 	"polder/internal/config"
@@ -63,6 +65,50 @@ func (f *Flags) Add(fs *pflag.FlagSet, admin string, roles ...listen.Role) {
 		fs.StringVar(&f.files.CA[r], authorities[r].flag, "", authorities[r].usage)
 	}
 	fs.BoolVar(&f.insecure, "insecure", false, "allow connections with other machines without TLS, and without proof of who they are")
+}
+
+// Address is one at which a daemon would listen, which a flag names.
+type Address struct {
+	Role       listen.Role
+	Flag, Addr string // Addr is HOST:PORT, or "" for none
+}
+
+// Check refuses flags that contradict one another, and addresses that other machines
+// could reach without proof of who they are; the administrative one is among them. It
+// opens no file.
+func (f *Flags) Check(set *pflag.FlagSet, addrs ...Address) error {
+	if err := f.agree(set); err != nil {
+		return err
+	}
+	s := listen.Security{Certificates: listen.Unread(f.files), Token: f.tokenFile != "", Insecure: f.insecure}
+	for _, a := range append(addrs, Address{listen.Admin, "admin", f.admin}) {
+		if a.Addr == "" {
+			continue
+		}
+		if err := s.Check(a.Role, a.Flag, a.Addr); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Insecure reports whether the operator says --insecure.
+func (f *Flags) Insecure() bool { return f.insecure }
+
+// agree refuses flags that contradict one another.
+func (f *Flags) agree(set *pflag.FlagSet) error {
+	if p := set.Lookup("password"); p != nil && config.OnCommandLine(p) {
+		return &config.Error{Source: "--password", Err: errors.New(
+			"every user of this machine can read a command line; expected the password in a file that --password-file names, in POLDER_PASSWORD or in the configuration file")}
+	}
+	if f.password != "" && f.passwordFile != "" {
+		return &config.Error{Source: "--password-file", Value: f.passwordFile, Err: errors.New("expected none beside a password in POLDER_PASSWORD or the configuration file")}
+	}
+	if f.files.Cert != "" && f.files.CA == (listen.Files{}.CA) && f.tokenFile == "" {
+		return &config.Error{Source: "--tls-cert", Value: f.files.Cert, Err: errors.New(
+			"expected an authority or --admin-token-file with it: nobody would be shown it")}
+	}
+	return f.files.Check()
 }
 
 // AddPassword adds the flags of a password that clients must present.

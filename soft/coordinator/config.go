@@ -76,6 +76,17 @@ type Sensor interface {
 	Limit(pid string) (limit, free int64, ok bool)
 }
 
+// Check says what New would refuse on this host.
+func (c Config) Check() error { return startError(c.complete()) }
+
+// startError is err as the reason why there is no coordinator; nil if err is.
+func startError(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("cannot start a coordinator: %w", err)
+}
+
 func (c *Config) complete() error {
 	if c.Socket == "" {
 		return errors.New("no socket is given")

@@ -75,7 +75,7 @@ type ClientStats struct {
 // New starts a coordinator.
 func New(cfg Config) (*Coordinator, error) {
 	if err := cfg.complete(); err != nil {
-		return nil, fmt.Errorf("cannot start a coordinator: %w", err)
+		return nil, startError(err)
 	}
 	perm := os.FileMode(0o600)
 	if cfg.Open {
@@ -83,11 +83,11 @@ func New(cfg Config) (*Coordinator, error) {
 	}
 	lis, err := fdpass.Listen(cfg.Socket, perm)
 	if err != nil {
-		return nil, fmt.Errorf("cannot start a coordinator: %w", err)
+		return nil, startError(err)
 	}
 	w, err := fdpass.NewWatcher()
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("cannot start a coordinator: %w", err), lis.Close())
+		return nil, errors.Join(startError(err), lis.Close())
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	c := &Coordinator{

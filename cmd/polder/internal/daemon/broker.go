@@ -34,13 +34,12 @@ type BrokerConfig struct {
 
 func isBroker(addr string) bool { return scheme.Of(addr) == scheme.Broker }
 
-// check finds what is wrong with values that fit each by itself, and makes the path
+// Check finds what is wrong with values that fit each by itself, and makes the path
 // of the socket plain.
-func (c *BrokerConfig) check() error {
+func (c *BrokerConfig) Check() error {
 	path := strings.TrimPrefix(c.Listen, scheme.Broker)
 	if !filepath.IsAbs(path) {
-		return &config.Error{Source: "--listen", Value: c.Listen,
-			Err: fmt.Errorf("expected the absolute path of a socket, such as %s", broker.DefaultSocket)}
+		return refuse("listen", c.Listen, "the absolute path of a socket, such as %s", broker.DefaultSocket)
 	}
 	c.Listen = path
 	if len(c.Far) == 0 {
@@ -49,12 +48,11 @@ func (c *BrokerConfig) check() error {
 	}
 	for _, addr := range c.Far {
 		if isUnix(addr) {
-			return &config.Error{Source: "--far", Value: addr,
-				Err: errors.New("expected HOST:PORT: nodes at Unix sockets do not lend by finemem")}
+			return refuse("far", addr, "HOST:PORT: nodes at Unix sockets do not lend by finemem")
 		}
 	}
 	if len(c.Far) > broker.MaxNodes {
-		return &config.Error{Source: "--far", Value: strings.Join(c.Far, ","), Err: fmt.Errorf("expected at most %d nodes", broker.MaxNodes)}
+		return refuse("far", strings.Join(c.Far, ","), "at most %d nodes", broker.MaxNodes)
 	}
 	return nil
 }
@@ -63,7 +61,7 @@ func (c *BrokerConfig) check() error {
 func RunBroker(ctx context.Context, cfg BrokerConfig) (err error) {
 	p := newProcess("broker", cfg.Control)
 	defer p.close(&err)
-	if err := cfg.check(); err != nil {
+	if err := cfg.Check(); err != nil {
 		return err
 	}
 	secret, err := readSecret(cfg.SecretFile)
@@ -133,15 +131,6 @@ const brokerTime = 5 * time.Second
 
 // openBrokered starts the front end over the nodes of a broker on this machine.
 func (p *process) openBrokered(ctx context.Context, cfg ServeConfig) error {
-	switch {
-	case len(cfg.Far) > 1:
-		return &config.Error{Source: "--far", Value: strings.Join(cfg.Far, ","),
-			Err: errors.New("expected a broker alone, which knows its nodes")}
-	case cfg.Manager != "":
-		return &config.Error{Source: "--manager", Value: cfg.Manager, Err: errors.New("expected none with a broker")}
-	case cfg.Device != "":
-		return &config.Error{Source: "--device", Value: cfg.Device, Err: errors.New("expected none with a broker, whose nodes are reached over TCP")}
-	}
 	d := broker.NewDialer(cfg.Far[0])
 	p.onClose(d.Close)
 	dialCtx, cancel := context.WithTimeoutCause(ctx, brokerTime, errors.New("no answer in time"))

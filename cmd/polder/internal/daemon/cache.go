@@ -34,6 +34,9 @@ func DefaultCache() CacheConfig { return CacheConfig{ServeConfig: DefaultServe()
 func RunCache(ctx context.Context, cfg CacheConfig) (err error) {
 	p := newProcess("serve", cfg.Control)
 	defer p.close(&err)
+	if err := cfg.Check(); err != nil {
+		return err
+	}
 	if err := p.listen(cfg.ServeConfig); err != nil {
 		return err
 	}
@@ -77,10 +80,7 @@ func (p *process) openCache(cfg CacheConfig, mc net.Listener) error {
 	}
 	p.onClose(heap.Close)
 
-	largest, err := cfg.largest(cfg.Budget)
-	if err != nil {
-		return err
-	}
+	largest := cfg.largest(cfg.Budget)
 	clients := clientmem.New(cfg.ClientMemory)
 	server, err := resp.NewCache(heap, resp.Config{
 		Password:     p.Password(),

@@ -22,6 +22,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"polder/internal/admin"
+	"polder/internal/config"
 	"polder/internal/console"
 	"polder/internal/listen"
 	"polder/internal/operator"
@@ -36,6 +37,11 @@ const (
 	ServiceAdmin     = "admin"
 	ServiceBroker    = "broker" // a socket's path after broker:
 )
+
+// refuse is the error about the value of a flag: it says what was expected.
+func refuse(flag, value, expected string, args ...any) error {
+	return &config.Error{Source: "--" + flag, Value: value, Err: fmt.Errorf("expected "+expected, args...)}
+}
 
 // process is what is common to running daemons.
 type process struct {

@@ -29,9 +29,6 @@ type here struct {
 // node lends is accessed in place, unless --manager says how else or there is no
 // room for a socket; then they meet by direct calls.
 func (p *process) openHere(ctx context.Context, cfg UpConfig) error {
-	if err := cfg.Node.check(); err != nil {
-		return err
-	}
 	if err := p.checkLend(cfg.Node.Lend, cfg.Local, cfg.Node.Overcommit); err != nil {
 		return err
 	}

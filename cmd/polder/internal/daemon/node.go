@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -42,47 +41,39 @@ type NodeConfig struct {
 	secret [wire.SecretSize]byte // from SecretFile
 }
 
-// check finds what is wrong with values that fit each by itself.
-func (c *NodeConfig) check() error {
-	wrong := func(flag string, value int64) error {
-		return &config.Error{Source: "--" + flag, Value: config.FormatSize(value),
-			Err: fmt.Errorf("expected at least one chunk, which --chunk says is %s", config.FormatSize(c.Chunk))}
-	}
+// Check finds what is wrong with values that fit each by itself.
+func (c *NodeConfig) Check() error {
+	size := config.FormatSize
+	chunk := size(c.Chunk)
 	here, elsewhere := c.places()
 	switch {
 	case c.both() && c.Lend < 2*c.Chunk:
-		return &config.Error{Source: "--lend", Value: config.FormatSize(c.Lend),
-			Err: fmt.Errorf("expected at least two chunks of %s, one for clients at sockets and one for others", config.FormatSize(c.Chunk))}
+		return refuse("lend", size(c.Lend), "at least two chunks of %s, one for clients at sockets and one for others", chunk)
 	case c.Lend < c.Chunk:
-		return wrong("lend", c.Lend)
+		return refuse("lend", size(c.Lend), "at least one chunk, which --chunk says is %s", chunk)
 	case len(here) > 0 && len(elsewhere) == 0 && c.Manager != "":
-		return &config.Error{Source: "--manager", Value: c.Manager,
-			Err: fmt.Errorf("expected none with a Unix socket, where memory is lent by %s", memnode.MemFD)}
+		return refuse("manager", c.Manager, "none with a Unix socket, where memory is lent by %s", memnode.MemFD)
 	case c.Fabric == FabricRDMA && len(elsewhere) == 0:
-		return &config.Error{Source: "--listen", Value: strings.Join(c.Listen, ","), Err: errors.New("expected a HOST:PORT with --fabric rdma")}
+		return refuse("listen", strings.Join(c.Listen, ","), "a HOST:PORT with --fabric rdma")
 	case c.Fabric != FabricRDMA && c.Device != "":
-		return &config.Error{Source: "--device", Value: c.Device, Err: errors.New("expected none without --fabric rdma")}
+		return refuse("device", c.Device, "none without --fabric rdma")
 	case c.SecretFile != "" && c.Manager != finemem.Name:
-		return &config.Error{Source: "--service-secret-file", Value: c.SecretFile,
-			Err: fmt.Errorf("expected none unless --manager is %s", finemem.Name)}
+		return refuse("service-secret-file", c.SecretFile, "none unless --manager is %s", finemem.Name)
 	case c.ClientBudget > 0 && c.ClientBudget < c.Chunk:
-		return wrong("client-budget", c.ClientBudget)
+		return refuse("client-budget", size(c.ClientBudget), "at least one chunk, which --chunk says is %s", chunk)
 	}
 	k := c.components()
-	small := func(flag string, value int64, expected string) error {
-		return &config.Error{Source: "--" + flag, Value: config.FormatSize(value), Err: errors.New("expected " + expected)}
-	}
 	switch {
 	case k.Memory != 0 && k.Memory < component.MinClientMemory:
-		return small("component-memory", k.Memory, "0 or at least "+config.FormatSize(component.MinClientMemory))
+		return refuse("component-memory", size(k.Memory), "0 or at least %s", size(component.MinClientMemory))
 	case c.both() && k.Memory != 0 && k.Memory/2 < component.MinClientMemory:
-		return small("component-memory", k.Memory, "0 or at least "+config.FormatSize(2*component.MinClientMemory)+", half of it for clients at sockets")
+		return refuse("component-memory", size(k.Memory), "0 or at least %s, half of it for clients at sockets", size(2*component.MinClientMemory))
 	case c.both() && k.Memory > c.Lend-2*c.Chunk:
-		return small("component-memory", k.Memory, "to leave at least two chunks of --lend, which is "+config.FormatSize(c.Lend))
+		return refuse("component-memory", size(k.Memory), "to leave at least two chunks of --lend, which is %s", size(c.Lend))
 	case k.Memory > c.Lend-c.Chunk:
-		return small("component-memory", k.Memory, "to leave at least one chunk of --lend, which is "+config.FormatSize(c.Lend))
+		return refuse("component-memory", size(k.Memory), "to leave at least one chunk of --lend, which is %s", size(c.Lend))
 	case c.ClientBudget > 0 && k.ClientMemory > c.ClientBudget-c.Chunk:
-		return small("component-client-memory", k.ClientMemory, "to leave at least one chunk of --client-budget, which is "+config.FormatSize(c.ClientBudget))
+		return refuse("component-client-memory", size(k.ClientMemory), "to leave at least one chunk of --client-budget, which is %s", size(c.ClientBudget))
 	}
 	return nil
 }
@@ -97,6 +88,12 @@ func (c *NodeConfig) places() (here, elsewhere []string) {
 		}
 	}
 	return here, elsewhere
+}
+
+// Elsewhere are the addresses where clients of other machines could connect.
+func (c *NodeConfig) Elsewhere() []string {
+	_, elsewhere := c.places()
+	return elsewhere
 }
 
 // both reports whether there are both kinds of address: then each kind gets half.
@@ -149,7 +146,7 @@ func RunNode(ctx context.Context, cfg NodeConfig) (err error) {
 	p := newProcess("node", cfg.Control)
 	defer p.close(&err)
 
-	if err := cfg.check(); err != nil {
+	if err := cfg.Check(); err != nil {
 		return err
 	}
 	here, elsewhere := cfg.places()

@@ -66,10 +66,38 @@ type UpConfig struct {
 	NodeListen string // a Unix socket where others borrow from Node; "" for nowhere
 }
 
-// check finds what is wrong with values that fit each by itself.
-func (c *UpConfig) check() error {
-	refuse := func(flag, value, expected string) error {
-		return &config.Error{Source: "--" + flag, Value: value, Err: errors.New("expected " + expected)}
+// Check finds what is wrong with values that fit each by itself.
+func (c *ServeConfig) Check() error {
+	if 2*c.MaxValue > c.ClientMemory {
+		return refuse("max-value", config.FormatSize(c.MaxValue), "at most half of --client-memory, which is %s", config.FormatSize(c.ClientMemory))
+	}
+	if slices.ContainsFunc(c.Far, isBroker) {
+		switch {
+		case len(c.Far) > 1:
+			return refuse("far", strings.Join(c.Far, ","), "a broker alone, which knows its nodes")
+		case c.Manager != "":
+			return refuse("manager", c.Manager, "none with a broker")
+		case c.Device != "":
+			return refuse("device", c.Device, "none with a broker, whose nodes are reached over TCP")
+		}
+		return nil
+	}
+	by, same := scheme.Common(c.Far)
+	switch {
+	case !same:
+		return refuse("far", strings.Join(c.Far, ","), "one kind of address for every node: HOST:PORT, %sPATH, or %sHOST:PORT", scheme.Unix, scheme.RDMA)
+	case c.Device != "" && by != scheme.RDMA:
+		return refuse("device", c.Device, "none without nodes at %sHOST:PORT", scheme.RDMA)
+	case c.Manager != "" && by == scheme.Unix:
+		return refuse("manager", c.Manager, "none with nodes at Unix sockets, which lend by %s", memfd.Name)
+	}
+	return nil
+}
+
+// Check finds what is wrong with values that fit each by itself.
+func (c *UpConfig) Check() error {
+	if err := c.ServeConfig.Check(); err != nil {
+		return err
 	}
 	memory := c.Node.Components.Memory
 	switch {
@@ -79,8 +107,10 @@ func (c *UpConfig) check() error {
 		return refuse("manager", c.Manager, "none with --node-listen, where memory is lent by "+memfd.Name)
 	case memory != 0 && c.NodeListen == "":
 		return refuse("component-memory", config.FormatSize(memory), "0 without --node-listen: nobody else could call the components")
+	case len(c.Far) > 0:
+		return nil
 	}
-	return nil
+	return c.Node.Check()
 }
 
 // MinHeapChunk is the smallest chunk in bytes that a far heap can use.
@@ -97,6 +127,9 @@ const (
 func RunServe(ctx context.Context, cfg ServeConfig) (err error) {
 	p := newProcess("serve", cfg.Control)
 	defer p.close(&err)
+	if err := cfg.Check(); err != nil {
+		return err
+	}
 	if err := p.listen(cfg); err != nil {
 		return err
 	}
@@ -114,7 +147,7 @@ func RunServe(ctx context.Context, cfg ServeConfig) (err error) {
 func RunUp(ctx context.Context, cfg UpConfig) (err error) {
 	p := newProcess("up", cfg.Control)
 	defer p.close(&err)
-	if err := cfg.check(); err != nil {
+	if err := cfg.Check(); err != nil {
 		return err
 	}
 	if err := p.listen(cfg.ServeConfig); err != nil {
@@ -156,13 +189,7 @@ func (p *process) openFar(ctx context.Context, cfg ServeConfig) error {
 	if slices.ContainsFunc(cfg.Far, isBroker) {
 		return p.openBrokered(ctx, cfg)
 	}
-	by, err := reach(cfg.Far)
-	if err != nil {
-		return err
-	}
-	if cfg.Device != "" && by != scheme.RDMA {
-		return &config.Error{Source: "--device", Value: cfg.Device, Err: fmt.Errorf("expected none without nodes at %sHOST:PORT", scheme.RDMA)}
-	}
+	by, _ := scheme.Common(cfg.Far)
 	manager, err := managerNamed(cfg.Manager)
 	if err != nil {
 		return err
@@ -171,10 +198,6 @@ func (p *process) openFar(ctx context.Context, cfg ServeConfig) error {
 	var dial func(ctx context.Context, addr string) (verbs.Conn, error)
 	switch by {
 	case scheme.Unix:
-		if cfg.Manager != "" {
-			return &config.Error{Source: "--manager", Value: cfg.Manager,
-				Err: fmt.Errorf("expected none with nodes at Unix sockets, which lend by %s", memfd.Name)}
-		}
 		manager = memfd.Manager{}
 		p.warnInPlace()
 		dev, err = shm.NewDevice(softnic.Config{})
@@ -209,15 +232,11 @@ func (p *process) openFar(ctx context.Context, cfg ServeConfig) error {
 // largest is the size of the largest value with so much memory for data. A
 // client must be able to send one, and to have it sent, within what clients may
 // hold; a third leaves room for a second one in the same command.
-func (c *ServeConfig) largest(data int64) (int64, error) {
+func (c *ServeConfig) largest(data int64) int64 {
 	if c.MaxValue == 0 {
-		return min(data/4, c.ClientMemory/3), nil
+		return min(data/4, c.ClientMemory/3)
 	}
-	if 2*c.MaxValue > c.ClientMemory {
-		return 0, &config.Error{Source: "--max-value", Value: config.FormatSize(c.MaxValue), Err: fmt.Errorf(
-			"expected at most half of --client-memory, which is %s", config.FormatSize(c.ClientMemory))}
-	}
-	return c.MaxValue, nil
+	return c.MaxValue
 }
 
 // toNodes is how to connect to a node at the moment: certificates may be new since
@@ -252,10 +271,7 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, poolCfg pool.Co
 	stopLimit := limitGoMemory()
 	p.onClose(func() error { stopLimit(); return nil })
 
-	largest, err := cfg.largest(cfg.Local)
-	if err != nil {
-		return err
-	}
+	largest := cfg.largest(cfg.Local)
 	var heap *far.Heap
 	var lent *pool.Pool
 	p.onClose(func() (err error) { // after the front end's

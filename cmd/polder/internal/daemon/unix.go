@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"strings"
 
-	"polder/internal/config"
 	"polder/internal/scheme"
 	"polder/verbs"
 	"polder/verbs/shm"
@@ -22,17 +21,6 @@ func isUnix(addr string) bool { return scheme.Of(addr) == scheme.Unix }
 func NodeHere() (addr string, ok bool) {
 	st, err := os.Stat(strings.TrimPrefix(DefaultSocket, scheme.Unix))
 	return DefaultSocket, err == nil && st.Mode()&os.ModeSocket != 0
-}
-
-// reach returns the scheme of the addresses of nodes, "" for TCP, and fails if
-// they differ in it.
-func reach(addrs []string) (string, error) {
-	by, same := scheme.Common(addrs)
-	if !same {
-		return "", &config.Error{Source: "--far", Value: strings.Join(addrs, ","),
-			Err: fmt.Errorf("expected one kind of address for every node: HOST:PORT, %sPATH, or %sHOST:PORT", scheme.Unix, scheme.RDMA)}
-	}
-	return by, nil
 }
 
 // listenUnix listens at a socket, in a directory that is made if need be.
