@@ -1,8 +1,11 @@
 package resp
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"net"
+	"os"
 	"strings"
 	"syscall"
 	"testing"
@@ -20,36 +23,46 @@ var greedy = []struct {
 	hold func(c *client, size int)
 }{
 	{"an argument that does not end", func(c *client, size int) {
-		// Clients hold about the same, so that this one may be evicted while it sends.
-		fmt.Fprintf(c.c, "*2\r\n$4\r\nECHO\r\n$%d\r\n%s", 2*size, strings.Repeat("v", size))
+		press(c, fmt.Sprintf("*2\r\n$4\r\nECHO\r\n$%d\r\n%s", 2*size, strings.Repeat("v", size)), 0)
 	}},
 	{"arguments without end", func(c *client, size int) {
-		const each = 8 + len("$0\r\n\r\n") // what the parser notes, and what it reads
-		c.send("*1000000\r\n$4\r\nMSET\r\n" + strings.Repeat("$0\r\n\r\n", size/each))
+		const each = 24 + len("$0\r\n\r\n") // what the parser will need, and what it reads
+		press(c, "*1000000\r\n$4\r\nMSET\r\n"+strings.Repeat("$0\r\n\r\n", size/each), 0)
 	}},
 	{"a transaction", func(c *client, size int) {
-		c.send(encode("MULTI"))
-		c.recv()
-		for range size >> 16 {
-			c.send(encode("ECHO", strings.Repeat("v", 1<<16)))
-			c.recv()
+		echo := encode("ECHO", strings.Repeat("v", 1<<16))
+		for ok, i := press(c, encode("MULTI"), 1), 0; ok && i < size>>16; i++ {
+			ok = press(c, echo, 1)
 		}
 	}},
 	{"watched keys", func(c *client, size int) {
 		const batch = 200
-		for i := 0; i < size; i += batch * watchCost {
+		for ok, i := true, 0; ok && i < size; i += batch * watchCost {
 			cmd := []string{"WATCH"}
 			for k := range batch {
 				cmd = append(cmd, fmt.Sprint("key", i, "/", k))
 			}
-			c.send(encode(cmd...))
-			c.recv()
+			ok = press(c, encode(cmd...), 1)
 		}
 	}},
 	{"replies", func(c *client, size int) {
 		// The sockets' own buffers take some, so ask for more.
-		c.send(strings.Repeat(encode("GET", "value"), size>>16+200))
+		press(c, strings.Repeat(encode("GET", "value"), size>>16+200), 0)
 	}},
+}
+
+// press sends raw and waits for so many replies. It reports false if the server has
+// evicted the client, which it may at any time.
+func press(c *client, raw string, replies int) bool {
+	c.c.SetDeadline(time.Now().Add(testTimeout))
+	_, err := io.WriteString(c.c, raw)
+	for ; err == nil && replies > 0; replies-- {
+		_, err = readReply(c.r)
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		c.t.Errorf("after %.60q: %v", raw, err)
+	}
+	return err == nil
 }
 
 // TestClientsShareTheirMemory: whatever clients have the server hold counts,
