@@ -333,6 +333,7 @@ func (s *session) wants(w *wants) {
 		s.wantBlocks = nil
 	}
 	p := proto.Parser{Limits: s.parser.Limits}
+	defer p.Release()
 	queue := s.queue
 	start := w.len()
 	for rest := s.in; w.len()-start < maxFetch; {

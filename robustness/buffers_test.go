@@ -24,6 +24,9 @@ var greed = []struct {
 		return "MULTI\r\n" + strings.Repeat("*2\r\n$4\r\nECHO\r\n$65536\r\n"+noise[i:i+65536]+"\r\n", 32)
 	}},
 	{"many arguments", func(int) string { return "*1000000\r\n$4\r\nMSET\r\n" + strings.Repeat("$1\r\nk\r\n", 150_000) }},
+	{"commands of many arguments", func(int) string {
+		return strings.Repeat("*300001\r\n$6\r\nEXISTS\r\n"+strings.Repeat("$1\r\nk\r\n", 300_000), 3)
+	}},
 }
 
 // TestManyGreedyClientsStayWithinTheBudget: hundreds of clients ask for far more

@@ -3,6 +3,8 @@ package proto
 import (
 	"bytes"
 	"fmt"
+
+	"polder/resp/clientmem"
 )
 
 // Limits bound what a Parser accepts.
@@ -43,6 +45,7 @@ type Parser struct {
 	bulk  int // length of the argument at pos, if known
 	known bool
 	args  [][]byte
+	mem   []byte // mapped, where args are if they are many
 	quote []byte // unquoted inline arguments
 }
 
@@ -56,6 +59,9 @@ func (p *Parser) Next(buf []byte) (args [][]byte, n int, err error) {
 	if p.left == 0 {
 		if len(buf) == 0 {
 			return nil, 0, nil
+		}
+		if p.mem != nil {
+			p.drop()
 		}
 		if buf[0] != '*' {
 			return p.inline(buf)
@@ -112,8 +118,13 @@ func (p *Parser) Next(buf []byte) (args [][]byte, n int, err error) {
 
 // collect finds the arguments of the command that buf begins with, which is whole.
 func (p *Parser) collect(buf []byte) {
-	if p.args = p.args[:0]; cap(p.args) < p.count {
+	p.args = p.args[:0]
+	switch {
+	case cap(p.args) >= p.count:
+	case p.count < many:
 		p.args = make([][]byte, 0, p.count)
+	default:
+		p.args, p.mem = mapArgs(p.count)
 	}
 	_, pos, _ := p.length(buf, 0, "mbulk")
 	for range p.count {
@@ -144,9 +155,18 @@ func (p *Parser) Moved(buf []byte) {
 
 // Forget lets go of the buffer that the last arguments were found in.
 func (p *Parser) Forget() {
-	if cap(p.args) > 0 && p.args[:1][0] != nil {
+	switch {
+	case p.mem != nil:
+		p.drop()
+	case cap(p.args) > 0 && p.args[:1][0] != nil:
 		clear(p.args[:cap(p.args)])
 	}
+}
+
+// drop lets go of the arguments' memory.
+func (p *Parser) drop() {
+	clientmem.Free(p.mem)
+	p.args, p.mem = nil, nil
 }
 
 // Held is the memory in bytes that the parser holds, or will when it has found the
@@ -155,14 +175,12 @@ func (p *Parser) Held() int {
 	return max(cap(p.args), p.count-p.left)*argSize + cap(p.quote)
 }
 
-const argSize = 24 // of a slice, on 64 bits
-
 // Release lets go of the buffer that the last arguments were found in, and of
 // memory that an unusually large command took. No command may be incomplete.
 func (p *Parser) Release() {
 	p.count = 0
 	if cap(p.args) > few {
-		p.args = nil
+		p.drop()
 	}
 	p.Forget()
 	if cap(p.quote) > 1024 {
