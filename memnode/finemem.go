@@ -318,24 +318,23 @@ func (m *finemem) answer(c *client, req *wire.Request, reply *wire.Reply) []wire
 	return m.grants
 }
 
-// owned lists what s has, in chunks of the node's. What was freed there, by half or of
-// another layer, has new keys then.
+// owned lists the first chunks of the blocks that s has, of which the log then says
+// the class. What was freed there, by half or of another layer, has new keys then.
 func (m *finemem) owned(s *session, skip, most int) wire.Status {
 	t, least := m.table, m.table.Least
-	var all []uint32
+	var all []twolayer.Extent
 	runs := 0 // sections that make a chunk together, so far
 	t.Owned(m.users[s], func(x twolayer.Extent) {
 		switch {
 		case x.Class >= least:
-			for i := uint32(0); i < 1<<(x.Class-least); i++ {
-				all = append(all, x.First>>least+i)
-			}
+			all = append(all, x)
 		case x.Run: // of sections that are less than a chunk
 			if x.First&(1<<least-1) == 0 {
 				runs = 0
 			}
 			if runs++; runs == 1<<(least-twolayer.SectionClass) && (x.First+twolayer.SectionChunks)&(1<<least-1) == 0 {
-				all = append(all, x.First>>least)
+				first := x.First + twolayer.SectionChunks - 1<<least
+				all = append(all, twolayer.Extent{First: first, Class: least})
 			}
 		}
 	})
@@ -343,12 +342,12 @@ func (m *finemem) owned(s *session, skip, most int) wire.Status {
 		return wire.StatusBad
 	}
 	section := uint32(0) // the first that has not been looked at
-	for _, i := range all[skip:min(len(all), skip+most)] {
-		section = max(section, i<<least/twolayer.SectionChunks)
-		for ; section <= ((i+1)<<least-1)/twolayer.SectionChunks; section++ {
+	for _, x := range all[skip:min(len(all), skip+most)] {
+		section = max(section, x.First/twolayer.SectionChunks)
+		for ; section <= (x.First+1<<x.Class-1)/twolayer.SectionChunks; section++ {
 			m.rebind(section)
 		}
-		key := t.Cap(twolayer.LayerOf(least), i<<least).Main()
+		i, key := x.First>>least, t.Cap(twolayer.LayerOf(x.Class), x.First).Main()
 		m.grants = append(m.grants, wire.Grant{Chunk: i, Key: key, Addr: m.node.mem.address(i)})
 	}
 	return wire.StatusOK

@@ -95,7 +95,7 @@ func TestADeviceWithoutChainsIsLentByMessages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := k.Alloc(t.Context()); err != nil {
+	if _, err := k.Alloc(t.Context(), int64(k.ChunkSize())); err != nil {
 		t.Fatal(err)
 	}
 	for _, by := range []pool.Manager{onesided.Manager{}, onesided.Manager{Native: true}} {
@@ -158,7 +158,7 @@ func TestPinnedMemoryIsZeroedAndNotGivenBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := k.Alloc(t.Context())
+	c, err := k.Alloc(t.Context(), int64(k.ChunkSize()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -168,7 +168,7 @@ func TestPinnedMemoryIsZeroedAndNotGivenBack(t *testing.T) {
 	if err := c.Free(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if c, err = k.Alloc(t.Context()); err != nil {
+	if c, err = k.Alloc(t.Context(), int64(k.ChunkSize())); err != nil {
 		t.Fatal(err)
 	}
 	got := make([]byte, size)

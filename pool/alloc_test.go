@@ -137,7 +137,7 @@ func BenchmarkAllocFree(b *testing.B) {
 		b.Run(s.Name, func(b *testing.B) {
 			k, _ := steady(b, s)
 			for b.Loop() {
-				c, err := k.Alloc(b.Context())
+				c, err := k.AllocOne(b.Context())
 				if err != nil {
 					b.Fatal(err)
 				}

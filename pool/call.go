@@ -20,15 +20,15 @@ const (
 )
 
 // A piece is the part of an operation that one work request carries out: all of
-// it, or up to maxBlock bytes of a long one. What the link needs of the
+// it, or what of a long one lies in one extent, up to maxBlock bytes. What the link needs of the
 // operation is copied, because a caller that gives up takes its Op with it.
 type piece struct {
-	call  *call
-	op    *Op // the caller's own; nobody else touches it
-	chunk *Chunk
-	off   int // of op.Buf, and of what the operation touches
-	n     int
-	state pieceState
+	call   *call
+	op     *Op // the caller's own; nobody else touches it
+	extent *extent
+	off    int // of op.Buf, and of what the operation touches
+	n      int
+	state  pieceState
 
 	kind     OpKind
 	old, new uint64
@@ -76,6 +76,9 @@ func (p *piece) finish(status verbs.Status) {
 	c.done <- struct{}{}
 }
 
+// fail sets the operation's error, unless it has one.
+func (p *piece) fail(err error) { p.op.fail(p.extent, err) }
+
 // A call is one caller's batch on its way. Calls are reused, with everything
 // that they have allocated.
 type call struct {
@@ -96,6 +99,8 @@ type call struct {
 	held  block // from room, for the next piece that needs one
 	timer *time.Timer
 	armed bool
+
+	progress bool // a piece has succeeded in this round
 }
 
 func newCall(p *Pool) *call {
@@ -117,6 +122,10 @@ func (c *call) run(ctx context.Context, ops []Op) {
 		if !more {
 			break
 		}
+		if c.progress { // what does not fit into the buffer has a while for every bufferful
+			c.progress = false
+			c.disarm()
+		}
 	}
 	c.dispose()
 }
@@ -127,19 +136,29 @@ func (c *call) plan(ctx context.Context, ops []Op) {
 		op := &ops[i]
 		op.Err = nil
 		if err := op.check(c.pool); err != nil {
-			op.fail(err)
+			op.refuse(err)
 			continue
 		}
 		if op.Chunk.inPlace(ctx, op) {
 			continue
 		}
-		size := op.size()
-		for off := 0; off < size; off += maxBlock {
+		c.cut(op)
+	}
+}
+
+// cut cuts op, which has been checked, into pieces.
+func (c *call) cut(op *Op) {
+	size, i := op.size(), op.Chunk.at(op.Off)
+	for off := 0; off < size; i++ {
+		x := op.Chunk.extents[i]
+		end := int(min(int64(size), x.off+x.size-op.Off))
+		for ; off < end; off += maxBlock {
 			c.pieces = append(c.pieces, piece{
-				call: c, op: op, chunk: op.Chunk, off: off, n: min(maxBlock, size-off),
+				call: c, op: op, extent: x, off: off, n: min(maxBlock, end-off),
 				kind: op.Kind, old: op.Old, new: op.New,
 			})
 		}
+		off = end
 	}
 }
 
@@ -169,7 +188,7 @@ scan:
 		case startOK:
 			started++
 		case startNoNode:
-			lacksNode = p.chunk.node
+			lacksNode = p.extent.node
 		case startNoRoom:
 			lacksRoom = p
 			break scan
@@ -197,16 +216,16 @@ const (
 
 // start makes p ready to be submitted.
 func (c *call) start(p *piece) startResult {
-	if err := p.chunk.acquire(); err != nil {
-		p.op.fail(err)
+	if err := p.extent.chunk.acquire(); err != nil {
+		p.fail(err)
 		p.state = pieceDone
 		return startFailed
 	}
-	b := p.chunk.binding.Load()
+	b := p.extent.binding.Load()
 	if b == nil || b.link.dead.Load() {
-		p.chunk.release()
-		if err := p.chunk.node.unusable(); err != nil {
-			p.op.fail(err)
+		p.extent.chunk.release()
+		if err := p.extent.node.unusable(); err != nil {
+			p.fail(err)
 			p.state = pieceDone
 			return startFailed
 		}
@@ -216,7 +235,7 @@ func (c *call) start(p *piece) startResult {
 	if c.held.order == 0 || minBlock<<(c.held.order-1) < p.n {
 		var ok bool
 		if p.block, ok = slab.try(p.n); !ok {
-			p.chunk.release()
+			p.extent.chunk.release()
 			return startNoRoom
 		}
 	} else {
@@ -226,8 +245,8 @@ func (c *call) start(p *piece) startResult {
 		copy(slab.bytes(p.block, p.n), p.op.Buf[p.off:p.off+p.n])
 	}
 	p.link = b.link
-	p.path = p.chunk.path(b.link, p.n)
-	p.addr, p.key = b.addr+uint64(p.op.Off)+uint64(p.off), b.keys[p.path]
+	p.path = p.extent.path(b.link, p.n)
+	p.addr, p.key = b.addr+uint64(p.op.Off-p.extent.off)+uint64(p.off), b.keys[p.path]
 	p.sge[0] = slab.sge(p.block, p.n)
 	p.posted = false
 	p.landed.Store(0)
@@ -282,6 +301,14 @@ func (c *call) arm() {
 	}
 }
 
+// disarm stops the call's clock.
+func (c *call) disarm() {
+	if c.armed {
+		c.timer.Stop()
+		c.armed = false
+	}
+}
+
 // waitRoom waits for a block of n bytes. It reports whether to go on.
 func (c *call) waitRoom(ctx context.Context, n int) bool {
 	if c.held.order != 0 { // too small
@@ -321,7 +348,7 @@ func (c *call) waitNode(ctx context.Context, n *node) bool {
 func (c *call) failAll(err error) {
 	for i := range c.pieces {
 		if p := &c.pieces[i]; p.state != pieceDone {
-			p.op.fail(err)
+			p.fail(err)
 			p.state = pieceDone
 		}
 	}
@@ -342,10 +369,11 @@ func (c *call) harvest() {
 
 // reap takes the result of a piece that has landed.
 func (c *call) reap(p *piece, status verbs.Status) {
-	n := p.chunk.node
+	n := p.extent.node
 	p.state = pieceDone
 	switch status {
 	case verbs.StatusSuccess:
+		c.progress = true
 		data := c.pool.slab.bytes(p.block, p.n)
 		switch {
 		case p.kind == OpRead:
@@ -357,17 +385,17 @@ func (c *call) reap(p *piece, status verbs.Status) {
 	case verbs.StatusWRFlushErr, verbs.StatusRetryExcErr, verbs.StatusRNRRetryExcErr:
 		n.linkBroke(p.link)
 		if p.kind.atomic() && p.posted {
-			p.op.fail(ErrOutcomeUnknown)
+			p.fail(ErrOutcomeUnknown)
 		} else {
 			n.counters.retries.Add(1)
 			p.state = pieceIdle
 		}
 	case verbs.StatusRemAccessErr:
 		n.linkBroke(p.link)
-		p.op.fail(ErrRevoked)
+		p.fail(ErrRevoked)
 	default:
 		n.linkBroke(p.link)
-		p.op.fail(&verbs.StatusError{Status: status})
+		p.fail(&verbs.StatusError{Status: status})
 	}
 	c.letGo(p)
 }
@@ -376,11 +404,11 @@ func (c *call) reap(p *piece, status verbs.Status) {
 func (c *call) letGo(p *piece) {
 	if p.stray {
 		p.stray = false
-		p.chunk.strays[p.path].Add(-1)
+		p.extent.strays[p.path].Add(-1)
 	}
 	c.pool.slab.release(p.block)
 	p.block = block{}
-	p.chunk.release()
+	p.extent.chunk.release()
 }
 
 // abandon gives up on the pieces that fly. It reports whether any still does.
@@ -389,11 +417,11 @@ func (c *call) abandon(err error) bool {
 	for i := range c.pieces {
 		switch p := &c.pieces[i]; p.state {
 		case pieceFlying:
-			p.op.fail(err)
-			p.chunk.strays[p.path].Add(1)
+			p.fail(err)
+			p.extent.strays[p.path].Add(1)
 			p.stray = true
 		case pieceIdle:
-			p.op.fail(err)
+			p.fail(err)
 			p.state = pieceDone
 		}
 	}
@@ -418,10 +446,8 @@ func (c *call) recycle() {
 
 // dispose makes the call available to others.
 func (c *call) dispose() {
-	if c.armed {
-		c.timer.Stop()
-		c.armed = false
-	}
+	c.disarm()
+	c.progress = false
 	if c.held.order != 0 {
 		c.pool.slab.release(c.held)
 		c.held = block{}

@@ -2,44 +2,32 @@ package pool
 
 import (
 	"context"
-	"fmt"
+	"errors"
 	"io"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"polder/pool/manager"
-	"polder/verbs"
 )
 
-// A Chunk is borrowed memory on one node. It reads as zero at first. Its
-// methods may be called by any number of goroutines; concurrent accesses to the
-// same bytes are not ordered, except that the atomic operations are atomic
-// against each other.
+// A Chunk is borrowed memory, as much as was asked for at once. It reads as zero
+// at first. Its methods may be called by any number of goroutines; concurrent
+// accesses to the same bytes are not ordered, except that the atomic operations
+// are atomic against each other.
+//
+// It lies in one or more extents, of one node if that had enough. An operation on
+// several of them is not done at once, no more than one on several words of one.
 type Chunk struct {
-	node *node
-	id   uint32
-	size int
+	pool    *Pool
+	size    int64
+	have    int64     // bytes of extents: size or more once Alloc has returned it
+	extents []*extent // without gaps, in order; of Alloc's caller until it returns
 
-	binding atomic.Pointer[binding]
 	// users counts pieces in flight, plus freedBit from the call of Free on.
 	users atomic.Int64
 	idle  chan struct{} // capacity 1: users has fallen to freedBit
 	once  sync.Once     // lose
-	// strays counts pieces by path that fly although their callers have given
-	// up: what comes later must come after them.
-	strays [manager.MaxPaths]atomic.Int32
-	lost   chan struct{} // closed by lose
-	gone   atomic.Bool   // lost is closed, or about to be
-}
-
-// A binding is the right to a chunk over one connection.
-type binding struct {
-	link *link
-	addr uint64
-	keys [manager.MaxPaths]verbs.RKey
-	// memory is the chunk itself, if it lies in this process's memory.
-	memory []byte
+	lost  chan struct{} // closed by lose
+	gone  atomic.Bool   // lost is closed, or about to be
 }
 
 const freedBit = 1 << 62
@@ -49,22 +37,29 @@ var (
 	_ io.WriterAt = (*Chunk)(nil)
 )
 
-func newChunk(n *node, id uint32, size int) *Chunk {
-	return &Chunk{node: n, id: id, size: size, idle: make(chan struct{}, 1), lost: make(chan struct{})}
+func newChunk(p *Pool, size int64) *Chunk {
+	return &Chunk{pool: p, size: size, idle: make(chan struct{}, 1), lost: make(chan struct{})}
 }
 
-// Size returns the chunk's size in bytes, which is the pool's chunk size.
-func (c *Chunk) Size() int { return c.size }
+// Size returns the chunk's size in bytes, which is what was asked for.
+func (c *Chunk) Size() int64 { return c.size }
 
-// Node returns the name of the node that the chunk lies on.
-func (c *Chunk) Node() string { return c.node.name }
+// Nodes returns the names of the nodes that the chunk lies on, in its order.
+func (c *Chunk) Nodes() []string {
+	var names []string
+	for _, x := range c.extents {
+		if n := len(names); n == 0 || names[n-1] != x.node.name {
+			names = append(names, x.node.name)
+		}
+	}
+	return names
+}
 
-// Name says where the chunk lies, such as "127.0.0.1:7070/chunk 12".
-func (c *Chunk) Name() string { return c.node.name + "/" + c.region() }
+// Name says where the chunk begins, such as "127.0.0.1:7070/chunk 12".
+func (c *Chunk) Name() string { return c.extents[0].node.name + "/" + c.extents[0].region() }
 
-func (c *Chunk) region() string { return fmt.Sprintf("chunk %d", c.id) }
-
-// Lost is closed when the chunk's contents are gone for good.
+// Lost is closed when contents of the chunk are gone for good: all of them, or
+// those of one node of several. Nothing of it is of use then.
 func (c *Chunk) Lost() <-chan struct{} { return c.lost }
 
 // acquire announces a piece. It fails if the chunk is of no use any more.
@@ -92,31 +87,9 @@ func (c *Chunk) release() {
 // lose marks the chunk as lost.
 func (c *Chunk) lose() {
 	c.once.Do(func() {
-		c.node.counters.lost.Add(1)
 		c.gone.Store(true) // whoever waits for Lost finds it so
 		close(c.lost)
 	})
-}
-
-// path is which path of l a piece of n bytes takes: behind strays, if there are
-// any. If there are on several paths, the link is given up, and its successor
-// has none.
-func (c *Chunk) path(l *link, n int) int {
-	path, behind := l.path(c.id, n), -1
-	for i := range l.qps {
-		if c.strays[i].Load() == 0 {
-			continue
-		}
-		if behind >= 0 {
-			c.node.linkBroke(l)
-			return path
-		}
-		behind = i
-	}
-	if behind >= 0 {
-		return behind
-	}
-	return path
 }
 
 // ReadAt implements io.ReaderAt.
@@ -132,9 +105,9 @@ func (c *Chunk) WriteAt(p []byte, off int64) (int, error) {
 // ReadContext is ReadAt within ctx. It does not allocate.
 func (c *Chunk) ReadContext(ctx context.Context, p []byte, off int64) (int, error) {
 	var eof error
-	if off >= 0 && int64(len(p)) > int64(c.size)-off {
+	if off >= 0 && int64(len(p)) > c.size-off {
 		eof = io.EOF
-		p = p[:max(0, int64(c.size)-off)]
+		p = p[:max(0, c.size-off)]
 		if len(p) == 0 {
 			return 0, eof
 		}
@@ -169,7 +142,7 @@ func (c *Chunk) FetchAdd(ctx context.Context, off int64, delta uint64) (prev uin
 
 // do runs one operation.
 func (c *Chunk) do(ctx context.Context, op Op) Op {
-	p := c.node.pool
+	p := c.pool
 	if op.check(p) == nil && c.inPlace(ctx, &op) {
 		return op
 	}
@@ -182,12 +155,13 @@ func (c *Chunk) do(ctx context.Context, op Op) Op {
 }
 
 // Free gives the chunk back, once operations in progress have ended. The
-// chunk is not used afterwards. When the node cannot be reached, it has the
+// chunk is not used afterwards. When a node cannot be reached, it has its part of the
 // chunk back when the connection has been made again, or when the grace period
 // is over.
 func (c *Chunk) Free(ctx context.Context) error {
 	if err := c.free(ctx); err != nil {
-		return &OpError{Op: "free", Node: c.node.name, Region: c.region(), Err: err}
+		x := c.extents[0]
+		return &OpError{Op: "free", Node: x.node.name, Region: x.region(), Err: err}
 	}
 	return nil
 }
@@ -206,7 +180,23 @@ func (c *Chunk) free(ctx context.Context) error {
 		c.users.Add(-freedBit)
 		return err
 	}
-	return c.node.free(ctx, c)
+	return c.giveBack(ctx)
+}
+
+// giveBack frees every extent, whatever happens to the others.
+//
+// Preconditions: nobody uses the chunk any more, or will.
+func (c *Chunk) giveBack(ctx context.Context) error {
+	var errs []error
+	for rest := c.extents; len(rest) > 0; {
+		n, end := rest[0].node, 1
+		for end < len(rest) && rest[end].node == n {
+			end++
+		}
+		errs = append(errs, n.free(ctx, rest[:end]))
+		rest = rest[end:]
+	}
+	return errors.Join(errs...)
 }
 
 // waitIdle waits until no operation is in progress.
@@ -216,7 +206,7 @@ func (c *Chunk) waitIdle(ctx context.Context) error {
 	if c.users.Load() == freedBit {
 		return nil
 	}
-	timer := time.NewTimer(c.node.pool.cfg.Timeout)
+	timer := time.NewTimer(c.pool.cfg.Timeout)
 	defer timer.Stop()
 	for c.users.Load() != freedBit {
 		select {

@@ -75,7 +75,7 @@ func TestNodesMustAgreeOnTheChunkSize(t *testing.T) {
 	if up != 1 {
 		t.Fatalf("%d of two nodes with different chunk sizes are in use, want 1", up)
 	}
-	if got := k.MustAlloc(t).Size(); got != k.ChunkSize() {
+	if got := k.MustAlloc(t).Size(); got != int64(k.ChunkSize()) {
 		t.Fatalf("a chunk has %d bytes, want %d", got, k.ChunkSize())
 	}
 }

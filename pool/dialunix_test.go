@@ -38,7 +38,7 @@ func TestDialMapsTheMemoryOfANodeOnThisMachine(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	c, err := p.Alloc(t.Context())
+	c, err := p.Alloc(t.Context(), int64(p.ChunkSize()))
 	if err != nil {
 		t.Fatal(err)
 	}

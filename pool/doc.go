@@ -1,12 +1,14 @@
 // Package pool borrows memory from memory nodes.
 //
 //	p, err := pool.Dial(ctx, "10.0.0.1:7070", "10.0.0.2:7070")
-//	c, err := p.Alloc(ctx)
+//	c, err := p.Alloc(ctx, 10<<20)
 //	_, err = c.WriteAt([]byte("hello"), 0)
 //
 // A [Pool] keeps a connection to each of its nodes and hands out chunks of
-// their memory; a [Chunk] is read and written at offsets, and has atomics on
-// its 8-byte words. [Pool.Do] runs many operations, on many chunks and nodes,
+// their memory, of any size; a [Chunk] is read and written at offsets, and has
+// atomics on its 8-byte words. The nodes lend in units, [Pool.ChunkSize], which most
+// managers hand out one by one; FineMem hands out runs of them, up to 2 MiB at a
+// time. A chunk is made of as many as it takes, where possible on one node. [Pool.Do] runs many operations, on many chunks and nodes,
 // in one round trip. How chunks are had and given back is a manager's
 // business (package manager); reading and writing them is one-sided.
 //
@@ -19,10 +21,12 @@
 // with [ErrOutcomeUnknown]. While a node refuses connections, operations on it
 // fail at once with [ErrNodeGone]. When it turns out that the node has forgotten
 // the client, or the grace period is over, the chunks are lost: Chunk.Lost is
-// closed, and operations fail with [ErrLost].
+// closed, and operations fail with [ErrLost]. A chunk that lies on several nodes is
+// lost with the first of them.
 //
 // Every operation is bounded by its context and by Config.Timeout, whichever
-// ends first. A WRITE that fails for whatever reason may have been done in
+// ends first; one that is larger than the buffer goes out in rounds, and a round that
+// got something done begins the time anew. A WRITE that fails for whatever reason may have been done in
 // part; one that ran into its deadline may still take effect, but not after a
 // later operation on the same chunk, and not after Free.
 //

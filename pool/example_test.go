@@ -1,9 +1,13 @@
 package pool_test
 
 import (
+	"bufio"
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"log"
+	"strings"
 
 	"polder/memnode"
 	"polder/pool"
@@ -45,7 +49,7 @@ func ExampleDial() {
 	}
 	defer p.Close()
 
-	chunk, err := p.Alloc(ctx)
+	chunk, err := p.Alloc(ctx, 1<<20)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -69,7 +73,7 @@ func ExampleChunk_CompareAndSwap() {
 		log.Fatal(err)
 	}
 	defer p.Close()
-	chunk, err := p.Alloc(ctx)
+	chunk, err := p.Alloc(ctx, 1<<20)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -95,11 +99,11 @@ func ExamplePool_Do() {
 		log.Fatal(err)
 	}
 	defer p.Close()
-	a, err := p.Alloc(ctx)
+	a, err := p.Alloc(ctx, 1<<20)
 	if err != nil {
 		log.Fatal(err)
 	}
-	b, err := p.Alloc(ctx)
+	b, err := p.Alloc(ctx, 1<<20)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -121,4 +125,40 @@ func ExamplePool_Do() {
 	// write true
 	// fetch-add true
 	// read false
+}
+
+// A chunk is an io.ReaderAt and an io.WriterAt over memory of any size, here larger
+// than what the node lends at a time.
+func ExamplePool_Alloc() {
+	addr, stop := lend()
+	defer stop()
+	ctx := context.Background()
+	p, err := pool.Dial(ctx, addr)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer p.Close()
+
+	chunk, err := p.Alloc(ctx, 10<<20)
+	if err != nil {
+		log.Fatal(err)
+	}
+	line := strings.NewReader("a file could be copied here\n")
+	if _, err := io.Copy(io.NewOffsetWriter(chunk, 3<<20), line); err != nil {
+		log.Fatal(err)
+	}
+	got, err := bufio.NewReader(io.NewSectionReader(chunk, 3<<20, chunk.Size())).ReadString('\n')
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("%d bytes: %s", chunk.Size(), got)
+	if _, err := p.Alloc(ctx, 100<<20); errors.Is(err, pool.ErrNoMemory) {
+		fmt.Println("so much is not there, and nothing is taken of it")
+	}
+	if err := chunk.Free(ctx); err != nil {
+		log.Fatal(err)
+	}
+	// Output:
+	// 10485760 bytes: a file could be copied here
+	// so much is not there, and nothing is taken of it
 }

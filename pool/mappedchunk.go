@@ -17,58 +17,48 @@ func (l *link) bind(g manager.Grant) *binding {
 	return b
 }
 
-// inPlace carries op out, which has been checked, if its chunk lies in this
-// process's memory, and otherwise reports false: nothing has happened then, or
-// has to be repeated.
+// inPlace carries op out, which has been checked, if it is about one extent, and
+// that lies in this process's memory. Otherwise it reports false: nothing has
+// happened then, or has to be repeated.
 //
 // Hot path: it neither blocks nor allocates. The link is held while the memory
 // is accessed, so that it is not unmapped.
 func (c *Chunk) inPlace(ctx context.Context, op *Op) bool {
-	b := c.binding.Load()
-	if b == nil || b.memory == nil || ctx.Err() != nil || c.acquire() != nil {
+	x := c.extents[c.at(op.Off)]
+	b := x.binding.Load()
+	if b == nil || b.memory == nil || op.Off-x.off > x.size-int64(op.size()) || ctx.Err() != nil || c.acquire() != nil {
 		return false // the slow path says why
 	}
 	defer c.release()
 	l := b.link
 	l.mapped.RLock()
 	defer l.mapped.RUnlock()
-	if l.dead.Load() || c.hasStrays() {
+	if l.dead.Load() || x.hasStrays() {
 		return false
 	}
 	select {
 	case <-l.conn.Done():
-		c.node.linkBroke(l) // or it would not show until the keeper sees it
+		x.node.linkBroke(l) // or it would not show until the keeper sees it
 		return false
 	default:
 	}
-	op.access(b.memory)
+	op.access(b.memory[op.Off-x.off:])
 	if !l.verifier.Valid() {
 		// What was accessed may have been another's already.
-		c.node.linkBroke(l)
+		x.node.linkBroke(l)
 		if !op.Kind.atomic() {
 			return false
 		}
 		op.Prev = 0
-		op.fail(ErrOutcomeUnknown)
+		op.fail(x, ErrOutcomeUnknown)
 		return true
 	}
-	c.node.counters.count(op.Kind, op.size(), 0)
+	x.node.counters.count(op.Kind, op.size(), 0)
 	return true
 }
 
-// hasStrays reports whether pieces fly whose callers have given up.
-func (c *Chunk) hasStrays() bool {
-	for i := range c.strays {
-		if c.strays[i].Load() != 0 {
-			return true
-		}
-	}
-	return false
-}
-
-// access carries o out on the chunk's memory. Words are accessed at once.
-func (o *Op) access(memory []byte) {
-	at := memory[o.Off:]
+// access carries o out on the memory from at on. Words are accessed at once.
+func (o *Op) access(at []byte) {
 	switch {
 	case o.Kind == OpCompareAndSwap:
 		word := arena.Word64(at)

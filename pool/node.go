@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -50,7 +52,7 @@ type node struct {
 	cause   error         // nodeDown: why
 	changed chan struct{} // closed when state changes
 	link    *link         // nodeUp
-	chunks  map[uint32]*Chunk
+	extents map[uint32]*extent
 	session wire.Session
 	grace   time.Duration
 	place   *place // of objects in this process, nil without
@@ -60,7 +62,7 @@ func newNode(p *Pool, cfg NodeConfig) *node {
 	n := &node{
 		pool: p, name: cfg.Name, dial: cfg.Dial, log: p.log.With("node", cfg.Name),
 		changed: make(chan struct{}),
-		chunks:  make(map[uint32]*Chunk),
+		extents: make(map[uint32]*extent),
 	}
 	n.counters.init(cfg.Name)
 	return n
@@ -199,9 +201,9 @@ func (n *node) graceTime() time.Duration {
 
 // connect makes a link and publishes it.
 func (n *node) connect(ctx context.Context) (*link, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, n.pool.cfg.Timeout, ErrTimeout)
+	bounded, cancel := context.WithTimeoutCause(ctx, n.pool.cfg.Timeout, ErrTimeout)
 	defer cancel()
-	conn, err := n.dial(ctx)
+	conn, err := n.dial(bounded)
 	if err != nil {
 		return nil, err
 	}
@@ -210,16 +212,23 @@ func (n *node) connect(ctx context.Context) (*link, error) {
 		conn.Close()
 		return nil, err
 	}
-	if err := n.attach(ctx, l); err != nil {
+	unknown, err := n.attach(bounded, l)
+	if err != nil {
 		l.kill()
 		l.close()
 		return nil, err
 	}
+	// Freed while there was no connection, or granted by a reply that never
+	// arrived.
+	if err := n.giveBack(ctx, l, unknown); err != nil {
+		n.linkBroke(l)
+	}
 	return l, nil
 }
 
-// attach opens a session over l and makes l the node's link.
-func (n *node) attach(ctx context.Context, l *link) error {
+// attach opens a session over l and makes l the node's link. It returns what the
+// node has lent without this pool's knowing.
+func (n *node) attach(ctx context.Context, l *link) (unknown []uint32, err error) {
 	n.mu.Lock()
 	resume := n.session
 	n.mu.Unlock()
@@ -228,60 +237,53 @@ func (n *node) attach(ctx context.Context, l *link) error {
 		Through: l.through, Buffer: n.pool.slab.mr, Complete: l.completed,
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	l.session = s
 	l.verifier, _ = s.(manager.Verifier)
 	info := s.Info()
 	if err := n.pool.agreeChunkSize(info.ChunkSize); err != nil {
-		return err
+		return nil, err
 	}
 	var owned []manager.Grant
 	if info.Resumed {
 		if owned, err = s.Owned(ctx); err != nil {
-			return fmt.Errorf("cannot resume the session: %w", err)
+			return nil, fmt.Errorf("cannot resume the session: %w", err)
 		}
 	}
 	lost, unknown := n.publish(l, owned)
 	n.dropPlace()
-	for _, c := range lost {
-		c.lose()
+	for _, x := range lost {
+		x.lose()
 	}
 	if len(lost) > 0 {
-		n.log.Warn("chunks lost", "chunks", len(lost))
+		n.log.Warn("chunks lost", "chunks", chunksOf(lost))
 	}
-	if len(unknown) > 0 {
-		// Freed while there was no connection, or granted by a reply
-		// that never arrived.
-		if err := s.Free(ctx, unknown); err != nil {
-			n.linkBroke(l)
-		}
-	}
-	return nil
+	return unknown, nil
 }
 
 // publish makes l the node's link, on which the client owns the given chunks.
-// It returns the chunks that it no longer owns, and those that it owns without
+// It returns the extents that it no longer owns, and what it owns without
 // knowing.
-func (n *node) publish(l *link, owned []manager.Grant) (lost []*Chunk, unknown []uint32) {
+func (n *node) publish(l *link, owned []manager.Grant) (lost []*extent, unknown []uint32) {
 	info := l.session.Info()
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	kept := make(map[uint32]*Chunk, len(owned))
+	kept := make(map[uint32]*extent, len(owned))
 	for _, g := range owned {
-		if c := n.chunks[g.Chunk]; c != nil {
-			c.binding.Store(l.bind(g))
-			kept[g.Chunk] = c
+		if x := n.extents[g.Chunk]; x != nil && x.chunks == g.Chunks {
+			x.binding.Store(l.bind(g))
+			kept[g.Chunk] = x
 		} else {
 			unknown = append(unknown, g.Chunk)
 		}
 	}
-	for id, c := range n.chunks {
+	for id, x := range n.extents {
 		if kept[id] == nil {
-			lost = append(lost, c)
+			lost = append(lost, x)
 		}
 	}
-	n.chunks = kept
+	n.extents = kept
 	n.session, n.grace = info.Session, info.Grace
 	n.link = l
 	if n.place != nil && n.place.session == n.session.ID {
@@ -291,25 +293,25 @@ func (n *node) publish(l *link, owned []manager.Grant) (lost []*Chunk, unknown [
 	return lost, unknown
 }
 
-// loseAll gives up every chunk.
+// loseAll gives up every extent, and returns how many chunks they had.
 func (n *node) loseAll() int {
 	n.mu.Lock()
-	chunks := n.chunks
-	n.chunks = make(map[uint32]*Chunk)
+	lost := slices.Collect(maps.Values(n.extents))
+	clear(n.extents)
 	n.session = wire.Session{}
 	n.mu.Unlock()
 	n.dropPlace()
-	for _, c := range chunks {
-		c.lose()
+	for _, x := range lost {
+		x.lose()
 	}
-	return len(chunks)
+	return chunksOf(lost)
 }
 
 // farewell gives everything back over l, and ends it.
 func (n *node) farewell(l *link) {
 	n.mu.Lock()
 	var ids []uint32
-	for id := range n.chunks {
+	for id := range n.extents {
 		ids = append(ids, id)
 	}
 	n.link = nil
@@ -318,12 +320,9 @@ func (n *node) farewell(l *link) {
 	l.kill()
 	l.ground()
 	n.dropPlace()
+	_ = n.giveBack(context.Background(), l, ids) // what fails the node reclaims in time
 	ctx, cancel := context.WithTimeout(context.Background(), n.pool.cfg.Timeout)
 	defer cancel()
-	// Otherwise the node reclaims it in time.
-	if len(ids) > 0 {
-		_ = l.session.Free(ctx, ids)
-	}
 	l.vacate(ctx)
 	l.close()
 }
@@ -342,56 +341,68 @@ func (n *node) closeNow() {
 // errRetry is the error of an attempt that broke with its link.
 var errRetry = errors.New("connection lost")
 
-// alloc borrows a chunk from n.
-func (n *node) alloc(ctx context.Context) (*Chunk, error) {
+// allocBatch is the most chunks that a node is asked for at once.
+const allocBatch = 512
+
+// extend adds memory of n's to c.
+func (n *node) extend(ctx context.Context, c *Chunk) error {
 	l := n.current()
 	if l == nil {
-		return nil, errRetry
+		return errRetry
 	}
-	var grants [1]manager.Grant
-	if _, err := l.session.Alloc(ctx, grants[:]); err != nil {
-		switch {
-		case errors.Is(err, ErrNoMemory) || errors.Is(err, manager.ErrRefused) || ctx.Err() != nil:
-			return nil, err
+	size := int64(n.pool.ChunkSize())
+	grants := make([]manager.Grant, min(allocBatch, (c.size-c.have-1)/size+1))
+	got, err := l.session.Alloc(ctx, grants)
+	if err != nil {
+		if errors.Is(err, ErrNoMemory) || errors.Is(err, manager.ErrRefused) || ctx.Err() != nil {
+			return err
 		}
 		n.linkBroke(l)
-		return nil, errRetry
+		return errRetry
 	}
-	g := grants[0]
-	c := newChunk(n, g.Chunk, n.pool.ChunkSize())
-	c.binding.Store(l.bind(g))
+	grants = grants[:got]
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.link != l {
-		return nil, errRetry // the next link has given it back
+		return errRetry // the next link gives it back
 	}
-	if n.chunks[g.Chunk] != nil {
-		return nil, fmt.Errorf("node granted chunk %d twice", g.Chunk)
+	for _, g := range grants {
+		if n.extents[g.Chunk] != nil {
+			return fmt.Errorf("node granted chunk %d twice", g.Chunk)
+		}
 	}
-	n.chunks[g.Chunk] = c
-	n.counters.allocs.Add(1)
-	return c, nil
+	extents := make([]extent, got)
+	for i, g := range grants {
+		x := &extents[i]
+		x.chunk, x.node, x.id, x.chunks = c, n, g.Chunk, g.Chunks
+		x.off, x.size = c.have, int64(g.Chunks)*size
+		x.binding.Store(l.bind(g))
+		c.extents = append(c.extents, x)
+		c.have += x.size
+		n.extents[x.id] = x
+		n.counters.allocs.Add(int64(x.chunks))
+	}
+	return nil
 }
 
-// free gives c, which nobody uses any more, back.
-func (n *node) free(ctx context.Context, c *Chunk) error {
+// free gives extents, which nobody uses any more, back.
+func (n *node) free(ctx context.Context, extents []*extent) error {
+	ids := make([]uint32, 0, len(extents))
 	n.mu.Lock()
-	if n.chunks[c.id] == c {
-		delete(n.chunks, c.id)
-	} else {
-		n.mu.Unlock()
-		return nil // lost, or the pool is closed
+	for _, x := range extents {
+		if n.extents[x.id] == x { // otherwise it is lost, or the pool is closed
+			delete(n.extents, x.id)
+			ids = append(ids, x.id)
+			n.counters.frees.Add(int64(x.chunks))
+		}
 	}
 	l := n.link
 	n.mu.Unlock()
-	n.counters.frees.Add(1)
 	if l == nil {
 		return nil // the next link will find that it is not known
 	}
-	// From here on the chunk must get back, whatever the caller's patience.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), n.pool.cfg.Timeout)
-	defer cancel()
-	err := l.session.Free(ctx, []uint32{c.id})
+	// From here on they must get back, whatever the caller's patience.
+	err := n.giveBack(context.WithoutCancel(ctx), l, ids)
 	if errors.Is(err, manager.ErrRefused) {
 		return err
 	}
@@ -399,6 +410,27 @@ func (n *node) free(ctx context.Context, c *Chunk) error {
 		n.linkBroke(l)
 	}
 	return nil
+}
+
+// freeBatch is the most grants that a node is given back within Config.Timeout.
+const freeBatch = 256
+
+// giveBack gives grants back over l, by their first chunks. What the node refuses to
+// take back does not keep it from the rest.
+func (n *node) giveBack(ctx context.Context, l *link, ids []uint32) error {
+	var refused error
+	for batch := range slices.Chunk(ids, freeBatch) {
+		ctx, cancel := context.WithTimeout(ctx, n.pool.cfg.Timeout)
+		err := l.session.Free(ctx, batch)
+		cancel()
+		switch {
+		case errors.Is(err, manager.ErrRefused):
+			refused = err
+		case err != nil:
+			return err
+		}
+	}
+	return refused
 }
 
 // returned is closed when n has memory again, or its connection is lost. It is

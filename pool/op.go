@@ -66,9 +66,9 @@ func (o *Op) check(p *Pool) error {
 		return fmt.Errorf("unknown operation %v", o.Kind)
 	case o.Chunk == nil:
 		return fmt.Errorf("no chunk")
-	case o.Chunk.node.pool != p:
+	case o.Chunk.pool != p:
 		return fmt.Errorf("chunk of another pool")
-	case o.Off < 0 || o.Off > int64(o.Chunk.size) || int64(o.size()) > int64(o.Chunk.size)-o.Off:
+	case o.Off < 0 || o.Off > o.Chunk.size || int64(o.size()) > o.Chunk.size-o.Off:
 		return fmt.Errorf("%d bytes in a chunk of %d: %w", o.size(), o.Chunk.size, ErrRange)
 	case o.Kind.atomic() && o.Off%8 != 0:
 		return ErrUnaligned
@@ -76,14 +76,23 @@ func (o *Op) check(p *Pool) error {
 	return nil
 }
 
-// fail sets o's error, unless it has one.
-func (o *Op) fail(err error) {
+// refuse sets the error of o, which has not been carried out, unless it has one.
+func (o *Op) refuse(err error) {
+	if o.Chunk == nil {
+		o.fail(nil, err)
+		return
+	}
+	o.fail(o.Chunk.extents[o.Chunk.at(max(0, o.Off))], err)
+}
+
+// fail sets o's error, which happened at x if that is not nil, unless it has one.
+func (o *Op) fail(x *extent, err error) {
 	if o.Err != nil {
 		return
 	}
 	e := &OpError{Op: o.Kind.String(), Offset: o.Off, Err: err}
-	if o.Chunk != nil {
-		e.Node, e.Region = o.Chunk.node.name, o.Chunk.region()
+	if x != nil {
+		e.Node, e.Region = x.node.name, x.region()
 	}
 	o.Err = e
 }

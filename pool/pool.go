@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"reflect"
 	"slices"
 	"sync"
@@ -189,55 +190,106 @@ func (p *Pool) agreeChunkSize(size int) error {
 	return nil
 }
 
-// ChunkSize returns the size of every chunk in bytes.
+// ChunkSize returns the size in bytes of what the nodes lend: chunks are made of
+// that.
 func (p *Pool) ChunkSize() int {
 	p.sizeMu.Lock()
 	defer p.sizeMu.Unlock()
 	return p.chunkSize
 }
 
-// Alloc borrows a chunk from the node that has most to lend.
-func (p *Pool) Alloc(ctx context.Context) (*Chunk, error) {
-	c, err := p.alloc(ctx)
+// Alloc borrows size bytes, of any number: from the node that has most to lend,
+// and what that cannot give from others. A multiple of the nodes' ChunkSize is
+// taken for it. On failure nothing is, also if some of it was to be had.
+func (p *Pool) Alloc(ctx context.Context, size int64) (*Chunk, error) {
+	c, err := p.alloc(ctx, size)
 	if err != nil {
 		return nil, &OpError{Op: "alloc", Err: err}
 	}
 	return c, nil
 }
 
-func (p *Pool) alloc(ctx context.Context) (*Chunk, error) {
+// allocAttempts is how often a chunk is begun anew of which a node has forgotten a
+// part before the rest of it was there.
+const allocAttempts = 3
+
+func (p *Pool) alloc(ctx context.Context, size int64) (*Chunk, error) {
+	if size <= 0 {
+		return nil, fmt.Errorf("%d bytes wanted, must be at least 1", size)
+	}
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	if all, known := p.capacity(); known && size > all {
+		return nil, fmt.Errorf("%w: %d bytes wanted of nodes that have %d in all", ErrNoMemory, size, all)
+	}
+	for attempt := 1; ; attempt++ {
+		c := newChunk(p, size)
+		var err error
+		for c.have < size && err == nil && !c.gone.Load() {
+			err = p.extend(ctx, c)
+		}
+		if err == nil && c.gone.Load() {
+			err = ErrLost
+		}
+		if err == nil {
+			return c, nil
+		}
+		_ = c.giveBack(ctx) // what a node refuses to take back it does not think to be ours
+		if err != ErrLost || attempt == allocAttempts {
+			return nil, err
+		}
+	}
+}
+
+// extend adds memory to c, which is not complete.
+func (p *Pool) extend(ctx context.Context, c *Chunk) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, p.cfg.Timeout, ErrTimeout)
 	defer cancel()
 	for {
 		if ctx.Err() != nil {
-			return nil, context.Cause(ctx)
+			return context.Cause(ctx)
 		}
-		c, wait, err := p.tryAlloc(ctx)
+		wait, err := p.tryExtend(ctx, c)
 		switch {
 		case err == nil:
-			return c, nil
+			return nil
 		case ctx.Err() != nil:
-			return nil, context.Cause(ctx)
+			return context.Cause(ctx)
 		case wait == nil && err != errRetry:
-			return nil, err
+			return err
 		case wait == nil:
 			continue
 		}
 		select {
 		case <-wait:
 		case <-ctx.Done():
-			return nil, context.Cause(ctx)
+			return context.Cause(ctx)
 		}
 	}
+}
+
+// capacity is how many bytes the nodes have to lend to everybody, if all are
+// connected.
+func (p *Pool) capacity() (bytes int64, known bool) {
+	for _, n := range p.nodes {
+		l := n.current()
+		if l == nil {
+			return 0, false
+		}
+		info := l.session.Info()
+		bytes += int64(info.Chunks) * int64(info.ChunkSize)
+	}
+	return bytes, true
 }
 
 // AllocWait is Alloc, and if there is no memory left waits until a node says that
 // there is some again, for as long as ctx lasts. It does not wait for the client's own budget,
 // which only Free restores. Nodes whose manager cannot
 // say so are not waited for.
-func (p *Pool) AllocWait(ctx context.Context) (*Chunk, error) {
+func (p *Pool) AllocWait(ctx context.Context, size int64) (*Chunk, error) {
 	for {
-		c, err := p.Alloc(ctx)
+		c, err := p.Alloc(ctx, size)
 		if !errors.Is(err, ErrNoMemory) || errors.Is(err, manager.ErrBudget) {
 			return c, err
 		}
@@ -268,9 +320,10 @@ func waitAny(ctx context.Context, chans []<-chan struct{}) error {
 	return nil
 }
 
-// tryAlloc asks every node that is up, the emptiest first. If it fails and
-// another attempt may succeed, err is errRetry or wait is when to make it.
-func (p *Pool) tryAlloc(ctx context.Context) (c *Chunk, wait <-chan struct{}, err error) {
+// tryExtend asks every node that is up: first the one that c ends on, then the
+// others, the emptiest first. If it fails and another attempt may succeed, err is
+// errRetry or wait is when to make it.
+func (p *Pool) tryExtend(ctx context.Context, c *Chunk) (wait <-chan struct{}, err error) {
 	type candidate struct {
 		n     *node
 		space uint32
@@ -280,7 +333,11 @@ func (p *Pool) tryAlloc(ctx context.Context) (c *Chunk, wait <-chan struct{}, er
 		state, changed := n.watch()
 		switch state {
 		case nodeUp:
-			candidates = append(candidates, candidate{n, n.space()})
+			space := n.space()
+			if k := len(c.extents); k > 0 && c.extents[k-1].node == n {
+				space = math.MaxUint32
+			}
+			candidates = append(candidates, candidate{n, space})
 		case nodeConnecting:
 			wait = changed
 		default:
@@ -289,21 +346,21 @@ func (p *Pool) tryAlloc(ctx context.Context) (c *Chunk, wait <-chan struct{}, er
 	}
 	slices.SortStableFunc(candidates, func(a, b candidate) int { return cmp.Compare(b.space, a.space) })
 	for _, k := range candidates {
-		c, e := k.n.alloc(ctx)
+		e := k.n.extend(ctx, c)
 		switch {
 		case e == nil:
-			return c, nil, nil
+			return nil, nil
 		case ctx.Err() != nil:
-			return nil, nil, e
+			return nil, e
 		case e == errRetry:
-			return nil, nil, errRetry
+			return nil, errRetry
 		}
 		err = e
 	}
 	if err == nil {
 		err = errRetry // everything is being connected to, or was
 	}
-	return nil, wait, err
+	return wait, err
 }
 
 // Do runs ops, which may be of different kinds and on chunks of different
@@ -315,7 +372,7 @@ func (p *Pool) Do(ctx context.Context, ops []Op) error {
 	if err != nil {
 		for i := range ops {
 			ops[i].Err = nil
-			ops[i].fail(err)
+			ops[i].refuse(err)
 		}
 	} else {
 		c.run(ctx, ops)

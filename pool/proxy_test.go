@@ -40,7 +40,7 @@ func openThrough(t *testing.T, timeout time.Duration) (*pool.Pool, *pooltest.Pro
 
 func TestANodeThatHangs(t *testing.T) {
 	k, x, c := openThrough(t, time.Second)
-	ch, err := k.Alloc(t.Context())
+	ch, err := k.Alloc(t.Context(), int64(k.ChunkSize()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +79,7 @@ func TestANodeThatHangs(t *testing.T) {
 	if _, err := ch.FetchAdd(t.Context(), 1<<19, 1); err == nil {
 		t.Error("a node that hangs has added")
 	}
-	if _, err := k.Alloc(t.Context()); err == nil {
+	if _, err := k.Alloc(t.Context(), int64(k.ChunkSize())); err == nil {
 		t.Error("a node that hangs has lent a chunk")
 	}
 	wg.Wait()
@@ -108,7 +108,7 @@ func TestANodeThatHangs(t *testing.T) {
 
 func TestAConnectionThatIsCutMidFrame(t *testing.T) {
 	k, x, _ := openThrough(t, 20*time.Second)
-	ch, err := k.Alloc(t.Context())
+	ch, err := k.Alloc(t.Context(), int64(k.ChunkSize()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -136,11 +136,11 @@ func TestAConnectionThatIsCutMidFrame(t *testing.T) {
 // overwrite what the caller writes next.
 func TestWhatIsGivenUpDoesNotHappenLater(t *testing.T) {
 	k, x, _ := openThrough(t, 20*time.Second)
-	ch, err := k.Alloc(t.Context())
+	ch, err := k.Alloc(t.Context(), int64(k.ChunkSize()))
 	if err != nil {
 		t.Fatal(err)
 	}
-	size := ch.Size()
+	size := int(ch.Size())
 	last := int64(size - 8)
 	for round := range 5 {
 		x.Freeze()

@@ -62,7 +62,7 @@ type Stats struct {
 type NodeStats struct {
 	Name   string
 	State  string // connecting, up, down, closed
-	Chunks int    // borrowed now
+	Chunks int    // borrowed now, of Pool.ChunkSize bytes; and so for what follows
 	Space  int    // chunks that could still be borrowed, as far as is known
 
 	Reads, Writes, Atomics  int64 // that succeeded, in pieces of at most 64 KiB
@@ -79,7 +79,10 @@ func (p *Pool) Stats() Stats {
 	s.Buffer, s.BufferUsed = p.slab.size()
 	for _, n := range p.nodes {
 		n.mu.Lock()
-		state, chunks := n.state, len(n.chunks)
+		state, chunks := n.state, 0
+		for _, x := range n.extents {
+			chunks += x.chunks
+		}
 		n.mu.Unlock()
 		c := &n.counters
 		s.Nodes = append(s.Nodes, NodeStats{

@@ -95,14 +95,14 @@ func borrowAll(t *testing.T, args ...string) {
 	}
 	var chunks []*pool.Chunk
 	for {
-		c, err := p.Alloc(t.Context())
+		c, err := p.Alloc(t.Context(), int64(p.ChunkSize()))
 		if errors.Is(err, pool.ErrNoMemory) {
 			break
 		}
 		if err != nil {
 			t.Fatalf("borrowing chunk %d: %v", len(chunks), err)
 		}
-		if _, err := c.WriteContext(t.Context(), bytes.Repeat(page, c.Size()/len(page)), 0); err != nil {
+		if _, err := c.WriteContext(t.Context(), bytes.Repeat(page, int(c.Size())/len(page)), 0); err != nil {
 			t.Fatalf("writing chunk %d: %v", len(chunks), err)
 		}
 		chunks = append(chunks, c)
@@ -117,10 +117,10 @@ func borrowAll(t *testing.T, args ...string) {
 		}
 	}
 	usage, err := g.Usage()
-	if err != nil || usage < int64(len(chunks)*chunks[0].Size()) || usage > limit {
+	if err != nil || usage < int64(len(chunks))*chunks[0].Size() || usage > limit {
 		t.Errorf("%d bytes are charged to the container, %v; want at least what was written and at most %d", usage, err, limit)
 	}
-	t.Logf("%d MiB lent, %d of %d MB charged", len(chunks)*chunks[0].Size()/mib, usage/1e6, limit/1_000_000)
+	t.Logf("%d MiB lent, %d of %d MB charged", int64(len(chunks))*chunks[0].Size()/mib, usage/1e6, limit/1_000_000)
 }
 
 // TestANodeRefusesToLendMoreThanThereIs unless it is told to.

@@ -43,7 +43,7 @@ func newUp() daemonCommand {
 	serveFlags(fs, &cfg.ServeConfig)
 	fs.Var(config.NewSize(&cfg.Node.Lend, memnode.MinChunkSize, 0), "lend", "far memory in this process; the default is half of what it can allocate now, under the limits of its control groups")
 	overcommitFlag(fs, &cfg.Node.Overcommit)
-	fs.Var(config.NewPowerOfTwo(&cfg.Node.Chunk, daemon.MinHeapChunk, memnode.MaxChunkSize), "chunk", "unit of lending, a power of two")
+	fs.Var(config.NewPowerOfTwo(&cfg.Node.Chunk, memnode.MinChunkSize, memnode.MaxChunkSize), "chunk", "unit of lending, a power of two")
 	fs.Var(config.NewSocket(&cfg.NodeListen), "node-listen", "where other programs of this machine borrow from the node in this process, unix:PATH; the default is nowhere")
 	componentFlags(fs, &cfg.Node.Components)
 	op.Add(fs, defaultAdmin, listen.Node, listen.Client)

@@ -1,7 +1,7 @@
 // Package remote lets a far heap evacuate to memory nodes: it makes a far.Store
 // of a pool.Pool.
 //
-// A store's segments are the pool's chunks, one for one. Reads of a batch go
+// A store's segments are chunks of the pool's. Reads of a batch go
 // out together; "no memory left" becomes far.ErrStoreFull. Everything may be
 // called by any number of goroutines, and a store keeps no state of its own
 // but the batches that it reuses.
@@ -25,12 +25,13 @@ type store struct {
 	batches sync.Pool // of *[]pool.Op
 }
 
-// SegmentSize implements far.Store.
-func (s *store) SegmentSize() int { return s.pool.ChunkSize() }
+// SegmentSize implements far.Store: what the nodes lend at least, or several of that
+// if it would be too small.
+func (s *store) SegmentSize() int { return max(s.pool.ChunkSize(), far.MinSegmentSize) }
 
 // Alloc implements far.Store.
 func (s *store) Alloc(ctx context.Context) (far.Segment, error) {
-	c, err := s.pool.Alloc(ctx)
+	c, err := s.pool.Alloc(ctx, int64(s.SegmentSize()))
 	switch {
 	case errors.Is(err, pool.ErrNoMemory):
 		return nil, fmt.Errorf("%w: %w", far.ErrStoreFull, err)

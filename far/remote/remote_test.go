@@ -25,10 +25,10 @@ func TestMain(m *testing.M) {
 
 func TestABatchReadsWhatWasWritten(t *testing.T) {
 	c := pooltest.NewCluster(t, pooltest.Inproc,
-		memnode.Config{Lend: 4 << 16, ChunkSize: 1 << 16}, memnode.Config{Lend: 4 << 16, ChunkSize: 1 << 16})
+		memnode.Config{Lend: 4 << 17, ChunkSize: 1 << 17}, memnode.Config{Lend: 4 << 17, ChunkSize: 1 << 17})
 	s := NewStore(c.Open(pool.Config{}).Pool)
-	if got := s.SegmentSize(); got != 1<<16 {
-		t.Fatalf("segments have %d bytes, want %d", got, 1<<16)
+	if got := s.SegmentSize(); got != 1<<17 {
+		t.Fatalf("segments have %d bytes, want %d", got, 1<<17)
 	}
 	var ops []far.ReadOp
 	for i := range 4 {
@@ -41,7 +41,7 @@ func TestABatchReadsWhatWasWritten(t *testing.T) {
 		}
 		ops = append(ops, far.ReadOp{Seg: seg, Off: 299, Buf: make([]byte, 100)})
 	}
-	ops = append(ops, far.ReadOp{Seg: ops[0].Seg, Off: 1 << 16, Buf: make([]byte, 1)})
+	ops = append(ops, far.ReadOp{Seg: ops[0].Seg, Off: 1 << 17, Buf: make([]byte, 1)})
 	s.Read(t.Context(), ops)
 	for i, op := range ops[:4] {
 		want := append([]byte{0}, bytes.Repeat([]byte{byte('a' + i)}, 99)...)
@@ -58,7 +58,7 @@ func TestABatchReadsWhatWasWritten(t *testing.T) {
 }
 
 func TestAFullPoolIsAFullStore(t *testing.T) {
-	c := pooltest.NewCluster(t, pooltest.Inproc, memnode.Config{Lend: 1 << 16, ChunkSize: 1 << 16})
+	c := pooltest.NewCluster(t, pooltest.Inproc, memnode.Config{Lend: 1 << 17, ChunkSize: 1 << 16})
 	s := NewStore(c.Open(pool.Config{}).Pool)
 	seg, err := s.Alloc(t.Context())
 	if err != nil {
@@ -76,7 +76,7 @@ func TestAFullPoolIsAFullStore(t *testing.T) {
 }
 
 func TestNoWaitDoesNotWait(t *testing.T) {
-	c := pooltest.NewCluster(t, pooltest.Inproc, memnode.Config{Lend: 1 << 16, ChunkSize: 1 << 16})
+	c := pooltest.NewCluster(t, pooltest.Inproc, memnode.Config{Lend: 1 << 17, ChunkSize: 1 << 16})
 	s := NewStore(c.Open(pool.Config{}).Pool)
 	if _, err := s.Alloc(far.NoWait); !errors.Is(err, far.ErrWouldBlock) {
 		t.Fatalf("got %v, want %v", err, far.ErrWouldBlock)
@@ -84,7 +84,7 @@ func TestNoWaitDoesNotWait(t *testing.T) {
 }
 
 func TestASegmentIsLostWithItsNode(t *testing.T) {
-	c := pooltest.NewCluster(t, pooltest.Inproc, memnode.Config{Lend: 1 << 16, ChunkSize: 1 << 16})
+	c := pooltest.NewCluster(t, pooltest.Inproc, memnode.Config{Lend: 1 << 17, ChunkSize: 1 << 16})
 	s := NewStore(c.Open(pool.Config{}).Pool)
 	seg, err := s.Alloc(context.Background())
 	if err != nil {

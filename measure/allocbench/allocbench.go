@@ -194,7 +194,7 @@ func measure(ctx context.Context, node *memnode.Node, pools []*pool.Pool, span t
 // work allocates and frees until the time is over, at least once.
 func work(ctx context.Context, p *pool.Pool, until time.Time) (allocs, frees []time.Duration, err error) {
 	for t := time.Now(); ; {
-		c, err := p.Alloc(ctx)
+		c, err := p.Alloc(ctx, int64(p.ChunkSize()))
 		if err != nil {
 			return nil, nil, err
 		}

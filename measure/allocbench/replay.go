@@ -13,6 +13,7 @@ import (
 	"polder/internal/config"
 	"polder/measure/benchout"
 	"polder/memnode"
+	"polder/memnode/twolayer"
 	"polder/pool"
 	"polder/pool/finemem"
 )
@@ -134,14 +135,25 @@ func (o *ReplayOptions) contestants() ([]contestant, error) {
 			continue
 		}
 		if m.Name() == finemem.Name {
-			all = append(all, contestant{name: m.Name(), start: tcp.startFine})
+			all = append(all, contestant{
+				name: m.Name(),
+				start: func(ctx context.Context, t *Trace, clients int) (*rig, []lender, error) {
+					const section = 2 << 20
+					lend := (t.Bytes()+section-1)/section*section + int64(clients)*fineSpare
+					return tcp.startPools(ctx, m, lend, twolayer.DefaultUnit, clients)
+				},
+			})
 			continue
 		}
 		for _, size := range o.ChunkSizes {
 			all = append(all, contestant{
 				name: m.Name() + " " + config.FormatSize(int64(size)),
 				start: func(ctx context.Context, t *Trace, clients int) (*rig, []lender, error) {
-					return tcp.startChunks(ctx, m, size, t, clients)
+					lend := int64(0)
+					for _, q := range t.Requests {
+						lend += roundUp(q.Size(), size)
+					}
+					return tcp.startPools(ctx, m, lend, size, clients)
 				},
 			})
 		}
@@ -160,53 +172,38 @@ func (o *ReplayOptions) contestants() ([]contestant, error) {
 	return all, nil
 }
 
-// startChunks starts a node that lends just enough chunks of a size.
-func (f *fabric) startChunks(ctx context.Context, m pool.Manager, size int, t *Trace, clients int) (*rig, []lender, error) {
-	chunks := int64(0)
-	for _, q := range t.Requests {
-		chunks += chunksFor(q, size)
-	}
-	r, err := f.start(ctx, m, memnode.Config{Lend: chunks * int64(size), ChunkSize: size}, clients)
+// fineSpare is what a node lends beside what a trace asks for, if its chunks are
+// small: every client may leave some sections open for small blocks, which large ones
+// cannot have then.
+const fineSpare = 4 * 2 << 20
+
+// startPools starts a node that lends chunks of a size, and pools.
+func (f *fabric) startPools(ctx context.Context, m pool.Manager, lend int64, size, clients int) (*rig, []lender, error) {
+	r, err := f.start(ctx, m, memnode.Config{Lend: lend, ChunkSize: size}, clients)
 	if err != nil {
 		return nil, nil, err
 	}
 	var lenders []lender
 	for _, p := range r.pools {
-		lenders = append(lenders, chunkLender{p, size})
+		lenders = append(lenders, poolLender{p})
 	}
 	return r, lenders, nil
 }
 
-// chunksFor is how many chunks a request needs.
-func chunksFor(q Request, size int) int64 { return (q.Size() + int64(size) - 1) / int64(size) }
+// roundUp is n, in whole chunks of a size.
+func roundUp(n int64, size int) int64 { return (n + int64(size) - 1) / int64(size) * int64(size) }
 
-// chunkLender borrows chunks of one size.
-type chunkLender struct {
-	pool *pool.Pool
-	size int
+// poolLender borrows from a pool.
+type poolLender struct{ pool *pool.Pool }
+
+func (l poolLender) alloc(ctx context.Context, q Request) (block, int64, error) {
+	c, err := l.pool.Alloc(ctx, q.Size())
+	return poolBlock{c}, roundUp(q.Size(), l.pool.ChunkSize()), err
 }
 
-func (l chunkLender) alloc(ctx context.Context, q Request) (block, int64, error) {
-	b := make(chunkBlock, chunksFor(q, l.size))
-	for i := range b {
-		var err error
-		if b[i], err = l.pool.Alloc(ctx); err != nil {
-			return nil, 0, err
-		}
-	}
-	return b, int64(len(b)) * int64(l.size), nil
-}
+type poolBlock struct{ *pool.Chunk }
 
-type chunkBlock []*pool.Chunk
-
-func (b chunkBlock) free(ctx context.Context) error {
-	for _, c := range b {
-		if err := c.Free(ctx); err != nil {
-			return err
-		}
-	}
-	return nil
-}
+func (b poolBlock) free(ctx context.Context) error { return b.Free(ctx) }
 
 // A replayed is what a replay has shown.
 type replayed struct {

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -12,7 +13,6 @@ import (
 	"polder/far"
 	"polder/far/remote"
 	"polder/measure/benchout"
-	"polder/pool"
 )
 
 // What far component measures with.
@@ -206,13 +206,12 @@ func (o *Options) index(ctx context.Context, fabric string, l *lender) (err erro
 
 // dependent reads a bucket and then, where that says, an entry.
 func (r *rawReader) dependent(ctx context.Context, rnd *rand.Rand, buf []byte) error {
-	c := r.chunks[rnd.IntN(len(r.chunks))]
-	slots := r.pool.ChunkSize() / tableBucket
-	if _, err := c.ReadContext(ctx, buf[:tableBucket], int64(rnd.IntN(slots)*tableBucket)); err != nil {
+	slots := r.slots(tableBucket)
+	if _, err := r.chunk.ReadContext(ctx, buf[:tableBucket], int64(rnd.IntN(slots)*tableBucket)); err != nil {
 		return err
 	}
 	at := (binary.LittleEndian.Uint64(buf) + rnd.Uint64()) % uint64(slots)
-	_, err := c.ReadContext(ctx, buf[:tableValue], int64(at)*tableBucket)
+	_, err := r.chunk.ReadContext(ctx, buf[:tableValue], int64(at)*tableBucket)
 	return err
 }
 
@@ -270,21 +269,17 @@ func (o *Options) column(ctx context.Context, fabric string, d far.Device, raw *
 	return v.Close(ctx)
 }
 
-// sumAll reads everything, as many chunks at a time as there is room for in buf,
-// but no more than eight, and adds it up.
+// sumAll reads everything, as much at a time as there is room for in buf, and adds it
+// up.
 func (r *rawReader) sumAll(ctx context.Context, buf []byte, where far.Where[int64]) error {
-	var ops [8]pool.Op
 	var total int64
-	size := r.pool.ChunkSize()
-	for i := 0; i < len(r.chunks); {
-		n := 0
-		for ; n < min(len(ops), len(buf)/size) && i < len(r.chunks); n, i = n+1, i+1 {
-			ops[n] = pool.Op{Kind: pool.OpRead, Chunk: r.chunks[i], Buf: buf[n*size : (n+1)*size]}
-		}
-		if err := r.pool.Do(ctx, ops[:n]); err != nil {
+	for off := int64(0); off < r.chunk.Size(); {
+		n, err := r.chunk.ReadContext(ctx, buf, off)
+		if err != nil && err != io.EOF {
 			return err
 		}
-		for b := buf[:n*size]; len(b) >= 8; b = b[8:] {
+		off += int64(n)
+		for b := buf[:n]; len(b) >= 8; b = b[8:] {
 			x := int64(binary.LittleEndian.Uint64(b))
 			if where.If == far.IfAll || x < where.Operand {
 				total += x

@@ -100,27 +100,28 @@ func (l *lender) close() error {
 // rawReader reads borrowed memory as it comes, without a heap: what no far data
 // structure can beat.
 type rawReader struct {
-	pool   *pool.Pool
-	chunks []*pool.Chunk
-	size   int // of a read
+	pool  *pool.Pool
+	chunk *pool.Chunk
+	size  int // of a read
 }
 
 // newRawReader borrows memory, and writes to all of it, for reads of size bytes.
 func newRawReader(ctx context.Context, p *pool.Pool, memory int64, size int) (*rawReader, error) {
-	r := &rawReader{pool: p, size: size}
-	data := make([]byte, p.ChunkSize())
-	for left := memory; left > 0; left -= int64(len(data)) {
-		c, err := p.Alloc(ctx)
-		if err != nil {
-			return nil, err
-		}
-		r.chunks = append(r.chunks, c)
-		if _, err := c.WriteContext(ctx, data, 0); err != nil {
+	c, err := p.Alloc(ctx, memory)
+	if err != nil {
+		return nil, err
+	}
+	data := make([]byte, 1<<20)
+	for off := int64(0); off < memory; off += int64(len(data)) {
+		if _, err := c.WriteContext(ctx, data[:min(int64(len(data)), memory-off)], off); err != nil {
 			return nil, err
 		}
 	}
-	return r, nil
+	return &rawReader{pool: p, chunk: c, size: size}, nil
 }
+
+// slots is how many reads of n bytes, side by side, there are.
+func (r *rawReader) slots(n int) int { return int(r.chunk.Size()) / n }
 
 // rate is how many reads, at random places, complete in a second while workers
 // goroutines have batch of them each on their way.
@@ -128,11 +129,11 @@ func (r *rawReader) rate(ctx context.Context, workers, batch int, span time.Dura
 	return crowd(workers, span, func(id int, over func() bool) (int, error) {
 		ops, buf := make([]pool.Op, batch), make([]byte, batch*r.size)
 		rnd := rand.New(rand.NewPCG(uint64(id), 3))
-		slots := r.pool.ChunkSize() / r.size
+		slots := r.slots(r.size)
 		n := 0
 		for !over() {
 			for i := range ops {
-				ops[i] = pool.Op{Kind: pool.OpRead, Chunk: r.chunks[rnd.IntN(len(r.chunks))],
+				ops[i] = pool.Op{Kind: pool.OpRead, Chunk: r.chunk,
 					Off: int64(rnd.IntN(slots) * r.size), Buf: buf[i*r.size : (i+1)*r.size]}
 			}
 			if err := r.pool.Do(ctx, ops); err != nil {

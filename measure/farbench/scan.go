@@ -265,7 +265,6 @@ func (r *rawReader) scan(ctx context.Context, span time.Duration, loops int) (fl
 		err         error
 	}
 	slots, stop, ended := make([]slot, ahead), make(chan struct{}), make(chan struct{}, ahead)
-	perChunk := r.pool.ChunkSize() / r.size
 	for k := range slots {
 		sl := &slots[k]
 		sl.full, sl.empty, sl.buf = make(chan struct{}, 1), make(chan struct{}, 1), make([]byte, batch*r.size)
@@ -274,8 +273,8 @@ func (r *rawReader) scan(ctx context.Context, span time.Duration, loops int) (fl
 			ops := make([]pool.Op, batch)
 			for at := k * batch; ; at += ahead * batch {
 				for i := range ops {
-					n := (at + i) % (len(r.chunks) * perChunk)
-					ops[i] = pool.Op{Kind: pool.OpRead, Chunk: r.chunks[n/perChunk], Off: int64(n % perChunk * r.size), Buf: sl.buf[i*r.size : (i+1)*r.size]}
+					off := (at + i) % r.slots(r.size) * r.size
+					ops[i] = pool.Op{Kind: pool.OpRead, Chunk: r.chunk, Off: int64(off), Buf: sl.buf[i*r.size : (i+1)*r.size]}
 				}
 				sl.err = r.pool.Do(ctx, ops)
 				sl.full <- struct{}{}

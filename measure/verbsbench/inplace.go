@@ -46,7 +46,7 @@ func (b *bench) inPlace() (err error) {
 		return err
 	}
 	defer p.Close()
-	c, err := p.Alloc(b.ctx)
+	c, err := p.Alloc(b.ctx, int64(p.ChunkSize()))
 	if err != nil {
 		return err
 	}

@@ -160,7 +160,7 @@ func TestWhatAComponentDoesHarmsOnlyItsCaller(t *testing.T) {
 		bystander := construct(t, other, offload.Table)
 		mustWrite(t, bystander, "key", "value")
 		chunk := func() {
-			k, err := victim.Alloc(t.Context())
+			k, err := victim.Alloc(t.Context(), int64(victim.ChunkSize()))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -257,7 +257,7 @@ func TestABoundedComponentThatLoopsHarmsOnlyItsCaller(t *testing.T) {
 			mustWrite(t, bystander, "key", fmt.Sprint(i))
 			mustRead(t, bystander, "key", fmt.Sprint(i))
 		}
-		chunk, err := other.Alloc(t.Context())
+		chunk, err := other.Alloc(t.Context(), int64(other.ChunkSize()))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -339,7 +339,7 @@ func TestLimits(t *testing.T) {
 	// The chunks' share is what is left.
 	n := 0
 	for ; ; n++ {
-		if _, err := p.Alloc(t.Context()); errors.Is(err, pool.ErrNoMemory) {
+		if _, err := p.Alloc(t.Context(), int64(p.ChunkSize())); errors.Is(err, pool.ErrNoMemory) {
 			break
 		} else if err != nil {
 			t.Fatal(err)

@@ -320,7 +320,7 @@ func TestAPoolOutlivesItsBroker(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	chunk, err := p.Alloc(t.Context())
+	chunk, err := p.Alloc(t.Context(), int64(p.ChunkSize()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -329,7 +329,7 @@ func TestAPoolOutlivesItsBroker(t *testing.T) {
 	}
 	first.kill()
 	pooltest.Eventually(t, "the pool sees that the broker is gone", func() bool {
-		_, err = p.Alloc(t.Context())
+		_, err = p.Alloc(t.Context(), int64(p.ChunkSize()))
 		return errors.Is(err, broker.ErrGone) && errors.Is(err, pool.ErrNodeGone)
 	})
 	<-chunk.Lost()
@@ -338,7 +338,7 @@ func TestAPoolOutlivesItsBroker(t *testing.T) {
 	}
 	spawn(t, "broker", path, node.Addr, "")
 	pooltest.Eventually(t, "the pool goes on with the next broker", func() bool {
-		chunk, err = p.Alloc(t.Context())
+		chunk, err = p.Alloc(t.Context(), int64(p.ChunkSize()))
 		return err == nil
 	})
 	if _, err := chunk.WriteAt([]byte("again"), 0); err != nil {

@@ -280,7 +280,9 @@ func (n *node) forget() {
 func (n *node) unknown(a *finemem.Allocator, owned []manager.Grant) (todo []extent) {
 	left := make(map[uint32]bool, len(owned))
 	for _, g := range owned {
-		left[g.Chunk] = true
+		for i := range g.Chunks {
+			left[g.Chunk+uint32(i)] = true
+		}
 	}
 	chunks := func(e extent) (first, end uint32) {
 		first = e.first >> n.least

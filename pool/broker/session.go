@@ -204,7 +204,7 @@ func (s *session) Alloc(ctx context.Context, grants []manager.Grant) (int, error
 			}
 			return 0, s.fault(err) // what it has got is listed by Owned
 		}
-		g := manager.Grant{Chunk: a.first >> s.k, Addr: a.addr}
+		g := manager.Grant{Chunk: a.first >> s.k, Chunks: 1, Addr: a.addr}
 		g.Keys[0] = a.keys[0]
 		grants[i] = g
 		s.held.mu.Lock()

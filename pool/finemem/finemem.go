@@ -248,6 +248,29 @@ func (a *Allocator) pay(ctx context.Context) error {
 // Adopt is the block of class k, which the user has, that begins with a chunk.
 func (a *Allocator) Adopt(first uint32, k int) Block { return a.block(first, k) }
 
+// Held is the block of the user's that begins with a chunk, with its keys. The log
+// must be up to date, as it is when the node has listed what the user has.
+func (a *Allocator) Held(ctx context.Context, first uint32) (Block, error) {
+	if err := a.settle(ctx); err != nil {
+		return Block{}, err
+	}
+	a.begin()
+	slot := a.read(a.l.EntryAt(first), 1, StepFlushRead)
+	if err := a.run(ctx); err != nil {
+		return Block{}, err
+	}
+	user, k, run, ok := twolayer.Entry(a.word(slot)).Owner()
+	if run {
+		k = max(k, a.l.Least)
+	}
+	if !ok || user != a.user || k < a.l.Least || first&(1<<k-1) != 0 || !a.l.Whole(first, k) {
+		b := a.block(first, k)
+		return b, a.lost(&b)
+	}
+	b := a.block(first, k)
+	return b, a.fetchKeys(ctx, &b)
+}
+
 func (a *Allocator) block(first uint32, k int) Block {
 	return Block{Addr: a.cfg.Memory + uint64(first)*a.l.Unit, First: first, Class: k}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/bits"
 	"sync"
 
 	"polder/internal/arena"
@@ -32,7 +33,7 @@ func (Manager) Name() string { return Name }
 
 // Attach implements manager.Manager. The session is a *Session.
 func (m Manager) Attach(ctx context.Context, l manager.Link) (manager.Session, error) {
-	s := &Session{link: l, turn: make(chan struct{}, 1), blocks: make(map[uint32]Block)}
+	s := &Session{link: l, turn: make(chan struct{}, 1), loans: make(map[uint32]*loan), fits: twolayer.SectionClass}
 	s.turn <- struct{}{}
 	if err := s.open(ctx, m); err != nil {
 		s.Close()
@@ -53,12 +54,21 @@ type Session struct {
 	alloc *Allocator // of who has the turn
 	k     int        // class of a chunk
 
-	turn   chan struct{}    // capacity 1: holds a token while nobody uses alloc
-	blocks map[uint32]Block // what a chunk's number stands for; of who has the turn
+	turn  chan struct{}    // capacity 1: holds a token while nobody uses alloc
+	loans map[uint32]*loan // by the first chunk of every grant; of who has the turn
+	// fits is the largest class that there was room for of late, and spared counts
+	// the blocks since then that were to be larger; of who has the turn.
+	fits, spared int
 
 	mu     sync.Mutex // guards what follows
 	closed bool
 	space  wire.Space // as far as is known
+}
+
+// A loan is a block that was granted, with a grant for every key.
+type loan struct {
+	block  Block
+	grants int // that have not been given back
 }
 
 func (s *Session) open(ctx context.Context, m Manager) error {
@@ -220,20 +230,20 @@ func (s *Session) Alloc(ctx context.Context, grants []manager.Grant) (int, error
 	if want == 0 {
 		return 0, manager.ErrBudget
 	}
-	n := 0
+	n, chunks := 0, 0
 	var err error
-	for n < want {
+	for chunks < want {
 		var b Block
-		if b, err = s.alloc.Alloc(ctx, s.k); err != nil {
+		if b, err = s.allocBlock(ctx, want-chunks); err != nil {
 			break
 		}
-		chunk := b.First >> s.k
-		s.blocks[chunk] = b
-		grants[n] = manager.Grant{Chunk: chunk, Addr: b.Addr}
-		grants[n].Keys[0] = b.Key(0)
-		n++
+		for _, g := range s.lend(b) {
+			grants[n] = g
+			chunks += g.Chunks
+			n++
+		}
 	}
-	s.unreserve(want - n)
+	s.unreserve(want - chunks)
 	if n > 0 && (errors.Is(err, manager.ErrNoMemory) || ctx.Err() != nil) {
 		err = nil
 	}
@@ -241,6 +251,49 @@ func (s *Session) Alloc(ctx context.Context, grants []manager.Grant) (int, error
 		return 0, s.fault(err)
 	}
 	return n, nil
+}
+
+// retryLarger is after how many blocks that are smaller than they could be a larger
+// one is tried again: to find that there is none takes a look at everything.
+const retryLarger = 64
+
+// allocBlock allocates the largest block of at most n chunks that there is, and no
+// larger than a section unless that is less than a chunk.
+func (s *Session) allocBlock(ctx context.Context, n int) (Block, error) {
+	k := max(s.k, min(s.k+bits.Len(uint(n))-1, twolayer.SectionClass))
+	if k > s.fits {
+		if s.spared++; s.spared < retryLarger {
+			k = max(s.k, s.fits)
+		} else {
+			s.spared = 0
+		}
+	}
+	for {
+		b, err := s.alloc.Alloc(ctx, k)
+		if err == nil {
+			s.fits = max(s.fits, k)
+		}
+		if k == s.k || !errors.Is(err, manager.ErrNoMemory) {
+			return b, err
+		}
+		k--
+		s.fits = k
+	}
+}
+
+// lend notes that b is lent, and returns its grants: one for every key.
+func (s *Session) lend(b Block) []manager.Grant {
+	l := &loan{block: b, grants: b.Keys()}
+	grants := make([]manager.Grant, l.grants)
+	chunks := 1 << (b.Class - s.k) / l.grants
+	for i := range grants {
+		g := &grants[i]
+		g.Chunk, g.Chunks = b.First>>s.k+uint32(i*chunks), chunks
+		g.Addr = b.Addr + uint64(i*chunks*s.info.ChunkSize)
+		g.Keys[0] = b.Key(i)
+		s.loans[g.Chunk] = l
+	}
+	return grants
 }
 
 // reserve takes up to want chunks of the budget.
@@ -266,26 +319,29 @@ func (s *Session) Free(ctx context.Context, chunks []uint32) error {
 		return err
 	}
 	defer s.give()
-	blocks := make([]Block, 0, len(chunks))
+	back := make([]*loan, 0, len(chunks))
 	for _, c := range chunks {
-		b, ok := s.blocks[c]
-		if !ok {
-			for i, b := range blocks {
-				s.blocks[chunks[i]] = b
+		l := s.loans[c]
+		if l == nil {
+			for i, l := range back {
+				s.loans[chunks[i]] = l
 			}
 			return fmt.Errorf("%w: %v", manager.ErrRefused, wire.StatusNotOwner)
 		}
-		delete(s.blocks, c)
-		blocks = append(blocks, b)
+		delete(s.loans, c)
+		back = append(back, l)
 	}
 	var failed error
-	for _, b := range blocks {
+	for _, l := range back {
+		if l.grants--; l.grants > 0 {
+			continue // a block is freed as a whole
+		}
 		// One that is not freed now is owed, and freed by a later call.
-		if err := s.alloc.Free(ctx, b); err != nil && failed == nil {
+		if err := s.alloc.Free(ctx, l.block); err != nil && failed == nil {
 			failed = err
 		}
+		s.unreserve(1 << (l.block.Class - s.k))
 	}
-	s.unreserve(len(blocks))
 	if failed != nil {
 		return s.fault(failed)
 	}
@@ -298,11 +354,11 @@ func (s *Session) Owned(ctx context.Context) ([]manager.Grant, error) {
 		return nil, err
 	}
 	defer s.give()
-	var grants []manager.Grant
+	var blocks []uint32 // their first chunks
 	for {
 		var r wire.Reply
 		release, err := s.ch.Exchange(ctx, &r, func(b []byte, id uint32) []byte {
-			return wire.AppendRequest(b, wire.OpOwned, id, wire.MaxBatch, uint32(len(grants)))
+			return wire.AppendRequest(b, wire.OpOwned, id, wire.MaxBatch, uint32(len(blocks)))
 		})
 		if err != nil {
 			return nil, err
@@ -314,23 +370,30 @@ func (s *Session) Owned(ctx context.Context) ([]manager.Grant, error) {
 				release()
 				return nil, s.ch.Violated("chunk %d of %d listed", g.Chunk, s.info.Chunks)
 			}
-			m := manager.Grant{Chunk: g.Chunk, Addr: g.Addr}
-			m.Keys[0] = g.Key
-			grants = append(grants, m)
+			blocks = append(blocks, g.Chunk)
 		}
 		release()
 		switch {
 		case status != wire.StatusOK:
 			return nil, fmt.Errorf("%w: %v", manager.ErrRefused, status)
-		case len(grants) > s.info.Chunks:
+		case len(blocks) > s.info.Chunks:
 			return nil, s.ch.Violated("more chunks listed than there are")
 		case n == 0:
-			for _, g := range grants {
-				s.blocks[g.Chunk] = s.alloc.Adopt(g.Chunk<<s.k, s.k)
-			}
-			return grants, nil
+			return s.adopt(ctx, blocks)
 		}
 	}
+}
+
+// adopt makes grants of blocks that the node has listed.
+func (s *Session) adopt(ctx context.Context, firsts []uint32) (grants []manager.Grant, err error) {
+	for _, first := range firsts {
+		b, err := s.alloc.Held(ctx, first<<s.k)
+		if err != nil {
+			return nil, s.fault(err)
+		}
+		grants = append(grants, s.lend(b)...)
+	}
+	return grants, nil
 }
 
 // Space implements manager.Session.

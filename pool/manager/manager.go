@@ -96,15 +96,17 @@ type Poster interface {
 type Session interface {
 	// Info says what was agreed when the session was opened.
 	Info() Info
-	// Alloc fills grants with chunks that read as zero and are open to the
-	// access queue pair, and returns how many: at least one, or an error.
-	// When it fails with ctx's error, what it may have got is given back
-	// by a later call, or with the session.
+	// Alloc fills grants with memory that reads as zero and is open to the
+	// access queue pair, of at most len(grants) chunks together, and returns how
+	// many grants it has filled: at least one, or an error. When it fails with
+	// ctx's error, what it may have got is given back by a later call, or with the
+	// session.
 	Alloc(ctx context.Context, grants []Grant) (int, error)
-	// Free gives chunks back: all, or none.
+	// Free gives what was granted back, by the first chunk of each grant: all, or
+	// none.
 	Free(ctx context.Context, chunks []uint32) error
-	// Owned returns everything that the client owns, open to the access
-	// queue pair.
+	// Owned returns everything that the client owns, in grants as Alloc made
+	// them, open to the access queue pair.
 	Owned(ctx context.Context) ([]Grant, error)
 	// Space is how much more could be allocated, as far as the session
 	// knows without asking.
@@ -123,9 +125,11 @@ type Info struct {
 	Grace     time.Duration // how long chunks outlive the connection
 }
 
-// A Grant is the right to use a chunk over one connection.
+// A Grant is the right to use a chunk, or several that follow each other, over one
+// connection.
 type Grant struct {
-	Chunk uint32               // its number at the node
-	Addr  uint64               // of its first byte
-	Keys  [MaxPaths]verbs.RKey // by path
+	Chunk  uint32               // the number of the first at the node
+	Chunks int                  // how many they are
+	Addr   uint64               // of their first byte
+	Keys   [MaxPaths]verbs.RKey // by path
 }

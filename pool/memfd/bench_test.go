@@ -23,7 +23,7 @@ func BenchmarkChunk(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer p.Close()
-	c, err := p.Alloc(b.Context())
+	c, err := p.Alloc(b.Context(), int64(p.ChunkSize()))
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -58,7 +58,7 @@ func BenchmarkChunk(b *testing.B) {
 	})
 	b.Run("alloc and free", func(b *testing.B) {
 		for range b.N {
-			c, err := p.Alloc(b.Context())
+			c, err := p.Alloc(b.Context(), int64(p.ChunkSize()))
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -59,7 +59,7 @@ func clientChild(addr string) error {
 		return err
 	}
 	for range 3 {
-		c, err := p.Alloc(context.Background())
+		c, err := p.Alloc(context.Background(), int64(p.ChunkSize()))
 		if err != nil {
 			return err
 		}
@@ -79,7 +79,7 @@ func TestANodeThatIsKilledAndStartedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	c, err := p.Alloc(t.Context())
+	c, err := p.Alloc(t.Context(), int64(p.ChunkSize()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,7 +109,7 @@ func TestANodeThatIsKilledAndStartedAgain(t *testing.T) {
 		t.Fatal("the chunk was not lost with the node that had it")
 	}
 	pooltest.Eventually(t, "the pool connects again", func() bool {
-		_, err := p.Alloc(t.Context())
+		_, err := p.Alloc(t.Context(), int64(p.ChunkSize()))
 		return err == nil
 	})
 }

@@ -184,7 +184,7 @@ func (s *session) answer(i int) (g manager.Grant, found bool, err error) {
 		entry != s.table+chunk*verbs.EntrySize {
 		return g, false, fmt.Errorf("%w: a chunk at %#x was granted, its entry at %#x", wire.ErrMalformed, addr, entry)
 	}
-	g.Chunk, g.Addr = uint32(chunk), addr
+	g.Chunk, g.Chunks, g.Addr = uint32(chunk), 1, addr
 	for j := range s.group {
 		g.Keys[j] = verbs.RKey(le.Uint32(b[16+4*j:]))
 	}

@@ -35,7 +35,7 @@ func crashes(t *testing.T, s pooltest.Setup) {
 			wg.Go(func() {
 				var held []*pool.Chunk
 				for i := 0; ; i++ {
-					c, err := k.Alloc(context.Background())
+					c, err := k.AllocOne(context.Background())
 					if err == nil {
 						held = append(held, c)
 					}

@@ -138,7 +138,7 @@ func (s *session) Owned(ctx context.Context) ([]manager.Grant, error) {
 // listed is the chunk whose entries in r's list begin with i.
 func (s *session) listed(r *wire.Reply, i int) (g manager.Grant, err error) {
 	first := r.Grant(i)
-	g.Chunk, g.Addr = first.Chunk, first.Addr
+	g.Chunk, g.Chunks, g.Addr = first.Chunk, 1, first.Addr
 	if int(g.Chunk) >= s.info.Chunks {
 		return g, s.ch.Violated("chunk %d of %d listed", g.Chunk, s.info.Chunks)
 	}

@@ -123,7 +123,7 @@ func TestBudget(t *testing.T) {
 		for range budget {
 			chunks = append(chunks, honest.MustAlloc(t))
 		}
-		if _, err := honest.Alloc(t.Context()); !errors.Is(err, manager.ErrBudget) {
+		if _, err := honest.AllocOne(t.Context()); !errors.Is(err, manager.ErrBudget) {
 			t.Errorf("an honest client's fourth chunk: got %v, want %v", err, manager.ErrBudget)
 		}
 		if err := chunks[0].Free(t.Context()); err != nil {

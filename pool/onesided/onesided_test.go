@@ -65,7 +65,7 @@ func TestNoCPU(t *testing.T) {
 			for _, p := range pools {
 				wg.Go(func() {
 					for range c.cycles / clients {
-						k, err := p.Alloc(context.Background())
+						k, err := p.Alloc(context.Background(), int64(p.ChunkSize()))
 						if err == nil {
 							err = k.Free(context.Background())
 						}
@@ -163,14 +163,14 @@ func TestWaitingForMemory(t *testing.T) {
 
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
-		if _, err := other.AllocWait(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := other.AllocWait(ctx, int64(other.ChunkSize())); !errors.Is(err, context.DeadlineExceeded) {
 			t.Fatalf("waiting for what does not come: got %v, want %v", err, context.DeadlineExceeded)
 		}
 		got := make(chan *pool.Chunk)
 		for range 3 {
 			k := cl.Open(pool.Config{})
 			go func() {
-				c, err := k.AllocWait(context.Background())
+				c, err := k.AllocWait(context.Background(), int64(k.ChunkSize()))
 				if err != nil {
 					t.Error(err)
 				}
@@ -200,7 +200,7 @@ func TestScarcity(t *testing.T) {
 			k := cl.Open(pool.Config{})
 			wg.Go(func() {
 				for range rounds {
-					c, err := k.AllocWait(context.Background())
+					c, err := k.AllocWait(context.Background(), int64(k.ChunkSize()))
 					if err != nil {
 						t.Error(err)
 						return

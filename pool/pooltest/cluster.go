@@ -225,10 +225,15 @@ func Eventually(t testing.TB, what string, cond func() bool) {
 	}
 }
 
-// MustAlloc borrows a chunk.
+// AllocOne borrows as much as the nodes lend at least.
+func (k *Client) AllocOne(ctx context.Context) (*pool.Chunk, error) {
+	return k.Alloc(ctx, int64(k.ChunkSize()))
+}
+
+// MustAlloc is AllocOne, which must not fail.
 func (k *Client) MustAlloc(t testing.TB) *pool.Chunk {
 	t.Helper()
-	c, err := k.Alloc(context.Background())
+	c, err := k.AllocOne(context.Background())
 	if err != nil {
 		t.Fatal(err)
 	}

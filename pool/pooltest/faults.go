@@ -109,7 +109,7 @@ func restart(t *testing.T, s Setup) {
 	for range 6 {
 		c := k.MustAlloc(t)
 		mustWrite(t, c, []byte("here"), 0)
-		if c.Node() == "node0" {
+		if c.Nodes()[0] == "node0" {
 			dead = append(dead, c)
 		} else {
 			alive = append(alive, c)
@@ -139,7 +139,7 @@ func restart(t *testing.T, s Setup) {
 	for range 8 - len(alive) {
 		c := k.MustAlloc(t)
 		wantBytes(t, c, 0, make([]byte, 8))
-		on[c.Node()]++
+		on[c.Nodes()[0]]++
 	}
 	if on["node0"] != 4 {
 		t.Fatalf("the node that restarted gave %d chunks, want 4", on["node0"])
@@ -150,7 +150,7 @@ func nodeGone(t *testing.T, s Setup) {
 	cl := NewCluster(t, s, node(4), node(4))
 	k := cl.Open(pool.Config{Timeout: time.Hour}) // nothing may wait for it
 	var c *pool.Chunk
-	for c == nil || c.Node() != "node0" {
+	for c == nil || c.Nodes()[0] != "node0" {
 		c = k.MustAlloc(t)
 	}
 	cl.Nodes[0].Crash()
@@ -167,19 +167,19 @@ func nodeGone(t *testing.T, s Setup) {
 	_, err = c.FetchAdd(t.Context(), 0, 1)
 	wantErr(t, "adding", err, pool.ErrNodeGone)
 	for range 3 {
-		if other := k.MustAlloc(t); other.Node() != "node1" {
+		if other := k.MustAlloc(t); other.Nodes()[0] != "node1" {
 			t.Fatalf("a node that is gone gave %s", other.Name())
 		}
 	}
 	cl.Nodes[1].Crash()
 	Eventually(t, "allocation fails", func() bool {
-		_, err = k.Alloc(t.Context())
+		_, err = k.AllocOne(t.Context())
 		return err != nil
 	})
 	wantErr(t, "allocating", err, pool.ErrNodeGone)
 	cl.Nodes[1].Start()
 	Eventually(t, "allocation succeeds again", func() bool {
-		_, err = k.Alloc(t.Context())
+		_, err = k.AllocOne(t.Context())
 		return err == nil
 	})
 }
@@ -238,7 +238,7 @@ func closing(t *testing.T, s Setup) {
 		}
 	}
 	wg.Wait()
-	_, err := k.Alloc(t.Context())
+	_, err := k.AllocOne(t.Context())
 	wantErr(t, "allocating", err, pool.ErrClosed)
 	_, err = last.WriteAt([]byte("x"), 0)
 	wantErr(t, "writing", err, pool.ErrClosed)
@@ -255,7 +255,7 @@ func opening(t *testing.T, s Setup) {
 	cl := NewCluster(t, s, node(2), node(2))
 	cl.Nodes[0].Crash()
 	k := cl.Open(pool.Config{})
-	if c := k.MustAlloc(t); c.Node() != "node1" {
+	if c := k.MustAlloc(t); c.Nodes()[0] != "node1" {
 		t.Fatalf("got %s, want a chunk of node1", c.Name())
 	}
 	cl.Nodes[0].Start()

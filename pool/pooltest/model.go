@@ -54,7 +54,7 @@ func model(t *testing.T, s Setup) {
 		t.Repeat(map[string]func(*rapid.T){
 			"alloc": func(t *rapid.T) {
 				i := who(t)
-				c, err := clients[i].Alloc(cl.T.Context())
+				c, err := clients[i].AllocOne(cl.T.Context())
 				full := len(owned[i]) == budget || len(owned[0])+len(owned[1]) == chunks
 				if (err != nil) != full {
 					t.Fatalf("client %d has %d chunks, the other %d, and gets %v", i, len(owned[i]), len(owned[1-i]), err)
@@ -235,7 +235,7 @@ func Script(t testing.TB, s Setup, seed uint64) string {
 	for range 400 {
 		switch n := r.IntN(10); {
 		case n == 0:
-			c, err := k.Alloc(t.Context())
+			c, err := k.AllocOne(t.Context())
 			fmt.Fprintf(h, "alloc %v\n", err != nil)
 			if err == nil {
 				chunks = append(chunks, c)

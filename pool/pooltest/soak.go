@@ -92,7 +92,7 @@ type mutator struct {
 func (m *mutator) step() {
 	defer m.steps.Add(1)
 	if m.c == nil {
-		c, err := m.k.Alloc(context.Background())
+		c, err := m.k.AllocOne(context.Background())
 		if !m.tolerate("alloc", err) {
 			return
 		}

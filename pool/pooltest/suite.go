@@ -25,6 +25,10 @@ func Run(t *testing.T, s Setup) {
 		{"the end of a chunk is EOF", endOfChunk},
 		{"a bad operation fails alone", badOperations},
 		{"a batch spans chunks and nodes", batches},
+		{"a chunk has the size that was asked for", anySize},
+		{"a chunk lies on several nodes", severalNodes},
+		{"what cannot be had as a whole is not taken", halfAllocated},
+		{"a chunk outlives a cut and is lost with one of its nodes", partOfAChunk},
 		{"operations larger than the buffer", largeOperations},
 		{"callers queue for the buffer", bufferQueue},
 		{"a chunk reads as zero to its next owner", zeroed},
@@ -285,12 +289,12 @@ func exhaustion(t *testing.T, s Setup) {
 	c := k.MustAlloc(t)
 	k.MustAlloc(t)
 	k.MustAlloc(t)
-	_, err := k.Alloc(t.Context())
+	_, err := k.AllocOne(t.Context())
 	wantErr(t, "a fourth chunk of three", err, pool.ErrNoMemory)
 	mustFree(t, c)
 	other := cl.Open(pool.Config{})
 	other.MustAlloc(t)
-	_, err = k.Alloc(t.Context())
+	_, err = k.AllocOne(t.Context())
 	wantErr(t, "a chunk that another has", err, pool.ErrNoMemory)
 }
 
@@ -303,7 +307,7 @@ func budget(t *testing.T, s Setup) {
 		for range 3 {
 			k.MustAlloc(t)
 		}
-		_, err := k.Alloc(t.Context())
+		_, err := k.AllocOne(t.Context())
 		wantErr(t, "more than the budget", err, pool.ErrNoMemory)
 		if !strings.Contains(err.Error(), "budget") {
 			t.Errorf("the error %q does not say that it is the budget", err)
@@ -322,7 +326,7 @@ func isolation(t *testing.T, s Setup) {
 		wg.Go(func() {
 			var chunks []*pool.Chunk
 			for i := range uint64(16) {
-				c, err := k.Alloc(t.Context())
+				c, err := k.AllocOne(t.Context())
 				if err != nil {
 					t.Error(err)
 					return
@@ -426,7 +430,7 @@ func cancelled(t *testing.T, s Setup) {
 	cancel(why)
 	_, err := c.ReadContext(ctx, make([]byte, 1), 0)
 	wantErr(t, "reading", err, why)
-	_, err = k.Alloc(ctx)
+	_, err = k.AllocOne(ctx)
 	wantErr(t, "allocating", err, why)
 	if err := c.Free(t.Context()); err != nil {
 		t.Fatal(err)

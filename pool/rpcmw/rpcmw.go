@@ -223,7 +223,7 @@ func (s *session) grant(g wire.Grant) (manager.Grant, error) {
 	if int(g.Chunk) >= s.info.Chunks {
 		return manager.Grant{}, s.ch.Violated("chunk %d of %d granted", g.Chunk, s.info.Chunks)
 	}
-	return manager.Grant{Chunk: g.Chunk, Addr: g.Addr, Keys: [manager.MaxPaths]verbs.RKey{g.Key}}, nil
+	return manager.Grant{Chunk: g.Chunk, Chunks: 1, Addr: g.Addr, Keys: [manager.MaxPaths]verbs.RKey{g.Key}}, nil
 }
 
 // exchange is Channel.Exchange, and takes note of the space that is left.

@@ -203,7 +203,7 @@ func TestRepliesTellTheSpaceThatIsLeft(t *testing.T) {
 	if n, err := s.Alloc(t.Context(), g[:]); n != 1 || err != nil {
 		t.Fatalf("got %d chunks, %v, want 1", n, err)
 	}
-	if want := (manager.Grant{Chunk: 5, Addr: 1<<20 + 5*4096, Keys: [manager.MaxPaths]verbs.RKey{7}}); g[0] != want {
+	if want := (manager.Grant{Chunk: 5, Chunks: 1, Addr: 1<<20 + 5*4096, Keys: [manager.MaxPaths]verbs.RKey{7}}); g[0] != want {
 		t.Fatalf("got %+v, want %+v", g[0], want)
 	}
 	if got, want := s.Space(), (wire.Space{Free: 9, Budget: 8}); got != want {

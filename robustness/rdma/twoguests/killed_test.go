@@ -75,7 +75,7 @@ func TestBorrowsUntilItIsKilled(t *testing.T) {
 		defer p.Close()
 		timeAllocations(t, n.manager.Name(), p)
 		for range stolen {
-			c, err := p.Alloc(t.Context())
+			c, err := p.Alloc(t.Context(), int64(p.ChunkSize()))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -96,7 +96,7 @@ func timeAllocations(t *testing.T, name string, p *pool.Pool) {
 	var allocs, frees []time.Duration
 	for range 100 {
 		began := time.Now()
-		c, err := p.AllocWait(t.Context())
+		c, err := p.AllocWait(t.Context(), int64(p.ChunkSize()))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -162,7 +162,7 @@ func TestAClientThatIsKilled(t *testing.T) {
 		eventually(t, name+": its memory has come back", func() bool { return l.node.Stats().Lent == 1 })
 		back := time.Since(killed)
 		for i := range lent - 1 {
-			c, err := l.neighbour.AllocWait(t.Context())
+			c, err := l.neighbour.AllocWait(t.Context(), int64(l.neighbour.ChunkSize()))
 			if err != nil {
 				t.Fatalf("%s: allocating chunk %d of what has come back: %v", name, i, err)
 			}
@@ -211,7 +211,7 @@ type hammer struct {
 
 func startHammer(t *testing.T, p *pool.Pool) *hammer {
 	t.Helper()
-	c, err := p.Alloc(t.Context())
+	c, err := p.Alloc(t.Context(), int64(p.ChunkSize()))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -113,9 +113,6 @@ func (c *UpConfig) Check() error {
 	return c.Node.Check()
 }
 
-// MinHeapChunk is the smallest chunk in bytes that a far heap can use.
-const MinHeapChunk = 128 << 10
-
 const (
 	openTimeout     = 10 * time.Second
 	firstPause      = 100 * time.Millisecond // between attempts to open a pool
@@ -322,11 +319,6 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, poolCfg pool.Co
 	if err != nil {
 		return err
 	}
-	if n := lent.ChunkSize(); n < far.MinSegmentSize {
-		return fmt.Errorf("cannot keep values in chunks of %s, as the nodes lend them: expected at least %s; start the nodes with --chunk",
-			config.FormatSize(int64(n)), config.FormatSize(far.MinSegmentSize))
-	}
-
 	heap, err = far.NewHeap(remote.NewStore(lent), far.Config{Local: cfg.Local, MaxValue: int(largest)})
 	if err != nil {
 		return err

@@ -1,0 +1,93 @@
+package pool
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"sync/atomic"
+
+	"polder/pool/manager"
+	"polder/verbs"
+)
+
+// An extent is the part of a chunk that one grant opens: memory of one node.
+type extent struct {
+	chunk     *Chunk
+	node      *node
+	id        uint32 // of the node's first chunk in it
+	chunks    int    // of the node's, one after the other
+	off, size int64  // in chunk, in bytes
+
+	binding atomic.Pointer[binding]
+	// strays counts pieces by path that fly although their callers have given
+	// up: what comes later must come after them.
+	strays [manager.MaxPaths]atomic.Int32
+}
+
+// A binding is the right to an extent over one connection.
+type binding struct {
+	link *link
+	addr uint64
+	keys [manager.MaxPaths]verbs.RKey
+	// memory is the extent itself, if it lies in this process's memory.
+	memory []byte
+}
+
+// at is the index of the extent with byte off of c, or the last if there is none.
+func (c *Chunk) at(off int64) int {
+	if len(c.extents) == 1 { // fast path
+		return 0
+	}
+	i, found := slices.BinarySearchFunc(c.extents, off, func(x *extent, off int64) int { return cmp.Compare(x.off, off) })
+	if !found {
+		i--
+	}
+	return i
+}
+
+func (x *extent) region() string { return fmt.Sprintf("chunk %d", x.id) }
+
+// lose marks the chunk that x is of as lost.
+func (x *extent) lose() {
+	x.node.counters.lost.Add(int64(x.chunks))
+	x.chunk.lose()
+}
+
+// chunksOf is how many chunks extents have.
+func chunksOf(extents []*extent) (n int) {
+	for _, x := range extents {
+		n += x.chunks
+	}
+	return n
+}
+
+// path is which path of l a piece of n bytes takes: behind strays, if there are
+// any. If there are on several paths, the link is given up, and its successor
+// has none.
+func (x *extent) path(l *link, n int) int {
+	path, behind := l.path(x.id, n), -1
+	for i := range l.qps {
+		if x.strays[i].Load() == 0 {
+			continue
+		}
+		if behind >= 0 {
+			x.node.linkBroke(l)
+			return path
+		}
+		behind = i
+	}
+	if behind >= 0 {
+		return behind
+	}
+	return path
+}
+
+// hasStrays reports whether pieces fly whose callers have given up.
+func (x *extent) hasStrays() bool {
+	for i := range x.strays {
+		if x.strays[i].Load() != 0 {
+			return true
+		}
+	}
+	return false
+}
