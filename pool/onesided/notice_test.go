@@ -125,7 +125,7 @@ func TestANoticeIsYoungerThanTheAnswerBeforeIt(t *testing.T) {
 		go func() {
 			ctx, cancel := context.WithTimeout(context.Background(), 15*time.Second)
 			defer cancel()
-			_, err := waiter.AllocWait(ctx)
+			_, err := waiter.AllocWait(ctx, int64(waiter.ChunkSize()))
 			got <- err
 		}()
 		pooltest.Eventually(t, "the answer has come", func() bool { return late.cq.handledSince() == 1 })
