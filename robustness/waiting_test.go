@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"polder/internal/child"
+	"polder/internal/load"
 	"polder/internal/proctest"
 	"polder/internal/testaddr"
 )
@@ -176,5 +177,37 @@ func TestWaitingIsShownOnATerminal(t *testing.T) {
 	out, err := exec.Command(proctest.Binary(), args...).CombinedOutput()
 	if err == nil || strings.Contains(string(out), "\x1b") || strings.Contains(string(out), "to answer") {
 		t.Errorf("in a pipe it says %q, %v", out, err)
+	}
+}
+
+// TestTheEndIsShownOnATerminal: commands that run come to their end first, and here
+// one waits for a node that has stopped.
+func TestTheEndIsShownOnATerminal(t *testing.T) {
+	node := startNode(t, "64MiB")
+	addr := testaddr.Host() + ":6379"
+	term := openTerminal(t, exec.Command(proctest.Binary(), "serve", "--far", node.Addr("verbs"), "--local", "8MiB",
+		"--listen", addr, "--admin", "off", "--op-timeout", "1m"), 80, 24)
+	proctest.Until(t, "it is ready", term.has("Ctrl-C ends it"))
+	client := redis.NewClient(&redis.Options{Addr: addr, MaxRetries: -1, PoolSize: 1, ReadTimeout: hang, WriteTimeout: hang})
+	defer func() { _ = client.Close() }()
+	const keys = 20_000
+	fill(t, client, keys, 1000)
+	if err := node.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = node.Signal(syscall.SIGCONT) }()
+	read := make(chan error, 1)
+	go func() { read <- client.Get(context.Background(), string(load.Key(0))).Err() }()
+	select {
+	case err := <-read:
+		t.Fatalf("the oldest key is not at the node: %v", err)
+	case <-time.After(300 * time.Millisecond): // it has begun by now, or is refused
+	}
+	if _, err := term.master.WriteString("\x03"); err != nil {
+		t.Fatal(err)
+	}
+	proctest.Until(t, "what it waits for is shown", term.has("what is under way comes to its end: 1 s"))
+	if err := <-read; err == nil {
+		t.Error("a node that has stopped has answered")
 	}
 }

@@ -62,21 +62,23 @@ type part struct {
 }
 
 // Run runs a daemon's command: from Start to the daemon's end. The service manager
-// is told when that begins.
+// is told when that begins, and the terminal, if it takes longer than a second.
 func (f *Flags) Run(cmd *cobra.Command, daemon func(*Control) error) error {
 	c, err := f.Start(cmd.Flags(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	told := make(chan struct{})
+	told, ended := make(chan struct{}), func() {}
 	stop := context.AfterFunc(cmd.Context(), func() {
 		defer close(told)
+		ended = c.Waiting("what is under way comes to its end")
 		c.notify("STOPPING=1")
 	})
 	defer func() {
 		if !stop() {
 			<-told
+			ended()
 		}
 	}()
 	return daemon(c)
