@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"strings"
@@ -22,7 +21,8 @@ import (
 const maruBatch = 64
 
 // runMaru measures the door for clients of Maru's protocol, over TCP, beside a copy
-// of the same bytes and beside the bare round trip of a request as long.
+// of the same bytes and beside round trips of requests as long to servers that do
+// nothing.
 func runMaru(ctx context.Context, opt Options, dir string) (err error) {
 	addrs, err := freeAddrs(2)
 	if err != nil {
@@ -37,12 +37,20 @@ func runMaru(ctx context.Context, opt Options, dir string) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, stopAll(d, w)) }()
+	var peer *process
+	defer func() { err = errors.Join(err, stopAll(d, w, peer)) }()
+	if peer, err = startWorker(ctx, opt); err != nil {
+		return err
+	}
+	echoes, err := peer.do(task{Op: "echo"})
+	if err != nil {
+		return err
+	}
 	cases := sizes(opt.Short)
 	for i, c := range cases {
 		name := config.FormatSize(int64(c.size))
 		opt.Progress(i, len(cases), "maru "+name)
-		res, err := w.do(task{Op: "maru", Socket: "tcp://" + addrs[0], Size: c.size, N: c.n, Prefix: name})
+		res, err := w.do(task{Op: "maru", Socket: "tcp://" + addrs[0], Size: c.size, N: c.n, Prefix: name, Echoes: echoes.Addrs})
 		if err != nil {
 			return fmt.Errorf("cannot measure Maru's clients with %s: %w", name, err)
 		}
@@ -53,18 +61,32 @@ func runMaru(ctx context.Context, opt Options, dir string) (err error) {
 	return nil
 }
 
+// printMaru prints what clients see, and of it, as "served", what is not spent in the
+// client itself: from when a request is given to the system until its answer is there.
+// What of that goes beyond a server in Go that only answers is the daemon's work.
 func printMaru(opt Options, name string, s map[string]summary) error {
 	const micro = 1e3
-	lookup, get, batch := s["lookup"], s["get"], s["batch"]
-	many := fmt.Sprintf("maru lookup of %d, %s", maruBatch, name)
-	return printAll(opt.Out, []benchout.Row{
-		row("maru lookup "+name, "p50", lookup.P50/micro, "µs").Against("bare TCP", s["tcp"].P50/micro, benchout.Lower),
-		row("maru lookup "+name, "p99", lookup.P99/micro, "µs").Against("bare TCP", s["tcp"].P99/micro, benchout.Lower),
-		row("maru get "+name+untouched, "p50", get.P50/micro, "µs").Against("bare TCP", s["tcp"].P50/micro, benchout.Lower),
-		row(many, "p50", batch.P50/micro, "µs").Against("bare TCP", s["tcp batch"].P50/micro, benchout.Lower),
-		row("maru store "+name, "p50", s["store"].P50/micro, "µs").Against("memcpy", s["memcpy"].P50/micro, benchout.Lower),
-		row("maru store "+name, "throughput", s["store"].gbps(), "GB/s").Against("memcpy", s["memcpy"].gbps(), benchout.Higher),
-	})
+	rows := []benchout.Row{}
+	for _, c := range []struct{ what, series, echo string }{
+		{"maru lookup " + name, "lookup", "echo"},
+		{"maru get " + name + untouched, "get", "echo"},
+		{fmt.Sprintf("maru lookup of %d, %s", maruBatch, name), "batch", "echo of a batch"},
+	} {
+		whole, served := s[c.series], s[c.series+", served"]
+		inGo, bare := s[c.echo+" in Go"], s[c.echo+" bare"]
+		rows = append(rows,
+			row(c.what, "p50", whole.P50/micro, "µs").Against("bare TCP", bare.P50/micro, benchout.Lower),
+			row(c.what, "p99", whole.P99/micro, "µs").Against("bare TCP", bare.P99/micro, benchout.Lower),
+			row(c.what+", served", "p50", served.P50/micro, "µs").Against("an echo in Go", inGo.P50/micro, benchout.Lower),
+			row(c.what+", of it beyond an echo", "p50", (served.P50-inGo.P50)/micro, "µs"))
+	}
+	store, copied := s["store"], s["memcpy"]
+	return printAll(opt.Out, append(rows,
+		row("maru store "+name, "p50", store.P50/micro, "µs").Against("memcpy", copied.P50/micro, benchout.Lower),
+		row("maru store "+name+", of it to register the key", "p50", s["register"].P50/micro, "µs"),
+		row("maru store "+name, "throughput", store.gbps(), "GB/s").Against("memcpy", copied.gbps(), benchout.Higher),
+		row(fmt.Sprintf("maru store %s, %d at once", name, batchSize), "p50", s["store of a batch"].P50/micro, "µs").Against("memcpy of as many", s["memcpy of a batch"].P50/micro, benchout.Lower),
+	))
 }
 
 // freeAddrs finds addresses that nobody listens at.
@@ -87,7 +109,8 @@ func maruWork(t task) (res result, err error) {
 		return res, err
 	}
 	defer func() { err = errors.Join(err, c.Close()) }()
-	region, err := c.Alloc(int64(t.Size) * int64(t.N))
+	blobs := t.N + batchSize*batches(t.N)
+	region, err := c.Alloc(int64(t.Size) * int64(blobs))
 	if err != nil {
 		return res, err
 	}
@@ -100,112 +123,115 @@ func maruWork(t task) (res result, err error) {
 		return res, fmt.Errorf("cannot populate a region: %w", err)
 	}
 	src := blob(t.Size)
-	dst, err := rivalMemory(t.Size * t.N)
+	dst, err := rivalMemory(t.Size * blobs)
 	if err != nil {
 		return res, err
 	}
 	defer dst.Close()
-	var store, copied, lookup, get, batch summary
+	series := map[string]*summary{}
+	for _, name := range []string{
+		"memcpy", "store", "register", "memcpy of a batch", "store of a batch", "lookup", "lookup, served", "get", "get, served", "batch", "batch, served",
+		"echo in Go", "echo bare", "echo of a batch in Go", "echo of a batch bare",
+	} {
+		series[name] = &summary{}
+	}
 	for i := range t.N {
 		at := i * t.Size
 		began := time.Now()
 		copy(dst.Bytes()[at:at+t.Size], src)
-		copied.add(time.Since(began))
+		series["memcpy"].add(time.Since(began))
 
 		began = time.Now()
 		copy(mem[at:at+t.Size], src)
+		filled := time.Now()
 		isNew, err := c.Register(server.MaruKey{Key: t.key(i), Region: region.ID, Offset: int64(at), Length: int64(t.Size)})
-		store.add(time.Since(began))
+		series["store"].add(time.Since(began))
+		series["register"].add(time.Since(filled))
 		if err != nil || !isNew {
 			return res, fmt.Errorf("cannot store %q: new %v, %w", t.key(i), isNew, err)
 		}
 	}
+	for i := t.N; i < blobs; i += batchSize {
+		began := time.Now()
+		for j := i; j < i+batchSize; j++ {
+			copy(dst.Bytes()[j*t.Size:(j+1)*t.Size], src)
+		}
+		series["memcpy of a batch"].add(time.Since(began))
+
+		began = time.Now()
+		batch := make([]server.MaruKey, batchSize)
+		for j := range batch {
+			at := (i + j) * t.Size
+			copy(mem[at:at+t.Size], src)
+			batch[j] = server.MaruKey{Key: t.key(i + j), Region: region.ID, Offset: int64(at), Length: int64(t.Size)}
+		}
+		isNew, err := c.RegisterAll(batch)
+		series["store of a batch"].add(time.Since(began))
+		if err != nil || len(isNew) != batchSize || !isNew[batchSize-1] {
+			return res, fmt.Errorf("cannot store %d at once: new %v, %w", batchSize, isNew, err)
+		}
+	}
 	keys := make([]string, maruBatch)
+	for j := range keys {
+		keys[j] = t.key(j % t.N)
+	}
+	// Requests and answers of about the sizes that those to the daemon have.
+	echoes := map[string]*echo{}
+	for i, how := range []string{" in Go", " bare"} {
+		for what, sizes := range map[string][2]int{"echo": {48, 128}, "echo of a batch": {30 + len(strings.Join(keys, "-")), 20 + 100*maruBatch}} {
+			e, err := dialEcho(t.Echoes[i], how == " bare", sizes[0], sizes[1])
+			if err != nil {
+				return res, err
+			}
+			defer e.Close()
+			echoes[what+how] = e
+		}
+	}
+	// By turns, so that what else the machine does is the same for all.
 	for i := range max(t.N, 1000) {
 		key := t.key(i % t.N)
 		began := time.Now()
 		f, err := c.Lookup(key)
-		lookup.add(time.Since(began))
+		series["lookup"].add(time.Since(began))
+		series["lookup, served"].add(c.Waited())
 		if err != nil || f.Size != int64(t.Size) {
 			return res, fmt.Errorf("cannot look %q up: %d bytes, %w", key, f.Size, err)
 		}
 		began = time.Now()
 		b, err := c.Get(key)
-		get.add(time.Since(began))
+		series["get"].add(time.Since(began))
+		series["get, served"].add(c.Waited())
 		if err != nil || len(b) != t.Size {
 			return res, fmt.Errorf("cannot get %q: %d bytes, %w", key, len(b), err)
 		}
-		if i%4 != 0 {
-			continue
+		turn := []string{"echo in Go", "echo bare"}
+		if i%4 == 0 {
+			for j := range keys {
+				keys[j] = t.key((i + j) % t.N)
+			}
+			began = time.Now()
+			found, err := c.LookupAll(keys)
+			series["batch"].add(time.Since(began))
+			series["batch, served"].add(c.Waited())
+			if err != nil || len(found) != len(keys) || found[0].Size != int64(t.Size) {
+				return res, fmt.Errorf("cannot look %d keys up: %w", len(keys), err)
+			}
+			turn = append(turn, "echo of a batch in Go", "echo of a batch bare")
 		}
-		for j := range keys {
-			keys[j] = t.key((i + j) % t.N)
-		}
-		began = time.Now()
-		found, err := c.LookupAll(keys)
-		batch.add(time.Since(began))
-		if err != nil || len(found) != len(keys) || found[0].Size != int64(t.Size) {
-			return res, fmt.Errorf("cannot look %d keys up: %w", len(keys), err)
+		for _, name := range turn {
+			if err := echoes[name].measure(series[name]); err != nil {
+				return res, fmt.Errorf("cannot measure %s: %w", name, err)
+			}
 		}
 	}
-	for i := range t.N {
+	for i := range blobs {
 		if ok, err := c.Delete(t.key(i)); !ok || err != nil {
 			return res, fmt.Errorf("cannot delete %q: %w", t.key(i), errors.Join(err))
 		}
 	}
-	// A request and an answer of about the sizes that the above have.
-	tcp, err := bareTCP(len(lookup.latencies), 48, 128)
-	if err != nil {
-		return res, err
+	res.Series = map[string]summary{}
+	for name, s := range series {
+		res.Series[name] = s.finish(t.Size)
 	}
-	tcpBatch, err := bareTCP(len(batch.latencies), 30+len(strings.Join(keys, "-")), 20+100*maruBatch)
-	return result{Series: map[string]summary{
-		"store": store.finish(t.Size), "memcpy": copied.finish(t.Size), "lookup": lookup.finish(t.Size), "get": get.finish(t.Size),
-		"batch": batch.finish(t.Size), "tcp": tcp.finish(0), "tcp batch": tcpBatch.finish(0),
-	}}, err
-}
-
-// bareTCP measures n round trips over loopback that carry nothing.
-func bareTCP(n, request, answer int) (s summary, err error) {
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return s, err
-	}
-	done := make(chan error, 1)
-	go func() {
-		done <- func() error {
-			nc, err := lis.Accept()
-			if err != nil {
-				return err
-			}
-			defer nc.Close()
-			in, out := make([]byte, request), make([]byte, answer)
-			for {
-				if _, err := io.ReadFull(nc, in); err != nil {
-					return nil
-				}
-				if _, err := nc.Write(out); err != nil {
-					return err
-				}
-			}
-		}()
-	}()
-	defer func() { err = errors.Join(err, lis.Close(), <-done) }()
-	nc, err := net.Dial("tcp", lis.Addr().String())
-	if err != nil {
-		return s, err
-	}
-	defer nc.Close()
-	out, in := make([]byte, request), make([]byte, answer)
-	for range n {
-		began := time.Now()
-		if _, err := nc.Write(out); err != nil {
-			return s, err
-		}
-		if _, err := io.ReadFull(nc, in); err != nil {
-			return s, err
-		}
-		s.add(time.Since(began))
-	}
-	return s, nil
+	return res, nil
 }

@@ -33,13 +33,26 @@ func TestTheWorkOfMarusClientsIsMeasured(t *testing.T) {
 	}
 	defer d.Close()
 	addrs, _ := d.Addrs()
-	res, err := maruWork(task{Socket: addrs[0], Size: 4 << 10, N: 100, Prefix: "t"})
+	e, err := startEchoes()
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"store", "memcpy", "lookup", "get", "batch", "tcp", "tcp batch"} {
-		if res.Series[name].P50 <= 0 {
+	defer e.close()
+	res, err := maruWork(task{Socket: addrs[0], Size: 4 << 10, N: 100, Prefix: "t", Echoes: e.addrs()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(res.Series) == 0 {
+		t.Fatal("nothing was measured")
+	}
+	for name, s := range res.Series {
+		if s.P50 <= 0 {
 			t.Errorf("nothing was measured of %q", name)
+		}
+	}
+	for _, name := range []string{"lookup", "get", "batch"} {
+		if whole, served := res.Series[name], res.Series[name+", served"]; served.Total >= whole.Total {
+			t.Errorf("of %s the daemon and the network took %v ns, want less than all of %v ns", name, served.Total, whole.Total)
 		}
 	}
 	if info := s.Info(); info.Keys != 0 || info.Deferred != 0 {

@@ -20,7 +20,7 @@ import (
 
 // task is what the benchmark tells a worker process to do, a line of JSON.
 type task struct {
-	Op     string // "open", "put", "get", "delete", "alloc", "redis", "maru", "trace"
+	Op     string // "open", "put", "get", "delete", "alloc", "redis", "maru", "echo", "trace"
 	Socket string
 	Size   int // of a blob
 	N      int
@@ -29,6 +29,8 @@ type task struct {
 	Region int
 	Count  int // clients at the same time
 	Rate   int // allocations a second by all clients, 0 for as many as they can
+
+	Echoes []string // where the echoes are: in Go, bare
 
 	Trace   string // file
 	Index   int    // of this worker
@@ -41,6 +43,7 @@ type result struct {
 	Err     string             `json:",omitempty"`
 	Series  map[string]summary `json:",omitempty"`
 	Figures map[string]float64 `json:",omitempty"`
+	Addrs   []string           `json:",omitempty"` // of the echoes
 }
 
 // summary is what is told of a series of latencies, in nanoseconds.
@@ -122,14 +125,20 @@ func Worker(ctx context.Context, in io.Reader, out io.Writer) error {
 	return lines.Err()
 }
 
-type worker struct{ c *share.Client }
+type worker struct {
+	c      *share.Client
+	echoes *echoes
+}
 
-func (w *worker) close() error {
-	if w.c == nil {
-		return nil
+func (w *worker) close() (err error) {
+	if w.c != nil {
+		err = w.c.Close()
+		w.c = nil
 	}
-	err := w.c.Close()
-	w.c = nil
+	if w.echoes != nil {
+		err = errors.Join(err, w.echoes.close())
+		w.echoes = nil
+	}
 	return err
 }
 
@@ -159,6 +168,12 @@ func (w *worker) do(ctx context.Context, t task) (result, error) {
 		return redis(t)
 	case "maru":
 		return maruWork(t)
+	case "echo":
+		var err error
+		if w.echoes, err = startEchoes(); err != nil {
+			return result{}, err
+		}
+		return result{Addrs: w.echoes.addrs()}, nil
 	case "trace":
 		return w.replay(ctx, t)
 	}

@@ -22,16 +22,17 @@ import (
 
 // The types of requests to the directory.
 const (
-	typeAlloc       = 0x01
-	typeReturn      = 0x03
-	typeRegister    = 0x10
-	typeLookup      = 0x11
-	typeExists      = 0x12
-	typeDelete      = 0x13
-	typePin         = 0x14
-	typeUnpin       = 0x15
-	typeBatchLookup = 0x21
-	typeHandshake   = 0xfe
+	typeAlloc         = 0x01
+	typeReturn        = 0x03
+	typeRegister      = 0x10
+	typeLookup        = 0x11
+	typeExists        = 0x12
+	typeDelete        = 0x13
+	typePin           = 0x14
+	typeUnpin         = 0x15
+	typeBatchRegister = 0x20
+	typeBatchLookup   = 0x21
+	typeHandshake     = 0xfe
 )
 
 // patience is how long a Client waits for an answer.
@@ -47,6 +48,7 @@ type Client struct {
 	address   string   // of the resource manager
 	resources net.Conn // nil before a region is mapped
 	maps      map[uint64]*arena.Mapping
+	waited    time.Duration
 }
 
 // Dial connects to a directory server at tcp://HOST:PORT or ipc:///PATH, and asks it
@@ -78,6 +80,7 @@ type answer struct {
 	Offset    int64    `msgpack:"kv_offset"`
 	Length    int64    `msgpack:"kv_length"`
 	Entries   []answer `msgpack:"entries"`
+	Results   []bool   `msgpack:"results"`
 }
 
 type handle struct {
@@ -107,10 +110,13 @@ func (c *Client) ask(kind byte, fields map[string]any) (a answer, err error) {
 	if err := c.directory.conn.SetDeadline(time.Now().Add(patience)); err != nil {
 		return a, err
 	}
-	if err := c.directory.send(append(msg, payload...)); err != nil {
+	msg = append(msg, payload...)
+	began := time.Now()
+	if err := c.directory.send(msg); err != nil {
 		return a, err
 	}
 	body, err := c.directory.receive()
+	c.waited = time.Since(began)
 	switch {
 	case err != nil:
 		return a, err
@@ -128,6 +134,10 @@ func (c *Client) ask(kind byte, fields map[string]any) (a answer, err error) {
 	return a, err
 }
 
+// Waited returns how long the directory's last answer took, from when the request was
+// given to the system: what the client takes to encode and decode is not in it.
+func (c *Client) Waited() time.Duration { return c.waited }
+
 // Alloc asks for a region.
 func (c *Client) Alloc(size int64) (server.MaruRegion, error) {
 	a, err := c.ask(typeAlloc, map[string]any{"instance_id": c.instance, "size": size})
@@ -144,6 +154,16 @@ func (c *Client) Return(region uint64) error {
 func (c *Client) Register(k server.MaruKey) (isNew bool, err error) {
 	a, err := c.ask(typeRegister, map[string]any{"key": k.Key, "region_id": k.Region, "kv_offset": k.Offset, "kv_length": k.Length})
 	return a.IsNew, err
+}
+
+// RegisterAll registers keys, and tells of each whether it is new.
+func (c *Client) RegisterAll(keys []server.MaruKey) (isNew []bool, err error) {
+	entries := make([]map[string]any, len(keys))
+	for i, k := range keys {
+		entries[i] = map[string]any{"key": k.Key, "region_id": k.Region, "kv_offset": k.Offset, "kv_length": k.Length}
+	}
+	a, err := c.ask(typeBatchRegister, map[string]any{"entries": entries})
+	return a.Results, err
 }
 
 // Exists reports whether a key is there.
