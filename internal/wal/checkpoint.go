@@ -51,10 +51,12 @@ type Snapshot struct {
 //
 // Preconditions: the caller holds the lock under which it appends.
 func (l *Log) Snapshot() *Snapshot {
+	// Nobody who adds has to wait for memory.
+	buf, written := make([]byte, 0, 2*partBytes), make([]byte, 0, 2*partBytes)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	upto := l.next - 1
-	return &Snapshot{l: l, buf: ckptHeader(upto), upto: upto, since: l.since, tmp: ckptPath(l.dir, upto) + ".tmp"}
+	return &Snapshot{l: l, buf: append(buf, ckptHeader(upto)...), upto: upto, written: written, since: l.since, tmp: ckptPath(l.dir, upto) + ".tmp"}
 }
 
 // Add adds a record, which must not be empty. It does not write.

@@ -2,6 +2,7 @@ package server
 
 import (
 	"fmt"
+	"runtime"
 	"sync"
 	"time"
 
@@ -139,6 +140,11 @@ func (s *Server) logStarved(error) {
 	}
 }
 
+// letOthersRun is called by who lets go of the lock now and then, while it does much
+// work. Else the runtime would interrupt it when it has run for 10 ms: most likely while
+// it holds the lock, for which all would wait until it runs again.
+func letOthersRun() { runtime.Gosched() }
+
 // Checkpoint saves a checkpoint now. Requests go on meanwhile: s.mu is held for
 // what there is little of, and then for some keys at a time, and nothing is
 // written under it. What the checkpoint holds is nevertheless the state of one
@@ -159,6 +165,7 @@ func (s *Server) Checkpoint() error {
 	s.idx.Snapshot(save, func() bool {
 		s.mu.Unlock()
 		err = snap.Flush()
+		letOthersRun()
 		failpoint.Hit("daemon.snapshot-paused")
 		s.mu.Lock()
 		return err == nil

@@ -134,6 +134,7 @@ func (s *Server) expire() {
 	now := s.opt.Now().UnixMilli()
 	for s.expireSome(now) {
 		failpoint.Hit("daemon.expire-paused")
+		letOthersRun()
 	}
 }
 

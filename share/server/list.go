@@ -148,6 +148,7 @@ func (s *Server) lookThrough(prefix, after string) *listing {
 		if n++; n%listStep == 0 {
 			s.mu.Unlock()
 			failpoint.Hit("daemon.list-paused")
+			letOthersRun()
 			if len(l.keys) >= 2*listAhead {
 				prune()
 				last = l.keys[len(l.keys)-1]

@@ -21,9 +21,8 @@ import (
 // costs at most that time of one processor after each of its requests.
 //
 // Polling has to pay. A mailbox that was given up after few requests is polled again
-// only when more of them have followed one another. And a poller that does not get a
-// processor when it wants one only takes time from those for whom it waits: the kernel
-// sooner runs who is woken than who spins. It then polls nothing for a while.
+// only when more of them have followed one another. To rest when the poller is kept from
+// running was tried, too: on processors that are saturated, puts took longer.
 //
 // It is worth its lines also where blobs are large: to register one of 1 MiB takes 14
 // µs by mailbox and 60 to 90 by the socket, beside some 50 for copying it (polder
@@ -46,12 +45,6 @@ const (
 	quickRequests     = 2
 	mostQuickRequests = 64
 	payRequests       = 4
-
-	// The poller rests from firstRest to lastRest when it was kept from running, while
-	// it had nothing else to do, for longer than Options.Poll: there are too few
-	// processors.
-	firstRest = 5 * time.Millisecond
-	lastRest  = 640 * time.Millisecond
 )
 
 // mailbox is the daemon's side of one client's mailbox.
@@ -99,18 +92,15 @@ type poller struct {
 	limit time.Duration // 0 if nothing is ever polled
 	count atomic.Int32  // mailboxes polled, or about to be
 	wake  chan struct{}
-	fresh atomic.Bool  // joining is not empty
-	rest  atomic.Int64 // until when nothing is polled, since Server.started
+	fresh atomic.Bool // joining is not empty
 
 	mu      sync.Mutex // guards joining; taken last
 	joining []*mailbox
 
 	// The poller goroutine's.
-	boxes  []*mailbox
-	buf    [shm.MaxPost]byte
-	taken  []posted
-	looked time.Time     // when it last had nothing to do, or zero
-	pause  time.Duration // the last rest
+	boxes []*mailbox
+	buf   [shm.MaxPost]byte
+	taken []posted
 }
 
 // posted is a request that has been carried out and not answered.
@@ -135,7 +125,7 @@ func (p *poller) asked(m *mailbox) {
 	}
 	if now := time.Since(p.s.started); now-time.Duration(m.last.Load()) > p.limit {
 		m.quick.Store(0)
-	} else if m.quick.Add(1) >= m.need.Load() && now >= time.Duration(p.rest.Load()) {
+	} else if m.quick.Add(1) >= m.need.Load() {
 		p.join(m)
 	}
 }
@@ -170,7 +160,6 @@ func (p *poller) join(m *mailbox) {
 func (p *poller) run() {
 	for idle := 0; p.s.ctx.Err() == nil; idle++ {
 		if len(p.boxes) == 0 {
-			p.looked = time.Time{}
 			select {
 			case <-p.s.ctx.Done():
 			case <-p.wake:
@@ -212,18 +201,14 @@ func (p *poller) admit() {
 func (p *poller) poll() bool {
 	p.taken = p.taken[:0]
 	now := time.Now()
-	tired := !p.looked.IsZero() && now.Sub(p.looked) > p.limit
-	if tired {
-		p.takeRest(now)
-	}
 	kept := p.boxes[:0]
 	for _, m := range p.boxes {
 		found := p.receive(m)
 		switch {
-		case found && !tired && !m.gone.Load():
+		case found && !m.gone.Load():
 			m.until = now.Add(p.limit)
 			kept = append(kept, m)
-		case tired || m.gone.Load() || now.After(m.until):
+		case m.gone.Load() || now.After(m.until):
 			m.box.Attend(false)
 			p.receive(m) // what was posted before the client saw that
 			m.leave()
@@ -236,23 +221,10 @@ func (p *poller) poll() bool {
 	clear(p.boxes[len(kept):])
 	p.boxes = kept
 	if len(p.taken) == 0 { // fast path
-		p.looked = now
 		return false
 	}
-	p.looked = time.Time{}
 	p.answer()
 	return true
-}
-
-// takeRest keeps all from being polled for a while: for twice as long as the last
-// time, if that is not long ago.
-func (p *poller) takeRest(now time.Time) {
-	since := now.Sub(p.s.started)
-	if p.pause *= 2; since-time.Duration(p.rest.Load()) > 4*p.pause {
-		p.pause = 0
-	}
-	p.pause = min(max(p.pause, firstRest), lastRest)
-	p.rest.Store(int64(since + p.pause))
 }
 
 // leave tells that the mailbox is polled no more.

@@ -7,8 +7,8 @@ import (
 	"polder/share/internal/shm"
 )
 
-// resting returns a poller that nobody runs, and a mailbox that it polls.
-func resting(t *testing.T) (*poller, *mailbox) {
+// stillPoller returns a poller that nobody runs, and a mailbox that it polls.
+func stillPoller(t *testing.T) (*poller, *mailbox) {
 	t.Helper()
 	s := still(t, nil)
 	p := newPoller(s, time.Minute)
@@ -36,7 +36,7 @@ func (p *poller) ask(m *mailbox, n int) {
 // TestWhoPollsForNothingIsLessEager: each time that a mailbox is given up after few
 // requests, twice as many must follow one another before it is polled again.
 func TestWhoPollsForNothingIsLessEager(t *testing.T) {
-	p, m := resting(t)
+	p, m := stillPoller(t)
 	for want := quickRequests; want <= mostQuickRequests; want *= 2 {
 		if p.ask(m, want-1); m.polled.Load() {
 			t.Fatalf("it is polled after %d requests, want %d", want-1, want)
@@ -58,39 +58,4 @@ func TestWhoPollsForNothingIsLessEager(t *testing.T) {
 	}
 	p.boxes[0].until = time.Time{}
 	p.poll()
-}
-
-// TestAPollerThatIsKeptFromRunningRests: where processors are few, it takes the time
-// of those for whom it waits.
-func TestAPollerThatIsKeptFromRunningRests(t *testing.T) {
-	p, m := resting(t)
-	p.s.started = time.Now().Add(-time.Hour)
-	for _, want := range []time.Duration{firstRest, 2 * firstRest, 4 * firstRest} {
-		m.need.Store(quickRequests)
-		if p.ask(m, quickRequests); !m.polled.Load() {
-			t.Fatal("the mailbox is not polled")
-		}
-		if p.poll(); p.pause != want/2 && want != firstRest || !m.polled.Load() {
-			t.Fatalf("the poller rests for %v although it has run", p.pause)
-		}
-		p.looked = time.Now().Add(-2 * p.limit)
-		if p.poll(); m.polled.Load() || m.box.Attended() {
-			t.Fatal("a mailbox is polled although the poller does not get to run")
-		}
-		if p.pause != want {
-			t.Errorf("it rests for %v, want %v", p.pause, want)
-		}
-		p.looked = time.Time{}
-		if p.ask(m, 2*mostQuickRequests); m.polled.Load() {
-			t.Fatal("a mailbox is polled while the poller rests")
-		}
-		p.rest.Store(int64(time.Since(p.s.started)) - 1) // it is over
-	}
-	p.rest.Store(0) // long ago
-	m.need.Store(quickRequests)
-	p.ask(m, quickRequests)
-	p.looked = time.Now().Add(-2 * p.limit)
-	if p.poll(); p.pause != firstRest {
-		t.Errorf("long after the last rest it rests for %v, want %v", p.pause, firstRest)
-	}
 }
