@@ -18,8 +18,9 @@ const keysBatch = 128
 
 // runKeys measures what the number of keys costs everybody: how long a request
 // that changes nothing takes while nothing else goes on, while the daemon saves a
-// checkpoint and other keys are put and deleted, and while the client that owns
-// all keys leaves; and how long a daemon that was killed takes to be back.
+// checkpoint and other keys are put and deleted, while checkpoints fail and the log has
+// no room, and while the client that owns all keys leaves; and how long a daemon that
+// was killed takes to be back.
 func runKeys(ctx context.Context, opt Options, dir string) (err error) {
 	n := 1_000_000
 	if opt.Short {
@@ -49,7 +50,7 @@ func runKeys(ctx context.Context, opt Options, dir string) (err error) {
 		return errors.Join(err, c.Close())
 	}
 	opt.Progress(1, 3, "a checkpoint")
-	quiet, busy, leaving, err := measureStalls(ctx, d.socket, c)
+	m, err := measureStalls(ctx, d.socket, c, filepath.Join(dir, "state", "log"))
 	if err != nil {
 		return err
 	}
@@ -64,11 +65,13 @@ func runKeys(ctx context.Context, opt Options, dir string) (err error) {
 	took := time.Since(began)
 	at := func(what string) string { return fmt.Sprintf("%s, %d keys", what, n) }
 	return printAll(opt.Out, []benchout.Row{
-		row(at("exists"), "p99", quiet.P99/1e3, "µs"),
-		row(at("exists"), "longest", quiet.Longest/1e6, "ms"),
-		row(at("exists during changes and a checkpoint"), "p99", busy.P99/1e3, "µs"),
-		row(at("exists during changes and a checkpoint"), "longest", busy.Longest/1e6, "ms"),
-		row(at("exists while the owner of all leaves"), "longest", leaving.Longest/1e6, "ms"),
+		row(at("exists"), "p99", m.quiet.P99/1e3, "µs"),
+		row(at("exists"), "longest", m.quiet.Longest/1e6, "ms"),
+		row(at("exists during changes and a checkpoint"), "p99", m.busy.P99/1e3, "µs"),
+		row(at("exists during changes and a checkpoint"), "longest", m.busy.Longest/1e6, "ms"),
+		row(at("exists while checkpoints fail"), "p99", m.failing.P99/1e3, "µs"),
+		row(at("exists while checkpoints fail"), "longest", m.failing.Longest/1e6, "ms"),
+		row(at("exists while the owner of all leaves"), "longest", m.leaving.Longest/1e6, "ms"),
 		row(at("killed and started"), "until it serves", took.Seconds(), "s"),
 	})
 }
@@ -85,6 +88,9 @@ func putKeys(ctx context.Context, c *share.Client, prefix string, n int) error {
 			continue
 		}
 		if _, err := c.PutAll(ctx, items); err != nil {
+			for _, it := range items {
+				err = errors.Join(err, it.Page.Free())
+			}
 			return err
 		}
 		items = items[:0]
@@ -92,13 +98,17 @@ func putKeys(ctx context.Context, c *share.Client, prefix string, n int) error {
 	return nil
 }
 
+// stalls are how long a request took that changes nothing.
+type stalls struct{ quiet, busy, failing, leaving summary }
+
 // measureStalls measures a request for a second; then until two more checkpoints
-// have been saved while c puts and deletes keys; and then while c, which owns all
-// the keys, is closed.
-func measureStalls(ctx context.Context, socket string, c *share.Client) (quiet, busy, leaving summary, err error) {
+// have been saved while c puts and deletes keys; then while that goes on and the
+// directory of the log is away, so that no checkpoint can be saved and soon nothing can
+// be put; and then while c, which owns all the keys, is closed.
+func measureStalls(ctx context.Context, socket string, c *share.Client, log string) (m stalls, err error) {
 	prober, err := share.Open(ctx, share.Config{Socket: socket})
 	if err != nil {
-		return quiet, busy, leaving, errors.Join(err, c.Close())
+		return m, errors.Join(err, c.Close())
 	}
 	defer func() { err = errors.Join(err, prober.Close()) }()
 	during := func(what func() error) (summary, error) {
@@ -117,36 +127,88 @@ func measureStalls(ctx context.Context, socket string, c *share.Client) (quiet, 
 		}
 		return s.finish(0), errors.Join(err, <-done)
 	}
-	if quiet, err = during(func() error { time.Sleep(time.Second); return nil }); err == nil {
-		busy, err = during(func() error { return churn(ctx, c) })
+	if m.quiet, err = during(func() error { time.Sleep(time.Second); return nil }); err == nil {
+		m.busy, err = during(func() error { return churn(ctx, c) })
+	}
+	if err == nil {
+		m.failing, err = during(func() error { return failing(ctx, c, log) })
 	}
 	if err != nil {
-		return quiet, busy, leaving, errors.Join(err, c.Close())
+		return m, errors.Join(err, c.Close())
 	}
-	leaving, err = during(c.Close)
-	return quiet, busy, leaving, err
+	m.leaving, err = during(c.Close)
+	return m, err
 }
 
 // churn puts and deletes keys until two more checkpoints have been saved.
 func churn(ctx context.Context, c *share.Client) error {
 	first, err := c.Stats(ctx)
+	for round := 0; err == nil; round++ {
+		if err = churnOnce(ctx, c, round); err != nil {
+			break
+		}
+		var info share.Info
+		if info, err = c.Stats(ctx); info.Checkpoints >= first.Checkpoints+2 {
+			break
+		}
+	}
+	return err
+}
+
+// churnOnce puts keysBatch keys and deletes them again.
+func churnOnce(ctx context.Context, c *share.Client, round int) error {
+	prefix := fmt.Sprintf("churn/%d/", round)
+	err := putKeys(ctx, c, prefix, keysBatch)
+	keys := make([]string, keysBatch)
+	for i := range keys {
+		keys[i] = fmt.Sprint(prefix, i)
+	}
+	if err == nil {
+		_, err = c.DeleteAll(ctx, keys)
+	}
+	return err
+}
+
+// failing takes the log's directory away, as a disk that is full or gone does, and goes
+// on with what churn does: for two seconds from when a checkpoint has failed. It then
+// brings the directory back, and waits until keys can be put.
+func failing(ctx context.Context, c *share.Client, log string) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	first, err := c.Stats(ctx)
+	if err == nil {
+		err = os.Rename(log, log+".away")
+	}
 	if err != nil {
 		return err
 	}
-	keys := make([]string, keysBatch)
-	for round := 0; ; round++ {
-		prefix := fmt.Sprintf("churn/%d/", round)
-		if err := putKeys(ctx, c, prefix, keysBatch); err != nil {
-			return err
+	var since time.Time // when a checkpoint had failed
+	for round := 1; since.IsZero() || time.Since(since) < 2*time.Second; round++ {
+		if err = refused(churnOnce(ctx, c, -round)); err != nil {
+			break
 		}
-		for i := range keys {
-			keys[i] = fmt.Sprint(prefix, i)
+		var info share.Info
+		if info, err = c.Stats(ctx); err != nil {
+			break
 		}
-		if _, err := c.DeleteAll(ctx, keys); err != nil {
-			return err
-		}
-		if info, err := c.Stats(ctx); err != nil || info.Checkpoints >= first.Checkpoints+2 {
-			return err
+		if since.IsZero() && info.FailedCheckpoints > first.FailedCheckpoints {
+			since = time.Now()
 		}
 	}
+	if err = errors.Join(err, os.Rename(log+".away", log)); err != nil {
+		return err
+	}
+	for err = share.ErrNoLog; err != nil && refused(err) == nil; {
+		time.Sleep(10 * time.Millisecond)
+		err = putKeys(ctx, c, "healed", 1)
+	}
+	return err
+}
+
+// refused passes over that nothing can be logged.
+func refused(err error) error {
+	if errors.Is(err, share.ErrNoLog) {
+		return nil
+	}
+	return err
 }

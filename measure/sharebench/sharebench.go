@@ -21,6 +21,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"polder/internal/child"
 	"polder/internal/config"
 	"polder/measure/benchout"
@@ -325,11 +327,19 @@ func printAll(out benchout.Printer, rows []benchout.Row) error {
 	return nil
 }
 
-// runAllocs measures the allocation of regions, with the log on a disk.
+// runAllocs measures the allocation of regions, with the log on a disk, and what it
+// takes to bring a page to that disk.
 func runAllocs(ctx context.Context, opt Options, dir string) error {
 	n := 4000
 	if opt.Short {
 		n = 800
+	}
+	disk, err := syncs(dir, n/8)
+	if err != nil {
+		return err
+	}
+	if err := printAll(opt.Out, []benchout.Row{row("the disk: write and sync 4KiB", "p50", disk.P50/1e3, "µs"), row("the disk: write and sync 4KiB", "p99", disk.P99/1e3, "µs")}); err != nil {
+		return err
 	}
 	for _, sync := range []bool{false, true} {
 		name := "log written"
@@ -342,6 +352,30 @@ func runAllocs(ctx context.Context, opt Options, dir string) error {
 		}
 	}
 	return nil
+}
+
+// syncs measures fdatasync after each of n pages that are written over zeros.
+func syncs(dir string, n int) (s summary, err error) {
+	f, err := os.CreateTemp(dir, "sync")
+	if err != nil {
+		return s, err
+	}
+	defer func() { err = errors.Join(err, f.Close(), os.Remove(f.Name())) }()
+	page := make([]byte, 4<<10)
+	for i := range 2 * n {
+		began := time.Now()
+		if _, err := f.WriteAt(page, int64(i%n*len(page))); err != nil {
+			return s, err
+		}
+		if i < n {
+			continue
+		}
+		if err := unix.Fdatasync(int(f.Fd())); err != nil {
+			return s, err
+		}
+		s.add(time.Since(began))
+	}
+	return s.finish(0), nil
 }
 
 func runAlloc(ctx context.Context, opt Options, dir, name string, n int, flags []string) (err error) {

@@ -286,7 +286,7 @@ func (s *Server) append(rec wire.Writer) (uint64, error) {
 	s.rec = rec[:0]
 	lsn, err := s.log.Append(rec)
 	if err != nil {
-		return 0, err
+		return 0, fmt.Errorf("%w: %w", errLog, err)
 	}
 	s.stats.records.Add(1)
 	return lsn, nil
