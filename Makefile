@@ -19,10 +19,11 @@ LONGER     = $(shell grep -rlE --include='*_test.go' '^//go:build .*\brace\b|inv
 LONGERIN   = $(filter-out $(PLAIN),$(sort $(patsubst %/,./%,$(dir $(LONGER)))))
 LONGERNAME = $(shell grep -ohE '^func (Test|Example)[A-Za-z0-9_]*' $(LONGER) | cut -c6- | paste -sd '|')
 
-# Programs and rules of the tree, and the managers that only measurements use:
-# what they are made of is tested with the race detector where it is. "make soak"
-# runs them with it.
-PROGRAMS = . ./examples/... ./measure/... ./pool/baseline/...
+# Programs, rules of the tree, tests of the binary from outside, and the managers
+# that only measurements use: what they are made of is tested with the race detector
+# where it is. "make soak" runs them with it. Robustness comes first, since it takes
+# longest and waits a lot.
+PROGRAMS = ./robustness . ./examples/... ./measure/... ./pool/baseline/...
 
 # The packages whose correctness depends on the processor: those above, and
 # those with a file *_unsafe.go.

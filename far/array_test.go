@@ -34,7 +34,7 @@ func TestAnArrayIsWhatWasWritten(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 1))
 	s := h.NewScope()
 	defer s.Close()
-	for i := range 50_000 {
+	for i := range ofModel(50_000) {
 		j := r.IntN(n)
 		v := r.Int64()
 		want[j] = v

@@ -51,7 +51,7 @@ func TestAListIsWhatWasDoneToIt(t *testing.T) {
 			ctx := t.Context()
 			var want []int64
 			r := rand.New(rand.NewPCG(uint64(group), 5))
-			rounds := 20_000
+			rounds := ofModel(20_000)
 			if group == 0 {
 				for i := range int64(60_000) {
 					if err := l.PushBack(ctx, i); err != nil {
@@ -59,7 +59,7 @@ func TestAListIsWhatWasDoneToIt(t *testing.T) {
 					}
 					want = append(want, i)
 				}
-				rounds = 3000
+				rounds = ofModel(3000)
 			}
 			c, at := l.Front(), 0
 			fresh := func() { // a cursor at a place that is known

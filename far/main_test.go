@@ -9,6 +9,15 @@ import (
 	"polder/internal/invariants"
 )
 
+// ofModel is how many of n rounds one goroutine plays against a model: all of them
+// without the race detector, which finds nothing in them and takes ten times as long.
+func ofModel(n int) int {
+	if invariants.Enabled {
+		return n / 6
+	}
+	return n
+}
+
 func TestMain(m *testing.M) {
 	// The models are one goroutine's. They run in full without the race
 	// detector, which makes them ten times slower.

@@ -216,9 +216,15 @@ func TestEveryStructureIsAsItsLocalCounterpart(t *testing.T) {
 				switch {
 				case local.percent == 100:
 					kinds = nil
-				case over != nil && local.percent == 5:
+				case over == nil && local.percent == 5:
+					kinds = []kind{faults, losses}
+				case over == nil:
+					kinds = []kind{peace, losses}
+				case over.Name != pooltest.TCP.Name && local.percent == 5:
+					kinds = nil
+				case local.percent == 5:
 					kinds = []kind{cuts}
-				case over != nil:
+				default:
 					kinds = []kind{faults, kills}
 				}
 			}

@@ -42,7 +42,7 @@ func TestAMapIsWhatWasStored(t *testing.T) {
 			r := rand.New(rand.NewPCG(4, 4))
 			ctx := t.Context()
 			const n = 3000
-			for round := range 30_000 {
+			for round := range ofModel(30_000) {
 				i := r.IntN(n)
 				k1, k2, k3 := int32(i), fmt.Sprint("key", i), padded{A: int8(i), B: int64(i), C: [2]int16{1, int16(i)}}
 				switch r.IntN(8) {
