@@ -142,8 +142,10 @@ install: build ## install the binary, manual pages, completions, systemd units a
 		test -e $(DESTDIR)$(SYSCONFDIR)/polder/$${file##*/} || install -D -m 0644 $$file $(DESTDIR)$(SYSCONFDIR)/polder/$${file##*/} || exit; done
 
 .PHONY: test-deploy
-test-deploy: ## decode deploy/kubernetes strictly, with Kubernetes' own types
+test-deploy: ## decode deploy/kubernetes strictly, with Kubernetes' own types; as root, run the units by a real systemd in namespaces, and what is in the image
 	cd bench/manifests && $(GO) test -count=1 ./...
+	@command -v systemd-sysusers >/dev/null || { echo "installing systemd"; apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends systemd; }
+	$(GO) test -count=1 -timeout $(TESTTIMEOUT) -tags systemd -run 'SystemdRuns|ImageRuns' ./robustness
 
 .PHONY: bench
 bench: build ## measure this tree against redis-server, raw TCP and memcpy
@@ -164,7 +166,7 @@ lint: $(STATICCHECK) ## vet, check formatting, staticcheck
 	cd bench && $(GO) vet ./...
 	$(GO) vet -tags guests ./robustness/rdma/vm
 	$(GO) vet -tags browser ./robustness/browser
-	$(GO) vet -tags promtool ./robustness
+	$(GO) vet -tags promtool,systemd ./robustness
 	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then \
 		echo "not formatted (make fmt):"; echo "$$unformatted"; exit 1; fi
 	$(STATICCHECK) ./...
