@@ -118,7 +118,7 @@ func newFineMem(n *Node) (manager, error) {
 		m.mr, err = m.pd.RegMR(m.mem.Bytes(), verbs.AccessLocalWrite|windowAccess)
 	}
 	if err == nil {
-		m.keys, err = newKeyring(n.mem, m.table, n.dev.Attr().MaxMW)
+		m.keys, err = newKeyring(n.mem, m.table)
 	}
 	if err == nil && !n.dev.Attr().HostAtomics {
 		if m.atomics, err = newAtomics(n.dev, m.pd, m.mr); err == nil {

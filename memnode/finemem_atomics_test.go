@@ -1,7 +1,6 @@
 package memnode
 
 import (
-	"strings"
 	"testing"
 
 	"polder/internal/arena"
@@ -47,29 +46,5 @@ func TestAtomicsOfTheDevice(t *testing.T) {
 	}
 	if !a.swap(16, 7, 8) || a.broken == nil || word.Load() != 7 {
 		t.Errorf("a swap that the device refused: %d, %v, want an error that stays", word.Load(), a.broken)
-	}
-}
-
-// fewWindows is a device that has no more than 20 windows.
-type fewWindows struct{ verbs.Device }
-
-func (d fewWindows) Attr() verbs.DeviceAttr {
-	a := d.Device.Attr()
-	a.MaxMW = 20
-	return a
-}
-
-func TestTooFewWindowsAreRefused(t *testing.T) {
-	dev, err := inproc.NewFabric().NewDevice(softnic.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer dev.Close()
-	n, err := New(fewWindows{dev}, Config{Lend: 4 << 20, ChunkSize: 1 << 20, Manager: FineMem})
-	if err == nil {
-		n.Close()
-	}
-	if want := "4 chunks need 76 windows, and the device has 20"; err == nil || !strings.Contains(err.Error(), want) {
-		t.Errorf("got error %v, want one that says %q", err, want)
 	}
 }

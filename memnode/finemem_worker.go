@@ -126,23 +126,27 @@ type place struct {
 	chunk uint32 // first
 }
 
-// newKeyring makes and binds all windows, of which there are at most most, if that
-// is not 0.
-func newKeyring(mem *memory, t *twolayer.Table, most int) (*keyring, error) {
-	k := &keyring{memory: mem, table: t, zeroer: newZeroer(mem.mem, mem.pinned)}
+// keyringWindows is how many windows open what a layout describes: two for every grain
+// and one spare for sixteen.
+func keyringWindows(l twolayer.Layout) int {
 	total := 0
+	for layer := range twolayer.Layers {
+		if g := l.Grain(layer); g != 0 {
+			total += int(l.Chunks / g)
+		}
+	}
+	return 2*total + max(64, total/16)
+}
+
+// newKeyring makes and binds all windows.
+func newKeyring(mem *memory, t *twolayer.Table) (*keyring, error) {
+	k := &keyring{memory: mem, table: t, zeroer: newZeroer(mem.mem, mem.pinned)}
 	for layer := range twolayer.Layers {
 		if g := t.Grain(layer); g != 0 {
 			k.grains[layer] = make([]grain, t.Chunks/g)
-			total += int(t.Chunks / g)
 		}
 	}
-	want := 2*total + max(64, total/16)
-	if most > 0 && want > most {
-		return nil, fmt.Errorf("%d chunks need %d windows, and the device has %d: lend less, or in larger chunks",
-			t.Chunks>>t.Least, want, most)
-	}
-	for range want {
+	for range keyringWindows(t.Layout) {
 		mw, err := mem.pd.AllocMW(verbs.MWType1)
 		if err != nil {
 			k.close()

@@ -58,6 +58,9 @@ func New(dev verbs.Device, cfg Config) (*Node, error) {
 		cfg.Manager = OtherManager
 	}
 	cfg, err := cfg.withDefaults()
+	if err == nil {
+		err = cfg.checkWindows(dev.Attr())
+	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot lend memory: %w", err)
 	}

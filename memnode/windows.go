@@ -27,14 +27,7 @@ type windows struct {
 	tableMR, queueMR, zeroMR    verbs.MR // zeroMR is nil if the CPU zeroes
 }
 
-// maxWindows bounds what is made when a node starts: a window takes a few hundred
-// bytes, here or in a real device, and some microseconds.
-const maxWindows = 1 << 22
-
 func newWindows(m *memory, chunks, clients, group int) (*windows, error) {
-	if k := chunks * (group + 1); k > maxWindows {
-		return nil, fmt.Errorf("%d chunks need %d windows, want at most %d: use larger chunks", chunks, k, maxWindows)
-	}
 	w := &windows{memory: m, count: group + 1}
 	if err := w.open(chunks, clients); err != nil {
 		w.close()

@@ -20,7 +20,8 @@ var managers = map[string]Manager{
 }
 
 // managerFor is the way of managing memory over a device of that kind, unless
-// another is asked for. A memory node chooses likewise.
+// another is asked for. A memory node chooses likewise. Why not finemem where there is
+// no allocation verb, docs/rdma.md says.
 func managerFor(a verbs.DeviceAttr) Manager {
 	if a.Alloc {
 		return onesided.Manager{Native: true}

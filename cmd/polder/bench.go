@@ -101,6 +101,7 @@ func newBenchVerbsServer() *cobra.Command {
 func newBenchAlloc() *cobra.Command {
 	var flags benchFlags
 	var traces, sizes []string
+	var verbose bool
 	var replay allocbench.ReplayOptions
 	cmd := &cobra.Command{
 		Use:   "alloc [--trace FILE...]",
@@ -109,21 +110,29 @@ func newBenchAlloc() *cobra.Command {
 			"they replay over tcp what an allocator has asked its operating system for: a file\n" +
 			"of lines, each a time of arrival in microseconds and a size class c for 4 KiB << c.\n" +
 			"All is allocated, at those times or as fast as possible, and then freed in random\n" +
-			"order. Managers whose chunks have one size give a request as many as it needs.",
+			"order. Managers whose chunks have one size give a request as many as it needs.\n" +
+			"There is one line a manager; -v and --json have everything.",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(traces) > 0 {
 				return nil // further traces
 			}
 			return noArgs(cmd, args)
 		},
-		RunE: func(cmd *cobra.Command, args []string) error {
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			var summary allocbench.Summary
+			o := allocbench.Options{Short: flags.short, Out: &summary}
+			if verbose || flags.json {
+				o.Out = benchout.New(cmd.OutOrStdout(), flags.json)
+			} else {
+				defer func() {
+					if err == nil {
+						_, err = summary.WriteTo(cmd.OutOrStdout())
+					}
+				}()
+			}
 			show, done := progress.Steps(progress.Terminal(cmd.ErrOrStderr()))
 			defer done()
-			o := allocbench.Options{
-				Short:    flags.short,
-				Out:      benchout.New(cmd.OutOrStdout(), flags.json),
-				Progress: show,
-			}
+			o.Progress = show
 			if len(traces) == 0 {
 				return allocbench.Run(cmd.Context(), o)
 			}
@@ -148,6 +157,7 @@ func newBenchAlloc() *cobra.Command {
 	flags.add(cmd)
 	fs := cmd.Flags()
 	replay.Clients = allocbench.DefaultReplayClients
+	fs.BoolVarP(&verbose, "verbose", "v", false, "print everything that was measured, not one line a manager")
 	fs.StringArrayVar(&traces, "trace", nil, "replay the allocations of this `file`; may be repeated, and arguments are further files")
 	fs.BoolVar(&replay.ASAP, "asap", false, "replay as fast as possible, not at the trace's times")
 	fs.Var(config.NewInt(&replay.Clients, 1, allocbench.MaxReplayClients), "clients", "how many clients share a trace's requests")
