@@ -55,8 +55,9 @@ type link struct {
 	body    []byte
 	held    int // of budget
 
-	mu  sync.Mutex // held while writing
-	out *bufio.Writer
+	mu   sync.Mutex // held while writing
+	out  *bufio.Writer
+	head [11]byte // of a message
 }
 
 func newLink(conn net.Conn, watch *stalls, b *budget) *link {
@@ -297,15 +298,18 @@ func (l *link) send(body []byte) error {
 	if err := l.conn.SetWriteDeadline(time.Now().Add(frameTime)); err != nil {
 		return err
 	}
-	l.out.Write([]byte{flagMore, 0})
+	head := append(l.head[:0], flagMore, 0)
 	if len(body) > 255 {
-		var head [9]byte
-		head[0] = flagLong
-		binary.BigEndian.PutUint64(head[1:], uint64(len(body)))
-		l.out.Write(head[:])
+		head = binary.BigEndian.AppendUint64(append(head, flagLong), uint64(len(body)))
 	} else {
-		l.out.Write([]byte{0, byte(len(body))})
+		head = append(head, 0, byte(len(body)))
 	}
+	if l.out.Buffered() == 0 && len(head)+len(body) > l.out.Size() { // in one packet, not two
+		b := net.Buffers{head, body}
+		_, err := b.WriteTo(l.conn)
+		return err
+	}
+	l.out.Write(head)
 	if _, err := l.out.Write(body); err != nil || l.in.Buffered() > 0 {
 		return err
 	}
