@@ -94,7 +94,7 @@ soak: ## run the long forms of tests, SOAK (10m) each, and robustness five times
 
 .PHONY: mutate
 mutate: ## break the code in every way of docs/mutations.md and see tests fail; FILES=far/ breaks those only
-	POLDER_MUTATE=$(or $(FILES),.) $(GO) test -count=1 -timeout 4h -v -run MutationsTurn .
+	POLDER_MUTATE='$(or $(FILES),.)' $(GO) test -count=1 -timeout 4h -v -run MutationsTurn .
 
 .PHONY: soak-arm64
 soak-arm64: ## run the tests of what depends on the processor as arm64 programs, with qemu-user

@@ -1,6 +1,7 @@
 package far
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -177,4 +178,29 @@ func TestFailedWriteIsNotCleaned(t *testing.T) {
 			t.Errorf("%d segments were cleaned, with %d corrupt entries; want some, and none", s.CleanedSegments, s.Corrupt)
 		}
 	})
+}
+
+// GetInto reads a large value into the room that there is for it, and grows nothing.
+func TestALargeValueIsReadIntoTheRoomThatThereIs(t *testing.T) {
+	h, m := newTinyHeap(t, heap.NewMemStore(tinySegment, 4000), 0)
+	size := 5 * h.pieces
+	mustSet(t, m, key(0), value(1, size))
+	mustSet(t, m, key(1), value(2, 10))
+	ctx := context.Background()
+	room := make([]byte, 3, 3+size)
+	for _, dst := range [][]byte{nil, room[: 3 : len(room)+size-1]} {
+		if e, n, err := m.GetInto(ctx, key(0), dst); n != size || e.Value != nil || err != nil {
+			t.Errorf("without room: got %d bytes, size %d, %v, want the size %d", len(e.Value), n, err, size)
+		}
+	}
+	e, n, err := m.GetInto(ctx, key(0), room)
+	if n != 0 || err != nil || len(e.Value) != 3+size || &e.Value[0] != &room[0] {
+		t.Fatalf("with room: got %d bytes, size %d, %v, want %d bytes in it", len(e.Value), n, err, 3+size)
+	}
+	if !bytes.Equal(e.Value[3:], value(1, size)) {
+		t.Error("the value has other bytes than were set")
+	}
+	if e, n, err := m.GetInto(ctx, key(1), nil); n != 0 || err != nil || !bytes.Equal(e.Value, value(2, 10)) {
+		t.Errorf("a small value: got %d bytes, size %d, %v", len(e.Value), n, err)
+	}
 }

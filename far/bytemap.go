@@ -29,6 +29,19 @@ type ByteMap struct {
 // It fails with ErrNotFound, *LostError, *CorruptError, or the error of
 // the wait.
 func (m *ByteMap) Get(ctx context.Context, key, dst []byte) (Entry, error) {
+	ent, _, err := m.get(ctx, key, dst, true)
+	return ent, err
+}
+
+// GetInto is Get for callers that have memory of their own for large values. If a value
+// is too large to be a single entry, and dst has no room for it behind its length, GetInto
+// returns no value, but how long it is; otherwise it returns the value and 0.
+func (m *ByteMap) GetInto(ctx context.Context, key, dst []byte) (ent Entry, size int, err error) {
+	return m.get(ctx, key, dst, false)
+}
+
+// get is Get, or GetInto unless it may grow dst for a large value.
+func (m *ByteMap) get(ctx context.Context, key, dst []byte, grow bool) (Entry, int, error) {
 	// The fast path: the entry is local.
 	hs := m.hash(key)
 	sh := m.shard(hs)
@@ -41,40 +54,44 @@ func (m *ByteMap) Get(ctx context.Context, key, dst []byte) (Entry, error) {
 		ent := metaOf(e)
 		ent.Value = append(dst, e.Value()...)
 		sh.mu.Unlock()
-		return ent, nil
+		return ent, 0, nil
 	}
 	if st == absent && !sh.closed {
 		sh.count.absent++
 		sh.mu.Unlock()
-		return Entry{}, ErrNotFound
+		return Entry{}, 0, ErrNotFound
 	}
 	if st == remote && !sh.closed {
 		if ctx == NoWait {
 			sh.mu.Unlock()
-			return Entry{}, ErrWouldBlock // as getSlow finds in the end
+			return Entry{}, 0, ErrWouldBlock // as getSlow finds in the end
 		}
 		f, err := m.demand(ctx, sh, p, key)
 		if f != nil {
 			ent := metaOf(entryOf(f))
 			ent.Value = append(dst, entryOf(f).Value()...)
 			m.h.done(f)
-			return ent, nil
+			return ent, 0, nil
 		}
 		if err != nil {
-			return Entry{}, err
+			return Entry{}, 0, err
 		}
 	} else {
 		sh.mu.Unlock()
 	}
-	ent, _, err := m.getSlow(ctx, sh, hs, key, dst)
-	return ent, err
+	ent, big, err := m.getSlow(ctx, sh, hs, key, dst, grow)
+	if grow || big.size <= cap(dst)-len(dst) {
+		big.size = 0
+	}
+	return ent, big.size, err
 }
 
-// getSlow also returns the version of a large value, 0 for any other.
-func (m *ByteMap) getSlow(ctx context.Context, sh *shard, hs hash, key, dst []byte) (ent Entry, version uint64, err error) {
+// getSlow also returns the head of a large value. It returns no value if it may not grow
+// dst for one.
+func (m *ByteMap) getSlow(ctx context.Context, sh *shard, hs hash, key, dst []byte, grow bool) (ent Entry, big bigHead, err error) {
 	var last, lastClears uint64
 	for {
-		var big bigHead
+		big = bigHead{}
 		clears := m.clears.Load()
 		err = m.slow(ctx, sh, hs, key, func(hd *holding) step {
 			p, e, st := sh.find(m.h, hs, key, kindEntry, hd, true)
@@ -95,22 +112,22 @@ func (m *ByteMap) getSlow(ctx context.Context, sh *shard, hs hash, key, dst []by
 			return step{}
 		})
 		if err != nil {
-			return Entry{}, 0, err
+			return Entry{}, bigHead{}, err
 		}
-		if big.version == 0 {
-			return ent, 0, nil
+		if big.version == 0 || !grow && big.size > cap(dst)-len(dst) {
+			return ent, big, nil
 		}
 		var ok bool
 		if ent.Value, ok, err = m.getPieces(ctx, big, slices.Grow(dst, big.size)); ok || err != nil {
-			return ent, big.version, err
+			return ent, big, err
 		}
 		// A piece was gone, so the value has been replaced or removed meanwhile,
 		// or is just about to be by Clear.
 		if big.version == last && clears == lastClears && clears%2 == 0 {
 			if name := m.h.core.LastLost.Load(); name != nil {
-				return Entry{}, 0, &heap.LostError{Segment: *name}
+				return Entry{}, bigHead{}, &heap.LostError{Segment: *name}
 			}
-			return Entry{}, 0, big.corrupt(errors.New("it lacks a piece")) // its head is made up
+			return Entry{}, bigHead{}, big.corrupt(errors.New("it lacks a piece")) // its head is made up
 		}
 		last, lastClears = big.version, clears
 	}

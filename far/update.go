@@ -85,10 +85,10 @@ func (m *ByteMap) look(ctx context.Context, sh *shard, hs hash, key []byte, s *s
 }
 
 func (m *ByteMap) lookSlow(ctx context.Context, sh *shard, hs hash, key []byte, s *snapshot) error {
-	e, version, err := m.getSlow(ctx, sh, hs, key, s.lent[:0])
+	e, big, err := m.getSlow(ctx, sh, hs, key, s.lent[:0], true)
 	switch {
 	case err == nil:
-		s.take(e, version, e.Value)
+		s.take(e, big.version, e.Value)
 	case errors.Is(err, ErrNotFound):
 		*s = snapshot{}
 	default:

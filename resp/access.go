@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"polder/far"
+	"polder/resp/clientmem"
 	"polder/resp/proto"
 )
 
@@ -110,16 +111,25 @@ func (s *session) getString(key, dst []byte) (far.Entry, bool, error) {
 
 // replyString appends the value of a string key as a bulk string, or the null
 // reply. The value is copied once, from the map to out: room for its header is
-// left in front of it, as much as the last value needed.
+// left in front of it, as much as the last value needed. A large one is given memory of
+// its size.
 func (s *session) replyString(key []byte) (e far.Entry, found bool, err error) {
 	const blank = "$0123456789012\r\n"
-	start := len(s.out)
+	start, size := len(s.out), 0
 	s.out = append(s.out, blank[:s.hdr]...)
-	e, found, err = s.get(key, s.out)
-	if err != nil || !found {
-		s.out = s.out[:start]
-		if err == nil {
-			s.out = proto.AppendNull(s.out, s.ver)
+	e, size, err = s.srv.keys.GetInto(s.ctx, key, s.out)
+	if size > 0 && err == nil {
+		s.hdr = proto.BulkHeaderLen(size)
+		if s.out = s.out[:start]; start-s.mark+s.hdr+size+2 > s.srv.cfg.maxReply() {
+			return e, false, errOutput
+		}
+		start = s.room(s.hdr + size + 2)
+		s.out = append(s.out, blank[:s.hdr]...)
+		e, _, err = s.srv.keys.GetInto(s.ctx, key, s.out)
+	}
+	if err != nil {
+		if s.out = s.out[:start]; errors.Is(err, far.ErrNotFound) {
+			s.out, err = proto.AppendNull(s.out, s.ver), nil
 		}
 		return e, false, err
 	}
@@ -141,6 +151,45 @@ func (s *session) replyString(key []byte) (e far.Entry, found bool, err error) {
 	e.Value = out[start+s.hdr:]
 	s.out = append(out, '\r', '\n')
 	return e, true, s.over()
+}
+
+// room makes room in out for a value of n bytes, and returns where out ends now. Mapped
+// memory needs no garbage collection, and the driver keeps it if the client does not
+// take all of it at once.
+func (s *session) room(n int) (end int) {
+	if cap(s.out)-len(s.out) >= n {
+		return len(s.out)
+	}
+	if s.large == nil {
+		s.home = s.out[:s.base]
+		s.out = append(clientmem.Grow(nil, len(s.out)-s.base+n), s.out[s.base:]...)
+		s.mark, s.base = s.mark-s.base, 0
+	} else {
+		s.dropLarge()
+		s.out = clientmem.Grow(s.out, len(s.out)+n)
+	}
+	s.large = s.out[:cap(s.out)]
+	return len(s.out)
+}
+
+// dropLarge frees the mapped memory that out was in, if it has grown out of it.
+func (s *session) dropLarge() {
+	if &s.out[:1][0] != &s.large[0] {
+		clientmem.Free(s.large)
+	}
+}
+
+// takeLarge returns the replies in out, which are the caller's to free, if it is not the
+// driver's memory but mapped. Out is the driver's again then.
+func (s *session) takeLarge() []byte {
+	if s.large == nil {
+		return nil
+	}
+	s.dropLarge()
+	out := s.out
+	s.out, s.base = s.home, len(s.home)
+	s.large, s.home = nil, nil
+	return out
 }
 
 // over fails a command whose reply is too long.

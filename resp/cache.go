@@ -49,6 +49,12 @@ func (c *cache) Get(_ context.Context, key, dst []byte) (far.Entry, error) {
 	return entryOf(i), nil
 }
 
+// GetInto is Get: no value of a cache is so large that it is not one entry.
+func (c *cache) GetInto(ctx context.Context, key, dst []byte) (far.Entry, int, error) {
+	e, err := c.Get(ctx, key, dst)
+	return e, 0, err
+}
+
 func (c *cache) Stat(_ context.Context, key []byte) (far.Entry, int, error) {
 	i, size, ok := c.m.Stat(key)
 	if !ok {

@@ -68,11 +68,17 @@ func (c *conn) moveOut() *workspace {
 	s, w := c.s, c.work
 	next := &workspace{
 		events: w.events, in: w.in, replies: w.replies[:0],
-		out: s.out[:0], scratch: s.scratch[:0], scratch2: s.scratch2[:0],
+		scratch: s.scratch[:0], scratch2: s.scratch2[:0],
 	}
 	w.events, w.in, w.replies = nil, nil, nil
-	s.out = append([]byte(nil), s.out[s.base:]...)
-	s.mark, s.base = s.mark-s.base, 0
+	out, base := s.out[s.base:], s.base
+	large := s.takeLarge()
+	if large != nil {
+		out, base = large, 0
+	}
+	next.out = s.out[:0]
+	s.out, s.mark, s.base = append([]byte(nil), out...), s.mark-base, 0
+	clientmem.Free(large)
 	s.scratch, s.scratch2 = nil, nil
 	if c.buf == nil {
 		c.ownInput(s.in)
@@ -116,7 +122,8 @@ func (c *conn) sendFeed() {
 			c.l.srv.stats.outputDrops.Add(1)
 			c.end = true
 		} else {
-			c.send(lines)
+			c.send(lines, true)
+			return
 		}
 		clientmem.Free(lines)
 	}
@@ -168,13 +175,16 @@ func (c *conn) process(w *workspace) {
 	s.scratch, s.scratch2 = w.scratch, w.scratch2
 	for {
 		st := s.run()
-		if st == needInput && w.defers(c, len(s.out)-s.base) {
+		large := s.takeLarge()
+		if large == nil && st == needInput && w.defers(c, len(s.out)-s.base) {
 			w.replies = append(w.replies, deferred{c, s.base, len(s.out)})
 			c.keepInput()
 			break
 		}
-		if len(s.out) > s.base {
-			c.send(s.out[s.base:])
+		if large != nil {
+			c.send(large, true)
+		} else if len(s.out) > s.base {
+			c.send(s.out[s.base:], false)
 			s.out = s.out[:s.base]
 		}
 		if c.end {
@@ -234,24 +244,33 @@ func (c *conn) ownInput(in []byte) {
 	c.s.in = c.buf
 }
 
-// send writes replies, and keeps what the socket does not take.
-func (c *conn) send(out []byte) {
+// send writes replies, and keeps what the socket does not take. If own is set, out is c's
+// to free, and so it is kept as it is.
+func (c *conn) send(out []byte, own bool) {
+	sent := 0
+	if own {
+		defer func() { clientmem.Free(out) }()
+	}
 	if len(c.pend) == 0 {
-		n, errno := sysWrite(c.fd, out)
+		var errno unix.Errno
+		sent, errno = sysWrite(c.fd, out)
 		if errno != 0 && errno != unix.EAGAIN && errno != unix.EINTR {
 			c.end = true
 			return
 		}
-		if n == len(out) {
+		if sent == len(out) {
 			return
 		}
-		out = out[n:]
 	}
-	if c.sent > len(c.pend)/2 {
-		c.pend = c.pend[:copy(c.pend, c.pend[c.sent:])]
-		c.sent = 0
+	if own && len(c.pend) == 0 {
+		c.pend, c.sent, out = out, sent, c.pend
+	} else {
+		if c.sent > len(c.pend)/2 {
+			c.pend = c.pend[:copy(c.pend, c.pend[c.sent:])]
+			c.sent = 0
+		}
+		c.pend = clientmem.Append(c.pend, out[sent:])
 	}
-	c.pend = clientmem.Append(c.pend, out)
 	if srv := c.l.srv; !c.full && len(c.pend)-c.sent > srv.cfg.ClientMemory.Allow(srv.cfg.OutputLimit) {
 		c.full, c.taken, c.moved = true, 0, time.Now()
 	}

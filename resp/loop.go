@@ -83,7 +83,7 @@ func (l *loop) flush(w *workspace) {
 	}
 	out := w.out
 	for i, r := range w.replies {
-		r.c.send(out[r.from:r.to])
+		r.c.send(out[r.from:r.to], false)
 		if r.c.end || len(r.c.pend) > 0 {
 			l.after(r.c, w)
 		}

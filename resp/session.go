@@ -18,8 +18,10 @@ type session struct {
 	srv    *Server
 	parser proto.Parser
 	in     []byte // input not yet consumed; the driver's memory
-	out    []byte // replies not yet written, from base on; the driver's memory
+	out    []byte // replies not yet written, from base on; the driver's memory, or see large
 	base   int
+	large  []byte // mapped memory that out was in when it was made; nil if there is none
+	home   []byte // the driver's memory, if there is
 
 	// onWait, if set, is called before the session may block; the driver's
 	// goroutine then need not come back soon. It is given the arguments of the

@@ -10,6 +10,7 @@ import (
 // or a cache. Its methods are those of far.ByteMap, whose page says what they do.
 type store interface {
 	Get(ctx context.Context, key, dst []byte) (far.Entry, error)
+	GetInto(ctx context.Context, key, dst []byte) (e far.Entry, size int, err error)
 	Stat(ctx context.Context, key []byte) (e far.Entry, size int, err error)
 	Set(ctx context.Context, key []byte, e far.Entry) error
 	Delete(ctx context.Context, key []byte) (bool, error)

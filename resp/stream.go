@@ -204,15 +204,25 @@ func (st *stream) account() bool {
 func (st *stream) push() bool {
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	if len(st.s.out) > 0 {
-		st.pending = clientmem.Append(st.pending, st.s.out)
+	large := st.s.takeLarge()
+	out := st.s.out
+	if large != nil {
+		out = large
+	}
+	if len(out) > 0 {
+		if large != nil && len(st.pending) == 0 {
+			st.pending, large = large, nil
+		} else {
+			st.pending = clientmem.Append(st.pending, out)
+		}
 		if st.s.out = st.s.out[:0]; cap(st.s.out) > 2*flushAt {
 			st.s.out = nil
 		}
 		st.changed.Broadcast()
-		if !st.account() {
-			return false
-		}
+	}
+	clientmem.Free(large)
+	if !st.account() {
+		return false
 	}
 	srv := st.s.srv
 	for len(st.pending)+st.writing > srv.cfg.ClientMemory.Allow(srv.cfg.OutputLimit) && !st.broken && !st.stopping {
