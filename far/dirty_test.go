@@ -23,7 +23,7 @@ func TestWritesBetweenTheStepsOfAPass(t *testing.T) {
 	t.Cleanup(func() { failpoint.Set(nil) }) // when the heap has been closed
 	lay := tiny
 	lay.Logs, lay.Open = 16*int64(lay.SegSize), 1 // one log, so that it is soon full
-	local := lay.Logs + int64(2*lay.Staging+lay.Fetch)
+	local := lay.Local()
 	h, err := newHeap(heap.NewMemStore(tinySegment, 1<<10), Config{Local: local, MaxLocal: local}, lay)
 	if err != nil {
 		t.Fatal(err)

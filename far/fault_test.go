@@ -26,10 +26,13 @@ type faultStore struct {
 	failWrite atomic.Bool
 	failFree  atomic.Bool
 	flaky     atomic.Int64 // of 1000 operations, fail so many
-	corrupt   atomic.Int64 // of 1000 reads, damage so many
-	delay     atomic.Int64 // ns that every read and write takes
-	reads     atomic.Int64
-	ops       atomic.Int64
+
+	flakyWrites atomic.Int64 // of 1000 writes, fail so many, after twice their time
+
+	corrupt atomic.Int64 // of 1000 reads, damage so many
+	delay   atomic.Int64 // ns that every read and write takes
+	reads   atomic.Int64
+	ops     atomic.Int64
 
 	mu   sync.Mutex
 	gate chan struct{} // if not nil, reads wait until it is closed
@@ -192,6 +195,10 @@ func (f *faultSegment) Write(ctx context.Context, p []byte, off int) error {
 	}
 	if err := f.store.wait(ctx); err != nil {
 		return err
+	}
+	if chance(&f.store.flakyWrites) {
+		_ = f.store.wait(ctx) // those behind it come first
+		return errInjected
 	}
 	return f.Segment.Write(ctx, p, off)
 }

@@ -140,7 +140,7 @@ func TestResidentMemoryIsWhatIsCounted(t *testing.T) {
 			}
 		}
 		resident := int64(0)
-		for _, mem := range [][]byte{h.core.Logs.Mapping.Bytes(), h.core.Bufs.Mapping.Bytes(), h.core.Staging.Bytes()} {
+		for _, mem := range [][]byte{h.core.Logs.Mapping.Bytes(), h.core.Bufs.Mapping.Bytes(), h.core.Far.Staging()} {
 			pages := make([]byte, (len(mem)+arena.PageSize-1)/arena.PageSize)
 			if err := mincore(mem, pages); err != nil {
 				t.Fatal(err)

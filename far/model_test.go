@@ -304,7 +304,7 @@ type undated struct{ rapid.TB }
 func openTiny(t interface{ Fatal(...any) }, store heap.Store, local int64) (*Heap, *ByteMap) {
 	lay := tiny
 	lay.Logs = max(lay.Logs, local)
-	cfg := Config{Local: lay.Logs + int64(2*lay.Staging+lay.Fetch), MaxValue: 1 << 20}
+	cfg := Config{Local: lay.Local(), MaxValue: 1 << 20}
 	h, err := newHeap(store, cfg, lay)
 	if err != nil {
 		t.Fatal(err)

@@ -20,7 +20,7 @@ func openObjects(t testing.TB, store heap.Store, segments int) *Heap {
 	lay := tiny
 	lay.Logs = int64(segments) * int64(lay.SegSize)
 	lay.Most = 4 * lay.Logs
-	local := lay.Logs + int64(2*lay.Staging+lay.Fetch)
+	local := lay.Local()
 	h, err := newHeap(store, Config{Local: local, MaxLocal: local + 3*lay.Logs, MaxValue: 1 << 20, HeldTooLong: time.Minute}, lay)
 	if err != nil {
 		t.Fatal(err)

@@ -15,7 +15,7 @@ func promised(t *testing.T, n int) (*Heap, []*heap.Scope) {
 	t.Helper()
 	lay := tiny
 	lay.Logs = 128 * int64(lay.SegSize)
-	local := lay.Logs + int64(2*lay.Staging+lay.Fetch)
+	local := lay.Local()
 	h, err := newHeap(heap.NewMemStore(tinySegment, 1<<10), Config{Local: local, MaxLocal: local, ScopeBytes: lay.SegSize, HeldTooLong: time.Minute}, lay)
 	if err != nil {
 		t.Fatal(err)

@@ -22,7 +22,7 @@ func openBricks(t *testing.T, segments int) (*Heap, *Class[brick]) {
 	t.Helper()
 	lay := tiny
 	lay.Logs = int64(segments) * int64(lay.SegSize)
-	local := lay.Logs + int64(2*lay.Staging+lay.Fetch)
+	local := lay.Local()
 	h, err := newHeap(heap.NewMemStore(tinySegment, 1<<13),
 		Config{Local: local, MaxLocal: local, ScopeBytes: bricksBytes, HeldTooLong: time.Minute}, lay)
 	if err != nil {

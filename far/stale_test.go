@@ -69,6 +69,7 @@ func TestAnObjectIsTakenWhileItIsEvacuated(t *testing.T) {
 			})
 			h.core.Pass.Ev.Tight = true // nothing is kept
 			h.core.Empty(int(w.addr()-h.core.Logs.Base)/h.core.Logs.SegSize, &h.core.Pass.Ev, heap.Evict)
+			h.core.Drain()
 			failpoint.Set(nil)
 			if err := h.core.Logs.Why(); err != nil {
 				t.Fatal(err)

@@ -24,26 +24,26 @@ const (
 	worthCleaning = 1.0 / 16
 )
 
-// FarReady sees to it that the open segment has room for n bytes. Nothing may
-// be staged.
+// FarReady sees to it that the open segment has room for n bytes.
 func (h *Heap) FarReady(n int) bool {
 	f := &h.Far
 	owing := f.owing()
 	may := h.shrinking || !owing
-	if may && f.hasRoom(n) {
+	if may && h.hasRoom(n) {
 		return true
 	}
 	if f.resting() == nil {
 		if !may {
 			may = h.repaid()
 		}
-		if may && (f.hasRoom(n) || h.openAnother()) {
+		if may && (h.hasRoom(n) || h.openAnother()) {
 			return true
 		}
 	}
 	if !errors.Is(f.err, ErrStoreFull) {
 		return false
 	}
+	h.Drain() // what is being written may be what has to be cleaned, or may die
 	h.reap()
 	if f.freed.Swap(false) && may && h.openAnother() {
 		return true
@@ -51,7 +51,7 @@ func (h *Heap) FarReady(n int) bool {
 	worth, tries := worthCleaning, 4
 	if h.shrinking {
 		if seg := f.takeSpare(true); seg != nil {
-			return f.openWith(seg) == nil
+			return h.openWith(seg) == nil
 		}
 		worth, tries = shrinkCleaning, 64
 	}
@@ -65,7 +65,7 @@ func (h *Heap) FarReady(n int) bool {
 		}
 		if !owing || full {
 			spare := f.takeSpare(false)
-			if spare == nil || f.openWith(spare) != nil {
+			if spare == nil || h.openWith(spare) != nil {
 				return false
 			}
 		}
@@ -75,7 +75,7 @@ func (h *Heap) FarReady(n int) bool {
 			return false
 		}
 		owing = f.owing()
-		if (h.shrinking || !owing) && f.hasRoom(n) {
+		if (h.shrinking || !owing) && h.hasRoom(n) {
 			return true
 		}
 	}
@@ -83,11 +83,12 @@ func (h *Heap) FarReady(n int) bool {
 }
 
 // hasRoom reports whether n bytes can be appended to the open segment.
-func (f *farLog) hasRoom(n int) bool {
+func (h *Heap) hasRoom(n int) bool {
+	f := &h.Far
 	if f.open != nil && f.open.Gone() {
-		f.close()
+		h.closeFar()
 	}
-	return f.open != nil && f.open.end+f.staged+n <= f.SegSize
+	return f.open != nil && f.open.end+n <= f.SegSize
 }
 
 // sparsest returns the sealed segment with the fewest live bytes, or nil.
@@ -101,7 +102,7 @@ func (f *farLog) sparsest() (best *FarSegment) {
 }
 
 func (s *FarSegment) cleanable() bool {
-	return s.sealed.Load() && !s.broken && s.Live.Load() > 0 && !s.Gone()
+	return s.sealed.Load() && !s.broken && s.writes == 0 && s.Live.Load() > 0 && !s.Gone()
 }
 
 // worst returns the segment whose cleaning yields most for its cost, which is
@@ -153,7 +154,12 @@ func (h *Heap) tidy() error {
 // may borrow.
 func (h *Heap) clean(s *FarSegment, borrow bool) error {
 	s.Pins.Add(1)
-	err := h.cleanPinned(s, borrow)
+	fails := h.Far.fails
+	err := h.cleanPinned(s, borrow, fails)
+	h.Drain()
+	if err == nil && h.Far.fails != fails {
+		err = h.Far.failed
+	}
 	s.Pins.Add(-1)
 	if s.Dead() {
 		h.Drop(s)
@@ -161,7 +167,7 @@ func (h *Heap) clean(s *FarSegment, borrow bool) error {
 	return err
 }
 
-func (h *Heap) cleanPinned(s *FarSegment, borrow bool) error {
+func (h *Heap) cleanPinned(s *FarSegment, borrow bool, fails int) error {
 	f := &h.Far
 	if s.Live.Load() == 0 {
 		return nil // the janitor may already have given it back
@@ -177,7 +183,7 @@ func (h *Heap) cleanPinned(s *FarSegment, borrow bool) error {
 			return f.Failed(fmt.Errorf("cannot clean %s: %w", s.Seg.Name(), err))
 		}
 		h.Count.BytesIn.Add(uint64(n))
-		done, err := h.cleanPart(s, off, h.scratch[:n], borrow)
+		done, err := h.cleanPart(s, off, h.scratch[:n], borrow, fails)
 		if err != nil {
 			return err
 		}
@@ -187,17 +193,17 @@ func (h *Heap) cleanPinned(s *FarSegment, borrow bool) error {
 }
 
 // cleanPart deals with the records in b, which was read at off of s, and
-// returns the bytes of those that are in it entirely.
-func (h *Heap) cleanPart(s *FarSegment, off int, b []byte, borrow bool) (int, error) {
+// returns the bytes of those that are in it entirely. Fails is how many writes had failed
+// before.
+func (h *Heap) cleanPart(s *FarSegment, off int, b []byte, borrow bool, fails int) (int, error) {
 	f := &h.Far
-	h.moved = h.moved[:0]
 	for at := 0; at < len(b); {
 		e, err := s.DecodeHead(b[at:], off+at)
 		if err == nil && e.Size() > len(b)-at {
 			err = record.ErrShort
 		}
 		if err == record.ErrShort && at > 0 {
-			return at, h.settleClean(s, off, b) // the rest is read with the next part
+			return at, nil // the rest is read with the next part
 		}
 		if err == nil {
 			e, err = s.Decode(b[at:], off+at)
@@ -213,37 +219,28 @@ func (h *Heap) cleanPart(s *FarSegment, off int, b []byte, borrow bool) (int, er
 			// The record stays where it is, and so does the segment.
 			s.broken = true
 			h.Count.Corrupt.Add(1)
-			if err := h.settleClean(s, off, b); err != nil {
-				return 0, err
-			}
 			return 0, &CorruptError{Segment: s.Seg.Name(), Off: off + at, Err: err}
 		}
 		n := e.Size()
 		at += n
-		if !h.host.Owner(e.Owner()).Live(e, s.ID*f.Units+uint64(off+at-n)/Unit) {
+		addr := s.ID*f.Units + uint64(off+at-n)/Unit
+		if !h.host.Owner(e.Owner()).Live(e, addr) {
 			continue
 		}
-		if !f.fits(n) {
-			if err := h.settleClean(s, off, b); err != nil {
-				return 0, err
+		for !f.fits(n) {
+			h.submit()
+			if f.fails != fails {
+				return 0, f.failed
 			}
-			if !f.fits(n) {
-				if !f.hasRoom(n) && (!borrow || !h.openAnother()) {
-					return 0, fmt.Errorf("cannot clean %s: no room for what lives in it: %w", s.Seg.Name(), ErrStoreFull)
-				}
+			if !h.hasRoom(n) && (!borrow || !h.openAnother()) {
+				return 0, fmt.Errorf("cannot clean %s: no room for what lives in it: %w", s.Seg.Name(), ErrStoreFull)
 			}
+			h.refill()
 		}
-		room, to := f.reserve(n)
-		f.seal(record.Move(room, e), to)
-		h.moved = append(h.moved, movedRecord{at - n, to})
+		room, _ := f.reserve(n, fromFar|source(addr))
+		record.Move(room, e)
 	}
-	return len(b), h.settleClean(s, off, b)
-}
-
-// movedRecord is a live record that the cleaner has read, and where its copy is to be.
-type movedRecord struct {
-	at int // in the part that was read
-	to uint64
+	return len(b), nil
 }
 
 // repaid borrows spare segments for those that are lent, and reports whether none
@@ -265,7 +262,7 @@ func (h *Heap) openAnother() bool {
 	f := &h.Far
 	seg, err := f.borrow(h.Ctx)
 	if err == nil {
-		err = f.openWith(seg)
+		err = h.openWith(seg)
 	}
 	if err != nil {
 		f.Failed(err)
@@ -273,30 +270,6 @@ func (h *Heap) openAnother() bool {
 	}
 	f.succeeded()
 	return true
-}
-
-// settleClean writes what is staged, copies of records in b, which was read at off of s, and makes
-// their owners refer to it.
-func (h *Heap) settleClean(s *FarSegment, off int, b []byte) error {
-	f := &h.Far
-	to := f.open
-	bytes, err := f.flush(h.Ctx)
-	h.Count.bytesOut.Add(uint64(bytes))
-	h.Count.cleanedBytes.Add(uint64(bytes))
-	for _, m := range h.moved {
-		e := record.Record(b[m.at:])
-		from, size := s.ID*f.Units+uint64(off+m.at)/Unit, RoundSize(e.Size())
-		if err == nil && h.host.Owner(e.Owner()).Moved(e, from, m.to, to) {
-			h.BuryFar(from, size)
-		} else {
-			to.Live.Add(-int64(size))
-		}
-	}
-	h.moved = h.moved[:0]
-	if to != nil && to.Dead() {
-		h.WakeJanitor()
-	}
-	return err
 }
 
 var ErrForeign = errors.New("they are not those of the entry that was looked for")

@@ -23,7 +23,9 @@
 // far copy is dropped; a cold one without is staged, and written to far memory together with
 // others. The owner copies the record to where Place says while nothing can change it, and
 // refers to that place from then on, or, if it is staged, from when [Owner].Settled says that it was
-// written. If the owner has changed the record meanwhile, what was written is dead.
+// written. If the owner has changed the record meanwhile, what was written is dead. The evacuator
+// does not wait for that: it empties other segments while some are being written, as many as the
+// window holds, which grows while writes are slow.
 // The cleaner asks owners in the same way which far records live, and tells them what it
 // has moved.
 //
@@ -56,9 +58,14 @@
 // rounds, which the evacuator ends when it has made room or when there is none to be made. Indexes come
 // out of the same budget ([Logs.GrowIndex]).
 //
+// Making room waits for the store and for scopes, and for no room: a record is put into a
+// staging buffer, which the end of a write gives back and nothing else, or is kept in a
+// segment that is set aside for that; without one, it waits for what is being written, and goes if that is nothing. Where
+// a wider window takes memory, that is counted first, and given back by the logs before it is used.
+//
 // # Concurrency
 //
-// One goroutine evacuates and cleans, another one is the janitor: it gives dead far segments
+// One goroutine evacuates and cleans, and has others that make one write each; another one is the janitor: it gives dead far segments
 // back, notices lost ones, and lets the [Host] do its chores. Both are the heap's, and so
 // are fields that a comment says are the evacuator's or the janitor's. All methods may be called by any number of
 // goroutines; a Scope has one holder at a time. Far bytes are read outside of all locks, with the
@@ -84,7 +91,7 @@
 // Far memory: farlog, cleaner, janitor.
 // Fetching: flight, batch, buffers.
 //
-// Evacuation: evacuator (the loop, and the emptying of a segment), pass.
+// Evacuation: evacuator (the loop, and the emptying of a segment), pass, window (what is being written).
 // Scopes: scope, scope_plain and scope_atomic (entering and leaving), scope_admit (who is
 // let in while memory is short), held (for too long), wait (for room).
 package heap

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"polder/far/record"
-	"polder/internal/failpoint"
 	"polder/internal/invariants"
 )
 
@@ -44,9 +43,12 @@ func (h *Heap) evacuator() {
 	for {
 		select {
 		case <-h.Ctx.Done():
+			h.Drain()
 			h.Logs.finish(ErrClosed)
 			return
 		case <-h.Logs.kick:
+		case b := <-h.Far.landing:
+			h.arrived(b)
 		case <-timer.C:
 		}
 		h.turn.begin()
@@ -57,11 +59,19 @@ func (h *Heap) evacuator() {
 			h.askWaiters()
 			timer.Reset(minPoll)
 		}
-		if err := h.tidy(); err != nil {
-			h.Logs.note(err)
+		if !h.Far.busy() || h.Logs.Satisfied() {
+			if err := h.tidy(); err != nil {
+				h.Logs.note(err)
+			}
 		}
+		if len(h.Far.flying) == 0 {
+			h.submit() // nothing else fills it up
+		}
+		h.trimWindow()
 		if d, ok := h.RetryIn(); ok {
 			timer.Reset(d)
+		} else if h.Far.may > narrow && !h.Far.busy() {
+			timer.Reset(idleWindow)
 		}
 	}
 }
@@ -133,6 +143,7 @@ func (t *turn) keep() {
 // whether it should be called again.
 func (h *Heap) makeRoom() bool {
 	l := &h.Logs
+	h.collect()
 	h.shrinking = l.shrinkWaits()
 	if h.Pass.active() && h.passReady() {
 		h.finishPass()
@@ -144,7 +155,7 @@ func (h *Heap) makeRoom() bool {
 		switch {
 		case l.roomForWaiting():
 			l.finish(nil)
-		case h.barren >= barrenMost && (h.Pass.Ev.full || h.Far.err != nil):
+		case h.barren >= barrenMost && (h.Pass.Ev.full || h.Far.err != nil) && !h.Far.busy():
 			h.stuck()
 		}
 		return h.barren < barrenMost
@@ -152,6 +163,9 @@ func (h *Heap) makeRoom() bool {
 	if l.Satisfied() && !h.Forced.Swap(false) {
 		l.finish(nil)
 		return false
+	}
+	if l.enough(h.Far.may * h.Far.size) {
+		return false // what is being written makes room
 	}
 	if h.Pass.active() && l.HasRoom() && time.Since(h.Pass.since) < patience {
 		return false // locked records need not go in the place of what the pass will free
@@ -165,7 +179,9 @@ func (h *Heap) makeRoom() bool {
 	} else if h.Pass.active() || h.beginPass(h.lacking(), Evict) {
 		return h.passReady()
 	} else {
-		h.stuck()
+		if !h.Far.busy() {
+			h.stuck()
+		}
 		return false
 	}
 	if l.roomForWaiting() {
@@ -182,7 +198,19 @@ func (h *Heap) lacking() int {
 	wanted := h.Scopes.wanted()
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
-	return max(l.low+l.want+1+(wanted+l.SegSize-1)/l.SegSize-l.available(), 1)
+	return max(l.low+l.want+1+(wanted+l.SegSize-1)/l.SegSize-l.available()-l.emptying, 1)
+}
+
+// enough reports whether the segments that are being emptied are as many as are lacking; or, when
+// somebody may wait for room, as many as fit into a window of that many bytes.
+func (l *Logs) enough(window int) bool {
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	n := l.available()
+	if l.emptying == 0 || n+l.emptying <= l.low+l.want {
+		return false
+	}
+	return n > l.keep(ForMutator)+l.want || l.emptying*l.SegSize >= window
 }
 
 // objectsFirst reports whether there is a segment of objects that should be
@@ -251,7 +279,9 @@ func (h *Heap) stuck() {
 // none that would yield room.
 func (h *Heap) victim() (int, aim) {
 	l := &h.Logs
-	if live, usable := l.usage(); h.barren == 0 && float64(live) < compactBelow*float64(usable) {
+	live, usable := l.usage()
+	live -= h.Far.leaving
+	if h.barren == 0 && float64(live) < compactBelow*float64(usable) {
 		s := l.sparsest(func(s *LogSegment) int64 { return s.Live.Load() })
 		var one [1]int
 		if s >= 0 || len(l.selectObjects(one[:0], 1, compact)) > 0 {
@@ -312,27 +342,18 @@ type Evacuation struct {
 	full  bool // the store had no room
 
 	// Of the record that Evacuate is about:
+	from uint64 // where it is
 	n    int    // its bytes
 	far  int    // bytes of its far copy, if there has to be one
 	fate fate   // what place has said
 	to   []byte // and where it is to be, and
 	at   uint64 // the address of that
-
-	staged []stagedRecord
 }
 
 // Local is a record in the local logs.
 type Local struct {
 	Mem  []byte // the record, and what lies behind it
 	Addr uint64 // in units
-}
-
-// stagedRecord is a record whose far copy is being written.
-type stagedRecord struct {
-	local Local
-	n     int    // bytes here
-	size  int    // bytes of the far copy, in whole classes
-	far   uint64 // where the far copy is going to be
 }
 
 // fate is what becomes of a record in a segment that is being emptied.
@@ -343,7 +364,8 @@ const (
 	FateKept                // it moves to the end of the logs
 	FateDropped             // it has an equal far copy, which is used from now on
 	FateStaged              // it is written to far memory, but not yet
-	fateFull                // it has to wait until what is staged has been written
+	fateFull                // there has to be room in far memory first, or a buffer
+	fateLate                // it has to wait until something else has been written, which makes room to move it to
 	FateStuck               // it stays, since there is no room to move it to
 )
 
@@ -365,6 +387,9 @@ func (ev *Evacuation) Place(from Kind, n, size int, hot, clean bool) (f fate, to
 		if ok {
 			return FateKept, to, at
 		}
+		if len(h.Far.flying) > 0 {
+			return fateLate, nil, 0
+		}
 		if ev.what != Evict {
 			return FateStuck, nil, 0
 		}
@@ -375,26 +400,27 @@ func (ev *Evacuation) Place(from Kind, n, size int, hot, clean bool) (f fate, to
 	if !h.Far.fits(size) {
 		return fateFull, nil, 0
 	}
-	to, at = h.Far.reserve(size)
+	to, at = h.Far.reserve(size, source(ev.from))
 	return FateStaged, to, at
 }
 
 // Cools reports whether what is kept is to count as used less of late than before.
 func (ev *Evacuation) Cools() bool { return ev.what != compact }
 
-// Empty moves what lives in segment s elsewhere, and reports whether that has made
-// some room. If the store fails, what could not be written stays where it is.
+// Empty moves what lives in segment s elsewhere, and reports whether that makes some
+// room, at the latest when what it has staged has been written. If the store fails, what could not be
+// written stays where it is.
 func (h *Heap) Empty(s int, ev *Evacuation, what aim) bool {
 	l := &h.Logs
 	seg := &l.Segs[s]
-	before, keptBefore := seg.Live.Load(), ev.kept
+	before, keptBefore := seg.Live.Load()-seg.leaving, ev.kept
 	h.Count.evacuatedSegments.Add(1)
 	ev.what = what
-	var failed error
+	l.beginEmptying(seg)
 	l.walk(s, func(r Local, id uint16) bool {
 		o := h.host.Owner(id)
 		for {
-			ev.fate = fateNone
+			ev.fate, ev.from = fateNone, r.Addr
 			switch ok := o.Evacuate(ev, r); ev.fate {
 			case FateKept:
 				if !ok {
@@ -409,19 +435,18 @@ func (h *Heap) Empty(s int, ev *Evacuation, what aim) bool {
 					h.Count.evacuatedClean.Add(1)
 				}
 			case FateStaged:
-				far := record.Record(ev.to)
-				far.SetVersion(h.Far.version.Add(1))
-				h.Far.seal(far, ev.at)
-				ev.staged = append(ev.staged, stagedRecord{r, ev.n, RoundSize(ev.far), ev.at})
+				record.Record(ev.to).SetVersion(h.Far.version.Add(1))
+				seg.leaving += int64(ev.n)
+				h.Far.leaving += int64(ev.n)
 			case FateStuck:
 				return what != compact // others may be clean
+			case fateLate:
+				h.arrived(<-h.Far.landing)
+				continue
 			case fateFull:
-				if err := h.settle(ev, seg); err != nil {
-					failed = err
-					ev.what = evictClean
-				} else if !h.FarReady(ev.far) {
+				if !h.makeFit(ev.far) {
 					ev.full = h.Far.err == nil || errors.Is(h.Far.err, ErrStoreFull)
-					h.Far.close() // it is as good as full
+					h.closeFar() // it is as good as full
 					ev.what = evictClean
 				}
 				continue // try this one again
@@ -429,59 +454,57 @@ func (h *Heap) Empty(s int, ev *Evacuation, what aim) bool {
 			return true
 		}
 	})
-	if err := h.settle(ev, seg); err != nil {
-		failed = err
-	}
-	if failed == nil && !errors.Is(h.Far.err, ErrStoreFull) {
-		failed = h.Far.err // of an earlier write: none has succeeded since
-	}
-	l.note(failed)
-	after := seg.Live.Load()
-	if seg.Kind.scoped() {
-		h.leave(s)
-	} else if after == 0 {
-		h.takeBack(s)
+	h.noteTrouble()
+	after := seg.Live.Load() - seg.leaving
+	seg.emptying = false
+	if seg.leaving == 0 {
+		h.emptied(seg)
 	}
 	// To have moved what lives here makes no room.
 	kept := int64(ev.kept - keptBefore)
 	return before-after > kept || after == 0 && kept <= int64(float64(l.SegSize)*(1-worthwhile))
 }
 
-// settle writes what is staged, all of which is from seg, and tells the owners.
-func (h *Heap) settle(ev *Evacuation, seg *LogSegment) error {
-	to := h.Far.open
-	bytes, err := h.Far.flush(h.Ctx)
-	h.Count.bytesOut.Add(uint64(bytes))
-	failpoint.Hit("far.settled")
-	for _, d := range ev.staged {
-		if !h.host.Owner(d.local.owner()).Settled(d.local, to, d.far, err == nil) {
-			to.Live.Add(-int64(d.size))
-			continue
-		}
-		h.Count.evacuated.Add(1)
-		seg.Live.Add(-int64(d.n))
+// beginEmptying makes seg the evacuator's alone.
+func (l *Logs) beginEmptying(seg *LogSegment) {
+	l.Mu.Lock()
+	l.emptying++
+	seg.sealed = false
+	l.Mu.Unlock()
+	seg.emptying = true
+}
+
+// emptied ends what Empty has begun, when all that it has staged has been written. If
+// nobody refers to seg any more, that is taken back.
+func (h *Heap) emptied(seg *LogSegment) {
+	if seg.emptying {
+		return // Empty is still at it
 	}
-	clear(ev.staged)
-	ev.staged = ev.staged[:0]
-	if to != nil && to.Dead() {
-		h.WakeJanitor()
+	l := &h.Logs
+	l.Mu.Lock()
+	l.emptying--
+	seg.sealed = true
+	l.Mu.Unlock()
+	if seg.Kind.scoped() {
+		h.leave(seg)
+	} else if seg.Live.Load() == 0 {
+		h.takeBack(seg)
 	}
-	return err
 }
 
 // takeBack takes back a segment to which nobody refers, and of which nobody holds an
 // address.
-func (h *Heap) takeBack(s int) {
+func (h *Heap) takeBack(seg *LogSegment) {
 	l := &h.Logs
 	if invariants.Enabled {
 		// Whoever reads an object after leaving its scope finds this.
-		b := l.mem[s*l.SegSize:][:l.Segs[s].Used]
+		b := l.mem[seg.id*l.SegSize:][:seg.Used]
 		for i := range b {
 			b[i] = 0xdb
 		}
 	}
-	l.Segs[s].Freed.Store(0)
-	l.Release(s)
+	seg.Freed.Store(0)
+	l.Release(seg.id)
 }
 
 // evacuate empties segment s of what no scope keeps in place, and reports whether that has

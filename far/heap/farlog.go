@@ -29,8 +29,12 @@ type FarSegment struct {
 	sealed atomic.Bool // nothing is written to it any more
 
 	counted bool // the loss is accounted for; the janitor's
-	broken  bool // it cannot be walked, so it cannot be cleaned; the evacuator's
-	end     int  // bytes written; the evacuator's until sealed
+
+	// The evacuator's:
+	broken bool // it cannot be walked, so it cannot be cleaned
+	failed bool // a write has; what was to be written behind it fails, too
+	writes int  // under way
+	end    int  // bytes written, or about to be
 
 	_ [64]byte // what is above seldom changes
 
@@ -111,7 +115,7 @@ func (s *FarSegment) Gone() bool {
 }
 
 // farLog is the far memory of a heap: segments, of which one is open and is
-// appended to through a staging buffer, by the evacuator alone.
+// appended to through the staging buffers of a window, by the evacuator alone.
 type farLog struct {
 	Store   Store
 	SegSize int
@@ -135,17 +139,16 @@ type farLog struct {
 	freed   atomic.Bool  // one has been, since the store was last asked
 
 	// The rest is the evacuator's.
+	window
 	open    *FarSegment
-	staging []byte
-	staged  int // bytes in staging, to be written at open.end, with the header of a new segment
 	age     uint64
 	Retry   time.Time // not before then is the store asked for memory again
 	backoff time.Duration
 	err     error // why
 }
 
-func (f *farLog) init(store Store, staging []byte) {
-	f.Store, f.SegSize, f.staging = store, store.SegmentSize(), staging
+func (f *farLog) init(store Store) {
+	f.Store, f.SegSize = store, store.SegmentSize()
 	f.Units = uint64(f.SegSize / Unit)
 	f.heap = rand.Uint64()
 	segs := make([]atomic.Pointer[FarSegment], 64)
@@ -407,87 +410,6 @@ func (f *farLog) borrowSpare(ctx context.Context) error {
 
 // Version is the version of the record that was staged last.
 func (f *farLog) Version() uint64 { return f.version.Load() }
-
-// fits reports whether a record of n bytes can be staged as things are.
-func (f *farLog) fits(n int) bool {
-	return f.open != nil && f.staged+n <= len(f.staging) && f.open.end+f.staged+n <= f.SegSize
-}
-
-// reserve returns the n bytes behind what is staged, and their address to be, which
-// count as live from now on. fits must have said so.
-func (f *farLog) reserve(n int) ([]byte, uint64) {
-	addr := f.open.ID*f.Units + uint64(f.open.end+f.staged)/Unit
-	b := f.staging[f.staged : f.staged+n]
-	f.staged += n
-	f.open.Live.Add(int64(RoundSize(n)))
-	f.open.filled.Add(int64(RoundSize(n)))
-	return b, addr
-}
-
-// seal computes the checksums of a record that is in the room that reserve has returned with that
-// address.
-func (f *farLog) seal(r record.Record, addr uint64) { r.Seal(f.open.Seed, f.Offset(addr)) }
-
-// pending is the bytes of the records that are staged.
-func (f *farLog) pending() int {
-	if f.staged > 0 && f.open.end == 0 {
-		return f.staged - record.SegmentSize
-	}
-	return f.staged
-}
-
-// flush writes what is staged and returns how many bytes that was. If it fails, the caller has to
-// account for what it staged as dead, and the segment is not written to any more, since
-// nobody knows what became of the write.
-func (f *farLog) flush(ctx context.Context) (n int, err error) {
-	if f.pending() == 0 {
-		return 0, nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, StoreTimeout)
-	defer cancel()
-	s, p := f.open, f.staging[:f.staged]
-	err = s.Seg.Write(ctx, p, s.end)
-	f.staged = 0
-	if err == nil && s.Gone() {
-		err = &LostError{s.Seg.Name()}
-	}
-	if err != nil {
-		// Not counted in s.end: what cannot be relied on is not cleaned.
-		f.close()
-		return 0, f.Failed(fmt.Errorf("cannot evacuate %d bytes to %s: %w", len(p), s.Seg.Name(), err))
-	}
-	s.end += len(p)
-	f.succeeded()
-	return len(p), nil
-}
-
-// close seals the open segment.
-func (f *farLog) close() {
-	if f.open != nil {
-		f.open.sealed.Store(true)
-		f.open, f.staged = nil, 0
-	}
-}
-
-// openWith makes seg the open segment.
-func (f *farLog) openWith(seg Segment) error {
-	s, err := f.add(seg)
-	if err != nil {
-		return err
-	}
-	f.close()
-	header := record.Segment{
-		Heap:     f.heap,
-		Stream:   record.Data,
-		Hash:     record.XXH3,
-		Number:   s.ID,
-		Epoch:    1,
-		Position: s.age,
-	}
-	s.Seed = header.Put(f.staging)
-	f.open, f.staged = s, record.SegmentSize
-	return nil
-}
 
 const (
 	minBackoff = 5 * time.Millisecond

@@ -20,7 +20,7 @@ type Heap struct {
 	Far     farLog
 	Bufs    Buffers
 	Scopes  scopes
-	Staging *arena.Mapping // the evacuator's and the cleaner's buffers
+	cleaner *arena.Mapping // of scratch
 	scratch []byte         // what the cleaner reads segments into
 
 	flights flights
@@ -30,7 +30,6 @@ type Heap struct {
 	entries   Evacuation             // of what no scope keeps in place; the evacuator's
 	Pass      pass                   // of what scopes do; the evacuator's
 	turn      turn                   // the same
-	moved     []movedRecord          // what settleClean is to settle; the evacuator's
 	barren    int                    // passes in a row that made no room; the evacuator's
 	hoped     int                    // see hopedMost; the evacuator's
 	shrinking bool                   // room is made for what shrinks; the evacuator's
@@ -59,7 +58,7 @@ type Config struct {
 // Sizes is how a core divides its budget. All but logs and most are powers of two.
 type Sizes struct {
 	SegSize int   // of the local logs
-	Staging int   // size of the evacuator's buffer, and of the cleaner's
+	Staging int   // size of each of the evacuator's buffers, and of the cleaner's
 	Fetch   int   // memory for fetches
 	Logs    int64 // memory for logs and indexes
 	Most    int64 // the most that SetLocal can make of it; 0 is logs
@@ -86,11 +85,19 @@ func SizesFor(store Store, cfg Config) (Sizes, error) {
 		Staging: min(segSize, store.SegmentSize()),
 		Fetch:   min(max(Floor2(cfg.Local/32), 2*MaxBuf), 8<<20),
 	}
-	sz.Logs = cfg.Local - int64(2*sz.Staging+sz.Fetch)
+	sz.Logs = cfg.Local - sz.others()
 	sz.Most = sz.Logs + cfg.MaxLocal - cfg.Local
 	sz.Open = min(Floor2(int64(runtime.GOMAXPROCS(0))), max(Floor2(sz.Logs/int64(segSize)/16), 1), 16)
 	return sz, nil
 }
+
+// others is the memory beside logs and indexes: buffers for the cleaner, the evacuator and fetches.
+func (sz *Sizes) others() int64 {
+	return int64(sz.Staging+sz.Fetch) + narrow*stagingCost(sz.Staging)
+}
+
+// Local is the budget that is so divided.
+func (sz *Sizes) Local() int64 { return sz.Logs + sz.others() }
 
 // MinLocal is the smallest local budget.
 const MinLocal = 4 << 20
@@ -111,14 +118,16 @@ func (h *Heap) Init(store Store, cfg Config, sz Sizes, host Host) error {
 	h.Ctx, h.Cancel = context.WithCancel(context.Background())
 	most := max(sz.Most, sz.Logs)
 	var err error
-	if h.Staging, err = arena.Anonymous(2*sz.Staging, false); err != nil {
+	if h.cleaner, err = arena.Anonymous(sz.Staging, false); err != nil {
 		return err
 	}
-	mem := h.Staging.Bytes()
-	h.scratch = mem[sz.Staging:]
-	h.Far.init(store, mem[:sz.Staging:sz.Staging])
+	h.scratch = h.cleaner.Bytes()
+	h.Far.init(store)
+	if err = h.Far.window.init(sz.Staging, max(cfg.MaxLocal, cfg.Local)); err != nil {
+		return errors.Join(err, h.Unmap())
+	}
 	if err = h.Bufs.init(sz.Fetch); err == nil {
-		err = h.Logs.Init(sz.Logs, most, int64(2*sz.Staging+sz.Fetch), sz.SegSize, sz.Open)
+		err = h.Logs.Init(sz.Logs, most, sz.others(), sz.SegSize, sz.Open)
 	}
 	if err != nil {
 		return errors.Join(err, h.Unmap())
@@ -173,7 +182,7 @@ func (h *Heap) GiveBack() error {
 // Unmap gives the local memory back.
 func (h *Heap) Unmap() error {
 	var errs []error
-	for _, m := range []*arena.Mapping{h.Logs.Mapping, h.Bufs.Mapping, h.Staging} {
+	for _, m := range []*arena.Mapping{h.Logs.Mapping, h.Bufs.Mapping, h.cleaner, h.Far.mapping} {
 		if m != nil {
 			errs = append(errs, m.Close())
 		}

@@ -61,6 +61,9 @@ type Logs struct {
 	budget   int64   // for indexes and logs, under Mu
 	others   int64   // what else there is in Config.Local; immutable
 	index    int64   // bytes of it that the owners' indexes have, under Mu
+	window   int64   // bytes of it that have gone to wider staging, under Mu
+	emptying int     // segments that are being emptied, under Mu
+	apart    int     // 1 if there are scoped records, which the evacuator keeps apart, under Mu
 	want     int     // empty segments that the indexes wait for, under Mu
 	seq      uint64  // age of the youngest segment, under Mu
 	round    *round  // what those who wait for room wait for, under Mu
@@ -68,6 +71,8 @@ type Logs struct {
 	trouble  error   // why the store takes nothing just now, or nil, under Mu
 	low      int     // the evacuator keeps that many segments empty, under Mu
 	kick     chan struct{}
+
+	narrow atomic.Bool // staging is to become narrow, since what it has is needed
 }
 
 // LogSegment is the state of one segment of the local logs.
@@ -75,14 +80,20 @@ type LogSegment struct {
 	Live  atomic.Int64 // bytes of records that owners refer to
 	Clean atomic.Int64 // those of them that have a far copy
 
-	sealed bool   // full, and so the evacuator's; under Logs.Mu
+	sealed bool   // full, and nobody empties it; under Logs.Mu
 	Kind   Kind   // of what is in it; under Logs.Mu until sealed
 	seq    uint64 // age; under Logs.Mu
 	Used   int    // bytes filled; under the OpenLog's mutex until sealed
 
+	id int // its number; immutable
+
+	emptying bool  // the evacuator goes through it
+	leaving  int64 // bytes of the records in it that are being written; the evacuator's
+
 	// The rest is for scoped records.
-	Phase atomic.Uint32 // of the pass that empties it
-	Freed atomic.Int64  // the epoch in which an object in it was last freed
+	Phase  atomic.Uint32 // of the pass that empties it
+	Freed  atomic.Int64  // the epoch in which an object in it was last freed
+	passed int64         // the epoch of the pass; the evacuator's
 }
 
 // Kind is what a segment of the local logs holds.
@@ -163,9 +174,9 @@ func (l *Logs) Init(budget, most, others int64, segSize, openLogs int) error {
 		l.kept[i].Seg, l.kept[i].Kind = -1, k
 	}
 	for i := n - 1; i >= 0; i-- {
+		l.Segs[i].id = i
 		l.absent = append(l.absent, int32(i))
 	}
-	l.Back = reserved
 	l.crowd = func(bool) {}
 	l.aim()
 	l.round = &round{done: make(chan struct{})}
@@ -184,8 +195,10 @@ func newOpenLogs(k Kind, n int) []OpenLog {
 // aim sets how many segments the evacuator keeps empty. l.Mu must be held, or
 // l not be shared yet.
 func (l *Logs) aim() {
+	// The more is in flight, the more is kept before the segments it is from are given back.
+	l.Back = reserved + l.apart + int(l.window)/l.SegSize/4
 	ahead := int(l.budget) / l.SegSize / 64
-	if l.Back > reserved {
+	if l.apart > 0 {
 		ahead *= 4 // segments of objects take longer, since scopes have to be left
 	}
 	l.low = 1 + ahead + l.Back + l.scoped + l.shrink
@@ -195,7 +208,7 @@ func (l *Logs) aim() {
 // for one is not for the other, so that what scopes were promised is neither the
 // evacuator's nor an index's. l.Mu must be held.
 func (l *Logs) keep(c Claim) int {
-	own := l.Back - l.Owed // what is left of the evacuator's
+	own := max(l.Back-l.Owed, 0) // what is left of the evacuator's
 	switch {
 	case c == ForScope:
 		return own
@@ -249,7 +262,7 @@ func (l *Logs) available() int {
 
 // allowed is the number of segments that fit beside an index of that size.
 func (l *Logs) allowed(index int64) int {
-	return int((l.budget - index) / int64(l.SegSize))
+	return int((l.budget - l.window - index) / int64(l.SegSize))
 }
 
 // Take gives out an empty segment, for what is of kind k, if c may have one.
@@ -377,6 +390,12 @@ func (l *Logs) walk(s int, fn func(r Local, owner uint16) bool) {
 	}
 }
 
+// local is the record at a local address.
+func (l *Logs) local(addr uint64) Local {
+	o := l.At(addr)
+	return Local{o[:ObjectHeader+HeadLen(o.Head())], addr}
+}
+
 // owner is the number of the owner of r.
 func (r Local) owner() uint16 { return TailOwner(atomic.LoadUint64(Object(r.Mem).Tail())) }
 
@@ -422,6 +441,11 @@ func (l *Logs) GrowIndex(n int64, c Claim) error {
 	defer l.Mu.Unlock()
 	allowed := l.allowed(l.index + n)
 	if least := minSegments + len(l.Open); allowed < least {
+		if l.window > 0 {
+			l.narrow.Store(true)
+			l.Wake()
+			return ErrNoRoom
+		}
 		total := l.others + l.budget
 		return fmt.Errorf("cannot grow the index to %d bytes: of the local budget of %d too little would be left for entries (give at least %d): %w",
 			l.index+n, total, l.others+l.index+n+int64(least*l.SegSize), ErrMetadataFull)
@@ -451,6 +475,32 @@ func (l *Logs) ShrinkIndex(n int64) {
 	l.index -= n
 	l.assess()
 	l.Mu.Unlock()
+}
+
+// growWindow accounts for n more bytes of staging buffers, which come out of the logs, or for less. It
+// reports false if the logs would become too small. There may be more buffers only when
+// fits says so.
+func (l *Logs) growWindow(n int64) bool {
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	if n > 0 && l.allowed(l.index+n) < 2*(minSegments+len(l.Open)) {
+		return false
+	}
+	l.window += n
+	l.trim()
+	l.aim()
+	l.assess()
+	return true
+}
+
+// trim gives back empty segments that are beyond the budget, but not the evacuator's.
+// l.Mu must be held.
+func (l *Logs) trim() {
+	for k := len(l.empty); l.resident > l.allowed(l.index) && k > l.Back; k = len(l.empty) {
+		s := l.empty[k-1]
+		l.empty = l.empty[:k-1]
+		l.discard(s)
+	}
 }
 
 // finish ends the round of those who wait for room: they try again if err is

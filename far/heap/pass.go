@@ -182,6 +182,7 @@ func (h *Heap) finishPass() {
 	for _, s := range ps.segs {
 		h.turn.keep()
 		ps.Ev.Tight = l.tight()
+		l.Segs[s].passed = ps.epoch.Load()
 		h.Empty(s, &ps.Ev, ps.what)
 		if l.HasRoom() {
 			l.finish(nil) // nobody waits for the rest of the pass
@@ -209,29 +210,29 @@ func (l *Logs) renewed() bool {
 	return fresh
 }
 
-// gained is the number of segments that the evacuator has made room of so far.
+// gained is the number of segments that the evacuator has made room of so far, or will have when
+// what it has staged is written.
 func (l *Logs) gained() int {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
-	return l.gain
+	return l.gain + l.emptying
 }
 
 // leave ends the pass for segment s, and takes it back if nothing is left in it of which
 // anybody may hold an address.
-func (h *Heap) leave(s int) {
+func (h *Heap) leave(seg *LogSegment) {
 	l := &h.Logs
-	seg := &l.Segs[s]
 	if seg.Live.Load() != 0 {
 		// What is left is what could not be moved, or was used meanwhile.
 		m := h.host.Marker()
-		l.walk(s, func(r Local, _ uint16) bool {
+		l.walk(seg.id, func(r Local, _ uint16) bool {
 			m.Unmark(HeadNumber(Object(r.Mem).Head()), l.DataOf(r.Addr))
 			return true
 		})
 	}
 	seg.Phase.Store(PhaseNone)
-	if seg.Live.Load() == 0 && seg.Freed.Load() < h.Pass.epoch.Load() {
-		h.takeBack(s)
+	if seg.Live.Load() == 0 && seg.Freed.Load() < seg.passed {
+		h.takeBack(seg)
 		return
 	}
 	// It comes last next time: others may have become easier.

@@ -26,7 +26,7 @@ func (h *Heap) reserveForScopes() {
 	}
 	if n > 0 {
 		want = l.edges() + (n*sc.most+l.SegSize-1)/l.SegSize
-		l.Back = reserved + 1
+		l.apart = 1
 	}
 	limit := max(int(l.budget)/l.SegSize/8, 1+l.edges())
 	if want > limit && !sc.Counted {

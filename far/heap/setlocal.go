@@ -31,11 +31,7 @@ func (h *Heap) SetLocal(ctx context.Context, n int64) error {
 			n, l.index+l.others, least)
 	}
 	l.budget = budget
-	for k := len(l.empty); l.resident > l.allowed(l.index) && k > l.Back; k = len(l.empty) {
-		s := l.empty[k-1]
-		l.empty = l.empty[:k-1]
-		l.discard(s)
-	}
+	l.trim()
 	l.full.Store(0)
 	l.Mu.Unlock()
 	h.Budget.Store(n)

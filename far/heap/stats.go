@@ -67,10 +67,10 @@ func (h *Heap) Stats() Stats {
 	}
 	s.Logs = int64(l.resident) * int64(l.SegSize)
 	s.Index = l.index
+	s.Staging = int64(len(h.scratch)) + narrow*stagingCost(h.Far.size) + l.window
 	s.Free = int64(max(l.available(), 0)) * int64(l.SegSize)
 	l.Mu.Unlock()
 	s.Buffers = int64(h.Bufs.size)
-	s.Staging = 2 * int64(len(h.Far.staging))
 	s.Resident = s.Logs + s.Index + s.Buffers + s.Staging
 	h.Far.All(func(f *FarSegment) {
 		s.FarSegments++
@@ -128,7 +128,7 @@ func (h *Heap) Audit(t *tally) error {
 	}
 	l := &h.Logs
 	if resident := len(l.Segs) - len(l.absent); t.Index != l.index || resident != l.resident ||
-		l.index+int64(l.resident)*int64(l.SegSize) > l.budget {
+		l.index+l.window+int64(l.resident)*int64(l.SegSize) > l.budget {
 		errs = append(errs, fmt.Errorf("%d bytes of index and %d segments of logs in a budget of %d, but counted are %d, %d",
 			t.Index, resident, l.budget, l.index, l.resident))
 	}

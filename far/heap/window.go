@@ -1,0 +1,436 @@
+package heap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"polder/far/record"
+	"polder/internal/arena"
+	"polder/internal/failpoint"
+)
+
+// What becomes far is put into staging buffers, one record behind the other, and a buffer is
+// written when it is full, by a goroutine of its own: the evacuator goes on with the
+// next buffer. When a write has ended, the evacuator tells the owners of the records.
+// The buffers are the window: so much may be in flight. There are few of them as long as
+// writes are fast. If they take longer than slowWrite, the window grows up to an eighth of the budget, so
+// that a store which is far away is written to by its bandwidth and not by its latency.
+//
+// A buffer is written to one far segment, and holds what lies there in a row. The writes of a
+// segment are dealt with in order, and after one that failed none of them counts: so
+// what counts in a segment is its beginning, which the cleaner can walk over.
+
+const (
+	// narrow is how many buffers there are in any case: one is filled while
+	// the other is written.
+	narrow = 2
+	// widest is the most buffers that there are.
+	widest = 64
+	// slowWrite is how long a write takes, at least, for which the window grows.
+	slowWrite = time.Millisecond
+	// windowShare is the part of the budget that may be in flight.
+	windowShare = 1.0 / 8
+	// idleWindow is how long a wide window stays when nothing is written.
+	idleWindow = time.Second
+)
+
+// staging is a buffer, and what is in it.
+type staging struct {
+	mem     []byte
+	used    int         // bytes of it, with the header of a segment that begins with it
+	seg     *FarSegment // where it is to be written, if something is in it,
+	off     int         // and from where on
+	sources []source    // of the records in it, in order
+	part    int         // of the window's memory that mem is; immutable
+
+	number uint64 // of the write
+	landed bool   // the write has ended,
+	err    error  // so,
+	took   time.Duration
+}
+
+// source is where a record in a staging buffer was before: at a local address that it was
+// evacuated from, or, with fromFar set, at a far one from which it is moved.
+type source uint64
+
+const fromFar source = 1 << 63
+
+// window is the staging buffers. It is the evacuator's.
+type window struct {
+	mapping *arena.Mapping
+	mem     []byte // of all the buffers that there may be
+	size    int    // of a buffer
+	unused  []int  // the parts of mem, by number, that are no buffers
+
+	may     int        // how many buffers there may be, for which the budget pays
+	made    int        // how many there are
+	free    []*staging // those in which nothing is
+	filling *staging   // the one that is being filled, or nil
+	flying  []*staging // those that are being written, in order
+	landing chan *staging
+
+	sent    uint64        // number of the last write
+	suspect uint64        // those up to it were sent before it was known that one of them has failed
+	failed  error         // the last failure
+	fails   int           // how many there were
+	pace    time.Duration // that a write takes, smoothed
+	last    time.Time     // when one was sent
+	leaving int64         // bytes of local records that are in the buffers
+}
+
+// stagingCost is the memory that a staging buffer of n bytes is counted as: its records are at least
+// 48 bytes long, and each has a source.
+func stagingCost(n int) int64 { return int64(n + n/6) }
+
+// windowFor is how many staging buffers a budget is good for: those in flight, and one that is filled
+// meanwhile.
+func windowFor(budget int64, size int) int {
+	return min(max(int(float64(budget)*windowShare)/size+1, narrow), widest)
+}
+
+func (w *window) init(size int, most int64) error {
+	n := windowFor(most, size)
+	m, err := arena.Anonymous(n*size, false)
+	if err != nil {
+		return err
+	}
+	w.mapping, w.mem, w.size = m, m.Bytes(), size
+	w.landing = make(chan *staging, n)
+	for i := n - 1; i >= 0; i-- {
+		w.unused = append(w.unused, i)
+	}
+	w.may = narrow
+	for range narrow {
+		w.free = append(w.free, w.make())
+	}
+	return nil
+}
+
+// make makes another buffer.
+func (w *window) make() *staging {
+	i := w.unused[len(w.unused)-1]
+	w.unused = w.unused[:len(w.unused)-1]
+	w.made++
+	return &staging{mem: w.mem[i*w.size : (i+1)*w.size : (i+1)*w.size], part: i}
+}
+
+// Staging is the memory of all the buffers that there may be.
+func (w *window) Staging() []byte { return w.mem }
+
+// busy reports whether something is being written, or about to be.
+func (w *window) busy() bool {
+	return len(w.flying) > 0 || w.filling != nil && len(w.filling.sources) > 0
+}
+
+// fits reports whether a record of n bytes can be put into the buffer that is being filled.
+func (f *farLog) fits(n int) bool {
+	b := f.filling
+	return f.open != nil && b != nil && (b.used == 0 || b.seg == f.open) && b.used+n <= len(b.mem) && f.open.end+n <= f.SegSize
+}
+
+// reserve returns room for a record of n bytes that was at from, and its address to be. It
+// counts as live from now on. fits must have said so.
+func (f *farLog) reserve(n int, from source) ([]byte, uint64) {
+	b, s := f.filling, f.open
+	if b.used == 0 {
+		b.seg, b.off = s, s.end
+	}
+	addr := s.ID*f.Units + uint64(s.end)/Unit
+	room := b.mem[b.used : b.used+n : b.used+n]
+	b.used += n
+	b.sources = append(b.sources, from)
+	s.end += n
+	s.Live.Add(int64(RoundSize(n)))
+	s.filled.Add(int64(RoundSize(n)))
+	return room, addr
+}
+
+// records calls fn for every record in b, with where it was before and the address where it is to be.
+func (b *staging) records(f *farLog, fn func(r record.Record, from source, addr uint64)) {
+	at := 0
+	if b.off == 0 {
+		at = record.SegmentSize
+	}
+	for _, from := range b.sources {
+		r := record.Record(b.mem[at:])
+		fn(r, from, b.seg.ID*f.Units+uint64(b.off+at)/Unit)
+		at += r.Size()
+	}
+}
+
+// makeFit sees to it that fits says yes to n bytes, and reports whether it has: the store may have
+// no room. It may wait for a buffer.
+func (h *Heap) makeFit(n int) bool {
+	for !h.Far.fits(n) {
+		h.submit()
+		if !h.FarReady(n) {
+			return false
+		}
+		h.refill()
+	}
+	return true
+}
+
+// refill sees to it that a buffer is being filled. If there is none, it waits until
+// a write has ended, as each does: the store has StoreTimeout for it.
+func (h *Heap) refill() {
+	f := &h.Far
+	for f.filling == nil {
+		if n := len(f.free); n > 0 {
+			f.filling, f.free = f.free[n-1], f.free[:n-1]
+			return
+		}
+		h.widen()
+		if f.made < f.may && h.Logs.fits() {
+			f.filling = f.make()
+			return
+		}
+		h.arrived(<-f.landing)
+	}
+}
+
+// submit writes what is in the buffer that is being filled.
+func (h *Heap) submit() {
+	f := &h.Far
+	b := f.filling
+	if b == nil || len(b.sources) == 0 {
+		return
+	}
+	f.filling = nil
+	f.sent++
+	f.last = time.Now()
+	b.number, b.landed, b.err = f.sent, false, nil
+	b.seg.Pins.Add(1)
+	b.seg.writes++
+	f.flying = append(f.flying, b)
+	if b.seg.failed {
+		b.landed = true // arrived is about to deal with it
+		return
+	}
+	h.Wg.Go(func() { h.write(b) })
+}
+
+// write seals the records in b and writes them.
+func (h *Heap) write(b *staging) {
+	f := &h.Far
+	b.records(f, func(r record.Record, _ source, addr uint64) { r.Seal(b.seg.Seed, f.Offset(addr)) })
+	ctx, cancel := context.WithTimeout(h.Ctx, StoreTimeout)
+	defer cancel()
+	began := time.Now()
+	b.err = b.seg.Seg.Write(ctx, b.mem[:b.used], b.off)
+	b.took = time.Since(began)
+	f.landing <- b
+}
+
+// arrived deals with b, whose write has ended, and with those that waited for it, since they were
+// sent to the same segment later.
+func (h *Heap) arrived(b *staging) {
+	f := &h.Far
+	b.landed = true
+	for {
+		i := slices.IndexFunc(f.flying, func(b *staging) bool {
+			first := slices.IndexFunc(f.flying, func(o *staging) bool { return o.seg == b.seg })
+			return b.landed && f.flying[first] == b
+		})
+		if i < 0 {
+			return
+		}
+		b := f.flying[i]
+		f.flying = slices.Delete(f.flying, i, i+1)
+		h.settle(b)
+	}
+}
+
+// collect deals with the writes that have ended.
+func (h *Heap) collect() {
+	for {
+		select {
+		case b := <-h.Far.landing:
+			h.arrived(b)
+		default:
+			return
+		}
+	}
+}
+
+// Drain writes what is in the buffers, and waits until all writes have ended.
+func (h *Heap) Drain() {
+	h.submit()
+	for len(h.Far.flying) > 0 {
+		h.arrived(<-h.Far.landing)
+	}
+}
+
+var errBehindFailed = errors.New("a write in front of it has failed")
+
+// settle tells the owners of the records in b what became of its write.
+func (h *Heap) settle(b *staging) {
+	f, s, err := &h.Far, b.seg, b.err
+	if s.failed {
+		err = errBehindFailed
+	} else if err == nil && s.Gone() {
+		err = &LostError{s.Seg.Name()}
+	}
+	if err != nil {
+		if !s.failed {
+			s.failed, s.end = true, b.off // nobody knows what became of the write
+		}
+		f.failedWrite(b.number, fmt.Errorf("cannot evacuate %d bytes to %s: %w", b.used, s.Seg.Name(), err))
+		if f.open == s {
+			h.closeFar()
+		}
+	} else {
+		if f.pace == 0 {
+			f.pace = b.took
+		}
+		f.pace = (3*f.pace + b.took) / 4
+		if b.number > f.suspect {
+			f.succeeded()
+		}
+		h.Count.bytesOut.Add(uint64(b.used))
+	}
+	failpoint.Hit("far.settled")
+	if !h.Pass.active() {
+		h.Pass.Passes.Add(1) // as far as the numbers of classes are concerned it is a pass
+		defer h.Pass.Passes.Add(1)
+	}
+	b.records(f, func(r record.Record, from source, addr uint64) { h.settleRecord(r, from, addr, s, err == nil) })
+	clear(b.sources)
+	b.sources, b.used, b.seg = b.sources[:0], 0, nil
+	f.free = append(f.free, b)
+	s.writes--
+	s.Pins.Add(-1)
+	if s.Dead() {
+		h.WakeJanitor()
+	}
+	h.noteTrouble()
+	if h.Logs.roomForWaiting() {
+		h.Logs.finish(nil)
+	}
+	h.Scopes.RoomMade()
+}
+
+// settleRecord tells the owner of r, which was written at addr of s or was not.
+func (h *Heap) settleRecord(r record.Record, from source, addr uint64, s *FarSegment, written bool) {
+	size, o := RoundSize(r.Size()), h.host.Owner(r.Owner())
+	if from&fromFar != 0 {
+		from := uint64(from &^ fromFar)
+		if written && o.Moved(r, from, addr, s) {
+			h.Count.cleanedBytes.Add(uint64(r.Size()))
+			h.BuryFar(from, size)
+		} else {
+			s.Live.Add(-int64(size))
+		}
+		return
+	}
+	l := h.Logs.local(uint64(from))
+	n := ObjectSize(len(l.Mem) - ObjectHeader)
+	seg := h.Logs.Seg(l.Addr)
+	if o.Settled(l, s, addr, written) {
+		h.Count.evacuated.Add(1)
+		seg.Live.Add(-int64(n))
+	} else {
+		s.Live.Add(-int64(size))
+	}
+	h.Far.leaving -= int64(n)
+	if seg.leaving -= int64(n); seg.leaving == 0 {
+		h.emptied(seg)
+	}
+}
+
+// noteTrouble tells those who wait for room whether the store fails.
+func (h *Heap) noteTrouble() {
+	err := h.Far.err
+	if errors.Is(err, ErrStoreFull) {
+		err = nil
+	}
+	h.Logs.note(err)
+}
+
+// failedWrite notes the failure of the write of that number. Those that were under way when the first
+// of them failed count as one failure.
+func (f *farLog) failedWrite(number uint64, err error) {
+	f.failed = err
+	f.fails++
+	if number > f.suspect {
+		f.suspect = f.sent
+		f.Failed(err)
+	}
+}
+
+// closeFar seals the open segment.
+func (h *Heap) closeFar() {
+	f := &h.Far
+	if f.open == nil {
+		return
+	}
+	h.submit()
+	if f.filling != nil {
+		f.filling.used = 0 // there is nothing but a header in it
+	}
+	f.open.sealed.Store(true)
+	f.open = nil
+}
+
+// openWith makes seg the open segment. It may wait for a buffer.
+func (h *Heap) openWith(seg Segment) error {
+	f := &h.Far
+	s, err := f.add(seg)
+	if err != nil {
+		return err
+	}
+	h.closeFar()
+	h.refill()
+	header := record.Segment{
+		Heap:     f.heap,
+		Stream:   record.Data,
+		Hash:     record.XXH3,
+		Number:   s.ID,
+		Epoch:    1,
+		Position: s.age,
+	}
+	b := f.filling
+	s.Seed = header.Put(b.mem)
+	b.seg, b.off, b.used, s.end = s, 0, record.SegmentSize, record.SegmentSize
+	f.open = s
+	return nil
+}
+
+// widen lets the window grow if writes are slow. The memory is the logs': there are more buffers when
+// they have given it back, which the evacuator has them do first.
+func (h *Heap) widen() {
+	f := &h.Far
+	most := min(windowFor(h.Budget.Load(), f.size), f.made+len(f.unused))
+	if n := min(f.may, most-f.may); f.pace > slowWrite && n > 0 && h.Logs.growWindow(int64(n)*stagingCost(f.size)) {
+		f.may += n
+	}
+}
+
+// trimWindow gives back the memory of buffers that there need not be any more.
+func (h *Heap) trimWindow() {
+	f := &h.Far
+	most := windowFor(h.Budget.Load(), f.size)
+	if f.pace < slowWrite/2 || !f.busy() && time.Since(f.last) > idleWindow || h.Logs.narrow.Swap(false) {
+		most = narrow
+	}
+	for f.may > most {
+		if f.made == f.may {
+			n := len(f.free) - 1
+			if n < 0 {
+				return
+			}
+			b := f.free[n]
+			f.free = f.free[:n]
+			if err := f.mapping.Punch(b.part*f.size, f.size); err != nil {
+				panic("BUG: " + err.Error())
+			}
+			f.unused = append(f.unused, b.part)
+			f.made--
+		}
+		f.may--
+		h.Logs.growWindow(-stagingCost(f.size))
+	}
+}
