@@ -23,7 +23,7 @@ func newBench() *cobra.Command {
 		Args:  noArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newBenchResp(), newBenchVerbs(), newBenchVerbsServer(), newBenchAlloc(), newBenchFineMem(), newBenchBroker(),
+	cmd.AddCommand(newBenchResp(), newBenchVerbs(), newBenchVerbsServer(), newBenchAlloc(), newBenchMalloc(), newBenchFineMem(), newBenchBroker(),
 		newBenchShare(), newBenchSoft(), newBenchFar())
 	return cmd
 }
@@ -164,6 +164,26 @@ func newBenchAlloc() *cobra.Command {
 	fs.StringSliceVar(&sizes, "chunk", nil, "chunk `sizes` of managers that have one (default 128KiB,2MiB)")
 	fs.StringSliceVar(&replay.Managers, "manager", nil, "replay with these `managers` only")
 	fs.Uint64Var(&replay.Seed, "seed", 1, "of the order in which a replay frees")
+	return cmd
+}
+
+func newBenchMalloc() *cobra.Command {
+	var flags benchFlags
+	cmd := &cobra.Command{
+		Use:   "malloc",
+		Short: "Compare a heap of far blocks that takes memory as it needs it with one that takes coarse chunks",
+		Args:  noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			show, done := progress.Steps(progress.Terminal(cmd.ErrOrStderr()))
+			defer done()
+			return allocbench.RunMalloc(cmd.Context(), allocbench.Options{
+				Short:    flags.short,
+				Out:      benchout.New(cmd.OutOrStdout(), flags.json),
+				Progress: show,
+			})
+		},
+	}
+	flags.add(cmd)
 	return cmd
 }
 

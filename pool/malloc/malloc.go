@@ -1,0 +1,239 @@
+// Package malloc allocates blocks of any size in memory that a pool borrows, as a
+// program's malloc does in memory of the operating system's: the FineMem paper's
+// FineMem-User, which is a port of mimalloc.
+//
+// Blocks of a size class lie in pages, and a page is a chunk of the pool's: no larger
+// than it takes to make a few blocks of one, if the nodes lend so little at a time. A
+// page whose last block is freed goes back to its node, but for one of a class that a
+// shard keeps for the next block. What is larger than 32 KiB is a chunk of its own.
+//
+// Everything that the heap knows is in this process; it reads and writes no remote
+// memory, and talks to nodes only to take or give back a page. When the process dies,
+// its nodes take back what it had.
+//
+// # Concurrency
+//
+// A [Heap] may be used by any number of goroutines. It has a shard for every processor
+// of the Go runtime, each with pages of its own; an allocation takes the first shard
+// that nobody is using. A block that is freed while its shard is in use goes to a list,
+// without waiting, and who is using the shard takes it from there. No lock is held
+// while a node is asked. The locks, the shards' and the heap's, are leaves.
+package malloc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"polder/pool"
+)
+
+var (
+	// ErrNotAllocated is the error of freeing what is not allocated, or no more.
+	ErrNotAllocated = errors.New("block is not allocated")
+	// ErrClosed is the error of a heap that has been closed.
+	ErrClosed = errors.New("heap is closed")
+)
+
+// Config says how a Heap takes memory. The zero Config is the way to go.
+type Config struct {
+	// Static, if not 0, is how many bytes are borrowed at a time, at least
+	// MinStatic. Pages are cut from that, and nothing is given back before the heap
+	// is closed: the coarse allocation that FineMem is compared with.
+	Static int64
+}
+
+// MinStatic is the least Config.Static: there is a page of any class in it.
+const MinStatic = 128 << 10
+
+// A Heap hands out blocks. See the package comment.
+type Heap struct {
+	pool   *pool.Pool
+	cfg    Config
+	shards []shard
+	closed atomic.Bool
+
+	live, taken atomic.Int64 // bytes
+
+	mu     sync.Mutex    // guards what follows, with Config.Static
+	chunks []*pool.Chunk // borrowed
+	cut    int64         // bytes of the last of them that pages have
+}
+
+// New returns a heap in memory of p's, which stays the caller's.
+func New(p *pool.Pool, cfg Config) (*Heap, error) {
+	if cfg.Static != 0 && cfg.Static < MinStatic {
+		return nil, fmt.Errorf("cannot make a heap that borrows %d bytes at a time, want at least %d", cfg.Static, MinStatic)
+	}
+	h := &Heap{pool: p, cfg: cfg, shards: make([]shard, runtime.GOMAXPROCS(0))}
+	for i := range h.shards {
+		h.shards[i].heap = h
+	}
+	return h, nil
+}
+
+// A Block is allocated memory: Size bytes of Chunk from Off on. What it holds at first
+// is not defined.
+type Block struct {
+	Chunk *pool.Chunk
+	Off   int64
+	Size  int
+
+	page *page // nil: Chunk is the block's own
+	own  *atomic.Bool
+}
+
+// Alloc allocates a block. The error Is pool.ErrNoMemory if no node has memory left.
+func (h *Heap) Alloc(ctx context.Context, size int) (Block, error) {
+	switch {
+	case size <= 0:
+		return Block{}, fmt.Errorf("cannot allocate %d bytes, want at least 1", size)
+	case h.closed.Load():
+		return Block{}, fmt.Errorf("cannot allocate %d bytes: %w", size, ErrClosed)
+	case size > maxBlock:
+		return h.large(ctx, size)
+	}
+	c := classOf(size)
+	s := h.lock()
+	b, ok := s.take(c, size)
+	_ = s.unlock(ctx) // a page that another block has left is not this one's business
+	for !ok {         // slow path
+		chunk, base, err := h.place(ctx, h.pageSize(c))
+		if err != nil {
+			return Block{}, fmt.Errorf("cannot allocate %d bytes: %w", size, err)
+		}
+		s := h.lock()
+		s.add(newPage(s, chunk, base, h.pageSize(c), c))
+		b, ok = s.take(c, size)
+		_ = s.unlock(ctx)
+	}
+	h.live.Add(int64(size))
+	return b, nil
+}
+
+// large allocates a block that is a chunk.
+func (h *Heap) large(ctx context.Context, size int) (Block, error) {
+	c, err := h.borrow(ctx, int64(size))
+	if err != nil {
+		return Block{}, fmt.Errorf("cannot allocate %d bytes: %w", size, err)
+	}
+	h.live.Add(int64(size))
+	return Block{Chunk: c, Size: size, own: new(atomic.Bool)}, nil
+}
+
+// Free gives a block back, which nobody uses any more. If the error is of a node that
+// a page goes back to, the block has been freed nevertheless.
+func (h *Heap) Free(ctx context.Context, b Block) error {
+	switch {
+	case b.Chunk == nil, b.page == nil && b.own.Swap(true), b.page != nil && !b.page.clear(b.slot()):
+		return fmt.Errorf("cannot free %d bytes at %d: %w", b.Size, b.Off, ErrNotAllocated)
+	}
+	h.live.Add(-int64(b.Size))
+	if b.page == nil {
+		return h.giveBack(ctx, b.Chunk)
+	}
+	return b.page.shard.free(ctx, b.page, b.slot())
+}
+
+func (b *Block) slot() int { return int(b.Off-b.page.base) / b.page.size }
+
+// pageSize is how much is borrowed for a page: what wastes no more than an eighth of
+// itself at its end, and has eight blocks if that is no more than 64 KiB.
+func (h *Heap) pageSize(c int) int64 {
+	unit, size := int64(h.pool.ChunkSize()), int64(classSize(c))
+	if h.cfg.Static > 0 {
+		unit = 4096
+	}
+	n := (min(8*size, max(64<<10, size)) + unit - 1) / unit * unit
+	for n%size > n/8 {
+		n += unit
+	}
+	return n
+}
+
+// place finds room for a page of n bytes: from base on, in chunk.
+func (h *Heap) place(ctx context.Context, n int64) (chunk *pool.Chunk, base int64, err error) {
+	if h.cfg.Static == 0 {
+		chunk, err = h.borrow(ctx, n)
+		return chunk, 0, err
+	}
+	h.mu.Lock()
+	for len(h.chunks) == 0 || h.cut+n > h.cfg.Static {
+		h.mu.Unlock()
+		c, err := h.borrow(ctx, h.cfg.Static)
+		if err != nil {
+			return nil, 0, err
+		}
+		h.mu.Lock()
+		h.chunks, h.cut = append(h.chunks, c), 0
+	}
+	defer h.mu.Unlock()
+	h.cut += n
+	return h.chunks[len(h.chunks)-1], h.cut - n, nil
+}
+
+// borrow borrows n bytes and counts what is taken from the nodes for them.
+func (h *Heap) borrow(ctx context.Context, n int64) (*pool.Chunk, error) {
+	c, err := h.pool.Alloc(ctx, n)
+	if err == nil {
+		h.taken.Add(h.units(n))
+	}
+	return c, err
+}
+
+func (h *Heap) giveBack(ctx context.Context, c *pool.Chunk) error {
+	h.taken.Add(-h.units(c.Size()))
+	return c.Free(ctx)
+}
+
+// units is n in what the nodes lend.
+func (h *Heap) units(n int64) int64 {
+	unit := int64(h.pool.ChunkSize())
+	return (n + unit - 1) / unit * unit
+}
+
+// lock returns a shard that is locked: the first that nobody uses, so that there are no
+// more with pages than goroutines allocate at a time.
+func (h *Heap) lock() *shard {
+	for i := range h.shards {
+		if s := &h.shards[i]; s.mu.TryLock() {
+			return s
+		}
+	}
+	s := &h.shards[rand.IntN(len(h.shards))]
+	s.mu.Lock()
+	return s
+}
+
+// Stats is what a heap has handed out, and taken for it, in bytes.
+type Stats struct {
+	Live  int64 // that was asked for and has not been freed
+	Taken int64 // from the nodes
+}
+
+// Stats returns h's statistics.
+func (h *Heap) Stats() Stats { return Stats{Live: h.live.Load(), Taken: h.taken.Load()} }
+
+// Close gives everything back but the blocks of more than 32 KiB, which must have been
+// freed. Nothing is to be allocated or freed meanwhile. It is idempotent.
+func (h *Heap) Close(ctx context.Context) error {
+	if h.closed.Swap(true) {
+		return nil
+	}
+	var errs []error
+	for i := range h.shards {
+		errs = append(errs, h.shards[i].close(ctx))
+	}
+	h.mu.Lock()
+	chunks := h.chunks
+	h.chunks = nil
+	h.mu.Unlock()
+	for _, c := range chunks {
+		errs = append(errs, h.giveBack(ctx, c))
+	}
+	return errors.Join(errs...)
+}

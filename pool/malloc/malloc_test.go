@@ -1,0 +1,325 @@
+package malloc
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"testing"
+
+	"go.uber.org/goleak"
+	"pgregory.net/rapid"
+
+	"polder/memnode"
+	"polder/pool"
+	"polder/pool/finemem"
+	"polder/pool/pooltest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestAClassWastesNoMoreThanAnEighth(t *testing.T) {
+	for n := 1; n <= maxBlock; n++ {
+		c := classOf(n)
+		size := classSize(c)
+		if c < 0 || c >= classes || size < n || c > 0 && classSize(c-1) >= n {
+			t.Fatalf("%d bytes have class %d of %d bytes", n, c, size)
+		}
+		if size-n >= grain && size-n > size/8 {
+			t.Fatalf("a block for %d bytes has %d", n, size)
+		}
+	}
+	if got := classSize(classes - 1); got != maxBlock {
+		t.Fatalf("the last class has %d bytes, want %d", got, maxBlock)
+	}
+}
+
+// rig is a heap over nodes that lend 4 KiB at a time by FineMem.
+func rig(t testing.TB, lend int64, cfg Config, nodes int) (*Heap, *pooltest.Client, *pooltest.Cluster) {
+	t.Helper()
+	s := pooltest.Inproc
+	s.Manager = finemem.Manager{}
+	var cfgs []memnode.Config
+	for range nodes {
+		cfgs = append(cfgs, memnode.Config{Lend: lend, ChunkSize: 4096})
+	}
+	cl := pooltest.NewCluster(t, s, cfgs...)
+	k := cl.Open(pool.Config{})
+	h, err := New(k.Pool, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h, k, cl
+}
+
+// wantBack closes h, after which its node must have everything back.
+func wantBack(t testing.TB, h *Heap, cl *pooltest.Cluster) {
+	t.Helper()
+	if err := h.Close(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if got := h.Stats(); got != (Stats{}) {
+		t.Fatalf("a closed heap without blocks has %+v", got)
+	}
+	for _, n := range cl.Nodes {
+		pooltest.Eventually(t, "the node has everything back", func() bool { return n.Stats().Lent == 0 })
+	}
+}
+
+func TestAHeapMatchesAModel(t *testing.T) {
+	h, _, cl := rig(t, 16<<20, Config{}, 1)
+	ctx := t.Context()
+	type held struct {
+		b    Block
+		data []byte
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		var blocks []held
+		free := func(t *rapid.T, i int) {
+			if err := h.Free(ctx, blocks[i].b); err != nil {
+				t.Fatal(err)
+			}
+			if err := h.Free(ctx, blocks[i].b); !errors.Is(err, ErrNotAllocated) {
+				t.Fatalf("freeing twice: got %v, want %v", err, ErrNotAllocated)
+			}
+			blocks = append(blocks[:i], blocks[i+1:]...)
+		}
+		pick := func(t *rapid.T) int {
+			if len(blocks) == 0 {
+				t.Skip("no block")
+			}
+			return rapid.IntRange(0, len(blocks)-1).Draw(t, "block")
+		}
+		defer func() {
+			for len(blocks) > 0 {
+				free(t, 0)
+			}
+		}()
+		t.Repeat(map[string]func(*rapid.T){
+			"alloc": func(t *rapid.T) {
+				size := rapid.OneOf(rapid.IntRange(1, 300), rapid.IntRange(1, 2*maxBlock)).Draw(t, "size")
+				b, err := h.Alloc(ctx, size)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if b.Size != size || b.Off < 0 || b.Off+int64(size) > b.Chunk.Size() {
+					t.Fatalf("%d bytes were asked for, got %d at %d of a chunk of %d", size, b.Size, b.Off, b.Chunk.Size())
+				}
+				data := bytes.Repeat([]byte{byte(len(blocks) + 1)}, size)
+				if _, err := b.Chunk.WriteContext(ctx, data, b.Off); err != nil {
+					t.Fatal(err)
+				}
+				blocks = append(blocks, held{b, data})
+			},
+			"free": func(t *rapid.T) { free(t, pick(t)) },
+			"read": func(t *rapid.T) {
+				h := blocks[pick(t)]
+				got := make([]byte, len(h.data))
+				if _, err := h.b.Chunk.ReadContext(ctx, got, h.b.Off); err != nil || !bytes.Equal(got, h.data) {
+					t.Fatalf("a block of %d bytes does not hold what was written (%v)", len(got), err)
+				}
+			},
+			"": func(t *rapid.T) {
+				var live int64
+				for _, h := range blocks {
+					live += int64(h.b.Size)
+				}
+				if got := h.Stats(); got.Live != live || got.Taken < live {
+					t.Fatalf("%+v, want %d bytes live, and no fewer taken", got, live)
+				}
+			},
+		})
+	})
+	wantBack(t, h, cl)
+}
+
+// Blocks go from hand to hand: each is allocated by one goroutine and freed by another.
+func TestBlocksThatOthersFree(t *testing.T) {
+	h, k, cl := rig(t, 16<<20, Config{}, 1)
+	const workers, each = 4, 300
+	type filled struct {
+		b    Block
+		with byte
+	}
+	pipes := make([]chan filled, workers)
+	for i := range pipes {
+		pipes[i] = make(chan filled, 64)
+	}
+	var wg sync.WaitGroup
+	for id := range workers {
+		wg.Go(func() {
+			defer close(pipes[id])
+			r := rand.New(rand.NewPCG(uint64(id), 7))
+			for i := range each {
+				b, err := h.Alloc(context.Background(), 1+r.IntN(3000))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				with := byte(id*each + i)
+				if _, err := b.Chunk.WriteAt(bytes.Repeat([]byte{with}, b.Size), b.Off); err != nil {
+					t.Error(err)
+				}
+				pipes[id] <- filled{b, with}
+			}
+		})
+		wg.Go(func() {
+			var kept []filled
+			flush := func() {
+				for _, f := range kept {
+					got := make([]byte, f.b.Size)
+					if _, err := f.b.Chunk.ReadAt(got, f.b.Off); err != nil || !bytes.Equal(got, bytes.Repeat([]byte{f.with}, len(got))) {
+						t.Errorf("a block of %d bytes was written by another (%v)", len(got), err)
+					}
+					if err := h.Free(context.Background(), f.b); err != nil {
+						t.Error(err)
+					}
+				}
+				kept = kept[:0]
+			}
+			for f := range pipes[id] {
+				if kept = append(kept, f); len(kept) == 50 {
+					flush()
+				}
+			}
+			flush()
+		})
+	}
+	wg.Wait()
+	if got := h.Stats().Live; got != 0 {
+		t.Errorf("%d bytes live after all has been freed", got)
+	}
+	for i := range h.shards {
+		if h.shards[i].list.Load() != nil {
+			t.Errorf("shard %d has blocks in its list that nobody will look at", i)
+		}
+	}
+	wantBack(t, h, cl)
+	if n := k.Stats().Nodes[0].Reconnects; n != 0 {
+		t.Errorf("the connection was lost %d times", n)
+	}
+}
+
+// What is freed while somebody uses the shard is found by whoever that is.
+func TestAListIsNotForgotten(t *testing.T) {
+	h, _, cl := rig(t, 16<<20, Config{}, 1)
+	b, err := h.Alloc(t.Context(), 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := b.page.shard
+	s.mu.Lock()
+	if err := h.Free(t.Context(), b); err != nil {
+		t.Fatal(err)
+	}
+	if s.list.Load() == nil {
+		t.Fatal("a block that was freed while its shard was in use is not in the list")
+	}
+	if err := s.unlock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if s.list.Load() != nil || b.page.nFree != b.page.slots {
+		t.Fatalf("the list was left behind: %d of %d blocks are free", b.page.nFree, b.page.slots)
+	}
+	wantBack(t, h, cl)
+}
+
+func TestEmptyPagesGoBack(t *testing.T) {
+	for _, cfg := range []Config{{}, {Static: 128 << 10}} {
+		h, _, cl := rig(t, 32<<20, cfg, 1)
+		kept := int64(len(h.shards)) * h.pageSize(classOf(1000)) // a page for every shard
+		var blocks []Block
+		for range 1000 {
+			b, err := h.Alloc(t.Context(), 1000)
+			if err != nil {
+				t.Fatal(err)
+			}
+			blocks = append(blocks, b)
+		}
+		full := h.Stats().Taken
+		if full < 1_000_000 || full > 1_200_000+kept+cfg.Static {
+			t.Errorf("%d bytes are taken for 1,000,000", full)
+		}
+		// A page that is empty goes back while another has a free block.
+		free := func(which func(Block) bool) {
+			for i := 0; i < len(blocks); i++ {
+				if !which(blocks[i]) {
+					continue
+				}
+				if err := h.Free(t.Context(), blocks[i]); err != nil {
+					t.Fatal(err)
+				}
+				blocks = append(blocks[:i], blocks[i+1:]...)
+				i--
+			}
+		}
+		first, second := blocks[0], blocks[500].page
+		free(func(b Block) bool { return b == first })
+		free(func(b Block) bool { return b.page == second })
+		if got, want := h.Stats().Taken, full-h.pageSize(classOf(1000)); cfg.Static == 0 && got != want {
+			t.Errorf("%d bytes are taken after a page has become empty, want %d", got, want)
+		}
+		free(func(Block) bool { return true })
+		switch got := h.Stats().Taken; {
+		case cfg.Static == 0 && got > kept:
+			t.Errorf("%d bytes are taken for nothing, want at most a page for each of %d shards", got, len(h.shards))
+		case cfg.Static > 0 && got != full:
+			t.Errorf("%d bytes are taken, want all %d that were: such pages do not go back", got, full)
+		}
+		wantBack(t, h, cl)
+	}
+}
+
+func TestAPageThatIsLostIsNotUsed(t *testing.T) {
+	h, _, cl := rig(t, 1<<20, Config{}, 2)
+	old, err := h.Alloc(t.Context(), 100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, n := range cl.Nodes {
+		if old.Chunk.Nodes()[0] == []string{"node0", "node1"}[i] {
+			n.Crash()
+			n.Start()
+		}
+	}
+	<-old.Chunk.Lost()
+	for range 50 {
+		b, err := h.Alloc(t.Context(), 100)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := b.Chunk.WriteContext(t.Context(), make([]byte, 100), b.Off); err != nil {
+			t.Fatalf("a new block: %v", err)
+		}
+		if err := h.Free(t.Context(), b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := h.Free(t.Context(), old); err != nil {
+		t.Fatal(err)
+	}
+	wantBack(t, h, cl)
+}
+
+func TestAHeapRefusesWhatIsWrong(t *testing.T) {
+	h, k, cl := rig(t, 1<<20, Config{}, 1)
+	for _, size := range []int{0, -1} {
+		if _, err := h.Alloc(t.Context(), size); err == nil {
+			t.Errorf("%d bytes were allocated", size)
+		}
+	}
+	if _, err := h.Alloc(t.Context(), 2<<20); !errors.Is(err, pool.ErrNoMemory) {
+		t.Errorf("more than there is: got %v, want %v", err, pool.ErrNoMemory)
+	}
+	if err := h.Free(t.Context(), Block{}); !errors.Is(err, ErrNotAllocated) {
+		t.Errorf("freeing nothing: got %v, want %v", err, ErrNotAllocated)
+	}
+	if _, err := New(k.Pool, Config{Static: 4096}); err == nil {
+		t.Error("a heap was made that borrows less than a page")
+	}
+	wantBack(t, h, cl)
+	if _, err := h.Alloc(t.Context(), 1); !errors.Is(err, ErrClosed) {
+		t.Errorf("after Close: got %v, want %v", err, ErrClosed)
+	}
+}

@@ -1,0 +1,207 @@
+package malloc
+
+import (
+	"context"
+	"errors"
+	"math/bits"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"polder/pool"
+)
+
+// A shard has pages of its own.
+type shard struct {
+	heap *Heap
+	list atomic.Pointer[freed] // of blocks that were freed while the shard was in use
+
+	mu    sync.Mutex
+	pages [classes][]*page // with a free block, by class; guarded by mu
+	all   map[*page]bool   // guarded by mu
+	empty []*page          // to be given back by unlock; guarded by mu
+
+	_ [64]byte // the next shard's lock is in another cache line
+}
+
+// A freed block of a shard's list.
+type freed struct {
+	page *page
+	slot int
+	next *freed
+}
+
+// A page has blocks of one size: a chunk, or with Config.Static a part of one.
+type page struct {
+	shard *shard
+	chunk *pool.Chunk
+	base  int64 // where in chunk it begins
+	class int
+	size  int             // of a block
+	slots int             // blocks
+	used  []atomic.Uint64 // a bit for every block that is allocated, to its owner's knowledge
+
+	free  []uint64 // a bit for every block that is free; guarded by shard.mu
+	nFree int      // guarded by shard.mu
+}
+
+func newPage(s *shard, chunk *pool.Chunk, base, bytes int64, c int) *page {
+	size := classSize(c)
+	n := int(bytes) / size
+	p := &page{shard: s, chunk: chunk, base: base, class: c, size: size, slots: n, nFree: n}
+	p.used = make([]atomic.Uint64, (n+63)/64)
+	p.free = make([]uint64, (n+63)/64)
+	for i := range n {
+		p.free[i/64] |= 1 << (i % 64)
+	}
+	return p
+}
+
+// lost reports whether the page's contents are gone.
+func (p *page) lost() bool {
+	select {
+	case <-p.chunk.Lost():
+		return true
+	default:
+		return false
+	}
+}
+
+// clear notes that a block is not allocated, and reports whether it was.
+func (p *page) clear(slot int) bool {
+	bit := uint64(1) << (slot % 64)
+	return p.used[slot/64].And(^bit)&bit != 0
+}
+
+// add adds a page, all of which is free.
+//
+// Preconditions: s.mu is held, and so for all that follows but free.
+func (s *shard) add(p *page) {
+	if s.all == nil {
+		s.all = make(map[*page]bool)
+	}
+	s.all[p] = true
+	s.pages[p.class] = append(s.pages[p.class], p)
+}
+
+// take takes a block of class c, if there is one that is not lost.
+func (s *shard) take(c, size int) (b Block, ok bool) {
+	s.drain()
+	for len(s.pages[c]) > 0 {
+		last := len(s.pages[c]) - 1
+		p := s.pages[c][last]
+		if p.lost() {
+			s.pages[c] = s.pages[c][:last]
+			if p.nFree == p.slots {
+				s.drop(p)
+			}
+			continue
+		}
+		i := 0
+		for p.free[i] == 0 {
+			i++
+		}
+		bit := p.free[i] & -p.free[i]
+		p.free[i] &^= bit
+		p.used[i].Or(bit)
+		if p.nFree--; p.nFree == 0 {
+			s.pages[c] = s.pages[c][:last]
+		}
+		slot := 64*i + bits.TrailingZeros64(bit)
+		return Block{Chunk: p.chunk, Off: p.base + int64(slot)*int64(p.size), Size: size, page: p}, true
+	}
+	return Block{}, false
+}
+
+// put makes a block of p's free. A page without blocks is given back, unless its class
+// has no other with a free one.
+func (s *shard) put(p *page, slot int) {
+	p.free[slot/64] |= 1 << (slot % 64)
+	if p.nFree++; p.nFree == 1 {
+		s.pages[p.class] = append(s.pages[p.class], p)
+	}
+	if s.heap.cfg.Static > 0 {
+		return
+	}
+	// If a page without blocks was kept, it is the first.
+	if first := s.pages[p.class][0]; first != p && first.nFree == first.slots {
+		s.remove(first)
+	}
+	if p.nFree == p.slots && (len(s.pages[p.class]) > 1 || p.lost()) {
+		s.remove(p)
+	}
+}
+
+// remove has a page given back that has no blocks.
+func (s *shard) remove(p *page) {
+	if i := slices.Index(s.pages[p.class], p); i >= 0 {
+		s.pages[p.class] = slices.Delete(s.pages[p.class], i, i+1)
+	}
+	s.drop(p)
+}
+
+// drop has a page given back, if it is a chunk.
+func (s *shard) drop(p *page) {
+	delete(s.all, p)
+	if s.heap.cfg.Static == 0 {
+		s.empty = append(s.empty, p)
+	}
+}
+
+// drain takes what is in the list.
+func (s *shard) drain() {
+	for f := s.list.Swap(nil); f != nil; f = f.next {
+		s.put(f.page, f.slot)
+	}
+}
+
+// free frees a block: at once if nobody uses the shard, and otherwise by the list.
+func (s *shard) free(ctx context.Context, p *page, slot int) error {
+	if s.mu.TryLock() {
+		s.put(p, slot)
+		return s.unlock(ctx)
+	}
+	f := &freed{page: p, slot: slot}
+	for {
+		f.next = s.list.Load()
+		if s.list.CompareAndSwap(f.next, f) {
+			break
+		}
+	}
+	// Who has the lock looks at the list after giving it back; if nobody has it now,
+	// that may have been before.
+	if s.mu.TryLock() {
+		return s.unlock(ctx)
+	}
+	return nil
+}
+
+// unlock gives the lock back, and empty pages to their nodes.
+func (s *shard) unlock(ctx context.Context) error {
+	var errs []error
+	for {
+		s.drain()
+		empty := s.empty
+		s.empty = nil
+		s.mu.Unlock()
+		for _, p := range empty {
+			if err := s.heap.giveBack(ctx, p.chunk); err != nil {
+				errs = append(errs, err)
+			}
+		}
+		if s.list.Load() == nil || !s.mu.TryLock() {
+			return errors.Join(errs...)
+		}
+	}
+}
+
+// close gives all pages back.
+func (s *shard) close(ctx context.Context) error {
+	s.mu.Lock()
+	s.drain()
+	for p := range s.all {
+		s.drop(p)
+	}
+	s.pages = [classes][]*page{}
+	return s.unlock(ctx)
+}
