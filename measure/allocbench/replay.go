@@ -62,9 +62,8 @@ type block interface {
 
 // A lender is a client of one manager's.
 type lender interface {
-	// alloc borrows memory for a request, and returns how many bytes were
-	// taken for it.
-	alloc(ctx context.Context, q Request) (block, int64, error)
+	// alloc borrows memory for a request.
+	alloc(ctx context.Context, q Request) (block, error)
 }
 
 // A contestant is a manager as it is measured.
@@ -196,9 +195,9 @@ func roundUp(n int64, size int) int64 { return (n + int64(size) - 1) / int64(siz
 // poolLender borrows from a pool.
 type poolLender struct{ pool *pool.Pool }
 
-func (l poolLender) alloc(ctx context.Context, q Request) (block, int64, error) {
+func (l poolLender) alloc(ctx context.Context, q Request) (block, error) {
 	c, err := l.pool.Alloc(ctx, q.Size())
-	return poolBlock{c}, roundUp(q.Size(), l.pool.ChunkSize()), err
+	return poolBlock{c}, err
 }
 
 type poolBlock struct{ *pool.Chunk }
@@ -211,7 +210,7 @@ type replayed struct {
 	alloc, free [2]float64 // p50 and p99 in microseconds
 	allocRate   float64    // requests in a second
 	freeRate    float64
-	asked, peak int64         // bytes: of the requests, and what was lent for them
+	asked, peak int64         // bytes: of the requests, and what the node has lent for them
 	busy        time.Duration // of the node's control goroutine
 }
 
@@ -241,6 +240,7 @@ func (o *ReplayOptions) replayOne(ctx context.Context, t *Trace, c contestant, s
 	if err != nil {
 		return r, err
 	}
+	r.peak = rig.taken() // nothing has been freed yet
 	freeing, err := together(players, func(p *player) error { return p.freeAll(ctx) })
 	if err != nil {
 		return r, err
@@ -251,7 +251,6 @@ func (o *ReplayOptions) replayOne(ctx context.Context, t *Trace, c contestant, s
 	for _, p := range players {
 		allocs, frees = append(allocs, p.allocs...), append(frees, p.frees...)
 		r.asked += p.asked
-		r.peak += p.taken
 	}
 	r.requests = len(allocs)
 	r.alloc, r.free = percentiles(allocs), percentiles(frees)
@@ -281,7 +280,7 @@ type player struct {
 
 	blocks        []block
 	allocs, frees []time.Duration
-	asked, taken  int64
+	asked         int64
 }
 
 // allocate makes the player's requests, at least one of them.
@@ -312,14 +311,13 @@ func (p *player) allocate(ctx context.Context, start, until time.Time, asap bool
 				now = time.Now()
 			}
 		}
-		b, taken, err := p.lender.alloc(ctx, q)
+		b, err := p.lender.alloc(ctx, q)
 		if err != nil {
 			return err
 		}
 		p.allocs = append(p.allocs, time.Since(now))
 		p.blocks = append(p.blocks, b)
 		p.asked += q.Size()
-		p.taken += taken
 	}
 	return nil
 }

@@ -18,6 +18,7 @@ type rig struct {
 	node  *memnode.Node // nil: only a device
 	addr  string        // that it listens at
 	pools []*pool.Pool
+	taken func() int64 // bytes that clients have been lent
 
 	undo []func() error // the last one first
 }
@@ -47,6 +48,7 @@ func (f *fabric) start(ctx context.Context, m pool.Manager, cfg memnode.Config, 
 	if r.node, err = memnode.New(dev, cfg); err != nil {
 		return nil, err
 	}
+	r.taken = func() int64 { return r.node.Stats().Lent * int64(cfg.ChunkSize) }
 	lis, err := f.listen(dev, dir)
 	if err != nil {
 		return nil, errors.Join(err, r.node.Close())

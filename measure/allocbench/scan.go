@@ -50,6 +50,7 @@ func (f *fabric) startScan(ctx context.Context, t *Trace, clients int) (r *rig, 
 	}
 	words := scanSpare * (int(t.Bytes()/scanUnit)/piece + 1 + clients) * piece
 	high := new(atomic.Int64)
+	r.taken = func() int64 { return high.Load() * scanUnit }
 	array, err := newArray(dev, words)
 	if err != nil {
 		return nil, nil, err
@@ -210,23 +211,15 @@ type scanLender struct {
 	high *atomic.Int64 // chunks
 }
 
-func (l scanLender) alloc(ctx context.Context, q Request) (block, int64, error) {
+func (l scanLender) alloc(ctx context.Context, q Request) (block, error) {
 	first, err := l.a.Alloc(ctx, int(q.Class))
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
-	taken := int64(0)
-	for end := int64(first) + 1<<q.Class; ; {
-		high := l.high.Load()
-		if end <= high {
-			break
-		}
-		if l.high.CompareAndSwap(high, end) {
-			taken = (end - high) * scanUnit
-			break
-		}
+	end := int64(first) + 1<<q.Class
+	for high := l.high.Load(); end > high && !l.high.CompareAndSwap(high, end); high = l.high.Load() {
 	}
-	return scanBlock{l.a, first, int(q.Class)}, taken, nil
+	return scanBlock{l.a, first, int(q.Class)}, nil
 }
 
 type scanBlock struct {
