@@ -46,6 +46,11 @@
 // rests on. Ours are fuzzed (FuzzLink), and serve 1,000 clients at once
 // (TestAThousandClientsAtOnce).
 //
+// MessagePack, too, is read and written by our own code: with
+// github.com/vmihailenco/msgpack/v5 v5.4.1, which makes a string of each key and goes
+// through a reader and a writer, the directory's part of a lookup of 64 keys took 48 µs
+// instead of 20. FuzzDirectory compares what the two take for a value.
+//
 // # Concurrency
 //
 // A connection has one goroutine, which answers its requests one after the other;
