@@ -107,6 +107,7 @@ type Client struct {
 	handles  map[uint64][]byte // of regions that are not mapped yet
 	refs     map[uint32]int    // pages of views that hold no slot
 	owned    []*region         // the active one first
+	filled   bool              // no other one than that has a free page
 	freed    uint64            // Table.Freed when the regions were looked through
 	closed   bool
 	torn     bool // the session has been ended

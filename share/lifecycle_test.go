@@ -258,3 +258,49 @@ func (w *world) close() {
 		}
 	}
 }
+
+// TestPagesThatAreFreeAgainComeBeforeANewRegion, wherever they are: given back unused,
+// or those of keys that were deleted.
+func TestPagesThatAreFreeAgainComeBeforeANewRegion(t *testing.T) {
+	s, opt := startDaemon(t, nil)
+	c := open(t, opt.Socket, nil)
+	for i := range 4 { // the first region
+		put(t, c, fmt.Sprint(i), "v")
+	}
+	var pages []share.Page
+	for range 4 { // the second one
+		p, err := c.Alloc(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		pages = append(pages, p)
+	}
+	p, err := c.Alloc(t.Context()) // the third one, which is the active one now
+	if err != nil {
+		t.Fatal(err)
+	}
+	regions := func() int { return s.Info().Regions }
+	if got := regions(); got != 3 {
+		t.Fatalf("got %d regions, want 3", got)
+	}
+	for range 3 {
+		if _, err := c.Alloc(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, free := range []func() error{pages[0].Free, func() error { return c.Delete(t.Context(), "0") }, p.Free, func() error { return c.Delete(t.Context(), "1") }} {
+		if err := free(); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the page is free", func() bool { return s.Info().Waiting == 0 })
+		if _, err := c.Alloc(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := regions(); got != 3 {
+			t.Fatalf("got %d regions although a page was free, want 3", got)
+		}
+	}
+	if _, err := c.Alloc(t.Context()); err != nil || regions() != 4 {
+		t.Errorf("without a free page: got %d regions, %v, want 4", regions(), err)
+	}
+}

@@ -63,6 +63,7 @@ func (p Page) Free() error {
 	}
 	p.c.mu.Lock()
 	p.r.free = append(p.r.free, p.i)
+	p.c.filled = false
 	p.c.mu.Unlock()
 	p.c.giveBack(p.r)
 	return nil
@@ -133,12 +134,13 @@ func (c *Client) freePage() (Page, bool, error) {
 		}
 	}
 	for range 2 {
-		for i, r := range c.owned {
-			if p, ok := c.pop(r); ok {
+		for i := 0; i < len(c.owned) && !c.filled; i++ {
+			if p, ok := c.pop(c.owned[i]); ok {
 				c.owned[0], c.owned[i] = c.owned[i], c.owned[0]
 				return p, true, nil
 			}
 		}
+		c.filled = true
 		if !c.collect() {
 			break
 		}
@@ -179,6 +181,7 @@ func (c *Client) collect() bool {
 			if r.state[i].Load() == pagePut && t.Load(r.base+uint32(i)).State() == shm.Free {
 				r.state[i].Store(pageFree)
 				r.free = append(r.free, uint32(i))
+				c.filled = false
 			}
 		}
 	}
