@@ -349,3 +349,25 @@ func TestAFullIndexIsExplained(t *testing.T) {
 		}
 	}
 }
+
+// TestAWatchThatFailsWatchesNothing: the first key of WATCH is local, the second cannot be
+// read in time.
+func TestAWatchThatFailsWatchesNothing(t *testing.T) {
+	drivers(t, func(t *testing.T, cfg Config) {
+		cfg.OpTimeout = 300 * time.Millisecond
+		store, _, addr := startFaulty(t, 1<<10, cfg)
+		c, other := dial(t, addr), dial(t, addr)
+		fill(t, c)
+		expect(t, c, "SET near v", "+OK")
+		release := store.hold()
+		got := c.do("WATCH", "near", farKey(0)).String()
+		release()
+		if !strings.HasPrefix(got, "-TRYAGAIN far memory") {
+			t.Fatalf("WATCH of a far key: got %s, want TRYAGAIN", got)
+		}
+		expect(t, other, "SET near w", "+OK")
+		expect(t, c, "MULTI", "+OK")
+		expect(t, c, "GET near", "+QUEUED")
+		expect(t, c, "EXEC", `["w"]`)
+	})
+}

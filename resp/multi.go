@@ -134,12 +134,16 @@ func cmdWatch(s *session, a [][]byte) error {
 	if s.multi {
 		return errWatchInMulti
 	}
+	list := make([]watched, 0, len(a)-1)
 	for _, key := range a[1:] {
 		e, _, found, err := s.stat(key)
 		if err != nil {
 			return err
 		}
-		s.srv.watches.watch(s, key, found, e.Expire)
+		list = append(list, watched{string(key), found, e.Expire})
+	}
+	for _, w := range list { // all, or none
+		s.srv.watches.watch(s, w)
 	}
 	s.ok()
 	return nil

@@ -26,23 +26,22 @@ type watched struct {
 // session's list, and in the table a map's slot and a map.
 const watchCost = 400
 
-// watch makes s watch key. The key's stripe must be locked.
-func (t *watchTable) watch(s *session, key []byte, there bool, expire time.Time) {
+// watch makes s watch a key. The key's stripe must be locked.
+func (t *watchTable) watch(s *session, w watched) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	m := t.by[string(key)]
+	m := t.by[w.key]
 	if _, already := m[s]; already {
 		return
 	}
-	name := string(key)
-	s.watching = append(s.watching, watched{name, there, expire})
-	s.watchLen += watchCost + 2*len(name)
+	s.watching = append(s.watching, w)
+	s.watchLen += watchCost + 2*len(w.key)
 	if m == nil {
 		m = make(map[*session]struct{}, 1)
 		if t.by == nil {
 			t.by = make(map[string]map[*session]struct{})
 		}
-		t.by[name] = m
+		t.by[w.key] = m
 		t.keys.Add(1)
 	}
 	m[s] = struct{}{}
