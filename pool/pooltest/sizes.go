@@ -157,9 +157,11 @@ func partOfAChunk(t *testing.T, s Setup) {
 	for i, c := range []*pool.Chunk{whole, both} {
 		mustWrite(t, c, pattern(uint64(i), int(c.Size())), 0)
 	}
-	for range 2 {
-		for _, n := range cl.Nodes {
+	for round := range 2 {
+		for i, n := range cl.Nodes {
 			k.Cut(n)
+			// Memory of this machine can be read until the cut is noticed.
+			Eventually(t, "the cut is noticed", func() bool { return k.Stats().Nodes[i].Reconnects > int64(round) })
 		}
 		for i, c := range []*pool.Chunk{whole, both} {
 			wantBytes(t, c, 0, pattern(uint64(i), int(c.Size())))
