@@ -195,6 +195,11 @@ func TestCancelledCallThatNeedNotWaitSucceeds(t *testing.T) {
 	if _, err := m.Get(ctx, []byte("k"), nil); err != nil {
 		t.Fatal(err)
 	}
+	for name, fetch := range map[string]func(context.Context, [][]byte) error{"Fetch": m.Fetch, "FetchHeads": m.FetchHeads} {
+		if err := fetch(ctx, [][]byte{[]byte("k"), []byte("missing")}); err != nil {
+			t.Errorf("%s of what is local: %v", name, err)
+		}
+	}
 }
 
 func TestLeaderThatGivesUpDoesNotFailTheOthers(t *testing.T) {

@@ -177,6 +177,7 @@ func (m *ByteMap) fetch(ctx context.Context, n int, key func(i int) []byte, kind
 	b := m.h.core.NewBatch(n)
 	b.Insist = true
 	var failed error // the first of the store
+	waited := false
 	late := b.All(ctx, n, func(i int) (int, <-chan struct{}, error) {
 		k := key(i)
 		hs := m.hash(k)
@@ -193,6 +194,7 @@ func (m *ByteMap) fetch(ctx context.Context, n int, key func(i int) []byte, kind
 			if ctx.Err() != nil {
 				return 0, nil, context.Cause(ctx)
 			}
+			waited = true
 			if _, _, busy := m.board(b, i, sh, p, use, len(k)); busy != nil {
 				return 0, busy, nil
 			}
@@ -220,7 +222,7 @@ func (m *ByteMap) fetch(ctx context.Context, n int, key func(i int) []byte, kind
 		return failed
 	case late != nil:
 		return late
-	case ctx.Err() != nil:
+	case waited && ctx.Err() != nil:
 		return context.Cause(ctx)
 	}
 	return nil
