@@ -86,8 +86,8 @@ func (h *Heap) Explain() string {
 // earlier ones were subtracted.
 func (s *Stats) Explain() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s of %s of local memory are resident: %s of logs, of which %s live, and %s of indexes. %s live in %d far segments.\n",
-		bytesSay(s.Resident), bytesSay(s.Budget), bytesSay(s.Logs), bytesSay(s.LocalLive), bytesSay(s.Index), bytesSay(s.FarLive), s.FarSegments)
+	fmt.Fprintf(&b, "%s of %s of local memory are resident: %s of logs, of which %s live, %s of indexes, %s of buffers for reads and %s for writes. %s live in %d far segments.\n",
+		bytesSay(s.Resident), bytesSay(s.Budget), bytesSay(s.Logs), bytesSay(s.LocalLive), bytesSay(s.Index), bytesSay(s.Buffers), bytesSay(s.Staging), bytesSay(s.FarLive), s.FarSegments)
 	n := 0
 	for _, f := range findings {
 		for _, line := range f(s) {

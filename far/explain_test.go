@@ -9,10 +9,13 @@ import (
 
 // Each finding is made where it applies, and not in a heap that does well.
 func TestExplainNamesWhatWouldHelp(t *testing.T) {
-	well := Stats{Stats: heap.Stats{Budget: 64 << 20, Resident: 60 << 20, Logs: 50 << 20, LocalLive: 45 << 20, Index: 5 << 20, Free: 2 << 20,
+	well := Stats{Stats: heap.Stats{Budget: 64 << 20, Resident: 60 << 20, Logs: 50 << 20, LocalLive: 45 << 20, Index: 5 << 20, Buffers: 3 << 20, Staging: 2 << 20, Free: 2 << 20,
 		Fetches: 5000, Evacuated: 5000, EvacuatedClean: 4000, EvacuatedSegments: 10, BytesOut: 1 << 30}}
 	if got := well.Explain(); !strings.Contains(got, "Nothing needs attention") {
 		t.Errorf("a heap that does well: %s", got)
+	}
+	if got, want := well.Explain(), "50 MiB of logs, of which 45 MiB live, 5120 KiB of indexes, 3072 KiB of buffers for reads and 2048 KiB for writes"; !strings.Contains(got, want) {
+		t.Errorf("%q is not in: %s", want, got)
 	}
 	for _, c := range []struct {
 		name   string
