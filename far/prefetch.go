@@ -113,7 +113,7 @@ func (tr *tracker) stats() PrefetchStats {
 // object returns the object of p, as a structure uses it: with its prefetcher
 // told.
 func (tr *tracker) object(s *heap.Scope, p *uint64, what int) heap.Object {
-	if heapOfScope(s) != tr.h {
+	if s.H != &tr.h.core {
 		panic("BUG: a far structure is used in a scope of another heap")
 	}
 	tr.h.core.MustBeOpen(s)

@@ -153,14 +153,14 @@ func (h *Heap) tidy() error {
 // clean moves what lives in s to the open segment, or to further ones if it
 // may borrow.
 func (h *Heap) clean(s *FarSegment, borrow bool) error {
-	s.Pins.Add(1)
+	s.pins.Add(1)
 	fails := h.Far.fails
 	err := h.cleanPinned(s, borrow, fails)
 	h.Drain()
 	if err == nil && h.Far.fails != fails {
 		err = h.Far.failed
 	}
-	s.Pins.Add(-1)
+	s.pins.Add(-1)
 	if s.Dead() {
 		h.Drop(s)
 	}

@@ -42,11 +42,11 @@ type FarSegment struct {
 	// to, by themselves or through a local copy.
 	Live   atomic.Int64
 	filled atomic.Int64 // end in whole size classes
-	// Pins counts the reads under way of scoped records, and by the cleaner; reads those
+	// pins counts the reads under way of scoped records, and by the cleaner; reads those
 	// of locked ones, by processor, since two of them for every miss would be at the
 	// same number. They are taken while a lock of the owner's keeps a record here alive, or
 	// the owner looks again afterwards, so none counts once Live is 0.
-	Pins  atomic.Int64
+	pins  atomic.Int64
 	reads [readParts]readPart
 }
 
@@ -65,8 +65,8 @@ func (s *FarSegment) Pin() (part int) {
 	return part
 }
 
-// Unpin ends a pin, and reports whether s may be dead now.
-func (s *FarSegment) Unpin(part int) bool {
+// unpin ends a pin, and reports whether s may be dead now.
+func (s *FarSegment) unpin(part int) bool {
 	return s.reads[part].n.Add(-1) == 0 && s.Dead()
 }
 
@@ -82,7 +82,7 @@ func (s *FarSegment) Decode(b []byte, off int) (record.Record, error) {
 
 // Pinned is the number of reads under way.
 func (s *FarSegment) Pinned() int64 {
-	n := s.Pins.Load()
+	n := s.pins.Load()
 	for i := range s.reads {
 		n += s.reads[i].n.Load()
 	}

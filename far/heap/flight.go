@@ -279,7 +279,7 @@ func (h *Heap) endUses(c *block, n int32) {
 }
 
 func (h *Heap) unpin(f *Flight) {
-	if f.seg.Unpin(f.pin) {
+	if f.seg.unpin(f.pin) {
 		h.WakeJanitor()
 	}
 }

@@ -203,7 +203,7 @@ func (h *Heap) submit() {
 	f.sent++
 	f.last = time.Now()
 	b.number, b.landed, b.err = f.sent, false, nil
-	b.seg.Pins.Add(1)
+	b.seg.pins.Add(1)
 	b.seg.writes++
 	f.flying = append(f.flying, b)
 	if b.seg.failed {
@@ -302,7 +302,7 @@ func (h *Heap) settle(b *staging) {
 	b.sources, b.used, b.seg = b.sources[:0], 0, nil
 	f.free = append(f.free, b)
 	s.writes--
-	s.Pins.Add(-1)
+	s.pins.Add(-1)
 	if s.Dead() {
 		h.WakeJanitor()
 	}
