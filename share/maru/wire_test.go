@@ -238,7 +238,7 @@ func FuzzDirectory(f *testing.F) {
 		if len(msg) > headerSize {
 			in := decoder{string(msg[headerSize:])}
 			mine, rest := in.skip(0), bytes.NewReader(msg[headerSize:])
-			theirs := msgpack.NewDecoder(rest).Skip()
+			_, theirs := msgpack.NewDecoder(rest).DecodeRaw()
 			if mine == nil && (theirs != nil || rest.Len() != len(in.in)) {
 				t.Fatalf("%x is a value and %d bytes, but the library reads %v and leaves %d", msg[headerSize:], len(in.in), theirs, rest.Len())
 			}
