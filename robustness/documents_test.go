@@ -304,9 +304,6 @@ func enterDocument() error {
 			return fmt.Errorf("cannot mount %s: %w", dir, err)
 		}
 	}
-	if err := os.Mkdir("/run/polder", 0o755); err != nil {
-		return err
-	}
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return err

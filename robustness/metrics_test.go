@@ -109,7 +109,7 @@ func TestAReadIsLocalOrFar(t *testing.T) {
 		if err := proctest.State(t, server).Print(&b); err != nil {
 			t.Fatal(err)
 		}
-		m := regexp.MustCompile(`map +keys: \d+ entries, (\d+) reads local, (\d+) from far memory`).FindStringSubmatch(b.String())
+		m := regexp.MustCompile(`map +keys: \d+ entries, (\d+) reads local, (\d+) reads and writes needed far memory`).FindStringSubmatch(b.String())
 		if m == nil {
 			t.Fatalf("no reads are counted in:\n%s", b.String())
 		}

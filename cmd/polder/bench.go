@@ -36,12 +36,19 @@ func (b *benchFlags) add(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&b.short, "short", false, "end within 45 seconds")
 }
 
-func newBenchResp() *cobra.Command {
+// bench is what a benchmark is run with.
+type bench struct {
+	self     string // this program's file
+	out      benchout.Printer
+	short    bool
+	progress func(done, total int, what string) // nil: nobody looks
+}
+
+// newBenchmark returns the command of a benchmark.
+func newBenchmark(use, short string, run func(cmd *cobra.Command, b bench) error) *cobra.Command {
 	var flags benchFlags
 	cmd := &cobra.Command{
-		Use:   "resp",
-		Short: "Compare the Redis front end with redis-server: all local, and with a fifth local",
-		Args:  noArgs,
+		Use: use, Short: short, Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			self, err := os.Executable()
 			if err != nil {
@@ -49,38 +56,39 @@ func newBenchResp() *cobra.Command {
 			}
 			show, done := progress.Steps(progress.Terminal(cmd.ErrOrStderr()))
 			defer done()
-			return respbench.Run(cmd.Context(), respbench.Config{
-				Polder:   self,
-				Printer:  benchout.New(cmd.OutOrStdout(), flags.json),
-				Short:    flags.short,
-				Progress: show,
-			})
+			b := bench{self: self, out: benchout.New(cmd.OutOrStdout(), flags.json), short: flags.short, progress: show}
+			if show != nil {
+				b.out = clearing{b.out, done}
+			}
+			return run(cmd, b)
 		},
 	}
 	flags.add(cmd)
 	return cmd
 }
 
+// clearing is a printer that has the progress removed from the terminal before
+// it prints there.
+type clearing struct {
+	benchout.Printer
+	clear func()
+}
+
+func (p clearing) Print(r benchout.Row) error {
+	p.clear()
+	return p.Printer.Print(r)
+}
+
+func newBenchResp() *cobra.Command {
+	return newBenchmark("resp", "Compare the Redis front end with redis-server: all local, and with a fifth local", func(cmd *cobra.Command, b bench) error {
+		return respbench.Run(cmd.Context(), respbench.Config{Polder: b.self, Printer: b.out, Short: b.short, Progress: b.progress})
+	})
+}
+
 func newBenchVerbs() *cobra.Command {
-	var flags benchFlags
-	cmd := &cobra.Command{
-		Use:   "verbs",
-		Short: "Compare READ, WRITE and CMP_SWAP over inproc, shm and tcp with plain TCP and plain memory",
-		Args:  noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			self, err := os.Executable()
-			if err != nil {
-				return fmt.Errorf("cannot find this program's file: %w", err)
-			}
-			return verbsbench.Run(cmd.Context(), verbsbench.Options{
-				Short:  flags.short,
-				Out:    benchout.New(cmd.OutOrStdout(), flags.json),
-				Server: []string{self, "bench", verbsServer},
-			})
-		},
-	}
-	flags.add(cmd)
-	return cmd
+	return newBenchmark("verbs", "Compare READ, WRITE and CMP_SWAP over inproc, shm and tcp with plain TCP and plain memory", func(cmd *cobra.Command, b bench) error {
+		return verbsbench.Run(cmd.Context(), verbsbench.Options{Short: b.short, Out: b.out, Server: []string{b.self, "bench", verbsServer}})
+	})
 }
 
 // verbsServer is the subcommand that bench verbs runs as its far end.
@@ -188,43 +196,17 @@ func newBenchMalloc() *cobra.Command {
 }
 
 func newBenchFineMem() *cobra.Command {
-	var flags benchFlags
-	cmd := &cobra.Command{
-		Use:   "finemem",
-		Short: "Measure what FineMem's metadata take, and the recovery of a client that dies",
-		Args:  noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			show, done := progress.Steps(progress.Terminal(cmd.ErrOrStderr()))
-			defer done()
-			return allocbench.RunFineMem(cmd.Context(), allocbench.Options{
-				Short:    flags.short,
-				Out:      benchout.New(cmd.OutOrStdout(), flags.json),
-				Progress: show,
-			})
-		},
-	}
-	flags.add(cmd)
-	return cmd
+	return newBenchmark("finemem", "Measure what FineMem's metadata take, and the recovery of a client that dies", func(cmd *cobra.Command, b bench) error {
+		return allocbench.RunFineMem(cmd.Context(), allocbench.Options{Short: b.short, Out: b.out, Progress: b.progress})
+	})
 }
 
 func newBenchBroker() *cobra.Command {
-	var flags benchFlags
-	cmd := &cobra.Command{
-		Use:   "broker",
-		Short: "Measure what the broker adds to an allocation",
-		Args:  noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			self, err := os.Executable()
-			if err != nil {
-				return fmt.Errorf("cannot find this program's file: %w", err)
-			}
-			o := brokerbench.Options{Polder: self, Out: benchout.New(cmd.OutOrStdout(), flags.json)}
-			if flags.short {
-				o.Rounds = brokerbench.DefaultRounds / 4
-			}
-			return brokerbench.Run(cmd.Context(), o)
-		},
-	}
-	flags.add(cmd)
-	return cmd
+	return newBenchmark("broker", "Measure what the broker adds to an allocation", func(cmd *cobra.Command, b bench) error {
+		o := brokerbench.Options{Polder: b.self, Out: b.out}
+		if b.short {
+			o.Rounds = brokerbench.DefaultRounds / 4
+		}
+		return brokerbench.Run(cmd.Context(), o)
+	})
 }

@@ -9,7 +9,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"polder/measure/benchout"
 	"polder/measure/farbench"
 )
 
@@ -32,24 +31,14 @@ func newBenchFar() *cobra.Command {
 		{"component", "Compare a hash table and sums at the memory node with reading what they need", farbench.RunComponent},
 		{"web", "Compare a web front end over a far map and array with one that has everything local", farbench.RunWeb},
 	} {
-		var flags benchFlags
 		var plots, corpus string
-		sub := &cobra.Command{
-			Use: b.name, Short: b.short, Args: noArgs,
-			RunE: func(cmd *cobra.Command, _ []string) error {
-				self, err := os.Executable()
-				if err != nil {
-					return fmt.Errorf("cannot find this program's file: %w", err)
-				}
-				o := farbench.Options{Short: flags.short, Out: benchout.New(cmd.OutOrStdout(), flags.json), Polder: self, Corpus: corpus,
-					Note: func(what string) { cmd.PrintErrln(what) }}
-				return withPlots(plots, func(w io.Writer) error {
-					o.Plots = w
-					return b.run(cmd.Context(), o)
-				})
-			},
-		}
-		flags.add(sub)
+		sub := newBenchmark(b.name, b.short, func(cmd *cobra.Command, with bench) error {
+			o := farbench.Options{Short: with.short, Out: with.out, Polder: with.self, Corpus: corpus, Note: func(what string) { cmd.PrintErrln(what) }}
+			return withPlots(plots, func(w io.Writer) error {
+				o.Plots = w
+				return b.run(cmd.Context(), o)
+			})
+		})
 		if b.name == "scan" {
 			sub.Flags().StringVar(&corpus, "corpus", "", "compress the files under this `directory` (default the Go installation's source)")
 		}

@@ -1,13 +1,8 @@
 package main
 
 import (
-	"fmt"
-	"os"
-
 	"github.com/spf13/cobra"
 
-	"polder/internal/progress"
-	"polder/measure/benchout"
 	"polder/measure/sharebench"
 )
 
@@ -17,28 +12,12 @@ const benchShareWorker = "bench-worker"
 
 func newBenchShare() *cobra.Command {
 	var opt sharebench.Options
-	var asJSON bool
-	cmd := &cobra.Command{
-		Use:   "share",
-		Short: "Compare shared memory with memcpy and redis-server, or replay a trace of LLM requests",
-		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			self, err := os.Executable()
-			if err != nil {
-				return fmt.Errorf("cannot find this program's file: %w", err)
-			}
-			show, done := progress.Steps(progress.Terminal(cmd.ErrOrStderr()))
-			defer done()
-			opt.Progress = show
-			opt.Daemon = []string{self, "share"}
-			opt.WorkerCommand = []string{self, "share", benchShareWorker}
-			opt.Out = benchout.New(cmd.OutOrStdout(), asJSON)
-			return sharebench.Run(cmd.Context(), opt)
-		},
-	}
+	cmd := newBenchmark("share", "Compare shared memory with memcpy and redis-server, or replay a trace of LLM requests", func(cmd *cobra.Command, b bench) error {
+		opt.Short, opt.Out, opt.Progress = b.short, b.out, b.progress
+		opt.Daemon, opt.WorkerCommand = []string{b.self, "share"}, []string{b.self, "share", benchShareWorker}
+		return sharebench.Run(cmd.Context(), opt)
+	})
 	fs := cmd.Flags()
-	fs.BoolVar(&asJSON, "json", false, "print one JSON object a line instead of a table")
-	fs.BoolVar(&opt.Short, "short", false, "end within 45 seconds")
 	fs.StringVar(&opt.Trace, "trace", "", "replay this `file` of JSON lines with hash_ids instead")
 	fs.IntVar(&opt.Chunk, "chunk", 16<<10, "bytes that a block of the trace stands for")
 	fs.IntVar(&opt.Workers, "workers", 4, "processes that replay the trace")

@@ -2,14 +2,10 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"io"
-	"os"
 
 	"github.com/spf13/cobra"
 
-	"polder/internal/progress"
-	"polder/measure/benchout"
 	"polder/measure/softbench"
 )
 
@@ -30,27 +26,14 @@ func newBenchSoft() *cobra.Command {
 		{"pressure", "Run a service beside an antagonist under a hard limit", softbench.RunPressure, true},
 		{"coordinate", "Divide too little memory among four applications", softbench.RunCoordinate, true},
 	} {
-		var flags benchFlags
 		var plots string
-		sub := &cobra.Command{
-			Use: b.name, Short: b.short, Args: noArgs,
-			RunE: func(cmd *cobra.Command, _ []string) error {
-				self, err := os.Executable()
-				if err != nil {
-					return fmt.Errorf("cannot find this program's file: %w", err)
-				}
-				o := softbench.Options{Printer: benchout.New(cmd.OutOrStdout(), flags.json), Short: flags.short, Polder: self, Args: workerArgs(cmd)}
-				if show, end := progress.Steps(progress.Terminal(cmd.ErrOrStderr())); show != nil {
-					defer end()
-					o.Progress, o.Printer = show, clearing{o.Printer, end}
-				}
-				return withPlots(plots, func(w io.Writer) error {
-					o.Plots = w
-					return b.run(cmd.Context(), o)
-				})
-			},
-		}
-		flags.add(sub)
+		sub := newBenchmark(b.name, b.short, func(cmd *cobra.Command, with bench) error {
+			o := softbench.Options{Printer: with.out, Short: with.short, Progress: with.progress, Polder: with.self, Args: workerArgs(cmd)}
+			return withPlots(plots, func(w io.Writer) error {
+				o.Plots = w
+				return b.run(cmd.Context(), o)
+			})
+		})
 		if b.plots {
 			plotsFlag(sub, &plots)
 		}
@@ -63,18 +46,6 @@ func newBenchSoft() *cobra.Command {
 		},
 	})
 	return cmd
-}
-
-// clearing is a printer that has the progress removed from the terminal before
-// it prints there.
-type clearing struct {
-	benchout.Printer
-	clear func()
-}
-
-func (p clearing) Print(r benchout.Row) error {
-	p.clear()
-	return p.Printer.Print(r)
 }
 
 // workerArgs is how this program is called to come to the command worker.

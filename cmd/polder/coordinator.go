@@ -110,19 +110,12 @@ func runCoordinator(ctx context.Context, cfg coordinator.Config, op *operator.Co
 	defer func() { err = errors.Join(err, c.Close()) }()
 	addrs := map[string]string{"socket": cfg.Socket}
 	if op.Admin != "" {
-		lis, err := op.Security.Listen(listen.Admin, "admin", op.Admin)
-		if err != nil {
-			return err
-		}
-		addrs["admin"] = lis.Addr().String()
-		srv, err := op.StartAdmin(lis, admin.Config{
-			About:      console.About{Service: "coordinator", Version: daemon.Version(), Started: began, Addresses: addrs},
-			Health:     func() error { return nil },
+		srv, err := serveAdmin(op, "coordinator", began, addrs, admin.Config{
 			Report:     func(s *console.State) { s.Curves = curves(c) },
 			Collectors: c.Collectors(),
 		})
 		if err != nil {
-			return errors.Join(err, lis.Close())
+			return err
 		}
 		defer func() { err = errors.Join(err, srv.Close()) }()
 	}
@@ -134,6 +127,23 @@ func runCoordinator(ctx context.Context, cfg coordinator.Config, op *operator.Co
 	}
 	<-ctx.Done()
 	return nil
+}
+
+// serveAdmin serves the administrative address of a daemon that is always well, and
+// adds it to addrs.
+func serveAdmin(op *operator.Control, service string, began time.Time, addrs map[string]string, cfg admin.Config) (*admin.Server, error) {
+	lis, err := op.Security.Listen(listen.Admin, "admin", op.Admin)
+	if err != nil {
+		return nil, err
+	}
+	addrs["admin"] = lis.Addr().String()
+	cfg.About = console.About{Service: service, Version: daemon.Version(), Started: began, Addresses: addrs}
+	cfg.Health = func() error { return nil }
+	srv, err := op.StartAdmin(lis, cfg)
+	if err != nil {
+		return nil, errors.Join(err, lis.Close())
+	}
+	return srv, nil
 }
 
 // greetCoordinator says where everything is and how to begin.

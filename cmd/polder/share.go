@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,10 +14,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"polder/cmd/polder/internal/daemon"
 	"polder/internal/admin"
 	"polder/internal/config"
-	"polder/internal/console"
 	"polder/internal/listen"
 	"polder/internal/operator"
 	"polder/internal/systemd"
@@ -110,9 +107,6 @@ func (f *shareFlags) runDaemon(ctx context.Context, op *operator.Control) error 
 		return err
 	}
 	opt.Insecure, opt.Log = op.Security.Insecure, op.Logger
-	if err := os.MkdirAll(filepath.Dir(f.socket), 0o755); err != nil {
-		return fmt.Errorf("cannot make the socket's directory: %w", err)
-	}
 	if f.listen != "" {
 		if err := f.remote(&opt, op); err != nil {
 			return err
@@ -159,17 +153,9 @@ func (f *shareFlags) serve(ctx context.Context, s *server.Server, opt server.Opt
 		addrs["remote"] = opt.Remote.Addr().String()
 	}
 	if op.Admin != "" {
-		lis, err := op.Security.Listen(listen.Admin, "admin", op.Admin)
+		a, err := serveAdmin(op, "share", began, addrs, admin.Config{Collectors: collectors})
 		if err != nil {
 			return err
-		}
-		addrs["admin"] = lis.Addr().String()
-		a, err := op.StartAdmin(lis, admin.Config{
-			About:  console.About{Service: "share", Version: daemon.Version(), Started: began, Addresses: addrs},
-			Health: func() error { return nil }, Collectors: collectors,
-		})
-		if err != nil {
-			return errors.Join(err, lis.Close())
 		}
 		defer func() { err = errors.Join(err, a.Close()) }()
 		fmt.Fprintf(op.Out, "admin   %s/  (console; /metrics, /status, /healthz)\n", op.Security.URL(addrs["admin"]))

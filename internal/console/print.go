@@ -8,8 +8,6 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
-
-	"polder/internal/config"
 )
 
 // Print writes the state for people.
@@ -32,7 +30,7 @@ func (s *State) Print(w io.Writer) error {
 	}
 	if m.Has("polder_node_memory_bytes") {
 		row("lent", "%s of %s, in chunks of %s", bytes("polder_node_memory_bytes", "use=lent"), bytes("polder_node_memory_bytes"),
-			config.FormatSize(m.Int("polder_node_chunk_bytes")))
+			bytes("polder_node_chunk_bytes"))
 		clients := m.Int("polder_node_clients")
 		row("clients", "%d connected, %d in their grace period", clients, m.Int("polder_node_sessions")-clients)
 		for _, c := range s.Clients {
@@ -62,7 +60,7 @@ func (s *State) Print(w io.Writer) error {
 			use("hot"), use("cold"), use("dead"), use("index"), use("buffers"))
 		row("far", "%s in use and %s dead in %d segments", bytes("polder_far_live_bytes"), bytes("polder_far_dead_bytes"), m.Int("polder_far_segments"))
 		for _, name := range m.Values("polder_far_entries", "map") {
-			row("map", "%s: %d entries, %d reads local, %d from far memory", name, m.Int("polder_far_entries", "map="+name),
+			row("map", "%s: %d entries, %d reads local, %d reads and writes needed far memory", name, m.Int("polder_far_entries", "map="+name),
 				m.localReads("map="+name), m.Int("polder_far_misses_total", "map="+name))
 		}
 		row("moved", "%s out, %s in", bytes("polder_far_written_bytes_total"), bytes("polder_far_read_bytes_total"))

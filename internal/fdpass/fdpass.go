@@ -17,6 +17,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"path/filepath"
 	"sync"
 	"syscall"
 	"time"
@@ -116,7 +117,8 @@ func DialContext(ctx context.Context, path string) (*Conn, error) {
 }
 
 // Listen listens at path, in place of a socket there that nobody serves. The
-// socket is created with the given permissions, unless the service manager listens
+// socket is created with the given permissions, in a directory that is made if need be,
+// unless the service manager listens
 // at path already: then its socket is used, and its permissions hold.
 func Listen(path string, perm os.FileMode) (*net.UnixListener, error) {
 	return listen("unixpacket", path, perm)
@@ -145,6 +147,9 @@ func listen(network, path string, perm os.FileMode) (*net.UnixListener, error) {
 			return nil, fmt.Errorf("cannot listen on %s: what is there is no socket: choose another path", path)
 		}
 		os.Remove(path)
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, fmt.Errorf("cannot listen on %s: %w", path, err)
 	}
 	l, err := net.ListenUnix(network, addr)
 	if err != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -93,9 +92,6 @@ func RunBroker(ctx context.Context, cfg BrokerConfig) (err error) {
 		return err
 	}
 	p.onClose(b.Close)
-	if err := os.MkdirAll(filepath.Dir(cfg.Listen), 0o755); err != nil {
-		return fmt.Errorf("cannot listen on %s: %w", cfg.Listen, err)
-	}
 	lis, err := b.Listen(cfg.Listen)
 	if err != nil {
 		return listen.Explain("listen", cfg.Listen, err)

@@ -61,7 +61,7 @@ func (p *process) openHere(ctx context.Context, cfg UpConfig) error {
 	p.show(node)
 	p.spawn("the node stopped serving", func() error { return node.Serve(h.listener) })
 	if cfg.NodeListen != "" {
-		lis, err := p.listenUnix(h.lender, cfg.NodeListen)
+		lis, err := shm.Listen(h.lender, cfg.NodeListen, shm.Config{Log: p.Logger})
 		if err != nil {
 			return listen.Explain("node-listen", cfg.NodeListen, err)
 		}

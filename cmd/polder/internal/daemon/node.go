@@ -245,7 +245,7 @@ func (p *process) nodeHere(cfg NodeConfig, addrs []string) (*memnode.Node, []str
 		return nil, nil, err
 	}
 	cfg.Manager = memnode.MemFD
-	return p.serveNode(dev, cfg, addrs, func(addr string) (verbs.Listener, error) { return p.listenUnix(dev, addr) })
+	return p.serveNode(dev, cfg, addrs, func(addr string) (verbs.Listener, error) { return shm.Listen(dev, addr, shm.Config{Log: p.Logger}) })
 }
 
 // serveNode starts a node on dev, which is closed with the process, and returns
