@@ -79,9 +79,9 @@ func TestWritesAreInFlightTogether(t *testing.T) {
 				store := &distantStore{MemStore: heap.NewMemStore(1<<20, 1<<10), latency: latency, bandwidth: c.bandwidth}
 				h := got(NewHeap(store, Config{Local: local}))(t)
 				defer h.Close()
-				c.fill(t, h, 40<<20) // until there is something to evacuate, and the window is wide
+				c.fill(t, h, 24<<20) // until there is something to evacuate, and the window is wide
 				before, began := h.Stats(), time.Now()
-				c.fill(t, h, 48<<20)
+				c.fill(t, h, 24<<20)
 				after := h.Stats()
 				rate := float64(after.BytesOut-before.BytesOut) / time.Since(began).Seconds()
 				if want := 0.8 * min(c.bandwidth, window); rate < want {
