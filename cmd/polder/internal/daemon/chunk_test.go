@@ -2,25 +2,23 @@ package daemon
 
 import (
 	"context"
-	"io"
-	"log/slog"
-	"strings"
 	"testing"
 	"time"
 
 	"polder/internal/operator"
 )
 
-// TestChunksThatAreTooSmallAreRefused: what would have to be changed, and where.
-func TestChunksThatAreTooSmallAreRefused(t *testing.T) {
+// TestAServerUsesSmallChunks: several of a node's chunks make one of the heap's
+// segments.
+func TestAServerUsesSmallChunks(t *testing.T) {
 	_, ready := start(t, func(ctx context.Context, c *operator.Control) error {
-		return RunNode(ctx, NodeConfig{Control: c, Listen: []string{"127.0.0.1:0"}, Lend: 1 << 20, Chunk: 64 << 10, Grace: time.Second})
+		return RunNode(ctx, NodeConfig{Control: c, Listen: []string{"127.0.0.1:0"}, Lend: 64 << 20, Chunk: 64 << 10, Grace: time.Second})
 	})
-	serve := DefaultServe()
-	serve.Control = &operator.Control{Admin: "127.0.0.1:0", Out: io.Discard, Logger: slog.New(slog.DiscardHandler)}
-	serve.Listen = "127.0.0.1:0"
-	serve.Far = []string{address(t, ready, ServiceVerbs)}
-	if err := RunServe(t.Context(), serve); err == nil || !strings.Contains(err.Error(), "--chunk") {
-		t.Errorf("got %v, want an error that names --chunk", err)
-	}
+	verbs := address(t, ready, ServiceVerbs)
+	_, ready = start(t, func(ctx context.Context, c *operator.Control) error {
+		cfg := DefaultServe()
+		cfg.Control, cfg.Listen, cfg.Local, cfg.Far = c, "127.0.0.1:0", 8<<20, []string{verbs}
+		return RunServe(ctx, cfg)
+	})
+	setAndGet(t, address(t, ready, ServiceRedis))
 }
