@@ -145,7 +145,7 @@ func TestUpRunsAndEnds(t *testing.T) {
 	if err := s.Print(&b); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"polder up, process ", "of 64 MiB, in chunks of 1MiB", "this process: up"} {
+	for _, want := range []string{"polder up, process ", "of 64 MiB, in chunks of 1 MiB", "this process: up"} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("the status has no %q:\n%s", want, b.String())
 		}
