@@ -344,7 +344,7 @@ func (e *encoder) float(f float64) {
 
 func (e *encoder) boolField(name string, b bool) { e.text(name); e.bool(b) }
 
-// N must not be negative.
+// intField adds a field whose value must not be negative.
 func (e *encoder) intField(name string, n int64) { e.text(name); e.uint(uint64(n)) }
 func (e *encoder) textField(name, s string)      { e.text(name); e.text(s) }
 
