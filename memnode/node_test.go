@@ -24,19 +24,19 @@ func TestWrongConfigurationsAreRefused(t *testing.T) {
 	}
 	defer dev.Close()
 	for want, cfg := range map[string]memnode.Config{
-		"0 bytes to lend":                     {},
-		`the manager is "magic"`:              {Lend: 1 << 20, Manager: "magic"},
-		"at least one chunk":                  {Lend: 1 << 19},
-		"1048576 chunks need 9437184 windows": {Lend: 1 << 29, ChunkSize: 512, Group: 8},
-		"groups of 9 queue pairs":             {Lend: 1 << 20, Group: 9},
-		"chunk size is 1000":                  {Lend: 1 << 20, ChunkSize: 1000},
-		"chunk size is 256":                   {Lend: 1 << 20, ChunkSize: 256},
-		"chunk size is -512":                  {Lend: 1 << 20, ChunkSize: -512},
-		"use larger chunks":                   {Lend: 1 << 40, ChunkSize: 512},
-		"the client budget is 5,":             {Lend: 1 << 20, ClientBudget: 5},
-		"the client budget is -1,":            {Lend: 1 << 20, ClientBudget: -1},
-		"the grace period is -1s":             {Lend: 1 << 20, Grace: -time.Second},
-		"at most -1 clients":                  {Lend: 1 << 20, MaxClients: -1},
+		"0 bytes to lend":             {},
+		`the manager is "magic"`:      {Lend: 1 << 20, Manager: "magic"},
+		"at least one chunk":          {Lend: 1 << 19},
+		"18874368 windows are needed": {Lend: 1 << 30, ChunkSize: 512, Group: 8},
+		"groups of 9 queue pairs":     {Lend: 1 << 20, Group: 9},
+		"chunk size is 1000":          {Lend: 1 << 20, ChunkSize: 1000},
+		"chunk size is 256":           {Lend: 1 << 20, ChunkSize: 256},
+		"chunk size is -512":          {Lend: 1 << 20, ChunkSize: -512},
+		"use larger chunks":           {Lend: 1 << 40, ChunkSize: 512},
+		"the client budget is 5,":     {Lend: 1 << 20, ClientBudget: 5},
+		"the client budget is -1,":    {Lend: 1 << 20, ClientBudget: -1},
+		"the grace period is -1s":     {Lend: 1 << 20, Grace: -time.Second},
+		"at most -1 clients":          {Lend: 1 << 20, MaxClients: -1},
 	} {
 		n, err := memnode.New(dev, cfg)
 		if err == nil {
