@@ -17,6 +17,7 @@ import (
 // TestRedisBenchmarkRunsUnchanged lets Redis's own load generator loose on a
 // server with little local memory.
 func TestRedisBenchmarkRunsUnchanged(t *testing.T) {
+	t.Parallel()
 	node := startNode(t, "256MiB")
 	server := startServer(t, node.Addr("verbs"), "4MiB")
 	_, port, err := net.SplitHostPort(server.Addr("redis"))
@@ -42,6 +43,7 @@ func TestRedisBenchmarkRunsUnchanged(t *testing.T) {
 
 // TestTheExamplesRun runs the programs that newcomers copy.
 func TestTheExamplesRun(t *testing.T) {
+	t.Parallel()
 	node := startNode(t, "512MiB")
 	up := proctest.Start(t, "up", "--local", "8MiB", "--lend", "64MiB")
 	for _, tt := range []struct {

@@ -19,6 +19,7 @@ import (
 // The client gets a clear error, everything that was acknowledged is still
 // there, and deleting makes room.
 func TestAFullNodeLosesNothing(t *testing.T) {
+	t.Parallel()
 	const (
 		most = 20_000
 		size = 8 << 10

@@ -15,6 +15,7 @@ import (
 // local budget, then reads, overwrites and deletes at random, and looks at the
 // process's resident memory all along.
 func TestResidentMemoryStaysWithinTheBudget(t *testing.T) {
+	t.Parallel()
 	const (
 		local   = 16 * mib
 		beside  = 64 * mib

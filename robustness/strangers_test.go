@@ -120,6 +120,7 @@ func startCounted(t *testing.T, args ...string) (*child.Process, *logCount) {
 // second. It says so once at each door; and when the connections have gone, it
 // accepts others.
 func TestDaemonsSurviveWithoutDescriptors(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	path := func(name string) string { return filepath.Join(dir, name) }
 	node, nodeLog := startCounted(t, "node", "--lend", "64MiB", "--listen", "127.0.0.1:0,unix:"+path("node"), "--admin", "127.0.0.1:0",
