@@ -155,7 +155,8 @@ func (s *session) replyString(key []byte) (e far.Entry, found bool, err error) {
 
 // room makes room in out for a value of n bytes, and returns where out ends now. Mapped
 // memory needs no garbage collection, and the driver keeps it if the client does not
-// take all of it at once.
+// take all of it at once. Others' replies, in front of base, stay behind: a place in out
+// that was noted before is right only as a distance from mark.
 func (s *session) room(n int) (end int) {
 	if cap(s.out)-len(s.out) >= n {
 		return len(s.out)

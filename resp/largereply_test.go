@@ -79,6 +79,34 @@ func TestLargeRepliesAreWholeAndFreed(t *testing.T) {
 	})
 }
 
+// TestATransactionsErrorLeavesOthersRepliesAlone: in front of a client's replies there may be
+// those of others whose turn was before it. One of its commands moves its replies to memory
+// of their own, and then fails.
+func TestATransactionsErrorLeavesOthersRepliesAlone(t *testing.T) {
+	srv, _ := startServer(t, far.MinLocal+4<<20, Config{Loops: -1})
+	s := srv.newSession()
+	defer s.close()
+	s.tries = maxTries + 1 // it may wait
+	s.feed([]byte(encode("HSET", "hash", "f", strings.Repeat("v", 300<<10))))
+	const others = "+what others are told\r\n"
+	s.out, s.base = []byte(others), len(others)
+	s.in = []byte(encode("MULTI") + encode("PING") + encode("GET", "hash") + encode("ECHO", "x") + encode("EXEC"))
+	s.tries = maxTries + 1
+	if st := s.run(); st != needInput {
+		t.Fatalf("got status %v, want that it needs input", st)
+	}
+	got := string(s.out[s.base:])
+	if large := s.takeLarge(); large != nil {
+		got = string(large)
+	}
+	if want := "+OK\r\n+QUEUED\r\n+QUEUED\r\n+QUEUED\r\n*3\r\n+PONG\r\n-" + string(errWrongType) + "\r\n$1\r\nx\r\n"; got != want {
+		t.Errorf("got %.200q, want %q", got, want)
+	}
+	if string(s.out) != others {
+		t.Errorf("others' replies are %q, want %q", s.out, others)
+	}
+}
+
 // addressSpace is the size of the process's mappings, in bytes.
 func addressSpace(t *testing.T) int {
 	b, err := os.ReadFile("/proc/self/statm")

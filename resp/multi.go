@@ -112,7 +112,7 @@ func (s *session) runQueue() error {
 	}
 	s.array(len(s.queue))
 	for _, q := range s.queue {
-		start := len(s.out)
+		start := len(s.out) - s.mark // out and mark may move together: see room
 		err := q.cmd.run(s, q.args)
 		wrong := errors.As(err, new(replyError))
 		if err == nil {
@@ -121,7 +121,7 @@ func (s *session) runQueue() error {
 		switch {
 		case err == nil:
 		case wrong, s.srv.cache != nil:
-			s.out = s.out[:start]
+			s.out = s.out[:s.mark+start]
 			s.fail(err)
 		default:
 			return err
