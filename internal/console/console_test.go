@@ -10,6 +10,7 @@ import (
 	"math"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -180,6 +181,19 @@ func TestHistoryIsBounded(t *testing.T) {
 	}
 }
 
+// startSettled starts a Console and waits until it has taken its first state, which
+// would otherwise come among those that a test takes.
+func startSettled(d *daemon) *Console {
+	c := Start(d.config())
+	for first := false; !first; {
+		runtime.Gosched()
+		c.mu.Lock()
+		first = len(c.history.times) > 0
+		c.mu.Unlock()
+	}
+	return c
+}
+
 // stream reads the events of a stream.
 func stream(t *testing.T, url string) (next func() (event, data string, err error), closeIt func()) {
 	t.Helper()
@@ -207,7 +221,7 @@ func stream(t *testing.T, url string) (next func() (event, data string, err erro
 
 func TestAStreamGreetsFollowsAndEnds(t *testing.T) {
 	d := newDaemon()
-	c := Start(d.config())
+	c := startSettled(d)
 	var forbidden atomic.Bool
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c.ServeStream(w, r, func() bool { return !forbidden.Load() })
@@ -267,7 +281,7 @@ func TestAStreamGreetsFollowsAndEnds(t *testing.T) {
 // newest state.
 func TestASlowPageCostsOneEvent(t *testing.T) {
 	d := newDaemon()
-	c := Start(d.config())
+	c := startSettled(d)
 	defer c.Close()
 	events := make(chan []byte, 1)
 	c.mu.Lock()
