@@ -25,6 +25,7 @@ func isString(tag uint8) bool { return tag <= tagRaw }
 // get appends the value of key to dst. Found is false if there is no such key.
 func (s *session) get(key, dst []byte) (e far.Entry, found bool, err error) {
 	e, err = s.srv.keys.Get(s.ctx, key, dst)
+	s.count(s.reads, err)
 	if err == nil {
 		if isHash(e.Tag) {
 			if gone := s.struckOut(key); gone != nil {
@@ -40,9 +41,28 @@ func (s *session) get(key, dst []byte) (e far.Entry, found bool, err error) {
 	return e, false, err
 }
 
+// lookups are the keys that the command that runs has looked up to read them, as Redis counts
+// them: those that a write looks up count only if it replies with them (GETEX, GETDEL).
+type lookups struct {
+	reads        bool
+	hits, misses int64
+}
+
+// count counts a lookup that ended with err, if its key is read.
+func (l *lookups) count(read bool, err error) {
+	switch {
+	case !read:
+	case err == nil:
+		l.hits++
+	case errors.Is(err, far.ErrNotFound):
+		l.misses++
+	}
+}
+
 // stat is get without the value.
 func (s *session) stat(key []byte) (e far.Entry, size int, found bool, err error) {
 	e, size, err = s.srv.keys.Stat(s.ctx, key)
+	s.count(s.reads, err)
 	if err == nil || errors.Is(err, far.ErrNotFound) {
 		return e, size, err == nil, nil
 	}
@@ -127,6 +147,7 @@ func (s *session) replyString(key []byte) (e far.Entry, found bool, err error) {
 		s.out = append(s.out, blank[:s.hdr]...)
 		e, _, err = s.srv.keys.GetInto(s.ctx, key, s.out)
 	}
+	s.count(true, err)
 	if err != nil {
 		if s.out = s.out[:start]; errors.Is(err, far.ErrNotFound) {
 			s.out, err = proto.AppendNull(s.out, s.ver), nil

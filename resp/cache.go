@@ -107,6 +107,6 @@ func (c *cache) memory() memory {
 	s := c.heap.Stats()
 	return memory{
 		used: s.Budget - s.Free, max: s.Budget, policy: "allkeys-lru",
-		hits: s.Hits, misses: s.Misses, removals: s.EvictedObjects + s.LostObjects,
+		removals: s.EvictedObjects + s.LostObjects,
 	}
 }

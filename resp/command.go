@@ -52,6 +52,10 @@ type command struct {
 	lockKeys func(s *session) bool
 }
 
+// reads reports whether the command reads keys that it is told: WATCH does not read them, and
+// RANDOMKEY is told none.
+func (c *command) reads() bool { return c.flags&(flagRead|flagImmediate) == flagRead && c.first != 0 }
+
 // keys iterates over the keys among args, which may be too few.
 func (c *command) keys(args [][]byte) iter.Seq[[]byte] {
 	return func(yield func([]byte) bool) {

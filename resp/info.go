@@ -45,7 +45,7 @@ var infoSections = []infoSection{
 	{"stats", func(srv *Server, b *strings.Builder) {
 		st, m := srv.Stats(), srv.memory()
 		fmt.Fprintf(b, "total_connections_received:%d\r\ntotal_commands_processed:%d\r\nrejected_connections:%d\r\ntotal_error_replies:%d\r\nclient_output_buffer_limit_disconnections:%d\r\nevicted_clients:%d\r\nevicted_keys:%d\r\nkeyspace_hits:%d\r\nkeyspace_misses:%d\r\n",
-			st.Connections, st.Commands, st.Rejected, st.Errors, st.OutputDrops, st.EvictedClients, m.removals, m.hits, m.misses)
+			st.Connections, st.Commands, st.Rejected, st.Errors, st.OutputDrops, st.EvictedClients, m.removals, st.Hits, st.Misses)
 	}},
 	{"replication", func(_ *Server, b *strings.Builder) {
 		b.WriteString("role:master\r\nconnected_slaves:0\r\nmaster_repl_offset:0\r\n")

@@ -113,6 +113,7 @@ func (s *session) runQueue() error {
 	s.array(len(s.queue))
 	for _, q := range s.queue {
 		start := len(s.out) - s.mark // out and mark may move together: see room
+		s.reads = q.cmd.reads()
 		err := q.cmd.run(s, q.args)
 		wrong := errors.As(err, new(replyError))
 		if err == nil {

@@ -51,6 +51,7 @@ type session struct {
 	held       []uint32  // stripes it has locked, ascending
 	heldWrite  bool
 	wantBlocks [][]byte // keys of hash blocks it needs
+	lookups
 	changes
 
 	scratch  []byte // a value being worked on
@@ -232,6 +233,7 @@ func (s *session) perform(cmd *command, args [][]byte) bool {
 		s.wait(args)
 	}
 	ver := s.ver
+	s.lookups = lookups{reads: cmd.reads()}
 	s.lock(cmd, args)
 	err := cmd.run(s, args)
 	s.end(err)
@@ -249,6 +251,8 @@ func (s *session) perform(cmd *command, args [][]byte) bool {
 		}
 		s.fail(err)
 	}
+	s.srv.stats.hits.Add(s.hits)
+	s.srv.stats.misses.Add(s.misses)
 	s.observe(cmd, args)
 	if s.tries != 0 || s.cancel != nil {
 		s.settle()

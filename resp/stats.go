@@ -9,6 +9,7 @@ import (
 // counters count since the server was made.
 type counters struct {
 	errors, connections, rejected          atomic.Int64
+	hits, misses                           atomic.Int64
 	protocolErrors, authFailures           atomic.Int64
 	outputDrops, idleDrops                 atomic.Int64
 	fetches, fetchedKeys, waits, handovers atomic.Int64
@@ -34,6 +35,8 @@ func (c *counters) init() {
 type Stats struct {
 	Commands        int64 // commands run
 	Errors          int64 // error replies
+	Hits            int64 // keys read and found, as Redis counts them
+	Misses          int64 // keys read and not found
 	Connections     int64 // clients that came
 	Rejected        int64 // of these, turned away for MaxClients
 	Clients         int64 // clients connected now
@@ -72,6 +75,8 @@ func (srv *Server) Stats() Stats {
 	return Stats{
 		Commands:        commands,
 		Errors:          c.errors.Load(),
+		Hits:            c.hits.Load(),
+		Misses:          c.misses.Load(),
 		Connections:     c.connections.Load(),
 		Rejected:        c.rejected.Load(),
 		Clients:         srv.clients.Load(),
@@ -108,6 +113,8 @@ func overFar(srv *Server) bool { return srv.cache == nil }
 var metrics = []metric{
 	{"commands", "Commands run.", false, func(s *Stats) int64 { return s.Commands }, nil},
 	{"errors", "Error replies.", false, func(s *Stats) int64 { return s.Errors }, nil},
+	{"keyspace_hits", "Keys that were read and found, as Redis counts them.", false, func(s *Stats) int64 { return s.Hits }, nil},
+	{"keyspace_misses", "Keys that were read and not found, as Redis counts them.", false, func(s *Stats) int64 { return s.Misses }, nil},
 	{"connections", "Clients that connected.", false, func(s *Stats) int64 { return s.Connections }, nil},
 	{"rejected_connections", "Clients turned away.", false, func(s *Stats) int64 { return s.Rejected }, nil},
 	{"clients", "Clients connected now.", true, func(s *Stats) int64 { return s.Clients }, nil},

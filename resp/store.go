@@ -24,9 +24,9 @@ type store interface {
 
 // memory is what INFO and CONFIG GET say of a server's memory.
 type memory struct {
-	used, max              int64 // bytes; a max of 0 is none
-	policy                 string
-	hits, misses, removals uint64 // of keys looked up, and of keys evicted
+	used, max int64 // bytes; a max of 0 is none
+	policy    string
+	removals  uint64 // of keys evicted
 }
 
 // memory reports the budget of local memory as the limit: what is more lies in far

@@ -33,6 +33,7 @@ func cmdGetEx(s *session, a [][]byte) error {
 	if err != nil {
 		return err
 	}
+	s.reads = true
 	e, found, err := s.getString(a[1], s.scratch[:0])
 	if err != nil || !found {
 		if err == nil {
