@@ -19,6 +19,7 @@ import (
 type client struct {
 	h     *Heap
 	curve mrc.Curve // the last one; of run's goroutine
+	alone bool      // no coordinator answers, and the log has said so; of run's goroutine
 }
 
 const (
@@ -42,7 +43,11 @@ func (c *client) run(ctx context.Context) {
 		if time.Since(began) > time.Second {
 			wait = retryFirst
 		}
-		c.h.log.Debug("no coordinator", "socket", c.h.cfg.Coordinator, "err", err, "retry_in", wait)
+		if !c.alone {
+			c.alone = true
+			c.h.log.Warn("no coordinator answers; the cache keeps the memory that it has until one does",
+				"socket", c.h.cfg.Coordinator, "bytes", c.h.Budget(), "err", err)
+		}
 		c.h.evac.notice()
 		select {
 		case <-ctx.Done():
@@ -121,6 +126,10 @@ func (c *client) session(ctx context.Context) error {
 func (c *client) handle(conn *fdpass.Conn, kind wire.Kind, body []byte) error {
 	switch kind {
 	case wire.KindWelcome:
+		if c.alone {
+			c.alone = false
+			c.h.log.Info("registered with the coordinator, which says how much memory there is", "socket", c.h.cfg.Coordinator)
+		}
 		return c.send(conn, wire.KindReport, c.report(0))
 	case wire.KindRefused:
 		r, err := wire.DecodeRefused(body)

@@ -122,7 +122,7 @@
 // # Files
 //
 // The memory: heap, store and memory_unsafe (segments), list, resize and rank (which of
-// them go first), client (the coordinator's), stats, metrics, profile.
+// them go first), client and find (the coordinator's), stats, metrics, profile.
 //
 // What lies in it: header (of an object), append (a log), stripe with stripe_plain_unsafe
 // and stripe_atomic (writers beside readers), overwrite (in place), fence, evacuate.

@@ -22,9 +22,9 @@ type Config struct {
 	// a coordinator, the machine's memory with one.
 	Max int64
 
-	// Coordinator is the path of the coordinator's socket. Empty: the heap
-	// works alone. If nobody listens there, the heap works alone until
-	// somebody does.
+	// Coordinator is the path of the coordinator's socket; FindCoordinator
+	// finds the usual one. Empty: the heap works alone. If nobody listens
+	// there, the heap works alone until somebody does, and the log says so.
 	Coordinator string
 
 	// Name is what the coordinator calls this heap in its reports. Default:
@@ -54,6 +54,9 @@ type Config struct {
 const MinBudget = minSegments * SegmentSize
 
 const minSegments = 8
+
+// MaxName is how many bytes a heap's name may have.
+const MaxName = 64
 
 // Heap is the soft memory of a process. Its methods may be called by any
 // number of goroutines. A heap serves many containers, and gives its memory
@@ -161,8 +164,8 @@ func (c *Config) complete() error {
 	if c.Name == "" {
 		c.Name = programName()
 	}
-	if len(c.Name) > 64 {
-		return fmt.Errorf("the name is %d bytes long: want at most 64", len(c.Name))
+	if len(c.Name) > MaxName {
+		return fmt.Errorf("the name is %d bytes long: want at most %d", len(c.Name), MaxName)
 	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()

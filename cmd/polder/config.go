@@ -18,7 +18,7 @@ var secrets = map[string]bool{"password": true}
 
 // hostDefaults stand in the reference files for defaults that this machine
 // decides.
-var hostDefaults = map[string]string{"node lend": "1GiB", "up lend": "1GiB", "coordinator socket": "/tmp/polder-soft-UID.sock"}
+var hostDefaults = map[string]string{"node lend": "1GiB", "up lend": "1GiB", "coordinator socket": "/run/polder/coordinator.sock"}
 
 // daemonCommand is the command of a daemon.
 type daemonCommand struct {

@@ -5,9 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 
@@ -19,18 +16,10 @@ import (
 	"polder/internal/console"
 	"polder/internal/listen"
 	"polder/internal/operator"
+	"polder/soft"
 	"polder/soft/coordinator"
 	"polder/soft/policy"
 )
-
-// defaultCoordinatorSocket is where a coordinator listens and clients look for it: in the
-// user's run-time directory, or in the one for temporary files.
-func defaultCoordinatorSocket() string {
-	if dir := os.Getenv("XDG_RUNTIME_DIR"); dir != "" {
-		return filepath.Join(dir, "polder-soft.sock")
-	}
-	return filepath.Join(os.TempDir(), "polder-soft-"+strconv.Itoa(os.Getuid())+".sock")
-}
 
 // defaultCoordinatorAdmin is where metrics and status are served unless the operator says
 // otherwise.
@@ -38,7 +27,7 @@ const defaultCoordinatorAdmin = "127.0.0.1:7074"
 
 func newCoordinator() daemonCommand {
 	cfg := coordinator.Config{
-		Socket:            defaultCoordinatorSocket(),
+		Socket:            soft.CoordinatorSockets()[0],
 		MaxClients:        1024,
 		MaxClientsPerUser: 64,
 		Deadline:          250 * time.Millisecond,
@@ -65,7 +54,7 @@ func newCoordinator() daemonCommand {
 		},
 	}
 	fs := cmd.Flags()
-	fs.StringVar(&cfg.Socket, "socket", cfg.Socket, "path of the socket at which clients register")
+	fs.StringVar(&cfg.Socket, "socket", cfg.Socket, "path of the socket at which clients register; the default is polder/coordinator.sock in /run for root, in $XDG_RUNTIME_DIR for others")
 	fs.BoolVar(&cfg.Open, "open", false, "let every user of the host register")
 	fs.Var(config.NewSize(&cfg.Reserve, 0, 0), "reserve", "memory to keep free; the default is a sixteenth of the host's")
 	fs.Var(config.NewSize(&cfg.Max, 0, 0), "max", "most soft memory in all; 0 means what is idle")
@@ -136,7 +125,7 @@ func serveAdmin(op *operator.Control, service string, began time.Time, addrs map
 	if err != nil {
 		return nil, err
 	}
-	addrs["admin"] = lis.Addr().String()
+	addrs["admin"] = listen.Address(lis)
 	cfg.About = console.About{Service: service, Version: daemon.Version(), Started: began, Addresses: addrs}
 	cfg.Health = func() error { return nil }
 	srv, err := op.StartAdmin(lis, cfg)
@@ -151,7 +140,7 @@ func greetCoordinator(w io.Writer, addrs map[string]string, security listen.Secu
 	var b strings.Builder
 	b.WriteString("polder shares this host's idle memory\n\n")
 	if a, ok := addrs["admin"]; ok {
-		fmt.Fprintf(&b, "  admin   %s/  (console; /metrics, /status, /healthz)\n", security.URL(a))
+		fmt.Fprintf(&b, "  admin   %s  (console; /metrics, /status, /healthz)\n", security.URL(a))
 	}
 	fmt.Fprintf(&b, "  socket  %s\n\nTry:\n", addrs["socket"])
 	fmt.Fprintf(&b, "  polder serve --tier soft --coordinator %s\n", addrs["socket"])

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -13,6 +14,7 @@ import (
 	"polder/internal/config"
 	"polder/internal/listen"
 	"polder/internal/operator"
+	"polder/soft"
 )
 
 // The default addresses of serve and up.
@@ -34,6 +36,8 @@ func newServe() daemonCommand {
 			"there and --far is not given.\n\n" +
 			"With --tier soft it is a cache in memory that is idle on this machine: what a\n" +
 			"coordinator takes back is a miss, and maxmemory is what it grants at the moment.\n" +
+			"Without --coordinator, the coordinator is used that listens where one does by\n" +
+			"default; if none does, the cache has the budget and keeps it.\n" +
 			"It then serves memcached's clients, too, if --memcached is given.",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -43,6 +47,7 @@ func newServe() daemonCommand {
 			if tier == tierSoft {
 				return op.Run(cmd, func(c *operator.Control) error {
 					cfg.Control = c
+					cfg.Coordinator = coordinatorOf(cfg, c.Logger)
 					return daemon.RunCache(cmd.Context(), cfg)
 				})
 			}
@@ -64,14 +69,30 @@ func newServe() daemonCommand {
 	serveFlags(fs, &cfg.ServeConfig)
 	fs.Var(config.NewChoice(&tier, tierFar, tierSoft), "tier", "which memory to serve from: far or soft")
 	fs.Var(config.NewSize(&cfg.Budget, daemon.MinCacheBudget, 0), "budget", "with --tier soft, memory to use while no coordinator says otherwise")
-	fs.StringVar(&cfg.Coordinator, "coordinator", "", "with --tier soft, `path` of the coordinator's socket")
-	fs.Var(config.NewAddress(&cfg.Memcached, true), "memcached", "with --tier soft, where memcached's clients connect")
+	fs.StringVar(&cfg.Coordinator, "coordinator", "", "with --tier soft, `path` of the coordinator's socket, or \"off\"; the default is where one listens by default, if one does")
+	fs.Var(config.NewDoor(&cfg.Memcached, true), "memcached", "with --tier soft, where memcached's clients connect, HOST:PORT or unix:PATH")
 	op.Add(fs, defaultAdmin, listen.Node, listen.Client)
 	op.AddPassword(fs)
 	return daemonCommand{cmd, func() error {
 		return errors.Join(checkTier(fs, tier, cfg), cfg.Check(), op.Check(fs,
 			operator.Address{Role: listen.Client, Flag: "listen", Addr: cfg.Listen}, operator.Address{Role: listen.Client, Flag: "memcached", Addr: cfg.Memcached}))
 	}}
+}
+
+// coordinatorOf is the path of the coordinator's socket that a cache goes by; "" for none.
+func coordinatorOf(cfg daemon.CacheConfig, log *slog.Logger) string {
+	switch cfg.Coordinator {
+	case "off":
+		return ""
+	case "":
+		path := soft.FindCoordinator()
+		if path == "" {
+			log.Warn("there is no coordinator: the memory of the cache is fixed; start polder coordinator before it, or say --coordinator PATH or off",
+				"bytes", cfg.Budget, "looked at", soft.CoordinatorSockets())
+		}
+		return path
+	}
+	return cfg.Coordinator
 }
 
 // The memory that serve can serve from.
@@ -105,7 +126,7 @@ func serveFlags(fs *pflag.FlagSet, cfg *daemon.ServeConfig) {
 	deviceFlag(fs, &cfg.Device)
 	fs.Var(config.NewSize(&cfg.Local, far.MinLocal, 0), "local", "budget of resident memory for data")
 	fs.Var(config.NewSize(&cfg.MaxValue, 64, 512<<20), "max-value", "largest value, at most half of --client-memory; the default is a quarter of the budget, at most a third of --client-memory")
-	fs.Var(config.NewAddress(&cfg.Listen, false), "listen", "where Redis clients connect")
+	fs.Var(config.NewDoor(&cfg.Listen, false), "listen", "where Redis clients connect, HOST:PORT or unix:PATH")
 	fs.Var(config.NewInt(&cfg.MaxClients, 1, 1<<20), "max-clients", "most connections")
 	fs.Var(config.NewSize(&cfg.OutputLimit, 64, 1<<30), "output-limit", "unread replies with which the commands of a client wait, less while clients hold much; one who reads less than 64KiB in 5s then is disconnected")
 	fs.Var(config.NewSize(&cfg.ClientMemory, 4<<20, 1<<40), "client-memory", "most memory that clients hold in all: input, replies, transactions, watched keys; who holds most is disconnected first; more than the default needs more than 64MiB beside the budget")

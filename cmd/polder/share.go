@@ -158,7 +158,7 @@ func (f *shareFlags) serve(ctx context.Context, s *server.Server, opt server.Opt
 			return err
 		}
 		defer func() { err = errors.Join(err, a.Close()) }()
-		fmt.Fprintf(op.Out, "admin   %s/  (console; /metrics, /status, /healthz)\n", op.Security.URL(addrs["admin"]))
+		fmt.Fprintf(op.Out, "admin   %s  (console; /metrics, /status, /healthz)\n", op.Security.URL(addrs["admin"]))
 	}
 	if opt.Remote != nil {
 		fmt.Fprintf(op.Out, "remote  %s\n", opt.Remote.Addr())

@@ -214,7 +214,7 @@ func (v *Int) String() string {
 // Type names the value in usage texts.
 func (v *Int) Type() string { return "number" }
 
-// Address is a flag value of the form HOST:PORT, or perhaps unix:PATH.
+// Address is a flag value of the form HOST:PORT, unix:PATH, or either.
 type Address struct {
 	p     *string
 	off   bool
@@ -226,6 +226,9 @@ var _ pflag.Value = (*Address)(nil)
 // NewAddress makes a flag value that stores into p, which holds the default.
 // If off is true, the word "off" is allowed and stored as "".
 func NewAddress(p *string, off bool) *Address { return &Address{p: p, off: off, check: checkAddress} }
+
+// NewDoor is NewAddress for an address that may also be a Unix socket, unix:PATH.
+func NewDoor(p *string, off bool) *Address { return &Address{p: p, off: off, check: checkNodeAddress} }
 
 // NewSocket makes a flag value for a socket on this machine that stores into p,
 // which holds the default.

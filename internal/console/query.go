@@ -7,11 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"polder/internal/listen"
+	"polder/internal/scheme"
 )
 
 const (
@@ -30,9 +33,16 @@ func Query(ctx context.Context, cfg *tls.Config, token, addr string, points int)
 		ctx, cancel = context.WithTimeout(ctx, queryTimeout)
 		defer cancel()
 	}
-	client := &http.Client{Transport: &http.Transport{TLSClientConfig: cfg, DisableKeepAlives: true}}
-	ask := func(scheme string) (*http.Response, error) {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+addr+"/status?points="+strconv.Itoa(points), nil)
+	transport, host := &http.Transport{TLSClientConfig: cfg, DisableKeepAlives: true}, addr
+	if path, socket := strings.CutPrefix(addr, scheme.Unix); socket {
+		host, cfg = "localhost", nil // TLS is not for sockets of this machine
+		transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", path)
+		}
+	}
+	client := &http.Client{Transport: transport}
+	ask := func(prefix string) (*http.Response, error) {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, prefix+host+"/status?points="+strconv.Itoa(points), nil)
 		if err != nil {
 			return nil, err
 		}
@@ -41,11 +51,11 @@ func Query(ctx context.Context, cfg *tls.Config, token, addr string, points int)
 		}
 		return client.Do(req)
 	}
-	scheme := "http://"
+	prefix := "http://"
 	if cfg != nil {
-		scheme = "https://"
+		prefix = "https://"
 	}
-	resp, err := ask(scheme)
+	resp, err := ask(prefix)
 	if local, _ := listen.Loopback(addr); local && errors.Is(err, http.ErrSchemeMismatch) {
 		resp, err = ask("http://")
 	}

@@ -135,12 +135,16 @@ func listen(network, path string, perm os.FileMode) (*net.UnixListener, error) {
 		return own, err
 	}
 	addr := &net.UnixAddr{Name: path, Net: network}
-	// A queue that is full is somebody's.
-	if c, err := net.DialUnix(network, nil, addr); err == nil || errors.Is(err, unix.EAGAIN) {
-		if err == nil {
-			c.Close()
-		}
+	// A queue that is full is somebody's, and so is a socket of another type.
+	c, err := net.DialUnix(network, nil, addr)
+	switch {
+	case err == nil:
+		c.Close()
+		fallthrough
+	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EPROTOTYPE):
 		return nil, fmt.Errorf("cannot listen on %s: it is served by another process", path)
+	case errors.Is(err, unix.EACCES):
+		return nil, fmt.Errorf("cannot listen on %s: who serves it cannot be seen: %w", path, err)
 	}
 	if st, err := os.Lstat(path); err == nil {
 		if st.Mode()&os.ModeSocket == 0 {

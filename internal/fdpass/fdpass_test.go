@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -100,16 +102,43 @@ func TestPeerIsThisProcess(t *testing.T) {
 	}
 }
 
-func TestListenRefusesASocketThatIsServed(t *testing.T) {
+// TestListenTakesOverWhatIsDead, and nothing else: a socket that somebody serves, of
+// whichever type, and a file stay as they are.
+func TestListenTakesOverWhatIsDead(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
-	l, err := Listen(path, 0o600)
-	if err != nil {
+	types := map[string]func(string, os.FileMode) (*net.UnixListener, error){"messages": Listen, "stream": ListenStream}
+	for first, listen := range types {
+		for second, again := range types {
+			l, err := listen(path, 0o600)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if other, err := again(path, 0o600); err == nil {
+				other.Close()
+				t.Errorf("%s took over a socket of %s that is served", second, first)
+			} else if !strings.Contains(err.Error(), "served by another process") {
+				t.Errorf("%s, where %s is served: got %v, want it to say so", second, first, err)
+			}
+			l.SetUnlinkOnClose(false)
+			l.Close() // as if its process had died
+			l, err = again(path, 0o640)
+			if err != nil {
+				t.Fatalf("%s, where %s has died: %v", second, first, err)
+			}
+			if st, err := os.Stat(path); err != nil || st.Mode() != os.ModeSocket|0o640 {
+				t.Errorf("got %v, %v, want a socket with the permissions 0640", st.Mode(), err)
+			}
+			l.Close()
+		}
+	}
+	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	if l, err := Listen(path, 0o600); err == nil {
-		l.Close()
-		t.Fatal("a second listener took the socket over")
+	if l, err := Listen(path, 0o600); err == nil || !strings.Contains(err.Error(), "is no socket") {
+		t.Errorf("where there is a file: got %v, %v, want it to say so", l, err)
+	}
+	if b, err := os.ReadFile(path); err != nil || string(b) != "precious" {
+		t.Errorf("the file: got %q, %v", b, err)
 	}
 }
 

@@ -6,7 +6,8 @@
 // authority is given uses TLS 1.3 and demands a certificate that this authority
 // has signed. Without, it may be plain at a loopback address, where the kernel
 // keeps other machines away; at any other address it is refused, unless the
-// operator says --insecure. At the administrative address a token stands in for a
+// operator says --insecure. A Unix socket is plain: its permissions say who of this
+// machine may connect. At the administrative address a token stands in for a
 // certificate; whether a request has either is for package admin to see.
 //
 // A Security may be used by any number of goroutines.
@@ -17,9 +18,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"syscall"
 
 	"polder/internal/accept"
+	"polder/internal/fdpass"
+	"polder/internal/scheme"
 	"polder/internal/systemd"
 )
 
@@ -44,6 +48,9 @@ func (s Security) tls(r Role, addr string) *tls.Config {
 	if r != Admin || s.Certificates == nil {
 		return s.Accept(r)
 	}
+	if strings.HasPrefix(addr, scheme.Unix) {
+		return nil
+	}
 	if local, err := Loopback(addr); err == nil && local && !s.Has(Admin) {
 		return nil
 	}
@@ -58,12 +65,16 @@ func (s Security) Dial() *tls.Config {
 	return s.Certificates.Dial()
 }
 
-// URL is where HTTP is served at an address of role Admin that Listen gave.
+// URL is where HTTP is served at an address of role Admin, as Address has it. That of a
+// Unix socket stays as it is: no URL names one.
 func (s Security) URL(addr string) string {
-	if s.tls(Admin, addr) != nil {
-		return "https://" + addr
+	switch {
+	case strings.HasPrefix(addr, scheme.Unix):
+		return addr
+	case s.tls(Admin, addr) != nil:
+		return "https://" + addr + "/"
 	}
-	return "http://" + addr
+	return "http://" + addr + "/"
 }
 
 // Check applies the rule to an address that is to be listened on for a role. Flag
@@ -88,8 +99,11 @@ func (s Security) Check(r Role, flag, addr string) error {
 	return nil
 }
 
-// Loopback reports whether only this machine can reach addr, HOST:PORT.
+// Loopback reports whether only this machine can reach addr, HOST:PORT or unix:PATH.
 func Loopback(addr string) (bool, error) {
+	if strings.HasPrefix(addr, scheme.Unix) {
+		return true, nil
+	}
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
 		return false, err
@@ -112,19 +126,31 @@ func Loopback(addr string) (bool, error) {
 	return len(ips) > 0, nil
 }
 
+// SocketMode are the permissions of Unix sockets: the user of the daemon may connect,
+// and root. A socket of the service manager's has those that its unit says.
+const SocketMode = 0o600
+
 // Listen listens at addr, which came from the named flag, for connections of role
 // r. If the service manager has passed on a socket that has the flag's name, or is
-// bound to addr, it is used instead, under the same rule.
+// bound to addr, it is used instead, under the same rule. A Unix socket that a dead
+// process has left is replaced; one that is served is not.
 func (s Security) Listen(r Role, flag, addr string) (net.Listener, error) {
 	lis, err := systemd.Listener(flag)
-	if lis == nil && err == nil {
+	path, socket := strings.CutPrefix(addr, scheme.Unix)
+	switch {
+	case lis != nil || err != nil:
+	case socket:
+		if lis, err = fdpass.ListenStream(path, SocketMode); err != nil {
+			return nil, fmt.Errorf("cannot use --%s: %w", flag, err)
+		}
+	default:
 		lis, err = systemd.ListenerAt("tcp", addr)
 	}
 	if err != nil {
 		return nil, err
 	}
 	if lis != nil && lis.Addr().Network() == "unix" {
-		return lis, nil // the permissions of the socket are the manager's
+		return lis, nil // its permissions say who may connect
 	}
 	if lis != nil {
 		addr = lis.Addr().String()
@@ -148,6 +174,14 @@ func (s Security) Listen(r Role, flag, addr string) (net.Listener, error) {
 		lis = accept.ListenTLS(lis, config)
 	}
 	return lis, nil
+}
+
+// Address is where lis listens, as a flag would say it.
+func Address(lis net.Listener) string {
+	if a := lis.Addr(); a.Network() == "unix" {
+		return scheme.Unix + a.String()
+	}
+	return lis.Addr().String()
 }
 
 // Explain says what can be done about an address that is in use. It returns

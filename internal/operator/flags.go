@@ -57,7 +57,7 @@ func (f *Flags) Add(fs *pflag.FlagSet, admin string, roles ...listen.Role) {
 	fs.StringVar(&f.readyFile, "ready-file", "", "write the addresses listened on to this `file`, as JSON, when ready")
 	fs.Var(config.NewChoice(&f.logLevel, "debug", "info", "warn", "error"), "log-level", "least level to log: debug, info, warn or error")
 	fs.Var(config.NewChoice(&f.logFormat, "text", "json"), "log-format", "how to log to standard error: text or json")
-	fs.Var(config.NewAddress(&f.admin, true), "admin", `where the console, metrics, status, health and profiles are served over HTTP, or "off"`)
+	fs.Var(config.NewDoor(&f.admin, true), "admin", `where the console, metrics, status, health and profiles are served over HTTP, HOST:PORT, unix:PATH or "off"`)
 	fs.StringVar(&f.tokenFile, "admin-token-file", "", "the administrative address asks for the token in this `file` of mode 0600, or for a certificate")
 	fs.StringVar(&f.files.Cert, "tls-cert", "", "certificate to show, a PEM `file`")
 	fs.StringVar(&f.files.Key, "tls-key", "", "its private key, a PEM `file`")
@@ -70,7 +70,7 @@ func (f *Flags) Add(fs *pflag.FlagSet, admin string, roles ...listen.Role) {
 // Address is one at which a daemon would listen, which a flag names.
 type Address struct {
 	Role       listen.Role
-	Flag, Addr string // Addr is HOST:PORT, or "" for none
+	Flag, Addr string // Addr is HOST:PORT or unix:PATH, or "" for none
 }
 
 // Check refuses flags that contradict one another, and addresses that other machines

@@ -36,7 +36,7 @@ func isBroker(addr string) bool { return scheme.Of(addr) == scheme.Broker }
 // Check finds what is wrong with values that fit each by itself, and makes the path
 // of the socket plain.
 func (c *BrokerConfig) Check() error {
-	path := strings.TrimPrefix(c.Listen, scheme.Broker)
+	path := strings.TrimPrefix(strings.TrimPrefix(c.Listen, scheme.Broker), scheme.Unix)
 	if !filepath.IsAbs(path) {
 		return refuse("listen", c.Listen, "the absolute path of a socket, such as %s", broker.DefaultSocket)
 	}

@@ -46,7 +46,7 @@ func RunCache(ctx context.Context, cfg CacheConfig) (err error) {
 			return err
 		}
 		p.onClose(func() error { _ = mc.Close(); return nil }) // the server closes it, if it comes to that
-		p.addrs[ServiceMemcached] = mc.Addr().String()
+		p.addrs[ServiceMemcached] = listen.Address(mc)
 	}
 	if err := p.openCache(cfg, mc); err != nil {
 		return err
@@ -72,7 +72,7 @@ func (p *process) openCache(cfg CacheConfig, mc net.Listener) error {
 		Budget:      cfg.Budget,
 		Max:         cacheMax(cfg),
 		Coordinator: cfg.Coordinator,
-		Name:        "polder serve " + p.addrs[ServiceRedis],
+		Name:        cacheName(p.addrs[ServiceRedis]),
 		Logger:      p.Logger,
 	})
 	if err != nil {
@@ -106,6 +106,13 @@ func (p *process) openCache(cfg CacheConfig, mc net.Listener) error {
 	}
 	p.collectors = append(p.collectors, soft.NewCollector(heap), server.Collector())
 	return p.serveAdmin()
+}
+
+// cacheName is what the coordinator calls a cache: the last part of a path that is too
+// long for a name.
+func cacheName(addr string) string {
+	const name = "polder serve "
+	return name + addr[max(0, len(addr)-(soft.MaxName-len(name))):]
 }
 
 // cacheMax is how far the budget can be raised: by a coordinator as it likes,

@@ -26,6 +26,7 @@ import (
 	"polder/internal/console"
 	"polder/internal/listen"
 	"polder/internal/operator"
+	"polder/internal/scheme"
 )
 
 // Names of services, as keys of addresses.
@@ -100,7 +101,7 @@ func (p *process) listenAdmin() error {
 	}
 	p.admin = lis
 	p.onClose(func() error { _ = lis.Close(); return nil }) // the admin server closes it, if it comes to that
-	p.addrs[ServiceAdmin] = lis.Addr().String()
+	p.addrs[ServiceAdmin] = listen.Address(lis)
 	return nil
 }
 
@@ -156,7 +157,7 @@ func (p *process) ready(title string, try ...string) error {
 	fmt.Fprintf(&b, "%s\n\n", title)
 	for _, service := range slices.Sorted(maps.Keys(p.addrs)) {
 		if addr := p.addrs[service]; service == ServiceAdmin {
-			fmt.Fprintf(&b, "  %-9s %s/  (console; /metrics, /status, /healthz)\n", service, p.Security.URL(addr))
+			fmt.Fprintf(&b, "  %-9s %s  (console; /metrics, /status, /healthz)\n", service, p.Security.URL(addr))
 		} else {
 			fmt.Fprintf(&b, "  %-9s %s\n", service, addr)
 		}
@@ -198,6 +199,9 @@ func (p *process) close(err *error) {
 
 // redisCLI is the command that talks to addr.
 func (p *process) redisCLI(addr string) string {
+	if path, ok := strings.CutPrefix(addr, scheme.Unix); ok {
+		return "redis-cli -s " + path
+	}
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
 		return "redis-cli"

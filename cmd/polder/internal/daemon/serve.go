@@ -259,7 +259,7 @@ func (p *process) listen(cfg ServeConfig) error {
 	}
 	p.redis = lis
 	p.onClose(func() error { _ = lis.Close(); return nil }) // the server closes it, if it comes to that
-	p.addrs[ServiceRedis] = lis.Addr().String()
+	p.addrs[ServiceRedis] = listen.Address(lis)
 	return p.listenAdmin()
 }
 
