@@ -36,8 +36,9 @@ type Config struct {
 	Weight float64
 
 	// Utility, if set, is what the heap reports as its performance (the more,
-	// the better) in place of the time spent rebuilding. It is called about
-	// once a second and must not block.
+	// the better) in place of the time spent rebuilding. A coordinator compares it
+	// with the seconds of rebuilding that other heaps save in each second: scale it so.
+	// It is called about once a second and must not block.
 	Utility func() float64
 
 	// Workers, if set, is how many requests the program works on at a time.

@@ -17,8 +17,10 @@ import (
 // of a curve (a working set that is worth nothing until all of it fits) is
 // taken as a whole, where climbing would stop in front of it.
 //
-// What an application says of its own utility is on no curve. As long as one
-// of them does, everybody is climbed for.
+// What an application says of its own utility is on no curve. Who does is climbed for,
+// as in the paper, within what the others' curves leave: a byte is worth to it what its
+// utility changed by with the last ones. A utility is compared with the seconds of
+// rebuilding that others save in each second.
 type Curves struct {
 	// Objective is what is maximised. Default: Throughput if every application
 	// says how busy it is, else Saved.
@@ -30,7 +32,7 @@ type Curves struct {
 	// hull brings.
 	NoHull bool
 
-	climb  HillClimbing // where there are no curves
+	climb  climbing // for those who report a utility
 	target map[uint64]int64
 	base   map[uint64]float64 // what a request takes in which nothing is rebuilt
 	saved  bool               // maximise Saved
@@ -55,21 +57,25 @@ func (*Curves) Name() string { return "curves" }
 
 // Divide implements Policy.
 func (c *Curves) Divide(now time.Duration, total int64, apps []App) []int64 {
-	if slices.ContainsFunc(apps, func(a App) bool { return a.HasUtility }) {
-		c.target = nil
-		return c.climb.Divide(now, total, apps)
-	}
 	c.saved = c.Objective == Saved
 	for i := range apps {
-		c.saved = c.saved || c.Objective == Auto && apps[i].Busy <= 0
+		c.saved = c.saved || apps[i].HasUtility || c.Objective == Auto && apps[i].Busy <= 0
 	}
+	apps = slices.Clone(apps)
+	slopes := c.climb.step(now, total, apps)
 	gains := make([][]step, len(apps))
 	for i := range apps {
-		c.observe(&apps[i])
-		gains[i] = c.steps(&apps[i])
+		a := &apps[i]
+		if a.HasUtility {
+			gains[i] = []step{{a.Max - a.Min, slopes[i] * float64(a.Max-a.Min)}}
+			continue
+		}
+		c.observe(a)
+		gains[i] = c.steps(a)
 	}
 	want := greedy(total, apps, gains)
 	out := fit(total, apps, want)
+	c.climb.keep(total, apps, out)
 
 	// Moving memory costs what has to be rebuilt: not for less than the
 	// hysteresis.
@@ -78,6 +84,9 @@ func (c *Curves) Divide(now time.Duration, total int64, apps []App) []int64 {
 		same := true
 		for i, a := range apps {
 			t, ok := c.target[a.ID]
+			if a.HasUtility {
+				t = out[i]
+			}
 			old[i], same = t, same && ok
 		}
 		old = fit(total, apps, old)
@@ -125,7 +134,9 @@ func (c *Curves) observe(a *App) {
 
 func (c *Curves) value(apps []App, memory []int64) (v float64) {
 	for i := range apps {
-		v += c.worth(&apps[i], memory[i])
+		if !apps[i].HasUtility {
+			v += c.worth(&apps[i], memory[i])
+		}
 	}
 	return v
 }

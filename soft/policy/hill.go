@@ -20,11 +20,11 @@ type HillClimbing struct {
 	last  time.Duration
 	begun bool
 	round int
-	state map[uint64]*climber
+	state map[uint64]*hillClimber
 }
 
-// climber is what is remembered about one application.
-type climber struct {
+// hillClimber is what is remembered about one application.
+type hillClimber struct {
 	target   int64
 	memory   int64   // at the last observation
 	utility  float64 // at the last observation
@@ -42,14 +42,14 @@ func (h *HillClimbing) Divide(now time.Duration, total int64, apps []App) []int6
 		period = 5 * time.Second
 	}
 	if h.state == nil {
-		h.state = make(map[uint64]*climber)
+		h.state = make(map[uint64]*hillClimber)
 	}
 	even := byWeight(total, apps)
-	current := make(map[uint64]*climber, len(apps))
+	current := make(map[uint64]*hillClimber, len(apps))
 	for i, a := range apps {
 		c := h.state[a.ID]
 		if c == nil {
-			c = &climber{target: even[i]}
+			c = &hillClimber{target: even[i]}
 		}
 		current[a.ID] = c
 	}

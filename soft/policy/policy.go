@@ -41,14 +41,10 @@ type App struct {
 	Busy float64
 }
 
-// gamma is the application's utility as the paper defines it. Where nothing is
-// rebuilt that could be timed, in a cache that others fill, each miss counts.
+// gamma is the application's utility as the paper defines it.
 func (a *App) gamma() float64 {
-	switch {
-	case a.HasUtility:
+	if a.HasUtility {
 		return a.Weight * a.Utility
-	case a.Rebuild == 0:
-		return -a.Weight * a.Misses * mrc.AssumedCost
 	}
 	return -a.Weight * a.Rebuild
 }

@@ -167,27 +167,6 @@ func TestHillClimbingComesNearTheTop(t *testing.T) {
 	}
 }
 
-// TestHillClimbingCountsTheMissesOfACacheThatOthersFill: neither application
-// rebuilds anything itself, as those behind Redis's protocol do not.
-func TestHillClimbingCountsTheMissesOfACacheThatOthersFill(t *testing.T) {
-	const total = 1 << 30
-	p := &HillClimbing{}
-	apps := []App{{ID: 1, Weight: 1, Max: total, Memory: total / 2}, {ID: 2, Weight: 1, Max: total, Memory: total / 2}}
-	for s := range 600 {
-		for i := range apps {
-			apps[i].Used = apps[i].Memory
-		}
-		apps[0].Misses = 1000 * math.Exp(-float64(apps[0].Memory)/(400<<20))
-		apps[1].Misses = 10 * math.Exp(-float64(apps[1].Memory)/(400<<20))
-		for i, m := range p.Divide(time.Duration(s)*time.Second, total, apps) {
-			apps[i].Memory = m
-		}
-	}
-	if apps[0].Memory < total*3/4 {
-		t.Errorf("the one that misses a hundred times as often was given %d of %d MiB, want most", apps[0].Memory>>20, total>>20)
-	}
-}
-
 func TestHillClimbingDoesNotGiveMoreToWhoDoesNotUseIt(t *testing.T) {
 	const total = 1 << 30
 	p := &HillClimbing{}
@@ -228,6 +207,64 @@ func TestCurvesFollowAUtilityThatIsOnNoCurve(t *testing.T) {
 	}
 	if apps[0].Memory < total*3/4 {
 		t.Errorf("it was given %d of %d MiB, want most", apps[0].Memory>>20, total>>20)
+	}
+}
+
+// TestAUtilityIsWeighedAgainstCurves: the first application reports a utility, as it
+// gains by memory, the second has a curve. Where both gain as much by a byte is known.
+func TestAUtilityIsWeighedAgainstCurves(t *testing.T) {
+	const total = 1 << 30
+	gain := func(m int64, k float64) float64 { return k * (1 - math.Exp(-float64(m)/(200<<20))) }
+	for _, c := range []struct {
+		utility, saved float64
+		difference     int64 // MiB that the first has more than the second, optimally
+	}{{10, 1, 460}, {1, 10, -460}, {3, 3, 0}} {
+		apps := []App{
+			{ID: 1, Weight: 1, Max: total, Memory: total / 2, HasUtility: true},
+			{ID: 2, Weight: 1, Max: total, Memory: total / 2, Curve: curve(81, func(m int64) float64 { return gain(m, c.saved) })},
+		}
+		p := &Curves{}
+		for s := range 1200 {
+			for i := range apps {
+				apps[i].Used = apps[i].Memory
+			}
+			apps[0].Utility = gain(apps[0].Memory, c.utility)
+			for i, m := range p.Divide(time.Duration(s)*time.Second, total, apps) {
+				apps[i].Memory = m
+			}
+		}
+		if d := (apps[0].Memory - apps[1].Memory) >> 20; d < c.difference-100 || d > c.difference+100 {
+			t.Errorf("a utility of %v beside a curve of %v: the first has %d MiB more, want about %d", c.utility, c.saved, d, c.difference)
+		}
+	}
+}
+
+// TestWhoReportsAUtilityLeavesTheOthersToTheirCurves: the division between two
+// applications with curves is the best one at once, not after minutes of climbing.
+func TestWhoReportsAUtilityLeavesTheOthersToTheirCurves(t *testing.T) {
+	const total = 3 << 29
+	steep := curve(81, func(s int64) float64 { return 10 * math.Min(float64(s)/(900<<20), 1) })
+	flat := curve(81, func(s int64) float64 { return math.Min(float64(s)/(900<<20), 1) })
+	out := (&Curves{}).Divide(0, total, []App{
+		{ID: 1, Weight: 1, Max: total, HasUtility: true, Utility: 1},
+		{ID: 2, Weight: 1, Max: total, Curve: steep},
+		{ID: 3, Weight: 1, Max: total, Curve: flat},
+	})
+	if out[0] < 500<<20 || out[0] > 520<<20 || out[1] < 890<<20 || sum(out) > total {
+		t.Errorf("got %v MiB, want about 512 for who reports, and 900 of the rest for the steep curve", []int64{out[0] >> 20, out[1] >> 20, out[2] >> 20})
+	}
+}
+
+// TestWhoReportsAUtilityShrinksWithTheMemory: half of it has gone between two probes.
+func TestWhoReportsAUtilityShrinksWithTheMemory(t *testing.T) {
+	apps := []App{
+		{ID: 1, Weight: 1, Max: 1 << 30, HasUtility: true, Utility: 1},
+		{ID: 2, Weight: 1, Max: 1 << 30, Curve: curve(81, func(s int64) float64 { return math.Sqrt(float64(s)) })},
+	}
+	p := &Curves{}
+	p.Divide(0, 1<<30, apps)
+	if out := p.Divide(time.Second, 1<<29, apps); out[0] > 1<<28+1<<20 || out[1] < 1<<28-1<<20 {
+		t.Errorf("of 512 MiB got %v MiB, want 256 each", []int64{out[0] >> 20, out[1] >> 20})
 	}
 }
 

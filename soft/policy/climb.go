@@ -1,0 +1,94 @@
+package policy
+
+import "time"
+
+// climbing finds out what memory is worth to the applications that report a utility, as
+// section 4.3.2 does: every period each one's memory is changed, and the change of its
+// utility watched.
+type climbing struct {
+	last  time.Duration // when the last period began
+	round int           // how many have begun
+	state map[uint64]*climber
+}
+
+// Published: probes of 64 MiB, moves of 256 MiB, every 5 s, on a host with 20 GiB to share.
+const (
+	climbPeriod = 5 * time.Second
+	climbProbe  = 1. / 320
+	climbMove   = 1. / 80
+)
+
+// climber is what is remembered about one application.
+type climber struct {
+	share   float64 // of the memory: what it was given last
+	memory  int64   // at the last observation
+	utility float64 // at the last observation
+	slope   float64 // utility per byte, smoothed
+}
+
+// step narrows the bounds, Min and Max, of those of the applications that report a
+// utility to what they may have next, and returns what a byte is worth to each. At the
+// beginning of a period that is more than the last time or less, in turns, by a probe at
+// least and a move at most. During the period it is what they have.
+func (c *climbing) step(now time.Duration, total int64, apps []App) (slopes []float64) {
+	slopes = make([]float64, len(apps))
+	begins := c.round == 0 || now-c.last >= climbPeriod
+	if begins {
+		c.last = now
+		c.round++
+	}
+	probe, move := int64(climbProbe*float64(total)), int64(climbMove*float64(total))
+	current := make(map[uint64]*climber)
+	even := byWeight(total, apps)
+	for i := range apps {
+		a := &apps[i]
+		if !a.HasUtility {
+			continue
+		}
+		s := c.state[a.ID]
+		if s == nil {
+			s = &climber{share: float64(even[i]) / float64(max(total, 1)), memory: a.Memory, utility: a.gamma()}
+		} else if begins {
+			s.observe(a)
+		}
+		lo := int64(s.share * float64(total))
+		hi := lo
+		switch {
+		case !begins || c.state[a.ID] == nil:
+		case (len(current)+c.round)%2 == 0:
+			lo, hi = lo+probe, hi+move
+		default:
+			lo, hi = lo-move, hi-probe
+		}
+		a.narrow(lo, hi)
+		current[a.ID] = s
+		if a.Used >= a.Memory*9/10 { // not more to who has not used what it was given
+			slopes[i] = s.slope
+		}
+	}
+	c.state = current
+	return slopes
+}
+
+// keep remembers what those who report a utility were given.
+func (c *climbing) keep(total int64, apps []App, out []int64) {
+	for i, a := range apps {
+		if s := c.state[a.ID]; s != nil {
+			s.share = float64(out[i]) / float64(max(total, 1))
+		}
+	}
+}
+
+// observe learns what the change of its memory since the last observation was worth to a.
+func (c *climber) observe(a *App) {
+	g := a.gamma()
+	if a.Memory != c.memory {
+		c.slope = 0.5*c.slope + 0.5*max((g-c.utility)/float64(a.Memory-c.memory), 0)
+	}
+	c.memory, c.utility = a.Memory, g
+}
+
+// narrow makes lo and hi the bounds of a, as far as they are within the present ones.
+func (a *App) narrow(lo, hi int64) {
+	a.Min, a.Max = min(max(lo, a.Min), a.Max), max(min(hi, a.Max), a.Min)
+}
