@@ -80,18 +80,27 @@ func (c *client) get(key []byte) (item, bool) {
 func (c *client) store(key []byte, i *item) {
 	i.stored = c.now.UnixNano()
 	c.s.uses.forget(key)
-	c.put(key, i)
+	c.keep(key, i, c.misses.Stored(key, c.arrived()))
 }
+
+// arrived is when the command came, with those that came together with it.
+func (c *client) arrived() time.Duration { return c.now.Sub(c.s.begun) }
+
+// missed notes that the client asked for a key in vain, or was told to recache it: the
+// time until it stores the key is what the miss cost it.
+func (c *client) missed(key []byte) { c.misses.Missed(key, c.arrived()) }
 
 // put is store for an item that was there already and is not new. While memory
 // is taken away, an item may not be kept; the old one is not either.
-func (c *client) put(key []byte, i *item) {
+func (c *client) put(key []byte, i *item) { c.keep(key, i, 0) }
+
+func (c *client) keep(key []byte, i *item, took time.Duration) {
 	if i.cas == 0 {
 		i.cas = c.s.cas.Add(1)
 	}
 	c.code = i.encode(c.code)
 	c.hold()
-	if c.s.items.Set(key, soft.Item{Value: c.code}) != nil {
+	if c.s.items.Set(key, soft.Item{Value: c.code, Took: took}) != nil {
 		c.s.items.Delete(key)
 	}
 }

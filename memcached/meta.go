@@ -242,9 +242,11 @@ func (c *client) metaGet(r *request) error {
 	case created:
 		i = item{cas: explicit}
 		c.store(r.key, &i)
-	case !ok && r.has('q'):
-		return nil
 	case !ok:
+		c.missed(r.key)
+		if r.has('q') {
+			return nil
+		}
 		return c.answer(r, "EN", nil)
 	default:
 		c.s.stats.hits.Add(1)
@@ -280,6 +282,7 @@ func (c *client) metaGet(r *request) error {
 	if won {
 		_, _ = c.out.WriteString(" W")
 		i.won = true
+		c.missed(r.key)
 	}
 	if i.won != before.won || i.expiry != before.expiry {
 		c.put(r.key, &i)

@@ -225,7 +225,8 @@ type client struct {
 	data []byte // the last block received
 	code []byte // the last item written
 
-	mem *clientmem.Account
+	misses soft.Misses
+	mem    *clientmem.Account
 }
 
 func (s *Server) newClient(r io.Reader, w io.Writer) *client {

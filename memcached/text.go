@@ -169,6 +169,7 @@ func (c *client) retrieve(keys [][]byte, unique, touch bool) error {
 		}
 		l.Unlock()
 		if !ok {
+			c.missed(k)
 			continue
 		}
 		c.s.stats.hits.Add(1)

@@ -36,6 +36,7 @@ func (s *session) get(key, dst []byte) (e far.Entry, found bool, err error) {
 		return e, true, nil
 	}
 	if errors.Is(err, far.ErrNotFound) {
+		s.missed(key)
 		return e, false, nil
 	}
 	return e, false, err
@@ -63,10 +64,20 @@ func (l *lookups) count(read bool, err error) {
 func (s *session) stat(key []byte) (e far.Entry, size int, found bool, err error) {
 	e, size, err = s.srv.keys.Stat(s.ctx, key)
 	s.count(s.reads, err)
-	if err == nil || errors.Is(err, far.ErrNotFound) {
-		return e, size, err == nil, nil
+	if errors.Is(err, far.ErrNotFound) {
+		s.missed(key)
+		return e, size, false, nil
 	}
-	return e, 0, false, err
+	return e, size, err == nil, err
+}
+
+// missed notes that a key is not in the cache: if the client stores it next, the time
+// until then is what the miss cost it. A command that writes tells its client nothing of
+// that kind.
+func (s *session) missed(key []byte) {
+	if s.srv.cache != nil && !s.heldWrite {
+		s.unstored.Missed(key, s.arrived)
+	}
 }
 
 // put stores an entry under key. If it is that of a large hash, what key leads to
@@ -77,9 +88,12 @@ func (s *session) put(key []byte, e far.Entry) error {
 	}
 	s.changing()
 	var err error
-	if s.together {
+	switch {
+	case s.together:
 		err = s.txn.Set(s.ctx, s.srv.entries, key, e)
-	} else {
+	case s.srv.cache != nil:
+		err = s.srv.cache.put(key, e, s.unstored.Stored(key, s.arrived))
+	default:
 		err = s.srv.keys.Set(s.ctx, key, e)
 	}
 	if err != nil {
@@ -150,6 +164,7 @@ func (s *session) replyString(key []byte) (e far.Entry, found bool, err error) {
 	s.count(true, err)
 	if err != nil {
 		if s.out = s.out[:start]; errors.Is(err, far.ErrNotFound) {
+			s.missed(key)
 			s.out, err = proto.AppendNull(s.out, s.ver), nil
 		}
 		return e, false, err

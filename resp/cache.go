@@ -63,13 +63,16 @@ func (c *cache) Stat(_ context.Context, key []byte) (far.Entry, int, error) {
 	return entryOf(i), size, nil
 }
 
-// Set keeps a value or, if there is no memory for it, drops it at once with
-// what it replaces: which a cache may do with any value at any time.
-func (c *cache) Set(_ context.Context, key []byte, e far.Entry) error {
+func (c *cache) Set(_ context.Context, key []byte, e far.Entry) error { return c.put(key, e, 0) }
+
+// put keeps a value, which the client took so long to make (0 if that is not known). If
+// there is no memory for it, it drops it at once with what it replaces: which a cache
+// may do with any value at any time.
+func (c *cache) put(key []byte, e far.Entry, took time.Duration) error {
 	if e.Expire.After(lastExpiry) {
 		e.Expire = lastExpiry
 	}
-	err := c.m.Set(key, soft.Item{Value: e.Value, Expire: e.Expire, Tag: e.Tag})
+	err := c.m.Set(key, soft.Item{Value: e.Value, Expire: e.Expire, Tag: e.Tag, Took: took})
 	switch {
 	case errors.Is(err, soft.ErrNoMemory):
 		c.m.Delete(key)

@@ -9,6 +9,7 @@ import (
 	"polder/far"
 	"polder/resp/clientmem"
 	"polder/resp/proto"
+	"polder/soft"
 )
 
 // session is one client: a state machine that turns bytes into bytes. The
@@ -62,6 +63,9 @@ type session struct {
 	lines *feed         // of MONITOR; nil if the client does not
 	clock time.Duration // since srv.since: when the last command ended, or run was called
 	began time.Duration // when the command that runs was first tried
+
+	arrived  time.Duration // like clock: when run was called, so the same for commands that came together
+	unstored soft.Misses   // what it has missed, in a cache
 
 	mem    *clientmem.Account // what the client makes the server hold
 	hangUp atomic.Pointer[func()]
@@ -140,6 +144,7 @@ func (s *session) grow(buf []byte) []byte {
 // run executes the complete commands in s.in and consumes them.
 func (s *session) run() status {
 	s.clock = time.Since(s.srv.since)
+	s.arrived = s.clock
 	for !s.ending {
 		args, n, err := s.parser.Next(s.in)
 		if err != nil {

@@ -11,8 +11,9 @@ import (
 // and keys can be walked in steps that a client asks for. Its methods may be
 // called by any number of goroutines; each is atomic for its key.
 type ByteMap struct {
-	t    *table
-	seed maphash.Seed
+	t     *table
+	seed  maphash.Seed
+	costs classes
 }
 
 // Item is a value in a ByteMap, with what the map keeps beside it.
@@ -20,6 +21,10 @@ type Item struct {
 	Value  []byte
 	Expire time.Time // zero: never
 	Tag    uint8     // the caller's own, at most MaxTag
+
+	// Took is how long it took to make the value, for Set only; 0 if that is not
+	// known. Then it is taken to cost as much as others whose keys begin alike.
+	Took time.Duration
 }
 
 // MaxTag is the largest tag of an Item.
@@ -95,12 +100,23 @@ func (m *ByteMap) Set(key []byte, i Item) error {
 	if i.Tag > MaxTag {
 		return fmt.Errorf("cannot store an item with the tag %d: want at most %d", i.Tag, MaxTag)
 	}
-	e := entry{val: i.Value, flags: i.Tag << tagShift}
+	e := entry{val: i.Value, cost: m.cost(key, i.Took), flags: i.Tag << tagShift}
 	if !i.Expire.IsZero() {
 		e.expiry = max(i.Expire.UnixNano(), 1)
 	}
 	_, err := m.t.set(m.hash(key), key, e, nil)
 	return err
+}
+
+// cost is the class of what a value costs that took so long to make, and counts it.
+func (m *ByteMap) cost(key []byte, took time.Duration) uint8 {
+	class := maphash.Bytes(m.seed, classOf(key)) % uint64(len(m.costs))
+	if took <= 0 {
+		return m.costs.cost(class)
+	}
+	took = m.costs.learn(class, took)
+	m.t.h.Rebuilt(took)
+	return costClass(took)
 }
 
 // Delete removes a key and reports whether it was there.

@@ -204,7 +204,7 @@ func (c *client) report(elapsed time.Duration) wire.Report {
 	if elapsed > 0 {
 		c.curve = h.curve.interval(elapsed.Seconds(), s.Hits+s.Misses)
 	}
-	r.Curve = c.curve
+	r.Curve, r.Assumed = c.curve, h.curve.assumed()
 	if h.cfg.Utility != nil {
 		u := h.cfg.Utility()
 		r.Utility = &u

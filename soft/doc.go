@@ -131,5 +131,6 @@
 // object), scan, large (values in pieces), processor_unsafe.
 //
 // What programs use: map, bytemap, array, queue, pointers, pool and flight (rebuilding
-// once), blocks and fs (files), codec.
+// once), blocks and fs (files), codec; misses and classes (what those who store a value
+// took to make it).
 package soft

@@ -204,5 +204,6 @@ func (h *Heap) rebuilt(d time.Duration, n int) {
 var ErrNotFound = errors.New("there is no such value")
 
 // Rebuilt records that the program has spent d to rebuild a value by itself,
-// for those that store into a Map what they made. Pools record it themselves.
+// for those that store into a Map what they made. Pools record it themselves, and so
+// does a ByteMap that is told.
 func (h *Heap) Rebuilt(d time.Duration) { h.rebuilt(d, 1) }

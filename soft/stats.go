@@ -50,8 +50,10 @@ type Stats struct {
 
 	Hits, Misses uint64
 
-	Rebuilds    uint64        // calls of reconstructors
-	RebuildTime time.Duration // spent in them: the paper's RCOST
+	// Rebuilds counts the values that reconstructors made, or that others made and said
+	// how long it took; RebuildTime is how long all of that took: the paper's RCOST.
+	Rebuilds    uint64
+	RebuildTime time.Duration
 
 	RevokedSegments uint64 // taken by the coordinator while in use
 	LostObjects     uint64 // with them
@@ -191,6 +193,7 @@ type sampler struct {
 	count     *counters // the heap's
 	prior     uint64
 	records   float64 // since the last interval
+	said      bool    // somebody has said what a value costs
 }
 
 // sampledKeys bounds the memory that the curve takes, and sampledRate, in
@@ -225,6 +228,7 @@ func (c *sampler) record(x uint64, size uint32, cost uint8) {
 	}
 	defer c.mu.Unlock()
 	c.records++
+	c.said = c.said || cost != unknownCost
 	c.s.Access(x, int64(size), c.seconds(cost))
 	c.lower()
 }
@@ -270,6 +274,7 @@ func (c *sampler) recordAlone(x uint64, size int, cost uint8) {
 	}
 	defer c.mu.Unlock()
 	c.records++
+	c.said = c.said || cost != unknownCost
 	c.s.AccessAlone(x, int64(size), c.seconds(cost))
 	c.lower()
 }
@@ -302,6 +307,13 @@ func (c *sampler) interval(seconds float64, accesses uint64) mrc.Curve {
 	c.records = 0
 	c.threshold.Store(c.s.Threshold())
 	return curve
+}
+
+// assumed reports whether nobody has said what anything costs.
+func (c *sampler) assumed() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.said && c.count.rebuilds.Load() == 0
 }
 
 // unknownCost is the class of a value of which nobody said what it cost.

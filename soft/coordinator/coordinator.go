@@ -1,6 +1,7 @@
 package coordinator
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -48,12 +49,13 @@ type Stats struct {
 	Available    int64 // on the host, at the last look
 	Target       int64 // what could be granted in all
 	Reserve      int64
-	Refused      uint64 // connections
-	Malformed    uint64 // messages
-	Cooperative  uint64 // segments that clients gave back
-	Direct       uint64 // segments that were taken
-	Audits       uint64 // clients found to keep more than they were granted
-	Ended        uint64 // clients that were ended for it
+	MissCost     float64 // seconds: the median of the clients that know what theirs cost
+	Refused      uint64  // connections
+	Malformed    uint64  // messages
+	Cooperative  uint64  // segments that clients gave back
+	Direct       uint64  // segments that were taken
+	Audits       uint64  // clients found to keep more than they were granted
+	Ended        uint64  // clients that were ended for it
 	MoreByClient []ClientStats
 }
 
@@ -69,6 +71,7 @@ type ClientStats struct {
 	Rebuild  float64 // seconds in all
 	Hits     uint64
 	Misses   uint64
+	MissCost float64   // seconds, in the mean, or Stats.MissCost if the client does not know
 	Curve    mrc.Curve `json:"-"` // what more memory would save, as the client measures
 }
 
@@ -304,7 +307,7 @@ func (c *Coordinator) Stats() Stats {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	st := c.stats
-	st.Clients, st.Available, st.Reserve = len(c.sessions), c.mem.Available, c.cfg.Reserve
+	st.Clients, st.Available, st.Reserve, st.MissCost = len(c.sessions), c.mem.Available, c.cfg.Reserve, medianCost(c.list())
 	for _, s := range c.sessions {
 		granted := int64(s.count) * segmentSize
 		st.Granted += granted
@@ -313,7 +316,7 @@ func (c *Coordinator) Stats() Stats {
 			ID: s.id, Name: s.hello.Name, PID: s.peer.PID, UID: s.peer.UID,
 			Granted: granted, Target: int64(s.target) * segmentSize, Resident: s.resident,
 			Used: max(granted-s.report.Free, 0), Rebuild: s.report.RebuildSeconds,
-			Hits: s.report.Hits, Misses: s.report.Misses, Curve: s.report.Curve,
+			Hits: s.report.Hits, Misses: s.report.Misses, MissCost: cmp.Or(s.cost(), st.MissCost), Curve: s.report.Curve,
 		})
 	}
 	slices.SortFunc(st.MoreByClient, func(a, b ClientStats) int { return int(a.ID) - int(b.ID) })

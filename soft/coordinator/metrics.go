@@ -21,6 +21,7 @@ var (
 	grantedAll    = desc("granted_bytes", "Soft memory that clients may use, in all.")
 	residentAll   = desc("resident_bytes", "Soft memory of clients that exists, in all.")
 	reserveDesc   = desc("reserve_bytes", "Memory of the host that is kept free.")
+	missCostDesc  = desc("miss_cost_seconds", "What a miss costs in the median of the clients that measure it.")
 	refusedDesc   = desc("refused_total", "Connections that were refused.")
 	malformedDesc = desc("malformed_total", "Messages that could not be understood.")
 	takenDesc     = desc("reclaimed_segments_total", "Segments taken back.", "how")
@@ -31,6 +32,7 @@ var (
 	usedDesc      = desc("client_used_bytes", "Memory of a client that holds something.", "client", "name", "pid")
 	hitsDesc      = desc("client_hits_total", "Lookups of a client that found something.", "client", "name", "pid")
 	missesDesc    = desc("client_misses_total", "Lookups of a client that found nothing.", "client", "name", "pid")
+	costDesc      = desc("client_miss_cost_seconds", "What a miss is taken to cost a client: what it measures, or else the median of those that do.", "client", "name", "pid")
 	rebuildDesc   = desc("client_rebuild_seconds_total", "Time that a client says to have spent rebuilding.", "client", "name", "pid")
 )
 
@@ -56,6 +58,7 @@ func (k collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(grantedAll, float64(st.Granted))
 	gauge(residentAll, float64(st.Resident))
 	gauge(reserveDesc, float64(st.Reserve))
+	gauge(missCostDesc, st.MissCost)
 	count(refusedDesc, float64(st.Refused))
 	count(malformedDesc, float64(st.Malformed))
 	count(takenDesc, float64(st.Cooperative), "cooperatively")
@@ -70,5 +73,6 @@ func (k collector) Collect(ch chan<- prometheus.Metric) {
 		count(hitsDesc, float64(c.Hits), labels...)
 		count(missesDesc, float64(c.Misses), labels...)
 		count(rebuildDesc, c.Rebuild, labels...)
+		gauge(costDesc, c.MissCost, labels...)
 	}
 }

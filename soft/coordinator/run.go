@@ -165,11 +165,12 @@ func (c *Coordinator) divide(now time.Time, total int64) {
 	full := now.Sub(c.divided) >= c.cfg.Interval
 	list := c.list()
 	apps := make([]policy.App, len(list))
+	typical := medianCost(list)
 	for i, s := range list {
 		if full {
 			s.limit, s.free, s.limited = c.cfg.Host.Limit(strconv.Itoa(s.peer.PID))
 		}
-		apps[i] = s.app(seconds)
+		apps[i] = s.app(seconds, typical)
 	}
 	for i := range apps {
 		even := float64(total) / float64(len(apps))

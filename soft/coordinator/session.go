@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"polder/internal/arena"
 	"polder/internal/fdpass"
+	"polder/soft/mrc"
 	"polder/soft/policy"
 	"polder/soft/wire"
 )
@@ -246,8 +248,34 @@ func (s *session) close() error {
 	return errors.Join(s.memory.Close(), s.ctl.Close())
 }
 
-// app is what the policy is told.
-func (s *session) app(seconds float64) policy.App {
+// cost is what a miss costs the client in the mean, in seconds, as it measures; 0 if it
+// does not know.
+func (s *session) cost() float64 {
+	if s.report.Assumed {
+		return 0
+	}
+	return s.report.Curve.MeanCost()
+}
+
+// medianCost is what a miss costs in the middle of those clients that know.
+func medianCost(list []*session) float64 {
+	var known []float64
+	for _, s := range list {
+		if v := s.cost(); v > 0 {
+			known = append(known, v)
+		}
+	}
+	n := len(known)
+	if n == 0 {
+		return mrc.AssumedCost
+	}
+	slices.Sort(known)
+	return (known[(n-1)/2] + known[n/2]) / 2
+}
+
+// app is what the policy is told. Of a client that does not know what its misses cost,
+// each is taken to cost what those of the others do, typical.
+func (s *session) app(seconds, typical float64) policy.App {
 	r, b := s.report, s.before
 	rate := func(now, then uint64) float64 {
 		if now < then || seconds <= 0 {
@@ -265,6 +293,10 @@ func (s *session) app(seconds float64) policy.App {
 	}
 	if seconds > 0 {
 		a.Rebuild = min(max(r.RebuildSeconds-b.RebuildSeconds, 0)/seconds, maxRebuild)
+	}
+	if r.Assumed {
+		a.Curve = r.Curve.Times(typical / mrc.AssumedCost)
+		a.Rebuild = a.Misses * typical
 	}
 	if r.Utility != nil {
 		a.Utility, a.HasUtility = *r.Utility, true

@@ -19,8 +19,8 @@ import (
 // doubles.
 const stepsPerOctave = 8
 
-// AssumedCost is what rebuilding a value is taken to cost, in seconds, if nobody
-// says: about as long as a database takes to answer. Of caches of which none
+// AssumedCost is what rebuilding a value is taken to cost, in seconds, if nobody on the
+// host says: about as long as a database takes to answer. Of caches of which none
 // says, the one that hits more often gets the memory.
 const AssumedCost = 1e-3
 
@@ -37,6 +37,24 @@ type Curve struct {
 // Size returns the memory in bytes that point i stands for.
 func (c Curve) Size(i int) int64 {
 	return int64(float64(c.Unit) * math.Exp2(float64(i)/stepsPerOctave))
+}
+
+// MeanCost is what an access would cost without a cache, in the mean, or 0 if there are
+// none.
+func (c Curve) MeanCost() float64 {
+	if v := c.Total / c.Accesses; v > 0 && !math.IsInf(v, 0) {
+		return v
+	}
+	return 0
+}
+
+// Times returns the curve of a cache whose accesses cost k times as much.
+func (c Curve) Times(k float64) Curve {
+	saved := make([]float64, len(c.Saved))
+	for i, v := range c.Saved {
+		saved[i] = v * k
+	}
+	return Curve{Unit: c.Unit, Saved: saved, Total: c.Total * k, Accesses: c.Accesses}
 }
 
 // At interpolates what a cache of size bytes saves.

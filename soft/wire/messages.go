@@ -79,6 +79,10 @@ type Report struct {
 	Workers        int       `json:"workers,omitempty"` // 0 if not known
 	Utility        *float64  `json:"utility,omitempty"`
 	Curve          mrc.Curve `json:"curve"`
+
+	// Assumed: nobody has told the client what its values cost. In its curve each
+	// access that is saved counts for mrc.AssumedCost.
+	Assumed bool `json:"assumed,omitempty"`
 }
 
 // Budget tells a client how many segments it should have. If it has more, it
