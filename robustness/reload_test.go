@@ -283,3 +283,31 @@ func resetMemcached(t *testing.T, p *child.Process) {
 		t.Fatal(err)
 	}
 }
+
+// TestWeightsAreReadAgain: an operator weighs a cache by its name, changes his mind, and
+// makes a mistake.
+func TestWeightsAreReadAgain(t *testing.T) {
+	dir := t.TempDir()
+	socket, file := filepath.Join(dir, "s"), filepath.Join(dir, "weights")
+	write := func(s string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(s), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("name:polder serve * = 2\n")
+	c := startCoordinator(t, socket, "--weight", "name:nobody=9", "--weights", file)
+	startCache(t, socket)
+	weight := func() float64 {
+		return proctest.State(t, c).Metrics.Sum("polder_coordinator_client_weight")
+	}
+	proctest.Until(t, "the cache has the weight that the file says", func() bool { return weight() == 2 })
+	write("user:12345678 = 7\n\nname:polder* = 3\n")
+	if said := hangUp(t, c); weight() != 3 {
+		t.Errorf("after SIGHUP the cache has a weight of %v, want 3: %s", weight(), said)
+	}
+	write("name:polder* = 3\nname:polder = lots\n")
+	if said := hangUp(t, c); !strings.Contains(said, "line 2") || weight() != 3 {
+		t.Errorf("after a mistake in line 2 the cache has a weight of %v, want 3; it says %s", weight(), said)
+	}
+}

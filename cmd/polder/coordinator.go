@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -36,6 +37,7 @@ func newCoordinator() daemonCommand {
 	}
 	var op operator.Flags
 	policyName := policy.Names[0]
+	var weights weightFlags
 	cmd := &cobra.Command{
 		Use:   "coordinator",
 		Short: "Share this host's idle memory among soft caches, and take it back",
@@ -47,9 +49,12 @@ func newCoordinator() daemonCommand {
 			if cfg.Policy, err = policy.New(policyName); err != nil {
 				return err
 			}
+			if cfg.Weights, err = weights.load(); err != nil {
+				return err
+			}
 			return op.Run(cmd, func(c *operator.Control) error {
 				cfg.Logger = c.Logger
-				return runCoordinator(cmd.Context(), cfg, c)
+				return runCoordinator(cmd.Context(), cfg, weights, c)
 			})
 		},
 	}
@@ -63,12 +68,45 @@ func newCoordinator() daemonCommand {
 	fs.Var(config.NewInt(&cfg.MaxClientsPerUser, 1, 1<<20), "max-clients-per-user", "most clients of one user")
 	fs.Float64Var(&cfg.MinShare, "min-share", 0.25, "part of an even share that each client can keep if it uses it")
 	fs.Float64Var(&cfg.MaxWeight, "max-weight", 1, "highest weight that a client can give itself")
+	fs.StringSliceVar(&weights.list, "weight", nil, "how much what clients save counts beside what others do: name:`NAME=WEIGHT`, user:USER=WEIGHT or cgroup:/PATH=WEIGHT; may be repeated, the first that is about a client counts")
+	fs.StringVar(&weights.file, "weights", "", "`file` with a weight on each line, which come after those of --weight; read again on SIGHUP")
 	fs.Var(config.NewDuration(&cfg.Deadline, time.Millisecond), "deadline", "how long a client may take to give memory back")
 	fs.Var(config.NewDuration(&cfg.Interval, 10*time.Millisecond), "interval", "time between divisions of the memory")
 	fs.Var(config.NewDuration(&cfg.Grace, time.Millisecond), "grace", "how long after its start nothing is granted or taken, while clients of the last coordinator come back")
 	fs.Var(config.NewChoice(&policyName, policy.Names...), "policy", "how memory is divided: "+strings.Join(policy.Names, ", "))
 	op.Add(fs, defaultCoordinatorAdmin)
-	return daemonCommand{cmd, func() error { return errors.Join(cfg.Check(), op.Check(fs)) }}
+	return daemonCommand{cmd, func() error {
+		_, err := weights.parse()
+		return errors.Join(cfg.Check(), err, op.Check(fs))
+	}}
+}
+
+// weightFlags are --weight and --weights.
+type weightFlags struct {
+	list []string
+	file string
+}
+
+// parse reads --weight.
+func (f *weightFlags) parse() (list []coordinator.Weight, err error) {
+	for _, s := range f.list {
+		w, err := coordinator.ParseWeight(s)
+		if err != nil {
+			return nil, fmt.Errorf("cannot use --weight %q: %w", s, err)
+		}
+		list = append(list, w)
+	}
+	return list, nil
+}
+
+// load reads --weight and the file.
+func (f *weightFlags) load() ([]coordinator.Weight, error) {
+	list, err := f.parse()
+	if err != nil || f.file == "" {
+		return list, err
+	}
+	more, err := coordinator.ReadWeights(f.file)
+	return append(list, more...), err
 }
 
 // curves shows how much of the cost of its reads each client would save with more
@@ -90,13 +128,25 @@ func curves(c *coordinator.Coordinator) (list []console.Curve) {
 }
 
 // runCoordinator coordinates until ctx is done.
-func runCoordinator(ctx context.Context, cfg coordinator.Config, op *operator.Control) (err error) {
+func runCoordinator(ctx context.Context, cfg coordinator.Config, weights weightFlags, op *operator.Control) (err error) {
 	began := time.Now()
 	c, err := coordinator.New(cfg)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, c.Close()) }()
+	op.OnReload("weights", func() (string, error) {
+		list, err := weights.load()
+		if err != nil {
+			return "", err
+		}
+		c.SetWeights(list) // the same ones, too: a client may be in another control group now
+		if slices.Equal(list, cfg.Weights) {
+			return "", nil
+		}
+		cfg.Weights = list
+		return fmt.Sprintf("%d of them", len(list)), nil
+	})
 	addrs := map[string]string{"socket": cfg.Socket}
 	if op.Admin != "" {
 		srv, err := serveAdmin(op, "coordinator", began, addrs, admin.Config{

@@ -44,6 +44,9 @@ type Config struct {
 	// 0.25.
 	MinShare float64
 
+	// Weights are the operator's, which go before what a client says of itself.
+	Weights []Weight
+
 	// MaxWeight bounds the weight that a client can give itself. Default 1:
 	// nobody can raise himself above the others.
 	MaxWeight float64
@@ -131,7 +134,7 @@ func (c *Config) complete() error {
 	if !(c.MinShare > 0 && c.MinShare <= 1) {
 		return fmt.Errorf("the least share is %v: want more than 0 and at most 1", c.MinShare)
 	}
-	if !(c.MaxWeight > 0 && c.MaxWeight <= 1e6) {
+	if !(c.MaxWeight > 0 && c.MaxWeight <= maxWeight) {
 		return fmt.Errorf("the highest weight is %v: want more than 0 and at most a million", c.MaxWeight)
 	}
 	if c.Policy == nil {

@@ -71,7 +71,8 @@ type ClientStats struct {
 	Rebuild  float64 // seconds in all
 	Hits     uint64
 	Misses   uint64
-	MissCost float64   // seconds, in the mean, or Stats.MissCost if the client does not know
+	MissCost float64 // seconds, in the mean, or Stats.MissCost if the client does not know
+	Weight   float64
 	Curve    mrc.Curve `json:"-"` // what more memory would save, as the client measures
 }
 
@@ -225,6 +226,7 @@ func (c *Coordinator) enter(s *session, now time.Time) {
 	c.nextID++
 	s.id, s.came = c.nextID, now
 	c.sessions[s.id] = s
+	c.weigh(s)
 	c.limitArrival(s)
 }
 
@@ -316,7 +318,7 @@ func (c *Coordinator) Stats() Stats {
 			ID: s.id, Name: s.hello.Name, PID: s.peer.PID, UID: s.peer.UID,
 			Granted: granted, Target: int64(s.target) * segmentSize, Resident: s.resident,
 			Used: max(granted-s.report.Free, 0), Rebuild: s.report.RebuildSeconds,
-			Hits: s.report.Hits, Misses: s.report.Misses, MissCost: cmp.Or(s.cost(), st.MissCost), Curve: s.report.Curve,
+			Hits: s.report.Hits, Misses: s.report.Misses, MissCost: cmp.Or(s.cost(), st.MissCost), Weight: s.weight, Curve: s.report.Curve,
 		})
 	}
 	slices.SortFunc(st.MoreByClient, func(a, b ClientStats) int { return int(a.ID) - int(b.ID) })

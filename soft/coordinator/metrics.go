@@ -33,6 +33,7 @@ var (
 	hitsDesc      = desc("client_hits_total", "Lookups of a client that found something.", "client", "name", "pid")
 	missesDesc    = desc("client_misses_total", "Lookups of a client that found nothing.", "client", "name", "pid")
 	costDesc      = desc("client_miss_cost_seconds", "What a miss is taken to cost a client: what it measures, or else the median of those that do.", "client", "name", "pid")
+	weightDesc    = desc("client_weight", "How much what a client saves counts beside what others do.", "client", "name", "pid")
 	rebuildDesc   = desc("client_rebuild_seconds_total", "Time that a client says to have spent rebuilding.", "client", "name", "pid")
 )
 
@@ -74,5 +75,6 @@ func (k collector) Collect(ch chan<- prometheus.Metric) {
 		count(missesDesc, float64(c.Misses), labels...)
 		count(rebuildDesc, c.Rebuild, labels...)
 		gauge(costDesc, c.MissCost, labels...)
+		gauge(weightDesc, c.Weight, labels...)
 	}
 }

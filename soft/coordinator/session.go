@@ -19,12 +19,14 @@ import (
 
 // session is one client. Its fields are under Coordinator.mu unless noted.
 type session struct {
-	id     uint64
-	conn   *fdpass.Conn // sent to by run, received from by serve
-	peer   fdpass.Peer
-	hello  wire.Hello
-	memory *arena.Memfd
-	ctl    *wire.Control
+	id      uint64
+	conn    *fdpass.Conn // sent to by run, received from by serve
+	peer    fdpass.Peer
+	hello   wire.Hello
+	cgroups []string // the paths of those that it is in
+	weight  float64
+	memory  *arena.Memfd
+	ctl     *wire.Control
 
 	granted []bool // what the client may use, whatever its table says
 	count   int    // of them
@@ -75,8 +77,7 @@ func (c *Coordinator) register(conn *fdpass.Conn, peer fdpass.Peer) (*session, e
 	if err != nil {
 		return nil, err
 	}
-	hello.Weight = min(hello.Weight, c.cfg.MaxWeight)
-	s := &session{conn: conn, peer: peer, hello: hello, first: true}
+	s := &session{conn: conn, peer: peer, hello: hello, cgroups: cgroupsOf(conn, peer.PID), first: true}
 	if err := s.adopt(files[0], files[1]); err != nil {
 		return nil, err
 	}
@@ -284,7 +285,7 @@ func (s *session) app(seconds, typical float64) policy.App {
 		return float64(now-then) / seconds
 	}
 	a := policy.App{
-		ID: s.id, Name: s.hello.Name, Weight: s.hello.Weight,
+		ID: s.id, Name: s.hello.Name, Weight: s.weight,
 		Memory: int64(s.count) * segmentSize,
 		Used:   min(max(int64(s.count)*segmentSize-r.Free, 0), int64(s.count)*segmentSize),
 		Max:    int64(len(s.granted)) * segmentSize,

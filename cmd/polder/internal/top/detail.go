@@ -53,10 +53,14 @@ func (m *model) detail(d *daemon) []string {
 		lines = append(lines, "", bold("CACHES"))
 		for _, c := range granted.Samples {
 			client := "client=" + c.Labels["client"]
-			lines = append(lines, fmt.Sprintf("%s %8s granted, %8s used, %d hits, %d misses of %v", pad(c.Labels["name"], 30, false), short(c.Value),
+			weight := ""
+			if w := s.Metrics.Sum("polder_coordinator_client_weight", client); w != 1 && w > 0 {
+				weight = fmt.Sprintf(", weight %v", w)
+			}
+			lines = append(lines, fmt.Sprintf("%s %8s granted, %8s used, %d hits, %d misses of %v%s", pad(c.Labels["name"], 30, false), short(c.Value),
 				short(s.Metrics.Sum("polder_coordinator_client_used_bytes", client)), s.Metrics.Int("polder_coordinator_client_hits_total", client),
 				s.Metrics.Int("polder_coordinator_client_misses_total", client),
-				time.Duration(s.Metrics.Sum("polder_coordinator_client_miss_cost_seconds", client)*1e9).Round(time.Microsecond)))
+				time.Duration(s.Metrics.Sum("polder_coordinator_client_miss_cost_seconds", client)*1e9).Round(time.Microsecond), weight))
 		}
 	}
 	for _, p := range s.Metrics.Values("polder_share_pool_bytes", "pool") {
