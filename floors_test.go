@@ -38,6 +38,7 @@ var floors = []floor{
 	{4, "far"},
 	{5, "resp"},
 	{5, "memcached"},
+	{5, "files"},
 	{6, "measure"},
 	{7, "cmd"},
 	{7, "robustness"},

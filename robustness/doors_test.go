@@ -46,12 +46,14 @@ func TestEveryDoorIsAlsoAUnixSocket(t *testing.T) {
 		{daemon: "serve", args: []string{"--tier", "soft"}, sockets: map[string]string{"listen": "redis", "memcached": "memcached"}},
 		{daemon: "broker", args: []string{"--far", node.Addr("verbs")}, sockets: map[string]string{"listen": "broker"}},
 		{daemon: "share", args: []string{"--dir", t.TempDir(), "--pool", "memfd:16MiB"}, sockets: map[string]string{"socket": "share"}, plain: true},
+		{daemon: "serve files", args: []string{t.TempDir()}, sockets: map[string]string{"listen": "http"}},
 		{daemon: "coordinator", sockets: map[string]string{"socket": "socket"}, plain: true},
 	} {
 		t.Run(d.daemon, func(t *testing.T) {
 			dir := t.TempDir()
-			args, services := []string{d.daemon, "--admin", "unix:" + filepath.Join(dir, "admin")}, []string{"admin"}
+			args, services := append(strings.Fields(d.daemon), "--admin", "unix:"+filepath.Join(dir, "admin")), []string{"admin"}
 			args = append(args, d.args...)
+			name := args[strings.Count(d.daemon, " ")] // the last word of the command
 			for flag, service := range d.sockets {
 				path := filepath.Join(dir, service)
 				if !d.plain {
@@ -79,10 +81,10 @@ func TestEveryDoorIsAlsoAUnixSocket(t *testing.T) {
 			if _, said, code := proctest.Output(t, nil, other...); code != 1 || !strings.Contains(said, "served by another process") {
 				t.Errorf("another one at the same sockets: got code %d, want 1, and %s", code, said)
 			}
-			if s, err := console.Query(t.Context(), nil, "", p.Addr("admin"), 0); err != nil || s.Service != d.daemon {
+			if s, err := console.Query(t.Context(), nil, "", p.Addr("admin"), 0); err != nil || s.Service != name {
 				t.Errorf("its status: got %+v, %v", s, err)
 			}
-			if out, said, code := proctest.Output(t, nil, "status", "--admin", p.Addr("admin")); code != 0 || !strings.Contains(out, "polder "+d.daemon) {
+			if out, said, code := proctest.Output(t, nil, "status", "--admin", p.Addr("admin")); code != 0 || !strings.Contains(out, "polder "+name) {
 				t.Errorf("polder status: got code %d, %s%s", code, out, said)
 			}
 			if path, ok := strings.CutPrefix(p.Addr("redis"), "unix:"); ok {

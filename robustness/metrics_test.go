@@ -53,6 +53,7 @@ func exportsOfDaemons(t *testing.T) map[string]string {
 		"serve":         proctest.Start(t, "serve", "--far", node.Addr("verbs"), "--local", "8MiB", "--password-file", password, "--idle-timeout", "1h"),
 		"broker":        proctest.Run(t, "broker", "--listen", filepath.Join(dir, "broker"), "--far", fine.Addr("verbs"), "--service-secret-file", secret),
 		"coordinator":   proctest.Run(t, "coordinator", "--socket", socket),
+		"serve files":   proctest.RunCommand(t, child.Command{Path: proctest.Binary(), Args: []string{"serve", "files", dir, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--coordinator", "off"}}),
 		"share": proctest.Run(t, "share", "--dir", filepath.Join(dir, "state"), "--socket", filepath.Join(dir, "s"), "--pool", "memfd:1MiB",
 			"--maru", "tcp://127.0.0.1:0", "--maru-resources", "127.0.0.1:0"),
 	}

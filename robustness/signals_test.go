@@ -56,6 +56,7 @@ func everyDaemon(t *testing.T, check func(t *testing.T, d *piped)) {
 		{"up", "--lend", "64MiB", "--local", "8MiB", "--listen", "127.0.0.1:0"},
 		{"serve", "--far", node.Addr("verbs"), "--manager", "finemem", "--local", "8MiB", "--listen", "127.0.0.1:0"},
 		{"serve", "--tier", "soft", "--memcached", "127.0.0.1:0", "--listen", "127.0.0.1:0"},
+		{"serve", "files", "DIR", "--listen", "127.0.0.1:0"},
 		{"broker", "--far", node.Addr("verbs"), "--listen", "DIR/broker.sock"},
 		{"coordinator", "--socket", "DIR/coordinator.sock"},
 		{"share", "--socket", "DIR/share.sock", "--dir", "DIR/share", "--pool", "memfd:1MiB"},

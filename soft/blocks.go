@@ -17,9 +17,8 @@ import (
 // [Blocks.ReaderAt] read through it. Its methods may be called by any number
 // of goroutines.
 //
-// It is for files that do not change while they are read: a file of which
-// size or modification time differ is another one, but a change in between
-// may be seen partly.
+// FS says what becomes of a file that changes. What a ReaderAt reads must not
+// change.
 type Blocks struct {
 	h       *Heap
 	m       *Map[blockKey, []byte]
@@ -110,8 +109,12 @@ type ReaderAt struct {
 	file [2]uint64
 	size int64
 
-	direct   *os.File    // src opened for direct I/O, nil if it is not
-	buffered atomic.Bool // it cannot, after all
+	disk     *os.File    // src, if it is to be read by direct I/O
+	once     sync.Once   // opens direct
+	direct   *os.File    // disk opened for direct I/O by the first miss; nil if it cannot be
+	buffered atomic.Bool // it cannot be read so, after all
+	young    bool        // src has just changed: nothing is kept of it
+	changed  func() bool // src does not hold any more what it is to hold; nil if nobody can tell
 }
 
 var errNegative = errors.New("negative offset")
@@ -132,6 +135,12 @@ func (r *ReaderAt) ReadAtContext(ctx context.Context, p []byte, off int64) (n in
 	short := int64(len(p)) > r.size-off
 	if short {
 		p = p[:r.size-off]
+	}
+	if r.young {
+		if err := r.readThrough(p, off); err != nil {
+			return 0, err
+		}
+		n = len(p)
 	}
 	size := int64(r.b.size)
 	for n < len(p) {
@@ -256,19 +265,33 @@ func (r *ReaderAt) fill(first int64, keys []blockKey, calls []*flight[[]byte]) {
 // readSource reads want bytes; the buffer has room for whole blocks, as direct
 // I/O needs it.
 func (r *ReaderAt) readSource(buf []byte, want int, off int64) error {
+	r.once.Do(func() {
+		if r.disk != nil {
+			r.direct = openDirect(r.disk)
+		}
+	})
 	if r.direct != nil && !r.buffered.Load() {
 		n, err := r.direct.ReadAt(buf, off)
-		if n >= want {
+		if n >= want && (r.changed == nil || !r.changed()) {
 			return nil
 		}
 		r.buffered.Store(err != nil && !errors.Is(err, io.EOF))
 	}
-	n, err := r.src.ReadAt(buf[:want], off)
+	return r.readThrough(buf[:want], off)
+}
+
+// readThrough fills buf from the source as it is.
+func (r *ReaderAt) readThrough(buf []byte, off int64) error {
+	n, err := r.src.ReadAt(buf, off)
+	if r.changed != nil && r.changed() {
+		err = ErrChanged
+	}
 	switch {
-	case n == want:
+	case err == ErrChanged:
+	case n == len(buf):
 		return nil
 	case err == nil || errors.Is(err, io.EOF):
 		err = io.ErrUnexpectedEOF // it has become shorter
 	}
-	return fmt.Errorf("cannot read %d bytes at %d: %w", want, off, err)
+	return fmt.Errorf("cannot read %d bytes at %d: %w", len(buf), off, err)
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"math/rand/v2"
@@ -140,9 +141,10 @@ func TestManyReadersOfOneBlockReadTheSourceOnce(t *testing.T) {
 }
 
 func TestFSIsAnFS(t *testing.T) {
+	t.Parallel()
 	h := open(t, 16)
 	dir := t.TempDir()
-	files := map[string][]byte{"empty": nil, "small": []byte("hello"), "sub/large": randomBytes(40001)}
+	files := map[string][]byte{"empty": nil, "small": []byte("hello"), "sub/large": randomBytes(9001)}
 	for name, data := range files {
 		path := filepath.Join(dir, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -152,9 +154,12 @@ func TestFSIsAnFS(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for name, cfg := range map[string]BlocksConfig{"direct": {}, "buffered": {Buffered: true}} {
+	for name, cfg := range map[string]BlocksConfig{"direct": {BlockSize: 4096}, "buffered": {BlockSize: 4096, Buffered: true}} {
 		fsys := newBlocks(t, h, cfg).FS(os.DirFS(dir))
-		for range 2 { // from the disk and from memory
+		for i := range 3 { // while they have just been made; from the disk; from memory
+			if i == 1 {
+				settle(t, filepath.Join(dir, "small"))
+			}
 			if err := fstest.TestFS(fsys, "empty", "small", "sub/large"); err != nil {
 				t.Fatalf("%s: %v", name, err)
 			}
@@ -171,6 +176,90 @@ func TestFSIsAnFS(t *testing.T) {
 			t.Errorf("%s: after a change: got %q, %v", name, got, err)
 		}
 		files["small"] = []byte("goodbye")
+	}
+}
+
+// settle waits until a file has not changed for so long that its times tell of a change.
+func settle(t *testing.T, path string) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		st, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, settled := Version(st); settled {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s has changed a minute ago and does not count as settled", path)
+		}
+	}
+}
+
+// TestAFileThatChangesIsNeverMixed: one that is overwritten, or replaced, by something of
+// the same size and with the same time of modification. What was opened before is read as it
+// was then, or not at all; what is opened afterwards is the new one.
+func TestAFileThatChangesIsNeverMixed(t *testing.T) {
+	t.Parallel()
+	const size = 10 * 4096
+	write := func(t *testing.T, path string, fill byte) {
+		t.Helper()
+		if err := os.WriteFile(path, bytes.Repeat([]byte{fill}, size), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(path, time.Unix(1, 0), time.Unix(1, 0)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tt := range []struct {
+		how string
+		cfg BlocksConfig
+		// rest is what reading the rest of what was opened before fails with.
+		rest error
+	}{
+		{"overwritten", BlocksConfig{BlockSize: 4096}, ErrChanged},
+		{"overwritten", BlocksConfig{BlockSize: 4096, Buffered: true}, ErrChanged},
+		{"replaced", BlocksConfig{BlockSize: 4096}, nil},
+	} {
+		t.Run(fmt.Sprintf("%s, buffered %v", tt.how, tt.cfg.Buffered), func(t *testing.T) {
+			t.Parallel()
+			path := filepath.Join(t.TempDir(), "file")
+			fsys := newBlocks(t, open(t, 16), tt.cfg).FS(os.DirFS(filepath.Dir(path)))
+			write(t, path, 'a')
+			settle(t, path)
+			f, err := fsys.Open("file")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = f.Close() }()
+			old := f.(io.ReaderAt)
+			half := make([]byte, size/2)
+			if _, err := old.ReadAt(half, 0); err != nil || half[0] != 'a' {
+				t.Fatalf("before: got %q, %v", half[:1], err)
+			}
+			if tt.how == "overwritten" {
+				write(t, path, 'b')
+			} else {
+				write(t, path+".new", 'b')
+				if err := os.Rename(path+".new", path); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if n, err := old.ReadAt(half, size/2); !errors.Is(err, tt.rest) || half[0] != 'a' {
+				t.Errorf("the rest of what was opened before: got %d bytes of %q, %v, want %v", n, half[:1], err, tt.rest)
+			}
+			if _, err := old.ReadAt(half, 0); err != nil || half[0] != 'a' {
+				t.Errorf("what was read before: got %q, %v", half[:1], err)
+			}
+			for _, when := range []string{"at once", "settled", "cached"} {
+				if when == "settled" {
+					settle(t, path)
+				}
+				if got, err := fs.ReadFile(fsys, "file"); err != nil || !bytes.Equal(got, bytes.Repeat([]byte{'b'}, size)) {
+					t.Errorf("opened afterwards, %s: got %d bytes of %q, %v", when, len(got), got[:1], err)
+				}
+			}
+		})
 	}
 }
 

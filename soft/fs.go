@@ -7,14 +7,47 @@ import (
 	"io/fs"
 	"os"
 	"strconv"
+	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// FS returns fsys with its files' contents cached. Files that cannot be read
-// at an offset are passed through.
+// FS returns fsys with its files' contents cached. Its files are also io.ReaderAt and
+// io.Seeker. Files that cannot be read at an offset are passed through.
+//
+// Whoever opens a file of the operating system's reads what it holds then, however often it
+// has changed before: a version of a file (Version) has blocks of its own. A file that is
+// changed while it is open is not mixed with what it was: reading fails with ErrChanged,
+// unless all that is read was cached before; open it again. A file that has changed within
+// the last second is not cached, as what changes now may bear the same time. That holds as
+// far as the file system has times: what a process writes into a mapping of a file may be
+// seen late. Files of other file systems are told apart by name, size and modification time.
 func (b *Blocks) FS(fsys fs.FS) fs.FS {
 	return &cachedFS{b, fsys, fmt.Sprintf("fs %d ", b.systems.Add(1))}
+}
+
+// ErrChanged is what reading a file fails with that has been changed since it was opened.
+var ErrChanged = errors.New("the file has changed since it was opened")
+
+// Version names what a file of the operating system's holds: another file, or the same one
+// after it has changed, has another version. It is empty if st does not tell. Whether it is
+// settled tells if a change to come could bear the same version: a file that has just
+// changed may be changed again before the clock of the file system goes on.
+func Version(st fs.FileInfo) (version string, settled bool) {
+	sys, ok := st.Sys().(*syscall.Stat_t)
+	if !ok {
+		return "", true
+	}
+	changed := time.Unix(sys.Ctim.Unix()) // unlike the time of modification, nobody sets it
+	return fmt.Sprintf("%x-%x-%x-%x-%x", sys.Dev, sys.Ino, st.Size(), st.ModTime().UnixNano(), changed.UnixNano()), time.Since(changed) > time.Second
+}
+
+// sameContents reports whether an open file of the operating system's holds what it did
+// before. A file that was removed or replaced, and so has fewer links, does.
+func sameContents(before, now fs.FileInfo) bool {
+	a, b := before.Sys().(*syscall.Stat_t), now.Sys().(*syscall.Stat_t)
+	return a.Size == b.Size && a.Mtim == b.Mtim && (a.Ctim == b.Ctim || b.Nlink < a.Nlink)
 }
 
 type cachedFS struct {
@@ -34,14 +67,22 @@ func (c *cachedFS) Open(name string) (fs.File, error) {
 		return nil, errors.Join(err, f.Close())
 	}
 	src, ok := f.(io.ReaderAt)
+	version, settled := Version(st)
 	if !ok || !st.Mode().IsRegular() {
 		return f, nil
 	}
-	r := c.b.ReaderAt(src, c.prefix+name, st.ModTime().UnixNano(), st.Size())
-	if osFile, ok := f.(*os.File); ok && c.b.direct {
-		r.direct = openDirect(osFile)
+	r := c.b.ReaderAt(src, c.prefix+name+version, st.ModTime().UnixNano(), st.Size())
+	r.young = !settled
+	if version != "" {
+		r.changed = func() bool {
+			now, err := f.Stat()
+			return err != nil || !sameContents(st, now)
+		}
 	}
-	return &cachedFile{File: f, r: r, SectionReader: io.NewSectionReader(r, 0, st.Size())}, nil
+	if osFile, ok := f.(*os.File); ok && c.b.direct {
+		r.disk = osFile
+	}
+	return &cachedFile{File: f, stat: st, r: r, SectionReader: io.NewSectionReader(r, 0, st.Size())}, nil
 }
 
 // ReadDir implements fs.ReadDirFS.
@@ -54,9 +95,13 @@ func (c *cachedFS) Stat(name string) (fs.FileInfo, error) { return fs.Stat(c.fsy
 // offsets.
 type cachedFile struct {
 	fs.File
-	r *ReaderAt
+	stat fs.FileInfo
+	r    *ReaderAt
 	*io.SectionReader
 }
+
+// Stat implements fs.File: the file is what it was when it was opened.
+func (f *cachedFile) Stat() (fs.FileInfo, error) { return f.stat, nil }
 
 // Read implements fs.File.
 func (f *cachedFile) Read(p []byte) (int, error) { return f.SectionReader.Read(p) }
@@ -64,6 +109,7 @@ func (f *cachedFile) Read(p []byte) (int, error) { return f.SectionReader.Read(p
 // Close implements fs.File.
 func (f *cachedFile) Close() error {
 	err := f.File.Close()
+	f.r.once.Do(func() {}) // it is not opened from now on
 	if f.r.direct != nil {
 		err = errors.Join(err, f.r.direct.Close())
 	}

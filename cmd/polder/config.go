@@ -41,24 +41,29 @@ func newConfig() *cobra.Command {
 	}
 	for _, d := range newDaemons() {
 		names = append(names, d.Name())
-		cmd.AddCommand(newConfigOf(d))
+		sub := newConfigOf(d, d.Name())
+		if d.Name() == "serve" {
+			sub.AddCommand(newConfigOf(newFiles(), "serve files"))
+		}
+		cmd.AddCommand(sub)
 	}
 	cmd.Long = "Prints, as a file for --config, what polder " + strings.Join(names, ", ") + "\nwould be configured by with the same flags, environment and file, and for each value\n" +
 		"where it comes from. What is wrong is refused with the key, and in a file the line.\nWith --check, keys that contradict one another are refused as well. Whether the files\nthat keys name are there, and the memory, is seen when the daemon starts."
 	return cmd
 }
 
-func newConfigOf(daemon daemonCommand) *cobra.Command {
+// newConfigOf returns the subcommand for a daemon that is called so.
+func newConfigOf(daemon daemonCommand, name string) *cobra.Command {
 	var check, comments bool
 	cmd := &cobra.Command{
 		Use:   daemon.Name(),
-		Short: "Print the configuration of polder " + daemon.Name(),
-		Long:  "Prints the configuration that polder " + daemon.Name() + " would have with the same flags,\nenvironment and file, as a file for --config; defaults are commented out.",
+		Short: "Print the configuration of polder " + name,
+		Long:  "Prints the configuration that polder " + name + " would have with the same flags,\nenvironment and file, as a file for --config; defaults are commented out.",
 		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
 			case comments:
-				return reference(cmd.OutOrStdout(), daemon.Command)
+				return reference(cmd.OutOrStdout(), daemon.Command, name)
 			case check:
 				return daemon.check()
 			}
@@ -101,11 +106,11 @@ func effective(w io.Writer, all, daemon *pflag.FlagSet) error {
 }
 
 // reference prints every key of a daemon with what it is for and its default.
-func reference(w io.Writer, daemon *cobra.Command) error {
+func reference(w io.Writer, daemon *cobra.Command, name string) error {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "# Configuration of polder %s: %s.\n#\n# Every key is a flag of the same name; each is shown with its default. A flag goes\n"+
 		"# before an environment variable (POLDER_LOG_LEVEL), and that before this file.\n"+
-		"# Check it with: polder config %s --check --config FILE\n", daemon.Name(), strings.ToLower(daemon.Short[:1])+daemon.Short[1:], daemon.Name())
+		"# Check it with: polder config %s --check --config FILE\n", name, strings.ToLower(daemon.Short[:1])+daemon.Short[1:], name)
 	keys(daemon.Flags(), func(f *pflag.Flag) {
 		_, usage := pflag.UnquoteUsage(f)
 		value := f.DefValue

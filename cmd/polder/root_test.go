@@ -45,10 +45,10 @@ This page is made by ` + "`make docs`" + `, of what ` + "`--help`" + ` says.
 | flag | of | default | |
 |---|---|---|---|
 `)
-	daemons := []string{"up", "serve", "node", "broker", "share", "coordinator"}
+	daemons := []string{"up", "serve", "serve files", "node", "broker", "share", "coordinator"}
 	var flags []flagRow
 	for _, name := range daemons {
-		cmd, _, err := root.Find([]string{name})
+		cmd, _, err := root.Find(strings.Fields(name))
 		if err != nil {
 			panic(err)
 		}
@@ -71,7 +71,7 @@ This page is made by ` + "`make docs`" + `, of what ` + "`--help`" + ` says.
 	}
 	forEach(root, func(cmd *cobra.Command) {
 		own := flagsOf(cmd)
-		if !cmd.IsAvailableCommand() || len(own) == 0 || slices.Contains(daemons, cmd.Name()) && (cmd.Parent() == root || cmd.Parent().Name() == "config") {
+		if !cmd.IsAvailableCommand() || len(own) == 0 || slices.Contains(daemons, strings.TrimPrefix(strings.TrimPrefix(cmd.CommandPath(), "polder "), "config ")) {
 			return
 		}
 		fmt.Fprintf(&b, "\n## %s\n\n%s.\n\n| flag | default | |\n|---|---|---|\n", cmd.CommandPath(), cmd.Short)
@@ -149,8 +149,8 @@ func TestCommandsInDocumentsExist(t *testing.T) {
 // TestEveryDaemonIsConfiguredAlike: who takes a file takes the environment, too.
 func TestEveryDaemonIsConfiguredAlike(t *testing.T) {
 	root := newRoot(nil)
-	for _, name := range []string{"up", "serve", "node", "broker", "share", "coordinator"} {
-		cmd, _, err := root.Find([]string{name})
+	for _, name := range []string{"up", "serve", "serve files", "node", "broker", "share", "coordinator"} {
+		cmd, _, err := root.Find(strings.Fields(name))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -47,7 +47,7 @@ func newServe() daemonCommand {
 			if tier == tierSoft {
 				return op.Run(cmd, func(c *operator.Control) error {
 					cfg.Control = c
-					cfg.Coordinator = coordinatorOf(cfg, c.Logger)
+					cfg.Coordinator = coordinatorOf(cfg.Coordinator, cfg.Budget, c.Logger)
 					return daemon.RunCache(cmd.Context(), cfg)
 				})
 			}
@@ -69,30 +69,37 @@ func newServe() daemonCommand {
 	serveFlags(fs, &cfg.ServeConfig)
 	fs.Var(config.NewChoice(&tier, tierFar, tierSoft), "tier", "which memory to serve from: far or soft")
 	fs.Var(config.NewSize(&cfg.Budget, daemon.MinCacheBudget, 0), "budget", "with --tier soft, memory to use while no coordinator says otherwise")
-	fs.StringVar(&cfg.Coordinator, "coordinator", "", "with --tier soft, `path` of the coordinator's socket, or \"off\"; the default is where one listens by default, if one does")
+	coordinatorFlag(fs, &cfg.Coordinator, "with --tier soft, ")
 	fs.Var(config.NewDoor(&cfg.Memcached, true), "memcached", "with --tier soft, where memcached's clients connect, HOST:PORT or unix:PATH")
 	op.Add(fs, defaultAdmin, listen.Node, listen.Client)
 	op.AddPassword(fs)
+	cmd.AddCommand(newFiles().Command)
 	return daemonCommand{cmd, func() error {
 		return errors.Join(checkTier(fs, tier, cfg), cfg.Check(), op.Check(fs,
 			operator.Address{Role: listen.Client, Flag: "listen", Addr: cfg.Listen}, operator.Address{Role: listen.Client, Flag: "memcached", Addr: cfg.Memcached}))
 	}}
 }
 
-// coordinatorOf is the path of the coordinator's socket that a cache goes by; "" for none.
-func coordinatorOf(cfg daemon.CacheConfig, log *slog.Logger) string {
-	switch cfg.Coordinator {
+// coordinatorFlag is the flag that says which coordinator a cache goes by.
+func coordinatorFlag(fs *pflag.FlagSet, path *string, when string) {
+	fs.StringVar(path, "coordinator", "", when+"`path` of the coordinator's socket, or \"off\"; the default is where one listens by default, if one does")
+}
+
+// coordinatorOf is the path of the coordinator's socket that a cache goes by, which has so
+// many bytes without; "" for none.
+func coordinatorOf(path string, budget int64, log *slog.Logger) string {
+	switch path {
 	case "off":
 		return ""
 	case "":
-		path := soft.FindCoordinator()
+		path = soft.FindCoordinator()
 		if path == "" {
 			log.Warn("there is no coordinator: the memory of the cache is fixed; start polder coordinator before it, or say --coordinator PATH or off",
-				"bytes", cfg.Budget, "looked at", soft.CoordinatorSockets())
+				"bytes", budget, "looked at", soft.CoordinatorSockets())
 		}
 		return path
 	}
-	return cfg.Coordinator
+	return path
 }
 
 // The memory that serve can serve from.

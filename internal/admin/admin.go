@@ -13,29 +13,24 @@
 // and /debug/pprof nothing; the page by itself says nothing either. Nothing here changes anything, and none of it shows what
 // clients have stored, passwords or keys.
 //
-// A Server owns one goroutine, that of its Console and those of net/http; Close
+// A Server owns the goroutines of its Console and of its httpserver.Server; Close
 // ends them all. It has 256 connections at most: who has been silent longest makes
 // room for the next.
 package admin
 
 import (
-	"container/list"
-	"context"
-	"errors"
 	"fmt"
-	"log"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/http/pprof"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
-	"polder/internal/accept"
 	"polder/internal/console"
+	"polder/internal/httpserver"
 )
 
 // Config says what the server shows, and to whom. All fields but Token, Certificates
@@ -52,16 +47,13 @@ type Config struct {
 
 // Server is a running administrative address.
 type Server struct {
-	http    *http.Server
+	http    *httpserver.Server
 	reg     *prometheus.Registry
 	console *console.Console
-	done    chan struct{}
-
-	conns conns
 }
 
-// closeTimeout is how long Close lets requests finish.
-const closeTimeout = time.Second
+// maxConns is how many connections there are at most.
+const maxConns = 256
 
 // Start serves lis until Close.
 func Start(lis net.Listener, cfg Config) (*Server, error) {
@@ -73,8 +65,7 @@ func Start(lis net.Listener, cfg Config) (*Server, error) {
 		memoryCollector{},
 		buildInfo(cfg.About),
 	}, cfg.Collectors...)
-	s := &Server{reg: reg, done: make(chan struct{})}
-	s.conns.all = make(map[net.Conn]*list.Element)
+	s := &Server{reg: reg}
 	if err := s.Collect(all...); err != nil {
 		return nil, err
 	}
@@ -110,20 +101,7 @@ func Start(lis net.Listener, cfg Config) (*Server, error) {
 			http.Error(w, "a token or a certificate is needed here", http.StatusUnauthorized)
 		}
 	})
-	s.http = &http.Server{
-		Handler:           handler,
-		ReadHeaderTimeout: 5 * time.Second,
-		IdleTimeout:       time.Minute,
-		MaxHeaderBytes:    16 << 10,
-		ConnState:         s.conns.changed,
-		ErrorLog:          log.New(serverLog{cfg.Logger}, "", 0),
-	}
-	go func() {
-		defer close(s.done)
-		if err := s.http.Serve(accept.Listen(lis, cfg.Logger)); !errors.Is(err, http.ErrServerClosed) {
-			cfg.Logger.Error("the administrative address is gone", "err", err)
-		}
-	}()
+	s.http = httpserver.Start(lis, httpserver.Config{Name: "administrative address", Handler: handler, MaxConns: maxConns, Logger: cfg.Logger})
 	return s, nil
 }
 
@@ -154,15 +132,5 @@ func (s *Server) Collect(list ...prometheus.Collector) error {
 // Close stops listening, lets requests finish for a second, and ends.
 func (s *Server) Close() error {
 	s.console.Close() // the pages would not let go
-	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
-	defer cancel()
-	err := s.http.Shutdown(ctx)
-	if errors.Is(err, context.DeadlineExceeded) {
-		err = s.http.Close()
-	}
-	<-s.done
-	if err != nil {
-		return fmt.Errorf("cannot close the administrative address: %w", err)
-	}
-	return nil
+	return s.http.Close()
 }

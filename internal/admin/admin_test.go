@@ -123,10 +123,7 @@ func TestConnectionsAreBoundedAndTheSilentOnesMakeRoom(t *testing.T) {
 		t.Fatalf("a client that asks: %v", err)
 	}
 	resp.Body.Close()
-	s.conns.mu.Lock()
-	got := len(s.conns.all)
-	s.conns.mu.Unlock()
-	if got > maxConns {
+	if got := s.http.Conns(); got > maxConns {
 		t.Errorf("there are %d connections, want at most %d", got, maxConns)
 	}
 	for range more {

@@ -25,12 +25,3 @@ func (c logCollector) Collect(ch chan<- prometheus.Metric) {
 			strings.ToLower(m.Level.String()), strings.ToValidUTF8(m.Text, "?"))
 	}
 }
-
-// serverLog logs what net/http has to say about its clients, as one message.
-type serverLog struct{ log *slog.Logger }
-
-// Write implements io.Writer.
-func (l serverLog) Write(b []byte) (int, error) {
-	l.log.Debug("administrative address", "err", strings.TrimSpace(string(b)))
-	return len(b), nil
-}

@@ -2,11 +2,9 @@ package daemon
 
 import (
 	"context"
-	"fmt"
 	"net"
 	"strconv"
 
-	"polder/internal/config"
 	"polder/internal/listen"
 	"polder/memcached"
 	"polder/resp"
@@ -51,10 +49,7 @@ func RunCache(ctx context.Context, cfg CacheConfig) (err error) {
 	if err := p.openCache(cfg, mc); err != nil {
 		return err
 	}
-	title := fmt.Sprintf("polder serves a cache of %s", config.FormatSize(cfg.Budget))
-	if cfg.Coordinator != "" {
-		title += ", or what the coordinator at " + cfg.Coordinator + " grants"
-	}
+	title := "polder serves a cache of " + memoryOf(cfg.Budget, cfg.Coordinator)
 	cli := p.redisCLI(p.addrs[ServiceRedis])
 	if err := p.ready(title, cli+" set greeting hello", cli+" get greeting", cli+" config get maxmemory"); err != nil {
 		return err
@@ -72,7 +67,7 @@ func (p *process) openCache(cfg CacheConfig, mc net.Listener) error {
 		Budget:      cfg.Budget,
 		Max:         cacheMax(cfg),
 		Coordinator: cfg.Coordinator,
-		Name:        cacheName(p.addrs[ServiceRedis]),
+		Name:        cacheName("polder serve ", p.addrs[ServiceRedis]),
 		Logger:      p.Logger,
 	})
 	if err != nil {
@@ -108,11 +103,10 @@ func (p *process) openCache(cfg CacheConfig, mc net.Listener) error {
 	return p.serveAdmin()
 }
 
-// cacheName is what the coordinator calls a cache: the last part of a path that is too
+// cacheName is what the coordinator calls a cache: with the last part of a path that is too
 // long for a name.
-func cacheName(addr string) string {
-	const name = "polder serve "
-	return name + addr[max(0, len(addr)-(soft.MaxName-len(name))):]
+func cacheName(command, path string) string {
+	return command + path[max(0, len(path)-(soft.MaxName-len(command))):]
 }
 
 // cacheMax is how far the budget can be raised: by a coordinator as it likes,

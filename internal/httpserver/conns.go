@@ -1,4 +1,4 @@
-package admin
+package httpserver
 
 import (
 	"container/list"
@@ -8,13 +8,11 @@ import (
 	"sync"
 )
 
-// maxConns is how many connections there are at most.
-const maxConns = 256
-
 // conns are the connections of a server. When there are too many, the one that has
 // waited longest for its next request is closed, so that those who say nothing
 // keep nobody out.
 type conns struct {
+	most    int
 	mu      sync.Mutex
 	all     map[net.Conn]*list.Element // its place in waiting, nil while it is served; guarded by mu
 	waiting list.List                  // of net.Conn; guarded by mu
@@ -33,7 +31,7 @@ func (c *conns) changed(nc net.Conn, state http.ConnState) {
 	}
 	switch state {
 	case http.StateNew, http.StateIdle:
-		if !known && len(c.all) >= maxConns && !c.closeOne() {
+		if !known && len(c.all) >= c.most && !c.closeOne() {
 			hangUp(nc)
 			return
 		}
