@@ -202,7 +202,7 @@ func (c *client) report(elapsed time.Duration) wire.Report {
 		r.Victims += n
 	}
 	if elapsed > 0 {
-		c.curve = h.curve.interval(elapsed.Seconds(), s.Hits+s.Misses)
+		c.curve = h.needs(elapsed.Seconds(), s)
 	}
 	r.Curve, r.Assumed = c.curve, h.curve.assumed()
 	if h.cfg.Utility != nil {

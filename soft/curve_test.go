@@ -153,64 +153,94 @@ func TestTheCurveKnowsQueuesToo(t *testing.T) {
 	}
 }
 
-// twoCaches runs two caches in virtual time, a second a round, under the policy
-// that a coordinator has by default: the first asks for much more than half of
-// the memory, the second for little; both store what they missed, at no cost that
-// they say. It returns what each has in the end, and what part of the first one's
-// last reads were misses.
-func twoCaches(t *testing.T) (memory [2]int64, misses float64) {
+// caches are heaps that share memory in virtual time, a second a round, under the policy
+// that a coordinator has by default. What is missed is stored, at no cost that anybody says.
+type caches struct {
+	t      *testing.T
+	heaps  []*Heap
+	maps   []*Map[uint64, [4000]byte]
+	missed []float64 // part of the last second's reads
+	policy policy.Curves
+	r      *rand.Rand
+}
+
+const sharedByCaches = 128 << 20
+
+func newCaches(t *testing.T, n int) *caches {
 	t.Helper()
-	const total, reads = 128 << 20, 12000
-	keys := [2]uint64{20000, 1000} // of 4 KiB and a bit
-	var heaps [2]*Heap
-	var maps [2]*Map[uint64, [4000]byte]
-	var accesses [2]uint64
-	for i := range heaps {
-		h, err := Open(Config{Budget: total / 2, Max: total})
+	c := &caches{t: t, missed: make([]float64, n), r: rand.New(rand.NewPCG(1, 1))}
+	for range n {
+		h, err := Open(Config{Budget: sharedByCaches / int64(n) / SegmentSize * SegmentSize, Max: sharedByCaches})
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = h.Close() })
-		h.curve.init(total)
-		heaps[i], maps[i] = h, newMap[uint64, [4000]byte](t, h)
+		h.curve.init(sharedByCaches)
+		c.heaps, c.maps = append(c.heaps, h), append(c.maps, newMap[uint64, [4000]byte](t, h))
 	}
-	r := rand.New(rand.NewPCG(1, 1))
-	p := &policy.Curves{}
-	for second := range 12 {
-		apps := make([]policy.App, len(heaps))
-		for i, h := range heaps {
-			missed := 0
-			for range reads {
-				k := r.Uint64N(keys[i])
-				accesses[i]++
-				if _, ok := maps[i].Get(k); !ok {
-					missed++
-					if err := maps[i].Set(k, [4000]byte{}); err != nil {
-						t.Fatal(err)
-					}
+	return c
+}
+
+// load is what a cache is asked for in a second: reads of some of its keys, which take
+// 4 KiB and a bit each.
+type load struct {
+	reads int
+	keys  uint64
+}
+
+// second lets each cache be asked for its load, and divides the memory.
+func (c *caches) second(now time.Duration, loads ...load) {
+	c.t.Helper()
+	apps := make([]policy.App, len(c.heaps))
+	for i, h := range c.heaps {
+		missed := 0
+		for range loads[i].reads {
+			k := c.r.Uint64N(loads[i].keys)
+			if _, ok := c.maps[i].Get(k); !ok {
+				missed++
+				if err := c.maps[i].Set(k, [4000]byte{}); err != nil {
+					c.t.Fatal(err)
 				}
 			}
-			if i == 0 {
-				misses = float64(missed) / reads
-			}
-			apps[i] = policy.App{ID: uint64(i + 1), Weight: 1, Memory: h.Budget(), Used: h.Budget(),
-				Min: MinBudget, Max: total, Curve: h.curve.interval(1, accesses[i])}
 		}
-		for i, n := range p.Divide(time.Duration(second)*time.Second, total, apps) {
-			memory[i] = n
-			if err := heaps[i].SetBudget(n / SegmentSize * SegmentSize); err != nil {
-				t.Fatal(err)
-			}
+		c.missed[i] = float64(missed) / max(float64(loads[i].reads), 1)
+		apps[i] = policy.App{ID: uint64(i + 1), Weight: 1, Memory: h.Budget(), Used: h.Budget(),
+			Min: MinBudget, Max: sharedByCaches, Curve: h.needs(1, h.Stats())}
+	}
+	for i, n := range c.policy.Divide(now, sharedByCaches, apps) {
+		if err := c.heaps[i].SetBudget(n / SegmentSize * SegmentSize); err != nil {
+			c.t.Fatal(err)
 		}
 	}
-	return memory, misses
 }
 
 func TestCachesThatSayNothingOfCostsAreDividedForByTheirHits(t *testing.T) {
-	memory, misses := twoCaches(t)
-	if memory[0] < 80<<20 || misses > 0.08 {
-		t.Errorf("a cache that could use 80 MiB has %d, and misses %.0f %% of its reads; one that could use 4 has %d",
-			memory[0]>>20, 100*misses, memory[1]>>20)
+	c := newCaches(t, 2)
+	for s := range 12 {
+		c.second(time.Duration(s)*time.Second, load{12000, 20000}, load{12000, 1000})
+	}
+	if a, b := c.heaps[0].Budget(), c.heaps[1].Budget(); a < 80<<20 || c.missed[0] > 0.08 {
+		t.Errorf("a cache that could use 80 MiB has %d, and misses %.0f %% of its reads; one that could use 4 has %d", a>>20, 100*c.missed[0], b>>20)
+	}
+}
+
+// TestMemoryFollowsTheLoadWithinThirtySeconds: one cache is asked for more than half of
+// the memory, the other hardly at all; then it is the other way round, and back.
+func TestMemoryFollowsTheLoadWithinThirtySeconds(t *testing.T) {
+	const change = 30
+	c := newCaches(t, 2)
+	busy, idle := load{6000, 20000}, load{5, 20000}
+	for s := range 3 * change {
+		loads := [2]load{idle, idle}
+		loads[s/change%2] = busy
+		c.second(time.Duration(s)*time.Second, loads[:]...)
+		if s%change != change-1 {
+			continue
+		}
+		hot := s / change % 2
+		if a, b := c.heaps[hot].Budget(), c.heaps[1-hot].Budget(); c.missed[hot] > 0.05 || b > 48<<20 {
+			t.Errorf("after change %d the busy cache misses %.1f %% of its reads with %d MiB, and the idle one has %d", s/change, 100*c.missed[hot], a>>20, b>>20)
+		}
 	}
 }
 

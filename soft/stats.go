@@ -193,6 +193,8 @@ type sampler struct {
 	count     *counters // the heap's
 	prior     uint64
 	records   float64 // since the last interval
+	seen      float64 // what s had seen of accesses at the end of the last interval
+	recent    float64 // accesses per second, lately; 0 before the first interval
 	said      bool    // somebody has said what a value costs
 }
 
@@ -291,6 +293,11 @@ func (c *sampler) inserted(owner uint16, ref uint64, size int) {
 	c.lower()
 }
 
+// lately is the time, in seconds, over which it is counted how often a heap is asked now.
+// What it is asked for is remembered for longer: a heap that nobody asks any more must
+// soon leave its memory to others, and one that is asked again need not be learnt anew.
+const lately = 8
+
 // interval closes an interval in which there were accesses in all so far, and
 // returns the curve: seconds of rebuilding saved per second.
 func (c *sampler) interval(seconds float64, accesses uint64) mrc.Curve {
@@ -298,9 +305,15 @@ func (c *sampler) interval(seconds float64, accesses uint64) mrc.Curve {
 	defer c.mu.Unlock()
 	c.s.Count(int(accesses - c.prior))
 	c.prior = accesses
+	rate := (c.s.Seen() - c.seen) / seconds
+	if c.recent == 0 {
+		c.recent = rate
+	}
+	c.recent += (rate - c.recent) * -math.Expm1(-seconds/lately)
 	c.s.Advance(seconds, 1)
-	curve := c.s.Curve()
+	curve := c.s.Curve().Asked(c.recent)
 	c.s.Advance(0, 0.98)
+	c.seen = c.s.Seen()
 	for c.records /= seconds; c.records > sampledRate; c.records /= 2 {
 		c.s.Thin(1)
 	}
@@ -308,6 +321,23 @@ func (c *sampler) interval(seconds float64, accesses uint64) mrc.Curve {
 	c.threshold.Store(c.s.Threshold())
 	return curve
 }
+
+// needs closes an interval, at the end of which the heap's statistics are s, and returns
+// the curve of the memory that the heap needs to save so much. That is more than the bytes
+// of the objects, which is what a sampler knows: some segments are being filled, some are
+// kept free, and in the others something has died.
+func (h *Heap) needs(seconds float64, s Stats) mrc.Curve {
+	c := h.curve.interval(seconds, s.Hits+s.Misses)
+	full := s.Budget - s.Free + int64(h.evac.low(int(s.Budget/SegmentSize)))*SegmentSize
+	if s.Live > 0 {
+		c.Unit = int64(float64(c.Unit) * min(max(float64(full)/float64(s.Live), 1), maxOverhead))
+	}
+	return c
+}
+
+// maxOverhead bounds the memory that a heap is taken to need for each byte of its objects:
+// one of which most has just died will fill again.
+const maxOverhead = 1.25
 
 // assumed reports whether nobody has said what anything costs.
 func (c *sampler) assumed() bool {

@@ -50,7 +50,7 @@ func TestWhoDoesNotKnowWhatAMissCostsIsTakenForTheMedian(t *testing.T) {
 			}
 			unknown := r.sessions[1]
 			unknown.before = wire.Report{Misses: unknown.report.Misses - 100}
-			a := unknown.app(1, st.MissCost)
+			a := unknown.app(r.now, 1, st.MissCost)
 			if got := a.Curve.MeanCost(); math.Abs(got-c.want) > 1e-9 || math.Abs(a.Curve.At(1<<30)-1000*c.want) > 1e-6 {
 				t.Errorf("who does not know is taken to pay %v s for a miss, and to save %v s in a second with everything: want %v and %v", got, a.Curve.At(1<<30), c.want, 1000*c.want)
 			}
@@ -85,5 +85,27 @@ func TestMemoryGoesWhereMissesCostMore(t *testing.T) {
 				t.Errorf("the first one has %d segments and the second %d: more for the first is wanted: %v", dear.target, cheap.target, c.more)
 			}
 		})
+	}
+}
+
+// TestWhoSaysNothingLeavesItsMemoryToOthers: a client is stopped, which saved most before.
+func TestWhoSaysNothingLeavesItsMemoryToOthers(t *testing.T) {
+	r := restart(t, reserve+256<<20, 256<<20)
+	stopped, _ := r.come(16, 16)
+	other, _ := r.come(16, 16)
+	for second := range 40 {
+		if second < 20 {
+			stopped.costs(1e-1)
+			stopped.told = r.now
+		}
+		other.costs(1e-3)
+		other.told = r.now
+		r.pass(time.Second)
+		if second == 20 && stopped.target < 3*other.target {
+			t.Errorf("one that saves a hundred times as much has %d segments, the other %d", stopped.target, other.target)
+		}
+	}
+	if other.target < 3*stopped.target {
+		t.Errorf("one that has said nothing for 20 s has %d segments, the other %d", stopped.target, other.target)
 	}
 }

@@ -170,7 +170,7 @@ func (c *Coordinator) divide(now time.Time, total int64) {
 		if full {
 			s.limit, s.free, s.limited = c.cfg.Host.Limit(strconv.Itoa(s.peer.PID))
 		}
-		apps[i] = s.app(seconds, typical)
+		apps[i] = s.app(now, seconds, typical)
 	}
 	for i := range apps {
 		even := float64(total) / float64(len(apps))

@@ -274,9 +274,13 @@ func medianCost(list []*session) float64 {
 	return (known[(n-1)/2] + known[n/2]) / 2
 }
 
+// silence is how long a client may say nothing, which reports every second, before it is
+// taken for one that is asked for nothing: it is stopped, or hangs.
+const silence = 5 * time.Second
+
 // app is what the policy is told. Of a client that does not know what its misses cost,
 // each is taken to cost what those of the others do, typical.
-func (s *session) app(seconds, typical float64) policy.App {
+func (s *session) app(now time.Time, seconds, typical float64) policy.App {
 	r, b := s.report, s.before
 	rate := func(now, then uint64) float64 {
 		if now < then || seconds <= 0 {
@@ -298,6 +302,9 @@ func (s *session) app(seconds, typical float64) policy.App {
 	if r.Assumed {
 		a.Curve = r.Curve.Times(typical / mrc.AssumedCost)
 		a.Rebuild = a.Misses * typical
+	}
+	if !s.told.IsZero() && now.Sub(s.told) > silence {
+		a.Curve, a.Rebuild, r.Utility = mrc.Curve{}, 0, nil
 	}
 	if r.Utility != nil {
 		a.Utility, a.HasUtility = *r.Utility, true

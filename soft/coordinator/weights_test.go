@@ -122,3 +122,12 @@ func TestAWeightMovesMemory(t *testing.T) {
 		t.Errorf("one that weighs ten times as much has %d segments, the other %d", first.target, second.target)
 	}
 }
+
+func TestAControlGroupIsNotAnotherWhoseNameItBegins(t *testing.T) {
+	s := &session{cgroups: []string{"/", "/a/bc/d"}}
+	for path, want := range map[string]bool{"/": true, "/a": true, "/a/bc": true, "/a/bc/d": true, "/a/b": false, "/a/bc/d/e": false} {
+		if got := s.concerns(Weight{by: byCgroup, of: path}); got != want {
+			t.Errorf("a weight of %s concerns who is in %q: got %v, want %v", path, s.cgroups, got, want)
+		}
+	}
+}

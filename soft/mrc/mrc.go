@@ -57,6 +57,18 @@ func (c Curve) Times(k float64) Curve {
 	return Curve{Unit: c.Unit, Saved: saved, Total: c.Total * k, Accesses: c.Accesses}
 }
 
+// Asked returns the curve of a cache that is asked for the same, so often per unit of
+// time.
+func (c Curve) Asked(accesses float64) Curve {
+	if c.Accesses <= 0 {
+		return c
+	}
+	k := accesses / c.Accesses
+	c = c.Times(k)
+	c.Accesses *= k
+	return c
+}
+
 // At interpolates what a cache of size bytes saves.
 func (c Curve) At(size int64) float64 {
 	if len(c.Saved) == 0 || size <= 0 {
@@ -220,6 +232,9 @@ func (s *Sampler) Hopeful() { s.hopeful = true }
 // Access must: what is stored without having been asked for is no access, and
 // saves nothing.
 func (s *Sampler) Count(n int) { s.seen += float64(n) }
+
+// Seen is how many accesses were counted, as far as they are not forgotten.
+func (s *Sampler) Seen() float64 { return s.seen }
 
 // thin halves the sampling rate until there is room.
 func (s *Sampler) thin() {
