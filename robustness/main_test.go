@@ -33,6 +33,10 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, client(os.Args[2], os.Stdout))
 		os.Exit(1)
 	}
+	if len(os.Args) == 3 && os.Args[1] == softLiar {
+		fmt.Fprintln(os.Stderr, lie(os.Args[2]))
+		os.Exit(1)
+	}
 	if len(os.Args) == 2 && os.Args[1] == documentShell {
 		fmt.Fprintln(os.Stderr, enterDocument())
 		os.Exit(1)

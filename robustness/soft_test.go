@@ -173,30 +173,6 @@ func (a *application) ask(ctx context.Context, n int) (missed int, err error) {
 	return missed, nil
 }
 
-// TestMemoryGoesToTheCacheThatMissesWithoutIt: of two caches of which nobody says
-// what their values cost, one has more keys than fit into half of the memory.
-func TestMemoryGoesToTheCacheThatMissesWithoutIt(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "s")
-	startCoordinator(t, socket, "--grace", "10ms")
-	small := newApplication(t, startCache(t, socket), 2000)
-	large := newApplication(t, startCache(t, socket), 22000)
-	const asked = 10000
-	var missed int
-	proctest.Until(t, "the one with many keys has what it needs", func() bool {
-		if _, err := small.ask(t.Context(), asked/2); err != nil {
-			t.Fatal(err)
-		}
-		var err error
-		if missed, err = large.ask(t.Context(), asked); err != nil {
-			t.Fatal(err)
-		}
-		return granted(t, large.redis) >= 85*mib && missed < asked/20
-	})
-	if missed, err := small.ask(t.Context(), asked); err != nil || missed > asked/20 {
-		t.Errorf("the one with few keys missed %d of %d: %v", missed, asked, err)
-	}
-}
-
 // TestACoordinatorThatIsKilledCostsNobodyItsKeys kills the coordinator again and
 // again. Each time one cache comes back before the other, which is stopped until
 // the new coordinator knows the first one.
