@@ -1,0 +1,456 @@
+package origin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"polder/resp/clientmem"
+	"polder/resp/proto"
+)
+
+const (
+	firstInput = 4 << 10  // room for commands, to begin with
+	flushAt    = 64 << 10 // of replies and commands that wait to go out together
+	ahead      = 256      // keys of a pipeline that are fetched together
+)
+
+var errRefused = errors.New("ERR this is a cache: replicas connect to the origin itself")
+
+// client is one connection. Its fields belong to the goroutine that reads commands,
+// unless they say otherwise.
+type client struct {
+	s   *Server
+	t   *tracker
+	out *output
+	mem *clientmem.Account
+
+	conn   net.Conn
+	parser proto.Parser
+	in     []byte // what has come
+	at     int    // of it, what has been done
+	local  []byte // replies from the cache that wait to go out
+	value  []byte // the last value looked up
+
+	back  net.Conn  // the client's own connection to the origin, nil until it needs one
+	fwd   []byte    // commands that wait to go there
+	tried time.Time // when connecting failed last
+	why   error     // as it did
+	plain bool      // everything is passed on, and replies are not matched any more
+	relay sync.WaitGroup
+
+	// state is of the goroutine that reads replies while some are outstanding, and
+	// otherwise of the one that reads commands.
+	state       state
+	outstanding atomic.Int64
+	dirty       atomic.Bool // plain, and may have changed values
+
+	mu       sync.Mutex
+	answered sync.Cond // when sent has become empty, or over was set
+	sent     []passed  // guarded by mu: in the order of their replies
+	over     bool      // guarded by mu: no reply comes any more
+	gone     bool      // guarded by mu: hangUp was called
+}
+
+func newClient(s *Server, conn net.Conn) *client {
+	c := &client{s: s, t: s.tracker, conn: conn, out: newOutput(conn, s.cfg.OutputLimit, s.cfg.WriteTimeout), mem: s.cfg.ClientMemory.Join()}
+	c.parser.Limits = proto.Limits{MaxBulk: s.cfg.MaxValue, MaxArgs: 1 << 20, MaxInline: 64 << 10}
+	c.answered.L = &c.mu
+	c.state.proto = 2
+	c.mem.HangUp = c.hangUp
+	return c
+}
+
+// hangUp ends the client. Any goroutine may call it.
+func (c *client) hangUp() {
+	c.mu.Lock()
+	c.gone = true
+	if c.back != nil {
+		clientmem.HangUp(c.back)
+	}
+	c.mu.Unlock()
+	clientmem.HangUp(c.conn)
+}
+
+// run serves the client until it has gone, and returns when nothing of it runs.
+func (c *client) run() error {
+	err := c.commands()
+	if c.back != nil {
+		if errors.Is(err, io.EOF) && c.outstanding.Load() > 0 {
+			// It waits for replies, or has gone: the origin sees the same, and decides.
+			if half, ok := c.back.(interface{ CloseWrite() error }); ok {
+				_ = half.CloseWrite()
+				_ = c.back.SetReadDeadline(time.Now().Add(c.s.cfg.WriteTimeout))
+				c.relay.Wait()
+			}
+		}
+		_ = c.back.Close()
+		c.relay.Wait()
+	}
+	c.out.wait()
+	_ = c.conn.Close()
+	c.out.wait()
+	c.parser.Forget()
+	clientmem.Free(c.in)
+	c.mem.Leave()
+	return err
+}
+
+// commands reads commands and has them answered.
+func (c *client) commands() error {
+	for {
+		args, n, err := c.parser.Next(c.in[c.at:])
+		switch {
+		case err != nil:
+			return errors.Join(err, c.say("ERR "+err.Error()))
+		case n == 0:
+			if err := c.flush(); err != nil {
+				return err
+			}
+			if err := c.fill(); err != nil {
+				return err
+			}
+			continue
+		case args != nil:
+			if err := c.command(args, c.in[c.at:c.at+n]); err != nil {
+				return err
+			}
+		}
+		c.at += n
+	}
+}
+
+// fill reads more commands. What there is of one is moved to the front.
+func (c *client) fill() error {
+	c.in = c.in[:copy(c.in, c.in[c.at:])]
+	c.at = 0
+	if len(c.in) > 2*c.s.cfg.MaxValue+1<<20 {
+		return errors.New("a command is too long")
+	}
+	switch missing := c.parser.Missing(len(c.in)); {
+	case len(c.in) == 0 && (cap(c.in) == 0 || cap(c.in) >= flushAt):
+		c.parser.Release()
+		clientmem.Free(c.in)
+		c.in = make([]byte, 0, firstInput)
+	case len(c.in) == cap(c.in) || missing > cap(c.in)-len(c.in) && cap(c.in)-len(c.in) < len(c.in):
+		c.parser.Forget()
+		c.in = clientmem.Grow(c.in, 2*cap(c.in)) // at most twice what has come: what is announced costs nothing
+	}
+	if !c.mem.Hold(cap(c.in) + cap(c.fwd) + cap(c.local) + cap(c.value) + c.out.held() + c.awaited()) {
+		return errors.New("clients hold too much, and this one most")
+	}
+	limit := time.Time{}
+	if d := c.s.cfg.IdleTimeout; d > 0 && c.outstanding.Load() == 0 {
+		limit = time.Now().Add(d)
+	}
+	if err := c.conn.SetReadDeadline(limit); err != nil {
+		return err
+	}
+	n, err := c.conn.Read(c.in[len(c.in):cap(c.in)])
+	c.in = c.in[:len(c.in)+n]
+	if n > 0 {
+		return nil
+	}
+	return err
+}
+
+// passedSize is about what a command that was passed on takes until it is answered.
+const passedSize = 128
+
+// awaited is what the replies that are awaited make the server hold.
+func (c *client) awaited() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return cap(c.sent) * passedSize
+}
+
+// flush sends what waits to go out together.
+func (c *client) flush() error {
+	if err := c.flushLocal(); err != nil || len(c.fwd) == 0 {
+		return err
+	}
+	err := c.forward(c.fwd)
+	if c.fwd = c.fwd[:0]; cap(c.fwd) > flushAt {
+		c.fwd = nil
+	}
+	return err
+}
+
+func (c *client) flushLocal() error {
+	if len(c.local) == 0 {
+		return nil
+	}
+	err := c.out.write(c.local, nil)
+	if c.local = c.local[:0]; cap(c.local) > flushAt {
+		c.local = nil
+	}
+	if cap(c.value) > flushAt {
+		c.value = nil
+	}
+	return err
+}
+
+func (c *client) forward(b []byte) error {
+	if err := c.back.SetWriteDeadline(time.Now().Add(c.s.cfg.WriteTimeout)); err != nil {
+		return err
+	}
+	if _, err := c.back.Write(b); err != nil {
+		return fmt.Errorf("cannot pass on a command: %w", err)
+	}
+	return nil
+}
+
+// say answers with an error, behind the replies that are awaited, before the client is
+// disconnected.
+func (c *client) say(text string) error {
+	if err := c.flush(); err != nil {
+		return err
+	}
+	defer time.AfterFunc(c.s.cfg.Timeout, func() {
+		c.mu.Lock()
+		c.over = true
+		c.answered.Broadcast()
+		c.mu.Unlock()
+	}).Stop()
+	c.mu.Lock()
+	for len(c.sent) > 0 && !c.over {
+		c.answered.Wait()
+	}
+	late := len(c.sent) > 0
+	c.mu.Unlock()
+	if late {
+		return nil // it could be in the midst of a reply
+	}
+	return c.out.write(proto.AppendError(nil, text), nil)
+}
+
+// command has a command answered. Raw is what it came as.
+func (c *client) command(args [][]byte, raw []byte) error {
+	r := ruleOf(args)
+	if !c.plain {
+		switch r.op {
+		case opRefused:
+			return errors.Join(errRefused, c.say(errRefused.Error()))
+		case opGet, opMGet:
+			// Nothing is outstanding: what this client has sent before has taken effect.
+			if c.outstanding.Load() == 0 && c.state.reads(&c.s.cfg.URL) && c.read(r.op, args, len(raw)) {
+				if len(c.local) >= flushAt {
+					return c.flushLocal()
+				}
+				return nil
+			}
+		}
+	}
+	c.t.stats.passed.Add(1)
+	if c.back == nil {
+		if err := c.connect(); err != nil {
+			c.local = proto.AppendError(c.local, "ERR the origin cannot be reached: "+oneLine(err))
+			return c.flushLocal()
+		}
+	}
+	if err := c.flushLocal(); err != nil {
+		return err
+	}
+	c.await(r, args)
+	if len(c.fwd)+len(raw) >= flushAt {
+		if err := c.flush(); err != nil {
+			return err
+		}
+	}
+	if len(raw) >= flushAt {
+		return c.forward(raw)
+	}
+	c.fwd = append(c.fwd, raw...)
+	return nil
+}
+
+// await notes what the reply to a command that is about to be passed on will mean.
+func (c *client) await(r rule, args [][]byte) {
+	if r.op == opRaw || c.plain && r.op != opListen && r.op != opQuiet {
+		c.dirty.Store(true)
+	}
+	if c.plain {
+		return
+	}
+	c.plain = r.op == opRaw || r.op == opListen
+	p := r.expect(args)
+	c.mu.Lock()
+	c.sent = append(c.sent, p)
+	c.mu.Unlock()
+	c.outstanding.Add(1)
+}
+
+// read answers a command from the cache, and reports false if it cannot. What is missing
+// is fetched, together with what the client has pipelined behind the command, which is
+// size bytes long.
+func (c *client) read(o op, args [][]byte, size int) bool {
+	if o == opGet && len(args) != 2 || len(args) < 2 || len(args)-1 > maxChecked {
+		return false
+	}
+	keys := args[1:]
+	for _, key := range keys {
+		if len(key) > maxKey {
+			return false
+		}
+	}
+	if o == opGet {
+		return c.get(keys[0], size)
+	}
+	if c.mget(keys) {
+		c.t.stats.hits.Add(1)
+		return true
+	}
+	if !c.fetch(keys) || !c.mget(keys) {
+		return false
+	}
+	c.t.stats.misses.Add(1)
+	return true
+}
+
+// get answers GET.
+func (c *client) get(key []byte, size int) bool {
+	count := &c.t.stats.hits
+	k, value := c.t.lookup(key, &c.value)
+	if k == kindUnknown {
+		f := c.t.fetch(key)
+		if f == nil {
+			return false
+		}
+		c.prefetch(size)
+		if c.flushLocal() != nil {
+			return false // who passes it on finds out
+		}
+		<-f.done
+		count = &c.t.stats.misses
+		k, value = f.kind, f.value
+	}
+	switch k {
+	case kindValue:
+		c.local = proto.AppendBulk(c.local, value)
+	case kindNull:
+		c.local = proto.AppendNull(c.local, c.state.proto)
+	default:
+		return false
+	}
+	count.Add(1)
+	return true
+}
+
+// mget answers MGET if all keys are cached, and nothing was forgotten meanwhile: then
+// all values are of one moment.
+func (c *client) mget(keys [][]byte) bool {
+	applied := c.t.applied.Load()
+	if applied%2 != 0 {
+		return false
+	}
+	mark := len(c.local)
+	c.local = proto.AppendArray(c.local, len(keys))
+	for _, key := range keys {
+		k, value := c.t.lookup(key, &c.value)
+		switch {
+		case k == kindValue && len(c.local)+len(value) <= c.s.cfg.OutputLimit:
+			c.local = proto.AppendBulk(c.local, value)
+		case k == kindNull:
+			c.local = proto.AppendNull(c.local, c.state.proto)
+		default:
+			c.local = c.local[:mark]
+			return false
+		}
+	}
+	if c.t.applied.Load() != applied {
+		c.local = c.local[:mark]
+		return false
+	}
+	return true
+}
+
+// fetch has those of the keys cached that are not, and reports whether it might have
+// succeeded.
+func (c *client) fetch(keys [][]byte) bool {
+	var flights []*flight
+	for _, key := range keys {
+		if k, _ := c.t.lookup(key, &c.value); k == kindUnknown {
+			f := c.t.fetch(key)
+			if f == nil {
+				return false
+			}
+			flights = append(flights, f)
+		}
+	}
+	for _, f := range flights {
+		<-f.done
+		if f.kind == kindUnknown || f.kind == kindLarge {
+			return false
+		}
+	}
+	return true
+}
+
+// prefetch begins the flights of the GETs that the client has pipelined behind the
+// command at hand, up to the first other command.
+func (c *client) prefetch(size int) {
+	p := proto.Parser{Limits: c.parser.Limits}
+	defer p.Release()
+	rest := c.in[c.at+size:]
+	for range ahead {
+		args, n, err := p.Next(rest)
+		if err != nil || n == 0 || len(args) != 2 || ruleOf(args).op != opGet || len(args[1]) > maxKey {
+			return
+		}
+		rest = rest[n:]
+		if _, _, cached := c.t.m.Stat(args[1]); !cached && c.t.fetch(args[1]) == nil {
+			return
+		}
+	}
+}
+
+// retry is for how long after a failure commands fail likewise, such as those of a
+// pipeline.
+const retry = 100 * time.Millisecond
+
+// connect makes the client's own connection to the origin.
+func (c *client) connect() error {
+	if c.why != nil && time.Since(c.tried) < retry {
+		return c.why
+	}
+	err := c.dial()
+	c.tried, c.why = time.Now(), err
+	return err
+}
+
+func (c *client) dial() error {
+	ctx, cancel := context.WithTimeout(c.s.ctx, c.s.cfg.Timeout)
+	defer cancel()
+	back, err := c.s.cfg.dial(ctx)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	if c.gone {
+		err = net.ErrClosed
+	} else {
+		c.back = back
+	}
+	c.mu.Unlock()
+	if err != nil {
+		return errors.Join(err, back.Close())
+	}
+	c.relay.Go(func() {
+		err := c.replies()
+		c.mu.Lock()
+		c.over = true
+		c.answered.Broadcast()
+		c.mu.Unlock()
+		c.out.wait()
+		_ = c.conn.Close() // as the origin has closed its side
+		if err != nil && !errors.Is(err, net.ErrClosed) && !errors.Is(err, io.EOF) {
+			c.s.cfg.Logger.Debug("the origin has left a client", "remote", c.conn.RemoteAddr(), "error", err)
+		}
+	})
+	return nil
+}
