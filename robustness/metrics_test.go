@@ -58,6 +58,7 @@ func exportsOfDaemons(t *testing.T) map[string]string {
 			"--maru", "tcp://127.0.0.1:0", "--maru-resources", "127.0.0.1:0"),
 	}
 	daemons["serve --tier soft"] = proctest.Start(t, "serve", "--tier", "soft", "--coordinator", socket)
+	daemons["serve --origin"] = proctest.Start(t, "serve", "--tier", "soft", "--coordinator", "off", "--origin", "redis://127.0.0.1:1")
 	proctest.Until(t, "the coordinator knows the cache", func() bool {
 		return proctest.State(t, daemons["coordinator"]).Metrics.Has("polder_coordinator_client_granted_bytes")
 	})

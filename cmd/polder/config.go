@@ -91,7 +91,7 @@ func effective(w io.Writer, all, daemon *pflag.FlagSet) error {
 	var b bytes.Buffer
 	keys(daemon, func(f *pflag.Flag) {
 		origin := config.Origin(all, f)
-		if secrets[f.Name] && origin != "default" {
+		if v, ok := f.Value.(interface{ Secret() bool }); origin != "default" && (secrets[f.Name] || ok && v.Secret()) {
 			fmt.Fprintf(&b, "# %s is set and not shown  # %s\n", f.Name, origin)
 			return
 		}

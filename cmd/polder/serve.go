@@ -38,10 +38,12 @@ func newServe() daemonCommand {
 			"coordinator takes back is a miss, and maxmemory is what it grants at the moment.\n" +
 			"Without --coordinator, the coordinator is used that listens where one does by\n" +
 			"default; if none does, the cache has the budget and keeps it.\n" +
-			"It then serves memcached's clients, too, if --memcached is given.",
+			"It then serves memcached's clients, too, if --memcached is given. With --origin it\n" +
+			"is a cache before a Redis that runs elsewhere: GET and MGET are answered here, and\n" +
+			"everything else is passed on. Clients then give that Redis's passwords, if it has any.",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkTier(cmd.Flags(), tier, cfg); err != nil {
+			if err := errors.Join(checkTier(cmd.Flags(), tier, cfg), checkOrigin(cmd.Flags(), cfg.Origin)); err != nil {
 				return err
 			}
 			if tier == tierSoft {
@@ -71,11 +73,12 @@ func newServe() daemonCommand {
 	fs.Var(config.NewSize(&cfg.Budget, daemon.MinCacheBudget, 0), "budget", "with --tier soft, memory to use while no coordinator says otherwise")
 	coordinatorFlag(fs, &cfg.Coordinator, "with --tier soft, ")
 	fs.Var(config.NewDoor(&cfg.Memcached, true), "memcached", "with --tier soft, where memcached's clients connect, HOST:PORT or unix:PATH")
+	originFlags(fs, &cfg.Origin)
 	op.Add(fs, defaultAdmin, listen.Node, listen.Client)
 	op.AddPassword(fs)
 	cmd.AddCommand(newFiles().Command)
 	return daemonCommand{cmd, func() error {
-		return errors.Join(checkTier(fs, tier, cfg), cfg.Check(), op.Check(fs,
+		return errors.Join(checkTier(fs, tier, cfg), checkOrigin(fs, cfg.Origin), cfg.Check(), op.Check(fs,
 			operator.Address{Role: listen.Client, Flag: "listen", Addr: cfg.Listen}, operator.Address{Role: listen.Client, Flag: "memcached", Addr: cfg.Memcached}))
 	}}
 }
@@ -112,12 +115,12 @@ const (
 // with which nothing is asked for, such as a budget: the environment may hold
 // them for other commands.
 func checkTier(fs *pflag.FlagSet, tier string, cfg daemon.CacheConfig) error {
-	only := map[string]string{"far": tierFar, "manager": tierFar, "device": tierFar, "coordinator": tierSoft, "memcached": tierSoft}
+	only := map[string]string{"far": tierFar, "manager": tierFar, "device": tierFar, "coordinator": tierSoft, "memcached": tierSoft, "origin": tierSoft}
 	given := map[string]bool{
 		"far": len(cfg.Far) > 0, "manager": cfg.Manager != "", "device": cfg.Device != "",
-		"coordinator": cfg.Coordinator != "", "memcached": cfg.Memcached != "",
+		"coordinator": cfg.Coordinator != "", "memcached": cfg.Memcached != "", "origin": cfg.Origin.URL != "",
 	}
-	for _, name := range []string{"far", "manager", "device", "coordinator", "memcached"} {
+	for _, name := range []string{"far", "manager", "device", "coordinator", "memcached", "origin"} {
 		if given[name] && only[name] != tier {
 			return &usageError{&config.Error{Source: "--" + name, Value: fs.Lookup(name).Value.String(),
 				Err: fmt.Errorf("expected none without --tier %s", only[name])}}

@@ -4,11 +4,13 @@ import (
 	"context"
 	"net"
 	"strconv"
+	"time"
 
 	"polder/internal/listen"
 	"polder/memcached"
 	"polder/resp"
 	"polder/resp/clientmem"
+	"polder/resp/origin"
 	"polder/soft"
 )
 
@@ -19,13 +21,16 @@ type CacheConfig struct {
 	Budget      int64  // bytes while no coordinator says otherwise; it bounds the default of MaxValue too
 	Coordinator string // path of the coordinator's socket; "" for none
 	Memcached   string // where memcached clients connect; "" for nowhere
+	Origin      OriginConfig
 }
 
 // MinCacheBudget is the smallest budget of a cache.
 const MinCacheBudget = soft.MinBudget
 
 // DefaultCache returns the defaults, without addresses.
-func DefaultCache() CacheConfig { return CacheConfig{ServeConfig: DefaultServe(), Budget: 64 << 20} }
+func DefaultCache() CacheConfig {
+	return CacheConfig{ServeConfig: DefaultServe(), Budget: 64 << 20, Origin: OriginConfig{Lag: time.Second}}
+}
 
 // RunCache serves Redis clients, and memcached's, from soft memory until ctx is
 // done. The two see different keys, and share the memory.
@@ -51,7 +56,15 @@ func RunCache(ctx context.Context, cfg CacheConfig) (err error) {
 	}
 	title := "polder serves a cache of " + memoryOf(cfg.Budget, cfg.Coordinator)
 	cli := p.redisCLI(p.addrs[ServiceRedis])
-	if err := p.ready(title, cli+" set greeting hello", cli+" get greeting", cli+" config get maxmemory"); err != nil {
+	try := []string{cli + " set greeting hello", cli + " get greeting", cli + " config get maxmemory"}
+	if cfg.Origin.URL != "" {
+		u, err := origin.ParseURL(cfg.Origin.URL)
+		if err != nil {
+			return err
+		}
+		title, try = title+", before "+u.String(), try[:2]
+	}
+	if err := p.ready(title, try...); err != nil {
 		return err
 	}
 	return p.wait(ctx)
@@ -75,11 +88,32 @@ func (p *process) openCache(cfg CacheConfig, mc net.Listener) error {
 	}
 	p.onClose(heap.Close)
 
-	largest := cfg.largest(cfg.Budget)
 	clients := clientmem.New(cfg.ClientMemory)
+	if cfg.Origin.URL != "" {
+		err = p.openOrigin(cfg, heap, clients)
+	} else {
+		err = p.openKeys(cfg, heap, clients)
+	}
+	if err != nil {
+		return err
+	}
+	if mc != nil {
+		m, err := memcached.New(memcached.Config{Heap: heap, MaxConns: cfg.MaxClients, ClientMemory: clients, Logger: p.Logger})
+		if err != nil {
+			return err
+		}
+		p.onClose(m.Close)
+		p.spawn("the memcached front end stopped serving", func() error { return m.Serve(mc) })
+	}
+	p.collectors = append(p.collectors, soft.NewCollector(heap))
+	return p.serveAdmin()
+}
+
+// openKeys starts the front end for Redis's clients over a heap.
+func (p *process) openKeys(cfg CacheConfig, heap *soft.Heap, clients *clientmem.Budget) error {
 	server, err := resp.NewCache(heap, resp.Config{
 		Password:     p.Password(),
-		MaxBulk:      int(largest),
+		MaxBulk:      int(cfg.largest(cfg.Budget)),
 		MaxClients:   cfg.MaxClients,
 		OutputLimit:  int(cfg.OutputLimit),
 		ClientMemory: clients,
@@ -91,16 +125,8 @@ func (p *process) openCache(cfg CacheConfig, mc net.Listener) error {
 		return err
 	}
 	p.serveRedis(server)
-	if mc != nil {
-		m, err := memcached.New(memcached.Config{Heap: heap, MaxConns: cfg.MaxClients, ClientMemory: clients, Logger: p.Logger})
-		if err != nil {
-			return err
-		}
-		p.onClose(m.Close)
-		p.spawn("the memcached front end stopped serving", func() error { return m.Serve(mc) })
-	}
-	p.collectors = append(p.collectors, soft.NewCollector(heap), server.Collector())
-	return p.serveAdmin()
+	p.collectors = append(p.collectors, server.Collector())
+	return nil
 }
 
 // cacheName is what the coordinator calls a cache: with the last part of a path that is too
