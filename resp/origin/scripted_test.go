@@ -157,30 +157,32 @@ func TestWhatAnInvalidationHasOvertakenIsNotCached(t *testing.T) {
 }
 
 func TestWhoComesAfterAnInvalidationJoinsNoFlightOfBefore(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, links := scripted(t)
-		o := greet(t, links)
-		before := s.tracker.fetch([]byte("k"))
-		if s.tracker.fetch([]byte("k")) != before {
-			t.Error("a second read is a flight of its own")
-		}
-		o.asked("k")
-		o.say(invalidation("k"))
-		after := s.tracker.fetch([]byte("k"))
-		if after == before {
-			t.Error("who comes after the invalidation joins the flight of before")
-		}
-		o.say("$3\r\nold\r\n:-1\r\n")
-		o.asked("k")
-		o.say("$3\r\nnew\r\n:-1\r\n")
-		if b, a := brought(before), brought(after); b != "1old" || a != "1new" {
-			t.Errorf("the flights brought %s and %s, want 1old and 1new", b, a)
-		}
-		if got := cached(s, "k"); got != "new" {
-			t.Errorf("the cache says %s, want new", got)
-		}
-		o.conn.Close()
-	})
+	for _, says := range []string{invalidation("k"), nullInvalidation} {
+		synctest.Test(t, func(t *testing.T) {
+			s, links := scripted(t)
+			o := greet(t, links)
+			before := s.tracker.fetch([]byte("k"))
+			if s.tracker.fetch([]byte("k")) != before {
+				t.Error("a second read is a flight of its own")
+			}
+			o.asked("k")
+			o.say(says)
+			after := s.tracker.fetch([]byte("k"))
+			o.say("$3\r\nold\r\n:-1\r\n")
+			if after == before {
+				t.Fatal("who comes after the invalidation joins the flight of before")
+			}
+			o.asked("k")
+			o.say("$3\r\nnew\r\n:-1\r\n")
+			if b, a := brought(before), brought(after); b != "1old" || a != "1new" {
+				t.Errorf("the flights brought %s and %s, want 1old and 1new", b, a)
+			}
+			if got := cached(s, "k"); got != "new" {
+				t.Errorf("the cache says %s, want new", got)
+			}
+			o.conn.Close()
+		})
+	}
 }
 
 func TestTimeToLiveCountsFromBeforeTheQuestion(t *testing.T) {
