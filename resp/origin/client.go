@@ -448,7 +448,7 @@ func (c *client) dial() error {
 		c.mu.Unlock()
 		c.out.wait()
 		_ = c.conn.Close() // as the origin has closed its side
-		if err != nil && !errors.Is(err, net.ErrClosed) && !errors.Is(err, io.EOF) {
+		if !errors.Is(err, net.ErrClosed) && !errors.Is(err, io.EOF) {
 			c.s.cfg.Logger.Debug("the origin has left a client", "remote", c.conn.RemoteAddr(), "error", err)
 		}
 	})

@@ -313,6 +313,50 @@ func TestAReplyWaitsForTheInvalidationBehindIt(t *testing.T) {
 	})
 }
 
+// TestMGETSeesOneMoment: two keys change together, as fast as the link could say, and no
+// answer from the cache has one as it was before and the other as it was after.
+func TestMGETSeesOneMoment(t *testing.T) {
+	s := newServer(t, Config{URL: URL{Network: "unix", Address: "/nowhere"}})
+	tr := s.tracker
+	tr.confirmed.Store(int64(tr.now()))
+	tr.up.Store(true)
+	ours, theirs := net.Pipe()
+	defer theirs.Close()
+	c := newClient(s, ours)
+	defer func() { c.conn.Close(); c.mem.Leave() }()
+	done := make(chan struct{})
+	go func() { // in the order of the link: both are forgotten before either is fetched
+		defer close(done)
+		for n := range 20000 {
+			tr.forget([]byte("a"))
+			tr.forget([]byte("b"))
+			for _, key := range []string{"a", "b"} {
+				tr.keep(&question{flight: &flight{key: key, kind: kindValue, value: fmt.Append(nil, 100000+n)}}, never)
+			}
+		}
+	}()
+	keys := [][]byte{[]byte("a"), []byte("b")}
+	for whole := 0; ; {
+		if c.local = c.local[:0]; c.mget(keys) {
+			whole++
+			var a, b int
+			if _, err := fmt.Sscanf(string(c.local), "*2\r\n$6\r\n%d\r\n$6\r\n%d\r\n", &a, &b); err != nil || a != b {
+				t.Errorf("MGET says %q, %v", c.local, err)
+				break
+			}
+		}
+		select {
+		case <-done:
+			if whole == 0 {
+				t.Error("MGET was never answered")
+			}
+			return
+		default:
+		}
+	}
+	<-done
+}
+
 func TestWhatIsNoReplyEndsTheLink(t *testing.T) {
 	for _, text := range []string{
 		"+nobody asked\r\n", "?\r\n", "\r\n", "$5\r\nhello", ">2\r\n$10\r\ninvalidate\r\n:1\r\n", ">0\r\n",
