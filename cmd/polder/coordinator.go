@@ -19,7 +19,6 @@ import (
 	"polder/internal/operator"
 	"polder/soft"
 	"polder/soft/coordinator"
-	"polder/soft/policy"
 )
 
 // defaultCoordinatorAdmin is where metrics and status are served unless the operator says
@@ -36,7 +35,6 @@ func newCoordinator() daemonCommand {
 		Grace:             5 * time.Second,
 	}
 	var op operator.Flags
-	policyName := policy.Names[0]
 	var weights weightFlags
 	cmd := &cobra.Command{
 		Use:   "coordinator",
@@ -46,9 +44,6 @@ func newCoordinator() daemonCommand {
 			"at once when somebody needs it. One for each host; any user can run it.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if cfg.Policy, err = policy.New(policyName); err != nil {
-				return err
-			}
 			if cfg.Weights, err = weights.load(); err != nil {
 				return err
 			}
@@ -73,7 +68,6 @@ func newCoordinator() daemonCommand {
 	fs.Var(config.NewDuration(&cfg.Deadline, time.Millisecond), "deadline", "how long a client may take to give memory back")
 	fs.Var(config.NewDuration(&cfg.Interval, 10*time.Millisecond), "interval", "time between divisions of the memory")
 	fs.Var(config.NewDuration(&cfg.Grace, time.Millisecond), "grace", "how long after its start nothing is granted or taken, while clients of the last coordinator come back")
-	fs.Var(config.NewChoice(&policyName, policy.Names...), "policy", "how memory is divided: "+strings.Join(policy.Names, ", "))
 	op.Add(fs, defaultCoordinatorAdmin)
 	return daemonCommand{cmd, func() error {
 		_, err := weights.parse()

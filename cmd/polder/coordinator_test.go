@@ -62,7 +62,7 @@ func TestCoordinatorRefusesWhatCannotBe(t *testing.T) {
 		args []string
 		want string
 	}{
-		{[]string{"--policy", "astrology"}, "astrology"},
+		{[]string{"--weight", "web=2"}, "want name:NAME=WEIGHT"},
 		{[]string{"--max-clients", "0"}, "max-clients"},
 		{[]string{"--admin", "here"}, "HOST:PORT"},
 		{[]string{"--admin", "0.0.0.0:0"}, "--insecure"},

@@ -14,8 +14,8 @@ import (
 	"polder/internal/hostmem"
 	"polder/measure/benchout"
 	"polder/measure/plot"
+	"polder/measure/softbench/rivals"
 	"polder/soft/coordinator"
-	"polder/soft/policy"
 )
 
 // RunPressure runs a service with a soft cache beside an antagonist that
@@ -90,7 +90,7 @@ func (p *pressure) run(ctx context.Context, o Options) (err error) {
 	}
 	host := groupSensor{strconv.Itoa(service.p.PID())}
 	c, err := coordinator.New(coordinator.Config{
-		Socket: p.socket, Reserve: p.reserve, Host: host, Policy: policy.Even{}, Logger: quiet,
+		Socket: p.socket, Reserve: p.reserve, Host: host, Policy: rivals.Even{}, Logger: quiet,
 		Interval: 100 * time.Millisecond, Grace: time.Millisecond,
 	})
 	if err != nil {

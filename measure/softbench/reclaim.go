@@ -17,9 +17,9 @@ import (
 	"polder/internal/arena"
 	"polder/internal/hostmem"
 	"polder/measure/benchout"
+	"polder/measure/softbench/rivals"
 	"polder/soft"
 	"polder/soft/coordinator"
-	"polder/soft/policy"
 )
 
 const (
@@ -168,7 +168,7 @@ func direct(ctx context.Context, o Options, mode string, size int64, rounds int)
 	plenty := reserve + size + 64*mib
 	host.idle.Store(plenty)
 	c, err := coordinator.New(coordinator.Config{
-		Socket: filepath.Join(dir, "s"), Reserve: reserve, Max: size, Host: host, Policy: policy.Even{},
+		Socket: filepath.Join(dir, "s"), Reserve: reserve, Max: size, Host: host, Policy: rivals.Even{},
 		Interval: 20 * time.Millisecond, Grace: time.Millisecond, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
 	if err != nil {

@@ -24,6 +24,13 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// evenly gives everybody the same.
+type evenly struct{}
+
+func (evenly) Divide(_ time.Duration, total int64, apps []policy.App) []int64 {
+	return policy.Fit(total, apps, policy.ByWeight(total, apps))
+}
+
 // fakeHost is a host of which the test says how much is idle.
 type fakeHost struct {
 	total, idle atomic.Int64
@@ -43,7 +50,7 @@ func start(t *testing.T, host *fakeHost, change func(*Config)) (*Coordinator, st
 	t.Helper()
 	cfg := Config{
 		Socket: filepath.Join(t.TempDir(), "s"), Reserve: reserve, Host: host, Logger: quiet,
-		Interval: 50 * time.Millisecond, Grace: time.Millisecond, Policy: policy.Even{},
+		Interval: 50 * time.Millisecond, Grace: time.Millisecond, Policy: evenly{},
 	}
 	if change != nil {
 		change(&cfg)

@@ -39,7 +39,7 @@ func (c *climbing) step(now time.Duration, total int64, apps []App) (slopes []fl
 	}
 	probe, move := int64(climbProbe*float64(total)), int64(climbMove*float64(total))
 	current := make(map[uint64]*climber)
-	even := byWeight(total, apps)
+	even := ByWeight(total, apps)
 	for i := range apps {
 		a := &apps[i]
 		if !a.HasUtility {
@@ -47,7 +47,7 @@ func (c *climbing) step(now time.Duration, total int64, apps []App) (slopes []fl
 		}
 		s := c.state[a.ID]
 		if s == nil {
-			s = &climber{share: float64(even[i]) / float64(max(total, 1)), memory: a.Memory, utility: a.gamma()}
+			s = &climber{share: float64(even[i]) / float64(max(total, 1)), memory: a.Memory, utility: a.Gamma()}
 		} else if begins {
 			s.observe(a)
 		}
@@ -81,7 +81,7 @@ func (c *climbing) keep(total int64, apps []App, out []int64) {
 
 // observe learns what the change of its memory since the last observation was worth to a.
 func (c *climber) observe(a *App) {
-	g := a.gamma()
+	g := a.Gamma()
 	if a.Memory != c.memory {
 		c.slope = 0.5*c.slope + 0.5*max((g-c.utility)/float64(a.Memory-c.memory), 0)
 	}

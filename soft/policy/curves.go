@@ -17,50 +17,27 @@ import (
 // of a curve (a working set that is worth nothing until all of it fits) is
 // taken as a whole, where climbing would stop in front of it.
 //
+// What is maximised is the sum of the applications' throughputs, each in proportion to what
+// it would be if nothing had to be rebuilt, if every one says how busy it is; else, as in
+// the paper, the time of rebuilding that is saved.
+//
 // What an application says of its own utility is on no curve. Who does is climbed for,
 // as in the paper, within what the others' curves leave: a byte is worth to it what its
 // utility changed by with the last ones. A utility is compared with the seconds of
 // rebuilding that others save in each second.
 type Curves struct {
-	// Objective is what is maximised. Default: Throughput if every application
-	// says how busy it is, else Saved.
-	Objective Objective
-	// Hysteresis is the relative gain below which nothing moves. Default
-	// 0.01.
-	Hysteresis float64
-	// NoHull takes the curves as they are, not their hulls, to show what the
-	// hull brings.
-	NoHull bool
-
 	climb  climbing // for those who report a utility
 	target map[uint64]int64
 	base   map[uint64]float64 // what a request takes in which nothing is rebuilt
-	saved  bool               // maximise Saved
+	saved  bool               // maximise the time of rebuilding that is saved
 }
 
-// Objective is what Curves maximises.
-type Objective uint8
-
-const (
-	// Auto is Throughput where it can be had, else Saved.
-	Auto Objective = iota
-	// Saved is the paper's: the time spent rebuilding is least.
-	Saved
-	// Throughput is the sum of the applications' throughputs, each in
-	// proportion to what it would be if nothing had to be rebuilt. It needs
-	// App.Busy.
-	Throughput
-)
-
-// Name returns "curves".
-func (*Curves) Name() string { return "curves" }
+// hysteresis is the relative gain below which nothing moves.
+const hysteresis = 0.01
 
 // Divide implements Policy.
 func (c *Curves) Divide(now time.Duration, total int64, apps []App) []int64 {
-	c.saved = c.Objective == Saved
-	for i := range apps {
-		c.saved = c.saved || apps[i].HasUtility || c.Objective == Auto && apps[i].Busy <= 0
-	}
+	c.saved = slices.ContainsFunc(apps, func(a App) bool { return a.HasUtility || a.Busy <= 0 })
 	apps = slices.Clone(apps)
 	slopes := c.climb.step(now, total, apps)
 	gains := make([][]step, len(apps))
@@ -74,7 +51,7 @@ func (c *Curves) Divide(now time.Duration, total int64, apps []App) []int64 {
 		gains[i] = c.steps(a)
 	}
 	want := greedy(total, apps, gains)
-	out := fit(total, apps, want)
+	out := Fit(total, apps, want)
 	c.climb.keep(total, apps, out)
 
 	// Moving memory costs what has to be rebuilt: not for less than the
@@ -89,8 +66,8 @@ func (c *Curves) Divide(now time.Duration, total int64, apps []App) []int64 {
 			}
 			old[i], same = t, same && ok
 		}
-		old = fit(total, apps, old)
-		if same && c.value(apps, out) < c.value(apps, old)+orDefault(c.Hysteresis, 0.01)*c.scale(apps) {
+		old = Fit(total, apps, old)
+		if same && c.value(apps, out) < c.value(apps, old)+hysteresis*c.scale(apps) {
 			out = old
 		}
 	}
@@ -182,11 +159,9 @@ func (c *Curves) steps(a *App) []step {
 	var out []step
 	for i := 0; i < len(pts)-1; {
 		j := i + 1
-		if !c.NoHull { // the farthest point that is seen along the hull
-			for k := i + 2; k < len(pts); k++ {
-				if (pts[k].v-pts[i].v)*float64(pts[j].m-pts[i].m) >= (pts[j].v-pts[i].v)*float64(pts[k].m-pts[i].m) {
-					j = k
-				}
+		for k := i + 2; k < len(pts); k++ { // the farthest point that is seen along the hull
+			if (pts[k].v-pts[i].v)*float64(pts[j].m-pts[i].m) >= (pts[j].v-pts[i].v)*float64(pts[k].m-pts[i].m) {
+				j = k
 			}
 		}
 		out = append(out, step{pts[j].m - pts[i].m, pts[j].v - pts[i].v})

@@ -8,7 +8,6 @@
 package policy
 
 import (
-	"fmt"
 	"slices"
 	"time"
 
@@ -41,8 +40,8 @@ type App struct {
 	Busy float64
 }
 
-// gamma is the application's utility as the paper defines it.
-func (a *App) gamma() float64 {
+// Gamma is the application's utility as the paper defines it.
+func (a *App) Gamma() float64 {
 	if a.HasUtility {
 		return a.Weight * a.Utility
 	}
@@ -51,91 +50,14 @@ func (a *App) gamma() float64 {
 
 // A Policy divides memory.
 type Policy interface {
-	// Name is what the policy is called in configuration and reports.
-	Name() string
-
 	// Divide returns how many bytes each application should have. They sum to
 	// at most total, and none is below its Min or above its Max unless the
 	// Mins alone are more than total; then they are scaled down.
 	Divide(now time.Duration, total int64, apps []App) []int64
 }
 
-// Names are the policies that New knows, the best first.
-var Names = []string{"curves", "hill", "cliffhanger", "even", "static"}
-
-// New makes a policy by name.
-func New(name string) (Policy, error) {
-	switch name {
-	case "curves":
-		return &Curves{}, nil
-	case "hill":
-		return &HillClimbing{}, nil
-	case "cliffhanger":
-		return &Cliffhanger{}, nil
-	case "even":
-		return Even{}, nil
-	case "static":
-		return &Static{}, nil
-	}
-	return nil, fmt.Errorf("cannot make a policy %q: want one of %v", name, Names)
-}
-
-// Even gives everybody the same, by weight, and what somebody may not have to
-// the others.
-type Even struct{}
-
-// Name returns "even".
-func (Even) Name() string { return "even" }
-
-// Divide implements Policy.
-func (Even) Divide(_ time.Duration, total int64, apps []App) []int64 {
-	return fit(total, apps, byWeight(total, apps))
-}
-
-// Static gives each application a share by weight when it first appears, and
-// leaves it at that: what one does not use is used by nobody. Shares are
-// computed anew only when applications come or go.
-type Static struct {
-	// Shares, if set, are the operator's, by Name, as fractions of the memory.
-	Shares map[string]float64
-
-	shares map[uint64]float64
-}
-
-// Name returns "static".
-func (*Static) Name() string { return "static" }
-
-// Divide implements Policy.
-func (s *Static) Divide(_ time.Duration, total int64, apps []App) []int64 {
-	out := make([]int64, len(apps))
-	if s.Shares != nil {
-		for i, a := range apps {
-			out[i] = min(int64(s.Shares[a.Name]*float64(total)), a.Max)
-		}
-		return out
-	}
-	known := len(s.shares) == len(apps)
-	for _, a := range apps {
-		_, ok := s.shares[a.ID]
-		known = known && ok
-	}
-	if !known {
-		s.shares = make(map[uint64]float64)
-		var sum float64
-		for _, a := range apps {
-			sum += a.Weight
-		}
-		for _, a := range apps {
-			s.shares[a.ID] = a.Weight / sum
-		}
-	}
-	for i, a := range apps {
-		out[i] = min(int64(s.shares[a.ID]*float64(total)), a.Max)
-	}
-	return out
-}
-
-func byWeight(total int64, apps []App) []int64 {
+// ByWeight divides the memory by the applications' weights alone.
+func ByWeight(total int64, apps []App) []int64 {
 	var sum float64
 	for _, a := range apps {
 		sum += a.Weight
@@ -147,9 +69,9 @@ func byWeight(total int64, apps []App) []int64 {
 	return out
 }
 
-// fit makes wishes feasible: within each application's bounds and the total.
+// Fit makes wishes feasible: within each application's bounds and the total.
 // What is left over goes to those who may have more, evenly.
-func fit(total int64, apps []App, want []int64) []int64 {
+func Fit(total int64, apps []App, want []int64) []int64 {
 	out := make([]int64, len(apps))
 	var mins int64
 	for i, a := range apps {

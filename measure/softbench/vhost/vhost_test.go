@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"polder/measure/softbench/rivals"
 	"polder/soft/policy"
 )
 
@@ -67,12 +68,12 @@ func TestTheSameRunTwiceIsTheSame(t *testing.T) {
 func TestCurvesComeNearTheBestFixedPartition(t *testing.T) {
 	h := newHost(t)
 	const length = 10 * time.Minute
-	best, err := h.Run(t.Context(), &policy.Static{Shares: BestShares}, length)
+	best, err := h.Run(t.Context(), &rivals.Static{Shares: BestShares}, length)
 	if err != nil {
 		t.Fatal(err)
 	}
 	h.Hopeful = true
-	got, err := h.Run(t.Context(), &policy.Curves{Objective: policy.Throughput}, length)
+	got, err := h.Run(t.Context(), &policy.Curves{}, length)
 	if err != nil {
 		t.Fatal(err)
 	}

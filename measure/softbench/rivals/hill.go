@@ -1,7 +1,9 @@
-package policy
+package rivals
 
 import (
 	"time"
+
+	"polder/soft/policy"
 )
 
 // HillClimbing is the paper's policy (section 4.3.2): every period each
@@ -20,11 +22,11 @@ type HillClimbing struct {
 	last  time.Duration
 	begun bool
 	round int
-	state map[uint64]*hillClimber
+	state map[uint64]*climber
 }
 
-// hillClimber is what is remembered about one application.
-type hillClimber struct {
+// climber is what is remembered about one application.
+type climber struct {
 	target   int64
 	memory   int64   // at the last observation
 	utility  float64 // at the last observation
@@ -32,24 +34,21 @@ type hillClimber struct {
 	observed bool
 }
 
-// Name returns "hill".
-func (*HillClimbing) Name() string { return "hill" }
-
-// Divide implements Policy.
-func (h *HillClimbing) Divide(now time.Duration, total int64, apps []App) []int64 {
+// Divide implements policy.Policy.
+func (h *HillClimbing) Divide(now time.Duration, total int64, apps []policy.App) []int64 {
 	period := h.Period
 	if period == 0 {
 		period = 5 * time.Second
 	}
 	if h.state == nil {
-		h.state = make(map[uint64]*hillClimber)
+		h.state = make(map[uint64]*climber)
 	}
-	even := byWeight(total, apps)
-	current := make(map[uint64]*hillClimber, len(apps))
+	even := policy.ByWeight(total, apps)
+	current := make(map[uint64]*climber, len(apps))
 	for i, a := range apps {
 		c := h.state[a.ID]
 		if c == nil {
-			c = &hillClimber{target: even[i]}
+			c = &climber{target: even[i]}
 		}
 		current[a.ID] = c
 	}
@@ -62,21 +61,21 @@ func (h *HillClimbing) Divide(now time.Duration, total int64, apps []App) []int6
 	for i, a := range apps {
 		want[i] = h.state[a.ID].target
 	}
-	out := fit(total, apps, want)
+	out := policy.Fit(total, apps, want)
 	for i, a := range apps {
 		h.state[a.ID].target = out[i]
 	}
 	return out
 }
 
-func (h *HillClimbing) step(total int64, apps []App) {
+func (h *HillClimbing) step(total int64, apps []policy.App) {
 	probe := int64(orDefault(h.Probe, 1.0/320) * float64(total))
 	move := int64(orDefault(h.Move, 1.0/80) * float64(total))
 	best, worst := -1, -1
 	for i := range apps {
 		a := &apps[i]
 		c := h.state[a.ID]
-		g := a.gamma()
+		g := a.Gamma()
 		if c.observed && a.Memory != c.memory {
 			slope := (g - c.utility) / float64(a.Memory-c.memory)
 			c.slope = 0.5*c.slope + 0.5*max(slope, 0)
@@ -128,16 +127,13 @@ type Cliffhanger struct {
 	target map[uint64]int64
 }
 
-// Name returns "cliffhanger".
-func (*Cliffhanger) Name() string { return "cliffhanger" }
-
-// Divide implements Policy.
-func (c *Cliffhanger) Divide(now time.Duration, total int64, apps []App) []int64 {
+// Divide implements policy.Policy.
+func (c *Cliffhanger) Divide(now time.Duration, total int64, apps []policy.App) []int64 {
 	period := c.Period
 	if period == 0 {
 		period = time.Second
 	}
-	even := byWeight(total, apps)
+	even := policy.ByWeight(total, apps)
 	want := make([]int64, len(apps))
 	for i, a := range apps {
 		t, ok := c.target[a.ID]
@@ -163,7 +159,7 @@ func (c *Cliffhanger) Divide(now time.Duration, total int64, apps []App) []int64
 			want[worst] -= move
 		}
 	}
-	out := fit(total, apps, want)
+	out := policy.Fit(total, apps, want)
 	c.target = make(map[uint64]int64, len(apps))
 	for i, a := range apps {
 		c.target[a.ID] = out[i]

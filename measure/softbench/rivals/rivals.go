@@ -1,0 +1,74 @@
+// Package rivals are the policies that the coordinator's own, policy.Curves, is compared
+// with: the paper's, Cliffhanger's, and fixed partitions.
+//
+// Nothing here is for concurrent use.
+package rivals
+
+import (
+	"slices"
+	"time"
+
+	"polder/soft/policy"
+)
+
+// Even gives everybody the same, by weight, and what somebody may not have to
+// the others.
+type Even struct{}
+
+// Divide implements policy.Policy.
+func (Even) Divide(_ time.Duration, total int64, apps []policy.App) []int64 {
+	return policy.Fit(total, apps, policy.ByWeight(total, apps))
+}
+
+// Static gives each application a share by weight when it first appears, and
+// leaves it at that: what one does not use is used by nobody. Shares are
+// computed anew only when applications come or go.
+type Static struct {
+	// Shares, if set, are the operator's, by Name, as fractions of the memory.
+	Shares map[string]float64
+
+	shares map[uint64]float64
+}
+
+// Divide implements policy.Policy.
+func (s *Static) Divide(_ time.Duration, total int64, apps []policy.App) []int64 {
+	out := make([]int64, len(apps))
+	if s.Shares != nil {
+		for i, a := range apps {
+			out[i] = min(int64(s.Shares[a.Name]*float64(total)), a.Max)
+		}
+		return out
+	}
+	known := len(s.shares) == len(apps)
+	for _, a := range apps {
+		_, ok := s.shares[a.ID]
+		known = known && ok
+	}
+	if !known {
+		s.shares = make(map[uint64]float64)
+		var sum float64
+		for _, a := range apps {
+			sum += a.Weight
+		}
+		for _, a := range apps {
+			s.shares[a.ID] = a.Weight / sum
+		}
+	}
+	for i, a := range apps {
+		out[i] = min(int64(s.shares[a.ID]*float64(total)), a.Max)
+	}
+	return out
+}
+
+// Saved is Curves told nothing of how busy the applications are: it maximises the time of
+// rebuilding that is saved, as the paper does, and not their throughput.
+type Saved struct{ policy.Curves }
+
+// Divide implements policy.Policy.
+func (s *Saved) Divide(now time.Duration, total int64, apps []policy.App) []int64 {
+	apps = slices.Clone(apps)
+	for i := range apps {
+		apps[i].Busy = 0
+	}
+	return s.Curves.Divide(now, total, apps)
+}
