@@ -64,6 +64,45 @@ func (t *Txn) Delete(ctx context.Context, m *ByteMap, key []byte) (bool, error) 
 	return m.delete(ctx, key, t)
 }
 
+// DeleteMany is Delete of keys. It sets in gone, which is as long, which of them were
+// there, or of keys that are the same the first. If it fails, t may have deleted some.
+func (t *Txn) DeleteMany(ctx context.Context, m *ByteMap, keys [][]byte, gone []bool) error {
+	t.changed = slices.Grow(t.changed, len(keys))
+	for len(keys) > 0 {
+		n := t.deleteLocal(m, keys, gone)
+		if n == 0 {
+			var err error
+			if gone[0], err = t.Delete(ctx, m, keys[0]); err != nil {
+				return err
+			}
+			n = 1
+		}
+		keys, gone = keys[n:], gone[n:]
+	}
+	return nil
+}
+
+// deleteLocal is DeleteMany of the first of keys, of which it returns the number: it
+// stops before one that it would have to wait for, or that cannot be deleted.
+func (t *Txn) deleteLocal(m *ByteMap, keys [][]byte, gone []bool) (n int) {
+	keys = keys[:min(len(keys), maxLocked)]
+	var where [maxLocked]changed
+	for i, key := range keys {
+		hs := m.hash(key)
+		where[i] = changedIn(m.shard(hs), m, hs.tag())
+	}
+	l := lockShards(*m.h.maps.Load(), where[:len(keys)])
+	defer l.unlock()
+	for i, sh := range l.held() {
+		found, s := m.tryDelete(sh, hash(where[i].tag()), keys[i], nil, t)
+		if s.need != ready || s.err != nil {
+			return i
+		}
+		gone[i] = found
+	}
+	return l.n
+}
+
 // Clear is ByteMap.Clear as a part of t. Nobody else may use the map until t
 // ends.
 func (t *Txn) Clear(m *ByteMap) {
@@ -102,13 +141,15 @@ func (t *Txn) Rollback() { t.end((*shard).rollback) }
 // for others.
 func (t *Txn) end(fn func(sh *shard, h *Heap, p place)) {
 	maps := *t.h.maps.Load()
-	for _, c := range t.changed {
-		sh := c.shard(maps)
-		sh.mu.Lock()
-		for p := range sh.t.matches(c.tag()) {
-			fn(sh, t.h, p)
+	for left := t.changed; len(left) > 0; {
+		l := lockShards(maps, left)
+		for i, sh := range l.held() {
+			for p := range sh.t.matches(left[i].tag()) {
+				fn(sh, t.h, p)
+			}
 		}
-		sh.mu.Unlock()
+		l.unlock()
+		left = left[l.n:]
 	}
 	for _, m := range t.cleared {
 		m.eachShard(func(sh *shard) {
@@ -212,6 +253,49 @@ func (sh *shard) bytesAt(h *Heap, p place) entry {
 		return h.entryAt(w.addr())
 	}
 	return nil
+}
+
+// maxLocked is how many entries' shards are locked together.
+const maxLocked = 32
+
+// lockedShards are those of entries that follow one another, all locked.
+type lockedShards struct {
+	list [maxLocked]*shard
+	n    int
+	over uint32 // has a use, so that the compiler leaves the reads of it where they are
+}
+
+// lockShards locks the shards of the first of entries, at least of one: as many as it can
+// without waiting, and so in any order, and while they are different ones.
+//
+// It exists because most of what many changes take is to wait for the index's memory, one
+// entry after the other. Here nothing that follows depends on what was read, and no lock
+// keeps the processor from reading on, so the lines come side by side.
+func lockShards(maps []*ByteMap, entries []changed) (l lockedShards) {
+	for l.n < min(len(entries), maxLocked) {
+		sh := entries[l.n].shard(maps)
+		if l.n == 0 {
+			sh.mu.Lock()
+		} else if !sh.mu.TryLock() {
+			break
+		}
+		l.list[l.n] = sh
+		l.n++
+	}
+	for i, sh := range l.held() {
+		if len(sh.t.buckets) > 0 {
+			l.over += sh.t.buckets[sh.t.home(entries[i].tag())].over
+		}
+	}
+	return l
+}
+
+func (l *lockedShards) held() []*shard { return l.list[:l.n] }
+
+func (l *lockedShards) unlock() {
+	for _, sh := range l.held() {
+		sh.mu.Unlock()
+	}
 }
 
 // eachShard calls fn for every shard, under its lock.

@@ -35,13 +35,17 @@ func (pl *txnPlayer) play(ctx context.Context) (failed error) {
 		k := pl.key()
 		var err error
 		if pl.r.IntN(3) == 0 {
-			var ok bool
-			ok, err = pl.txn.Delete(ctx, pl.m, []byte(k))
-			if _, there := after[k]; err == nil && ok != there {
-				pl.t.Errorf("Delete(%q): got %v, want %v", k, ok, there)
+			keys := [][]byte{[]byte(k)}
+			for range pl.r.IntN(4) {
+				keys = append(keys, []byte(pl.key()))
 			}
-			if err == nil {
-				delete(after, k)
+			gone := make([]bool, len(keys))
+			err = pl.txn.DeleteMany(ctx, pl.m, keys, gone)
+			for i, k := range keys {
+				if _, there := after[string(k)]; err == nil && gone[i] != there {
+					pl.t.Errorf("DeleteMany of %q: %q was there: got %v, want %v", keys, k, gone[i], there)
+				}
+				delete(after, string(k)) // what fails is rolled back
 			}
 		} else {
 			size := pl.r.IntN(3000)
@@ -259,6 +263,50 @@ func TestTransactionsDoNotShareAKey(t *testing.T) {
 		t.Errorf("Set when the other transaction has ended: %v", err)
 	}
 	b.Commit()
+}
+
+// What a transaction deletes at a time counts together or not at all, too, wherever it
+// is, and however many of them are in one shard.
+func TestATransactionDeletesManyOrNone(t *testing.T) {
+	h, m := newTestHeap(t, heap.NewMemStore(testSegment, 1000), Config{})
+	ctx, n := t.Context(), 20*h.shards
+	keys := [][]byte{[]byte("nosuch")}
+	for i := range n {
+		keys = append(keys, key(i))
+		if err := m.Set(ctx, key(i), Entry{Value: value(uint64(i), 4000)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	keys = append(keys, key(1), key(2)) // once more
+	txn, gone := h.NewTxn(), make([]bool, len(keys))
+	if err := txn.DeleteMany(NoWait, m, keys, gone); !errors.Is(err, ErrWouldBlock) {
+		t.Errorf("DeleteMany of keys that are far, without waiting: got %v, want ErrWouldBlock", err)
+	}
+	txn.Rollback()
+	other := h.NewTxn()
+	if err := other.Set(ctx, m, key(n/2), Entry{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := txn.DeleteMany(ctx, m, keys, gone); !errors.Is(err, ErrConflict) {
+		t.Errorf("DeleteMany of keys one of which another transaction has set: got %v, want ErrConflict", err)
+	}
+	txn.Rollback()
+	other.Rollback()
+	if got := m.Len(); got != n {
+		t.Errorf("got %d entries after three rollbacks, want %d", got, n)
+	}
+	if err := txn.DeleteMany(ctx, m, keys, gone); err != nil {
+		t.Fatal(err)
+	}
+	for i, was := range gone {
+		if want := i > 0 && i <= n; was != want {
+			t.Errorf("key %d of %d, %q, was there: got %v, want %v", i, len(keys), keys[i], was, want)
+		}
+	}
+	txn.Commit()
+	if got := m.Len(); got != 0 {
+		t.Errorf("got %d entries after all have been deleted, want none", got)
+	}
 }
 
 // A transaction that clears a map again and again goes through it once: with the

@@ -126,6 +126,37 @@ func (s *session) del(key []byte) (bool, error) {
 	return ok, nil
 }
 
+// delMany is del of keys, all or none of them, and returns how many were there.
+func (s *session) delMany(keys [][]byte) (n int64, err error) {
+	if len(keys) > 1 {
+		s.begin()
+	}
+	if len(keys) == 1 || !s.together {
+		for _, key := range keys {
+			ok, err := s.del(key)
+			if err != nil {
+				return 0, err
+			}
+			if ok {
+				n++
+			}
+		}
+		return n, nil
+	}
+	gone := make([]bool, len(keys))
+	if err := s.txn.DeleteMany(s.ctx, s.srv.entries, keys, gone); err != nil {
+		return 0, err
+	}
+	for i, key := range keys {
+		if gone[i] {
+			n++
+			s.changedKey(key)
+		}
+		s.lead(key, nil)
+	}
+	return n, nil
+}
+
 // stripe is the stripe of key, which the command has locked.
 func (s *session) stripe(key []byte) *stripe {
 	if len(s.held) == 1 {

@@ -9,21 +9,11 @@ import (
 )
 
 func cmdDel(s *session, a [][]byte) error {
-	if len(a) > 2 {
-		s.begin()
+	n, err := s.delMany(a[1:])
+	if err == nil {
+		s.int(n)
 	}
-	n := int64(0)
-	for _, key := range a[1:] {
-		ok, err := s.del(key)
-		if err != nil {
-			return err
-		}
-		if ok {
-			n++
-		}
-	}
-	s.int(n)
-	return nil
+	return err
 }
 
 func cmdExists(s *session, a [][]byte) error {
