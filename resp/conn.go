@@ -119,7 +119,7 @@ func (c *conn) sendFeed() {
 	}
 	if lines := f.take(); len(lines) > 0 {
 		if c.full {
-			c.l.srv.stats.outputDrops.Add(1)
+			c.s.drop()
 			c.end = true
 		} else {
 			c.send(lines, true)

@@ -11,6 +11,14 @@ func (s *session) kill() {
 	}
 }
 
+// drop counts the client among those that are disconnected because they do not read,
+// once, however many notice it.
+func (s *session) drop() {
+	if !s.unread.Swap(true) {
+		s.srv.stats.outputDrops.Add(1)
+	}
+}
+
 // onKill has hangUp called when the client is to be disconnected: it must not
 // block.
 func (s *session) onKill(hangUp func()) {

@@ -473,7 +473,7 @@ func (l *loop) tick() bool {
 		case !c.linger.IsZero() && now.After(c.linger):
 			l.close(c)
 		case c.full && now.Sub(c.moved) > clientmem.Window:
-			l.srv.stats.outputDrops.Add(1)
+			c.s.drop()
 			l.close(c)
 		case idle > 0 && !c.full && !c.paused && c.s.lines == nil && c.s.info.idle(now) > idle:
 			l.srv.stats.idleDrops.Add(1)

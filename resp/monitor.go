@@ -38,7 +38,7 @@ func (f *feed) append(head string, args [][]byte) {
 	if len(f.buf)+size > srv.cfg.ClientMemory.Allow(srv.cfg.OutputLimit) {
 		f.gone = true
 		f.mu.Unlock()
-		srv.stats.outputDrops.Add(1)
+		f.s.drop()
 		f.s.kill()
 		return
 	}

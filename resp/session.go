@@ -70,6 +70,7 @@ type session struct {
 	mem    *clientmem.Account // what the client makes the server hold
 	hangUp atomic.Pointer[func()]
 	killed atomic.Bool // by CLIENT KILL, or as a monitor that does not read
+	unread atomic.Bool // it is disconnected because it does not read
 	fed    func(*feed) // tells the driver that lines has some; any goroutine may call it
 	info   clientInfo
 }

@@ -247,7 +247,7 @@ func (st *stream) fed(f *feed) {
 	srv := st.s.srv
 	lines := f.take()
 	if len(st.pending)+st.writing+len(lines) > srv.cfg.ClientMemory.Allow(srv.cfg.OutputLimit) {
-		srv.stats.outputDrops.Add(1)
+		st.s.drop()
 		st.s.kill()
 	} else {
 		st.pending = clientmem.Append(st.pending, lines)
@@ -291,7 +291,7 @@ func (st *stream) send(out []byte) bool {
 		st.mu.Lock()
 		if err != nil {
 			if st.full && errors.Is(err, os.ErrDeadlineExceeded) {
-				st.s.srv.stats.outputDrops.Add(1)
+				st.s.drop()
 			}
 			return false
 		}
