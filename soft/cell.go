@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"runtime"
 	"sync/atomic"
+
+	"polder/internal/failpoint"
 )
 
 // cell is a slot that is always there: of an array, a queue or a pointer. Its
@@ -47,7 +49,8 @@ func loadCell[T any](h *Heap, c *cell, dst *T) (word, bool) {
 				return w, true
 			}
 		}
-		if word(c.Load()) == w {
+		failpoint.Hit("soft.gone")
+		if word(c.Load()) == w { // not moved meanwhile
 			return w, false
 		}
 	}
@@ -77,7 +80,8 @@ func appendCell(h *Heap, c *cell, dst []byte) ([]byte, bool) {
 				return dst, true
 			}
 		}
-		if word(c.Load()) == w {
+		failpoint.Hit("soft.gone")
+		if word(c.Load()) == w { // nor moved meanwhile
 			return dst[:mark], false
 		}
 	}

@@ -3,6 +3,8 @@ package soft
 import (
 	"math/bits"
 	"math/rand/v2"
+
+	"polder/internal/failpoint"
 )
 
 // A cursor says where a walk over a table has got to. Words stay where they
@@ -73,20 +75,24 @@ func (t *table) visit(b *bucket, yield func(key []byte, hd header, expiry int64)
 	for k := range b {
 		for {
 			w := word(b[k].Load())
-			hd, ok := t.h.headerOf(w)
-			if !ok || !hd.fits(w.offset()) || hd.owner != t.id {
+			if w == 0 {
 				break
 			}
-			at := w.offset() + headerSize
 			expiry := int64(0)
-			if hd.flags&flagExpiry != 0 {
-				expiry = int64(t.h.base.load64(w.segment(), at))
+			hd, ok := t.h.headerOf(w)
+			if ok = ok && hd.fits(w.offset()) && hd.owner == t.id; ok {
+				at := w.offset() + headerSize
+				if hd.flags&flagExpiry != 0 {
+					expiry = int64(t.h.base.load64(w.segment(), at))
+				}
+				key = append(key[:0], t.h.base.bytes(w.segment(), at+hd.prefix(), uint32(hd.klen))...)
+				loadFence()
+				ok = w.alive(t.h.ctl.Generation(w.segment()))
 			}
-			key = append(key[:0], t.h.base.bytes(w.segment(), at+hd.prefix(), uint32(hd.klen))...)
-			loadFence()
-			if !w.alive(t.h.ctl.Generation(w.segment())) {
-				if word(b[k].Load()) != w {
-					continue // moved meanwhile
+			if !ok {
+				failpoint.Hit("soft.gone")
+				if word(b[k].Load()) != w { // moved meanwhile
+					continue
 				}
 				break
 			}

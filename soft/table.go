@@ -5,6 +5,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"polder/internal/failpoint"
 )
 
 // table finds objects by key: the index of a Map and of a Pool. The index
@@ -109,6 +111,7 @@ again:
 			seg, off := w.segment(), w.offset()
 			gen := h.ctl.Generation(seg)
 			if !w.alive(gen) {
+				failpoint.Hit("soft.gone")
 				if word(b[k].Load()) != w { // moved meanwhile
 					goto again
 				}
