@@ -43,6 +43,9 @@ SOAK ?= 10m
 help: ## show this help
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+# The packages whose tests run the program would each build one.
+test: export POLDER_TEST_BINARY = $(BIN)/polder
+
 .PHONY: test
 test: deps lint build race plain smoke-fuzz ## everything a change must pass: vet, format, lint, build, tests with and without -race, short fuzzing
 

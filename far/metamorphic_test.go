@@ -222,8 +222,12 @@ func TestEveryStructureIsAsItsLocalCounterpart(t *testing.T) {
 					kinds = []kind{peace, losses}
 				case over.Name != pooltest.TCP.Name && local.percent == 5:
 					kinds = nil
+				case over.Name == pooltest.Sim.Name:
+					kinds = []kind{faults}
 				case local.percent == 5:
 					kinds = []kind{cuts}
+				case over.Name == pooltest.Inproc.Name:
+					kinds = []kind{kills}
 				default:
 					kinds = []kind{faults, kills}
 				}

@@ -2,7 +2,8 @@
 //
 // A test package calls [Main] from its TestMain: the binary is built once,
 // without the race detector, as users build it, and removed at the end; unless
-// POLDER_TEST_BINARY is the path of one, where there is no Go to build it. The
+// POLDER_TEST_BINARY is the path of one, where there is no Go to build it, or where
+// "make test" has built it for all packages. The
 // functions that take a testing.TB fail the test when a daemon cannot be
 // started, and stop it when the test ends.
 package proctest
@@ -52,6 +53,8 @@ func run(m *testing.M) (code int, err error) {
 		if out, err := build.CombinedOutput(); err != nil {
 			return 0, fmt.Errorf("cannot build polder: %w\n%s", err, out)
 		}
+	} else if _, err := os.Stat(binary); err != nil { // results of tests are cached for this binary only
+		return 0, fmt.Errorf("cannot use POLDER_TEST_BINARY: %w", err)
 	}
 	if code = m.Run(); code == 0 {
 		err = goleak.Find()
