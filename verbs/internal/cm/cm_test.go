@@ -2,10 +2,30 @@ package cm
 
 import (
 	"bytes"
+	"errors"
 	"testing"
 
 	"polder/verbs"
 )
+
+func TestMalformedMessagesAreRefused(t *testing.T) {
+	for name, m := range map[string]struct {
+		t    Type
+		body []byte
+	}{
+		"no type":                      {0, Append(nil, 1, 2, nil)},
+		"a type that there is not":     {Reject + 1, Append(nil, 1, 2, nil)},
+		"too short":                    {Connect, make([]byte, HeaderSize-1)},
+		"too much private data":        {Accept, Append(nil, 1, 2, make([]byte, verbs.MaxPrivateData+1))},
+		"too long a reason":            {Reject, Append(nil, 1, 0, make([]byte, MaxReason+1))},
+		"a queue pair of 25 bits":      {Connect, Append(nil, 1, 1<<24, nil)},
+		"a rejection and a queue pair": {Reject, Append(nil, 1, 2, nil)},
+	} {
+		if _, _, _, err := Decode(m.t, m.body); !errors.Is(err, ErrMalformed) {
+			t.Errorf("%s: got %v, want ErrMalformed", name, err)
+		}
+	}
+}
 
 func FuzzDecodeCM(f *testing.F) {
 	f.Add(uint8(Connect), Append(nil, 7, 0x123456, []byte("private")))
