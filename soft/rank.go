@@ -1,6 +1,11 @@
 package soft
 
-import "polder/soft/wire"
+import (
+	"encoding/binary"
+	"time"
+
+	"polder/soft/wire"
+)
 
 // rankFree is published for segments that hold nothing: they are revoked
 // first.
@@ -8,33 +13,46 @@ const rankFree = wire.RankFree
 
 // ranking is the sorting stage: it publishes, for each segment, the sum of
 // size times hotness of its objects, so that a coordinator that must take
-// segments without our help takes the coldest.
+// segments without our help takes the coldest. It goes by the accounts and the
+// hotness counters, and reads no object.
 type ranking struct {
 	next uint32
 }
 
-// rankBatch is how many segments are ranked in one tick, so that ranking
-// takes a few hundredths of a processor at most.
-const rankBatch = 32
+const (
+	// rankEvery is how old a rank is at most.
+	rankEvery = 4 * time.Second
+
+	// rankLeast is how many segments are ranked in one tick at least.
+	rankLeast = 32
+)
+
+// rankShare is how many segments of a heap that has granted of them are ranked
+// in one tick.
+func rankShare(granted int) int {
+	const ticks = int(rankEvery / tick)
+	return max((granted+ticks-1)/ticks, rankLeast)
+}
 
 func (r *ranking) refresh(h *Heap) {
 	h.profiles.warn(h.log)
 	if h.client == nil {
 		return
 	}
-	for n, seen := 0, 0; n < rankBatch && seen < h.n; seen++ {
+	share := rankShare(int(h.Budget() / SegmentSize))
+	for n, seen := 0, 0; n < share && seen < h.n; seen++ {
 		seg := r.next
 		r.next = (r.next + 1) % uint32(h.n)
-		if r.rank(h, seg) {
+		if h.rank(seg) {
 			n++
 		}
 	}
 }
 
-// rank publishes one segment's rank and reports whether it had to be read.
-func (r *ranking) rank(h *Heap, seg uint32) bool {
+// rank publishes one segment's rank and reports whether it has one of its own.
+func (h *Heap) rank(seg uint32) bool {
 	h.mu.Lock()
-	state, end := h.list.state[seg], h.list.end[seg]
+	state := h.list.state[seg]
 	h.mu.Unlock()
 	switch state {
 	case segAway:
@@ -46,16 +64,23 @@ func (r *ranking) rank(h *Heap, seg uint32) bool {
 		h.ctl.SetRank(seg, rankFree-1)
 		return false
 	}
-	gen := h.ctl.Generation(seg)
-	if gen&1 != 0 {
-		return false
-	}
-	v := victim{e: &h.evac, seg: seg, gen: gen, end: end}
+	account := live(h.live[seg].Load())
+	size, objects := uint64(account.granules())*granule, uint64(account.objects())
 	var sum uint64
-	v.walk(func(w word, hd header) bool {
-		sum += uint64(hd.size) * uint64(1+v.hotness(w))
-		return true
-	})
+	if objects > 0 { // those that are dead have been hot, too
+		sum = size + min(size*h.hotnessOf(seg)/objects, size*hottest)
+	}
 	h.ctl.SetRank(seg, sum)
 	return true
+}
+
+// hotnessOf is the sum of a segment's hotness counters.
+func (h *Heap) hotnessOf(seg uint32) (sum uint64) {
+	const ones = 0x0101010101010101
+	hot := h.hot[int(seg)*hotPerSeg : (int(seg)+1)*hotPerSeg]
+	for len(hot) >= 8 {
+		sum += binary.LittleEndian.Uint64(hot) * ones >> 56 // the sum of eight counters, which are at most hottest
+		hot = hot[8:]
+	}
+	return sum
 }
