@@ -2,19 +2,21 @@ package malloc
 
 import "math/bits"
 
-// Blocks of up to maxBlock bytes have classes: multiples of 16 bytes up to 128, and
+// MaxPaged is the size in bytes of the largest blocks that lie in pages. Larger ones are
+// chunks of their own.
+const MaxPaged = 32 << 10
+
+// Blocks of up to MaxPaged bytes have classes: multiples of 16 bytes up to 128, and
 // eight to a doubling above, so that no more than an eighth of a block is wasted.
-// Larger ones are chunks of their own.
 const (
-	grain    = 16
-	linear   = 8 * grain // up to here, classes are multiples of grain
-	maxBlock = 32 << 10
-	classes  = 8 + 8*8 // the last is maxBlock's
+	grain   = 16
+	linear  = 8 * grain // up to here, classes are multiples of grain
+	classes = 8 + 8*8   // the last is MaxPaged's
 )
 
 // classOf is the least class whose blocks have n bytes.
 //
-// Preconditions: 0 < n <= maxBlock.
+// Preconditions: 0 < n <= MaxPaged.
 func classOf(n int) int {
 	if n <= linear {
 		return (n+grain-1)/grain - 1

@@ -56,6 +56,7 @@ type Heap struct {
 	cfg    Config
 	shards []shard
 	closed atomic.Bool
+	refs   refs
 
 	live, taken atomic.Int64 // bytes
 
@@ -83,8 +84,7 @@ type Block struct {
 	Off   int64
 	Size  int
 
-	page *page // nil: Chunk is the block's own
-	own  *atomic.Bool
+	page *page
 }
 
 // Alloc allocates a block. The error Is pool.ErrNoMemory if no node has memory left.
@@ -94,7 +94,7 @@ func (h *Heap) Alloc(ctx context.Context, size int) (Block, error) {
 		return Block{}, fmt.Errorf("cannot allocate %d bytes, want at least 1", size)
 	case h.closed.Load():
 		return Block{}, fmt.Errorf("cannot allocate %d bytes: %w", size, ErrClosed)
-	case size > maxBlock:
+	case size > MaxPaged:
 		return h.large(ctx, size)
 	}
 	c := classOf(size)
@@ -121,19 +121,24 @@ func (h *Heap) large(ctx context.Context, size int) (Block, error) {
 	if err != nil {
 		return Block{}, fmt.Errorf("cannot allocate %d bytes: %w", size, err)
 	}
+	p := &page{chunk: c, size: size, slots: 1, used: make([]atomic.Uint64, 1)}
+	p.used[0].Store(1)
+	if err := h.refs.add(p); err != nil {
+		return Block{}, errors.Join(fmt.Errorf("cannot allocate %d bytes: %w", size, err), h.giveBack(ctx, c))
+	}
 	h.live.Add(int64(size))
-	return Block{Chunk: c, Size: size, own: new(atomic.Bool)}, nil
+	return Block{Chunk: c, Size: size, page: p}, nil
 }
 
 // Free gives a block back, which nobody uses any more. If the error is of a node that
 // a page goes back to, the block has been freed nevertheless.
 func (h *Heap) Free(ctx context.Context, b Block) error {
-	switch {
-	case b.Chunk == nil, b.page == nil && b.own.Swap(true), b.page != nil && !b.page.clear(b.slot()):
+	if b.page == nil || !b.page.clear(b.slot()) {
 		return fmt.Errorf("cannot free %d bytes at %d: %w", b.Size, b.Off, ErrNotAllocated)
 	}
 	h.live.Add(-int64(b.Size))
-	if b.page == nil {
+	if b.page.shard == nil {
+		h.refs.remove(b.page)
 		return h.giveBack(ctx, b.Chunk)
 	}
 	return b.page.shard.free(ctx, b.page, b.slot())
@@ -218,8 +223,8 @@ type Stats struct {
 // Stats returns h's statistics.
 func (h *Heap) Stats() Stats { return Stats{Live: h.live.Load(), Taken: h.taken.Load()} }
 
-// Close gives everything back but the blocks of more than 32 KiB, which must have been
-// freed. Nothing is to be allocated or freed meanwhile. It is idempotent.
+// Close gives everything back, also blocks that have not been freed. Nothing is to be
+// allocated or freed meanwhile. It is idempotent.
 func (h *Heap) Close(ctx context.Context) error {
 	if h.closed.Swap(true) {
 		return nil
@@ -227,6 +232,10 @@ func (h *Heap) Close(ctx context.Context) error {
 	var errs []error
 	for i := range h.shards {
 		errs = append(errs, h.shards[i].close(ctx))
+	}
+	for _, p := range h.refs.takeAll() { // those that are in no shard
+		p.clear(0)
+		errs = append(errs, h.giveBack(ctx, p.chunk))
 	}
 	h.mu.Lock()
 	chunks := h.chunks

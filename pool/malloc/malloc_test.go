@@ -20,7 +20,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestAClassWastesNoMoreThanAnEighth(t *testing.T) {
-	for n := 1; n <= maxBlock; n++ {
+	for n := 1; n <= MaxPaged; n++ {
 		c := classOf(n)
 		size := classSize(c)
 		if c < 0 || c >= classes || size < n || c > 0 && classSize(c-1) >= n {
@@ -30,8 +30,8 @@ func TestAClassWastesNoMoreThanAnEighth(t *testing.T) {
 			t.Fatalf("a block for %d bytes has %d", n, size)
 		}
 	}
-	if got := classSize(classes - 1); got != maxBlock {
-		t.Fatalf("the last class has %d bytes, want %d", got, maxBlock)
+	if got := classSize(classes - 1); got != MaxPaged {
+		t.Fatalf("the last class has %d bytes, want %d", got, MaxPaged)
 	}
 }
 
@@ -98,7 +98,7 @@ func TestAHeapMatchesAModel(t *testing.T) {
 		}()
 		t.Repeat(map[string]func(*rapid.T){
 			"alloc": func(t *rapid.T) {
-				size := rapid.OneOf(rapid.IntRange(1, 300), rapid.IntRange(1, 2*maxBlock)).Draw(t, "size")
+				size := rapid.OneOf(rapid.IntRange(1, 300), rapid.IntRange(1, 2*MaxPaged)).Draw(t, "size")
 				b, err := h.Alloc(ctx, size)
 				if err != nil {
 					t.Fatal(err)
@@ -322,4 +322,49 @@ func TestAHeapRefusesWhatIsWrong(t *testing.T) {
 	if _, err := h.Alloc(t.Context(), 1); !errors.Is(err, ErrClosed) {
 		t.Errorf("after Close: got %v, want %v", err, ErrClosed)
 	}
+}
+
+func TestReferencesNameBlocks(t *testing.T) {
+	h, _, cl := rig(t, 16<<20, Config{}, 2)
+	blocks := map[Ref]Block{}
+	for i := range 3000 {
+		b, err := h.Alloc(t.Context(), 64+i%5*4000+i/2900*40_000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := h.Ref(b)
+		if _, had := blocks[r]; err != nil || r == 0 || r >= 1<<RefBits || had {
+			t.Fatalf("block %d: got the reference %x, %v, which another has: %v", i, r, err, had)
+		}
+		blocks[r] = b
+		if i%3 == 0 { // numbers of pages come again
+			for r, b := range blocks {
+				if err := h.Free(t.Context(), h.At(r, b.Size)); err != nil {
+					t.Fatal(err)
+				}
+				delete(blocks, r)
+				break
+			}
+		}
+		for r, b := range blocks {
+			if got := h.At(r, b.Size); got != b {
+				t.Fatalf("%x: got %+v, want %+v", r, got, b)
+			}
+			break
+		}
+	}
+	for r, b := range blocks {
+		if got := h.At(r, b.Size); got != b {
+			t.Fatalf("%x: got %+v, want %+v", r, got, b)
+		}
+		far := b
+		far.Off += 1 << 20 * int64(b.page.size)
+		if _, err := h.Ref(far); err == nil {
+			t.Fatal("a block beyond the first 1 Mi of its page has a reference")
+		}
+		if err := h.Free(t.Context(), b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantBack(t, h, cl)
 }

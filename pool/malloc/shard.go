@@ -33,7 +33,8 @@ type freed struct {
 
 // A page has blocks of one size: a chunk, or with Config.Static a part of one.
 type page struct {
-	shard *shard
+	shard *shard        // nil: a block of more than MaxPaged bytes, and nothing else
+	id    atomic.Uint32 // in the heap's refs, if not 0
 	chunk *pool.Chunk
 	base  int64 // where in chunk it begins
 	class int
@@ -143,6 +144,7 @@ func (s *shard) remove(p *page) {
 // drop has a page given back, if it is a chunk.
 func (s *shard) drop(p *page) {
 	delete(s.all, p)
+	s.heap.refs.remove(p)
 	if s.heap.cfg.Static == 0 {
 		s.empty = append(s.empty, p)
 	}
