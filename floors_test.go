@@ -36,6 +36,7 @@ var floors = []floor{
 	{2, "memnode"},
 	{3, "pool"},
 	{4, "far"},
+	{4, "race"},
 	{5, "resp"},
 	{5, "memcached"},
 	{5, "files"},
