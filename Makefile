@@ -156,6 +156,7 @@ bench: build ## measure this tree against redis-server, raw TCP and memcpy
 	$(BIN)/polder bench verbs
 	$(BIN)/polder bench alloc
 	$(BIN)/polder bench malloc
+	$(BIN)/polder bench kv
 	$(BIN)/polder bench finemem
 	$(BIN)/polder bench broker
 	for b in deref pause map scan threads web component; do $(BIN)/polder bench far $$b || exit; done

@@ -24,7 +24,7 @@ func newBench() *cobra.Command {
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newBenchResp(), newBenchVerbs(), newBenchVerbsServer(), newBenchAlloc(), newBenchMalloc(), newBenchFineMem(), newBenchBroker(),
-		newBenchShare(), newBenchSoft(), newBenchFar())
+		newBenchShare(), newBenchSoft(), newBenchFar(), newBenchKV())
 	return cmd
 }
 

@@ -50,6 +50,12 @@ func newBenchFar() *cobra.Command {
 	return cmd
 }
 
+func newBenchKV() *cobra.Command {
+	return newBenchmark("kv", "Compare RACE hashing with the round trips that it must make, a far map and redis-server: YCSB A to D", func(cmd *cobra.Command, b bench) error {
+		return farbench.RunKV(cmd.Context(), farbench.Options{Short: b.short, Out: b.out, Polder: b.self, Note: func(what string) { cmd.PrintErrln(what) }})
+	})
+}
+
 // plotsFlag is the flag of benchmarks in which something happens over time.
 func plotsFlag(cmd *cobra.Command, plots *string) {
 	cmd.Flags().StringVar(plots, "plots", "", "draw what happens over time into this SVG `file`")
