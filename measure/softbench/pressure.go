@@ -27,10 +27,11 @@ import (
 // Where no control group can be made it fails: without the limit there would be
 // nothing to show.
 func RunPressure(ctx context.Context, o Options) (err error) {
-	p := pressure{limit: 2 * gib, reserve: 384 * mib, calm: 10 * time.Second, slow: 10 * time.Second, hold: 4 * time.Second, warm: 60 * time.Second, patience: 60 * time.Second}
+	p := pressure{limit: 2 * gib, calm: 10 * time.Second, slow: 10 * time.Second, hold: 4 * time.Second, warm: 60 * time.Second, patience: 60 * time.Second}
 	if o.Short {
-		p = pressure{limit: gib, reserve: 256 * mib, calm: 4 * time.Second, slow: 4 * time.Second, hold: 2 * time.Second, warm: 12 * time.Second, patience: 8 * time.Second}
+		p = pressure{limit: gib, calm: 4 * time.Second, slow: 4 * time.Second, hold: 2 * time.Second, warm: 12 * time.Second, patience: 8 * time.Second}
 	}
+	p.reserve = coordinator.DefaultReserve(p.limit)
 	p.group, err = cgroup.New(p.limit)
 	if err != nil {
 		return fmt.Errorf("cannot put a service under memory pressure: %w", err)
@@ -46,7 +47,7 @@ func RunPressure(ctx context.Context, o Options) (err error) {
 }
 
 type pressure struct {
-	limit, reserve   int64
+	limit, reserve   int64 // the coordinator's default
 	calm, slow, hold time.Duration
 	warm, patience   time.Duration // at most, with the first filling and with recovery
 	group            *cgroup.Group
@@ -90,7 +91,7 @@ func (p *pressure) run(ctx context.Context, o Options) (err error) {
 	}
 	host := groupSensor{strconv.Itoa(service.p.PID())}
 	c, err := coordinator.New(coordinator.Config{
-		Socket: p.socket, Reserve: p.reserve, Host: host, Policy: rivals.Even{}, Logger: quiet,
+		Socket: p.socket, Host: host, Policy: rivals.Even{}, Logger: quiet,
 		Interval: 100 * time.Millisecond, Grace: time.Millisecond,
 	})
 	if err != nil {

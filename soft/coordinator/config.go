@@ -102,7 +102,7 @@ func (c *Config) complete() error {
 		return err
 	}
 	if c.Reserve == 0 {
-		c.Reserve = max(m.Total/16, 64<<20)
+		c.Reserve = DefaultReserve(m.Total)
 	}
 	if c.Reserve < 0 || c.Reserve >= m.Total {
 		return fmt.Errorf("the reserve is %s: want less than the host's memory, %s", size(c.Reserve), size(m.Total))
@@ -154,6 +154,10 @@ func size(n int64) string {
 	}
 	return fmt.Sprintf("%d bytes", n)
 }
+
+// DefaultReserve is how much of a host with so much memory stays free, unless the operator
+// says otherwise.
+func DefaultReserve(total int64) int64 { return max(total/16, 64<<20) }
 
 func setDefault[T comparable](p *T, v T) {
 	var zero T
