@@ -110,13 +110,18 @@ func (m *ByteMap) Set(key []byte, i Item) error {
 
 // cost is the class of what a value costs that took so long to make, and counts it.
 func (m *ByteMap) cost(key []byte, took time.Duration) uint8 {
-	class := maphash.Bytes(m.seed, classOf(key)) % uint64(len(m.costs))
+	class := m.place(key)
 	if took <= 0 {
 		return m.costs.cost(class)
 	}
 	took = m.costs.learn(class, took)
 	m.t.h.Rebuilt(took)
 	return costClass(took)
+}
+
+// place is where in costs a key's class has its place.
+func (m *ByteMap) place(key []byte) uint64 {
+	return maphash.Bytes(m.seed, classOf(key)) % uint64(len(m.costs))
 }
 
 // Delete removes a key and reports whether it was there.
