@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -324,37 +326,38 @@ func TestMGETSeesOneMoment(t *testing.T) {
 	defer theirs.Close()
 	c := newClient(s, ours)
 	defer func() { c.conn.Close(); c.mem.Leave() }()
-	done := make(chan struct{})
-	go func() { // in the order of the link: both are forgotten before either is fetched
-		defer close(done)
-		for n := range 20000 {
+	var writer sync.WaitGroup
+	defer writer.Wait()
+	stop := make(chan struct{})
+	defer close(stop)
+	writer.Go(func() { // in the order of the link: both are forgotten before either is fetched
+		for n := 0; ; n = (n + 1) % 100000 {
+			select {
+			case <-stop:
+				return
+			default:
+			}
 			tr.forget([]byte("a"))
 			tr.forget([]byte("b"))
 			for _, key := range []string{"a", "b"} {
 				tr.keep(&question{flight: &flight{key: key, kind: kindValue, value: fmt.Append(nil, 100000+n)}}, never)
 			}
+			runtime.Gosched()
 		}
-	}()
+	})
 	keys := [][]byte{[]byte("a"), []byte("b")}
-	for whole := 0; ; {
+	limit := time.Now().Add(testTimeout)
+	for whole := 0; whole < 5000; {
 		if c.local = c.local[:0]; c.mget(keys) {
 			whole++
 			var a, b int
 			if _, err := fmt.Sscanf(string(c.local), "*2\r\n$6\r\n%d\r\n$6\r\n%d\r\n", &a, &b); err != nil || a != b {
-				t.Errorf("MGET says %q, %v", c.local, err)
-				break
+				t.Fatalf("MGET says %q, %v", c.local, err)
 			}
-		}
-		select {
-		case <-done:
-			if whole == 0 {
-				t.Error("MGET was never answered")
-			}
-			return
-		default:
+		} else if time.Now().After(limit) {
+			t.Fatalf("MGET was answered %d times", whole)
 		}
 	}
-	<-done
 }
 
 func TestWhatIsNoReplyEndsTheLink(t *testing.T) {
