@@ -19,6 +19,12 @@
 // a value of 36 MiB, which a cache of attention stores for 256 tokens of a large
 // model, with --max-value 64MiB --client-memory 256MiB.
 //
+// Last, "origin" is polder serve --origin before that same Redis, beside the Redis
+// alone, on one host: what remains of a round trip is the loopback's, so that what is
+// seen is what the cache costs, and "local hits" what the Redis is spared. It has room
+// for half of the data. "Stale" is for how long after a write at the Redis itself has been
+// answered a reader of the cache got the old value.
+//
 // # How
 //
 // Every server is a process of its own and starts empty. Servers take turns,

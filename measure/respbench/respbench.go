@@ -75,6 +75,7 @@ func (b *bench) run(ctx context.Context) error {
 	perSize := len(pipelines) * len(ops) * b.scale.rounds
 	b.total = len(sizes) * perSize * (2 + 3) // the servers of both phases
 	b.total += (len(wideCases(0)) + 2) * b.scale.rounds * 2
+	b.total += perSize * 2 // the origin and its cache
 	if err := b.wide(ctx); err != nil {
 		return fmt.Errorf("cannot measure commands with many arguments: %w", err)
 	}
@@ -82,6 +83,9 @@ func (b *bench) run(ctx context.Context) error {
 		if err := b.size(ctx, size); err != nil {
 			return fmt.Errorf("cannot measure values of %s: %w", sizeName(size), err)
 		}
+	}
+	if err := b.origin(ctx); err != nil {
+		return fmt.Errorf("cannot measure a cache before a Redis: %w", err)
 	}
 	return nil
 }
@@ -169,7 +173,7 @@ func (b *bench) set(ctx context.Context, s *server, sequence []uint32, count, si
 // figures are what one server showed in one case, a value a round.
 type figures struct {
 	throughput, p50, p99 []float64
-	hits                 []float64 // commands that had nothing read from far memory, in per cent
+	hits                 []float64 // commands for which nothing was read elsewhere, in per cent
 }
 
 // phase measures servers, the rival first, in every case, and prints.
@@ -210,7 +214,7 @@ func (b *bench) measure(ctx context.Context, s *server, f *figures, cfg load.Con
 	var commands, fetches int64
 	var err error
 	if counted {
-		if commands, fetches, err = s.reads(ctx); err != nil {
+		if commands, fetches, err = s.counted(ctx); err != nil {
 			return fmt.Errorf("%s: %w", s.name, err)
 		}
 	}
@@ -222,7 +226,7 @@ func (b *bench) measure(ctx context.Context, s *server, f *figures, cfg load.Con
 	f.p50 = append(f.p50, float64(r.Latency.ValueAtQuantile(50))/1000)
 	f.p99 = append(f.p99, float64(r.Latency.ValueAtQuantile(99))/1000)
 	if counted {
-		commandsAfter, fetchesAfter, err := s.reads(ctx)
+		commandsAfter, fetchesAfter, err := s.counted(ctx)
 		if err != nil {
 			return fmt.Errorf("%s: %w", s.name, err)
 		}

@@ -43,16 +43,25 @@ func TestEveryCaseIsMeasured(t *testing.T) {
 	if !said["fill redis"] || !said["far tcp settles"] || !said["local GET 64B P1"] {
 		t.Errorf("progress said %v", said)
 	}
-	hits := 0
+	hits, stale := 0, 0
 	seen := map[string]benchout.Row{}
 	for line := range strings.Lines(out.String()) {
 		var r benchout.Row
 		if err := json.Unmarshal([]byte(line), &r); err != nil {
 			t.Fatalf("%s: %v", line, err)
 		}
+		if strings.HasPrefix(r.Metric, "stale ") {
+			if r.Value < 0 || r.Unit != "us" {
+				t.Errorf("got the row %s", line)
+			}
+			stale++
+			continue
+		}
 		if r.Metric == "local hits" {
 			least, most := 1.0, 99.9
 			switch {
+			case strings.HasPrefix(r.Case, "origin "):
+				most = 100
 			case strings.HasPrefix(r.Case, "local "):
 				least = 100
 				fallthrough
@@ -89,11 +98,16 @@ func TestEveryCaseIsMeasured(t *testing.T) {
 			t.Errorf("%s was not measured", wide)
 		}
 	}
-	if want := 3*2*3*2*3 + 7; len(seen) != want {
+	for _, name := range []string{"origin GET 1KiB P1 p50", "origin GET 1KiB P16 throughput", "origin SET 1KiB P1 p99"} {
+		if _, ok := seen[name]; !ok {
+			t.Errorf("%s was not measured", name)
+		}
+	}
+	if want := 3*2*3*2*3 + 7 + 2*2*3; len(seen) != want {
 		t.Errorf("got %d rows, want %d", len(seen), want)
 	}
-	if want := 3 * 3 * 2; hits != want {
-		t.Errorf("got %d rows of local hits, want one for every GET, %d", hits, want)
+	if want := 3*3*2 + 2; hits != want || stale != 2 {
+		t.Errorf("got %d rows of local hits, want one for every GET, %d; and %d of staleness", hits, want, stale)
 	}
 }
 

@@ -17,16 +17,28 @@ type server struct {
 	addr  string
 	admin string // administrative address; "" for Redis
 	close func() error
+	// reads is how many commands a server of ours has run, and for how many it has
+	// read elsewhere.
+	reads func(console.Metrics) (commands, fetches int64)
 }
 
-// reads is how many commands a server of ours has run, and how many entries it
-// has read from far memory for them.
-func (s *server) reads(ctx context.Context) (commands, fetches int64, err error) {
+func farReads(m console.Metrics) (commands, fetches int64) {
+	return m.Int("polder_resp_commands_total"), m.Int("polder_far_fetches_total")
+}
+
+func originReads(m console.Metrics) (commands, fetches int64) {
+	fetches = m.Int("polder_origin_misses_total") + m.Int("polder_origin_passed_total")
+	return m.Int("polder_origin_hits_total") + fetches, fetches
+}
+
+// counted is what reads says now.
+func (s *server) counted(ctx context.Context) (commands, fetches int64, err error) {
 	state, err := console.Query(ctx, nil, "", s.admin, 0)
 	if err != nil {
 		return 0, 0, fmt.Errorf("cannot ask for statistics: %w", err)
 	}
-	return state.Metrics.Int("polder_resp_commands_total"), state.Metrics.Int("polder_far_fetches_total"), nil
+	commands, fetches = s.reads(state.Metrics)
+	return commands, fetches, nil
 }
 
 // startTimeout bounds the start of a server.
@@ -53,7 +65,7 @@ func startUp(ctx context.Context, polder, name string, local, lend int64, flags 
 	if err != nil {
 		return nil, err
 	}
-	return &server{name: name, addr: p.Addr("redis"), admin: p.Addr("admin"), close: p.Stop}, nil
+	return &server{name: name, addr: p.Addr("redis"), admin: p.Addr("admin"), close: p.Stop, reads: farReads}, nil
 }
 
 // startFar runs a node and a server over it.
@@ -73,7 +85,7 @@ func startFar(ctx context.Context, polder, name string, local, lend int64) (*ser
 	if err != nil {
 		return nil, errors.Join(err, node.Stop())
 	}
-	return &server{name: name, addr: serve.Addr("redis"), admin: serve.Addr("admin"), close: func() error {
+	return &server{name: name, addr: serve.Addr("redis"), admin: serve.Addr("admin"), reads: farReads, close: func() error {
 		return errors.Join(serve.Stop(), node.Stop())
 	}}, nil
 }

@@ -1,0 +1,100 @@
+package respbench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"polder/internal/child"
+	"polder/internal/load"
+	"polder/measure/benchout"
+)
+
+// startOrigin runs a cache in soft memory before a Redis.
+func startOrigin(ctx context.Context, polder, redis string, budget int64) (*server, error) {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	p, err := child.StartReady(ctx, child.Command{Path: polder, Args: []string{
+		"serve", "--tier", "soft", "--coordinator", "off", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--log-level", "warn",
+		"--budget", fmt.Sprint(budget), "--origin", "redis://" + redis,
+	}})
+	if err != nil {
+		return nil, err
+	}
+	return &server{name: "origin", addr: p.Addr("redis"), admin: p.Addr("admin"), close: p.Stop, reads: originReads}, nil
+}
+
+// originSize is the size of values before which a cache is measured.
+const originSize = 1 << 10
+
+// origin measures a cache before a Redis beside that Redis alone. The cache has room for
+// half of the data.
+func (b *bench) origin(ctx context.Context) (err error) {
+	keys := min(int(b.scale.data)/2/(load.KeySize+originSize), b.scale.most)
+	redis, err := startRedis(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, redis.close()) }()
+	if err := b.fill(ctx, redis, keys, originSize); err != nil {
+		return err
+	}
+	cache, err := startOrigin(ctx, b.cfg.Polder, redis.addr, max(int64(keys)*(load.KeySize+originSize+entryOverhead)/2, 16<<20))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, cache.close()) }()
+	zipf := load.Sequence(load.Scattered(keys), sequenceLength/4, originSize)
+	if _, err := b.load(ctx, cache, load.Config{Pipeline: 16, Op: load.Get, ValueSize: originSize, Sequence: zipf, Duration: b.scale.settle}); err != nil {
+		return err
+	}
+	if err := b.phase(ctx, []*server{redis, cache}, zipf, originSize); err != nil {
+		return err
+	}
+	return b.staleness(ctx, redis, cache)
+}
+
+// staleness measures how long after the reply to a write at the Redis itself a reader of
+// the cache still gets the old value.
+func (b *bench) staleness(ctx context.Context, origin, cache *server) (err error) {
+	const writes = 200
+	direct, through := redis.NewClient(&redis.Options{Addr: origin.addr}), redis.NewClient(&redis.Options{Addr: cache.addr})
+	defer func() { err = errors.Join(err, direct.Close(), through.Close()) }()
+	var us []float64
+	for i := range writes {
+		if err := through.Get(ctx, "stale").Err(); err != nil && !errors.Is(err, redis.Nil) {
+			return fmt.Errorf("cannot read through the cache: %w", err)
+		}
+		if err := direct.Set(ctx, "stale", i, 0).Err(); err != nil {
+			return fmt.Errorf("cannot write at the origin: %w", err)
+		}
+		written := time.Now()
+		var old float64 // when an old value was asked for, that came
+		for {
+			asked := time.Since(written)
+			n, err := through.Get(ctx, "stale").Int()
+			if err == nil && n == i {
+				break
+			}
+			if err != nil && !errors.Is(err, redis.Nil) || asked > startTimeout {
+				return fmt.Errorf("%v after a write the cache says %d: %w", asked, n, err)
+			}
+			old = float64(asked.Nanoseconds()) / 1000
+		}
+		us = append(us, old)
+	}
+	slices.Sort(us)
+	for _, q := range []struct {
+		metric string
+		at     int
+	}{{"stale p50", writes / 2}, {"stale max", writes - 1}} {
+		if err := b.cfg.Printer.Print(benchout.Row{Bench: "resp", Case: "origin written elsewhere", Metric: q.metric, Value: us[q.at], Unit: "us"}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
