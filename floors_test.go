@@ -27,9 +27,10 @@ type floor struct {
 }
 
 // floors is the table of ARCHITECTURE.md. The longest tree that matches a
-// package decides. soft and share stand on internal alone, beside the others.
+// package decides. soft and share stand on internal and codec alone, beside the others.
 var floors = []floor{
 	{0, "internal"},
+	{0, "codec"},
 	{1, "verbs"},
 	{1, "soft"},
 	{1, "share"},
@@ -57,7 +58,7 @@ var apart = map[string][]string{
 // farImports is all of the module that packages far, far/heap and far/record may import:
 // they know a Store, and nothing of what is behind it.
 var farImports = map[string][]string{
-	"far":        {"internal", "far/heap", "far/record"},
+	"far":        {"internal", "codec", "far/heap", "far/record"},
 	"far/heap":   {"internal", "far/record"},
 	"far/record": {},
 }

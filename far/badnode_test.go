@@ -177,7 +177,7 @@ var structures = []aStructure{
 }
 
 func makeMap(t *testing.T, h *Heap, exclusive bool) func(context.Context, int) error {
-	m := newMap[int, [100]byte](t, h, MapConfig{Exclusive: exclusive})
+	m := newMap(t, h, MapConfig[int, [100]byte]{Exclusive: exclusive})
 	for i := range structureSize {
 		done(t, m.Set(t.Context(), i, [100]byte{byte(i)}))
 	}

@@ -42,7 +42,7 @@ func soon(t *testing.T, what string, fn func()) {
 
 func TestAPanicInUpdateLeavesTheMapAsItWas(t *testing.T) {
 	h, m := newTestHeap(t, heap.NewMemStore(testSegment, 100), Config{})
-	typed := newMap[int, int](t, h, MapConfig{})
+	typed := newMap(t, h, MapConfig[int, int]{})
 	small, large := value(1, 100), value(2, 200<<10)
 	for name, v := range map[string][]byte{"small": small, "large": large, "absent": nil} {
 		k := []byte(name)

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"polder/codec"
 	"polder/far/heap"
 	"polder/far/record"
 )
@@ -178,7 +179,7 @@ func (c *Class[T]) Stats() ClassStats { return c.c.stats() }
 // for; NewIn is for that.
 func (c *Class[T]) New(ctx context.Context, v T) (Ptr[T], error) {
 	for {
-		w, err := c.h.newObject(c.c, nil, c.c.size, 0, bytesOf(&v))
+		w, err := c.h.newObject(c.c, nil, c.c.size, 0, codec.Bytes(&v))
 		if err == nil {
 			return ptrTo[T](c.h, w), nil
 		}
@@ -208,7 +209,7 @@ func (c *Class[T]) NewIn(s *heap.Scope) (Ptr[T], *T, error) {
 // the log of those that are evacuated first.
 func (c *Class[T]) NewStream(ctx context.Context, v T) (Ptr[T], error) {
 	for {
-		w, err := c.h.newObject(c.c, nil, c.c.size, derefStream, bytesOf(&v))
+		w, err := c.h.newObject(c.c, nil, c.c.size, derefStream, codec.Bytes(&v))
 		if err == nil {
 			return ptrTo[T](c.h, w), nil
 		}
@@ -265,41 +266,8 @@ func defaultClass[T any](h *Heap) (*Class[T], error) {
 
 // pointerless returns an error that names the first Go pointer in a type.
 func pointerless(t reflect.Type) error {
-	path, what := findPointer(t, "")
-	if what == nil {
-		return nil
+	if err := codec.Pointerless(t); err != nil {
+		return fmt.Errorf("%w; far.Ref is a pointer that may be there", err)
 	}
-	if path == "" {
-		return fmt.Errorf("%v is a Go pointer, or holds one, which the garbage collector would not see off its heap", t)
-	}
-	return fmt.Errorf("field %s of %v is a %v, which holds a Go pointer that the garbage collector would not see off its heap; far.Ref is a pointer that may be there", path, t, what)
-}
-
-// findPointer returns the path of a field that is a Go pointer, and its type,
-// nil if there is none.
-func findPointer(t reflect.Type, path string) (string, reflect.Type) {
-	switch t.Kind() {
-	case reflect.Bool, reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64,
-		reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64, reflect.Uintptr,
-		reflect.Float32, reflect.Float64, reflect.Complex64, reflect.Complex128:
-		return "", nil
-	case reflect.Array:
-		if t.Len() == 0 {
-			return "", nil
-		}
-		return findPointer(t.Elem(), path+"[]")
-	case reflect.Struct:
-		for i := range t.NumField() {
-			f := t.Field(i)
-			name := f.Name
-			if path != "" {
-				name = path + "." + name
-			}
-			if p, what := findPointer(f.Type, name); what != nil {
-				return p, what
-			}
-		}
-		return "", nil
-	}
-	return path, t
+	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"polder/codec"
 	"polder/far/heap"
 	"polder/far/record"
 	"polder/internal/failpoint"
@@ -303,8 +304,8 @@ func comeAndGo[T any](ctx context.Context, h *Heap, mark byte, n int) error {
 		return err
 	}
 	var v T
-	for i := range bytesOf(&v) {
-		bytesOf(&v)[i] = mark
+	for i := range codec.Bytes(&v) {
+		codec.Bytes(&v)[i] = mark
 	}
 	ps := make([]Ptr[T], n)
 	for i := range ps {
@@ -317,7 +318,7 @@ func comeAndGo[T any](ctx context.Context, h *Heap, mark byte, n int) error {
 		if err != nil {
 			return err
 		}
-		if string(bytesOf(&got)) != string(bytesOf(&v)) {
+		if string(codec.Bytes(&got)) != string(codec.Bytes(&v)) {
 			return fmt.Errorf("object %d of mark %d: got %v", i, mark, got)
 		}
 		p.Free()

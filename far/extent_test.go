@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"polder/codec"
 	"polder/far/heap"
 )
 
@@ -191,8 +192,8 @@ func together[T any](t *testing.T) {
 	run := got(c.NewRun(t.Context(), 600))(t)
 	for i := range run.Len() {
 		var v T
-		for k := range bytesOf(&v) {
-			bytesOf(&v)[k] = byte(i + k)
+		for k := range codec.Bytes(&v) {
+			codec.Bytes(&v)[k] = byte(i + k)
 		}
 		done(t, run.At(i).Store(t.Context(), v))
 	}
@@ -208,7 +209,7 @@ func together[T any](t *testing.T) {
 	}
 	for i := range run.Len() {
 		v := got(run.At(i).Load(t.Context()))(t)
-		for k, b := range bytesOf(&v) {
+		for k, b := range codec.Bytes(&v) {
 			if b != byte(i+k) {
 				t.Fatalf("byte %d of object %d of %d bytes is %d, want %d", k, i, c.c.size, b, byte(i+k))
 			}

@@ -124,15 +124,17 @@ func (m *Map[K, V]) GetMany(ctx context.Context, keys []K, vs []V, ok []bool) er
 	}
 	var errs []error
 	var small [smallKey]byte
-	key := func(i int) []byte { return encode(&m.key, &keys[i], small[:0]) }
+	key := func(i int) []byte { return m.key.View(&keys[i], small[:0]) }
 	m.b.getMany(ctx, len(keys), key, func(i int, e Entry, err error) {
 		switch ok[i] = false; {
 		case errors.Is(err, ErrNotFound):
 		case err != nil:
 			errs = append(errs, err)
 		default:
-			if ok[i] = decode(&m.value, &vs[i], e.Value); !ok[i] {
-				errs = append(errs, m.errMapped(len(e.Value)))
+			if err := m.value.Decode(e.Value, &vs[i]); err != nil {
+				errs = append(errs, m.errMapped(err))
+			} else {
+				ok[i] = true
 			}
 			if m.exclusive {
 				m.settle(key(i))

@@ -179,7 +179,7 @@ func TestReadsOfWhatIsFarMakeNoGarbage(t *testing.T) {
 		return // the race detector allocates
 	}
 	_, m := newTinyHeap(t, heap.NewMemStore(tinySegment, 400), 400<<10)
-	ints := newMap[uint64, [64]byte](t, m.h, MapConfig{})
+	ints := newMap(t, m.h, MapConfig[uint64, [64]byte]{})
 	keys := cold(t, m, 4000, 100)
 	for i := range uint64(4000) {
 		if err := ints.Set(t.Context(), i, [64]byte{byte(i)}); err != nil {

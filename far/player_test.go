@@ -66,8 +66,8 @@ func newPlayer(t *testing.T, ctx context.Context, h *far.Heap, tr *trouble, seed
 		list:      must(far.NewList[[4]int64](h, cfg)),
 		stack:     must(far.NewStack[[3]int32](h, cfg)),
 		queue:     must(far.NewQueue[int64](h, cfg)),
-		table:     must(far.NewMap[string, []byte](h, far.MapConfig{})),
-		pairs:     must(far.NewMap[[2]int32, [64]byte](h, far.MapConfig{Exclusive: true})),
+		table:     must(far.NewMap(h, far.MapConfig[string, []byte]{})),
+		pairs:     must(far.NewMap(h, far.MapConfig[[2]int32, [64]byte]{Exclusive: true})),
 		wantArray: make([][8]int64, playerArray),
 		wantTable: map[string][]byte{}, wantPairs: map[[2]int32][64]byte{},
 	}

@@ -209,11 +209,6 @@ func ptrTo[T any](h *Heap, w *uint64) Ptr[T] {
 // objectOf is the object of T at the beginning of b.
 func objectOf[T any](b []byte) *T { return (*T)(unsafe.Pointer(unsafe.SliceData(b))) }
 
-// bytesOf is the bytes of v.
-func bytesOf[T any](v *T) []byte {
-	return unsafe.Slice((*byte)(unsafe.Pointer(v)), unsafe.Sizeof(*v))
-}
-
 // derefSlow is Deref off the fast path.
 //
 //go:noinline

@@ -5,15 +5,19 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"reflect"
 
+	"polder/codec"
 	"polder/far/heap"
 )
 
-// MapConfig configures a Map. The zero value is good.
-type MapConfig struct {
+// MapConfig configures a Map. The zero value is good for types that need no codec.
+type MapConfig[K comparable, V any] struct {
 	// Name appears in statistics.
 	Name string
+	// Keys and Values store what has no other way to be stored: see the package codec. Equal
+	// keys must have equal encodings.
+	Keys   codec.Codec[K]
+	Values codec.Codec[V]
 	// Exclusive makes local memory an exclusive cache of far memory (the paper's
 	// section 6): the far copy of an entry that is read back is given up, so that
 	// far memory holds nothing twice, but the entry has to be written
@@ -22,9 +26,9 @@ type MapConfig struct {
 	Exclusive bool
 }
 
-// Map is a hash table from K to V. K is a string type, or a comparable type without
-// Go pointers and floating-point numbers; V is a string type, a byte slice type, or a type without Go pointers. Its
-// index is local and takes about 16 bytes an entry; entries are local or far,
+// Map is a hash table from K to V. Either may be a number, a string, a struct or an array of
+// such, and V a slice, or anything with a codec: see the package codec. A value without Go pointers, a string
+// and a byte slice are read and written as they are, others are encoded. Its index is local and takes about 16 bytes an entry; entries are local or far,
 // each by itself, with 36 bytes of header. It is a ByteMap underneath, and all
 // that is said of that holds.
 //
@@ -37,157 +41,38 @@ type MapConfig struct {
 // too.
 type Map[K comparable, V any] struct {
 	b         *ByteMap
-	key       codec
-	value     codec
+	key       codec.Coder[K]
+	value     codec.Coder[V]
 	exclusive bool
 }
 
-// codec says how the values of a type are byte strings.
-type codec struct {
-	kind  codecKind
-	size  int        // of a fixed one, encoded
-	parts []codePart // of a padded one: the bytes that are not padding
-}
-
-type codecKind uint8
-
-const (
-	codecFixed  codecKind = iota // its bytes
-	codecPadded                  // its bytes without padding
-	codecString
-	codecBytes
-)
-
-// codePart is a range of the bytes of a value.
-type codePart struct{ off, size int }
-
 // NewMap makes an empty map. It fails if K or V cannot be far, and names the
 // field that is why.
-func NewMap[K comparable, V any](h *Heap, cfg MapConfig) (*Map[K, V], error) {
+func NewMap[K comparable, V any](h *Heap, cfg MapConfig[K, V]) (*Map[K, V], error) {
 	if cfg.Name == "" {
 		cfg.Name = "map"
 	}
-	key, err := keyCodec(reflect.TypeFor[K]())
+	key, err := codec.ForKey(cfg.Keys)
 	if err != nil {
 		return nil, fmt.Errorf("cannot make map %q: keys: %w", cfg.Name, err)
 	}
-	value, err := valueCodec(reflect.TypeFor[V]())
+	value, err := codec.For(cfg.Values)
 	if err != nil {
 		return nil, fmt.Errorf("cannot make map %q: values: %w", cfg.Name, err)
 	}
-	if key.size > MaxKeySize || value.size > h.maxValue {
+	if key.Size() > MaxKeySize || value.Size() > h.maxValue {
 		return nil, fmt.Errorf("cannot make map %q: a key is %d bytes and a value %d, at most %d and %d are possible: %w",
-			cfg.Name, key.size, value.size, MaxKeySize, h.maxValue, ErrTooLarge)
+			cfg.Name, key.Size(), value.Size(), MaxKeySize, h.maxValue, ErrTooLarge)
 	}
 	return &Map[K, V]{b: h.NewByteMap(cfg.Name), key: key, value: value, exclusive: cfg.Exclusive}, nil
-}
-
-// keyCodec returns the codec of keys of type t: equal keys have equal bytes.
-func keyCodec(t reflect.Type) (codec, error) {
-	if t.Kind() == reflect.String {
-		return codec{kind: codecString}, nil
-	}
-	if err := pointerless(t); err != nil {
-		return codec{}, err
-	}
-	var parts []codePart
-	if err := keyParts(t, t.String(), 0, &parts); err != nil {
-		return codec{}, err
-	}
-	if len(parts) == 1 && parts[0].size == int(t.Size()) {
-		return codec{size: int(t.Size())}, nil
-	}
-	c := codec{kind: codecPadded, parts: parts}
-	for _, p := range parts {
-		c.size += p.size
-	}
-	return c, nil
-}
-
-// keyParts appends the bytes of a t at off that count when keys are compared.
-func keyParts(t reflect.Type, path string, off int, parts *[]codePart) error {
-	switch t.Kind() {
-	case reflect.Float32, reflect.Float64, reflect.Complex64, reflect.Complex128:
-		return fmt.Errorf("%s is a %v, which is no key: NaN is not equal to itself, and 0 equals -0; convert it to an integer by math.Float64bits", path, t)
-	case reflect.Array:
-		for i := range t.Len() {
-			if err := keyParts(t.Elem(), path+"[]", off+i*int(t.Elem().Size()), parts); err != nil {
-				return err
-			}
-		}
-	case reflect.Struct:
-		for i := range t.NumField() {
-			f := t.Field(i)
-			if f.Name == "_" {
-				continue
-			}
-			if err := keyParts(f.Type, path+"."+f.Name, off+int(f.Offset), parts); err != nil {
-				return err
-			}
-		}
-	default:
-		if n := len(*parts); n > 0 && (*parts)[n-1].off+(*parts)[n-1].size == off {
-			(*parts)[n-1].size += int(t.Size())
-		} else {
-			*parts = append(*parts, codePart{off, int(t.Size())})
-		}
-	}
-	return nil
-}
-
-func valueCodec(t reflect.Type) (codec, error) {
-	switch {
-	case t.Kind() == reflect.String:
-		return codec{kind: codecString}, nil
-	case t.Kind() == reflect.Slice && t.Elem().Kind() == reflect.Uint8:
-		return codec{kind: codecBytes}, nil
-	}
-	if err := pointerless(t); err != nil {
-		return codec{}, fmt.Errorf("%w; a string or a []byte may be a value by itself", err)
-	}
-	return codec{size: int(t.Size())}, nil
 }
 
 // smallKey is the room for a padded key that takes no garbage.
 const smallKey = 128
 
-// encode returns k as bytes, in buf if it has to be put together.
-func encode[T any](c *codec, k *T, buf []byte) []byte {
-	switch c.kind {
-	case codecFixed:
-		return bytesOf(k)
-	case codecPadded:
-		b := bytesOf(k)
-		for _, p := range c.parts {
-			buf = append(buf, b[p.off:p.off+p.size]...)
-		}
-		return buf
-	}
-	return bytesIn(k, c.kind)
-}
-
-// decode makes *v what b says, and reports whether b can be one.
-func decode[T any](c *codec, v *T, b []byte) bool {
-	switch c.kind {
-	case codecFixed:
-		return len(b) == c.size && copy(bytesOf(v), b) == c.size
-	case codecPadded:
-		if len(b) != c.size {
-			return false
-		}
-		to := bytesOf(v)
-		for _, p := range c.parts {
-			b = b[copy(to[p.off:p.off+p.size], b):]
-		}
-		return true
-	}
-	setBytes(v, c.kind, append([]byte(nil), b...))
-	return true
-}
-
 // errMapped is what is wrong with a value that is none.
-func (m *Map[K, V]) errMapped(n int) error {
-	return &heap.CorruptError{Segment: "map " + m.b.name, Err: fmt.Errorf("a value is %d bytes, want %d", n, m.value.size)}
+func (m *Map[K, V]) errMapped(err error) error {
+	return &heap.CorruptError{Segment: "map " + m.b.name, Err: err}
 }
 
 // Get returns the value of k, and whether there is one. It fails with
@@ -195,7 +80,7 @@ func (m *Map[K, V]) errMapped(n int) error {
 // makes no garbage unless V is a string or a byte slice: see Append.
 func (m *Map[K, V]) Get(ctx context.Context, k K) (v V, ok bool, err error) {
 	var small [smallKey]byte
-	key := encode(&m.key, &k, small[:0])
+	key := m.key.View(&k, small[:0])
 	// The fast path: the entry is local.
 	b := m.b
 	hs := b.hash(key)
@@ -204,13 +89,17 @@ func (m *Map[K, V]) Get(ctx context.Context, k K) (v V, ok bool, err error) {
 	p, e, st := sh.find(b.h, hs, key, kindEntry, nil, true)
 	if st == present && !e.Big() && !e.Expired() {
 		m.hit(sh, p, e)
-		ok = decode(&m.value, &v, e.Value())
-		n := e.Vlen()
-		sh.mu.Unlock()
-		if !ok {
-			err = m.errMapped(n)
+		if !m.value.Plain() {
+			value := append([]byte(nil), e.Value()...)
+			sh.mu.Unlock()
+			return m.adopt(value)
 		}
-		return v, ok, err
+		err = m.value.Decode(e.Value(), &v)
+		sh.mu.Unlock()
+		if err != nil {
+			err = m.errMapped(err)
+		}
+		return v, err == nil, err
 	}
 	if st == absent && !sh.closed {
 		sh.count.absent++
@@ -232,13 +121,18 @@ func (m *Map[K, V]) Get(ctx context.Context, k K) (v V, ok bool, err error) {
 		}
 		return m.getSlow(ctx, append([]byte(nil), key...))
 	}
-	ok = decode(&m.value, &v, entryOf(f).Value())
-	n := entryOf(f).Vlen()
+	value := append([]byte(nil), entryOf(f).Value()...)
 	b.h.done(f)
-	if !ok {
-		return v, false, m.errMapped(n)
-	}
 	m.settle(key)
+	return m.adopt(value)
+}
+
+// adopt makes a value of bytes that nobody else has. No lock is held: a codec is the
+// program's.
+func (m *Map[K, V]) adopt(b []byte) (v V, ok bool, err error) {
+	if err := m.value.Adopt(b, &v); err != nil {
+		return v, false, m.errMapped(err)
+	}
 	return v, true, nil
 }
 
@@ -264,10 +158,7 @@ func (m *Map[K, V]) getSlow(ctx context.Context, key []byte) (v V, ok bool, err 
 		return v, false, err
 	}
 	m.settle(key)
-	if !decode(&m.value, &v, ent.Value) {
-		return v, false, m.errMapped(len(ent.Value))
-	}
-	return v, true, nil
+	return m.adopt(ent.Value)
 }
 
 // settle gives up the far copy of an entry that was fetched.
@@ -285,11 +176,11 @@ func (m *Map[K, V]) settle(key []byte) {
 	}
 }
 
-// Append appends the value of k, as bytes, to dst, and reports whether there is
+// Append appends the value of k, as it is stored, to dst, and reports whether there is
 // one: it is how a string or a byte slice is read without garbage.
 func (m *Map[K, V]) Append(ctx context.Context, k K, dst []byte) (b []byte, ok bool, err error) {
 	var small [smallKey]byte
-	key := encode(&m.key, &k, small[:0])
+	key := m.key.View(&k, small[:0])
 	hs := m.b.hash(key)
 	sh := m.b.shard(hs)
 	sh.mu.Lock()
@@ -342,7 +233,7 @@ func (m *Map[K, V]) appendSlow(ctx context.Context, key, dst []byte) ([]byte, bo
 // Has reports whether there is a value of k.
 func (m *Map[K, V]) Has(ctx context.Context, k K) (bool, error) {
 	var small [smallKey]byte
-	key := encode(&m.key, &k, small[:0])
+	key := m.key.View(&k, small[:0])
 	hs := m.b.hash(key)
 	sh := m.b.shard(hs)
 	sh.mu.Lock()
@@ -361,8 +252,8 @@ func (m *Map[K, V]) Has(ctx context.Context, k K) (bool, error) {
 // Set makes v the value of k.
 func (m *Map[K, V]) Set(ctx context.Context, k K, v V) error {
 	var small [smallKey]byte
-	key := encode(&m.key, &k, small[:0])
-	val := encode(&m.value, &v, nil)
+	key := m.key.View(&k, small[:0])
+	val := m.value.View(&v, nil)
 	b := m.b
 	if err := b.check(key, len(val)); err != nil {
 		return err
@@ -393,7 +284,7 @@ func (m *Map[K, V]) setSlow(ctx context.Context, key, val []byte) error {
 // Delete removes k and reports whether it was there.
 func (m *Map[K, V]) Delete(ctx context.Context, k K) (bool, error) {
 	var small [smallKey]byte
-	key := encode(&m.key, &k, small[:0])
+	key := m.key.View(&k, small[:0])
 	hs := m.b.hash(key)
 	sh := m.b.shard(hs)
 	sh.mu.Lock()
@@ -411,17 +302,19 @@ func (m *Map[K, V]) Delete(ctx context.Context, k K) (bool, error) {
 // See ByteMap.Update.
 func (m *Map[K, V]) Update(ctx context.Context, k K, fn func(old V, ok bool) (V, bool)) error {
 	var small [smallKey]byte
-	key := encode(&m.key, &k, small[:0])
+	key := m.key.View(&k, small[:0])
 	return m.b.Update(ctx, append([]byte(nil), key...), func(old Entry, found bool) (Entry, Verdict, error) {
 		var v V
-		if found && !decode(&m.value, &v, old.Value) {
-			return Entry{}, Keep, m.errMapped(len(old.Value))
+		if found {
+			if err := m.value.Decode(old.Value, &v); err != nil {
+				return Entry{}, Keep, m.errMapped(err)
+			}
 		}
 		v, keep := fn(v, found)
 		if !keep {
 			return Entry{}, Remove, nil
 		}
-		return Entry{Value: encode(&m.value, &v, nil)}, Put, nil
+		return Entry{Value: m.value.View(&v, nil)}, Put, nil
 	})
 }
 
@@ -431,7 +324,7 @@ func (m *Map[K, V]) Update(ctx context.Context, k K, fn func(old V, ok bool) (V,
 func (m *Map[K, V]) Prefetch(ctx context.Context, keys ...K) error {
 	bs := make([][]byte, len(keys))
 	for i := range keys {
-		bs[i] = encode(&m.key, &keys[i], nil)
+		bs[i] = m.key.View(&keys[i], nil)
 	}
 	return m.b.Fetch(ctx, bs)
 }
@@ -456,8 +349,8 @@ func (m *Map[K, V]) Keys(ctx context.Context, err *error) iter.Seq[K] {
 			if *err = e; e != nil {
 				return
 			}
-			if !decode(&m.key, &k, b) {
-				*err = m.errMapped(len(b))
+			if e := m.key.Decode(b, &k); e != nil {
+				*err = m.errMapped(e)
 				return
 			}
 			if !yield(k) {
@@ -480,8 +373,8 @@ func (m *Map[K, V]) each(ctx context.Context, yield func(K, V) bool) error {
 		}
 		for _, b := range keys {
 			var k K
-			if !decode(&m.key, &k, b) {
-				return m.errMapped(len(b))
+			if err := m.key.Decode(b, &k); err != nil {
+				return m.errMapped(err)
 			}
 			v, ok, err := m.getSlow(ctx, b)
 			if err != nil {

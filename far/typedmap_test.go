@@ -2,18 +2,21 @@ package far
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
 
+	"polder/codec"
 	"polder/far/heap"
 )
 
-func newMap[K comparable, V any](t testing.TB, h *Heap, cfg MapConfig) *Map[K, V] {
+func newMap[K comparable, V any](t testing.TB, h *Heap, cfg MapConfig[K, V]) *Map[K, V] {
 	t.Helper()
 	m, err := NewMap[K, V](h, cfg)
 	if err != nil {
@@ -35,9 +38,9 @@ func TestAMapIsWhatWasStored(t *testing.T) {
 	for _, exclusive := range []bool{false, true} {
 		t.Run(fmt.Sprint("exclusive=", exclusive), func(t *testing.T) {
 			h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 40)
-			ints := newMap[int32, [40]byte](t, h, MapConfig{Exclusive: exclusive})
-			words := newMap[string, string](t, h, MapConfig{Exclusive: exclusive})
-			raw := newMap[padded, []byte](t, h, MapConfig{Exclusive: exclusive})
+			ints := newMap(t, h, MapConfig[int32, [40]byte]{Exclusive: exclusive})
+			words := newMap(t, h, MapConfig[string, string]{Exclusive: exclusive})
+			raw := newMap(t, h, MapConfig[padded, []byte]{Exclusive: exclusive})
 			wantInts, wantWords, wantRaw := map[int32][40]byte{}, map[string]string{}, map[padded]string{}
 			r := rand.New(rand.NewPCG(4, 4))
 			ctx := t.Context()
@@ -127,23 +130,174 @@ func TestMapsRefuseWhatCannotBeFar(t *testing.T) {
 		N  int
 		In inner
 	}
-	if _, err := NewMap[outer, int](h, MapConfig{}); err == nil || !strings.Contains(err.Error(), "In.F[]") {
+	if _, err := NewMap(h, MapConfig[outer, int]{}); err == nil || !strings.Contains(err.Error(), "In.F[]") {
 		t.Errorf("a key with floats: got %v, want an error that names In.F[]", err)
 	}
-	if _, err := NewMap[*int, int](h, MapConfig{}); err == nil {
+	if _, err := NewMap(h, MapConfig[*int, int]{}); err == nil {
 		t.Error("a key that is a pointer is taken")
 	}
-	if _, err := NewMap[int, []int](h, MapConfig{}); err == nil || !strings.Contains(err.Error(), "[]byte") {
-		t.Errorf("a value that is a slice: got %v", err)
+	type directory struct{ Rooms []map[string]int }
+	if _, err := NewMap(h, MapConfig[int, directory]{Name: "rooms"}); err == nil || !strings.Contains(err.Error(), `cannot make map "rooms": values: far.directory.Rooms[] is a map[string]int`) {
+		t.Errorf("a value with a map in it: got %v, want its field", err)
 	}
-	if _, err := NewMap[int, map[int]int](h, MapConfig{}); err == nil {
-		t.Error("a value that is a map is taken")
+}
+
+type profile struct {
+	Name   string
+	Tags   []string
+	Visits []struct {
+		At   int64
+		Page string
+	}
+	Score float64
+}
+
+func randomProfile(r *rand.Rand) (p profile) {
+	word := func(n int) string { return strings.Repeat(string(rune('a'+r.IntN(26))), r.IntN(n)) }
+	p.Name, p.Score = word(2000), r.NormFloat64()
+	for range r.IntN(4) {
+		p.Tags = append(p.Tags, word(10))
+	}
+	for range r.IntN(3) {
+		p.Visits = append(p.Visits, struct {
+			At   int64
+			Page string
+		}{r.Int64(), word(30)})
+	}
+	return p
+}
+
+// profileCodec stores profiles by JSON, as a program might.
+type profileCodec struct{}
+
+func (profileCodec) Append(b []byte, p profile) []byte {
+	text, err := json.Marshal(p)
+	if err != nil {
+		panic(err)
+	}
+	return append(b, text...)
+}
+
+func (profileCodec) Decode(b []byte) (p profile, err error) { return p, json.Unmarshal(b, &p) }
+
+// TestStructsWithStringsAndSlicesRoundTrip through far memory, by every way out of a map.
+func TestStructsWithStringsAndSlicesRoundTrip(t *testing.T) {
+	for name, c := range map[string]codec.Codec[profile]{"planned": nil, "by a codec": profileCodec{}} {
+		t.Run(name, func(t *testing.T) {
+			h := openObjects(t, heap.NewMemStore(tinySegment, 400), 16)
+			m := newMap(t, h, MapConfig[string, profile]{Values: c})
+			ctx, want, r := t.Context(), map[string]profile{}, rand.New(rand.NewPCG(1, 2))
+			var keys []string
+			for i := range 400 {
+				k, v := fmt.Sprint("key ", i), randomProfile(r)
+				if err := m.Set(ctx, k, v); err != nil {
+					t.Fatal(err)
+				}
+				want[k], keys = v, append(keys, k)
+			}
+			same := func(how, k string, got profile, ok bool, err error) {
+				if err != nil || !ok || !reflect.DeepEqual(got, want[k]) {
+					t.Fatalf("%s of %s: got %+v, %v, %v, want %+v", how, k, got, ok, err, want[k])
+				}
+			}
+			for _, k := range keys {
+				v, ok, err := m.Get(ctx, k)
+				same("Get", k, v, ok, err)
+			}
+			vs, ok := make([]profile, len(keys)), make([]bool, len(keys))
+			err := m.GetMany(ctx, keys, vs, ok)
+			for i, k := range keys {
+				same("GetMany", k, vs[i], ok[i], err)
+			}
+			for _, k := range keys[:40] {
+				if err := m.Update(ctx, k, func(v profile, ok bool) (profile, bool) {
+					same("Update", k, v, ok, nil)
+					v.Score++
+					want[k] = v
+					return v, true
+				}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			n := 0
+			for k, v := range m.All(ctx, &err) {
+				same("All", k, v, true, nil)
+				n++
+			}
+			if n < len(want) || err != nil {
+				t.Fatalf("All: %d values, %v, want %d", n, err, len(want))
+			}
+			if h.Stats().Fetches == 0 {
+				t.Fatal("nothing was far")
+			}
+		})
+	}
+}
+
+// rude is a codec that uses the map that it is of, and panics.
+type rude struct{ use func() }
+
+func (c *rude) Append(b []byte, v *int) []byte { return append(b, byte(*v)) }
+
+func (c *rude) Decode([]byte) (*int, error) {
+	c.use()
+	panic("rude")
+}
+
+// TestACodecRunsUnderNoLock: it may use the map, and what it breaks is its caller's.
+func TestACodecRunsUnderNoLock(t *testing.T) {
+	h, _ := newTinyHeap(t, heap.NewMemStore(tinySegment, 4000), tiny.Logs+64<<10)
+	c := &rude{}
+	m := newMap(t, h, MapConfig[int, *int]{Values: c})
+	ctx, one := t.Context(), 1
+	c.use = func() {
+		for _, k := range []int{7, 8} {
+			if _, ok, err := m.Append(ctx, k, nil); !ok || err != nil {
+				t.Errorf("Append: %v, %v", ok, err)
+			}
+		}
+		if err := m.Set(ctx, 7, &one); err != nil {
+			t.Error(err)
+		}
+	}
+	var err error
+	for name, read := range map[string]func(){
+		"Get":     func() { _, _, _ = m.Get(ctx, 7) },
+		"GetMany": func() { _ = m.GetMany(ctx, []int{7, 8}, make([]*int, 2), make([]bool, 2)) },
+		"Update":  func() { _ = m.Update(ctx, 7, func(v *int, ok bool) (*int, bool) { return v, ok }) },
+		"All": func() {
+			for range m.All(ctx, &err) {
+				t.Error("a value came out")
+			}
+		},
+	} {
+		for _, where := range []string{"local", "far"} {
+			for _, k := range []int{7, 8} {
+				if err := m.Set(ctx, k, &one); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if where == "far" {
+				evacuateAll(t, h, m.b)
+			}
+			func() {
+				defer func() {
+					if got := recover(); got != "rude" {
+						t.Errorf("%s of what is %s: got %v, want the codec's panic", name, where, got)
+					}
+				}()
+				read()
+			}()
+			if _, err := m.Delete(ctx, 7); err != nil {
+				t.Errorf("%s of what is %s: Delete afterwards: %v", name, where, err)
+			}
+		}
 	}
 }
 
 func TestAnExclusiveMapKeepsNothingTwice(t *testing.T) {
 	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 16)
-	m := newMap[int, [100]byte](t, h, MapConfig{Exclusive: true})
+	m := newMap(t, h, MapConfig[int, [100]byte]{Exclusive: true})
 	ctx := t.Context()
 	for i := range 5000 {
 		if err := m.Set(ctx, i, [100]byte{byte(i)}); err != nil {
@@ -162,7 +316,7 @@ func TestAnExclusiveMapKeepsNothingTwice(t *testing.T) {
 
 func TestMapsAreUsedByManyGoroutines(t *testing.T) {
 	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 24)
-	m := newMap[string, int](t, h, MapConfig{})
+	m := newMap(t, h, MapConfig[string, int]{})
 	ctx := t.Context()
 	var wg sync.WaitGroup
 	const workers, rounds, keys = 8, 2000, 1000
@@ -190,9 +344,9 @@ func TestMapsAreUsedByManyGoroutines(t *testing.T) {
 
 func TestMapAccessDoesNotAllocate(t *testing.T) {
 	h := openObjects(t, heap.NewMemStore(tinySegment, 64), 16)
-	ints := newMap[int, [64]byte](t, h, MapConfig{})
-	pads := newMap[padded, int](t, h, MapConfig{})
-	words := newMap[string, []byte](t, h, MapConfig{})
+	ints := newMap(t, h, MapConfig[int, [64]byte]{})
+	pads := newMap(t, h, MapConfig[padded, int]{})
+	words := newMap(t, h, MapConfig[string, []byte]{})
 	ctx := context.Background()
 	buf, word := make([]byte, 0, 100), strings.Repeat("w", 20)
 	for name, fn := range map[string]func(){
@@ -219,7 +373,7 @@ func BenchmarkMap(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer h.Close()
-	m := newMap[uint64, [64]byte](b, h, MapConfig{})
+	m := newMap(b, h, MapConfig[uint64, [64]byte]{})
 	ctx := context.Background()
 	const n = 1 << 16
 	plain := map[uint64][64]byte{}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"reflect"
 	"time"
+
+	"polder/codec"
 )
 
 // Array is an array of values in soft memory. What has vanished is rebuilt
@@ -24,7 +26,7 @@ var ErrNoRebuild = errors.New("the value has vanished and there is no reconstruc
 // NewArray makes an array of n values that have yet to be written or rebuilt.
 // T must not hold pointers. Rebuild may be nil if only Load is used.
 func NewArray[T any](h *Heap, n int, rebuild func(context.Context, int) (T, error)) (*Array[T], error) {
-	if err := checkPlain(reflect.TypeFor[T]()); err != nil {
+	if err := codec.Pointerless(reflect.TypeFor[T]()); err != nil {
 		return nil, fmt.Errorf("cannot make a soft array: %w", err)
 	}
 	if n < 0 || sizeOf[T]() == 0 {
@@ -91,7 +93,7 @@ func (a *Array[T]) readSlow(ctx context.Context, i int) (v T, err error) {
 		// A store that came meanwhile wins: it is newer than what we rebuilt.
 		// If memory is short, the value is not kept.
 		cost := costClass(took)
-		_, _, _ = storeCell(a.h, a.cells.id, uint64(i), &a.cells.list[i], bytesOf(&v), cost, true, before)
+		_, _, _ = storeCell(a.h, a.cells.id, uint64(i), &a.cells.list[i], codec.Bytes(&v), cost, true, before)
 		a.h.rebuiltCell(a.cells.id, uint64(i), sizeOf[T](), cost)
 		return v, nil
 	})

@@ -5,6 +5,7 @@ import (
 	"runtime"
 	"sync/atomic"
 
+	"polder/codec"
 	"polder/internal/failpoint"
 )
 
@@ -60,7 +61,7 @@ func loadCell[T any](h *Heap, c *cell, dst *T) (word, bool) {
 func loadLarge[T any](h *Heap, c *cell, dst *T) (word, bool) {
 	var id largeID
 	w, ok := loadCell(h, c, &id)
-	return w, ok && h.larges.read(bytesOf(dst), id)
+	return w, ok && h.larges.read(codec.Bytes(dst), id)
 }
 
 // appendCell appends a cell's value, of whatever size, to dst. It must be of a

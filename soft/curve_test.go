@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"polder/codec"
 	"polder/soft/policy"
 )
 
@@ -57,7 +58,7 @@ func TestTheCurveKnowsArraysAndPointersToo(t *testing.T) {
 			}
 			var v [1000]byte
 			return func(i int) bool { return a.Load(i, &v) }, func(i int, cost uint8) {
-				_, _, _ = storeCell(h, a.cells.id, uint64(i), &a.cells.list[i], bytesOf(&v), cost, false, 0)
+				_, _, _ = storeCell(h, a.cells.id, uint64(i), &a.cells.list[i], codec.Bytes(&v), cost, false, 0)
 				h.rebuiltCell(a.cells.id, uint64(i), len(v), cost)
 			}
 		}},
@@ -72,7 +73,7 @@ func TestTheCurveKnowsArraysAndPointersToo(t *testing.T) {
 			var v [1000]byte
 			return func(i int) bool { return ptrs[i].Load(&v) }, func(i int, cost uint8) {
 				p := &ptrs[i]
-				_, _, _ = storeCell(h, p.t.id, p.ref, p.cell, bytesOf(&v), cost, false, 0)
+				_, _, _ = storeCell(h, p.t.id, p.ref, p.cell, codec.Bytes(&v), cost, false, 0)
 				h.rebuiltCell(p.t.id, p.ref, len(v), cost)
 			}
 		}},

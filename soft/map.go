@@ -6,6 +6,8 @@ import (
 	"hash/maphash"
 	"iter"
 	"time"
+
+	"polder/codec"
 )
 
 // Map is a hash table in soft memory: entries may vanish at any time, and
@@ -14,8 +16,8 @@ import (
 // be called by any number of goroutines; each is atomic for its key.
 type Map[K comparable, V any] struct {
 	t    *table
-	key  coder[K]
-	val  coder[V]
+	key  codec.Coder[K]
+	val  codec.Coder[V]
 	seed maphash.Seed
 }
 
@@ -37,11 +39,11 @@ const maxKey = 1<<16 - 1
 
 // NewMap makes a map.
 func NewMap[K comparable, V any](h *Heap, cfg MapConfig[K, V]) (*Map[K, V], error) {
-	key, err := newKeyCoder(cfg.Keys)
+	key, err := codec.ForKey(cfg.Keys)
 	if err != nil {
 		return nil, fmt.Errorf("cannot make a soft map: %w", err)
 	}
-	val, err := newCoder(cfg.Values)
+	val, err := codec.For(cfg.Values)
 	if err != nil {
 		return nil, fmt.Errorf("cannot make a soft map: %w", err)
 	}
@@ -58,9 +60,9 @@ func (m *Map[K, V]) hash(key []byte) uint64 {
 
 // Get returns the value of a key and whether it is there.
 func (m *Map[K, V]) Get(key K) (v V, ok bool) {
-	k := m.key.view(&key)
+	k := m.key.View(&key, nil)
 	hash := m.hash(k)
-	if m.val.form == formPlain {
+	if m.val.Plain() {
 		return m.getPlain(hash, k)
 	}
 	b, _, _, f := m.t.get(hash, k, nil)
@@ -69,16 +71,16 @@ func (m *Map[K, V]) Get(key K) (v V, ok bool) {
 		return v, false
 	}
 	m.t.h.count.hits.add()
-	v, err := m.val.decode(b)
-	return v, err == nil
+	ok = m.val.Adopt(b, &v) == nil
+	return v, ok
 }
 
 // getPlain is Get for values without pointers: they are copied once.
 //
 //polder:hot
 func (m *Map[K, V]) getPlain(hash uint64, k []byte) (v V, ok bool) {
-	b, _, _, f := m.t.get(hash, k, bytesOf(&v)[:0])
-	if f != present || len(b) != m.val.size {
+	b, _, _, f := m.t.get(hash, k, codec.Bytes(&v)[:0])
+	if f != present || len(b) != m.val.Size() {
 		m.t.h.count.misses.add()
 		var zero V
 		return zero, false
@@ -90,7 +92,7 @@ func (m *Map[K, V]) getPlain(hash uint64, k []byte) (v V, ok bool) {
 // Append appends the bytes of a key's value to dst, without allocating if
 // dst has room.
 func (m *Map[K, V]) Append(dst []byte, key K) ([]byte, bool) {
-	k := m.key.view(&key)
+	k := m.key.View(&key, nil)
 	hash := m.hash(k)
 	b, _, _, f := m.t.getPart(hash, k, dst, 0, SegmentSize)
 	if f != present {
@@ -103,7 +105,7 @@ func (m *Map[K, V]) Append(dst []byte, key K) ([]byte, bool) {
 
 // appendPart is Append for n bytes of the value from an offset.
 func (m *Map[K, V]) appendPart(dst []byte, key K, from, n int) ([]byte, bool) {
-	k := m.key.view(&key)
+	k := m.key.View(&key, nil)
 	hash := m.hash(k)
 	b, _, _, f := m.t.getPart(hash, k, dst, uint32(from), uint32(n))
 	if f != present {
@@ -133,8 +135,8 @@ func (m *Map[K, V]) SetTTL(key K, v V, ttl time.Duration) error {
 }
 
 func (m *Map[K, V]) store(key K, v V, e entry, cond condition) error {
-	k := m.key.view(&key)
-	e.val = m.val.view(&v)
+	k := m.key.View(&key, nil)
+	e.val = m.val.View(&v, nil)
 	_, err := m.t.set(m.hash(k), k, e, cond)
 	return err
 }
@@ -142,16 +144,16 @@ func (m *Map[K, V]) store(key K, v V, e entry, cond condition) error {
 // CompareAndSwap replaces the value of a key by new if its bytes are those of
 // old, and reports whether it did. A value that has vanished equals nothing.
 func (m *Map[K, V]) CompareAndSwap(key K, old, new V) (bool, error) {
-	k := m.key.view(&key)
+	k := m.key.View(&key, nil)
 	hash := m.hash(k)
-	want := m.val.view(&old)
+	want := m.val.View(&old, nil)
 	for {
 		w, got, ok := m.t.peek(hash, k)
 		if !ok || string(got) != string(want) {
 			return false, nil
 		}
 		gone := false
-		ok, err := m.t.set(hash, k, entry{val: m.val.view(&new)}, func(now match, ok bool) bool {
+		ok, err := m.t.set(hash, k, entry{val: m.val.View(&new, nil)}, func(now match, ok bool) bool {
 			gone = !ok
 			return ok && now.w == w
 		})
@@ -164,7 +166,7 @@ func (m *Map[K, V]) CompareAndSwap(key K, old, new V) (bool, error) {
 
 // Delete removes a key and reports whether it was there.
 func (m *Map[K, V]) Delete(key K) bool {
-	k := m.key.view(&key)
+	k := m.key.View(&key, nil)
 	return m.t.delete(m.hash(k), k)
 }
 
@@ -183,12 +185,9 @@ func (m *Map[K, V]) All() iter.Seq2[K, V] {
 	return func(yield func(K, V) bool) {
 		for s := range m.t.shards {
 			for _, kv := range m.t.snapshot(s) {
-				k, err := m.key.decode(kv.key)
-				if err != nil {
-					continue
-				}
-				v, err := m.val.decode(kv.val)
-				if err == nil && !yield(k, v) {
+				var k K
+				var v V
+				if m.key.Adopt(kv.key, &k) == nil && m.val.Adopt(kv.val, &v) == nil && !yield(k, v) {
 					return
 				}
 			}

@@ -5,12 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
+
+	"polder/codec"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -270,16 +273,38 @@ func TestMapRefusesTypesItCannotKeep(t *testing.T) {
 	if _, err := NewMap(h, MapConfig[float64, int]{}); err == nil {
 		t.Error("a map with floating-point keys was made")
 	}
-	type padded struct {
-		A uint8
-		B uint32
-	}
-	if _, err := NewMap(h, MapConfig[padded, int]{}); err == nil {
-		t.Error("a map with padded keys was made")
-	}
 	m := newMap[string, int](t, h)
 	if err := m.Set(strings.Repeat("k", maxKey+1), 1); !errors.Is(err, ErrKeyTooLarge) {
 		t.Errorf("got %v, want %v", err, ErrKeyTooLarge)
+	}
+}
+
+// TestMapsKeepStructs as keys, whatever lies between their fields, and with strings and
+// slices as values.
+func TestMapsKeepStructs(t *testing.T) {
+	type key struct {
+		A uint8
+		B uint32
+		S string
+	}
+	type value struct {
+		Name string
+		Tags []string
+	}
+	m := newMap[key, value](t, open(t, 8))
+	k, same := key{A: 1, B: 2, S: "s"}, key{A: 1, B: 2, S: "s"}
+	codec.Bytes(&same)[2] = 0xff // between A and B
+	want := value{"name", []string{"a", ""}}
+	if err := m.Set(k, want); err != nil {
+		t.Fatal(err)
+	}
+	if got, ok := m.Get(same); !ok || !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v, %v, want %+v", got, ok, want)
+	}
+	for gotKey, got := range m.All() {
+		if gotKey != k || !reflect.DeepEqual(got, want) {
+			t.Errorf("All: got %+v: %+v", gotKey, got)
+		}
 	}
 }
 

@@ -40,16 +40,9 @@ func asStripes(b []byte) []stripe {
 	return unsafe.Slice((*stripe)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/8)
 }
 
-// bytesOf views a value without pointers as its bytes.
-//
-// Preconditions: T passed checkPlain.
-func bytesOf[T any](v *T) []byte {
-	return unsafe.Slice((*byte)(unsafe.Pointer(v)), unsafe.Sizeof(*v))
-}
-
 // copyOut copies a value out of a segment. What it says must be proved.
 //
-// Preconditions: T passed checkPlain; seg and off are within the heap and so
+// Preconditions: T is codec.Pointerless; seg and off are within the heap and so
 // are the bytes of T from there.
 func copyOut[T any](b base, seg, off uint32, dst *T) { *dst = *(*T)(b.at(seg, off)) }
 
@@ -58,20 +51,8 @@ func copyOut[T any](b base, seg, off uint32, dst *T) { *dst = *(*T)(b.at(seg, of
 // Preconditions: as of copyOut; the stripe is locked.
 func copyIn[T any](b base, seg, off uint32, v *T) { *(*T)(b.at(seg, off)) = *v }
 
-// bytesOfString views a string as bytes, which must not be written.
-func bytesOfString(s string) []byte { return unsafe.Slice(unsafe.StringData(s), len(s)) }
-
-// stringOf makes a string of bytes that nobody will write any more.
-func stringOf(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
-
 // sizeOf declares no variable: one of a large T would be allocated.
 func sizeOf[T any]() int { return int(unsafe.Sizeof(*(*T)(nil))) }
-
-// reinterpret views a value as another type of the same size.
-//
-// Preconditions: A and B are the same type, known by a kind that was looked
-// up once.
-func reinterpret[A, B any](a *A) *B { return (*B)(unsafe.Pointer(a)) }
 
 // alignedBuffer returns n bytes at an address that direct input and output
 // accepts.

@@ -1,5 +1,7 @@
 package soft
 
+import "polder/codec"
+
 // maxInPlace is the largest value that is overwritten where it lies. Readers
 // of a stripe wait while it is written, so that it must not take long; and
 // what is larger is appended nearly as fast.
@@ -18,7 +20,7 @@ const (
 // overwrite replaces the value of an object in place, by *v. The object must
 // be the one that rev is the reverse pointer of, or it is gone.
 //
-// Preconditions: T passed checkPlain and is at most maxInPlace; w named an
+// Preconditions: T is codec.Pointerless and is at most maxInPlace; w named an
 // object of T.
 //
 //polder:hot
@@ -70,7 +72,7 @@ func overwriteLocked[T any](h *Heap, w word, seg, off uint32, old, v *T) overwri
 		return gone
 	}
 	if old != nil {
-		same := string(h.base.bytes(seg, off+headerSize, uint32(sizeOf[T]()))) == string(bytesOf(old))
+		same := string(h.base.bytes(seg, off+headerSize, uint32(sizeOf[T]()))) == string(codec.Bytes(old))
 		loadFence()
 		if !w.alive(h.ctl.Generation(seg)) {
 			return gone
@@ -121,7 +123,7 @@ func putCell[T any](h *Heap, owner uint16, ref uint64, c *cell, v *T) (word, err
 			}
 		}
 	}
-	w, _, err := storeCell(h, owner, ref, c, bytesOf(v), 0, false, 0)
+	w, _, err := storeCell(h, owner, ref, c, codec.Bytes(v), 0, false, 0)
 	return w, err
 }
 
@@ -158,10 +160,10 @@ func casCell[T any](h *Heap, owner uint16, ref uint64, c *cell, old, v *T) (word
 		if at != w {
 			continue
 		}
-		if string(bytesOf(now)) != string(bytesOf(old)) {
+		if string(codec.Bytes(now)) != string(codec.Bytes(old)) {
 			return 0, false, nil
 		}
-		if to, ok, err := storeCell(h, owner, ref, c, bytesOf(v), 0, true, w); ok || err != nil {
+		if to, ok, err := storeCell(h, owner, ref, c, codec.Bytes(v), 0, true, w); ok || err != nil {
 			return to, ok, err
 		}
 	}

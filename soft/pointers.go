@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"polder/codec"
 )
 
 // Pointers is the paper's soft memory pool: it makes pointers to values of T
@@ -23,7 +25,7 @@ type Pointers[T, A any] struct {
 // NewPointers makes a pool of pointers. T must not hold Go pointers. Rebuild
 // may be nil if only Load is used.
 func NewPointers[T, A any](h *Heap, rebuild func(context.Context, A) (T, error)) (*Pointers[T, A], error) {
-	if err := checkPlain(reflect.TypeFor[T]()); err != nil {
+	if err := codec.Pointerless(reflect.TypeFor[T]()); err != nil {
 		return nil, fmt.Errorf("cannot make soft pointers: %w", err)
 	}
 	if sizeOf[T]() == 0 {
@@ -267,7 +269,7 @@ func (s *Pointers[T, A]) readSlow(ctx context.Context, p *Ptr[T], arg A) (v T, e
 		// A store that came meanwhile wins: it is newer than what we rebuilt.
 		// If memory is short, the value is not kept.
 		if w := word(c.Load()); w == 0 || !w.alive(s.h.ctl.Generation(w.segment())) {
-			_, _, _ = storeCell(s.h, r.t.id, r.ref, c, bytesOf(&v), cost, true, w)
+			_, _, _ = storeCell(s.h, r.t.id, r.ref, c, codec.Bytes(&v), cost, true, w)
 		}
 		return v, nil
 	})

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"time"
+
+	"polder/codec"
 )
 
 // Pool is a cache with a reconstructor: GetOrRebuild always has an answer,
@@ -93,7 +95,7 @@ func NewPool[K comparable, V any](h *Heap, cfg PoolConfig[K, V]) (*Pool[K, V], e
 	p := &Pool[K, V]{m: m, h: h, cfg: cfg}
 	p.profile = h.profiles.add(cfg.Name)
 	if p.cfg.Equal == nil {
-		p.cfg.Equal = func(a, b V) bool { return string(m.val.view(&a)) == string(m.val.view(&b)) }
+		p.cfg.Equal = func(a, b V) bool { return string(m.val.View(&a, nil)) == string(m.val.View(&b, nil)) }
 	}
 	if p.cfg.OnMismatch == nil {
 		p.cfg.OnMismatch = func(key K, _, _ V) {
@@ -133,11 +135,11 @@ func (p *Pool[K, V]) put(key K, v V, took time.Duration, flags uint8, cond condi
 
 // lookup is what all reads share.
 func (p *Pool[K, V]) lookup(key K) (v V, f found, expiry int64, err error) {
-	k := p.m.key.view(&key)
+	k := p.m.key.View(&key, nil)
 	hash := p.m.hash(k)
 	var dst []byte
-	if p.m.val.form == formPlain {
-		dst = bytesOf(&v)[:0]
+	if p.m.val.Plain() {
+		dst = codec.Bytes(&v)[:0]
 	}
 	b, _, expiry, f := p.m.t.get(hash, k, dst)
 	if f != present {
@@ -151,8 +153,8 @@ func (p *Pool[K, V]) lookup(key K) (v V, f found, expiry int64, err error) {
 	}
 	p.h.count.hits.add()
 	p.profile.hit()
-	if p.m.val.form != formPlain {
-		v, err = p.m.val.decode(b)
+	if !p.m.val.Plain() {
+		err = p.m.val.Adopt(b, &v)
 	}
 	return v, f, expiry, err
 }

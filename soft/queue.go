@@ -6,6 +6,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"polder/codec"
 )
 
 // Queue is a first-in-first-out queue of values in soft memory, bounded by
@@ -14,7 +16,7 @@ import (
 // called by any number of goroutines.
 type Queue[T any] struct {
 	h       *Heap
-	code    coder[T]
+	code    codec.Coder[T]
 	rebuild func(ctx context.Context, seq uint64) (T, error)
 	ring    *ring
 
@@ -27,7 +29,7 @@ type Queue[T any] struct {
 // NewQueue makes a queue for at most capacity values. T is a string, a byte
 // slice or a type without pointers. Rebuild may be nil.
 func NewQueue[T any](h *Heap, capacity int, rebuild func(context.Context, uint64) (T, error)) (*Queue[T], error) {
-	code, err := newCoder[T](nil)
+	code, err := codec.For[T](nil)
 	if err != nil {
 		return nil, fmt.Errorf("cannot make a soft queue: %w", err)
 	}
@@ -53,7 +55,7 @@ func (q *Queue[T]) Push(v T) (seq uint64, ok bool, err error) {
 	}
 	seq = q.tail
 	c := &q.ring.list[seq%uint64(len(q.ring.list))]
-	b := q.code.view(&v)
+	b := q.code.View(&v, nil)
 	if _, _, err := storeCell(q.h, q.ring.id, seq&refMask, c, b, 0, false, 0); err != nil {
 		return 0, false, err
 	}
@@ -70,7 +72,7 @@ func (q *Queue[T]) Pop(ctx context.Context) (v T, ok bool, err error) {
 		case !some:
 			return v, false, nil
 		case there:
-			v, err := q.code.decode(b)
+			err := q.code.Adopt(b, &v)
 			return v, err == nil, err
 		case q.rebuild == nil:
 			q.lost.Add(1)
@@ -81,7 +83,7 @@ func (q *Queue[T]) Pop(ctx context.Context) (v T, ok bool, err error) {
 		took := time.Since(start)
 		q.h.rebuilt(took, 1)
 		q.cost.Store(uint32(costClass(took)))
-		q.h.rebuiltCell(q.ring.id, seq&refMask, q.code.size, uint8(q.cost.Load()))
+		q.h.rebuiltCell(q.ring.id, seq&refMask, max(q.code.Size(), 0), uint8(q.cost.Load()))
 		if err != nil {
 			return v, false, fmt.Errorf("cannot rebuild value %d of a queue: %w", seq, err)
 		}

@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"polder/codec"
 )
 
 var (
@@ -28,12 +30,12 @@ func makeRecord(key, salt uint64) (r record) {
 	for i := 2; i < 7; i++ {
 		r[i] = mix(salt + uint64(i))
 	}
-	r[7] = uint64(crc32.Checksum(bytesOf(&r)[:56], castagnoli))
+	r[7] = uint64(crc32.Checksum(codec.Bytes(&r)[:56], castagnoli))
 	return r
 }
 
 func (r *record) right(key uint64) bool {
-	return r[0] == key && r[7] == uint64(crc32.Checksum(bytesOf(r)[:56], castagnoli))
+	return r[0] == key && r[7] == uint64(crc32.Checksum(codec.Bytes(r)[:56], castagnoli))
 }
 
 // page is the largest value that is overwritten in place.
@@ -254,9 +256,9 @@ func TestALongCopyIsCheckedAfterwards(t *testing.T) {
 		{"array", a.Load, func(i int, v *long) error { return a.Store(i, *v) }},
 		{"map", func(i int, v *long) bool {
 			b, ok := m.Get(i)
-			copy(bytesOf(v), b)
+			copy(codec.Bytes(v), b)
 			return ok
-		}, func(i int, v *long) error { return m.Set(i, bytesOf(v)) }},
+		}, func(i int, v *long) error { return m.Set(i, codec.Bytes(v)) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var stop atomic.Bool

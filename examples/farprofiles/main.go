@@ -77,7 +77,7 @@ func run(ctx context.Context, node string, out io.Writer) error {
 		return err
 	}
 	defer heap.Close()
-	profiles, err := far.NewMap[uint64, profile](heap, far.MapConfig{Name: "profiles"})
+	profiles, err := far.NewMap(heap, far.MapConfig[uint64, profile]{Name: "profiles"})
 	if err != nil {
 		return err
 	}

@@ -54,7 +54,7 @@ func run(ctx context.Context, node, dir string, words []string, out io.Writer) e
 		return err
 	}
 	defer heap.Close()
-	index, err := far.NewMap[string, []byte](heap, far.MapConfig{Name: "words"}) // numbers of files, as 4 bytes
+	index, err := far.NewMap(heap, far.MapConfig[string, []byte]{Name: "words"}) // numbers of files, as 4 bytes
 	if err != nil {
 		return err
 	}

@@ -84,7 +84,7 @@ func TestStructuresHaveMetrics(t *testing.T) {
 		if _, err := far.NewArray[int32](t.Context(), h, 100, far.StructureConfig{Name: "twice"}); err != nil {
 			t.Fatal(err)
 		}
-		m, err := far.NewMap[int, int](h, far.MapConfig{Name: "twice"})
+		m, err := far.NewMap(h, far.MapConfig[int, int]{Name: "twice"})
 		if err != nil {
 			t.Fatal(err)
 		}

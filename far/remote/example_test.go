@@ -36,7 +36,7 @@ func ExampleNewDevice() {
 		log.Fatal(err)
 	}
 	defer heap.Close()
-	recent, err := far.NewMap[string, string](heap, far.MapConfig{Name: "recent"})
+	recent, err := far.NewMap(heap, far.MapConfig[string, string]{Name: "recent"})
 	if err != nil {
 		log.Fatal(err)
 	}

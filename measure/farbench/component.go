@@ -189,7 +189,7 @@ func (o *Options) index(ctx context.Context, fabric string, l *lender) (err erro
 		return err
 	}
 	defer func() { err = errors.Join(err, heap.Close()) }()
-	m, err := far.NewMap[uint64, [tableValue]byte](heap, far.MapConfig{})
+	m, err := far.NewMap(heap, far.MapConfig[uint64, [tableValue]byte]{})
 	if err != nil {
 		return err
 	}

@@ -121,7 +121,7 @@ func openFarSite(ctx context.Context, store far.Store, budget int64, d *webData)
 }
 
 func (f *farSite) fill(ctx context.Context, d *webData) (err error) {
-	if f.values, err = far.NewMap[uint64, webValue](f.heap, far.MapConfig{Name: "values"}); err != nil {
+	if f.values, err = far.NewMap(f.heap, far.MapConfig[uint64, webValue]{Name: "values"}); err != nil {
 		return err
 	}
 	n := pictures(len(d.which))
