@@ -2,6 +2,7 @@ package codec
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"reflect"
 	"strings"
@@ -129,6 +130,21 @@ func TestWhatIsDecodedKeepsNothingOfTheBytes(t *testing.T) {
 	in = []byte("word")
 	if err := raw.Adopt(in, &r); err != nil || &r[0] != &in[0] {
 		t.Error("Adopt has copied")
+	}
+}
+
+// TestALengthIsBelievedAsFarAsBytesFollow: bytes that are wrong make no slice of a terabyte.
+func TestALengthIsBelievedAsFarAsBytesFollow(t *testing.T) {
+	long := binary.AppendUvarint(nil, 1<<40)
+	for name, err := range map[string]error{
+		"numbers": must(For[[]int](nil)).Decode(long, new([]int)),
+		"strings": must(For[[]string](nil)).Decode(long, new([]string)),
+		"hidden":  must(For[[]struct{ _ string }](nil)).Decode(long, new([]struct{ _ string })),
+		"text":    must(For[[1]string](nil)).Decode(long, new([1]string)),
+	} {
+		if err != errLong {
+			t.Errorf("%s: got %v, want %v", name, err, errLong)
+		}
 	}
 }
 

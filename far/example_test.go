@@ -60,3 +60,27 @@ func ExampleByteMap_Update() {
 	fmt.Println(string(e.Value), err)
 	// Output: cba <nil>
 }
+
+// A map keeps structs with strings and slices, too.
+func ExampleMap() {
+	heap, err := far.NewHeap(far.NewMemStore(1<<20, 64), far.Config{Local: far.MinLocal})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer heap.Close()
+	type user struct {
+		Name  string
+		Mails []string
+	}
+	users, err := far.NewMap(heap, far.MapConfig[int, user]{Name: "users"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx := context.Background()
+	if err := users.Set(ctx, 7, user{"Ada", []string{"ada@example.org"}}); err != nil {
+		log.Fatal(err)
+	}
+	ada, ok, err := users.Get(ctx, 7)
+	fmt.Println(ada.Name, ada.Mails, ok, err)
+	// Output: Ada [ada@example.org] true <nil>
+}
