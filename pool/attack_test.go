@@ -12,7 +12,6 @@ import (
 	"strings"
 	"testing"
 
-	"polder/internal/invariants"
 	"polder/memnode/wire"
 	"polder/pool"
 	"polder/pool/baseline"
@@ -36,14 +35,6 @@ var attacked = []pool.Manager{
 	onesided.Manager{},
 	onesided.Manager{Native: true},
 	finemem.Manager{},
-}
-
-func isBaseline(m pool.Manager) bool {
-	switch m.(type) {
-	case baseline.RPCMW1, baseline.FineMR, baseline.StaticMR, baseline.ODRP:
-		return true
-	}
-	return false
 }
 
 // An attack is something that a malicious client does, and what comes of it.
@@ -101,9 +92,6 @@ func TestAttack(t *testing.T) {
 	table, ran := &attackTable{}, 0
 	for _, a := range attacks {
 		for _, m := range attacked {
-			if invariants.Enabled && isBaseline(m) {
-				continue // "make plain" has them all
-			}
 			t.Run(a.name+"/"+m.Name(), func(t *testing.T) {
 				ran++
 				s := newScene(t, pooltest.TCP, m)
