@@ -245,6 +245,35 @@ func TestMemoryFollowsTheLoadWithinThirtySeconds(t *testing.T) {
 	}
 }
 
+// TestAHeapThatNobodyAsksAnyMoreNeedsNoMemory: half a minute after its last read.
+func TestAHeapThatNobodyAsksAnyMoreNeedsNoMemory(t *testing.T) {
+	h := open(t, 16)
+	h.curve.init(256 << 20)
+	m := newMap[int, [1000]byte](t, h)
+	next := 0
+	saved := func(reads int) float64 {
+		for range reads {
+			next++
+			if _, ok := m.Get(next % 20000); !ok {
+				if err := m.Set(next%20000, [1000]byte{}); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		return h.needs(1, h.Stats()).At(64 << 20)
+	}
+	var busy, idle float64
+	for range 20 {
+		busy = saved(5000)
+	}
+	for range 30 {
+		idle = saved(0)
+	}
+	if busy < 4 || idle > busy/20 {
+		t.Errorf("64 MiB would save %.2f s in a second while 5000 reads came in it, and %.2f half a minute later: want about 5, and next to nothing", busy, idle)
+	}
+}
+
 func TestStoresThatNobodyAskedForSaveNothing(t *testing.T) {
 	h := open(t, 16)
 	h.curve.init(256 << 20)
