@@ -40,6 +40,7 @@ func (c *climbing) step(now time.Duration, total int64, apps []App) (slopes []fl
 	probe, move := int64(climbProbe*float64(total)), int64(climbMove*float64(total))
 	current := make(map[uint64]*climber)
 	even := ByWeight(total, apps)
+	raised := make([]int64, len(apps)) // by how much Min is more than it was
 	for i := range apps {
 		a := &apps[i]
 		if !a.HasUtility {
@@ -60,14 +61,34 @@ func (c *climbing) step(now time.Duration, total int64, apps []App) (slopes []fl
 		default:
 			lo, hi = lo-move, hi-probe
 		}
+		raised[i] = -a.Min
 		a.narrow(lo, hi)
+		raised[i] += a.Min
 		current[a.ID] = s
 		if a.Used >= a.Memory*9/10 { // not more to who has not used what it was given
 			slopes[i] = s.slope
 		}
 	}
 	c.state = current
+	lower(total, apps, raised)
 	return slopes
+}
+
+// lower takes back of what each Min was raised, in proportion, so that there is memory for
+// all of them: what an application must have comes before what another one has.
+func lower(total int64, apps []App, raised []int64) {
+	over, sum := -total, int64(0)
+	for i, a := range apps {
+		over += a.Min
+		sum += raised[i]
+	}
+	if over <= 0 || sum == 0 {
+		return
+	}
+	part := min(float64(over)/float64(sum), 1)
+	for i := range apps {
+		apps[i].Min -= min(int64(part*float64(raised[i]))+1, raised[i])
+	}
 }
 
 // keep remembers what those who report a utility were given.

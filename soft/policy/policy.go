@@ -78,7 +78,7 @@ func Fit(total int64, apps []App, want []int64) []int64 {
 		out[i] = min(max(want[i], a.Min), a.Max)
 		mins += a.Min
 	}
-	if mins >= total { // not even that: in proportion
+	if mins > total { // not even that: in proportion
 		for i, a := range apps {
 			out[i] = int64(float64(total) * float64(a.Min) / float64(max(mins, 1)))
 		}

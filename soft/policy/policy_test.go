@@ -67,7 +67,7 @@ func TestCurvesKeepWithinTheirBounds(t *testing.T) {
 				if m < 0 || m > apps[i].Max {
 					t.Fatalf("gave %d bytes to an application that may have %d", m, apps[i].Max)
 				}
-				if m < apps[i].Min && mins < total {
+				if m < apps[i].Min && mins <= total {
 					t.Fatalf("left %d bytes to an application that must have %d", m, apps[i].Min)
 				}
 				apps[i].Memory = m
