@@ -76,6 +76,16 @@ func TestCurvesKeepWithinTheirBounds(t *testing.T) {
 	})
 }
 
+// TestWhatMustBeComesBeforeProbes: who reports a utility begins with an even share, of
+// which here the last byte is part of what another must have.
+func TestWhatMustBeComesBeforeProbes(t *testing.T) {
+	apps := []App{{ID: 1, Weight: 1, Min: 36, Max: 36}, {ID: 2, Weight: 1, Max: 4, HasUtility: true}, {ID: 3, Weight: 1, Min: 53, Max: 53}}
+	out := (&Curves{}).Divide(0, 92, apps)
+	if out[0] != 36 || out[1] != 3 || out[2] != 53 {
+		t.Errorf("got %v, want [36 3 53]", out)
+	}
+}
+
 func TestCurvesGiveMemoryToWhoGainsMost(t *testing.T) {
 	const total = 1 << 30
 	steep := App{ID: 1, Weight: 1, Max: total, Curve: curve(81, func(s int64) float64 { return 10 * math.Min(float64(s)/(700<<20), 1) })}
