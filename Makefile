@@ -7,7 +7,7 @@ STATICCHECK := $(BIN)/staticcheck
 STATICCHECK_VERSION := v0.8.2
 
 # How long each fuzz target runs in "make test"; "make fuzz" takes longer.
-FUZZTIME    ?= 2s
+FUZZTIME    ?= 1s
 TESTTIMEOUT ?= 15m
 
 # The packages that are another program without the race detector, and the tests
@@ -68,7 +68,7 @@ plain: ## run without the race detector the tests of programs, and of what is bu
 	$(GO) test $(TESTFLAGS) -run '^($(LONGERNAME))$$' $(LONGERIN)
 
 .PHONY: smoke-fuzz
-smoke-fuzz: ## run every fuzz target for FUZZTIME (2s), not guided by coverage
+smoke-fuzz: ## run every fuzz target for FUZZTIME (1s), not guided by coverage
 	@GO="$(GO)" .ci/fuzz $(FUZZTIME) blind
 
 .PHONY: fuzz
