@@ -40,7 +40,7 @@ help: ## show this help
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # The packages whose tests run the program would each build one.
-test: export POLDER_TEST_BINARY = $(BIN)/polder
+test: export TEST_BINARY = $(BIN)/polder
 
 .PHONY: test
 test: deps lint build race plain smoke-fuzz ## everything a change must pass: vet, format, lint, build, tests with and without -race, short fuzzing
@@ -79,12 +79,12 @@ fuzz: ## run every fuzz target for 10 minutes
 soak: ## run the long forms of tests, SOAK (10m) each, and robustness five times
 	$(GO) test -race -count=1 -timeout 4h $(PROGRAMS)
 	$(GO) test -count=1 -timeout 4h ./...
-	POLDER_SOAK=1 $(GO) test -race -count=1 -timeout 4h ./share/robustness
-	POLDER_SOAK=$(SOAK) $(GO) test -race -count=1 -timeout 4h -run Soak ./...
-	POLDER_SOAK=$(SOAK) $(GO) test -race -count=1 -timeout 4h -run 'Torture|EveryStructureIs' ./far
-	POLDER_SOAK=$(SOAK) $(GO) test -count=1 -timeout 4h -run SoakLongestByteString ./far
-	POLDER_SOAK=$(SOAK) $(GO) test -race -count=1 -timeout 4h -run ClientsThatAreKilled ./pool/finemem
-	POLDER_SOAK=$(SOAK) $(GO) test -count=1 -timeout 4h -run SoakInterleavings ./pool/finemem
+	TEST_SOAK=1 $(GO) test -race -count=1 -timeout 4h ./share/robustness
+	TEST_SOAK=$(SOAK) $(GO) test -race -count=1 -timeout 4h -run Soak ./...
+	TEST_SOAK=$(SOAK) $(GO) test -race -count=1 -timeout 4h -run 'Torture|EveryStructureIs' ./far
+	TEST_SOAK=$(SOAK) $(GO) test -count=1 -timeout 4h -run SoakLongestByteString ./far
+	TEST_SOAK=$(SOAK) $(GO) test -race -count=1 -timeout 4h -run ClientsThatAreKilled ./pool/finemem
+	TEST_SOAK=$(SOAK) $(GO) test -count=1 -timeout 4h -run SoakInterleavings ./pool/finemem
 	$(GO) test -count=1 -timeout 4h ./soft -run NoWrongByte -torture $(SOAK) -torture.pace 0
 	$(GO) test -count=1 -timeout 4h ./robustness -run ClientsSurvive -torture $(SOAK)
 	$(GO) test -count=1 -timeout 4h -tags soak ./measure/softbench
@@ -93,7 +93,7 @@ soak: ## run the long forms of tests, SOAK (10m) each, and robustness five times
 
 .PHONY: mutate
 mutate: ## break the code in every way of docs/mutations.md and see tests fail; FILES=far/ breaks those only
-	POLDER_MUTATE='$(or $(FILES),.)' $(GO) test -count=1 -timeout 4h -v -run MutationsTurn .
+	TEST_MUTATE='$(or $(FILES),.)' $(GO) test -count=1 -timeout 4h -v -run MutationsTurn .
 
 # The tests of what depends on the processor: plain stores, fences, stripes, words and
 # rings that others write to. Emulated, they take 10 to 50 times longer, so the rest

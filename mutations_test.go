@@ -12,12 +12,12 @@ import (
 )
 
 // TestMutationsTurnTestsRed breaks the tree in every way of docs/mutations.md,
-// one after the other, and runs the test that is named beside it. POLDER_MUTATE
+// one after the other, and runs the test that is named beside it. TEST_MUTATE
 // is a regular expression of the files to break.
 func TestMutationsTurnTestsRed(t *testing.T) {
-	only := os.Getenv("POLDER_MUTATE")
+	only := os.Getenv("TEST_MUTATE")
 	if only == "" {
-		t.Skip("POLDER_MUTATE is not set: make mutate runs this, which builds a test program for every mutation")
+		t.Skip("TEST_MUTATE is not set: make mutate runs this, which builds a test program for every mutation")
 	}
 	files := regexp.MustCompile(only)
 	row := regexp.MustCompile("(?m)^\\| (\\S+) \\| `(.+?)` \\| `(.*?)` \\| (?:(\\S+) )?(Test\\w+) \\|$")

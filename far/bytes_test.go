@@ -80,9 +80,9 @@ func TestByteStringLargerThanLocalMemory(t *testing.T) {
 
 // TestSoakLongestByteString does the same with the longest string there may be.
 // It takes 2 GiB of memory, or 6 with the race detector, and does nothing unless
-// POLDER_SOAK is set.
+// TEST_SOAK is set.
 func TestSoakLongestByteString(t *testing.T) {
-	if os.Getenv("POLDER_SOAK") != "" {
+	if os.Getenv("TEST_SOAK") != "" {
 		longString(t, MaxBytes)
 	}
 }

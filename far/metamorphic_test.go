@@ -191,7 +191,7 @@ func newWorld(t *testing.T, s *pooltest.Setup, k kind) *trouble {
 func TestEveryStructureIsAsItsLocalCounterpart(t *testing.T) {
 	t.Parallel()
 	var soak time.Duration
-	if d, err := time.ParseDuration(os.Getenv("POLDER_SOAK")); err == nil {
+	if d, err := time.ParseDuration(os.Getenv("TEST_SOAK")); err == nil {
 		soak = d / 23 // there are 45, two at a time
 	}
 	for _, over := range []*pooltest.Setup{nil, &pooltest.Inproc, &pooltest.TCP, &pooltest.Sim} {

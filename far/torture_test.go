@@ -17,7 +17,7 @@ import (
 	"polder/internal/failpoint"
 )
 
-var tortureFor = flag.Duration("far.torture", 0, "how long TestTortureOfObjects runs; POLDER_SOAK does the same")
+var tortureFor = flag.Duration("far.torture", 0, "how long TestTortureOfObjects runs; TEST_SOAK does the same")
 
 // tortured is an object that knows whether its bytes are right.
 type tortured struct {
@@ -58,7 +58,7 @@ func TestTortureOfObjects(t *testing.T) {
 	const workers, slots = 16, 4000
 	rounds := 1200
 	var end time.Time
-	if d, err := time.ParseDuration(os.Getenv("POLDER_SOAK")); err == nil {
+	if d, err := time.ParseDuration(os.Getenv("TEST_SOAK")); err == nil {
 		end = time.Now().Add(d)
 	} else if *tortureFor > 0 {
 		end = time.Now().Add(*tortureFor)

@@ -15,14 +15,14 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // TestConformance is for the default manager; every other has its own.
 func TestConformance(t *testing.T) { pooltest.Conformance(t, nil) }
 
-// TestSoak takes as long as the environment variable POLDER_SOAK says, such as
+// TestSoak takes as long as the environment variable TEST_SOAK says, such as
 // "5m".
 func TestSoak(t *testing.T) {
 	d := time.Second
-	if v := os.Getenv("POLDER_SOAK"); v != "" {
+	if v := os.Getenv("TEST_SOAK"); v != "" {
 		var err error
 		if d, err = time.ParseDuration(v); err != nil {
-			t.Fatalf("POLDER_SOAK is %q, want a duration: %v", v, err)
+			t.Fatalf("TEST_SOAK is %q, want a duration: %v", v, err)
 		}
 	}
 	for _, s := range []pooltest.Setup{pooltest.Inproc, pooltest.TCP} {

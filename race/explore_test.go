@@ -436,7 +436,7 @@ var seedOfScenarios = func() uint64 {
 }()
 
 // TestEveryInterleaving tries all orders of steps, with so many preemptions at most; with
-// POLDER_SOAK one more, and with -race one less.
+// TEST_SOAK one more, and with -race one less.
 func TestEveryInterleaving(t *testing.T) {
 	for _, sc := range []scenario{
 		{name: "two puts", scripts: []string{"pa", "pa"}, bound: 3},
@@ -456,7 +456,7 @@ func TestEveryInterleaving(t *testing.T) {
 		{name: "split cut off", before: "pa", scripts: []string{"sa", "pa ga da"}, failing: 1, bound: 2},
 	} {
 		switch {
-		case os.Getenv("POLDER_SOAK") != "":
+		case os.Getenv("TEST_SOAK") != "":
 			sc.bound++
 		case invariants.Enabled: // one goroutine runs all this, of which -race has nothing to say
 			sc.bound--

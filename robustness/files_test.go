@@ -26,7 +26,7 @@ import (
 func TestFilesAreServedWholeAndAsTheyAre(t *testing.T) {
 	t.Parallel()
 	rounds := uint64(3)
-	if os.Getenv("POLDER_SOAK") != "" {
+	if os.Getenv("TEST_SOAK") != "" {
 		rounds = 30
 	}
 	const size, word = 300<<10 + 24, 24 // a file is its version again and again

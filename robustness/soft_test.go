@@ -179,7 +179,7 @@ func (a *application) ask(ctx context.Context, n int) (missed int, err error) {
 func TestACoordinatorThatIsKilledCostsNobodyItsKeys(t *testing.T) {
 	const keys = 12000 // about half of the memory each
 	rounds := 2
-	if os.Getenv("POLDER_SOAK") != "" {
+	if os.Getenv("TEST_SOAK") != "" {
 		rounds = 40
 	}
 	socket := filepath.Join(t.TempDir(), "s")

@@ -73,7 +73,7 @@ func TestMemoryFollowsTheLoadOfRealClients(t *testing.T) {
 	}
 	busy(a, b, "the busy cache has what it needs, and the other one little")
 	busy(b, a, "the other one has what it needs, now that it is busy")
-	if os.Getenv("POLDER_SOAK") != "" {
+	if os.Getenv("TEST_SOAK") != "" {
 		for range 10 {
 			busy(a, b, "the first one is busy again")
 			busy(b, a, "the second one is busy again")

@@ -2,10 +2,11 @@
 //
 // A test package calls [Main] from its TestMain: the binary is built once,
 // without the race detector, as users build it, and removed at the end; unless
-// POLDER_TEST_BINARY is the path of one, where there is no Go to build it, or where
-// "make test" has built it for all packages. The
-// functions that take a testing.TB fail the test when a daemon cannot be
-// started, and stop it when the test ends.
+// TEST_BINARY is the path of one, where there is no Go to build it, or where
+// "make test" has built it for all packages. The program refuses variables whose
+// names begin with POLDER_ and which it does not know, so those of tests have none
+// of these names. The functions that take a testing.TB fail the test when a daemon
+// cannot be started, and stop it when the test ends.
 package proctest
 
 import (
@@ -46,7 +47,7 @@ func run(m *testing.M) (code int, err error) {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	if binary = os.Getenv("POLDER_TEST_BINARY"); binary == "" {
+	if binary = os.Getenv("TEST_BINARY"); binary == "" {
 		binary = filepath.Join(dir, "polder")
 		build := exec.Command("go", "build", "-ldflags=-s -w", "-o", binary, "polder/cmd/polder")
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -54,7 +55,7 @@ func run(m *testing.M) (code int, err error) {
 			return 0, fmt.Errorf("cannot build polder: %w\n%s", err, out)
 		}
 	} else if _, err := os.Stat(binary); err != nil { // results of tests are cached for this binary only
-		return 0, fmt.Errorf("cannot use POLDER_TEST_BINARY: %w", err)
+		return 0, fmt.Errorf("cannot use TEST_BINARY: %w", err)
 	}
 	if code = m.Run(); code == 0 {
 		err = goleak.Find()

@@ -266,7 +266,7 @@ func clientSteps() (steps []string) {
 func TestClientsThatAreKilled(t *testing.T) {
 	const bytes = 2 << 20
 	steps, times := clientSteps(), []int{0, 7}
-	if invariants.Enabled && os.Getenv("POLDER_SOAK") == "" {
+	if invariants.Enabled && os.Getenv("TEST_SOAK") == "" {
 		// Each client takes long to start.
 		times = times[:1]
 		i := 0

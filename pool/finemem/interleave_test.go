@@ -67,14 +67,14 @@ func TestEveryInterleaving(t *testing.T) {
 }
 
 // TestSoakInterleavings explores more, for as long as the environment variable
-// POLDER_SOAK says.
+// TEST_SOAK says.
 func TestSoakInterleavings(t *testing.T) {
 	scenarios := []scenario{brief}
 	var until time.Time
-	if v := os.Getenv("POLDER_SOAK"); v != "" {
+	if v := os.Getenv("TEST_SOAK"); v != "" {
 		d, err := time.ParseDuration(v)
 		if err != nil {
-			t.Fatalf("POLDER_SOAK is %q, want a duration: %v", v, err)
+			t.Fatalf("TEST_SOAK is %q, want a duration: %v", v, err)
 		}
 		scenarios, until = nil, time.Now().Add(d)
 		for _, sc := range slices.Concat(long, interleavings) {

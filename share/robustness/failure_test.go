@@ -181,7 +181,7 @@ func TestOwnerKilledWhileReadersHoldViews(t *testing.T) {
 func TestDaemonKilledAtEveryMomentOfTheLog(t *testing.T) {
 	for _, pool := range []string{"memfd:1MiB", "file:$DIR/pool:1MiB"} {
 		kills, step := 0, 1
-		if os.Getenv("POLDER_SOAK") == "" {
+		if os.Getenv("TEST_SOAK") == "" {
 			step = 3
 		}
 		for n := 1 + len(pool)%step; programWithDeath(t, pool, fmt.Sprintf("*\t%d", n), nil); n += step {

@@ -28,7 +28,7 @@ func TestContainersOfVersion2(t *testing.T) {
 		Name: "container", Kernel: r.kernel, Init: r.init, MemoryMiB: 2048,
 		Files: map[string]string{"/bin/polder": polder, "/bin/robustness.test": tests},
 		Plan: plan.Plan{
-			Env: []string{"POLDER_TEST_BINARY=/bin/polder"},
+			Env: []string{"TEST_BINARY=/bin/polder"},
 			Steps: []plan.Step{{
 				Name:    "containers",
 				Args:    []string{"/bin/robustness.test", "-test.v", "-test.run", "^(TestANodeKeepsToItsContainer|TestANodeRefusesToLendMoreThanThereIs)$/^by_default$"},
