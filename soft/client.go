@@ -198,9 +198,6 @@ func (c *client) report(elapsed time.Duration) wire.Report {
 		Live: s.Live, Free: s.Free, Hits: s.Hits, Misses: s.Misses,
 		RebuildSeconds: s.RebuildTime.Seconds(), Workers: h.cfg.Workers,
 	}
-	for _, n := range s.Victims {
-		r.Victims += n
-	}
 	if elapsed > 0 {
 		c.curve = h.needs(elapsed.Seconds(), s)
 	}

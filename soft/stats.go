@@ -21,7 +21,6 @@ type counters struct {
 	evictedObjects atomic.Uint64
 	evictedBytes   atomic.Uint64
 	saved          atomic.Uint64 // bytes copied by the evacuator
-	victims        [victimBins]atomic.Uint64
 }
 
 // spread is a counter that many processors may raise at once.
@@ -62,14 +61,7 @@ type Stats struct {
 	EvictedObjects uint64 // by our own evacuator
 	EvictedBytes   uint64
 	SavedBytes     uint64 // copied by it because they were hot
-
-	// Victims says how often something was asked for again that had been
-	// evicted: Victims[i] counts those that a heap larger by up to 2 MiB << i
-	// would still have had.
-	Victims [victimBins]uint64
 }
-
-const victimBins = 16
 
 // Stats returns the counters. It does not stop anybody, so that figures that
 // change together may be a few operations apart.
@@ -80,9 +72,6 @@ func (h *Heap) Stats() Stats {
 		Rebuilds: c.rebuilds.Load(), RebuildTime: time.Duration(c.rebuildNanos.Load()),
 		RevokedSegments: c.revoked.Load(), LostObjects: c.lostObjects.Load(), LostBytes: c.lostBytes.Load(),
 		EvictedObjects: c.evictedObjects.Load(), EvictedBytes: c.evictedBytes.Load(), SavedBytes: c.saved.Load(),
-	}
-	for i := range s.Victims {
-		s.Victims[i] = c.victims[i].Load()
 	}
 	for i := range h.live {
 		l := live(h.live[i].Load())
@@ -181,7 +170,6 @@ func (h *Heap) returned(owner uint16, ref uint64, n uint32) bool {
 	if missing < uint64(h.cfg.Max) { // else it would not have helped
 		h.evac.shift(int64(n), young)
 	}
-	h.count.victims[min(bits.Len64(missing/SegmentSize), victimBins-1)].Add(1)
 	return true
 }
 
@@ -208,7 +196,6 @@ const (
 // init begins to sample; without it nothing is.
 func (c *sampler) init(limit int64) {
 	c.s = mrc.New(SegmentSize/8, limit, sampledKeys)
-	c.s.Hopeful()
 	c.threshold.Store(c.s.Threshold())
 }
 

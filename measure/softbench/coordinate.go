@@ -46,7 +46,6 @@ func RunCoordinate(ctx context.Context, o Options) error {
 type contender struct {
 	name      string
 	make      func() policy.Policy
-	hopeful   bool
 	published float64 // per cent of ideal, 0 if there is none
 }
 
@@ -58,14 +57,12 @@ var thirds = map[string]float64{
 }
 
 var contenders = []contender{
-	{"static", func() policy.Policy { return &rivals.Static{Shares: thirds} }, false, 48.7},
-	{"even, by service", func() policy.Policy { return rivals.Even{} }, false, 0},
-	{"cliffhanger", func() policy.Policy { return &rivals.Cliffhanger{} }, false, 56.0},
-	{"hill climbing", func() policy.Policy { return &rivals.HillClimbing{} }, false, 75.0},
-	{"curves", func() policy.Policy { return &rivals.Saved{} }, false, 0},
-	{"curves, hopeful", func() policy.Policy { return &rivals.Saved{} }, true, 0},
-	{"curves, throughput", func() policy.Policy { return &policy.Curves{} }, false, 0},
-	{"curves, all of it", func() policy.Policy { return &policy.Curves{} }, true, 75.0},
+	{"static", func() policy.Policy { return &rivals.Static{Shares: thirds} }, 48.7},
+	{"even, by service", func() policy.Policy { return rivals.Even{} }, 0},
+	{"cliffhanger", func() policy.Policy { return &rivals.Cliffhanger{} }, 56.0},
+	{"hill climbing", func() policy.Policy { return &rivals.HillClimbing{} }, 75.0},
+	{"curves for rebuilding saved", func() policy.Policy { return &rivals.Saved{} }, 0},
+	{"curves", func() policy.Policy { return &policy.Curves{} }, 75.0},
 }
 
 // virtual runs every contender in virtual time, as many at a time as there are
@@ -85,9 +82,7 @@ func virtual(ctx context.Context, o Options) ([]plot.Panel, error) {
 	for i, c := range list {
 		go func() {
 			free <- struct{}{}
-			mine := *h
-			mine.Hopeful = c.hopeful
-			results[i], errs[i] = mine.Run(ctx, c.make(), length)
+			results[i], errs[i] = h.Run(ctx, c.make(), length)
 			<-free
 			finished <- i
 		}()
@@ -119,11 +114,7 @@ func virtual(ctx context.Context, o Options) ([]plot.Panel, error) {
 			print(benchout.Row{Bench: "soft coordinate", Case: "virtual, " + c.name, Metric: "equilibrium", Value: at.Minutes(), Unit: "min"})
 		}
 	}
-	// The policies that there are, and what the ideas of the last one bring.
-	return []plot.Panel{
-		{Y: "% of ideal, in virtual time", Lines: append(lines[:5:5], lines[len(lines)-1])},
-		{Y: "% of ideal, in virtual time", Lines: append(lines[:1:1], lines[5:]...)},
-	}, errors.Join(errs...)
+	return []plot.Panel{{Y: "% of ideal, in virtual time", Lines: lines}}, errors.Join(errs...)
 }
 
 // lineOf is a series to plot, smoothed over ten points, with the time of the
@@ -151,14 +142,13 @@ func wallClock(ctx context.Context, o Options) (plot.Panel, error) {
 	length, faster := 2*time.Minute, 15.0
 	list := []contender{
 		{name: "best fixed partition", make: func() policy.Policy { return &rivals.Static{Shares: wallShares()} }},
-		{name: "cliffhanger", make: func() policy.Policy { return &rivals.Cliffhanger{} }},
 		{name: "hill climbing", make: func() policy.Policy { return &rivals.HillClimbing{} }},
 		{name: "curves", make: func() policy.Policy { return &policy.Curves{} }},
 	}
 	panel := plot.Panel{Y: "% of ideal, real processes"}
 	if o.Short {
 		length, faster = 10*time.Second, 40
-		list = []contender{list[0], list[3]}
+		list = []contender{list[0], list[len(list)-1]}
 	}
 	var best []vhost.Point
 	for i, c := range list {

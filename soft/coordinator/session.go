@@ -293,7 +293,7 @@ func (s *session) app(now time.Time, seconds, typical float64) policy.App {
 		Memory: int64(s.count) * segmentSize,
 		Used:   min(max(int64(s.count)*segmentSize-r.Free, 0), int64(s.count)*segmentSize),
 		Max:    int64(len(s.granted)) * segmentSize,
-		Hits:   rate(r.Hits, b.Hits), Misses: rate(r.Misses, b.Misses), Victims: rate(r.Victims, b.Victims),
+		Hits:   rate(r.Hits, b.Hits), Misses: rate(r.Misses, b.Misses),
 		Curve: r.Curve, Busy: float64(min(r.Workers, maxRebuild)),
 	}
 	if seconds > 0 {

@@ -96,7 +96,6 @@ func Points(unit, limit int64) int {
 type Sampler struct {
 	unit      int64
 	capacity  int
-	hopeful   bool
 	threshold uint64 // keys whose hash is below it are sampled
 	bins      []float64
 	elapsed   float64 // weight of the time that the bins stand for
@@ -151,6 +150,12 @@ func (s *Sampler) rate() float64 { return float64(s.threshold) / math.MaxUint64 
 
 // Access records that a key was asked for. The hash must be uniform; size is
 // what the key takes in the cache, cost what rebuilding it takes.
+//
+// A first access is taken for one that a cache of all that was seen so far would
+// have saved. While keys are still being seen for the first time, a curve that
+// waits for their second access says that memory for them is worth nothing; what
+// is asked for once is mostly asked for again. Of a stream that never repeats, this
+// is spread over a footprint that grows without end.
 func (s *Sampler) Access(hash uint64, size int64, cost float64) {
 	if hash > s.threshold {
 		return
@@ -160,12 +165,12 @@ func (s *Sampler) Access(hash uint64, size int64, cost float64) {
 	if !s.place(hash) {
 		return
 	}
+	since := s.order.total() // bytes that were asked for since then, or at all
 	if e, ok := s.keys[hash]; ok {
-		s.record(float64(s.order.total()-s.order.sum(e.at))/s.rate()+float64(size), cost)
+		since -= s.order.sum(e.at)
 		s.order.add(e.at, -e.size)
-	} else if s.hopeful {
-		s.record(float64(s.order.total())/s.rate()+float64(size), cost)
 	}
+	s.record(float64(since)/s.rate()+float64(size), cost)
 	s.enter(hash, size)
 }
 
@@ -219,14 +224,6 @@ func (s *Sampler) record(distance, cost float64) {
 		s.bins[x] += cost / s.rate()
 	}
 }
-
-// Hopeful makes the sampler take a first access for one that a cache of all
-// that was seen so far would have saved. While keys are still being seen for
-// the first time, a curve that waits for their second access says that memory
-// for them is worth nothing; what is asked for once is mostly asked for again.
-// Of a stream that never repeats, the hope is spread over a footprint that
-// grows without end.
-func (s *Sampler) Hopeful() { s.hopeful = true }
 
 // Count records that there were n accesses in all, sampled or not. Whoever calls
 // Access must: what is stored without having been asked for is no access, and

@@ -48,7 +48,7 @@ func (c *climbing) step(now time.Duration, total int64, apps []App) (slopes []fl
 		}
 		s := c.state[a.ID]
 		if s == nil {
-			s = &climber{share: float64(even[i]) / float64(max(total, 1)), memory: a.Memory, utility: a.Gamma()}
+			s = &climber{share: float64(even[i]) / float64(max(total, 1)), memory: a.Memory, utility: a.Weight * a.Utility}
 		} else if begins {
 			s.observe(a)
 		}
@@ -102,7 +102,7 @@ func (c *climbing) keep(total int64, apps []App, out []int64) {
 
 // observe learns what the change of its memory since the last observation was worth to a.
 func (c *climber) observe(a *App) {
-	g := a.Gamma()
+	g := a.Weight * a.Utility
 	if a.Memory != c.memory {
 		c.slope = 0.5*c.slope + 0.5*max((g-c.utility)/float64(a.Memory-c.memory), 0)
 	}

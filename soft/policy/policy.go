@@ -26,7 +26,6 @@ type App struct {
 	Max    int64 // what it may have
 
 	Hits, Misses float64
-	Victims      float64 // misses on what was evicted lately
 	Rebuild      float64 // seconds of rebuilding: the paper's RCOST
 	Utility      float64 // what the application says that it achieves
 	HasUtility   bool    // whether it says so
@@ -38,14 +37,6 @@ type App struct {
 	// Busy is how many seconds per second the application works, rebuilding
 	// included; 0 if it is not known.
 	Busy float64
-}
-
-// Gamma is the application's utility as the paper defines it.
-func (a *App) Gamma() float64 {
-	if a.HasUtility {
-		return a.Weight * a.Utility
-	}
-	return -a.Weight * a.Rebuild
 }
 
 // A Policy divides memory.

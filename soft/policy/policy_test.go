@@ -49,7 +49,6 @@ func TestCurvesKeepWithinTheirBounds(t *testing.T) {
 				a.Used = min(a.Memory, rapid.Int64Range(0, 1<<34).Draw(t, "used"))
 				a.Hits = rapid.Float64Range(0, 1e6).Draw(t, "hits")
 				a.Misses = rapid.Float64Range(0, 1e6).Draw(t, "misses")
-				a.Victims = rapid.Float64Range(0, 1e6).Draw(t, "victims")
 				a.Rebuild = rapid.Float64Range(0, 1e3).Draw(t, "rebuild")
 				a.HasUtility, a.Utility = rapid.Bool().Draw(t, "reports"), rapid.Float64Range(-1e3, 1e3).Draw(t, "utility")
 				a.Busy = rapid.Float64Range(0, 1e3).Draw(t, "busy")

@@ -74,7 +74,6 @@ type Report struct {
 	Free           int64     `json:"free"` // bytes in empty segments
 	Hits           uint64    `json:"hits"`
 	Misses         uint64    `json:"misses"`
-	Victims        uint64    `json:"victims"` // misses on what was evicted lately
 	RebuildSeconds float64   `json:"rebuild_seconds"`
 	Workers        int       `json:"workers,omitempty"` // 0 if not known
 	Utility        *float64  `json:"utility,omitempty"`

@@ -12,13 +12,8 @@ import (
 // marginal utility to the one with the most.
 //
 // Published: 64 MiB probes and 256 MiB moves every 5 s on a host with 20 GiB
-// to share. The zero value scales these with the memory.
+// to share; the latter two scale with the memory here.
 type HillClimbing struct {
-	// Period is the time between probes. Default 5 s.
-	Period time.Duration
-	// Probe and Move are fractions of the memory. Defaults 1/320 and 1/80.
-	Probe, Move float64
-
 	last  time.Duration
 	begun bool
 	round int
@@ -36,10 +31,6 @@ type climber struct {
 
 // Divide implements policy.Policy.
 func (h *HillClimbing) Divide(now time.Duration, total int64, apps []policy.App) []int64 {
-	period := h.Period
-	if period == 0 {
-		period = 5 * time.Second
-	}
 	if h.state == nil {
 		h.state = make(map[uint64]*climber)
 	}
@@ -53,7 +44,7 @@ func (h *HillClimbing) Divide(now time.Duration, total int64, apps []policy.App)
 		current[a.ID] = c
 	}
 	h.state = current
-	if !h.begun || now-h.last >= period {
+	if !h.begun || now-h.last >= 5*time.Second {
 		h.begun, h.last = true, now
 		h.step(total, apps)
 	}
@@ -69,13 +60,13 @@ func (h *HillClimbing) Divide(now time.Duration, total int64, apps []policy.App)
 }
 
 func (h *HillClimbing) step(total int64, apps []policy.App) {
-	probe := int64(orDefault(h.Probe, 1.0/320) * float64(total))
-	move := int64(orDefault(h.Move, 1.0/80) * float64(total))
+	probe := total / 320
+	move := total / 80
 	best, worst := -1, -1
 	for i := range apps {
 		a := &apps[i]
 		c := h.state[a.ID]
-		g := a.Gamma()
+		g := gamma(a)
 		if c.observed && a.Memory != c.memory {
 			slope := (g - c.utility) / float64(a.Memory-c.memory)
 			c.slope = 0.5*c.slope + 0.5*max(slope, 0)
@@ -106,21 +97,22 @@ func (h *HillClimbing) step(total int64, apps []policy.App) {
 	}
 }
 
-func orDefault(v, d float64) float64 {
-	if v == 0 {
-		return d
+// gamma is an application's utility as the paper defines it.
+func gamma(a *policy.App) float64 {
+	if a.HasUtility {
+		return a.Weight * a.Utility
 	}
-	return v
+	return -a.Weight * a.Rebuild
 }
 
 // Cliffhanger (Cidon et al., NSDI '16) maximises the overall hit rate: each
 // application has a shadow of what it evicted lately, and memory moves to
-// whoever misses most in its shadow. What a miss costs plays no role.
+// whoever misses most in its shadow: 1/160 of the memory in a second. What a miss
+// costs plays no role.
 type Cliffhanger struct {
-	// Period is the time between moves. Default 1 s.
-	Period time.Duration
-	// Move is a fraction of the memory. Default 1/160.
-	Move float64
+	// Victims is how often each application missed what it had evicted lately, since
+	// the last division and in the order of its applications: the caller sets it.
+	Victims []float64
 
 	last   time.Duration
 	begun  bool
@@ -129,10 +121,6 @@ type Cliffhanger struct {
 
 // Divide implements policy.Policy.
 func (c *Cliffhanger) Divide(now time.Duration, total int64, apps []policy.App) []int64 {
-	period := c.Period
-	if period == 0 {
-		period = time.Second
-	}
 	even := policy.ByWeight(total, apps)
 	want := make([]int64, len(apps))
 	for i, a := range apps {
@@ -142,19 +130,19 @@ func (c *Cliffhanger) Divide(now time.Duration, total int64, apps []policy.App) 
 		}
 		want[i] = t
 	}
-	if !c.begun || now-c.last >= period {
+	if !c.begun || now-c.last >= time.Second {
 		c.begun, c.last = true, now
-		move := int64(orDefault(c.Move, 1.0/160) * float64(total))
+		move := total / 160
 		best, worst := -1, -1
 		for i, a := range apps {
-			if a.Memory < a.Max && (best < 0 || a.Victims > apps[best].Victims) {
+			if a.Memory < a.Max && (best < 0 || c.Victims[i] > c.Victims[best]) {
 				best = i
 			}
-			if a.Memory > a.Min && (worst < 0 || a.Victims < apps[worst].Victims) {
+			if a.Memory > a.Min && (worst < 0 || c.Victims[i] < c.Victims[worst]) {
 				worst = i
 			}
 		}
-		if best >= 0 && worst >= 0 && apps[best].Victims > apps[worst].Victims {
+		if best >= 0 && worst >= 0 && c.Victims[best] > c.Victims[worst] {
 			want[best] += move
 			want[worst] -= move
 		}

@@ -40,10 +40,12 @@ func TestEveryRivalKeepsWithinItsBounds(t *testing.T) {
 				a.Used = min(a.Memory, rapid.Int64Range(0, 1<<34).Draw(t, "used"))
 				a.Hits = rapid.Float64Range(0, 1e6).Draw(t, "hits")
 				a.Misses = rapid.Float64Range(0, 1e6).Draw(t, "misses")
-				a.Victims = rapid.Float64Range(0, 1e6).Draw(t, "victims")
 				a.Rebuild = rapid.Float64Range(0, 1e3).Draw(t, "rebuild")
 				a.Busy = rapid.Float64Range(0, 1e3).Draw(t, "busy")
 				a.Curve = mrc.Curve{Unit: 1 << 20, Saved: []float64{0, rapid.Float64Range(0, 1e3).Draw(t, "saved")}}
+			}
+			if c, ok := p.(*Cliffhanger); ok {
+				c.Victims = rapid.SliceOfN(rapid.Float64Range(0, 1e6), n, n).Draw(t, "victims")
 			}
 			out := p.Divide(time.Duration(step)*time.Second, total, apps)
 			if len(out) != n {
@@ -77,7 +79,12 @@ func climb(p policy.Policy, total int64, seconds int, cost ...func(m int64) floa
 			a := &apps[i]
 			a.Used = a.Memory
 			a.Rebuild = cost[i](a.Memory)
-			a.Victims = -(cost[i](a.Memory+total/100) - cost[i](a.Memory)) * 1e6
+		}
+		if c, ok := p.(*Cliffhanger); ok {
+			c.Victims = nil
+			for i, a := range apps {
+				c.Victims = append(c.Victims, cost[i](a.Memory)-cost[i](a.Memory+total/100))
+			}
 		}
 		out = p.Divide(time.Duration(s)*time.Second, total, apps)
 		for i := range apps {

@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"polder/measure/softbench/rivals"
 	"polder/soft/mrc"
 	"polder/soft/policy"
 )
@@ -86,9 +87,6 @@ type Point struct {
 
 // Host runs policies over the same applications and requests.
 type Host struct {
-	// Hopeful is how curves are estimated: see mrc.Sampler.
-	Hopeful bool
-
 	ideal map[string]float64 // requests a second
 }
 
@@ -138,9 +136,6 @@ func (h *Host) start(memory int64) (*sim, error) {
 	for _, w := range apps {
 		for _, v := range w.Services {
 			v.stats = &stats{sampler: mrc.New(unit, 2*Memory, samples), salt: uint64(len(s.services)) << 40, typical: v.cost}
-			if h.Hopeful {
-				v.sampler.Hopeful()
-			}
 			v.cache = newCache(v.Sizes, memory/100)
 			s.services = append(s.services, v)
 		}
@@ -197,6 +192,9 @@ func (h *Host) Run(ctx context.Context, p policy.Policy, length time.Duration) (
 				perApp[w.Name] += w.requests
 			}
 		}
+		if c, ok := p.(*rivals.Cliffhanger); ok {
+			c.Victims = s.victims()
+		}
 		for i, m := range p.Divide(now, Memory, s.report()) {
 			budgets[i] = m
 			s.services[i].cache.resize(m)
@@ -231,11 +229,20 @@ func (s *sim) report() []policy.App {
 				ID: uint64(len(out) + 1), Name: v.Name, Weight: 1,
 				Memory: v.cache.capacity, Used: v.cache.used, Max: 2 * Memory,
 				Min:  Memory / 400,
-				Hits: v.hits, Misses: v.misses, Victims: v.victims,
+				Hits: v.hits, Misses: v.misses,
 				Rebuild: v.stats.rebuild, Curve: c, Busy: w.cores / Scale,
 			})
 			v.hits, v.misses, v.victims, v.stats.rebuild = 0, 0, 0, 0
 		}
+	}
+	return out
+}
+
+// victims is how often each service missed what it had evicted lately, since the last
+// report and in its order.
+func (s *sim) victims() (out []float64) {
+	for _, v := range s.services {
+		out = append(out, v.victims)
 	}
 	return out
 }

@@ -72,7 +72,6 @@ func TestCurvesComeNearTheBestFixedPartition(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h.Hopeful = true
 	got, err := h.Run(t.Context(), &policy.Curves{}, length)
 	if err != nil {
 		t.Fatal(err)
