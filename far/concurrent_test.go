@@ -15,6 +15,7 @@ import (
 	"github.com/anishathalye/porcupine"
 
 	"polder/far/heap"
+	"polder/internal/linear"
 )
 
 // Operations on one key are linearizable. A key's state is a number, 0 for
@@ -31,19 +32,8 @@ type kvOutput struct {
 }
 
 var kvModel = porcupine.Model{
-	Partition: func(history []porcupine.Operation) [][]porcupine.Operation {
-		byKey := map[int][]porcupine.Operation{}
-		for _, op := range history {
-			k := op.Input.(kvInput).key
-			byKey[k] = append(byKey[k], op)
-		}
-		var parts [][]porcupine.Operation
-		for _, p := range byKey {
-			parts = append(parts, p)
-		}
-		return parts
-	},
-	Init: func() any { return uint64(0) },
+	Partition: linear.By(func(in kvInput) int { return in.key }),
+	Init:      func() any { return uint64(0) },
 	Step: func(state, input, output any) (bool, any) {
 		s, in, out := state.(uint64), input.(kvInput), output.(kvOutput)
 		switch in.op {

@@ -13,6 +13,7 @@ import (
 	"github.com/anishathalye/porcupine"
 
 	"polder/internal/invariants"
+	"polder/internal/linear"
 	"polder/pool"
 	"polder/pool/malloc"
 )
@@ -85,18 +86,7 @@ var register = porcupine.Model{
 		}
 		return out.failed || out.value == state, state
 	},
-	Partition: func(history []porcupine.Operation) [][]porcupine.Operation {
-		keys := map[string][]porcupine.Operation{}
-		for _, op := range history {
-			k := op.Input.(put).key
-			keys[k] = append(keys[k], op)
-		}
-		var parts [][]porcupine.Operation
-		for _, part := range keys {
-			parts = append(parts, part)
-		}
-		return parts
-	},
+	Partition: linear.By(func(in put) string { return in.key }),
 }
 
 // put is a request with its value.

@@ -11,6 +11,7 @@ import (
 	"github.com/anishathalye/porcupine"
 
 	"polder/far"
+	"polder/internal/linear"
 )
 
 // op is a command on one key, as porcupine sees it.
@@ -20,19 +21,8 @@ type op struct {
 
 // register is a string key: GET, SET, INCR and APPEND.
 var register = porcupine.Model{
-	Partition: func(history []porcupine.Operation) [][]porcupine.Operation {
-		by := map[string][]porcupine.Operation{}
-		for _, o := range history {
-			key := o.Input.(op).key
-			by[key] = append(by[key], o)
-		}
-		var parts [][]porcupine.Operation
-		for _, p := range by {
-			parts = append(parts, p)
-		}
-		return parts
-	},
-	Init: func() any { return "" },
+	Partition: linear.By(func(in op) string { return in.key }),
+	Init:      func() any { return "" },
 	Step: func(state, input, output any) (bool, any) {
 		value, in, out := state.(string), input.(op), output.(string)
 		switch in.name {

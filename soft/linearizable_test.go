@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/anishathalye/porcupine"
+
+	"polder/internal/linear"
 )
 
 // swapped is one operation on a value that may vanish.
@@ -20,19 +22,8 @@ type swapped struct {
 // vanishing is a register that may lose its value at any time: a read that
 // misses and a swap that fails say nothing.
 var vanishing = porcupine.Model{
-	Partition: func(history []porcupine.Operation) [][]porcupine.Operation {
-		parts := make(map[int][]porcupine.Operation)
-		for _, o := range history {
-			k := o.Input.(swapped).key
-			parts[k] = append(parts[k], o)
-		}
-		var list [][]porcupine.Operation
-		for _, p := range parts {
-			list = append(list, p)
-		}
-		return list
-	},
-	Init: func() any { return uint64(0) },
+	Partition: linear.By(func(in swapped) int { return in.key }),
+	Init:      func() any { return uint64(0) },
 	Step: func(state, input, output any) (bool, any) {
 		in, out := input.(swapped), output.(uint64) // read: the value; write, swap: 1 if done
 		switch {

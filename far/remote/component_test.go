@@ -16,6 +16,7 @@ import (
 	"github.com/anishathalye/porcupine"
 
 	"polder/far"
+	"polder/internal/linear"
 	"polder/memnode"
 	"polder/memnode/component"
 	"polder/pool"
@@ -293,19 +294,8 @@ type tableResult struct {
 }
 
 var tableModel = porcupine.Model{
-	Partition: func(history []porcupine.Operation) [][]porcupine.Operation {
-		byKey := make(map[int][]porcupine.Operation)
-		for _, o := range history {
-			k := o.Input.(tableOp).key
-			byKey[k] = append(byKey[k], o)
-		}
-		var parts [][]porcupine.Operation
-		for _, part := range byKey {
-			parts = append(parts, part)
-		}
-		return parts
-	},
-	Init: func() any { return "" },
+	Partition: linear.By(func(in tableOp) int { return in.key }),
+	Init:      func() any { return "" },
 	Step: func(state, input, output any) (bool, any) {
 		in, out := input.(tableOp), output.(tableResult)
 		switch in.kind {

@@ -1,15 +1,14 @@
 package finemem_test
 
 import (
-	"maps"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/anishathalye/porcupine"
 
+	"polder/internal/linear"
 	"polder/memnode"
 	"polder/memnode/twolayer"
 	"polder/pool/finemem"
@@ -31,15 +30,8 @@ type owners = [twolayer.SectionChunks]uint16
 // What they are of lies in one section, and operations on different sections
 // commute, so a history is checked section by section.
 var extents = porcupine.Model{
-	Partition: func(history []porcupine.Operation) [][]porcupine.Operation {
-		bySection := make(map[uint32][]porcupine.Operation)
-		for _, op := range history {
-			s := op.Input.(extentOp).first / twolayer.SectionChunks
-			bySection[s] = append(bySection[s], op)
-		}
-		return slices.Collect(maps.Values(bySection))
-	},
-	Init: func() any { return owners{} },
+	Partition: linear.By(func(in extentOp) uint32 { return in.first / twolayer.SectionChunks }),
+	Init:      func() any { return owners{} },
 	Step: func(state, input, _ any) (bool, any) {
 		s, in := state.(owners), input.(extentOp)
 		from, to := uint16(0), in.user

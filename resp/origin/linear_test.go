@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"polder/internal/child"
+	"polder/internal/linear"
 )
 
 // command is one on one key, as porcupine sees it. MGET is one op for each key.
@@ -23,19 +24,8 @@ type command struct{ name, key, arg string }
 const unknown = "?"
 
 var register = porcupine.Model{
-	Partition: func(history []porcupine.Operation) [][]porcupine.Operation {
-		by := map[string][]porcupine.Operation{}
-		for _, o := range history {
-			key := o.Input.(command).key
-			by[key] = append(by[key], o)
-		}
-		var parts [][]porcupine.Operation
-		for _, p := range by {
-			parts = append(parts, p)
-		}
-		return parts
-	},
-	Init: func() any { return "" },
+	Partition: linear.By(func(in command) string { return in.key }),
+	Init:      func() any { return "" },
 	Step: func(state, input, output any) (bool, any) {
 		value, in, out := state.(string), input.(command), output.(string)
 		switch in.name {

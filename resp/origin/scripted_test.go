@@ -88,6 +88,15 @@ func (o *script) asked(key string) {
 	}
 }
 
+// fill has a cache fetch a key, and answers with a value that stays.
+func (o *script) fill(s *Server, key, value string) {
+	o.t.Helper()
+	f := s.tracker.fetch([]byte(key))
+	o.asked(key)
+	o.say(fmt.Sprintf("$%d\r\n%s\r\n:-1\r\n", len(value), value))
+	<-f.done
+}
+
 func (o *script) say(text string) {
 	o.t.Helper()
 	if _, err := io.WriteString(o.conn, text); err != nil {
@@ -212,10 +221,7 @@ func TestWithoutAConfirmationTheCacheAnswersForTheLag(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, links := scripted(t)
 		o := greet(t, links)
-		f := s.tracker.fetch([]byte("k"))
-		o.asked("k")
-		o.say("$1\r\nv\r\n:-1\r\n")
-		<-f.done
+		o.fill(s, "k", "v")
 		time.Sleep(999 * time.Millisecond)
 		if got := cached(s, "k"); got != "v" {
 			t.Errorf("999 ms after the last answer the cache says %s, want v", got)
@@ -245,11 +251,8 @@ func TestABrokenLinkForgetsBeforeAnybodyIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, links := scripted(t)
 		o := greet(t, links)
-		f := s.tracker.fetch([]byte("k"))
-		o.asked("k")
-		o.say("$1\r\nv\r\n:-1\r\n")
-		<-f.done
-		f = s.tracker.fetch([]byte("j"))
+		o.fill(s, "k", "v")
+		f := s.tracker.fetch([]byte("j"))
 		o.asked("j")
 		o.say("$1\r\nv\r\n") // and in the midst of the answer
 		settled := make(chan string)
@@ -275,10 +278,7 @@ func TestAReplyWaitsForTheInvalidationBehindIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, links := scripted(t)
 		o := greet(t, links)
-		f := s.tracker.fetch([]byte("k"))
-		o.asked("k")
-		o.say("$3\r\nold\r\n:-1\r\n")
-		<-f.done
+		o.fill(s, "k", "old")
 		ours, theirs := net.Pipe()
 		s.accept(ours)
 		app := &script{t, theirs, bufio.NewReader(theirs)}
