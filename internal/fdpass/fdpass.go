@@ -116,9 +116,9 @@ func DialContext(ctx context.Context, path string) (*Conn, error) {
 	}
 }
 
-// Listen listens at path, in place of a socket there that nobody serves. The
-// socket is created with the given permissions, in a directory that is made if need be,
-// unless the service manager listens
+// Listen listens at path, in place of a socket there that nobody serves. Of those who
+// listen at path at one instant, one does. The socket is created with the given
+// permissions, in a directory that is made if need be, unless the service manager listens
 // at path already: then its socket is used, and its permissions hold.
 func Listen(path string, perm os.FileMode) (*net.UnixListener, error) {
 	return listen("unixpacket", path, perm)
@@ -134,6 +134,15 @@ func listen(network, path string, perm os.FileMode) (*net.UnixListener, error) {
 		own, _ := l.(*net.UnixListener)
 		return own, err
 	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, fmt.Errorf("cannot listen on %s: %w", path, err)
+	}
+	// Between seeing that nobody serves a socket and serving it, nobody else may.
+	turn, err := takeTurn(filepath.Dir(path))
+	if err != nil {
+		return nil, fmt.Errorf("cannot listen on %s: %w", path, err)
+	}
+	defer turn.Close()
 	addr := &net.UnixAddr{Name: path, Net: network}
 	// A queue that is full is somebody's, and so is a socket of another type.
 	c, err := net.DialUnix(network, nil, addr)
@@ -152,9 +161,6 @@ func listen(network, path string, perm os.FileMode) (*net.UnixListener, error) {
 		}
 		os.Remove(path)
 	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, fmt.Errorf("cannot listen on %s: %w", path, err)
-	}
 	l, err := net.ListenUnix(network, addr)
 	if err != nil {
 		return nil, fmt.Errorf("cannot listen: %w", err)
@@ -164,6 +170,28 @@ func listen(network, path string, perm os.FileMode) (*net.UnixListener, error) {
 		return nil, fmt.Errorf("cannot listen: %w", err)
 	}
 	return l, nil
+}
+
+// turnTime is how long takeTurn waits for others.
+var turnTime = 5 * time.Second
+
+// takeTurn locks a directory until the file is closed. The lock is the kernel's and ends
+// with the process.
+func takeTurn(dir string) (*os.File, error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	for until := time.Now().Add(turnTime); ; time.Sleep(time.Millisecond) {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return f, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) || time.Now().After(until) {
+			f.Close()
+			return nil, fmt.Errorf("cannot lock the directory %s: %w", dir, err)
+		}
+	}
 }
 
 // Recv receives one message. The bytes are valid until Done, which must be

@@ -10,7 +10,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
@@ -139,6 +141,73 @@ func TestListenTakesOverWhatIsDead(t *testing.T) {
 	}
 	if b, err := os.ReadFile(path); err != nil || string(b) != "precious" {
 		t.Errorf("the file: got %q, %v", b, err)
+	}
+}
+
+// TestOneOfTwoTakesOverWhatIsDead: of those who listen at one instant where a process has
+// died, one does, and can be reached.
+func TestOneOfTwoTakesOverWhatIsDead(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	for range 100 {
+		dead, err := Listen(path, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		dead.SetUnlinkOnClose(false)
+		dead.Close()
+		var start, done sync.WaitGroup
+		start.Add(1)
+		var listeners [2]*net.UnixListener
+		for i := range listeners {
+			done.Go(func() {
+				start.Wait()
+				listeners[i], _ = Listen(path, 0o600)
+			})
+		}
+		start.Done()
+		done.Wait()
+		l := listeners[0]
+		if l == nil {
+			l = listeners[1]
+		} else if listeners[1] != nil {
+			t.Fatal("both listen")
+		}
+		if l == nil {
+			t.Fatal("nobody listens")
+		}
+		c, err := Dial(path)
+		if err != nil {
+			t.Fatalf("who listens cannot be reached: %v", err)
+		}
+		c.Close()
+		l.Close()
+	}
+}
+
+// TestListenWaitsForItsTurn, but not for ever.
+func TestListenWaitsForItsTurn(t *testing.T) {
+	dir := t.TempDir()
+	defer func(d time.Duration) { turnTime = d }(turnTime)
+	turnTime = 20 * time.Millisecond
+	held, err := takeTurn(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l, err := Listen(filepath.Join(dir, "s"), 0o600); err == nil || !strings.Contains(err.Error(), "cannot lock the directory") {
+		t.Errorf("while the directory is locked: got %v, %v, want it to say so", l, err)
+	}
+	turnTime = time.Minute
+	listening := make(chan error, 1)
+	go func() {
+		l, err := Listen(filepath.Join(dir, "s"), 0o600)
+		if err == nil {
+			l.Close()
+		}
+		listening <- err
+	}()
+	held.Close()
+	if err := <-listening; err != nil {
+		t.Errorf("once it is not: %v", err)
 	}
 }
 
