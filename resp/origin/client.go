@@ -236,7 +236,7 @@ func (c *client) command(args [][]byte, raw []byte) error {
 		switch r.op {
 		case opRefused:
 			return errors.Join(errRefused, c.say(errRefused.Error()))
-		case opGet, opMGet:
+		case opGet, opMGet, opExists, opStrLen, opGetRange:
 			// Nothing is outstanding: what this client has sent before has taken effect.
 			if c.outstanding.Load() == 0 && c.state.reads(&c.s.cfg.URL) && c.read(r.op, args, len(raw)) {
 				if len(c.local) >= flushAt {
@@ -283,130 +283,6 @@ func (c *client) await(r rule, args [][]byte) {
 	c.sent = append(c.sent, p)
 	c.mu.Unlock()
 	c.outstanding.Add(1)
-}
-
-// read answers a command from the cache, and reports false if it cannot. What is missing
-// is fetched, together with what the client has pipelined behind the command, which is
-// size bytes long.
-func (c *client) read(o op, args [][]byte, size int) bool {
-	if o == opGet && len(args) != 2 || len(args) < 2 || len(args)-1 > maxChecked {
-		return false
-	}
-	keys := args[1:]
-	for _, key := range keys {
-		if len(key) > maxKey {
-			return false
-		}
-	}
-	if o == opGet {
-		return c.get(keys[0], size)
-	}
-	if c.mget(keys) {
-		c.t.stats.hits.Add(1)
-		return true
-	}
-	if !c.fetch(keys) || !c.mget(keys) {
-		return false
-	}
-	c.t.stats.misses.Add(1)
-	return true
-}
-
-// get answers GET.
-func (c *client) get(key []byte, size int) bool {
-	count := &c.t.stats.hits
-	k, value := c.t.lookup(key, &c.value)
-	if k == kindUnknown {
-		f := c.t.fetch(key)
-		if f == nil {
-			return false
-		}
-		c.prefetch(size)
-		if c.flushLocal() != nil {
-			return false // who passes it on finds out
-		}
-		<-f.done
-		count = &c.t.stats.misses
-		k, value = f.kind, f.value
-	}
-	switch k {
-	case kindValue:
-		c.local = proto.AppendBulk(c.local, value)
-	case kindNull:
-		c.local = proto.AppendNull(c.local, c.state.proto)
-	default:
-		return false
-	}
-	count.Add(1)
-	return true
-}
-
-// mget answers MGET if all keys are cached, and nothing was forgotten meanwhile: then
-// all values are of one moment.
-func (c *client) mget(keys [][]byte) bool {
-	applied := c.t.applied.Load()
-	if applied%2 != 0 {
-		return false
-	}
-	mark := len(c.local)
-	c.local = proto.AppendArray(c.local, len(keys))
-	for _, key := range keys {
-		k, value := c.t.lookup(key, &c.value)
-		switch {
-		case k == kindValue && len(c.local)+len(value) <= c.s.cfg.OutputLimit:
-			c.local = proto.AppendBulk(c.local, value)
-		case k == kindNull:
-			c.local = proto.AppendNull(c.local, c.state.proto)
-		default:
-			c.local = c.local[:mark]
-			return false
-		}
-	}
-	if c.t.applied.Load() != applied {
-		c.local = c.local[:mark]
-		return false
-	}
-	return true
-}
-
-// fetch has those of the keys cached that are not, and reports whether it might have
-// succeeded.
-func (c *client) fetch(keys [][]byte) bool {
-	var flights []*flight
-	for _, key := range keys {
-		if k, _ := c.t.lookup(key, &c.value); k == kindUnknown {
-			f := c.t.fetch(key)
-			if f == nil {
-				return false
-			}
-			flights = append(flights, f)
-		}
-	}
-	for _, f := range flights {
-		<-f.done
-		if f.kind == kindUnknown || f.kind == kindLarge {
-			return false
-		}
-	}
-	return true
-}
-
-// prefetch begins the flights of the GETs that the client has pipelined behind the
-// command at hand, up to the first other command.
-func (c *client) prefetch(size int) {
-	p := proto.Parser{Limits: c.parser.Limits}
-	defer p.Release()
-	rest := c.in[c.at+size:]
-	for range ahead {
-		args, n, err := p.Next(rest)
-		if err != nil || n == 0 || len(args) != 2 || ruleOf(args).op != opGet || len(args[1]) > maxKey {
-			return
-		}
-		rest = rest[n:]
-		if _, _, cached := c.t.m.Stat(args[1]); !cached && c.t.fetch(args[1]) == nil {
-			return
-		}
-	}
 }
 
 // retry is for how long after a failure commands fail likewise, such as those of a

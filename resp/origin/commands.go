@@ -19,20 +19,23 @@ type rule struct {
 type op uint8
 
 const (
-	opNone    op = iota // nothing
-	opQuiet             // nothing, and it concerns no values
-	opGet               // answered from the cache
-	opMGet              // likewise
-	opSelect            // and the following change what later commands mean
-	opHello             //
-	opAuth              //
-	opMulti             //
-	opEnd               // EXEC and DISCARD
-	opWatch             //
-	opUnwatch           //
-	opSwap              // SWAPDB changes values and invalidates none
-	opListen            // replies no longer match commands, but no value is changed
-	opRaw               // replies no longer match commands
+	opNone     op = iota // nothing
+	opQuiet              // nothing, and it concerns no values
+	opGet                // answered from the cache
+	opMGet               // likewise
+	opExists             // and these, if what they need is cached
+	opStrLen             //
+	opGetRange           //
+	opSelect             // and the following change what later commands mean
+	opHello              //
+	opAuth               //
+	opMulti              //
+	opEnd                // EXEC and DISCARD
+	opWatch              //
+	opUnwatch            //
+	opSwap               // SWAPDB changes values and invalidates none
+	opListen             // replies no longer match commands, but no value is changed
+	opRaw                // replies no longer match commands
 	opRefused
 )
 
@@ -45,6 +48,9 @@ var rules = func() map[string]rule {
 	}
 	add(rule{op: opGet, first: 1, last: 1, step: 1}, "get")
 	add(rule{op: opMGet, first: 1, last: -1, step: 1}, "mget")
+	add(rule{op: opExists, first: 1, last: -1, step: 1}, "exists")
+	add(rule{op: opStrLen, first: 1, last: 1, step: 1}, "strlen")
+	add(rule{op: opGetRange, first: 1, last: 1, step: 1}, "getrange substr")
 	add(rule{op: opQuiet}, "ping echo time info command client quit publish")
 	add(rule{op: opSelect}, "select")
 	add(rule{op: opHello}, "hello")
@@ -59,7 +65,7 @@ var rules = func() map[string]rule {
 	add(rule{op: opRefused}, "sync psync replconf")
 	add(rule{first: 1, last: 1, step: 1}, `
 		set setex psetex setnx getset getdel getex append incr decr incrby decrby incrbyfloat setrange
-		setbit getbit bitcount bitpos bitfield bitfield_ro strlen getrange substr
+		setbit getbit bitcount bitpos bitfield bitfield_ro
 		expire pexpire expireat pexpireat persist ttl pttl expiretime pexpiretime type dump restore
 		hget hset hsetnx hmset hmget hgetall hdel hexists hlen hstrlen hkeys hvals hincrby hincrbyfloat hrandfield hscan
 		lpush lpushx rpush rpushx lpop rpop llen lindex linsert lrange lrem lset ltrim lpos
@@ -67,7 +73,7 @@ var rules = func() map[string]rule {
 		zadd zrem zcard zcount zscore zmscore zincrby zrange zrangebyscore zrangebylex zrevrange zrevrangebyscore
 		zrevrangebylex zrank zrevrank zlexcount zpopmin zpopmax zrandmember zremrangebyrank zremrangebyscore zremrangebylex zscan
 		xadd xlen xrange xrevrange xdel xtrim xack pfadd geoadd geopos geodist geohash geosearch`)
-	add(rule{first: 1, last: -1, step: 1}, "del unlink exists touch pfcount pfmerge sunion sinter sdiff sunionstore sinterstore sdiffstore")
+	add(rule{first: 1, last: -1, step: 1}, "del unlink touch pfcount pfmerge sunion sinter sdiff sunionstore sinterstore sdiffstore")
 	add(rule{first: 1, last: -1, step: 2}, "mset msetnx")
 	add(rule{first: 1, last: 2, step: 1}, "rename renamenx copy smove rpoplpush lmove zrangestore geosearchstore")
 	add(rule{first: 1, last: -2, step: 1}, "blpop brpop bzpopmin bzpopmax")

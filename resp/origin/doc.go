@@ -1,8 +1,11 @@
 // Package origin is a cache in soft memory before a Redis that runs elsewhere, the
 // origin. Clients speak to a [Server] as they would to the origin, and nothing has to
 // be programmed: GET and MGET are answered from memory that is idle on this machine,
-// and every other command is passed on unchanged, over a connection of the client's
-// own, with its transactions, scripts, subscriptions, databases and users.
+// and so are GETRANGE, STRLEN and EXISTS of what these have brought. Every other command
+// is passed on unchanged, over a connection of the client's own, with its transactions,
+// scripts, subscriptions, databases and users. Reads of hashes and other collections are
+// passed on, too: an invalidation names the key and not what has changed of it, and how
+// long a field lives is not what PTTL says.
 //
 // # What is promised
 //

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"sync"
 	"syscall"
@@ -31,6 +32,10 @@ var register = porcupine.Model{
 		switch in.name {
 		case "GET":
 			return out == value, value
+		case "EXISTS":
+			return out == "1" == (value != ""), value
+		case "STRLEN":
+			return out == strconv.Itoa(len(value)), value
 		case "SET":
 			return true, in.arg
 		case "DEL":
@@ -66,7 +71,7 @@ func (r *recorder) use(t *testing.T, id int, c *redis.Client, n int, patient boo
 	ctx := t.Context()
 	for i := range n {
 		keys := []string{"k" + strconv.Itoa(rnd.IntN(3)), "j" + strconv.Itoa(rnd.IntN(3))}
-		o := command{[]string{"GET", "GET", "GET", "MGET", "SET", "DEL", "INCR", "TX"}[rnd.IntN(8)], keys[0], ""}
+		o := command{[]string{"GET", "GET", "GET", "MGET", "EXISTS", "STRLEN", "GETRANGE", "SET", "DEL", "INCR", "TX"}[rnd.IntN(11)], keys[0], ""}
 		call, out := r.now(), ""
 		var err error
 		switch o.name {
@@ -74,6 +79,13 @@ func (r *recorder) use(t *testing.T, id int, c *redis.Client, n int, patient boo
 			if out, err = c.Get(ctx, o.key).Result(); errors.Is(err, redis.Nil) {
 				err = nil
 			}
+		case "EXISTS", "STRLEN":
+			var n int64
+			n, err = c.Do(ctx, o.name, o.key).Int64()
+			out = strconv.FormatInt(n, 10)
+		case "GETRANGE":
+			o.name = "GET"
+			out, err = c.GetRange(ctx, o.key, 0, -1).Result()
 		case "MGET":
 			var values []any
 			if values, err = c.MGet(ctx, keys...).Result(); err == nil {
@@ -106,7 +118,7 @@ func (r *recorder) use(t *testing.T, id int, c *redis.Client, n int, patient boo
 				t.Errorf("%v: %v", o, err)
 				return
 			}
-			if o.name == "GET" || o.name == "MGET" {
+			if slices.Contains([]string{"GET", "MGET", "EXISTS", "STRLEN"}, o.name) {
 				continue
 			}
 			out, end = unknown, 1<<62

@@ -59,6 +59,49 @@ func TestReadsAreCachedAndSeeWhatOthersWriteAtTheOrigin(t *testing.T) {
 	}
 }
 
+// TestWhatIsKnownOfACachedValueIsTheOriginsAnswer asks for parts of values, for their
+// lengths, and whether they are there: first the origin, and then the cache, which has them.
+func TestWhatIsKnownOfACachedValueIsTheOriginsAnswer(t *testing.T) {
+	o := startRedis(t)
+	s, addr := startServer(t, o.Addr, Config{})
+	direct, c := dial(t, o.Addr), dial(t, addr)
+	direct.do("SET a hello")
+	direct.do("SET empty x")
+	direct.do("SETRANGE big 100 x")
+	direct.do("LPUSH list x")
+	questions := []string{"STRLEN KEY", "EXISTS KEY", "EXISTS KEY a KEY none", "GETRANGE KEY 0 9223372036854775807",
+		"GETRANGE KEY -9223372036854775808 -1", "GETRANGE KEY 0 -9223372036854775808", "SUBSTR KEY 1 3",
+		"GETRANGE KEY 0", "GETRANGE KEY x 1", "STRLEN KEY KEY", "EXISTS"}
+	for start := -8; start <= 8; start++ {
+		for end := -8; end <= 8; end++ {
+			questions = append(questions, fmt.Sprintf("GETRANGE KEY %d %d", start, end))
+		}
+	}
+	for _, key := range []string{"a", "empty", "big", "none", "list"} {
+		for _, k := range []string{key, "a", "none"} {
+			c.do("GET %s", k)
+		}
+		before := hits(s)
+		for _, q := range questions {
+			q = strings.ReplaceAll(q, "KEY", key)
+			if got, want := c.do("%s", q), direct.do("%s", q); got != want {
+				t.Errorf("%s: got %q, want %q", q, got, want)
+			}
+		}
+		if n := hits(s) - before; n < 100 && key != "list" || n > 0 && key == "list" {
+			t.Errorf("%d of %d questions about %s were answered from the cache", n, len(questions), key)
+		}
+	}
+	direct.do("SETRANGE long 2097151 x")
+	c.do("GETRANGE long 0 3")
+	if n, size := c.do("EXISTS long"), c.do("STRLEN long"); n != ":1" || size != ":2097152" {
+		t.Errorf("a long value: EXISTS %s, STRLEN %s", n, size)
+	}
+	if s.items.Len() != 4 {
+		t.Errorf("%d keys are cached, want 4: what is asked of a value does not bring it", s.items.Len())
+	}
+}
+
 func TestAKeyEndsNoLaterThanAtTheOrigin(t *testing.T) {
 	o := startRedis(t)
 	s, addr := startServer(t, o.Addr, Config{})
