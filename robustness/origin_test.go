@@ -3,8 +3,10 @@ package robustness
 import (
 	"context"
 	"errors"
+	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -14,6 +16,7 @@ import (
 
 	"polder/internal/child"
 	"polder/internal/proctest"
+	"polder/internal/testcert"
 )
 
 // startOrigin runs a Redis for others to cache.
@@ -29,6 +32,32 @@ func startOrigin(t *testing.T, args ...string) (*child.Redis, *redis.Client) {
 	c := redis.NewClient(&redis.Options{Addr: r.Addr, MaxRetries: -1, ReadTimeout: hang, WriteTimeout: hang})
 	t.Cleanup(func() { _ = c.Close() })
 	return r, c
+}
+
+// startTLSOrigin runs a Redis, and returns where it speaks TLS.
+func startTLSOrigin(t *testing.T, args ...string) (addr string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), hang)
+	defer cancel()
+	for range 3 { // Redis chooses no port itself, and somebody may be faster
+		lis, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		addr = lis.Addr().String()
+		_, port, err := net.SplitHostPort(addr)
+		if err := errors.Join(err, lis.Close()); err != nil {
+			t.Fatal(err)
+		}
+		r, err := child.StartRedis(ctx, slices.Concat([]string{"--tls-port", port}, args)...)
+		if err == nil {
+			t.Cleanup(func() { _ = r.Close() })
+			return addr
+		}
+		t.Log(err)
+	}
+	t.Fatal("no Redis with TLS can be started")
+	return ""
 }
 
 // startReadThrough runs a cache before the origin, and waits until it caches.
@@ -163,6 +192,84 @@ func TestAnOriginsPasswordIsShownToNobody(t *testing.T) {
 	for where, text := range map[string]string{"the command line": string(cmdline), "the log": server.Stderr(), "the status": status.String()} {
 		if strings.Contains(text, secret) {
 			t.Errorf("%s has the password: %s", where, text)
+		}
+	}
+}
+
+// TestAnOriginsPasswordIsReplaced: the origin has a new password, and its connections are
+// cut. The cache gets in again once it has been told to read the file.
+func TestAnOriginsPasswordIsReplaced(t *testing.T) {
+	t.Parallel()
+	redisServer, direct := startOrigin(t)
+	file := filepath.Join(t.TempDir(), "password")
+	password := func(secret string) {
+		t.Helper()
+		if err := errors.Join(direct.ConfigSet(t.Context(), "requirepass", secret).Err(), os.WriteFile(file, []byte(secret), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cut := func() {
+		t.Helper()
+		if err := direct.Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes").Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	password("first")
+	server := startReadThrough(t, "--origin", "redis://"+redisServer.Addr, "--origin-password-file", file)
+	password("second")
+	cut()
+	proctest.Until(t, "the first password is refused", func() bool {
+		return origin(t, server, "up") == 0 && strings.Contains(server.Stderr(), "WRONGPASS")
+	})
+	if said := hangUp(t, server); !strings.Contains(said, "the origin's password") {
+		t.Errorf("it says %s, want that there is a new password", said)
+	}
+	cachesOrigin(t, server)
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if said := hangUp(t, server); !strings.Contains(said, "origin-password-file") {
+		t.Errorf("of an empty file it says %s", said)
+	}
+	before := origin(t, server, "flushes_total")
+	cut()
+	proctest.Until(t, "the cut is noticed", func() bool { return origin(t, server, "flushes_total") > before })
+	cachesOrigin(t, server) // with the password that it has
+}
+
+// TestAnOriginIsVerifiedByItsCertificate, and the cache by its own.
+func TestAnOriginIsVerifiedByItsCertificate(t *testing.T) {
+	t.Parallel()
+	ours, others := testcert.NewAuthority(t, "ours"), testcert.NewAuthority(t, "others")
+	cert, key := ours.Issue(t, "origin")
+	url := []string{"--origin", "rediss://" + startTLSOrigin(t, "--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", ours.File)}
+	shown, shownKey := ours.Issue(t, "cache")
+	show := []string{"--origin-cert", shown, "--origin-key", shownKey}
+
+	server := startReadThrough(t, slices.Concat(url, show, []string{"--origin-ca", ours.File})...)
+	c := connect(t, server)
+	if err := c.Set(t.Context(), "k", "v", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if got, err := c.Get(t.Context(), "k").Result(); got != "v" || err != nil {
+			t.Errorf("got %q, %v, want v", got, err)
+		}
+	}
+	if n := origin(t, server, "hits_total"); n != 2 {
+		t.Errorf("%d reads were answered from the cache, want 2", n)
+	}
+	for _, wrong := range []struct {
+		args []string
+		says string
+	}{
+		{slices.Concat(url, show, []string{"--origin-ca", others.File}), "certificate signed by unknown authority"},
+		{slices.Concat(url, []string{"--origin-ca", ours.File}), "certificate required"},
+	} {
+		p := proctest.Start(t, "serve", append([]string{"--tier", "soft", "--coordinator", "off", "--budget", "16MiB"}, wrong.args...)...)
+		proctest.Until(t, "it says "+wrong.says, func() bool { return strings.Contains(p.Stderr(), wrong.says) })
+		if err := connect(t, p).Get(t.Context(), "k").Err(); err == nil || origin(t, p, "up") != 0 {
+			t.Errorf("%v: got %v, want an error and nothing cached", wrong.args, err)
 		}
 	}
 }

@@ -28,10 +28,11 @@ type tracker struct {
 	since time.Time
 	code  []byte // an encoded value; of the goroutine that reads the link
 
-	up        atomic.Bool           // the cache may answer
-	confirmed atomic.Int64          // time.Duration on the tracker's clock: all invalidations of before have come
-	applied   atomic.Uint64         // odd while something is being forgotten
-	why       atomic.Pointer[error] // why there is no link
+	up        atomic.Bool            // the cache may answer
+	confirmed atomic.Int64           // time.Duration on the tracker's clock: all invalidations of before have come
+	applied   atomic.Uint64          // odd while something is being forgotten
+	why       atomic.Pointer[error]  // why there is no link
+	password  atomic.Pointer[string] // what the next link shows
 
 	mu      sync.Mutex
 	link    net.Conn           // guarded by mu; nil while there is none
@@ -65,7 +66,9 @@ type flight struct {
 }
 
 func newTracker(cfg *Config, m *soft.ByteMap, dial func(context.Context) (net.Conn, error)) *tracker {
-	return &tracker{cfg: cfg, dial: dial, m: m, since: time.Now(), flights: map[string]*flight{}, wake: make(chan struct{}, 1)}
+	t := &tracker{cfg: cfg, dial: dial, m: m, since: time.Now(), flights: map[string]*flight{}, wake: make(chan struct{}, 1)}
+	t.password.Store(&cfg.URL.Password)
+	return t
 }
 
 // now is the tracker's clock, which begins at 1 ns.
@@ -205,7 +208,7 @@ func (t *tracker) greet(conn net.Conn, r *lines) error {
 	u := &t.cfg.URL
 	hello := []string{"HELLO", "3"}
 	if u.guarded() {
-		hello = append(hello, "AUTH", u.user(), u.Password)
+		hello = append(hello, "AUTH", u.user(), *t.password.Load())
 	}
 	b := appendCommand(nil, append(hello, "SETNAME", "polder-cache")...)
 	b = appendCommand(b, "SELECT", fmt.Sprint(u.DB))

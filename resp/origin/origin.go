@@ -228,6 +228,10 @@ func (s *Server) accept(conn net.Conn) {
 	}
 }
 
+// SetPassword changes what the cache's own connection shows to an origin whose URL has a
+// password, from the next connection on. The one that there is stays.
+func (s *Server) SetPassword(password string) { s.tracker.password.Store(&password) }
+
 // Health is nil while the origin is cached, and otherwise says why it is not.
 func (s *Server) Health() error { return s.tracker.state() }
 

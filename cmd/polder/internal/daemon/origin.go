@@ -111,6 +111,15 @@ func (p *process) openOrigin(cfg CacheConfig, heap *soft.Heap, clients *clientme
 	if err != nil {
 		return err
 	}
+	p.OnReload("the origin's password", func() (string, error) {
+		now, err := cfg.Origin.url()
+		if err != nil || now.Password == u.Password {
+			return "", err
+		}
+		u = now
+		server.SetPassword(now.Password)
+		return "the origin's password", nil
+	})
 	p.onClose(func() error {
 		if err := server.Close(); err != nil {
 			return fmt.Errorf("cannot end the Redis front end: %w", err)
