@@ -15,7 +15,7 @@ import (
 )
 
 // startOrigin runs a cache in soft memory before a Redis.
-func startOrigin(ctx context.Context, polder, redis string, budget int64) (*server, error) {
+func startOrigin(ctx context.Context, polder, name, redis string, budget int64) (*server, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	p, err := child.StartReady(ctx, child.Command{Path: polder, Args: []string{
@@ -25,14 +25,16 @@ func startOrigin(ctx context.Context, polder, redis string, budget int64) (*serv
 	if err != nil {
 		return nil, err
 	}
-	return &server{name: "origin", addr: p.Addr("redis"), admin: p.Addr("admin"), close: p.Stop, reads: originReads}, nil
+	return &server{name: name, addr: p.Addr("redis"), admin: p.Addr("admin"), close: p.Stop, reads: originReads}, nil
 }
 
 // originSize is the size of values before which a cache is measured.
 const originSize = 1 << 10
 
-// origin measures a cache before a Redis beside that Redis alone. The cache has room for
-// half of the data.
+// away is a round trip to a Redis in the same building, by a network that is busy.
+const away = time.Millisecond
+
+// origin measures a cache before a Redis beside that Redis alone, here and at a distance.
 func (b *bench) origin(ctx context.Context) (err error) {
 	keys := min(int(b.scale.data)/2/(load.KeySize+originSize), b.scale.most)
 	redis, err := startRedis(ctx)
@@ -43,7 +45,20 @@ func (b *bench) origin(ctx context.Context) (err error) {
 	if err := b.fill(ctx, redis, keys, originSize); err != nil {
 		return err
 	}
-	cache, err := startOrigin(ctx, b.cfg.Polder, redis.addr, max(int64(keys)*(load.KeySize+originSize+entryOverhead)/2, 16<<20))
+	if err := b.originAt(ctx, "origin", redis, keys, true); err != nil {
+		return err
+	}
+	d, err := newDistance(redis.addr, away/2)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.close()) }()
+	return b.originAt(ctx, fmt.Sprintf("origin %v away,", away), &server{name: rival, addr: d.addr()}, keys, false)
+}
+
+// originAt measures a cache, which has room for half of the data, before a Redis.
+func (b *bench) originAt(ctx context.Context, name string, redis *server, keys int, stale bool) (err error) {
+	cache, err := startOrigin(ctx, b.cfg.Polder, name, redis.addr, max(int64(keys)*(load.KeySize+originSize+entryOverhead)/2, 16<<20))
 	if err != nil {
 		return err
 	}
@@ -52,7 +67,7 @@ func (b *bench) origin(ctx context.Context) (err error) {
 	if _, err := b.load(ctx, cache, load.Config{Pipeline: 16, Op: load.Get, ValueSize: originSize, Sequence: zipf, Duration: b.scale.settle}); err != nil {
 		return err
 	}
-	if err := b.phase(ctx, []*server{redis, cache}, zipf, originSize); err != nil {
+	if err := b.phase(ctx, []*server{redis, cache}, zipf, originSize); err != nil || !stale {
 		return err
 	}
 	return b.staleness(ctx, redis, cache)

@@ -75,7 +75,7 @@ func (b *bench) run(ctx context.Context) error {
 	perSize := len(pipelines) * len(ops) * b.scale.rounds
 	b.total = len(sizes) * perSize * (2 + 3) // the servers of both phases
 	b.total += (len(wideCases(0)) + 2) * b.scale.rounds * 2
-	b.total += perSize * 2 // the origin and its cache
+	b.total += perSize * 2 * 2 // the origin and its cache, here and at a distance
 	if err := b.wide(ctx); err != nil {
 		return fmt.Errorf("cannot measure commands with many arguments: %w", err)
 	}

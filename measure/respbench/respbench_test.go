@@ -98,15 +98,15 @@ func TestEveryCaseIsMeasured(t *testing.T) {
 			t.Errorf("%s was not measured", wide)
 		}
 	}
-	for _, name := range []string{"origin GET 1KiB P1 p50", "origin GET 1KiB P16 throughput", "origin SET 1KiB P1 p99"} {
+	for _, name := range []string{"origin GET 1KiB P1 p50", "origin GET 1KiB P16 throughput", "origin SET 1KiB P1 p99", "origin 1ms away, GET 1KiB P1 p50"} {
 		if _, ok := seen[name]; !ok {
 			t.Errorf("%s was not measured", name)
 		}
 	}
-	if want := 3*2*3*2*3 + 7 + 2*2*3; len(seen) != want {
+	if want := 3*2*3*2*3 + 7 + 2*2*2*3; len(seen) != want {
 		t.Errorf("got %d rows, want %d", len(seen), want)
 	}
-	if want := 3*3*2 + 2; hits != want || stale != 2 {
+	if want := 3*3*2 + 2*2; hits != want || stale != 2 {
 		t.Errorf("got %d rows of local hits, want one for every GET, %d; and %d of staleness", hits, want, stale)
 	}
 }
