@@ -24,9 +24,10 @@
 // seen is what the cache costs, and "local hits" what the Redis is spared. It has room
 // for half of the data. "Origin 1ms away" is the same at a distance: clients and cache
 // both reach the Redis through a relay of the benchmark's, which passes on what it is sent
-// half a millisecond later, in either direction and however much it is. What the cache gains
-// there is round trips. "Stale" is for how long after a write at the Redis itself has been
-// answered a reader of the cache got the old value.
+// half a millisecond later, in either direction and however much it is. There are
+// 4 connections, so that the relay is not what is measured: what the cache gains is round
+// trips. "Stale" is for how long after a write at the Redis itself has been answered a
+// reader of the cache got the old value.
 //
 // # How
 //

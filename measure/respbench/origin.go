@@ -34,6 +34,9 @@ const originSize = 1 << 10
 // away is a round trip to a Redis in the same building, by a network that is busy.
 const away = time.Millisecond
 
+// fewConns are what the relay carries without being what is measured.
+const fewConns = 4
+
 // origin measures a cache before a Redis beside that Redis alone, here and at a distance.
 func (b *bench) origin(ctx context.Context) (err error) {
 	keys := min(int(b.scale.data)/2/(load.KeySize+originSize), b.scale.most)
@@ -53,7 +56,7 @@ func (b *bench) origin(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, d.close()) }()
-	return b.originAt(ctx, fmt.Sprintf("origin %v away,", away), &server{name: rival, addr: d.addr()}, keys, false)
+	return b.originAt(ctx, fmt.Sprintf("origin %v away,", away), &server{name: rival, addr: d.addr(), conns: fewConns}, keys, false)
 }
 
 // originAt measures a cache, which has room for half of the data, before a Redis.
@@ -63,6 +66,7 @@ func (b *bench) originAt(ctx context.Context, name string, redis *server, keys i
 		return err
 	}
 	defer func() { err = errors.Join(err, cache.close()) }()
+	cache.conns = redis.conns
 	zipf := load.Sequence(load.Scattered(keys), sequenceLength/4, originSize)
 	if _, err := b.load(ctx, cache, load.Config{Pipeline: 16, Op: load.Get, ValueSize: originSize, Sequence: zipf, Duration: b.scale.settle}); err != nil {
 		return err

@@ -1,6 +1,7 @@
 package respbench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -256,7 +257,7 @@ func (b *bench) print(name string, ours, theirs figures) error {
 
 // load puts a load on a server, and fails if one command fails.
 func (b *bench) load(ctx context.Context, s *server, cfg load.Config) (load.Result, error) {
-	cfg.Addr, cfg.Conns = s.addr, conns
+	cfg.Addr, cfg.Conns = s.addr, cmp.Or(s.conns, conns)
 	r, err := load.Run(ctx, cfg)
 	switch {
 	case err != nil:

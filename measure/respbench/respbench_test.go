@@ -151,3 +151,43 @@ func TestMedian(t *testing.T) {
 		}
 	}
 }
+
+func TestADistanceIsAsLongAsItIsSaid(t *testing.T) {
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var echo sync.WaitGroup
+	defer echo.Wait()
+	defer lis.Close()
+	echo.Go(func() {
+		conn, err := lis.Accept()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		_, _ = io.Copy(conn, conn)
+	})
+	const late = 20 * time.Millisecond
+	d, err := newDistance(lis.Addr().String(), late)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.close()
+	conn, err := net.Dial("tcp", d.addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	begun := time.Now()
+	if _, err := io.WriteString(conn, "hello"); err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, 5)
+	if _, err := io.ReadFull(conn, b); err != nil || string(b) != "hello" {
+		t.Fatalf("got %q, %v", b, err)
+	}
+	if took := time.Since(begun); took < 2*late {
+		t.Errorf("there and back took %v, want at least %v", took, 2*late)
+	}
+}

@@ -17,6 +17,7 @@ type server struct {
 	addr  string
 	admin string // administrative address; "" for Redis
 	close func() error
+	conns int // on which it is loaded; 0 for as many as all others
 	// reads is how many commands a server of ours has run, and for how many it has
 	// read elsewhere.
 	reads func(console.Metrics) (commands, fetches int64)
