@@ -100,11 +100,24 @@ func Dial(path string) (*Conn, error) { return DialContext(context.Background(),
 
 // DialContext is Dial that also ends when ctx does.
 func DialContext(ctx context.Context, path string) (*Conn, error) {
+	sock, err := dial(ctx, "unixpacket", path)
+	if err != nil {
+		return nil, err
+	}
+	return New(sock)
+}
+
+// DialStream is DialContext for peers that do not send messages but bytes.
+func DialStream(ctx context.Context, path string) (*net.UnixConn, error) {
+	return dial(ctx, "unix", path)
+}
+
+func dial(ctx context.Context, network, path string) (*net.UnixConn, error) {
 	var until time.Time
 	for {
-		sock, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: path, Net: "unixpacket"})
+		sock, err := net.DialUnix(network, nil, &net.UnixAddr{Name: path, Net: network})
 		if err == nil {
-			return New(sock)
+			return sock, nil
 		}
 		if until.IsZero() {
 			until = time.Now().Add(dialTime)

@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -20,10 +22,21 @@ type Peer struct {
 }
 
 // Peer asks the kernel who connected.
-func (c *Conn) Peer() (Peer, error) {
+func (c *Conn) Peer() (Peer, error) { return peer(c.raw) }
+
+// PeerOf asks the kernel who is at the other end of a socket.
+func PeerOf(sock *net.UnixConn) (Peer, error) {
+	raw, err := sock.SyscallConn()
+	if err != nil {
+		return Peer{}, fmt.Errorf("cannot use the socket: %w", err)
+	}
+	return peer(raw)
+}
+
+func peer(raw syscall.RawConn) (Peer, error) {
 	var p Peer
 	var cerr error
-	err := c.raw.Control(func(fd uintptr) {
+	err := raw.Control(func(fd uintptr) {
 		var cred *unix.Ucred
 		if cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); cerr == nil {
 			p.PID, p.UID = int(cred.Pid), int(cred.Uid)

@@ -38,7 +38,7 @@ func newTCP(ctx context.Context, addr string) (contestant, error) {
 	return newOurs(ctx, dev, conn, func() {})
 }
 
-// newSHM connects to the lender at addr through shared memory.
+// newSHM connects to the lender at addr over a Unix socket.
 func newSHM(ctx context.Context, addr string) (contestant, error) {
 	dev, err := shm.NewDevice(softnic.Config{})
 	if err != nil {

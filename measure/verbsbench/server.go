@@ -31,11 +31,21 @@ func Serve(in io.Reader, out io.Writer) error {
 func serve(in io.Reader, out io.Writer) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	r, err := newRawServer()
+	r, err := newRawServer("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
 	}
 	defer r.close()
+	dir, err := os.MkdirTemp("", "polder-bench-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	u, err := newRawServer("unix", filepath.Join(dir, "raw"))
+	if err != nil {
+		return err
+	}
+	defer u.close()
 	dev, err := tcp.NewDevice(softnic.Config{})
 	if err != nil {
 		return err
@@ -50,11 +60,6 @@ func serve(in io.Reader, out io.Writer) error {
 		return err
 	}
 	defer near.Close()
-	dir, err := os.MkdirTemp("", "polder-bench-")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
 	nl, err := shm.Listen(near, filepath.Join(dir, "sock"), shm.Config{})
 	if err != nil {
 		return err
@@ -62,7 +67,7 @@ func serve(in io.Reader, out io.Writer) error {
 	lending := make(chan error, 2)
 	go func() { lending <- lend(ctx, dev, l) }()
 	go func() { lending <- lend(ctx, near, nl) }()
-	if _, err := fmt.Fprintln(out, r.addr(), l.Addr(), nl.Addr()); err != nil {
+	if _, err := fmt.Fprintln(out, r.addr(), u.addr(), l.Addr(), nl.Addr()); err != nil {
 		return err
 	}
 	_, err = io.Copy(io.Discard, in)
@@ -71,7 +76,7 @@ func serve(in io.Reader, out io.Writer) error {
 }
 
 // addresses are where a server listens.
-type addresses struct{ raw, tcp, shm string }
+type addresses struct{ rawTCP, rawUnix, tcp, shm string }
 
 // remote is a lender's memory.
 type remote struct {
@@ -108,21 +113,21 @@ func readAddrs(in io.Reader) (a addresses, err error) {
 	if err != nil {
 		return a, fmt.Errorf("the server does not say where it listens: %w", err)
 	}
-	if _, err := fmt.Sscan(line, &a.raw, &a.tcp, &a.shm); err != nil {
+	if _, err := fmt.Sscan(line, &a.rawTCP, &a.rawUnix, &a.tcp, &a.shm); err != nil {
 		return a, fmt.Errorf("the server says %q: %w", line, err)
 	}
 	return a, nil
 }
 
-// rawServer answers on plain TCP connections. A client first says how large
+// rawServer answers on plain connections. A client first says how large
 // its requests and their answers are.
 type rawServer struct {
 	l    net.Listener
 	done chan struct{}
 }
 
-func newRawServer() (*rawServer, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+func newRawServer(network, addr string) (*rawServer, error) {
+	l, err := net.Listen(network, addr)
 	if err != nil {
 		return nil, err
 	}

@@ -1,7 +1,7 @@
 // Package verbsbench measures verbs: how long one READ, WRITE or CMP_SWAP
 // takes, and how many go through a queue pair in a second with many on their
-// way, over the drivers inproc, shm (through its rings) and tcp, beside a plain
-// TCP connection that carries the same bytes. How long they take on a chunk of a
+// way, over the drivers inproc and tcp, beside a plain TCP connection that carries the
+// same bytes, and over the driver shm beside a plain Unix socket that does. How long they take on a chunk of a
 // node on this machine, which package pool accesses in place, it measures beside
 // a plain copy of the same bytes, or a plain atomic instruction.
 //
@@ -61,7 +61,7 @@ func (c bcase) String() string {
 }
 
 // rawSizes returns the sizes of the request and the response that carry the
-// case over plain TCP.
+// case over a plain socket.
 func (c bcase) rawSizes() (req, resp int) {
 	switch c.op {
 	case verbs.OpRead:
@@ -101,10 +101,11 @@ func run(ctx context.Context, o Options, rounds int, span time.Duration) (err er
 		return err
 	}
 	defer func() { err = errors.Join(err, stop()) }()
-	names := []string{"raw TCP", "tcp", "shm", "inproc"}
+	names := []string{"raw TCP", "raw Unix", "tcp", "shm", "inproc"}
 	var contestants []contestant
 	for _, open := range []func() (contestant, error){
-		func() (contestant, error) { return &raw{addrs.raw}, nil },
+		func() (contestant, error) { return &raw{"tcp", addrs.rawTCP}, nil },
+		func() (contestant, error) { return &raw{"unix", addrs.rawUnix}, nil },
 		func() (contestant, error) { return newTCP(ctx, addrs.tcp) },
 		func() (contestant, error) { return newSHM(ctx, addrs.shm) },
 		func() (contestant, error) { return newInproc(ctx) },
@@ -129,7 +130,7 @@ func run(ctx context.Context, o Options, rounds int, span time.Duration) (err er
 	return nil
 }
 
-// bench is a run. The first contestant is the others' rival.
+// bench is a run. The first two contestants are the others' rivals.
 type bench struct {
 	ctx         context.Context
 	out         benchout.Printer
@@ -161,14 +162,18 @@ func (b *bench) measure(c bcase) error {
 			rates[i] = append(rates[i], rate)
 		}
 	}
-	for i := 1; i < len(b.names); i++ {
+	for i := 2; i < len(b.names); i++ {
+		rival := 0
+		if b.names[i] == "shm" {
+			rival = 1
+		}
 		row := benchout.Row{Bench: "verbs", Case: b.names[i] + " " + c.String(),
 			Metric: "round trip", Value: median(p50s[i]), Unit: "us"}
-		if err := b.out.Print(row.Against(b.names[0], median(p50s[0]), benchout.Lower)); err != nil {
+		if err := b.out.Print(row.Against(b.names[rival], median(p50s[rival]), benchout.Lower)); err != nil {
 			return err
 		}
 		row.Metric, row.Value, row.Unit = "pipelined", median(rates[i]), "op/s"
-		if err := b.out.Print(row.Against(b.names[0], median(rates[0]), benchout.Higher)); err != nil {
+		if err := b.out.Print(row.Against(b.names[rival], median(rates[rival]), benchout.Higher)); err != nil {
 			return err
 		}
 	}

@@ -48,8 +48,11 @@ func TestEveryCaseIsMeasuredBesideTheRival(t *testing.T) {
 					t.Fatal(err)
 				}
 				rival := "raw TCP"
-				if strings.HasPrefix(r.Case, "shm in place") {
+				switch {
+				case strings.HasPrefix(r.Case, "shm in place"):
 					rival = "plain memory"
+				case strings.HasPrefix(r.Case, "shm"):
+					rival = "raw Unix"
 				}
 				if r.Bench != "verbs" || r.Value <= 0 || r.Rival != rival || r.RivalValue <= 0 || r.Ratio <= 0 {
 					t.Errorf("got %+v, want a figure, a rival's and a ratio", r)

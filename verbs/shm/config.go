@@ -8,6 +8,7 @@ import (
 
 	"polder/internal/ratelog"
 	"polder/verbs"
+	"polder/verbs/internal/endpoint"
 )
 
 // Config says how to listen and dial. The zero value lets in processes of the
@@ -20,8 +21,11 @@ type Config struct {
 	AnyUser bool
 	// HandshakeTimeout bounds connecting and the hello. 5 s if 0.
 	HandshakeTimeout time.Duration
-	// MaxConns is the most connections that a listener has at a time, each
-	// of which takes a thread; it refuses more. 256 if 0.
+	// StallTimeout is how long a peer may take to take 64 KiB of what waits
+	// for it; then it is cut off. 10 s if 0.
+	StallTimeout time.Duration
+	// MaxConns is the most connections that a listener has at a time; it
+	// refuses more. 256 if 0.
 	MaxConns int
 	// Backlog is the most connection requests that wait for
 	// Listener.Accept; more are rejected. 128 if 0.
@@ -39,6 +43,9 @@ func (c Config) normalized() (Config, error) {
 	if c.HandshakeTimeout == 0 {
 		c.HandshakeTimeout = 5 * time.Second
 	}
+	if c.StallTimeout == 0 {
+		c.StallTimeout = 10 * time.Second
+	}
 	if c.MaxConns == 0 {
 		c.MaxConns = 256
 	}
@@ -54,6 +61,8 @@ func (c Config) normalized() (Config, error) {
 		return c, fmt.Errorf("the socket's mode is %v, want permissions only: %w", c.Mode, verbs.ErrInvalid)
 	case c.HandshakeTimeout < 0:
 		return c, fmt.Errorf("the handshake timeout is %v, not positive: %w", c.HandshakeTimeout, verbs.ErrInvalid)
+	case c.StallTimeout < 0:
+		return c, fmt.Errorf("the stall timeout is %v, not positive: %w", c.StallTimeout, verbs.ErrInvalid)
 	case c.MaxConns < 0:
 		return c, fmt.Errorf("the limit of connections is %d, not positive: %w", c.MaxConns, verbs.ErrInvalid)
 	case c.Backlog < 0:
@@ -61,3 +70,7 @@ func (c Config) normalized() (Config, error) {
 	}
 	return c, nil
 }
+
+// stream is what counts for a connection. Nobody is pinged: the kernel tells of a peer
+// that dies, and who is stopped, as by a debugger, is not cut off for that.
+func (c *Config) stream() endpoint.Config { return endpoint.Config{StallTimeout: c.StallTimeout} }

@@ -1,170 +1,129 @@
 package shm
 
 import (
-	"errors"
+	"context"
+	"encoding/binary"
 	"fmt"
-	"io"
+	"os"
 	"sync/atomic"
 
 	"polder/internal/arena"
-	"polder/internal/fdpass"
 	"polder/verbs"
-	"polder/verbs/internal/cm"
-	"polder/verbs/softnic"
+	"polder/verbs/internal/stream"
 )
 
-// batchSize is the most packets that are handed to the engine at once.
-const batchSize = 256
+// maxMemories is how often a connection carries memory.
+const maxMemories = 2
 
-var errPeerClosed = errors.New("connection closed by the peer")
+var (
+	errMemories = fmt.Errorf("a connection carries memory %d times at most", maxMemories)
+	errSize     = fmt.Errorf("the size of memory takes 8 bytes: %w", verbs.ErrInvalid)
+)
 
 // conn implements cm.Link.
 type conn struct {
-	cm.Conn
-	dev           *device
-	sock          *fdpass.Conn
+	stream.Conn
 	accepted      bool // not dialled
 	local, remote string
-	out           *outbox
-	stopped       func() // counts the connection out
-
-	// The watcher's.
-	memory  chan *arena.Memfd     // holds what the peer has passed
-	passed  atomic.Int32          // how often memory was
-	lost    atomic.Pointer[error] // the socket's end
-	watched chan struct{}         // closed when the watcher has ended
-
-	// The reader's.
-	in      *inbox
-	packets []softnic.Packet // a batch
-	given   int              // how many of packets the engine has taken
-	next    func() (*softnic.Packet, bool)
-	news    func() bool
+	memory        chan *arena.Memfd // holds what the peer has passed
+	passed        atomic.Int32      // how often memory was
 }
 
-func newConn(d *device, sock *fdpass.Conn, r *region, accepted bool) *conn {
-	c := &conn{
-		dev: d, sock: sock, accepted: accepted,
-		out: newOutbox(r), in: newInbox(r.in),
-		packets: make([]softnic.Packet, 0, batchSize),
-		memory:  make(chan *arena.Memfd, maxMemories),
-		watched: make(chan struct{}),
-	}
-	c.next = c.nextPacket
-	c.news = func() bool {
-		return c.in.pending() || c.Ending() || c.lost.Load() != nil || c.out.needy()
+func newConn(accepted bool, remote string) *conn {
+	c := &conn{accepted: accepted, local: "this process", remote: remote, memory: make(chan *arena.Memfd, maxMemories)}
+	if !accepted {
+		c.TakeFile = c.takeMemory
 	}
 	return c
 }
 
-// start starts the connection's goroutines.
-func (c *conn) start() {
-	go c.watch()
-	go func() {
-		c.read()
-		<-c.Done()
-		<-c.watched
-		c.out.unmap()
-		closeAll(c.memory) // nobody wanted it
-		c.stopped()
-	}()
-}
-
-// Send implements softdev.LinkDriver. The device's lock is held.
-func (c *conn) Send(p *softnic.Packet) { c.out.addPacket(p) }
-
-// Ready implements softdev.LinkDriver. The device's lock is held.
-func (c *conn) Ready() bool { return c.out.ready() }
-
-// Flush implements softdev.Flusher. No lock is held.
-func (c *conn) Flush() {
-	if err := c.out.flush(); err != nil {
-		c.Fail(err)
+// PassMemory passes m to the peer that has dialled. Its size must be sealed
+// (arena.Memfd.SealForGood), and it stays the caller's. A connection carries
+// memory twice at most. Whoever passes or wants memory finds this method, and the
+// next, in its verbs.Conn.
+func (c *conn) PassMemory(m *arena.Memfd) error {
+	switch {
+	case !c.accepted:
+		return fmt.Errorf("cannot pass memory to %s: it has not dialled: %w", c.remote, verbs.ErrInvalid)
+	case c.passed.Add(1) > maxMemories:
+		return fmt.Errorf("cannot pass memory: %w: %w", errMemories, verbs.ErrBusy)
 	}
-}
-
-// read is the reader. It ends when the connection does.
-func (c *conn) read() {
-	for !c.Ending() {
-		lost := c.lost.Load() // before the ring is looked at for the last time
-		switch {
-		case c.in.pending():
-			if err := c.handle(); err != nil {
-				c.Fail(err)
-			}
-		case lost != nil:
-			err := *lost
-			if errors.Is(err, io.EOF) {
-				err = io.ErrUnexpectedEOF // there was no BYE
-			}
-			c.Fail(fmt.Errorf("connection lost: %w", err))
-		case c.out.needy():
-			if c.out.relieve() {
-				c.dev.Resume(c.ID())
-			}
-			c.Flush()
-		default:
-			c.out.region.own.wait(c.news)
-		}
+	if err := c.SendFile(m.File(), binary.LittleEndian.AppendUint64(nil, uint64(m.Size()))); err != nil {
+		return fmt.Errorf("cannot pass memory: %w", err)
 	}
-}
-
-// handle handles all records that are in the ring.
-//
-// Hot path: it takes the device's lock once per batch, and flushes once.
-func (c *conn) handle() error {
-	b, err := c.in.take()
-	if err != nil {
-		return err
-	}
-	c.out.consumed()
-	for len(b) > 0 {
-		var t recordType
-		var body []byte
-		c.packets = c.packets[:0]
-		for len(b) > 0 && len(c.packets) < batchSize {
-			if t, body, b, err = nextRecord(b); err != nil || t != recordPacket {
-				break
-			}
-			c.packets = c.packets[:len(c.packets)+1]
-			if err = c.packets[len(c.packets)-1].Decode(body); err != nil {
-				c.packets = c.packets[:len(c.packets)-1]
-				break
-			}
-		}
-		// On an error the packets before it stand.
-		if len(c.packets) > 0 {
-			c.given = 0
-			c.dev.Deliver(c.ID(), c.next)
-		}
-		if err == nil && t != recordPacket {
-			err = c.handleControl(t, body)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	c.Flush()
 	return nil
 }
 
-// nextPacket gives the engine the packets of the batch.
-func (c *conn) nextPacket() (*softnic.Packet, bool) {
-	if c.given == len(c.packets) {
-		return nil, false
+// ReceiveMemory waits for the memory that the peer passes, whose size has been
+// found to be sealed. The caller owns it. It comes in the order in which it was
+// passed.
+func (c *conn) ReceiveMemory(ctx context.Context) (*arena.Memfd, error) {
+	if c.accepted {
+		return nil, fmt.Errorf("cannot receive memory from %s: it has not listened: %w", c.remote, verbs.ErrInvalid)
 	}
-	c.given++
-	return &c.packets[c.given-1], true
+	select {
+	case m := <-c.memory:
+		return m, nil
+	default:
+	}
+	select {
+	case m := <-c.memory:
+		return m, nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("cannot receive memory: %w", context.Cause(ctx))
+	case <-c.Down():
+		return nil, fmt.Errorf("cannot receive memory: %w", c.ClosedErr())
+	}
 }
 
-// Fail implements cm.Link.
-func (c *conn) Fail(err error) { c.end(err, false) }
+// takeMemory takes a file that the peer has sent, in the reader.
+func (c *conn) takeMemory(f *os.File, body []byte) error {
+	if c.passed.Add(1) > maxMemories {
+		f.Close()
+		return errMemories
+	}
+	m, err := openMemory(f, body)
+	if err != nil {
+		return fmt.Errorf("cannot use the peer's memory: %w", err)
+	}
+	c.memory <- m
+	return nil
+}
 
-func (c *conn) end(err error, bye bool) {
-	c.End(err, bye, func() {
-		c.out.close(bye)
-		c.sock.Close()
-	})
+// openMemory makes memory of a file that is announced by body. It refuses memory
+// that the peer could truncate, so that an access would fault.
+func openMemory(f *os.File, body []byte) (*arena.Memfd, error) {
+	if len(body) != 8 {
+		f.Close()
+		return nil, errSize
+	}
+	m, err := arena.OpenMemfd(f)
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	if err := m.CheckShrinkSealed(); err != nil {
+		m.Close()
+		return nil, err
+	}
+	if size := binary.LittleEndian.Uint64(body); size == 0 || uint64(m.Size()) != size {
+		defer m.Close()
+		return nil, fmt.Errorf("%d bytes where %d were announced: %w", m.Size(), size, verbs.ErrInvalid)
+	}
+	return m, nil
+}
+
+// dropMemory closes what nobody has received, when the connection has ended, and does
+// not wait for what somebody receives meanwhile.
+func dropMemory(memory <-chan *arena.Memfd) {
+	for {
+		select {
+		case m := <-memory:
+			m.Close()
+		default:
+			return
+		}
+	}
 }
 
 // LocalAddr implements verbs.Conn.
@@ -173,9 +132,3 @@ func (c *conn) LocalAddr() string { return c.local }
 // RemoteAddr implements verbs.Conn: the socket's address, or which process has
 // dialled.
 func (c *conn) RemoteAddr() string { return c.remote }
-
-// Close implements verbs.Conn. It may be called from a completion handler.
-func (c *conn) Close() error {
-	c.end(verbs.ErrClosed, true)
-	return nil
-}

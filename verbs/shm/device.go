@@ -3,44 +3,21 @@ package shm
 import (
 	"context"
 	"fmt"
+	"net"
 	"strings"
-	"time"
 
 	"polder/internal/fdpass"
 	"polder/internal/scheme"
 	"polder/verbs"
-	"polder/verbs/internal/endpoint"
-	"polder/verbs/internal/softdev"
+	"polder/verbs/internal/stream"
 	"polder/verbs/softnic"
 )
 
-// device is a software RNIC with its listeners and connections.
-type device struct {
-	*softdev.Device
-	ends endpoint.Ends
-}
-
-// NewDevice opens a software RNIC whose packets travel through shared memory.
+// NewDevice opens a software RNIC whose packets travel over Unix sockets.
 func NewDevice(cfg softnic.Config) (verbs.Device, error) {
-	d, err := softdev.New(cfg, nil)
+	d, err := stream.NewDevice("shm", cfg)
 	if err != nil {
-		return nil, fmt.Errorf("cannot open a shm device: %w", err)
-	}
-	return &device{Device: d}, nil
-}
-
-// Close implements verbs.Device. It waits for the connections' goroutines,
-// and so must not be called from a completion handler.
-func (d *device) Close() error {
-	d.ends.Close()
-	return d.Device.Close()
-}
-
-// ours returns dev as this driver's.
-func ours(dev verbs.Device) (*device, error) {
-	d, ok := dev.(*device)
-	if !ok {
-		return nil, fmt.Errorf("%T is not a device of this driver: %w", dev, verbs.ErrInvalid)
+		return nil, err
 	}
 	return d, nil
 }
@@ -58,7 +35,7 @@ func Dial(ctx context.Context, dev verbs.Device, addr string, cfg Config) (verbs
 }
 
 func dial(ctx context.Context, dev verbs.Device, addr string, cfg Config) (*conn, error) {
-	d, err := ours(dev)
+	d, err := stream.Of(dev)
 	if err != nil {
 		return nil, err
 	}
@@ -70,70 +47,28 @@ func dial(ctx context.Context, dev verbs.Device, addr string, cfg Config) (*conn
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	sock, err := fdpass.Dial(path(addr))
+	sock, err := fdpass.DialStream(ctx, path(addr))
 	if err != nil {
 		return nil, err
 	}
-	c, err := establish(ctx, d, sock, cfg, nil, endpoint.Anybody)
-	if err != nil {
+	c := newConn(false, scheme.Unix+path(addr))
+	if err := c.establish(ctx, d, sock, cfg); err != nil {
 		sock.Close()
 		return nil, err
 	}
-	c.remote = scheme.Unix + path(addr)
-	c.start()
 	return c, nil
 }
 
-// establish does the handshake on sock and, if it is admitted, makes a connection,
-// to be started. The caller closes sock if it fails.
-func establish(ctx context.Context, d *device, sock *fdpass.Conn, cfg Config, requests *endpoint.Requests, admit endpoint.Admit) (*conn, error) {
-	peer, err := cfg.admit(sock)
+// establish makes the connection of a socket that was dialled. The caller closes sock
+// if it fails.
+func (c *conn) establish(ctx context.Context, d *stream.Device, sock *net.UnixConn, cfg Config) error {
+	if _, err := cfg.admit(sock); err != nil {
+		return err
+	}
+	nc, err := stream.NewFiles(sock)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	r, err := handshake(ctx, sock, requests != nil)
-	if err != nil {
-		return nil, err
-	}
-	leave, err := admit()
-	if err != nil {
-		r.mem.Close()
-		return nil, err
-	}
-	c := newConn(d, sock, r, requests != nil)
-	c.local, c.remote = "this process", peer
-	if err = c.Open(d.Device, c, requests); err != nil {
-		leave()
-		c.out.unmap()
-		return nil, err
-	}
-	remove, err := d.ends.Add(c)
-	if err != nil {
-		d.RemoveLink(c.ID())
-		leave()
-		c.out.unmap()
-		return nil, err
-	}
-	c.stopped = func() {
-		leave()
-		remove()
-	}
-	return c, nil
-}
-
-// handshake exchanges hellos, for as long as ctx allows.
-func handshake(ctx context.Context, sock *fdpass.Conn, server bool) (r *region, err error) {
-	stop := context.AfterFunc(ctx, func() { sock.SetDeadline(time.Unix(1, 0)) })
-	defer func() {
-		if !stop() && ctx.Err() != nil {
-			err = fmt.Errorf("handshake given up: %w (%v)", ctx.Err(), err)
-			if r != nil {
-				r.mem.Close()
-			}
-		}
-	}()
-	if server {
-		return greetClient(sock)
-	}
-	return greetServer(sock)
+	ended := func() (leave func(), err error) { return func() { dropMemory(c.memory) }, nil }
+	return c.Establish(ctx, c, d, nc, cfg.stream(), nil, ended)
 }

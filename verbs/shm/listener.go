@@ -4,11 +4,13 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"os"
 
 	"polder/internal/fdpass"
 	"polder/internal/scheme"
 	"polder/verbs"
 	"polder/verbs/internal/endpoint"
+	"polder/verbs/internal/stream"
 )
 
 // Listen accepts connections for dev at addr, the path of a socket, with or
@@ -22,28 +24,39 @@ func Listen(dev verbs.Device, addr string, cfg Config) (verbs.Listener, error) {
 }
 
 func listen(dev verbs.Device, addr string, cfg Config) (*endpoint.Listener, error) {
-	d, err := ours(dev)
+	d, err := stream.Of(dev)
 	if err != nil {
 		return nil, err
 	}
 	if cfg, err = cfg.normalized(); err != nil {
 		return nil, err
 	}
-	nl, err := fdpass.Listen(path(addr), cfg.Mode)
+	nl, err := fdpass.ListenStream(path(addr), cfg.Mode)
 	if err != nil {
 		return nil, err
 	}
 	accept := endpoint.Config{MaxConns: cfg.MaxConns, Backlog: cfg.Backlog, HandshakeTimeout: cfg.HandshakeTimeout, Log: cfg.Log}
-	return endpoint.Serve(nl, scheme.Unix, accept, &d.ends, func(nc net.Conn, q *endpoint.Requests, admit endpoint.Admit) error {
-		sock, err := fdpass.New(nc.(*net.UnixConn))
+	return endpoint.Serve(nl, scheme.Unix, accept, &d.Ends, func(nc net.Conn, q *endpoint.Requests, admit endpoint.Admit) error {
+		peer, err := cfg.admit(nc.(*net.UnixConn))
 		if err != nil {
 			return err
 		}
-		c, err := establish(context.Background(), d, sock, cfg, q, admit) // the listener bounds it
-		if err != nil {
-			return err
-		}
-		c.start()
-		return nil
+		c := newConn(true, peer)
+		return c.Establish(context.Background(), c, d, nc, cfg.stream(), q, admit) // the listener bounds it
 	})
 }
+
+// admit says who the peer is, or refuses it.
+func (c *Config) admit(nc *net.UnixConn) (string, error) {
+	p, err := fdpass.PeerOf(nc)
+	if err != nil {
+		return "", err
+	}
+	if !c.AnyUser && !trusted(p.UID, os.Geteuid()) {
+		return "", fmt.Errorf("the peer runs as user %d, not %d: %w", p.UID, os.Geteuid(), verbs.ErrInvalid)
+	}
+	return fmt.Sprintf("process %d of user %d", p.PID, p.UID), nil
+}
+
+// trusted reports whether a peer of user uid may connect to us, of user self.
+func trusted(uid, self int) bool { return uid == self || uid == 0 }

@@ -87,7 +87,7 @@ func TestMemoryIsReceivedWhileTheConnectionEnds(t *testing.T) {
 		defer close(ended)
 		for range 50_000 {
 			memory <- new(arena.Memfd)
-			closeAll(memory)
+			dropMemory(memory)
 		}
 	}()
 	for {

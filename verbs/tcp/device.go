@@ -3,44 +3,21 @@ package tcp
 import (
 	"context"
 	"fmt"
-	"net"
 
 	"polder/verbs"
 	"polder/verbs/internal/endpoint"
-	"polder/verbs/internal/softdev"
+	"polder/verbs/internal/stream"
 	"polder/verbs/softnic"
 )
 
-// device is a software RNIC with its listeners and connections.
-type device struct {
-	*softdev.Device
-	ends endpoint.Ends
-}
+// conn is a connection.
+type conn struct{ stream.Conn }
 
 // NewDevice opens a software RNIC whose packets travel over TCP.
 func NewDevice(cfg softnic.Config) (verbs.Device, error) {
-	d, err := softdev.New(cfg, nil)
+	d, err := stream.NewDevice("tcp", cfg)
 	if err != nil {
-		return nil, fmt.Errorf("cannot open a tcp device: %w", err)
-	}
-	if err := d.ParkInPoller(); err != nil {
-		return nil, fmt.Errorf("cannot open a tcp device: %w", err)
-	}
-	return &device{Device: d}, nil
-}
-
-// Close implements verbs.Device. It waits for the connections' goroutines,
-// and so must not be called from a completion handler.
-func (d *device) Close() error {
-	d.ends.Close()
-	return d.Device.Close()
-}
-
-// ours returns dev as this driver's.
-func ours(dev verbs.Device) (*device, error) {
-	d, ok := dev.(*device)
-	if !ok {
-		return nil, fmt.Errorf("%T is not a device of this driver: %w", dev, verbs.ErrInvalid)
+		return nil, err
 	}
 	return d, nil
 }
@@ -55,7 +32,7 @@ func Dial(ctx context.Context, dev verbs.Device, addr string, cfg Config) (verbs
 }
 
 func dial(ctx context.Context, dev verbs.Device, addr string, cfg Config) (*conn, error) {
-	d, err := ours(dev)
+	d, err := stream.Of(dev)
 	if err != nil {
 		return nil, err
 	}
@@ -68,38 +45,10 @@ func dial(ctx context.Context, dev verbs.Device, addr string, cfg Config) (*conn
 	if err != nil {
 		return nil, err
 	}
-	c, err := establish(ctx, d, nc, cfg, nil, endpoint.Anybody)
-	if err != nil {
+	c := &conn{}
+	if err := c.Establish(ctx, c, d, nc, cfg, nil, endpoint.Anybody); err != nil {
 		nc.Close()
 		return nil, err
 	}
-	return c, nil
-}
-
-// establish does the handshake on nc and, if it is admitted, starts a connection.
-// The caller closes nc if it fails.
-func establish(ctx context.Context, d *device, nc net.Conn, cfg Config, requests *endpoint.Requests, admit endpoint.Admit) (*conn, error) {
-	if err := endpoint.Shake(ctx, nc, func() error { _, err := exchangeHello(nc, ourHello); return err }); err != nil {
-		return nil, err
-	}
-	leave, err := admit()
-	if err != nil {
-		return nil, err
-	}
-	c, err := newConn(d, nc, cfg, requests)
-	if err != nil {
-		leave()
-		return nil, err
-	}
-	remove, err := d.ends.Add(c)
-	if err != nil {
-		d.RemoveLink(c.ID())
-		leave()
-		return nil, err
-	}
-	c.start(func() {
-		leave()
-		remove()
-	})
 	return c, nil
 }

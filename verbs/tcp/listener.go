@@ -7,6 +7,7 @@ import (
 
 	"polder/verbs"
 	"polder/verbs/internal/endpoint"
+	"polder/verbs/internal/stream"
 )
 
 // Listen accepts connections for dev at addr (host:port; port 0 picks one).
@@ -19,15 +20,15 @@ func Listen(dev verbs.Device, addr string, cfg Config) (verbs.Listener, error) {
 }
 
 func listen(dev verbs.Device, addr string, cfg Config) (*endpoint.Listener, error) {
-	d, err := ours(dev)
+	d, err := stream.Of(dev)
 	if err != nil {
 		return nil, err
 	}
 	if cfg, err = cfg.Normalized(); err != nil {
 		return nil, err
 	}
-	return endpoint.Listen(addr, cfg, &d.ends, func(nc net.Conn, q *endpoint.Requests, admit endpoint.Admit) error {
-		_, err := establish(context.Background(), d, nc, cfg, q, admit) // the listener bounds it
-		return err
+	return endpoint.Listen(addr, cfg, &d.Ends, func(nc net.Conn, q *endpoint.Requests, admit endpoint.Admit) error {
+		c := &conn{}
+		return c.Establish(context.Background(), c, d, nc, cfg, q, admit) // the listener bounds it
 	})
 }

@@ -2,11 +2,13 @@ package tcp
 
 import (
 	"context"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"polder/verbs"
 	"polder/verbs/inproc"
+	"polder/verbs/shm"
 	"polder/verbs/softnic"
 	"polder/verbs/verbstest"
 )
@@ -23,6 +25,7 @@ func TestEveryDriverGivesTheSame(t *testing.T) {
 		{"inproc with small packets", inprocPair(softnic.Config{MTU: 256, RunBudget: 5})},
 		{"tcp", newPair(Config{}, Config{})},
 		{"tcp with TLS", newPair(Config{TLS: c.server()}, Config{TLS: c.client()})},
+		{"shm", shmPair},
 	}
 	for seed := range uint64(8) {
 		script := verbstest.Script{Seed: seed, Steps: 120}
@@ -51,6 +54,26 @@ func wantTranscript(t *testing.T, s verbstest.Script, got, want string) {
 			t.Fatalf("%+v differs from inproc's:\n got %s\nwant %s", s, g[min(i, len(g)-1)], w[i])
 		}
 	}
+}
+
+func shmPair(t *testing.T) verbstest.Pair {
+	open := func() verbs.Device {
+		d, err := shm.NewDevice(softnic.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { d.Close() })
+		return d
+	}
+	p := verbstest.Pair{Client: open(), Server: open()}
+	var err error
+	if p.Listener, err = shm.Listen(p.Server, filepath.Join(t.TempDir(), "sock"), shm.Config{}); err != nil {
+		t.Fatal(err)
+	}
+	p.Dial = func(ctx context.Context) (verbs.Conn, error) {
+		return shm.Dial(ctx, p.Client, p.Listener.Addr(), shm.Config{})
+	}
+	return p
 }
 
 func inprocPair(cfg softnic.Config) func(t *testing.T) verbstest.Pair {

@@ -206,9 +206,6 @@ func (c *Conn) ClosedErr() error {
 	return fmt.Errorf("%w: %w", verbs.ErrClosed, c.err)
 }
 
-// Ending reports whether End has been called.
-func (c *Conn) Ending() bool { return c.ending.Load() }
-
 // Down is closed when the connection begins to end.
 func (c *Conn) Down() <-chan struct{} { return c.down }
 

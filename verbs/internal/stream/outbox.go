@@ -1,4 +1,4 @@
-package tcp
+package stream
 
 import (
 	"errors"
@@ -64,6 +64,7 @@ type outbox struct {
 	number  uint32      // guarded by mu: of the next frame
 	state   outboxState // guarded by mu
 	starved bool        // guarded by mu: the engine waits to be resumed
+	files   []*os.File  // guarded by mu: to be sent with the next bytes, by the writer
 	closed  bool        // guarded by mu: nothing is added any more
 }
 
@@ -83,15 +84,16 @@ func (o *outbox) addPacket(p *softnic.Packet) {
 	o.waiting.Add(int64(len(o.pending) - start))
 }
 
-// add adds a frame of another type. It fails only if the peer leaves too
-// many unread.
-func (o *outbox) add(t frameType, body []byte) error {
+// add adds a frame of another type, with a file if there is one, which it owns. It
+// fails only if the peer leaves too many unread.
+func (o *outbox) add(t frameType, body []byte, file ...*os.File) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.closed {
-		return nil
-	}
-	if len(o.pending) > outboxLimit {
+	if o.closed || len(o.pending) > outboxLimit {
+		closeAll(file)
+		if o.closed {
+			return nil
+		}
 		return errOutboxFull
 	}
 	start := len(o.pending)
@@ -99,6 +101,7 @@ func (o *outbox) add(t frameType, body []byte) error {
 	endFrame(o.pending, start, t, o.number)
 	o.number++
 	o.waiting.Add(int64(len(o.pending) - start))
+	o.files = append(o.files, file...)
 	return nil
 }
 
@@ -146,13 +149,13 @@ func (o *outbox) flush(resume func()) error {
 		o.mu.Unlock()
 		return nil
 	}
-	if o.raw == nil {
+	if o.raw == nil || len(o.files) > 0 {
 		o.leaveToWriter()
 		return nil
 	}
 	o.state = outboxInline
 	for budget := inlineLimit; len(o.pending) > 0; {
-		if budget <= 0 {
+		if budget <= 0 || len(o.files) > 0 {
 			o.leaveToWriter()
 			return nil
 		}
@@ -231,8 +234,10 @@ func (o *outbox) drain(resume func()) (end bool, err error) {
 		if o.rest = nil; buf == nil {
 			buf, sent = o.take(), 0
 		}
+		files := o.files
+		o.files = nil
 		o.mu.Unlock()
-		err = o.write(buf[sent:])
+		err = o.write(buf[sent:], files)
 		o.mu.Lock()
 		if err != nil {
 			o.state = outboxIdle
@@ -244,15 +249,19 @@ func (o *outbox) drain(resume func()) (end bool, err error) {
 	return o.closed, nil
 }
 
-// write writes all of buf, and gives up when the peer takes none of it for
-// the stall timeout.
-func (o *outbox) write(buf []byte) error {
+// write writes all of buf, with the files, which it closes, and gives up when the
+// peer takes none of it for the stall timeout.
+func (o *outbox) write(buf []byte, files []*os.File) error {
 	defer o.conn.SetWriteDeadline(time.Time{})
+	defer closeAll(files)
 	for len(buf) > 0 {
 		if err := o.conn.SetWriteDeadline(time.Now().Add(o.stall)); err != nil {
 			return fmt.Errorf("cannot write: %w", err)
 		}
-		n, err := o.conn.Write(buf[:min(len(buf), writeChunk)])
+		n, err := writeFiles(o.conn, buf[:min(len(buf), writeChunk)], files)
+		if n > 0 {
+			files = nil // they come with the first byte; the deferred call has its own
+		}
 		buf = buf[n:]
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			return fmt.Errorf("cannot write for %v: %w", o.stall, errStalled)

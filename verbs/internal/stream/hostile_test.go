@@ -1,4 +1,4 @@
-package tcp
+package stream
 
 import (
 	"bytes"
@@ -6,26 +6,28 @@ import (
 	"io"
 	"net"
 	"os"
+	"runtime"
 	"testing"
 	"time"
 
 	"polder/verbs"
 	"polder/verbs/internal/cm"
+	"polder/verbs/internal/endpoint"
 	"polder/verbs/softnic"
 )
 
 // wirePeer is a peer made by hand: it can say anything.
 type wirePeer struct {
-	t      *testing.T
+	t      testing.TB
 	nc     net.Conn
 	sent   uint32 // frames
 	frames *frameReader
 }
 
 // rawDial connects to l and says nothing.
-func rawDial(t *testing.T, l verbs.Listener) *wirePeer {
+func rawDial(t testing.TB, l verbs.Listener) *wirePeer {
 	t.Helper()
-	nc, err := net.Dial("tcp", l.Addr())
+	nc, err := net.Dial(network(l), l.Addr())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,7 +39,7 @@ func rawDial(t *testing.T, l verbs.Listener) *wirePeer {
 }
 
 // wireDial connects to l and shakes hands.
-func wireDial(t *testing.T, l verbs.Listener) *wirePeer {
+func wireDial(t testing.TB, l verbs.Listener) *wirePeer {
 	t.Helper()
 	p := rawDial(t, l)
 	if _, err := exchangeHello(p.nc, ourHello); err != nil {
@@ -84,7 +86,7 @@ type lender struct {
 }
 
 // join connects the peer to a queue pair of dev's, as its queue pair 1.
-func (p *wirePeer) join(dev verbs.Device, l verbs.Listener) lender {
+func (p *wirePeer) join(dev *Device, l verbs.Listener) lender {
 	p.t.Helper()
 	var s lender
 	pd, err := dev.AllocPD()
@@ -155,7 +157,7 @@ func TestWhatIsNotAccordingToProtocolCutsTheConnection(t *testing.T) {
 		{"a frame that is too large", func(p *wirePeer, _ lender) {
 			p.write(p.frame(framePacket, make([]byte, maxBody+1))[:frameHeader])
 		}, errFrameTooLarge},
-		{"an unknown frame type", func(p *wirePeer, _ lender) { p.write(p.frame(99, nil)) }, errFrameType},
+		{"an unknown frame type", func(p *wirePeer, _ lender) { p.write(p.frame(frameTypeEnd, nil)) }, errFrameType},
 		{"a replayed frame", func(p *wirePeer, s lender) {
 			b := p.packet(softnic.Packet{Kind: softnic.KindWrite, DestQP: s.qp.Num(), Length: 8,
 				Addr: s.mr.Addr(), RKey: s.mr.RKey(), Payload: make([]byte, 8)})
@@ -172,6 +174,7 @@ func TestWhatIsNotAccordingToProtocolCutsTheConnection(t *testing.T) {
 		{"too much private data", func(p *wirePeer, _ lender) {
 			p.write(p.frame(frameConnect, make([]byte, cm.HeaderSize+verbs.MaxPrivateData+1)))
 		}, cm.ErrMalformed},
+		{"a file over TCP", func(p *wirePeer, _ lender) { p.write(p.frame(frameFile, nil)) }, errFiles},
 		{"an impossible queue pair", func(p *wirePeer, _ lender) { p.write(p.frame(frameConnect, cm.Append(nil, 1, 1<<24, nil))) }, cm.ErrMalformed},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -309,4 +312,66 @@ func TestABacklogOfRequestsIsRejected(t *testing.T) {
 	if id, _, _, _ := cm.Decode(cm.Connect+cm.Type(typ-frameConnect), body); id != 2 {
 		t.Errorf("request %d was rejected, want 2", id)
 	}
+}
+
+// TestARequestWhosePeerIsGoneIsNotAccepted has a peer ask for a queue pair and hang up
+// before anybody accepts: the next one's request is what Accept returns.
+func TestARequestWhosePeerIsGoneIsNotAccepted(t *testing.T) {
+	l := newUnixListener(t, newDevice(t), Config{})
+	gone := wireDial(t, l)
+	gone.write(gone.frame(frameConnect, cm.Append(nil, 1, 1, []byte("gone"))))
+	gone.write(gone.frame(framePing, nil)) // its answer says that the request has been queued
+	for typ := frameType(0); typ != framePong; {
+		var err error
+		if typ, _, err = gone.read(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	gone.nc.Close()
+	for ctx := patient(t); l.(*endpoint.Listener).Peers() > 0; runtime.Gosched() {
+		if ctx.Err() != nil {
+			t.Fatal("the connection has not ended")
+		}
+	}
+	next := wireDial(t, l)
+	next.write(next.frame(frameConnect, cm.Append(nil, 1, 1, []byte("next"))))
+	req, err := l.Accept(patient(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := string(req.Private()); got != "next" {
+		t.Errorf("the request of %q was accepted, want %q", got, "next")
+	}
+}
+
+// FuzzHostilePeer lets a peer send a frame of any type with any body: it is cut off, or
+// what it did made sense, and the device goes on.
+func FuzzHostilePeer(f *testing.F) {
+	f.Add(byte(frameConnect), cm.Append(nil, 1, 2, []byte("private")))
+	f.Add(byte(frameFile), []byte{1})
+	f.Add(byte(frameBye), []byte(nil))
+	for _, p := range []softnic.Packet{
+		{Kind: softnic.KindAck, DestQP: 5},
+		{Kind: softnic.KindWrite, DestQP: 1, Length: 1 << 20, Addr: 1 << 32},
+	} {
+		f.Add(byte(framePacket), p.AppendHeader(nil))
+	}
+	dev := newDevice(f)
+	l := newUnixListener(f, dev, Config{})
+	f.Fuzz(func(t *testing.T, typ byte, body []byte) {
+		p := wireDial(t, l)
+		p.write(p.frame(frameType(typ), body[:min(len(body), maxBody)]))
+		// Half a frame is no offence: the server waits for the rest.
+		if err := p.nc.(*net.UnixConn).CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.Copy(io.Discard, p.nc); errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Error("the connection was not closed")
+		}
+		pd, err := dev.AllocPD()
+		if err != nil {
+			t.Fatalf("the device is of no use any more: %v", err)
+		}
+		pd.Close()
+	})
 }

@@ -1,4 +1,4 @@
-package tcp
+package stream
 
 import (
 	"context"
@@ -8,7 +8,7 @@ import (
 	"polder/verbs"
 )
 
-// line is a client's queue pair that is connected to memory over TCP.
+// line is a client's queue pair that is connected to memory.
 type line struct {
 	qp            verbs.QP
 	cq            verbs.CQ
@@ -17,9 +17,12 @@ type line struct {
 
 const lineDepth = 128
 
-func newLine(t testing.TB, cfg Config) line {
+// kinds are the sockets that there are.
+var kinds = map[string]func(testing.TB, *Device, Config) verbs.Listener{"tcp": newListener, "unix": newUnixListener}
+
+func newLine(t testing.TB, kind string) line {
 	t.Helper()
-	end := func() (verbs.Device, verbs.QP, verbs.CQ, verbs.MR) {
+	end := func() (*Device, verbs.QP, verbs.CQ, verbs.MR) {
 		dev := newDevice(t)
 		pd, err := dev.AllocPD()
 		if err != nil {
@@ -44,11 +47,8 @@ func newLine(t testing.TB, cfg Config) line {
 	server, sqp, _, smr := end()
 	client, qp, cq, mr := end()
 	l.qp, l.cq, l.local, l.remote = qp, cq, mr, smr
-	ln := newListener(t, server, cfg)
-	conn, err := Dial(patient(t), client, ln.Addr(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ln := kinds[kind](t, server, Config{})
+	conn := dial(t, client, ln)
 	accepted := make(chan error, 1)
 	go func() {
 		req, err := ln.Accept(context.Background())
@@ -94,7 +94,12 @@ func (l line) do(t testing.TB, wrs []verbs.SendWR, wcs []verbs.WC) {
 
 // TestSteadyStateDoesNotAllocate counts the allocations of both ends.
 func TestSteadyStateDoesNotAllocate(t *testing.T) {
-	l := newLine(t, Config{})
+	for kind := range kinds {
+		t.Run(kind, func(t *testing.T) { testSteadyState(t, newLine(t, kind)) })
+	}
+}
+
+func testSteadyState(t *testing.T, l line) {
 	wcs := make([]verbs.WC, lineDepth)
 	for _, c := range []struct {
 		name string
@@ -131,9 +136,10 @@ func TestSteadyStateDoesNotAllocate(t *testing.T) {
 }
 
 func BenchmarkRoundTrip(b *testing.B) {
-	for name, op := range map[string]verbs.Opcode{"READ": verbs.OpRead, "WRITE": verbs.OpWrite} {
-		b.Run(name, func(b *testing.B) {
-			l := newLine(b, Config{})
+	for kind := range kinds {
+		b.Run(kind, func(b *testing.B) {
+			op := verbs.OpRead
+			l := newLine(b, kind)
 			wrs, wcs := []verbs.SendWR{l.request(op, 64)}, make([]verbs.WC, 1)
 			b.ReportAllocs()
 			for b.Loop() {
@@ -156,7 +162,7 @@ func BenchmarkPipelined(b *testing.B) {
 		{"WRITE-64KiB", verbs.OpWrite, 64 << 10},
 	} {
 		b.Run(c.name, func(b *testing.B) {
-			l := newLine(b, Config{})
+			l := newLine(b, "tcp")
 			var wrs []verbs.SendWR
 			for range lineDepth {
 				wrs = append(wrs, l.request(c.op, c.size))

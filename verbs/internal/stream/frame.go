@@ -1,4 +1,4 @@
-package tcp
+package stream
 
 import (
 	"encoding/binary"
@@ -28,7 +28,8 @@ const (
 	frameReject
 	framePing
 	framePong
-	frameBye // the sender closes the connection on purpose
+	frameBye  // the sender closes the connection on purpose
+	frameFile // a file comes with it, over a Unix socket only: see files.go
 
 	frameTypeEnd
 )

@@ -1,10 +1,12 @@
-package tcp
+package stream
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -33,14 +35,20 @@ var (
 	errSilent     = errors.New("the peer is silent")
 )
 
-// conn implements cm.Link.
-type conn struct {
+// A Conn is a connection over one stream socket. A driver's connection embeds it,
+// and is a cm.Link by its methods.
+type Conn struct {
 	cm.Conn
-	dev    *device
-	nc     net.Conn // TCP or TLS
-	cfg    Config
+	dev    *Device
+	nc     net.Conn // TCP, TLS over it, or a Unix socket
+	cfg    endpoint.Config
 	out    outbox
 	resume func() // resumes the link; made once
+
+	// TakeFile, if set, is called by the reader for each file that the peer
+	// sends, and owns it. An error ends the connection. Without it a peer that
+	// sends a file is cut off. It is set before Establish.
+	TakeFile func(f *os.File, body []byte) error
 
 	// The reader's.
 	frames  *frameReader
@@ -52,57 +60,77 @@ type conn struct {
 	readerDone chan struct{}
 }
 
-// newConn makes a connection over nc, which has been through its handshake,
-// and adds it to the device.
-func newConn(dev *device, nc net.Conn, cfg Config, requests *endpoint.Requests) (*conn, error) {
-	c := &conn{
-		dev: dev, nc: nc, cfg: cfg,
-		frames:     newFrameReader(maxBody, readBuffer),
-		packets:    make([]softnic.Packet, 0, batchSize),
-		readerDone: make(chan struct{}),
+// Establish exchanges hellos over nc for as long as ctx allows and, if the peer is
+// admitted, makes a connection of it that is one of the device's ends, and starts
+// its goroutines. self embeds c. Of cfg only KeepAlive, without which the peer is not
+// pinged, and StallTimeout count. The caller closes nc if it fails.
+func (c *Conn) Establish(ctx context.Context, self cm.Link, dev *Device, nc net.Conn, cfg endpoint.Config, requests *endpoint.Requests, admit endpoint.Admit) error {
+	if err := endpoint.Shake(ctx, nc, func() error { _, err := exchangeHello(nc, ourHello); return err }); err != nil {
+		return err
 	}
+	leave, err := admit()
+	if err != nil {
+		return err
+	}
+	if err := c.open(self, dev, nc, cfg, requests); err != nil {
+		leave()
+		return err
+	}
+	remove, err := dev.Ends.Add(self)
+	if err != nil {
+		dev.RemoveLink(c.ID())
+		leave()
+		return err
+	}
+	go c.read()
+	go func() {
+		c.write()
+		<-c.readerDone
+		c.out.dropFiles()
+		if f, ok := c.nc.(*Files); ok {
+			f.drop()
+		}
+		leave()
+		remove()
+	}()
+	return nil
+}
+
+// open makes the connection over nc, which has been through its handshake, and
+// adds it to the device.
+func (c *Conn) open(self cm.Link, dev *Device, nc net.Conn, cfg endpoint.Config, requests *endpoint.Requests) error {
+	c.dev, c.nc, c.cfg = dev, nc, cfg
+	c.frames = newFrameReader(maxBody, readBuffer)
+	c.packets = make([]softnic.Packet, 0, batchSize)
+	c.readerDone = make(chan struct{})
 	c.out = outbox{conn: nc, stall: cfg.StallTimeout, wake: make(chan struct{}, 1)}
-	if sc, ok := nc.(syscall.Conn); ok { // TCP, not TLS
+	if sc, ok := nc.(syscall.Conn); ok { // not TLS
 		raw, err := sc.SyscallConn()
 		if err != nil {
-			return nil, fmt.Errorf("cannot get at the socket: %w", err)
+			return fmt.Errorf("cannot get at the socket: %w", err)
 		}
 		c.out.raw = newRawWriter(raw)
 	}
 	c.resume = func() { c.dev.Resume(c.ID()) }
 	c.next = c.nextPacket
-	if err := c.Open(dev.Device, c, requests); err != nil {
-		return nil, err
-	}
-	return c, nil
-}
-
-// start starts the connection's goroutines, and has the last of them call
-// stopped when they end.
-func (c *conn) start(stopped func()) {
-	go c.read()
-	go func() {
-		c.write()
-		<-c.readerDone
-		stopped()
-	}()
+	return c.Conn.Open(dev.Device, self, requests)
 }
 
 // Send implements softdev.LinkDriver. The device's lock is held.
-func (c *conn) Send(p *softnic.Packet) { c.out.addPacket(p) }
+func (c *Conn) Send(p *softnic.Packet) { c.out.addPacket(p) }
 
 // Ready implements softdev.LinkDriver. The device's lock is held.
-func (c *conn) Ready() bool { return c.out.ready() }
+func (c *Conn) Ready() bool { return c.out.ready() }
 
 // Flush implements softdev.Flusher. No lock is held.
-func (c *conn) Flush() {
+func (c *Conn) Flush() {
 	if err := c.out.flush(c.resume); err != nil {
 		c.Fail(err)
 	}
 }
 
 // read is the reader. It ends when the connection does.
-func (c *conn) read() {
+func (c *Conn) read() {
 	defer close(c.readerDone)
 	for {
 		select {
@@ -130,7 +158,7 @@ func (c *conn) read() {
 // handleFrames handles all whole frames that have been read.
 //
 // Hot path: it takes the device's lock once and flushes once per batch.
-func (c *conn) handleFrames() error {
+func (c *Conn) handleFrames() error {
 	answered := false
 	for {
 		// Checksums are verified before the device is locked.
@@ -160,7 +188,7 @@ func (c *conn) handleFrames() error {
 // gather collects packets until the batch is full (it then returns
 // framePacket), until there is no whole frame left (0), or until another
 // frame comes, which it returns. On an error the packets before it stand.
-func (c *conn) gather() (t frameType, body []byte, err error) {
+func (c *Conn) gather() (t frameType, body []byte, err error) {
 	c.packets = c.packets[:0]
 	for len(c.packets) < batchSize {
 		t, body, ok, err := c.frames.next()
@@ -180,7 +208,7 @@ func (c *conn) gather() (t frameType, body []byte, err error) {
 }
 
 // nextPacket gives the engine the packets of the batch.
-func (c *conn) nextPacket() (*softnic.Packet, bool) {
+func (c *Conn) nextPacket() (*softnic.Packet, bool) {
 	if c.given == len(c.packets) {
 		return nil, false
 	}
@@ -190,9 +218,13 @@ func (c *conn) nextPacket() (*softnic.Packet, bool) {
 
 // write is the writer: it writes what flushes leave to it, and looks after
 // the peer's silence. It ends when the connection does.
-func (c *conn) write() {
-	alive := time.NewTicker(c.cfg.KeepAlive)
-	defer alive.Stop()
+func (c *Conn) write() {
+	var tick <-chan time.Time
+	if c.cfg.KeepAlive > 0 {
+		alive := time.NewTicker(c.cfg.KeepAlive)
+		defer alive.Stop()
+		tick = alive.C
+	}
 	var chunks uint64 // as of the last tick
 	silent := 0       // ticks without a sign of life
 	for {
@@ -201,7 +233,7 @@ func (c *conn) write() {
 			if _, err := c.out.drain(c.resume); err != nil {
 				c.Fail(err)
 			}
-		case <-alive.C:
+		case <-tick:
 			if now := c.chunks.Load(); now != chunks {
 				chunks, silent = now, 0
 				continue
@@ -224,7 +256,7 @@ func (c *conn) write() {
 }
 
 // hangUp closes the socket; after Close it first sends what there is to send.
-func (c *conn) hangUp() {
+func (c *Conn) hangUp() {
 	defer c.nc.Close()
 	if !c.Graceful() {
 		return
@@ -252,9 +284,9 @@ func (c *conn) hangUp() {
 }
 
 // Fail implements cm.Link.
-func (c *conn) Fail(err error) { c.end(err, false) }
+func (c *Conn) Fail(err error) { c.end(err, false) }
 
-func (c *conn) end(err error, graceful bool) {
+func (c *Conn) end(err error, graceful bool) {
 	c.End(err, graceful, func() {
 		c.out.close(graceful)
 		if !graceful {
@@ -264,13 +296,13 @@ func (c *conn) end(err error, graceful bool) {
 }
 
 // LocalAddr implements verbs.Conn.
-func (c *conn) LocalAddr() string { return c.nc.LocalAddr().String() }
+func (c *Conn) LocalAddr() string { return c.nc.LocalAddr().String() }
 
 // RemoteAddr implements verbs.Conn.
-func (c *conn) RemoteAddr() string { return c.nc.RemoteAddr().String() }
+func (c *Conn) RemoteAddr() string { return c.nc.RemoteAddr().String() }
 
 // Close implements verbs.Conn. It may be called from a completion handler.
-func (c *conn) Close() error {
+func (c *Conn) Close() error {
 	c.end(verbs.ErrClosed, true)
 	return nil
 }

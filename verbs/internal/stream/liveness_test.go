@@ -1,4 +1,4 @@
-package tcp
+package stream
 
 import (
 	"testing"
@@ -22,7 +22,7 @@ func TestAPeerThatNeverReadsIsCut(t *testing.T) {
 	}
 	p.write(reads)
 	p.wantCut(s, errStalled)
-	o := &s.conn.(*conn).out
+	o := &s.conn.(*testConn).out
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if n := cap(o.pending) + cap(o.spare) + cap(o.rest); n > 4*readyLimit {
