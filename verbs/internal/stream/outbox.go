@@ -149,7 +149,7 @@ func (o *outbox) flush(resume func()) error {
 		o.mu.Unlock()
 		return nil
 	}
-	if o.raw == nil || len(o.files) > 0 {
+	if o.raw == nil {
 		o.leaveToWriter()
 		return nil
 	}
