@@ -134,10 +134,10 @@ func TestDaemonsSurviveWithoutDescriptors(t *testing.T) {
 		name string
 		p    *child.Process
 		log  *logCount
-		addr string // of a TCP listener, or the path of a socket
+		addr string // of a TCP listener, unix: and the path of a socket, or the path of one for messages
 	}{
 		{"node", node, nodeLog, node.Addr("verbs")},
-		{"node's socket", node, nodeLog, path("node")},
+		{"node's socket", node, nodeLog, "unix:" + path("node")},
 		{"node's admin", node, nodeLog, node.Addr("admin")},
 		{"redis", cache, cacheLog, cache.Addr("redis")},
 		{"memcached", cache, cacheLog, cache.Addr("memcached")},
@@ -202,6 +202,14 @@ func visit(addr string) (io.Closer, error) {
 	if filepath.IsAbs(addr) {
 		return net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: addr, Net: "unixpacket"})
 	}
+	return dialStream(addr)
+}
+
+// dialStream connects to a door that is no socket for messages.
+func dialStream(addr string) (net.Conn, error) {
+	if path, ok := strings.CutPrefix(addr, "unix:"); ok {
+		return net.DialTimeout("unix", path, time.Second)
+	}
 	return net.DialTimeout("tcp", addr, time.Second)
 }
 
@@ -222,7 +230,7 @@ func accepts(t *testing.T, addr string) bool {
 		_, _, err = c.RecvFDs()
 		return !errors.Is(err, os.ErrDeadlineExceeded)
 	}
-	c, err := net.DialTimeout("tcp", addr, time.Second)
+	c, err := dialStream(addr)
 	if err != nil {
 		return false
 	}

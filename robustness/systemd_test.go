@@ -151,7 +151,7 @@ func TestEveryDaemonServesTheManagersSockets(t *testing.T) {
 		{"node", tcp, func(addr string) []string {
 			return []string{"node", "--lend", "64MiB", "--listen", addr}
 		}, setAt},
-		{"node at a Unix socket", func(t *testing.T) net.Listener { return doorAt(t, "unixpacket", filepath.Join(dir, "node")) }, func(addr string) []string {
+		{"node at a Unix socket", func(t *testing.T) net.Listener { return doorAt(t, "unix", filepath.Join(dir, "node")) }, func(addr string) []string {
 			return []string{"node", "--lend", "64MiB", "--listen", "unix:" + addr}
 		}, func(t *testing.T, addr string) error { return setAt(t, "unix:"+addr) }},
 		{"broker", func(t *testing.T) net.Listener { return doorAt(t, "unixpacket", filepath.Join(dir, "broker")) }, func(addr string) []string {
