@@ -94,7 +94,7 @@ func (t *chunks) ownedBy(i uint32, s *session) bool {
 // and returns how many were; the rest have no window then.
 func (t *chunks) bind(typ verbs.MWType, qp verbs.QP, ids []uint32) (int, error) {
 	b := t.binder
-	b.wrs = b.wrs[:0]
+	b.WRs = b.WRs[:0]
 	var failed error
 	for _, i := range ids {
 		c := &t.all[i]
@@ -106,7 +106,7 @@ func (t *chunks) bind(typ verbs.MWType, qp verbs.QP, ids []uint32) (int, error) 
 			}
 		}
 		old := c.mw.RKey()
-		b.wrs = append(b.wrs, verbs.SendWR{
+		b.WRs = append(b.WRs, verbs.SendWR{
 			Op:         verbs.OpBindMW,
 			Flags:      verbs.SendSignaled,
 			RKey:       verbs.MakeRKey(old.Index(), old.Key()+1),
@@ -117,7 +117,7 @@ func (t *chunks) bind(typ verbs.MWType, qp verbs.QP, ids []uint32) (int, error) 
 			QPN:        qp.Num(),
 		})
 	}
-	done, err := b.run()
+	done, err := b.Run()
 	for n, i := range ids {
 		t.all[i].bound = n < done
 		if n >= done {
@@ -133,15 +133,15 @@ func (t *chunks) bind(typ verbs.MWType, qp verbs.QP, ids []uint32) (int, error) 
 // unbind makes the given chunks inaccessible.
 func (t *chunks) unbind(ids []uint32) {
 	b := t.binder
-	b.wrs = b.wrs[:0]
+	b.WRs = b.WRs[:0]
 	for _, i := range ids {
 		if c := &t.all[i]; c.bound {
-			b.wrs = append(b.wrs, verbs.SendWR{
+			b.WRs = append(b.WRs, verbs.SendWR{
 				Op: verbs.OpLocalInv, Flags: verbs.SendSignaled | verbs.SendAnyQP, RKey: c.mw.RKey(),
 			})
 		}
 	}
-	done, _ := b.run() // what fails is deallocated
+	done, _ := b.Run() // what fails is deallocated
 	for _, i := range ids {
 		c := &t.all[i]
 		if !c.bound {

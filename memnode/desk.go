@@ -144,7 +144,7 @@ func (d *desk) bindOwn() error {
 		targets = append(targets, target{d.w.mr, verbs.AccessRemoteWrite, &d.cfg.ZeroRKey})
 	}
 	b := d.w.binder
-	b.wrs = b.wrs[:0]
+	b.WRs = b.WRs[:0]
 	for _, t := range targets {
 		mw, err := d.w.pd.AllocMW(verbs.MWType2B)
 		if err != nil {
@@ -157,12 +157,12 @@ func (d *desk) bindOwn() error {
 			// Not the padding behind it: see chain, on handles.
 			length = uint64(len(d.w.all)/d.w.count) * verbs.EntrySize
 		}
-		b.wrs = append(b.wrs, verbs.SendWR{
+		b.WRs = append(b.WRs, verbs.SendWR{
 			Op: verbs.OpBindMW, Flags: verbs.SendSignaled, RKey: *t.key, BindLKey: t.mr.LKey(),
 			RemoteAddr: t.mr.Addr(), BindLength: length, BindAccess: t.access, QPN: d.chain.Num(),
 		})
 	}
-	if _, err := b.run(); err != nil {
+	if _, err := b.Run(); err != nil {
 		return fmt.Errorf("cannot open the metadata to a chain: %w", err)
 	}
 	return nil

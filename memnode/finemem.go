@@ -10,6 +10,7 @@ import (
 
 	"polder/internal/arena"
 	"polder/internal/failpoint"
+	"polder/memnode/rebind"
 	"polder/memnode/twolayer"
 	"polder/memnode/wire"
 	"polder/verbs"
@@ -46,7 +47,7 @@ type finemem struct {
 	pd      verbs.PD       // of it
 	mr      verbs.MR
 	atomics *atomics // nil if the processor's are as good
-	keys    *keyring
+	worker  *rebind.Worker
 	users   map[*session]uint16
 	counted map[*session]int // chunks that it had when that was last counted
 	taken   map[uint16]*session
@@ -54,15 +55,14 @@ type finemem struct {
 	clients map[*client]*tenure
 	strikes map[string]*strikes
 	grants  []wire.Grant
-	timer   *time.Timer
-
-	seen    []uint64 // by section: frees when it was looked at last
-	backlog          // sections with frees
 	settles map[*session]settling
-	polled  time.Time // when frees were looked at last
-	checked time.Time // when the last round over everything began
-	swept   uint32    // sections that it has come to
-	felt    time.Time // when heartbeats were looked at last
+
+	bells  verbs.CQ            // of doorbells
+	ringer map[uint32]verbs.QP // by number: whom they are from
+	wake   chan time.Time      // capacity 1: it is time for a turn of the worker's
+	timer  *time.Timer         // sends to wake
+	looked time.Time           // when what was freed was looked at last
+	felt   time.Time           // when heartbeats were looked at last
 
 	lent, rebound, lag atomic.Int64
 }
@@ -86,15 +86,6 @@ type strikes struct {
 
 const strikeLife = 10 * time.Second
 
-// Times between looks at what was freed.
-const (
-	rebindBusy = 5 * time.Millisecond // long enough that much is bound at a time
-	rebindIdle = 20 * time.Millisecond
-	// Everything is looked at, too, no more often than this and a few sections at a
-	// time: a client may have died before it said where.
-	rebindFull = time.Second
-)
-
 func newFineMem(n *Node) (manager, error) {
 	l, err := twolayer.NewLayout(uint64(n.cfg.chunks())*uint64(n.cfg.ChunkSize), uint64(n.cfg.ChunkSize))
 	if err != nil {
@@ -103,10 +94,10 @@ func newFineMem(n *Node) (manager, error) {
 	m := &finemem{
 		node: n, users: make(map[*session]uint16), counted: make(map[*session]int), taken: make(map[uint16]*session),
 		clients: make(map[*client]*tenure), strikes: make(map[string]*strikes),
-		timer: time.NewTimer(rebindIdle), seen: make([]uint64, l.Sections()), backlog: newBacklog(l.Sections()),
-		settles: make(map[*session]settling),
-		polled:  time.Now(), checked: time.Now(),
+		settles: make(map[*session]settling), ringer: make(map[uint32]verbs.QP), wake: make(chan time.Time, 1),
+		looked: time.Now(),
 	}
+	m.timer = time.AfterFunc(0, m.ring)
 	size := (int(l.Bytes()) + arena.PageSize - 1) &^ (arena.PageSize - 1)
 	if m.mem, err = arena.Anonymous(size, false); err != nil {
 		return nil, err
@@ -118,7 +109,13 @@ func newFineMem(n *Node) (manager, error) {
 		m.mr, err = m.pd.RegMR(m.mem.Bytes(), verbs.AccessLocalWrite|windowAccess)
 	}
 	if err == nil {
-		m.keys, err = newKeyring(n.mem, m.table)
+		m.worker, err = rebind.New(n.dev, rebind.Memory{PD: n.mem.pd, MR: n.mem.mr, Map: n.mem.mem, Pinned: n.mem.pinned}, m.table)
+	}
+	if err == nil {
+		// Every queue pair that is open has Doorbells, and one that was closed none.
+		m.bells, err = n.dev.CreateCQ(verbs.CQInit{
+			Depth: rebind.Doorbells * (n.cfg.MaxClients + 1), Handler: func(verbs.CQ) { m.ring() },
+		})
 	}
 	if err == nil && !n.dev.Attr().HostAtomics {
 		if m.atomics, err = newAtomics(n.dev, m.pd, m.mr); err == nil {
@@ -225,9 +222,14 @@ func (m *finemem) connectMetadata(c *client, t *tenure, req verbs.ConnRequest) e
 		return err
 	}
 	if t.meta, err = m.pd.CreateQP(verbs.QPInit{
-		SendCQ: c.cq, RecvCQ: c.cq, SendDepth: 1, RecvDepth: 1, OnEvent: n.event,
+		SendCQ: c.cq, RecvCQ: m.bells, SendDepth: 1, RecvDepth: rebind.Doorbells, OnEvent: n.event,
 	}); err != nil {
 		return fmt.Errorf("cannot create a queue pair for the metadata: %w", err)
+	}
+	m.ringer[t.meta.Num()] = t.meta
+	if err := t.meta.PostRecv(make([]verbs.RecvWR, rebind.Doorbells)...); err != nil {
+		m.fence(t)
+		return fmt.Errorf("cannot wait for doorbells: %w", err)
 	}
 	answer := wire.Metadata{
 		Addr: m.mr.Addr(), Key: m.mr.RKey(), User: user,
@@ -243,8 +245,11 @@ func (m *finemem) connectMetadata(c *client, t *tenure, req verbs.ConnRequest) e
 // fence makes the metadata inaccessible to a connection.
 func (m *finemem) fence(t *tenure) {
 	if t.meta != nil {
+		m.answerBells()
 		t.meta.Close()
+		delete(m.ringer, t.meta.Num())
 		t.meta = nil
+		m.answerBells() // which are gone with it
 	}
 }
 
@@ -345,7 +350,8 @@ func (m *finemem) owned(s *session, skip, most int) wire.Status {
 	for _, x := range all[skip:min(len(all), skip+most)] {
 		section = max(section, x.First/twolayer.SectionChunks)
 		for ; section <= (x.First+1<<x.Class-1)/twolayer.SectionChunks; section++ {
-			m.rebind(section)
+			n, err := m.worker.Rebind(section)
+			m.worked(n, err)
 		}
 		i, key := x.First>>least, t.Cap(twolayer.LayerOf(x.Class), x.First).Main()
 		m.grants = append(m.grants, wire.Grant{Chunk: i, Key: key, Addr: m.node.mem.address(i)})
@@ -389,6 +395,7 @@ func (m *finemem) reclaim(s *session) (n int) {
 		n += 1 << x.Class
 	})
 	m.count()
+	m.ring()
 	return n >> m.table.Least
 }
 
@@ -438,8 +445,11 @@ func (m *finemem) stats(s *Stats) {
 func (m *finemem) close() error {
 	m.timer.Stop()
 	var errs []error
-	if m.keys != nil {
-		errs = append(errs, m.keys.close())
+	if m.worker != nil {
+		errs = append(errs, m.worker.Close())
+	}
+	if m.bells != nil {
+		errs = append(errs, m.bells.Close())
 	}
 	if m.atomics != nil {
 		m.atomics.close()

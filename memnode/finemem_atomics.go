@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"polder/internal/arena"
+	"polder/memnode/rebind"
 	"polder/verbs"
 )
 
@@ -15,8 +16,8 @@ import (
 //
 // It belongs to the control goroutine.
 type atomics struct {
-	words  verbs.MR // the metadata
-	binder *binder  // whose queue pair it is: it runs other requests as well
+	words  verbs.MR       // the metadata
+	binder *rebind.Binder // whose queue pair it is: it runs other requests as well
 	was    *arena.Mapping
 	mr     verbs.MR // of was
 	sge    [1]verbs.SGE
@@ -27,7 +28,7 @@ type atomics struct {
 func newAtomics(dev verbs.Device, pd verbs.PD, words verbs.MR) (*atomics, error) {
 	a := &atomics{words: words}
 	var err error
-	if a.binder, err = newBinder(dev, pd); err != nil {
+	if a.binder, err = rebind.NewBinder(dev, pd); err != nil {
 		return nil, err
 	}
 	if a.was, err = arena.Anonymous(arena.PageSize, false); err == nil {
@@ -49,11 +50,11 @@ func (a *atomics) swap(at, old, new uint64) bool {
 		return true
 	}
 	b := a.binder
-	b.wrs = append(b.wrs[:0], verbs.SendWR{
+	b.WRs = append(b.WRs[:0], verbs.SendWR{
 		Op: verbs.OpCmpSwap, Flags: verbs.SendSignaled, RemoteAddr: a.words.Addr() + at, RKey: a.words.RKey(),
 		Compare: old, Swap: new, SGL: a.sge[:],
 	})
-	if _, err := b.run(); err != nil {
+	if _, err := b.Run(); err != nil {
 		a.broken = fmt.Errorf("cannot change the metadata by the device's atomics: %w", err)
 		return true
 	}
@@ -61,7 +62,7 @@ func (a *atomics) swap(at, old, new uint64) bool {
 }
 
 func (a *atomics) close() {
-	a.binder.close()
+	a.binder.Close()
 	if a.mr != nil {
 		a.mr.Deregister()
 	}

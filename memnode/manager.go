@@ -26,13 +26,15 @@ const (
 )
 
 // A ticker is a manager that has something to do from time to time. The control
-// goroutine calls tick when ticks delivers.
+// goroutine calls tick with what ticks delivers.
 type ticker interface {
 	ticks() <-chan time.Time
-	tick()
+	tick(woken time.Time)
 	// count brings what stats says up to date.
 	count()
 }
+
+var _, _ ticker = (*onesided)(nil), (*finemem)(nil)
 
 // DefaultManager is what a Config that names no manager gets if the device has
 // an allocation verb, and OtherManager if it has not.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"polder/internal/arena"
+	"polder/memnode/rebind"
 	"polder/verbs"
 )
 
@@ -13,7 +14,7 @@ type memory struct {
 	pd     verbs.PD
 	mem    *arena.Mapping
 	mr     verbs.MR // all of mem
-	binder *binder
+	binder *rebind.Binder
 	size   int // of a chunk
 	pinned bool
 }
@@ -28,7 +29,7 @@ func newMemory(dev verbs.Device, pd verbs.PD, cfg *Config) (*memory, error) {
 		mem.Close()
 		return nil, fmt.Errorf("cannot register %d bytes: %w", cfg.mapSize(), err)
 	}
-	b, err := newBinder(dev, pd)
+	b, err := rebind.NewBinder(dev, pd)
 	if err != nil {
 		mr.Deregister()
 		mem.Close()
@@ -52,7 +53,7 @@ func (m *memory) zero(i uint32) {
 
 // close gives the memory back. Nothing is bound to it any more.
 func (m *memory) close() error {
-	m.binder.close()
+	m.binder.Close()
 	if err := m.mr.Deregister(); err != nil {
 		return fmt.Errorf("cannot deregister the lent memory: %w", err)
 	}

@@ -210,9 +210,9 @@ func (n *Node) control() {
 			}
 		case woke = <-n.grace.C:
 			n.expire(time.Now())
-		case <-ticks:
+		case at := <-ticks:
 			woke = time.Now()
-			ticking.tick()
+			ticking.tick(at)
 		case answer := <-n.queries:
 			woke = time.Now()
 			if ticking != nil {

@@ -121,7 +121,7 @@ func (m *onesided) ticks() <-chan time.Time { return m.timer.C }
 // soon has a tick come soon.
 func (m *onesided) soon() { m.timer.Reset(emptyEvery) }
 
-func (m *onesided) tick() {
+func (m *onesided) tick(time.Time) {
 	m.timer.Reset(auditEvery)
 	m.settle()
 	for c, k := range m.counters {
@@ -163,8 +163,8 @@ func (m *onesided) audit(k *counter) {
 func (m *onesided) quiesce() {
 	b := m.w.binder
 	for range chain.RingSize / verbs.WQESize {
-		b.wrs = append(b.wrs[:0], verbs.SendWR{Op: verbs.OpNop, Flags: verbs.SendSignaled})
-		if _, err := b.run(); err != nil {
+		b.WRs = append(b.WRs[:0], verbs.SendWR{Op: verbs.OpNop, Flags: verbs.SendSignaled})
+		if _, err := b.Run(); err != nil {
 			m.node.log.Warn("cannot wait for chains", "error", err)
 			return
 		}

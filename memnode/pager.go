@@ -126,7 +126,7 @@ func (p *pager) start() (err error) {
 func (p *pager) bindOwn() error {
 	const all = verbs.AccessRemoteRead | verbs.AccessRemoteWrite | verbs.AccessRemoteAtomic
 	b := p.node.mem.binder
-	b.wrs = b.wrs[:0]
+	b.WRs = b.WRs[:0]
 	for _, t := range []struct {
 		mr  verbs.MR
 		key *verbs.RKey
@@ -138,12 +138,12 @@ func (p *pager) bindOwn() error {
 		p.own = append(p.own, mw)
 		old := mw.RKey()
 		*t.key = verbs.MakeRKey(old.Index(), old.Key()+1)
-		b.wrs = append(b.wrs, verbs.SendWR{
+		b.WRs = append(b.WRs, verbs.SendWR{
 			Op: verbs.OpBindMW, Flags: verbs.SendSignaled, RKey: *t.key, BindLKey: t.mr.LKey(),
 			RemoteAddr: t.mr.Addr(), BindLength: uint64(len(t.mr.Bytes())), BindAccess: all, QPN: p.chain.Num(),
 		})
 	}
-	if _, err := b.run(); err != nil {
+	if _, err := b.Run(); err != nil {
 		return fmt.Errorf("cannot open the metadata to a chain: %w", err)
 	}
 	return nil

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"polder/internal/config"
+	"polder/memnode/rebind"
 	"polder/memnode/twolayer"
 	"polder/verbs"
 )
@@ -27,7 +28,7 @@ func (c *Config) windows(bytes, chunk int64) int64 {
 		return chunks
 	case FineMem:
 		if l, err := twolayer.NewLayout(uint64(chunks*chunk), uint64(chunk)); err == nil {
-			return int64(keyringWindows(l))
+			return int64(rebind.Windows(l))
 		}
 	}
 	return 0

@@ -118,15 +118,15 @@ func next(k verbs.RKey) verbs.RKey { return verbs.MakeRKey(k.Index(), k.Key()+1)
 // bind gives the windows of chunk i, which nobody has, to queue pairs.
 func (w *windows) bind(i uint32, qps []verbs.QP) error {
 	b := w.binder
-	b.wrs = b.wrs[:0]
+	b.WRs = b.WRs[:0]
 	for j, qp := range qps {
-		b.wrs = append(b.wrs, verbs.SendWR{
+		b.WRs = append(b.WRs, verbs.SendWR{
 			Op: verbs.OpBindMW, Flags: verbs.SendSignaled, RKey: w.table.Key(i, j),
 			BindLKey: w.mr.LKey(), RemoteAddr: w.address(i), BindLength: uint64(w.size),
 			BindAccess: windowAccess, QPN: qp.Num(),
 		})
 	}
-	_, err := b.run()
+	_, err := b.Run()
 	return err
 }
 

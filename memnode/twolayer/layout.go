@@ -119,6 +119,10 @@ func (l Layout) BeatAt(user uint16) uint64 {
 	return l.CapAt(SectionLayer, l.Sections()*SectionChunks) + 8*uint64(user)
 }
 
+// WorkerAt is the offset of the word that says whether the node's worker sleeps. It lies
+// where the heartbeat of user 0 would, whom there is none.
+func (l Layout) WorkerAt() uint64 { return l.BeatAt(0) }
+
 // Bytes is the size of the metadata region.
 func (l Layout) Bytes() uint64 { return l.BeatAt(MaxUser + 1) }
 

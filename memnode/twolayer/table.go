@@ -100,6 +100,13 @@ func (t *Table) SwapCap(layer int, chunk uint32, old, c Cap) bool {
 // Frees is how often clients have said that they freed something in a section.
 func (t *Table) Frees(section uint32) uint64 { return t.word(t.FreesAt(section)).Load() }
 
+// SetWorker publishes what the node's worker says of itself: odd if it sleeps. Nobody
+// else changes that word.
+func (t *Table) SetWorker(state uint64) { t.word(t.WorkerAt()).Store(state) }
+
+// Worker is what the node's worker says of itself.
+func (t *Table) Worker() uint64 { return t.word(t.WorkerAt()).Load() }
+
 // Beats is how often a user has shown that it is alive.
 func (t *Table) Beats(user uint16) uint64 { return t.word(t.BeatAt(user)).Load() }
 

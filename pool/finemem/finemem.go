@@ -38,6 +38,9 @@ type Config struct {
 	// span's chunks, which tells at once what the node has not dealt with yet. It
 	// pays while the node keeps up with what is freed.
 	SpanKeys bool
+	// Doorbell says that the node's worker sleeps until a doorbell comes, which is a
+	// SEND of no bytes on QP: see package memnode/rebind.
+	Doorbell bool
 	// Serial says that nobody changes the metadata while an operation on the fabric
 	// reads them, as in a simulation.
 	Serial bool
@@ -85,6 +88,7 @@ type Stats struct {
 	Refreshes     uint64 // sections that were read
 	Syncs         uint64 // calls of Sync
 	Returned      uint64 // allocations undone because an old key might still open them
+	Doorbells     uint64 // that have woken the node's worker, or tried
 }
 
 // A Block is allocated memory.
@@ -135,6 +139,7 @@ type Allocator struct {
 	avoiding  bool   // somewhere, something is avoided
 
 	batch   batch
+	rang    uint64 // what the worker's word was when its doorbell was rung last
 	pending []pending
 	owed    []Block // to be freed before anything else is done
 }

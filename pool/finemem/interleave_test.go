@@ -28,6 +28,8 @@ var interleavings = []scenario{
 	// An answer is lost, and operations are delivered again.
 	{chunks: 32, replays: 1, crashes: 1, scripts: []string{"0|f", "0|0"}},
 	{chunks: 64, replays: 1, scripts: []string{"0|f", "|5"}},
+	// The node's worker sleeps until somebody rings.
+	{chunks: 32, sleeps: true, scripts: []string{"000|fff"}},
 	// Both open the same span.
 	{chunks: 64, crashes: 1, scripts: []string{"|0", "|0"}},
 }
@@ -35,6 +37,7 @@ var interleavings = []scenario{
 // long are scenarios that take minutes together. In the fine ones, the recovery and the
 // node's worker go step by step.
 var long = []scenario{
+	{chunks: 32, sleeps: true, scripts: []string{"0|f", "0|f"}},
 	{chunks: 32, crashes: 1, fine: true, scripts: []string{"0|", "0|0"}},
 	{chunks: 32, crashes: 1, fine: true, scripts: []string{"|0", "0|f"}},
 	{chunks: 64, crashes: 1, fine: true, scripts: []string{"5|", "|5"}},

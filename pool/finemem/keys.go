@@ -197,6 +197,7 @@ func (a *Allocator) swap(ctx context.Context, b *Block) error {
 		for ; section < end && !a.full(1); section++ {
 			a.add(a.l.FreesAt(section), StepFreeRing)
 		}
+		a.told()
 		if err := a.run(ctx); err != nil {
 			return err
 		}
@@ -213,6 +214,7 @@ func (a *Allocator) swapOne(b *Block) {
 		a.cas(a.l.CapAt(layer, a.keysFirst(layer, b)), uint64(c), uint64(c.Swapped()), StepFreeSwap)
 	}
 	a.add(a.l.FreesAt(b.First/twolayer.SectionChunks), StepFreeRing)
+	a.told()
 }
 
 // lost is the error of freeing what the node says is not allocated.

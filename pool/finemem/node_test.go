@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"polder/memnode"
+	"polder/memnode/rebind"
 	"polder/memnode/twolayer"
 	"polder/memnode/wire"
 	"polder/pool"
@@ -195,6 +196,59 @@ func TestFreedKeyDies(t *testing.T) {
 		if err := other.Do(t.Context(), func(a *finemem.Allocator) error { return a.Free(t.Context(), b) }); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// A free wakes the node's worker, which sleeps otherwise: it would take a second for
+// each of them to be found without.
+func TestAFreeWakesTheWorker(t *testing.T) {
+	for _, s := range []pooltest.Setup{pooltest.Inproc, pooltest.TCP} {
+		cl := pooltest.NewCluster(t, setup(s), memnode.Config{Lend: 4 << 20, ChunkSize: 4096})
+		clients := []*bare{join(t, cl), join(t, cl)}
+		const frees = 20
+		start := time.Now()
+		for i := range frees {
+			b := clients[i%2]
+			block := b.mustTake(i % 11)
+			before := cl.Nodes[0].Stats().Rebound
+			if err := b.Do(t.Context(), func(a *finemem.Allocator) error { return a.Free(t.Context(), block) }); err != nil {
+				t.Fatal(err)
+			}
+			pooltest.Eventually(t, "the worker replaces the keys", func() bool {
+				return cl.Nodes[0].Stats().Rebound >= before+int64(block.Keys())
+			})
+		}
+		if took := time.Since(start); took > frees*rebind.SlowPoll/2 {
+			t.Errorf("%d frees were found after %v: nobody wakes the worker", frees, took)
+		}
+		rang := uint64(0)
+		for _, b := range clients {
+			b.Do(t.Context(), func(a *finemem.Allocator) error {
+				rang += a.Stats().Doorbells
+				return nil
+			})
+		}
+		if rang == 0 || rang > frees {
+			t.Errorf("%d doorbells for %d frees", rang, frees)
+		}
+	}
+}
+
+// A doorbell gets lost: the worker finds what was freed by itself.
+func TestALostDoorbell(t *testing.T) {
+	cl := pooltest.NewCluster(t, setup(pooltest.Inproc), memnode.Config{Lend: 1 << 20, ChunkSize: 4096})
+	b := join(t, cl)
+	block := b.mustTake(0)
+	err := b.Do(t.Context(), func(a *finemem.Allocator) error {
+		a.Deafen()
+		return a.Free(t.Context(), block)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pooltest.Eventually(t, "the worker replaces the key", func() bool { return cl.Nodes[0].Stats().Rebound > 0 })
+	if s := b.access(verbs.OpRead, block.Addr, block.Key(0)); s != verbs.StatusRemAccessErr {
+		t.Errorf("reading with the freed key: %v", s)
 	}
 }
 

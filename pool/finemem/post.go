@@ -28,6 +28,7 @@ type batch struct {
 	words int // of the buffer that are taken
 	seq   uint64
 	out   bool // the last one has not completed
+	bell  int  // the slot, and 1, of the word that says whether the worker sleeps; 0 if it has none
 
 	late    [1]verbs.SendWR // of later
 	lateSGE [1]verbs.SGE
@@ -55,7 +56,7 @@ func (b *batch) init(a *Allocator) {
 // Preconditions: there is none, or it has completed.
 func (a *Allocator) begin() {
 	b := &a.batch
-	b.wrs, b.steps, b.words = b.wrs[:0], b.steps[:0], 0
+	b.wrs, b.steps, b.words, b.bell = b.wrs[:0], b.steps[:0], 0, 0
 }
 
 func (a *Allocator) post(wr verbs.SendWR, step string, words int) (slot int) {
@@ -116,6 +117,39 @@ func (a *Allocator) add(at uint64, step string) {
 	a.post(verbs.SendWR{Op: verbs.OpFetchAdd, RemoteAddr: a.cfg.Metadata + at, Swap: 1}, step, 1)
 }
 
+// told adds a look at whether the node's worker sleeps, after what frees memory. The
+// READ needs no fence: if it is carried out again, it brings what the worker says later,
+// and the worker, when it has woken up, looks at what was freed.
+func (a *Allocator) told() {
+	if a.cfg.Doorbell {
+		a.batch.bell = a.read(a.l.WorkerAt(), 1, StepFreeLook) + 1
+	}
+}
+
+// wake wakes the node's worker if it sleeps, as the batch that has completed says, and
+// waits for nothing. To ring once for each time that it sleeps is enough, and more than
+// the node has room for.
+func (a *Allocator) wake() {
+	b := &a.batch
+	if b.bell == 0 {
+		return
+	}
+	state := a.word(b.bell - 1)
+	b.bell = 0
+	if state&1 == 0 || state == a.rang {
+		return
+	}
+	a.rang = state
+	if err := a.step(StepFreeBell); err != nil {
+		a.broken = err
+		return
+	}
+	a.stats.Doorbells++
+	if err := a.cfg.QP.PostSend(verbs.SendWR{Op: verbs.OpSend}); err != nil {
+		a.broken = fmt.Errorf("cannot ring the node's doorbell: %w", err)
+	}
+}
+
 // word is what has come into a slot.
 func (a *Allocator) word(slot int) uint64 {
 	return arena.Word64(a.cfg.Buffer.Bytes()[8*slot:][:8]).Load()
@@ -141,11 +175,15 @@ func (a *Allocator) run(ctx context.Context) error {
 			}
 		}
 		if a.cfg.Step != nil {
-			return a.cfg.Step(StepComplete)
+			if err := a.cfg.Step(StepComplete); err != nil {
+				return err
+			}
 		}
-		return nil
+	} else if err := a.ring(ctx, b.wrs); err != nil {
+		return err
 	}
-	return a.ring(ctx, b.wrs)
+	a.wake()
+	return a.broken
 }
 
 // ring posts requests and waits for them.
@@ -262,6 +300,9 @@ func (a *Allocator) settle(ctx context.Context) error {
 	if a.batch.out {
 		if err := a.wait(ctx); err != nil {
 			return err
+		}
+		if a.wake(); a.broken != nil {
+			return a.broken
 		}
 	}
 	for _, p := range a.pending {

@@ -136,7 +136,7 @@ func (s *Session) config(answer []byte, base uint64) (Config, error) {
 	s.k = l.Least
 	return Config{
 		Layout: l, QP: s.meta, CQ: s.cq, Buffer: s.mr, Metadata: m.Addr, Key: m.Key,
-		Memory: base, User: m.User, Sync: s.sync, SpanKeys: true,
+		Memory: base, User: m.User, Sync: s.sync, SpanKeys: true, Doorbell: true,
 	}, nil
 }
 

@@ -12,6 +12,8 @@ const (
 	StepFreeSwap      = "finemem.free-swap"
 	StepFreeCommit    = "finemem.free-commit"
 	StepFreeRing      = "finemem.free-ring"
+	StepFreeLook      = "finemem.free-look"
+	StepFreeBell      = "finemem.free-bell"
 	StepFlushRead     = "finemem.flush-read"
 	StepFlushCheck    = "finemem.flush-check"
 	StepFlush         = "finemem.flush"
@@ -33,7 +35,7 @@ const StepComplete = "finemem.complete"
 
 // Steps lists all of the others.
 var Steps = []string{
-	StepReadHeaders, StepAllocCommit, StepAllocKeys, StepFreeSwap, StepFreeCommit, StepFreeRing,
+	StepReadHeaders, StepAllocCommit, StepAllocKeys, StepFreeSwap, StepFreeCommit, StepFreeRing, StepFreeLook, StepFreeBell,
 	StepFlushRead, StepFlushCheck, StepFlush, StepOpenSection, StepOpenSpan, StepCloseSpan,
 	StepCloseSection, StepRepairSpan, StepRepairSection, StepHint, StepBeat,
 	"recover.flush", "recover.swap", "recover.free", "recover.hint",

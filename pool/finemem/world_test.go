@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"polder/internal/arena"
+	"polder/memnode/rebind"
 	"polder/memnode/twolayer"
 	"polder/pool/finemem"
 	"polder/pool/manager"
@@ -30,11 +31,15 @@ type world struct {
 	clients []*client
 	node    *actor
 	actors  []*actor
-	asked   int  // calls of Sync
-	settled int  // that the node has answered
-	crashes int  // that may still happen
-	replays int  // likewise
-	fine    bool // the node's steps are steps; otherwise what it does, it does at once
+	asked   int             // calls of Sync
+	settled int             // that the node has answered
+	crashes int             // that may still happen
+	replays int             // likewise
+	fine    bool            // the node's steps are steps; otherwise what it does, it does at once
+	sleeps  bool            // the node's worker sleeps until a doorbell comes
+	says    uint64          // what the worker's word says
+	frees   []uint64        // by section: that the worker has seen
+	bells   map[*client]int // since the worker has posted their receives
 	over    map[verbs.RKey]string
 	late    int    // flushes that came too late
 	log     []done // for who has to understand a failure
@@ -65,6 +70,7 @@ type scenario struct {
 	crashes int // of clients, at most
 	replays int // of batches, at most
 	fine    bool
+	sleeps  bool
 	policy  finemem.Policy
 	scripts []string
 }
@@ -78,10 +84,11 @@ func newWorld(t *testing.T, sc scenario) *world {
 		t.Fatal(err)
 	}
 	w := &world{t: t, mem: make([]byte, l.Bytes()), windows: make(map[place]verbs.RKey), times: make(map[place]uint32),
-		crashes: sc.crashes, replays: sc.replays, fine: sc.fine, over: make(map[verbs.RKey]string)}
+		crashes: sc.crashes, replays: sc.replays, fine: sc.fine, sleeps: sc.sleeps, bells: make(map[*client]int), over: make(map[verbs.RKey]string)}
 	if w.table, err = twolayer.NewTable(w.mem, l); err != nil {
 		t.Fatal(err)
 	}
+	w.frees = make([]uint64, l.Sections())
 	w.places(func(p place) { w.publish(p) })
 	for i, script := range sc.scripts {
 		w.client(uint16(i+1), sc.policy, func(c *client) { c.play(script) })
@@ -132,10 +139,52 @@ func (w *world) swapped() (found bool) {
 	return found
 }
 
+// rest has the worker sleep until there is something for it, as package rebind's does.
+func (w *world) rest(a *actor) {
+	look := func() (found bool) {
+		for i := range w.frees {
+			n := w.table.Frees(uint32(i))
+			found = found || n != w.frees[i]
+			w.frees[i] = n
+		}
+		return found
+	}
+	say := func(sleeps uint64) {
+		if w.says&1 != sleeps {
+			w.says++
+			w.table.SetWorker(w.says)
+		}
+	}
+	for {
+		a.step("rebind.answer")
+		clear(w.bells)
+		say(0)
+		a.step("rebind.look")
+		if look() {
+			return
+		}
+		a.step("rebind.sleep")
+		say(1)
+		a.step("rebind.look-again")
+		if look() {
+			say(0)
+			return
+		}
+		a.wait("rebind.slept", func() bool { return len(w.bells) > 0 || w.asked > w.settled })
+		if w.asked > w.settled {
+			return
+		}
+	}
+}
+
 // work is the node's actor: its worker.
 func (w *world) work(a *actor) {
 	for {
-		a.wait("work", func() bool { return w.asked > w.settled || w.swapped() })
+		if w.sleeps {
+			w.rest(a)
+		} else {
+			a.wait("work", func() bool { return w.asked > w.settled || w.swapped() })
+		}
 		asked := w.asked
 		w.places(func(p place) {
 			if !w.table.Cap(p.layer, p.chunk).IsSwapped() {
@@ -182,7 +231,7 @@ func (w *world) client(user uint16, policy finemem.Policy, f func(*client)) *cli
 	var err error
 	c.a, err = finemem.NewAllocator(finemem.Config{
 		Layout: w.table.Layout, QP: wordsQP{c: c}, CQ: wordsCQ{c: c}, Buffer: buffer{c: c},
-		User: user, Policy: policy, Sync: c.sync,
+		User: user, Policy: policy, Sync: c.sync, Doorbell: w.sleeps,
 		Step: func(at string) error {
 			if at != finemem.StepComplete {
 				c.step(at)
@@ -377,6 +426,12 @@ func (w *world) state() uint64 {
 			h.WriteByte(1)
 		}
 	}
+	for _, c := range w.clients {
+		put(uint64(w.bells[c]))
+	}
+	for _, n := range w.frees {
+		put(n)
+	}
 	put(uint64(w.asked)<<32 | uint64(w.settled))
 	put(uint64(w.crashes)<<32 | uint64(w.replays))
 	return h.Sum64()
@@ -412,6 +467,9 @@ func (w *world) run(t *testing.T, e *explorer) {
 					mortal++
 				}
 			}
+		}
+		if len(ready) == 0 && w.sleeps && w.swapped() {
+			t.Error("something was freed, and nobody wakes the node's worker")
 		}
 		if len(ready) == 0 || len(ready) == 1 && ready[0] == w.node && w.quiet() && !w.swapped() {
 			w.finish(t, e)
@@ -561,6 +619,12 @@ func (q wordsQP) PostSend(wrs ...verbs.SendWR) error {
 		return errFenced
 	}
 	for _, wr := range wrs {
+		if wr.Op == verbs.OpSend {
+			if c.w.bells[c]++; c.w.bells[c] > rebind.Doorbells {
+				c.w.t.Errorf("%s rings %d times, and the node has %d receives", c.name, c.w.bells[c], rebind.Doorbells)
+			}
+			continue
+		}
 		if wr.Flags&verbs.SendFence != 0 { // it begins when all before it has completed
 			c.flight = c.flight[:0]
 		}

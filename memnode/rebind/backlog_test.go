@@ -1,4 +1,4 @@
-package memnode
+package rebind
 
 import (
 	"bytes"

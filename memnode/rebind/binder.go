@@ -1,4 +1,4 @@
-package memnode
+package rebind
 
 import (
 	"context"
@@ -9,32 +9,36 @@ import (
 	"polder/verbs"
 )
 
-// binder is the queue pair that binds and invalidates every client's windows.
+// A Binder is a queue pair that binds and invalidates every client's windows.
 // It is connected to itself, so no client can hold it up: requests on a client's
 // own queue pair would wait for the client to read what it has been sent.
-type binder struct {
-	dev verbs.Device
-	pd  verbs.PD
-	qp  verbs.QP
-	cq  verbs.CQ
-	wrs []verbs.SendWR // the batch to run; at most wire.MaxBatch, all signaled
-	wcs [32]verbs.WC
+// It is for one goroutine at a time.
+type Binder struct {
+	WRs []verbs.SendWR // the batch to run; at most wire.MaxBatch, all signaled
+
+	dev    verbs.Device
+	pd     verbs.PD
+	qp     verbs.QP
+	cq     verbs.CQ
+	posted int // of WRs
+	wcs    [32]verbs.WC
 }
 
 // bindTimeout bounds how long the device may take for a batch of binds, which
 // never wait for a peer. It takes microseconds; more means a broken device.
 const bindTimeout = 5 * time.Second
 
-func newBinder(dev verbs.Device, pd verbs.PD) (*binder, error) {
-	b := &binder{dev: dev, pd: pd, wrs: make([]verbs.SendWR, 0, wire.MaxBatch)}
+// NewBinder returns a binder of windows of pd's.
+func NewBinder(dev verbs.Device, pd verbs.PD) (*Binder, error) {
+	b := &Binder{dev: dev, pd: pd, WRs: make([]verbs.SendWR, 0, wire.MaxBatch)}
 	if err := b.open(); err != nil {
-		b.close()
+		b.Close()
 		return nil, err
 	}
 	return b, nil
 }
 
-func (b *binder) open() (err error) {
+func (b *Binder) open() (err error) {
 	if b.cq, err = b.dev.CreateCQ(verbs.CQInit{Depth: 2 * wire.MaxBatch}); err != nil {
 		return fmt.Errorf("cannot create a completion queue: %w", err)
 	}
@@ -50,32 +54,47 @@ func (b *binder) open() (err error) {
 	return nil
 }
 
-// run executes b.wrs in order and returns how many succeeded; the others were
+// Run executes b.WRs in order and returns how many succeeded; the others were
 // not executed.
-func (b *binder) run() (int, error) {
-	if len(b.wrs) == 0 {
-		return 0, nil
+func (b *Binder) Run() (int, error) {
+	if err := b.post(); err != nil {
+		return 0, err
+	}
+	return b.wait()
+}
+
+// post posts b.WRs. If it succeeds, wait must be called before anything else.
+func (b *Binder) post() error {
+	b.posted = 0
+	if len(b.WRs) == 0 {
+		return nil
 	}
 	if b.qp == nil {
 		if err := b.open(); err != nil {
-			b.close()
-			return 0, err
+			b.Close()
+			return err
 		}
 	}
-	done, err := b.execute()
+	if err := b.qp.PostSend(b.WRs...); err != nil {
+		b.Close()
+		return err
+	}
+	b.posted = len(b.WRs)
+	return nil
+}
+
+// wait waits for what was posted, and returns what Run does.
+func (b *Binder) wait() (int, error) {
+	done, err := b.await()
 	if err != nil {
-		b.close() // a queue pair that failed does nothing more
+		b.Close() // a queue pair that failed does nothing more
 	}
 	return done, err
 }
 
-func (b *binder) execute() (int, error) {
-	if err := b.qp.PostSend(b.wrs...); err != nil {
-		return 0, err
-	}
+func (b *Binder) await() (done int, failed error) {
 	ctx := context.Background()
-	var failed error
-	for done, seen := 0, 0; ; {
+	for seen := 0; seen < b.posted; {
 		n := b.cq.Poll(b.wcs[:])
 		for _, wc := range b.wcs[:n] {
 			if err := wc.Err(); err == nil {
@@ -84,10 +103,7 @@ func (b *binder) execute() (int, error) {
 				failed = err
 			}
 		}
-		if seen += n; seen == len(b.wrs) {
-			return done, failed
-		}
-		if n > 0 {
+		if seen += n; n > 0 {
 			continue
 		}
 		// The slow path: the device has not finished by itself.
@@ -100,9 +116,11 @@ func (b *binder) execute() (int, error) {
 			return done, fmt.Errorf("cannot wait for the device: %w", err)
 		}
 	}
+	return done, failed
 }
 
-func (b *binder) close() {
+// Close closes the queue pair. Run opens another.
+func (b *Binder) Close() {
 	if b.qp != nil {
 		b.qp.Close()
 		b.qp = nil

@@ -1,0 +1,164 @@
+package rebind
+
+import (
+	"time"
+
+	"polder/internal/failpoint"
+	"polder/memnode/twolayer"
+	"polder/verbs"
+)
+
+// Times between the worker's looks at what was freed.
+const (
+	// Gap is while it is awake. It is long enough that much is bound at a time, and
+	// bounds what a client that frees all the time costs the node.
+	Gap = 200 * time.Microsecond
+	// SlowPoll is while it sleeps, for doorbells that got lost; and after a batch that
+	// could not be bound.
+	SlowPoll = time.Second
+)
+
+// Doorbells is how many receives each client's queue pair needs: one for a doorbell
+// that has come since the worker said that it sleeps, and one for the next.
+const Doorbells = 2
+
+// batchSections is the most sections that are looked through for one batch.
+const batchSections = 64
+
+// Worker gives what was freed new keys.
+type Worker struct {
+	backlog // sections with frees
+
+	table  *twolayer.Table
+	keys   *keyring
+	seen   []uint64 // by section: frees when it was looked at last
+	swept  uint32   // sections that the look at everything has come to
+	failed bool     // the last batch could not be bound
+	state  uint64   // what the worker's word says
+
+	step func() // if set, is called before the word is changed or looks begin: for tests
+}
+
+// New makes a worker, and binds windows over all of the memory that t describes.
+func New(dev verbs.Device, mem Memory, t *twolayer.Table) (*Worker, error) {
+	keys, err := newKeyring(dev, mem, t)
+	if err != nil {
+		return nil, err
+	}
+	return &Worker{
+		backlog: newBacklog(t.Sections()), table: t, keys: keys,
+		seen: make([]uint64, t.Sections()), swept: t.Sections(),
+	}, nil
+}
+
+// Close deallocates all windows.
+func (w *Worker) Close() error { return w.keys.close() }
+
+// Idle reports whether there is nothing to do for Batch.
+func (w *Worker) Idle() bool { return w.empty() }
+
+// Turn looks for what was freed, and returns how soon the next turn must be if no
+// doorbell comes before. Until then, Batch is to be called unless the worker is Idle.
+//
+// Preconditions: for each doorbell that has come there is a new receive.
+func (w *Worker) Turn() (rest time.Duration) {
+	w.say(false)
+	w.sweep()
+	w.Look()
+	switch {
+	case w.failed:
+		w.failed = false
+		return SlowPoll
+	case !w.empty():
+		return Gap
+	}
+	w.say(true)
+	if w.Look() {
+		w.say(false)
+		return Gap
+	}
+	return SlowPoll
+}
+
+// say publishes whether the worker sleeps.
+func (w *Worker) say(sleeps bool) {
+	if (w.state&1 == 1) != sleeps {
+		w.stepped()
+		w.state++
+		w.table.SetWorker(w.state)
+	}
+}
+
+func (w *Worker) stepped() {
+	if w.step != nil {
+		w.step()
+	}
+}
+
+// sweep enqueues a few sections, if all are to be looked at because some could not be
+// bound.
+func (w *Worker) sweep() {
+	for range min(batchSections, w.table.Sections()-w.swept) {
+		w.enqueue(w.swept)
+		w.swept++
+	}
+}
+
+// Look enqueues the sections that clients say they freed something in, and reports
+// whether there are any.
+func (w *Worker) Look() (found bool) {
+	w.stepped()
+	for i := range w.seen {
+		if v := w.table.Frees(uint32(i)); v != w.seen[i] {
+			w.seen[i] = v
+			w.enqueue(uint32(i))
+			found = true
+		}
+	}
+	return found
+}
+
+// Batch gives what was freed first new keys: as much as is bound at a time, of as many
+// sections as that is in. It returns how many keys that were, and what of it failed,
+// which is tried again later.
+func (w *Worker) Batch() (n int, err error) {
+	full := false
+	for i := 0; i < batchSections && !full && !w.empty(); i++ {
+		if full = w.keys.collect(w.first()); !full {
+			w.dequeue()
+		}
+	}
+	if n, err = w.keys.renew(); err != nil {
+		w.failed, w.swept = true, 0
+		if full {
+			w.dequeue()
+		}
+	}
+	return n, err
+}
+
+// Rebind gives all that was freed in a section new keys, and returns how many.
+func (w *Worker) Rebind(section uint32) (n int, err error) {
+	for full := true; full; {
+		full = w.keys.collect(section)
+		done, err := w.keys.renew()
+		n += done
+		if err != nil {
+			return n, err
+		}
+	}
+	return n, nil
+}
+
+// Backlog is what Done will be when everything that has been freed by now has new
+// keys. Clients count a section's frees up before they free there.
+func (w *Worker) Backlog() uint64 {
+	w.Look()
+	return w.end()
+}
+
+// Done counts what has left the backlog.
+func (w *Worker) Done() uint64 { return w.done }
+
+// CloseIdle closes the spans of a section that nobody has anything of.
+func (w *Worker) CloseIdle(section uint32) { w.table.CloseIdle(section, failpoint.Hit) }
