@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"polder/measure/delay"
 )
 
 // distance is a network of the benchmark's own: what is sent through it arrives later by a
@@ -96,21 +96,16 @@ func (d *distance) pass(from, to net.Conn) {
 		}
 	})
 	for p := range way {
-		wait(time.Until(p.due))
-		if _, err := to.Write(p.bytes); err != nil {
+		err := delay.Sleep(time.Until(p.due))
+		if err == nil {
+			_, err = to.Write(p.bytes)
+		}
+		if err != nil {
 			from.Close()
 			for range way { // the reader may wait for room
 			}
 			return
 		}
-	}
-}
-
-// wait sleeps for d. A timer of Go's would take up to a millisecond more while nothing else
-// happens in the process.
-func wait(d time.Duration) {
-	if d > 0 {
-		_ = unix.Nanosleep(&unix.Timespec{Nsec: int64(d)}, nil) // d is less than a second; a signal makes it shorter
 	}
 }
 

@@ -56,6 +56,13 @@ type pressure struct {
 	marks  []plot.Mark
 	mu     sync.Mutex
 	points []point
+	grants []grant // after the antagonist has let go
+}
+
+// grant is how much memory the service might use at a time.
+type grant struct {
+	at    time.Duration
+	bytes int64
 }
 
 // point is what the service said at a time, with what was free.
@@ -168,23 +175,29 @@ func (p *pressure) run(ctx context.Context, o Options) (err error) {
 		}
 		during = p.between(from, time.Since(begin))
 		during.rate = float64(size) / gib / took.Seconds()
-		a.stop() // it lets everything go
 		released := time.Since(begin)
 		p.mark(released, "")
+		gone := make(chan time.Duration, 1)
+		go func() { a.stop(); gone <- time.Since(begin) }() // it lets everything go, which takes the kernel a while
 		// What was cold stays away until it is asked for again: recovery takes
 		// as long as the service takes to rebuild it.
-		for time.Since(begin)-released < p.patience && p.recovered(released, 0.9*before.ops) == 0 {
-			if err := wait(200 * time.Millisecond); err != nil {
+		var back time.Duration // since when the throughput is
+		for now := released; back == 0 || now < back+p.calm/2; now = time.Since(begin) {
+			if back == 0 && (now > released+p.patience || p.recovered(released, 0.9*before.ops) > 0) {
+				back = now
+			}
+			p.grants = append(p.grants, grant{now, c.Stats().Granted})
+			if err := wait(2 * time.Millisecond); err != nil {
 				return during, after, err
 			}
 		}
-		if err := wait(p.calm / 2); err != nil {
-			return during, after, err
-		}
+		free := <-gone
 		after = p.between(time.Since(begin)-p.calm/2, time.Since(begin))
 		after.recovery = p.recovered(released, 0.9*before.ops)
-		after.regrant = p.regranted(released, after.granted*9/10)
-		return during, after, nil
+		after.refill = time.Duration(max(after.mostSoft-during.leastSoft, 0)/objectSize) * fetchTime / inFlight
+		after.gone = free - released
+		after.regrant, err = p.regranted(free, released, after.granted*9/10)
+		return during, after, err
 	}
 	size := p.limit - p.reserve - 160*mib
 	for i, a := range []struct {
@@ -228,8 +241,10 @@ type summary struct {
 	leastFree int64
 	rate      float64       // at which the antagonist allocated, GiB/s
 	granted   int64         // at most
-	regrant   time.Duration // until the memory could be used again
+	gone      time.Duration // until the kernel had freed what the antagonist had
+	regrant   time.Duration // from then until it could be used again; 0 if it could before
 	recovery  time.Duration // until the throughput was back
+	refill    time.Duration // that fetching took at least what had been lost
 }
 
 func (p *pressure) between(from, to time.Duration) (s summary) {
@@ -273,17 +288,15 @@ func (p *pressure) recovered(from time.Duration, level float64) time.Duration {
 	return 0
 }
 
-// regranted is how long after from so much memory may be used again; 0 if it
-// never may.
-func (p *pressure) regranted(from time.Duration, bytes int64) time.Duration {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, x := range p.points {
-		if x.at > from && x.granted >= bytes {
-			return x.at - from
+// regranted is how long after free so much memory may be used again, from released on; 0 if
+// it may before.
+func (p *pressure) regranted(free, released time.Duration, bytes int64) (time.Duration, error) {
+	for _, x := range p.grants {
+		if x.at >= released && x.bytes >= bytes {
+			return max(x.at-free, 0), nil
 		}
 	}
-	return 0
+	return 0, errors.New("the memory that the antagonist had is not granted again")
 }
 
 // plot draws figures 8, 9 and 10: throughput, latency and memory over time.
@@ -339,11 +352,12 @@ func (p *pressure) print(o Options, before summary, phases ...phase) error {
 		if x.rate > 0 {
 			print(row("allocates", x.rate, "GiB/s"))
 		}
-		if x.regrant > 0 {
-			print(row("memory is back in", x.regrant.Seconds(), "s"))
+		if x.gone > 0 {
+			print(row("memory is free in", x.gone.Seconds(), "s"))
+			print(row("and back in", x.regrant.Seconds(), "s"))
 		}
 		if x.recovery > 0 {
-			print(row("throughput is back in", x.recovery.Seconds(), "s"))
+			print(row("throughput is back in", x.recovery.Seconds(), "s").Against("fetching what was lost", x.refill.Seconds(), benchout.Lower))
 		}
 	}
 	return errors.Join(errs...)

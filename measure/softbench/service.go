@@ -2,7 +2,6 @@ package softbench
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -14,22 +13,20 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"polder/internal/arena"
+	"polder/measure/delay"
 	"polder/soft"
 )
 
-// fetch takes as long as reading a block from a fast device. A timer of Go's
-// would take a millisecond while the process is idle.
-func fetch() error {
-	const latency = 100 * time.Microsecond
-	err := unix.Nanosleep(&unix.Timespec{Nsec: latency.Nanoseconds()}, nil)
-	if errors.Is(err, unix.EINTR) {
-		return nil
-	}
-	return err
-}
+// What the service keeps are blocks of a device, of which reading one takes so long, and so
+// many are read at a time.
+const (
+	objectSize = 4000
+	fetchTime  = 100 * time.Microsecond
+	inFlight   = 32 // requests
+)
+
+func fetch() error { return delay.Sleep(fetchTime) }
 
 // serviceWorker answers requests out of a soft cache as fast as it can, and
 // says ten times a second how fast that was.
@@ -47,9 +44,9 @@ func serviceWorker(ctx context.Context, out io.Writer, args []string) error {
 	}
 	defer h.Close()
 	debug.SetMemoryLimit(96 << 20) // of the Go heap, which the control group counts too
-	pool, err := soft.NewPool(h, soft.PoolConfig[int, [4000]byte]{
+	pool, err := soft.NewPool(h, soft.PoolConfig[int, [objectSize]byte]{
 		Name: "objects",
-		Rebuild: func(ctx context.Context, k int) (v [4000]byte, err error) {
+		Rebuild: func(ctx context.Context, k int) (v [objectSize]byte, err error) {
 			v[0] = byte(k)
 			return v, fetch()
 		},
@@ -65,12 +62,11 @@ func serviceWorker(ctx context.Context, out io.Writer, args []string) error {
 		sum += math.Pow(float64(k+1), -0.9)
 		cdf[k] = sum
 	}
-	const goroutines = 32 // requests in flight
 	var mu sync.Mutex
 	var took []time.Duration
 	var failed error
 	var wg sync.WaitGroup
-	for g := range goroutines {
+	for g := range inFlight {
 		wg.Go(func() {
 			r := rand.New(rand.NewPCG(uint64(g), 5))
 			batch := make([]time.Duration, 0, 256)
