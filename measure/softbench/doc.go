@@ -4,6 +4,7 @@
 //	ptr         a soft pointer beside a plain one
 //	reclaim     how fast memory is taken back, cooperatively and directly
 //	pressure    a service and an antagonist under a hard limit
+//	rebuild     what remains of the throughput, by what rebuilding costs
 //	coordinate  four applications that share too little memory
 //
 // Each is a function of a context and Options. What needs processes of its own

@@ -76,6 +76,23 @@ func TestReclaimRuns(t *testing.T) {
 	}
 }
 
+// Midas keeps 80 % of the ideal throughput at these costs; the time of a request is chosen
+// so that it is about that here.
+func TestRebuildRuns(t *testing.T) {
+	compared := 0
+	for _, r := range run(t, RunRebuild) {
+		if r.Rival == "" {
+			continue
+		}
+		if compared++; r.Ratio < 0.9 {
+			t.Errorf("got %+v, want about as much as Midas", r)
+		}
+	}
+	if compared != 3 {
+		t.Errorf("%d figures were compared, want 3", compared)
+	}
+}
+
 // Division by curves comes near the best fixed one, in virtual time and with
 // real processes.
 func TestCoordinateRuns(t *testing.T) {
@@ -97,4 +114,17 @@ func TestCoordinateRuns(t *testing.T) {
 	}
 }
 
-func TestPressureRuns(t *testing.T) { run(t, RunPressure) }
+// Memory that is free again is used again, within a second even on a busy machine.
+func TestPressureRuns(t *testing.T) {
+	back := 0
+	for _, r := range run(t, RunPressure) {
+		if r.Metric == "and back in" {
+			if back++; r.Value > 1 {
+				t.Errorf("got %+v, want at most a second", r)
+			}
+		}
+	}
+	if back != 2 {
+		t.Errorf("memory came back %d times, want 2", back)
+	}
+}
