@@ -334,17 +334,17 @@ func TestALostNode(t *testing.T) {
 
 // unsure answers the next CMP_SWAP with an error, done or not.
 type unsure struct {
-	fabric
+	Fabric
 	done, armed bool
 }
 
 func (u *unsure) Do(ctx context.Context, ops []pool.Op) error {
 	if !u.armed || ops[0].Kind != pool.OpCompareAndSwap {
-		return u.fabric.Do(ctx, ops)
+		return u.Fabric.Do(ctx, ops)
 	}
 	u.armed = false
 	if u.done {
-		if err := u.fabric.Do(ctx, ops); err != nil {
+		if err := u.Fabric.Do(ctx, ops); err != nil {
 			return err
 		}
 	}
@@ -355,7 +355,7 @@ func TestAnOutcomeThatIsUnknownIsLookedUp(t *testing.T) {
 	table, _, _ := rig(t, pooltest.Inproc, groups, 1)
 	for _, done := range []bool{false, true} {
 		whole := table.fabric
-		u := &unsure{fabric: whole, done: done}
+		u := &unsure{Fabric: whole, done: done}
 		table.fabric = u
 		if err := table.Put(t.Context(), []byte("key"), []byte("first")); err != nil {
 			t.Fatal(err)
@@ -380,18 +380,18 @@ func TestAnOutcomeThatIsUnknownIsLookedUp(t *testing.T) {
 
 // trips counts round trips.
 type trips struct {
-	fabric
+	Fabric
 	n int
 }
 
 func (c *trips) Do(ctx context.Context, ops []pool.Op) error {
 	c.n++
-	return c.fabric.Do(ctx, ops)
+	return c.Fabric.Do(ctx, ops)
 }
 
 // cutter cancels a context when a CMP_SWAP is posted.
 type cutter struct {
-	fabric
+	Fabric
 	cancel context.CancelFunc
 }
 
@@ -399,7 +399,7 @@ func (c *cutter) Do(ctx context.Context, ops []pool.Op) error {
 	if ops[0].Kind == pool.OpCompareAndSwap {
 		c.cancel()
 	}
-	return c.fabric.Do(ctx, ops)
+	return c.Fabric.Do(ctx, ops)
 }
 
 func TestASwapThatHasBeenPostedIsWaitedFor(t *testing.T) {
@@ -423,7 +423,7 @@ func TestASwapThatHasBeenPostedIsWaitedFor(t *testing.T) {
 
 func TestOperationsTakeAsManyRoundTripsAsTheyMust(t *testing.T) {
 	table, _, _ := rig(t, pooltest.Inproc, groups, 1)
-	counting := &trips{fabric: table.fabric}
+	counting := &trips{Fabric: table.fabric}
 	table.fabric = counting
 	key, value, buf := []byte("key"), make([]byte, 100), make([]byte, 0, 100)
 	put := func() error { return table.Put(t.Context(), key, value) }

@@ -29,13 +29,13 @@ const (
 	maxDepth = 24  // of the directory
 )
 
-// fabric is a *pool.Pool, as far as the protocol uses it.
-type fabric interface {
+// Fabric is a *pool.Pool, as far as the protocol uses it.
+type Fabric interface {
 	Do(ctx context.Context, ops []pool.Op) error
 }
 
-// memory is a *malloc.Heap.
-type memory interface {
+// Memory is a *malloc.Heap, as far as the protocol uses it.
+type Memory interface {
 	Alloc(ctx context.Context, size int) (malloc.Block, error)
 	Free(ctx context.Context, b malloc.Block) error
 	Ref(b malloc.Block) (malloc.Ref, error)
@@ -44,9 +44,9 @@ type memory interface {
 
 // A Table is a hash table in borrowed memory. See the package comment.
 type Table struct {
-	fabric fabric
-	memory memory
-	heap   *malloc.Heap // memory, unless a test has another
+	fabric Fabric
+	memory Memory
+	heap   *malloc.Heap // memory, if it is the table's own
 	groups uint32       // of a subtable
 	alone  bool         // one goroutine splits a subtable at a time
 	seed   uint64       // of hashes
@@ -93,6 +93,18 @@ func open(ctx context.Context, p *pool.Pool, groups uint32) (*Table, error) {
 	return t, nil
 }
 
+// Over makes an empty table over other than a pool: a simulator's fabric and memory, in
+// which nobody may wait for a channel. A subtable has so many groups of buckets, at least 2,
+// and hashes are of a seed. Goroutines that meet a full subtable all split it.
+func Over(ctx context.Context, f Fabric, m Memory, groups uint32, seed uint64) (*Table, error) {
+	t := &Table{fabric: f, memory: m, groups: groups, seed: seed}
+	t.epochs.batch = 64
+	if err := t.init(ctx); err != nil {
+		return nil, fmt.Errorf("cannot make a table: %w", err)
+	}
+	return t, nil
+}
+
 // init makes the first subtable.
 func (t *Table) init(ctx context.Context) error {
 	s, err := t.newSubtable(ctx, 0, 0)
@@ -111,8 +123,11 @@ func (t *Table) init(ctx context.Context) error {
 }
 
 // Close gives the table's memory back. Nothing is to be done with the table
-// meanwhile, or afterwards. It is idempotent.
+// meanwhile, or afterwards. It is idempotent. What Over was given stays the caller's.
 func (t *Table) Close(ctx context.Context) error {
+	if t.heap == nil {
+		return nil
+	}
 	if err := t.heap.Close(ctx); err != nil {
 		return fmt.Errorf("cannot give a table's memory back: %w", err)
 	}
@@ -122,7 +137,7 @@ func (t *Table) Close(ctx context.Context) error {
 // Stats is a table's state.
 type Stats struct {
 	Subtables int          // that the directory has, of 24 KiB each
-	Memory    malloc.Stats // of subtables and blocks, with those that are about to be freed
+	Memory    malloc.Stats // of subtables and blocks, with those that are about to be freed; not of Over's
 	InDoubt   int64        // blocks that nobody may know of, since a CMP_SWAP's outcome is unknown
 }
 
@@ -131,7 +146,11 @@ func (t *Table) Stats() Stats {
 	t.mu.Lock()
 	n := t.subtables
 	t.mu.Unlock()
-	return Stats{Subtables: n, Memory: t.heap.Stats(), InDoubt: t.inDoubt.Load()}
+	s := Stats{Subtables: n, InDoubt: t.inDoubt.Load()}
+	if t.heap != nil {
+		s.Memory = t.heap.Stats()
+	}
+	return s
 }
 
 func (t *Table) hash(key []byte) hash { return hash(xxh3.Hash128Seed(key, t.seed)) }

@@ -27,6 +27,12 @@
 //     its access latency only; that 24 threads queue for one Alloc QP shows in
 //     allocation, and more of them help.
 //
+// # The key-value store
+//
+// RunKV has figures 6 and 7: package race over the same managers, with values of 1 KiB
+// in chunks of 2 to 8 KiB, on one compute node or six (kv.go). Data lie in one
+// registered region, whatever a chunk was opened with: kvstore.go says why.
+//
 // # Calibration
 //
 // sim.Costs has all parameters and where they come from. One was fitted to the

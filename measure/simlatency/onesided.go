@@ -22,11 +22,12 @@ type lender struct {
 	admin            verbs.QP // binds windows for the chains, in loopback
 	adminCQ          verbs.CQ
 	offloads         int
+	entries          map[uint32]uint64 // of chunks, by the index of their access window's key
 }
 
 func newLender(r *rig, chunks, chains int) *lender {
 	n := r.node
-	l := &lender{r: r, adminCQ: n.cq(16)}
+	l := &lender{r: r, adminCQ: n.cq(16), entries: make(map[uint32]uint64)}
 	l.admin = n.queuePair(l.adminCQ)
 	check(n.dev.ConnectLoopback(l.admin, l.admin))
 
@@ -41,7 +42,9 @@ func newLender(r *rig, chunks, chains int) *lender {
 	for i := range uint32(chunks) {
 		l.table.Describe(i, memory.Addr()+uint64(i%distinct)*page, memory.LKey())
 		for j := range windows {
-			l.table.SetKey(i, j, n.window(verbs.MWType2B))
+			key := n.window(verbs.MWType2B)
+			l.table.SetKey(i, j, key)
+			l.entries[key.Index()] = l.table.Entry(i)
 		}
 		l.queue.Push(l.table.Entry(i))
 	}
@@ -131,18 +134,26 @@ type borrower struct {
 	accessor          // its queue pair is the Alloc QP
 	front    verbs.QP // the node's end of it
 	mu       sim.Mutex
+
+	free   verbs.QP // the Free QP
+	freeCQ verbs.CQ
+	freeMu sim.Mutex
 }
 
 func (l *lender) borrower() *borrower {
 	b := &borrower{accessor: *l.r.accessor()}
 	c := l.r.client
-	free := l.offload(c.queuePair(c.cq(64)), nil)
-	b.front = l.offload(b.qp, free)
+	b.freeCQ = c.cq(64)
+	b.free = c.queuePair(b.freeCQ)
+	b.front = l.offload(b.qp, l.offload(b.free, nil))
 	return b
 }
 
-// The request and the answer lie behind the page in an accessor's buffer.
-const answerOff = page + 64
+// The requests and the answer lie behind the page in an accessor's buffer.
+const (
+	answerOff = page + 64
+	handleOff = page + 128
+)
 
 // allocate takes a chunk for a, with a window that belongs to the node's queue
 // pair of a number.

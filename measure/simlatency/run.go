@@ -16,6 +16,8 @@ type Options struct {
 	JSON  bool   // one object a line instead of a table
 	Seed  uint64 // of the threads' pauses
 	Short bool   // fewer rounds
+	// Progress, if set, is told how far RunKV is.
+	Progress func(done, total int, what string)
 }
 
 // Rounds of each thread that are measured.

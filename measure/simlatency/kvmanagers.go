@@ -1,0 +1,97 @@
+package simlatency
+
+import (
+	"polder/memnode/chain"
+	"polder/verbs"
+	"polder/verbs/sim"
+)
+
+// A kvManager lets the threads of one compute node, the rig's client, borrow no more than
+// so many chunks, all compute nodes together. busy is how many requests the memory
+// node's core has served.
+type kvManager func(r *rig, chunks, threads int) (connect func(threads []*kvThread), busy func() int)
+
+// kvStatic is Static-MR: 16 MiB are registered at a time, before they are needed. There
+// is nothing to wait for, and no entry's end makes 16 MiB free.
+func kvStatic(*rig, int, int) (func([]*kvThread), func() int) {
+	return func(threads []*kvThread) {
+		for _, t := range threads {
+			t.take = func(*sim.Proc) (giveBack, error) { return nil, nil }
+		}
+	}, func() int { return 0 }
+}
+
+// kvRPC is RPC-MW: a message to the node's core, or to one of as many cores as there
+// are threads.
+func kvRPC(unlimited bool) kvManager {
+	return func(r *rig, chunks, threads int) (func([]*kvThread), func() int) {
+		cores := 1
+		if unlimited {
+			cores = threads
+		}
+		all := repeat(cores, func(int) *core { return newCore(r, verbs.MWType2B, (chunks+cores-1)/cores+16) })
+		for _, c := range all {
+			r.w.Daemon("core", c.serve)
+		}
+		next := 0
+		connect := func(threads []*kvThread) {
+			for _, t := range threads {
+				a := r.accessor()
+				all[next%cores].connect(a)
+				next++
+				t.take = func(p *sim.Proc) (giveBack, error) { return nil, a.request(p, 0) }
+			}
+		}
+		return connect, func() (n int) {
+			for _, c := range all {
+				n += c.given
+			}
+			return n
+		}
+	}
+}
+
+// kvOneSided is OneSidedMW: chains, with so many pairs of an Alloc and a Free QP for each
+// compute node, or if 0 a pair for each thread.
+func kvOneSided(pairs int) kvManager {
+	return func(r *rig, chunks, threads int) (func([]*kvThread), func() int) {
+		node := newLender(r, chunks, 2*threads)
+		return func(threads []*kvThread) {
+			n := pairs
+			if n == 0 {
+				n = len(threads)
+			}
+			ends := repeat(n, func(int) *borrower { return node.borrower() })
+			for i, t := range threads {
+				b, a := ends[i%n], r.accessor()
+				t.take = func(p *sim.Proc) (giveBack, error) {
+					if err := b.mu.Lock(p); err != nil {
+						return nil, err
+					}
+					defer b.mu.Unlock()
+					err := b.allocate(a, b.front.Num())
+					entry := node.entries[a.key.Index()]
+					return func(p *sim.Proc) error { return b.release(p, entry) }, err
+				}
+			}
+		}, func() int { return 0 }
+	}
+}
+
+// release gives back the chunk of an entry of the table, which b has allocated.
+func (b *borrower) release(p *sim.Proc, entry uint64) error {
+	if err := b.freeMu.Lock(p); err != nil {
+		return err
+	}
+	defer b.freeMu.Unlock()
+	if err := b.free.PostRecv(verbs.RecvWR{}); err != nil {
+		return err
+	}
+	h := chain.Handle(entry)
+	copy(b.buf.Bytes()[handleOff:], h[:])
+	if err := b.free.PostSend(verbs.SendWR{Op: verbs.OpSend, SGL: []verbs.SGE{local(b.buf, handleOff, chain.HandleSize)}}); err != nil {
+		return err
+	}
+	_, err := b.r.await(b.freeCQ)
+	return err
+}
