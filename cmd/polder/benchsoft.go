@@ -12,7 +12,7 @@ import (
 func newBenchSoft() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "soft",
-		Short: "Measure soft memory: pointers, reclamation, pressure, rebuilding, coordination",
+		Short: "Measure soft memory: pointers, reclamation, pressure, files, rebuilding, coordination",
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		Args:  noArgs,
 	}
@@ -24,6 +24,7 @@ func newBenchSoft() *cobra.Command {
 		{"ptr", "Compare a soft pointer with a plain one", softbench.RunPtr, false},
 		{"reclaim", "Measure how fast memory is taken back", softbench.RunReclaim, false},
 		{"pressure", "Run a service beside an antagonist under a hard limit", softbench.RunPressure, true},
+		{"files", "Serve files from soft memory, beside the kernel's page cache and a scan", softbench.RunFiles, false},
 		{"rebuild", "Sweep what rebuilding an object costs", softbench.RunRebuild, false},
 		{"coordinate", "Divide too little memory among four applications", softbench.RunCoordinate, true},
 	} {

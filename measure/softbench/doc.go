@@ -4,6 +4,7 @@
 //	ptr         a soft pointer beside a plain one
 //	reclaim     how fast memory is taken back, cooperatively and directly
 //	pressure    a service and an antagonist under a hard limit
+//	files       a page cache in soft memory and the kernel's, beside a scan
 //	rebuild     what remains of the throughput, by what rebuilding costs
 //	coordinate  four applications that share too little memory
 //

@@ -114,6 +114,23 @@ func TestCoordinateRuns(t *testing.T) {
 	}
 }
 
+// A scan costs the kernel's page cache what it had, and not that in soft memory.
+func TestFilesRuns(t *testing.T) {
+	read := map[string]benchout.Row{}
+	for _, r := range run(t, RunFiles) {
+		if r.Metric == "read from disk" {
+			read[r.Case] = r
+		}
+	}
+	alone, beside := read["alone"], read["beside a scan"]
+	if alone.Value <= 0 || beside.Value > 1.5*alone.Value {
+		t.Errorf("a page cache in soft memory reads %v KiB for a request, and %v beside a scan", alone.Value, beside.Value)
+	}
+	if beside.RivalValue < 1.1*alone.RivalValue {
+		t.Errorf("the scan is none: the kernel's page cache reads %v KiB for a request, and %v beside it", alone.RivalValue, beside.RivalValue)
+	}
+}
+
 // Memory that is free again is used again, within a second even on a busy machine.
 func TestPressureRuns(t *testing.T) {
 	back := 0

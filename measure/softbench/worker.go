@@ -21,6 +21,10 @@ func Worker(ctx context.Context, out io.Writer, args []string) error {
 			return serviceWorker(ctx, out, args[1:])
 		case "antagonist":
 			return antagonistWorker(ctx, out, args[1:])
+		case "files":
+			return filesWorker(ctx, out, args[1:])
+		case "scan":
+			return scanWorker(ctx, out, args[1:])
 		case "app":
 			return appWorker(ctx, out, args[1:])
 		}
