@@ -17,19 +17,40 @@ func (l *link) bind(g manager.Grant) *binding {
 	return b
 }
 
-// inPlace carries op out, which has been checked, if it is about one extent, and
-// that lies in this process's memory. Otherwise it reports false: nothing has
-// happened then, or has to be repeated.
+// inPlace carries op out, which has been checked, if all that it is about lies in this
+// process's memory. Otherwise it reports false: then nothing has happened, or a READ or
+// WRITE has to be repeated.
 //
-// Hot path: it neither blocks nor allocates. The link is held while the memory
-// is accessed, so that it is not unmapped.
+// Hot path: it neither blocks nor allocates.
 func (c *Chunk) inPlace(ctx context.Context, op *Op) bool {
-	x := c.extents[c.at(op.Off)]
-	b := x.binding.Load()
-	if b == nil || b.memory == nil || op.Off-x.off > x.size-int64(op.size()) || ctx.Err() != nil || c.acquire() != nil {
+	i := c.at(op.Off)
+	x := c.extents[i]
+	if b := x.binding.Load(); b == nil || b.memory == nil || ctx.Err() != nil || c.acquire() != nil {
 		return false // the slow path says why
 	}
 	defer c.release()
+	if op.Off-x.off <= x.size-int64(op.size()) { // fast path
+		return x.inPlace(op)
+	}
+	part := Op{Kind: op.Kind, Off: op.Off}
+	for rest := op.Buf; len(rest) > 0; i++ {
+		x := c.extents[i]
+		part.Buf = rest[:min(int64(len(rest)), x.off+x.size-part.Off)]
+		if !x.inPlace(&part) {
+			return false
+		}
+		part.Off, rest = part.Off+int64(len(part.Buf)), rest[len(part.Buf):]
+	}
+	return true
+}
+
+// inPlace is Chunk.inPlace for an operation on x alone. The link is held while the memory
+// is accessed, so that it is not unmapped.
+func (x *extent) inPlace(op *Op) bool {
+	b := x.binding.Load()
+	if b == nil || b.memory == nil {
+		return false
+	}
 	l := b.link
 	l.mapped.RLock()
 	defer l.mapped.RUnlock()
