@@ -1,12 +1,16 @@
 package broker_test
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"testing"
 
+	"polder/pool"
 	"polder/pool/broker"
 	"polder/pool/manager"
 	"polder/pool/pooltest"
+	"polder/verbs"
 )
 
 func TestConformance(t *testing.T) {
@@ -42,6 +46,58 @@ func TestBlocksOfAllSizes(t *testing.T) {
 	if len(two.Keys) != 2 {
 		t.Errorf("4 MiB have %d keys, want 2", len(two.Keys))
 	}
+}
+
+// TestManyChunksAreFewRequests: a pool asks for runs of chunks, in the largest blocks that
+// there are, and gives them back as it got them.
+func TestManyChunksAreFewRequests(t *testing.T) {
+	r := newRig(t, small, broker.Config{})
+	d := broker.NewDialer(r.path)
+	defer d.Close()
+	dev, err := r.Fabric.NewDevice()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dev.Close()
+	addr := r.Nodes[0].Addr
+	p, err := pool.Open(t.Context(), pool.Config{Device: dev, Manager: broker.Manager{}, Nodes: []pool.NodeConfig{{
+		Name: addr,
+		Dial: func(ctx context.Context) (verbs.Conn, error) {
+			return d.Dial(ctx, addr, func(ctx context.Context) (verbs.Conn, error) { return r.Fabric.Dial(ctx, dev, addr) })
+		},
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	const chunks = 512 + 16 + 3 // a section, half a span, and two blocks
+	c, err := p.Alloc(t.Context(), chunks*4096)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := r.broker.Stats().Nodes[0].Allocs; n != 4 {
+		t.Errorf("%d chunks took %d requests, want 4", chunks, n)
+	}
+	r.lent(chunks * 4096)
+	want := bytes.Repeat([]byte("polder "), chunks*4096/7)
+	got := make([]byte, len(want))
+	if _, err := c.WriteAt(want, 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.ReadAt(got, 0); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("what was read is not what was written (%v)", err)
+	}
+	// Little by little, what is left is smaller than what is asked for.
+	left, err := p.Alloc(t.Context(), (1024-chunks)*4096)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []*pool.Chunk{c, left} {
+		if err := c.Free(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	r.lent(0)
 }
 
 func TestWhatAnApplicationHadIsFreedWhenItLeaves(t *testing.T) {

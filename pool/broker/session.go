@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -24,6 +22,7 @@ type session struct {
 	info manager.Info
 	held *holding
 	stop chan struct{} // closed with the session
+	runs finemem.Runs
 
 	mu     sync.Mutex // guards what follows
 	closed bool
@@ -33,19 +32,30 @@ type session struct {
 // holding is what an application has at a node. It outlives connections to the node
 // by the grace period, but not the connection to the broker.
 type holding struct {
-	id    uint64 // of the session with the broker
-	class uint8  // of a chunk
+	id uint64 // of the session with the broker
 
-	mu     sync.Mutex // guards what follows
-	grants map[uint32]manager.Grant
+	mu     sync.Mutex      // guards what follows
+	grants map[uint32]lent // by first chunk
 
 	expiry *time.Timer // of Client.mu; while there is no connection to the node
+}
+
+// A loan is a block that was granted, with a grant for every key. It is freed as a whole.
+type loan struct {
+	free   request
+	grants int // that have not been given back; guarded by holding.mu
+}
+
+// lent is a grant of a loan.
+type lent struct {
+	manager.Grant
+	loan *loan
 }
 
 // hold returns what is held in a session at a node. Without resume, what was held in
 // an earlier session of the same id is wanted no more. What has expired is not given
 // back: its chunks are lost.
-func (c *Client) hold(node int, id uint64, class uint8, resume bool) *holding {
+func (c *Client) hold(node int, id uint64, resume bool) *holding {
 	c.mu.Lock()
 	old := c.holdings[node]
 	if old != nil && old.expiry != nil {
@@ -60,11 +70,11 @@ func (c *Client) hold(node int, id uint64, class uint8, resume bool) *holding {
 		c.mu.Unlock()
 		return old
 	}
-	h := &holding{id: id, class: class, grants: make(map[uint32]manager.Grant)}
+	h := &holding{id: id, grants: make(map[uint32]lent)}
 	c.holdings[node] = h
 	c.mu.Unlock()
 	if old != nil {
-		c.surrender(node, old)
+		c.surrender(old)
 	}
 	return h
 }
@@ -79,7 +89,7 @@ func (c *Client) expire(node int, h *holding, grace time.Duration) {
 	c.expiries.Add(1)
 	h.expiry = time.AfterFunc(grace, func() {
 		defer c.expiries.Done()
-		c.surrender(node, h)
+		c.surrender(h)
 		if c.enter() == nil {
 			defer c.leave()
 			ctx, cancel := context.WithTimeout(context.Background(), surrenderTime)
@@ -93,16 +103,19 @@ func (c *Client) expire(node int, h *holding, grace time.Duration) {
 const surrenderTime = 10 * time.Second
 
 // surrender owes what is held.
-func (c *Client) surrender(node int, h *holding) {
+func (c *Client) surrender(h *holding) {
+	var owed []request
 	h.mu.Lock()
-	grants := h.grants
-	h.grants = make(map[uint32]manager.Grant)
+	for _, g := range h.grants {
+		if g.loan.grants--; g.loan.grants == 0 {
+			owed = append(owed, g.loan.free)
+		}
+	}
+	clear(h.grants)
 	h.mu.Unlock()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, g := range grants {
-		c.owed = append(c.owed, request{op: opFree, node: uint16(node), session: h.id, class: h.class, first: g.Chunk << h.class})
-	}
+	c.owed = append(c.owed, owed...)
 }
 
 func (s *session) open(ctx context.Context, l manager.Link) error {
@@ -140,27 +153,34 @@ func (s *session) open(ctx context.Context, l manager.Link) error {
 		Session: wire.Session{ID: s.id}, Resumed: s.id == resume.ID,
 		ChunkSize: info.ChunkSize, Chunks: info.Chunks, Grace: info.Grace,
 	}
-	s.held = c.client.hold(c.node, s.id, uint8(s.k), s.info.Resumed)
+	s.held = c.client.hold(c.node, s.id, s.info.Resumed)
 	return nil
 }
 
-// remove takes all chunks out, or none; false if it does not have one of them.
-func (h *holding) remove(chunks []uint32) bool {
+// remove takes all grants of these first chunks out, or none; false if it does not have
+// one of them. It returns the blocks of which nothing is left.
+func (h *holding) remove(chunks []uint32) ([]*loan, bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	removed := make([]manager.Grant, 0, len(chunks))
+	removed := make([]lent, 0, len(chunks))
 	for _, c := range chunks {
 		g, ok := h.grants[c]
 		if !ok {
 			for _, g := range removed {
 				h.grants[g.Chunk] = g
 			}
-			return false
+			return nil, false
 		}
 		delete(h.grants, c)
 		removed = append(removed, g)
 	}
-	return true
+	var whole []*loan
+	for _, g := range removed {
+		if g.loan.grants--; g.loan.grants == 0 {
+			whole = append(whole, g.loan)
+		}
+	}
+	return whole, true
 }
 
 // Info implements manager.Session.
@@ -192,41 +212,66 @@ func (s *session) says(a *answer) {
 
 // Alloc implements manager.Session.
 func (s *session) Alloc(ctx context.Context, grants []manager.Grant) (int, error) {
-	for i := range grants {
-		var a answer
-		err := s.conn.client.call(ctx, s.stop, &request{op: opAlloc, node: uint16(s.conn.node), session: s.id, class: uint8(s.k)}, &a)
-		if err == nil && (len(a.keys) != 1 || a.first&(1<<s.k-1) != 0 || int(a.first>>s.k) >= s.info.Chunks) {
-			err = s.conn.client.violated("chunk %d with %d keys", a.first, len(a.keys))
-		}
+	n := 0
+	for chunks := 0; chunks < len(grants); {
+		var got []manager.Grant
+		err := s.runs.Alloc(s.k, len(grants)-chunks, func(class int) (err error) {
+			got, err = s.allocBlock(ctx, class)
+			return err
+		})
 		if err != nil {
-			if i > 0 && (errors.Is(err, manager.ErrNoMemory) || ctx.Err() != nil) {
-				return i, nil
+			if n > 0 && (errors.Is(err, manager.ErrNoMemory) || ctx.Err() != nil) {
+				return n, nil
 			}
 			return 0, s.fault(err) // what it has got is listed by Owned
 		}
-		g := manager.Grant{Chunk: a.first >> s.k, Chunks: 1, Addr: a.addr}
-		g.Keys[0] = a.keys[0]
-		grants[i] = g
-		s.held.mu.Lock()
-		s.held.grants[g.Chunk] = g
-		s.held.mu.Unlock()
-		s.says(&a)
+		for _, g := range got {
+			grants[n] = g
+			chunks += g.Chunks
+			n++
+		}
 	}
-	return len(grants), nil
+	return n, nil
+}
+
+// allocBlock allocates a block of a class, and returns its grants: one for every key.
+func (s *session) allocBlock(ctx context.Context, class int) ([]manager.Grant, error) {
+	var a answer
+	r := request{op: opAlloc, node: uint16(s.conn.node), session: s.id, class: uint8(class)}
+	if err := s.conn.client.call(ctx, s.stop, &r, &a); err != nil {
+		return nil, err
+	}
+	keys, chunks := len(a.keys), 1<<(class-s.k)
+	if keys == 0 || chunks%keys != 0 || a.first&(1<<class-1) != 0 || int(a.first>>s.k)+chunks > s.info.Chunks {
+		return nil, s.conn.client.violated("class %d at chunk %d with %d keys", class, a.first, keys)
+	}
+	l := &loan{free: r, grants: keys}
+	l.free.op, l.free.first = opFree, a.first
+	grants := make([]manager.Grant, keys)
+	s.held.mu.Lock()
+	for i := range grants {
+		g := &grants[i]
+		g.Chunk, g.Chunks = a.first>>s.k+uint32(i*chunks/keys), chunks/keys
+		g.Addr = a.addr + uint64(i*chunks/keys*s.info.ChunkSize)
+		g.Keys[0] = a.keys[i]
+		s.held.grants[g.Chunk] = lent{*g, l}
+	}
+	s.held.mu.Unlock()
+	s.says(&a)
+	return grants, nil
 }
 
 // Free implements manager.Session.
 func (s *session) Free(ctx context.Context, chunks []uint32) error {
-	if !s.held.remove(chunks) {
+	blocks, ok := s.held.remove(chunks)
+	if !ok {
 		return ErrNotOwner
 	}
 	var failed error
-	for _, c := range chunks {
+	for _, l := range blocks {
 		// One that cannot be asked for now is owed, and freed by a later call.
 		var a answer
-		err := s.conn.client.call(ctx, s.stop, &request{
-			op: opFree, node: uint16(s.conn.node), session: s.id, class: uint8(s.k), first: c << s.k,
-		}, &a)
+		err := s.conn.client.call(ctx, s.stop, &l.free, &a)
 		if err == nil {
 			s.says(&a)
 		} else if failed == nil {
@@ -244,7 +289,11 @@ func (s *session) Free(ctx context.Context, chunks []uint32) error {
 func (s *session) Owned(context.Context) ([]manager.Grant, error) {
 	s.held.mu.Lock()
 	defer s.held.mu.Unlock()
-	return slices.Collect(maps.Values(s.held.grants)), nil
+	grants := make([]manager.Grant, 0, len(s.held.grants))
+	for _, g := range s.held.grants {
+		grants = append(grants, g.Grant)
+	}
+	return grants, nil
 }
 
 // Close implements manager.Session.

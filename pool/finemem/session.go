@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/bits"
 	"sync"
 
 	"polder/internal/arena"
@@ -33,7 +32,7 @@ func (Manager) Name() string { return Name }
 
 // Attach implements manager.Manager. The session is a *Session.
 func (m Manager) Attach(ctx context.Context, l manager.Link) (manager.Session, error) {
-	s := &Session{link: l, turn: make(chan struct{}, 1), loans: make(map[uint32]*loan), fits: twolayer.SectionClass}
+	s := &Session{link: l, turn: make(chan struct{}, 1), loans: make(map[uint32]*loan)}
 	s.turn <- struct{}{}
 	if err := s.open(ctx, m); err != nil {
 		s.Close()
@@ -56,9 +55,7 @@ type Session struct {
 
 	turn  chan struct{}    // capacity 1: holds a token while nobody uses alloc
 	loans map[uint32]*loan // by the first chunk of every grant; of who has the turn
-	// fits is the largest class that there was room for of late, and spared counts
-	// the blocks since then that were to be larger; of who has the turn.
-	fits, spared int
+	runs  Runs
 
 	mu     sync.Mutex // guards what follows
 	closed bool
@@ -234,7 +231,11 @@ func (s *Session) Alloc(ctx context.Context, grants []manager.Grant) (int, error
 	var err error
 	for chunks < want {
 		var b Block
-		if b, err = s.allocBlock(ctx, want-chunks); err != nil {
+		err = s.runs.Alloc(s.k, want-chunks, func(class int) (err error) {
+			b, err = s.alloc.Alloc(ctx, class)
+			return err
+		})
+		if err != nil {
 			break
 		}
 		for _, g := range s.lend(b) {
@@ -251,34 +252,6 @@ func (s *Session) Alloc(ctx context.Context, grants []manager.Grant) (int, error
 		return 0, s.fault(err)
 	}
 	return n, nil
-}
-
-// retryLarger is after how many blocks that are smaller than they could be a larger
-// one is tried again: to find that there is none takes a look at everything.
-const retryLarger = 64
-
-// allocBlock allocates the largest block of at most n chunks that there is, and no
-// larger than a section unless that is less than a chunk.
-func (s *Session) allocBlock(ctx context.Context, n int) (Block, error) {
-	k := max(s.k, min(s.k+bits.Len(uint(n))-1, twolayer.SectionClass))
-	if k > s.fits {
-		if s.spared++; s.spared < retryLarger {
-			k = max(s.k, s.fits)
-		} else {
-			s.spared = 0
-		}
-	}
-	for {
-		b, err := s.alloc.Alloc(ctx, k)
-		if err == nil {
-			s.fits = max(s.fits, k)
-		}
-		if k == s.k || !errors.Is(err, manager.ErrNoMemory) {
-			return b, err
-		}
-		k--
-		s.fits = k
-	}
 }
 
 // lend notes that b is lent, and returns its grants: one for every key.
