@@ -64,6 +64,7 @@ func (d *desk) open(dev verbs.Device, owner uint64) (err error) {
 	if d.cq, err = dev.CreateCQ(verbs.CQInit{Depth: 1, IgnoreOverrun: true}); err != nil {
 		return err
 	}
+	d.cfg.Prefetched = dev.Attr().Prefetches
 	d.cfg.Table, d.cfg.Queue = d.w.table, d.w.queue
 	d.cfg.RecvCQ, d.cfg.SentCQ = d.recvCQ.Num(), d.sentCQ.Num()
 	d.cfg.Chain = chain.Region{Addr: d.chainMR.Addr(), LKey: d.chainMR.LKey()}
@@ -124,7 +125,7 @@ func (d *desk) arm(dev verbs.Device) (err error) {
 	if err := d.chain.PostSend(d.program.Chain...); err != nil {
 		return fmt.Errorf("cannot post a chain: %w", err)
 	}
-	return d.chain.EnableSend(uint64(depth))
+	return d.chain.EnableSend(uint64(d.program.First))
 }
 
 // bindOwn opens the metadata to the chain's queue pair, and to no other.

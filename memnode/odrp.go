@@ -39,6 +39,9 @@ type odrp struct {
 
 // newODRP is rpc with another opener: what it lends are addresses.
 func newODRP(n *Node) (manager, error) {
+	if n.dev.Attr().Prefetches {
+		return nil, fmt.Errorf("%s reads entries before the chains of %s have rewritten them: lend by %s", n.dev.Attr().Name, ODRP, OneSided)
+	}
 	t := &chunks{memory: n.mem, all: make([]chunk, n.cfg.chunks())}
 	o := &odrp{rpc: &rpc{node: n, chunks: t}, of: make(map[*session]*translation)}
 	o.opener = o

@@ -66,6 +66,10 @@ type DeviceAttr struct {
 	MaxMW      int    // most windows; 0: the device does not say
 	WaitEnable bool   // WAIT and ENABLE, and what goes with them: the device can run work-request chains
 	BoundsMW   bool   // window bounds are checked on every access
+	// Prefetches says that an entry of a queue may be read as soon as it is
+	// enabled, or posted to a queue that is not managed: what rewrites an entry
+	// must have completed before it is enabled.
+	Prefetches bool
 	// Type1Keys: a window of type 1 gets the key that its bind asks for. Without,
 	// the device chooses, and MW.RKey tells.
 	Type1Keys bool

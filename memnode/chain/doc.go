@@ -60,6 +60,21 @@
 //	WRITE     the entry's address into the element; its completion is a credit
 //	ENABLE    a SEND that tells the client
 //
+// # Devices that read ahead
+//
+// An RNIC may read an entry of a queue as soon as it is enabled. A chain
+// that is enabled as a whole then executes entries as they were before it
+// rewrote them. For such a device (verbs.DeviceAttr.Prefetches) chains are in
+// sections, each of which ends where the next one has been rewritten: with
+// a FETCH_ADD, whose answer says that the WRITEs before it have been executed, and
+// an ENABLE of the next section that waits for it. An allocation has four: up to the FETCH_ADD
+// on the head, up to the READ of the element, up to that of the entry, and the
+// rest; so has a free: up to the WAIT for the request, up to the READ of the
+// entry, up to the FETCH_ADD on the tail, and the rest. The model checker tries all orders on
+// a device that reads each entry when it is enabled, which is the worst that it may do, and
+// finds what is wrong with a chain that is enabled as a whole, or with any two sections
+// made one.
+//
 // # Rights
 //
 // Clients' queue pairs and the chains must be in one protection domain, since a

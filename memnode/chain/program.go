@@ -64,6 +64,10 @@ type Config struct {
 	Budget  int
 	FreedCQ uint32
 
+	// Prefetched says that the device reads entries as soon as they are enabled
+	// (verbs.DeviceAttr.Prefetches).
+	Prefetched bool
+
 	// Of a free chain: where chunks go, Queue.Tail or Queue.FreedTail, and
 	// if they are zeroed first, where ChunkSize zeros are and the memory.
 	To       uint64
@@ -81,6 +85,7 @@ func Received(ring []byte) uint64 { return Load(ring[verbs.WQEAddr:]) - 1 }
 // A Program is what is posted for a chain.
 type Program struct {
 	Chain   []verbs.SendWR
+	First   int            // how many of Chain are enabled at first
 	Front   []verbs.SendWR // on the front's send queue, once
 	Recv    []verbs.SGE    // of the front's two receives, once
 	Entry   int            // index of the READ of the entry: fails if the queue is empty
@@ -93,6 +98,9 @@ type program struct {
 	chain   Region
 	trashAt int // offset of what takes what nobody needs
 	wrs     []verbs.SendWR
+
+	prefetched bool
+	releases   []int // indexes of the ENABLEs of release
 }
 
 // add appends a request and returns its index, which is its id, too.
@@ -122,12 +130,67 @@ func (p *program) copyAddr(from, to int, flags verbs.SendFlags) {
 		RKey: p.chain.RKey, SGL: []verbs.SGE{p.field(from, verbs.WQEAddr, 8)}})
 }
 
+// release ends a section: requests that follow are rewritten by those before. If the
+// device reads entries as soon as they are enabled, it appends what enables those
+// that follow when all before have completed, and what follows must not be enabled
+// by anything else. The FETCH_ADD is for that: when it has been answered, the WRITEs
+// before it have been executed, too. It restores the count of the ENABLE before, or
+// of the chain's last one, which must be rewritten in another section than its own.
+func (p *program) release() {
+	if !p.prefetched {
+		return
+	}
+	restored := 0 // of the last, which again fills in
+	if n := len(p.releases); n > 0 {
+		restored = p.releases[n-1]
+	}
+	p.bump(restored, 0)
+	p.releases = append(p.releases, p.add(verbs.SendWR{Op: verbs.OpEnable, Flags: verbs.SendFence}))
+}
+
+// released is how many requests a release takes.
+func (p *program) released() int {
+	if p.prefetched {
+		return 2
+	}
+	return 0
+}
+
+// sections fills in the counts of the releases, of a chain of so many requests, and
+// returns how many of those the first section has.
+func (p *program) sections(length int) (first int) {
+	for i, r := range p.releases {
+		end := length
+		if i+1 < len(p.releases) {
+			end = p.releases[i+1] + 1
+		}
+		p.wrs[r].Count = uint64(end)
+		p.wrs[r-1].Swap = uint64(length)
+	}
+	restore := &p.wrs[p.releases[0]-1]
+	restore.RemoteAddr = p.field(length-1, verbs.WQEAddr, 8).Addr
+	return p.releases[0] + 1
+}
+
 // again appends what makes the chain, which has room for so many requests, start
-// over.
-func (p *program) again(room int) {
+// over, and returns how many are to be enabled at first.
+func (p *program) again(room int) (first int) {
+	if p.prefetched {
+		length := len(p.wrs) + 2
+		p.bump(p.releases[len(p.releases)-1], uint64(length))
+		first = p.sections(length)
+		p.add(verbs.SendWR{Op: verbs.OpEnable, Flags: verbs.SendFence, Count: uint64(first)})
+		p.fits(room)
+		return first
+	}
 	length := uint64(len(p.wrs) + 2)
 	p.bump(len(p.wrs)+1, length)
 	p.add(verbs.SendWR{Op: verbs.OpEnable, Flags: verbs.SendFence, Count: length})
+	p.fits(room)
+	return int(length)
+}
+
+func (p *program) fits(room int) {
 	if len(p.wrs) > room {
 		panic("BUG: the chain does not fit into its ring")
 	}
@@ -140,7 +203,7 @@ const (
 
 // Alloc is the allocation chain.
 func Alloc(c *Config) *Program {
-	p := &program{chain: c.Chain, trashAt: trashOff}
+	p := &program{chain: c.Chain, trashAt: trashOff, prefetched: c.Prefetched}
 	windows := c.Table.Windows
 	wait := p.add(verbs.SendWR{Op: verbs.OpWait, CQN: c.RecvCQ, Count: c.Done + c.Failed + 1})
 	credit := -1
@@ -151,15 +214,19 @@ func Alloc(c *Config) *Program {
 	}
 	head := p.add(verbs.SendWR{Op: verbs.OpMaskedFetchAdd, RemoteAddr: c.Queue.Head(), RKey: c.QueueKey,
 		Swap: 8, Compare: c.Queue.Wrap()})
+	p.release()
 	const dups = 2
 	element := len(p.wrs) + 1
-	entry, zero := element+dups, element+dups+1
+	entry := element + p.released() + dups
+	zero := entry + p.released() + 1
 	owner := zero + windows + 1
 	p.copyAddr(element, zero, fence)
 	p.add(verbs.SendWR{Op: verbs.OpRead, RKey: c.QueueKey, SGL: []verbs.SGE{p.field(entry, verbs.WQEAddr, 8)}})
+	p.release()
 	p.copyAddr(entry, owner, fence)
 	p.wrs[head].SGL = []verbs.SGE{p.field(element, verbs.WQEAddr, 8)}
 	p.add(verbs.SendWR{Op: verbs.OpRead, RKey: c.TableKey})
+	p.release()
 	p.add(verbs.SendWR{Op: verbs.OpWrite, Flags: fence, RKey: c.QueueKey, SGL: []verbs.SGE{c.Chain.sge(zeroOff, 8)}})
 	answer := []verbs.SGE{{}, p.field(entry, verbs.WQEAddr, 8)}
 	var recv []verbs.SGE
@@ -194,9 +261,10 @@ func Alloc(c *Config) *Program {
 	p.bump(open, 1)
 	p.bump(reply, depth)
 	p.bump(sent, 1)
-	p.again(maxRequests)
+	first := p.again(maxRequests)
 	return &Program{
 		Chain: p.wrs,
+		First: first,
 		Front: []verbs.SendWR{
 			{Op: verbs.OpWrite, SGL: answer},
 			{Op: verbs.OpSend, Flags: signaled},
@@ -210,19 +278,21 @@ func Alloc(c *Config) *Program {
 
 // Free is the free chain.
 func Free(c *Config) *Program {
-	p := &program{chain: c.Chain, trashAt: trashOff}
+	p := &program{chain: c.Chain, trashAt: trashOff, prefetched: c.Prefetched}
 	windows := c.Table.Windows
 	depth := uint64(windows + 1)
 	wait := p.add(verbs.SendWR{Op: verbs.OpWait, CQN: c.RecvCQ, Count: c.Done + 1})
 	// Counted before the client knows, so that it never seems to have more
 	// than it has.
 	p.bump(wait, 1)
+	p.release()
 	read := p.add(verbs.SendWR{Op: verbs.OpRead, RKey: c.TableKey, RemoteAddr: c.Table.Addr})
-	owner := len(p.wrs) + 3 + windows
+	owner := len(p.wrs) + 1 + p.released() + 2 + windows
 	if c.Zeros != nil {
 		owner++
 	}
 	p.copyAddr(read, owner, 0)
+	p.release()
 	revoke := p.add(verbs.SendWR{Op: verbs.OpEnable, Flags: fence, QPN: c.FrontQP, Count: depth*c.Done + uint64(windows)})
 	revoked := p.add(verbs.SendWR{Op: verbs.OpWait, CQN: c.SentCQ, Count: 2*c.Done + 1})
 	sgl := []verbs.SGE{p.trash()} // the owner
@@ -256,6 +326,7 @@ func Free(c *Config) *Program {
 	}
 	p.add(verbs.SendWR{Op: verbs.OpWrite, RKey: c.TableKey, SGL: []verbs.SGE{c.Chain.sge(zeroOff, 8)}})
 	tail := p.add(verbs.SendWR{Op: verbs.OpMaskedFetchAdd, RemoteAddr: c.To, RKey: c.QueueKey, Swap: 8, Compare: c.Queue.Wrap()})
+	p.release()
 	// Its completion is what an allocation beyond the budget waits for.
 	put := p.add(verbs.SendWR{Op: verbs.OpWrite, Flags: fence | signaled, RKey: c.QueueKey, SGL: []verbs.SGE{p.field(read, verbs.WQEAddr, 8)}})
 	p.wrs[tail].SGL = []verbs.SGE{p.field(put, verbs.WQEAddr, 8)}
@@ -267,9 +338,10 @@ func Free(c *Config) *Program {
 	p.bump(open, 1)
 	p.bump(reply, depth)
 	p.bump(sent, 2)
-	p.again(maxRequests)
+	first := p.again(maxRequests)
 	return &Program{
 		Chain: p.wrs,
+		First: first,
 		Front: front,
 		Recv:  []verbs.SGE{p.field(read, verbs.WQEAddr+1, HandleSize)},
 		Entry: read,

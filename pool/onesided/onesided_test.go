@@ -95,6 +95,37 @@ func TestNoCPU(t *testing.T) {
 	}
 }
 
+// TestADeviceThatPrefetches runs the chains, of the largest group as well, on a device
+// that reads entries as soon as they are enabled.
+func TestADeviceThatPrefetches(t *testing.T) {
+	for _, group := range []int{1, 8} {
+		const chunks, clients, rounds = 3, 4, 200
+		cl := pooltest.NewCluster(t, setup(pooltest.Prefetching, onesided.Manager{}), memnode.Config{Lend: chunks * 4096, ChunkSize: 4096, Group: group})
+		var wg sync.WaitGroup
+		for i := range clients {
+			k := cl.Open(pool.Config{})
+			wg.Go(func() {
+				for range rounds {
+					c, err := k.AllocWait(context.Background(), 4096)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					if was, err := c.FetchAdd(context.Background(), 64, uint64(i+1)); err != nil || was != 0 {
+						t.Errorf("somebody else has the chunk, too: %d (%v)", was, err)
+					}
+					if err := c.Free(context.Background()); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			})
+		}
+		wg.Wait()
+		pooltest.Eventually(t, "everything is back", func() bool { return cl.Nodes[0].Stats().Lent == 0 })
+	}
+}
+
 // TestEveryPath: the same chunk is reached over every queue pair of a group.
 func TestEveryPath(t *testing.T) {
 	both(t, func(t *testing.T, m onesided.Manager) {

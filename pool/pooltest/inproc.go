@@ -17,12 +17,21 @@ var Inproc = Setup{
 	Fabric: func(testing.TB) Fabric { return &inprocFabric{f: inproc.NewFabric()} },
 }
 
+// Prefetching is inproc whose devices read entries as soon as they are enabled.
+var Prefetching = Setup{
+	Name: "inproc that prefetches",
+	Fabric: func(testing.TB) Fabric {
+		return &inprocFabric{f: inproc.NewFabric(), cfg: softnic.Config{Prefetch: true}}
+	},
+}
+
 type inprocFabric struct {
 	f     *inproc.Fabric
+	cfg   softnic.Config
 	names atomic.Int64
 }
 
-func (f *inprocFabric) NewDevice() (verbs.Device, error) { return f.f.NewDevice(softnic.Config{}) }
+func (f *inprocFabric) NewDevice() (verbs.Device, error) { return f.f.NewDevice(f.cfg) }
 
 func (f *inprocFabric) Listen(dev verbs.Device, addr string) (verbs.Listener, error) {
 	if addr == "" {

@@ -43,7 +43,11 @@ type Config struct {
 	MaxCQDepth int    // 1<<22
 	MaxSGE     int    // 32
 	MaxMsgSize uint32 // 1 GiB
-	RunBudget  int    // most packets, work requests and 4 KiB of payload that one Run handles; 4096
+	// Prefetch has the NIC read an entry of a work queue when it is enabled, or
+	// posted to a queue that is not managed, as RNICs may, instead of when it is
+	// executed.
+	Prefetch  bool
+	RunBudget int // most packets, work requests and 4 KiB of payload that one Run handles; 4096
 }
 
 // normalized returns c with its defaults filled in, or says what is wrong.
@@ -87,6 +91,7 @@ func (n *NIC) Attr() verbs.DeviceAttr {
 		MaxMsgSize:  n.cfg.MaxMsgSize,
 		MaxRdAtom:   MaxRdAtom,
 		WaitEnable:  true,
+		Prefetches:  n.cfg.Prefetch,
 		BoundsMW:    true,
 		Type1Keys:   true,
 		HostAtomics: true,

@@ -97,6 +97,9 @@ func (n *NIC) initRing(r *ring, pd *domain, depth int, managed bool, mr verbs.RK
 		r.mask = r.depth - 1
 	}
 	size := depth * verbs.WQESize
+	if n.cfg.Prefetch {
+		r.fetched = make([]byte, size)
+	}
 	if mr == 0 {
 		r.mem = make([]byte, size)
 		return nil
@@ -218,6 +221,7 @@ func (n *NIC) PostSend(num uint32, wrs []verbs.SendWR) error {
 		}
 	}
 	q.sq.posted += uint64(len(wrs))
+	q.sq.prefetch()
 	n.schedule(q)
 	return nil
 }
@@ -249,6 +253,7 @@ func (n *NIC) PostRecv(num uint32, wrs []verbs.RecvWR) error {
 		}
 	}
 	q.rq.posted += uint64(len(wrs))
+	q.rq.prefetch()
 	if q.state == verbs.StateReset {
 		q.state = verbs.StateInit
 	}
@@ -278,6 +283,7 @@ func (n *NIC) EnableRecv(num uint32, index uint64) error {
 func (n *NIC) enable(q *qp, r *ring, index uint64) {
 	if index > r.enabled {
 		r.enabled = index
+		r.prefetch()
 		n.schedule(q)
 	}
 }

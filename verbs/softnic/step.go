@@ -53,6 +53,7 @@ func (n *NIC) AppendState(b []byte) []byte {
 			for _, v := range []uint64{r.posted, r.enabled, r.next, r.done} {
 				b = le.AppendUint64(b, v)
 			}
+			b = append(b, r.fetched...)
 		}
 		b = le.AppendUint32(b, uint32(q.req.reads.len())<<16|uint32(q.rsp.responses.len()))
 		b = le.AppendUint32(b, q.req.una)

@@ -35,6 +35,9 @@ type ring struct {
 	next    uint64 // index of the next entry to execute
 	done    uint64 // entries before it have retired and may be overwritten
 
+	fetched []byte // Config.Prefetch: entries as they were when they were read; else nil
+	ahead   uint64 // entries before it have been read into fetched
+
 	mr    *region // that the ring lies in, nil if it is the NIC's own memory
 	spill *region // for SGLs that an entry has no room for; made when needed
 }
@@ -60,6 +63,27 @@ func (r *ring) entry(index uint64) []byte {
 	return r.mem[off : off+verbs.WQESize : off+verbs.WQESize]
 }
 
+// prefetch reads what may be executed, as far as there is a place for it.
+func (r *ring) prefetch() {
+	if r.fetched == nil {
+		return
+	}
+	for r.ahead = max(r.ahead, r.next); r.ahead < min(r.limit(), r.next+r.depth); r.ahead++ {
+		copy(r.fetched[r.offset(r.ahead):], r.entry(r.ahead))
+	}
+}
+
+// execute returns the entry of the next index, which may be executed, as the NIC has
+// read it.
+func (r *ring) execute(index uint64) []byte {
+	if r.fetched == nil {
+		return r.entry(index)
+	}
+	r.prefetch()
+	off := r.offset(index)
+	return r.fetched[off : off+verbs.WQESize]
+}
+
 // room reports whether k more entries can be posted.
 func (r *ring) room(k int) bool {
 	r.posted = max(r.posted, r.next) // a managed ring may have run ahead
@@ -73,7 +97,7 @@ func (r *ring) id(index uint64) uint64 {
 
 // read decodes the entry of an index.
 func (r *ring) read(index uint64, w *wqe) {
-	le, b := binary.LittleEndian, r.entry(index)
+	le, b := binary.LittleEndian, r.execute(index)
 	_ = b[verbs.WQESize-1]
 	w.op = verbs.Opcode(b[verbs.WQEOpcode])
 	w.flags = verbs.SendFlags(b[verbs.WQEFlags])
@@ -91,7 +115,7 @@ func (r *ring) read(index uint64, w *wqe) {
 
 // readSGL appends the SGEs of the entry of an index, w, to sgl.
 func (n *NIC) readSGL(sgl []verbs.SGE, pd *domain, r *ring, index uint64, w *wqe) ([]verbs.SGE, verbs.Status) {
-	b := r.entry(index)
+	b := r.execute(index)
 	if w.flags&verbs.SendSGLIndirect == 0 {
 		switch w.numSGE {
 		case 0:
