@@ -96,3 +96,19 @@ func TestNoDeviceHasMoreWindowsThanKeys(t *testing.T) {
 		t.Errorf("28 GiB in chunks of 4 KiB: %v", err)
 	}
 }
+
+func TestODRPIsRefusedOnADeviceThatReadsAhead(t *testing.T) {
+	dev, err := inproc.NewFabric().NewDevice(softnic.Config{Prefetch: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dev.Close()
+	n, err := New(dev, Config{Manager: ODRP, Lend: 1 << 20, ChunkSize: 4096})
+	if err == nil {
+		n.Close()
+		t.Fatal("a node starts whose chains run what they were before they were rewritten")
+	}
+	if want := "lend by " + OneSided; !strings.Contains(err.Error(), want) {
+		t.Errorf("got %v, want it to say %q", err, want)
+	}
+}
