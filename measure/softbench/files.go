@@ -39,7 +39,7 @@ type library struct {
 	phase time.Duration
 }
 
-// RunFiles serves files over HTTP, a quarter of which fit into memory: by package files, which
+// RunFiles serves files over HTTP, a half of which fit into memory at most: by package files, which
 // is polder serve files, from a page cache in soft memory, and by net/http from the kernel's.
 // Each server is in a control group with the same limit, first alone, and then with an
 // antagonist that reads a file once more than the group's memory, over and over, as a backup
@@ -48,9 +48,9 @@ type library struct {
 // Where no control group can be made it fails: without the limit the kernel's page cache
 // would have everything. Of the kernel's cache only the benchmark's own files are dropped.
 func RunFiles(ctx context.Context, o Options) (err error) {
-	l := &library{count: 16 << 10, limit: 320 * mib, warm: 20 * time.Second, phase: 15 * time.Second}
+	l := &library{count: 16 << 10, limit: 512 * mib, warm: 20 * time.Second, phase: 15 * time.Second}
 	if o.Short {
-		l = &library{count: 4 << 10, limit: 128 * mib, warm: 5 * time.Second, phase: 4 * time.Second}
+		l = &library{count: 6 << 10, limit: 192 * mib, warm: 5 * time.Second, phase: 4 * time.Second}
 	}
 	dir, err := os.MkdirTemp("", "polder-files-")
 	if err != nil {
@@ -141,8 +141,9 @@ func (l *library) drop() error {
 	return nil
 }
 
-// serverSize is what a server takes besides its cache, in the same control group.
-const serverSize = 48 * mib
+// serverSize is what a server takes besides its cache, in the same control group: its heap,
+// its sockets, and its program, without which in memory it waits for the disk at every turn.
+const serverSize = 64 * mib
 
 // served is how a server did for a while.
 type served struct {
