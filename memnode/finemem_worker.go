@@ -89,6 +89,9 @@ func (m *finemem) work() bool {
 	m.lag.Store(int64(now.Sub(m.looked)))
 	if m.worker.Idle() {
 		m.looked = now
+		if m.worker.Again() {
+			m.ring()
+		}
 	}
 	return !m.worker.Idle()
 }

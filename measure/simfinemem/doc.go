@@ -10,9 +10,9 @@
 // the application's call to its return. Contestants:
 //
 //   - FineMem, as package pool/finemem runs it: two layers of bitmaps changed by
-//     CMP_SWAP, from the allocation service of each compute node. First with the
-//     paper's order of search, then with ours, and then with a queue pair of the
-//     service's for each thread. Freed chunks get fresh keys from the node's worker.
+//     CMP_SWAP, from the allocation service of each compute node, over the memory node's
+//     own worker, package memnode/rebind. First with the paper's order of search, then
+//     with ours, and then with a queue pair of the service's for each thread.
 //   - Array scan: a word for every chunk, looked for by READs and claimed by
 //     CMP_SWAP. Each thread has a queue pair and a position of its own.
 //   - RPC: the memory node's only core has the chunks, and binds a window.

@@ -20,6 +20,8 @@ type rig struct {
 	seed    uint64
 	node    *side
 	compute []*side
+	// What is closed before the devices and after them.
+	before, after []func() error
 }
 
 // side is a machine.
@@ -64,10 +66,16 @@ func newSide(w *sim.World) (*side, error) {
 
 func (r *rig) close() error {
 	var errs []error
+	for _, f := range r.before {
+		errs = append(errs, f())
+	}
 	for _, s := range append(r.compute, r.node) {
 		if s != nil {
 			errs = append(errs, s.dev.Close())
 		}
+	}
+	for _, f := range r.after {
+		errs = append(errs, f())
 	}
 	return errors.Join(append(errs, r.w.Close())...)
 }

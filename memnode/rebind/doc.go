@@ -13,8 +13,8 @@
 // after it has counted the free. If the worker sleeps, the client sends a doorbell, a
 // SEND of no bytes, once for each odd number, and does not wait for it. So
 //
-//   - while the worker is awake, nobody rings: it looks by itself, every [Gap], until
-//     there is nothing more;
+//   - while the worker is awake, nobody rings: it looks by itself, every [Gap], or as
+//     soon as it is through with much ([Worker.Again]), until there is nothing more;
 //   - no free is missed: the worker says that it sleeps and then looks once more. Either
 //     that look sees the free, or the client has seen that it sleeps;
 //   - a receive queue of [Doorbells] is enough for a client, if those that came are

@@ -10,9 +10,9 @@ import (
 
 // Times between the worker's looks at what was freed.
 const (
-	// Gap is while it is awake. It is long enough that much is bound at a time, and
-	// bounds what a client that frees all the time costs the node.
-	Gap = 200 * time.Microsecond
+	// Gap is while it is awake and has little to do. It is long enough that much is
+	// bound at a time, and bounds what a client that frees now and then costs the node.
+	Gap = 50 * time.Microsecond
 	// SlowPoll is while it sleeps, for doorbells that got lost; and after a batch that
 	// could not be bound.
 	SlowPoll = time.Second
@@ -35,6 +35,7 @@ type Worker struct {
 	swept  uint32   // sections that the look at everything has come to
 	failed bool     // the last batch could not be bound
 	state  uint64   // what the worker's word says
+	since  int      // grains that have new keys since the last turn
 
 	step func() // if set, is called before the word is changed or looks begin: for tests
 }
@@ -58,10 +59,11 @@ func (w *Worker) Close() error { return w.keys.close() }
 func (w *Worker) Idle() bool { return w.empty() }
 
 // Turn looks for what was freed, and returns how soon the next turn must be if no
-// doorbell comes before. Until then, Batch is to be called unless the worker is Idle.
+// doorbell comes before, and Again does not say so. Until then, Batch is to be called unless the worker is Idle.
 //
 // Preconditions: for each doorbell that has come there is a new receive.
 func (w *Worker) Turn() (rest time.Duration) {
+	w.since = 0
 	w.say(false)
 	w.sweep()
 	w.Look()
@@ -79,6 +81,10 @@ func (w *Worker) Turn() (rest time.Duration) {
 	}
 	return SlowPoll
 }
+
+// Again reports whether so much was freed that the next turn should come as soon as the
+// worker is Idle: what all lanes had to do with is worth a look that finds less.
+func (w *Worker) Again() bool { return w.since >= lanes }
 
 // say publishes whether the worker sleeps.
 func (w *Worker) say(sleeps bool) {
@@ -128,7 +134,9 @@ func (w *Worker) Batch() (n int, err error) {
 			w.dequeue()
 		}
 	}
-	if n, err = w.keys.renew(); err != nil {
+	n, err = w.keys.renew()
+	w.since += n
+	if err != nil {
 		w.failed, w.swept = true, 0
 		if full {
 			w.dequeue()

@@ -39,9 +39,9 @@
 // The swap makes the old key invalid for everybody who looks at the table. The old
 // owner, who may be malicious, keeps the key, and the window behind it stays bound
 // until the node's background worker has seen the swap. The worker is woken by a
-// doorbell if it sleeps, and otherwise looks every 200 µs; if the doorbell is lost, with
-// the client that should have sent it, it looks within a second (package
-// memnode/rebind); metrics tell. What is guaranteed is that nobody is handed memory
+// doorbell if it sleeps, and otherwise looks every 50 µs or sooner; if the doorbell is
+// lost, with the client that should have sent it, it looks within a second (package
+// memnode/rebind). Metrics tell. What is guaranteed is that nobody is handed memory
 // that an old key still opens: an allocation looks at all capabilities that overlap
 // it, and goes elsewhere if one of them is swapped. When nothing else is left it asks
 // the node, which then deals with all that was freed at once.

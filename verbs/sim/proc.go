@@ -95,7 +95,9 @@ func (w *World) stop() {
 	for len(w.alive) > 0 {
 		p := w.alive[len(w.alive)-1]
 		p.end()
+		w.current = p // so that its calls fail, and do not wait in wall-clock time
 		p.stop()
+		w.current = nil
 	}
 	w.failed = nil
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"polder/verbs"
+	"polder/verbs/softnic"
 )
 
 // TestProcesses: processes take turns in the order of their times, and in that
@@ -168,5 +169,38 @@ func TestCostsAreChecked(t *testing.T) {
 		if _, err := New(c); !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s: got %v", name, err)
 		}
+	}
+}
+
+// A process that has been stopped does not wait for a completion in wall-clock time.
+func TestAStoppedProcessWaitsForNothing(t *testing.T) {
+	w, err := New(Testbed())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	dev, err := w.NewDevice(softnic.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dev.Close()
+	cq, err := dev.CreateCQ(verbs.CQInit{Depth: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var first, second error
+	w.Daemon("waits twice", func(p *Proc) error {
+		first = cq.Wait(t.Context())
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		second = cq.Wait(ctx)
+		return nil
+	})
+	w.Go("ends", func(p *Proc) error { return p.Sleep(time.Microsecond) })
+	if err := w.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if !errors.Is(first, ErrStopped) || !errors.Is(second, ErrStopped) {
+		t.Errorf("got %v and %v, want %v", first, second, ErrStopped)
 	}
 }
