@@ -121,6 +121,15 @@ func (m *Map[K, V]) Get(ctx context.Context, k K) (v V, ok bool, err error) {
 		}
 		return m.getSlow(ctx, append([]byte(nil), key...))
 	}
+	if m.value.Plain() {
+		err = m.value.Decode(entryOf(f).Value(), &v)
+		b.h.done(f)
+		m.settle(key)
+		if err != nil {
+			err = m.errMapped(err)
+		}
+		return v, err == nil, err
+	}
 	value := append([]byte(nil), entryOf(f).Value()...)
 	b.h.done(f)
 	m.settle(key)
