@@ -375,11 +375,13 @@ func (h *Heap) withScope(ctx context.Context, fn func(s *heap.Scope)) error {
 	return s.Err()
 }
 
-// WillNeed begins to prefetch the elements from i to j, as far as they are far
-// and there is room, and returns at once.
-func (a *Array[T]) WillNeed(i, j int) {
+// Prefetch brings the elements from i to j that are far into local memory, as far as half of that has
+// room for them, in as few reads of the store as it can, and returns when they are there: using them need
+// not wait. It waits within ctx, and must not be called in a scope. That an element is lost or corrupt,
+// whoever uses it is told.
+func (a *Array[T]) Prefetch(ctx context.Context, i, j int) error {
 	_ = a.idx[i:j]
-	a.tr.willNeed(i>>a.shift, (j+a.tr.group-1)>>a.shift)
+	return a.tr.prefetch(ctx, i>>a.shift, (j+a.tr.group-1)>>a.shift)
 }
 
 // DontNeed says that the elements from i to j will not be used soon: they are
@@ -391,17 +393,24 @@ func (a *Array[T]) DontNeed(i, j int) {
 	}
 }
 
-// willNeed prefetches the objects from i to j.
-func (tr *tracker) willNeed(i, j int) {
-	var few [maxAhead]*uint64
-	for i < j {
-		n := min(j-i, maxAhead)
-		for k := range n {
-			few[k] = tr.word(i + k)
+// prefetch brings the objects from i to j, as far as half of local memory has room for them: more
+// would displace one another.
+func (tr *tracker) prefetch(ctx context.Context, i, j int) error {
+	room := int(tr.h.Local() / 2)
+	refs := make([]AnyRef, 0, prefetchJobObjects)
+	for ; i < j && room > 0; i++ {
+		if p := tr.word(i); p != nil && loadWord(p).far() {
+			refs = append(refs, AnyRef{tr.h.words.number(p)})
+			room -= tr.c.size + heap.ObjectHeader
 		}
-		tr.fetch(few[:n], false)
-		i += n
+		if len(refs) == cap(refs) || i == j-1 || room <= 0 {
+			if err := tr.h.Prefetch(ctx, refs...); err != nil {
+				return err
+			}
+			refs = refs[:0]
+		}
 	}
+	return nil
 }
 
 // chill makes a local object that is left alone one of the first to be

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"iter"
 	"sync"
 
 	"polder/far/heap"
@@ -225,11 +224,13 @@ func (hb *heldBytes) retire(head bytesHead) bytesHead {
 // Append appends the string to dst.
 func (s Bytes) Append(ctx context.Context, dst []byte) ([]byte, error) {
 	start := len(dst)
-	for piece, err := range s.Pieces(ctx) {
-		if err != nil {
-			return dst[:start], err
-		}
-		dst = append(dst, piece...)
+	var failed error
+	s.pieces(ctx, 0, func(piece []byte, err error) bool {
+		dst, failed = append(dst, piece...), err
+		return err == nil
+	})
+	if failed != nil {
+		return dst[:start], failed
 	}
 	return dst, nil
 }
@@ -287,15 +288,6 @@ func (s Bytes) release(h *Heap, head bytesHead) {
 	}
 }
 
-// Pieces iterates over the string, a piece at a time, which is valid during the
-// step only. Pieces that are far are fetched some at a time. An error ends it.
-// The string is that of the first step, whatever replaces it meanwhile.
-func (s Bytes) Pieces(ctx context.Context) iter.Seq2[[]byte, error] {
-	return func(yield func([]byte, error) bool) {
-		s.pieces(ctx, 0, yield)
-	}
-}
-
 // ReadAt reads len(p) bytes of the string from off on, as io.ReaderAt says.
 func (s Bytes) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if off < 0 {
@@ -314,7 +306,9 @@ func (s Bytes) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	return n, failed
 }
 
-// pieces calls yield with the pieces of the string from off on.
+// pieces calls yield with the pieces of the string from off on, which are valid during the
+// call. Pieces that are far are fetched some at a time. An error ends it.
+// The string is that of the first call, whatever replaces it meanwhile.
 func (s Bytes) pieces(ctx context.Context, off int64, yield func([]byte, error) bool) {
 	h := heapOf(s.p.word())
 	if h == nil {
@@ -342,7 +336,7 @@ func (s Bytes) pieces(ctx context.Context, off int64, yield func([]byte, error) 
 				few[j] = AnyRef{head.first + uint64(i+j)}
 			}
 			// What cannot be fetched now, whoever reads it is told.
-			_ = h.Prefetch(ctx, few, false)
+			_ = h.Prefetch(ctx, few...)
 		}
 		b, err := h.copyObject(ctx, head.first+uint64(i), buf[:0])
 		if err != nil {

@@ -226,7 +226,7 @@ func TestAPanicInFetchedLeavesTheObjectFar(t *testing.T) {
 			tried++
 		}
 	}
-	panics(t, func() { _ = h.Prefetch(t.Context(), refs, false) })
+	panics(t, func() { _ = h.Prefetch(t.Context(), refs...) })
 	bad = false
 	soon(t, "dereferencing what a panic has left", func() {
 		for i := range ps {

@@ -251,7 +251,7 @@ func TestTorture(t *testing.T) {
 				case op < 90:
 					err = m.FetchHeads(ctx, [][]byte{key(k), key(k + 1), key(k + 2), key(k + 3)})
 				case op < 93:
-					err = m.Fetch(ctx, [][]byte{key(k), key(k + 1), key(k + 2), key(k + 3)})
+					err = m.Prefetch(ctx, key(k), key(k+1), key(k+2), key(k+3))
 				case op < 96:
 					_, _, err = m.Stat(ctx, key(k))
 				case op < 98:

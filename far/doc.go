@@ -50,6 +50,17 @@
 // succeeds whatever the context says. With [NoWait] a call that would wait
 // returns [ErrWouldBlock] instead, and has changed nothing.
 //
+// # Iterating and prefetching
+//
+// All structures are iterated over in one way: All and its like take a [Scope], which
+// bounds by its context what they wait for and, if the iteration ends early, says why
+// in [Scope.Err]. A structure of objects yields them in the scope, which it enters and
+// leaves; a [Map] yields copies.
+//
+// Prefetch of a heap, an array, a vector or a map brings what it is given into local
+// memory and returns when it is there. It waits within its context, and so must
+// not be called in a scope.
+//
 // # Budget
 //
 // Config.Local bounds all the memory that the heap has resident: logs,

@@ -76,7 +76,7 @@ func TestObjectsSideBySideAreReadTogether(t *testing.T) {
 			refs = append(refs, AnyRef{h.words.number(p)})
 		}
 		before, objects := store.reads.Load(), h.Stats().Fetches
-		done(t, h.Prefetch(t.Context(), refs, true))
+		done(t, h.Prefetch(t.Context(), refs...))
 		if n := int(store.reads.Load() - before); n > most {
 			t.Errorf("%d objects from %d on took %d reads, want %d at the most", len(refs), first, n, most)
 		}
@@ -149,7 +149,7 @@ func TestDamageInAnExtentIsOfOneObject(t *testing.T) {
 			refs = append(refs, AnyRef{h.words.number(&a.words[k])})
 		}
 		s.Leave()
-		if err := h.Prefetch(t.Context(), refs, false); err != nil {
+		if err := h.Prefetch(t.Context(), refs...); err != nil {
 			t.Fatal(err)
 		}
 		v, err := a.Get(t.Context(), i*128+7)
@@ -203,7 +203,7 @@ func together[T any](t *testing.T) {
 		refs = append(refs, run.At(i).Any())
 	}
 	before := store.reads.Load()
-	done(t, h.Prefetch(t.Context(), refs, false))
+	done(t, h.Prefetch(t.Context(), refs...))
 	if n := store.reads.Load() - before; n == 0 || n >= few {
 		t.Errorf("%d objects of %d bytes took %d reads", few, c.c.size, n)
 	}

@@ -55,7 +55,7 @@ func TestOneFetchHoweverManyMissTogether(t *testing.T) {
 			})
 		}
 		wg.Go(func() {
-			if err := m.Fetch(context.Background(), [][]byte{k, k}); err != nil {
+			if err := m.Prefetch(context.Background(), k, k); err != nil {
 				t.Error(err)
 			}
 		})
@@ -74,7 +74,7 @@ func TestFetchReadsInOneBatch(t *testing.T) {
 	fillTiny(t, m, 3000)
 	keys := farKeys(t, m, 3000)[:60]
 	before := store.reads.Load()
-	if err := m.Fetch(context.Background(), keys); err != nil {
+	if err := m.Prefetch(context.Background(), keys...); err != nil {
 		t.Fatal(err)
 	}
 	if got := store.reads.Load() - before; got != 1 {
@@ -170,7 +170,7 @@ func TestNoWaitChangesNothing(t *testing.T) {
 	would("Delete", err)
 	_, _, err = m.Stat(NoWait, k)
 	would("Stat", err)
-	would("Fetch", m.Fetch(NoWait, [][]byte{k}))
+	would("Prefetch", m.Prefetch(NoWait, k))
 	would("FetchHeads", m.FetchHeads(NoWait, [][]byte{k}))
 	would("Update", m.Update(NoWait, k, func(Entry, bool) (Entry, Verdict, error) {
 		t.Error("Update called its function")
@@ -195,7 +195,10 @@ func TestCancelledCallThatNeedNotWaitSucceeds(t *testing.T) {
 	if _, err := m.Get(ctx, []byte("k"), nil); err != nil {
 		t.Fatal(err)
 	}
-	for name, fetch := range map[string]func(context.Context, [][]byte) error{"Fetch": m.Fetch, "FetchHeads": m.FetchHeads} {
+	for name, fetch := range map[string]func(context.Context, [][]byte) error{
+		"Prefetch":   func(ctx context.Context, keys [][]byte) error { return m.Prefetch(ctx, keys...) },
+		"FetchHeads": m.FetchHeads,
+	} {
 		if err := fetch(ctx, [][]byte{[]byte("k"), []byte("missing")}); err != nil {
 			t.Errorf("%s of what is local: %v", name, err)
 		}
@@ -337,7 +340,7 @@ func TestLostSegments(t *testing.T) {
 		if s := h.Stats(); int(s.Lost) < len(lost) || s.Maps[0].LostNow < len(lost) {
 			t.Errorf("Stats: %d lost, %d now, want at least %d", s.Lost, s.Maps[0].LostNow, len(lost))
 		}
-		for range m.All(context.Background()) { // does not stumble
+		for range allKeys(context.Background(), m) { // does not stumble
 		}
 		var le *heap.LostError
 		err := m.Update(context.Background(), lost[0], func(Entry, bool) (Entry, Verdict, error) { return Entry{}, Remove, nil })

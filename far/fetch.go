@@ -136,14 +136,14 @@ func brings(f *heap.Flight, key []byte) bool {
 	return e != nil && string(e.Key()) == string(key) && !e.Big() && !e.Expired()
 }
 
-// Fetch brings the entries of keys that are far into local memory, in
-// one batch, so that calls that follow need not wait. Missing keys are
+// Prefetch brings the entries of keys that are far into local memory, in
+// one batch, and returns when they are there: calls that follow need not wait. Missing keys are
 // no error, and neither are lost ones, of which Get will tell. Of values that
 // are larger than local memory has room for, a part is brought.
 //
 // It is for what is going to be used by other calls: GetMany reads what it is asked
 // for without giving all of it a place in local memory.
-func (m *ByteMap) Fetch(ctx context.Context, keys [][]byte) error {
+func (m *ByteMap) Prefetch(ctx context.Context, keys ...[]byte) error {
 	h := m.h
 	if err := h.core.Begin(); err != nil {
 		return err

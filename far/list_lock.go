@@ -30,7 +30,7 @@ func (h *Heap) locked(ctx context.Context, mu *sync.Mutex, fn func(s *heap.Scope
 				return err
 			}
 		case p != nil && try < lockedTries && errors.Is(err, ErrWouldBlock):
-			if err := h.Prefetch(ctx, []AnyRef{{h.words.number(p)}}, false); err != nil {
+			if err := h.Prefetch(ctx, AnyRef{h.words.number(p)}); err != nil {
 				return err
 			}
 		default:

@@ -208,7 +208,7 @@ func (ma *machine) actions() map[string]func(*rapid.T) {
 		},
 		"fetch then no wait": func(t *rapid.T) {
 			k := drawKey(t)
-			if err := m.Fetch(ctx, [][]byte{[]byte(k), []byte("no such key")}); err != nil {
+			if err := m.Prefetch(ctx, []byte(k), []byte("no such key")); err != nil {
 				t.Fatalf("Fetch(%q): %v", k, err)
 			}
 			_, err := m.Get(NoWait, []byte(k), nil)
@@ -228,7 +228,7 @@ func (ma *machine) actions() map[string]func(*rapid.T) {
 		},
 		"list": func(t *rapid.T) {
 			got := map[string]bool{}
-			for k, err := range m.All(ctx) {
+			for k, err := range allKeys(ctx, m) {
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -356,7 +356,7 @@ func TestAnswersDoNotDependOnTheBudget(t *testing.T) {
 			}
 			if i%4000 == 0 {
 				var keys []string
-				for k, err := range m.All(ctx) {
+				for k, err := range allKeys(ctx, m) {
 					if err != nil {
 						t.Fatal(err)
 					}

@@ -106,17 +106,12 @@ func (h *Heap) tooLate(ctx context.Context) error {
 }
 
 // Prefetch brings the objects of refs that are far into local memory, in as few
-// reads of the store as it can, so that dereferencing them need not wait. It
+// reads of the store as it can, and returns when they are there: dereferencing them need not wait. It
 // waits for local memory within ctx, and so must not be called in a scope. Refs
 // to nothing and objects that are local are passed over; that an object is lost
-// or corrupt, whoever dereferences it is told. With stream set they are objects
-// without temporal locality.
-func (h *Heap) Prefetch(ctx context.Context, refs []AnyRef, stream bool) error {
-	what := 0
-	if stream {
-		what = derefStream
-	}
-	_, err := h.fetchObjects(ctx, refs, what, 0, true)
+// or corrupt, whoever dereferences it is told.
+func (h *Heap) Prefetch(ctx context.Context, refs ...AnyRef) error {
+	_, err := h.fetchObjects(ctx, refs, 0, 0, true)
 	return err
 }
 

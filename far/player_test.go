@@ -625,15 +625,14 @@ func (p *player) finish() {
 func finishMap[K comparable, V any](p *player, m *far.Map[K, V], want map[K]V, same func(a, b V) bool) {
 	n := 0
 	whole := p.try("map", func() error {
-		var err error
 		n = 0
-		for k, v := range m.All(p.ctx, &err) {
+		for k, v := range m.All(p.s) {
 			if x, there := want[k]; !there || !same(v, x) {
 				p.t.Fatalf("map: the value of %v differs", k)
 			}
 			n++
 		}
-		return err
+		return p.s.Err()
 	})
 	if whole && !p.trouble.lost.Load() {
 		expect(p, "map", n, len(want))

@@ -145,8 +145,18 @@ func TestHintsAndElementsPrefetch(t *testing.T) {
 		t.Error("a walk by At was not found to be one")
 	}
 	a.DontNeed(0, a.Len())
-	a.WillNeed(0, 1000)
-	if st := a.Stats().Prefetch; st.Issued+st.Dropped == walked {
-		t.Error("WillNeed did nothing")
+	wait := 0
+	for i := range 1000 / 128 {
+		if !a.At(i * 128).IsLocal() {
+			wait++
+		}
+	}
+	if err := a.Prefetch(t.Context(), 0, 1000); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 1000 / 128 {
+		if !a.At(i * 128).IsLocal() {
+			t.Errorf("element %d is far after Prefetch, as %d groups were before", i*128, wait)
+		}
 	}
 }

@@ -2,7 +2,6 @@ package far
 
 import (
 	"context"
-	"iter"
 	"math/rand/v2"
 
 	"polder/far/heap"
@@ -204,31 +203,4 @@ func (m *ByteMap) random(ctx context.Context, of func(word) bool, dst []byte) ([
 		}
 	}
 	return dst, ErrNotFound
-}
-
-// All iterates over the keys, like Scan, without duplicates only if the
-// map does not change meanwhile. An error ends it.
-func (m *ByteMap) All(ctx context.Context) iter.Seq2[[]byte, error] {
-	return func(yield func([]byte, error) bool) {
-		for cursor := uint64(0); ; {
-			if err := m.h.core.Begin(); err != nil {
-				yield(nil, err)
-				return
-			}
-			found, next, err := m.scan(ctx, cursor, word.committed)
-			m.h.core.End()
-			if err != nil {
-				yield(nil, err)
-				return
-			}
-			for _, f := range found {
-				if !yield(f.key, nil) {
-					return
-				}
-			}
-			if cursor = next; next == 0 {
-				return
-			}
-		}
-	}
 }

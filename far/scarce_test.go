@@ -130,7 +130,7 @@ func TestRememberedHeadsStaySmall(t *testing.T) {
 // from making that room.
 func TestWaitersGiveWayToTheJanitor(t *testing.T) {
 	calls := map[string]func(m *ByteMap, keys [][]byte) error{
-		"Fetch": func(m *ByteMap, keys [][]byte) error { return m.Fetch(context.Background(), keys) },
+		"Prefetch": func(m *ByteMap, keys [][]byte) error { return m.Prefetch(context.Background(), keys...) },
 		"Update": func(m *ByteMap, keys [][]byte) error {
 			var wg sync.WaitGroup
 			for _, k := range keys {

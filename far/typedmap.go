@@ -327,76 +327,135 @@ func (m *Map[K, V]) Update(ctx context.Context, k K, fn func(old V, ok bool) (V,
 	})
 }
 
-// Prefetch brings the entries of keys that are far into local memory, in as few reads of
-// the store as it can, and returns when they are there. A Get of each that follows need
-// not wait.
+// Prefetch brings the entries of keys that are far into local memory, as
+// ByteMap.Prefetch does.
 func (m *Map[K, V]) Prefetch(ctx context.Context, keys ...K) error {
 	bs := make([][]byte, len(keys))
 	for i := range keys {
 		bs[i] = m.key.View(&keys[i], nil)
 	}
-	return m.b.Fetch(ctx, bs)
+	return m.b.Prefetch(ctx, bs...)
 }
 
 // All iterates over the map, in no order. What is there throughout is yielded;
 // what changes meanwhile may be or not, and a key may come twice if the map
-// grows. It takes one read of the store for some 32 entries that are far. If
-// the iteration ends early because something cannot be read, *err says why; it
-// is nil otherwise.
-func (m *Map[K, V]) All(ctx context.Context, err *error) iter.Seq2[K, V] {
+// grows. It takes two reads of the store for some 32 entries that are far, and does not
+// displace what is used. As in all structures it waits within the context of s, and ends
+// early if something cannot be read, and then s.Err says why. What it yields are
+// copies: s is not open during a step, and must not be when the iteration begins.
+func (m *Map[K, V]) All(s *heap.Scope) iter.Seq2[K, V] {
 	return func(yield func(K, V) bool) {
-		*err = m.each(ctx, yield)
+		m.scan(s, func(ctx context.Context, keys [][]byte) (bool, error) {
+			read := m.values(ctx, keys)
+			for i, key := range keys {
+				r := &read[i]
+				if r.late {
+					var e Entry
+					e, r.err = m.b.Get(ctx, key, nil)
+					r.value = e.Value
+				}
+				if errors.Is(r.err, ErrNotFound) {
+					continue // removed meanwhile
+				}
+				if r.err != nil {
+					return false, r.err
+				}
+				var k K
+				if err := m.key.Decode(key, &k); err != nil {
+					return false, m.errMapped(err)
+				}
+				v, _, err := m.adopt(r.value)
+				if err != nil {
+					return false, err
+				}
+				if !yield(k, v) {
+					return false, nil
+				}
+			}
+			return true, nil
+		})
 	}
 }
 
 // Keys is All without the values, which are not fetched.
-func (m *Map[K, V]) Keys(ctx context.Context, err *error) iter.Seq[K] {
+func (m *Map[K, V]) Keys(s *heap.Scope) iter.Seq[K] {
 	return func(yield func(K) bool) {
-		*err = nil
-		for b, e := range m.b.All(ctx) {
-			var k K
-			if *err = e; e != nil {
-				return
+		m.scan(s, func(_ context.Context, keys [][]byte) (bool, error) {
+			for _, key := range keys {
+				var k K
+				if err := m.key.Decode(key, &k); err != nil {
+					return false, m.errMapped(err)
+				}
+				if !yield(k) {
+					return false, nil
+				}
 			}
-			if e := m.key.Decode(b, &k); e != nil {
-				*err = m.errMapped(e)
-				return
-			}
-			if !yield(k) {
-				return
-			}
+			return true, nil
+		})
+	}
+}
+
+// scan calls fn with the keys of the map, some at a time, until it returns false. What
+// goes wrong becomes the error of s.
+func (m *Map[K, V]) scan(s *heap.Scope, fn func(ctx context.Context, keys [][]byte) (bool, error)) {
+	if s.H != &m.b.h.core {
+		panic("BUG: a far structure is used in a scope of another heap")
+	}
+	if heap.IsOpen(s) {
+		s.H.Fail(s, fmt.Errorf("cannot iterate over map %q: %w", m.b.name, ErrScopeOpen))
+		return
+	}
+	var keys [][]byte
+	for cursor := uint64(0); ; {
+		ctx := s.H.HeldIn(s).Ctx
+		keys = keys[:0]
+		next, err := m.b.Scan(ctx, cursor, func(key []byte, _ Entry) { keys = append(keys, key) })
+		more := false
+		if err == nil {
+			more, err = fn(ctx, keys)
+		}
+		if err != nil {
+			s.H.Fail(s, err)
+		}
+		if cursor = next; err != nil || !more || next == 0 {
+			return
 		}
 	}
 }
 
-func (m *Map[K, V]) each(ctx context.Context, yield func(K, V) bool) error {
-	var keys [][]byte
-	for cursor := uint64(0); ; {
-		keys = keys[:0]
-		next, err := m.b.Scan(ctx, cursor, func(key []byte, _ Entry) { keys = append(keys, key) })
-		if err != nil {
-			return err
+// readValue is a value as All has read it.
+type readValue struct {
+	value []byte
+	err   error
+	late  bool // there was no room for it
+}
+
+// scanBytes is how many bytes of values All holds at a time, and one value more.
+const scanBytes = 1 << 20
+
+// values reads the values of keys without giving all of them a place in local memory,
+// and so without displacing others.
+func (m *Map[K, V]) values(ctx context.Context, keys [][]byte) []readValue {
+	read := make([]readValue, len(keys))
+	held := 0
+	m.b.GetMany(ctx, keys, func(i int, e Entry, err error) {
+		r := &read[i]
+		if r.err = err; err != nil {
+			return
 		}
-		if err := m.b.Fetch(ctx, keys); err != nil {
-			return err
+		if held += len(e.Value); held > scanBytes && held > len(e.Value) {
+			held -= len(e.Value)
+			r.late = true
+			return
 		}
-		for _, b := range keys {
-			var k K
-			if err := m.key.Decode(b, &k); err != nil {
-				return m.errMapped(err)
-			}
-			v, ok, err := m.getSlow(ctx, b)
-			if err != nil {
-				return err
-			}
-			if ok && !yield(k, v) {
-				return nil
-			}
-		}
-		if cursor = next; next == 0 {
-			return nil
+		r.value = append([]byte(nil), e.Value...)
+	})
+	if m.exclusive {
+		for _, key := range keys {
+			m.settle(key)
 		}
 	}
+	return read
 }
 
 // Len is the number of entries.

@@ -101,15 +101,17 @@ func TestAMapIsWhatWasStored(t *testing.T) {
 					}
 				}
 			}
-			var err error
-			if got := maps.Collect(ints.All(ctx, &err)); !maps.Equal(got, wantInts) || err != nil {
-				t.Errorf("All: %d entries, want %d (%v)", len(got), len(wantInts), err)
+			s := h.NewScope()
+			defer s.Close()
+			got1 := maps.Collect(ints.All(s))
+			if err := s.Err(); !maps.Equal(got1, wantInts) || err != nil {
+				t.Errorf("All: %d entries, want %d (%v)", len(got1), len(wantInts), err)
 			}
 			got := map[padded]bool{}
-			for k := range raw.Keys(ctx, &err) {
+			for k := range raw.Keys(s) {
 				got[k] = true
 			}
-			if len(got) != len(wantRaw) || raw.Len() != len(wantRaw) || err != nil {
+			if err := s.Err(); len(got) != len(wantRaw) || raw.Len() != len(wantRaw) || err != nil {
 				t.Errorf("Keys: %d, Len %d, want %d (%v)", len(got), raw.Len(), len(wantRaw), err)
 			}
 			if h.Stats().Fetches == 0 {
@@ -220,11 +222,13 @@ func TestStructsWithStringsAndSlicesRoundTrip(t *testing.T) {
 				}
 			}
 			n := 0
-			for k, v := range m.All(ctx, &err) {
+			s := h.NewScope()
+			defer s.Close()
+			for k, v := range m.All(s) {
 				same("All", k, v, true, nil)
 				n++
 			}
-			if n < len(want) || err != nil {
+			if err := s.Err(); n < len(want) || err != nil {
 				t.Fatalf("All: %d values, %v, want %d", n, err, len(want))
 			}
 			if h.Stats().Fetches == 0 {
@@ -246,7 +250,7 @@ func (c *rude) Decode([]byte) (*int, error) {
 
 // TestACodecRunsUnderNoLock: it may use the map, and what it breaks is its caller's.
 func TestACodecRunsUnderNoLock(t *testing.T) {
-	h, _ := newTinyHeap(t, heap.NewMemStore(tinySegment, 4000), tiny.Logs+64<<10)
+	h, ballast := newTinyHeap(t, heap.NewMemStore(tinySegment, 4000), tiny.Logs+256<<10)
 	c := &rude{}
 	m := newMap(t, h, MapConfig[int, *int]{Values: c})
 	ctx, one := t.Context(), 1
@@ -260,13 +264,14 @@ func TestACodecRunsUnderNoLock(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	var err error
+	s := h.NewScope()
+	defer s.Close()
 	for name, read := range map[string]func(){
 		"Get":     func() { _, _, _ = m.Get(ctx, 7) },
 		"GetMany": func() { _ = m.GetMany(ctx, []int{7, 8}, make([]*int, 2), make([]bool, 2)) },
 		"Update":  func() { _ = m.Update(ctx, 7, func(v *int, ok bool) (*int, bool) { return v, ok }) },
 		"All": func() {
-			for range m.All(ctx, &err) {
+			for range m.All(s) {
 				t.Error("a value came out")
 			}
 		},
@@ -278,7 +283,7 @@ func TestACodecRunsUnderNoLock(t *testing.T) {
 				}
 			}
 			if where == "far" {
-				evacuateAll(t, h, m.b)
+				evacuateBy(t, m.b, ballast)
 			}
 			func() {
 				defer func() {
@@ -332,12 +337,13 @@ func TestMapsAreUsedByManyGoroutines(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	var err error
+	s := h.NewScope()
+	defer s.Close()
 	sum := 0
-	for _, n := range m.All(ctx, &err) {
+	for _, n := range m.All(s) {
 		sum += n
 	}
-	if sum != workers*rounds || err != nil {
+	if err := s.Err(); sum != workers*rounds || err != nil {
 		t.Errorf("counted %d, want %d (%v)", sum, workers*rounds, err)
 	}
 }
@@ -402,4 +408,75 @@ func BenchmarkMap(b *testing.B) {
 			sum += int(v[0])
 		}
 	})
+}
+
+// TestGoingThroughAMapKeepsWhatIsUsed: All reads five times what local memory holds, and
+// what was used before is local afterwards.
+func TestGoingThroughAMapKeepsWhatIsUsed(t *testing.T) {
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<12), 32)
+	m := newMap(t, h, MapConfig[int, [100]byte]{})
+	ctx := t.Context()
+	const n, hot = 16_000, 500
+	for i := range n {
+		if err := m.Set(ctx, i, [100]byte{byte(i)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	use := func() (misses uint64) {
+		before := m.Stats().Misses
+		for i := range hot {
+			if v, ok, err := m.Get(ctx, i); v[0] != byte(i) || !ok || err != nil {
+				t.Fatalf("key %d: got %d, %v, %v", i, v[0], ok, err)
+			}
+		}
+		return m.Stats().Misses - before
+	}
+	for missed, tries := uint64(hot), 0; missed > hot/10; missed, tries = use(), tries+1 {
+		if tries == 50 {
+			t.Fatalf("%d of %d keys are far after %d rounds of use", missed, hot, tries)
+		}
+		for i := range hot {
+			done(t, m.Prefetch(ctx, i))
+		}
+		use()
+	}
+	s := h.NewScope()
+	defer s.Close()
+	seen := 0
+	for k, v := range m.All(s) {
+		if v[0] != byte(k) {
+			t.Fatalf("key %d has value %d, want %d", k, v[0], byte(k))
+		}
+		seen++
+	}
+	if err := s.Err(); seen != n || err != nil {
+		t.Fatalf("All: %d keys, %v, want %d", seen, err, n)
+	}
+	if missed := use(); missed > hot/4 {
+		t.Errorf("All made %d of %d keys far that were used, want at most %d", missed, hot, hot/4)
+	}
+}
+
+// TestIteratingOverAMapInAnOpenScopeIsRefused: it would wait for memory that the
+// evacuator cannot make before the scope is left.
+func TestIteratingOverAMapInAnOpenScopeIsRefused(t *testing.T) {
+	h := openObjects(t, heap.NewMemStore(tinySegment, 16), 16)
+	m := newMap(t, h, MapConfig[int, int]{})
+	done(t, m.Set(t.Context(), 1, 1))
+	s := h.NewScope()
+	defer s.Close()
+	s.Enter()
+	defer s.Leave()
+	for range m.All(s) {
+		t.Error("All yields an entry")
+	}
+	if err := s.Err(); !errors.Is(err, ErrScopeOpen) {
+		t.Errorf("All: got %v, want ErrScopeOpen", err)
+	}
+	for range m.Keys(s) {
+		t.Error("Keys yields a key")
+	}
+	if err := s.Err(); !errors.Is(err, ErrScopeOpen) {
+		t.Errorf("Keys: got %v, want ErrScopeOpen", err)
+	}
 }

@@ -277,10 +277,10 @@ func (v *Vector[T]) part(s *heap.Scope, i, j, what int) iter.Seq2[int, []T] {
 	return part[T](v.tr, s, i, j, what)
 }
 
-// WillNeed begins to prefetch the elements from i to j, as Array.WillNeed does, as
-// far as there are any.
-func (v *Vector[T]) WillNeed(i, j int) {
-	v.tr.willNeed(max(i, 0)>>v.shift, v.objects(min(j, v.Len())))
+// Prefetch brings the elements from i to j that are far into local memory, as
+// Array.Prefetch does, as far as there are any.
+func (v *Vector[T]) Prefetch(ctx context.Context, i, j int) error {
+	return v.tr.prefetch(ctx, max(i, 0)>>v.shift, v.objects(min(j, v.Len())))
 }
 
 // DontNeed says that the elements from i to j will not be used soon.

@@ -194,7 +194,7 @@ func TestAdviceBeyondAVectorIsPassedOver(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, r := range [][2]int{{math.MinInt, math.MaxInt}, {-5, 5}, {999, 1 << 50}, {7, 3}, {2000, 3000}} {
-		v.WillNeed(r[0], r[1])
+		done(t, v.Prefetch(t.Context(), r[0], r[1]))
 		v.DontNeed(r[0], r[1])
 	}
 	if p := v.word(1 << 62); p != nil {

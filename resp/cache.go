@@ -99,7 +99,7 @@ func (c *cache) Random(_ context.Context, dst []byte) ([]byte, error) {
 	return key, nil
 }
 
-func (c *cache) Fetch(context.Context, [][]byte) error      { return nil }
+func (c *cache) Prefetch(context.Context, ...[]byte) error  { return nil }
 func (c *cache) FetchHeads(context.Context, [][]byte) error { return nil }
 func (c *cache) Len() int                                   { return c.m.Len() }
 func (c *cache) Clear()                                     { c.m.Clear() }

@@ -113,13 +113,13 @@ func (srv *Server) fetch(w *wants) error {
 	}()
 	var err error
 	if len(w.keys) > 0 {
-		err = srv.keys.Fetch(ctx, w.keys)
+		err = srv.keys.Prefetch(ctx, w.keys...)
 	}
 	if len(w.heads) > 0 && err == nil {
 		err = srv.keys.FetchHeads(ctx, w.heads)
 	}
 	if len(w.blocks) > 0 && err == nil {
-		err = srv.blocks.Fetch(ctx, w.blocks)
+		err = srv.blocks.Prefetch(ctx, w.blocks...)
 	}
 	return err
 }

@@ -16,7 +16,7 @@ type store interface {
 	Delete(ctx context.Context, key []byte) (bool, error)
 	Scan(ctx context.Context, cursor uint64, yield func(key []byte, e far.Entry)) (uint64, error)
 	Random(ctx context.Context, dst []byte) ([]byte, error)
-	Fetch(ctx context.Context, keys [][]byte) error
+	Prefetch(ctx context.Context, keys ...[]byte) error
 	FetchHeads(ctx context.Context, keys [][]byte) error
 	Len() int
 	Clear()
