@@ -16,10 +16,9 @@
 //     and replies. No more than that tells the two types apart here, as freeing
 //     and merging have no part in the figure.
 //   - ODRP: every access is a request to a chain that looks the page up in the
-//     client's translation table and moves it; the first one allocates it. Beside
-//     the chains that ODRP's authors describe, one for accesses and one for first
-//     touches, there is the one that memory nodes of ours run (memnode/chain),
-//     which does both: the published figures are the former's.
+//     client's translation table and moves it; the first one allocates it. It is the
+//     chain that memory nodes run (memnode/chain), which does both; ODRP's authors have
+//     one for accesses and one for first touches, and theirs are the published figures.
 //   - OneSidedMW: the chains of package memnode/chain. Every thread accesses
 //     memory through the queue pair that it allocates with.
 //   - OneSidedMW(+Sep): one Alloc QP and one Free QP for the compute node, as in
@@ -37,5 +36,6 @@
 //
 // sim.Costs has all parameters and where they come from. One was fitted to the
 // figure's column of one thread: sim.Costs.Bind, so that OneSidedMW allocates in
-// 10.7 µs. Nothing was fitted to the column of 24 threads: it is a prediction.
+// 10.7 µs. Nothing was fitted to the column of 24 threads: it is a prediction, but for
+// RPC-MW's, which sim.Costs.RPC nearly gives. Each row says which it is.
 package simlatency

@@ -94,9 +94,9 @@ func (s *toucher) move(write bool, entry int) error {
 	return err
 }
 
-// odrpChains are threads whose every access is a request: the first of a page
+// odrp are threads whose every access is a request: the first of a page
 // allocates it.
-func odrpChains(r *rig, threads, rounds int) []thread {
+func odrp(r *rig, threads, rounds int) []thread {
 	g := newPageNode(r)
 	return repeat(threads, func(int) thread {
 		s := g.toucher(most(rounds))
