@@ -138,6 +138,9 @@ func (a *caller) call(class int) (uint64, error) {
 // alloc implements allocator.
 func (a *caller) alloc(_ *sim.Proc, class int) (uint64, error) { return a.call(class) }
 
-// free implements allocator. The node takes chunks back when it has nothing else
-// to do, so this costs it nothing here.
-func (a *caller) free(*sim.Proc, uint64, int) error { return nil }
+// free implements allocator. It keeps the core busy for as long as an allocation does,
+// which is assumed: it unbinds what the other binds.
+func (a *caller) free(_ *sim.Proc, _ uint64, class int) error {
+	_, err := a.call(class)
+	return err
+}

@@ -111,6 +111,19 @@ func TestEveryPublishedFigureIsAsFarOffAsDocumented(t *testing.T) {
 	}
 }
 
+// TestAFreeByRPCCosts: the core serves frees as well, so it allocates half as often as it
+// could.
+func TestAFreeByRPCCosts(t *testing.T) {
+	i := slices.IndexFunc(systems, func(m system) bool { return m.name == rpcName })
+	o, err := run(t.Context(), Testbed(), 1, systems[i], load{threads: 16, rounds: 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if most := 1 / Testbed().RPC.Seconds() / 2; o.rate > 1.05*most || o.rate < 0.9*most {
+		t.Errorf("got %.0f allocations in a second, want %.0f", o.rate, most)
+	}
+}
+
 // TestSpreadingBeatsThePaper: users that begin somewhere else do not meet.
 func TestSpreadingBeatsThePaper(t *testing.T) {
 	of := func(name string) outcome {
