@@ -5,6 +5,7 @@ import (
 	"math/bits"
 
 	"polder/far/heap"
+	"polder/internal/sizeclass"
 )
 
 // audit recounts everything that is counted from the indexes, and returns what
@@ -40,7 +41,7 @@ func (h *Heap) audit() error {
 					if tag := sh.t.buckets[b].tags[j]; e.Hash().tag() != tag || m.shard(e.Hash()) != sh || e.Owner() != m.id {
 						return fmt.Errorf("map %q: the entry at %#x is not that of tag %#x in shard %d", m.name, w.addr(), tag, i)
 					}
-					if heap.SizeClass(e.FarSize()) != uint8(w>>heap.AddrBits) || wordFlagsOf(e) != w.ofEntry() {
+					if sizeclass.Of(e.FarSize()) != uint8(w>>heap.AddrBits) || wordFlagsOf(e) != w.ofEntry() {
 						return fmt.Errorf("map %q: the word %#x is not that of its entry", m.name, w)
 					}
 					t.AddLocal(w.addr(), e.Size(), e.Clean())

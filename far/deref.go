@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"polder/far/heap"
+	"polder/internal/sizeclass"
 )
 
 // coldest is the coldness of what may go in the next pass, whatever its class.
@@ -88,7 +89,7 @@ func (h *Heap) soil(o heap.Object) {
 			return
 		}
 		if atomic.CompareAndSwapUint64(o.Tail(), tail, heap.NewTail(0, heap.TailOwner(tail))) {
-			h.core.BuryFar(far, heap.RoundSize(heap.FarObjectSize(heap.HeadLen(o.Head()))))
+			h.core.BuryFar(far, sizeclass.Round(heap.FarObjectSize(heap.HeadLen(o.Head()))))
 			return
 		}
 	}

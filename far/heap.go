@@ -11,6 +11,7 @@ import (
 	"polder/far/heap"
 	"polder/far/record"
 	"polder/internal/invariants"
+	"polder/internal/sizeclass"
 )
 
 // Heap is memory for maps and for objects of pointers: a local budget and a
@@ -99,7 +100,7 @@ func newHeap(store heap.Store, cfg Config, lay layout) (*Heap, error) {
 	h.caches = make([]wordCache, 2*lay.Open)
 	h.maxObject = min(lay.SegSize-heap.ObjectHeader, lay.Staging-record.SegmentSize-record.HeaderSize)
 	h.maxObject = min(h.maxObject, lay.SegSize-heap.ObjectHeader-record.HeaderSize-heap.Unit) // of which the class has to fit, too
-	h.maxObject = heap.ClassSize(heap.SizeClass(h.maxObject)-1) - record.HeaderSize - heap.Unit
+	h.maxObject = sizeclass.Size(sizeclass.Of(h.maxObject)-1) - record.HeaderSize - heap.Unit
 	h.maxLocal = lay.SegSize - heap.ObjectHeader
 	register(h)
 	h.core.Start()

@@ -3,6 +3,7 @@ package far
 import (
 	"polder/far/heap"
 	"polder/far/record"
+	"polder/internal/sizeclass"
 )
 
 // mapOwner is a ByteMap as the heap sees it: the owner of its entries. Whatever
@@ -83,7 +84,7 @@ func (o *mapOwner) Check(r record.Record, want *heap.Want) error {
 	sh, tag := (*ByteMap)(o).placeOf(want)
 	w := word(want.Word)
 	if e.Owner() != o.id || e.Hash().tag() != tag || (*ByteMap)(o).shard(e.Hash()) != sh ||
-		wordFlagsOf(e) != w.ofEntry() || heap.RoundSize(e.FarSize()) != w.size() {
+		wordFlagsOf(e) != w.ofEntry() || sizeclass.Round(e.FarSize()) != w.size() {
 		return heap.ErrForeign
 	}
 	return nil
@@ -222,7 +223,7 @@ func (h *Heap) unclean(e entry, addr uint64) {
 		return
 	}
 	h.core.Logs.Seg(addr).Clean.Add(-int64(e.Size()))
-	h.core.BuryFar(e.Far(), heap.RoundSize(e.FarSize()))
+	h.core.BuryFar(e.Far(), sizeclass.Round(e.FarSize()))
 	e.SetFar(0)
 	h.core.Logs.Stir()
 }

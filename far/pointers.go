@@ -8,6 +8,7 @@ import (
 	"polder/far/heap"
 	"polder/far/record"
 	"polder/internal/failpoint"
+	"polder/internal/sizeclass"
 )
 
 // pointers is a Heap as its memory sees it for objects: the owner of those that
@@ -139,7 +140,7 @@ func (o *pointers) Check(r record.Record, want *heap.Want) error {
 		return errObject
 	case r.Version() <= c.born:
 		return errObject
-	case heap.RoundSize(r.Size()) != want.Size || r.Len() > o.maxObject:
+	case sizeclass.Round(r.Size()) != want.Size || r.Len() > o.maxObject:
 		return errObject
 	case c.size >= 0 && r.Len() != c.size:
 		return fmt.Errorf("they are an object of %d bytes, want %d", r.Len(), c.size)

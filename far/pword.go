@@ -4,6 +4,7 @@ import (
 	"sync/atomic"
 
 	"polder/far/heap"
+	"polder/internal/sizeclass"
 )
 
 // pword is the word of a remoteable pointer (the paper's figure 4). Its bits
@@ -103,13 +104,13 @@ func (w pword) zero() bool { return w&(pFar|pZero) == pZero }
 // farWord is the word of an object of a class whose far entry is n bytes at
 // addr.
 func farWord(addr uint64, n int, class uint16) pword {
-	return pSlow | pFar | pword(class)<<pFarClassShift | pword(heap.SizeClass(n))<<heap.AddrBits | pword(addr)
+	return pSlow | pFar | pword(class)<<pFarClassShift | pword(sizeclass.Of(n))<<heap.AddrBits | pword(addr)
 }
 
 func (w pword) farClass() uint16 { return uint16(w &^ (pSlow | pFar) >> pFarClassShift) }
 
 func (w pword) farAddr() uint64 { return uint64(w & heap.AddrMask) }
-func (w pword) farSize() int    { return heap.ClassSize(uint8(w >> heap.AddrBits)) }
+func (w pword) farSize() int    { return sizeclass.Size(uint8(w >> heap.AddrBits)) }
 
 func loadWord(p *uint64) pword { return pword(atomic.LoadUint64(p)) }
 func casWord(p *uint64, old, w pword) bool {

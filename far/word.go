@@ -1,6 +1,9 @@
 package far
 
-import "polder/far/heap"
+import (
+	"polder/far/heap"
+	"polder/internal/sizeclass"
+)
 
 // word is the index's record of one entry: where it lies, how large it is,
 // and how often it was used of late. The zero word is an empty place.
@@ -48,7 +51,7 @@ const (
 
 func (w word) addr() uint64  { return uint64(w & heap.AddrMask) }
 func (w word) far() bool     { return w&wordFar != 0 }
-func (w word) size() int     { return heap.ClassSize(uint8(w >> heap.AddrBits)) }
+func (w word) size() int     { return sizeclass.Size(uint8(w >> heap.AddrBits)) }
 func (w word) hot() int      { return int(w >> hotShift) }
 func (w word) flags() word   { return w & (wordTTL | wordPiece | wordBig | wordTxn) }
 func (w word) isLost() bool  { return w&wordLost != 0 }
@@ -100,5 +103,5 @@ func (w word) at(addr uint64) word { return w&^heap.AddrMask | word(addr) }
 
 // newWord makes the word of an entry that is a far record of size bytes.
 func newWord(addr uint64, size int, flags word) word {
-	return flags | word(heap.SizeClass(size))<<heap.AddrBits | word(addr)
+	return flags | word(sizeclass.Of(size))<<heap.AddrBits | word(addr)
 }

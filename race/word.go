@@ -36,6 +36,7 @@ func newWord(fingerprint byte, length byte, r malloc.Ref) word {
 }
 
 // Lengths in a word: multiples of 64 bytes up to 127 of them, then steps of 256 bytes.
+// They are finer than internal/sizeclass's, because all of a length is read.
 // The last length is that of a chunk of the block's own, whatever size that has.
 const (
 	step, largeStep = 64, 256

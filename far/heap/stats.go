@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
+
+	"polder/internal/sizeclass"
 )
 
 // counters are those of the slow paths. Those of the fast ones are the owners'.
@@ -103,7 +105,7 @@ func (t *tally) AddLocal(addr uint64, n int, clean bool) {
 }
 
 // AddFar counts a far record of n bytes.
-func (t *tally) AddFar(addr uint64, n int) { t.far[addr/t.h.Far.Units] += int64(RoundSize(n)) }
+func (t *tally) AddFar(addr uint64, n int) { t.far[addr/t.h.Far.Units] += int64(sizeclass.Round(n)) }
 
 // Audit returns what of the heap's counts does not agree with a tally. Nothing may
 // be under way.

@@ -6,25 +6,6 @@ import (
 	"testing"
 )
 
-func TestSizeClassesHoldAndWasteLittle(t *testing.T) {
-	last := -1
-	for n := 0; n <= 300<<10; n++ {
-		c := SizeClass(n)
-		size := ClassSize(c)
-		switch {
-		case size < n:
-			t.Fatalf("class %d of %d bytes holds %d", c, n, size)
-		case n <= 256 && size-n >= Unit, n > 256 && size-n > n/8+Unit:
-			t.Fatalf("class %d of %d bytes is %d large", c, n, size)
-		case int(c) < last:
-			t.Fatalf("classes go back from %d to %d at %d bytes", last, c, n)
-		case SizeClass(size) != c:
-			t.Fatalf("class %d holds %d bytes, which are of class %d", c, size, SizeClass(size))
-		}
-		last = int(c)
-	}
-}
-
 func TestBuffersDoNotOverlapAndComeBack(t *testing.T) {
 	var b Buffers
 	if err := b.init(2 * MaxBuf); err != nil {

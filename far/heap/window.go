@@ -10,6 +10,7 @@ import (
 	"polder/far/record"
 	"polder/internal/arena"
 	"polder/internal/failpoint"
+	"polder/internal/sizeclass"
 )
 
 // What becomes far is put into staging buffers, one record behind the other, and a buffer is
@@ -143,8 +144,8 @@ func (f *farLog) reserve(n int, from source) ([]byte, uint64) {
 	b.used += n
 	b.sources = append(b.sources, from)
 	s.end += n
-	s.Live.Add(int64(RoundSize(n)))
-	s.filled.Add(int64(RoundSize(n)))
+	s.Live.Add(int64(sizeclass.Round(n)))
+	s.filled.Add(int64(sizeclass.Round(n)))
 	return room, addr
 }
 
@@ -315,7 +316,7 @@ func (h *Heap) settle(b *staging) {
 
 // settleRecord tells the owner of r, which was written at addr of s or was not.
 func (h *Heap) settleRecord(r record.Record, from source, addr uint64, s *FarSegment, written bool) {
-	size, o := RoundSize(r.Size()), h.host.Owner(r.Owner())
+	size, o := sizeclass.Round(r.Size()), h.host.Owner(r.Owner())
 	if from&fromFar != 0 {
 		from := uint64(from &^ fromFar)
 		if written && o.Moved(r, from, addr, s) {

@@ -29,8 +29,13 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"polder/internal/sizeclass"
 	"polder/pool"
 )
+
+// MaxPaged is the size in bytes of the largest blocks that lie in pages. Larger ones are
+// chunks of their own.
+const MaxPaged = 32 << 10
 
 var (
 	// ErrNotAllocated is the error of freeing what is not allocated, or no more.
@@ -97,7 +102,7 @@ func (h *Heap) Alloc(ctx context.Context, size int) (Block, error) {
 	case size > MaxPaged:
 		return h.large(ctx, size)
 	}
-	c := classOf(size)
+	c := sizeclass.Of(size)
 	s := h.lock()
 	b, ok := s.take(c, size)
 	_ = s.unlock(ctx) // a page that another block has left is not this one's business
@@ -148,8 +153,8 @@ func (b *Block) slot() int { return int(b.Off-b.page.base) / b.page.size }
 
 // pageSize is how much is borrowed for a page: what wastes no more than an eighth of
 // itself at its end, and has eight blocks if that is no more than 64 KiB.
-func (h *Heap) pageSize(c int) int64 {
-	unit, size := int64(h.pool.ChunkSize()), int64(classSize(c))
+func (h *Heap) pageSize(c uint8) int64 {
+	unit, size := int64(h.pool.ChunkSize()), int64(sizeclass.Size(c))
 	if h.cfg.Static > 0 {
 		unit = 4096
 	}

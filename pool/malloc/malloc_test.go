@@ -11,6 +11,7 @@ import (
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
+	"polder/internal/sizeclass"
 	"polder/memnode"
 	"polder/pool"
 	"polder/pool/finemem"
@@ -19,19 +20,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestAClassWastesNoMoreThanAnEighth(t *testing.T) {
-	for n := 1; n <= MaxPaged; n++ {
-		c := classOf(n)
-		size := classSize(c)
-		if c < 0 || c >= classes || size < n || c > 0 && classSize(c-1) >= n {
-			t.Fatalf("%d bytes have class %d of %d bytes", n, c, size)
-		}
-		if size-n >= grain && size-n > size/8 {
-			t.Fatalf("a block for %d bytes has %d", n, size)
-		}
-	}
-	if got := classSize(classes - 1); got != MaxPaged {
-		t.Fatalf("the last class has %d bytes, want %d", got, MaxPaged)
+func TestTheLastClassIsOfTheLargestBlocksInPages(t *testing.T) {
+	if got := sizeclass.Of(MaxPaged); got != classes-1 {
+		t.Errorf("blocks of %d bytes have class %d, want %d", MaxPaged, got, classes-1)
 	}
 }
 
@@ -228,7 +219,7 @@ func TestAListIsNotForgotten(t *testing.T) {
 func TestEmptyPagesGoBack(t *testing.T) {
 	for _, cfg := range []Config{{}, {Static: 128 << 10}} {
 		h, _, cl := rig(t, 32<<20, cfg, 1)
-		kept := int64(len(h.shards)) * h.pageSize(classOf(1000)) // a page for every shard
+		kept := int64(len(h.shards)) * h.pageSize(sizeclass.Of(1000)) // a page for every shard
 		var blocks []Block
 		for range 1000 {
 			b, err := h.Alloc(t.Context(), 1000)
@@ -257,7 +248,7 @@ func TestEmptyPagesGoBack(t *testing.T) {
 		first, second := blocks[0], blocks[500].page
 		free(func(b Block) bool { return b == first })
 		free(func(b Block) bool { return b.page == second })
-		if got, want := h.Stats().Taken, full-h.pageSize(classOf(1000)); cfg.Static == 0 && got != want {
+		if got, want := h.Stats().Taken, full-h.pageSize(sizeclass.Of(1000)); cfg.Static == 0 && got != want {
 			t.Errorf("%d bytes are taken after a page has become empty, want %d", got, want)
 		}
 		free(func(Block) bool { return true })

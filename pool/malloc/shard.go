@@ -8,8 +8,12 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"polder/internal/sizeclass"
 	"polder/pool"
 )
+
+// classes is one more than the class of MaxPaged.
+const classes = 73
 
 // A shard has pages of its own.
 type shard struct {
@@ -37,7 +41,7 @@ type page struct {
 	id    atomic.Uint32 // in the heap's refs, if not 0
 	chunk *pool.Chunk
 	base  int64 // where in chunk it begins
-	class int
+	class uint8
 	size  int             // of a block
 	slots int             // blocks
 	used  []atomic.Uint64 // a bit for every block that is allocated, to its owner's knowledge
@@ -46,8 +50,8 @@ type page struct {
 	nFree int      // guarded by shard.mu
 }
 
-func newPage(s *shard, chunk *pool.Chunk, base, bytes int64, c int) *page {
-	size := classSize(c)
+func newPage(s *shard, chunk *pool.Chunk, base, bytes int64, c uint8) *page {
+	size := sizeclass.Size(c)
 	n := int(bytes) / size
 	p := &page{shard: s, chunk: chunk, base: base, class: c, size: size, slots: n, nFree: n}
 	p.used = make([]atomic.Uint64, (n+63)/64)
@@ -86,7 +90,7 @@ func (s *shard) add(p *page) {
 }
 
 // take takes a block of class c, if there is one that is not lost.
-func (s *shard) take(c, size int) (b Block, ok bool) {
+func (s *shard) take(c uint8, size int) (b Block, ok bool) {
 	s.drain()
 	for len(s.pages[c]) > 0 {
 		last := len(s.pages[c]) - 1
