@@ -2,13 +2,14 @@
 // program's malloc does in memory of the operating system's: the FineMem paper's
 // FineMem-User, which is a port of mimalloc.
 //
-// Blocks of a size class lie in pages, and a page is a chunk of the pool's: no larger
-// than it takes to make a few blocks of one, if the nodes lend so little at a time. A
-// page whose last block is freed goes back to its node, but for one of a class that a
-// shard keeps for the next block. What is larger than 32 KiB is a chunk of its own.
+// Blocks of a size class lie in pages, and pages in slabs. A slab is a chunk of the pool's
+// of several pages, but no larger than a small part of what the heap has already; a page
+// whose last block is freed leaves its room to the next one, of any class. Slabs without
+// pages go back to their nodes when they are more than half of what the heap has, or when
+// memory runs out. What is larger than 32 KiB is a chunk of its own.
 //
 // Everything that the heap knows is in this process; it reads and writes no remote
-// memory, and talks to nodes only to take or give back a page. When the process dies,
+// memory, and talks to nodes only to take or give back chunks. When the process dies,
 // its nodes take back what it had.
 //
 // # Concurrency
@@ -59,15 +60,18 @@ const MinStatic = 128 << 10
 type Heap struct {
 	pool   *pool.Pool
 	cfg    Config
+	unit   int64 // what pages are multiples of, in bytes, at least 4 KiB; a power of two
 	shards []shard
 	closed atomic.Bool
 	refs   refs
 
 	live, taken atomic.Int64 // bytes
 
-	mu     sync.Mutex    // guards what follows, with Config.Static
-	chunks []*pool.Chunk // borrowed
-	cut    int64         // bytes of the last of them that pages have
+	mu     sync.Mutex // guards what follows
+	slabs  []*slab    // that have pages and room for more, and are not lost; with Config.Static, all
+	spare  []*slab    // that have no pages
+	spared int64      // bytes of spare
+	end    int64      // with Config.Static: bytes of the last of slabs that pages have
 }
 
 // New returns a heap in memory of p's, which stays the caller's.
@@ -75,7 +79,10 @@ func New(p *pool.Pool, cfg Config) (*Heap, error) {
 	if cfg.Static != 0 && cfg.Static < MinStatic {
 		return nil, fmt.Errorf("cannot make a heap that borrows %d bytes at a time, want at least %d", cfg.Static, MinStatic)
 	}
-	h := &Heap{pool: p, cfg: cfg, shards: make([]shard, runtime.GOMAXPROCS(0))}
+	h := &Heap{pool: p, cfg: cfg, unit: 4096, shards: make([]shard, runtime.GOMAXPROCS(0))}
+	if cfg.Static == 0 {
+		h.unit = max(h.unit, int64(p.ChunkSize()))
+	}
 	for i := range h.shards {
 		h.shards[i].heap = h
 	}
@@ -105,14 +112,14 @@ func (h *Heap) Alloc(ctx context.Context, size int) (Block, error) {
 	c := sizeclass.Of(size)
 	s := h.lock()
 	b, ok := s.take(c, size)
-	_ = s.unlock(ctx) // a page that another block has left is not this one's business
+	_ = s.unlock(ctx) // what another block has left is not this one's business
 	for !ok {         // slow path
-		chunk, base, err := h.place(ctx, h.pageSize(c))
+		slab, base, err := h.place(ctx, h.pageSize(c))
 		if err != nil {
 			return Block{}, fmt.Errorf("cannot allocate %d bytes: %w", size, err)
 		}
 		s := h.lock()
-		s.add(newPage(s, chunk, base, h.pageSize(c), c))
+		s.add(newPage(s, slab, base, h.pageSize(c), c))
 		b, ok = s.take(c, size)
 		_ = s.unlock(ctx)
 	}
@@ -154,10 +161,7 @@ func (b *Block) slot() int { return int(b.Off-b.page.base) / b.page.size }
 // pageSize is how much is borrowed for a page: what wastes no more than an eighth of
 // itself at its end, and has eight blocks if that is no more than 64 KiB.
 func (h *Heap) pageSize(c uint8) int64 {
-	unit, size := int64(h.pool.ChunkSize()), int64(sizeclass.Size(c))
-	if h.cfg.Static > 0 {
-		unit = 4096
-	}
+	unit, size := h.unit, int64(sizeclass.Size(c))
 	n := (min(8*size, max(64<<10, size)) + unit - 1) / unit * unit
 	for n%size > n/8 {
 		n += unit
@@ -165,30 +169,14 @@ func (h *Heap) pageSize(c uint8) int64 {
 	return n
 }
 
-// place finds room for a page of n bytes: from base on, in chunk.
-func (h *Heap) place(ctx context.Context, n int64) (chunk *pool.Chunk, base int64, err error) {
-	if h.cfg.Static == 0 {
-		chunk, err = h.borrow(ctx, n)
-		return chunk, 0, err
-	}
-	h.mu.Lock()
-	for len(h.chunks) == 0 || h.cut+n > h.cfg.Static {
-		h.mu.Unlock()
-		c, err := h.borrow(ctx, h.cfg.Static)
-		if err != nil {
-			return nil, 0, err
-		}
-		h.mu.Lock()
-		h.chunks, h.cut = append(h.chunks, c), 0
-	}
-	defer h.mu.Unlock()
-	h.cut += n
-	return h.chunks[len(h.chunks)-1], h.cut - n, nil
-}
-
 // borrow borrows n bytes and counts what is taken from the nodes for them.
 func (h *Heap) borrow(ctx context.Context, n int64) (*pool.Chunk, error) {
 	c, err := h.pool.Alloc(ctx, n)
+	if errors.Is(err, pool.ErrNoMemory) { // slow path
+		if trimmed, _ := h.trim(ctx, true); trimmed > 0 {
+			c, err = h.pool.Alloc(ctx, n)
+		}
+	}
 	if err == nil {
 		h.taken.Add(h.units(n))
 	}
@@ -242,12 +230,11 @@ func (h *Heap) Close(ctx context.Context) error {
 		p.clear(0)
 		errs = append(errs, h.giveBack(ctx, p.chunk))
 	}
-	h.mu.Lock()
-	chunks := h.chunks
-	h.chunks = nil
-	h.mu.Unlock()
-	for _, c := range chunks {
-		errs = append(errs, h.giveBack(ctx, c))
+	for _, s := range h.slabs { // Config.Static's
+		errs = append(errs, h.giveBack(ctx, s.chunk))
 	}
+	h.slabs = nil
+	_, err := h.trim(ctx, true)
+	errs = append(errs, err)
 	return errors.Join(errs...)
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 
@@ -216,50 +217,85 @@ func TestAListIsNotForgotten(t *testing.T) {
 	wantBack(t, h, cl)
 }
 
-func TestEmptyPagesGoBack(t *testing.T) {
+// fill allocates blocks of a size until there are so many, or no memory is left.
+func fill(t testing.TB, h *Heap, size, most int) (blocks []Block) {
+	t.Helper()
+	for len(blocks) < most {
+		b, err := h.Alloc(t.Context(), size)
+		if errors.Is(err, pool.ErrNoMemory) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		blocks = append(blocks, b)
+	}
+	return blocks
+}
+
+func freeAll(t testing.TB, h *Heap, blocks []Block) {
+	t.Helper()
+	for _, b := range blocks {
+		if err := h.Free(t.Context(), b); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestEmptySlabsGoBack(t *testing.T) {
 	for _, cfg := range []Config{{}, {Static: 128 << 10}} {
 		h, _, cl := rig(t, 32<<20, cfg, 1)
-		kept := int64(len(h.shards)) * h.pageSize(sizeclass.Of(1000)) // a page for every shard
-		var blocks []Block
-		for range 1000 {
-			b, err := h.Alloc(t.Context(), 1000)
-			if err != nil {
-				t.Fatal(err)
-			}
-			blocks = append(blocks, b)
-		}
+		blocks := fill(t, h, 1000, 1000)
 		full := h.Stats().Taken
-		if full < 1_000_000 || full > 1_200_000+kept+cfg.Static {
+		if full < 1_000_000 || full > 1_200_000+cfg.Static {
 			t.Errorf("%d bytes are taken for 1,000,000", full)
 		}
-		// A page that is empty goes back while another has a free block.
-		free := func(which func(Block) bool) {
-			for i := 0; i < len(blocks); i++ {
-				if !which(blocks[i]) {
-					continue
-				}
-				if err := h.Free(t.Context(), blocks[i]); err != nil {
-					t.Fatal(err)
-				}
-				blocks = append(blocks[:i], blocks[i+1:]...)
-				i--
-			}
-		}
-		first, second := blocks[0], blocks[500].page
-		free(func(b Block) bool { return b == first })
-		free(func(b Block) bool { return b.page == second })
-		if got, want := h.Stats().Taken, full-h.pageSize(sizeclass.Of(1000)); cfg.Static == 0 && got != want {
-			t.Errorf("%d bytes are taken after a page has become empty, want %d", got, want)
-		}
-		free(func(Block) bool { return true })
+		freeAll(t, h, blocks[:800])
 		switch got := h.Stats().Taken; {
-		case cfg.Static == 0 && got > kept:
-			t.Errorf("%d bytes are taken for nothing, want at most a page for each of %d shards", got, len(h.shards))
+		case cfg.Static == 0 && got > full/2:
+			t.Errorf("%d bytes are taken for 200,000, want no more than half of %d", got, full)
 		case cfg.Static > 0 && got != full:
-			t.Errorf("%d bytes are taken, want all %d that were: such pages do not go back", got, full)
+			t.Errorf("%d bytes are taken, want all %d that were: such memory does not go back", got, full)
+		}
+		freeAll(t, h, blocks[800:])
+		if got := h.Stats().Taken; cfg.Static == 0 && got > slabMax {
+			t.Errorf("%d bytes are taken for nothing, want at most %d", got, slabMax)
 		}
 		wantBack(t, h, cl)
 	}
+}
+
+func TestTheRoomOfEmptyPagesIsForBlocksOfAnyClass(t *testing.T) {
+	h, _, cl := rig(t, 32<<20, Config{}, 1)
+	blocks := fill(t, h, 1000, 1000)
+	freeAll(t, h, blocks[400:500])
+	before := h.Stats().Taken
+	more := fill(t, h, 2000, 40)
+	if got := h.Stats().Taken; got != before {
+		t.Errorf("80,000 bytes more are live after 100,000 were freed: %d are taken instead of %d", got, before)
+	}
+	freeAll(t, h, slices.Concat(blocks[:400], blocks[500:], more))
+	wantBack(t, h, cl)
+}
+
+// A node that has little left gives a page alone, and what a heap keeps without need it
+// gives back before it has none for others.
+func TestAllOfANodesMemoryIsToBeHad(t *testing.T) {
+	const lend, other = 1 << 20, 36 << 10 // what is left for slabs is no multiple of theirs
+	h, _, cl := rig(t, lend, Config{}, 1)
+	blocks := slices.Concat(fill(t, h, 512, 600), fill(t, h, other, 1), fill(t, h, 512, lend))
+	if got, want := len(blocks), 1+(lend-other)/512; got != want {
+		t.Errorf("%d blocks were to be had, want all %d", got, want)
+	}
+	freeAll(t, h, blocks)
+	if got := h.Stats().Taken; got == 0 {
+		t.Error("nothing is kept that is to be given back")
+	}
+	b, err := h.Alloc(t.Context(), lend)
+	if err != nil {
+		t.Fatal(err)
+	}
+	freeAll(t, h, []Block{b})
+	wantBack(t, h, cl)
 }
 
 func TestAPageThatIsLostIsNotUsed(t *testing.T) {

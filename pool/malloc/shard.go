@@ -23,7 +23,7 @@ type shard struct {
 	mu    sync.Mutex
 	pages [classes][]*page // with a free block, by class; guarded by mu
 	all   map[*page]bool   // guarded by mu
-	empty []*page          // to be given back by unlock; guarded by mu
+	empty []*page          // whose room unlock takes back; guarded by mu
 
 	_ [64]byte // the next shard's lock is in another cache line
 }
@@ -35,10 +35,11 @@ type freed struct {
 	next *freed
 }
 
-// A page has blocks of one size: a chunk, or with Config.Static a part of one.
+// A page has blocks of one size, in a part of a slab.
 type page struct {
 	shard *shard        // nil: a block of more than MaxPaged bytes, and nothing else
 	id    atomic.Uint32 // in the heap's refs, if not 0
+	slab  *slab         // nil: as shard
 	chunk *pool.Chunk
 	base  int64 // where in chunk it begins
 	class uint8
@@ -50,26 +51,16 @@ type page struct {
 	nFree int      // guarded by shard.mu
 }
 
-func newPage(s *shard, chunk *pool.Chunk, base, bytes int64, c uint8) *page {
+func newPage(s *shard, slab *slab, base, bytes int64, c uint8) *page {
 	size := sizeclass.Size(c)
 	n := int(bytes) / size
-	p := &page{shard: s, chunk: chunk, base: base, class: c, size: size, slots: n, nFree: n}
+	p := &page{shard: s, slab: slab, chunk: slab.chunk, base: base, class: c, size: size, slots: n, nFree: n}
 	p.used = make([]atomic.Uint64, (n+63)/64)
 	p.free = make([]uint64, (n+63)/64)
 	for i := range n {
 		p.free[i/64] |= 1 << (i % 64)
 	}
 	return p
-}
-
-// lost reports whether the page's contents are gone.
-func (p *page) lost() bool {
-	select {
-	case <-p.chunk.Lost():
-		return true
-	default:
-		return false
-	}
 }
 
 // clear notes that a block is not allocated, and reports whether it was.
@@ -95,7 +86,7 @@ func (s *shard) take(c uint8, size int) (b Block, ok bool) {
 	for len(s.pages[c]) > 0 {
 		last := len(s.pages[c]) - 1
 		p := s.pages[c][last]
-		if p.lost() {
+		if lost(p.chunk) {
 			s.pages[c] = s.pages[c][:last]
 			if p.nFree == p.slots {
 				s.drop(p)
@@ -118,34 +109,22 @@ func (s *shard) take(c uint8, size int) (b Block, ok bool) {
 	return Block{}, false
 }
 
-// put makes a block of p's free. A page without blocks is given back, unless its class
-// has no other with a free one.
+// put makes a block of p's free. The room of a page without blocks is given up.
 func (s *shard) put(p *page, slot int) {
 	p.free[slot/64] |= 1 << (slot % 64)
 	if p.nFree++; p.nFree == 1 {
 		s.pages[p.class] = append(s.pages[p.class], p)
 	}
-	if s.heap.cfg.Static > 0 {
+	if p.nFree < p.slots || s.heap.cfg.Static > 0 {
 		return
 	}
-	// If a page without blocks was kept, it is the first.
-	if first := s.pages[p.class][0]; first != p && first.nFree == first.slots {
-		s.remove(first)
-	}
-	if p.nFree == p.slots && (len(s.pages[p.class]) > 1 || p.lost()) {
-		s.remove(p)
-	}
-}
-
-// remove has a page given back that has no blocks.
-func (s *shard) remove(p *page) {
 	if i := slices.Index(s.pages[p.class], p); i >= 0 {
 		s.pages[p.class] = slices.Delete(s.pages[p.class], i, i+1)
 	}
 	s.drop(p)
 }
 
-// drop has a page given back, if it is a chunk.
+// drop has the room of a page taken back, unless it is kept until the heap is closed.
 func (s *shard) drop(p *page) {
 	delete(s.all, p)
 	s.heap.refs.remove(p)
@@ -191,7 +170,7 @@ func (s *shard) unlock(ctx context.Context) error {
 		s.empty = nil
 		s.mu.Unlock()
 		for _, p := range empty {
-			if err := s.heap.giveBack(ctx, p.chunk); err != nil {
+			if err := s.heap.uncut(ctx, p); err != nil {
 				errs = append(errs, err)
 			}
 		}
