@@ -209,6 +209,10 @@ func (a *Array[T]) part(s *heap.Scope, i, j, what int) iter.Seq2[int, []T] {
 // part iterates over the elements of tr from i to j by groups.
 func part[T any](tr *tracker, s *heap.Scope, i, j, what int) iter.Seq2[int, []T] {
 	return func(yield func(int, []T) bool) {
+		if tr.freed() {
+			tr.h.core.Fail(s, ErrFreed)
+			return
+		}
 		open := false
 		defer func() { // if yield panics
 			if open {
@@ -241,6 +245,10 @@ func part[T any](tr *tracker, s *heap.Scope, i, j, what int) iter.Seq2[int, []T]
 // backward iterates over the first n elements of tr, from the last one on.
 func backward[T any](tr *tracker, s *heap.Scope, n int) iter.Seq2[int, *T] {
 	return func(yield func(int, *T) bool) {
+		if tr.freed() {
+			tr.h.core.Fail(s, ErrFreed)
+			return
+		}
 		for c := (n - 1 + tr.group) / tr.group; c > 0; c-- {
 			at := (c - 1) * tr.group
 			p := tr.word(c - 1)
@@ -442,7 +450,8 @@ func (h *Heap) reset(p *uint64, c *class) {
 	}
 }
 
-// Free frees the array. It must not be used afterwards.
+// Free frees the array and gives its memory back, local and far. Nobody may be using
+// it. Afterwards its length is 0, and an iteration fails with ErrFreed. To free it again does nothing.
 func (a *Array[T]) Free() {
 	for i := range a.words {
 		a.tr.h.free(&a.words[i])

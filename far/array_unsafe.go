@@ -106,6 +106,14 @@ func elemAt[T any](tr *tracker, w *uint64, i int) Elem[T] {
 // sizeOf is the size of a T in bytes.
 func sizeOf[T any]() int { return int(unsafe.Sizeof(*new(T))) }
 
+// wordAt is the word i places behind first.
+func wordAt(first *uint64, i int) *uint64 {
+	return (*uint64)(unsafe.Add(unsafe.Pointer(first), i*wordSize))
+}
+
+// wordsAt is the n words from first on.
+func wordsAt(first *uint64, n int) []uint64 { return unsafe.Slice(first, n) }
+
 // wordIndex is the place of p among words, or -1.
 func wordIndex(words []uint64, p *uint64) int {
 	if len(words) == 0 {

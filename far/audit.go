@@ -18,8 +18,8 @@ func (h *Heap) audit() error {
 		t.Index += tr.nodeParts.Load() * nodePartBytes
 	}
 	for _, m := range *h.maps.Load() {
-		for i := range m.shards {
-			sh := &m.shards[i]
+		for i := range m.shards() {
+			sh := m.at(i)
 			t.Index += sh.t.bytes()
 			entries, lost, used := 0, 0, 0
 			for b := range sh.t.buckets {

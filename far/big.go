@@ -234,6 +234,9 @@ func (o *orphan) bury(ctx context.Context) error {
 			return step{}
 		})
 		if err != nil {
+			if o.m.freed.Load() {
+				return nil // and the pieces with it
+			}
 			return err
 		}
 	}

@@ -16,10 +16,14 @@ import (
 //
 // An entry whose Expire has passed is as good as absent: no call returns it.
 type ByteMap struct {
-	h      *Heap
-	id     uint16
-	name   string
-	shards []shard
+	h    *Heap
+	id   uint16
+	name string
+
+	// first is the first of the map's shards, of which there are h.shards side by side. They are made
+	// with its first use, since they take 192 bytes each.
+	first atomic.Pointer[shard]
+	freed atomic.Bool // changes under h.mu
 
 	clearing sync.Mutex
 	clears   atomic.Uint64 // odd while Clear is at work
@@ -156,6 +160,9 @@ func (m *ByteMap) statSlow(ctx context.Context, sh *shard, hs hash, key []byte) 
 }
 
 func (m *ByteMap) tryStat(sh *shard, hs hash, key []byte, hd *holding) (Entry, int, step) {
+	if sh.closed {
+		return Entry{}, 0, step{err: m.gone()}
+	}
 	p, e, st := sh.find(m.h, hs, key, kindEntry, hd, false)
 	switch {
 	case st != present:
@@ -245,7 +252,7 @@ func (m *ByteMap) tryDelete(sh *shard, hs hash, key []byte, hd *holding, t *Txn)
 	p, e, st := sh.find(m.h, hs, key, kindEntry, hd, false)
 	switch {
 	case sh.closed:
-		return false, step{err: heap.ErrClosed}
+		return false, step{err: m.gone()}
 	case st == remote:
 		return false, sh.miss(m.h, p, st, needHead)
 	case st == absent:
@@ -266,8 +273,8 @@ func (m *ByteMap) tryDelete(sh *shard, hs hash, key []byte, hd *holding, t *Txn)
 // expired count until they are collected, as in Redis.
 func (m *ByteMap) Len() int {
 	n := 0
-	for i := range m.shards {
-		sh := &m.shards[i]
+	for i := range m.shards() {
+		sh := m.at(i)
 		sh.mu.Lock()
 		n += sh.entries
 		sh.mu.Unlock()
@@ -276,13 +283,40 @@ func (m *ByteMap) Len() int {
 }
 
 // Clear removes every entry. Entries that are set meanwhile may stay.
-func (m *ByteMap) Clear() {
+func (m *ByteMap) Clear() { m.clear(false) }
+
+// Free frees the map and gives its memory back, local and far. Calls that come
+// later, or are under way, fail with ErrFreed, but for Len, which is 0 from then on, and Clear. No
+// transaction that has changed the map may be open. To free it again does nothing.
+func (m *ByteMap) Free() {
+	h := m.h
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if m.freed.Swap(true) {
+		return
+	}
+	if h.none == nil {
+		h.none = newShards(h.shards, true)
+	}
+	if !m.first.CompareAndSwap(nil, &h.none[0]) {
+		h.mu.Unlock()
+		m.clear(true)
+		st := m.stats(new(temperature))
+		h.mu.Lock()
+		h.pastMaps = remember(h.pastMaps, st.Name, st, (*MapStats).Add)
+		m.first.Store(&h.none[0])
+	}
+	h.freedMaps = append(h.freedMaps, m.id)
+}
+
+// clear is Clear, and with last set it gives the tables back and closes the shards.
+func (m *ByteMap) clear(last bool) {
 	m.clearing.Lock()
 	defer m.clearing.Unlock()
 	m.clears.Add(1)
 	defer m.clears.Add(1)
-	for i := range m.shards {
-		sh := &m.shards[i]
+	for i := range m.shards() {
+		sh := m.at(i)
 		sh.mu.Lock()
 		if sh.closed {
 			sh.mu.Unlock()
@@ -303,7 +337,10 @@ func (m *ByteMap) Clear() {
 				}
 			}
 		}
-		m.h.core.Logs.ShrinkIndex(sh.t.clear())
+		m.h.core.Logs.ShrinkIndex(sh.t.clear(last))
+		if last {
+			sh.closed, sh.heads = true, nil
+		}
 		sh.entries, sh.lost = 0, 0
 		sh.muts++
 		sh.mu.Unlock()

@@ -46,8 +46,8 @@ func evacuateBy(t *testing.T, m, other *ByteMap) {
 	t.Helper()
 	for {
 		local := 0
-		for i := range m.shards {
-			sh := &m.shards[i]
+		for i := range m.shards() {
+			sh := m.at(i)
 			sh.mu.Lock()
 			for p := range place(len(sh.t.buckets) * bucketEntries) {
 				if w := *sh.t.word(p); w != 0 && !w.far() {

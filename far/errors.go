@@ -17,6 +17,8 @@ var (
 	// ErrModified: a List was changed by others, so that a Cursor or an
 	// iteration does not know where it is.
 	ErrModified = errors.New("list was modified")
+	// ErrFreed: the structure or the map was freed.
+	ErrFreed = errors.New("it was freed")
 )
 
 // Errors of the heap's memory.

@@ -412,8 +412,8 @@ func TestLostPartsOfLargeValues(t *testing.T) {
 				}
 				time.Sleep(time.Second)
 				words := 0
-				for i := range m.shards {
-					words += m.shards[i].t.used
+				for i := range m.shards() {
+					words += m.at(i).t.used
 				}
 				if want := (n - lost) * (1 + (30000+h.pieces-1)/h.pieces); words != want {
 					t.Errorf("%d entries are left, heads and pieces, want %d", words, want)

@@ -70,8 +70,8 @@ func (s *faultStore) Alloc(ctx context.Context) (heap.Segment, error) {
 // want asks for.
 func (s *faultStore) loseThat(m *ByteMap, want func(w word) bool) int {
 	gone := map[heap.Segment]bool{}
-	for i := range m.shards {
-		sh := &m.shards[i]
+	for i := range m.shards() {
+		sh := m.at(i)
 		sh.mu.Lock()
 		for p := range place(len(sh.t.buckets) * bucketEntries) {
 			if w := *sh.t.word(p); w.far() && want(w) {

@@ -14,8 +14,8 @@ import (
 // checksums anew, as whoever lends the memory can.
 func forge(t *testing.T, h *Heap, m *ByteMap, fn func(r record.Record) bool) (forged int) {
 	t.Helper()
-	for i := range m.shards {
-		sh := &m.shards[i]
+	for i := range m.shards() {
+		sh := m.at(i)
 		sh.mu.Lock()
 		for p := range place(len(sh.t.buckets) * bucketEntries) {
 			w := *sh.t.word(p)

@@ -28,13 +28,11 @@ func TestTheHashOfAKeyIsTheSeedsAlone(t *testing.T) {
 // shards than the hash has bits beside the tag.
 func TestKeysSpreadOverShardsAndTables(t *testing.T) {
 	h, _ := newTestHeap(t, heap.NewMemStore(testSegment, 10), Config{})
-	m := &ByteMap{h: h, shards: make([]shard, 4096)}
-	for i := range m.shards {
-		m.shards[i].id = i
-	}
+	m := &ByteMap{h: &Heap{seed: h.seed, shards: 4096}}
+	m.open()
 	const each, parts = 64, 4
 	var got [4096][parts]int
-	for i := range each * len(m.shards) {
+	for i := range each * len(m.shards()) {
 		hs := m.hash(fmt.Append(nil, i))
 		got[m.shard(hs).id][hs.tag()>>30]++
 	}

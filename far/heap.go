@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,7 +24,7 @@ type Heap struct {
 	seed     uint64 // of the hash of keys; secret, and what it takes to find a key again
 	pieces   int    // the longest value that is one entry
 
-	maps atomic.Pointer[[]*ByteMap] // by id; replaced under mu
+	maps atomic.Pointer[[]*ByteMap] // by id, the freed ones, too, until others have theirs; replaced under mu
 
 	words     words                    // of pointers
 	caches    []wordCache              // of logs.objects, and then of logs.streams
@@ -39,10 +40,13 @@ type Heap struct {
 	mu         sync.Mutex
 	retired    []retiredClass         // whose numbers are free, or about to be; under mu
 	past       map[string]*ClassStats // of classes that have ended, by name, under mu
+	pastMaps   map[string]*MapStats   // the same of maps, under mu
 	structures []*tracker             // that exist, under mu
 	version    uint64                 // the last one of a large value, under mu
 	writing    map[uint64]bool        // versions whose head is not stored yet, under mu
 	orphans    []orphan               // large values whose pieces are to be removed, under mu
+	freedMaps  []uint16               // ids of maps that were freed, under mu
+	none       []shard                // of maps that were freed: closed, and empty; made under mu
 
 	strays    atomic.Bool   // there may be pieces without a head
 	strayWait time.Duration // what strays wait, longer each time it is in vain; the janitor's
@@ -117,24 +121,26 @@ func (h *Heap) cacheOf(ol *heap.OpenLog) *wordCache {
 }
 
 // NewByteMap makes an empty map on the heap. Name appears in statistics. A heap
-// takes 49,152 maps; they live as long as it does.
+// takes 49,152 maps at a time.
 func (h *Heap) NewByteMap(name string) *ByteMap {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	old := *h.maps.Load()
-	if len(old) == objectOwners {
-		panic("BUG: more than 49,152 maps on a heap")
-	}
-	m := &ByteMap{h: h, id: uint16(len(old)), name: name, shards: make([]shard, h.shards)}
-	for i := range m.shards {
-		m.shards[i].id = i
-	}
-	if h.core.Shut.Load() {
-		for i := range m.shards {
-			m.shards[i].closed = true
+	m := &ByteMap{h: h, name: name}
+	var maps []*ByteMap
+	if n := len(h.freedMaps); n > 0 {
+		// What is left in the logs of the map that had the number nobody refers to: an owner is
+		// asked by address.
+		m.id, h.freedMaps = h.freedMaps[n-1], h.freedMaps[:n-1]
+		maps = slices.Clone(old)
+		maps[m.id] = m
+	} else {
+		if len(old) == objectOwners {
+			panic("BUG: more than 49,152 maps on a heap")
 		}
+		m.id = uint16(len(old))
+		maps = append(old[:len(old):len(old)], m)
 	}
-	maps := append(old[:len(old):len(old)], m)
 	h.maps.Store(&maps)
 	return m
 }
@@ -157,8 +163,8 @@ func (h *Heap) close() error {
 	var errs []error
 	shards := func(fn func(sh *shard)) {
 		for _, m := range maps {
-			for i := range m.shards {
-				fn(&m.shards[i])
+			for i := range m.shards() {
+				fn(m.at(i))
 			}
 		}
 	}

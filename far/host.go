@@ -28,8 +28,8 @@ func (o *host) Lost(s *heap.FarSegment) {
 	h := (*Heap)(o)
 	heads := false
 	for _, m := range *h.maps.Load() {
-		for i := range m.shards {
-			heads = m.shards[i].lose(h, s) || heads
+		for i := range m.shards() {
+			heads = m.at(i).lose(h, s) || heads
 		}
 	}
 	if heads {

@@ -61,38 +61,28 @@ func (l *List[T]) Len() int {
 // PushBack appends v. It needs no scope, and waits within ctx, as all methods
 // with a context do.
 func (l *List[T]) PushBack(ctx context.Context, v T) error {
-	return l.tr.h.locked(ctx, &l.mu, func(s *heap.Scope) *uint64 { return l.push(s, v, true) })
+	return l.tr.locked(ctx, &l.mu, func(s *heap.Scope) *uint64 { return l.push(s, v, true) })
 }
 
 // PushFront puts v in front of all others.
 func (l *List[T]) PushFront(ctx context.Context, v T) error {
-	return l.tr.h.locked(ctx, &l.mu, func(s *heap.Scope) *uint64 { return l.push(s, v, false) })
+	return l.tr.locked(ctx, &l.mu, func(s *heap.Scope) *uint64 { return l.push(s, v, false) })
 }
 
 // PushBackIn is PushBack in a scope, which is open, and in which it takes local
 // memory. It fails as Deref does.
 func (l *List[T]) PushBackIn(s *heap.Scope, v T) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.push(s, v, true) != nil {
-		return s.Err()
-	}
-	return nil
+	return l.tr.in(s, &l.mu, func(s *heap.Scope) *uint64 { return l.push(s, v, true) })
 }
 
 // PushFrontIn is PushFront in a scope, which is open.
 func (l *List[T]) PushFrontIn(s *heap.Scope, v T) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.push(s, v, false) != nil {
-		return s.Err()
-	}
-	return nil
+	return l.tr.in(s, &l.mu, func(s *heap.Scope) *uint64 { return l.push(s, v, false) })
 }
 
 // PopFront removes the first element and returns it, or false if there is none.
 func (l *List[T]) PopFront(ctx context.Context) (v T, ok bool, err error) {
-	err = l.tr.h.locked(ctx, &l.mu, func(s *heap.Scope) (p *uint64) {
+	err = l.tr.locked(ctx, &l.mu, func(s *heap.Scope) (p *uint64) {
 		v, ok, p = l.pop(s, false, true)
 		return p
 	})
@@ -101,7 +91,7 @@ func (l *List[T]) PopFront(ctx context.Context) (v T, ok bool, err error) {
 
 // PopBack removes the last element and returns it, or false if there is none.
 func (l *List[T]) PopBack(ctx context.Context) (v T, ok bool, err error) {
-	err = l.tr.h.locked(ctx, &l.mu, func(s *heap.Scope) (p *uint64) {
+	err = l.tr.locked(ctx, &l.mu, func(s *heap.Scope) (p *uint64) {
 		v, ok, p = l.pop(s, true, true)
 		return p
 	})
@@ -115,12 +105,10 @@ func (l *List[T]) PopFrontIn(s *heap.Scope) (v T, ok bool, err error) { return l
 func (l *List[T]) PopBackIn(s *heap.Scope) (v T, ok bool, err error) { return l.popIn(s, true, true) }
 
 func (l *List[T]) popIn(s *heap.Scope, back, remove bool) (v T, ok bool, err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	var p *uint64
-	if v, ok, p = l.pop(s, back, remove); p != nil {
-		err = s.Err()
-	}
+	err = l.tr.in(s, &l.mu, func(s *heap.Scope) (p *uint64) {
+		v, ok, p = l.pop(s, back, remove)
+		return p
+	})
 	return v, ok, err
 }
 
@@ -131,7 +119,7 @@ func (l *List[T]) First(ctx context.Context) (v T, ok bool, err error) { return 
 func (l *List[T]) Last(ctx context.Context) (v T, ok bool, err error) { return l.peek(ctx, true) }
 
 func (l *List[T]) peek(ctx context.Context, back bool) (v T, ok bool, err error) {
-	err = l.tr.h.locked(ctx, &l.mu, func(s *heap.Scope) (p *uint64) {
+	err = l.tr.locked(ctx, &l.mu, func(s *heap.Scope) (p *uint64) {
 		v, ok, p = l.pop(s, back, false)
 		return p
 	})
@@ -315,9 +303,15 @@ func (l *List[T]) drop() {
 	l.nodes.clear()
 }
 
-// Free frees the list. It must not be used afterwards.
+// Free frees the list and gives its memory back, local and far. Afterwards it is
+// empty for ever: what would use elements fails with ErrFreed, in other goroutines, too, which need not
+// have come to an end. To free it again does nothing.
 func (l *List[T]) Free() {
-	l.Clear()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.drop()
+	l.n = 0
+	l.version++
 	l.tr.h.untrack(l.tr)
 }
 
@@ -404,6 +398,9 @@ func (l *List[T]) each(s *heap.Scope, back bool, what int) iter.Seq[*T] {
 func (l *List[T]) next(it *listStep) (p *uint64, i, j int32, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.tr.freed() {
+		return nil, 0, 0, ErrFreed
+	}
 	if it.ordinal < 0 {
 		it.version = l.version
 	} else if it.version != l.version {

@@ -118,7 +118,7 @@ func (c *Cursor[T]) element(s *heap.Scope, what int) (*T, *uint64) {
 
 // Load returns a copy of the element.
 func (c *Cursor[T]) Load(ctx context.Context) (v T, err error) {
-	err = c.l.tr.h.locked(ctx, &c.l.mu, func(s *heap.Scope) *uint64 {
+	err = c.l.tr.locked(ctx, &c.l.mu, func(s *heap.Scope) *uint64 {
 		o, p := c.element(s, 0)
 		if o != nil {
 			v = *o
@@ -130,7 +130,7 @@ func (c *Cursor[T]) Load(ctx context.Context) (v T, err error) {
 
 // Store makes the element v.
 func (c *Cursor[T]) Store(ctx context.Context, v T) error {
-	return c.l.tr.h.locked(ctx, &c.l.mu, func(s *heap.Scope) *uint64 {
+	return c.l.tr.locked(ctx, &c.l.mu, func(s *heap.Scope) *uint64 {
 		o, p := c.element(s, derefMut)
 		if o != nil {
 			*o = v
@@ -141,7 +141,7 @@ func (c *Cursor[T]) Store(ctx context.Context, v T) error {
 
 // Remove removes the element and moves to the next one, or to the end.
 func (c *Cursor[T]) Remove(ctx context.Context) error {
-	return c.l.tr.h.locked(ctx, &c.l.mu, func(s *heap.Scope) *uint64 {
+	return c.l.tr.locked(ctx, &c.l.mu, func(s *heap.Scope) *uint64 {
 		_, p := c.element(s, derefMut)
 		if p != nil {
 			return p
@@ -181,7 +181,7 @@ func (c *Cursor[T]) InsertAfter(ctx context.Context, v T) error { return c.inser
 
 func (c *Cursor[T]) insert(ctx context.Context, v T, after int32) error {
 	l := c.l
-	return l.tr.h.locked(ctx, &l.mu, func(s *heap.Scope) *uint64 {
+	return l.tr.locked(ctx, &l.mu, func(s *heap.Scope) *uint64 {
 		if c.version != l.version {
 			s.H.Fail(s, ErrModified)
 			return failed

@@ -13,7 +13,8 @@ import (
 // and when the object of the word that it returns was far and has been fetched.
 // So nobody waits for mu while its holder waits for the store, unless an object
 // goes far again as soon as it is here.
-func (h *Heap) locked(ctx context.Context, mu *sync.Mutex, fn func(s *heap.Scope) *uint64) error {
+func (tr *tracker) locked(ctx context.Context, mu *sync.Mutex, fn func(s *heap.Scope) *uint64) error {
+	h := tr.h
 	s := h.core.Acquire(ctx)
 	defer h.core.Release(s)
 	h.core.HeldIn(s).Last = true
@@ -21,7 +22,7 @@ func (h *Heap) locked(ctx context.Context, mu *sync.Mutex, fn func(s *heap.Scope
 		if s.SetContext(NoWait); try >= lockedTries {
 			s.SetContext(ctx)
 		}
-		p, err := h.hold(s, mu, fn)
+		p, err := tr.hold(s, mu, fn)
 		switch {
 		case err == nil:
 			return nil
@@ -42,20 +43,33 @@ func (h *Heap) locked(ctx context.Context, mu *sync.Mutex, fn func(s *heap.Scope
 const lockedTries = 3
 
 // hold calls fn with mu held and s open, and returns the word that fn returns,
-// and the scope's error.
-func (h *Heap) hold(s *heap.Scope, mu *sync.Mutex, fn func(s *heap.Scope) *uint64) (*uint64, error) {
+// and the scope's error; or ErrFreed.
+func (tr *tracker) hold(s *heap.Scope, mu *sync.Mutex, fn func(s *heap.Scope) *uint64) (*uint64, error) {
 	mu.Lock()
 	defer mu.Unlock()
-	h.core.EnterAtOnce(s)
+	if tr.freed() {
+		return nil, ErrFreed
+	}
+	tr.h.core.EnterAtOnce(s)
 	defer s.Leave()
 	p := fn(s)
 	return p, s.Err()
 }
 
-// in calls fn with mu held, in s, which is open.
-func in(s *heap.Scope, mu *sync.Mutex, fn func(s *heap.Scope) *uint64) error {
+// in calls fn with mu held, in s, which is open, and returns the scope's error if fn
+// returns a word.
+func (tr *tracker) in(s *heap.Scope, mu *sync.Mutex, fn func(s *heap.Scope) *uint64) error {
 	mu.Lock()
 	defer mu.Unlock()
-	fn(s)
-	return s.Err()
+	if tr.freed() {
+		return ErrFreed
+	}
+	if fn(s) != nil {
+		return s.Err()
+	}
+	return nil
 }
+
+// freed reports whether the structure was freed. Who holds its lock knows that it
+// will not be meanwhile.
+func (tr *tracker) freed() bool { return tr.c.ended.Load() }

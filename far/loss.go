@@ -64,8 +64,8 @@ func (h *Heap) buryStrays() bool {
 // for an entry that has moved while it was read.
 func (h *Heap) each(ctx context.Context, kind word, fn func(*shard, place, entry)) bool {
 	for _, m := range *h.maps.Load() {
-		for i := range m.shards {
-			if !m.each(ctx, &m.shards[i], kind, fn) {
+		for i := range m.shards() {
+			if !m.each(ctx, m.at(i), kind, fn) {
 				return false
 			}
 		}

@@ -100,7 +100,7 @@ func entryOf(f *heap.Flight) entry {
 
 // placeOf is where the index may refer to what is wanted.
 func (m *ByteMap) placeOf(w *heap.Want) (sh *shard, tag uint32) {
-	return &m.shards[w.Number>>32], uint32(w.Number)
+	return m.at(int(w.Number >> 32)), uint32(w.Number)
 }
 
 // farPlace returns the place of the far entry that is wanted, none if the index does not refer

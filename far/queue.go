@@ -50,7 +50,7 @@ func (q *Queue[T]) Len() int { return q.l.Len() }
 // Clear removes all elements.
 func (q *Queue[T]) Clear() { q.l.Clear() }
 
-// Free frees the queue. It must not be used afterwards.
+// Free frees the queue, as List.Free does.
 func (q *Queue[T]) Free() { q.l.Free() }
 
 // Stats returns what the queue has been through.

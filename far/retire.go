@@ -83,7 +83,8 @@ func (h *Heap) retire(c *class) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.retired = append(h.retired, r)
-	h.remember(c.stats())
+	st := c.stats()
+	h.past = remember(h.past, st.Name, st, (*ClassStats).Add)
 }
 
 // usedID returns the number of a class that has ended, if nobody can meet it any
@@ -106,24 +107,34 @@ func (h *Heap) usedID() (uint16, bool) {
 	return id, true
 }
 
+// sumsOf returns past by name.
+func sumsOf[T any](past map[string]*T, call func(st *T, name string)) (all []T) {
+	for _, name := range slices.Sorted(maps.Keys(past)) {
+		st := *past[name]
+		call(&st, name)
+		all = append(all, st)
+	}
+	return all
+}
+
 // maxPast is how many names of classes that have ended are remembered.
 const maxPast = 1 << 10
 
-// remember adds what the objects of a class that has ended have been through to
+// remember adds st, what a class or a map that has ended has been through, to
 // what is known of others of its name, so that sums do not go down.
 // h.mu must be held.
-func (h *Heap) remember(st ClassStats) {
-	if h.past[st.Name] == nil && len(h.past) >= maxPast {
-		st.Name = "others that were freed"
+func remember[T ClassStats | MapStats](past map[string]*T, name string, st T, add func(sum, st *T)) map[string]*T {
+	if past[name] == nil && len(past) >= maxPast {
+		name = "others that were freed"
 	}
-	if sum := h.past[st.Name]; sum != nil {
-		sum.Add(&st)
-		return
+	if past == nil {
+		past = map[string]*T{}
 	}
-	if h.past == nil {
-		h.past = map[string]*ClassStats{}
+	if past[name] == nil {
+		past[name] = new(T)
 	}
-	h.past[st.Name] = &st
+	add(past[name], &st)
+	return past
 }
 
 // classStats returns the statistics of all classes: those that exist, and then,
@@ -137,8 +148,5 @@ func (h *Heap) classStats() []ClassStats {
 			all = append(all, c.stats())
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(h.past)) {
-		all = append(all, *h.past[name])
-	}
-	return all
+	return append(all, sumsOf(h.past, func(st *ClassStats, name string) { st.Name = name })...)
 }

@@ -35,6 +35,10 @@ func (m *ByteMap) step(ctx context.Context, cursor uint64, of func(word) bool, y
 	if err := m.h.core.Begin(); err != nil {
 		return cursor, err
 	}
+	if m.freed.Load() {
+		m.h.core.End()
+		return cursor, m.gone()
+	}
 	found, next, err := m.scan(ctx, cursor, of)
 	m.h.core.End()
 	if err != nil {
@@ -89,10 +93,10 @@ type scanner struct {
 func (s *scanner) collect(cursor uint64, klen int) (next uint64) {
 	m := s.m
 	at, tag := cursor>>32, cursor&(1<<32-1)
-	if at >= uint64(len(m.shards)) {
+	if at >= uint64(len(m.shards())) {
 		return 0
 	}
-	sh := &m.shards[at]
+	sh := m.at(int(at))
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	t := &sh.t
@@ -114,7 +118,7 @@ func (s *scanner) collect(cursor uint64, klen int) (next uint64) {
 			}
 		}
 	}
-	if at++; at == uint64(len(m.shards)) {
+	if at++; at == uint64(m.h.shards) {
 		return 0
 	}
 	return at << 32
@@ -188,8 +192,11 @@ func (m *ByteMap) random(ctx context.Context, of func(word) bool, dst []byte) ([
 		return dst, err
 	}
 	defer m.h.core.End()
+	if m.freed.Load() {
+		return dst, m.gone()
+	}
 	// From a random place on, the first step that comes by a key.
-	cursor := rand.Uint64N(uint64(len(m.shards)))<<32 | uint64(rand.Uint32())
+	cursor := rand.Uint64N(uint64(m.h.shards))<<32 | uint64(rand.Uint32())
 	for wrapped := 0; wrapped < 2; {
 		found, next, err := m.scan(ctx, cursor, of)
 		if err != nil {

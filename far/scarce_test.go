@@ -75,8 +75,8 @@ func TestStrayPiecesGoThoughBuffersAreFew(t *testing.T) {
 
 // kinds counts the heads of large values that are not lost, and the pieces.
 func kinds(m *ByteMap) (heads, pieces int) {
-	for i := range m.shards {
-		sh := &m.shards[i]
+	for i := range m.shards() {
+		sh := m.at(i)
 		sh.mu.Lock()
 		for p := range place(len(sh.t.buckets) * bucketEntries) {
 			switch w := *sh.t.word(p); {
@@ -105,8 +105,8 @@ func TestRememberedHeadsStaySmall(t *testing.T) {
 		t.Fatal(err)
 	}
 	size := 0
-	for i := range m.shards {
-		for _, d := range m.shards[i].heads {
+	for i := range m.shards() {
+		for _, d := range m.at(i).heads {
 			size += cap(d.e)
 		}
 	}

@@ -1,6 +1,7 @@
 package far
 
 import (
+	"fmt"
 	"sync"
 
 	"github.com/zeebo/xxh3"
@@ -42,7 +43,56 @@ func (m *ByteMap) hash(key []byte) hash { return hash(xxh3.HashSeed(key, m.h.see
 // bits above the tag can tell apart, the lowest bits of the tag are used, too: those
 // least matter to where in its table an entry lies.
 func (m *ByteMap) shard(h hash) *shard {
-	return &m.shards[int(h>>32|h<<(hashBits-32))&(len(m.shards)-1)]
+	return m.at(int(h>>32|h<<(hashBits-32)) & (m.h.shards - 1))
+}
+
+// at is shard i.
+func (m *ByteMap) at(i int) *shard {
+	first := m.first.Load()
+	if first == nil {
+		first = m.open()
+	}
+	return shardAt(first, i)
+}
+
+// shards returns the shards of m, none before its first use.
+func (m *ByteMap) shards() []shard {
+	if first := m.first.Load(); first != nil {
+		return shardsAt(first, m.h.shards)
+	}
+	return nil
+}
+
+// open makes the shards of m, and returns the first.
+//
+//go:noinline
+func (m *ByteMap) open() *shard {
+	h := m.h
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if first := m.first.Load(); first != nil {
+		return first
+	}
+	shards := newShards(h.shards, h.core.Shut.Load())
+	m.first.Store(&shards[0])
+	return &shards[0]
+}
+
+func newShards(n int, closed bool) []shard {
+	shards := make([]shard, n)
+	for i := range shards {
+		shards[i].id = i
+		shards[i].closed = closed
+	}
+	return shards
+}
+
+// gone is why a shard of m is closed.
+func (m *ByteMap) gone() error {
+	if m.freed.Load() {
+		return fmt.Errorf("cannot use map %q: %w", m.name, ErrFreed)
+	}
+	return heap.ErrClosed
 }
 
 // openLog is where sh appends.

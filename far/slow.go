@@ -96,6 +96,10 @@ func (m *ByteMap) slow(ctx context.Context, sh *shard, hs hash, key []byte, try 
 	short := false // a header and key were not where the key's length said
 	for {
 		sh.mu.Lock()
+		if sh.closed {
+			sh.mu.Unlock()
+			return m.gone()
+		}
 		s := try(&hd)
 		var f *heap.Flight
 		var leader bool

@@ -50,7 +50,7 @@ func (st *Stack[T]) Len() int { return st.l.Len() }
 // Clear removes all elements.
 func (st *Stack[T]) Clear() { st.l.Clear() }
 
-// Free frees the stack. It must not be used afterwards.
+// Free frees the stack, as List.Free does.
 func (st *Stack[T]) Free() { st.l.Free() }
 
 // Stats returns what the stack has been through.

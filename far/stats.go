@@ -9,7 +9,7 @@ import (
 // Stats is what a heap has done since it was made, and how it stands.
 type Stats struct {
 	heap.Stats
-	Maps       []MapStats
+	Maps       []MapStats       // those of freed ones last, by name
 	Classes    []ClassStats     // of objects of pointers; those of freed ones last, by name
 	Structures []StructureStats // that exist
 
@@ -50,8 +50,13 @@ func (h *Heap) Stats() Stats {
 	}
 	var t temperature
 	for _, m := range *h.maps.Load() {
-		s.Maps = append(s.Maps, m.stats(&t))
+		if !m.freed.Load() {
+			s.Maps = append(s.Maps, m.stats(&t))
+		}
 	}
+	h.mu.Lock()
+	s.Maps = append(s.Maps, sumsOf(h.pastMaps, func(st *MapStats, name string) { st.Name = name })...)
+	h.mu.Unlock()
 	s.LocalHot = h.hot(t, s.LocalLive)
 	s.Classes = h.classStats()
 	s.Structures = h.Structures()
@@ -62,8 +67,8 @@ func (h *Heap) Stats() Stats {
 // stats also adds what is local of m to t.
 func (m *ByteMap) stats(t *temperature) MapStats {
 	s := MapStats{Name: m.name}
-	for i := range m.shards {
-		sh := &m.shards[i]
+	for i := range m.shards() {
+		sh := m.at(i)
 		sh.mu.Lock()
 		s.Entries += sh.entries
 		s.LostNow += sh.lost
@@ -75,7 +80,7 @@ func (m *ByteMap) stats(t *temperature) MapStats {
 		s.Sets += sh.count.sets
 		s.Deletes += sh.count.deletes
 		s.Expired += sh.count.expired
-		sh.sample(t, max(sampled/len(m.shards), 1))
+		sh.sample(t, max(sampled/m.h.shards, 1))
 		sh.mu.Unlock()
 	}
 	return s

@@ -31,11 +31,17 @@ func (sw *sweeper) sweep(h *Heap) bool {
 	if sw.m >= len(maps) {
 		sw.m, sw.shard, sw.bucket = 0, 0, 0
 	}
+	for range maps {
+		if len(maps[sw.m].shards()) > 0 {
+			break
+		}
+		sw.m, sw.shard, sw.bucket = (sw.m+1)%len(maps), 0, 0
+	}
 	m := maps[sw.m]
 	b := h.core.NewBatch(sweepHeads)
 	defer b.End()
-	for n := 0; n < sweepBuckets && b.Len() < sweepHeads; {
-		sh := &m.shards[sw.shard]
+	for n := 0; len(m.shards()) > 0 && n < sweepBuckets && b.Len() < sweepHeads; {
+		sh := m.at(sw.shard)
 		sh.mu.Lock()
 		for ; sw.bucket < len(sh.t.buckets) && n < sweepBuckets && b.Len() < sweepHeads; sw.bucket++ {
 			n++
@@ -68,7 +74,7 @@ func (sw *sweeper) sweep(h *Heap) bool {
 		if end {
 			n++ // an empty shard is a look, too
 			sw.shard, sw.bucket = sw.shard+1, 0
-			if sw.shard == len(m.shards) {
+			if sw.shard == m.h.shards {
 				sw.m, sw.shard = sw.m+1, 0
 				break
 			}

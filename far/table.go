@@ -201,10 +201,10 @@ func (t *table) resize(size int64) error {
 }
 
 // clear removes all entries and returns how many bytes of memory it has given
-// back. A table of one page keeps it: most maps that are cleared are filled again,
+// back. A table of one page keeps it, unless it is the last time: most maps that are cleared are filled again,
 // and to map a page takes longer than to fill it.
-func (t *table) clear() int64 {
-	if t.bytes() == int64(arena.PageSize) {
+func (t *table) clear(last bool) int64 {
+	if t.bytes() == int64(arena.PageSize) && !last {
 		clear(t.buckets)
 		t.used = 0
 		return 0

@@ -40,7 +40,7 @@ func changedIn(sh *shard, m *ByteMap, tag uint32) changed {
 
 func (c changed) tag() uint32 { return uint32(c) }
 
-func (c changed) shard(maps []*ByteMap) *shard { return &maps[c>>48].shards[c>>32&0xffff] }
+func (c changed) shard(maps []*ByteMap) *shard { return maps[c>>48].at(int(c >> 32 & 0xffff)) }
 
 // ErrConflict: another transaction that has not ended has changed the key, or
 // one with the same hash.
@@ -91,7 +91,11 @@ func (t *Txn) deleteLocal(m *ByteMap, keys [][]byte, gone []bool) (n int) {
 		hs := m.hash(key)
 		where[i] = changedIn(m.shard(hs), m, hs.tag())
 	}
-	l := lockShards(*m.h.maps.Load(), where[:len(keys)])
+	maps := *m.h.maps.Load()
+	if maps[m.id] != m {
+		return 0 // it was freed, and its number is another's
+	}
+	l := lockShards(maps, where[:len(keys)])
 	defer l.unlock()
 	for i, sh := range l.held() {
 		found, s := m.tryDelete(sh, hash(where[i].tag()), keys[i], nil, t)
@@ -300,8 +304,8 @@ func (l *lockedShards) unlock() {
 
 // eachShard calls fn for every shard, under its lock.
 func (m *ByteMap) eachShard(fn func(sh *shard)) {
-	for i := range m.shards {
-		sh := &m.shards[i]
+	for i := range m.shards() {
+		sh := m.at(i)
 		sh.mu.Lock()
 		fn(sh)
 		sh.mu.Unlock()

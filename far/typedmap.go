@@ -464,5 +464,8 @@ func (m *Map[K, V]) Len() int { return m.b.Len() }
 // Clear removes all entries. Those that are set meanwhile may stay.
 func (m *Map[K, V]) Clear() { m.b.Clear() }
 
+// Free frees the map and gives its memory back, as ByteMap.Free does.
+func (m *Map[K, V]) Free() { m.b.Free() }
+
 // Stats returns what the map has been through.
 func (m *Map[K, V]) Stats() MapStats { return m.b.stats(new(temperature)) }

@@ -25,12 +25,18 @@ type Vector[T any] struct {
 	mu  sync.Mutex // guards changes of what follows
 	n   atomic.Int64
 	all atomic.Int64 // parts of the directory that are made
-	// dir is the directory of words. Part 0 has vectorPart words, and part i
-	// vectorPart<<(i-1), so that nothing moves when it grows.
-	dir [40][]uint64
+	// dir is the directory of words: the first of every part. Part 0 has vectorPart
+	// words, and part i vectorPart<<(i-1), so that nothing moves when it grows.
+	dir [vectorParts]*uint64
 }
 
-const vectorPart = wordsPerPage
+const (
+	vectorPart  = wordsPerPage
+	vectorParts = 32 // for maxWords
+)
+
+// vectorPartLen is how many words part i has.
+func vectorPartLen(i int) int { return max(vectorPart<<i>>1, vectorPart) }
 
 // NewVector makes an empty vector.
 func NewVector[T any](h *Heap, cfg StructureConfig) (*Vector[T], error) {
@@ -60,8 +66,13 @@ func (v *Vector[T]) word(c int) *uint64 {
 	if c < 0 || c >= v.objects(v.Len()) {
 		return nil
 	}
+	return v.wordIn(c)
+}
+
+// wordIn is the word of object c, whose part is made.
+func (v *Vector[T]) wordIn(c int) *uint64 {
 	part, i := partOf(c)
-	return &v.dir[part][i]
+	return wordAt(v.dir[part], i)
 }
 
 // objects is how many objects n elements take.
@@ -70,7 +81,7 @@ func (v *Vector[T]) objects(n int) int { return (n + v.tr.group - 1) >> v.shift 
 // index is the number of the object of word p, or -1.
 func (v *Vector[T]) index(p *uint64) int {
 	for part := range int(v.all.Load()) {
-		if i := wordIndex(v.dir[part], p); i >= 0 {
+		if i := wordIndex(wordsAt(v.dir[part], vectorPartLen(part)), p); i >= 0 {
 			return i + vectorPart<<part>>1&^(vectorPart-1)
 		}
 	}
@@ -86,8 +97,7 @@ func (v *Vector[T]) At(i int) Elem[T] {
 	if n := v.Len(); uint(i) >= uint(n) {
 		panic(indexError{i, n})
 	}
-	part, c := partOf(i >> v.shift)
-	return elemAt[T](v.tr, &v.dir[part][c], i&(1<<v.shift-1))
+	return elemAt[T](v.tr, v.wordIn(i>>v.shift), i&(1<<v.shift-1))
 }
 
 // indexError is the panic of an index that is out of range.
@@ -121,7 +131,7 @@ func (v *Vector[T]) Set(ctx context.Context, i int, x T) error { return v.At(i).
 func (v *Vector[T]) Append(ctx context.Context, xs ...T) error {
 	for len(xs) > 0 {
 		n := 0
-		err := v.tr.h.locked(ctx, &v.mu, func(s *heap.Scope) (p *uint64) {
+		err := v.tr.locked(ctx, &v.mu, func(s *heap.Scope) (p *uint64) {
 			n, p = v.append(s, xs)
 			return p
 		})
@@ -138,6 +148,9 @@ func (v *Vector[T]) Append(ctx context.Context, xs ...T) error {
 func (v *Vector[T]) AppendIn(s *heap.Scope, xs ...T) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	if v.tr.freed() {
+		return ErrFreed
+	}
 	for len(xs) > 0 {
 		n, p := v.append(s, xs)
 		if p != nil || n == 0 {
@@ -154,15 +167,15 @@ func (v *Vector[T]) append(s *heap.Scope, xs []T) (n int, p *uint64) {
 	i := v.Len()
 	part, c := partOf(i >> v.shift)
 	if v.dir[part] == nil {
-		words, err := v.tr.h.words.run(max(vectorPart<<part>>1, vectorPart), &v.tr.h.core.Logs)
+		words, err := v.tr.h.words.run(vectorPartLen(part), &v.tr.h.core.Logs)
 		if err != nil {
 			v.tr.h.core.Fail(s, v.tr.h.core.NoRoom(s, err, wordSize<<part))
 			return 0, nil
 		}
-		v.dir[part] = v.tr.h.zeroRun(words, max(vectorPart<<part>>1, vectorPart), v.tr.c)
+		v.dir[part] = &v.tr.h.zeroRun(words, vectorPartLen(part), v.tr.c)[0]
 		v.all.Store(int64(part + 1))
 	}
-	p = &v.dir[part][c]
+	p = wordAt(v.dir[part], c)
 	o, err := v.tr.h.deref(s, p, derefMut)
 	if err != nil {
 		v.tr.h.core.Fail(s, err)
@@ -184,7 +197,7 @@ func (h *Heap) zeroRun(first uint64, n int, c *class) []uint64 {
 
 // Pop removes the last element and returns it, or false if there is none.
 func (v *Vector[T]) Pop(ctx context.Context) (x T, ok bool, err error) {
-	err = v.tr.h.locked(ctx, &v.mu, func(s *heap.Scope) *uint64 {
+	err = v.tr.locked(ctx, &v.mu, func(s *heap.Scope) *uint64 {
 		var p *uint64
 		x, ok, p = v.pop(s)
 		return p
@@ -194,7 +207,7 @@ func (v *Vector[T]) Pop(ctx context.Context) (x T, ok bool, err error) {
 
 // PopIn is Pop in a scope, which is open.
 func (v *Vector[T]) PopIn(s *heap.Scope) (x T, ok bool, err error) {
-	err = in(s, &v.mu, func(s *heap.Scope) *uint64 {
+	err = v.tr.in(s, &v.mu, func(s *heap.Scope) *uint64 {
 		var p *uint64
 		x, ok, p = v.pop(s)
 		return p
@@ -207,8 +220,7 @@ func (v *Vector[T]) pop(s *heap.Scope) (x T, ok bool, p *uint64) {
 	if i < 0 {
 		return x, false, nil
 	}
-	part, c := partOf(i >> v.shift)
-	p = &v.dir[part][c]
+	p = v.wordIn(i >> v.shift)
 	o := v.tr.object(s, p, 0)
 	if o == nil {
 		return x, false, p
@@ -235,8 +247,7 @@ func (v *Vector[T]) cut(n int) {
 	from, to := v.objects(n), v.objects(v.Len())
 	v.n.Store(int64(n))
 	for c := from; c < to; c++ {
-		part, i := partOf(c)
-		v.tr.h.reset(&v.dir[part][i], v.tr.c)
+		v.tr.h.reset(v.wordIn(c), v.tr.c)
 	}
 }
 
@@ -292,14 +303,16 @@ func (v *Vector[T]) DontNeed(i, j int) {
 	}
 }
 
-// Free frees the vector. It must not be used afterwards.
+// Free frees the vector and gives its memory back, local and far. Afterwards its length is 0 for
+// ever, and what would use or append elements fails with ErrFreed, in other goroutines, too: those that use elements
+// through pointers or in an iteration must have come to an end. To free it again does nothing.
 func (v *Vector[T]) Free() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.n.Store(0)
 	for part := range int(v.all.Swap(0)) {
-		for i := range v.dir[part] {
-			v.tr.h.free(&v.dir[part][i])
+		for i := range vectorPartLen(part) {
+			v.tr.h.free(wordAt(v.dir[part], i))
 		}
 		v.dir[part] = nil
 	}
