@@ -313,6 +313,32 @@ func TestAReplyIsAsLongAsItsContents(t *testing.T) {
 	}
 }
 
+// TestAFailedCommandTakesBackNothingOfOthers has a client look at a hash for a field to delete,
+// which is not there. Another client changes the hash. Then a command of the first one fails,
+// and what it takes back is its own change, not the other client's.
+func TestAFailedCommandTakesBackNothingOfOthers(t *testing.T) {
+	p := newSplitting(t, 64, time.Second)
+	p.begin()
+	first := dial(t, p.addr)
+	expect(t, first, "HDEL h none", ":0")
+	for i := range 400 { // by another client
+		f := "later:" + strconv.Itoa(i)
+		p.want[f] = strings.Repeat("w", 200)
+		if r := p.do("HSET", "h", f, p.want[f]); r.line != ":1" {
+			t.Fatalf("HSET: got %s", r)
+		}
+	}
+	if err := p.other.Set(t.Context(), p.srv.entries, []byte("h"), far.Entry{Tag: tagLarge}); err != nil {
+		t.Fatal(err)
+	}
+	if r := first.do("RENAME", "h", "new"); !strings.HasPrefix(r.line, "-TRYAGAIN") {
+		t.Fatalf("RENAME while the entry cannot change: got %s", r)
+	}
+	p.other.Rollback()
+	expect(t, first, "HLEN h", fmt.Sprint(":", len(p.want)))
+	checkFields(t, first, "h", "after a failed RENAME", p.want)
+}
+
 // TestARenameThatFailsLeavesBothNames has each of the two changes of a RENAME
 // fail: that of the old name and that of the new one, which is also a hash.
 func TestARenameThatFailsLeavesBothNames(t *testing.T) {

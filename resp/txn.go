@@ -67,9 +67,10 @@ func (s *session) changedKey(key []byte) {
 func (s *session) save(h *largeHash) { s.undo = append(s.undo, undo{h: h, was: *h}) }
 
 // end ends the changes of a command, which has come to err. The command's locks
-// must be held.
+// must be held: what is remembered of a hash is true no longer than they are, so that it is
+// forgotten even if nothing has changed.
 func (s *session) end(err error) {
-	if !s.made && !s.together {
+	if !s.made && !s.together && len(s.undo) == 0 {
 		return
 	}
 	if err != nil && s.srv.heap != nil {
