@@ -31,6 +31,7 @@ type piece struct {
 	state  pieceState
 
 	kind     OpKind
+	bulk     bool
 	old, new uint64
 	link     *link
 	path     int
@@ -155,7 +156,7 @@ func (c *call) cut(op *Op) {
 		for ; off < end; off += maxBlock {
 			c.pieces = append(c.pieces, piece{
 				call: c, op: op, extent: x, off: off, n: min(maxBlock, end-off),
-				kind: op.Kind, old: op.Old, new: op.New,
+				kind: op.Kind, bulk: op.Bulk, old: op.Old, new: op.New,
 			})
 		}
 		off = end
@@ -245,7 +246,7 @@ func (c *call) start(p *piece) startResult {
 		copy(slab.bytes(p.block, p.n), p.op.Buf[p.off:p.off+p.n])
 	}
 	p.link = b.link
-	p.path = p.extent.path(b.link, p.n)
+	p.path = p.extent.path(b.link, p.bulk)
 	p.addr, p.key = b.addr+uint64(p.op.Off-p.extent.off)+uint64(p.off), b.keys[p.path]
 	p.sge[0] = slab.sge(p.block, p.n)
 	p.posted = false

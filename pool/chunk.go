@@ -126,6 +126,12 @@ func (c *Chunk) WriteContext(ctx context.Context, p []byte, off int64) (int, err
 	return len(p), nil
 }
 
+// WriteBulk is WriteContext for what nobody waits for just now, such as what is
+// evacuated (Op.Bulk). It does not allocate.
+func (c *Chunk) WriteBulk(ctx context.Context, p []byte, off int64) error {
+	return c.do(ctx, Op{Kind: OpWrite, Chunk: c, Off: off, Buf: p, Bulk: true}).Err
+}
+
 // CompareAndSwap replaces the word at off, a multiple of 8, by new if it is
 // old. It returns what the word was.
 func (c *Chunk) CompareAndSwap(ctx context.Context, off int64, old, new uint64) (prev uint64, swapped bool, err error) {

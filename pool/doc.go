@@ -50,10 +50,11 @@
 // in the steady state. One goroutine a node, the keeper, makes and resumes
 // connections.
 //
-// Pieces of up to 16 KiB, for which somebody waits, go over the first access queue
-// pair, and bulk traffic over the others if the manager has several, each with
-// the chunk's key for it. Short pieces overtake long ones that wait to be posted,
-// and of these only a window is in flight, so that a read on a miss does not wait
+// The caller says what an operation is for, and its size does not matter: what
+// somebody waits for goes over the first access queue pair, and what Op.Bulk says
+// is not waited for over the others if the manager has several, each with
+// the chunk's key for it. It is also overtaken while it waits to be posted,
+// and of it only a window is in flight, so that a read on a miss does not wait
 // for bulk writes. Where a caller has given up on a piece that still flies, later
 // ones on its chunk go the same way, behind it.
 //

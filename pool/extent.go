@@ -61,11 +61,11 @@ func chunksOf(extents []*extent) (n int) {
 	return n
 }
 
-// path is which path of l a piece of n bytes takes: behind strays, if there are
+// path is which path of l a piece takes: behind strays, if there are
 // any. If there are on several paths, the link is given up, and its successor
 // has none.
-func (x *extent) path(l *link, n int) int {
-	path, behind := l.path(x.id, n), -1
+func (x *extent) path(l *link, bulk bool) int {
+	path, behind := l.path(x.id, bulk), -1
 	for i := range l.qps {
 		if x.strays[i].Load() == 0 {
 			continue

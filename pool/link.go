@@ -22,16 +22,15 @@ const accessDepth = 512
 const busy = 8
 
 // A queue pair serves its requests in order, so what has been posted is ahead of
-// whatever comes. Short pieces go before long ones that are still queued, and
-// of long ones only so many bytes are in flight as keep the wire busy: a short
-// read beside bulk writes waits for longWindow bytes, not for all of them.
-// Every shortTurns short pieces, a long one has its turn. Once longWindow bytes are
-// in flight, long pieces wait until half of them have landed, so that more than
-// one goes out with a system call.
+// whatever comes. Pieces that somebody waits for go before bulk (Op.Bulk) that is
+// still queued, and of bulk only so many bytes are in flight as keep the wire busy: a
+// read on a miss beside bulk writes waits for bulkWindow bytes, not for all of them.
+// Every bulkTurn other pieces, one of bulk has its turn. Once bulkWindow bytes are
+// in flight, bulk waits until half of them have landed, so that more than
+// one piece goes out with a system call.
 const (
-	shortPiece = 16 << 10
-	longWindow = 256 << 10
-	shortTurns = 64
+	bulkWindow = 256 << 10
+	bulkTurn   = 64
 )
 
 // A link is one connection to a node, with its access queue pair. It is made
@@ -50,12 +49,12 @@ type link struct {
 	dead  atomic.Bool   // nothing is accepted any more
 
 	mu        sync.Mutex
-	short     pieceQueue // not yet posted, of at most shortPiece bytes
-	long      pieceQueue // not yet posted, the others
+	prompt    pieceQueue // not yet posted: pieces that somebody waits for
+	bulk      pieceQueue // not yet posted, the others
 	progress  uint64     // completions so far
-	shortRun  int        // short pieces posted since the last long one
-	longBytes int        // in flight in long pieces
-	longFull  bool       // they wait until that is half of longWindow
+	promptRun int        // pieces of prompt posted since the last of bulk
+	bulkBytes int        // in flight in pieces of bulk
+	bulkFull  bool       // they wait until that is half of bulkWindow
 	flying    []*piece   // by slot; the slot is the work request's id
 	slots     []uint16   // free slots
 	posting   bool       // somebody is in post, and will take what is queued
@@ -114,11 +113,11 @@ func (l *link) through(p manager.Poster) {
 	l.qps = append(l.qps, p)
 }
 
-// path is which queue pair a piece of n bytes of chunk id goes over: short
-// pieces, for which somebody waits, over the first, and bulk traffic over the
-// others, where it is in nobody's way (OneSidedMW, section 4.1).
-func (l *link) path(id uint32, n int) int {
-	if n <= shortPiece || len(l.qps) == 1 {
+// path is which queue pair a piece of chunk id goes over: what somebody waits for
+// over the first, and bulk over the others, where it is in nobody's way (OneSidedMW,
+// section 4.1).
+func (l *link) path(id uint32, bulk bool) int {
+	if !bulk || len(l.qps) == 1 {
 		return 0
 	}
 	return 1 + int(id)%(len(l.qps)-1)
@@ -149,10 +148,10 @@ func (l *link) submit(pieces []piece) {
 	for i := range pieces {
 		if p := &pieces[i]; p.state == pieceReady && p.link == l {
 			p.state = pieceFlying
-			if p.n <= shortPiece {
-				l.short.push(p)
+			if p.bulk {
+				l.bulk.push(p)
 			} else {
-				l.long.push(p)
+				l.prompt.push(p)
 			}
 		}
 	}
@@ -164,7 +163,7 @@ func (l *link) submit(pieces []piece) {
 // While one caller is at it, what others queue goes out with its next round.
 func (l *link) post() {
 	l.mu.Lock()
-	if l.posting || l.short.empty() && l.long.empty() {
+	if l.posting || l.prompt.empty() && l.bulk.empty() {
 		l.mu.Unlock()
 		return
 	}
@@ -222,14 +221,14 @@ func (l *link) post() {
 func (l *link) next() *piece {
 	for len(l.slots) > 0 {
 		var p *piece
-		long := !l.long.empty() && l.longFits(l.long.front().n)
+		bulk := !l.bulk.empty() && l.bulkFits(l.bulk.front().n)
 		switch {
-		case long && (l.short.empty() || l.shortRun >= shortTurns):
-			p = l.long.pop()
-			l.shortRun = 0
-		case !l.short.empty():
-			p = l.short.pop()
-			l.shortRun++
+		case bulk && (l.prompt.empty() || l.promptRun >= bulkTurn):
+			p = l.bulk.pop()
+			l.promptRun = 0
+		case !l.prompt.empty():
+			p = l.prompt.pop()
+			l.promptRun++
 		default:
 			return nil
 		}
@@ -237,23 +236,23 @@ func (l *link) next() *piece {
 			p.finish(verbs.StatusWRFlushErr)
 			continue
 		}
-		if p.n > shortPiece {
-			l.longBytes += p.n
+		if p.bulk {
+			l.bulkBytes += p.n
 		}
 		return p
 	}
 	return nil
 }
 
-// longFits reports whether a long piece of n bytes may be posted.
+// bulkFits reports whether a piece of bulk of n bytes may be posted.
 //
 // Preconditions: l.mu is held.
-func (l *link) longFits(n int) bool {
-	if l.longFull && l.longBytes > longWindow/2 {
+func (l *link) bulkFits(n int) bool {
+	if l.bulkFull && l.bulkBytes > bulkWindow/2 {
 		return false
 	}
-	l.longFull = l.longBytes > 0 && l.longBytes+n > longWindow
-	return !l.longFull
+	l.bulkFull = l.bulkBytes > 0 && l.bulkBytes+n > bulkWindow
+	return !l.bulkFull
 }
 
 // refused gives up on the link because the batches from the path first on could
@@ -317,8 +316,8 @@ func (l *link) land(n int) {
 		}
 		l.flying[slot] = nil
 		l.slots = append(l.slots, uint16(slot))
-		if p.n > shortPiece {
-			l.longBytes -= p.n
+		if p.bulk {
+			l.bulkBytes -= p.n
 		}
 		l.finished[k], l.wcs[k] = p, l.wcs[i]
 		k++
@@ -343,7 +342,7 @@ func (l *link) kill() {
 	l.mu.Lock()
 	l.dead.Store(true)
 	var queued []*piece
-	for _, q := range []*pieceQueue{&l.short, &l.long} {
+	for _, q := range []*pieceQueue{&l.prompt, &l.bulk} {
 		for !q.empty() {
 			queued = append(queued, q.pop())
 		}

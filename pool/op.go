@@ -43,6 +43,11 @@ type Op struct {
 	Buf   []byte // OpRead, OpWrite
 	Old   uint64 // OpCompareAndSwap
 	New   uint64 // OpCompareAndSwap; OpFetchAdd: the addend
+	// Bulk says that nobody waits for just this operation: it is one of many that
+	// are about throughput, such as what is evacuated, moved, repaired or read
+	// ahead. It does not get in the way of operations that somebody waits for,
+	// however long those are.
+	Bulk bool
 
 	Prev uint64 // set by atomic operations that succeed
 	Err  error  // nil on success, otherwise an *OpError

@@ -175,7 +175,7 @@ func (h *Heap) cleanPinned(s *FarSegment, borrow bool, fails int) error {
 	h.Count.cleanedSegments.Add(1)
 	for off := record.SegmentSize; off < s.end; {
 		n := min(len(h.scratch), s.end-off)
-		ops := []ReadOp{{Seg: s.Seg, Off: off, Buf: h.scratch[:n]}}
+		ops := []ReadOp{{Seg: s.Seg, Off: off, Buf: h.scratch[:n], Bulk: true}}
 		ctx, cancel := context.WithTimeout(h.Ctx, StoreTimeout)
 		f.Store.Read(ctx, ops)
 		cancel()

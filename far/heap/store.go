@@ -24,12 +24,16 @@ type ReadOp struct {
 	Seg Segment
 	Off int
 	Buf []byte
-	Err error
+	// Bulk says that nobody waits for just this read: the cleaner's. A store that
+	// can lets others overtake it.
+	Bulk bool
+	Err  error
 }
 
 // A Segment is a borrowed piece of a store.
 type Segment interface {
-	// Write writes p at off and returns when it is done. One that fails may take
+	// Write writes p at off and returns when it is done. It is bulk: reads that somebody
+	// waits for should not wait for it. One that fails may take
 	// effect in part, or later, but not after a later operation on the segment,
 	// which may be written from the front again when nothing in it lives.
 	Write(ctx context.Context, p []byte, off int) error

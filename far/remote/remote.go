@@ -50,7 +50,7 @@ func (s *store) Read(ctx context.Context, ops []far.ReadOp) {
 	for i := range ops {
 		op := &ops[i]
 		*batch = append(*batch, pool.Op{
-			Kind: pool.OpRead, Chunk: op.Seg.(segment).Chunk, Off: int64(op.Off), Buf: op.Buf,
+			Kind: pool.OpRead, Chunk: op.Seg.(segment).Chunk, Off: int64(op.Off), Buf: op.Buf, Bulk: op.Bulk,
 		})
 	}
 	_ = s.pool.Do(ctx, *batch) // every operation has its own error
@@ -67,6 +67,5 @@ type segment struct{ *pool.Chunk }
 
 // Write implements far.Segment.
 func (s segment) Write(ctx context.Context, p []byte, off int) error {
-	_, err := s.WriteContext(ctx, p, int64(off))
-	return err
+	return s.WriteBulk(ctx, p, int64(off))
 }
