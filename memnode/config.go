@@ -8,6 +8,7 @@ import (
 	"polder/internal/arena"
 	"polder/internal/ratelog"
 	"polder/memnode/component"
+	"polder/memnode/wire"
 	"polder/verbs"
 )
 
@@ -16,6 +17,9 @@ const (
 	DefaultChunkSize  = 1 << 20
 	DefaultGrace      = 10 * time.Second
 	DefaultMaxClients = 1024
+
+	DefaultMaxGroups = 4
+	DefaultMaxPairs  = 2
 
 	DefaultMaxViolations = 32
 	DefaultHeartbeat     = time.Second
@@ -37,6 +41,12 @@ type Config struct {
 	// has, from 1 to 8, by default 2. Every chunk has as many windows, and
 	// one more for its owner to free it with.
 	Group int
+	// MaxGroups is how many such groups a client of OneSided or Native may have, from 1 to
+	// wire.MaxGroups, by default 4, and MaxPairs how many pairs of queue pairs to
+	// allocate and to free with one of OneSided, from 1 to wire.MaxPairs, by default 2.
+	// They cost no windows, since a chunk is open to one group only; but
+	// MaxClients clients must not exhaust the device's queue pairs.
+	MaxGroups, MaxPairs int
 	// Lend is how many bytes to lend, at least one chunk. What does not
 	// fill a chunk is left out. Pages are only populated by clients' use.
 	Lend int64
@@ -90,6 +100,12 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Group == 0 {
 		c.Group = 2
 	}
+	if c.MaxGroups == 0 {
+		c.MaxGroups = DefaultMaxGroups
+	}
+	if c.MaxPairs == 0 {
+		c.MaxPairs = DefaultMaxPairs
+	}
 	if c.ChunkSize == 0 {
 		c.ChunkSize = DefaultChunkSize
 	}
@@ -130,6 +146,10 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("the client budget is %d, want 0 or at least one chunk of %d bytes", c.ClientBudget, size)
 	case c.Group < 1 || c.Group > verbs.MaxWindows-1:
 		return c, fmt.Errorf("groups of %d queue pairs, want 1 to %d", c.Group, verbs.MaxWindows-1)
+	case c.MaxGroups < 1 || c.MaxGroups > wire.MaxGroups:
+		return c, fmt.Errorf("at most %d groups a client, want 1 to %d", c.MaxGroups, wire.MaxGroups)
+	case c.MaxPairs < 1 || c.MaxPairs > wire.MaxPairs:
+		return c, fmt.Errorf("at most %d pairs of queue pairs to allocate and to free with, want 1 to %d", c.MaxPairs, wire.MaxPairs)
 	case c.Grace < 0:
 		return c, fmt.Errorf("the grace period is %v, want it positive", c.Grace)
 	case c.MaxViolations < 0:

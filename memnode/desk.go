@@ -1,8 +1,8 @@
 package memnode
 
 import (
-	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 
 	"polder/internal/arena"
@@ -220,34 +220,55 @@ func (d *desk) close() {
 type counter struct {
 	client  *client
 	owner   uint64
-	group   []verbs.QP // access queue pairs, nil where not yet connected
-	account chain.Account
-	alloc   *desk // of chains
-	free    *desk
-	verb    verbs.QP     // of the allocation verb
+	groups  [][]verbs.QP // access queue pairs, nil where not yet connected
+	pairs   []pair
 	listed  []wire.Grant // what its session had, bound to its queue pairs
 	bound   bool
 	cut     bool // it asked for more than its budget
 	trouble atomic.Bool
 }
 
-// freed is how many requests to free k's chain has begun with.
-func (k *counter) freed() uint64 {
-	if k.free == nil {
+// A pair is what a client allocates with and what it frees that with. It has a part of
+// the client's budget, so that the NIC, which counts every pair by itself, keeps the
+// client within all of it.
+type pair struct {
+	account chain.Account
+	alloc   *desk // of chains
+	free    *desk
+	verb    verbs.QP // of the allocation verb
+}
+
+// freed is how many requests to free p's chain has begun with.
+func (p *pair) freed() uint64 {
+	if p.free == nil {
 		return 0
 	}
-	return k.free.received()
+	return p.free.received()
 }
+
+// first is the queue pair that proves to be the owner's when a chunk of p's is freed.
+func (p *pair) first() verbs.QP {
+	if p.verb != nil {
+		return p.verb
+	}
+	return p.free.front
+}
+
+// part is the i-th of n nearly equal parts of a number. The parts of a smaller number
+// are no larger.
+func part(all, i, n int) int { return (all + n - 1 - i) / n }
 
 // complete reports whether every queue pair is connected.
 func (k *counter) complete() error {
-	for i, qp := range k.group {
-		if qp == nil {
-			return fmt.Errorf("access queue pair %d of %d is not connected", i, len(k.group))
+	for i, group := range k.groups {
+		if slices.Contains(group, nil) {
+			return fmt.Errorf("an access queue pair of group %d of %d is not connected", i, len(k.groups))
 		}
 	}
-	if k.verb == nil && (k.alloc == nil || k.free == nil) {
-		return errors.New("no queue pair to allocate with is connected")
+	for i := range k.pairs {
+		if p := &k.pairs[i]; p.verb == nil && (p.alloc == nil || p.free == nil) {
+			return fmt.Errorf("queue pair %d of %d to allocate with is not connected", i, len(k.pairs))
+		}
 	}
 	return nil
 }

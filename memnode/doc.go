@@ -14,8 +14,11 @@
 // binds their windows, by chains of work requests (package chain) or by a verb of
 // its own (verbs.Allocator), from the same table and queue. The control goroutine
 // makes queue pairs and chains when a client connects, and posts nothing
-// afterwards. It has four things left to do:
+// afterwards. What it has to do, and to know:
 //
+//   - A client may have several groups of access queue pairs, each of which opens other
+//     chunks, and several pairs of chains, each of which has a part of the client's budget
+//     and frees what it has allocated.
 //   - When a client comes back its chunks' windows are bound to its new queue
 //     pairs; when one stays away, the table's owner fields say what to reclaim.
 //   - Chunks of up to 64 KiB are zeroed by the device when they are freed, and stay
@@ -68,8 +71,9 @@
 // # Hostile clients
 //
 // A client can make the node hold a few queue pairs, 16 KiB of message buffers, as
-// much for chains, and what its budget allows, and no more: one queue pair of each
-// kind a connection, a fixed number of sessions, a fixed number of requests
+// much for every pair of chains, and what its budget allows, and no more: of each
+// kind of queue pair what it was granted when it connected (Config.Group, MaxGroups
+// and MaxPairs), a fixed number of sessions, a fixed number of requests
 // unanswered. Requests above that number find no receive posted and break the
 // sender's own queue pair; a client that does not take its replies stops being
 // served. A free names chunks of the client's own or frees none.

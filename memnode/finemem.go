@@ -141,7 +141,7 @@ func (m *finemem) broken() error {
 	return m.atomics.broken
 }
 
-func (m *finemem) welcome(*wire.Welcome) {}
+func (m *finemem) welcome(*client, *wire.Hello, *wire.Welcome) {}
 
 // user is s's id.
 func (m *finemem) user(s *session) (uint16, error) {

@@ -50,8 +50,8 @@ const (
 // Its methods are called by the control goroutine, except that stats may be
 // called by anyone.
 type manager interface {
-	// welcome adds to what a client is told that connects.
-	welcome(w *wire.Welcome)
+	// welcome adds to what c is told, which connects by h.
+	welcome(c *client, h *wire.Hello, w *wire.Welcome)
 	// connect answers a connection request of c's for another queue pair
 	// than the management one. An error is the reason to refuse it.
 	connect(c *client, h *wire.Hello, req verbs.ConnRequest) error

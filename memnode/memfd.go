@@ -65,7 +65,7 @@ func newMemfds(n *Node) (manager, error) {
 	return &memfds{node: n, tenants: make(map[*session]*tenant), all: make([]placed, n.cfg.chunks())}, nil
 }
 
-func (m *memfds) welcome(*wire.Welcome) {}
+func (m *memfds) welcome(*client, *wire.Hello, *wire.Welcome) {}
 
 func (m *memfds) connect(*client, *wire.Hello, verbs.ConnRequest) error {
 	return errors.New(MemFD + " has no use for another queue pair")

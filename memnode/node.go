@@ -250,7 +250,7 @@ func (n *Node) connect(req verbs.ConnRequest) {
 	case h.Kind == wire.KindManagement && c != nil:
 		refuse("a connection has one management queue pair")
 	case h.Kind == wire.KindManagement:
-		if err := n.attach(req, &h.Session); err != nil {
+		if err := n.attach(req, &h); err != nil {
 			refuse("%v", err)
 		}
 	case c == nil:
@@ -266,9 +266,10 @@ func (n *Node) connect(req verbs.ConnRequest) {
 	}
 }
 
-// attach connects a management queue pair, of the session that want names if
+// attach connects a management queue pair, of the session that h names if
 // it is still known.
-func (n *Node) attach(req verbs.ConnRequest, want *wire.Session) error {
+func (n *Node) attach(req verbs.ConnRequest, h *wire.Hello) error {
+	want := &h.Session
 	s := n.sessions[want.ID]
 	resumed := s != nil && s.knows(want)
 	if !resumed {
@@ -294,7 +295,7 @@ func (n *Node) attach(req verbs.ConnRequest, want *wire.Session) error {
 		Base: n.mem.mr.Addr(), ChunkSize: uint64(n.cfg.ChunkSize), Chunks: uint32(n.cfg.chunks()),
 		Space: n.manager.space(s), Grace: n.cfg.Grace, Credits: credits, Batch: wire.MaxBatch,
 	}
-	n.manager.welcome(&w)
+	n.manager.welcome(c, h, &w)
 	n.sessions[s.wire.ID] = s
 	n.clients[conn] = c
 	s.client = c

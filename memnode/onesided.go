@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -78,7 +79,17 @@ func newOneSided(n *Node) (manager, error) {
 	return m, nil
 }
 
-func (m *onesided) welcome(w *wire.Welcome) { w.Group = uint8(m.w.count - 1) }
+// welcome decides how many queue pairs c has. The verb works for the group of the queue
+// pair that it comes over, so there is one to allocate with for every group.
+func (m *onesided) welcome(c *client, h *wire.Hello, w *wire.Welcome) {
+	w.Group = uint8(m.w.count - 1)
+	w.Groups = min(max(h.Groups, 1), uint8(m.node.cfg.MaxGroups))
+	w.Pairs = min(max(h.Pairs, 1), uint8(m.node.cfg.MaxPairs))
+	if m.allocator != nil {
+		w.Pairs = w.Groups
+	}
+	m.open(c, int(w.Groups), int(w.Pairs))
+}
 
 func (m *onesided) borrower(s *session) *borrower {
 	b := m.borrowers[s]
@@ -90,41 +101,52 @@ func (m *onesided) borrower(s *session) *borrower {
 	return b
 }
 
-func (m *onesided) counter(c *client) *counter {
-	k := m.counters[c]
-	if k == nil {
-		b := m.borrower(c.session)
-		k = &counter{client: c, owner: b.owner, group: make([]verbs.QP, m.w.count-1)}
-		k.account = chain.Account{Budget: m.node.cfg.budget(), Base: len(b.chunks)}
-		k.account.Resume = func(done, failed uint64) {
-			if err := k.alloc.resume(m.node.dev, done, failed); err != nil {
+// open begins to count for c, which has so many groups and pairs.
+func (m *onesided) open(c *client, groups, pairs int) {
+	b := m.borrower(c.session)
+	k := &counter{client: c, owner: b.owner, groups: make([][]verbs.QP, groups), pairs: make([]pair, pairs)}
+	for i := range k.groups {
+		k.groups[i] = make([]verbs.QP, m.w.count-1)
+	}
+	for i := range k.pairs {
+		p := &k.pairs[i]
+		p.account = chain.Account{Budget: part(m.node.cfg.budget(), i, pairs), Base: part(len(b.chunks), i, pairs)}
+		p.account.Resume = func(done, failed uint64) {
+			if err := p.alloc.resume(m.node.dev, done, failed); err != nil {
 				m.node.log.Warn("cannot arm a chain", "error", err)
 				c.gone.Store(true)
 				m.node.ready.add(c)
 			}
 		}
-		m.counters[c] = k
 	}
-	return k
+	m.counters[c] = k
 }
 
 func (m *onesided) connect(c *client, h *wire.Hello, req verbs.ConnRequest) error {
-	k := m.counter(c)
+	k := m.counters[c]
+	i, group := int(h.Index), m.w.count-1
+	if h.Kind == wire.KindAccess {
+		switch {
+		case i >= group*len(k.groups):
+			return fmt.Errorf("%d groups have %d access queue pairs each", len(k.groups), group)
+		case k.groups[i/group][i%group] != nil:
+			return fmt.Errorf("access queue pair %d is connected", i)
+		}
+		return m.connectAccess(k, i, req)
+	}
+	if i >= len(k.pairs) {
+		return fmt.Errorf("there are %d pairs of queue pairs to allocate and to free with", len(k.pairs))
+	}
+	p := &k.pairs[i]
 	switch {
-	case h.Kind == wire.KindAccess && int(h.Index) >= len(k.group):
-		return fmt.Errorf("a group has %d access queue pairs", len(k.group))
-	case h.Kind == wire.KindAccess && k.group[h.Index] != nil:
-		return fmt.Errorf("access queue pair %d is connected", h.Index)
-	case h.Kind == wire.KindAccess:
-		return m.connectAccess(k, h.Index, req)
 	case k.cut:
 		return errors.New("the budget was exceeded")
-	case h.Kind == wire.KindAlloc && m.allocator != nil && k.verb == nil:
-		return m.connectVerb(k, req)
-	case h.Kind == wire.KindFree && m.allocator == nil && k.free == nil:
-		return m.connectDesk(k, req, true)
-	case h.Kind == wire.KindAlloc && m.allocator == nil && k.alloc == nil && k.free != nil:
-		return m.connectDesk(k, req, false)
+	case h.Kind == wire.KindAlloc && m.allocator != nil && p.verb == nil:
+		return m.connectVerb(k, i, req)
+	case h.Kind == wire.KindFree && m.allocator == nil && p.free == nil:
+		return m.connectDesk(k, p, req, true)
+	case h.Kind == wire.KindAlloc && m.allocator == nil && p.alloc == nil && p.free != nil:
+		return m.connectDesk(k, p, req, false)
 	}
 	return fmt.Errorf("no use for a queue pair of kind %d now", h.Kind)
 }
@@ -140,7 +162,7 @@ func (m *onesided) event(k *counter) func(verbs.AsyncEvent) {
 	}
 }
 
-func (m *onesided) connectAccess(k *counter, i uint8, req verbs.ConnRequest) error {
+func (m *onesided) connectAccess(k *counter, i int, req verbs.ConnRequest) error {
 	n := m.node
 	qp, err := n.pd.CreateQP(verbs.QPInit{SendCQ: k.client.cq, RecvCQ: k.client.cq, SendDepth: 1, RecvDepth: 1, OnEvent: n.event})
 	if err != nil {
@@ -150,17 +172,18 @@ func (m *onesided) connectAccess(k *counter, i uint8, req verbs.ConnRequest) err
 		qp.Close()
 		return nil // the connection is gone, and its watcher will say so
 	}
-	k.group[i] = qp
+	k.groups[i/(m.w.count-1)][i%(m.w.count-1)] = qp
 	return nil
 }
 
 // place is the answer to a connection request for allocating or freeing: where
-// the table begins.
-func (m *onesided) place() []byte {
-	return binary.LittleEndian.AppendUint64(nil, m.w.table.Addr)
+// the table begins, and how many chunks may be allocated with p.
+func (m *onesided) place(p *pair) []byte {
+	b := binary.LittleEndian.AppendUint64(nil, m.w.table.Addr)
+	return binary.LittleEndian.AppendUint32(b, uint32(max(0, p.account.Spare())))
 }
 
-func (m *onesided) connectDesk(k *counter, req verbs.ConnRequest, free bool) error {
+func (m *onesided) connectDesk(k *counter, p *pair, req verbs.ConnRequest, free bool) error {
 	program, cfg := chain.Alloc, chain.Config{ChunkSize: uint64(m.w.size), Access: windowAccess}
 	if free {
 		program = chain.Free
@@ -169,9 +192,9 @@ func (m *onesided) connectDesk(k *counter, req verbs.ConnRequest, free bool) err
 			cfg.Zeros = &verbs.SGE{Addr: z.Addr(), Length: uint32(m.w.size), LKey: z.LKey()}
 		}
 	} else {
-		cfg.FreeQP = k.free.front.Num()
-		if k.account.Budget < m.node.cfg.chunks() {
-			cfg.FreedCQ, cfg.Budget = k.free.cq.Num(), k.account.Spare()
+		cfg.FreeQP = p.free.front.Num()
+		if p.account.Budget < m.node.cfg.chunks() {
+			cfg.FreedCQ, cfg.Budget = p.free.cq.Num(), p.account.Spare()
 		}
 	}
 	d, err := newDesk(m.node.dev, m.w, k.owner, program, cfg, m.event(k))
@@ -179,7 +202,7 @@ func (m *onesided) connectDesk(k *counter, req verbs.ConnRequest, free bool) err
 		return fmt.Errorf("cannot build a chain: %w", err)
 	}
 	// The peer cannot send before it has been accepted, and then too soon.
-	if err := req.Accept(d.front, m.place()); err != nil {
+	if err := req.Accept(d.front, m.place(p)); err != nil {
 		d.close()
 		return nil
 	}
@@ -191,19 +214,19 @@ func (m *onesided) connectDesk(k *counter, req verbs.ConnRequest, free bool) err
 		return nil
 	}
 	if free {
-		k.free = d
+		p.free = d
 	} else {
-		k.alloc = d
-		k.account.Open(d.program, d.ring())
+		p.alloc = d
+		p.account.Open(d.program, d.ring())
 	}
 	return nil
 }
 
-func (m *onesided) connectVerb(k *counter, req verbs.ConnRequest) (err error) {
-	for i, qp := range k.group {
-		if qp == nil {
-			return fmt.Errorf("access queue pair %d is not connected", i)
-		}
+// connectVerb connects the queue pair to allocate with for group i.
+func (m *onesided) connectVerb(k *counter, i int, req verbs.ConnRequest) (err error) {
+	p, group := &k.pairs[i], k.groups[i]
+	if j := slices.Index(group, nil); j >= 0 {
+		return fmt.Errorf("access queue pair %d of group %d is not connected", j, i)
 	}
 	qp, err := m.node.pd.CreateQP(verbs.QPInit{
 		SendCQ: k.client.cq, RecvCQ: k.client.cq, SendDepth: 1, RecvDepth: 1, OnEvent: m.event(k),
@@ -211,17 +234,17 @@ func (m *onesided) connectVerb(k *counter, req verbs.ConnRequest) (err error) {
 	if err != nil {
 		return fmt.Errorf("cannot create a queue pair to allocate with: %w", err)
 	}
-	budget := uint64(k.account.Budget)
-	held := min(uint64(k.account.Base), budget)
-	if err := m.allocator.Attach(qp, verbs.AllocClient{Owner: k.owner, Budget: budget, Held: held, Group: k.group}); err != nil {
+	budget := uint64(p.account.Budget)
+	held := min(uint64(p.account.Base), budget)
+	if err := m.allocator.Attach(qp, verbs.AllocClient{Owner: k.owner, Budget: budget, Held: held, Group: group}); err != nil {
 		qp.Close()
 		return err
 	}
-	if req.Accept(qp, m.place()) != nil {
+	if req.Accept(qp, m.place(p)) != nil {
 		qp.Close()
 		return nil
 	}
-	k.verb = qp
+	p.verb = qp
 	return nil
 }
 
@@ -249,16 +272,13 @@ func (m *onesided) owned(k *counter, skip, max int) wire.Status {
 // rebind gives k's queue pairs the windows of its session's chunks, which have
 // been replaced when the last connection ended.
 func (m *onesided) rebind(k *counter) error {
-	qps := append([]verbs.QP{k.verb}, k.group...)
-	if k.verb == nil {
-		qps[0] = k.free.front
-	}
 	k.listed = k.listed[:0]
-	for _, i := range m.borrower(k.client.session).chunks {
-		if err := m.w.bind(i, qps); err != nil {
+	for n, i := range m.borrower(k.client.session).chunks {
+		group := k.groups[n%len(k.groups)]
+		if err := m.w.bind(i, append([]verbs.QP{k.pairs[n%len(k.pairs)].first()}, group...)); err != nil {
 			return err
 		}
-		for j := range k.group {
+		for j := range group {
 			k.listed = append(k.listed, wire.Grant{Chunk: i, Addr: m.w.address(i), Key: m.w.table.Key(i, j+1)})
 		}
 	}
@@ -271,24 +291,33 @@ func (m *onesided) disconnect(c *client) {
 		return
 	}
 	c.conn.Close()
-	if k.alloc != nil || k.free != nil {
+	if slices.ContainsFunc(k.pairs, func(p pair) bool { return p.alloc != nil || p.free != nil }) {
 		m.quiesce()
 		m.retire(k)
 	}
 	a, f := m.rounds(k)
 	m.goneAllocs += a
 	m.goneFrees += f
-	k.account.Close(m.w.queue)
+	for i := range k.pairs {
+		k.pairs[i].account.Close(m.w.queue)
+	}
 	delete(m.counters, c)
 	m.count()
-	for _, d := range []*desk{k.alloc, k.free} {
-		if d != nil {
-			d.close()
+	for i := range k.pairs {
+		for _, d := range []*desk{k.pairs[i].alloc, k.pairs[i].free} {
+			if d != nil {
+				d.close()
+			}
+		}
+		if qp := k.pairs[i].verb; qp != nil {
+			qp.Close()
 		}
 	}
-	for _, qp := range append(k.group, k.verb) {
-		if qp != nil {
-			qp.Close()
+	for _, group := range k.groups {
+		for _, qp := range group {
+			if qp != nil {
+				qp.Close()
+			}
 		}
 	}
 	b := m.borrower(c.session)
@@ -318,20 +347,25 @@ func (m *onesided) forget(s *session) { delete(m.borrowers, s) }
 // rounds is how many chunks were allocated and freed over k's connection, as
 // the NIC has counted.
 func (m *onesided) rounds(k *counter) (allocs, frees int64) {
-	if k.verb != nil {
-		a, f, err := m.allocator.Counts(k.verb)
-		if err != nil {
-			return 0, 0
+	for i := range k.pairs {
+		p := &k.pairs[i]
+		a, f := p.account.Taken(), p.freed()
+		if p.verb != nil {
+			a, f, _ = m.allocator.Counts(p.verb) // 0 if the device is closed
 		}
-		return int64(a), int64(f)
+		allocs, frees = allocs+int64(a), frees+int64(f)
 	}
-	return int64(k.account.Taken()), int64(k.freed())
+	return allocs, frees
 }
 
 // holds is how many chunks k's session has.
 func (m *onesided) holds(k *counter) int {
 	a, f := m.rounds(k)
-	return k.account.Base + int(a-f)
+	held := int(a - f)
+	for i := range k.pairs {
+		held += k.pairs[i].account.Base
+	}
+	return held
 }
 
 func (m *onesided) held(s *session) int {

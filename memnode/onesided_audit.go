@@ -2,6 +2,7 @@ package memnode
 
 import (
 	"errors"
+	"slices"
 	"time"
 
 	"polder/memnode/chain"
@@ -10,7 +11,7 @@ import (
 )
 
 func (m *onesided) answer(c *client, req *wire.Request, reply *wire.Reply) []wire.Grant {
-	k := m.counter(c)
+	k := m.counters[c]
 	m.grants = m.grants[:0]
 	switch req.Op {
 	case wire.OpSpace:
@@ -26,12 +27,16 @@ func (m *onesided) answer(c *client, req *wire.Request, reply *wire.Reply) []wir
 
 // status is how an allocation of k's would end now.
 func (m *onesided) status(k *counter) wire.Status {
+	empty := false
+	for i := range k.pairs {
+		empty = k.pairs[i].account.Empty(m.w.queue) || empty
+	}
 	switch {
-	case k.account.Empty(m.w.queue):
+	case empty:
 		m.node.counters.noMemory.Add(1)
 		m.soon()
 		return wire.StatusNoMemory
-	case m.holds(k) >= k.account.Budget:
+	case m.holds(k) >= m.node.cfg.budget():
 		return wire.StatusBudget
 	}
 	return wire.StatusOK
@@ -59,32 +64,41 @@ func (m *onesided) inspect(k *counter) error {
 		return nil // the watcher will say so
 	default:
 	}
-	if k.verb != nil {
-		if k.verb.State() == verbs.StateError {
+	for i := range k.pairs {
+		if err := m.inspectPair(k, &k.pairs[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *onesided) inspectPair(k *counter, p *pair) error {
+	if p.verb != nil {
+		if p.verb.State() == verbs.StateError {
 			m.node.counters.notOwner.Add(1)
 			return errNotOwner
 		}
 		return nil
 	}
-	if d := k.free; d != nil && !k.cut && (d.refused.Load() || d.chain.State() == verbs.StateError) {
+	if d := p.free; d != nil && !k.cut && (d.refused.Load() || d.chain.State() == verbs.StateError) {
 		m.node.counters.notOwner.Add(1)
 		return errNotOwner
 	}
-	if d := k.alloc; d != nil && d.chain != nil {
+	if d := p.alloc; d != nil && d.chain != nil {
 		if d.refused.Load() {
 			return errors.New("the queue pair to allocate with has failed")
 		}
 		if d.chain.State() == verbs.StateError {
-			return m.stopped(k)
+			return m.stopped(k, p)
 		}
 	}
 	return nil
 }
 
 // stopped deals with an allocation chain that has failed.
-func (m *onesided) stopped(k *counter) error {
-	k.alloc.disarm()
-	switch cause, entry := k.account.Stopped(m.w.queue); cause {
+func (m *onesided) stopped(k *counter, p *pair) error {
+	p.alloc.disarm()
+	switch cause, entry := p.account.Stopped(m.w.queue); cause {
 	case chain.QueueEmpty:
 		m.settle()
 		m.soon()
@@ -109,11 +123,19 @@ func (m *onesided) settle() { m.w.settle() }
 // tell sends k's client a notice that is due. If there is no buffer, look comes
 // again when one has come back: what it says is the state then.
 func (m *onesided) tell(k *counter) error {
-	if !k.account.Due || len(k.client.replies) == 0 {
+	due, failed := false, uint32(0)
+	for i := range k.pairs {
+		a := &k.pairs[i].account
+		due = due || a.Due
+		failed |= uint32(uint8(a.Failed)) << (8 * i)
+	}
+	if !due || len(k.client.replies) == 0 {
 		return nil
 	}
-	k.account.Due = false
-	return m.node.notify(k.client, m.status(k), uint32(k.account.Failed))
+	for i := range k.pairs {
+		k.pairs[i].account.Due = false
+	}
+	return m.node.notify(k.client, m.status(k), failed)
 }
 
 func (m *onesided) ticks() <-chan time.Time { return m.timer.C }
@@ -125,8 +147,10 @@ func (m *onesided) tick(time.Time) {
 	m.timer.Reset(auditEvery)
 	m.settle()
 	for c, k := range m.counters {
-		if k.account.Tick(m.w.queue) {
-			m.soon()
+		for i := range k.pairs {
+			if k.pairs[i].account.Tick(m.w.queue) {
+				m.soon()
+			}
 		}
 		m.audit(k)
 		if err := m.tell(k); err != nil {
@@ -140,7 +164,7 @@ func (m *onesided) tick(time.Time) {
 // for more than its budget. It has not got it: its chain waits for it to free as
 // much. What it has it keeps, and can access.
 func (m *onesided) audit(k *counter) {
-	if !k.account.Over(k.freed) {
+	if !slices.ContainsFunc(k.pairs, func(p pair) bool { return p.account.Over(p.freed) }) {
 		return
 	}
 	m.node.log.Warn("client cut off: it has asked for more than its budget", "peer", k.client.conn.RemoteAddr(),
@@ -149,11 +173,18 @@ func (m *onesided) audit(k *counter) {
 	m.node.counters.cutOff.Add(1)
 	m.quiesce()
 	m.retire(k)
-	m.goneAllocs += int64(k.account.Taken())
-	k.account.Close(m.w.queue)
-	k.alloc.close()
-	k.alloc = nil
-	k.free.disarm() // its front has windows
+	for i := range k.pairs {
+		p := &k.pairs[i]
+		m.goneAllocs += int64(p.account.Taken())
+		p.account.Close(m.w.queue)
+		if p.alloc != nil {
+			p.alloc.close()
+			p.alloc = nil
+		}
+		if p.free != nil {
+			p.free.disarm() // its front has windows
+		}
+	}
 }
 
 // quiesce returns when every chain that had a request has done what it can do
@@ -171,9 +202,11 @@ func (m *onesided) quiesce() {
 	}
 }
 
-// retire notes what k's allocation chain, which has come to rest, leaves behind.
+// retire notes what k's allocation chains, which have come to rest, leave behind.
 func (m *onesided) retire(k *counter) {
-	if d := k.alloc; d != nil && d.chain != nil && d.chain.State() == verbs.StateError {
-		_ = m.stopped(k) // the client is going anyway
+	for i := range k.pairs {
+		if d := k.pairs[i].alloc; d != nil && d.chain != nil && d.chain.State() == verbs.StateError {
+			_ = m.stopped(k, &k.pairs[i]) // the client is going anyway
+		}
 	}
 }

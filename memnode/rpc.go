@@ -37,7 +37,7 @@ func newRPC(n *Node) (manager, error) {
 	return m, nil
 }
 
-func (m *rpc) welcome(*wire.Welcome) {}
+func (m *rpc) welcome(*client, *wire.Hello, *wire.Welcome) {}
 
 func (m *rpc) connect(c *client, h *wire.Hello, req verbs.ConnRequest) error {
 	switch {

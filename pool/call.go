@@ -33,7 +33,7 @@ type piece struct {
 	kind     OpKind
 	bulk     bool
 	old, new uint64
-	link     *link
+	group    *group
 	path     int
 	stray    bool // its caller has given up
 	block    block
@@ -85,7 +85,7 @@ func (p *piece) fail(err error) { p.op.fail(p.extent, err) }
 type call struct {
 	pool   *Pool
 	pieces []piece
-	links  []*link // that the present round submits to
+	groups []*group // that the present round submits to
 
 	flying atomic.Int32 // pieces in flight in this round
 	// fate decides who disposes of the call when its caller may give up
@@ -174,7 +174,7 @@ func (c *call) round(ctx context.Context) (more, abandoned bool) {
 	started := 0
 	var lacksRoom *piece
 	var lacksNode *node
-	c.links = c.links[:0]
+	c.groups = c.groups[:0]
 scan:
 	for i := range c.pieces {
 		p := &c.pieces[i]
@@ -223,7 +223,7 @@ func (c *call) start(p *piece) startResult {
 		return startFailed
 	}
 	b := p.extent.binding.Load()
-	if b == nil || b.link.dead.Load() {
+	if b == nil || b.group.link.dead.Load() {
 		p.extent.chunk.release()
 		if err := p.extent.node.unusable(); err != nil {
 			p.fail(err)
@@ -245,19 +245,19 @@ func (c *call) start(p *piece) startResult {
 	if p.kind == OpWrite {
 		copy(slab.bytes(p.block, p.n), p.op.Buf[p.off:p.off+p.n])
 	}
-	p.link = b.link
-	p.path = p.extent.path(b.link, p.bulk)
+	p.group = b.group
+	p.path = p.extent.path(b.group, p.bulk)
 	p.addr, p.key = b.addr+uint64(p.op.Off-p.extent.off)+uint64(p.off), b.keys[p.path]
 	p.sge[0] = slab.sge(p.block, p.n)
 	p.posted = false
 	p.landed.Store(0)
 	p.state = pieceReady
-	for _, l := range c.links {
-		if l == p.link {
+	for _, g := range c.groups {
+		if g == p.group {
 			return startOK
 		}
 	}
-	c.links = append(c.links, p.link)
+	c.groups = append(c.groups, p.group)
 	return startOK
 }
 
@@ -267,8 +267,8 @@ func (c *call) fly(ctx context.Context, started int) (abandoned bool) {
 	c.flying.Store(int32(started))
 	c.fate.Store(0)
 	c.submitted = time.Now()
-	for _, l := range c.links {
-		l.submit(c.pieces)
+	for _, g := range c.groups {
+		g.submit(c.pieces)
 	}
 	select {
 	case <-c.done: // fast path: everything has landed already
@@ -384,7 +384,7 @@ func (c *call) reap(p *piece, status verbs.Status) {
 		}
 		n.counters.count(p.kind, p.n, time.Since(c.submitted))
 	case verbs.StatusWRFlushErr, verbs.StatusRetryExcErr, verbs.StatusRNRRetryExcErr:
-		n.linkBroke(p.link)
+		n.linkBroke(p.group.link)
 		if p.kind.atomic() && p.posted {
 			p.fail(ErrOutcomeUnknown)
 		} else {
@@ -392,10 +392,10 @@ func (c *call) reap(p *piece, status verbs.Status) {
 			p.state = pieceIdle
 		}
 	case verbs.StatusRemAccessErr:
-		n.linkBroke(p.link)
+		n.linkBroke(p.group.link)
 		p.fail(ErrRevoked)
 	default:
-		n.linkBroke(p.link)
+		n.linkBroke(p.group.link)
 		p.fail(&verbs.StatusError{Status: status})
 	}
 	c.letGo(p)
@@ -458,7 +458,7 @@ func (c *call) dispose() {
 	if cap(c.pieces) > maxKeptPieces {
 		c.pieces = nil
 	}
-	clear(c.links)
+	clear(c.groups)
 	c.pool.putCall(c)
 }
 

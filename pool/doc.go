@@ -44,7 +44,9 @@
 // # Concurrency
 //
 // Everything may be called by any number of goroutines. Callers share the
-// access queue pairs of a node: what several of them post while one is ringing the
+// access queue pairs of a node, of which there are one or more groups (Config.Groups); a
+// chunk's extents are dealt out to them when they are allocated, and what is done in an extent
+// goes over its group alone. What several of them post while one is ringing the
 // doorbell goes out with the next doorbell, together. A completion wakes its
 // caller directly; there is no goroutine for an operation, and no allocation
 // in the steady state. One goroutine a node, the keeper, makes and resumes
@@ -58,7 +60,7 @@
 // for bulk writes. Where a caller has given up on a piece that still flies, later
 // ones on its chunk go the same way, behind it.
 //
-// Lock order: link.mapped, node.mu, link.mu; link.pollMu, link.mu; slab.mu and
+// Lock order: link.mapped, node.mu, link.mu; group.pollMu, group.mu; slab.mu and
 // Pool.callMu are leaves. No lock is held across an operation on the fabric, except that
 // completion handlers are serialised by pollMu while they poll.
 package pool

@@ -26,9 +26,9 @@ type extent struct {
 
 // A binding is the right to an extent over one connection.
 type binding struct {
-	link *link
-	addr uint64
-	keys [manager.MaxPaths]verbs.RKey
+	group *group // over whose queue pairs the keys serve, by path
+	addr  uint64
+	keys  [manager.MaxPaths]verbs.RKey
 	// memory is the extent itself, if it lies in this process's memory.
 	memory []byte
 }
@@ -61,17 +61,17 @@ func chunksOf(extents []*extent) (n int) {
 	return n
 }
 
-// path is which path of l a piece takes: behind strays, if there are
+// path is which path of g a piece takes: behind strays, if there are
 // any. If there are on several paths, the link is given up, and its successor
 // has none.
-func (x *extent) path(l *link, bulk bool) int {
-	path, behind := l.path(x.id, bulk), -1
-	for i := range l.qps {
+func (x *extent) path(g *group, bulk bool) int {
+	path, behind := g.path(x.id, bulk), -1
+	for i := range g.qps {
 		if x.strays[i].Load() == 0 {
 			continue
 		}
 		if behind >= 0 {
-			x.node.linkBroke(l)
+			x.node.linkBroke(g.link)
 			return path
 		}
 		behind = i

@@ -10,7 +10,7 @@ import (
 
 // bind makes the binding of a grant over l.
 func (l *link) bind(g manager.Grant) *binding {
-	b := &binding{link: l, addr: g.Addr, keys: g.Keys}
+	b := &binding{group: l.groups[g.Group], addr: g.Addr, keys: g.Keys}
 	if m, ok := l.session.(manager.Mapper); ok {
 		b.memory = m.Memory(g)
 	}
@@ -51,7 +51,7 @@ func (x *extent) inPlace(op *Op) bool {
 	if b == nil || b.memory == nil {
 		return false
 	}
-	l := b.link
+	l := b.group.link
 	l.mapped.RLock()
 	defer l.mapped.RUnlock()
 	if l.dead.Load() || x.hasStrays() {

@@ -233,8 +233,9 @@ func (n *node) attach(ctx context.Context, l *link) (unknown []uint32, err error
 	resume := n.session
 	n.mu.Unlock()
 	s, err := n.pool.cfg.Manager.Attach(ctx, manager.Link{
-		Device: n.pool.dev, PD: n.pool.pd, Conn: l.conn, Access: l.access, Resume: resume,
-		Through: l.through, Buffer: n.pool.slab.mr, Complete: l.completed,
+		Device: n.pool.dev, PD: n.pool.pd, Conn: l.conn, Resume: resume,
+		Access: l.access, Groups: n.pool.cfg.Groups, Pairs: n.pool.cfg.Pairs, NextGroup: l.nextGroup,
+		Through: l.groups[0].through, Buffer: n.pool.slab.mr, Complete: l.groups[0].completed,
 	})
 	if err != nil {
 		return nil, err

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"polder/memnode/wire"
 	"polder/pool/broker"
 	"polder/pool/manager"
 	"polder/verbs"
@@ -24,6 +25,14 @@ type Manager = manager.Manager
 const (
 	DefaultTimeout = 2 * time.Second
 	DefaultBuffer  = 8 << 20
+	DefaultGroups  = 1
+	DefaultPairs   = 1
+)
+
+// Limits of a Config.
+const (
+	MaxGroups = wire.MaxGroups
+	MaxPairs  = wire.MaxPairs
 )
 
 // Config says where a Pool borrows, and how.
@@ -42,6 +51,18 @@ type Config struct {
 	// Buffer is the size in bytes of the memory that data passes through,
 	// by default 8 MiB. It is rounded up to a multiple of 64 KiB.
 	Buffer int
+	// Groups is how many groups of queue pairs to reach a node's memory over, 1 to
+	// MaxGroups, by default DefaultGroups. Chunks are dealt out to them, and operations
+	// on chunks of different groups share no lock, queue or completion. An RNIC works
+	// on several queue pairs at a time, so there it should be as many as cores use the
+	// pool; the software one does not (polder bench verbs has the figures). A node may
+	// grant fewer; with managers other than onesided and native there is one.
+	Groups int
+	// Pairs is how many pairs of queue pairs to allocate and to free chunks with, 1 to
+	// MaxPairs, by default DefaultPairs: so many callers at a time can. A client's
+	// budget is divided among them. A node may grant fewer; with managers other
+	// than onesided there is one, and with native one for each group.
+	Pairs int
 	// Logger gets connections and losses; by default nothing is logged.
 	Logger *slog.Logger
 
@@ -67,6 +88,12 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Buffer == 0 {
 		c.Buffer = DefaultBuffer
 	}
+	if c.Groups == 0 {
+		c.Groups = DefaultGroups
+	}
+	if c.Pairs == 0 {
+		c.Pairs = DefaultPairs
+	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -77,6 +104,10 @@ func (c Config) withDefaults() (Config, error) {
 		return c, errors.New("no nodes")
 	case c.Timeout < 0:
 		return c, fmt.Errorf("the timeout is %v, want it positive", c.Timeout)
+	case c.Groups < 1 || c.Groups > MaxGroups:
+		return c, fmt.Errorf("%d groups of queue pairs, want 1 to %d", c.Groups, MaxGroups)
+	case c.Pairs < 1 || c.Pairs > MaxPairs:
+		return c, fmt.Errorf("%d pairs of queue pairs to allocate and to free with, want 1 to %d", c.Pairs, MaxPairs)
 	case c.Buffer < 0 || c.Buffer > 1<<31:
 		return c, fmt.Errorf("the buffer has %d bytes, want at most 2 GiB", c.Buffer)
 	}

@@ -75,6 +75,8 @@ func lendFlags(fs *pflag.FlagSet, cfg *daemon.NodeConfig) {
 	cfg.ClientBudget = daemon.HalfOfAll
 	fs.Var(config.NewSizeOr(&cfg.ClientBudget, 0, 0, "half"), "client-budget", "most memory that one client may hold: a size, half of what is lent, which leaves room for a second client, or 0 for all, where there is but one")
 	managerFlag(fs, &cfg.Manager)
+	cfg.Groups, cfg.Pairs = memnode.DefaultMaxGroups, memnode.DefaultMaxPairs
+	queuePairFlags(fs, &cfg.Groups, &cfg.Pairs, "most that a client may have: ")
 	componentFlags(fs, &cfg.Components)
 	secretFlag(fs, &cfg.SecretFile)
 	fs.Var(config.NewDuration(&cfg.Grace, time.Millisecond), "grace", "how long a client's memory outlives its connection")
@@ -99,6 +101,12 @@ func managerFlag(fs *pflag.FlagSet, name *string) {
 	fs.Var(config.NewChoice(name, pool.Managers()...), "manager",
 		"how memory is handed out, the same at a node and its borrowers: "+strings.Join(pool.Managers(), ", ")+
 			"; the default is "+memnode.DefaultManager+", or "+memnode.OtherManager+" over RDMA")
+}
+
+// queuePairFlags are the flags that say how many queue pairs a client has at a node.
+func queuePairFlags(fs *pflag.FlagSet, groups, pairs *int, of string) {
+	fs.Var(config.NewInt(groups, 1, pool.MaxGroups), "groups", of+"groups of queue pairs to reach a node's memory over, by the managers native and onesided")
+	fs.Var(config.NewInt(pairs, 1, pool.MaxPairs), "alloc-pairs", of+"pairs of queue pairs to allocate and to free with, by the manager onesided")
 }
 
 // secretFlag is the flag of what a node and its brokers have in common.

@@ -14,6 +14,7 @@ import (
 	"polder/internal/config"
 	"polder/internal/listen"
 	"polder/internal/operator"
+	"polder/pool"
 	"polder/soft"
 )
 
@@ -132,6 +133,8 @@ func checkTier(fs *pflag.FlagSet, tier string, cfg daemon.CacheConfig) error {
 // serveFlags are the flags of the heap and the Redis front end.
 func serveFlags(fs *pflag.FlagSet, cfg *daemon.ServeConfig) {
 	managerFlag(fs, &cfg.Manager)
+	cfg.Groups, cfg.Pairs = pool.DefaultGroups, pool.DefaultPairs
+	queuePairFlags(fs, &cfg.Groups, &cfg.Pairs, "")
 	fs.Var(config.NewDuration(&cfg.FarWait, 0), "far-wait", "how long to try, at the start, until one of the nodes answers")
 	deviceFlag(fs, &cfg.Device)
 	fs.Var(config.NewSize(&cfg.Local, far.MinLocal, 0), "local", "budget of resident memory for data")

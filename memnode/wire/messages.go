@@ -8,16 +8,20 @@
 //
 // # Connecting
 //
-// The requester's private data is a [Hello], 64 bytes:
+// The requester's private data is a [Hello], 72 bytes:
 //
 //	 0  u32  magic "PMN1"
 //	 4  u16  version
 //	 6  u8   kind: 1 management, 2 access, 3 allocation, 4 freeing,
 //	         5 components (package memnode/component)
-//	 7  u8   access: which of the group, from 0; otherwise 0
+//	 7  u8   access: which queue pair, from 0, one group after the other;
+//	         allocation, freeing: of which pair; otherwise 0
 //	 8  [16] name of the way of managing memory, padded with zeros
 //	24  u64  session id, 0 for a new session
 //	32  [32] session secret
+//	64  u8   management: groups of access queue pairs wanted, 0 means 1; otherwise 0
+//	65  u8   management: pairs to allocate and to free with wanted, 0 means 1; otherwise 0
+//	66  [6]  zero
 //
 // and the answer to a management Hello is a [Welcome], 96 bytes:
 //
@@ -36,7 +40,9 @@
 //	80  u16  credits: requests that may be unanswered
 //	82  u16  batch: most chunks in one message
 //	84  u8   access queue pairs in a group
-//	85  [11] zero
+//	85  u8   groups of them that the client connects
+//	86  u8   pairs of queue pairs to allocate and to free with that it connects
+//	87  [9]  zero
 //
 // The answer to an access Hello is empty: the connection that it came over
 // says whose it is.
@@ -52,8 +58,14 @@
 //	8  u32  owned: entries to skip; otherwise 0
 //
 // A space request is answered by what every reply says, with the status that an
-// alloc would have now. A reply with op 5 is a notice: the node sends it unasked,
-// with the number of allocations that have failed as its id.
+// alloc would have now. A reply with op 5 is a notice: the node sends it unasked.
+// Its id has a byte for each of the client's pairs of queue pairs to
+// allocate and to free with, the first in the lowest: how many of its allocations
+// have failed, of which the low 8 bits are enough, since one goes after the other.
+//
+// An owned reply of a manager whose clients have groups lists a chunk once for every
+// queue pair of the group that it is opened to: the chunk in place n of all that are
+// listed to group n modulo their number, and to be freed with the pair n modulo theirs.
 //
 // A [Reply] has a header of 20 bytes, and for alloc and owned a list of n
 // entries of u32 chunk, u32 rkey and u64 address:
@@ -78,13 +90,13 @@ import (
 )
 
 // Version is the protocol's version. Both ends must speak the same.
-const Version = 1
+const Version = 2
 
 const magic = 0x314e4d50 // "PMN1"
 
 // Sizes in bytes.
 const (
-	HelloSize     = 64
+	HelloSize     = 72
 	WelcomeSize   = 96
 	RequestHeader = 12
 	ReplyHeader   = 20
@@ -92,6 +104,14 @@ const (
 	MaxMessage    = 1024 // no request or reply is longer
 	MaxName       = 16
 	SecretSize    = 32
+)
+
+// The most queue pairs of a connection: MaxGroups groups of MaxGroup to access memory
+// with, and MaxPairs pairs to allocate and to free with.
+const (
+	MaxGroup  = 8
+	MaxGroups = 8
+	MaxPairs  = 4
 )
 
 // MaxBatch is the most chunks that fit into one message.
@@ -125,9 +145,12 @@ type Session struct {
 // Hello asks a node to connect a queue pair.
 type Hello struct {
 	Kind    Kind
-	Index   uint8  // KindAccess: which of the group
+	Index   uint8  // KindAccess: which, one group after the other; KindAlloc, KindFree: of which pair
 	Manager string // at most MaxName bytes, without zeros
 	Session Session
+	// KindManagement: what the client would like, groups of access queue pairs and
+	// pairs to allocate and to free with; 0 means 1. The Welcome says what it gets.
+	Groups, Pairs uint8
 }
 
 // Append appends h's encoding to b.
@@ -139,7 +162,8 @@ func (h *Hello) Append(b []byte) []byte {
 	copy(name[:], h.Manager)
 	b = append(b, name[:]...)
 	b = binary.LittleEndian.AppendUint64(b, h.Session.ID)
-	return append(b, h.Session.Secret[:]...)
+	b = append(b, h.Session.Secret[:]...)
+	return append(b, h.Groups, h.Pairs, 0, 0, 0, 0, 0, 0)
 }
 
 // Decode sets h from b.
@@ -154,8 +178,11 @@ func (h *Hello) Decode(b []byte) error {
 	if kind < KindManagement || kind > KindComponent {
 		return malformed("hello of unknown kind %d", b[6])
 	}
-	if b[7] != 0 && kind != KindAccess {
+	if b[7] != 0 && (kind == KindManagement || kind == KindComponent) || [6]byte(b[66:]) != [6]byte{} {
 		return malformed("hello with a reserved byte set")
+	}
+	if wants := b[64] | b[65]; wants != 0 && kind != KindManagement || b[64] > MaxGroups || b[65] > MaxPairs {
+		return malformed("hello of kind %d for %d groups and %d pairs", kind, b[64], b[65])
 	}
 	name := strings.TrimRight(string(b[8:8+MaxName]), "\x00")
 	if name == "" || strings.IndexByte(name, 0) >= 0 {
@@ -164,6 +191,7 @@ func (h *Hello) Decode(b []byte) error {
 	h.Kind, h.Index, h.Manager = kind, b[7], name
 	h.Session.ID = binary.LittleEndian.Uint64(b[24:])
 	copy(h.Session.Secret[:], b[32:])
+	h.Groups, h.Pairs = b[64], b[65]
 	return nil
 }
 
@@ -188,7 +216,9 @@ type Welcome struct {
 	Grace     time.Duration // how long a session outlives its connection, in milliseconds
 	Credits   uint16
 	Batch     uint16
-	Group     uint8 // access queue pairs that a client must connect; 0 means 1
+	Group     uint8 // access queue pairs in a group; 0 means 1
+	Groups    uint8 // of them that the client must connect; 0 means 1
+	Pairs     uint8 // of queue pairs to allocate and to free with that it must connect; 0 means 1
 }
 
 // Space is how much more there is to allocate, in chunks.
@@ -216,8 +246,8 @@ func (w *Welcome) Append(b []byte) []byte {
 	b = binary.LittleEndian.AppendUint32(b, uint32(w.Grace.Milliseconds()))
 	b = binary.LittleEndian.AppendUint16(b, w.Credits)
 	b = binary.LittleEndian.AppendUint16(b, w.Batch)
-	b = append(b, w.Group)
-	return append(b, make([]byte, WelcomeSize-85)...)
+	b = append(b, w.Group, w.Groups, w.Pairs)
+	return append(b, make([]byte, WelcomeSize-87)...)
 }
 
 // Decode sets w from b.
@@ -231,7 +261,7 @@ func (w *Welcome) Decode(b []byte) error {
 	if b[6] > 1 || b[7] != 0 {
 		return malformed("welcome with reserved bits set")
 	}
-	for _, c := range b[85:] {
+	for _, c := range b[87:] {
 		if c != 0 {
 			return malformed("welcome with a reserved byte set")
 		}
@@ -249,13 +279,15 @@ func (w *Welcome) Decode(b []byte) error {
 		Credits: binary.LittleEndian.Uint16(b[80:]),
 		Batch:   binary.LittleEndian.Uint16(b[82:]),
 		Group:   b[84],
+		Groups:  b[85],
+		Pairs:   b[86],
 	}
 	v.Session.ID = binary.LittleEndian.Uint64(b[8:])
 	copy(v.Session.Secret[:], b[16:])
 	const maxChunk = 1 << 40
 	switch {
-	case v.Group > 8:
-		return malformed("welcome with %d access queue pairs", v.Group)
+	case v.Group > MaxGroup || v.Groups > MaxGroups || v.Pairs > max(MaxPairs, v.Groups):
+		return malformed("welcome with %d groups of %d access queue pairs, and %d pairs to allocate with", v.Groups, v.Group, v.Pairs)
 	case v.Session.ID == 0:
 		return malformed("welcome without a session")
 	case v.ChunkSize == 0 || v.ChunkSize > maxChunk || v.ChunkSize&(v.ChunkSize-1) != 0:

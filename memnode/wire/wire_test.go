@@ -100,6 +100,10 @@ func TestMalformedConnectionDataIsRefused(t *testing.T) {
 		"an index of what is no one": change(hello, 7, 1),
 		"a name with a hole":         change(hello, 9, 0),
 		"no name":                    change(hello, 8, make([]byte, MaxName)...),
+		"too many groups":            change(hello, 64, MaxGroups+1),
+		"too many pairs":             change(hello, 65, MaxPairs+1),
+		"reserved bytes":             change(hello, HelloSize-1, 1),
+		"groups for another kind":    change(change(hello, 6, byte(KindAccess)), 64, 2),
 	} {
 		var got Hello
 		if err := got.Decode(b); !errors.Is(err, ErrMalformed) || got != (Hello{}) {

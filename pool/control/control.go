@@ -105,7 +105,10 @@ func (c *Channel) open(ctx context.Context, name string) (_ *wire.Welcome, err e
 	if err != nil {
 		return nil, fmt.Errorf("cannot create a management queue pair: %w", err)
 	}
-	hello := wire.Hello{Kind: wire.KindManagement, Manager: name, Session: c.link.Resume}
+	hello := wire.Hello{
+		Kind: wire.KindManagement, Manager: name, Session: c.link.Resume,
+		Groups: uint8(min(c.link.Groups, wire.MaxGroups)), Pairs: uint8(min(c.link.Pairs, wire.MaxPairs)),
+	}
 	private, err := c.link.Conn.Connect(ctx, c.mgmt, hello.Append(nil))
 	if err != nil {
 		return nil, fmt.Errorf("cannot connect a management queue pair: %w", err)

@@ -47,9 +47,10 @@ type Manager interface {
 	Attach(ctx context.Context, l Link) (Session, error)
 }
 
-// MaxPaths is the most access queue pairs of a session. A chunk can be reached
-// over each, with a key of its own (OneSidedMW, section 4.1).
-const MaxPaths = 8
+// MaxPaths is the most access queue pairs of a group. A chunk is opened to one group,
+// and can be reached over each of its queue pairs, with a key of its own (OneSidedMW,
+// section 4.1).
+const MaxPaths = wire.MaxGroup
 
 // A Waiter is a Session that knows when memory has come back.
 type Waiter interface {
@@ -64,9 +65,15 @@ type Link struct {
 	Device verbs.Device
 	PD     verbs.PD
 	Conn   verbs.Conn
-	// Access makes another access queue pair, unconnected, up to MaxPaths.
+	// Access makes another access queue pair, unconnected, up to MaxPaths of a group.
 	Access func() (verbs.QP, error)
 	Resume wire.Session // zero: a new session
+
+	// Groups is how many groups of access queue pairs to connect, and Pairs how many
+	// pairs to allocate and to free with, if the manager and the node can; 0 means 1.
+	// NextGroup begins the next group: what Access makes from then on is of that one.
+	Groups, Pairs int
+	NextGroup     func() error
 
 	// Through makes p the next path, in the place of a queue pair of
 	// Access's. Every SGE of what is posted to it lies in Buffer, and what
@@ -131,5 +138,6 @@ type Grant struct {
 	Chunk  uint32               // the number of the first at the node
 	Chunks int                  // how many they are
 	Addr   uint64               // of their first byte
-	Keys   [MaxPaths]verbs.RKey // by path
+	Group  int                  // whose queue pairs may use it
+	Keys   [MaxPaths]verbs.RKey // by path of the group
 }

@@ -16,38 +16,49 @@ func (s *session) Alloc(ctx context.Context, grants []manager.Grant) (int, error
 	if err := s.freeOrphans(ctx); err != nil {
 		return 0, err
 	}
-	want, dry := s.reserve(min(len(grants), batch))
+	turn := int(s.next.Add(1))
+	p, want, dry := s.reserve(turn, min(len(grants), batch))
 	if want == 0 {
 		return 0, manager.ErrBudget
 	}
-	n, left, err := s.allocate(ctx, grants[:want], dry)
-	s.unreserve(want - n - left)
+	group := turn % len(s.groups)
+	if s.native {
+		group = p.index
+	}
+	n, left, err := p.allocate(ctx, group, grants[:want], dry)
+	p.unreserve(want - n - left)
 	return n, err
 }
 
-// reserve takes up to want chunks of the budget.
-func (s *session) reserve(want int) (n int, dry bool) {
+// reserve takes up to want chunks of the budget of a pair: of the one whose turn it is,
+// unless it has none left.
+func (s *session) reserve(turn, want int) (p *pair, n int, dry bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	n = min(want, int(s.space.Budget))
-	s.space.Budget -= uint32(n)
-	s.space.Free -= min(s.space.Free, uint32(n))
-	return n, s.dry
+	for i := range s.pairs {
+		if p = s.pairs[(turn+i)%len(s.pairs)]; p.budget > 0 {
+			break
+		}
+	}
+	n = min(want, int(p.budget))
+	p.budget -= uint32(n)
+	s.free -= min(s.free, uint32(n))
+	return p, n, s.dry
 }
 
-func (s *session) unreserve(n int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.space.Budget += uint32(n)
-	s.space.Free += uint32(n)
+func (p *pair) unreserve(n int) {
+	p.s.mu.Lock()
+	defer p.s.mu.Unlock()
+	p.budget += uint32(n)
+	p.s.free += uint32(n)
 }
 
 // allocate allocates what it can get of len(grants) chunks; left is how many
 // requests are still under way, of which finish takes care.
-func (s *session) allocate(ctx context.Context, grants []manager.Grant, dry bool) (n, left int, err error) {
+func (p *pair) allocate(ctx context.Context, group int, grants []manager.Grant, dry bool) (n, left int, err error) {
 	for {
 		if dry {
-			status, err := s.ask(ctx)
+			status, err := p.s.ask(ctx)
 			switch {
 			case err != nil:
 				return 0, 0, err
@@ -57,7 +68,7 @@ func (s *session) allocate(ctx context.Context, grants []manager.Grant, dry bool
 				return 0, 0, fmt.Errorf("%w (%v)", manager.ErrNoMemory, status)
 			}
 		}
-		n, left, err := s.take(ctx, grants)
+		n, left, err := p.take(ctx, group, grants)
 		if n > 0 || err != nil {
 			return n, left, err
 		}
@@ -66,29 +77,33 @@ func (s *session) allocate(ctx context.Context, grants []manager.Grant, dry bool
 }
 
 // take is allocate without asking the node's CPU.
-func (s *session) take(ctx context.Context, grants []manager.Grant) (got, left int, err error) {
+func (p *pair) take(ctx context.Context, group int, grants []manager.Grant) (got, left int, err error) {
+	s := p.s
 	for got < len(grants) {
 		want := len(grants) - got
-		post := func() error { return s.postAllocs(want) }
+		post := func() error { return p.postAllocs(want) }
 		if !s.native {
-			want, post = 1, s.postAlloc
+			want, post = 1, func() error { return p.postAlloc(group) }
 		}
-		ok, left, err := s.run(ctx, &s.allocs, want, post)
+		ok, left, err := s.run(ctx, &p.allocs, want, post)
 		if err != nil {
 			if got > 0 && ctx.Err() != nil {
 				return got, left, nil
 			}
 			return 0, left, err
 		}
-		n := 0
+		n, over := 0, false
 		if ok {
-			if n, err = s.answers(grants[got : got+want]); err != nil {
+			if n, over, err = p.answers(group, grants[got:got+want]); err != nil {
 				s.ch.Fail(err)
 				return 0, 0, err
 			}
 		}
-		s.allocs.end()
+		p.allocs.end()
 		got += n
+		if over && got == 0 {
+			return 0, 0, manager.ErrBudget
+		}
 		if n < want {
 			break
 		}
@@ -96,68 +111,84 @@ func (s *session) take(ctx context.Context, grants []manager.Grant) (got, left i
 	return got, 0, nil
 }
 
-// answers takes what a batch of allocations has brought.
-func (s *session) answers(grants []manager.Grant) (n int, err error) {
+// answers takes what a batch of allocations has brought; over says that the pair's part of the
+// budget was not enough.
+func (p *pair) answers(group int, grants []manager.Grant) (n int, over bool, err error) {
+	s := p.s
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return 0, manager.ErrClosed
+		return 0, false, manager.ErrClosed
 	}
 	for i := range grants {
-		g, found, err := s.answer(i)
+		g, status, err := p.answer(i)
 		if err != nil {
-			return 0, err
+			return 0, false, err
 		}
-		if found {
-			s.owned[g.Chunk] = struct{}{}
+		over = over || status == verbs.AllocBudget
+		if status == verbs.AllocOK {
+			g.Group = group
+			s.owned[g.Chunk] = p
 			grants[n] = g
 			n++
 		}
 	}
-	return n, nil
+	return n, over, nil
 }
 
 // prepare makes the work requests that are posted again and again.
-func (s *session) prepare() {
+func (p *pair) prepare() {
+	keys := 4 * len(p.s.groups[0])
 	for i := range batch {
-		s.allocWRs[i] = verbs.SendWR{ID: idAlloc, Op: verbs.OpAlloc, SGL: s.sge(answerOff+i*answerRoom, 24+4*len(s.group))}
-		s.freeWRs[i] = verbs.SendWR{ID: idFree, Op: verbs.OpFree}
+		p.allocWRs[i] = verbs.SendWR{ID: p.id(idAlloc), Op: verbs.OpAlloc, SGL: p.sge(answerOff+i*answerRoom, 24+keys)}
+		p.freeWRs[i] = verbs.SendWR{ID: p.id(idFree), Op: verbs.OpFree}
 	}
-	if s.native {
+	if p.s.native {
 		return
 	}
-	b := s.mem.Bytes()[requestOff:requestOff]
-	for _, qpn := range s.group {
-		b = binary.LittleEndian.AppendUint32(b, qpn)
-	}
-	b = binary.LittleEndian.AppendUint64(b, s.mr.Addr()+answerOff)
-	b = binary.LittleEndian.AppendUint32(b, uint32(s.mr.RKey()))
-	s.allocWRs[0] = verbs.SendWR{Op: verbs.OpSend, SGL: s.sge(requestOff, len(b))}
-	s.freeWRs[0] = verbs.SendWR{Op: verbs.OpSend, SGL: s.sge(handleOff, chain.HandleSize)}
+	b := p.bytes()[requestOff+keys : requestOff+keys] // behind the group's numbers
+	b = binary.LittleEndian.AppendUint64(b, p.s.mr.Addr()+uint64(p.off)+answerOff)
+	b = binary.LittleEndian.AppendUint32(b, uint32(p.s.mr.RKey()))
+	p.allocWRs[0] = verbs.SendWR{Op: verbs.OpSend, SGL: p.sge(requestOff, keys+len(b))}
+	p.freeWRs[0] = verbs.SendWR{Op: verbs.OpSend, SGL: p.sge(handleOff, chain.HandleSize)}
 }
 
-// postAlloc posts a request to allocate by a chain.
-func (s *session) postAlloc() error {
-	s.mu.Lock()
-	armed := s.armed
-	s.armed = true
-	s.mu.Unlock()
+func (p *pair) id(kind uint64) uint64 { return uint64(p.index)*idKinds + kind }
+
+// bytes is the pair's memory.
+func (p *pair) bytes() []byte { return p.s.mem.Bytes()[p.off : p.off+memorySize] }
+
+func (p *pair) sge(off, n int) []verbs.SGE {
+	mr := p.s.mr
+	return []verbs.SGE{{Addr: mr.Addr() + uint64(p.off+off), Length: uint32(n), LKey: mr.LKey()}}
+}
+
+// postAlloc posts a request to allocate by a chain, for a group.
+func (p *pair) postAlloc(group int) error {
+	p.s.mu.Lock()
+	armed := p.armed
+	p.armed = true
+	p.s.mu.Unlock()
 	if !armed {
-		if err := s.alloc.PostRecv(verbs.RecvWR{ID: idAlloc}); err != nil {
+		if err := p.alloc.PostRecv(verbs.RecvWR{ID: p.id(idAlloc)}); err != nil {
 			return err
 		}
 	}
-	return s.alloc.PostSend(s.allocWRs[:1]...)
+	b := p.bytes()[requestOff:requestOff]
+	for _, qpn := range p.s.groups[group] {
+		b = binary.LittleEndian.AppendUint32(b, qpn)
+	}
+	return p.alloc.PostSend(p.allocWRs[:1]...)
 }
 
 // postAllocs posts n ALLOCs.
-func (s *session) postAllocs(n int) error {
-	wrs := s.allocWRs[:n]
+func (p *pair) postAllocs(n int) error {
+	wrs := p.allocWRs[:n]
 	for i := range wrs {
 		wrs[i].Flags = 0
 	}
 	wrs[n-1].Flags = verbs.SendSignaled
-	return s.alloc.PostSend(wrs...)
+	return p.alloc.PostSend(wrs...)
 }
 
 // answer is what the allocation i of a batch that has ended brought: nothing if
@@ -165,16 +196,16 @@ func (s *session) postAllocs(n int) error {
 //
 // Preconditions: s.mu is held, and s was not closed before, or a completion
 // handler is at work.
-func (s *session) answer(i int) (g manager.Grant, found bool, err error) {
-	le := binary.LittleEndian
-	b := s.mem.Bytes()[answerOff+i*answerRoom:][:answerRoom]
+func (p *pair) answer(i int) (g manager.Grant, status verbs.AllocStatus, err error) {
+	s, le := p.s, binary.LittleEndian
+	b := p.bytes()[answerOff+i*answerRoom:][:answerRoom]
 	if s.native {
-		switch verbs.AllocStatus(le.Uint32(b)) {
+		switch status = verbs.AllocStatus(le.Uint32(b)); status {
 		case verbs.AllocOK:
 		case verbs.AllocEmpty, verbs.AllocBudget:
-			return g, false, nil
+			return g, status, nil
 		default:
-			return g, false, fmt.Errorf("%w: the node's device could not allocate", manager.ErrRefused)
+			return g, status, fmt.Errorf("%w: the node's device could not allocate", manager.ErrRefused)
 		}
 		b = b[8:]
 	}
@@ -182,11 +213,11 @@ func (s *session) answer(i int) (g manager.Grant, found bool, err error) {
 	chunk := (addr - s.base) / uint64(s.info.ChunkSize)
 	if addr < s.base || chunk >= uint64(s.info.Chunks) || (addr-s.base)%uint64(s.info.ChunkSize) != 0 ||
 		entry != s.table+chunk*verbs.EntrySize {
-		return g, false, fmt.Errorf("%w: a chunk at %#x was granted, its entry at %#x", wire.ErrMalformed, addr, entry)
+		return g, 0, fmt.Errorf("%w: a chunk at %#x was granted, its entry at %#x", wire.ErrMalformed, addr, entry)
 	}
 	g.Chunk, g.Chunks, g.Addr = uint32(chunk), 1, addr
-	for j := range s.group {
+	for j := range s.groups[0] {
 		g.Keys[j] = verbs.RKey(le.Uint32(b[16+4*j:]))
 	}
-	return g, true, nil
+	return g, verbs.AllocOK, nil
 }

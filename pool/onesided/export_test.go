@@ -7,5 +7,7 @@ func Greedy(s manager.Session) {
 	o := s.(*session)
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.space.Budget = 1 << 20
+	for _, p := range o.pairs {
+		p.budget = 1 << 20
+	}
 }

@@ -19,63 +19,96 @@ func (s *session) Free(ctx context.Context, chunks []uint32) error {
 	return err
 }
 
-// disown takes chunks out of what is known to be ours, all or none.
-func (s *session) disown(chunks []uint32) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for i, c := range chunks {
-		if _, ok := s.owned[c]; !ok {
-			for _, c := range chunks[:i] {
-				s.owned[c] = struct{}{}
-			}
-			return fmt.Errorf("%w: %v", manager.ErrRefused, wire.StatusNotOwner)
-		}
-		delete(s.owned, c)
-	}
-	return nil
+// A lot is chunks that are freed with the same pair.
+type lot struct {
+	pair   *pair
+	chunks []uint32
 }
 
-// give frees chunks, and returns how many of them are on their way.
-func (s *session) give(ctx context.Context, chunks []uint32) (sent int, err error) {
-	if err := s.disown(chunks); err != nil {
-		return 0, err
-	}
-	for sent < len(chunks) {
-		rest := chunks[sent:]
-		n, post := min(len(rest), batch), s.postFrees
-		if !s.native {
-			n, post = 1, s.postFree
+// disown takes chunks out of what is known to be ours, all or none, and returns them
+// by the pairs that they are freed with.
+func (s *session) disown(chunks []uint32) ([]lot, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	lots := make([]lot, len(s.pairs))
+	for _, c := range chunks {
+		p, ok := s.owned[c]
+		if !ok {
+			s.own(lots)
+			return nil, fmt.Errorf("%w: %v", manager.ErrRefused, wire.StatusNotOwner)
 		}
-		_, left, err := s.run(ctx, &s.frees, n, func() error { return post(rest[:n]) })
+		delete(s.owned, c)
+		l := &lots[p.index]
+		l.pair, l.chunks = p, append(l.chunks, c)
+	}
+	return lots, nil
+}
+
+// own undoes disown.
+//
+// Preconditions: s.mu is held.
+func (s *session) own(lots []lot) {
+	for _, l := range lots {
+		for _, c := range l.chunks {
+			s.owned[c] = l.pair
+		}
+	}
+}
+
+// give frees chunks, all or none if they are not ours. If it fails later on, rest is what has
+// not been sent.
+func (s *session) give(ctx context.Context, chunks []uint32) (rest []lot, err error) {
+	lots, err := s.disown(chunks)
+	if err != nil {
+		return nil, err
+	}
+	for i := range lots {
+		if err := lots[i].give(ctx); err != nil {
+			return lots[i:], err
+		}
+	}
+	return nil, nil
+}
+
+// give frees the chunks of l, and takes those that have been sent out of it.
+func (l *lot) give(ctx context.Context) error {
+	p := l.pair
+	for len(l.chunks) > 0 {
+		n, post := min(len(l.chunks), batch), p.postFrees
+		if !p.s.native {
+			n, post = 1, p.postFree
+		}
+		_, left, err := p.s.run(ctx, &p.frees, n, func() error { return post(l.chunks[:n]) })
 		if err != nil {
-			return sent + left, err
+			l.chunks = l.chunks[left:]
+			return err
 		}
-		s.frees.end()
-		sent += n
+		p.frees.end()
+		l.chunks = l.chunks[n:]
 	}
-	return sent, nil
+	return nil
 }
 
 func (s *session) entry(c uint32) uint64 { return s.table + uint64(c)*verbs.EntrySize }
 
 // postFree posts a request to free one chunk by a chain.
-func (s *session) postFree(chunks []uint32) error {
-	if err := s.free.PostRecv(verbs.RecvWR{ID: idFree}); err != nil {
+func (p *pair) postFree(chunks []uint32) error {
+	if err := p.free.PostRecv(verbs.RecvWR{ID: p.id(idFree)}); err != nil {
 		return err
 	}
-	h := chain.Handle(s.entry(chunks[0]))
-	copy(s.mem.Bytes()[handleOff:], h[:])
-	return s.free.PostSend(s.freeWRs[:1]...)
+	h := chain.Handle(p.s.entry(chunks[0]))
+	copy(p.bytes()[handleOff:], h[:])
+	return p.free.PostSend(p.freeWRs[:1]...)
 }
 
 // postFrees posts FREEs.
-func (s *session) postFrees(chunks []uint32) error {
-	wrs := s.freeWRs[:len(chunks)]
+func (p *pair) postFrees(chunks []uint32) error {
+	wrs := p.freeWRs[:len(chunks)]
 	for i, c := range chunks {
-		wrs[i].Flags, wrs[i].RemoteAddr = 0, s.entry(c)
+		wrs[i].Flags, wrs[i].RemoteAddr = 0, p.s.entry(c)
 	}
 	wrs[len(wrs)-1].Flags = verbs.SendSignaled
-	return s.alloc.PostSend(wrs...)
+	return p.alloc.PostSend(wrs...)
 }
 
 // freeOrphans gives back what was allocated for calls that had given up.
@@ -87,12 +120,12 @@ func (s *session) freeOrphans(ctx context.Context) error {
 	if len(orphans) == 0 {
 		return nil
 	}
-	sent, err := s.give(ctx, orphans)
+	rest, err := s.give(ctx, orphans)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, c := range orphans[sent:] {
-		s.owned[c] = struct{}{}
-		s.orphans = append(s.orphans, c)
+	s.own(rest)
+	for _, l := range rest {
+		s.orphans = append(s.orphans, l.chunks...)
 	}
 	return err
 }
@@ -100,7 +133,7 @@ func (s *session) freeOrphans(ctx context.Context) error {
 // Owned implements manager.Session.
 func (s *session) Owned(ctx context.Context) ([]manager.Grant, error) {
 	var grants []manager.Grant
-	group := len(s.group)
+	group := len(s.groups[0])
 	page := wire.MaxBatch / group * group
 	for {
 		var r wire.Reply
@@ -113,7 +146,7 @@ func (s *session) Owned(ctx context.Context) ([]manager.Grant, error) {
 		status, n := r.Status, r.N
 		for i := 0; i+group <= n && err == nil; i += group {
 			var g manager.Grant
-			g, err = s.listed(&r, i)
+			g, err = s.listed(&r, i, len(grants))
 			grants = append(grants, g)
 		}
 		release()
@@ -126,8 +159,8 @@ func (s *session) Owned(ctx context.Context) ([]manager.Grant, error) {
 			return nil, s.ch.Violated("a list of chunks that cannot be")
 		case n == 0:
 			s.mu.Lock()
-			for _, g := range grants {
-				s.owned[g.Chunk] = struct{}{}
+			for i, g := range grants {
+				s.owned[g.Chunk] = s.pairs[i%len(s.pairs)]
 			}
 			s.mu.Unlock()
 			return grants, nil
@@ -135,14 +168,16 @@ func (s *session) Owned(ctx context.Context) ([]manager.Grant, error) {
 	}
 }
 
-// listed is the chunk whose entries in r's list begin with i.
-func (s *session) listed(r *wire.Reply, i int) (g manager.Grant, err error) {
+// listed is the chunk whose entries in r's list begin with i, the one in place n of all
+// that are listed.
+func (s *session) listed(r *wire.Reply, i, n int) (g manager.Grant, err error) {
 	first := r.Grant(i)
+	g.Group = n % len(s.groups)
 	g.Chunk, g.Chunks, g.Addr = first.Chunk, 1, first.Addr
 	if int(g.Chunk) >= s.info.Chunks {
 		return g, s.ch.Violated("chunk %d of %d listed", g.Chunk, s.info.Chunks)
 	}
-	for j := range s.group {
+	for j := range s.groups[0] {
 		g.Keys[j] = r.Grant(i + j).Key
 	}
 	return g, nil

@@ -23,34 +23,35 @@ func (l *lane) init() {
 	l.turn <- struct{}{}
 }
 
-// finish ends a lane's batch.
+// finish ends the batch of a lane of p's.
 //
 // Preconditions: s.mu is held.
-func (s *session) finish(l *lane, ok bool) {
+func (p *pair) finish(l *lane, ok bool) {
 	if !l.busy {
 		return
 	}
+	s := p.s
 	l.busy = false
-	if l == &s.frees {
-		s.space.Budget += uint32(l.n)
-		s.space.Free += uint32(l.n)
+	if l == &p.frees {
+		p.budget += uint32(l.n)
+		s.free += uint32(l.n)
 	}
 	if !l.abandoned {
 		l.done <- ok
 		return
 	}
-	for i := 0; l == &s.allocs && i < l.n; i++ {
+	for i := 0; l == &p.allocs && i < l.n; i++ {
 		var g manager.Grant
-		var found bool
+		status, err := verbs.AllocEmpty, error(nil)
 		if ok {
-			g, found, _ = s.answer(i)
+			g, status, err = p.answer(i)
 		}
-		if !found {
-			s.space.Budget++
-			s.space.Free++
+		if status != verbs.AllocOK || err != nil {
+			p.budget++
+			s.free++
 			continue
 		}
-		s.owned[g.Chunk] = struct{}{}
+		s.owned[g.Chunk] = p
 		s.orphans = append(s.orphans, g.Chunk)
 	}
 	l.turn <- struct{}{}
@@ -118,12 +119,13 @@ func (s *session) complete(cq verbs.CQ) {
 				s.ch.Fail(fmt.Errorf("a queue pair to manage memory with failed: %w", err))
 				return
 			}
+			p := s.pairs[wc.ID/idKinds]
 			s.mu.Lock()
-			if wc.ID == idAlloc {
-				s.armed = false
-				s.finish(&s.allocs, true)
+			if wc.ID%idKinds == idAlloc {
+				p.armed = false
+				p.finish(&p.allocs, true)
 			} else {
-				s.finish(&s.frees, true)
+				p.finish(&p.frees, true)
 			}
 			s.mu.Unlock()
 		}

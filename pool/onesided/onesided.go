@@ -16,7 +16,13 @@
 //     SEND with a handle, answered by an empty SEND.
 //   - by the verb (verbs.Allocator), they are an ALLOC and a FREE.
 //
-// One request of each kind is under way at a time. The management queue pair is
+// There may be several groups of access queue pairs, and several pairs to allocate and
+// to free with. A chunk is opened to the group that the request names, and is freed with
+// the pair that it was allocated with: the node's NIC has bound its first window to that.
+// One request of each kind is under way at a time in a pair, which has its own
+// part of the client's budget. With the verb, every group has a queue pair of its own to
+// allocate and to free with, and that says which group is meant.
+// The management queue pair is
 // used when a session begins or is resumed, and when the node has nothing left:
 // it tells whose allocation has failed, and when there is memory again.
 //
@@ -32,6 +38,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"polder/internal/arena"
 	"polder/memnode/wire"
@@ -72,7 +79,7 @@ func (m Manager) Attach(ctx context.Context, l manager.Link) (manager.Session, e
 	}
 	s := &session{
 		link: l, name: m.Name(), native: m.Native,
-		owned: make(map[uint32]struct{}), returned: make(chan struct{}),
+		owned: make(map[uint32]*pair), returned: make(chan struct{}),
 	}
 	if err := s.open(ctx); err != nil {
 		s.Close()
@@ -84,7 +91,7 @@ func (m Manager) Attach(ctx context.Context, l manager.Link) (manager.Session, e
 // batch is the most ALLOCs or FREEs under way at a time.
 const batch = 64
 
-// Offsets in a session's memory.
+// Offsets in a pair's memory.
 const (
 	requestOff = 0
 	handleOff  = 128
@@ -93,10 +100,11 @@ const (
 	memorySize = answerOff + batch*answerRoom
 )
 
-// IDs of work requests.
+// IDs of work requests: what for, and the number of the pair above it.
 const (
 	idAlloc = 1
 	idFree  = 2
+	idKinds = 4
 )
 
 // session implements manager.Session and manager.Waiter.
@@ -105,39 +113,50 @@ type session struct {
 	name   string
 	native bool
 	info   manager.Info
-	base   uint64 // of chunk 0
-	table  uint64 // at the node: entry of chunk 0
-	group  []uint32
+	base   uint64     // of chunk 0
+	table  uint64     // at the node: entry of chunk 0
+	groups [][]uint32 // numbers at the node of each group's access queue pairs
+	pairs  []*pair
 	ch     *control.Channel
 	cq     verbs.CQ
-	alloc  verbs.QP
-	free   verbs.QP // the same if native
 	mem    *arena.Mapping
 	mr     verbs.MR
-
-	allocs, frees lane
-	// What is posted, made in advance; each is of whoever has the lane's turn.
-	allocWRs, freeWRs [batch]verbs.SendWR
+	next   atomic.Uint32 // counts allocations, which are dealt out to pairs and groups
 
 	pollMu sync.Mutex // serialises completion handlers
 	wcs    [2 * batch]verbs.WC
 
 	mu       sync.Mutex // guards what follows, and the lanes' states
 	closed   bool
-	users    sync.WaitGroup // calls that may touch mem; no more once closed
-	space    wire.Space     // as far as is known
-	owned    map[uint32]struct{}
-	orphans  []uint32 // allocated for calls that had given up
-	dry      bool     // the node has said that there is nothing
-	notices  uint64   // taken of the node's
-	failures uint32   // allocations that failed, as the node counts them
-	armed    bool     // a receive is posted to alloc for an answer
+	users    sync.WaitGroup   // calls that may touch mem; no more once closed
+	free     uint32           // chunks that the node has, as far as is known
+	owned    map[uint32]*pair // to be freed with that
+	orphans  []uint32         // allocated for calls that had given up
+	dry      bool             // the node has said that there is nothing
+	notices  uint64           // taken of the node's
 	returned chan struct{}
 }
 
+// A pair is two queue pairs, one to allocate with and one to free with; or one
+// for both if the node's NIC has a verb for it.
+type pair struct {
+	s     *session
+	index int
+	alloc verbs.QP
+	free  verbs.QP // nil if native
+	off   int      // of its memory in the session's
+
+	allocs, frees lane
+	// What is posted, made in advance; each is of whoever has the lane's turn.
+	allocWRs, freeWRs [batch]verbs.SendWR
+
+	// Guarded by session.mu.
+	budget   uint32 // chunks that may still be allocated with it
+	failures uint8  // allocations that failed, as the node counts them
+	armed    bool   // a receive is posted to alloc for an answer
+}
+
 func (s *session) open(ctx context.Context) error {
-	s.allocs.init()
-	s.frees.init()
 	ch, w, err := control.Open(ctx, s.link, s.name, control.Handlers{Notice: s.noticed})
 	if err != nil {
 		return err
@@ -147,11 +166,15 @@ func (s *session) open(ctx context.Context) error {
 		Session: w.Session, Resumed: w.Resumed,
 		ChunkSize: int(w.ChunkSize), Chunks: int(w.Chunks), Grace: w.Grace,
 	}
-	s.base, s.space = w.Base, w.Space
-	if w.Group == 0 || int(w.Group) > manager.MaxPaths {
+	s.base, s.free = w.Base, w.Space.Free
+	groups, pairs := max(int(w.Groups), 1), max(int(w.Pairs), 1)
+	switch {
+	case w.Group == 0 || int(w.Group) > manager.MaxPaths:
 		return ch.Violated("groups of %d access queue pairs", w.Group)
+	case groups > max(s.link.Groups, 1) || s.native && pairs != groups || !s.native && pairs > max(s.link.Pairs, 1):
+		return ch.Violated("%d groups and %d pairs where %d and %d were asked for", groups, pairs, s.link.Groups, s.link.Pairs)
 	}
-	if s.mem, err = arena.Anonymous(memorySize, false); err != nil {
+	if s.mem, err = arena.Anonymous(pairs*memorySize, false); err != nil {
 		return err
 	}
 	access := verbs.AccessLocalWrite | verbs.AccessRemoteWrite
@@ -161,56 +184,82 @@ func (s *session) open(ctx context.Context) error {
 	if s.mr, err = s.link.PD.RegMR(s.mem.Bytes(), access); err != nil {
 		return fmt.Errorf("cannot register buffers: %w", err)
 	}
-	if s.cq, err = s.link.Device.CreateCQ(verbs.CQInit{Depth: 4 * batch, Handler: s.complete}); err != nil {
+	if s.cq, err = s.link.Device.CreateCQ(verbs.CQInit{Depth: pairs * 4 * batch, Handler: s.complete}); err != nil {
 		return fmt.Errorf("cannot create a completion queue: %w", err)
 	}
-	for i := range w.Group {
-		qp, err := s.link.Access()
-		if err != nil {
+	for i := range groups {
+		if i > 0 {
+			if err := s.link.NextGroup(); err != nil {
+				return err
+			}
+		}
+		if err := s.connectGroup(ctx, int(w.Group)); err != nil {
 			return err
 		}
-		answer, err := s.connect(ctx, qp, wire.KindAccess, i)
-		if err != nil {
+	}
+	for i := range pairs {
+		p := &pair{s: s, index: i, off: i * memorySize}
+		s.mu.Lock() // a hostile node may send notices already
+		s.pairs = append(s.pairs, p)
+		s.mu.Unlock()
+		if err := p.connect(ctx); err != nil {
 			return err
 		}
-		if len(answer) != 4 {
-			return ch.Violated("an access queue pair's number of %d bytes", len(answer))
-		}
-		s.group = append(s.group, binary.LittleEndian.Uint32(answer))
+		p.prepare()
 	}
-	if err := s.connectManagement(ctx); err != nil {
-		return err
-	}
-	s.prepare()
 	// The answer comes when the node has built what serves us.
 	_, err = s.ask(ctx)
 	return err
 }
 
-// connectManagement connects the queue pairs to allocate and to free with.
-func (s *session) connectManagement(ctx context.Context) (err error) {
+// connectGroup connects another group of n access queue pairs.
+func (s *session) connectGroup(ctx context.Context, n int) error {
+	group := make([]uint32, 0, n)
+	for i := range n {
+		qp, err := s.link.Access()
+		if err != nil {
+			return err
+		}
+		answer, err := s.connect(ctx, qp, wire.KindAccess, uint8(len(s.groups)*n+i))
+		if err != nil {
+			return err
+		}
+		if len(answer) != 4 {
+			return s.ch.Violated("an access queue pair's number of %d bytes", len(answer))
+		}
+		group = append(group, binary.LittleEndian.Uint32(answer))
+	}
+	s.groups = append(s.groups, group)
+	return nil
+}
+
+// connect connects the queue pairs to allocate and to free with.
+func (p *pair) connect(ctx context.Context) (err error) {
+	s := p.s
 	create := func(kind wire.Kind) (verbs.QP, error) {
 		qp, err := s.link.PD.CreateQP(verbs.QPInit{SendCQ: s.cq, RecvCQ: s.cq, SendDepth: batch, RecvDepth: 4})
 		if err != nil {
 			return nil, fmt.Errorf("cannot create a queue pair to manage memory with: %w", err)
 		}
-		answer, err := s.connect(ctx, qp, kind, 0)
-		if err == nil && len(answer) != 8 {
-			err = s.ch.Violated("a table's address of %d bytes", len(answer))
+		answer, err := s.connect(ctx, qp, kind, uint8(p.index))
+		if err == nil && len(answer) != 12 {
+			err = s.ch.Violated("a table's address and a budget of %d bytes", len(answer))
 		}
 		if err != nil {
 			qp.Close()
 			return nil, err
 		}
-		s.table = binary.LittleEndian.Uint64(answer)
+		s.table, p.budget = binary.LittleEndian.Uint64(answer), binary.LittleEndian.Uint32(answer[8:])
 		return qp, nil
 	}
+	p.allocs.init()
+	p.frees.init()
 	if !s.native {
-		if s.free, err = create(wire.KindFree); err != nil {
+		if p.free, err = create(wire.KindFree); err != nil {
 			return err
 		}
 	}
-	s.alloc, err = create(wire.KindAlloc)
+	p.alloc, err = create(wire.KindAlloc)
 	return err
 }
 
@@ -226,10 +275,6 @@ func (s *session) connect(ctx context.Context, qp verbs.QP, kind wire.Kind, i ui
 // Info implements manager.Session.
 func (s *session) Info() manager.Info { return s.info }
 
-func (s *session) sge(off, n int) []verbs.SGE {
-	return []verbs.SGE{{Addr: s.mr.Addr() + uint64(off), Length: uint32(n), LKey: s.mr.LKey()}}
-}
-
 // Close implements manager.Session.
 func (s *session) Close() {
 	s.mu.Lock()
@@ -241,9 +286,11 @@ func (s *session) Close() {
 	}
 	s.users.Wait()
 	var errs []error
-	for _, qp := range []verbs.QP{s.alloc, s.free} {
-		if qp != nil {
-			errs = append(errs, qp.Close())
+	for _, p := range s.pairs {
+		for _, qp := range []verbs.QP{p.alloc, p.free} {
+			if qp != nil {
+				errs = append(errs, qp.Close())
+			}
 		}
 	}
 	if s.ch != nil {

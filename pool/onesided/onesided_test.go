@@ -28,6 +28,21 @@ func both(t *testing.T, f func(t *testing.T, m onesided.Manager)) {
 // other one.
 func TestConformance(t *testing.T) { pooltest.Conformance(t, onesided.Manager{}) }
 
+// TestConformanceWithGroups: that there are several groups of queue pairs, and several
+// to allocate and to free with, does not show in what a program sees. Three groups are
+// no multiple of two pairs, so that every pair allocates for every group.
+func TestConformanceWithGroups(t *testing.T) {
+	both(t, func(t *testing.T, m onesided.Manager) {
+		s := setup(pooltest.Inproc, m)
+		want := pooltest.Script(t, s, 7)
+		s.Groups, s.Pairs = 3, 2
+		pooltest.Run(t, s)
+		if got := pooltest.Script(t, s, 7); got != want {
+			t.Errorf("with groups: digest %s, want %s", got, want)
+		}
+	})
+}
+
 // TestConformanceWhereAnswersAreLost runs the chains with clients whose READs and
 // atomics are answered late and out of step.
 func TestConformanceWhereAnswersAreLost(t *testing.T) {
@@ -138,7 +153,7 @@ func TestEveryPath(t *testing.T) {
 				for i := range long {
 					long[i] = byte(i * 7)
 				}
-				if _, err := c.WriteAt(long, 0); err != nil {
+				if err := c.WriteBulk(t.Context(), long, 0); err != nil {
 					t.Fatal(err)
 				}
 				if _, err := c.ReadAt(short, 5000); err != nil || short[3] != byte(5003*7&0xff) {

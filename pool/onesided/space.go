@@ -10,7 +10,11 @@ import (
 func (s *session) Space() wire.Space {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.space
+	space := wire.Space{Free: s.free}
+	for _, p := range s.pairs {
+		space.Budget += p.budget
+	}
+	return space
 }
 
 // Returned implements manager.Waiter.
@@ -38,7 +42,7 @@ func (s *session) ask(ctx context.Context) (wire.Status, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if dry := r.Status == wire.StatusNoMemory; !dry || s.notices == notices {
-		s.space.Free = r.Space.Free
+		s.free = r.Space.Free
 		s.setDry(dry)
 	}
 	return r.Status, nil
@@ -70,10 +74,15 @@ func (s *session) noticed(r *wire.Reply) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.notices++
-	s.space.Free = r.Space.Free
+	s.free = r.Space.Free
 	s.setDry(r.Status == wire.StatusNoMemory)
-	if r.ID != s.failures {
-		s.failures = r.ID
-		s.finish(&s.allocs, false)
+	for i, p := range s.pairs {
+		if i >= wire.MaxPairs {
+			break // of the verb, which says itself that it has failed
+		}
+		if failures := uint8(r.ID >> (8 * i)); failures != p.failures {
+			p.failures = failures
+			p.finish(&p.allocs, false)
+		}
 	}
 }

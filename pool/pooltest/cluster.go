@@ -31,6 +31,8 @@ type Setup struct {
 	Name    string
 	Fabric  func(t testing.TB) Fabric
 	Manager pool.Manager // nil: the default
+	// Groups and Pairs are the pools' (pool.Config).
+	Groups, Pairs int
 	// Brokers says that every pool allocates through a process of its own, which has
 	// a session with every node, and gives back what the pool does not want.
 	Brokers bool
@@ -157,6 +159,7 @@ func (c *Cluster) TryOpen(cfg pool.Config) (*Client, error) {
 	c.T.Cleanup(func() { dev.Close() })
 	k := &Client{Device: dev, conns: make(map[string]verbs.Conn), refused: make(map[string]bool)}
 	cfg.Device, cfg.Manager, cfg.Nodes = dev, c.Setup.Manager, nil
+	cfg.Groups, cfg.Pairs = c.Setup.Groups, c.Setup.Pairs
 	for i, n := range c.Nodes {
 		addr := n.Addr
 		cfg.Nodes = append(cfg.Nodes, pool.NodeConfig{

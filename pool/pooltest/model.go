@@ -85,7 +85,13 @@ func model(t *testing.T, s Setup) {
 				h := pick(t)
 				off := rapid.IntRange(0, size-1).Draw(t, "offset")
 				p := rapid.SliceOfN(rapid.Byte(), 1, size-off).Draw(t, "bytes")
-				if _, err := h.c.WriteAt(p, int64(off)); err != nil {
+				var err error
+				if rapid.Bool().Draw(t, "bulk") {
+					err = h.c.WriteBulk(cl.T.Context(), p, int64(off))
+				} else {
+					_, err = h.c.WriteAt(p, int64(off))
+				}
+				if err != nil {
 					t.Fatal(err)
 				}
 				copy(h.data[off:], p)
@@ -252,7 +258,7 @@ func Script(t testing.TB, s Setup, seed uint64) string {
 				if i >= len(chunks) {
 					break
 				}
-				op := pool.Op{Kind: pool.OpKind(1 + r.IntN(4)), Chunk: chunks[i], Off: int64(r.IntN(size)) &^ 7, Old: r.Uint64N(2), New: r.Uint64N(4)}
+				op := pool.Op{Kind: pool.OpKind(1 + r.IntN(4)), Chunk: chunks[i], Off: int64(r.IntN(size)) &^ 7, Old: r.Uint64N(2), New: r.Uint64N(4), Bulk: r.IntN(2) == 0}
 				if op.Kind == pool.OpRead || op.Kind == pool.OpWrite {
 					op.Off += int64(r.IntN(8))
 					op.Buf = pattern(r.Uint64(), r.IntN(size))

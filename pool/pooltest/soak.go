@@ -116,7 +116,12 @@ func (m *mutator) step() {
 			p[i] = byte(m.rand.Uint32())
 		}
 		for {
-			_, err := m.c.WriteAt(p, int64(off))
+			var err error
+			if n%2 == 0 {
+				_, err = m.c.WriteAt(p, int64(off))
+			} else {
+				err = m.c.WriteBulk(context.Background(), p, int64(off))
+			}
 			if m.tolerate("write", err) || m.c == nil {
 				return
 			}

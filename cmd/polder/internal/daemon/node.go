@@ -35,6 +35,8 @@ type NodeConfig struct {
 	Fabric       string // FabricTCP or FabricRDMA; FabricTCP if empty
 	Device       string // the RDMA device; the only one if empty
 	TrustClients bool   // see memnode.Config
+	Groups       int    // most of a client, see memnode.Config; the default if 0
+	Pairs        int    // likewise
 	Components   component.Config
 	SecretFile   string // of what brokers must show; "" for nothing
 
@@ -134,6 +136,8 @@ func (c *NodeConfig) memnode() memnode.Config {
 		Grace:        c.Grace,
 		Manager:      c.Manager,
 		TrustClients: c.TrustClients,
+		MaxGroups:    c.Groups,
+		MaxPairs:     c.Pairs,
 		Components:   c.components(),
 		Logger:       c.Logger,
 

@@ -36,6 +36,8 @@ type ServeConfig struct {
 	Far          []string // nodes to borrow from
 	Manager      string   // the nodes' way of managing memory; the default if empty
 	Device       string   // the RDMA device that reaches them; the only one if empty
+	Groups       int      // see pool.Config
+	Pairs        int      // see pool.Config
 	Local        int64    // bytes
 	MaxValue     int64    // bytes; 0 means a quarter of Local, at most a third of ClientMemory
 	MaxClients   int
@@ -268,6 +270,7 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, poolCfg pool.Co
 	stopLimit := limitGoMemory()
 	p.onClose(func() error { stopLimit(); return nil })
 
+	poolCfg.Groups, poolCfg.Pairs = cfg.Groups, cfg.Pairs
 	largest := cfg.largest(cfg.Local)
 	var heap *far.Heap
 	var lent *pool.Pool
