@@ -138,9 +138,8 @@ func TestAConnectionThatIsCutMidFrame(t *testing.T) {
 	}
 }
 
-// A write that its caller has given up, whether it waited to be posted or flies, must not
-// overwrite what the caller writes next, although that goes over another queue pair
-// unless it has to be behind.
+// A write that its caller has given up, and that waited to be posted, must not
+// overwrite what the caller writes next over another queue pair.
 func TestWhatIsGivenUpDoesNotHappenLater(t *testing.T) {
 	for _, groups := range []int{1, 3} {
 		t.Run(fmt.Sprintf("%d groups", groups), func(t *testing.T) { whatIsGivenUp(t, groups) })

@@ -3,7 +3,9 @@
 // way, over the drivers inproc and tcp, beside a plain TCP connection that carries the
 // same bytes, and over the driver shm beside a plain Unix socket that does. How long they take on a chunk of a
 // node on this machine, which package pool accesses in place, it measures beside
-// a plain copy of the same bytes, or a plain atomic instruction.
+// a plain copy of the same bytes, or a plain atomic instruction. And of pools with 2 and 4
+// groups of queue pairs (pool.Config.Groups) it measures beside one with a single group how many
+// short READs of several callers complete in a second, and how long one takes beside bulk writes.
 //
 // The far end, ours and the rival's alike, is a process of its own if
 // Options.Server says how to start it; inproc's is always in this one. Short
@@ -87,7 +89,7 @@ type contestant interface {
 func Run(ctx context.Context, o Options) error {
 	rounds, span := 11, 200*time.Millisecond
 	if o.Short {
-		rounds, span = 5, 80*time.Millisecond
+		rounds, span = 5, 60*time.Millisecond
 	}
 	if err := run(ctx, o, rounds, span); err != nil {
 		return fmt.Errorf("cannot run the verbs benchmark: %w", err)
@@ -126,6 +128,9 @@ func run(ctx context.Context, o Options, rounds int, span time.Duration) (err er
 	}
 	if err := b.inPlace(); err != nil {
 		return fmt.Errorf("in place: %w", err)
+	}
+	if err := b.groups(); err != nil {
+		return fmt.Errorf("groups of queue pairs: %w", err)
 	}
 	return nil
 }

@@ -49,6 +49,8 @@ func TestEveryCaseIsMeasuredBesideTheRival(t *testing.T) {
 				}
 				rival := "raw TCP"
 				switch {
+				case strings.Contains(r.Case, "groups"):
+					rival = "1 group"
 				case strings.HasPrefix(r.Case, "shm in place"):
 					rival = "plain memory"
 				case strings.HasPrefix(r.Case, "shm"):
@@ -59,8 +61,9 @@ func TestEveryCaseIsMeasuredBesideTheRival(t *testing.T) {
 				}
 			}
 			// READ and WRITE at four sizes and CMP_SWAP, three drivers and two
-			// metrics, and in place.
-			if want := (2*4 + 1) * (3*2 + 1); rows != want {
+			// metrics, and in place; 2 and 4 groups of queue pairs, three drivers and
+			// two metrics.
+			if want := (2*4+1)*(3*2+1) + 2*3*2; rows != want {
 				t.Errorf("got %d rows, want %d", rows, want)
 			}
 		})
