@@ -53,6 +53,7 @@ type pressure struct {
 	group            *cgroup.Group
 	socket           string
 
+	filled time.Duration // when the cache had filled for the first time
 	marks  []plot.Mark
 	mu     sync.Mutex
 	points []point
@@ -144,7 +145,8 @@ func (p *pressure) run(ctx context.Context, o Options) (err error) {
 			return err
 		}
 	}
-	from := time.Since(begin)
+	p.filled = time.Since(begin)
+	from := p.filled
 	o.progress(1, 4, "undisturbed")
 	if err := wait(p.calm); err != nil {
 		return err
@@ -183,7 +185,7 @@ func (p *pressure) run(ctx context.Context, o Options) (err error) {
 		// as long as the service takes to rebuild it.
 		var back time.Duration // since when the throughput is
 		for now := released; back == 0 || now < back+p.calm/2; now = time.Since(begin) {
-			if back == 0 && (now > released+p.patience || p.recovered(released, 0.9*before.ops) > 0) {
+			if back == 0 && (now > released+p.patience || p.recovered(released, before.ops, nil) > 0) {
 				back = now
 			}
 			p.grants = append(p.grants, grant{now, c.Stats().Granted})
@@ -193,7 +195,8 @@ func (p *pressure) run(ctx context.Context, o Options) (err error) {
 		}
 		free := <-gone
 		after = p.between(time.Since(begin)-p.calm/2, time.Since(begin))
-		after.recovery = p.recovered(released, 0.9*before.ops)
+		after.recovery = p.recovered(released, before.ops, nil)
+		after.allowed = p.recovered(released, before.ops, p.allows)
 		after.refill = time.Duration(max(after.mostSoft-during.leastSoft, 0)/objectSize) * fetchTime / inFlight
 		after.gone = free - released
 		after.regrant, err = p.regranted(free, released, after.granted*9/10)
@@ -243,6 +246,7 @@ type summary struct {
 	granted   int64         // at most
 	gone      time.Duration // until the kernel had freed what the antagonist had
 	regrant   time.Duration // from then until it could be used again; 0 if it could before
+	allowed   time.Duration // until the throughput was what the memory in use allows
 	recovery  time.Duration // until the throughput was back
 	refill    time.Duration // that fetching took at least what had been lost
 }
@@ -267,9 +271,10 @@ func (p *pressure) between(from, to time.Duration) (s summary) {
 	return s
 }
 
-// recovered is how long after from the throughput is back at a level, over
-// half a second; 0 if it never is.
-func (p *pressure) recovered(from time.Duration, level float64) time.Duration {
+// recovered is how long after from the throughput is at nine tenths of a level, over
+// half a second; 0 if it never is. The level is what allows says, if there is such a
+// function and that is less.
+func (p *pressure) recovered(from time.Duration, level float64, allows func(soft int64) float64) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	const window = 5
@@ -277,15 +282,30 @@ func (p *pressure) recovered(from time.Duration, level float64) time.Duration {
 		if p.points[i-window].at < from {
 			continue
 		}
-		sum := 0.0
+		sum, want := 0.0, 0.0
 		for _, x := range p.points[i-window : i] {
 			sum += x.ops
+			if want += level; allows != nil {
+				want += min(allows(x.soft)-level, 0)
+			}
 		}
-		if sum/window >= level {
+		if sum >= 0.9*want {
 			return p.points[i].at - from
 		}
 	}
 	return 0
+}
+
+// allows is the throughput when so much memory was in use while the cache filled for the
+// first time, with nobody else there. p.mu must be held.
+func (p *pressure) allows(soft int64) (ops float64) {
+	for _, x := range p.points {
+		if x.at > p.filled || x.soft > soft {
+			break
+		}
+		ops = max(ops, x.ops)
+	}
+	return ops
 }
 
 // regranted is how long after free so much memory may be used again, from released on; 0 if
@@ -355,6 +375,9 @@ func (p *pressure) print(o Options, before summary, phases ...phase) error {
 		if x.gone > 0 {
 			print(row("memory is free in", x.gone.Seconds(), "s"))
 			print(row("and back in", x.regrant.Seconds(), "s"))
+		}
+		if x.allowed > 0 {
+			print(row("throughput is what the memory in use allows in", x.allowed.Seconds(), "s"))
 		}
 		if x.recovery > 0 {
 			print(row("throughput is back in", x.recovery.Seconds(), "s").Against("fetching what was lost", x.refill.Seconds(), benchout.Lower))
