@@ -154,7 +154,7 @@ func TestHeapGrowsIntoIdleMemoryAndGivesItBack(t *testing.T) {
 
 func TestMemoryThatBecomesIdleDoesNotWaitForTheNextDivision(t *testing.T) {
 	host := newHost(reserve + 64<<20)
-	_, socket := start(t, host, func(cfg *Config) { cfg.Interval = time.Hour })
+	c, socket := start(t, host, func(cfg *Config) { cfg.Interval = time.Hour })
 	h, m := openHeap(t, socket)
 	until(t, "the heap has what is idle", func() bool { return h.Budget() >= 60<<20 })
 	if b := h.Budget(); b > 80<<20 {
@@ -162,6 +162,9 @@ func TestMemoryThatBecomesIdleDoesNotWaitForTheNextDivision(t *testing.T) {
 	}
 	host.idle.Store(reserve + 256<<20)
 	until(t, "the heap is given more, which it has no use for yet", func() bool { return h.Budget() >= 200<<20 })
+	until(t, "it has said so", func() bool { return c.Stats().MoreByClient[0].Used < 64<<20 })
+	host.idle.Store(reserve + 384<<20) // the rest of what somebody lets go, as the kernel frees it
+	until(t, "the heap is given the rest, too", func() bool { return h.Budget() >= 330<<20 })
 	fill(m, 20000)
 	if n := verify(t, m, 20000); n < 19000 {
 		t.Errorf("of 20000 values %d are there", n)

@@ -274,9 +274,10 @@ func (c *Coordinator) grow(total int64) {
 		if n <= 0 {
 			continue
 		}
-		// Not a little more until it has used what it was given; much more at
-		// once, however its last report saw it.
-		if free := segments(s.report.Free); !s.first && n < s.count && free > 8+s.count/8 {
+		// Not a little more until it has used what it was given; more than that at
+		// once, however its last report saw it: what somebody else lets go comes
+		// in steps, as the kernel frees it.
+		if free := segments(s.report.Free); !s.first && n < s.count/8 && free > 8+s.count/8 {
 			continue
 		}
 		before := s.count
