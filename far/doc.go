@@ -173,7 +173,7 @@
 // Fetching, which heap does for all owners: fetch, many and admit of entries; objectfetch and
 // prefetch of objects.
 //
-// Maps: bytemap, update, txn, scan, big (values in pieces), typedmap. Pointers: ptr,
+// Maps: bytemap, update, txn, scan, big (values in pieces), typedmap, mapttl. Pointers: ptr,
 // class, retire, shared, bytes. Structures: array, vector, list, stack, queue.
 // Components, which live at the node: component, componentvector, componenttable.
 //

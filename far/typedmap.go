@@ -258,11 +258,14 @@ func (m *Map[K, V]) Has(ctx context.Context, k K) (bool, error) {
 	return err == nil, err
 }
 
-// Set makes v the value of k.
-func (m *Map[K, V]) Set(ctx context.Context, k K, v V) error {
+// Set makes v the value of k, until it is changed or removed: see SetTTL.
+func (m *Map[K, V]) Set(ctx context.Context, k K, v V) error { return m.set(ctx, k, &v, 0) }
+
+// set makes *v the value of k until a time, 0 for ever.
+func (m *Map[K, V]) set(ctx context.Context, k K, v *V, expire int64) error {
 	var small [smallKey]byte
 	key := m.key.View(&k, small[:0])
-	val := m.value.View(&v, nil)
+	val := m.value.View(v, nil)
 	b := m.b
 	if err := b.check(key, len(val)); err != nil {
 		return err
@@ -271,7 +274,7 @@ func (m *Map[K, V]) Set(ctx context.Context, k K, v V) error {
 	if len(val) <= b.h.pieces {
 		hs := b.hash(key)
 		sh := b.shard(hs)
-		r := newEntry{key: key, value: val}
+		r := newEntry{key: key, value: val, expire: expire}
 		sh.mu.Lock()
 		p, old, st := sh.find(b.h, hs, key, kindEntry, nil, false)
 		if st != remote && !sh.closed {
@@ -282,12 +285,12 @@ func (m *Map[K, V]) Set(ctx context.Context, k K, v V) error {
 		}
 		sh.mu.Unlock()
 	}
-	return m.setSlow(ctx, append([]byte(nil), key...), append([]byte(nil), val...))
+	return m.setSlow(ctx, append([]byte(nil), key...), append([]byte(nil), val...), expire)
 }
 
 //go:noinline
-func (m *Map[K, V]) setSlow(ctx context.Context, key, val []byte) error {
-	return m.b.Set(ctx, key, Entry{Value: val})
+func (m *Map[K, V]) setSlow(ctx context.Context, key, val []byte, expire int64) error {
+	return m.b.set(ctx, newEntry{key: key, value: val, expire: expire})
 }
 
 // Delete removes k and reports whether it was there.
@@ -307,7 +310,8 @@ func (m *Map[K, V]) Delete(ctx context.Context, k K) (bool, error) {
 
 // Update calls fn with the value of k, zero and false if there is none, and
 // stores what fn returns, or removes k if that is false, in one step: if others change
-// k meanwhile, fn is called again with what is there then. No lock is held while fn runs.
+// k meanwhile, fn is called again with what is there then. When the entry expires stays as it
+// is. No lock is held while fn runs.
 // See ByteMap.Update.
 func (m *Map[K, V]) Update(ctx context.Context, k K, fn func(old V, ok bool) (V, bool)) error {
 	var small [smallKey]byte
@@ -323,7 +327,7 @@ func (m *Map[K, V]) Update(ctx context.Context, k K, fn func(old V, ok bool) (V,
 		if !keep {
 			return Entry{}, Remove, nil
 		}
-		return Entry{Value: m.value.View(&v, nil)}, Put, nil
+		return Entry{Value: m.value.View(&v, nil), Expire: old.Expire}, Put, nil
 	})
 }
 
