@@ -141,7 +141,7 @@ func (t *thread) run(p *sim.Proc) error {
 			at := t.blocks[k]
 			t.blocks[k] = t.blocks[held-1]
 			t.blocks = t.blocks[:held-1]
-			if err := t.serve(p, func() error { return t.a.free(p, at, x.l.class) }); err != nil {
+			if err := t.host.serve(p, &x.r.costs, t.way, func() error { return t.a.free(p, at, x.l.class) }); err != nil {
 				return err
 			}
 		}
@@ -149,7 +149,7 @@ func (t *thread) run(p *sim.Proc) error {
 			return err
 		}
 		start := p.Now()
-		err := t.serve(p, func() error {
+		err := t.host.serve(p, &x.r.costs, t.way, func() error {
 			at, err := t.a.alloc(p, x.l.class)
 			t.blocks = append(t.blocks, at)
 			return err
@@ -162,27 +162,26 @@ func (t *thread) run(p *sim.Proc) error {
 	return nil
 }
 
-// serve has f done in the thread's way.
-func (t *thread) serve(p *sim.Proc, f func() error) error {
-	if t.way == direct {
+// serve has the service of a compute node do f for a thread, in a way.
+func (s *side) serve(p *sim.Proc, costs *Costs, by way, f func() error) error {
+	if by == direct {
 		return f()
 	}
-	costs, service := &t.x.r.costs, &t.host.service
 	if err := p.Sleep(costs.IPC / 2); err != nil {
 		return err
 	}
-	if err := service.Lock(p); err != nil {
+	if err := s.service.Lock(p); err != nil {
 		return err
 	}
 	err := p.Sleep(costs.Serve)
-	if t.way == lanes {
-		service.Unlock()
+	if by == lanes {
+		s.service.Unlock()
 	}
 	if err == nil {
 		err = f()
 	}
-	if t.way == queued {
-		service.Unlock()
+	if by == queued {
+		s.service.Unlock()
 	}
 	if err != nil {
 		return err

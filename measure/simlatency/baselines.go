@@ -23,12 +23,12 @@ func static(r *rig, threads, _ int) []thread {
 // core is the memory node's only core, which serves RPC-MW's requests.
 type core struct {
 	r      *rig
-	typ    verbs.MWType
-	cq     verbs.CQ // where requests arrive
+	typ    verbs.MWType // 0: all memory is open from the start, and nothing is bound
+	cq     verbs.CQ     // where requests arrive
 	memory verbs.MR
 	reply  verbs.MR // replySize for every chunk
 	qps    map[uint32]verbs.QP
-	keys   []verbs.RKey // of windows that are not bound
+	keys   []verbs.RKey // of windows that are not bound, or of all memory
 	given  int
 }
 
@@ -36,10 +36,16 @@ const replySize = 16
 
 func newCore(r *rig, typ verbs.MWType, chunks int) *core {
 	n := r.node
-	return &core{r: r, typ: typ, cq: n.cq(1024), qps: make(map[uint32]verbs.QP),
+	c := &core{r: r, typ: typ, cq: n.cq(1024), qps: make(map[uint32]verbs.QP),
 		memory: n.memory(min(chunks, distinct)*page, verbs.AccessLocalWrite|verbs.AccessMWBind),
-		reply:  n.memory(chunks*replySize, 0),
-		keys:   repeat(chunks, func(int) verbs.RKey { return n.window(typ) })}
+		reply:  n.memory(chunks*replySize, 0)}
+	c.keys = repeat(chunks, func(int) verbs.RKey {
+		if typ == 0 {
+			return c.memory.RKey()
+		}
+		return n.window(typ)
+	})
+	return c
 }
 
 // connect connects a client.
@@ -68,7 +74,7 @@ func (c *core) serve(p *sim.Proc) error {
 }
 
 // answer binds a window to the next chunk and replies with its address and key,
-// in one doorbell.
+// in one doorbell. To take a chunk back costs the core as much: it unbinds.
 func (c *core) answer(qp verbs.QP) error {
 	if c.given == len(c.keys) {
 		return fmt.Errorf("cannot allocate: all %d chunks are given out", c.given)
@@ -82,10 +88,14 @@ func (c *core) answer(qp verbs.QP) error {
 	if err := qp.PostRecv(verbs.RecvWR{}); err != nil {
 		return err
 	}
-	return qp.PostSend(
-		verbs.SendWR{Op: verbs.OpBindMW, RKey: key, BindLKey: c.memory.LKey(), RemoteAddr: addr, BindLength: page,
+	wrs := []verbs.SendWR{
+		{Op: verbs.OpBindMW, RKey: key, BindLKey: c.memory.LKey(), RemoteAddr: addr, BindLength: page,
 			BindAccess: verbs.AccessRemoteRead | verbs.AccessRemoteWrite},
-		verbs.SendWR{Op: verbs.OpSend, SGL: []verbs.SGE{local(c.reply, reply, replySize)}})
+		{Op: verbs.OpSend, SGL: []verbs.SGE{local(c.reply, reply, replySize)}}}
+	if c.typ == 0 {
+		wrs = wrs[1:]
+	}
+	return qp.PostSend(wrs...)
 }
 
 // request asks for a chunk.

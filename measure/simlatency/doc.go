@@ -30,7 +30,8 @@
 //
 // RunKV has figures 6 and 7: package race over the same managers, with values of 1 KiB
 // in chunks of 2 to 8 KiB, on one compute node or six (kv.go). Data lie in one
-// registered region, whatever a chunk was opened with: kvstore.go says why.
+// registered region, whatever a chunk was opened with: kvstore.go says why. It also has the
+// YCSB-A of FineMem's paper, over that paper's manager and its rival.
 //
 // # Calibration
 //

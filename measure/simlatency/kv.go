@@ -9,17 +9,21 @@ import (
 	"slices"
 	"time"
 
+	"polder/internal/load"
 	"polder/race"
 	"polder/verbs/sim"
 	"polder/verbs/softnic"
 )
 
 // A kvLoad is what the threads of an experiment do: each puts a new key, or with
-// probability reads gets one that somebody has put.
+// probability reads gets one that somebody has put. With updates, no new keys come after
+// the first, which are drawn as YCSB does, by Zipf's law with 0.99; and chunks go back
+// when their blocks are free.
 type kvLoad struct {
 	nodes, threads int // compute nodes, threads on each
 	chunk          int // bytes that are allocated at a time
 	reads          float64
+	updates        bool
 	rounds         int           // operations of each thread that count
 	deletes        bool          // afterwards, 90 % of the keys
 	client         time.Duration // between two operations, on average
@@ -53,6 +57,7 @@ type kvRun struct {
 	served      int // requests, by start, and then until end
 	measured    []time.Duration
 	keys        []uint64
+	popular     *load.Zipfian // ranks of keys, with updates
 }
 
 // measureKV runs one experiment in a world of its own.
@@ -63,6 +68,9 @@ func measureKV(ctx context.Context, costs sim.Costs, seed uint64, m kvManager, l
 	all := l.nodes * l.threads
 	x := &kvRun{r: r, l: l, first: all * l.rounds / 2}
 	x.last = x.first + all*l.rounds
+	if l.updates {
+		x.popular = load.NewZipfian(int64(x.first/4), 0.99)
+	}
 	most := x.last + all
 	chunks := most*kvBlock/l.chunk + all
 	s, table := newStore(r, most, chunks, l.chunk)
@@ -115,24 +123,43 @@ func (x *kvRun) put(t *kvThread, rng *rand.Rand, id uint64) error {
 			return err
 		}
 		start := p.Now()
-		if rng.Float64() < x.l.reads && len(x.keys) > 0 {
+		full := x.l.updates && len(x.keys) >= x.first/4
+		if rng.Float64() < x.l.reads && len(x.keys) > 0 && (full || !x.l.updates) {
 			var found bool
 			var err error
-			binary.LittleEndian.PutUint64(key, x.keys[rng.IntN(len(x.keys))])
+			binary.LittleEndian.PutUint64(key, x.pick(rng))
 			if buf, found, err = x.table.Get(ctx, key, buf[:0]); err != nil || !found {
 				return errors.Join(errNotFound, err)
 			}
 		} else {
 			k := id<<32 | n
+			if full {
+				k = x.pick(rng)
+			}
 			binary.LittleEndian.PutUint64(key, k)
 			if err := x.table.Put(ctx, key, value); err != nil {
 				return err
 			}
-			x.keys = append(x.keys, k)
+			if !full {
+				x.keys = append(x.keys, k)
+			}
+			if x.l.updates {
+				if err := t.giveBack(); err != nil {
+					return err
+				}
+			}
 		}
 		x.did(start, p.Now())
 	}
 	return nil
+}
+
+// pick draws one of the keys.
+func (x *kvRun) pick(rng *rand.Rand) uint64 {
+	if x.popular != nil {
+		return x.keys[x.popular.Rank(rng)]
+	}
+	return x.keys[rng.IntN(len(x.keys))]
 }
 
 // did notes an operation.

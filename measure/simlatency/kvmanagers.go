@@ -1,6 +1,7 @@
 package simlatency
 
 import (
+	"polder/measure/simfinemem"
 	"polder/memnode/chain"
 	"polder/verbs"
 	"polder/verbs/sim"
@@ -22,24 +23,32 @@ func kvStatic(*rig, int, int) (func([]*kvThread), func() int) {
 }
 
 // kvRPC is RPC-MW: a message to the node's core, or to one of as many cores as there
-// are threads.
-func kvRPC(unlimited bool) kvManager {
+// are threads. With typ 0 it is Premmap-RPC, where no window is bound, and what gives a
+// chunk back is a message, too.
+func kvRPC(typ verbs.MWType, unlimited bool) kvManager {
 	return func(r *rig, chunks, threads int) (func([]*kvThread), func() int) {
 		cores := 1
 		if unlimited {
 			cores = threads
 		}
-		all := repeat(cores, func(int) *core { return newCore(r, verbs.MWType2B, (chunks+cores-1)/cores+16) })
+		requests := chunks
+		if typ == 0 {
+			requests *= 2
+		}
+		all := repeat(cores, func(int) *core { return newCore(r, typ, (requests+cores-1)/cores+16) })
 		for _, c := range all {
 			r.w.Daemon("core", c.serve)
 		}
-		next := 0
+		next, at := 0, make(map[*kvThread]*accessor)
 		connect := func(threads []*kvThread) {
 			for _, t := range threads {
 				a := r.accessor()
 				all[next%cores].connect(a)
 				next++
-				t.take = func(p *sim.Proc) (giveBack, error) { return nil, a.request(p, 0) }
+				at[t] = a
+				t.take = func(p *sim.Proc) (giveBack, error) {
+					return func(t *kvThread) error { return at[t].request(t.p, 0) }, a.request(p, 0)
+				}
 			}
 		}
 		return connect, func() (n int) {
@@ -71,11 +80,29 @@ func kvOneSided(pairs int) kvManager {
 					defer b.mu.Unlock()
 					err := b.allocate(a, b.front.Num())
 					entry := node.entries[a.key.Index()]
-					return func(p *sim.Proc) error { return b.release(p, entry) }, err
+					return func(t *kvThread) error { return b.release(t.p, entry) }, err
 				}
 			}
 		}, func() int { return 0 }
 	}
+}
+
+// kvFineMem is FineMem, with an allocation service on each compute node.
+func kvFineMem(r *rig, chunks, _ int) (func([]*kvThread), func() int) {
+	var node *simfinemem.Lender
+	return func(threads []*kvThread) {
+		if node == nil {
+			node = must(simfinemem.NewLender(r.ctx, r.w, r.costs, r.node.dev, r.node.pd, chunks, threads[0].store.size))
+			r.closers = append(r.closers, node.Close)
+		}
+		service := must(node.Service(r.client.dev, r.client.pd))
+		for _, t := range threads {
+			t.take = func(p *sim.Proc) (giveBack, error) {
+				give, err := service.Alloc(p)
+				return func(t *kvThread) error { return give(t.p) }, err
+			}
+		}
+	}, func() int { return 0 }
 }
 
 // release gives back the chunk of an entry of the table, which b has allocated.

@@ -48,8 +48,8 @@ type kvChunk struct {
 	cut    bool // all blocks have been handed out once
 }
 
-// giveBack gives a chunk back to the memory node.
-type giveBack func(p *sim.Proc) error
+// giveBack has a thread give a chunk back to the memory node.
+type giveBack func(t *kvThread) error
 
 // A kvThread is a thread of a compute node.
 type kvThread struct {
@@ -166,7 +166,7 @@ func (t *kvThread) giveBack() error {
 		last := len(s.empty) - 1
 		c := s.empty[last]
 		s.empty = s.empty[:last]
-		if err := c.give(t.p); err != nil {
+		if err := c.give(t); err != nil {
 			return err
 		}
 		s.freed++

@@ -52,6 +52,8 @@ type rig struct {
 	costs        sim.Costs
 	seed         uint64
 	client, node *side
+	// closers are called before the devices are closed.
+	closers []func() error
 }
 
 // side is one of the two nodes.
@@ -70,6 +72,9 @@ func newRig(ctx context.Context, costs sim.Costs, seed uint64) *rig {
 }
 
 func (r *rig) close() {
+	for _, f := range r.closers {
+		f()
+	}
 	r.client.dev.Close()
 	r.node.dev.Close()
 	r.w.Close()
