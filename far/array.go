@@ -299,6 +299,15 @@ func chunkStep[T any](tr *tracker, s *heap.Scope, p *uint64, i, what int, fn fun
 // negative the prefetcher is not told. What follows up to object n, not included,
 // is next.
 func chunkEnter[T any](tr *tracker, s *heap.Scope, p *uint64, i, n, what int) []T {
+	o := tr.chunkEnter(s, p, i, n, what)
+	if o == nil {
+		return nil
+	}
+	return elementsOf[T](o, tr.group)
+}
+
+// chunkEnter is the function of that name, for elements of any type.
+func (tr *tracker) chunkEnter(s *heap.Scope, p *uint64, i, n, what int) heap.Object {
 	if w := loadWord(p); w.far() || w.coldness() != 0 {
 		tr.h.ahead.usedNow(tr, p)
 	}
@@ -310,7 +319,7 @@ func chunkEnter[T any](tr *tracker, s *heap.Scope, p *uint64, i, n, what int) []
 	}
 	for try := 0; ; try++ {
 		if o := tr.enterFor(s, p, what); o != nil {
-			return elementsOf[T](o, tr.group)
+			return o
 		}
 		// If s was open before, whoever holds it has to leave it.
 		if try == heap.ScopeTries || heap.IsOpen(s) || !errors.Is(tr.h.core.HeldIn(s).Err, heap.ErrScopeFull) || tr.h.core.RoomSoon(tr.h.core.HeldIn(s).Ctx) != nil {

@@ -48,6 +48,7 @@ type ClassStats struct {
 	BytesOut       uint64 // written to far memory
 	Evacuated      uint64 // objects that became far
 	EvacuatedClean uint64 // those of them that had a good far copy
+	Computed       uint64 // times that the store has looked through an object where it lay
 }
 
 // Add adds what the objects of another class have been through, so that classes of one
@@ -62,6 +63,7 @@ func (s *ClassStats) Add(o *ClassStats) {
 	s.BytesOut += o.BytesOut
 	s.Evacuated += o.Evacuated
 	s.EvacuatedClean += o.EvacuatedClean
+	s.Computed += o.Computed
 }
 
 // class is a kind of objects: the paper's data structure.
@@ -76,6 +78,7 @@ type class struct {
 	misses, coalesced, warmed, rescued atomic.Uint64
 	prefetched, bytesIn, bytesOut      atomic.Uint64
 	evacuatedDirty, evacuatedClean     atomic.Uint64
+	computed                           atomic.Uint64
 }
 
 // maxClasses is how many classes a heap has at a time.
@@ -142,6 +145,7 @@ func (c *class) stats() ClassStats {
 		BytesOut:       c.bytesOut.Load(),
 		Evacuated:      c.evacuatedDirty.Load() + c.evacuatedClean.Load(),
 		EvacuatedClean: c.evacuatedClean.Load(),
+		Computed:       c.computed.Load(),
 	}
 }
 

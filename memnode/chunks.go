@@ -2,6 +2,7 @@ package memnode
 
 import (
 	"fmt"
+	"sync/atomic"
 
 	"polder/verbs"
 )
@@ -9,10 +10,10 @@ import (
 // A chunk is one piece of the lent memory. It is, in this order, never used,
 // lent, dirty (taken back, not yet zeroed) and free, and then lent again.
 type chunk struct {
-	owner *session // nil unless lent
-	pos   int      // lent: index in owner.chunks
-	mw    verbs.MW // nil until the chunk is first bound, and after its window was deallocated
-	bound bool     // mw is bound to the access queue pair of owner's connection
+	owner atomic.Pointer[session] // nil unless lent; others may read it
+	pos   int                     // lent: index in owner.chunks
+	mw    verbs.MW                // nil until the chunk is first bound, and after its window was deallocated
+	bound bool                    // mw is bound to the access queue pair of owner's connection
 }
 
 // chunks is the lent memory and who has it. It belongs to the control
@@ -65,7 +66,8 @@ func (t *chunks) scrub() {
 // lend makes s the owner of i.
 func (t *chunks) lend(i uint32, s *session) {
 	c := &t.all[i]
-	c.owner, c.pos = s, len(s.chunks)
+	c.pos = len(s.chunks)
+	c.owner.Store(s)
 	s.chunks = append(s.chunks, i)
 }
 
@@ -75,18 +77,18 @@ func (t *chunks) reclaim(i uint32) {
 	if c.bound {
 		panic(fmt.Sprintf("BUG: chunk %d is reclaimed while its window is bound", i))
 	}
-	s := c.owner
+	s := c.owner.Load()
 	last := s.chunks[len(s.chunks)-1]
 	s.chunks[c.pos] = last
 	t.all[last].pos = c.pos
 	s.chunks = s.chunks[:len(s.chunks)-1]
-	c.owner = nil
+	c.owner.Store(nil)
 	t.dirty = append(t.dirty, i)
 }
 
 // ownedBy reports whether i is a chunk of s's.
 func (t *chunks) ownedBy(i uint32, s *session) bool {
-	return int(i) < len(t.all) && t.all[i].owner == s
+	return int(i) < len(t.all) && t.all[i].owner.Load() == s
 }
 
 // bind binds the windows, of type typ, of the given chunks, in order, to the

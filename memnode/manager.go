@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"polder/memnode/component"
 	"polder/memnode/wire"
 	"polder/verbs"
 )
@@ -82,6 +83,13 @@ type manager interface {
 	// close gives the memory back. There are no clients any more.
 	close() error
 }
+
+// A teller is a manager that can tell at any time, in any goroutine, which chunks a session has.
+type teller interface {
+	chunksOf(s *session) component.Chunks
+}
+
+var _, _ teller = (*onesided)(nil), (*rpc)(nil)
 
 // managers makes a node's manager by name. n.pd, n.mem and n.cfg are there.
 var managers = map[string]func(n *Node) (manager, error){

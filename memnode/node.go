@@ -322,7 +322,11 @@ func (n *Node) connectComponents(s *session, req verbs.ConnRequest) error {
 		return errors.New("this node runs no components")
 	}
 	if s.components == nil {
-		s.components = n.components.Tenant()
+		var chunks component.Chunks
+		if m, ok := n.manager.(teller); ok {
+			chunks = m.chunksOf(s)
+		}
+		s.components = n.components.Tenant(chunks)
 	}
 	return s.components.Connect(req, n.cfg.Manager == MemFD)
 }

@@ -10,6 +10,7 @@ import (
 	"polder/internal/arena"
 	"polder/internal/invariants"
 	"polder/memnode/chain"
+	"polder/memnode/component"
 	"polder/memnode/wire"
 	"polder/verbs"
 )
@@ -418,7 +419,7 @@ func (o *odrp) grant(i uint32) wire.Grant {
 
 func (o *odrp) shut(ids []uint32) {
 	for _, i := range ids {
-		t := o.of[o.chunks.all[i].owner]
+		t := o.of[o.chunks.all[i].owner.Load()]
 		delete(t.chunks, i)
 		o.chunks.all[i].bound = false
 		if !o.withdraw(t, int(i)) {
@@ -463,6 +464,9 @@ func (o *odrp) leave(c *client) {
 		}
 	}
 }
+
+// chunksOf tells nothing: what is in a chunk may be elsewhere.
+func (o *odrp) chunksOf(*session) component.Chunks { return nil }
 
 // reclaim takes the pages back, too.
 func (o *odrp) reclaim(s *session) int {

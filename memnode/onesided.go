@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"polder/memnode/chain"
+	"polder/memnode/component"
 	"polder/memnode/wire"
 	"polder/verbs"
 )
@@ -77,6 +78,12 @@ func newOneSided(n *Node) (manager, error) {
 		return nil, err
 	}
 	return m, nil
+}
+
+// chunksOf implements teller.
+func (m *onesided) chunksOf(s *session) component.Chunks {
+	owner := m.borrower(s).owner
+	return &lent{m.node.mem, m.node.cfg.chunks(), func(i uint32) bool { return m.w.table.Owner(i) == owner }}
 }
 
 // welcome decides how many queue pairs c has. The verb works for the group of the queue

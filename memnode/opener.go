@@ -293,7 +293,7 @@ func (r *registrations) leave(c *client) {
 		if reg.holder == c {
 			r.deregister(uint32(i))
 			r.all[i].bound = false
-			if r.keep && r.all[i].owner == nil {
+			if r.keep && r.all[i].owner.Load() == nil {
 				r.zero(uint32(i)) // it may have been written to since it was freed
 			}
 		}

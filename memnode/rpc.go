@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync/atomic"
 
+	"polder/memnode/component"
 	"polder/memnode/wire"
 	"polder/verbs"
 )
@@ -35,6 +36,11 @@ func newRPC(n *Node) (manager, error) {
 		panic("BUG: " + n.cfg.Manager + " does not work by messages")
 	}
 	return m, nil
+}
+
+// chunksOf implements teller.
+func (m *rpc) chunksOf(s *session) component.Chunks {
+	return &lent{m.node.mem, m.node.cfg.chunks(), func(i uint32) bool { return m.chunks.ownedBy(i, s) }}
 }
 
 func (m *rpc) welcome(*client, *wire.Hello, *wire.Welcome) {}

@@ -55,6 +55,18 @@ func (c *Chunk) Nodes() []string {
 	return names
 }
 
+// Home says at which node c lies, and what the node's number of its first chunk is, behind which the
+// others follow; and whether c is mapped into this process now, so that reading it takes no round
+// trip. It reports false if c is not in one piece.
+func (c *Chunk) Home() (node string, first uint32, mapped, ok bool) {
+	if len(c.extents) != 1 {
+		return "", 0, false, false
+	}
+	x := c.extents[0]
+	b := x.binding.Load()
+	return x.node.name, x.id, b != nil && b.memory != nil, true
+}
+
 // Name says where the chunk begins, such as "127.0.0.1:7070/chunk 12".
 func (c *Chunk) Name() string { return c.extents[0].node.name + "/" + c.extents[0].region() }
 

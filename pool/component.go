@@ -111,6 +111,11 @@ func (p *Pool) ConstructBeside(ctx context.Context, o *Object, component string,
 	return p.constructAt(ctx, o.node, component, params)
 }
 
+// ConstructAt is Construct at the node where c begins.
+func (p *Pool) ConstructAt(ctx context.Context, c *Chunk, component string, params []byte) (*Object, error) {
+	return p.constructAt(ctx, c.extents[0].node, component, params)
+}
+
 func (p *Pool) constructAt(ctx context.Context, n *node, component string, params []byte) (*Object, error) {
 	o := &Object{node: n, component: component}
 	if err := p.enter(); err != nil {

@@ -19,6 +19,7 @@ import (
 	"strings"
 	"syscall"
 
+	"polder/far/remote/scan"
 	"polder/internal/config"
 	"polder/internal/offload"
 	"polder/memnode/component"
@@ -33,7 +34,7 @@ const (
 )
 
 func main() {
-	component.Main(component.Set{offload.Table: hashtable.Component, offload.Vector: vector.Component})
+	component.Main(component.Set{offload.Table: hashtable.Component, offload.Vector: vector.Component, scan.Name: scan.Component})
 	ctx, cancel := context.WithCancelCause(context.Background())
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)

@@ -90,7 +90,7 @@ func overcommitFlag(fs *pflag.FlagSet, p *bool) {
 // componentFlags are the flags that say what active components may use.
 func componentFlags(fs *pflag.FlagSet, cfg *component.Config) {
 	cfg.ClientMemory, cfg.Time = component.DefaultClientMemory, component.DefaultTime
-	fs.Var(config.NewSize(&cfg.Memory, 0, 0), "component-memory", "part of --lend for objects of active components (hashtable, vector), which clients call; 0 means none")
+	fs.Var(config.NewSize(&cfg.Memory, 0, 0), "component-memory", "part of --lend for objects of active components (hashtable, vector, scan), which clients call; 0 means none")
 	fs.Var(config.NewSize(&cfg.ClientMemory, component.MinClientMemory, 0), "component-client-memory", "part of --component-memory that each client who calls components gets")
 	fs.Var(config.NewDurationWithin(&cfg.Time, component.MinTime, component.MaxTime), "component-time", "how long a call of a component may run before its client's objects are ended")
 }

@@ -1,6 +1,10 @@
 package heap
 
-import "context"
+import (
+	"context"
+
+	"polder/internal/offload"
+)
 
 // A Store is memory that somebody else lends, in segments of one size. The
 // heap needs no more of it than this; package pool provides one over the
@@ -44,4 +48,34 @@ type Segment interface {
 	// Name says where the segment lies, for messages, such as
 	// "127.0.0.1:7070/chunk 12".
 	Name() string
+}
+
+// A Computer is a Store that can look through objects where they lie.
+type Computer interface {
+	Store
+	// Scan looks through the objects of parts as q says, in as few round trips as it
+	// can. It adds what the elements that count come to to a, or, for a part with Bits, sets
+	// those as q.Filter does. It checks every record, and sets each part's Err: one that has failed
+	// has no share in a, and has to be read. Segments are pinned meanwhile, and q and a its own.
+	Scan(ctx context.Context, q *offload.Scan, o Objects, parts []ScanPart, a *offload.Aggregate)
+}
+
+// Objects says what objects of one kind have in common in far memory.
+type Objects struct {
+	Owner uint16
+	Born  uint64 // their versions are greater
+	Size  int    // of their data
+}
+
+// ScanPart is objects whose records lie side by side, and whose numbers follow each other.
+type ScanPart struct {
+	Seg    Segment
+	Seed   uint32
+	Off    int    // of the first record
+	Number uint64 // of the first object
+	N      int
+	// Bits is where the elements that match are marked, each object's in bytes of its
+	// own. Without it they are added up.
+	Bits []byte
+	Err  error
 }

@@ -122,6 +122,7 @@ var classMetrics = []classMetric{
 	{describe("object_written_bytes_total", "Bytes of objects written to the store.", "class"), isCounter, counterOf(func(s *far.ClassStats) uint64 { return s.BytesOut })},
 	{describe("object_evacuated_total", "Objects that became far.", "class"), isCounter, counterOf(func(s *far.ClassStats) uint64 { return s.Evacuated })},
 	{describe("object_evacuated_clean_total", "Objects that became far without being written, since their far copy was good.", "class"), isCounter, counterOf(func(s *far.ClassStats) uint64 { return s.EvacuatedClean })},
+	{describe("object_computed_total", "Objects that the store looked through where they lay.", "class"), isCounter, counterOf(func(s *far.ClassStats) uint64 { return s.Computed })},
 }
 
 var structureMetrics = []structureMetric{

@@ -4,7 +4,8 @@
 // A store's segments are chunks of the pool's. Reads of a batch go
 // out together; "no memory left" becomes far.ErrStoreFull. Everything may be
 // called by any number of goroutines, and a store keeps no state of its own
-// but the batches that it reuses.
+// but the batches that it reuses, and an object of the component "scan" at each node that has been
+// asked to look through what lies there.
 package remote
 
 import (
@@ -23,6 +24,8 @@ func NewStore(p *pool.Pool) far.Store { return &store{pool: p} }
 type store struct {
 	pool    *pool.Pool
 	batches sync.Pool // of *[]pool.Op
+
+	scanners scanners
 }
 
 // SegmentSize implements far.Store: what the nodes lend at least, or several of that

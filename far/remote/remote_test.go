@@ -9,6 +9,7 @@ import (
 	"go.uber.org/goleak"
 
 	"polder/far"
+	"polder/far/remote/scan"
 	"polder/internal/offload"
 	"polder/memnode"
 	"polder/memnode/component"
@@ -19,7 +20,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	component.Main(component.Set{offload.Table: hashtable.Component, offload.Vector: vector.Component})
+	component.Main(component.Set{offload.Table: hashtable.Component, offload.Vector: vector.Component, scan.Name: scan.Component})
 	goleak.VerifyTestMain(m)
 }
 

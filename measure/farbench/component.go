@@ -24,12 +24,15 @@ const (
 	readMemory   = 32 << 20  // that is read
 	componentRAM = 128 << 20 // of the client at the node
 	sumPart      = 4 << 20   // of readMemory that a caller who adds it up reads at once
+
+	structureLocal = 8 << 20 // of a heap with a column
 )
 
 // RunComponent compares what the memory node's components do with what one-sided
 // reads of the same data cost, and with the same in local memory: a miss of a hash
 // table beside two reads of which the second needs the first, and the sum of a
-// vector beside reading all of it. And it says how much local memory a table's
+// vector beside reading all of it. A far array, most of it evacuated, is added up and searched by reading it, and where its data
+// is. And it says how much local memory a table's
 // index takes that is not at the node.
 func RunComponent(ctx context.Context, o Options) error {
 	for _, fabric := range fabrics {
@@ -56,6 +59,9 @@ func (o *Options) component(ctx context.Context, fabric string) (err error) {
 		return err
 	}
 	if err := o.column(ctx, fabric, d, raw); err != nil {
+		return err
+	}
+	if err := o.structure(ctx, fabric, l); err != nil {
 		return err
 	}
 	return o.index(ctx, fabric, l)
@@ -127,6 +133,95 @@ func (o *Options) compare(what, unit string, scale float64, rounds int, span tim
 					return err
 				}
 			}
+		}
+	}
+	return nil
+}
+
+// structure measures sums of an array in a heap, and a search in it, of which most is far: by reading it and by having it
+// computed where it is.
+func (o *Options) structure(ctx context.Context, fabric string, l *lender) (err error) {
+	heap, err := far.NewHeap(l.store(), far.Config{Local: structureLocal})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, heap.Close()) }()
+	a, err := far.NewArray[int64](ctx, heap, columnLength, far.StructureConfig{Name: "column"})
+	if err != nil {
+		return err
+	}
+	local := make([]int64, columnLength)
+	for i := range local {
+		local[i] = int64(i)
+	}
+	if err := a.Write(ctx, local, 0); err != nil {
+		return err
+	}
+	x := far.Itself[int64]()
+	rounds, span := 7, 300*time.Millisecond
+	if o.Short {
+		rounds, span = 3, 100*time.Millisecond
+	}
+	for _, c := range []struct {
+		name   string
+		least  int64 // that counts
+		search bool
+	}{
+		{"array, sum of 32 MiB", 0, false},
+		{"array, sum where not less", columnLength / 2, false},
+		{"array, search for one in 1000", columnLength - columnLength/1000, true},
+	} {
+		want := int64(columnLength-1)*columnLength/2 - (c.least-1)*c.least/2
+		check := func(sum int64, err error) error {
+			if err == nil && sum != want {
+				err = fmt.Errorf("the sum is %d, want %d", sum, want)
+			}
+			return err
+		}
+		conditions := []far.Condition[int64]{x.Is(far.IfGreaterOrEqual, c.least)}
+		if c.least == 0 {
+			conditions = nil
+		}
+		if err := o.compare(fabric+", "+c.name, "ms", 1e3, rounds, span, [3]way{
+			{"read", func(*rand.Rand, []byte) error {
+				var sum int64
+				s := heap.NewScope()
+				defer s.Close()
+				s.SetContext(ctx)
+				for _, chunk := range a.StreamChunks(s, 0, a.Len()) {
+					for _, v := range chunk {
+						if v >= c.least {
+							sum += v
+						}
+					}
+				}
+				return check(sum, s.Err())
+			}},
+			{"computed", func(*rand.Rand, []byte) error {
+				if c.search { // its elements are their indices
+					var sum int64
+					for i, err := range far.Filter(ctx, a, conditions...) {
+						if err != nil {
+							return err
+						}
+						sum += int64(i)
+					}
+					return check(sum, nil)
+				}
+				s, err := far.Aggregate(ctx, a, x, conditions...)
+				return check(s.SumInt, err)
+			}},
+			{"local", func(*rand.Rand, []byte) error {
+				var sum int64
+				for _, v := range local {
+					if v >= c.least {
+						sum += v
+					}
+				}
+				return check(sum, nil)
+			}},
+		}, nil); err != nil { // the node is a process of its own
+			return err
 		}
 	}
 	return nil

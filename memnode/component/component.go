@@ -68,9 +68,21 @@ type Call struct {
 	// Others are the other objects that the request names, nil where it
 	// names none. They are to be read only.
 	Others [2]Object
+	// Chunks is the memory that the node has lent to the client, for objects of
+	// Bounded components in the node's process; nil if the node's manager does not tell.
+	Chunks Chunks
 
 	deadline time.Time     // zero: limit after the first look
 	limit    time.Duration // how long the call may take, if there is no deadline
+}
+
+// Chunks is what a node has lent to one client, as it is now. It may be used by any number of
+// goroutines.
+type Chunks interface {
+	// Read copies to b what lies at off of one of the client's chunks, which may go on in
+	// the chunks behind it. It reports false if any of that is not the client's, before or
+	// after it was copied; b is of no use then, and must not be given to anybody.
+	Read(chunk uint32, off uint64, b []byte) bool
 }
 
 // Expired reports whether nobody waits for the result any more. What takes long

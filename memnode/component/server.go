@@ -42,9 +42,10 @@ func NewServer(dev verbs.Device, pd verbs.PD, cfg Config, onEvent func(verbs.Asy
 	}
 }
 
-// Tenant returns the place for one client's objects.
-func (s *Server) Tenant() *Tenant {
-	t := &Tenant{server: s}
+// Tenant returns the place for the objects of one client, who has been lent chunks, which may
+// be nil.
+func (s *Server) Tenant(chunks Chunks) *Tenant {
+	t := &Tenant{server: s, chunks: chunks}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.tenants[t] = struct{}{}
@@ -106,7 +107,7 @@ func (s *Server) closing() bool {
 }
 
 // Close ends every worker, and returns when everything that the server started
-// has ended. The tenants must have been disconnected.
+// has ended, and no object in this process is called any more: they look at the lent memory. The tenants must have been disconnected.
 func (s *Server) Close() {
 	s.mu.Lock()
 	s.closed = true

@@ -14,6 +14,7 @@ import (
 // lane, the worker while there is one, and the connection while there is one.
 type Tenant struct {
 	server *Server
+	chunks Chunks // that the client has been lent; nil if nobody can tell
 
 	mu     sync.Mutex
 	closed bool
@@ -470,6 +471,7 @@ func (t *Tenant) open() error {
 	}
 	s := t.server
 	t.inside = newWorker(installed.Load().bounded(), s.workerConfig(), t.lane, &t.used)
+	t.inside.chunks = t.chunks
 	return nil
 }
 
@@ -495,11 +497,13 @@ func (t *Tenant) leave() {
 
 // carryOut does what the request in slot i says, in this process.
 //
-// Preconditions: t.mu is held. It is released.
+// Preconditions: t.mu is held, and t is not closed. It is released.
 func (t *Tenant) carryOut(i int, out *outbox) {
 	s := &t.slots[i]
 	s.state = inside
 	t.calls++
+	t.server.wg.Add(1)
+	defer t.server.wg.Done()
 	w, size, reply := t.inside, s.size, s.reply
 	t.mu.Unlock()
 	n := w.do(i, reply, size)

@@ -25,6 +25,7 @@ type worker struct {
 	cfg    workerConfig
 	lane   *lane // nil in a Place
 	budget *budget
+	chunks Chunks  // what calls are given as theirs
 	region *region // where objects have their memory; nil: each by itself
 
 	reading sync.Mutex // held by who waits for a record
@@ -198,7 +199,7 @@ func (w *worker) carryOut(slot int, r *wire.Request, deadline time.Time, out []b
 		data, err = w.carryOutAlone(slot, r, deadline, out)
 		return 0, data, err
 	}
-	call := Call{deadline: deadline}
+	call := Call{deadline: deadline, Chunks: w.chunks}
 	var locked []*held
 	var target *held
 	for i, id := range [...]uint64{r.Object, r.Others[0], r.Others[1]} {
@@ -261,7 +262,7 @@ func (w *worker) carryOutAlone(slot int, r *wire.Request, deadline time.Time, ou
 	if err := h.usable(r.Verb); err != nil {
 		return nil, err
 	}
-	h.call = Call{deadline: deadline}
+	h.call = Call{deadline: deadline, Chunks: w.chunks}
 	if (waited || r.Time == 0) && h.call.Expired() {
 		return nil, ErrExpired
 	}

@@ -25,7 +25,7 @@ type vector struct {
 	env    *component.Env
 	kind   offload.Kind
 	width  int
-	scan   scanner
+	scan   offload.Scanner
 	len    uint64
 	blocks [][]byte
 }
@@ -39,7 +39,7 @@ func New(env *component.Env, _ *component.Call, params []byte) (component.Object
 		return nil, fmt.Errorf("a vector takes the kind of its elements, one byte; got %x", params)
 	}
 	v := &vector{env: env, kind: offload.Kind(params[0])}
-	v.width, v.scan = v.kind.Size(), scanners[v.kind]
+	v.width, v.scan = v.kind.Size(), v.kind.Scanner()
 	return v, nil
 }
 
@@ -214,7 +214,7 @@ func (v *vector) query(in []byte) (q offload.Query, err error) {
 func (v *vector) aggregate(c *component.Call, q *offload.Query, out []byte) ([]byte, error) {
 	var a offload.Aggregate
 	err := v.pieces(c, q.First, q.End, func(_ uint64, b []byte) bool {
-		v.scan.aggregate(&a, b, q)
+		v.scan.Aggregate(&a, b, q)
 		return true
 	})
 	return a.Append(out), err
@@ -226,7 +226,7 @@ func (v *vector) filter(c *component.Call, q *offload.Query, out []byte) ([]byte
 	out = binary.LittleEndian.AppendUint64(out, 0)
 	err := v.pieces(c, q.First, q.End, func(i uint64, b []byte) bool {
 		n := 0
-		out, n = v.scan.filter(out, b, i, q, (cap(out)-len(out))/8)
+		out, n = v.scan.Filter(out, b, i, q, (cap(out)-len(out))/8)
 		next = i + uint64(n)
 		return n == len(b)/v.width
 	})

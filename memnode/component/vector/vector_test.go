@@ -198,7 +198,7 @@ func TestFloatsAreAddedAndCompared(t *testing.T) {
 			t.Fatal(out, err)
 		}
 		sum := math.Float64frombits(a.Sum)
-		least, greatest := elements[float64](a.Least[:])[0], elements[float64](a.Greatest[:])[0]
+		least, greatest := math.Float64frombits(binary.LittleEndian.Uint64(a.Least[:])), math.Float64frombits(binary.LittleEndian.Uint64(a.Greatest[:]))
 		if float64(a.Count) != want.count || least != want.least || greatest != want.greatest || sum != want.sum && !(math.IsNaN(sum) && math.IsNaN(want.sum)) {
 			t.Errorf("got %v elements, sum %v, %v to %v, want %v", a.Count, sum, least, greatest, want)
 		}

@@ -1,0 +1,456 @@
+package far
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"math"
+	"math/bits"
+
+	"polder/far/heap"
+	"polder/internal/offload"
+)
+
+// Elements is a Vector or an Array: elements of type T that can be looked through where they are.
+type Elements[T any] interface {
+	// Len is the number of elements.
+	Len() int
+	// At returns the pointer to element i.
+	At(i int) Elem[T]
+
+	scanned() *tracker
+}
+
+func (a *Array[T]) scanned() *tracker  { return a.tr }
+func (v *Vector[T]) scanned() *tracker { return v.tr }
+
+// A Field is a number in every element of type T: the element itself, or a field of a struct.
+type Field[T any, N Number] struct {
+	off int
+	err error // it is not in the element
+}
+
+// FieldOf returns the field that at returns a pointer to, as in
+//
+//	fare := far.FieldOf(func(t *Trip) *float64 { return &t.Fare })
+//
+// It is called once, with an element of zeros.
+func FieldOf[T any, N Number](at func(*T) *N) Field[T, N] {
+	off, ok := offsetIn(at)
+	if !ok {
+		return Field[T, N]{err: fmt.Errorf("a field of type %T that is not in the element", *new(N))}
+	}
+	return Field[T, N]{off: off}
+}
+
+// Itself is the field of elements that are numbers.
+func Itself[N Number]() Field[N, N] { return Field[N, N]{} }
+
+// Is says that an element counts only if its field compares so with x.
+func (f Field[T, N]) Is(how Comparison, x N) Condition[T] {
+	c := Condition[T]{c: offload.Condition{Off: f.off, Kind: kindOf[N](), Compare: offload.Compare(how)}, err: f.err}
+	if f.err == nil && how > IfGreaterOrEqual {
+		c.err = fmt.Errorf("comparison %d, want one of IfAll to IfGreaterOrEqual", how)
+	}
+	copy(c.c.Operand[:], numberBytes([]N{x}))
+	return c
+}
+
+// A Condition says which elements count: see Field.Is and Within. Of several all must be met.
+type Condition[T any] struct {
+	c      offload.Condition
+	within bool
+	i, j   int
+	err    error
+}
+
+// Within says that of all elements only those from i to j count, j not included, as far as there
+// are any.
+func Within[T any](i, j int) Condition[T] {
+	if i < 0 || j < i {
+		return Condition[T]{err: fmt.Errorf("elements %d to %d, want a range", i, j)}
+	}
+	return Condition[T]{within: true, i: i, j: j}
+}
+
+// Aggregate adds up a field of those elements of v that meet all conditions, and finds the least and
+// the greatest. Those that are not a number are neither, unless all are.
+//
+// What is local is looked through here, and what is far where it lies, if the store can compute: a memory node
+// with memory for components (polder node --component-memory), or one on this machine,
+// whose memory is mapped. Then a sum moves 32 bytes for every MiB. Otherwise the same call reads, as
+// StreamChunks does. It takes and displaces no local memory for what the store looks through, up to 8
+// conditions, and elements of up to 256 KiB.
+//
+// It is one pass over v and no instant: every element counts once, as it was at some time between the call and
+// the return, so that what was written before the call is seen. Whoever writes elements meanwhile needs
+// a lock if that matters. Elements that are appended meanwhile do not count, and those that are removed may count as
+// zeros. Sums of floating-point numbers are added up in any order.
+//
+// It waits within ctx, and must not be called in a scope.
+func Aggregate[T any, N Number](ctx context.Context, v Elements[T], f Field[T, N], conditions ...Condition[T]) (s Summary[N], err error) {
+	q, i, j, err := scanOf(v, conditions)
+	if err == nil {
+		err = f.err
+	}
+	var a offload.Aggregate
+	if err == nil {
+		q.Off, q.Kind = f.off, kindOf[N]()
+		a, err = v.scanned().aggregate(ctx, q, i, j)
+	}
+	if err != nil {
+		return s, fmt.Errorf("cannot aggregate %s: %w", v.scanned().c.cfg.Name, err)
+	}
+	return summary[N](&a), nil
+}
+
+// Count is how many elements of v meet all conditions. Otherwise it is as Aggregate.
+func Count[T any](ctx context.Context, v Elements[T], conditions ...Condition[T]) (int, error) {
+	q, i, j, err := scanOf(v, conditions)
+	var a offload.Aggregate
+	if err == nil {
+		a, err = v.scanned().aggregate(ctx, q, i, j)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("cannot count %s: %w", v.scanned().c.cfg.Name, err)
+	}
+	return int(a.Count), nil
+}
+
+// Filter iterates over the indices of those elements of v that meet all conditions, in order. It
+// looks through some megabytes at a time, as Aggregate does, when the iteration gets there; what comes from the store is
+// a bit for every element. An error is the last thing that it gives.
+func Filter[T any](ctx context.Context, v Elements[T], conditions ...Condition[T]) iter.Seq2[int, error] {
+	return func(yield func(int, error) bool) {
+		q, i, j, err := scanOf(v, conditions)
+		if err == nil {
+			var more bool
+			if more, err = v.scanned().filter(ctx, q, i, j, func(i int) bool { return yield(i, nil) }); !more {
+				return
+			}
+		}
+		if err != nil {
+			yield(0, fmt.Errorf("cannot filter %s: %w", v.scanned().c.cfg.Name, err))
+		}
+	}
+}
+
+// scanOf is what conditions mean for v: which elements, and what has to be looked at.
+func scanOf[T any](v Elements[T], conditions []Condition[T]) (q *offload.Scan, i, j int, err error) {
+	q = &offload.Scan{Stride: sizeOf[T]()}
+	j = v.Len()
+	for _, c := range conditions {
+		switch {
+		case c.err != nil:
+			return nil, 0, 0, c.err
+		case c.within:
+			i, j = max(i, c.i), min(j, c.j)
+		default:
+			q.Conditions = append(q.Conditions, c.c)
+		}
+	}
+	if err := q.Check(); err != nil {
+		return nil, 0, 0, err
+	}
+	return q, min(i, j), j, nil
+}
+
+// summary is a for numbers of type N.
+func summary[N Number](a *offload.Aggregate) (s Summary[N]) {
+	s.Count = int(a.Count)
+	kind := kindOf[N]()
+	var ends [2]N
+	copy(numberBytes(ends[:1]), a.Least[:kind.Size()])
+	copy(numberBytes(ends[1:]), a.Greatest[:kind.Size()])
+	s.Min, s.Max = ends[0], ends[1]
+	switch kind {
+	case offload.Int8, offload.Int16, offload.Int32, offload.Int64:
+		s.SumInt = int64(a.Sum)
+	case offload.Float32, offload.Float64:
+		s.SumFloat = math.Float64frombits(a.Sum)
+	default:
+		s.SumUint = a.Sum
+	}
+	return s
+}
+
+const (
+	// lookBytes is about how much far memory is asked for at a time, whose segments are pinned
+	// meanwhile.
+	lookBytes = 4 << 20
+	// lookRun is the most bytes of a run of records that the store looks through, and finds
+	// all right or not.
+	lookRun = 128 << 10
+	// lookBits is the most bytes of a filter's bits of a run.
+	lookBits = 32 << 10
+	// lookStep is about how many bytes are looked through here in a scope.
+	lookStep = 64 << 10
+)
+
+// window is a part of a structure that is being looked through.
+type window struct {
+	tr    *tracker
+	q     offload.Scan
+	i, j  int // elements
+	store heap.Computer
+	pins  *heap.Pins
+
+	a     offload.Aggregate
+	done  chan error // there has returned that
+	zeros []byte     // an object that was never used
+	bits  []byte     // of a filter: per bytes for each object from i's on
+	per   int
+	parts []heap.ScanPart // to be looked through by the store
+	first []int           // the first object of each
+	next  uint64          // address behind the last part
+	bytes int             // of parts
+}
+
+// aggregate adds up what q says of the elements from i to j.
+func (tr *tracker) aggregate(ctx context.Context, q *offload.Scan, i, j int) (a offload.Aggregate, err error) {
+	if err := tr.h.core.Begin(); err != nil {
+		return a, err
+	}
+	defer tr.h.core.End()
+	// While the store looks through one window, the next one is looked through here.
+	var before *window
+	wait := func() {
+		if before != nil {
+			err = errOr(err, <-before.done)
+			q.Merge(&a, &before.a)
+			before = nil
+		}
+	}
+	for i < j && err == nil {
+		w := tr.newWindow(q, i)
+		var failed error
+		i, failed = w.here(ctx, j)
+		wait()
+		if err = errOr(err, failed); err != nil {
+			w.pins.Release()
+			break
+		}
+		before = w
+		go func() { w.done <- w.there(ctx) }()
+	}
+	wait()
+	return a, err
+}
+
+// filter calls yield with the indices of the elements from i to j that count. It reports false if yield did not
+// want any more.
+func (tr *tracker) filter(ctx context.Context, q *offload.Scan, i, j int, yield func(i int) bool) (more bool, err error) {
+	for i < j {
+		w := tr.newWindow(q, i)
+		w.per = offload.BitsSize(tr.group)
+		i, err = w.run(ctx, j)
+		if err != nil {
+			return true, err
+		}
+		if !w.eachBit(yield) {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// eachBit calls yield with the indices of the elements of w whose bits are set, until it does not want any more.
+func (w *window) eachBit(yield func(i int) bool) bool {
+	first := w.i / w.tr.group * w.tr.group
+	for at, b := range w.bits {
+		for ; b != 0; b &= b - 1 {
+			e := first + at/w.per*w.tr.group + at%w.per*8 + bits.TrailingZeros8(b)
+			if e >= w.i && e < w.j && !yield(e) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// run is here and there, as a call that Close waits for.
+func (w *window) run(ctx context.Context, j int) (next int, err error) {
+	if err := w.tr.h.core.Begin(); err != nil {
+		return j, err
+	}
+	defer w.tr.h.core.End()
+	defer w.pins.Release()
+	next, err = w.here(ctx, j)
+	if err == nil {
+		err = w.there(ctx)
+	}
+	return next, err
+}
+
+// newWindow is a window that begins with element i.
+func (tr *tracker) newWindow(q *offload.Scan, i int) *window {
+	w := &window{tr: tr, q: *q, i: i, pins: tr.h.core.NewPins(), done: make(chan error, 1)}
+	w.store, _ = tr.h.core.Far.Store.(heap.Computer)
+	return w
+}
+
+// here looks through what is local of the elements from w.i up to j, or up to the end of the window, which
+// it returns, and finds out what the store is to look through.
+func (w *window) here(ctx context.Context, j int) (next int, err error) {
+	tr := w.tr
+	if w.store == nil {
+		w.j = min(j, (w.i/tr.group+max(lookBytes/max(tr.c.size, 1), 1))*tr.group)
+		w.addBits()
+		return w.j, w.read(ctx, w.i, w.j)
+	}
+	s := tr.h.core.Acquire(ctx)
+	defer tr.h.core.Release(s)
+	bytes, open := 0, false
+	size := tr.c.size + heap.ObjectHeader
+	for at := w.i; at < j && err == nil; at = w.j {
+		c := at / tr.group
+		w.j = min((c+1)*tr.group, j)
+		w.addBits()
+		if !open {
+			if err = context.Cause(ctx); err != nil {
+				break
+			}
+			tr.h.core.EnterAtOnce(s)
+			open = true
+		}
+		p := tr.word(c)
+		if p == nil {
+			return j, nil // a Vector has become shorter
+		}
+		word := loadWord(p)
+		switch {
+		case word.far() && w.take(p, word, c, at, w.j):
+		case word.local() && !word.marked():
+			// As in Deref's fast path, the object stays where it is until s is left. What is
+			// used here and there is no hotter for that.
+			w.look(at, w.j, tr.h.core.Logs.Object(word.addr())[heap.ObjectHeader:])
+		case word.zero():
+			if w.zeros == nil {
+				w.zeros = make([]byte, tr.c.size)
+			}
+			w.look(at, w.j, w.zeros)
+		default:
+			s.Leave()
+			open = false
+			err = w.read(ctx, at, w.j)
+		}
+		if bytes += size; open && bytes%lookStep < size {
+			s.Leave()
+			open = false
+		}
+		if w.bytes >= lookBytes || bytes >= 4*lookBytes {
+			break
+		}
+	}
+	if open {
+		s.Leave()
+	}
+	return w.j, err
+}
+
+// addBits makes room for the bits of the objects up to element w.j.
+func (w *window) addBits() {
+	if w.per > 0 {
+		n := ((w.j-1)/w.tr.group - w.i/w.tr.group + 1) * w.per
+		w.bits = append(w.bits, make([]byte, n-len(w.bits))...)
+	}
+}
+
+// take makes object c, whose word p was w and of which the elements from i to j are asked for, one that the store is to
+// look through; or reports false: it is to be read.
+func (w *window) take(p *uint64, word pword, c, i, j int) bool {
+	tr := w.tr
+	if j-i != tr.group || word.farClass() != tr.c.id {
+		return false
+	}
+	seg := w.pins.Hold(word.farAddr(), func() bool { return loadWord(p) == word })
+	if seg == nil {
+		return false
+	}
+	number, size := tr.h.words.number(p), heap.FarObjectSize(tr.c.size)
+	k := len(w.parts) - 1
+	if k < 0 || w.next != word.farAddr() || w.parts[k].Seg != seg.Seg || w.parts[k].Number+uint64(w.parts[k].N) != number ||
+		w.first[k]+w.parts[k].N != c || (w.parts[k].N+1)*size > lookRun || (w.parts[k].N+1)*w.per > lookBits {
+		w.parts = append(w.parts, heap.ScanPart{Seg: seg.Seg, Seed: seg.Seed, Off: tr.h.core.Far.Offset(word.farAddr()), Number: number})
+		w.first = append(w.first, c)
+		k++
+	}
+	w.parts[k].N++
+	w.next = word.farAddr() + uint64(size/heap.Unit)
+	w.bytes += size
+	return true
+}
+
+// look looks through the elements from i to j, of an object whose data is given.
+func (w *window) look(i, j int, data []byte) {
+	tr := w.tr
+	c := i / tr.group
+	from, to := (i-c*tr.group)*w.q.Stride, (j-c*tr.group)*w.q.Stride
+	if w.per == 0 {
+		w.q.Aggregate(&w.a, data[from:to])
+		return
+	}
+	w.q.Filter(w.bitsOf(c, 1), data[:to])
+}
+
+// bitsOf is the bits of n objects from c on.
+func (w *window) bitsOf(c, n int) []byte {
+	at := (c - w.i/w.tr.group) * w.per
+	return w.bits[at : at+n*w.per : at+n*w.per]
+}
+
+// read looks through the elements from i to j, which is done when they have been read, as who iterates
+// over them reads.
+func (w *window) read(ctx context.Context, i, j int) error {
+	tr := w.tr
+	return tr.h.withScope(ctx, func(s *heap.Scope) {
+		for i < j {
+			c := i / tr.group
+			end := min((c+1)*tr.group, j)
+			p := tr.word(c)
+			if p == nil {
+				return // a Vector has become shorter
+			}
+			o := tr.chunkEnter(s, p, c, (j-1)/tr.group+1, derefStream)
+			if o == nil {
+				return
+			}
+			w.look(i, end, o[heap.ObjectHeader:])
+			s.Leave()
+			i = end
+		}
+	})
+}
+
+// there has the store look through what here has left to it, and reads what that could not.
+func (w *window) there(ctx context.Context) error {
+	if len(w.parts) == 0 {
+		return nil
+	}
+	tr := w.tr
+	for k := range w.parts {
+		if p := &w.parts[k]; w.per > 0 {
+			p.Bits = w.bitsOf(w.first[k], p.N)
+		}
+	}
+	limited, cancel := context.WithTimeout(ctx, heap.StoreTimeout)
+	w.store.Scan(limited, &w.q, heap.Objects{Owner: tr.c.owner(), Born: tr.c.born, Size: tr.c.size}, w.parts, &w.a)
+	cancel()
+	w.pins.Release()
+	for k := 0; k < len(w.parts); k++ {
+		p := &w.parts[k]
+		if p.Err == nil {
+			tr.c.computed.Add(uint64(p.N))
+			continue
+		}
+		// Parts that follow each other are read together.
+		from, to := w.first[k], w.first[k]+p.N
+		for ; k+1 < len(w.parts) && w.parts[k+1].Err != nil && w.first[k+1] == to; k++ {
+			to += w.parts[k+1].N
+		}
+		if err := w.read(ctx, from*tr.group, to*tr.group); err != nil {
+			return err
+		}
+	}
+	return nil
+}

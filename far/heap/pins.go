@@ -1,0 +1,46 @@
+package heap
+
+// Pins keeps far segments from being given back, for who has their records looked at by
+// somebody else. It has one user.
+type Pins struct {
+	h    *Heap
+	segs map[*FarSegment]int // their pins
+}
+
+// NewPins returns pins of nothing, to be released.
+func (h *Heap) NewPins() *Pins { return &Pins{h: h, segs: make(map[*FarSegment]int)} }
+
+// Hold pins the segment of the far record at addr and returns it, if the record's owner still
+// refers to that afterwards, as refers says. Otherwise it returns nil.
+func (p *Pins) Hold(addr uint64, refers func() bool) *FarSegment {
+	s := p.h.Far.Seg(addr)
+	if s == nil || s.Gone() {
+		return nil
+	}
+	_, held := p.segs[s]
+	part := 0
+	if !held {
+		part = s.Pin()
+	}
+	// The cleaner turns words first and looks for pins afterwards.
+	if !refers() || p.h.Far.Seg(addr) != s {
+		if !held && s.unpin(part) {
+			p.h.WakeJanitor()
+		}
+		return nil
+	}
+	if !held {
+		p.segs[s] = part
+	}
+	return s
+}
+
+// Release ends the pins.
+func (p *Pins) Release() {
+	for s, part := range p.segs {
+		if s.unpin(part) {
+			p.h.WakeJanitor()
+		}
+	}
+	clear(p.segs)
+}

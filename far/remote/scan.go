@@ -1,0 +1,236 @@
+package remote
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"polder/far"
+	"polder/far/heap"
+	"polder/far/record"
+	"polder/far/remote/scan"
+	"polder/internal/offload"
+	"polder/pool"
+)
+
+// scanners are the scan components that a store has constructed, one at a node.
+type scanners struct {
+	mu     sync.Mutex
+	byNode map[string]*scanner // guarded by mu
+}
+
+// scanner is what a store knows of a node's component.
+type scanner struct {
+	mu     sync.Mutex
+	object *pool.Object // guarded by mu; nil until constructed, and when it was lost
+	next   time.Time    // guarded by mu: until then the node, which has refused, is not asked
+}
+
+// refusedFor is how long a node is left alone that has no memory for components, or none
+// of that name.
+const refusedFor = 10 * time.Second
+
+// inFlight is how many requests of one call are under way at a time: enough for
+// the node to have the next one when it has answered one.
+const inFlight = 4
+
+var (
+	errApart   = errors.New("the segment is not in one piece at a node")
+	errTooLong = errors.New("the objects are too large to be looked through by the node")
+)
+
+// scanWork is what a goroutine needs that looks through what is mapped here.
+type scanWork struct {
+	req     scan.Request
+	scratch [scan.MaxRecord]byte
+}
+
+var scanWorks = sync.Pool{New: func() any { return new(scanWork) }}
+
+// Scan implements heap.Computer: at the nodes, by their component "scan"; or here, where a node's
+// memory is mapped.
+func (s *store) Scan(ctx context.Context, q *offload.Scan, o heap.Objects, parts []heap.ScanPart, a *offload.Aggregate) {
+	c := &scanCall{store: s, q: q, objects: o, parts: parts, a: a}
+	at := map[string]*scanRequest{} // that is being filled, by node
+	limit := make(chan struct{}, inFlight)
+	var wg sync.WaitGroup
+	send := func(r *scanRequest) {
+		limit <- struct{}{}
+		wg.Go(func() {
+			c.ask(ctx, r)
+			<-limit
+		})
+	}
+	for i := range parts {
+		p := &parts[i]
+		node, first, mapped, ok := p.Seg.(segment).Home()
+		size := p.N * record.Size(o.Size)
+		bits := p.N * scan.BitsSize(o, q.Stride)
+		switch {
+		case !ok:
+			p.Err = errApart
+			continue
+		case record.Size(o.Size) > scan.MaxRecord || size > scan.MaxBytes || bits > scan.MaxBits:
+			p.Err = errTooLong
+			continue
+		case mapped:
+			c.look(ctx, p)
+			continue
+		}
+		r := at[node]
+		if r != nil && (r.bytes+size > scan.MaxBytes || r.bits+bits > scan.MaxBits || len(r.runs) == scan.MaxRuns) {
+			send(r)
+			r = nil
+		}
+		if r == nil {
+			r = &scanRequest{node: node}
+			at[node] = r
+		}
+		r.parts, r.bytes, r.bits = append(r.parts, i), r.bytes+size, r.bits+bits
+		r.runs = append(r.runs, scan.Run{
+			Chunk: first, Seed: p.Seed, Off: uint32(p.Off / record.Unit), N: uint32(p.N), Number: p.Number,
+		})
+	}
+	if len(at) == 1 && len(limit) == 0 {
+		for _, r := range at { // fast path: the caller sends it
+			c.ask(ctx, r)
+		}
+	} else {
+		for _, r := range at {
+			send(r)
+		}
+	}
+	wg.Wait()
+}
+
+// scanCall is a call of Scan.
+type scanCall struct {
+	store   *store
+	q       *offload.Scan // who looks through something has a copy
+	objects heap.Objects
+	parts   []heap.ScanPart
+
+	mu sync.Mutex
+	a  *offload.Aggregate // guarded by mu
+}
+
+// scanRequest is what one node is asked at once.
+type scanRequest struct {
+	node        string
+	parts       []int // of the call
+	runs        []scan.Run
+	bytes, bits int
+}
+
+// merge adds b to what the call has found.
+func (c *scanCall) merge(b *offload.Aggregate) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.q.Merge(c.a, b)
+}
+
+// look looks through p, which is mapped here.
+func (c *scanCall) look(ctx context.Context, p *heap.ScanPart) {
+	w := scanWorks.Get().(*scanWork)
+	defer scanWorks.Put(w)
+	w.req.Scan, w.req.Objects = *c.q, c.objects
+	w.req.Runs = append(w.req.Runs[:0], scan.Run{Seed: p.Seed, Off: uint32(p.Off / record.Unit), N: uint32(p.N), Number: p.Number})
+	read := func(_ *scan.Run, off uint64, b []byte) error {
+		_, err := p.Seg.(segment).ReadContext(ctx, b, int64(off))
+		return err
+	}
+	if p.Bits != nil {
+		_, p.Err = w.req.Filter(read, w.scratch[:], p.Bits[:0])
+		return
+	}
+	a, err := w.req.Aggregate(read, w.scratch[:])
+	if p.Err = err; err == nil {
+		c.merge(&a)
+	}
+}
+
+// ask has a node look through what r says.
+func (c *scanCall) ask(ctx context.Context, r *scanRequest) {
+	err := c.compute(ctx, r)
+	for _, i := range r.parts {
+		c.parts[i].Err = err
+	}
+}
+
+func (c *scanCall) compute(ctx context.Context, r *scanRequest) error {
+	object, err := c.store.scanner(ctx, r.node, c.parts[r.parts[0]].Seg.(segment).Chunk)
+	if err != nil {
+		return err
+	}
+	req := scan.Request{Scan: *c.q, Objects: c.objects, Runs: r.runs}
+	filter := c.parts[r.parts[0]].Bits != nil
+	k := pool.Computation{Op: scan.Aggregate, In: req.Append(nil), Repeat: true}
+	if filter {
+		k.Op = scan.Filter
+	}
+	out, err := object.Compute(ctx, k, nil)
+	if errors.Is(err, pool.ErrLost) || errors.Is(err, pool.ErrFreed) {
+		c.store.lostScanner(r.node, object)
+	}
+	if err != nil {
+		return translate(object.Name(), err)
+	}
+	var a offload.Aggregate
+	switch {
+	case filter && len(out) == r.bits:
+		for _, i := range r.parts {
+			n := copy(c.parts[i].Bits, out[:c.parts[i].N*scan.BitsSize(c.objects, req.Scan.Stride)])
+			out = out[n:]
+		}
+	case !filter && a.Decode(out):
+		c.merge(&a)
+	default:
+		return &heap.CorruptError{Segment: object.Name(), Err: errors.New("an answer that makes no sense")}
+	}
+	return nil
+}
+
+// scanner returns the object at a node, where near lies, that looks through what lies there. The first
+// caller constructs it.
+func (s *store) scanner(ctx context.Context, node string, near *pool.Chunk) (*pool.Object, error) {
+	s.scanners.mu.Lock()
+	if s.scanners.byNode == nil {
+		s.scanners.byNode = make(map[string]*scanner)
+	}
+	n := s.scanners.byNode[node]
+	if n == nil {
+		n = new(scanner)
+		s.scanners.byNode[node] = n
+	}
+	s.scanners.mu.Unlock()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.object != nil {
+		return n.object, nil
+	}
+	if time.Now().Before(n.next) {
+		return nil, far.ErrRefused
+	}
+	o, err := s.pool.ConstructAt(ctx, near, scan.Name, nil)
+	if err != nil {
+		if ctx.Err() == nil {
+			n.next = time.Now().Add(refusedFor)
+		}
+		return nil, translate(scan.Name, err)
+	}
+	n.object = o
+	return o, nil
+}
+
+// lostScanner has the next caller construct another object.
+func (s *store) lostScanner(node string, o *pool.Object) {
+	s.scanners.mu.Lock()
+	n := s.scanners.byNode[node]
+	s.scanners.mu.Unlock()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.object == o {
+		n.object = nil
+	}
+}

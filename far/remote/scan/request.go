@@ -1,0 +1,204 @@
+package scan
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"polder/far/heap"
+	"polder/far/record"
+	"polder/internal/offload"
+)
+
+// Limits of a request, in bytes.
+const (
+	// MaxBytes is the most that the records of a request have together. A node
+	// looks through so much in a fraction of a millisecond, during which it does nothing
+	// else for the client's connection.
+	MaxBytes = 1 << 20
+	// MaxRecord is the most that one record has.
+	MaxRecord = 256 << 10
+	// MaxRuns is the most runs of a request: with the conditions they fit a message.
+	MaxRuns = 2048
+	// MaxBits is the most that the bits of a filter have.
+	MaxBits = 48 << 10
+)
+
+// Opcodes of the component.
+const (
+	Aggregate = 1
+	Filter    = 2
+)
+
+// A Request says which objects are to be looked through, and for what.
+type Request struct {
+	Scan    offload.Scan
+	Objects heap.Objects
+	Runs    []Run
+}
+
+// A Run is records that lie side by side in a segment, of objects whose numbers follow
+// each other.
+type Run struct {
+	Chunk  uint32 // the node's number of the first chunk of the segment
+	Seed   uint32 // the segment's
+	Off    uint32 // in the segment, in units
+	N      uint32 // records
+	Number uint64 // of the first object
+}
+
+const (
+	headerSize    = 32
+	conditionSize = 16
+	runSize       = 24
+)
+
+var errMalformed = errors.New("malformed request")
+
+// Append appends r's encoding to b.
+func (r *Request) Append(b []byte) []byte {
+	le := binary.LittleEndian
+	b = le.AppendUint64(b, r.Objects.Born)
+	b = le.AppendUint32(b, uint32(r.Objects.Size))
+	b = le.AppendUint16(b, r.Objects.Owner)
+	b = append(b, byte(r.Scan.Kind), byte(len(r.Scan.Conditions)))
+	b = le.AppendUint32(b, uint32(r.Scan.Stride))
+	b = le.AppendUint32(b, uint32(r.Scan.Off))
+	b = le.AppendUint32(b, uint32(len(r.Runs)))
+	b = le.AppendUint32(b, 0)
+	for i := range r.Scan.Conditions {
+		c := &r.Scan.Conditions[i]
+		b = append(b, c.Operand[:]...)
+		b = le.AppendUint32(b, uint32(c.Off))
+		b = append(b, byte(c.Kind), byte(c.Compare), 0, 0)
+	}
+	for _, run := range r.Runs {
+		b = le.AppendUint32(b, run.Chunk)
+		b = le.AppendUint32(b, run.Seed)
+		b = le.AppendUint32(b, run.Off)
+		b = le.AppendUint32(b, run.N)
+		b = le.AppendUint64(b, run.Number)
+	}
+	return b
+}
+
+// Decode sets r from b, which may be anything, and may change meanwhile: nothing in it is
+// looked at twice. It refuses what is beyond the limits.
+func (r *Request) Decode(b []byte) error {
+	le := binary.LittleEndian
+	if len(b) < headerSize {
+		return fmt.Errorf("%w: %d bytes, want at least %d", errMalformed, len(b), headerSize)
+	}
+	r.Objects = heap.Objects{Born: le.Uint64(b), Size: int(le.Uint32(b[8:])), Owner: le.Uint16(b[12:])}
+	r.Scan.Kind, r.Scan.Stride, r.Scan.Off = offload.Kind(b[14]), int(le.Uint32(b[16:])), int(le.Uint32(b[20:]))
+	conditions, runs := int(b[15]), int(le.Uint32(b[24:]))
+	switch {
+	case conditions > offload.MaxConditions || runs > MaxRuns:
+		return fmt.Errorf("%w: %d conditions and %d runs, want at most %d and %d", errMalformed, conditions, runs, offload.MaxConditions, MaxRuns)
+	case len(b) != headerSize+conditions*conditionSize+runs*runSize:
+		return fmt.Errorf("%w: %d bytes with %d conditions and %d runs", errMalformed, len(b), conditions, runs)
+	case le.Uint32(b[28:]) != 0:
+		return fmt.Errorf("%w: reserved bytes are not zero", errMalformed)
+	}
+	b = b[headerSize:]
+	r.Scan.Conditions = r.Scan.Conditions[:0]
+	for range conditions {
+		if b[14] != 0 || b[15] != 0 {
+			return fmt.Errorf("%w: reserved bytes are not zero", errMalformed)
+		}
+		r.Scan.Conditions = append(r.Scan.Conditions, offload.Condition{
+			Operand: [8]byte(b), Off: int(le.Uint32(b[8:])), Kind: offload.Kind(b[12]), Compare: offload.Compare(b[13]),
+		})
+		b = b[conditionSize:]
+	}
+	if err := r.Scan.Check(); err != nil {
+		return fmt.Errorf("%w: %w", errMalformed, err)
+	}
+	if n := r.Objects.Size; n < 1 || n > MaxRecord-record.HeaderSize || n%r.Scan.Stride != 0 {
+		return fmt.Errorf("%w: objects of %d bytes, with elements of %d", errMalformed, n, r.Scan.Stride)
+	}
+	r.Runs = r.Runs[:0]
+	for left := MaxBytes / r.recordSize(); runs > 0; runs-- {
+		run := Run{Chunk: le.Uint32(b), Seed: le.Uint32(b[4:]), Off: le.Uint32(b[8:]), N: le.Uint32(b[12:]), Number: le.Uint64(b[16:])}
+		if run.N < 1 || uint64(run.N) > uint64(left) {
+			return fmt.Errorf("%w: a run of %d records, of at most %d that are left", errMalformed, run.N, left)
+		}
+		left -= int(run.N)
+		r.Runs = append(r.Runs, run)
+		b = b[runSize:]
+	}
+	return nil
+}
+
+func (r *Request) recordSize() int { return record.Size(r.Objects.Size) }
+
+// perRecord is the elements of a record.
+func (r *Request) perRecord() int { return r.Objects.Size / r.Scan.Stride }
+
+// BitsSize is the bytes of the bits of a record of objects as o says, in a filter.
+func BitsSize(o heap.Objects, stride int) int { return offload.BitsSize(o.Size / stride) }
+
+// look calls fn with the data of every record, in order, once it has been checked. It reads with
+// read, which copies what lies at an offset of a run's segment to b, as many records as
+// scratch has room for at a time.
+//
+// Preconditions: Decode has set r; scratch has MaxRecord bytes, and is aligned.
+func (r *Request) look(read func(run *Run, off uint64, b []byte) error, scratch []byte, fn func(data []byte)) error {
+	size := r.recordSize()
+	for i := range r.Runs {
+		run := &r.Runs[i]
+		for k := 0; k < int(run.N); {
+			n := min(int(run.N)-k, len(scratch)/size)
+			off := uint64(run.Off)*record.Unit + uint64(k)*uint64(size)
+			if err := read(run, off, scratch[:n*size]); err != nil {
+				return err
+			}
+			for j := range n {
+				rec, err := record.Decode(scratch[j*size:(j+1)*size], run.Seed, int(off)+j*size)
+				if err == nil {
+					err = r.check(rec, run.Number+uint64(k+j))
+				}
+				if err != nil {
+					return fmt.Errorf("cannot use the bytes at %d of chunk %d: %w", off+uint64(j*size), run.Chunk, err)
+				}
+				fn(rec.Value())
+			}
+			k += n
+		}
+	}
+	return nil
+}
+
+// check refuses a record that is not that of the object of a number.
+func (r *Request) check(rec record.Record, number uint64) error {
+	if rec.Kind() != record.Object || rec.Owner() != r.Objects.Owner || rec.Number() != number || rec.Version() <= r.Objects.Born ||
+		rec.KeyLen() != 0 || rec.Flags()&^record.Moved != 0 || rec.Len() != r.Objects.Size {
+		return errors.New("they are not those of the object that was looked for")
+	}
+	return nil
+}
+
+// Aggregate adds up what the request says.
+func (r *Request) Aggregate(read func(run *Run, off uint64, b []byte) error, scratch []byte) (a offload.Aggregate, err error) {
+	err = r.look(read, scratch, func(data []byte) { r.Scan.Aggregate(&a, data) })
+	return a, err
+}
+
+// Filter appends the bits of every record to out, each record's in bytes of its own.
+func (r *Request) Filter(read func(run *Run, off uint64, b []byte) error, scratch, out []byte) ([]byte, error) {
+	per := offload.BitsSize(r.perRecord())
+	err := r.look(read, scratch, func(data []byte) {
+		n := len(out)
+		out = out[:n+per]
+		r.Scan.Filter(out[n:], data)
+	})
+	return out, err
+}
+
+// FilterSize is how many bytes Filter appends.
+func (r *Request) FilterSize() (n int) {
+	for i := range r.Runs {
+		n += int(r.Runs[i].N) * offload.BitsSize(r.perRecord())
+	}
+	return n
+}

@@ -1,0 +1,133 @@
+// Package scan looks through far objects where they lie: it is the half of package far/remote
+// that runs at the memory node, as an active component (AIFM, section 4.2.4).
+//
+// A client's heap says where in the chunks that it has borrowed the records of its objects are, and what it
+// wants to know of their elements: a sum, a count, the least and the greatest, or which of them match. Code
+// does not travel; the operations are a closed set. What comes back is 32 bytes, or a bit for every
+// element.
+//
+// The node takes nothing from what it is asked on trust. The chunks must be the client's, before and after they
+// are read (component.Chunks); every record is copied before it is looked at, since its owner may write
+// there meanwhile, and must have the checksum of its place, the number, the owner and the size that the
+// heap says. One that has not ends the request: the heap reads those objects then, and finds out what
+// is wrong. A request has at most [MaxBytes] of records and [MaxRuns] runs, so that its time is bounded; that
+// makes the component Bounded.
+//
+// # Request
+//
+// Construct takes no parameters. Compute knows the opcodes Aggregate and Filter, of a request of
+//
+//	 0  u64  version above which the records' versions are
+//	 8  u32  bytes of an object, which elements fill
+//	12  u16  owner
+//	14  u8   kind of the numbers that are added up (internal/offload), 0: elements are counted
+//	15  u8   conditions
+//	16  u32  bytes of an element
+//	20  u32  offset of the number in it
+//	24  u32  runs
+//	28  u32  zero
+//
+// then conditions of
+//
+//	 0  [8]  operand, padded with zeros
+//	 8  u32  offset of the number in an element
+//	12  u8   its kind
+//	13  u8   how it compares
+//	14  u16  zero
+//
+// and runs of
+//
+//	 0  u32  chunk where the segment begins
+//	 4  u32  seed of the segment (far/record)
+//	 8  u32  offset of the first record in the segment, in units of 16 bytes
+//	12  u32  records, which lie side by side
+//	16  u64  number of the first object; the others' follow
+//
+// all little-endian. Aggregate answers with an offload.Aggregate, Filter with the bits of every record, in the order of
+// the request, each record's in bytes of its own.
+package scan
+
+import (
+	"errors"
+	"fmt"
+
+	"polder/internal/offload"
+	"polder/memnode/component"
+)
+
+// Name is what the component is called.
+const Name = "scan"
+
+// Component is what a node's program must have for clients' heaps to compute there.
+var Component = component.Component{New: New, Bounded: true, Portable: true}
+
+// scanner is the component's object.
+type scanner struct {
+	scratch []byte
+	req     Request
+}
+
+// New constructs a scanner. It is a component.Constructor.
+func New(env *component.Env, _ *component.Call, params []byte) (component.Object, error) {
+	if len(params) != 0 {
+		return nil, fmt.Errorf("a scanner takes no parameters, got %d bytes", len(params))
+	}
+	if err := env.Reserve(MaxRuns * 32); err != nil { // of req
+		return nil, err
+	}
+	scratch, err := env.Alloc(MaxRecord)
+	if err != nil {
+		return nil, err
+	}
+	return &scanner{scratch: scratch}, nil
+}
+
+var (
+	errNothing = errors.New("a scanner has nothing under a key")
+	errForeign = errors.New("the chunk is not this client's")
+)
+
+// Read implements component.Object.
+func (*scanner) Read(*component.Call, []byte, []byte) ([]byte, error) { return nil, errNothing }
+
+// Write implements component.Object.
+func (*scanner) Write(*component.Call, []byte, []byte) error { return errNothing }
+
+// Delete implements component.Object.
+func (*scanner) Delete(*component.Call, []byte) error { return errNothing }
+
+// Compute implements component.Object.
+func (s *scanner) Compute(c *component.Call, op uint16, in, out []byte) ([]byte, error) {
+	if op != Aggregate && op != Filter {
+		return nil, fmt.Errorf("a scanner has no operation %d", op)
+	}
+	if c.Chunks == nil {
+		return nil, errors.New("this node lends by a manager that does not tell whose a chunk is")
+	}
+	if err := s.req.Decode(in); err != nil {
+		return nil, err
+	}
+	read := func(run *Run, off uint64, b []byte) error {
+		switch {
+		case c.Expired():
+			return component.ErrExpired
+		case !c.Chunks.Read(run.Chunk, off, b):
+			return errForeign
+		}
+		return nil
+	}
+	if op == Filter {
+		if s.req.FilterSize() > cap(out)-len(out) {
+			return nil, component.ErrTooLarge
+		}
+		return s.req.Filter(read, s.scratch, out)
+	}
+	a, err := s.req.Aggregate(read, s.scratch)
+	if err != nil {
+		return nil, err
+	}
+	if cap(out)-len(out) < offload.AggregateSize {
+		return nil, component.ErrTooLarge
+	}
+	return a.Append(out), nil
+}
