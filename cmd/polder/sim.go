@@ -69,7 +69,8 @@ func newSimKV() *cobra.Command {
 		Short: "A key-value store over every way to manage remote memory, with up to 288 threads",
 		Long: "Runs the hash table of package race over the chains of memory nodes, and over what\n" +
 			"they are compared with, on a model of the OneSidedMW paper's testbed, and prints its\n" +
-			"figures 6 and 7: published beside simulated, and what bounds what is not reached.",
+			"figures 6 and 7, and the YCSB-A of FineMem's: published beside simulated, and what\n" +
+			"bounds what is not reached.",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			show, done := progress.Steps(progress.Terminal(cmd.ErrOrStderr()))
