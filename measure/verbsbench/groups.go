@@ -180,8 +180,9 @@ func (u *groupUser) together(ctx context.Context, d time.Duration) (rate float64
 	for i := range groupCallers {
 		wg.Go(func() {
 			buf := make([]byte, 64)
-			for ; time.Since(start) < d && errs[i] == nil; counts[i]++ {
+			for more := true; more && errs[i] == nil; more = time.Since(start) < d { // one at least
 				_, errs[i] = u.chunks[i].ReadContext(ctx, buf, int64(counts[i]*64%groupChunk))
+				counts[i]++
 			}
 		})
 	}
