@@ -6,6 +6,7 @@ import (
 	"errors"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -326,6 +327,137 @@ func TestPrefetchersMayUseTheirList(t *testing.T) {
 		}
 		if n != 1000 || s.Err() != nil {
 			t.Errorf("got %d elements, %v, want 1000", n, s.Err())
+		}
+	})
+}
+
+// vectorAsking is a Prefetcher that takes the lock of its vector.
+type vectorAsking struct{ v *Vector[int] }
+
+func (a vectorAsking) Access(i, window int, dst []int) []int {
+	a.v.Truncate(a.v.Len())
+	return append(dst, i-1)
+}
+
+func TestPrefetchersMayUseTheirVector(t *testing.T) {
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 16)
+	var v *Vector[int]
+	v, err := NewVector[int](h, StructureConfig{Group: 8, NewPrefetcher: func() Prefetcher { return vectorAsking{v} }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const n = 60000 // more than local memory holds
+	for i := range n {
+		if err := v.Append(t.Context(), i); err != nil {
+			t.Fatal(err)
+		}
+	}
+	soon(t, "popping", func() {
+		s := h.NewScope()
+		defer s.Close()
+		for i := n - 1; i >= 0; i-- {
+			var got int
+			var ok bool
+			var err error
+			if i%2 == 0 {
+				got, ok, err = v.Pop(t.Context())
+			} else {
+				s.Enter()
+				got, ok, err = v.PopIn(s)
+				s.Leave()
+			}
+			if got != i || !ok || err != nil {
+				t.Errorf("got %d, %v, %v, want %d", got, ok, err, i)
+				return
+			}
+		}
+	})
+}
+
+// Who is called by the evacuator and would wait for what the evacuator makes is told so at once.
+func TestWaitingForTheEvacuatorInItsCallbackFailsAtOnce(t *testing.T) {
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 16)
+	m := h.NewByteMap("test")
+	ctx := context.Background()
+	var once sync.Once
+	told := make(chan error, 2)
+	c, err := NewClass[point](h, ClassConfig{Evacuated: func(AnyRef) {
+		once.Do(func() {
+			var err error
+			for i := 0; err == nil; i++ {
+				_, err = New(ctx, h, point{X: int64(i)})
+			}
+			told <- err
+			told <- m.Set(ctx, key(1), Entry{Value: value(1, 64<<10)})
+		})
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	soon(t, "a callback that waits", func() {
+		for i := range 8000 {
+			if _, err := c.New(ctx, point{X: int64(i)}); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+		for range 2 {
+			if err := <-told; err == nil || errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "another goroutine") {
+				t.Errorf("got %v, want an error that says what to do", err)
+			}
+		}
+	})
+}
+
+// lookingUp is a codec that reads a map to decode a value.
+type lookingUp struct{ m *Map[int, [300]byte] }
+
+func (c lookingUp) Append(b []byte, v int) []byte { return append(b, make([]byte, 500)...) }
+
+func (c lookingUp) Decode(b []byte) (int, error) {
+	sum := 0
+	for i := range 40 { // some are far
+		v, _, err := c.m.Get(context.Background(), i*50)
+		if err != nil {
+			return 0, err
+		}
+		sum += int(v[0])
+	}
+	return sum, nil
+}
+
+func TestCodecsMayUseTheHeap(t *testing.T) {
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 16)
+	ctx := t.Context()
+	other := newMap(t, h, MapConfig[int, [300]byte]{})
+	m, err := NewMap(h, MapConfig[int, int]{Values: lookingUp{other}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 2000 {
+		if err := other.Set(ctx, i, [300]byte{1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	keys, vs, ok := make([]int, 1000), make([]int, 1000), make([]bool, 1000)
+	for i := range keys {
+		keys[i] = i
+		if err := m.Set(ctx, i, i); err != nil {
+			t.Fatal(err)
+		}
+	}
+	soon(t, "reading with a codec that reads", func() {
+		if err := m.GetMany(ctx, keys, vs, ok); err != nil {
+			t.Error(err)
+		}
+		for i := range keys {
+			if vs[i] != 40 || !ok[i] {
+				t.Errorf("key %d: got %d, %v, want 40", i, vs[i], ok[i])
+				return
+			}
+		}
+		if err := m.Update(ctx, 5, func(old int, ok bool) (int, bool) { return old, ok && old == 40 }); err != nil || m.Len() != len(keys) {
+			t.Errorf("Update: %v, and %d entries, want %d", err, m.Len(), len(keys))
 		}
 	})
 }

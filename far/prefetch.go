@@ -113,11 +113,16 @@ func (tr *tracker) stats() PrefetchStats {
 // object returns the object of p, as a structure uses it: with its prefetcher
 // told.
 func (tr *tracker) object(s *heap.Scope, p *uint64, what int) heap.Object {
+	tr.touch(s, p)
+	return tr.use(s, p, what)
+}
+
+// use is object for callers that hold a lock, under which the prefetcher, which may be the
+// program's, is not told.
+func (tr *tracker) use(s *heap.Scope, p *uint64, what int) heap.Object {
 	if s.H != &tr.h.core {
 		panic("BUG: a far structure is used in a scope of another heap")
 	}
-	tr.h.core.MustBeOpen(s)
-	tr.touch(s, p)
 	o, err := tr.h.deref(s, p, what)
 	if err != nil {
 		tr.h.core.Fail(s, err)

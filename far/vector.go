@@ -197,6 +197,9 @@ func (h *Heap) zeroRun(first uint64, n int, c *class) []uint64 {
 
 // Pop removes the last element and returns it, or false if there is none.
 func (v *Vector[T]) Pop(ctx context.Context) (x T, ok bool, err error) {
+	if p := v.colder(); p != nil {
+		_ = v.tr.h.withScope(ctx, func(s *heap.Scope) { v.tr.touch(s, p) })
+	}
 	err = v.tr.locked(ctx, &v.mu, func(s *heap.Scope) *uint64 {
 		var p *uint64
 		x, ok, p = v.pop(s)
@@ -207,6 +210,9 @@ func (v *Vector[T]) Pop(ctx context.Context) (x T, ok bool, err error) {
 
 // PopIn is Pop in a scope, which is open.
 func (v *Vector[T]) PopIn(s *heap.Scope) (x T, ok bool, err error) {
+	if p := v.colder(); p != nil {
+		v.tr.touch(s, p)
+	}
 	err = v.tr.in(s, &v.mu, func(s *heap.Scope) *uint64 {
 		var p *uint64
 		x, ok, p = v.pop(s)
@@ -215,13 +221,25 @@ func (v *Vector[T]) PopIn(s *heap.Scope) (x T, ok bool, err error) {
 	return x, ok, err
 }
 
+// colder returns the word of the last object if the prefetcher is to be told of its use, with no
+// lock held: it may be the program's, and use the vector.
+func (v *Vector[T]) colder() *uint64 {
+	p := v.word((v.Len() - 1) >> v.shift)
+	if p != nil {
+		if w := loadWord(p); w.local() && w&pCold == 0 || w.zero() {
+			return nil
+		}
+	}
+	return p
+}
+
 func (v *Vector[T]) pop(s *heap.Scope) (x T, ok bool, p *uint64) {
 	i := v.Len() - 1
 	if i < 0 {
 		return x, false, nil
 	}
 	p = v.wordIn(i >> v.shift)
-	o := v.tr.object(s, p, 0)
+	o := v.tr.use(s, p, 0)
 	if o == nil {
 		return x, false, p
 	}
@@ -314,7 +332,6 @@ func (v *Vector[T]) Free() {
 		for i := range vectorPartLen(part) {
 			v.tr.h.free(wordAt(v.dir[part], i))
 		}
-		v.dir[part] = nil
 	}
 	v.tr.h.untrack(v.tr)
 }

@@ -38,6 +38,7 @@ const (
 )
 
 func (h *Heap) evacuator() {
+	h.evacuates.Store(goroutine())
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {

@@ -35,6 +35,7 @@ type Heap struct {
 	shrinking bool                   // room is made for what shrinks; the evacuator's
 	Forced    atomic.Bool            // work on one more segment, whether it is needed or not
 	Shut      atomic.Bool            // stop has been called
+	evacuates atomic.Uint64          // the evacuator, as goroutine calls it
 	scoped    atomic.Bool            // see useScopes
 	Budget    atomic.Int64           // the budget
 	LastLost  atomic.Pointer[string] // name of the last segment that was lost

@@ -132,6 +132,10 @@ func (h *Heap) isHeldUpHere() bool {
 	return mine || pooled && inDo()
 }
 
+// isEvacuator reports whether the calling goroutine is the evacuator, in a callback of the
+// program's: it must not wait for what it makes itself.
+func (h *Heap) isEvacuator() bool { return h.evacuates.Load() == goroutine() }
+
 // heldUpBy returns a scope that the evacuator's pass waits for, or nil.
 func (h *Heap) heldUpBy() (by *Scope) {
 	h.eachHeldUp(func(s *Scope) { by = s })

@@ -88,6 +88,10 @@ func (h *Heap) admitted(s *Scope) bool {
 	if ok {
 		return true
 	}
+	if h.isEvacuator() {
+		h.Scopes.giveUp(t)
+		return false
+	}
 	ctx, cancel := context.WithTimeout(s.held.Ctx, admitFor)
 	defer cancel()
 	defer context.AfterFunc(h.Ctx, cancel)() // nobody waits for a closed heap

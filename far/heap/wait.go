@@ -21,6 +21,9 @@ func (h *Heap) WaitFor(ctx context.Context, c Claim, letGo func()) error {
 	if c == ForMutator && l.isFull() {
 		return l.errFull()
 	}
+	if h.isEvacuator() {
+		return errEvacuator
+	}
 	r := l.join(c)
 	l.Wake()
 	var long <-chan time.Time
@@ -63,5 +66,7 @@ func (h *Heap) WaitFor(ctx context.Context, c Claim, letGo func()) error {
 // errHeldUp is what a round of waiting ends with that is to go on: whoever waits first looks
 // whether it holds the scope that the evacuator waits for.
 var errHeldUp = errors.New("held up")
+
+var errEvacuator = errors.New("cannot wait for local memory in what the evacuator calls, such as ClassConfig.Evacuated: it is the evacuator that makes some; let another goroutine do it")
 
 var errScopeOpen = fmt.Errorf("cannot wait for local memory: %w: leave it first, or use what takes the scope, such as NewIn", ErrScopeOpen)
