@@ -82,6 +82,7 @@ soak: ## run the long forms of tests, SOAK (10m) each, and robustness five times
 	TEST_SOAK=1 $(GO) test -race -count=1 -timeout 4h ./share/robustness
 	TEST_SOAK=$(SOAK) $(GO) test -race -count=1 -timeout 4h -run Soak ./...
 	TEST_SOAK=$(SOAK) $(GO) test -race -count=1 -timeout 4h -run 'Torture|EveryStructureIs' ./far
+	$(GO) test -race -count=1 -timeout 4h -tags settle ./far ./resp
 	TEST_SOAK=$(SOAK) $(GO) test -count=1 -timeout 4h -run SoakLongestByteString ./far
 	TEST_SOAK=$(SOAK) $(GO) test -race -count=1 -timeout 4h -run ClientsThatAreKilled ./pool/finemem
 	TEST_SOAK=$(SOAK) $(GO) test -count=1 -timeout 4h -run SoakInterleavings ./pool/finemem
@@ -89,6 +90,7 @@ soak: ## run the long forms of tests, SOAK (10m) each, and robustness five times
 	$(GO) test -count=1 -timeout 4h ./robustness -run ClientsSurvive -torture $(SOAK)
 	$(GO) test -count=1 -timeout 4h -tags soak ./measure/softbench
 	$(GO) test -race -count=1 -timeout 4h -run TestRandomCommandsGetRedissReplies ./resp -resp.commands 200000
+	TEST_SOAK=1 $(GO) test -count=1 -timeout 4h ./robustness -run MoreKeys
 	$(GO) test -count=5 -timeout 4h ./robustness
 
 .PHONY: mutate

@@ -55,11 +55,12 @@ var apart = map[string][]string{
 	"verbs": {"soft", "share"},
 }
 
-// farImports is all of the module that packages far, far/heap and far/record may import:
+// farImports is all of the module that packages far, far/heap, far/index and far/record may import:
 // they know a Store, and nothing of what is behind it.
 var farImports = map[string][]string{
-	"far":        {"internal", "codec", "far/heap", "far/record"},
+	"far":        {"internal", "codec", "far/heap", "far/index", "far/record"},
 	"far/heap":   {"internal", "far/record"},
+	"far/index":  {"internal"},
 	"far/record": {},
 }
 

@@ -13,6 +13,7 @@ func isLocal(m *ByteMap, k []byte) bool {
 
 // Local memory that is full of what was used is not given up for what is read once.
 func TestWhatIsReadOnceDisplacesNothing(t *testing.T) {
+	notWithLeaves(t)
 	h, m := newTinyHeap(t, heap.NewMemStore(tinySegment, 4000), 400<<10)
 	const n, hot = 12_000, 300
 	keys := cold(t, m, n, 100)
@@ -46,6 +47,7 @@ func TestWhatIsReadOnceDisplacesNothing(t *testing.T) {
 }
 
 func TestWhatIsReadTwiceIsKept(t *testing.T) {
+	notWithLeaves(t)
 	h, m := newTinyHeap(t, heap.NewMemStore(tinySegment, 4000), 400<<10)
 	keys := cold(t, m, 12_000, 100)
 	if h.core.Logs.Roomy() { // everything is kept as long as it costs nothing

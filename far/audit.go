@@ -1,6 +1,7 @@
 package far
 
 import (
+	"context"
 	"fmt"
 	"math/bits"
 
@@ -13,7 +14,11 @@ import (
 // closed, in builds with invariants.
 func (h *Heap) audit() error {
 	t := h.core.Tally()
-	t.Index = h.words.pages.Load() * wordPage
+	t.Index = h.words.pages.Load()*wordPage + h.settler.bytes()
+	t.Unsure = h.settler.burying() || h.leavesLost.Load()
+	if n := h.miscounts.Load(); n > 0 {
+		return fmt.Errorf("the count of a leaf was wrong %d times", n)
+	}
 	for _, tr := range h.structures {
 		t.Index += tr.nodeParts.Load() * nodePartBytes
 	}
@@ -22,12 +27,29 @@ func (h *Heap) audit() error {
 			sh := m.at(i)
 			t.Index += sh.t.bytes()
 			entries, lost, used := 0, 0, 0
+			if sh.hasLeaves() {
+				t.Index += sh.cold.Bytes()
+				entries, lost = sh.cold.count(), sh.cold.lost
+				if err := h.auditLeaves(sh, t.AddFar); err != nil {
+					t.Unsure = true
+				}
+			}
+			if sh.cold != nil && sh.cold.shelf != nil {
+				t.Index += sh.cold.shelf.dir.Bytes()
+				t.Unsure = true
+			}
 			for b := range sh.t.buckets {
 				for j, w := range sh.t.buckets[b].words {
 					if w == 0 {
 						continue
 					}
 					used++
+					if w.far() && w.addr() == 0 {
+						if w.visible() {
+							lost++
+						}
+						continue
+					}
 					if w.visible() && w.isLost() {
 						lost++
 					} else if w.visible() {
@@ -88,4 +110,37 @@ func (h *Heap) audit() error {
 		return fmt.Errorf("%d words are in use and %d handed out, but counted are %d", inUse, cached, n)
 	}
 	return h.core.Audit(t)
+}
+
+// auditLeaves counts what sh knows by its leaves alone, and the leaves. It fails if it cannot read one.
+func (h *Heap) auditLeaves(sh *shard, add func(addr uint64, size int)) error {
+	ctx := context.Background()
+	for i := 0; i < sh.cold.Len(); {
+		first, n := sh.cold.Group(i)
+		i = first + n
+		ref := sh.cold.At(first)
+		if ref.Addr() == 0 {
+			continue
+		}
+		size := sizeclass.Size(ref.Class())
+		add(ref.Addr(), size)
+		leaves, errs := h.readLeaves(ctx, []heap.PageRead{h.core.PageRead(ref.Addr(), make([]byte, size))})
+		if errs[0] != nil {
+			return errs[0]
+		}
+		count := 0
+		for k := range leaves[0].Len() {
+			sl := leaves[0].At(k)
+			if w := word(sl.Word); !sh.known(sl.Tag) {
+				add(w.addr(), w.size())
+				if !w.isLost() {
+					count++
+				}
+			}
+		}
+		if count != ref.Count() {
+			panic(fmt.Sprintf("BUG: the leaf of range %d of shard %d has %d entries that are not known, but counted are %d", first, sh.id, count, ref.Count()))
+		}
+	}
+	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -243,6 +244,9 @@ func TestEveryStructureOnABadNode(t *testing.T) {
 		t.Run(bad.name, func(t *testing.T) {
 			for _, st := range structures {
 				t.Run(st.name, func(t *testing.T) {
+					if strings.Contains(st.name, "Map") {
+						notWithLeaves(t)
+					}
 					synctest.Test(t, func(t *testing.T) {
 						store := newFaultStore(tinySegment, 1<<10)
 						use := st.make(t, openObjects(t, store, 16))
@@ -275,6 +279,7 @@ func TestEveryStructureOnABadNode(t *testing.T) {
 
 // Of a slow node everything comes in the end if there is time.
 func TestEveryStructureOnASlowNode(t *testing.T) {
+	notWithLeaves(t)
 	t.Parallel()
 	for _, st := range structures {
 		t.Run(st.name, func(t *testing.T) {

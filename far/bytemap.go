@@ -11,8 +11,8 @@ import (
 	"polder/far/heap"
 )
 
-// ByteMap is a hash map from byte strings to byte strings on a Heap. Its index is
-// local (16 bytes an entry, within the budget); entries are local or far.
+// ByteMap is a hash map from byte strings to byte strings on a Heap. Entries are local or
+// far, and so is, once it takes a fifth of the budget, the index (16 bytes an entry).
 //
 // An entry whose Expire has passed is as good as absent: no call returns it.
 type ByteMap struct {
@@ -65,11 +65,11 @@ func (m *ByteMap) get(ctx context.Context, key, dst []byte, grow bool) (Entry, i
 		sh.mu.Unlock()
 		return Entry{}, 0, ErrNotFound
 	}
+	if ctx == NoWait && st.waits() && !sh.closed {
+		sh.mu.Unlock()
+		return Entry{}, 0, ErrWouldBlock // as getSlow finds in the end
+	}
 	if st == remote && !sh.closed {
-		if ctx == NoWait {
-			sh.mu.Unlock()
-			return Entry{}, 0, ErrWouldBlock // as getSlow finds in the end
-		}
 		f, err := m.demand(ctx, sh, p, key)
 		if f != nil {
 			ent := metaOf(entryOf(f))
@@ -192,8 +192,8 @@ func (m *ByteMap) set(ctx context.Context, r newEntry) error {
 	}
 	// The fast path: what it replaces is local, and there is room.
 	sh.mu.Lock()
-	if p, old, st := sh.find(m.h, hs, r.key, kindEntry, nil, false); st != remote && !sh.closed {
-		if err := m.insert(sh, hs, p, old, &r); !heap.LacksRoom(err) {
+	if p, old, st := sh.find(m.h, hs, r.key, kindEntry, nil, false); !st.waits() && !sh.closed {
+		if err := m.insert(sh, hs, p, old, &r); !lacksRoom(err) {
 			sh.mu.Unlock()
 			return err
 		}
@@ -207,7 +207,7 @@ func (m *ByteMap) set(ctx context.Context, r newEntry) error {
 func (m *ByteMap) setSlow(ctx context.Context, sh *shard, hs hash, r newEntry, was *snapshot, ok func() error) error {
 	return m.slow(ctx, sh, hs, r.key, func(hd *holding) step {
 		p, old, st := sh.find(m.h, hs, r.key, kindEntry, hd, was.whole())
-		if st == remote {
+		if st.waits() {
 			return sh.miss(m.h, p, st, was.need())
 		}
 		if ok != nil {
@@ -253,7 +253,7 @@ func (m *ByteMap) tryDelete(sh *shard, hs hash, key []byte, hd *holding, t *Txn)
 	switch {
 	case sh.closed:
 		return false, step{err: m.gone()}
-	case st == remote:
+	case st.waits():
 		return false, sh.miss(m.h, p, st, needHead)
 	case st == absent:
 		return false, step{}
@@ -337,7 +337,12 @@ func (m *ByteMap) clear(last bool) {
 				}
 			}
 		}
-		m.h.core.Logs.ShrinkIndex(sh.t.clear(last))
+		if d := sh.detach(); d != nil {
+			m.h.settler.bury(d)
+		}
+		n := sh.t.clear(last)
+		m.h.core.Logs.ShrinkIndex(n)
+		m.h.tables.Add(-n)
 		if last {
 			sh.closed, sh.heads = true, nil
 		}

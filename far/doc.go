@@ -75,10 +75,16 @@
 // local, 16 or 32 more if it was read to where it stays, as objects of a kilobyte and more
 // are that come together and others from 4 KiB on, and 8 bytes for its word whether it is local or far. An
 // entry of a ByteMap takes 20 bytes beside its key and value, and 8 for an expiry, in multiples of 16,
-// and about 16 bytes of index whether it is local or far. In far memory either takes 32 bytes
-// beside its data, and the expiry, in multiples of 16. The index grows at the
-// expense of the logs; where it would leave too little for them, a call that
-// adds an entry fails with an [ErrMetadataFull] that says what budget would do.
+// and about 16 bytes of index. In far memory either takes 32 bytes
+// beside its data, and the expiry, in multiples of 16.
+//
+// When the indexes of maps take a fifth of the budget, what they have of far entries goes far, too, to
+// leaves of some 30 entries, and less than half a byte of an entry remains: so 16 MiB are enough for ten million
+// small entries. Whoever then asks for an entry that has not been used for long waits for two reads of the store, one
+// after the other, and for one if there is no such entry. Entries with an expiry and values of more
+// than 64 KiB keep their 16 bytes. Where indexes and words of pointers would
+// leave too little of the budget for data all the same, a call that adds an entry fails with an
+// [ErrMetadataFull] that says what budget would do.
 //
 // # Loss
 //
@@ -87,13 +93,18 @@
 // set or deleted or the pointer freed. Every entry and object carries a CRC32C
 // from evacuation to fetch, which covers where it lay.
 //
+// When leaves are lost, nobody knows any more what was in them: then any key of their
+// ranges that has not been used of late gives a LostError, until it is set or deleted. Len goes on counting lost entries
+// of which the words are in leaves, until somebody asks for them.
+//
 // Of a lost entry no more than 40 bits of its key's hash remain. Another key
 // with the same ones, of which there is hardly ever one, is taken for it.
 //
 // # How it works
 //
 // The names are those of AIFM (Ruan et al., OSDI 2020, sections 4 and 5). A
-// map's index is a hash table of words in shards. A word says where its entry
+// map's index is a hash table of words in shards, and leaves in far memory for those words that
+// there is no room for (package index). A word says where its entry
 // is, local or far, and how hot. Local entries lie in logs: segments that
 // mutators append to. The evacuator empties segments in order of age, CLOCK's
 // order: it keeps hot entries, drops clean ones, which have a far copy, and
@@ -172,6 +183,8 @@
 //
 // Fetching, which heap does for all owners: fetch, many and admit of entries; objectfetch and
 // prefetch of objects.
+//
+// Where words go that tables have no room for: cold (what is known, and what has to be read), settle.
 //
 // Maps: bytemap, update, txn, scan, big (values in pieces), typedmap, mapttl. Pointers: ptr,
 // class, retire, shared, bytes. Structures: array, vector, list, stack, queue.

@@ -107,7 +107,7 @@ type finding func(s *Stats) []string
 
 // findings are what Explain looks for, the most urgent first.
 var findings = []finding{
-	findLost, findCorrupt, findUnreturned, findScarce, findIndex, findFarFull,
+	findLost, findCorrupt, findUnreturned, findScarce, findIndex, findLeaves, findFarFull,
 	findAllLocal, findMapMisses, findObjectMisses, findPrefetch, findStreams, findGroups, findPace,
 }
 
@@ -171,6 +171,13 @@ func findIndex(s *Stats) []string {
 		return nil
 	}
 	return []string{fmt.Sprintf("Indexes and pointers take %s of the budget of %s, which leaves little for data: raise Config.Local (SetLocal), or put more elements into an object (StructureConfig.Group).", bytesSay(s.Index), bytesSay(s.Budget))}
+}
+
+func findLeaves(s *Stats) []string {
+	if s.Settled == 0 {
+		return nil
+	}
+	return []string{fmt.Sprintf("The words of maps' entries would take more than their part of the budget, a %dth: tables have %s of them, and leaves in far memory %s, of which %d reads were needed. A first read of what has not been used for long waits for a leaf, too; a larger Config.Local (SetLocal) would spare that.", tableShare, bytesSay(s.Tables), bytesSay(s.LeavesFar), s.LeafReads)}
 }
 
 func findFarFull(s *Stats) []string {

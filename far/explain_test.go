@@ -27,6 +27,7 @@ func TestExplainNamesWhatWouldHelp(t *testing.T) {
 		{"unreturned", func(s *Stats) { s.Unreturned = 2 }, []string{"did not take 2 segments back"}},
 		{"scarce", func(s *Stats) { s.Free = 0 }, []string{"waits for the evacuator", "SetLocal"}},
 		{"index", func(s *Stats) { s.Index = 40 << 20 }, []string{"40 MiB of the budget of 64 MiB", "StructureConfig.Group"}},
+		{"leaves", func(s *Stats) { s.Settled, s.Tables, s.LeavesFar, s.LeafReads = 9, 12<<20, 99<<20, 1234 }, []string{"tables have 12 MiB", "leaves in far memory 99 MiB", "1234 reads", "SetLocal"}},
 		{"far full", func(s *Stats) { s.CleanedBytes, s.BytesOut = 2<<30, 5<<29 }, []string{"moved 2048 MiB", "beside 512 MiB that the evacuator wrote", "far memory is nearly full", "Lend more"}},
 		{"all local", func(s *Stats) { s.Fetches, s.Evacuated, s.EvacuatedClean = 0, 0, 0 }, []string{"Everything has been local", "smaller Config.Local"}},
 		{"map misses", func(s *Stats) { s.Maps = []MapStats{{Name: "users", Hits: 3000, Misses: 1000}} }, []string{`25 % of the calls on map "users" miss`, "Config.Local"}},

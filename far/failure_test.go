@@ -69,6 +69,7 @@ func TestOneFetchHoweverManyMissTogether(t *testing.T) {
 }
 
 func TestFetchReadsInOneBatch(t *testing.T) {
+	notWithLeaves(t)
 	store := newFaultStore(tinySegment, 1000)
 	_, m := newTinyHeap(t, store, 1<<20)
 	fillTiny(t, m, 3000)
@@ -88,6 +89,7 @@ func TestFetchReadsInOneBatch(t *testing.T) {
 }
 
 func TestFetchHeadsReadsNoValues(t *testing.T) {
+	notWithLeaves(t)
 	store := newFaultStore(tinySegment, 1000)
 	h, m := newTinyHeap(t, store, 1<<20)
 	fillTiny(t, m, 3000)

@@ -41,8 +41,13 @@ func (hd *holding) release(h *Heap) {
 // all its flights before it waits. Who wants the head gets as much of the key as
 // klen bytes. sh.mu must be held.
 func (m *ByteMap) board(b *heap.Batch, index int, sh *shard, p place, use heap.Use, klen int) (f *heap.Flight, leader bool, busy <-chan struct{}) {
+	return m.boardWord(b, index, sh, sh.t.tag(p), sh.t.word(p), use, klen)
+}
+
+// boardWord is board for the far entry of a word, which may be a copy if the use is UseHead.
+func (m *ByteMap) boardWord(b *heap.Batch, index int, sh *shard, tag uint32, at *word, use heap.Use, klen int) (f *heap.Flight, leader bool, busy <-chan struct{}) {
 	h := m.h
-	w := *sh.t.word(p)
+	w := *at
 	sh.count.misses++
 	if f := h.core.Join(w.addr(), use); f != nil {
 		sh.count.coalesced++
@@ -53,7 +58,7 @@ func (m *ByteMap) board(b *heap.Batch, index int, sh *shard, p place, use heap.U
 	}
 	want := heap.Want{
 		Owner:  (*mapOwner)(m),
-		Number: uint64(sh.id)<<32 | uint64(sh.t.tag(p)),
+		Number: uint64(sh.id)<<32 | uint64(tag),
 		Word:   uint64(w),
 		Addr:   w.addr(),
 		N:      min(w.size(), h.core.Far.SegSize-h.core.Far.Offset(w.addr())),
@@ -72,7 +77,7 @@ func (m *ByteMap) board(b *heap.Batch, index int, sh *shard, p place, use heap.U
 		want.N = min(want.N, head)
 		want.Apart = true
 	} else {
-		want.Admit = sh.admits(h, sh.t.word(p))
+		want.Admit = sh.admits(h, at)
 		want.Apart = !want.Admit && b != nil && use == heap.UseBytes
 	}
 	f, busy, err := h.core.Board(b, &want)
@@ -177,8 +182,13 @@ func (m *ByteMap) fetch(ctx context.Context, n int, key func(i int) []byte, kind
 	b := m.h.core.NewBatch(n)
 	b.Insist = true
 	var failed error // the first of the store
-	waited := false
-	late := b.All(ctx, n, func(i int) (int, <-chan struct{}, error) {
+	var again []int  // of which the leaves had to be read first
+	var todo []int   // nil for all
+	crowd, waited := false, false
+	board := func(i int) (int, <-chan struct{}, error) {
+		if todo != nil {
+			i = todo[i]
+		}
 		k := key(i)
 		hs := m.hash(k)
 		sh := m.shard(hs)
@@ -205,8 +215,22 @@ func (m *ByteMap) fetch(ctx context.Context, n int, key func(i int) []byte, kind
 		if isLarge {
 			large(i)
 		}
+		if st == unread {
+			if ctx.Err() != nil {
+				return 0, nil, context.Cause(ctx)
+			}
+			if _, _, busy := m.boardLeaf(b, i, sh, hs.tag()); busy != nil {
+				return 0, busy, nil
+			}
+		}
 		return 1, nil, nil
-	}, func(f *heap.Flight, _ int, err error) {
+	}
+	landed := func(f *heap.Flight, i int, err error) {
+		if err == nil && isLeaf(&f.Want) && f.Told() == nil && f.Failure() == nil {
+			crowd = f.Rec != nil && !m.tell(f, key(i)) || crowd
+			again = append(again, i)
+			return
+		}
 		// What is lost or corrupt, whoever reads it will be told.
 		if err == nil && failed == nil {
 			failed = f.Failure()
@@ -215,7 +239,17 @@ func (m *ByteMap) fetch(ctx context.Context, n int, key func(i int) []byte, kind
 			sh, _ := m.placeOf(&f.Want)
 			sh.remember(f)
 		}
-	})
+	}
+	late := b.All(ctx, n, board, landed)
+	for round := 0; late == nil && failed == nil && len(again) > 0 && round < leafRounds; round++ {
+		if crowd {
+			if late = m.h.settler.wait(ctx); late != nil {
+				break
+			}
+		}
+		todo, again, crowd = again, nil, false
+		late = b.All(ctx, len(todo), board, landed)
+	}
 	b.End()
 	switch {
 	case failed != nil:
@@ -227,6 +261,10 @@ func (m *ByteMap) fetch(ctx context.Context, n int, key func(i int) []byte, kind
 	}
 	return nil
 }
+
+// leafRounds is how often a batch is tried again after leaves have been read: a table may have no
+// place for all that they say.
+const leafRounds = 3
 
 // bigOf returns the head of key if it is local and has one.
 func (m *ByteMap) bigOf(key []byte) (bigHead, bool) {
@@ -299,7 +337,7 @@ func (sh *shard) remember(f *heap.Flight) {
 	if len(sh.heads) < headsPerShard {
 		sh.heads = append(sh.heads, head{})
 	}
-	d := &sh.heads[sh.nextHead%len(sh.heads)]
+	d := &sh.heads[int(sh.nextHead)%len(sh.heads)]
 	sh.nextHead = (sh.nextHead + 1) % headsPerShard
 	d.addr, d.seg = f.Addr, f.Segment()
 	d.e = appendHead(d.e[:0], e)

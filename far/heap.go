@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"polder/far/heap"
+	"polder/far/index"
 	"polder/far/record"
 	"polder/internal/invariants"
 	"polder/internal/sizeclass"
@@ -53,6 +54,17 @@ type Heap struct {
 	strayNext time.Time     // the janitor's
 	sweeper   sweeper       // the janitor's
 
+	tables       atomic.Int64 // bytes of the tables of all maps
+	leaves       *index.Key   // of what tables have no room for
+	settler      settler
+	settleAlways bool          // see tight; for tests
+	settled      atomic.Uint64 // tables that the settler has worked on
+	leafReads    atomic.Uint64
+	miscounts    atomic.Uint64 // leaves of which a count was found to be wrong
+	leavesLost   atomic.Bool   // so that nobody knows all of what lives in far memory
+	cleaning     atomic.Uint64 // number of the far segment that is being cleaned, of which no word is forgotten; 0 for none
+	cleanedPages atomic.Uint64 // far segments of leaves that were cleaned
+
 	multigets sync.Pool // of *multiget
 	snapshots sync.Pool // of *snapshot
 }
@@ -75,13 +87,14 @@ func NewHeap(store heap.Store, cfg Config) (*Heap, error) {
 	if cfg.MaxValue == 0 {
 		cfg.MaxValue = int(min(cfg.Local/4, 512<<20))
 	}
-	return newHeap(store, cfg, layout{sz, min(max(heap.Floor2(cfg.Local/(256<<10)), 64), 4096)})
+	return newHeap(store, cfg, layout{Sizes: sz, shards: min(max(heap.Floor2(cfg.Local/(256<<10)), 64), 4096)})
 }
 
 // layout is how a heap divides its budget.
 type layout struct {
 	heap.Sizes
-	shards int // of a map
+	shards int  // of a map
+	early  bool // words of far entries are settled as soon as a table of a page is full; for tests
 }
 
 func newHeap(store heap.Store, cfg Config, lay layout) (*Heap, error) {
@@ -91,7 +104,10 @@ func newHeap(store heap.Store, cfg Config, lay layout) (*Heap, error) {
 		seed:     rand.Uint64(),
 		pieces:   min(lay.Staging/8, maxPiece),
 		writing:  map[uint64]bool{},
-		sweeper:  sweeper{klen: 64},
+		leaves:   index.NewKey(),
+
+		settleAlways: lay.early || settleEarly,
+		sweeper:      sweeper{klen: 64},
 	}
 	h.maps.Store(&[]*ByteMap{})
 	h.classes.Store(&[]*class{})
@@ -107,7 +123,9 @@ func newHeap(store heap.Store, cfg Config, lay layout) (*Heap, error) {
 	h.maxObject = sizeclass.Size(sizeclass.Of(h.maxObject)-1) - record.HeaderSize - heap.Unit
 	h.maxLocal = lay.SegSize - heap.ObjectHeader
 	register(h)
+	h.settler.init(h)
 	h.core.Start()
+	h.core.Wg.Go(h.settler.run)
 	return h, nil
 }
 
@@ -187,12 +205,12 @@ func (h *Heap) close() error {
 	}
 	shards(func(sh *shard) {
 		sh.mu.Lock()
-		errs = append(errs, sh.t.close())
+		errs = append(errs, sh.t.close(), sh.cold.close())
 		sh.entries, sh.lost = 0, 0
 		sh.mu.Unlock()
 	})
 	// Nothing reaches the logs any more: every access goes through an index.
-	errs = append(errs, h.core.GiveBack())
+	errs = append(errs, h.settler.close(), h.core.GiveBack())
 	unregister(h)
 	if quiet != nil {
 		errs = append(errs, quiet) // and the memory stays mapped

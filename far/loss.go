@@ -13,6 +13,7 @@ import (
 func (sh *shard) lose(h *Heap, s *heap.FarSegment) (heads bool) {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
+	sh.loseLeaves(h, s)
 	for p := range place(len(sh.t.buckets) * bucketEntries) {
 		at := sh.t.word(p)
 		switch w := *at; {
@@ -27,7 +28,7 @@ func (sh *shard) lose(h *Heap, s *heap.FarSegment) (heads bool) {
 			// it is missing.
 			sh.remove(h, p, nil)
 		default:
-			*at |= wordLost
+			*at = w&^wordSettled | wordLost
 			h.core.Count.Lost.Add(1)
 			if w.visible() {
 				sh.entries--

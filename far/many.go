@@ -15,6 +15,7 @@ type multiget struct {
 	keys  func(i int) []byte
 	fn    func(i int, e Entry, err error)
 	rest  []int  // keys that take the long way
+	again []int  // keys of which the leaves have been read
 	value []byte // a copy of a local one
 }
 
@@ -51,6 +52,20 @@ func (m *ByteMap) getMany(ctx context.Context, n int, keys func(i int) []byte, f
 		}
 		return 1, nil, nil
 	}, t.answer)
+	for round := 0; len(t.again) > 0; round++ {
+		if round == leafRounds {
+			t.rest = append(t.rest, t.again...)
+			break
+		}
+		todo := t.again
+		t.again = nil
+		_ = t.b.All(ctx, len(todo), func(i int) (int, <-chan struct{}, error) {
+			if busy := t.get(ctx, todo[i]); busy != nil {
+				return 0, busy, nil
+			}
+			return 1, nil, nil
+		}, t.answer)
+	}
 	t.b.End()
 	for _, i := range t.rest {
 		e, err := m.Get(ctx, keys(i), t.value[:0])
@@ -62,7 +77,7 @@ func (m *ByteMap) getMany(ctx context.Context, n int, keys func(i int) []byte, f
 	if cap(t.value) > maxPiece {
 		t.value = nil
 	}
-	*t = multiget{rest: t.rest[:0], value: t.value}
+	*t = multiget{rest: t.rest[:0], again: nil, value: t.value}
 	h.multigets.Put(t)
 }
 
@@ -85,9 +100,12 @@ func (t *multiget) get(ctx context.Context, i int) (busy <-chan struct{}) {
 		sh.mu.Unlock()
 		ent.Value = t.value
 		t.fn(i, ent, nil)
-	case st == remote && ctx == NoWait && !sh.closed:
+	case st.waits() && ctx == NoWait && !sh.closed:
 		sh.mu.Unlock()
 		t.fn(i, Entry{}, ErrWouldBlock)
+	case st == unread && ctx.Err() == nil:
+		_, _, busy = m.boardLeaf(t.b, i, sh, hs.tag())
+		sh.mu.Unlock()
 	case st != remote || ctx.Err() != nil:
 		sh.mu.Unlock()
 		t.rest = append(t.rest, i) // and Get says why
@@ -101,7 +119,9 @@ func (t *multiget) get(ctx context.Context, i int) (busy <-chan struct{}) {
 // answer answers key i with what f has brought, or has it looked up again.
 func (t *multiget) answer(f *heap.Flight, i int, err error) {
 	switch {
-	case err != nil:
+	case err == nil && isLeaf(&f.Want) && f.Rec != nil && t.m.tell(f, t.keys(i)):
+		t.again = append(t.again, i)
+	case err != nil || isLeaf(&f.Want):
 		t.rest = append(t.rest, i)
 	case brings(f, t.keys(i)):
 		ent := metaOf(entryOf(f))

@@ -22,6 +22,7 @@ func cold(t testing.TB, m *ByteMap, n, size int) (keys [][]byte) {
 }
 
 func TestGetManyTakesOneReadForABatch(t *testing.T) {
+	notWithLeaves(t)
 	s := newFaultStore(tinySegment, 400)
 	_, m := newTinyHeap(t, s, 0)
 	keys := cold(t, m, 4000, 100)[:200]
@@ -38,6 +39,7 @@ func TestGetManyTakesOneReadForABatch(t *testing.T) {
 }
 
 func TestGetManySaysWhatIsWrongWithEachKey(t *testing.T) {
+	notWithLeaves(t)
 	s := newFaultStore(tinySegment, 400)
 	h, m := newTinyHeap(t, s, 0)
 	keys := cold(t, m, 4000, 100)
@@ -139,6 +141,7 @@ func TestGetManyNeedsNoMoreBuffersThanThereAre(t *testing.T) {
 }
 
 func TestWhoAsksForTheSameByGetManySharesTheRead(t *testing.T) {
+	notWithLeaves(t)
 	s := newFaultStore(tinySegment, 400)
 	h, m := newTinyHeap(t, s, 0)
 	keys := cold(t, m, 4000, 100)[:50]
@@ -175,6 +178,7 @@ func TestWhoAsksForTheSameByGetManySharesTheRead(t *testing.T) {
 }
 
 func TestReadsOfWhatIsFarMakeNoGarbage(t *testing.T) {
+	notWithLeaves(t)
 	if invariants.Enabled {
 		return // the race detector allocates
 	}

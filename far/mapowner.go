@@ -42,7 +42,7 @@ func (o *mapOwner) Evacuate(ev *heap.Evacuation, r heap.Local) bool {
 		*w = w.at(at)
 	case heap.FateDropped:
 		h.core.Logs.Seg(r.Addr).Clean.Add(-int64(n))
-		*w = newWord(e.Far(), e.FarSize(), w.flags()) | wordFar
+		*w = newWord(e.Far(), e.FarSize(), w.flags()|*w&wordSettled) | wordFar
 	case heap.FateStaged:
 		h.unclean(e, r.Addr)
 		e.putFar(to)
@@ -69,7 +69,10 @@ func (o *mapOwner) Settled(r heap.Local, s *heap.FarSegment, addr uint64, writte
 
 // Check implements Owner. It turns the record that is wanted into an entry.
 func (o *mapOwner) Check(r record.Record, want *heap.Want) error {
-	if k := r.Kind(); k != record.Entry && k != record.Piece {
+	if want != nil && isLeaf(want) && r.Kind() == record.Page && r.Owner() == o.id {
+		return o.h.checkLeaf(r, want)
+	}
+	if k := r.Kind(); want != nil && isLeaf(want) || k != record.Entry && k != record.Piece {
 		return heap.ErrForeign
 	}
 	if r.Flags()&record.Large != 0 {
@@ -100,7 +103,7 @@ func entryOf(f *heap.Flight) entry {
 
 // placeOf is where the index may refer to what is wanted.
 func (m *ByteMap) placeOf(w *heap.Want) (sh *shard, tag uint32) {
-	return m.at(int(w.Number >> 32)), uint32(w.Number)
+	return m.at(int(w.Number &^ wantLeaf >> 32)), uint32(w.Number)
 }
 
 // farPlace returns the place of the far entry that is wanted, none if the index does not refer
@@ -115,20 +118,31 @@ func (sh *shard) farPlace(tag uint32, w *heap.Want) place {
 
 // Refers implements Owner.
 func (o *mapOwner) Refers(w *heap.Want) bool {
+	if isLeaf(w) {
+		return (*ByteMap)(o).refersToLeaf(w)
+	}
 	sh, tag := (*ByteMap)(o).placeOf(w)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	return sh.farPlace(tag, w) != none
+	return sh.farPlace(tag, w) != none || !sh.known(tag)
 }
 
 // Landed implements Owner.
 func (o *mapOwner) Landed(f *heap.Flight) heap.Landing {
 	h := o.h
+	if isLeaf(&f.Want) {
+		if (*ByteMap)(o).refersToLeaf(&f.Want) {
+			return heap.Kept // by who holds the flight
+		}
+		return heap.Elsewhere
+	}
 	sh, tag := (*ByteMap)(o).placeOf(&f.Want)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	p := sh.farPlace(tag, &f.Want)
 	switch {
+	case p == none && !sh.known(tag):
+		return heap.Kept // where it is: the index referred to it when the flight began
 	case p == none:
 		return heap.Elsewhere
 	case !f.Admit && f.Use != heap.UseLocal:
@@ -151,7 +165,7 @@ func (o *mapOwner) Landed(f *heap.Flight) heap.Landing {
 	} else {
 		h.core.Logs.Seg(addr).Clean.Add(int64(n))
 	}
-	*w = newWord(addr, e.FarSize(), w.flags())
+	*w = newWord(addr, e.FarSize(), w.flags()|*w&wordSettled)
 	if f.Use != heap.UseBytes {
 		*w |= wordFresh // it was not used yet
 	}
@@ -190,6 +204,7 @@ func (o *mapOwner) Moved(r record.Record, from, to uint64, s *heap.FarSegment) b
 		return false
 	}
 	w := sh.t.word(p)
+	*w &^= wordSettled
 	if w.far() {
 		*w = w.at(to)
 	} else {

@@ -3,8 +3,10 @@ package far
 import (
 	"context"
 	"math/rand/v2"
+	"slices"
 
 	"polder/far/heap"
+	"polder/far/index"
 )
 
 // A cursor is the number of a shard, from bit 32 on, and a tag: what lies
@@ -54,15 +56,16 @@ func (m *ByteMap) step(ctx context.Context, cursor uint64, of func(word) bool, y
 func (m *ByteMap) scan(ctx context.Context, cursor uint64, of func(word) bool) ([]scanned, uint64, error) {
 	klen := 64 // read that much of a far key at once
 	var read []head
+	var leaf scannedLeaf
 	for {
-		s := scanner{m: m, b: m.h.core.NewBatch(scanStep), of: of, read: read}
+		s := scanner{m: m, b: m.h.core.NewBatch(scanStep), of: of, read: read, leaf: leaf}
 		next := s.collect(cursor, klen)
 		err := s.fetch(ctx)
 		s.b.End()
 		if err != nil {
 			return nil, cursor, err
 		}
-		read = s.read
+		read, leaf = s.read, s.leaf
 		switch {
 		case s.busy != nil:
 			select {
@@ -70,6 +73,7 @@ func (m *ByteMap) scan(ctx context.Context, cursor uint64, of func(word) bool) (
 			case <-ctx.Done():
 				return nil, cursor, context.Cause(ctx)
 			}
+		case s.again:
 		case s.short:
 			klen = MaxKeySize
 		default:
@@ -87,6 +91,16 @@ type scanner struct {
 	read  []head          // far keys, so that trying again reads others; e is nil if corrupt
 	busy  <-chan struct{} // there was no buffer; closed when there is
 	short bool            // a key was longer than what was read of it
+	leaf  scannedLeaf     // the last that was read
+	again bool            // another leaf has to be read first
+	stop  bool            // there is another leaf, for the next step
+}
+
+// scannedLeaf is a copy of the leaf at an address, for as long as that means the same segment.
+type scannedLeaf struct {
+	addr uint64
+	seg  *heap.FarSegment
+	leaf index.Leaf
 }
 
 // collect gathers the entries from cursor on.
@@ -100,7 +114,22 @@ func (s *scanner) collect(cursor uint64, klen int) (next uint64) {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	t := &sh.t
-	if len(t.buckets) > 0 {
+	if sh.hasLeaves() {
+		first := sh.cold.Of(uint32(tag))
+		for i := first; i < sh.cold.Len(); i++ {
+			lo, hi := sh.cold.Range(i)
+			if len(s.found)+s.b.Len() >= scanStep {
+				return at<<32 | lo
+			}
+			s.collectRange(sh, i, max(lo, tag), hi, klen, i == first)
+			switch {
+			case s.again:
+				return cursor
+			case s.stop:
+				return at<<32 | max(lo, tag)
+			}
+		}
+	} else if len(t.buckets) > 0 {
 		for home := t.home(uint32(tag)); home < len(t.buckets); home++ {
 			if len(s.found)+s.b.Len() >= scanStep {
 				return at<<32 | t.firstTag(home)
@@ -109,7 +138,7 @@ func (s *scanner) collect(cursor uint64, klen int) (next uint64) {
 				for i := range bucketEntries {
 					p := place(b*bucketEntries + i)
 					if s.of(*t.word(p)) && t.home(t.tag(p)) == home && uint64(t.tag(p)) >= tag {
-						s.visit(sh, p, klen)
+						s.visit(sh, t.tag(p), *t.word(p), klen)
 					}
 				}
 				if t.buckets[b].over == 0 {
@@ -124,10 +153,44 @@ func (s *scanner) collect(cursor uint64, klen int) (next uint64) {
 	return at << 32
 }
 
-// visit takes note of an entry. sh.mu must be held.
-func (s *scanner) visit(sh *shard, p place, klen int) {
+// collectRange gathers the entries with tags from lo up to hi, which range i has, if its leaf has been
+// read; otherwise, if it is the first range of the step, it begins to read that. sh.mu must be held.
+func (s *scanner) collectRange(sh *shard, i int, lo, hi uint64, klen int, first bool) {
 	h := s.m.h
-	w := *sh.t.word(p)
+	ref := sh.cold.At(i)
+	if ref.Addr() != 0 && h.core.Far.Seg(ref.Addr()).Gone() {
+		sh.loseLeaf(h, i)
+		ref = sh.cold.At(i)
+	}
+	if a := ref.Addr(); a != 0 && (a != s.leaf.addr || h.core.Far.Seg(a) != s.leaf.seg) {
+		if s.stop = !first; s.stop {
+			return // a step has one leaf
+		}
+		s.again = true
+		if _, _, busy := s.m.boardLeaf(s.b, 0, sh, uint32(lo)); busy != nil {
+			s.busy = busy
+		}
+		return
+	}
+	for p := range sh.t.within(lo, hi) {
+		if w := *sh.t.word(p); s.of(w) {
+			s.visit(sh, sh.t.tag(p), w, klen)
+		}
+	}
+	if ref.Addr() == 0 {
+		return
+	}
+	l := s.leaf.leaf
+	for k := l.Find(uint32(lo)); k < l.Len() && uint64(l.At(k).Tag) < hi; k++ {
+		if sl := l.At(k); !sh.known(sl.Tag) {
+			s.visit(sh, sl.Tag, word(sl.Word), klen)
+		}
+	}
+}
+
+// visit takes note of an entry. sh.mu must be held.
+func (s *scanner) visit(sh *shard, tag uint32, w word, klen int) {
+	h := s.m.h
 	if !w.far() {
 		s.add(h.entryAt(w.addr()))
 		return
@@ -141,7 +204,7 @@ func (s *scanner) visit(sh *shard, p place, klen int) {
 			return
 		}
 	}
-	if _, _, busy := s.m.board(s.b, 0, sh, p, heap.UseHead, klen); busy != nil {
+	if _, _, busy := s.m.boardWord(s.b, 0, sh, tag, &w, heap.UseHead, klen); busy != nil {
 		s.busy = busy
 	}
 }
@@ -165,6 +228,13 @@ func (s *scanner) fetch(ctx context.Context) (err error) {
 		switch {
 		case late != nil:
 			err = late
+		case isLeaf(&f.Want):
+			if _, lost := f.Err.(*heap.LostError); !lost {
+				err = f.Err
+			}
+			if f.Rec != nil {
+				s.leaf = scannedLeaf{f.Addr, f.Segment(), index.Leaf(slices.Clone(f.Rec.Body()))}
+			}
 		case f.Rec != nil, f.Corrupt():
 			d := head{addr: f.Addr, seg: f.Segment()}
 			if f.Rec != nil {

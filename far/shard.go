@@ -16,18 +16,19 @@ import (
 // Processors take turns at a shard, so the fewer cache lines a call writes to, the
 // better: what a hit needs is in the first one.
 type shard struct {
-	mu      sync.Mutex
-	t       table
-	missed  uint64 // bytes that were fetched, see admits
-	count   shardCounters
-	entries int // without pieces and without the lost
-	lost    int
-	muts    uint64 // changes of contents, as opposed to moves
-	closed  bool
-	id      int // its number in the map; immutable
+	mu       sync.Mutex
+	t        table
+	missed   uint64 // bytes that were fetched, see admits
+	count    shardCounters
+	entries  int // without pieces and without the lost
+	lost     int
+	muts     uint64 // changes of contents, as opposed to moves
+	closed   bool
+	nextHead uint8 // the one of heads to forget next
+	id       int   // its number in the map; immutable
 
-	heads    []head // what FetchHeads has read of late
-	nextHead int    // the one to forget next
+	heads []head     // what FetchHeads has read of late
+	cold  *leafIndex // nil while there is room for all words in t
 	// Whole lines: see memory_unsafe.go.
 }
 
@@ -103,12 +104,17 @@ func (h *Heap) openLog(sh *shard) *heap.OpenLog {
 // status is what the index knows of a key.
 type status uint8
 
+// waits reports whether the store has to be read to know more.
+func (st status) waits() bool { return st == remote || st >= unread }
+
 const (
 	absent  status = iota
 	present        // here are its bytes
 	remote         // there is a far entry that may be the key's
 	lost           // there was one
 	corrupt        // there is one, but its bytes are damaged
+	unread         // its leaf has to be read to know
+	crowded        // the same, and then there would be no place for what it says
 )
 
 // find looks key up among the entries of a kind. Far entries count as present if hd holds their bytes:
@@ -116,10 +122,12 @@ const (
 // sh.mu must be held, and is what keeps the bytes in place.
 func (sh *shard) find(h *Heap, hs hash, key []byte, kind word, hd *holding, whole bool) (place, entry, status) {
 	t := &sh.t
-	if len(t.buckets) == 0 {
+	tag := hs.tag()
+	known := kind == kindPiece || !sh.hasLeaves()
+again:
+	if len(t.buckets) == 0 && known {
 		return none, nil, absent
 	}
-	tag := hs.tag()
 	candidate, st := none, absent
 	b := t.home(tag)
 	for range t.buckets {
@@ -127,8 +135,10 @@ func (sh *shard) find(h *Heap, hs hash, key []byte, kind word, hd *holding, whol
 		for i, g := range &bk.tags {
 			w := bk.words[i]
 			if g != tag || !w.is(kind) {
+				known = known || g == tag && w.tells()
 				continue
 			}
+			known = true
 			if !w.far() {
 				if e := h.entryAt(w.addr()); string(e.Key()) == string(key) {
 					return place(b*bucketEntries + i), e, present
@@ -162,6 +172,12 @@ func (sh *shard) find(h *Heap, hs hash, key []byte, kind word, hd *holding, whol
 		}
 		b = t.after(b)
 	}
+	if !known {
+		if st = sh.consult(h, tag, hd); st == present {
+			known = true
+			goto again
+		}
+	}
 	return candidate, nil, st
 }
 
@@ -170,7 +186,7 @@ func (sh *shard) find(h *Heap, hs hash, key []byte, kind word, hd *holding, whol
 func (sh *shard) remove(h *Heap, p place, e entry) {
 	w := *sh.t.word(p)
 	h.bury(w, e)
-	sh.t.remove(p)
+	sh.takeOut(p)
 	sh.uncount(w)
 }
 
@@ -191,9 +207,11 @@ func (sh *shard) uncount(w word) {
 // are not at hand. The lock of its shard must be held.
 func (h *Heap) bury(w word, e entry) {
 	h.core.Logs.Stir()
-	if w.far() {
+	switch {
+	case w.far() && w.addr() == 0: // only its tag was known
+	case w.far():
 		h.core.BuryFar(w.addr(), w.size())
-	} else {
+	default:
 		h.buryLocal(e, w.addr())
 		if e.Clean() {
 			h.core.BuryFar(e.Far(), w.size())
@@ -216,13 +234,13 @@ func (m *ByteMap) insert(sh *shard, hs hash, p place, old entry, r *newEntry) er
 	}
 	// What a transaction replaces stays, and so what it stores takes a place.
 	hide := r.txn != nil && p != none && *sh.t.word(p)&wordTxn == 0
-	if (p == none || hide) && !sh.t.roomy() {
+	if (p == none || hide) && !sh.roomy() {
 		var was word
 		if hide {
 			was = *sh.t.word(p)
 		}
 		// A transaction gives back the place that it takes.
-		if err := m.grow(sh); err != nil && (sh.t.full() && !hide || sh.t.filled()) {
+		if err := sh.more(m.h, hs.tag()); err != nil && (sh.full() && !hide || sh.t.filled()) {
 			return err
 		}
 		if hide {
@@ -298,19 +316,19 @@ func (m *ByteMap) overwrite(sh *shard, hs hash, p place, old entry, r *newEntry)
 }
 
 // grow gives sh a larger table. sh.mu must be held.
-func (m *ByteMap) grow(sh *shard) error { return m.resize(sh, sh.t.grownBytes()) }
+func (sh *shard) grow(h *Heap) error { return sh.resize(h, sh.t.grownBytes()) }
 
 // shrink gives sh a smaller table if that it has is much too large. sh.mu must
 // be held.
-func (m *ByteMap) shrink(sh *shard) error {
+func (sh *shard) shrink(h *Heap) error {
 	if size := sh.t.shrunkBytes(); size != sh.t.bytes() {
-		return m.resize(sh, size)
+		return sh.resize(h, size)
 	}
 	return nil
 }
 
-func (m *ByteMap) resize(sh *shard, size int64) error {
-	l := &m.h.core.Logs
+func (sh *shard) resize(h *Heap, size int64) error {
+	l := &h.core.Logs
 	old := sh.t.bytes()
 	if err := l.GrowIndex(size, heap.ForMutator); err != nil {
 		return err
@@ -320,5 +338,6 @@ func (m *ByteMap) resize(sh *shard, size int64) error {
 		return err
 	}
 	l.ShrinkIndex(old)
+	h.tables.Add(size - old)
 	return nil
 }

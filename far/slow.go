@@ -3,6 +3,7 @@ package far
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"polder/far/heap"
 )
@@ -15,6 +16,8 @@ const (
 	needWhole      // the bytes of a far entry
 	needHead       // its header and key
 	needRoom       // room in the logs
+	needLeaf       // the leaf of the key
+	needPlace      // a place in the table of the shard
 )
 
 // step is the outcome of one try of a call.
@@ -32,6 +35,8 @@ func stepOf(err error) step {
 		return step{need: needRoom}
 	case heap.ErrNoShrink:
 		return step{need: needRoom, room: heap.ForShrink}
+	case errSettling:
+		return step{need: needPlace}
 	}
 	return step{err: err}
 }
@@ -41,13 +46,21 @@ func (sh *shard) miss(h *Heap, p place, st status, n need) step {
 	if sh.closed {
 		return step{err: heap.ErrClosed}
 	}
-	if st == absent {
+	switch st {
+	case absent:
 		sh.count.absent++
 		return step{err: ErrNotFound}
+	case unread:
+		return step{need: needLeaf}
+	case crowded:
+		return step{need: needPlace}
 	}
 	w := *sh.t.word(p)
 	switch st {
 	case lost:
+		if w.addr() == 0 { // it may have been in a leaf that is lost
+			return step{err: &heap.LostError{Segment: *h.core.LastLost.Load()}}
+		}
 		if !w.isLost() {
 			h.core.WakeJanitor() // to account for the whole segment
 		}
@@ -93,7 +106,8 @@ func (m *ByteMap) slow(ctx context.Context, sh *shard, hs hash, key []byte, try 
 	defer h.core.End()
 	var hd holding
 	defer hd.release(h)
-	short := false // a header and key were not where the key's length said
+	var lacking time.Time // since then there has been no place in the table
+	short := false        // a header and key were not where the key's length said
 	for {
 		sh.mu.Lock()
 		if sh.closed {
@@ -114,6 +128,12 @@ func (m *ByteMap) slow(ctx context.Context, sh *shard, hs hash, key []byte, try 
 				return c.Err
 			}
 			f, leader, busy = m.board(nil, 0, sh, s.at, use, len(key))
+		} else if s.need == needLeaf && ctx.Err() == nil {
+			if c := hd.of(sh.cold.At(sh.cold.Of(hs.tag())).Addr(), true); c != nil && c.Corrupt() {
+				sh.mu.Unlock()
+				return c.Err
+			}
+			f, leader, busy = m.boardLeaf(nil, 0, sh, hs.tag())
 		}
 		sh.mu.Unlock()
 		switch {
@@ -127,6 +147,16 @@ func (m *ByteMap) slow(ctx context.Context, sh *shard, hs hash, key []byte, try 
 				letGo = func() { hd.release(h) }
 			}
 			if err := h.core.WaitFor(ctx, s.room, letGo); err != nil {
+				return err
+			}
+		case s.need == needPlace:
+			hd.release(h) // what it reads may be what others wait for
+			if lacking.IsZero() {
+				lacking = time.Now()
+			} else if time.Since(lacking) > heap.StoreTimeout {
+				return fmt.Errorf("cannot look a key up: there is no place in the index, and nothing of it can go far: %w", heap.ErrMetadataFull)
+			}
+			if err := h.settler.wait(ctx); err != nil {
 				return err
 			}
 		case busy != nil:

@@ -17,6 +17,12 @@ type Stats struct {
 	// that the evacuator would keep, and objects used since it last passed over them.
 	LocalHot int64
 
+	// Of what is known of the entries of maps: how many bytes of Index are tables with their
+	// words; bytes of leaves in far memory, where words go that tables have no room for; how often the
+	// words of a table were settled in leaves; reads of leaves.
+	Tables, LeavesFar  int64
+	Settled, LeafReads uint64
+
 	Pointers int // that have been made and not freed
 	// What prefetching has measured: how much it may have in flight, in bytes,
 	// from the rate of what comes in, in bytes a second, and the least time of
@@ -61,6 +67,14 @@ func (h *Heap) Stats() Stats {
 	s.Classes = h.classStats()
 	s.Structures = h.Structures()
 	s.Pointers = h.pointers()
+	s.Tables = h.tables.Load()
+	s.Settled = h.settled.Load()
+	s.LeafReads = h.leafReads.Load()
+	h.core.Far.All(func(f *heap.FarSegment) {
+		if f.HasPages() {
+			s.LeavesFar += f.Live.Load()
+		}
+	})
 	return s
 }
 

@@ -68,7 +68,7 @@ func (sw *sweeper) sweep(h *Heap) bool {
 		end := sw.bucket >= len(sh.t.buckets)
 		if end {
 			// It shrinks another time if there is no room for both tables.
-			_ = m.shrink(sh)
+			_ = sh.shrink(h)
 		}
 		sh.mu.Unlock()
 		if end {

@@ -71,6 +71,9 @@ func (t *table) after(b int) int {
 // bytes is the memory of the table.
 func (t *table) bytes() int64 { return int64(len(t.buckets)) * bucketSize }
 
+// places is how many entries there may be.
+func (t *table) places() int { return len(t.buckets) * bucketEntries }
+
 // roomy reports whether an insertion leaves the table at a good load.
 func (t *table) roomy() bool { return t.used < len(t.buckets)*bucketEntries*7/8 }
 
@@ -131,6 +134,28 @@ func (t *table) all() iter.Seq[place] {
 		for p := range place(len(t.buckets) * bucketEntries) {
 			if *t.word(p) != 0 && !yield(p) {
 				return
+			}
+		}
+	}
+}
+
+// within iterates over the entries with tags from lo up to hi. They may be removed meanwhile.
+func (t *table) within(lo, hi uint64) iter.Seq[place] {
+	return func(yield func(place) bool) {
+		if len(t.buckets) == 0 {
+			return
+		}
+		for home := t.home(uint32(lo)); home < len(t.buckets) && t.firstTag(home) < hi; home++ {
+			for b, left := home, len(t.buckets); left > 0; b, left = t.after(b), left-1 {
+				bk := &t.buckets[b]
+				for i, g := range bk.tags {
+					if bk.words[i] != 0 && t.home(g) == home && uint64(g) >= lo && uint64(g) < hi && !yield(place(b*bucketEntries+i)) {
+						return
+					}
+				}
+				if bk.over == 0 {
+					break
+				}
 			}
 		}
 	}

@@ -117,8 +117,11 @@ func (t *Txn) Clear(m *ByteMap) {
 		if sh.entries+sh.lost == 0 {
 			return // nothing has been stored since it was cleared last
 		}
+		if d := sh.detach(); d != nil {
+			sh.cold.shelf = d
+		}
 		for p := range sh.t.all() {
-			if w := *sh.t.word(p); !w.is(kindPiece) && !w.hidden() {
+			if w := *sh.t.word(p); w.is(kindEntry) {
 				sh.drop(t.h, p, sh.bytesAt(t.h, p), t)
 			}
 		}
@@ -136,14 +139,16 @@ func (t *Txn) Random(ctx context.Context, m *ByteMap, dst []byte) ([]byte, error
 }
 
 // Commit makes the changes count.
-func (t *Txn) Commit() { t.end((*shard).commit) }
+func (t *Txn) Commit() {
+	t.end((*shard).commit, func(_ *shard, d *corpse) { t.h.settler.bury(d) })
+}
 
 // Rollback undoes the changes.
-func (t *Txn) Rollback() { t.end((*shard).rollback) }
+func (t *Txn) Rollback() { t.end((*shard).rollback, (*shard).attach) }
 
 // end calls fn for the index words of all keys that t has changed, and perhaps
-// for others.
-func (t *Txn) end(fn func(sh *shard, h *Heap, p place)) {
+// for others, and then leaves for the leaves of the shards that it has cleared.
+func (t *Txn) end(fn func(sh *shard, h *Heap, p place), leaves func(sh *shard, d *corpse)) {
 	maps := *t.h.maps.Load()
 	for left := t.changed; len(left) > 0; {
 		l := lockShards(maps, left)
@@ -159,6 +164,11 @@ func (t *Txn) end(fn func(sh *shard, h *Heap, p place)) {
 		m.eachShard(func(sh *shard) {
 			for p := range sh.t.all() {
 				fn(sh, t.h, p)
+			}
+			if sh.cold != nil && sh.cold.shelf != nil {
+				d := sh.cold.shelf
+				sh.cold.shelf = nil
+				leaves(sh, d)
 			}
 		})
 	}

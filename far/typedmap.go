@@ -28,7 +28,8 @@ type MapConfig[K comparable, V any] struct {
 
 // Map is a hash table from K to V. Either may be a number, a string, a struct or an array of
 // such, and V a slice, or anything with a codec: see the package codec. A value without Go pointers, a string
-// and a byte slice are read and written as they are, others are encoded. Its index is local and takes about 16 bytes an entry; entries are local or far,
+// and a byte slice are read and written as they are, others are encoded. Its index takes about 16 bytes an entry,
+// and goes far once it takes a fifth of the budget; entries are local or far,
 // each by itself, with 36 bytes of header. It is a ByteMap underneath, and all
 // that is said of that holds.
 //
@@ -36,7 +37,7 @@ type MapConfig[K comparable, V any] struct {
 // They copy values, and take no scope: an entry is read and written in
 // place under the lock of its shard, one of many. Every call takes
 // constant time, and one read of the store if the entry is far: an absent key
-// hardly ever, since the index is local. What is stored replaces an entry
+// hardly ever, as long as the index is local. Where it is far, too, both take one read more. What is stored replaces an entry
 // that is far only when its key has been read, which is one read of the store,
 // too.
 type Map[K comparable, V any] struct {
@@ -277,8 +278,8 @@ func (m *Map[K, V]) set(ctx context.Context, k K, v *V, expire int64) error {
 		r := newEntry{key: key, value: val, expire: expire}
 		sh.mu.Lock()
 		p, old, st := sh.find(b.h, hs, key, kindEntry, nil, false)
-		if st != remote && !sh.closed {
-			if err := b.insert(sh, hs, p, old, &r); !heap.LacksRoom(err) {
+		if !st.waits() && !sh.closed {
+			if err := b.insert(sh, hs, p, old, &r); !lacksRoom(err) {
 				sh.mu.Unlock()
 				return err
 			}

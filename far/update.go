@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-
-	"polder/far/heap"
 )
 
 // Update calls fn with the present entry of key (found false and a zero
@@ -144,12 +142,12 @@ func (m *ByteMap) apply(ctx context.Context, sh *shard, hs hash, key []byte, was
 		}
 		// The fast path: what it replaces is local, and there is room.
 		sh.mu.Lock()
-		if p, old, st := sh.find(m.h, hs, key, kindEntry, nil, was.whole()); st != remote && !sh.closed {
+		if p, old, st := sh.find(m.h, hs, key, kindEntry, nil, was.whole()); !st.waits() && !sh.closed {
 			err := errChanged
 			if was.is(old) {
 				err = m.insert(sh, hs, p, old, &r)
 			}
-			if !heap.LacksRoom(err) {
+			if !lacksRoom(err) {
 				sh.mu.Unlock()
 				return err
 			}
@@ -160,7 +158,7 @@ func (m *ByteMap) apply(ctx context.Context, sh *shard, hs hash, key []byte, was
 		return m.do(ctx, sh, hs, key, func(hd *holding) step {
 			p, e, st := sh.find(m.h, hs, key, kindEntry, hd, was.whole())
 			switch {
-			case st == remote:
+			case st.waits():
 				return sh.miss(m.h, p, st, was.need())
 			case !was.is(e):
 				return step{err: errChanged}

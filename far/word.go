@@ -9,7 +9,8 @@ import (
 // and how often it was used of late. The zero word is an empty place.
 //
 //	63..62  hot: CLOCK's counter, 0 to 3
-//	61      not used
+//	61      settled: the leaf of the tag has what the word says of the far copy, and nothing else of
+//	        the tag: see leafIndex
 //	60..55  stamp of a far entry: when it was last fetched and not kept, see
 //	        shard.admits
 //	54      big: the entry is the head of a large value
@@ -35,6 +36,10 @@ const (
 	wordFar   word = 1 << 52
 	wordFresh word = 1 << 53
 	wordBig   word = 1 << 54
+
+	wordSettled word = 1 << 61
+	// wordGone is in the place of an entry that was removed, and may be in its leaf still: see leafIndex.
+	wordGone = wordFar | wordLost | wordPiece
 
 	wordHidden = wordPiece | wordTxn
 
@@ -72,7 +77,7 @@ const (
 // is reports whether w is the word of an entry of a kind.
 func (w word) is(kind word) bool {
 	if kind == kindPiece {
-		return w&wordHidden == wordPiece
+		return w&(wordHidden|wordLost) == wordPiece
 	}
 	return w != 0 && w&wordPiece == 0
 }

@@ -326,7 +326,7 @@ func TestALargeHashIsChangedAsAWhole(t *testing.T) {
 	})
 }
 
-// TestAFullIndexIsExplained stores small entries until the index takes the
+// TestAFullIndexIsExplained stores small entries with an expiry, of which the index stays local, until it takes the
 // local budget: the error says that more of it is what is needed.
 func TestAFullIndexIsExplained(t *testing.T) {
 	_, addr := startServer(t, far.MinLocal, Config{})
@@ -335,7 +335,7 @@ func TestAFullIndexIsExplained(t *testing.T) {
 	for n := 0; ; n += batch {
 		var in strings.Builder
 		for i := range batch {
-			in.WriteString(encode("SET", fmt.Sprint("key", n+i), "v"))
+			in.WriteString(encode("SET", fmt.Sprint("key", n+i), "v", "EX", "100000"))
 		}
 		c.send(in.String())
 		for range batch {

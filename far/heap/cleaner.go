@@ -11,13 +11,13 @@ import (
 // The cleaner is the evacuator's work on far memory, and runs in its
 // goroutine: it reads a segment of which little lives, appends what does to
 // the open segment, tells their owners, and gives the segment back. It
-// runs when more than half of the far memory is dead, and when the store has
+// runs when more than a third of the far memory is dead, and when the store has
 // no segment left; for that case the heap keeps one to spare.
 
 const (
 	// cleanAbove is the part of far memory that may be dead, provided there
 	// are at least cleanFrom segments.
-	cleanAbove = 0.5
+	cleanAbove = 1.0 / 3
 	cleanFrom  = 4
 	// worthCleaning is the part of a segment that must be dead for it to be
 	// cleaned when the store is full.
@@ -40,9 +40,22 @@ func (h *Heap) FarReady(n int) bool {
 			return true
 		}
 	}
-	if !errors.Is(f.err, ErrStoreFull) {
+	why := f.err
+	if !errors.Is(why, ErrStoreFull) {
 		return false
 	}
+	if h.farCleaned(n, owing, may) {
+		return true
+	}
+	if f.err == nil {
+		f.err = why // writes have succeeded meanwhile, but the store is as full as before
+	}
+	return false
+}
+
+// farCleaned is FarReady when the store is full.
+func (h *Heap) farCleaned(n int, owing, may bool) bool {
+	f := &h.Far
 	h.Drain() // what is being written may be what has to be cleaned, or may die
 	h.reap()
 	if f.freed.Swap(false) && may && h.openAnother() {
@@ -63,9 +76,19 @@ func (h *Heap) FarReady(n int) bool {
 		if s == nil || float64(s.Live.Load()) > (1-worth)*float64(f.SegSize) {
 			return false
 		}
+		if err := h.learnAll(s); err != nil {
+			if errors.Is(err, ErrNotNow) {
+				h.postponed++
+			} else {
+				h.Logs.note(err)
+			}
+			return false
+		}
+		h.postponed = 0
 		if !owing || full {
 			spare := f.takeSpare(false)
 			if spare == nil || h.openWith(spare) != nil {
+				h.unlearn()
 				return false
 			}
 		}
@@ -102,7 +125,7 @@ func (f *farLog) sparsest() (best *FarSegment) {
 }
 
 func (s *FarSegment) cleanable() bool {
-	return s.sealed.Load() && !s.broken && s.writes == 0 && s.Live.Load() > 0 && !s.Gone()
+	return s.sealed.Load() && !s.broken && s.writes == 0 && !s.HasPages() && s.Live.Load() > 0 && !s.Gone()
 }
 
 // worst returns the segment whose cleaning yields most for its cost, which is
@@ -113,7 +136,7 @@ func (f *farLog) worst() (best *FarSegment) {
 	var live, filled, n int64
 	var most float64
 	f.All(func(s *FarSegment) {
-		if !s.sealed.Load() {
+		if !s.sealed.Load() || s.HasPages() {
 			return
 		}
 		n++
@@ -121,7 +144,7 @@ func (f *farLog) worst() (best *FarSegment) {
 		filled += s.filled.Load()
 		if s.cleanable() {
 			u := float64(s.Live.Load()) / float64(s.filled.Load())
-			if gain := (1 - u) / (1 + u) * float64(f.age-s.age+1); gain > most {
+			if gain := (1 - u) / (1 + u) * float64(f.age.Load()-s.age+1); gain > most {
 				best, most = s, gain
 			}
 		}
@@ -137,16 +160,22 @@ func (h *Heap) tidy() error {
 	for h.Ctx.Err() == nil && h.Far.resting() == nil {
 		s := h.Far.worst()
 		if s == nil {
-			return nil
+			break
 		}
 		if err := h.clean(s, true); err != nil {
+			if errors.Is(err, ErrNotNow) {
+				h.untidy++
+				return nil
+			}
 			return err
 		}
+		h.untidy = 0
 		if !h.Logs.Satisfied() {
 			h.Logs.Wake() // more urgent
 			return nil
 		}
 	}
+	h.untidy = 0
 	return nil
 }
 
@@ -154,11 +183,15 @@ func (h *Heap) tidy() error {
 // may borrow.
 func (h *Heap) clean(s *FarSegment, borrow bool) error {
 	s.pins.Add(1)
-	fails := h.Far.fails
+	fails, unmoved := h.Far.fails, h.Far.unmoved
 	err := h.cleanPinned(s, borrow, fails)
 	h.Drain()
 	if err == nil && h.Far.fails != fails {
 		err = h.Far.failed
+	}
+	h.unlearn()
+	if err == nil && h.Far.unmoved == unmoved && !s.Gone() && h.host.Leaks() {
+		s.Live.Store(0) // all that owners refer to has been moved
 	}
 	s.pins.Add(-1)
 	if s.Dead() {
@@ -168,22 +201,16 @@ func (h *Heap) clean(s *FarSegment, borrow bool) error {
 }
 
 func (h *Heap) cleanPinned(s *FarSegment, borrow bool, fails int) error {
-	f := &h.Far
 	if s.Live.Load() == 0 {
 		return nil // the janitor may already have given it back
 	}
 	h.Count.cleanedSegments.Add(1)
 	for off := record.SegmentSize; off < s.end; {
-		n := min(len(h.scratch), s.end-off)
-		ops := []ReadOp{{Seg: s.Seg, Off: off, Buf: h.scratch[:n], Bulk: true}}
-		ctx, cancel := context.WithTimeout(h.Ctx, StoreTimeout)
-		f.Store.Read(ctx, ops)
-		cancel()
-		if err := ops[0].Err; err != nil {
-			return f.Failed(fmt.Errorf("cannot clean %s: %w", s.Seg.Name(), err))
+		b, err := h.readPart(s, off)
+		if err != nil {
+			return err
 		}
-		h.Count.BytesIn.Add(uint64(n))
-		done, err := h.cleanPart(s, off, h.scratch[:n], borrow, fails)
+		done, err := h.cleanPart(s, off, b, borrow, fails)
 		if err != nil {
 			return err
 		}
@@ -197,6 +224,11 @@ func (h *Heap) cleanPinned(s *FarSegment, borrow bool, fails int) error {
 // before.
 func (h *Heap) cleanPart(s *FarSegment, off int, b []byte, borrow bool, fails int) (int, error) {
 	f := &h.Far
+	if borrow { // otherwise it was done for all of s
+		if _, err := h.learnPart(s, off, b); err != nil {
+			return 0, err
+		}
+	}
 	for at := 0; at < len(b); {
 		e, err := s.DecodeHead(b[at:], off+at)
 		if err == nil && e.Size() > len(b)-at {
@@ -243,6 +275,75 @@ func (h *Heap) cleanPart(s *FarSegment, off int, b []byte, borrow bool, fails in
 	return len(b), nil
 }
 
+// learnAll has the host learn about all records in s. What cleans a full store must not end in the middle of a
+// segment: the spare one would be used up.
+func (h *Heap) learnAll(s *FarSegment) error {
+	if !h.host.Learns() {
+		return nil
+	}
+	s.pins.Add(1)
+	defer s.pins.Add(-1)
+	for off := record.SegmentSize; off < s.end; {
+		b, err := h.readPart(s, off)
+		if err != nil {
+			return err
+		}
+		n, err := h.learnPart(s, off, b)
+		if err != nil {
+			h.unlearn()
+			return err
+		}
+		if n == 0 {
+			return nil // clean will say what is wrong with it
+		}
+		off += n
+	}
+	return nil
+}
+
+// unlearn lets owners forget again what they have learned.
+func (h *Heap) unlearn() {
+	if h.host.Learns() {
+		_ = h.host.Learn(h.Ctx, nil) // of nothing: it cannot fail
+	}
+}
+
+// learnPart has the host learn about the records in b, which was read at off of s. It returns the bytes of
+// those that are in it entirely.
+func (h *Heap) learnPart(s *FarSegment, off int, b []byte) (n int, err error) {
+	if !h.host.Learns() {
+		return len(b), nil
+	}
+	h.suspects = h.suspects[:0]
+	for n < len(b) {
+		e, err := s.DecodeHead(b[n:], off+n)
+		if err != nil || e.Size() > len(b)-n {
+			break
+		}
+		h.suspects = append(h.suspects, Suspect{Owner: e.Owner(), Number: e.Number(), Addr: s.ID*h.Far.Units + uint64(off+n)/Unit})
+		n += e.Size()
+	}
+	if n == 0 {
+		return 0, nil
+	}
+	return n, h.host.Learn(h.Ctx, h.suspects)
+}
+
+// readPart reads what is at off of s, as much as there is room for.
+func (h *Heap) readPart(s *FarSegment, off int) ([]byte, error) {
+	f := &h.Far
+	n := min(len(h.scratch), s.end-off)
+	ops := []ReadOp{{Seg: s.Seg, Off: off, Buf: h.scratch[:n], Bulk: true}}
+	ctx, cancel := context.WithTimeout(h.Ctx, StoreTimeout)
+	defer cancel()
+	f.Store.Read(ctx, ops)
+	if err := ops[0].Err; err != nil {
+		return nil, f.Failed(fmt.Errorf("cannot clean %s: %w", s.Seg.Name(), err))
+	}
+	h.Count.BytesIn.Add(uint64(n))
+	return h.scratch[:n], nil
+}
+
 // repaid borrows spare segments for those that are lent, and reports whether none
 // is lent any more.
 func (h *Heap) repaid() bool {
@@ -271,5 +372,8 @@ func (h *Heap) openAnother() bool {
 	f.succeeded()
 	return true
 }
+
+// ErrNotNow: what the cleaner needs to know is about to change.
+var ErrNotNow = errors.New("it is about to change")
 
 var ErrForeign = errors.New("they are not those of the entry that was looked for")

@@ -88,7 +88,10 @@ func (h *Heap) RetryIn() (time.Duration, bool) {
 		return min(max(waited/8, minPoll), MaxPoll), true
 	}
 	if h.Far.err == nil || errors.Is(h.Far.err, ErrStoreFull) {
-		return MaxPoll, h.barren > 0 && !h.Logs.Satisfied()
+		if (h.barren > 0 || h.postponed > 0) && !h.Logs.Satisfied() {
+			return MaxPoll, true
+		}
+		return MaxPoll << min(h.untidy, 10), h.untidy > 0
 	}
 	d := time.Until(h.Far.Retry)
 	return max(d, minBackoff), d > 0 || !h.Logs.Satisfied()
@@ -112,6 +115,10 @@ const barrenMost = 10
 // hopedMost is how many times in a row the evacuator tries once more since far
 // memory has just been given back.
 const hopedMost = 4
+
+// postponedMost is how many times in a row, MaxPoll apart, the evacuator tries once more since owners
+// could not tell just now what the cleaner has to know.
+const postponedMost = 500
 
 const (
 	minPoll = 20 * time.Microsecond
@@ -263,6 +270,8 @@ func (h *Heap) stuck() {
 		l.note(err)
 	case h.host.Freeing() || h.Far.freeing.Load() > 0 || h.shrinking && h.Far.dying():
 		// The janitor is about to make room, and will wake us.
+	case h.postponed > 0 && h.postponed < postponedMost:
+		// It is tried again: see RetryIn.
 	case h.Far.freed.Load() && h.barren < 2*barrenMost && h.hoped < hopedMost:
 		h.hoped++
 		l.Wake() // it just has; but cleaning may do so for ever

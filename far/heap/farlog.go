@@ -25,6 +25,8 @@ type FarSegment struct {
 	age  uint64 // order of opening: its position in the log
 	Seed uint32 // of the checksums of the records in it
 
+	stream record.Stream // what is in it
+
 	lost   atomic.Bool // the store has lost it
 	sealed atomic.Bool // nothing is written to it any more
 
@@ -89,6 +91,18 @@ func (s *FarSegment) Pinned() int64 {
 	return n
 }
 
+// Position says when s was opened: no two segments of a heap have the same.
+func (s *FarSegment) Position() uint64 { return s.age }
+
+// HasPages reports whether s is one of Pages, which its owner cleans.
+func (s *FarSegment) HasPages() bool { return s.stream == record.Pages }
+
+// Filled is the bytes of the records that were written to s, in whole size classes.
+func (s *FarSegment) Filled() int64 { return s.filled.Load() }
+
+// Sealed reports whether nothing is written to s any more.
+func (s *FarSegment) Sealed() bool { return s.sealed.Load() }
+
 // Dead reports whether nothing can refer to s any more.
 func (s *FarSegment) Dead() bool {
 	return s.sealed.Load() && s.Live.Load() == 0 && s.Pinned() == 0
@@ -127,21 +141,24 @@ type farLog struct {
 	// segs are the segments by id, from 1. The slice is replaced to grow.
 	Segs atomic.Pointer[[]atomic.Pointer[FarSegment]]
 
-	mu    sync.Mutex
-	ids   []uint64  // ids to use again, under mu
-	spare []Segment // kept so that a full store can be cleaned, and what shrinks has room, under mu
-	lent  int       // how many of those are in use for what shrinks, under mu
-	idle  []idle    // kept for a while, the oldest first, under mu
-	count int       // segments that are in use, under mu
-	owed  []debt    // segments that the store would not take back, under mu
+	mu         sync.Mutex
+	ids        []uint64  // ids to use again, under mu
+	spare      []Segment // kept so that a full store can be cleaned, and what shrinks has room, under mu
+	lent       int       // how many of those are in use for what shrinks, under mu
+	paged      []Segment // spare ones for pages, under mu,
+	pageSpares int       // and how many there should be, under mu
+	idle       []idle    // kept for a while, the oldest first, under mu
+	count      int       // segments that are in use, under mu
+	owed       []debt    // segments that the store would not take back, under mu
 
-	freeing atomic.Int64 // segments that are being given back
-	freed   atomic.Bool  // one has been, since the store was last asked
+	freeing atomic.Int64  // segments that are being given back
+	freed   atomic.Bool   // one has been, since the store was last asked
+	scarce  atomic.Bool   // the store had none when it was last asked for one for data
+	age     atomic.Uint64 // position of the last segment that was opened
 
 	// The rest is the evacuator's.
 	window
 	open    *FarSegment
-	age     uint64
 	Retry   time.Time // not before then is the store asked for memory again
 	backoff time.Duration
 	err     error // why
@@ -175,7 +192,7 @@ func (f *farLog) All(fn func(s *FarSegment)) {
 }
 
 // add makes a borrowed segment one of the log's.
-func (f *farLog) add(seg Segment) (*FarSegment, error) {
+func (f *farLog) add(seg Segment, stream record.Stream) (*FarSegment, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	segs := *f.Segs.Load()
@@ -197,8 +214,7 @@ func (f *farLog) add(seg Segment) (*FarSegment, error) {
 		segs = more
 	}
 	f.count++
-	f.age++
-	s := &FarSegment{Seg: seg, ID: id, age: f.age}
+	s := &FarSegment{Seg: seg, ID: id, age: f.age.Add(1), stream: stream}
 	segs[id].Store(s)
 	return s, nil
 }
@@ -215,6 +231,11 @@ func (f *farLog) drop(ctx context.Context, s *FarSegment) error {
 	at.Store(nil)
 	f.ids = append(f.ids, s.ID)
 	f.count--
+	if !s.Gone() && s.HasPages() && len(f.paged) < f.pageSpares {
+		f.paged = append(f.paged, s.Seg)
+		f.mu.Unlock()
+		return nil
+	}
 	if !s.Gone() && f.count > 0 && len(f.spare) < f.spares() {
 		f.addSpare(s.Seg)
 		f.mu.Unlock()
@@ -322,6 +343,11 @@ func (f *farLog) takeSpare(lend bool) Segment {
 func (f *farLog) takeSurplus() Segment {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if n := len(f.paged) - 1; n >= f.pageSpares {
+		s := f.paged[n]
+		f.paged = f.paged[:n]
+		return s
+	}
 	n := len(f.spare) - 1
 	if n < f.spares() {
 		return nil
@@ -374,6 +400,19 @@ func (f *farLog) takeIdle(old bool) Segment {
 	return nil
 }
 
+// begin puts the header of s, which is new, at the beginning of b.
+func (f *farLog) begin(s *FarSegment, b []byte) {
+	header := record.Segment{
+		Heap:     f.heap,
+		Stream:   s.stream,
+		Hash:     record.XXH3,
+		Number:   s.ID,
+		Epoch:    1,
+		Position: s.age,
+	}
+	s.Seed = header.Put(b)
+}
+
 // borrow gets a segment from the store, and a spare one behind it.
 func (f *farLog) borrow(ctx context.Context) (Segment, error) {
 	ctx, cancel := context.WithTimeout(ctx, StoreTimeout)
@@ -382,6 +421,7 @@ func (f *farLog) borrow(ctx context.Context) (Segment, error) {
 	if seg == nil {
 		seg, err = f.Store.Alloc(ctx)
 	}
+	f.scarce.Store(errors.Is(err, ErrStoreFull))
 	if err != nil {
 		return nil, fmt.Errorf("cannot borrow far memory: %w", err)
 	}
@@ -392,6 +432,48 @@ func (f *farLog) borrow(ctx context.Context) (Segment, error) {
 		_ = f.borrowSpare(ctx) // there is one less to be had, if there is none
 	}
 	return seg, nil
+}
+
+// cleaningPages is how many of the spare segments for pages are for cleaning them alone: what is written
+// anew is a little longer than it was.
+const cleaningPages = 2
+
+// borrowForPages gets a segment for pages from the store, with those that are to be spare; or, since
+// nothing but data may use what becomes free in a store that was full, a spare one.
+func (f *farLog) borrowForPages(ctx context.Context, cleaning bool) (Segment, error) {
+	ctx, cancel := context.WithTimeout(ctx, StoreTimeout)
+	defer cancel()
+	for {
+		f.mu.Lock()
+		may := !f.scarce.Load() && f.lent == 0 && len(f.spare) >= f.spares() || f.count == 0
+		n, least := len(f.paged), 0
+		if !cleaning {
+			least = min(cleaningPages, f.pageSpares)
+		}
+		if n > f.pageSpares || n > least && !may {
+			s := f.paged[n-1]
+			f.paged = f.paged[:n-1]
+			f.mu.Unlock()
+			return s, nil
+		}
+		f.mu.Unlock()
+		if !may {
+			return nil, fmt.Errorf("cannot borrow far memory for indexes: %w", ErrStoreFull)
+		}
+		s := f.takeIdle(false)
+		if s == nil {
+			var err error
+			if s, err = f.Store.Alloc(ctx); errors.Is(err, ErrStoreFull) {
+				f.scarce.Store(true)
+				continue
+			} else if err != nil {
+				return nil, fmt.Errorf("cannot borrow far memory for indexes: %w", err)
+			}
+		}
+		f.mu.Lock()
+		f.paged = append(f.paged, s)
+		f.mu.Unlock()
+	}
 }
 
 // borrowSpare gets a spare segment from the store.

@@ -30,8 +30,11 @@ type Heap struct {
 	entries   Evacuation             // of what no scope keeps in place; the evacuator's
 	Pass      pass                   // of what scopes do; the evacuator's
 	turn      turn                   // the same
+	suspects  []Suspect              // in the part of a segment that is being cleaned; the evacuator's
 	barren    int                    // passes in a row that made no room; the evacuator's
 	hoped     int                    // see hopedMost; the evacuator's
+	postponed int                    // see postponedMost; the evacuator's
+	untidy    int                    // tries in a row of tidy, since which owners may know what lives; the evacuator's
 	shrinking bool                   // room is made for what shrinks; the evacuator's
 	Forced    atomic.Bool            // work on one more segment, whether it is needed or not
 	Shut      atomic.Bool            // stop has been called
@@ -163,6 +166,9 @@ func (h *Heap) GiveBack() error {
 	ctx, cancel := context.WithTimeout(context.Background(), StoreTimeout)
 	defer cancel()
 	var errs []error
+	for _, s := range h.Far.paged {
+		errs = append(errs, s.Free(ctx))
+	}
 	for s := h.Far.takeSpare(false); s != nil; s = h.Far.takeSpare(false) {
 		errs = append(errs, s.Free(ctx))
 	}

@@ -1,6 +1,10 @@
 package heap
 
-import "polder/far/record"
+import (
+	"context"
+
+	"polder/far/record"
+)
 
 // An Owner is a data structure that refers to records in the logs. The heap
 // moves records between local and far memory; an Owner says of a record whether it refers
@@ -58,6 +62,13 @@ type Marker interface {
 	Unmark(number uint64, addr uintptr)
 }
 
+// Suspect is a far record that may have died.
+type Suspect struct {
+	Owner        uint16
+	Number, Addr uint64
+	Dead         bool // as far as the host has found out
+}
+
 // A Host is what the heap is memory for: the owners, and what they have to do from
 // time to time.
 type Host interface {
@@ -65,6 +76,16 @@ type Host interface {
 	Owner(id uint16) Owner
 	// Marker returns the owner of the records that scopes keep in place.
 	Marker() Marker
+	// Learns reports whether owners may have to read the store to know what lives, so that Learn has to be
+	// called.
+	Learns() bool
+	// Learn is called before the cleaner asks owners which of rs live, and may read the store: after
+	// that they know it of those, which all lie in the segment that is being cleaned, until Learn is called without
+	// any. If they cannot know it just now, it fails, perhaps with ErrNotNow.
+	Learn(ctx context.Context, rs []Suspect) error
+	// Leaks reports whether owners may have lost sight of records that count as live: of those the cleaner
+	// finds out.
+	Leaks() bool
 	// Lost is called once for every far segment that the store has lost.
 	Lost(s *FarSegment)
 	// Chores is called whenever the janitor has been woken, and, with tick set, every

@@ -28,7 +28,7 @@ type ReadOp struct {
 	Seg Segment
 	Off int
 	Buf []byte
-	// Bulk says that nobody waits for just this read: the cleaner's. A store that
+	// Bulk says that nobody waits for just this read: those of the cleaner, and of pages. A store that
 	// can lets others overtake it.
 	Bulk bool
 	Err  error

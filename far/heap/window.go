@@ -77,6 +77,7 @@ type window struct {
 	suspect uint64        // those up to it were sent before it was known that one of them has failed
 	failed  error         // the last failure
 	fails   int           // how many there were
+	unmoved int           // records that the cleaner has copied for nothing
 	pace    time.Duration // that a write takes, smoothed
 	last    time.Time     // when one was sent
 	leaving int64         // bytes of local records that are in the buffers
@@ -323,6 +324,7 @@ func (h *Heap) settleRecord(r record.Record, from source, addr uint64, s *FarSeg
 			h.Count.cleanedBytes.Add(uint64(r.Size()))
 			h.BuryFar(from, size)
 		} else {
+			h.Far.unmoved++
 			s.Live.Add(-int64(size))
 		}
 		return
@@ -379,22 +381,14 @@ func (h *Heap) closeFar() {
 // openWith makes seg the open segment. It may wait for a buffer.
 func (h *Heap) openWith(seg Segment) error {
 	f := &h.Far
-	s, err := f.add(seg)
+	s, err := f.add(seg, record.Data)
 	if err != nil {
 		return err
 	}
 	h.closeFar()
 	h.refill()
-	header := record.Segment{
-		Heap:     f.heap,
-		Stream:   record.Data,
-		Hash:     record.XXH3,
-		Number:   s.ID,
-		Epoch:    1,
-		Position: s.age,
-	}
 	b := f.filling
-	s.Seed = header.Put(b.mem)
+	f.begin(s, b.mem)
 	b.seg, b.off, b.used, s.end = s, 0, record.SegmentSize, record.SegmentSize
 	f.open = s
 	return nil

@@ -73,6 +73,10 @@ var metrics = []metric{
 	{describe("segments", "Far segments in use."), isGauge, gaugeOf(func(s *far.Stats) int64 { return int64(s.FarSegments) })},
 	{describe("live_bytes", "Bytes in far segments that are referred to."), isGauge, gaugeOf(func(s *far.Stats) int64 { return s.FarLive })},
 	{describe("dead_bytes", "Bytes in far segments that nothing refers to, which the cleaner can get back."), isGauge, gaugeOf(func(s *far.Stats) int64 { return s.FarDead })},
+	{describe("index_table_bytes", "Local memory of the index that is tables of maps. At a fifth of the budget words go to leaves in far memory."), isGauge, gaugeOf(func(s *far.Stats) int64 { return s.Tables })},
+	{describe("index_leaf_bytes", "Bytes of far memory that are leaves of the index."), isGauge, gaugeOf(func(s *far.Stats) int64 { return s.LeavesFar })},
+	{describe("index_leaf_reads_total", "Reads of leaves of the index, which keys wait for that were not used for long."), isCounter, counterOf(func(s *far.Stats) uint64 { return s.LeafReads })},
+	{describe("index_settled_total", "Times that the words of a table were settled in leaves."), isCounter, counterOf(func(s *far.Stats) uint64 { return s.Settled })},
 }
 
 // pointerMetrics are of heaps that have pointers.

@@ -20,8 +20,10 @@ const (
 // Stream is what a segment is for.
 type Stream uint8
 
-// Data is a segment of entries, objects and pieces.
-const Data Stream = 1
+const (
+	Data  Stream = 1 // entries, objects and pieces
+	Pages Stream = 2 // pages, apart from the others: they die much sooner
+)
 
 // Hash is the function that makes hashes of keys.
 type Hash uint8
@@ -90,8 +92,8 @@ func DecodeSegment(b []byte) (s Segment, err error) {
 			return s, errReserved
 		}
 	}
-	if s.Stream != Data || s.Hash != XXH3 {
-		return s, fmt.Errorf("they are a segment of stream %d with hash %d, want %d and %d", s.Stream, s.Hash, Data, XXH3)
+	if s.Stream != Data && s.Stream != Pages || s.Hash != XXH3 {
+		return s, fmt.Errorf("they are a segment of stream %d with hash %d, want %d or %d, and %d", s.Stream, s.Hash, Data, Pages, XXH3)
 	}
 	return s, nil
 }

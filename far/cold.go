@@ -1,0 +1,468 @@
+package far
+
+import (
+	"errors"
+	"slices"
+
+	"polder/far/heap"
+	"polder/far/index"
+	"polder/far/record"
+	"polder/internal/sizeclass"
+)
+
+// leafIndex is the part of a shard's index that can go far: see package index. There is none for as long
+// as the tables of all maps are within their share of the budget: see Heap.tight.
+//
+// A tag is known if the table has a word with it that is not a piece's: then what the
+// tag's leaf has of it is void. Otherwise the leaf has all of its entries. So whatever a call does to an
+// entry, it does to words in the table, after their tag has become known; and the words go back to
+// the leaf when they are settled, by the settler. A word that is settled, or that has come from its leaf
+// and is as it was there, is wordSettled, and the table may forget it.
+//
+// What was removed leaves a wordGone behind, until that is settled. Only words of entries that are far, and that
+// have neither an expiry nor pieces, nor are in a transaction, are settled; the others stay in the table.
+type leafIndex struct {
+	index.Dir
+	gen      int  // of Dir: changes when that becomes another one
+	settling bool // the settler is to make room in the table
+	crowded  bool // it could not; so the table may grow beyond its share
+	barren   bool // there was too little to forget, when it was last tried, and nothing was settled since
+	hand     int  // the bucket where forget goes on
+	lost     int  // entries that are lost and have no word in the table, or none anywhere: they were lost with leaves
+	shelf    *corpse
+}
+
+// corpse is leaves of a map that was cleared, of which the words are yet to be buried.
+type corpse struct {
+	dir   index.Dir
+	lost  int      // see leafIndex
+	known []uint32 // tags that were known, so that what leaves have of them is void; ascending
+}
+
+// tableShare is the part of the budget that tables of maps may take before words are settled.
+const tableShare = 5
+
+// tight reports whether the tables of maps have used up their share of the budget.
+func (h *Heap) tight() bool { return h.tables.Load() >= h.Local()/tableShare || h.settleAlways }
+
+// errSettling: there is no place in the table before the settler has made some.
+var errSettling = errors.New("no place in a table")
+
+// lacksRoom reports whether err is one that a call waits for, and tries again.
+func lacksRoom(err error) bool { return heap.LacksRoom(err) || err == errSettling }
+
+// settles reports whether w is the word of an entry that can be settled.
+func (w word) settles() bool { return w.far() && w.flags() == 0 && w.addr() != 0 }
+
+// gone reports whether w says that its tag has no other entry.
+func (w word) gone() bool { return w&^(wordSettled|hotMask) == wordGone }
+
+// tells reports whether w makes its tag known.
+func (w word) tells() bool { return w != 0 && !w.is(kindPiece) }
+
+// unsure reports whether w says that its tag may have had an entry that was lost with its leaf.
+func (w word) unsure() bool { return w&^(wordSettled|hotMask) == wordFar|wordLost }
+
+// forgets reports whether the table may forget w, if no other word has its tag.
+func (w word) forgets() bool { return w&wordSettled != 0 && (w.settles() || w.gone() || w.unsure()) }
+
+// settled is what a leaf has of w.
+func (w word) settled() word {
+	return w & (heap.AddrMask | wordFar | wordLost | 0xff<<heap.AddrBits)
+}
+
+// hasLeaves reports whether the shard may know entries by leaves alone.
+func (sh *shard) hasLeaves() bool { return sh.cold != nil && sh.cold.Len() > 0 }
+
+// known reports whether what the index has of tag is in the table. sh.mu must be held.
+func (sh *shard) known(tag uint32) bool {
+	if !sh.hasLeaves() {
+		return true
+	}
+	for p := range sh.t.matches(tag) {
+		if sh.t.word(p).tells() {
+			return true
+		}
+	}
+	return false
+}
+
+// consult makes tag, which is not known, known, with the leaf among what hd holds. It returns
+// present if it has done so, and otherwise absent if there is nothing to be known, unread if the leaf
+// has to be read, or crowded if there is no place in the table. sh.mu must be held.
+func (sh *shard) consult(h *Heap, tag uint32, hd *holding) status {
+	c := sh.cold
+	i := c.Of(tag)
+	ref := c.At(i)
+	var leaf index.Leaf
+	if ref.Addr() != 0 {
+		if h.core.Far.Seg(ref.Addr()).Gone() {
+			sh.loseLeaf(h, i)
+		} else if leaf = hd.leaf(ref.Addr()); leaf == nil {
+			return unread
+		}
+	}
+	return sh.learn(h, tag, i, leaf, hotOne)
+}
+
+// learn is consult with the leaf of tag, which is that of range i; warmth is what the words are given of hotMask.
+func (sh *shard) learn(h *Heap, tag uint32, i int, leaf index.Leaf, warmth word) status {
+	c := sh.cold
+	ref := c.At(i)
+	if ref == 0 {
+		return absent
+	}
+	first := leaf.Find(tag)
+	n := first
+	for n < leaf.Len() && leaf.At(n).Tag == tag {
+		n++
+	}
+	n -= first
+	if !sh.roomy() {
+		_ = sh.more(h, tag)
+	}
+	places := sh.t.places()
+	if warmth == hotMask {
+		places -= places / 32 // the last ones are for those who read
+	}
+	if sh.t.used+max(n, 1) >= places {
+		return crowded
+	}
+	switch {
+	case n == 0 && ref.Lost():
+		sh.t.insert(tag, wordFar|wordLost|wordSettled|warmth) // there may have been one
+		sh.lost++
+		return present
+	case n == 0:
+		sh.t.insert(tag, wordGone|wordSettled|warmth)
+		return present
+	}
+	less := 0
+	for k := first; k < first+n; k++ {
+		w := word(leaf.At(k).Word) | warmth
+		if w.isLost() {
+			c.lost--
+		} else {
+			less++
+			if h.core.Far.Seg(w.addr()).Gone() {
+				w |= wordLost
+				sh.entries--
+				sh.lost++
+				h.core.Count.Lost.Add(1)
+			} else if n == 1 {
+				w |= wordSettled
+			}
+		}
+		sh.t.insert(tag, w)
+	}
+	at, _ := c.Group(i)
+	count := c.At(at).Count() - less
+	if count < 0 || count > leaf.Len() {
+		h.miscounts.Add(1)
+		count = sh.unknownOf(leaf)
+	}
+	c.Set(at, c.At(at).WithCount(count))
+	return present
+}
+
+// more makes places in the table: it forgets what is settled; or has the settler settle; or lets the
+// table grow. It does not forget keep. It fails with errSettling if the settler is at work, and as GrowIndex
+// does. sh.mu must be held.
+func (sh *shard) more(h *Heap, keep uint32) error {
+	if sh.t.bytes() == 0 || !h.tight() {
+		return sh.grow(h)
+	}
+	if sh.cold == nil {
+		sh.cold = new(leafIndex)
+	}
+	c := sh.cold
+	if !c.barren || sh.full() {
+		sh.forget(h, keep)
+		if c.barren = !sh.roomy(); !c.barren {
+			return nil
+		}
+	}
+	if c.settling {
+		return errSettling
+	}
+	if c.crowded || c.shelf != nil || !sh.ripe() {
+		err := sh.grow(h)
+		c.crowded = c.crowded && err != nil
+		if err != nil && c.shelf == nil && sh.ripe() {
+			c.settling = true // for those who come later: it may be possible by now
+			h.settler.wake()
+		}
+		return err
+	}
+	c.settling = true
+	h.settler.wake()
+	return errSettling
+}
+
+// roomy and full are as the table's, but words that a leaf may have make for lower limits: those that the
+// table does not know are looked for along the whole of a chain. sh.mu must be held.
+func (sh *shard) roomy() bool {
+	if sh.hasLeaves() {
+		return sh.t.used < sh.t.places()*3/4
+	}
+	return sh.t.roomy()
+}
+
+func (sh *shard) full() bool {
+	if sh.hasLeaves() && !sh.cold.crowded {
+		return sh.t.used >= sh.t.places()*7/8
+	}
+	return sh.t.full()
+}
+
+// ripe reports whether it is worthwhile to settle the words of sh. sh.mu must be held.
+func (sh *shard) ripe() bool {
+	n := 0
+	for p := range sh.t.all() {
+		if w := *sh.t.word(p); w.settles() || w.gone() {
+			n++
+		}
+	}
+	return n*8 >= sh.t.used
+}
+
+// forget forgets settled words that have not been used for a while, but not those of keep, until a sixteenth of the
+// table is free beyond what makes it roomy. sh.mu must be held.
+func (sh *shard) forget(h *Heap, keep uint32) {
+	c, t := sh.cold, &sh.t
+	enough := t.places()*11/16 - 1 // of 12/16, at which it is not roomy
+	if !sh.hasLeaves() || c.shelf != nil {
+		return
+	}
+	for range 4 * len(t.buckets) { // after which hotMask is 0
+		if t.used <= enough {
+			return
+		}
+		if c.hand++; c.hand >= len(t.buckets) {
+			c.hand = 0
+		}
+		for i := range bucketEntries {
+			p := place(c.hand*bucketEntries + i)
+			w, tag := t.word(p), t.tag(p)
+			switch {
+			case !w.forgets() || tag == keep || h.cleans(*w):
+			case *w&hotMask != 0:
+				*w -= hotOne
+			case sh.alone(p):
+				sh.leave(p)
+			}
+		}
+	}
+}
+
+// leave removes the word at p from the table, of which its leaf has all that there is to know. sh.mu must be held.
+func (sh *shard) leave(p place) {
+	c, w := sh.cold, *sh.t.word(p)
+	switch {
+	case w.unsure():
+		sh.lost--
+	case w.gone():
+	case w.isLost():
+		c.lost++
+	default:
+		at, _ := c.Group(c.Of(sh.t.tag(p)))
+		c.Set(at, c.At(at).WithCount(c.At(at).Count()+1))
+	}
+	sh.t.remove(p)
+}
+
+// cleans reports whether w refers to the far segment that is being cleaned.
+func (h *Heap) cleans(w word) bool {
+	id := h.cleaning.Load()
+	return id != 0 && w.addr()/h.core.Far.Units == id
+}
+
+// alone reports whether the word at p is the only one that makes its tag known. sh.mu must be held.
+func (sh *shard) alone(p place) bool {
+	for q := range sh.t.matches(sh.t.tag(p)) {
+		if q != p && sh.t.word(q).tells() {
+			return false
+		}
+	}
+	return true
+}
+
+// takeOut removes the word at p from the table, and leaves a wordGone if its leaf may have it.
+// sh.mu must be held.
+func (sh *shard) takeOut(p place) {
+	if !sh.hasLeaves() || !sh.t.word(p).tells() {
+		sh.t.remove(p)
+		return
+	}
+	if sh.alone(p) {
+		*sh.t.word(p) = wordGone
+		return
+	}
+	tag := sh.t.tag(p)
+	sh.t.remove(p)
+	sh.soil(tag)
+}
+
+// soil makes the words with a tag ones that the table must not forget. sh.mu must be held.
+func (sh *shard) soil(tag uint32) {
+	for p := range sh.t.matches(tag) {
+		*sh.t.word(p) &^= wordSettled
+	}
+}
+
+// loseLeaf takes note that the leaf of range i is gone with its far memory. Of the keys in the range
+// that the table does not know, nobody knows any more whether there were any. sh.mu must be held.
+func (sh *shard) loseLeaf(h *Heap, i int) {
+	c := sh.cold
+	first, n := c.Group(i)
+	ref := c.At(first)
+	h.leavesLost.Store(true)
+	name := h.core.Far.Seg(ref.Addr()).Seg.Name()
+	h.core.LastLost.Store(&name)
+	h.core.BuryFar(ref.Addr(), sizeclass.Size(ref.Class()))
+	sh.entries -= ref.Count()
+	sh.lost += ref.Count()
+	c.lost += ref.Count()
+	h.core.Count.Lost.Add(uint64(ref.Count()))
+	for k := first; k < first+n; k++ {
+		c.Set(k, c.At(k).AsLost())
+		lo, hi := c.Range(k)
+		for p := range sh.t.within(lo, hi) {
+			*sh.t.word(p) &^= wordSettled // nobody else has it any more
+		}
+	}
+}
+
+// loseLeaves is loseLeaf for those that were in s. sh.mu must be held.
+func (sh *shard) loseLeaves(h *Heap, s *heap.FarSegment) {
+	if !s.HasPages() || !sh.hasLeaves() {
+		return
+	}
+	for i := range sh.cold.Len() {
+		if a := sh.cold.At(i).Addr(); a != 0 && a/h.core.Far.Units == s.ID {
+			sh.loseLeaf(h, i)
+		}
+	}
+}
+
+// count is how many entries are known by leaves alone. sh.mu must be held.
+func (d *leafIndex) count() (n int) {
+	for i := range d.Len() {
+		n += d.At(i).Count()
+	}
+	return n
+}
+
+// detach takes the leaves from sh, and returns nil if there are none. sh.mu must be held.
+func (sh *shard) detach() *corpse {
+	if !sh.hasLeaves() {
+		return nil
+	}
+	d := &corpse{dir: sh.cold.Dir, lost: sh.cold.lost}
+	for p := range sh.t.all() {
+		if sh.t.word(p).tells() {
+			d.known = append(d.known, sh.t.tag(p))
+		}
+	}
+	slices.Sort(d.known)
+	sh.entries -= sh.cold.count()
+	sh.lost -= d.lost
+	sh.cold.Dir, sh.cold.lost = index.Dir{}, 0
+	sh.cold.gen++
+	return d
+}
+
+// attach undoes detach. sh.mu must be held.
+func (sh *shard) attach(d *corpse) {
+	if d == nil {
+		return
+	}
+	sh.cold.Dir, sh.cold.lost = d.dir, d.lost
+	sh.cold.gen++
+	sh.entries += sh.cold.count()
+	sh.lost += d.lost
+}
+
+// wantLeaf is a bit of the number of a heap.Want that is for a leaf. Its lower half is the number of the range.
+const wantLeaf = 1 << 63
+
+// boardLeaf is board for the leaf of tag.
+func (m *ByteMap) boardLeaf(b *heap.Batch, number int, sh *shard, tag uint32) (f *heap.Flight, leader bool, busy <-chan struct{}) {
+	h := m.h
+	i := sh.cold.Of(tag)
+	ref := sh.cold.At(i)
+	h.leafReads.Add(1)
+	if f := h.core.Join(ref.Addr(), heap.UseBytes); f != nil {
+		if b != nil {
+			b.Join(f, number)
+		}
+		return f, false, nil
+	}
+	size := sizeclass.Size(ref.Class())
+	f, busy, err := h.core.Board(b, &heap.Want{
+		Owner:  (*mapOwner)(m),
+		Number: wantLeaf | uint64(sh.id)<<32 | uint64(i),
+		Word:   uint64(ref),
+		Addr:   ref.Addr(),
+		N:      min(size, h.core.Far.SegSize-h.core.Far.Offset(ref.Addr())),
+		Size:   size,
+		Index:  number,
+		Use:    heap.UseBytes,
+	})
+	if err != nil {
+		panic("BUG: " + err.Error()) // it can only be about objects, whose words no lock keeps
+	}
+	return f, true, busy
+}
+
+// isLeaf reports whether w is for a leaf.
+func isLeaf(w *heap.Want) bool { return w.Number&wantLeaf != 0 }
+
+// refersToLeaf reports whether the index refers to the leaf that is wanted.
+func (m *ByteMap) refersToLeaf(w *heap.Want) bool {
+	sh, i := m.placeOf(w)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	return sh.hasLeaves() && int(i) < sh.cold.Len() && sh.cold.At(int(i)).Addr() == w.Addr
+}
+
+// checkLeaf checks the leaf that is wanted.
+func (h *Heap) checkLeaf(r record.Record, w *heap.Want) error {
+	_, err := h.leaves.Open(r.Body(), h.core.Far.Seg(w.Addr).Position(), h.core.Far.Offset(w.Addr))
+	return err
+}
+
+// leaf returns the leaf at addr, nil if hd does not hold it.
+func (hd *holding) leaf(addr uint64) index.Leaf {
+	if hd == nil {
+		return nil
+	}
+	for _, f := range hd.flights {
+		if f.Addr == addr && isLeaf(&f.Want) && f.Rec != nil {
+			return index.Leaf(f.Rec.Body())
+		}
+	}
+	return nil
+}
+
+// tell has the shard of key know its tag, with the leaf that f has brought. It reports false
+// if there was no place in the table.
+func (m *ByteMap) tell(f *heap.Flight, key []byte) bool {
+	hs := m.hash(key)
+	sh := m.shard(hs)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	return sh.known(hs.tag()) || sh.consult(m.h, hs.tag(), &holding{[]*heap.Flight{f}}) != crowded
+}
+
+// close gives the memory of the directory back. A nil one has none.
+func (c *leafIndex) close() error {
+	if c == nil {
+		return nil
+	}
+	var err error
+	if c.shelf != nil {
+		err = c.shelf.dir.Close()
+	}
+	return errors.Join(err, c.Dir.Close())
+}

@@ -1,0 +1,5 @@
+//go:build !settle
+
+package far
+
+const settleEarly = false

@@ -1,0 +1,201 @@
+package heap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"polder/far/record"
+	"polder/internal/sizeclass"
+)
+
+// Pages is the far log of pages of owners' indexes: segments apart from data, since pages are
+// rewritten, and so die, much sooner than what they refer to. It has one user, a goroutine of the
+// host's, which knows what of it lives, cleans it by writing that anew, and accounts for what it
+// replaces with BuryFar. The cleaner leaves these segments alone.
+//
+// Making room does not need it: it is the evacuator that pages' user may wait for, never the
+// other way round.
+type Pages struct {
+	h       *Heap
+	open    *FarSegment
+	staging []byte
+	staged  int // bytes in staging, to be written at open.end
+
+	err     error     // of the last operation
+	retry   time.Time // not before then is the store asked again
+	backoff time.Duration
+}
+
+// NewPages makes the log, which stages in staging.
+func (h *Heap) NewPages(staging []byte) *Pages { return &Pages{h: h, staging: staging} }
+
+// Ready sees to it that a record of n bytes fits behind what is staged; it writes that if it has to, and
+// reports whether it did. It fails if the store fails, or has no memory left; the last spare segments are
+// for cleaning.
+func (p *Pages) Ready(n int, cleaning bool) error {
+	if p.open != nil && p.open.Gone() {
+		p.close()
+	}
+	if p.open != nil && p.staged+n <= len(p.staging) && p.open.end+p.staged+n <= p.h.Far.SegSize {
+		return nil
+	}
+	if p.pending() > 0 {
+		return errStagingFull
+	}
+	if p.open != nil && p.open.end+p.staged+n <= p.h.Far.SegSize {
+		return fmt.Errorf("BUG: a page of %d bytes does not fit into a buffer of %d", n, len(p.staging))
+	}
+	if p.err != nil && time.Now().Before(p.retry) {
+		return p.err
+	}
+	f := &p.h.Far
+	seg, err := f.borrowForPages(p.h.Ctx, cleaning)
+	if err != nil {
+		return p.failed(err)
+	}
+	s, err := f.add(seg, record.Pages)
+	if err != nil {
+		return p.failed(err)
+	}
+	p.close()
+	f.begin(s, p.staging)
+	p.open, p.staged = s, record.SegmentSize
+	p.err, p.backoff = nil, 0
+	return nil
+}
+
+// errStagingFull: what is staged has to be written first.
+var errStagingFull = errors.New("the staging buffer is full")
+
+// IsStagingFull reports whether Ready has failed only because of what is staged.
+func IsStagingFull(err error) bool { return err == errStagingFull }
+
+// pending is the bytes of the records that are staged.
+func (p *Pages) pending() int {
+	if p.open != nil && p.open.end == 0 {
+		return p.staged - record.SegmentSize
+	}
+	return p.staged
+}
+
+// Reserve returns the n bytes behind what is staged, their address to be, which counts as live from now
+// on, and the position and the offset that this is. Ready must have said that they fit.
+func (p *Pages) Reserve(n int) (b []byte, addr, position uint64, off int) {
+	off = p.open.end + p.staged
+	addr = p.open.ID*p.h.Far.Units + uint64(off)/Unit
+	b = p.staging[p.staged : p.staged+n]
+	p.staged += n
+	p.open.Live.Add(int64(sizeclass.Round(n)))
+	p.open.filled.Add(int64(sizeclass.Round(n)))
+	return b, addr, p.open.age, off
+}
+
+// Seal completes a record in the room that Reserve has returned with that offset.
+func (p *Pages) Seal(r record.Record, off int) {
+	r.SetVersion(p.h.Far.version.Add(1))
+	r.Seal(p.open.Seed, off)
+}
+
+// Open is the segment that is being written.
+func (p *Pages) Open() *FarSegment { return p.open }
+
+// Flush writes what is staged. If it fails, the caller accounts for that as dead.
+func (p *Pages) Flush() error {
+	if p.pending() == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(p.h.Ctx, StoreTimeout)
+	defer cancel()
+	s, n := p.open, p.staged
+	err := s.Seg.Write(ctx, p.staging[:n], s.end)
+	p.staged = 0
+	if err == nil && s.Gone() {
+		err = &LostError{s.Seg.Name()}
+	}
+	if err != nil {
+		p.close()
+		return p.failed(fmt.Errorf("cannot write %d bytes of index to %s: %w", n, s.Seg.Name(), err))
+	}
+	s.end += n
+	p.h.Count.bytesOut.Add(uint64(n))
+	p.err, p.backoff = nil, 0
+	return nil
+}
+
+func (p *Pages) close() {
+	if p.open != nil {
+		p.open.sealed.Store(true)
+		if p.open.Dead() {
+			p.h.WakeJanitor()
+		}
+		p.open, p.staged = nil, 0
+	}
+}
+
+func (p *Pages) failed(err error) error {
+	if errors.Is(err, ErrStoreFull) {
+		return err // to ask again costs nothing, and cleaning may have more
+	}
+	p.backoff = min(max(2*p.backoff, minBackoff), MaxBackoff)
+	p.err, p.retry = err, time.Now().Add(p.backoff)
+	return err
+}
+
+// Keep has n spare segments kept, or as many as the store had until it was full. With them what
+// is in pages can be written anew, and so cleaned, when there is no other far memory.
+func (p *Pages) Keep(n int) {
+	f := &p.h.Far
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.pageSpares = n
+}
+
+// PageRead is a page that is to be read.
+type PageRead struct {
+	Addr uint64
+	Buf  []byte // has room for the class of the record; then, the body
+	Err  error  // the record cannot be had, or is no page
+	Seg  *FarSegment
+}
+
+// PageRead prepares the reading of the page at addr, which must be alive; it stays so until it has been read.
+func (h *Heap) PageRead(addr uint64, buf []byte) PageRead {
+	s := h.Far.Seg(addr)
+	s.pins.Add(1)
+	return PageRead{Addr: addr, Buf: buf, Seg: s}
+}
+
+// ReadPages reads pages with one read of the store.
+func (h *Heap) ReadPages(ctx context.Context, ps []PageRead) {
+	f := &h.Far
+	ops := make([]ReadOp, len(ps))
+	bytes := 0
+	for i := range ps {
+		off := f.Offset(ps[i].Addr)
+		ops[i] = ReadOp{Seg: ps[i].Seg.Seg, Off: off, Buf: ps[i].Buf[:min(len(ps[i].Buf), f.SegSize-off)], Bulk: true}
+		bytes += len(ops[i].Buf)
+	}
+	f.Store.Read(ctx, ops)
+	h.Count.BytesIn.Add(uint64(bytes))
+	for i, op := range ops {
+		p, s := &ps[i], ps[i].Seg
+		p.Err = op.Err
+		if op.Err == nil {
+			r, err := s.Decode(op.Buf, op.Off)
+			if err == nil && r.Kind() != record.Page {
+				err = ErrForeign
+			}
+			if err == nil {
+				p.Buf = r.Body()
+			} else {
+				h.Count.Corrupt.Add(1)
+				p.Err = &CorruptError{Segment: s.Seg.Name(), Off: op.Off, Err: err}
+			}
+		}
+		if s.pins.Add(-1) == 0 && s.Dead() {
+			h.WakeJanitor()
+		}
+	}
+}

@@ -1,0 +1,24 @@
+// Package index is the part of a map's index that can go far: leaves, which are pages in far memory,
+// and the directory that says where they are, which is local. It reads and writes nothing, and takes no
+// locks.
+//
+// A map keeps its words, which say where its entries are, in a hash table in local memory for as
+// long as that does not take too much of the budget: package far's table. Beyond that, words of entries
+// that are far are settled: they go to the leaf of their tag, the 32 bits of the key's hash by which the table is ordered. A
+// directory divides the tags into ranges of the same length, with a leaf for each; since hashes are spread
+// evenly, so are words over leaves, and a reference of 8 bytes for each leaf is all that remains in
+// local memory: a directory is doubled when its leaves hold more than [Most] words on
+// average.
+//
+// # Leaf
+//
+// A leaf is the body of a record of kind page:
+//
+//	 0  16 B  authentication code, AES-GMAC, of what follows
+//	16  12 B each: u64 word, u32 tag; in ascending order of the tags
+//
+// Its words are addresses that the heap relies on, so a checksum, which whoever lends the memory can
+// make right, is not enough. The code's nonce is the position of the segment in the log and the leaf's offset
+// in it, at which nothing is ever written twice: neither a made-up leaf nor an older one at the same
+// place passes.
+package index
