@@ -132,7 +132,7 @@ func sameKeys(t *testing.T, ctx context.Context, m *ByteMap, want map[string]str
 	}
 }
 
-// fill sets n keys, and returns what was set.
+// fillEarly sets n keys, and returns what was set.
 func fillEarly(t *testing.T, ctx context.Context, m *ByteMap, n int) map[string]string {
 	t.Helper()
 	want := map[string]string{}
