@@ -2,7 +2,6 @@ package far
 
 import (
 	"errors"
-	"math/rand/v2"
 	"strings"
 	"testing"
 	"time"
@@ -72,24 +71,5 @@ func TestLocalMemoryCanBeFullByItself(t *testing.T) {
 	err := h.core.WaitRoom(t.Context())
 	if !errors.Is(err, heap.ErrLocalFull) || !errors.Is(err, heap.ErrFull) || errors.Is(err, heap.ErrStoreFull) {
 		t.Errorf("got %v, want %v", err, heap.ErrLocalFull)
-	}
-}
-
-// A write that has ended well meanwhile does not make a full store one that has room.
-func TestAFullStoreIsSaidToBeFullWhateverIsBeingWritten(t *testing.T) {
-	ctx := within(t, time.Minute)
-	for i := range 60 {
-		store := newFaultStore(tinySegment, 6+i%4)
-		store.delay.Store(int64(i%3) * int64(100*time.Microsecond))
-		h := openObjects(t, store, 16)
-		m := h.NewByteMap("test")
-		var err error
-		r := rand.New(rand.NewPCG(1, uint64(i)))
-		for n := 0; err == nil; n++ {
-			err = m.Set(ctx, key(r.IntN(n+1)), Entry{Value: value(uint64(n), 200+100*(i%9))})
-		}
-		if !errors.Is(err, heap.ErrStoreFull) || errors.Is(err, heap.ErrLocalFull) {
-			t.Fatalf("store %d of %d segments: %v, want %v", i, 6+i%4, err, heap.ErrStoreFull)
-		}
 	}
 }
