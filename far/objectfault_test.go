@@ -5,8 +5,11 @@ import (
 	"errors"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"polder/far/heap"
@@ -116,6 +119,56 @@ func TestFlakyStoresLoseNoObjects(t *testing.T) {
 			break
 		}
 	}
+}
+
+// Prefetch of what somebody else is fetching returns when it is there, and not before; and if the
+// other gives up, it fetches.
+func TestPrefetchWaitsForWhatOthersFetch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newFaultStore(tinySegment, 1<<10)
+		h := openObjects(t, store, 16)
+		ps := slices.DeleteFunc(fillFar(t, h, 8000), Ptr[point].IsLocal)
+		for i, givesUp := range []bool{false, true} {
+			p := ps[i*len(ps)/2]
+			release := store.hold()
+			ctx, cancel := context.WithCancel(context.Background())
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				if _, err := p.Load(ctx); (err != nil) != givesUp {
+					t.Errorf("the first: got %v", err)
+				}
+			})
+			synctest.Wait()
+			returned := make(chan struct{})
+			wg.Go(func() {
+				defer close(returned)
+				if err := h.Prefetch(context.Background(), p.Any()); err != nil {
+					t.Error(err)
+				}
+				if !p.IsLocal() {
+					t.Error("Prefetch has returned, and the object is far")
+				}
+			})
+			synctest.Wait()
+			select {
+			case <-returned:
+				t.Error("Prefetch has not waited")
+			default:
+			}
+			if givesUp {
+				cancel()
+				synctest.Wait()
+			}
+			release()
+			wg.Wait()
+			cancel()
+		}
+		late, cancel := context.WithCancel(context.Background())
+		cancel()
+		if err := h.Prefetch(late, ps[len(ps)/4].Any()); !errors.Is(err, context.Canceled) {
+			t.Errorf("Prefetch, canceled: got %v", err)
+		}
+	})
 }
 
 // A dereference of a far object ends with its context, and another one shares

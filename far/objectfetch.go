@@ -111,8 +111,44 @@ func (h *Heap) tooLate(ctx context.Context) error {
 // to nothing and objects that are local are passed over; that an object is lost
 // or corrupt, whoever dereferences it is told.
 func (h *Heap) Prefetch(ctx context.Context, refs ...AnyRef) error {
-	_, err := h.fetchObjects(ctx, refs, 0, 0, true)
-	return err
+	for range lockedTries {
+		if _, err := h.fetchObjects(ctx, refs, 0, 0, true); err != nil {
+			return err
+		}
+		if waited, err := h.awaitOthers(ctx, refs); !waited || err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// awaitOthers waits for the objects of refs that others are fetching, and reports whether there
+// were any. These may still be far then: the others may have given up.
+func (h *Heap) awaitOthers(ctx context.Context, refs []AnyRef) (waited bool, err error) {
+	if err := h.core.Begin(); err != nil {
+		return false, err
+	}
+	defer h.core.End()
+	for _, r := range refs {
+		if r.n == 0 {
+			continue
+		}
+		w := loadWord(h.words.at(r.n))
+		if !w.far() {
+			continue
+		}
+		f := h.core.Join(w.farAddr(), heap.UseLocal)
+		if f == nil {
+			continue
+		}
+		waited = true
+		failed := f.Wait(ctx) != nil
+		h.core.LetGo(f)
+		if failed {
+			return true, h.tooLate(ctx)
+		}
+	}
+	return waited, nil
 }
 
 // fetchObjects does what Prefetch says, and returns how many objects it has read. Somebody waits for that
