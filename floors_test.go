@@ -62,6 +62,8 @@ var farImports = map[string][]string{
 	"far/heap":   {"internal", "far/record"},
 	"far/index":  {"internal"},
 	"far/record": {},
+
+	"far/ordered": {"internal", "codec", "far"},
 }
 
 const module = "polder"

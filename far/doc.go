@@ -189,7 +189,8 @@
 // Maps: bytemap, update, txn, scan, big (values in pieces), typedmap, mapttl. Pointers: ptr,
 // class, retire, shared, bytes. Structures: array, vector, list, stack, queue.
 // Looking through structures where their elements are: compute.
-// Components, which live at the node: component, componentvector, componenttable.
+// Components, which live at the node: component, componentvector, componenttable. The ordered map,
+// package far/ordered, stands on what programs use.
 //
 // To look at a heap: stats, explain, audit (with invariants); prom is a package of its own.
 package far

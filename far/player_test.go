@@ -5,12 +5,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"runtime"
 	"slices"
 	"testing"
 
 	"polder/far"
+	"polder/far/ordered"
 )
 
 // player plays one random program on far structures and on Go's own.
@@ -30,6 +32,7 @@ type player struct {
 	queue  *far.Queue[int64]
 	table  *far.Map[string, []byte]
 	pairs  *far.Map[[2]int32, [64]byte]
+	order  *ordered.Map[string, []byte]
 	ptrs   []far.Ptr[[4]int64]
 	shared []far.Shared[[20]int64] // the second half are clones of the first
 	texts  []far.Bytes
@@ -41,6 +44,7 @@ type player struct {
 	wantQueue  []int64
 	wantTable  map[string][]byte
 	wantPairs  map[[2]int32][64]byte
+	wantOrder  map[string][]byte
 	wantPtrs   [][4]int64
 	wantShared [][20]int64
 	wantTexts  [][]byte
@@ -68,8 +72,10 @@ func newPlayer(t *testing.T, ctx context.Context, h *far.Heap, tr *trouble, seed
 		queue:     must(far.NewQueue[int64](h, cfg)),
 		table:     must(far.NewMap(h, far.MapConfig[string, []byte]{})),
 		pairs:     must(far.NewMap(h, far.MapConfig[[2]int32, [64]byte]{Exclusive: true})),
+		order:     must(ordered.NewMap[string](h, ordered.Config[[]byte]{})),
 		wantArray: make([][8]int64, playerArray),
 		wantTable: map[string][]byte{}, wantPairs: map[[2]int32][64]byte{},
+		wantOrder: map[string][]byte{},
 	}
 }
 
@@ -118,6 +124,7 @@ func (p *player) clearVector() { p.vector.Clear(); p.wantVector = p.wantVector[:
 func (p *player) clearList()   { p.list.Clear(); p.wantList = p.wantList[:0] }
 func (p *player) clearStack()  { p.stack.Clear(); p.wantStack = p.wantStack[:0] }
 func (p *player) clearQueue()  { p.queue.Clear(); p.wantQueue = p.wantQueue[:0] }
+func (p *player) clearOrder()  { p.order.Clear(); clear(p.wantOrder) }
 
 func expect[T comparable](p *player, what string, got, want T) {
 	p.t.Helper()
@@ -430,8 +437,55 @@ func (p *player) useMaps(round int) {
 	k := fmt.Sprint("key", p.r.IntN(playerKeys))
 	b := bytes.Repeat([]byte{byte(round)}, p.r.IntN(1500))
 	useMap(p, p.table, p.wantTable, k, b, func(a, b []byte) bool { return bytes.Equal(a, b) })
+	p.useOrder(k, b[:min(len(b), 300)])
 	pair := [2]int32{int32(p.r.IntN(playerKeys)), 1}
 	useMap(p, p.pairs, p.wantPairs, pair, [64]byte{byte(round)}, func(a, b [64]byte) bool { return a == b })
+}
+
+// useOrder uses key k of the ordered map, of which b may be the next value.
+func (p *player) useOrder(k string, b []byte) {
+	ok := true
+	switch p.r.IntN(5) {
+	case 0, 1:
+		for i := 0; i < 10 && ok; i++ {
+			if ok = p.try("ordered.Set", func() error { return p.order.Set(p.ctx, k, b) }); ok {
+				p.wantOrder[k] = b
+			}
+			k = fmt.Sprint("key", p.r.IntN(playerKeys))
+		}
+	case 2:
+		var found bool
+		if ok = p.try("ordered.Delete", func() (err error) {
+			found, err = p.order.Delete(p.ctx, k)
+			return err
+		}); ok {
+			_, there := p.wantOrder[k]
+			expect(p, "ordered.Delete", found, there)
+			delete(p.wantOrder, k)
+		}
+	case 3:
+		ok = p.try("ordered.Rank", func() error {
+			n, err := p.order.Rank(p.ctx, k)
+			if err == nil {
+				for w := range p.wantOrder {
+					if w < k {
+						n--
+					}
+				}
+				expect(p, "ordered.Rank, less the keys that are less", n, 0)
+			}
+			return err
+		})
+	default:
+		ok = p.try("ordered.Get", func() error {
+			got, found, err := p.order.Get(p.ctx, k)
+			if want, there := p.wantOrder[k]; err == nil && (found != there || !bytes.Equal(got, want)) {
+				p.t.Fatalf("ordered.Get(%s): got %d bytes, %v, want %d, %v", k, len(got), found, len(want), there)
+			}
+			return err
+		})
+	}
+	p.orClear(ok, p.clearOrder)
 }
 
 // useMap uses key k of m, of which v may be the next value.
@@ -598,6 +652,14 @@ func (p *player) finish() {
 	})
 	finishMap(p, p.table, p.wantTable, func(a, b []byte) bool { return bytes.Equal(a, b) })
 	finishMap(p, p.pairs, p.wantPairs, func(a, b [64]byte) bool { return a == b })
+	same(p, "ordered map", slices.Sorted(maps.Keys(p.wantOrder)), func(yield func(string)) {
+		for k, v := range p.order.All(p.s) {
+			if !bytes.Equal(v, p.wantOrder[k]) {
+				p.t.Fatalf("ordered map: the value of %s differs", k)
+			}
+			yield(k)
+		}
+	})
 	for i := range playerPtrs {
 		p.loadPointers(i)
 	}
@@ -608,6 +670,7 @@ func (p *player) finish() {
 	p.list.Free()
 	p.stack.Free()
 	p.queue.Free()
+	p.order.Free()
 	p.table.Clear()
 	p.pairs.Clear()
 	for _, ptr := range p.ptrs {

@@ -205,6 +205,57 @@ func TestManyGoroutinesShareAHeap(t *testing.T) {
 	wg.Wait()
 }
 
+// TestAPointerOfAClosedHeapRefersToNothing: it is said by an error where it is used, and by no panic.
+func TestAPointerOfAClosedHeapRefersToNothing(t *testing.T) {
+	h := openObjects(t, heap.NewMemStore(tinySegment, 8), 16)
+	p, err := New(t.Context(), h, 7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.Ref().IsNil() {
+		t.Error("a pointer refers to nothing")
+	}
+	if err := h.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if !p.Ref().IsNil() || p.Any() != (AnyRef{}) {
+		t.Error("a pointer of a closed heap refers to something")
+	}
+}
+
+// Clear frees the objects of its class, local and far, and no others.
+func TestAClassIsCleared(t *testing.T) {
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 16)
+	mine, err := NewClass[point](h, ClassConfig{Name: "mine"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const n = 3000
+	others := make([]Ptr[point], 0, n)
+	for i := range n {
+		if _, err := mine.New(t.Context(), point{}); err != nil {
+			t.Fatal(err)
+		}
+		p, err := New(t.Context(), h, point{int64(i), 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		others = append(others, p)
+	}
+	mine.Clear()
+	if got := h.Stats().Pointers; got != n {
+		t.Errorf("%d pointers are left, want %d", got, n)
+	}
+	for i, p := range others {
+		if v, err := p.Load(t.Context()); err != nil || v.X != int64(i) {
+			t.Fatalf("object %d of the other class: got %v, %v", i, v, err)
+		}
+	}
+	if err := mine.Free(); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestObjectsOnAFullStore(t *testing.T) {
 	t.Parallel()
 	h := openObjects(t, heap.NewMemStore(tinySegment, 8), 16)
@@ -227,6 +278,14 @@ func TestObjectsOnAFullStore(t *testing.T) {
 	s.SetContext(ctx)
 	for i := range len(ps) {
 		p, want := ps[i%len(ps)], byte(i%len(ps))
+		if err := h.Do(ctx, func(s *heap.Scope) error {
+			if v := ps[len(ps)-1-i].Deref(s); v != nil && v[0] != byte(len(ps)-1-i) {
+				t.Errorf("object %d of a full heap, in Do: got %d", len(ps)-1-i, v[0])
+			}
+			return nil
+		}); err != nil {
+			t.Fatalf("object %d of a full heap, in Do: %v", len(ps)-1-i, err)
+		}
 		if v, err := p.Load(ctx); err != nil || v[0] != want {
 			t.Fatalf("object %d of a full heap: got %d, %v", i, v[0], err)
 		}

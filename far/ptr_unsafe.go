@@ -134,12 +134,17 @@ func (p Ptr[T]) IsLocal() bool { w := loadWord(p.word()); return w.local() || w.
 // IsNil reports whether p points to nothing.
 func (p Ptr[T]) IsNil() bool { return p.w == nil }
 
-// Ref returns p in a form that may be part of a far object.
+// Ref returns p in a form that may be part of a far object. It refers to nothing if p does, or
+// if the heap has been closed.
 func (p Ptr[T]) Ref() Ref[T] {
 	if p.w == nil {
 		return Ref[T]{}
 	}
-	return Ref[T]{n: heapOf(p.word()).words.number(p.word())}
+	h := heapOf(p.word())
+	if h == nil {
+		return Ref[T]{}
+	}
+	return Ref[T]{n: h.words.number(p.word())}
 }
 
 // Any returns p without its type.

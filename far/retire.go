@@ -14,15 +14,22 @@ import (
 // nothing, if there are objects that have not been freed. It looks at all
 // pointers of the heap, some nanoseconds each, and must not be called in a scope.
 func (c *Class[T]) Free() error {
-	if n := c.h.objectsOf(c.c); n > 0 {
+	n := 0
+	c.h.objectsOf(c.c, func(*uint64) { n++ })
+	if n > 0 {
 		return fmt.Errorf("cannot free class %q: %d of its objects have not been freed", c.c.cfg.Name, n)
 	}
 	c.h.retire(c.c)
 	return nil
 }
 
-// objectsOf counts the objects of c.
-func (h *Heap) objectsOf(c *class) (count int) {
+// Clear frees all objects of the class, what is far or lost without reading it. Their pointers
+// must not be used any more, and no object may be made or freed meanwhile. Clear looks at all
+// pointers of the heap, some nanoseconds each, and must not be called in a scope.
+func (c *Class[T]) Clear() { c.h.objectsOf(c.c, c.h.free) }
+
+// objectsOf calls fn with the words of the objects of c.
+func (h *Heap) objectsOf(c *class, fn func(p *uint64)) {
 	s := h.core.Acquire(context.Background())
 	defer h.core.Release(s)
 	for page := range uint64(h.words.pages.Load()) {
@@ -30,12 +37,11 @@ func (h *Heap) objectsOf(c *class) (count int) {
 		h.core.EnterAtOnce(s)
 		for n := page * wordsPerPage; n < (page+1)*wordsPerPage; n++ {
 			if id, ok := h.classOf(h.words.at(n)); ok && id == c.id {
-				count++
+				fn(h.words.at(n))
 			}
 		}
 		s.Leave()
 	}
-	return count
 }
 
 // classOf returns the number of the class of the object of p, if there is one.

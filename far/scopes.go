@@ -21,6 +21,12 @@ func (h *Heap) NewScope() *heap.Scope { return h.core.NewScope(1) }
 // mind.
 func (h *Heap) Do(ctx context.Context, fn func(s *heap.Scope) error) error { return h.core.Do(ctx, fn) }
 
+// One calls fn in a scope of the heap's pool with ctx, and returns the error of the scope. It is Do
+// for what needs one object or a few, such as a call of a data structure: it does not wait for other scopes to be left,
+// but for local memory, and only if fn has found none. Fn is then called again, and must not mind. It
+// may take locks; who holds one of them must not enter a scope.
+func (h *Heap) One(ctx context.Context, fn func(s *heap.Scope)) error { return h.core.One(ctx, fn) }
+
 // Local returns the budget of local memory in bytes.
 func (h *Heap) Local() int64 { return h.core.Local() }
 

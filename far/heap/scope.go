@@ -329,8 +329,13 @@ func (h *Heap) Release(s *Scope) {
 func (h *Heap) Do(ctx context.Context, fn func(s *Scope) error) error {
 	s := h.Acquire(ctx)
 	defer h.Release(s)
+	full := false
 	for try := 0; ; try++ {
-		s.Enter()
+		if full {
+			h.EnterAtOnce(s) // Enter would let it in without memory
+		} else {
+			s.Enter()
+		}
 		err := s.call(fn)
 		if e := s.Err(); err == nil || errors.Is(e, ErrScopeFull) {
 			err = e
@@ -338,7 +343,10 @@ func (h *Heap) Do(ctx context.Context, fn func(s *Scope) error) error {
 		if err == nil || try >= ScopeTries || !errors.Is(err, ErrScopeFull) {
 			return err
 		}
-		if err := h.RoomSoon(ctx); err != nil {
+		if err := h.RoomSoon(ctx); try < fullTries && errors.Is(err, ErrFull) {
+			full = true // what is read goes again: there is the reserve, as for One
+			h.Logs.Stir()
+		} else if err != nil {
 			return err
 		}
 	}
