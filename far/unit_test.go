@@ -216,7 +216,7 @@ func FuzzLocalize(f *testing.F) {
 			return
 		}
 		was := bytes.Clone(r)
-		if r.Kind() == record.Object {
+		if k := r.Kind(); k == record.Object || k == record.Page {
 			return
 		}
 		e := localize(r, addr)

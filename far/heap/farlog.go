@@ -215,7 +215,9 @@ func (f *farLog) add(seg Segment, stream record.Stream) (*FarSegment, error) {
 	}
 	f.count++
 	s := &FarSegment{Seg: seg, ID: id, age: f.age.Add(1), stream: stream}
-	segs[id].Store(s)
+	var header [record.SegmentSize]byte
+	s.Seed = f.begin(s, header[:])
+	segs[id].Store(s) // from now on everybody may see it
 	return s, nil
 }
 
@@ -400,8 +402,8 @@ func (f *farLog) takeIdle(old bool) Segment {
 	return nil
 }
 
-// begin puts the header of s, which is new, at the beginning of b.
-func (f *farLog) begin(s *FarSegment, b []byte) {
+// begin puts the header of s, which is new, at the beginning of b and returns the seed of the records behind it.
+func (f *farLog) begin(s *FarSegment, b []byte) (seed uint32) {
 	header := record.Segment{
 		Heap:     f.heap,
 		Stream:   s.stream,
@@ -410,7 +412,7 @@ func (f *farLog) begin(s *FarSegment, b []byte) {
 		Epoch:    1,
 		Position: s.age,
 	}
-	s.Seed = header.Put(b)
+	return header.Put(b)
 }
 
 // borrow gets a segment from the store, and a spare one behind it.
