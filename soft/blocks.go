@@ -197,7 +197,11 @@ func (r *ReaderAt) fetch(ctx context.Context, p []byte, first, last int64, skip 
 		if c == nil {
 			continue
 		}
-		if v, ok := b.m.Append(nil, keys[i]); ok && len(v) == r.blockLen(first+int64(i)) {
+		look := b.m.appendPart
+		if i == 0 { // which ReadAt has missed
+			look = b.m.appendAgain
+		}
+		if v, ok := look(nil, keys[i], 0, b.size); ok && len(v) == r.blockLen(first+int64(i)) {
 			b.flights.end(keys[i], c, func() ([]byte, error) { return v, nil })
 			vals[i], mine[i] = v, nil
 		}

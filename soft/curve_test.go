@@ -111,7 +111,7 @@ func TestAPoolsWeightCountsInTheCurve(t *testing.T) {
 		for i := range 40000 {
 			k := i % 1000
 			if _, ok := p.Get(k); !ok { // as if it had been rebuilt within so long, or was put
-				if err := p.put(k, [1000]byte{}, took, 0, nil); err != nil {
+				if err := p.put(k, &[1000]byte{}, took, 0, nil); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -92,38 +92,39 @@ func (m *Map[K, V]) getPlain(hash uint64, k []byte) (v V, ok bool) {
 // Append appends the bytes of a key's value to dst, without allocating if
 // dst has room.
 func (m *Map[K, V]) Append(dst []byte, key K) ([]byte, bool) {
-	k := m.key.View(&key, nil)
-	hash := m.hash(k)
-	b, _, _, f := m.t.getPart(hash, k, dst, 0, SegmentSize)
-	if f != present {
-		m.t.h.count.misses.add()
-		return dst, false
-	}
-	m.t.h.count.hits.add()
-	return b, true
+	return m.appendPart(dst, key, 0, SegmentSize)
 }
 
 // appendPart is Append for n bytes of the value from an offset.
 func (m *Map[K, V]) appendPart(dst []byte, key K, from, n int) ([]byte, bool) {
-	k := m.key.View(&key, nil)
-	hash := m.hash(k)
-	b, _, _, f := m.t.getPart(hash, k, dst, uint32(from), uint32(n))
-	if f != present {
+	b, ok := m.appendAgain(dst, key, from, n)
+	if ok {
+		m.t.h.count.hits.add()
+	} else {
 		m.t.h.count.misses.add()
+	}
+	return b, ok
+}
+
+// appendAgain is appendPart for who has just missed the key, which is counted: it may
+// have been stored since.
+func (m *Map[K, V]) appendAgain(dst []byte, key K, from, n int) ([]byte, bool) {
+	k := m.key.View(&key, nil)
+	b, _, _, f := m.t.getPart(m.hash(k), k, dst, uint32(from), uint32(n))
+	if f != present {
 		return dst, false
 	}
-	m.t.h.count.hits.add()
 	return b, true
 }
 
 // Set stores a value. What it cost is taken to be what the heap's reconstructors
 // take in the mean or, where there are none, a millisecond.
-func (m *Map[K, V]) Set(key K, v V) error { return m.store(key, v, entry{}, nil) }
+func (m *Map[K, V]) Set(key K, v V) error { return m.store(key, &v, entry{}, nil) }
 
 // SetCost is Set for a value that took d to build: the coordinator weighs
 // memory by what it saves.
 func (m *Map[K, V]) SetCost(key K, v V, d time.Duration) error {
-	return m.store(key, v, entry{cost: costClass(d)}, nil)
+	return m.store(key, &v, entry{cost: costClass(d)}, nil)
 }
 
 // SetTTL stores a value that is no longer there after ttl.
@@ -131,12 +132,12 @@ func (m *Map[K, V]) SetTTL(key K, v V, ttl time.Duration) error {
 	if ttl <= 0 {
 		return errNoExpiry
 	}
-	return m.store(key, v, entry{expiry: m.t.clock().Add(ttl).UnixNano()}, nil)
+	return m.store(key, &v, entry{expiry: m.t.clock().Add(ttl).UnixNano()}, nil)
 }
 
-func (m *Map[K, V]) store(key K, v V, e entry, cond condition) error {
+func (m *Map[K, V]) store(key K, v *V, e entry, cond condition) error {
 	k := m.key.View(&key, nil)
-	e.val = m.val.View(&v, nil)
+	e.val = m.val.View(v, nil)
 	_, err := m.t.set(m.hash(k), k, e, cond)
 	return err
 }

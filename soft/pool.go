@@ -106,18 +106,18 @@ func NewPool[K comparable, V any](h *Heap, cfg PoolConfig[K, V]) (*Pool[K, V], e
 }
 
 // Get returns the value of a key if it is there, and does not rebuild it.
-func (p *Pool[K, V]) Get(key K) (V, bool) {
-	v, f, _, err := p.lookup(key)
+func (p *Pool[K, V]) Get(key K) (v V, ok bool) {
+	f, _, err := p.lookup(key, &v)
 	return v, err == nil && f == present
 }
 
 // Put stores a value that the caller has built.
 func (p *Pool[K, V]) Put(key K, v V) error {
 	p.flights.invalidate(key) // what is being rebuilt is older
-	return p.put(key, v, 0, 0, nil)
+	return p.put(key, &v, 0, 0, nil)
 }
 
-func (p *Pool[K, V]) put(key K, v V, took time.Duration, flags uint8, cond condition) error {
+func (p *Pool[K, V]) put(key K, v *V, took time.Duration, flags uint8, cond condition) error {
 	cost := took.Seconds()
 	if took == 0 {
 		cost = p.h.curve.seconds(unknownCost)
@@ -133,36 +133,47 @@ func (p *Pool[K, V]) put(key K, v V, took time.Duration, flags uint8, cond condi
 	return p.m.store(key, v, e, cond)
 }
 
-// lookup is what all reads share.
-func (p *Pool[K, V]) lookup(key K) (v V, f found, expiry int64, err error) {
+// lookup is what all reads share: it copies the value of a key to *v, and counts.
+func (p *Pool[K, V]) lookup(key K, v *V) (f found, expiry int64, err error) {
+	f, expiry, err = p.again(key, v)
+	switch f {
+	case present:
+		p.h.count.hits.add()
+		p.profile.hit()
+	case absent:
+		p.h.count.hits.add()
+	default:
+		p.h.count.misses.add()
+	}
+	return f, expiry, err
+}
+
+// again is lookup for who has just missed the key, which is counted: it may have been
+// stored since.
+//
+//polder:hot
+func (p *Pool[K, V]) again(key K, v *V) (f found, expiry int64, err error) {
 	k := p.m.key.View(&key, nil)
 	hash := p.m.hash(k)
-	var dst []byte
-	if p.m.val.Plain() {
-		dst = codec.Bytes(&v)[:0]
-	}
-	b, _, expiry, f := p.m.t.get(hash, k, dst)
-	if f != present {
-		if f == absent {
-			p.h.count.hits.add()
-		} else {
-			p.h.count.misses.add()
+	if p.m.val.Plain() { // a branch of its own, or *v would escape, and every read allocate
+		_, _, expiry, f = p.m.t.get(hash, k, codec.Bytes(v)[:0])
+		if f != present {
+			var zero V
+			*v = zero // of what was overtaken while it was copied
 		}
-		var zero V
-		return zero, f, 0, nil
+		return f, expiry, nil
 	}
-	p.h.count.hits.add()
-	p.profile.hit()
-	if !p.m.val.Plain() {
-		err = p.m.val.Adopt(b, &v)
+	b, _, expiry, f := p.m.t.get(hash, k, nil)
+	if f == present {
+		err = p.m.val.Adopt(b, v)
 	}
-	return v, f, expiry, err
+	return f, expiry, err
 }
 
 // GetOrRebuild returns the value of a key, rebuilt if it is not there: once,
 // however many ask at the same time.
-func (p *Pool[K, V]) GetOrRebuild(ctx context.Context, key K) (V, error) {
-	v, f, expiry, err := p.lookup(key)
+func (p *Pool[K, V]) GetOrRebuild(ctx context.Context, key K) (v V, err error) {
+	f, expiry, err := p.lookup(key, &v)
 	if err != nil {
 		return v, fmt.Errorf("cannot decode a soft value: %w", err)
 	}
@@ -178,8 +189,8 @@ func (p *Pool[K, V]) GetOrRebuild(ctx context.Context, key K) (V, error) {
 		}
 		return v, nil
 	}
-	return p.flights.do(ctx, key, func(ctx context.Context, c *flight[V]) (V, error) {
-		if v, f, _, err := p.lookup(key); f == present && err == nil {
+	return p.flights.do(ctx, key, func(ctx context.Context, c *flight[V]) (v V, err error) {
+		if f, _, err := p.again(key, &v); f == present && err == nil {
 			return v, nil // stored between our look and our turn
 		}
 		return p.rebuilder(key)(ctx, c)
@@ -193,14 +204,14 @@ func (p *Pool[K, V]) rebuilder(key K) func(context.Context, *flight[V]) (V, erro
 		took := time.Since(start)
 		p.h.rebuilt(took, 1)
 		p.profile.rebuilt(took)
-		return v, p.settle(key, c, v, err, took)
+		return v, p.settle(key, c, &v, err, took)
 	}
 }
 
 // settle stores what a reconstructor answered, unless the key was invalidated
 // meanwhile: that is asked under the lock under which an invalidation removes
 // the key. If memory is short, the value is not kept, which is no error.
-func (p *Pool[K, V]) settle(key K, c *flight[V], v V, err error, took time.Duration) error {
+func (p *Pool[K, V]) settle(key K, c *flight[V], v *V, err error, took time.Duration) error {
 	fresh := func(match, bool) bool { return p.flights.fresh(c) }
 	switch {
 	case err == nil:
@@ -209,7 +220,7 @@ func (p *Pool[K, V]) settle(key K, c *flight[V], v V, err error, took time.Durat
 	case errors.Is(err, ErrNotFound):
 		if p.cfg.NegativeTTL > 0 {
 			var zero V
-			_ = p.put(key, zero, took, flagAbsent, fresh)
+			_ = p.put(key, &zero, took, flagAbsent, fresh)
 		}
 		return err
 	}
@@ -234,12 +245,11 @@ func (p *Pool[K, V]) GetOrRebuildBatch(ctx context.Context, keys []K) ([]V, []er
 	var miss []K
 	at := make(map[K][]int) // places of each missing key
 	for i, k := range keys {
-		v, f, _, err := p.lookup(k)
+		f, _, err := p.lookup(k, &vals[i])
 		switch {
 		case err != nil:
 			fail(i, fmt.Errorf("cannot decode a soft value: %w", err))
 		case f == present:
-			vals[i] = v
 		case f == absent:
 			fail(i, ErrNotFound)
 		default:
@@ -285,9 +295,9 @@ func (p *Pool[K, V]) rebuildBatch(ctx context.Context, keys []K) []result[V] {
 		if c == nil {
 			continue
 		}
-		if v, f, _, err := p.lookup(keys[i]); f == present && err == nil { // stored between our look and our turn
-			p.flights.end(keys[i], c, func() (V, error) { return v, nil })
-			out[i].val, mine[i] = v, nil
+		if f, _, err := p.again(keys[i], &out[i].val); f == present && err == nil { // stored between our look and our turn
+			p.flights.end(keys[i], c, func() (V, error) { return out[i].val, nil })
+			mine[i] = nil
 			continue
 		}
 		todo = append(todo, keys[i])
@@ -316,7 +326,7 @@ func (p *Pool[K, V]) rebuildBatch(ctx context.Context, keys []K) []result[V] {
 			default:
 				v = vals[n]
 			}
-			return v, p.settle(keys[i], c, v, e, took)
+			return v, p.settle(keys[i], c, &v, e, took)
 		})
 		out[i] = result[V]{c.val, c.err}
 		n++

@@ -1,6 +1,7 @@
 package soft
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -45,6 +46,69 @@ func TestGetOrRebuildBuildsOnceHoweverManyAsk(t *testing.T) {
 	wg.Wait()
 	if n := built.Load(); n != 1 {
 		t.Errorf("built %d times, want once", n)
+	}
+}
+
+// TestReadingAPoolOfPlainValuesAllocatesNothing: garbage of the size of each value that is
+// read makes the process's own memory swing, for which a coordinator near the limit takes
+// segments and gives them back all the time.
+func TestReadingAPoolOfPlainValuesAllocatesNothing(t *testing.T) {
+	type val [4000]byte
+	h := open(t, 16)
+	p := newPool(t, h, PoolConfig[int, val]{Rebuild: func(_ context.Context, k int) (val, error) { return val{byte(k)}, nil }})
+	ctx := t.Context()
+	if _, err := p.GetOrRebuild(ctx, 7); err != nil {
+		t.Fatal(err)
+	}
+	if n := testing.AllocsPerRun(1000, func() {
+		if v, err := p.GetOrRebuild(ctx, 7); v[0] != 7 || err != nil {
+			t.Fatalf("got %d, %v", v[0], err)
+		}
+	}); n != 0 {
+		t.Errorf("GetOrRebuild allocates %v times", n)
+	}
+	if n := testing.AllocsPerRun(1000, func() {
+		if v, ok := p.Get(7); v[0] != 7 || !ok {
+			t.Fatalf("got %d, %v", v[0], ok)
+		}
+	}); n != 0 {
+		t.Errorf("Get allocates %v times", n)
+	}
+}
+
+// TestAMissIsCountedOnce: who is about to rebuild a value looks for it again.
+func TestAMissIsCountedOnce(t *testing.T) {
+	for name, miss := range map[string]func(t *testing.T, h *Heap){
+		"of a pool": func(t *testing.T, h *Heap) {
+			p := newPool(t, h, PoolConfig[int, int]{Rebuild: func(context.Context, int) (int, error) { return 1, nil }})
+			if _, err := p.GetOrRebuild(t.Context(), 1); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"of a batch": func(t *testing.T, h *Heap) {
+			p := newPool(t, h, PoolConfig[int, int]{
+				Rebuild:      func(context.Context, int) (int, error) { return 1, nil },
+				RebuildBatch: func(context.Context, []int) ([]int, []error, error) { return []int{1}, nil, nil },
+			})
+			if _, errs := p.GetOrRebuildBatch(t.Context(), []int{1}); errs != nil {
+				t.Fatal(errs)
+			}
+		},
+		"of a file's block": func(t *testing.T, h *Heap) {
+			b := newBlocks(t, h, BlocksConfig{BlockSize: 4096})
+			r := b.ReaderAt(bytes.NewReader(make([]byte, 4096)), "a", 1, 4096)
+			if _, err := r.ReadAt(make([]byte, 4096), 0); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := open(t, 8)
+			miss(t, h)
+			if s := h.Stats(); s.Misses != 1 || s.Hits != 0 {
+				t.Errorf("got %d misses and %d hits, want one miss", s.Misses, s.Hits)
+			}
+		})
 	}
 }
 
