@@ -27,9 +27,9 @@ import (
 // Where no control group can be made it fails: without the limit there would be
 // nothing to show.
 func RunPressure(ctx context.Context, o Options) (err error) {
-	p := pressure{limit: 2 * gib, calm: 10 * time.Second, slow: 10 * time.Second, hold: 4 * time.Second, warm: 60 * time.Second, patience: 60 * time.Second}
+	p := pressure{limit: 2 * gib, calm: 10 * time.Second, slow: 10 * time.Second, hold: 4 * time.Second, warm: 90 * time.Second, patience: 60 * time.Second}
 	if o.Short {
-		p = pressure{limit: gib, calm: 4 * time.Second, slow: 4 * time.Second, hold: 2 * time.Second, warm: 12 * time.Second, patience: 8 * time.Second}
+		p = pressure{limit: gib / 2, calm: 4 * time.Second, slow: 4 * time.Second, hold: 2 * time.Second, warm: 12 * time.Second, patience: 8 * time.Second}
 	}
 	p.reserve = coordinator.DefaultReserve(p.limit)
 	p.group, err = cgroup.New(p.limit)
@@ -72,7 +72,9 @@ type point struct {
 	ops        float64 // a second
 	p99        float64 // microseconds
 	soft, free int64
-	granted    int64 // of which soft is in use
+	granted    int64   // of which soft is in use
+	hits, cpu  float64 // values that were there, and processor time in seconds, since the last point
+	requests   float64 // since the last point
 }
 
 // groupSensor is a host of the size of the control group.
@@ -117,7 +119,7 @@ func (p *pressure) run(ctx context.Context, o Options) (err error) {
 				return
 			}
 			var x point
-			if _, err := fmt.Sscan(s, &x.ops, &x.p99, &x.soft, &x.granted); err != nil {
+			if _, err := fmt.Sscan(s, &x.ops, &x.p99, &x.soft, &x.granted, &x.requests, &x.hits, &x.cpu); err != nil {
 				continue
 			}
 			m, _ := host.Read()
@@ -137,10 +139,10 @@ func (p *pressure) run(ctx context.Context, o Options) (err error) {
 			return fmt.Errorf("the service has ended: %w", err)
 		}
 	}
-	// The cache fills and warms up.
+	// The cache fills until it evicts: what comes later is compared with a cache that is full.
 	o.progress(0, 4, "the cache fills")
-	full := p.limit - p.reserve - 160*mib
-	for end := time.Now().Add(p.warm); c.Stats().Resident < full*9/10 && time.Now().Before(end); {
+	full := func() bool { s := c.Stats(); return s.Clients > 0 && s.Resident >= s.Granted*19/20 }
+	for end := time.Now().Add(p.warm); !full() && time.Now().Before(end); {
 		if err := wait(100 * time.Millisecond); err != nil {
 			return err
 		}
@@ -239,6 +241,8 @@ type phase struct {
 // summary is what happened in a part of the run.
 type summary struct {
 	ops, p99  float64 // mean, and worst
+	hitRatio  float64
+	perCPU    float64 // requests for each second of processor time
 	leastSoft int64
 	mostSoft  int64
 	leastFree int64
@@ -254,7 +258,7 @@ type summary struct {
 func (p *pressure) between(from, to time.Duration) (s summary) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	n := 0.0
+	var n, requests, hits, cpu float64
 	s.leastSoft, s.leastFree = 1<<62, 1<<62
 	for _, x := range p.points {
 		if x.at < from || x.at > to {
@@ -262,14 +266,19 @@ func (p *pressure) between(from, to time.Duration) (s summary) {
 		}
 		n++
 		s.ops += x.ops
+		requests, hits, cpu = requests+x.requests, hits+x.hits, cpu+x.cpu
 		s.p99 = max(s.p99, x.p99)
 		s.leastSoft, s.mostSoft = min(s.leastSoft, x.soft), max(s.mostSoft, x.soft)
 		s.leastFree = min(s.leastFree, x.free)
 		s.granted = max(s.granted, x.granted)
 	}
 	s.ops /= max(n, 1)
+	s.hitRatio, s.perCPU = hits/max(requests, 1), requests/max(cpu, 1e-3)
 	return s
 }
+
+// window is how many points make half a second.
+const window = 5
 
 // recovered is how long after from the throughput is at nine tenths of a level, over
 // half a second; 0 if it never is. The level is what allows says, if there is such a
@@ -277,7 +286,6 @@ func (p *pressure) between(from, to time.Duration) (s summary) {
 func (p *pressure) recovered(from time.Duration, level float64, allows func(soft int64) float64) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	const window = 5
 	for i := window; i < len(p.points); i++ {
 		if p.points[i-window].at < from {
 			continue
@@ -296,16 +304,18 @@ func (p *pressure) recovered(from time.Duration, level float64, allows func(soft
 	return 0
 }
 
-// allows is the throughput when so much memory was in use while the cache filled for the
-// first time, with nobody else there. p.mu must be held.
+// allows is the throughput, over half a second, when so much memory was in use while the
+// cache filled for the first time, with nobody else there. p.mu must be held.
 func (p *pressure) allows(soft int64) (ops float64) {
-	for _, x := range p.points {
-		if x.at > p.filled || x.soft > soft {
-			break
-		}
-		ops = max(ops, x.ops)
+	n := 0
+	for n < len(p.points) && p.points[n].at <= p.filled && p.points[n].soft <= soft {
+		n++
 	}
-	return ops
+	list := p.points[max(n-window, 0):n]
+	for _, x := range list {
+		ops += x.ops
+	}
+	return ops / float64(max(len(list), 1))
 }
 
 // regranted is how long after free so much memory may be used again, from released on; 0 if
@@ -359,12 +369,15 @@ func (p *pressure) print(o Options, before summary, phases ...phase) error {
 			return benchout.Row{Bench: "soft pressure", Case: x.name, Metric: metric, Value: v, Unit: unit}
 		}
 		print := func(r benchout.Row) { errs = append(errs, o.Printer.Print(r)) }
-		ops, p99 := row("throughput", x.ops, "op/s"), row("p99, worst", x.p99, "us")
+		ops, perCPU, p99 := row("throughput", x.ops, "op/s"), row("for one cpu", x.perCPU, "op/s"), row("p99, worst", x.p99, "us")
 		if x.name != "undisturbed" {
 			ops = ops.Against("undisturbed", before.ops, benchout.Higher)
+			perCPU = perCPU.Against("undisturbed", before.perCPU, benchout.Higher)
 			p99 = p99.Against("undisturbed", before.p99, benchout.Lower)
 		}
 		print(ops)
+		print(perCPU)
+		print(row("hit ratio", 100*x.hitRatio, "%"))
 		print(p99)
 		print(row("least soft", float64(x.leastSoft)/mib, "MiB"))
 		print(row("most soft", float64(x.mostSoft)/mib, "MiB"))

@@ -93,7 +93,7 @@ func serviceWorker(ctx context.Context, out io.Writer, args []string) error {
 	defer wg.Wait()
 	t := time.NewTicker(100 * time.Millisecond)
 	defer t.Stop()
-	last := time.Now()
+	last, counted, used := time.Now(), h.Stats(), cpuTime()
 	for {
 		select {
 		case <-ctx.Done():
@@ -116,9 +116,10 @@ func serviceWorker(ctx context.Context, out io.Writer, args []string) error {
 			p99 = float64(list[len(list)*99/100].Nanoseconds()) / 1e3
 		}
 		now := time.Now()
-		s := h.Stats()
-		fmt.Fprintf(out, "point %.0f %.0f %d %d\n", float64(len(list))/now.Sub(last).Seconds(), p99, s.Budget-s.Free, s.Budget)
-		last = now
+		s, cpu := h.Stats(), cpuTime()
+		fmt.Fprintf(out, "point %.0f %.0f %d %d %d %d %.4f\n", float64(len(list))/now.Sub(last).Seconds(), p99, s.Budget-s.Free, s.Budget,
+			s.Hits+s.Misses-counted.Hits-counted.Misses, s.Hits-counted.Hits, (cpu - used).Seconds())
+		last, counted, used = now, s, cpu
 	}
 }
 
