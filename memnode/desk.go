@@ -254,10 +254,6 @@ func (p *pair) first() verbs.QP {
 	return p.free.front
 }
 
-// part is the i-th of n nearly equal parts of a number. The parts of a smaller number
-// are no larger.
-func part(all, i, n int) int { return (all + n - 1 - i) / n }
-
 // complete reports whether every queue pair is connected.
 func (k *counter) complete() error {
 	for i, group := range k.groups {

@@ -117,7 +117,7 @@ func (m *onesided) open(c *client, groups, pairs int) {
 	}
 	for i := range k.pairs {
 		p := &k.pairs[i]
-		p.account = chain.Account{Budget: part(m.node.cfg.budget(), i, pairs), Base: part(len(b.chunks), i, pairs)}
+		p.account = chain.Account{Budget: chain.Part(m.node.cfg.budget(), i, pairs), Base: chain.Part(len(b.chunks), i, pairs)}
 		p.account.Resume = func(done, failed uint64) {
 			if err := p.alloc.resume(m.node.dev, done, failed); err != nil {
 				m.node.log.Warn("cannot arm a chain", "error", err)
@@ -299,8 +299,7 @@ func (m *onesided) disconnect(c *client) {
 	}
 	c.conn.Close()
 	if slices.ContainsFunc(k.pairs, func(p pair) bool { return p.alloc != nil || p.free != nil }) {
-		m.quiesce()
-		m.retire(k)
+		m.rest(k)
 	}
 	a, f := m.rounds(k)
 	m.goneAllocs += a

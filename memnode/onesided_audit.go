@@ -171,8 +171,7 @@ func (m *onesided) audit(k *counter) {
 		"session", k.client.session.wire.ID, "chunks", m.holds(k))
 	k.cut = true
 	m.node.counters.cutOff.Add(1)
-	m.quiesce()
-	m.retire(k)
+	m.rest(k)
 	for i := range k.pairs {
 		p := &k.pairs[i]
 		m.goneAllocs += int64(p.account.Taken())
@@ -183,6 +182,25 @@ func (m *onesided) audit(k *counter) {
 		}
 		if p.free != nil {
 			p.free.disarm() // its front has windows
+		}
+	}
+}
+
+// rest brings k's chains to rest for good, and notes what those to allocate with leave
+// behind. Their fronts fail first: a request that arrived later would be under way when
+// its chain is destroyed, and its chunk would be nobody's.
+func (m *onesided) rest(k *counter) {
+	for i := range k.pairs {
+		for _, d := range []*desk{k.pairs[i].alloc, k.pairs[i].free} {
+			if d != nil {
+				_ = d.front.Fail() // or it is closed
+			}
+		}
+	}
+	m.quiesce()
+	for i := range k.pairs {
+		if d := k.pairs[i].alloc; d != nil && d.chain != nil && d.chain.State() == verbs.StateError {
+			_ = m.stopped(k, &k.pairs[i]) // the client is going anyway
 		}
 	}
 }
@@ -198,15 +216,6 @@ func (m *onesided) quiesce() {
 		if _, err := b.Run(); err != nil {
 			m.node.log.Warn("cannot wait for chains", "error", err)
 			return
-		}
-	}
-}
-
-// retire notes what k's allocation chains, which have come to rest, leave behind.
-func (m *onesided) retire(k *counter) {
-	for i := range k.pairs {
-		if d := k.pairs[i].alloc; d != nil && d.chain != nil && d.chain.State() == verbs.StateError {
-			_ = m.stopped(k, &k.pairs[i]) // the client is going anyway
 		}
 	}
 }

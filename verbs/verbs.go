@@ -164,6 +164,10 @@ type QP interface {
 	EnableSend(index uint64) error
 	// EnableRecv does what OpEnableRecv does.
 	EnableRecv(index uint64) error
+	// Fail takes the QP to StateError, as an error of its own would: nothing more
+	// arrives, what has not been finished is flushed, and the peer is told. Windows
+	// that are bound to the QP stay so.
+	Fail() error
 	// Close destroys the QP. Its unfinished requests give no completion.
 	Close() error
 }

@@ -7,7 +7,7 @@ import (
 )
 
 // An Account is what the node's CPU keeps of one client that allocates and frees
-// by chains, and what it decides when a chain has found the queue empty. It does
+// by chains, or of one of its pairs of chains if it has several, and what it decides when a chain has found the queue empty. It does
 // not touch a device: whoever has the chains calls it, and does what it says. So
 // the model checker plays the very code that a node runs. It belongs to the
 // goroutine that has the Queue.
@@ -26,6 +26,10 @@ type Account struct {
 	ring    []byte // of the allocation chain, nil while there is none
 	program *Program
 }
+
+// Part is the i-th of n nearly equal parts of a number: what each of n chains that count
+// by themselves may have of a client's budget. The parts of a smaller number are no larger.
+func Part(all, i, n int) int { return (all + n - 1 - i) / n }
 
 // A Cause is why an allocation chain has failed.
 type Cause int

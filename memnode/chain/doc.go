@@ -89,7 +89,8 @@
 // will yet be filled. That element is owed to the node: [Account.Stopped]. As soon as
 // it is filled [Queue.Settle] takes the entry and puts it at the tail. A chain
 // that has failed is not armed again before that, so at most as many elements
-// are owed as there are chains, and the ring is larger than the number of
+// are owed as there are chains; those of chains that are gone are given back, by moving
+// the head back. The ring is larger than the number of
 // chunks by more than that: nothing is ever overtaken.
 //
 // # Concurrency

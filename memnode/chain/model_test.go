@@ -4,7 +4,9 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
+	"os"
 	"slices"
+	"strings"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -16,7 +18,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// The model: two clients and a memory node with a few chunks. The clients' and
+// The model: a few clients and a memory node with a few chunks. A client has one pair of
+// queue pairs, to allocate and to free with, or several, which go on beside each other, and
+// it may die at any moment. The clients' and
 // the node's NICs are the real ones, and so are the chains, the queue, and what the
 // node's CPU decides (Account). Every order is tried in which the
 // node's queue pairs, its CPU and the clients can take their steps, one packet or
@@ -25,7 +29,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // to the queue. States that have been seen are not gone on from again.
 
 const (
-	modelClients = 2
+	modelPairs   = 3 // at most, of all clients
 	modelWindows = 2
 	modelSize    = 512
 )
@@ -46,11 +50,14 @@ type world struct {
 
 	tableMR, queueMR, chunkMR softnic.MR
 	tableMem, queueMem        []byte
-	clients                   [modelClients]*borrower
-	holder                    map[uint32]int // chunk: client, from 1
-	cpu                       int            // where the CPU is within an action
-	chains                    bool           // what prefetching says of them
-	steps                     int            // so far
+	clients                   []*modelClient
+	pairs                     []*borrower          // of all clients
+	holder                    map[uint32]*borrower // of chunks: who knows that it has them
+	cpu                       int                  // where the CPU is within an action
+	cutting                   *modelClient         // whom the CPU is cutting off
+	seen                      bool                 // it has been seen how it goes on
+	chains                    bool                 // what prefetching says of them
+	steps                     int                  // so far
 }
 
 // host is a NIC and its ends of links.
@@ -120,37 +127,60 @@ type modelDesk struct {
 	program        *Program
 }
 
-// borrower is a client, and the node's half of it.
+// modelClient is what the node knows of a client.
+type modelClient struct {
+	id     int
+	budget int
+	access uint32 // a queue pair of the node's
+	pairs  []*borrower
+	cut    bool // the node has cut it off
+	life   life
+}
+
+// life says how far a client's end has come.
+type life byte
+
+const (
+	alive  life = iota
+	dying       // one of its pairs does not answer any more
+	parted      // the node has given the connection up
+	gone        // the node has taken back what it had
+)
+
+// borrower is a pair of queue pairs of a client's, and the node's half of it.
 type borrower struct {
-	id          int
+	id          int // from 1
+	client      *modelClient
 	host        *host
 	mem         []byte
 	mr          softnic.MR
 	cq          uint32
 	alloc, free uint32 // its queue pairs
-	access      uint32 // at the node
 	allocs      *modelDesk
 	frees       *modelDesk
 
-	script string // what is left to do: a, f
-	state  byte   // i idle, a waits for an answer, f for a confirmation, w for memory
+	script string // what is left to do: a, f; with ! behind that, it dies before it is done with it
+	state  byte   // i idle, a waits for an answer, f for a confirmation, w for memory, x out of work
 	chunk  uint32
 	armed  bool    // it has posted a receive for an answer
 	cpu    Account // the node's
-	cut    bool    // the node has cut it off
+	stands bool    // its allocation chain has been armed and not destroyed since
 }
 
-func newWorld(t testing.TB, rule prefetching, pick chooser, chunks, budget int, scripts [modelClients]string) *world {
-	w := &world{t: t, pick: pick, server: newHost(t, rule.device), chains: rule.chains, holder: make(map[uint32]int)}
+// A crowd is what clients do: the scripts of their pairs.
+type crowd [][]string
+
+func newWorld(t testing.TB, rule prefetching, pick chooser, chunks, budget int, scripts crowd) *world {
+	w := &world{t: t, pick: pick, server: newHost(t, rule.device), chains: rule.chains, holder: make(map[uint32]*borrower)}
 	s := w.server
 	const rights = verbs.AccessLocalWrite | verbs.AccessMWBind
-	w.tableMem, w.queueMem = make([]byte, TableSize(chunks)), make([]byte, QueueSize(chunks, modelClients))
+	w.tableMem, w.queueMem = make([]byte, TableSize(chunks)), make([]byte, QueueSize(chunks, modelPairs))
 	w.tableMR, w.queueMR = s.reg(w.tableMem, rights), s.reg(w.queueMem, rights)
 	w.chunkMR = s.reg(make([]byte, chunks*modelSize), rights)
 	var err error
 	w.table, err = NewTable(w.tableMem, w.tableMR.Addr, modelWindows)
 	s.must(err)
-	w.queue = NewQueue(w.queueMem, w.queueMR.Addr, chunks, modelClients)
+	w.queue = NewQueue(w.queueMem, w.queueMR.Addr, chunks, modelPairs)
 	cq := s.cq()
 	w.binder = s.loopback(softnic.QPConfig{SendCQ: cq, RecvCQ: cq, SendDepth: 8})
 	for i := range uint32(chunks) {
@@ -160,8 +190,14 @@ func newWorld(t testing.TB, rule prefetching, pick chooser, chunks, budget int, 
 		}
 		w.queue.Push(w.table.Entry(i))
 	}
-	for i := range w.clients {
-		w.clients[i] = w.newBorrower(i+1, budget, scripts[i])
+	for i, pairs := range scripts {
+		cq := s.cq()
+		c := &modelClient{id: i + 1, budget: budget, access: s.qp(softnic.QPConfig{SendCQ: cq, RecvCQ: cq})}
+		w.clients = append(w.clients, c)
+		for k, script := range pairs {
+			b := w.newBorrower(c, Part(budget, k, len(pairs)), script)
+			c.pairs = append(c.pairs, b)
+		}
 	}
 	w.private()
 	w.queue.between = w.interrupted
@@ -175,21 +211,20 @@ func (w *world) window() verbs.RKey {
 	return key | 1
 }
 
-func (w *world) newBorrower(id, budget int, script string) *borrower {
-	b := &borrower{id: id, host: newHost(w.t, false), mem: make([]byte, 4096), script: script, state: 'i', cpu: Account{Budget: budget}}
-	link := softnic.Link(id)
+func (w *world) newBorrower(c *modelClient, budget int, script string) *borrower {
+	b := &borrower{id: len(w.pairs) + 1, client: c, host: newHost(w.t, false), mem: make([]byte, 4096), script: script, state: 'i', cpu: Account{Budget: budget}}
+	w.pairs = append(w.pairs, b)
+	link := softnic.Link(b.id)
 	b.host.peers[link], b.host.at[link] = w.server, link
 	w.server.peers[link], w.server.at[link] = b.host, link
 	b.mr = b.host.reg(b.mem, verbs.AccessLocalWrite|verbs.AccessRemoteWrite)
 	b.cq = b.host.cq()
-	cq := w.server.cq()
-	b.access = w.server.qp(softnic.QPConfig{SendCQ: cq, RecvCQ: cq})
 	for _, free := range []bool{true, false} {
 		q := b.host.qp(softnic.QPConfig{SendCQ: b.cq, RecvCQ: b.cq, SendDepth: 4, RecvDepth: 4})
 		d := &modelDesk{mem: make([]byte, 2*RingSize), cq: w.server.cq(), make: Alloc}
 		const rights = verbs.AccessLocalWrite | verbs.AccessMWBind
 		d.chainMR, d.front = w.server.reg(d.mem[:RingSize], rights), w.server.reg(d.mem[RingSize:], rights)
-		SetOwner(d.mem, uint64(id))
+		SetOwner(d.mem, uint64(c.id))
 		d.cfg = Config{
 			Table: w.table, Queue: w.queue, RecvCQ: w.server.cq(), SentCQ: w.server.cq(),
 			Chain:      Region{Addr: d.chainMR.Addr, LKey: verbs.LKey(d.chainMR.Key)},
@@ -202,7 +237,7 @@ func (w *world) newBorrower(id, budget int, script string) *borrower {
 		} else {
 			b.alloc, b.allocs = q, d
 			d.cfg.FreeQP = b.frees.frontQP
-			if budget < w.queue.Free() {
+			if budget < w.total() {
 				d.cfg.FreedCQ, d.cfg.Budget = b.frees.cq, b.cpu.Spare()
 			}
 		}
@@ -220,7 +255,12 @@ func (w *world) newBorrower(id, budget int, script string) *borrower {
 	}
 	d := b.allocs
 	b.cpu.Open(d.program, d.mem)
+	b.stands = true
 	b.cpu.Resume = func(done, failed uint64) {
+		if b.client.life == gone {
+			w.t.Fatalf("the chain of pair %d, which is out of work, is armed anew", b.id)
+		}
+		b.stands = true
 		d.cfg.Done, d.cfg.Failed = done, failed
 		w.arm(d)
 		w.server.must(w.server.nic.EnableRecv(d.frontQP, done+failed+1))
@@ -259,8 +299,8 @@ func (w *world) arm(d *modelDesk) {
 
 // runClients lets the clients' NICs do what there is to do: nobody else sees it.
 func (w *world) runClients() {
-	for _, b := range w.clients {
-		for b != nil && b.host.nic.Pending() {
+	for _, b := range w.pairs {
+		for b.host.nic.Pending() {
 			b.host.nic.Run()
 		}
 	}
@@ -282,15 +322,23 @@ func (w *world) actions(inCPU bool) []action {
 	for _, q := range nums {
 		list = append(list, action{fmt.Sprintf("QP %d", q), func() { w.server.nic.RunOne(q) }})
 	}
+	for _, b := range w.pairs {
+		if b.state == 'i' && b.script != "" && b.script[0] != '!' && (!inCPU || b.client == w.cutting) {
+			list = append(list, action{fmt.Sprintf("pair %d: %c", b.id, b.script[0]), func() { w.request(b) }})
+		}
+	}
 	if inCPU {
 		return list
 	}
-	for _, b := range w.clients {
-		if b.state == 'i' && b.script != "" {
-			list = append(list, action{fmt.Sprintf("client %d: %c", b.id, b.script[0]), func() { w.request(b) }})
-		}
+	for _, b := range w.pairs {
+		list = append(list, w.fate(b)...)
 		if w.dead(b) {
 			list = append(list, action{fmt.Sprintf("CPU: chain %d", b.id), func() { w.stopped(b) }})
+		}
+	}
+	for _, c := range w.clients {
+		if c.life == parted && !w.busy(c) {
+			list = append(list, action{fmt.Sprintf("CPU: client %d is gone", c.id), func() { w.reclaim(c) }})
 		}
 	}
 	if w.useful() {
@@ -307,7 +355,7 @@ func (w *world) actions(inCPU bool) []action {
 // dead reports whether b's allocation chain has failed and the CPU has not
 // looked at it.
 func (w *world) dead(b *borrower) bool {
-	if b.cpu.Owed || b.cut {
+	if !b.stands {
 		return false
 	}
 	s, err := w.server.nic.QPState(b.allocs.chain)
@@ -322,8 +370,8 @@ func (w *world) useful() bool {
 			return true
 		}
 	}
-	for _, b := range w.clients {
-		if b.cpu.Told && !b.cpu.Owed && w.queue.Free() > 0 || w.over(b) {
+	for _, b := range w.pairs {
+		if b.client.life != gone && (b.cpu.Told && !b.cpu.Owed && w.queue.Free() > 0 || w.over(b)) {
 			return true
 		}
 	}
@@ -332,36 +380,144 @@ func (w *world) useful() bool {
 
 // over reports whether b has asked for more than its budget.
 func (w *world) over(b *borrower) bool {
-	return !b.cut && b.cpu.Over(func() uint64 { return Received(b.frees.mem) })
+	return !b.client.cut && b.client.life == alive && b.cpu.Over(func() uint64 { return Received(b.frees.mem) })
 }
 
 // stopped is the CPU's answer to the event that b's chain has failed.
 func (w *world) stopped(b *borrower) {
-	d := b.allocs
-	w.destroy(d)
-	if cause, entry := b.cpu.Stopped(w.queue); cause != QueueEmpty {
-		w.t.Fatalf("client %d's chain failed with the entry %#x, cause %d", b.id, entry, cause)
-	}
-	w.queue.Settle()
+	w.retire(b)
 	w.tell(b)
 }
 
-func (w *world) destroy(d *modelDesk) {
-	w.server.must(w.server.nic.DestroyQP(d.chain))
-	d.chain = w.binder // of no queue pair that fails
+// retire notes what b's chain leaves behind, if it has failed.
+func (w *world) retire(b *borrower) {
+	if !w.dead(b) {
+		return
+	}
+	w.destroy(b)
+	switch cause, entry := b.cpu.Stopped(w.queue); {
+	case cause == QueueEmpty:
+		w.queue.Settle()
+	case b.client.life == alive && b.state != 'x':
+		w.t.Fatalf("pair %d's chain failed with the entry %#x, cause %d", b.id, entry, cause)
+	case cause == BadRequest:
+		if i, _ := w.table.Chunk(entry); w.table.Owner(i) != uint64(b.client.id) {
+			w.takeBack(i)
+		}
+	}
+}
+
+// destroy destroys the queue pair of b's allocation chain.
+func (w *world) destroy(b *borrower) {
+	w.server.must(w.server.nic.DestroyQP(b.allocs.chain))
+	b.stands = false
 }
 
 func (w *world) tick() {
 	w.queue.Settle()
-	for _, b := range w.clients {
+	for _, b := range w.pairs {
+		if b.client.life == gone {
+			continue
+		}
 		b.cpu.Tick(w.queue)
 		if w.over(b) {
-			w.destroy(b.allocs)
-			b.cpu.Close(w.queue)
-			b.cut = true
+			w.cutOff(b.client)
 		}
 		w.tell(b)
 	}
+}
+
+// die has b's queue pairs vanish. The node does not know yet, and the client's other pairs
+// go on.
+func (w *world) die(b *borrower) {
+	b.host.must(b.host.nic.DestroyQP(b.alloc))
+	b.host.must(b.host.nic.DestroyQP(b.free))
+	b.state, b.script = 'x', ""
+	b.client.life = max(b.client.life, dying)
+}
+
+// cutOff takes the means to allocate and to free from c.
+func (w *world) cutOff(c *modelClient) {
+	c.cut = true
+	w.fail(c)
+	w.cutting = c
+	for w.busy(c) {
+		w.cpu++
+		list := w.actions(true)
+		w.step(list[w.pick.choose(w, len(list))])
+	}
+	w.interrupted() // it destroys chains one after the other
+	w.cutting = nil
+	for _, b := range c.pairs {
+		w.retire(b)
+		b.cpu.Close(w.queue)
+		w.disarm(b)
+	}
+}
+
+// part begins to end c's connection.
+func (w *world) part(c *modelClient) {
+	w.fail(c)
+	c.life = parted
+}
+
+// fail has the fronts of c's pairs fail, so that no more requests arrive.
+func (w *world) fail(c *modelClient) {
+	for _, b := range c.pairs {
+		w.server.must(w.server.nic.FailQP(b.allocs.frontQP))
+		w.server.must(w.server.nic.FailQP(b.frees.frontQP))
+		b.script = strings.Trim(b.script, "!")
+	}
+}
+
+// busy reports whether one of c's chains can go on.
+func (w *world) busy(c *modelClient) bool {
+	return slices.ContainsFunc(w.server.nic.Runnable(), func(q uint32) bool {
+		return slices.ContainsFunc(c.pairs, func(b *borrower) bool { return b.stands && q == b.allocs.chain || q == b.frees.chain })
+	})
+}
+
+func (w *world) disarm(b *borrower) {
+	if b.stands {
+		w.destroy(b)
+	}
+	if b.frees.chain != 0 {
+		w.server.must(w.server.nic.DestroyQP(b.frees.chain))
+		b.frees.chain = 0
+	}
+}
+
+// reclaim takes back what c has, whose chains have come to rest.
+func (w *world) reclaim(c *modelClient) {
+	for _, b := range c.pairs {
+		w.retire(b)
+	}
+	c.life = gone
+	for _, b := range c.pairs {
+		b.cpu.Close(w.queue)
+		w.disarm(b)
+		for _, q := range []uint32{b.allocs.frontQP, b.frees.frontQP} {
+			w.server.must(w.server.nic.DestroyQP(q))
+		}
+	}
+	for chunk, b := range w.holder {
+		if b.client == c {
+			delete(w.holder, chunk)
+		}
+	}
+	for _, i := range w.table.Owned(uint64(c.id)) {
+		w.takeBack(i)
+	}
+	w.queue.Settle()
+}
+
+// takeBack makes chunk i, which no queue has, free.
+func (w *world) takeBack(i uint32) {
+	for j := range modelWindows {
+		w.table.SetKey(i, j, w.window())
+	}
+	w.table.SetOwner(i, 0)
+	w.queue.Push(w.table.Entry(i))
 }
 
 // tell sends b a notice that is due.
@@ -370,7 +526,9 @@ func (w *world) tell(b *borrower) {
 		return
 	}
 	b.cpu.Due = false
-	if b.cpu.Empty(w.queue) {
+	if empty := b.cpu.Empty(w.queue); b.state == 'x' {
+		return
+	} else if empty {
 		b.state = 'w'
 	} else if b.state != 'i' {
 		b.state = 'i' // it tries again
@@ -389,15 +547,15 @@ func (w *world) request(b *borrower) {
 	}
 	b.state = b.script[0]
 	if b.state == 'f' {
-		if w.holder[b.chunk] != b.id {
-			w.t.Fatalf("client %d frees chunk %d, which %d has", b.id, b.chunk, w.holder[b.chunk])
+		if w.holder[b.chunk] != b {
+			w.t.Fatalf("pair %d frees chunk %d, which %v has", b.id, b.chunk, w.holder[b.chunk])
 		}
 		delete(w.holder, b.chunk)
 		h := Handle(w.table.Entry(b.chunk))
 		post(b.free, copy(b.mem, h[:]))
 		return
 	}
-	m := binary.LittleEndian.AppendUint32(b.mem[:0], b.access)
+	m := binary.LittleEndian.AppendUint32(b.mem[:0], b.client.access)
 	m = binary.LittleEndian.AppendUint64(m, b.mr.Addr+64)
 	m = binary.LittleEndian.AppendUint32(m, uint32(b.mr.Key))
 	post(b.alloc, len(m))
@@ -407,20 +565,26 @@ func (w *world) request(b *borrower) {
 func (w *world) arrived(b *borrower) {
 	var wcs [4]verbs.WC
 	for _, wc := range wcs[:b.host.nic.Poll(b.cq, wcs[:])] {
+		if wc.Status != verbs.StatusSuccess && (b.client.cut || b.client.life != alive) {
+			b.state = 'x'
+		}
+		if b.state == 'x' {
+			continue
+		}
 		if wc.Status != verbs.StatusSuccess {
-			w.t.Fatalf("client %d: %v", b.id, wc.Status)
+			w.t.Fatalf("pair %d: %v", b.id, wc.Status)
 		}
 		if wc.Op != verbs.OpRecv {
 			continue
 		}
 		if b.state == 'a' {
 			chunk, ok := w.table.Chunk(binary.LittleEndian.Uint64(b.mem[64+8:]))
-			if !ok || w.holder[chunk] != 0 {
-				w.t.Fatalf("client %d is granted chunk %d (%t), which %d has", b.id, chunk, ok, w.holder[chunk])
+			if !ok || w.holder[chunk] != nil {
+				w.t.Fatalf("pair %d is granted chunk %d (%t), which %v has", b.id, chunk, ok, w.holder[chunk])
 			}
-			w.holder[chunk] = b.id
-			if n := w.held(b); n > b.cpu.Budget {
-				w.t.Fatalf("client %d has %d chunks, and a budget of %d", b.id, n, b.cpu.Budget)
+			w.holder[chunk] = b
+			if n := len(w.table.Owned(uint64(b.client.id))); n > b.client.budget {
+				w.t.Fatalf("client %d has %d chunks, and a budget of %d", b.client.id, n, b.client.budget)
 			}
 			b.chunk, b.armed = chunk, false
 		}
@@ -430,8 +594,8 @@ func (w *world) arrived(b *borrower) {
 
 // held is how many chunks b has.
 func (w *world) held(b *borrower) (n int) {
-	for _, id := range w.holder {
-		if id == b.id {
+	for _, by := range w.holder {
+		if by == b {
 			n++
 		}
 	}
@@ -469,26 +633,74 @@ func (w *world) step(a action) {
 // private takes every step that nobody else can notice.
 func (w *world) private() {
 	nic := w.server.nic
-	for again := true; again; {
+	for again := true; again && !w.seen; {
 		again = false
 		w.runClients()
 		for _, q := range nic.Runnable() {
-			if !w.shared(q) {
-				w.count()
-				nic.RunOne(q)
-				again = true
+			if w.shared(q) {
+				continue
 			}
+			again = true
+			if w.fates(q) {
+				break
+			}
+			w.count()
+			nic.RunOne(q)
 		}
 	}
-	for _, b := range w.clients {
+	for _, b := range w.pairs {
 		w.arrived(b)
 	}
+}
+
+// fates has one of the things happen, perhaps, that others notice between any two steps of
+// a client's queue pair qp, and reports whether it has, or whether it has been seen how that goes on.
+func (w *world) fates(qp uint32) bool {
+	var list []action
+	for _, b := range w.pairs {
+		if !slices.ContainsFunc(b.client.pairs, func(b *borrower) bool { return b.runs(qp) }) {
+			continue
+		}
+		list = append(list, w.fate(b)...)
+	}
+	if len(list) == 0 {
+		return false
+	}
+	i := w.pick.choose(w, len(list)+1)
+	w.seen = i < 0
+	if i < 0 || i == len(list) {
+		return w.seen
+	}
+	w.count()
+	list[i].do()
+	return true
+}
+
+// fate is what may happen to b at any moment.
+func (w *world) fate(b *borrower) (list []action) {
+	if strings.HasSuffix(b.script, "!") && b.state != 'x' {
+		list = append(list, action{fmt.Sprintf("pair %d dies", b.id), func() { w.die(b) }})
+	}
+	if c := b.client; c.life == dying && b == c.pairs[0] {
+		list = append(list, action{fmt.Sprintf("CPU: client %d is dead", c.id), func() { w.part(c) }})
+	}
+	return list
+}
+
+// runs reports whether qp is one of b's.
+func (b *borrower) runs(qp uint32) bool {
+	for _, d := range []*modelDesk{b.allocs, b.frees} {
+		if qp == d.frontQP || qp == d.chain {
+			return true
+		}
+	}
+	return false
 }
 
 // shared reports whether the next step of a queue pair is an access to the queue.
 func (w *world) shared(qp uint32) bool {
 	next, responses := w.server.nic.Position(qp)
-	for _, b := range w.clients {
+	for _, b := range w.pairs {
 		for _, d := range []*modelDesk{b.allocs, b.frees} {
 			if d.chain != qp {
 				continue
@@ -516,34 +728,70 @@ func (w *world) run() {
 		if i < 0 {
 			return // it has been seen how that goes on
 		}
-		w.step(list[i])
-	}
-	held := len(w.holder)
-	total := len(w.tableMem) / verbs.EntrySize
-	for _, b := range w.clients {
-		greedy := b.script != "" && b.script[0] == 'a' && w.held(b) == b.cpu.Budget && b.cpu.Budget < total
-		if b.cut != greedy {
-			w.t.Fatalf("client %d, with %d chunks of %d and %q left, is cut off: %t", b.id, w.held(b), b.cpu.Budget, b.script, b.cut)
-		}
-		if b.script != "" && !greedy && !(b.script[0] == 'a' && held == total) {
-			w.t.Fatalf("client %d waits for ever: %q is left, state %c, failed %d, owed %t, told %t; %d chunks are held, %d free",
-				b.id, b.script, b.state, b.cpu.Failed, b.cpu.Owed, b.cpu.Told, held, w.queue.Free())
+		if w.step(list[i]); w.seen {
+			return
 		}
 	}
-	if free := w.queue.Free(); held+free != total {
-		w.t.Fatalf("%d chunks are held and %d free, of %d", held, free, total)
+	lent, total := 0, w.total()
+	for _, c := range w.clients {
+		owned := w.table.Owned(uint64(c.id))
+		lent += len(owned)
+		if c.life != alive {
+			if c.life != gone {
+				w.t.Fatalf("client %d is dead, and the node does nothing", c.id)
+			}
+			continue
+		}
+		greedy, known := false, 0
+		for _, b := range c.pairs {
+			known += w.held(b)
+			greedy = greedy || b.script != "" && b.script[0] == 'a' && w.held(b) == b.cpu.Budget && b.cpu.Budget < total
+		}
+		// With what a client that was cut off asked for it may have been late.
+		if known != len(owned) && !c.cut {
+			w.t.Fatalf("client %d has %v, and knows of %d chunks", c.id, owned, known)
+		}
+		if c.cut != greedy {
+			w.t.Fatalf("client %d, with %d chunks of %d, is cut off: %t", c.id, known, c.budget, c.cut)
+		}
+	}
+	for _, b := range w.pairs {
+		if c := b.client; !c.cut && c.life == alive && b.script != "" && !(b.script[0] == 'a' && lent == total) {
+			w.t.Fatalf("pair %d waits for ever: %q is left, state %c, failed %d, owed %t, told %t; %d chunks are lent, %d free",
+				b.id, b.script, b.state, b.cpu.Failed, b.cpu.Owed, b.cpu.Told, lent, w.queue.Free())
+		}
+	}
+	if free := w.queue.Free(); lent+free != total {
+		w.t.Fatalf("%d chunks are lent and %d free, of %d", lent, free, total)
+	}
+	w.inQueue(total - lent)
+}
+
+// inQueue checks that n chunks are in the queue, each once, and nobody's.
+func (w *world) inQueue(n int) {
+	seen := make(map[uint64]bool)
+	for at := Load(w.queueMem[headOff:]); len(seen) < n; at = w.queue.free | (at+8)&(w.queue.size-1) {
+		entry := *w.queue.element(at)
+		i, ok := w.table.Chunk(entry)
+		if !ok || seen[entry] || w.table.Owner(i) != 0 {
+			w.t.Fatalf("the queue has the entry %#x (%t) of owner %d at %#x, after %d others", entry, ok, w.table.Owner(i), at, len(seen))
+		}
+		seen[entry] = true
 	}
 }
+
+// total is how many chunks there are.
+func (w *world) total() int { return len(w.tableMem) / verbs.EntrySize }
 
 // hash identifies the state.
 func (w *world) hash() [32]byte {
 	b := append(append([]byte(nil), w.tableMem...), w.queueMem...)
 	b = w.server.nic.AppendState(b)
-	for _, k := range w.clients {
+	for _, k := range w.pairs {
 		b = append(b, k.allocs.mem...)
 		b = append(b, k.frees.mem...)
 		b = append(b, k.state, byte(k.chunk), byte(k.cpu.Failed))
-		b = fmt.Append(b, k.script, k.cpu.Owed, k.cpu.Told, k.cut)
+		b = fmt.Append(b, k.script, k.cpu.Owed, k.cpu.Told, k.stands, k.client.cut, k.client.life)
 	}
 	b = fmt.Append(b, w.cpu, len(w.queue.owed), len(w.holder))
 	for _, o := range w.queue.owed {
@@ -588,34 +836,67 @@ func (e *explorer) choose(w *world, n int) int {
 // and whether the chains are made for that.
 type prefetching struct{ device, chains bool }
 
+// A play is what is tried in every order.
+type play struct {
+	chunks  int
+	budget  int // of a client
+	scripts crowd
+}
+
 func TestEveryInterleaving(t *testing.T) {
-	for _, c := range []struct {
-		chunks  int
-		budget  int
-		scripts [modelClients]string
-	}{
-		{1, 1, [modelClients]string{"afa", "a"}},
-		{1, 1, [modelClients]string{"af", "af"}},
-		{2, 1, [modelClients]string{"af", "af"}},
-		{2, 1, [modelClients]string{"aa", "af"}}, // greedy
-		{2, 2, [modelClients]string{"aa", "a"}},
-		{1, 1, [modelClients]string{"afaf", "af"}},
-		{1, 1, [modelClients]string{"afaf", "afaf"}},
-		{2, 1, [modelClients]string{"afaf", "afaf"}},
-		{2, 1, [modelClients]string{"afaa", "afa"}},
+	for _, p := range []play{
+		{1, 1, crowd{{"afa"}, {"a"}}},
+		{1, 1, crowd{{"af"}, {"af"}}},
+		{2, 1, crowd{{"af"}, {"af"}}},
+		{2, 1, crowd{{"aa"}, {"af"}}}, // greedy
+		{2, 2, crowd{{"aa"}, {"a"}}},
+		{1, 1, crowd{{"afaf"}, {"af"}}},
+		{1, 1, crowd{{"afaf"}, {"afaf"}}},
+		{2, 1, crowd{{"afaa"}, {"afa"}}},
+		// Pairs of one client.
+		{1, 2, crowd{{"af", "af"}}},
+		{3, 2, crowd{{"aa", "a"}}}, // greedy with one of them
+		{3, 2, crowd{{"aa", "af"}}},
+		{1, 2, crowd{{"a", "a!"}}},
 	} {
-		if invariants.Enabled && len(c.scripts[0])+len(c.scripts[1]) > 6 {
+		if all := fmt.Sprint(p.scripts); invariants.Enabled && (len(all) > len("[[afa] [afa]]") || strings.Contains(all, "!")) {
 			continue // the race detector makes it take long, and has nothing to find
 		}
-		for _, rule := range []prefetching{{false, false}, {true, true}} {
-			states, runs := explore(t, rule, c.chunks, c.budget, c.scripts)
-			t.Logf("%+v, %d chunks, budget %d, scripts %q: %d states in %d runs", rule, c.chunks, c.budget, c.scripts, states, runs)
-		}
+		p.run(t)
+	}
+}
+
+// TestSoakInterleavings tries all orders of more, if the environment variable TEST_SOAK is
+// set, and otherwise of one thing.
+func TestSoakInterleavings(t *testing.T) {
+	plays := []play{
+		{1, 2, crowd{{"a", "!"}}}, // it dies idle
+		{2, 1, crowd{{"afaf"}, {"afaf"}}},
+		{3, 2, crowd{{"aa", "afaf"}}},
+		{2, 2, crowd{{"afaf", "afaf"}}},
+		{1, 2, crowd{{"af", "af!"}}},
+		{2, 2, crowd{{"af", "af!"}}},
+		{1, 2, crowd{{"a", "a!"}, {"a"}}},
+		{1, 1, crowd{{"a!"}, {"af"}, {"a"}}},
+	}
+	if os.Getenv("TEST_SOAK") == "" {
+		plays = plays[:1]
+	}
+	for _, p := range plays {
+		p.run(t)
+	}
+}
+
+// run tries p on devices of both kinds.
+func (p *play) run(t *testing.T) {
+	for _, rule := range []prefetching{{false, false}, {true, true}} {
+		states, runs := explore(t, rule, p.chunks, p.budget, p.scripts)
+		t.Logf("%+v, %d chunks, budget %d, scripts %q: %d states in %d runs", rule, p.chunks, p.budget, p.scripts, states, runs)
 	}
 }
 
 // explore tries every order.
-func explore(t testing.TB, rule prefetching, chunks, budget int, scripts [modelClients]string) (states, runs int) {
+func explore(t testing.TB, rule prefetching, chunks, budget int, scripts crowd) (states, runs int) {
 	e := &explorer{seen: make(map[[32]byte]bool), todo: [][]int{nil}}
 	for len(e.todo) > 0 {
 		e.prefix, e.at = e.todo[len(e.todo)-1], 0
@@ -649,5 +930,5 @@ func TestAPrefetchingDeviceNeedsItsOwnChains(t *testing.T) {
 		}
 		t.Log("found:", v.said)
 	}()
-	explore(v, prefetching{device: true}, 1, 1, [modelClients]string{"af", "af"})
+	explore(v, prefetching{device: true}, 1, 1, crowd{{"af"}, {"af"}})
 }

@@ -2,6 +2,7 @@ package chain
 
 import (
 	"math/bits"
+	"slices"
 	"sync/atomic"
 )
 
@@ -140,6 +141,29 @@ func (q *Queue) forget(by *Account) {
 // Owing reports whether elements are owed.
 func (q *Queue) Owing() bool { return len(q.owed) > 0 }
 
+// retreat moves the head back over elements that are owed because of nobody: who comes and
+// goes while there is nothing must not move it on and on, until it has overtaken the tail.
+// Only the element before the head can be given back, but one that is owed is as good as
+// another, so it is exchanged for that of a client that is gone.
+func (q *Queue) retreat() {
+	head := word(q.mem[headOff:])
+	for {
+		at := atomic.LoadUint64(head)
+		last := q.free | (at-8)&(q.size-1)
+		of := slices.IndexFunc(q.owed, func(o owed) bool { return o.slot == last })
+		gone := slices.IndexFunc(q.owed, func(o owed) bool { return o.by == nil })
+		if of < 0 || gone < 0 {
+			return // a chain is at work on the element: if there is nothing in it, it will be owed
+		}
+		q.pause()
+		if atomic.CompareAndSwapUint64(head, at, last) {
+			q.owed[of].by, q.owed[gone].by = nil, q.owed[of].by
+			q.owed = slices.Delete(q.owed, of, of+1)
+			q.owedCount.Add(-1)
+		}
+	}
+}
+
 // Settle moves entries that have arrived in owed elements to the tail, and
 // resumes the chains that stopped there. Afterwards either nothing is owed or
 // nothing is free.
@@ -164,4 +188,5 @@ func (q *Queue) Settle() {
 		clear(q.owed[len(kept):])
 		q.owed = kept
 	}
+	q.retreat()
 }

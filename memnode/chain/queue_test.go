@@ -102,6 +102,42 @@ func TestSettle(t *testing.T) {
 	}
 }
 
+// TestWhoIsOwedKeepsItsPlace: what a client that is gone was owed is given back also if
+// another is owed a later element, and while a third takes one.
+func TestWhoIsOwedKeepsItsPlace(t *testing.T) {
+	q := newTestQueue(1)
+	_, entry := q.pop()
+	var gone, waits, late Account
+	resumed := 0
+	waits.Resume = func(done, failed uint64) { resumed++ }
+	late.Resume = waits.Resume
+	for _, a := range []*Account{&gone, &waits} {
+		slot, _ := q.pop()
+		a.Owed = true
+		q.owe(slot, a)
+	}
+	gone.Close(q)
+	q.between = func() {
+		q.between = nil
+		slot, _ := q.pop()
+		late.Owed = true
+		q.owe(slot, &late)
+	}
+	q.Settle()
+	q.Settle()
+	if len(q.owed) != 2 || q.Free() != 0 || resumed != 0 {
+		t.Fatalf("%d elements are owed, want 2; %d are free, want none; %d were resumed", len(q.owed), q.Free(), resumed)
+	}
+	q.Push(entry)
+	q.Settle()
+	if q.Owing() || q.Free() != 1 || resumed != 2 {
+		t.Fatalf("owing %t; %d are free, want 1; %d were resumed, want 2", q.Owing(), q.Free(), resumed)
+	}
+	if _, got := q.pop(); got != entry {
+		t.Fatalf("got entry %d, want %d", got, entry)
+	}
+}
+
 func TestFreedChunksWaitInOrder(t *testing.T) {
 	q := newTestQueue(2)
 	put := func(entry uint64) {
@@ -149,5 +185,33 @@ func TestTablesAreWhereHandlesReach(t *testing.T) {
 		if i, ok := table.Chunk(addr); ok {
 			t.Errorf("%#x is taken for the entry of chunk %d", addr, i)
 		}
+	}
+}
+
+// TestWhatTheDeadAreOwedIsBounded: clients that come, find nothing and go again leave no
+// more behind than the queue has room for, however often they come.
+func TestWhatTheDeadAreOwedIsBounded(t *testing.T) {
+	q := newTestQueue(1)
+	_, entry := q.pop()
+	for range q.Size() / 8 * 2 {
+		var a Account
+		slot, nothing := q.pop()
+		if nothing != 0 {
+			t.Fatalf("got entry %d from an empty queue", nothing)
+		}
+		q.owe(slot, &a)
+		q.Settle()
+		a.Close(q)
+		if free := q.Free(); free != 0 {
+			t.Fatalf("%d are free, want none", free)
+		}
+	}
+	q.Push(entry)
+	q.Settle()
+	if q.Free() != 1 || q.Owing() {
+		t.Fatalf("%d are free, want 1; owing: %t", q.Free(), q.Owing())
+	}
+	if _, got := q.pop(); got != entry {
+		t.Fatalf("got entry %d, want %d", got, entry)
 	}
 }

@@ -379,6 +379,18 @@ func (q *qp) bound() []*mw {
 	return list
 }
 
+// Fail implements verbs.QP.
+func (q *qp) Fail() error {
+	q.post.Lock()
+	closed := q.closed
+	q.post.Unlock()
+	if closed {
+		return verbs.ErrClosed
+	}
+	q.toError()
+	return nil
+}
+
 // EnableSend implements verbs.QP: there are no managed queues.
 func (q *qp) EnableSend(uint64) error { return q.unmanaged() }
 

@@ -288,6 +288,16 @@ func (n *NIC) enable(q *qp, r *ring, index uint64) {
 	}
 }
 
+// FailQP takes a queue pair to the error state, where everything unfinished is flushed.
+func (n *NIC) FailQP(num uint32) error {
+	q := n.qps.get(num)
+	if q == nil {
+		return fmt.Errorf("cannot have QP %d fail: no such QP: %w", num, verbs.ErrInvalid)
+	}
+	n.fail(q, verbs.StatusWRFlushErr)
+	return nil
+}
+
 // fail takes q to the error state: everything unfinished completes, the
 // oldest executed send request with status first, all else flushed. The peer
 // is told, by a Nak if one is owed.

@@ -21,6 +21,7 @@ var connectTests = []test{
 	{"Conn.Close errors every queue pair on both sides", testConnClose},
 	{"Device.Close disconnects its peers", testDeviceClose},
 	{"closing one queue pair leaves the others", testQPClose},
+	{"failing one queue pair leaves the others", testQPFail},
 	{"a closed connection connects nothing", testConnectAfterClose},
 	{"a device can dial the same listener many times", testManyConns},
 	{"everything can be closed twice", testCloseTwice},
@@ -209,6 +210,33 @@ func (r *rig) wantDown() {
 	r.s.event(verbs.EventDisconnected, r.s.qp)
 	wantState(r.t, r.c.qp, verbs.StateError)
 	wantState(r.t, r.s.qp, verbs.StateError)
+}
+
+// testQPFail has a queue pair fail: what was posted is flushed, and the peer is told.
+func testQPFail(t *testing.T, p Pair) {
+	r := newRig(t, p)
+	cqp, sqp := r.joinMore()
+	r.s.recv(verbs.RecvWR{ID: 71, SGL: r.s.at(0, 8)})
+	for range 2 {
+		if err := r.s.qp.Fail(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantState(t, r.s.qp, verbs.StateError)
+	if wc := poll(t, r.s.rcq, 1)[0]; wc.ID != 71 || wc.Status != verbs.StatusWRFlushErr {
+		t.Errorf("the posted receive gave %+v, want it flushed", wc)
+	}
+	r.c.event(verbs.EventDisconnected, r.c.qp)
+	wantState(t, r.c.qp, verbs.StateError)
+	for _, qp := range []verbs.QP{cqp, sqp} {
+		wantState(t, qp, verbs.StateRTS)
+	}
+	if err := sqp.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := sqp.Fail(); !errors.Is(err, verbs.ErrClosed) {
+		t.Errorf("failing a queue pair that is closed: got %v, want %v", err, verbs.ErrClosed)
+	}
 }
 
 func testConnClose(t *testing.T, p Pair) {

@@ -257,6 +257,15 @@ func (q *qp) EnableRecv(index uint64) error {
 	return err
 }
 
+func (q *qp) Fail() error {
+	if err := q.lock(); err != nil {
+		return err
+	}
+	err := q.d.nic.FailQP(q.num)
+	q.d.unlock()
+	return err
+}
+
 func (q *qp) Close() error {
 	if q.lock() != nil {
 		return nil
