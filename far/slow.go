@@ -115,10 +115,11 @@ func (m *ByteMap) slow(ctx context.Context, sh *shard, hs hash, key []byte, try 
 			return m.gone()
 		}
 		s := try(&hd)
+		late := ctx.Err() != nil // asked once: who leads a flight makes it
 		var f *heap.Flight
 		var leader bool
 		var busy <-chan struct{}
-		if (s.need == needWhole || s.need == needHead) && ctx.Err() == nil {
+		if (s.need == needWhole || s.need == needHead) && !late {
 			use := heap.UseHead
 			if s.need == needWhole || short {
 				use = heap.UseLook
@@ -128,7 +129,7 @@ func (m *ByteMap) slow(ctx context.Context, sh *shard, hs hash, key []byte, try 
 				return c.Err
 			}
 			f, leader, busy = m.board(nil, 0, sh, s.at, use, len(key))
-		} else if s.need == needLeaf && ctx.Err() == nil {
+		} else if s.need == needLeaf && !late {
 			if c := hd.of(sh.cold.At(sh.cold.Of(hs.tag())).Addr(), true); c != nil && c.Corrupt() {
 				sh.mu.Unlock()
 				return c.Err
@@ -139,7 +140,7 @@ func (m *ByteMap) slow(ctx context.Context, sh *shard, hs hash, key []byte, try 
 		switch {
 		case s.need == ready:
 			return s.err
-		case ctx.Err() != nil:
+		case late:
 			return context.Cause(ctx)
 		case s.need == needRoom:
 			var letGo func()
