@@ -180,6 +180,19 @@ func FuzzDecode(f *testing.F) {
 	h, w := exampleHello(), exampleWelcome()
 	f.Add(h.Append(nil))
 	f.Add(w.Append(nil))
+	// Made by the code, so that they are of its version whatever that is.
+	for kind := KindManagement; kind <= KindComponent; kind++ {
+		h := Hello{Kind: kind, Manager: "onesided", Session: h.Session}
+		switch kind {
+		case KindManagement:
+			h.Groups, h.Pairs = MaxGroups, MaxPairs
+		case KindAccess, KindAlloc, KindFree:
+			h.Index = 1
+		}
+		f.Add(h.Append(nil))
+	}
+	w.Resumed, w.Group, w.Groups, w.Pairs = false, 2, MaxGroups, MaxPairs
+	f.Add(w.Append(nil))
 	f.Add(AppendRequest(nil, OpAlloc, 1, 16, 0))
 	f.Add(AppendRequest(nil, OpOwned, 2, 16, 32))
 	f.Add(AppendFree(nil, 3, []uint32{1, 2, 3}))
