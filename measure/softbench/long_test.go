@@ -131,17 +131,21 @@ func TestFilesRuns(t *testing.T) {
 	}
 }
 
-// Memory that is free again is used again, within a second even on a busy machine.
+// Memory that is free again is granted within a second even on a busy machine, and the
+// service does soon what it can with it.
 func TestPressureRuns(t *testing.T) {
-	back := 0
+	seen := map[string]int{}
+	most := map[string]float64{"and back in": 1, "throughput is what the memory in use allows in": 5}
 	for _, r := range run(t, RunPressure) {
-		if r.Metric == "and back in" {
-			if back++; r.Value > 1 {
-				t.Errorf("got %+v, want at most a second", r)
+		if bound, ok := most[r.Metric]; ok {
+			if seen[r.Metric]++; r.Value > bound {
+				t.Errorf("got %+v, want at most %v seconds", r, bound)
 			}
 		}
 	}
-	if back != 2 {
-		t.Errorf("memory came back %d times, want 2", back)
+	for metric := range most {
+		if seen[metric] != 2 {
+			t.Errorf("%q is said %d times, want after both antagonists", metric, seen[metric])
+		}
 	}
 }
