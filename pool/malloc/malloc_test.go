@@ -395,3 +395,20 @@ func TestReferencesNameBlocks(t *testing.T) {
 	}
 	wantBack(t, h, cl)
 }
+
+// TestSmallBlocksLieInOneUnit: a node may open every 4 KiB by a key of its own, and what lies
+// in two of them takes two requests to read or to write.
+func TestSmallBlocksLieInOneUnit(t *testing.T) {
+	h, _, _ := rig(t, 8<<20, Config{}, 1)
+	for _, size := range []int{8, 100, 300, 448, 512, 600, 1000} {
+		for range 50 {
+			b, err := h.Alloc(t.Context(), size)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if first, last := b.Off/4096, (b.Off+int64(size)-1)/4096; first != last {
+				t.Fatalf("a block of %d bytes lies at %d, in the units %d and %d", size, b.Off, first, last)
+			}
+		}
+	}
+}

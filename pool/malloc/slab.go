@@ -22,7 +22,7 @@ type slab struct {
 // A slab has at most a slabShare'th of what the heap has taken, or slabMax bytes, unless a
 // page needs more: what no page has of it is little beside what is in use.
 const (
-	slabShare = 16
+	slabShare = 8
 	slabMax   = 128 << 10
 )
 
