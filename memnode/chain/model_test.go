@@ -546,6 +546,14 @@ func (w *world) request(b *borrower) {
 			SGL: []verbs.SGE{{Addr: b.mr.Addr, Length: uint32(n), LKey: verbs.LKey(b.mr.Key)}}}}))
 	}
 	b.state = b.script[0]
+	q := b.alloc
+	if b.state == 'f' {
+		q = b.free
+	}
+	if at, err := b.host.nic.QPState(q); err != nil || at != verbs.StateRTS {
+		b.state = 'x' // the node has ended the connection, or cut it off
+		return
+	}
 	if b.state == 'f' {
 		if w.holder[b.chunk] != b {
 			w.t.Fatalf("pair %d frees chunk %d, which %v has", b.id, b.chunk, w.holder[b.chunk])
