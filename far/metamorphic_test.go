@@ -212,24 +212,10 @@ func TestEveryStructureIsAsItsLocalCounterpart(t *testing.T) {
 			case over != nil:
 				kinds = []kind{faults}
 			}
-			if invariants.Enabled && soak == 0 { // "make plain" has them all
-				switch {
-				case local.percent == 100:
-					kinds = nil
-				case over == nil && local.percent == 5:
-					kinds = []kind{faults, losses}
-				case over == nil:
-					kinds = []kind{peace, losses}
-				case over.Name != pooltest.TCP.Name && local.percent == 5:
-					kinds = nil
-				case over.Name == pooltest.Sim.Name:
-					kinds = []kind{faults}
-				case local.percent == 5:
-					kinds = []kind{cuts}
-				case over.Name == pooltest.Inproc.Name:
-					kinds = []kind{kills}
-				default:
-					kinds = []kind{faults, kills}
+			if invariants.Enabled && soak == 0 { // every trouble and every store once: "make plain" has them all
+				kinds = nil
+				if k, ok := map[string]kind{"memory/5": faults, "memory/20": losses, "inproc/20": kills, "tcp/5": cuts, "sim/20": faults}[fmt.Sprintf("%s/%d", name, local.percent)]; ok {
+					kinds = []kind{k}
 				}
 			}
 			for _, k := range kinds {
