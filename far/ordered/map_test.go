@@ -427,6 +427,9 @@ func TestAMapIsAsASortedSlice(t *testing.T) {
 				}
 			},
 		})
+		md.set(t, "last", "v") // so that something is far, whatever was drawn
+		w.push(t)
+		md.walked(t, "All in the end", md.m.All(md.s), md.want, math.MaxInt)
 		st := md.m.Stats()
 		far.Add(&st)
 	})
