@@ -184,7 +184,9 @@
 // Fetching, which heap does for all owners: fetch, many and admit of entries; objectfetch and
 // prefetch of objects.
 //
-// Where words go that tables have no room for: cold (what is known, and what has to be read), settle.
+// Where words go that tables have no room for: cold (what is known, and what has to be read) and leaffetch
+// (reading it); settle (when), settlevisit (leaf by leaf), settleclean (the far memory of leaves) and leafbury
+// (what was cleared).
 //
 // Maps: bytemap, update, txn, scan, big (values in pieces), typedmap, mapttl. Pointers: ptr,
 // class, retire, shared, bytes. Structures: array, vector, list, stack, queue.
