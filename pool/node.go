@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"polder/internal/failpoint"
 	"polder/memnode/wire"
 	"polder/pool/manager"
 	"polder/verbs"
@@ -252,8 +253,11 @@ func (n *node) attach(ctx context.Context, l *link) (unknown []uint32, err error
 			return nil, fmt.Errorf("cannot resume the session: %w", err)
 		}
 	}
-	lost, unknown := n.publish(l, owned)
-	n.dropPlace()
+	lost, unknown, old := n.publish(l, owned)
+	failpoint.Hit("pool.published")
+	if old != nil {
+		old.close()
+	}
 	for _, x := range lost {
 		x.lose()
 	}
@@ -264,9 +268,9 @@ func (n *node) attach(ctx context.Context, l *link) (unknown []uint32, err error
 }
 
 // publish makes l the node's link, on which the client owns the given chunks.
-// It returns the extents that it no longer owns, and what it owns without
-// knowing.
-func (n *node) publish(l *link, owned []manager.Grant) (lost []*extent, unknown []uint32) {
+// It returns the extents that it no longer owns, what it owns without knowing, and
+// the place of the session before, if that is another, for the caller to close.
+func (n *node) publish(l *link, owned []manager.Grant) (lost []*extent, unknown []uint32, old *place) {
 	info := l.session.Info()
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -287,11 +291,16 @@ func (n *node) publish(l *link, owned []manager.Grant) (lost []*extent, unknown 
 	n.extents = kept
 	n.session, n.grace = info.Session, info.Grace
 	n.link = l
-	if n.place != nil && n.place.session == n.session.ID {
+	switch {
+	case n.place == nil:
+	case n.place.session == n.session.ID:
 		n.place.link.Store(l)
+	default:
+		// Whoever constructs over l must not find it: that would be lost with it.
+		old, n.place = n.place, nil
 	}
 	n.setState(nodeUp, nil)
-	return lost, unknown
+	return lost, unknown, old
 }
 
 // loseAll gives up every extent, and returns how many chunks they had.

@@ -13,6 +13,7 @@ import (
 
 	"polder/far"
 	"polder/internal/arena"
+	"polder/internal/failpoint"
 	"polder/memnode"
 	"polder/memnode/component"
 	"polder/pool"
@@ -94,6 +95,43 @@ func TestObjectsAreInThisProcessOnOneMachine(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := again.Get(t.Context(), []byte("k"), nil); !errors.Is(err, far.ErrNotFound) {
+		t.Fatalf("a new table: got %v, want %v", err, far.ErrNotFound)
+	}
+}
+
+// What is made as soon as the old objects are seen to be lost belongs to the new
+// session, even while the old session's objects have not been closed yet.
+func TestAnObjectMadeRightAfterTheLossIsNotLost(t *testing.T) {
+	var armed atomic.Bool
+	made := make(chan struct{})
+	failpoint.Set(func(name string) {
+		if name == "pool.published" && armed.CompareAndSwap(true, false) {
+			<-made
+		}
+	})
+	t.Cleanup(func() { failpoint.Set(nil) }) // after the cluster has ended
+	c := pooltest.NewCluster(t, pooltest.SHM, placeConfig())
+	d := NewDevice(c.Open(pool.Config{}).Pool)
+	defer close(made)
+	old, err := far.NewRemoteTable(t.Context(), d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	armed.Store(true)
+	c.Nodes[0].Crash()
+	c.Nodes[0].Start()
+	pooltest.Eventually(t, "the table is lost with its node", func() bool {
+		_, err := old.Get(t.Context(), []byte("k"), nil)
+		var lost *far.LostError
+		return errors.As(err, &lost)
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	again, err := far.NewRemoteTable(ctx, d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := again.Get(ctx, []byte("k"), nil); !errors.Is(err, far.ErrNotFound) {
 		t.Fatalf("a new table: got %v, want %v", err, far.ErrNotFound)
 	}
 }
