@@ -1,0 +1,364 @@
+package pages
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/bits"
+	"sync"
+	"sync/atomic"
+
+	"polder/far"
+)
+
+const (
+	// Size is the size of a page, in bytes.
+	Size = 4096
+	// MaxVolume is the size of the largest volume, in bytes.
+	MaxVolume = 1 << 44
+)
+
+// ErrRange: there is no such offset in the volume.
+var ErrRange = errors.New("it is beyond the end of the volume")
+
+// stripes is how many locks the pages share.
+const stripes = 256
+
+// Volume is memory in pages. It must not be used after its heap has been closed.
+type Volume struct {
+	size  int64
+	pages *far.ByteMap
+	kept  present
+	locks [stripes]sync.Mutex // of writers: of a page's entry, and of its bit
+
+	batches sync.Pool // of *batch
+	reads   atomic.Int64
+	writes  atomic.Int64
+}
+
+// New makes a volume of size bytes, a multiple of Size. All of it reads as zeros. Its
+// memory comes out of h as it is written to. Name is that of a map of h that nobody else
+// uses.
+func New(h *far.Heap, name string, size int64) (*Volume, error) {
+	if size <= 0 || size%Size != 0 || size > MaxVolume {
+		return nil, fmt.Errorf("cannot make a volume of %d bytes: expected a multiple of %d up to %d", size, Size, int64(MaxVolume))
+	}
+	return &Volume{size: size, pages: h.NewByteMap(name), kept: newPresent(size / Size)}, nil
+}
+
+// Size is the size of the volume, in bytes.
+func (v *Volume) Size() int64 { return v.size }
+
+// Stats are counts since the volume was made.
+type Stats struct {
+	Pages         int64 // that take memory, at the moment
+	Reads, Writes int64 // of pages
+}
+
+// Stats returns what the volume has done.
+func (v *Volume) Stats() Stats {
+	return Stats{Pages: v.kept.count.Load(), Reads: v.reads.Load(), Writes: v.writes.Load()}
+}
+
+// Free gives all of the volume's memory back. It must not be used any more, nor be in use.
+func (v *Volume) Free() { v.pages.Free() }
+
+// check finds what is wrong with a range.
+func (v *Volume) check(off, n int64) error {
+	if off < 0 || n < 0 || off > v.size || n > v.size-off {
+		return fmt.Errorf("cannot use %d bytes at offset %d of %d: %w", n, off, v.size, ErrRange)
+	}
+	return nil
+}
+
+// Read reads len(p) bytes at off into p. With far.NoWait it fails with far.ErrWouldBlock if
+// some of them are far. It fails with a *far.LostError if a page of them was lost, and
+// then, or after another error, what is in p is undefined.
+func (v *Volume) Read(ctx context.Context, p []byte, off int64) error {
+	if err := v.check(off, int64(len(p))); err != nil {
+		return err
+	}
+	b := v.batch()
+	defer v.batches.Put(b)
+	for len(p) > 0 {
+		n := min(len(p), maxBatch*Size-int(off%Size))
+		if err := b.read(ctx, p[:n], off); err != nil {
+			return err
+		}
+		p, off = p[n:], off+int64(n)
+	}
+	return nil
+}
+
+// Write writes p at off. When it returns, all of it can be read, and parts of it before.
+// After an error any part of it may have been written. It fails with a far.ErrFull if
+// there is no far memory for it.
+func (v *Volume) Write(ctx context.Context, p []byte, off int64) error {
+	if err := v.check(off, int64(len(p))); err != nil {
+		return err
+	}
+	b := v.batch()
+	defer v.batches.Put(b)
+	for len(p) > 0 {
+		at := int(off % Size)
+		n := min(len(p), Size-at)
+		if err := v.write(ctx, b, p[:n], off/Size, at); err != nil {
+			return err
+		}
+		p, off = p[n:], off+int64(n)
+	}
+	return nil
+}
+
+// write writes p, which is in one page.
+func (v *Volume) write(ctx context.Context, b *batch, p []byte, page int64, at int) error {
+	v.writes.Add(1)
+	lock := &v.locks[page%stripes]
+	lock.Lock()
+	defer lock.Unlock()
+	key := b.key(0, page)
+	if len(p) < Size {
+		whole := b.whole[:]
+		clear(whole)
+		if v.kept.has(page) {
+			if _, err := v.pages.Get(ctx, key, whole[:0]); err != nil && !errors.Is(err, far.ErrNotFound) {
+				return v.failed("read", page, err)
+			}
+		}
+		copy(whole[at:], p)
+		p = whole
+	}
+	if bytes.Equal(p, zeros[:]) {
+		return v.drop(ctx, key, page)
+	}
+	if err := v.pages.Set(ctx, key, far.Entry{Value: p}); err != nil {
+		return v.failed("write", page, err)
+	}
+	v.kept.add(page)
+	return nil
+}
+
+// drop has a page read as zeros from now on, and take no memory.
+//
+// Preconditions: the lock of the page's stripe is held.
+func (v *Volume) drop(ctx context.Context, key []byte, page int64) error {
+	if !v.kept.has(page) {
+		return nil
+	}
+	if _, err := v.pages.Delete(ctx, key); err != nil {
+		return v.failed("discard", page, err)
+	}
+	v.kept.remove(page)
+	return nil
+}
+
+func (v *Volume) failed(what string, page int64, err error) error {
+	if err == far.ErrWouldBlock {
+		return err
+	}
+	return fmt.Errorf("cannot %s page %d: %w", what, page, err)
+}
+
+var zeros [Size]byte
+
+// Discard has n bytes at off read as zeros, and gives the memory of those pages back that
+// are whole in it.
+func (v *Volume) Discard(ctx context.Context, off, n int64) error {
+	if err := v.check(off, n); err != nil {
+		return err
+	}
+	b := v.batch()
+	defer v.batches.Put(b)
+	for end := off + n; off < end; {
+		page, at := off/Size, off%Size
+		length := min(end-off, Size-at)
+		if gap := v.kept.gap(page, (end+Size-1)/Size); gap > page {
+			off = min(gap*Size, end) // zeros already
+			continue
+		}
+		if err := v.write(ctx, b, zeros[:length], page, int(at)); err != nil {
+			return err
+		}
+		off += length
+	}
+	return nil
+}
+
+// Prefetch brings what is far of n bytes at off into local memory, as far as there is room,
+// and returns when it is there.
+func (v *Volume) Prefetch(ctx context.Context, off, n int64) error {
+	if err := v.check(off, n); err != nil {
+		return err
+	}
+	b := v.batch()
+	defer v.batches.Put(b)
+	for page, end := off/Size, (off+n+Size-1)/Size; page < end; {
+		count := 0
+		for ; page < end && count < maxBatch; page++ {
+			if v.kept.has(page) {
+				b.key(count, page)
+				count++
+			}
+		}
+		if err := v.pages.Prefetch(ctx, b.keys[:count]...); err != nil {
+			return fmt.Errorf("cannot prefetch: %w", err)
+		}
+	}
+	return nil
+}
+
+// Extent returns how many bytes from off on are alike: in pages that take memory, or in
+// pages that take none, and read as zeros. It looks no further than to end.
+func (v *Volume) Extent(off, end int64) (n int64, memory bool) {
+	end = min(end, v.size)
+	if off < 0 || off >= end {
+		return 0, false
+	}
+	page, last := off/Size, (end+Size-1)/Size
+	to := v.kept.gap(page, last)
+	if memory = to == page; memory {
+		for to++; to < last && v.kept.has(to); to++ {
+		}
+	}
+	return min(to*Size, end) - off, memory
+}
+
+// maxBatch is how many pages are read at a time.
+const maxBatch = 32
+
+// batch is what a call needs to read pages, or to write one.
+type batch struct {
+	v       *Volume
+	whole   [Size]byte
+	numbers [maxBatch][8]byte // what keys refer to
+	keys    [maxBatch][]byte
+	answer  func(i int, e far.Entry, err error) // is answered, without an allocation for each batch
+
+	// Of a read:
+	p   []byte
+	off int64
+	of  [maxBatch]int64 // which page each key is of
+	err error
+}
+
+func (v *Volume) batch() *batch {
+	if b, _ := v.batches.Get().(*batch); b != nil {
+		return b
+	}
+	b := &batch{v: v}
+	b.answer = b.answered
+	for i := range b.keys {
+		b.keys[i] = b.numbers[i][:]
+	}
+	return b
+}
+
+// key makes the i-th key that of a page, and returns it.
+func (b *batch) key(i int, page int64) []byte {
+	binary.BigEndian.PutUint64(b.numbers[i][:], uint64(page))
+	return b.keys[i]
+}
+
+// read reads p, which is in maxBatch pages at most.
+func (b *batch) read(ctx context.Context, p []byte, off int64) error {
+	first, end := off/Size, (off+int64(len(p))+Size-1)/Size
+	b.v.reads.Add(end - first)
+	b.p, b.off, b.err = p, off, nil
+	defer func() { b.p = nil }()
+	count := 0
+	for page := first; page < end; page++ {
+		if b.v.kept.has(page) {
+			b.key(count, page)
+			b.of[count] = page
+			count++
+		} else {
+			clear(b.part(page))
+		}
+	}
+	switch {
+	case count == 0:
+	case count == 1:
+		e, err := b.v.pages.Get(ctx, b.keys[0], b.whole[:0])
+		b.answered(0, e, err)
+	default:
+		b.v.pages.GetMany(ctx, b.keys[:count], b.answer)
+	}
+	return b.err
+}
+
+// part is the part of what is read that lies in a page.
+func (b *batch) part(page int64) []byte {
+	from := max(page*Size-b.off, 0)
+	return b.p[from:min((page+1)*Size-b.off, int64(len(b.p)))]
+}
+
+// answered takes what is in the page of the i-th key.
+func (b *batch) answered(i int, e far.Entry, err error) {
+	page := b.of[i]
+	switch part := b.part(page); {
+	case err == nil:
+		copy(part, e.Value[max(b.off-page*Size, 0):])
+	case errors.Is(err, far.ErrNotFound): // it has been discarded meanwhile
+		clear(part)
+	case b.err == nil:
+		b.err = b.v.failed("read", page, err)
+	}
+}
+
+// present says which pages have an entry.
+type present struct {
+	count  atomic.Int64
+	chunks []atomic.Pointer[chunk]
+}
+
+// chunk is the bits of 128 MiB.
+type chunk [chunkPages / 64]atomic.Uint64
+
+const chunkPages = 1 << 15
+
+func newPresent(pages int64) present {
+	return present{chunks: make([]atomic.Pointer[chunk], (pages+chunkPages-1)/chunkPages)}
+}
+
+func (p *present) has(page int64) bool {
+	c := p.chunks[page/chunkPages].Load()
+	return c != nil && c[page%chunkPages/64].Load()&(1<<(page%64)) != 0
+}
+
+// add says that a page has an entry.
+func (p *present) add(page int64) {
+	at := &p.chunks[page/chunkPages]
+	c := at.Load()
+	if c == nil {
+		at.CompareAndSwap(nil, new(chunk))
+		c = at.Load()
+	}
+	if bit := uint64(1) << (page % 64); c[page%chunkPages/64].Or(bit)&bit == 0 {
+		p.count.Add(1)
+	}
+}
+
+// remove says that a page has none, which had one.
+func (p *present) remove(page int64) {
+	c := p.chunks[page/chunkPages].Load()
+	c[page%chunkPages/64].And(^(uint64(1) << (page % 64)))
+	p.count.Add(-1)
+}
+
+// gap is the first page from page on that has an entry, or end.
+func (p *present) gap(page, end int64) int64 {
+	for page < end {
+		c := p.chunks[page/chunkPages].Load()
+		if c == nil {
+			page = (page/chunkPages + 1) * chunkPages
+			continue
+		}
+		if word := c[page%chunkPages/64].Load() >> (page % 64); word != 0 {
+			return min(page+int64(bits.TrailingZeros64(word)), end)
+		}
+		page = (page/64 + 1) * 64
+	}
+	return end
+}

@@ -1,0 +1,302 @@
+package pages
+
+import (
+	"bytes"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"polder/far"
+	"polder/internal/invariants"
+)
+
+// newVolume makes a volume over far memory of so many segments of 256 KiB, with the least
+// local memory.
+func newVolume(t *testing.T, size int64, segments int) (*Volume, *far.Heap) {
+	t.Helper()
+	v, h, err := makeVolume(size, segments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return v, h
+}
+
+func makeVolume(size int64, segments int) (*Volume, *far.Heap, error) {
+	h, err := far.NewHeap(far.NewMemStore(256<<10, segments), far.Config{Local: far.MinLocal})
+	if err != nil {
+		return nil, nil, err
+	}
+	v, err := New(h, "volume", size)
+	return v, h, err
+}
+
+// TestAVolumeIsMemory does what a slice of bytes does, with reads, writes and discards of
+// any length at any offset, over a volume of which less than half is local.
+func TestAVolumeIsMemory(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		const size = 8 << 20
+		v, h, err := makeVolume(size, 100)
+		if err != nil {
+			rt.Fatal(err)
+		}
+		defer func() { _ = h.Close() }()
+		ctx, want := t.Context(), make([]byte, size)
+		whatIs := func(off, n int) {
+			got := make([]byte, n)
+			if err := v.Read(ctx, got, int64(off)); err != nil {
+				rt.Fatal(err)
+			}
+			if !bytes.Equal(got, want[off:off+n]) {
+				rt.Fatalf("%d bytes at %d are not what was written", n, off)
+			}
+		}
+		random := rand.New(rand.NewPCG(rapid.Uint64().Draw(rt, "seed"), 1))
+		extent := func(rt *rapid.T, most int) (int, int) {
+			off := rapid.IntRange(0, size).Draw(rt, "offset")
+			if rapid.Bool().Draw(rt, "whole pages") {
+				off = off / Size * Size
+			}
+			return off, min(rapid.IntRange(0, most).Draw(rt, "length"), size-off)
+		}
+		rt.Repeat(map[string]func(*rapid.T){
+			"write": func(rt *rapid.T) {
+				off, n := extent(rt, 512<<10)
+				for i := range want[off : off+n] {
+					want[off+i] = byte(random.Uint32())
+				}
+				if rapid.IntRange(0, 3).Draw(rt, "zeros") == 0 {
+					clear(want[off : off+n])
+				}
+				if err := v.Write(ctx, want[off:off+n], int64(off)); err != nil {
+					rt.Fatal(err)
+				}
+			},
+			"discard": func(rt *rapid.T) {
+				off, n := extent(rt, 2<<20)
+				clear(want[off : off+n])
+				if err := v.Discard(ctx, int64(off), int64(n)); err != nil {
+					rt.Fatal(err)
+				}
+			},
+			"prefetch": func(rt *rapid.T) {
+				off, n := extent(rt, 512<<10)
+				if err := v.Prefetch(ctx, int64(off), int64(n)); err != nil {
+					rt.Fatal(err)
+				}
+			},
+			"read": func(rt *rapid.T) { whatIs(extent(rt, 512<<10)) },
+		})
+		whatIs(0, size)
+		pages := int64(0)
+		for off := 0; off < size; off += Size {
+			if !bytes.Equal(want[off:off+Size], zeros[:]) {
+				pages++
+			}
+		}
+		if got := v.Stats().Pages; got != pages {
+			rt.Fatalf("%d pages take memory, want %d: those that are not zeros", got, pages)
+		}
+		at := int64(0)
+		for at < size {
+			n, memory := v.Extent(at, size)
+			if n <= 0 {
+				rt.Fatalf("the extent at %d has %d bytes", at, n)
+			}
+			for page := at; page < at+n; page += Size {
+				if zero := bytes.Equal(want[page:page+Size], zeros[:]); zero == memory {
+					rt.Fatalf("the page at %d is in an extent with memory %t, and is zeros %t", page, memory, zero)
+				}
+			}
+			at += n
+		}
+	})
+}
+
+// TestPagesOfManyWritersAreWhole has goroutines write pages that say what they are, whole
+// and by halves, and discard them.
+func TestPagesOfManyWritersAreWhole(t *testing.T) {
+	const pages, writers, rounds = 3000, 4, 6000
+	v, _ := newVolume(t, pages*Size, 100)
+	ctx := t.Context()
+	var wg sync.WaitGroup
+	for w := range writers {
+		wg.Go(func() {
+			random := rand.New(rand.NewPCG(uint64(w), 7))
+			page, got := make([]byte, Size), make([]byte, Size)
+			for range rounds {
+				off := int64(random.IntN(pages)) * Size
+				var err error
+				switch random.IntN(8) {
+				case 0:
+					err = v.Discard(ctx, off, Size)
+				case 1, 2, 3:
+					for i := range page {
+						page[i] = byte(off/Size) | 1
+					}
+					half := random.IntN(2) * Size / 2
+					err = v.Write(ctx, page[half:], off+int64(half))
+				default:
+					if err = v.Read(ctx, got, off); err != nil {
+						break
+					}
+					for _, half := range [][]byte{got[:Size/2], got[Size/2:]} {
+						if !bytes.Equal(half, bytes.Repeat(half[:1], Size/2)) || half[0] != 0 && half[0] != byte(off/Size)|1 {
+							t.Errorf("a half of page %d is %x...", off/Size, half[:8])
+							return
+						}
+					}
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	found := int64(0)
+	for off := int64(0); off < pages*Size; off += Size {
+		got := make([]byte, Size)
+		if err := v.Read(ctx, got, off); err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got, zeros[:]) {
+			found++
+		}
+	}
+	if got := v.Stats().Pages; got != found {
+		t.Errorf("%d pages take memory, want %d: those that are not zeros", got, found)
+	}
+}
+
+// TestZerosTakeNoMemory: what is zeros is not kept, and what becomes zeros gives its memory
+// back, so that a volume of many times what the store has can be used.
+func TestZerosTakeNoMemory(t *testing.T) {
+	v, h := newVolume(t, 1<<40, 40) // 10 MiB
+	ctx, data := t.Context(), bytes.Repeat([]byte{7}, 1<<20)
+	for round := range int64(20) {
+		off := round << 35
+		for _, what := range [][]byte{data, make([]byte, len(data))} {
+			if err := v.Write(ctx, what, off); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := v.Write(ctx, data[:100], off+50); err != nil {
+			t.Fatal(err)
+		}
+		if err := v.Discard(ctx, 0, v.Size()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := v.Stats().Pages; n != 0 {
+		t.Errorf("%d pages take memory", n)
+	}
+	if n, memory := v.Extent(5, 1<<40); n != 1<<40-5 || memory {
+		t.Errorf("there are %d bytes alike, in memory: %t", n, memory)
+	}
+	for _, m := range h.Stats().Maps {
+		if m.Entries != 0 {
+			t.Errorf("the map of pages has %d entries", m.Entries)
+		}
+	}
+}
+
+// TestAFullVolumeSaysSo: what there is no far memory for is refused, what was written before
+// can be read, and discarding makes room.
+func TestAFullVolumeSaysSo(t *testing.T) {
+	v, _ := newVolume(t, 64<<20, 20) // 5 MiB
+	ctx, page := t.Context(), bytes.Repeat([]byte{7}, Size)
+	off := int64(0)
+	var err error
+	for ; err == nil; off += Size {
+		page[0] = byte(off / Size)
+		err = v.Write(ctx, page, off)
+	}
+	if !errors.Is(err, far.ErrFull) {
+		t.Fatalf("writing more than there is room for: %v", err)
+	}
+	off -= Size
+	for at := int64(0); at < off; at += Size {
+		if err := v.Read(ctx, page, at); err != nil || page[0] != byte(at/Size) {
+			t.Fatalf("the page at %d begins with %d: %v", at, page[0], err)
+		}
+	}
+	if err := v.Discard(ctx, 0, off/2/Size*Size); err != nil {
+		t.Fatal(err)
+	}
+	if err := v.Write(ctx, page, off); err != nil {
+		t.Errorf("writing after half of it was discarded: %v", err)
+	}
+}
+
+func TestRangesBeyondTheEndAreRefused(t *testing.T) {
+	v, h := newVolume(t, 2*Size, 20)
+	ctx, b := t.Context(), make([]byte, Size)
+	for _, off := range []int64{-1, Size + 1, 2*Size + 1, 1<<63 - 1} {
+		if err := v.Read(ctx, b, off); !errors.Is(err, ErrRange) {
+			t.Errorf("reading at %d: %v", off, err)
+		}
+		if err := v.Write(ctx, b, off); !errors.Is(err, ErrRange) {
+			t.Errorf("writing at %d: %v", off, err)
+		}
+		if err := v.Discard(ctx, off, Size); !errors.Is(err, ErrRange) {
+			t.Errorf("discarding at %d: %v", off, err)
+		}
+		if err := v.Prefetch(ctx, off, Size); !errors.Is(err, ErrRange) {
+			t.Errorf("prefetching at %d: %v", off, err)
+		}
+	}
+	for _, size := range []int64{-Size, 0, 1, Size + 1, MaxVolume + Size} {
+		if _, err := New(h, "another", size); err == nil {
+			t.Errorf("there is a volume of %d bytes", size)
+		}
+	}
+}
+
+// TestLocalPagesAreReadAtOnceAndWithoutGarbage: what is local is read with far.NoWait, and
+// reads and writes of it allocate nothing.
+func TestLocalPagesAreReadAtOnceAndWithoutGarbage(t *testing.T) {
+	v, _ := newVolume(t, 1<<20, 20)
+	ctx, b := t.Context(), bytes.Repeat([]byte{7}, 1<<20)
+	if err := v.Write(ctx, b, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := v.Read(far.NoWait, b, 0); err != nil {
+		t.Errorf("reading what was just written: %v", err)
+	}
+	if n := testing.AllocsPerRun(100, func() {
+		_ = v.Read(ctx, b[:Size], 8*Size)
+		_ = v.Write(ctx, b[:4*Size], 8*Size)
+		_ = v.Write(ctx, b[:10], 8*Size)
+	}); n >= 1 && !invariants.Enabled { // with the race detector pools forget
+		t.Errorf("a read of a page and two writes allocate %v times", n)
+	}
+	big, _ := newVolume(t, 32<<20, 200)
+	for off := int64(0); off < 32<<20; off += 1 << 20 {
+		if err := big.Write(ctx, b, off); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, n := range []int64{Size, 1 << 20} {
+		if err := big.Read(far.NoWait, b[:n], 0); err != far.ErrWouldBlock {
+			t.Errorf("reading %d bytes that are far without waiting: %v", n, err)
+		}
+	}
+	if err := big.Prefetch(ctx, 0, Size); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(10 * time.Second); big.Read(far.NoWait, b[:Size], 0) != nil; {
+		if err := big.Prefetch(ctx, 0, Size); err != nil || time.Now().After(end) {
+			t.Fatalf("a page that was prefetched is not local: %v", err)
+		}
+	}
+}
