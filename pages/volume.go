@@ -116,7 +116,11 @@ func (v *Volume) Write(ctx context.Context, p []byte, off int64) error {
 func (v *Volume) write(ctx context.Context, b *batch, p []byte, page int64, at int) error {
 	v.writes.Add(1)
 	lock := &v.locks[page%stripes]
-	lock.Lock()
+	if ctx != far.NoWait {
+		lock.Lock()
+	} else if !lock.TryLock() {
+		return far.ErrWouldBlock
+	}
 	defer lock.Unlock()
 	key := b.key(0, page)
 	if len(p) < Size {
