@@ -128,6 +128,12 @@ test-prometheus: ## have Debian's promtool check the metrics of every daemon, do
 	@command -v promtool >/dev/null || { echo "installing prometheus"; apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends prometheus; }
 	$(GO) test -count=1 -timeout $(TESTTIMEOUT) -tags promtool -run Promtool ./robustness
 
+.PHONY: test-block
+test-block: ## run libnbd's tools, qemu-io and fio on polder block
+	@for need in nbdcopy:libnbd-bin qemu-io:qemu-utils fio:fio; do command -v $${need%:*} >/dev/null || missing="$$missing $${need#*:}"; done; \
+		[ -z "$$missing" ] || { echo "installing$$missing"; apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $$missing; }
+	$(GO) test -count=1 -timeout $(TESTTIMEOUT) -tags nbd -run BlockDevice ./robustness
+
 .PHONY: docs
 docs: ## write those pages of docs/ anew that are made of the program
 	POLDER_WRITE_DOCS=1 $(GO) test -count=1 -run 'PageIsTrue|DashboardIsMade|KeepTheConventions' ./cmd/polder ./resp ./internal/console ./robustness
@@ -185,7 +191,7 @@ lint: $(STATICCHECK) ## vet, check formatting, staticcheck
 	cd bench && $(GO) vet ./...
 	$(GO) vet -tags guests ./robustness/rdma/vm
 	$(GO) vet -tags browser ./robustness/browser
-	$(GO) vet -tags promtool,systemd ./robustness
+	$(GO) vet -tags promtool,systemd,nbd ./robustness
 	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then \
 		echo "not formatted (make fmt):"; echo "$$unformatted"; exit 1; fi
 	$(STATICCHECK) ./...

@@ -41,6 +41,7 @@ var floors = []floor{
 	{5, "resp"},
 	{5, "memcached"},
 	{5, "files"},
+	{5, "pages"},
 	{6, "measure"},
 	{7, "cmd"},
 	{7, "robustness"},

@@ -70,6 +70,8 @@ func TestWrongArgumentsAreExplained(t *testing.T) {
 		{nil, []string{"up", "--tls-cert", "a.pem", "--tls-key", "b.pem"}},
 		{nil, []string{"serve"}},
 		{nil, []string{"serve", "--far", "localhost"}},
+		{nil, []string{"block", "--far", "127.0.0.1:7070"}},
+		{nil, []string{"block", "--far", "127.0.0.1:7070", "--size", "5000"}},
 		{nil, []string{"node", "--chunk", "1TiB"}},
 		{[]string{"POLDER_LEND=half"}, []string{"node"}},
 		{[]string{"POLDER_LENT=1GiB"}, []string{"node", "--log-level", "warn"}},

@@ -51,6 +51,7 @@ func exportsOfDaemons(t *testing.T) map[string]string {
 		"node": node, "node with finemem": fine,
 		"node with TLS": proctest.Start(t, "node", "--lend", "64MiB", "--tls-cert", cert, "--tls-key", key, "--tls-ca", ca.File),
 		"serve":         proctest.Start(t, "serve", "--far", node.Addr("verbs"), "--local", "8MiB", "--password-file", password, "--idle-timeout", "1h"),
+		"block":         proctest.Start(t, "block", "--far", node.Addr("verbs"), "--local", "8MiB", "--size", "1GiB"),
 		"broker":        proctest.Run(t, "broker", "--listen", filepath.Join(dir, "broker"), "--far", fine.Addr("verbs"), "--service-secret-file", secret),
 		"coordinator":   proctest.Run(t, "coordinator", "--socket", socket),
 		"serve files":   proctest.RunCommand(t, child.Command{Path: proctest.Binary(), Args: []string{"serve", "files", dir, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--coordinator", "off"}}),

@@ -54,12 +54,8 @@ func newServe() daemonCommand {
 					return daemon.RunCache(cmd.Context(), cfg)
 				})
 			}
-			if addr, ok := daemon.NodeHere(); ok && len(cfg.Far) == 0 {
-				cfg.Far = []string{addr}
-			}
-			if len(cfg.Far) == 0 {
-				return &usageError{&config.Error{Source: "--far", Err: errors.New(
-					"it is not given; expected the addresses of nodes such as 127.0.0.1:7070 (polder up needs none)")}}
+			if err := farAddresses(&cfg.BorrowConfig); err != nil {
+				return err
 			}
 			return op.Run(cmd, func(c *operator.Control) error {
 				cfg.Control = c
@@ -68,7 +64,7 @@ func newServe() daemonCommand {
 		},
 	}
 	fs := cmd.Flags()
-	fs.Var(config.NewFarAddresses(&cfg.Far), "far", "nodes to borrow from, HOST:PORT, unix:PATH or rdma://HOST:PORT, with commas between, or broker:PATH for those of a broker")
+	fs.Var(config.NewFarAddresses(&cfg.Far), "far", farUsage)
 	serveFlags(fs, &cfg.ServeConfig)
 	fs.Var(config.NewChoice(&tier, tierFar, tierSoft), "tier", "which memory to serve from: far or soft")
 	fs.Var(config.NewSize(&cfg.Budget, daemon.MinCacheBudget, 0), "budget", "with --tier soft, memory to use while no coordinator says otherwise")
@@ -132,17 +128,37 @@ func checkTier(fs *pflag.FlagSet, tier string, cfg daemon.CacheConfig) error {
 
 // serveFlags are the flags of the heap and the Redis front end.
 func serveFlags(fs *pflag.FlagSet, cfg *daemon.ServeConfig) {
+	borrowFlags(fs, &cfg.BorrowConfig, "how long a command waits for far memory")
+	fs.Var(config.NewSize(&cfg.MaxValue, 64, 512<<20), "max-value", "largest value, at most half of --client-memory; the default is a quarter of the budget, at most a third of --client-memory")
+	fs.Var(config.NewDoor(&cfg.Listen, false), "listen", "where Redis clients connect, HOST:PORT or unix:PATH")
+	fs.Var(config.NewInt(&cfg.MaxClients, 1, 1<<20), "max-clients", "most connections")
+	fs.Var(config.NewSize(&cfg.OutputLimit, 64, 1<<30), "output-limit", "unread replies with which the commands of a client wait, less while clients hold much; one who reads less than 64KiB in 5s then is disconnected")
+	fs.Var(config.NewSize(&cfg.ClientMemory, 4<<20, 1<<40), "client-memory", "most memory that clients hold in all: input, replies, transactions, watched keys; who holds most is disconnected first; more than the default needs more than 64MiB beside the budget")
+	fs.Var(config.NewDuration(&cfg.IdleTimeout, 0), "idle-timeout", "disconnect clients that are silent for so long; 0 means never")
+}
+
+// farUsage is what --far says where it has to be given.
+const farUsage = "nodes to borrow from, HOST:PORT, unix:PATH or rdma://HOST:PORT, with commas between, or broker:PATH for those of a broker"
+
+// farAddresses looks for a node on this machine if no addresses were given.
+func farAddresses(cfg *daemon.BorrowConfig) error {
+	if addr, ok := daemon.NodeHere(); ok && len(cfg.Far) == 0 {
+		cfg.Far = []string{addr}
+	}
+	if len(cfg.Far) == 0 {
+		return &usageError{&config.Error{Source: "--far", Err: errors.New(
+			"it is not given; expected the addresses of nodes such as 127.0.0.1:7070 (polder up needs none)")}}
+	}
+	return nil
+}
+
+// borrowFlags are the flags of a heap over borrowed memory, but for whom it is borrowed from.
+func borrowFlags(fs *pflag.FlagSet, cfg *daemon.BorrowConfig, opTimeout string) {
 	managerFlag(fs, &cfg.Manager)
 	cfg.Groups, cfg.Pairs = pool.DefaultGroups, pool.DefaultPairs
 	queuePairFlags(fs, &cfg.Groups, &cfg.Pairs, "")
 	fs.Var(config.NewDuration(&cfg.FarWait, 0), "far-wait", "how long to try, at the start, until one of the nodes answers")
 	deviceFlag(fs, &cfg.Device)
 	fs.Var(config.NewSize(&cfg.Local, far.MinLocal, 0), "local", "budget of resident memory for data")
-	fs.Var(config.NewSize(&cfg.MaxValue, 64, 512<<20), "max-value", "largest value, at most half of --client-memory; the default is a quarter of the budget, at most a third of --client-memory")
-	fs.Var(config.NewDoor(&cfg.Listen, false), "listen", "where Redis clients connect, HOST:PORT or unix:PATH")
-	fs.Var(config.NewInt(&cfg.MaxClients, 1, 1<<20), "max-clients", "most connections")
-	fs.Var(config.NewSize(&cfg.OutputLimit, 64, 1<<30), "output-limit", "unread replies with which the commands of a client wait, less while clients hold much; one who reads less than 64KiB in 5s then is disconnected")
-	fs.Var(config.NewSize(&cfg.ClientMemory, 4<<20, 1<<40), "client-memory", "most memory that clients hold in all: input, replies, transactions, watched keys; who holds most is disconnected first; more than the default needs more than 64MiB beside the budget")
-	fs.Var(config.NewDuration(&cfg.OpTimeout, time.Millisecond), "op-timeout", "how long a command waits for far memory")
-	fs.Var(config.NewDuration(&cfg.IdleTimeout, 0), "idle-timeout", "disconnect clients that are silent for so long; 0 means never")
+	fs.Var(config.NewDuration(&cfg.OpTimeout, time.Millisecond), "op-timeout", opTimeout)
 }

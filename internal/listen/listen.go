@@ -135,22 +135,32 @@ const SocketMode = 0o600
 // bound to addr, it is used instead, under the same rule. A Unix socket that a dead
 // process has left is replaced; one that is served is not.
 func (s Security) Listen(r Role, flag, addr string) (net.Listener, error) {
+	lis, config, err := s.ListenPlain(r, flag, addr)
+	if config != nil {
+		lis = accept.ListenTLS(lis, config)
+	}
+	return lis, err
+}
+
+// ListenPlain is Listen for protocols that turn to TLS by themselves. They have to, with
+// the configuration that it returns, unless that is nil.
+func (s Security) ListenPlain(r Role, flag, addr string) (net.Listener, *tls.Config, error) {
 	lis, err := systemd.Listener(flag)
 	path, socket := strings.CutPrefix(addr, scheme.Unix)
 	switch {
 	case lis != nil || err != nil:
 	case socket:
 		if lis, err = fdpass.ListenStream(path, SocketMode); err != nil {
-			return nil, fmt.Errorf("cannot use --%s: %w", flag, err)
+			return nil, nil, fmt.Errorf("cannot use --%s: %w", flag, err)
 		}
 	default:
 		lis, err = systemd.ListenerAt("tcp", addr)
 	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if lis != nil && lis.Addr().Network() == "unix" {
-		return lis, nil // its permissions say who may connect
+		return lis, nil, nil // its permissions say who may connect
 	}
 	if lis != nil {
 		addr = lis.Addr().String()
@@ -159,21 +169,18 @@ func (s Security) Listen(r Role, flag, addr string) (net.Listener, error) {
 		if lis != nil {
 			err = errors.Join(err, lis.Close())
 		}
-		return nil, err
+		return nil, nil, err
 	}
 	if lis == nil {
 		lis, err = net.Listen("tcp", addr)
 	}
 	if err != nil {
 		if explained := Explain(flag, addr, err); explained != err {
-			return nil, explained
+			return nil, nil, explained
 		}
-		return nil, fmt.Errorf("cannot listen on --%s %s: %w", flag, addr, err)
+		return nil, nil, fmt.Errorf("cannot listen on --%s %s: %w", flag, addr, err)
 	}
-	if config := s.tls(r, addr); config != nil {
-		lis = accept.ListenTLS(lis, config)
-	}
-	return lis, nil
+	return lis, s.tls(r, addr), nil
 }
 
 // Address is where lis listens, as a flag would say it.

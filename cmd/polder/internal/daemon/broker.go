@@ -125,25 +125,25 @@ func anyBrokered(s broker.Stats) error {
 // brokerTime bounds the wait for a broker's answer.
 const brokerTime = 5 * time.Second
 
-// openBrokered starts the front end over the nodes of a broker on this machine.
-func (p *process) openBrokered(ctx context.Context, cfg ServeConfig) error {
+// borrowBrokered starts the front end over the nodes of a broker on this machine.
+func (p *process) borrowBrokered(ctx context.Context, cfg BorrowConfig) (c pool.Config, err error) {
 	d := broker.NewDialer(cfg.Far[0])
 	p.onClose(d.Close)
 	dialCtx, cancel := context.WithTimeoutCause(ctx, brokerTime, errors.New("no answer in time"))
 	defer cancel()
 	nodes, err := d.Nodes(dialCtx)
 	if errors.Is(err, broker.ErrGone) {
-		return fmt.Errorf("%w: is polder broker running there?", err)
+		return c, fmt.Errorf("%w: is polder broker running there?", err)
 	}
 	if err != nil {
-		return err
+		return c, err
 	}
 	dev, err := tcp.NewDevice(softnic.Config{})
 	if err != nil {
-		return err
+		return c, err
 	}
 	p.onClose(dev.Close)
-	c := pool.Config{Device: dev, Manager: broker.Manager{}}
+	c = pool.Config{Device: dev, Manager: broker.Manager{}}
 	for _, addr := range nodes {
 		c.Nodes = append(c.Nodes, pool.NodeConfig{
 			Name: addr,
@@ -152,5 +152,5 @@ func (p *process) openBrokered(ctx context.Context, cfg ServeConfig) error {
 			},
 		})
 	}
-	return p.openPool(ctx, cfg, c)
+	return c, nil
 }

@@ -4,59 +4,38 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"time"
 
-	"polder/far"
-	"polder/far/prom"
-	"polder/far/remote"
 	"polder/internal/config"
-	"polder/internal/console"
 	"polder/internal/listen"
 	"polder/internal/operator"
-	"polder/internal/scheme"
 	"polder/pool"
 	"polder/pool/memfd"
 	"polder/resp"
 	"polder/resp/clientmem"
-	"polder/verbs"
-	"polder/verbs/ibv"
-	"polder/verbs/shm"
-	"polder/verbs/softnic"
-	"polder/verbs/tcp"
 )
 
 // ServeConfig configures a Redis front end over borrowed memory.
 type ServeConfig struct {
 	*operator.Control
-	Listen       string   // where Redis clients connect
-	Far          []string // nodes to borrow from
-	Manager      string   // the nodes' way of managing memory; the default if empty
-	Device       string   // the RDMA device that reaches them; the only one if empty
-	Groups       int      // see pool.Config
-	Pairs        int      // see pool.Config
-	Local        int64    // bytes
-	MaxValue     int64    // bytes; 0 means a quarter of Local, at most a third of ClientMemory
+	BorrowConfig
+	Listen       string // where Redis clients connect
+	MaxValue     int64  // bytes; 0 means a quarter of Local, at most a third of ClientMemory
 	MaxClients   int
-	OutputLimit  int64 // bytes
-	ClientMemory int64 // bytes that clients of all front ends may hold
-	OpTimeout    time.Duration
+	OutputLimit  int64         // bytes
+	ClientMemory int64         // bytes that clients of all front ends may hold
 	IdleTimeout  time.Duration // 0 means none
-	FarWait      time.Duration // how long to wait at the start for a node to answer
 }
 
 // DefaultServe returns the defaults, without addresses.
 func DefaultServe() ServeConfig {
 	return ServeConfig{
-		Local:        64 << 20,
+		BorrowConfig: DefaultBorrow(),
 		MaxClients:   10_000,
 		OutputLimit:  8 << 20,
 		ClientMemory: 16 << 20,
-		OpTimeout:    2 * time.Second,
-		FarWait:      30 * time.Second,
 	}
 }
 
@@ -73,27 +52,7 @@ func (c *ServeConfig) Check() error {
 	if 2*c.MaxValue > c.ClientMemory {
 		return refuse("max-value", config.FormatSize(c.MaxValue), "at most half of --client-memory, which is %s", config.FormatSize(c.ClientMemory))
 	}
-	if slices.ContainsFunc(c.Far, isBroker) {
-		switch {
-		case len(c.Far) > 1:
-			return refuse("far", strings.Join(c.Far, ","), "a broker alone, which knows its nodes")
-		case c.Manager != "":
-			return refuse("manager", c.Manager, "none with a broker")
-		case c.Device != "":
-			return refuse("device", c.Device, "none with a broker, whose nodes are reached over TCP")
-		}
-		return nil
-	}
-	by, same := scheme.Common(c.Far)
-	switch {
-	case !same:
-		return refuse("far", strings.Join(c.Far, ","), "one kind of address for every node: HOST:PORT, %sPATH, or %sHOST:PORT", scheme.Unix, scheme.RDMA)
-	case c.Device != "" && by != scheme.RDMA:
-		return refuse("device", c.Device, "none without nodes at %sHOST:PORT", scheme.RDMA)
-	case c.Manager != "" && by == scheme.Unix:
-		return refuse("manager", c.Manager, "none with nodes at Unix sockets, which lend by %s", memfd.Name)
-	}
-	return nil
+	return c.BorrowConfig.Check()
 }
 
 // Check finds what is wrong with values that fit each by itself.
@@ -115,12 +74,7 @@ func (c *UpConfig) Check() error {
 	return c.Node.Check()
 }
 
-const (
-	openTimeout     = 10 * time.Second
-	firstPause      = 100 * time.Millisecond // between attempts to open a pool
-	lastPause       = 5 * time.Second
-	shutdownTimeout = 3 * time.Second
-)
+const shutdownTimeout = 3 * time.Second
 
 // RunServe serves Redis clients from borrowed memory until ctx is done.
 func RunServe(ctx context.Context, cfg ServeConfig) (err error) {
@@ -185,47 +139,11 @@ func (p *process) readyRedis(title string) error {
 
 // openFar starts the front end over nodes that listen elsewhere.
 func (p *process) openFar(ctx context.Context, cfg ServeConfig) error {
-	if slices.ContainsFunc(cfg.Far, isBroker) {
-		return p.openBrokered(ctx, cfg)
-	}
-	by, _ := scheme.Common(cfg.Far)
-	manager, err := managerNamed(cfg.Manager)
+	c, err := p.borrow(ctx, cfg.BorrowConfig)
 	if err != nil {
 		return err
 	}
-	var dev verbs.Device
-	var dial func(ctx context.Context, addr string) (verbs.Conn, error)
-	switch by {
-	case scheme.Unix:
-		manager = memfd.Manager{}
-		p.warnInPlace()
-		dev, err = shm.NewDevice(softnic.Config{})
-		dial = func(ctx context.Context, addr string) (verbs.Conn, error) {
-			return shm.Dial(ctx, dev, addr, shm.Config{})
-		}
-	case scheme.RDMA:
-		dev, err = ibv.Open(cfg.Device)
-		dial = func(ctx context.Context, addr string) (verbs.Conn, error) {
-			return ibv.Dial(ctx, dev, strings.TrimPrefix(addr, scheme.RDMA), p.toNodes())
-		}
-	default:
-		dev, err = tcp.NewDevice(softnic.Config{})
-		dial = func(ctx context.Context, addr string) (verbs.Conn, error) {
-			return tcp.Dial(ctx, dev, addr, p.toNodes())
-		}
-	}
-	if err != nil {
-		return err
-	}
-	p.onClose(dev.Close)
-	var nodes []pool.NodeConfig
-	for _, addr := range cfg.Far {
-		nodes = append(nodes, pool.NodeConfig{
-			Name: addr,
-			Dial: func(ctx context.Context) (verbs.Conn, error) { return dial(ctx, addr) },
-		})
-	}
-	return p.openPool(ctx, cfg, pool.Config{Device: dev, Nodes: nodes, Manager: manager})
+	return p.openPool(ctx, cfg, c)
 }
 
 // largest is the size of the largest value with so much memory for data. A
@@ -236,20 +154,6 @@ func (c *ServeConfig) largest(data int64) int64 {
 		return min(data/4, c.ClientMemory/3)
 	}
 	return c.MaxValue
-}
-
-// toNodes is how to connect to a node at the moment: certificates may be new since
-// the last time.
-func (p *process) toNodes() tcp.Config {
-	return tcp.Config{TLS: p.Security.Dial(), Insecure: p.Security.Insecure}
-}
-
-// managerNamed is the way of managing memory of that name, nil for the default.
-func managerNamed(name string) (pool.Manager, error) {
-	if name == "" {
-		return nil, nil
-	}
-	return pool.ManagerNamed(name)
 }
 
 // listen opens the addresses. It comes first: an address in use is the
@@ -270,19 +174,9 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, poolCfg pool.Co
 	stopLimit := limitGoMemory()
 	p.onClose(func() error { stopLimit(); return nil })
 
-	poolCfg.Groups, poolCfg.Pairs = cfg.Groups, cfg.Pairs
 	largest := cfg.largest(cfg.Local)
-	var heap *far.Heap
-	var lent *pool.Pool
-	p.onClose(func() (err error) { // after the front end's
-		if heap != nil {
-			err = heap.Close()
-		}
-		if lent != nil {
-			err = errors.Join(err, lent.Close())
-		}
-		return err
-	})
+	var m memory
+	p.onClose(m.close)                           // after the front end's
 	var stats atomic.Pointer[func() []resp.Stat] // nil without a heap
 	server, err := resp.NewLoading(resp.Config{
 		Password:     p.Password(),
@@ -306,32 +200,18 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, poolCfg pool.Co
 	// Clients and operators are answered while the nodes are waited for.
 	p.serveRedis(server)
 	p.collectors = append(p.collectors, server.Collector())
-	p.health = func() error { return fmt.Errorf("no node has answered yet: %s", strings.Join(cfg.Far, ", ")) }
+	p.health = cfg.noAnswerYet
 	if err := p.serveAdmin(); err != nil {
 		return err
 	}
 
-	poolCfg.Timeout, poolCfg.Logger = cfg.OpTimeout, p.Logger
-	lent, err = p.awaitNodes(ctx, cfg.FarWait, poolCfg)
-	if err != nil && len(cfg.Far) > 0 && (errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT)) {
-		if isBroker(cfg.Far[0]) {
-			return fmt.Errorf("%w: are its nodes running?", err)
-		}
-		return fmt.Errorf("%w: is polder node running there?", err)
-	}
-	if err != nil {
+	if err := m.open(ctx, p, cfg.BorrowConfig, poolCfg, int(largest)); err != nil {
 		return err
 	}
-	heap, err = far.NewHeap(remote.NewStore(lent), far.Config{Local: cfg.Local, MaxValue: int(largest)})
-	if err != nil {
-		return err
-	}
-	server.Open(heap)
-	more := func() []resp.Stat { return extraStats(heap.Stats(), lent.Stats()) }
+	server.Open(m.heap)
+	more := func() []resp.Stat { return extraStats(m.heap.Stats(), m.lent.Stats()) }
 	stats.Store(&more)
-	return p.nowShow(func() error { return anyNodeUp(lent.Stats()) }, func(s *console.State) {
-		s.Advice = strings.Split(strings.TrimSpace(heap.Explain()), "\n")
-	}, pool.NewCollector(lent), prom.NewCollector(heap))
+	return m.show(p)
 }
 
 // serveRedis serves Redis clients from now on.
@@ -354,50 +234,4 @@ func (p *process) serveRedis(server *resp.Server) {
 		}
 		return nil
 	})
-}
-
-var errNoAnswer = errors.New("no answer in time")
-
-// awaitNodes opens a pool. If no node answers it tries again, for as long as wait
-// says: the nodes may have been started just now, too.
-func (p *process) awaitNodes(ctx context.Context, wait time.Duration, cfg pool.Config) (*pool.Pool, error) {
-	deadline := time.Now().Add(wait)
-	defer p.Waiting("waiting for a node to answer")()
-	for pause := firstPause; ; pause = min(2*pause, lastPause) {
-		openCtx, cancel := context.WithTimeoutCause(ctx, openTimeout, errNoAnswer)
-		lent, err := pool.Open(openCtx, cfg)
-		cancel()
-		left := time.Until(deadline)
-		var refused *verbs.RejectError
-		again := errors.Is(err, pool.ErrNodeGone) && !errors.As(err, &refused) || errors.Is(err, errNoAnswer)
-		if left <= 0 || !again {
-			return lent, err
-		}
-		if pause == firstPause {
-			p.Logger.Warn("no node answers yet", "trying again for", left.Round(time.Second), "error", err)
-		}
-		why := fmt.Errorf("waiting for a node: %w", err)
-		p.mu.Lock()
-		p.health = func() error { return why }
-		p.mu.Unlock()
-		timer := time.NewTimer(min(pause, left))
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return nil, context.Cause(ctx)
-		}
-	}
-}
-
-// anyNodeUp fails if no node can be borrowed from.
-func anyNodeUp(s pool.Stats) error {
-	var states []string
-	for _, n := range s.Nodes {
-		if n.State == "up" {
-			return nil
-		}
-		states = append(states, n.Name+" is "+n.State)
-	}
-	return fmt.Errorf("no node can be used: %s", strings.Join(states, ", "))
 }

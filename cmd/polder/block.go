@@ -1,0 +1,61 @@
+package main
+
+import (
+	"errors"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"polder/cmd/polder/internal/daemon"
+	"polder/internal/config"
+	"polder/internal/listen"
+	"polder/internal/operator"
+	"polder/pages"
+)
+
+// The default addresses of block.
+const (
+	defaultBlock      = "127.0.0.1:10809"
+	defaultBlockAdmin = "127.0.0.1:7078"
+)
+
+func newBlock() daemonCommand {
+	var op operator.Flags
+	cfg := daemon.BlockConfig{BorrowConfig: daemon.DefaultBorrow(), Listen: defaultBlock, Name: "polder", MaxClients: 16}
+	cfg.OpTimeout = 10 * time.Second
+	cmd := &cobra.Command{
+		Use:   "block",
+		Short: "Serve a block device in memory borrowed from nodes, over NBD",
+		Long: "Serves a block device over NBD: qemu, the kernel (nbd-client), fio and nbdcopy use it\n" +
+			"as a disk. What is used often stays within the local budget, the rest lies in memory\n" +
+			"that the nodes lend, and what was never written or was trimmed takes none.\n\n" +
+			"It is memory: it is empty at the start, and what is on it is gone when it ends. A page\n" +
+			"that is lost with its node is an I/O error until it is written or trimmed. With\n" +
+			"--tls-client-ca clients have to use TLS (NBD_OPT_STARTTLS).",
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := farAddresses(&cfg.BorrowConfig); err != nil {
+				return err
+			}
+			if cfg.Size == 0 {
+				return &usageError{&config.Error{Source: "--size", Err: errors.New("it is not given; expected the size of the device, such as 16GiB")}}
+			}
+			return op.Run(cmd, func(c *operator.Control) error {
+				cfg.Control = c
+				return daemon.RunBlock(cmd.Context(), cfg)
+			})
+		},
+	}
+	fs := cmd.Flags()
+	fs.Var(config.NewFarAddresses(&cfg.Far), "far", farUsage)
+	fs.Var(config.NewSize(&cfg.Size, pages.Size, pages.MaxVolume), "size", "size of the device, a multiple of 4KiB; it may be more than the nodes have, and writing what there is no room for is ENOSPC")
+	fs.Var(config.NewDoor(&cfg.Listen, false), "listen", "where clients of NBD connect, HOST:PORT or unix:PATH")
+	fs.StringVar(&cfg.Name, "name", cfg.Name, "what the export is called; it is the default one, too")
+	fs.BoolVar(&cfg.ReadOnly, "read-only", false, "refuse to write")
+	fs.Var(config.NewInt(&cfg.MaxClients, 1, 1<<12), "max-clients", "most connections, each of which may hold 2MiB")
+	borrowFlags(fs, &cfg.BorrowConfig, "how long a request waits for far memory before it is an I/O error")
+	op.Add(fs, defaultBlockAdmin, listen.Node, listen.Client)
+	return daemonCommand{cmd, func() error {
+		return errors.Join(cfg.Check(), op.Check(fs, operator.Address{Role: listen.Client, Flag: "listen", Addr: cfg.Listen}))
+	}}
+}

@@ -1,0 +1,108 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"polder/internal/config"
+	"polder/internal/listen"
+	"polder/internal/operator"
+	"polder/internal/scheme"
+	"polder/pages"
+	"polder/pages/nbd"
+)
+
+// BlockConfig configures a block device in borrowed memory.
+type BlockConfig struct {
+	*operator.Control
+	BorrowConfig
+	Listen     string // where clients of NBD connect
+	Size       int64  // bytes, a multiple of pages.Size
+	Name       string // of the export
+	ReadOnly   bool
+	MaxClients int
+}
+
+// ServiceNBD is the name of the service of a block device.
+const ServiceNBD = "nbd"
+
+// Check finds what is wrong with values that fit each by itself.
+func (c *BlockConfig) Check() error {
+	if c.Size%pages.Size != 0 {
+		return refuse("size", config.FormatSize(c.Size), "a multiple of %s", config.FormatSize(pages.Size))
+	}
+	return c.BorrowConfig.Check()
+}
+
+// RunBlock serves a block device until ctx is done. Who connects before a node has answered
+// waits.
+func RunBlock(ctx context.Context, cfg BlockConfig) (err error) {
+	p := newProcess("block", cfg.Control)
+	defer p.close(&err)
+	if err := cfg.Check(); err != nil {
+		return err
+	}
+	lis, secure, err := cfg.Security.ListenPlain(listen.Client, "listen", cfg.Listen)
+	if err != nil {
+		return err
+	}
+	p.onClose(func() error { _ = lis.Close(); return nil }) // the server closes it, if it comes to that
+	p.addrs[ServiceNBD] = listen.Address(lis)
+	if err := p.listenAdmin(); err != nil {
+		return err
+	}
+	stopLimit := limitGoMemory()
+	p.onClose(func() error { stopLimit(); return nil })
+	poolCfg, err := p.borrow(ctx, cfg.BorrowConfig)
+	if err != nil {
+		return p.unlessEnding(ctx, err)
+	}
+	p.health = cfg.noAnswerYet
+	if err := p.serveAdmin(); err != nil {
+		return err
+	}
+	var m memory
+	p.onClose(m.close)
+	if err := m.open(ctx, p, cfg.BorrowConfig, poolCfg, 0); err != nil {
+		return p.unlessEnding(ctx, err)
+	}
+	volume, err := pages.New(m.heap, "block", cfg.Size)
+	if err != nil {
+		return err
+	}
+	server, err := nbd.New(nbd.Config{
+		Volume: volume, Name: cfg.Name, ReadOnly: cfg.ReadOnly, TLS: secure,
+		MaxConns: cfg.MaxClients, Timeout: cfg.OpTimeout, Logger: p.Logger,
+	})
+	if err != nil {
+		return err
+	}
+	p.onClose(server.Close)
+	p.spawn("the block device stopped serving", func() error { return server.Serve(lis) })
+	if err := m.show(p); err != nil {
+		return err
+	}
+	if p.answers != nil {
+		if err := p.answers.Collect(server.Collector()); err != nil {
+			return err
+		}
+	}
+	title := fmt.Sprintf("polder serves a block device of %s: %s local, the rest at %s",
+		config.FormatSize(cfg.Size), config.FormatSize(cfg.Local), strings.Join(cfg.Far, ", "))
+	if err := p.ready(title, "nbdinfo "+nbdURI(p.addrs[ServiceNBD], cfg.Name, secure != nil)); err != nil {
+		return err
+	}
+	return p.wait(ctx)
+}
+
+// nbdURI is what clients call the export.
+func nbdURI(addr, name string, secure bool) string {
+	if path, ok := strings.CutPrefix(addr, scheme.Unix); ok {
+		return fmt.Sprintf("'nbd+unix:///%s?socket=%s'", name, path)
+	}
+	if secure {
+		return fmt.Sprintf("'nbds://%s/%s?tls-certificates=DIR'", addr, name)
+	}
+	return fmt.Sprintf("nbd://%s/%s", addr, name)
+}
