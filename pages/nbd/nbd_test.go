@@ -558,3 +558,28 @@ func TestALostPageIsAnErrorUntilItIsWritten(t *testing.T) {
 		}
 	}
 }
+
+// TestALongReplyThatFailsHalfwayEndsTheConnection of a client that has not asked for
+// structured replies, since nothing but data can follow; with structure an error is said.
+func TestALongReplyThatFailsHalfwayEndsTheConnection(t *testing.T) {
+	const size = 12 << 20
+	mem := &troubled{Store: store()}
+	addr, _ := serve(t, mem, size, Config{})
+	plain, structured := connect(t, addr, false), connect(t, addr, true)
+	data := bytes.Repeat([]byte{7}, size)
+	if _, _, e := plain.do(t, cmdWrite, 0, 0, size, data); e != ok {
+		t.Fatalf("error %d", e)
+	}
+	mem.lose()
+	if _, _, e := plain.do(t, cmdWrite, 0, 0, piece, data[:piece]); e != ok {
+		t.Fatalf("error %d", e)
+	}
+	if _, _, e := structured.do(t, cmdRead, 0, 0, size/2, nil); e != eio {
+		t.Errorf("reading what is lost from its second piece on: error %d, want EIO", e)
+	}
+	plain.ask(cmdRead, 0, 0, size/2, nil)
+	b, err := io.ReadAll(plain)
+	if len(b) < 16+piece || len(b) >= 16+size/2 {
+		t.Errorf("%d bytes came before the connection ended: %v", len(b), err)
+	}
+}
