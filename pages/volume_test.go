@@ -178,6 +178,27 @@ func TestPagesOfManyWritersAreWhole(t *testing.T) {
 	}
 }
 
+// TestHalvesOfAPageHaveWritersOfTheirOwn: a write of a part of a page changes nothing else of
+// it, also while another part is written.
+func TestHalvesOfAPageHaveWritersOfTheirOwn(t *testing.T) {
+	v, _ := newVolume(t, Size, 20)
+	ctx := t.Context()
+	var wg sync.WaitGroup
+	for half := range 2 {
+		wg.Go(func() {
+			mine, got, off := make([]byte, Size/2), make([]byte, Size/2), int64(half)*Size/2
+			for round := range 5000 {
+				mine[0], mine[1] = byte(round>>8), byte(round)|1
+				if err := errors.Join(v.Write(ctx, mine, off), v.Read(ctx, got, off)); err != nil || !bytes.Equal(mine, got) {
+					t.Errorf("half %d, round %d: %x was written, and %x is there: %v", half, round, mine[:2], got[:2], err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
 // TestZerosTakeNoMemory: what is zeros is not kept, and what becomes zeros gives its memory
 // back, so that a volume of many times what the store has can be used.
 func TestZerosTakeNoMemory(t *testing.T) {
