@@ -130,3 +130,70 @@ func TestForgedRecordsAreRefused(t *testing.T) {
 		})
 	}
 }
+
+// TestEntriesThatAreHiddenFromTheCleanerAreLost: whoever lends the memory can make the cleaner
+// take what lives in a segment for something else. What it has not found there is lost then:
+// its words say so, and not what is written in another segment's place for it; and of what
+// others have nothing is lost.
+func TestEntriesThatAreHiddenFromTheCleanerAreLost(t *testing.T) {
+	for name, fn := range map[string]func(r record.Record){
+		"by another hash": func(r record.Record) { r[19] ^= 1 },
+		"by their neighbours' size": func(r record.Record) {
+			n := r.Size()
+			if next := record.Record(r[n : n+record.HeaderSize]); len(r) >= 2*n && next.Size() == n {
+				body := uint32(r[16]) | uint32(r[17])<<8 | uint32(r[18])<<16
+				body += uint32(n)
+				r[16], r[17], r[18] = byte(body), byte(body>>8), byte(body>>16)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h, m := newTinyHeap(t, heap.NewMemStore(tinySegment, 400), 0)
+			const keys = 3000
+			fillTiny(t, m, keys)
+			h.leavesLost.Store(true) // as it is once a leaf was lost: then counts are not relied on
+			hidden := func(i int) bool { return i%4 == 0 }
+			number := make(map[string]int)
+			for i := range keys {
+				number[string(key(i))] = i
+			}
+			forge(t, h, m, func(r record.Record) bool {
+				if i, ok := number[string(r.Key())]; !ok || !hidden(i) {
+					return false
+				}
+				fn(r)
+				return true
+			})
+			for round := range 12 {
+				for i := range keys {
+					if i%4 >= 2 {
+						mustSet(t, m, key(i), value(uint64(round+i), 1000))
+					}
+				}
+			}
+			if s := h.Stats(); s.CleanedSegments == 0 {
+				t.Fatal("nothing was cleaned")
+			}
+			again := make(map[int]bool) // what was lost, and set
+			for round := range 2 {      // the second time when some of the hidden ones were set
+				for i := range keys {
+					e, err := m.Get(t.Context(), key(i), nil)
+					var le *LostError
+					var ce *heap.CorruptError
+					switch {
+					case i%4 < 2 && !again[i] && (errors.As(err, &le) || errors.As(err, &ce)):
+						again[i] = true
+						mustSet(t, m, key(i), value(uint64(i), 1000))
+					case err != nil:
+						t.Fatalf("round %d, key %d: %v", round, i, err)
+					case len(e.Value) != 1000:
+						t.Fatalf("round %d, key %d has %d bytes", round, i, len(e.Value))
+					}
+				}
+			}
+			if len(again) == 0 {
+				t.Error("nothing was lost")
+			}
+		})
+	}
+}

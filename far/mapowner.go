@@ -179,8 +179,8 @@ func (o *mapOwner) Live(r record.Record, addr uint64) bool {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	p := sh.copyOf(m.h, hs.tag(), addr)
-	if p == none {
-		return false
+	if p == none || sh.t.word(p).size() != sizeclass.Round(r.Size()) {
+		return false // what is longer would hide its neighbours, and count as more when it is moved
 	}
 	if expired(r.Expiry()) {
 		e := sh.bytesAt(m.h, p)

@@ -174,10 +174,15 @@ func (o *pointers) Live(e record.Record, addr uint64) bool {
 		return false
 	}
 	w := loadWord(o.words.at(e.Number()))
+	size := sizeclass.Round(e.Size()) // what is longer would hide its neighbours, and count as more when it is moved
 	if w.far() {
-		return w.farAddr() == addr
+		return w.farAddr() == addr && w.farSize() == size
 	}
-	return w.local() && heap.TailFar(atomic.LoadUint64(o.core.Logs.Object(w.addr()).Tail())) == addr
+	if !w.local() {
+		return false
+	}
+	at := o.core.Logs.Object(w.addr())
+	return heap.TailFar(atomic.LoadUint64(at.Tail())) == addr && sizeclass.Round(heap.FarObjectSize(heap.HeadLen(at.Head()))) == size
 }
 
 // Moved implements Owner. The evacuator calls it between passes, so that what is

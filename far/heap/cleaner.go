@@ -136,7 +136,7 @@ func (f *farLog) worst() (best *FarSegment) {
 	var live, filled, n int64
 	var most float64
 	f.All(func(s *FarSegment) {
-		if !s.sealed.Load() || s.HasPages() {
+		if !s.sealed.Load() || s.HasPages() || s.Gone() {
 			return
 		}
 		n++
@@ -190,8 +190,9 @@ func (h *Heap) clean(s *FarSegment, borrow bool) error {
 		err = h.Far.failed
 	}
 	h.unlearn()
-	if err == nil && h.Far.unmoved == unmoved && !s.Gone() && h.host.Leaks() {
-		s.Live.Store(0) // all that owners refer to has been moved
+	if err == nil && h.Far.unmoved == unmoved && !s.Gone() && s.Live.Load() != 0 && h.host.Leaks() {
+		s.forsake()
+		h.WakeJanitor()
 	}
 	s.pins.Add(-1)
 	if s.Dead() {

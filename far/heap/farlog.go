@@ -27,10 +27,12 @@ type FarSegment struct {
 
 	stream record.Stream // what is in it
 
-	lost   atomic.Bool // the store has lost it
-	sealed atomic.Bool // nothing is written to it any more
+	lost     atomic.Bool // the store has lost it, or it is forsaken
+	forsaken atomic.Bool // see forsake
+	sealed   atomic.Bool // nothing is written to it any more
 
 	counted bool // the loss is accounted for; the janitor's
+	away    bool // it is forsaken, and given back; under mu of the log
 
 	// The evacuator's:
 	broken bool // it cannot be walked, so it cannot be cleaned
@@ -148,7 +150,8 @@ type farLog struct {
 	paged      []Segment // spare ones for pages, under mu,
 	pageSpares int       // and how many there should be, under mu
 	idle       []idle    // kept for a while, the oldest first, under mu
-	count      int       // segments that are in use, under mu
+	count      int       // segments that are in use, without those that are away, under mu
+	lastID     uint64    // the highest id that was ever given out, under mu
 	owed       []debt    // segments that the store would not take back, under mu
 
 	freeing atomic.Int64  // segments that are being given back
@@ -200,7 +203,8 @@ func (f *farLog) add(seg Segment, stream record.Stream) (*FarSegment, error) {
 	if n := len(f.ids); n > 0 {
 		id, f.ids = f.ids[n-1], f.ids[:n-1]
 	} else {
-		id = uint64(f.count) + 1
+		f.lastID++
+		id = f.lastID
 	}
 	if id*f.Units+f.Units > AddrMask {
 		return nil, fmt.Errorf("%w: %d segments are more than can be addressed", ErrStoreFull, id)
@@ -232,28 +236,61 @@ func (f *farLog) drop(ctx context.Context, s *FarSegment) error {
 	}
 	at.Store(nil)
 	f.ids = append(f.ids, s.ID)
+	if s.away {
+		f.mu.Unlock()
+		return nil
+	}
 	f.count--
-	if !s.Gone() && s.HasPages() && len(f.paged) < f.pageSpares {
+	gone := s.Gone() && !s.forsaken.Load()
+	if !gone && s.HasPages() && len(f.paged) < f.pageSpares {
 		f.paged = append(f.paged, s.Seg)
 		f.mu.Unlock()
 		return nil
 	}
-	if !s.Gone() && f.count > 0 && len(f.spare) < f.spares() {
+	if !gone && f.count > 0 && len(f.spare) < f.spares() {
 		f.addSpare(s.Seg)
 		f.mu.Unlock()
 		return nil
 	}
-	if !s.Gone() && len(f.idle) < f.count/2 {
+	if !gone && len(f.idle) < f.count/2 {
 		f.idle = append(f.idle, idle{s.Seg, time.Now()})
 		f.mu.Unlock()
 		return nil
 	}
 	f.mu.Unlock()
-	if s.Gone() {
+	if gone {
 		return nil
 	}
 	_, err := f.giveBack(ctx, debt{seg: s.Seg})
 	return err
+}
+
+// forsake takes a segment for lost that the store still has: all was moved that could be found
+// in it, and yet something counts as live. Either owners have lost sight of that
+// (Host.Leaks), or whoever lends the memory has hidden it, and a word of an owner's still
+// refers to it. So the memory can be given back, but not the id, which the next segment
+// would be found by: what the word stands for would be counted as dead there, and with it
+// another's records, from another lender. It is free when nothing counts as live.
+// No more segments are kept like this than there were when owners lost sight of something.
+func (s *FarSegment) forsake() {
+	s.forsaken.Store(true)
+	s.lost.Store(true)
+}
+
+// mayGo reports whether the memory of s is to be given back now, which it says once: s is
+// forsaken, and nobody reads it any more. Since it counts as lost, nobody begins to.
+func (f *farLog) mayGo(s *FarSegment) bool {
+	if !s.forsaken.Load() {
+		return false
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if s.away || s.Pinned() > 0 {
+		return false
+	}
+	s.away = true
+	f.count--
+	return true
 }
 
 // debt is a segment to be given back to the store.

@@ -62,6 +62,12 @@ func (h *Heap) reap() (n int) {
 		if s.Dead() && h.Ctx.Err() == nil {
 			h.Drop(s)
 			n++
+		} else if h.Ctx.Err() == nil && h.Far.mayGo(s) {
+			h.free(func() error {
+				_, err := h.Far.giveBack(h.Ctx, debt{seg: s.Seg})
+				return err
+			})
+			n++
 		}
 	})
 	return n
@@ -107,9 +113,12 @@ func (h *Heap) giveIdle() {
 
 // Drop gives a dead segment back, or leaves that to payBack if the store does
 // not take it.
-func (h *Heap) Drop(s *FarSegment) {
+func (h *Heap) Drop(s *FarSegment) { h.free(func() error { return h.Far.drop(h.Ctx, s) }) }
+
+// free gives memory back by give, and tells those who wait for some.
+func (h *Heap) free(give func() error) {
 	h.Far.freeing.Add(1)
-	if err := h.Far.drop(h.Ctx, s); err != nil {
+	if err := give(); err != nil {
 		h.Count.unreturned.Add(1)
 	}
 	h.Far.freed.Store(true)
