@@ -271,8 +271,8 @@ func (p *Pool) leave() {
 	}
 }
 
-// callComponent sends req to n, for o: again when the connection breaks, if it
-// cannot have been carried out, or repeat.
+// callComponent sends req to n, for o: until the deadline again when the connection
+// breaks, if it cannot have been carried out, or repeat.
 func (n *node) callComponent(ctx context.Context, o *Object, req *wire.Request, buf []byte, repeat bool) ([]byte, error) {
 	deadline := time.Now().Add(n.pool.cfg.Timeout)
 	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
@@ -307,6 +307,8 @@ func (n *node) callComponent(ctx context.Context, o *Object, req *wire.Request, 
 			return nil, err
 		case posted && !repeat:
 			return nil, ErrOutcomeUnknown
+		case !time.Now().Before(deadline):
+			return nil, ErrTimeout
 		}
 	}
 }
