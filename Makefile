@@ -10,14 +10,10 @@ STATICCHECK_VERSION := v0.8.2
 FUZZTIME    ?= 1s
 TESTTIMEOUT ?= 15m
 
-# The packages that are another program without the race detector, and the tests
-# of others that run without it only, or are longer then. The other tests are run
-# once, with the race detector.
-UNRACED    = grep -rlE --include='*.go' '^//go:build .*\brace\b' [a-z]*/
-PLAIN      = $(shell $(UNRACED) --exclude='*_test.go' | xargs -n1 dirname | sort -u | sed 's|^|./|')
-LONGER     = $(shell grep -rlE --include='*_test.go' '^//go:build .*\brace\b|invariants\.Enabled' [a-z]*/)
-LONGERIN   = $(filter-out $(PLAIN),$(sort $(patsubst %/,./%,$(dir $(LONGER)))))
-LONGERNAME = $(shell grep -ohE '^func (Test|Example)[A-Za-z0-9_]*' $(LONGER) | cut -c6- | paste -sd '|')
+# The packages that are another program without the race detector: all their tests
+# are run without it too. Of others, .ci/longer finds the tests that run without it
+# only, or are longer then. The other tests are run once, with the race detector.
+PLAIN = $(shell grep -rlE --include='*.go' --exclude='*_test.go' '^//go:build .*\brace\b' [a-z]*/ | xargs -n1 dirname | sort -u | sed 's|^|./|')
 
 # Programs, rules of the tree, tests of the binary from outside, and the managers
 # that only measurements use: what they are made of is tested with the race detector
@@ -65,7 +61,7 @@ race: ## run the tests of every package with the race detector, but for programs
 .PHONY: plain
 plain: ## run without the race detector the tests of programs, and of what is built differently then: plain stores, all interleavings
 	$(GO) test $(TESTFLAGS) $(PROGRAMS) $(PLAIN)
-	$(GO) test $(TESTFLAGS) -run '^($(LONGERNAME))$$' $(LONGERIN)
+	PLAIN="$(PLAIN)" .ci/longer $(GO) test $(TESTFLAGS)
 
 .PHONY: smoke-fuzz
 smoke-fuzz: ## run every fuzz target for FUZZTIME (1s), not guided by coverage
@@ -187,11 +183,8 @@ bench: build ## measure this tree against redis-server, raw TCP and memcpy
 
 .PHONY: lint
 lint: $(STATICCHECK) ## vet, check formatting, staticcheck
-	$(GO) vet ./...
+	$(GO) vet -tags guests,browser,promtool,systemd,nbd ./...
 	cd bench && $(GO) vet ./...
-	$(GO) vet -tags guests ./robustness/rdma/vm
-	$(GO) vet -tags browser ./robustness/browser
-	$(GO) vet -tags promtool,systemd,nbd ./robustness
 	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then \
 		echo "not formatted (make fmt):"; echo "$$unformatted"; exit 1; fi
 	$(STATICCHECK) ./...
