@@ -152,18 +152,17 @@ func (s *Scan) choose(b []byte) (places []uint16, rest []byte) {
 	n := min(len(b)/s.Stride, blockElements)
 	places, rest = s.places[:n], b[n*s.Stride:]
 	b = b[:n*s.Stride]
-	for i := range places {
-		places[i] = uint16(i)
+	conditions := s.Conditions
+	if len(conditions) > 0 && s.Stride == conditions[0].Kind.Size() {
+		c := &conditions[0] // fast path: of the elements themselves
+		places, conditions = c.Kind.Scanner().pick(places, b, c), conditions[1:]
+	} else {
+		for i := range places {
+			places[i] = uint16(i)
+		}
 	}
-	for i := range s.Conditions {
-		c := &s.Conditions[i]
-		switch {
-		case len(places) == 0:
-		case i == 0 && s.Stride == c.Kind.Size():
-			places = c.Kind.Scanner().pick(places, b, c)
-		case i == 0:
-			places = c.Kind.Scanner().pick(places, s.gather(b, c.Off, c.Kind, places), c)
-		default:
+	for i := range conditions {
+		if c := &conditions[i]; len(places) > 0 {
 			places = c.Kind.Scanner().keep(places, s.gather(b, c.Off, c.Kind, places), c)
 		}
 	}
