@@ -351,6 +351,9 @@ type Evacuation struct {
 	Tight bool // scopes live on their reserve, of which nothing may be used to keep what is hot
 	full  bool // the store had no room
 
+	seg   *LogSegment // that is being emptied
+	debts [2]int64    // bytes that are left in other debtors, of locked kind and of scoped ones
+
 	// Of the record that Evacuate is about:
 	from uint64 // where it is
 	n    int    // its bytes
@@ -392,7 +395,10 @@ func (ev *Evacuation) Place(from Kind, n, size int, hot, clean bool) (f fate, to
 	if ev.what == compact || hot && !ev.Tight && ev.kept+n <= ev.most || ev.what == evictClean && !clean {
 		ol := h.Logs.Hot(from)
 		ol.Mu.Lock()
-		to, at, ok := h.Logs.Place(ol, n, ForEvacuator)
+		ok := ev.mayKeep(n)
+		if ok {
+			to, at, ok = h.Logs.Place(ol, n, ForEvacuator)
+		}
 		ol.Mu.Unlock() // the evacuator walks over it when it is sealed, which is later
 		if ok {
 			return FateKept, to, at
@@ -414,6 +420,54 @@ func (ev *Evacuation) Place(from Kind, n, size int, hot, clean bool) (f fate, to
 	return FateStaged, to, at
 }
 
+// mayKeep reports whether a record of n bytes may be moved to the end of the logs: whether
+// there is room, in what only the evacuator may take, for the rest of its segment and for what
+// is left of others of which something was moved. Those are not given back before that
+// has gone, too: if somebody uses one record of each just now, all of the reserve
+// could be taken for what lay beside those, and there would be no room for them when nobody uses
+// them any more. The mutex of the open log is held.
+func (ev *Evacuation) mayKeep(n int) bool {
+	l := &ev.h.Logs
+	l.Mu.Lock()
+	room := int64(max(l.Back-l.Owed, 0)) * int64(l.SegSize)
+	l.Mu.Unlock()
+	of := kindOf(ev.seg)
+	for k, debt := range ev.debts {
+		if k == of {
+			debt += ev.seg.Live.Load() - ev.seg.leaving
+		}
+		has := int64(0)
+		if ol := &l.kept[k]; ol.Seg >= 0 {
+			has = int64(l.SegSize - l.Segs[ol.Seg].Used)
+		}
+		if has < debt {
+			// What is behind the last record of a segment that fits is of no use.
+			room -= debt - has + min(has, int64(n))
+		}
+	}
+	return room >= 0
+}
+
+// kindOf is which of the kept logs the records of s go to.
+func kindOf(s *LogSegment) int {
+	if s.Kind.scoped() {
+		return 1
+	}
+	return 0
+}
+
+// debts is how much is left in debtors other than s.
+func (l *Logs) debts(s *LogSegment) (debts [2]int64) {
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	for i := range l.Segs[:l.top] {
+		if o := &l.Segs[i]; o.debtor && o != s {
+			debts[kindOf(o)] += o.Live.Load() - o.leaving
+		}
+	}
+	return debts
+}
+
 // Cools reports whether what is kept is to count as used less of late than before.
 func (ev *Evacuation) Cools() bool { return ev.what != compact }
 
@@ -425,7 +479,7 @@ func (h *Heap) Empty(s int, ev *Evacuation, what aim) bool {
 	seg := &l.Segs[s]
 	before, keptBefore := seg.Live.Load()-seg.leaving, ev.kept
 	h.Count.evacuatedSegments.Add(1)
-	ev.what = what
+	ev.what, ev.seg, ev.debts = what, seg, l.debts(seg)
 	l.beginEmptying(seg)
 	l.walk(s, func(r Local, id uint16) bool {
 		o := h.host.Owner(id)
@@ -467,6 +521,7 @@ func (h *Heap) Empty(s int, ev *Evacuation, what aim) bool {
 	h.noteTrouble()
 	after := seg.Live.Load() - seg.leaving
 	seg.emptying = false
+	seg.debtor = after > 0 && (seg.debtor || ev.kept > keptBefore)
 	if seg.leaving == 0 {
 		h.emptied(seg)
 	}
@@ -514,6 +569,7 @@ func (h *Heap) takeBack(seg *LogSegment) {
 		}
 	}
 	seg.Freed.Store(0)
+	seg.debtor = false
 	l.Release(seg.id)
 }
 

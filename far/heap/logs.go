@@ -89,6 +89,7 @@ type LogSegment struct {
 
 	emptying bool  // the evacuator goes through it
 	leaving  int64 // bytes of the records in it that are being written; the evacuator's
+	debtor   bool  // some of it was moved, and the rest could not be; the evacuator's
 
 	// The rest is for scoped records.
 	Phase  atomic.Uint32 // of the pass that empties it

@@ -9,6 +9,7 @@ import (
 	"iter"
 	"math"
 	"math/rand/v2"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -929,6 +930,28 @@ func BenchmarkGet(b *testing.B) {
 	for b.Loop() {
 		if _, ok, err := m.Get(ctx, r.IntN(n)); !ok || err != nil {
 			b.Fatal(err)
+		}
+	}
+}
+
+// TestAFullMapCanBeReadForEver: when neither far memory nor what is local has room for more,
+// everything can be read, over and over.
+func TestAFullMapCanBeReadForEver(t *testing.T) {
+	w := newWorld(t, 8)
+	m := must(NewMap[int](w.Heap, Config[[200]byte]{}))
+	key := func(i int) int { return i * 7919 % 100_000 }
+	n := 0
+	for ; m.Set(t.Context(), key(n), [200]byte{byte(n)}) == nil; n++ {
+	}
+	rounds, some := 1, min(n, 4000)
+	if os.Getenv("TEST_SOAK") != "" {
+		rounds, some = 10, n
+	}
+	for round := range rounds {
+		for i := range some {
+			if v, ok, err := m.Get(t.Context(), key(i)); err != nil || !ok || v[0] != byte(i) {
+				t.Fatalf("round %d, key %d of %d: %v, %v", round, i, n, ok, err)
+			}
 		}
 	}
 }
