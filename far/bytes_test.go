@@ -8,7 +8,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
-	"runtime"
 	"sync"
 	"testing"
 
@@ -192,25 +191,42 @@ func TestSharedPointersKeepTheirObject(t *testing.T) {
 	}
 }
 
-func TestOwnedObjectsAreCollected(t *testing.T) {
+// A Shared that lies in far objects is the same pointer as before, wherever they have been, and
+// keeps its object until each of them is freed.
+func TestSharedPointersLieInFarObjects(t *testing.T) {
+	type line struct {
+		end SharedRef[point]
+		pad [40]int64
+	}
 	h := openObjects(t, heap.NewMemStore(tinySegment, 64), 16)
-	p, err := New(context.Background(), h, point{1, 2})
-	if err != nil {
-		t.Fatal(err)
-	}
-	o := Own(p)
-	if v, err := o.Ptr().Load(context.Background()); err != nil || v.X != 1 {
-		t.Errorf("got %v, %v", v, err)
-	}
-	runtime.KeepAlive(o)
-	for range 1000 {
-		runtime.GC()
-		if h.Stats().Pointers == 0 {
-			return
+	defer h.Close()
+	ctx := t.Context()
+	end := Share(got(New(ctx, h, point{1, 2}))(t))
+	var lines []Ptr[line]
+	for i := range 1500 { // more than is local
+		s := end
+		if i > 0 {
+			s = end.Clone()
 		}
-		runtime.Gosched()
+		lines = append(lines, got(New(ctx, h, line{end: s.Ref()}))(t))
 	}
-	t.Error("the object was not freed")
+	if h.Stats().Evacuated == 0 {
+		t.Fatal("all is local")
+	}
+	for i, l := range lines {
+		s := got(l.Load(ctx))(t).end.Shared(h)
+		if v := got(s.Load(ctx))(t); v != (point{1, 2}) {
+			t.Fatalf("line %d ends at %v", i, v)
+		}
+		s.Free()
+		l.Free()
+	}
+	if n := h.Stats().Pointers; n != 0 || len(h.clones.extra) != 0 {
+		t.Errorf("%d pointers and %d counts are left", n, len(h.clones.extra))
+	}
+	if !new(SharedRef[point]).IsNil() {
+		t.Error("the zero SharedRef points to something")
+	}
 }
 
 // Pointers do what Go's do, whatever of them is local.

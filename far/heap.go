@@ -31,6 +31,7 @@ type Heap struct {
 	caches    []wordCache              // of logs.objects, and then of logs.streams
 	classes   atomic.Pointer[[]*class] // by id; replaced under mu
 	defaults  defaults                 // classes of New
+	clones    clones                   // of Shared
 	strings   atomic.Pointer[bytesClasses]
 	held      [heldParts]heldBytes
 	maxObject int // bytes of an object's data; immutable

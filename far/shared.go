@@ -2,10 +2,10 @@ package far
 
 import (
 	"context"
-	"runtime"
-	"sync/atomic"
+	"sync"
 
 	"polder/far/heap"
+	"polder/internal/invariants"
 )
 
 // Shared is one of several pointers to one object, which lives until the last
@@ -14,27 +14,30 @@ import (
 // there is nothing to visit here. The zero Shared points to nothing.
 //
 // A Shared may be copied, as any value; a copy is the same reference, and is
-// freed with it. Clone makes another one.
-type Shared[T any] struct {
-	p     Ptr[T]
-	count *atomic.Int64
+// freed with it. Clone makes another one. In a far object it lies as a [SharedRef].
+// An object that has clones takes some 40 bytes of Go memory for their number, outside of the
+// budget, and one without takes none.
+type Shared[T any] struct{ p Ptr[T] }
+
+// SharedRef is a Shared that may be part of an object of a pointer, as a Ref is a Ptr: the
+// same reference, and not another one. It means something to its heap only. The zero SharedRef
+// points to nothing.
+type SharedRef[T any] struct{ r Ref[T] }
+
+// clones are the objects of a heap that have several Shareds.
+type clones struct {
+	mu    sync.Mutex
+	extra map[uint64]int // how many more than one, by the number of the word; under mu
 }
 
 // Share makes p, which must not be used any more by itself, a Shared.
-func Share[T any](p Ptr[T]) Shared[T] {
-	s := Shared[T]{p: p, count: new(atomic.Int64)}
-	s.count.Store(1)
-	return s
-}
+func Share[T any](p Ptr[T]) Shared[T] { return Shared[T]{p} }
 
 // Deref returns the object, as Ptr.Deref does.
 func (s Shared[T]) Deref(sc *heap.Scope) *T { return s.p.Deref(sc) }
 
 // DerefMut returns the object, as Ptr.DerefMut does.
 func (s Shared[T]) DerefMut(sc *heap.Scope) *T { return s.p.DerefMut(sc) }
-
-// DerefStream returns the object, as Ptr.DerefStream does.
-func (s Shared[T]) DerefStream(sc *heap.Scope) *T { return s.p.DerefStream(sc) }
 
 // Load returns a copy of the object, as Ptr.Load does.
 func (s Shared[T]) Load(ctx context.Context) (T, error) { return s.p.Load(ctx) }
@@ -43,51 +46,55 @@ func (s Shared[T]) Load(ctx context.Context) (T, error) { return s.p.Load(ctx) }
 func (s Shared[T]) Store(ctx context.Context, v T) error { return s.p.Store(ctx, v) }
 
 // Clone returns another pointer to the same object, which is to be freed as
-// well.
+// well. It waits for nothing.
 func (s Shared[T]) Clone() Shared[T] {
-	if s.count.Add(1) <= 1 {
+	h := heapOf(s.p.word())
+	if h == nil {
+		return s // gone with the heap
+	}
+	if invariants.Enabled {
+		s.p.gen.checkFreed(h, s.p.word())
+	}
+	h.clones.mu.Lock()
+	defer h.clones.mu.Unlock()
+	if loadWord(s.p.word()).free() {
 		panic("BUG: a far.Shared is cloned after it was freed")
 	}
+	if h.clones.extra == nil {
+		h.clones.extra = make(map[uint64]int)
+	}
+	h.clones.extra[h.words.number(s.p.word())]++
 	return s
 }
 
-// Free frees the pointer, and with the last one the object.
+// Free frees the pointer, and with the last one the object. To free it more often than it was
+// cloned is found as it is for a Ptr.
 func (s Shared[T]) Free() {
-	switch n := s.count.Add(-1); {
-	case n == 0:
+	if h := heapOf(s.p.word()); h == nil || !h.clones.drop(h.words.number(s.p.word())) {
 		s.p.Free()
-	case n < 0:
-		panic("BUG: a far.Shared is freed more often than it was cloned")
 	}
 }
 
-// IsNil reports whether s points to nothing.
-func (s Shared[T]) IsNil() bool { return s.p.IsNil() }
-
-// Same reports whether s and o point to the same object.
-func (s Shared[T]) Same(o Shared[T]) bool { return s.p.w == o.p.w }
-
-// Owned is a pointer whose object is freed when the garbage collector finds
-// that nobody has the Owned any more, for those who want that. It is an object of
-// Go's, so that it cannot be part of a far one.
-type Owned[T any] struct {
-	p    Ptr[T]
-	stop runtime.Cleanup
+// drop takes one clone from the word with a number, and reports whether there was one.
+func (c *clones) drop(number uint64) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch c.extra[number] {
+	case 0:
+		return false
+	case 1:
+		delete(c.extra, number)
+	default:
+		c.extra[number]--
+	}
+	return true
 }
 
-// Own ties p to a Go value.
-func Own[T any](p Ptr[T]) *Owned[T] {
-	o := &Owned[T]{p: p}
-	o.stop = runtime.AddCleanup(o, Ptr[T].Free, p)
-	return o
-}
+// Ref returns s in a form that may be part of a far object, as Ptr.Ref does.
+func (s Shared[T]) Ref() SharedRef[T] { return SharedRef[T]{s.p.Ref()} }
 
-// Ptr returns the pointer, which is good as long as o is reachable; see
-// runtime.KeepAlive.
-func (o *Owned[T]) Ptr() Ptr[T] { return o.p }
+// Shared returns the pointer that r is on its heap.
+func (r SharedRef[T]) Shared(h *Heap) Shared[T] { return Shared[T]{r.r.Ptr(h)} }
 
-// Free frees the object at once, rather than when o is collected.
-func (o *Owned[T]) Free() {
-	o.stop.Stop()
-	o.p.Free()
-}
+// IsNil reports whether r points to nothing.
+func (r SharedRef[T]) IsNil() bool { return r.r.IsNil() }
