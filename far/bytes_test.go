@@ -196,7 +196,7 @@ func TestSharedPointersKeepTheirObject(t *testing.T) {
 func TestSharedPointersLieInFarObjects(t *testing.T) {
 	type line struct {
 		end SharedRef[point]
-		pad [40]int64
+		_   [40]int64
 	}
 	h := openObjects(t, heap.NewMemStore(tinySegment, 64), 16)
 	defer h.Close()

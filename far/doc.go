@@ -4,7 +4,7 @@
 //
 // A [Ptr] is a remoteable pointer to an object of any type without Go pointers,
 // and is what data structures are made of; [Bytes] is one to a byte string of
-// any size, [Shared] one of several to the same object, [Run] many in a row. A
+// any size, [Shared] one of several to the same object (and [SharedRef] such a one in a far object), [Run] many in a row. A
 // [ByteMap] holds byte-string keys and values. What is local is read at local
 // speed; what is not is fetched, exactly that object or entry, and that once,
 // however many goroutines ask for it (by [ByteMap.GetMany], twice).
