@@ -51,8 +51,9 @@ build: ## build everything without cgo; the binary is .bin/polder
 	$(GO) build -o $(BIN)/polder ./cmd/polder
 
 # Lint has vetted everything, and binaries without debug information are linked
-# in half the time.
-TESTFLAGS = -vet=off -ldflags=-w -timeout $(TESTTIMEOUT)
+# in half the time. One package more than there are processors is tested at a time,
+# since many tests wait for connections, timers and processes.
+TESTFLAGS = -vet=off -ldflags=-w -timeout $(TESTTIMEOUT) -p $(shell expr $$(nproc) + 1)
 
 # Programs under the race detector sleep for a second when they exit, for goroutines
 # that are not waited for: goleak has seen that there are none.
@@ -108,7 +109,7 @@ ARM64 = GOARCH=arm64 $(GO) test -vet=off -count=1 -short -exec qemu-aarch64
 .PHONY: soak-arm64
 soak-arm64: ## run the tests of what depends on the processor as arm64 programs, with qemu-user: some ten minutes
 	@command -v qemu-aarch64 >/dev/null || { echo "make soak-arm64 needs qemu-aarch64 (Debian: apt-get install qemu-user)"; exit 1; }
-	$(ARM64) -timeout 5m ./internal/arena ./internal/futex ./far/heap ./soft/wire ./share/internal/shm ./memnode/component/hashtable ./memnode/component/vector
+	$(ARM64) -timeout 5m ./internal/arena ./internal/futex ./far/heap ./soft/wire ./share/internal/shm
 	$(ARM64) -timeout 5m -skip ArgumentsThatHaveComeCostNothing ./resp/proto
 	$(ARM64) -timeout 5m -skip EveryInterleaving ./memnode/chain
 	$(ARM64) -timeout 5m -run 'Masked|Gather|Indirect|Fence|Wait|Wrap|Sequence|Bind|Packets|States|Flush|LinkDown|Forged|Post' ./verbs/softnic
@@ -131,6 +132,15 @@ test-block: ## run libnbd's tools, qemu-io and fio on polder block
 	@for need in nbdcopy:libnbd-bin qemu-io:qemu-utils fio:fio; do command -v $${need%:*} >/dev/null || missing="$$missing $${need#*:}"; done; \
 		[ -z "$$missing" ] || { echo "installing$$missing"; apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $$missing; }
 	$(GO) test -count=1 -timeout $(TESTTIMEOUT) -tags nbd -run BlockDevice ./robustness
+
+# How often the guest swaps under pressure.
+RUNS ?= 5
+
+.PHONY: test-swap
+test-swap: ## have a kernel use polder block as a disk and as swap, in virtual machines (docs/how-to/swap.md); RUNS=100 swaps so often under pressure
+	@for need in qemu-system-x86_64:qemu-system-x86 dpkg-deb:dpkg xz:xz-utils zstd:zstd nbd-client:nbd-client mkswap:util-linux swapon:mount mkfs.ext4:e2fsprogs; do command -v $${need%:*} >/dev/null || missing="$$missing $${need#*:}"; done; \
+		[ -z "$$missing" ] || { echo "installing$$missing"; apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $$missing; }
+	$(GO) test -count=1 -v -timeout 12h -tags guests ./robustness/swap -swap.runs $(RUNS)
 
 .PHONY: docs
 docs: ## write those pages of docs/ anew that are made of the program

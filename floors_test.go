@@ -65,6 +65,8 @@ var farImports = map[string][]string{
 	"far/record": {},
 
 	"far/ordered": {"internal", "codec", "far"},
+	"far/disk":    {"far/heap"},
+	"far/copies":  {"internal", "far/heap"},
 }
 
 const module = "polder"

@@ -116,6 +116,19 @@ func (c *Coder[T]) View(v *T, buf []byte) []byte {
 	return c.codec.Append(nil, *v) // not to buf, which would escape from every caller
 }
 
+// InPlace returns the value whose encoding is b, without a copy: it is valid for as long as b is, and neither may be
+// changed. It reports false if that cannot be, since values of T are encoded, or b is not aligned for them.
+func (c *Coder[T]) InPlace(b []byte) (v *T, ok bool) {
+	switch c.form {
+	case formPlain:
+		return valueAt[T](b)
+	case formText, formBytes:
+		v = new(T)
+		return v, c.Adopt(b, v) == nil
+	}
+	return nil, false
+}
+
 // Decode makes *v what b says, of which it keeps nothing.
 func (c *Coder[T]) Decode(b []byte, v *T) error {
 	if c.form == formText || c.form == formBytes {

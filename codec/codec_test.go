@@ -322,3 +322,43 @@ func FuzzDecode(f *testing.F) {
 		}
 	})
 }
+
+// TestAValueInPlaceIsWhatItsBytesSay: one that is not aligned, has another length, or is encoded, is not to be had in place.
+func TestAValueInPlaceIsWhatItsBytesSay(t *testing.T) {
+	pair, text, raw, planned := coderOf[[2]uint64](t), coderOf[string](t), coderOf[[]byte](t), coderOf[[]string](t)
+	mem := [4]uint64{1, 2, 3, 4}
+	b := Bytes(&mem)
+	if v, ok := pair.InPlace(b[8:24]); !ok || *v != [2]uint64{2, 3} || &v[0] != &mem[1] {
+		t.Errorf("a pair is %v, %v, want the one in place", v, ok)
+	}
+	for _, off := range []int{1, 2, 4} {
+		if _, ok := pair.InPlace(b[off : off+16]); ok {
+			t.Errorf("a pair is used at an address that is %d behind one that is aligned", off)
+		}
+	}
+	if _, ok := pair.InPlace(b[:8]); ok {
+		t.Error("a half is used as a pair")
+	}
+	word := []byte("word")
+	if v, ok := text.InPlace(word); !ok || *v != "word" {
+		t.Errorf("a string is %v, %v", v, ok)
+	}
+	if v, ok := raw.InPlace(word); !ok || string(*v) != "word" || &(*v)[0] != &word[0] {
+		t.Errorf("a byte slice is %v, %v, want the one in place", v, ok)
+	}
+	if _, ok := planned.InPlace(planned.View(&[]string{"a"}, nil)); ok {
+		t.Error("what is encoded is used in place")
+	}
+	if _, ok := coderOf[struct{}](t).InPlace(nil); ok {
+		t.Error("nothing is used in place")
+	}
+}
+
+func coderOf[T any](t *testing.T) *Coder[T] {
+	t.Helper()
+	c, err := For[T](nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &c
+}

@@ -15,6 +15,17 @@ func Bytes[T any](v *T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(v)), unsafe.Sizeof(*v))
 }
 
+// valueAt is b as a value, if it has the length of one, which is not 0, and is aligned as one.
+//
+// Preconditions: T is Pointerless.
+func valueAt[T any](b []byte) (v *T, ok bool) {
+	p := unsafe.Pointer(unsafe.SliceData(b))
+	if n := unsafe.Sizeof(*v); n == 0 || uintptr(len(b)) != n || uintptr(p)%unsafe.Alignof(*v) != 0 {
+		return nil, false
+	}
+	return (*T)(p), true
+}
+
 func pointer[T any](v *T) unsafe.Pointer { return unsafe.Pointer(v) }
 
 // textOf is the bytes of the string that *v is.

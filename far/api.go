@@ -31,6 +31,9 @@ type Config struct {
 	// MaxValue is the largest value in bytes that a ByteMap takes. Zero means
 	// a quarter of Local or 512 MiB, whichever is less.
 	MaxValue int
+	// CheckpointEvery is how often a heap that was opened takes a checkpoint, if something has changed. Zero means when
+	// it is closed, and when far memory is needed that waits for a checkpoint to be given back.
+	CheckpointEvery time.Duration
 }
 
 // core is what the heap's memory needs to know of cfg.

@@ -14,28 +14,29 @@ import (
 // closed, in builds with invariants.
 func (h *Heap) audit() error {
 	t := h.core.Tally()
-	t.Index = h.words.pages.Load()*wordPage + h.settler.bytes()
+	t.Index[heap.Words] = h.words.pages.Load() * wordPage
+	t.Index[heap.Settling], t.Index[heap.Leaves] = h.settler.bytes()
 	t.Unsure = h.settler.burying() || h.leavesLost.Load()
 	if n := h.miscounts.Load(); n > 0 {
 		return fmt.Errorf("the count of a leaf was wrong %d times", n)
 	}
 	for _, tr := range h.structures {
-		t.Index += tr.nodeParts.Load() * nodePartBytes
+		t.Index[heap.Nodes] += tr.nodeParts.Load() * nodePartBytes
 	}
 	for _, m := range *h.maps.Load() {
 		for i := range m.shards() {
 			sh := m.at(i)
-			t.Index += sh.t.bytes()
+			t.Index[heap.Tables] += sh.t.bytes()
 			entries, lost, used := 0, 0, 0
 			if sh.hasLeaves() {
-				t.Index += sh.cold.Bytes()
+				t.Index[heap.Leaves] += sh.cold.Bytes()
 				entries, lost = sh.cold.count(), sh.cold.lost
 				if err := h.auditLeaves(sh, t.AddFar); err != nil {
 					t.Unsure = true
 				}
 			}
 			if sh.cold != nil && sh.cold.shelf != nil {
-				t.Index += sh.cold.shelf.dir.Bytes()
+				t.Index[heap.Leaves] += sh.cold.shelf.dir.Bytes()
 				t.Unsure = true
 			}
 			for b := range sh.t.buckets {

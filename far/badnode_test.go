@@ -6,13 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"polder/far/heap"
-	"polder/internal/offload"
 )
 
 // aStructure is a data structure of which most is far. Its use reads and, where
@@ -299,109 +297,4 @@ func TestEveryStructureOnASlowNode(t *testing.T) {
 			})
 		})
 	}
-}
-
-// badDevice is a node whose components answer late, not at all or wrongly.
-type badDevice struct {
-	delay atomic.Int64 // of every answer, in ns
-	wrong atomic.Bool
-	value []byte // the last one that was written
-}
-
-func (d *badDevice) Construct(context.Context, string, []byte, Component) (Component, error) {
-	return d, nil
-}
-
-func (d *badDevice) answer(ctx context.Context) error {
-	select {
-	case <-time.After(time.Duration(d.delay.Load())):
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-func (d *badDevice) Destruct(ctx context.Context) error         { return d.answer(ctx) }
-func (d *badDevice) Delete(ctx context.Context, _ []byte) error { return d.answer(ctx) }
-func (d *badDevice) Name() string                               { return "a bad node's" }
-
-func (d *badDevice) Write(ctx context.Context, _, data []byte) error {
-	d.value = bytes.Clone(data)
-	return d.answer(ctx)
-}
-
-func (d *badDevice) Read(ctx context.Context, _, buf []byte) ([]byte, error) {
-	if err := d.answer(ctx); err != nil {
-		return buf, err
-	}
-	start := len(buf)
-	buf = append(buf, d.value...)
-	if d.wrong.Load() {
-		buf[start]++
-		buf = append(buf, 1)
-	}
-	return buf, nil
-}
-
-func (d *badDevice) Compute(ctx context.Context, c Computation, buf []byte) ([]byte, error) {
-	if err := d.answer(ctx); err != nil {
-		return buf, err
-	}
-	if d.wrong.Load() {
-		return append(buf, 1, 2, 3), nil
-	}
-	if c.Op == offload.TableLen {
-		buf = append(buf, 1, 0, 0, 0, 0, 0, 0, 0)
-	}
-	return buf, nil
-}
-
-// Structures at a node that is bad say so, within the deadline.
-func TestRemoteStructuresOnABadNode(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := &badDevice{}
-		table := got(NewRemoteTable(t.Context(), d))(t)
-		vector := got(NewRemoteVector[int32](t.Context(), d))(t)
-		key := []byte("key")
-		useTable := func(ctx context.Context) error {
-			b, err := table.Get(ctx, key, []byte("x"))
-			return right(string(b) == "xvalue", err)
-		}
-		useVector := func(ctx context.Context) error {
-			some := make([]int32, 2)
-			n, err := vector.Read(ctx, 0, some)
-			return right(n == 2 && some[1] == 7, err)
-		}
-		for _, st := range []struct {
-			name string
-			use  func(ctx context.Context) error
-			fill func() error
-		}{
-			{"RemoteTable", useTable, func() error { return table.Put(t.Context(), key, []byte("value")) }},
-			{"length of RemoteTable", func(ctx context.Context) error {
-				n, err := table.Len(ctx)
-				return right(n == 1, err)
-			}, func() error { return nil }},
-			{"RemoteVector", useVector, func() error { return vector.Write(t.Context(), 0, []int32{5, 7}) }},
-		} {
-			d.delay.Store(0)
-			d.wrong.Store(false)
-			done(t, st.fill())
-			done(t, st.use(t.Context()))
-			d.delay.Store(int64(100 * time.Millisecond))
-			done(t, st.use(t.Context()))
-			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-			begin := time.Now()
-			err := st.use(ctx)
-			if took := time.Since(begin); !errors.Is(err, context.DeadlineExceeded) || took > 50*time.Millisecond {
-				t.Errorf("%s at a slow node: got %v after %v, want a deadline of 50 ms", st.name, err, took)
-			}
-			cancel()
-			d.wrong.Store(true)
-			var corrupt *heap.CorruptError
-			if err := st.use(t.Context()); !errors.As(err, &corrupt) {
-				t.Errorf("%s at a node that answers wrongly: got %v, want a CorruptError", st.name, err)
-			}
-		}
-	})
 }

@@ -20,10 +20,15 @@ type ByteMap struct {
 	id   uint16
 	name string
 
+	types string // of keys and values, for a Map; immutable
+	kept  bool   // it is from a checkpoint, and nobody has asked for it; under h.mu
+
 	// first is the first of the map's shards, of which there are h.shards side by side. They are made
 	// with its first use, since they take 192 bytes each.
 	first atomic.Pointer[shard]
 	freed atomic.Bool // changes under h.mu
+
+	computed atomic.Uint64 // entries that the store has looked through
 
 	clearing sync.Mutex
 	clears   atomic.Uint64 // odd while Clear is at work
@@ -79,6 +84,10 @@ func (m *ByteMap) get(ctx context.Context, key, dst []byte, grow bool) (Entry, i
 		}
 		if err != nil {
 			return Entry{}, 0, err
+		}
+	} else if st == unread && !sh.closed {
+		if ent, ok := m.findOne(ctx, sh, hs, key, dst); ok {
+			return ent, 0, nil
 		}
 	} else {
 		sh.mu.Unlock()
@@ -313,6 +322,8 @@ func (m *ByteMap) Free() {
 func (m *ByteMap) clear(last bool) {
 	m.clearing.Lock()
 	defer m.clearing.Unlock()
+	m.h.ending.RLock()
+	defer m.h.ending.RUnlock()
 	m.clears.Add(1)
 	defer m.clears.Add(1)
 	for i := range m.shards() {
@@ -340,9 +351,7 @@ func (m *ByteMap) clear(last bool) {
 		if d := sh.detach(); d != nil {
 			m.h.settler.bury(d)
 		}
-		n := sh.t.clear(last)
-		m.h.core.Logs.ShrinkIndex(n)
-		m.h.tables.Add(-n)
+		m.h.core.Logs.ShrinkIndex(heap.Tables, sh.t.clear(last))
 		if last {
 			sh.closed, sh.heads = true, nil
 		}

@@ -14,6 +14,7 @@ import (
 	"polder/far/heap"
 	"polder/far/record"
 	"polder/internal/failpoint"
+	"polder/internal/invariants"
 )
 
 func newPoints(t *testing.T, h *Heap, cfg ClassConfig) *Class[point] {
@@ -262,10 +263,14 @@ func TestClassesThatComeAndGo(t *testing.T) {
 			}
 		}
 	})
+	rounds := 30
+	if invariants.Enabled { // "make plain" has them all
+		rounds = 15
+	}
 	for id := range 6 {
 		wg.Go(func() {
 			r := rand.New(rand.NewPCG(uint64(id), 5))
-			for round := 0; round < 30 && !t.Failed(); round++ {
+			for round := 0; round < rounds && !t.Failed(); round++ {
 				var err error
 				switch r.IntN(3) {
 				case 0:

@@ -34,7 +34,9 @@ type leafIndex struct {
 const tableShare = 5
 
 // tight reports whether the tables of maps have used up their share of the budget.
-func (h *Heap) tight() bool { return h.tables.Load() >= h.Local()/tableShare || h.settleAlways }
+func (h *Heap) tight() bool {
+	return h.core.Logs.Of(heap.Tables) >= h.Local()/tableShare || h.settleAlways
+}
 
 // errSettling: there is no place in the table before the settler has made some.
 var errSettling = errors.New("no place in a table")

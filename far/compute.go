@@ -2,6 +2,7 @@ package far
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"math"
@@ -11,18 +12,91 @@ import (
 	"polder/internal/offload"
 )
 
-// Elements is a Vector or an Array: elements of type T that can be looked through where they are.
-type Elements[T any] interface {
+// Values is a Vector, an Array, or the values of a Map: elements of type T that can be looked through where they are.
+type Values[T any] interface {
 	// Len is the number of elements.
 	Len() int
+
+	looked(*T) looker
+}
+
+// Elements is a Vector or an Array, whose elements have indices.
+type Elements[T any] interface {
+	Values[T]
 	// At returns the pointer to element i.
 	At(i int) Elem[T]
 
 	scanned() *tracker
 }
 
+// looker is what Values has elements in.
+type looker interface {
+	// aggregate adds up what q says of the elements from i to j.
+	aggregate(ctx context.Context, q *offload.Scan, i, j int) (offload.Aggregate, error)
+	named() string
+}
+
 func (a *Array[T]) scanned() *tracker  { return a.tr }
 func (v *Vector[T]) scanned() *tracker { return v.tr }
+func (a *Array[T]) looked(*T) looker   { return a.tr }
+func (v *Vector[T]) looked(*T) looker  { return v.tr }
+func (m *Map[K, V]) looked(*V) looker  { return &mapValues{m.b, m.value.Plain()} }
+func (tr *tracker) named() string      { return tr.c.cfg.Name }
+
+// Number is a type that a number in an element may have.
+type Number interface {
+	int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64 | float32 | float64
+}
+
+func kindOf[T Number]() offload.Kind {
+	switch any(*new(T)).(type) {
+	case int8:
+		return offload.Int8
+	case int16:
+		return offload.Int16
+	case int32:
+		return offload.Int32
+	case int64:
+		return offload.Int64
+	case uint8:
+		return offload.Uint8
+	case uint16:
+		return offload.Uint16
+	case uint32:
+		return offload.Uint32
+	case uint64:
+		return offload.Uint64
+	case float32:
+		return offload.Float32
+	}
+	return offload.Float64
+}
+
+// A Comparison is how an element compares with an operand.
+type Comparison uint8
+
+// Comparisons of elements with an operand.
+const (
+	IfAll            = Comparison(offload.Any)
+	IfEqual          = Comparison(offload.Equal)
+	IfNotEqual       = Comparison(offload.NotEqual)
+	IfLess           = Comparison(offload.Less)
+	IfLessOrEqual    = Comparison(offload.LessOrEqual)
+	IfGreater        = Comparison(offload.Greater)
+	IfGreaterOrEqual = Comparison(offload.GreaterOrEqual)
+)
+
+// Summary is what elements come to.
+type Summary[T Number] struct {
+	Count    int
+	Min, Max T // zero if there are no elements
+	// Sum is of the elements as int64, uint64 or float64, as they are signed,
+	// unsigned or floating, of which only that one is set. Those of integers
+	// wrap around.
+	SumInt   int64
+	SumUint  uint64
+	SumFloat float64
+}
 
 // A Field is a number in every element of type T: the element itself, or a field of a struct.
 type Field[T any, N Number] struct {
@@ -82,13 +156,17 @@ func Within[T any](i, j int) Condition[T] {
 // StreamChunks does. It takes and displaces no local memory for what the store looks through, up to 8
 // conditions, and elements of up to 256 KiB.
 //
+// Of a Map it adds up values, which must be stored as they are in memory: numbers, and structs and arrays of such, of up to
+// 64 KiB. Of what is far, the leaves of its index are read, if those are far, too. It fails with a *LostError if
+// an entry is lost; those that have expired do not count, nor can Within be used.
+//
 // It is one pass over v and no instant: every element counts once, as it was at some time between the call and
 // the return, so that what was written before the call is seen. Whoever writes elements meanwhile needs
 // a lock if that matters. Elements that are appended meanwhile do not count, and those that are removed may count as
 // zeros. Sums of floating-point numbers are added up in any order.
 //
 // It waits within ctx, and must not be called in a scope.
-func Aggregate[T any, N Number](ctx context.Context, v Elements[T], f Field[T, N], conditions ...Condition[T]) (s Summary[N], err error) {
+func Aggregate[T any, N Number](ctx context.Context, v Values[T], f Field[T, N], conditions ...Condition[T]) (s Summary[N], err error) {
 	q, i, j, err := scanOf(v, conditions)
 	if err == nil {
 		err = f.err
@@ -96,30 +174,30 @@ func Aggregate[T any, N Number](ctx context.Context, v Elements[T], f Field[T, N
 	var a offload.Aggregate
 	if err == nil {
 		q.Off, q.Kind = f.off, kindOf[N]()
-		a, err = v.scanned().aggregate(ctx, q, i, j)
+		a, err = v.looked(nil).aggregate(ctx, q, i, j)
 	}
 	if err != nil {
-		return s, fmt.Errorf("cannot aggregate %s: %w", v.scanned().c.cfg.Name, err)
+		return s, fmt.Errorf("cannot aggregate %s: %w", v.looked(nil).named(), err)
 	}
 	return summary[N](&a), nil
 }
 
 // Count is how many elements of v meet all conditions. Otherwise it is as Aggregate.
-func Count[T any](ctx context.Context, v Elements[T], conditions ...Condition[T]) (int, error) {
+func Count[T any](ctx context.Context, v Values[T], conditions ...Condition[T]) (int, error) {
 	q, i, j, err := scanOf(v, conditions)
 	var a offload.Aggregate
 	if err == nil {
-		a, err = v.scanned().aggregate(ctx, q, i, j)
+		a, err = v.looked(nil).aggregate(ctx, q, i, j)
 	}
 	if err != nil {
-		return 0, fmt.Errorf("cannot count %s: %w", v.scanned().c.cfg.Name, err)
+		return 0, fmt.Errorf("cannot count %s: %w", v.looked(nil).named(), err)
 	}
 	return int(a.Count), nil
 }
 
 // Filter iterates over the indices of those elements of v that meet all conditions, in order. It
-// looks through some megabytes at a time, as Aggregate does, when the iteration gets there; what comes from the store is
-// a bit for every element. An error is the last thing that it gives.
+// looks through some megabytes at a time, as Aggregate does, and through the next ones while the loop's body runs; what
+// comes from the store is a bit for every element. An error is the last thing that it gives.
 func Filter[T any](ctx context.Context, v Elements[T], conditions ...Condition[T]) iter.Seq2[int, error] {
 	return func(yield func(int, error) bool) {
 		q, i, j, err := scanOf(v, conditions)
@@ -136,7 +214,7 @@ func Filter[T any](ctx context.Context, v Elements[T], conditions ...Condition[T
 }
 
 // scanOf is what conditions mean for v: which elements, and what has to be looked at.
-func scanOf[T any](v Elements[T], conditions []Condition[T]) (q *offload.Scan, i, j int, err error) {
+func scanOf[T any](v Values[T], conditions []Condition[T]) (q *offload.Scan, i, j int, err error) {
 	q = &offload.Scan{Stride: sizeOf[T]()}
 	j = v.Len()
 	for _, c := range conditions {
@@ -144,6 +222,9 @@ func scanOf[T any](v Elements[T], conditions []Condition[T]) (q *offload.Scan, i
 		case c.err != nil:
 			return nil, 0, 0, c.err
 		case c.within:
+			if _, ok := v.(Elements[T]); !ok {
+				return nil, 0, 0, errors.New("the elements of a map have no indices")
+			}
 			i, j = max(i, c.i), min(j, c.j)
 		default:
 			q.Conditions = append(q.Conditions, c.c)
@@ -208,50 +289,60 @@ type window struct {
 
 // aggregate adds up what q says of the elements from i to j.
 func (tr *tracker) aggregate(ctx context.Context, q *offload.Scan, i, j int) (a offload.Aggregate, err error) {
-	if err := tr.h.core.Begin(); err != nil {
-		return a, err
-	}
-	defer tr.h.core.End()
-	// While the store looks through one window, the next one is looked through here.
-	var before *window
-	wait := func() {
-		if before != nil {
-			err = errOr(err, <-before.done)
-			q.Merge(&a, &before.a)
-			before = nil
-		}
-	}
-	for i < j && err == nil {
-		w := tr.newWindow(q, i)
-		var failed error
-		i, failed = w.here(ctx, j)
-		wait()
-		if err = errOr(err, failed); err != nil {
-			w.pins.Release()
-			break
-		}
-		before = w
-		go func() { w.done <- w.there(ctx) }()
-	}
-	wait()
+	err = tr.windows(ctx, q, i, j, 0, func(w *window) bool {
+		q.Merge(&a, &w.a)
+		return true
+	})
 	return a, err
 }
 
 // filter calls yield with the indices of the elements from i to j that count. It reports false if yield did not
 // want any more.
 func (tr *tracker) filter(ctx context.Context, q *offload.Scan, i, j int, yield func(i int) bool) (more bool, err error) {
-	for i < j {
-		w := tr.newWindow(q, i)
-		w.per = offload.BitsSize(tr.group)
-		i, err = w.run(ctx, j)
-		if err != nil {
-			return true, err
+	more = true
+	err = tr.windows(ctx, q, i, j, offload.BitsSize(tr.group), func(w *window) bool {
+		more = w.eachBit(yield)
+		return more
+	})
+	return more, err
+}
+
+// windows looks through the elements from i to j, some megabytes at a time, and calls fn with each window in
+// order until it reports false. While the store looks through a window, the next one is looked through here, and
+// while fn is called, the store looks through the next one.
+func (tr *tracker) windows(ctx context.Context, q *offload.Scan, i, j, per int, fn func(w *window) bool) (err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	var next *window
+	defer func() { // fn may be a loop of the program's, which ends, or panics
+		cancel()
+		if next != nil {
+			<-next.done
 		}
-		if !w.eachBit(yield) {
-			return false, nil
+	}()
+	for i < j || next != nil {
+		w := next
+		next = nil
+		if i < j {
+			k := tr.newWindow(q, i)
+			k.per = per
+			var failed error
+			if i, failed = k.begin(ctx, j); failed != nil {
+				i, err = j, failed
+			} else {
+				next = k
+			}
+		}
+		if w == nil {
+			continue
+		}
+		if failed := <-w.done; failed != nil {
+			return failed
+		}
+		if !fn(w) {
+			return nil
 		}
 	}
-	return true, nil
+	return err
 }
 
 // eachBit calls yield with the indices of the elements of w whose bits are set, until it does not want any more.
@@ -268,18 +359,23 @@ func (w *window) eachBit(yield func(i int) bool) bool {
 	return true
 }
 
-// run is here and there, as a call that Close waits for.
-func (w *window) run(ctx context.Context, j int) (next int, err error) {
-	if err := w.tr.h.core.Begin(); err != nil {
+// begin is here, and begins there, as a call that Close waits for: w.done says how it has ended, unless begin
+// fails.
+func (w *window) begin(ctx context.Context, j int) (next int, err error) {
+	core := &w.tr.h.core
+	if err := core.Begin(); err != nil {
 		return j, err
 	}
-	defer w.tr.h.core.End()
-	defer w.pins.Release()
-	next, err = w.here(ctx, j)
-	if err == nil {
-		err = w.there(ctx)
+	if next, err = w.here(ctx, j); err != nil {
+		w.pins.Release()
+		core.End()
+		return j, err
 	}
-	return next, err
+	go func() {
+		defer core.End()
+		w.done <- w.there(ctx)
+	}()
+	return next, nil
 }
 
 // newWindow is a window that begins with element i.

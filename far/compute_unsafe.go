@@ -13,3 +13,12 @@ func offsetIn[T any, N Number](at func(*T) *N) (int, bool) {
 	}
 	return int(off), true
 }
+
+// numberBytes is vs as bytes, in the byte order of this machine, which is the
+// little-endian one of the wire.
+func numberBytes[T Number](vs []T) []byte {
+	if len(vs) == 0 {
+		return nil
+	}
+	return unsafe.Slice((*byte)(unsafe.Pointer(&vs[0])), len(vs)*int(unsafe.Sizeof(vs[0])))
+}

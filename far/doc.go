@@ -55,7 +55,7 @@
 // All structures are iterated over in one way: All and its like take a [Scope], which
 // bounds by its context what they wait for and, if the iteration ends early, says why
 // in [Scope.Err]. A structure of objects yields them in the scope, which it enters and
-// leaves; a [Map] yields copies.
+// leaves; a [Map] yields copies, and Deref of a map returns one value in place.
 //
 // Prefetch of a heap, an array, a vector or a map brings what it is given into local
 // memory and returns when it is there. It waits within its context, and so must
@@ -167,6 +167,8 @@
 // What is far is in the format of package record, which can read it without the heap: every record says
 // of which map or class it is, its key or number, and, by its version, which of two is the right one.
 // That is not all that it takes to use it again: hashes are seeded by the heap that wrote them.
+// A heap whose store is a heap.Keeper keeps that, too, and is opened again with its maps by [Open], as they were at the
+// last checkpoint: see keep.
 // What comes back is checked as if anybody had written it, and refused if it was written by another heap,
 // elsewhere or at another time.
 //
@@ -179,7 +181,7 @@
 //
 // What the data structures stand on: heap, api, errors, store, scopes, registry (the heap of a pointer), word
 // and table and shard (a map's index), pword and words (of pointers), deref and slow (what waits),
-// loss, sweep (for what has expired).
+// loss, sweep (for what has expired), keep (checkpoints, and opening a heap again).
 //
 // Fetching, which heap does for all owners: fetch, many and admit of entries; objectfetch and
 // prefetch of objects.
@@ -190,9 +192,9 @@
 //
 // Maps: bytemap, update, txn, scan, big (values in pieces), typedmap, mapttl. Pointers: ptr,
 // class, retire, shared, bytes. Structures: array, vector, list, stack, queue.
-// Looking through structures where their elements are: compute.
-// Components, which live at the node: component, componentvector, componenttable. The ordered map,
-// package far/ordered, stands on what programs use.
+// Looking through structures where their elements are: compute, and computemap of maps; looking up keys where their leaves are: find. The
+// ordered map, package far/ordered, stands on
+// what programs use.
 //
 // To look at a heap: stats, explain, audit (with invariants); prom is a package of its own.
 package far

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"strings"
 	"time"
 
 	"polder/far"
@@ -83,4 +84,31 @@ func ExampleMap() {
 	ada, ok, err := users.Get(ctx, 7)
 	fmt.Println(ada.Name, ada.Mails, ok, err)
 	// Output: Ada [ada@example.org] true <nil>
+}
+
+// A long text is looked through where it lies, and not copied.
+func ExampleMap_Deref() {
+	heap, err := far.NewHeap(far.NewMemStore(1<<20, 64), far.Config{Local: far.MinLocal})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer heap.Close()
+	pages, err := far.NewMap(heap, far.MapConfig[string, string]{Name: "pages"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx := context.Background()
+	if err := pages.Set(ctx, "/", strings.Repeat("far and local, ", 1000)); err != nil {
+		log.Fatal(err)
+	}
+	err = heap.Do(ctx, func(s *far.Scope) error {
+		if page := pages.Deref(s, "/"); page != nil {
+			fmt.Println(strings.Count(*page, "far"))
+		}
+		return s.Err()
+	})
+	fmt.Println(err)
+	// Output:
+	// 1000
+	// <nil>
 }

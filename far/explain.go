@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"polder/far/heap"
 )
 
 // StructureStats is what a data structure has been through, and how it stands.
@@ -86,8 +88,16 @@ func (h *Heap) Explain() string {
 // earlier ones were subtracted.
 func (s *Stats) Explain() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s of %s of local memory are resident: %s of logs, of which %s live, %s of indexes, %s of buffers for reads and %s for writes. %s live in %d far segments.\n",
-		bytesSay(s.Resident), bytesSay(s.Budget), bytesSay(s.Logs), bytesSay(s.LocalLive), bytesSay(s.Index), bytesSay(s.Buffers), bytesSay(s.Staging), bytesSay(s.FarLive), s.FarSegments)
+	fmt.Fprintf(&b, "%s of %s of local memory are resident. %s of entries and objects live there, and %s in %d far segments.\nThe budget:",
+		bytesSay(s.Resident), bytesSay(s.Budget), bytesSay(s.LocalLive), bytesSay(s.FarLive), s.FarSegments)
+	sep := " "
+	for u, n := range s.Lines {
+		if n != 0 {
+			fmt.Fprintf(&b, "%s%v %s", sep, heap.Line(u), bytesSay(n))
+			sep = ", "
+		}
+	}
+	b.WriteString(".\n")
 	n := 0
 	for _, f := range findings {
 		for _, line := range f(s) {
@@ -177,7 +187,7 @@ func findLeaves(s *Stats) []string {
 	if s.Settled == 0 {
 		return nil
 	}
-	return []string{fmt.Sprintf("The words of maps' entries would take more than their part of the budget, a %dth: tables have %s of them, and leaves in far memory %s, of which %d reads were needed. A first read of what has not been used for long waits for a leaf, too; a larger Config.Local (SetLocal) would spare that.", tableShare, bytesSay(s.Tables), bytesSay(s.LeavesFar), s.LeafReads)}
+	return []string{fmt.Sprintf("The words of maps' entries would take more than their part of the budget, a %dth: tables have %s of them, and leaves in far memory %s, of which %d reads were needed. A first read of what has not been used for long waits for a leaf, too; a larger Config.Local (SetLocal) would spare that.", tableShare, bytesSay(s.Lines[heap.Tables]), bytesSay(s.LeavesFar), s.LeafReads)}
 }
 
 func findFarFull(s *Stats) []string {

@@ -9,12 +9,13 @@ import (
 
 // Each finding is made where it applies, and not in a heap that does well.
 func TestExplainNamesWhatWouldHelp(t *testing.T) {
-	well := Stats{Stats: heap.Stats{Budget: 64 << 20, Resident: 60 << 20, Logs: 50 << 20, LocalLive: 45 << 20, Index: 5 << 20, Buffers: 3 << 20, Staging: 2 << 20, Free: 2 << 20,
+	well := Stats{Stats: heap.Stats{Budget: 64 << 20, Resident: 60 << 20, LocalLive: 45 << 20, Free: 2 << 20,
+		Lines:   [heap.Lines]int64{heap.InLogs: 52 << 20, heap.Tables: 4 << 20, heap.Leaves: 1 << 20, heap.Fetching: 3 << 20, heap.Staging: 2 << 20, heap.Unused: 2 << 20},
 		Fetches: 5000, Evacuated: 5000, EvacuatedClean: 4000, EvacuatedSegments: 10, BytesOut: 1 << 30}}
 	if got := well.Explain(); !strings.Contains(got, "Nothing needs attention") {
 		t.Errorf("a heap that does well: %s", got)
 	}
-	if got, want := well.Explain(), "50 MiB of logs, of which 45 MiB live, 5120 KiB of indexes, 3072 KiB of buffers for reads and 2048 KiB for writes"; !strings.Contains(got, want) {
+	if got, want := well.Explain(), "The budget: logs 52 MiB, tables 4096 KiB, leaves 1024 KiB, staging 2048 KiB, fetching 3072 KiB, unused 2048 KiB.\n"; !strings.Contains(got, want) {
 		t.Errorf("%q is not in: %s", want, got)
 	}
 	for _, c := range []struct {
@@ -27,7 +28,7 @@ func TestExplainNamesWhatWouldHelp(t *testing.T) {
 		{"unreturned", func(s *Stats) { s.Unreturned = 2 }, []string{"did not take 2 segments back"}},
 		{"scarce", func(s *Stats) { s.Free = 0 }, []string{"waits for the evacuator", "SetLocal"}},
 		{"index", func(s *Stats) { s.Index = 40 << 20 }, []string{"40 MiB of the budget of 64 MiB", "StructureConfig.Group"}},
-		{"leaves", func(s *Stats) { s.Settled, s.Tables, s.LeavesFar, s.LeafReads = 9, 12<<20, 99<<20, 1234 }, []string{"tables have 12 MiB", "leaves in far memory 99 MiB", "1234 reads", "SetLocal"}},
+		{"leaves", func(s *Stats) { s.Settled, s.Lines[heap.Tables], s.LeavesFar, s.LeafReads = 9, 12<<20, 99<<20, 1234 }, []string{"tables have 12 MiB", "leaves in far memory 99 MiB", "1234 reads", "SetLocal"}},
 		{"far full", func(s *Stats) { s.CleanedBytes, s.BytesOut = 2<<30, 5<<29 }, []string{"moved 2048 MiB", "beside 512 MiB that the evacuator wrote", "far memory is nearly full", "Lend more"}},
 		{"all local", func(s *Stats) { s.Fetches, s.Evacuated, s.EvacuatedClean = 0, 0, 0 }, []string{"Everything has been local", "smaller Config.Local"}},
 		{"map misses", func(s *Stats) { s.Maps = []MapStats{{Name: "users", Hits: 3000, Misses: 1000}} }, []string{`25 % of the calls on map "users" miss`, "Config.Local"}},
@@ -55,8 +56,8 @@ func TestExplainNamesWhatWouldHelp(t *testing.T) {
 				t.Errorf("%s: %q is not in:\n%s", c.name, w, got)
 			}
 		}
-		if n := strings.Count(got, "\n"); n != 2 {
-			t.Errorf("%s: %d lines, want the state and one finding:\n%s", c.name, n, got)
+		if n := strings.Count(got, "\n"); n != 3 {
+			t.Errorf("%s: %d lines, want two of the state and one finding:\n%s", c.name, n, got)
 		}
 	}
 }

@@ -3,10 +3,13 @@ package far
 import (
 	"errors"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"polder/far/heap"
+	"polder/internal/failpoint"
 )
 
 // An error that something is full says what: far memory, or what the local budget has
@@ -66,10 +69,45 @@ func TestLocalMemoryCanBeFullByItself(t *testing.T) {
 	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 16)
 	l := &h.core.Logs
 	for ok := true; ok; {
-		_, ok = l.Take(heap.ForMutator, heap.Locked) // in use by somebody
+		_, ok = l.Take(heap.ForMutator, heap.Locked, -1) // in use by somebody
 	}
 	err := h.core.WaitRoom(t.Context())
 	if !errors.Is(err, heap.ErrLocalFull) || !errors.Is(err, heap.ErrFull) || errors.Is(err, heap.ErrStoreFull) {
 		t.Errorf("got %v, want %v", err, heap.ErrLocalFull)
 	}
+}
+
+// The evacuator finds nothing that may go, and before it can say so, others fill all the room
+// that there was: with what may go.
+func TestWhatWasFilledMeanwhileMayGo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reached, goOn := make(chan struct{}), make(chan struct{})
+		var once sync.Once
+		failpoint.Set(func(name string) {
+			if name == "far.stuck" {
+				once.Do(func() {
+					close(reached)
+					<-goOn
+				})
+			}
+		})
+		t.Cleanup(func() { failpoint.Set(nil) }) // when the heap has been closed
+		h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 16)
+		h.core.Forced.Store(true)
+		h.core.Logs.Wake()
+		<-reached
+		ended := make(chan error, 1)
+		go func() {
+			var err error
+			for i := 0; i < 10000 && err == nil; i++ { // more than the budget holds
+				_, err = New(t.Context(), h, point{X: int64(i)})
+			}
+			ended <- err
+		}()
+		synctest.Wait() // until it waits for room
+		close(goOn)
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
 }

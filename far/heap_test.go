@@ -92,7 +92,7 @@ func TestHoldsManyTimesItsBudget(t *testing.T) {
 	t.Parallel()
 	store := heap.NewMemStore(testSegment, 1000)
 	h, m := newTestHeap(t, store, Config{})
-	const n = 8 << 10 // of 4 KiB: eight times the budget
+	n := ofModel(8<<10) + 1<<10 // of 4 KiB: more than twice the budget
 	for i := range n {
 		mustSet(t, m, key(i), value(uint64(i), 4096))
 	}

@@ -73,7 +73,7 @@ func (o *host) Freeing() bool {
 	h := (*Heap)(o)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return len(h.orphans) > 0
+	return len(h.orphans) > 0 || h.core.Far.Waits() > 0 && h.checkpointErr.Load() == nil
 }
 
 // Learns implements Host.

@@ -43,7 +43,7 @@ func (s *settler) buryDead() {
 		if err := d.dir.Close(); err != nil {
 			panic("BUG: " + err.Error())
 		}
-		s.h.core.Logs.ShrinkIndex(n)
+		s.h.core.Logs.ShrinkIndex(heap.Leaves, n)
 	}
 	s.mu.Lock()
 	s.dead = append(left, s.dead[len(dead):]...)

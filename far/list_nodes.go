@@ -44,7 +44,7 @@ func (ns *listNodes) take(who heap.Claim) (int32, error) {
 		return i, nil
 	}
 	if int(ns.next)+1 == fewNodes+len(ns.parts)*nodePart {
-		if err := ns.tr.h.core.Logs.GrowIndex(nodePartBytes, who); err != nil {
+		if err := ns.tr.h.core.Logs.GrowIndex(heap.Nodes, nodePartBytes, who); err != nil {
 			return 0, err
 		}
 		ns.tr.nodeParts.Add(1)
@@ -63,7 +63,7 @@ func (ns *listNodes) give(i int32) {
 // clear takes all nodes back, and gives their memory up.
 func (ns *listNodes) clear() {
 	n := int64(len(ns.parts))
-	ns.tr.h.core.Logs.ShrinkIndex(n * nodePartBytes)
+	ns.tr.h.core.Logs.ShrinkIndex(heap.Nodes, n*nodePartBytes)
 	ns.tr.nodeParts.Add(-n)
 	*ns = listNodes{tr: ns.tr}
 }

@@ -17,6 +17,8 @@ type multiget struct {
 	rest  []int  // keys that take the long way
 	again []int  // keys of which the leaves have been read
 	value []byte // a copy of a local one
+	finds finds
+	late  bool // leaves are read from now on: the store has answered
 }
 
 // GetMany reads keys, with one read of the store for as many of them as there are
@@ -45,13 +47,56 @@ func (m *ByteMap) getMany(ctx context.Context, n int, keys func(i int) []byte, f
 	if t == nil {
 		t = new(multiget)
 	}
-	t.m, t.b, t.keys, t.fn = m, h.core.NewBatch(n), keys, fn
-	_ = t.b.All(ctx, n, func(i int) (int, <-chan struct{}, error) {
-		if busy := t.get(ctx, i); busy != nil {
+	t.m, t.keys, t.fn = m, keys, fn
+	for first := 0; first < n; first += someKeys {
+		t.some(ctx, first, min(first+someKeys, n))
+	}
+	if cap(t.value) > maxPiece {
+		t.value = nil
+	}
+	*t = multiget{rest: t.rest[:0], again: nil, value: t.value, finds: t.finds}
+	h.multigets.Put(t)
+}
+
+// someKeys is how many keys are dealt with at a time.
+const someKeys = 1024
+
+// some answers the keys with the numbers from first to last.
+func (t *multiget) some(ctx context.Context, first, last int) {
+	t.b, t.late = t.m.h.core.NewBatch(last-first), false
+	var looked chan struct{} // closed when the store has looked up what it was asked for
+	defer func() {           // fn may panic
+		if looked != nil {
+			<-looked
+		}
+		t.finds.end()
+	}()
+	_ = t.b.All(ctx, last-first, func(k int) (int, <-chan struct{}, error) {
+		if busy := t.get(ctx, first+k); busy != nil {
 			return 0, busy, nil
+		}
+		if first+k+1 == last && len(t.finds.asked) > 0 {
+			looked = make(chan struct{})
+			go func() { // while others are read
+				t.finds.look(ctx, t.m)
+				close(looked)
+			}()
 		}
 		return 1, nil, nil
 	}, t.answer)
+	if looked != nil {
+		<-looked
+	}
+	t.finds.each(t.m, t.keys, func(i int, e entry) {
+		if e == nil {
+			t.again = append(t.again, i)
+			return
+		}
+		ent := metaOf(e)
+		ent.Value = e.Value()
+		t.fn(i, ent, nil)
+	})
+	t.late = true
 	for round := 0; len(t.again) > 0; round++ {
 		if round == leafRounds {
 			t.rest = append(t.rest, t.again...)
@@ -68,17 +113,13 @@ func (m *ByteMap) getMany(ctx context.Context, n int, keys func(i int) []byte, f
 	}
 	t.b.End()
 	for _, i := range t.rest {
-		e, err := m.Get(ctx, keys(i), t.value[:0])
+		e, err := t.m.Get(ctx, t.keys(i), t.value[:0])
 		if err == nil {
 			t.value = e.Value
 		}
-		fn(i, e, err)
+		t.fn(i, e, err)
 	}
-	if cap(t.value) > maxPiece {
-		t.value = nil
-	}
-	*t = multiget{rest: t.rest[:0], again: nil, value: t.value}
-	h.multigets.Put(t)
+	t.rest, t.again = t.rest[:0], nil
 }
 
 // get answers the key of number i if that takes no read of the store, and otherwise
@@ -103,6 +144,8 @@ func (t *multiget) get(ctx context.Context, i int) (busy <-chan struct{}) {
 	case st.waits() && ctx == NoWait && !sh.closed:
 		sh.mu.Unlock()
 		t.fn(i, Entry{}, ErrWouldBlock)
+	case st == unread && ctx.Err() == nil && !t.late && t.finds.ask(m, sh, hs, i):
+		sh.mu.Unlock()
 	case st == unread && ctx.Err() == nil:
 		_, _, busy = m.boardLeaf(t.b, i, sh, hs.tag())
 		sh.mu.Unlock()

@@ -52,7 +52,7 @@ func (o *mapOwner) Evacuate(ev *heap.Evacuation, r heap.Local) bool {
 }
 
 // Settled implements Owner.
-func (o *mapOwner) Settled(r heap.Local, s *heap.FarSegment, addr uint64, written bool) bool {
+func (o *mapOwner) Settled(r heap.Local, s *heap.FarSegment, addr uint64, written, stays bool) bool {
 	m, e := (*ByteMap)(o), entry(r.Mem)
 	sh := m.shard(e.Hash())
 	sh.mu.Lock()
@@ -63,6 +63,12 @@ func (o *mapOwner) Settled(r heap.Local, s *heap.FarSegment, addr uint64, writte
 		return false
 	}
 	w := sh.t.word(p)
+	if stays {
+		e.SetFar(addr)
+		m.h.core.Logs.Seg(r.Addr).Clean.Add(int64(e.Size()))
+		*w &^= wordSettled
+		return true
+	}
 	*w = newWord(addr, e.FarSize(), w.flags()) | wordFar
 	return true
 }

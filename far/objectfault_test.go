@@ -3,10 +3,7 @@ package far
 import (
 	"context"
 	"errors"
-	"os/exec"
-	"regexp"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -256,26 +253,6 @@ func TestHotPathsDoNotAllocate(t *testing.T) {
 	} {
 		if n := testing.AllocsPerRun(100, fn); n >= 1 {
 			t.Errorf("%s allocates %v times", name, n)
-		}
-	}
-}
-
-// The fast paths are inlined, in code that is generic over T, too.
-func TestFastPathsAreInlined(t *testing.T) {
-	t.Parallel()
-	out, err := exec.Command("go", "build", "-gcflags=-m", ".", "./heap").CombinedOutput()
-	if err != nil {
-		t.Fatalf("cannot compile: %v\n%s", err, out)
-	}
-	for _, fn := range []string{`\(\*Scope\)\.Enter`, `\(\*Scope\)\.Leave`,
-		`Ptr\[go\.shape\..*\]\.Deref`, `Ptr\[go\.shape\..*\]\.DerefMut`} {
-		if !regexp.MustCompile(`(?m)can inline ` + fn + `$`).Match(out) {
-			t.Errorf("%s is not inlined", strings.ReplaceAll(fn, `\`, ""))
-		}
-	}
-	for _, fn := range []string{"Enter", "Leave"} { // from another package, as in programs
-		if !strings.Contains(string(out), "inlining call to heap.(*Scope)."+fn) {
-			t.Errorf("Scope.%s is not inlined in package far", fn)
 		}
 	}
 }

@@ -84,6 +84,7 @@ const (
 	playerVector = 60_000 // of 8
 	playerList   = 6000   // of 32
 	playerKeys   = 400    // with values of up to 1500 bytes
+	playerPairs  = 2000   // with values of 64 bytes
 	playerPtrs   = 400    // to 32 bytes
 	playerShared = 100    // to 160 bytes, by two pointers each
 	playerTexts  = 12     // of up to 20,000 bytes
@@ -146,6 +147,12 @@ func (p *player) fill() {
 	})
 	p.fillVector(playerVector)
 	p.fillList(playerList)
+	for i := range int32(playerPairs) {
+		k, v := [2]int32{i, 2}, [64]byte{byte(i), 63: 1}
+		if p.try("Map.Set", func() error { return p.pairs.Set(p.ctx, k, v) }) {
+			p.wantPairs[k] = v
+		}
+	}
 	for i := range playerPtrs {
 		v := [4]int64{int64(i), 3: 1}
 		p.try("New", func() error {
@@ -440,6 +447,26 @@ func (p *player) useMaps(round int) {
 	p.useOrder(k, b[:min(len(b), 300)])
 	pair := [2]int32{int32(p.r.IntN(playerKeys)), 1}
 	useMap(p, p.pairs, p.wantPairs, pair, [64]byte{byte(round)}, func(a, b [64]byte) bool { return a == b })
+	if p.trouble.kind != faults && round%4 == 0 { // something would always be in its way
+		p.sumPairs()
+	}
+}
+
+// sumPairs adds up the first bytes of the pairs' values, where they are.
+func (p *player) sumPairs() {
+	first := far.FieldOf(func(v *[64]byte) *uint8 { return &v[0] })
+	var got far.Summary[uint8]
+	if p.try("Aggregate", func() (err error) {
+		got, err = far.Aggregate(p.ctx, p.pairs, first)
+		return err
+	}) {
+		sum := uint64(0)
+		for _, v := range p.wantPairs {
+			sum += uint64(v[0])
+		}
+		expect(p, "Aggregate counts", got.Count, len(p.wantPairs))
+		expect(p, "Aggregate adds up", got.SumUint, sum)
+	}
 }
 
 // useOrder uses key k of the ordered map, of which b may be the next value.
@@ -651,6 +678,7 @@ func (p *player) finish() {
 		}
 	})
 	finishMap(p, p.table, p.wantTable, func(a, b []byte) bool { return bytes.Equal(a, b) })
+	p.sumPairs()
 	finishMap(p, p.pairs, p.wantPairs, func(a, b [64]byte) bool { return a == b })
 	same(p, "ordered map", slices.Sorted(maps.Keys(p.wantOrder)), func(yield func(string)) {
 		for k, v := range p.order.All(p.s) {

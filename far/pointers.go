@@ -100,7 +100,7 @@ func (o *pointers) Evacuate(ev *heap.Evacuation, r heap.Local) bool {
 }
 
 // Settled implements Owner.
-func (o *pointers) Settled(r heap.Local, s *heap.FarSegment, addr uint64, written bool) bool {
+func (o *pointers) Settled(r heap.Local, s *heap.FarSegment, addr uint64, written, _ bool) bool {
 	h, from := (*Heap)(o), heap.Object(r.Mem)
 	p, w := o.marked(r)
 	if p == nil || !written || s.Gone() {

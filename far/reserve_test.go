@@ -114,7 +114,7 @@ func TestTheEvacuatorTakesWhatIsSetAsideForIt(t *testing.T) {
 	l := &h.core.Logs
 	var mine []int
 	for {
-		s, ok := l.Take(heap.ForEvacuator, heap.Scoped)
+		s, ok := l.Take(heap.ForEvacuator, heap.Scoped, -1)
 		if !ok {
 			break
 		}

@@ -29,7 +29,7 @@ func TestFailedStoreIsTriedAgain(t *testing.T) {
 			t.Errorf("with room, long after a failure: a wait of %v, want none", d)
 		}
 		for h.core.Logs.Satisfied() {
-			h.core.Logs.Take(heap.ForEvacuator, heap.Locked)
+			h.core.Logs.Take(heap.ForEvacuator, heap.Locked, -1)
 		}
 		if d, ok := h.core.RetryIn(); !ok || d > heap.MaxBackoff {
 			t.Errorf("without room, long after a failure: %v, %v, want a short wait", d, ok)

@@ -41,7 +41,7 @@ func (m *ByteMap) step(ctx context.Context, cursor uint64, of func(word) bool, y
 		m.h.core.End()
 		return cursor, m.gone()
 	}
-	found, next, err := m.scan(ctx, cursor, of)
+	found, next, err := m.scan(ctx, cursor, of, nil)
 	m.h.core.End()
 	if err != nil {
 		return cursor, err
@@ -52,13 +52,16 @@ func (m *ByteMap) step(ctx context.Context, cursor uint64, of func(word) bool, y
 	return next, nil
 }
 
-// scan returns the entries of the step from cursor, and the next cursor.
-func (m *ByteMap) scan(ctx context.Context, cursor uint64, of func(word) bool) ([]scanned, uint64, error) {
+// scan returns the entries of the step from cursor, and the next cursor. With look, that is given them instead.
+func (m *ByteMap) scan(ctx context.Context, cursor uint64, of func(word) bool, look *mapWindow) ([]scanned, uint64, error) {
 	klen := 64 // read that much of a far key at once
 	var read []head
 	var leaf scannedLeaf
 	for {
-		s := scanner{m: m, b: m.h.core.NewBatch(scanStep), of: of, read: read, leaf: leaf}
+		s := scanner{m: m, b: m.h.core.NewBatch(scanStep), of: of, look: look, read: read, leaf: leaf}
+		if look != nil {
+			look.rewind()
+		}
 		next := s.collect(cursor, klen)
 		err := s.fetch(ctx)
 		s.b.End()
@@ -87,6 +90,7 @@ type scanner struct {
 	m     *ByteMap
 	b     *heap.Batch
 	of    func(word) bool
+	look  *mapWindow // what is given the entries, or nil
 	found []scanned
 	read  []head          // far keys, so that trying again reads others; e is nil if corrupt
 	busy  <-chan struct{} // there was no buffer; closed when there is
@@ -103,6 +107,14 @@ type scannedLeaf struct {
 	leaf index.Leaf
 }
 
+// full reports whether the step has entries enough.
+func (s *scanner) full() bool {
+	if s.look != nil {
+		return s.look.seen >= lookEntries
+	}
+	return len(s.found)+s.b.Len() >= scanStep
+}
+
 // collect gathers the entries from cursor on.
 func (s *scanner) collect(cursor uint64, klen int) (next uint64) {
 	m := s.m
@@ -113,12 +125,19 @@ func (s *scanner) collect(cursor uint64, klen int) (next uint64) {
 	sh := m.at(int(at))
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
+	if s.look != nil {
+		defer func() {
+			if sh.lost > 0 { // with leaves, too, of which the loss may have been noticed just now
+				s.look.lose()
+			}
+		}()
+	}
 	t := &sh.t
 	if sh.hasLeaves() {
 		first := sh.cold.Of(uint32(tag))
 		for i := first; i < sh.cold.Len(); i++ {
 			lo, hi := sh.cold.Range(i)
-			if len(s.found)+s.b.Len() >= scanStep {
+			if s.full() {
 				return at<<32 | lo
 			}
 			s.collectRange(sh, i, max(lo, tag), hi, klen, i == first)
@@ -131,7 +150,7 @@ func (s *scanner) collect(cursor uint64, klen int) (next uint64) {
 		}
 	} else if len(t.buckets) > 0 {
 		for home := t.home(uint32(tag)); home < len(t.buckets); home++ {
-			if len(s.found)+s.b.Len() >= scanStep {
+			if s.full() {
 				return at<<32 | t.firstTag(home)
 			}
 			for b, left := home, len(t.buckets); left > 0; b, left = t.after(b), left-1 {
@@ -191,6 +210,10 @@ func (s *scanner) collectRange(sh *shard, i int, lo, hi uint64, klen int, first 
 // visit takes note of an entry. sh.mu must be held.
 func (s *scanner) visit(sh *shard, tag uint32, w word, klen int) {
 	h := s.m.h
+	if s.look != nil {
+		s.look.visit(tag, w)
+		return
+	}
 	if !w.far() {
 		s.add(h.entryAt(w.addr()))
 		return
@@ -268,7 +291,7 @@ func (m *ByteMap) random(ctx context.Context, of func(word) bool, dst []byte) ([
 	// From a random place on, the first step that comes by a key.
 	cursor := rand.Uint64N(uint64(m.h.shards))<<32 | uint64(rand.Uint32())
 	for wrapped := 0; wrapped < 2; {
-		found, next, err := m.scan(ctx, cursor, of)
+		found, next, err := m.scan(ctx, cursor, of, nil)
 		if err != nil {
 			return dst, err
 		}

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"polder/far/heap"
@@ -20,10 +21,15 @@ const bricksBytes = 8<<10 + 16*wordCost
 // openBricks opens a heap of so many segments, for bricks. Who calls it closes it.
 func openBricks(t *testing.T, segments int) (*Heap, *Class[brick]) {
 	t.Helper()
+	return openBricksOn(t, heap.NewMemStore(tinySegment, 1<<13), segments)
+}
+
+func openBricksOn(t *testing.T, store heap.Store, segments int) (*Heap, *Class[brick]) {
+	t.Helper()
 	lay := tiny
 	lay.Logs = int64(segments) * int64(lay.SegSize)
 	local := lay.Local()
-	h, err := newHeap(heap.NewMemStore(tinySegment, 1<<13),
+	h, err := newHeap(store,
 		Config{Local: local, MaxLocal: local, ScopeBytes: bricksBytes, HeldTooLong: time.Minute}, lay)
 	if err != nil {
 		t.Fatal(err)
@@ -38,7 +44,19 @@ func openBricks(t *testing.T, segments int) (*Heap, *Class[brick]) {
 // However many goroutines hold scopes and allocate in them as fast as they can,
 // each gets its ScopeBytes, and local memory stays within its budget.
 func TestAHundredScopesAllocate(t *testing.T) {
-	h, c := openBricks(t, 64)
+	aHundredScopesAllocate(t, heap.NewMemStore(tinySegment, 1<<13), func() {})
+}
+
+// Writes that take long make the window wider, but not by memory that scopes were promised.
+func TestAHundredScopesAllocateBesideAWideWindow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		aHundredScopesAllocate(t, &distantStore{MemStore: heap.NewMemStore(tinySegment, 1<<13), latency: 5 * time.Millisecond, bandwidth: 1e9}, func() { time.Sleep(20 * time.Millisecond) })
+	})
+}
+
+// aHundredScopesAllocate calls pause in each scope, before it has taken all that it may take.
+func aHundredScopesAllocate(t *testing.T, store heap.Store, pause func()) {
+	h, c := openBricksOn(t, store, 64)
 	defer h.Close()
 	scopes := make([]*heap.Scope, 100)
 	for i := range scopes {
@@ -52,7 +70,10 @@ func TestAHundredScopesAllocate(t *testing.T) {
 				s.Enter()
 				var made []Ptr[brick]
 				var objects []*brick
-				for range bricksBytes / 512 {
+				for i := range bricksBytes / 512 {
+					if i == 2 {
+						pause()
+					}
 					p, o, err := c.NewIn(s)
 					if err != nil {
 						t.Errorf("goroutine %d, round %d: %v", id, round, err)

@@ -113,12 +113,12 @@ func (s *settler) ready() error {
 	}
 	l := &s.h.core.Logs
 	n := min(max(heap.Floor2(s.h.Local()/128), leastSettler), mostSettler)
-	if err := s.room(int64(3 * n)); err != nil {
+	if err := s.room(heap.Settling, int64(3*n)); err != nil {
 		return err
 	}
 	mem, err := arena.Anonymous(3*n, false)
 	if err != nil {
-		l.ShrinkIndex(int64(3 * n))
+		l.ShrinkIndex(heap.Settling, int64(3*n))
 		return err
 	}
 	s.mem = mem
@@ -129,12 +129,12 @@ func (s *settler) ready() error {
 	return nil
 }
 
-// room takes n bytes of the budget, for which it waits a little.
-func (s *settler) room(n int64) error {
+// room takes n bytes of the budget for u, for which it waits a little.
+func (s *settler) room(u heap.Line, n int64) error {
 	ctx, cancel := context.WithTimeout(s.h.core.Ctx, heap.HoldFor)
 	defer cancel()
 	for {
-		err := s.h.core.Logs.GrowIndex(n, heap.ForMutator)
+		err := s.h.core.Logs.GrowIndex(u, n, heap.ForMutator)
 		if err != heap.ErrNoRoom {
 			return err
 		}
@@ -144,18 +144,17 @@ func (s *settler) room(n int64) error {
 	}
 }
 
-// bytes is the memory of the settler.
-func (s *settler) bytes() int64 {
-	n := int64(0)
+// bytes is the memory of the settler: its buffers, and the directories of what is to be buried.
+func (s *settler) bytes() (buffers, dead int64) {
 	if s.mem != nil {
-		n = int64(len(s.mem.Bytes()))
+		buffers = int64(len(s.mem.Bytes()))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, d := range s.dead {
-		n += d.dir.Bytes()
+		dead += d.dir.Bytes()
 	}
-	return n
+	return buffers, dead
 }
 
 // settle settles what there is to settle in sh.
@@ -222,7 +221,7 @@ func (s *settler) double(sh *shard) error {
 		if enough {
 			return nil
 		}
-		if err := s.room(size); err != nil {
+		if err := s.room(heap.Leaves, size); err != nil {
 			return err
 		}
 		sh.mu.Lock()
@@ -234,7 +233,7 @@ func (s *settler) double(sh *shard) error {
 		}
 		now := c.Bytes()
 		sh.mu.Unlock()
-		s.h.core.Logs.ShrinkIndex(size + old - now)
+		s.h.core.Logs.ShrinkIndex(heap.Leaves, size+old-now)
 		if err != nil || !same {
 			return err
 		}

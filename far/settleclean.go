@@ -13,7 +13,7 @@ func (s *settler) keepSpare() {
 			n++
 		}
 	})
-	s.pages.Keep(2 + n/8 + int(s.h.tables.Load())/s.h.core.Far.SegSize)
+	s.pages.Keep(2 + n/8 + int(s.h.core.Logs.Of(heap.Tables))/s.h.core.Far.SegSize)
 }
 
 const (

@@ -298,12 +298,12 @@ func (m *ByteMap) insert(sh *shard, hs hash, p place, old entry, r *newEntry) er
 }
 
 // overwrite stores r where the local entry old is, if it has the same lengths and
-// is not just being written to far memory. The evacuator does not mind, since
+// is neither being written to far memory nor used in place. The evacuator does not mind, since
 // it copies under the shard's lock, too; it walks over entries without the lock,
 // but by words that are overwritten with what they were.
 func (m *ByteMap) overwrite(sh *shard, hs hash, p place, old entry, r *newEntry) bool {
 	w := sh.t.word(p)
-	if w.far() || old.Staged() || old.Big() || r.flags != 0 || old.end() != entryHeader+r.body() || old.Klen() != len(r.key) {
+	if w.far() || old.Staged() || old.Big() || r.flags != 0 || old.end() != entryHeader+r.body() || old.Klen() != len(r.key) || m.h.core.Logs.Viewed(w.addr()) {
 		return false
 	}
 	h := m.h
@@ -330,14 +330,13 @@ func (sh *shard) shrink(h *Heap) error {
 func (sh *shard) resize(h *Heap, size int64) error {
 	l := &h.core.Logs
 	old := sh.t.bytes()
-	if err := l.GrowIndex(size, heap.ForMutator); err != nil {
+	if err := l.GrowIndex(heap.Tables, size, heap.ForMutator); err != nil {
 		return err
 	}
 	if err := sh.t.resize(size); err != nil {
-		l.ShrinkIndex(size)
+		l.ShrinkIndex(heap.Tables, size)
 		return err
 	}
-	l.ShrinkIndex(old)
-	h.tables.Add(size - old)
+	l.ShrinkIndex(heap.Tables, old)
 	return nil
 }

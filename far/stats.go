@@ -17,11 +17,11 @@ type Stats struct {
 	// that the evacuator would keep, and objects used since it last passed over them.
 	LocalHot int64
 
-	// Of what is known of the entries of maps: how many bytes of Index are tables with their
-	// words; bytes of leaves in far memory, where words go that tables have no room for; how often the
-	// words of a table were settled in leaves; reads of leaves.
-	Tables, LeavesFar  int64
-	Settled, LeafReads uint64
+	// Of what is known of the entries of maps: bytes of leaves in far memory, where words go that
+	// tables have no room for; how often the words of a table were settled in leaves; reads of leaves; entries that
+	// the store has found by them, so that they were not read.
+	LeavesFar                 int64
+	Settled, LeafReads, Found uint64
 
 	Pointers int // that have been made and not freed
 	// What prefetching has measured: how much it may have in flight, in bytes,
@@ -44,6 +44,7 @@ type MapStats struct {
 	Sets       uint64
 	Deletes    uint64
 	Expired    uint64
+	Computed   uint64 // entries that the store has looked through, for Aggregate and Count
 }
 
 // Stats returns the statistics. It takes every shard's lock for a moment.
@@ -67,9 +68,9 @@ func (h *Heap) Stats() Stats {
 	s.Classes = h.classStats()
 	s.Structures = h.Structures()
 	s.Pointers = h.pointers()
-	s.Tables = h.tables.Load()
 	s.Settled = h.settled.Load()
 	s.LeafReads = h.leafReads.Load()
+	s.Found = h.found.Load()
 	h.core.Far.All(func(f *heap.FarSegment) {
 		if f.HasPages() {
 			s.LeavesFar += f.Live.Load()
@@ -80,7 +81,7 @@ func (h *Heap) Stats() Stats {
 
 // stats also adds what is local of m to t.
 func (m *ByteMap) stats(t *temperature) MapStats {
-	s := MapStats{Name: m.name}
+	s := MapStats{Name: m.name, Computed: m.computed.Load()}
 	for i := range m.shards() {
 		sh := m.at(i)
 		sh.mu.Lock()

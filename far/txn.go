@@ -149,6 +149,8 @@ func (t *Txn) Rollback() { t.end((*shard).rollback, (*shard).attach) }
 // end calls fn for the index words of all keys that t has changed, and perhaps
 // for others, and then leaves for the leaves of the shards that it has cleared.
 func (t *Txn) end(fn func(sh *shard, h *Heap, p place), leaves func(sh *shard, d *corpse)) {
+	t.h.ending.RLock()
+	defer t.h.ending.RUnlock()
 	maps := *t.h.maps.Load()
 	for left := t.changed; len(left) > 0; {
 		l := lockShards(maps, left)

@@ -35,7 +35,7 @@ type MapConfig[K comparable, V any] struct {
 //
 // All methods may be called by any number of goroutines, and each call is atomic.
 // They copy values, and take no scope: an entry is read and written in
-// place under the lock of its shard, one of many. Every call takes
+// place under the lock of its shard, one of many. Deref, which takes one, copies no local value if it can. Every call takes
 // constant time, and one read of the store if the entry is far: an absent key
 // hardly ever, as long as the index is local. Where it is far, too, both take one read more. What is stored replaces an entry
 // that is far only when its key has been read, which is one read of the store,
@@ -65,7 +65,11 @@ func NewMap[K comparable, V any](h *Heap, cfg MapConfig[K, V]) (*Map[K, V], erro
 		return nil, fmt.Errorf("cannot make map %q: a key is %d bytes and a value %d, at most %d and %d are possible: %w",
 			cfg.Name, key.Size(), value.Size(), MaxKeySize, h.maxValue, ErrTooLarge)
 	}
-	return &Map[K, V]{b: h.NewByteMap(cfg.Name), key: key, value: value, exclusive: cfg.Exclusive}, nil
+	b, err := h.newByteMap(cfg.Name, fmt.Sprintf("%T to %T", *new(K), *new(V)))
+	if err != nil {
+		return nil, fmt.Errorf("cannot make a map: %w", err)
+	}
+	return &Map[K, V]{b: b, key: key, value: value, exclusive: cfg.Exclusive}, nil
 }
 
 // smallKey is the room for a padded key that takes no garbage.
@@ -238,6 +242,48 @@ func (m *Map[K, V]) appendSlow(ctx context.Context, key, dst []byte) ([]byte, bo
 	}
 	m.settle(key)
 	return ent.Value, true, nil
+}
+
+// Deref returns the value of k, or nil if there is none or it cannot be read; then s.Err says why. The value is
+// valid until s is left and must not be changed. It stays what k had during the call: others who set k
+// meanwhile write elsewhere.
+//
+// The value is the memory of the entry itself if that is local, neither encoded nor kept in pieces, and aligned
+// as V: strings and byte slices always are, words of 8 bytes after keys of 4, 12, 20 bytes and so on. The evacuator leaves
+// the segments of such values alone until s is left, so that a scope may have some of them, and all scopes
+// together as many as fill an eighth of the budget. Other values are copies. To keep a value in place takes some hundred
+// nanoseconds, in which Get has copied a small one.
+//
+// Deref waits for what is far within the context of s.
+func (m *Map[K, V]) Deref(s *heap.Scope, k K) *V {
+	h := &m.b.h.core
+	if s.H != h {
+		panic("BUG: a far structure is used in a scope of another heap")
+	}
+	h.MustBeOpen(s)
+	var small [smallKey]byte
+	key := m.key.View(&k, small[:0])
+	// The fast path: the entry is local.
+	hs := m.b.hash(key)
+	sh := m.b.shard(hs)
+	sh.mu.Lock()
+	p, e, st := sh.find(m.b.h, hs, key, kindEntry, nil, true)
+	if st == present && !e.Big() && !e.Expired() {
+		if v, ok := m.value.InPlace(e.Value()); ok && h.View(s, sh.t.word(p).addr()) {
+			m.hit(sh, p, e)
+			sh.mu.Unlock()
+			return v
+		}
+	}
+	sh.mu.Unlock()
+	v, ok, err := m.getSlow(h.HeldIn(s).Ctx, append([]byte(nil), key...))
+	if err != nil {
+		h.Fail(s, err)
+	}
+	if !ok {
+		return nil
+	}
+	return &v
 }
 
 // Has reports whether there is a value of k.

@@ -480,3 +480,215 @@ func TestIteratingOverAMapInAnOpenScopeIsRefused(t *testing.T) {
 		t.Errorf("Keys: got %v, want ErrScopeOpen", err)
 	}
 }
+
+// TestAValueThatIsUsedInPlaceStays: while a scope is open, what Deref has returned in it is what it was, whatever becomes
+// of the key and of local memory meanwhile; and when it is left, the memory is there for others.
+func TestAValueThatIsUsedInPlaceStays(t *testing.T) {
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<12), 32)
+	m := newMap(t, h, MapConfig[int32, [96]byte]{})
+	texts := newMap(t, h, MapConfig[int32, string]{})
+	ctx := t.Context()
+	of := func(k int32, round byte) (v [96]byte) {
+		for i := range v {
+			v[i] = byte(k) + round
+		}
+		return v
+	}
+	textOf := func(k int32, round byte) string { return strings.Repeat(string('a'+rune(byte(k)+round)%16), 50) }
+	s := h.NewScope()
+	defer s.Close()
+	const n, used = 6000, 40
+	inPlace := 0
+	for round := range byte(4) {
+		// What is used now is local, and in place.
+		for k := range int32(used) {
+			done(t, m.Set(ctx, k, of(k, round)))
+			done(t, texts.Set(ctx, k, textOf(k, round)))
+		}
+		s.Enter()
+		var vs [used]*[96]byte
+		var ts [used]*string
+		for k := range int32(used) {
+			vs[k], ts[k] = m.Deref(s, k), texts.Deref(s, k)
+		}
+		inPlace += int(h.core.Logs.Views())
+		others := make(chan error)
+		go func() {
+			defer close(others)
+			for k := range int32(n) {
+				err := m.Set(ctx, k, of(k, round+100))
+				if k < used && k%2 == 1 {
+					_, err = m.Delete(ctx, k)
+				}
+				if err == nil {
+					err = texts.Set(ctx, k, textOf(k, round+100))
+				}
+				if err != nil {
+					others <- err
+				}
+			}
+		}()
+		for err := range others {
+			t.Errorf("others in round %d: %v", round, err)
+		}
+		for k := range int32(used) {
+			if vs[k] == nil || *vs[k] != of(k, round) || ts[k] == nil || *ts[k] != textOf(k, round) {
+				t.Fatalf("round %d: key %d has changed while it is used in place: %v, %v, %v", round, k, vs[k], ts[k], s.Err())
+			}
+		}
+		for k := range int32(used) { // what it is now
+			if v := m.Deref(s, k); (v != nil) != (k%2 == 0) || v != nil && *v != of(k, round+100) {
+				t.Fatalf("round %d: key %d is %v afterwards, %v", round, k, v, s.Err())
+			}
+		}
+		s.Leave()
+		if got := h.core.Logs.Views(); got != 0 {
+			t.Fatalf("round %d: %d segments are kept for nobody", round, got)
+		}
+	}
+	if inPlace == 0 {
+		t.Error("nothing was used in place")
+	}
+	if evacuated := h.Stats().Evacuated; evacuated < n {
+		t.Errorf("%d entries were evacuated meanwhile, want at least %d", evacuated, n)
+	}
+}
+
+// TestLocalValuesAreUsedWithoutACopy: also by many scopes at once, which together may keep an eighth of local memory.
+func TestLocalValuesAreUsedWithoutACopy(t *testing.T) {
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<12), 32)
+	m := newMap(t, h, MapConfig[uint32, [4]uint64]{})
+	odd := newMap(t, h, MapConfig[uint64, [4]uint64]{})
+	ctx := t.Context()
+	done(t, m.Set(ctx, 1, [4]uint64{1, 2}))
+	done(t, odd.Set(ctx, 1, [4]uint64{3, 4}))
+	s := h.NewScope()
+	defer s.Close()
+	if n := testing.AllocsPerRun(100, func() {
+		s.Enter()
+		if v := m.Deref(s, 1); v == nil || v[1] != 2 {
+			t.Errorf("got %v", v)
+		}
+		s.Leave()
+	}); n > 0 {
+		t.Errorf("a local value takes %v allocations, want none", n)
+	}
+	s.Enter()
+	defer s.Leave()
+	if a, b := m.Deref(s, 1), m.Deref(s, 1); a != b {
+		t.Error("a local value is not used in place")
+	}
+	if a, b := odd.Deref(s, 1), odd.Deref(s, 1); a == b || *a != [4]uint64{3, 4} {
+		t.Errorf("a value that is not aligned is %v, at %p and %p", *a, a, b)
+	}
+	if v := m.Deref(s, 2); v != nil || s.Err() != nil {
+		t.Errorf("a key that is not there has %v", v)
+	}
+	for range 3 {
+		so := h.NewScope()
+		defer so.Close()
+		so.Enter()
+		defer so.Leave()
+		for i := range uint32(400) {
+			done(t, odd.Set(ctx, uint64(i), [4]uint64{}))
+			done(t, m.Set(ctx, i, [4]uint64{uint64(i)}))
+			if v := m.Deref(so, i); v == nil || v[0] != uint64(i) {
+				t.Fatalf("key %d is %v, %v", i, v, so.Err())
+			}
+		}
+	}
+	size := int64(h.core.Logs.SegSize)
+	if got, most := h.core.Logs.Views()*size, h.Local()/8; got > most || got <= most-size {
+		t.Errorf("%d bytes are kept for scopes, want the most that may be, %d", got, most)
+	}
+	if got := panics(t, func() {
+		newMap(t, openObjects(t, heap.NewMemStore(tinySegment, 16), 16), MapConfig[int, int]{}).Deref(s, 1)
+	}); !strings.Contains(fmt.Sprint(got), "another heap") {
+		t.Errorf("a scope of another heap: panics with %v", got)
+	}
+}
+
+// gatedStore is a store of which writes wait for a gate.
+type gatedStore struct {
+	*heap.MemStore
+	begun, gate chan struct{}
+	once        sync.Once
+}
+
+type gatedSegment struct {
+	heap.Segment
+	store *gatedStore
+}
+
+func (s *gatedStore) Alloc(ctx context.Context) (heap.Segment, error) {
+	seg, err := s.MemStore.Alloc(ctx)
+	return gatedSegment{seg, s}, err
+}
+
+func (s *gatedStore) Read(ctx context.Context, ops []heap.ReadOp) {
+	for i := range ops {
+		ops[i].Seg = ops[i].Seg.(gatedSegment).Segment
+	}
+	s.MemStore.Read(ctx, ops)
+}
+
+func (g gatedSegment) Write(ctx context.Context, p []byte, off int) error {
+	g.store.once.Do(func() { close(g.store.begun) })
+	<-g.store.gate
+	return g.Segment.Write(ctx, p, off)
+}
+
+// TestAValueThatIsBeingWrittenIsUsedInPlace: its segment was chosen to be emptied before the value was used, and is kept
+// all the same when nothing lives in it any more.
+func TestAValueThatIsBeingWrittenIsUsedInPlace(t *testing.T) {
+	store := &gatedStore{MemStore: heap.NewMemStore(tinySegment, 1<<12), begun: make(chan struct{}), gate: make(chan struct{})}
+	h := openObjects(t, store, 32)
+	m := newMap(t, h, MapConfig[int32, [96]byte]{})
+	of := func(k int32) (v [96]byte) {
+		for i := range v {
+			v[i] = byte(k) + byte(i)
+		}
+		return v
+	}
+	s := h.NewScope()
+	defer s.Close()
+	s.Enter()
+	defer s.Leave()
+	const n = 8000
+	filled := make(chan error, 1)
+	go func() {
+		for k := range int32(n) {
+			if err := m.Set(context.Background(), k, of(k)); err != nil {
+				filled <- err
+				return
+			}
+		}
+		filled <- nil
+	}()
+	<-store.begun
+	used := map[int32]*[96]byte{}
+	for k := int32(0); k < n && len(used) < 3; k++ {
+		key := m.key.View(&k, nil)
+		hs := m.b.hash(key)
+		sh := m.b.shard(hs)
+		sh.mu.Lock()
+		_, e, st := sh.find(h, hs, key, kindEntry, nil, true)
+		staged := st == present && e.Staged()
+		sh.mu.Unlock()
+		if staged {
+			used[k] = m.Deref(s, k)
+		}
+	}
+	if len(used) == 0 || h.core.Logs.Views() == 0 {
+		t.Error("nothing that is being written is used")
+	}
+	close(store.gate)
+	if err := <-filled; err != nil {
+		t.Fatal(err)
+	}
+	for k, v := range used {
+		if *v != of(k) {
+			t.Fatalf("key %d has become %v", k, *v)
+		}
+	}
+}

@@ -216,7 +216,7 @@ func FuzzLocalize(f *testing.F) {
 			return
 		}
 		was := bytes.Clone(r)
-		if k := r.Kind(); k == record.Object || k == record.Page {
+		if k := r.Kind(); k != record.Entry && k != record.Piece {
 			return
 		}
 		e := localize(r, addr)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"polder/far/heap"
+	"polder/internal/invariants"
 )
 
 // distantStore is a MemStore whose writes take a latency each, and a share of a bandwidth that
@@ -119,6 +120,10 @@ func TestWritesFailWhileOthersAreInFlight(t *testing.T) {
 		c := got(NewClass[[1000]byte](h, ClassConfig{}))(t)
 		r := rand.New(rand.NewPCG(1, 2))
 		const n = 4000
+		rounds := 10
+		if invariants.Enabled {
+			rounds = 4
+		}
 		versions, pointers := make([]uint64, n), make([]Ptr[[1000]byte], n)
 		valueOf := func(i int) []byte { return value(uint64(i)<<32|versions[i], 1000) }
 		// Most of what is here is written, and goes to far memory, and is cleaned.
@@ -127,7 +132,7 @@ func TestWritesFailWhileOthersAreInFlight(t *testing.T) {
 			pointers[i] = got(c.New(t.Context(), [1000]byte(valueOf(i))))(t)
 		}
 		store.delay.Store(int64(5 * time.Millisecond))
-		for round := range 10 {
+		for round := range rounds {
 			store.flakyWrites.Store(int64(round % 2 * 100)) // a tenth, or none
 			for range n / 2 {
 				i := r.IntN(n)

@@ -2,6 +2,7 @@ package far
 
 import (
 	"polder/far/heap"
+	"polder/far/index"
 	"polder/internal/sizeclass"
 )
 
@@ -32,7 +33,7 @@ const (
 	wordTxn   word = 1 << 48
 	wordTTL   word = 1 << 49
 	wordPiece word = 1 << 50
-	wordLost  word = 1 << 51
+	wordLost  word = index.Lost
 	wordFar   word = 1 << 52
 	wordFresh word = 1 << 53
 	wordBig   word = 1 << 54

@@ -144,7 +144,7 @@ func (t *words) grow(n int, l *heap.Logs, who heap.Claim) error {
 	if (pages+n)*wordsPerPage > len(t.table) {
 		return fmt.Errorf("cannot make a pointer: all %d words are in use: %w", len(t.table), heap.ErrMetadataFull)
 	}
-	if err := l.GrowIndex(int64(n)*wordPage, who); err != nil {
+	if err := l.GrowIndex(heap.Words, int64(n)*wordPage, who); err != nil {
 		return err
 	}
 	for i := pages * wordsPerPage; i < (pages+n)*wordsPerPage; i++ {

@@ -3,6 +3,7 @@ package memnode
 import (
 	"fmt"
 	"log/slog"
+	"strings"
 	"time"
 
 	"polder/internal/arena"
@@ -41,7 +42,8 @@ type Config struct {
 	// has, from 1 to 8, by default 2. Every chunk has as many windows, and
 	// one more for its owner to free it with.
 	Group int
-	// MaxGroups is how many such groups a client of OneSided or Native may have, from 1 to
+	// MaxGroups is how many such groups a client of OneSided, Native or
+	// FineMem, where a group is one queue pair, may have, from 1 to
 	// wire.MaxGroups, by default 4, and MaxPairs how many pairs of queue pairs to
 	// allocate and to free with one of OneSided, from 1 to wire.MaxPairs, by default 2.
 	// They cost no windows, since a chunk is open to one group only; but
@@ -59,6 +61,9 @@ type Config struct {
 	// Grace is how long a client's chunks outlive its connection, by
 	// default 10 s.
 	Grace time.Duration
+	// Zone is what the node fails together with, such as a rack, which clients are told: they keep copies in
+	// different zones. It has at most wire.MaxZone bytes. "" is a zone of its own.
+	Zone string
 	// MaxClients is the most sessions, connected or in their grace period,
 	// by default 1024.
 	MaxClients int
@@ -150,6 +155,8 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("at most %d groups a client, want 1 to %d", c.MaxGroups, wire.MaxGroups)
 	case c.MaxPairs < 1 || c.MaxPairs > wire.MaxPairs:
 		return c, fmt.Errorf("at most %d pairs of queue pairs to allocate and to free with, want 1 to %d", c.MaxPairs, wire.MaxPairs)
+	case len(c.Zone) > wire.MaxZone || strings.ContainsRune(c.Zone, 0):
+		return c, fmt.Errorf("the zone is %q, want at most %d bytes without zeros", c.Zone, wire.MaxZone)
 	case c.Grace < 0:
 		return c, fmt.Errorf("the grace period is %v, want it positive", c.Grace)
 	case c.MaxViolations < 0:

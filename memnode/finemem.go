@@ -69,6 +69,8 @@ type finemem struct {
 
 // tenure is what a connection has.
 type tenure struct {
+	groups  int // access queue pairs that it may have
+	access  []verbs.QP
 	meta    verbs.QP
 	trouble atomic.Int32 // protection errors since the last look
 
@@ -141,7 +143,11 @@ func (m *finemem) broken() error {
 	return m.atomics.broken
 }
 
-func (m *finemem) welcome(*client, *wire.Hello, *wire.Welcome) {}
+// welcome decides how many queue pairs c may access memory with: windows of type 1 serve all.
+func (m *finemem) welcome(c *client, h *wire.Hello, w *wire.Welcome) {
+	w.Groups = min(max(h.Groups, 1), uint8(m.node.cfg.MaxGroups))
+	m.tenure(c).groups = int(w.Groups)
+}
 
 // user is s's id.
 func (m *finemem) user(s *session) (uint16, error) {
@@ -175,7 +181,7 @@ func (m *finemem) connect(c *client, h *wire.Hello, req verbs.ConnRequest) error
 	switch {
 	case m.struckOut(host(c)):
 		return fmt.Errorf("this host has violated protection more than %d times of late", m.node.cfg.MaxViolations)
-	case h.Kind == wire.KindAccess && h.Index == 0 && c.access == nil:
+	case h.Kind == wire.KindAccess && int(h.Index) == len(t.access) && len(t.access) < t.groups:
 		return m.connectAccess(c, t, req)
 	case h.Kind == wire.KindAlloc && !m.serves(h.Session.Secret):
 		return errors.New("the metadata is for services that know the secret")
@@ -210,7 +216,7 @@ func (m *finemem) connectAccess(c *client, t *tenure, req verbs.ConnRequest) err
 		qp.Close()
 		return nil // the connection is gone, and its watcher will say so
 	}
-	c.access = qp
+	t.access = append(t.access, qp)
 	return nil
 }
 
@@ -300,7 +306,7 @@ func (m *finemem) answer(c *client, req *wire.Request, reply *wire.Reply) []wire
 	m.grants = m.grants[:0]
 	t := m.tenure(c)
 	switch {
-	case t.meta == nil || c.access == nil:
+	case t.meta == nil || len(t.access) == 0:
 		reply.Status = wire.StatusNoAccess
 	case req.Op == wire.OpSpace:
 		ready := m.settle(c.session)
@@ -380,6 +386,9 @@ func (m *finemem) disconnect(c *client) {
 	if t := m.clients[c]; t != nil {
 		c.conn.Close()
 		m.fence(t)
+		for _, qp := range t.access {
+			qp.Close()
+		}
 		delete(m.clients, c)
 	}
 }

@@ -29,7 +29,7 @@ type Node struct {
 	ctx  context.Context // done when the node closes
 
 	requests chan verbs.ConnRequest
-	queries  chan chan []ClientInfo
+	calls    chan func() // to be run by the control goroutine
 	ready    *readyList
 	counters counters
 	wg       sync.WaitGroup // accept loops' hand-over, watchers, control
@@ -40,6 +40,7 @@ type Node struct {
 	clients  map[verbs.Conn]*client
 	grace    *time.Timer
 	looking  []*client
+	leaving  *drain // nil while the node stays
 
 	mu        sync.Mutex // guards what follows
 	closed    bool
@@ -59,7 +60,10 @@ func New(dev verbs.Device, cfg Config) (*Node, error) {
 	}
 	cfg, err := cfg.withDefaults()
 	if err == nil {
-		err = cfg.checkWindows(dev.Attr())
+		attr := dev.Attr()
+		if err = cfg.checkClients(attr); err == nil {
+			err = cfg.checkWindows(attr)
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot lend memory: %w", err)
@@ -67,7 +71,7 @@ func New(dev verbs.Device, cfg Config) (*Node, error) {
 	n := &Node{
 		cfg: cfg, log: cfg.Logger, dev: dev,
 		requests:  make(chan verbs.ConnRequest),
-		queries:   make(chan chan []ClientInfo),
+		calls:     make(chan func()),
 		ready:     newReadyList(),
 		sessions:  make(map[uint64]*session),
 		clients:   make(map[verbs.Conn]*client),
@@ -213,12 +217,11 @@ func (n *Node) control() {
 		case at := <-ticks:
 			woke = time.Now()
 			ticking.tick(at)
-		case answer := <-n.queries:
+		case f := <-n.calls:
 			woke = time.Now()
-			if ticking != nil {
-				ticking.count()
-			}
-			answer <- n.clientInfos()
+			f()
+		case woke = <-n.leaving.ticks():
+			n.drained()
 		case <-idle:
 			woke = time.Now()
 		}
@@ -273,6 +276,9 @@ func (n *Node) attach(req verbs.ConnRequest, h *wire.Hello) error {
 	s := n.sessions[want.ID]
 	resumed := s != nil && s.knows(want)
 	if !resumed {
+		if n.leaving != nil {
+			return errors.New("this node is being drained: it lends nothing more")
+		}
 		if len(n.sessions) >= n.cfg.MaxClients {
 			return fmt.Errorf("this node serves no more than %d clients", n.cfg.MaxClients)
 		}
@@ -294,7 +300,9 @@ func (n *Node) attach(req verbs.ConnRequest, h *wire.Hello) error {
 		Resumed: resumed, Session: s.wire,
 		Base: n.mem.mr.Addr(), ChunkSize: uint64(n.cfg.ChunkSize), Chunks: uint32(n.cfg.chunks()),
 		Space: n.manager.space(s), Grace: n.cfg.Grace, Credits: credits, Batch: wire.MaxBatch,
+		Leaving: n.leaving != nil, Zone: n.cfg.Zone,
 	}
+	c.told = w.Leaving
 	n.manager.welcome(c, h, &w)
 	n.sessions[s.wire.ID] = s
 	n.clients[conn] = c
@@ -328,7 +336,7 @@ func (n *Node) connectComponents(s *session, req verbs.ConnRequest) error {
 		}
 		s.components = n.components.Tenant(chunks)
 	}
-	return s.components.Connect(req, n.cfg.Manager == MemFD)
+	return s.components.Connect(req)
 }
 
 // look deals with whatever happened to c.
@@ -346,6 +354,9 @@ func (n *Node) look(c *client) {
 		return
 	}
 	err := n.serve(c)
+	if err == nil {
+		err = n.tellLeaving(c)
+	}
 	if err == nil {
 		err = n.manager.look(c)
 	}

@@ -56,24 +56,27 @@ func (n *Node) answer(c *client, r received) error {
 	} else {
 		grants = n.manager.answer(c, &req, &reply)
 	}
-	reply.Space = n.manager.space(c.session)
 	// The request has been used up: its buffer is the client's next credit.
 	if err := c.postRecv(r.slot); err != nil {
 		return err
 	}
-	slot := c.replies[len(c.replies)-1]
-	c.replies = c.replies[:len(c.replies)-1]
-	msg := wire.AppendReply(c.buffer(credits + int(slot))[:0], &reply, grants)
-	return c.postReply(slot, len(msg))
+	return n.send(c, &reply, grants)
 }
 
 // notify sends c a notice.
 //
 // Preconditions: a reply buffer is free.
 func (n *Node) notify(c *client, status wire.Status, failed uint32) error {
-	reply := wire.Reply{Op: wire.OpNotice, ID: failed, Status: status, Space: n.manager.space(c.session)}
+	return n.send(c, &wire.Reply{Op: wire.OpNotice, ID: failed, Status: status}, nil)
+}
+
+// send sends c a reply.
+//
+// Preconditions: a reply buffer is free.
+func (n *Node) send(c *client, reply *wire.Reply, grants []wire.Grant) error {
+	reply.Space = n.manager.space(c.session)
 	slot := c.replies[len(c.replies)-1]
 	c.replies = c.replies[:len(c.replies)-1]
-	msg := wire.AppendReply(c.buffer(credits + int(slot))[:0], &reply, nil)
+	msg := wire.AppendReply(c.buffer(credits + int(slot))[:0], reply, grants)
 	return c.postReply(slot, len(msg))
 }

@@ -2,9 +2,11 @@ package memnode_test
 
 import (
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
+	"polder/memnode"
 	"polder/memnode/wire"
 	"polder/pool/pooltest"
 	"polder/verbs"
@@ -101,6 +103,11 @@ func TestANodeServesSoManyClients(t *testing.T) {
 	pooltest.Eventually(t, "the second is forgotten", func() bool { return c.Nodes[0].Stats().Sessions == 1 })
 	openRaw(t, c, c.Nodes[0], wire.Session{})
 	a.conn.Close() // it owns something, and keeps its place
+	pooltest.Eventually(t, "the first is missed, and keeps its place", func() bool {
+		return slices.ContainsFunc(c.Nodes[0].Memnode().Clients(), func(i memnode.ClientInfo) bool {
+			return i.Peer == "" && i.Expires.After(time.Now().Add(memnode.DefaultGrace/2))
+		})
+	})
 	if again := openRaw(t, c, c.Nodes[0], a.w.Session); !again.w.Resumed {
 		t.Error("a session was not resumed within its grace period")
 	}

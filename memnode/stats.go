@@ -97,17 +97,15 @@ type ClientInfo struct {
 }
 
 // Clients lists the sessions, by number. It is empty once the node is closed.
-func (n *Node) Clients() []ClientInfo {
-	answer := make(chan []ClientInfo, 1)
-	select {
-	case n.queries <- answer:
-		return <-answer
-	case <-n.ctx.Done():
-		return nil
-	}
+func (n *Node) Clients() (infos []ClientInfo) {
+	n.run(func() { infos = n.clientInfos() })
+	return infos
 }
 
 func (n *Node) clientInfos() []ClientInfo {
+	if t, ok := n.manager.(ticker); ok {
+		t.count()
+	}
 	infos := make([]ClientInfo, 0, len(n.sessions))
 	for id, s := range n.sessions {
 		info := ClientInfo{Session: id, Chunks: n.manager.held(s), Expires: s.expires}

@@ -10,12 +10,60 @@ import (
 )
 
 // keyIndexes is how many windows and regions can be told apart: an rkey has 24 bits of
-// index. A function of a ConnectX-6 has as many, too. indexesApart of them are left
-// for regions.
-const (
-	keyIndexes   = 1 << 24
-	indexesApart = 1 << 10
-)
+// index, one of which is no key's. A function of a ConnectX-6 has as many, too.
+const keyIndexes = 1<<24 - 1
+
+// An objects counts what a device has.
+type objects struct {
+	qps, cqs, keys int64 // keys: of regions and windows, without those of chunks
+}
+
+// own is what a node has beside its clients', at most.
+var own = objects{16, 16, 16}
+
+// perClient is what a client of a node that c describes takes of the device, at most.
+func (c *Config) perClient() objects {
+	o := objects{1, 1, 1} // for messages
+	if c.Components.Memory > 0 {
+		o.qps, o.cqs, o.keys = o.qps+1, o.cqs+1, o.keys+1
+	}
+	groups, pairs := int64(c.MaxGroups), int64(c.MaxPairs)
+	switch c.Manager {
+	case OneSided: // a pair is two desks, of four windows, two regions, and a software RNIC's two for long lists of SGEs
+		o.qps, o.cqs, o.keys = o.qps+groups*int64(c.Group)+2*2*pairs, o.cqs+2*3*pairs, o.keys+2*8*pairs
+	case Native:
+		o.qps += groups * int64(c.Group+1)
+	case ODRP: // a table, and two pagers, of three windows, two regions and likewise two
+		o.qps, o.cqs, o.keys = o.qps+2*2, o.cqs+2*3, o.keys+2+2*7
+	case FineMem:
+		o.qps += groups + 1
+	default:
+		o.qps++
+	}
+	return o
+}
+
+// checkClients refuses to serve so many clients that the device may have no queues for the
+// last of them, and says what to do instead. c is complete.
+func (c *Config) checkClients(dev verbs.DeviceAttr) error {
+	each := c.perClient()
+	for _, q := range []struct {
+		what            string
+		own, each, have int64
+	}{{"queue pairs", own.qps, each.qps, int64(dev.MaxQP)}, {"completion queues", own.cqs, each.cqs, int64(dev.MaxCQ)}} {
+		need := q.own + int64(c.MaxClients)*q.each
+		if q.have == 0 || need <= q.have { // 0: the device does not say
+			continue
+		}
+		err := fmt.Errorf("%d %s are needed to serve %d clients by %s, and this function of the device has %d: serve no more than %d (--max-clients)",
+			need, q.what, c.MaxClients, c.Manager, q.have, max(0, (q.have-q.own)/q.each))
+		if c.MaxGroups > 1 && (c.Manager == Native || c.Manager == FineMem) || c.MaxGroups*c.MaxPairs > 1 && c.Manager == OneSided {
+			err = fmt.Errorf("%w, or let each have fewer groups or pairs (--groups, --alloc-pairs)", err)
+		}
+		return err
+	}
+	return nil
+}
 
 // windows is how many windows a node that c describes would need to lend so many
 // bytes, in chunks of a size. Baselines that register instead need none.
@@ -37,7 +85,7 @@ func (c *Config) windows(bytes, chunk int64) int64 {
 // checkWindows refuses to lend what takes more windows than a device has, and says
 // what can be lent instead. c is complete.
 func (c *Config) checkWindows(dev verbs.DeviceAttr) error {
-	have := int64(keyIndexes - indexesApart)
+	have := keyIndexes - own.keys - int64(c.MaxClients)*c.perClient().keys
 	if dev.MaxMW > 0 {
 		have = min(have, int64(dev.MaxMW))
 	}

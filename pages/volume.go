@@ -18,6 +18,8 @@ const (
 	Size = 4096
 	// MaxVolume is the size of the largest volume, in bytes.
 	MaxVolume = 1 << 44
+	// MaxRead is how many pages are read from far memory at a time.
+	MaxRead = 32
 )
 
 // ErrRange: there is no such offset in the volume.
@@ -33,19 +35,83 @@ type Volume struct {
 	kept  present
 	locks [stripes]sync.Mutex // of writers: of a page's entry, and of its bit
 
+	syncs   syncs
 	batches sync.Pool // of *batch
 	reads   atomic.Int64
 	writes  atomic.Int64
 }
 
-// New makes a volume of size bytes, a multiple of Size. All of it reads as zeros. Its
+// New makes a volume of size bytes, a multiple of Size. All of it reads as zeros, unless h is kept and had a volume: then it
+// is that, which must not have been larger. Its
 // memory comes out of h as it is written to. Name is that of a map of h that nobody else
-// uses.
+// uses. A heap that is kept has one volume.
 func New(h *far.Heap, name string, size int64) (*Volume, error) {
 	if size <= 0 || size%Size != 0 || size > MaxVolume {
 		return nil, fmt.Errorf("cannot make a volume of %d bytes: expected a multiple of %d up to %d", size, Size, int64(MaxVolume))
 	}
-	return &Volume{size: size, pages: h.NewByteMap(name), kept: newPresent(size / Size)}, nil
+	v := &Volume{size: size, pages: h.NewByteMap(name), kept: newPresent(size / Size)}
+	if err := v.load(h.State()); err != nil {
+		return nil, fmt.Errorf("cannot open a volume of %d bytes: %w", size, err)
+	}
+	if h.Kept() {
+		v.syncs.heap, v.syncs.turn = h, make(chan struct{}, 1)
+	}
+	h.KeepState(v.state)
+	return v, nil
+}
+
+// state is what a checkpoint of the heap keeps: u8 version, u64 size, and the chunks of present that are there, of
+// each u32 its number, and its words.
+func (v *Volume) state() far.State {
+	for i := range v.locks {
+		v.locks[i].Lock()
+	}
+	b := binary.LittleEndian.AppendUint64([]byte{stateVersion}, uint64(v.size))
+	for i := range v.kept.chunks {
+		c := v.kept.chunks[i].Load()
+		if c == nil {
+			continue
+		}
+		b = binary.LittleEndian.AppendUint32(b, uint32(i))
+		for k := range c {
+			b = binary.LittleEndian.AppendUint64(b, c[k].Load())
+		}
+	}
+	return far.State{Bytes: b, Thaw: func() {
+		for i := range v.locks {
+			v.locks[i].Unlock()
+		}
+	}}
+}
+
+const stateVersion = 1
+
+// load takes what state has returned.
+func (v *Volume) load(b []byte) error {
+	if len(b) == 0 {
+		return nil
+	}
+	const one = 4 + chunkPages/8
+	if b[0] != stateVersion || (len(b)-9)%one != 0 || len(b) < 9 {
+		return errors.New("what the heap has kept is no volume of this version of polder")
+	}
+	if n := binary.LittleEndian.Uint64(b[1:]); n > uint64(v.size) {
+		return fmt.Errorf("the one that is kept has %d, and a volume does not shrink", n)
+	}
+	for b = b[9:]; len(b) > 0; b = b[one:] {
+		i := int(binary.LittleEndian.Uint32(b))
+		if i >= len(v.kept.chunks) {
+			return fmt.Errorf("what the heap has kept has a page beyond the end")
+		}
+		c := new(chunk)
+		for k := range c {
+			w := binary.LittleEndian.Uint64(b[4+8*k:])
+			c[k].Store(w)
+			v.kept.count.Add(int64(bits.OnesCount64(w)))
+		}
+		v.kept.chunks[i].Store(c)
+	}
+	return nil
 }
 
 // Size is the size of the volume, in bytes.
@@ -83,13 +149,28 @@ func (v *Volume) Read(ctx context.Context, p []byte, off int64) error {
 	b := v.batch()
 	defer v.batches.Put(b)
 	for len(p) > 0 {
-		n := min(len(p), maxBatch*Size-int(off%Size))
+		n := min(len(p), MaxRead*Size-int(off%Size))
 		if err := b.read(ctx, p[:n], off); err != nil {
 			return err
 		}
 		p, off = p[n:], off+int64(n)
 	}
 	return nil
+}
+
+// ReadPages reads the pages with these numbers, MaxRead at most, into p, one after the other.
+// It fails as Read does.
+func (v *Volume) ReadPages(ctx context.Context, numbers []int64, p []byte) error {
+	b := v.batch()
+	defer v.batches.Put(b)
+	count := 0
+	for i, page := range numbers {
+		if err := v.check(page*Size, Size); err != nil {
+			return err
+		}
+		count = b.want(count, page, p[i*Size:(i+1)*Size], 0)
+	}
+	return b.fetch(ctx, count)
 }
 
 // Write writes p at off. When it returns, all of it can be read, and parts of it before.
@@ -200,7 +281,7 @@ func (v *Volume) Prefetch(ctx context.Context, off, n int64) error {
 	defer v.batches.Put(b)
 	for page, end := off/Size, (off+n+Size-1)/Size; page < end; {
 		count := 0
-		for ; page < end && count < maxBatch; page++ {
+		for ; page < end && count < MaxRead; page++ {
 			if v.kept.has(page) {
 				b.key(count, page)
 				count++
@@ -229,22 +310,19 @@ func (v *Volume) Extent(off, end int64) (n int64, memory bool) {
 	return min(to*Size, end) - off, memory
 }
 
-// maxBatch is how many pages are read at a time.
-const maxBatch = 32
-
 // batch is what a call needs to read pages, or to write one.
 type batch struct {
 	v       *Volume
 	whole   [Size]byte
-	numbers [maxBatch][8]byte // what keys refer to
-	keys    [maxBatch][]byte
+	numbers [MaxRead][8]byte // what keys refer to
+	keys    [MaxRead][]byte
 	answer  func(i int, e far.Entry, err error) // is answered, without an allocation for each batch
 
-	// Of a read:
-	p   []byte
-	off int64
-	of  [maxBatch]int64 // which page each key is of
-	err error
+	// Of a read, for each key:
+	of   [MaxRead]int64  // its page
+	to   [MaxRead][]byte // where what is wanted of it goes
+	from [MaxRead]int    // where in the page that begins
+	err  error
 }
 
 func (v *Volume) batch() *batch {
@@ -265,22 +343,34 @@ func (b *batch) key(i int, page int64) []byte {
 	return b.keys[i]
 }
 
-// read reads p, which is in maxBatch pages at most.
+// read reads p, which is in MaxRead pages at most.
 func (b *batch) read(ctx context.Context, p []byte, off int64) error {
-	first, end := off/Size, (off+int64(len(p))+Size-1)/Size
-	b.v.reads.Add(end - first)
-	b.p, b.off, b.err = p, off, nil
-	defer func() { b.p = nil }()
 	count := 0
-	for page := first; page < end; page++ {
-		if b.v.kept.has(page) {
-			b.key(count, page)
-			b.of[count] = page
-			count++
-		} else {
-			clear(b.part(page))
-		}
+	for page := off / Size; len(p) > 0; page++ {
+		at := int(off - page*Size)
+		n := min(Size-at, len(p))
+		count = b.want(count, page, p[:n], at)
+		p, off = p[n:], off+int64(n)
 	}
+	return b.fetch(ctx, count)
+}
+
+// want has to be what page has from an offset on. Count is how many keys the batch has.
+func (b *batch) want(count int, page int64, to []byte, from int) int {
+	b.v.reads.Add(1)
+	if !b.v.kept.has(page) {
+		clear(to)
+		return count
+	}
+	b.key(count, page)
+	b.of[count], b.to[count], b.from[count] = page, to, from
+	return count + 1
+}
+
+// fetch reads what is wanted.
+func (b *batch) fetch(ctx context.Context, count int) error {
+	defer clear(b.to[:count])
+	b.err = nil
 	switch {
 	case count == 0:
 	case count == 1:
@@ -292,22 +382,15 @@ func (b *batch) read(ctx context.Context, p []byte, off int64) error {
 	return b.err
 }
 
-// part is the part of what is read that lies in a page.
-func (b *batch) part(page int64) []byte {
-	from := max(page*Size-b.off, 0)
-	return b.p[from:min((page+1)*Size-b.off, int64(len(b.p)))]
-}
-
 // answered takes what is in the page of the i-th key.
 func (b *batch) answered(i int, e far.Entry, err error) {
-	page := b.of[i]
-	switch part := b.part(page); {
+	switch {
 	case err == nil:
-		copy(part, e.Value[max(b.off-page*Size, 0):])
+		copy(b.to[i], e.Value[b.from[i]:])
 	case errors.Is(err, far.ErrNotFound): // it has been discarded meanwhile
-		clear(part)
+		clear(b.to[i])
 	case b.err == nil:
-		b.err = b.v.failed("read", page, err)
+		b.err = b.v.failed("read", b.of[i], err)
 	}
 }
 

@@ -94,6 +94,18 @@ func TestAVolumeIsMemory(t *testing.T) {
 				}
 			},
 			"read": func(rt *rapid.T) { whatIs(extent(rt, 512<<10)) },
+			"read pages": func(rt *rapid.T) {
+				numbers := rapid.SliceOfN(rapid.Int64Range(0, size/Size-1), 0, MaxRead).Draw(rt, "numbers")
+				got := make([]byte, len(numbers)*Size)
+				if err := v.ReadPages(ctx, numbers, got); err != nil {
+					rt.Fatal(err)
+				}
+				for i, page := range numbers {
+					if !bytes.Equal(got[i*Size:(i+1)*Size], want[page*Size:(page+1)*Size]) {
+						rt.Fatalf("page %d is not what was written", page)
+					}
+				}
+			},
 		})
 		whatIs(0, size)
 		pages := int64(0)

@@ -7,7 +7,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"polder/memnode/component"
 	"polder/memnode/component/wire"
 )
 
@@ -63,11 +62,6 @@ func (e *ComponentError) Is(target error) bool {
 // budget there, and does what a component of the node's program does (AIFM,
 // section 4.2.4). A request takes one round trip.
 //
-// If the node is on this machine, lends by memfd, and has no components but those
-// that come with Polder, the object is in memory that the node has lent and this
-// process has mapped, and requests are carried out by who makes them, without the
-// node.
-//
 // It is as lasting as a chunk: it survives the loss of the connection for the
 // node's grace period. It is lost when a request to any of this client's
 // objects at the node runs for too long or runs out of memory in the
@@ -81,8 +75,6 @@ type Object struct {
 	component string
 	id        uint64
 	session   uint64 // that it belongs to
-	place     *place // that it is in; nil: at the node
-	placed    component.Placed
 	dead      atomic.Bool
 }
 
@@ -103,12 +95,6 @@ func (p *Pool) Construct(ctx context.Context, component string, params []byte) (
 		return nil, &OpError{Op: "construct " + component, Err: err}
 	}
 	return p.constructAt(ctx, best, component, params)
-}
-
-// ConstructBeside is Construct at the node where o is, so that either can name
-// the other in a request.
-func (p *Pool) ConstructBeside(ctx context.Context, o *Object, component string, params []byte) (*Object, error) {
-	return p.constructAt(ctx, o.node, component, params)
 }
 
 // ConstructAt is Construct at the node where c begins.
@@ -164,14 +150,6 @@ func (o *Object) fail(op string, err error) error {
 // call sends a request and appends what it gives to buf.
 func (o *Object) call(ctx context.Context, req wire.Request, buf []byte, repeat bool) ([]byte, error) {
 	req.Object = o.id
-	if o.place != nil {
-		if out, err, ok := o.inPlace(ctx, &req, buf, repeat); ok { // fast path
-			if err != nil {
-				return nil, o.fail(req.Verb.String(), err)
-			}
-			return out, nil
-		}
-	}
 	p := o.node.pool
 	err := p.enter()
 	if err == nil {
@@ -224,31 +202,13 @@ func (o *Object) Delete(ctx context.Context, key []byte) error {
 type Computation struct {
 	Op uint16
 	In []byte
-	// Others are objects at the same node that the computation reads.
-	Others [2]*Object
 	// Repeat says that it may be done twice.
 	Repeat bool
 }
 
 // Compute lets the object do c, and appends what comes out to buf.
 func (o *Object) Compute(ctx context.Context, c Computation, buf []byte) ([]byte, error) {
-	req := wire.Request{Verb: wire.Compute, Op: c.Op, Data: c.In}
-	for i, other := range c.Others {
-		if other == nil {
-			continue
-		}
-		if other.node != o.node {
-			return nil, o.fail("compute", fmt.Errorf("%s is at another node: use ConstructBeside", other.Name()))
-		}
-		if other.session != o.session {
-			return nil, o.fail("compute", ErrLost)
-		}
-		if other.place != o.place {
-			return nil, o.fail("compute", fmt.Errorf("cannot use %s: %w", other.Name(), errElsewhere))
-		}
-		req.Others[i] = other.id
-	}
-	return o.call(ctx, req, buf, c.Repeat)
+	return o.call(ctx, wire.Request{Verb: wire.Compute, Op: c.Op, Data: c.In}, buf, c.Repeat)
 }
 
 // enter and leave bracket what Close must wait for.
@@ -294,10 +254,9 @@ func (n *node) callComponent(ctx context.Context, o *Object, req *wire.Request, 
 		}
 		var out []byte
 		var posted bool
-		if o.place != nil {
-			out, posted, err = o.place.callSlowly(l, deadline, o, req, buf)
-		} else {
-			out, posted, err = l.callNode(ctx, deadline, o, req, buf)
+		port, err := l.openPort(ctx, deadline)
+		if err == nil {
+			out, posted, err = port.call(ctx, deadline, o, req, buf)
 		}
 		if err == nil {
 			return out, nil
@@ -311,19 +270,6 @@ func (n *node) callComponent(ctx context.Context, o *Object, req *wire.Request, 
 			return nil, ErrTimeout
 		}
 	}
-}
-
-// callNode sends req to the node, or constructs an object where it says.
-func (l *link) callNode(ctx context.Context, deadline time.Time, o *Object, req *wire.Request, buf []byte) (out []byte, posted bool, err error) {
-	port, err := l.openPort(ctx, deadline)
-	if err != nil {
-		return nil, false, err
-	}
-	if req.Verb == wire.Construct && port.place.constructs(o.component) {
-		out, _, err = port.place.callSlowly(l, deadline, o, req, buf)
-		return out, false, err // what is in a place that is lost was not constructed
-	}
-	return port.call(ctx, deadline, o, req, buf)
 }
 
 // linkFor returns the link over which o can be called, or what to wait for.

@@ -8,11 +8,13 @@ import (
 	"polder/memnode/component/wire"
 )
 
-// TestACallThatIsMadeAgainEndsAtItsDeadline: the place of the object is closed, and the node
+// TestACallThatIsMadeAgainEndsAtItsDeadline: the port of the link is closed, and the node
 // has not noticed, so that every attempt is to be repeated.
 func TestACallThatIsMadeAgainEndsAtItsDeadline(t *testing.T) {
 	n := &node{pool: &Pool{cfg: Config{Timeout: time.Millisecond}}, link: &link{}, state: nodeUp}
-	o := &Object{node: n, id: 1, place: &place{closed: true}}
+	n.link.components = &portAttempt{made: make(chan struct{}), port: &port{closed: true, message: wire.RequestHeader}}
+	close(n.link.components.made)
+	o := &Object{node: n, id: 1}
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // or it would go on forever
 	defer cancel()
 	if _, err := n.callComponent(ctx, o, &wire.Request{Verb: wire.Read}, nil, true); err != ErrTimeout {

@@ -26,7 +26,6 @@ type port struct {
 	mr      verbs.MR
 	message int // bytes of a buffer
 	longest time.Duration
-	place   *place // where the node's objects are in this process; nil: at the node
 	slots   []portSlot
 	recvs   []verbs.RecvWR
 	free    chan *portSlot // those that nobody has
@@ -173,11 +172,6 @@ func newPort(ctx context.Context, l *link) (_ *port, err error) {
 		return nil, err
 	}
 	p.message, p.longest = w.Message, w.Time
-	if w.Place {
-		if p.place, err = l.node.receivePlace(ctx, l); err != nil {
-			return nil, err
-		}
-	}
 	if p.mem, err = arena.Anonymous(2*w.Credits*w.Message, false); err != nil {
 		return nil, err
 	}

@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"polder/internal/failpoint"
 	"polder/memnode/wire"
 	"polder/pool/manager"
 	"polder/verbs"
@@ -56,7 +55,7 @@ type node struct {
 	extents map[uint32]*extent
 	session wire.Session
 	grace   time.Duration
-	place   *place // of objects in this process, nil without
+	zone    string
 }
 
 func newNode(p *Pool, cfg NodeConfig) *node {
@@ -253,11 +252,7 @@ func (n *node) attach(ctx context.Context, l *link) (unknown []uint32, err error
 			return nil, fmt.Errorf("cannot resume the session: %w", err)
 		}
 	}
-	lost, unknown, old := n.publish(l, owned)
-	failpoint.Hit("pool.published")
-	if old != nil {
-		old.close()
-	}
+	lost, unknown := n.publish(l, owned)
 	for _, x := range lost {
 		x.lose()
 	}
@@ -268,9 +263,8 @@ func (n *node) attach(ctx context.Context, l *link) (unknown []uint32, err error
 }
 
 // publish makes l the node's link, on which the client owns the given chunks.
-// It returns the extents that it no longer owns, what it owns without knowing, and
-// the place of the session before, if that is another, for the caller to close.
-func (n *node) publish(l *link, owned []manager.Grant) (lost []*extent, unknown []uint32, old *place) {
+// It returns the extents that it no longer owns, and what it owns without knowing.
+func (n *node) publish(l *link, owned []manager.Grant) (lost []*extent, unknown []uint32) {
 	info := l.session.Info()
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -289,18 +283,10 @@ func (n *node) publish(l *link, owned []manager.Grant) (lost []*extent, unknown 
 		}
 	}
 	n.extents = kept
-	n.session, n.grace = info.Session, info.Grace
+	n.session, n.grace, n.zone = info.Session, info.Grace, info.Zone
 	n.link = l
-	switch {
-	case n.place == nil:
-	case n.place.session == n.session.ID:
-		n.place.link.Store(l)
-	default:
-		// Whoever constructs over l must not find it: that would be lost with it.
-		old, n.place = n.place, nil
-	}
 	n.setState(nodeUp, nil)
-	return lost, unknown, old
+	return lost, unknown
 }
 
 // loseAll gives up every extent, and returns how many chunks they had.
@@ -310,7 +296,6 @@ func (n *node) loseAll() int {
 	clear(n.extents)
 	n.session = wire.Session{}
 	n.mu.Unlock()
-	n.dropPlace()
 	for _, x := range lost {
 		x.lose()
 	}
@@ -329,11 +314,7 @@ func (n *node) farewell(l *link) {
 	n.mu.Unlock()
 	l.kill()
 	l.ground()
-	n.dropPlace()
 	_ = n.giveBack(context.Background(), l, ids) // what fails the node reclaims in time
-	ctx, cancel := context.WithTimeout(context.Background(), n.pool.cfg.Timeout)
-	defer cancel()
-	l.vacate(ctx)
 	l.close()
 }
 
@@ -345,7 +326,6 @@ func (n *node) closeNow() {
 		n.setState(nodeClosed, nil)
 	}
 	n.mu.Unlock()
-	n.dropPlace()
 }
 
 // errRetry is the error of an attempt that broke with its link.
@@ -455,6 +435,12 @@ func (n *node) returned() <-chan struct{} {
 		return w.Returned()
 	}
 	return nil
+}
+
+// leaving reports whether n is to end when nothing is lent any more.
+func (n *node) leaving() bool {
+	l := n.current()
+	return l != nil && l.session.Leaving()
 }
 
 // space is how many more chunks n could give, as far as is known.

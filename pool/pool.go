@@ -56,7 +56,7 @@ type Config struct {
 	// on chunks of different groups share no lock, queue or completion. An RNIC works
 	// on several queue pairs at a time, so there it should be as many as cores use the
 	// pool; the software one does not (polder bench verbs has the figures). A node may
-	// grant fewer; with managers other than onesided and native there is one.
+	// grant fewer; with managers other than onesided, native and finemem there is one.
 	Groups int
 	// Pairs is how many pairs of queue pairs to allocate and to free chunks with, 1 to
 	// MaxPairs, by default DefaultPairs: so many callers at a time can. A client's
@@ -233,32 +233,78 @@ func (p *Pool) ChunkSize() int {
 // and what that cannot give from others. A multiple of the nodes' ChunkSize is
 // taken for it. On failure nothing is, also if some of it was to be had.
 func (p *Pool) Alloc(ctx context.Context, size int64) (*Chunk, error) {
-	c, err := p.alloc(ctx, size)
+	c, err := p.alloc(ctx, size, p.nodes)
 	if err != nil {
 		return nil, &OpError{Op: "alloc", Err: err}
 	}
 	return c, nil
 }
 
+// AllocAt is Alloc from the node of that name alone.
+func (p *Pool) AllocAt(ctx context.Context, name string, size int64) (*Chunk, error) {
+	i := slices.IndexFunc(p.nodes, func(n *node) bool { return n.name == name })
+	if i < 0 {
+		return nil, &OpError{Op: "alloc", Err: fmt.Errorf("the pool has no node %q", name)}
+	}
+	c, err := p.alloc(ctx, size, p.nodes[i:i+1])
+	if err != nil {
+		return nil, &OpError{Op: "alloc", Node: name, Err: err}
+	}
+	return c, nil
+}
+
+// NodeInfo says how a pool stands with a node.
+type NodeInfo struct {
+	Up      bool   // it can be used now
+	Leaving bool   // it is to end when nothing is lent any more: what it has is to be moved
+	Space   int64  // bytes that could still be borrowed, as far as is known
+	Zone    string // where it was when it was last connected to, or ""
+}
+
+// Node describes the node of that name. One that there is not is not up.
+func (p *Pool) Node(name string) (info NodeInfo) {
+	for _, n := range p.nodes {
+		if n.name == name {
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			info.Zone = n.zone
+			if n.state == nodeUp {
+				s := n.link.session.Space()
+				info.Up, info.Leaving = true, n.link.session.Leaving()
+				info.Space = int64(min(s.Free, s.Budget)) * int64(p.ChunkSize())
+			}
+		}
+	}
+	return info
+}
+
+// Nodes returns the names of the nodes.
+func (p *Pool) Nodes() (names []string) {
+	for _, n := range p.nodes {
+		names = append(names, n.name)
+	}
+	return names
+}
+
 // allocAttempts is how often a chunk is begun anew of which a node has forgotten a
 // part before the rest of it was there.
 const allocAttempts = 3
 
-func (p *Pool) alloc(ctx context.Context, size int64) (*Chunk, error) {
+func (p *Pool) alloc(ctx context.Context, size int64, from []*node) (*Chunk, error) {
 	if size <= 0 {
 		return nil, fmt.Errorf("%d bytes wanted, must be at least 1", size)
 	}
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	if all, known := p.capacity(); known && size > all {
+	if all, known := capacity(from); known && size > all {
 		return nil, fmt.Errorf("%w: %d bytes wanted of nodes that have %d in all", ErrNoMemory, size, all)
 	}
 	for attempt := 1; ; attempt++ {
 		c := newChunk(p, size)
 		var err error
 		for c.have < size && err == nil && !c.gone.Load() {
-			err = p.extend(ctx, c)
+			err = p.extend(ctx, c, from)
 		}
 		if err == nil && c.gone.Load() {
 			err = ErrLost
@@ -273,15 +319,15 @@ func (p *Pool) alloc(ctx context.Context, size int64) (*Chunk, error) {
 	}
 }
 
-// extend adds memory to c, which is not complete.
-func (p *Pool) extend(ctx context.Context, c *Chunk) error {
+// extend adds memory of some nodes to c, which is not complete.
+func (p *Pool) extend(ctx context.Context, c *Chunk, from []*node) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, p.cfg.Timeout, ErrTimeout)
 	defer cancel()
 	for {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		wait, err := p.tryExtend(ctx, c)
+		wait, err := tryExtend(ctx, c, from)
 		switch {
 		case err == nil:
 			return nil
@@ -300,10 +346,10 @@ func (p *Pool) extend(ctx context.Context, c *Chunk) error {
 	}
 }
 
-// capacity is how many bytes the nodes have to lend to everybody, if all are
+// capacity is how many bytes nodes have to lend to everybody, if all are
 // connected.
-func (p *Pool) capacity() (bytes int64, known bool) {
-	for _, n := range p.nodes {
+func capacity(nodes []*node) (bytes int64, known bool) {
+	for _, n := range nodes {
 		l := n.current()
 		if l == nil {
 			return 0, false
@@ -351,16 +397,17 @@ func waitAny(ctx context.Context, chans []<-chan struct{}) error {
 	return nil
 }
 
-// tryExtend asks every node that is up: first the one that c ends on, then the
-// others, the emptiest first. If it fails and another attempt may succeed, err is
+// tryExtend asks each of the nodes that is up: first the one that c ends on, then the
+// others, the emptiest first, and those that are leaving last. If it fails and another attempt may succeed, err is
 // errRetry or wait is when to make it.
-func (p *Pool) tryExtend(ctx context.Context, c *Chunk) (wait <-chan struct{}, err error) {
+func tryExtend(ctx context.Context, c *Chunk, from []*node) (wait <-chan struct{}, err error) {
 	type candidate struct {
-		n     *node
-		space uint32
+		n       *node
+		leaving bool
+		space   uint32
 	}
-	candidates := make([]candidate, 0, len(p.nodes))
-	for _, n := range p.nodes {
+	candidates := make([]candidate, 0, len(from))
+	for _, n := range from {
 		state, changed := n.watch()
 		switch state {
 		case nodeUp:
@@ -368,14 +415,22 @@ func (p *Pool) tryExtend(ctx context.Context, c *Chunk) (wait <-chan struct{}, e
 			if k := len(c.extents); k > 0 && c.extents[k-1].node == n {
 				space = math.MaxUint32
 			}
-			candidates = append(candidates, candidate{n, space})
+			candidates = append(candidates, candidate{n, n.leaving(), space})
 		case nodeConnecting:
 			wait = changed
 		default:
 			err = n.unusable()
 		}
 	}
-	slices.SortStableFunc(candidates, func(a, b candidate) int { return cmp.Compare(b.space, a.space) })
+	slices.SortStableFunc(candidates, func(a, b candidate) int {
+		if a.leaving != b.leaving {
+			if a.leaving {
+				return 1
+			}
+			return -1
+		}
+		return cmp.Compare(b.space, a.space)
+	})
 	for _, k := range candidates {
 		e := k.n.extend(ctx, c)
 		switch {

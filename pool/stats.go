@@ -61,7 +61,7 @@ type Stats struct {
 // NodeStats is one node's state and what was done on it.
 type NodeStats struct {
 	Name   string
-	State  string // connecting, up, down, closed
+	State  string // connecting, up, leaving, down, closed
 	Chunks int    // borrowed now, of Pool.ChunkSize bytes; and so for what follows
 	Space  int    // chunks that could still be borrowed, as far as is known
 
@@ -73,20 +73,27 @@ type NodeStats struct {
 	Reconnects              int64 // connections lost
 }
 
+// leavingState is NodeStats.State of a node that is up, and to end when nothing is lent any more.
+const leavingState = "leaving"
+
 // Stats returns the pool's statistics. They are not taken at one instant.
 func (p *Pool) Stats() Stats {
 	var s Stats
 	s.Buffer, s.BufferUsed = p.slab.size()
 	for _, n := range p.nodes {
+		leaving := n.leaving()
 		n.mu.Lock()
-		state, chunks := n.state, 0
+		state, chunks := n.state.String(), 0
+		if leaving && n.state == nodeUp {
+			state = leavingState
+		}
 		for _, x := range n.extents {
 			chunks += x.chunks
 		}
 		n.mu.Unlock()
 		c := &n.counters
 		s.Nodes = append(s.Nodes, NodeStats{
-			Name: n.name, State: state.String(), Chunks: chunks, Space: int(n.space()),
+			Name: n.name, State: state, Chunks: chunks, Space: int(n.space()),
 			Reads: c.reads.Load(), Writes: c.writes.Load(), Atomics: c.atomics.Load(),
 			BytesRead: c.bytesRead.Load(), BytesWritten: c.bytesWritten.Load(),
 			Allocs: c.allocs.Load(), Frees: c.frees.Load(), Lost: c.lost.Load(),
@@ -113,7 +120,13 @@ func NewCollector(p *Pool) prometheus.Collector {
 		add(name+"_total", help, prometheus.CounterValue, func(s *NodeStats) float64 { return float64(value(s)) })
 	}
 	gauge("node_up", "Whether the node is connected.", func(s *NodeStats) float64 {
-		if s.State == nodeUp.String() {
+		if s.State == nodeUp.String() || s.State == leavingState {
+			return 1
+		}
+		return 0
+	})
+	gauge("node_leaving", "Whether the node is being drained.", func(s *NodeStats) float64 {
+		if s.State == leavingState {
 			return 1
 		}
 		return 0

@@ -80,9 +80,17 @@ func (s *session) missed(key []byte) {
 	}
 }
 
-// put stores an entry under key. If it is that of a large hash, what key leads to
-// is the caller's business.
+// put stores an entry under key. If it is that of a large hash, key leads to what it has led to.
 func (s *session) put(key []byte, e far.Entry) error {
+	err := s.store(key, e)
+	if err == nil {
+		s.note(opPut, e, key, e.Value)
+	}
+	return err
+}
+
+// store is put without a note in the journal.
+func (s *session) store(key []byte, e far.Entry) error {
 	if len(key) > far.MaxKeySize {
 		return errKeyTooLong
 	}
@@ -108,6 +116,15 @@ func (s *session) put(key []byte, e far.Entry) error {
 
 // del removes key and reports whether it was there.
 func (s *session) del(key []byte) (bool, error) {
+	ok, err := s.remove(key)
+	if ok {
+		s.note(opDel, far.Entry{}, key)
+	}
+	return ok, err
+}
+
+// remove is del without a note in the journal.
+func (s *session) remove(key []byte) (bool, error) {
 	s.changing()
 	var ok bool
 	var err error
@@ -151,6 +168,7 @@ func (s *session) delMany(keys [][]byte) (n int64, err error) {
 		if gone[i] {
 			n++
 			s.changedKey(key)
+			s.note(opDel, far.Entry{}, key)
 		}
 		s.lead(key, nil)
 	}

@@ -25,11 +25,16 @@ type clientInfo struct {
 	last     atomic.Pointer[command]
 	ver      atomic.Int32
 	monitors atomic.Bool
+	subs     atomic.Int64 // channels it has subscribed to,
+	psubs    atomic.Int64 // and patterns
 	active   atomic.Int64 // when it last sent something, in nanoseconds since since, which clock changes do not touch
 }
 
 // heard notes that the client has sent something.
 func (c *clientInfo) heard(now time.Time) { c.active.Store(int64(now.Sub(c.since))) }
+
+// subscribed reports whether the client is told messages of channels.
+func (c *clientInfo) subscribed() bool { return c.subs.Load()+c.psubs.Load() > 0 }
 
 // idle is for how long the client has sent nothing.
 func (c *clientInfo) idle(now time.Time) time.Duration {
@@ -62,9 +67,11 @@ func (s *session) listing() string {
 	flags := "N"
 	if c.monitors.Load() {
 		flags = "O"
+	} else if c.subscribed() {
+		flags = "P"
 	}
-	return fmt.Sprintf("id=%d addr=%s laddr=%s name=%s age=%d idle=%d flags=%s db=0 sub=0 psub=0 ssub=0 multi=-1 tot-mem=%d cmd=%s user=default resp=%d lib-name=%s lib-ver=%s",
-		c.id, c.shown(), c.laddr, load(&c.name), int64(now.Sub(c.since).Seconds()), int64(c.idle(now).Seconds()), flags,
+	return fmt.Sprintf("id=%d addr=%s laddr=%s name=%s age=%d idle=%d flags=%s db=0 sub=%d psub=%d ssub=0 multi=-1 tot-mem=%d cmd=%s user=default resp=%d lib-name=%s lib-ver=%s",
+		c.id, c.shown(), c.laddr, load(&c.name), int64(now.Sub(c.since).Seconds()), int64(c.idle(now).Seconds()), flags, c.subs.Load(), c.psubs.Load(),
 		s.mem.Held(), cmd, max(2, c.ver.Load()), load(&c.libName), load(&c.libVer))
 }
 
@@ -126,13 +133,11 @@ func cmdClientList(s *session, a [][]byte) error {
 	list := s.srv.sessionList()
 	switch {
 	case len(a) == 4 && is(a[2], "type"):
-		normal, err := isNormalType(a[3])
+		is, err := ofType(a[3])
 		if err != nil {
 			return err
 		}
-		if !normal {
-			list = nil
-		}
+		list = slices.DeleteFunc(list, func(o *session) bool { return !is(o) })
 	case len(a) > 3 && is(a[2], "id"):
 		var err error
 		if list, err = pickClients(list, a[3:]); err != nil {

@@ -13,17 +13,18 @@ type handler func(s *session, a [][]byte) error
 type flags uint16
 
 const (
-	flagWrite     flags = 1 << iota // changes keys: locks them for writing
-	flagRead                        // reads keys
-	flagFast                        // constant time
-	flagAdmin                       // for operators
-	flagNoAuth                      // allowed before AUTH
-	flagNoMulti                     // refused in a transaction
-	flagImmediate                   // runs at once in a transaction
-	flagRefused                     // DEBUG, which Redis too refuses by default
-	flagLoading                     // allowed while the server has no memory yet
-	flagBlind                       // needs to know whether its keys exist, and not their values
-	flagUnpaused                    // runs during CLIENT PAUSE
+	flagWrite      flags = 1 << iota // changes keys: locks them for writing
+	flagRead                         // reads keys
+	flagFast                         // constant time
+	flagAdmin                        // for operators
+	flagNoAuth                       // allowed before AUTH
+	flagNoMulti                      // refused in a transaction
+	flagImmediate                    // runs at once in a transaction
+	flagRefused                      // DEBUG, which Redis too refuses by default
+	flagLoading                      // allowed while the server has no memory yet
+	flagBlind                        // needs to know whether its keys exist, and not their values
+	flagUnpaused                     // runs during CLIENT PAUSE
+	flagSubscribed                   // allowed to a subscriber with version 2 of the protocol
 )
 
 var flagNames = []struct {

@@ -44,6 +44,8 @@ type Config struct {
 	// Loops is the number of event loops. Default: half the CPUs, from 1
 	// to 4. Negative: none, two goroutines a connection instead.
 	Loops int
+	// Journal is that of a heap that is kept (far.Open). Without, the heap comes back as its last checkpoint has it.
+	Journal Journal
 	// Logger receives what an operator should know. Default slog.Default().
 	Logger *slog.Logger
 	// ExtraStats, if set, adds lines to POLDER STATS and a section to INFO.

@@ -113,7 +113,7 @@ func (c *conn) fed(*feed) {
 //
 // Preconditions: no reply waits for the end of a round.
 func (c *conn) sendFeed() {
-	f := c.s.lines
+	f := c.s.news
 	if f == nil || c.end {
 		return
 	}
@@ -181,7 +181,10 @@ func (c *conn) process(w *workspace) {
 			c.keepInput()
 			break
 		}
-		if large != nil {
+		if !s.shown() {
+			clientmem.Free(large)
+			c.end = true
+		} else if large != nil {
 			c.send(large, true)
 		} else if len(s.out) > s.base {
 			c.send(s.out[s.base:], false)
@@ -201,6 +204,7 @@ func (c *conn) process(w *workspace) {
 		c.fetch, c.paused = st == needFetch, st == needResume
 		break
 	}
+	s.letGo() // the loop sends it when it has sent the replies of the round
 	w.out, w.scratch, w.scratch2 = s.out, s.scratch, s.scratch2
 	s.out, s.scratch, s.scratch2 = nil, nil, nil
 	c.work = nil

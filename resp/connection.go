@@ -7,10 +7,17 @@ import (
 )
 
 func cmdPing(s *session, a [][]byte) error {
-	switch len(a) {
-	case 1:
+	subscriber := s.ver == 2 && s.subs.len() > 0 // who tells replies from messages by their shape
+	if subscriber && len(a) <= 2 {
+		s.array(2)
+		s.str("pong")
+	}
+	switch {
+	case len(a) == 1 && subscriber:
+		s.str("")
+	case len(a) == 1:
 		s.status("PONG")
-	case 2:
+	case len(a) == 2:
 		s.bulk(a[1])
 	default:
 		return replyError("ERR wrong number of arguments for 'ping' command")
@@ -53,8 +60,8 @@ func cmdQuit(s *session, a [][]byte) error {
 
 func cmdReset(s *session, a [][]byte) error {
 	s.endMulti()
-	s.endMonitor()
-	s.mute = muteNone
+	s.endFeed()
+	s.mute, s.replica = muteNone, replica{}
 	s.ver = 2
 	s.info.ver.Store(2)
 	s.info.name.Store(nil)

@@ -60,6 +60,13 @@
 // maxmemory is the budget of local memory, up to four times what it was at the
 // start: with what is more, keys go to far memory and none is evicted.
 //
+// SAVE, BGSAVE and BGREWRITEAOF take a checkpoint of a heap that is kept, and are refused without. WAITAOF is
+// that of Redis 7.2, and has the disk of the server as its only copy.
+//
+// SYNC is for redis-cli --rdb: an RDB file of what there is, not of one moment; see dump.go. There are no replicas.
+//
+// SUBSCRIBE and the like are refused in a transaction. A subscriber that does not read is disconnected.
+//
 // There is one database. Expiry times end in the year 10889. What a value may
 // measure is bounded by the heap's Config.MaxValue too. A pattern may have at
 // most 1024 characters between two stars if there are ? or [ among them.
@@ -79,6 +86,15 @@
 // A hash of up to 16 KiB and 512 fields is one entry. A larger one is cut into
 // blocks of about 4 KiB by linear hashing; the blocks lie in a map of their
 // own, and what leads to them in local memory, about a hundred bytes a hash.
+//
+// A heap that is kept (far.Open) has what leads to the blocks with each of its checkpoints, see keep.go.
+//
+// # Journal
+//
+// With Config.Journal, what a command has changed is a batch of a write-ahead log, which is
+// appended before the command's locks are dropped; so a checkpoint, which takes the locks of all stripes, knows
+// up to which batch it has everything. A driver sends no reply before the log is committed up to
+// where it was when the command had run. See journal.go.
 //
 // HDEL stores what is left of a block beside it, and frees the block when the command's
 // changes count. In full far memory what is kept for that may be too little for all blocks of a
@@ -100,9 +116,10 @@
 // soft memory; lock (stripes) and txn (changes that count together or not at all).
 //
 // Commands: command and table (what there is), keys, strings, setoptions, numbers,
-// expire, scan, glob, connection, multi and watch, introspect; monitor, slowlog and
+// expire, scan, glob, connection, multi and watch, introspect; pubsub; monitor, slowlog and
 // latency for those who operate it.
 //
 // Hashes: hash (commands), fields (a list of them), hashwrite, hashscan, large (blocks),
-// struck (deletions without room), sweep (what is done later).
+// struck (deletions without room), sweep (what is done later). What outlives the server: keep
+// (in the heap's checkpoints), journal (since the last one), save (commands), dump (SYNC).
 package resp

@@ -457,7 +457,7 @@ func struckIn(srv *Server) (n int) {
 func TestAnyNumberOfFieldsIsDeletedFromAFullServer(t *testing.T) {
 	p := newSplitting(t, 20, testTimeout/2)
 	p.want = map[string]string{}
-	p.hset(0, 4000, 250)
+	p.hset(0, 5000, 250)
 	p.fillAll()
 	gone := p.oneOfEach()
 	if len(gone) < 300 {

@@ -69,7 +69,11 @@ func (s *session) setFields(h *hash, p pairs) (added int, err error) {
 		}
 		return t.h.count - before, s.storeList(h)
 	}
-	return t.h.count - before, s.storeTable(h, t)
+	if err := s.storeTable(h, t); err != nil {
+		return 0, err
+	}
+	s.noteTable(h, t)
+	return t.h.count - before, nil
 }
 
 // storeList stores a small hash that is not empty.
@@ -100,7 +104,7 @@ func (s *session) storeTable(h *hash, t *hashTable) error {
 			}
 		}
 	}
-	if err := s.put(h.key, far.Entry{Tag: tagLarge, Expire: h.e.Expire}); err != nil {
+	if err := s.store(h.key, far.Entry{Tag: tagLarge, Expire: h.e.Expire}); err != nil {
 		return err
 	}
 	s.lead(h.key, t.h)
@@ -167,7 +171,11 @@ func (s *session) setLarge(h *hash, p pairs) (added int, err error) {
 			return 0, err
 		}
 		t.addPairs(p)
-		return t.h.count - before, s.storeTable(h, t)
+		if err := s.storeTable(h, t); err != nil {
+			return 0, err
+		}
+		s.note(opFields, h.e, h.key, p...)
+		return t.h.count - before, nil
 	}
 	if grown >= int(lh.buckets)*blockTarget {
 		s.begin() // blocks may be split
@@ -178,6 +186,9 @@ func (s *session) setLarge(h *hash, p pairs) (added int, err error) {
 	})
 	if err == nil {
 		err = s.split(lh, 2+p.len())
+	}
+	if err == nil {
+		s.note(opFields, h.e, h.key, p...)
 	}
 	return lh.count - before, err
 }
@@ -207,6 +218,9 @@ func (s *session) removeFields(h *hash, fields [][]byte) (removed int, err error
 			return 0, err
 		}
 		removed = before - h.large.count
+		if removed > 0 && h.len() > 0 {
+			s.note(opRemove, far.Entry{}, h.key, fields...)
+		}
 	}
 	if h.len() == 0 {
 		_, err = s.del(h.key)

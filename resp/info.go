@@ -40,7 +40,9 @@ var infoSections = []infoSection{
 		if srv.loading.Load() {
 			loading = 1
 		}
-		fmt.Fprintf(b, "loading:%d\r\nrdb_changes_since_last_save:0\r\nrdb_bgsave_in_progress:0\r\nrdb_last_bgsave_status:ok\r\naof_enabled:0\r\naof_rewrite_in_progress:0\r\n", loading)
+		saving, durable, last, status := srv.persistence()
+		fmt.Fprintf(b, "loading:%d\r\nrdb_changes_since_last_save:0\r\nrdb_bgsave_in_progress:%d\r\nrdb_last_save_time:%d\r\nrdb_last_bgsave_status:%s\r\naof_enabled:%d\r\naof_rewrite_in_progress:0\r\n",
+			loading, saving, last.Unix(), status, durable)
 	}},
 	{"stats", func(srv *Server, b *strings.Builder) {
 		st, m := srv.Stats(), srv.memory()

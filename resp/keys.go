@@ -89,14 +89,13 @@ func (s *session) rename(src, dst []byte, nx bool) (bool, error) {
 	if len(dst) > far.MaxKeySize {
 		return false, errKeyTooLong
 	}
-	if _, err := s.del(src); err != nil {
-		return false, err
+	if h == nil {
+		if _, err := s.del(src); err != nil {
+			return false, err
+		}
+		return true, s.put(dst, e)
 	}
-	if err := s.put(dst, e); err != nil {
-		return false, err
-	}
-	s.lead(dst, h)
-	return true, nil
+	return true, s.move(src, dst, h, e)
 }
 
 func cmdCopy(s *session, a [][]byte) error {
@@ -136,7 +135,7 @@ func cmdCopy(s *session, a [][]byte) error {
 		}
 	}
 	if h := s.largeOf(a[1]); h != nil {
-		err = s.copyLarge(h, a[2], e)
+		err = s.copyLarge(h, a[1], a[2], e)
 	} else {
 		err = s.put(a[2], e)
 	}
@@ -199,6 +198,7 @@ func cmdFlush(s *session, a [][]byte) error {
 	} else {
 		s.srv.clear()
 	}
+	s.note(opFlush, far.Entry{}, nil)
 	for i := range s.srv.stripes {
 		st := &s.srv.stripes[i]
 		for key, h := range st.large {

@@ -81,11 +81,11 @@ func (s *session) killFilters(args [][]byte) (matches func(*session) bool, err e
 		case is(name, "laddr"):
 			all = append(all, func(o *session) bool { return o.info.laddr == v })
 		case is(name, "type"):
-			normal, err := isNormalType(args[i+1])
+			is, err := ofType(args[i+1])
 			if err != nil {
 				return nil, err
 			}
-			all = append(all, func(*session) bool { return normal })
+			all = append(all, is)
 		case is(name, "user"):
 			if v != "default" {
 				return nil, replyError("ERR No such user '" + clip(args[i+1], 128) + "'")
@@ -108,15 +108,17 @@ func (s *session) killFilters(args [][]byte) (matches func(*session) bool, err e
 	}, nil
 }
 
-// isNormalType reports whether clients of a type of Redis's are ours.
-func isNormalType(name []byte) (bool, error) {
+// ofType returns whether a session is of a type of Redis's: a subscriber, or not.
+func ofType(name []byte) (func(*session) bool, error) {
 	switch {
 	case is(name, "normal"):
-		return true, nil
-	case is(name, "master"), is(name, "replica"), is(name, "slave"), is(name, "pubsub"):
-		return false, nil
+		return func(o *session) bool { return !o.info.subscribed() }, nil
+	case is(name, "pubsub"):
+		return func(o *session) bool { return o.info.subscribed() }, nil
+	case is(name, "master"), is(name, "replica"), is(name, "slave"):
+		return func(*session) bool { return false }, nil
 	}
-	return false, replyError("ERR Unknown client type '" + clip(name, 128) + "'")
+	return nil, replyError("ERR Unknown client type '" + clip(name, 128) + "'")
 }
 
 // disconnect ends the connection of o: at once, or when this command is answered if it

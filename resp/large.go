@@ -3,8 +3,9 @@ package resp
 import (
 	"encoding/binary"
 	"errors"
-	"hash/maphash"
 	"math/bits"
+
+	"github.com/zeebo/xxh3"
 
 	"polder/far"
 )
@@ -73,7 +74,7 @@ func (h *largeHash) interval(pos uint32) (b uint32, end uint64) {
 	return b, uint64(pos)&^(width-1) + width
 }
 
-func (s *Server) fieldHash(field []byte) uint32 { return uint32(maphash.Bytes(s.seed, field)) }
+func (s *Server) fieldHash(field []byte) uint32 { return uint32(xxh3.HashSeed(field, s.fieldSeed)) }
 
 // block reads a block into dst.
 func (s *session) block(h *largeHash, b uint32, dst []byte) (fieldList, error) {
@@ -168,8 +169,21 @@ func (srv *Server) lead(st *stripe, key string, h *largeHash) {
 	}
 }
 
-// copyLarge makes a copy of a large hash, whose entry is e, the value of key.
-func (s *session) copyLarge(h *largeHash, key []byte, e far.Entry) error {
+// move makes h the value of dst, with the entry e, and no more that of src.
+func (s *session) move(src, dst []byte, h *largeHash, e far.Entry) error {
+	if _, err := s.remove(src); err != nil {
+		return err
+	}
+	if err := s.store(dst, e); err != nil {
+		return err
+	}
+	s.lead(dst, h)
+	s.note(opMove, e, src, dst)
+	return nil
+}
+
+// copyLarge makes a copy of h, the large hash under from, whose entry is e, the value of key.
+func (s *session) copyLarge(h *largeHash, from, key []byte, e far.Entry) error {
 	s.begin()
 	c := &largeHash{id: s.srv.nextHash.Add(1), count: h.count, bytes: h.bytes, buckets: h.buckets}
 	b := uint32(0)
@@ -178,10 +192,11 @@ func (s *session) copyLarge(h *largeHash, key []byte, e far.Entry) error {
 		return s.putBlock(c, b-1, l)
 	})
 	if err == nil {
-		err = s.put(key, e)
+		err = s.store(key, e)
 	}
 	if err == nil {
 		s.lead(key, c)
+		s.note(opCopy, e, from, key)
 	}
 	return err
 }

@@ -83,7 +83,11 @@ func (l *loop) flush(w *workspace) {
 	}
 	out := w.out
 	for i, r := range w.replies {
-		r.c.send(out[r.from:r.to], false)
+		if r.c.s.shown() {
+			r.c.send(out[r.from:r.to], false)
+		} else {
+			r.c.end = true
+		}
 		if r.c.end || len(r.c.pend) > 0 {
 			l.after(r.c, w)
 		}
@@ -475,7 +479,7 @@ func (l *loop) tick() bool {
 		case c.full && now.Sub(c.moved) > clientmem.Window:
 			c.s.drop()
 			l.close(c)
-		case idle > 0 && !c.full && !c.paused && c.s.lines == nil && c.s.info.idle(now) > idle:
+		case idle > 0 && !c.full && !c.paused && c.s.news == nil && c.s.info.idle(now) > idle:
 			l.srv.stats.idleDrops.Add(1)
 			l.close(c)
 		}

@@ -10,29 +10,26 @@ import (
 	"polder/resp/clientmem"
 )
 
-// feed is what a client of MONITOR has yet to be sent: a line for every command
-// that any client runs. Sessions append to it; the driver of the monitoring
-// client takes from it. A monitor cannot make the commands of others wait, so one
-// that does not read is disconnected when its lines exceed the output limit.
+// feed is what a client has yet to be sent that it has not asked for: messages of channels, and for
+// MONITOR a line for every command that any client runs. Sessions append to it; the driver of the client
+// takes from it. Nobody waits for a client to read, so one that does not is disconnected when its feed
+// exceeds the output limit.
 type feed struct {
-	s *session // whose client monitors
+	s *session // whose client is sent it
 
 	mu   sync.Mutex
-	buf  []byte             // lines; guarded by mu
+	buf  []byte             // guarded by mu
+	held bool               // the driver will look when the replies before it are on their way; guarded by mu
 	gone bool               // nothing more is to be appended; guarded by mu
 	mem  *clientmem.Account // of buf; guarded by mu
 }
 
-// append adds the line of a command that another session has run.
-func (f *feed) append(head string, args [][]byte) {
+// add adds what fn appends, at most size bytes.
+func (f *feed) add(size int, fn func(b []byte) []byte) {
 	f.mu.Lock()
 	if f.gone {
 		f.mu.Unlock()
 		return
-	}
-	size := len(head) + 2
-	for _, a := range args {
-		size += quotedLen(a) + 1
 	}
 	srv := f.s.srv
 	if len(f.buf)+size > srv.cfg.ClientMemory.Allow(srv.cfg.OutputLimit) {
@@ -42,20 +39,31 @@ func (f *feed) append(head string, args [][]byte) {
 		f.s.kill()
 		return
 	}
-	first := len(f.buf) == 0 // otherwise the driver has been told
+	first := len(f.buf) == 0 && !f.held // otherwise the driver has been told
 	if need := len(f.buf) + size; need > cap(f.buf) {
 		f.buf = clientmem.Grow(f.buf, max(need, 2*cap(f.buf)))
 	}
-	b := append(f.buf, head...)
-	for _, a := range args {
-		b = appendQuoted(append(b, ' '), a)
-	}
-	f.buf = append(b, '\r', '\n')
+	f.buf = fn(f.buf)
 	f.gone = !f.mem.Hold(cap(f.buf))
 	f.mu.Unlock()
 	if first {
 		f.s.fed(f)
 	}
+}
+
+// append adds the line of a command that another session has run.
+func (f *feed) append(head string, args [][]byte) {
+	size := len(head) + 2
+	for _, a := range args {
+		size += quotedLen(a) + 1
+	}
+	f.add(size, func(b []byte) []byte {
+		b = append(b, head...)
+		for _, a := range args {
+			b = appendQuoted(append(b, ' '), a)
+		}
+		return append(b, '\r', '\n')
+	})
 }
 
 // take gives what has been appended to the driver, which frees it.
@@ -68,24 +76,55 @@ func (f *feed) take() []byte {
 	return b
 }
 
+// listen gives the session a feed, which is held until its driver has sent the replies so far (letGo).
+func (s *session) listen() {
+	if f := s.news; f != nil {
+		f.mu.Lock()
+		f.held = true
+		f.mu.Unlock()
+		return
+	}
+	f := &feed{s: s, held: true, mem: s.srv.cfg.ClientMemory.Join()}
+	f.mem.HangUp = s.kill
+	s.news = f
+}
+
+// letGo has the driver see what its feed has. What came before is on its way.
+func (s *session) letGo() {
+	f := s.news
+	if f == nil {
+		return
+	}
+	f.mu.Lock()
+	some := f.held && len(f.buf) > 0
+	f.held = false
+	f.mu.Unlock()
+	if some {
+		s.fed(f)
+	}
+}
+
 // monitor makes s one of the server's monitors.
 func (s *session) monitor() {
-	f := &feed{s: s, mem: s.srv.cfg.ClientMemory.Join()}
-	f.mem.HangUp = s.kill
-	s.lines = f
+	s.listen()
+	f := s.news
 	s.info.monitors.Store(true)
 	s.srv.setMonitors(func(list []*feed) []*feed { return append(list, f) })
 }
 
-// endMonitor ends what monitor began, if it did.
-func (s *session) endMonitor() {
-	f := s.lines
+// endFeed ends what the session is told without asking.
+func (s *session) endFeed() {
+	f := s.news
 	if f == nil {
 		return
 	}
-	s.lines = nil
-	s.info.monitors.Store(false)
-	s.srv.setMonitors(func(list []*feed) []*feed { return slices.DeleteFunc(list, func(o *feed) bool { return o == f }) })
+	s.unsubscribeAll()
+	s.info.subs.Store(0)
+	s.info.psubs.Store(0)
+	if s.info.monitors.Swap(false) {
+		s.srv.setMonitors(func(list []*feed) []*feed { return slices.DeleteFunc(list, func(o *feed) bool { return o == f }) })
+	}
+	s.news = nil
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.gone = true
@@ -191,7 +230,7 @@ func cmdMonitor(s *session, a [][]byte) error {
 	if s.multi {
 		return replyError("ERR MONITOR isn't allowed for DENY BLOCKING client")
 	}
-	if s.lines == nil {
+	if !s.info.monitors.Load() {
 		s.monitor()
 	}
 	s.ok()

@@ -107,6 +107,11 @@ func cmdExec(s *session, a [][]byte) error {
 // its reply, as in Redis. What is wrong with far memory, and replies that are too
 // long, fail all of them: then nothing has changed.
 func (s *session) runQueue() error {
+	if j := s.srv.journal; j != nil && s.heldWrite {
+		if err := j.refuses(true); err != nil {
+			return err
+		}
+	}
 	if len(s.queue) > 1 {
 		s.begin()
 	}

@@ -123,7 +123,7 @@ func TestLinesThatNobodyTakesAreBounded(t *testing.T) {
 	for range 1000 {
 		other.tell(echo, [][]byte{[]byte("ECHO"), make([]byte, 1000)})
 	}
-	if n := len(s.lines.buf); n > 64<<10 || !s.killed.Load() || srv.Stats().OutputDrops != 1 {
+	if n := len(s.news.buf); n > 64<<10 || !s.killed.Load() || srv.Stats().OutputDrops != 1 {
 		t.Errorf("%d bytes of lines wait, want at most %d and the end of the monitor: %v", n, 64<<10, s.killed.Load())
 	}
 }

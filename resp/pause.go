@@ -112,7 +112,7 @@ func (p *pause) wait() <-chan struct{} {
 // concerned: somebody has to be able to end a pause.
 func (s *session) paused(cmd *command) bool {
 	what := s.srv.pause.what.Load()
-	if what == pauseNone || s.lines != nil || cmd.flags&(flagNoAuth|flagUnpaused) != 0 {
+	if what == pauseNone || s.news != nil || cmd.flags&(flagNoAuth|flagUnpaused) != 0 {
 		return false
 	}
 	if what == pauseAll || cmd.flags&flagWrite != 0 {

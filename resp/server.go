@@ -4,8 +4,10 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"hash/maphash"
+	mathrand "math/rand/v2"
 	"net"
 	"slices"
 	"sync"
@@ -29,16 +31,22 @@ type Server struct {
 	loading atomic.Bool
 
 	// These are nil in a cache.
+	journal *journal // of a heap that is kept, if its clients are promised more than its checkpoints
 	heap    *far.Heap
 	entries *far.ByteMap // keys
 	blocks  *far.ByteMap // of large hashes, by id and bucket
 
-	seed  maphash.Seed
-	since time.Time
-	runID string
+	seed maphash.Seed
+
+	fieldSeed   uint64 // of the hash of fields, which is kept with the heap, as are the next two
+	keptJournal uint64 // name of the journal that its last checkpoint has known; 0 if there was none
+	keptBatch   uint64 // number of the last batch that it has
+	since       time.Time
+	runID       string
 
 	stripes     [numStripes]stripe
 	watches     watchTable
+	pubsub      pubsub
 	sweeper     sweeper
 	monitors    atomic.Pointer[[]*feed] // changed under mu; nil if nobody monitors
 	slow        slowLog
@@ -50,6 +58,7 @@ type Server struct {
 	nextID      atomic.Int64
 	nextHash    atomic.Uint64
 	largeHashes atomic.Int64
+	saving      atomic.Bool  // a checkpoint is taken that a client has asked for
 	unsettled   atomic.Int64 // about how many fields are struck out and left to the sweeper
 	clients     atomic.Int64
 	maxClients  atomic.Int64 // CONFIG SET changes it, and the next
@@ -80,7 +89,10 @@ func NewServer(heap *far.Heap, cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	srv.Open(heap)
+	if err := srv.Open(context.Background(), heap); err != nil {
+		srv.Close()
+		return nil, err
+	}
 	return srv, nil
 }
 
@@ -94,12 +106,28 @@ func NewLoading(cfg Config) (*Server, error) {
 }
 
 // Open gives a server that NewLoading made its heap, once. It keeps its data in
-// maps of its own there. The caller closes the heap, after the server.
-func (srv *Server) Open(heap *far.Heap) {
+// maps of its own there, which are those of the server that had the heap before, if it was kept; then it replays
+// the journal, if there is one. The caller closes the heap, after the server. Ctx is for Open itself.
+func (srv *Server) Open(ctx context.Context, heap *far.Heap) error {
+	if srv.cfg.Journal.Durable && !heap.Kept() {
+		return errors.New("cannot journal what happens to a heap that is not kept: see far.Open")
+	}
+	if err := srv.loadState(heap.State()); err != nil {
+		return err
+	}
 	srv.heap, srv.entries, srv.blocks = heap, heap.NewByteMap("keys"), heap.NewByteMap("hash blocks")
 	srv.keys = srv.entries
+	if heap.Kept() {
+		if err := srv.openJournal(ctx); err != nil {
+			return err
+		}
+	}
 	srv.loading.Store(false)
+	return nil
 }
+
+// kept reports whether what the server stores outlives it.
+func (srv *Server) kept() bool { return srv.heap != nil && srv.heap.Kept() }
 
 // newServer makes a server of srv, which has its map if it is a cache.
 func newServer(srv *Server, cfg Config) (*Server, error) {
@@ -118,6 +146,7 @@ func newServer(srv *Server, cfg Config) (*Server, error) {
 	srv.latency.calls = make([]histogram, srv.table.n)
 	srv.pause.srv = srv
 	srv.seed, srv.since = maphash.MakeSeed(), time.Now()
+	srv.fieldSeed = mathrand.Uint64()
 	srv.listeners = make(map[net.Listener]bool)
 	srv.streams = make(map[*stream]struct{})
 	srv.sessions = make(map[*session]struct{})
@@ -189,9 +218,6 @@ func (srv *Server) Serve(ln net.Listener) error {
 
 // clear forgets every entry.
 func (srv *Server) clear() {
-	if srv.loading.Load() {
-		return
-	}
 	srv.keys.Clear()
 	if srv.blocks != nil {
 		srv.blocks.Clear()
@@ -252,7 +278,10 @@ func (srv *Server) Shutdown(ctx context.Context) error {
 			srv.cancel()
 			srv.fetches.stop()
 			srv.wg.Wait()
-			srv.clear()
+			if !srv.loading.Load() && !srv.kept() {
+				srv.clear()
+			}
+			srv.closeJournal()
 			for _, l := range srv.loops {
 				l.free()
 			}

@@ -55,12 +55,19 @@ type session struct {
 	lookups
 	changes
 
+	replica replica
+	dump    *dump // what SYNC has begun and not ended; nil if there is none
+
+	replays bool   // it is the one that replays the journal
+	seen    uint64 // number of the last record of the journal when a command ended whose reply is to be sent
+
 	scratch  []byte // a value being worked on
 	scratch2 []byte
 	hdr      int // length of the last bulk header: the guess for the next
 
-	mute  uint8         // what CLIENT REPLY has asked for
-	lines *feed         // of MONITOR; nil if the client does not
+	mute  uint8 // what CLIENT REPLY has asked for
+	news  *feed // what it is told without asking; nil if there never was any
+	subs  subscriptions
 	clock time.Duration // since srv.since: when the last command ended, or run was called
 	began time.Duration // when the command that runs was first tried
 
@@ -71,7 +78,7 @@ type session struct {
 	hangUp atomic.Pointer[func()]
 	killed atomic.Bool // by CLIENT KILL, or as a monitor that does not read
 	unread atomic.Bool // it is disconnected because it does not read
-	fed    func(*feed) // tells the driver that lines has some; any goroutine may call it
+	fed    func(*feed) // tells the driver that news has some; any goroutine may call it
 	info   clientInfo
 }
 
@@ -112,7 +119,10 @@ func (srv *Server) newSession() *session {
 
 // close forgets the session. Nothing else may be called afterwards.
 func (s *session) close() {
-	s.endMonitor()
+	s.endFeed()
+	if s.dump != nil {
+		s.dump.close()
+	}
 	s.srv.watches.unwatch(s)
 	s.settle()
 	s.queue, s.queueLen = nil, 0
@@ -120,7 +130,7 @@ func (s *session) close() {
 }
 
 // footprint is what the session holds beside its driver's buffers, in bytes.
-func (s *session) footprint() int { return s.parser.Held() + s.queueLen + s.watchLen }
+func (s *session) footprint() int { return s.parser.Held() + s.queueLen + s.watchLen + s.subs.bytes }
 
 // minRoom is the least room for input in a buffer that is made or grows.
 const minRoom = 4 << 10
@@ -181,8 +191,11 @@ func (s *session) run() status {
 
 // exec runs or queues one command, appends its reply and returns needInput. It
 // returns needFetch or needResume, and has done nothing, if the command would have
-// to wait.
+// to wait; and needFlush if there is more of the reply.
 func (s *session) exec(args [][]byte) status {
+	if s.dump != nil {
+		return s.dumpOn()
+	}
 	s.mark = len(s.out)
 	cmd, err := s.srv.table.lookup(args)
 	if err == nil {
@@ -206,6 +219,9 @@ func (s *session) exec(args [][]byte) status {
 			s.mute--
 		}
 	}
+	if s.dump != nil {
+		return needFlush
+	}
 	return needInput
 }
 
@@ -223,8 +239,16 @@ func (s *session) admit(cmd *command) error {
 	if s.multi && cmd.flags&flagNoMulti != 0 {
 		return errNotInMulti
 	}
-	if s.lines != nil && cmd.flags&(flagRead|flagWrite) != 0 {
+	if j := s.srv.journal; j != nil && cmd.flags&(flagRead|flagWrite) != 0 {
+		if err := j.refuses(cmd.flags&flagWrite != 0); err != nil {
+			return err
+		}
+	}
+	if s.info.monitors.Load() && cmd.flags&(flagRead|flagWrite) != 0 {
 		return errMonitors
+	}
+	if s.subs.len() > 0 && s.ver == 2 && cmd.flags&flagSubscribed == 0 {
+		return replyError("ERR Can't execute '" + cmd.name + "': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed in this context")
 	}
 	return nil
 }
@@ -246,6 +270,9 @@ func (s *session) perform(cmd *command, args [][]byte) bool {
 	blocked := err != nil && s.blocked(err)
 	if !blocked && s.srv.monitors.Load() != nil {
 		s.tell(cmd, args) // under the locks: monitors see changes in the order in which they are made
+	}
+	if j := s.srv.journal; j != nil && !blocked && (len(s.held) > 0 || cmd.flags&(flagRead|flagWrite) != 0) {
+		s.seen = j.last.Load()
 	}
 	s.unlock()
 	if err != nil {

@@ -137,7 +137,7 @@ func (st *stream) read(in []byte) {
 // long that is, 0 if it may be silent.
 func (st *stream) mayIdle() time.Duration {
 	idle := st.s.srv.idleTimeout()
-	if st.s.lines != nil {
+	if st.s.news != nil {
 		idle = 0 // a monitor has nothing to say
 	}
 	var until time.Time
@@ -158,9 +158,10 @@ func (st *stream) process() bool {
 	for {
 		began := time.Now()
 		status := st.s.run()
-		if !st.push() {
+		if !st.s.shown() || !st.push() {
 			return false
 		}
+		st.s.letGo()
 		if status == needInput {
 			st.s.srv.stats.rounds.Observe(time.Since(began).Seconds())
 		}
@@ -246,6 +247,10 @@ func (st *stream) fed(f *feed) {
 	defer st.mu.Unlock()
 	srv := st.s.srv
 	lines := f.take()
+	if st.done {
+		clientmem.Free(lines)
+		return
+	}
 	if len(st.pending)+st.writing+len(lines) > srv.cfg.ClientMemory.Allow(srv.cfg.OutputLimit) {
 		st.s.drop()
 		st.s.kill()

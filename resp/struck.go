@@ -166,6 +166,7 @@ func (s *session) storeLess(h *hash) error {
 	s.lead(h.key, &largeHash{struck: s.struckOut(h.key).add(strikesOf(0, e.Value, h.list))})
 	s.changedKey(h.key)
 	s.struck = append(s.struck, h.key)
+	s.note(opPut, h.e, h.key, h.list)
 	return nil
 }
 

@@ -3,6 +3,7 @@ package resp
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -23,8 +24,10 @@ type sweeper struct {
 	srv  *Server
 	wake chan struct{} // capacity 1
 
-	mu    sync.Mutex
-	queue []*largeHash // guarded by mu
+	mu      sync.Mutex
+	queue   []*largeHash // guarded by mu
+	freeing []*largeHash // taken from it, guarded by mu
+	pinned  []*largeHash // copies that are being dumped, guarded by mu
 }
 
 // drop gives a hash that nothing leads to any more to the sweeper.
@@ -38,12 +41,25 @@ func (w *sweeper) drop(h *largeHash) {
 	}
 }
 
+// pin has checkpoints know of a hash that nothing leads to, and unpin gives it to the sweeper.
+func (w *sweeper) pin(h *largeHash) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.pinned = append(w.pinned, h)
+}
+
+func (w *sweeper) unpin(h *largeHash) {
+	w.mu.Lock()
+	w.pinned = slices.DeleteFunc(w.pinned, func(p *largeHash) bool { return p == h })
+	w.mu.Unlock()
+	w.drop(h)
+}
+
 func (w *sweeper) take() []*largeHash {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	q := w.queue
-	w.queue = nil
-	return q
+	w.freeing, w.queue = w.queue, nil
+	return w.freeing
 }
 
 func (w *sweeper) run() {
@@ -55,7 +71,13 @@ func (w *sweeper) run() {
 		case <-w.srv.ctx.Done():
 			return
 		case <-w.wake:
+			if w.srv.loading.Load() {
+				continue // till the next tick
+			}
 		case <-tick.C:
+			if w.srv.loading.Load() {
+				continue
+			}
 			w.expire()
 		}
 		var again []*largeHash
@@ -65,7 +87,7 @@ func (w *sweeper) run() {
 			}
 		}
 		w.mu.Lock()
-		w.queue = append(w.queue, again...) // for the next tick
+		w.queue, w.freeing = append(w.queue, again...), nil // for the next tick
 		w.mu.Unlock()
 	}
 }

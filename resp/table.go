@@ -85,6 +85,7 @@ var commandTable = sync.OnceValue(func() *table {
 	def("scan", -2, r, noKey, cmdScan)
 	def("keys", 2, r, noKey, cmdKeys)
 	def("wait", 3, 0, noKey, cmdWait)
+	def("waitaof", 4, 0, noKey, cmdWaitAOF)
 	def("object", -2, r, noKey, cmdHelp)
 	def("object|encoding", 3, r, subKey, cmdObjectEncoding)
 	def("object|refcount", 3, r, subKey, cmdObjectRefcount)
@@ -143,12 +144,31 @@ var commandTable = sync.OnceValue(func() *table {
 		sub.flags |= flagUnpaused
 	}
 
+	group = "pubsub"
+	def("subscribe", -2, flagNoMulti, noKey, cmdSubscribe)
+	def("psubscribe", -2, flagNoMulti, noKey, cmdPSubscribe)
+	def("unsubscribe", -1, flagNoMulti, noKey, cmdUnsubscribe)
+	def("punsubscribe", -1, flagNoMulti, noKey, cmdPUnsubscribe)
+	def("publish", 3, fast, noKey, cmdPublish)
+	def("pubsub", -2, 0, noKey, cmdHelp)
+	def("pubsub|channels", -2, 0, noKey, cmdPubsubChannels)
+	def("pubsub|numsub", -2, 0, noKey, cmdPubsubNumSub)
+	def("pubsub|numpat", 2, 0, noKey, cmdPubsubNumPat)
+	def("pubsub|help", 2, 0, noKey, cmdHelp)
+
 	group = "server"
 	def("dbsize", 1, r|fast, noKey, cmdDBSize)
 	def("flushdb", -1, w, noKey, cmdFlush).lockAll = lockEverything
 	def("flushall", -1, w, noKey, cmdFlush).lockAll = lockEverything
 	def("info", -1, 0, noKey, cmdInfo)
 	def("time", 1, fast, noKey, cmdTime)
+	def("save", 1, flagAdmin|flagNoMulti, noKey, cmdSave)
+	def("bgsave", -1, flagAdmin|flagNoMulti, noKey, cmdBGSave)
+	def("bgrewriteaof", 1, flagAdmin|flagNoMulti, noKey, cmdBGRewriteAOF)
+	def("lastsave", 1, fast, noKey, cmdLastSave)
+	def("role", 1, fast, noKey, cmdRole)
+	def("sync", 1, flagAdmin|flagNoMulti, noKey, cmdSync)
+	def("replconf", -1, flagAdmin, noKey, cmdReplConf)
 	def("debug", -2, flagAdmin|flagRefused, noKey, nil)
 	def("memory", -2, r, noKey, cmdHelp)
 	def("memory|usage", -3, r, subKey, cmdMemoryUsage)
@@ -182,8 +202,11 @@ var commandTable = sync.OnceValue(func() *table {
 	def("polder", -2, 0, noKey, cmdHelp)
 	def("polder|stats", 2, 0, noKey, cmdPolderStats)
 	def("polder|help", 2, 0, noKey, cmdHelp)
+	for _, name := range []string{"subscribe", "psubscribe", "unsubscribe", "punsubscribe", "ping", "quit", "reset"} {
+		t.by[name].flags |= flagSubscribed
+	}
 	// The same as in Redis, where PING is refused.
-	for _, name := range []string{"multi", "exec", "discard", "unwatch", "echo", "select", "quit", "reset", "auth", "hello",
+	for _, name := range []string{"multi", "exec", "discard", "unwatch", "subscribe", "psubscribe", "unsubscribe", "punsubscribe", "publish", "pubsub", "echo", "select", "quit", "reset", "auth", "hello",
 		"client", "info", "time", "config", "command", "polder", "monitor", "slowlog", "latency"} {
 		c := t.by[name]
 		c.flags |= flagLoading

@@ -26,6 +26,7 @@ type changes struct {
 	dropped  []*largeHash // that a key led to: perhaps another one does now
 	full     bool         // there is no room for a list that has become shorter
 	struck   [][]byte     // keys of hashes of which something is struck out (see strikes)
+	notes    []byte       // what the journal is to know
 }
 
 // undo says what one change in local memory has changed: the value of a
@@ -39,7 +40,7 @@ type undo struct {
 
 // begin makes the changes that follow ones that count together.
 func (s *session) begin() {
-	if s.srv.loading.Load() || s.srv.heap == nil || s.together {
+	if s.srv.loading.Load() && !s.replays || s.srv.heap == nil || s.together {
 		return
 	}
 	if s.txn == nil {
@@ -82,6 +83,7 @@ func (s *session) end(err error) {
 		s.commit()
 	}
 	s.together, s.made, s.full = false, false, false
+	reuse(&s.notes, s.notes)
 	clear(s.undo)
 	clear(s.touched)
 	clear(s.dropped)
@@ -90,6 +92,9 @@ func (s *session) end(err error) {
 }
 
 func (s *session) commit() {
+	if len(s.notes) > 0 {
+		s.srv.journal.append(s.notes)
+	}
 	if s.together {
 		s.txn.Commit()
 	}

@@ -182,3 +182,19 @@ func TestBlockDeviceThatIsKilled(t *testing.T) {
 		t.Error("the client has noticed nothing")
 	}
 }
+
+// TestABlockDeviceOnADiskIsKilled: what was flushed is there when it is started again.
+func TestABlockDeviceOnADiskIsKilled(t *testing.T) {
+	dir := t.TempDir()
+	start := func() *child.Process {
+		return proctest.Start(t, "block", "--listen", "127.0.0.1:0", "--disk", dir, "--heap", "disk", "--local", "8MiB", "--size", "64MiB")
+	}
+	in, out := image(t, 64), filepath.Join(t.TempDir(), "out")
+	p := start()
+	mustTool(t, "nbdcopy", "--flush", in, "nbd://"+p.Addr("nbd"))
+	p.Kill()
+	<-p.Done()
+	p = start()
+	mustTool(t, "nbdcopy", "nbd://"+p.Addr("nbd"), out)
+	sameFiles(t, in, out)
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -12,6 +13,7 @@ import (
 
 	"polder/internal/proctest"
 	"polder/internal/testcert"
+	"polder/internal/testpython"
 )
 
 // TestRedisBenchmarkRunsUnchanged lets Redis's own load generator loose on a
@@ -45,6 +47,7 @@ func TestRedisBenchmarkRunsUnchanged(t *testing.T) {
 func TestTheExamplesRun(t *testing.T) {
 	t.Parallel()
 	node := startNode(t, "512MiB")
+	_, pager := startPager(t, node)
 	up := proctest.Start(t, "up", "--local", "8MiB", "--lend", "64MiB")
 	for _, tt := range []struct {
 		args []string
@@ -52,12 +55,30 @@ func TestTheExamplesRun(t *testing.T) {
 	}{
 		{[]string{"polder/examples/farmap", "-node", node.Addr("verbs")}, "32768 pages, 128 MiB, all read back"},
 		{[]string{"polder/examples/softcache"}, "the cache may use 32 MiB now"},
+		{[]string{"polder/examples/pagesort", "-pager", pager, "-size", "16", "-local", "4"}, "in order, with all that was there before: 16 of 16 MiB"},
 		{[]string{"polder/examples/redisclient", "-addr", up.Addr("redis")}, "user:7 has 8 visits"},
 	} {
 		out, err := exec.Command("go", append([]string{"run"}, tt.args...)...).CombinedOutput()
 		if err != nil || !strings.Contains(string(out), tt.want) {
 			t.Errorf("%s: %v, got %q, want it to contain %q", tt.args[0], err, out, tt.want)
 		}
+	}
+}
+
+// TestTheExampleInPythonRuns on an array of four times its local memory.
+func TestTheExampleInPythonRuns(t *testing.T) {
+	t.Parallel()
+	python, err := testpython.Find("numpy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, pager := startPager(t, startNode(t, "128MiB"))
+	cmd := exec.CommandContext(t.Context(), python, "-B", "-W", "error", "examples/pagekmeans/kmeans.py",
+		"--pager", pager, "--size", "8", "--local", "2", "--rounds", "2")
+	cmd.Dir = ".."
+	cmd.Env = append(os.Environ(), "PYTHONPATH=clients/python")
+	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "all centers found") {
+		t.Errorf("%v, got %q, want that all centers are found", err, out)
 	}
 }
 

@@ -45,13 +45,15 @@ func exportsOfDaemons(t *testing.T) map[string]string {
 	ca := testcert.NewAuthority(t, "everybody")
 	cert, key := ca.Issue(t, "node")
 	node := proctest.Start(t, "node", "--lend", "64MiB", "--component-memory", "16MiB", "--component-client-memory", "8MiB")
+	second := proctest.Start(t, "node", "--lend", "64MiB")
 	fine := proctest.Start(t, "node", "--lend", "64MiB", "--manager", finemem.Name, "--service-secret-file", secret)
 	socket := filepath.Join(dir, "soft")
 	daemons := map[string]*child.Process{
 		"node": node, "node with finemem": fine,
 		"node with TLS": proctest.Start(t, "node", "--lend", "64MiB", "--tls-cert", cert, "--tls-key", key, "--tls-ca", ca.File),
-		"serve":         proctest.Start(t, "serve", "--far", node.Addr("verbs"), "--local", "8MiB", "--password-file", password, "--idle-timeout", "1h"),
+		"serve":         proctest.Start(t, "serve", "--far", node.Addr("verbs")+","+second.Addr("verbs"), "--local", "8MiB", "--password-file", password, "--idle-timeout", "1h"),
 		"block":         proctest.Start(t, "block", "--far", node.Addr("verbs"), "--local", "8MiB", "--size", "1GiB"),
+		"pager":         proctest.Run(t, "pager", "--listen", "unix:"+filepath.Join(dir, "pager"), "--far", node.Addr("verbs"), "--local", "8MiB"),
 		"broker":        proctest.Run(t, "broker", "--listen", filepath.Join(dir, "broker"), "--far", fine.Addr("verbs"), "--service-secret-file", secret),
 		"coordinator":   proctest.Run(t, "coordinator", "--socket", socket),
 		"serve files":   proctest.RunCommand(t, child.Command{Path: proctest.Binary(), Args: []string{"serve", "files", dir, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--coordinator", "off"}}),

@@ -132,7 +132,7 @@ func TestAServerThatWaitsForNodesEndsAtOnce(t *testing.T) {
 func TestANodeThatWasAbsentAtTheStartIsUsed(t *testing.T) {
 	late := testaddr.Host() + ":7070"
 	first := startNode(t, "16MiB")
-	server := startServer(t, first.Addr("verbs")+","+late, "8MiB", "--op-timeout", "5s")
+	server := startServer(t, first.Addr("verbs")+","+late, "8MiB", "--op-timeout", "5s", "--copies", "1") // so that two nodes have room for more than one
 	client := connect(t, server)
 	ctx := context.Background()
 	const size = 64 << 10

@@ -48,7 +48,7 @@ func TestPythonClient(t *testing.T) {
 	}
 	pythonRun(t, wheels, "", nil, python, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile", "--target", target, built[0])
 	var got []string
-	for _, pattern := range []string{"*", "polder_share/*", "polder_soft/*"} {
+	for _, pattern := range []string{"*", "polder_pages/*", "polder_share/*", "polder_soft/*"} {
 		paths, err := filepath.Glob(filepath.Join(target, pattern))
 		if err != nil {
 			t.Fatal(err)
@@ -59,7 +59,7 @@ func TestPythonClient(t *testing.T) {
 			}
 		}
 	}
-	if got, want := strings.Join(got, " "), "polder_share polder_soft polder_share/__init__.py polder_share/_client.py polder_share/_memory.py polder_share/_wire.py polder_share/aio.py polder_share/py.typed polder_soft/__init__.py polder_soft/py.typed"; got != want {
+	if got, want := strings.Join(got, " "), "polder_pages polder_share polder_soft polder_pages/__init__.py polder_pages/_keeper.py polder_pages/py.typed polder_share/__init__.py polder_share/_client.py polder_share/_memory.py polder_share/_wire.py polder_share/aio.py polder_share/py.typed polder_soft/__init__.py polder_soft/py.typed"; got != want {
 		t.Errorf("the wheel has %q, want %q", got, want)
 	}
 
@@ -67,7 +67,7 @@ func TestPythonClient(t *testing.T) {
 	if err := os.WriteFile(user, []byte(typedProgram), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	pythonRun(t, tests, target, []string{"MYPYPATH=" + target}, "mypy", "--strict", "--no-error-summary", "--cache-dir", t.TempDir(), "user.py", filepath.Join(target, "polder_share"), filepath.Join(target, "polder_soft"))
+	pythonRun(t, tests, target, []string{"MYPYPATH=" + target}, "mypy", "--strict", "--no-error-summary", "--cache-dir", t.TempDir(), "user.py", filepath.Join(target, "polder_pages"), filepath.Join(target, "polder_share"), filepath.Join(target, "polder_soft"))
 
 	test, err := os.ReadFile("../clients/python/test_polder_share.py")
 	if err != nil {

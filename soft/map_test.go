@@ -177,11 +177,13 @@ func TestMapHoldsLargeValuesWhole(t *testing.T) {
 	m := newMap[string, []byte](t, h)
 	r := rand.New(rand.NewPCG(1, 1))
 	want := map[string][]byte{}
+	var ramp [512]byte
+	for i := range ramp {
+		ramp[i] = byte(i)
+	}
 	for i := range 12 {
-		b := make([]byte, 200<<10+r.IntN(6<<20))
-		for j := range b {
-			b[j] = byte(i + j)
-		}
+		n := 200<<10 + r.IntN(6<<20)
+		b := bytes.Repeat(ramp[i:i+256], n/256+1)[:n]
 		k := fmt.Sprint(i)
 		want[k] = b
 		if err := m.Set(k, b); err != nil {
@@ -193,7 +195,7 @@ func TestMapHoldsLargeValuesWhole(t *testing.T) {
 			t.Errorf("key %s: got %d bytes, %v, want %d", k, len(got), ok, len(b))
 		}
 	}
-	for range 200 { // far more than there is room for
+	for range 100 { // more than there is room for
 		k := fmt.Sprint(r.IntN(30))
 		b := bytes.Repeat([]byte(k), 1<<20)
 		if err := m.Set(k, b); err != nil {
@@ -309,21 +311,21 @@ func TestMapsKeepStructs(t *testing.T) {
 }
 
 func TestSetBudgetGivesMemoryBackAndTakesMore(t *testing.T) {
-	h, err := Open(Config{Budget: 32 * SegmentSize, Max: 64 * SegmentSize})
+	h, err := Open(Config{Budget: 16 * SegmentSize, Max: 32 * SegmentSize})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer h.Close()
 	m := newMap[int, [4000]byte](t, h)
 	fill := func() {
-		for i := range 40000 {
+		for i := range 20000 { // more than the largest budget has room for
 			if err := m.Set(i, [4000]byte{1}); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
 	fill()
-	for _, n := range []int64{64, 8, 40} {
+	for _, n := range []int64{32, 8, 20} {
 		if err := h.SetBudget(n * SegmentSize); err != nil {
 			t.Fatal(err)
 		}

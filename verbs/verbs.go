@@ -63,6 +63,8 @@ type DeviceAttr struct {
 	MaxSGE     int    // most SGEs in one work request
 	MaxMsgSize uint32 // most bytes in one message
 	MaxRdAtom  int    // most READs and atomics outstanding on one QP
+	MaxQP      int    // most queue pairs; 0: the device does not say
+	MaxCQ      int    // most completion queues; 0: the device does not say
 	MaxMW      int    // most windows; 0: the device does not say
 	WaitEnable bool   // WAIT and ENABLE, and what goes with them: the device can run work-request chains
 	BoundsMW   bool   // window bounds are checked on every access

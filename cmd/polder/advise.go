@@ -36,7 +36,7 @@ func newAdvise() *cobra.Command {
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			server, err := adviseServer(args[0], os.Getenv("REDISCLI_AUTH"))
+			server, err := redisServer(args[0], os.Getenv("REDISCLI_AUTH"))
 			if err != nil {
 				return &usageError{err}
 			}
@@ -67,9 +67,9 @@ func newAdvise() *cobra.Command {
 	return cmd
 }
 
-// adviseServer is how to reach the server of a URL. A command line can be read by
+// redisServer is how to reach the server of a URL. A command line can be read by
 // every user of the machine, so that it is no place for a password.
-func adviseServer(url, password string) (*redis.Options, error) {
+func redisServer(url, password string) (*redis.Options, error) {
 	o, err := redis.ParseURL(url)
 	if err != nil {
 		return nil, fmt.Errorf("cannot use the server %q: %w; expected redis://HOST:PORT", url, err)

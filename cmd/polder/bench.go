@@ -23,8 +23,8 @@ func newBench() *cobra.Command {
 		Args:  noArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newBenchResp(), newBenchVerbs(), newBenchVerbsServer(), newBenchAlloc(), newBenchMalloc(), newBenchFineMem(), newBenchBroker(),
-		newBenchShare(), newBenchSoft(), newBenchFar(), newBenchKV())
+	cmd.AddCommand(newBenchResp(), newBenchDurable(), newBenchSurvive(), newBenchVerbs(), newBenchVerbsServer(), newBenchAlloc(), newBenchMalloc(), newBenchFineMem(), newBenchBroker(),
+		newBenchShare(), newBenchSoft(), newBenchFar(), newBenchPages(), newBenchSwapped(), newBenchKV())
 	return cmd
 }
 
@@ -85,6 +85,21 @@ func newBenchResp() *cobra.Command {
 	})
 }
 
+func newBenchDurable() *cobra.Command {
+	dir := os.TempDir()
+	cmd := newBenchmark("durable", "Compare servers on a disk whose answers survive a crash with redis-server and its append-only file", func(cmd *cobra.Command, b bench) error {
+		return respbench.RunDurable(cmd.Context(), respbench.Config{Polder: b.self, Printer: b.out, Short: b.short, Progress: b.progress}, dir)
+	})
+	cmd.Flags().StringVar(&dir, "dir", dir, "a `directory` on the disk to measure")
+	return cmd
+}
+
+func newBenchSurvive() *cobra.Command {
+	return newBenchmark("survive", "Compare far memory at one, two and three nodes, and redis-server with a replica; and kill a node", func(cmd *cobra.Command, b bench) error {
+		return respbench.RunSurvive(cmd.Context(), respbench.Config{Polder: b.self, Printer: b.out, Short: b.short, Progress: b.progress})
+	})
+}
+
 func newBenchVerbs() *cobra.Command {
 	return newBenchmark("verbs", "Compare READ, WRITE and CMP_SWAP over inproc, shm and tcp with plain TCP and plain memory", func(cmd *cobra.Command, b bench) error {
 		return verbsbench.Run(cmd.Context(), verbsbench.Options{Short: b.short, Out: b.out, Server: []string{b.self, "bench", verbsServer}})
@@ -123,6 +138,11 @@ func newBenchAlloc() *cobra.Command {
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(traces) > 0 {
 				return nil // further traces
+			}
+			for _, name := range []string{"asap", "chunk", "clients", "manager", "seed"} {
+				if cmd.Flags().Changed(name) {
+					return &usageError{fmt.Errorf("--%s is for replaying a trace: say which by --trace FILE", name)}
+				}
 			}
 			return noArgs(cmd, args)
 		},

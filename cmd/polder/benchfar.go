@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 
 	"github.com/spf13/cobra"
 
@@ -29,6 +30,7 @@ func newBenchFar() *cobra.Command {
 		{"scan", "Compare reading a far array in sequence with a slice, and compress files from one to another", farbench.RunScan},
 		{"threads", "Measure a map's gets by the number of goroutines that wait for misses", farbench.RunThreads},
 		{"component", "Compare a hash table and sums at the memory node with reading what they need", farbench.RunComponent},
+		{"paging", "Compare far objects with pages that are brought when they are touched, and with the kernel's swapping", farbench.RunPaging},
 		{"web", "Compare a web front end over a far map and array with one that has everything local", farbench.RunWeb},
 	} {
 		var plots, corpus string
@@ -48,6 +50,26 @@ func newBenchFar() *cobra.Command {
 		cmd.AddCommand(sub)
 	}
 	return cmd
+}
+
+func newBenchPages() *cobra.Command {
+	return newBenchmark("pages", "Measure page faults beside raw READs, and programs with a part of their pages local beside ordinary memory", func(cmd *cobra.Command, b bench) error {
+		return farbench.RunPages(cmd.Context(), farbench.Options{Short: b.short, Out: b.out, Polder: b.self, Note: func(what string) { cmd.PrintErrln(what) }})
+	})
+}
+
+// newBenchSwapped is the process whose memory benchmarks of pages have the kernel swap out.
+func newBenchSwapped() *cobra.Command {
+	return &cobra.Command{
+		Use: farbench.SwappedCommand, Short: "Be a process whose memory is swapped out, until the benchmark ends", Hidden: true, Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			size, err := strconv.Atoi(args[0])
+			if err != nil {
+				return err
+			}
+			return farbench.Swapped(cmd.Context(), size, cmd.OutOrStdout())
+		},
+	}
 }
 
 func newBenchKV() *cobra.Command {

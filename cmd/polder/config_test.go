@@ -14,7 +14,7 @@ import (
 
 var update = flag.Bool("update", false, "write the files that are made of the command tree anew")
 
-var roles = []string{"up", "node", "serve", "block", "broker", "share", "coordinator"}
+var roles = []string{"up", "node", "serve", "block", "pager", "broker", "share", "coordinator"}
 
 // polder runs a command line in this process and returns what it prints.
 func polder(t *testing.T, environ []string, args ...string) (string, error) {

@@ -21,10 +21,7 @@ import (
 
 	"polder/far/remote/scan"
 	"polder/internal/config"
-	"polder/internal/offload"
 	"polder/memnode/component"
-	"polder/memnode/component/hashtable"
-	"polder/memnode/component/vector"
 )
 
 const (
@@ -34,7 +31,7 @@ const (
 )
 
 func main() {
-	component.Main(component.Set{offload.Table: hashtable.Component, offload.Vector: vector.Component, scan.Name: scan.Component})
+	component.Main(component.Set{scan.Name: scan.Component})
 	ctx, cancel := context.WithCancelCause(context.Background())
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)

@@ -51,6 +51,8 @@ func newNode() daemonCommand {
 	fs.Var(config.NewChoice(&cfg.Fabric, daemon.FabricTCP, daemon.FabricRDMA), "fabric", "what clients reach the memory over: tcp, or rdma, by an RDMA device (see polder doctor)")
 	deviceFlag(fs, &cfg.Device)
 	fs.BoolVar(&cfg.TrustClients, "trust-clients", false, "lend to several clients although the RDMA device does not check the bounds of windows, so that each reaches all that is lent")
+	fs.StringVar(&cfg.Zone, "zone", "", "what the node fails together with, such as a rack: clients keep copies in different zones; the default is nothing else")
+	fs.Var(config.NewDuration(&cfg.Drain, 0), "drain", "when told to end by a signal, have clients move what they hold to other nodes first, and end when that is done within this time; otherwise stay, until a second signal; 0 ends at once")
 	lendFlags(fs, &cfg)
 	op.Add(fs, defaultNodeAdmin, listen.Node)
 	return daemonCommand{cmd, func() error {
@@ -74,6 +76,8 @@ func lendFlags(fs *pflag.FlagSet, cfg *daemon.NodeConfig) {
 	fs.Var(config.NewPowerOfTwo(&cfg.Chunk, memnode.MinChunkSize, memnode.MaxChunkSize), "chunk", "unit of lending, a power of two")
 	cfg.ClientBudget = daemon.HalfOfAll
 	fs.Var(config.NewSizeOr(&cfg.ClientBudget, 0, 0, "half"), "client-budget", "most memory that one client may hold: a size, half of what is lent, which leaves room for a second client, or 0 for all, where there is but one")
+	cfg.MaxClients = memnode.DefaultMaxClients
+	fs.Var(config.NewInt(&cfg.MaxClients, 1, 1<<16), "max-clients", "most clients, connected or in their grace period; an RDMA device must have queues for all of them")
 	managerFlag(fs, &cfg.Manager)
 	cfg.Groups, cfg.Pairs = memnode.DefaultMaxGroups, memnode.DefaultMaxPairs
 	queuePairFlags(fs, &cfg.Groups, &cfg.Pairs, "most that a client may have: ")
@@ -90,7 +94,7 @@ func overcommitFlag(fs *pflag.FlagSet, p *bool) {
 // componentFlags are the flags that say what active components may use.
 func componentFlags(fs *pflag.FlagSet, cfg *component.Config) {
 	cfg.ClientMemory, cfg.Time = component.DefaultClientMemory, component.DefaultTime
-	fs.Var(config.NewSize(&cfg.Memory, 0, 0), "component-memory", "part of --lend for objects of active components (hashtable, vector, scan), which clients call; 0 means none")
+	fs.Var(config.NewSize(&cfg.Memory, 0, 0), "component-memory", "part of --lend for the component scan, which looks through what clients have here; 0 means none")
 	fs.Var(config.NewSize(&cfg.ClientMemory, component.MinClientMemory, 0), "component-client-memory", "part of --component-memory that each client who calls components gets")
 	fs.Var(config.NewDurationWithin(&cfg.Time, component.MinTime, component.MaxTime), "component-time", "how long a call of a component may run before its client's objects are ended")
 }
@@ -105,7 +109,7 @@ func managerFlag(fs *pflag.FlagSet, name *string) {
 
 // queuePairFlags are the flags that say how many queue pairs a client has at a node.
 func queuePairFlags(fs *pflag.FlagSet, groups, pairs *int, of string) {
-	fs.Var(config.NewInt(groups, 1, pool.MaxGroups), "groups", of+"groups of queue pairs to reach a node's memory over, by the managers native and onesided")
+	fs.Var(config.NewInt(groups, 1, pool.MaxGroups), "groups", of+"groups of queue pairs to reach a node's memory over, by the managers native, onesided and finemem")
 	fs.Var(config.NewInt(pairs, 1, pool.MaxPairs), "alloc-pairs", of+"pairs of queue pairs to allocate and to free with, by the manager onesided")
 }
 

@@ -51,7 +51,7 @@ func newRoot(environ []string) *cobra.Command {
 		commands  []*cobra.Command
 	}{
 		{"run", "Run:", run},
-		{"operate", "Operate:", []*cobra.Command{newStatus(), newTop(), newAdvise(), newDoctor(), newConfig(), newMan(), newVersion()}},
+		{"operate", "Operate:", []*cobra.Command{newStatus(), newTop(), newAdvise(), newDrain(), newDoctor(), newSwap(), newHeap(), newRDB(), newConfig(), newMan(), newVersion()}},
 		{"measure", "Measure:", []*cobra.Command{newDemo(), newBench(), newSim()}},
 	} {
 		root.AddGroup(&cobra.Group{ID: g.id, Title: g.title})
@@ -67,7 +67,7 @@ func newRoot(environ []string) *cobra.Command {
 
 // newDaemons are the commands of all daemons.
 func newDaemons() []daemonCommand {
-	return []daemonCommand{newUp(), newNode(), newServe(), newBlock(), newBroker(), newShare(), newCoordinator()}
+	return []daemonCommand{newUp(), newNode(), newServe(), newBlock(), newPager(), newBroker(), newShare(), newCoordinator()}
 }
 
 // configure makes wrong arguments of every command usage errors, and every

@@ -11,6 +11,7 @@ import (
 
 	"polder/cmd/polder/internal/daemon"
 	"polder/far"
+	"polder/far/copies"
 	"polder/internal/config"
 	"polder/internal/listen"
 	"polder/internal/operator"
@@ -112,12 +113,12 @@ const (
 // with which nothing is asked for, such as a budget: the environment may hold
 // them for other commands.
 func checkTier(fs *pflag.FlagSet, tier string, cfg daemon.CacheConfig) error {
-	only := map[string]string{"far": tierFar, "manager": tierFar, "device": tierFar, "coordinator": tierSoft, "memcached": tierSoft, "origin": tierSoft}
+	only := map[string]string{"far": tierFar, "disk": tierFar, "heap": tierFar, "durable": tierFar, "manager": tierFar, "device": tierFar, "coordinator": tierSoft, "memcached": tierSoft, "origin": tierSoft}
 	given := map[string]bool{
-		"far": len(cfg.Far) > 0, "manager": cfg.Manager != "", "device": cfg.Device != "",
+		"far": len(cfg.Far) > 0, "disk": cfg.Disk != "", "heap": cfg.Heap != "", "durable": cfg.Durable, "manager": cfg.Manager != "", "device": cfg.Device != "",
 		"coordinator": cfg.Coordinator != "", "memcached": cfg.Memcached != "", "origin": cfg.Origin.URL != "",
 	}
-	for _, name := range []string{"far", "manager", "device", "coordinator", "memcached", "origin"} {
+	for _, name := range []string{"far", "disk", "heap", "durable", "manager", "device", "coordinator", "memcached", "origin"} {
 		if given[name] && only[name] != tier {
 			return &usageError{&config.Error{Source: "--" + name, Value: fs.Lookup(name).Value.String(),
 				Err: fmt.Errorf("expected none without --tier %s", only[name])}}
@@ -129,6 +130,9 @@ func checkTier(fs *pflag.FlagSet, tier string, cfg daemon.CacheConfig) error {
 // serveFlags are the flags of the heap and the Redis front end.
 func serveFlags(fs *pflag.FlagSet, cfg *daemon.ServeConfig) {
 	borrowFlags(fs, &cfg.BorrowConfig, "how long a command waits for far memory")
+	heapFlags(fs, &cfg.BorrowConfig)
+	fs.Var(config.NewDurable(&cfg.Durable, &cfg.DurableEvery), "durable", "with --heap, whether what was answered survives a crash: yes, also a loss of power; every:100ms, but for the last 100 milliseconds before a loss of power; or no, back to the last checkpoint")
+	fs.Lookup("durable").NoOptDefVal = "yes"
 	fs.Var(config.NewSize(&cfg.MaxValue, 64, 512<<20), "max-value", "largest value, at most half of --client-memory; the default is a quarter of the budget, at most a third of --client-memory")
 	fs.Var(config.NewDoor(&cfg.Listen, false), "listen", "where Redis clients connect, HOST:PORT or unix:PATH")
 	fs.Var(config.NewInt(&cfg.MaxClients, 1, 1<<20), "max-clients", "most connections")
@@ -142,6 +146,9 @@ const farUsage = "nodes to borrow from, HOST:PORT, unix:PATH or rdma://HOST:PORT
 
 // farAddresses looks for a node on this machine if no addresses were given.
 func farAddresses(cfg *daemon.BorrowConfig) error {
+	if cfg.Disk != "" {
+		return nil
+	}
 	if addr, ok := daemon.NodeHere(); ok && len(cfg.Far) == 0 {
 		cfg.Far = []string{addr}
 	}
@@ -154,11 +161,23 @@ func farAddresses(cfg *daemon.BorrowConfig) error {
 
 // borrowFlags are the flags of a heap over borrowed memory, but for whom it is borrowed from.
 func borrowFlags(fs *pflag.FlagSet, cfg *daemon.BorrowConfig, opTimeout string) {
+	fs.StringVar(&cfg.Disk, "disk", "", "a `directory` on a fast disk, to use in the place of nodes")
+	fs.Var(config.NewSize(&cfg.DiskSize, 16<<20, 0), "disk-size", "with --disk, the most to use of it; the default is what there is room for")
 	managerFlag(fs, &cfg.Manager)
 	cfg.Groups, cfg.Pairs = pool.DefaultGroups, pool.DefaultPairs
 	queuePairFlags(fs, &cfg.Groups, &cfg.Pairs, "")
+	fs.Var(config.NewInt(&cfg.Copies, 1, copies.MaxCopies), "copies", "how many nodes, of different zones, have what is evacuated, so that all but one of them may be lost; the default is 2 if there are two nodes or more, else 1")
+	fs.Var(config.NewInt(&cfg.MinCopies, 1, copies.MaxCopies), "min-copies", "with how many to go on while nodes do not answer")
+	fs.Var(config.NewDuration(&cfg.CopyLate, time.Millisecond), "copy-late", "for how long one copy may be behind another until it is done without")
+	fs.Var(config.NewDuration(&cfg.RepairAfter, time.Millisecond), "repair-after", "how long a node may be away until what it has is copied to others")
 	fs.Var(config.NewDuration(&cfg.FarWait, 0), "far-wait", "how long to try, at the start, until one of the nodes answers")
 	deviceFlag(fs, &cfg.Device)
 	fs.Var(config.NewSize(&cfg.Local, far.MinLocal, 0), "local", "budget of resident memory for data")
 	fs.Var(config.NewDuration(&cfg.OpTimeout, time.Millisecond), "op-timeout", opTimeout)
+}
+
+// heapFlags adds those of a heap that outlives its process.
+func heapFlags(fs *pflag.FlagSet, cfg *daemon.BorrowConfig) {
+	fs.StringVar(&cfg.Heap, "heap", "", "with --disk, the `name` of the heap, which is there again after a restart, as its last checkpoint has it; without, what is stored ends with the process")
+	fs.Var(config.NewDuration(&cfg.Checkpoint, 0), "checkpoint", "with --heap, how often a checkpoint is taken while something changes, beside that at the end; 0 means at the end")
 }

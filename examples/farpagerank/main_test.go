@@ -29,7 +29,7 @@ func TestPageRank(t *testing.T) {
 		if want := fmt.Sprintf("%s; node %d has the highest rank, %.6f.\n", c.want, node, rank); !strings.HasPrefix(out.String(), want) {
 			t.Errorf("got %q, want %q", out.String(), want)
 		}
-		if c.file == "" && !regexp.MustCompile(`live in [1-9]\d* far segments`).MatchString(out.String()) {
+		if c.file == "" && !regexp.MustCompile(`iB in [1-9]\d* far segments`).MatchString(out.String()) {
 			t.Errorf("got %q, want edges in far segments", out.String())
 		}
 	}

@@ -28,7 +28,7 @@ const (
 func (h *Heap) FarReady(n int) bool {
 	f := &h.Far
 	owing := f.owing()
-	may := h.shrinking || !owing
+	may := h.shrinking || !owing || h.backing != nil
 	if may && h.hasRoom(n) {
 		return true
 	}
@@ -43,6 +43,9 @@ func (h *Heap) FarReady(n int) bool {
 	why := f.err
 	if !errors.Is(why, ErrStoreFull) {
 		return false
+	}
+	if h.backing != nil {
+		return h.hasRoom(n) || h.lendReserve()
 	}
 	if h.farCleaned(n, owing, may) {
 		return true
@@ -190,7 +193,7 @@ func (h *Heap) clean(s *FarSegment, borrow bool) error {
 		err = h.Far.failed
 	}
 	h.unlearn()
-	if err == nil && h.Far.unmoved == unmoved && !s.Gone() && s.Live.Load() != 0 && h.host.Leaks() {
+	if err == nil && h.Far.unmoved == unmoved && !s.Gone() && s.Live.Load() != 0 && (s.restored || h.host.Leaks()) {
 		s.forsake()
 		h.WakeJanitor()
 	}
@@ -231,27 +234,17 @@ func (h *Heap) cleanPart(s *FarSegment, off int, b []byte, borrow bool, fails in
 		}
 	}
 	for at := 0; at < len(b); {
-		e, err := s.DecodeHead(b[at:], off+at)
-		if err == nil && e.Size() > len(b)-at {
-			err = record.ErrShort
-		}
+		e, err := h.cleanable(s, off+at, b[at:])
 		if err == record.ErrShort && at > 0 {
 			return at, nil // the rest is read with the next part
 		}
-		if err == nil {
-			e, err = s.Decode(b[at:], off+at)
-		}
-		if err == nil {
-			if o := h.host.Owner(e.Owner()); o == nil {
-				err = ErrForeign
-			} else {
-				err = o.Check(e, nil)
-			}
-		}
 		if err != nil {
+			h.Count.Corrupt.Add(1)
+			if h.rereadCleanable(s, off+at, b[at:]) {
+				return at, nil // what is read next, and learnt of, is not of the bad copy
+			}
 			// The record stays where it is, and so does the segment.
 			s.broken = true
-			h.Count.Corrupt.Add(1)
 			return 0, &CorruptError{Segment: s.Seg.Name(), Off: off + at, Err: err}
 		}
 		n := e.Size()
@@ -274,6 +267,30 @@ func (h *Heap) cleanPart(s *FarSegment, off int, b []byte, borrow bool, fails in
 		record.Move(room, e)
 	}
 	return len(b), nil
+}
+
+// cleanable is the record that b begins with, which was read at off of s, if it is one of an owner's.
+func (h *Heap) cleanable(s *FarSegment, off int, b []byte) (record.Record, error) {
+	e, err := s.DecodeHead(b, off)
+	if err == nil && e.Size() > len(b) {
+		err = record.ErrShort
+	}
+	if err == nil {
+		e, err = s.Decode(b, off)
+	}
+	if err != nil {
+		return nil, err
+	}
+	o := h.host.Owner(e.Owner())
+	if o == nil {
+		return nil, ErrForeign
+	}
+	return e, o.Check(e, nil)
+}
+
+// rereadCleanable is reread of what is to be cleaned.
+func (h *Heap) rereadCleanable(s *FarSegment, off int, b []byte) bool {
+	return h.reread(s, off, b, func() bool { _, err := h.cleanable(s, off, b); return err == nil })
 }
 
 // learnAll has the host learn about all records in s. What cleans a full store must not end in the middle of a

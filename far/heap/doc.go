@@ -88,7 +88,7 @@
 // errors, size (classes of sizes), calls (which Stop waits for), setlocal, stats (and the audit).
 //
 // Local memory: logs, slot (of an object), object (the bytes of a record).
-// Far memory: farlog, cleaner, janitor.
+// Far memory: farlog, cleaner, janitor; keep (what outlives the heap) and writeback.
 // Fetching: flight, batch, buffers.
 //
 // Evacuation: evacuator (the loop, and the emptying of a segment), pass, window (what is being written).

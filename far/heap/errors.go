@@ -18,6 +18,8 @@ var (
 	ErrMetadataFull error = fullError("the local budget is full of indexes and pointers")
 	// ErrLocalFull: all of Config.Local is in use by what cannot be evacuated just now.
 	ErrLocalFull error = fullError("the local budget is full of what is in use")
+	// ErrSealed: a segment of the store takes no more writes. Another will.
+	ErrSealed = errors.New("the segment is sealed")
 	// ErrScopeFull: a scope has taken all the local memory that is to be had
 	// while it is open. Leave it and try again.
 	ErrScopeFull = errors.New("no local memory while the scope is open")

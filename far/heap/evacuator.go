@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"polder/far/record"
+	"polder/internal/failpoint"
 	"polder/internal/invariants"
 )
 
@@ -35,6 +36,7 @@ const (
 	compact    aim = iota // keep them
 	Evict                 // keep the hot
 	evictClean            // keep the hot, and those without a far copy
+	writeBack             // write those without a far copy, and leave all where they are
 )
 
 func (h *Heap) evacuator() {
@@ -50,6 +52,8 @@ func (h *Heap) evacuator() {
 		case <-h.Logs.kick:
 		case b := <-h.Far.landing:
 			h.arrived(b)
+		case h.backing = <-h.backs:
+			h.Logs.sealAll()
 		case <-timer.C:
 		}
 		h.turn.begin()
@@ -68,6 +72,7 @@ func (h *Heap) evacuator() {
 		if len(h.Far.flying) == 0 {
 			h.submit() // nothing else fills it up
 		}
+		h.writeSome()
 		h.trimWindow()
 		if d, ok := h.RetryIn(); ok {
 			timer.Reset(d)
@@ -152,7 +157,7 @@ func (t *turn) keep() {
 func (h *Heap) makeRoom() bool {
 	l := &h.Logs
 	h.collect()
-	h.shrinking = l.shrinkWaits()
+	h.shrinking, h.seals = l.look()
 	if h.Pass.active() && h.passReady() {
 		h.finishPass()
 		if n := l.gained(); l.renewed() || n > h.Pass.best {
@@ -251,12 +256,13 @@ func (h *Heap) objectsFirst(s int, what aim) bool {
 // stuck ends the waiting of those who need room that cannot be made: at once
 // if the store is full or nothing local can go, otherwise their deadlines do.
 func (h *Heap) stuck() {
+	failpoint.Hit("far.stuck")
 	l := &h.Logs
 	if l.roomForWaiting() {
 		l.finish(nil) // there is nothing more to evacuate, and no need to
 		return
 	}
-	if !h.shrinking && l.shrinkWaits() {
+	if waits, _ := l.look(); waits && !h.shrinking {
 		l.Wake() // who has come meanwhile may use more
 		return
 	}
@@ -278,9 +284,8 @@ func (h *Heap) stuck() {
 	default:
 		h.hoped = 0
 		l.inUse.Store(err == nil && !h.Pass.Ev.full && !h.Far.owing())
-		l.full.Store(time.Now().Add(minBackoff).UnixNano())
-		if !l.refuse(l.errFull(), h.shrinking) {
-			l.Wake() // who has just come may use more
+		if !l.refuse(l.errFull(), h.shrinking, h.seals) {
+			l.Wake() // there is more that may go, or may be used
 		}
 	}
 }
@@ -305,14 +310,14 @@ func (h *Heap) victim() (int, aim) {
 	return s, evictClean
 }
 
-// sparsest returns the sealed segment with the least cost, in bytes that would
+// sparsest returns the evacuable segment with the least cost, in bytes that would
 // have to be kept, or -1 if none is worthwhile.
 func (l *Logs) sparsest(cost func(s *LogSegment) int64) int {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
 	best, least := -1, int64(float64(l.SegSize)*(1-worthwhile))
 	for i := range l.Segs[:l.top] {
-		if s := &l.Segs[i]; s.sealed && !s.Kind.scoped() {
+		if s := &l.Segs[i]; s.evacuable() {
 			if c := cost(s); c < least {
 				best, least = i, c
 			}
@@ -321,14 +326,17 @@ func (l *Logs) sparsest(cost func(s *LogSegment) int64) int {
 	return best
 }
 
-// oldest returns the oldest sealed segment, or -1.
+// evacuable reports whether s can be emptied without waiting for scopes. Logs.Mu must be held.
+func (s *LogSegment) evacuable() bool { return s.sealed && !s.Kind.scoped() && s.views.Load() == 0 }
+
+// oldest returns the oldest segment that is evacuable, or -1.
 func (l *Logs) oldest() int {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
 	best := -1
 	for i := range l.Segs[:l.top] {
 		s := &l.Segs[i]
-		if !s.sealed || s.Kind.scoped() {
+		if !s.evacuable() {
 			continue
 		}
 		if best < 0 || s.seq < l.Segs[best].seq {
@@ -392,6 +400,16 @@ func (ev *Evacuation) Place(from Kind, n, size int, hot, clean bool) (f fate, to
 	h := ev.h
 	ev.n, ev.far = n, size
 	defer func() { ev.fate, ev.to, ev.at = f, to, at }()
+	if ev.what == writeBack {
+		if clean {
+			return fateNone, nil, 0
+		}
+		if !h.Far.fits(size) {
+			return fateFull, nil, 0
+		}
+		to, at = h.Far.reserve(size, source(ev.from)|staysLocal)
+		return FateStaged, to, at
+	}
 	if ev.what == compact || hot && !ev.Tight && ev.kept+n <= ev.most || ev.what == evictClean && !clean {
 		ol := h.Logs.Hot(from)
 		ol.Mu.Lock()
@@ -437,8 +455,13 @@ func (ev *Evacuation) mayKeep(n int) bool {
 			debt += ev.seg.Live.Load() - ev.seg.leaving
 		}
 		has := int64(0)
-		if ol := &l.kept[k]; ol.Seg >= 0 {
-			has = int64(l.SegSize - l.Segs[ol.Seg].Used)
+		if ol := &l.kept[k]; k == of || ol.Mu.TryLock() { // who has another one's would be waited for
+			if ol.Seg >= 0 {
+				has = int64(l.SegSize - l.Segs[ol.Seg].Used)
+			}
+			if k != of {
+				ol.Mu.Unlock()
+			}
 		}
 		if has < debt {
 			// What is behind the last record of a segment that fits is of no use.
@@ -552,7 +575,7 @@ func (h *Heap) emptied(seg *LogSegment) {
 	l.Mu.Unlock()
 	if seg.Kind.scoped() {
 		h.leave(seg)
-	} else if seg.Live.Load() == 0 {
+	} else if seg.Live.Load() == 0 && seg.views.Load() == 0 {
 		h.takeBack(seg)
 	}
 }
@@ -598,11 +621,12 @@ func (l *Logs) HasRoom() bool {
 	return l.available() > l.keep(ForMutator)+l.want
 }
 
-// shrinkWaits reports whether somebody waits for room for what shrinks.
-func (l *Logs) shrinkWaits() bool {
+// look reports whether somebody waits for room for what shrinks, and how many segments mutators
+// have filled so far.
+func (l *Logs) look() (shrinking bool, seals uint64) {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
-	return l.shrinks > 0
+	return l.shrinks > 0, l.seals
 }
 
 // roomForWaiting reports whether some of those who wait for room could open a

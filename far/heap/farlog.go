@@ -26,13 +26,17 @@ type FarSegment struct {
 	Seed uint32 // of the checksums of the records in it
 
 	stream record.Stream // what is in it
+	epoch  uint64        // of the owner that has opened it
 
 	lost     atomic.Bool // the store has lost it, or it is forsaken
 	forsaken atomic.Bool // see forsake
+	worn     atomic.Bool // the store takes no more in it: it is not used again
 	sealed   atomic.Bool // nothing is written to it any more
 
-	counted bool // the loss is accounted for; the janitor's
-	away    bool // it is forsaken, and given back; under mu of the log
+	restored bool // it was there when the heap was opened: what lives in it may be less than Live; immutable
+
+	counted atomic.Bool // the loss is accounted for; the janitor sets it
+	away    bool        // it is forsaken, and given back; under mu of the log
 
 	// The evacuator's:
 	broken bool // it cannot be walked, so it cannot be cleaned
@@ -44,8 +48,9 @@ type FarSegment struct {
 
 	// Live is the bytes, in whole size classes, of the records that owners refer
 	// to, by themselves or through a local copy.
-	Live   atomic.Int64
-	filled atomic.Int64 // end in whole size classes
+	Live    atomic.Int64
+	filled  atomic.Int64 // end in whole size classes
+	written atomic.Int64 // bytes that the store is known to have
 	// pins counts the reads under way of scoped records, and by the cleaner; reads those
 	// of locked ones, by processor, since two of them for every miss would be at the
 	// same number. They are taken while a lock of the owner's keeps a record here alive, or
@@ -93,8 +98,11 @@ func (s *FarSegment) Pinned() int64 {
 	return n
 }
 
-// Position says when s was opened: no two segments of a heap have the same.
-func (s *FarSegment) Position() uint64 { return s.age }
+// Position says when s was opened: no two segments of a heap have the same, whoever has opened them.
+func (s *FarSegment) Position() uint64 { return s.epoch<<epochShift | s.age }
+
+// epochShift leaves room for 2^40 segments in an epoch, and for 2^24 epochs.
+const epochShift = 40
 
 // HasPages reports whether s is one of Pages, which its owner cleans.
 func (s *FarSegment) HasPages() bool { return s.stream == record.Pages }
@@ -165,12 +173,15 @@ type farLog struct {
 	Retry   time.Time // not before then is the store asked for memory again
 	backoff time.Duration
 	err     error // why
+
+	keeping keeping
 }
 
 func (f *farLog) init(store Store) {
 	f.Store, f.SegSize = store, store.SegmentSize()
 	f.Units = uint64(f.SegSize / Unit)
 	f.heap = rand.Uint64()
+	f.keeping.root.Epoch = 1
 	segs := make([]atomic.Pointer[FarSegment], 64)
 	f.Segs.Store(&segs)
 }
@@ -180,6 +191,19 @@ func (f *farLog) init(store Store) {
 func (f *farLog) Seg(addr uint64) *FarSegment {
 	return (*f.Segs.Load())[addr/f.Units].Load()
 }
+
+// SegOf is Seg for an address that may be any number. It returns nil if no segment has it, or the segment is gone.
+func (f *farLog) SegOf(addr uint64) *FarSegment {
+	if segs := *f.Segs.Load(); addr/f.Units < uint64(len(segs)) {
+		if s := segs[addr/f.Units].Load(); s != nil && !s.Gone() {
+			return s
+		}
+	}
+	return nil
+}
+
+// Position is that of the segment that was opened last.
+func (f *farLog) Position() uint64 { return f.keeping.root.Epoch<<epochShift | f.age.Load() }
 
 // Offset is the offset in bytes of a far address in its segment.
 func (f *farLog) Offset(addr uint64) int { return int(addr%f.Units) * Unit }
@@ -198,7 +222,6 @@ func (f *farLog) All(fn func(s *FarSegment)) {
 func (f *farLog) add(seg Segment, stream record.Stream) (*FarSegment, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	segs := *f.Segs.Load()
 	var id uint64
 	if n := len(f.ids); n > 0 {
 		id, f.ids = f.ids[n-1], f.ids[:n-1]
@@ -209,20 +232,25 @@ func (f *farLog) add(seg Segment, stream record.Stream) (*FarSegment, error) {
 	if id*f.Units+f.Units > AddrMask {
 		return nil, fmt.Errorf("%w: %d segments are more than can be addressed", ErrStoreFull, id)
 	}
-	if id >= uint64(len(segs)) {
-		more := make([]atomic.Pointer[FarSegment], 2*len(segs))
+	f.count++
+	s := &FarSegment{Seg: seg, ID: id, age: f.age.Add(1), epoch: f.keeping.root.Epoch, stream: stream}
+	s.Seed = f.header(s).Seed()
+	f.place(s)
+	return s, nil
+}
+
+// place makes s one of the segments. f.mu must be held, or the heap not be shared yet.
+func (f *farLog) place(s *FarSegment) {
+	segs := *f.Segs.Load()
+	if s.ID >= uint64(len(segs)) {
+		more := make([]atomic.Pointer[FarSegment], max(2*uint64(len(segs)), s.ID+1))
 		for i := range segs {
 			more[i].Store(segs[i].Load())
 		}
 		f.Segs.Store(&more)
 		segs = more
 	}
-	f.count++
-	s := &FarSegment{Seg: seg, ID: id, age: f.age.Add(1), stream: stream}
-	var header [record.SegmentSize]byte
-	s.Seed = f.begin(s, header[:])
-	segs[id].Store(s) // from now on everybody may see it
-	return s, nil
+	segs[s.ID].Store(s) // from now on everybody may see it
 }
 
 // drop forgets a dead segment and gives it back to the store, or keeps it as
@@ -242,17 +270,22 @@ func (f *farLog) drop(ctx context.Context, s *FarSegment) error {
 	}
 	f.count--
 	gone := s.Gone() && !s.forsaken.Load()
-	if !gone && s.HasPages() && len(f.paged) < f.pageSpares {
+	again := !gone && !s.worn.Load()
+	if !gone && f.retain(s.Seg) {
+		f.mu.Unlock()
+		return nil
+	}
+	if again && s.HasPages() && len(f.paged) < f.pageSpares {
 		f.paged = append(f.paged, s.Seg)
 		f.mu.Unlock()
 		return nil
 	}
-	if !gone && f.count > 0 && len(f.spare) < f.spares() {
+	if again && f.count > 0 && len(f.spare) < f.spares() {
 		f.addSpare(s.Seg)
 		f.mu.Unlock()
 		return nil
 	}
-	if !gone && len(f.idle) < f.count/2 {
+	if again && len(f.idle) < f.count/2 {
 		f.idle = append(f.idle, idle{s.Seg, time.Now()})
 		f.mu.Unlock()
 		return nil
@@ -439,17 +472,16 @@ func (f *farLog) takeIdle(old bool) Segment {
 	return nil
 }
 
-// begin puts the header of s, which is new, at the beginning of b and returns the seed of the records behind it.
-func (f *farLog) begin(s *FarSegment, b []byte) (seed uint32) {
-	header := record.Segment{
+// header is what the header of s says.
+func (f *farLog) header(s *FarSegment) *record.Segment {
+	return &record.Segment{
 		Heap:     f.heap,
 		Stream:   s.stream,
 		Hash:     record.XXH3,
 		Number:   s.ID,
-		Epoch:    1,
+		Epoch:    s.epoch,
 		Position: s.age,
 	}
-	return header.Put(b)
 }
 
 // borrow gets a segment from the store, and a spare one behind it.
@@ -461,6 +493,9 @@ func (f *farLog) borrow(ctx context.Context) (Segment, error) {
 		seg, err = f.Store.Alloc(ctx)
 	}
 	f.scarce.Store(errors.Is(err, ErrStoreFull))
+	if f.Keeps() && f.Starved() {
+		f.keeping.remind()
+	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot borrow far memory: %w", err)
 	}

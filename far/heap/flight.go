@@ -407,19 +407,34 @@ func (h *Heap) failed(ctx context.Context, f *Flight, err error) {
 	}
 }
 
-// inspect checks the bytes that f has brought. They may be anything.
-func (h *Heap) inspect(f *Flight) {
-	decode := f.seg.Decode
+// decode is the record that f has brought, if it is the one that was wanted. Short says that it is too long for what was read.
+func (f *Flight) decode(h *Heap) (e record.Record, err error) {
 	if f.part {
-		decode = f.seg.DecodeHead
+		e, err = f.seg.DecodeHead(f.buf, h.Far.Offset(f.Addr))
+	} else {
+		e, err = f.seg.Decode(f.buf, h.Far.Offset(f.Addr))
 	}
-	e, err := decode(f.buf, h.Far.Offset(f.Addr))
-	if err == record.ErrShort && f.part && f.N < f.Size {
-		f.Short = true
-		return
-	}
+	f.Short = err == record.ErrShort && f.part && f.N < f.Size
 	if err == nil {
 		err = f.Owner.Check(e, &f.Want)
+	}
+	return e, err
+}
+
+// rereadFlight is reread of what f has brought. It is apart from inspect since its function is garbage.
+func (h *Heap) rereadFlight(f *Flight) bool {
+	return h.reread(f.seg, h.Far.Offset(f.Addr), f.buf, func() bool { _, err := f.decode(h); return err == nil || f.Short })
+}
+
+// inspect checks the bytes that f has brought. They may be anything.
+func (h *Heap) inspect(f *Flight) {
+	e, err := f.decode(h)
+	if err != nil && !f.Short && f.Owner.Refers(&f.Want) && !f.seg.Gone() && h.rereadFlight(f) {
+		h.Count.Corrupt.Add(1)
+		e, err = f.decode(h)
+	}
+	if f.Short {
+		return
 	}
 	switch {
 	case err == nil:
@@ -431,6 +446,17 @@ func (h *Heap) inspect(f *Flight) {
 	if f.seg.Gone() {
 		h.WakeJanitor()
 	}
+}
+
+// reread reads n bytes of s again that were not good, from other copies of s, if the store has some.
+func (h *Heap) reread(s *FarSegment, off int, buf []byte, good func() bool) bool {
+	m, ok := h.Far.Store.(Mirror)
+	if !ok {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(h.Ctx, StoreTimeout)
+	defer cancel()
+	return m.Reread(ctx, ReadOp{Seg: s.Seg, Off: off, Buf: buf}, good)
 }
 
 // land has the owner refer to what f has brought, if that is to be local: an object always,

@@ -36,12 +36,16 @@ type Heap struct {
 	postponed int                    // see postponedMost; the evacuator's
 	untidy    int                    // tries in a row of tidy, since which owners may know what lives; the evacuator's
 	shrinking bool                   // room is made for what shrinks; the evacuator's
+	seals     uint64                 // segments that had been filled when the evacuator began to look for what may go; the evacuator's
 	Forced    atomic.Bool            // work on one more segment, whether it is needed or not
 	Shut      atomic.Bool            // stop has been called
 	evacuates atomic.Uint64          // the evacuator, as goroutine calls it
 	scoped    atomic.Bool            // see useScopes
 	Budget    atomic.Int64           // the budget
 	LastLost  atomic.Pointer[string] // name of the last segment that was lost
+
+	backs   chan *backing // asks the evacuator to write back
+	backing *backing      // what it was asked for; the evacuator's
 
 	calls  calls         // in their slow path
 	poke   chan struct{} // wakes the janitor
@@ -117,6 +121,7 @@ func (h *Heap) Init(store Store, cfg Config, sz Sizes, host Host) error {
 	h.Cfg, h.host = cfg, host
 	h.entries.h, h.Pass.Ev.h = h, h
 	h.poke = make(chan struct{}, 1)
+	h.backs = make(chan *backing)
 	h.calls.init()
 	h.Budget.Store(cfg.Local)
 	h.Ctx, h.Cancel = context.WithCancel(context.Background())
@@ -161,7 +166,8 @@ func (h *Heap) Stop() {
 	h.Wg.Wait()
 }
 
-// GiveBack gives all far memory back after stop, when nothing refers to it any more.
+// GiveBack gives far memory back after Stop, when nothing refers to it any more; without what outlives the
+// heap, if its store is a Keeper.
 func (h *Heap) GiveBack() error {
 	ctx, cancel := context.WithTimeout(context.Background(), StoreTimeout)
 	defer cancel()
@@ -175,11 +181,14 @@ func (h *Heap) GiveBack() error {
 	for s := h.Far.takeIdle(false); s != nil; s = h.Far.takeIdle(false) {
 		errs = append(errs, s.Free(ctx))
 	}
+	for s := h.Far.takeReserved(0); s != nil; s = h.Far.takeReserved(0) {
+		errs = append(errs, s.Free(ctx))
+	}
 	for _, d := range h.Far.takeOwed() {
 		errs = append(errs, d.seg.Free(ctx))
 	}
 	h.Far.All(func(s *FarSegment) {
-		if !s.Gone() {
+		if !s.Gone() && !h.Far.Keeps() {
 			errs = append(errs, s.Seg.Free(ctx))
 		}
 	})

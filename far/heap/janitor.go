@@ -36,11 +36,11 @@ func (h *Heap) janitor() {
 			timed = true
 		}
 		h.Far.All(func(s *FarSegment) {
-			if s.Gone() && !s.counted {
-				s.counted = true
+			if s.Gone() && !s.counted.Load() {
 				name := s.Seg.Name()
 				h.LastLost.Store(&name)
 				h.host.Lost(s)
+				s.counted.Store(true)
 			}
 		})
 		h.reap()
@@ -64,6 +64,12 @@ func (h *Heap) reap() (n int) {
 			n++
 		} else if h.Ctx.Err() == nil && h.Far.mayGo(s) {
 			h.free(func() error {
+				h.Far.mu.Lock()
+				retained := h.Far.retain(s.Seg)
+				h.Far.mu.Unlock()
+				if retained {
+					return nil
+				}
 				_, err := h.Far.giveBack(h.Ctx, debt{seg: s.Seg})
 				return err
 			})

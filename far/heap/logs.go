@@ -45,31 +45,35 @@ type Logs struct {
 	// they are compacted before anything is evacuated.
 	ample, sparse atomic.Bool
 
+	views atomic.Int64 // the sum of those of all segments
+
 	Mu       sync.Mutex
-	empty    []int32 // resident segments that hold nothing, under Mu
-	absent   []int32 // segments without memory, under Mu
-	resident int     // number of segments with memory, under Mu
-	top      int     // segments from it on were never used, under Mu
-	Back     int     // empty segments that only the evacuator may take, under Mu
-	Owed     int     // how many of those it has taken and not made up for, under Mu
-	scoped   int     // empty segments beside them that only scopes may take, under Mu
-	shrink   int     // empty segments beside them that only forShrink may take, under Mu
-	shrinks  int     // how many of those who wait for room wait forShrink, under Mu
-	fresh    bool    // one was taken by another since the evacuator looked, under Mu
-	gain     int     // segments released less those that the evacuator took, under Mu
-	scarce   bool    // what crowd was told last, under Mu
-	budget   int64   // for indexes and logs, under Mu
-	others   int64   // what else there is in Config.Local; immutable
-	index    int64   // bytes of it that the owners' indexes have, under Mu
-	window   int64   // bytes of it that have gone to wider staging, under Mu
-	emptying int     // segments that are being emptied, under Mu
-	apart    int     // 1 if there are scoped records, which the evacuator keeps apart, under Mu
-	want     int     // empty segments that the indexes wait for, under Mu
-	seq      uint64  // age of the youngest segment, under Mu
-	round    *round  // what those who wait for room wait for, under Mu
-	waiting  int     // number of them, under Mu
-	trouble  error   // why the store takes nothing just now, or nil, under Mu
-	low      int     // the evacuator keeps that many segments empty, under Mu
+	empty    []int32               // resident segments that hold nothing, under Mu
+	absent   []int32               // segments without memory, under Mu
+	resident int                   // number of segments with memory, under Mu
+	top      int                   // segments from it on were never used, under Mu
+	Back     int                   // empty segments that only the evacuator may take, under Mu
+	Owed     int                   // how many of those it has taken and not made up for, under Mu
+	scoped   int                   // empty segments beside them that only scopes may take, under Mu
+	shrink   int                   // empty segments beside them that only forShrink may take, under Mu
+	shrinks  int                   // how many of those who wait for room wait forShrink, under Mu
+	fresh    bool                  // one was taken by another since the evacuator looked, under Mu
+	gain     int                   // segments released less those that the evacuator took, under Mu
+	scarce   bool                  // what crowd was told last, under Mu
+	budget   int64                 // for indexes and logs, under Mu
+	others   int64                 // what else there is in Config.Local; immutable
+	index    int64                 // bytes of it that the owners' indexes have, under Mu
+	of       [Staging]atomic.Int64 // those by Line; changes under Mu
+	window   int64                 // bytes of it that have gone to wider staging, under Mu
+	emptying int                   // segments that are being emptied, under Mu
+	apart    int                   // 1 if there are scoped records, which the evacuator keeps apart, under Mu
+	want     int                   // empty segments that the indexes wait for, under Mu
+	seq      uint64                // age of the youngest segment, under Mu
+	seals    uint64                // segments that mutators have filled so far, under Mu
+	round    *round                // what those who wait for room wait for, under Mu
+	waiting  int                   // number of them, under Mu
+	trouble  error                 // why the store takes nothing just now, or nil, under Mu
+	low      int                   // the evacuator keeps that many segments empty, under Mu
 	kick     chan struct{}
 
 	narrow atomic.Bool // staging is to become narrow, since what it has is needed
@@ -90,6 +94,8 @@ type LogSegment struct {
 	emptying bool  // the evacuator goes through it
 	leaving  int64 // bytes of the records in it that are being written; the evacuator's
 	debtor   bool  // some of it was moved, and the rest could not be; the evacuator's
+
+	views atomic.Int32 // scopes that use locked records in it; it grows from 0 only while one in it is alive
 
 	// The rest is for scoped records.
 	Phase  atomic.Uint32 // of the pass that empties it
@@ -248,6 +254,12 @@ func (l *Logs) Seg(addr uint64) *LogSegment {
 	return &l.Segs[int(addr*Unit)/l.SegSize]
 }
 
+// Viewed reports whether a scope may use the record at addr, or one near it, in place.
+func (l *Logs) Viewed(addr uint64) bool { return l.Seg(addr).views.Load() != 0 }
+
+// Views is how many segments scopes keep for what they use in place, each counted for every scope.
+func (l *Logs) Views() int64 { return l.views.Load() }
+
 // Wake starts the evacuator if it sleeps.
 func (l *Logs) Wake() {
 	select {
@@ -266,8 +278,10 @@ func (l *Logs) allowed(index int64) int {
 	return int((l.budget - l.window - index) / int64(l.SegSize))
 }
 
-// Take gives out an empty segment, for what is of kind k, if c may have one.
-func (l *Logs) Take(c Claim, k Kind) (int, bool) {
+// Take gives out an empty segment, for what is of kind k, if c may have one. Segment full, in
+// whose place it is to be filled, is handed to the evacuator at the same moment: in between, it could find
+// neither room nor anything to make some of. None is -1.
+func (l *Logs) Take(c Claim, k Kind, full int) (int, bool) {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
 	if k == Locked && l.shrink == 0 {
@@ -304,6 +318,12 @@ func (l *Logs) Take(c Claim, k Kind) (int, bool) {
 	}
 	l.seq++
 	l.Segs[s].seq, l.Segs[s].Used, l.Segs[s].Kind = l.seq, 0, k
+	if full >= 0 {
+		l.Segs[full].sealed = true
+		if c != ForEvacuator {
+			l.seals++
+		}
+	}
 	l.assess()
 	return int(s), true
 }
@@ -333,11 +353,10 @@ func (l *Logs) Place(ol *OpenLog, n int, c Claim) (Object, uint64, bool) {
 		ol.lent = false
 	}
 	if ol.Seg < 0 || l.Segs[ol.Seg].Used+n > l.SegSize {
-		s, ok := l.Take(c, ol.Kind)
+		s, ok := l.Take(c, ol.Kind, ol.Seg)
 		if !ok {
 			return nil, 0, false
 		}
-		l.Seal(ol)
 		ol.Seg, ol.lent = s, c == ForScope
 	}
 	s := &l.Segs[ol.Seg]
@@ -434,10 +453,10 @@ var ErrNoShrink = errors.New("no room for what shrinks")
 // LacksRoom reports whether err is one of the two.
 func LacksRoom(err error) bool { return err == ErrNoRoom || err == ErrNoShrink }
 
-// GrowIndex accounts for n more bytes of an index, which come out of the logs: out
+// GrowIndex accounts for n more bytes of an index, u, which come out of the logs: out
 // of the segments that c may take. It fails with errNoRoom if the logs have to be
 // evacuated first.
-func (l *Logs) GrowIndex(n int64, c Claim) error {
+func (l *Logs) GrowIndex(u Line, n int64, c Claim) error {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
 	allowed := l.allowed(l.index + n)
@@ -465,29 +484,37 @@ func (l *Logs) GrowIndex(n int64, c Claim) error {
 		}
 	}
 	l.index += n
+	l.of[u].Add(n)
 	l.want = 0
 	l.assess()
 	return nil
 }
 
-// ShrinkIndex takes back n bytes from an index.
-func (l *Logs) ShrinkIndex(n int64) {
+// ShrinkIndex takes back n bytes from an index, u.
+func (l *Logs) ShrinkIndex(u Line, n int64) {
 	l.Mu.Lock()
 	l.index -= n
+	l.of[u].Add(-n)
 	l.assess()
 	l.Mu.Unlock()
 }
 
 // growWindow accounts for n more bytes of staging buffers, which come out of the logs, or for less. It
-// reports false if the logs would become too small. There may be more buffers only when
-// fits says so.
-func (l *Logs) growWindow(n int64) bool {
+// reports false if the logs would become too small, or had not the promised bytes for
+// scopes any more. There may be more buffers only when fits says so.
+func (l *Logs) growWindow(n int64, promised int) bool {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
 	if n > 0 && l.allowed(l.index+n) < 2*(minSegments+len(l.Open)) {
 		return false
 	}
 	l.window += n
+	// aim is going to set more aside for the evacuator.
+	if keep := l.keep(ForScope) + int(n)/l.SegSize/4 + 1; n > 0 && promised > 0 &&
+		l.available() < keep+(promised+l.SegSize-1)/l.SegSize+l.edges() {
+		l.window -= n
+		return false
+	}
 	l.trim()
 	l.aim()
 	l.assess()
@@ -513,13 +540,16 @@ func (l *Logs) finish(err error) {
 }
 
 // refuse is finish, unless it was tried to make room without what is kept for
-// what shrinks and somebody waits for that: then it reports false.
-func (l *Logs) refuse(err error, shrinking bool) bool {
+// what shrinks and somebody waits for that, or mutators have filled more segments than
+// so many: then it reports false. They may have filled all the room that there was, and with
+// what can go.
+func (l *Logs) refuse(err error, shrinking bool, seals uint64) bool {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
-	if l.shrinks > 0 && !shrinking {
+	if l.shrinks > 0 && !shrinking || l.seals != seals {
 		return false
 	}
+	l.full.Store(time.Now().Add(minBackoff).UnixNano())
 	l.endRound(err)
 	return true
 }

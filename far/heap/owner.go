@@ -21,8 +21,9 @@ type Owner interface {
 	// Settled is called when the far copy of r that Evacuate has staged has been written
 	// at addr of s; or has not, if written is false. It makes the owner refer to the far
 	// copy if that was written, s is not lost, and the owner refers to the
-	// local record still, and reports whether it does.
-	Settled(r Local, s *FarSegment, addr uint64, written bool) bool
+	// local record still, and reports whether it does. With stays set the owner goes on to refer
+	// to the local record, and through that to the far one.
+	Settled(r Local, s *FarSegment, addr uint64, written, stays bool) bool
 	// Check refuses a far record that cannot be this owner's, or not the one that w wants,
 	// which is nil if nobody wants a certain one. Its checksums are right. The bytes of a wanted
 	// record are the owner's: Check may put there what Landed and the flight's users need.

@@ -60,7 +60,7 @@ func (p *Pages) Ready(n int, cleaning bool) error {
 		return p.failed(err)
 	}
 	p.close()
-	f.begin(s, p.staging)
+	f.header(s).Put(p.staging)
 	p.open, p.staged = s, record.SegmentSize
 	p.err, p.backoff = nil, 0
 	return nil
@@ -89,7 +89,7 @@ func (p *Pages) Reserve(n int) (b []byte, addr, position uint64, off int) {
 	p.staged += n
 	p.open.Live.Add(int64(sizeclass.Round(n)))
 	p.open.filled.Add(int64(sizeclass.Round(n)))
-	return b, addr, p.open.age, off
+	return b, addr, p.open.Position(), off
 }
 
 // Seal completes a record in the room that Reserve has returned with that offset.
@@ -119,6 +119,7 @@ func (p *Pages) Flush() error {
 		return p.failed(fmt.Errorf("cannot write %d bytes of index to %s: %w", n, s.Seg.Name(), err))
 	}
 	s.end += n
+	s.written.Store(int64(s.end))
 	p.h.Count.bytesOut.Add(uint64(n))
 	p.err, p.backoff = nil, 0
 	return nil
@@ -167,6 +168,20 @@ func (h *Heap) PageRead(addr uint64, buf []byte) PageRead {
 	return PageRead{Addr: addr, Buf: buf, Seg: s}
 }
 
+// decodePage is the page that was read at off of s.
+func decodePage(s *FarSegment, b []byte, off int) (record.Record, error) {
+	r, err := s.Decode(b, off)
+	if err == nil && r.Kind() != record.Page {
+		err = ErrForeign
+	}
+	return r, err
+}
+
+// rereadPage is reread of a page.
+func (h *Heap) rereadPage(s *FarSegment, b []byte, off int) bool {
+	return h.reread(s, off, b, func() bool { _, err := decodePage(s, b, off); return err == nil })
+}
+
 // ReadPages reads pages with one read of the store.
 func (h *Heap) ReadPages(ctx context.Context, ps []PageRead) {
 	f := &h.Far
@@ -183,14 +198,16 @@ func (h *Heap) ReadPages(ctx context.Context, ps []PageRead) {
 		p, s := &ps[i], ps[i].Seg
 		p.Err = op.Err
 		if op.Err == nil {
-			r, err := s.Decode(op.Buf, op.Off)
-			if err == nil && r.Kind() != record.Page {
-				err = ErrForeign
+			r, err := decodePage(s, op.Buf, op.Off)
+			if err != nil {
+				h.Count.Corrupt.Add(1)
+				if h.rereadPage(s, op.Buf, op.Off) {
+					r, err = decodePage(s, op.Buf, op.Off)
+				}
 			}
 			if err == nil {
 				p.Buf = r.Body()
 			} else {
-				h.Count.Corrupt.Add(1)
 				p.Err = &CorruptError{Segment: s.Seg.Name(), Off: op.Off, Err: err}
 			}
 		}

@@ -1,7 +1,7 @@
 package heap
 
 // Pins keeps far segments from being given back, for who has their records looked at by
-// somebody else. It has one user.
+// somebody else. It has one user. It may be used again after Release.
 type Pins struct {
 	h    *Heap
 	segs map[*FarSegment]int // their pins

@@ -54,6 +54,9 @@ type Scope struct {
 	// Written by the holder, read by the evacuator.
 	pins [scopePins]atomic.Uintptr
 
+	views  [scopePins]*LogSegment // that the holder uses locked records of in place; the holder's
+	nviews int                    // the holder's
+
 	made    uintptr       // pc of who made it; immutable
 	user    atomic.Uint64 // the goroutine that entered it first, 0 before and if it is of the pool
 	since   atomic.Int64
@@ -87,6 +90,7 @@ const scopePins = 8
 const (
 	scopeNested     uint32 = 1 << iota // depth is not 0
 	scopePinned                        // npins is not 0
+	scopeViews                         // nviews is not 0
 	scopeUsed                          // used is not 0
 	ScopeCounted                       // it is one of scopes.admitted
 	scopeLate                          // the janitor wants to know where it is left
@@ -418,6 +422,9 @@ func (s *Scope) leaveSlow() {
 		}
 		s.npins = 0
 	}
+	if x&scopeViews != 0 {
+		s.H.endViews(s)
+	}
 	used := s.used
 	s.used = 0
 	s.ClearExtra(^uint32(0))
@@ -468,6 +475,49 @@ func (h *Heap) Pin(s *Scope, addr uintptr) bool {
 	s.pins[s.npins].Store(addr)
 	s.npins++
 	return true
+}
+
+// viewedShare is the part of the budget that segments may have in which scopes use records in place.
+const viewedShare = 8
+
+// View keeps the bytes of the locked record at addr as they are until s is left: the evacuator leaves its
+// segment alone, and the owner must not write to the record (see Viewed). It fails if scopes keep as much already
+// as they may.
+//
+// Preconditions: the lock of the record's owner is held, and the record is alive.
+func (h *Heap) View(s *Scope, addr uint64) bool {
+	l := &h.Logs
+	seg := l.Seg(addr)
+	for _, o := range s.views[:s.nviews] {
+		if o == seg {
+			return true
+		}
+	}
+	if s.nviews == scopePins {
+		return false
+	}
+	if l.views.Add(1)*int64(l.SegSize) > h.Budget.Load()/viewedShare {
+		l.views.Add(-1)
+		return false
+	}
+	seg.views.Add(1)
+	s.setExtra(scopeViews)
+	s.views[s.nviews] = seg
+	s.nviews++
+	return true
+}
+
+// endViews lets the evacuator have the segments that s has kept.
+func (h *Heap) endViews(s *Scope) {
+	l := &h.Logs
+	for i, seg := range s.views[:s.nviews] {
+		l.views.Add(-1)
+		if seg.views.Add(-1) == 0 && !l.ample.Load() {
+			l.Wake()
+		}
+		s.views[i] = nil
+	}
+	s.nviews = 0
 }
 
 // each calls fn for every scope.

@@ -205,6 +205,14 @@ func (sc *scopes) earlier() int {
 	return n * int(sc.allowance.Load())
 }
 
+// promised is how much the scopes that were let in may take, while they are counted. sc.mu must be held.
+func (sc *scopes) promised() int {
+	if !sc.Counted {
+		return 0
+	}
+	return sc.admitted*sc.most + sc.earlier()
+}
+
 // entitled reports whether what s has taken is its own share of the reserve.
 func (s *Scope) entitled() bool {
 	switch x := atomic.LoadUint32(&s.extra); {

@@ -32,16 +32,18 @@ type Stats struct {
 	Unreturned        uint64 // far segments that the store did not take back
 	Passes            uint64 // of the evacuator over what scopes keep in place
 
-	// Local memory, in bytes: Resident is the sum of Logs, Index, Buffers and
-	// Staging, and never exceeds Budget.
-	Budget, Resident              int64
-	Logs, Index, Buffers, Staging int64
-	LocalLive                     int64 // of entries and objects, in the logs
-	Free                          int64 // of the logs, in whole segments
+	// Local memory, in bytes. Lines is how the budget is divided, and sums to it; Resident is what
+	// of it is memory already, and exceeds it only while it shrinks.
+	Budget, Resident int64
+	Lines            [Lines]int64
+	Index            int64 // of Lines: Tables, Leaves, Words and Nodes
+	LocalLive        int64 // of entries and objects, in the logs
+	Free             int64 // of Lines[Unused], in whole segments
 
 	// Far memory. FarLive and FarDead are bytes of what has been written.
 	FarSegments      int
 	FarLive, FarDead int64
+	Uncounted        int // segments whose loss is in no statistics yet
 }
 
 // Stats returns the statistics.
@@ -60,22 +62,16 @@ func (h *Heap) Stats() Stats {
 		Corrupt:           c.Corrupt.Load(),
 		Unreturned:        c.unreturned.Load(),
 		Passes:            c.passes.Load(),
-		Budget:            h.Budget.Load(),
 	}
-	l := &h.Logs
-	l.Mu.Lock()
-	for i := range l.Segs[:l.top] {
-		s.LocalLive += l.Segs[i].Live.Load()
-	}
-	s.Logs = int64(l.resident) * int64(l.SegSize)
-	s.Index = l.index
-	s.Staging = int64(len(h.scratch)) + narrow*stagingCost(h.Far.size) + l.window
-	s.Free = int64(max(l.available(), 0)) * int64(l.SegSize)
-	l.Mu.Unlock()
-	s.Buffers = int64(h.Bufs.size)
-	s.Resident = s.Logs + s.Index + s.Buffers + s.Staging
+	s.Free = int64(max(h.Logs.account(&s), 0)) * int64(h.Logs.SegSize)
+	s.Lines[Staging] += narrow * stagingCost(h.Far.size)
+	s.Lines[Cleaning] = int64(len(h.scratch))
+	s.Lines[Fetching] = int64(h.Bufs.size)
 	h.Far.All(func(f *FarSegment) {
 		s.FarSegments++
+		if f.Gone() && !f.counted.Load() {
+			s.Uncounted++
+		}
 		live := f.Live.Load()
 		s.FarLive += live
 		s.FarDead += f.filled.Load() - live
@@ -88,7 +84,7 @@ type tally struct {
 	h     *Heap
 	local []struct{ live, clean int64 } // bytes, by segment
 	far   map[uint64]int64              // bytes that live, by segment
-	Index int64                         // bytes
+	Index [Staging]int64                // bytes, by Line
 
 	Unsure bool // not all of what is far could be counted
 }
@@ -121,7 +117,7 @@ func (h *Heap) Audit(t *tally) error {
 	}
 	var errs []error
 	h.Far.All(func(s *FarSegment) {
-		if live := s.Live.Load(); live != t.far[s.ID] && !t.Unsure || s.Pinned() != 0 {
+		if live := s.Live.Load(); live != t.far[s.ID] && !t.Unsure && !(s.restored && live > t.far[s.ID]) || s.Pinned() != 0 {
 			errs = append(errs, fmt.Errorf("%s: %d bytes live, counted are %d, with %d reads under way",
 				s.Seg.Name(), t.far[s.ID], live, s.Pinned()))
 		}
@@ -131,10 +127,18 @@ func (h *Heap) Audit(t *tally) error {
 		errs = append(errs, fmt.Errorf("the index refers to far segments that are none: %v", t.far))
 	}
 	l := &h.Logs
-	if resident := len(l.Segs) - len(l.absent); t.Index != l.index || resident != l.resident ||
-		l.index+l.window+int64(l.resident)*int64(l.SegSize) > l.budget {
-		errs = append(errs, fmt.Errorf("%d bytes of index and %d segments of logs in a budget of %d, but counted are %d, %d",
-			t.Index, resident, l.budget, l.index, l.resident))
+	index := int64(0)
+	for u, n := range t.Index {
+		if index += n; n != l.of[u].Load() {
+			errs = append(errs, fmt.Errorf("%d bytes of %v, but counted are %d", n, Line(u), l.of[u].Load()))
+		}
+	}
+	// Buffers that there may be, but are not yet, wait until the logs have given back their memory.
+	window := l.window - int64(h.Far.may-h.Far.made)*stagingCost(h.Far.size)
+	if resident := len(l.Segs) - len(l.absent); index != l.index || resident != l.resident ||
+		l.index+window+int64(l.resident)*int64(l.SegSize) > l.budget {
+		errs = append(errs, fmt.Errorf("%d bytes of index, %d of wider staging and %d segments of logs in a budget of %d, but counted are %d, %d, %d",
+			index, window, resident, l.budget, l.index, l.window, l.resident))
 	}
 	if h.flights.listed() {
 		errs = append(errs, errors.New("a fetch is still listed"))

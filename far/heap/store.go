@@ -34,12 +34,22 @@ type ReadOp struct {
 	Err  error
 }
 
+// A Mirror is a Store that has more than one copy of a segment.
+type Mirror interface {
+	Store
+	// Reread makes a read again whose bytes were not those that were written: from one copy after the other, until
+	// good accepts what op.Buf has. Copies that have other bytes are replaced. It reports whether there was a good one.
+	Reread(ctx context.Context, op ReadOp, good func() bool) bool
+}
+
 // A Segment is a borrowed piece of a store.
 type Segment interface {
 	// Write writes p at off and returns when it is done. It is bulk: reads that somebody
 	// waits for should not wait for it. One that fails may take
 	// effect in part, or later, but not after a later operation on the segment,
 	// which may be written from the front again when nothing in it lives.
+	// ErrSealed says that the segment takes no more, now or at all: what was written before stays, and the
+	// heap goes on in another segment at once.
 	Write(ctx context.Context, p []byte, off int) error
 	// Free gives the segment back. It is not used afterwards.
 	Free(ctx context.Context) error
@@ -65,9 +75,13 @@ type Objects struct {
 	Owner uint16
 	Born  uint64 // their versions are greater
 	Size  int    // of their data
+
+	// Entries says that they are entries of a map, with values of Size bytes, of any version, none of which expires.
+	Entries bool
 }
 
-// ScanPart is objects whose records lie side by side, and whose numbers follow each other.
+// ScanPart is objects whose records lie side by side, and whose numbers follow each other; or one entry, whose record
+// has N bytes at the most, and a number with the lowest 32 bits of Number.
 type ScanPart struct {
 	Seg    Segment
 	Seed   uint32
@@ -78,4 +92,39 @@ type ScanPart struct {
 	// own. Without it they are added up.
 	Bits []byte
 	Err  error
+}
+
+// A Finder is a Store that can look entries of maps up where they lie, by leaves of their index.
+type Finder interface {
+	Store
+	// Finds reports whether Find is likely to be faster than two reads for leaves in s. It does not wait.
+	Finds(s Segment) bool
+	// Find looks entries up, in as few round trips as it can. The caller pins the segments of the leaves meanwhile, and
+	// checks what was found as it checks what it reads.
+	Find(ctx context.Context, l *Lookups)
+}
+
+// Lookups are entries of one owner that are looked up.
+type Lookups struct {
+	Owner uint16
+	Units uint64 // of a segment
+	// Segment returns the segment of a far address and the seed of its records, or nil if no segment has that
+	// address, which may be any number.
+	Segment func(addr uint64) (Segment, uint32)
+	Finds   []Lookup
+}
+
+// Lookup is an entry that is looked up.
+type Lookup struct {
+	Seg  Segment // of the leaf that knows the entry
+	Seed uint32
+	Off  int    // where the leaf is
+	N    int    // bytes that its record has at the most
+	Hash uint64 // the number of the entry
+
+	// Entry is what was found, and At the far address where it lies.
+	Entry []byte
+	At    uint64
+	// Leaf is the record of the leaf, if no entry was found.
+	Leaf []byte
 }

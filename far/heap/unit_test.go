@@ -66,7 +66,7 @@ func TestWhoShrinksIsRefusedAfterATryOnly(t *testing.T) {
 	var l Logs
 	l.round = &round{done: make(chan struct{})}
 	other, shrinks := l.join(ForMutator), l.join(ForShrink)
-	if l.refuse(errStoreFull, false) {
+	if l.refuse(errStoreFull, false, l.seals) {
 		t.Error("refused though nothing was tried for what shrinks")
 	}
 	select {
@@ -74,7 +74,7 @@ func TestWhoShrinksIsRefusedAfterATryOnly(t *testing.T) {
 		t.Fatal("the wait has ended")
 	default:
 	}
-	if !l.refuse(errStoreFull, true) {
+	if !l.refuse(errStoreFull, true, l.seals) {
 		t.Error("not refused after everything was tried")
 	}
 	for _, r := range []*round{other, shrinks} {

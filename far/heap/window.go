@@ -57,7 +57,10 @@ type staging struct {
 // evacuated from, or, with fromFar set, at a far one from which it is moved.
 type source uint64
 
-const fromFar source = 1 << 63
+const (
+	fromFar    source = 1 << 63
+	staysLocal source = 1 << 62 // it is written back: the local one stays
+)
 
 // window is the staging buffers. It is the evacuator's.
 type window struct {
@@ -272,7 +275,9 @@ var errBehindFailed = errors.New("a write in front of it has failed")
 func (h *Heap) settle(b *staging) {
 	f, s, err := &h.Far, b.seg, b.err
 	if s.failed {
-		err = errBehindFailed
+		if err = errBehindFailed; s.worn.Load() {
+			err = ErrSealed
+		}
 	} else if err == nil && s.Gone() {
 		err = &LostError{s.Seg.Name()}
 	}
@@ -280,7 +285,13 @@ func (h *Heap) settle(b *staging) {
 		if !s.failed {
 			s.failed, s.end = true, b.off // nobody knows what became of the write
 		}
-		f.failedWrite(b.number, fmt.Errorf("cannot evacuate %d bytes to %s: %w", b.used, s.Seg.Name(), err))
+		if errors.Is(err, ErrSealed) {
+			s.worn.Store(true) // and another will do, at once
+			f.fails++
+			f.failed = err
+		} else {
+			f.failedWrite(b.number, fmt.Errorf("cannot evacuate %d bytes to %s: %w", b.used, s.Seg.Name(), err))
+		}
 		if f.open == s {
 			h.closeFar()
 		}
@@ -293,6 +304,7 @@ func (h *Heap) settle(b *staging) {
 			f.succeeded()
 		}
 		h.Count.bytesOut.Add(uint64(b.used))
+		s.written.Store(int64(b.off + b.used))
 	}
 	failpoint.Hit("far.settled")
 	if !h.Pass.active() {
@@ -329,10 +341,16 @@ func (h *Heap) settleRecord(r record.Record, from source, addr uint64, s *FarSeg
 		}
 		return
 	}
-	l := h.Logs.local(uint64(from))
+	l := h.Logs.local(uint64(from &^ staysLocal))
+	if from&staysLocal != 0 {
+		if !o.Settled(l, s, addr, written, true) {
+			s.Live.Add(-int64(size))
+		}
+		return
+	}
 	n := ObjectSize(len(l.Mem) - ObjectHeader)
 	seg := h.Logs.Seg(l.Addr)
-	if o.Settled(l, s, addr, written) {
+	if o.Settled(l, s, addr, written, false) {
 		h.Count.evacuated.Add(1)
 		seg.Live.Add(-int64(n))
 	} else {
@@ -388,7 +406,7 @@ func (h *Heap) openWith(seg Segment) error {
 	h.closeFar()
 	h.refill()
 	b := f.filling
-	f.begin(s, b.mem)
+	f.header(s).Put(b.mem)
 	b.seg, b.off, b.used, s.end = s, 0, record.SegmentSize, record.SegmentSize
 	f.open = s
 	return nil
@@ -399,7 +417,13 @@ func (h *Heap) openWith(seg Segment) error {
 func (h *Heap) widen() {
 	f := &h.Far
 	most := min(windowFor(h.Budget.Load(), f.size), f.made+len(f.unused))
-	if n := min(f.may, most-f.may); f.pace > slowWrite && n > 0 && h.Logs.growWindow(int64(n)*stagingCost(f.size)) {
+	n := min(f.may, most-f.may)
+	if f.pace <= slowWrite || n <= 0 {
+		return
+	}
+	h.Scopes.Mu.Lock() // so that no scope is let in meanwhile
+	defer h.Scopes.Mu.Unlock()
+	if h.Logs.growWindow(int64(n)*stagingCost(f.size), h.Scopes.promised()) {
 		f.may += n
 	}
 }
@@ -426,6 +450,6 @@ func (h *Heap) trimWindow() {
 			f.made--
 		}
 		f.may--
-		h.Logs.growWindow(-stagingCost(f.size))
+		h.Logs.growWindow(-stagingCost(f.size), 0)
 	}
 }

@@ -86,7 +86,7 @@ func (d *Dir) Bytes() int64 {
 
 // DoubledBytes is the memory of d with twice as many ranges.
 func (d *Dir) DoubledBytes() int64 {
-	return max(int64(2*len(d.refs)*refSize), int64(arena.PageSize))
+	return LoadedBytes(2 * len(d.refs))
 }
 
 // Double gives d twice as many ranges, of which two at a time share a leaf; or its first ones. No leaf
@@ -121,6 +121,21 @@ func (d *Dir) Double() error {
 	}
 	return nil
 }
+
+// Load makes an empty directory that of refs, of which there is a power of two. There has to be memory in the budget for
+// LoadedBytes.
+func (d *Dir) Load(refs []Ref) error {
+	mem, err := arena.Anonymous(int(LoadedBytes(len(refs))), false)
+	if err != nil {
+		return err
+	}
+	d.mem, d.refs = mem, refsOf(mem.Bytes())[:len(refs)]
+	copy(d.refs, refs)
+	return nil
+}
+
+// LoadedBytes is the memory of a directory of n ranges.
+func LoadedBytes(n int) int64 { return max(int64(n*refSize), int64(arena.PageSize)) }
 
 // Close gives the memory back, and leaves no ranges.
 func (d *Dir) Close() error {

@@ -10,7 +10,7 @@ import (
 
 // A leaf says what it was given, and nothing that was changed or lay elsewhere passes for one.
 func TestALeafIsThatOfItsPlaceOrRefused(t *testing.T) {
-	k := NewKey()
+	k := NewKey(NewSecret())
 	rapid.Check(t, func(rt *rapid.T) {
 		slots := rapid.SliceOfN(rapid.Custom(func(rt *rapid.T) Slot {
 			return Slot{rapid.Uint64().Draw(rt, "word"), rapid.Uint32Range(0, 50).Draw(rt, "tag")}
@@ -40,7 +40,7 @@ func TestALeafIsThatOfItsPlaceOrRefused(t *testing.T) {
 			"changed":          second(k.Open(other, 7, 4096)),
 			"of another place": second(k.Open(b, 7, 4112)),
 			"of another life":  second(k.Open(b, 8, 4096)),
-			"of another key":   second(NewKey().Open(b, 7, 4096)),
+			"of another key":   second(NewKey(NewSecret()).Open(b, 7, 4096)),
 			"cut short":        second(k.Open(b[:len(b)-1], 7, 4096)),
 		} {
 			if err == nil {
@@ -105,7 +105,7 @@ func TestADirectoryThatIsDoubledRefersToTheSameLeaves(t *testing.T) {
 
 // What has come from far memory may be anything.
 func FuzzOpen(f *testing.F) {
-	k := NewKey()
+	k := NewKey(NewSecret())
 	good := make([]byte, Size(2))
 	k.Seal(good, []Slot{{1, 2}, {3, 4}}, 7, 64)
 	f.Add(good, uint64(7), 64)

@@ -16,6 +16,9 @@ const (
 	codeSize = 16
 	slotSize = 12
 
+	// Lost is set in the word of an entry that is gone with its far memory.
+	Lost = 1 << 51
+
 	// Most is how many words the leaves of a directory hold on average before it is doubled.
 	Most = 40
 )
@@ -29,7 +32,7 @@ type Slot struct {
 // Size is the length of a leaf of n slots.
 func Size(n int) int { return codeSize + n*slotSize }
 
-// Leaf is the bytes of a leaf. Only of what Key.Open has returned may the methods be called. The nil Leaf
+// Leaf is the bytes of a leaf. Only of what Key.Open or Unchecked has returned may the methods be called. The nil Leaf
 // has no slots.
 type Leaf []byte
 
@@ -60,10 +63,14 @@ type Key struct {
 	code  []byte   // under mu
 }
 
-// NewKey makes a key that nobody else has.
-func NewKey() *Key {
-	var secret [16]byte
+// NewSecret makes a secret that nobody else has.
+func NewSecret() (secret [16]byte) {
 	_, _ = rand.Read(secret[:]) // it never fails
+	return secret
+}
+
+// NewKey makes the key of a secret.
+func NewKey(secret [16]byte) *Key {
 	block, err := aes.NewCipher(secret[:])
 	if err != nil {
 		panic("BUG: " + err.Error())
@@ -98,7 +105,8 @@ func (k *Key) Seal(b []byte, slots []Slot, position uint64, off int) {
 
 // Open checks that b, which may be anything, is a leaf that was sealed for that place.
 func (k *Key) Open(b []byte, position uint64, off int) (Leaf, error) {
-	if len(b) < codeSize || (len(b)-codeSize)%slotSize != 0 {
+	l, ok := Unchecked(b)
+	if !ok {
 		return nil, fmt.Errorf("they are %d bytes, which is the length of no leaf", len(b))
 	}
 	k.mu.Lock()
@@ -106,7 +114,13 @@ func (k *Key) Open(b []byte, position uint64, off int) (Leaf, error) {
 	if subtle.ConstantTimeCompare(k.sum(b[codeSize:], position, off), b[:codeSize]) == 0 {
 		return nil, errCode
 	}
-	return Leaf(b), nil
+	return l, nil
+}
+
+// Unchecked is Open without the check of the code, for those who have no key. What such a leaf says need not be true.
+// Unchecked reports false if b has the length of no leaf.
+func Unchecked(b []byte) (Leaf, bool) {
+	return Leaf(b), len(b) >= codeSize && (len(b)-codeSize)%slotSize == 0
 }
 
 var errCode = errors.New("the code of a leaf is wrong")

@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"polder/far"
+	"polder/far/heap"
 )
 
 // metric is one Prometheus series of a heap, read from its Stats.
@@ -73,9 +74,9 @@ var metrics = []metric{
 	{describe("segments", "Far segments in use."), isGauge, gaugeOf(func(s *far.Stats) int64 { return int64(s.FarSegments) })},
 	{describe("live_bytes", "Bytes in far segments that are referred to."), isGauge, gaugeOf(func(s *far.Stats) int64 { return s.FarLive })},
 	{describe("dead_bytes", "Bytes in far segments that nothing refers to, which the cleaner can get back."), isGauge, gaugeOf(func(s *far.Stats) int64 { return s.FarDead })},
-	{describe("index_table_bytes", "Local memory of the index that is tables of maps. At a fifth of the budget words go to leaves in far memory."), isGauge, gaugeOf(func(s *far.Stats) int64 { return s.Tables })},
 	{describe("index_leaf_bytes", "Bytes of far memory that are leaves of the index."), isGauge, gaugeOf(func(s *far.Stats) int64 { return s.LeavesFar })},
 	{describe("index_leaf_reads_total", "Reads of leaves of the index, which keys wait for that were not used for long."), isCounter, counterOf(func(s *far.Stats) uint64 { return s.LeafReads })},
+	{describe("index_found_total", "Entries that memory nodes have found by leaves of the index, so that these were not read."), isCounter, counterOf(func(s *far.Stats) uint64 { return s.Found })},
 	{describe("index_settled_total", "Times that the words of a table were settled in leaves."), isCounter, counterOf(func(s *far.Stats) uint64 { return s.Settled })},
 }
 
@@ -92,16 +93,25 @@ var uses = []struct {
 	use string
 	of  func(*far.Stats) int64
 }{
-	{"hot", func(s *far.Stats) int64 { return min(s.LocalHot, s.Logs) }},
-	{"cold", func(s *far.Stats) int64 { return min(s.LocalLive, s.Logs) - min(s.LocalHot, s.Logs) }},
-	{"dead", func(s *far.Stats) int64 { return max(s.Logs-s.LocalLive, 0) }},
+	{"hot", func(s *far.Stats) int64 { return min(s.LocalHot, s.Lines[heap.InLogs]) }},
+	{"cold", func(s *far.Stats) int64 {
+		return min(s.LocalLive, s.Lines[heap.InLogs]) - min(s.LocalHot, s.Lines[heap.InLogs])
+	}},
+	{"dead", func(s *far.Stats) int64 { return max(s.Lines[heap.InLogs]-s.LocalLive, 0) }},
 	{"index", func(s *far.Stats) int64 { return s.Index }},
-	{"buffers", func(s *far.Stats) int64 { return s.Buffers + s.Staging }},
-	{"free", func(s *far.Stats) int64 { return max(s.Budget-s.Resident, 0) }},
+	{"buffers", func(s *far.Stats) int64 {
+		return s.Lines[heap.Settling] + s.Lines[heap.Checkpoint] + s.Lines[heap.Staging] + s.Lines[heap.Cleaning] + s.Lines[heap.Fetching]
+	}},
+	{"free", func(s *far.Stats) int64 {
+		return s.Lines[heap.ForScopes] + s.Lines[heap.Evacuating] + max(s.Lines[heap.Unused], 0)
+	}},
 }
 
 var localBytes = describe("local_bytes", "The local budget by what it is used for: hot (entries and objects that were used of late, estimated), cold (the others), "+
 	"dead (what is left of the logs), index, buffers (of fetches and evacuation) and free.", "use")
+
+var budgetBytes = describe("budget_bytes", "How the local budget is divided. The lines sum to it: logs (segments in which something is), tables (words of maps' entries; at a fifth of the budget they go to leaves in far memory), "+
+	"leaves (where those are), words (of pointers), nodes (of lists), buffers for settling (of leaves), checkpoint (a copy of indexes, while it is written), staging (what is evacuated), cleaning and fetching, empty segments set aside for scopes and for evacuating, and what is unused: less than 0 while the budget shrinks.", "line")
 
 var mapMetrics = []mapMetric{
 	{describe("entries", "Entries of the map.", "map"), isGauge, gaugeOf(func(s *far.MapStats) int64 { return int64(s.Entries) })},
@@ -147,6 +157,7 @@ func (collector) Describe(ch chan<- *prometheus.Desc) {
 		ch <- m.desc
 	}
 	ch <- localBytes
+	ch <- budgetBytes
 	for _, m := range mapMetrics {
 		ch <- m.desc
 	}
@@ -171,6 +182,9 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	for _, u := range uses {
 		ch <- prometheus.MustNewConstMetric(localBytes, isGauge, float64(u.of(&s)), u.use)
+	}
+	for u, n := range s.Lines {
+		ch <- prometheus.MustNewConstMetric(budgetBytes, isGauge, float64(n), heap.Line(u).String())
 	}
 	// Maps of one name count as one, and so do classes and structures.
 	maps := map[string]*far.MapStats{}

@@ -27,10 +27,11 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 type Kind uint8
 
 const (
-	Entry  Kind = 1 + iota // an entry of a map; its number is the hash of its key
-	Object                 // what a pointer refers to; its number is that of the pointer's word, and it has no key
-	Piece                  // a part of a large value: an entry whose key is the value's version and the part's number
-	Page                   // a part of an owner's index; its number is what the owner makes of it, and it has no key
+	Entry      Kind = 1 + iota // an entry of a map; its number is the hash of its key
+	Object                     // what a pointer refers to; its number is that of the pointer's word, and it has no key
+	Piece                      // a part of a large value: an entry whose key is the value's version and the part's number
+	Page                       // a part of an owner's index; its number is what the owner makes of it, and it has no key
+	Checkpoint                 // a stretch of a checkpoint; it has neither number nor key
 )
 
 // Flags say more of a record.
@@ -177,7 +178,7 @@ func DecodeHead(b []byte, seed uint32, off int) (Record, error) {
 		return nil, fmt.Errorf("CRC32C of header and key is %08x, want %08x", got, want)
 	}
 	switch k, f := r.Kind(), r.Flags(); {
-	case k < Entry || k > Page || f&^known != 0 || r[30] != 0 || r[31] != 0:
+	case k < Entry || k > Checkpoint || f&^known != 0 || r[30] != 0 || r[31] != 0:
 		return nil, fmt.Errorf("they are a record of kind %d with flags %#x, which this format does not know", k, uint8(f))
 	case r.head() > r.end():
 		return nil, fmt.Errorf("a key of %d bytes does not fit into a body of %d", r.KeyLen(), r.Len())

@@ -212,7 +212,7 @@ func TestASegmentSaysWhatItWasGiven(t *testing.T) {
 func TestWhatIsNotKnownIsRefused(t *testing.T) {
 	for what, change := range map[string]func(r record.Record){
 		"kind 0":                      func(r record.Record) { r[8] = 0 },
-		"a kind to come":              func(r record.Record) { r[8] = byte(record.Page) + 1 },
+		"a kind to come":              func(r record.Record) { r[8] = byte(record.Checkpoint) + 1 },
 		"a flag to come":              func(r record.Record) { r[28] |= 0x80 },
 		"a bit that is zero":          func(r record.Record) { r[31] = 1 },
 		"a key longer than the body":  func(r record.Record) { r[16] = 15; r[26] = 8 },
@@ -226,7 +226,7 @@ func TestWhatIsNotKnownIsRefused(t *testing.T) {
 		}
 	}
 	for what, s := range map[string]record.Segment{
-		"stream": {Stream: record.Pages + 1, Hash: record.XXH3},
+		"stream": {Stream: record.Checkpoints + 1, Hash: record.XXH3},
 		"hash":   {Stream: record.Data, Hash: record.XXH3 + 1},
 	} {
 		b := make([]byte, record.SegmentSize)

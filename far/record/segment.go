@@ -23,6 +23,8 @@ type Stream uint8
 const (
 	Data  Stream = 1 // entries, objects and pieces
 	Pages Stream = 2 // pages, apart from the others: they die much sooner
+
+	Checkpoints Stream = 3 // a part of a checkpoint
 )
 
 // Hash is the function that makes hashes of keys.
@@ -92,8 +94,8 @@ func DecodeSegment(b []byte) (s Segment, err error) {
 			return s, errReserved
 		}
 	}
-	if s.Stream != Data && s.Stream != Pages || s.Hash != XXH3 {
-		return s, fmt.Errorf("they are a segment of stream %d with hash %d, want %d or %d, and %d", s.Stream, s.Hash, Data, Pages, XXH3)
+	if s.Stream < Data || s.Stream > Checkpoints || s.Hash != XXH3 {
+		return s, fmt.Errorf("they are a segment of stream %d with hash %d, want %d to %d, and %d", s.Stream, s.Hash, Data, Checkpoints, XXH3)
 	}
 	return s, nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"polder/far"
 	"polder/far/heap"
+	"polder/internal/offload"
 	"polder/memnode"
 	"polder/memnode/component"
 	"polder/pool"
@@ -84,6 +85,7 @@ func TestAStructureComputesWhatASliceDoes(t *testing.T) {
 			}
 			vectorComputes(t, h, rounds)
 			arrayComputes(t, h)
+			mapComputes(t, h, c.components > 0 || c.setup.Name == pooltest.SHM.Name)
 			// Over SHM the memory is mapped here, which needs no component.
 			if here := c.components > 0 || c.setup.Name == pooltest.SHM.Name; here != (computed(h) > 0) {
 				t.Errorf("the store has looked through %d objects, want some: %v", computed(h), here)
@@ -220,6 +222,74 @@ func arrayComputes(t *testing.T, h *far.Heap) {
 	}
 }
 
+// mapComputes asks a map the same as Go's, of which most is far, and most of the index, too.
+func mapComputes(t *testing.T, h *far.Heap, computes bool) {
+	ctx, r := t.Context(), rand.New(rand.NewPCG(3, 4))
+	m, err := far.NewMap(h, far.MapConfig[uint64, trip]{Name: "trips by id"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Free()
+	model := map[uint64]trip{}
+	const n = 30_000
+	set := func(id uint64) {
+		x := trip{id: id, zone: int16(r.IntN(200) - 100), fare: float64(r.IntN(400)) / 4}
+		if err := m.Set(ctx, id, x); err != nil {
+			t.Fatal(err)
+		}
+		model[id] = x
+	}
+	for i := range uint64(200) { // that will have expired, or not
+		x, ttl := trip{id: n + i, fare: 1000}, time.Hour
+		if i%2 == 0 {
+			ttl = time.Nanosecond
+		} else {
+			model[n+i] = x
+		}
+		if err := m.SetTTL(ctx, n+i, x, ttl); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for id := range uint64(n) {
+		set(id)
+	}
+	for range 300 { // some become dirty, and some go
+		set(r.Uint64N(n))
+		id := r.Uint64N(n)
+		if _, err := m.Delete(ctx, id); err != nil {
+			t.Fatal(err)
+		}
+		delete(model, id)
+	}
+	fare := far.FieldOf(func(t *trip) *float64 { return &t.fare })
+	zone := far.FieldOf(func(t *trip) *int16 { return &t.zone })
+	var all, some far.Summary[float64]
+	for _, x := range model {
+		for s, counts := range map[*far.Summary[float64]]bool{&all: true, &some: x.zone < 20} {
+			if !counts {
+				continue
+			}
+			if s.Count++; s.Count == 1 {
+				s.Min, s.Max = x.fare, x.fare
+			}
+			s.SumFloat += x.fare
+			s.Min, s.Max = min(s.Min, x.fare), max(s.Max, x.fare)
+		}
+	}
+	if got, err := far.Aggregate(ctx, m, fare); err != nil || got != all {
+		t.Fatalf("got %+v, %v, want %+v", got, err, all)
+	}
+	if got, err := far.Aggregate(ctx, m, fare, zone.Is(far.IfLess, 20)); err != nil || got != some {
+		t.Fatalf("got %+v, %v, want %+v", got, err, some)
+	}
+	if got, err := far.Count(ctx, m, zone.Is(far.IfLess, 20)); err != nil || got != some.Count {
+		t.Fatalf("counted %d, %v, want %d", got, err, some.Count)
+	}
+	if st := m.Stats(); computes != (st.Computed > n) {
+		t.Errorf("the store has looked through %d entries of %d, three times, want most: %v", st.Computed, n, computes)
+	}
+}
+
 func TestWhatCannotBeComputedSaysSo(t *testing.T) {
 	h := newFarHeap(t, far.NewMemStore(1<<20, 16))
 	v, err := far.NewVector[trip](h, far.StructureConfig{})
@@ -240,6 +310,20 @@ func TestWhatCannotBeComputedSaysSo(t *testing.T) {
 	}
 	if _, err := far.Count(t.Context(), v, far.Within[trip](5, 4)); err == nil {
 		t.Error("a range that ends before it begins was taken")
+	}
+	m, err := far.NewMap(h, far.MapConfig[int, trip]{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := far.Count(t.Context(), m, far.Within[trip](0, 4)); err == nil {
+		t.Error("a range of a map was taken")
+	}
+	texts, err := far.NewMap(h, far.MapConfig[int, string]{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := far.Count(t.Context(), texts); err == nil {
+		t.Error("strings were counted")
 	}
 	many := slices.Repeat([]far.Condition[trip]{fare.Is(far.IfLess, 0)}, 9)
 	var last error
@@ -308,6 +392,52 @@ func TestASumCountsEveryElementOnce(t *testing.T) {
 				t.Error("the store has looked through nothing")
 			}
 		})
+	}
+}
+
+// TestASumOfAMapCountsEveryEntryOnce: the same of a map, whose entries go far and come back meanwhile.
+func TestASumOfAMapCountsEveryEntryOnce(t *testing.T) {
+	h := newFarHeap(t, NewStore(pooltest.NewCluster(t, pooltest.Inproc, lends(16<<20)).Open(pool.Config{}).Pool))
+	m, err := far.NewMap(h, far.MapConfig[uint64, [8]int64]{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const n = 30_000
+	for i := range uint64(n) {
+		if err := m.Set(t.Context(), i, [8]int64{1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	field := far.FieldOf(func(v *[8]int64) *int64 { return &v[0] })
+	var begun, ended atomic.Int64
+	var wg sync.WaitGroup
+	for id := range uint64(2) {
+		wg.Go(func() {
+			r := rand.New(rand.NewPCG(id, 9))
+			for range 1500 {
+				begun.Add(1)
+				err := m.Update(context.Background(), r.Uint64N(n), func(v [8]int64, _ bool) ([8]int64, bool) {
+					v[0]++
+					return v, true
+				})
+				if ended.Add(1); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	for range 3 {
+		least := n + ended.Load()
+		got, err := far.Aggregate(t.Context(), m, field)
+		if most := n + begun.Load(); err != nil || got.Count != n || got.SumInt < least || got.SumInt > most {
+			t.Errorf("got %+v, %v, want %d entries and a sum from %d to %d", got, err, n, least, most)
+			break
+		}
+	}
+	wg.Wait()
+	if got, err := far.Aggregate(t.Context(), m, field); err != nil || got.SumInt != n+ended.Load() {
+		t.Errorf("got %+v, %v, want a sum of %d", got, err, n+ended.Load())
 	}
 }
 
@@ -410,5 +540,52 @@ func TestBytesThatAreNotRightAreNotAddedUp(t *testing.T) {
 				t.Errorf("filtering: got %v, want a CorruptError", last)
 			}
 		})
+	}
+}
+
+// holding is a store whose second Scan does not end by itself.
+type holding struct {
+	heap.Computer
+	scans atomic.Int32
+	begun chan struct{} // closed when the second one has begun
+}
+
+func (s *holding) Scan(ctx context.Context, q *offload.Scan, o heap.Objects, parts []heap.ScanPart, a *offload.Aggregate) {
+	if s.scans.Add(1) == 2 {
+		close(s.begun)
+		<-ctx.Done()
+	}
+	s.Computer.Scan(ctx, q, o, parts, a)
+}
+
+// TestTheStoreLooksThroughTheNextWindowWhileALoopRuns: and who breaks out of the loop has the store's answer no longer
+// waited for.
+func TestTheStoreLooksThroughTheNextWindowWhileALoopRuns(t *testing.T) {
+	s := &holding{
+		Computer: NewStore(pooltest.NewCluster(t, pooltest.SHM, lends(0)).Open(pool.Config{}).Pool).(heap.Computer),
+		begun:    make(chan struct{}),
+	}
+	h := newFarHeap(t, s)
+	const n = 2 << 20
+	a, err := far.NewArray[int64](t.Context(), h, n, far.StructureConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Write(t.Context(), make([]int64, n), 0); err != nil {
+		t.Fatal(err)
+	}
+	for _, err := range far.Filter(t.Context(), a) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-s.begun:
+		case <-time.After(20 * time.Second):
+			t.Error("the store was not asked to look through the next window before the loop ran")
+		}
+		break
+	}
+	if got := s.scans.Load(); got != 2 {
+		t.Errorf("the store was asked %d times, want 2", got)
 	}
 }

@@ -2,7 +2,6 @@ package remote_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log"
 
@@ -14,66 +13,6 @@ import (
 	"polder/verbs/softnic"
 	"polder/verbs/tcp"
 )
-
-// More users than the index of a Map has room for here are in a table at the
-// node: a miss is one round trip. A Map before it has those that are asked for
-// again and again.
-func ExampleNewDevice() {
-	addr, stop := startNode() // or polder node --component-memory 16MiB
-	defer stop()
-	ctx := context.Background()
-	p, err := pool.Dial(ctx, addr)
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer p.Close()
-	table, err := far.NewRemoteTable(ctx, remote.NewDevice(p))
-	if err != nil {
-		log.Fatal(err)
-	}
-	heap, err := far.NewHeap(remote.NewStore(p), far.Config{Local: 4 << 20})
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer heap.Close()
-	recent, err := far.NewMap(heap, far.MapConfig[string, string]{Name: "recent"})
-	if err != nil {
-		log.Fatal(err)
-	}
-	misses := 0
-	name := func(user string) (string, error) {
-		got, found, err := recent.Get(ctx, user)
-		if found || err != nil {
-			return got, err
-		}
-		misses++
-		value, err := table.Get(ctx, []byte(user), nil) // one round trip
-		if err != nil {
-			return "", err
-		}
-		if recent.Len() >= 10_000 { // about 160 KB of index
-			recent.Clear()
-		}
-		return string(value), recent.Set(ctx, user, string(value))
-	}
-
-	for i := range 1000 {
-		if err := table.Put(ctx, fmt.Append(nil, "user", i), fmt.Append(nil, "name", i)); err != nil {
-			log.Fatal(err)
-		}
-	}
-	for range 3 {
-		got, err := name("user7")
-		fmt.Println(got, err)
-	}
-	_, err = name("nobody")
-	fmt.Println(errors.Is(err, far.ErrNotFound), misses)
-	// Output:
-	// name7 <nil>
-	// name7 <nil>
-	// name7 <nil>
-	// true 2
-}
 
 // startNode lends memory, with components, as polder node does.
 func startNode() (addr string, stop func()) {

@@ -1,5 +1,5 @@
 // Package remote lets a far heap evacuate to memory nodes: it makes a far.Store
-// of a pool.Pool.
+// of a pool.Pool, or places for copies.Store, one a node.
 //
 // A store's segments are chunks of the pool's. Reads of a batch go
 // out together; "no memory left" becomes far.ErrStoreFull. Everything may be
@@ -15,11 +15,41 @@ import (
 	"sync"
 
 	"polder/far"
+	"polder/far/copies"
 	"polder/pool"
 )
 
 // NewStore returns a store that borrows from p, which stays the caller's.
 func NewStore(p *pool.Pool) far.Store { return &store{pool: p} }
+
+// Places returns the memory of each node of p, which stays the caller's, for a store that keeps copies at several.
+func Places(p *pool.Pool) []copies.Place {
+	all := &store{pool: p}
+	var places []copies.Place
+	for _, name := range p.Nodes() {
+		places = append(places, copies.Place{
+			Name:  name,
+			Zone:  func() string { return p.Node(name).Zone },
+			Store: &placeStore{all, name},
+			State: func() copies.State {
+				n := p.Node(name)
+				return copies.State{Usable: n.Up, Leaving: n.Leaving, Space: n.Space}
+			},
+		})
+	}
+	return places
+}
+
+// placeStore borrows from one node.
+type placeStore struct {
+	*store
+	node string
+}
+
+// Alloc implements far.Store.
+func (s *placeStore) Alloc(ctx context.Context) (far.Segment, error) {
+	return s.borrowed(s.pool.AllocAt(ctx, s.node, int64(s.SegmentSize())))
+}
 
 type store struct {
 	pool    *pool.Pool
@@ -34,7 +64,11 @@ func (s *store) SegmentSize() int { return max(s.pool.ChunkSize(), far.MinSegmen
 
 // Alloc implements far.Store.
 func (s *store) Alloc(ctx context.Context) (far.Segment, error) {
-	c, err := s.pool.Alloc(ctx, int64(s.SegmentSize()))
+	return s.borrowed(s.pool.Alloc(ctx, int64(s.SegmentSize())))
+}
+
+// borrowed is c as a segment, or why there is none.
+func (s *store) borrowed(c *pool.Chunk, err error) (far.Segment, error) {
 	switch {
 	case errors.Is(err, pool.ErrNoMemory):
 		return nil, fmt.Errorf("%w: %w", far.ErrStoreFull, err)

@@ -10,17 +10,14 @@ import (
 
 	"polder/far"
 	"polder/far/remote/scan"
-	"polder/internal/offload"
 	"polder/memnode"
 	"polder/memnode/component"
-	"polder/memnode/component/hashtable"
-	"polder/memnode/component/vector"
 	"polder/pool"
 	"polder/pool/pooltest"
 )
 
 func TestMain(m *testing.M) {
-	component.Main(component.Set{offload.Table: hashtable.Component, offload.Vector: vector.Component, scan.Name: scan.Component})
+	component.Main(component.Set{scan.Name: scan.Component})
 	goleak.VerifyTestMain(m)
 }
 

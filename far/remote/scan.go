@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
-	"polder/far"
 	"polder/far/heap"
 	"polder/far/record"
 	"polder/far/remote/scan"
@@ -24,8 +24,21 @@ type scanners struct {
 type scanner struct {
 	mu     sync.Mutex
 	object *pool.Object // guarded by mu; nil until constructed, and when it was lost
-	next   time.Time    // guarded by mu: until then the node, which has refused, is not asked
+	next   atomic.Int64 // until then, in Unix nanoseconds, the node, which has refused, is not asked
+
+	newsMu sync.Mutex
+	places map[uint32]scan.Place // guarded by newsMu: of segments that the node did not know, to be told to it
 }
+
+// refused takes note of a failure, unless it is the caller who gave up.
+func (n *scanner) refused(ctx context.Context) {
+	if ctx.Err() == nil {
+		n.next.Store(time.Now().Add(refusedFor).UnixNano())
+	}
+}
+
+// refuses reports whether the node is not to be asked.
+func (n *scanner) refuses() bool { return time.Now().UnixNano() < n.next.Load() }
 
 // refusedFor is how long a node is left alone that has no memory for components, or none
 // of that name.
@@ -37,6 +50,7 @@ const inFlight = 4
 
 var (
 	errApart   = errors.New("the segment is not in one piece at a node")
+	errRefused = errors.New("the node has refused to look through objects a short while ago")
 	errTooLong = errors.New("the objects are too large to be looked through by the node")
 )
 
@@ -65,8 +79,7 @@ func (s *store) Scan(ctx context.Context, q *offload.Scan, o heap.Objects, parts
 	for i := range parts {
 		p := &parts[i]
 		node, first, mapped, ok := p.Seg.(segment).Home()
-		size := p.N * record.Size(o.Size)
-		bits := p.N * scan.BitsSize(o, q.Stride)
+		size, bits := scan.PartSize(o, q.Stride, p.N)
 		switch {
 		case !ok:
 			p.Err = errApart
@@ -159,65 +172,75 @@ func (c *scanCall) ask(ctx context.Context, r *scanRequest) {
 }
 
 func (c *scanCall) compute(ctx context.Context, r *scanRequest) error {
-	object, err := c.store.scanner(ctx, r.node, c.parts[r.parts[0]].Seg.(segment).Chunk)
-	if err != nil {
-		return err
-	}
 	req := scan.Request{Scan: *c.q, Objects: c.objects, Runs: r.runs}
 	filter := c.parts[r.parts[0]].Bits != nil
 	k := pool.Computation{Op: scan.Aggregate, In: req.Append(nil), Repeat: true}
 	if filter {
 		k.Op = scan.Filter
 	}
-	out, err := object.Compute(ctx, k, nil)
-	if errors.Is(err, pool.ErrLost) || errors.Is(err, pool.ErrFreed) {
-		c.store.lostScanner(r.node, object)
-	}
+	out, err := c.store.compute(ctx, r.node, c.parts[r.parts[0]].Seg.(segment).Chunk, k)
 	if err != nil {
-		return translate(object.Name(), err)
+		return err
 	}
 	var a offload.Aggregate
 	switch {
 	case filter && len(out) == r.bits:
 		for _, i := range r.parts {
-			n := copy(c.parts[i].Bits, out[:c.parts[i].N*scan.BitsSize(c.objects, req.Scan.Stride)])
+			n := copy(c.parts[i].Bits, out[:len(c.parts[i].Bits)])
 			out = out[n:]
 		}
 	case !filter && a.Decode(out):
 		c.merge(&a)
 	default:
-		return &heap.CorruptError{Segment: object.Name(), Err: errors.New("an answer that makes no sense")}
+		return &heap.CorruptError{Segment: r.node, Err: errors.New("an answer that makes no sense")}
 	}
 	return nil
+}
+
+// compute has the object at a node, where near lies, do k.
+func (s *store) compute(ctx context.Context, node string, near *pool.Chunk, k pool.Computation) ([]byte, error) {
+	object, err := s.scanner(ctx, node, near)
+	if err != nil {
+		return nil, err
+	}
+	out, err := object.Compute(ctx, k, nil)
+	if errors.Is(err, pool.ErrLost) || errors.Is(err, pool.ErrFreed) {
+		s.lostScanner(node, object)
+	}
+	return out, err
+}
+
+// node is what s knows of a node.
+func (s *store) node(name string) *scanner {
+	s.scanners.mu.Lock()
+	defer s.scanners.mu.Unlock()
+	if s.scanners.byNode == nil {
+		s.scanners.byNode = make(map[string]*scanner)
+	}
+	n := s.scanners.byNode[name]
+	if n == nil {
+		n = new(scanner)
+		s.scanners.byNode[name] = n
+	}
+	return n
 }
 
 // scanner returns the object at a node, where near lies, that looks through what lies there. The first
 // caller constructs it.
 func (s *store) scanner(ctx context.Context, node string, near *pool.Chunk) (*pool.Object, error) {
-	s.scanners.mu.Lock()
-	if s.scanners.byNode == nil {
-		s.scanners.byNode = make(map[string]*scanner)
-	}
-	n := s.scanners.byNode[node]
-	if n == nil {
-		n = new(scanner)
-		s.scanners.byNode[node] = n
-	}
-	s.scanners.mu.Unlock()
+	n := s.node(node)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.object != nil {
 		return n.object, nil
 	}
-	if time.Now().Before(n.next) {
-		return nil, far.ErrRefused
+	if n.refuses() {
+		return nil, errRefused
 	}
 	o, err := s.pool.ConstructAt(ctx, near, scan.Name, nil)
 	if err != nil {
-		if ctx.Err() == nil {
-			n.next = time.Now().Add(refusedFor)
-		}
-		return nil, translate(scan.Name, err)
+		n.refused(ctx)
+		return nil, err
 	}
 	n.object = o
 	return o, nil
@@ -225,9 +248,7 @@ func (s *store) scanner(ctx context.Context, node string, near *pool.Chunk) (*po
 
 // lostScanner has the next caller construct another object.
 func (s *store) lostScanner(node string, o *pool.Object) {
-	s.scanners.mu.Lock()
-	n := s.scanners.byNode[node]
-	s.scanners.mu.Unlock()
+	n := s.node(node)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.object == o {

@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"polder/internal/console"
 )
@@ -116,5 +118,78 @@ func TestOnlyAVerifiedCertificateCounts(t *testing.T) {
 				t.Errorf("%s, with a token to show %t: allowed %t, want %t", tt.what, c.Token != nil, got, tt.want)
 			}
 		}
+	}
+}
+
+// TestAStrangerDrainsNothing: nor does a page of another site in an administrator's browser, nor who asks for what is not
+// a time. With the token it is as asked.
+func TestAStrangerDrainsNothing(t *testing.T) {
+	const token = "0123456789abcdef"
+	for _, tt := range []struct {
+		what   string
+		token  *Token
+		header map[string]string
+		query  string
+		want   int
+		says   string
+	}{
+		{"no way to tell who may", nil, nil, "?within=1s", http.StatusForbidden, "--admin-token-file"},
+		{"no token shown", NewToken(token), nil, "?within=1s", http.StatusUnauthorized, ""},
+		{"another site", NewToken(token), map[string]string{"Authorization": "Bearer " + token, "Sec-Fetch-Site": "cross-site"}, "?within=1s", http.StatusForbidden, ""},
+		{"no time", NewToken(token), map[string]string{"Authorization": "Bearer " + token}, "", http.StatusBadRequest, "expected a time such as 30s"},
+		{"a negative time", NewToken(token), map[string]string{"Authorization": "Bearer " + token}, "?within=-1s", http.StatusBadRequest, "expected a time"},
+		{"the token", NewToken(token), map[string]string{"Authorization": "Bearer " + token}, "?within=1s", http.StatusOK, "drained"},
+		{"the token, and it cannot be", NewToken(token), map[string]string{"Authorization": "Bearer " + token}, "?within=2s", http.StatusConflict, "still lent"},
+		{"the token, by force", NewToken(token), map[string]string{"Authorization": "Bearer " + token}, "?within=2s&force=true", http.StatusOK, "by force: still lent"},
+	} {
+		t.Run(tt.what, func(t *testing.T) {
+			lis, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			drained := false
+			s, err := Start(lis, Config{
+				Token: tt.token, About: console.About{Service: "node"}, Health: func() error { return nil }, Logger: slog.New(slog.DiscardHandler),
+				Drain: func(_ context.Context, within time.Duration, force bool) (lost, err error) {
+					drained = true
+					switch still := errors.New("still lent"); {
+					case within == time.Second:
+						return nil, nil
+					case force:
+						return still, nil
+					default:
+						return nil, still
+					}
+				},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() {
+				if err := s.Close(); err != nil {
+					t.Error(err)
+				}
+			}()
+			req, err := http.NewRequest(http.MethodPost, "http://"+lis.Addr().String()+"/drain"+tt.query, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for k, v := range tt.header {
+				req.Header.Set(k, v)
+			}
+			client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+			resp, err := client.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b, err := io.ReadAll(resp.Body)
+			_ = resp.Body.Close()
+			if err != nil || resp.StatusCode != tt.want || !strings.Contains(string(b), tt.says) {
+				t.Errorf("got %d %q, %v, want %d with %q", resp.StatusCode, b, err, tt.want, tt.says)
+			}
+			if want := tt.want == http.StatusOK || tt.want == http.StatusConflict; drained != want {
+				t.Errorf("it was drained: %t, want %t", drained, want)
+			}
+		})
 	}
 }

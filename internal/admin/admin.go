@@ -10,8 +10,9 @@
 // It is open to whoever can connect, unless there is a token or an authority of
 // administrators: then a request has to show the token or a certificate. Without,
 // it learns from /healthz whether all is well, and from /stream, /metrics, /status
-// and /debug/pprof nothing; the page by itself says nothing either. Nothing here changes anything, and none of it shows what
-// clients have stored, passwords or keys.
+// and /debug/pprof nothing; the page by itself says nothing either. None of it shows what
+// clients have stored, passwords or keys. One thing here changes something: POST /drain ends a memory
+// node when nothing is lent any more ("polder drain"), and takes the token or a certificate in any case.
 //
 // A Server owns the goroutines of its Console and of its httpserver.Server; Close
 // ends them all. It has 256 connections at most: who has been silent longest makes
@@ -19,11 +20,13 @@
 package admin
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -43,6 +46,9 @@ type Config struct {
 	Report       func(*console.State)   // adds to the state what no metric says; called by any goroutine
 	Collectors   []prometheus.Collector // more may be added by Collect
 	Logger       *slog.Logger           // its messages become metrics, if package ratelog counts them
+	// Drain, if not nil, ends the daemon when nothing is lent any more. If that takes longer than the time given, or
+	// ctx ends, it stays, and err says why; with force it ends then, and lost says what was lent.
+	Drain func(ctx context.Context, within time.Duration, force bool) (lost, err error)
 }
 
 // Server is a running administrative address.
@@ -77,6 +83,9 @@ func Start(lis net.Listener, cfg Config) (*Server, error) {
 	mux.HandleFunc("GET /stream", func(w http.ResponseWriter, r *http.Request) {
 		s.console.ServeStream(w, r, func() bool { return cfg.allowed(r) }) // the token may be replaced meanwhile
 	})
+	if cfg.Drain != nil {
+		mux.Handle("POST /drain", http.NewCrossOriginProtection().Handler(http.HandlerFunc(cfg.serveDrain)))
+	}
 	mux.HandleFunc("/debug/pprof/", pprof.Index)
 	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
 	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
@@ -116,6 +125,29 @@ func (c *Config) serveHealth(w http.ResponseWriter, reason bool) {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 	default:
 		http.Error(w, "not well", http.StatusServiceUnavailable)
+	}
+}
+
+// serveDrain answers when the daemon is about to end, or stays after all. Who asked must wait for it: if the
+// connection ends, the daemon stays.
+func (c *Config) serveDrain(w http.ResponseWriter, r *http.Request) {
+	if c.Token == nil && !c.Certificates {
+		http.Error(w, "it has no --admin-token-file or --tls-admin-ca, by which to tell who may drain it; "+
+			"send the process SIGTERM, which drains it if it was started with --drain", http.StatusForbidden)
+		return
+	}
+	within, err := time.ParseDuration(r.FormValue("within"))
+	if err != nil || within <= 0 {
+		http.Error(w, fmt.Sprintf("within is %q, expected a time such as 30s", r.FormValue("within")), http.StatusBadRequest)
+		return
+	}
+	switch lost, err := c.Drain(r.Context(), within, r.FormValue("force") == "true"); {
+	case err != nil:
+		http.Error(w, err.Error(), http.StatusConflict)
+	case lost != nil:
+		_, _ = fmt.Fprintf(w, "ended by force: %v\n", lost)
+	default:
+		_, _ = w.Write([]byte("drained: it ends\n"))
 	}
 }
 

@@ -57,7 +57,8 @@ func (m *Mapping) Bytes() []byte { return m.mem }
 
 // Punch gives the pages of [off, off+n) of a private anonymous mapping back
 // to the operating system; they read as zero afterwards. Both off and n must
-// be multiples of PageSize.
+// be multiples of PageSize. Locked memory (mlock) is only cleared: it is there so
+// that it need not be asked for again.
 func (m *Mapping) Punch(off, n int) error {
 	if err := checkRange(off, n, len(m.mem)); err != nil {
 		return fmt.Errorf("cannot punch: %w", err)
@@ -65,7 +66,12 @@ func (m *Mapping) Punch(off, n int) error {
 	if n == 0 {
 		return nil
 	}
-	if err := unix.Madvise(m.mem[off:off+n], unix.MADV_DONTNEED); err != nil {
+	err := unix.Madvise(m.mem[off:off+n], unix.MADV_DONTNEED)
+	if err == unix.EINVAL { // it is locked: nothing else is wrong with the range
+		clear(m.mem[off : off+n])
+		return nil
+	}
+	if err != nil {
 		return fmt.Errorf("cannot punch %d bytes at %d: %w", n, off, err)
 	}
 	return nil

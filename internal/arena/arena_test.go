@@ -3,6 +3,8 @@ package arena
 import (
 	"errors"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestAnonymousReadsZeroAgainAfterPunch(t *testing.T) {
@@ -18,6 +20,26 @@ func TestAnonymousReadsZeroAgainAfterPunch(t *testing.T) {
 	}
 	if b[0] != 0 || b[PageSize] != 2 {
 		t.Fatalf("after punching page 0: got %d, %d, want 0, 2", b[0], b[PageSize])
+	}
+}
+
+// TestLockedMemoryIsClearedAndStays: what a process has locked is not to be asked for again.
+func TestLockedMemoryIsClearedAndStays(t *testing.T) {
+	m, err := Anonymous(2*PageSize, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	b := m.Bytes()
+	if err := unix.Mlock(b); err != nil {
+		t.Fatal(err)
+	}
+	b[0], b[PageSize] = 1, 2
+	if err := m.Punch(0, PageSize); err != nil {
+		t.Fatal(err)
+	}
+	if b[0] != 0 || b[PageSize] != 2 {
+		t.Errorf("after punching page 0: got %d, %d, want 0, 2", b[0], b[PageSize])
 	}
 }
 

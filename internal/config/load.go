@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/knadh/koanf/parsers/yaml"
@@ -40,7 +41,11 @@ func (e *Error) Unwrap() error { return e.Err }
 // FlagError turns pflag's complaint about a command line into an *Error.
 func FlagError(err error) error {
 	if bad, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
-		return &Error{Source: "--" + bad.GetFlag().Name, Value: bad.GetValue(), Err: bad.Unwrap()}
+		why := bad.Unwrap()
+		if n, ok := errors.AsType[*strconv.NumError](why); ok && n.Func == "ParseUint" {
+			why = errors.New("expected a whole number, at least 0")
+		}
+		return &Error{Source: "--" + bad.GetFlag().Name, Value: bad.GetValue(), Err: why}
 	}
 	return err
 }

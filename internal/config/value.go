@@ -183,6 +183,45 @@ func (v *Duration) String() string {
 // Type names the value in usage texts.
 func (v *Duration) Type() string { return "duration" }
 
+// Durable is a flag value that says what of a server's state survives a crash: no, yes, or every:DURATION.
+type Durable struct {
+	on    *bool
+	every *time.Duration
+}
+
+var _ pflag.Value = (*Durable)(nil)
+
+// NewDurable makes a flag value that stores into on and every, which hold the default.
+func NewDurable(on *bool, every *time.Duration) *Durable { return &Durable{on, every} }
+
+// Set parses s.
+func (v *Durable) Set(s string) error {
+	text, isEvery := strings.CutPrefix(s, "every:")
+	every, err := time.ParseDuration(text)
+	switch {
+	case s == "no" || s == "yes":
+		*v.on, *v.every = s == "yes", 0
+	case isEvery && err == nil && every >= time.Millisecond && every <= time.Minute:
+		*v.on, *v.every = true, every
+	default:
+		return errors.New("expected yes, no, or every:DURATION from every:1ms to every:1m")
+	}
+	return nil
+}
+
+func (v *Durable) String() string {
+	switch {
+	case v.on == nil || !*v.on:
+		return "no"
+	case *v.every > 0:
+		return "every:" + v.every.String()
+	}
+	return "yes"
+}
+
+// Type names the value in usage texts.
+func (v *Durable) Type() string { return "promise" }
+
 // Int is a flag value within bounds.
 type Int struct {
 	p        *int

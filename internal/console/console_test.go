@@ -323,3 +323,15 @@ func TestThePageIsSmallAndFetchesNothing(t *testing.T) {
 		}
 	}
 }
+
+// TestStatusSaysWhichNodeIsLeaving.
+func TestStatusSaysWhichNodeIsLeaving(t *testing.T) {
+	samples := func(a, b float64) *Metric {
+		return &Metric{Samples: []Sample{{Labels: map[string]string{"node": "a:1"}, Value: a}, {Labels: map[string]string{"node": "b:1"}, Value: b}}}
+	}
+	s := State{Service: "serve", Metrics: Metrics{"polder_pool_node_up": samples(1, 1), "polder_pool_node_leaving": samples(0, 1)}}
+	var b bytes.Buffer
+	if err := s.Print(&b); err != nil || !strings.Contains(b.String(), "a:1: up,") || !strings.Contains(b.String(), "b:1: leaving,") {
+		t.Errorf("got %v, %s", err, b.String())
+	}
+}

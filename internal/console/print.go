@@ -100,8 +100,11 @@ func (s *State) Print(w io.Writer) error {
 			m.Int("polder_share_lookups_total"), m.Int("polder_share_deletes_total"), m.Int("polder_share_evictions_total"), m.Int("polder_share_expired_total"))
 	}
 	for _, n := range m.Values("polder_pool_node_up", "node") {
-		node := "node=" + n
-		row("node", "%s: %s, %s borrowed, %s more to be had", n, upOrDown(m.Sum("polder_pool_node_up", node)), bytes("polder_pool_borrowed_bytes", node), bytes("polder_pool_available_bytes", node))
+		node, state := "node="+n, upOrDown(m.Sum("polder_pool_node_up", "node="+n))
+		if m.Sum("polder_pool_node_leaving", node) > 0 {
+			state = "leaving"
+		}
+		row("node", "%s: %s, %s borrowed, %s more to be had", n, state, bytes("polder_pool_borrowed_bytes", node), bytes("polder_pool_available_bytes", node))
 		row("", "%d reads (%s), %d writes (%s), %d reconnects, %d chunks lost", m.Int("polder_pool_reads_total", node), bytes("polder_pool_read_bytes_total", node),
 			m.Int("polder_pool_writes_total", node), bytes("polder_pool_written_bytes_total", node), m.Int("polder_pool_reconnects_total", node), m.Int("polder_pool_lost_total", node))
 	}

@@ -33,39 +33,11 @@ func Query(ctx context.Context, cfg *tls.Config, token, addr string, points int)
 		ctx, cancel = context.WithTimeout(ctx, queryTimeout)
 		defer cancel()
 	}
-	transport, host := &http.Transport{TLSClientConfig: cfg, DisableKeepAlives: true}, addr
-	if path, socket := strings.CutPrefix(addr, scheme.Unix); socket {
-		host, cfg = "localhost", nil // TLS is not for sockets of this machine
-		transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", path)
-		}
-	}
-	client := &http.Client{Transport: transport}
-	ask := func(prefix string) (*http.Response, error) {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, prefix+host+"/status?points="+strconv.Itoa(points), nil)
-		if err != nil {
-			return nil, err
-		}
-		if token != "" {
-			req.Header.Set("Authorization", "Bearer "+token)
-		}
-		return client.Do(req)
-	}
-	prefix := "http://"
-	if cfg != nil {
-		prefix = "https://"
-	}
-	resp, err := ask(prefix)
-	if local, _ := listen.Loopback(addr); local && errors.Is(err, http.ErrSchemeMismatch) {
-		resp, err = ask("http://")
-	}
+	resp, err := ask(ctx, cfg, token, http.MethodGet, addr, "/status?points="+strconv.Itoa(points))
 	if err != nil {
-		return nil, fmt.Errorf("cannot ask %s: %w", addr, err)
+		return nil, err
 	}
 	defer func() { _ = resp.Body.Close() }()
-	if resp.StatusCode == http.StatusUnauthorized {
-		return nil, fmt.Errorf("cannot ask %s: it asks for a token or a certificate: give --admin-token-file, or --tls-cert and --tls-key", addr)
-	}
 	if resp.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("cannot ask %s: it answers %s; expected a polder daemon's administrative address", addr, resp.Status)
 	}
@@ -78,4 +50,63 @@ func Query(ctx context.Context, cfg *tls.Config, token, addr string, points int)
 		return nil, fmt.Errorf("cannot understand %s: %w; expected a polder daemon's administrative address", addr, err)
 	}
 	return s, nil
+}
+
+// Drain has the memory node with that administrative address end when nothing is lent any more, or with force when the
+// time is over, and returns what it says of that. Otherwise it stays, as when ctx ends.
+func Drain(ctx context.Context, cfg *tls.Config, token, addr string, within time.Duration, force bool) (string, error) {
+	resp, err := ask(ctx, cfg, token, http.MethodPost, addr, fmt.Sprintf("/drain?within=%v&force=%t", within, force))
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	b, err := io.ReadAll(io.LimitReader(resp.Body, maxStatusSize))
+	said := strings.TrimSpace(string(b))
+	switch {
+	case err != nil:
+		return "", fmt.Errorf("cannot drain %s: %w", addr, err)
+	case resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusMethodNotAllowed:
+		return "", fmt.Errorf("cannot drain %s: expected the administrative address of a polder node", addr)
+	case resp.StatusCode != http.StatusOK:
+		return "", fmt.Errorf("cannot drain %s: %s", addr, said)
+	}
+	return said, nil
+}
+
+// ask sends a request to an administrative address, as Query says.
+func ask(ctx context.Context, cfg *tls.Config, token, method, addr, path string) (*http.Response, error) {
+	transport, host := &http.Transport{TLSClientConfig: cfg, DisableKeepAlives: true}, addr
+	if path, socket := strings.CutPrefix(addr, scheme.Unix); socket {
+		host, cfg = "localhost", nil // TLS is not for sockets of this machine
+		transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", path)
+		}
+	}
+	client := &http.Client{Transport: transport}
+	try := func(prefix string) (*http.Response, error) {
+		req, err := http.NewRequestWithContext(ctx, method, prefix+host+path, nil)
+		if err != nil {
+			return nil, err
+		}
+		if token != "" {
+			req.Header.Set("Authorization", "Bearer "+token)
+		}
+		return client.Do(req)
+	}
+	prefix := "http://"
+	if cfg != nil {
+		prefix = "https://"
+	}
+	resp, err := try(prefix)
+	if local, _ := listen.Loopback(addr); local && errors.Is(err, http.ErrSchemeMismatch) {
+		resp, err = try("http://")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot ask %s: %w", addr, err)
+	}
+	if resp.StatusCode == http.StatusUnauthorized {
+		_ = resp.Body.Close()
+		return nil, fmt.Errorf("cannot ask %s: it asks for a token or a certificate: give --admin-token-file, or --tls-cert and --tls-key", addr)
+	}
+	return resp, nil
 }

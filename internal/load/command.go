@@ -13,13 +13,11 @@ type Op uint8
 const (
 	Get Op = iota
 	Set
+	SetWait // SET, and WAIT for one replica to have it
 )
 
 func (o Op) String() string {
-	if o == Set {
-		return "SET"
-	}
-	return "GET"
+	return [...]string{"GET", "SET", "SET and WAIT 1"}[o]
 }
 
 // KeySize is the length in bytes of every key.
@@ -74,8 +72,11 @@ type batch struct {
 func newBatch(op Op, pipeline, valueSize int) batch {
 	key := Key(0)
 	cmd := fmt.Appendf(nil, "*2\r\n$3\r\nGET\r\n$%d\r\n%s\r\n", KeySize, key)
-	if op == Set {
+	if op != Get {
 		cmd = fmt.Appendf(nil, "*3\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%d\r\n%s\r\n", KeySize, key, valueSize, Value(0, valueSize))
+	}
+	if op == SetWait {
+		cmd = append(cmd, "*3\r\n$4\r\nWAIT\r\n$1\r\n1\r\n$4\r\n5000\r\n"...)
 	}
 	b := batch{wire: bytes.Repeat(cmd, pipeline), size: len(cmd)}
 	for from := 0; ; {
@@ -155,6 +156,8 @@ func (p *parser) parse(b []byte, k uint32) (int, reply, error) {
 	}
 	line := b[:end+1]
 	switch {
+	case p.op == SetWait && string(line) == "+OK\r\n":
+		return p.waited(b, len(line))
 	case p.op == Set && string(line) == "+OK\r\n":
 		return len(line), replyOK, nil
 	case line[0] == '-':
@@ -163,4 +166,18 @@ func (p *parser) parse(b []byte, k uint32) (int, reply, error) {
 		return len(line), replyMissing, nil
 	}
 	return 0, 0, fmt.Errorf("got the reply %s to %v", strconv.Quote(string(line)), p.op)
+}
+
+// waited reads the reply to a WAIT, which is behind n bytes of the reply to the SET before it.
+func (p *parser) waited(b []byte, n int) (int, reply, error) {
+	end := bytes.IndexByte(b[n:], '\n')
+	switch {
+	case end < 0:
+		return 0, 0, errIncomplete
+	case b[n] != ':':
+		return 0, 0, fmt.Errorf("got the reply %s to WAIT", strconv.Quote(string(b[n:n+end+1])))
+	case string(b[n:n+end+1]) == ":0\r\n":
+		return n + end + 1, replyFailed, nil
+	}
+	return n + end + 1, replyOK, nil
 }

@@ -213,3 +213,24 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// TestSetWaitWantsAReplica: a WAIT that has found none has failed.
+func TestSetWaitWantsAReplica(t *testing.T) {
+	p := newParser(SetWait, KeySize)
+	for _, tt := range []struct {
+		in   string
+		n    int
+		what reply
+		err  bool
+	}{
+		{"+OK\r\n:1\r\n+OK", 9, replyOK, false},
+		{"+OK\r\n:0\r\n", 9, replyFailed, false},
+		{"+OK\r\n:1", 0, 0, true},
+		{"+OK\r\n", 0, 0, true},
+		{"+OK\r\n-ERR\r\n", 0, 0, true},
+	} {
+		if n, what, err := p.parse([]byte(tt.in), 0); n != tt.n || what != tt.what || (err != nil) != tt.err {
+			t.Errorf("%q: got %d bytes, %v, %v; want %d, %v", tt.in, n, what, err, tt.n, tt.what)
+		}
+	}
+}

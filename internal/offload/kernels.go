@@ -1,9 +1,6 @@
 package offload
 
-import (
-	"encoding/binary"
-	"math"
-)
+import "math"
 
 // integer and float are the types of elements.
 type (
@@ -14,15 +11,11 @@ type (
 	number interface{ integer | float }
 )
 
-// A Scanner looks through elements of one kind, which lie one behind the other
+// A scanner looks through elements of one kind, which lie one behind the other
 // and are aligned.
-type Scanner interface {
-	// Aggregate adds the elements of b that match q to a.
-	Aggregate(a *Aggregate, b []byte, q *Query)
-	// Filter appends the indices of those elements of b that match q, the
-	// first of which is i. It stops before there would be more than room,
-	// and returns how many elements it has looked at.
-	Filter(out, b []byte, i uint64, q *Query, room int) ([]byte, int)
+type scanner interface {
+	// aggregate adds the elements of b that match c to a.
+	aggregate(a *Aggregate, b []byte, c *Condition)
 	// pick sets places, of which there are as many as elements in b, to those of the elements
 	// that match c, and returns those.
 	pick(places []uint16, b []byte, c *Condition) []uint16
@@ -33,11 +26,11 @@ type Scanner interface {
 	merge(a, b *Aggregate)
 }
 
-// Scanner is the scanner of elements of kind k, which is Valid.
-func (k Kind) Scanner() Scanner { return scanners[k] }
+// scanner is the scanner of elements of kind k, which is Valid.
+func (k Kind) scanner() scanner { return scanners[k] }
 
 // scanners has one for every kind.
-var scanners = [...]Scanner{
+var scanners = [...]scanner{
 	Int8: integers[int8]{}, Int16: integers[int16]{}, Int32: integers[int32]{}, Int64: integers[int64]{},
 	Uint8: integers[uint8]{}, Uint16: integers[uint16]{}, Uint32: integers[uint32]{}, Uint64: integers[uint64]{},
 	Float32: floats[float32]{}, Float64: floats[float64]{},
@@ -45,8 +38,8 @@ var scanners = [...]Scanner{
 
 type integers[T integer] struct{}
 
-func (integers[T]) Aggregate(a *Aggregate, b []byte, q *Query) {
-	low, high, outside := bounds(q.Compare, elements[T](q.Operand[:])[0])
+func (integers[T]) aggregate(a *Aggregate, b []byte, c *Condition) {
+	low, high, outside := bounds(c.Compare, elements[T](c.Operand[:])[0])
 	least, greatest := elements[T](a.Least[:]), elements[T](a.Greatest[:])
 	lo, hi := least[0], greatest[0]
 	if a.Count == 0 {
@@ -56,7 +49,7 @@ func (integers[T]) Aggregate(a *Aggregate, b []byte, q *Query) {
 	vs := elements[T](b)
 	count, sum := 0, a.Sum
 	switch {
-	case q.Compare == Any:
+	case c.Compare == Any:
 		count = len(vs)
 		for _, v := range vs {
 			sum += uint64(v) // sign-extended, if there is a sign
@@ -96,15 +89,11 @@ func limits[T integer]() (least, greatest T) {
 	if greatest = ^T(0); greatest > 0 {
 		return 0, greatest
 	}
-	least = 1
-	for least > 0 {
-		least <<= 1
+	for top := 7; ; top += top + 1 { // of 8, 16, 32 or 64 bits
+		if least = 1 << top; least < 0 {
+			return least, ^least
+		}
 	}
-	return least, ^least
-}
-
-func (integers[T]) Filter(out, b []byte, i uint64, q *Query, room int) ([]byte, int) {
-	return filter[T](out, b, i, q, room)
 }
 
 func (integers[T]) pick(places []uint16, b []byte, c *Condition) []uint16 {
@@ -173,12 +162,12 @@ func (floats[T]) merge(a, b *Aggregate) {
 	a.Count += b.Count
 }
 
-func (floats[T]) Aggregate(a *Aggregate, b []byte, q *Query) {
+func (floats[T]) aggregate(a *Aggregate, b []byte, c *Condition) {
 	sum := math.Float64frombits(a.Sum)
 	var buf [256]T
 	for vs := elements[T](b); len(vs) > 0; {
 		var chosen []T
-		chosen, vs = choose(a, buf[:], vs, q)
+		chosen, vs = choose(a, buf[:], vs, c)
 		for _, v := range chosen {
 			sum += float64(v)
 		}
@@ -186,18 +175,14 @@ func (floats[T]) Aggregate(a *Aggregate, b []byte, q *Query) {
 	a.Sum = math.Float64bits(sum)
 }
 
-func (floats[T]) Filter(out, b []byte, i uint64, q *Query, room int) ([]byte, int) {
-	return filter[T](out, b, i, q, room)
-}
-
-// choose returns the elements that match q of some from vs on, in buf or where
+// choose returns the elements that match c of some from vs on, in buf or where
 // they are, and what is left of vs. It counts them, and finds the least and the
 // greatest: what is not a number is either only where there is nothing else.
-func choose[T float](a *Aggregate, buf, vs []T, q *Query) (chosen, rest []T) {
+func choose[T float](a *Aggregate, buf, vs []T, c *Condition) (chosen, rest []T) {
 	n := min(len(vs), len(buf)) // few enough to stay in the cache until they are added up
 	chosen, rest = vs[:n], vs[n:]
-	if op := q.Compare; op != Any {
-		operand := elements[T](q.Operand[:])[0]
+	if op := c.Compare; op != Any {
+		operand := elements[T](c.Operand[:])[0]
 		k := 0
 		for _, v := range chosen {
 			if matches(op, v, operand) {
@@ -229,22 +214,6 @@ func extremes[T float](count uint64, least, greatest, vs []T) {
 		}
 	}
 	least[0], greatest[0] = lo, hi
-}
-
-func filter[T number](out, b []byte, i uint64, q *Query, room int) ([]byte, int) {
-	vs := elements[T](b)
-	op, operand := q.Compare, elements[T](q.Operand[:])[0]
-	for n, v := range vs {
-		if !matches(op, v, operand) {
-			continue
-		}
-		if room == 0 {
-			return out, n
-		}
-		room--
-		out = binary.LittleEndian.AppendUint64(out, i+uint64(n))
-	}
-	return out, len(vs)
 }
 
 func matches[T number](op Compare, v, operand T) bool {

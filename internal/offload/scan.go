@@ -10,7 +10,7 @@ import (
 // goroutine at a time; copies of it may be used side by side.
 type Scan struct {
 	values [blockElements * 8]byte // aligned, since a word follows it
-	all    Query
+	all    Condition
 	places [blockElements]uint16
 
 	Stride int  // bytes of an element
@@ -81,23 +81,23 @@ func (s *Scan) checkField(off int, k Kind) error {
 // Preconditions: Check finds nothing; b is aligned for elements.
 func (s *Scan) Aggregate(a *Aggregate, b []byte) {
 	if s.dense() {
-		s.Kind.Scanner().Aggregate(a, b, &s.all)
+		s.Kind.scanner().aggregate(a, b, &s.all)
 		return
 	}
-	s.all = Query{}
+	s.all = Condition{}
 	for len(b) > 0 {
 		places, rest := s.choose(b)
 		if s.Kind == 0 {
 			a.Count += uint64(len(places))
 		} else if len(places) > 0 {
-			s.Kind.Scanner().Aggregate(a, s.gather(b, s.Off, s.Kind, places), &s.all)
+			s.Kind.scanner().aggregate(a, s.gather(b, s.Off, s.Kind, places), &s.all)
 		}
 		b = rest
 	}
 }
 
-// dense reports whether elements are nothing but the numbers that are added up, which a
-// Query is enough for, and sets that.
+// dense reports whether elements are nothing but the numbers that are added up, for
+// which one condition is enough, and sets that.
 func (s *Scan) dense() bool {
 	if s.Kind == 0 || s.Stride != s.Kind.Size() {
 		return false
@@ -142,7 +142,7 @@ func (s *Scan) Merge(a, b *Aggregate) {
 	case a.Count == 0:
 		*a = *b
 	default:
-		s.Kind.Scanner().merge(a, b)
+		s.Kind.scanner().merge(a, b)
 	}
 }
 
@@ -155,7 +155,7 @@ func (s *Scan) choose(b []byte) (places []uint16, rest []byte) {
 	conditions := s.Conditions
 	if len(conditions) > 0 && s.Stride == conditions[0].Kind.Size() {
 		c := &conditions[0] // fast path: of the elements themselves
-		places, conditions = c.Kind.Scanner().pick(places, b, c), conditions[1:]
+		places, conditions = c.Kind.scanner().pick(places, b, c), conditions[1:]
 	} else {
 		for i := range places {
 			places[i] = uint16(i)
@@ -163,7 +163,7 @@ func (s *Scan) choose(b []byte) (places []uint16, rest []byte) {
 	}
 	for i := range conditions {
 		if c := &conditions[i]; len(places) > 0 {
-			places = c.Kind.Scanner().keep(places, s.gather(b, c.Off, c.Kind, places), c)
+			places = c.Kind.scanner().keep(places, s.gather(b, c.Off, c.Kind, places), c)
 		}
 	}
 	return places, rest

@@ -1,7 +1,10 @@
 package allocbench
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
+	"io/fs"
 	"slices"
 	"strings"
 	"testing"
@@ -10,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 
 	"polder/measure/benchout"
+	"polder/memnode"
 	"polder/memnode/wire"
 	"polder/pool"
 )
@@ -51,6 +55,37 @@ func TestEveryContestantIsMeasured(t *testing.T) {
 					t.Errorf("%s: the control path took %v us (printed: %v)", name, busy, ok)
 				}
 			}
+		}
+	}
+}
+
+// TestARigThatCannotStartLeavesNothing: who ends the benchmark while nodes and clients start,
+// or has no room for temporary files, gets the error, and what was started is closed.
+func TestARigThatCannotStartLeavesNothing(t *testing.T) {
+	all, err := fabrics()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &all[0]
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	node := func(ctx context.Context) error {
+		_, err := f.start(ctx, f.managers[0], memnode.Config{Lend: chunks * chunkSize, ChunkSize: chunkSize}, 1)
+		return err
+	}
+	scan := func(ctx context.Context) error {
+		_, _, err := f.startScan(ctx, &Trace{Requests: []Request{{}}}, 1)
+		return err
+	}
+	for name, start := range map[string]func(context.Context) error{"a node": node, "an array": scan} {
+		if err := start(canceled); !errors.Is(err, context.Canceled) {
+			t.Errorf("%s, with a context that has ended: got %v, want Canceled", name, err)
+		}
+	}
+	t.Setenv("TMPDIR", "/nonexistent")
+	for name, start := range map[string]func(context.Context) error{"a node": node, "an array": scan} {
+		if err := start(t.Context()); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s, without a directory for temporary files: got %v, want ErrNotExist", name, err)
 		}
 	}
 }

@@ -49,6 +49,7 @@ type mallocRun struct {
 	rate        float64 // allocations in a second
 	peak        int64   // bytes taken from the node
 	utilisation float64 // mean of what live blocks need against what is taken, in percent
+	requests    float64 // WRITEs, and requests to borrow and to give back, for a block
 }
 
 func runMalloc(ctx context.Context, o Options, size mallocSize) error {
@@ -91,6 +92,7 @@ func runMalloc(ctx context.Context, o Options, size mallocSize) error {
 				{"alloc+free", "op/s", benchout.Higher, func(r *mallocRun) float64 { return r.rate }},
 				{"peak memory", "MiB", benchout.Lower, func(r *mallocRun) float64 { return float64(r.peak) / (1 << 20) }},
 				{"utilisation", "%", benchout.Higher, func(r *mallocRun) float64 { return r.utilisation }},
+				{"requests", "/block", benchout.Lower, func(r *mallocRun) float64 { return r.requests }},
 			} {
 				row := benchout.Row{Bench: "malloc", Case: p.name, Metric: m.metric, Value: median(0, m.of), Unit: m.unit}
 				if err := o.Out.Print(row.Against(heaps[k].name, median(k, m.of), m.better)); err != nil {
@@ -138,6 +140,7 @@ func mallocRound(ctx context.Context, cfg malloc.Config, size mallocSize, run fu
 		return r, err
 	}
 	r.rate = float64(meter.ops.Load()) / time.Since(begun).Seconds()
+	r.requests = float64(int64(rig.pools[0].Stats().Nodes[0].Writes)+h.Stats().Requests) / float64(meter.ops.Load())
 	r.peak, r.utilisation = meter.peak, 100*meter.sum/float64(meter.samples)
 	return r, h.Close(ctx)
 }

@@ -36,22 +36,22 @@ func (f *fabric) start(ctx context.Context, m pool.Manager, cfg memnode.Config, 
 	}()
 	dir, err := os.MkdirTemp("", "polder-alloc")
 	if err != nil {
-		return nil, err
+		return r, err
 	}
 	r.defers(func() error { return os.RemoveAll(dir) })
 	dev, err := f.newDevice(softnic.Config{Name: "node"})
 	if err != nil {
-		return nil, err
+		return r, err
 	}
 	r.defers(dev.Close)
 	cfg.Manager = m.Name()
 	if r.node, err = memnode.New(dev, cfg); err != nil {
-		return nil, err
+		return r, err
 	}
 	r.taken = func() int64 { return r.node.Stats().Lent * int64(cfg.ChunkSize) }
 	lis, err := f.listen(dev, dir)
 	if err != nil {
-		return nil, errors.Join(err, r.node.Close())
+		return r, errors.Join(err, r.node.Close())
 	}
 	r.addr = lis.Addr()
 	served := make(chan error, 1)
@@ -61,7 +61,7 @@ func (f *fabric) start(ctx context.Context, m pool.Manager, cfg memnode.Config, 
 	for range clients {
 		client, err := f.newDevice(softnic.Config{Name: "client"})
 		if err != nil {
-			return nil, err
+			return r, err
 		}
 		r.defers(client.Close)
 		p, err := pool.Open(ctx, pool.Config{
@@ -71,7 +71,7 @@ func (f *fabric) start(ctx context.Context, m pool.Manager, cfg memnode.Config, 
 			}}},
 		})
 		if err != nil {
-			return nil, err
+			return r, err
 		}
 		r.defers(p.Close)
 		r.pools = append(r.pools, p)

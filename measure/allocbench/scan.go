@@ -34,12 +34,12 @@ func (f *fabric) startScan(ctx context.Context, t *Trace, clients int) (r *rig, 
 	}()
 	dir, err := os.MkdirTemp("", "polder-alloc")
 	if err != nil {
-		return nil, nil, err
+		return r, nil, err
 	}
 	r.defers(func() error { return os.RemoveAll(dir) })
 	dev, err := f.newDevice(softnic.Config{Name: "node"})
 	if err != nil {
-		return nil, nil, err
+		return r, nil, err
 	}
 	r.defers(dev.Close)
 	// Blocks lie at multiples of their sizes, and clients leave gaps: between small
@@ -53,11 +53,11 @@ func (f *fabric) startScan(ctx context.Context, t *Trace, clients int) (r *rig, 
 	r.taken = func() int64 { return high.Load() * scanUnit }
 	array, err := newArray(dev, words)
 	if err != nil {
-		return nil, nil, err
+		return r, nil, err
 	}
 	lis, err := f.listen(dev, dir)
 	if err != nil {
-		return nil, nil, err
+		return r, nil, err
 	}
 	r.addr = lis.Addr()
 	served := make(chan error, 1)
@@ -66,12 +66,12 @@ func (f *fabric) startScan(ctx context.Context, t *Trace, clients int) (r *rig, 
 	for i := range clients {
 		dev, err := f.newDevice(softnic.Config{Name: "client"})
 		if err != nil {
-			return nil, nil, err
+			return r, nil, err
 		}
 		r.defers(dev.Close)
 		w, err := f.dialWords(ctx, dev, r.addr)
 		if err != nil {
-			return nil, nil, err
+			return r, nil, err
 		}
 		all = append(all, scanLender{arrayscan.New(w, uint64(i+1), words, piece), high})
 	}

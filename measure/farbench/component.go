@@ -2,38 +2,28 @@ package farbench
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"sync"
 	"time"
 
 	"polder/far"
-	"polder/far/remote"
 	"polder/measure/benchout"
 )
 
 // What far component measures with.
 const (
-	tableKeys    = 100_000
-	tableValue   = 64
-	tableBucket  = 64        // bytes of an index that a one-sided reader reads first
-	columnLength = 4 << 20   // int64s
-	readMemory   = 32 << 20  // that is read
-	componentRAM = 128 << 20 // of the client at the node
-	sumPart      = 4 << 20   // of readMemory that a caller who adds it up reads at once
-
-	structureLocal = 8 << 20 // of a heap with a column
+	columnLength   = 4 << 20   // int64s
+	componentRAM   = 128 << 20 // of the client at the node
+	structureLocal = 8 << 20   // of a heap with a column, or a map
+	tableKeys      = 400_000   // of a map, whose words have no room in local memory
+	tableValue     = 64
 )
 
-// RunComponent compares what the memory node's components do with what one-sided
-// reads of the same data cost, and with the same in local memory: a miss of a hash
-// table beside two reads of which the second needs the first, and the sum of a
-// vector beside reading all of it. A far array, most of it evacuated, is added up and searched by reading it, and where its data
-// is. And it says how much local memory a table's
-// index takes that is not at the node.
+// RunComponent compares what the memory node computes where the data is with reading the data, and with the same in
+// local memory: a far array, most of it evacuated, is added up and searched, and keys of a map are looked up whose leaves
+// of the index are far, too.
 func RunComponent(ctx context.Context, o Options) error {
 	for _, fabric := range fabrics {
 		if err := o.component(ctx, fabric); err != nil {
@@ -50,52 +40,28 @@ func (o *Options) component(ctx context.Context, fabric string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, l.close()) }()
-	raw, err := newRawReader(ctx, l.pool, readMemory, tableValue)
-	if err != nil {
-		return err
-	}
-	d := remote.NewDevice(l.pool)
-	if err := o.table(ctx, fabric, d, raw, l.cpu); err != nil {
-		return err
-	}
-	if err := o.column(ctx, fabric, d, raw); err != nil {
-		return err
-	}
 	if err := o.structure(ctx, fabric, l); err != nil {
 		return err
 	}
-	return o.index(ctx, fabric, l)
+	return o.lookup(ctx, fabric, l)
 }
 
 // A way is one of several to get at the same thing.
 type way struct {
 	name string
-	do   func(r *rand.Rand, buf []byte) error
+	do   func() error
 }
 
-// compare measures one-sided reads, a component and local memory, in this order,
-// with one caller and with several, in turns. If there is a clock of CPU time, it
-// also measures what an operation takes of that: on a machine that others use it
-// is steadier than the time.
-func (o *Options) compare(what, unit string, scale float64, rounds int, span time.Duration, ways [3]way, clock func() (time.Duration, error)) error {
+// compare measures reading, having it computed and local memory, in this order, with one caller and with several, in
+// turns.
+func (o *Options) compare(what string, rounds int, span time.Duration, ways [3]way) error {
 	for _, callers := range []int{1, 16} {
 		var rates [3][]float64
-		var cpu [3]time.Duration
-		var ops [3]float64
 		for range rounds {
 			for i, w := range ways {
-				var before, after time.Duration
-				var err error
-				if clock != nil {
-					if before, err = clock(); err != nil {
-						return err
-					}
-				}
-				begin := time.Now()
 				rate, err := crowd(callers, span, func(id int, over func() bool) (n int, err error) {
-					r, buf := rand.New(rand.NewPCG(uint64(id), 4)), make([]byte, sumPart)
 					for ; !over() && err == nil; n++ {
-						err = w.do(r, buf)
+						err = w.do()
 					}
 					return n, err
 				})
@@ -103,18 +69,11 @@ func (o *Options) compare(what, unit string, scale float64, rounds int, span tim
 					return fmt.Errorf("cannot measure %s of %s: %w", w.name, what, err)
 				}
 				rates[i] = append(rates[i], rate)
-				ops[i] += rate * time.Since(begin).Seconds()
-				if clock != nil {
-					if after, err = clock(); err != nil {
-						return err
-					}
-				}
-				cpu[i] += after - before
 			}
 		}
 		for i, w := range ways {
-			row := benchout.Row{Bench: "far component", Case: what + ", 1 caller", Metric: w.name, Unit: unit}
-			value, better := func(rate float64) float64 { return scale / rate }, benchout.Lower
+			row := benchout.Row{Bench: "far component", Case: what + ", 1 caller", Metric: w.name, Unit: "ms"}
+			value, better := func(rate float64) float64 { return 1e3 / rate }, benchout.Lower
 			if callers > 1 {
 				row.Case, row.Unit = fmt.Sprintf("%s, %d callers", what, callers), "ops/s"
 				value, better = func(rate float64) float64 { return rate }, benchout.Higher
@@ -125,13 +84,6 @@ func (o *Options) compare(what, unit string, scale float64, rounds int, span tim
 			}
 			if err := o.Out.Print(row); err != nil {
 				return err
-			}
-			if i == 1 && clock != nil {
-				perOp := func(i int) float64 { return float64(cpu[i].Microseconds()) / ops[i] }
-				row.Metric, row.Value, row.Unit = "its CPU time", perOp(1), "us/op"
-				if err := o.Out.Print(row.Against(ways[0].name, perOp(0), benchout.Lower)); err != nil {
-					return err
-				}
 			}
 		}
 	}
@@ -182,8 +134,8 @@ func (o *Options) structure(ctx context.Context, fabric string, l *lender) (err 
 		if c.least == 0 {
 			conditions = nil
 		}
-		if err := o.compare(fabric+", "+c.name, "ms", 1e3, rounds, span, [3]way{
-			{"read", func(*rand.Rand, []byte) error {
+		if err := o.compare(fabric+", "+c.name, rounds, span, [3]way{
+			{"read", func() error {
 				var sum int64
 				s := heap.NewScope()
 				defer s.Close()
@@ -197,7 +149,7 @@ func (o *Options) structure(ctx context.Context, fabric string, l *lender) (err 
 				}
 				return check(sum, s.Err())
 			}},
-			{"computed", func(*rand.Rand, []byte) error {
+			{"computed", func() error {
 				if c.search { // its elements are their indices
 					var sum int64
 					for i, err := range far.Filter(ctx, a, conditions...) {
@@ -211,7 +163,7 @@ func (o *Options) structure(ctx context.Context, fabric string, l *lender) (err 
 				s, err := far.Aggregate(ctx, a, x, conditions...)
 				return check(s.SumInt, err)
 			}},
-			{"local", func(*rand.Rand, []byte) error {
+			{"local", func() error {
 				var sum int64
 				for _, v := range local {
 					if v >= c.least {
@@ -220,169 +172,91 @@ func (o *Options) structure(ctx context.Context, fabric string, l *lender) (err 
 				}
 				return check(sum, nil)
 			}},
-		}, nil); err != nil { // the node is a process of its own
+		}); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// table measures misses.
-func (o *Options) table(ctx context.Context, fabric string, d far.Device, raw *rawReader, clock func() (time.Duration, error)) error {
-	t, err := far.NewRemoteTable(ctx, d)
-	if err != nil {
-		return err
-	}
-	value := make([]byte, tableValue)
-	if _, err := crowd(16, time.Hour, func(id int, over func() bool) (int, error) {
-		for k := id; k < tableKeys && !over(); k += 16 {
-			if err := t.Put(ctx, tableKey(k), value); err != nil {
-				return 0, err
-			}
+// lookup measures reads of keys at random, 256 in a call or one, of a map whose index is far: leaf and entry are read one
+// after the other, or the entry is found where the leaf is.
+func (o *Options) lookup(ctx context.Context, fabric string, l *lender) (err error) {
+	type value [tableValue]byte
+	open := func(s far.Store) (*far.Heap, *far.Map[uint64, value], error) {
+		heap, err := far.NewHeap(s, far.Config{Local: structureLocal})
+		if err != nil {
+			return nil, nil, err
 		}
-		return 0, nil
-	}); err != nil {
-		return err
+		m, err := far.NewMap(heap, far.MapConfig[uint64, value]{})
+		for k := uint64(0); k < tableKeys && err == nil; k++ {
+			err = m.Set(ctx, k, value{byte(k)})
+		}
+		return heap, m, err
 	}
-	var mu sync.RWMutex
-	local := make(map[[8]byte][]byte)
-	for k := range tableKeys {
-		local[[8]byte(tableKey(k))] = make([]byte, tableValue)
+	var maps [2]*far.Map[uint64, value]
+	for i, s := range []far.Store{struct{ far.Store }{l.store()}, l.store()} {
+		heap, m, failed := open(s)
+		if heap != nil {
+			defer func() { err = errors.Join(err, heap.Close()) }()
+		}
+		if failed != nil {
+			return failed
+		}
+		maps[i] = m
+	}
+	local := make(map[uint64]value)
+	for k := range uint64(tableKeys) {
+		local[k] = value{byte(k)}
 	}
 	rounds, span := 15, 400*time.Millisecond
 	if o.Short {
 		rounds, span = 5, 150*time.Millisecond
 	}
-	if err := o.compare(fabric+", lookup of 64 B", "us", 1e6, rounds, span, [3]way{
-		{"two READs", func(r *rand.Rand, buf []byte) error { return raw.dependent(ctx, r, buf) }},
-		{"component", func(r *rand.Rand, buf []byte) error {
-			binary.LittleEndian.PutUint64(buf, uint64(r.IntN(tableKeys)))
-			_, err := t.Get(ctx, buf[:8], buf[8:8])
-			return err
-		}},
-		{"local", func(r *rand.Rand, buf []byte) error {
-			binary.LittleEndian.PutUint64(buf, uint64(r.IntN(tableKeys)))
-			mu.RLock()
-			defer mu.RUnlock()
-			if copy(buf[8:], local[[8]byte(buf)]) != tableValue {
-				return errors.New("a key is missing")
-			}
-			return nil
-		}},
-	}, clock); err != nil {
-		return err
-	}
-	return t.Close(ctx)
-}
-
-func tableKey(k int) []byte { return binary.LittleEndian.AppendUint64(nil, uint64(k)) }
-
-// index says what the index of a map costs that keeps it here.
-func (o *Options) index(ctx context.Context, fabric string, l *lender) (err error) {
-	heap, err := far.NewHeap(l.store(), far.Config{Local: 32 << 20})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, heap.Close()) }()
-	m, err := far.NewMap(heap, far.MapConfig[uint64, [tableValue]byte]{})
-	if err != nil {
-		return err
-	}
-	for k := range uint64(tableKeys) {
-		if err := m.Set(ctx, k, [tableValue]byte{}); err != nil {
-			return err
+	for _, n := range []int{1, 256} {
+		type some struct {
+			keys []uint64
+			vs   []value
+			ok   []bool
 		}
-	}
-	perKey := float64(heap.Stats().Index) / tableKeys
-	return o.Out.Print(benchout.Row{
-		Bench: "far component", Case: fabric + ", local index", Metric: "component", Unit: "B/key",
-	}.Against("far.Map", perKey, benchout.Lower))
-}
-
-// dependent reads a bucket and then, where that says, an entry.
-func (r *rawReader) dependent(ctx context.Context, rnd *rand.Rand, buf []byte) error {
-	slots := r.slots(tableBucket)
-	if _, err := r.chunk.ReadContext(ctx, buf[:tableBucket], int64(rnd.IntN(slots)*tableBucket)); err != nil {
-		return err
-	}
-	at := (binary.LittleEndian.Uint64(buf) + rnd.Uint64()) % uint64(slots)
-	_, err := r.chunk.ReadContext(ctx, buf[:tableValue], int64(at)*tableBucket)
-	return err
-}
-
-// column measures sums.
-func (o *Options) column(ctx context.Context, fabric string, d far.Device, raw *rawReader) error {
-	v, err := far.NewRemoteVector[int64](ctx, d)
-	if err != nil {
-		return err
-	}
-	local := make([]int64, columnLength)
-	for i := range local {
-		local[i] = int64(i)
-	}
-	if err := v.Write(ctx, 0, local); err != nil {
-		return err
-	}
-	rounds, span := 7, 300*time.Millisecond
-	if o.Short {
-		rounds, span = 3, 100*time.Millisecond
-	}
-	for _, c := range []struct {
-		name  string
-		where far.Where[int64]
-		sum   int64
-	}{
-		{"sum of 32 MiB", far.Where[int64]{}, int64(columnLength) * (columnLength - 1) / 2},
-		{"sum where less", far.Where[int64]{If: far.IfLess, Operand: columnLength / 2}, int64(columnLength/2) * (columnLength/2 - 1) / 2},
-	} {
-		check := func(sum int64) error {
-			if sum != c.sum {
-				return fmt.Errorf("the sum is %d, want %d", sum, c.sum)
-			}
-			return nil
-		}
-		if err := o.compare(fabric+", "+c.name, "ms", 1e3, rounds, span, [3]way{
-			{"READ all", func(_ *rand.Rand, buf []byte) error { return raw.sumAll(ctx, buf, c.where) }},
-			{"component", func(*rand.Rand, []byte) error {
-				s, err := v.Aggregate(ctx, c.where)
-				return errors.Join(err, check(s.SumInt))
-			}},
-			{"local", func(*rand.Rand, []byte) error {
-				var sum int64
-				for _, x := range local {
-					if c.where.If == far.IfAll || x < c.where.Operand {
-						sum += x
+		pool := sync.Pool{New: func() any { return &some{make([]uint64, n), make([]value, n), make([]bool, n)} }}
+		read := func(get func(s *some) error) func() error {
+			return func() error {
+				s := pool.Get().(*some)
+				defer pool.Put(s)
+				for i := range s.keys {
+					s.keys[i] = rand.Uint64N(tableKeys)
+				}
+				err := get(s)
+				for i, k := range s.keys {
+					if err == nil && (!s.ok[i] || s.vs[i][0] != byte(k)) {
+						err = fmt.Errorf("key %d is %v, %v", k, s.vs[i][0], s.ok[i])
 					}
 				}
-				return check(sum)
-			}},
-		}, nil); err != nil { // the vector is in a process of its own
-
-			return err
-		}
-	}
-	return v.Close(ctx)
-}
-
-// sumAll reads everything, as much at a time as there is room for in buf, and adds it
-// up.
-func (r *rawReader) sumAll(ctx context.Context, buf []byte, where far.Where[int64]) error {
-	var total int64
-	for off := int64(0); off < r.chunk.Size(); {
-		n, err := r.chunk.ReadContext(ctx, buf, off)
-		if err != nil && err != io.EOF {
-			return err
-		}
-		off += int64(n)
-		for b := buf[:n]; len(b) >= 8; b = b[8:] {
-			x := int64(binary.LittleEndian.Uint64(b))
-			if where.If == far.IfAll || x < where.Operand {
-				total += x
+				return err
 			}
 		}
-	}
-	if total != 0 {
-		return fmt.Errorf("the sum of zeros is %d", total)
+		from := func(m *far.Map[uint64, value]) func() error {
+			return read(func(s *some) (err error) {
+				if n == 1 {
+					s.vs[0], s.ok[0], err = m.Get(ctx, s.keys[0])
+					return err
+				}
+				return m.GetMany(ctx, s.keys, s.vs, s.ok)
+			})
+		}
+		if err := o.compare(fmt.Sprintf("%s, lookup of %d", fabric, n), rounds, span, [3]way{
+			{"read", from(maps[0])},
+			{"computed", from(maps[1])},
+			{"local", read(func(s *some) error {
+				for i, k := range s.keys {
+					s.vs[i], s.ok[i] = local[k]
+				}
+				return nil
+			})},
+		}); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"math/rand/v2"
 	"os/exec"
 	"sync"
@@ -130,7 +131,7 @@ func (b *kvBench) run(ctx context.Context, o Options, server *child.Redis) (err 
 		return err
 	}
 	closers = append(closers, heap.Close)
-	b.add("", raceStore{table}, keys)
+	b.add("RACE", raceStore{table}, keys)
 	b.add(roundTripsName, trips, keys)
 	b.add(fmt.Sprintf("far map, %d%% local", min(100, 100*local/data)), farStore{heap.NewByteMap("kv")}, keys)
 	if server != nil {
@@ -283,13 +284,16 @@ func (s redisStore) put(ctx context.Context, key, value []byte, _ bool) error {
 
 const roundTripsName = "round trips"
 
-// roundTrips does what RACE's operations must do (Zuo et al.), at random places of memory,
-// and looks at nothing.
+// roundTrips does what RACE's operations must do (Zuo et al.), at places of memory that a
+// key has, so that those of popular keys are in the processor's cache as a table's are. It
+// looks at nothing.
 type roundTrips struct {
+	seed    maphash.Seed
 	pool    *pool.Pool
 	chunk   *pool.Chunk
 	value   int       // bytes
 	block   int       // bytes, with header and key
+	index   int64     // bytes, the first of chunk, which buckets are in
 	scratch sync.Pool // of *trip
 }
 
@@ -298,12 +302,17 @@ type trip struct {
 	ops   []pool.Op
 	pairs [2 * bucketPair]byte
 	block []byte
+
+	places rand.PCG
 }
 
-const bucketPair = 128 // bytes of a main bucket and the overflow bucket beside it
+const (
+	bucketPair       = 128 // bytes of a main bucket and the overflow bucket beside it
+	indexBytesOfRace = 16  // for a key: half of the slots of 8 bytes are in use, about
+)
 
 func newRoundTrips(ctx context.Context, p *pool.Pool, value, keys int) (*roundTrips, error) {
-	t := &roundTrips{pool: p, value: value, block: (16 + keySize + value + 63) / 64 * 64}
+	t := &roundTrips{seed: maphash.MakeSeed(), pool: p, value: value, block: (16 + keySize + value + 63) / 64 * 64, index: int64(keys * indexBytesOfRace)}
 	raw, err := newRawReader(ctx, p, int64(keys*t.block), t.block)
 	if err != nil {
 		return nil, err
@@ -313,10 +322,26 @@ func newRoundTrips(ctx context.Context, p *pool.Pool, value, keys int) (*roundTr
 	return t, nil
 }
 
-// op is an operation at a random place that buf would fit.
-func (t *roundTrips) op(kind pool.OpKind, buf []byte) pool.Op {
-	size := max(8, len(buf))
-	return pool.Op{Kind: kind, Chunk: t.chunk, Off: rand.Int64N(t.chunk.Size()/int64(size)) * int64(size), Buf: buf}
+// begin begins an operation on a key.
+func (t *roundTrips) begin(key []byte) *trip {
+	s := t.scratch.Get().(*trip)
+	s.places.Seed(maphash.Bytes(t.seed, key), 0)
+	return s
+}
+
+// op is an operation at the next of a key's places, which buf would fit, in its block.
+func (t *roundTrips) op(s *trip, kind pool.OpKind, buf []byte) pool.Op {
+	return t.within(s, t.chunk.Size(), kind, buf)
+}
+
+// lookup is op in the index, which is small, and so nearer to the processor.
+func (t *roundTrips) lookup(s *trip, kind pool.OpKind, buf []byte) pool.Op {
+	return t.within(s, t.index, kind, buf)
+}
+
+func (t *roundTrips) within(s *trip, n int64, kind pool.OpKind, buf []byte) pool.Op {
+	size := uint64(max(8, len(buf)))
+	return pool.Op{Kind: kind, Chunk: t.chunk, Off: int64(s.places.Uint64() % (uint64(n) / size) * size), Buf: buf}
 }
 
 // do does some operations in a round trip.
@@ -326,30 +351,30 @@ func (t *roundTrips) do(ctx context.Context, s *trip, ops ...pool.Op) error {
 }
 
 // get reads the buckets and then the block.
-func (t *roundTrips) get(ctx context.Context, _, buf []byte) ([]byte, bool, error) {
-	s := t.scratch.Get().(*trip)
+func (t *roundTrips) get(ctx context.Context, key, buf []byte) ([]byte, bool, error) {
+	s := t.begin(key)
 	defer t.scratch.Put(s)
-	if err := t.do(ctx, s, t.op(pool.OpRead, s.pairs[:bucketPair]), t.op(pool.OpRead, s.pairs[bucketPair:])); err != nil {
+	if err := t.do(ctx, s, t.lookup(s, pool.OpRead, s.pairs[:bucketPair]), t.lookup(s, pool.OpRead, s.pairs[bucketPair:])); err != nil {
 		return buf, false, err
 	}
-	err := t.do(ctx, s, t.op(pool.OpRead, s.block))
+	err := t.do(ctx, s, t.op(s, pool.OpRead, s.block))
 	return append(buf, s.block[16+keySize:][:t.value]...), true, err
 }
 
 // put writes the block beside the READs of the buckets; then the old block is read, and
 // the slot is swapped; or, of a new key, the slot is swapped and the buckets are read
 // again.
-func (t *roundTrips) put(ctx context.Context, _, value []byte, insert bool) error {
-	s := t.scratch.Get().(*trip)
+func (t *roundTrips) put(ctx context.Context, key, value []byte, insert bool) error {
+	s := t.begin(key)
 	defer t.scratch.Put(s)
 	copy(s.block[16+keySize:], value)
-	first, second := t.op(pool.OpRead, s.pairs[:bucketPair]), t.op(pool.OpRead, s.pairs[bucketPair:])
-	if err := t.do(ctx, s, t.op(pool.OpWrite, s.block), first, second); err != nil {
+	first, second := t.lookup(s, pool.OpRead, s.pairs[:bucketPair]), t.lookup(s, pool.OpRead, s.pairs[bucketPair:])
+	if err := t.do(ctx, s, t.op(s, pool.OpWrite, s.block), first, second); err != nil {
 		return err
 	}
-	swap := t.op(pool.OpCompareAndSwap, nil)
+	swap := t.lookup(s, pool.OpCompareAndSwap, nil)
 	if insert {
 		return errors.Join(t.do(ctx, s, swap), t.do(ctx, s, first, second))
 	}
-	return errors.Join(t.do(ctx, s, t.op(pool.OpRead, s.block)), t.do(ctx, s, swap))
+	return errors.Join(t.do(ctx, s, t.op(s, pool.OpRead, s.block)), t.do(ctx, s, swap))
 }

@@ -1,19 +1,15 @@
 package farbench
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"polder/far"
 	"polder/far/remote"
@@ -62,25 +58,6 @@ func startLender(ctx context.Context, polder, fabric string, lend int64, flags .
 }
 
 func (l *lender) store() far.Store { return remote.NewStore(l.pool) }
-
-// cpu is the CPU time that this process and the node have used so far.
-func (l *lender) cpu() (time.Duration, error) {
-	var own unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &own); err != nil {
-		return 0, fmt.Errorf("cannot read the time of this process: %w", err)
-	}
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", l.node.PID()))
-	if err != nil {
-		return 0, fmt.Errorf("cannot read the node's time: %w", err)
-	}
-	const tick = time.Second / 100 // USER_HZ, the same everywhere
-	var user, system int64
-	fields := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
-	if _, err := fmt.Sscan(fields[11]+" "+fields[12], &user, &system); err != nil {
-		return 0, fmt.Errorf("cannot read the node's time: %w", err)
-	}
-	return time.Duration(own.Utime.Nano()+own.Stime.Nano()) + time.Duration(user+system)*tick, nil
-}
 
 // close ends the node. The heaps on its store must have been closed.
 func (l *lender) close() error {
@@ -146,7 +123,7 @@ func (r *rawReader) rate(ctx context.Context, workers, batch int, span time.Dura
 }
 
 // crowd lets workers goroutines work for span, and returns how much they did in
-// a second, all in all.
+// a second, all in all. It returns the first error: when a node is gone, all have the same.
 func crowd(workers int, span time.Duration, work func(id int, over func() bool) (int, error)) (float64, error) {
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -166,7 +143,9 @@ func crowd(workers int, span time.Duration, work func(id int, over func() bool) 
 			})
 			mu.Lock()
 			total += n
-			failed = errors.Join(failed, err)
+			if failed == nil {
+				failed = err
+			}
 			mu.Unlock()
 			if err != nil {
 				stop.Store(true)

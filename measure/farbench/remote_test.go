@@ -13,7 +13,9 @@ import (
 	"time"
 
 	"polder/far"
+	"polder/internal/proctest"
 	"polder/measure/benchout"
+	"polder/pages"
 )
 
 func TestScanComparesEveryAmountOfWork(t *testing.T) {
@@ -99,6 +101,9 @@ func TestBenchesEndWhenTheyAreInterrupted(t *testing.T) {
 		"scan": func(ctx context.Context, o Options) error {
 			return runScan(ctx, o, scanScale{pages: 2 << 10, works: make([]time.Duration, 100), rounds: 1, span: span, corpus: 1 << 40})
 		},
+		"paging": func(ctx context.Context, o Options) error {
+			return pagingScale{data: 16 << 20, sizes: []int{4096, 1}, rounds: 1, span: span, timed: 10}.run(ctx, o)
+		},
 		"threads": func(ctx context.Context, o Options) error {
 			return runThreads(ctx, o, threadsScale{entries: 1 << 13, goroutines: []int{1, 1 << 20}, rounds: 1, span: span})
 		},
@@ -182,5 +187,139 @@ func TestFilesComeBackFromCompression(t *testing.T) {
 	f.out.at = 0
 	if err := f.out.check(data); err == nil {
 		t.Error("a difference in the last byte was not found")
+	}
+}
+
+// TestObjectsAreComparedWithPages over both fabrics. That nothing was lost, the benchmark sees
+// itself.
+func TestObjectsAreComparedWithPages(t *testing.T) {
+	o, out := tiny()
+	if err := (pagingScale{data: 6 << 20, sizes: []int{1024}, rounds: 1, span: 10 * time.Millisecond, timed: 20}).run(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	rivals := map[string]int{}
+	for _, r := range *out {
+		name, _, _ := strings.Cut(r.Rival, ",")
+		rivals[name]++
+		if r.Value <= 0 || r.RivalValue <= 0 {
+			t.Errorf("got the row %+v, want figures", r)
+		}
+		// Three of four objects are far, each in a page with three others.
+		if r.Metric == "bytes moved" && strings.HasSuffix(r.Case, "read") && (r.Value > 2 || r.RivalValue < 2 || r.RivalValue > 6) {
+			t.Errorf("%s moves %v bytes for each that is used, and pages %v; want less than 1, and 3", r.Case, r.Value, r.RivalValue)
+		}
+	}
+	if rivals["pages"] != 8 || rivals["page fault"] != 4 || rivals["raw READ"] != 4 {
+		t.Errorf("got so many rows of each rival: %v; want 8 of pages, and 4 of faults and READs", rivals)
+	}
+}
+
+// TestTheKernelSwapsOut three quarters of a process's objects, none of which is lost, and
+// there is nothing left of that in the end.
+func TestTheKernelSwapsOut(t *testing.T) {
+	before, _ := os.ReadFile("/proc/swaps")
+	const size = 32 << 20
+	z, err := newZram(t.Context(), size)
+	if err != nil {
+		t.Skipf("SKIPPED, so that nothing is known of the kernel's swapping: %v (it takes root and zram)", err)
+	}
+	p, err := startSwapped(proctest.Binary(), size, size/4)
+	if err == nil {
+		for _, j := range []job{{Do: "fill", Size: 4096}, {Do: "touch", Size: 4096, Threads: 1, Span: time.Millisecond, Update: true}, {Do: "check", Size: 4096}} {
+			var r result
+			if r, err = p.do(t.Context(), j); err != nil {
+				break
+			}
+			if j.Do == "touch" && r.Count == 0 || j.Do == "check" && r.Count == 0 {
+				t.Errorf("%+v: got %+v, want updates", j, r)
+			}
+		}
+		err = errors.Join(err, p.close())
+	}
+	if errors.Is(err, errSwapped) {
+		t.Skipf("SKIPPED, so that nothing is known of the kernel's swapping: %v", errors.Join(err, z.close()))
+	}
+	if moved, failed := z.moved(); moved < size/2 || failed != nil {
+		t.Errorf("%d bytes were swapped, %v; want more than %d", moved, failed, size/2)
+	}
+	if err := errors.Join(err, z.close()); err != nil {
+		t.Error(err)
+	}
+	if after, _ := os.ReadFile("/proc/swaps"); !bytes.Equal(before, after) {
+		t.Errorf("there was swap memory of %q, and is of %q", before, after)
+	}
+}
+
+func TestWhatIsWrongWithAnObjectIsSeen(t *testing.T) {
+	b := make([]byte, 64)
+	fillObject(b, 7)
+	for want := range uint64(3) {
+		if got, err := touchObject(b, 7, true); got != want || err != nil {
+			t.Fatalf("version %d: %v, want %d", got, err, want)
+		}
+	}
+	if _, err := touchObject(b, 8, false); err == nil {
+		t.Error("it is taken for another object")
+	}
+	b[63]++
+	if _, err := touchObject(b, 7, false); err == nil {
+		t.Error("its last byte is not looked at")
+	}
+}
+
+// TestPagesAreMeasured over both fabrics; that programs find what they must, the benchmark sees
+// itself.
+func TestPagesAreMeasured(t *testing.T) {
+	o, out := tiny()
+	s := pagesScale{size: 4 << 20, work: 1 << 20, accesses: 256, rounds: 1, timed: 100, percents: []int64{25}}
+	for _, fabric := range fabrics {
+		if err := s.run(t.Context(), o, fabric); err != nil {
+			t.Fatal(err)
+		}
+		faults, times := out.of("p50"), out.of("time")
+		if name := "fault, " + fabric + ", not pinned"; faults[name] <= 0 {
+			t.Errorf("%s: %v us", name, faults[name])
+		}
+		for _, p := range programs(s.work, s.accesses) {
+			if name := fabric + ", " + p.name + ", 25 % local"; times[name] <= 0 {
+				t.Errorf("%s: %v ms", name, times[name])
+			}
+		}
+	}
+}
+
+// TestProgramsFindWhatTheyMust, and what they leave in the memory is looked at.
+func TestProgramsFindWhatTheyMust(t *testing.T) {
+	const size = 1 << 20
+	mem := make([]byte, size)
+	slots := joinSlots(mem)
+	all := uint64(2 * (size/pages.Size + (size/pages.Size)*(size/pages.Size-1)/2*pages.Size)) // of the pages, twice
+	want := map[string]uint64{"sequential": all, "strided": all}
+	for i := slots; i < size/joinRow; i++ {
+		if row := i * 7 % slots; row < slots/2 {
+			want["hash join"] += uint64(row+1) * (joinRow/8 - 1)
+		}
+	}
+	for _, p := range programs(size, 2*size/pages.Size) {
+		p.prepare(mem)
+		got := p.run(mem)
+		if want[p.name] != 0 && got != want[p.name] {
+			t.Errorf("%s: found %d, want %d", p.name, got, want[p.name])
+		}
+		if p.again {
+			if again := p.run(mem); again != got {
+				t.Errorf("%s: found %d, and %d the second time", p.name, got, again)
+			}
+		}
+		if p.check == nil {
+			continue
+		}
+		if err := p.check(mem); err != nil {
+			t.Errorf("%s: %v", p.name, err)
+		}
+		mem[size/8]++
+		if err := p.check(mem); err == nil {
+			t.Errorf("%s: a byte that has changed is not seen", p.name)
+		}
 	}
 }

@@ -53,7 +53,7 @@ type scale struct {
 
 var (
 	full  = scale{rounds: 5, duration: time.Second, warmup: 200 * time.Millisecond, settle: 3 * time.Second, data: 256 << 20, most: 1_500_000, wide: 100_000, large: 36 << 20}
-	short = scale{rounds: 3, duration: 80 * time.Millisecond, warmup: 20 * time.Millisecond, settle: 200 * time.Millisecond, data: 56 << 20, most: 300_000, wide: 20_000, large: 36 << 20}
+	short = scale{rounds: 3, duration: 65 * time.Millisecond, warmup: 15 * time.Millisecond, settle: 200 * time.Millisecond, data: 56 << 20, most: 300_000, wide: 20_000, large: 36 << 20}
 )
 
 // entryOverhead is what the far heap keeps beside a key and a value: header,
@@ -239,8 +239,12 @@ func (b *bench) measure(ctx context.Context, s *server, f *figures, cfg load.Con
 }
 
 func (b *bench) print(name string, ours, theirs figures) error {
+	return b.printAs("resp", rival, name, ours, theirs)
+}
+
+func (b *bench) printAs(bench, rival, name string, ours, theirs figures) error {
 	row := func(metric, unit string, ours, theirs []float64, better benchout.Better) error {
-		r := benchout.Row{Bench: "resp", Case: name, Metric: metric, Value: median(ours), Unit: unit}
+		r := benchout.Row{Bench: bench, Case: name, Metric: metric, Value: median(ours), Unit: unit}
 		return b.cfg.Printer.Print(r.Against(rival, median(theirs), better))
 	}
 	err := errors.Join(
@@ -249,7 +253,7 @@ func (b *bench) print(name string, ours, theirs figures) error {
 		row("p99", "us", ours.p99, theirs.p99, benchout.Lower),
 	)
 	if len(ours.hits) > 0 {
-		r := benchout.Row{Bench: "resp", Case: name, Metric: "local hits", Value: median(ours.hits), Unit: "%"}
+		r := benchout.Row{Bench: bench, Case: name, Metric: "local hits", Value: median(ours.hits), Unit: "%"}
 		err = errors.Join(err, b.cfg.Printer.Print(r))
 	}
 	return err

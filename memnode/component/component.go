@@ -32,22 +32,13 @@ type Component struct {
 	// called by whoever has received the request: that is as fast as a
 	// one-sided READ. A panic of theirs still harms only the object.
 	Bounded bool
-	// SharedReads promises that Read changes nothing, so that several can be
-	// under way in an object. Where clients hold objects themselves, they are.
-	SharedReads bool
-	// Portable says that the component comes with Polder, so that every
-	// client's program has it, too. If all of a node's components are, its
-	// clients on the same machine hold their objects themselves, each in a
-	// [Place].
-	Portable bool
 }
 
 // A Constructor makes an object with parameters that only it understands.
-// c.Others are objects of the same client's that the request names.
 type Constructor func(env *Env, c *Call, params []byte) (Object, error)
 
 // An Object is what a client has constructed. Its methods are called one at a
-// time, but for Component.SharedReads. They must check what they are given, since it comes from the network,
+// time. They must check what they are given, since it comes from the network,
 // and must not keep it: key, data and in are the message's, and out the
 // reply's.
 type Object interface {
@@ -65,15 +56,11 @@ type Object interface {
 
 // A Call is a request that is being carried out.
 type Call struct {
-	// Others are the other objects that the request names, nil where it
-	// names none. They are to be read only.
-	Others [2]Object
 	// Chunks is the memory that the node has lent to the client, for objects of
 	// Bounded components in the node's process; nil if the node's manager does not tell.
 	Chunks Chunks
 
-	deadline time.Time     // zero: limit after the first look
-	limit    time.Duration // how long the call may take, if there is no deadline
+	deadline time.Time
 }
 
 // Chunks is what a node has lent to one client, as it is now. It may be used by any number of
@@ -87,13 +74,4 @@ type Chunks interface {
 
 // Expired reports whether nobody waits for the result any more. What takes long
 // should look now and then, and return ErrExpired.
-func (c *Call) Expired() bool {
-	now := time.Now()
-	if c.deadline.IsZero() {
-		c.deadline = now.Add(c.limit)
-	}
-	return now.After(c.deadline)
-}
-
-// NewCall returns a Call with a deadline, for tests of components.
-func NewCall(deadline time.Time) *Call { return &Call{deadline: deadline} }
+func (c *Call) Expired() bool { return time.Now().After(c.deadline) }

@@ -1,7 +1,6 @@
 package component_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -13,12 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"polder/internal/offload"
 	"polder/internal/proctest"
 	"polder/memnode"
 	"polder/memnode/component"
-	"polder/memnode/component/hashtable"
-	"polder/memnode/component/vector"
 	"polder/memnode/component/wire"
 	"polder/pool"
 	"polder/pool/pooltest"
@@ -26,9 +22,12 @@ import (
 
 func TestMain(m *testing.M) {
 	component.Main(component.Set{
-		offload.Table: hashtable.Component, offload.Vector: vector.Component, "wicked": {New: newWicked}, "tame": {New: newWicked, Bounded: true},
+		table: {New: newShelf, Bounded: true}, column: {New: newShelf}, "wicked": {New: newWicked}, "tame": {New: newWicked, Bounded: true},
 		"words": {New: newWords},
 	})
+	if os.Getenv(nodeEnv) != "" {
+		runNode()
+	}
 	proctest.Main(m)
 }
 
@@ -55,11 +54,7 @@ func overDrivers(t *testing.T, f func(t *testing.T, s pooltest.Setup)) {
 
 func construct(t testing.TB, p *pool.Pool, name string) *pool.Object {
 	t.Helper()
-	var params []byte
-	if name == offload.Vector {
-		params = []byte{byte(offload.Int32)}
-	}
-	o, err := p.Construct(context.Background(), name, params)
+	o, err := p.Construct(context.Background(), name, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,53 +92,37 @@ func TestObjectsLiveAndDie(t *testing.T) {
 	overDrivers(t, func(t *testing.T, s pooltest.Setup) {
 		c := pooltest.NewCluster(t, s, node(ample))
 		p := c.Open(pool.Config{}).Pool
-		table := construct(t, p, offload.Table)
-		mustWrite(t, table, "key", "value")
-		mustRead(t, table, "key", "value")
-		_, err := table.Read(t.Context(), []byte("another"), nil)
+		shelf := construct(t, p, table)
+		mustWrite(t, shelf, "key", "value")
+		mustRead(t, shelf, "key", "value")
+		_, err := shelf.Read(t.Context(), []byte("another"), nil)
 		if !errors.Is(err, pool.ErrNotFound) {
 			t.Fatalf("got %v, want %v", err, pool.ErrNotFound)
 		}
-		big := strings.Repeat("x", offload.MaxValue)
-		mustWrite(t, table, "big", big)
-		mustRead(t, table, "big", big)
-		if err := table.Write(t.Context(), []byte("k"), make([]byte, 1<<16)); !errors.Is(err, pool.ErrTooLarge) {
+		big := strings.Repeat("x", maxValue)
+		mustWrite(t, shelf, "big", big)
+		mustRead(t, shelf, "big", big)
+		if err := shelf.Write(t.Context(), []byte("k"), make([]byte, 1<<16)); !errors.Is(err, pool.ErrTooLarge) {
 			t.Fatalf("a request that is too large: got %v, want %v", err, pool.ErrTooLarge)
 		}
-		wantStatus(t, "a value that is too large", table.Write(t.Context(), []byte("k"), make([]byte, offload.MaxValue+1)), wire.Refused)
+		wantStatus(t, "a value that is too large", shelf.Write(t.Context(), []byte("k"), make([]byte, maxValue+1)), wire.Refused)
 
-		v := construct(t, p, offload.Vector)
-		mustWrite(t, v, string(make([]byte, 8)), "\x01\x00\x00\x00\x02\x00\x00\x00")
-		q := offload.Query{End: 10}
-		out, err := compute(v, offload.VectorAggregate, q.Append(nil))
-		var a offload.Aggregate
-		if err != nil || !a.Decode(out) || a.Sum != 3 || a.Count != 2 {
-			t.Fatalf("got %+v, %v, want a sum of 3 of 2", a, err)
-		}
-		second, err := p.ConstructBeside(t.Context(), v, offload.Vector, []byte{byte(offload.Int32)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		all := binary.LittleEndian.AppendUint64(make([]byte, 8), 10)
-		if _, err := second.Compute(t.Context(), pool.Computation{Op: offload.VectorCopy, In: all, Others: [2]*pool.Object{v}}, nil); err != nil {
-			t.Fatal(err)
-		}
-		if out, err := second.Read(t.Context(), append(make([]byte, 8), 10, 0, 0, 0), nil); err != nil || !bytes.Equal(out, []byte{1, 0, 0, 0, 2, 0, 0, 0}) {
-			t.Fatalf("the copy is %x, %v", out, err)
-		}
+		v := construct(t, p, column)
+		mustWrite(t, v, "key", "another value")
+		mustRead(t, v, "key", "another value")
 
 		_, err = p.Construct(t.Context(), "no such thing", nil)
 		if wantStatus(t, "an unknown component", err, wire.Unknown); !errors.Is(err, pool.ErrNoComponent) {
 			t.Fatal(err)
 		}
-		_, err = p.Construct(t.Context(), offload.Vector, []byte{200})
+		_, err = p.Construct(t.Context(), column, []byte{200})
 		wantStatus(t, "wrong parameters", err, wire.Refused)
-		for _, o := range []*pool.Object{table, v, second} {
+		for _, o := range []*pool.Object{shelf, v} {
 			if err := o.Destruct(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if _, err := table.Read(t.Context(), nil, nil); !errors.Is(err, pool.ErrFreed) {
+		if _, err := shelf.Read(t.Context(), nil, nil); !errors.Is(err, pool.ErrFreed) {
 			t.Fatalf("got %v, want %v", err, pool.ErrFreed)
 		}
 		if st := c.Nodes[0].Stats().Components; st.Objects != 0 || st.Workers != 1 || st.Deaths != 0 {
@@ -157,7 +136,7 @@ func TestWhatAComponentDoesHarmsOnlyItsCaller(t *testing.T) {
 	overDrivers(t, func(t *testing.T, s pooltest.Setup) {
 		c := pooltest.NewCluster(t, s, node(time.Second))
 		victim, other := c.Open(pool.Config{}).Pool, c.Open(pool.Config{}).Pool
-		bystander := construct(t, other, offload.Table)
+		bystander := construct(t, other, table)
 		mustWrite(t, bystander, "key", "value")
 		chunk := func() {
 			k, err := victim.Alloc(t.Context(), int64(victim.ChunkSize()))
@@ -191,9 +170,9 @@ func TestWhatAComponentDoesHarmsOnlyItsCaller(t *testing.T) {
 			{"is bounded and takes all of its memory", "tame", opMemory, wire.OK, false, false},
 		} {
 			t.Run(tt.name, func(t *testing.T) {
-				table, evil := construct(t, victim, offload.Table), construct(t, victim, tt.kind)
+				shelf, evil := construct(t, victim, table), construct(t, victim, tt.kind)
 				neighbour := construct(t, victim, "wicked")
-				mustWrite(t, table, "key", "value")
+				mustWrite(t, shelf, "key", "value")
 				_, err := compute(evil, tt.op, nil)
 				if tt.want != wire.OK || err != nil {
 					wantStatus(t, "the call", err, tt.want)
@@ -208,7 +187,7 @@ func TestWhatAComponentDoesHarmsOnlyItsCaller(t *testing.T) {
 				if got, err := neighbour.Read(t.Context(), []byte("key"), nil); tt.all && !errors.Is(err, pool.ErrLost) || !tt.all && string(got) != "key" {
 					t.Fatalf("another object: got %q, %v, lost: want %v", got, err, tt.all)
 				}
-				mustRead(t, table, "key", "value")
+				mustRead(t, shelf, "key", "value")
 				mustRead(t, bystander, "key", "value")
 				chunk()
 				// There is a place for new ones, with all of the memory.
@@ -219,7 +198,7 @@ func TestWhatAComponentDoesHarmsOnlyItsCaller(t *testing.T) {
 				if out, err := compute(again, opMemory, nil); err != nil || binary.LittleEndian.Uint64(out) < 4 {
 					t.Fatalf("a new object gets %x MiB, %v, want 4 at least", out, err)
 				}
-				for _, o := range []*pool.Object{table, neighbour, again} {
+				for _, o := range []*pool.Object{shelf, neighbour, again} {
 					if err := o.Destruct(t.Context()); err != nil {
 						t.Fatal(err)
 					}
@@ -239,7 +218,7 @@ func TestABoundedComponentThatLoopsHarmsOnlyItsCaller(t *testing.T) {
 	overDrivers(t, func(t *testing.T, s pooltest.Setup) {
 		c := pooltest.NewCluster(t, s, node(200*time.Millisecond))
 		victim, other := c.Open(pool.Config{}).Pool, c.Open(pool.Config{}).Pool
-		evil, bystander := construct(t, victim, "tame"), construct(t, other, offload.Table)
+		evil, bystander := construct(t, victim, "tame"), construct(t, other, table)
 		spinning.Store(true)
 		ended := make(chan error, 1)
 		go func() {
@@ -277,7 +256,7 @@ func TestABoundedComponentThatLoopsHarmsOnlyItsCaller(t *testing.T) {
 func TestOneObjectsTroubleIsNotAnothers(t *testing.T) {
 	c := pooltest.NewCluster(t, pooltest.Inproc, node(ample))
 	p := c.Open(pool.Config{}).Pool
-	evil, table := construct(t, p, "wicked"), construct(t, p, offload.Table)
+	evil, shelf := construct(t, p, "wicked"), construct(t, p, table)
 	_, err := p.Construct(t.Context(), "wicked", []byte("panic"))
 	wantStatus(t, "a constructor that panics", err, wire.Panicked)
 	_, err = p.Construct(t.Context(), "wicked", []byte("nil"))
@@ -294,8 +273,8 @@ func TestOneObjectsTroubleIsNotAnothers(t *testing.T) {
 		_, err := evil.Compute(ctx, pool.Computation{Op: opWait}, nil)
 		done <- err
 	}()
-	mustWrite(t, table, "key", "value")
-	mustRead(t, table, "key", "value")
+	mustWrite(t, shelf, "key", "value")
+	mustRead(t, shelf, "key", "value")
 	if err := <-done; !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, pool.ErrTimeout) {
 		t.Fatalf("got %v, want that its time was over", err)
 	}
@@ -308,10 +287,10 @@ func TestOneObjectsTroubleIsNotAnothers(t *testing.T) {
 func TestLimits(t *testing.T) {
 	c := pooltest.NewCluster(t, pooltest.Inproc, node(ample))
 	p := c.Open(pool.Config{}).Pool
-	table := construct(t, p, offload.Table)
+	shelf := construct(t, p, table)
 	stored := 0
 	for {
-		err := table.Write(t.Context(), fmt.Append(nil, stored), make([]byte, 50_000))
+		err := shelf.Write(t.Context(), fmt.Append(nil, stored), make([]byte, 50_000))
 		if errors.Is(err, pool.ErrNoMemory) {
 			break
 		}
@@ -325,7 +304,7 @@ func TestLimits(t *testing.T) {
 	if stored < 80 {
 		t.Errorf("there was room for %d values of 50 kB in 6 MiB, want 80 at least", stored)
 	}
-	mustRead(t, table, "0", string(make([]byte, 50_000)))
+	mustRead(t, shelf, "0", string(make([]byte, 50_000)))
 	for range 10 {
 		construct(t, p, "wicked")
 	}
@@ -359,37 +338,37 @@ func TestObjectsSurviveTheConnectionButNotTheSession(t *testing.T) {
 	overDrivers(t, func(t *testing.T, s pooltest.Setup) {
 		c := pooltest.NewCluster(t, s, node(ample))
 		k := c.Open(pool.Config{})
-		table, column := construct(t, k.Pool, offload.Table), construct(t, k.Pool, offload.Vector)
+		shelf, worked := construct(t, k.Pool, table), construct(t, k.Pool, column)
 		for i := range 5 {
 			key := fmt.Sprint(i)
-			mustWrite(t, table, key, "value")
-			mustWrite(t, column, element(i), "1234")
+			mustWrite(t, shelf, key, "value")
+			mustWrite(t, worked, key, "1234")
 			k.Cut(c.Nodes[0])
-			mustRead(t, table, key, "value")
-			mustRead(t, column, one(i), "1234")
+			mustRead(t, shelf, key, "value")
+			mustRead(t, worked, key, "1234")
 		}
 		dying := c.Open(pool.Config{})
-		construct(t, dying.Pool, offload.Table)
-		construct(t, dying.Pool, offload.Vector)
+		construct(t, dying.Pool, table)
+		construct(t, dying.Pool, column)
 		dying.Unreachable(c.Nodes[0], true)
 		dying.Cut(c.Nodes[0])
 		pooltest.Eventually(t, "the dead client's objects are gone", func() bool {
 			st := c.Nodes[0].Stats()
 			return st.Components.Workers == 1 && st.Components.Objects == 2 && st.Components.Reserved == 10<<20 && st.Sessions == 1
 		})
-		mustRead(t, table, "0", "value")
+		mustRead(t, shelf, "0", "value")
 		if st := c.Nodes[0].Stats().Components; st.Deaths != 0 {
 			t.Errorf("got %+v, want no deaths", st)
 		}
 		c.Nodes[0].Crash()
 		c.Nodes[0].Start()
-		for _, o := range []*pool.Object{table, column} {
+		for _, o := range []*pool.Object{shelf, worked} {
 			pooltest.Eventually(t, "the object is lost with the node", func() bool {
 				_, err := o.Read(t.Context(), []byte("0"), nil)
 				return errors.Is(err, pool.ErrLost)
 			})
 		}
-		mustWrite(t, construct(t, k.Pool, offload.Table), "key", "value")
+		mustWrite(t, construct(t, k.Pool, table), "key", "value")
 	})
 }
 
@@ -399,7 +378,7 @@ func TestConnectionsBreakUnderRequests(t *testing.T) {
 	overDrivers(t, func(t *testing.T, s pooltest.Setup) {
 		c := pooltest.NewCluster(t, s, node(ample))
 		k := c.Open(pool.Config{})
-		table := construct(t, k.Pool, offload.Table)
+		shelf := construct(t, k.Pool, table)
 		stop := make(chan struct{})
 		var wg sync.WaitGroup
 		for id := range 8 {
@@ -413,7 +392,7 @@ func TestConnectionsBreakUnderRequests(t *testing.T) {
 					default:
 					}
 					value := fmt.Sprint(i)
-					switch err := table.Write(context.Background(), key, []byte(value)); {
+					switch err := shelf.Write(context.Background(), key, []byte(value)); {
 					case err == nil:
 						clear(possible)
 						possible[value] = true
@@ -423,7 +402,7 @@ func TestConnectionsBreakUnderRequests(t *testing.T) {
 						t.Error(err)
 						return
 					}
-					got, err := table.Read(context.Background(), key, nil)
+					got, err := shelf.Read(context.Background(), key, nil)
 					if errors.Is(err, pool.ErrNotFound) {
 						err = nil
 					}
@@ -437,7 +416,7 @@ func TestConnectionsBreakUnderRequests(t *testing.T) {
 		for range 10 {
 			k.Cut(c.Nodes[0])
 			// This waits for the next connection.
-			if _, err := compute(table, offload.TableLen, nil); err != nil && !errors.Is(err, pool.ErrOutcomeUnknown) {
+			if _, err := compute(shelf, opLen, nil); err != nil && !errors.Is(err, pool.ErrOutcomeUnknown) {
 				t.Error(err)
 			}
 		}

@@ -1,13 +1,12 @@
 // Package component runs active components at a memory node: AIFM's remote
 // devices (section 4.2.4). A client constructs objects of the components that
 // the node's program has been compiled with, and reads, writes, deletes and
-// computes in them where the data is: a miss of a hash table costs one round
-// trip, and a sum moves eight bytes.
+// computes in them where the data is: a sum moves 32 bytes. Polder comes with one, far/remote/scan.
 //
 // A program that lends memory says in main, before anything else, which
 // components it has:
 //
-//	component.Main(component.Set{"hashtable": hashtable.Component, "vector": vector.Component})
+//	component.Main(component.Set{scan.Name: scan.Component})
 //
 // Main returns, except in processes that the node starts for its clients'
 // objects: these are the same program again. Config.Components of package
@@ -15,7 +14,7 @@
 //
 // # Isolation
 //
-// There are three places for a client's objects:
+// There are two places for a client's objects:
 //
 //   - A process of their own, the worker, which the node starts when the client
 //     constructs the first one. Nothing of the node's memory, and of other
@@ -23,16 +22,11 @@
 //     there, unless he promises what Bounded does.
 //   - The node's process, for components that are Bounded. They are called by the
 //     goroutine that receives the client's messages, since two switches between
-//     processes would cost a lookup of a hash table several times what one-sided
-//     reads do. What the process boundary is for, these do themselves: they are Go
+//     processes cost several times what one-sided reads do. What the process boundary is for, these do themselves: they are Go
 //     that checks its bounds, so that they reach no memory but their own; their
 //     memory is the Env's; every loop has an end that does not depend on what they
 //     are given. One that breaks the promise and loops keeps its client's own
-//     connection busy, and a CPU. The vector's calls are as long as the vector, so
-//     it is not Bounded.
-//   - The client's process, if the client is on the same machine, and all of the
-//     node's components are Portable: a [Place], in memory that the node has
-//     passed. No boundary is needed there: whatever happens, happens to who asked.
+//     connection busy, and a CPU.
 //
 // What can go wrong, and whom it harms:
 //
@@ -44,8 +38,6 @@
 //     Go heap than it may. The client's objects are lost then: requests for them
 //     fail, and the next one that is constructed is in a new worker. Those
 //     of components that are Bounded go on.
-//   - A client writes what it likes into the memory that was passed to it. The
-//     node never reads it, and it is punched out before it is lent again.
 //   - Other clients notice none of that, nor does the lending of memory.
 //
 // Objects are as lasting as the client's session: they outlive its connection
@@ -62,11 +54,7 @@
 // has constructed an object counts with all of ClientMemory against Config.Memory,
 // so that it is refused early and never short of what it was promised. Objects in
 // the worker and in the node count against one limit, with a counter in memory
-// that both processes share; what a worker had is given back when it ends. The
-// memory of a Place is a memfd of that size, which is sealed: the kernel keeps the
-// client within it. A client counts with it from when it is passed until its session
-// ends, which is when it disconnects if it has said before that it needs it no more
-// ([WholePlace]).
+// that both processes share; what a worker had is given back when it ends.
 //
 // # Wire and transport
 //
@@ -88,5 +76,5 @@
 // and one that watches over its time. Tenant.mu guards the account of buffers,
 // Server.mu the reservations and is taken inside of it; neither is held while
 // an object is called or something is posted. Within worker, held.mu comes before
-// worker.mu, Env.mu and region.mu; Env.mu before region.mu.
+// worker.mu and Env.mu.
 package component

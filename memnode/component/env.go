@@ -15,10 +15,6 @@ type budget struct {
 	own   *atomic.Int64 // used by this process
 }
 
-func newBudget(limit int64) *budget {
-	return &budget{limit: limit, all: new(atomic.Int64), own: new(atomic.Int64)}
-}
-
 func (b *budget) take(n int64) bool {
 	for {
 		all := b.all.Load()
@@ -44,22 +40,12 @@ func (b *budget) give(n int64) {
 type Env struct {
 	budget *budget
 
-	region *region // where memory comes from; nil: from the kernel
-
 	mu       sync.Mutex
-	blocks   map[*byte]block // by first byte
+	blocks   map[*byte]*arena.Mapping // that Alloc has made, by first byte
 	reserved int64
 }
 
-// block is what Alloc has returned.
-type block struct {
-	size    int            // rounded up
-	mapping *arena.Mapping // nil if it is the region's
-}
-
-func newEnv(b *budget, r *region) *Env {
-	return &Env{budget: b, region: r, blocks: make(map[*byte]block)}
-}
+func newEnv(b *budget) *Env { return &Env{budget: b, blocks: make(map[*byte]*arena.Mapping)} }
 
 // Alloc returns n bytes of zeros outside of the Go heap, at the beginning of a
 // page, n rounded up to whole pages of which are counted. It fails with
@@ -72,49 +58,35 @@ func (e *Env) Alloc(n int) ([]byte, error) {
 	if !e.budget.take(int64(size)) {
 		return nil, ErrNoMemory
 	}
-	b, bl := e.take(size)
-	if b == nil {
+	m, err := arena.Anonymous(size, false)
+	if err != nil {
 		e.budget.give(int64(size))
 		return nil, ErrNoMemory
 	}
+	b := m.Bytes()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.blocks[&b[0]] = bl
+	e.blocks[&b[0]] = m
 	return b[:n:n], nil
 }
 
-// take gets whole pages, or nil.
-func (e *Env) take(size int) ([]byte, block) {
-	if e.region != nil {
-		return e.region.take(size), block{size: size}
-	}
-	m, err := arena.Anonymous(size, false)
-	if err != nil {
-		return nil, block{}
-	}
-	return m.Bytes(), block{size, m}
-}
-
-// give gives back what take got, which begins with first.
-func (e *Env) give(first *byte, b block) {
-	if b.mapping != nil {
-		b.mapping.Close()
-	} else {
-		e.region.give(first, b.size)
-	}
-	e.budget.give(int64(b.size))
+// give gives back what Alloc got.
+func (e *Env) give(m *arena.Mapping) {
+	n := len(m.Bytes())
+	m.Close()
+	e.budget.give(int64(n))
 }
 
 // Free gives back what Alloc returned, from its first byte on.
 func (e *Env) Free(b []byte) {
 	e.mu.Lock()
-	bl, ok := e.blocks[&b[0]]
+	m, ok := e.blocks[&b[0]]
 	delete(e.blocks, &b[0])
 	e.mu.Unlock()
 	if !ok {
 		panic("BUG: memory is freed that was not allocated")
 	}
-	e.give(&b[0], bl)
+	e.give(m)
 }
 
 // Reserve counts n bytes that the object is about to take from the Go heap. It
@@ -144,20 +116,10 @@ func (e *Env) Release(n int) {
 func (e *Env) close() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for first, b := range e.blocks {
-		e.give(first, b)
+	for _, m := range e.blocks {
+		e.give(m)
 	}
 	clear(e.blocks)
 	e.budget.give(e.reserved)
 	e.reserved = 0
 }
-
-// NewEnv returns an Env of so many bytes, for tests of components. A node makes
-// those of its objects.
-func NewEnv(limit int64) *Env { return newEnv(newBudget(limit), nil) }
-
-// Used is how many bytes have been taken from e's budget.
-func (e *Env) Used() int64 { return e.budget.own.Load() }
-
-// Left is how many bytes there are to be had.
-func (e *Env) Left() int64 { return e.budget.limit - e.budget.all.Load() }

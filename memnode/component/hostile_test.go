@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"polder/internal/offload"
 	"polder/memnode/component/wire"
 	nodewire "polder/memnode/wire"
 	"polder/pool"
@@ -137,7 +136,7 @@ func (r *raw) answer(i int, b []byte) wire.Reply {
 func TestGarbageIsRefusedAndHarmsNobody(t *testing.T) {
 	overDrivers(t, func(t *testing.T, s pooltest.Setup) {
 		c := pooltest.NewCluster(t, s, node(ample))
-		bystander := construct(t, c.Open(pool.Config{}).Pool, offload.Table)
+		bystander := construct(t, c.Open(pool.Config{}).Pool, table)
 		mustWrite(t, bystander, "key", "value")
 		raw := openRaw(t, c, c.Nodes[0])
 		rnd := rand.New(rand.NewPCG(1, 1))
@@ -161,11 +160,8 @@ func TestGarbageIsRefusedAndHarmsNobody(t *testing.T) {
 		if got := ask(guess.Append(nil)); got.Status == wire.OK {
 			t.Fatalf("another client's object was read: %q", got.Data)
 		}
-		for _, kind := range []string{offload.Table, offload.Vector, "tame", "wicked"} {
+		for _, kind := range []string{table, column, "tame", "wicked"} {
 			req := wire.Request{Verb: wire.Construct, Key: []byte(kind), Time: time.Second, Room: 1000}
-			if kind == offload.Vector {
-				req.Data = []byte{byte(offload.Int64)}
-			}
 			made := ask(req.Append(nil))
 			if made.Status != wire.OK {
 				t.Fatalf("%s: %v: %s", kind, made.Status, made.Data)
@@ -180,9 +176,6 @@ func TestGarbageIsRefusedAndHarmsNobody(t *testing.T) {
 				}
 				if q.Verb == wire.Compute {
 					q.Op = uint16(rnd.IntN(8))
-				}
-				if rnd.IntN(4) == 0 {
-					q.Others = [2]uint64{made.Object, rnd.Uint64()}
 				}
 				for _, b := range [][]byte{q.Key, q.Data} {
 					for k := range b {
@@ -221,7 +214,7 @@ func TestAConnectionHasOneQueuePairForComponents(t *testing.T) {
 
 func TestWhoSendsTooMuchBreaksItsOwnQueuePair(t *testing.T) {
 	c := pooltest.NewCluster(t, pooltest.Inproc, node(ample))
-	bystander := construct(t, c.Open(pool.Config{}).Pool, offload.Table)
+	bystander := construct(t, c.Open(pool.Config{}).Pool, table)
 	raw := openRaw(t, c, c.Nodes[0])
 	made := raw.answer(0, (&wire.Request{Verb: wire.Construct, Key: []byte("wicked"), Time: time.Second, Room: 100}).Append(nil))
 	if made.Status != wire.OK {

@@ -27,16 +27,6 @@ func (s Set) bounded() Set {
 	return set
 }
 
-// portable reports whether all of s are.
-func (s Set) portable() bool {
-	for _, c := range s {
-		if !c.Portable {
-			return false
-		}
-	}
-	return true
-}
-
 // workerEnv is the variable of the environment that makes this program a worker.
 const workerEnv = "POLDER_COMPONENT_WORKER"
 

@@ -1,28 +1,28 @@
 package component_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
-	"polder/internal/offload"
 	"polder/internal/proctest"
 	"polder/internal/testaddr"
+	"polder/memnode"
 	"polder/pool"
+	"polder/verbs/softnic"
+	"polder/verbs/tcp"
 )
-
-// element is the key to write element i of a vector, and one that to read it.
-func element(i int) string { return string(binary.LittleEndian.AppendUint64(nil, uint64(i))) }
-func one(i int) string     { return element(i) + "\x01\x00\x00\x00" }
 
 // children lists the processes whose parent is pid.
 func children(t testing.TB, pid int) (pids []int) {
@@ -48,11 +48,61 @@ func children(t testing.TB, pid int) (pids []int) {
 	return pids
 }
 
-func TestARealNode(t *testing.T) {
-	args := []string{"--lend", "64MiB", "--component-memory", "32MiB", "--component-client-memory", "16MiB", "--grace", "500ms"}
-	n := proctest.Start(t, "node", append(args, "--listen", testaddr.Host()+":0")...)
+// nodeEnv is the variable of the environment that makes the test's program a node that listens at its value.
+const nodeEnv = "TEST_COMPONENT_NODE"
+
+// runNode is a node with the tests' components. It says where it listens, and does not return.
+func runNode() {
+	err := func() error {
+		dev, err := tcp.NewDevice(softnic.Config{})
+		if err != nil {
+			return err
+		}
+		cfg := node(ample)
+		cfg.Grace = 500 * time.Millisecond
+		n, err := memnode.New(dev, cfg)
+		if err != nil {
+			return err
+		}
+		l, err := tcp.Listen(dev, os.Getenv(nodeEnv), tcp.Config{})
+		if err != nil {
+			return err
+		}
+		fmt.Println(l.Addr())
+		return n.Serve(l)
+	}()
+	fmt.Fprintln(os.Stderr, err)
+	os.Exit(1)
+}
+
+// startNode starts a node at addr in a process of its own, and returns where it listens.
+func startNode(t *testing.T, addr string) (*exec.Cmd, string) {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), nodeEnv+"="+addr)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	at, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatal("the node did not say where it listens:", err)
+	}
+	return cmd, strings.TrimSpace(at)
+}
+
+func TestANodeAndItsWorkers(t *testing.T) {
+	n, addr := startNode(t, testaddr.Host()+":0")
 	dial := func() *pool.Pool {
-		p, err := pool.Dial(t.Context(), n.Addr("verbs"))
+		p, err := pool.Dial(t.Context(), addr)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -60,14 +110,14 @@ func TestARealNode(t *testing.T) {
 	}
 	p, other := dial(), dial()
 	defer p.Close()
-	column := construct(t, p, offload.Vector)
-	mustWrite(t, column, element(0), "1234")
-	mine := children(t, n.PID())
+	shelf := construct(t, p, column)
+	mustWrite(t, shelf, "0", "1234")
+	mine := children(t, n.Process.Pid)
 	if len(mine) != 1 {
 		t.Fatalf("the node has children %v, want one", mine)
 	}
-	bystander := construct(t, other, offload.Vector)
-	mustWrite(t, bystander, element(0), "5678")
+	bystander := construct(t, other, column)
+	mustWrite(t, bystander, "0", "5678")
 
 	// Kill the worker under requests.
 	var wg sync.WaitGroup
@@ -75,7 +125,7 @@ func TestARealNode(t *testing.T) {
 	for id := range 8 {
 		wg.Go(func() {
 			for {
-				if err := column.Write(context.Background(), []byte(element(0)), fmt.Append(nil, 1000+id)); err != nil {
+				if err := shelf.Write(context.Background(), []byte("0"), fmt.Append(nil, 1000+id)); err != nil {
 					failed <- err
 					return
 				}
@@ -91,26 +141,29 @@ func TestARealNode(t *testing.T) {
 			t.Errorf("a request under which the worker was killed: got %v, want %v", err, pool.ErrLost)
 		}
 	}
-	mustRead(t, bystander, one(0), "5678")
-	again := construct(t, p, offload.Vector)
-	mustWrite(t, again, element(0), "1234")
+	mustRead(t, bystander, "0", "5678")
+	again := construct(t, p, column)
+	mustWrite(t, again, "0", "1234")
 
 	// The client goes, and its worker with it, after the grace period.
 	other.Close()
-	proctest.Until(t, "one worker is left", func() bool { return len(children(t, n.PID())) == 1 })
-	mustRead(t, again, one(0), "1234")
-	workers := children(t, n.PID())
-	n.Kill()
+	proctest.Until(t, "one worker is left", func() bool { return len(children(t, n.Process.Pid)) == 1 })
+	mustRead(t, again, "0", "1234")
+	workers := children(t, n.Process.Pid)
+	if err := n.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = n.Wait()
 	proctest.Until(t, "the worker has ended with its node", func() bool {
 		return syscall.Kill(workers[0], 0) != nil
 	})
-	n2 := proctest.Start(t, "node", append(args, "--listen", n.Addr("verbs"))...)
+	n2, _ := startNode(t, addr)
 	proctest.Until(t, "the object is lost and the node is back", func() bool {
 		_, err := again.Read(t.Context(), []byte("key"), nil)
 		return errors.Is(err, pool.ErrLost) && p.Stats().Nodes[0].State == "up"
 	})
-	mustWrite(t, construct(t, p, offload.Vector), element(0), "1234")
-	if got := children(t, n2.PID()); len(got) != 1 {
+	mustWrite(t, construct(t, p, column), "0", "1234")
+	if got := children(t, n2.Process.Pid); len(got) != 1 {
 		t.Errorf("the new node has children %v, want one", got)
 	}
 }
@@ -128,10 +181,14 @@ func TestTheNodeOfUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	table := construct(t, p, offload.Table)
-	mustWrite(t, table, "key", "value")
-	mustRead(t, table, "key", "value")
-	column := construct(t, p, offload.Vector)
-	mustWrite(t, column, element(0), "1234")
-	mustRead(t, column, one(0), "1234")
+	if _, err := p.Construct(t.Context(), "no such thing", nil); !errors.Is(err, pool.ErrNoComponent) {
+		t.Errorf("got %v, want %v", err, pool.ErrNoComponent)
+	}
+	o, err := p.Construct(t.Context(), "scan", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := o.Compute(t.Context(), pool.Computation{Op: 1, In: []byte("nonsense")}, nil); !errors.Is(err, pool.ErrRefused) {
+		t.Errorf("got %v, want %v", err, pool.ErrRefused)
+	}
 }

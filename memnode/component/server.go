@@ -99,13 +99,6 @@ func (s *Server) release() {
 	s.reserved -= s.cfg.ClientMemory
 }
 
-// closing reports whether the server ends, and not just a session.
-func (s *Server) closing() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.closed
-}
-
 // Close ends every worker, and returns when everything that the server started
 // has ended, and no object in this process is called any more: they look at the lent memory. The tenants must have been disconnected.
 func (s *Server) Close() {

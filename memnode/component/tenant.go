@@ -31,14 +31,7 @@ type Tenant struct {
 	used    atomic.Int64 // by its objects, in bytes
 	objects int          // of its
 	calls   int          // of its that are being carried out
-	passed  *arena.Memfd // the memory of the client's Place, nil if it has none
-	vacated bool         // the client has no use for passed any more
-	places  int          // of inside, the worker, and passed: the client's memory is reserved
-}
-
-// A passer is a connection that carries memory to a client on this machine.
-type passer interface {
-	PassMemory(*arena.Memfd) error
+	places  int          // of inside and the worker: the client's memory is reserved
 }
 
 // A slot is a buffer for a request.
@@ -73,10 +66,8 @@ type link struct {
 }
 
 // Connect answers a client's request to connect. An error is the reason to
-// refuse it. Leased says that the client has a lease (package tenancy), which is
-// revoked before the tenant is closed: without one it could not tell that memory
-// which was passed to it is not its own any more, so none is.
-func (t *Tenant) Connect(req verbs.ConnRequest, leased bool) error {
+// refuse it.
+func (t *Tenant) Connect(req verbs.ConnRequest) error {
 	s := t.server
 	l, err := t.newLink()
 	if err != nil {
@@ -110,45 +101,10 @@ func (t *Tenant) Connect(req verbs.ConnRequest, leased bool) error {
 		return err
 	}
 	w := wire.Welcome{Credits: len(free), Message: messageSize, Time: s.cfg.Time}
-	if p, ok := req.Conn().(passer); ok && leased && installed.Load().portable() {
-		w.Place = t.pass(p)
-	}
 	if err := req.Accept(l.qp, w.Append(nil)); err != nil {
 		t.Disconnect() // the connection is gone, and its watcher will say so
 	}
 	return nil
-}
-
-// pass passes the client memory to hold its objects in, if there is some for it.
-func (t *Tenant) pass(to passer) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.passed == nil && t.places > 0 {
-		return false // it has objects here
-	}
-	if t.passed == nil {
-		if t.enter() != nil {
-			return false // whoever constructs something is told so
-		}
-		fd, err := arena.NewMemfd("polder-place", int(t.server.memory()))
-		if err == nil {
-			if err = fd.SealForGood(); err != nil {
-				fd.Close()
-			}
-		}
-		if err != nil {
-			t.leave()
-			t.server.log("cannot make memory for a client's objects", "error", err)
-			return false
-		}
-		t.passed = fd
-	}
-	if err := to.PassMemory(t.passed); err != nil {
-		t.server.log("cannot pass memory to a client", "error", err)
-		return false
-	}
-	t.vacated = false
-	return true
 }
 
 // newLink makes the queues of a connection, and the lane before the first.
@@ -219,11 +175,11 @@ func (t *Tenant) Disconnect() {
 	}
 }
 
-// Busy reports whether there are objects, or may be in a Place, so that the session is worth keeping.
+// Busy reports whether there are objects, so that the session is worth keeping.
 func (t *Tenant) Busy() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.passed != nil && !t.vacated || t.starts || t.objects > 0 || t.worker != nil && t.worker.objects > 0
+	return t.starts || t.objects > 0 || t.worker != nil && t.worker.objects > 0
 }
 
 // Close ends the objects. It does not wait for the worker's end, for which
@@ -260,32 +216,11 @@ func (t *Tenant) free() {
 		t.objects = 0
 		t.leave()
 	}
-	if fd := t.passed; fd != nil {
-		t.passed = nil
-		// Punching a client's whole memory takes long enough for others to
-		// notice.
-		t.server.wg.Go(func() { t.takeBack(fd) })
-	}
 	if t.lane != nil {
 		t.lane.mem.Close()
 		t.file.Close()
 		t.lane, t.file = nil, nil
 	}
-}
-
-// takeBack takes back memory that was passed. If the session has ended, the
-// client's lease has been revoked: it believes nothing that it reads there now. If
-// it is the node that ends, what the client has mapped stays its own, as chunks do.
-func (t *Tenant) takeBack(fd *arena.Memfd) {
-	if !t.server.closing() {
-		if err := fd.Punch(0, fd.Size()); err != nil {
-			t.server.log("cannot take back memory that was passed", "error", err)
-		}
-	}
-	fd.Close()
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.leave()
 }
 
 // replyBuffers is replies, but for tests.
@@ -425,13 +360,6 @@ func (t *Tenant) begin(i int, out *outbox) {
 	switch {
 	case err != nil:
 		err = &refusal{wire.Malformed, err.Error()}
-	case req.Verb == wire.Destruct && req.Object == WholePlace && t.passed != nil:
-		t.vacated = true
-		r := wire.Reply{ID: s.id, Verb: s.verb, Status: wire.OK}
-		t.reply(i, r.Put(t.lane.reply(s.reply), 0), out)
-		return
-	case req.Verb == wire.Construct && t.passed != nil:
-		err = refuse(wire.Unknown, "no component %q, and the others' objects belong into the memory that was passed", req.Key)
 	case req.Verb == wire.Construct && (*installed.Load())[string(req.Key)].Bounded:
 		if err = t.open(); err == nil {
 			t.carryOut(i, out)

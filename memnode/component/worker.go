@@ -1,11 +1,9 @@
 package component
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"runtime/debug"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,10 +21,9 @@ import (
 type worker struct {
 	set    Set
 	cfg    workerConfig
-	lane   *lane // nil in a Place
+	lane   *lane
 	budget *budget
-	chunks Chunks  // what calls are given as theirs
-	region *region // where objects have their memory; nil: each by itself
+	chunks Chunks // what calls are given as theirs
 
 	reading sync.Mutex // held by who waits for a record
 	pending []byte     // guarded by reading: records that have been read
@@ -42,20 +39,16 @@ type held struct {
 	id  uint64
 	env *Env
 
-	shared bool // Component.SharedReads
-
-	mu     sync.RWMutex // held while it is called
-	call   Call         // guarded by mu
-	object Object       // guarded by mu; nil: lost, or gone
-	lost   bool         // guarded by mu
+	mu     sync.Mutex // held while it is called
+	call   Call       // guarded by mu
+	object Object     // guarded by mu; nil: lost, or gone
+	lost   bool       // guarded by mu
 }
 
 func newWorker(set Set, cfg workerConfig, l *lane, own *atomic.Int64) *worker {
-	w := &worker{set: set, cfg: cfg, lane: l, objects: make(map[uint64]*held)}
-	if l != nil {
-		w.budget = &budget{limit: cfg.Memory, all: l.used(), own: own}
+	return &worker{
+		set: set, cfg: cfg, lane: l, budget: &budget{limit: cfg.Memory, all: l.used(), own: own}, objects: make(map[uint64]*held),
 	}
-	return w
 }
 
 // serve executes requests until the node hangs up.
@@ -189,70 +182,24 @@ func statusOf(err error) wire.Status {
 	return wire.Refused
 }
 
-// carryOut does what r says, with every object that it names to itself.
+// carryOut does what r says.
+//
+// Hot path: it does not allocate, but to construct.
 func (w *worker) carryOut(slot int, r *wire.Request, deadline time.Time, out []byte) (object uint64, data []byte, err error) {
-	if w.lane != nil {
-		running := w.lane.running(slot)
-		defer running.Store(0)
-	}
-	if r.Others == [2]uint64{} && r.Verb != wire.Construct { // fast path
-		data, err = w.carryOutAlone(slot, r, deadline, out)
-		return 0, data, err
-	}
-	call := Call{deadline: deadline, Chunks: w.chunks}
-	var locked []*held
-	var target *held
-	for i, id := range [...]uint64{r.Object, r.Others[0], r.Others[1]} {
-		if id == 0 {
-			continue
-		}
-		h := w.find(id)
-		if h == nil {
-			return 0, nil, refuse(wire.NoObject, "there is no object %#x", id)
-		}
-		if i == 0 {
-			target = h
-		}
-		if !slices.Contains(locked, h) {
-			locked = append(locked, h)
-		}
-	}
-	slices.SortFunc(locked, func(a, b *held) int { return cmp.Compare(a.id, b.id) })
-	for _, h := range locked {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		verb := r.Verb
-		if h != target {
-			verb = wire.Read
-		}
-		if err := h.usable(verb); err != nil {
-			return 0, nil, err
-		}
-	}
-	for i, id := range r.Others {
-		if id != 0 {
-			call.Others[i] = w.find(id).object
-		}
-	}
-	if call.Expired() {
-		return 0, nil, ErrExpired
-	}
+	running := w.lane.running(slot)
+	defer running.Store(0)
 	if r.Verb == wire.Construct {
-		w.begin(slot)
+		call := Call{deadline: deadline, Chunks: w.chunks}
+		if call.Expired() {
+			return 0, nil, ErrExpired
+		}
+		running.Store(1)
 		object, err = w.construct(r, &call)
 		return object, nil, err
 	}
-	data, err = w.perform(slot, r, target, &call, out)
-	return 0, data, err
-}
-
-// carryOutAlone is carryOut of what needs no object but the one that it asks.
-//
-// Hot path: it does not allocate.
-func (w *worker) carryOutAlone(slot int, r *wire.Request, deadline time.Time, out []byte) ([]byte, error) {
 	h := w.find(r.Object)
 	if h == nil {
-		return nil, refuse(wire.NoObject, "there is no object %#x", r.Object)
+		return 0, nil, refuse(wire.NoObject, "there is no object %#x", r.Object)
 	}
 	waited := !h.mu.TryLock()
 	if waited {
@@ -260,32 +207,19 @@ func (w *worker) carryOutAlone(slot int, r *wire.Request, deadline time.Time, ou
 	}
 	defer h.mu.Unlock()
 	if err := h.usable(r.Verb); err != nil {
-		return nil, err
+		return 0, nil, err
 	}
 	h.call = Call{deadline: deadline, Chunks: w.chunks}
 	if (waited || r.Time == 0) && h.call.Expired() {
-		return nil, ErrExpired
+		return 0, nil, ErrExpired
 	}
-	return w.perform(slot, r, h, &h.call, out)
-}
-
-// begin says that the request in a slot runs now.
-func (w *worker) begin(slot int) {
-	if w.lane != nil {
-		w.lane.running(slot).Store(1)
-	}
-}
-
-// perform does what r says with h.
-//
-// Preconditions: h.mu is held; h is usable.
-func (w *worker) perform(slot int, r *wire.Request, h *held, c *Call, out []byte) ([]byte, error) {
-	w.begin(slot)
+	running.Store(1)
 	if r.Verb == wire.Destruct {
 		w.remove(h)
-		return nil, nil
+		return 0, nil, nil
 	}
-	return h.carryOut(r, c, out)
+	data, err = h.carryOut(r, &h.call, out)
+	return 0, data, err
 }
 
 // usable is why h cannot be asked to do something, or nil.
@@ -324,7 +258,7 @@ func (w *worker) construct(r *wire.Request, c *Call) (id uint64, err error) {
 	if construct == nil {
 		return 0, refuse(wire.Unknown, "this node has no component %q", r.Key)
 	}
-	h := &held{env: newEnv(w.budget, w.region), shared: kind.SharedReads}
+	h := &held{env: newEnv(w.budget)}
 	w.mu.Lock()
 	if len(w.objects) >= w.cfg.Objects {
 		w.mu.Unlock()

@@ -23,7 +23,7 @@
 //	65  u8   management: pairs to allocate and to free with wanted, 0 means 1; otherwise 0
 //	66  [6]  zero
 //
-// and the answer to a management Hello is a [Welcome], 96 bytes:
+// and the answer to a management Hello is a [Welcome], 120 bytes:
 //
 //	 0  u32  magic
 //	 4  u16  version
@@ -42,7 +42,8 @@
 //	84  u8   access queue pairs in a group
 //	85  u8   groups of them that the client connects
 //	86  u8   pairs of queue pairs to allocate and to free with that it connects
-//	87  [9]  zero
+//	87  u8   1 if the node is leaving: see the notice
+//	88  [32] name of the node's zone, padded with zeros
 //
 // The answer to an access Hello is empty: the connection that it came over
 // says whose it is.
@@ -62,6 +63,8 @@
 // Its id has a byte for each of the client's pairs of queue pairs to
 // allocate and to free with, the first in the lowest: how many of its allocations
 // have failed, of which the low 8 bits are enough, since one goes after the other.
+// One with op 6 says whether the node is leaving: n is 1 if it is, so that what it has lent
+// should be moved elsewhere, and 0 if it stays after all.
 //
 // An owned reply of a manager whose clients have groups lists a chunk once for every
 // queue pair of the group that it is opened to: the chunk in place n of all that are
@@ -90,19 +93,20 @@ import (
 )
 
 // Version is the protocol's version. Both ends must speak the same.
-const Version = 2
+const Version = 4
 
 const magic = 0x314e4d50 // "PMN1"
 
 // Sizes in bytes.
 const (
 	HelloSize     = 72
-	WelcomeSize   = 96
+	WelcomeSize   = 120
 	RequestHeader = 12
 	ReplyHeader   = 20
 	GrantSize     = 16
 	MaxMessage    = 1024 // no request or reply is longer
 	MaxName       = 16
+	MaxZone       = 32
 	SecretSize    = 32
 )
 
@@ -216,9 +220,11 @@ type Welcome struct {
 	Grace     time.Duration // how long a session outlives its connection, in milliseconds
 	Credits   uint16
 	Batch     uint16
-	Group     uint8 // access queue pairs in a group; 0 means 1
-	Groups    uint8 // of them that the client must connect; 0 means 1
-	Pairs     uint8 // of queue pairs to allocate and to free with that it must connect; 0 means 1
+	Group     uint8  // access queue pairs in a group; 0 means 1
+	Groups    uint8  // of them that the client must connect; 0 means 1
+	Pairs     uint8  // of queue pairs to allocate and to free with that it must connect; 0 means 1
+	Leaving   bool   // the node is to end when nothing is lent any more
+	Zone      string // what the node fails together with, at most MaxZone bytes without zeros; or ""
 }
 
 // Space is how much more there is to allocate, in chunks.
@@ -246,8 +252,13 @@ func (w *Welcome) Append(b []byte) []byte {
 	b = binary.LittleEndian.AppendUint32(b, uint32(w.Grace.Milliseconds()))
 	b = binary.LittleEndian.AppendUint16(b, w.Credits)
 	b = binary.LittleEndian.AppendUint16(b, w.Batch)
-	b = append(b, w.Group, w.Groups, w.Pairs)
-	return append(b, make([]byte, WelcomeSize-87)...)
+	var leaving byte
+	if w.Leaving {
+		leaving = 1
+	}
+	b = append(b, w.Group, w.Groups, w.Pairs, leaving)
+	b = append(b, w.Zone...)
+	return append(b, make([]byte, MaxZone-len(w.Zone))...)
 }
 
 // Decode sets w from b.
@@ -261,10 +272,12 @@ func (w *Welcome) Decode(b []byte) error {
 	if b[6] > 1 || b[7] != 0 {
 		return malformed("welcome with reserved bits set")
 	}
-	for _, c := range b[87:] {
-		if c != 0 {
-			return malformed("welcome with a reserved byte set")
-		}
+	if b[87] > 1 {
+		return malformed("welcome with a reserved byte set")
+	}
+	zone, rest, _ := strings.Cut(string(b[88:]), "\x00")
+	if strings.Trim(rest, "\x00") != "" {
+		return malformed("welcome with bytes behind the zone")
 	}
 	v := Welcome{
 		Resumed:   b[6] == 1,
@@ -281,6 +294,8 @@ func (w *Welcome) Decode(b []byte) error {
 		Group:   b[84],
 		Groups:  b[85],
 		Pairs:   b[86],
+		Leaving: b[87] == 1,
+		Zone:    zone,
 	}
 	v.Session.ID = binary.LittleEndian.Uint64(b[8:])
 	copy(v.Session.Secret[:], b[16:])
@@ -317,6 +332,9 @@ const (
 	// OpNotice is the op of a Reply that answers nothing: the state of the
 	// node's memory has changed, or an allocation has failed.
 	OpNotice Op = 5
+	// OpLeaving is the op of a Reply that answers nothing, either: the node is leaving if N is 1, and
+	// stays if it is 0.
+	OpLeaving Op = 6
 )
 
 func (o Op) String() string {
@@ -331,6 +349,8 @@ func (o Op) String() string {
 		return "space"
 	case OpNotice:
 		return "notice"
+	case OpLeaving:
+		return "leaving"
 	}
 	return fmt.Sprintf("Op(%d)", uint8(o))
 }
@@ -505,6 +525,10 @@ func (r *Reply) Decode(b []byte) error {
 	case OpSpace, OpNotice:
 		if v.N != 0 {
 			return malformed("%v reply with %d entries", v.Op, v.N)
+		}
+	case OpLeaving:
+		if v.N > 1 {
+			return malformed("%v with %d entries", v.Op, v.N)
 		}
 	case OpFree:
 	default:

@@ -20,7 +20,7 @@ func exampleWelcome() Welcome {
 		Resumed: true, Session: exampleHello().Session,
 		Base: 0x7f0000000000, ChunkSize: 1 << 20, Chunks: 2048,
 		Space: Space{Free: 2000, Budget: 100}, Grace: 10 * time.Second,
-		Credits: 8, Batch: MaxBatch,
+		Credits: 8, Batch: MaxBatch, Leaving: true,
 	}
 }
 
@@ -117,7 +117,7 @@ func TestMalformedConnectionDataIsRefused(t *testing.T) {
 		"another protocol":       change(welcome, 0, 'X'),
 		"another version":        change(welcome, 4, Version+1),
 		"a reserved bit":         change(welcome, 6, 2),
-		"a reserved byte":        change(welcome, WelcomeSize-1, 1),
+		"a reserved byte":        change(welcome, 87, 2),
 		"no session":             change(welcome, 8, make([]byte, 8)...),
 		"chunks of no power":     change(welcome, 56, 1),
 		"more queues than 8":     change(welcome, 84, 9),
@@ -199,6 +199,7 @@ func FuzzDecode(f *testing.F) {
 	f.Add(AppendReply(nil, &Reply{Op: OpAlloc, ID: 4}, []Grant{{1, 2, 3}, {3, 4, 5}}))
 	f.Add(AppendReply(nil, &Reply{Op: OpFree, ID: 5, N: 3}, nil))
 	f.Add(AppendReply(nil, &Reply{Op: OpAlloc, Status: StatusNoMemory}, nil))
+	f.Add(AppendReply(nil, &Reply{Op: OpLeaving, N: 1}, nil))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var h Hello
 		if h.Decode(b) == nil {

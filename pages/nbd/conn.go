@@ -50,7 +50,11 @@ func (b *buffer) size(n int) []byte {
 func newConn(s *Server, nc net.Conn, chosen session) *conn {
 	c := &conn{session: chosen, s: s, volume: s.cfg.Volume, nc: nc, in: bufio.NewReaderSize(nc, 16<<10), out: bufio.NewWriterSize(nc, 16<<10), free: make(chan *buffer, atATime)}
 	for range atATime {
-		c.free <- new(buffer)
+		b := new(buffer)
+		if s.cfg.Ahead {
+			b.size(piece)
+		}
+		c.free <- b
 	}
 	return c
 }
@@ -217,8 +221,21 @@ func (c *conn) execute(r request, wait bool, buf *buffer) (later bool, err error
 				c.count(r.kind)
 			}
 			return later, err
+		case cmdFlush:
+			if !c.volume.Kept() {
+				break
+			}
+			if !wait {
+				return true, nil
+			}
+			e = c.sync()
 		case cmdTrim, cmdWriteZeroes:
-			e, later = c.each(r, atOnce, wait, c.volume.Discard)
+			if c.stays(r) && !wait {
+				return true, nil
+			}
+			if e, later = c.each(r, atOnce, wait, c.volume.Discard); e == ok && c.stays(r) {
+				e = c.sync()
+			}
 		case cmdCache:
 			if !wait {
 				return true, nil
@@ -234,6 +251,15 @@ func (c *conn) execute(r request, wait bool, buf *buffer) (later bool, err error
 	}
 	c.count(r.kind)
 	return false, c.answer(r, e, buf)
+}
+
+// stays reports whether what r changes is to survive the server before it is answered.
+func (c *conn) stays(r request) bool { return r.flags&flagFUA != 0 && c.volume.Kept() }
+
+// sync has what was written survive the server, if the volume does.
+func (c *conn) sync() errno {
+	e, _ := c.errnoOf(c.try(true, c.volume.Sync))
+	return e
 }
 
 func (c *conn) count(kind uint16) {
@@ -281,9 +307,14 @@ func (c *conn) write(r request, buf *buffer) error {
 		}
 		put := func(ctx context.Context) error { return c.volume.Write(ctx, p, off) }
 		err := c.try(false, put)
-		if err == far.ErrWouldBlock && left == 0 {
+		if left == 0 && (err == far.ErrWouldBlock || err == nil && c.stays(r)) {
 			c.waiting.Go(func() {
-				e, _ := c.errnoOf(c.try(true, put))
+				if err != nil {
+					e, _ = c.errnoOf(c.try(true, put))
+				}
+				if e == ok && c.stays(r) {
+					e = c.sync()
+				}
 				if err := c.answer(r, e, buf); err != nil {
 					c.hangUp()
 				}

@@ -6,8 +6,9 @@
 // replies, and TLS by NBD_OPT_STARTTLS, which is demanded where a certificate is given.
 // Several connections of a client see each other's writes, as NBD_FLAG_CAN_MULTI_CONN says.
 //
-// The volume is memory: what is acknowledged can be read by everybody, and FLUSH and FUA
-// have nothing to add. It lasts as long as its heap.
+// What is acknowledged can be read by everybody. If the volume's heap is kept, FLUSH and FUA take a
+// checkpoint of it, which those that wait at the same time share (Volume.Sync), and what
+// was written before is there after a crash. Else the volume is memory, and they have nothing to add.
 //
 // # Errors
 //

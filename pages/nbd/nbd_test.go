@@ -19,6 +19,7 @@ import (
 	"go.uber.org/goleak"
 
 	"polder/far"
+	"polder/far/disk"
 	"polder/internal/listen"
 	"polder/internal/testcert"
 	"polder/pages"
@@ -34,7 +35,14 @@ func serve(t *testing.T, store far.Store, size int64, cfg Config) (addr string, 
 	if err != nil {
 		t.Fatal(err)
 	}
+	return serveHeap(t, h, size, cfg)
+}
+
+// serveHeap is serve with a heap, which it closes in the end.
+func serveHeap(t *testing.T, h *far.Heap, size int64, cfg Config) (addr string, s *Server) {
+	t.Helper()
 	t.Cleanup(func() { _ = h.Close() }) // a store that fails says so
+	var err error
 	if cfg.Volume, err = pages.New(h, "disk", size); err != nil {
 		t.Fatal(err)
 	}
@@ -291,6 +299,11 @@ func TestTooManyConnectionsAreRefused(t *testing.T) {
 	addr, _ := serve(t, store(), 1<<20, Config{MaxConns: 2})
 	first := connect(t, addr, true)
 	second := connect(t, addr, true)
+	for _, c := range []*client{first, second} { // so that both are counted
+		if _, _, e := c.do(t, cmdFlush, 0, 0, 0, nil); e != ok {
+			t.Errorf("error %d", e)
+		}
+	}
 	if c, err := dial(t, addr, true, nil, ""); err == nil {
 		c.ask(cmdFlush, 0, 0, 0, nil)
 		if _, err := c.take(1); err == nil {
@@ -397,7 +410,7 @@ func (h *troubled) Read(ctx context.Context, ops []far.ReadOp) {
 func TestWhatDoesNotComeInTimeIsAnError(t *testing.T) {
 	const size = 12 << 20
 	slow := &troubled{Store: store()}
-	addr, _ := serve(t, slow, size, Config{Timeout: 50 * time.Millisecond})
+	addr, _ := serve(t, slow, size, Config{Timeout: 500 * time.Millisecond})
 	c := connect(t, addr, true)
 	data := bytes.Repeat([]byte{7}, size)
 	if _, _, e := c.do(t, cmdWrite, 0, 0, size, data); e != ok {
@@ -416,6 +429,19 @@ func TestWhatDoesNotComeInTimeIsAnError(t *testing.T) {
 	slow.hold(false)
 	if got, _, e := c.do(t, cmdRead, 0, 0, size, nil); e != ok || !bytes.Equal(got, data) {
 		t.Errorf("reading when it comes again: error %d", e)
+	}
+}
+
+// TestBuffersAheadAreThereFromTheStart of a connection, and else when they are needed.
+func TestBuffersAheadAreThereFromTheStart(t *testing.T) {
+	for _, ahead := range []bool{false, true} {
+		_, s := serve(t, store(), 1<<20, Config{Ahead: ahead})
+		c := newConn(s, nil, session{})
+		for range atATime {
+			if b := <-c.free; (cap(b.data) == piece) != ahead {
+				t.Fatalf("with Ahead = %v a buffer of a new connection has %d bytes", ahead, cap(b.data))
+			}
+		}
 	}
 }
 
@@ -583,4 +609,86 @@ func TestALongReplyThatFailsHalfwayEndsTheConnection(t *testing.T) {
 	if len(b) < 16+piece || len(b) >= 16+size/2 || errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("%d bytes came before the connection ended: %v", len(b), err)
 	}
+}
+
+// TestWhatIsFlushedSurvivesACrash: on a heap that is kept, what was written before a FLUSH, or with FUA, is there when the
+// disk is opened as it is then. Without, it need not be.
+func TestWhatIsFlushedSurvivesACrash(t *testing.T) {
+	dir := t.TempDir()
+	openDir := func(dir string) *far.Heap {
+		store, err := disk.Open(disk.Config{Dir: dir})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := store.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		h, err := far.Open(t.Context(), store, far.Config{Local: far.MinLocal})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return h
+	}
+	const size = 8 << 20
+	addr, _ := serveHeap(t, openDir(dir), size, Config{})
+	c := connect(t, addr, true)
+	want := make([]byte, size)
+	survives := func(what string) {
+		t.Helper()
+		image := t.TempDir()
+		if err := os.CopyFS(image, os.DirFS(dir)); err != nil {
+			t.Fatal(err)
+		}
+		h := openDir(image)
+		defer h.Close()
+		v, err := pages.New(h, "disk", size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := make([]byte, size)
+		if err := v.Read(t.Context(), got, 0); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("after %s and a crash there are other bytes (%v)", what, err)
+		}
+	}
+	do := func(kind, flags uint16, off int64, n int, data []byte) {
+		t.Helper()
+		if _, _, e := c.do(t, kind, flags, off, n, data); e != ok {
+			t.Fatalf("request %d: error %d", kind, e)
+		}
+		if kind == cmdWrite {
+			copy(want[off:], data)
+		} else {
+			clear(want[off : off+int64(n)])
+		}
+	}
+	fill := func(n int, b byte) []byte { return bytes.Repeat([]byte{b}, n) }
+	do(cmdWrite, 0, 5000, 3<<20, fill(3<<20, 1))
+	do(cmdFlush, 0, 0, 0, nil)
+	survives("FLUSH")
+	do(cmdWrite, flagFUA, 100_000, 300_000, fill(300_000, 2))
+	survives("WRITE with FUA")
+	do(cmdTrim, flagFUA, 1<<20, 1<<20, nil)
+	survives("TRIM with FUA")
+	var wg sync.WaitGroup
+	for i := range 8 { // they share checkpoints
+		wg.Go(func() {
+			c := connect(t, addr, false)
+			b := fill(4096, byte(10+i))
+			for _, kind := range []uint16{cmdWrite, cmdFlush} {
+				n := len(b)
+				if kind == cmdFlush {
+					b, n = nil, 0
+				}
+				if _, _, e := c.do(t, kind, 0, int64(i)<<16, n, b); e != ok {
+					t.Errorf("request %d: error %d", kind, e)
+				}
+			}
+			c.Close()
+		})
+		copy(want[i<<16:], fill(4096, byte(10+i)))
+	}
+	wg.Wait()
+	survives("FLUSH by several")
 }

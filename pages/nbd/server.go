@@ -37,6 +37,7 @@ type Config struct {
 	MaxConns int           // 16 if it is 0
 	Timeout  time.Duration // how long a piece of a request may wait for far memory; 10 s if it is 0
 	Stall    time.Duration // how long a client may take for a piece of 128 KiB; 30 s if it is 0
+	Ahead    bool          // a connection has its buffers from its start, not when requests need them
 	Logger   *slog.Logger  // slog.Default if it is nil
 }
 

@@ -151,7 +151,7 @@ func (s *session) open(ctx context.Context, l manager.Link) error {
 	s.id, s.k, s.space = info.Session, info.Least, wire.Space{Free: info.Free, Budget: info.Budget}
 	s.info = manager.Info{
 		Session: wire.Session{ID: s.id}, Resumed: s.id == resume.ID,
-		ChunkSize: info.ChunkSize, Chunks: info.Chunks, Grace: info.Grace,
+		ChunkSize: info.ChunkSize, Chunks: info.Chunks, Grace: info.Grace, Zone: w.Zone,
 	}
 	s.held = c.client.hold(c.node, s.id, s.info.Resumed)
 	return nil
@@ -185,6 +185,9 @@ func (h *holding) remove(chunks []uint32) ([]*loan, bool) {
 
 // Info implements manager.Session.
 func (s *session) Info() manager.Info { return s.info }
+
+// Leaving implements manager.Session.
+func (s *session) Leaving() bool { return s.ch.Leaving() }
 
 // Space implements manager.Session.
 func (s *session) Space() wire.Space {

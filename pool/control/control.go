@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"polder/internal/arena"
 	"polder/memnode/wire"
@@ -46,6 +47,8 @@ type Channel struct {
 	idle   chan *slot
 	slots  []*slot
 	broken chan struct{} // closed when the channel can do nothing more
+
+	leaving atomic.Bool // what the node has said last
 
 	pollMu sync.Mutex // serialises completion handlers
 	wcs    [2 * maxCredits]verbs.WC
@@ -125,15 +128,17 @@ func (c *Channel) open(ctx context.Context, name string) (_ *wire.Welcome, err e
 		c.spare = append(c.spare, i)
 		c.idle <- sl
 	}
-	if c.on.Notice != nil {
-		for i := range notices {
-			if err := c.postRecv(maxCredits + i); err != nil {
-				return nil, err
-			}
+	c.leaving.Store(w.Leaving) // before the node's next word on it can be taken
+	for i := range notices {
+		if err := c.postRecv(maxCredits + i); err != nil {
+			return nil, err
 		}
 	}
 	return &w, nil
 }
+
+// Leaving reports whether the node has said that it is to end when nothing is lent any more.
+func (c *Channel) Leaving() bool { return c.leaving.Load() }
 
 // Violated gives up on a node that does not keep to the protocol.
 func (c *Channel) Violated(format string, args ...any) error {
@@ -311,8 +316,12 @@ func (c *Channel) arrived(wc verbs.WC) (noticed bool, err error) {
 		if err := r.Decode(b); err != nil {
 			return false, err
 		}
-		if r.Op == wire.OpNotice && c.on.Notice != nil {
+		switch {
+		case r.Op == wire.OpNotice && c.on.Notice != nil:
 			c.on.Notice(&r)
+			return true, nil
+		case r.Op == wire.OpLeaving:
+			c.leaving.Store(r.N > 0)
 			return true, nil
 		}
 		index := int(r.ID & 0xff)

@@ -26,10 +26,18 @@ type bare struct {
 	conn verbs.Conn
 	mr   verbs.MR
 	cq   verbs.CQ
-	qp   verbs.QP
+	pd   verbs.PD
+	qp   verbs.QP // the last
+	qps  int      // for access
 }
 
 func tryJoin(t *testing.T, cl *pooltest.Cluster, m finemem.Manager) (*bare, error) {
+	t.Helper()
+	return joinWith(t, cl, m, 0)
+}
+
+// joinWith asks for so many groups of queue pairs.
+func joinWith(t *testing.T, cl *pooltest.Cluster, m finemem.Manager, groups int) (*bare, error) {
 	t.Helper()
 	must := func(err error) {
 		t.Helper()
@@ -42,7 +50,7 @@ func tryJoin(t *testing.T, cl *pooltest.Cluster, m finemem.Manager) (*bare, erro
 	t.Cleanup(func() { dev.Close() })
 	pd, err := dev.AllocPD()
 	must(err)
-	b := &bare{t: t, dev: dev}
+	b := &bare{t: t, dev: dev, pd: pd}
 	b.mr, err = pd.RegMR(make([]byte, 4096), verbs.AccessLocalWrite)
 	must(err)
 	b.cq, err = dev.CreateCQ(verbs.CQInit{Depth: 16})
@@ -51,7 +59,9 @@ func tryJoin(t *testing.T, cl *pooltest.Cluster, m finemem.Manager) (*bare, erro
 	must(err)
 	s, err := m.Attach(t.Context(), manager.Link{
 		Device: dev, PD: pd, Conn: b.conn,
+		Groups: groups, NextGroup: func() error { return nil },
 		Access: func() (verbs.QP, error) {
+			b.qps++
 			b.qp, err = pd.CreateQP(verbs.QPInit{SendCQ: b.cq, RecvCQ: b.cq, SendDepth: 4, RecvDepth: 1})
 			return b.qp, err
 		},
@@ -403,5 +413,39 @@ func TestHeartbeat(t *testing.T) {
 	silent.mustTake(0)
 	if n := cl.Nodes[0].Stats().Clients; n != 1 {
 		t.Errorf("%d clients, want 1", n)
+	}
+}
+
+// TestBlocksAreDealtOutToGroups: a client has as many groups of queue pairs as the node says,
+// and no others, and uses all of them alike.
+func TestBlocksAreDealtOutToGroups(t *testing.T) {
+	cl := pooltest.NewCluster(t, setup(pooltest.Inproc), memnode.Config{Lend: 1 << 20, ChunkSize: 4096, MaxGroups: 3})
+	b, err := joinWith(t, cl, finemem.Manager{}, wire.MaxGroups)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b.qps != 3 {
+		t.Errorf("it has %d queue pairs for access, want 3", b.qps)
+	}
+	for _, index := range []uint8{0, 2, 3, 255} {
+		qp, err := b.pd.CreateQP(verbs.QPInit{SendCQ: b.cq, RecvCQ: b.cq, SendDepth: 1, RecvDepth: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		h := wire.Hello{Kind: wire.KindAccess, Manager: finemem.Name, Index: index}
+		if _, err := b.conn.Connect(t.Context(), qp, h.Append(nil)); err == nil {
+			t.Errorf("another queue pair for access, %d, was connected", index)
+		}
+	}
+	var of [3]int
+	for range 30 {
+		var g [1]manager.Grant
+		if _, err := b.Alloc(t.Context(), g[:]); err != nil {
+			t.Fatal(err)
+		}
+		of[g[0].Group]++
+	}
+	if of != [3]int{10, 10, 10} {
+		t.Errorf("30 chunks are dealt out %v to groups, want 10 to each", of)
 	}
 }

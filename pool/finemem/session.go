@@ -53,6 +53,9 @@ type Session struct {
 	alloc *Allocator // of who has the turn
 	k     int        // class of a chunk
 
+	groups int // of one access queue pair each
+	lent   int // blocks so far, which are dealt out to groups; of who has the turn
+
 	turn  chan struct{}    // capacity 1: holds a token while nobody uses alloc
 	loans map[uint32]*loan // by the first chunk of every grant; of who has the turn
 	runs  Runs
@@ -76,15 +79,25 @@ func (s *Session) open(ctx context.Context, m Manager) error {
 	s.ch = ch
 	s.info = manager.Info{
 		Session: w.Session, Resumed: w.Resumed,
-		ChunkSize: int(w.ChunkSize), Chunks: int(w.Chunks), Grace: w.Grace,
+		ChunkSize: int(w.ChunkSize), Chunks: int(w.Chunks), Grace: w.Grace, Zone: w.Zone,
 	}
 	s.space = w.Space
-	access, err := s.link.Access()
-	if err != nil {
-		return err
+	if s.groups = max(int(w.Groups), 1); s.groups > max(s.link.Groups, 1) {
+		return ch.Violated("%d groups where %d were asked for", s.groups, s.link.Groups)
 	}
-	if _, err := s.connect(ctx, access, wire.Hello{Kind: wire.KindAccess}); err != nil {
-		return err
+	for i := range s.groups {
+		if i > 0 {
+			if err := s.link.NextGroup(); err != nil {
+				return err
+			}
+		}
+		access, err := s.link.Access()
+		if err != nil {
+			return err
+		}
+		if _, err := s.connect(ctx, access, wire.Hello{Kind: wire.KindAccess, Index: uint8(i)}); err != nil {
+			return err
+		}
 	}
 	if s.mem, err = arena.Anonymous(BufferSize, false); err != nil {
 		return err
@@ -257,11 +270,12 @@ func (s *Session) Alloc(ctx context.Context, grants []manager.Grant) (int, error
 // lend notes that b is lent, and returns its grants: one for every key.
 func (s *Session) lend(b Block) []manager.Grant {
 	l := &loan{block: b, grants: b.Keys()}
+	s.lent++
 	grants := make([]manager.Grant, l.grants)
 	chunks := 1 << (b.Class - s.k) / l.grants
 	for i := range grants {
 		g := &grants[i]
-		g.Chunk, g.Chunks = b.First>>s.k+uint32(i*chunks), chunks
+		g.Chunk, g.Chunks, g.Group = b.First>>s.k+uint32(i*chunks), chunks, s.lent%s.groups
 		g.Addr = b.Addr + uint64(i*chunks*s.info.ChunkSize)
 		g.Keys[0] = b.Key(i)
 		s.loans[g.Chunk] = l
@@ -368,6 +382,9 @@ func (s *Session) adopt(ctx context.Context, firsts []uint32) (grants []manager.
 	}
 	return grants, nil
 }
+
+// Leaving implements manager.Session.
+func (s *Session) Leaving() bool { return s.ch.Leaving() }
 
 // Space implements manager.Session.
 func (s *Session) Space() wire.Space {

@@ -66,6 +66,7 @@ type Heap struct {
 	refs   refs
 
 	live, taken atomic.Int64 // bytes
+	requests    atomic.Int64
 
 	mu     sync.Mutex // guards what follows
 	slabs  []*slab    // that have pages and room for more, and are not lost; with Config.Static, all
@@ -172,6 +173,7 @@ func (h *Heap) pageSize(c uint8) int64 {
 
 // borrow borrows n bytes and counts what is taken from the nodes for them.
 func (h *Heap) borrow(ctx context.Context, n int64) (*pool.Chunk, error) {
+	h.requests.Add(1)
 	c, err := h.pool.Alloc(ctx, n)
 	if errors.Is(err, pool.ErrNoMemory) { // slow path
 		if trimmed, _ := h.trim(ctx, true); trimmed > 0 {
@@ -185,6 +187,7 @@ func (h *Heap) borrow(ctx context.Context, n int64) (*pool.Chunk, error) {
 }
 
 func (h *Heap) giveBack(ctx context.Context, c *pool.Chunk) error {
+	h.requests.Add(1)
 	h.taken.Add(-h.units(c.Size()))
 	return c.Free(ctx)
 }
@@ -210,12 +213,15 @@ func (h *Heap) lock() *shard {
 
 // Stats is what a heap has handed out, and taken for it, in bytes.
 type Stats struct {
-	Live  int64 // that was asked for and has not been freed
-	Taken int64 // from the nodes
+	Live     int64 // that was asked for and has not been freed
+	Taken    int64 // from the nodes
+	Requests int64 // to borrow and to give back, since the heap was made
 }
 
 // Stats returns h's statistics.
-func (h *Heap) Stats() Stats { return Stats{Live: h.live.Load(), Taken: h.taken.Load()} }
+func (h *Heap) Stats() Stats {
+	return Stats{Live: h.live.Load(), Taken: h.taken.Load(), Requests: h.requests.Load()}
+}
 
 // Close gives everything back, also blocks that have not been freed. Nothing is to be
 // allocated or freed meanwhile. It is idempotent.

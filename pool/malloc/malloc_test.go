@@ -51,7 +51,7 @@ func wantBack(t testing.TB, h *Heap, cl *pooltest.Cluster) {
 	if err := h.Close(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	if got := h.Stats(); got != (Stats{}) {
+	if got := h.Stats(); got.Live != 0 || got.Taken != 0 {
 		t.Fatalf("a closed heap without blocks has %+v", got)
 	}
 	for _, n := range cl.Nodes {
@@ -279,6 +279,23 @@ func TestTheRoomOfEmptyPagesIsForBlocksOfAnyClass(t *testing.T) {
 
 // A node that has little left gives a page alone, and what a heap keeps without need it
 // gives back before it has none for others.
+// TestPagesAreCutFromTheFullestSlab: so that those with little in them empty and go back.
+func TestPagesAreCutFromTheFullestSlab(t *testing.T) {
+	slab := func(free uint64) *slab { return &slab{chunk: &pool.Chunk{}, units: 8, free: free} }
+	emptier, full, other := slab(0xfc), slab(0x50), slab(0x30)
+	h := &Heap{unit: 4096}
+	h.slabs = append(h.slabs, emptier, full, other)
+	for i, want := range []struct {
+		units int
+		slab  any
+		unit  int64
+	}{{2, other, 4}, {1, full, 4}, {2, emptier, 2}, {1, full, 6}, {1, emptier, 4}} {
+		if s, base := h.cut(want.units, slabLook); s != want.slab || base != want.unit*h.unit {
+			t.Fatalf("cut %d: got slab %+v from %d on, want %+v from unit %d on", i, s, base, want.slab, want.unit)
+		}
+	}
+}
+
 func TestAllOfANodesMemoryIsToBeHad(t *testing.T) {
 	const lend, other = 1 << 20, 36 << 10 // what is left for slabs is no multiple of theirs
 	h, _, cl := rig(t, lend, Config{}, 1)

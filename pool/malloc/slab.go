@@ -27,7 +27,7 @@ const (
 )
 
 // slabLook is in how many slabs room for a page is looked for before memory is borrowed.
-const slabLook = 32
+const slabLook = 64
 
 // place finds room for a page of n bytes: from base on, in s.
 func (h *Heap) place(ctx context.Context, n int64) (s *slab, base int64, err error) {
@@ -67,11 +67,12 @@ func slabUnits(taken, unit int64) int {
 	return 1 << bits.Len64(uint64(min(taken/slabShare, slabMax)/unit)) >> 1
 }
 
-// cut takes so many units in a row: from one of the first slabs with pages, or from one
-// without.
+// cut takes so many units in a row: from the one of the first slabs with pages that has the
+// least room, so that the others lose their last page and go back, or from one without.
 func (h *Heap) cut(units, look int) (s *slab, base int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	best := -1
 	for i := 0; i < min(look, len(h.slabs)); i++ {
 		s := h.slabs[i]
 		if lost(s.chunk) {
@@ -79,12 +80,17 @@ func (h *Heap) cut(units, look int) (s *slab, base int64) {
 			i--
 			continue
 		}
-		if at := s.take(units); at >= 0 {
-			if s.free == 0 {
-				h.slabs = slices.Delete(h.slabs, i, i+1)
-			}
-			return s, int64(at) * h.unit
+		if s.room(units) != 0 && (best < 0 || bits.OnesCount64(s.free) < bits.OnesCount64(h.slabs[best].free)) {
+			best = i
 		}
+	}
+	if best >= 0 {
+		s := h.slabs[best]
+		at := s.take(units)
+		if s.free == 0 {
+			h.slabs = slices.Delete(h.slabs, best, best+1)
+		}
+		return s, int64(at) * h.unit
 	}
 	for i := len(h.spare) - 1; i >= 0; i-- {
 		if s := h.spare[i]; s.units >= units && !lost(s.chunk) {
@@ -100,18 +106,20 @@ func (h *Heap) cut(units, look int) (s *slab, base int64) {
 	return nil, 0
 }
 
-// take takes so many units in a row, and returns the first, or -1 if there are not so many.
-//
-// Preconditions: Heap.mu is held.
-func (s *slab) take(units int) int {
-	runs := s.free // bit k: the units from k on are free, as many as were looked at
+// room has a bit for every unit from which on so many are free.
+func (s *slab) room(units int) uint64 {
+	runs := s.free
 	for k := 1; k < units; k++ {
 		runs &= s.free >> k
 	}
-	if runs == 0 {
-		return -1
-	}
-	at := bits.TrailingZeros64(runs)
+	return runs
+}
+
+// take takes so many units in a row, and returns the first.
+//
+// Preconditions: Heap.mu is held, and there is room.
+func (s *slab) take(units int) int {
+	at := bits.TrailingZeros64(s.room(units))
 	s.free &^= (1<<units - 1) << at
 	return at
 }

@@ -118,6 +118,9 @@ type Session interface {
 	// Space is how much more could be allocated, as far as the session
 	// knows without asking.
 	Space() wire.Space
+	// Leaving reports whether the node is to end when nothing is lent any more, so that
+	// what it has lent should be moved elsewhere.
+	Leaving() bool
 	// Close releases what the session holds of the device. It does not
 	// give chunks back. Calls in progress end with ErrClosed.
 	Close()
@@ -130,6 +133,7 @@ type Info struct {
 	ChunkSize int
 	Chunks    int           // at the node, in all
 	Grace     time.Duration // how long chunks outlive the connection
+	Zone      string        // what the node fails together with, or ""
 }
 
 // A Grant is the right to use a chunk, or several that follow each other, over one

@@ -64,7 +64,7 @@ func TestNoCPU(t *testing.T) {
 		pooltest.Setup
 		chunkSize, chunks, cycles int
 	}{
-		{pooltest.Inproc, 512, 64, 10_000},
+		{pooltest.Inproc, 512, 64, 2_000},
 		{pooltest.TCP, 64 << 10, 64, 400},
 		{pooltest.TCP, memnode.DefaultChunkSize, 400, 400},
 	} {

@@ -6,6 +6,9 @@ import (
 	"polder/memnode/wire"
 )
 
+// Leaving implements manager.Session.
+func (s *session) Leaving() bool { return s.ch.Leaving() }
+
 // Space implements manager.Session.
 func (s *session) Space() wire.Space {
 	s.mu.Lock()

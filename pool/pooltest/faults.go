@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"polder/memnode"
 	"polder/pool"
 )
 
@@ -264,5 +265,59 @@ func opening(t *testing.T, s Setup) {
 	cl.Nodes[1].Crash()
 	if _, err := cl.TryOpen(pool.Config{}); !errors.Is(err, pool.ErrNodeGone) {
 		t.Fatalf("opening a pool without nodes: got %v, want %v", err, pool.ErrNodeGone)
+	}
+}
+
+// leaving: a node that is drained says so to all clients, lets in no others, and is drained when nothing is lent.
+func leaving(t *testing.T, s Setup) {
+	cl := NewCluster(t, s, node(4), node(4))
+	k := cl.Open(pool.Config{})
+	Eventually(t, "both nodes are there", func() bool { return k.Node("node0").Up && k.Node("node1").Up })
+	n := cl.Nodes[0].Memnode()
+	c, err := k.AllocAt(t.Context(), "node0", chunkSize)
+	if err != nil {
+		t.Fatal(err)
+	}
+	drain := func() (cancel context.CancelFunc, drained chan error) {
+		ctx, cancel := context.WithCancel(t.Context())
+		drained = make(chan error, 1)
+		go func() { drained <- memnode.Drain(ctx, n) }()
+		Eventually(t, "the pool knows that the node is leaving", func() bool { return k.Node("node0").Leaving })
+		return cancel, drained
+	}
+	cancel, drained := drain()
+	if err := memnode.Drain(t.Context(), n); err != memnode.ErrDraining {
+		t.Errorf("draining a node that is being drained: got %v, want %v", err, memnode.ErrDraining)
+	}
+	if st := k.Stats().Nodes[0]; st.State != "leaving" {
+		t.Errorf("the pool says that the node is %s, want leaving", st.State)
+	}
+	for range 3 { // one more than would make node1 the fuller one
+		if c := k.MustAlloc(t); c.Nodes()[0] != "node1" {
+			t.Errorf("got a chunk of %s, which is leaving", c.Nodes()[0])
+		}
+	}
+	mustWrite(t, c, []byte("still there"), 0)
+	wantBytes(t, c, 0, []byte("still there"))
+	if cl.Open(pool.Config{}).Node("node0").Up {
+		t.Error("a node that is leaving let in another client")
+	}
+	cancel()
+	err = <-drained
+	var held *memnode.HeldError
+	if !errors.As(err, &held) || len(held.Clients) != 1 || held.Clients[0].Chunks == 0 {
+		t.Fatalf("draining a node that has lent something: got %v, want who has it", err)
+	}
+	Eventually(t, "the pool knows that the node stays", func() bool { return !k.Node("node0").Leaving })
+	cancel, drained = drain()
+	defer cancel()
+	mustFree(t, c)
+	select {
+	case err := <-drained:
+		if err != nil {
+			t.Errorf("draining: %v", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("the node is not drained though everything was given back")
 	}
 }

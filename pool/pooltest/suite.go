@@ -47,6 +47,7 @@ func Run(t *testing.T, s Setup) {
 		{"a node that restarts has lost its chunks", restart},
 		{"a node that is gone fails operations at once", nodeGone},
 		{"chunks are lost after the grace period", graceOver},
+		{"a node that is drained says so", leaving},
 		{"a pool that closes gives everything back", closing},
 		{"a pool needs one node to open", opening},
 	} {

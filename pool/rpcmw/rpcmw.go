@@ -82,7 +82,7 @@ func (s *session) open(ctx context.Context) error {
 	s.ch = ch
 	s.info = manager.Info{
 		Session: w.Session, Resumed: w.Resumed,
-		ChunkSize: int(w.ChunkSize), Chunks: int(w.Chunks), Grace: w.Grace,
+		ChunkSize: int(w.ChunkSize), Chunks: int(w.Chunks), Grace: w.Grace, Zone: w.Zone,
 	}
 	s.setSpace(w.Space)
 	return nil
@@ -102,6 +102,9 @@ func (s *session) late(r *wire.Reply) {
 
 // Info implements manager.Session.
 func (s *session) Info() manager.Info { return s.info }
+
+// Leaving implements manager.Session.
+func (s *session) Leaving() bool { return s.ch.Leaving() }
 
 // Space implements manager.Session.
 func (s *session) Space() wire.Space {

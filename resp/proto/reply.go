@@ -49,6 +49,14 @@ func AppendError(dst []byte, text string) []byte {
 // AppendArray appends the head of an array of n replies.
 func AppendArray(dst []byte, n int) []byte { return appendHeader(dst, '*', int64(n)) }
 
+// AppendPush appends the header of what a client has not asked for, with n elements: an array in version 2.
+func AppendPush(dst []byte, version, n int) []byte {
+	if version == 3 {
+		return appendHeader(dst, '>', int64(n))
+	}
+	return AppendArray(dst, n)
+}
+
 // AppendMap appends the head of a map of n pairs, in RESP2 an array of twice
 // as many.
 func AppendMap(dst []byte, version, n int) []byte {

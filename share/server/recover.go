@@ -32,10 +32,8 @@ const firstSecond = 1767225600
 // recover replays the log and brings its state up to the present: memory that
 // is gone, clients that are dead.
 func (s *Server) recover() error {
-	boot := readBootID()
-	bootFile := filepath.Join(s.opt.Dir, "boot")
-	before, err := os.ReadFile(bootFile) // which a loss of power may have taken
-	restarted := err != nil || string(before) != boot
+	boot := wal.BootID()
+	restarted, remember := wal.Restarted(filepath.Join(s.opt.Dir, "boot"))
 	log, found, err := wal.Open(logDir(s.opt.Dir), wal.Options{
 		SegmentSize: s.opt.SegmentSize, Restarted: restarted, Starved: s.logStarved,
 	}, s.replay)
@@ -44,8 +42,8 @@ func (s *Server) recover() error {
 	}
 	s.log = log
 	s.first = s.res.Next()
-	if err := os.WriteFile(bootFile, []byte(boot), 0o600); err != nil {
-		return fmt.Errorf("cannot remember the boot: %w", err)
+	if err := remember(); err != nil {
+		return err
 	}
 	if s.secret, err = resource.LoadSecret(s.opt.Dir, s.empty()); err != nil {
 		return err

@@ -10,7 +10,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -567,14 +566,6 @@ func (s *Server) Close() error {
 		errs = append(errs, s.lock.Close())
 	}
 	return errors.Join(errs...)
-}
-
-func readBootID() string {
-	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return ""
-	}
-	return strings.TrimSpace(string(data))
 }
 
 func logDir(dir string) string { return filepath.Join(dir, "log") }

@@ -101,6 +101,8 @@ func attrOf(name string, caps hwAttr, q Quirks) verbs.DeviceAttr {
 		MaxSGE:      min(caps.maxSGE, maxSGE),
 		MaxMsgSize:  1 << 30, // 2 GiB by the standard; some devices stop at half of it
 		MaxRdAtom:   min(caps.maxRdAtom, caps.maxInitRdAtom, maxRdAtom),
+		MaxQP:       caps.maxQP,
+		MaxCQ:       caps.maxCQ,
 		MaxMW:       caps.maxMW,
 		BoundsMW:    !q.WindowBounds,
 		HostAtomics: caps.atomics == atomicsGlobal && !q.LocalAtomics,

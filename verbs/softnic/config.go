@@ -86,6 +86,8 @@ func (c Config) normalized() (Config, error) {
 func (n *NIC) Attr() verbs.DeviceAttr {
 	return verbs.DeviceAttr{
 		Name:        n.cfg.Name,
+		MaxQP:       n.cfg.MaxQPs,
+		MaxCQ:       n.cfg.MaxCQs,
 		MaxQPDepth:  n.cfg.MaxQPDepth,
 		MaxSGE:      n.cfg.MaxSGE,
 		MaxMsgSize:  n.cfg.MaxMsgSize,

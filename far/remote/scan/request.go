@@ -28,6 +28,7 @@ const (
 const (
 	Aggregate = 1
 	Filter    = 2
+	Lookup    = 3
 )
 
 // A Request says which objects are to be looked through, and for what.
@@ -43,7 +44,7 @@ type Run struct {
 	Chunk  uint32 // the node's number of the first chunk of the segment
 	Seed   uint32 // the segment's
 	Off    uint32 // in the segment, in units
-	N      uint32 // records
+	N      uint32 // records; of an entry, the bytes that its record has at the most
 	Number uint64 // of the first object
 }
 
@@ -51,6 +52,8 @@ const (
 	headerSize    = 32
 	conditionSize = 16
 	runSize       = 24
+
+	ofEntries = 1 // the request is of entries
 )
 
 var errMalformed = errors.New("malformed request")
@@ -65,7 +68,11 @@ func (r *Request) Append(b []byte) []byte {
 	b = le.AppendUint32(b, uint32(r.Scan.Stride))
 	b = le.AppendUint32(b, uint32(r.Scan.Off))
 	b = le.AppendUint32(b, uint32(len(r.Runs)))
-	b = le.AppendUint32(b, 0)
+	var of uint32
+	if r.Objects.Entries {
+		of = ofEntries
+	}
+	b = le.AppendUint32(b, of)
 	for i := range r.Scan.Conditions {
 		c := &r.Scan.Conditions[i]
 		b = append(b, c.Operand[:]...)
@@ -97,8 +104,13 @@ func (r *Request) Decode(b []byte) error {
 		return fmt.Errorf("%w: %d conditions and %d runs, want at most %d and %d", errMalformed, conditions, runs, offload.MaxConditions, MaxRuns)
 	case len(b) != headerSize+conditions*conditionSize+runs*runSize:
 		return fmt.Errorf("%w: %d bytes with %d conditions and %d runs", errMalformed, len(b), conditions, runs)
-	case le.Uint32(b[28:]) != 0:
-		return fmt.Errorf("%w: reserved bytes are not zero", errMalformed)
+	}
+	switch of := le.Uint32(b[28:]); of {
+	case 0:
+	case ofEntries:
+		r.Objects.Entries = true
+	default:
+		return fmt.Errorf("%w: objects of kind %d", errMalformed, of)
 	}
 	b = b[headerSize:]
 	r.Scan.Conditions = r.Scan.Conditions[:0]
@@ -114,14 +126,18 @@ func (r *Request) Decode(b []byte) error {
 	if err := r.Scan.Check(); err != nil {
 		return fmt.Errorf("%w: %w", errMalformed, err)
 	}
-	if n := r.Objects.Size; n < 1 || n > MaxRecord-record.HeaderSize || n%r.Scan.Stride != 0 {
+	if n := r.Objects.Size; n < 1 || n > MaxRecord-record.HeaderSize || n%r.Scan.Stride != 0 || r.Objects.Entries && n != r.Scan.Stride {
 		return fmt.Errorf("%w: objects of %d bytes, with elements of %d", errMalformed, n, r.Scan.Stride)
 	}
 	r.Runs = r.Runs[:0]
-	for left := MaxBytes / r.recordSize(); runs > 0; runs-- {
+	left, least := MaxBytes/r.recordSize(), 1
+	if r.Objects.Entries {
+		left, least = MaxBytes, record.HeaderSize
+	}
+	for ; runs > 0; runs-- {
 		run := Run{Chunk: le.Uint32(b), Seed: le.Uint32(b[4:]), Off: le.Uint32(b[8:]), N: le.Uint32(b[12:]), Number: le.Uint64(b[16:])}
-		if run.N < 1 || uint64(run.N) > uint64(left) {
-			return fmt.Errorf("%w: a run of %d records, of at most %d that are left", errMalformed, run.N, left)
+		if run.N < uint32(least) || uint64(run.N) > uint64(left) || r.Objects.Entries && run.N > MaxRecord {
+			return fmt.Errorf("%w: a run of %d, of at most %d that are left", errMalformed, run.N, left)
 		}
 		left -= int(run.N)
 		r.Runs = append(r.Runs, run)
@@ -135,8 +151,13 @@ func (r *Request) recordSize() int { return record.Size(r.Objects.Size) }
 // perRecord is the elements of a record.
 func (r *Request) perRecord() int { return r.Objects.Size / r.Scan.Stride }
 
-// BitsSize is the bytes of the bits of a record of objects as o says, in a filter.
-func BitsSize(o heap.Objects, stride int) int { return offload.BitsSize(o.Size / stride) }
+// PartSize is the bytes of the records of a part with n, and those of their bits in a filter.
+func PartSize(o heap.Objects, stride, n int) (records, bits int) {
+	if o.Entries {
+		return n, 1
+	}
+	return n * record.Size(o.Size), n * offload.BitsSize(o.Size/stride)
+}
 
 // look calls fn with the data of every record, in order, once it has been checked. It reads with
 // read, which copies what lies at an offset of a run's segment to b, as many records as
@@ -147,6 +168,12 @@ func (r *Request) look(read func(run *Run, off uint64, b []byte) error, scratch 
 	size := r.recordSize()
 	for i := range r.Runs {
 		run := &r.Runs[i]
+		if r.Objects.Entries {
+			if err := r.lookEntry(read, run, scratch, fn); err != nil {
+				return err
+			}
+			continue
+		}
 		for k := 0; k < int(run.N); {
 			n := min(int(run.N)-k, len(scratch)/size)
 			off := uint64(run.Off)*record.Unit + uint64(k)*uint64(size)
@@ -165,6 +192,32 @@ func (r *Request) look(read func(run *Run, off uint64, b []byte) error, scratch 
 			}
 			k += n
 		}
+	}
+	return nil
+}
+
+// lookEntry is look of an entry.
+func (r *Request) lookEntry(read func(run *Run, off uint64, b []byte) error, run *Run, scratch []byte, fn func(data []byte)) error {
+	off := uint64(run.Off) * record.Unit
+	if err := read(run, off, scratch[:run.N]); err != nil {
+		return err
+	}
+	rec, err := record.Decode(scratch[:run.N], run.Seed, int(off))
+	if err == nil {
+		err = checkEntry(rec, &r.Objects, run.Number)
+	}
+	if err != nil {
+		return fmt.Errorf("cannot use the bytes at %d of chunk %d: %w", off, run.Chunk, err)
+	}
+	fn(scratch[:copy(scratch, rec.Value())]) // where it is aligned
+	return nil
+}
+
+// checkEntry refuses a record that is not that of an entry as o says, with the lowest bits of that number.
+func checkEntry(rec record.Record, o *heap.Objects, number uint64) error {
+	if rec.Kind() != record.Entry || rec.Owner() != o.Owner || uint32(rec.Number()) != uint32(number) ||
+		rec.Flags()&^record.Moved != 0 || len(rec.Value()) != o.Size {
+		return errors.New("they are not those of the entry that was looked for")
 	}
 	return nil
 }
@@ -198,7 +251,8 @@ func (r *Request) Filter(read func(run *Run, off uint64, b []byte) error, scratc
 // FilterSize is how many bytes Filter appends.
 func (r *Request) FilterSize() (n int) {
 	for i := range r.Runs {
-		n += int(r.Runs[i].N) * offload.BitsSize(r.perRecord())
+		_, bits := PartSize(r.Objects, r.Scan.Stride, int(r.Runs[i].N))
+		n += bits
 	}
 	return n
 }

@@ -15,7 +15,7 @@
 //
 // # Request
 //
-// Construct takes no parameters. Compute knows the opcodes Aggregate and Filter, of a request of
+// Construct takes no parameters. Compute knows the opcodes Aggregate and Filter, of a [Request] of
 //
 //	 0  u64  version above which the records' versions are
 //	 8  u32  bytes of an object, which elements fill
@@ -25,7 +25,7 @@
 //	16  u32  bytes of an element
 //	20  u32  offset of the number in it
 //	24  u32  runs
-//	28  u32  zero
+//	28  u32  0: the runs are of objects; 1: of entries of a map, each a run, whose values are the elements
 //
 // then conditions of
 //
@@ -40,11 +40,33 @@
 //	 0  u32  chunk where the segment begins
 //	 4  u32  seed of the segment (far/record)
 //	 8  u32  offset of the first record in the segment, in units of 16 bytes
-//	12  u32  records, which lie side by side
-//	16  u64  number of the first object; the others' follow
+//	12  u32  records, which lie side by side; of an entry, the bytes that its record has at the most
+//	16  u64  number of the first object; the others' follow; of an entry, the lowest 32 bits of its number
 //
 // all little-endian. Aggregate answers with an offload.Aggregate, Filter with the bits of every record, in the order of
 // the request, each record's in bytes of its own.
+//
+// The opcode Lookup looks entries of a map up, by leaves of its index (far/index) that are at the node: a read of
+// the entry need not wait for one of its leaf. A leaf has far addresses, in which segments have numbers; where a
+// segment is, the client says when the node was asked for something there and did not know. The request is
+//
+//	 0  u32  units of 16 bytes in a segment
+//	 4  u16  owner
+//	 6  u16  places
+//	 8  u32  entries
+//	12  u32  zero
+//
+// then places of u32 number of the segment, u32 its first chunk, u32 its seed, and entries of
+//
+//	 0  u32  chunk where the leaf's segment begins
+//	 4  u32  that segment's seed
+//	 8  u32  offset of the leaf in it, in units
+//	12  u32  bytes of the leaf's record at the most
+//	16  u64  hash of the key
+//
+// The answer has for each u64 address, u32 length, u32 what was found ([Entry], [Leaf] or [Nothing]), and the record. The
+// leaf comes where it has no such entry, or one that the node cannot look at: the client goes on with it. Nothing
+// that is found is more than a claim: the client checks it as what it reads.
 package scan
 
 import (
@@ -59,12 +81,14 @@ import (
 const Name = "scan"
 
 // Component is what a node's program must have for clients' heaps to compute there.
-var Component = component.Component{New: New, Bounded: true, Portable: true}
+var Component = component.Component{New: New, Bounded: true}
 
 // scanner is the component's object.
 type scanner struct {
+	env     *component.Env
 	scratch []byte
 	req     Request
+	finder  finder
 }
 
 // New constructs a scanner. It is a component.Constructor.
@@ -72,14 +96,14 @@ func New(env *component.Env, _ *component.Call, params []byte) (component.Object
 	if len(params) != 0 {
 		return nil, fmt.Errorf("a scanner takes no parameters, got %d bytes", len(params))
 	}
-	if err := env.Reserve(MaxRuns * 32); err != nil { // of req
+	if err := env.Reserve(MaxRuns*32 + MaxPlaces*placeSize + MaxFinds*findSize); err != nil { // of requests
 		return nil, err
 	}
-	scratch, err := env.Alloc(MaxRecord)
+	scratch, err := env.Alloc(MaxRecord + MaxLeaf)
 	if err != nil {
 		return nil, err
 	}
-	return &scanner{scratch: scratch}, nil
+	return &scanner{env: env, scratch: scratch}, nil
 }
 
 var (
@@ -98,31 +122,42 @@ func (*scanner) Delete(*component.Call, []byte) error { return errNothing }
 
 // Compute implements component.Object.
 func (s *scanner) Compute(c *component.Call, op uint16, in, out []byte) ([]byte, error) {
-	if op != Aggregate && op != Filter {
+	if op < Aggregate || op > Lookup {
 		return nil, fmt.Errorf("a scanner has no operation %d", op)
 	}
 	if c.Chunks == nil {
 		return nil, errors.New("this node lends by a manager that does not tell whose a chunk is")
 	}
-	if err := s.req.Decode(in); err != nil {
-		return nil, err
-	}
-	read := func(run *Run, off uint64, b []byte) error {
+	look := func(chunk uint32, off uint64, b []byte) error {
 		switch {
 		case c.Expired():
 			return component.ErrExpired
-		case !c.Chunks.Read(run.Chunk, off, b):
+		case !c.Chunks.Read(chunk, off, b):
 			return errForeign
 		}
 		return nil
 	}
+	if op == Lookup {
+		if err := s.finder.req.Decode(in); err != nil {
+			return nil, err
+		}
+		if err := s.finder.learn(s.env); err != nil {
+			return nil, err
+		}
+		return s.finder.find(look, s.scratch, out)
+	}
+	if err := s.req.Decode(in); err != nil {
+		return nil, err
+	}
+	read := func(run *Run, off uint64, b []byte) error { return look(run.Chunk, off, b) }
+	scratch := s.scratch[:MaxRecord]
 	if op == Filter {
 		if s.req.FilterSize() > cap(out)-len(out) {
 			return nil, component.ErrTooLarge
 		}
-		return s.req.Filter(read, s.scratch, out)
+		return s.req.Filter(read, scratch, out)
 	}
-	a, err := s.req.Aggregate(read, s.scratch)
+	a, err := s.req.Aggregate(read, scratch)
 	if err != nil {
 		return nil, err
 	}

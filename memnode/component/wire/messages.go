@@ -11,7 +11,7 @@
 //
 //	 0  u32  magic "PAC1"
 //	 4  u16  credits: requests that may be unanswered
-//	 6  u16  1 if memory has been passed for a component.Place, otherwise 0
+//	 6  u16  0
 //	 8  u32  most bytes of a message
 //	12  u32  longest that a request may run, in milliseconds
 //
@@ -23,9 +23,9 @@
 //	12  u8   verb: 1 construct, 2 destruct, 3 read, 4 write, 5 delete, 6 compute
 //	13  u8   0
 //	14  u16  opcode of compute, otherwise 0
-//	16  u64  object, or component.WholePlace; construct: 0
-//	24  u64  another object that the request reads, or 0
-//	32  u64  and another
+//	16  u64  object; construct: 0
+//	24  u64  0
+//	32  u64  0
 //	40  u32  time that the client waits, in microseconds
 //	44  u32  length of the key: the component's name, or an object's id
 //	48  u32  most bytes of data that the client takes
@@ -139,7 +139,6 @@ type Welcome struct {
 	Credits int           // requests that may be unanswered
 	Message int           // most bytes of a message
 	Time    time.Duration // longest that a request may run, in milliseconds
-	Place   bool          // the connection carries memory to hold objects in
 }
 
 // Append appends w's encoding to b.
@@ -147,9 +146,6 @@ func (w *Welcome) Append(b []byte) []byte {
 	b = binary.LittleEndian.AppendUint32(b, magic)
 	b = binary.LittleEndian.AppendUint16(b, uint16(w.Credits))
 	b = append(b, 0, 0)
-	if w.Place {
-		b[len(b)-2] = 1
-	}
 	b = binary.LittleEndian.AppendUint32(b, uint32(w.Message))
 	return binary.LittleEndian.AppendUint32(b, uint32(w.Time.Milliseconds()))
 }
@@ -159,14 +155,13 @@ func (w *Welcome) Decode(b []byte) error {
 	switch {
 	case len(b) != WelcomeSize:
 		return fmt.Errorf("%w: a welcome of %d bytes, want %d", ErrMalformed, len(b), WelcomeSize)
-	case binary.LittleEndian.Uint32(b) != magic || b[6] > 1 || b[7] != 0:
+	case binary.LittleEndian.Uint32(b) != magic || b[6] != 0 || b[7] != 0:
 		return fmt.Errorf("%w: this is no welcome of a node's components", ErrMalformed)
 	}
 	d := Welcome{
 		Credits: int(binary.LittleEndian.Uint16(b[4:])),
 		Message: int(binary.LittleEndian.Uint32(b[8:])),
 		Time:    time.Duration(binary.LittleEndian.Uint32(b[12:])) * time.Millisecond,
-		Place:   b[6] == 1,
 	}
 	switch {
 	case d.Credits < 1 || d.Credits > MaxCredits:
@@ -185,7 +180,6 @@ type Request struct {
 	Verb   Verb
 	Op     uint16
 	Object uint64
-	Others [2]uint64
 	Time   time.Duration // in microseconds, less than 72 minutes
 	Room   uint32        // most bytes of data that the client takes
 	Key    []byte
@@ -205,8 +199,6 @@ func (r *Request) Append(b []byte) []byte {
 	h[12] = byte(r.Verb)
 	le.PutUint16(h[14:], r.Op)
 	le.PutUint64(h[16:], r.Object)
-	le.PutUint64(h[24:], r.Others[0])
-	le.PutUint64(h[32:], r.Others[1])
 	le.PutUint32(h[40:], uint32(r.Time.Microseconds()))
 	le.PutUint32(h[44:], uint32(len(r.Key)))
 	le.PutUint32(h[48:], r.Room)
@@ -234,7 +226,7 @@ func (r *Request) Decode(b []byte) error {
 		return fmt.Errorf("%w: a request fails its checksum", ErrMalformed)
 	case r.Verb < Construct || r.Verb >= verbEnd:
 		return fmt.Errorf("%w: unknown verb %d", ErrMalformed, uint8(r.Verb))
-	case b[13] != 0 || !allZero(b[52:RequestHeader]):
+	case b[13] != 0 || !allZero(b[24:40]) || !allZero(b[52:RequestHeader]):
 		return fmt.Errorf("%w: reserved bytes of a request are not zero", ErrMalformed)
 	case r.Verb != Compute && le.Uint16(b[14:]) != 0:
 		return fmt.Errorf("%w: %v has an opcode", ErrMalformed, r.Verb)
@@ -245,7 +237,6 @@ func (r *Request) Decode(b []byte) error {
 	}
 	r.Op = le.Uint16(b[14:])
 	r.Object = le.Uint64(b[16:])
-	r.Others = [2]uint64{le.Uint64(b[24:]), le.Uint64(b[32:])}
 	r.Time = time.Duration(le.Uint32(b[40:])) * time.Microsecond
 	r.Room = le.Uint32(b[48:])
 	r.Key, r.Data = b[RequestHeader:RequestHeader+key:RequestHeader+key], b[RequestHeader+key:]

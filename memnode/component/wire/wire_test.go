@@ -10,7 +10,7 @@ import (
 
 func sample() Request {
 	return Request{
-		ID: 7, Verb: Compute, Op: 3, Object: 1<<32 | 5, Others: [2]uint64{6, 7}, Time: 1500 * time.Microsecond,
+		ID: 7, Verb: Compute, Op: 3, Object: 1<<32 | 5, Time: 1500 * time.Microsecond,
 		Room: 100, Key: []byte("key"), Data: []byte("data"),
 	}
 }

@@ -39,6 +39,10 @@ type Config struct {
 	// Cable is the end of a Cable that is to be the guest's eth0; nil: none.
 	// Start closes it.
 	Cable *os.File
+	// Host has the guest's eth0 reach what listens on this host's loopback
+	// interface, at HostAddress, in the place of a Cable. Start sets the plan's
+	// Address.
+	Host bool
 	// MAC is the last byte of eth0's address.
 	MAC byte
 	// BootTimeout is when a guest that has not come up counts as hanging and
@@ -51,6 +55,12 @@ type Config struct {
 	// Event is called with every event of the guest's; nil: none.
 	Event func(plan.Event)
 }
+
+// HostAddress is where a guest with Config.Host finds this host.
+const HostAddress = "10.0.2.2"
+
+// guestAddress is that of such a guest.
+const guestAddress = "10.0.2.15/24"
 
 // tailLines is how many of the last lines of the console a Result has.
 const tailLines = 25
@@ -113,6 +123,9 @@ func Start(ctx context.Context, cfg Config) (g *Guest, err error) {
 	}
 	if cfg.CPUs == 0 {
 		cfg.CPUs = 2
+	}
+	if cfg.Host {
+		cfg.Plan.Address = guestAddress
 	}
 	if cfg.BootTimeout == 0 {
 		cfg.BootTimeout = time.Minute
@@ -184,9 +197,12 @@ func arguments(cfg Config, initrd string) []string {
 		"-append", "console=ttyS0 quiet panic=-1 random.trust_cpu=on rdinit=/init " + clockArguments(),
 		"-device", fmt.Sprintf("isa-debug-exit,iobase=%#x,iosize=4", plan.ExitPort),
 	}
-	if cfg.Cable != nil {
-		args = append(args,
-			"-netdev", "dgram,id=wire,local.type=fd,local.str=4",
+	wire := "dgram,id=wire,local.type=fd,local.str=4"
+	if cfg.Host {
+		wire = "user,id=wire"
+	}
+	if cfg.Cable != nil || cfg.Host {
+		args = append(args, "-netdev", wire,
 			"-device", fmt.Sprintf("virtio-net-pci,netdev=wire,romfile=,mac=52:54:00:00:00:%02x", cfg.MAC))
 	}
 	return args

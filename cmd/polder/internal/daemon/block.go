@@ -22,6 +22,7 @@ type BlockConfig struct {
 	Name       string // of the export
 	ReadOnly   bool
 	MaxClients int
+	Swap       bool // this process has become a swap server
 }
 
 // ServiceNBD is the name of the service of a block device.
@@ -52,7 +53,11 @@ func RunBlock(ctx context.Context, cfg BlockConfig) (err error) {
 	if err := p.listenAdmin(); err != nil {
 		return err
 	}
-	stopLimit := limitGoMemory()
+	ofGo := limitGoMemory
+	if cfg.Swap {
+		ofGo = takeGoMemory
+	}
+	stopLimit := ofGo()
 	p.onClose(func() error { stopLimit(); return nil })
 	poolCfg, err := p.borrow(ctx, cfg.BorrowConfig)
 	if err != nil {
@@ -73,7 +78,7 @@ func RunBlock(ctx context.Context, cfg BlockConfig) (err error) {
 	}
 	server, err := nbd.New(nbd.Config{
 		Volume: volume, Name: cfg.Name, ReadOnly: cfg.ReadOnly, TLS: secure,
-		MaxConns: cfg.MaxClients, Timeout: cfg.OpTimeout, Logger: p.Logger,
+		MaxConns: cfg.MaxClients, Timeout: cfg.OpTimeout, Ahead: cfg.Swap, Logger: p.Logger,
 	})
 	if err != nil {
 		return err
@@ -89,7 +94,7 @@ func RunBlock(ctx context.Context, cfg BlockConfig) (err error) {
 		}
 	}
 	title := fmt.Sprintf("polder serves a block device of %s: %s local, the rest at %s",
-		config.FormatSize(cfg.Size), config.FormatSize(cfg.Local), strings.Join(cfg.Far, ", "))
+		config.FormatSize(cfg.Size), config.FormatSize(cfg.Local), cfg.where())
 	if err := p.ready(title, "nbdinfo "+nbdURI(p.addrs[ServiceNBD], cfg.Name, secure != nil)); err != nil {
 		return err
 	}

@@ -1,17 +1,26 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"polder/far"
+	"polder/far/copies"
+	"polder/far/disk"
 	"polder/far/prom"
 	"polder/far/remote"
+	"polder/internal/config"
 	"polder/internal/console"
 	"polder/internal/scheme"
 	"polder/pool"
@@ -25,23 +34,50 @@ import (
 
 // BorrowConfig says how a daemon borrows memory, and how much it keeps of its own.
 type BorrowConfig struct {
-	Far       []string // nodes to borrow from
-	Manager   string   // the nodes' way of managing memory; the default if empty
-	Device    string   // the RDMA device that reaches them; the only one if empty
-	Groups    int      // see pool.Config
-	Pairs     int      // see pool.Config
-	Local     int64    // bytes
-	OpTimeout time.Duration
-	FarWait   time.Duration // how long to wait at the start for a node to answer
+	Disk       string        // directory of a disk to use in the place of nodes
+	DiskSize   int64         // the most bytes of it; 0 is what there is room for
+	Heap       string        // name of the heap, which is there again after a restart; "" for one that ends with the process
+	Checkpoint time.Duration // between two checkpoints of a heap with a name
+
+	Far         []string // nodes to borrow from
+	Manager     string   // the nodes' way of managing memory; the default if empty
+	Device      string   // the RDMA device that reaches them; the only one if empty
+	Groups      int      // see pool.Config
+	Pairs       int      // see pool.Config
+	Copies      int      // of what is evacuated; 0 is 2 if there are two nodes or more
+	MinCopies   int      // see copies.Config, as for what follows
+	CopyLate    time.Duration
+	RepairAfter time.Duration
+	Local       int64 // bytes
+	OpTimeout   time.Duration
+	FarWait     time.Duration // how long to wait at the start for a node to answer
 }
 
 // DefaultBorrow returns the defaults, without addresses.
 func DefaultBorrow() BorrowConfig {
-	return BorrowConfig{Local: 64 << 20, OpTimeout: 2 * time.Second, FarWait: 30 * time.Second}
+	return BorrowConfig{MinCopies: 1, CopyLate: copies.DefaultLate, RepairAfter: copies.DefaultRepairAfter, Local: 64 << 20, OpTimeout: 2 * time.Second, FarWait: 30 * time.Second, Checkpoint: time.Minute}
 }
 
 // Check finds what is wrong with values that fit each by itself.
 func (c *BorrowConfig) Check() error {
+	switch {
+	case c.Disk != "" && len(c.Far) > 0:
+		return refuse("disk", c.Disk, "none with --far: far memory is either on a disk or at nodes")
+	case c.Disk != "" && c.Manager != "":
+		return refuse("manager", c.Manager, "none with --disk, where there are no nodes")
+	case c.Disk == "" && c.DiskSize != 0:
+		return refuse("disk-size", config.FormatSize(c.DiskSize), "none without --disk")
+	case c.Disk != "" && c.Copies > 1:
+		return refuse("copies", strconv.Itoa(c.Copies), "none with --disk, where there are no nodes")
+	case c.Copies > 0 && c.MinCopies > c.Copies:
+		return refuse("min-copies", strconv.Itoa(c.MinCopies), "at most --copies, which is %d", c.Copies)
+	case c.Disk == "" && len(c.Far) > 0 && c.Copies > len(c.Far) && !slices.ContainsFunc(c.Far, isBroker):
+		return refuse("copies", strconv.Itoa(c.Copies), "at most as many as there are nodes to borrow from, which are %d", len(c.Far))
+	case c.Disk == "" && c.Heap != "":
+		return refuse("heap", c.Heap, "none without --disk: what nodes lend is not kept")
+	case c.Heap != "" && !heapName.MatchString(c.Heap):
+		return refuse("heap", c.Heap, "up to 64 letters, digits, dots, dashes and underscores, of which the first is a letter or a digit")
+	}
 	if slices.ContainsFunc(c.Far, isBroker) {
 		switch {
 		case len(c.Far) > 1:
@@ -65,8 +101,49 @@ func (c *BorrowConfig) Check() error {
 	return nil
 }
 
+// copiesOf is how many copies there are to be at so many nodes.
+func (c *BorrowConfig) copiesOf(nodes int) (int, error) {
+	n := c.Copies
+	if n == 0 {
+		n = min(copies.DefaultCopies, nodes)
+	}
+	switch {
+	case n > nodes:
+		return 0, refuse("copies", strconv.Itoa(n), "at most as many as there are nodes to borrow from, which are %d", nodes)
+	case c.MinCopies > n:
+		return 0, refuse("min-copies", strconv.Itoa(c.MinCopies), "at most --copies, which is %d", n)
+	}
+	return n, nil
+}
+
+// heapName is what a heap may be called, which is the name of a directory, too.
+var heapName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
+
+// noName is the directory of a heap without a name.
+const noName = "_unnamed"
+
+// dir is the directory of the heap.
+func (c *BorrowConfig) dir() string { return filepath.Join(c.Disk, cmp.Or(c.Heap, noName)) }
+
+// journalDir is the directory of what is not in a checkpoint of the heap yet.
+func (c *BorrowConfig) journalDir() string { return filepath.Join(c.dir(), "journal") }
+
+// where says where the far memory is.
+func (c *BorrowConfig) where() string {
+	switch {
+	case c.Disk == "":
+		return strings.Join(c.Far, ", ")
+	case c.Heap == "":
+		return c.Disk
+	}
+	return fmt.Sprintf("%s, where heap %s is kept", c.Disk, c.Heap)
+}
+
 // noAnswerYet is how healthy a daemon is that waits for its nodes.
 func (c *BorrowConfig) noAnswerYet() error {
+	if c.Disk != "" {
+		return fmt.Errorf("%s is being opened", c.Disk)
+	}
 	return fmt.Errorf("no node has answered yet: %s", strings.Join(c.Far, ", "))
 }
 
@@ -78,8 +155,10 @@ const (
 
 // memory is a heap over borrowed memory. It is empty until it is open.
 type memory struct {
-	lent *pool.Pool
-	heap *far.Heap
+	lent   *pool.Pool // or
+	disk   *disk.Store
+	copies *copies.Store // over lent, if there are several nodes
+	heap   *far.Heap
 }
 
 // close ends what is open.
@@ -87,15 +166,43 @@ func (m *memory) close() (err error) {
 	if m.heap != nil {
 		err = m.heap.Close()
 	}
+	if m.copies != nil {
+		err = errors.Join(err, m.copies.Close())
+	}
 	if m.lent != nil {
 		err = errors.Join(err, m.lent.Close())
 	}
+	if m.disk != nil {
+		err = errors.Join(err, m.disk.Close())
+	}
+	return err
+}
+
+// openDisk opens a heap on a disk.
+func (m *memory) openDisk(ctx context.Context, p *process, cfg BorrowConfig, maxValue int) (err error) {
+	farCfg := far.Config{Local: cfg.Local, MaxValue: maxValue, CheckpointEvery: cfg.Checkpoint}
+	c := disk.Config{Dir: cfg.dir(), Size: cfg.DiskSize, Fresh: cfg.Heap == ""}
+	if m.disk, err = disk.Open(c); err != nil {
+		return err
+	}
+	if !m.disk.Direct() {
+		p.Logger.Warn("the disk is not read past the page cache, which takes memory beside the budget: its file system has no O_DIRECT", "disk", c.Dir)
+	}
+	if cfg.Heap == "" {
+		m.heap, err = far.NewHeap(m.disk, farCfg)
+		return err
+	}
+	defer p.Waiting("opening heap " + cfg.Heap)()
+	m.heap, err = far.Open(ctx, m.disk, farCfg)
 	return err
 }
 
 // open opens a pool, for which it waits as cfg says, and a heap over it whose values have up
 // to so many bytes.
 func (m *memory) open(ctx context.Context, p *process, cfg BorrowConfig, poolCfg pool.Config, maxValue int) (err error) {
+	if cfg.Disk != "" {
+		return m.openDisk(ctx, p, cfg, maxValue)
+	}
 	poolCfg.Groups, poolCfg.Pairs = cfg.Groups, cfg.Pairs
 	poolCfg.Timeout, poolCfg.Logger = cfg.OpTimeout, p.Logger
 	m.lent, err = p.awaitNodes(ctx, cfg.FarWait, poolCfg)
@@ -108,19 +215,52 @@ func (m *memory) open(ctx context.Context, p *process, cfg BorrowConfig, poolCfg
 	if err != nil {
 		return err
 	}
-	m.heap, err = far.NewHeap(remote.NewStore(m.lent), far.Config{Local: cfg.Local, MaxValue: maxValue})
+	store := remote.NewStore(m.lent)
+	n, err := cfg.copiesOf(len(m.lent.Nodes()))
+	if err != nil {
+		return err
+	}
+	if nodes := len(m.lent.Nodes()); nodes > 1 {
+		m.copies, err = copies.Open(copies.Config{
+			Places: remote.Places(m.lent), Copies: n, Min: cfg.MinCopies, Late: cfg.CopyLate, RepairAfter: cfg.RepairAfter, Logger: p.Logger,
+		})
+		if err != nil {
+			return err
+		}
+		store = m.copies
+		if n > 1 {
+			p.Logger.Info("what is evacuated is kept at several nodes", "copies", n, "nodes", nodes, "goes on with", cfg.MinCopies)
+		} else {
+			p.Logger.Warn("what is evacuated is kept at one node, and lost with it", "copies", 1)
+		}
+	}
+	m.heap, err = far.NewHeap(store, far.Config{Local: cfg.Local, MaxValue: maxValue})
 	return err
 }
 
 // show has the administrative address show the pool and the heap from now on.
 func (m *memory) show(p *process) error {
-	return p.nowShow(func() error { return anyNodeUp(m.lent.Stats()) }, func(s *console.State) {
+	state := func(s *console.State) {
 		s.Advice = strings.Split(strings.TrimSpace(m.heap.Explain()), "\n")
-	}, pool.NewCollector(m.lent), prom.NewCollector(m.heap))
+		if m.copies != nil {
+			s.Advice = append(s.Advice, m.copies.Explain()...)
+		}
+	}
+	if m.disk != nil {
+		return p.nowShow(m.heap.CheckpointError, state, prom.NewCollector(m.heap))
+	}
+	show := []prometheus.Collector{pool.NewCollector(m.lent), prom.NewCollector(m.heap)}
+	if m.copies != nil {
+		show = append(show, prom.NewCopiesCollector(m.copies))
+	}
+	return p.nowShow(func() error { return anyNodeUp(m.lent.Stats()) }, state, show...)
 }
 
 // borrow is how a pool is opened over nodes that listen elsewhere.
 func (p *process) borrow(ctx context.Context, cfg BorrowConfig) (c pool.Config, err error) {
+	if cfg.Disk != "" {
+		return c, nil
+	}
 	if slices.ContainsFunc(cfg.Far, isBroker) {
 		return p.borrowBrokered(ctx, cfg)
 	}
@@ -216,7 +356,7 @@ func (p *process) awaitNodes(ctx context.Context, wait time.Duration, cfg pool.C
 func anyNodeUp(s pool.Stats) error {
 	var states []string
 	for _, n := range s.Nodes {
-		if n.State == "up" {
+		if n.State == "up" || n.State == "leaving" {
 			return nil
 		}
 		states = append(states, n.Name+" is "+n.State)

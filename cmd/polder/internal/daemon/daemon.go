@@ -57,6 +57,7 @@ type process struct {
 	wg         sync.WaitGroup
 	answers    *admin.Server // at the administrative address; nil until it is served
 	collectors []prometheus.Collector
+	drain      func(ctx context.Context, within time.Duration, force bool) (lost, err error) // see admin.Config
 
 	mu      sync.Mutex
 	reports []func(*console.State) // each adds what no metric says; guarded by mu once it is served
@@ -116,6 +117,7 @@ func (p *process) serveAdmin() error {
 		Health:     p.healthNow,
 		Report:     p.report,
 		Collectors: p.collectors,
+		Drain:      p.drain,
 	})
 	if err != nil {
 		return err

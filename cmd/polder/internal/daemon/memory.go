@@ -3,6 +3,7 @@ package daemon
 import (
 	"fmt"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"runtime/metrics"
 	"time"
@@ -23,17 +24,33 @@ const (
 	limitPeriod  = time.Second
 	liveHeap     = "/gc/heap/live:bytes"
 	liveHeadroom = 4 << 20
+
+	// That of a process that serves swap, which asks the kernel for memory when it
+	// starts and not when memory is short: buffers of clients, and garbage until
+	// there is so much of it.
+	swapGoLimit   = 64 << 20
+	swapGoPercent = -1
 )
 
 // limitGoMemory keeps the Go runtime's memory small until the returned
 // function is called. Where connections need more than goLimit, thousands of
 // them, the limit gives way: a limit below what is live would have the
 // collector run without end. GOMEMLIMIT and GOGC, if set, are left to rule.
-func limitGoMemory() (stop func()) {
+func limitGoMemory() (stop func()) { return boundGoMemory(goLimit, goPercent) }
+
+// takeGoMemory is limitGoMemory for a process that serves swap: the runtime takes at once
+// what it will need, and keeps it.
+func takeGoMemory() (stop func()) {
+	stop = boundGoMemory(swapGoLimit, swapGoPercent)
+	runtime.KeepAlive(make([]byte, swapGoLimit/2)) // mapped, and resident since memory is locked
+	return stop
+}
+
+func boundGoMemory(limit int64, percent int) (stop func()) {
 	if os.Getenv("GOMEMLIMIT") != "" || os.Getenv("GOGC") != "" {
 		return func() {}
 	}
-	before, percent := debug.SetMemoryLimit(goLimit), debug.SetGCPercent(goPercent)
+	before, percent := debug.SetMemoryLimit(limit), debug.SetGCPercent(percent)
 	end, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -47,7 +64,7 @@ func limitGoMemory() (stop func()) {
 			case <-tick.C:
 			}
 			metrics.Read(sample)
-			debug.SetMemoryLimit(memoryLimit(sample[0].Value.Uint64()))
+			debug.SetMemoryLimit(memoryLimit(limit, sample[0].Value.Uint64()))
 		}
 	}()
 	return func() {
@@ -59,8 +76,8 @@ func limitGoMemory() (stop func()) {
 }
 
 // memoryLimit is the limit for so many live bytes.
-func memoryLimit(live uint64) int64 {
-	return max(goLimit, int64(live)+int64(live)/4+liveHeadroom)
+func memoryLimit(least int64, live uint64) int64 {
+	return max(least, int64(live)+int64(live)/4+liveHeadroom)
 }
 
 const gib = 1 << 30

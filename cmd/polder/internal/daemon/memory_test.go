@@ -15,8 +15,8 @@ func TestTheMemoryLimitGivesWayToLiveMemory(t *testing.T) {
 		1 << 20:   goLimit,
 		100 << 20: 129 << 20,
 	} {
-		if got := memoryLimit(live); got != want {
-			t.Errorf("memoryLimit(%d) = %d, want %d", live, got, want)
+		if got := memoryLimit(goLimit, live); got != want {
+			t.Errorf("memoryLimit(goLimit, %d) = %d, want %d", live, got, want)
 		}
 	}
 }

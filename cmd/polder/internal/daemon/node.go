@@ -31,12 +31,15 @@ type NodeConfig struct {
 	Chunk        int64    // bytes
 	ClientBudget int64    // bytes; HalfOfAll, or 0 for all
 	Grace        time.Duration
-	Manager      string // way of managing memory; the default if empty
-	Fabric       string // FabricTCP or FabricRDMA; FabricTCP if empty
-	Device       string // the RDMA device; the only one if empty
-	TrustClients bool   // see memnode.Config
-	Groups       int    // most of a client, see memnode.Config; the default if 0
-	Pairs        int    // likewise
+	Zone         string        // what it fails together with, or ""
+	Drain        time.Duration // how long to have clients move what they hold before the end; 0 is not at all
+	Manager      string        // way of managing memory; the default if empty
+	Fabric       string        // FabricTCP or FabricRDMA; FabricTCP if empty
+	Device       string        // the RDMA device; the only one if empty
+	TrustClients bool          // see memnode.Config
+	Groups       int           // most of a client, see memnode.Config; the default if 0
+	Pairs        int           // likewise
+	MaxClients   int           // at most; the default if 0
 	Components   component.Config
 	SecretFile   string // of what brokers must show; "" for nothing
 
@@ -59,6 +62,8 @@ func (c *NodeConfig) Check() error {
 		return refuse("listen", strings.Join(c.Listen, ","), "a HOST:PORT with --fabric rdma")
 	case c.Fabric != FabricRDMA && c.Device != "":
 		return refuse("device", c.Device, "none without --fabric rdma")
+	case len(c.Zone) > wire.MaxZone:
+		return refuse("zone", c.Zone, "a name of at most %d bytes", wire.MaxZone)
 	case c.SecretFile != "" && c.Manager != finemem.Name:
 		return refuse("service-secret-file", c.SecretFile, "none unless --manager is %s", finemem.Name)
 	case c.ClientBudget > 0 && c.ClientBudget < c.Chunk:
@@ -134,10 +139,12 @@ func (c *NodeConfig) memnode() memnode.Config {
 		ChunkSize:    int(c.Chunk),
 		ClientBudget: c.budget(),
 		Grace:        c.Grace,
+		Zone:         c.Zone,
 		Manager:      c.Manager,
 		TrustClients: c.TrustClients,
 		MaxGroups:    c.Groups,
 		MaxPairs:     c.Pairs,
+		MaxClients:   c.MaxClients,
 		Components:   c.components(),
 		Logger:       c.Logger,
 
@@ -194,6 +201,8 @@ func RunNode(ctx context.Context, cfg NodeConfig) (err error) {
 		nodes, addrs = append(nodes, node), append(addrs, list...)
 	}
 	p.show(nodes...)
+	d := newDrainer()
+	d.nodes, p.drain = nodes, d.drain
 	p.addrs[ServiceVerbs] = addrs[0]
 	if len(nodes) > 1 {
 		p.addrs[ServiceSocket] = addrs[len(elsewhere)]
@@ -216,7 +225,7 @@ func RunNode(ctx context.Context, cfg NodeConfig) (err error) {
 	if err := p.ready(title, hint); err != nil {
 		return err
 	}
-	return p.wait(ctx)
+	return p.waitDrained(ctx, d, cfg.Drain)
 }
 
 // The fabrics that a node can listen on, besides Unix sockets.

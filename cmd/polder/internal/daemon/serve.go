@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -21,8 +20,10 @@ import (
 type ServeConfig struct {
 	*operator.Control
 	BorrowConfig
-	Listen       string // where Redis clients connect
-	MaxValue     int64  // bytes; 0 means a quarter of Local, at most a third of ClientMemory
+	Durable      bool          // what was answered survives a crash
+	DurableEvery time.Duration // but for the last so long before a loss of power
+	Listen       string        // where Redis clients connect
+	MaxValue     int64         // bytes; 0 means a quarter of Local, at most a third of ClientMemory
 	MaxClients   int
 	OutputLimit  int64         // bytes
 	ClientMemory int64         // bytes that clients of all front ends may hold
@@ -52,6 +53,9 @@ func (c *ServeConfig) Check() error {
 	if 2*c.MaxValue > c.ClientMemory {
 		return refuse("max-value", config.FormatSize(c.MaxValue), "at most half of --client-memory, which is %s", config.FormatSize(c.ClientMemory))
 	}
+	if c.Durable && c.Heap == "" {
+		return refuse("durable", "yes", "none without --heap: what is stored ends with the process")
+	}
 	return c.BorrowConfig.Check()
 }
 
@@ -68,7 +72,9 @@ func (c *UpConfig) Check() error {
 		return refuse("manager", c.Manager, "none with --node-listen, where memory is lent by "+memfd.Name)
 	case memory != 0 && c.NodeListen == "":
 		return refuse("component-memory", config.FormatSize(memory), "0 without --node-listen: nobody else could call the components")
-	case len(c.Far) > 0:
+	case c.NodeListen != "" && c.Disk != "":
+		return refuse("node-listen", c.NodeListen, "none with --disk: there is no node in this process then")
+	case len(c.Far) > 0 || c.Disk != "":
 		return nil
 	}
 	return c.Node.Check()
@@ -89,7 +95,7 @@ func RunServe(ctx context.Context, cfg ServeConfig) (err error) {
 	if err := p.openFar(ctx, cfg); err != nil {
 		return p.unlessEnding(ctx, err)
 	}
-	title := fmt.Sprintf("polder serves Redis clients: %s local, the rest at %s", config.FormatSize(cfg.Local), strings.Join(cfg.Far, ", "))
+	title := fmt.Sprintf("polder serves Redis clients: %s local, the rest at %s", config.FormatSize(cfg.Local), cfg.where())
 	if err := p.readyRedis(title); err != nil {
 		return err
 	}
@@ -107,9 +113,9 @@ func RunUp(ctx context.Context, cfg UpConfig) (err error) {
 		return err
 	}
 	title := fmt.Sprintf("polder is up: %s local, ", config.FormatSize(cfg.Local))
-	if len(cfg.Far) > 0 {
+	if len(cfg.Far) > 0 || cfg.Disk != "" {
 		err = p.openFar(ctx, cfg.ServeConfig)
-		title += "the rest at " + strings.Join(cfg.Far, ", ")
+		title += "the rest at " + cfg.where()
 	} else {
 		err = p.openHere(ctx, cfg)
 		title += config.FormatSize(cfg.Node.Lend) + " far, lent by this very process"
@@ -186,6 +192,7 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, poolCfg pool.Co
 		ClientMemory: clientmem.New(cfg.ClientMemory),
 		OpTimeout:    cfg.OpTimeout,
 		IdleTimeout:  cfg.IdleTimeout,
+		Journal:      resp.Journal{Dir: cfg.journalDir(), Durable: cfg.Durable, Every: cfg.DurableEvery},
 		Logger:       p.Logger,
 		ExtraStats: func() []resp.Stat {
 			if f := stats.Load(); f != nil {
@@ -208,8 +215,15 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, poolCfg pool.Co
 	if err := m.open(ctx, p, cfg.BorrowConfig, poolCfg, int(largest)); err != nil {
 		return err
 	}
-	server.Open(m.heap)
-	more := func() []resp.Stat { return extraStats(m.heap.Stats(), m.lent.Stats()) }
+	if err := server.Open(ctx, m.heap); err != nil {
+		return err
+	}
+	more := func() []resp.Stat {
+		if m.lent == nil {
+			return extraStats(m.heap.Stats(), pool.Stats{})
+		}
+		return extraStats(m.heap.Stats(), m.lent.Stats())
+	}
 	stats.Store(&more)
 	return m.show(p)
 }

@@ -1,0 +1,237 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"polder/far"
+	"polder/far/disk"
+	"polder/internal/config"
+)
+
+// newHeap are the tools for heaps on a disk.
+func newHeap() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "heap",
+		Short: "List, check and remove heaps that are kept on a disk",
+		Long: "A heap on a disk (polder up --disk DIR --heap NAME) is there until somebody removes it.\n" +
+			"These look after those that lie in a directory.",
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(newHeapLs(), newHeapInfo(), newHeapCheck(), newHeapRm())
+	return cmd
+}
+
+// heapTool is what they have in common.
+type heapTool struct {
+	dir  string
+	json bool
+}
+
+func (t *heapTool) command(use, short string, args cobra.PositionalArgs, run func(cmd *cobra.Command, names []string) error) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: use, Short: short, Args: args,
+		RunE: func(cmd *cobra.Command, names []string) error {
+			if t.dir == "" {
+				return &usageError{&config.Error{Source: "--disk", Err: errors.New("it is not given; expected the directory that has the heaps")}}
+			}
+			for _, name := range names {
+				if filepath.Base(name) != name || name == "." || name == ".." {
+					return &usageError{fmt.Errorf("%q is no name of a heap", name)}
+				}
+			}
+			return run(cmd, names)
+		},
+	}
+	cmd.Flags().StringVar(&t.dir, "disk", "", "the `directory` that has the heaps")
+	return cmd
+}
+
+// heapRow is a heap as it is listed.
+type heapRow struct {
+	Name       string    `json:"name"`
+	Bytes      int64     `json:"bytes"`
+	Checkpoint time.Time `json:"checkpoint"`
+	InUse      bool      `json:"in_use"`
+	Trouble    string    `json:"trouble,omitempty"`
+
+	info disk.Info
+}
+
+func (t *heapTool) row(name string) (heapRow, error) {
+	info, err := disk.Inspect(filepath.Join(t.dir, name))
+	r := heapRow{Name: name, Bytes: info.Bytes, Checkpoint: info.Checkpoint, InUse: info.InUse, info: info}
+	if errors.Is(err, disk.ErrNoHeap) {
+		return r, err
+	}
+	if err != nil {
+		r.Trouble = err.Error()
+	}
+	return r, nil
+}
+
+func (r *heapRow) state() string {
+	switch {
+	case r.Trouble != "":
+		return r.Trouble
+	case r.InUse:
+		return "in use"
+	}
+	return "closed"
+}
+
+func newHeapLs() *cobra.Command {
+	var t heapTool
+	cmd := t.command("ls", "List the heaps of a directory", noArgs, func(cmd *cobra.Command, _ []string) error {
+		entries, err := os.ReadDir(t.dir)
+		if err != nil {
+			return err
+		}
+		var rows []heapRow
+		for _, e := range entries {
+			if r, err := t.row(e.Name()); err == nil {
+				rows = append(rows, r)
+			} else if !errors.Is(err, disk.ErrNoHeap) && e.IsDir() {
+				return err
+			}
+		}
+		out := cmd.OutOrStdout()
+		if t.json {
+			enc := json.NewEncoder(out)
+			for _, r := range rows {
+				if err := enc.Encode(r); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+		w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+		fmt.Fprintln(w, "HEAP\tON DISK\tCHECKPOINT\tSTATE")
+		for _, r := range rows {
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", r.Name, config.FormatSize(r.Bytes), r.Checkpoint.Format(time.RFC3339), r.state())
+		}
+		return w.Flush()
+	})
+	cmd.Flags().BoolVar(&t.json, "json", false, "print one JSON object a line")
+	return cmd
+}
+
+func newHeapInfo() *cobra.Command {
+	var t heapTool
+	return t.command("info NAME", "Say what is known of a heap without opening it", cobra.ExactArgs(1), func(cmd *cobra.Command, names []string) error {
+		r, err := t.row(names[0])
+		if err != nil {
+			return err
+		}
+		w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 8, 2, ' ', 0)
+		fmt.Fprintf(w, "heap\t%s\nstate\t%s\non disk\t%s\n", r.Name, r.state(), config.FormatSize(r.Bytes))
+		if r.Trouble == "" {
+			root := &r.info.Root
+			fmt.Fprintf(w, "number\t%016x\nopened\t%d times\nsegments of\t%s\ncheckpoint\t%s, %s\n", root.Heap, root.Epoch, config.FormatSize(int64(r.info.SegmentSize)),
+				r.Checkpoint.Format(time.RFC3339), config.FormatSize(int64(root.Length)))
+		}
+		if n := journalBytes(filepath.Join(t.dir, r.Name)); n > 0 {
+			fmt.Fprintf(w, "journal\t%s\n", config.FormatSize(n))
+		}
+		return w.Flush()
+	})
+}
+
+// journalBytes is the size of the files of a heap's journal.
+func journalBytes(dir string) (n int64) {
+	files, _ := filepath.Glob(filepath.Join(dir, "journal", "*"))
+	for _, f := range files {
+		if st, err := os.Stat(f); err == nil {
+			n += st.Size()
+		}
+	}
+	return n
+}
+
+func newHeapRm() *cobra.Command {
+	var t heapTool
+	return t.command("rm NAME...", "Remove heaps that nobody has open, for good", cobra.MinimumNArgs(1), func(_ *cobra.Command, names []string) error {
+		var errs []error
+		for _, name := range names {
+			errs = append(errs, disk.Remove(filepath.Join(t.dir, name)))
+		}
+		return errors.Join(errs...)
+	})
+}
+
+// checkKeys is how many keys are read at once.
+const checkKeys = 1024
+
+func newHeapCheck() *cobra.Command {
+	var t heapTool
+	local := int64(64 << 20)
+	cmd := t.command("check NAME", "Open a heap that nobody has open, and read all that is in it", cobra.ExactArgs(1), func(cmd *cobra.Command, names []string) (err error) {
+		dir := filepath.Join(t.dir, names[0])
+		if _, err := t.row(names[0]); err != nil {
+			return err
+		}
+		store, err := disk.Open(disk.Config{Dir: dir})
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, store.Close()) }()
+		h, err := far.Open(cmd.Context(), store, far.Config{Local: local})
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, h.Close()) }()
+		bad := 0
+		for _, m := range h.Stats().Maps {
+			entries, lost, err := checkMap(cmd.Context(), cmd.ErrOrStderr(), h.NewByteMap(m.Name), m.Name)
+			if err != nil {
+				return fmt.Errorf("map %q: %w", m.Name, err)
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "%s: %d entries read, %d lost or damaged\n", m.Name, entries, lost)
+			bad += lost
+		}
+		if bad > 0 {
+			return fmt.Errorf("%d entries are lost or damaged", bad)
+		}
+		return nil
+	})
+	cmd.Flags().Var(config.NewSize(&local, far.MinLocal, 0), "local", "local memory to use; a heap with large values may need as much as it had")
+	return cmd
+}
+
+// checkMap reads all entries of a map, and prints what is wrong with any.
+func checkMap(ctx context.Context, out io.Writer, m *far.ByteMap, name string) (entries, bad int, err error) {
+	var keys [][]byte
+	read := func() {
+		m.GetMany(ctx, keys, func(i int, _ far.Entry, err error) {
+			switch {
+			case err == nil:
+				entries++
+			case !errors.Is(err, far.ErrNotFound): // it may have expired
+				bad++
+				fmt.Fprintf(out, "%s: key %.60q: %v\n", name, keys[i], err)
+			}
+		})
+		keys = keys[:0]
+	}
+	for cursor := uint64(0); ; {
+		if cursor, err = m.Scan(ctx, cursor, func(key []byte, _ far.Entry) { keys = append(keys, slices.Clone(key)) }); err != nil {
+			return entries, bad, err
+		}
+		if len(keys) >= checkKeys || cursor == 0 {
+			read()
+		}
+		if cursor == 0 {
+			return entries, bad, ctx.Err()
+		}
+	}
+}

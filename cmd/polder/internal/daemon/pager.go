@@ -1,0 +1,82 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"polder/internal/config"
+	"polder/internal/fdpass"
+	"polder/internal/listen"
+	"polder/internal/operator"
+	"polder/internal/scheme"
+	"polder/pages/pager"
+)
+
+// PagerConfig configures a pager of other processes' memory.
+type PagerConfig struct {
+	*operator.Control
+	BorrowConfig
+	Listen     string // where they connect, unix:PATH
+	Size       int64  // bytes that all of them may map
+	Frames     int64  // bytes of that which may be local
+	MaxClients int
+}
+
+// ServicePager is the name of the service of a pager.
+const ServicePager = "pager"
+
+// RunPager serves page faults until ctx is done.
+func RunPager(ctx context.Context, cfg PagerConfig) (err error) {
+	p := newProcess("pager", cfg.Control)
+	defer p.close(&err)
+	if err := cfg.Check(); err != nil {
+		return err
+	}
+	lis, err := fdpass.Listen(strings.TrimPrefix(cfg.Listen, scheme.Unix), listen.SocketMode)
+	if err != nil {
+		return fmt.Errorf("cannot use --listen: %w", err)
+	}
+	p.onClose(func() error { _ = lis.Close(); return nil }) // the server closes it, if it comes to that
+	p.addrs[ServicePager] = cfg.Listen
+	if err := p.listenAdmin(); err != nil {
+		return err
+	}
+	stopLimit := limitGoMemory()
+	p.onClose(func() error { stopLimit(); return nil })
+	poolCfg, err := p.borrow(ctx, cfg.BorrowConfig)
+	if err != nil {
+		return p.unlessEnding(ctx, err)
+	}
+	p.health = cfg.noAnswerYet
+	if err := p.serveAdmin(); err != nil {
+		return err
+	}
+	var m memory
+	p.onClose(m.close)
+	if err := m.open(ctx, p, cfg.BorrowConfig, poolCfg, 0); err != nil {
+		return p.unlessEnding(ctx, err)
+	}
+	server, err := pager.New(pager.Config{
+		Heap: m.heap, Size: cfg.Size, Frames: cfg.Frames, MaxMappings: cfg.MaxClients, Timeout: cfg.OpTimeout, Logger: p.Logger,
+	})
+	if err != nil {
+		return err
+	}
+	p.onClose(server.Close)
+	p.spawn("the pager stopped serving", func() error { return server.Serve(lis) })
+	if err := m.show(p); err != nil {
+		return err
+	}
+	if p.answers != nil {
+		if err := p.answers.Collect(server.Collector()); err != nil {
+			return err
+		}
+	}
+	title := fmt.Sprintf("polder serves page faults of mappings of %s: %s local, the rest at %s",
+		config.FormatSize(cfg.Size), config.FormatSize(cfg.Frames), cfg.where())
+	if err := p.ready(title); err != nil {
+		return err
+	}
+	return p.wait(ctx)
+}

@@ -1,0 +1,135 @@
+package copies
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"polder/far/heap"
+	"polder/internal/offload"
+)
+
+var errNoComputer = errors.New("the place cannot look through what lies there")
+
+// Scan implements heap.Computer, at the copies that are read.
+func (s *Store) Scan(ctx context.Context, q *offload.Scan, o heap.Objects, parts []heap.ScanPart, a *offload.Aggregate) {
+	at := make(map[*place][]int)
+	subs := make([]heap.ScanPart, len(parts))
+	for i := range parts {
+		c, _ := parts[i].Seg.(*segment).pick(0)
+		subs[i] = parts[i]
+		subs[i].Seg = c.seg
+		at[c.place] = append(at[c.place], i)
+	}
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for p, of := range at {
+		computer, ok := p.Store.(heap.Computer)
+		if !ok {
+			for _, i := range of {
+				parts[i].Err = errNoComputer
+			}
+			continue
+		}
+		wg.Go(func() {
+			mine := make([]heap.ScanPart, len(of))
+			for k, i := range of {
+				mine[k] = subs[i]
+			}
+			var b offload.Aggregate
+			s.watched(ctx, parts[of[0]].Seg.(*segment), p, mine[0].Seg, func(ctx context.Context) { computer.Scan(ctx, q, o, mine, &b) })
+			for k, i := range of {
+				parts[i].Err = mine[k].Err
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			q.Merge(a, &b)
+		})
+	}
+	wg.Wait()
+}
+
+// Finds implements heap.Finder.
+func (s *Store) Finds(seg heap.Segment) bool {
+	c, ok := seg.(*segment).pick(0)
+	if !ok || !c.place.usable() {
+		return false
+	}
+	f, ok := c.place.Store.(heap.Finder)
+	return ok && f.Finds(c.seg)
+}
+
+// Find implements heap.Finder, at the copies that are read.
+func (s *Store) Find(ctx context.Context, l *heap.Lookups) {
+	at := make(map[*place][]int)
+	segs := make([]heap.Segment, len(l.Finds))
+	for i := range l.Finds {
+		c, _ := l.Finds[i].Seg.(*segment).pick(0)
+		segs[i] = c.seg
+		at[c.place] = append(at[c.place], i)
+	}
+	var wg sync.WaitGroup
+	for p, of := range at {
+		f, ok := p.Store.(heap.Finder)
+		if !ok {
+			continue
+		}
+		find := func() {
+			mine := heap.Lookups{Owner: l.Owner, Units: l.Units, Finds: make([]heap.Lookup, len(of)), Segment: func(addr uint64) (heap.Segment, uint32) {
+				seg, seed := l.Segment(addr)
+				if seg != nil {
+					for _, c := range *seg.(*segment).copies.Load() {
+						if c.place == p {
+							return c.seg, seed
+						}
+					}
+				}
+				return nil, 0
+			}}
+			for k, i := range of {
+				mine.Finds[k] = l.Finds[i]
+				mine.Finds[k].Seg = segs[i]
+			}
+			s.watched(ctx, l.Finds[of[0]].Seg.(*segment), p, mine.Finds[0].Seg, func(ctx context.Context) { f.Find(ctx, &mine) })
+			for k, i := range of {
+				found := &mine.Finds[k]
+				l.Finds[i].Entry, l.Finds[i].At, l.Finds[i].Leaf = found.Entry, found.At, found.Leaf
+			}
+		}
+		if len(at) == 1 {
+			find() // fast path
+		} else {
+			wg.Go(find)
+		}
+	}
+	wg.Wait()
+}
+
+// watched runs fn, which asks p for something that may take long. If p does not answer other questions either, ctx ends.
+// The copy of g at p is seg.
+func (s *Store) watched(ctx context.Context, g *segment, p *place, seg heap.Segment, fn func(ctx context.Context)) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var probe func()
+	var mu sync.Mutex
+	var timer *time.Timer
+	probe = func() {
+		op := [1]heap.ReadOp{{Seg: g, Buf: make([]byte, 8)}}
+		s.readAt(ctx, &readCall{from: []copyOf{{p, seg}}}, op[:], 0, true)
+		if !p.usable() {
+			cancel()
+			return
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if ctx.Err() == nil {
+			timer.Reset(s.cfg.Late)
+		}
+	}
+	mu.Lock()
+	timer = time.AfterFunc(s.cfg.Late, probe)
+	mu.Unlock()
+	fn(ctx)
+	timer.Stop()
+}

@@ -1,0 +1,254 @@
+package copies
+
+import (
+	"context"
+	"errors"
+	"math"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"polder/far/heap"
+)
+
+// place is what the store knows of a Place.
+type place struct {
+	Place
+	store *Store
+	index int
+
+	// silent: it did not answer in time, and has not answered since. Nobody waits for it.
+	silent  atomic.Bool
+	pace    atomic.Int64 // that a read takes, smoothed, in nanoseconds
+	heard   atomic.Int64 // when it last answered, in Unix nanoseconds
+	copies  atomic.Int64
+	late    atomic.Int64 // how often it was
+	givenUp atomic.Bool  // it has been of no use for Config.RepairAfter
+	pinging atomic.Bool
+	paying  atomic.Bool
+
+	mu      sync.Mutex
+	useless time.Time      // since when it is of no use, or zero; guarded by mu
+	owed    []heap.Segment // to be given back when it answers again; guarded by mu
+	known   heap.Segment   // a copy that it had when it fell silent; guarded by mu
+}
+
+func newPlace(s *Store, p Place, index int) *place { return &place{Place: p, store: s, index: index} }
+
+// zone is what p fails together with: at least itself.
+func (p *place) zone() string {
+	if p.Zone != nil {
+		if z := p.Zone(); z != "" {
+			return "zone " + z
+		}
+	}
+	return p.Name
+}
+
+// state is how p says it is.
+func (p *place) state() State {
+	if p.State == nil {
+		return State{Usable: true, Space: math.MaxInt64}
+	}
+	return p.State()
+}
+
+// stays reports whether p can keep what it has: it is neither given up nor leaving.
+func (p *place) stays() bool { return !p.givenUp.Load() && !p.state().Leaving }
+
+// usable reports whether it is of use to ask p for something.
+func (p *place) usable() bool {
+	return !p.silent.Load() && p.state().Usable
+}
+
+func (p *place) segments() int { return int(p.copies.Load()) }
+
+// answered takes note of an answer to a read that took so long, or of another answer if that is 0.
+func (p *place) answered(took time.Duration) {
+	p.heard.Store(time.Now().UnixNano())
+	if took <= 0 {
+		return
+	}
+	was := p.pace.Load()
+	if was == 0 {
+		p.pace.Store(int64(took))
+		return
+	}
+	p.pace.Store(was + (int64(took)-was)/8)
+}
+
+// fallSilent takes note that p has not answered since then, for seg if that is not nil. If nobody has, it is rather
+// this process that was held up.
+func (p *place) fallSilent(since time.Time, seg heap.Segment) {
+	p.late.Add(1)
+	at := since.UnixNano()
+	others := slices.ContainsFunc(p.store.places, func(o *place) bool { return o != p && o.heard.Load() > at })
+	if p.heard.Load() > at || !others || p.silent.Swap(true) {
+		return // it is slow, and has answered others; or it is known
+	}
+	p.mu.Lock()
+	p.known = seg
+	p.mu.Unlock()
+	p.store.log.Warn("a place does not answer", "place", p.Name)
+	p.store.wake()
+}
+
+// A place that is silent is asked whether it is there again and again.
+const (
+	pingEvery = 50 * time.Millisecond
+	pingFor   = time.Second
+)
+
+// ping asks p, which is silent, for something small.
+func (p *place) ping(ctx context.Context) {
+	if !p.silent.Load() || p.pinging.Swap(true) {
+		return
+	}
+	p.store.wg.Go(func() {
+		defer p.pinging.Store(false)
+		ctx, cancel := context.WithTimeout(ctx, pingFor)
+		defer cancel()
+		p.mu.Lock()
+		seg := p.known
+		p.mu.Unlock()
+		if !p.state().Usable {
+			return
+		}
+		if seg != nil && !(copyOf{p, seg}).lost() {
+			op := [1]heap.ReadOp{{Seg: seg, Buf: make([]byte, 8)}}
+			if p.Store.Read(ctx, op[:]); op[0].Err == nil {
+				p.speaks()
+				return
+			}
+			if ctx.Err() != nil {
+				return
+			}
+		}
+		// There is nothing to be read there any more.
+		if seg, err := p.Store.Alloc(ctx); err == nil {
+			p.copies.Add(1)
+			p.giveBack(seg)
+			p.speaks()
+		} else if errors.Is(err, heap.ErrStoreFull) {
+			p.speaks()
+		}
+	})
+}
+
+func (p *place) speaks() {
+	p.answered(0)
+	if p.silent.Swap(false) {
+		p.store.log.Info("a place answers again", "place", p.Name)
+		p.store.wake()
+	}
+}
+
+// patience is for how long an allocation may take, at least, until p counts as silent.
+const patience = 100 * time.Millisecond
+
+// alloc borrows a segment of p. It does not wait for a place that is silent.
+func (p *place) alloc(ctx context.Context) (heap.Segment, error) {
+	type answer struct {
+		seg heap.Segment
+		err error
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	began, answers := time.Now(), make(chan answer, 1)
+	go func() {
+		seg, err := p.Store.Alloc(ctx)
+		answers <- answer{seg, err}
+	}()
+	timer := time.NewTimer(max(patience, p.store.cfg.Late))
+	defer timer.Stop()
+	var a answer
+	select {
+	case a = <-answers:
+	case <-timer.C:
+		p.fallSilent(began, nil)
+		cancel()
+		a = <-answers
+	}
+	if a.err == nil {
+		p.copies.Add(1)
+		p.answered(0)
+	}
+	return a.seg, a.err
+}
+
+// giveBack gives a copy back, now or when p answers again.
+func (p *place) giveBack(seg heap.Segment) {
+	p.copies.Add(-1)
+	if (copyOf{p, seg}).lost() {
+		return
+	}
+	if !p.usable() {
+		p.owe(seg)
+		return
+	}
+	done := make(chan struct{})
+	p.store.wg.Go(func() {
+		defer close(done)
+		if seg.Free(p.store.ctx) != nil {
+			p.owe(seg)
+		}
+	})
+	timer := time.NewTimer(p.store.cfg.Late)
+	defer timer.Stop()
+	select {
+	case <-done:
+	case <-timer.C: // there is no need to wait for it
+	}
+}
+
+// owe notes segments that p is to be given back.
+func (p *place) owe(segs ...heap.Segment) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.owed = append(p.owed, segs...)
+}
+
+// settleDebts gives back what p is owed, if it answers.
+func (p *place) settleDebts(ctx context.Context) {
+	p.mu.Lock()
+	n := len(p.owed)
+	p.mu.Unlock()
+	if n == 0 || !p.usable() || p.paying.Swap(true) {
+		return
+	}
+	p.store.wg.Go(func() {
+		defer p.paying.Store(false)
+		p.payBack(ctx)
+	})
+}
+
+func (p *place) payBack(ctx context.Context) {
+	p.mu.Lock()
+	owed := p.owed
+	p.owed = nil
+	p.mu.Unlock()
+	for i, seg := range owed {
+		if (copyOf{p, seg}).lost() {
+			continue
+		}
+		if !p.usable() || seg.Free(ctx) != nil {
+			p.owe(owed[i:]...)
+			return
+		}
+	}
+}
+
+// given reports whether p has been of no use for so long that its copies count as lost. It is called now and then.
+func (p *place) given(now time.Time, after time.Duration) bool {
+	ok := p.usable()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case ok:
+		p.useless = time.Time{}
+	case p.useless.IsZero():
+		p.useless = now
+	}
+	return !ok && now.Sub(p.useless) >= after
+}

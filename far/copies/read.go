@@ -1,0 +1,332 @@
+package copies
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"polder/far/heap"
+)
+
+// A read that is late is made again at another copy. Each read earns a part of such a second one.
+const (
+	tokenCost   = 100
+	tokenEarned = 5 // a second read for 20 others,
+	maxTokens   = 64 * tokenCost
+	lateFactor  = 8 // and late is so many times what reads of that place take
+	leastLate   = 500 * time.Microsecond
+)
+
+// pick chooses the copy of g to be read, of those whose places are not in tried: one that can be used, and of
+// these the fastest; or those of similar speed in turns.
+func (g *segment) pick(tried uint64) (best copyOf, ok bool) {
+	cs := *g.copies.Load()
+	const useless = 1 << 62
+	var least int64
+	for i := range cs {
+		c := cs[(uint64(i)+g.number)%uint64(len(cs))]
+		if tried&(1<<c.place.index) != 0 {
+			continue
+		}
+		cost := c.place.pace.Load()
+		if !c.place.usable() {
+			cost += useless
+		}
+		if !ok || cost < least-least/2 {
+			best, least, ok = c, cost, true
+		}
+	}
+	return best, ok
+}
+
+// readCall is what a call of Read needs, to be reused.
+type readCall struct {
+	batch []heap.ReadOp // what a place is to read
+	of    []int         // whose ops these are
+	from  []copyOf      // for each op, what is read
+}
+
+var readCalls = sync.Pool{New: func() any { return new(readCall) }}
+
+// Read implements heap.Store.
+func (s *Store) Read(ctx context.Context, ops []heap.ReadOp) {
+	s.used.Store(time.Now().UnixNano())
+	s.read(ctx, ops)
+}
+
+// read is Read, also for repairs.
+func (s *Store) read(ctx context.Context, ops []heap.ReadOp) {
+	if s.tokens.Load() < maxTokens {
+		s.tokens.Add(tokenEarned)
+	}
+	c := readCalls.Get().(*readCall)
+	defer readCalls.Put(c)
+	if s.readRound(ctx, c, ops, nil, true) {
+		return // fast path
+	}
+	// What failed is read from another copy, as long as there is one.
+	tried := make([]uint64, len(ops))
+	for ctx.Err() == nil {
+		var todo []heap.ReadOp
+		var masks []uint64
+		var of []int
+		for i := range ops {
+			if ops[i].Err == nil {
+				continue
+			}
+			g := ops[i].Seg.(*segment)
+			g.look()
+			tried[i] |= 1 << c.from[i].place.index
+			if _, ok := g.pick(tried[i]); ok {
+				todo, masks, of = append(todo, ops[i]), append(masks, tried[i]), append(of, i)
+			}
+		}
+		if len(todo) == 0 {
+			return
+		}
+		again := new(readCall)
+		s.readRound(ctx, again, todo, masks, false)
+		for k, i := range of {
+			ops[i].Err, c.from[i] = todo[k].Err, again.from[k]
+		}
+	}
+}
+
+// readRound reads each op from one copy, not at the places that were tried for it, which may be nil, and reports whether all went
+// well. c.from says what was read.
+func (s *Store) readRound(ctx context.Context, c *readCall, ops []heap.ReadOp, tried []uint64, hedged bool) bool {
+	c.from = c.from[:0]
+	same := true
+	for i := range ops {
+		var mask uint64
+		if tried != nil {
+			mask = tried[i]
+		}
+		from, _ := ops[i].Seg.(*segment).pick(mask)
+		c.from = append(c.from, from)
+		same = same && from.place == c.from[0].place
+	}
+	if same {
+		return s.readAt(ctx, c, ops, 0, hedged)
+	}
+	var wg sync.WaitGroup
+	var done uint64
+	for i := range ops {
+		p := c.from[i].place
+		if done&(1<<p.index) != 0 {
+			continue
+		}
+		done |= 1 << p.index
+		wg.Go(func() { s.readAt(ctx, &readCall{from: c.from}, ops, i, hedged) })
+	}
+	wg.Wait()
+	for i := range ops {
+		if ops[i].Err != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// readAt reads those of ops that are to be read at the place of the one with index first, which is the first of them.
+func (s *Store) readAt(ctx context.Context, c *readCall, ops []heap.ReadOp, first int, hedged bool) bool {
+	p := c.from[first].place
+	c.batch, c.of = c.batch[:0], c.of[:0]
+	for i := first; i < len(ops); i++ {
+		if c.from[i].place == p {
+			op := ops[i]
+			op.Seg, op.Err = c.from[i].seg, nil
+			c.batch, c.of = append(c.batch, op), append(c.of, i)
+		}
+	}
+	began := time.Now()
+	var h *second
+	if hedged {
+		var cancel context.CancelFunc
+		outer := ctx
+		ctx, cancel = context.WithCancel(ctx)
+		defer cancel()
+		h = &second{store: s, place: p, seg: c.from[first].seg, ctx: outer, ops: ops, of: c.of, began: began, cancelFirst: cancel}
+		h.begin()
+	}
+	p.Store.Read(ctx, c.batch)
+	ok := true
+	for k, i := range c.of {
+		err := c.batch[k].Err
+		ops[i].Err = err
+		ok = ok && err == nil
+	}
+	if ok && !c.batch[0].Bulk {
+		p.answered(time.Since(began))
+	} else if ok {
+		p.answered(0)
+	}
+	if h != nil {
+		ok = h.end(ok)
+	}
+	clear(c.batch)
+	return ok
+}
+
+// second is a read that may have to be made at other copies as well, since the first of them is late.
+type second struct {
+	store       *Store
+	place       *place       // that is late
+	seg         heap.Segment // a copy there
+	ctx         context.Context
+	ops         []heap.ReadOp
+	of          []int // of ops
+	began       time.Time
+	cancelFirst context.CancelFunc
+
+	mu     sync.Mutex
+	timer  *time.Timer
+	over   bool               // the first has come back; guarded by mu
+	cancel context.CancelFunc // of the second read, if it is under way; guarded by mu
+	done   chan struct{}      // closed when it has ended
+	got    []heap.ReadOp      // then, what it has brought, or nil
+}
+
+// begin has the second read made when the first is late.
+func (h *second) begin() {
+	late := h.store.cfg.Late
+	if pace := time.Duration(h.place.pace.Load()); pace > 0 && !h.ops[h.of[0]].Bulk {
+		late = min(late, max(leastLate, lateFactor*pace))
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.timer = time.AfterFunc(late, h.fire)
+}
+
+// end takes note that the first read has come back, and reports whether the ops have what they should.
+func (h *second) end(ok bool) bool {
+	h.mu.Lock()
+	h.over = true
+	h.timer.Stop()
+	if h.cancel == nil { // fast path
+		h.mu.Unlock()
+		return ok
+	}
+	if ok {
+		h.cancel()
+		h.mu.Unlock()
+		return true
+	}
+	h.mu.Unlock()
+	<-h.done
+	if h.got == nil {
+		return false
+	}
+	h.store.counts.secondsUsed.Add(1)
+	for k, i := range h.of {
+		op := &h.ops[i]
+		if op.Err != nil {
+			copy(op.Buf, h.got[k].Buf)
+			op.Err = nil
+		}
+	}
+	return true
+}
+
+// fire is called when the first read is late.
+func (h *second) fire() {
+	s, took := h.store, time.Since(h.began)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.over {
+		return
+	}
+	// One that has not answered anybody may be gone. It is so if others answer.
+	gone := took >= s.cfg.Late && h.place.heard.Load() < h.began.UnixNano()
+	got := make([]heap.ReadOp, len(h.of))
+	tried := make([]uint64, len(h.of))
+	for k, i := range h.of {
+		op := &h.ops[i]
+		tried[k] = 1 << h.place.index
+		if c, ok := op.Seg.(*segment).pick(tried[k]); !ok || !c.place.usable() {
+			h.again(took)
+			return
+		}
+		got[k] = heap.ReadOp{Seg: op.Seg, Off: op.Off, Buf: make([]byte, len(op.Buf)), Bulk: op.Bulk}
+	}
+	if !gone && !s.takeToken() {
+		h.again(took)
+		return
+	}
+	s.counts.seconds.Add(1)
+	ctx, cancel := context.WithCancel(h.ctx)
+	h.cancel, h.done = cancel, make(chan struct{})
+	s.wg.Go(func() {
+		defer close(h.done)
+		defer cancel()
+		if s.readRound(ctx, new(readCall), got, tried, false) {
+			h.got = got
+			if gone {
+				h.place.fallSilent(h.began, h.seg)
+			}
+			h.cancelFirst()
+		}
+	})
+}
+
+// again has fire called once more. h.mu must be held.
+func (h *second) again(took time.Duration) {
+	h.timer.Reset(max(took, h.store.cfg.Late-took, leastLate))
+}
+
+func (s *Store) takeToken() bool {
+	if s.tokens.Add(-tokenCost) >= 0 {
+		return true
+	}
+	s.tokens.Add(tokenCost)
+	return false
+}
+
+// Reread implements heap.Mirror. It looks at all copies, since it does not know which one was read.
+func (s *Store) Reread(ctx context.Context, op heap.ReadOp, good func() bool) bool {
+	g := op.Seg.(*segment)
+	var bad []copyOf
+	var right []byte
+	for _, c := range *g.copies.Load() {
+		one := [1]heap.ReadOp{{Seg: c.seg, Off: op.Off, Buf: op.Buf}}
+		if c.place.Store.Read(ctx, one[:]); one[0].Err != nil {
+			continue
+		}
+		if good() {
+			right = append(right[:0], op.Buf...)
+		} else {
+			bad = append(bad, c)
+		}
+	}
+	if right == nil {
+		return false
+	}
+	for _, c := range bad {
+		g.condemn(c)
+	}
+	copy(op.Buf, right)
+	return good()
+}
+
+// condemn takes a copy that has other bytes than were written for lost, since another has those.
+func (g *segment) condemn(bad copyOf) {
+	g.mu.Lock()
+	var kept []copyOf
+	was := *g.copies.Load()
+	for _, c := range was {
+		if c != bad {
+			kept = append(kept, c)
+		}
+	}
+	if g.freed || len(kept) == 0 || len(kept) == len(was) {
+		g.mu.Unlock()
+		return
+	}
+	g.copies.Store(&kept)
+	g.closed = true
+	g.mu.Unlock()
+	g.store.counts.condemned.Add(1)
+	g.store.log.Warn("a copy has other bytes than were written, and is replaced", "copy", bad.seg.Name())
+	bad.place.giveBack(bad.seg)
+	g.store.wake()
+}

@@ -1,0 +1,272 @@
+package copies
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	"polder/far/heap"
+)
+
+const (
+	keepEvery = 100 * time.Millisecond
+	scanEvery = time.Second
+	// repairers is how many segments are copied at a time: some are read while others are written.
+	repairers = 4
+	// pieceSize is how much of a segment is copied at once.
+	pieceSize = 256 << 10
+	// inUse: while others use the places, copying takes one part of repairShare of the time.
+	inUse       = 10 * time.Millisecond
+	repairShare = 4
+	// repairTimeout bounds the copying of a piece.
+	repairTimeout = 10 * time.Second
+)
+
+// wake has keep look at the segments.
+func (s *Store) wake() {
+	select {
+	case s.rescan <- struct{}{}:
+	default:
+	}
+}
+
+// keep asks silent places whether they answer, gives back what they are owed, and repairs.
+func (s *Store) keep() {
+	tick := time.NewTicker(keepEvery)
+	defer tick.Stop()
+	var scanned time.Time
+	usable := 0
+	for {
+		due := false
+		select {
+		case <-s.ctx.Done():
+			return
+		case <-s.rescan:
+			due = true
+		case <-tick.C:
+		}
+		now, n := time.Now(), 0 // places that can be used, and stay
+		for _, p := range s.places {
+			p.ping(s.ctx)
+			p.settleDebts(s.ctx)
+			given := p.given(now, s.cfg.RepairAfter)
+			due = p.givenUp.Swap(given) != given || due
+			if p.usable() && p.stays() {
+				n++
+			}
+		}
+		if due || n != usable || now.Sub(scanned) >= scanEvery {
+			usable, scanned = n, now
+			s.scan()
+		}
+	}
+}
+
+// scan finds what has too few copies, and has it repaired, that with the fewest first.
+func (s *Store) scan() {
+	s.mu.Lock()
+	all := make([]*segment, 0, len(s.segments))
+	for g := range s.segments {
+		all = append(all, g)
+	}
+	s.mu.Unlock()
+	type case_ struct {
+		g    *segment
+		left int
+	}
+	var short []case_
+	for _, g := range all {
+		if g.look() == 0 {
+			continue
+		}
+		if left, repairable := g.health(); repairable {
+			short = append(short, case_{g, left})
+		}
+	}
+	slices.SortStableFunc(short, func(a, b case_) int { return cmp.Compare(a.left, b.left) })
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.queue = s.queue[:0]
+	for _, c := range short {
+		s.queue = append(s.queue, c.g)
+	}
+	for s.repairing < min(repairers, len(s.queue)) && s.ctx.Err() == nil {
+		s.repairing++
+		s.wg.Go(s.repairAll)
+	}
+}
+
+// good are the copies of g at places that are not given up, and how many of them are at places that stay.
+func (g *segment) good() (good []copyOf, stay int) {
+	for _, c := range *g.copies.Load() {
+		if !c.place.givenUp.Load() && !c.lost() {
+			good = append(good, c)
+			if c.place.stays() {
+				stay++
+			}
+		}
+	}
+	return good, stay
+}
+
+// health says how many copies g has at places that are not given up, and whether it can be repaired now: there is a
+// place for another copy, for one at a place that stays, or for one in another zone.
+func (g *segment) health() (left int, repairable bool) {
+	good, stay := g.good()
+	if len(good) == 0 {
+		return 0, false
+	}
+	zones := make(map[string]bool)
+	for _, c := range good {
+		zones[c.place.zone()] = true
+	}
+	want := g.store.cfg.Copies
+	for _, p := range g.store.places {
+		switch {
+		case !p.usable() || slices.ContainsFunc(good, func(c copyOf) bool { return c.place == p }):
+		case len(good) < want || p.stays() && (stay < want || len(zones) < len(good) && !zones[p.zone()]):
+			repairable = true
+		}
+	}
+	return len(good), repairable
+}
+
+// reachable is how many copies of g there are at places that answer.
+func (g *segment) reachable() (n int) {
+	for _, c := range *g.copies.Load() {
+		if c.place.usable() && !c.lost() {
+			n++
+		}
+	}
+	return n
+}
+
+// repairAll repairs what is in the queue.
+func (s *Store) repairAll() {
+	for {
+		s.mu.Lock()
+		if len(s.queue) == 0 || s.ctx.Err() != nil {
+			s.repairing--
+			s.mu.Unlock()
+			return
+		}
+		g := s.queue[0]
+		s.queue = s.queue[1:]
+		s.mu.Unlock()
+		if g.repair(s.ctx) {
+			s.wake() // when the last one is done, there may be more
+		}
+	}
+}
+
+// repair gives g the copies that it lacks, and reports whether it has got some.
+func (g *segment) repair(ctx context.Context) bool {
+	s := g.store
+	g.mu.Lock()
+	if g.freed || g.repairing || g.writing > 0 {
+		g.mu.Unlock()
+		return false
+	}
+	g.repairing = true
+	g.closed = g.closed || g.end > 0 // what nothing is in can still be written to
+	end := g.end
+	g.mu.Unlock()
+
+	var fresh []copyOf
+	if good, stay := g.good(); len(good) > 0 {
+		fresh, _ = s.borrow(ctx, max(1, s.cfg.Copies-stay), good)
+	}
+	made := make([]copyOf, 0, len(fresh))
+	for _, c := range fresh {
+		if s.copyTo(ctx, g, c, end) {
+			made = append(made, c)
+		} else {
+			c.place.giveBack(c.seg)
+		}
+	}
+
+	g.mu.Lock()
+	g.repairing = false
+	old := made
+	if !g.freed && len(made) > 0 {
+		var next []copyOf
+		next, old = s.choose(*g.copies.Load(), made)
+		g.copies.Store(&next)
+	}
+	g.mu.Unlock()
+	for _, c := range old {
+		c.place.giveBack(c.seg)
+	}
+	s.counts.repaired.Add(int64(len(made)))
+	return len(made) > 0
+}
+
+// choose says which copies of a segment stay now that some have been made, and which go: those at places that were given up,
+// of two in a zone that which is too many, and those at places that are leaving if there are enough others.
+func (s *Store) choose(had, made []copyOf) (stay, go_ []copyOf) {
+	zones := make(map[string]int)
+	for _, c := range slices.Concat(had, made) {
+		zones[c.place.zone()]++
+	}
+	stay = slices.Clone(made)
+	had = slices.Clone(had)
+	slices.SortStableFunc(had, func(a, b copyOf) int { // those that are leaving last
+		switch x, y := a.place.stays(), b.place.stays(); {
+		case x == y:
+			return 0
+		case x:
+			return -1
+		}
+		return 1
+	})
+	for _, c := range had {
+		z := c.place.zone()
+		if c.lost() || c.place.givenUp.Load() || len(stay) >= s.cfg.Copies && zones[z] > 1 {
+			zones[z]--
+			go_ = append(go_, c)
+		} else {
+			stay = append(stay, c)
+		}
+	}
+	for len(stay) > s.cfg.Copies { // of those that were there, since they may be late
+		last := len(stay) - 1
+		go_ = append(go_, stay[last])
+		stay = stay[:last]
+	}
+	return stay, go_
+}
+
+// copyTo copies the first end bytes of g to c, and reports whether it could.
+func (s *Store) copyTo(ctx context.Context, g *segment, c copyOf, end int) bool {
+	buf := make([]byte, min(end, pieceSize))
+	for off := 0; off < end; off += len(buf) {
+		began := time.Now()
+		buf = buf[:min(len(buf), end-off)]
+		each, cancel := context.WithTimeout(ctx, repairTimeout)
+		op := [1]heap.ReadOp{{Seg: g, Off: off, Buf: buf, Bulk: true}}
+		s.read(each, op[:])
+		err := op[0].Err
+		if err == nil {
+			err = c.seg.Write(each, buf, off)
+		}
+		cancel()
+		if err != nil {
+			if ctx.Err() == nil {
+				s.log.Warn("cannot copy a segment", "to", c.seg.Name(), "error", err)
+			}
+			return false
+		}
+		s.counts.repairedBytes.Add(int64(len(buf)))
+		if time.Since(time.Unix(0, s.used.Load())) < inUse {
+			timer := time.NewTimer((repairShare - 1) * time.Since(began))
+			select {
+			case <-timer.C:
+			case <-ctx.Done():
+				timer.Stop()
+				return false
+			}
+		}
+	}
+	return true
+}

@@ -1,0 +1,210 @@
+package copies
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"polder/far/heap"
+)
+
+// segment is a segment and its copies.
+type segment struct {
+	store  *Store
+	number uint64
+	copies atomic.Pointer[[]copyOf] // replaced under mu
+
+	mu        sync.Mutex
+	end       int  // up to where something was written, or is about to be; guarded by mu
+	writing   int  // writes under way; guarded by mu
+	closed    bool // nothing more is written to it; guarded by mu
+	repairing bool // it is being copied; guarded by mu
+	freed     bool // guarded by mu
+
+	once sync.Once // of lost
+	lost chan struct{}
+}
+
+var errFreed = errors.New("the segment has been given back")
+
+// Lost implements heap.Segment.
+func (g *segment) Lost() <-chan struct{} { return g.lost }
+
+// Name implements heap.Segment.
+func (g *segment) Name() string {
+	cs := *g.copies.Load()
+	if len(cs) == 0 {
+		return "a segment without copies"
+	}
+	name := cs[0].seg.Name()
+	for _, c := range cs[1:] {
+		name += " and " + c.seg.Name()
+	}
+	return name
+}
+
+// look takes note of copies that are lost, and reports how many are left.
+func (g *segment) look() (left int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	cs := *g.copies.Load()
+	if g.freed || g.isLost() {
+		return 0
+	}
+	if slices.ContainsFunc(cs, copyOf.lost) {
+		kept := make([]copyOf, 0, len(cs))
+		for _, c := range cs {
+			if c.lost() {
+				c.place.copies.Add(-1)
+				g.store.counts.copiesLost.Add(1)
+			} else {
+				kept = append(kept, c)
+			}
+		}
+		cs = kept
+		if len(cs) > 0 { // else it is told by its name where it was
+			g.copies.Store(&cs)
+			g.closed = true
+		} else {
+			g.once.Do(func() {
+				g.store.counts.lost.Add(1)
+				close(g.lost)
+			})
+		}
+	}
+	return len(cs)
+}
+
+// isLost reports whether all copies are lost.
+func (g *segment) isLost() bool {
+	select {
+	case <-g.lost:
+		return true
+	default:
+		return false
+	}
+}
+
+// Write implements heap.Segment: it returns when all copies have p. If one of them is late or fails, no more is
+// written to the segment, and the error is heap.ErrSealed.
+func (g *segment) Write(ctx context.Context, p []byte, off int) error {
+	s := g.store
+	g.mu.Lock()
+	cs := *g.copies.Load()
+	switch {
+	case g.freed:
+		g.mu.Unlock()
+		return errFreed
+	case g.closed || g.repairing:
+		g.mu.Unlock()
+		return heap.ErrSealed
+	case slices.ContainsFunc(cs, func(c copyOf) bool { return !c.place.usable() || c.lost() }):
+		g.seal()
+		g.mu.Unlock()
+		return heap.ErrSealed
+	}
+	g.end = max(g.end, off+len(p))
+	g.writing++
+	g.mu.Unlock()
+	s.used.Store(time.Now().UnixNano())
+
+	wrote, err := s.writeAll(ctx, cs, p, off)
+
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.writing--
+	switch {
+	case err == nil:
+		return nil
+	case wrote == 0 || context.Cause(ctx) != nil:
+		g.closed = true // what the copies have beyond what counts may differ
+		return err
+	}
+	g.seal()
+	return heap.ErrSealed
+}
+
+// seal has nothing more written to g because of a copy. g.mu must be held.
+func (g *segment) seal() {
+	if !g.closed {
+		g.closed = true
+		g.store.counts.sealed.Add(1)
+		g.store.wake()
+	}
+}
+
+// writeAll writes p to all copies at once, and reports how many have it. It does not wait for one that is late, but
+// until nobody reads p any more.
+func (s *Store) writeAll(ctx context.Context, cs []copyOf, p []byte, off int) (wrote int, err error) {
+	if len(cs) == 1 {
+		if err = cs[0].seg.Write(ctx, p, off); err == nil {
+			wrote = 1
+		}
+		return wrote, err
+	}
+	type answer struct {
+		of  int
+		err error
+	}
+	began, answers := time.Now(), make(chan answer, len(cs))
+	each, giveUp := context.WithCancel(ctx)
+	defer giveUp()
+	for i, c := range cs {
+		go func() { answers <- answer{i, c.seg.Write(each, p, off)} }()
+	}
+	var late <-chan time.Time
+	var done [MaxCopies]bool
+	for range cs {
+		var a answer
+		select {
+		case a = <-answers:
+		case <-late:
+			for i, c := range cs {
+				if !done[i] {
+					c.place.fallSilent(began, c.seg)
+				}
+			}
+			giveUp()
+			a = <-answers
+		}
+		done[a.of] = true
+		if a.err != nil {
+			err = cmp.Or(err, a.err)
+			continue
+		}
+		cs[a.of].place.answered(0)
+		if wrote++; wrote == 1 {
+			timer := time.NewTimer(max(s.cfg.Late, time.Since(began)))
+			defer timer.Stop()
+			late = timer.C
+		}
+	}
+	return wrote, err
+}
+
+// Free implements heap.Segment. Copies at places that do not answer are given back when they do.
+func (g *segment) Free(ctx context.Context) error {
+	g.mu.Lock()
+	if g.freed {
+		g.mu.Unlock()
+		return errFreed
+	}
+	g.freed, g.closed = true, true
+	cs := *g.copies.Load()
+	g.mu.Unlock()
+	s := g.store
+	s.mu.Lock()
+	delete(s.segments, g)
+	s.mu.Unlock()
+	if g.isLost() {
+		return nil
+	}
+	for _, c := range cs {
+		c.place.giveBack(c.seg)
+	}
+	return nil
+}

@@ -1,0 +1,121 @@
+package copies
+
+import (
+	"fmt"
+	"sync/atomic"
+)
+
+// counts are a store's.
+type counts struct {
+	lost, copiesLost        atomic.Int64
+	condemned               atomic.Int64
+	repaired, repairedBytes atomic.Int64
+	sealed                  atomic.Int64
+	seconds, secondsUsed    atomic.Int64
+}
+
+// Stats is a store's state, and what it has done.
+type Stats struct {
+	Places     []PlaceStats
+	Segments   int // in use
+	Endangered int // those of them that have fewer copies than they should at places that answer
+
+	Lost          int64 // segments of which all copies were lost
+	CopiesLost    int64 // copies that were lost with their place
+	Condemned     int64 // copies that had other bytes than were written
+	Repaired      int64 // copies that were made in the place of others
+	RepairedBytes int64 // that were copied for them
+	Sealed        int64 // segments that were closed because a copy was late or failed
+	Seconds       int64 // reads that were made at a second copy because the first was late,
+	SecondsUsed   int64 // and those of them that came first
+}
+
+// PlaceStats is a place's state.
+type PlaceStats struct {
+	Name, Zone string
+	State      string // up, leaving, silent, down
+	Copies     int
+	Late       int64 // how often it was
+	Owed       int   // copies that are to be given back when it answers
+}
+
+// Stats returns the store's statistics. They are not taken at one instant.
+func (s *Store) Stats() Stats {
+	c := &s.counts
+	st := Stats{
+		Lost: c.lost.Load(), CopiesLost: c.copiesLost.Load(), Condemned: c.condemned.Load(),
+		Repaired: c.repaired.Load(), RepairedBytes: c.repairedBytes.Load(), Sealed: c.sealed.Load(),
+		Seconds: c.seconds.Load(), SecondsUsed: c.secondsUsed.Load(),
+	}
+	s.mu.Lock()
+	st.Segments = len(s.segments)
+	for g := range s.segments {
+		if g.reachable() < s.cfg.Copies {
+			st.Endangered++
+		}
+	}
+	s.mu.Unlock()
+	for _, p := range s.places {
+		ps := PlaceStats{Name: p.Name, State: "up", Copies: p.segments(), Late: p.late.Load()}
+		if p.Zone != nil {
+			ps.Zone = p.Zone()
+		}
+		switch at := p.state(); {
+		case !at.Usable:
+			ps.State = "down"
+		case p.silent.Load():
+			ps.State = "silent"
+		case at.Leaving:
+			ps.State = "leaving"
+		}
+		p.mu.Lock()
+		ps.Owed = len(p.owed)
+		p.mu.Unlock()
+		st.Places = append(st.Places, ps)
+	}
+	return st
+}
+
+// Explain says in sentences what an operator should know about the copies.
+func (s *Store) Explain() (lines []string) {
+	st := s.Stats()
+	if s.cfg.Copies == 1 {
+		lines = append(lines, fmt.Sprintf("Each of %d far segments is at one node, and lost with it.", st.Segments))
+	} else {
+		lines = append(lines, fmt.Sprintf("Each of %d far segments is to have %d copies.", st.Segments, s.cfg.Copies))
+	}
+	if st.Endangered > 0 {
+		lines = append(lines, fmt.Sprintf("%d of them have fewer, and may be lost with one node more: they are copied as soon as nodes have room for them.", st.Endangered))
+	}
+	for _, p := range st.Places {
+		switch p.State {
+		case "down":
+			lines = append(lines, fmt.Sprintf("%s cannot be reached. It has %d copies.", p.Name, p.Copies))
+		case "leaving":
+			lines = append(lines, p.leaves(s.cfg.Copies, st.Places))
+		case "silent":
+			lines = append(lines, fmt.Sprintf("%s does not answer. It has %d copies.", p.Name, p.Copies))
+		}
+	}
+	if st.Lost > 0 {
+		lines = append(lines, fmt.Sprintf("%d segments were lost, with all their copies.", st.Lost))
+	}
+	return lines
+}
+
+// leaves says how far p, which is leaving, has come.
+func (p *PlaceStats) leaves(copies int, all []PlaceStats) string {
+	if p.Copies == 0 {
+		return p.Name + " is leaving. Nothing is there any more."
+	}
+	stay := 0
+	for _, o := range all {
+		if o.State == "up" {
+			stay++
+		}
+	}
+	if stay < copies {
+		return fmt.Sprintf("%s is leaving, but its %d copies cannot be moved: that takes %d other nodes that stay, and there are %d. Start another, or have it end by force.", p.Name, p.Copies, copies, stay)
+	}
+	return fmt.Sprintf("%s is leaving. %d copies are still to be moved elsewhere.", p.Name, p.Copies)
+}

@@ -1,0 +1,242 @@
+package disk
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"polder/far/heap"
+)
+
+const slotName = "segment %d"
+
+// segment is a slot of the file as a heap.Segment.
+type segment struct {
+	store *Store
+	slot  int
+	lost  chan struct{} // never closed
+
+	mu sync.Mutex // held by who writes: what is written side by side may share a block
+}
+
+// Name implements heap.Segment.
+func (g *segment) Name() string { return fmt.Sprintf(slotName, g.slot) }
+
+// Lost implements heap.Segment.
+func (g *segment) Lost() <-chan struct{} { return g.lost }
+
+// base is where the segment begins in the file.
+func (g *segment) base() int64 { return int64(g.slot) * int64(g.store.cfg.SegmentSize) }
+
+// Free implements heap.Segment.
+func (g *segment) Free(context.Context) error {
+	s := g.store
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.slots[g.slot] != g {
+		return fmt.Errorf("%s of %s was given back", g.Name(), s.cfg.Dir)
+	}
+	if err := s.giveBack(g.slot); err != nil {
+		return fmt.Errorf("cannot give back %s of %s: %w", g.Name(), s.cfg.Dir, err)
+	}
+	s.slots[g.slot] = nil
+	s.lent--
+	return nil
+}
+
+// Write implements heap.Segment.
+func (g *segment) Write(_ context.Context, p []byte, off int) error {
+	s := g.store
+	if off < 0 || off > s.cfg.SegmentSize || len(p) > s.cfg.SegmentSize-off {
+		return fmt.Errorf("cannot write [%d, %d+%d) of %s, which has %d bytes", off, off, len(p), g.Name(), s.cfg.SegmentSize)
+	}
+	buf, err := s.buffer()
+	if err != nil {
+		return err
+	}
+	defer func() { s.bufs <- buf }()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for len(p) > 0 && err == nil {
+		begin := off / block * block
+		n := min(len(p), len(buf)-(off-begin))
+		b := buf[:(off-begin+n+block-1)/block*block]
+		// Of the blocks at the ends others may have a part.
+		if off > begin {
+			err = s.pread(b[:block], g, begin)
+		}
+		if last := len(b) - block; err == nil && off-begin+n < len(b) && (last > 0 || off == begin) {
+			err = s.pread(b[last:], g, begin+last)
+		}
+		copy(b[off-begin:], p[:n])
+		if err == nil {
+			err = s.pwrite(b, g.base()+int64(begin))
+		}
+		p, off = p[n:], off+n
+	}
+	if err != nil {
+		return fmt.Errorf("cannot write to %s of %s: %w", g.Name(), s.cfg.Dir, err)
+	}
+	return nil
+}
+
+// job is reads whose blocks lie side by side.
+type job struct {
+	ops  []*heap.ReadOp
+	done *sync.WaitGroup
+}
+
+// Read implements heap.Store.
+func (s *Store) Read(ctx context.Context, ops []heap.ReadOp) {
+	if len(ops) == 1 {
+		one := [1]*heap.ReadOp{&ops[0]}
+		s.read(one[:])
+		return
+	}
+	all := make([]*heap.ReadOp, len(ops))
+	for i := range ops {
+		all[i] = &ops[i]
+	}
+	slices.SortFunc(all, func(a, b *heap.ReadOp) int {
+		if d := a.Seg.(*segment).slot - b.Seg.(*segment).slot; d != 0 {
+			return d
+		}
+		return a.Off - b.Off
+	})
+	var done sync.WaitGroup
+	for i := 0; i < len(all); {
+		first, end := all[i], all[i].Off+len(all[i].Buf)
+		k := i + 1
+		for k < len(all) && all[k].Seg == first.Seg && all[k].Off/block <= (end+block-1)/block &&
+			max(end, all[k].Off+len(all[k].Buf))-first.Off <= mostRead-2*block {
+			end = max(end, all[k].Off+len(all[k].Buf))
+			k++
+		}
+		done.Add(1)
+		s.jobs <- job{all[i:k], &done}
+		i = k
+	}
+	done.Wait()
+}
+
+func (s *Store) work() {
+	for j := range s.jobs {
+		s.read(j.ops)
+		j.done.Done()
+	}
+}
+
+// read does reads whose blocks lie side by side, in order.
+func (s *Store) read(ops []*heap.ReadOp) {
+	buf, err := s.buffer()
+	if err == nil {
+		defer func() { s.bufs <- buf }()
+		if len(ops) == 1 {
+			err = s.readOne(buf, ops[0])
+		} else {
+			err = s.readRun(buf, ops)
+		}
+	}
+	for _, op := range ops {
+		op.Err = err
+	}
+}
+
+// readOne does one read, of any length.
+func (s *Store) readOne(buf []byte, op *heap.ReadOp) error {
+	g := op.Seg.(*segment)
+	if op.Off < 0 || op.Off > s.cfg.SegmentSize || len(op.Buf) > s.cfg.SegmentSize-op.Off {
+		return fmt.Errorf("cannot read [%d, %d+%d) of %s, which has %d bytes", op.Off, op.Off, len(op.Buf), g.Name(), s.cfg.SegmentSize)
+	}
+	for p, off := op.Buf, op.Off; len(p) > 0; {
+		begin := off / block * block
+		n := min(len(p), len(buf)-(off-begin))
+		b := buf[:(off-begin+n+block-1)/block*block]
+		if err := s.pread(b, g, begin); err != nil {
+			return err
+		}
+		copy(p[:n], b[off-begin:])
+		p, off = p[n:], off+n
+	}
+	return nil
+}
+
+// readRun does reads that fit into buf together.
+func (s *Store) readRun(buf []byte, ops []*heap.ReadOp) error {
+	g, begin, end := ops[0].Seg.(*segment), ops[0].Off/block*block, 0
+	for _, op := range ops {
+		end = max(end, op.Off+len(op.Buf))
+	}
+	if begin < 0 || end > s.cfg.SegmentSize {
+		return fmt.Errorf("cannot read [%d, %d) of %s, which has %d bytes", begin, end, g.Name(), s.cfg.SegmentSize)
+	}
+	b := buf[:(end-begin+block-1)/block*block]
+	if err := s.pread(b, g, begin); err != nil {
+		return err
+	}
+	for _, op := range ops {
+		copy(op.Buf, b[op.Off-begin:])
+	}
+	return nil
+}
+
+// pread fills b from off of g. What was never written is zeros.
+func (s *Store) pread(b []byte, g *segment, off int) error {
+	var err error
+	for at := g.base() + int64(off); len(b) > 0 && err == nil; {
+		var n int
+		n, err = unix.Pread(int(s.data.Fd()), b, at)
+		if err == unix.EINTR {
+			err, n = nil, 0
+			continue
+		}
+		if err == nil && n == 0 {
+			clear(b)
+			return nil
+		}
+		b, at = b[max(n, 0):], at+int64(n)
+	}
+	if err != nil {
+		return fmt.Errorf("cannot read %s of %s: %w", g.Name(), s.cfg.Dir, err)
+	}
+	return nil
+}
+
+// pwrite writes b at an offset of the file.
+func (s *Store) pwrite(b []byte, at int64) error {
+	var err error
+	for len(b) > 0 && err == nil {
+		var n int
+		n, err = unix.Pwrite(int(s.data.Fd()), b, at)
+		if err == unix.EINTR {
+			err, n = nil, 0
+			continue
+		}
+		b, at = b[max(n, 0):], at+int64(n)
+	}
+	return err
+}
+
+// buffer returns a buffer, for which it waits if all are in use; it has to come back to s.bufs.
+func (s *Store) buffer() ([]byte, error) {
+	b := <-s.bufs
+	if b == nil {
+		m, err := unix.Mmap(-1, 0, mostRead, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+		if err != nil {
+			s.bufs <- nil
+			return nil, fmt.Errorf("no memory for a buffer: %w", err)
+		}
+		b = m
+	}
+	return b, nil
+}
+
+func unmap(b []byte) error {
+	if b == nil {
+		return nil
+	}
+	return unix.Munmap(b)
+}

@@ -1,0 +1,55 @@
+package heap
+
+// Line is a line in the account of the budget: what local memory is used for. The lines sum to the budget.
+type Line uint8
+
+const (
+	InLogs     Line = iota // segments of the logs in which something is, with what is dead in them
+	Tables                 // words of maps' entries
+	Leaves                 // directories of the leaves in far memory, to which such words go
+	Words                  // words of pointers
+	Nodes                  // of lists
+	Settling               // buffers for leaves
+	Checkpoint             // a copy of indexes, while it is written
+	Staging                // the evacuator's buffers, of what is being written
+	Cleaning               // the cleaner's buffer
+	Fetching               // buffers for what is read from far memory
+	ForScopes              // empty segments that are set aside for those who cannot wait: scopes, and what shrinks
+	Evacuating             // empty segments that are set aside for the evacuator
+	Unused                 // what calls may take; less than nothing while the budget shrinks
+	Lines                  // how many lines there are
+)
+
+var lineNames = [Lines]string{"logs", "tables", "leaves", "words", "nodes", "settling", "checkpoint", "staging", "cleaning", "fetching", "scopes", "evacuating", "unused"}
+
+func (u Line) String() string { return lineNames[u] }
+
+// Of returns how many bytes of the budget an index has, which is one of Tables to Checkpoint.
+func (l *Logs) Of(u Line) int64 { return l.of[u].Load() }
+
+// account fills in the budget, and what it is used for. It returns how many segments calls may take.
+func (l *Logs) account(s *Stats) int {
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	for u := range l.of {
+		s.Lines[u] = l.of[u].Load()
+	}
+	left := l.available()
+	some := func(n int) int64 {
+		n = min(n, max(left, 0))
+		left -= n
+		return int64(n) * int64(l.SegSize)
+	}
+	s.Index = s.Lines[Tables] + s.Lines[Leaves] + s.Lines[Words] + s.Lines[Nodes]
+	s.Lines[InLogs] = int64(l.resident-len(l.empty)) * int64(l.SegSize)
+	s.Lines[Evacuating] = some(l.keep(ForScope))
+	s.Lines[ForScopes] = some(l.scoped + l.shrink)
+	s.Lines[Unused] = int64(left)*int64(l.SegSize) + (l.budget-l.window-l.index)%int64(l.SegSize)
+	s.Lines[Staging] = l.window
+	s.Budget = l.budget + l.others
+	s.Resident = l.window + l.index + int64(l.resident)*int64(l.SegSize) + l.others
+	for i := range l.Segs[:l.top] {
+		s.LocalLive += l.Segs[i].Live.Load()
+	}
+	return left
+}

@@ -1,0 +1,284 @@
+package farbench
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"polder/measure/benchout"
+	"polder/pages"
+	"polder/pages/region"
+)
+
+// pagesScale is how large a run of pages is.
+type pagesScale struct {
+	size     int64 // bytes that are mapped, to time accesses
+	work     int64 // bytes that programs have
+	accesses int   // of a round
+	rounds   int
+	timed    int     // accesses whose time is taken
+	percents []int64 // of the programs' memory that are local
+}
+
+// RunPages measures what it costs to touch a page that is far, of memory that polder pager
+// serves, beside a raw READ of as many bytes from the same node; and how much slower programs
+// become if a part of their memory is local, beside ordinary memory: reading whole pages, in
+// sequence, every seventh, at random, or as a Zipfian with s = 0.99 says, k-means, quicksort,
+// compressing and a hash join. Then it runs them in a process whose memory the kernel swaps to
+// zram, where that is possible; that process has 8 MiB more for itself.
+//
+// Placement matters more than anything else on an idle machine: with "one CPU" the program,
+// the pager and the node share one, with "two CPUs" the program has one and the others
+// another, and otherwise the scheduler decides. With less than two CPUs only the last is
+// measured.
+func RunPages(ctx context.Context, o Options) error {
+	s := pagesScale{size: 256 << 20, work: 32 << 20, accesses: 1 << 14, rounds: 3, timed: 20_000, percents: []int64{25, 50, 75}}
+	if o.Short {
+		s = pagesScale{size: 32 << 20, work: 8 << 20, accesses: 4 << 10, rounds: 1, timed: 2_000, percents: []int64{50}}
+	}
+	for _, fabric := range fabrics {
+		if err := s.run(ctx, o, fabric); err != nil {
+			return err
+		}
+	}
+	return s.swap(ctx, o)
+}
+
+func (s pagesScale) run(ctx context.Context, o Options, fabric string) (err error) {
+	l, err := startLender(ctx, o.Polder, fabric, 4*s.size)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, l.close()) }()
+	pager, err := startPager(ctx, o.Polder, l, s.size)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, pager.close()) }()
+	raw, err := newRawReader(ctx, l.pool, s.size, pages.Size)
+	if err != nil {
+		return err
+	}
+	all, err := allowed(os.Getpid())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, pin(all, os.Getpid())) }()
+	for _, p := range placements(all) {
+		if err := errors.Join(pin(p.program, os.Getpid()), pin(p.others, pager.p.PID()), pin(p.others, l.node.PID())); err != nil {
+			return err
+		}
+		if err := s.latency(ctx, o, fabric+", "+p.name, pager, raw); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(pin(all, os.Getpid()), pin(all, pager.p.PID()), pin(all, l.node.PID())); err != nil {
+		return err
+	}
+	rate, err := raw.rate(ctx, 2, 32, 200*time.Millisecond)
+	if err != nil {
+		return err
+	}
+	list := programs(s.work, s.accesses)
+	for _, percent := range s.percents {
+		r, err := pager.mapping(ctx, s.work, s.work*percent/100)
+		if err != nil {
+			return err
+		}
+		err = s.slowdown(ctx, o, fabric, percent, list, rate, func(_ context.Context, j job) (result, error) { return j.with(r.Bytes(), list) })
+		if err = errors.Join(err, r.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// mapPages makes a region of which so much is local, and writes to every page.
+func (s pagesScale) mapPages(ctx context.Context, pager *pager, local int64) (*region.Region, error) {
+	r, err := pager.mapping(ctx, s.size, local)
+	if err != nil {
+		return nil, err
+	}
+	b := make([]byte, 64*pages.Size)
+	for off := int64(0); off < s.size; off += int64(len(b)) {
+		for at := 0; at < len(b); at += pages.Size {
+			binary.LittleEndian.PutUint64(b[at:], uint64(off)+uint64(at)+1)
+		}
+		if _, err := r.WriteAt(b, off); err != nil {
+			return nil, errors.Join(err, r.Close())
+		}
+	}
+	return r, nil
+}
+
+// latency measures single accesses to pages of which next to none is local.
+func (s pagesScale) latency(ctx context.Context, o Options, name string, pager *pager, raw *rawReader) error {
+	r, err := s.mapPages(ctx, pager, 0)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	rnd, n := rand.New(rand.NewPCG(1, 2)), int(s.size/pages.Size)
+	faults, reads := make([]float64, s.timed), make([]float64, s.timed)
+	b := r.Bytes()
+	for i := range faults {
+		at := rnd.IntN(n) * pages.Size
+		begin := time.Now()
+		got := binary.LittleEndian.Uint64(b[at:])
+		faults[i] = float64(time.Since(begin).Nanoseconds()) / 1e3
+		if got != uint64(at)+1 {
+			return fmt.Errorf("the page at %d has %d, want %d", at, got, at+1)
+		}
+	}
+	page := make([]byte, pages.Size)
+	for i := range reads {
+		off := int64(rnd.IntN(n) * pages.Size)
+		begin := time.Now()
+		if _, err := raw.chunk.ReadContext(ctx, page, off); err != nil {
+			return err
+		}
+		reads[i] = float64(time.Since(begin).Nanoseconds()) / 1e3
+	}
+	slices.Sort(faults)
+	slices.Sort(reads)
+	for _, p := range []int{50, 99} {
+		at := s.timed * p / 100
+		row := benchout.Row{Bench: "pages", Case: "fault, " + name, Metric: "p" + strconv.Itoa(p), Value: faults[at], Unit: "us"}
+		o.Out.Print(row.Against("raw READ", reads[at], benchout.Lower))
+	}
+	return nil
+}
+
+// slowdown runs programs with memory of which a part is local, as ours does it, beside ordinary
+// memory. Rate is how many pages a second can be read from where the rest is, if it is known.
+func (s pagesScale) slowdown(ctx context.Context, o Options, where string, percent int64, list []program, rate float64, ours func(context.Context, job) (result, error)) error {
+	plain := make([]byte, s.work)
+	theirs := func(_ context.Context, j job) (result, error) { return j.with(plain, list) }
+	for _, p := range list {
+		var took [2][]float64
+		for round := range s.rounds + 1 {
+			if round == 0 && !p.again {
+				continue // which only warms up
+			}
+			var sums [2]uint64
+			for i, do := range []func(context.Context, job) (result, error){ours, theirs} {
+				for _, what := range []string{"prepare", "run", "check"} {
+					if what == "prepare" && p.again && round > 0 {
+						continue
+					}
+					r, err := do(ctx, job{Do: what, Program: p.name, Accesses: s.accesses})
+					if ctx.Err() != nil {
+						return context.Cause(ctx)
+					}
+					if err != nil {
+						return fmt.Errorf("%s, %s: %w", where, p.name, err)
+					}
+					if what == "run" && round > 0 {
+						took[i] = append(took[i], r.Took)
+					}
+					if what == "run" {
+						sums[i] = r.Sum
+					}
+				}
+			}
+			if sums[0] != sums[1] {
+				return fmt.Errorf("%s, %s: found %d with %d %% of the memory local, and %d with all", where, p.name, sums[0], percent, sums[1])
+			}
+		}
+		row := benchout.Row{Bench: "pages", Case: fmt.Sprintf("%s, %s, %d %% local", where, p.name, percent), Metric: "time", Value: median(took[0]), Unit: "ms"}
+		rows := []benchout.Row{row.Against("all local", median(took[1]), benchout.Lower)}
+		if p.name == "sequential" && rate > 0 {
+			bound := float64(s.accesses) * float64(100-percent) / 100 / rate * 1e3
+			rows = append(rows, row.Against("bound by bandwidth", max(bound, median(took[1])), benchout.Lower))
+		}
+		if err := printAll(o.Out, rows); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// swap runs the programs in a process whose memory the kernel swaps to zram.
+func (s pagesScale) swap(ctx context.Context, o Options) (err error) {
+	if least := int64(32 << 20); s.work < least { // beside which what the process has for itself is little
+		s.work, s.accesses = least, s.accesses*int(least/s.work)
+	}
+	z, err := newZram(ctx, s.work+(16<<20))
+	if err != nil {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		o.note(fmt.Sprintf("the kernel cannot swap to zram here: the comparison with it is left out: %v", err))
+		return nil
+	}
+	defer func() { err = errors.Join(err, z.close()) }()
+	for _, percent := range s.percents {
+		p, err := startSwapped(o.Polder, s.work, s.work*percent/100)
+		if err == nil {
+			err = s.slowdown(ctx, o, "zram", percent, programs(s.work, s.accesses), 0, p.do)
+			err = errors.Join(err, p.close())
+		}
+		if errors.Is(err, errSwapped) {
+			o.note(fmt.Sprintf("the rest of the comparison with the kernel's swapping is left out: %v", err))
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// placement says on which CPUs processes run.
+type placement struct {
+	name            string
+	program, others unix.CPUSet
+}
+
+func placements(all unix.CPUSet) []placement {
+	list := []placement{{"not pinned", all, all}}
+	if runtime.NumCPU() < 2 {
+		return list
+	}
+	var cpus [2]unix.CPUSet
+	found := 0
+	for cpu := 0; found < 2; cpu++ {
+		if all.IsSet(cpu) {
+			cpus[found].Set(cpu)
+			found++
+		}
+	}
+	return append(list, placement{"one CPU", cpus[0], cpus[0]}, placement{"two CPUs", cpus[0], cpus[1]})
+}
+
+func allowed(pid int) (set unix.CPUSet, err error) {
+	err = unix.SchedGetaffinity(pid, &set)
+	return set, err
+}
+
+// pin has all threads of a process, and those that they make, run on these CPUs.
+func pin(set unix.CPUSet, pid int) error {
+	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	if err != nil {
+		return err
+	}
+	for _, t := range threads {
+		id, err := strconv.Atoi(t.Name())
+		if err != nil {
+			return err
+		}
+		if err := unix.SchedSetaffinity(id, &set); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("cannot pin a process to CPUs: %w", err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,208 @@
+package farbench
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"polder/internal/cgroup"
+	"polder/internal/child"
+)
+
+// zram is a compressed disk in memory that the kernel swaps to, until it is closed.
+type zram struct {
+	name string // zram0, for example
+	used bool   // the kernel swaps to it
+}
+
+const zramControl = "/sys/class/zram-control/"
+
+// newZram makes one of so many bytes. That takes root, and a kernel that has zram.
+func newZram(ctx context.Context, size int64) (z *zram, err error) {
+	b, err := os.ReadFile(zramControl + "hot_add")
+	if err != nil {
+		return nil, err
+	}
+	z = &zram{name: "zram" + strings.TrimSpace(string(b))}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, z.close())
+		}
+	}()
+	if err := os.WriteFile(z.sys("disksize"), []byte(strconv.FormatInt(size, 10)), 0); err != nil {
+		return nil, err
+	}
+	for _, command := range [][]string{{"mkswap", z.dev()}, {"swapon", z.dev()}} {
+		if out, err := exec.CommandContext(ctx, command[0], command[1:]...).CombinedOutput(); err != nil {
+			return nil, fmt.Errorf("%s: %w: %s", strings.Join(command, " "), err, strings.TrimSpace(string(out)))
+		}
+		z.used = command[0] == "swapon"
+	}
+	return z, nil
+}
+
+func (z *zram) dev() string             { return "/dev/" + z.name }
+func (z *zram) sys(file string) string  { return filepath.Join("/sys/block", z.name, file) }
+func (z *zram) number() (number string) { return strings.TrimPrefix(z.name, "zram") }
+
+// moved is how many bytes were read from it and written to it.
+func (z *zram) moved() (int64, error) {
+	b, err := os.ReadFile(z.sys("stat"))
+	if err != nil {
+		return 0, err
+	}
+	fields := strings.Fields(string(b))
+	if len(fields) < 7 {
+		return 0, fmt.Errorf("cannot understand the statistics of %s: %q", z.name, b)
+	}
+	read, err := strconv.ParseInt(fields[2], 10, 64)
+	written, err2 := strconv.ParseInt(fields[6], 10, 64)
+	return 512 * (read + written), errors.Join(err, err2)
+}
+
+// close has the kernel bring back what is left there, and removes it.
+func (z *zram) close() error {
+	if z.used {
+		if out, err := exec.Command("swapoff", z.dev()).CombinedOutput(); err != nil {
+			return fmt.Errorf("swapoff %s: %w: %s", z.dev(), err, strings.TrimSpace(string(out)))
+		}
+	}
+	return errors.Join(os.WriteFile(z.sys("reset"), []byte("1"), 0), os.WriteFile(zramControl+"hot_remove", []byte(z.number()), 0))
+}
+
+// ownMemory is what a swapped process may have besides the memory that jobs use: of Go's
+// runtime, above all, and what the kernel needs of it while it swaps.
+const ownMemory = 8 << 20
+
+// swapped is a process in a control group, part of whose memory the kernel swaps out.
+type swapped struct {
+	group *cgroup.Group
+	p     *child.Process
+	out   *os.File
+	enc   *json.Encoder
+	lines *bufio.Reader
+	w     *io.PipeWriter
+}
+
+// errSwapped: there is no process whose memory is swapped out, or no more.
+var errSwapped = errors.New("no process can be swapped out here")
+
+// startSwapped starts a process with size bytes of memory, of which so much may be local.
+func startSwapped(polder string, size, local int64) (_ *swapped, err error) {
+	s := &swapped{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("%w: %w", errSwapped, err), s.close())
+		}
+	}()
+	if s.group, err = cgroup.New(local + ownMemory); err != nil {
+		return nil, err
+	}
+	in, out, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer in.Close()
+	s.out, s.enc = out, json.NewEncoder(out)
+	r, w := io.Pipe()
+	s.w, s.lines = w, bufio.NewReader(r)
+	if s.p, err = child.Start(child.Command{Path: polder, Args: []string{"bench", SwappedCommand, strconv.FormatInt(size, 10)}, Files: []*os.File{in}, Stdout: w}); err != nil {
+		return nil, err
+	}
+	go func() { // ends with the process
+		<-s.p.Done()
+		w.Close()
+	}()
+	return s, s.group.Add(s.p.PID())
+}
+
+// do has the process do a job. When ctx ends it is killed.
+func (s *swapped) do(ctx context.Context, j job) (r result, err error) {
+	defer context.AfterFunc(ctx, s.p.Kill)()
+	_ = s.enc.Encode(j) // if it is gone, it does not answer
+	line, err := s.lines.ReadBytes('\n')
+	if err == nil {
+		err = json.Unmarshal(line, &r)
+	}
+	if ctx.Err() != nil {
+		return r, context.Cause(ctx)
+	}
+	if err != nil {
+		return r, fmt.Errorf("%w: it has ended: %w: %s (the kernel kills it if it does not find enough to swap out)", errSwapped, s.p.Err(), s.p.Stderr())
+	}
+	if r.Err != "" {
+		err = errors.New(r.Err)
+	}
+	return r, err
+}
+
+func (s *swapped) close() (err error) {
+	if s.p != nil {
+		s.w.CloseWithError(io.ErrClosedPipe) // whatever it still writes
+		s.p.Kill()
+	}
+	if s.out != nil {
+		_ = s.out.Close()
+	}
+	if s.group != nil {
+		err = s.group.Close()
+	}
+	return err
+}
+
+// SwappedCommand is the hidden subcommand of bench that runs Swapped.
+const SwappedCommand = "swapped"
+
+// Swapped does jobs with size bytes of its own memory, one JSON object a line from file
+// descriptor 3 on, until that ends.
+func Swapped(ctx context.Context, size int, out io.Writer) error {
+	in := os.NewFile(3, "jobs")
+	if in == nil || size <= 0 {
+		return errors.New("a benchmark starts this command")
+	}
+	defer in.Close()
+	jobs, results := json.NewDecoder(in), json.NewEncoder(out)
+	var mem []byte
+	var list []program
+	for {
+		var j job
+		if err := jobs.Decode(&j); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		if mem == nil { // the control group counts it
+			var err error
+			if mem, err = unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE); err != nil {
+				return err
+			}
+			_ = unix.Madvise(mem, unix.MADV_NOHUGEPAGE)
+		}
+		var r result
+		var err error
+		if j.Program == "" {
+			r, err = j.do(ctx, mem)
+		} else {
+			if list == nil {
+				list = programs(int64(size), j.Accesses)
+			}
+			r, err = j.with(mem, list)
+		}
+		if err != nil {
+			r.Err = err.Error()
+		}
+		if err := results.Encode(r); err != nil {
+			return err
+		}
+	}
+}

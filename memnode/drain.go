@@ -1,0 +1,170 @@
+package memnode
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"polder/memnode/wire"
+	"polder/verbs"
+)
+
+// ErrDraining is the error of Drain when a node is being drained already.
+var ErrDraining = errors.New("the node is being drained already")
+
+// A HeldError says what is still lent by nodes that could not be drained in time.
+type HeldError struct {
+	Clients []ClientInfo // that hold chunks
+	Bytes   int64        // in them
+	Cause   error        // why no more time was given
+}
+
+func (e *HeldError) Error() string {
+	names := []string{}
+	for _, c := range e.Clients {
+		names = append(names, cmp.Or(c.Peer, "a client that is gone"))
+	}
+	return fmt.Sprintf("%d bytes are still lent, to %s: %v", e.Bytes, strings.Join(names, ", "), e.Cause)
+}
+
+func (e *HeldError) Unwrap() error { return e.Cause }
+
+// drain is what the control goroutine does for Drain.
+type drain struct {
+	empty chan struct{} // closed when nothing is lent
+	over  bool          // empty is closed
+	tick  *time.Ticker  // when to look: some clients allocate and free without the control goroutine's help
+	looks int           // how often in a row there was nothing
+}
+
+// A node that is being drained looks every drainEvery whether anything is lent, and believes it when it has found
+// nothing drainLooks times: what is allocated by chains is counted a little later than the client has it.
+const (
+	drainEvery = 50 * time.Millisecond
+	drainLooks = 2
+)
+
+func (d *drain) ticks() <-chan time.Time {
+	if d == nil {
+		return nil
+	}
+	return d.tick.C
+}
+
+// Drain tells every client of these nodes that they are leaving, so that they move what they have there, lets in
+// nobody new, and returns nil when nothing is lent any more. Then the nodes are to be closed. If ctx ends before
+// that, clients are told that the nodes stay, and the error is a *HeldError.
+//
+// Whether a client moves anything is its own affair: package copies does if there are other nodes enough.
+func Drain(ctx context.Context, nodes ...*Node) (err error) {
+	begun := make([]*drain, 0, len(nodes))
+	defer func() {
+		for i, d := range begun {
+			d.tick.Stop()
+			if err != nil {
+				nodes[i].run(func() { nodes[i].leave(nil) })
+			}
+		}
+	}()
+	for _, n := range nodes {
+		d := &drain{empty: make(chan struct{}), tick: time.NewTicker(drainEvery)}
+		busy := false
+		if !n.run(func() {
+			if busy = n.leaving != nil; !busy {
+				n.leave(d)
+			}
+		}) {
+			return verbs.ErrClosed
+		}
+		if busy {
+			return ErrDraining
+		}
+		begun = append(begun, d)
+		n.log.Info("the node is being drained")
+	}
+	for i, d := range begun {
+		select {
+		case <-d.empty:
+		case <-nodes[i].ctx.Done():
+			return verbs.ErrClosed
+		case <-ctx.Done():
+			return held(context.Cause(ctx), nodes)
+		}
+	}
+	return nil
+}
+
+// held is why nodes could not be drained.
+func held(cause error, nodes []*Node) error {
+	e := &HeldError{Cause: cause}
+	for _, n := range nodes {
+		for _, c := range n.Clients() {
+			if c.Chunks > 0 {
+				e.Clients = append(e.Clients, c)
+				e.Bytes += int64(c.Chunks) * int64(n.cfg.ChunkSize)
+			}
+		}
+	}
+	return e
+}
+
+// leave has clients told that the node is leaving, or if d is nil that it stays.
+func (n *Node) leave(d *drain) {
+	n.leaving = d
+	for _, c := range n.clients {
+		n.ready.add(c)
+	}
+}
+
+// drained closes the drain's channel if nothing is lent, and everybody knows that nothing is to be borrowed.
+func (n *Node) drained() {
+	if n.leaving == nil || n.leaving.over {
+		return
+	}
+	for _, c := range n.clients {
+		if !c.told {
+			return
+		}
+	}
+	for _, s := range n.sessions {
+		if n.manager.held(s) > 0 {
+			n.leaving.looks = 0
+			return
+		}
+	}
+	if n.leaving.looks++; n.leaving.looks < drainLooks {
+		return
+	}
+	n.leaving.over = true
+	close(n.leaving.empty)
+}
+
+// tellLeaving tells c whether the node is leaving, if it does not know. If there is no buffer, look comes again when
+// one has come back.
+func (n *Node) tellLeaving(c *client) error {
+	leaving := n.leaving != nil
+	if c.told == leaving || len(c.replies) == 0 {
+		return nil
+	}
+	c.told = leaving
+	reply := wire.Reply{Op: wire.OpLeaving}
+	if leaving {
+		reply.N = 1
+	}
+	return n.send(c, &reply, nil)
+}
+
+// run has the control goroutine call f. It returns when f has, or false if the node is closed.
+func (n *Node) run(f func()) bool {
+	done := make(chan struct{})
+	select {
+	case n.calls <- func() { defer close(done); f() }:
+		<-done
+		return true
+	case <-n.ctx.Done():
+		return false
+	}
+}

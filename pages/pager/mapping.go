@@ -1,0 +1,419 @@
+package pager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"polder/far"
+	"polder/internal/arena"
+	"polder/internal/fdpass"
+	"polder/pages"
+	"polder/pages/internal/uffd"
+	"polder/pages/internal/wire"
+)
+
+const (
+	workers   = 8                    // of a mapping, for faults that wait for far memory
+	waiting   = 64                   // faults that wait for a worker; then those behind them wait in the kernel
+	pause     = 5 * time.Millisecond // between attempts to read a page
+	poisoned  = 1<<32 - 1            // in index: accesses fail
+	wasHere   = 1 << 31              // in index: the page was evicted; below, the count of evictions then
+	countMask = wasHere - 1
+)
+
+// The states of a frame.
+const (
+	free uint8 = iota
+	loading
+	clean    // protected: who writes to it faults
+	dirty    // it may have been written to since it was evicted last
+	evicting // protected, and being written out
+)
+
+// frame is a page of the memory that is there, or will be.
+type frame struct {
+	page  int64
+	pins  int32
+	state uint8
+	used  bool // CLOCK's bit: it is spared once
+	want  bool // somebody needs it while it is being evicted
+}
+
+// mapping is the memory of a client.
+type mapping struct {
+	s      *Server
+	conn   *fdpass.Conn
+	fd     *uffd.FD
+	memory *arena.Memfd
+	table  *arena.Mapping // see package wire
+	base   uint64
+	size   int64
+	volume *pages.Volume
+	lost   []atomic.Uint64 // a bit for each page that the pager before this one had; nil if there was none
+
+	ctx     context.Context // until the mapping ends
+	end     context.CancelCauseFunc
+	jobs    chan job
+	evict   chan struct{} // has the evictor look whether frames are free
+	helpers sync.WaitGroup
+
+	sending sync.Mutex // of replies
+
+	mu       sync.Mutex // held over operations on pages of the memory, but never while far memory is waited for
+	changed  sync.Cond  // of mu: a frame has another state
+	index    []uint32   // of each page: its frame + 1, or what the constants say; guarded by mu
+	frames   []frame    // guarded by mu
+	free     []uint32   // frames that nobody uses; guarded by mu
+	hand     int        // of the clock; guarded by mu
+	evicted  uint32     // pages; guarded by mu
+	failures int        // attempts to evict of which none succeeded; guarded by mu
+	stuck    error      // why the last one failed; guarded by mu
+	ahead    streams    // guarded by mu
+	pins     map[uint64]wire.Request
+	pinned   int64 // pages; as pins guarded by mu
+
+	page [pages.Size]byte // of the goroutine that reads faults
+}
+
+// job is what a worker does: serve a fault, or read count pages ahead of it.
+type job struct {
+	page, stride, count int64
+	frame               uint32 // of a fault, if it has one
+	claimed             bool
+	write               bool
+}
+
+// serve serves faults until the mapping ends.
+func (m *mapping) serve() error {
+	var faults [16]uffd.Fault
+	for {
+		n, err := m.fd.Read(&faults)
+		if err != nil {
+			return err
+		}
+		for _, f := range faults[:n] {
+			if page := int64(f.Addr-m.base) / pages.Size; f.Addr >= m.base && page < int64(len(m.index)) {
+				m.fault(page, f.Write, f.Protected)
+			}
+		}
+	}
+}
+
+// fault serves an access that waits. It is hot: where nothing is far it does all, and never
+// allocates.
+func (m *mapping) fault(page int64, write, protected bool) {
+	m.mu.Lock()
+	at := m.index[page]
+	if resident(at) || protected || at == poisoned {
+		m.present(page, at, write || protected)
+		m.mu.Unlock()
+		return
+	}
+	m.s.stats.faults.Add(1)
+	j := job{page: page, write: write}
+	j.frame, j.claimed = m.claim(page)
+	stride, count := m.ahead.fault(page)
+	m.mu.Unlock()
+	if !j.claimed || !m.readNow(j) {
+		m.jobs <- j
+	}
+	if count > 0 {
+		select {
+		case m.jobs <- job{page: page, stride: stride, count: count}:
+		default: // more important work waits
+		}
+	}
+}
+
+// readNow reads the page of a fault if that is local, and reports whether it did.
+func (m *mapping) readNow(j job) bool {
+	if m.isLost(j.page) || m.volume.Read(far.NoWait, m.page[:], j.page*pages.Size) != nil {
+		return false
+	}
+	m.place(j.frame, m.page[:], j.write)
+	return true
+}
+
+func resident(at uint32) bool { return at != 0 && at&wasHere == 0 }
+
+// present has an access go on whose page is there, or poisoned, or has gone meanwhile.
+//
+// Preconditions: m.mu is held.
+func (m *mapping) present(page int64, at uint32, write bool) {
+	if !resident(at) {
+		m.must(m.fd.Wake(m.addr(page), pages.Size)) // it tries again
+		return
+	}
+	f := &m.frames[at-1]
+	f.used = true
+	switch {
+	case f.state == loading: // who places it has it go on
+	case f.state == evicting && write:
+		f.want = true // who evicts it has it go on
+	case write:
+		f.state = dirty
+		m.must(m.fd.Protect(m.addr(page), pages.Size, false))
+	default:
+		m.must(m.fd.Wake(m.addr(page), pages.Size))
+	}
+}
+
+func (m *mapping) addr(page int64) uint64 { return m.base + uint64(page)*pages.Size }
+
+// must ends the mapping if its client cannot be served any more: if it is dead, above all.
+func (m *mapping) must(err error) {
+	if err != nil {
+		m.end(err)
+	}
+}
+
+// claim takes a free frame for a page, if there is one.
+//
+// Preconditions: m.mu is held; the page is not resident.
+func (m *mapping) claim(page int64) (at uint32, ok bool) {
+	n := len(m.free)
+	if n <= m.low() {
+		m.poke()
+	}
+	if n == 0 {
+		return 0, false
+	}
+	at = m.free[n-1]
+	m.free = m.free[:n-1]
+	was := m.index[page]
+	m.frames[at] = frame{page: page, state: loading, used: was&wasHere != 0 && (m.evicted-was)&countMask < uint32(len(m.frames))}
+	m.index[page] = at + 1
+	return at, true
+}
+
+// release gives a frame back. Next is what index says of its page from now on.
+//
+// Preconditions: m.mu is held.
+func (m *mapping) release(at, next uint32) {
+	m.index[m.frames[at].page] = next
+	m.frames[at] = frame{}
+	m.free = append(m.free, at)
+	m.changed.Broadcast()
+}
+
+// place puts what is in a page into its frame, and has those go on who wait for it.
+func (m *mapping) place(at uint32, page []byte, write bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.placeLocked([]uint32{at}, page, write)
+}
+
+// most is how many pages are placed with one system call, during which whoever waits for the
+// first of them goes on waiting.
+const most = 8
+
+// placeAll is place for several frames.
+func (m *mapping) placeAll(frames []uint32, b []byte, write bool) {
+	for len(frames) > 0 {
+		m.mu.Lock()
+		n := 1
+		for n < min(len(frames), most) && m.frames[frames[n]].page == m.frames[frames[n-1]].page+1 {
+			n++
+		}
+		m.placeLocked(frames[:n], b[:n*pages.Size], write)
+		m.mu.Unlock()
+		frames, b = frames[n:], b[n*pages.Size:]
+	}
+}
+
+// placeLocked places pages that are in a row.
+//
+// Preconditions: m.mu is held.
+func (m *mapping) placeLocked(frames []uint32, b []byte, write bool) {
+	m.must(m.fd.Copy(m.addr(m.frames[frames[0]].page), b, !write))
+	for _, at := range frames {
+		f := &m.frames[at]
+		f.state = clean
+		if write {
+			f.state = dirty
+		}
+	}
+	m.changed.Broadcast()
+}
+
+// work serves jobs until there are no more.
+func (m *mapping) work() {
+	b := make([]byte, maxWindow*pages.Size)
+	for j := range m.jobs {
+		if j.count > 0 {
+			m.readAhead(j, b)
+			continue
+		}
+		if err := m.load(j, b[:pages.Size]); err != nil {
+			m.poison(j.page, err)
+		}
+	}
+}
+
+// load brings the page of a fault that has to wait, for a frame or for far memory.
+func (m *mapping) load(j job, b []byte) error {
+	if !j.claimed {
+		m.mu.Lock()
+		at, err := m.claimWait(j.page)
+		if err != nil {
+			m.mu.Unlock()
+			return err
+		}
+		if at == 0 { // another has brought it
+			m.present(j.page, m.index[j.page], j.write)
+			m.mu.Unlock()
+			return nil
+		}
+		m.mu.Unlock()
+		j.frame = at - 1
+	}
+	if err := m.read(j.page, b); err != nil {
+		m.mu.Lock()
+		m.release(j.frame, 0)
+		m.mu.Unlock()
+		return err
+	}
+	m.place(j.frame, b, j.write)
+	return nil
+}
+
+// claimWait waits for a frame for a page, and returns it + 1, or 0 if the page has one now.
+//
+// Preconditions: m.mu is held, and is not while it waits.
+func (m *mapping) claimWait(page int64) (uint32, error) {
+	failures := m.failures
+	for {
+		at := m.index[page]
+		if resident(at) || at == poisoned {
+			return 0, nil
+		}
+		if at, ok := m.claim(page); ok {
+			return at + 1, nil
+		}
+		// One attempt may have been under way already.
+		if m.stuck != nil && m.failures >= failures+2 {
+			return 0, fmt.Errorf("cannot evict anything for it: %w", m.stuck)
+		}
+		if err := m.ctx.Err(); err != nil {
+			return 0, err
+		}
+		m.changed.Wait()
+	}
+}
+
+// read reads a page.
+func (m *mapping) read(page int64, b []byte) error {
+	if m.isLost(page) {
+		return errLost
+	}
+	return m.retry(func() error { return m.volume.Read(m.ctx, b, page*pages.Size) })
+}
+
+// retry reads again and again if far memory does not answer, until the server's time is over.
+func (m *mapping) retry(read func() error) error {
+	begin := time.Now()
+	for {
+		err := read()
+		if err == nil {
+			return nil
+		}
+		var lost *far.LostError
+		if errors.As(err, &lost) || m.ctx.Err() != nil || time.Since(begin) > m.s.cfg.Timeout {
+			return err
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-m.ctx.Done():
+			timer.Stop()
+		}
+	}
+}
+
+func (m *mapping) isLost(page int64) bool {
+	return m.lost != nil && m.lost[page/64].Load()&(1<<(page%64)) != 0
+}
+
+var errLost = fmt.Errorf("it was lost with the pager before this one: %w", &far.LostError{Segment: "of another process"})
+
+// readAhead reads those pages ahead of a fault that are not there, as far as frames are
+// free.
+func (m *mapping) readAhead(j job, b []byte) {
+	var numbers [maxWindow]int64
+	var frames [maxWindow]uint32
+	n := 0
+	m.mu.Lock()
+	for i := range j.count {
+		page := j.page + (i+1)*j.stride
+		if page < 0 || page >= int64(len(m.index)) || len(m.free) <= m.low()/2 {
+			break
+		}
+		if at := m.index[page]; resident(at) || at == poisoned || m.isLost(page) {
+			continue
+		}
+		frames[n], _ = m.claim(page)
+		numbers[n] = page
+		n++
+	}
+	m.mu.Unlock()
+	if n == 0 {
+		return
+	}
+	if err := m.volume.ReadPages(m.ctx, numbers[:n], b[:n*pages.Size]); err != nil {
+		m.abandon(frames[:n])
+		return
+	}
+	m.s.stats.ahead.Add(int64(n))
+	m.placeAll(frames[:n], b[:n*pages.Size], false)
+}
+
+// abandon gives up frames that were to be filled. Whoever waits for one of their pages
+// tries again, and is told by that what is wrong.
+func (m *mapping) abandon(frames []uint32) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, at := range frames {
+		page := m.frames[at].page
+		m.release(at, 0)
+		m.must(m.fd.Wake(m.addr(page), pages.Size))
+	}
+}
+
+// poison has accesses to a page fail from now on.
+func (m *mapping) poison(page int64, why error) {
+	if m.ctx.Err() != nil {
+		return
+	}
+	m.s.stats.poisoned.Add(1)
+	m.s.cfg.Logger.Warn("a page cannot be read: accesses to it fail with SIGBUS", "page", page, "why", why)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if resident(m.index[page]) { // it has come after all
+		return
+	}
+	m.index[page] = poisoned
+	// The mark that it was protected would be in the way.
+	m.must(m.fd.Protect(m.addr(page), pages.Size, false))
+	m.must(m.fd.Poison(m.addr(page), pages.Size))
+	m.must(m.fd.Wake(m.addr(page), pages.Size))
+	m.changed.Broadcast()
+}
+
+// mark says in the table whether a page that is not in the memory is lost without this
+// process.
+func (m *mapping) mark(page int64, kept bool) {
+	word, bit := m.word(page)
+	if kept {
+		word.Or(bit)
+	} else if word.Load()&bit != 0 {
+		word.And(^bit)
+	}
+}
+
+func (m *mapping) word(page int64) (*atomic.Uint64, uint64) {
+	return arena.Word64(m.table.Bytes()[page/64*8:]), 1 << (page % 64)
+}

@@ -1,0 +1,46 @@
+package pager
+
+import "github.com/prometheus/client_golang/prometheus"
+
+var (
+	faultsDesc   = prometheus.NewDesc("polder_pager_faults_total", "Accesses that waited for a page.", nil, nil)
+	aheadDesc    = prometheus.NewDesc("polder_pager_read_ahead_total", "Pages brought before they were touched.", nil, nil)
+	evictedDesc  = prometheus.NewDesc("polder_pager_evicted_total", "Pages taken out of the memory of mappings.", nil, nil)
+	poisonedDesc = prometheus.NewDesc("polder_pager_poisoned_total", "Pages that could not be read in time, or were lost: accesses to them fail.", nil, nil)
+	refusedDesc  = prometheus.NewDesc("polder_pager_refused_total", "Clients that were refused.", nil, nil)
+	mappingsDesc = prometheus.NewDesc("polder_pager_mappings", "Mappings.", nil, nil)
+	sizeDesc     = prometheus.NewDesc("polder_pager_mapped_bytes", "Size of all mappings.", nil, nil)
+	framesDesc   = prometheus.NewDesc("polder_pager_local_bytes", "Bytes of mappings that may be local.", nil, nil)
+)
+
+// Collector returns a Prometheus collector of the server's statistics, with names that start
+// with polder_pager_. Those of its far memory are its heap's.
+func (s *Server) Collector() prometheus.Collector { return collector{s} }
+
+type collector struct{ s *Server }
+
+// Describe implements prometheus.Collector.
+func (c collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{faultsDesc, aheadDesc, evictedDesc, poisonedDesc, refusedDesc, mappingsDesc, sizeDesc, framesDesc} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c collector) Collect(ch chan<- prometheus.Metric) {
+	put := func(d *prometheus.Desc, kind prometheus.ValueType, n int64) {
+		ch <- prometheus.MustNewConstMetric(d, kind, float64(n))
+	}
+	st := &c.s.stats
+	put(faultsDesc, prometheus.CounterValue, st.faults.Load())
+	put(aheadDesc, prometheus.CounterValue, st.ahead.Load())
+	put(evictedDesc, prometheus.CounterValue, st.evicted.Load())
+	put(poisonedDesc, prometheus.CounterValue, st.poisoned.Load())
+	put(refusedDesc, prometheus.CounterValue, st.refused.Load())
+	c.s.mu.Lock()
+	mappings, size, frames := int64(c.s.mappings), c.s.size, c.s.frames
+	c.s.mu.Unlock()
+	put(mappingsDesc, prometheus.GaugeValue, mappings)
+	put(sizeDesc, prometheus.GaugeValue, size)
+	put(framesDesc, prometheus.GaugeValue, frames)
+}

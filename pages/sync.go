@@ -1,0 +1,85 @@
+package pages
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"polder/far"
+)
+
+// syncs has calls of Sync share checkpoints.
+type syncs struct {
+	heap *far.Heap     // nil if nothing outlives it
+	turn chan struct{} // capacity 1: a checkpoint is taken
+
+	mu   sync.Mutex
+	next *round // that nobody takes yet, nil if there is none; guarded by mu
+}
+
+// round is a checkpoint for all who wait for it.
+type round struct {
+	done  chan struct{} // closed when the rest is set
+	err   error
+	again bool // who was to take it gave up, for a reason of its own: another one does
+}
+
+// end has nobody else join r.
+func (s *syncs) end(r *round) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.next == r {
+		s.next = nil
+	}
+}
+
+// Kept reports whether the volume outlives its process, so that Sync has something to do.
+func (v *Volume) Kept() bool { return v.syncs.heap != nil }
+
+// Sync returns when what was written before it was called is there when the heap is opened again, which takes a
+// checkpoint of the heap. Calls that come while one is taken share the next one. If the heap is not kept there is nothing to do.
+func (v *Volume) Sync(ctx context.Context) error {
+	s := &v.syncs
+	if s.heap == nil {
+		return nil
+	}
+	for {
+		s.mu.Lock()
+		r, first := s.next, s.next == nil
+		if first {
+			r = &round{done: make(chan struct{})}
+			s.next = r
+		}
+		s.mu.Unlock()
+		if first {
+			return s.take(ctx, r)
+		}
+		select {
+		case <-r.done:
+			if !r.again {
+				return r.err
+			}
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// take takes the checkpoint r.
+func (s *syncs) take(ctx context.Context, r *round) (err error) {
+	defer close(r.done)
+	select {
+	case s.turn <- struct{}{}:
+		defer func() { <-s.turn }()
+	case <-ctx.Done():
+		s.end(r)
+		r.again = true
+		return context.Cause(ctx)
+	}
+	s.end(r) // who comes now has written what this checkpoint may not have
+	if err := s.heap.Checkpoint(ctx); err != nil {
+		r.err = fmt.Errorf("cannot keep what was written: %w", err)
+		r.again = ctx.Err() != nil
+	}
+	return r.err
+}

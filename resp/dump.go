@@ -1,0 +1,387 @@
+package resp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"polder/far"
+	"polder/resp/rdb"
+)
+
+// SYNC is a dump: the reply is an RDB file, as redis-cli --rdb takes it. It is made while the client reads it, some at
+// a time, with the locks that MGET would take. So every key is as it was at some moment of the dump, and those that are
+// there throughout are in it; but it is no picture of one moment. A hash too large for one step is copied at the moment
+// it has its turn, and the copy is dumped.
+
+// What a client has said by REPLCONF.
+type replica struct {
+	streams  bool // it takes a file whose length is not known beforehand
+	replicas bool // it is a Redis that wants to be a replica
+}
+
+const (
+	errNoReplicas replyError = "ERR Polder has no replicas: SYNC is for redis-cli --rdb, which says REPLCONF capa eof and no port"
+	errNoDump     replyError = "ERR a cache has no dump: any key may vanish meanwhile"
+)
+
+func cmdReplConf(s *session, a [][]byte) error {
+	if len(a)%2 == 0 {
+		return errSyntax
+	}
+	for i := 1; i < len(a); i += 2 {
+		switch {
+		case is(a[i], "capa"):
+			s.replica.streams = s.replica.streams || is(a[i+1], "eof")
+		case is(a[i], "rdb-only"):
+		case is(a[i], "listening-port"), is(a[i], "ip-address"):
+			s.replica.replicas = true
+		default:
+			return replyError("ERR Unrecognized REPLCONF option: " + clip(a[i], 128))
+		}
+	}
+	s.ok()
+	return nil
+}
+
+func cmdSync(s *session, a [][]byte) error {
+	switch {
+	case s.srv.cache != nil:
+		return errNoDump
+	case s.replica.replicas || !s.replica.streams || s.mute != muteNone:
+		return errNoReplicas
+	}
+	if err := s.srv.lacks(); err != nil {
+		return err
+	}
+	s.out = append(s.out, "$EOF:"+s.srv.runID+"\r\n"...)
+	s.dump = &dump{s: s, batch: dumpKeys}
+	return nil
+}
+
+// lacks is why a dump would lack something.
+func (srv *Server) lacks() error {
+	st := srv.heap.Stats()
+	n := st.Uncounted
+	for _, m := range st.Maps {
+		n += m.LostNow
+	}
+	if n > 0 {
+		return replyError("LOST at least " + itoa(int64(n)) + " entries were lost with a node, and a dump would lack them")
+	}
+	return nil
+}
+
+const (
+	// dumpStep is the memory for one step of a dump. Only a larger value takes more.
+	dumpStep = 256 << 10
+	// dumpKeys is how many keys are read, and locked, at a time.
+	dumpKeys = 64
+	// dumpCopied is the size from which a hash is copied, so that nobody has to wait for the client to read it.
+	dumpCopied = 1 << 20
+)
+
+// dump is a dump under way.
+type dump struct {
+	s   *session
+	crc uint64 // of what is written
+
+	begun   bool
+	cursor  uint64
+	scanned bool     // the scan has come to its end
+	keys    keyList  // that are next
+	batch   int      // how many of them are read at a time: fewer if values are large
+	large   [][]byte // keys of hashes that are to be copied
+
+	wrote bool // something in this step
+
+	copied *largeHash // nil if there is none
+	bucket uint32     // of it, the next one
+	left   int        // and fields that are to come
+}
+
+// dumpOn goes on with the dump: it appends a part of it to out. The input is still that of the command.
+func (s *session) dumpOn() status {
+	if s.onWait != nil {
+		s.onWait(nil)
+	}
+	s.mark = len(s.out)
+	d := s.dump
+	more, err := true, error(nil)
+	for more && err == nil && len(s.out)-s.mark < flushAt {
+		more, err = d.step()
+	}
+	s.settle()
+	switch {
+	case err != nil:
+		s.srv.cfg.Logger.Error("a client is disconnected because its dump cannot be made", "client", s.info.id, "err", errText(err))
+		s.out = s.out[:s.mark]
+		return sessionEnd
+	case more:
+		return needFlush
+	}
+	s.out = append(s.out, s.srv.runID...)
+	s.dump = nil
+	return needInput
+}
+
+// step appends a part of the file, and reports whether there is more.
+func (d *dump) step() (more bool, err error) {
+	s := d.s
+	from := len(s.out) - s.mark
+	d.wrote = false
+	s.room(dumpStep)
+	switch {
+	case !d.begun:
+		d.begun = true
+		s.out = rdb.AppendStart(s.out, redisVersion, time.Now(), s.srv.keys.Len())
+	case d.copied != nil:
+		err = d.writeCopied()
+	case len(d.large) > 0:
+		key := d.large[len(d.large)-1]
+		d.large = d.large[:len(d.large)-1]
+		err = d.copyHash(key)
+	case len(d.keys.ends) > 0:
+		err = d.writeKeys()
+	case !d.scanned:
+		err = d.scan()
+	default:
+		s.out = rdb.AppendEnd(s.out, d.crc)
+		return false, s.srv.lacks()
+	}
+	d.crc = rdb.Sum(d.crc, s.out[s.mark+from:])
+	return true, err
+}
+
+// close forgets a dump that may not be done.
+func (d *dump) close() {
+	if d.copied != nil {
+		d.s.srv.sweeper.unpin(d.copied)
+		d.copied = nil
+	}
+}
+
+// again gives what follows the time that a command has.
+func (s *session) again() {
+	s.settle()
+	s.ctx, s.cancel = context.WithTimeout(s.srv.ctx, s.srv.cfg.OpTimeout)
+}
+
+// fits reports whether there is room for n bytes in this step, of which the first value is given what it needs.
+func (d *dump) fits(n int) bool {
+	if cap(d.s.out)-len(d.s.out) < n {
+		if d.wrote {
+			return false
+		}
+		d.s.room(n)
+	}
+	d.wrote = true
+	return true
+}
+
+// scan gathers keys.
+func (d *dump) scan() (err error) {
+	for len(d.keys.ends) < dumpKeys && !d.scanned && err == nil {
+		d.s.again()
+		d.cursor, err = d.s.srv.keys.Scan(d.s.ctx, d.cursor, func(key []byte, _ far.Entry) { d.keys.add(key) })
+		d.scanned = d.cursor == 0
+	}
+	return err
+}
+
+// writeKeys writes the next keys. Those that do not fit are for later.
+func (d *dump) writeKeys() (err error) {
+	s := d.s
+	n := min(d.batch, len(d.keys.ends))
+	keys := make([][]byte, n)
+	for i := range keys {
+		keys[i] = d.keys.at(i)
+		s.wanted.add(s.srv.stripeOf(keys[i]))
+	}
+	var later keyList
+	for i := n; i < len(d.keys.ends); i++ {
+		later.add(d.keys.at(i))
+	}
+	s.again()
+	s.heldWrite = false
+	s.held = s.wanted.take(s.held[:0])
+	for _, i := range s.held {
+		s.lockStripe(&s.srv.stripes[i], false, nil)
+	}
+	defer s.unlock()
+	var hashes []int // in blocks
+	var expire []time.Time
+	fit := 0
+	s.srv.entries.GetMany(s.ctx, keys, func(i int, e far.Entry, failed error) {
+		switch {
+		case err != nil, errors.Is(failed, far.ErrNotFound):
+		case failed != nil:
+			err = fmt.Errorf("key %.64q: %w", keys[i], failed)
+		case e.Tag == tagLarge:
+			hashes, expire = append(hashes, i), append(expire, e.Expire)
+		case d.write(keys[i], e):
+			fit++
+		default:
+			later.add(keys[i])
+		}
+	})
+	for k, i := range hashes {
+		if err == nil {
+			err = d.writeHash(keys[i], expire[k], &later)
+		}
+	}
+	d.seen()
+	d.keys = later
+	d.batch = dumpKeys
+	if fit < n {
+		d.batch = max(1, 2*fit)
+	}
+	return err
+}
+
+// seen has the client see nothing of this before it is in the journal.
+func (d *dump) seen() {
+	if j := d.s.srv.journal; j != nil {
+		d.s.seen = j.last.Load()
+	}
+}
+
+// write writes a key whose value is one entry, if it fits.
+func (d *dump) write(key []byte, e far.Entry) bool {
+	s := d.s
+	if isString(e.Tag) {
+		if !d.fits(len(key) + len(e.Value) + rdb.Overhead) {
+			return false
+		}
+		s.out = rdb.AppendString(rdb.AppendStringKey(s.out, key, e.Expire), e.Value)
+		return true
+	}
+	list := fieldList(e.Value)
+	if gone := s.struckOut(key); gone != nil {
+		list = gone.rest(0, slices.Clone(list))
+	}
+	if !d.fits(len(key) + len(list) + rdb.Overhead + 2*rdb.OverheadEach*list.len()) {
+		return false
+	}
+	s.out = rdb.AppendHashKey(s.out, key, e.Expire)
+	rdb.PutHashLen(s.out[len(s.out)-rdb.HashLen:], list.len())
+	d.fields(list)
+	return true
+}
+
+func (d *dump) fields(l fieldList) {
+	for f, v := range l.all() {
+		d.s.out = rdb.AppendString(rdb.AppendString(d.s.out, f), v)
+	}
+}
+
+// writeHash writes a hash in blocks, or says when to.
+func (d *dump) writeHash(key []byte, expire time.Time, later *keyList) error {
+	s := d.s
+	h := s.largeOf(key)
+	switch {
+	case h == nil:
+		return nil // it has just expired and been swept
+	case h.bytes > dumpCopied:
+		d.large = append(d.large, slices.Clone(key))
+		return nil
+	case !d.fits(len(key) + h.bytes + rdb.Overhead + 2*rdb.OverheadEach*h.count):
+		later.add(key)
+		return nil
+	}
+	s.out = rdb.AppendHashKey(s.out, key, expire)
+	at, n := len(s.out)-rdb.HashLen-s.mark, 0
+	err := d.blocks(h, 0, func(_ uint32, l fieldList) (bool, error) {
+		n += l.len()
+		d.fields(l)
+		return true, nil
+	})
+	rdb.PutHashLen(s.out[s.mark+at:], n)
+	return err
+}
+
+// blocks calls yield with the blocks of h from one on, until it returns false.
+func (d *dump) blocks(h *largeHash, from uint32, yield func(b uint32, l fieldList) (bool, error)) error {
+	s := d.s
+	for b := from; b < h.buckets; b++ {
+		if (b-from)%fetchBlocks == 0 {
+			s.again()
+			var keys [][]byte
+			for next := b; next < min(h.buckets, b+fetchBlocks); next++ {
+				keys = append(keys, h.key(next))
+			}
+			_ = s.srv.blocks.Prefetch(s.ctx, keys...) // what is not there then is read one by one
+		}
+		l, err := s.block(h, b, s.scratch2[:0])
+		if err != nil {
+			return fmt.Errorf("a block of a hash: %w", err)
+		}
+		reuse(&s.scratch2, l)
+		if more, err := yield(b, l); err != nil || !more {
+			return err
+		}
+	}
+	return nil
+}
+
+// copyHash copies the hash under key, if it is large still, and begins to write the copy. Its key is locked for writing:
+// a checkpoint has a copy with all that is known of it, or nothing.
+func (d *dump) copyHash(key []byte) error {
+	s := d.s
+	s.again()
+	st := &s.srv.stripes[s.srv.stripeOf(key)]
+	s.lockStripe(st, true, nil)
+	defer st.mu.Unlock()
+	h := st.large[string(key)]
+	e, _, err := s.srv.keys.Stat(s.ctx, key)
+	switch {
+	case errors.Is(err, far.ErrNotFound):
+		return nil
+	case err != nil:
+		return fmt.Errorf("key %.64q: %w", key, err)
+	case e.Tag != tagLarge || h == nil || h.isSmall():
+		d.keys.add(key) // it is another value by now
+		return nil
+	}
+	c := &largeHash{id: s.srv.nextHash.Add(1), buckets: h.buckets, leads: -1}
+	s.srv.sweeper.pin(c)
+	d.copied, d.bucket, d.left = c, 0, 0
+	err = d.blocks(h, 0, func(b uint32, l fieldList) (bool, error) {
+		d.left += l.len()
+		if l.len() == 0 {
+			return true, nil
+		}
+		return true, s.srv.blocks.Set(s.ctx, c.key(b), far.Entry{Value: l})
+	})
+	if err != nil {
+		return fmt.Errorf("key %.64q, of which a copy is made: %w", key, err)
+	}
+	d.seen()
+	d.fits(len(key) + rdb.Overhead)
+	s.out = rdb.AppendHashKey(s.out, key, e.Expire)
+	rdb.PutHashLen(s.out[len(s.out)-rdb.HashLen:], d.left)
+	return nil
+}
+
+// writeCopied writes some blocks of the copy, and frees it after the last one.
+func (d *dump) writeCopied() error {
+	err := d.blocks(d.copied, d.bucket, func(b uint32, l fieldList) (bool, error) {
+		if !d.fits(len(l) + 2*rdb.OverheadEach*l.len()) {
+			return false, nil
+		}
+		d.fields(l)
+		d.left -= l.len()
+		d.bucket = b + 1
+		return true, nil
+	})
+	if err != nil || d.bucket < d.copied.buckets {
+		return err
+	}
+	d.close()
+	if d.left != 0 {
+		return errors.New("everything was deleted by FLUSHALL meanwhile")
+	}
+	return nil
+}

@@ -1,0 +1,599 @@
+package resp
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	mathrand "math/rand/v2"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"polder/far"
+	"polder/far/heap"
+	"polder/internal/wal"
+)
+
+// Journal says what becomes of changes that no checkpoint of the heap has yet.
+type Journal struct {
+	// Dir is the directory of the journal, beside the heap. What is in it is replayed when the server is opened,
+	// durable or not.
+	Dir string
+	// Durable has the server write what commands have changed to the journal, and a reply wait until what it shows
+	// is on the disk. Without, the heap comes back as its last checkpoint has it.
+	Durable bool
+	// Every, if more than 0, has replies wait only while changes that are older than that are not on the disk
+	// yet. They survive the process at once, but a loss of power takes up to that much.
+	Every time.Duration
+	// Tail is how many bytes of the journal call for a checkpoint, which is about what has to be replayed after a
+	// crash; a batch counts as 512 bytes at least. The default is a quarter of the heap's budget, from 16 MiB to 64 MiB. The
+	// journal takes up to eight times as much.
+	Tail int64
+}
+
+const (
+	leastTail, mostTail = 16 << 20, 64 << 20
+
+	// longestTail is how many tails there may be before commands that write are refused.
+	longestTail = 8
+
+	journalSegment = 8 << 20
+	longestRecord  = 4 << 20
+
+	// replayAhead is how many changes are looked at before they are made: what they need from far memory is read at once.
+	replayAhead = 4096
+
+	// leastCost is what a batch counts at least in a tail: to make a short change again takes as long as a longer one.
+	leastCost = 512
+)
+
+// What a command has changed is a batch of changes, each of which is
+//
+//	u8 op, u8 tag, u64 milliseconds since 1970 when it expires, 0 for never
+//	u32 arguments, and for each: u32 length, and so many bytes
+//
+// Changes say what has come of a command and not what it was, so that time and what is short now change nothing when they are
+// made again. A batch is one record or several that follow each other, of which each is
+//
+//	u64 number of the batch, u8 whether more of it follows, and so much of the batch
+//
+// The only record of the log's checkpoint is u64 name of the journal, which the heap's checkpoint has, too.
+const (
+	opPut    uint8 = 1 + iota // key, value; a large hash keeps its fields
+	opDel                     // key
+	opTable                   // key, and fields and values by turns: all of a large hash
+	opFields                  // key, and fields and values by turns, of a large hash
+	opRemove                  // key, and fields of a large hash
+	opMove                    // key of a large hash, and the one that gets it
+	opCopy                    // key of a large hash, and the one that gets a copy
+	opFlush                   // a key that is empty
+)
+
+// journal is the open journal of a server. A nil one keeps nothing.
+type journal struct {
+	cfg  Journal
+	name uint64
+	log  *wal.Log
+	warn func(error)
+
+	last    atomic.Uint64 // number of the last record
+	synced  atomic.Int64  // with Every: what is older is on the disk, in ns since 1970
+	why     atomic.Pointer[error]
+	tooLong atomic.Bool
+	due     chan struct{} // capacity 1: there should be a checkpoint
+
+	mu    sync.Mutex // records are in the order of batches
+	batch uint64     // number of the last one
+	tail  int64      // bytes of them that no checkpoint has, of each at least leastCost
+	buf   []byte
+}
+
+// openJournal replays the journal of a heap that is kept, and opens it if there is to be one. There are no clients yet
+// that could change anything, but checkpoints may be taken.
+func (srv *Server) openJournal(ctx context.Context) error {
+	cfg := srv.cfg.Journal
+	if srv.keptJournal == 0 && cfg.Dir != "" {
+		// What is there was made before the heap, or there was a checkpoint since that has all of it.
+		if err := os.RemoveAll(cfg.Dir); err != nil {
+			return fmt.Errorf("cannot begin a journal: %w", err)
+		}
+	}
+	if srv.keptJournal == 0 && !cfg.Durable {
+		srv.heap.KeepState(srv.keepState)
+		return nil
+	}
+	if srv.keptJournal != 0 {
+		if _, err := os.Stat(cfg.Dir); err != nil {
+			return fmt.Errorf("the heap has a journal, without which it is not what clients were promised: %w", err)
+		}
+	}
+	if err := srv.replay(ctx); err != nil {
+		return fmt.Errorf("cannot replay the journal: %w", err)
+	}
+	j := srv.journal
+	if !cfg.Durable {
+		st := &srv.stripes[0]
+		st.mu.Lock()
+		srv.journal = nil
+		st.mu.Unlock()
+	}
+	if srv.keptJournal != 0 && cfg.Durable {
+		j.start(srv)
+		return nil
+	}
+	// The heap has to know the journal before there is anything in it, and before it goes.
+	if err := srv.heap.Checkpoint(ctx); err != nil {
+		return errors.Join(err, j.log.Close())
+	}
+	if !cfg.Durable {
+		if err := j.log.Close(); err != nil {
+			return err
+		}
+		return os.RemoveAll(cfg.Dir)
+	}
+	j.start(srv)
+	return nil
+}
+
+// start begins what goes on beside commands.
+func (j *journal) start(srv *Server) {
+	srv.wg.Go(func() { j.checkpoints(srv) })
+	if j.cfg.Every > 0 {
+		j.synced.Store(time.Now().UnixNano())
+		srv.wg.Go(func() { j.syncs(srv) })
+	}
+}
+
+// replay opens the journal and makes the changes again that the heap's checkpoint has not.
+func (srv *Server) replay(ctx context.Context) error {
+	cfg := srv.cfg.Journal
+	if cfg.Tail == 0 {
+		cfg.Tail = min(max(srv.heap.Local()/4, leastTail), mostTail)
+	}
+	j := &journal{cfg: cfg, name: srv.keptJournal, batch: srv.keptBatch, due: make(chan struct{}, 1)}
+	j.warn = func(err error) { srv.cfg.Logger.Error("the journal is in trouble", "err", err) }
+	if j.name == 0 {
+		j.name = mathrand.Uint64() | 1
+	}
+	srv.journal = j
+	srv.heap.KeepState(srv.keepState)
+	r := replayer{j: j, s: srv.newSession(), read: j.batch}
+	r.s.ctx, r.s.replays = ctx, true
+	defer r.s.close()
+	restarted, remember := wal.Restarted(filepath.Join(cfg.Dir, "boot"))
+	log, found, err := wal.Open(cfg.Dir, wal.Options{SegmentSize: journalSegment, Restarted: restarted, Starved: func(err error) {
+		j.warn(err)
+		j.wantCheckpoint()
+	}}, r.record)
+	if err != nil {
+		return err
+	}
+	if err = r.flush(); err == nil {
+		err = remember()
+	}
+	if err != nil {
+		return errors.Join(err, log.Close())
+	}
+	st := &srv.stripes[0]
+	st.mu.Lock()
+	j.log = log
+	st.mu.Unlock()
+	j.last.Store(log.Last())
+	if found.Records > 0 {
+		srv.cfg.Logger.Info("the journal was replayed", "records", found.Records, "torn bytes", found.Torn)
+	}
+	return nil
+}
+
+// append adds what a command has changed, under the locks of its keys.
+func (j *journal) append(notes []byte) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.batch++
+	j.tail += max(int64(len(notes)), leastCost)
+	for more := true; more; {
+		n := min(len(notes), longestRecord)
+		more = n < len(notes)
+		j.buf = binary.LittleEndian.AppendUint64(j.buf[:0], j.batch)
+		j.buf = append(j.buf, 0)
+		if more {
+			j.buf[8] = 1
+		}
+		j.buf = append(j.buf, notes[:n]...)
+		notes = notes[n:]
+		lsn, err := j.log.Append(j.buf)
+		if err != nil {
+			j.fail(err)
+			return
+		}
+		j.last.Store(lsn)
+	}
+	reuse(&j.buf, j.buf)
+	if j.tail >= j.cfg.Tail {
+		j.tooLong.Store(j.tail >= longestTail*j.cfg.Tail)
+		j.wantCheckpoint()
+	}
+}
+
+func (j *journal) wantCheckpoint() {
+	select {
+	case j.due <- struct{}{}:
+	default:
+	}
+}
+
+// fail is called when what is in memory is not in the journal, and never will be. From now on nothing of it is shown.
+func (j *journal) fail(err error) {
+	if j.why.CompareAndSwap(nil, &err) {
+		j.warn(fmt.Errorf("nothing is answered any more: %w", err))
+	}
+}
+
+// refuses is why a command that concerns keys is not run.
+func (j *journal) refuses(write bool) error {
+	if err := j.why.Load(); err != nil {
+		return replyError("MISCONF the journal cannot be written, and the server has to be started again: " + (*err).Error())
+	}
+	if !write {
+		return nil
+	}
+	if err := j.log.Starved(); err != nil {
+		return replyError("MISCONF there is no room for the journal: " + err.Error())
+	}
+	if j.tooLong.Load() {
+		return replyError("MISCONF the journal is too long: no checkpoint can be taken, see the log of the server")
+	}
+	return nil
+}
+
+// settle returns when what was there at the record lsn may be shown, or false if it never may.
+func (j *journal) settle(lsn uint64) bool {
+	if j.why.Load() != nil {
+		return false
+	}
+	sync := j.cfg.Every == 0 || time.Now().UnixNano()-j.synced.Load() > int64(j.cfg.Every)
+	if err := j.log.Commit(lsn, sync); err != nil {
+		j.fail(err)
+		return false
+	}
+	return true
+}
+
+// shown reports whether the replies that the session has may be sent, and waits until that is known.
+func (s *session) shown() bool {
+	if s.seen == 0 {
+		return true
+	}
+	ok := s.srv.journal.settle(s.seen)
+	s.seen = 0
+	return ok
+}
+
+// note remembers a change for the journal. It is copied.
+func (s *session) note(op uint8, e far.Entry, key []byte, args ...[]byte) {
+	if s.srv.journal == nil || s.replays {
+		return
+	}
+	b := append(s.notes, op, e.Tag)
+	expire := uint64(0)
+	if !e.Expire.IsZero() {
+		expire = uint64(e.Expire.UnixMilli())
+	}
+	b = binary.LittleEndian.AppendUint64(b, expire)
+	b = binary.LittleEndian.AppendUint32(b, uint32(1+len(args)))
+	b = append(binary.LittleEndian.AppendUint32(b, uint32(len(key))), key...)
+	for _, a := range args {
+		b = append(binary.LittleEndian.AppendUint32(b, uint32(len(a))), a...)
+	}
+	s.notes = b
+}
+
+// noteTable remembers that h is what t has.
+func (s *session) noteTable(h *hash, t *hashTable) {
+	if s.srv.journal == nil || s.replays {
+		return
+	}
+	var all pairs
+	for _, l := range t.lists {
+		for f, v := range l.all() {
+			all = append(all, f, v)
+		}
+	}
+	s.note(opTable, h.e, h.key, all...)
+}
+
+// freeze is called while nothing changes. It returns what the heap's checkpoint is to know, and what to do when it counts.
+func (j *journal) freeze() (name, batch uint64, kept func(error)) {
+	if j == nil {
+		return 0, 0, nil
+	}
+	if j.log == nil { // it is being replayed
+		return j.name, j.batch, nil
+	}
+	snap := j.log.Snapshot()
+	snap.Add(binary.LittleEndian.AppendUint64(nil, j.name))
+	tail := j.tail
+	return j.name, j.batch, func(err error) {
+		if err != nil {
+			snap.Discard()
+			return
+		}
+		if err := j.log.Save(snap); err != nil {
+			j.warn(err)
+			return
+		}
+		j.mu.Lock()
+		j.tail -= tail
+		j.tooLong.Store(j.tail >= longestTail*j.cfg.Tail)
+		j.mu.Unlock()
+	}
+}
+
+// syncs brings the journal to the disk every so often, until the server ends.
+func (j *journal) syncs(srv *Server) {
+	t := time.NewTicker(max(j.cfg.Every/2, time.Millisecond))
+	defer t.Stop()
+	for {
+		select {
+		case <-srv.ctx.Done():
+			return
+		case <-t.C:
+		}
+		now := time.Now().UnixNano()
+		if err := j.log.Commit(j.last.Load(), true); err != nil {
+			j.fail(err)
+			return
+		}
+		j.synced.Store(now)
+	}
+}
+
+// checkpoints takes one when the journal is long, until the server ends.
+func (j *journal) checkpoints(srv *Server) {
+	for {
+		select {
+		case <-srv.ctx.Done():
+			return
+		case <-j.due:
+		}
+		if err := srv.heap.Checkpoint(srv.ctx); err != nil && srv.ctx.Err() == nil {
+			j.warn(err)
+			select {
+			case <-srv.ctx.Done():
+			case <-time.After(time.Second):
+			}
+		}
+	}
+}
+
+// closeJournal ends the journal of a server that has no clients any more. When the heap is closed it has no need of it.
+func (srv *Server) closeJournal() {
+	if j := srv.journal; j != nil && j.log != nil {
+		if err := j.log.Close(); err != nil {
+			j.warn(err)
+		}
+	}
+}
+
+// replayer makes changes again.
+type replayer struct {
+	j      *journal
+	s      *session
+	read   uint64  // number of the last batch that was read
+	part   []byte  // of the next one
+	partOf uint64  // its number
+	ahead  []batch // that were read, and not yet made
+	size   int
+}
+
+// batch is the changes of a command.
+type batch struct {
+	number  uint64
+	changes []change
+}
+
+// change is one of a batch.
+type change struct {
+	op   uint8
+	e    far.Entry // without its value
+	args [][]byte
+}
+
+// record takes a record of the log.
+func (r *replayer) record(rec []byte) error {
+	d := &heap.Decoder{B: rec}
+	n := d.U64()
+	if len(rec) == 8 {
+		if n != r.j.name {
+			return fmt.Errorf("it is the journal %#x, and the heap had the journal %#x", n, r.j.name)
+		}
+		return nil
+	}
+	more := d.Bytes(1)
+	switch {
+	case d.Err != nil:
+		return d.Err
+	case n <= r.read:
+		return nil // the checkpoint has it
+	case n != r.read+1:
+		return fmt.Errorf("it is of batch %d, want %d: some are missing", n, r.read+1)
+	}
+	if r.partOf != n {
+		r.part, r.partOf = nil, n
+	}
+	r.part = append(r.part, d.B...)
+	if more[0] != 0 {
+		return nil
+	}
+	changes, err := decodeBatch(r.part)
+	if err != nil {
+		return fmt.Errorf("batch %d: %w", n, err)
+	}
+	r.ahead = append(r.ahead, batch{n, changes})
+	r.j.tail += max(int64(len(r.part)), leastCost)
+	r.read, r.size, r.part = n, r.size+len(r.part), nil
+	if len(r.ahead) < replayAhead && r.size < longestRecord {
+		return nil
+	}
+	return r.flush()
+}
+
+// decodeBatch returns the changes of a batch, which refer to b.
+func decodeBatch(b []byte) (changes []change, err error) {
+	d := &heap.Decoder{B: b}
+	for d.Err == nil && len(d.B) > 0 {
+		changes = append(changes, decodeChange(d))
+	}
+	return changes, d.Err
+}
+
+// decodeChange takes a change from d.
+func decodeChange(d *heap.Decoder) (c change) {
+	if b := d.Bytes(2); b != nil {
+		c.op, c.e.Tag = b[0], b[1]
+	}
+	if ms := d.U64(); ms != 0 {
+		c.e.Expire = time.UnixMilli(int64(ms))
+	}
+	n := int(d.U32())
+	if d.Err == nil && n > len(d.B)/4 {
+		d.Err = fmt.Errorf("%d arguments in %d bytes", n, len(d.B))
+	}
+	if d.Err != nil {
+		return c
+	}
+	c.args = make([][]byte, n)
+	for i := range c.args {
+		c.args[i] = d.Bytes(int(d.U32()))
+	}
+	least, most := 1, 1
+	switch c.op {
+	case opPut, opMove, opCopy:
+		least, most = 2, 2
+	case opDel, opFlush:
+	case opTable, opFields:
+		least, most = 3, n|1 // they come in pairs
+	case opRemove:
+		least, most = 2, n
+	default:
+		least = 0
+	}
+	if d.Err == nil && (least == 0 || n < least || n > most || c.op == opTable && n%2 == 0 || c.op == opFields && n%2 == 0) {
+		d.Err = fmt.Errorf("a change of kind %d with %d arguments", c.op, n)
+	}
+	return c
+}
+
+// flush makes the changes that have been read.
+func (r *replayer) flush() error {
+	s := r.s
+	var keys, blocks [][]byte
+	for _, b := range r.ahead {
+		for _, c := range b.changes {
+			keys, blocks = append(keys, c.args[0]), s.blocksFor(c, blocks)
+		}
+	}
+	// What is not there then is read one by one.
+	_ = s.srv.keys.FetchHeads(s.ctx, keys)
+	_ = s.srv.blocks.Prefetch(s.ctx, blocks...)
+	if err := s.ctx.Err(); err != nil {
+		return err
+	}
+	for _, b := range r.ahead {
+		err := r.redo(b)
+		for tries := 0; errors.Is(err, far.ErrFull) && tries < 3; tries++ {
+			// A checkpoint gives back what the last one needs and nobody else.
+			if err = s.srv.heap.Checkpoint(s.ctx); err == nil {
+				err = r.redo(b)
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("batch %d: %w", b.number, err)
+		}
+	}
+	clear(r.ahead)
+	r.ahead, r.size = r.ahead[:0], 0
+	return nil
+}
+
+// blocksFor appends the keys of the blocks that c will change.
+func (s *session) blocksFor(c change, keys [][]byte) [][]byte {
+	step := 1
+	switch c.op {
+	case opFields:
+		step = 2
+	case opRemove:
+	default:
+		return keys
+	}
+	if h := s.largeOf(c.args[0]); h != nil {
+		for i := 1; i < len(c.args); i += step {
+			keys = append(keys, h.key(h.bucket(s.srv.fieldHash(c.args[i]))))
+		}
+	}
+	return keys
+}
+
+// redo makes the changes of a batch again, all or none. A checkpoint has it, or has not.
+func (r *replayer) redo(b batch) (err error) {
+	st := &r.s.srv.stripes[0]
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if len(b.changes) > 1 {
+		r.s.begin()
+	}
+	for _, c := range b.changes {
+		if err = r.s.redo(c); err != nil {
+			err = fmt.Errorf("a change of kind %d of the key %q: %w", c.op, clip(c.args[0], 64), err)
+			break
+		}
+	}
+	r.s.end(err)
+	if err == nil {
+		r.j.batch = b.number
+	}
+	return err
+}
+
+// redo makes a change again.
+func (s *session) redo(c change) error {
+	key := c.args[0]
+	h := hash{key: key, found: true, e: c.e}
+	if c.op >= opFields && c.op <= opCopy {
+		if h.large = s.largeOf(key); h.large == nil {
+			return errors.New("there is no large hash")
+		}
+	}
+	if c.op >= opTable {
+		s.begin()
+	}
+	switch c.op {
+	case opPut:
+		c.e.Value = c.args[1]
+		return s.put(key, c.e)
+	case opDel:
+		_, err := s.del(key)
+		return err
+	case opTable:
+		p := pairs(c.args[1:])
+		t := s.srv.newHashTable(p.size())
+		t.addPairs(p)
+		return s.storeTable(&h, t)
+	case opFields:
+		_, err := s.setLarge(&h, c.args[1:])
+		return err
+	case opRemove:
+		_, err := s.removeFields(&h, c.args[1:])
+		return err
+	case opMove:
+		return s.move(key, c.args[1], h.large, c.e)
+	case opCopy:
+		return s.copyLarge(h.large, key, c.args[1], c.e)
+	}
+	err := cmdFlush(s, [][]byte{nil})
+	s.out = s.out[:0]
+	return err
+}

@@ -1,0 +1,121 @@
+package resp
+
+import (
+	"encoding/binary"
+	"fmt"
+	"slices"
+
+	"polder/far"
+	"polder/far/heap"
+)
+
+// What leads to the blocks of large hashes lies in local memory. A heap that is kept has it with each
+// checkpoint, as
+//
+//	u8 version, u64 seed of the hash of fields, u64 last id of a hash
+//	u32 keys, and for each: u32 length, the key, the hash
+//	u32 hashes whose blocks are yet to be freed, copies that are dumped among them, and those
+//	u64 name of the journal, 0 if there is none, u64 number of its last batch that the checkpoint has
+//
+// where a hash is u64 id, u64 fields, u64 bytes, u32 buckets, u32 runs of strikes, and u32 length and u64s for each.
+const stateVersion = 1
+
+// keepState is what a checkpoint of the heap keeps.
+func (srv *Server) keepState() far.State {
+	for i := range srv.stripes {
+		srv.stripes[i].mu.RLock()
+	}
+	put32, put64 := binary.LittleEndian.AppendUint32, binary.LittleEndian.AppendUint64
+	b := put64(put64([]byte{stateVersion}, srv.fieldSeed), srv.nextHash.Load())
+	at, n := len(b), uint32(0)
+	b = put32(b, 0)
+	for i := range srv.stripes {
+		for key, h := range srv.stripes[i].large {
+			n++
+			b = append(put32(b, uint32(len(key))), key...)
+			b = h.encode(b)
+		}
+	}
+	binary.LittleEndian.PutUint32(b[at:], n)
+	w := &srv.sweeper
+	w.mu.Lock()
+	free := slices.Concat(w.queue, w.freeing, w.pinned)
+	b = put32(b, uint32(len(free)))
+	for _, h := range free {
+		b = h.encode(b)
+	}
+	w.mu.Unlock()
+	name, batch, kept := srv.journal.freeze()
+	return far.State{Bytes: put64(put64(b, name), batch), Kept: kept, Thaw: func() {
+		for i := range srv.stripes {
+			srv.stripes[i].mu.RUnlock()
+		}
+	}}
+}
+
+func (h *largeHash) encode(b []byte) []byte {
+	put32, put64 := binary.LittleEndian.AppendUint32, binary.LittleEndian.AppendUint64
+	b = put64(put64(put64(b, h.id), uint64(h.count)), uint64(h.bytes))
+	b = put32(put32(b, h.buckets), uint32(len(h.struck)))
+	for _, run := range h.struck {
+		b = put32(b, uint32(len(run)))
+		for _, x := range run {
+			b = put64(b, x)
+		}
+	}
+	return b
+}
+
+func decodeLarge(d *heap.Decoder) *largeHash {
+	h := &largeHash{id: d.U64(), count: int(d.U64()), bytes: int(d.U64()), buckets: d.U32()}
+	for range d.U32() {
+		n := int(d.U32())
+		b := d.Bytes(8 * n)
+		if d.Err != nil {
+			break
+		}
+		run := make([]uint64, n)
+		for i := range run {
+			run[i] = binary.LittleEndian.Uint64(b[8*i:])
+		}
+		h.struck = append(h.struck, run)
+	}
+	return h
+}
+
+// loadState takes what keepState has returned, before there are clients.
+func (srv *Server) loadState(b []byte) error {
+	if len(b) == 0 {
+		return nil
+	}
+	d := &heap.Decoder{B: b}
+	if v := d.Bytes(1); len(v) > 0 && v[0] != stateVersion {
+		return fmt.Errorf("the keys were kept by another version of polder: their state is of version %d, want %d", v[0], stateVersion)
+	}
+	srv.fieldSeed = d.U64()
+	srv.nextHash.Store(d.U64())
+	for range d.U32() {
+		key := string(d.Bytes(int(d.U32())))
+		h := decodeLarge(d)
+		if d.Err != nil {
+			break
+		}
+		srv.lead(&srv.stripes[srv.stripeOf([]byte(key))], key, h)
+	}
+	for range d.U32() {
+		h := decodeLarge(d)
+		if d.Err != nil {
+			break
+		}
+		h.leads = -1
+		srv.sweeper.drop(h)
+	}
+	srv.keptJournal, srv.keptBatch = d.U64(), d.U64()
+	if d.Err == nil && len(d.B) > 0 {
+		d.Err = fmt.Errorf("%d bytes follow it", len(d.B))
+	}
+	if d.Err != nil {
+		return fmt.Errorf("what leads to large hashes cannot be read: %w", d.Err)
+	}
+	return nil
+}

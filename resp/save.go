@@ -1,0 +1,134 @@
+package resp
+
+import (
+	"time"
+
+	"polder/resp/proto"
+)
+
+const (
+	errNotKept   replyError = "ERR nothing is kept: the server was started without --heap"
+	errSaving    replyError = "ERR Background save already in progress"
+	errNoJournal replyError = "ERR WAITAOF cannot be used when numlocal is set but appendonly is disabled."
+)
+
+// cmdSave takes a checkpoint, which is what a kept heap has of a dump.
+func cmdSave(s *session, a [][]byte) error {
+	if !s.srv.kept() {
+		return errNotKept
+	}
+	if s.onWait != nil {
+		s.onWait(nil)
+	}
+	if err := s.srv.heap.Checkpoint(s.srv.ctx); err != nil {
+		return replyError("ERR " + err.Error())
+	}
+	s.ok()
+	return nil
+}
+
+// cmdBGSave is SAVE that waits for nothing.
+func cmdBGSave(s *session, a [][]byte) error {
+	if len(a) > 2 || len(a) == 2 && !is(a[1], "schedule") {
+		return errSyntax
+	}
+	return s.saveLater("Background saving started")
+}
+
+// cmdBGRewriteAOF has the journal begin anew, as a checkpoint does.
+func cmdBGRewriteAOF(s *session, a [][]byte) error {
+	return s.saveLater("Background append only file rewriting started")
+}
+
+func (s *session) saveLater(said string) error {
+	srv := s.srv
+	if !srv.kept() {
+		return errNotKept
+	}
+	if !srv.saving.CompareAndSwap(false, true) {
+		return errSaving
+	}
+	srv.wg.Go(func() {
+		defer srv.saving.Store(false)
+		if err := srv.heap.Checkpoint(srv.ctx); err != nil && srv.ctx.Err() == nil {
+			srv.cfg.Logger.Error("cannot take the checkpoint that a client has asked for", "err", err)
+		}
+	})
+	s.status(said)
+	return nil
+}
+
+func cmdLastSave(s *session, a [][]byte) error {
+	at := s.srv.since
+	if s.srv.kept() {
+		at = s.srv.heap.LastCheckpoint()
+	}
+	s.int(at.Unix())
+	return nil
+}
+
+// cmdWaitAOF replies with how many disks have what was there when the command came, and how many copies of other
+// servers: that is 1 with a journal, and 0.
+func cmdWaitAOF(s *session, a [][]byte) error {
+	local, ok := proto.ParseInt(a[1])
+	_, others := proto.ParseInt(a[2])
+	ms, timed := proto.ParseInt(a[3])
+	switch {
+	case !ok || !others:
+		return errNotInt
+	case !timed:
+		return replyError("ERR timeout is not an integer or out of range")
+	case ms < 0:
+		return replyError("ERR timeout is negative")
+	case local < 0 || local > 1:
+		return replyError("ERR value is out of range, must be between 0 and 1")
+	}
+	j := s.srv.journal
+	if j == nil && local > 0 {
+		return errNoJournal
+	}
+	has := int64(0)
+	if j != nil {
+		if s.onWait != nil {
+			s.onWait(nil)
+		}
+		if err := j.log.Commit(j.last.Load(), true); err != nil {
+			j.fail(err)
+			return replyError("MISCONF " + err.Error())
+		}
+		has = 1
+	}
+	s.array(2)
+	s.int(has)
+	s.int(0)
+	return nil
+}
+
+func cmdRole(s *session, a [][]byte) error {
+	s.array(3)
+	s.str("master")
+	s.int(0)
+	s.array(0)
+	return nil
+}
+
+// persistence is what INFO says of what outlives the server.
+func (srv *Server) persistence() (saving, durable int, last time.Time, status string) {
+	last, status = srv.since, "ok"
+	if srv.loading.Load() {
+		return saving, durable, last, status
+	}
+	if srv.saving.Load() {
+		saving = 1
+	}
+	if srv.journal != nil {
+		durable = 1
+	}
+	if srv.kept() {
+		last = srv.heap.LastCheckpoint()
+		if srv.heap.CheckpointError() != nil {
+			status = "err"
+		}
+	}
+	return saving, durable, last, status
+}

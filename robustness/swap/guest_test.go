@@ -1,0 +1,147 @@
+//go:build guests
+
+package swap
+
+import (
+	"flag"
+	"net"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"polder/internal/child"
+	"polder/internal/proctest"
+	"polder/robustness/rdma/plan"
+	"polder/robustness/rdma/vm"
+)
+
+// runs is how often the guest swaps under pressure.
+var runs = flag.Int("swap.runs", 5, "how often the guest swaps under pressure")
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	proctest.Main(m)
+}
+
+// modules are what a guest needs of its kernel. crc32c_generic is first: ext4 asks for it by
+// what it does.
+var modules = []string{"crc32c_generic", "virtio_pci", "virtio_net", "nbd", "ext4"}
+
+// tools are the programs of the system that the guest uses.
+var tools = []string{"nbd-client", "mkswap", "swapon", "swapoff", "mkfs.ext4", "e2fsck"}
+
+// config is a guest that runs the program inside with these arguments.
+func config(t *testing.T, timeout time.Duration, args ...string) vm.Config {
+	t.Helper()
+	cache, err := vm.CacheDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	say := func(s string) { t.Log(s) }
+	k, err := vm.OpenKernel(t.Context(), filepath.Join(cache, "kernel-swap"), "", modules, say)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	init, err := vm.BuildInit(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	inside := filepath.Join(dir, "inside")
+	if err := vm.Build(t.Context(), inside, "polder/robustness/swap/inside", []string{"CGO_ENABLED=0"}, "build"); err != nil {
+		t.Fatal(err)
+	}
+	c := vm.Config{
+		Name: args[0], Kernel: k, Init: init, MemoryMiB: 768, Host: true,
+		Files:   map[string]string{"/bin/inside": inside, "/bin/polder": proctest.Binary()},
+		Timeout: timeout + 10*time.Second,
+		Console: say,
+	}
+	for _, name := range tools {
+		addTool(t, c.Files, name)
+	}
+	c.Plan.Steps = []plan.Step{{Name: args[0], Args: append([]string{"/bin/inside"}, args...), Timeout: timeout}}
+	return c
+}
+
+var library = regexp.MustCompile(`(/\S+) \(0x`)
+
+// addTool adds a program of this system, and the libraries that it is linked with.
+func addTool(t *testing.T, files map[string]string, name string) {
+	t.Helper()
+	path, err := exec.LookPath(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files["/bin/"+name] = path
+	out, err := exec.Command("ldd", path).Output()
+	if err != nil {
+		t.Fatalf("ldd %s: %v", path, err)
+	}
+	for _, m := range library.FindAllStringSubmatch(string(out), -1) {
+		files[m[1]] = m[1]
+	}
+}
+
+// node starts a node on this host, and returns where the guest finds it.
+func node(t *testing.T, lend string) (*child.Process, string) {
+	t.Helper()
+	p := proctest.Start(t, "node", "--lend", lend)
+	_, port, err := net.SplitHostPort(p.Addr("verbs"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p, net.JoinHostPort(vm.HostAddress, port)
+}
+
+// pass boots a guest that has to pass.
+func pass(t *testing.T, c vm.Config) {
+	t.Helper()
+	g, err := vm.Start(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res := g.Wait(); res.Err != nil {
+		t.Fatal(res.Err)
+	}
+}
+
+// TestTheKernelHasAFileSystemOnIt: mkfs, a soak, fsck.
+func TestTheKernelHasAFileSystemOnIt(t *testing.T) {
+	_, addr := node(t, "512MiB")
+	pass(t, config(t, 5*time.Minute, "disk", addr))
+}
+
+// TestTheGuestSwapsUnderPressure: no page has other bytes, and nothing hangs.
+func TestTheGuestSwapsUnderPressure(t *testing.T) {
+	_, addr := node(t, "1GiB")
+	pass(t, config(t, time.Duration(*runs)*10*time.Minute, "pressure", addr, strconv.Itoa(*runs)))
+}
+
+// TestANodeOfTwoIsKilledUnderPressure: no page has other bytes, none is lost, and nothing hangs.
+func TestANodeOfTwoIsKilledUnderPressure(t *testing.T) {
+	_, first := node(t, "1GiB")
+	victim, second := node(t, "1GiB")
+	c := config(t, 10*time.Minute, "lose", first+","+second)
+	var once sync.Once
+	killed := false
+	c.Event = func(e plan.Event) {
+		if e.Kind == plan.Asked {
+			once.Do(func() { victim.Kill(); killed = true })
+		}
+	}
+	pass(t, c)
+	if !killed {
+		t.Error("no node was killed")
+	}
+}
+
+// TestTheServerIsKilledUnderPressure: a program whose pages are gone is told so by SIGBUS, and the guest lives.
+func TestTheServerIsKilledUnderPressure(t *testing.T) {
+	_, addr := node(t, "1GiB")
+	pass(t, config(t, 5*time.Minute, "kill", addr))
+}
