@@ -257,7 +257,6 @@ func (h *Heap) free(p *uint64) {
 
 // buryObject accounts for the death of the object whose word was w.
 func (h *Heap) buryObject(w pword) {
-	h.core.Logs.Stir()
 	switch {
 	case w.far():
 		h.core.BuryFar(w.farAddr(), w.farSize())
@@ -273,6 +272,7 @@ func (h *Heap) buryObject(w pword) {
 		}
 		seg.Live.Add(-int64(heap.ObjectSize(n)))
 	}
+	h.core.Logs.Stir()
 }
 
 // mustServe panics if the pointer of word p cannot be dereferenced in s.

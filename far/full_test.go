@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -105,6 +106,63 @@ func TestWhatWasFilledMeanwhileMayGo(t *testing.T) {
 			ended <- err
 		}()
 		synctest.Wait() // until it waits for room
+		close(goOn)
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// The evacuator finds nothing that may go in a store that is full, and before it can say so,
+// most of what is local dies: that is room.
+func TestWhatDiedMeanwhileMakesRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var armed atomic.Bool
+		reached, goOn := make(chan struct{}), make(chan struct{})
+		failpoint.Set(func(name string) {
+			if name == "far.stuck" && armed.CompareAndSwap(true, false) {
+				close(reached)
+				<-goOn
+			}
+		})
+		t.Cleanup(func() { failpoint.Set(nil) }) // when the heap has been closed
+		h := openObjects(t, heap.NewMemStore(tinySegment, 8), 16)
+		var all []Ptr[point]
+		var err error
+		for err == nil {
+			var p Ptr[point]
+			if p, err = New(t.Context(), h, point{X: int64(len(all))}); err == nil {
+				all = append(all, p)
+			}
+		}
+		if !errors.Is(err, ErrFull) {
+			t.Fatalf("got %v, want ErrFull", err)
+		}
+		armed.Store(true)
+		for waits := true; waits; { // what is left of the room goes first
+			if p, err := New(NoWait, h, point{}); err == nil {
+				all = append(all, p)
+			}
+			h.core.Forced.Store(true)
+			h.core.Logs.Wake()
+			select {
+			case <-reached:
+				waits = false
+			case <-time.After(time.Millisecond):
+			}
+		}
+		time.Sleep(time.Minute) // until what it said last does not hold any more
+		ended := make(chan error, 1)
+		go func() {
+			_, err := New(t.Context(), h, point{})
+			ended <- err
+		}()
+		synctest.Wait() // until it waits for room
+		for _, p := range all {
+			if loadWord(p.word()).local() {
+				p.Free()
+			}
+		}
 		close(goOn)
 		if err := <-ended; err != nil {
 			t.Error(err)

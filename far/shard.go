@@ -206,7 +206,6 @@ func (sh *shard) uncount(w word) {
 // bury accounts for the death of the entry w, whose bytes are e, nil if they
 // are not at hand. The lock of its shard must be held.
 func (h *Heap) bury(w word, e entry) {
-	h.core.Logs.Stir()
 	switch {
 	case w.far() && w.addr() == 0: // only its tag was known
 	case w.far():
@@ -223,6 +222,7 @@ func (h *Heap) bury(w word, e entry) {
 	case e == nil && w&wordBig != 0 && !w.isLost():
 		h.strays.Store(true) // only its head knew its pieces
 	}
+	h.core.Logs.Stir()
 }
 
 // insert stores r in place of what is at p, whose bytes are old; p is none if

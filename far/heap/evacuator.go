@@ -157,7 +157,10 @@ func (t *turn) keep() {
 func (h *Heap) makeRoom() bool {
 	l := &h.Logs
 	h.collect()
-	h.shrinking, h.seals = l.look()
+	h.shrinking = l.shrinkWaits()
+	if !h.Pass.active() { // a pass has looked already, and says what it has found when it ends
+		l.look()
+	}
 	if h.Pass.active() && h.passReady() {
 		h.finishPass()
 		if n := l.gained(); l.renewed() || n > h.Pass.best {
@@ -262,7 +265,7 @@ func (h *Heap) stuck() {
 		l.finish(nil) // there is nothing more to evacuate, and no need to
 		return
 	}
-	if waits, _ := l.look(); waits && !h.shrinking {
+	if l.shrinkWaits() && !h.shrinking {
 		l.Wake() // who has come meanwhile may use more
 		return
 	}
@@ -284,7 +287,7 @@ func (h *Heap) stuck() {
 	default:
 		h.hoped = 0
 		l.inUse.Store(err == nil && !h.Pass.Ev.full && !h.Far.owing())
-		if !l.refuse(l.errFull(), h.shrinking, h.seals) {
+		if !l.refuse(l.errFull(), h.shrinking) {
 			l.Wake() // there is more that may go, or may be used
 		}
 	}
@@ -621,12 +624,11 @@ func (l *Logs) HasRoom() bool {
 	return l.available() > l.keep(ForMutator)+l.want
 }
 
-// look reports whether somebody waits for room for what shrinks, and how many segments mutators
-// have filled so far.
-func (l *Logs) look() (shrinking bool, seals uint64) {
+// shrinkWaits reports whether somebody waits for room for what shrinks.
+func (l *Logs) shrinkWaits() bool {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
-	return l.shrinks > 0, l.seals
+	return l.shrinks > 0
 }
 
 // roomForWaiting reports whether some of those who wait for room could open a

@@ -36,7 +36,6 @@ type Heap struct {
 	postponed int                    // see postponedMost; the evacuator's
 	untidy    int                    // tries in a row of tidy, since which owners may know what lives; the evacuator's
 	shrinking bool                   // room is made for what shrinks; the evacuator's
-	seals     uint64                 // segments that had been filled when the evacuator began to look for what may go; the evacuator's
 	Forced    atomic.Bool            // work on one more segment, whether it is needed or not
 	Shut      atomic.Bool            // stop has been called
 	evacuates atomic.Uint64          // the evacuator, as goroutine calls it

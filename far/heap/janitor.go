@@ -93,7 +93,7 @@ func (h *Heap) payBack() {
 			return
 		}
 		h.Far.freed.Store(true)
-		h.Logs.Stir()
+		h.Logs.retry()
 		h.Logs.Wake()
 	}
 }
@@ -129,6 +129,6 @@ func (h *Heap) free(give func() error) {
 	}
 	h.Far.freed.Store(true)
 	h.Far.freeing.Add(-1)
-	h.Logs.Stir()
+	h.Logs.retry()
 	h.Logs.Wake()
 }

@@ -35,8 +35,9 @@ type Logs struct {
 	crowd func(scarce bool)
 
 	// full is the time, in Unix nanoseconds, until which waiting for room is
-	// known to be useless. The next record that dies makes it 0. With inUse set, it
-	// is since all that is local is in use, and otherwise since the store is full.
+	// known to be useless, or looking while the evacuator finds that out. The next record
+	// that dies makes it 0. With inUse set, it is since all that is local is in use, and
+	// otherwise since the store is full.
 	full  atomic.Int64
 	inUse atomic.Bool
 
@@ -69,7 +70,6 @@ type Logs struct {
 	apart    int                   // 1 if there are scoped records, which the evacuator keeps apart, under Mu
 	want     int                   // empty segments that the indexes wait for, under Mu
 	seq      uint64                // age of the youngest segment, under Mu
-	seals    uint64                // segments that mutators have filled so far, under Mu
 	round    *round                // what those who wait for room wait for, under Mu
 	waiting  int                   // number of them, under Mu
 	trouble  error                 // why the store takes nothing just now, or nil, under Mu
@@ -320,9 +320,6 @@ func (l *Logs) Take(c Claim, k Kind, full int) (int, bool) {
 	l.Segs[s].seq, l.Segs[s].Used, l.Segs[s].Kind = l.seq, 0, k
 	if full >= 0 {
 		l.Segs[full].sealed = true
-		if c != ForEvacuator {
-			l.seals++
-		}
 	}
 	l.assess()
 	return int(s), true
@@ -539,17 +536,23 @@ func (l *Logs) finish(err error) {
 	l.endRound(err)
 }
 
+// look is called when the evacuator begins to look for what may go.
+func (l *Logs) look() { l.full.CompareAndSwap(0, looking) }
+
 // refuse is finish, unless it was tried to make room without what is kept for
-// what shrinks and somebody waits for that, or mutators have filled more segments than
-// so many: then it reports false. They may have filled all the room that there was, and with
-// what can go.
-func (l *Logs) refuse(err error, shrinking bool, seals uint64) bool {
+// what shrinks and somebody waits for that, or since look something has died or a segment
+// was taken by another: then it reports false. What died makes room, and a mutator may
+// have filled all the room that there was with what can go.
+func (l *Logs) refuse(err error, shrinking bool) bool {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
-	if l.shrinks > 0 && !shrinking || l.seals != seals {
+	if l.shrinks > 0 && !shrinking {
 		return false
 	}
-	l.full.Store(time.Now().Add(minBackoff).UnixNano())
+	was := l.full.Load()
+	if was == 0 || !l.full.CompareAndSwap(was, time.Now().Add(minBackoff).UnixNano()) {
+		return false
+	}
 	l.endRound(err)
 	return true
 }
@@ -603,8 +606,11 @@ func (l *Logs) Weigh() {
 // isFull reports whether waiting for room is known to be useless.
 func (l *Logs) isFull() bool {
 	t := l.full.Load()
-	return t != 0 && time.Now().UnixNano() < t
+	return t > 0 && time.Now().UnixNano() < t
 }
+
+// looking is the value of Logs.full while the evacuator looks for what may go.
+const looking = -1
 
 // errFull is what a call gets when the evacuator finds nothing to evacuate.
 func (l *Logs) errFull() error {
@@ -619,10 +625,19 @@ var (
 	errStoreFull = fmt.Errorf("cannot make room: %w", ErrStoreFull)
 )
 
-// Stir makes waiting for room worth a try again, since something has died.
+// Stir makes waiting for room worth a try again, since something has died. That has been
+// accounted for: the evacuator may look at once.
 func (l *Logs) Stir() {
 	if l.full.Load() != 0 {
 		l.full.Store(0)
+	}
+}
+
+// retry makes waiting for room worth a try again, without anything new that the evacuator
+// could find: if it looks just now, what it says will hold.
+func (l *Logs) retry() {
+	if t := l.full.Load(); t > 0 {
+		l.full.CompareAndSwap(t, 0)
 	}
 }
 

@@ -299,7 +299,7 @@ func (h *Heap) AwaitRoomIn(ctx context.Context, s *Scope, try int) error {
 	if !s.held.Last {
 		err := h.RoomSoon(ctx)
 		if try < fullTries && errors.Is(err, ErrFull) {
-			h.Logs.Stir() // the reserve may be whole again
+			h.Logs.retry() // the reserve may be whole again
 			return nil
 		}
 		return err
@@ -349,7 +349,7 @@ func (h *Heap) Do(ctx context.Context, fn func(s *Scope) error) error {
 		}
 		if err := h.RoomSoon(ctx); try < fullTries && errors.Is(err, ErrFull) {
 			full = true // what is read goes again: there is the reserve, as for One
-			h.Logs.Stir()
+			h.Logs.retry()
 		} else if err != nil {
 			return err
 		}

@@ -114,7 +114,7 @@ func (h *Heap) admitted(s *Scope) bool {
 		}
 		err := h.WaitRoom(ctx)
 		if try < fullTries && errors.Is(err, ErrFull) {
-			h.Logs.Stir() // the reserve may be whole all the same
+			h.Logs.retry() // the reserve may be whole all the same
 		} else if err != nil {
 			break
 		}

@@ -66,7 +66,8 @@ func TestWhoShrinksIsRefusedAfterATryOnly(t *testing.T) {
 	var l Logs
 	l.round = &round{done: make(chan struct{})}
 	other, shrinks := l.join(ForMutator), l.join(ForShrink)
-	if l.refuse(errStoreFull, false, l.seals) {
+	l.look()
+	if l.refuse(errStoreFull, false) {
 		t.Error("refused though nothing was tried for what shrinks")
 	}
 	select {
@@ -74,7 +75,7 @@ func TestWhoShrinksIsRefusedAfterATryOnly(t *testing.T) {
 		t.Fatal("the wait has ended")
 	default:
 	}
-	if !l.refuse(errStoreFull, true, l.seals) {
+	if !l.refuse(errStoreFull, true) {
 		t.Error("not refused after everything was tried")
 	}
 	for _, r := range []*round{other, shrinks} {
