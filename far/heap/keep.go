@@ -529,7 +529,7 @@ func (h *Heap) LoadSegments(ctx context.Context, d *Decoder) error {
 		switch {
 		case d.Err != nil:
 			return d.Err
-		case s.ID == 0 || used[s.ID] || s.ID*f.Units+f.Units > AddrMask || s.age > f.age.Load() ||
+		case s.ID == 0 || used[s.ID] || s.ID > AddrMask/f.Units-1 || s.age > f.age.Load() ||
 			s.stream != record.Data && s.stream != record.Pages || written > uint64(f.SegSize) || live > filled || filled > 2*uint64(f.SegSize):
 			return fmt.Errorf("segment %d of the checkpoint (%s) is none", s.ID, name)
 		}
