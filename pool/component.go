@@ -82,13 +82,13 @@ type Object struct {
 // understands. It is at the node where this client has fewest.
 func (p *Pool) Construct(ctx context.Context, component string, params []byte) (*Object, error) {
 	var best *node
-	for _, n := range p.nodes {
+	for _, n := range p.all() {
 		if state, _ := n.watch(); (state == nodeUp || state == nodeConnecting) && (best == nil || n.objects.Load() < best.objects.Load()) {
 			best = n
 		}
 	}
 	if best == nil {
-		err := p.nodes[0].unusable()
+		err := p.all()[0].unusable()
 		if err == nil {
 			err = ErrNodeGone
 		}

@@ -25,14 +25,14 @@ func TestWrongConfigurationsAreRefused(t *testing.T) {
 	dial := func(context.Context) (verbs.Conn, error) { return nil, errors.New("nobody there") }
 	nodes := []pool.NodeConfig{{Name: "a", Dial: dial}}
 	for want, cfg := range map[string]pool.Config{
-		"no device":           {Nodes: nodes},
-		"no nodes":            {Device: dev},
-		"timeout is -1s":      {Device: dev, Nodes: nodes, Timeout: -time.Second},
-		"buffer has -1 bytes": {Device: dev, Nodes: nodes, Buffer: -1},
-		"node 0 has no name":  {Device: dev, Nodes: []pool.NodeConfig{{Dial: dial}}},
-		"node 1 has no Dial":  {Device: dev, Nodes: append(nodes[:1:1], pool.NodeConfig{Name: "b"})},
-		`named "a"`:           {Device: dev, Nodes: append(nodes[:1:1], nodes[0])},
-		"nobody there":        {Device: dev, Nodes: nodes},
+		"no device":              {Nodes: nodes},
+		"no nodes":               {Device: dev},
+		"timeout is -1s":         {Device: dev, Nodes: nodes, Timeout: -time.Second},
+		"buffer has -1 bytes":    {Device: dev, Nodes: nodes, Buffer: -1},
+		"node 0: it has no name": {Device: dev, Nodes: []pool.NodeConfig{{Dial: dial}}},
+		"node 1: it has no Dial": {Device: dev, Nodes: append(nodes[:1:1], pool.NodeConfig{Name: "b"})},
+		`named "a"`:              {Device: dev, Nodes: append(nodes[:1:1], nodes[0])},
+		"nobody there":           {Device: dev, Nodes: nodes},
 	} {
 		p, err := pool.Open(t.Context(), cfg)
 		if err == nil {

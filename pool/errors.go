@@ -33,6 +33,8 @@ var (
 	ErrRange = errors.New("out of range")
 	// ErrUnaligned: an atomic operation's offset is not a multiple of 8.
 	ErrUnaligned = errors.New("offset is not a multiple of 8")
+	// ErrInUse: the node cannot be forgotten.
+	ErrInUse = errors.New("node is in use")
 )
 
 // OpError is a failed operation on remote memory.

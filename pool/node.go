@@ -28,7 +28,7 @@ const (
 	// nodeDown: the last attempt failed, and another will be made.
 	// Operations fail.
 	nodeDown
-	// nodeClosed: the pool is closed.
+	// nodeClosed: the pool is closed, or has forgotten the node.
 	nodeClosed
 )
 
@@ -43,6 +43,8 @@ type node struct {
 	name string
 	log  *slog.Logger
 	dial func(context.Context) (verbs.Conn, error)
+
+	forget context.CancelFunc // ends the keeper
 
 	counters counters
 	objects  atomic.Int64 // of components
@@ -172,7 +174,12 @@ func (n *node) keep(ctx context.Context) {
 // Chunks are lost when the grace period is over.
 func (n *node) fail(err error, graceEnds time.Time) {
 	n.mu.Lock()
-	if n.state != nodeDown {
+	switch n.state {
+	case nodeDown:
+	case nodeClosed:
+		n.mu.Unlock()
+		return
+	default:
 		n.log.Warn("memory node gone", "error", err)
 	}
 	n.setState(nodeDown, err)
@@ -252,7 +259,10 @@ func (n *node) attach(ctx context.Context, l *link) (unknown []uint32, err error
 			return nil, fmt.Errorf("cannot resume the session: %w", err)
 		}
 	}
-	lost, unknown := n.publish(l, owned)
+	lost, unknown, err := n.publish(l, owned)
+	if err != nil {
+		return nil, err
+	}
 	for _, x := range lost {
 		x.lose()
 	}
@@ -264,10 +274,13 @@ func (n *node) attach(ctx context.Context, l *link) (unknown []uint32, err error
 
 // publish makes l the node's link, on which the client owns the given chunks.
 // It returns the extents that it no longer owns, and what it owns without knowing.
-func (n *node) publish(l *link, owned []manager.Grant) (lost []*extent, unknown []uint32) {
+func (n *node) publish(l *link, owned []manager.Grant) (lost []*extent, unknown []uint32, err error) {
 	info := l.session.Info()
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if n.state == nodeClosed {
+		return nil, nil, ErrClosed
+	}
 	kept := make(map[uint32]*extent, len(owned))
 	for _, g := range owned {
 		if x := n.extents[g.Chunk]; x != nil && x.chunks == g.Chunks {
@@ -286,7 +299,7 @@ func (n *node) publish(l *link, owned []manager.Grant) (lost []*extent, unknown 
 	n.session, n.grace, n.zone = info.Session, info.Grace, info.Zone
 	n.link = l
 	n.setState(nodeUp, nil)
-	return lost, unknown
+	return lost, unknown, nil
 }
 
 // loseAll gives up every extent, and returns how many chunks they had.
@@ -316,6 +329,26 @@ func (n *node) farewell(l *link) {
 	l.ground()
 	_ = n.giveBack(context.Background(), l, ids) // what fails the node reclaims in time
 	l.close()
+}
+
+// end ends n, unless it is of use.
+func (n *node) end() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	switch chunks := 0; {
+	case n.state != nodeDown:
+		return fmt.Errorf("%w: it is %s", ErrInUse, n.state)
+	case len(n.extents) > 0:
+		for _, x := range n.extents {
+			chunks += x.chunks
+		}
+		return fmt.Errorf("%w: %d chunks are borrowed", ErrInUse, chunks)
+	case n.objects.Load() > 0:
+		return fmt.Errorf("%w: %d objects of components are there", ErrInUse, n.objects.Load())
+	}
+	n.setState(nodeClosed, nil)
+	n.forget()
+	return nil
 }
 
 // closeNow marks n as closed.

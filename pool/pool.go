@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"polder/memnode/wire"
@@ -40,7 +41,7 @@ type Config struct {
 	// Device is what the pool connects with. It stays the caller's, and
 	// must outlive the pool.
 	Device verbs.Device
-	// Nodes are the memory nodes, at least one.
+	// Nodes are the memory nodes, at least one. Add adds others.
 	Nodes []NodeConfig
 	// Manager is the way of managing memory, which must be the nodes'. By
 	// default it is the native one of package onesided.
@@ -113,17 +114,25 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	names := make(map[string]bool)
 	for i, n := range c.Nodes {
-		switch {
-		case n.Name == "":
-			return c, fmt.Errorf("node %d has no name", i)
-		case names[n.Name]:
-			return c, fmt.Errorf("node %d is named %q, as another one is", i, n.Name)
-		case n.Dial == nil:
-			return c, fmt.Errorf("node %d has no Dial", i)
+		if err := n.check(func(name string) bool { return names[name] }); err != nil {
+			return c, fmt.Errorf("node %d: %w", i, err)
 		}
 		names[n.Name] = true
 	}
 	return c, nil
+}
+
+// check finds what is wrong with c, where some names are taken.
+func (c *NodeConfig) check(taken func(name string) bool) error {
+	switch {
+	case c.Name == "":
+		return errors.New("it has no name")
+	case taken(c.Name):
+		return fmt.Errorf("another one is named %q", c.Name)
+	case c.Dial == nil:
+		return errors.New("it has no Dial")
+	}
+	return nil
 }
 
 // A Pool borrows memory from one or more nodes. See the package comment.
@@ -133,7 +142,8 @@ type Pool struct {
 	dev   verbs.Device
 	pd    verbs.PD
 	slab  *slab
-	nodes []*node
+	nodes atomic.Pointer[[]*node] // changes under callMu, to another slice
+	ctx   context.Context         // of the keepers
 	stop  context.CancelFunc
 	wg    sync.WaitGroup // keepers
 
@@ -168,12 +178,10 @@ func Open(ctx context.Context, cfg Config) (*Pool, error) {
 		p.pd.Close()
 		return nil, fmt.Errorf("cannot open a pool: %w", err)
 	}
-	keepers, stop := context.WithCancel(context.Background())
-	p.stop = stop
+	p.ctx, p.stop = context.WithCancel(context.Background())
+	p.nodes.Store(new([]*node))
 	for _, c := range cfg.Nodes {
-		n := newNode(p, c)
-		p.nodes = append(p.nodes, n)
-		p.wg.Go(func() { n.keep(keepers) })
+		p.join(c)
 	}
 	if err := p.waitFirst(ctx); err != nil {
 		p.Close()
@@ -182,11 +190,77 @@ func Open(ctx context.Context, cfg Config) (*Pool, error) {
 	return p, nil
 }
 
+// all are the nodes, of which nothing changes any more.
+func (p *Pool) all() []*node { return *p.nodes.Load() }
+
+// join adds a node. p.callMu must be held once p is somebody's.
+func (p *Pool) join(c NodeConfig) {
+	n := newNode(p, c)
+	ctx, forget := context.WithCancel(p.ctx)
+	n.forget = forget
+	nodes := append(slices.Clone(p.all()), n)
+	p.nodes.Store(&nodes)
+	p.wg.Go(func() {
+		defer forget()
+		n.keep(ctx)
+	})
+}
+
+// Add adds a node, which is connected to in the background: until that was tried once, Alloc waits for it.
+func (p *Pool) Add(c NodeConfig) error {
+	p.callMu.Lock()
+	defer p.callMu.Unlock()
+	err := c.check(func(name string) bool { return p.named(name) != nil })
+	if p.closing {
+		err = ErrClosed
+	}
+	if err != nil {
+		return fmt.Errorf("cannot add node %q: %w", c.Name, err)
+	}
+	p.join(c)
+	return nil
+}
+
+// Forget ends the attempts to connect to the node of that name, which is in the pool no more. It fails with ErrInUse
+// if the node is connected or something of it is borrowed, and for the last node.
+func (p *Pool) Forget(name string) error {
+	p.callMu.Lock()
+	defer p.callMu.Unlock()
+	n, all := p.named(name), p.all()
+	var err error
+	switch {
+	case p.closing:
+		err = ErrClosed
+	case n == nil:
+		err = errors.New("the pool has none of that name")
+	case len(all) == 1:
+		err = fmt.Errorf("%w: it is the only one", ErrInUse)
+	default:
+		err = n.end()
+	}
+	if err != nil {
+		return fmt.Errorf("cannot forget node %q: %w", name, err)
+	}
+	nodes := slices.DeleteFunc(slices.Clone(all), func(o *node) bool { return o == n })
+	p.nodes.Store(&nodes)
+	return nil
+}
+
+// named is the node of that name, or nil.
+func (p *Pool) named(name string) *node {
+	for _, n := range p.all() {
+		if n.name == name {
+			return n
+		}
+	}
+	return nil
+}
+
 // waitFirst waits until the first attempt at every node has ended.
 func (p *Pool) waitFirst(ctx context.Context) error {
 	var errs []error
 	up := false
-	for _, n := range p.nodes {
+	for _, n := range p.all() {
 		state, changed := n.watch()
 		for state == nodeConnecting {
 			select {
@@ -233,7 +307,7 @@ func (p *Pool) ChunkSize() int {
 // and what that cannot give from others. A multiple of the nodes' ChunkSize is
 // taken for it. On failure nothing is, also if some of it was to be had.
 func (p *Pool) Alloc(ctx context.Context, size int64) (*Chunk, error) {
-	c, err := p.alloc(ctx, size, p.nodes)
+	c, err := p.alloc(ctx, size, p.all())
 	if err != nil {
 		return nil, &OpError{Op: "alloc", Err: err}
 	}
@@ -242,11 +316,11 @@ func (p *Pool) Alloc(ctx context.Context, size int64) (*Chunk, error) {
 
 // AllocAt is Alloc from the node of that name alone.
 func (p *Pool) AllocAt(ctx context.Context, name string, size int64) (*Chunk, error) {
-	i := slices.IndexFunc(p.nodes, func(n *node) bool { return n.name == name })
-	if i < 0 {
+	n := p.named(name)
+	if n == nil {
 		return nil, &OpError{Op: "alloc", Err: fmt.Errorf("the pool has no node %q", name)}
 	}
-	c, err := p.alloc(ctx, size, p.nodes[i:i+1])
+	c, err := p.alloc(ctx, size, []*node{n})
 	if err != nil {
 		return nil, &OpError{Op: "alloc", Node: name, Err: err}
 	}
@@ -263,24 +337,24 @@ type NodeInfo struct {
 
 // Node describes the node of that name. One that there is not is not up.
 func (p *Pool) Node(name string) (info NodeInfo) {
-	for _, n := range p.nodes {
-		if n.name == name {
-			n.mu.Lock()
-			defer n.mu.Unlock()
-			info.Zone = n.zone
-			if n.state == nodeUp {
-				s := n.link.session.Space()
-				info.Up, info.Leaving = true, n.link.session.Leaving()
-				info.Space = int64(min(s.Free, s.Budget)) * int64(p.ChunkSize())
-			}
-		}
+	n := p.named(name)
+	if n == nil {
+		return info
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	info.Zone = n.zone
+	if n.state == nodeUp {
+		s := n.link.session.Space()
+		info.Up, info.Leaving = true, n.link.session.Leaving()
+		info.Space = int64(min(s.Free, s.Budget)) * int64(p.ChunkSize())
 	}
 	return info
 }
 
 // Nodes returns the names of the nodes.
 func (p *Pool) Nodes() (names []string) {
-	for _, n := range p.nodes {
+	for _, n := range p.all() {
 		names = append(names, n.name)
 	}
 	return names
@@ -371,7 +445,7 @@ func (p *Pool) AllocWait(ctx context.Context, size int64) (*Chunk, error) {
 			return c, err
 		}
 		var returned []<-chan struct{}
-		for _, n := range p.nodes {
+		for _, n := range p.all() {
 			if ch := n.returned(); ch != nil {
 				returned = append(returned, ch)
 			}

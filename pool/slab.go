@@ -265,11 +265,11 @@ func (s *slab) remove(i, order int) {
 	s.state[i] = 0
 }
 
-// size returns the bytes in all, and those given out.
+// size returns the bytes in all, and those given out. It may be called once s is closed.
 func (s *slab) size() (total, used int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.mem.Bytes()), s.used
+	return len(s.next) * minBlock, s.used
 }
 
 // close gives the memory back. Every queue pair must be closed.

@@ -80,7 +80,7 @@ const leavingState = "leaving"
 func (p *Pool) Stats() Stats {
 	var s Stats
 	s.Buffer, s.BufferUsed = p.slab.size()
-	for _, n := range p.nodes {
+	for _, n := range p.all() {
 		leaving := n.leaving()
 		n.mu.Lock()
 		state, chunks := n.state.String(), 0
@@ -164,7 +164,7 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, m := range c.perNode {
 		ch <- m.desc
 	}
-	for _, n := range c.pool.nodes {
+	for _, n := range c.pool.all() {
 		for _, h := range n.counters.took {
 			h.Describe(ch)
 		}
@@ -181,7 +181,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 			ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.value(n), n.Name)
 		}
 	}
-	for _, n := range c.pool.nodes {
+	for _, n := range c.pool.all() {
 		for _, h := range n.counters.took {
 			h.Collect(ch)
 		}
