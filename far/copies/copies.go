@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -18,6 +19,7 @@ const (
 	DefaultCopies      = 2
 	DefaultLate        = 20 * time.Millisecond
 	DefaultRepairAfter = 5 * time.Second
+	DefaultRamp        = 30 * time.Second
 )
 
 // MaxCopies is the most copies of a segment, and MaxPlaces the most places of a store.
@@ -53,11 +55,17 @@ type State struct {
 
 // Config says what a Store keeps where.
 type Config struct {
-	// Places are where copies may lie, at least one.
+	// Places are where copies may lie, at least one. Add adds others.
 	Places []Place
 	// Copies is how many copies of each segment there are to be, by default DefaultCopies, and at most as many
-	// as there are places.
+	// as there are places, unless Joins is set.
 	Copies int
+	// Joins says that places are to be added later, so that there may be fewer than Copies at first.
+	Joins bool
+	// Ramp is for how long a place that was added gets fewer new copies than one that has been there, from
+	// none at all to what its room would have it get, by default DefaultRamp: one that is empty would get
+	// all of them.
+	Ramp time.Duration
 	// Min is how many there must be for a write to count, by default 1: while places do not answer, the
 	// store goes on with fewer than Copies, and makes up for that later.
 	Min int
@@ -83,6 +91,9 @@ func (c Config) withDefaults() (Config, error) {
 	if c.RepairAfter == 0 {
 		c.RepairAfter = DefaultRepairAfter
 	}
+	if c.Ramp == 0 {
+		c.Ramp = DefaultRamp
+	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -91,31 +102,41 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("%d copies, want 1 to %d", c.Copies, MaxCopies)
 	case len(c.Places) > MaxPlaces:
 		return c, fmt.Errorf("%d places, want at most %d", len(c.Places), MaxPlaces)
-	case c.Copies > len(c.Places):
+	case len(c.Places) == 0:
+		return c, errors.New("no places")
+	case c.Copies > len(c.Places) && !c.Joins:
 		return c, fmt.Errorf("%d copies, want at most as many as there are places, which are %d", c.Copies, len(c.Places))
 	case c.Min < 1 || c.Min > c.Copies:
 		return c, fmt.Errorf("at least %d copies, want 1 to the number of copies, which is %d", c.Min, c.Copies)
-	case c.Late < 0 || c.RepairAfter < 0:
+	case c.Late < 0 || c.RepairAfter < 0 || c.Ramp < 0:
 		return c, errors.New("a time is negative")
 	}
 	names := make(map[string]bool)
 	for i, p := range c.Places {
-		switch {
-		case p.Name == "" || names[p.Name]:
-			return c, fmt.Errorf("place %d is named %q, want a name of its own", i, p.Name)
-		case p.Store == nil:
-			return c, fmt.Errorf("place %s has no store", p.Name)
+		if err := p.check(names[p.Name]); err != nil {
+			return c, fmt.Errorf("place %d: %w", i, err)
 		}
 		names[p.Name] = true
 	}
 	return c, nil
 }
 
+// check finds what is wrong with p, whose name may be taken.
+func (p *Place) check(taken bool) error {
+	switch {
+	case p.Name == "" || taken:
+		return fmt.Errorf("it is named %q, want a name of its own", p.Name)
+	case p.Store == nil:
+		return fmt.Errorf("%s has no store", p.Name)
+	}
+	return nil
+}
+
 // Store is a heap.Store whose segments have copies. It is a heap.Mirror, a heap.Computer and a heap.Finder.
 type Store struct {
 	cfg    Config
 	log    *slog.Logger
-	places []*place
+	places atomic.Pointer[[]*place] // changes under mu, to another slice
 	counts counts
 
 	ctx  context.Context
@@ -130,9 +151,11 @@ type Store struct {
 	queue     []*segment            // to be repaired; guarded by mu
 	repairing int                   // goroutines that do; guarded by mu
 	few       bool                  // fewer copies than there should be are being made; guarded by mu
+	removed   [MaxPlaces]time.Time  // when the place of an index was removed; guarded by mu
 
-	tokens atomic.Int64 // second reads that may be made, in hundredths
-	used   atomic.Int64 // when somebody last read or wrote, in Unix nanoseconds
+	asked  atomic.Uint64 // how often there was a choice of places
+	tokens atomic.Int64  // second reads that may be made, in hundredths
+	used   atomic.Int64  // when somebody last read or wrote, in Unix nanoseconds
 }
 
 var (
@@ -149,11 +172,89 @@ func Open(cfg Config) (*Store, error) {
 	}
 	s := &Store{cfg: cfg, log: cfg.Logger, segments: make(map[*segment]struct{}), rescan: make(chan struct{}, 1)}
 	s.ctx, s.stop = context.WithCancel(context.Background())
+	places := make([]*place, len(cfg.Places))
 	for i, p := range cfg.Places {
-		s.places = append(s.places, newPlace(s, p, i))
+		places[i] = newPlace(s, p, i)
 	}
+	s.places.Store(&places)
 	s.wg.Go(s.keep)
 	return s, nil
+}
+
+// all are the places.
+func (s *Store) all() []*place { return *s.places.Load() }
+
+// named is the place of that name among all, or nil.
+func named(all []*place, name string) *place {
+	for _, p := range all {
+		if p.Name == name {
+			return p
+		}
+	}
+	return nil
+}
+
+// Places returns the names of the places.
+func (s *Store) Places() (names []string) {
+	for _, p := range s.all() {
+		names = append(names, p.Name)
+	}
+	return names
+}
+
+// forgotten is for how long nobody gets the index of a place that was removed: reads that know it have ended then.
+const forgotten = time.Minute
+
+// Add adds a place. It gets new copies little by little (Config.Ramp), but at once if there would otherwise be too few.
+func (s *Store) Add(p Place) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := s.all()
+	if err := p.check(named(all, p.Name) != nil); err != nil {
+		return fmt.Errorf("cannot add a place: %w", err)
+	}
+	taken := s.removed
+	now := time.Now()
+	for _, o := range all {
+		taken[o.index] = now
+	}
+	i := slices.IndexFunc(taken[:], func(t time.Time) bool { return now.Sub(t) >= forgotten })
+	if i < 0 {
+		return fmt.Errorf("cannot add place %s: there are %d, or have been within %v, which is the most", p.Name, MaxPlaces, forgotten)
+	}
+	n := newPlace(s, p, i)
+	n.joined = now
+	all = append(slices.Clone(all), n)
+	s.places.Store(&all)
+	s.wake()
+	s.log.Info("a place was added", "place", p.Name, "places", len(all))
+	return nil
+}
+
+// ErrInUse: a place cannot be removed.
+var ErrInUse = errors.New("place is in use")
+
+// Remove removes the place of that name. It fails with ErrInUse if that can be used, has copies, or is the last one.
+func (s *Store) Remove(name string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := s.all()
+	p := named(all, name)
+	switch {
+	case p == nil:
+		return fmt.Errorf("cannot remove place %s: there is none of that name", name)
+	case len(all) == 1:
+		return fmt.Errorf("cannot remove place %s: %w: it is the only one", name, ErrInUse)
+	case p.state().Usable:
+		return fmt.Errorf("cannot remove place %s: %w: it can be used", name, ErrInUse)
+	case p.segments() > 0:
+		return fmt.Errorf("cannot remove place %s: %w: it has %d copies", name, ErrInUse, p.segments())
+	}
+	s.removed[p.index] = time.Now()
+	all = slices.DeleteFunc(slices.Clone(all), func(o *place) bool { return o == p })
+	s.places.Store(&all)
+	s.log.Info("a place was removed", "place", name, "places", len(all))
+	return nil
 }
 
 // Close ends what the store does by itself. It gives nothing back, which is the heap's to do.
@@ -164,7 +265,7 @@ func (s *Store) Close() error {
 }
 
 // SegmentSize implements heap.Store.
-func (s *Store) SegmentSize() int { return s.places[0].Store.SegmentSize() }
+func (s *Store) SegmentSize() int { return s.all()[0].Store.SegmentSize() }
 
 // Alloc implements heap.Store: as many copies as there should be, or if places do not answer as many as can be had,
 // down to Config.Min. It fails with heap.ErrStoreFull if it is only for lack of memory that there are not
@@ -253,20 +354,28 @@ func (s *Store) borrow(ctx context.Context, n int, beside []copyOf) (cs []copyOf
 	return cs, err
 }
 
-// candidates are the places that can be used, that which has most to lend first.
+// candidates are the places that can be used, that which has most to lend first; but last those that have just
+// been added, when it is not their turn.
 func (s *Store) candidates() []*place {
 	type candidate struct {
 		p     *place
 		space int64
+		waits bool
 	}
 	var all []candidate
-	for _, p := range s.places {
+	now, n := time.Now(), s.asked.Add(1)
+	for _, p := range s.all() {
 		if st := p.state(); st.Usable && !p.silent.Load() {
-			all = append(all, candidate{p, st.Space})
+			all = append(all, candidate{p, st.Space, !hasTurn(n, now.Sub(p.joined), s.cfg.Ramp)})
 		}
 	}
 	slices.SortStableFunc(all, func(a, b candidate) int {
 		switch {
+		case a.waits != b.waits:
+			if b.waits {
+				return -1
+			}
+			return 1
 		case a.space > b.space:
 			return -1
 		case a.space < b.space:
@@ -279,4 +388,11 @@ func (s *Store) candidates() []*place {
 		places[i] = c.p
 	}
 	return places
+}
+
+// hasTurn reports whether a place that was added so long ago takes part in the nth choice: in the part of them
+// that has passed of the ramp, spread evenly.
+func hasTurn(n uint64, since, ramp time.Duration) bool {
+	_, turn := math.Modf(float64(n) * (math.Phi - 1))
+	return turn < float64(since)/float64(ramp)
 }

@@ -15,8 +15,9 @@ import (
 // place is what the store knows of a Place.
 type place struct {
 	Place
-	store *Store
-	index int
+	store  *Store
+	index  int
+	joined time.Time // zero for one that was there from the start
 
 	// silent: it did not answer in time, and has not answered since. Nobody waits for it.
 	silent  atomic.Bool
@@ -83,7 +84,7 @@ func (p *place) answered(took time.Duration) {
 func (p *place) fallSilent(since time.Time, seg heap.Segment) {
 	p.late.Add(1)
 	at := since.UnixNano()
-	others := slices.ContainsFunc(p.store.places, func(o *place) bool { return o != p && o.heard.Load() > at })
+	others := slices.ContainsFunc(p.store.all(), func(o *place) bool { return o != p && o.heard.Load() > at })
 	if p.heard.Load() > at || !others || p.silent.Swap(true) {
 		return // it is slow, and has answered others; or it is known
 	}

@@ -47,7 +47,7 @@ func (s *Store) keep() {
 		case <-tick.C:
 		}
 		now, n := time.Now(), 0 // places that can be used, and stay
-		for _, p := range s.places {
+		for _, p := range s.all() {
 			p.ping(s.ctx)
 			p.settleDebts(s.ctx)
 			given := p.given(now, s.cfg.RepairAfter)
@@ -122,7 +122,7 @@ func (g *segment) health() (left int, repairable bool) {
 		zones[c.place.zone()] = true
 	}
 	want := g.store.cfg.Copies
-	for _, p := range g.store.places {
+	for _, p := range g.store.all() {
 		switch {
 		case !p.usable() || slices.ContainsFunc(good, func(c copyOf) bool { return c.place == p }):
 		case len(good) < want || p.stays() && (stay < want || len(zones) < len(good) && !zones[p.zone()]):

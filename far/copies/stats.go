@@ -55,7 +55,7 @@ func (s *Store) Stats() Stats {
 		}
 	}
 	s.mu.Unlock()
-	for _, p := range s.places {
+	for _, p := range s.all() {
 		ps := PlaceStats{Name: p.Name, State: "up", Copies: p.segments(), Late: p.late.Load()}
 		if p.Zone != nil {
 			ps.Zone = p.Zone()

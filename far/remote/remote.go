@@ -23,21 +23,25 @@ import (
 func NewStore(p *pool.Pool) far.Store { return &store{pool: p} }
 
 // Places returns the memory of each node of p, which stays the caller's, for a store that keeps copies at several.
-func Places(p *pool.Pool) []copies.Place {
-	all := &store{pool: p}
-	var places []copies.Place
+func Places(p *pool.Pool) (places []copies.Place) {
 	for _, name := range p.Nodes() {
-		places = append(places, copies.Place{
-			Name:  name,
-			Zone:  func() string { return p.Node(name).Zone },
-			Store: &placeStore{all, name},
-			State: func() copies.State {
-				n := p.Node(name)
-				return copies.State{Usable: n.Up, Leaving: n.Leaving, Space: n.Space}
-			},
-		})
+		places = append(places, Place(p, name))
 	}
 	return places
+}
+
+// Place is the memory of the node of that name, such as one that was added to p and is to be added to a store
+// that keeps copies.
+func Place(p *pool.Pool, name string) copies.Place {
+	return copies.Place{
+		Name:  name,
+		Zone:  func() string { return p.Node(name).Zone },
+		Store: &placeStore{&store{pool: p}, name},
+		State: func() copies.State {
+			n := p.Node(name)
+			return copies.State{Usable: n.Up, Leaving: n.Leaving, Space: n.Space}
+		},
+	}
 }
 
 // placeStore borrows from one node.
