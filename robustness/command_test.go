@@ -70,6 +70,8 @@ func TestWrongArgumentsAreExplained(t *testing.T) {
 		{nil, []string{"up", "--tls-cert", "a.pem", "--tls-key", "b.pem"}},
 		{nil, []string{"serve"}},
 		{nil, []string{"serve", "--far", "localhost"}},
+		{nil, []string{"serve", "--far", "dns://"}},
+		{nil, []string{"serve", "--far", "dns://nodes.test:7070,127.0.0.1:7070"}},
 		{nil, []string{"block", "--far", "127.0.0.1:7070"}},
 		{nil, []string{"block", "--far", "127.0.0.1:7070", "--size", "5000"}},
 		{nil, []string{"node", "--drain", "-1s"}},

@@ -93,3 +93,25 @@ func TestASizeMayBeAWord(t *testing.T) {
 		t.Errorf("got %v, want an error that says what may be", err)
 	}
 }
+
+func TestNamesInTheDNSAreChecked(t *testing.T) {
+	for _, s := range []string{"nodes.test:7070", "nodes", "_polder._tcp.nodes.test.", "127.0.0.1:53/nodes.test", "[::1]:53/nodes:1", "ns.test/nodes:1"} {
+		var far []string
+		if err := NewFarAddresses(&far).Set("dns://" + s); err != nil || len(far) != 1 {
+			t.Errorf("%s: %v", s, err)
+		}
+	}
+	for s, want := range map[string]string{
+		"": "a name", "a b": "a name", ":7070": "a name", "-a": "a name", "a..b": "a name",
+		"nodes:": "a port", "nodes:x": "a port", "nodes:70000": "a port", "/nodes": "a server", "ns:x/nodes": "the server", "a/b/c": "a name",
+	} {
+		var far []string
+		if err := NewFarAddresses(&far).Set("dns://" + s); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want an error that names %s", s, err, want)
+		}
+	}
+	var far []string
+	if err := NewAddresses(&far).Set("dns://nodes:1"); err == nil {
+		t.Error("a name in the DNS was taken where addresses are wanted")
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"math"
 	"net"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -314,15 +315,47 @@ func checkAddress(s string) error {
 }
 
 func checkFarAddress(s string) error {
+	if name, ok := strings.CutPrefix(s, scheme.DNS); ok {
+		return checkDNSName(name)
+	}
 	path, ok := strings.CutPrefix(s, scheme.Broker)
 	if !ok {
 		if err := checkNodeAddress(s); err != nil {
-			return fmt.Errorf("%w, or broker:PATH", err)
+			return fmt.Errorf("%w, or broker:PATH, or dns://NAME:PORT", err)
 		}
 		return nil
 	}
 	if !filepath.IsAbs(path) {
 		return fmt.Errorf("expected an absolute path after broker:, such as broker:/run/polder/broker.sock")
+	}
+	return nil
+}
+
+// dnsName is a host, of labels.
+var dnsName = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*\.?$`)
+
+// checkDNSName checks what follows dns://: NAME:PORT for a name with addresses, NAME for one with SRV
+// records, and before it SERVER/ or SERVER:PORT/ to ask that server and not the system's.
+func checkDNSName(s string) error {
+	server, name, ok := strings.Cut(s, "/")
+	if !ok {
+		server, name = "", s
+	}
+	if strings.Contains(server, ":") {
+		if err := checkAddress(server); err != nil {
+			return fmt.Errorf("%w for the server between dns:// and /", err)
+		}
+	} else if ok && !dnsName.MatchString(server) {
+		return fmt.Errorf("expected the address of a server between dns:// and /")
+	}
+	if strings.Contains(name, ":") {
+		if err := checkAddress(name); err != nil {
+			return fmt.Errorf("%w after dns://", err)
+		}
+		name, _, _ = net.SplitHostPort(name)
+	}
+	if !dnsName.MatchString(name) {
+		return fmt.Errorf("expected a name such as nodes.example.com:7070 after dns://")
 	}
 	return nil
 }
@@ -363,7 +396,8 @@ var _ pflag.Value = (*Addresses)(nil)
 func NewAddresses(p *[]string) *Addresses { return &Addresses{p: p, check: checkNodeAddress} }
 
 // NewFarAddresses makes a flag value like NewAddresses, which may also be broker:PATH, the
-// socket of a broker on this machine.
+// socket of a broker on this machine, or dns://NAME:PORT or dns://NAME, a name in the DNS that has addresses
+// of nodes, or SRV records.
 func NewFarAddresses(p *[]string) *Addresses { return &Addresses{p: p, check: checkFarAddress} }
 
 // Set parses s and replaces the default, or adds to what was given before.
@@ -377,7 +411,9 @@ func (v *Addresses) Set(s string) error {
 		if rdma {
 			check = checkAddress
 		}
-		if err := check(addr); err != nil {
+		if err := check(addr); err != nil && scheme.Of(list[i]) == scheme.DNS {
+			return err
+		} else if err != nil {
 			return fmt.Errorf("%w, several with commas between", err)
 		}
 	}

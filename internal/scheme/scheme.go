@@ -13,10 +13,11 @@ const (
 	Unix   = "unix:"   // the absolute path of a node's socket on this machine
 	RDMA   = "rdma://" // HOST:PORT on an RDMA fabric
 	Broker = "broker:" // the absolute path of a broker's socket on this machine
+	DNS    = "dns://"  // a name whose addresses are those of nodes: see package config
 )
 
 // all is every scheme but TCP, which is what remains.
-var all = []string{Unix, RDMA, Broker}
+var all = []string{Unix, RDMA, Broker, DNS}
 
 // Common returns the scheme of all addresses, and false if they differ in it.
 func Common(addrs []string) (string, bool) {

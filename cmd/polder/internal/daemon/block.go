@@ -59,7 +59,7 @@ func RunBlock(ctx context.Context, cfg BlockConfig) (err error) {
 	}
 	stopLimit := ofGo()
 	p.onClose(func() error { stopLimit(); return nil })
-	poolCfg, err := p.borrow(ctx, cfg.BorrowConfig)
+	from, err := p.borrow(ctx, cfg.BorrowConfig)
 	if err != nil {
 		return p.unlessEnding(ctx, err)
 	}
@@ -69,7 +69,7 @@ func RunBlock(ctx context.Context, cfg BlockConfig) (err error) {
 	}
 	var m memory
 	p.onClose(m.close)
-	if err := m.open(ctx, p, cfg.BorrowConfig, poolCfg, 0); err != nil {
+	if err := m.open(ctx, p, cfg.BorrowConfig, from, 0); err != nil {
 		return p.unlessEnding(ctx, err)
 	}
 	volume, err := pages.New(m.heap, "block", cfg.Size)

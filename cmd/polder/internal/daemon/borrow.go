@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -71,7 +72,7 @@ func (c *BorrowConfig) Check() error {
 		return refuse("copies", strconv.Itoa(c.Copies), "none with --disk, where there are no nodes")
 	case c.Copies > 0 && c.MinCopies > c.Copies:
 		return refuse("min-copies", strconv.Itoa(c.MinCopies), "at most --copies, which is %d", c.Copies)
-	case c.Disk == "" && len(c.Far) > 0 && c.Copies > len(c.Far) && !slices.ContainsFunc(c.Far, isBroker):
+	case c.Disk == "" && len(c.Far) > 0 && c.Copies > len(c.Far) && !slices.ContainsFunc(c.Far, isBroker) && !slices.ContainsFunc(c.Far, isDNS):
 		return refuse("copies", strconv.Itoa(c.Copies), "at most as many as there are nodes to borrow from, which are %d", len(c.Far))
 	case c.Disk == "" && c.Heap != "":
 		return refuse("heap", c.Heap, "none without --disk: what nodes lend is not kept")
@@ -91,6 +92,8 @@ func (c *BorrowConfig) Check() error {
 	}
 	by, same := scheme.Common(c.Far)
 	switch {
+	case slices.ContainsFunc(c.Far, isDNS) && len(c.Far) > 1:
+		return refuse("far", strings.Join(c.Far, ","), "a name in the DNS alone, which has the addresses of all nodes")
 	case !same:
 		return refuse("far", strings.Join(c.Far, ","), "one kind of address for every node: HOST:PORT, %sPATH, or %sHOST:PORT", scheme.Unix, scheme.RDMA)
 	case c.Device != "" && by != scheme.RDMA:
@@ -101,14 +104,17 @@ func (c *BorrowConfig) Check() error {
 	return nil
 }
 
-// copiesOf is how many copies there are to be at so many nodes.
-func (c *BorrowConfig) copiesOf(nodes int) (int, error) {
+// copiesOf is how many copies there are to be at so many nodes, which others join if joins is set.
+func (c *BorrowConfig) copiesOf(nodes int, joins bool) (int, error) {
 	n := c.Copies
-	if n == 0 {
+	switch {
+	case n == 0 && joins:
+		n = copies.DefaultCopies
+	case n == 0:
 		n = min(copies.DefaultCopies, nodes)
 	}
 	switch {
-	case n > nodes:
+	case n > nodes && !joins:
 		return 0, refuse("copies", strconv.Itoa(n), "at most as many as there are nodes to borrow from, which are %d", nodes)
 	case c.MinCopies > n:
 		return 0, refuse("min-copies", strconv.Itoa(c.MinCopies), "at most --copies, which is %d", n)
@@ -159,10 +165,15 @@ type memory struct {
 	disk   *disk.Store
 	copies *copies.Store // over lent, if there are several nodes
 	heap   *far.Heap
+
+	unfollow func() // ends what follows a directory, if there is one
 }
 
 // close ends what is open.
 func (m *memory) close() (err error) {
+	if m.unfollow != nil {
+		m.unfollow()
+	}
 	if m.heap != nil {
 		err = m.heap.Close()
 	}
@@ -199,12 +210,18 @@ func (m *memory) openDisk(ctx context.Context, p *process, cfg BorrowConfig, max
 
 // open opens a pool, for which it waits as cfg says, and a heap over it whose values have up
 // to so many bytes.
-func (m *memory) open(ctx context.Context, p *process, cfg BorrowConfig, poolCfg pool.Config, maxValue int) (err error) {
+func (m *memory) open(ctx context.Context, p *process, cfg BorrowConfig, from lenders, maxValue int) (err error) {
 	if cfg.Disk != "" {
 		return m.openDisk(ctx, p, cfg, maxValue)
 	}
+	poolCfg := from.Config
 	poolCfg.Groups, poolCfg.Pairs = cfg.Groups, cfg.Pairs
 	poolCfg.Timeout, poolCfg.Logger = cfg.OpTimeout, p.Logger
+	if from.directory != nil {
+		if poolCfg.Nodes, err = from.directory.await(ctx, p, cfg.FarWait); err != nil {
+			return err
+		}
+	}
 	m.lent, err = p.awaitNodes(ctx, cfg.FarWait, poolCfg)
 	if err != nil && len(cfg.Far) > 0 && (errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT)) {
 		if isBroker(cfg.Far[0]) {
@@ -216,13 +233,14 @@ func (m *memory) open(ctx context.Context, p *process, cfg BorrowConfig, poolCfg
 		return err
 	}
 	store := remote.NewStore(m.lent)
-	n, err := cfg.copiesOf(len(m.lent.Nodes()))
+	joins := from.directory != nil
+	n, err := cfg.copiesOf(len(m.lent.Nodes()), joins)
 	if err != nil {
 		return err
 	}
-	if nodes := len(m.lent.Nodes()); nodes > 1 {
+	if nodes := len(m.lent.Nodes()); nodes > 1 || joins {
 		m.copies, err = copies.Open(copies.Config{
-			Places: remote.Places(m.lent), Copies: n, Min: cfg.MinCopies, Late: cfg.CopyLate, RepairAfter: cfg.RepairAfter, Logger: p.Logger,
+			Places: remote.Places(m.lent), Copies: n, Joins: joins, Min: cfg.MinCopies, Late: cfg.CopyLate, RepairAfter: cfg.RepairAfter, Logger: p.Logger,
 		})
 		if err != nil {
 			return err
@@ -234,8 +252,22 @@ func (m *memory) open(ctx context.Context, p *process, cfg BorrowConfig, poolCfg
 			p.Logger.Warn("what is evacuated is kept at one node, and lost with it", "copies", 1)
 		}
 	}
-	m.heap, err = far.NewHeap(store, far.Config{Local: cfg.Local, MaxValue: maxValue})
-	return err
+	if m.heap, err = far.NewHeap(store, far.Config{Local: cfg.Local, MaxValue: maxValue}); err != nil || !joins {
+		return err
+	}
+	m.follow(from.directory, p.Logger)
+	return nil
+}
+
+// follow has nodes join and leave as a directory says, until close.
+func (m *memory) follow(d *directory, log *slog.Logger) {
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		(&members{directory: d, lent: m.lent, copies: m.copies, log: log, absent: map[string]time.Time{}, said: map[string]string{}}).follow(ctx)
+	}()
+	m.unfollow = func() { stop(); <-ended }
 }
 
 // show has the administrative address show the pool and the heap from now on.
@@ -256,18 +288,25 @@ func (m *memory) show(p *process) error {
 	return p.nowShow(func() error { return anyNodeUp(m.lent.Stats()) }, state, show...)
 }
 
+// lenders is how a pool is opened.
+type lenders struct {
+	pool.Config
+	directory *directory // of the nodes, if they are not in Config
+}
+
 // borrow is how a pool is opened over nodes that listen elsewhere.
-func (p *process) borrow(ctx context.Context, cfg BorrowConfig) (c pool.Config, err error) {
+func (p *process) borrow(ctx context.Context, cfg BorrowConfig) (from lenders, err error) {
 	if cfg.Disk != "" {
-		return c, nil
+		return from, nil
 	}
 	if slices.ContainsFunc(cfg.Far, isBroker) {
-		return p.borrowBrokered(ctx, cfg)
+		from.Config, err = p.borrowBrokered(ctx, cfg)
+		return from, err
 	}
 	by, _ := scheme.Common(cfg.Far)
 	manager, err := managerNamed(cfg.Manager)
 	if err != nil {
-		return c, err
+		return from, err
 	}
 	var dev verbs.Device
 	var dial func(ctx context.Context, addr string) (verbs.Conn, error)
@@ -291,17 +330,35 @@ func (p *process) borrow(ctx context.Context, cfg BorrowConfig) (c pool.Config, 
 		}
 	}
 	if err != nil {
-		return c, err
+		return from, err
 	}
 	p.onClose(dev.Close)
-	var nodes []pool.NodeConfig
+	from.Config = pool.Config{Device: dev, Manager: manager}
+	if by == scheme.DNS {
+		from.directory = newDirectory(cfg.Far[0])
+		from.directory.node = func(addr string) pool.NodeConfig {
+			return pool.NodeConfig{Name: addr, Dial: func(ctx context.Context) (verbs.Conn, error) {
+				ip, host, err := from.directory.resolve(ctx, addr)
+				if err != nil {
+					return nil, err
+				}
+				c := p.toNodes()
+				if c.TLS != nil {
+					c.TLS = c.TLS.Clone()
+					c.TLS.ServerName = host
+				}
+				return tcp.Dial(ctx, dev, ip, c)
+			}}
+		}
+		return from, nil
+	}
 	for _, addr := range cfg.Far {
-		nodes = append(nodes, pool.NodeConfig{
+		from.Nodes = append(from.Nodes, pool.NodeConfig{
 			Name: addr,
 			Dial: func(ctx context.Context) (verbs.Conn, error) { return dial(ctx, addr) },
 		})
 	}
-	return pool.Config{Device: dev, Nodes: nodes, Manager: manager}, nil
+	return from, nil
 }
 
 // toNodes is how to connect to a node at the moment: certificates may be new since

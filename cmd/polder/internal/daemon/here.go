@@ -68,10 +68,10 @@ func (p *process) openHere(ctx context.Context, cfg UpConfig) error {
 		p.spawn("the node stopped serving", func() error { return node.Serve(lis) })
 		p.addrs[ServiceSocket] = lis.Addr()
 	}
-	return p.openPool(ctx, cfg.ServeConfig, pool.Config{
+	return p.openPool(ctx, cfg.ServeConfig, lenders{Config: pool.Config{
 		Device: h.borrower, Manager: manager,
 		Nodes: []pool.NodeConfig{{Name: hereName, Dial: h.dial}},
-	})
+	}})
 }
 
 // open opens both ends' devices.

@@ -44,7 +44,7 @@ func RunPager(ctx context.Context, cfg PagerConfig) (err error) {
 	}
 	stopLimit := limitGoMemory()
 	p.onClose(func() error { stopLimit(); return nil })
-	poolCfg, err := p.borrow(ctx, cfg.BorrowConfig)
+	from, err := p.borrow(ctx, cfg.BorrowConfig)
 	if err != nil {
 		return p.unlessEnding(ctx, err)
 	}
@@ -54,7 +54,7 @@ func RunPager(ctx context.Context, cfg PagerConfig) (err error) {
 	}
 	var m memory
 	p.onClose(m.close)
-	if err := m.open(ctx, p, cfg.BorrowConfig, poolCfg, 0); err != nil {
+	if err := m.open(ctx, p, cfg.BorrowConfig, from, 0); err != nil {
 		return p.unlessEnding(ctx, err)
 	}
 	server, err := pager.New(pager.Config{

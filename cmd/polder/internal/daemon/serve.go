@@ -145,11 +145,11 @@ func (p *process) readyRedis(title string) error {
 
 // openFar starts the front end over nodes that listen elsewhere.
 func (p *process) openFar(ctx context.Context, cfg ServeConfig) error {
-	c, err := p.borrow(ctx, cfg.BorrowConfig)
+	from, err := p.borrow(ctx, cfg.BorrowConfig)
 	if err != nil {
 		return err
 	}
-	return p.openPool(ctx, cfg, c)
+	return p.openPool(ctx, cfg, from)
 }
 
 // largest is the size of the largest value with so much memory for data. A
@@ -176,7 +176,7 @@ func (p *process) listen(cfg ServeConfig) error {
 }
 
 // openPool starts the heap and the Redis front end over a pool.
-func (p *process) openPool(ctx context.Context, cfg ServeConfig, poolCfg pool.Config) error {
+func (p *process) openPool(ctx context.Context, cfg ServeConfig, from lenders) error {
 	stopLimit := limitGoMemory()
 	p.onClose(func() error { stopLimit(); return nil })
 
@@ -212,7 +212,7 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, poolCfg pool.Co
 		return err
 	}
 
-	if err := m.open(ctx, p, cfg.BorrowConfig, poolCfg, int(largest)); err != nil {
+	if err := m.open(ctx, p, cfg.BorrowConfig, from, int(largest)); err != nil {
 		return err
 	}
 	if err := server.Open(ctx, m.heap); err != nil {
