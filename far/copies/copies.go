@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -74,6 +75,8 @@ type Config struct {
 	// RepairAfter is how long a place may be of no use until its copies count as lost, by default
 	// DefaultRepairAfter.
 	RepairAfter time.Duration
+	// Keep, if it is not nil, has what is borrowed outlive this process. The stores of all places are Reopeners then.
+	Keep *Keep
 	// Logger gets what becomes of places and copies; by default nothing is logged.
 	Logger *slog.Logger
 }
@@ -111,9 +114,14 @@ func (c Config) withDefaults() (Config, error) {
 	case c.Late < 0 || c.RepairAfter < 0 || c.Ramp < 0:
 		return c, errors.New("a time is negative")
 	}
+	if c.Keep != nil {
+		if err := c.Keep.check(); err != nil {
+			return c, err
+		}
+	}
 	names := make(map[string]bool)
 	for i, p := range c.Places {
-		if err := p.check(names[p.Name]); err != nil {
+		if err := p.check(names[p.Name], c.Keep != nil); err != nil {
 			return c, fmt.Errorf("place %d: %w", i, err)
 		}
 		names[p.Name] = true
@@ -121,18 +129,24 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// check finds what is wrong with p, whose name may be taken.
-func (p *Place) check(taken bool) error {
+// check finds what is wrong with p, whose name may be taken, in a store that may be kept.
+func (p *Place) check(taken, kept bool) error {
+	_, reopens := p.Store.(Reopener)
 	switch {
 	case p.Name == "" || taken:
 		return fmt.Errorf("it is named %q, want a name of its own", p.Name)
 	case p.Store == nil:
 		return fmt.Errorf("%s has no store", p.Name)
+	case kept && !reopens:
+		return fmt.Errorf("%s does not keep what it lends", p.Name)
+	case kept && strings.Contains(p.Name, between):
+		return fmt.Errorf("%q has %q in its name", p.Name, between)
 	}
 	return nil
 }
 
-// Store is a heap.Store whose segments have copies. It is a heap.Mirror, a heap.Computer and a heap.Finder.
+// Store is a heap.Store whose segments have copies. It is a heap.Mirror, a heap.Computer and a heap.Finder. With Config.Keep
+// it has what a heap.Keeper needs but the root.
 type Store struct {
 	cfg    Config
 	log    *slog.Logger
@@ -152,6 +166,7 @@ type Store struct {
 	repairing int                   // goroutines that do; guarded by mu
 	few       bool                  // fewer copies than there should be are being made; guarded by mu
 	removed   [MaxPlaces]time.Time  // when the place of an index was removed; guarded by mu
+	reopened  map[uint64]bool       // numbers of segments that were; guarded by mu
 
 	asked  atomic.Uint64 // how often there was a choice of places
 	tokens atomic.Int64  // second reads that may be made, in hundredths
@@ -170,7 +185,10 @@ func Open(cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot keep copies: %w", err)
 	}
-	s := &Store{cfg: cfg, log: cfg.Logger, segments: make(map[*segment]struct{}), rescan: make(chan struct{}, 1)}
+	s := &Store{cfg: cfg, log: cfg.Logger, segments: make(map[*segment]struct{}), reopened: make(map[uint64]bool), rescan: make(chan struct{}, 1)}
+	if cfg.Keep != nil {
+		s.next = cfg.Keep.Epoch << 32
+	}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	places := make([]*place, len(cfg.Places))
 	for i, p := range cfg.Places {
@@ -210,7 +228,7 @@ func (s *Store) Add(p Place) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	all := s.all()
-	if err := p.check(named(all, p.Name) != nil); err != nil {
+	if err := p.check(named(all, p.Name) != nil, s.cfg.Keep != nil); err != nil {
 		return fmt.Errorf("cannot add a place: %w", err)
 	}
 	taken := s.removed

@@ -28,6 +28,9 @@ type place struct {
 	givenUp atomic.Bool  // it has been of no use for Config.RepairAfter
 	pinging atomic.Bool
 	paying  atomic.Bool
+	stale   atomic.Bool // it may have what an earlier process has borrowed and nobody has reopened
+	pruning atomic.Bool
+	missed  atomic.Bool // it could not be reached when a segment was reopened, which may be opened by that name again
 
 	mu      sync.Mutex
 	useless time.Time      // since when it is of no use, or zero; guarded by mu

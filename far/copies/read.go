@@ -327,6 +327,6 @@ func (g *segment) condemn(bad copyOf) {
 	g.mu.Unlock()
 	g.store.counts.condemned.Add(1)
 	g.store.log.Warn("a copy has other bytes than were written, and is replaced", "copy", bad.seg.Name())
-	bad.place.giveBack(bad.seg)
+	g.store.wg.Go(func() { g.replaced(g.store.ctx, []copyOf{bad}) }) // nobody who reads waits for that
 	g.store.wake()
 }

@@ -50,6 +50,9 @@ func (s *Store) keep() {
 		for _, p := range s.all() {
 			p.ping(s.ctx)
 			p.settleDebts(s.ctx)
+			if p.stale.Load() && p.usable() && !p.missed.Load() && !p.pruning.Load() {
+				s.wg.Go(func() { p.prune(s.ctx) })
+			}
 			given := p.given(now, s.cfg.RepairAfter)
 			due = p.givenUp.Swap(given) != given || due
 			if p.usable() && p.stays() {
@@ -188,16 +191,21 @@ func (g *segment) repair(ctx context.Context) bool {
 
 	g.mu.Lock()
 	g.repairing = false
-	old := made
-	if !g.freed && len(made) > 0 {
+	var old []copyOf
+	freed := g.freed
+	if !freed && len(made) > 0 {
 		var next []copyOf
 		next, old = s.choose(*g.copies.Load(), made)
 		g.copies.Store(&next)
 	}
 	g.mu.Unlock()
-	for _, c := range old {
-		c.place.giveBack(c.seg)
+	if freed {
+		for _, c := range made {
+			c.place.giveBack(c.seg)
+		}
+		return false
 	}
+	g.replaced(ctx, old)
 	s.counts.repaired.Add(int64(len(made)))
 	return len(made) > 0
 }

@@ -37,8 +37,11 @@ func (g *segment) Lost() <-chan struct{} { return g.lost }
 // Name implements heap.Segment.
 func (g *segment) Name() string {
 	cs := *g.copies.Load()
-	if len(cs) == 0 {
+	switch {
+	case len(cs) == 0:
 		return "a segment without copies"
+	case g.store.cfg.Keep != nil:
+		return nameOf(g.number, cs)
 	}
 	name := cs[0].seg.Name()
 	for _, c := range cs[1:] {

@@ -326,7 +326,7 @@ func (h *Heap) Commit(ctx context.Context, checkpoint []byte, segs []Segment) er
 	k := &f.keeping
 	root := k.root
 	root.Length, root.Sum, root.Parts = uint64(len(checkpoint)), sha256.Sum256(checkpoint), nil
-	var parts []Segment
+	var parts, sealed []Segment
 	var err error
 	for rest := checkpoint; len(rest) > 0 && err == nil; {
 		var seg Segment
@@ -335,9 +335,14 @@ func (h *Heap) Commit(ctx context.Context, checkpoint []byte, segs []Segment) er
 		}
 		parts = append(parts, seg)
 		var p Part
-		if p, err = f.writePart(ctx, seg, rest); err == nil {
+		switch p, err = f.writePart(ctx, seg, rest); {
+		case err == nil:
 			root.Parts = append(root.Parts, p)
 			rest = rest[p.Length:]
+		case errors.Is(err, ErrSealed): // it goes on in another one
+			sealed = append(sealed, seg)
+			parts = parts[:len(parts)-1]
+			err = nil
 		}
 	}
 	if err == nil {
@@ -380,8 +385,11 @@ func (h *Heap) Commit(ctx context.Context, checkpoint []byte, segs []Segment) er
 		k.waiting = append(k.waiting, parts...) // the store may have the root
 	}
 	f.mu.Unlock()
-	for _, s := range free {
+	for _, s := range slices.Concat(free, sealed) {
 		h.free(func() error { _, err := f.giveBack(ctx, debt{seg: s}); return err })
+	}
+	if err == nil && len(sealed) > 0 {
+		return h.Reserve(ctx)
 	}
 	return err
 }

@@ -1,0 +1,213 @@
+package copies
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+
+	"polder/far/heap"
+)
+
+// Keep has a store outlive its process: its places keep what they lent, and another process opens the segments
+// again by their names.
+type Keep struct {
+	// Epoch is higher than that of any process that had the store before. At most 1<<31 - 1.
+	Epoch uint64
+	// Names says where the copies of segments lie by now whose names say something else, by the numbers of
+	// the segments: what Moved was told.
+	Names map[uint64]string
+	// Moved is called after the copies of a segment have been replaced by others, and before the memory of those that
+	// were there before is given back. It returns when a process that opens the store after this one will
+	// know where the copies lie now, which name returns; or when ctx ends. Several goroutines call it.
+	Moved func(ctx context.Context, number uint64, name func() string) error
+}
+
+// A Reopener is the Store of a place that keeps what it lent.
+type Reopener interface {
+	heap.Store
+	// Reopen borrows a segment again by its name. It fails with a *heap.LostError if the segment is gone for good.
+	Reopen(ctx context.Context, name string) (heap.Segment, error)
+	// Prune gives back what an earlier process has borrowed and nobody has reopened. It fails if the place cannot be
+	// reached, and is called again then.
+	Prune(ctx context.Context) error
+}
+
+// maxEpoch is the highest epoch: numbers of segments are an epoch and 32 bits.
+const maxEpoch = 1<<31 - 1
+
+func (k *Keep) check() error {
+	switch {
+	case k.Epoch == 0 || k.Epoch > maxEpoch:
+		return fmt.Errorf("epoch %d, want 1 to %d", k.Epoch, maxEpoch)
+	case k.Moved == nil:
+		return errors.New("nobody is told where copies have moved: Keep.Moved is nil")
+	}
+	return nil
+}
+
+// between separates the copies in a segment's name.
+const between = " and "
+
+// nameOf is the name by which a segment with those copies is opened again.
+func nameOf(number uint64, cs []copyOf) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "segment %d at ", number)
+	for i, c := range cs {
+		if i > 0 {
+			b.WriteString(between)
+		}
+		b.WriteString(c.place.Name)
+		b.WriteByte('/')
+		b.WriteString(strings.TrimPrefix(c.seg.Name(), c.place.Name+"/"))
+	}
+	return b.String()
+}
+
+// parseName is the opposite of nameOf: the number, and what each copy is called, place included.
+func parseName(name string) (number uint64, copies []string, err error) {
+	rest, ok := strings.CutPrefix(name, "segment ")
+	digits, rest, found := strings.Cut(rest, " at ")
+	if number, err = strconv.ParseUint(digits, 10, 64); !ok || !found || err != nil || number == 0 {
+		return 0, nil, fmt.Errorf("%q names no segment, which would be as in %q", name, "segment 17 at 10.0.0.1:7070/chunk 3")
+	}
+	copies = strings.Split(rest, between)
+	if len(copies) > MaxCopies {
+		return 0, nil, fmt.Errorf("%q has %d copies, at most %d are possible", name, len(copies), MaxCopies)
+	}
+	return number, copies, nil
+}
+
+// Reopen borrows a segment again by the name that it had for an earlier process. It fails with a *heap.LostError if
+// all its copies are gone for good.
+func (s *Store) Reopen(ctx context.Context, name string) (heap.Segment, error) {
+	if s.cfg.Keep == nil {
+		return nil, errors.New("cannot reopen a segment: the store keeps nothing")
+	}
+	number, called, err := parseName(name)
+	if err == nil {
+		if moved, ok := s.cfg.Keep.Names[number]; ok {
+			var n uint64
+			if n, called, err = parseName(moved); err == nil && n != number {
+				err = fmt.Errorf("segment %d is said to be %q now", number, moved)
+			}
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot reopen a segment: %w", err)
+	}
+	g := &segment{store: s, number: number, end: s.SegmentSize(), lost: make(chan struct{})}
+	var cs []copyOf
+	var away []error
+	for _, c := range called {
+		seg, p, err := s.reopenAt(ctx, c)
+		var gone *heap.LostError
+		switch {
+		case err == nil:
+			cs = append(cs, copyOf{p, seg})
+		case !errors.As(err, &gone):
+			if p != nil {
+				p.missed.Store(true)
+			}
+			away = append(away, fmt.Errorf("%s: %w", c, err))
+		}
+	}
+	switch {
+	case len(cs) == 0 && len(away) > 0:
+		return nil, fmt.Errorf("cannot reach any copy of segment %d: %w", number, errors.Join(away...))
+	case len(cs) == 0:
+		return nil, &heap.LostError{Segment: name}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.reopened[number] {
+		for _, c := range cs {
+			c.place.copies.Add(-1)
+		}
+		return nil, fmt.Errorf("cannot reopen segment %d: it is open already", number)
+	}
+	s.reopened[number] = true
+	g.copies.Store(&cs)
+	s.segments[g] = struct{}{}
+	return g, nil
+}
+
+// reopenAt reopens a copy by what it is called, place included.
+func (s *Store) reopenAt(ctx context.Context, called string) (heap.Segment, *place, error) {
+	var at *place
+	for _, p := range s.all() { // of two names of which one begins with the other it is the longer one
+		if strings.HasPrefix(called, p.Name+"/") && (at == nil || len(p.Name) > len(at.Name)) {
+			at = p
+		}
+	}
+	if at == nil {
+		return nil, nil, &heap.LostError{Segment: called} // the place is no longer one of the store's
+	}
+	r, ok := at.Store.(Reopener)
+	if !ok {
+		return nil, nil, &heap.LostError{Segment: called}
+	}
+	seg, err := r.Reopen(ctx, called[len(at.Name)+1:])
+	if err == nil {
+		at.copies.Add(1)
+	}
+	return seg, at, err
+}
+
+// Prune gives back what earlier processes have borrowed and nobody has reopened: at places that cannot be reached now, later.
+func (s *Store) Prune(ctx context.Context) error {
+	var wg sync.WaitGroup
+	for _, p := range s.all() {
+		if _, ok := p.Store.(Reopener); ok {
+			p.stale.Store(true)
+			wg.Go(func() { p.prune(ctx) })
+		}
+	}
+	wg.Wait()
+	return context.Cause(ctx)
+}
+
+// Renamed tells the store that nobody will ask for segments by names that an earlier process has given them. What places
+// have that could not be reached when segments were reopened is given back from then on.
+func (s *Store) Renamed() {
+	for _, p := range s.all() {
+		p.missed.Store(false)
+	}
+}
+
+// prune gives back what nobody has reopened at p, if it can be reached.
+func (p *place) prune(ctx context.Context) {
+	if !p.usable() || p.missed.Load() || p.pruning.Swap(true) {
+		return
+	}
+	defer p.pruning.Store(false)
+	ctx, cancel := context.WithTimeout(ctx, repairTimeout)
+	defer cancel()
+	if err := p.Store.(Reopener).Prune(ctx); err == nil {
+		p.stale.Store(false)
+	} else if context.Cause(ctx) == nil {
+		p.store.log.Warn("cannot give back what nobody has reopened", "place", p.Name, "error", err)
+	}
+}
+
+// replaced gives back copies that a segment had before. If the store is kept, whoever opens it next is told first where the
+// copies are now; what nobody could be told stays until then.
+func (g *segment) replaced(ctx context.Context, old []copyOf) {
+	s := g.store
+	if k := s.cfg.Keep; k != nil && len(old) > 0 {
+		if err := k.Moved(ctx, g.number, func() string { return nameOf(g.number, *g.copies.Load()) }); err != nil {
+			for _, c := range old {
+				c.place.copies.Add(-1)
+			}
+			if ctx.Err() == nil {
+				s.log.Warn("the memory of copies that were replaced is not given back, since nobody could be told where the others are", "segment", g.Name(), "error", err)
+			}
+			return
+		}
+	}
+	for _, c := range old {
+		c.place.giveBack(c.seg)
+	}
+}
