@@ -346,16 +346,19 @@ func (h *Heap) Checkpoint(ctx context.Context) error {
 	changes := h.changes() // or more
 	size := int64(0)
 	for {
-		if err := h.core.WriteBack(ctx); err != nil {
+		need, err := size, h.core.WriteBack(ctx)
+		switch {
+		case err == nil:
+			need, err = h.tryCheckpoint(ctx, size)
+		case !errors.Is(err, heap.ErrSealed): // else it goes on in another segment
 			return fmt.Errorf("cannot take a checkpoint: cannot write back what is local: %w", err)
 		}
-		need, err := h.tryCheckpoint(ctx, size)
 		if err == nil {
 			h.checkpointed.Store(time.Now().UnixNano())
 			h.checkpointAt.Store(changes)
 			return nil
 		}
-		if err != errBusy && err != errGrown {
+		if err != errBusy && err != errGrown && !errors.Is(err, heap.ErrSealed) {
 			return err
 		}
 		size = need

@@ -192,11 +192,11 @@ func (p *place) prune(ctx context.Context) {
 	}
 }
 
-// replaced gives back copies that a segment had before. If the store is kept, whoever opens it next is told first where the
+// replaced is called when a segment has other copies than before, and gives back those of old. If the store is kept, whoever opens it next is told first where the
 // copies are now; what nobody could be told stays until then.
 func (g *segment) replaced(ctx context.Context, old []copyOf) {
 	s := g.store
-	if k := s.cfg.Keep; k != nil && len(old) > 0 {
+	if k := s.cfg.Keep; k != nil {
 		if err := k.Moved(ctx, g.number, func() string { return nameOf(g.number, *g.copies.Load()) }); err != nil {
 			for _, c := range old {
 				c.place.copies.Add(-1)

@@ -354,3 +354,6 @@ func (s *Store) Prune(context.Context) error {
 	}
 	return nil
 }
+
+// Wants implements heap.Keeper. What lies on the disk is not moved.
+func (s *Store) Wants() bool { return false }

@@ -31,6 +31,8 @@ type Keeper interface {
 	Reopen(ctx context.Context, name string) (Segment, error)
 	// Prune gives back what an earlier process has borrowed and nobody has reopened.
 	Prune(ctx context.Context) error
+	// Wants reports whether there should be another root soon, since what the Keeper has to remember until then is getting long.
+	Wants() bool
 }
 
 const (
@@ -235,7 +237,7 @@ func (f *farLog) Starved() bool {
 // starved is Starved with f.mu held.
 func (f *farLog) starved() bool {
 	n := len(f.keeping.waiting)
-	return n > 0 && f.scarce.Load() || n > leastWaiting && n > f.count/waitingShare
+	return f.keeping.keeper.Wants() || n > 0 && f.scarce.Load() || n > leastWaiting && n > f.count/waitingShare
 }
 
 const (
@@ -381,8 +383,14 @@ func (h *Heap) Commit(ctx context.Context, checkpoint []byte, segs []Segment) er
 			free = append(free, k.spares[most:]...)
 			k.spares = k.spares[:most]
 		}
-	} else {
-		k.waiting = append(k.waiting, parts...) // the store may have the root
+	} else { // the store may have the root
+		k.waiting = append(k.waiting, parts...)
+		if k.kept == nil {
+			k.kept = make(map[Segment]bool, len(segs))
+		}
+		for _, s := range segs {
+			k.kept[s] = true
+		}
 	}
 	f.mu.Unlock()
 	for _, s := range slices.Concat(free, sealed) {

@@ -1,0 +1,23 @@
+package named
+
+import (
+	"context"
+	"time"
+
+	"polder/holder"
+)
+
+// SetClock has owners take now for the time, until undo.
+func SetClock(now func() time.Duration) (undo func()) {
+	was := clock
+	clock = now
+	return func() { clock = was }
+}
+
+// Register is what o asks, of which tests change the other side.
+func (o *Owner) Register() *holder.Register { return &o.reg }
+
+// Moved is what copies.Keep.Moved calls.
+func (o *Owner) Moved(ctx context.Context, number uint64, name func() string) error {
+	return o.moved(ctx, number, name)
+}

@@ -1,0 +1,170 @@
+package named
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"polder/far/copies"
+	"polder/far/heap"
+	"polder/holder"
+)
+
+// Store is a heap.Keeper: copies at places that keep what they lend, and a root in the register of the heap's owner.
+type Store struct {
+	*copies.Store
+	o *Owner
+}
+
+var (
+	_ heap.Keeper = (*Store)(nil)
+	_ heap.Mirror = (*Store)(nil)
+)
+
+// Store opens the heap's store over the places of cfg, whose Keep is the owner's. Close it when the heap has been closed.
+func (o *Owner) Store(cfg copies.Config) (*Store, error) {
+	cfg.Keep = &copies.Keep{Epoch: o.epoch, Names: o.first.clone().Moved, Moved: o.moved}
+	c, err := copies.Open(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return &Store{c, o}, nil
+}
+
+// moves are copies of which the manifest is to know where they lie.
+type moves struct {
+	mu      sync.Mutex
+	waiting map[uint64]func() string // names by the numbers of segments; guarded by mu
+	asked   uint64                   // how often somebody has put something there; guarded by mu
+	done    uint64                   // up to which of those the manifest knows; guarded by mu
+	rooted  chan struct{}            // closed and replaced with each new root; guarded by mu
+
+	roots atomic.Int64     // how many there were
+	since map[uint64]int64 // for each segment in the manifest, how many roots there were then; guarded by Owner.changing
+	long  atomic.Bool      // the manifest is too long, or soon will be
+}
+
+func (m *moves) init() {
+	m.waiting, m.since, m.rooted = map[uint64]func() string{}, map[uint64]int64{}, make(chan struct{})
+}
+
+// A checkpoint may have asked for names before the one that says that a copy has moved, and count after it. The next
+// one has asked after it.
+const rootsToForget = 2
+
+// moved has the manifest know where the copies of a segment lie now. Those who come while others
+// wait share one change.
+func (o *Owner) moved(ctx context.Context, number uint64, name func() string) error {
+	v := &o.moves
+	v.mu.Lock()
+	v.waiting[number] = name
+	v.asked++
+	mine := v.asked
+	v.mu.Unlock()
+	for {
+		if err := o.begin(ctx); err != nil {
+			return err
+		}
+		v.mu.Lock()
+		done, rooted := v.done >= mine, v.rooted
+		v.mu.Unlock()
+		var err error
+		if !done {
+			err = o.flush(ctx)
+		}
+		o.end()
+		if !errors.Is(err, errLong) {
+			return err
+		}
+		select { // the next root makes it shorter
+		case <-rooted:
+		case <-o.superseded:
+			return ErrSuperseded
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
+		}
+	}
+}
+
+// mostWithMoves is how long the manifest may become by moves if its root has n bytes: there is always room for the longest root.
+func mostWithMoves(n int) int { return holder.MaxValue - (heap.MaxRoot - n) - 1<<10 }
+
+// flush writes what waits into the manifest. o.changing must be held.
+func (o *Owner) flush(ctx context.Context) error {
+	v := &o.moves
+	v.mu.Lock()
+	names, upTo := v.waiting, v.asked
+	v.waiting = map[uint64]func() string{}
+	v.mu.Unlock()
+	err := o.change(ctx, mostWithMoves(len(o.m.Root)), func(m *Manifest) error {
+		for n, name := range names {
+			m.Moved[n] = name()
+		}
+		return nil
+	})
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if err != nil {
+		v.long.Store(v.long.Load() || errors.Is(err, errLong))
+		for n, name := range names {
+			if v.waiting[n] == nil {
+				v.waiting[n] = name
+			}
+		}
+		return err
+	}
+	for n := range names {
+		v.since[n] = v.roots.Load()
+	}
+	v.done = max(v.done, upTo)
+	return nil
+}
+
+// Root implements heap.Keeper.
+func (s *Store) Root(context.Context) ([]byte, error) { return s.o.first.Root, nil }
+
+// SetRoot implements heap.Keeper. All that was written to segments is in all their copies by then, which is all that is needed.
+func (s *Store) SetRoot(ctx context.Context, root []byte) error {
+	o, v := s.o, &s.o.moves
+	if len(root) > heap.MaxRoot {
+		return fmt.Errorf("a root of %d bytes, at most %d are kept", len(root), heap.MaxRoot)
+	}
+	if err := o.begin(ctx); err != nil {
+		return fmt.Errorf("cannot keep the root: %w", err)
+	}
+	defer o.end()
+	// The first root of an owner is that of the owner before, and the second one has names of its own.
+	n := v.roots.Load() + 1
+	var old []uint64
+	err := o.change(ctx, holder.MaxValue, func(m *Manifest) error {
+		m.Root, old = root, old[:0]
+		for number := range m.Moved {
+			if n-v.since[number] >= rootsToForget {
+				delete(m.Moved, number)
+				old = append(old, number)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("cannot keep the root: %w", err)
+	}
+	v.roots.Store(n)
+	for _, number := range old {
+		delete(v.since, number)
+	}
+	v.long.Store(len(o.m.Moved) > 0 && len(o.m.Encode()) > mostWithMoves(len(root))/2)
+	v.mu.Lock()
+	close(v.rooted)
+	v.rooted = make(chan struct{})
+	v.mu.Unlock()
+	if n == rootsToForget {
+		s.Renamed()
+	}
+	return nil
+}
+
+// Wants implements heap.Keeper.
+func (s *Store) Wants() bool { return s.o.moves.long.Load() }

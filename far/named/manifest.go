@@ -1,0 +1,141 @@
+package named
+
+import (
+	"bytes"
+	"compress/flate"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"maps"
+	"slices"
+	"time"
+
+	"polder/far/heap"
+)
+
+// Manifest is what a register keeps of a heap.
+type Manifest struct {
+	Epoch uint64 // of the owner; every owner has a higher one than those before it
+	Nonce uint64 // of the owner, which tells it from another one that has raised the epoch at the same time
+	Beat  uint64 // changes while the owner lives
+	Owner string // what the owner calls itself, "" if the heap was closed
+	Lease time.Duration
+
+	// Sessions has what each node needs to be told to give its memory to another process, by the name of the node.
+	Sessions map[string][]byte
+	// Root is the heap's, nil if it has none yet.
+	Root []byte
+	// Moved says where the copies of segments lie whose names in the root's checkpoint say something else, by number.
+	Moved map[uint64]string
+}
+
+// The encoding begins with u64 magic and version, and u32 CRC32C of the rest, which is compressed (deflate). That is
+//
+//	u64 epoch, u64 nonce, u64 beat, u64 lease in nanoseconds, string owner
+//	u32 sessions, and for each: string node, string session
+//	u8 whether there is a root, string root
+//	u32 moved segments, and for each: u64 number, string name
+//
+// where a string is u32 length and so many bytes. What is decoded may have mostManifest bytes.
+const (
+	manifestMagic = 0x6e614d6c6f50<<8 | 1 // "PolMan"
+	mostManifest  = 16 << 20
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// Encode is the manifest as bytes.
+func (m *Manifest) Encode() []byte {
+	put32, put64 := binary.LittleEndian.AppendUint32, binary.LittleEndian.AppendUint64
+	str := func(b []byte, s string) []byte { return append(put32(b, uint32(len(s))), s...) }
+	b := put64(put64(put64(put64(nil, m.Epoch), m.Nonce), m.Beat), uint64(m.Lease))
+	b = str(b, m.Owner)
+	b = put32(b, uint32(len(m.Sessions)))
+	for _, node := range slices.Sorted(maps.Keys(m.Sessions)) {
+		b = str(str(b, node), string(m.Sessions[node]))
+	}
+	has := byte(0)
+	if m.Root != nil {
+		has = 1
+	}
+	b = str(append(b, has), string(m.Root))
+	b = put32(b, uint32(len(m.Moved)))
+	for _, n := range slices.Sorted(maps.Keys(m.Moved)) {
+		b = str(put64(b, n), m.Moved[n])
+	}
+	var packed bytes.Buffer
+	w, _ := flate.NewWriter(&packed, flate.BestSpeed) // the level is one
+	_, _ = w.Write(b)                                 // a Buffer takes everything
+	_ = w.Close()
+	out := put64(nil, manifestMagic)
+	out = put32(out, crc32.Checksum(packed.Bytes(), castagnoli))
+	return append(out, packed.Bytes()...)
+}
+
+// DecodeManifest reads a manifest, which may be anything.
+func DecodeManifest(b []byte) (*Manifest, error) {
+	if len(b) < 12 {
+		return nil, fmt.Errorf("a manifest of %d bytes, want at least 12", len(b))
+	}
+	if magic := binary.LittleEndian.Uint64(b); magic != manifestMagic {
+		return nil, fmt.Errorf("the manifest begins with %#x, want %#x: it is none, or of another version of polder", magic, uint64(manifestMagic))
+	}
+	if got, want := crc32.Checksum(b[12:], castagnoli), binary.LittleEndian.Uint32(b[8:]); got != want {
+		return nil, fmt.Errorf("CRC32C of the manifest is %08x, want %08x", got, want)
+	}
+	plain, err := io.ReadAll(io.LimitReader(flate.NewReader(bytes.NewReader(b[12:])), mostManifest+1))
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("cannot unpack the manifest: %w", err)
+	case len(plain) > mostManifest:
+		return nil, fmt.Errorf("the manifest has more than %d bytes", mostManifest)
+	}
+	d := &heap.Decoder{B: plain}
+	str := func() string { return string(d.Bytes(int(d.U32()))) }
+	m := &Manifest{Epoch: d.U64(), Nonce: d.U64(), Beat: d.U64(), Lease: time.Duration(d.U64()), Sessions: map[string][]byte{}, Moved: map[uint64]string{}}
+	m.Owner = str()
+	for range d.U32() {
+		if d.Err != nil {
+			break
+		}
+		node := str()
+		m.Sessions[node] = []byte(str())
+	}
+	has := d.Bytes(1)
+	if root := []byte(str()); len(has) == 1 && has[0] != 0 {
+		m.Root = root
+	}
+	for range d.U32() {
+		if d.Err != nil {
+			break
+		}
+		n := d.U64()
+		m.Moved[n] = str()
+	}
+	switch {
+	case d.Err != nil:
+		return nil, fmt.Errorf("cannot read the manifest: %w", d.Err)
+	case len(d.B) > 0:
+		return nil, fmt.Errorf("%d bytes follow the manifest", len(d.B))
+	case m.Lease < 0 || m.Lease > mostLease:
+		return nil, fmt.Errorf("the manifest has a lease of %v, want up to %v", m.Lease, mostLease)
+	case len(m.Root) > heap.MaxRoot:
+		return nil, errors.New("the root in the manifest is too long")
+	}
+	return m, nil
+}
+
+// clone is a copy that may be changed. What slices have is not copied, and must not be changed.
+func (m *Manifest) clone() *Manifest {
+	c := *m
+	c.Sessions, c.Moved = maps.Clone(m.Sessions), maps.Clone(m.Moved)
+	if c.Sessions == nil {
+		c.Sessions = map[string][]byte{}
+	}
+	if c.Moved == nil {
+		c.Moved = map[uint64]string{}
+	}
+	return &c
+}

@@ -1,0 +1,464 @@
+package named
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"polder/holder"
+)
+
+// Defaults of a Config.
+const (
+	DefaultLease    = 500 * time.Millisecond
+	DefaultBeat     = time.Second
+	DefaultPatience = 4 * time.Second
+
+	mostLease = time.Minute
+)
+
+// Config says how a heap is owned.
+type Config struct {
+	// Me is what others are told who has the heap, such as an address.
+	Me string
+	// Standby has Own wait until the heap's owner is gone, instead of failing with an OwnedError.
+	Standby bool
+	// Lease is for how long evidence is used, by default DefaultLease, at most a minute.
+	Lease time.Duration
+	// Beat is how often the owner changes the manifest at least, by default DefaultBeat.
+	Beat time.Duration
+	// Patience is for how long the manifest must not have changed until its owner is taken for dead, by default
+	// DefaultPatience. It should be several times the Beat of all who own the heap.
+	Patience time.Duration
+	// Sessions returns what each node needs to be told to give its memory to another process. It is called with each change of
+	// the manifest, and must not wait. Nil has the manifest keep the sessions that it has.
+	Sessions func() map[string][]byte
+	// Logger gets what becomes of the ownership; by default nothing is logged.
+	Logger *slog.Logger
+}
+
+// OwnedError says that another process has the heap open.
+type OwnedError struct {
+	Owner string
+	Epoch uint64
+}
+
+func (e *OwnedError) Error() string {
+	return fmt.Sprintf("%s has the heap open (epoch %d)", e.Owner, e.Epoch)
+}
+
+// ErrSuperseded says that another process owns the heap now.
+var ErrSuperseded = errors.New("another process has taken the heap over")
+
+// boottime is the time since this machine was started, sleep included.
+func boottime() time.Duration {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
+		panic("BUG: no CLOCK_BOOTTIME: " + err.Error())
+	}
+	return time.Duration(ts.Nano())
+}
+
+// clock is boottime, but in tests.
+var clock = boottime
+
+// Owner is a process's ownership of a heap. All methods may be called by any number of goroutines.
+type Owner struct {
+	cfg   Config
+	reg   holder.Register
+	epoch uint64
+	nonce uint64
+	first *Manifest     // as it was when the epoch was raised
+	until time.Duration // when, since this machine was started, the lease of the owner before is over
+
+	changing chan struct{} // capacity 1: who has put something into it changes the manifest
+
+	// Guarded by changing.
+	m       *Manifest
+	version uint64
+	unsure  bool          // the last change may have happened or not
+	changed time.Duration // when the last change was made, since this machine was started
+
+	evidence atomic.Int64 // when it was asked for, in nanoseconds since this machine was started
+	hungry   chan struct{}
+
+	mu      sync.Mutex
+	renewed chan struct{} // closed and replaced when there is newer evidence; guarded by mu
+	why     error         // why it is no longer the owner; guarded by mu
+
+	superseded chan struct{} // closed then
+	stop       context.CancelFunc
+	ctx        context.Context
+	wg         sync.WaitGroup
+
+	moves moves
+}
+
+// Own makes this process the owner of the heap whose manifest reg has, which stays the caller's. It fails with an *OwnedError if
+// another process has the heap, unless cfg.Standby is set.
+func Own(ctx context.Context, reg holder.Register, cfg Config) (*Owner, error) {
+	if cfg.Lease == 0 {
+		cfg.Lease = DefaultLease
+	}
+	if cfg.Beat == 0 {
+		cfg.Beat = DefaultBeat
+	}
+	if cfg.Patience == 0 {
+		cfg.Patience = DefaultPatience
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	switch {
+	case cfg.Me == "":
+		return nil, errors.New("cannot own a heap: Config.Me is empty, and others could not be told who has it")
+	case cfg.Lease < 0 || cfg.Lease > mostLease || cfg.Beat < 0 || cfg.Patience < 0:
+		return nil, fmt.Errorf("cannot own a heap: a lease of %v, a beat of %v and a patience of %v: want times above 0, and a lease of up to %v", cfg.Lease, cfg.Beat, cfg.Patience, mostLease)
+	}
+	o := &Owner{
+		cfg: cfg, reg: reg, nonce: rand.Uint64(),
+		changing: make(chan struct{}, 1), hungry: make(chan struct{}, 1), renewed: make(chan struct{}), superseded: make(chan struct{}),
+	}
+	o.moves.init()
+	if err := o.raise(ctx); err != nil {
+		return nil, fmt.Errorf("cannot own the heap: %w", err)
+	}
+	o.ctx, o.stop = context.WithCancel(context.Background())
+	o.wg.Go(o.renew)
+	return o, nil
+}
+
+// raise raises the epoch, when the owner is gone.
+func (o *Owner) raise(ctx context.Context) error {
+	m, version, err := o.look(ctx)
+	if err != nil {
+		return err
+	}
+	said := false
+	for {
+		if m.Owner != "" {
+			now, v, err := o.watch(ctx, version)
+			if err != nil {
+				return err
+			}
+			if v != version {
+				owned := &OwnedError{m.Owner, m.Epoch}
+				if !o.cfg.Standby {
+					return owned
+				}
+				if m, version = now, v; m.Owner != "" && !said {
+					said = true
+					o.cfg.Logger.Info("waiting until the heap's owner is gone", "owner", owned.Owner, "epoch", owned.Epoch)
+				}
+				continue
+			}
+		}
+		next := m.clone()
+		next.Epoch, next.Nonce, next.Owner, next.Lease, next.Beat = m.Epoch+1, o.nonce, o.cfg.Me, o.cfg.Lease, 0
+		if next.Epoch >= 1<<31 {
+			return fmt.Errorf("epoch %d was the last one", m.Epoch)
+		}
+		asked := clock()
+		v, err := o.reg.Swap(ctx, version, next.Encode())
+		if err != nil && !errors.Is(err, holder.ErrChanged) && !errors.Is(err, holder.ErrUnknown) {
+			return err
+		}
+		if err != nil {
+			was := m
+			if m, version, err = o.look(ctx); err != nil {
+				return err
+			}
+			if m.Epoch != next.Epoch || m.Nonce != o.nonce {
+				continue // another one was faster, or the heap has been closed
+			}
+			next, v, m = m, version, was // it has happened
+		}
+		o.first, o.m, o.version, o.epoch, o.changed = m, next, v, next.Epoch, asked
+		if m.Owner != "" {
+			o.until = clock() + m.Lease + m.Lease/20
+		}
+		o.evidence.Store(int64(asked))
+		return nil
+	}
+}
+
+// look reads the manifest, which is empty for a heap that never was.
+func (o *Owner) look(ctx context.Context) (*Manifest, uint64, error) {
+	b, version, err := o.reg.Read(ctx)
+	if err != nil {
+		return nil, 0, err
+	}
+	if b == nil {
+		return &Manifest{}, version, nil
+	}
+	m, err := DecodeManifest(b)
+	return m, version, err
+}
+
+// watch looks at the manifest until it changes, but for no longer than Patience, and returns it as it is then.
+func (o *Owner) watch(ctx context.Context, version uint64) (*Manifest, uint64, error) {
+	deadline := clock() + o.cfg.Patience
+	for {
+		timer := time.NewTimer(o.cfg.Patience / 16)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return nil, 0, context.Cause(ctx)
+		}
+		over := clock() >= deadline // looked at before asking, so that the answer is younger
+		m, v, err := o.look(ctx)
+		if err != nil {
+			return nil, 0, err
+		}
+		if v != version || over {
+			return m, v, nil
+		}
+	}
+}
+
+// Epoch is that of this owner.
+func (o *Owner) Epoch() uint64 { return o.epoch }
+
+// Sessions is what the owner before was given by its nodes, by their names.
+func (o *Owner) Sessions() map[string][]byte { return maps.Clone(o.first.Sessions) }
+
+// Fresh reports whether there is nothing to be opened yet: the heap has no root.
+func (o *Owner) Fresh() bool { return o.first.Root == nil }
+
+// Superseded is closed when another process has taken the heap over.
+func (o *Owner) Superseded() <-chan struct{} { return o.superseded }
+
+// Ready returns when the lease of the owner before is over, so that nobody else can answer out of the heap.
+func (o *Owner) Ready(ctx context.Context) error {
+	for {
+		left := o.until - clock()
+		if left <= 0 {
+			return nil
+		}
+		timer := time.NewTimer(left)
+		select {
+		case <-timer.C:
+		case <-o.superseded:
+			timer.Stop()
+			return ErrSuperseded
+		case <-ctx.Done():
+			timer.Stop()
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// Shown reports whether what this process knows may be shown to anybody, as of when Shown was called, and waits for up to
+// wait if that is not known. It is false for good when another process owns the heap.
+func (o *Owner) Shown(wait time.Duration) bool {
+	now := clock()
+	if now-time.Duration(o.evidence.Load()) < o.cfg.Lease { // fast path
+		return o.ctx.Err() == nil
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	for {
+		o.mu.Lock()
+		renewed, why := o.renewed, o.why
+		o.mu.Unlock()
+		// Evidence that was asked for after now is as good as any.
+		if at := time.Duration(o.evidence.Load()); at >= now || clock()-at < o.cfg.Lease {
+			return why == nil
+		}
+		if why != nil {
+			return false
+		}
+		select {
+		case o.hungry <- struct{}{}:
+		default:
+		}
+		select {
+		case <-renewed:
+		case <-o.superseded:
+			return false
+		case <-o.ctx.Done():
+			return false
+		case <-timer.C:
+			return false
+		}
+	}
+}
+
+// hasEvidence takes note that the owner was the owner at some moment after it asked.
+func (o *Owner) hasEvidence(asked time.Duration) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if int64(asked) > o.evidence.Load() {
+		o.evidence.Store(int64(asked))
+		close(o.renewed)
+		o.renewed = make(chan struct{})
+	}
+}
+
+// supersede takes note that m has another owner.
+func (o *Owner) supersede(m *Manifest) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.why == nil {
+		o.why = fmt.Errorf("%w: %s, in epoch %d, where this one had %d", ErrSuperseded, m.Owner, m.Epoch, o.epoch)
+		o.evidence.Store(-1 << 62)
+		close(o.superseded)
+		o.cfg.Logger.Error("another process has taken the heap over", "owner", m.Owner, "epoch", m.Epoch)
+	}
+	return o.why
+}
+
+// begin takes the right to change the manifest.
+func (o *Owner) begin(ctx context.Context) error {
+	select {
+	case o.changing <- struct{}{}:
+		return nil
+	case <-o.superseded:
+		return ErrSuperseded
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (o *Owner) end() { <-o.changing }
+
+// retryPause is for how long the register is left alone after it has failed.
+const retryPause = 50 * time.Millisecond
+
+// sync reads the manifest if nobody knows what it is. o.changing must be held.
+func (o *Owner) sync(ctx context.Context) error {
+	asked := clock()
+	m, version, err := o.look(ctx)
+	if err != nil {
+		return err
+	}
+	if m.Epoch != o.epoch || m.Nonce != o.nonce {
+		return o.supersede(m)
+	}
+	o.m, o.version, o.unsure = m, version, false
+	o.hasEvidence(asked)
+	return nil
+}
+
+// change has f change the manifest, and returns when it is known whether it has happened: then with nil, or if it
+// cannot happen: with errLong if the manifest would have more bytes than most. It tries again until ctx ends; then it may have happened or not. f may be called several times, and says by an
+// error that there is nothing to be done. o.changing must be held.
+func (o *Owner) change(ctx context.Context, most int, f func(m *Manifest) error) error {
+	for {
+		if o.unsure {
+			if err := o.sync(ctx); errors.Is(err, ErrSuperseded) {
+				return err
+			} else if err != nil {
+				if err := o.pause(ctx, err); err != nil {
+					return err
+				}
+				continue
+			}
+		}
+		next := o.m.clone()
+		if o.cfg.Sessions != nil {
+			if s := o.cfg.Sessions(); s != nil {
+				next.Sessions = maps.Clone(s)
+			}
+		}
+		next.Beat++
+		if err := f(next); err != nil {
+			return err
+		}
+		b := next.Encode()
+		if len(b) > most {
+			return errLong
+		}
+		asked := clock()
+		v, err := o.reg.Swap(ctx, o.version, b)
+		if err == nil {
+			o.m, o.version, o.changed = next, v, asked
+			o.hasEvidence(asked)
+			return nil
+		}
+		o.unsure = true
+		if errors.Is(err, holder.ErrChanged) || errors.Is(err, holder.ErrUnknown) {
+			continue // what it is now says the rest: a change that has happened is made again
+		}
+		if err := o.pause(ctx, err); err != nil {
+			return err
+		}
+	}
+}
+
+// errLong: the manifest would be longer than a register's value.
+var errLong = errors.New("the manifest is too long")
+
+func (o *Owner) pause(ctx context.Context, why error) error {
+	timer := time.NewTimer(retryPause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("%w: %w", context.Cause(ctx), why)
+	}
+}
+
+// renew keeps evidence young, and changes the manifest every Beat, until the owner is closed.
+func (o *Owner) renew() {
+	tick := time.NewTicker(max(o.cfg.Lease/4, time.Millisecond))
+	defer tick.Stop()
+	failing := false
+	for {
+		select {
+		case <-o.ctx.Done():
+			return
+		case <-o.superseded:
+			return
+		case <-tick.C:
+		case <-o.hungry:
+		}
+		ctx, cancel := context.WithTimeout(o.ctx, max(o.cfg.Lease, o.cfg.Beat))
+		err := o.begin(ctx)
+		if err == nil {
+			if clock()-o.changed >= o.cfg.Beat {
+				err = o.change(ctx, holder.MaxValue, func(*Manifest) error { return nil })
+			} else {
+				err = o.sync(ctx)
+			}
+			o.end()
+		}
+		cancel()
+		if failed := err != nil && o.ctx.Err() == nil; failed != failing {
+			failing = failed
+			if failed {
+				o.cfg.Logger.Warn("what keeps the heap's manifest does not answer: nothing is answered without evidence that there is no other owner", "error", err)
+			} else {
+				o.cfg.Logger.Info("what keeps the heap's manifest answers again")
+			}
+		}
+	}
+}
+
+// Close gives the heap up, so that whoever opens it next need not wait. Close the heap, and the store, before it. It fails
+// if the register cannot be told.
+func (o *Owner) Close(ctx context.Context) error {
+	o.stop()
+	o.wg.Wait()
+	if err := o.begin(ctx); err != nil {
+		return fmt.Errorf("cannot give the heap up: %w", err)
+	}
+	defer o.end()
+	if o.m.Owner == "" && !o.unsure {
+		return nil
+	}
+	if err := o.change(ctx, holder.MaxValue, func(m *Manifest) error { m.Owner = ""; return nil }); err != nil {
+		return fmt.Errorf("cannot give the heap up: %w", err)
+	}
+	return nil
+}
