@@ -1,0 +1,142 @@
+package witness
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"polder/internal/wal"
+)
+
+const (
+	// segmentSize is that of the log's files, of which there are two or three.
+	segmentSize = 1 << 20
+	// logFactor is how many times longer than what is alive the log becomes before a
+	// checkpoint.
+	logFactor = 4
+)
+
+// journal is an acceptor with the log that keeps it.
+type journal struct {
+	lock *os.File // of the directory
+	log  *wal.Log
+
+	mu  sync.Mutex
+	acc *acceptor // guarded by mu
+	rec []byte    // of the change that is being appended; guarded by mu
+}
+
+// openJournal reads what is in the directory, or makes a new witness there.
+func openJournal(dir string, l limits) (_ *journal, fresh bool, err error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, false, fmt.Errorf("cannot make the witness's directory: %w", err)
+	}
+	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, false, fmt.Errorf("cannot lock the witness's directory: %w", err)
+	}
+	j := &journal{lock: lock, acc: newAcceptor(l)}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, j.close())
+		}
+	}()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, false, fmt.Errorf("cannot lock %s: another witness uses it: %w", dir, err)
+	}
+	restarted, remember := wal.Restarted(filepath.Join(dir, "boot"))
+	j.log, _, err = wal.Open(filepath.Join(dir, "log"), wal.Options{SegmentSize: segmentSize, Restarted: restarted}, j.replay)
+	if err != nil {
+		return nil, false, err
+	}
+	if err := remember(); err != nil {
+		return nil, false, err
+	}
+	if j.acc.id != (Identity{}) {
+		return j, false, nil
+	}
+	if n := len(j.acc.registers); n > 0 || j.acc.set != nil {
+		return nil, false, fmt.Errorf("cannot use %s: its log has no identity, and %d registers", dir, n)
+	}
+	last, err := j.keep(&change{Kind: changeIdentity, ID: newIdentity()})
+	if err == nil {
+		err = j.log.Commit(last, true)
+	}
+	return j, true, err
+}
+
+// replay applies a record of the log.
+func (j *journal) replay(rec []byte) error {
+	c, err := decodeChange(rec)
+	if err != nil {
+		return err
+	}
+	j.acc.apply(c)
+	return nil
+}
+
+// keep appends a change to the log and applies it. It returns the change's number, which is to be
+// committed before anybody is told.
+//
+// Preconditions: mu is held, or nobody else has the journal yet.
+func (j *journal) keep(c *change) (uint64, error) {
+	j.rec = c.append(j.rec[:0])
+	n, err := j.log.Append(j.rec)
+	if err == nil {
+		j.acc.apply(c)
+	}
+	return n, err
+}
+
+// decide answers a request. The answer must not leave before commit has returned nil.
+func (j *journal) decide(q *request) (r reply, commit uint64) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	r, changes := j.acc.decide(q)
+	for _, c := range changes {
+		if _, err := j.keep(c); err != nil {
+			r = reply{From: j.acc.id, Status: statusBroken, Text: err.Error()}
+			break
+		}
+	}
+	r.Call = q.Call
+	return r, j.log.Last() // an answer also waits for what it shows of others' changes
+}
+
+// commit returns when all changes up to that number are on the medium.
+func (j *journal) commit(n uint64) error { return j.log.Commit(n, true) }
+
+// shorten makes a checkpoint when the log is much longer than what is alive in it, or
+// when there is no room for more. Otherwise it sees to it that there will be room for one.
+//
+// Preconditions: one goroutine at a time calls it.
+func (j *journal) shorten() error {
+	j.mu.Lock()
+	alive := j.alive()
+	j.mu.Unlock()
+	reserved := j.log.Reserve(alive)
+	if j.log.Since() < logFactor*max(alive, segmentSize) && j.log.Starved() == nil {
+		return reserved
+	}
+	j.mu.Lock()
+	s := j.log.Snapshot()
+	j.acc.all(func(c *change) { s.Add(c.append(nil)) })
+	j.mu.Unlock()
+	return j.log.Save(s)
+}
+
+// alive is about how many bytes a checkpoint has.
+//
+// Preconditions: mu is held.
+func (j *journal) alive() int64 { return j.acc.used + 256*int64(len(j.acc.registers)+1) }
+
+func (j *journal) close() (err error) {
+	if j.log != nil {
+		err = j.log.Close()
+	}
+	return errors.Join(err, j.lock.Close())
+}

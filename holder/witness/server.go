@@ -1,0 +1,372 @@
+package witness
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"polder/internal/accept"
+	"polder/internal/ratelog"
+)
+
+// Defaults of Config.
+const (
+	DefaultRegisters = 4096
+	DefaultBytes     = 64 << 20
+	DefaultClients   = 256
+)
+
+const (
+	greetTime = 10 * time.Second // how long a client may take to greet
+	frameTime = 10 * time.Second // how long a request may take once it has begun, and an answer
+	idleTime  = 10 * time.Minute // how long a client may say nothing
+	atATime   = 64               // answers of a connection that wait for the disk
+	tidyEvery = time.Second      // between two looks at how long the log is
+)
+
+// Config says what a witness is. Dir is required.
+type Config struct {
+	Dir       string       // of what it keeps; made if need be
+	Registers int          // most that it keeps; DefaultRegisters if it is 0
+	Bytes     int64        // most of names and values; DefaultBytes if it is 0
+	Clients   int          // most connections; DefaultClients if it is 0
+	Logger    *slog.Logger // slog.Default if it is nil
+}
+
+// A Server is a witness.
+type Server struct {
+	cfg     Config
+	gate    *accept.Gate
+	journal *journal
+	quit    chan struct{}  // closed by Close, or when the log fails
+	done    sync.WaitGroup // connections, and tidy
+
+	mu     sync.Mutex
+	closed bool                      // guarded by mu
+	failed error                     // what the log failed with, for good; guarded by mu
+	tidied error                     // what the last checkpoint failed with; guarded by mu
+	lis    map[net.Listener]struct{} // guarded by mu
+	conns  map[net.Conn]struct{}     // guarded by mu
+
+	stats counters
+}
+
+// ErrClosed says that the server was closed.
+var ErrClosed = errors.New("the witness is closed")
+
+// NewServer reads what the witness keeps, or makes a new one in an empty directory. It
+// serves nobody yet.
+func NewServer(cfg Config) (*Server, error) {
+	if cfg.Registers == 0 {
+		cfg.Registers = DefaultRegisters
+	}
+	if cfg.Bytes == 0 {
+		cfg.Bytes = DefaultBytes
+	}
+	if cfg.Clients == 0 {
+		cfg.Clients = DefaultClients
+	}
+	if cfg.Registers < 0 || cfg.Bytes < 0 || cfg.Clients < 0 {
+		return nil, errors.New("cannot be a witness: a limit is negative")
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	cfg.Logger = ratelog.Bound(cfg.Logger)
+	j, fresh, err := openJournal(cfg.Dir, limits{cfg.Registers, cfg.Bytes})
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{
+		cfg: cfg, gate: accept.NewGate(cfg.Logger, greetTime), journal: j, quit: make(chan struct{}),
+		lis: make(map[net.Listener]struct{}), conns: make(map[net.Conn]struct{}),
+	}
+	switch st := s.Status(); {
+	case fresh:
+		cfg.Logger.Info("this is a new witness: it has no vote until it is let in", "identity", st.ID.String())
+	case st.Set == nil:
+		cfg.Logger.Info("this witness has no vote yet", "identity", st.ID.String())
+	default:
+		cfg.Logger.Info("this witness has a vote", "identity", st.ID.String(), "set", st.Set.String(), "registers", st.Registers)
+	}
+	s.done.Go(s.tidy)
+	return s, nil
+}
+
+// Status is what a witness is and has.
+type Status struct {
+	ID        Identity
+	Set       *Set // that it votes in; nil if it has no vote
+	Next      *Set // that replaces Set: it votes no more; nil if none does
+	Registers int
+	Bytes     int64 // of their names and values
+	Log       int64 // bytes that a restart reads
+}
+
+// Status is what the witness is and has now.
+func (s *Server) Status() Status {
+	s.journal.mu.Lock()
+	defer s.journal.mu.Unlock()
+	a := s.journal.acc
+	return Status{a.id, a.set, a.next, len(a.registers), a.used, s.journal.log.Size()}
+}
+
+// Health says why the witness cannot keep what it would promise, or that it has no vote.
+func (s *Server) Health() error {
+	s.mu.Lock()
+	failed, tidied := s.failed, s.tidied
+	s.mu.Unlock()
+	switch st := s.Status(); {
+	case failed != nil:
+		return failed
+	case s.journal.log.Starved() != nil:
+		return fmt.Errorf("there is no room for the log: %w", s.journal.log.Starved())
+	case tidied != nil:
+		return tidied
+	case st.Set == nil:
+		return errors.New("it has no vote: no operator has let it in (polder witness set)")
+	case st.Next != nil:
+		return fmt.Errorf("it has no vote: %v is about to replace its set, or has", st.Next)
+	}
+	return nil
+}
+
+// tidy keeps the log short.
+func (s *Server) tidy() {
+	tick := time.NewTicker(tidyEvery)
+	defer tick.Stop()
+	for {
+		err := s.journal.shorten()
+		if err != nil {
+			s.cfg.Logger.Warn("the witness's log cannot be shortened", "err", err)
+		}
+		s.mu.Lock()
+		s.tidied = err
+		s.mu.Unlock()
+		select {
+		case <-s.quit:
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// Serve serves lis, whose connections may be of TLS (accept.ListenTLS), and closes it. It
+// returns nil after Close, and an error when the log has failed.
+func (s *Server) Serve(lis net.Listener) error {
+	s.mu.Lock()
+	if s.closed || s.failed != nil {
+		defer s.mu.Unlock()
+		return errors.Join(ErrClosed, s.failed, lis.Close())
+	}
+	s.lis[lis] = struct{}{}
+	s.mu.Unlock()
+	err := accept.Each(s.cfg.Logger, s.gate.Accept(lis.Accept), func(nc net.Conn) {
+		s.gate.Go(nc, func(v *accept.Visitor) error { return s.enter(v, nc) })
+	})
+	s.mu.Lock()
+	failed := s.failed
+	s.mu.Unlock()
+	switch {
+	case failed != nil:
+		return fmt.Errorf("cannot be a witness any more: %w", failed)
+	case errors.Is(err, net.ErrClosed):
+		return nil
+	}
+	return errors.Join(fmt.Errorf("cannot accept: %w", err), lis.Close())
+}
+
+// enter exchanges greetings with a client, and serves it in goroutines of its own.
+func (s *Server) enter(v *accept.Visitor, nc net.Conn) error {
+	var b [len(greeting)]byte
+	if _, err := io.ReadFull(nc, b[:]); err != nil {
+		return err
+	}
+	if _, err := io.WriteString(nc, greeting); err != nil { // before it is refused: it may want to say why
+		return err
+	}
+	if string(b[:]) != greeting {
+		return fmt.Errorf("it greets with %q, want %q", b[:], greeting)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.closed || s.failed != nil:
+		return ErrClosed
+	case len(s.conns) >= s.cfg.Clients:
+		return fmt.Errorf("there are %d connections: it is one too many", len(s.conns))
+	}
+	if err := v.Enter(); err != nil {
+		return err
+	}
+	s.conns[nc] = struct{}{}
+	s.stats.accepted.Add(1)
+	s.done.Go(func() {
+		if err := s.converse(nc); err != nil {
+			s.cfg.Logger.Warn("a client of the witness was disconnected", "client", nc.RemoteAddr().String(), "why", err)
+		}
+		s.mu.Lock()
+		delete(s.conns, nc)
+		s.mu.Unlock()
+	})
+	return nil
+}
+
+// answer is a reply that waits for the disk.
+type answer struct {
+	reply  reply
+	commit uint64
+}
+
+// converse answers a client's requests until it goes. It decides them in the order in which
+// they come, and lets one sync count for as many as have come meanwhile.
+func (s *Server) converse(nc net.Conn) (err error) {
+	answers := make(chan answer, atATime)
+	var writing sync.WaitGroup
+	writing.Go(func() {
+		if err := s.send(nc, answers); err != nil {
+			nc.Close()
+			for range answers { // the reader ends soon, too
+			}
+		}
+	})
+	defer func() {
+		close(answers)
+		writing.Wait()
+		nc.Close()
+	}()
+	var header [frameHeader]byte
+	var body []byte
+	in := bufio.NewReaderSize(nc, 4096)
+	for {
+		if err := nc.SetReadDeadline(time.Now().Add(idleTime)); err != nil {
+			return s.unlessGone(err)
+		}
+		if _, err := io.ReadFull(in, header[:]); err != nil {
+			return s.unlessGone(err)
+		}
+		if err := nc.SetReadDeadline(time.Now().Add(frameTime)); err != nil {
+			return s.unlessGone(err)
+		}
+		if body, err = readBody(in, header, body); err != nil {
+			return s.unlessGone(err)
+		}
+		q, err := decodeRequest(body)
+		if err != nil {
+			return err
+		}
+		s.stats.requests[q.Kind].Add(1)
+		r, commit := s.journal.decide(q)
+		if r.Status == statusBroken {
+			s.cfg.Logger.Warn("the witness cannot keep what it would promise", "err", r.Text)
+		}
+		s.stats.answers[r.Status].Add(1)
+		answers <- answer{r, commit}
+		if cap(body) > 16<<10 {
+			body = nil // an idle client keeps little
+		}
+	}
+}
+
+// send writes the answers as soon as what they say is on the medium.
+func (s *Server) send(nc net.Conn, answers <-chan answer) error {
+	var out []byte
+	for a := range answers {
+		out = a.reply.appendFrame(out[:0])
+		upto := a.commit
+		for len(answers) > 0 && len(out) < maxBody {
+			more := <-answers
+			out, upto = more.reply.appendFrame(out), more.commit
+		}
+		if err := s.journal.commit(upto); err != nil {
+			s.fail(err)
+			return err
+		}
+		if err := nc.SetWriteDeadline(time.Now().Add(frameTime)); err != nil {
+			return err
+		}
+		if _, err := nc.Write(out); err != nil {
+			return err
+		}
+		if cap(out) > 16<<10 {
+			out = nil
+		}
+	}
+	return nil
+}
+
+func (r *reply) appendFrame(b []byte) []byte { return appendFrame(b, r.append) }
+
+// unlessGone is nil for an error that says that a client has gone, or this server.
+func (s *Server) unlessGone(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) {
+		return nil
+	}
+	return err
+}
+
+// fail ends the witness: nobody knows what of its log is on the medium.
+func (s *Server) fail(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || s.failed != nil {
+		return
+	}
+	s.failed = err
+	s.cfg.Logger.Error("the witness's log has failed: it answers nobody any more", "err", err)
+	s.hangUp()
+}
+
+// hangUp closes listeners and connections.
+//
+// Preconditions: mu is held.
+func (s *Server) hangUp() (err error) {
+	close(s.quit)
+	for lis := range s.lis {
+		if e := lis.Close(); !errors.Is(e, net.ErrClosed) {
+			err = errors.Join(err, e)
+		}
+	}
+	for nc := range s.conns {
+		closeNow(nc)
+	}
+	return err
+}
+
+// closeNow closes a connection without waiting for its peer, as closing TLS does.
+func closeNow(nc net.Conn) {
+	if t, ok := nc.(interface{ NetConn() net.Conn }); ok {
+		nc = t.NetConn()
+	}
+	nc.Close()
+}
+
+// Close stops listening, ends all connections, and closes the log. Closing twice is a no-op.
+func (s *Server) Close() (err error) {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return nil
+	}
+	s.closed = true
+	if s.failed == nil {
+		err = s.hangUp()
+	}
+	s.mu.Unlock()
+	s.gate.Close()
+	s.done.Wait()
+	return errors.Join(err, s.journal.close())
+}
+
+// counters count since the server was made.
+type counters struct {
+	accepted atomic.Int64
+	requests [kinds]atomic.Int64
+	answers  [statuses]atomic.Int64
+}
