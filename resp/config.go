@@ -46,6 +46,10 @@ type Config struct {
 	Loops int
 	// Journal is that of a heap that is kept (far.Open). Without, the heap comes back as its last checkpoint has it.
 	Journal Journal
+	// Evidence, if set, reports whether nobody else can have changed what the heap has, at some moment after it was called, and waits
+	// until that is known. A reply that shows what the heap has is sent when it has reported true; otherwise
+	// the connection is closed. Any number of goroutines call it.
+	Evidence func() bool
 	// Logger receives what an operator should know. Default slog.Default().
 	Logger *slog.Logger
 	// ExtraStats, if set, adds lines to POLDER STATS and a section to INFO.

@@ -232,20 +232,13 @@ func (d *dump) writeKeys() (err error) {
 			err = d.writeHash(keys[i], expire[k], &later)
 		}
 	}
-	d.seen()
+	d.s.looked()
 	d.keys = later
 	d.batch = dumpKeys
 	if fit < n {
 		d.batch = max(1, 2*fit)
 	}
 	return err
-}
-
-// seen has the client see nothing of this before it is in the journal.
-func (d *dump) seen() {
-	if j := d.s.srv.journal; j != nil {
-		d.s.seen = j.last.Load()
-	}
 }
 
 // write writes a key whose value is one entry, if it fits.
@@ -358,7 +351,7 @@ func (d *dump) copyHash(key []byte) error {
 	if err != nil {
 		return fmt.Errorf("key %.64q, of which a copy is made: %w", key, err)
 	}
-	d.seen()
+	d.s.looked()
 	d.fits(len(key) + rdb.Overhead)
 	s.out = rdb.AppendHashKey(s.out, key, e.Expire)
 	rdb.PutHashLen(s.out[len(s.out)-rdb.HashLen:], d.left)

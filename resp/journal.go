@@ -262,14 +262,19 @@ func (j *journal) settle(lsn uint64) bool {
 	return true
 }
 
+// looked takes note that the reply to be sent shows what the heap has now.
+func (s *session) looked() {
+	if j := s.srv.journal; j != nil {
+		s.seen = j.last.Load()
+	}
+	s.dated = s.srv.cfg.Evidence != nil
+}
+
 // shown reports whether the replies that the session has may be sent, and waits until that is known.
 func (s *session) shown() bool {
-	if s.seen == 0 {
-		return true
-	}
-	ok := s.srv.journal.settle(s.seen)
-	s.seen = 0
-	return ok
+	seen, dated := s.seen, s.dated
+	s.seen, s.dated = 0, false
+	return (seen == 0 || s.srv.journal.settle(seen)) && (!dated || s.srv.cfg.Evidence())
 }
 
 // note remembers a change for the journal. It is copied.

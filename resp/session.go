@@ -60,6 +60,7 @@ type session struct {
 
 	replays bool   // it is the one that replays the journal
 	seen    uint64 // number of the last record of the journal when a command ended whose reply is to be sent
+	dated   bool   // what is to be sent shows what the heap had
 
 	scratch  []byte // a value being worked on
 	scratch2 []byte
@@ -271,8 +272,8 @@ func (s *session) perform(cmd *command, args [][]byte) bool {
 	if !blocked && s.srv.monitors.Load() != nil {
 		s.tell(cmd, args) // under the locks: monitors see changes in the order in which they are made
 	}
-	if j := s.srv.journal; j != nil && !blocked && (len(s.held) > 0 || cmd.flags&(flagRead|flagWrite) != 0) {
-		s.seen = j.last.Load()
+	if !blocked && (len(s.held) > 0 || cmd.flags&(flagRead|flagWrite) != 0) {
+		s.looked()
 	}
 	s.unlock()
 	if err != nil {
