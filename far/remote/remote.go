@@ -31,12 +31,16 @@ func Places(p *pool.Pool) (places []copies.Place) {
 }
 
 // Place is the memory of the node of that name, such as one that was added to p and is to be added to a store
-// that keeps copies.
+// that keeps copies. If the pool is kept it is a copies.Reopener.
 func Place(p *pool.Pool, name string) copies.Place {
+	var at far.Store = &placeStore{&store{pool: p}, name}
+	if p.Kept() {
+		at = keptStore{at.(*placeStore)}
+	}
 	return copies.Place{
 		Name:  name,
 		Zone:  func() string { return p.Node(name).Zone },
-		Store: &placeStore{&store{pool: p}, name},
+		Store: at,
 		State: func() copies.State {
 			n := p.Node(name)
 			return copies.State{Usable: n.Up, Leaving: n.Leaving, Space: n.Space}
@@ -79,7 +83,7 @@ func (s *store) borrowed(c *pool.Chunk, err error) (far.Segment, error) {
 	case err != nil:
 		return nil, err
 	}
-	return segment{c}, nil
+	return segment{Chunk: c}, nil
 }
 
 // Read implements far.Store.
@@ -104,7 +108,18 @@ func (s *store) Read(ctx context.Context, ops []far.ReadOp) {
 }
 
 // segment is a chunk as a far.Segment.
-type segment struct{ *pool.Chunk }
+type segment struct {
+	*pool.Chunk
+	name string // of one that is kept
+}
+
+// Name implements far.Segment.
+func (s segment) Name() string {
+	if s.name == "" {
+		return s.Chunk.Name()
+	}
+	return s.name
+}
 
 // Write implements far.Segment.
 func (s segment) Write(ctx context.Context, p []byte, off int) error {

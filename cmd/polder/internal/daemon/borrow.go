@@ -38,6 +38,8 @@ type BorrowConfig struct {
 	Disk       string        // directory of a disk to use in the place of nodes
 	DiskSize   int64         // the most bytes of it; 0 is what there is room for
 	Heap       string        // name of the heap, which is there again after a restart; "" for one that ends with the process
+	Witness    []string      // those that keep the manifest of a heap with a name in the memory of nodes
+	Standby    bool          // wait until another process that has the heap is gone
 	Checkpoint time.Duration // between two checkpoints of a heap with a name
 
 	Far         []string // nodes to borrow from
@@ -74,8 +76,16 @@ func (c *BorrowConfig) Check() error {
 		return refuse("min-copies", strconv.Itoa(c.MinCopies), "at most --copies, which is %d", c.Copies)
 	case c.Disk == "" && len(c.Far) > 0 && c.Copies > len(c.Far) && !slices.ContainsFunc(c.Far, isBroker) && !slices.ContainsFunc(c.Far, isDNS):
 		return refuse("copies", strconv.Itoa(c.Copies), "at most as many as there are nodes to borrow from, which are %d", len(c.Far))
-	case c.Disk == "" && c.Heap != "":
-		return refuse("heap", c.Heap, "none without --disk: what nodes lend is not kept")
+	case c.Disk != "" && len(c.Witness) > 0:
+		return refuse("witness", strings.Join(c.Witness, ","), "none with --disk, where the heap's manifest is on the disk")
+	case c.Disk == "" && c.Heap != "" && len(c.Witness) == 0:
+		return refuse("heap", c.Heap, "none without --disk, or --witness for a heap in the memory of nodes")
+	case c.Heap == "" && len(c.Witness) > 0:
+		return refuse("witness", strings.Join(c.Witness, ","), "none without --heap: only a heap with a name is kept")
+	case len(c.Witness) == 0 && c.Standby:
+		return refuse("standby", "true", "none without --heap and --witness: there is nobody to take over from")
+	case len(c.Witness) > 0 && slices.ContainsFunc(c.Far, lendsNoName):
+		return refuse("far", strings.Join(c.Far, ","), "nodes at HOST:PORT or %sHOST:PORT with --witness: who has their memory in place cannot be kept from writing to it", scheme.RDMA)
 	case c.Heap != "" && !heapName.MatchString(c.Heap):
 		return refuse("heap", c.Heap, "up to 64 letters, digits, dots, dashes and underscores, of which the first is a letter or a digit")
 	}
@@ -103,6 +113,9 @@ func (c *BorrowConfig) Check() error {
 	}
 	return nil
 }
+
+// lendsNoName reports whether what is borrowed at addr cannot outlive the borrower.
+func lendsNoName(addr string) bool { return isBroker(addr) || scheme.Of(addr) == scheme.Unix }
 
 // copiesOf is how many copies there are to be at so many nodes, which others join if joins is set.
 func (c *BorrowConfig) copiesOf(nodes int, joins bool) (int, error) {
@@ -137,6 +150,8 @@ func (c *BorrowConfig) journalDir() string { return filepath.Join(c.dir(), "jour
 // where says where the far memory is.
 func (c *BorrowConfig) where() string {
 	switch {
+	case c.Disk == "" && c.Heap != "":
+		return fmt.Sprintf("%s, where heap %s is kept", strings.Join(c.Far, ", "), c.Heap)
 	case c.Disk == "":
 		return strings.Join(c.Far, ", ")
 	case c.Heap == "":
@@ -164,6 +179,7 @@ type memory struct {
 	lent   *pool.Pool // or
 	disk   *disk.Store
 	copies *copies.Store // over lent, if there are several nodes
+	kept   *kept         // of a heap in lent that outlives the process
 	heap   *far.Heap
 
 	unfollow func() // ends what follows a directory, if there is one
@@ -174,14 +190,9 @@ func (m *memory) close() (err error) {
 	if m.unfollow != nil {
 		m.unfollow()
 	}
-	if m.heap != nil {
-		err = m.heap.Close()
-	}
-	if m.copies != nil {
-		err = errors.Join(err, m.copies.Close())
-	}
-	if m.lent != nil {
-		err = errors.Join(err, m.lent.Close())
+	err = m.closeHeap()
+	if m.kept != nil {
+		err = errors.Join(err, m.kept.close())
 	}
 	if m.disk != nil {
 		err = errors.Join(err, m.disk.Close())
@@ -221,6 +232,13 @@ func (m *memory) open(ctx context.Context, p *process, cfg BorrowConfig, from le
 		if poolCfg.Nodes, err = from.directory.await(ctx, p, cfg.FarWait); err != nil {
 			return err
 		}
+	}
+	if cfg.Heap != "" {
+		if err := m.openNamed(ctx, p, cfg, from, poolCfg, maxValue); err != nil || from.directory == nil {
+			return err
+		}
+		m.follow(from.directory, p.Logger)
+		return nil
 	}
 	m.lent, err = p.awaitNodes(ctx, cfg.FarWait, poolCfg)
 	if err != nil && len(cfg.Far) > 0 && (errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT)) {
@@ -291,7 +309,8 @@ func (m *memory) show(p *process) error {
 // lenders is how a pool is opened.
 type lenders struct {
 	pool.Config
-	directory *directory // of the nodes, if they are not in Config
+	directory *directory                        // of the nodes, if they are not in Config
+	node      func(addr string) pool.NodeConfig // a node that is not in Config
 }
 
 // borrow is how a pool is opened over nodes that listen elsewhere.
@@ -336,7 +355,7 @@ func (p *process) borrow(ctx context.Context, cfg BorrowConfig) (from lenders, e
 	from.Config = pool.Config{Device: dev, Manager: manager}
 	if by == scheme.DNS {
 		from.directory = newDirectory(cfg.Far[0])
-		from.directory.node = func(addr string) pool.NodeConfig {
+		from.node = func(addr string) pool.NodeConfig {
 			return pool.NodeConfig{Name: addr, Dial: func(ctx context.Context) (verbs.Conn, error) {
 				ip, host, err := from.directory.resolve(ctx, addr)
 				if err != nil {
@@ -350,13 +369,14 @@ func (p *process) borrow(ctx context.Context, cfg BorrowConfig) (from lenders, e
 				return tcp.Dial(ctx, dev, ip, c)
 			}}
 		}
+		from.directory.node = from.node
 		return from, nil
 	}
+	from.node = func(addr string) pool.NodeConfig {
+		return pool.NodeConfig{Name: addr, Dial: func(ctx context.Context) (verbs.Conn, error) { return dial(ctx, addr) }}
+	}
 	for _, addr := range cfg.Far {
-		from.Nodes = append(from.Nodes, pool.NodeConfig{
-			Name: addr,
-			Dial: func(ctx context.Context) (verbs.Conn, error) { return dial(ctx, addr) },
-		})
+		from.Nodes = append(from.Nodes, from.node(addr))
 	}
 	return from, nil
 }

@@ -56,6 +56,9 @@ func (c *ServeConfig) Check() error {
 	if c.Durable && c.Heap == "" {
 		return refuse("durable", "yes", "none without --heap: what is stored ends with the process")
 	}
+	if c.Durable && c.Disk == "" {
+		return refuse("durable", "yes", "none without --disk: a heap in the memory of nodes comes back as its last checkpoint has it")
+	}
 	return c.BorrowConfig.Check()
 }
 
@@ -192,7 +195,8 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, from lenders) e
 		ClientMemory: clientmem.New(cfg.ClientMemory),
 		OpTimeout:    cfg.OpTimeout,
 		IdleTimeout:  cfg.IdleTimeout,
-		Journal:      resp.Journal{Dir: cfg.journalDir(), Durable: cfg.Durable, Every: cfg.DurableEvery},
+		Journal:      cfg.journal(),
+		Evidence:     m.evidence(cfg),
 		Logger:       p.Logger,
 		ExtraStats: func() []resp.Stat {
 			if f := stats.Load(); f != nil {
@@ -226,6 +230,22 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, from lenders) e
 	}
 	stats.Store(&more)
 	return m.show(p)
+}
+
+// journal is what keeps what no checkpoint has yet, if there is a disk for it.
+func (c *ServeConfig) journal() resp.Journal {
+	if c.Disk == "" {
+		return resp.Journal{}
+	}
+	return resp.Journal{Dir: c.journalDir(), Durable: c.Durable, Every: c.DurableEvery}
+}
+
+// evidence says, if another process may take the heap over, whether none has.
+func (m *memory) evidence(cfg ServeConfig) func() bool {
+	if len(cfg.Witness) == 0 {
+		return nil
+	}
+	return func() bool { return m.kept.owner.Shown(cfg.OpTimeout) }
 }
 
 // serveRedis serves Redis clients from now on.

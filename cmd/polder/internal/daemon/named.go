@@ -1,0 +1,191 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"polder/far"
+	"polder/far/copies"
+	"polder/far/named"
+	"polder/far/remote"
+	"polder/holder"
+	"polder/holder/witness"
+	"polder/pool"
+)
+
+// kept is what a daemon has of a heap whose memory at nodes outlives it.
+type kept struct {
+	witnesses *witness.Client
+	register  holder.Register
+	owner     *named.Owner
+	lent      atomic.Pointer[pool.Pool] // that knows the sessions
+	ended     chan struct{}             // closed when the heap is given up
+}
+
+// keeper is the register that has the manifest of the heap.
+func (k *kept) keeper(p *process, cfg *BorrowConfig) (err error) {
+	k.witnesses, err = witness.NewClient(witness.ClientConfig{Witnesses: cfg.Witness, TLS: p.Security.Dial, Insecure: p.Security.Insecure})
+	if err != nil {
+		return err
+	}
+	k.register, err = k.witnesses.Register(cfg.Heap)
+	return err
+}
+
+// close gives the heap up. What was opened over it is closed already.
+func (k *kept) close() (err error) {
+	close(k.ended)
+	if k.owner != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
+		defer cancel()
+		if err = k.owner.Close(ctx); errors.Is(err, named.ErrSuperseded) {
+			err = nil // which has been said
+		}
+	}
+	if k.register != nil {
+		err = errors.Join(err, k.register.Close())
+	}
+	if k.witnesses != nil {
+		err = errors.Join(err, k.witnesses.Close())
+	}
+	return err
+}
+
+// sessions are what the manifest is to know.
+func (k *kept) sessions() map[string][]byte {
+	lent := k.lent.Load()
+	if lent == nil {
+		return nil
+	}
+	b := map[string][]byte{}
+	for node, s := range lent.Sessions() {
+		b[node] = append(binary.LittleEndian.AppendUint64(nil, s.ID), s.Secret[:]...)
+	}
+	return b
+}
+
+// sessionsOf are those of a manifest as a pool takes them.
+func sessionsOf(b map[string][]byte) (map[string]pool.Session, error) {
+	all := map[string]pool.Session{}
+	for node, b := range b {
+		var s pool.Session
+		if len(b) != 8+len(s.Secret) {
+			return nil, fmt.Errorf("the manifest has a session at %s of %d bytes, want %d", node, len(b), 8+len(s.Secret))
+		}
+		s.ID = binary.LittleEndian.Uint64(b)
+		copy(s.Secret[:], b[8:])
+		all[node] = s
+	}
+	return all, nil
+}
+
+// openNamed opens the heap with the name of cfg in the memory of nodes, when it is this process's.
+func (m *memory) openNamed(ctx context.Context, p *process, cfg BorrowConfig, from lenders, poolCfg pool.Config, maxValue int) (err error) {
+	k := &kept{ended: make(chan struct{})}
+	m.kept = k
+	if err := k.keeper(p, &cfg); err != nil {
+		return err
+	}
+	ended := p.Waiting(fmt.Sprintf("waiting until heap %s is free", cfg.Heap))
+	p.setHealth(fmt.Errorf("heap %s is not this process's yet", cfg.Heap))
+	k.owner, err = named.Own(ctx, k.register, named.Config{Me: p.me(), Standby: cfg.Standby, Sessions: k.sessions, Logger: p.Logger})
+	ended()
+	if err != nil {
+		return fmt.Errorf("heap %s: %w", cfg.Heap, err)
+	}
+	p.Logger.Info("the heap is this process's", "heap", cfg.Heap, "epoch", k.owner.Epoch())
+	p.spawn("the heap is another process's", func() error {
+		select {
+		case <-k.owner.Superseded():
+			return named.ErrSuperseded
+		case <-k.ended:
+			return nil
+		}
+	})
+	sessions, err := sessionsOf(k.owner.Sessions())
+	if err != nil {
+		return fmt.Errorf("heap %s: %w", cfg.Heap, err)
+	}
+	poolCfg.Keep = &pool.Keep{Name: cfg.Heap, Epoch: k.owner.Epoch(), Sessions: sessions}
+	for _, node := range slices.Sorted(maps.Keys(sessions)) { // also those that nobody has named again
+		if !slices.ContainsFunc(poolCfg.Nodes, func(n pool.NodeConfig) bool { return n.Name == node }) {
+			poolCfg.Nodes = append(poolCfg.Nodes, from.node(node))
+		}
+	}
+	defer p.Waiting("opening heap " + cfg.Heap)()
+	deadline := time.Now().Add(cfg.FarWait)
+	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+		err := m.tryNamed(ctx, p, cfg, poolCfg, maxValue)
+		if err == nil {
+			break
+		}
+		again := errors.Is(err, pool.ErrNodeGone) || errors.Is(err, pool.ErrTimeout)
+		if err = errors.Join(err, m.closeHeap()); !again || ctx.Err() != nil || time.Now().After(deadline) {
+			return fmt.Errorf("cannot open heap %s: %w", cfg.Heap, err)
+		}
+		p.setHealth(fmt.Errorf("opening heap %s: %w", cfg.Heap, err))
+		p.Logger.Warn("the heap cannot be opened yet", "heap", cfg.Heap, "trying again for", time.Until(deadline).Round(time.Second), "error", err)
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+		}
+	}
+	return k.owner.Ready(ctx)
+}
+
+// tryNamed is one try to open the heap, of which closeHeap ends what it has begun.
+func (m *memory) tryNamed(ctx context.Context, p *process, cfg BorrowConfig, poolCfg pool.Config, maxValue int) (err error) {
+	if m.lent, err = p.awaitNodes(ctx, cfg.FarWait, poolCfg); err != nil {
+		return err
+	}
+	m.kept.lent.Store(m.lent)
+	n, err := cfg.copiesOf(len(m.lent.Nodes()), false)
+	if err != nil {
+		return err
+	}
+	store, err := m.kept.owner.Store(copies.Config{
+		Places: remote.Places(m.lent), Copies: n, Min: min(cfg.MinCopies, n), Late: cfg.CopyLate, RepairAfter: cfg.RepairAfter, Logger: p.Logger,
+	})
+	if err != nil {
+		return err
+	}
+	m.copies = store.Store
+	p.Logger.Info("what is evacuated, and each checkpoint, is kept at nodes", "copies", n, "nodes", len(m.lent.Nodes()), "witnesses", strings.Join(cfg.Witness, ", "))
+	m.heap, err = far.Open(ctx, store, far.Config{Local: cfg.Local, MaxValue: maxValue, CheckpointEvery: cfg.Checkpoint})
+	return err
+}
+
+// closeHeap ends what was opened over nodes.
+func (m *memory) closeHeap() (err error) {
+	if m.heap != nil {
+		err = m.heap.Close()
+	}
+	if m.copies != nil {
+		err = errors.Join(err, m.copies.Close())
+	}
+	if m.lent != nil {
+		err = errors.Join(err, m.lent.Close())
+	}
+	m.heap, m.copies, m.lent = nil, nil, nil
+	return err
+}
+
+// me is what others are told who has a heap.
+func (p *process) me() string {
+	return cmp.Or(p.addrs[ServiceRedis], p.addrs[ServiceNBD], p.addrs[ServiceAdmin], "a process without an address")
+}
+
+// setHealth has the daemon be as healthy as why says.
+func (p *process) setHealth(why error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.health = func() error { return why }
+}

@@ -1,0 +1,199 @@
+package robustness
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"polder/internal/child"
+	"polder/internal/proctest"
+)
+
+// startWitnesses starts three witnesses that make a set, and returns what --witness says of them.
+func startWitnesses(t *testing.T) string {
+	t.Helper()
+	var addrs []string
+	for range 3 {
+		addrs = append(addrs, proctest.Start(t, "witness", "--dir", t.TempDir()).Addr("witness"))
+	}
+	if out, errs, code := proctest.Output(t, nil, append([]string{"witness", "set"}, addrs...)...); code != 0 {
+		t.Fatalf("polder witness set: %d, %s%s", code, out, errs)
+	}
+	return strings.Join(addrs, ",")
+}
+
+// startNodes starts nodes, and returns what --far says of them.
+func startNodes(t *testing.T, n int) (nodes []*child.Process, addrs string) {
+	t.Helper()
+	var all []string
+	for range n {
+		node := startNode(t, "64MiB")
+		nodes, all = append(nodes, node), append(all, node.Addr("node"))
+	}
+	return nodes, strings.Join(all, ",")
+}
+
+// named are the arguments of a server of a heap in the memory of nodes.
+func named(far, witnesses string, more ...string) []string {
+	return append([]string{"--far", far, "--heap", "orders", "--witness", witnesses, "--local", "4MiB",
+		"--checkpoint", "100ms", "--op-timeout", "20s"}, more...)
+}
+
+// TestAHeapInTheMemoryOfNodesOutlivesItsServer, which is killed or ends by itself, and now and then a node ends with it.
+func TestAHeapInTheMemoryOfNodesOutlivesItsServer(t *testing.T) {
+	ctx := t.Context()
+	rounds := 4
+	if os.Getenv("TEST_SOAK") != "" {
+		rounds = 100
+	}
+	witnesses := startWitnesses(t)
+	nodes, far := startNodes(t, 3)
+	n, certain := 0, 0
+	for round := range rounds {
+		server := proctest.Start(t, "serve", named(far, witnesses)...)
+		c := connect(t, server)
+		got, err := c.Get(ctx, "transactions").Int()
+		if err != nil && err != redis.Nil {
+			t.Fatal(err)
+		}
+		if got < certain || got > n {
+			t.Fatalf("round %d: there are %d transactions, want %d to %d", round, got, certain, n)
+		}
+		keys, fields := keptState(got)
+		checkKept(t, c, keys, fields, 0)
+		n = got
+		certain = n
+		for range 12 {
+			_, err := c.Pipelined(ctx, func(p redis.Pipeliner) error {
+				for range 100 {
+					n++
+					keptTxn(ctx, p, n)
+				}
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		switch round % 4 {
+		case 0, 2:
+			server.Kill()
+			<-server.Done()
+		default:
+			if err := server.Stop(); err != nil {
+				t.Fatal(err)
+			}
+			certain = n
+		}
+		if round == 1 { // both copies of nothing were there
+			nodes[0].Kill()
+			<-nodes[0].Done()
+		}
+	}
+}
+
+// startStandby starts a server that is not ready before the heap's owner is gone.
+func startStandby(t *testing.T, args []string) (ready <-chan *child.Process) {
+	t.Helper()
+	ended := make(chan *child.Process, 1)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*hang)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		p, err := child.StartReady(ctx, child.Command{Path: proctest.Binary(), Args: append([]string{"serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--standby"}, args...)})
+		if err != nil {
+			t.Error(err)
+			close(ended)
+			return
+		}
+		ended <- p
+	}()
+	t.Cleanup(func() { cancel(); <-done })
+	return ended
+}
+
+// TestAStandbyTakesOver from a server that is stopped. When that goes on it answers nobody, and ends.
+func TestAStandbyTakesOver(t *testing.T) {
+	ctx := t.Context()
+	witnesses := startWitnesses(t)
+	_, far := startNodes(t, 3)
+	first, err := child.StartReady(ctx, child.Command{Path: proctest.Binary(), Args: append([]string{"serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"}, named(far, witnesses)...)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Kill()
+	c := connect(t, first)
+	if err := c.Set(ctx, "who", "first", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Do(ctx, "SAVE").Err(); err != nil { // a checkpoint
+		t.Fatal(err)
+	}
+	if _, errs, code := proctest.Output(t, nil, append([]string{"serve", "--listen", "127.0.0.1:0", "--admin", "off"}, named(far, witnesses)...)...); code == 0 || !strings.Contains(errs, "has the heap open") {
+		t.Fatalf("a second server of the heap ended with code %d and %q", code, errs)
+	}
+	ready := startStandby(t, named(far, witnesses))
+	conn := c.Conn() // it is open when the server is stopped
+	defer conn.Close()
+	if err := conn.Ping(ctx).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := first.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	var second *child.Process
+	select {
+	case second = <-ready:
+	case <-time.After(2 * hang):
+	}
+	if second == nil {
+		t.Fatal("the standby has not taken over")
+	}
+	defer func() {
+		if err := second.Stop(); err != nil {
+			t.Error(err)
+		}
+	}()
+	c2 := connect(t, second)
+	if who, err := c2.Get(ctx, "who").Result(); err != nil || who != "first" {
+		t.Fatalf("the standby has %q, %v", who, err)
+	}
+	if err := c2.Set(ctx, "who", "second", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	// The first one finds a request when it goes on.
+	stale := make(chan error, 1)
+	go func() {
+		who, err := conn.Get(ctx, "who").Result()
+		if err == nil {
+			err = errors.New("it answered " + who)
+		} else {
+			err = nil
+		}
+		stale <- err
+	}()
+	time.Sleep(50 * time.Millisecond) // it is in the socket, or comes a little later
+	if err := first.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-stale; err != nil {
+		t.Errorf("a server that was superseded: %v", err)
+	}
+	select {
+	case <-first.Done():
+		if first.ExitCode() == 0 || !strings.Contains(first.Stderr(), "another process has taken the heap over") {
+			t.Errorf("a server that was superseded ended with code %d: %s", first.ExitCode(), first.Stderr())
+		}
+	case <-time.After(hang):
+		t.Error("a server that was superseded goes on")
+	}
+	if who, err := c2.Get(ctx, "who").Result(); err != nil || who != "second" {
+		t.Errorf("the new server has %q, %v", who, err)
+	}
+}
