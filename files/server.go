@@ -40,9 +40,6 @@ type Server struct {
 	serving []*httpserver.Server // guarded by mu
 }
 
-// ErrClosed is what a server that has been closed answers.
-var ErrClosed = errors.New("the server is closed")
-
 // New makes a server, which serves nobody yet.
 func New(cfg Config) (*Server, error) {
 	root, err := os.OpenRoot(cfg.Dir)
@@ -59,12 +56,12 @@ func New(cfg Config) (*Server, error) {
 	return &Server{cfg: cfg, root: root, blocks: blocks, fsys: blocks.FS(within{root})}, nil
 }
 
-// Serve serves lis, and closes it. It returns nil after Close.
+// Serve serves lis, and closes it. It returns nil after Close, which may come first.
 func (s *Server) Serve(lis net.Listener) error {
 	s.mu.Lock()
 	if s.closed {
 		s.mu.Unlock()
-		return errors.Join(ErrClosed, lis.Close())
+		return lis.Close()
 	}
 	h := httpserver.Start(lis, httpserver.Config{Name: "door for files", Handler: s, MaxConns: s.cfg.MaxConns, Logger: s.cfg.Logger})
 	s.serving = append(s.serving, h)

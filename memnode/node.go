@@ -116,14 +116,14 @@ func New(dev verbs.Device, cfg Config) (*Node, error) {
 func (n *Node) ChunkSize() int { return n.cfg.ChunkSize }
 
 // Serve takes connections from l until the node is closed, when it returns
-// nil, or l fails. It may be called for several listeners, each of which the
+// nil, or l fails. A node that is closed already only closes l. It may be called for several listeners, each of which the
 // node closes when it is closed itself.
 func (n *Node) Serve(l verbs.Listener) error {
 	n.mu.Lock()
 	if n.closed {
 		n.mu.Unlock()
 		l.Close()
-		return fmt.Errorf("cannot serve %s: %w", l.Addr(), verbs.ErrClosed)
+		return nil
 	}
 	n.listeners[l] = struct{}{}
 	n.mu.Unlock()

@@ -1,7 +1,6 @@
 package memnode_test
 
 import (
-	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -12,7 +11,6 @@ import (
 	"polder/memnode"
 	"polder/pool"
 	"polder/pool/pooltest"
-	"polder/verbs"
 	"polder/verbs/inproc"
 	"polder/verbs/softnic"
 )
@@ -78,7 +76,7 @@ func TestClosingTwiceAndServingAfterwards(t *testing.T) {
 		}
 	}
 	for range 2 {
-		if err := <-served; err != nil && !errors.Is(err, verbs.ErrClosed) {
+		if err := <-served; err != nil {
 			t.Fatalf("Serve of a node that was closed: %v", err)
 		}
 	}
@@ -86,8 +84,11 @@ func TestClosingTwiceAndServingAfterwards(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := n.Serve(l); !errors.Is(err, verbs.ErrClosed) {
-		t.Fatalf("Serve after Close: got %v, want %v", err, verbs.ErrClosed)
+	if err := n.Serve(l); err != nil {
+		t.Fatalf("Serve after Close: %v", err)
+	}
+	if _, err := f.Dial(t.Context(), client, "a"); err == nil {
+		t.Fatal("Serve after Close left the listener open")
 	}
 	if infos := n.Clients(); infos != nil {
 		t.Fatalf("a closed node has clients: %v", infos)

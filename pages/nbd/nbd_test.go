@@ -76,6 +76,22 @@ func connect(t *testing.T, addr string, structured bool) *client {
 	return c
 }
 
+// TestServingAfterCloseIsAnEnd, and no error: who serves in a goroutine cannot know whether
+// Close comes before. The listener is closed.
+func TestServingAfterCloseIsAnEnd(t *testing.T) {
+	_, s := serve(t, store(), 1<<20, Config{})
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(s.Close(), s.Serve(lis)); err != nil {
+		t.Error(err)
+	}
+	if err := lis.Close(); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("the listener is open: closing it gives %v", err)
+	}
+}
+
 // TestADeviceIsMemory: reads, writes, trims and zeroes of any length at any offset over two
 // connections, with and without structured replies, do what they do to a slice of bytes.
 func TestADeviceIsMemory(t *testing.T) {

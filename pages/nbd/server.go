@@ -101,12 +101,13 @@ func (s *Server) flags() uint16 {
 	return uint16(f | sendTrim | sendWriteZeroes | sendFastZero)
 }
 
-// Serve serves lis, of plain connections, and closes it. It returns nil after Close.
+// Serve serves lis, of plain connections, and closes it. It returns nil after Close, which
+// may come first.
 func (s *Server) Serve(lis net.Listener) error {
 	s.mu.Lock()
 	if s.closed {
 		s.mu.Unlock()
-		return errors.Join(ErrClosed, lis.Close())
+		return lis.Close()
 	}
 	s.lis[lis] = struct{}{}
 	s.mu.Unlock()

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -73,6 +74,22 @@ func newPagerWith(t *testing.T, segments int, local int64, cfg Config) (*Server,
 		}
 	})
 	return s, "unix:" + path
+}
+
+// TestServingAfterCloseIsAnEnd, and no error: who serves in a goroutine cannot know whether
+// Close comes before. The listener is closed.
+func TestServingAfterCloseIsAnEnd(t *testing.T) {
+	s, _ := newPager(t, 8, Config{Size: 1 << 20, Frames: 1 << 20})
+	lis, err := fdpass.Listen(filepath.Join(t.TempDir(), "late"), 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(s.Close(), s.Serve(lis)); err != nil {
+		t.Error(err)
+	}
+	if err := lis.Close(); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("the listener is open: closing it gives %v", err)
+	}
 }
 
 func mapMemory(t *testing.T, pager string, size, local int64) *region.Region {

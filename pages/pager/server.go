@@ -96,12 +96,13 @@ func New(cfg Config) (*Server, error) {
 	return s, nil
 }
 
-// Serve serves lis, of the network "unixpacket", and closes it. It returns nil after Close.
+// Serve serves lis, of the network "unixpacket", and closes it. It returns nil after Close,
+// which may come first.
 func (s *Server) Serve(lis *net.UnixListener) error {
 	s.mu.Lock()
 	if s.closed {
 		s.mu.Unlock()
-		return errors.Join(ErrClosed, lis.Close())
+		return lis.Close()
 	}
 	s.lis[lis] = struct{}{}
 	s.mu.Unlock()
