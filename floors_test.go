@@ -27,13 +27,15 @@ type floor struct {
 }
 
 // floors is the table of ARCHITECTURE.md. The longest tree that matches a
-// package decides. soft and share stand on internal and codec alone, beside the others.
+// package decides. soft, share
+// and holder stand on internal and codec alone, beside the others.
 var floors = []floor{
 	{0, "internal"},
 	{0, "codec"},
 	{1, "verbs"},
 	{1, "soft"},
 	{1, "share"},
+	{1, "holder"},
 	{2, "memnode"},
 	{3, "pool"},
 	{4, "far"},
@@ -51,9 +53,10 @@ var floors = []floor{
 // apart lists trees that must not see each other although the heights would
 // let them, from the importer's side.
 var apart = map[string][]string{
-	"soft":  {"verbs", "memnode", "pool", "far", "share"},
-	"share": {"verbs", "memnode", "pool", "far", "soft"},
-	"verbs": {"soft", "share"},
+	"soft":   {"verbs", "memnode", "pool", "far", "share"},
+	"share":  {"verbs", "memnode", "pool", "far", "soft"},
+	"holder": {"verbs", "soft", "share"},
+	"verbs":  {"soft", "share"},
 }
 
 // farImports is all of the module that packages far, far/heap, far/index and far/record may import:
