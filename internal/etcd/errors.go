@@ -55,3 +55,9 @@ func (r *refusal) final() bool {
 	}
 	return false
 }
+
+// Refused reports whether err is etcd's own verdict on a request, which has had no effect: asking again is of no use.
+func Refused(err error) bool {
+	var r *refusal
+	return errors.As(err, &r) && r.final() || errors.Is(err, ErrNoLease)
+}
