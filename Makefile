@@ -42,7 +42,7 @@ test: export TEST_BINARY = $(BIN)/polder
 test: deps lint build race plain smoke-fuzz ## everything a change must pass: vet, format, lint, build, tests with and without -race, short fuzzing
 
 .PHONY: deps
-deps: ## install what the tests need (Redis, python3 with packages) if it is missing
+deps: ## install what the tests need (Redis, etcd, python3 with packages) if it is missing
 	@.ci/deps
 
 .PHONY: build

@@ -90,6 +90,8 @@ func (k *keeper) Reopen(_ context.Context, name string) (heap.Segment, error) {
 	return s, nil
 }
 
+func (k *keeper) Wants() bool { return false }
+
 func (k *keeper) Prune(ctx context.Context) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -1,0 +1,267 @@
+// Package etcd keeps registers in etcd, one in a key: /polder/CLUSTER/heap/NAME.
+//
+// What the key has is a header of 16 bytes (magic, format, version; see encode) and the value. A change is a transaction
+// that compares the key's modification revision, and a read is linearizable: never one that a member answers by itself.
+//
+// A change whose answer does not come may be on its way to etcd for any time. It compares the revision that the key had,
+// so the next Read, if it finds that revision still, writes the same again: the key has another revision then, and the
+// change can never happen. The version, which is in the value's header, stays as it was.
+//
+// etcd's leases have no part in this: a register is never lost or changed because time has passed.
+//
+// Not promised: anything after etcd was restored from a backup, or emptied. Read says so when it notices it, by
+// revisions that are lower than before.
+package etcd
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"sync"
+	"time"
+
+	"polder/holder"
+	"polder/internal/etcd"
+)
+
+// A Register is in one key.
+type Register struct {
+	client *etcd.Client
+	key    string
+	ctx    context.Context // ends with Close
+	stop   context.CancelCauseFunc
+
+	mu       sync.Mutex
+	closed   bool
+	version  uint64         // the version that was last known, guarded by mu as what follows
+	mod      int64          // the key's revision with that version, or -1 if none is known
+	unsure   int64          // the newest revision that a change of unknown outcome compares with, or -1
+	revision int64          // the newest revision of etcd that was seen
+	wg       sync.WaitGroup // operations; added to under mu while closed is not set
+}
+
+var _ holder.Register = (*Register)(nil)
+
+// name is what a cluster and a heap may be called.
+var name = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
+
+// New returns the register of a heap of a cluster. client stays the caller's, and has to stay open until Close.
+func New(client *etcd.Client, cluster, heap string) (*Register, error) {
+	for _, n := range []string{cluster, heap} {
+		if !name.MatchString(n) {
+			return nil, fmt.Errorf("cannot keep a register for %q in etcd: expected up to 64 letters, digits, dots, dashes and underscores, of which the first is a letter or a digit", n)
+		}
+	}
+	r := &Register{client: client, key: "/polder/" + cluster + "/heap/" + heap, mod: -1, unsure: -1}
+	r.ctx, r.stop = context.WithCancelCause(context.Background())
+	return r, nil
+}
+
+// Close implements holder.Register.
+func (r *Register) Close() error {
+	r.mu.Lock()
+	r.closed = true
+	r.mu.Unlock()
+	r.stop(holder.ErrClosed)
+	r.wg.Wait()
+	return nil
+}
+
+// begin begins an operation, which ends with end, and when r is closed.
+func (r *Register) begin(ctx context.Context) (_ context.Context, end func(), err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return nil, nil, holder.ErrClosed
+	}
+	r.wg.Add(1)
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(r.ctx, func() { cancel(context.Cause(r.ctx)) })
+	return ctx, func() { stop(); cancel(nil); r.wg.Done() }, nil
+}
+
+// An entry is what the key has.
+type entry struct {
+	mod     int64 // 0 if there is no key
+	version uint64
+	value   []byte // nil if version is 0
+}
+
+// magic begins what a key has. Its last byte is the format.
+var magic = [8]byte{'p', 'o', 'l', 'd', 'e', 'r', 'R', 1}
+
+const headerSize = 16
+
+// encode is what a key has: magic; the version, 8 bytes, little-endian; the value. Version 0 has no value.
+func encode(version uint64, value []byte) []byte {
+	b := make([]byte, headerSize, headerSize+len(value))
+	copy(b, magic[:])
+	binary.LittleEndian.PutUint64(b[8:], version)
+	return append(b, value...)
+}
+
+// decode reads what encode has made.
+func decode(b []byte) (version uint64, value []byte, err error) {
+	switch {
+	case len(b) < headerSize || [8]byte(b[:8]) != magic:
+		return 0, nil, errors.New("it is no register of this format")
+	case len(b) > headerSize+holder.MaxValue:
+		return 0, nil, fmt.Errorf("it has %d bytes, and a register %d at most", len(b), headerSize+holder.MaxValue)
+	}
+	version = binary.LittleEndian.Uint64(b[8:])
+	switch {
+	case version > 1<<63:
+		return 0, nil, fmt.Errorf("its version is %d, which takes longer than there is time", version)
+	case version == 0 && len(b) > headerSize:
+		return 0, nil, errors.New("it has a value that nobody has set")
+	case version == 0:
+		return 0, nil, nil
+	}
+	return version, slices.Clone(b[headerSize:]), nil
+}
+
+// errOld says that etcd has forgotten something.
+var errOld = errors.New("etcd is older than it was: it was restored from a backup, or emptied")
+
+// get returns what the key has. It tries until ctx ends, unless etcd itself refuses.
+func (r *Register) get(ctx context.Context) (e entry, err error) {
+	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+		r.mu.Lock()
+		least := r.revision
+		r.mu.Unlock()
+		kv, revision, err := r.client.Get(ctx, r.key)
+		switch {
+		case err == nil && revision < least:
+			return e, errOld
+		case err == nil && kv.Mod == 0:
+			r.saw(0, 0, revision)
+			return entry{}, nil
+		case err == nil:
+			e.mod = kv.Mod
+			if e.version, e.value, err = decode(kv.Value); err != nil {
+				return e, fmt.Errorf("cannot read %s in etcd: %w", r.key, err)
+			}
+			r.saw(e.version, e.mod, revision)
+			return e, nil
+		case etcd.Refused(err):
+			return e, err
+		}
+		if err := wait(ctx, pause, err); err != nil {
+			return e, err
+		}
+	}
+}
+
+// saw takes note of what the key has.
+func (r *Register) saw(version uint64, mod, revision int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.revision = max(r.revision, revision)
+	if mod >= r.mod {
+		r.version, r.mod = version, mod
+	}
+}
+
+const (
+	firstPause = 20 * time.Millisecond
+	lastPause  = time.Second
+)
+
+// wait waits before something is tried again that has failed with err. It fails when ctx has ended.
+func wait(ctx context.Context, pause time.Duration, err error) error {
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("%w: %w", context.Cause(ctx), err)
+	}
+}
+
+// Read implements holder.Register.
+func (r *Register) Read(ctx context.Context) ([]byte, uint64, error) {
+	ctx, end, err := r.begin(ctx)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer end()
+	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+		e, err := r.get(ctx)
+		if err != nil {
+			return nil, 0, err
+		}
+		r.mu.Lock()
+		unsure := r.unsure == e.mod
+		r.mu.Unlock()
+		if !unsure {
+			return e.value, e.version, nil
+		}
+		// A change that has not happened may still be on its way. It cannot happen to another revision.
+		done, revision, err := r.client.Swap(ctx, r.key, e.mod, encode(e.version, e.value), 0)
+		switch {
+		case etcd.Refused(err):
+			return nil, 0, err
+		case err != nil:
+			if err := wait(ctx, pause, err); err != nil {
+				return nil, 0, err
+			}
+		case done:
+			r.saw(e.version, revision, revision)
+			return e.value, e.version, nil
+		}
+	}
+}
+
+// Swap implements holder.Register.
+func (r *Register) Swap(ctx context.Context, version uint64, value []byte) (uint64, error) {
+	if len(value) > holder.MaxValue {
+		return 0, fmt.Errorf("%w: it has %d", holder.ErrTooLarge, len(value))
+	}
+	ctx, end, err := r.begin(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer end()
+	b := encode(version+1, value)
+	r.mu.Lock()
+	mod := r.mod
+	if r.version != version {
+		mod = -1
+	}
+	r.mu.Unlock()
+	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+		if mod < 0 {
+			e, err := r.get(ctx)
+			if err != nil {
+				return 0, err
+			}
+			if e.version != version {
+				return 0, holder.ErrChanged
+			}
+			mod = e.mod
+		}
+		done, revision, err := r.client.Swap(ctx, r.key, mod, b, 0)
+		switch {
+		case errors.Is(err, etcd.ErrUnknown):
+			r.mu.Lock()
+			r.unsure = max(r.unsure, mod)
+			r.mu.Unlock()
+			return 0, fmt.Errorf("%w: %w", holder.ErrUnknown, err)
+		case etcd.Refused(err):
+			return 0, err
+		case err != nil: // no endpoint has seen it
+			if err := wait(ctx, pause, err); err != nil {
+				return 0, err
+			}
+		case done:
+			r.saw(version+1, revision, revision)
+			return version + 1, nil
+		default: // changed, or written again with this version
+			mod = -1
+		}
+	}
+}
