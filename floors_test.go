@@ -70,6 +70,7 @@ var farImports = map[string][]string{
 	"far/ordered": {"internal", "codec", "far"},
 	"far/disk":    {"far/heap"},
 	"far/copies":  {"internal", "far/heap"},
+	"far/named":   {"holder", "far/copies", "far/heap"},
 }
 
 const module = "polder"
