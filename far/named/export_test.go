@@ -3,8 +3,6 @@ package named
 import (
 	"context"
 	"time"
-
-	"polder/holder"
 )
 
 // SetClock has owners take now for the time, until undo.
@@ -13,9 +11,6 @@ func SetClock(now func() time.Duration) (undo func()) {
 	clock = now
 	return func() { clock = was }
 }
-
-// Register is what o asks, of which tests change the other side.
-func (o *Owner) Register() *holder.Register { return &o.reg }
 
 // Moved is what copies.Keep.Moved calls.
 func (o *Owner) Moved(ctx context.Context, number uint64, name func() string) error {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 
 	"polder/far"
 	"polder/far/copies"
@@ -18,7 +19,6 @@ type register struct {
 	mu      sync.Mutex
 	value   []byte
 	version uint64
-	down    bool
 	r       *rand.Rand // if it is set, one Swap of eight is not answered
 }
 
@@ -27,9 +27,6 @@ var errDown = errors.New("down")
 func (g *register) Read(ctx context.Context) ([]byte, uint64, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.down {
-		return nil, 0, errDown
-	}
 	return append([]byte(nil), g.value...), g.version, ctx.Err()
 }
 
@@ -37,8 +34,6 @@ func (g *register) Swap(ctx context.Context, version uint64, value []byte) (uint
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	switch {
-	case g.down:
-		return 0, errDown
 	case ctx.Err() != nil:
 		return 0, ctx.Err()
 	case len(value) > holder.MaxValue:
@@ -60,10 +55,24 @@ func (g *register) Swap(ctx context.Context, version uint64, value []byte) (uint
 
 func (g *register) Close() error { return nil }
 
-func (g *register) set(down bool) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.down = down
+// wire is how a process reaches the register. It can be cut.
+type wire struct {
+	*register
+	cut atomic.Bool
+}
+
+func (w *wire) Read(ctx context.Context) ([]byte, uint64, error) {
+	if w.cut.Load() {
+		return nil, 0, errDown
+	}
+	return w.register.Read(ctx)
+}
+
+func (w *wire) Swap(ctx context.Context, version uint64, value []byte) (uint64, error) {
+	if w.cut.Load() {
+		return 0, errDown
+	}
+	return w.register.Swap(ctx, version, value)
 }
 
 // place is a place that keeps what it lent, for one process at a time: the last one that has opened it.

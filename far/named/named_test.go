@@ -56,6 +56,7 @@ func (w *world) check(t *testing.T) {
 
 // process has a heap open.
 type process struct {
+	wire  *wire
 	o     *named.Owner
 	store *named.Store
 	heap  *far.Heap
@@ -71,14 +72,15 @@ func (w *world) start(t *testing.T, cfg named.Config) *process {
 	if cfg.Me == "" {
 		cfg.Me = "a process"
 	}
-	o, err := named.Own(t.Context(), w.reg, cfg)
+	to := &wire{register: w.reg}
+	o, err := named.Own(t.Context(), to, cfg)
 	if cfg.Patience == impatient && err != nil { // it came across a beat
-		o, err = named.Own(t.Context(), w.reg, cfg)
+		o, err = named.Own(t.Context(), to, cfg)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &process{o: o}
+	p := &process{wire: to, o: o}
 	var places []copies.Place
 	for _, pl := range w.places {
 		places = append(places, pl.open())
@@ -204,8 +206,7 @@ func TestOneProcessHasTheHeap(t *testing.T) {
 			t.Fatal("the owner may show nothing")
 		}
 		// It is cut off from the register. It does not know when the other one takes over.
-		cut := &register{down: true}
-		*p.o.Register() = cut
+		p.wire.cut.Store(true)
 		next := w.start(t, named.Config{Me: "another one"})
 		next.has(t, want)
 		if p.o.Shown(time.Second) {
@@ -214,7 +215,7 @@ func TestOneProcessHasTheHeap(t *testing.T) {
 		if err := p.heap.Checkpoint(t.Context()); err == nil {
 			t.Error("an owner that was superseded has taken a checkpoint")
 		}
-		*p.o.Register() = w.reg // it can ask again
+		p.wire.cut.Store(false) // it can ask again
 		select {
 		case <-p.o.Superseded():
 		case <-time.After(time.Minute):
@@ -243,7 +244,7 @@ func TestNobodyShowsWhatIsOld(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		*p.o.Register() = &register{down: true}
+		p.wire.cut.Store(true)
 		ready := make(chan error, 1)
 		go func() { ready <- o.Ready(t.Context()) }()
 		shown := 0
@@ -262,7 +263,7 @@ func TestNobodyShowsWhatIsOld(t *testing.T) {
 		if err := <-ready; err != nil {
 			t.Error(err)
 		}
-		*p.o.Register() = w.reg
+		p.wire.cut.Store(false)
 		p.bury()
 		if err := o.Close(t.Context()); err != nil {
 			t.Error(err)
@@ -306,8 +307,11 @@ func TestAManifestThatGetsLongWaitsForACheckpoint(t *testing.T) {
 		r := rand.New(rand.NewPCG(1, 2))
 		done := make(chan error)
 		go func() {
-			for n := range uint64(1000) {
-				name := fmt.Sprintf("segment %d at node %d/chunk %d.%d and node %d", n+1, r.Uint64(), r.Uint64(), r.Uint64(), r.Uint64())
+			for n := range uint64(200) {
+				name := fmt.Sprintf("segment %d at ", n+1)
+				for range 50 {
+					name += fmt.Sprint(r.Uint64())
+				}
 				if err := p.o.Moved(t.Context(), n+1, func() string { return name }); err != nil {
 					done <- err
 					return
