@@ -19,15 +19,16 @@ import (
 // control goroutine.
 type session struct {
 	wire    wire.Session
+	keep    wire.Keep // zero: it is reclaimed when the grace period is over
 	chunks  []uint32  // managers that hand them out themselves keep them here
 	client  *client   // nil while disconnected
-	expires time.Time // disconnected: when the chunks are reclaimed
+	expires time.Time // disconnected: when the chunks are reclaimed, or components if it is kept and has any; otherwise zero
 
 	components *component.Tenant // nil unless it has used any
 }
 
-func newSession() *session {
-	s := &session{}
+func newSession(keep wire.Keep) *session {
+	s := &session{keep: keep}
 	var id [8]byte
 	for s.wire.ID == 0 {
 		rand.Read(id[:])

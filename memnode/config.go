@@ -67,6 +67,10 @@ type Config struct {
 	// MaxClients is the most sessions, connected or in their grace period,
 	// by default 1024.
 	MaxClients int
+	// MaxKept is the most kept sessions, whose memory stays while their clients are
+	// away, by default a quarter of MaxClients, and at least one. They count towards
+	// MaxClients, too.
+	MaxKept int
 	// TrustClients lets several clients borrow at a time although the device
 	// does not check the bounds of windows (verbs.DeviceAttr.BoundsMW):
 	// whoever borrows anything can then read and write everything. Without,
@@ -120,6 +124,9 @@ func (c Config) withDefaults() (Config, error) {
 	if c.MaxClients == 0 {
 		c.MaxClients = DefaultMaxClients
 	}
+	if c.MaxKept == 0 {
+		c.MaxKept = max(1, c.MaxClients/4)
+	}
 	if c.MaxViolations == 0 {
 		c.MaxViolations = DefaultMaxViolations
 	}
@@ -163,6 +170,8 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("at most %d violations, want it positive", c.MaxViolations)
 	case c.Heartbeat < 0:
 		return c, fmt.Errorf("a heartbeat every %v, want it positive", c.Heartbeat)
+	case c.MaxKept < 0:
+		return c, fmt.Errorf("at most %d kept sessions, want it positive", c.MaxKept)
 	case c.MaxClients < 0:
 		return c, fmt.Errorf("at most %d clients, want it positive", c.MaxClients)
 	}

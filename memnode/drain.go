@@ -1,7 +1,6 @@
 package memnode
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,7 +24,7 @@ type HeldError struct {
 func (e *HeldError) Error() string {
 	names := []string{}
 	for _, c := range e.Clients {
-		names = append(names, cmp.Or(c.Peer, "a client that is gone"))
+		names = append(names, c.Name())
 	}
 	return fmt.Sprintf("%d bytes are still lent, to %s: %v", e.Bytes, strings.Join(names, ", "), e.Cause)
 }

@@ -272,9 +272,11 @@ func (n *Node) connect(req verbs.ConnRequest) {
 // attach connects a management queue pair, of the session that h names if
 // it is still known.
 func (n *Node) attach(req verbs.ConnRequest, h *wire.Hello) error {
-	want := &h.Session
-	s := n.sessions[want.ID]
-	resumed := s != nil && s.knows(want)
+	s, err := n.resume(h)
+	if err != nil {
+		return err
+	}
+	resumed := s != nil
 	if !resumed {
 		if n.leaving != nil {
 			return errors.New("this node is being drained: it lends nothing more")
@@ -285,7 +287,12 @@ func (n *Node) attach(req verbs.ConnRequest, h *wire.Hello) error {
 		if n.one && len(n.sessions) > 0 {
 			return errOne
 		}
-		s = newSession()
+		if h.Keep.Kept() {
+			if err := n.mayKeep(); err != nil {
+				return err
+			}
+		}
+		s = newSession(h.Keep)
 	}
 	conn := req.Conn()
 	c, err := newClient(n.dev, n.mpd, conn, s, n.ready, n.event)
@@ -293,9 +300,11 @@ func (n *Node) attach(req verbs.ConnRequest, h *wire.Hello) error {
 		return err
 	}
 	if old := s.client; old != nil {
-		// The client noticed before us that its connection is gone.
+		// The client noticed before us that its connection is gone, or another one takes
+		// over. Either way nothing of the old queue pairs lands any more from here on.
 		n.disconnect(old)
 	}
+	s.keep = h.Keep
 	w := wire.Welcome{
 		Resumed: resumed, Session: s.wire,
 		Base: n.mem.mr.Addr(), ChunkSize: uint64(n.cfg.ChunkSize), Chunks: uint32(n.cfg.chunks()),
@@ -316,7 +325,8 @@ func (n *Node) attach(req verbs.ConnRequest, h *wire.Hello) error {
 		case <-n.ctx.Done():
 		}
 	})
-	n.log.Info("client connected", "peer", conn.RemoteAddr(), "session", s.wire.ID, "resumed", resumed)
+	n.countKept()
+	n.log.Info("client connected", "peer", conn.RemoteAddr(), "session", s.wire.ID, "resumed", resumed, "heap", s.keep.Heap, "epoch", s.keep.Epoch)
 	if err := req.Accept(c.mgmt, w.Append(nil)); err != nil {
 		n.log.Warn("client lost while it connected", "peer", conn.RemoteAddr(), "error", err)
 		n.disconnect(c)
@@ -377,8 +387,8 @@ func tornDown(err error) bool {
 	return errors.As(err, &s) && (s.Status == verbs.StatusWRFlushErr || s.Status == verbs.StatusRetryExcErr)
 }
 
-// disconnect ends c. Its session's chunks become inaccessible, and the grace
-// period begins.
+// disconnect ends c. Its session's chunks become inaccessible, which they are for good when it
+// returns, and the grace period begins unless the session is kept.
 func (n *Node) disconnect(c *client) {
 	s := c.session
 	n.manager.disconnect(c)
@@ -390,11 +400,15 @@ func (n *Node) disconnect(c *client) {
 	c.conn.Close()
 	n.counters.connected.Store(int64(len(n.clients)))
 	s.client = nil
-	if n.manager.held(s) == 0 && (s.components == nil || !s.components.Busy()) {
+	defer n.countKept()
+	busy := s.components != nil && s.components.Busy()
+	if n.manager.held(s) == 0 && !busy {
 		n.forget(s)
 		return
 	}
-	s.expires = time.Now().Add(n.cfg.Grace)
+	if s.expires = time.Now().Add(n.cfg.Grace); s.kept() && !busy {
+		s.expires = time.Time{}
+	}
 	n.armGrace()
 }
 
@@ -402,7 +416,7 @@ func (n *Node) disconnect(c *client) {
 func (n *Node) armGrace() {
 	var first time.Time
 	for _, s := range n.sessions {
-		if s.client == nil && (first.IsZero() || s.expires.Before(first)) {
+		if s.client == nil && !s.expires.IsZero() && (first.IsZero() || s.expires.Before(first)) {
 			first = s.expires
 		}
 	}
@@ -411,16 +425,19 @@ func (n *Node) armGrace() {
 	}
 }
 
-// expire reclaims the chunks of sessions whose grace period is over.
+// expire reclaims the chunks of sessions whose grace period is over. Of kept ones only the
+// components end.
 func (n *Node) expire(now time.Time) {
-	for id, s := range n.sessions {
-		if s.client != nil || s.expires.After(now) {
-			continue
+	for _, s := range n.sessions {
+		switch {
+		case s.client != nil || s.expires.IsZero() || s.expires.After(now):
+		case s.kept() && n.manager.held(s) > 0:
+			s.expires = time.Time{}
+			s.components.Close()
+			s.components = nil
+		default:
+			n.reclaim(s)
 		}
-		k := n.manager.reclaim(s)
-		n.log.Info("chunks reclaimed", "session", id, "chunks", k)
-		n.counters.reclaimed.Add(int64(k))
-		n.forget(s)
 	}
 	n.armGrace()
 }
@@ -432,6 +449,7 @@ func (n *Node) forget(s *session) {
 		s.components = nil
 	}
 	delete(n.sessions, s.wire.ID)
+	n.countKept()
 }
 
 // event counts what clients provoke; the device has already acted on it.

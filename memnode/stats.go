@@ -21,6 +21,7 @@ type counters struct {
 	notOwner, violations atomic.Int64
 	wakeups, busy        atomic.Int64
 	cutOff               atomic.Int64
+	kept, keptAway       atomic.Int64
 }
 
 // Stats is a node's state and what it has done since it started.
@@ -30,7 +31,9 @@ type Stats struct {
 	Lent      int64 // chunks that clients have
 	Dirty     int64 // chunks that came back and still wait to be zeroed
 	Clients   int64 // connected
-	Sessions  int64 // connected or in their grace period
+	Sessions  int64 // connected, in their grace period, or kept
+	Kept      int64 // of the sessions, those that are kept
+	KeptAway  int64 // chunks of kept sessions whose clients are not connected
 
 	Allocs     int64         // chunks lent
 	Frees      int64         // chunks that clients gave back
@@ -57,7 +60,7 @@ func (n *Node) Stats() Stats {
 		Clients: c.connected.Load(), Sessions: c.sessions.Load(),
 		Allocs: c.allocs.Load(), Frees: c.frees.Load(), Reclaimed: c.reclaimed.Load(),
 		NoMemory: c.noMemory.Load(), Refused: c.refused.Load(), Malformed: c.malformed.Load(),
-		NotOwner: c.notOwner.Load(), Violations: c.violations.Load(), CutOff: c.cutOff.Load(), Wakeups: c.wakeups.Load(), Busy: time.Duration(c.busy.Load()),
+		NotOwner: c.notOwner.Load(), Violations: c.violations.Load(), Kept: c.kept.Load(), KeptAway: c.keptAway.Load(), CutOff: c.cutOff.Load(), Wakeups: c.wakeups.Load(), Busy: time.Duration(c.busy.Load()),
 	}
 	n.manager.stats(&s)
 	if n.components != nil {
@@ -75,6 +78,7 @@ func (s *Stats) Add(o Stats) {
 		from int64
 	}{
 		{&s.Chunks, o.Chunks}, {&s.Lent, o.Lent}, {&s.Dirty, o.Dirty}, {&s.Clients, o.Clients}, {&s.Sessions, o.Sessions},
+		{&s.Kept, o.Kept}, {&s.KeptAway, o.KeptAway},
 		{&s.Allocs, o.Allocs}, {&s.Frees, o.Frees}, {&s.Reclaimed, o.Reclaimed}, {&s.NoMemory, o.NoMemory},
 		{&s.Refused, o.Refused}, {&s.Malformed, o.Malformed}, {&s.NotOwner, o.NotOwner}, {&s.Violations, o.Violations},
 		{&s.CutOff, o.CutOff}, {&s.Rebound, o.Rebound}, {&s.Wakeups, o.Wakeups},
@@ -93,7 +97,21 @@ type ClientInfo struct {
 	Session uint64
 	Peer    string    // "" while disconnected
 	Chunks  int       // that it holds
-	Expires time.Time // disconnected: when they are reclaimed
+	Expires time.Time // disconnected: when they are reclaimed; zero if the session is kept
+	Heap    string    // what a kept session is for, or ""
+	Epoch   uint64    // of the kept session's last client, or 0
+}
+
+// Name says for people whose the session is.
+func (c *ClientInfo) Name() string {
+	who := c.Peer
+	if who == "" {
+		who = "a client that is gone"
+	}
+	if c.Heap != "" {
+		who = "heap " + c.Heap + " (" + who + ")"
+	}
+	return who
 }
 
 // Clients lists the sessions, by number. It is empty once the node is closed.
@@ -108,7 +126,10 @@ func (n *Node) clientInfos() []ClientInfo {
 	}
 	infos := make([]ClientInfo, 0, len(n.sessions))
 	for id, s := range n.sessions {
-		info := ClientInfo{Session: id, Chunks: n.manager.held(s), Expires: s.expires}
+		info := ClientInfo{Session: id, Chunks: n.manager.held(s), Expires: s.expires, Heap: s.keep.Heap, Epoch: s.keep.Epoch}
+		if s.kept() {
+			info.Expires = time.Time{}
+		}
 		if s.client != nil {
 			info.Peer, info.Expires = s.client.conn.RemoteAddr(), time.Time{}
 		}
@@ -137,7 +158,9 @@ func NewCollector(nodes ...*Node) prometheus.Collector {
 	memory("dirty", func(s *Stats) int64 { return s.Dirty })
 	memory("free", func(s *Stats) int64 { return max(s.Chunks-s.Lent-s.Dirty, 0) })
 	gauge("clients", "Connected clients.", func(s *Stats) int64 { return s.Clients })
-	gauge("sessions", "Clients, connected or in their grace period.", func(s *Stats) int64 { return s.Sessions })
+	gauge("sessions", "Clients, connected, in their grace period, or of heaps that are kept while their clients are away.", func(s *Stats) int64 { return s.Sessions })
+	gauge("kept_sessions", "Clients whose memory is kept while they are away.", func(s *Stats) int64 { return s.Kept })
+	gauge("kept_bytes", "Memory that is kept for clients that are not connected.", func(s *Stats) int64 { return s.KeptAway * int64(s.ChunkSize) })
 	counter("allocs", "Chunks lent.", func(s *Stats) int64 { return s.Allocs })
 	counter("frees", "Chunks given back.", func(s *Stats) int64 { return s.Frees })
 	counter("reclaimed", "Chunks taken back from clients that were gone.", func(s *Stats) int64 { return s.Reclaimed })

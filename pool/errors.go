@@ -19,6 +19,9 @@ var (
 	ErrNodeGone = errors.New("memory node gone")
 	// ErrLost: the chunk's contents are gone for good.
 	ErrLost = errors.New("chunk is lost")
+	// ErrSuperseded: a pool with a higher epoch has taken over what this one, which is kept,
+	// had. Nothing that this one does has any effect any more, and it does not connect again.
+	ErrSuperseded = errors.New("superseded by another owner")
 	// ErrFreed: the chunk has been freed.
 	ErrFreed = errors.New("chunk has been freed")
 	// ErrClosed: the pool has been closed.
@@ -33,13 +36,13 @@ var (
 	ErrRange = errors.New("out of range")
 	// ErrUnaligned: an atomic operation's offset is not a multiple of 8.
 	ErrUnaligned = errors.New("offset is not a multiple of 8")
-	// ErrInUse: the node cannot be forgotten.
-	ErrInUse = errors.New("node is in use")
+	// ErrInUse: the node cannot be forgotten, or the chunk not be reopened.
+	ErrInUse = errors.New("in use")
 )
 
 // OpError is a failed operation on remote memory.
 type OpError struct {
-	Op     string // "alloc", "free", "read", "write", "compare-and-swap", "fetch-add"
+	Op     string // "alloc", "reopen", "prune", "free", "read", "write", "compare-and-swap", "fetch-add"
 	Node   string // "" if no node was involved
 	Region string // such as "chunk 12"; "" if no chunk was involved
 	Offset int64  // in bytes; 0 if there is none

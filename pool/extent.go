@@ -16,6 +16,7 @@ type extent struct {
 	node      *node
 	id        uint32 // of the node's first chunk in it
 	chunks    int    // of the node's, one after the other
+	session   uint64 // number of the kept session that it is of, or 0
 	off, size int64  // in chunk, in bytes
 
 	binding atomic.Pointer[binding]

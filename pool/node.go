@@ -51,13 +51,17 @@ type node struct {
 
 	mu      sync.Mutex
 	state   nodeState
-	cause   error         // nodeDown: why
+	cause   error         // nodeDown, nodeClosed: why
 	changed chan struct{} // closed when state changes
 	link    *link         // nodeUp
 	extents map[uint32]*extent
 	session wire.Session
-	grace   time.Duration
-	zone    string
+	// inherits: the session is an earlier pool's. What it has and this pool does not know is
+	// dormant until it is reopened or pruned, instead of being given back.
+	inherits bool
+	dormant  map[uint32]manager.Grant // nodeUp: over link
+	grace    time.Duration
+	zone     string
 }
 
 func newNode(p *Pool, cfg NodeConfig) *node {
@@ -65,7 +69,9 @@ func newNode(p *Pool, cfg NodeConfig) *node {
 		pool: p, name: cfg.Name, dial: cfg.Dial, log: p.log.With("node", cfg.Name),
 		changed: make(chan struct{}),
 		extents: make(map[uint32]*extent),
+		session: p.sessionOf(cfg.Name),
 	}
+	n.inherits = n.session.ID != 0
 	n.counters.init(cfg.Name)
 	return n
 }
@@ -94,7 +100,7 @@ func (n *node) unusable() error {
 	case nodeDown:
 		return &goneError{n.cause}
 	case nodeClosed:
-		return ErrClosed
+		return n.cause
 	}
 	return nil
 }
@@ -134,12 +140,15 @@ const (
 
 // keep is the keeper: it connects, and connects again, until ctx ends.
 func (n *node) keep(ctx context.Context) {
-	defer n.closeNow()
+	defer n.closeNow(ctx)
 	var wait backoff
 	var graceEnds time.Time // of the session, while there is no link
 	for {
 		l, err := n.connect(ctx)
 		if err != nil {
+			if wire.Superseded.Is(err) {
+				n.pool.supersede(err)
+			}
 			if ctx.Err() != nil {
 				return
 			}
@@ -155,11 +164,13 @@ func (n *node) keep(ctx context.Context) {
 		since := time.Now()
 		l.watch(ctx, n.pool.cfg.Timeout)
 		if ctx.Err() != nil {
-			n.farewell(l)
+			n.farewell(ctx, l)
 			return
 		}
 		n.log.Warn("connection lost", "error", l.conn.Err())
-		graceEnds = time.Now().Add(n.graceTime())
+		if n.pool.cfg.Keep == nil {
+			graceEnds = time.Now().Add(n.graceTime())
+		}
 		n.linkBroke(l)
 		l.close()
 		n.counters.reconnects.Add(1)
@@ -239,8 +250,12 @@ func (n *node) attach(ctx context.Context, l *link) (unknown []uint32, err error
 	n.mu.Lock()
 	resume := n.session
 	n.mu.Unlock()
+	var keep wire.Keep
+	if k := n.pool.cfg.Keep; k != nil {
+		keep = *k.wire()
+	}
 	s, err := n.pool.cfg.Manager.Attach(ctx, manager.Link{
-		Device: n.pool.dev, PD: n.pool.pd, Conn: l.conn, Resume: resume,
+		Device: n.pool.dev, PD: n.pool.pd, Conn: l.conn, Resume: resume, Keep: keep,
 		Access: l.access, Groups: n.pool.cfg.Groups, Pairs: n.pool.cfg.Pairs, NextGroup: l.nextGroup,
 		Through: l.groups[0].through, Buffer: n.pool.slab.mr, Complete: l.groups[0].completed,
 	})
@@ -258,6 +273,9 @@ func (n *node) attach(ctx context.Context, l *link) (unknown []uint32, err error
 		if owned, err = s.Owned(ctx); err != nil {
 			return nil, fmt.Errorf("cannot resume the session: %w", err)
 		}
+	}
+	if info.Session != resume {
+		n.pool.began(n.name, info.Session)
 	}
 	lost, unknown, err := n.publish(l, owned)
 	if err != nil {
@@ -281,11 +299,15 @@ func (n *node) publish(l *link, owned []manager.Grant) (lost []*extent, unknown 
 	if n.state == nodeClosed {
 		return nil, nil, ErrClosed
 	}
+	n.inherits = n.inherits && info.Resumed
+	n.dormant = make(map[uint32]manager.Grant)
 	kept := make(map[uint32]*extent, len(owned))
 	for _, g := range owned {
 		if x := n.extents[g.Chunk]; x != nil && x.chunks == g.Chunks {
 			x.binding.Store(l.bind(g))
 			kept[g.Chunk] = x
+		} else if n.inherits {
+			n.dormant[g.Chunk] = g
 		} else {
 			unknown = append(unknown, g.Chunk)
 		}
@@ -315,18 +337,29 @@ func (n *node) loseAll() int {
 	return chunksOf(lost)
 }
 
-// farewell gives everything back over l, and ends it.
-func (n *node) farewell(l *link) {
+// closing is why operations fail once ctx, the keeper's, is done.
+func closing(ctx context.Context) error {
+	if cause := context.Cause(ctx); errors.Is(cause, ErrSuperseded) {
+		return cause
+	}
+	return ErrClosed
+}
+
+// farewell gives everything back over l, unless the pool is kept, and ends it.
+func (n *node) farewell(ctx context.Context, l *link) {
 	n.mu.Lock()
 	var ids []uint32
 	for id := range n.extents {
 		ids = append(ids, id)
 	}
 	n.link = nil
-	n.setState(nodeClosed, nil)
+	n.setState(nodeClosed, closing(ctx))
 	n.mu.Unlock()
 	l.kill()
 	l.ground()
+	if n.pool.cfg.Keep != nil {
+		ids = nil
+	}
 	_ = n.giveBack(context.Background(), l, ids) // what fails the node reclaims in time
 	l.close()
 }
@@ -346,17 +379,17 @@ func (n *node) end() error {
 	case n.objects.Load() > 0:
 		return fmt.Errorf("%w: %d objects of components are there", ErrInUse, n.objects.Load())
 	}
-	n.setState(nodeClosed, nil)
+	n.setState(nodeClosed, ErrClosed)
 	n.forget()
 	return nil
 }
 
 // closeNow marks n as closed.
-func (n *node) closeNow() {
+func (n *node) closeNow(ctx context.Context) {
 	n.mu.Lock()
 	if n.state != nodeClosed {
 		n.link = nil
-		n.setState(nodeClosed, nil)
+		n.setState(nodeClosed, closing(ctx))
 	}
 	n.mu.Unlock()
 }
@@ -398,6 +431,9 @@ func (n *node) extend(ctx context.Context, c *Chunk) error {
 	for i, g := range grants {
 		x := &extents[i]
 		x.chunk, x.node, x.id, x.chunks = c, n, g.Chunk, g.Chunks
+		if n.pool.cfg.Keep != nil {
+			x.session = n.session.ID
+		}
 		x.off, x.size = c.have, int64(g.Chunks)*size
 		x.binding.Store(l.bind(g))
 		c.extents = append(c.extents, x)
@@ -410,6 +446,9 @@ func (n *node) extend(ctx context.Context, c *Chunk) error {
 
 // free gives extents, which nobody uses any more, back.
 func (n *node) free(ctx context.Context, extents []*extent) error {
+	if err := n.pool.over(); err != nil {
+		return err
+	}
 	ids := make([]uint32, 0, len(extents))
 	n.mu.Lock()
 	for _, x := range extents {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math"
 	"reflect"
 	"slices"
@@ -64,6 +65,8 @@ type Config struct {
 	// budget is divided among them. A node may grant fewer; with managers other
 	// than onesided there is one, and with native one for each group.
 	Pairs int
+	// Keep, if it is set, has what the pool borrows outlive it.
+	Keep *Keep
 	// Logger gets connections and losses; by default nothing is logged.
 	Logger *slog.Logger
 
@@ -112,6 +115,11 @@ func (c Config) withDefaults() (Config, error) {
 	case c.Buffer < 0 || c.Buffer > 1<<31:
 		return c, fmt.Errorf("the buffer has %d bytes, want at most 2 GiB", c.Buffer)
 	}
+	if c.Keep != nil {
+		if err := c.Keep.check(c.Manager); err != nil {
+			return c, err
+		}
+	}
 	names := make(map[string]bool)
 	for i, n := range c.Nodes {
 		if err := n.check(func(name string) bool { return names[name] }); err != nil {
@@ -144,8 +152,13 @@ type Pool struct {
 	slab  *slab
 	nodes atomic.Pointer[[]*node] // changes under callMu, to another slice
 	ctx   context.Context         // of the keepers
-	stop  context.CancelFunc
+	stop  context.CancelCauseFunc
 	wg    sync.WaitGroup // keepers
+
+	superseded atomic.Pointer[error] // ErrSuperseded with the reason, once that is so
+
+	keptMu sync.Mutex
+	kept   map[string]Session // guarded by keptMu: what Sessions returns; nil if the pool is not kept
 
 	sizeMu    sync.Mutex
 	chunkSize int // 0 until the first node has said
@@ -178,7 +191,11 @@ func Open(ctx context.Context, cfg Config) (*Pool, error) {
 		p.pd.Close()
 		return nil, fmt.Errorf("cannot open a pool: %w", err)
 	}
-	p.ctx, p.stop = context.WithCancel(context.Background())
+	if cfg.Keep != nil {
+		p.kept = make(map[string]Session)
+		maps.Copy(p.kept, cfg.Keep.Sessions)
+	}
+	p.ctx, p.stop = context.WithCancelCause(context.Background())
 	p.nodes.Store(new([]*node))
 	for _, c := range cfg.Nodes {
 		p.join(c)
@@ -276,8 +293,8 @@ func (p *Pool) waitFirst(ctx context.Context) error {
 			errs = append(errs, fmt.Errorf("%s: %w", n.name, err))
 		}
 	}
-	if up {
-		return nil
+	if err := p.over(); err != nil || up {
+		return err
 	}
 	return errors.Join(errs...)
 }
@@ -370,6 +387,9 @@ func (p *Pool) alloc(ctx context.Context, size int64, from []*node) (*Chunk, err
 	}
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
+	}
+	if err := p.over(); err != nil {
+		return nil, err
 	}
 	if all, known := capacity(from); known && size > all {
 		return nil, fmt.Errorf("%w: %d bytes wanted of nodes that have %d in all", ErrNoMemory, size, all)
@@ -552,6 +572,9 @@ func (p *Pool) getCall() (*call, error) {
 	if p.closing {
 		return nil, ErrClosed
 	}
+	if err := p.over(); err != nil {
+		return nil, err
+	}
 	p.running++
 	if n := len(p.calls); n > 0 {
 		c := p.calls[n-1]
@@ -598,8 +621,8 @@ func (p *Pool) putOne(ops *[1]Op) {
 	}
 }
 
-// Close gives every chunk back and disconnects. Operations in progress fail
-// with ErrClosed. It is idempotent.
+// Close gives every chunk back, unless the pool is kept, and disconnects. Operations
+// in progress fail with ErrClosed. It is idempotent.
 func (p *Pool) Close() error {
 	p.callMu.Lock()
 	if p.closing {
@@ -612,7 +635,7 @@ func (p *Pool) Close() error {
 		close(p.drained)
 	}
 	p.callMu.Unlock()
-	p.stop()
+	p.stop(ErrClosed)
 	p.wg.Wait()
 	<-p.drained
 	errs := []error{p.slab.close(), p.pd.Close()}

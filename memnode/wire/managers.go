@@ -32,15 +32,18 @@ type Manager struct {
 	// Registers: clients are kept apart by registrations, which every device
 	// checks, and not by windows.
 	Registers bool
-	Brief     string // what does it, in a few words
+	// Keeps: sessions can be kept (Keep). All that a client has is opened to its own queue
+	// pairs alone, so that it can do nothing any more when they have been closed.
+	Keeps bool
+	Brief string // what does it, in a few words
 }
 
 // Managers is every way of managing memory: the table from which nodes, pools,
 // flags and tests take their names.
 var Managers = []Manager{
-	{Name: Native, Brief: "the NIC's own allocation verb"},
-	{Name: OneSided, Brief: "chains of work requests that the NIC runs"},
-	{Name: RPCMW, Brief: "messages; windows of type 2B that the node's CPU binds"},
+	{Name: Native, Keeps: true, Brief: "the NIC's own allocation verb"},
+	{Name: OneSided, Keeps: true, Brief: "chains of work requests that the NIC runs"},
+	{Name: RPCMW, Keeps: true, Brief: "messages; windows of type 2B that the node's CPU binds"},
 	{Name: FineMem, Brief: "one-sided compare-and-swap of a bitmap; windows of type 1 with spare keys"},
 	{Name: MemFD, Use: ByAddress, Brief: "memory of the same machine, mapped"},
 	{Name: RPCMW1, Use: Baseline, Brief: "messages; windows of type 1, which do not keep clients apart"},

@@ -8,7 +8,7 @@
 //
 // # Connecting
 //
-// The requester's private data is a [Hello], 72 bytes:
+// The requester's private data is a [Hello], 112 bytes:
 //
 //	 0  u32  magic "PMN1"
 //	 4  u16  version
@@ -22,6 +22,8 @@
 //	64  u8   management: groups of access queue pairs wanted, 0 means 1; otherwise 0
 //	65  u8   management: pairs to allocate and to free with wanted, 0 means 1; otherwise 0
 //	66  [6]  zero
+//	72  u64  management: epoch of a session that is to be kept; 0: one that is not; otherwise 0
+//	80  [32] management: name of the heap that a kept session is for, padded with zeros
 //
 // and the answer to a management Hello is a [Welcome], 120 bytes:
 //
@@ -47,6 +49,13 @@
 //
 // The answer to an access Hello is empty: the connection that it came over
 // says whose it is.
+//
+// A session with an epoch is kept: the node does not take its memory back because its
+// client is away. Who resumes it shows number and secret, and an epoch that is not
+// lower than the session's. The node refuses others ([Refusal]), and a session that it
+// does not know it has lost with all its memory: the Welcome is to a new one. When the
+// Welcome arrives, nothing that was sent over the session's earlier connections can
+// take effect any more.
 //
 // # Messages
 //
@@ -93,13 +102,13 @@ import (
 )
 
 // Version is the protocol's version. Both ends must speak the same.
-const Version = 4
+const Version = 5
 
 const magic = 0x314e4d50 // "PMN1"
 
 // Sizes in bytes.
 const (
-	HelloSize     = 72
+	HelloSize     = 112
 	WelcomeSize   = 120
 	RequestHeader = 12
 	ReplyHeader   = 20
@@ -107,6 +116,7 @@ const (
 	MaxMessage    = 1024 // no request or reply is longer
 	MaxName       = 16
 	MaxZone       = 32
+	MaxHeap       = 32
 	SecretSize    = 32
 )
 
@@ -155,6 +165,51 @@ type Hello struct {
 	// KindManagement: what the client would like, groups of access queue pairs and
 	// pairs to allocate and to free with; 0 means 1. The Welcome says what it gets.
 	Groups, Pairs uint8
+	Keep          Keep // KindManagement: how the session is to be kept, if it is
+}
+
+// A Keep says that a session is kept while its client is away. The zero Keep says that it is not.
+type Keep struct {
+	Epoch uint64 // of its client: higher ones end lower ones
+	Heap  string // what the memory is for, for people: 1 to MaxHeap printable ASCII characters without spaces
+}
+
+// Kept reports whether there is anything to keep.
+func (k *Keep) Kept() bool { return k.Epoch != 0 }
+
+// Check says what is wrong with k.
+func (k *Keep) Check() error {
+	switch {
+	case !k.Kept() && k.Heap != "":
+		return fmt.Errorf("heap %q with epoch 0, want 1 or more", k.Heap)
+	case !k.Kept():
+		return nil
+	case k.Heap == "" || len(k.Heap) > MaxHeap:
+		return fmt.Errorf("the heap's name %q has %d bytes, want 1 to %d", k.Heap, len(k.Heap), MaxHeap)
+	case strings.ContainsFunc(k.Heap, func(r rune) bool { return r <= ' ' || r >= 0x7f }):
+		return fmt.Errorf("the heap's name is %q, want printable ASCII without spaces", k.Heap)
+	}
+	return nil
+}
+
+// A Refusal is why a node does not resume a kept session, where its client has to know more
+// than the words: the reason of the rejection begins with it.
+type Refusal string
+
+const (
+	// Superseded: a client with a higher epoch has had the session.
+	Superseded Refusal = "superseded"
+	// Denied: the session is known, and not to be had so.
+	Denied Refusal = "denied"
+)
+
+// Reason is what a node rejects a connection with.
+func (r Refusal) Reason(why string) string { return string(r) + ": " + why }
+
+// Is reports whether a connection was rejected for r.
+func (r Refusal) Is(err error) bool {
+	var rejected *verbs.RejectError
+	return errors.As(err, &rejected) && strings.HasPrefix(rejected.Reason, string(r)+": ")
 }
 
 // Append appends h's encoding to b.
@@ -167,7 +222,11 @@ func (h *Hello) Append(b []byte) []byte {
 	b = append(b, name[:]...)
 	b = binary.LittleEndian.AppendUint64(b, h.Session.ID)
 	b = append(b, h.Session.Secret[:]...)
-	return append(b, h.Groups, h.Pairs, 0, 0, 0, 0, 0, 0)
+	b = append(b, h.Groups, h.Pairs, 0, 0, 0, 0, 0, 0)
+	b = binary.LittleEndian.AppendUint64(b, h.Keep.Epoch)
+	var heap [MaxHeap]byte
+	copy(heap[:], h.Keep.Heap)
+	return append(b, heap[:]...)
 }
 
 // Decode sets h from b.
@@ -182,7 +241,7 @@ func (h *Hello) Decode(b []byte) error {
 	if kind < KindManagement || kind > KindComponent {
 		return malformed("hello of unknown kind %d", b[6])
 	}
-	if b[7] != 0 && (kind == KindManagement || kind == KindComponent) || [6]byte(b[66:]) != [6]byte{} {
+	if b[7] != 0 && (kind == KindManagement || kind == KindComponent) || [6]byte(b[66:72]) != [6]byte{} {
 		return malformed("hello with a reserved byte set")
 	}
 	if wants := b[64] | b[65]; wants != 0 && kind != KindManagement || b[64] > MaxGroups || b[65] > MaxPairs {
@@ -192,7 +251,18 @@ func (h *Hello) Decode(b []byte) error {
 	if name == "" || strings.IndexByte(name, 0) >= 0 {
 		return malformed("hello with a bad manager name %q", name)
 	}
-	h.Kind, h.Index, h.Manager = kind, b[7], name
+	heap, rest, _ := strings.Cut(string(b[80:80+MaxHeap]), "\x00")
+	keep := Keep{Epoch: binary.LittleEndian.Uint64(b[72:]), Heap: heap}
+	if strings.Trim(rest, "\x00") != "" {
+		return malformed("hello with bytes behind the heap's name")
+	}
+	if keep != (Keep{}) && kind != KindManagement {
+		return malformed("hello of kind %d with an epoch or a heap", kind)
+	}
+	if err := keep.Check(); err != nil {
+		return malformed("hello: %v", err)
+	}
+	h.Kind, h.Index, h.Manager, h.Keep = kind, b[7], name, keep
 	h.Session.ID = binary.LittleEndian.Uint64(b[24:])
 	copy(h.Session.Secret[:], b[32:])
 	h.Groups, h.Pairs = b[64], b[65]

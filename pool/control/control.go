@@ -109,7 +109,7 @@ func (c *Channel) open(ctx context.Context, name string) (_ *wire.Welcome, err e
 		return nil, fmt.Errorf("cannot create a management queue pair: %w", err)
 	}
 	hello := wire.Hello{
-		Kind: wire.KindManagement, Manager: name, Session: c.link.Resume,
+		Kind: wire.KindManagement, Manager: name, Session: c.link.Resume, Keep: c.link.Keep,
 		Groups: uint8(min(c.link.Groups, wire.MaxGroups)), Pairs: uint8(min(c.link.Pairs, wire.MaxPairs)),
 	}
 	private, err := c.link.Conn.Connect(ctx, c.mgmt, hello.Append(nil))

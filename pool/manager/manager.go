@@ -68,6 +68,7 @@ type Link struct {
 	// Access makes another access queue pair, unconnected, up to MaxPaths of a group.
 	Access func() (verbs.QP, error)
 	Resume wire.Session // zero: a new session
+	Keep   wire.Keep    // how the session is to be kept, if it is
 
 	// Groups is how many groups of access queue pairs to connect, and Pairs how many
 	// pairs to allocate and to free with, if the manager and the node can; 0 means 1.

@@ -14,6 +14,7 @@ var protectionTests = []test{
 	{"the local side checks every access", testLocalAccess},
 	{"a deregistered region is gone", testDereg},
 	{"a queue pair's failure is its own", testIsolation},
+	{"an ended queue pair writes no more", testEndedWritesNoMore},
 }
 
 func le64(b []byte) uint64 { return binary.NativeEndian.Uint64(b) }

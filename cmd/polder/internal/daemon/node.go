@@ -300,10 +300,7 @@ func (p *process) show(nodes ...*memnode.Node) {
 		for _, n := range nodes {
 			chunk := int64(n.Stats().ChunkSize)
 			for _, c := range n.Clients() {
-				client := console.Client{Name: c.Peer, Bytes: int64(c.Chunks) * chunk}
-				if client.Name == "" {
-					client.Name = "gone"
-				}
+				client := console.Client{Name: c.Name(), Bytes: int64(c.Chunks) * chunk}
 				if !c.Expires.IsZero() {
 					client.Expires = &c.Expires
 				}

@@ -1,0 +1,105 @@
+package memnode
+
+import (
+	"errors"
+	"fmt"
+
+	"polder/memnode/wire"
+	"polder/verbs"
+)
+
+// ErrConnected is the error of GiveUp for a session whose client is connected.
+var ErrConnected = errors.New("its client is connected")
+
+// ErrNoSession is the error of GiveUp for a session that the node does not have.
+var ErrNoSession = errors.New("the node has no kept session of that number")
+
+// kept reports whether s outlives its client's absence.
+func (s *session) kept() bool { return s.keep.Kept() }
+
+// resume returns the session that h asks for, or nil if the node does not have it. An error is the reason to
+// refuse it.
+func (n *Node) resume(h *wire.Hello) (*session, error) {
+	s := n.sessions[h.Session.ID]
+	known := s != nil && s.knows(&h.Session)
+	switch {
+	case s == nil, !known && !s.kept() && !h.Keep.Kept():
+		return nil, nil
+	case !known:
+		return nil, denied("a client that does not know the secret asks for session %d", h.Session.ID)
+	case s.kept() != h.Keep.Kept():
+		return nil, denied("session %d was begun as one that is kept, or was not, and has to be resumed so", h.Session.ID)
+	case h.Keep.Epoch < s.keep.Epoch:
+		return nil, errors.New(wire.Superseded.Reason(fmt.Sprintf("heap %s is at epoch %d here, this client at %d",
+			s.keep.Heap, s.keep.Epoch, h.Keep.Epoch)))
+	}
+	return s, nil
+}
+
+func denied(format string, args ...any) error {
+	return errors.New(wire.Denied.Reason(fmt.Sprintf(format, args...)))
+}
+
+// mayKeep says why the node begins no kept session, if it does not.
+func (n *Node) mayKeep() error {
+	if entry, _ := wire.ManagerNamed(n.cfg.Manager); !entry.Keeps {
+		return fmt.Errorf("this node lends by %s, which cannot keep a session: whoever had it could not be kept from writing", n.cfg.Manager)
+	}
+	kept := 0
+	for _, s := range n.sessions {
+		if s.kept() {
+			kept++
+		}
+	}
+	if kept >= n.cfg.MaxKept {
+		return fmt.Errorf("this node keeps no more than %d sessions, and has as many", n.cfg.MaxKept)
+	}
+	return nil
+}
+
+// GiveUp takes the memory of a kept session back whose client is not connected, and returns how many chunks that
+// was: it is an operator's word that nobody wants it any more.
+func (n *Node) GiveUp(session uint64) (chunks int, err error) {
+	if !n.run(func() { chunks, err = n.giveUp(session) }) {
+		err = verbs.ErrClosed
+	}
+	if err != nil {
+		return 0, fmt.Errorf("cannot give session %d up: %w", session, err)
+	}
+	return chunks, nil
+}
+
+func (n *Node) giveUp(session uint64) (int, error) {
+	s := n.sessions[session]
+	switch {
+	case s == nil || !s.kept():
+		return 0, ErrNoSession
+	case s.client != nil:
+		return 0, ErrConnected
+	}
+	return n.reclaim(s), nil
+}
+
+// reclaim takes everything back that s has, whose client is not connected, and forgets it.
+func (n *Node) reclaim(s *session) int {
+	k := n.manager.reclaim(s)
+	n.log.Info("chunks reclaimed", "session", s.wire.ID, "heap", s.keep.Heap, "chunks", k)
+	n.counters.reclaimed.Add(int64(k))
+	n.forget(s)
+	return k
+}
+
+// countKept brings the counters of kept sessions up to date.
+func (n *Node) countKept() {
+	var sessions, away int64
+	for _, s := range n.sessions {
+		if s.kept() {
+			sessions++
+			if s.client == nil {
+				away += int64(n.manager.held(s))
+			}
+		}
+	}
+	n.counters.kept.Store(sessions)
+	n.counters.keptAway.Store(away)
+}
