@@ -237,3 +237,6 @@ func (n *node) prune(ctx context.Context) error {
 	}
 	return err
 }
+
+// Kept reports whether what the pool borrows outlives it.
+func (p *Pool) Kept() bool { return p.cfg.Keep != nil }
