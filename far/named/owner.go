@@ -434,7 +434,7 @@ func (o *Owner) renew() {
 			o.end()
 		}
 		cancel()
-		if failed := err != nil && o.ctx.Err() == nil; failed != failing {
+		if failed := err != nil && !errors.Is(err, ErrSuperseded) && o.ctx.Err() == nil; failed != failing {
 			failing = failed
 			if failed {
 				o.cfg.Logger.Warn("what keeps the heap's manifest does not answer: nothing is answered without evidence that there is no other owner", "error", err)
