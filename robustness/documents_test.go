@@ -102,7 +102,7 @@ var (
 	notRun = regexp.MustCompile(`^\*Not run by the tests: .+\*$`)
 	endOf  = regexp.MustCompile(`^<!-- end daemons?( \d+)? -->$`)
 	// daemon is a command that goes on until it is told to end.
-	daemon = regexp.MustCompile(`^polder (up|node|serve|serve files [^-]\S*|block|pager|broker|coordinator|share)( -.*)?$`)
+	daemon = regexp.MustCompile(`^polder (up|node|serve|serve files [^-]\S*|block|pager|broker|coordinator|witness|share)( -.*)?$`)
 )
 
 // TestEveryCommandInTheDocumentsRuns is what its name says.

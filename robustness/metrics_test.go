@@ -55,6 +55,7 @@ func exportsOfDaemons(t *testing.T) map[string]string {
 		"block":         proctest.Start(t, "block", "--far", node.Addr("verbs"), "--local", "8MiB", "--size", "1GiB"),
 		"pager":         proctest.Run(t, "pager", "--listen", "unix:"+filepath.Join(dir, "pager"), "--far", node.Addr("verbs"), "--local", "8MiB"),
 		"broker":        proctest.Run(t, "broker", "--listen", filepath.Join(dir, "broker"), "--far", fine.Addr("verbs"), "--service-secret-file", secret),
+		"witness":       proctest.Start(t, "witness", "--dir", filepath.Join(dir, "witness")),
 		"coordinator":   proctest.Run(t, "coordinator", "--socket", socket),
 		"serve files":   proctest.RunCommand(t, child.Command{Path: proctest.Binary(), Args: []string{"serve", "files", dir, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--coordinator", "off"}}),
 		"share": proctest.Run(t, "share", "--dir", filepath.Join(dir, "state"), "--socket", filepath.Join(dir, "s"), "--pool", "memfd:1MiB",

@@ -59,6 +59,7 @@ func everyDaemon(t *testing.T, check func(t *testing.T, d *piped)) {
 		{"serve", "files", "DIR", "--listen", "127.0.0.1:0"},
 		{"broker", "--far", node.Addr("verbs"), "--listen", "DIR/broker.sock"},
 		{"coordinator", "--socket", "DIR/coordinator.sock"},
+		{"witness", "--dir", "DIR/witness", "--listen", "127.0.0.1:0"},
 		{"share", "--socket", "DIR/share.sock", "--dir", "DIR/share", "--pool", "memfd:1MiB"},
 		{"share", "--keep", "--socket", "DIR/share.sock", "--dir", "DIR/share", "--pool", "memfd:1MiB"},
 	} {

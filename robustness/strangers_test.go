@@ -130,6 +130,7 @@ func TestDaemonsSurviveWithoutDescriptors(t *testing.T) {
 	coordinator, coordinatorLog := startCounted(t, "coordinator", "--socket", path("soft"), "--admin", "127.0.0.1:0")
 	share, shareLog := startCounted(t, "share", "--dir", path("share.d"), "--socket", path("share"), "--pool", "memfd:16MiB",
 		"--listen", "127.0.0.1:0", "--insecure", "--admin", "127.0.0.1:0")
+	witness, witnessLog := startCounted(t, "witness", "--dir", path("witness"), "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0")
 	for _, door := range []struct {
 		name string
 		p    *child.Process
@@ -144,6 +145,7 @@ func TestDaemonsSurviveWithoutDescriptors(t *testing.T) {
 		{"broker", broker, brokerLog, path("broker")},
 		{"coordinator", coordinator, coordinatorLog, path("soft")},
 		{"share", share, shareLog, path("share")},
+		{"witness", witness, witnessLog, witness.Addr("witness")},
 		{"share's remote", share, shareLog, share.Addr("remote")},
 	} {
 		t.Run(door.name, func(t *testing.T) {

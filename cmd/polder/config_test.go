@@ -14,7 +14,7 @@ import (
 
 var update = flag.Bool("update", false, "write the files that are made of the command tree anew")
 
-var roles = []string{"up", "node", "serve", "block", "pager", "broker", "share", "coordinator"}
+var roles = []string{"up", "node", "serve", "block", "pager", "broker", "share", "coordinator", "witness"}
 
 // polder runs a command line in this process and returns what it prints.
 func polder(t *testing.T, environ []string, args ...string) (string, error) {
@@ -175,6 +175,8 @@ func TestConfigCheckRefusesWhatTheDaemonRefuses(t *testing.T) {
 		{"broker --far 127.0.0.1:1 --allow-uid anna", "the numbers of users"},
 		{"coordinator --reserve 1024TiB", "want less than the host's memory"},
 		{"coordinator --min-share 2", "the least share"},
+		{"witness --dir= --listen 127.0.0.1:0", "it is empty"},
+		{"witness --dir d --listen 0.0.0.0:0", "it can be reached from other machines"},
 		{"share --pool disk:1GiB", "disk"},
 		{"share --quota 1GiB", "TENANT=SIZE"},
 		{"share --maru tcp://0.0.0.0:5555", "say --insecure"},

@@ -67,7 +67,7 @@ func newRoot(environ []string) *cobra.Command {
 
 // newDaemons are the commands of all daemons.
 func newDaemons() []daemonCommand {
-	return []daemonCommand{newUp(), newNode(), newServe(), newBlock(), newPager(), newBroker(), newShare(), newCoordinator()}
+	return []daemonCommand{newUp(), newNode(), newServe(), newBlock(), newPager(), newBroker(), newShare(), newCoordinator(), newWitness()}
 }
 
 // configure makes wrong arguments of every command usage errors, and every

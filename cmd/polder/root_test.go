@@ -45,7 +45,7 @@ This page is made by ` + "`make docs`" + `, of what ` + "`--help`" + ` says.
 | flag | of | default | |
 |---|---|---|---|
 `)
-	daemons := []string{"up", "serve", "serve files", "node", "broker", "share", "coordinator"}
+	daemons := []string{"up", "serve", "serve files", "node", "broker", "share", "coordinator", "witness"}
 	var flags []flagRow
 	for _, name := range daemons {
 		cmd, _, err := root.Find(strings.Fields(name))
@@ -149,7 +149,7 @@ func TestCommandsInDocumentsExist(t *testing.T) {
 // TestEveryDaemonIsConfiguredAlike: who takes a file takes the environment, too.
 func TestEveryDaemonIsConfiguredAlike(t *testing.T) {
 	root := newRoot(nil)
-	for _, name := range []string{"up", "serve", "serve files", "node", "broker", "share", "coordinator"} {
+	for _, name := range []string{"up", "serve", "serve files", "node", "broker", "share", "coordinator", "witness"} {
 		cmd, _, err := root.Find(strings.Fields(name))
 		if err != nil {
 			t.Fatal(err)

@@ -18,8 +18,8 @@ import (
 const usualShareAdmin = "127.0.0.1:7075"
 
 // The administrative addresses that status and top ask if they are not told: those
-// that up or serve, node, broker, coordinator and serve files have by default, and share's.
-var usualAdmin = []string{defaultAdmin, defaultNodeAdmin, defaultBrokerAdmin, defaultCoordinatorAdmin, usualShareAdmin, defaultFilesAdmin}
+// that up or serve, node, broker, coordinator, serve files and witness have by default, and share's.
+var usualAdmin = []string{defaultAdmin, defaultNodeAdmin, defaultBrokerAdmin, defaultCoordinatorAdmin, usualShareAdmin, defaultFilesAdmin, defaultWitnessAdmin}
 
 func newStatus() *cobra.Command {
 	var (

@@ -54,6 +54,12 @@ func (s *State) Print(w io.Writer) error {
 				m.Int("polder_broker_blocks", node), m.Int("polder_broker_allocs_total", node), m.Int("polder_broker_frees_total", node))
 		}
 	}
+	if m.Has("polder_witness_registers") {
+		row("registers", "%d, %s of names and values, %s of log", m.Int("polder_witness_registers"), bytes("polder_witness_bytes"), bytes("polder_witness_log_bytes"))
+		row("clients", "%d connected; of their requests %d met another's ballot, %d came to a witness without a vote for them", m.Int("polder_witness_connections"),
+			m.Int("polder_witness_answers_total", "answer=refused"), m.Int("polder_witness_answers_total", "answer=stranger")+
+				m.Int("polder_witness_answers_total", "answer=no_set")+m.Int("polder_witness_answers_total", "answer=other_set")+m.Int("polder_witness_answers_total", "answer=sealed"))
+	}
 	if m.Has("polder_far_local_bytes") {
 		use := func(what string) string { return bytes("polder_far_local_bytes", "use="+what) }
 		row("local", "%s of %s: %s hot, %s cold, %s dead, %s index, %s buffers", bytes("polder_far_local_resident_bytes"), bytes("polder_far_local_budget_bytes"),

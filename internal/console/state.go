@@ -26,7 +26,7 @@ import (
 
 // State is what a daemon says of itself at one instant: /status is one, as JSON.
 type State struct {
-	Service   string            `json:"service"` // node, broker, serve, up, coordinator or share
+	Service   string            `json:"service"` // node, broker, serve, up, coordinator, witness or share
 	Version   string            `json:"version"`
 	PID       int               `json:"pid"`
 	Started   time.Time         `json:"started"`
