@@ -34,7 +34,7 @@ func startNodes(t *testing.T, n int) (nodes []*child.Process, addrs string) {
 	var all []string
 	for range n {
 		node := startNode(t, "64MiB")
-		nodes, all = append(nodes, node), append(all, node.Addr("memnode"))
+		nodes, all = append(nodes, node), append(all, node.Addr("verbs"))
 	}
 	return nodes, strings.Join(all, ",")
 }
