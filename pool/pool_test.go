@@ -7,10 +7,14 @@ import (
 
 	"go.uber.org/goleak"
 
+	"polder/internal/child/childtest"
 	"polder/pool/pooltest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	childtest.Main(children)
+	goleak.VerifyTestMain(m)
+}
 
 // TestConformance is for the default manager; every other has its own.
 func TestConformance(t *testing.T) { pooltest.Conformance(t, nil) }
