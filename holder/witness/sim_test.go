@@ -7,6 +7,7 @@ import (
 	"iter"
 	"maps"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	"github.com/anishathalye/porcupine"
 
 	"polder/holder"
+	"polder/internal/linear"
 )
 
 // A world is witnesses, clients and an operator, who exchange messages that are lost, late,
@@ -223,24 +225,8 @@ func (c *simClient) use() {
 
 // input and output of operations, for the checker.
 type (
-	input struct {
-		swap    bool
-		version uint64
-		value   string
-		settles string // values of unknown changes that do not happen after it, each with a blank after it
-	}
-	output struct {
-		version uint64
-		value   string
-		changed bool // holder.ErrChanged
-		unknown bool
-	}
-	// registerState is the model's.
-	registerState struct {
-		version uint64
-		value   string
-		settled string // as input.settles
-	}
+	input  = linear.RegisterInput
+	output = linear.RegisterOutput
 )
 
 // begin begins an operation.
@@ -285,7 +271,7 @@ func (c *simClient) look() {
 				}
 			}
 			if known {
-				c.end(output{version: s.Version, value: string(s.Value)})
+				c.end(output{Version: s.Version, Value: string(s.Value)})
 			} else if over {
 				c.give()
 			}
@@ -312,11 +298,11 @@ func (c *simClient) pump() {
 		case errors.Is(op.err, holder.ErrUnknown):
 			c.unknown()
 		case op.err != nil:
-			c.end(output{changed: true})
+			c.end(output{Changed: true})
 		case op.swap:
-			c.end(output{version: op.found.Version})
+			c.end(output{Version: op.found.Version})
 		default:
-			c.end(output{version: op.found.Version, value: string(op.found.Value)})
+			c.end(output{Version: op.found.Version, Value: string(op.found.Value)})
 		}
 		return
 	}
@@ -350,7 +336,7 @@ func (c *simClient) answer(round uint64, member int, r *reply) {
 	if c.w.bug == showUndecided && was == phasePrepare && p.phase == phaseAccept && !c.op.swap {
 		found := p.known
 		p.abandon()
-		c.end(output{version: found.Version, value: string(found.Value)})
+		c.end(output{Version: found.Version, Value: string(found.Value)})
 		return
 	}
 	c.pump()
@@ -369,14 +355,14 @@ func (c *simClient) learn(r *reply) {
 // end ends an operation that has a result.
 func (c *simClient) end(out output) {
 	w := c.w
-	in := input{swap: c.op.swap, version: c.op.version, value: string(c.op.value)}
+	in := input{Swap: c.op.swap, Version: c.op.version, Value: string(c.op.value)}
 	if !c.op.swap {
-		in.settles, c.unsettled = c.unsettled, ""
+		in.Settles, c.unsettled = c.unsettled, ""
 	}
 	w.history = append(w.history, porcupine.Operation{ClientId: c.number, Input: in, Call: c.began, Output: out, Return: w.tick()})
 	w.logf("client %d: %+v at %d: %+v", c.number, w.history[len(w.history)-1].Input, c.began, out)
-	if !out.changed {
-		c.version = out.version
+	if !out.Changed {
+		c.version = out.Version
 	}
 	c.op, c.poll = nil, nil
 }
@@ -386,7 +372,7 @@ func (c *simClient) unknown() {
 	w := c.w
 	if w.bug != unknownIsFailed {
 		c.unsettled += string(c.op.value) + " "
-		w.history = append(w.history, porcupine.Operation{ClientId: c.number, Input: input{swap: true, version: c.op.version, value: string(c.op.value)}, Call: c.began, Output: output{unknown: true}, Return: 1 << 60})
+		w.history = append(w.history, porcupine.Operation{ClientId: c.number, Input: input{Swap: true, Version: c.op.version, Value: string(c.op.value)}, Call: c.began, Output: output{Unknown: true}, Return: 1 << 60})
 	}
 	w.logf("client %d: %+v at %d: unknown", c.number, c.op, c.began)
 	c.op = nil
@@ -705,30 +691,8 @@ func (w *world) tell() {
 	w.send(m, request{Kind: kindActivate, NewSet: w.newest}, func(*reply) {})
 }
 
-// register is the model: what a register does.
-var model = (&porcupine.NondeterministicModel{
-	Init: func() []any { return []any{registerState{}} },
-	Step: func(s, in, out any) []any {
-		now, op, got := s.(registerState), in.(input), out.(output)
-		switch after := (registerState{now.version + 1, op.value, now.settled}); {
-		case !op.swap && got.version == now.version && got.value == now.value:
-			now.settled += op.settles
-			return []any{now}
-		case !op.swap:
-			return nil
-		case got.unknown && op.version == now.version && !strings.Contains(now.settled, op.value+" "):
-			return []any{now, after}
-		case got.unknown, got.changed && op.version != now.version:
-			return []any{now}
-		case !got.changed && op.version == now.version && got.version == after.version:
-			return []any{after}
-		}
-		return nil
-	},
-}).ToModel()
-
 func (w *world) linearizable() bool {
-	return porcupine.CheckOperationsTimeout(model, w.history, time.Minute) != porcupine.Illegal
+	return porcupine.CheckOperationsTimeout(linear.Register, w.history, time.Minute) != porcupine.Illegal
 }
 
 const simSteps = 2000
@@ -737,8 +701,8 @@ const simSteps = 2000
 // operators.
 func TestSimulatedRegistersAreLinearizable(t *testing.T) {
 	seeds, ops, swaps, sets := 600, 0, 0, uint64(0)
-	if testing.Short() {
-		seeds = 200
+	if os.Getenv("TEST_SOAK") != "" {
+		seeds = 100_000
 	}
 	for seed := range uint64(seeds) {
 		w := run(seed, noBug, simSteps)
@@ -746,7 +710,7 @@ func TestSimulatedRegistersAreLinearizable(t *testing.T) {
 			t.Fatalf("seed %d is not linearizable:\n%s", seed, strings.Join(w.trace, "\n"))
 		}
 		for _, op := range w.history {
-			if out := op.Output.(output); op.Input.(input).swap && !out.changed && !out.unknown {
+			if out := op.Output.(output); op.Input.(input).Swap && !out.Changed && !out.Unknown {
 				swaps++
 			}
 		}
