@@ -4,8 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
-	"sync"
+	"time"
 
 	"polder/holder"
 )
@@ -48,7 +49,7 @@ func (c *Client) change(ctx context.Context, addrs []string) (*Set, error) {
 		}
 		first := firstSet(members)
 		if !slices.ContainsFunc(greetings, func(g Greeting) bool { return g.Next != nil || g.Set != nil && !g.Set.identical(first) }) {
-			return first, c.activate(ctx, first, len(members))
+			return first, c.beginSet(ctx, first)
 		}
 		if err := c.look(ctx, c.looks.Load()); err != nil {
 			return nil, err
@@ -69,7 +70,7 @@ func (c *Client) change(ctx context.Context, addrs []string) (*Set, error) {
 		if err != nil {
 			return nil, err
 		}
-		if err := c.transfer(ctx, now, chosen); err != nil {
+		if err := transfer(ctx, c, now, chosen); err != nil {
 			return nil, err
 		}
 		c.learn(chosen, greetings)
@@ -104,46 +105,76 @@ func (c *Client) choose(ctx context.Context, now, next *Set) (*Set, error) {
 	return set, nil
 }
 
-// activate tells witnesses that a set is theirs, at least so many of them.
-//
-// Preconditions: a majority of the set has all that was accepted in the sets before.
-func (c *Client) activate(ctx context.Context, set *Set, least int) error {
-	_, err := c.gather(ctx, set, least, request{Kind: kindActivate, NewSet: set})
-	if err != nil {
+// beginSet tells fresh witnesses that they are a set.
+func (c *Client) beginSet(ctx context.Context, set *Set) error {
+	if _, err := c.gather(ctx, set, everybody(set), len(set.Members), request{Kind: kindActivate, NewSet: set}); err != nil {
 		return err
 	}
 	c.learn(set, nil)
 	return nil
 }
 
-// gather asks all members of a set, and returns the answers when so many have agreed, by
-// member.
-func (c *Client) gather(ctx context.Context, set *Set, least int, q request) (map[int]*reply, error) {
+// everybody is the members of a set, by number.
+func everybody(set *Set) []int {
+	who := make([]int, len(set.Members))
+	for i := range who {
+		who[i] = i
+	}
+	return who
+}
+
+// lingerTime is how long those who could be more than enough may take.
+const lingerTime = 2 * time.Second
+
+// gather implements asker.
+func (c *Client) gather(ctx context.Context, set *Set, who []int, least int, q request) (map[int]*reply, error) {
 	why, agreed := make(reasons), make(map[int]*reply)
-	events := c.round(set, q)
-	for range set.Members {
+	events := make(chan event, len(who)) // nobody waits to send
+	for _, i := range who {
+		q.To = set.Members[i].ID
+		c.ask(c.addrOf(set.Members[i]), q, func(r *reply, err error) { events <- event{i, r, err} })
+	}
+	var late <-chan time.Time
+	for range who {
 		select {
 		case e := <-events:
 			why.note(e)
 			if e.err == nil && e.reply.Status == statusOK {
 				agreed[e.member] = e.reply
 			}
+		case <-late:
+			return agreed, nil
 		case <-ctx.Done():
 			return nil, errors.Join(context.Cause(ctx), why.of(c, set))
 		}
-		if len(agreed) >= least {
-			return agreed, nil
+		if len(agreed) == least && late == nil {
+			t := time.NewTimer(lingerTime)
+			defer t.Stop()
+			late = t.C
 		}
 	}
-	return nil, fmt.Errorf("%d of %d witnesses of %v agree, want %d: %w", len(agreed), len(set.Members), set, least, why.of(c, set))
+	if len(agreed) < least {
+		return nil, fmt.Errorf("%d of %d witnesses agree, want %d: %w", len(agreed), len(who), least, why.of(c, set))
+	}
+	return agreed, nil
+}
+
+// An asker asks witnesses for transfer.
+type asker interface {
+	// gather asks some members of a set, and returns the replies of those who have done as they
+	// were asked, by member. It waits for all, but when there are enough not for long. It fails if
+	// there are too few.
+	gather(ctx context.Context, set *Set, who []int, least int, q request) (map[int]*reply, error)
 }
 
 // transfer seals a set, copies what was accepted in it to the next, and tells the members of
 // that one that it is theirs. It may be done by several callers at once, and again.
 //
 // Preconditions: the members of from have decided that to comes next.
-func (c *Client) transfer(ctx context.Context, from, to *Set) error {
-	sealed, err := c.gather(ctx, from, from.majority(), request{Kind: kindSeal, Cluster: from.Cluster, Set: from.Version, NewSet: to})
+func transfer(ctx context.Context, a asker, from, to *Set) error {
+	ask := request{Cluster: from.Cluster, Set: from.Version, NewSet: to}
+	ask.Kind = kindSeal
+	sealed, err := a.gather(ctx, from, everybody(from), from.majority(), ask)
 	if err != nil {
 		return fmt.Errorf("cannot seal %v: %w", from, err)
 	}
@@ -153,69 +184,42 @@ func (c *Client) transfer(ctx context.Context, from, to *Set) error {
 		member int
 	}
 	registers := make(map[string]place)
-	for i := range sealed {
-		for after, more := "", true; more; {
-			r, err := c.call(ctx, c.addrOf(from.Members[i]), request{
-				Kind: kindList, To: from.Members[i].ID, Cluster: from.Cluster, Set: from.Version, Name: after,
-			})
-			if err = agreed(r, err); err != nil {
+	ask = request{Kind: kindList, Cluster: from.Cluster, Set: from.Version}
+	for _, i := range slices.Sorted(maps.Keys(sealed)) {
+		ask.Name = ""
+		for more := true; more; {
+			got, err := a.gather(ctx, from, []int{i}, 1, ask)
+			if err != nil {
 				return fmt.Errorf("cannot list the registers of %s: %w", from.Members[i].Addr, err)
 			}
-			for _, l := range r.Names {
+			names := got[i].Names
+			for _, l := range names {
 				if p, ok := registers[l.Name]; !ok || p.ballot.less(l.Ballot) {
 					registers[l.Name] = place{l.Ballot, i}
 				}
-				after = l.Name
+				ask.Name = l.Name
 			}
-			more = len(r.Names) == maxListed
+			more = len(names) == maxListed
 		}
 	}
-	var mu sync.Mutex
-	full := make(map[int]error) // members of to, and what has gone wrong with each
-	for i := range to.Members {
-		full[i] = nil
-	}
-	for name, p := range registers {
-		m := from.Members[p.member]
-		r, err := c.call(ctx, c.addrOf(m), request{Kind: kindFetch, To: m.ID, Cluster: from.Cluster, Set: from.Version, Name: name})
-		if err = agreed(r, err); err != nil {
-			return fmt.Errorf("cannot copy the register %q from %s: %w", name, m.Addr, err)
+	good := everybody(to) // those who have been given everything
+	for _, name := range slices.Sorted(maps.Keys(registers)) {
+		i := registers[name].member
+		ask = request{Kind: kindFetch, Cluster: from.Cluster, Set: from.Version, Name: name}
+		got, err := a.gather(ctx, from, []int{i}, 1, ask)
+		if err != nil {
+			return fmt.Errorf("cannot copy the register %q from %s: %w", name, from.Members[i].Addr, err)
 		}
-		var copying sync.WaitGroup
-		for i, m := range to.Members {
-			if full[i] != nil {
-				continue
-			}
-			copying.Go(func() {
-				a, err := c.call(ctx, c.addrOf(m), request{Kind: kindInstall, To: m.ID, Name: name, Accepted: r.Accepted, NewSet: to})
-				if err = agreed(a, err); err != nil {
-					mu.Lock()
-					defer mu.Unlock()
-					full[i] = fmt.Errorf("%s: %w", m.Addr, err)
-				}
-			})
+		ask = request{Kind: kindInstall, Name: name, Accepted: got[i].Accepted, NewSet: to}
+		given, err := a.gather(ctx, to, good, to.majority(), ask)
+		if err != nil {
+			return fmt.Errorf("cannot copy the register %q to a majority of %v: %w", name, to, err)
 		}
-		copying.Wait()
+		good = slices.Sorted(maps.Keys(given))
 	}
-	var missing error
-	good := 0
-	for _, err := range full {
-		if missing = errors.Join(missing, err); err == nil {
-			good++
-		}
-	}
-	if good < to.majority() {
-		return fmt.Errorf("cannot copy the registers to a majority of %v: %w", to, missing)
-	}
-	return c.activate(ctx, to, to.majority())
-}
-
-// agreed is the error of a call whose reply is not statusOK.
-func agreed(r *reply, err error) error {
-	why := make(reasons)
-	why.note(event{reply: r, err: err})
-	if text, ok := why[0]; ok {
-		return errors.New(text)
+	// Everybody may know, also those who lack something: a majority has it.
+	if _, err := a.gather(ctx, to, everybody(to), to.majority(), request{Kind: kindActivate, NewSet: to}); err != nil {
+		return fmt.Errorf("cannot tell a majority of %v that it votes: %w", to, err)
 	}
 	return nil
 }

@@ -123,22 +123,6 @@ func (c *Client) ask(addr string, q request, done func(*reply, error)) {
 	l.ask(q, done)
 }
 
-// call asks the witness at an address, and waits.
-func (c *Client) call(ctx context.Context, addr string, q request) (*reply, error) {
-	type result struct {
-		r   *reply
-		err error
-	}
-	done := make(chan result, 1)
-	c.ask(addr, q, func(r *reply, err error) { done <- result{r, err} })
-	select {
-	case got := <-done:
-		return got.r, got.err
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	}
-}
-
 // event is what comes of a request to a member of a set.
 type event struct {
 	member int

@@ -124,7 +124,7 @@ func (c *Client) look(ctx context.Context, looks uint64) error {
 		if g.Set == nil || !g.Set.equal(set) || g.Next == nil {
 			continue
 		}
-		if err := c.transfer(ctx, set, g.Next); err != nil {
+		if err := transfer(ctx, c, set, g.Next); err != nil {
 			return fmt.Errorf("cannot finish the change to %v that somebody has begun: %w", g.Next, err)
 		}
 		c.learn(g.Next, nil)
