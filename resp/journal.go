@@ -22,6 +22,9 @@ type Journal struct {
 	// Dir is the directory of the journal, beside the heap. What is in it is replayed when the server is opened,
 	// durable or not.
 	Dir string
+	// Log, if it is set, is what keeps the journal in the place of files in Dir. It is called once, and gives replay the records
+	// that there are.
+	Log func(ctx context.Context, replay func(rec []byte) error) (RecordLog, error)
 	// Durable has the server write what commands have changed to the journal, and a reply wait until what it shows
 	// is on the disk. Without, the heap comes back as its last checkpoint has it.
 	Durable bool
@@ -32,6 +35,53 @@ type Journal struct {
 	// crash; a batch counts as 512 bytes at least. The default is a quarter of the heap's budget, from 16 MiB to 64 MiB. The
 	// journal takes up to eight times as much.
 	Tail int64
+}
+
+// RecordLog keeps the records of a journal, in order. Any number of goroutines use it, but Begin and Close.
+type RecordLog interface {
+	// Begin drops what was replayed, which a checkpoint of the heap has. Only then is anything appended.
+	Begin(ctx context.Context) error
+	// Append adds a record of up to MaxRecord bytes, and returns its number. It does not wait for the record to be kept.
+	Append(rec []byte) (uint64, error)
+	MaxRecord() int
+	// Last is the number of the last record that was appended.
+	Last() uint64
+	// Commit returns when all up to a record survive the process; and, if sync, all else that the log can have them survive.
+	Commit(number uint64, sync bool) error
+	// OnDisk reports whether that includes a loss of power.
+	OnDisk() bool
+	// Snapshot is called while nobody appends. The record name is to take the place of all that there are so far when a
+	// checkpoint of the heap has them: then save is called, or else discard.
+	Snapshot(name []byte) (save func() error, discard func())
+	// Starved is why there is no room for more, nil if there is.
+	Starved() error
+	Close() error
+}
+
+// files is a RecordLog in files.
+type files struct{ *wal.Log }
+
+func (f files) Begin(context.Context) error { return nil }
+func (f files) MaxRecord() int              { return longestRecord + 9 }
+func (f files) OnDisk() bool                { return true }
+
+func (f files) Snapshot(name []byte) (save func() error, discard func()) {
+	s := f.Log.Snapshot()
+	s.Add(name)
+	return func() error { return f.Save(s) }, s.Discard
+}
+
+// openFiles opens a journal in files. When there is no room for more, starved is called.
+func openFiles(dir string, starved func(error), replay func(rec []byte) error) (RecordLog, error) {
+	restarted, remember := wal.Restarted(filepath.Join(dir, "boot"))
+	log, _, err := wal.Open(dir, wal.Options{SegmentSize: journalSegment, Restarted: restarted, Starved: starved}, replay)
+	if err != nil {
+		return nil, err
+	}
+	if err := remember(); err != nil {
+		return nil, errors.Join(err, log.Close())
+	}
+	return files{log}, nil
 }
 
 const (
@@ -76,7 +126,7 @@ const (
 type journal struct {
 	cfg  Journal
 	name uint64
-	log  *wal.Log
+	log  RecordLog // nil while it is replayed
 	warn func(error)
 
 	last    atomic.Uint64 // number of the last record
@@ -95,7 +145,8 @@ type journal struct {
 // that could change anything, but checkpoints may be taken.
 func (srv *Server) openJournal(ctx context.Context) error {
 	cfg := srv.cfg.Journal
-	if srv.keptJournal == 0 && cfg.Dir != "" {
+	inFiles := cfg.Log == nil
+	if srv.keptJournal == 0 && inFiles && cfg.Dir != "" {
 		// What is there was made before the heap, or there was a checkpoint since that has all of it.
 		if err := os.RemoveAll(cfg.Dir); err != nil {
 			return fmt.Errorf("cannot begin a journal: %w", err)
@@ -105,7 +156,7 @@ func (srv *Server) openJournal(ctx context.Context) error {
 		srv.heap.KeepState(srv.keepState)
 		return nil
 	}
-	if srv.keptJournal != 0 {
+	if srv.keptJournal != 0 && inFiles {
 		if _, err := os.Stat(cfg.Dir); err != nil {
 			return fmt.Errorf("the heap has a journal, without which it is not what clients were promised: %w", err)
 		}
@@ -120,19 +171,25 @@ func (srv *Server) openJournal(ctx context.Context) error {
 		srv.journal = nil
 		st.mu.Unlock()
 	}
-	if srv.keptJournal != 0 && cfg.Durable {
+	if srv.keptJournal != 0 && cfg.Durable && inFiles {
 		j.start(srv)
 		return nil
 	}
-	// The heap has to know the journal before there is anything in it, and before it goes.
-	if err := srv.heap.Checkpoint(ctx); err != nil {
+	// The heap has to know the journal before there is anything in it, and before it goes. What others have kept for the
+	// process before must not count in another way for the one after.
+	err := srv.heap.Checkpoint(ctx)
+	if err == nil {
+		err = j.log.Begin(ctx)
+	}
+	if err != nil {
 		return errors.Join(err, j.log.Close())
 	}
 	if !cfg.Durable {
-		if err := j.log.Close(); err != nil {
-			return err
+		err := j.log.Close()
+		if err == nil && inFiles {
+			err = os.RemoveAll(cfg.Dir)
 		}
-		return os.RemoveAll(cfg.Dir)
+		return err
 	}
 	j.start(srv)
 	return nil
@@ -163,18 +220,19 @@ func (srv *Server) replay(ctx context.Context) error {
 	r := replayer{j: j, s: srv.newSession(), read: j.batch}
 	r.s.ctx, r.s.replays = ctx, true
 	defer r.s.close()
-	restarted, remember := wal.Restarted(filepath.Join(cfg.Dir, "boot"))
-	log, found, err := wal.Open(cfg.Dir, wal.Options{SegmentSize: journalSegment, Restarted: restarted, Starved: func(err error) {
-		j.warn(err)
-		j.wantCheckpoint()
-	}}, r.record)
+	records := 0
+	record := func(rec []byte) error { records++; return r.record(rec) }
+	var log RecordLog
+	var err error
+	if cfg.Log != nil {
+		log, err = cfg.Log(ctx, record)
+	} else {
+		log, err = openFiles(cfg.Dir, func(err error) { j.warn(err); j.wantCheckpoint() }, record)
+	}
 	if err != nil {
 		return err
 	}
-	if err = r.flush(); err == nil {
-		err = remember()
-	}
-	if err != nil {
+	if err := r.flush(); err != nil {
 		return errors.Join(err, log.Close())
 	}
 	st := &srv.stripes[0]
@@ -182,8 +240,8 @@ func (srv *Server) replay(ctx context.Context) error {
 	j.log = log
 	st.mu.Unlock()
 	j.last.Store(log.Last())
-	if found.Records > 0 {
-		srv.cfg.Logger.Info("the journal was replayed", "records", found.Records, "torn bytes", found.Torn)
+	if records > 0 {
+		srv.cfg.Logger.Info("the journal was replayed", "records", records)
 	}
 	return nil
 }
@@ -195,7 +253,7 @@ func (j *journal) append(notes []byte) {
 	j.batch++
 	j.tail += max(int64(len(notes)), leastCost)
 	for more := true; more; {
-		n := min(len(notes), longestRecord)
+		n := min(len(notes), longestRecord, j.log.MaxRecord()-9)
 		more = n < len(notes)
 		j.buf = binary.LittleEndian.AppendUint64(j.buf[:0], j.batch)
 		j.buf = append(j.buf, 0)
@@ -318,15 +376,14 @@ func (j *journal) freeze() (name, batch uint64, kept func(error)) {
 	if j.log == nil { // it is being replayed
 		return j.name, j.batch, nil
 	}
-	snap := j.log.Snapshot()
-	snap.Add(binary.LittleEndian.AppendUint64(nil, j.name))
+	save, discard := j.log.Snapshot(binary.LittleEndian.AppendUint64(nil, j.name))
 	tail := j.tail
 	return j.name, j.batch, func(err error) {
 		if err != nil {
-			snap.Discard()
+			discard()
 			return
 		}
-		if err := j.log.Save(snap); err != nil {
+		if err := save(); err != nil {
 			j.warn(err)
 			return
 		}

@@ -453,7 +453,7 @@ func TestTheJournalStaysShort(t *testing.T) {
 		}
 		if i%40 == 0 { // checkpoints are taken beside
 			eventually(t, "the journal to be short", func() bool {
-				return k.srv.journal.log.Since() < 2*k.srv.journal.cfg.Tail && !k.srv.journal.tooLong.Load()
+				return k.srv.journal.log.(files).Since() < 2*k.srv.journal.cfg.Tail && !k.srv.journal.tooLong.Load()
 			})
 		}
 	}
@@ -505,7 +505,7 @@ func TestSaveTakesACheckpoint(t *testing.T) {
 		if got := k.do("WAITAOF", "1", "0", "0"); !strings.HasPrefix(got, want) {
 			t.Errorf("durable %v: WAITAOF: got %q, want %q", durable, got, want)
 		}
-		if durable && k.srv.journal.log.Synced() < k.srv.journal.last.Load() {
+		if durable && k.srv.journal.log.(files).Synced() < k.srv.journal.last.Load() {
 			t.Error("after WAITAOF something is not on the disk")
 		}
 		k.abandon()

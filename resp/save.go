@@ -68,7 +68,7 @@ func cmdLastSave(s *session, a [][]byte) error {
 }
 
 // cmdWaitAOF replies with how many disks have what was there when the command came, and how many copies of other
-// servers: that is 1 with a journal, and 0.
+// servers: that is 1 with a journal on a disk, and 0.
 func cmdWaitAOF(s *session, a [][]byte) error {
 	local, ok := proto.ParseInt(a[1])
 	_, others := proto.ParseInt(a[2])
@@ -96,7 +96,9 @@ func cmdWaitAOF(s *session, a [][]byte) error {
 			j.fail(err)
 			return replyError("MISCONF " + err.Error())
 		}
-		has = 1
+		if j.log.OnDisk() {
+			has = 1
+		}
 	}
 	s.array(2)
 	s.int(has)

@@ -211,3 +211,16 @@ func (g *segment) replaced(ctx context.Context, old []copyOf) {
 		c.place.giveBack(c.seg)
 	}
 }
+
+// Number is the segment's, which no other segment of the store ever has.
+func (g *segment) Number() uint64 { return g.number }
+
+// EachCopy reads the beginning of each copy of a segment into buf, one after the other, and calls f after each, with the error if it
+// could not be read.
+func (s *Store) EachCopy(ctx context.Context, seg heap.Segment, buf []byte, f func(err error)) {
+	for _, c := range *seg.(*segment).copies.Load() {
+		op := [1]heap.ReadOp{{Seg: c.seg, Buf: buf, Bulk: true}}
+		c.place.Store.Read(ctx, op[:])
+		f(op[0].Err)
+	}
+}

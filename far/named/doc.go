@@ -31,12 +31,21 @@
 // is over (Owner.Ready). Of clocks this takes that their rates differ by less than a twentieth, and that they go on while a machine
 // sleeps (CLOCK_BOOTTIME).
 //
+// # Log
+//
+// What has changed since the last checkpoint may be kept in a Log, which the next owner replays: records, in segments that
+// the manifest lists before they are written to. A record counts when all copies of its segment have it. If one
+// copy is late the record is written again to another segment, with the same number. The next owner fences the nodes, takes of each
+// segment the copy that has the most, takes a checkpoint of what comes of it, and only then serves: until then the log stays,
+// and after that nobody asks any more what the last records were that nobody was told of.
+//
 // # What is promised
 //
-// The heap comes back as its last checkpoint has it, as a whole. What is in the checkpoint survives what
+// The heap comes back as its last checkpoint has it, as a whole, and with all records that the log has kept since. What is in the checkpoint survives what
 // copies survive: the loss of all copies of a segment but one; and the loss of fewer than half of the witnesses.
 //
 // # Files
 //
-// manifest (its format), owner (owning a heap: epoch, beats, evidence), keeper (the heap.Keeper).
+// manifest (its format), owner (owning a heap: epoch, beats, evidence), keeper (the heap.Keeper),
+// log.
 package named

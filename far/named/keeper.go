@@ -15,7 +15,8 @@ import (
 // Store is a heap.Keeper: copies at places that keep what they lend, and a root in the register of the heap's owner.
 type Store struct {
 	*copies.Store
-	o *Owner
+	o    *Owner
+	tail []heap.Segment // of the log that an earlier owner had, until OpenLog and Begin
 }
 
 var (
@@ -30,7 +31,7 @@ func (o *Owner) Store(cfg copies.Config) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Store{c, o}, nil
+	return &Store{Store: c, o: o}, nil
 }
 
 // moves are copies of which the manifest is to know where they lie.
@@ -102,6 +103,11 @@ func (o *Owner) flush(ctx context.Context) error {
 		for n, name := range names {
 			m.Moved[n] = name()
 		}
+		for i := range m.Tail {
+			if name := names[m.Tail[i].Number]; name != nil {
+				m.Tail[i].Name = name()
+			}
+		}
 		return nil
 	})
 	v.mu.Lock()
@@ -164,6 +170,23 @@ func (s *Store) SetRoot(ctx context.Context, root []byte) error {
 		s.Renamed()
 	}
 	return nil
+}
+
+// Prune implements heap.Keeper. What the log has is not given back.
+func (s *Store) Prune(ctx context.Context) error {
+	for _, t := range s.o.first.Tail {
+		seg, err := s.Reopen(ctx, t.Name)
+		var lost *heap.LostError
+		switch {
+		case errors.As(err, &lost):
+			s.o.cfg.Logger.Error("a segment of the log is lost, and what was in it: all its copies are", "segment", t.Name)
+		case err != nil:
+			return fmt.Errorf("cannot open the log: %w", err)
+		default:
+			s.tail = append(s.tail, seg)
+		}
+	}
+	return s.Store.Prune(ctx)
 }
 
 // Wants implements heap.Keeper.

@@ -29,6 +29,8 @@ type Manifest struct {
 	Root []byte
 	// Moved says where the copies of segments lie whose names in the root's checkpoint say something else, by number.
 	Moved map[uint64]string
+	// Tail are the segments of the log, in the order in which they were or will be written to.
+	Tail []Tail
 }
 
 // The encoding begins with u64 magic and version, and u32 CRC32C of the rest, which is compressed (deflate). That is
@@ -37,6 +39,7 @@ type Manifest struct {
 //	u32 sessions, and for each: string node, string session
 //	u8 whether there is a root, string root
 //	u32 moved segments, and for each: u64 number, string name
+//	u32 segments of the log, and for each the same
 //
 // where a string is u32 length and so many bytes. What is decoded may have mostManifest bytes.
 const (
@@ -64,6 +67,10 @@ func (m *Manifest) Encode() []byte {
 	b = put32(b, uint32(len(m.Moved)))
 	for _, n := range slices.Sorted(maps.Keys(m.Moved)) {
 		b = str(put64(b, n), m.Moved[n])
+	}
+	b = put32(b, uint32(len(m.Tail)))
+	for _, t := range m.Tail {
+		b = str(put64(b, t.Number), t.Name)
 	}
 	var packed bytes.Buffer
 	w, _ := flate.NewWriter(&packed, flate.BestSpeed) // the level is one
@@ -114,6 +121,12 @@ func DecodeManifest(b []byte) (*Manifest, error) {
 		n := d.U64()
 		m.Moved[n] = str()
 	}
+	for range d.U32() {
+		if d.Err != nil {
+			break
+		}
+		m.Tail = append(m.Tail, Tail{d.U64(), str()})
+	}
 	switch {
 	case d.Err != nil:
 		return nil, fmt.Errorf("cannot read the manifest: %w", d.Err)
@@ -130,7 +143,7 @@ func DecodeManifest(b []byte) (*Manifest, error) {
 // clone is a copy that may be changed. What slices have is not copied, and must not be changed.
 func (m *Manifest) clone() *Manifest {
 	c := *m
-	c.Sessions, c.Moved = maps.Clone(m.Sessions), maps.Clone(m.Moved)
+	c.Sessions, c.Moved, c.Tail = maps.Clone(m.Sessions), maps.Clone(m.Moved), slices.Clone(m.Tail)
 	if c.Sessions == nil {
 		c.Sessions = map[string][]byte{}
 	}
