@@ -154,17 +154,25 @@ func checkKept(t *testing.T, c *redis.Client, keys, fields map[string]int, other
 // A server with --durable is killed again and again while clients write. What they were answered is there afterwards, and
 // what they were not is there as a whole or not at all.
 func TestADurableServerLosesNothing(t *testing.T) {
-	ctx := t.Context()
 	dir := t.TempDir()
 	rounds := 20
 	if os.Getenv("TEST_SOAK") != "" {
 		rounds = 1000
 	}
+	losesNothing(t, rounds, func(round int) *child.Process {
+		return startKept(t, dir, []string{"--durable", "--durable=every:20ms"}[round%2])
+	})
+}
+
+// losesNothing kills the server of each round, which start starts, while clients write.
+func losesNothing(t *testing.T, rounds int, start func(round int) *child.Process) {
+	t.Helper()
+	ctx := t.Context()
 	const writers = 4
 	var sent, answered [writers]int
 	n, certain := 0, 0
 	for round := range rounds {
-		server := startKept(t, dir, []string{"--durable", "--durable=every:20ms"}[round%2])
+		server := start(round)
 		c := connect(t, server)
 		got, err := c.Get(ctx, "transactions").Int()
 		if err != nil && err != redis.Nil {

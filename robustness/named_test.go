@@ -98,6 +98,24 @@ func TestAHeapInTheMemoryOfNodesOutlivesItsServer(t *testing.T) {
 	}
 }
 
+// TestADurableServerAtNodesLosesNothing: the server is killed again and again, and a node with it, while clients write. What they
+// were answered is there afterwards.
+func TestADurableServerAtNodesLosesNothing(t *testing.T) {
+	rounds := 6
+	if os.Getenv("TEST_SOAK") != "" {
+		rounds = 200
+	}
+	witnesses := startWitnesses(t)
+	nodes, far := startNodes(t, 4)
+	losesNothing(t, rounds, func(round int) *child.Process {
+		if round == 3 {
+			nodes[0].Kill()
+			<-nodes[0].Done()
+		}
+		return proctest.Start(t, "serve", named(far, witnesses, "--durable")...)
+	})
+}
+
 // startStandby starts a server that is not ready before the heap's owner is gone.
 func startStandby(t *testing.T, args []string) (ready <-chan *child.Process) {
 	t.Helper()

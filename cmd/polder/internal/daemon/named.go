@@ -19,6 +19,7 @@ import (
 	"polder/holder"
 	"polder/holder/witness"
 	"polder/pool"
+	"polder/resp"
 )
 
 // kept is what a daemon has of a heap whose memory at nodes outlives it.
@@ -28,6 +29,36 @@ type kept struct {
 	owner     *named.Owner
 	lent      atomic.Pointer[pool.Pool] // that knows the sessions
 	ended     chan struct{}             // closed when the heap is given up
+	store     *named.Store
+}
+
+// nodeLog is the journal of a Redis front end at nodes.
+type nodeLog struct{ *named.Log }
+
+// Commit implements resp.RecordLog. What nodes have survives this process, and no loss of power ever.
+func (l nodeLog) Commit(number uint64, sync bool) error {
+	if !sync { // the caller bounds how long that may be put off
+		return nil
+	}
+	return l.Log.Commit(number)
+}
+
+// OnDisk implements resp.RecordLog.
+func (l nodeLog) OnDisk() bool { return false }
+
+// Snapshot implements resp.RecordLog. The manifest says whose log it is, so that it needs no name.
+func (l nodeLog) Snapshot([]byte) (save func() error, discard func()) {
+	last := l.Last()
+	return func() error { l.Drop(last); return nil }, func() {}
+}
+
+// openLog is resp.Journal.Log.
+func (k *kept) openLog(ctx context.Context, replay func(rec []byte) error) (resp.RecordLog, error) {
+	log, err := k.store.OpenLog(ctx, replay)
+	if err != nil {
+		return nil, err
+	}
+	return nodeLog{log}, nil
 }
 
 // keeper is the register that has the manifest of the heap.
@@ -157,7 +188,7 @@ func (m *memory) tryNamed(ctx context.Context, p *process, cfg BorrowConfig, poo
 	if err != nil {
 		return err
 	}
-	m.copies = store.Store
+	m.copies, m.kept.store = store.Store, store
 	p.Logger.Info("what is evacuated, and each checkpoint, is kept at nodes", "copies", n, "nodes", len(m.lent.Nodes()), "witnesses", strings.Join(cfg.Witness, ", "))
 	m.heap, err = far.Open(ctx, store, far.Config{Local: cfg.Local, MaxValue: maxValue, CheckpointEvery: cfg.Checkpoint})
 	return err

@@ -56,9 +56,6 @@ func (c *ServeConfig) Check() error {
 	if c.Durable && c.Heap == "" {
 		return refuse("durable", "yes", "none without --heap: what is stored ends with the process")
 	}
-	if c.Durable && c.Disk == "" {
-		return refuse("durable", "yes", "none without --disk: a heap in the memory of nodes comes back as its last checkpoint has it")
-	}
 	return c.BorrowConfig.Check()
 }
 
@@ -195,7 +192,7 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, from lenders) e
 		ClientMemory: clientmem.New(cfg.ClientMemory),
 		OpTimeout:    cfg.OpTimeout,
 		IdleTimeout:  cfg.IdleTimeout,
-		Journal:      cfg.journal(),
+		Journal:      m.journal(cfg),
 		Evidence:     m.evidence(cfg),
 		Logger:       p.Logger,
 		ExtraStats: func() []resp.Stat {
@@ -232,12 +229,18 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, from lenders) e
 	return m.show(p)
 }
 
-// journal is what keeps what no checkpoint has yet, if there is a disk for it.
-func (c *ServeConfig) journal() resp.Journal {
-	if c.Disk == "" {
-		return resp.Journal{}
+// journal is what keeps what no checkpoint has yet.
+func (m *memory) journal(cfg ServeConfig) resp.Journal {
+	j := resp.Journal{Durable: cfg.Durable, Every: cfg.DurableEvery}
+	switch {
+	case cfg.Disk != "":
+		j.Dir = cfg.journalDir()
+	case cfg.Heap != "":
+		j.Log = func(ctx context.Context, replay func(rec []byte) error) (resp.RecordLog, error) {
+			return m.kept.openLog(ctx, replay)
+		}
 	}
-	return resp.Journal{Dir: c.journalDir(), Durable: c.Durable, Every: c.DurableEvery}
+	return j
 }
 
 // evidence says, if another process may take the heap over, whether none has.
