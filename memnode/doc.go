@@ -68,6 +68,17 @@
 // whoever shows the secret within it gets them back, under new keys. After it
 // everything is reclaimed. A client that owns nothing is forgotten at once.
 //
+// A session can be kept (wire.Keep), by managers whose windows serve the queue pairs
+// of one client alone ([Native], [OneSided], [RPCMW]). Its memory is given back when its
+// client frees it, or by an operator's word (Node.GiveUp), and never because the client
+// is away. There are Config.MaxKept at most; budgets are as for any client. Who resumes
+// one shows number, secret, and an epoch that is not lower than the last. Before the
+// node answers it has closed the queue pairs of the connection before, and deallocated
+// the windows: nothing that was sent over them lands any more, which is how a server
+// that was superseded is kept from writing. The node invents the numbers and keeps them
+// with the memory, so whoever asks for one that it does not know learns by the new
+// session that the memory is lost. Components do not outlive the grace period.
+//
 // # Hostile clients
 //
 // A client can make the node hold a few queue pairs, 16 KiB of message buffers, as

@@ -30,6 +30,29 @@
 // part; one that ran into its deadline may still take effect, but not after a
 // later operation on the same chunk, and not after Free.
 //
+// # Memory that outlives its pool
+//
+// With Config.Keep, nodes keep what a pool has borrowed when it is closed or its process
+// dies. Who stores what Pool.Sessions and Chunk.Place return can open another pool, with a
+// higher epoch, and have the chunks again by [Pool.Reopen]; [Pool.Prune] then frees
+// what else there was. When a node has let the later pool in, nothing that the earlier one
+// has sent or will send takes effect there any more. That one's operations fail
+// with [ErrSuperseded], at every node as soon as one has said so, and it does not connect
+// again.
+//
+//	first, err := pool.Open(ctx, pool.Config{..., Keep: &pool.Keep{Name: "orders", Epoch: 1, Changed: store}})
+//	c, err := first.AllocAt(ctx, node, size)
+//	at, _ := c.Place()
+//	...
+//	second, err := pool.Open(ctx, pool.Config{..., Keep: &pool.Keep{Name: "orders", Epoch: 2, Sessions: stored, Changed: store}})
+//	c, err := second.Reopen(ctx, at, size)
+//
+// A session is one with the node's memory: a node that has lost that, or that had lent
+// nothing when the pool was gone, begins another, of which Keep.Changed tells. So a Place
+// never names memory other than what it was made for. Chunks that are lost are
+// so at once, since there is no grace period. What is freed while the node cannot be
+// reached, in a session of an earlier pool, it has back with Prune.
+//
 // # Memory
 //
 // Data passes through a slab of registered memory outside the Go heap, of

@@ -282,6 +282,20 @@ func TestAKeptPoolLearnsWhatANodeHasLost(t *testing.T) {
 		if late.all()["node0"] == before["node0"] {
 			t.Error("nobody was told that the node has lost its memory")
 		}
+		// Of the session that has begun nothing waits to be reopened.
+		node := c.Nodes[0]
+		lent := node.Stats().Lent
+		gone, _ := filled(t, k, keptUnit, 3)
+		k.Unreachable(node, true)
+		k.Cut(node)
+		pooltest.Eventually(t, "the node is gone", func() bool { return stateOf(k, "node0") == "down" })
+		if err := gone.Free(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		k.Unreachable(node, false)
+		pooltest.Eventually(t, "what was freed is given back", func() bool {
+			return stateOf(k, "node0") == "up" && node.Stats().Lent == lent
+		})
 	})
 }
 

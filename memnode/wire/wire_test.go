@@ -3,6 +3,8 @@ package wire
 import (
 	"bytes"
 	"errors"
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -10,7 +12,7 @@ import (
 )
 
 func exampleHello() Hello {
-	h := Hello{Kind: KindManagement, Manager: "rpcmw", Session: Session{ID: 7}}
+	h := Hello{Kind: KindManagement, Manager: "rpcmw", Session: Session{ID: 7}, Keep: Keep{Epoch: 1 << 40, Heap: "orders"}}
 	copy(h.Session.Secret[:], "an example of a session's secret")
 	return h
 }
@@ -89,6 +91,8 @@ func TestMalformedConnectionDataIsRefused(t *testing.T) {
 	}
 	h, w := exampleHello(), exampleWelcome()
 	hello, welcome := h.Append(nil), w.Append(nil)
+	h.Keep = Keep{}
+	plain := h.Append(nil)
 	for name, b := range map[string][]byte{
 		"nothing":                    nil,
 		"a short one":                hello[:HelloSize-1],
@@ -103,7 +107,13 @@ func TestMalformedConnectionDataIsRefused(t *testing.T) {
 		"too many groups":            change(hello, 64, MaxGroups+1),
 		"too many pairs":             change(hello, 65, MaxPairs+1),
 		"reserved bytes":             change(hello, HelloSize-1, 1),
-		"groups for another kind":    change(change(hello, 6, byte(KindAccess)), 64, 2),
+		"groups for another kind":    change(change(plain, 6, byte(KindAccess)), 64, 2),
+		"an epoch for another kind":  change(hello, 6, byte(KindAccess)),
+		"a heap without an epoch":    change(hello, 72, make([]byte, 8)...),
+		"an epoch without a heap":    change(hello, 80, make([]byte, MaxHeap)...),
+		"a heap with a hole":         change(hello, 82, 0),
+		"a heap of two lines":        change(hello, 82, '\n'),
+		"a heap of bytes":            change(hello, 82, 0xff),
 	} {
 		var got Hello
 		if err := got.Decode(b); !errors.Is(err, ErrMalformed) || got != (Hello{}) {
@@ -174,12 +184,35 @@ func TestMalformedMessagesAreRefused(t *testing.T) {
 	}
 }
 
+func TestARefusalIsKnownByItsReason(t *testing.T) {
+	rejected := func(reason string) error {
+		return fmt.Errorf("cannot connect: %w", &verbs.RejectError{Reason: reason})
+	}
+	for _, c := range []struct {
+		err  error
+		want bool
+	}{
+		{rejected(Superseded.Reason("why")), true},
+		{rejected(Denied.Reason("superseded: ")), false},
+		{rejected("superseded"), false},
+		{rejected(""), false},
+		{errors.New(Superseded.Reason("why")), false}, // what a node has not said
+		{nil, false},
+	} {
+		if got := Superseded.Is(c.err); got != c.want {
+			t.Errorf("%v is for having been superseded: got %v, want %v", c.err, got, c.want)
+		}
+	}
+}
+
 // Whatever decodes must encode to the same bytes: no two encodings mean the
 // same, and nothing is dropped silently.
 func FuzzDecode(f *testing.F) {
 	h, w := exampleHello(), exampleWelcome()
 	f.Add(h.Append(nil))
 	f.Add(w.Append(nil))
+	h.Keep.Heap = strings.Repeat("x", MaxHeap)
+	f.Add(h.Append(nil))
 	// Made by the code, so that they are of its version whatever that is.
 	for kind := KindManagement; kind <= KindComponent; kind++ {
 		h := Hello{Kind: kind, Manager: "onesided", Session: h.Session}
