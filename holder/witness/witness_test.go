@@ -2,6 +2,7 @@ package witness_test
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -9,14 +10,19 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"polder/holder"
 	"polder/holder/witness"
+	"polder/internal/listen"
+	"polder/internal/testcert"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -263,5 +269,208 @@ func TestThreeWitnessesReplaceThreeOthers(t *testing.T) {
 	}
 	for i, r := range regs {
 		swap(t, r, 1, fmt.Sprint("new", i))
+	}
+}
+
+// breakLog has every write to the witness's log fail from now on.
+func breakLog(t *testing.T, dir string) {
+	t.Helper()
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	fds, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, fd := range fds {
+		path, err := os.Readlink("/proc/self/fd/" + fd.Name())
+		if err != nil || !strings.HasPrefix(path, filepath.Join(dir, "log")+"/") {
+			continue
+		}
+		n, err := strconv.Atoi(fd.Name())
+		if err == nil {
+			err = unix.Dup3(int(null.Fd()), n, unix.O_CLOEXEC)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestAWitnessWhoseLogFailsAnswersNobody(t *testing.T) {
+	ws, addrs := startSet(t, 3)
+	r := newRegister(t, newClient(t, addrs...), "r")
+	swap(t, r, 0, "one")
+	breakLog(t, ws[0].dir)
+	swap(t, r, 1, "two") // by the others
+	if err := <-ws[0].end; err == nil || !strings.Contains(err.Error(), "cannot be a witness any more") {
+		t.Errorf("Serve of a witness whose log has failed = %v", err)
+	}
+	if err := ws[0].s.Health(); err == nil {
+		t.Error("it says that it is well")
+	}
+	swap(t, r, 2, "three")
+	ws[0].s.Close() // says again what has failed
+	ws[0].start(witness.Config{})
+	ws[1].stop()
+	want(t, newRegister(t, newClient(t, addrs...), "r"), "three", 3)
+}
+
+func TestAWitnessKeepsNoMoreThanItMay(t *testing.T) {
+	var addrs []string
+	for range 3 {
+		addrs = append(addrs, start(t, witness.Config{Registers: 3, Bytes: 300 << 10}).addr)
+	}
+	c := newClient(t, addrs...)
+	if _, err := c.Change(in(t), addrs); err != nil {
+		t.Fatal(err)
+	}
+	big := strings.Repeat("x", holder.MaxValue)
+	for i := range 2 {
+		swap(t, newRegister(t, c, fmt.Sprint(i)), 0, big)
+	}
+	third := newRegister(t, c, "third")
+	if _, err := third.Swap(shortly(t), 0, []byte(big)); err == nil || !strings.Contains(err.Error(), "it keeps at most") {
+		t.Errorf("a value for which there is no room = %v", err)
+	}
+	for version := range uint64(5) { // what is replaced takes no room
+		swap(t, newRegister(t, c, "0"), version+1, big)
+	}
+	swap(t, third, 0, "small")
+	if _, err := newRegister(t, c, "fourth").Swap(shortly(t), 0, nil); err == nil || !strings.Contains(err.Error(), "as many as it keeps") {
+		t.Errorf("a register for which there is no room = %v", err)
+	}
+}
+
+func TestStrangersDoNotHinderAWitness(t *testing.T) {
+	w := start(t, witness.Config{Clients: 4})
+	path := strings.TrimPrefix(w.addr, "unix:")
+	dial := func(what string) net.Conn {
+		t.Helper()
+		nc, err := net.Dial("unix", path)
+		if err == nil {
+			_, err = io.WriteString(nc, what)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { nc.Close() })
+		nc.SetDeadline(time.Now().Add(patience))
+		return nc
+	}
+	greeting := "PLDRWIT\x01"
+	closed := func(what string, nc net.Conn) {
+		t.Helper()
+		if _, err := io.Copy(io.Discard, nc); err != nil && !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("%s: %v, want that it hangs up", what, err)
+		}
+	}
+	for range 10 {
+		dial("") // and says nothing
+	}
+	closed("another greeting", dial("GET / HTTP/1.1\r\n\r\n"))
+	closed("a frame that is too long", dial(greeting+"\xff\xff\xff\xff\x00\x00\x00\x00"))
+	closed("a damaged frame", dial(greeting+"\x02\x00\x00\x00\x00\x00\x00\x00ab"))
+	dial(greeting + "\x02\x00") // and goes on no more
+	c := newClient(t, w.addr)
+	got := c.Greet(in(t), []string{w.addr})
+	if got[0].Err != nil || got[0].ID == (witness.Identity{}) {
+		t.Errorf("Greet = %+v", got)
+	}
+	gone := make(chan struct{}, 10)
+	for range cap(gone) {
+		nc := dial(greeting)
+		go func() {
+			_, _ = io.Copy(io.Discard, nc)
+			gone <- struct{}{}
+		}()
+	}
+	for i := range cap(gone) - 4 {
+		select {
+		case <-gone:
+		case <-time.After(patience):
+			t.Fatalf("of 10 connections where 4 may be, %d were hung up on", i)
+		}
+	}
+}
+
+func TestWitnessesUseTLS(t *testing.T) {
+	ca, other := testcert.NewAuthority(t, "ours"), testcert.NewAuthority(t, "another")
+	load := func(ca *testcert.Authority) *listen.Certificates {
+		cert, key := ca.Issue(t, "witness")
+		files := listen.Files{Cert: cert, Key: key}
+		files.CA[listen.Node] = ca.File
+		c, err := listen.Load(files)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	certs := load(ca)
+	var addrs []string
+	for range 3 {
+		s, err := witness.NewServer(witness.Config{Dir: t.TempDir(), Logger: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		lis, err := listen.Security{Certificates: certs}.Listen(listen.Node, "listen", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		end := make(chan error, 1)
+		go func() { end <- s.Serve(lis) }()
+		t.Cleanup(func() {
+			if err := errors.Join(s.Close(), <-end); err != nil {
+				t.Error(err)
+			}
+		})
+		addrs = append(addrs, lis.Addr().String())
+	}
+	client := func(dial func() *tls.Config) *witness.Client {
+		c, err := witness.NewClient(witness.ClientConfig{Witnesses: addrs, TLS: dial})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	c := client(certs.Dial)
+	if _, err := c.Change(in(t), addrs); err != nil {
+		t.Fatal(err)
+	}
+	swap(t, newRegister(t, c, "r"), 0, "one")
+	for name, dial := range map[string]func() *tls.Config{"no certificate": nil, "one of another authority": load(other).Dial} {
+		if value, _, err := newRegister(t, client(dial), "r").Read(shortly(t)); err == nil {
+			t.Errorf("with %s the register is read: %q", name, value)
+		}
+	}
+}
+
+func TestWhatIsUnderWayEndsWithTheRegisterAndTheClient(t *testing.T) {
+	ws, addrs := startSet(t, 3)
+	c := newClient(t, addrs...)
+	r := newRegister(t, c, "r")
+	swap(t, r, 0, "one")
+	for _, w := range ws {
+		w.stop()
+	}
+	for what, end := range map[string]func() error{"the register": r.Close, "the client": c.Close} {
+		use := newRegister(t, c, "other")
+		if what == "the register" {
+			use = r
+		}
+		done := make(chan error, 1)
+		go func() {
+			_, _, err := use.Read(context.Background())
+			done <- err
+		}()
+		if err := end(); err != nil {
+			t.Error(err)
+		}
+		if err := <-done; !errors.Is(err, holder.ErrClosed) {
+			t.Errorf("a read under way when %s is closed = %v, want ErrClosed", what, err)
+		}
 	}
 }
