@@ -27,6 +27,7 @@ import (
 	"polder/internal/load"
 	"polder/internal/proctest"
 	"polder/internal/testcert"
+	"polder/internal/testetcd"
 	"polder/pool/finemem"
 	"polder/soft"
 )
@@ -44,14 +45,14 @@ func exportsOfDaemons(t *testing.T) map[string]string {
 	}
 	ca := testcert.NewAuthority(t, "everybody")
 	cert, key := ca.Issue(t, "node")
-	node := proctest.Start(t, "node", "--lend", "64MiB", "--component-memory", "16MiB", "--component-client-memory", "8MiB")
-	second := proctest.Start(t, "node", "--lend", "64MiB")
+	cluster := "etcd://" + testetcd.New(t, 1)[0].Addr + "/metrics"
+	node := proctest.Start(t, "node", "--lend", "64MiB", "--component-memory", "16MiB", "--component-client-memory", "8MiB", "--directory", cluster)
 	fine := proctest.Start(t, "node", "--lend", "64MiB", "--manager", finemem.Name, "--service-secret-file", secret)
 	socket := filepath.Join(dir, "soft")
 	daemons := map[string]*child.Process{
 		"node": node, "node with finemem": fine,
 		"node with TLS": proctest.Start(t, "node", "--lend", "64MiB", "--tls-cert", cert, "--tls-key", key, "--tls-ca", ca.File),
-		"serve":         proctest.Start(t, "serve", "--far", node.Addr("verbs")+","+second.Addr("verbs"), "--local", "8MiB", "--password-file", password, "--idle-timeout", "1h"),
+		"serve":         proctest.Start(t, "serve", "--far", cluster, "--local", "8MiB", "--password-file", password, "--idle-timeout", "1h"),
 		"block":         proctest.Start(t, "block", "--far", node.Addr("verbs"), "--local", "8MiB", "--size", "1GiB"),
 		"pager":         proctest.Run(t, "pager", "--listen", "unix:"+filepath.Join(dir, "pager"), "--far", node.Addr("verbs"), "--local", "8MiB"),
 		"broker":        proctest.Run(t, "broker", "--listen", filepath.Join(dir, "broker"), "--far", fine.Addr("verbs"), "--service-secret-file", secret),

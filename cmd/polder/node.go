@@ -53,6 +53,9 @@ func newNode() daemonCommand {
 	fs.BoolVar(&cfg.TrustClients, "trust-clients", false, "lend to several clients although the RDMA device does not check the bounds of windows, so that each reaches all that is lent")
 	fs.StringVar(&cfg.Zone, "zone", "", "what the node fails together with, such as a rack: clients keep copies in different zones; the default is nothing else")
 	fs.Var(config.NewDuration(&cfg.Drain, 0), "drain", "when told to end by a signal, have clients move what they hold to other nodes first, and end when that is done within this time; otherwise stay, until a second signal; 0 ends at once")
+	fs.Var(config.NewEtcd(&cfg.Directory), "directory", "announce the node in etcd, etcd://HOST:PORT/NAME, several HOST:PORT with commas between: those who borrow from --far etcd://HOST:PORT/NAME find it there; NAME is the cluster's")
+	fs.StringVar(&cfg.Advertise, "advertise", "", "with --directory, the `address` at which clients reach the node, HOST:PORT; the default is the first of --listen")
+	etcdAuthFlag(fs, &cfg.EtcdAuth)
 	lendFlags(fs, &cfg)
 	op.Add(fs, defaultNodeAdmin, listen.Node)
 	return daemonCommand{cmd, func() error {
@@ -62,6 +65,11 @@ func newNode() daemonCommand {
 		}
 		return errors.Join(cfg.Check(), op.Check(fs, addrs...))
 	}}
+}
+
+// etcdAuthFlag is the flag that says who asks etcd.
+func etcdAuthFlag(fs *pflag.FlagSet, file *string) {
+	fs.StringVar(file, "etcd-auth-file", "", "log in to etcd with what is in this `file` of mode 0600, NAME:PASSWORD")
 }
 
 // deviceFlag is the flag that names an RDMA device.

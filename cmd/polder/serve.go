@@ -142,7 +142,7 @@ func serveFlags(fs *pflag.FlagSet, cfg *daemon.ServeConfig) {
 }
 
 // farUsage is what --far says where it has to be given.
-const farUsage = "nodes to borrow from, HOST:PORT, unix:PATH or rdma://HOST:PORT, with commas between, or broker:PATH for those of a broker, or dns://NAME:PORT for those of a name in the DNS, which may change"
+const farUsage = "nodes to borrow from, HOST:PORT, unix:PATH or rdma://HOST:PORT, with commas between, or broker:PATH for those of a broker, or dns://NAME:PORT for those of a name in the DNS, or etcd://HOST:PORT/NAME for those of a cluster in etcd (polder node --directory), which may change"
 
 // farAddresses looks for a node on this machine if no addresses were given.
 func farAddresses(cfg *daemon.BorrowConfig) error {
@@ -172,6 +172,7 @@ func borrowFlags(fs *pflag.FlagSet, cfg *daemon.BorrowConfig, opTimeout string) 
 	fs.Var(config.NewDuration(&cfg.RepairAfter, time.Millisecond), "repair-after", "how long a node may be away until what it has is copied to others")
 	fs.Var(config.NewDuration(&cfg.FarWait, 0), "far-wait", "how long to try, at the start, until one of the nodes answers")
 	deviceFlag(fs, &cfg.Device)
+	etcdAuthFlag(fs, &cfg.EtcdAuth)
 	fs.Var(config.NewSize(&cfg.Local, far.MinLocal, 0), "local", "budget of resident memory for data")
 	fs.Var(config.NewDuration(&cfg.OpTimeout, time.Millisecond), "op-timeout", opTimeout)
 }

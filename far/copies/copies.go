@@ -296,7 +296,9 @@ func (s *Store) Alloc(ctx context.Context) (heap.Segment, error) {
 			c.place.giveBack(c.seg)
 		}
 		switch {
-		case errors.Is(err, heap.ErrStoreFull) || ctx.Err() != nil:
+		case ctx.Err() != nil:
+			return nil, context.Cause(ctx)
+		case errors.Is(err, heap.ErrStoreFull):
 			return nil, err
 		case err == nil:
 			err = errUnusable

@@ -115,3 +115,38 @@ func TestNamesInTheDNSAreChecked(t *testing.T) {
 		t.Error("a name in the DNS was taken where addresses are wanted")
 	}
 }
+
+func TestClustersInEtcdAreChecked(t *testing.T) {
+	for s, want := range map[string]int{"127.0.0.1:2379/a": 1, "h1:2379,h2:2379, [::1]:1/prod.1_x-y": 3} {
+		var far []string
+		if err := NewFarAddresses(&far).Set("etcd://" + s); err != nil || len(far) != 1 || far[0] != "etcd://"+s {
+			t.Errorf("%s: got %q, %v", s, far, err)
+		}
+		var one string
+		if err := NewEtcd(&one).Set("etcd://" + s); err != nil || one != "etcd://"+s {
+			t.Errorf("%s: got %q, %v", s, one, err)
+		}
+		endpoints, cluster, err := ParseEtcd(one)
+		if _, name, _ := strings.Cut(s, "/"); err != nil || len(endpoints) != want || cluster != name {
+			t.Errorf("%s: got %q, %q, %v", s, endpoints, cluster, err)
+		}
+	}
+	for s, want := range map[string]string{
+		"": "etcd://HOST:PORT/NAME", "h:1": "etcd://HOST:PORT/NAME", "h:1,/a": "HOST:PORT", "h/a": "HOST:PORT", "h:x/a": "a port",
+		":1/a": "a host", "h:1/": "a cluster", "h:1/a/b": "a cluster", "h:1/-a": "a cluster", "h:1/a,127.0.0.1:7070": "a cluster",
+	} {
+		var far []string
+		if err := NewFarAddresses(&far).Set("etcd://" + s); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want an error that names %s", s, err, want)
+		}
+		if err := NewEtcd(new(string)).Set("etcd://" + s); err == nil {
+			t.Errorf("%s: it was taken", s)
+		}
+	}
+	if err := NewAddresses(new([]string)).Set("etcd://h:1/a"); err == nil {
+		t.Error("etcd was taken where addresses are wanted")
+	}
+	if err := NewEtcd(new(string)).Set("dns://h:1"); err == nil {
+		t.Error("the DNS was taken for etcd")
+	}
+}

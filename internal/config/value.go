@@ -318,10 +318,14 @@ func checkFarAddress(s string) error {
 	if name, ok := strings.CutPrefix(s, scheme.DNS); ok {
 		return checkDNSName(name)
 	}
+	if strings.HasPrefix(s, scheme.Etcd) {
+		_, _, err := ParseEtcd(s)
+		return err
+	}
 	path, ok := strings.CutPrefix(s, scheme.Broker)
 	if !ok {
 		if err := checkNodeAddress(s); err != nil {
-			return fmt.Errorf("%w, or broker:PATH, or dns://NAME:PORT", err)
+			return fmt.Errorf("%w, or broker:PATH, or dns://NAME:PORT, or etcd://HOST:PORT/NAME", err)
 		}
 		return nil
 	}
@@ -397,12 +401,15 @@ func NewAddresses(p *[]string) *Addresses { return &Addresses{p: p, check: check
 
 // NewFarAddresses makes a flag value like NewAddresses, which may also be broker:PATH, the
 // socket of a broker on this machine, or dns://NAME:PORT or dns://NAME, a name in the DNS that has addresses
-// of nodes, or SRV records.
+// of nodes, or SRV records, or etcd://HOST:PORT[,HOST:PORT...]/NAME, a cluster in etcd.
 func NewFarAddresses(p *[]string) *Addresses { return &Addresses{p: p, check: checkFarAddress} }
 
 // Set parses s and replaces the default, or adds to what was given before.
 func (v *Addresses) Set(s string) error {
 	list := strings.Split(s, ",")
+	if strings.HasPrefix(strings.TrimSpace(s), scheme.Etcd) {
+		list = []string{s} // its commas are between its hosts
+	}
 	for i, a := range list {
 		list[i] = strings.TrimSpace(a)
 		// HOST:PORT follows the scheme of RDMA.
@@ -411,7 +418,7 @@ func (v *Addresses) Set(s string) error {
 		if rdma {
 			check = checkAddress
 		}
-		if err := check(addr); err != nil && scheme.Of(list[i]) == scheme.DNS {
+		if err := check(addr); err != nil && slices.Contains([]string{scheme.DNS, scheme.Etcd}, scheme.Of(list[i])) {
 			return err
 		} else if err != nil {
 			return fmt.Errorf("%w, several with commas between", err)

@@ -14,10 +14,11 @@ const (
 	RDMA   = "rdma://" // HOST:PORT on an RDMA fabric
 	Broker = "broker:" // the absolute path of a broker's socket on this machine
 	DNS    = "dns://"  // a name whose addresses are those of nodes: see package config
+	Etcd   = "etcd://" // a cluster in etcd, whose nodes have announced themselves there: see package config
 )
 
 // all is every scheme but TCP, which is what remains.
-var all = []string{Unix, RDMA, Broker, DNS}
+var all = []string{Unix, RDMA, Broker, DNS, Etcd}
 
 // Common returns the scheme of all addresses, and false if they differ in it.
 func Common(addrs []string) (string, bool) {

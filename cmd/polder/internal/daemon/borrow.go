@@ -43,6 +43,7 @@ type BorrowConfig struct {
 	Checkpoint time.Duration // between two checkpoints of a heap with a name
 
 	Far         []string // nodes to borrow from
+	EtcdAuth    string   // file of a name and a password for etcd, if that has the nodes; "" for none
 	Manager     string   // the nodes' way of managing memory; the default if empty
 	Device      string   // the RDMA device that reaches them; the only one if empty
 	Groups      int      // see pool.Config
@@ -74,7 +75,7 @@ func (c *BorrowConfig) Check() error {
 		return refuse("copies", strconv.Itoa(c.Copies), "none with --disk, where there are no nodes")
 	case c.Copies > 0 && c.MinCopies > c.Copies:
 		return refuse("min-copies", strconv.Itoa(c.MinCopies), "at most --copies, which is %d", c.Copies)
-	case c.Disk == "" && len(c.Far) > 0 && c.Copies > len(c.Far) && !slices.ContainsFunc(c.Far, isBroker) && !slices.ContainsFunc(c.Far, isDNS):
+	case c.Disk == "" && len(c.Far) > 0 && c.Copies > len(c.Far) && !slices.ContainsFunc(c.Far, isBroker) && !slices.ContainsFunc(c.Far, isDirectory):
 		return refuse("copies", strconv.Itoa(c.Copies), "at most as many as there are nodes to borrow from, which are %d", len(c.Far))
 	case c.Disk != "" && len(c.Witness) > 0:
 		return refuse("witness", strings.Join(c.Witness, ","), "none with --disk, where the heap's manifest is on the disk")
@@ -102,8 +103,10 @@ func (c *BorrowConfig) Check() error {
 	}
 	by, same := scheme.Common(c.Far)
 	switch {
-	case slices.ContainsFunc(c.Far, isDNS) && len(c.Far) > 1:
-		return refuse("far", strings.Join(c.Far, ","), "a name in the DNS alone, which has the addresses of all nodes")
+	case slices.ContainsFunc(c.Far, isDirectory) && len(c.Far) > 1:
+		return refuse("far", strings.Join(c.Far, ","), "a directory alone, which has the addresses of all nodes: a name in the DNS, or a cluster in etcd")
+	case c.EtcdAuth != "" && by != scheme.Etcd:
+		return refuse("etcd-auth-file", c.EtcdAuth, "none unless --far names a cluster in etcd")
 	case !same:
 		return refuse("far", strings.Join(c.Far, ","), "one kind of address for every node: HOST:PORT, %sPATH, or %sHOST:PORT", scheme.Unix, scheme.RDMA)
 	case c.Device != "" && by != scheme.RDMA:
@@ -182,7 +185,8 @@ type memory struct {
 	kept   *kept         // of a heap in lent that outlives the process
 	heap   *far.Heap
 
-	unfollow func() // ends what follows a directory, if there is one
+	members  *members // follow a directory, if there is one
+	unfollow func()   // ends that
 }
 
 // close ends what is open.
@@ -229,7 +233,7 @@ func (m *memory) open(ctx context.Context, p *process, cfg BorrowConfig, from le
 	poolCfg.Groups, poolCfg.Pairs = cfg.Groups, cfg.Pairs
 	poolCfg.Timeout, poolCfg.Logger = cfg.OpTimeout, p.Logger
 	if from.directory != nil {
-		if poolCfg.Nodes, err = from.directory.await(ctx, p, cfg.FarWait); err != nil {
+		if poolCfg.Nodes, err = await(ctx, p, from.directory, cfg.FarWait); err != nil {
 			return err
 		}
 	}
@@ -278,12 +282,13 @@ func (m *memory) open(ctx context.Context, p *process, cfg BorrowConfig, from le
 }
 
 // follow has nodes join and leave as a directory says, until close.
-func (m *memory) follow(d *directory, log *slog.Logger) {
+func (m *memory) follow(d nodeDirectory, log *slog.Logger) {
+	m.members = newMembers(d, m.lent, m.copies, log)
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		(&members{directory: d, lent: m.lent, copies: m.copies, log: log, absent: map[string]time.Time{}, said: map[string]string{}}).follow(ctx)
+		m.members.follow(ctx)
 	}()
 	m.unfollow = func() { stop(); <-ended }
 }
@@ -303,13 +308,16 @@ func (m *memory) show(p *process) error {
 	if m.copies != nil {
 		show = append(show, prom.NewCopiesCollector(m.copies))
 	}
+	if m.members != nil {
+		show = append(show, m.members.collectors()...)
+	}
 	return p.nowShow(func() error { return anyNodeUp(m.lent.Stats()) }, state, show...)
 }
 
 // lenders is how a pool is opened.
 type lenders struct {
 	pool.Config
-	directory *directory                        // of the nodes, if they are not in Config
+	directory nodeDirectory                     // of the nodes, if they are not in Config
 	node      func(addr string) pool.NodeConfig // a node that is not in Config
 }
 
@@ -353,24 +361,24 @@ func (p *process) borrow(ctx context.Context, cfg BorrowConfig) (from lenders, e
 	}
 	p.onClose(dev.Close)
 	from.Config = pool.Config{Device: dev, Manager: manager}
-	if by == scheme.DNS {
-		from.directory = newDirectory(cfg.Far[0])
-		from.node = func(addr string) pool.NodeConfig {
-			return pool.NodeConfig{Name: addr, Dial: func(ctx context.Context) (verbs.Conn, error) {
-				ip, host, err := from.directory.resolve(ctx, addr)
-				if err != nil {
-					return nil, err
-				}
-				c := p.toNodes()
-				if c.TLS != nil {
-					c.TLS = c.TLS.Clone()
-					c.TLS.ServerName = host
-				}
-				return tcp.Dial(ctx, dev, ip, c)
-			}}
+	switch by {
+	case scheme.DNS:
+		d := newDNSDirectory(cfg.Far[0])
+		d.dial = func(ctx context.Context, addr, host string) (verbs.Conn, error) {
+			c := p.toNodes()
+			if c.TLS != nil {
+				c.TLS = c.TLS.Clone()
+				c.TLS.ServerName = host
+			}
+			return tcp.Dial(ctx, dev, addr, c)
 		}
-		from.directory.node = from.node
+		from.directory, from.node = d, d.node
 		return from, nil
+	case scheme.Etcd:
+		if from.directory, err = p.openEtcdDirectory(cfg, dial); err == nil {
+			from.node = from.directory.node
+		}
+		return from, err
 	}
 	from.node = func(addr string) pool.NodeConfig {
 		return pool.NodeConfig{Name: addr, Dial: func(ctx context.Context) (verbs.Conn, error) { return dial(ctx, addr) }}

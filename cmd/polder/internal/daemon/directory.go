@@ -2,13 +2,15 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"slices"
-	"strconv"
-	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	"polder/far/copies"
 	"polder/far/remote"
@@ -16,81 +18,23 @@ import (
 	"polder/pool"
 )
 
-func isDNS(addr string) bool { return scheme.Of(addr) == scheme.DNS }
-
-// A directory is a name in the DNS that has the addresses of nodes, such as that of a headless service: with a port its
-// A and AAAA records, without one its SRV records.
-type directory struct {
-	name, port string
-	resolver   *net.Resolver
-	node       func(addr string) pool.NodeConfig
+// isDirectory reports whether addr is that of a directory of nodes, which may be others later.
+func isDirectory(addr string) bool {
+	by := scheme.Of(addr)
+	return by == scheme.DNS || by == scheme.Etcd
 }
 
-// newDirectory makes what addr names, which package config has checked: dns://[SERVER/]NAME[:PORT].
-func newDirectory(addr string) *directory {
-	d := &directory{resolver: net.DefaultResolver}
-	server, name, ok := strings.Cut(strings.TrimPrefix(addr, scheme.DNS), "/")
-	if !ok {
-		server, name = "", server
-	}
-	d.name = name
-	if host, port, err := net.SplitHostPort(name); err == nil {
-		d.name, d.port = host, port
-	}
-	if server != "" {
-		if _, _, err := net.SplitHostPort(server); err != nil {
-			server = net.JoinHostPort(server, "53")
-		}
-		d.resolver = &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, network, server)
-		}}
-	}
-	return d
-}
-
-// lookup returns the addresses of the nodes that there are now, at least one.
-func (d *directory) lookup(ctx context.Context) (addrs []string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
-	defer cancel()
-	if d.port != "" {
-		hosts, err := d.resolver.LookupHost(ctx, d.name)
-		if err != nil {
-			return nil, err
-		}
-		for _, h := range hosts {
-			addrs = append(addrs, net.JoinHostPort(h, d.port))
-		}
-	} else {
-		_, records, err := d.resolver.LookupSRV(ctx, "", "", d.name)
-		if err != nil {
-			return nil, err
-		}
-		for _, r := range records {
-			addrs = append(addrs, net.JoinHostPort(strings.TrimSuffix(r.Target, "."), strconv.Itoa(int(r.Port))))
-		}
-	}
-	slices.Sort(addrs)
-	if addrs = slices.Compact(addrs); len(addrs) == 0 {
-		return nil, fmt.Errorf("%s has no addresses", d.name)
-	}
-	return addrs, nil
-}
-
-// resolve returns what to connect to for one of the addresses that lookup has returned, and whose certificate
-// to expect there: that of the name in an SRV record, or of the name with the A and AAAA records.
-func (d *directory) resolve(ctx context.Context, addr string) (ip, host string, err error) {
-	if d.port != "" {
-		return addr, d.name, nil
-	}
-	host, port, err := net.SplitHostPort(addr)
-	if err != nil {
-		return "", "", err
-	}
-	ips, err := d.resolver.LookupHost(ctx, host)
-	if err != nil {
-		return "", "", err
-	}
-	return net.JoinHostPort(ips[0], port), host, nil
+// A nodeDirectory knows the nodes that there are.
+type nodeDirectory interface {
+	// String is what it is called.
+	String() string
+	// lookup returns the addresses of the nodes that there are now, at least one.
+	lookup(ctx context.Context) (addrs []string, err error)
+	// node is how to connect to a node that lookup has named.
+	node(addr string) pool.NodeConfig
+	// watch calls changed when there may be other nodes than before, until ctx ends. A directory that cannot tell
+	// does nothing: it is looked up now and then all the same.
+	watch(ctx context.Context, changed func())
 }
 
 const (
@@ -101,13 +45,13 @@ const (
 )
 
 // await waits until there are nodes, for as long as wait says.
-func (d *directory) await(ctx context.Context, p *process, wait time.Duration) (nodes []pool.NodeConfig, err error) {
+func await(ctx context.Context, p *process, d nodeDirectory, wait time.Duration) (nodes []pool.NodeConfig, err error) {
 	defer p.Waiting("looking for nodes")()
 	deadline := time.Now().Add(wait)
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
 		addrs, err := d.lookup(ctx)
 		if err == nil {
-			for _, addr := range addrs {
+			for _, addr := range addrs[:min(len(addrs), copies.MaxPlaces)] {
 				nodes = append(nodes, d.node(addr))
 			}
 			return nodes, nil
@@ -130,31 +74,72 @@ func (d *directory) await(ctx context.Context, p *process, wait time.Duration) (
 // members keeps a pool and a store over it in agreement with a directory: nodes that are new join, and those that
 // are gone for long are forgotten.
 type members struct {
-	directory *directory
+	directory nodeDirectory
 	lent      *pool.Pool
 	copies    *copies.Store
 	log       *slog.Logger
 
 	absent map[string]time.Time // since when nodes are not named
 	said   map[string]string    // what was last said of a node, or of the directory, ""
+
+	named   atomic.Int64 // nodes that the directory named when it last answered
+	answers atomic.Bool  // it did when it was last asked
+}
+
+// newMembers makes members that know what has joined already.
+func newMembers(d nodeDirectory, lent *pool.Pool, store *copies.Store, log *slog.Logger) *members {
+	m := &members{directory: d, lent: lent, copies: store, log: log, absent: map[string]time.Time{}, said: map[string]string{}}
+	m.named.Store(int64(len(lent.Nodes())))
+	m.answers.Store(true)
+	return m
+}
+
+// collectors show how things stand with the directory.
+func (m *members) collectors() []prometheus.Collector {
+	gauge := func(name, help string, value func() float64) prometheus.Collector {
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "polder_directory_" + name, Help: help}, value)
+	}
+	return []prometheus.Collector{
+		gauge("nodes", "Nodes that the directory named when it last answered.", func() float64 { return float64(m.named.Load()) }),
+		gauge("answers", "1 if the directory answered when it was last asked.", func() float64 {
+			if m.answers.Load() {
+				return 1
+			}
+			return 0
+		}),
+	}
 }
 
 // follow does so until ctx ends.
 func (m *members) follow(ctx context.Context) {
 	tick := time.NewTicker(lookupEvery)
 	defer tick.Stop()
+	changed := make(chan struct{}, 1)
+	var watch sync.WaitGroup
+	defer watch.Wait()
+	watch.Go(func() {
+		m.directory.watch(ctx, func() {
+			select {
+			case changed <- struct{}{}:
+			default: // it will be looked up
+			}
+		})
+	})
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
+		case <-changed:
 		}
 		addrs, err := m.directory.lookup(ctx)
 		if ctx.Err() != nil {
 			return
 		}
 		m.say("", err)
+		m.answers.Store(err == nil)
 		if err == nil {
+			m.named.Store(int64(len(addrs)))
 			m.update(time.Now(), addrs)
 		}
 	}
@@ -168,17 +153,24 @@ func (m *members) say(node string, err error) {
 	}
 	if text := err.Error(); m.said[node] != text {
 		m.said[node] = text
-		m.log.Warn("the nodes are not all as the directory has them", "directory", m.directory.name, "error", err)
+		m.log.Warn("the nodes are not all as the directory has them", "directory", m.directory.String(), "error", err)
 	}
 }
 
 // update takes note of the nodes that there are.
 func (m *members) update(now time.Time, addrs []string) {
+	var tooMany error
 	known := append(m.lent.Nodes(), m.copies.Places()...)
 	for _, addr := range addrs {
 		delete(m.absent, addr)
-		m.say(addr, m.join(addr))
+		err := m.join(addr)
+		if errors.Is(err, errTooMany) {
+			tooMany = err
+			continue
+		}
+		m.say(addr, err)
 	}
+	m.say("too many", tooMany)
 	for _, name := range known {
 		if slices.Contains(addrs, name) {
 			continue
@@ -192,8 +184,13 @@ func (m *members) update(now time.Time, addrs []string) {
 	}
 }
 
+var errTooMany = fmt.Errorf("there are more than %d nodes, of which the others do not join", copies.MaxPlaces)
+
 func (m *members) join(addr string) error {
-	if !slices.Contains(m.lent.Nodes(), addr) {
+	if nodes := m.lent.Nodes(); !slices.Contains(nodes, addr) {
+		if len(nodes) >= copies.MaxPlaces {
+			return errTooMany
+		}
 		if err := m.lent.Add(m.directory.node(addr)); err != nil {
 			return err
 		}

@@ -23,7 +23,7 @@ func TestADirectoryIsLookedUp(t *testing.T) {
 		"/nodes.test:7070":      {"127.0.0.2:7070", "127.0.0.3:7070"},
 		"/_polder._tcp.nodes.x": {"ip-127-0-0-2.test:1", "ip-127-0-0-3.test:2"},
 	} {
-		d := newDirectory("dns://" + dns.Addr + name)
+		d := newDNSDirectory("dns://" + dns.Addr + name)
 		dns.Set()
 		if got, err := d.lookup(t.Context()); err == nil {
 			t.Errorf("%s: got %q of a name that there is not", name, got)
@@ -33,17 +33,29 @@ func TestADirectoryIsLookedUp(t *testing.T) {
 			t.Errorf("%s: got %q, %v, want %q", name, got, err, want)
 		}
 	}
-	d := newDirectory("dns://" + dns.Addr + "/nodes")
+	d := newDNSDirectory("dns://" + dns.Addr + "/nodes")
 	if ip, host, err := d.resolve(t.Context(), "ip-127-0-0-2.test:1"); ip != "127.0.0.2:1" || host != "ip-127-0-0-2.test" || err != nil {
 		t.Errorf("got %q, %q, %v", ip, host, err)
 	}
-	d = newDirectory("dns://nodes.test:7070")
+	d = newDNSDirectory("dns://nodes.test:7070")
 	if ip, host, err := d.resolve(t.Context(), "127.0.0.2:7070"); ip != "127.0.0.2:7070" || host != "nodes.test" || err != nil {
 		t.Errorf("got %q, %q, %v", ip, host, err)
 	}
 	if d.name != "nodes.test" || d.port != "7070" {
 		t.Errorf("got %+v", d)
 	}
+}
+
+// A fakeDirectory connects to one node, whatever its name.
+type fakeDirectory struct {
+	nodeDirectory
+	dial func(ctx context.Context) (verbs.Conn, error)
+}
+
+func (d fakeDirectory) String() string { return "fake" }
+
+func (d fakeDirectory) node(name string) pool.NodeConfig {
+	return pool.NodeConfig{Name: name, Dial: d.dial}
 }
 
 // Nodes join a pool and a store of copies as a directory names them, and are forgotten when it has not named them
@@ -60,12 +72,8 @@ func TestMembersFollowTheDirectory(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer store.Close()
-	m := &members{
-		lent: k.Pool, copies: store, log: slog.New(slog.DiscardHandler), absent: map[string]time.Time{}, said: map[string]string{},
-		directory: &directory{node: func(name string) pool.NodeConfig {
-			return pool.NodeConfig{Name: name, Dial: func(ctx context.Context) (verbs.Conn, error) { return c.Fabric.Dial(ctx, k.Device, addr) }}
-		}},
-	}
+	m := newMembers(fakeDirectory{dial: func(ctx context.Context) (verbs.Conn, error) { return c.Fabric.Dial(ctx, k.Device, addr) }},
+		k.Pool, store, slog.New(slog.DiscardHandler))
 	now := time.Now()
 	after := func(d time.Duration, want []string, named ...string) {
 		t.Helper()

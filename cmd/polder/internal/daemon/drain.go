@@ -11,21 +11,26 @@ import (
 
 // A drainer has a process end only when nothing is lent any more.
 type drainer struct {
-	nodes []*memnode.Node
-	done  chan error // capacity 1: they have been drained because somebody asked for it; what was given up by force
+	nodes    []*memnode.Node
+	withdraw func(bool) // them from the directory, or has them there again
+	done     chan error // capacity 1: they have been drained because somebody asked for it; what was given up by force
 }
 
-func newDrainer() *drainer { return &drainer{done: make(chan error, 1)} }
+func newDrainer() *drainer { return &drainer{withdraw: func(bool) {}, done: make(chan error, 1)} }
 
 // drain has the process end when nothing is lent any more, or with force when the time is over. Otherwise it stays, and
 // the error says who has what.
 func (d *drainer) drain(ctx context.Context, within time.Duration, force bool) (lost, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, within, fmt.Errorf("it was not moved elsewhere within %v", within))
 	defer cancel()
+	d.withdraw(true)
 	err = memnode.Drain(ctx, d.nodes...)
 	var held *memnode.HeldError
 	if force && errors.As(err, &held) && ctx.Err() == context.DeadlineExceeded {
 		lost, err = held, nil
+	}
+	if err != nil {
+		d.withdraw(false)
 	}
 	if err == nil {
 		select {

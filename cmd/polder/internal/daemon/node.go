@@ -33,6 +33,9 @@ type NodeConfig struct {
 	Grace        time.Duration
 	Zone         string        // what it fails together with, or ""
 	Drain        time.Duration // how long to have clients move what they hold before the end; 0 is not at all
+	Directory    string        // the cluster in etcd in which to announce the node, or ""
+	Advertise    string        // the address to announce; where it listens if empty
+	EtcdAuth     string        // file of a name and a password for etcd; "" for none
 	Manager      string        // way of managing memory; the default if empty
 	Fabric       string        // FabricTCP or FabricRDMA; FabricTCP if empty
 	Device       string        // the RDMA device; the only one if empty
@@ -68,6 +71,9 @@ func (c *NodeConfig) Check() error {
 		return refuse("service-secret-file", c.SecretFile, "none unless --manager is %s", finemem.Name)
 	case c.ClientBudget > 0 && c.ClientBudget < c.Chunk:
 		return refuse("client-budget", size(c.ClientBudget), "at least one chunk, which --chunk says is %s", chunk)
+	}
+	if err := c.checkDirectory(); err != nil {
+		return err
 	}
 	k := c.components()
 	switch {
@@ -203,6 +209,13 @@ func RunNode(ctx context.Context, cfg NodeConfig) (err error) {
 	p.show(nodes...)
 	d := newDrainer()
 	d.nodes, p.drain = nodes, d.drain
+	if cfg.Directory != "" {
+		a, err := p.announce(cfg, addrs[0], nodes[0])
+		if err != nil {
+			return err
+		}
+		d.withdraw = a.Withdraw
+	}
 	p.addrs[ServiceVerbs] = addrs[0]
 	if len(nodes) > 1 {
 		p.addrs[ServiceSocket] = addrs[len(elsewhere)]

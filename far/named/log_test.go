@@ -1,0 +1,187 @@
+package named_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"testing"
+	"time"
+
+	"polder/far/named"
+)
+
+// logged is a process with a log, whose n-th record begins with n.
+type logged struct {
+	*process
+	log *named.Log
+}
+
+// openLog opens the log of a process, and returns the records that were in it.
+func (p *process) openLog(t *testing.T) (l *logged, found []int) {
+	t.Helper()
+	log, err := p.store.OpenLog(t.Context(), func(rec []byte) error {
+		found = append(found, int(binary.LittleEndian.Uint64(rec)))
+		return nil
+	})
+	if err == nil {
+		err = p.heap.Checkpoint(t.Context())
+	}
+	if err == nil {
+		err = log.Begin(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &logged{p, log}, found
+}
+
+// TestTheLogHasWhatItHasKept: places die, stop and lie in the way of writes, the register loses answers, processes are superseded; every
+// record for which Commit has returned is found by the next process, in order, until it is dropped.
+func TestTheLogHasWhatItHasKept(t *testing.T) {
+	seeds := 8
+	if os.Getenv("TEST_SOAK") != "" {
+		seeds = 2000
+	}
+	for seed := range seeds {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T) { logFaults(t, uint64(seed)) })
+		})
+	}
+}
+
+func logFaults(t *testing.T, seed uint64) {
+	r := rand.New(rand.NewPCG(5, seed))
+	w := newWorld(4)
+	w.reg.r = rand.New(rand.NewPCG(6, seed))
+	p, _ := w.start(t, named.Config{}).openLog(t)
+	last, kept, dropped, bad := 0, 0, 0, -1
+	var numbers []uint64 // of the records of this process, by the log
+	for range 80 {
+		switch r.IntN(10) {
+		default:
+			for range 1 + r.IntN(40) {
+				last++
+				n, err := p.log.Append(binary.LittleEndian.AppendUint64(make([]byte, 0, 8+9000), uint64(last))[:8+r.IntN(9000)])
+				if err != nil {
+					t.Fatal(err)
+				}
+				numbers = append(numbers, n)
+			}
+			if r.IntN(3) > 0 {
+				if err := p.log.Commit(numbers[len(numbers)-1]); err != nil {
+					t.Fatal(err)
+				}
+				kept = last
+			}
+		case 6:
+			if n := len(numbers); n > 0 && kept == last { // the heap has a checkpoint of them
+				p.log.Drop(numbers[n-1])
+				dropped = kept
+			}
+		case 7: // one place at a time has trouble
+			if bad >= 0 {
+				w.places[bad].setDown(false)
+			}
+			for end := time.Now().Add(time.Minute); p.store.Stats().Endangered > 0; time.Sleep(50 * time.Millisecond) {
+				if time.Now().After(end) {
+					t.Fatalf("not repaired: %+v", p.store.Stats())
+				}
+			}
+			bad = r.IntN(len(w.places))
+			if r.IntN(2) == 0 {
+				w.places[bad].kill()
+			} else {
+				w.places[bad].setDown(true)
+			}
+		case 8, 9:
+			old := p
+			if r.IntN(2) == 0 {
+				if err := p.log.Close(); err != nil {
+					t.Fatal(err)
+				}
+				kept = last
+			}
+			var found []int
+			p, found = w.start(t, named.Config{Patience: impatient}).openLog(t)
+			_ = old.log.Close() // it cannot, if it was not closed before
+			old.bury()
+			for i, n := range found {
+				if i > 0 && n != found[i-1]+1 {
+					t.Fatalf("record %d follows record %d", n, found[i-1])
+				}
+			}
+			switch {
+			case kept == dropped:
+			case len(found) == 0 || found[0] > dropped+1 || found[len(found)-1] < kept:
+				t.Fatalf("found %d records, %v to %v, want at least %d to %d", len(found), first(found), lastOf(found), dropped+1, kept)
+			case lastOf(found) > last:
+				t.Fatalf("record %d was found, and the last one is %d", lastOf(found), last)
+			}
+			last = max(kept, lastOf(found)) // from there on the next one goes on
+			kept, dropped, numbers = last, last, nil
+		}
+	}
+	w.check(t)
+	if err := p.log.Close(); err != nil {
+		t.Fatal(err)
+	}
+	p.close(t)
+}
+
+func first(s []int) int {
+	if len(s) == 0 {
+		return 0
+	}
+	return s[0]
+}
+
+func lastOf(s []int) int {
+	if len(s) == 0 {
+		return 0
+	}
+	return s[len(s)-1]
+}
+
+// TestALogThatIsSupersededKeepsNothing: who waits for a record is told.
+func TestALogThatIsSupersededKeepsNothing(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T) {
+		w := newWorld(2)
+		p, _ := w.start(t, named.Config{}).openLog(t)
+		next, _ := w.start(t, named.Config{Patience: impatient}).openLog(t)
+		n, err := p.log.Append([]byte("12345678"))
+		if err == nil {
+			err = p.log.Commit(n)
+		}
+		if !errors.Is(err, named.ErrSuperseded) {
+			t.Errorf("a record of an owner that was superseded: %v", err)
+		}
+		if _, err := p.log.Append(make([]byte, p.log.MaxRecord()+1)); err == nil {
+			t.Error("a record that is too long was taken")
+		}
+		_ = p.log.Close() // it cannot
+		p.bury()
+		if err := next.log.Close(); err != nil {
+			t.Error(err)
+		}
+		if _, err := next.log.Append([]byte("x")); !errors.Is(err, named.ErrLogClosed) {
+			t.Errorf("Append after Close: %v", err)
+		}
+		next.close(t)
+	})
+}
+
+// FuzzScanLog: whatever a segment has, what is taken for a record is in order, and of that segment.
+func FuzzScanLog(f *testing.F) {
+	f.Add(named.LogSegment(7, 3, []byte("a"), []byte("bc"), nil), uint64(7), uint64(3))
+	f.Add(named.LogSegment(7, 3, []byte("a"), []byte("bc")), uint64(7), uint64(0))
+	f.Add(named.LogSegment(8, 1, []byte("a")), uint64(7), uint64(1))
+	f.Fuzz(func(t *testing.T, b []byte, segment, next uint64) {
+		n := uint64(0)
+		end := named.ScanLog(b, segment, next, func([]byte) bool { n++; return true })
+		if next != 0 && end != next+n || next == 0 && n > 0 && end < n {
+			t.Fatalf("%d records from %d on end at %d", n, next, end)
+		}
+	})
+}
