@@ -272,19 +272,17 @@ func (l *Log) keep() {
 		select {
 		case <-l.ctx.Done():
 			return
+		case <-l.o.superseded:
+			l.fail(ErrSuperseded)
+			return
 		case <-l.short:
 		}
-		for {
-			err := l.refill(l.ctx)
-			if err == nil {
-				break
-			}
-			if errors.Is(err, ErrSuperseded) {
-				l.fail(err)
-				return
-			}
+		for l.refill(l.ctx) != nil {
 			select {
 			case <-l.ctx.Done():
+				return
+			case <-l.o.superseded:
+				l.fail(ErrSuperseded)
 				return
 			case <-time.After(logPause):
 			}
