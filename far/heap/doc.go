@@ -77,21 +77,23 @@
 //	OpenLog.Mu
 //	  (an owner's table of words)
 //	    Logs.Mu
-//	Buffers.Mu
+//	(buffers)
 //	scopes.mu
 //	  Logs.Mu
-//	farLog.mu
+//	farlog.Log
 //
 // # Files
 //
-// heap (the heap, and how it divides its budget), owner (the interfaces), store, memstore,
-// errors, size (classes of sizes), calls (which Stop waits for), setlocal, stats (and the audit).
+// heap (the heap, and how it is divided), owner (the interfaces), budget (its lines, and SetLocal),
+// errors, calls (which Stop waits for), stats (and the audit).
 //
 // Local memory: logs, slot (of an object), object (the bytes of a record).
-// Far memory: farlog, cleaner, janitor; keep (what outlives the heap) and writeback.
-// Fetching: flight, batch, buffers.
+// Far memory: far (the segments, which package farlog has, and the names of what package store has), pages (of
+// indexes), cleaner, janitor, writeback.
+// Fetching: flight, batch.
 //
-// Evacuation: evacuator (the loop, and the emptying of a segment), pass, window (what is being written).
+// Evacuation: evacuator (the loop, and the emptying of a segment), pass, window
+// (what is being written).
 // Scopes: scope, scope_plain and scope_atomic (entering and leaving), scope_admit (who is
 // let in while memory is short), held (for too long), wait (for room).
 package heap

@@ -277,7 +277,7 @@ func (h *Heap) stuck() {
 		// What is local is in use. That changes.
 	case err != nil && !errors.Is(err, ErrStoreFull):
 		l.note(err)
-	case h.host.Freeing() || h.Far.freeing.Load() > 0 || h.shrinking && h.Far.dying():
+	case h.host.Freeing() || h.Far.freeing.Load() > 0 || h.shrinking && h.Far.Dying():
 		// The janitor is about to make room, and will wake us.
 	case h.postponed > 0 && h.postponed < postponedMost:
 		// It is tried again: see RetryIn.
@@ -286,7 +286,7 @@ func (h *Heap) stuck() {
 		l.Wake() // it just has; but cleaning may do so for ever
 	default:
 		h.hoped = 0
-		l.inUse.Store(err == nil && !h.Pass.Ev.full && !h.Far.owing())
+		l.inUse.Store(err == nil && !h.Pass.Ev.full && !h.Far.Owing())
 		if !l.refuse(l.errFull(), h.shrinking) {
 			l.Wake() // there is more that may go, or may be used
 		}
@@ -525,7 +525,7 @@ func (h *Heap) Empty(s int, ev *Evacuation, what aim) bool {
 					h.Count.evacuatedClean.Add(1)
 				}
 			case FateStaged:
-				record.Record(ev.to).SetVersion(h.Far.version.Add(1))
+				record.Record(ev.to).SetVersion(h.Far.NextVersion())
 				seg.leaving += int64(ev.n)
 				h.Far.leaving += int64(ev.n)
 			case FateStuck:

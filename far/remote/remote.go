@@ -20,7 +20,7 @@ import (
 )
 
 // NewStore returns a store that borrows from p, which stays the caller's.
-func NewStore(p *pool.Pool) far.Store { return &store{pool: p} }
+func NewStore(p *pool.Pool) far.Store { return &poolStore{pool: p} }
 
 // Places returns the memory of each node of p, which stays the caller's, for a store that keeps copies at several.
 func Places(p *pool.Pool) (places []copies.Place) {
@@ -36,7 +36,7 @@ func Place(p *pool.Pool, name string) copies.Place {
 	return copies.Place{
 		Name:  name,
 		Zone:  func() string { return p.Node(name).Zone },
-		Store: &placeStore{&store{pool: p}, name},
+		Store: &placeStore{&poolStore{pool: p}, name},
 		State: func() copies.State {
 			n := p.Node(name)
 			return copies.State{Usable: n.Up, Leaving: n.Leaving, Space: n.Space}
@@ -46,7 +46,7 @@ func Place(p *pool.Pool, name string) copies.Place {
 
 // placeStore borrows from one node.
 type placeStore struct {
-	*store
+	*poolStore
 	node string
 }
 
@@ -55,7 +55,7 @@ func (s *placeStore) Alloc(ctx context.Context) (far.Segment, error) {
 	return s.borrowed(s.pool.AllocAt(ctx, s.node, int64(s.SegmentSize())))
 }
 
-type store struct {
+type poolStore struct {
 	pool    *pool.Pool
 	batches sync.Pool // of *[]pool.Op
 
@@ -64,15 +64,15 @@ type store struct {
 
 // SegmentSize implements far.Store: what the nodes lend at least, or several of that
 // if it would be too small.
-func (s *store) SegmentSize() int { return max(s.pool.ChunkSize(), far.MinSegmentSize) }
+func (s *poolStore) SegmentSize() int { return max(s.pool.ChunkSize(), far.MinSegmentSize) }
 
 // Alloc implements far.Store.
-func (s *store) Alloc(ctx context.Context) (far.Segment, error) {
+func (s *poolStore) Alloc(ctx context.Context) (far.Segment, error) {
 	return s.borrowed(s.pool.Alloc(ctx, int64(s.SegmentSize())))
 }
 
 // borrowed is c as a segment, or why there is none.
-func (s *store) borrowed(c *pool.Chunk, err error) (far.Segment, error) {
+func (s *poolStore) borrowed(c *pool.Chunk, err error) (far.Segment, error) {
 	switch {
 	case errors.Is(err, pool.ErrNoMemory):
 		return nil, fmt.Errorf("%w: %w", far.ErrStoreFull, err)
@@ -83,7 +83,7 @@ func (s *store) borrowed(c *pool.Chunk, err error) (far.Segment, error) {
 }
 
 // Read implements far.Store.
-func (s *store) Read(ctx context.Context, ops []far.ReadOp) {
+func (s *poolStore) Read(ctx context.Context, ops []far.ReadOp) {
 	batch, _ := s.batches.Get().(*[]pool.Op)
 	if batch == nil {
 		batch = new([]pool.Op)
