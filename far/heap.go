@@ -118,8 +118,9 @@ func layoutFor(store Store, cfg *Config) (layout, error) {
 // layout is how a heap divides its budget.
 type layout struct {
 	heap.Sizes
-	shards int  // of a map
-	early  bool // words of far entries are settled as soon as a table of a page is full; for tests
+	shards int         // of a map
+	policy heap.Policy // nil is CLOCK; for tests
+	early  bool        // words of far entries are settled as soon as a table of a page is full; for tests
 }
 
 func newHeap(store Store, cfg Config, lay layout) (*Heap, error) {
@@ -150,7 +151,9 @@ func prepare(st store.Store, cfg Config, lay layout) (*Heap, error) {
 	}
 	h.maps.Store(&[]*ByteMap{})
 	h.classes.Store(&[]*class{})
-	if err := h.core.Init(st, cfg.core(), lay.Sizes, (*host)(h)); err != nil {
+	core := cfg.core()
+	core.Policy = lay.policy
+	if err := h.core.Init(st, core, lay.Sizes, (*host)(h)); err != nil {
 		return nil, fmt.Errorf("cannot make a heap: %w", err)
 	}
 	if err := h.words.init(max(lay.Most, lay.Logs)); err != nil {

@@ -19,6 +19,7 @@ import (
 type Heap struct {
 	Cfg     Config
 	host    Host
+	policy  Policy // immutable
 	Logs    Logs
 	Far     farLog
 	Bufs    buddy.Buffers
@@ -63,6 +64,7 @@ type Config struct {
 	MaxLocal    int64         // the most that SetLocal can make of it; 0 is Local
 	ScopeBytes  int           // what every scope may take for certain; 0 is 64 KiB at the most
 	HeldTooLong time.Duration // how long a scope may be open before that is reported; 0 is a second
+	Policy      Policy        // what makes room; nil is Clock
 }
 
 // Sizes is how a core divides its budget. All but logs and most are powers of two.
@@ -145,6 +147,9 @@ func (h *Heap) Init(st store.Store, cfg Config, sz Sizes, host Host) error {
 	}
 	h.Scopes.init(least)
 	h.Logs.crowd = h.Scopes.crowd
+	if h.policy = cfg.Policy; h.policy == nil {
+		h.policy = Clock{}
+	}
 	return nil
 }
 
