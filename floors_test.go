@@ -59,18 +59,20 @@ var apart = map[string][]string{
 	"verbs":  {"soft", "share"},
 }
 
-// farImports is all of the module that packages far, far/heap, far/index and far/record may import:
-// they know a Store, and nothing of what is behind it.
+// farImports is all of the module that package far and those under it may import: the heap
+// knows a Store, and nothing of what is behind it, and a Store knows nothing of the heap.
 var farImports = map[string][]string{
-	"far":        {"internal", "codec", "far/heap", "far/index", "far/record"},
-	"far/heap":   {"internal", "far/record"},
+	"far":        {"internal", "codec", "far/heap", "far/farlog", "far/store", "far/index", "far/record"},
+	"far/heap":   {"internal", "far/farlog", "far/store", "far/record"},
+	"far/farlog": {"internal", "far/store", "far/record"},
+	"far/store":  {"internal"},
 	"far/index":  {"internal"},
 	"far/record": {},
 
 	"far/ordered": {"internal", "codec", "far"},
-	"far/disk":    {"far/heap"},
-	"far/copies":  {"internal", "far/heap"},
-	"far/named":   {"holder", "far/copies", "far/heap"},
+	"far/disk":    {"far/store", "far/record"},
+	"far/copies":  {"internal", "far/store"},
+	"far/named":   {"holder", "far/copies", "far/store", "far/record"},
 }
 
 const module = "polder"

@@ -164,9 +164,7 @@ func TestAPanicInGetManyGivesEverythingBack(t *testing.T) {
 			})
 		})
 	}
-	h.core.Bufs.Mu.Lock()
-	inUse := h.core.Bufs.InUse
-	h.core.Bufs.Mu.Unlock()
+	inUse := h.core.Bufs.InUse()
 	if inUse != 0 {
 		t.Errorf("%d bytes of buffers were not given back", inUse)
 	}

@@ -8,7 +8,9 @@ import (
 	"math"
 	"math/bits"
 
+	"polder/far/farlog"
 	"polder/far/heap"
+	"polder/far/store"
 	"polder/internal/offload"
 )
 
@@ -273,18 +275,18 @@ type window struct {
 	tr    *tracker
 	q     offload.Scan
 	i, j  int // elements
-	store heap.Computer
-	pins  *heap.Pins
+	store store.Computer
+	pins  *farlog.Pins
 
 	a     offload.Aggregate
 	done  chan error // there has returned that
 	zeros []byte     // an object that was never used
 	bits  []byte     // of a filter: per bytes for each object from i's on
 	per   int
-	parts []heap.ScanPart // to be looked through by the store
-	first []int           // the first object of each
-	next  uint64          // address behind the last part
-	bytes int             // of parts
+	parts []store.ScanPart // to be looked through by the store
+	first []int            // the first object of each
+	next  uint64           // address behind the last part
+	bytes int              // of parts
 }
 
 // aggregate adds up what q says of the elements from i to j.
@@ -380,8 +382,8 @@ func (w *window) begin(ctx context.Context, j int) (next int, err error) {
 
 // newWindow is a window that begins with element i.
 func (tr *tracker) newWindow(q *offload.Scan, i int) *window {
-	w := &window{tr: tr, q: *q, i: i, pins: tr.h.core.NewPins(), done: make(chan error, 1)}
-	w.store, _ = tr.h.core.Far.Store.(heap.Computer)
+	w := &window{tr: tr, q: *q, i: i, pins: tr.h.core.Far.NewPins(), done: make(chan error, 1)}
+	w.store, _ = tr.h.core.Far.Store.(store.Computer)
 	return w
 }
 
@@ -467,7 +469,7 @@ func (w *window) take(p *uint64, word pword, c, i, j int) bool {
 	k := len(w.parts) - 1
 	if k < 0 || w.next != word.farAddr() || w.parts[k].Seg != seg.Seg || w.parts[k].Number+uint64(w.parts[k].N) != number ||
 		w.first[k]+w.parts[k].N != c || (w.parts[k].N+1)*size > lookRun || (w.parts[k].N+1)*w.per > lookBits {
-		w.parts = append(w.parts, heap.ScanPart{Seg: seg.Seg, Seed: seg.Seed, Off: tr.h.core.Far.Offset(word.farAddr()), Number: number})
+		w.parts = append(w.parts, store.ScanPart{Seg: seg.Seg, Seed: seg.Seed, Off: tr.h.core.Far.Offset(word.farAddr()), Number: number})
 		w.first = append(w.first, c)
 		k++
 	}
@@ -530,7 +532,7 @@ func (w *window) there(ctx context.Context) error {
 		}
 	}
 	limited, cancel := context.WithTimeout(ctx, heap.StoreTimeout)
-	w.store.Scan(limited, &w.q, heap.Objects{Owner: tr.c.owner(), Born: tr.c.born, Size: tr.c.size}, w.parts, &w.a)
+	w.store.Scan(limited, &w.q, store.Objects{Owner: tr.c.owner(), Born: tr.c.born, Size: tr.c.size}, w.parts, &w.a)
 	cancel()
 	w.pins.Release()
 	for k := 0; k < len(w.parts); k++ {

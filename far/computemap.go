@@ -7,8 +7,10 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"polder/far/farlog"
 	"polder/far/heap"
 	"polder/far/record"
+	"polder/far/store"
 	"polder/internal/offload"
 )
 
@@ -84,23 +86,23 @@ func (v *mapValues) aggregate(ctx context.Context, q *offload.Scan, _, _ int) (a
 type mapWindow struct {
 	m    *ByteMap
 	q    offload.Scan
-	pins *heap.Pins
+	pins *farlog.Pins
 	a    offload.Aggregate
 	err  error
 
-	values    []byte          // of those that are here
-	parts     []heap.ScanPart // to be looked through by the store,
-	reads     []heap.ScanPart // or to be read
-	bytes     int             // of both
-	seen      int             // entries of the step
-	lost      error           // the step has come by one that is lost
-	hasValues int             // bytes of values, and number of parts and of reads, before the step
+	values    []byte           // of those that are here
+	parts     []store.ScanPart // to be looked through by the store,
+	reads     []store.ScanPart // or to be read
+	bytes     int              // of both
+	seen      int              // entries of the step
+	lost      error            // the step has come by one that is lost
+	hasValues int              // bytes of values, and number of parts and of reads, before the step
 	hasParts  int
 	hasReads  int
 }
 
 func (w *mapWindow) init(m *ByteMap, q *offload.Scan) {
-	w.m, w.q, w.pins = m, *q, m.h.core.NewPins()
+	w.m, w.q, w.pins = m, *q, m.h.core.Far.NewPins()
 	w.values = make([]byte, 0, lookStep+w.q.Stride) // large ones are aligned
 }
 
@@ -155,7 +157,7 @@ func (w *mapWindow) visit(tag uint32, word word) {
 		return
 	}
 	off := h.core.Far.Offset(word.addr())
-	p := heap.ScanPart{Seg: seg.Seg, Seed: seg.Seed, Off: off, Number: uint64(tag), N: min(word.size(), h.core.Far.SegSize-off)}
+	p := store.ScanPart{Seg: seg.Seg, Seed: seg.Seed, Off: off, Number: uint64(tag), N: min(word.size(), h.core.Far.SegSize-off)}
 	if word&wordTTL != 0 {
 		w.reads = append(w.reads, p)
 	} else {
@@ -191,8 +193,8 @@ func (w *mapWindow) look() {
 // finish has the store look through what is left to it, reads what it cannot, and looks through the rest.
 func (w *mapWindow) finish(ctx context.Context) {
 	h := w.m.h
-	o := heap.Objects{Owner: w.m.id, Size: w.q.Stride, Entries: true}
-	if store, ok := h.core.Far.Store.(heap.Computer); ok && len(w.parts) > 0 {
+	o := store.Objects{Owner: w.m.id, Size: w.q.Stride, Entries: true}
+	if store, ok := h.core.Far.Store.(store.Computer); ok && len(w.parts) > 0 {
 		limited, cancel := context.WithTimeout(ctx, heap.StoreTimeout)
 		store.Scan(limited, &w.q, o, w.parts, &w.a)
 		cancel()
@@ -214,10 +216,10 @@ func (w *mapWindow) finish(ctx context.Context) {
 // read reads the entries that are to be read, from where they lie: what they were when they were come by.
 func (w *mapWindow) read(ctx context.Context) error {
 	h := w.m.h
-	ops := make([]heap.ReadOp, len(w.reads))
+	ops := make([]store.ReadOp, len(w.reads))
 	for i := range w.reads {
 		p := &w.reads[i]
-		ops[i] = heap.ReadOp{Seg: p.Seg, Off: p.Off, Buf: make([]byte, p.N), Bulk: true}
+		ops[i] = store.ReadOp{Seg: p.Seg, Off: p.Off, Buf: make([]byte, p.N), Bulk: true}
 	}
 	if len(ops) == 0 {
 		return nil

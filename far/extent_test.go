@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"polder/codec"
+	"polder/far/farlog"
 	"polder/far/heap"
 )
 
@@ -309,7 +310,7 @@ func TestDeadSegmentsAreUsedAgainOrGivenBack(t *testing.T) {
 		}
 		a.Clear()
 		keep.Clear()
-		time.Sleep(2 * heap.IdleFor)
+		time.Sleep(2 * farlog.IdleFor)
 		// The open segment and the spare one are all that is kept.
 		if got := store.Lent(); got > 3 {
 			t.Errorf("%d segments are still lent, want at most 3", got)

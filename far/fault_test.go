@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"polder/far/heap"
+	"polder/internal/buddy"
 )
 
 var errInjected = errors.New("injected")
@@ -221,7 +222,7 @@ var tiny = layout{
 	Sizes: heap.Sizes{
 		SegSize: 16 << 10,
 		Staging: 16 << 10,
-		Fetch:   2 * heap.MaxBuf,
+		Fetch:   2 * buddy.MaxBuf,
 		Logs:    (12*16 + 8*4) << 10,
 		Open:    1,
 	},

@@ -3,13 +3,15 @@ package far
 import (
 	"context"
 
+	"polder/far/farlog"
 	"polder/far/heap"
 	"polder/far/record"
+	"polder/far/store"
 	"polder/internal/sizeclass"
 )
 
 // An entry whose leaf is far takes two reads, of which the second has to wait for the first. A store that is a
-// heap.Finder does both in one round trip, where the data is; its answer leaves nothing behind in the index, so what
+// store.Finder does both in one round trip, where the data is; its answer leaves nothing behind in the index, so what
 // is looked up again soon is read, and kept.
 
 // soughtAgain is how many keys that were found are remembered, to be read when they are looked up again.
@@ -17,8 +19,8 @@ const soughtAgain = 4096
 
 // finds is what a multiget or a Get asks the store to look up.
 type finds struct {
-	lookups heap.Lookups
-	pins    *heap.Pins
+	lookups store.Lookups
+	pins    *farlog.Pins
 	asked   []asked // by lookup
 	before  uint64  // position of the far log when the first one was asked for
 }
@@ -47,7 +49,7 @@ func (q *finds) ask(m *ByteMap, sh *shard, hs hash, number int) bool {
 		return false
 	}
 	if q.pins == nil {
-		q.pins = h.core.NewPins()
+		q.pins = h.core.Far.NewPins()
 	}
 	if len(q.asked) == 0 {
 		q.before = h.core.Far.Position()
@@ -58,7 +60,7 @@ func (q *finds) ask(m *ByteMap, sh *shard, hs hash, number int) bool {
 	}
 	off := h.core.Far.Offset(leaf.Addr())
 	q.asked = append(q.asked, asked{number, sh, leaf.Addr()})
-	q.lookups.Finds = append(q.lookups.Finds, heap.Lookup{
+	q.lookups.Finds = append(q.lookups.Finds, store.Lookup{
 		Seg: seg.Seg, Seed: seg.Seed, Off: off, N: min(sizeclass.Size(leaf.Class()), h.core.Far.SegSize-off), Hash: uint64(hs),
 	})
 	return true
@@ -67,7 +69,7 @@ func (q *finds) ask(m *ByteMap, sh *shard, hs hash, number int) bool {
 // look has the store look up what was asked for, and waits for it.
 func (q *finds) look(ctx context.Context, m *ByteMap) {
 	h := m.h
-	q.lookups.Owner, q.lookups.Units, q.lookups.Segment = m.id, h.core.Far.Units, func(addr uint64) (heap.Segment, uint32) {
+	q.lookups.Owner, q.lookups.Units, q.lookups.Segment = m.id, h.core.Far.Units, func(addr uint64) (store.Segment, uint32) {
 		if s := h.core.Far.SegOf(addr); s != nil {
 			return s.Seg, s.Seed
 		}
@@ -110,7 +112,7 @@ func (q *finds) end() {
 // check returns the entry that was found, or nil if it may not be the one that the leaf knew when the store was asked. The
 // number of the leaf's segment may belong to a younger segment by now, but in one that was there when the store was asked
 // every place is written once.
-func (q *finds) check(m *ByteMap, l *heap.Lookup, key []byte) entry {
+func (q *finds) check(m *ByteMap, l *store.Lookup, key []byte) entry {
 	far := &m.h.core.Far
 	if l.Entry == nil || l.At == 0 {
 		return nil
@@ -128,7 +130,7 @@ func (q *finds) check(m *ByteMap, l *heap.Lookup, key []byte) entry {
 }
 
 // checkLeaf returns the leaf of a lookup as if it had been read, or nil if it is not the one at addr.
-func (q *finds) checkLeaf(m *ByteMap, l *heap.Lookup, addr uint64) *heap.Flight {
+func (q *finds) checkLeaf(m *ByteMap, l *store.Lookup, addr uint64) *heap.Flight {
 	if l.Leaf == nil {
 		return nil
 	}

@@ -13,17 +13,18 @@ import (
 	"polder/far/heap"
 	"polder/far/index"
 	"polder/far/record"
+	"polder/far/store"
 )
 
 // findingStore is a store that finds entries by leaves, and answers as lie has changed it.
 type findingStore struct {
 	heap.Store
-	lie func(l []heap.Lookup)
+	lie func(l []store.Lookup)
 }
 
 func (f *findingStore) Finds(heap.Segment) bool { return true }
 
-func (f *findingStore) Find(ctx context.Context, l *heap.Lookups) {
+func (f *findingStore) Find(ctx context.Context, l *store.Lookups) {
 	at := func(seg heap.Segment, seed uint32, off, n int) record.Record {
 		op := []heap.ReadOp{{Seg: seg, Off: off, Buf: make([]byte, n)}}
 		f.Read(ctx, op)
@@ -71,44 +72,44 @@ func TestNothingWrongThatIsFoundIsBelieved(t *testing.T) {
 		}
 		return b
 	}
-	each := func(change func(l *heap.Lookup)) func([]heap.Lookup) {
-		return func(l []heap.Lookup) {
+	each := func(change func(l *store.Lookup)) func([]store.Lookup) {
+		return func(l []store.Lookup) {
 			for i := range l {
 				change(&l[i])
 			}
 		}
 	}
-	store := &findingStore{Store: heap.NewMemStore(64<<10, 4000), lie: func([]heap.Lookup) {}}
-	h, m := openEarly(t, store, 400<<10)
+	st := &findingStore{Store: heap.NewMemStore(64<<10, 4000), lie: func([]store.Lookup) {}}
+	h, m := openEarly(t, st, 400<<10)
 	ctx := within(t, 2*time.Minute)
 	want := fillEarly(t, ctx, m, earlyKeys)
 	for _, c := range []struct {
 		name string
-		lie  func(l []heap.Lookup)
+		lie  func(l []store.Lookup)
 		none bool // is found
 	}{
-		{"the truth", func([]heap.Lookup) {}, false},
-		{"nothing", each(func(l *heap.Lookup) { l.Entry, l.Leaf = nil, nil }), true},
-		{"damaged bytes", each(func(l *heap.Lookup) { l.Entry, l.Leaf = flip(l.Entry), flip(l.Leaf) }), true},
-		{"short records", each(func(l *heap.Lookup) { l.Entry, l.Leaf = l.Entry[:len(l.Entry)/2], l.Leaf[:len(l.Leaf)/2] }), true},
-		{"addresses of nothing", each(func(l *heap.Lookup) { l.At = r.Uint64() >> r.IntN(64) }), true},
-		{"other keys' entries", func(l []heap.Lookup) {
+		{"the truth", func([]store.Lookup) {}, false},
+		{"nothing", each(func(l *store.Lookup) { l.Entry, l.Leaf = nil, nil }), true},
+		{"damaged bytes", each(func(l *store.Lookup) { l.Entry, l.Leaf = flip(l.Entry), flip(l.Leaf) }), true},
+		{"short records", each(func(l *store.Lookup) { l.Entry, l.Leaf = l.Entry[:len(l.Entry)/2], l.Leaf[:len(l.Leaf)/2] }), true},
+		{"addresses of nothing", each(func(l *store.Lookup) { l.At = r.Uint64() >> r.IntN(64) }), true},
+		{"other keys' entries", func(l []store.Lookup) {
 			for i := range len(l) / 2 {
 				j := len(l) - 1 - i
 				l[i].Entry, l[i].At, l[j].Entry, l[j].At = l[j].Entry, l[j].At, l[i].Entry, l[i].At
 			}
 		}, false}, // there may be one in the middle
-		{"other keys' leaves", func(l []heap.Lookup) {
+		{"other keys' leaves", func(l []store.Lookup) {
 			for i := range len(l) / 2 {
 				j := len(l) - 1 - i
 				l[i].Leaf, l[j].Leaf = l[j].Leaf, l[i].Leaf
 			}
 		}, false},
-		{"leaves for entries", each(func(l *heap.Lookup) { l.Entry, l.Leaf = l.Leaf, l.Entry }), true},
+		{"leaves for entries", each(func(l *store.Lookup) { l.Entry, l.Leaf = l.Leaf, l.Entry }), true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			settleAll(t, ctx, m)
-			store.lie = c.lie
+			st.lie = c.lie
 			before := h.found.Load()
 			for range ofModel(24) {
 				some := make([][]byte, 64)
@@ -144,15 +145,15 @@ func TestNothingWrongThatIsFoundIsBelieved(t *testing.T) {
 			}
 		})
 	}
-	store.lie = func([]heap.Lookup) {}
+	st.lie = func([]store.Lookup) {}
 	sameKeys(t, ctx, m, want)
 }
 
 // TestWhatWasWrittenAfterTheCallIsNotFound: an entry in a segment that is younger than the call is not what the leaf knows.
 func TestWhatWasWrittenAfterTheCallIsNotFound(t *testing.T) {
 	t.Parallel()
-	var kept []heap.Lookup
-	s := &findingStore{heap.NewMemStore(64<<10, 4000), func(l []heap.Lookup) { kept = append(kept, slices.Clone(l)...) }}
+	var kept []store.Lookup
+	s := &findingStore{heap.NewMemStore(64<<10, 4000), func(l []store.Lookup) { kept = append(kept, slices.Clone(l)...) }}
 	h, m := openEarly(t, s, 400<<10)
 	ctx := within(t, 2*time.Minute)
 	want := fillEarly(t, ctx, m, earlyKeys)

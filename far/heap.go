@@ -13,6 +13,7 @@ import (
 	"polder/far/heap"
 	"polder/far/index"
 	"polder/far/record"
+	"polder/far/store"
 	"polder/internal/invariants"
 	"polder/internal/sizeclass"
 )
@@ -71,7 +72,7 @@ type Heap struct {
 	settleAlways bool          // see tight; for tests
 	settled      atomic.Uint64 // tables that the settler has worked on
 	leafReads    atomic.Uint64
-	finder       heap.Finder     // that the store is, or nil
+	finder       store.Finder    // that the store is, or nil
 	sought       []atomic.Uint64 // hashes of keys that the store was asked for of late
 	found        atomic.Uint64   // entries that the store has found
 	miscounts    atomic.Uint64   // leaves of which a count was found to be wrong
@@ -88,7 +89,7 @@ const maxPiece = 64 << 10
 
 // NewHeap makes a heap with a local budget of cfg.Local bytes over store, of which nothing is left when it is closed. It
 // fails if the configuration is wrong.
-func NewHeap(store heap.Store, cfg Config) (*Heap, error) {
+func NewHeap(store Store, cfg Config) (*Heap, error) {
 	lay, err := layoutFor(store, &cfg)
 	if err != nil {
 		return nil, err
@@ -97,7 +98,7 @@ func NewHeap(store heap.Store, cfg Config) (*Heap, error) {
 }
 
 // layoutFor divides the budget that cfg has, of which it sets what is left to it.
-func layoutFor(store heap.Store, cfg *Config) (layout, error) {
+func layoutFor(store Store, cfg *Config) (layout, error) {
 	if cfg.MaxValue < 0 || int64(cfg.MaxValue) > 1<<32-1 {
 		return layout{}, fmt.Errorf("cannot make a heap: MaxValue is %d, want 0 to 4 GiB", cfg.MaxValue)
 	}
@@ -117,11 +118,12 @@ func layoutFor(store heap.Store, cfg *Config) (layout, error) {
 // layout is how a heap divides its budget.
 type layout struct {
 	heap.Sizes
-	shards int  // of a map
-	early  bool // words of far entries are settled as soon as a table of a page is full; for tests
+	shards int         // of a map
+	policy heap.Policy // nil is CLOCK; for tests
+	early  bool        // words of far entries are settled as soon as a table of a page is full; for tests
 }
 
-func newHeap(store heap.Store, cfg Config, lay layout) (*Heap, error) {
+func newHeap(store Store, cfg Config, lay layout) (*Heap, error) {
 	h, err := prepare(store, cfg, lay)
 	if err == nil {
 		h.start()
@@ -130,7 +132,7 @@ func newHeap(store heap.Store, cfg Config, lay layout) (*Heap, error) {
 }
 
 // prepare makes a heap that is yet to be started.
-func prepare(store heap.Store, cfg Config, lay layout) (*Heap, error) {
+func prepare(st store.Store, cfg Config, lay layout) (*Heap, error) {
 	h := &Heap{
 		maxValue: cfg.MaxValue,
 		shards:   lay.shards,
@@ -144,12 +146,14 @@ func prepare(store heap.Store, cfg Config, lay layout) (*Heap, error) {
 		sweeper:      sweeper{klen: 64},
 	}
 	h.stateOf = func() State { return State{Bytes: h.state} } // until the program says what is to be kept
-	if h.finder, _ = store.(heap.Finder); h.finder != nil {
+	if h.finder, _ = st.(store.Finder); h.finder != nil {
 		h.sought = make([]atomic.Uint64, soughtAgain)
 	}
 	h.maps.Store(&[]*ByteMap{})
 	h.classes.Store(&[]*class{})
-	if err := h.core.Init(store, cfg.core(), lay.Sizes, (*host)(h)); err != nil {
+	core := cfg.core()
+	core.Policy = lay.policy
+	if err := h.core.Init(st, core, lay.Sizes, (*host)(h)); err != nil {
 		return nil, fmt.Errorf("cannot make a heap: %w", err)
 	}
 	if err := h.words.init(max(lay.Most, lay.Logs)); err != nil {

@@ -10,6 +10,8 @@ import (
 
 	"polder/far/heap"
 	"polder/far/index"
+	"polder/far/record"
+	"polder/far/store"
 	"polder/internal/arena"
 )
 
@@ -35,7 +37,7 @@ import (
 //
 // The heap takes a checkpoint when it is closed, when [Heap.Checkpoint] is called, every so often if
 // [Config.CheckpointEvery] says so, and when what it would give back is needed.
-func Open(ctx context.Context, store heap.Keeper, cfg Config) (*Heap, error) {
+func Open(ctx context.Context, store store.Keeper, cfg Config) (*Heap, error) {
 	lay, err := layoutFor(store, &cfg)
 	if err != nil {
 		return nil, err
@@ -43,7 +45,7 @@ func Open(ctx context.Context, store heap.Keeper, cfg Config) (*Heap, error) {
 	return open(ctx, store, cfg, lay)
 }
 
-func open(ctx context.Context, store heap.Keeper, cfg Config, lay layout) (*Heap, error) {
+func open(ctx context.Context, store store.Keeper, cfg Config, lay layout) (*Heap, error) {
 	h, err := prepare(store, cfg, lay)
 	if err != nil {
 		return nil, err
@@ -70,23 +72,23 @@ func (h *Heap) abandon() error {
 }
 
 // load makes the heap what store has kept.
-func (h *Heap) load(ctx context.Context, store heap.Keeper, lay layout) error {
-	root, b, err := h.core.OpenKeeper(ctx, store)
+func (h *Heap) load(ctx context.Context, store store.Keeper, lay layout) error {
+	root, b, err := h.core.Far.OpenKeeper(ctx, store)
 	if err != nil {
 		return err
 	}
 	if root == nil {
 		secret := index.NewSecret()
 		h.leaves = index.NewKey(secret)
-		h.core.SetSecrets(h.seed, secret)
-		if err := h.core.Reopened(ctx); err != nil {
+		h.core.Far.SetSecrets(h.seed, secret)
+		if err := h.core.Far.Reopened(ctx); err != nil {
 			return err
 		}
 		return h.core.Reserve(ctx)
 	}
 	h.seed, h.leaves = root.Seed, index.NewKey(root.Key)
 	if len(b) > 0 {
-		d := &heap.Decoder{B: b}
+		d := &record.Decoder{B: b}
 		if err := h.decode(ctx, d, lay); err != nil {
 			return fmt.Errorf("its checkpoint: %w", err)
 		}
@@ -94,14 +96,14 @@ func (h *Heap) load(ctx context.Context, store heap.Keeper, lay layout) error {
 			return fmt.Errorf("its checkpoint: %d bytes follow it", len(d.B))
 		}
 	}
-	if err := h.core.Reopened(ctx); err != nil {
+	if err := h.core.Far.Reopened(ctx); err != nil {
 		return err
 	}
 	return h.core.Reserve(ctx)
 }
 
 // decode takes a checkpoint from d.
-func (h *Heap) decode(ctx context.Context, d *heap.Decoder, lay layout) error {
+func (h *Heap) decode(ctx context.Context, d *record.Decoder, lay layout) error {
 	shards, pieces, local := int(d.U32()), int(d.U32()), int64(d.U64())
 	h.version = d.U64()
 	if d.Err == nil && (shards <= 0 || shards > 4096 || shards&(shards-1) != 0 || pieces <= 0 || pieces > maxPiece) {
@@ -111,7 +113,7 @@ func (h *Heap) decode(ctx context.Context, d *heap.Decoder, lay layout) error {
 		return fmt.Errorf("it was made with a local budget of %d bytes, and its large values are in pieces of %d, which are too long for %d: give it more", local, pieces, h.core.Budget.Load())
 	}
 	h.shards, h.pieces = shards, pieces
-	if err := h.core.LoadSegments(ctx, d); err != nil {
+	if err := h.core.Far.LoadSegments(ctx, d); err != nil {
 		return err
 	}
 	n := int(d.U32())
@@ -187,7 +189,7 @@ func (h *Heap) keptMap(id uint16, name, types string) (*ByteMap, error) {
 }
 
 // decodeShard takes a shard from d.
-func (h *Heap) decodeShard(d *heap.Decoder, m *ByteMap, sh *shard) error {
+func (h *Heap) decodeShard(d *record.Decoder, m *ByteMap, sh *shard) error {
 	if n := int(d.U32()); n > 0 && d.Err == nil {
 		if n&(n-1) != 0 || n > len(d.B)/8 {
 			return fmt.Errorf("%d ranges", n)
@@ -350,7 +352,7 @@ func (h *Heap) Checkpoint(ctx context.Context) error {
 		switch {
 		case err == nil:
 			need, err = h.tryCheckpoint(ctx, size)
-		case !errors.Is(err, heap.ErrSealed): // else it goes on in another segment
+		case !errors.Is(err, store.ErrSealed): // else it goes on in another segment
 			return fmt.Errorf("cannot take a checkpoint: cannot write back what is local: %w", err)
 		}
 		if err == nil {
@@ -358,7 +360,7 @@ func (h *Heap) Checkpoint(ctx context.Context) error {
 			h.checkpointAt.Store(changes)
 			return nil
 		}
-		if err != errBusy && err != errGrown && !errors.Is(err, heap.ErrSealed) {
+		if err != errBusy && err != errGrown && !errors.Is(err, store.ErrSealed) {
 			return err
 		}
 		size = need
@@ -417,7 +419,7 @@ func (h *Heap) tryCheckpoint(ctx context.Context, size int64) (int64, error) {
 
 // freeze puts a checkpoint into mem, with the locks of all shards held. If mem is too small it fails with errGrown,
 // and says how much it has to be.
-func (h *Heap) freeze(mem, state []byte) (b []byte, segs []heap.Segment, need int64, err error) {
+func (h *Heap) freeze(mem, state []byte) (b []byte, segs []store.Segment, need int64, err error) {
 	h.ending.Lock() // so that no transaction counts in part
 	defer h.ending.Unlock()
 	var held []*shard
@@ -483,7 +485,7 @@ func (h *Heap) checkpointSize(maps []*ByteMap) int64 {
 }
 
 // encode appends a checkpoint to b. All shards of maps must be locked, and h.mu.
-func (h *Heap) encode(b []byte, maps []*ByteMap) ([]byte, []heap.Segment) {
+func (h *Heap) encode(b []byte, maps []*ByteMap) ([]byte, []store.Segment) {
 	put16, put32, put64 := binary.LittleEndian.AppendUint16, binary.LittleEndian.AppendUint32, binary.LittleEndian.AppendUint64
 	b = put32(b, uint32(h.shards))
 	b = put32(b, uint32(h.pieces))

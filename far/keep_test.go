@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"polder/far/heap"
+	"polder/far/record"
 	"polder/internal/invariants"
 )
 
@@ -390,10 +391,10 @@ func FuzzCheckpoint(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, _, err = h.core.OpenKeeper(t.Context(), k); err != nil {
+		if _, _, err = h.core.Far.OpenKeeper(t.Context(), k); err != nil {
 			t.Fatal(err)
 		}
-		_ = h.decode(t.Context(), &heap.Decoder{B: b}, lay)
+		_ = h.decode(t.Context(), &record.Decoder{B: b}, lay)
 		if err := h.abandon(); err != nil {
 			t.Fatal(err)
 		}
@@ -401,10 +402,10 @@ func FuzzCheckpoint(f *testing.F) {
 }
 
 func FuzzRoot(f *testing.F) {
-	f.Add((&heap.Root{Heap: 1, Epoch: 2, Seed: 3, Length: 4, Parts: []heap.Part{{Name: "a", Epoch: 1, Position: 5, Length: 4}}}).Encode())
+	f.Add((&record.Root{Heap: 1, Epoch: 2, Seed: 3, Length: 4, Parts: []record.Part{{Name: "a", Epoch: 1, Position: 5, Length: 4}}}).Encode())
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, b []byte) {
-		r, err := heap.DecodeRoot(b)
+		r, err := record.DecodeRoot(b)
 		if err == nil && !bytes.Equal(r.Encode(), b) {
 			t.Fatalf("%+v is not %q", r, b)
 		}

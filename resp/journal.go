@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"polder/far"
-	"polder/far/heap"
+	"polder/far/record"
 	"polder/internal/wal"
 )
 
@@ -466,7 +466,7 @@ type change struct {
 
 // record takes a record of the log.
 func (r *replayer) record(rec []byte) error {
-	d := &heap.Decoder{B: rec}
+	d := &record.Decoder{B: rec}
 	n := d.U64()
 	if len(rec) == 8 {
 		if n != r.j.name {
@@ -505,7 +505,7 @@ func (r *replayer) record(rec []byte) error {
 
 // decodeBatch returns the changes of a batch, which refer to b.
 func decodeBatch(b []byte) (changes []change, err error) {
-	d := &heap.Decoder{B: b}
+	d := &record.Decoder{B: b}
 	for d.Err == nil && len(d.B) > 0 {
 		changes = append(changes, decodeChange(d))
 	}
@@ -513,7 +513,7 @@ func decodeBatch(b []byte) (changes []change, err error) {
 }
 
 // decodeChange takes a change from d.
-func decodeChange(d *heap.Decoder) (c change) {
+func decodeChange(d *record.Decoder) (c change) {
 	if b := d.Bytes(2); b != nil {
 		c.op, c.e.Tag = b[0], b[1]
 	}

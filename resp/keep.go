@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"polder/far"
-	"polder/far/heap"
+	"polder/far/record"
 )
 
 // What leads to the blocks of large hashes lies in local memory. A heap that is kept has it with each
@@ -66,7 +66,7 @@ func (h *largeHash) encode(b []byte) []byte {
 	return b
 }
 
-func decodeLarge(d *heap.Decoder) *largeHash {
+func decodeLarge(d *record.Decoder) *largeHash {
 	h := &largeHash{id: d.U64(), count: int(d.U64()), bytes: int(d.U64()), buckets: d.U32()}
 	for range d.U32() {
 		n := int(d.U32())
@@ -88,7 +88,7 @@ func (srv *Server) loadState(b []byte) error {
 	if len(b) == 0 {
 		return nil
 	}
-	d := &heap.Decoder{B: b}
+	d := &record.Decoder{B: b}
 	if v := d.Bytes(1); len(v) > 0 && v[0] != stateVersion {
 		return fmt.Errorf("the keys were kept by another version of polder: their state is of version %d, want %d", v[0], stateVersion)
 	}

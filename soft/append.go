@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+
+	"polder/internal/processor"
 )
 
 // appender writes one log: objects one after another into a segment that
@@ -41,7 +43,7 @@ const MaxValue = 1 << 30
 var ErrNoMemory = errors.New("no soft memory is granted")
 
 // appender returns the log of the processor that the caller runs on.
-func (h *Heap) appender() *appender { return &h.append[processor()&(len(h.append)-1)] }
+func (h *Heap) appender() *appender { return &h.append[processor.Number()&(len(h.append)-1)] }
 
 // place writes an object of the given parts into a log and returns where it
 // lies. The object counts as live from here: the caller puts the word into

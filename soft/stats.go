@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"polder/internal/processor"
 	"polder/soft/mrc"
 )
 
@@ -31,7 +32,7 @@ type spreadLine struct {
 	_ [56]byte
 }
 
-func (s *spread) add() { s.n[processor()&15].Add(1) }
+func (s *spread) add() { s.n[processor.Number()&15].Add(1) }
 
 func (s *spread) load() (n uint64) {
 	for i := range s.n {

@@ -6,16 +6,16 @@ import (
 	"sync"
 	"time"
 
-	"polder/far/heap"
+	"polder/far/store"
 	"polder/internal/offload"
 )
 
 var errNoComputer = errors.New("the place cannot look through what lies there")
 
-// Scan implements heap.Computer, at the copies that are read.
-func (s *Store) Scan(ctx context.Context, q *offload.Scan, o heap.Objects, parts []heap.ScanPart, a *offload.Aggregate) {
+// Scan implements store.Computer, at the copies that are read.
+func (s *Store) Scan(ctx context.Context, q *offload.Scan, o store.Objects, parts []store.ScanPart, a *offload.Aggregate) {
 	at := make(map[*place][]int)
-	subs := make([]heap.ScanPart, len(parts))
+	subs := make([]store.ScanPart, len(parts))
 	for i := range parts {
 		c, _ := parts[i].Seg.(*segment).pick(0)
 		subs[i] = parts[i]
@@ -25,7 +25,7 @@ func (s *Store) Scan(ctx context.Context, q *offload.Scan, o heap.Objects, parts
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	for p, of := range at {
-		computer, ok := p.Store.(heap.Computer)
+		computer, ok := p.Store.(store.Computer)
 		if !ok {
 			for _, i := range of {
 				parts[i].Err = errNoComputer
@@ -33,7 +33,7 @@ func (s *Store) Scan(ctx context.Context, q *offload.Scan, o heap.Objects, parts
 			continue
 		}
 		wg.Go(func() {
-			mine := make([]heap.ScanPart, len(of))
+			mine := make([]store.ScanPart, len(of))
 			for k, i := range of {
 				mine[k] = subs[i]
 			}
@@ -50,20 +50,20 @@ func (s *Store) Scan(ctx context.Context, q *offload.Scan, o heap.Objects, parts
 	wg.Wait()
 }
 
-// Finds implements heap.Finder.
-func (s *Store) Finds(seg heap.Segment) bool {
+// Finds implements store.Finder.
+func (s *Store) Finds(seg store.Segment) bool {
 	c, ok := seg.(*segment).pick(0)
 	if !ok || !c.place.usable() {
 		return false
 	}
-	f, ok := c.place.Store.(heap.Finder)
+	f, ok := c.place.Store.(store.Finder)
 	return ok && f.Finds(c.seg)
 }
 
-// Find implements heap.Finder, at the copies that are read.
-func (s *Store) Find(ctx context.Context, l *heap.Lookups) {
+// Find implements store.Finder, at the copies that are read.
+func (s *Store) Find(ctx context.Context, l *store.Lookups) {
 	at := make(map[*place][]int)
-	segs := make([]heap.Segment, len(l.Finds))
+	segs := make([]store.Segment, len(l.Finds))
 	for i := range l.Finds {
 		c, _ := l.Finds[i].Seg.(*segment).pick(0)
 		segs[i] = c.seg
@@ -71,12 +71,12 @@ func (s *Store) Find(ctx context.Context, l *heap.Lookups) {
 	}
 	var wg sync.WaitGroup
 	for p, of := range at {
-		f, ok := p.Store.(heap.Finder)
+		f, ok := p.Store.(store.Finder)
 		if !ok {
 			continue
 		}
 		find := func() {
-			mine := heap.Lookups{Owner: l.Owner, Units: l.Units, Finds: make([]heap.Lookup, len(of)), Segment: func(addr uint64) (heap.Segment, uint32) {
+			mine := store.Lookups{Owner: l.Owner, Units: l.Units, Finds: make([]store.Lookup, len(of)), Segment: func(addr uint64) (store.Segment, uint32) {
 				seg, seed := l.Segment(addr)
 				if seg != nil {
 					for _, c := range *seg.(*segment).copies.Load() {
@@ -108,14 +108,14 @@ func (s *Store) Find(ctx context.Context, l *heap.Lookups) {
 
 // watched runs fn, which asks p for something that may take long. If p does not answer other questions either, ctx ends.
 // The copy of g at p is seg.
-func (s *Store) watched(ctx context.Context, g *segment, p *place, seg heap.Segment, fn func(ctx context.Context)) {
+func (s *Store) watched(ctx context.Context, g *segment, p *place, seg store.Segment, fn func(ctx context.Context)) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var probe func()
 	var mu sync.Mutex
 	var timer *time.Timer
 	probe = func() {
-		op := [1]heap.ReadOp{{Seg: g, Buf: make([]byte, 8)}}
+		op := [1]store.ReadOp{{Seg: g, Buf: make([]byte, 8)}}
 		s.readAt(ctx, &readCall{from: []copyOf{{p, seg}}}, op[:], 0, true)
 		if !p.usable() {
 			cancel()

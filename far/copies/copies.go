@@ -12,7 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"polder/far/heap"
+	"polder/far/store"
 )
 
 // Defaults of a Config.
@@ -40,7 +40,7 @@ type Place struct {
 	// It may not be known before the place was of use. Nil is "".
 	Zone func() string
 	// Store lends the memory of this place alone. The segments of all places have one size.
-	Store heap.Store
+	Store store.Store
 	// State says how it is. It must not wait. Nil is a place that can be used and has as many bytes as the others.
 	State func() State
 }
@@ -145,8 +145,8 @@ func (p *Place) check(taken, kept bool) error {
 	return nil
 }
 
-// Store is a heap.Store whose segments have copies. It is a heap.Mirror, a heap.Computer and a heap.Finder. With Config.Keep
-// it has what a heap.Keeper needs but the root.
+// Store is a store.Store whose segments have copies. It is a store.Mirror, a store.Computer and a store.Finder. With Config.Keep
+// it has what a store.Keeper needs but the root.
 type Store struct {
 	cfg    Config
 	log    *slog.Logger
@@ -174,9 +174,9 @@ type Store struct {
 }
 
 var (
-	_ heap.Mirror   = (*Store)(nil)
-	_ heap.Computer = (*Store)(nil)
-	_ heap.Finder   = (*Store)(nil)
+	_ store.Mirror   = (*Store)(nil)
+	_ store.Computer = (*Store)(nil)
+	_ store.Finder   = (*Store)(nil)
 )
 
 // Open makes a store over the places of cfg, which stay the caller's. Close it when the heap has been closed.
@@ -282,23 +282,23 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// SegmentSize implements heap.Store.
+// SegmentSize implements store.Store.
 func (s *Store) SegmentSize() int { return s.all()[0].Store.SegmentSize() }
 
-// Alloc implements heap.Store: as many copies as there should be, or if places do not answer as many as can be had,
-// down to Config.Min. It fails with heap.ErrStoreFull if it is only for lack of memory that there are not
+// Alloc implements store.Store: as many copies as there should be, or if places do not answer as many as can be had,
+// down to Config.Min. It fails with store.ErrStoreFull if it is only for lack of memory that there are not
 // enough.
-func (s *Store) Alloc(ctx context.Context) (heap.Segment, error) {
+func (s *Store) Alloc(ctx context.Context) (store.Segment, error) {
 	g := &segment{store: s, lost: make(chan struct{})}
 	cs, err := s.borrow(ctx, s.cfg.Copies, nil)
-	if len(cs) < s.cfg.Copies && (errors.Is(err, heap.ErrStoreFull) || len(cs) < s.cfg.Min || ctx.Err() != nil) {
+	if len(cs) < s.cfg.Copies && (errors.Is(err, store.ErrStoreFull) || len(cs) < s.cfg.Min || ctx.Err() != nil) {
 		for _, c := range cs {
 			c.place.giveBack(c.seg)
 		}
 		switch {
 		case ctx.Err() != nil:
 			return nil, context.Cause(ctx)
-		case errors.Is(err, heap.ErrStoreFull):
+		case errors.Is(err, store.ErrStoreFull):
 			return nil, err
 		case err == nil:
 			err = errUnusable
@@ -325,7 +325,7 @@ func (s *Store) Alloc(ctx context.Context) (heap.Segment, error) {
 // A copyOf is a copy of a segment.
 type copyOf struct {
 	place *place
-	seg   heap.Segment
+	seg   store.Segment
 }
 
 // lost reports whether the copy is lost.
@@ -341,7 +341,7 @@ func (c copyOf) lost() bool {
 var errUnusable = errors.New("the others cannot be used now")
 
 // borrow borrows up to n copies beside those that there are, at places of other zones if possible, and at such that are
-// leaving only if there would otherwise be too few. If it gets fewer it says why; heap.ErrStoreFull if a place that
+// leaving only if there would otherwise be too few. If it gets fewer it says why; store.ErrStoreFull if a place that
 // could be used has no memory.
 func (s *Store) borrow(ctx context.Context, n int, beside []copyOf) (cs []copyOf, err error) {
 	all := slices.Clone(beside)
@@ -363,7 +363,7 @@ func (s *Store) borrow(ctx context.Context, n int, beside []copyOf) (cs []copyOf
 			case e == nil:
 				c := copyOf{p, seg}
 				cs, all = append(cs, c), append(all, c)
-			case err == nil || errors.Is(e, heap.ErrStoreFull):
+			case err == nil || errors.Is(e, store.ErrStoreFull):
 				err = e
 			}
 		}

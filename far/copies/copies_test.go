@@ -17,7 +17,7 @@ import (
 
 	"polder/far"
 	"polder/far/copies"
-	"polder/far/heap"
+	"polder/far/store"
 	"polder/internal/invariants"
 )
 
@@ -42,7 +42,7 @@ type lender struct {
 
 type lent struct {
 	l *lender
-	heap.Segment
+	store.Segment
 	lost chan struct{}
 	once sync.Once
 
@@ -135,14 +135,14 @@ func (l *lender) damage(r *rand.Rand) (undo func()) {
 	defer l.mu.Unlock()
 	for g := range l.segments {
 		g.bad = r.IntN(segmentSize)
-		g.Segment.(*heap.MemSegment).Mem[g.bad] ^= 1
+		g.Segment.(*store.MemSegment).Mem[g.bad] ^= 1
 	}
 	return func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		for g := range l.segments {
 			if g.bad >= 0 {
-				g.Segment.(*heap.MemSegment).Mem[g.bad] ^= 1
+				g.Segment.(*store.MemSegment).Mem[g.bad] ^= 1
 				g.bad = -1
 			}
 		}
@@ -163,7 +163,7 @@ func (l *lender) set(flag *bool) {
 
 func (l *lender) SegmentSize() int { return segmentSize }
 
-func (l *lender) Alloc(ctx context.Context) (heap.Segment, error) {
+func (l *lender) Alloc(ctx context.Context) (store.Segment, error) {
 	if err := l.ready(ctx); err != nil {
 		return nil, err
 	}
@@ -171,7 +171,7 @@ func (l *lender) Alloc(ctx context.Context) (heap.Segment, error) {
 	full := l.full
 	l.mu.Unlock()
 	if full {
-		return nil, heap.ErrStoreFull
+		return nil, store.ErrStoreFull
 	}
 	seg, err := l.store.Alloc(ctx)
 	if err != nil {
@@ -184,13 +184,13 @@ func (l *lender) Alloc(ctx context.Context) (heap.Segment, error) {
 	return g, nil
 }
 
-func (l *lender) Read(ctx context.Context, ops []heap.ReadOp) {
+func (l *lender) Read(ctx context.Context, ops []store.ReadOp) {
 	err := l.ready(ctx)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i := range ops {
 		if ops[i].Err = err; err == nil {
-			one := [1]heap.ReadOp{ops[i]}
+			one := [1]store.ReadOp{ops[i]}
 			one[0].Seg = ops[i].Seg.(*lent).Segment
 			l.store.Read(ctx, one[:])
 			ops[i].Err = one[0].Err
@@ -546,7 +546,7 @@ func TestADamagedCopyIsReplaced(t *testing.T) {
 		l := c.lenders[0]
 		l.mu.Lock()
 		for g := range l.segments {
-			m := g.Segment.(*heap.MemSegment)
+			m := g.Segment.(*store.MemSegment)
 			for i := range m.Mem {
 				m.Mem[i] ^= 0x10
 			}
@@ -591,7 +591,7 @@ func TestWithFewerPlacesThanCopies(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer s.Close()
-		if _, err := s.Alloc(t.Context()); !errors.Is(err, copies.ErrTooFew) || errors.Is(err, heap.ErrStoreFull) {
+		if _, err := s.Alloc(t.Context()); !errors.Is(err, copies.ErrTooFew) || errors.Is(err, store.ErrStoreFull) {
 			t.Errorf("with one place for two copies Alloc says %v, want ErrTooFew", err)
 		}
 		if n := l.store.Lent(); n != 0 {
@@ -611,7 +611,7 @@ func TestAFullPlaceIsNoReasonForFewerCopies(t *testing.T) {
 		defer s.Close()
 		for i := range 4 {
 			_, err := s.Alloc(t.Context())
-			if full := errors.Is(err, heap.ErrStoreFull); full != (i == 3) || err != nil && !full {
+			if full := errors.Is(err, store.ErrStoreFull); full != (i == 3) || err != nil && !full {
 				t.Errorf("Alloc %d: %v, want ErrStoreFull from the fourth on", i, err)
 			}
 		}
@@ -762,7 +762,7 @@ type rawWriter struct {
 }
 
 type rawSegment struct {
-	heap.Segment
+	store.Segment
 	has    []byte // what was acknowledged
 	sealed bool
 }
@@ -796,7 +796,7 @@ func (w *rawWriter) step(t *testing.T) {
 		if len(g.has) == 0 {
 			continue
 		}
-		op := [1]heap.ReadOp{{Seg: g.Segment, Buf: make([]byte, len(g.has))}}
+		op := [1]store.ReadOp{{Seg: g.Segment, Buf: make([]byte, len(g.has))}}
 		good := func() bool { return bytes.Equal(op[0].Buf, g.has) }
 		w.store.Read(t.Context(), op[:])
 		if (op[0].Err != nil || !good()) && !w.store.Reread(t.Context(), op[0], good) {
@@ -858,7 +858,7 @@ func pair(t *testing.T) (*copies.Store, *lender, *lender) {
 	return s, a, b
 }
 
-func alloc(t *testing.T, s *copies.Store) heap.Segment {
+func alloc(t *testing.T, s *copies.Store) store.Segment {
 	t.Helper()
 	g, err := s.Alloc(t.Context())
 	if err != nil {
@@ -877,16 +877,16 @@ func TestALateCopySealsTheSegment(t *testing.T) {
 		}
 		b.stop()
 		began := time.Now()
-		if err := g.Write(t.Context(), []byte("one has it"), 100); !errors.Is(err, heap.ErrSealed) || time.Since(began) > 2*copies.DefaultLate {
+		if err := g.Write(t.Context(), []byte("one has it"), 100); !errors.Is(err, store.ErrSealed) || time.Since(began) > 2*copies.DefaultLate {
 			t.Errorf("a write of which one copy is late: %v after %v, want ErrSealed after %v", err, time.Since(began), copies.DefaultLate)
 		}
 		b.goOn()
 		time.Sleep(time.Second)
-		if err := g.Write(t.Context(), []byte("nobody has it"), 200); !errors.Is(err, heap.ErrSealed) {
+		if err := g.Write(t.Context(), []byte("nobody has it"), 200); !errors.Is(err, store.ErrSealed) {
 			t.Errorf("a write after that: %v, want ErrSealed for good", err)
 		}
 		a.cut()
-		op := [1]heap.ReadOp{{Seg: g, Buf: make([]byte, 12)}}
+		op := [1]store.ReadOp{{Seg: g, Buf: make([]byte, 12)}}
 		if s.Read(t.Context(), op[:]); op[0].Err != nil || string(op[0].Buf) != "both have it" {
 			t.Errorf("the late copy has %q, %v", op[0].Buf, op[0].Err)
 		}
@@ -918,7 +918,7 @@ func TestWhatWasRepairedIsNotWrittenTo(t *testing.T) {
 		if st := s.Stats(); st.Repaired == 0 {
 			t.Fatalf("nothing was repaired: %+v", st)
 		}
-		if err := used.Write(t.Context(), []byte("more"), 100); !errors.Is(err, heap.ErrSealed) {
+		if err := used.Write(t.Context(), []byte("more"), 100); !errors.Is(err, store.ErrSealed) {
 			t.Errorf("a write to a segment that was repaired: %v, want ErrSealed", err)
 		}
 		if err := fresh.Write(t.Context(), []byte("more"), 0); err != nil {
@@ -954,20 +954,20 @@ type sealer struct {
 }
 
 type sealed struct {
-	heap.Segment
+	store.Segment
 	s      *sealer
 	writes atomic.Int64
 	begun  atomic.Int64 // writes at its beginning
 }
 
-func (s *sealer) Alloc(ctx context.Context) (heap.Segment, error) {
+func (s *sealer) Alloc(ctx context.Context) (store.Segment, error) {
 	g, err := s.MemStore.Alloc(ctx)
 	return &sealed{Segment: g, s: s}, err
 }
 
-func (s *sealer) Read(ctx context.Context, ops []heap.ReadOp) {
+func (s *sealer) Read(ctx context.Context, ops []store.ReadOp) {
 	for i := range ops {
-		one := [1]heap.ReadOp{ops[i]}
+		one := [1]store.ReadOp{ops[i]}
 		one[0].Seg = ops[i].Seg.(*sealed).Segment
 		s.MemStore.Read(ctx, one[:])
 		ops[i].Err = one[0].Err
@@ -980,7 +980,7 @@ func (g *sealed) Write(ctx context.Context, p []byte, off int) error {
 		if again && n > 4 {
 			g.s.again.Add(1)
 		}
-		return heap.ErrSealed
+		return store.ErrSealed
 	}
 	return g.Segment.Write(ctx, p, off)
 }

@@ -1,10 +1,10 @@
 // Package copies keeps what a heap evacuates at several places, so that nothing is lost with one of them: it is a
-// heap.Store made of others, each at a place of its own, such as a memory node.
+// store.Store made of others, each at a place of its own, such as a memory node.
 //
 // # Copies
 //
 // Every segment has Config.Copies copies, at places of different zones as long as there are so many. A write counts
-// when all copies have it. A copy that is late closes the segment: the write fails with heap.ErrSealed, and the heap
+// when all copies have it. A copy that is late closes the segment: the write fails with store.ErrSealed, and the heap
 // goes on in another segment at once, at places that answer. All copies of a closed segment have what was
 // acknowledged in it, the late one included, so a place that has been stopped and goes on has lost nothing.
 //
@@ -13,7 +13,7 @@
 //
 // # Repair
 //
-// A copy is lost when its place says so (heap.Segment.Lost), or has not been of use for Config.RepairAfter. What has
+// A copy is lost when its place says so (store.Segment.Lost), or has not been of use for Config.RepairAfter. What has
 // too few copies is copied to other places, what has the fewest first, at a part of the bandwidth while
 // others use it. A segment is lost when all its copies are.
 //

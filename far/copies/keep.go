@@ -8,7 +8,7 @@ import (
 	"strings"
 	"sync"
 
-	"polder/far/heap"
+	"polder/far/store"
 )
 
 // Keep has a store outlive its process: its places keep what they lent, and another process opens the segments
@@ -27,9 +27,9 @@ type Keep struct {
 
 // A Reopener is the Store of a place that keeps what it lent.
 type Reopener interface {
-	heap.Store
-	// Reopen borrows a segment again by its name. It fails with a *heap.LostError if the segment is gone for good.
-	Reopen(ctx context.Context, name string) (heap.Segment, error)
+	store.Store
+	// Reopen borrows a segment again by its name. It fails with a *store.LostError if the segment is gone for good.
+	Reopen(ctx context.Context, name string) (store.Segment, error)
 	// Prune gives back what an earlier process has borrowed and nobody has reopened. It fails if the place cannot be
 	// reached, and is called again then.
 	Prune(ctx context.Context) error
@@ -80,9 +80,9 @@ func parseName(name string) (number uint64, copies []string, err error) {
 	return number, copies, nil
 }
 
-// Reopen borrows a segment again by the name that it had for an earlier process. It fails with a *heap.LostError if
+// Reopen borrows a segment again by the name that it had for an earlier process. It fails with a *store.LostError if
 // all its copies are gone for good.
-func (s *Store) Reopen(ctx context.Context, name string) (heap.Segment, error) {
+func (s *Store) Reopen(ctx context.Context, name string) (store.Segment, error) {
 	if s.cfg.Keep == nil {
 		return nil, errors.New("cannot reopen a segment: the store keeps nothing")
 	}
@@ -103,7 +103,7 @@ func (s *Store) Reopen(ctx context.Context, name string) (heap.Segment, error) {
 	var away []error
 	for _, c := range called {
 		seg, p, err := s.reopenAt(ctx, c)
-		var gone *heap.LostError
+		var gone *store.LostError
 		switch {
 		case err == nil:
 			cs = append(cs, copyOf{p, seg})
@@ -118,7 +118,7 @@ func (s *Store) Reopen(ctx context.Context, name string) (heap.Segment, error) {
 	case len(cs) == 0 && len(away) > 0:
 		return nil, fmt.Errorf("cannot reach any copy of segment %d: %w", number, errors.Join(away...))
 	case len(cs) == 0:
-		return nil, &heap.LostError{Segment: name}
+		return nil, &store.LostError{Segment: name}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -135,7 +135,7 @@ func (s *Store) Reopen(ctx context.Context, name string) (heap.Segment, error) {
 }
 
 // reopenAt reopens a copy by what it is called, place included.
-func (s *Store) reopenAt(ctx context.Context, called string) (heap.Segment, *place, error) {
+func (s *Store) reopenAt(ctx context.Context, called string) (store.Segment, *place, error) {
 	var at *place
 	for _, p := range s.all() { // of two names of which one begins with the other it is the longer one
 		if strings.HasPrefix(called, p.Name+"/") && (at == nil || len(p.Name) > len(at.Name)) {
@@ -143,11 +143,11 @@ func (s *Store) reopenAt(ctx context.Context, called string) (heap.Segment, *pla
 		}
 	}
 	if at == nil {
-		return nil, nil, &heap.LostError{Segment: called} // the place is no longer one of the store's
+		return nil, nil, &store.LostError{Segment: called} // the place is no longer one of the store's
 	}
 	r, ok := at.Store.(Reopener)
 	if !ok {
-		return nil, nil, &heap.LostError{Segment: called}
+		return nil, nil, &store.LostError{Segment: called}
 	}
 	seg, err := r.Reopen(ctx, called[len(at.Name)+1:])
 	if err == nil {
@@ -217,9 +217,9 @@ func (g *segment) Number() uint64 { return g.number }
 
 // EachCopy reads the beginning of each copy of a segment into buf, one after the other, and calls f after each, with the error if it
 // could not be read.
-func (s *Store) EachCopy(ctx context.Context, seg heap.Segment, buf []byte, f func(err error)) {
+func (s *Store) EachCopy(ctx context.Context, seg store.Segment, buf []byte, f func(err error)) {
 	for _, c := range *seg.(*segment).copies.Load() {
-		op := [1]heap.ReadOp{{Seg: c.seg, Buf: buf, Bulk: true}}
+		op := [1]store.ReadOp{{Seg: c.seg, Buf: buf, Bulk: true}}
 		c.place.Store.Read(ctx, op[:])
 		f(op[0].Err)
 	}

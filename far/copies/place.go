@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"polder/far/heap"
+	"polder/far/store"
 )
 
 // place is what the store knows of a Place.
@@ -33,9 +33,9 @@ type place struct {
 	missed  atomic.Bool // it could not be reached when a segment was reopened, which may be opened by that name again
 
 	mu      sync.Mutex
-	useless time.Time      // since when it is of no use, or zero; guarded by mu
-	owed    []heap.Segment // to be given back when it answers again; guarded by mu
-	known   heap.Segment   // a copy that it had when it fell silent; guarded by mu
+	useless time.Time       // since when it is of no use, or zero; guarded by mu
+	owed    []store.Segment // to be given back when it answers again; guarded by mu
+	known   store.Segment   // a copy that it had when it fell silent; guarded by mu
 }
 
 func newPlace(s *Store, p Place, index int) *place { return &place{Place: p, store: s, index: index} }
@@ -84,7 +84,7 @@ func (p *place) answered(took time.Duration) {
 
 // fallSilent takes note that p has not answered since then, for seg if that is not nil. If nobody has, it is rather
 // this process that was held up.
-func (p *place) fallSilent(since time.Time, seg heap.Segment) {
+func (p *place) fallSilent(since time.Time, seg store.Segment) {
 	p.late.Add(1)
 	at := since.UnixNano()
 	others := slices.ContainsFunc(p.store.all(), func(o *place) bool { return o != p && o.heard.Load() > at })
@@ -120,7 +120,7 @@ func (p *place) ping(ctx context.Context) {
 			return
 		}
 		if seg != nil && !(copyOf{p, seg}).lost() {
-			op := [1]heap.ReadOp{{Seg: seg, Buf: make([]byte, 8)}}
+			op := [1]store.ReadOp{{Seg: seg, Buf: make([]byte, 8)}}
 			if p.Store.Read(ctx, op[:]); op[0].Err == nil {
 				p.speaks()
 				return
@@ -134,7 +134,7 @@ func (p *place) ping(ctx context.Context) {
 			p.copies.Add(1)
 			p.giveBack(seg)
 			p.speaks()
-		} else if errors.Is(err, heap.ErrStoreFull) {
+		} else if errors.Is(err, store.ErrStoreFull) {
 			p.speaks()
 		}
 	})
@@ -152,9 +152,9 @@ func (p *place) speaks() {
 const patience = 100 * time.Millisecond
 
 // alloc borrows a segment of p. It does not wait for a place that is silent.
-func (p *place) alloc(ctx context.Context) (heap.Segment, error) {
+func (p *place) alloc(ctx context.Context) (store.Segment, error) {
 	type answer struct {
-		seg heap.Segment
+		seg store.Segment
 		err error
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -182,7 +182,7 @@ func (p *place) alloc(ctx context.Context) (heap.Segment, error) {
 }
 
 // giveBack gives a copy back, now or when p answers again.
-func (p *place) giveBack(seg heap.Segment) {
+func (p *place) giveBack(seg store.Segment) {
 	p.copies.Add(-1)
 	if (copyOf{p, seg}).lost() {
 		return
@@ -207,7 +207,7 @@ func (p *place) giveBack(seg heap.Segment) {
 }
 
 // owe notes segments that p is to be given back.
-func (p *place) owe(segs ...heap.Segment) {
+func (p *place) owe(segs ...store.Segment) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.owed = append(p.owed, segs...)

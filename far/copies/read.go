@@ -5,7 +5,7 @@ import (
 	"sync"
 	"time"
 
-	"polder/far/heap"
+	"polder/far/store"
 )
 
 // A read that is late is made again at another copy. Each read earns a part of such a second one.
@@ -41,21 +41,21 @@ func (g *segment) pick(tried uint64) (best copyOf, ok bool) {
 
 // readCall is what a call of Read needs, to be reused.
 type readCall struct {
-	batch []heap.ReadOp // what a place is to read
-	of    []int         // whose ops these are
-	from  []copyOf      // for each op, what is read
+	batch []store.ReadOp // what a place is to read
+	of    []int          // whose ops these are
+	from  []copyOf       // for each op, what is read
 }
 
 var readCalls = sync.Pool{New: func() any { return new(readCall) }}
 
-// Read implements heap.Store.
-func (s *Store) Read(ctx context.Context, ops []heap.ReadOp) {
+// Read implements store.Store.
+func (s *Store) Read(ctx context.Context, ops []store.ReadOp) {
 	s.used.Store(time.Now().UnixNano())
 	s.read(ctx, ops)
 }
 
 // read is Read, also for repairs.
-func (s *Store) read(ctx context.Context, ops []heap.ReadOp) {
+func (s *Store) read(ctx context.Context, ops []store.ReadOp) {
 	if s.tokens.Load() < maxTokens {
 		s.tokens.Add(tokenEarned)
 	}
@@ -67,7 +67,7 @@ func (s *Store) read(ctx context.Context, ops []heap.ReadOp) {
 	// What failed is read from another copy, as long as there is one.
 	tried := make([]uint64, len(ops))
 	for ctx.Err() == nil {
-		var todo []heap.ReadOp
+		var todo []store.ReadOp
 		var masks []uint64
 		var of []int
 		for i := range ops {
@@ -94,7 +94,7 @@ func (s *Store) read(ctx context.Context, ops []heap.ReadOp) {
 
 // readRound reads each op from one copy, not at the places that were tried for it, which may be nil, and reports whether all went
 // well. c.from says what was read.
-func (s *Store) readRound(ctx context.Context, c *readCall, ops []heap.ReadOp, tried []uint64, hedged bool) bool {
+func (s *Store) readRound(ctx context.Context, c *readCall, ops []store.ReadOp, tried []uint64, hedged bool) bool {
 	c.from = c.from[:0]
 	same := true
 	for i := range ops {
@@ -129,7 +129,7 @@ func (s *Store) readRound(ctx context.Context, c *readCall, ops []heap.ReadOp, t
 }
 
 // readAt reads those of ops that are to be read at the place of the one with index first, which is the first of them.
-func (s *Store) readAt(ctx context.Context, c *readCall, ops []heap.ReadOp, first int, hedged bool) bool {
+func (s *Store) readAt(ctx context.Context, c *readCall, ops []store.ReadOp, first int, hedged bool) bool {
 	p := c.from[first].place
 	c.batch, c.of = c.batch[:0], c.of[:0]
 	for i := first; i < len(ops); i++ {
@@ -171,10 +171,10 @@ func (s *Store) readAt(ctx context.Context, c *readCall, ops []heap.ReadOp, firs
 // second is a read that may have to be made at other copies as well, since the first of them is late.
 type second struct {
 	store       *Store
-	place       *place       // that is late
-	seg         heap.Segment // a copy there
+	place       *place        // that is late
+	seg         store.Segment // a copy there
 	ctx         context.Context
-	ops         []heap.ReadOp
+	ops         []store.ReadOp
 	of          []int // of ops
 	began       time.Time
 	cancelFirst context.CancelFunc
@@ -184,7 +184,7 @@ type second struct {
 	over   bool               // the first has come back; guarded by mu
 	cancel context.CancelFunc // of the second read, if it is under way; guarded by mu
 	done   chan struct{}      // closed when it has ended
-	got    []heap.ReadOp      // then, what it has brought, or nil
+	got    []store.ReadOp     // then, what it has brought, or nil
 }
 
 // begin has the second read made when the first is late.
@@ -238,7 +238,7 @@ func (h *second) fire() {
 	}
 	// One that has not answered anybody may be gone. It is so if others answer.
 	gone := took >= s.cfg.Late && h.place.heard.Load() < h.began.UnixNano()
-	got := make([]heap.ReadOp, len(h.of))
+	got := make([]store.ReadOp, len(h.of))
 	tried := make([]uint64, len(h.of))
 	for k, i := range h.of {
 		op := &h.ops[i]
@@ -247,7 +247,7 @@ func (h *second) fire() {
 			h.again(took)
 			return
 		}
-		got[k] = heap.ReadOp{Seg: op.Seg, Off: op.Off, Buf: make([]byte, len(op.Buf)), Bulk: op.Bulk}
+		got[k] = store.ReadOp{Seg: op.Seg, Off: op.Off, Buf: make([]byte, len(op.Buf)), Bulk: op.Bulk}
 	}
 	if !gone && !s.takeToken() {
 		h.again(took)
@@ -282,13 +282,13 @@ func (s *Store) takeToken() bool {
 	return false
 }
 
-// Reread implements heap.Mirror. It looks at all copies, since it does not know which one was read.
-func (s *Store) Reread(ctx context.Context, op heap.ReadOp, good func() bool) bool {
+// Reread implements store.Mirror. It looks at all copies, since it does not know which one was read.
+func (s *Store) Reread(ctx context.Context, op store.ReadOp, good func() bool) bool {
 	g := op.Seg.(*segment)
 	var bad []copyOf
 	var right []byte
 	for _, c := range *g.copies.Load() {
-		one := [1]heap.ReadOp{{Seg: c.seg, Off: op.Off, Buf: op.Buf}}
+		one := [1]store.ReadOp{{Seg: c.seg, Off: op.Off, Buf: op.Buf}}
 		if c.place.Store.Read(ctx, one[:]); one[0].Err != nil {
 			continue
 		}

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"polder/far/heap"
+	"polder/far/store"
 )
 
 const (
@@ -252,7 +252,7 @@ func (s *Store) copyTo(ctx context.Context, g *segment, c copyOf, end int) bool 
 		began := time.Now()
 		buf = buf[:min(len(buf), end-off)]
 		each, cancel := context.WithTimeout(ctx, repairTimeout)
-		op := [1]heap.ReadOp{{Seg: g, Off: off, Buf: buf, Bulk: true}}
+		op := [1]store.ReadOp{{Seg: g, Off: off, Buf: buf, Bulk: true}}
 		s.read(each, op[:])
 		err := op[0].Err
 		if err == nil {

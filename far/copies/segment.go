@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"polder/far/heap"
+	"polder/far/store"
 )
 
 // segment is a segment and its copies.
@@ -31,10 +31,10 @@ type segment struct {
 
 var errFreed = errors.New("the segment has been given back")
 
-// Lost implements heap.Segment.
+// Lost implements store.Segment.
 func (g *segment) Lost() <-chan struct{} { return g.lost }
 
-// Name implements heap.Segment.
+// Name implements store.Segment.
 func (g *segment) Name() string {
 	cs := *g.copies.Load()
 	switch {
@@ -92,8 +92,8 @@ func (g *segment) isLost() bool {
 	}
 }
 
-// Write implements heap.Segment: it returns when all copies have p. If one of them is late or fails, no more is
-// written to the segment, and the error is heap.ErrSealed.
+// Write implements store.Segment: it returns when all copies have p. If one of them is late or fails, no more is
+// written to the segment, and the error is store.ErrSealed.
 func (g *segment) Write(ctx context.Context, p []byte, off int) error {
 	s := g.store
 	g.mu.Lock()
@@ -104,11 +104,11 @@ func (g *segment) Write(ctx context.Context, p []byte, off int) error {
 		return errFreed
 	case g.closed || g.repairing:
 		g.mu.Unlock()
-		return heap.ErrSealed
+		return store.ErrSealed
 	case slices.ContainsFunc(cs, func(c copyOf) bool { return !c.place.usable() || c.lost() }):
 		g.seal()
 		g.mu.Unlock()
-		return heap.ErrSealed
+		return store.ErrSealed
 	}
 	g.end = max(g.end, off+len(p))
 	g.writing++
@@ -128,7 +128,7 @@ func (g *segment) Write(ctx context.Context, p []byte, off int) error {
 		return err
 	}
 	g.seal()
-	return heap.ErrSealed
+	return store.ErrSealed
 }
 
 // seal has nothing more written to g because of a copy. g.mu must be held.
@@ -189,7 +189,7 @@ func (s *Store) writeAll(ctx context.Context, cs []copyOf, p []byte, off int) (w
 	return wrote, err
 }
 
-// Free implements heap.Segment. Copies at places that do not answer are given back when they do.
+// Free implements store.Segment. Copies at places that do not answer are given back when they do.
 func (g *segment) Free(ctx context.Context) error {
 	g.mu.Lock()
 	if g.freed {

@@ -13,7 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"polder/far/heap"
+	"polder/far/record"
+	"polder/far/store"
 )
 
 // Config configures a Store.
@@ -66,8 +67,8 @@ func Open(cfg Config) (_ *Store, err error) {
 	if cfg.SegmentSize == 0 {
 		cfg.SegmentSize = DefaultSegment
 	}
-	if n := cfg.SegmentSize; n < heap.MinSegmentSize || n > 1<<30 || n&(n-1) != 0 {
-		return nil, fmt.Errorf("cannot open %s: a segment of %d bytes, want a power of two from %d to 1 GiB", cfg.Dir, n, heap.MinSegmentSize)
+	if n := cfg.SegmentSize; n < store.MinSegmentSize || n > 1<<30 || n&(n-1) != 0 {
+		return nil, fmt.Errorf("cannot open %s: a segment of %d bytes, want a power of two from %d to 1 GiB", cfg.Dir, n, store.MinSegmentSize)
 	}
 	s := &Store{cfg: cfg}
 	defer func() {
@@ -159,7 +160,7 @@ func (s *Store) closeFiles() error {
 // Direct reports whether the page cache is left out.
 func (s *Store) Direct() bool { return s.direct }
 
-// SegmentSize implements heap.Store.
+// SegmentSize implements store.Store.
 func (s *Store) SegmentSize() int { return s.cfg.SegmentSize }
 
 // Stats is the bytes that are borrowed, and the most that can be, 0 if the disk alone decides.
@@ -169,13 +170,13 @@ func (s *Store) Stats() (lent, most int64) {
 	return int64(s.lent) * int64(s.cfg.SegmentSize), s.cfg.Size
 }
 
-// Alloc implements heap.Store. It reserves room on the disk.
-func (s *Store) Alloc(context.Context) (heap.Segment, error) {
+// Alloc implements store.Store. It reserves room on the disk.
+func (s *Store) Alloc(context.Context) (store.Segment, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	size := int64(s.cfg.SegmentSize)
 	if most := s.cfg.Size; most > 0 && int64(s.lent+1)*size > most {
-		return nil, fmt.Errorf("%w: all of the %d bytes that may be used of %s are", heap.ErrStoreFull, most, s.cfg.Dir)
+		return nil, fmt.Errorf("%w: all of the %d bytes that may be used of %s are", store.ErrStoreFull, most, s.cfg.Dir)
 	}
 	slot := len(s.slots)
 	if n := len(s.free); n > 0 {
@@ -184,7 +185,7 @@ func (s *Store) Alloc(context.Context) (heap.Segment, error) {
 	err := unix.Fallocate(int(s.data.Fd()), 0, int64(slot)*size, size)
 	switch {
 	case errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EFBIG):
-		return nil, fmt.Errorf("%w: the disk of %s has no room for another %d bytes: %w", heap.ErrStoreFull, s.cfg.Dir, size, err)
+		return nil, fmt.Errorf("%w: the disk of %s has no room for another %d bytes: %w", store.ErrStoreFull, s.cfg.Dir, size, err)
 	case errors.Is(err, unix.EOPNOTSUPP):
 		err = s.data.Truncate(max(int64(slot+1), int64(len(s.slots))) * size)
 	}
@@ -220,7 +221,7 @@ func (s *Store) giveBack(slot int) error {
 	return err
 }
 
-// Root implements heap.Keeper.
+// Root implements store.Keeper.
 func (s *Store) Root(context.Context) ([]byte, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -254,7 +255,7 @@ func decodeRoot(b []byte) (segmentSize int, root []byte, err error) {
 		return 0, nil, fmt.Errorf("it is %d bytes, want %d", n-rootHeader, binary.LittleEndian.Uint32(b[16:]))
 	}
 	size := binary.LittleEndian.Uint64(b[8:])
-	if size < heap.MinSegmentSize || size > 1<<30 || size&(size-1) != 0 {
+	if size < store.MinSegmentSize || size > 1<<30 || size&(size-1) != 0 {
 		return 0, nil, fmt.Errorf("its segments are %d bytes", size)
 	}
 	return int(size), b[rootHeader:n:n], nil
@@ -277,10 +278,10 @@ func (s *Store) readRoot() error {
 	return nil
 }
 
-// SetRoot implements heap.Keeper.
+// SetRoot implements store.Keeper.
 func (s *Store) SetRoot(_ context.Context, root []byte) error {
-	if len(root) > heap.MaxRoot {
-		return fmt.Errorf("a root of %d bytes, at most %d are kept", len(root), heap.MaxRoot)
+	if len(root) > record.MaxRoot {
+		return fmt.Errorf("a root of %d bytes, at most %d are kept", len(root), record.MaxRoot)
 	}
 	if s.cfg.Fresh {
 		return errors.New("the store was opened to keep nothing")
@@ -321,8 +322,8 @@ func replace(path string, b []byte) (err error) {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// Reopen implements heap.Keeper.
-func (s *Store) Reopen(_ context.Context, name string) (heap.Segment, error) {
+// Reopen implements store.Keeper.
+func (s *Store) Reopen(_ context.Context, name string) (store.Segment, error) {
 	var slot int
 	if n, err := fmt.Sscanf(name, slotName, &slot); n != 1 || err != nil || name != fmt.Sprintf(slotName, slot) {
 		return nil, fmt.Errorf("%q is no segment of %s", name, s.cfg.Dir)
@@ -330,7 +331,7 @@ func (s *Store) Reopen(_ context.Context, name string) (heap.Segment, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if slot < 0 || slot >= len(s.slots) {
-		return nil, &heap.LostError{Segment: s.path("data") + " " + name}
+		return nil, &store.LostError{Segment: s.path("data") + " " + name}
 	}
 	if !s.old[slot] {
 		return nil, fmt.Errorf("%s of %s is open already", name, s.cfg.Dir)
@@ -339,7 +340,7 @@ func (s *Store) Reopen(_ context.Context, name string) (heap.Segment, error) {
 	return s.lend(slot), nil
 }
 
-// Prune implements heap.Keeper.
+// Prune implements store.Keeper.
 func (s *Store) Prune(context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

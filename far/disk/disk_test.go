@@ -13,7 +13,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
-	"polder/far/heap"
+	"polder/far/store"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -27,7 +27,7 @@ func open(t *testing.T, cfg Config) *Store {
 	return s
 }
 
-func alloc(t *testing.T, s *Store) heap.Segment {
+func alloc(t *testing.T, s *Store) store.Segment {
 	t.Helper()
 	seg, err := s.Alloc(t.Context())
 	if err != nil {
@@ -78,10 +78,10 @@ func TestWhatIsWrittenIsRead(t *testing.T) {
 				}
 				writes.Wait()
 				for range 30 {
-					ops := make([]heap.ReadOp, 1+r.IntN(20))
+					ops := make([]store.ReadOp, 1+r.IntN(20))
 					for i := range ops {
 						off := r.IntN(len(want))
-						ops[i] = heap.ReadOp{Seg: seg, Off: off, Buf: make([]byte, r.IntN(min(1+len(want)-off, 1<<(4+r.IntN(15)))))}
+						ops[i] = store.ReadOp{Seg: seg, Off: off, Buf: make([]byte, r.IntN(min(1+len(want)-off, 1<<(4+r.IntN(15)))))}
 					}
 					s.Read(t.Context(), ops)
 					for _, op := range ops {
@@ -116,11 +116,11 @@ func shm(t *testing.T) string {
 func TestAFullDiskIsAFullStore(t *testing.T) {
 	s := open(t, Config{Dir: t.TempDir(), Size: 3 * DefaultSegment, Fresh: true})
 	defer closeStore(t, s)
-	var segs []heap.Segment
+	var segs []store.Segment
 	for range 3 {
 		segs = append(segs, alloc(t, s))
 	}
-	if _, err := s.Alloc(t.Context()); !errors.Is(err, heap.ErrStoreFull) {
+	if _, err := s.Alloc(t.Context()); !errors.Is(err, store.ErrStoreFull) {
 		t.Errorf("a fourth segment of three: %v", err)
 	}
 	if err := segs[1].Free(t.Context()); err != nil {
@@ -143,15 +143,15 @@ func TestADiskWithoutRoom(t *testing.T) {
 	defer closeStore(t, s)
 	n := 0
 	var err error
-	var last heap.Segment
+	var last store.Segment
 	for ; n < 10; n++ {
-		var seg heap.Segment
+		var seg store.Segment
 		if seg, err = s.Alloc(t.Context()); err != nil {
 			break
 		}
 		last = seg
 	}
-	if !errors.Is(err, heap.ErrStoreFull) || n == 0 {
+	if !errors.Is(err, store.ErrStoreFull) || n == 0 {
 		t.Fatalf("after %d segments: %v, want that the store is full", n, err)
 	}
 	if err := last.Free(t.Context()); err != nil {
@@ -175,7 +175,7 @@ func TestSegmentsAreReopened(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, Config{Dir: dir, SegmentSize: 256 << 10})
 	a, b := alloc(t, s), alloc(t, s)
-	for _, seg := range []heap.Segment{a, b} {
+	for _, seg := range []store.Segment{a, b} {
 		if err := seg.Write(t.Context(), []byte(seg.Name()), 0); err != nil {
 			t.Fatal(err)
 		}
@@ -199,7 +199,7 @@ func TestSegmentsAreReopened(t *testing.T) {
 	if _, err := s.Reopen(t.Context(), b.Name()); err == nil {
 		t.Error("reopened twice")
 	}
-	var lost *heap.LostError
+	var lost *store.LostError
 	if _, err := s.Reopen(t.Context(), "segment 9"); !errors.As(err, &lost) {
 		t.Errorf("a segment that is not there: %v", err)
 	}
@@ -210,7 +210,7 @@ func TestSegmentsAreReopened(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := make([]byte, len(b.Name()))
-	ops := []heap.ReadOp{{Seg: seg, Buf: got}}
+	ops := []store.ReadOp{{Seg: seg, Buf: got}}
 	s.Read(t.Context(), ops)
 	if ops[0].Err != nil || string(got) != b.Name() {
 		t.Errorf("read %q, %v, want %q", got, ops[0].Err, b.Name())
@@ -218,7 +218,7 @@ func TestSegmentsAreReopened(t *testing.T) {
 	if again := alloc(t, s); again.Name() != a.Name() {
 		t.Errorf("borrowed %s, want %s, which was given back", again.Name(), a.Name())
 	}
-	if _, err := s.Alloc(t.Context()); !errors.Is(err, heap.ErrStoreFull) {
+	if _, err := s.Alloc(t.Context()); !errors.Is(err, store.ErrStoreFull) {
 		t.Errorf("beyond the size: %v", err)
 	}
 	closeStore(t, s)
@@ -229,11 +229,11 @@ func TestErrorsOfTheDisk(t *testing.T) {
 	s := open(t, Config{Dir: t.TempDir()})
 	seg := alloc(t, s)
 	s.data.Close()
-	ops := []heap.ReadOp{{Seg: seg, Buf: make([]byte, 10)}, {Seg: seg, Off: 100 << 10, Buf: make([]byte, 10)}}
+	ops := []store.ReadOp{{Seg: seg, Buf: make([]byte, 10)}, {Seg: seg, Off: 100 << 10, Buf: make([]byte, 10)}}
 	s.Read(t.Context(), ops)
 	_, allocErr := s.Alloc(t.Context())
 	for i, err := range []error{ops[0].Err, ops[1].Err, seg.Write(t.Context(), make([]byte, 10), 0), seg.Free(t.Context()), s.SetRoot(t.Context(), nil), allocErr} {
-		if err == nil || errors.Is(err, heap.ErrStoreFull) {
+		if err == nil || errors.Is(err, store.ErrStoreFull) {
 			t.Errorf("operation %d: %v", i, err)
 		}
 	}

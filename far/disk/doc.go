@@ -1,6 +1,6 @@
-// Package disk is far memory in a file: a heap.Store whose segments are pieces of one file in a directory, on a
+// Package disk is far memory in a file: a store.Store whose segments are pieces of one file in a directory, on a
 // disk that is faster than fetching what a heap keeps there from anywhere else. It is a
-// heap.Keeper, too: a heap that was made by far.Open is there again when the directory is opened the next time, after a power
+// store.Keeper, too: a heap that was made by far.Open is there again when the directory is opened the next time, after a power
 // cut as well as after the end of a process.
 //
 // # Files
@@ -21,6 +21,6 @@
 //
 // # Failures
 //
-// A full disk is heap.ErrStoreFull: room for a segment is reserved when it is borrowed, so later writes do not
+// A full disk is store.ErrStoreFull: room for a segment is reserved when it is borrowed, so later writes do not
 // run out of it. What the disk cannot read is an error for who asks, each time.
 package disk

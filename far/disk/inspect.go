@@ -10,14 +10,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"polder/far/heap"
+	"polder/far/record"
 )
 
 // Info is what is known of a heap without opening it.
 type Info struct {
-	Bytes       int64     // that it takes on the disk, with what lies beside it in its directory
-	Checkpoint  time.Time // when its last checkpoint was taken
-	Root        heap.Root // of that
+	Bytes       int64       // that it takes on the disk, with what lies beside it in its directory
+	Checkpoint  time.Time   // when its last checkpoint was taken
+	Root        record.Root // of that
 	SegmentSize int
 	InUse       bool // a process has it open
 }
@@ -49,8 +49,8 @@ func Inspect(dir string) (info Info, err error) {
 	}
 	size, b, err := decodeRoot(b)
 	if err == nil {
-		var root *heap.Root
-		if root, err = heap.DecodeRoot(b); err == nil {
+		var root *record.Root
+		if root, err = record.DecodeRoot(b); err == nil {
 			info.Root, info.SegmentSize = *root, size
 		}
 	}

@@ -8,12 +8,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"polder/far/heap"
+	"polder/far/store"
 )
 
 const slotName = "segment %d"
 
-// segment is a slot of the file as a heap.Segment.
+// segment is a slot of the file as a store.Segment.
 type segment struct {
 	store *Store
 	slot  int
@@ -22,16 +22,16 @@ type segment struct {
 	mu sync.Mutex // held by who writes: what is written side by side may share a block
 }
 
-// Name implements heap.Segment.
+// Name implements store.Segment.
 func (g *segment) Name() string { return fmt.Sprintf(slotName, g.slot) }
 
-// Lost implements heap.Segment.
+// Lost implements store.Segment.
 func (g *segment) Lost() <-chan struct{} { return g.lost }
 
 // base is where the segment begins in the file.
 func (g *segment) base() int64 { return int64(g.slot) * int64(g.store.cfg.SegmentSize) }
 
-// Free implements heap.Segment.
+// Free implements store.Segment.
 func (g *segment) Free(context.Context) error {
 	s := g.store
 	s.mu.Lock()
@@ -47,7 +47,7 @@ func (g *segment) Free(context.Context) error {
 	return nil
 }
 
-// Write implements heap.Segment.
+// Write implements store.Segment.
 func (g *segment) Write(_ context.Context, p []byte, off int) error {
 	s := g.store
 	if off < 0 || off > s.cfg.SegmentSize || len(p) > s.cfg.SegmentSize-off {
@@ -85,22 +85,22 @@ func (g *segment) Write(_ context.Context, p []byte, off int) error {
 
 // job is reads whose blocks lie side by side.
 type job struct {
-	ops  []*heap.ReadOp
+	ops  []*store.ReadOp
 	done *sync.WaitGroup
 }
 
-// Read implements heap.Store.
-func (s *Store) Read(ctx context.Context, ops []heap.ReadOp) {
+// Read implements store.Store.
+func (s *Store) Read(ctx context.Context, ops []store.ReadOp) {
 	if len(ops) == 1 {
-		one := [1]*heap.ReadOp{&ops[0]}
+		one := [1]*store.ReadOp{&ops[0]}
 		s.read(one[:])
 		return
 	}
-	all := make([]*heap.ReadOp, len(ops))
+	all := make([]*store.ReadOp, len(ops))
 	for i := range ops {
 		all[i] = &ops[i]
 	}
-	slices.SortFunc(all, func(a, b *heap.ReadOp) int {
+	slices.SortFunc(all, func(a, b *store.ReadOp) int {
 		if d := a.Seg.(*segment).slot - b.Seg.(*segment).slot; d != 0 {
 			return d
 		}
@@ -130,7 +130,7 @@ func (s *Store) work() {
 }
 
 // read does reads whose blocks lie side by side, in order.
-func (s *Store) read(ops []*heap.ReadOp) {
+func (s *Store) read(ops []*store.ReadOp) {
 	buf, err := s.buffer()
 	if err == nil {
 		defer func() { s.bufs <- buf }()
@@ -146,7 +146,7 @@ func (s *Store) read(ops []*heap.ReadOp) {
 }
 
 // readOne does one read, of any length.
-func (s *Store) readOne(buf []byte, op *heap.ReadOp) error {
+func (s *Store) readOne(buf []byte, op *store.ReadOp) error {
 	g := op.Seg.(*segment)
 	if op.Off < 0 || op.Off > s.cfg.SegmentSize || len(op.Buf) > s.cfg.SegmentSize-op.Off {
 		return fmt.Errorf("cannot read [%d, %d+%d) of %s, which has %d bytes", op.Off, op.Off, len(op.Buf), g.Name(), s.cfg.SegmentSize)
@@ -165,7 +165,7 @@ func (s *Store) readOne(buf []byte, op *heap.ReadOp) error {
 }
 
 // readRun does reads that fit into buf together.
-func (s *Store) readRun(buf []byte, ops []*heap.ReadOp) error {
+func (s *Store) readRun(buf []byte, ops []*store.ReadOp) error {
 	g, begin, end := ops[0].Seg.(*segment), ops[0].Off/block*block, 0
 	for _, op := range ops {
 		end = max(end, op.Off+len(op.Buf))

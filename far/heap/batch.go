@@ -1,6 +1,10 @@
 package heap
 
-import "context"
+import (
+	"context"
+
+	"polder/far/store"
+)
 
 // Batch fetches many records in as few reads of the store as it can. It makes
 // no garbage: there is a pool of them, and each has flights to spare.
@@ -16,7 +20,7 @@ type Batch struct {
 	landed  bool
 	block   *block // what is left of it is for the next flights
 	spare   []*Flight
-	ops     []ReadOp
+	ops     []store.ReadOp
 	row     []*Flight
 }
 

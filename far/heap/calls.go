@@ -1,6 +1,10 @@
 package heap
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+
+	"polder/internal/processor"
+)
 
 // calls counts the calls that Close has to wait for. Counting is part of every
 // miss, so each processor counts in a place of its own; they are added up only
@@ -22,7 +26,7 @@ type callPart struct {
 
 func (c *calls) init() { c.idle = make(chan struct{}) }
 
-func (c *calls) part() *atomic.Int64 { return &c.parts[Processor()&(callParts-1)].n }
+func (c *calls) part() *atomic.Int64 { return &c.parts[processor.Number()&(callParts-1)].n }
 
 // Begin is called by every call that leaves its shard's lock, so that Close
 // can wait for it; end when it returns.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"polder/far/record"
+	"polder/far/store"
 )
 
 // The cleaner is the evacuator's work on far memory, and runs in its
@@ -15,19 +16,17 @@ import (
 // no segment left; for that case the heap keeps one to spare.
 
 const (
-	// cleanAbove is the part of far memory that may be dead, provided there
-	// are at least cleanFrom segments.
-	cleanAbove = 1.0 / 3
-	cleanFrom  = 4
 	// worthCleaning is the part of a segment that must be dead for it to be
 	// cleaned when the store is full.
 	worthCleaning = 1.0 / 16
+	// shrinkCleaning is worthCleaning for what shrinks.
+	shrinkCleaning = 1.0 / 64
 )
 
 // FarReady sees to it that the open segment has room for n bytes.
 func (h *Heap) FarReady(n int) bool {
 	f := &h.Far
-	owing := f.owing()
+	owing := f.Owing()
 	may := h.shrinking || !owing || h.backing != nil
 	if may && h.hasRoom(n) {
 		return true
@@ -66,7 +65,7 @@ func (h *Heap) farCleaned(n int, owing, may bool) bool {
 	}
 	worth, tries := worthCleaning, 4
 	if h.shrinking {
-		if seg := f.takeSpare(true); seg != nil {
+		if seg := f.TakeSpare(true); seg != nil {
 			return h.openWith(seg) == nil
 		}
 		worth, tries = shrinkCleaning, 64
@@ -75,7 +74,7 @@ func (h *Heap) farCleaned(n int, owing, may bool) bool {
 	// becomes a spare one. While some are lent, that room is for cleaning, too.
 	full := f.open == nil
 	for range tries {
-		s := f.sparsest()
+		s := f.Sparsest()
 		if s == nil || float64(s.Live.Load()) > (1-worth)*float64(f.SegSize) {
 			return false
 		}
@@ -89,7 +88,7 @@ func (h *Heap) farCleaned(n int, owing, may bool) bool {
 		}
 		h.postponed = 0
 		if !owing || full {
-			spare := f.takeSpare(false)
+			spare := f.TakeSpare(false)
 			if spare == nil || h.openWith(spare) != nil {
 				h.unlearn()
 				return false
@@ -100,7 +99,7 @@ func (h *Heap) farCleaned(n int, owing, may bool) bool {
 			h.Logs.note(err)
 			return false
 		}
-		owing = f.owing()
+		owing = f.Owing()
 		if (h.shrinking || !owing) && h.hasRoom(n) {
 			return true
 		}
@@ -114,54 +113,13 @@ func (h *Heap) hasRoom(n int) bool {
 	if f.open != nil && f.open.Gone() {
 		h.closeFar()
 	}
-	return f.open != nil && f.open.end+n <= f.SegSize
-}
-
-// sparsest returns the sealed segment with the fewest live bytes, or nil.
-func (f *farLog) sparsest() (best *FarSegment) {
-	f.All(func(s *FarSegment) {
-		if s.cleanable() && (best == nil || s.Live.Load() < best.Live.Load()) {
-			best = s
-		}
-	})
-	return best
-}
-
-func (s *FarSegment) cleanable() bool {
-	return s.sealed.Load() && !s.broken && s.writes == 0 && !s.HasPages() && s.Live.Load() > 0 && !s.Gone()
-}
-
-// worst returns the segment whose cleaning yields most for its cost, which is
-// to read what was written and to write what lives; old segments come first,
-// since what lives in a young one may soon be dead. It is nil if far memory is
-// clean enough.
-func (f *farLog) worst() (best *FarSegment) {
-	var live, filled, n int64
-	var most float64
-	f.All(func(s *FarSegment) {
-		if !s.sealed.Load() || s.HasPages() || s.Gone() {
-			return
-		}
-		n++
-		live += s.Live.Load()
-		filled += s.filled.Load()
-		if s.cleanable() {
-			u := float64(s.Live.Load()) / float64(s.filled.Load())
-			if gain := (1 - u) / (1 + u) * float64(f.age.Load()-s.age+1); gain > most {
-				best, most = s, gain
-			}
-		}
-	})
-	if n < cleanFrom || float64(filled-live) < cleanAbove*float64(filled) {
-		return nil
-	}
-	return best
+	return f.open != nil && f.open.End+n <= f.SegSize
 }
 
 // tidy cleans far memory until it is clean enough or there is other work.
 func (h *Heap) tidy() error {
 	for h.Ctx.Err() == nil && h.Far.resting() == nil {
-		s := h.Far.worst()
+		s := h.Far.Worst()
 		if s == nil {
 			break
 		}
@@ -185,7 +143,7 @@ func (h *Heap) tidy() error {
 // clean moves what lives in s to the open segment, or to further ones if it
 // may borrow.
 func (h *Heap) clean(s *FarSegment, borrow bool) error {
-	s.pins.Add(1)
+	part := s.Pin()
 	fails, unmoved := h.Far.fails, h.Far.unmoved
 	err := h.cleanPinned(s, borrow, fails)
 	h.Drain()
@@ -193,11 +151,11 @@ func (h *Heap) clean(s *FarSegment, borrow bool) error {
 		err = h.Far.failed
 	}
 	h.unlearn()
-	if err == nil && h.Far.unmoved == unmoved && !s.Gone() && s.Live.Load() != 0 && (s.restored || h.host.Leaks()) {
-		s.forsake()
+	if err == nil && h.Far.unmoved == unmoved && !s.Gone() && s.Live.Load() != 0 && (s.Restored || h.host.Leaks()) {
+		s.Forsake()
 		h.WakeJanitor()
 	}
-	s.pins.Add(-1)
+	s.Unpin(part)
 	if s.Dead() {
 		h.Drop(s)
 	}
@@ -209,7 +167,7 @@ func (h *Heap) cleanPinned(s *FarSegment, borrow bool, fails int) error {
 		return nil // the janitor may already have given it back
 	}
 	h.Count.cleanedSegments.Add(1)
-	for off := record.SegmentSize; off < s.end; {
+	for off := record.SegmentSize; off < s.End; {
 		b, err := h.readPart(s, off)
 		if err != nil {
 			return err
@@ -244,12 +202,12 @@ func (h *Heap) cleanPart(s *FarSegment, off int, b []byte, borrow bool, fails in
 				return at, nil // what is read next, and learnt of, is not of the bad copy
 			}
 			// The record stays where it is, and so does the segment.
-			s.broken = true
+			s.Broken = true
 			return 0, &CorruptError{Segment: s.Seg.Name(), Off: off + at, Err: err}
 		}
 		n := e.Size()
 		at += n
-		addr := s.ID*f.Units + uint64(off+at-n)/Unit
+		addr := s.Address(off + at - n)
 		if !h.host.Owner(e.Owner()).Live(e, addr) {
 			continue
 		}
@@ -299,9 +257,8 @@ func (h *Heap) learnAll(s *FarSegment) error {
 	if !h.host.Learns() {
 		return nil
 	}
-	s.pins.Add(1)
-	defer s.pins.Add(-1)
-	for off := record.SegmentSize; off < s.end; {
+	defer s.Unpin(s.Pin())
+	for off := record.SegmentSize; off < s.End; {
 		b, err := h.readPart(s, off)
 		if err != nil {
 			return err
@@ -338,7 +295,7 @@ func (h *Heap) learnPart(s *FarSegment, off int, b []byte) (n int, err error) {
 		if err != nil || e.Size() > len(b)-n {
 			break
 		}
-		h.suspects = append(h.suspects, Suspect{Owner: e.Owner(), Number: e.Number(), Addr: s.ID*h.Far.Units + uint64(off+n)/Unit})
+		h.suspects = append(h.suspects, Suspect{Owner: e.Owner(), Number: e.Number(), Addr: s.Address(off + n)})
 		n += e.Size()
 	}
 	if n == 0 {
@@ -350,8 +307,8 @@ func (h *Heap) learnPart(s *FarSegment, off int, b []byte) (n int, err error) {
 // readPart reads what is at off of s, as much as there is room for.
 func (h *Heap) readPart(s *FarSegment, off int) ([]byte, error) {
 	f := &h.Far
-	n := min(len(h.scratch), s.end-off)
-	ops := []ReadOp{{Seg: s.Seg, Off: off, Buf: h.scratch[:n], Bulk: true}}
+	n := min(len(h.scratch), s.End-off)
+	ops := []store.ReadOp{{Seg: s.Seg, Off: off, Buf: h.scratch[:n], Bulk: true}}
 	ctx, cancel := context.WithTimeout(h.Ctx, StoreTimeout)
 	defer cancel()
 	f.Store.Read(ctx, ops)
@@ -366,8 +323,8 @@ func (h *Heap) readPart(s *FarSegment, off int) ([]byte, error) {
 // is lent any more.
 func (h *Heap) repaid() bool {
 	f := &h.Far
-	for f.owing() {
-		if err := f.borrowSpare(h.Ctx); err != nil {
+	for f.Owing() {
+		if err := f.BorrowSpare(h.Ctx); err != nil {
 			f.Failed(err)
 			return false
 		}
@@ -379,7 +336,7 @@ func (h *Heap) repaid() bool {
 // openAnother borrows a segment and makes it the open one.
 func (h *Heap) openAnother() bool {
 	f := &h.Far
-	seg, err := f.borrow(h.Ctx)
+	seg, err := f.Borrow(h.Ctx)
 	if err == nil {
 		err = h.openWith(seg)
 	}

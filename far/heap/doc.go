@@ -16,10 +16,11 @@
 // without temporal locality. In far memory all of them are records as package record has them,
 // in far segments that begin with that package's header.
 //
-// The evacuator asks the owner of each record in a segment to deal with it:
+// Which segment is emptied next, and whether what was used of late stays, a [Policy] decides, which is CLOCK. The
+// evacuator asks the owner of each record in a segment to deal with it:
 // [Owner].Evacuate. The owner finds out whether it refers to the record, and what is known of its
 // use, and asks [Evacuation.Place], which decides: a hot record is kept, at the
-// end of the logs and a little cooler, which makes the whole CLOCK; a cold one that has an equal
+// end of the logs and a little cooler; a cold one that has an equal
 // far copy is dropped; a cold one without is staged, and written to far memory together with
 // others. The owner copies the record to where Place says while nothing can change it, and
 // refers to that place from then on, or, if it is staged, from when [Owner].Settled says that it was
@@ -77,21 +78,23 @@
 //	OpenLog.Mu
 //	  (an owner's table of words)
 //	    Logs.Mu
-//	Buffers.Mu
+//	(buffers)
 //	scopes.mu
 //	  Logs.Mu
-//	farLog.mu
+//	farlog.Log
 //
 // # Files
 //
-// heap (the heap, and how it divides its budget), owner (the interfaces), store, memstore,
-// errors, size (classes of sizes), calls (which Stop waits for), setlocal, stats (and the audit).
+// heap (the heap, and how it is divided), owner (the interfaces), budget (its lines, and SetLocal),
+// errors, calls (which Stop waits for), stats (and the audit).
 //
 // Local memory: logs, slot (of an object), object (the bytes of a record).
-// Far memory: farlog, cleaner, janitor; keep (what outlives the heap) and writeback.
-// Fetching: flight, batch, buffers.
+// Far memory: far (the segments, which package farlog has, and the names of what package store has), pages (of
+// indexes), cleaner, janitor, writeback.
+// Fetching: flight, batch.
 //
-// Evacuation: evacuator (the loop, and the emptying of a segment), pass, window (what is being written).
+// Evacuation: evacuator (the loop, and the emptying of a segment), policy (what goes first, and what stays), pass, window
+// (what is being written).
 // Scopes: scope, scope_plain and scope_atomic (entering and leaving), scope_admit (who is
 // let in while memory is short), held (for too long), wait (for room).
 package heap

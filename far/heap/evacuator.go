@@ -190,7 +190,7 @@ func (h *Heap) makeRoom() bool {
 	if !h.Pass.active() && h.objectsFirst(s, what) && h.beginPass(h.lacking(), what) {
 		return h.passReady()
 	}
-	if h.evacuate(s, what) || what != Evict && h.FarReady(Unit) && h.evacuate(l.oldest(), Evict) {
+	if h.evacuate(s, what) || what != Evict && h.FarReady(Unit) && h.evacuate(l.next(h.policy), Evict) {
 		h.barren, h.hoped = 0, 0
 	} else if h.Pass.active() || h.beginPass(h.lacking(), Evict) {
 		return h.passReady()
@@ -236,7 +236,7 @@ func (l *Logs) enough(window int) bool {
 func (h *Heap) objectsFirst(s int, what aim) bool {
 	l := &h.Logs
 	var one [1]int
-	segs := l.selectObjects(one[:0], 1, what)
+	segs := l.selectObjects(one[:0], 1, what, h.policy)
 	if len(segs) == 0 || s < 0 {
 		return len(segs) > 0
 	}
@@ -253,7 +253,8 @@ func (h *Heap) objectsFirst(s int, what aim) bool {
 	case o.Kind == Streamed:
 		return true
 	}
-	return o.seq < e.seq
+	rank := l.ranks(h.policy)
+	return rank(o) < rank(e)
 }
 
 // stuck ends the waiting of those who need room that cannot be made: at once
@@ -277,7 +278,7 @@ func (h *Heap) stuck() {
 		// What is local is in use. That changes.
 	case err != nil && !errors.Is(err, ErrStoreFull):
 		l.note(err)
-	case h.host.Freeing() || h.Far.freeing.Load() > 0 || h.shrinking && h.Far.dying():
+	case h.host.Freeing() || h.Far.freeing.Load() > 0 || h.shrinking && h.Far.Dying():
 		// The janitor is about to make room, and will wake us.
 	case h.postponed > 0 && h.postponed < postponedMost:
 		// It is tried again: see RetryIn.
@@ -286,7 +287,7 @@ func (h *Heap) stuck() {
 		l.Wake() // it just has; but cleaning may do so for ever
 	default:
 		h.hoped = 0
-		l.inUse.Store(err == nil && !h.Pass.Ev.full && !h.Far.owing())
+		l.inUse.Store(err == nil && !h.Pass.Ev.full && !h.Far.Owing())
 		if !l.refuse(l.errFull(), h.shrinking) {
 			l.Wake() // there is more that may go, or may be used
 		}
@@ -302,12 +303,12 @@ func (h *Heap) victim() (int, aim) {
 	if h.barren == 0 && float64(live) < compactBelow*float64(usable) {
 		s := l.sparsest(func(s *LogSegment) int64 { return s.Live.Load() })
 		var one [1]int
-		if s >= 0 || len(l.selectObjects(one[:0], 1, compact)) > 0 {
+		if s >= 0 || len(l.selectObjects(one[:0], 1, compact, h.policy)) > 0 {
 			return s, compact
 		}
 	}
 	if h.FarReady(Unit) {
-		return l.oldest(), Evict
+		return l.next(h.policy), Evict
 	}
 	s := l.sparsest(func(s *LogSegment) int64 { return s.Live.Load() - s.Clean.Load() })
 	return s, evictClean
@@ -332,18 +333,35 @@ func (l *Logs) sparsest(cost func(s *LogSegment) int64) int {
 // evacuable reports whether s can be emptied without waiting for scopes. Logs.Mu must be held.
 func (s *LogSegment) evacuable() bool { return s.sealed && !s.Kind.scoped() && s.views.Load() == 0 }
 
-// oldest returns the oldest segment that is evacuable, or -1.
-func (l *Logs) oldest() int {
+// ranks is how p ranks segments, as long as l.Mu is held.
+func (l *Logs) ranks(p Policy) func(s *LogSegment) uint64 {
+	var a Age
+	for i := range l.Segs[:l.top] {
+		if s := &l.Segs[i]; s.sealed && s.kept {
+			a.Again++
+		} else if s.sealed {
+			a.Fresh++
+		}
+	}
+	return func(s *LogSegment) uint64 {
+		a.Seq, a.Kept = s.seq, s.kept
+		return p.Rank(a)
+	}
+}
+
+// next returns the segment that p says is to be emptied next, of those that are evacuable, or -1.
+func (l *Logs) next(p Policy) int {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
-	best := -1
+	rank := l.ranks(p)
+	best, least := -1, uint64(0)
 	for i := range l.Segs[:l.top] {
 		s := &l.Segs[i]
 		if !s.evacuable() {
 			continue
 		}
-		if best < 0 || s.seq < l.Segs[best].seq {
-			best = i
+		if r := rank(s); best < 0 || r < least {
+			best, least = i, r
 		}
 		if s.Live.Load() == 0 {
 			return i
@@ -413,7 +431,7 @@ func (ev *Evacuation) Place(from Kind, n, size int, hot, clean bool) (f fate, to
 		to, at = h.Far.reserve(size, source(ev.from)|staysLocal)
 		return FateStaged, to, at
 	}
-	if ev.what == compact || hot && !ev.Tight && ev.kept+n <= ev.most || ev.what == evictClean && !clean {
+	if ev.what == compact || h.policy.Keeps(hot) && !ev.Tight && ev.kept+n <= ev.most || ev.what == evictClean && !clean {
 		ol := h.Logs.Hot(from)
 		ol.Mu.Lock()
 		ok := ev.mayKeep(n)
@@ -525,7 +543,7 @@ func (h *Heap) Empty(s int, ev *Evacuation, what aim) bool {
 					h.Count.evacuatedClean.Add(1)
 				}
 			case FateStaged:
-				record.Record(ev.to).SetVersion(h.Far.version.Add(1))
+				record.Record(ev.to).SetVersion(h.Far.NextVersion())
 				seg.leaving += int64(ev.n)
 				h.Far.leaving += int64(ev.n)
 			case FateStuck:

@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 
 	"polder/far/record"
+	"polder/far/store"
+	"polder/internal/buddy"
 )
 
 // Want is a far record that somebody wants to read.
@@ -78,14 +80,14 @@ type Flight struct {
 // alone is what a flight needs that is not part of a batch.
 type alone struct {
 	block block
-	op    [1]ReadOp
+	op    [1]store.ReadOp
 }
 
 // block is memory that flights read into, and those who use it: the flights, and
 // the batch that takes parts of it for flights. It is a buffer, or else a slot of the
 // logs, where the records stay.
 type block struct {
-	Buffer
+	buddy.Buffer
 	refs atomic.Int32
 
 	slot Object
@@ -240,14 +242,14 @@ func (h *Heap) begin(f *Flight) (err error) {
 	case f.Kind.scoped() && (!f.Owner.Refers(&f.Want) || h.Far.Seg(f.Addr) != f.seg):
 		err = ErrMoved
 	case f.Kind.scoped() && f.seg.Gone():
-		err = &LostError{f.seg.Seg.Name()}
+		err = &LostError{Segment: f.seg.Seg.Name()}
 	case !f.Apart && !h.flights.list(f):
 		err = ErrFlying
 	default:
 		f.listed = !f.Apart
 		return nil
 	}
-	h.unpin(f)
+	f.seg.Unpin(f.pin)
 	return err
 }
 
@@ -275,13 +277,7 @@ func (h *Heap) endUses(c *block, n int32) {
 		c.slot = nil
 	}
 	h.Bufs.Put(c.Buffer)
-	c.Buffer = Buffer{}
-}
-
-func (h *Heap) unpin(f *Flight) {
-	if f.seg.unpin(f.pin) {
-		h.WakeJanitor()
-	}
+	c.Buffer = buddy.Buffer{}
 }
 
 // quit ends a flight that was begun, but is not made.
@@ -317,7 +313,7 @@ func (h *Heap) released(f *Flight) bool {
 		return false
 	}
 	h.endUses(f.block, 1)
-	h.unpin(f)
+	f.seg.Unpin(f.pin)
 	a := f.alone
 	if f.done != nil {
 		f.done = nil
@@ -327,7 +323,7 @@ func (h *Heap) released(f *Flight) bool {
 	f.seg, f.block, f.buf = nil, nil, nil
 	f.listed, f.follows, f.mine, f.landing = false, false, false, Elsewhere
 	if a != nil {
-		a.op[0] = ReadOp{}
+		a.op[0] = store.ReadOp{}
 	}
 	return true
 }
@@ -352,16 +348,16 @@ func (f *Flight) Wait(ctx context.Context) error {
 }
 
 // op is the read that f is, and those that follow it.
-func (f *Flight) op(h *Heap) ReadOp {
+func (f *Flight) op(h *Heap) store.ReadOp {
 	buf := f.buf
 	if f.block.slot != nil {
 		buf = f.block.slot[ObjectHeader:]
 	}
-	return ReadOp{Seg: f.seg.Seg, Off: h.Far.Offset(f.Addr), Buf: buf}
+	return store.ReadOp{Seg: f.seg.Seg, Off: h.Far.Offset(f.Addr), Buf: buf}
 }
 
 // landed ends the flights fs, which were read by ops.
-func (h *Heap) landed(ctx context.Context, fs []*Flight, ops []ReadOp) {
+func (h *Heap) landed(ctx context.Context, fs []*Flight, ops []store.ReadOp) {
 	bytes, op := 0, len(ops)-1
 	// From the last on: an object that is laid out reaches into the record behind it.
 	for i := len(fs) - 1; i >= 0; i-- {
@@ -400,7 +396,7 @@ func (h *Heap) failed(ctx context.Context, f *Flight, err error) {
 	switch {
 	case f.seg.Gone():
 		h.WakeJanitor() // to account for what went with it
-		f.Err = &LostError{f.seg.Seg.Name()}
+		f.Err = &LostError{Segment: f.seg.Seg.Name()}
 	case f.Owner.Refers(&f.Want):
 		f.mine = ctx.Err() != nil
 		f.Err = fmt.Errorf("cannot fetch %d bytes from %s: %w", len(f.buf), f.seg.Seg.Name(), err)
@@ -450,13 +446,13 @@ func (h *Heap) inspect(f *Flight) {
 
 // reread reads n bytes of s again that were not good, from other copies of s, if the store has some.
 func (h *Heap) reread(s *FarSegment, off int, buf []byte, good func() bool) bool {
-	m, ok := h.Far.Store.(Mirror)
+	m, ok := h.Far.Store.(store.Mirror)
 	if !ok {
 		return false
 	}
 	ctx, cancel := context.WithTimeout(h.Ctx, StoreTimeout)
 	defer cancel()
-	return m.Reread(ctx, ReadOp{Seg: s.Seg, Off: off, Buf: buf}, good)
+	return m.Reread(ctx, store.ReadOp{Seg: s.Seg, Off: off, Buf: buf}, good)
 }
 
 // land has the owner refer to what f has brought, if that is to be local: an object always,

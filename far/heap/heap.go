@@ -4,21 +4,25 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/bits"
 	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"polder/far/store"
 	"polder/internal/arena"
+	"polder/internal/buddy"
 )
 
 // Heap is memory for records of owners: a local budget and a store behind it.
 type Heap struct {
 	Cfg     Config
 	host    Host
+	policy  Policy // immutable
 	Logs    Logs
 	Far     farLog
-	Bufs    Buffers
+	Bufs    buddy.Buffers
 	Scopes  scopes
 	cleaner *arena.Mapping // of scratch
 	scratch []byte         // what the cleaner reads segments into
@@ -60,6 +64,7 @@ type Config struct {
 	MaxLocal    int64         // the most that SetLocal can make of it; 0 is Local
 	ScopeBytes  int           // what every scope may take for certain; 0 is 64 KiB at the most
 	HeldTooLong time.Duration // how long a scope may be open before that is reported; 0 is a second
+	Policy      Policy        // what makes room; nil is Clock
 }
 
 // Sizes is how a core divides its budget. All but logs and most are powers of two.
@@ -73,7 +78,7 @@ type Sizes struct {
 }
 
 // SizesFor divides the budget of a core over a store.
-func SizesFor(store Store, cfg Config) (Sizes, error) {
+func SizesFor(st store.Store, cfg Config) (Sizes, error) {
 	if cfg.Local < MinLocal {
 		return Sizes{}, fmt.Errorf("the local budget is %d bytes, at least %d are needed", cfg.Local, MinLocal)
 	}
@@ -83,14 +88,14 @@ func SizesFor(store Store, cfg Config) (Sizes, error) {
 	if cfg.ScopeBytes < 0 {
 		return Sizes{}, fmt.Errorf("ScopeBytes is %d, want a number of bytes, or 0 for the default", cfg.ScopeBytes)
 	}
-	if n := store.SegmentSize(); n < MinSegmentSize || n&(n-1) != 0 {
+	if n := st.SegmentSize(); n < MinSegmentSize || n&(n-1) != 0 {
 		return Sizes{}, fmt.Errorf("the store's segments are %d bytes, want a power of two of at least %d", n, MinSegmentSize)
 	}
 	segSize := min(max(Floor2(cfg.Local/128), MinSegmentSize), maxLogSegment)
 	sz := Sizes{
 		SegSize: segSize,
-		Staging: min(segSize, store.SegmentSize()),
-		Fetch:   min(max(Floor2(cfg.Local/32), 2*MaxBuf), 8<<20),
+		Staging: min(segSize, st.SegmentSize()),
+		Fetch:   min(max(Floor2(cfg.Local/32), 2*buddy.MaxBuf), 8<<20),
 	}
 	sz.Logs = cfg.Local - sz.others()
 	sz.Most = sz.Logs + cfg.MaxLocal - cfg.Local
@@ -109,14 +114,10 @@ func (sz *Sizes) Local() int64 { return sz.Logs + sz.others() }
 // MinLocal is the smallest local budget.
 const MinLocal = 4 << 20
 
-// MinSegmentSize is the least size of a store's segments, in bytes: one holds an
-// entry with the longest key.
-const MinSegmentSize = 128 << 10
-
 const maxLogSegment = 2 << 20 // a huge page, as in the paper
 
 // Init makes a core for host, which is not called before start.
-func (h *Heap) Init(store Store, cfg Config, sz Sizes, host Host) error {
+func (h *Heap) Init(st store.Store, cfg Config, sz Sizes, host Host) error {
 	h.Cfg, h.host = cfg, host
 	h.entries.h, h.Pass.Ev.h = h, h
 	h.poke = make(chan struct{}, 1)
@@ -130,11 +131,11 @@ func (h *Heap) Init(store Store, cfg Config, sz Sizes, host Host) error {
 		return err
 	}
 	h.scratch = h.cleaner.Bytes()
-	h.Far.init(store)
+	h.Far.Init(st, h.WakeJanitor)
 	if err = h.Far.window.init(sz.Staging, max(cfg.MaxLocal, cfg.Local)); err != nil {
 		return errors.Join(err, h.Unmap())
 	}
-	if err = h.Bufs.init(sz.Fetch); err == nil {
+	if err = h.Bufs.Init(sz.Fetch); err == nil {
 		err = h.Logs.Init(sz.Logs, most, sz.others(), sz.SegSize, sz.Open)
 	}
 	if err != nil {
@@ -146,6 +147,9 @@ func (h *Heap) Init(store Store, cfg Config, sz Sizes, host Host) error {
 	}
 	h.Scopes.init(least)
 	h.Logs.crowd = h.Scopes.crowd
+	if h.policy = cfg.Policy; h.policy == nil {
+		h.policy = Clock{}
+	}
 	return nil
 }
 
@@ -165,35 +169,6 @@ func (h *Heap) Stop() {
 	h.Wg.Wait()
 }
 
-// GiveBack gives far memory back after Stop, when nothing refers to it any more; without what outlives the
-// heap, if its store is a Keeper.
-func (h *Heap) GiveBack() error {
-	ctx, cancel := context.WithTimeout(context.Background(), StoreTimeout)
-	defer cancel()
-	var errs []error
-	for _, s := range h.Far.paged {
-		errs = append(errs, s.Free(ctx))
-	}
-	for s := h.Far.takeSpare(false); s != nil; s = h.Far.takeSpare(false) {
-		errs = append(errs, s.Free(ctx))
-	}
-	for s := h.Far.takeIdle(false); s != nil; s = h.Far.takeIdle(false) {
-		errs = append(errs, s.Free(ctx))
-	}
-	for s := h.Far.takeReserved(0); s != nil; s = h.Far.takeReserved(0) {
-		errs = append(errs, s.Free(ctx))
-	}
-	for _, d := range h.Far.takeOwed() {
-		errs = append(errs, d.seg.Free(ctx))
-	}
-	h.Far.All(func(s *FarSegment) {
-		if !s.Gone() && !h.Far.Keeps() {
-			errs = append(errs, s.Seg.Free(ctx))
-		}
-	})
-	return errors.Join(errs...)
-}
-
 // Unmap gives the local memory back.
 func (h *Heap) Unmap() error {
 	var errs []error
@@ -205,10 +180,5 @@ func (h *Heap) Unmap() error {
 	return errors.Join(errs...)
 }
 
-// BuryFar accounts for the death of a far copy of size bytes, in whole classes.
-func (h *Heap) BuryFar(addr uint64, size int) {
-	s := h.Far.Seg(addr)
-	if s.Live.Add(-int64(size)) == 0 && s.Dead() {
-		h.WakeJanitor()
-	}
-}
+// Floor2 is the largest power of two that is not above n, which is positive.
+func Floor2(n int64) int { return 1 << (bits.Len64(uint64(n)) - 1) }

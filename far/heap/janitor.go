@@ -36,17 +36,17 @@ func (h *Heap) janitor() {
 			timed = true
 		}
 		h.Far.All(func(s *FarSegment) {
-			if s.Gone() && !s.counted.Load() {
+			if s.Gone() && !s.Counted.Load() {
 				name := s.Seg.Name()
 				h.LastLost.Store(&name)
 				h.host.Lost(s)
-				s.counted.Store(true)
+				s.Counted.Store(true)
 			}
 		})
 		h.reap()
 		if timed {
 			h.payBack()
-			h.giveIdle()
+			h.Count.unreturned.Add(uint64(h.Far.GiveIdle(h.Ctx)))
 			h.watch(time.Now())
 			if ticks++; ticks%decayTicks == 0 {
 				h.decay()
@@ -62,64 +62,26 @@ func (h *Heap) reap() (n int) {
 		if s.Dead() && h.Ctx.Err() == nil {
 			h.Drop(s)
 			n++
-		} else if h.Ctx.Err() == nil && h.Far.mayGo(s) {
-			h.free(func() error {
-				h.Far.mu.Lock()
-				retained := h.Far.retain(s.Seg)
-				h.Far.mu.Unlock()
-				if retained {
-					return nil
-				}
-				_, err := h.Far.giveBack(h.Ctx, debt{seg: s.Seg})
-				return err
-			})
+		} else if h.Ctx.Err() == nil && h.Far.MayGo(s) {
+			h.free(func() error { return h.Far.Discard(h.Ctx, s.Seg) })
 			n++
 		}
 	})
 	return n
 }
 
-// payBack offers the store again what it would not take back, up to the first
-// that it still does not take.
+// payBack offers the store again what it would not take back.
 func (h *Heap) payBack() {
-	owed := h.Far.takeOwed()
-	for i, d := range owed {
-		done, err := h.Far.giveBack(h.Ctx, d)
-		if err != nil {
-			h.Count.unreturned.Add(1)
-		}
-		if !done {
-			h.Far.owe(owed[i+1:]...)
-			return
-		}
-		h.Far.freed.Store(true)
-		h.Logs.retry()
-		h.Logs.Wake()
-	}
-}
-
-// giveIdle gives back the segments that have been idle for long enough, and spare
-// ones that are too many.
-func (h *Heap) giveIdle() {
-	next := func() Segment {
-		if s := h.Far.takeSurplus(); s != nil {
-			return s
-		}
-		return h.Far.takeIdle(true)
-	}
-	for s := next(); s != nil; s = next() {
-		if _, err := h.Far.giveBack(h.Ctx, debt{seg: s}); err != nil {
-			h.Count.unreturned.Add(1)
-		}
-		if h.Ctx.Err() != nil {
-			return
-		}
+	paid, unreturned := h.Far.PayBack(h.Ctx)
+	h.Count.unreturned.Add(uint64(unreturned))
+	if paid > 0 {
+		h.noteFreed()
 	}
 }
 
 // Drop gives a dead segment back, or leaves that to payBack if the store does
 // not take it.
-func (h *Heap) Drop(s *FarSegment) { h.free(func() error { return h.Far.drop(h.Ctx, s) }) }
+func (h *Heap) Drop(s *FarSegment) { h.free(func() error { return h.Far.Drop(h.Ctx, s) }) }
 
 // free gives memory back by give, and tells those who wait for some.
 func (h *Heap) free(give func() error) {
@@ -127,8 +89,13 @@ func (h *Heap) free(give func() error) {
 	if err := give(); err != nil {
 		h.Count.unreturned.Add(1)
 	}
-	h.Far.freed.Store(true)
+	h.noteFreed()
 	h.Far.freeing.Add(-1)
+}
+
+// noteFreed tells those who wait for far memory that some has been given back.
+func (h *Heap) noteFreed() {
+	h.Far.freed.Store(true)
 	h.Logs.retry()
 	h.Logs.Wake()
 }

@@ -87,6 +87,7 @@ type LogSegment struct {
 	sealed bool   // full, and nobody empties it; under Logs.Mu
 	Kind   Kind   // of what is in it; under Logs.Mu until sealed
 	seq    uint64 // age; under Logs.Mu
+	kept   bool   // the evacuator fills it; under Logs.Mu
 	Used   int    // bytes filled; under the OpenLog's mutex until sealed
 
 	id int // its number; immutable
@@ -317,7 +318,7 @@ func (l *Logs) Take(c Claim, k Kind, full int) (int, bool) {
 		l.top = max(l.top, int(s)+1)
 	}
 	l.seq++
-	l.Segs[s].seq, l.Segs[s].Used, l.Segs[s].Kind = l.seq, 0, k
+	l.Segs[s].seq, l.Segs[s].Used, l.Segs[s].Kind, l.Segs[s].kept = l.seq, 0, k, c == ForEvacuator
 	if full >= 0 {
 		l.Segs[full].sealed = true
 	}

@@ -6,6 +6,12 @@ import (
 	"polder/far/record"
 )
 
+const (
+	Unit     = record.Unit // records are aligned to it, addresses count it
+	AddrBits = record.AddrBits
+	AddrMask = record.MaxAddr
+)
+
 // Object is the bytes of a record in local memory, of whatever owner. It lies in the local logs
 // behind two words, at a multiple of 16 bytes:
 //

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"polder/far/record"
+	"polder/far/store"
 	"polder/internal/sizeclass"
 )
 
@@ -38,29 +39,29 @@ func (p *Pages) Ready(n int, cleaning bool) error {
 	if p.open != nil && p.open.Gone() {
 		p.close()
 	}
-	if p.open != nil && p.staged+n <= len(p.staging) && p.open.end+p.staged+n <= p.h.Far.SegSize {
+	if p.open != nil && p.staged+n <= len(p.staging) && p.open.End+p.staged+n <= p.h.Far.SegSize {
 		return nil
 	}
 	if p.pending() > 0 {
 		return errStagingFull
 	}
-	if p.open != nil && p.open.end+p.staged+n <= p.h.Far.SegSize {
+	if p.open != nil && p.open.End+p.staged+n <= p.h.Far.SegSize {
 		return fmt.Errorf("BUG: a page of %d bytes does not fit into a buffer of %d", n, len(p.staging))
 	}
 	if p.err != nil && time.Now().Before(p.retry) {
 		return p.err
 	}
 	f := &p.h.Far
-	seg, err := f.borrowForPages(p.h.Ctx, cleaning)
+	seg, err := f.BorrowForPages(p.h.Ctx, cleaning)
 	if err != nil {
 		return p.failed(err)
 	}
-	s, err := f.add(seg, record.Pages)
+	s, err := f.Add(seg, record.Pages)
 	if err != nil {
 		return p.failed(err)
 	}
 	p.close()
-	f.header(s).Put(p.staging)
+	s.Header().Put(p.staging)
 	p.open, p.staged = s, record.SegmentSize
 	p.err, p.backoff = nil, 0
 	return nil
@@ -74,7 +75,7 @@ func IsStagingFull(err error) bool { return err == errStagingFull }
 
 // pending is the bytes of the records that are staged.
 func (p *Pages) pending() int {
-	if p.open != nil && p.open.end == 0 {
+	if p.open != nil && p.open.End == 0 {
 		return p.staged - record.SegmentSize
 	}
 	return p.staged
@@ -83,18 +84,17 @@ func (p *Pages) pending() int {
 // Reserve returns the n bytes behind what is staged, their address to be, which counts as live from now
 // on, and the position and the offset that this is. Ready must have said that they fit.
 func (p *Pages) Reserve(n int) (b []byte, addr, position uint64, off int) {
-	off = p.open.end + p.staged
-	addr = p.open.ID*p.h.Far.Units + uint64(off)/Unit
+	off = p.open.End + p.staged
+	addr = p.open.Address(off)
 	b = p.staging[p.staged : p.staged+n]
 	p.staged += n
-	p.open.Live.Add(int64(sizeclass.Round(n)))
-	p.open.filled.Add(int64(sizeclass.Round(n)))
+	p.open.Append(sizeclass.Round(n))
 	return b, addr, p.open.Position(), off
 }
 
 // Seal completes a record in the room that Reserve has returned with that offset.
 func (p *Pages) Seal(r record.Record, off int) {
-	r.SetVersion(p.h.Far.version.Add(1))
+	r.SetVersion(p.h.Far.NextVersion())
 	r.Seal(p.open.Seed, off)
 }
 
@@ -109,17 +109,17 @@ func (p *Pages) Flush() error {
 	ctx, cancel := context.WithTimeout(p.h.Ctx, StoreTimeout)
 	defer cancel()
 	s, n := p.open, p.staged
-	err := s.Seg.Write(ctx, p.staging[:n], s.end)
+	err := s.Seg.Write(ctx, p.staging[:n], s.End)
 	p.staged = 0
 	if err == nil && s.Gone() {
-		err = &LostError{s.Seg.Name()}
+		err = &LostError{Segment: s.Seg.Name()}
 	}
 	if err != nil {
 		p.close()
 		return p.failed(fmt.Errorf("cannot write %d bytes of index to %s: %w", n, s.Seg.Name(), err))
 	}
-	s.end += n
-	s.written.Store(int64(s.end))
+	s.End += n
+	s.Wrote(s.End)
 	p.h.Count.bytesOut.Add(uint64(n))
 	p.err, p.backoff = nil, 0
 	return nil
@@ -127,10 +127,7 @@ func (p *Pages) Flush() error {
 
 func (p *Pages) close() {
 	if p.open != nil {
-		p.open.sealed.Store(true)
-		if p.open.Dead() {
-			p.h.WakeJanitor()
-		}
+		p.open.Seal()
 		p.open, p.staged = nil, 0
 	}
 }
@@ -147,10 +144,7 @@ func (p *Pages) failed(err error) error {
 // Keep has n spare segments kept, or as many as the store had until it was full. With them what
 // is in pages can be written anew, and so cleaned, when there is no other far memory.
 func (p *Pages) Keep(n int) {
-	f := &p.h.Far
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.pageSpares = n
+	p.h.Far.KeepForPages(n)
 }
 
 // PageRead is a page that is to be read.
@@ -159,13 +153,13 @@ type PageRead struct {
 	Buf  []byte // has room for the class of the record; then, the body
 	Err  error  // the record cannot be had, or is no page
 	Seg  *FarSegment
+	pin  int // of Seg
 }
 
 // PageRead prepares the reading of the page at addr, which must be alive; it stays so until it has been read.
 func (h *Heap) PageRead(addr uint64, buf []byte) PageRead {
 	s := h.Far.Seg(addr)
-	s.pins.Add(1)
-	return PageRead{Addr: addr, Buf: buf, Seg: s}
+	return PageRead{Addr: addr, Buf: buf, Seg: s, pin: s.Pin()}
 }
 
 // decodePage is the page that was read at off of s.
@@ -185,11 +179,11 @@ func (h *Heap) rereadPage(s *FarSegment, b []byte, off int) bool {
 // ReadPages reads pages with one read of the store.
 func (h *Heap) ReadPages(ctx context.Context, ps []PageRead) {
 	f := &h.Far
-	ops := make([]ReadOp, len(ps))
+	ops := make([]store.ReadOp, len(ps))
 	bytes := 0
 	for i := range ps {
 		off := f.Offset(ps[i].Addr)
-		ops[i] = ReadOp{Seg: ps[i].Seg.Seg, Off: off, Buf: ps[i].Buf[:min(len(ps[i].Buf), f.SegSize-off)], Bulk: true}
+		ops[i] = store.ReadOp{Seg: ps[i].Seg.Seg, Off: off, Buf: ps[i].Buf[:min(len(ps[i].Buf), f.SegSize-off)], Bulk: true}
 		bytes += len(ops[i].Buf)
 	}
 	f.Store.Read(ctx, ops)
@@ -211,8 +205,6 @@ func (h *Heap) ReadPages(ctx context.Context, ps []PageRead) {
 				p.Err = &CorruptError{Segment: s.Seg.Name(), Off: op.Off, Err: err}
 			}
 		}
-		if s.pins.Add(-1) == 0 && s.Dead() {
-			h.WakeJanitor()
-		}
+		s.Unpin(p.pin)
 	}
 }

@@ -1,6 +1,7 @@
 package heap
 
 import (
+	"math"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -68,7 +69,7 @@ const (
 // beginPass selects up to n segments of objects and marks what is in them.
 func (h *Heap) beginPass(n int, what aim) bool {
 	ps := &h.Pass
-	ps.segs = h.Logs.selectObjects(ps.segs[:0], min(n, passSegments), what)
+	ps.segs = h.Logs.selectObjects(ps.segs[:0], min(n, passSegments), what, h.policy)
 	if len(ps.segs) == 0 {
 		return false
 	}
@@ -96,10 +97,10 @@ func (h *Heap) beginPass(n int, what aim) bool {
 }
 
 // selectObjects appends up to n sealed segments of objects: those in which
-// nothing lives, then those without temporal locality, then the rest, in order
-// of age, or of what lives in them if they are to be compacted. Of the former there
+// nothing lives, then those without temporal locality, then the rest, in the order
+// of p, or of what lives in them if they are to be compacted. Of the former there
 // may be some more.
-func (l *Logs) selectObjects(segs []int, n int, what aim) []int {
+func (l *Logs) selectObjects(segs []int, n int, what aim, p Policy) []int {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
 	for i := range l.Segs[:l.top] {
@@ -112,6 +113,7 @@ func (l *Logs) selectObjects(segs []int, n int, what aim) []int {
 		}
 		segs = append(segs, i)
 	}
+	place := l.ranks(p)
 	rank := func(i int) int64 {
 		s := &l.Segs[i]
 		switch live := s.Live.Load(); {
@@ -122,7 +124,7 @@ func (l *Logs) selectObjects(segs []int, n int, what aim) []int {
 		case s.Kind == Streamed && l.seq-s.seq > uint64(float64(l.resident)*streamsLeft):
 			return -1 // the younger ones may have been prefetched, and not used yet
 		}
-		return int64(s.seq)
+		return int64(place(s) & math.MaxInt64)
 	}
 	slices.SortFunc(segs, func(a, b int) int {
 		if ra, rb := rank(a), rank(b); ra != rb {

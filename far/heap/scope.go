@@ -11,6 +11,7 @@ import (
 
 	"polder/internal/arena"
 	"polder/internal/invariants"
+	"polder/internal/processor"
 )
 
 // A Scope is what dereferencing takes (the paper's section 4.2.2): what Deref
@@ -250,7 +251,7 @@ func (s *Scope) Close() {
 
 // Acquire returns a scope of the pool, for a call that has none.
 func (h *Heap) Acquire(ctx context.Context) *Scope {
-	p := &h.Scopes.pools[Processor()%len(h.Scopes.pools)]
+	p := &h.Scopes.pools[processor.Number()%len(h.Scopes.pools)]
 	p.mu.Lock()
 	var s *Scope
 	if n := len(p.free); n > 0 {
@@ -320,7 +321,7 @@ func (h *Heap) Release(s *Scope) {
 		s.Leave()
 	}
 	s.held.Err, s.held.Ctx, s.held.Last = nil, context.Background(), false
-	p := &h.Scopes.pools[Processor()%len(h.Scopes.pools)]
+	p := &h.Scopes.pools[processor.Number()%len(h.Scopes.pools)]
 	p.mu.Lock()
 	p.free = append(p.free, s)
 	p.mu.Unlock()

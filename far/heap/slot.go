@@ -4,6 +4,7 @@ import (
 	"sync/atomic"
 
 	"polder/far/record"
+	"polder/internal/processor"
 )
 
 // NewSlot makes room for an object of n bytes in a log of kind k and writes its header.
@@ -34,7 +35,7 @@ func (l *Logs) Buffer(k Kind) *OpenLog {
 	if k == Streamed {
 		ols = l.Streams
 	}
-	return &ols[Processor()&(len(ols)-1)]
+	return &ols[processor.Number()&(len(ols)-1)]
 }
 
 // Slot is NewSlot in ol, whose mutex must be held.

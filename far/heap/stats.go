@@ -66,15 +66,15 @@ func (h *Heap) Stats() Stats {
 	s.Free = int64(max(h.Logs.account(&s), 0)) * int64(h.Logs.SegSize)
 	s.Lines[Staging] += narrow * stagingCost(h.Far.size)
 	s.Lines[Cleaning] = int64(len(h.scratch))
-	s.Lines[Fetching] = int64(h.Bufs.size)
+	s.Lines[Fetching] = int64(h.Bufs.Size())
 	h.Far.All(func(f *FarSegment) {
 		s.FarSegments++
-		if f.Gone() && !f.counted.Load() {
+		if f.Gone() && !f.Counted.Load() {
 			s.Uncounted++
 		}
 		live := f.Live.Load()
 		s.FarLive += live
-		s.FarDead += f.filled.Load() - live
+		s.FarDead += f.Filled() - live
 	})
 	return s
 }
@@ -117,7 +117,7 @@ func (h *Heap) Audit(t *tally) error {
 	}
 	var errs []error
 	h.Far.All(func(s *FarSegment) {
-		if live := s.Live.Load(); live != t.far[s.ID] && !t.Unsure && !(s.restored && live > t.far[s.ID]) || s.Pinned() != 0 {
+		if live := s.Live.Load(); live != t.far[s.ID] && !t.Unsure && !(s.Restored && live > t.far[s.ID]) || s.Pinned() != 0 {
 			errs = append(errs, fmt.Errorf("%s: %d bytes live, counted are %d, with %d reads under way",
 				s.Seg.Name(), t.far[s.ID], live, s.Pinned()))
 		}
@@ -143,8 +143,8 @@ func (h *Heap) Audit(t *tally) error {
 	if h.flights.listed() {
 		errs = append(errs, errors.New("a fetch is still listed"))
 	}
-	if h.Bufs.InUse != 0 {
-		errs = append(errs, fmt.Errorf("%d bytes of buffers have not come back", h.Bufs.InUse))
+	if n := h.Bufs.InUse(); n != 0 {
+		errs = append(errs, fmt.Errorf("%d bytes of buffers have not come back", n))
 	}
 	return errors.Join(errs...)
 }

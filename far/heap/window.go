@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"polder/far/record"
+	"polder/far/store"
 	"polder/internal/arena"
 	"polder/internal/failpoint"
 	"polder/internal/sizeclass"
@@ -41,6 +42,7 @@ const (
 // staging is a buffer, and what is in it.
 type staging struct {
 	mem     []byte
+	pin     int         // of seg, while it is being written
 	used    int         // bytes of it, with the header of a segment that begins with it
 	seg     *FarSegment // where it is to be written, if something is in it,
 	off     int         // and from where on
@@ -133,7 +135,7 @@ func (w *window) busy() bool {
 // fits reports whether a record of n bytes can be put into the buffer that is being filled.
 func (f *farLog) fits(n int) bool {
 	b := f.filling
-	return f.open != nil && b != nil && (b.used == 0 || b.seg == f.open) && b.used+n <= len(b.mem) && f.open.end+n <= f.SegSize
+	return f.open != nil && b != nil && (b.used == 0 || b.seg == f.open) && b.used+n <= len(b.mem) && f.open.End+n <= f.SegSize
 }
 
 // reserve returns room for a record of n bytes that was at from, and its address to be. It
@@ -141,27 +143,26 @@ func (f *farLog) fits(n int) bool {
 func (f *farLog) reserve(n int, from source) ([]byte, uint64) {
 	b, s := f.filling, f.open
 	if b.used == 0 {
-		b.seg, b.off = s, s.end
+		b.seg, b.off = s, s.End
 	}
-	addr := s.ID*f.Units + uint64(s.end)/Unit
+	addr := s.Address(s.End)
 	room := b.mem[b.used : b.used+n : b.used+n]
 	b.used += n
 	b.sources = append(b.sources, from)
-	s.end += n
-	s.Live.Add(int64(sizeclass.Round(n)))
-	s.filled.Add(int64(sizeclass.Round(n)))
+	s.End += n
+	s.Append(sizeclass.Round(n))
 	return room, addr
 }
 
 // records calls fn for every record in b, with where it was before and the address where it is to be.
-func (b *staging) records(f *farLog, fn func(r record.Record, from source, addr uint64)) {
+func (b *staging) records(fn func(r record.Record, from source, addr uint64)) {
 	at := 0
 	if b.off == 0 {
 		at = record.SegmentSize
 	}
 	for _, from := range b.sources {
 		r := record.Record(b.mem[at:])
-		fn(r, from, b.seg.ID*f.Units+uint64(b.off+at)/Unit)
+		fn(r, from, b.seg.Address(b.off+at))
 		at += r.Size()
 	}
 }
@@ -208,10 +209,10 @@ func (h *Heap) submit() {
 	f.sent++
 	f.last = time.Now()
 	b.number, b.landed, b.err = f.sent, false, nil
-	b.seg.pins.Add(1)
-	b.seg.writes++
+	b.pin = b.seg.Pin()
+	b.seg.Writes++
 	f.flying = append(f.flying, b)
-	if b.seg.failed {
+	if b.seg.Failed {
 		b.landed = true // arrived is about to deal with it
 		return
 	}
@@ -221,7 +222,7 @@ func (h *Heap) submit() {
 // write seals the records in b and writes them.
 func (h *Heap) write(b *staging) {
 	f := &h.Far
-	b.records(f, func(r record.Record, _ source, addr uint64) { r.Seal(b.seg.Seed, f.Offset(addr)) })
+	b.records(func(r record.Record, _ source, addr uint64) { r.Seal(b.seg.Seed, f.Offset(addr)) })
 	ctx, cancel := context.WithTimeout(h.Ctx, StoreTimeout)
 	defer cancel()
 	began := time.Now()
@@ -274,19 +275,19 @@ var errBehindFailed = errors.New("a write in front of it has failed")
 // settle tells the owners of the records in b what became of its write.
 func (h *Heap) settle(b *staging) {
 	f, s, err := &h.Far, b.seg, b.err
-	if s.failed {
-		if err = errBehindFailed; s.worn.Load() {
-			err = ErrSealed
+	if s.Failed {
+		if err = errBehindFailed; s.Worn.Load() {
+			err = store.ErrSealed
 		}
 	} else if err == nil && s.Gone() {
-		err = &LostError{s.Seg.Name()}
+		err = &LostError{Segment: s.Seg.Name()}
 	}
 	if err != nil {
-		if !s.failed {
-			s.failed, s.end = true, b.off // nobody knows what became of the write
+		if !s.Failed {
+			s.Failed, s.End = true, b.off // nobody knows what became of the write
 		}
-		if errors.Is(err, ErrSealed) {
-			s.worn.Store(true) // and another will do, at once
+		if errors.Is(err, store.ErrSealed) {
+			s.Worn.Store(true) // and another will do, at once
 			f.fails++
 			f.failed = err
 		} else {
@@ -304,22 +305,19 @@ func (h *Heap) settle(b *staging) {
 			f.succeeded()
 		}
 		h.Count.bytesOut.Add(uint64(b.used))
-		s.written.Store(int64(b.off + b.used))
+		s.Wrote(b.off + b.used)
 	}
 	failpoint.Hit("far.settled")
 	if !h.Pass.active() {
 		h.Pass.Passes.Add(1) // as far as the numbers of classes are concerned it is a pass
 		defer h.Pass.Passes.Add(1)
 	}
-	b.records(f, func(r record.Record, from source, addr uint64) { h.settleRecord(r, from, addr, s, err == nil) })
+	b.records(func(r record.Record, from source, addr uint64) { h.settleRecord(r, from, addr, s, err == nil) })
 	clear(b.sources)
 	b.sources, b.used, b.seg = b.sources[:0], 0, nil
 	f.free = append(f.free, b)
-	s.writes--
-	s.pins.Add(-1)
-	if s.Dead() {
-		h.WakeJanitor()
-	}
+	s.Writes--
+	s.Unpin(b.pin)
 	h.noteTrouble()
 	if h.Logs.roomForWaiting() {
 		h.Logs.finish(nil)
@@ -392,22 +390,22 @@ func (h *Heap) closeFar() {
 	if f.filling != nil {
 		f.filling.used = 0 // there is nothing but a header in it
 	}
-	f.open.sealed.Store(true)
+	f.open.Seal()
 	f.open = nil
 }
 
 // openWith makes seg the open segment. It may wait for a buffer.
-func (h *Heap) openWith(seg Segment) error {
+func (h *Heap) openWith(seg store.Segment) error {
 	f := &h.Far
-	s, err := f.add(seg, record.Data)
+	s, err := f.Add(seg, record.Data)
 	if err != nil {
 		return err
 	}
 	h.closeFar()
 	h.refill()
 	b := f.filling
-	f.header(s).Put(b.mem)
-	b.seg, b.off, b.used, s.end = s, 0, record.SegmentSize, record.SegmentSize
+	s.Header().Put(b.mem)
+	b.seg, b.off, b.used, s.End = s, 0, record.SegmentSize, record.SegmentSize
 	f.open = s
 	return nil
 }

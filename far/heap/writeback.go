@@ -118,7 +118,7 @@ func (h *Heap) writeBack(s int) error {
 			o.Evacuate(ev, r)
 			switch ev.fate {
 			case FateStaged:
-				record.Record(ev.to).SetVersion(h.Far.version.Add(1))
+				record.Record(ev.to).SetVersion(h.Far.NextVersion())
 			case fateFull:
 				if h.makeFit(ev.far) {
 					continue

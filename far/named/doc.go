@@ -3,7 +3,7 @@
 //
 //	o, err := named.Own(ctx, register, named.Config{Me: "10.0.0.5:6379"})   // raises the epoch
 //	p, err := pool.Open(ctx, ...)                                           // whose nodes keep what they lend: o.Epoch, o.Sessions
-//	store, err := o.Store(copies.Config{Places: remote.Places(p)})          // a heap.Keeper
+//	store, err := o.Store(copies.Config{Places: remote.Places(p)})          // a store.Keeper
 //	heap, err := far.Open(ctx, store, far.Config{})
 //	err = o.Ready(ctx)                                                      // from now on there is no other owner
 //
@@ -46,6 +46,6 @@
 //
 // # Files
 //
-// manifest (its format), owner (owning a heap: epoch, beats, evidence), keeper (the heap.Keeper),
+// manifest (its format), owner (owning a heap: epoch, beats, evidence), keeper (the store.Keeper),
 // log.
 package named

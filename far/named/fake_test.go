@@ -10,7 +10,7 @@ import (
 
 	"polder/far"
 	"polder/far/copies"
-	"polder/far/heap"
+	"polder/far/store"
 	"polder/holder"
 )
 
@@ -154,7 +154,7 @@ func (v *view) lend(id int) *lent {
 	return g
 }
 
-func (v *view) Alloc(context.Context) (heap.Segment, error) {
+func (v *view) Alloc(context.Context) (store.Segment, error) {
 	v.p.mu.Lock()
 	defer v.p.mu.Unlock()
 	if err := v.err(); err != nil {
@@ -165,13 +165,13 @@ func (v *view) Alloc(context.Context) (heap.Segment, error) {
 		id++
 	}
 	if id >= 1000 {
-		return nil, heap.ErrStoreFull
+		return nil, store.ErrStoreFull
 	}
 	v.p.segs[id] = make([]byte, far.MinSegmentSize)
 	return v.lend(id), nil
 }
 
-func (v *view) Reopen(_ context.Context, name string) (heap.Segment, error) {
+func (v *view) Reopen(_ context.Context, name string) (store.Segment, error) {
 	v.p.mu.Lock()
 	defer v.p.mu.Unlock()
 	if err := v.err(); err != nil {
@@ -182,7 +182,7 @@ func (v *view) Reopen(_ context.Context, name string) (heap.Segment, error) {
 		return nil, fmt.Errorf("%q is no name", name)
 	}
 	if life != v.p.life {
-		return nil, &heap.LostError{Segment: name}
+		return nil, &store.LostError{Segment: name}
 	}
 	if v.p.segs[id] == nil {
 		v.p.wrong = fmt.Errorf("%s of %s was given back, and is reopened", name, v.p.name)
@@ -208,7 +208,7 @@ func (v *view) Prune(context.Context) error {
 	return nil
 }
 
-func (v *view) Read(_ context.Context, ops []heap.ReadOp) {
+func (v *view) Read(_ context.Context, ops []store.ReadOp) {
 	v.p.mu.Lock()
 	defer v.p.mu.Unlock()
 	for i := range ops {
@@ -225,7 +225,7 @@ func (g *lent) check() error {
 		return err
 	}
 	if g.life != g.v.p.life {
-		return &heap.LostError{Segment: g.Name()}
+		return &store.LostError{Segment: g.Name()}
 	}
 	if g.v.open_[g.id] != g {
 		g.v.p.wrong = fmt.Errorf("%s is used after it was given back", g.Name())

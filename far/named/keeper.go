@@ -8,20 +8,21 @@ import (
 	"sync/atomic"
 
 	"polder/far/copies"
-	"polder/far/heap"
+	"polder/far/record"
+	"polder/far/store"
 	"polder/holder"
 )
 
-// Store is a heap.Keeper: copies at places that keep what they lend, and a root in the register of the heap's owner.
+// Store is a store.Keeper: copies at places that keep what they lend, and a root in the register of the heap's owner.
 type Store struct {
 	*copies.Store
 	o    *Owner
-	tail []heap.Segment // of the log that an earlier owner had, until OpenLog and Begin
+	tail []store.Segment // of the log that an earlier owner had, until OpenLog and Begin
 }
 
 var (
-	_ heap.Keeper = (*Store)(nil)
-	_ heap.Mirror = (*Store)(nil)
+	_ store.Keeper = (*Store)(nil)
+	_ store.Mirror = (*Store)(nil)
 )
 
 // Store opens the heap's store over the places of cfg, whose Keep is the owner's. Close it when the heap has been closed.
@@ -90,7 +91,7 @@ func (o *Owner) moved(ctx context.Context, number uint64, name func() string) er
 }
 
 // mostWithMoves is how long the manifest may become by moves if its root has n bytes: there is always room for the longest root.
-func mostWithMoves(n int) int { return holder.MaxValue - (heap.MaxRoot - n) - 1<<10 }
+func mostWithMoves(n int) int { return holder.MaxValue - (record.MaxRoot - n) - 1<<10 }
 
 // flush writes what waits into the manifest. o.changing must be held.
 func (o *Owner) flush(ctx context.Context) error {
@@ -128,14 +129,14 @@ func (o *Owner) flush(ctx context.Context) error {
 	return nil
 }
 
-// Root implements heap.Keeper.
+// Root implements store.Keeper.
 func (s *Store) Root(context.Context) ([]byte, error) { return s.o.first.Root, nil }
 
-// SetRoot implements heap.Keeper. All that was written to segments is in all their copies by then, which is all that is needed.
+// SetRoot implements store.Keeper. All that was written to segments is in all their copies by then, which is all that is needed.
 func (s *Store) SetRoot(ctx context.Context, root []byte) error {
 	o, v := s.o, &s.o.moves
-	if len(root) > heap.MaxRoot {
-		return fmt.Errorf("a root of %d bytes, at most %d are kept", len(root), heap.MaxRoot)
+	if len(root) > record.MaxRoot {
+		return fmt.Errorf("a root of %d bytes, at most %d are kept", len(root), record.MaxRoot)
 	}
 	if err := o.begin(ctx); err != nil {
 		return fmt.Errorf("cannot keep the root: %w", err)
@@ -172,11 +173,11 @@ func (s *Store) SetRoot(ctx context.Context, root []byte) error {
 	return nil
 }
 
-// Prune implements heap.Keeper. What the log has is not given back.
+// Prune implements store.Keeper. What the log has is not given back.
 func (s *Store) Prune(ctx context.Context) error {
 	for _, t := range s.o.first.Tail {
 		seg, err := s.Reopen(ctx, t.Name)
-		var lost *heap.LostError
+		var lost *store.LostError
 		switch {
 		case errors.As(err, &lost):
 			s.o.cfg.Logger.Error("a segment of the log is lost, and what was in it: all its copies are", "segment", t.Name)
@@ -189,5 +190,5 @@ func (s *Store) Prune(ctx context.Context) error {
 	return s.Store.Prune(ctx)
 }
 
-// Wants implements heap.Keeper.
+// Wants implements store.Keeper.
 func (s *Store) Wants() bool { return s.o.moves.long.Load() }

@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"polder/far/heap"
+	"polder/far/store"
 )
 
 // A log is records in segments, its tail, which the manifest lists before anything is written to them. A segment begins with
@@ -79,7 +79,7 @@ type Log struct {
 // used is a segment of the log.
 type used struct {
 	Tail
-	seg  heap.Segment
+	seg  store.Segment
 	off  int    // where the next frame goes
 	last uint64 // number of the last record in it
 }
@@ -93,7 +93,7 @@ type frame struct {
 // numbered is a segment that tells its number.
 type numbered interface{ Number() uint64 }
 
-func tailOf(seg heap.Segment) Tail { return Tail{seg.(numbered).Number(), seg.Name()} }
+func tailOf(seg store.Segment) Tail { return Tail{seg.(numbered).Number(), seg.Name()} }
 
 // OpenLog gives replay, one after the other, the records that earlier owners have kept and not dropped, and maybe some that they
 // were about to keep. The log takes records after Begin. There is one log of a store.
@@ -113,7 +113,7 @@ func (s *Store) OpenLog(ctx context.Context, replay func(rec []byte) error) (*Lo
 
 // read gives replay the records of seg from that with the number next on: those of the copy that has most of them. It returns
 // the number of the one behind them.
-func (l *Log) read(ctx context.Context, seg heap.Segment, next uint64, replay func(rec []byte) error) (uint64, error) {
+func (l *Log) read(ctx context.Context, seg store.Segment, next uint64, replay func(rec []byte) error) (uint64, error) {
 	var best []byte
 	var why error
 	end, reached := next, false
@@ -198,7 +198,7 @@ func (l *Log) Begin(ctx context.Context) error {
 }
 
 // free gives back a segment that the manifest does not list.
-func (l *Log) free(seg heap.Segment) {
+func (l *Log) free(seg store.Segment) {
 	if err := seg.Free(l.ctx); err != nil && l.ctx.Err() == nil {
 		l.o.cfg.Logger.Warn("cannot give back a segment of the log; it is pruned when the heap is opened again", "segment", seg.Name(), "error", err)
 	}
@@ -215,7 +215,7 @@ func (l *Log) refill(ctx context.Context) error {
 	}
 	var err error
 	for have+len(l.fresh) < someSpares {
-		var seg heap.Segment
+		var seg store.Segment
 		if seg, err = l.s.Alloc(ctx); err != nil {
 			break // fewer will do
 		}
@@ -385,7 +385,7 @@ func (l *Log) write() {
 	} else {
 		// What some copies have got of it is the same as what is written to the next segment, and has the same numbers.
 		u.off = l.s.SegmentSize()
-		if !errors.Is(err, heap.ErrSealed) {
+		if !errors.Is(err, store.ErrSealed) {
 			select {
 			case <-l.o.superseded:
 				l.failed = ErrSuperseded

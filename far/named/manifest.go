@@ -12,7 +12,7 @@ import (
 	"slices"
 	"time"
 
-	"polder/far/heap"
+	"polder/far/record"
 )
 
 // Manifest is what a register keeps of a heap.
@@ -99,7 +99,7 @@ func DecodeManifest(b []byte) (*Manifest, error) {
 	case len(plain) > mostManifest:
 		return nil, fmt.Errorf("the manifest has more than %d bytes", mostManifest)
 	}
-	d := &heap.Decoder{B: plain}
+	d := &record.Decoder{B: plain}
 	str := func() string { return string(d.Bytes(int(d.U32()))) }
 	m := &Manifest{Epoch: d.U64(), Nonce: d.U64(), Beat: d.U64(), Lease: time.Duration(d.U64()), Sessions: map[string][]byte{}, Moved: map[uint64]string{}}
 	m.Owner = str()
@@ -134,7 +134,7 @@ func DecodeManifest(b []byte) (*Manifest, error) {
 		return nil, fmt.Errorf("%d bytes follow the manifest", len(d.B))
 	case m.Lease < 0 || m.Lease > mostLease:
 		return nil, fmt.Errorf("the manifest has a lease of %v, want up to %v", m.Lease, mostLease)
-	case len(m.Root) > heap.MaxRoot:
+	case len(m.Root) > record.MaxRoot:
 		return nil, errors.New("the root in the manifest is too long")
 	}
 	return m, nil

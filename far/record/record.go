@@ -9,6 +9,10 @@ import (
 const (
 	// Unit is what the offsets and the sizes of records are multiples of.
 	Unit = 16
+	// AddrBits is how many bits a far address has: the number of a segment, and where in it in units.
+	AddrBits = 40
+	// MaxAddr is the highest far address.
+	MaxAddr = 1<<AddrBits - 1
 	// HeaderSize is the size of a record's header.
 	HeaderSize = 32
 	// ExpirySize is the size of an expiry, which is in front of the key.

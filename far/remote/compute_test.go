@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"polder/far"
-	"polder/far/heap"
+	"polder/far/store"
 	"polder/internal/offload"
 	"polder/memnode"
 	"polder/memnode/component"
@@ -484,7 +484,7 @@ func TestASumOfANodeThatDiesIsRightOrFails(t *testing.T) {
 
 // grabbing is a store that remembers its segments.
 type grabbing struct {
-	heap.Computer
+	store.Computer
 	mu   sync.Mutex
 	segs []far.Segment // guarded by mu
 }
@@ -504,7 +504,7 @@ func (g *grabbing) Alloc(ctx context.Context) (far.Segment, error) {
 func TestBytesThatAreNotRightAreNotAddedUp(t *testing.T) {
 	for _, s := range []pooltest.Setup{pooltest.Inproc, pooltest.SHM} {
 		t.Run("over "+s.Name, func(t *testing.T) {
-			g := &grabbing{Computer: NewStore(pooltest.NewCluster(t, s, lends(16<<20)).Open(pool.Config{}).Pool).(heap.Computer)}
+			g := &grabbing{Computer: NewStore(pooltest.NewCluster(t, s, lends(16<<20)).Open(pool.Config{}).Pool).(store.Computer)}
 			h := newFarHeap(t, g)
 			const n = 1 << 20
 			a, err := far.NewArray[int64](t.Context(), h, n, far.StructureConfig{})
@@ -545,12 +545,12 @@ func TestBytesThatAreNotRightAreNotAddedUp(t *testing.T) {
 
 // holding is a store whose second Scan does not end by itself.
 type holding struct {
-	heap.Computer
+	store.Computer
 	scans atomic.Int32
 	begun chan struct{} // closed when the second one has begun
 }
 
-func (s *holding) Scan(ctx context.Context, q *offload.Scan, o heap.Objects, parts []heap.ScanPart, a *offload.Aggregate) {
+func (s *holding) Scan(ctx context.Context, q *offload.Scan, o store.Objects, parts []store.ScanPart, a *offload.Aggregate) {
 	if s.scans.Add(1) == 2 {
 		close(s.begun)
 		<-ctx.Done()
@@ -562,7 +562,7 @@ func (s *holding) Scan(ctx context.Context, q *offload.Scan, o heap.Objects, par
 // waited for.
 func TestTheStoreLooksThroughTheNextWindowWhileALoopRuns(t *testing.T) {
 	s := &holding{
-		Computer: NewStore(pooltest.NewCluster(t, pooltest.SHM, lends(0)).Open(pool.Config{}).Pool).(heap.Computer),
+		Computer: NewStore(pooltest.NewCluster(t, pooltest.SHM, lends(0)).Open(pool.Config{}).Pool).(store.Computer),
 		begun:    make(chan struct{}),
 	}
 	h := newFarHeap(t, s)

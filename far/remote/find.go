@@ -7,20 +7,20 @@ import (
 	"sync"
 
 	"polder/far"
-	"polder/far/heap"
 	"polder/far/record"
 	"polder/far/remote/scan"
+	"polder/far/store"
 	"polder/pool"
 )
 
-// Finds implements heap.Finder. Reading memory that is mapped here is faster than asking its node.
-func (s *store) Finds(seg far.Segment) bool {
+// Finds implements store.Finder. Reading memory that is mapped here is faster than asking its node.
+func (s *poolStore) Finds(seg far.Segment) bool {
 	node, _, mapped, ok := seg.(segment).Home()
 	return ok && !mapped && !s.node(node).refuses()
 }
 
-// Find implements heap.Finder.
-func (s *store) Find(ctx context.Context, l *heap.Lookups) {
+// Find implements store.Finder.
+func (s *poolStore) Find(ctx context.Context, l *store.Lookups) {
 	at := map[string]*findRequest{} // that is being filled, by node
 	limit := make(chan struct{}, inFlight)
 	var wg sync.WaitGroup
@@ -69,7 +69,7 @@ type findRequest struct {
 }
 
 // ask has a node look up what r says. If that fails, the heap reads instead.
-func (s *store) ask(ctx context.Context, l *heap.Lookups, r *findRequest) {
+func (s *poolStore) ask(ctx context.Context, l *store.Lookups, r *findRequest) {
 	n := s.node(r.node)
 	req := scan.FindRequest{Owner: l.Owner, Units: uint32(l.Units), Finds: r.finds, Places: n.news()}
 	k := pool.Computation{Op: scan.Lookup, In: req.Append(nil), Repeat: true}

@@ -9,7 +9,7 @@ import (
 
 	"polder/far"
 	"polder/far/copies"
-	"polder/far/heap"
+	"polder/far/store"
 	"polder/pool"
 )
 
@@ -69,7 +69,7 @@ func parsePlace(node, name string) (at pool.Place, err error) {
 }
 
 // Reopen implements copies.Reopener.
-func (s keptStore) Reopen(ctx context.Context, name string) (heap.Segment, error) {
+func (s keptStore) Reopen(ctx context.Context, name string) (store.Segment, error) {
 	at, err := parsePlace(s.node, name)
 	if err != nil {
 		return nil, err
@@ -77,7 +77,7 @@ func (s keptStore) Reopen(ctx context.Context, name string) (heap.Segment, error
 	c, err := s.pool.Reopen(ctx, at, int64(s.SegmentSize()))
 	switch {
 	case errors.Is(err, pool.ErrLost):
-		return nil, &heap.LostError{Segment: s.node + "/" + name}
+		return nil, &store.LostError{Segment: s.node + "/" + name}
 	case err != nil:
 		return nil, err
 	}

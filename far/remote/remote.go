@@ -20,7 +20,7 @@ import (
 )
 
 // NewStore returns a store that borrows from p, which stays the caller's.
-func NewStore(p *pool.Pool) far.Store { return &store{pool: p} }
+func NewStore(p *pool.Pool) far.Store { return &poolStore{pool: p} }
 
 // Places returns the memory of each node of p, which stays the caller's, for a store that keeps copies at several.
 func Places(p *pool.Pool) (places []copies.Place) {
@@ -33,7 +33,7 @@ func Places(p *pool.Pool) (places []copies.Place) {
 // Place is the memory of the node of that name, such as one that was added to p and is to be added to a store
 // that keeps copies. If the pool is kept it is a copies.Reopener.
 func Place(p *pool.Pool, name string) copies.Place {
-	var at far.Store = &placeStore{&store{pool: p}, name}
+	var at far.Store = &placeStore{&poolStore{pool: p}, name}
 	if p.Kept() {
 		at = keptStore{at.(*placeStore)}
 	}
@@ -50,7 +50,7 @@ func Place(p *pool.Pool, name string) copies.Place {
 
 // placeStore borrows from one node.
 type placeStore struct {
-	*store
+	*poolStore
 	node string
 }
 
@@ -59,7 +59,7 @@ func (s *placeStore) Alloc(ctx context.Context) (far.Segment, error) {
 	return s.borrowed(s.pool.AllocAt(ctx, s.node, int64(s.SegmentSize())))
 }
 
-type store struct {
+type poolStore struct {
 	pool    *pool.Pool
 	batches sync.Pool // of *[]pool.Op
 
@@ -68,15 +68,15 @@ type store struct {
 
 // SegmentSize implements far.Store: what the nodes lend at least, or several of that
 // if it would be too small.
-func (s *store) SegmentSize() int { return max(s.pool.ChunkSize(), far.MinSegmentSize) }
+func (s *poolStore) SegmentSize() int { return max(s.pool.ChunkSize(), far.MinSegmentSize) }
 
 // Alloc implements far.Store.
-func (s *store) Alloc(ctx context.Context) (far.Segment, error) {
+func (s *poolStore) Alloc(ctx context.Context) (far.Segment, error) {
 	return s.borrowed(s.pool.Alloc(ctx, int64(s.SegmentSize())))
 }
 
 // borrowed is c as a segment, or why there is none.
-func (s *store) borrowed(c *pool.Chunk, err error) (far.Segment, error) {
+func (s *poolStore) borrowed(c *pool.Chunk, err error) (far.Segment, error) {
 	switch {
 	case errors.Is(err, pool.ErrNoMemory):
 		return nil, fmt.Errorf("%w: %w", far.ErrStoreFull, err)
@@ -87,7 +87,7 @@ func (s *store) borrowed(c *pool.Chunk, err error) (far.Segment, error) {
 }
 
 // Read implements far.Store.
-func (s *store) Read(ctx context.Context, ops []far.ReadOp) {
+func (s *poolStore) Read(ctx context.Context, ops []far.ReadOp) {
 	batch, _ := s.batches.Get().(*[]pool.Op)
 	if batch == nil {
 		batch = new([]pool.Op)

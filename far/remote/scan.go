@@ -7,9 +7,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"polder/far/heap"
 	"polder/far/record"
 	"polder/far/remote/scan"
+	"polder/far/store"
 	"polder/internal/offload"
 	"polder/pool"
 )
@@ -62,9 +62,9 @@ type scanWork struct {
 
 var scanWorks = sync.Pool{New: func() any { return new(scanWork) }}
 
-// Scan implements heap.Computer: at the nodes, by their component "scan"; or here, where a node's
+// Scan implements store.Computer: at the nodes, by their component "scan"; or here, where a node's
 // memory is mapped.
-func (s *store) Scan(ctx context.Context, q *offload.Scan, o heap.Objects, parts []heap.ScanPart, a *offload.Aggregate) {
+func (s *poolStore) Scan(ctx context.Context, q *offload.Scan, o store.Objects, parts []store.ScanPart, a *offload.Aggregate) {
 	c := &scanCall{store: s, q: q, objects: o, parts: parts, a: a}
 	at := map[string]*scanRequest{} // that is being filled, by node
 	limit := make(chan struct{}, inFlight)
@@ -119,10 +119,10 @@ func (s *store) Scan(ctx context.Context, q *offload.Scan, o heap.Objects, parts
 
 // scanCall is a call of Scan.
 type scanCall struct {
-	store   *store
+	store   *poolStore
 	q       *offload.Scan // who looks through something has a copy
-	objects heap.Objects
-	parts   []heap.ScanPart
+	objects store.Objects
+	parts   []store.ScanPart
 
 	mu sync.Mutex
 	a  *offload.Aggregate // guarded by mu
@@ -144,7 +144,7 @@ func (c *scanCall) merge(b *offload.Aggregate) {
 }
 
 // look looks through p, which is mapped here.
-func (c *scanCall) look(ctx context.Context, p *heap.ScanPart) {
+func (c *scanCall) look(ctx context.Context, p *store.ScanPart) {
 	w := scanWorks.Get().(*scanWork)
 	defer scanWorks.Put(w)
 	w.req.Scan, w.req.Objects = *c.q, c.objects
@@ -192,13 +192,13 @@ func (c *scanCall) compute(ctx context.Context, r *scanRequest) error {
 	case !filter && a.Decode(out):
 		c.merge(&a)
 	default:
-		return &heap.CorruptError{Segment: r.node, Err: errors.New("an answer that makes no sense")}
+		return &store.CorruptError{Segment: r.node, Err: errors.New("an answer that makes no sense")}
 	}
 	return nil
 }
 
 // compute has the object at a node, where near lies, do k.
-func (s *store) compute(ctx context.Context, node string, near *pool.Chunk, k pool.Computation) ([]byte, error) {
+func (s *poolStore) compute(ctx context.Context, node string, near *pool.Chunk, k pool.Computation) ([]byte, error) {
 	object, err := s.scanner(ctx, node, near)
 	if err != nil {
 		return nil, err
@@ -211,7 +211,7 @@ func (s *store) compute(ctx context.Context, node string, near *pool.Chunk, k po
 }
 
 // node is what s knows of a node.
-func (s *store) node(name string) *scanner {
+func (s *poolStore) node(name string) *scanner {
 	s.scanners.mu.Lock()
 	defer s.scanners.mu.Unlock()
 	if s.scanners.byNode == nil {
@@ -227,7 +227,7 @@ func (s *store) node(name string) *scanner {
 
 // scanner returns the object at a node, where near lies, that looks through what lies there. The first
 // caller constructs it.
-func (s *store) scanner(ctx context.Context, node string, near *pool.Chunk) (*pool.Object, error) {
+func (s *poolStore) scanner(ctx context.Context, node string, near *pool.Chunk) (*pool.Object, error) {
 	n := s.node(node)
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -247,7 +247,7 @@ func (s *store) scanner(ctx context.Context, node string, near *pool.Chunk) (*po
 }
 
 // lostScanner has the next caller construct another object.
-func (s *store) lostScanner(node string, o *pool.Object) {
+func (s *poolStore) lostScanner(node string, o *pool.Object) {
 	n := s.node(node)
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -4,9 +4,9 @@ import (
 	"encoding/binary"
 	"testing"
 
-	"polder/far/heap"
 	"polder/far/record"
 	"polder/far/remote/scan"
+	"polder/far/store"
 	"polder/internal/offload"
 )
 
@@ -38,7 +38,7 @@ func TestOnlyTheEntryThatIsAskedForIsLookedThrough(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			q := scan.Request{
 				Scan:    offload.Scan{Stride: 16, Off: 8, Kind: offload.Uint64},
-				Objects: heap.Objects{Owner: owner, Size: 16, Entries: true},
+				Objects: store.Objects{Owner: owner, Size: 16, Entries: true},
 				Runs:    []scan.Run{{Seed: seed, Off: 4, N: 80, Number: 12}},
 			}
 			body := append([]byte("key"), make([]byte, 16)...)

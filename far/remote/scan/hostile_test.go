@@ -10,9 +10,9 @@ import (
 
 	"go.uber.org/goleak"
 
-	"polder/far/heap"
 	"polder/far/record"
 	"polder/far/remote/scan"
+	"polder/far/store"
 	"polder/internal/offload"
 	"polder/memnode"
 	"polder/memnode/component"
@@ -39,7 +39,7 @@ const (
 func question() scan.Request {
 	return scan.Request{
 		Scan:    offload.Scan{Stride: 16, Kind: offload.Uint64},
-		Objects: heap.Objects{Owner: owner, Born: 5, Size: objectSize},
+		Objects: store.Objects{Owner: owner, Born: 5, Size: objectSize},
 	}
 }
 

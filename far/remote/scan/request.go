@@ -5,8 +5,8 @@ import (
 	"errors"
 	"fmt"
 
-	"polder/far/heap"
 	"polder/far/record"
+	"polder/far/store"
 	"polder/internal/offload"
 )
 
@@ -34,7 +34,7 @@ const (
 // A Request says which objects are to be looked through, and for what.
 type Request struct {
 	Scan    offload.Scan
-	Objects heap.Objects
+	Objects store.Objects
 	Runs    []Run
 }
 
@@ -96,7 +96,7 @@ func (r *Request) Decode(b []byte) error {
 	if len(b) < headerSize {
 		return fmt.Errorf("%w: %d bytes, want at least %d", errMalformed, len(b), headerSize)
 	}
-	r.Objects = heap.Objects{Born: le.Uint64(b), Size: int(le.Uint32(b[8:])), Owner: le.Uint16(b[12:])}
+	r.Objects = store.Objects{Born: le.Uint64(b), Size: int(le.Uint32(b[8:])), Owner: le.Uint16(b[12:])}
 	r.Scan.Kind, r.Scan.Stride, r.Scan.Off = offload.Kind(b[14]), int(le.Uint32(b[16:])), int(le.Uint32(b[20:]))
 	conditions, runs := int(b[15]), int(le.Uint32(b[24:]))
 	switch {
@@ -152,7 +152,7 @@ func (r *Request) recordSize() int { return record.Size(r.Objects.Size) }
 func (r *Request) perRecord() int { return r.Objects.Size / r.Scan.Stride }
 
 // PartSize is the bytes of the records of a part with n, and those of their bits in a filter.
-func PartSize(o heap.Objects, stride, n int) (records, bits int) {
+func PartSize(o store.Objects, stride, n int) (records, bits int) {
 	if o.Entries {
 		return n, 1
 	}
@@ -214,7 +214,7 @@ func (r *Request) lookEntry(read func(run *Run, off uint64, b []byte) error, run
 }
 
 // checkEntry refuses a record that is not that of an entry as o says, with the lowest bits of that number.
-func checkEntry(rec record.Record, o *heap.Objects, number uint64) error {
+func checkEntry(rec record.Record, o *store.Objects, number uint64) error {
 	if rec.Kind() != record.Entry || rec.Owner() != o.Owner || uint32(rec.Number()) != uint32(number) ||
 		rec.Flags()&^record.Moved != 0 || len(rec.Value()) != o.Size {
 		return errors.New("they are not those of the entry that was looked for")

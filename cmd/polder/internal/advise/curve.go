@@ -8,6 +8,7 @@ import (
 	"sort"
 
 	"polder/far/heap"
+	"polder/far/store"
 )
 
 // Curve says which part of the uses of keys local memory answers, by its size.
@@ -160,7 +161,7 @@ const (
 
 // entries is how many bytes of entries there is room for in a local budget.
 func (c *Curve) entries(local int64) float64 {
-	sz, err := heap.SizesFor(heap.NewMemStore(1<<20, 0), heap.Config{Local: local, MaxLocal: local})
+	sz, err := heap.SizesFor(store.NewMemStore(1<<20, 0), heap.Config{Local: local, MaxLocal: local})
 	if err != nil {
 		return 0 // the budget is too small
 	}

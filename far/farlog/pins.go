@@ -1,19 +1,19 @@
-package heap
+package farlog
 
-// Pins keeps far segments from being given back, for who has their records looked at by
+// Pins keeps segments from being given back, for who has their records looked at by
 // somebody else. It has one user. It may be used again after Release.
 type Pins struct {
-	h    *Heap
-	segs map[*FarSegment]int // their pins
+	f    *Log
+	segs map[*Segment]int // their pins
 }
 
 // NewPins returns pins of nothing, to be released.
-func (h *Heap) NewPins() *Pins { return &Pins{h: h, segs: make(map[*FarSegment]int)} }
+func (f *Log) NewPins() *Pins { return &Pins{f: f, segs: make(map[*Segment]int)} }
 
 // Hold pins the segment of the far record at addr and returns it, if the record's owner still
 // refers to that afterwards, as refers says. Otherwise it returns nil.
-func (p *Pins) Hold(addr uint64, refers func() bool) *FarSegment {
-	s := p.h.Far.Seg(addr)
+func (p *Pins) Hold(addr uint64, refers func() bool) *Segment {
+	s := p.f.Seg(addr)
 	if s == nil || s.Gone() {
 		return nil
 	}
@@ -23,9 +23,9 @@ func (p *Pins) Hold(addr uint64, refers func() bool) *FarSegment {
 		part = s.Pin()
 	}
 	// The cleaner turns words first and looks for pins afterwards.
-	if !refers() || p.h.Far.Seg(addr) != s {
-		if !held && s.unpin(part) {
-			p.h.WakeJanitor()
+	if !refers() || p.f.Seg(addr) != s {
+		if !held {
+			s.Unpin(part)
 		}
 		return nil
 	}
@@ -38,9 +38,7 @@ func (p *Pins) Hold(addr uint64, refers func() bool) *FarSegment {
 // Release ends the pins.
 func (p *Pins) Release() {
 	for s, part := range p.segs {
-		if s.unpin(part) {
-			p.h.WakeJanitor()
-		}
+		s.Unpin(part)
 	}
 	clear(p.segs)
 }

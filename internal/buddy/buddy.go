@@ -1,4 +1,6 @@
-package heap
+// Package buddy is an allocator of blocks of 512 B to 256 KiB in memory of a fixed size, in powers
+// of two: a block is half of a larger one, and the two grow together again when both are free.
+package buddy
 
 import (
 	"math/bits"
@@ -7,28 +9,28 @@ import (
 	"polder/internal/arena"
 )
 
-// Buffers is the memory that fetches read into: a buddy allocator over one
-// mapping. Its size bounds how much is under way at once; who finds it empty
-// waits.
+// Buffers is memory for what is under way, such as reads: its size bounds how much that is, and who finds it empty
+// waits. All methods but Init may be called by any number of goroutines.
 type Buffers struct {
 	Mapping *arena.Mapping
 	mem     []byte
 	size    int
 
-	Mu     sync.Mutex
-	free   [bufOrders][]uint64 // a bit for every free block of an order, under Mu
-	InUse  int                 // bytes, under Mu
-	freed  chan struct{}       // see get; under Mu
-	wanted bool                // somebody has freed, under Mu
+	mu     sync.Mutex
+	free   [bufOrders][]uint64 // a bit for every free block of an order, under mu
+	used   int                 // bytes, under mu
+	freed  chan struct{}       // see Get; under mu
+	wanted bool                // somebody has freed, under mu
 }
 
 const (
 	minBuf    = 512
-	MaxBuf    = 256 << 10
-	bufOrders = 10 // 512 B to 256 KiB
+	MaxBuf    = 256 << 10 // the longest buffer
+	bufOrders = 10        // 512 B to 256 KiB
 )
 
-func (b *Buffers) init(size int) error {
+// Init makes b of size bytes, a multiple of MaxBuf.
+func (b *Buffers) Init(size int) error {
 	m, err := arena.Anonymous(size, false)
 	if err != nil {
 		return err
@@ -45,6 +47,16 @@ func (b *Buffers) init(size int) error {
 	return nil
 }
 
+// Size is the size of all of b in bytes.
+func (b *Buffers) Size() int { return b.size }
+
+// InUse is how many bytes of it are in use, in whole blocks.
+func (b *Buffers) InUse() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.used
+}
+
 func bufOrder(n int) int { return max(bits.Len(uint(n-1)), 9) - 9 }
 
 // Buffer is a block of the allocator. The zero buffer is none.
@@ -54,12 +66,12 @@ type Buffer struct {
 	index int
 }
 
-// Get returns a buffer of n bytes, at most maxBuf, or, if there is none, a
+// Get returns a buffer of n bytes, at most MaxBuf, or, if there is none, a
 // channel that is closed when another buffer has been given back. Who waits
 // for that must hold no buffer.
 func (b *Buffers) Get(n int) (Buffer, <-chan struct{}) {
-	b.Mu.Lock()
-	defer b.Mu.Unlock()
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	if p := b.carve(n); p.B != nil {
 		return p, nil
 	}
@@ -81,7 +93,7 @@ func (b *Buffers) carve(n int) Buffer {
 				b.flip(o-1, i+1)
 			}
 			size := minBuf << want
-			b.InUse += size
+			b.used += size
 			return Buffer{b.mem[i*size : i*size+n : (i+1)*size], want, i}
 		}
 	}
@@ -96,9 +108,9 @@ func (b *Buffers) Put(p Buffer) {
 	if p.B == nil {
 		return
 	}
-	b.Mu.Lock()
-	defer b.Mu.Unlock()
-	b.InUse -= minBuf << p.order
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.used -= minBuf << p.order
 	order, i := p.order, p.index
 	for order < bufOrders-1 && b.isFree(order, i^1) {
 		b.flip(order, i^1)

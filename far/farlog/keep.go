@@ -1,0 +1,429 @@
+package farlog
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+
+	"polder/far/record"
+	"polder/far/store"
+)
+
+// What is in far memory outlives the heap if its store is a Keeper: a checkpoint says where everything
+// lies, and the root says where the last checkpoint lies, and what it takes to believe it. A heap that is opened
+// again is as it was at that checkpoint; what was written to far memory later is no part of it. So that
+// all of it is still there, segments that a checkpoint refers to are given back only after the next one.
+
+// keeping is what a far log remembers for its Keeper.
+type keeping struct {
+	keeper  store.Keeper
+	root    record.Root
+	parts   []store.Segment        // the last checkpoint is in these,
+	spares  []store.Segment        // reserved for the next one, and for what has to be written back before it,
+	kept    map[store.Segment]bool // and refers to these; nil if nothing outlives the heap
+	due     chan struct{}          // tells that there should be another one
+	holding bool                   // a checkpoint is being made, to which everything may belong
+	waiting []store.Segment        // dead ones that go when there is another checkpoint
+}
+
+// Keeps reports whether the heap outlives its process, and Waits how many segments wait for the next
+// checkpoint to be given back.
+func (f *Log) Keeps() bool { return f.keeping.keeper != nil }
+
+// Waits is how many dead segments wait for the next checkpoint.
+func (f *Log) Waits() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.keeping.waiting)
+}
+
+// retain keeps a dead segment until the next checkpoint if the last one may refer to it. f.mu must be held.
+func (f *Log) retain(seg store.Segment) bool {
+	k := &f.keeping
+	if k.keeper == nil || !k.holding && !k.kept[seg] {
+		return false
+	}
+	k.waiting = append(k.waiting, seg)
+	if f.starved() {
+		k.remind()
+	}
+	return true
+}
+
+// remind says that a checkpoint is due.
+func (k *keeping) remind() {
+	select {
+	case k.due <- struct{}{}:
+	default:
+	}
+}
+
+// Due tells when there should be a checkpoint, since dead segments wait for it that somebody needs, or that are more than
+// a share of those in use.
+func (f *Log) Due() <-chan struct{} { return f.keeping.due }
+
+// Hold begins a checkpoint: until Release no segment is given back.
+func (f *Log) Hold() {
+	f.mu.Lock()
+	f.keeping.holding = true
+	f.mu.Unlock()
+}
+
+// Unhold ends what Hold began, without a checkpoint.
+func (f *Log) Unhold() {
+	f.mu.Lock()
+	f.keeping.holding = false
+	f.mu.Unlock()
+}
+
+// Has reports whether a far address is within a segment.
+func (f *Log) Has(addr uint64) bool {
+	segs := *f.Segs.Load()
+	id := addr / f.Units
+	return id < uint64(len(segs)) && segs[id].Load() != nil
+}
+
+// Starved reports whether a checkpoint is due.
+func (f *Log) Starved() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.starved()
+}
+
+// starved is Starved with f.mu held.
+func (f *Log) starved() bool {
+	n := len(f.keeping.waiting)
+	return f.keeping.keeper.Wants() || n > 0 && f.scarce.Load() || n > leastWaiting && n > f.count/waitingShare
+}
+
+const (
+	// leastWaiting is how many dead segments may wait for a checkpoint in any case, and
+	// waitingShare of how many in use one may.
+	leastWaiting = 4
+	waitingShare = 8
+)
+
+// Reserve sees to it that n segments are kept for the next checkpoint in a store that gets full, as far as that has room.
+func (f *Log) Reserve(ctx context.Context, n int) error {
+	for {
+		f.mu.Lock()
+		enough := len(f.keeping.spares) >= n
+		f.mu.Unlock()
+		if enough {
+			return nil
+		}
+		s, err := f.Store.Alloc(ctx)
+		if errors.Is(err, store.ErrStoreFull) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("cannot reserve far memory for a checkpoint: %w", err)
+		}
+		f.mu.Lock()
+		f.keeping.spares = append(f.keeping.spares, s)
+		f.mu.Unlock()
+	}
+}
+
+// TakeReserved returns a segment of the reserve, nil if there are no more than are to be left.
+func (f *Log) TakeReserved(leave int) store.Segment {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	k := &f.keeping
+	n := len(k.spares) - 1
+	if n < leave {
+		return nil
+	}
+	s := k.spares[n]
+	k.spares = k.spares[:n]
+	return s
+}
+
+// AppendSegments appends to b what a checkpoint says of far memory. Nothing that lives may be moved meanwhile: the
+// caller holds all locks of owners.
+func (f *Log) AppendSegments(b []byte) ([]byte, []store.Segment) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	b = binary.LittleEndian.AppendUint64(b, f.version.Load())
+	b = binary.LittleEndian.AppendUint64(b, f.age.Load())
+	at, n := len(b), uint32(0)
+	b = binary.LittleEndian.AppendUint32(b, 0)
+	var segs []store.Segment
+	f.All(func(s *Segment) {
+		if s.Live.Load() == 0 || s.Gone() {
+			return
+		}
+		n++
+		segs = append(segs, s.Seg)
+		for _, v := range []uint64{s.ID, s.age, s.epoch, uint64(s.stream), uint64(s.Live.Load()), uint64(s.filled.Load()), uint64(s.written.Load())} {
+			b = binary.LittleEndian.AppendUint64(b, v)
+		}
+		name := s.Seg.Name()
+		b = binary.LittleEndian.AppendUint16(b, uint16(len(name)))
+		b = append(b, name...)
+	})
+	binary.LittleEndian.PutUint32(b[at:], n)
+	return b, segs
+}
+
+// Commit writes a checkpoint, which refers to segs, and makes it the one that the heap will be opened
+// with. It ends what Hold began, whether it fails or not. It returns the segments that are to be given back,
+// and keeps up to most for the next checkpoint.
+func (f *Log) Commit(ctx context.Context, checkpoint []byte, segs []store.Segment, most int) (free []store.Segment, err error) {
+	k := &f.keeping
+	root := k.root
+	root.Length, root.Sum, root.Parts = uint64(len(checkpoint)), sha256.Sum256(checkpoint), nil
+	var parts, sealed []store.Segment
+	for rest := checkpoint; len(rest) > 0 && err == nil; {
+		var seg store.Segment
+		if seg, err = f.borrowForCheckpoint(ctx); err != nil {
+			break
+		}
+		parts = append(parts, seg)
+		var p record.Part
+		switch p, err = f.writePart(ctx, seg, rest); {
+		case err == nil:
+			root.Parts = append(root.Parts, p)
+			rest = rest[p.Length:]
+		case errors.Is(err, store.ErrSealed): // it goes on in another one
+			sealed = append(sealed, seg)
+			parts = parts[:len(parts)-1]
+			err = nil
+		}
+	}
+	if err == nil {
+		if b := root.Encode(); len(b) > record.MaxRoot {
+			err = fmt.Errorf("its root would have %d bytes, more than %d: it takes larger segments", len(b), record.MaxRoot)
+		} else {
+			err = k.keeper.SetRoot(ctx, b)
+		}
+	}
+	if err != nil {
+		// Nobody knows whether the new root is kept: so both checkpoints stay.
+		err = fmt.Errorf("cannot write a checkpoint: %w", err)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if k.holding = false; err == nil {
+		free = k.waiting
+		k.waiting, k.spares, k.parts, k.root = nil, append(k.spares, k.parts...), parts, root
+		k.kept = make(map[store.Segment]bool, len(segs))
+		for _, s := range segs {
+			k.kept[s] = true
+		}
+		free = slices.DeleteFunc(free, func(s store.Segment) bool {
+			switch {
+			case k.kept[s]: // it has died since
+				k.waiting = append(k.waiting, s)
+			case len(k.spares) < most:
+				k.spares = append(k.spares, s)
+			default:
+				return false
+			}
+			return true
+		})
+		if n := len(k.spares); n > most {
+			free = append(free, k.spares[most:]...)
+			k.spares = k.spares[:most]
+		}
+	} else { // the store may have the root
+		k.waiting = append(k.waiting, parts...)
+		if k.kept == nil {
+			k.kept = make(map[store.Segment]bool, len(segs))
+		}
+		for _, s := range segs {
+			k.kept[s] = true
+		}
+	}
+	return slices.Concat(free, sealed), err
+}
+
+// borrowForCheckpoint gets a segment for a part of a checkpoint: one that is reserved for it, or another one.
+func (f *Log) borrowForCheckpoint(ctx context.Context) (store.Segment, error) {
+	if s := f.TakeReserved(0); s != nil {
+		return s, nil
+	}
+	s, err := f.Store.Alloc(ctx)
+	if errors.Is(err, store.ErrStoreFull) {
+		if s := f.TakeSpare(false); s != nil {
+			return s, nil
+		}
+	}
+	return s, err
+}
+
+// mostOfCheckpoint is the longest body of a checkpoint's record.
+const mostOfCheckpoint = 256 << 10
+
+// writePart writes the beginning of b to seg, as much as there is room for.
+func (f *Log) writePart(ctx context.Context, seg store.Segment, b []byte) (record.Part, error) {
+	p := record.Part{Name: seg.Name(), Epoch: f.keeping.root.Epoch, Position: f.age.Add(1)}
+	mem := make([]byte, record.SegmentSize+record.Size(min(mostOfCheckpoint, f.SegSize/2)))
+	seed := f.checkpointHeader(p).Put(mem)
+	for off, used := 0, record.SegmentSize; len(b) > 0; used = 0 {
+		n := min(len(b), len(mem)-record.SegmentSize-record.HeaderSize-record.Unit, f.SegSize-off-used-record.HeaderSize-record.Unit)
+		if n <= 0 {
+			break
+		}
+		r := record.Put(mem[used:used+record.Size(n)], record.Header{Kind: record.Checkpoint}, b[:n])
+		r.SetVersion(f.version.Add(1))
+		r.Seal(seed, off+used)
+		used += r.Size()
+		if err := seg.Write(ctx, mem[:used], off); err != nil {
+			return p, err
+		}
+		off += used
+		b = b[n:]
+		p.Length += uint64(n)
+	}
+	return p, nil
+}
+
+func (f *Log) checkpointHeader(p record.Part) *record.Segment {
+	return &record.Segment{Heap: f.heap, Stream: record.Checkpoints, Hash: record.XXH3, Epoch: p.Epoch, Position: p.Position}
+}
+
+// readPart appends a part of a checkpoint to b.
+func (f *Log) readPart(ctx context.Context, seg store.Segment, p record.Part, b []byte) ([]byte, error) {
+	mem := make([]byte, record.Size(min(mostOfCheckpoint, f.SegSize/2)))
+	seed := f.checkpointHeader(p).Seed()
+	for off, end := record.SegmentSize, len(b)+int(p.Length); len(b) < end; {
+		n := min(len(mem), f.SegSize-off)
+		ops := []store.ReadOp{{Seg: seg, Off: off, Buf: mem[:n], Bulk: true}}
+		f.Store.Read(ctx, ops)
+		err := ops[0].Err
+		var r record.Record
+		if err == nil {
+			r, err = record.Decode(mem[:n], seed, off)
+			if err == nil && (r.Kind() != record.Checkpoint || len(r.Body()) > end-len(b) || r.Len() == 0) {
+				err = errNoCheckpoint
+			}
+			if err != nil {
+				err = &store.CorruptError{Segment: p.Name, Off: off, Err: err}
+			}
+		}
+		if err != nil {
+			return nil, err
+		}
+		b = append(b, r.Body()...)
+		off += r.Size()
+	}
+	return b, nil
+}
+
+var errNoCheckpoint = errors.New("they are not those of a checkpoint")
+
+// OpenKeeper makes the heap one that outlives its process. It is called before the log is used, and returns the root
+// that keeper has, raised by an epoch, and the checkpoint; or none of both if there is none: then SetSecrets has to follow.
+func (f *Log) OpenKeeper(ctx context.Context, keeper store.Keeper) (*record.Root, []byte, error) {
+	k := &f.keeping
+	k.keeper, k.due = keeper, make(chan struct{}, 1)
+	b, err := keeper.Root(ctx)
+	if err != nil || b == nil {
+		return nil, nil, err
+	}
+	r, err := record.DecodeRoot(b)
+	if err != nil {
+		return nil, nil, err
+	}
+	r.Epoch++
+	f.heap, k.root = r.Heap, *r
+	if r.Length > maxCheckpoint {
+		return nil, nil, fmt.Errorf("the checkpoint is said to be of %d bytes, more than %d", r.Length, uint64(maxCheckpoint))
+	}
+	checkpoint := make([]byte, 0, r.Length)
+	for _, p := range r.Parts {
+		seg, err := keeper.Reopen(ctx, p.Name)
+		if err != nil {
+			return nil, nil, err
+		}
+		k.parts = append(k.parts, seg)
+		if p.Length > uint64(cap(checkpoint)-len(checkpoint)) {
+			return nil, nil, fmt.Errorf("the parts of the checkpoint are longer than %d bytes, which it is said to be", r.Length)
+		}
+		if checkpoint, err = f.readPart(ctx, seg, p, checkpoint); err != nil {
+			return nil, nil, err
+		}
+	}
+	if uint64(len(checkpoint)) != r.Length || r.Length > 0 && sha256.Sum256(checkpoint) != r.Sum {
+		return nil, nil, fmt.Errorf("the %d bytes of the checkpoint are not those that were written", len(checkpoint))
+	}
+	return r, checkpoint, nil
+}
+
+// maxCheckpoint bounds what a root can have a heap allocate.
+const maxCheckpoint = 1 << 36
+
+// SetSecrets begins a heap that outlives its process.
+func (f *Log) SetSecrets(seed uint64, key [16]byte) {
+	f.keeping.root = record.Root{Heap: f.heap, Epoch: 1, Seed: seed, Key: key}
+}
+
+// Reopened ends the opening: the epoch is raised, and what the checkpoint does not refer to is given back.
+func (f *Log) Reopened(ctx context.Context) error {
+	k := &f.keeping
+	if err := k.keeper.SetRoot(ctx, k.root.Encode()); err != nil {
+		return err
+	}
+	return k.keeper.Prune(ctx)
+}
+
+// LoadSegments takes from d what AppendSegments has written.
+func (f *Log) LoadSegments(ctx context.Context, d *record.Decoder) error {
+	k := &f.keeping
+	f.version.Store(d.U64())
+	f.age.Store(d.U64())
+	k.kept = map[store.Segment]bool{}
+	used := map[uint64]bool{}
+	for range d.U32() {
+		s := &Segment{log: f, ID: d.U64(), age: d.U64(), epoch: d.U64(), stream: record.Stream(d.U64()), Restored: true}
+		live, filled, written := d.U64(), d.U64(), d.U64()
+		name := string(d.Bytes(int(d.U16())))
+		switch {
+		case d.Err != nil:
+			return d.Err
+		case s.ID == 0 || used[s.ID] || s.ID > record.MaxAddr/f.Units-1 || s.age > f.age.Load() ||
+			s.stream != record.Data && s.stream != record.Pages || written > uint64(f.SegSize) || live > filled || filled > 2*uint64(f.SegSize):
+			return fmt.Errorf("segment %d of the checkpoint (%s) is none", s.ID, name)
+		}
+		used[s.ID] = true
+		var err error
+		var lost *store.LostError
+		if s.Seg, err = k.keeper.Reopen(ctx, name); errors.As(err, &lost) {
+			s.Seg = lostSegment(name)
+		} else if err != nil {
+			return err
+		}
+		k.kept[s.Seg] = true
+		s.Live.Store(int64(live))
+		s.filled.Store(int64(filled))
+		s.written.Store(int64(written))
+		s.End = int(written)
+		s.sealed.Store(true)
+		s.Seed = s.Header().Seed()
+		f.place(s)
+		f.lastID = max(f.lastID, s.ID)
+		f.count++
+	}
+	for id := uint64(1); id < f.lastID; id++ {
+		if !used[id] {
+			f.ids = append(f.ids, id)
+		}
+	}
+	return d.Err
+}
+
+// lostSegment is a segment that is gone.
+type lostSegment string
+
+var closed = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
+
+func (s lostSegment) Write(context.Context, []byte, int) error {
+	return &store.LostError{Segment: string(s)}
+}
+func (s lostSegment) Free(context.Context) error { return nil }
+func (s lostSegment) Lost() <-chan struct{}      { return closed }
+func (s lostSegment) Name() string               { return string(s) }

@@ -1,0 +1,255 @@
+package farlog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+
+	"polder/far/record"
+	"polder/far/store"
+)
+
+// Log is the segments of a heap in far memory. All of its methods may be called by any number of
+// goroutines unless they say otherwise.
+type Log struct {
+	Store   store.Store
+	SegSize int
+	Units   uint64 // SegSize in units of addresses
+	heap    uint64 // number of the heap, which no other has but by chance
+	died    func() // is told when a segment may be dead; immutable
+
+	version atomic.Uint64 // the last that was given out
+
+	// Segs are the segments by id, from 1. The slice is replaced to grow.
+	Segs atomic.Pointer[[]atomic.Pointer[Segment]]
+
+	mu         sync.Mutex
+	ids        []uint64        // ids to use again, under mu
+	spare      []store.Segment // kept so that a full store can be cleaned, and what shrinks has room, under mu
+	lent       int             // how many of those are in use for what shrinks, under mu
+	paged      []store.Segment // spare ones for pages, under mu,
+	pageSpares int             // and how many there should be, under mu
+	idle       []idle          // kept for a while, the oldest first, under mu
+	count      int             // segments that are in use, without those that are away, under mu
+	lastID     uint64          // the highest id that was ever given out, under mu
+	owed       []debt          // segments that the store would not take back, under mu
+
+	scarce atomic.Bool   // the store had none when it was last asked for one for data
+	age    atomic.Uint64 // position of the last segment that was opened
+
+	keeping keeping
+}
+
+// Init makes the log, in st. It calls died when a segment may be dead.
+func (f *Log) Init(st store.Store, died func()) {
+	f.Store, f.SegSize, f.died = st, st.SegmentSize(), died
+	f.Units = uint64(f.SegSize / record.Unit)
+	f.heap = rand.Uint64()
+	f.keeping.root.Epoch = 1
+	segs := make([]atomic.Pointer[Segment], 64)
+	f.Segs.Store(&segs)
+}
+
+// Seg returns the segment of a far address. There is one as long as an owner
+// refers to it.
+func (f *Log) Seg(addr uint64) *Segment {
+	return (*f.Segs.Load())[addr/f.Units].Load()
+}
+
+// SegOf is Seg for an address that may be any number. It returns nil if no segment has it, or the segment is gone.
+func (f *Log) SegOf(addr uint64) *Segment {
+	if segs := *f.Segs.Load(); addr/f.Units < uint64(len(segs)) {
+		if s := segs[addr/f.Units].Load(); s != nil && !s.Gone() {
+			return s
+		}
+	}
+	return nil
+}
+
+// Position is that of the segment that was opened last.
+func (f *Log) Position() uint64 { return f.keeping.root.Epoch<<epochShift | f.age.Load() }
+
+// Offset is the offset in bytes of a far address in its segment.
+func (f *Log) Offset(addr uint64) int { return int(addr%f.Units) * record.Unit }
+
+// All calls fn for every segment in use.
+func (f *Log) All(fn func(s *Segment)) {
+	segs := *f.Segs.Load()
+	for i := range segs {
+		if s := segs[i].Load(); s != nil {
+			fn(s)
+		}
+	}
+}
+
+// Add makes a borrowed segment one of the log's.
+func (f *Log) Add(seg store.Segment, stream record.Stream) (*Segment, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var id uint64
+	if n := len(f.ids); n > 0 {
+		id, f.ids = f.ids[n-1], f.ids[:n-1]
+	} else {
+		f.lastID++
+		id = f.lastID
+	}
+	if id*f.Units+f.Units > record.MaxAddr {
+		return nil, fmt.Errorf("%w: %d segments are more than can be addressed", store.ErrStoreFull, id)
+	}
+	f.count++
+	s := &Segment{log: f, Seg: seg, ID: id, age: f.age.Add(1), epoch: f.keeping.root.Epoch, stream: stream}
+	s.Seed = s.Header().Seed()
+	f.place(s)
+	return s, nil
+}
+
+// place makes s one of the segments. f.mu must be held, or the heap not be shared yet.
+func (f *Log) place(s *Segment) {
+	segs := *f.Segs.Load()
+	if s.ID >= uint64(len(segs)) {
+		more := make([]atomic.Pointer[Segment], max(2*uint64(len(segs)), s.ID+1))
+		for i := range segs {
+			more[i].Store(segs[i].Load())
+		}
+		f.Segs.Store(&more)
+		segs = more
+	}
+	segs[s.ID].Store(s) // from now on everybody may see it
+}
+
+// spares is how many spare segments there should be: one to clean into, and one in
+// 32 for what shrinks. f.mu must be held.
+//
+// What shrinks uses up no more of those than it leaves dead elsewhere. When they
+// are used up, some segment is therefore so far dead that the heap's shrinkCleaning allows to
+// clean it, which makes room again at a bounded cost.
+func (f *Log) spares() int { return 1 + (f.count+24)/32 }
+
+// addSpare keeps seg as a spare segment. f.mu must be held.
+func (f *Log) addSpare(seg store.Segment) {
+	f.spare = append(f.spare, seg)
+	if len(f.spare) > 1 {
+		f.lent = max(f.lent-1, 0)
+	}
+}
+
+// TakeSpare returns a spare segment, or nil. To lend it to what shrinks, there
+// has to be another.
+func (f *Log) TakeSpare(lend bool) store.Segment {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n := len(f.spare) - 1
+	if n < 0 || lend && n == 0 {
+		return nil
+	}
+	s := f.spare[n]
+	f.spare = f.spare[:n]
+	if lend {
+		f.lent++
+	}
+	return s
+}
+
+// Owing reports whether spare segments are lent, so that nothing else may be
+// written.
+func (f *Log) Owing() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.lent > 0
+}
+
+// Borrow gets a segment from the store, and a spare one behind it.
+func (f *Log) Borrow(ctx context.Context) (store.Segment, error) {
+	ctx, cancel := context.WithTimeout(ctx, store.Timeout)
+	defer cancel()
+	seg, err := f.takeIdle(false), error(nil)
+	if seg == nil {
+		seg, err = f.Store.Alloc(ctx)
+	}
+	f.scarce.Store(errors.Is(err, store.ErrStoreFull))
+	if f.Keeps() && f.Starved() {
+		f.keeping.remind()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot borrow far memory: %w", err)
+	}
+	f.mu.Lock()
+	need := len(f.spare) < f.spares()
+	f.mu.Unlock()
+	if need {
+		_ = f.BorrowSpare(ctx) // there is one less to be had, if there is none
+	}
+	return seg, nil
+}
+
+// cleaningPages is how many of the spare segments for pages are for cleaning them alone: what is written
+// anew is a little longer than it was.
+const cleaningPages = 2
+
+// BorrowForPages gets a segment for pages from the store, with those that are to be spare; or, since
+// nothing but data may use what becomes free in a store that was full, a spare one.
+func (f *Log) BorrowForPages(ctx context.Context, cleaning bool) (store.Segment, error) {
+	ctx, cancel := context.WithTimeout(ctx, store.Timeout)
+	defer cancel()
+	for {
+		f.mu.Lock()
+		may := !f.scarce.Load() && f.lent == 0 && len(f.spare) >= f.spares() || f.count == 0
+		n, least := len(f.paged), 0
+		if !cleaning {
+			least = min(cleaningPages, f.pageSpares)
+		}
+		if n > f.pageSpares || n > least && !may {
+			s := f.paged[n-1]
+			f.paged = f.paged[:n-1]
+			f.mu.Unlock()
+			return s, nil
+		}
+		f.mu.Unlock()
+		if !may {
+			return nil, fmt.Errorf("cannot borrow far memory for indexes: %w", store.ErrStoreFull)
+		}
+		s := f.takeIdle(false)
+		if s == nil {
+			var err error
+			if s, err = f.Store.Alloc(ctx); errors.Is(err, store.ErrStoreFull) {
+				f.scarce.Store(true)
+				continue
+			} else if err != nil {
+				return nil, fmt.Errorf("cannot borrow far memory for indexes: %w", err)
+			}
+		}
+		f.mu.Lock()
+		f.paged = append(f.paged, s)
+		f.mu.Unlock()
+	}
+}
+
+// BorrowSpare gets a spare segment from the store.
+func (f *Log) BorrowSpare(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, store.Timeout)
+	defer cancel()
+	seg, err := f.Store.Alloc(ctx)
+	if err != nil {
+		return fmt.Errorf("cannot borrow far memory: %w", err)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.addSpare(seg)
+	return nil
+}
+
+// Version is the version of the record that was staged last.
+func (f *Log) Version() uint64 { return f.version.Load() }
+
+// NextVersion is the version for another record.
+func (f *Log) NextVersion() uint64 { return f.version.Add(1) }
+
+// KeepForPages has n spare segments kept for pages, or as many as the store had until it was full.
+func (f *Log) KeepForPages(n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.pageSpares = n
+}

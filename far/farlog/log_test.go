@@ -1,0 +1,153 @@
+package farlog
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"polder/far/record"
+	"polder/far/store"
+)
+
+// newLog makes a log with a segment in it, whose records come to 160 bytes, and the number of times that it said that
+// a segment may be dead.
+func newLog(t *testing.T, st store.Store) (f *Log, s *Segment, died *int) {
+	t.Helper()
+	f, died = new(Log), new(int)
+	f.Init(st, func() { *died++ })
+	t.Cleanup(func() {
+		if err := f.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	return f, addSegment(t, f), died
+}
+
+func addSegment(t *testing.T, f *Log) *Segment {
+	t.Helper()
+	seg, err := f.Borrow(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := f.Add(seg, record.Data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Append(160)
+	return s
+}
+
+// A segment is dead when nothing is written to it any more, nothing in it lives, and nobody has it pinned, whatever
+// comes last; the log is told then.
+func TestASegmentSaysThatItIsDead(t *testing.T) {
+	steps := map[string]func(s *Segment, pin int){
+		"sealed":   func(s *Segment, _ int) { s.Seal() },
+		"buried":   func(s *Segment, _ int) { s.Bury(160) },
+		"unpinned": func(s *Segment, pin int) { s.Unpin(pin) },
+	}
+	for last := range steps {
+		t.Run(last+" last", func(t *testing.T) {
+			f, s, died := newLog(t, store.NewMemStore(store.MinSegmentSize, 4))
+			pin := s.Pin()
+			for name, step := range steps {
+				if name != last {
+					step(s, pin)
+				}
+			}
+			if s.Dead() || *died != 0 {
+				t.Errorf("dead before it was %s: %v; the log was told %d times", last, s.Dead(), *died)
+			}
+			steps[last](s, pin)
+			if !s.Dead() || *died != 1 {
+				t.Errorf("dead when it was %s: %v; the log was told %d times", last, s.Dead(), *died)
+			}
+			addr := s.Address(record.SegmentSize)
+			if err := f.Drop(t.Context(), s); err != nil {
+				t.Fatal(err)
+			}
+			if f.SegOf(addr) != nil {
+				t.Error("it is found after it was dropped")
+			}
+		})
+	}
+}
+
+// refusing is a store that takes no segment back while it refuses.
+type refusing struct {
+	*store.MemStore
+	refuse bool
+}
+
+type refusingSegment struct {
+	store.Segment
+	st *refusing
+}
+
+var errRefused = errors.New("refused")
+
+func (r *refusing) Alloc(ctx context.Context) (store.Segment, error) {
+	s, err := r.MemStore.Alloc(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return refusingSegment{s, r}, nil
+}
+
+func (s refusingSegment) Free(ctx context.Context) error {
+	if s.st.refuse {
+		return errRefused
+	}
+	return s.Segment.Free(ctx)
+}
+
+// What the store does not take back is offered to it again, and is given up after many tries.
+func TestWhatIsNotTakenBackIsOfferedAgain(t *testing.T) {
+	st := &refusing{MemStore: store.NewMemStore(store.MinSegmentSize, 8), refuse: true}
+	f, _, _ := newLog(t, st)
+	seg, err := st.Alloc(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	lent := st.Lent()
+	if err := f.GiveBack(t.Context(), seg); err != nil {
+		t.Fatal(err)
+	}
+	if paid, lost := f.PayBack(t.Context()); paid != 0 || lost != 0 {
+		t.Errorf("a store that refuses took %d, and %d were given up", paid, lost)
+	}
+	st.refuse = false
+	if paid, lost := f.PayBack(t.Context()); paid != 1 || lost != 0 || st.Lent() != lent-1 {
+		t.Errorf("took %d, gave up %d, %d are lent, want 1, 0, %d", paid, lost, st.Lent(), lent-1)
+	}
+	if seg, err = st.Alloc(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	st.refuse = true
+	if err := f.GiveBack(t.Context(), seg); err != nil {
+		t.Fatal(err)
+	}
+	for try := 2; try <= maxTries; try++ {
+		if _, lost := f.PayBack(t.Context()); (lost == 1) != (try == maxTries) {
+			t.Fatalf("given up after %d tries: %d", try, lost)
+		}
+	}
+	st.refuse = false
+	if err := seg.Free(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A number is used again, but a position is not: what is read of a segment's former life fails its check.
+func TestASegmentHasAPositionOfItsOwn(t *testing.T) {
+	f, s, _ := newLog(t, store.NewMemStore(store.MinSegmentSize, 4))
+	s.Seal()
+	s.Bury(160)
+	if err := f.Drop(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	next := addSegment(t, f)
+	if next.ID != s.ID || next.Position() == s.Position() || next.Seed == s.Seed {
+		t.Errorf("number %d and then %d, want the same; position %d, %d, seed %#x, %#x, want others",
+			s.ID, next.ID, s.Position(), next.Position(), s.Seed, next.Seed)
+	}
+}

@@ -1,0 +1,110 @@
+package heap
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"polder/far/farlog"
+	"polder/far/store"
+)
+
+// What a heap is over, which package store says. Package far knows it by these names.
+type (
+	Store      = store.Store
+	Segment    = store.Segment
+	ReadOp     = store.ReadOp
+	MemStore   = store.MemStore
+	MemSegment = store.MemSegment
+)
+
+// MinSegmentSize is the least size of a store's segments, in bytes.
+const MinSegmentSize = store.MinSegmentSize
+
+// NewMemStore is store.NewMemStore.
+func NewMemStore(size, segments int) *MemStore { return store.NewMemStore(size, segments) }
+
+// FarSegment is a segment of far memory.
+type FarSegment = farlog.Segment
+
+// StoreTimeout bounds every operation on the store that no caller waits for.
+const StoreTimeout = store.Timeout
+
+// farLog is the far memory of a heap. One of its segments is open, and is
+// appended to through the staging buffers of a window, by the evacuator alone.
+type farLog struct {
+	farlog.Log
+
+	freeing atomic.Int64 // segments that are being given back
+	freed   atomic.Bool  // one has been, since the store was last asked
+
+	// The rest is the evacuator's.
+	window
+	open    *FarSegment
+	Retry   time.Time // not before then is the store asked for memory again
+	backoff time.Duration
+	err     error // why
+}
+
+const (
+	minBackoff = 5 * time.Millisecond
+	MaxBackoff = time.Second
+)
+
+// Failed notes an error of the store, and that it is to be left alone for a
+// while. A full one is asked again soon.
+func (f *farLog) Failed(err error) error {
+	f.backoff = min(max(2*f.backoff, minBackoff), MaxBackoff)
+	if errors.Is(err, ErrStoreFull) {
+		f.backoff = minBackoff
+	}
+	f.err, f.Retry = err, time.Now().Add(f.backoff)
+	return err
+}
+
+func (f *farLog) succeeded() { f.err, f.backoff = nil, 0 }
+
+// resting reports whether the store is to be left alone, and why.
+func (f *farLog) resting() error {
+	if f.err != nil && time.Now().Before(f.Retry) {
+		return f.err
+	}
+	return nil
+}
+
+// BuryFar accounts for the death of a far copy of size bytes, in whole classes.
+func (h *Heap) BuryFar(addr uint64, size int) { h.Far.Seg(addr).Bury(size) }
+
+// GiveBack gives far memory back after Stop, when nothing refers to it any more; without what outlives the
+// heap, if its store is a Keeper.
+func (h *Heap) GiveBack() error {
+	ctx, cancel := context.WithTimeout(context.Background(), StoreTimeout)
+	defer cancel()
+	return h.Far.Close(ctx)
+}
+
+// checkpointReserve is how many segments are kept for the next checkpoint: what it takes to write back all that is local,
+// and for indexes, which take most of what is left.
+func (h *Heap) checkpointReserve() int { return 2 + int(h.Budget.Load()*5/4)/h.Far.SegSize }
+
+// Reserve sees to it that there is room for the next checkpoint in a store that gets full, as far as that has room.
+func (h *Heap) Reserve(ctx context.Context) error { return h.Far.Reserve(ctx, h.checkpointReserve()) }
+
+// lendReserve makes a segment of the reserve the open one, for what is written back before a checkpoint.
+func (h *Heap) lendReserve() bool {
+	s := h.Far.TakeReserved(1 + h.checkpointReserve()/4)
+	return s != nil && h.openWith(s) == nil
+}
+
+// Commit is farlog.Log.Commit, and gives back what has waited for the checkpoint.
+func (h *Heap) Commit(ctx context.Context, checkpoint []byte, segs []store.Segment) error {
+	free, err := h.Far.Commit(ctx, checkpoint, segs, h.checkpointReserve())
+	for _, s := range free {
+		h.free(func() error { return h.Far.GiveBack(ctx, s) })
+	}
+	if err == nil {
+		_ = h.Reserve(ctx) // the next checkpoint fails if it needs more than there is
+	}
+	return err
+}

@@ -1,0 +1,20 @@
+// Package processor tells on which of the Go scheduler's processors the caller runs, for
+// choosing among things of which there are several so that few callers meet at the same one.
+package processor
+
+import _ "unsafe" // for go:linkname
+
+// Number is the number of the P that the caller runs on. It may run on
+// another one when it uses the number, which is for choosing among locks, logs and
+// counters: nobody else is likely to be using the same.
+func Number() int {
+	p := procPin()
+	procUnpin()
+	return p
+}
+
+//go:linkname procPin runtime.procPin
+func procPin() int
+
+//go:linkname procUnpin runtime.procUnpin
+func procUnpin()
