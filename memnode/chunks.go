@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"sync/atomic"
 
+	"polder/memnode/wire"
 	"polder/verbs"
 )
 
@@ -13,7 +14,7 @@ type chunk struct {
 	owner atomic.Pointer[session] // nil unless lent; others may read it
 	pos   int                     // lent: index in owner.chunks
 	mw    verbs.MW                // nil until the chunk is first bound, and after its window was deallocated
-	bound bool                    // mw is bound to the access queue pair of owner's connection
+	bound bool                    // mw is bound to an access queue pair of owner's connection
 }
 
 // chunks is the lent memory and who has it. It belongs to the control
@@ -91,10 +92,10 @@ func (t *chunks) ownedBy(i uint32, s *session) bool {
 	return int(i) < len(t.all) && t.all[i].owner.Load() == s
 }
 
-// bind binds the windows, of type typ, of the given chunks, in order, to the
-// queue pair qp if they are of type 2B,
-// and returns how many were; the rest have no window then.
-func (t *chunks) bind(typ verbs.MWType, qp verbs.QP, ids []uint32) (int, error) {
+// bind binds the windows, of type typ, of the given chunks, in order, and returns how many
+// were; the rest have no window then. A window of type 2B is bound to the one of qps, by
+// group, that the chunk's number says.
+func (t *chunks) bind(typ verbs.MWType, qps []verbs.QP, ids []uint32) (int, error) {
 	b := t.binder
 	b.WRs = b.WRs[:0]
 	var failed error
@@ -116,7 +117,7 @@ func (t *chunks) bind(typ verbs.MWType, qp verbs.QP, ids []uint32) (int, error) 
 			RemoteAddr: t.address(i),
 			BindLength: uint64(t.size),
 			BindAccess: windowAccess,
-			QPN:        qp.Num(),
+			QPN:        qps[wire.GroupOf(i, len(qps))].Num(),
 		})
 	}
 	done, err := b.Run()

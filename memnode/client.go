@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"crypto/subtle"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -52,9 +53,10 @@ type client struct {
 	session *session
 	conn    verbs.Conn
 	mgmt    verbs.QP
-	cq      verbs.CQ // of mgmt, both directions
-	access  verbs.QP // nil until connected; nothing is posted to it
-	part    any      // what the manager keeps of it
+	cq      verbs.CQ   // of mgmt, both directions
+	access  []verbs.QP // by group, those that are connected; nothing is posted to them
+	groups  int        // of access that it may have; 0 means 1
+	part    any        // what the manager keeps of it
 	closed  bool
 
 	mem *arena.Mapping // credits requests, then credits replies
@@ -149,11 +151,30 @@ func (c *client) postReply(slot uint8, n int) error {
 	})
 }
 
-// connectAccess answers a request for an access queue pair, and sets qp.
-func (n *Node) connectAccess(c *client, req verbs.ConnRequest, qp *verbs.QP) error {
+// welcomeGroups decides how many groups of one access queue pair c may have.
+func (n *Node) welcomeGroups(c *client, h *wire.Hello, w *wire.Welcome) {
+	w.Groups = min(max(h.Groups, 1), uint8(n.cfg.MaxGroups))
+	c.groups = int(w.Groups)
+}
+
+// mayAccess says why an access queue pair of that index is not connected, if it is not c's next.
+func (c *client) mayAccess(index uint8) error {
+	switch groups := max(c.groups, 1); {
+	case len(c.access) == groups && groups == 1:
+		return errors.New("a connection has one access queue pair")
+	case len(c.access) == groups:
+		return fmt.Errorf("a connection has %d access queue pairs", groups)
+	case int(index) != len(c.access):
+		return fmt.Errorf("access queue pair %d comes before %d", len(c.access), index)
+	}
+	return nil
+}
+
+// connectAccess answers a request for an access queue pair, and has c have it.
+func (n *Node) connectAccess(c *client, req verbs.ConnRequest, onEvent func(verbs.AsyncEvent)) error {
 	// Nothing is posted to it, so the client's completion queue will do.
 	access, err := n.pd.CreateQP(verbs.QPInit{
-		SendCQ: c.cq, RecvCQ: c.cq, SendDepth: 1, RecvDepth: 1, OnEvent: n.event,
+		SendCQ: c.cq, RecvCQ: c.cq, SendDepth: 1, RecvDepth: 1, OnEvent: onEvent,
 	})
 	if err != nil {
 		return fmt.Errorf("cannot create an access queue pair: %w", err)
@@ -162,7 +183,7 @@ func (n *Node) connectAccess(c *client, req verbs.ConnRequest, qp *verbs.QP) err
 		access.Close()
 		return nil // the connection is gone, and its watcher will say so
 	}
-	*qp = access
+	c.access = append(c.access, access)
 	return nil
 }
 
@@ -170,8 +191,8 @@ func (n *Node) connectAccess(c *client, req verbs.ConnRequest, qp *verbs.QP) err
 // must be unbound.
 func (c *client) release() {
 	c.closed = true
-	if c.access != nil {
-		c.access.Close()
+	for _, qp := range c.access {
+		qp.Close()
 	}
 	if c.mgmt != nil {
 		c.mgmt.Close()

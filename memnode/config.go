@@ -42,11 +42,10 @@ type Config struct {
 	// has, from 1 to 8, by default 2. Every chunk has as many windows, and
 	// one more for its owner to free it with.
 	Group int
-	// MaxGroups is how many such groups a client of OneSided, Native or
-	// FineMem, where a group is one queue pair, may have, from 1 to
-	// wire.MaxGroups, by default 4, and MaxPairs how many pairs of queue pairs to
-	// allocate and to free with one of OneSided, from 1 to wire.MaxPairs, by default 2.
-	// They cost no windows, since a chunk is open to one group only; but
+	// MaxGroups is how many such groups a client may have, from 1 to wire.MaxGroups, by
+	// default 4; by FineMem and RPCMW a group is one queue pair. MaxPairs is how many
+	// pairs of queue pairs to allocate and to free with one of OneSided may have, from 1
+	// to wire.MaxPairs, by default 2. They cost no windows, since a chunk is open to one group only; but
 	// MaxClients clients must not exhaust the device's queue pairs.
 	MaxGroups, MaxPairs int
 	// Lend is how many bytes to lend, at least one chunk. What does not

@@ -69,8 +69,6 @@ type finemem struct {
 
 // tenure is what a connection has.
 type tenure struct {
-	groups  int // access queue pairs that it may have
-	access  []verbs.QP
 	meta    verbs.QP
 	trouble atomic.Int32 // protection errors since the last look
 
@@ -145,8 +143,7 @@ func (m *finemem) broken() error {
 
 // welcome decides how many queue pairs c may access memory with: windows of type 1 serve all.
 func (m *finemem) welcome(c *client, h *wire.Hello, w *wire.Welcome) {
-	w.Groups = min(max(h.Groups, 1), uint8(m.node.cfg.MaxGroups))
-	m.tenure(c).groups = int(w.Groups)
+	m.node.welcomeGroups(c, h, w)
 }
 
 // user is s's id.
@@ -181,8 +178,17 @@ func (m *finemem) connect(c *client, h *wire.Hello, req verbs.ConnRequest) error
 	switch {
 	case m.struckOut(host(c)):
 		return fmt.Errorf("this host has violated protection more than %d times of late", m.node.cfg.MaxViolations)
-	case h.Kind == wire.KindAccess && int(h.Index) == len(t.access) && len(t.access) < t.groups:
-		return m.connectAccess(c, t, req)
+	case h.Kind == wire.KindAccess:
+		if err := c.mayAccess(h.Index); err != nil {
+			return err
+		}
+		return m.node.connectAccess(c, req, func(e verbs.AsyncEvent) {
+			m.node.event(e)
+			if e.Type == verbs.EventQPAccessErr {
+				t.trouble.Add(1)
+				m.node.ready.add(c)
+			}
+		})
 	case h.Kind == wire.KindAlloc && !m.serves(h.Session.Secret):
 		return errors.New("the metadata is for services that know the secret")
 	case h.Kind == wire.KindAlloc && t.meta == nil:
@@ -195,29 +201,6 @@ func (m *finemem) connect(c *client, h *wire.Hello, req verbs.ConnRequest) error
 func (m *finemem) serves(secret [wire.SecretSize]byte) bool {
 	want := m.node.cfg.ServiceSecret
 	return want == [wire.SecretSize]byte{} || subtle.ConstantTimeCompare(want[:], secret[:]) == 1
-}
-
-func (m *finemem) connectAccess(c *client, t *tenure, req verbs.ConnRequest) error {
-	n := m.node
-	qp, err := n.pd.CreateQP(verbs.QPInit{
-		SendCQ: c.cq, RecvCQ: c.cq, SendDepth: 1, RecvDepth: 1,
-		OnEvent: func(e verbs.AsyncEvent) {
-			n.event(e)
-			if e.Type == verbs.EventQPAccessErr {
-				t.trouble.Add(1)
-				n.ready.add(c)
-			}
-		},
-	})
-	if err != nil {
-		return fmt.Errorf("cannot create an access queue pair: %w", err)
-	}
-	if req.Accept(qp, nil) != nil {
-		qp.Close()
-		return nil // the connection is gone, and its watcher will say so
-	}
-	t.access = append(t.access, qp)
-	return nil
 }
 
 // connectMetadata opens the metadata to a queue pair, and says where it is.
@@ -306,7 +289,7 @@ func (m *finemem) answer(c *client, req *wire.Request, reply *wire.Reply) []wire
 	m.grants = m.grants[:0]
 	t := m.tenure(c)
 	switch {
-	case t.meta == nil || len(t.access) == 0:
+	case t.meta == nil || len(c.access) == 0:
 		reply.Status = wire.StatusNoAccess
 	case req.Op == wire.OpSpace:
 		ready := m.settle(c.session)
@@ -386,9 +369,6 @@ func (m *finemem) disconnect(c *client) {
 	if t := m.clients[c]; t != nil {
 		c.conn.Close()
 		m.fence(t)
-		for _, qp := range t.access {
-			qp.Close()
-		}
 		delete(m.clients, c)
 	}
 }

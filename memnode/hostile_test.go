@@ -369,3 +369,87 @@ func TestNonsenseDoesNotFillTheLog(t *testing.T) {
 		t.Fatalf("%d offences are counted, want %d", got, n)
 	}
 }
+
+// TestEachChunkIsOpenToItsGroupAlone: a client has as many groups of queue pairs as the node
+// says, and no others, and a chunk's number says which of them reaches it, also when its session
+// is resumed. Who connects fewer than it may reaches everything over those.
+func TestEachChunkIsOpenToItsGroupAlone(t *testing.T) {
+	const groups = 3
+	cfg := node(24)
+	cfg.MaxGroups = groups
+	c := pooltest.NewCluster(t, messages(pooltest.Inproc), cfg)
+	check := victim(t, c)
+	// open asks for more groups than there may be, and connects n.
+	open := func(n int, resume wire.Session) (*raw, []verbs.QP) {
+		t.Helper()
+		r := dialRaw(t, c, c.Nodes[0])
+		private, err := r.hello(r.mgmt, wire.Hello{Kind: wire.KindManagement, Manager: memnode.RPCMW, Session: resume, Groups: wire.MaxGroups})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.w.Decode(private); err != nil || r.w.Groups != groups {
+			t.Fatalf("got %d groups, %v, want %d", r.w.Groups, err, groups)
+		}
+		var qps []verbs.QP
+		for i := range groups + 1 {
+			qp, err := r.pd.CreateQP(verbs.QPInit{SendCQ: r.acq, RecvCQ: r.acq, SendDepth: 8, RecvDepth: 1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			access := wire.Hello{Kind: wire.KindAccess, Manager: memnode.RPCMW, Index: uint8(i)}
+			if i == 0 {
+				ahead := access
+				ahead.Index = 1
+				if _, err := r.hello(qp, ahead); err == nil {
+					t.Error("the second queue pair was connected before the first")
+				}
+			}
+			if i == n && n < groups {
+				break
+			}
+			_, err = r.hello(qp, access)
+			if connected := err == nil; connected != (i < groups) {
+				t.Fatalf("access queue pair %d of %d: %v", i, groups, err)
+			}
+			if err == nil {
+				qps = append(qps, qp)
+			}
+		}
+		return r, qps
+	}
+	reaches := func(r *raw, qp verbs.QP, g wire.Grant) bool {
+		t.Helper()
+		r.access = qp
+		return r.access1(verbs.OpRead, r.addr(g.Chunk), g.Key, 8) == verbs.StatusSuccess
+	}
+	r, qps := open(groups, wire.Session{})
+	grants := r.alloc(7)
+	reply := r.call(wire.AppendRequest(nil, wire.OpOwned, 1, wire.MaxBatch, 0))
+	for i, g := range grants {
+		if group := wire.GroupOf(g.Chunk, groups); reply.Grant(i) != g || !reaches(r, qps[group], g) {
+			t.Errorf("chunk %d, listed as %+v, is not open to group %d", g.Chunk, reply.Grant(i), group)
+		}
+	}
+	if other := (wire.GroupOf(grants[0].Chunk, groups) + 1) % groups; reaches(r, qps[other], grants[0]) {
+		t.Errorf("chunk %d is open to group %d as well", grants[0].Chunk, other)
+	}
+	session := r.w.Session
+	r.conn.Close()
+	r, qps = open(groups, session)
+	reply = r.call(wire.AppendRequest(nil, wire.OpOwned, 1, wire.MaxBatch, 0))
+	if reply.N != len(grants) {
+		t.Fatalf("%d chunks are listed after the session was resumed, want %d", reply.N, len(grants))
+	}
+	for i := range reply.N {
+		if g := reply.Grant(i); !reaches(r, qps[wire.GroupOf(g.Chunk, groups)], g) {
+			t.Errorf("chunk %d is not open to its group after the session was resumed", g.Chunk)
+		}
+	}
+	r, qps = open(1, wire.Session{})
+	for _, g := range r.alloc(7) {
+		if !reaches(r, qps[0], g) {
+			t.Errorf("chunk %d is not open to the only queue pair that was connected", g.Chunk)
+		}
+	}
+	check()
+}

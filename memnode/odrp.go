@@ -248,7 +248,7 @@ func (o *odrp) stop(t *translation) {
 				p.by[i] = nil
 			}
 		}
-		p.client.access = nil
+		p.client.access = nil // which are closed
 		p.trouble.Store(true)
 		o.node.ready.add(p.client)
 	}
@@ -358,7 +358,7 @@ func (o *odrp) connectPager(c *client, h *wire.Hello, req verbs.ConnRequest) err
 		return nil // the connection is gone, and its watcher will say so
 	}
 	t.pagers.by[h.Index] = p
-	c.access = p.front
+	c.access = append(c.access, p.front)
 	return p.start()
 }
 

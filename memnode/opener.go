@@ -11,7 +11,7 @@ import (
 // what the managers that work by messages differ in. It belongs to the control
 // goroutine.
 type opener interface {
-	// connect answers a request for c's access queue pair, and sets it.
+	// connect answers a request for c's next access queue pair, and has c have it.
 	connect(c *client, req verbs.ConnRequest) error
 	// take returns a chunk for c, or false if all are lent.
 	take(c *client) (uint32, bool)
@@ -32,15 +32,15 @@ type opener interface {
 	close()
 }
 
-// windows2 opens a chunk by a window of type 2B: only the borrower's access
-// queue pair may use it.
+// windows2 opens a chunk by a window of type 2B: only the access queue pair of the
+// borrower's that the chunk's number says (wire.GroupOf) may use it.
 type windows2 struct {
 	node *Node
 	*chunks
 }
 
 func (w windows2) connect(c *client, req verbs.ConnRequest) error {
-	return w.node.connectAccess(c, req, &c.access)
+	return w.node.connectAccess(c, req, w.node.event)
 }
 
 func (w windows2) take(*client) (uint32, bool) { return w.chunks.take() }
@@ -175,7 +175,7 @@ func (r *registrations) connect(c *client, req verbs.ConnRequest) error {
 		pd.Close()
 		return nil // the connection is gone, and its watcher will say so
 	}
-	c.access, c.part = access, pd
+	c.access, c.part = append(c.access, access), pd
 	if r.keep {
 		r.registerAhead(c)
 	}
@@ -298,10 +298,10 @@ func (r *registrations) leave(c *client) {
 			}
 		}
 	}
-	if c.access == nil {
+	if len(c.access) == 0 {
 		return
 	}
-	c.access.Close()
+	c.access[0].Close()
 	c.access = nil
 	if err := c.part.(verbs.PD).Close(); err != nil {
 		panic(fmt.Sprintf("BUG: cannot close a client's protection domain: %v", err))

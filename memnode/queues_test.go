@@ -3,7 +3,6 @@ package memnode_test
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 
@@ -41,7 +40,7 @@ func TestEveryClientFindsItsQueues(t *testing.T) {
 				if n, err := memnode.New(dev, cfg); err == nil {
 					n.Close()
 					t.Errorf("a node starts on a device of %+v", few.dev)
-				} else if !strings.Contains(err.Error(), few.says) || strings.Contains(err.Error(), "--groups") != slices.Contains([]string{memnode.OneSided, memnode.Native, memnode.FineMem}, m.Name()) {
+				} else if !strings.Contains(err.Error(), few.says) || strings.Contains(err.Error(), "--groups") != (m.Name() != memnode.ODRP) {
 					t.Errorf("got %q, want it to say %q, and to name --groups if that helps", err, few.says)
 				}
 				dev.Close()

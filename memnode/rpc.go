@@ -1,7 +1,6 @@
 package memnode
 
 import (
-	"errors"
 	"fmt"
 	"sync/atomic"
 
@@ -43,14 +42,19 @@ func (m *rpc) chunksOf(s *session) component.Chunks {
 	return &lent{m.node.mem, m.node.cfg.chunks(), func(i uint32) bool { return m.chunks.ownedBy(i, s) }}
 }
 
-func (m *rpc) welcome(*client, *wire.Hello, *wire.Welcome) {}
+// welcome decides how many groups c may have. Baselines have one.
+func (m *rpc) welcome(c *client, h *wire.Hello, w *wire.Welcome) {
+	if m.node.cfg.Manager == RPCMW {
+		m.node.welcomeGroups(c, h, w)
+	}
+}
 
 func (m *rpc) connect(c *client, h *wire.Hello, req verbs.ConnRequest) error {
-	switch {
-	case h.Kind != wire.KindAccess:
+	if h.Kind != wire.KindAccess {
 		return fmt.Errorf("%s has no use for a queue pair of kind %d", m.node.cfg.Manager, h.Kind)
-	case c.access != nil:
-		return errors.New("a connection has one access queue pair")
+	}
+	if err := c.mayAccess(h.Index); err != nil {
+		return err
 	}
 	return m.opener.connect(c, req)
 }
@@ -58,7 +62,7 @@ func (m *rpc) connect(c *client, h *wire.Hello, req verbs.ConnRequest) error {
 func (m *rpc) answer(c *client, req *wire.Request, reply *wire.Reply) []wire.Grant {
 	m.grants = m.grants[:0]
 	switch {
-	case c.access == nil:
+	case len(c.access) == 0:
 		reply.Status = wire.StatusNoAccess
 	case req.Op == wire.OpAlloc:
 		reply.Status = m.alloc(c, req.N)
@@ -196,8 +200,8 @@ func duplicates(ids []uint32) bool {
 	return false
 }
 
-// owned lists up to max of c's chunks after the first skip, bound to its
-// access queue pair, in m.grants.
+// owned lists up to max of c's chunks after the first skip, each bound to the access
+// queue pair of its group, in m.grants.
 func (m *rpc) owned(c *client, skip, max int) wire.Status {
 	all := c.session.chunks
 	if skip > len(all) {

@@ -37,6 +37,8 @@ func (c *Config) perClient() objects {
 		o.qps, o.cqs, o.keys = o.qps+2*2, o.cqs+2*3, o.keys+2+2*7
 	case FineMem:
 		o.qps += groups + 1
+	case RPCMW:
+		o.qps += groups
 	default:
 		o.qps++
 	}
@@ -57,7 +59,7 @@ func (c *Config) checkClients(dev verbs.DeviceAttr) error {
 		}
 		err := fmt.Errorf("%d %s are needed to serve %d clients by %s, and this function of the device has %d: serve no more than %d (--max-clients)",
 			need, q.what, c.MaxClients, c.Manager, q.have, max(0, (q.have-q.own)/q.each))
-		if c.MaxGroups > 1 && (c.Manager == Native || c.Manager == FineMem) || c.MaxGroups*c.MaxPairs > 1 && c.Manager == OneSided {
+		if c.MaxGroups > 1 && (c.Manager == Native || c.Manager == FineMem || c.Manager == RPCMW) || c.MaxGroups*c.MaxPairs > 1 && c.Manager == OneSided {
 			err = fmt.Errorf("%w, or let each have fewer groups or pairs (--groups, --alloc-pairs)", err)
 		}
 		return err

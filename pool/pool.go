@@ -58,7 +58,7 @@ type Config struct {
 	// on chunks of different groups share no lock, queue or completion. An RNIC works
 	// on several queue pairs at a time, so there it should be as many as cores use the
 	// pool; the software one does not (polder bench verbs has the figures). A node may
-	// grant fewer; with managers other than onesided, native and finemem there is one.
+	// grant fewer; with the baselines, and in place (unix:), there is one.
 	Groups int
 	// Pairs is how many pairs of queue pairs to allocate and to free chunks with, 1 to
 	// MaxPairs, by default DefaultPairs: so many callers at a time can. A client's

@@ -117,7 +117,7 @@ func managerFlag(fs *pflag.FlagSet, name *string) {
 
 // queuePairFlags are the flags that say how many queue pairs a client has at a node.
 func queuePairFlags(fs *pflag.FlagSet, groups, pairs *int, of string) {
-	fs.Var(config.NewInt(groups, 1, pool.MaxGroups), "groups", of+"groups of queue pairs to reach a node's memory over, by the managers native, onesided and finemem")
+	fs.Var(config.NewInt(groups, 1, pool.MaxGroups), "groups", of+"groups of queue pairs to reach a node's memory over")
 	fs.Var(config.NewInt(pairs, 1, pool.MaxPairs), "alloc-pairs", of+"pairs of queue pairs to allocate and to free with, by the manager onesided")
 }
 

@@ -11,7 +11,7 @@ import (
 func TestProgramsOverMallocNeedLessThanCoarseChunks(t *testing.T) {
 	var out strings.Builder
 	o := Options{Out: benchout.New(&out, true)}
-	if err := runMalloc(t.Context(), o, mallocSize{rounds: 1, workers: 2, held: 40, ops: 200}); err != nil {
+	if err := runMalloc(t.Context(), o, mallocSize{rounds: 1, workers: 2, held: 40, ops: 200, sweep: []int{20, 80}}); err != nil {
 		t.Fatal(err)
 	}
 	rows := 0
@@ -35,7 +35,7 @@ func TestProgramsOverMallocNeedLessThanCoarseChunks(t *testing.T) {
 			}
 		}
 	}
-	if rows != 18 {
-		t.Errorf("got %d rows, want 18:\n%s", rows, out.String())
+	if rows != 24 {
+		t.Errorf("got %d rows, want 24:\n%s", rows, out.String())
 	}
 }

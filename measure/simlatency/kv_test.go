@@ -42,7 +42,7 @@ var documented = map[string]struct{ from, to float64 }{
 func TestFiguresOfTheKeyValueStoreAreAsPublished(t *testing.T) {
 	compared := 0
 	for name, f := range kvFigures(t, 1, kvPlan{one: 60, six: 15, client: kvClient}) {
-		if f.high == 0 {
+		if f.high == 0 || strings.Contains(name, "a rest of") {
 			continue
 		}
 		compared++
@@ -60,8 +60,8 @@ func TestFiguresOfTheKeyValueStoreAreAsPublished(t *testing.T) {
 			}
 		}
 	}
-	if compared != 23 {
-		t.Errorf("compared %d figures, want 23", compared)
+	if compared != 24 {
+		t.Errorf("compared %d figures, want 24", compared)
 	}
 }
 

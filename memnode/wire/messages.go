@@ -78,6 +78,7 @@
 // An owned reply of a manager whose clients have groups lists a chunk once for every
 // queue pair of the group that it is opened to: the chunk in place n of all that are
 // listed to group n modulo their number, and to be freed with the pair n modulo theirs.
+// By rpcmw a chunk is opened to the group that [GroupOf] says, and is listed once.
 //
 // A [Reply] has a header of 20 bytes, and for alloc and owned a list of n
 // entries of u32 chunk, u32 rkey and u64 address:
@@ -127,6 +128,15 @@ const (
 	MaxGroups = 8
 	MaxPairs  = 4
 )
+
+// GroupOf says which of so many groups of access queue pairs a node opens chunk i to whose
+// CPU binds windows (rpcmw). Both ends know it by themselves, so no message has to carry it.
+// The groups of chunks that lie at equal distances, whatever the distance, differ by little
+// in size, as the multiples of the golden ratio spread evenly: so it is when several clients
+// take turns to allocate.
+func GroupOf(i uint32, groups int) int {
+	return int(uint64(i*0x9e3779b1) * uint64(groups) >> 32)
+}
 
 // MaxBatch is the most chunks that fit into one message.
 const MaxBatch = (MaxMessage - ReplyHeader) / GrantSize

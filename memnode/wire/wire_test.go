@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -271,5 +272,21 @@ func same(t *testing.T, got, want []byte) {
 	t.Helper()
 	if !bytes.Equal(got, want) {
 		t.Fatalf("decoded and encoded again:\n%x\nis\n%x", got, want)
+	}
+}
+
+// TestGroupsAreEven: whatever every how many-th chunk a client has got, no group has
+// many more of its chunks than another.
+func TestGroupsAreEven(t *testing.T) {
+	for groups := 1; groups <= MaxGroups; groups++ {
+		for every := uint32(1); every <= 16; every++ {
+			n := make([]int, groups)
+			for i := range uint32(20 * groups) {
+				n[GroupOf(1000+i*every, groups)]++
+			}
+			if least, most := slices.Min(n), slices.Max(n); most-least > 12 {
+				t.Errorf("%d groups, every %d-th chunk: %d to %d are in a group, want about 20", groups, every, least, most)
+			}
+		}
 	}
 }

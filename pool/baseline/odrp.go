@@ -40,7 +40,7 @@ func (ODRP) Name() string { return wire.ODRP }
 func (ODRP) Attach(ctx context.Context, l manager.Link) (manager.Session, error) {
 	p := &poster{link: l}
 	l.Through(p)
-	s, err := rpcmw.AttachWith(ctx, l, wire.ODRP, p.open)
+	s, err := rpcmw.AttachWith(ctx, l, wire.ODRP, func(ctx context.Context, ch *control.Channel) (int, error) { return 1, p.open(ctx, ch) })
 	if err != nil {
 		p.Close()
 		return nil, err

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"testing"
 
+	"polder/memnode"
+	"polder/memnode/wire"
 	"polder/pool"
 	"polder/pool/broker"
 	"polder/pool/manager"
@@ -16,6 +18,86 @@ import (
 func TestConformance(t *testing.T) {
 	t.Run("tcp", func(t *testing.T) { pooltest.Run(t, overBroker(pooltest.TCP)) })
 	t.Run("inproc", func(t *testing.T) { pooltest.Run(t, overBroker(pooltest.Inproc)) })
+}
+
+func TestConformanceWithGroups(t *testing.T) {
+	s := overBroker(pooltest.Inproc)
+	s.Groups = 3
+	pooltest.Run(t, s)
+}
+
+// TestBlocksAreDealtOutToGroups: an application has as many groups of queue pairs as the node says,
+// and uses all of them alike, as well when its connection to the node was lost and there are fewer.
+func TestBlocksAreDealtOutToGroups(t *testing.T) {
+	r := newRig(t, memnode.Config{Lend: 8 << 20, ChunkSize: 4096, MaxGroups: 3}, broker.Config{})
+	d := broker.NewDialer(r.path)
+	defer d.Close()
+	dev, err := r.Fabric.NewDevice()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dev.Close()
+	pd, err := dev.AllocPD()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cq, err := dev.CreateCQ(verbs.CQInit{Depth: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	attach := func(groups int, resume wire.Session) (manager.Session, int) {
+		t.Helper()
+		addr := r.Nodes[0].Addr
+		conn, err := d.Dial(t.Context(), addr, func(ctx context.Context) (verbs.Conn, error) { return r.Fabric.Dial(ctx, dev, addr) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		qps := 0
+		s, err := broker.Manager{}.Attach(t.Context(), manager.Link{
+			Device: dev, PD: pd, Conn: conn, Resume: resume, Groups: groups, NextGroup: func() error { return nil },
+			Access: func() (verbs.QP, error) {
+				qps++
+				return pd.CreateQP(verbs.QPInit{SendCQ: cq, RecvCQ: cq, SendDepth: 1, RecvDepth: 1})
+			},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			s.Close()
+			conn.Close()
+		})
+		return s, qps
+	}
+	s, qps := attach(8, wire.Session{})
+	if qps != 3 {
+		t.Errorf("it has %d queue pairs for access, want 3", qps)
+	}
+	var of [3]int
+	for range 30 {
+		var g [1]manager.Grant
+		if _, err := s.Alloc(t.Context(), g[:]); err != nil {
+			t.Fatal(err)
+		}
+		of[g[0].Group]++
+	}
+	if of != [3]int{10, 10, 10} {
+		t.Errorf("30 chunks are dealt out %v to groups, want 10 to each", of)
+	}
+	s.Close()
+	again, qps := attach(2, s.Info().Session)
+	if qps != 2 || !again.Info().Resumed {
+		t.Fatalf("it has %d queue pairs for access, want 2, and is resumed: %v", qps, again.Info().Resumed)
+	}
+	owned, err := again.Owned(t.Context())
+	if err != nil || len(owned) != 30 {
+		t.Fatalf("got %d chunks, %v, want the 30 that it has", len(owned), err)
+	}
+	for _, g := range owned {
+		if g.Group >= 2 {
+			t.Fatalf("chunk %d is reached over group %d of 2", g.Chunk, g.Group)
+		}
+	}
 }
 
 func TestBlocksOfAllSizes(t *testing.T) {

@@ -3,8 +3,8 @@ package broker
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"polder/memnode/wire"
@@ -23,6 +23,9 @@ type session struct {
 	held *holding
 	stop chan struct{} // closed with the session
 	runs finemem.Runs
+
+	groups int           // of one access queue pair each
+	lent   atomic.Uint32 // blocks so far, which are dealt out to groups
 
 	mu     sync.Mutex // guards what follows
 	closed bool
@@ -133,13 +136,8 @@ func (s *session) open(ctx context.Context, l manager.Link) error {
 	c.dialer.mu.Lock()
 	c.dialer.sessions[addr] = w.Session
 	c.dialer.mu.Unlock()
-	qp, err := l.Access()
-	if err != nil {
+	if s.groups, err = ch.ConnectAccess(ctx); err != nil {
 		return err
-	}
-	hello := wire.Hello{Kind: wire.KindAccess, Manager: finemem.Name}
-	if _, err := l.Conn.Connect(ctx, qp, hello.Append(nil)); err != nil {
-		return fmt.Errorf("cannot connect a queue pair: %w", err)
 	}
 	info, err := c.client.Attach(ctx, c.node)
 	if err != nil {
@@ -250,11 +248,11 @@ func (s *session) allocBlock(ctx context.Context, class int) ([]manager.Grant, e
 	}
 	l := &loan{free: r, grants: keys}
 	l.free.op, l.free.first = opFree, a.first
-	grants := make([]manager.Grant, keys)
+	grants, group := make([]manager.Grant, keys), int(s.lent.Add(1))%s.groups
 	s.held.mu.Lock()
 	for i := range grants {
 		g := &grants[i]
-		g.Chunk, g.Chunks = a.first>>s.k+uint32(i*chunks/keys), chunks/keys
+		g.Chunk, g.Chunks, g.Group = a.first>>s.k+uint32(i*chunks/keys), chunks/keys, group
 		g.Addr = a.addr + uint64(i*chunks/keys*s.info.ChunkSize)
 		g.Keys[0] = a.keys[i]
 		s.held.grants[g.Chunk] = lent{*g, l}
@@ -294,6 +292,7 @@ func (s *session) Owned(context.Context) ([]manager.Grant, error) {
 	defer s.held.mu.Unlock()
 	grants := make([]manager.Grant, 0, len(s.held.grants))
 	for _, g := range s.held.grants {
+		g.Group %= s.groups // the node may have granted more before
 		grants = append(grants, g.Grant)
 	}
 	return grants, nil

@@ -38,6 +38,7 @@ type Handlers struct {
 // A Channel is an open management queue pair.
 type Channel struct {
 	link manager.Link
+	name string // of the manager
 	on   Handlers
 	cq   verbs.CQ
 	mgmt verbs.QP
@@ -48,6 +49,7 @@ type Channel struct {
 	slots  []*slot
 	broken chan struct{} // closed when the channel can do nothing more
 
+	groups  int         // that the node has granted
 	leaving atomic.Bool // what the node has said last
 
 	pollMu sync.Mutex // serialises completion handlers
@@ -82,8 +84,8 @@ const notices = 2
 
 // Open connects a management queue pair for the manager of the given name.
 func Open(ctx context.Context, l manager.Link, name string, on Handlers) (*Channel, *wire.Welcome, error) {
-	c := &Channel{link: l, on: on, broken: make(chan struct{})}
-	w, err := c.open(ctx, name)
+	c := &Channel{link: l, name: name, on: on, broken: make(chan struct{})}
+	w, err := c.open(ctx)
 	if err != nil {
 		c.Close()
 		return nil, nil, err
@@ -91,7 +93,7 @@ func Open(ctx context.Context, l manager.Link, name string, on Handlers) (*Chann
 	return c, w, nil
 }
 
-func (c *Channel) open(ctx context.Context, name string) (_ *wire.Welcome, err error) {
+func (c *Channel) open(ctx context.Context) (_ *wire.Welcome, err error) {
 	if c.mem, err = arena.Anonymous((2*maxCredits+notices)*wire.MaxMessage, false); err != nil {
 		return nil, err
 	}
@@ -109,7 +111,7 @@ func (c *Channel) open(ctx context.Context, name string) (_ *wire.Welcome, err e
 		return nil, fmt.Errorf("cannot create a management queue pair: %w", err)
 	}
 	hello := wire.Hello{
-		Kind: wire.KindManagement, Manager: name, Session: c.link.Resume, Keep: c.link.Keep,
+		Kind: wire.KindManagement, Manager: c.name, Session: c.link.Resume, Keep: c.link.Keep,
 		Groups: uint8(min(c.link.Groups, wire.MaxGroups)), Pairs: uint8(min(c.link.Pairs, wire.MaxPairs)),
 	}
 	private, err := c.link.Conn.Connect(ctx, c.mgmt, hello.Append(nil))
@@ -128,6 +130,7 @@ func (c *Channel) open(ctx context.Context, name string) (_ *wire.Welcome, err e
 		c.spare = append(c.spare, i)
 		c.idle <- sl
 	}
+	c.groups = max(int(w.Groups), 1)
 	c.leaving.Store(w.Leaving) // before the node's next word on it can be taken
 	for i := range notices {
 		if err := c.postRecv(maxCredits + i); err != nil {
@@ -135,6 +138,31 @@ func (c *Channel) open(ctx context.Context, name string) (_ *wire.Welcome, err e
 		}
 	}
 	return &w, nil
+}
+
+// ConnectAccess connects as many groups of one access queue pair as the node has granted, and
+// returns how many that are.
+func (c *Channel) ConnectAccess(ctx context.Context) (groups int, err error) {
+	l := &c.link
+	if c.groups > max(l.Groups, 1) {
+		return 0, c.Violated("%d groups where %d were asked for", c.groups, l.Groups)
+	}
+	for i := range c.groups {
+		if i > 0 {
+			if err := l.NextGroup(); err != nil {
+				return 0, err
+			}
+		}
+		access, err := l.Access()
+		if err != nil {
+			return 0, err
+		}
+		hello := wire.Hello{Kind: wire.KindAccess, Index: uint8(i), Manager: c.name}
+		if _, err := l.Conn.Connect(ctx, access, hello.Append(nil)); err != nil {
+			return 0, fmt.Errorf("cannot connect an access queue pair: %w", err)
+		}
+	}
+	return c.groups, nil
 }
 
 // Leaving reports whether the node has said that it is to end when nothing is lent any more.

@@ -82,22 +82,8 @@ func (s *Session) open(ctx context.Context, m Manager) error {
 		ChunkSize: int(w.ChunkSize), Chunks: int(w.Chunks), Grace: w.Grace, Zone: w.Zone,
 	}
 	s.space = w.Space
-	if s.groups = max(int(w.Groups), 1); s.groups > max(s.link.Groups, 1) {
-		return ch.Violated("%d groups where %d were asked for", s.groups, s.link.Groups)
-	}
-	for i := range s.groups {
-		if i > 0 {
-			if err := s.link.NextGroup(); err != nil {
-				return err
-			}
-		}
-		access, err := s.link.Access()
-		if err != nil {
-			return err
-		}
-		if _, err := s.connect(ctx, access, wire.Hello{Kind: wire.KindAccess, Index: uint8(i)}); err != nil {
-			return err
-		}
+	if s.groups, err = ch.ConnectAccess(ctx); err != nil {
+		return err
 	}
 	if s.mem, err = arena.Anonymous(BufferSize, false); err != nil {
 		return err

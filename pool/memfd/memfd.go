@@ -54,8 +54,8 @@ func (Manager) Attach(ctx context.Context, l manager.Link) (manager.Session, err
 		return nil, fmt.Errorf("cannot use memory of %s in place: it is not on this machine, or was not dialled by a Unix socket", l.Conn.RemoteAddr())
 	}
 	s := &session{link: l, regions: make(map[uint32]verbs.MR)}
-	asked, err := rpcmw.AttachWith(ctx, l, Name, func(ctx context.Context, ch *control.Channel) error {
-		return s.open(ctx, ch, from)
+	asked, err := rpcmw.AttachWith(ctx, l, Name, func(ctx context.Context, ch *control.Channel) (int, error) {
+		return 1, s.open(ctx, ch, from)
 	})
 	if err != nil {
 		s.release()

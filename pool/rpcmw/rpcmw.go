@@ -34,26 +34,16 @@ func (m Manager) Attach(ctx context.Context, l manager.Link) (manager.Session, e
 // Attach attaches to a node that manages memory under the given name and is
 // asked for it by the same messages.
 func Attach(ctx context.Context, l manager.Link, name string) (manager.Session, error) {
-	return AttachWith(ctx, l, name, func(ctx context.Context, _ *control.Channel) error {
-		access, err := l.Access()
-		if err != nil {
-			return err
-		}
-		hello := wire.Hello{Kind: wire.KindAccess, Manager: name}
-		if _, err := l.Conn.Connect(ctx, access, hello.Append(nil)); err != nil {
-			return fmt.Errorf("cannot connect an access queue pair: %w", err)
-		}
-		return nil
-	})
+	return AttachWith(ctx, l, name, func(ctx context.Context, ch *control.Channel) (int, error) { return ch.ConnectAccess(ctx) })
 }
 
 // AttachWith is Attach with another way to connect what chunks are accessed
-// through. The grants of the session are as the node makes them.
-func AttachWith(ctx context.Context, l manager.Link, name string, access func(context.Context, *control.Channel) error) (manager.Session, error) {
+// through, and how many groups that are. The grants of the session are as the node makes them.
+func AttachWith(ctx context.Context, l manager.Link, name string, access func(context.Context, *control.Channel) (groups int, err error)) (manager.Session, error) {
 	s := &session{link: l, name: name}
 	err := s.open(ctx)
 	if err == nil {
-		err = access(ctx, s.ch)
+		s.groups, err = access(ctx, s.ch)
 	}
 	if err != nil {
 		s.Close()
@@ -69,6 +59,8 @@ type session struct {
 	info  manager.Info
 	ch    *control.Channel
 	space atomic.Uint64 // free<<32 | budget
+
+	groups int // of one access queue pair each
 
 	mu      sync.Mutex
 	orphans []uint32 // chunks granted to calls that had given up
@@ -226,7 +218,7 @@ func (s *session) grant(g wire.Grant) (manager.Grant, error) {
 	if int(g.Chunk) >= s.info.Chunks {
 		return manager.Grant{}, s.ch.Violated("chunk %d of %d granted", g.Chunk, s.info.Chunks)
 	}
-	return manager.Grant{Chunk: g.Chunk, Chunks: 1, Addr: g.Addr, Keys: [manager.MaxPaths]verbs.RKey{g.Key}}, nil
+	return manager.Grant{Chunk: g.Chunk, Chunks: 1, Addr: g.Addr, Group: wire.GroupOf(g.Chunk, s.groups), Keys: [manager.MaxPaths]verbs.RKey{g.Key}}, nil
 }
 
 // exchange is Channel.Exchange, and takes note of the space that is left.

@@ -288,10 +288,11 @@ func TestCloseEndsCallsInProgress(t *testing.T) {
 
 func TestAWelcomeThatMakesNoSense(t *testing.T) {
 	for name, change := range map[string]func(*wire.Welcome){
-		"no session":   func(w *wire.Welcome) { w.Session.ID = 0 },
-		"odd chunks":   func(w *wire.Welcome) { w.ChunkSize = 1000 },
-		"no credits":   func(w *wire.Welcome) { w.Credits = 0 },
-		"huge batches": func(w *wire.Welcome) { w.Batch = 60000 },
+		"no session":                         func(w *wire.Welcome) { w.Session.ID = 0 },
+		"odd chunks":                         func(w *wire.Welcome) { w.ChunkSize = 1000 },
+		"no credits":                         func(w *wire.Welcome) { w.Credits = 0 },
+		"huge batches":                       func(w *wire.Welcome) { w.Batch = 60000 },
+		"two groups where one was asked for": func(w *wire.Welcome) { w.Groups = 2 },
 		"more memory than addresses": func(w *wire.Welcome) {
 			w.ChunkSize, w.Chunks = 1<<40, 1<<31
 		},
