@@ -1,9 +1,13 @@
 package main
 
 import (
+	"fmt"
+	"os"
+
 	"github.com/spf13/cobra"
 
 	"polder/internal/progress"
+	"polder/measure/simcluster"
 	"polder/measure/simfinemem"
 	"polder/measure/simlatency"
 )
@@ -15,7 +19,7 @@ func newSim() *cobra.Command {
 		Args:  noArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newSimLatency(), newSimFineMem(), newSimKV())
+	cmd.AddCommand(newSimLatency(), newSimFineMem(), newSimKV(), newSimSwap())
 	return cmd
 }
 
@@ -82,5 +86,45 @@ func newSimKV() *cobra.Command {
 	}
 	flags.add(cmd)
 	cmd.Flags().Uint64Var(&seed, "seed", 1, "of keys, the threads' pauses and what they read: the same gives the same output")
+	return cmd
+}
+
+func newSimSwap() *cobra.Command {
+	var flags benchFlags
+	var seed uint64
+	cmd := &cobra.Command{
+		Use:   "swap [CLUSTER.JSON]",
+		Short: "Swapping to remote memory over every way to manage it, and a cluster that shares it",
+		Long: "Runs tasks that swap over the chains of memory nodes, and over what they are compared\n" +
+			"with, on a model of the OneSidedMW paper's testbed, and prints its figures 8 and 9:\n" +
+			"published beside simulated, and what bounds what is not reached.\n\n" +
+			"With a file that describes servers, jobs and published runs, it simulates FineMem's\n" +
+			"cluster instead: how much sooner jobs are through when servers borrow far memory from\n" +
+			"one pool than with a partition for each. docs/simulation.md has the format.",
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			show, done := progress.Steps(progress.Terminal(cmd.ErrOrStderr()))
+			defer done()
+			if len(args) == 1 {
+				f, err := os.Open(args[0])
+				if err != nil {
+					return fmt.Errorf("cannot read a cluster: %w", err)
+				}
+				defer f.Close()
+				spec, err := simcluster.Read(f)
+				if err != nil {
+					return fmt.Errorf("%s: %w", args[0], err)
+				}
+				return simcluster.Run(cmd.Context(), spec, simcluster.Options{
+					Out: cmd.OutOrStdout(), JSON: flags.json, Seed: seed, Short: flags.short, Progress: show,
+				})
+			}
+			return simlatency.RunSwap(cmd.Context(), simlatency.Options{
+				Out: cmd.OutOrStdout(), JSON: flags.json, Seed: seed, Short: flags.short, Progress: show,
+			})
+		},
+	}
+	flags.add(cmd)
+	cmd.Flags().Uint64Var(&seed, "seed", 1, "of arrivals, the order of servers, the tasks' pauses and what they touch: the same gives the same output")
 	return cmd
 }

@@ -48,13 +48,13 @@ func newCore(r *rig, typ verbs.MWType, chunks int) *core {
 	return c
 }
 
-// connect connects a client.
-func (c *core) connect(a *accessor) {
+// connect connects a client's queue pair.
+func (c *core) connect(qp verbs.QP) {
 	n := c.r.node
 	peer := must(n.pd.CreateQP(verbs.QPInit{SendCQ: n.counter(), RecvCQ: c.cq, SendDepth: 64, RecvDepth: 64}))
 	check(peer.PostRecv(verbs.RecvWR{}, verbs.RecvWR{}))
 	c.qps[peer.Num()] = peer
-	c.r.join(a.qp, peer)
+	c.r.join(qp, peer)
 }
 
 // serve is the core's process: one request after the other.
@@ -121,7 +121,7 @@ func rpc(typ verbs.MWType) manager {
 		r.w.Daemon("core", c.serve)
 		return repeat(threads, func(int) thread {
 			a := r.accessor()
-			c.connect(a)
+			c.connect(a.qp)
 			return thread{allocate: a.request, access: a.access}
 		})
 	}

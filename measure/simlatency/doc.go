@@ -33,6 +33,11 @@
 // registered region, whatever a chunk was opened with: kvstore.go says why. It also has the
 // YCSB-A of FineMem's paper, over that paper's manager and its rival.
 //
+// # Swapping
+//
+// RunSwap has figures 8 and 9: tasks whose pages are far, over the same managers (swap.go),
+// and what grouping and separation bring. Package measure/simcluster has FineMem's cluster.
+//
 // # Calibration
 //
 // sim.Costs has all parameters and where they come from. One was fitted to the

@@ -43,7 +43,7 @@ func kvRPC(typ verbs.MWType, unlimited bool) kvManager {
 		connect := func(threads []*kvThread) {
 			for _, t := range threads {
 				a := r.accessor()
-				all[next%cores].connect(a)
+				all[next%cores].connect(a.qp)
 				next++
 				at[t] = a
 				t.take = func(p *sim.Proc) (giveBack, error) {
@@ -64,7 +64,7 @@ func kvRPC(typ verbs.MWType, unlimited bool) kvManager {
 // compute node, or if 0 a pair for each thread.
 func kvOneSided(pairs int) kvManager {
 	return func(r *rig, chunks, threads int) (func([]*kvThread), func() int) {
-		node := newLender(r, chunks, 2*threads)
+		node := newLender(r, windows, chunks, 2*threads)
 		return func(threads []*kvThread) {
 			n := pairs
 			if n == 0 {

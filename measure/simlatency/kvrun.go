@@ -20,10 +20,15 @@ type kvFigure struct {
 	// fitted says which constant was chosen so that this figure comes out, and
 	// bound why the model is as far from the published value as it is.
 	fitted, bound string
+	// given says what the figure follows from without a simulation.
+	given string
 }
 
-// source is where a figure comes from. None is given: no constant is a figure.
+// source is where a figure comes from.
 func (f *kvFigure) source() string {
+	if f.given != "" {
+		return "given"
+	}
 	if f.fitted != "" {
 		return "fitted"
 	}
@@ -204,9 +209,16 @@ func RunKV(ctx context.Context, o Options) error {
 }
 
 func (o Options) runKV(ctx context.Context, pl kvPlan) error {
+	return o.print("sim kv", kvHeading, kvNotes, func(yield func(kvFigure) error) error {
+		return simulateKV(ctx, sim.Testbed(), o.Seed, pl, o.Progress, yield)
+	})
+}
+
+// print prints what simulate yields.
+func (o Options) print(bench, heading, notes string, simulate func(yield func(kvFigure) error) error) error {
 	out := benchout.New(o.Out, true)
 	print := func(f kvFigure) error {
-		row := benchout.Row{Bench: "sim kv", Case: f.name, Metric: f.metric + " (" + f.source() + ")", Value: f.simulated, Unit: f.unit}
+		row := benchout.Row{Bench: bench, Case: f.name, Metric: f.metric + " (" + f.source() + ")", Value: f.simulated, Unit: f.unit}
 		if f.high != 0 {
 			row.Rival, row.RivalValue = "published", f.high
 		}
@@ -214,10 +226,10 @@ func (o Options) runKV(ctx context.Context, pl kvPlan) error {
 	}
 	end := func() error { return nil }
 	if !o.JSON {
-		t := &kvTable{w: o.Out}
+		t := &kvTable{w: o.Out, heading: heading, about: notes}
 		print, end = t.print, t.end
 	}
-	err := simulateKV(ctx, sim.Testbed(), o.Seed, pl, o.Progress, func(f kvFigure) error {
+	err := simulate(func(f kvFigure) error {
 		if err := print(f); err != nil {
 			return fmt.Errorf("cannot print the simulation: %w", err)
 		}
@@ -234,14 +246,15 @@ func (o Options) runKV(ctx context.Context, pl kvPlan) error {
 
 // kvTable prints figures for people.
 type kvTable struct {
-	w     io.Writer
-	last  string   // the name in the line above
-	notes []string // each a bound
+	w              io.Writer
+	heading, about string
+	last           string   // the name in the line above
+	notes          []string // each a bound
 }
 
 func (t *kvTable) print(f kvFigure) error {
 	if t.last == "" {
-		_, err := fmt.Fprintf(t.w, "OneSidedMW (figures 6 and 7) and FineMem (YCSB-A) in virtual time: a key-value store, values of 1 KiB\n%-58s %-28s %14s %12s %10s\n",
+		_, err := fmt.Fprintf(t.w, "%s\n%-58s %-28s %14s %12s %10s\n", t.heading,
 			"", "", "published", "simulated", "deviation")
 		if err != nil {
 			return err
@@ -264,8 +277,8 @@ func (t *kvTable) print(f kvFigure) error {
 		rest = fmt.Sprintf("%+.1f %%", f.deviation())
 	}
 	source := f.source()
-	if f.fitted != "" {
-		source += ": " + f.fitted
+	if by := f.fitted + f.given; by != "" {
+		source += ": " + by
 	}
 	if f.bound != "" {
 		i := 0
@@ -297,11 +310,15 @@ func (t *kvTable) end() error {
 			return err
 		}
 	}
-	_, err := fmt.Fprintln(t.w, `
+	_, err := fmt.Fprintln(t.w, t.about)
+	return err
+}
+
+const kvHeading = "OneSidedMW (figures 6 and 7) and FineMem (YCSB-A) in virtual time: a key-value store, values of 1 KiB"
+
+const kvNotes = `
 Package race runs over one registered region, and threads cut blocks of 1 KiB from
 chunks of their own, which the chains of memnode/chain or the node's core lend. Not
 given by the papers and fitted to one figure each: what a thread does between two
 operations (18.5 µs, and what other times would give), what the core does for a request,
-and that a block with its key is 1 KiB. Everything else is predicted.`)
-	return err
-}
+and that a block with its key is 1 KiB. Everything else is predicted.`

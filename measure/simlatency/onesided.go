@@ -8,14 +8,15 @@ import (
 	"polder/verbs/sim"
 )
 
-// windows is how many windows a chunk has: one for the Free QP and one for
-// access, as in section 5.2 of the paper.
+// windows is how many windows a chunk has, but for tasks that swap: one for the Free QP
+// and one for access, as in section 5.2 of the paper.
 const windows = 2
 
 // lender is a memory node that runs OneSidedMW's chains: those of package
 // memnode/chain, which the product runs.
 type lender struct {
 	r                *rig
+	windows          int // of a chunk
 	table            *chain.Table
 	queue            *chain.Queue
 	tableMR, queueMR verbs.MR
@@ -25,9 +26,9 @@ type lender struct {
 	entries          map[uint32]uint64 // of chunks, by the index of their access window's key
 }
 
-func newLender(r *rig, chunks, chains int) *lender {
+func newLender(r *rig, windows, chunks, chains int) *lender {
 	n := r.node
-	l := &lender{r: r, adminCQ: n.cq(16), entries: make(map[uint32]uint64)}
+	l := &lender{r: r, windows: windows, adminCQ: n.cq(16), entries: make(map[uint32]uint64)}
 	l.admin = n.queuePair(l.adminCQ)
 	check(n.dev.ConnectLoopback(l.admin, l.admin))
 
@@ -74,7 +75,7 @@ func (l *lender) offload(client verbs.QP, free verbs.QP) (front verbs.QP) {
 	n := l.r.node
 	cfg := &chain.Config{Table: l.table, Queue: l.queue, ChunkSize: page,
 		Access: verbs.AccessRemoteRead | verbs.AccessRemoteWrite}
-	program, depth := chain.Free, windows+1
+	program, depth := chain.Free, l.windows+1
 	if free != nil {
 		program, depth = chain.Alloc, 2
 		cfg.FreeQP = free.Num()
@@ -179,7 +180,7 @@ func (b *borrower) allocate(a *accessor, number uint32) error {
 // oneSided are threads that access memory through the queue pair that they
 // allocate it with: every one carries offloaded logic.
 func oneSided(r *rig, threads, rounds int) []thread {
-	node := newLender(r, threads*most(rounds), 2*threads)
+	node := newLender(r, windows, threads*most(rounds), 2*threads)
 	return repeat(threads, func(int) thread {
 		b := node.borrower()
 		return thread{
@@ -194,7 +195,7 @@ func oneSided(r *rig, threads, rounds int) []thread {
 func separated(pairs int) manager {
 	return func(r *rig, threads, rounds int) []thread {
 		pairs := min(pairs, threads)
-		node := newLender(r, threads*most(rounds), 2*pairs)
+		node := newLender(r, windows, threads*most(rounds), 2*pairs)
 		borrowers := repeat(pairs, func(int) *borrower { return node.borrower() })
 		return repeat(threads, func(i int) thread {
 			a, b := r.accessor(), borrowers[i%pairs]
@@ -218,7 +219,7 @@ func separated(pairs int) manager {
 // carry offloaded logic wait for requests which do not come.
 func besides(offloads int) manager {
 	return func(r *rig, threads, rounds int) []thread {
-		node := newLender(r, 1, offloads)
+		node := newLender(r, windows, 1, offloads)
 		var free verbs.QP
 		for i := range offloads { // half of them are Alloc QPs
 			front := node.offload(r.client.queuePair(r.client.cq(16)), free)
