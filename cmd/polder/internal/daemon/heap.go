@@ -27,7 +27,8 @@ type Removal struct {
 }
 
 const (
-	nodeTime  = 10 * time.Second // how long a node may take to answer that gets its memory back
+	nodeTime  = 10 * time.Second // how long a node may take that gets its memory back
+	reachTime = 2 * time.Second  // for how long a node is tried that does not answer
 	takeovers = 20               // how often it is tried to take a heap away from an owner that beats just then
 	atOnce    = time.Millisecond // the patience of who takes it away
 )
@@ -179,7 +180,7 @@ func (l *leftovers) sessions() map[string][]byte {
 
 // giveBack has a node take back what it keeps in a session, and returns when the node does not know the session any more.
 func giveBack(ctx context.Context, cfg pool.Config, node string, s pool.Session) error {
-	deadline := time.Now().Add(nodeTime)
+	began := time.Now()
 	for pause := firstPause / 10; ; pause = min(2*pause, lastPause/5) {
 		gone, err := tryGiveBack(ctx, cfg, node, s)
 		var refused *verbs.RejectError
@@ -188,8 +189,10 @@ func giveBack(ctx context.Context, cfg pool.Config, node string, s pool.Session)
 			return nil
 		case errors.Is(err, pool.ErrSuperseded), errors.As(err, &refused):
 			return err
-		case time.Now().After(deadline):
-			return cmp.Or(err, fmt.Errorf("it still has session %d after %v", s.ID, nodeTime))
+		case err != nil && time.Since(began) > reachTime:
+			return err
+		case time.Since(began) > nodeTime:
+			return fmt.Errorf("it still has session %x after %v", s.ID, nodeTime)
 		}
 		select {
 		case <-time.After(pause):
