@@ -52,7 +52,7 @@ func exportsOfDaemons(t *testing.T) map[string]string {
 	daemons := map[string]*child.Process{
 		"node": node, "node with finemem": fine,
 		"node with TLS": proctest.Start(t, "node", "--lend", "64MiB", "--tls-cert", cert, "--tls-key", key, "--tls-ca", ca.File),
-		"serve":         proctest.Start(t, "serve", "--far", cluster, "--local", "8MiB", "--password-file", password, "--idle-timeout", "1h"),
+		"serve":         proctest.Start(t, "serve", "--far", cluster, "--local", "8MiB", "--password-file", password, "--idle-timeout", "1h", "--heap", "orders", "--witness", startWitnesses(t)),
 		"block":         proctest.Start(t, "block", "--far", node.Addr("verbs"), "--local", "8MiB", "--size", "1GiB"),
 		"pager":         proctest.Run(t, "pager", "--listen", "unix:"+filepath.Join(dir, "pager"), "--far", node.Addr("verbs"), "--local", "8MiB"),
 		"broker":        proctest.Run(t, "broker", "--listen", filepath.Join(dir, "broker"), "--far", fine.Addr("verbs"), "--service-secret-file", secret),

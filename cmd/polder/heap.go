@@ -9,23 +9,26 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"polder/cmd/polder/internal/daemon"
 	"polder/far"
 	"polder/far/disk"
 	"polder/internal/config"
 )
 
-// newHeap are the tools for heaps on a disk.
+// newHeap are the tools for heaps that have names.
 func newHeap() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "heap",
-		Short: "List, check and remove heaps that are kept on a disk",
-		Long: "A heap on a disk (polder up --disk DIR --heap NAME) is there until somebody removes it.\n" +
-			"These look after those that lie in a directory.",
+		Short: "List, check and remove heaps that outlive their servers",
+		Long: "A heap with a name, on a disk (polder up --disk DIR --heap NAME) or in the memory of nodes\n" +
+			"(polder serve --far A,B --heap NAME --witness W1,W2,W3), is there until somebody removes it.\n" +
+			"These look after those that lie in a directory, or whose manifests witnesses have.",
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newHeapLs(), newHeapInfo(), newHeapCheck(), newHeapRm())
@@ -36,24 +39,35 @@ func newHeap() *cobra.Command {
 type heapTool struct {
 	dir  string
 	json bool
+	kept keptTool // if dir is empty
 }
 
-func (t *heapTool) command(use, short string, args cobra.PositionalArgs, run func(cmd *cobra.Command, names []string) error) *cobra.Command {
+// command is a tool, which acts on heaps on a disk or on heaps in the memory of nodes.
+func (t *heapTool) command(use, short string, args cobra.PositionalArgs, onDisk, atNodes func(cmd *cobra.Command, names []string) error) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: use, Short: short, Args: args,
 		RunE: func(cmd *cobra.Command, names []string) error {
-			if t.dir == "" {
-				return &usageError{&config.Error{Source: "--disk", Err: errors.New("it is not given; expected the directory that has the heaps")}}
+			switch {
+			case t.dir == "" && len(t.kept.witnesses) == 0:
+				return &usageError{&config.Error{Source: "--disk", Err: errors.New("neither it nor --witness is given; expected the directory that has the heaps, or the witnesses that have their manifests")}}
+			case t.dir != "" && len(t.kept.witnesses) > 0:
+				return &usageError{&config.Error{Source: "--witness", Value: strings.Join(t.kept.witnesses, ","), Err: errors.New("expected none with --disk, where the manifests are on the disk")}}
 			}
 			for _, name := range names {
-				if filepath.Base(name) != name || name == "." || name == ".." {
+				if t.dir == "" && !daemon.IsHeapName(name) || filepath.Base(name) != name || name == "." || name == ".." {
 					return &usageError{fmt.Errorf("%q is no name of a heap", name)}
 				}
 			}
-			return run(cmd, names)
+			if t.dir == "" {
+				return atNodes(cmd, names)
+			}
+			return onDisk(cmd, names)
 		},
 	}
-	cmd.Flags().StringVar(&t.dir, "disk", "", "the `directory` that has the heaps")
+	fs := cmd.Flags()
+	fs.StringVar(&t.dir, "disk", "", "the `directory` that has the heaps")
+	fs.Var(config.NewAddresses(&t.kept.witnesses), "witness", "the witnesses that have the manifests of heaps in the memory of nodes, HOST:PORT or unix:PATH, with commas between")
+	t.kept.ask.add(fs)
 	return cmd
 }
 
@@ -92,7 +106,7 @@ func (r *heapRow) state() string {
 
 func newHeapLs() *cobra.Command {
 	var t heapTool
-	cmd := t.command("ls", "List the heaps of a directory", noArgs, func(cmd *cobra.Command, _ []string) error {
+	cmd := t.command("ls", "List the heaps of a directory, or of witnesses", noArgs, func(cmd *cobra.Command, _ []string) error {
 		entries, err := os.ReadDir(t.dir)
 		if err != nil {
 			return err
@@ -121,7 +135,7 @@ func newHeapLs() *cobra.Command {
 			fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", r.Name, config.FormatSize(r.Bytes), r.Checkpoint.Format(time.RFC3339), r.state())
 		}
 		return w.Flush()
-	})
+	}, t.listKept)
 	cmd.Flags().BoolVar(&t.json, "json", false, "print one JSON object a line")
 	return cmd
 }
@@ -144,7 +158,7 @@ func newHeapInfo() *cobra.Command {
 			fmt.Fprintf(w, "journal\t%s\n", config.FormatSize(n))
 		}
 		return w.Flush()
-	})
+	}, t.infoKept)
 }
 
 // journalBytes is the size of the files of a heap's journal.
@@ -160,13 +174,16 @@ func journalBytes(dir string) (n int64) {
 
 func newHeapRm() *cobra.Command {
 	var t heapTool
-	return t.command("rm NAME...", "Remove heaps that nobody has open, for good", cobra.MinimumNArgs(1), func(_ *cobra.Command, names []string) error {
+	cmd := t.command("rm NAME...", "Remove heaps that nobody has open, for good", cobra.MinimumNArgs(1), func(_ *cobra.Command, names []string) error {
 		var errs []error
 		for _, name := range names {
 			errs = append(errs, disk.Remove(filepath.Join(t.dir, name)))
 		}
 		return errors.Join(errs...)
-	})
+	}, t.removeKept)
+	t.kept.reach(cmd.Flags())
+	cmd.Flags().BoolVar(&t.kept.force, "force", false, "with --witness, take the heap away from a process that has it open, and forget it also if nodes cannot be reached")
+	return cmd
 }
 
 // checkKeys is how many keys are read at once.
@@ -190,22 +207,28 @@ func newHeapCheck() *cobra.Command {
 			return err
 		}
 		defer func() { err = errors.Join(err, h.Close()) }()
-		bad := 0
-		for _, m := range h.Stats().Maps {
-			entries, lost, err := checkMap(cmd.Context(), cmd.ErrOrStderr(), h.NewByteMap(m.Name), m.Name)
-			if err != nil {
-				return fmt.Errorf("map %q: %w", m.Name, err)
-			}
-			fmt.Fprintf(cmd.OutOrStdout(), "%s: %d entries read, %d lost or damaged\n", m.Name, entries, lost)
-			bad += lost
-		}
-		if bad > 0 {
-			return fmt.Errorf("%d entries are lost or damaged", bad)
-		}
-		return nil
-	})
+		return checkMaps(cmd, h)
+	}, func(cmd *cobra.Command, names []string) error { return t.checkKept(cmd, names[0], local) })
+	t.kept.reach(cmd.Flags())
 	cmd.Flags().Var(config.NewSize(&local, far.MinLocal, 0), "local", "local memory to use; a heap with large values may need as much as it had")
 	return cmd
+}
+
+// checkMaps reads all that is in a heap, and fails if anything is lost or damaged.
+func checkMaps(cmd *cobra.Command, h *far.Heap) error {
+	bad := 0
+	for _, m := range h.Stats().Maps {
+		entries, lost, err := checkMap(cmd.Context(), cmd.ErrOrStderr(), h.NewByteMap(m.Name), m.Name)
+		if err != nil {
+			return fmt.Errorf("map %q: %w", m.Name, err)
+		}
+		fmt.Fprintf(cmd.OutOrStdout(), "%s: %d entries read, %d lost or damaged\n", m.Name, entries, lost)
+		bad += lost
+	}
+	if bad > 0 {
+		return fmt.Errorf("%d entries are lost or damaged", bad)
+	}
+	return nil
 }
 
 // checkMap reads all entries of a map, and prints what is wrong with any.

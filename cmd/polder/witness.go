@@ -67,7 +67,7 @@ type witnessTool struct {
 
 func (t *witnessTool) add(fs *pflag.FlagSet) {
 	t.within = 30 * time.Second
-	fs.StringVar(&t.files.CA[listen.Node], "tls-ca", "", "authority that has signed the witnesses' certificates, a PEM `file`; with it, TLS is used")
+	fs.StringVar(&t.files.CA[listen.Node], "tls-ca", "", "authority that has signed the witnesses' certificates, and those of nodes, a PEM `file`; with it, TLS is used")
 	fs.StringVar(&t.files.Cert, "tls-cert", "", "certificate to show, of the same authority, a PEM `file`")
 	fs.StringVar(&t.files.Key, "tls-key", "", "its private key, a PEM `file`")
 	fs.BoolVar(&t.insecure, "insecure", false, "ask witnesses on other machines without TLS")

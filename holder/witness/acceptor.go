@@ -183,7 +183,7 @@ func (a *acceptor) room(name string, reg register, known bool, n int) string {
 	return ""
 }
 
-// handOver answers to who copies registers to the next set.
+// handOver answers to who copies registers to the next set, or lists them.
 func (a *acceptor) handOver(q *request, r reply) (reply, []*change) {
 	if q.Kind == kindSeal {
 		switch {
@@ -194,14 +194,15 @@ func (a *acceptor) handOver(q *request, r reply) (reply, []*change) {
 		}
 		return r, nil
 	}
-	if a.next == nil { // what it has may still change
-		r.Status, r.Set = statusOtherSet, a.set
-		return r, nil
-	}
 	if q.Kind == kindFetch {
+		if a.next == nil { // what it has may still change
+			r.Status, r.Set = statusOtherSet, a.set
+			return r, nil
+		}
 		r.Accepted = a.registers[q.Name].accepted
 		return r, nil
 	}
+	r.Next = a.next
 	for name, reg := range a.registers {
 		if name > q.Name && name != successor && reg.accepted.Ballot != (ballot{}) {
 			r.Names = append(r.Names, listed{name, reg.accepted.Ballot})

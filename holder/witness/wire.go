@@ -35,7 +35,7 @@ const (
 	kindPrepare                  // take part in no ballot below Ballot; what did you accept?
 	kindAccept                   // accept Accepted, and promise Ballot as well
 	kindSeal                     // accept nothing more: NewSet comes next
-	kindList                     // what registers after Name have you accepted something for? Once sealed
+	kindList                     // what registers after Name have you accepted something for?
 	kindFetch                    // what did you accept for Name? Once sealed
 	kindInstall                  // this was Accepted in a set before NewSet, to which you will belong
 	kindActivate                 // you belong to NewSet: a majority of it has all that was accepted before

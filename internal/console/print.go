@@ -60,6 +60,13 @@ func (s *State) Print(w io.Writer) error {
 			m.Int("polder_witness_answers_total", "answer=refused"), m.Int("polder_witness_answers_total", "answer=stranger")+
 				m.Int("polder_witness_answers_total", "answer=no_set")+m.Int("polder_witness_answers_total", "answer=other_set")+m.Int("polder_witness_answers_total", "answer=sealed"))
 	}
+	for _, name := range m.Values("polder_heap_epoch", "heap") {
+		heap, owned := "heap="+name, "it is this process's"
+		if m.Sum("polder_heap_register_answers", heap) == 0 {
+			owned = fmt.Sprintf("replies wait, since the witnesses have not said for %.1f s that it is this process's", m.Sum("polder_heap_evidence_age_seconds", heap))
+		}
+		row("heap", "%s, kept at nodes, epoch %d: %s", name, m.Int("polder_heap_epoch", heap), owned)
+	}
 	if m.Has("polder_far_local_bytes") {
 		use := func(what string) string { return bytes("polder_far_local_bytes", "use="+what) }
 		row("local", "%s of %s: %s hot, %s cold, %s dead, %s index, %s buffers", bytes("polder_far_local_resident_bytes"), bytes("polder_far_local_budget_bytes"),

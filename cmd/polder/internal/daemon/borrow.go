@@ -183,6 +183,7 @@ type memory struct {
 	disk   *disk.Store
 	copies *copies.Store // over lent, if there are several nodes
 	kept   *kept         // of a heap in lent that outlives the process
+	name   string        // of the heap; "" if it ends with the process
 	heap   *far.Heap
 
 	members  *members // follow a directory, if there is one
@@ -226,6 +227,7 @@ func (m *memory) openDisk(ctx context.Context, p *process, cfg BorrowConfig, max
 // open opens a pool, for which it waits as cfg says, and a heap over it whose values have up
 // to so many bytes.
 func (m *memory) open(ctx context.Context, p *process, cfg BorrowConfig, from lenders, maxValue int) (err error) {
+	m.name = cfg.Heap
 	if cfg.Disk != "" {
 		return m.openDisk(ctx, p, cfg, maxValue)
 	}
@@ -300,6 +302,9 @@ func (m *memory) show(p *process) error {
 		if m.copies != nil {
 			s.Advice = append(s.Advice, m.copies.Explain()...)
 		}
+		if m.kept != nil {
+			s.Advice = append(s.Advice, m.kept.explain(m.name))
+		}
 	}
 	if m.disk != nil {
 		return p.nowShow(m.heap.CheckpointError, state, prom.NewCollector(m.heap))
@@ -311,7 +316,20 @@ func (m *memory) show(p *process) error {
 	if m.members != nil {
 		show = append(show, m.members.collectors()...)
 	}
-	return p.nowShow(func() error { return anyNodeUp(m.lent.Stats()) }, state, show...)
+	if m.kept != nil {
+		show = append(show, prom.NewOwnerCollector(m.name, m.kept.owner))
+	}
+	return p.nowShow(m.usable, state, show...)
+}
+
+// usable fails if nothing can be read or written, or replies wait since nothing says that the heap is this process's.
+func (m *memory) usable() error {
+	if m.kept != nil {
+		if st := m.kept.owner.Stats(); !st.Shown {
+			return fmt.Errorf("heap %s: the witnesses have not said for %.1f s that there is no other owner, and replies wait for that", m.name, st.Evidence)
+		}
+	}
+	return anyNodeUp(m.lent.Stats())
 }
 
 // lenders is how a pool is opened.

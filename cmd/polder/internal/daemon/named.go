@@ -154,7 +154,7 @@ func (m *memory) openNamed(ctx context.Context, p *process, cfg BorrowConfig, fr
 	defer p.Waiting("opening heap " + cfg.Heap)()
 	deadline := time.Now().Add(cfg.FarWait)
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
-		err := m.tryNamed(ctx, p, cfg, poolCfg, maxValue)
+		err := m.tryNamed(ctx, p, cfg, poolCfg, from.directory != nil, maxValue)
 		if err == nil {
 			break
 		}
@@ -173,17 +173,17 @@ func (m *memory) openNamed(ctx context.Context, p *process, cfg BorrowConfig, fr
 }
 
 // tryNamed is one try to open the heap, of which closeHeap ends what it has begun.
-func (m *memory) tryNamed(ctx context.Context, p *process, cfg BorrowConfig, poolCfg pool.Config, maxValue int) (err error) {
+func (m *memory) tryNamed(ctx context.Context, p *process, cfg BorrowConfig, poolCfg pool.Config, joins bool, maxValue int) (err error) {
 	if m.lent, err = p.awaitNodes(ctx, cfg.FarWait, poolCfg); err != nil {
 		return err
 	}
 	m.kept.lent.Store(m.lent)
-	n, err := cfg.copiesOf(len(m.lent.Nodes()), false)
+	n, err := cfg.copiesOf(len(m.lent.Nodes()), joins)
 	if err != nil {
 		return err
 	}
 	store, err := m.kept.owner.Store(copies.Config{
-		Places: remote.Places(m.lent), Copies: n, Min: min(cfg.MinCopies, n), Late: cfg.CopyLate, RepairAfter: cfg.RepairAfter, Logger: p.Logger,
+		Places: remote.Places(m.lent), Copies: n, Joins: joins, Min: min(cfg.MinCopies, n), Late: cfg.CopyLate, RepairAfter: cfg.RepairAfter, Logger: p.Logger,
 	})
 	if err != nil {
 		return err

@@ -1,0 +1,274 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"polder/far"
+	"polder/far/named"
+	"polder/internal/operator"
+	"polder/pool"
+	"polder/verbs"
+)
+
+// Removal says how a heap in the memory of nodes is to be removed.
+type Removal struct {
+	BorrowConfig      // Witness and Heap, and how nodes are reached
+	Force        bool // also if another process has it open, and if nodes cannot be reached
+	Control      *operator.Control
+}
+
+const (
+	nodeTime  = 10 * time.Second // how long a node may take that gets its memory back
+	reachTime = 2 * time.Second  // for how long a node is tried that does not answer
+	takeovers = 20               // how often it is tried to take a heap away from an owner that beats just then
+	atOnce    = time.Millisecond // the patience of who takes it away
+)
+
+// tool is what a command that is no daemon calls itself as the owner of a heap.
+func tool(what string) string {
+	host, _ := os.Hostname()
+	return fmt.Sprintf("polder heap %s at %s, process %d", what, cmp.Or(host, "a host without a name"), os.Getpid())
+}
+
+// RemoveHeap gives back what a heap in the memory of nodes has, and has its manifest forget it: its name is free again.
+// If nodes cannot be reached the manifest keeps what it takes to give back what they have, unless r.Force is set, and
+// done is told of each of them. It fails with a *named.OwnedError if another process has the heap open, unless r.Force is set.
+func RemoveHeap(ctx context.Context, r Removal, done func(node string, err error)) (err error) {
+	p := newProcess("heap", r.Control)
+	defer p.close(&err)
+	var k kept
+	defer func() { // the owner is closed already, if all went well
+		if k.register != nil {
+			err = errors.Join(err, k.register.Close())
+		}
+		if k.witnesses != nil {
+			err = errors.Join(err, k.witnesses.Close())
+		}
+	}()
+	if err := k.keeper(p, &r.BorrowConfig); err != nil {
+		return err
+	}
+	b, _, err := k.register.Read(ctx)
+	if err != nil {
+		return err
+	}
+	if b == nil {
+		return noHeap(r.Heap)
+	}
+	m, err := named.DecodeManifest(b)
+	if err != nil {
+		return fmt.Errorf("heap %s: %w", r.Heap, err)
+	}
+	if m.Gone() {
+		return noHeap(r.Heap)
+	}
+	var left leftovers
+	owner, err := r.own(ctx, named.Config{Me: tool("rm"), Sessions: left.sessions, Logger: p.Logger}, &k)
+	if err != nil {
+		return fmt.Errorf("heap %s: %w", r.Heap, err)
+	}
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
+		defer cancel()
+		err = errors.Join(err, owner.Close(ctx))
+	}()
+	left.set(owner.Sessions())
+	sessions, err := sessionsOf(owner.Sessions())
+	if err != nil {
+		return fmt.Errorf("heap %s: %w", r.Heap, err)
+	}
+	if err := owner.Ready(ctx); err != nil {
+		return err
+	}
+	if err := owner.Empty(ctx); err != nil {
+		return fmt.Errorf("heap %s: %w", r.Heap, err)
+	}
+	nodes := slices.Sorted(maps.Keys(sessions))
+	if len(r.Far) == 0 {
+		r.Far = nodes
+	}
+	if len(nodes) == 0 {
+		return nil
+	}
+	from, err := p.borrow(ctx, r.BorrowConfig)
+	if err != nil {
+		return fmt.Errorf("heap %s: %w", r.Heap, err)
+	}
+	from.Timeout, from.Logger = r.OpTimeout, p.Logger
+	failed := make([]error, len(nodes))
+	var wg sync.WaitGroup
+	for i, node := range nodes {
+		cfg := from.Config
+		cfg.Nodes = []pool.NodeConfig{from.node(node)}
+		cfg.Keep = &pool.Keep{Name: r.Heap, Epoch: owner.Epoch(), Sessions: map[string]pool.Session{node: sessions[node]}}
+		wg.Go(func() {
+			if failed[i] = giveBack(ctx, cfg, node, sessions[node]); failed[i] == nil || r.Force {
+				left.remove(node)
+			}
+		})
+	}
+	wg.Wait()
+	unreached := 0
+	for i, node := range nodes {
+		done(node, failed[i])
+		if failed[i] != nil {
+			unreached++
+		}
+	}
+	if unreached > 0 && !r.Force {
+		return fmt.Errorf("heap %s: %d of %d nodes have not given back what it had there, and its manifest knows of them: "+
+			"remove it again when they can be reached, or with --force, and the memory stays lent until they are started again", r.Heap, unreached, len(nodes))
+	}
+	return nil
+}
+
+// IsHeapName reports whether a heap may be called so.
+func IsHeapName(name string) bool { return heapName.MatchString(name) }
+
+// noHeap is the error of a heap that is not there.
+func noHeap(name string) error { return fmt.Errorf("the witnesses have no heap %s", name) }
+
+// own makes this process the heap's owner, with Force also if another one is that lives.
+func (r *Removal) own(ctx context.Context, cfg named.Config, k *kept) (o *named.Owner, err error) {
+	if !r.Force {
+		return named.Own(ctx, k.register, cfg)
+	}
+	cfg.Patience = atOnce
+	for range takeovers {
+		var owned *named.OwnedError
+		if o, err = named.Own(ctx, k.register, cfg); !errors.As(err, &owned) {
+			return o, err
+		}
+	}
+	return nil, err
+}
+
+// leftovers are the sessions in whose memory there may be something still.
+type leftovers struct {
+	mu  sync.Mutex
+	all map[string][]byte // nil before it is known; guarded by mu
+}
+
+func (l *leftovers) set(all map[string][]byte) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.all = map[string][]byte{}
+	maps.Copy(l.all, all)
+}
+
+func (l *leftovers) remove(node string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.all, node)
+}
+
+// sessions implements named.Config.Sessions.
+func (l *leftovers) sessions() map[string][]byte {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return maps.Clone(l.all)
+}
+
+// giveBack has a node take back what it keeps in a session, and returns when the node does not know the session any more.
+func giveBack(ctx context.Context, cfg pool.Config, node string, s pool.Session) error {
+	began := time.Now()
+	for pause := firstPause / 10; ; pause = min(2*pause, lastPause/5) {
+		gone, err := tryGiveBack(ctx, cfg, node, s)
+		var refused *verbs.RejectError
+		switch {
+		case err == nil && gone:
+			return nil
+		case errors.Is(err, pool.ErrSuperseded), errors.As(err, &refused):
+			return err
+		case err != nil && time.Since(began) > reachTime:
+			return err
+		case time.Since(began) > nodeTime:
+			return fmt.Errorf("it still has session %x after %v", s.ID, nodeTime)
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return errors.Join(context.Cause(ctx), err)
+		}
+	}
+}
+
+// tryGiveBack is one try. A node forgets a session that has nothing when its client has gone; with whoever asks
+// for one that it does not know it begins another.
+func tryGiveBack(ctx context.Context, cfg pool.Config, node string, s pool.Session) (gone bool, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, nodeTime, errNoAnswer)
+	defer cancel()
+	lent, err := pool.Open(ctx, cfg)
+	if err != nil {
+		return false, err
+	}
+	defer func() { err = errors.Join(err, lent.Close()) }()
+	if lent.Sessions()[node].ID != s.ID {
+		return true, nil
+	}
+	return false, lent.Prune(ctx, node)
+}
+
+// CheckHeap opens a heap in the memory of nodes that nobody has open, and has check read it.
+func CheckHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, check func(*far.Heap) error) (err error) {
+	p := newProcess("heap", c)
+	defer p.close(&err)
+	var k kept
+	if err := k.keeper(p, &cfg); err != nil {
+		return err
+	}
+	b, _, err := k.register.Read(ctx)
+	if err := errors.Join(err, k.register.Close(), k.witnesses.Close()); err != nil {
+		return err
+	}
+	if b == nil {
+		return noHeap(cfg.Heap)
+	}
+	had, err := named.DecodeManifest(b)
+	switch {
+	case err != nil:
+		return fmt.Errorf("heap %s: %w", cfg.Heap, err)
+	case had.Root == nil:
+		return noHeap(cfg.Heap)
+	case len(cfg.Far) == 0:
+		cfg.Far = slices.Sorted(maps.Keys(had.Sessions))
+	}
+	from, err := p.borrow(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	p.addrs[ServiceAdmin] = tool("check")
+	var m memory
+	defer func() { err = errors.Join(err, m.close()) }()
+	if err := m.open(ctx, p, cfg, from, 0); err != nil {
+		return err
+	}
+	return check(m.heap)
+}
+
+// explain says in words whose heap it is.
+func (k *kept) explain(name string) string {
+	st := k.owner.Stats()
+	text := fmt.Sprintf("Heap %s is this process's, in epoch %d, and outlives it as of its last checkpoint.", name, st.Epoch)
+	if !st.Shown {
+		text += fmt.Sprintf(" The witnesses have not said for %.1f s that there is no other owner: replies wait for that.", st.Evidence)
+	}
+	return text
+}
+
+// SessionOf is the number of a node's session in a manifest; false if it is none.
+func SessionOf(b []byte) (uint64, bool) {
+	if len(b) < 8 {
+		return 0, false
+	}
+	return binary.LittleEndian.Uint64(b), true
+}

@@ -1,0 +1,41 @@
+package named
+
+import (
+	"context"
+	"fmt"
+
+	"polder/holder"
+)
+
+// Empty has the manifest forget what is in the heap: whoever opens it next finds an empty one. Of the manifest are left the epoch, above which
+// that of the next owner is, and the sessions at nodes, as long as Config.Sessions has any. Wait for Ready before it.
+func (o *Owner) Empty(ctx context.Context) error {
+	if err := o.begin(ctx); err != nil {
+		return fmt.Errorf("cannot empty the heap: %w", err)
+	}
+	defer o.end()
+	err := o.change(ctx, holder.MaxValue, func(m *Manifest) error {
+		*m = Manifest{Epoch: m.Epoch, Nonce: m.Nonce, Beat: m.Beat, Owner: m.Owner, Lease: m.Lease, Sessions: m.Sessions}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("cannot empty the heap: %w", err)
+	}
+	return nil
+}
+
+// Gone reports whether there is no heap: it was removed, and what is left is the epoch.
+func (m *Manifest) Gone() bool { return m.Owner == "" && m.Root == nil && len(m.Sessions) == 0 }
+
+// Stats is what an owner knows of its ownership.
+type Stats struct {
+	Epoch    uint64
+	Evidence float64 // how old the newest evidence is that there is no other owner, in seconds; ages once there is one
+	Shown    bool    // it is young enough to answer by
+}
+
+// Stats returns what the owner knows now.
+func (o *Owner) Stats() Stats {
+	age := clock().Nanoseconds() - o.evidence.Load()
+	return Stats{Epoch: o.epoch, Evidence: float64(age) / 1e9, Shown: age < o.cfg.Lease.Nanoseconds()}
+}
