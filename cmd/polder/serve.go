@@ -131,7 +131,7 @@ func checkTier(fs *pflag.FlagSet, tier string, cfg daemon.CacheConfig) error {
 func serveFlags(fs *pflag.FlagSet, cfg *daemon.ServeConfig) {
 	borrowFlags(fs, &cfg.BorrowConfig, "how long a command waits for far memory")
 	heapFlags(fs, &cfg.BorrowConfig)
-	fs.Var(config.NewDurable(&cfg.Durable, &cfg.DurableEvery), "durable", "with --heap, whether what was answered survives a crash: yes, also a loss of power; every:100ms, but for the last 100 milliseconds before a loss of power; or no, back to the last checkpoint")
+	fs.Var(config.NewDurable(&cfg.Durable, &cfg.DurableEvery), "durable", "with --heap, whether what was answered survives the server: yes, also a loss of power if it is on a disk; every:100ms, but for the last 100 milliseconds; or no, back to the last checkpoint")
 	fs.Lookup("durable").NoOptDefVal = "yes"
 	fs.Var(config.NewSize(&cfg.MaxValue, 64, 512<<20), "max-value", "largest value, at most half of --client-memory; the default is a quarter of the budget, at most a third of --client-memory")
 	fs.Var(config.NewDoor(&cfg.Listen, false), "listen", "where Redis clients connect, HOST:PORT or unix:PATH")
