@@ -7,13 +7,13 @@ package far
 import (
 	"context"
 	"errors"
+	"go/build"
 	goscanner "go/scanner"
 	"go/token"
 	"io/fs"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 
@@ -73,7 +73,7 @@ func playTrace(tb testing.TB, p heap.Policy, local int64, size int, trace []int)
 // identifiers is the identifiers of Go's own source in the order in which they stand there, by number, up to n.
 func identifiers(tb testing.TB, n int) (trace []int) {
 	numbers := map[string]int{}
-	err := filepath.WalkDir(filepath.Join(runtime.GOROOT(), "src"), func(path string, d fs.DirEntry, err error) error {
+	err := filepath.WalkDir(filepath.Join(build.Default.GOROOT, "src"), func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") {
 			return err
 		}
