@@ -15,8 +15,8 @@ import (
 
 	"polder/cmd/polder/internal/daemon"
 	"polder/far"
-	"polder/far/record"
 	"polder/far/named"
+	"polder/far/record"
 	"polder/holder/witness"
 	"polder/internal/config"
 	"polder/internal/listen"
@@ -52,7 +52,7 @@ type keptRow struct {
 
 	m    *named.Manifest
 	root *record.Root // nil if there is none
-	size int        // of the manifest
+	size int          // of the manifest
 }
 
 func (r *keptRow) state() string {
