@@ -158,6 +158,7 @@ func TestConfigCheckRefusesWhatTheDaemonRefuses(t *testing.T) {
 		{"up --component-memory 16MiB", "0 without --node-listen"},
 		{"up --lend 1MiB --chunk 2MiB", "at least one chunk"},
 		{"up --max-value 16MiB", "at most half of --client-memory"},
+		{"up --heap orders --witness 127.0.0.1:1", "none without --disk or --far"},
 		{"up --password secret", "every user of this machine can read a command line"},
 		{"serve --far 127.0.0.1:1 --coordinator /nowhere", "none without --tier soft"},
 		{"serve --far 127.0.0.1:1,unix:/nowhere", "one kind of address"},

@@ -76,6 +76,8 @@ func (c *UpConfig) Check() error {
 		return refuse("node-listen", c.NodeListen, "none with --disk: there is no node in this process then")
 	case len(c.Far) > 0 || c.Disk != "":
 		return nil
+	case c.Heap != "":
+		return refuse("heap", c.Heap, "none without --disk or --far: what this process lends itself ends with it")
 	}
 	return c.Node.Check()
 }
