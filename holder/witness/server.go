@@ -163,7 +163,7 @@ func (s *Server) Serve(lis net.Listener) error {
 	s.mu.Lock()
 	if s.closed || s.failed != nil {
 		defer s.mu.Unlock()
-		return errors.Join(ErrClosed, s.failed, lis.Close())
+		return errors.Join(s.failed, lis.Close())
 	}
 	s.lis[lis] = struct{}{}
 	s.mu.Unlock()

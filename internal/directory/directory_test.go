@@ -125,9 +125,7 @@ func TestNodesAreNamedWhileTheyLive(t *testing.T) {
 	untilNamed(t, d, "10.0.0.2:7070")
 	a.Withdraw(false)
 	untilNamed(t, d, "10.0.0.1:7070", "10.0.0.2:7070")
-	if !a.Announced() {
-		t.Error("it does not know that it is announced")
-	}
+	until(t, "it knows that it is announced", a.Announced)
 	// Somebody deletes it, or writes nonsense in its place.
 	if _, err := d.client.Delete(t.Context(), d.prefix+"10.0.0.1:7070", modOf(t, d, "10.0.0.1:7070")); err != nil {
 		t.Fatal(err)
