@@ -188,7 +188,7 @@ bench: build ## measure this tree against redis-server, raw TCP and memcpy
 	$(BIN)/polder bench kv
 	$(BIN)/polder bench finemem
 	$(BIN)/polder bench broker
-	for b in deref pause map scan threads web component; do $(BIN)/polder bench far $$b || exit; done
+	for b in deref pause map set words scan threads web component; do $(BIN)/polder bench far $$b || exit; done
 	$(BIN)/polder bench share
 	$(BIN)/polder bench soft ptr
 	$(BIN)/polder bench soft reclaim

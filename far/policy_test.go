@@ -7,12 +7,12 @@ package far
 import (
 	"context"
 	"errors"
-	"go/build"
 	goscanner "go/scanner"
 	"go/token"
 	"io/fs"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -73,7 +73,11 @@ func playTrace(tb testing.TB, p heap.Policy, local int64, size int, trace []int)
 // identifiers is the identifiers of Go's own source in the order in which they stand there, by number, up to n.
 func identifiers(tb testing.TB, n int) (trace []int) {
 	numbers := map[string]int{}
-	err := filepath.WalkDir(filepath.Join(build.Default.GOROOT, "src"), func(path string, d fs.DirEntry, err error) error {
+	root, err := exec.Command("go", "env", "GOROOT").Output()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	err = filepath.WalkDir(filepath.Join(strings.TrimSpace(string(root)), "src"), func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") {
 			return err
 		}
@@ -107,7 +111,7 @@ func identifiers(tb testing.TB, n int) (trace []int) {
 // BenchmarkPolicies reports hit ratios of policies: on the identifiers of Go's source, and on keys of Zipfian popularity
 // between which there is a scan of all keys.
 func BenchmarkPolicies(b *testing.B) {
-	const n, size = 3_000_000, 256
+	const n, size = 3_000_000, 1000
 	z := newZipf(rand.New(rand.NewPCG(1, 2)), 0.99, 100_000)
 	var zipf []int
 	for len(zipf) < n {

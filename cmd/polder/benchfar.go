@@ -27,6 +27,8 @@ func newBenchFar() *cobra.Command {
 		{"deref", "Compare a remoteable pointer with a plain one", farbench.RunDeref},
 		{"pause", "Measure what evacuation costs those who go on working, and whether it keeps up", farbench.RunPause},
 		{"map", "Compare a map's gets with Go's map, redis-server and what raw reads allow", farbench.RunMap},
+		{"set", "Measure SETs of random keys in a map a hundred times as large as its local memory, and what each moves", farbench.RunSet},
+		{"words", "Build an inverted index in 8 MiB of local memory, beside Go's map", farbench.RunWords},
 		{"scan", "Compare reading a far array in sequence with a slice, and compress files from one to another", farbench.RunScan},
 		{"threads", "Measure a map's gets by the number of goroutines that wait for misses", farbench.RunThreads},
 		{"component", "Compare a hash table and sums at the memory node with reading what they need", farbench.RunComponent},
@@ -41,8 +43,8 @@ func newBenchFar() *cobra.Command {
 				return b.run(cmd.Context(), o)
 			})
 		})
-		if b.name == "scan" {
-			sub.Flags().StringVar(&corpus, "corpus", "", "compress the files under this `directory` (default the Go installation's source)")
+		if b.name == "scan" || b.name == "words" {
+			sub.Flags().StringVar(&corpus, "corpus", "", "use the files under this `directory` (default the Go installation's source)")
 		}
 		if b.name == "pause" {
 			plotsFlag(sub, &plots)

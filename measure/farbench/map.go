@@ -72,6 +72,7 @@ type mapBench struct {
 	note  func(string)
 
 	plain map[string][]byte
+	lock  *lockedMap   // the same behind locks
 	redis *child.Redis // nil if there is no redis-server
 	local *farMap      // with everything local
 	far   []*farMap
@@ -88,9 +89,10 @@ func runMap(ctx context.Context, o Options, sc mapScale) (err error) {
 		}
 	}()
 
-	b.plain = make(map[string][]byte, sc.entries)
+	b.plain, b.lock = make(map[string][]byte, sc.entries), newLockedMap(2*data+(32<<20))
 	for k := range sc.entries {
 		b.plain[string(load.Key(uint32(k)))] = load.Value(uint32(k), valueSize)
+		b.lock.add(string(load.Key(uint32(k))), load.Value(uint32(k), valueSize))
 	}
 	if b.local, err = openFarMap(ctx, "", far.NewMemStore(1<<20, 64), 2*data+(32<<20), sc.entries); err != nil {
 		return err
@@ -231,6 +233,21 @@ func (b *mapBench) plainGets(r *reader, span time.Duration, fresh bool) (float64
 	})
 }
 
+// lockedGets reads Go's map behind locks.
+func (b *mapBench) lockedGets(r *reader, span time.Duration) (float64, error) {
+	return r.round(span, func(next func() uint32, over func() bool) (int, error) {
+		var key [keySize]byte
+		var buf []byte
+		n := 0
+		for ; n%lookEvery != 0 || !over(); n++ {
+			if buf = b.lock.get(putKey(&key, next()), buf[:0]); !bytes.HasPrefix(buf, key[:]) {
+				return n, fmt.Errorf("the map of Go has %q for the key %q", buf, key)
+			}
+		}
+		return n, nil
+	})
+}
+
 // gets reads the map as a server does that has many requests at hand: it answers
 // what is local at once, gathers what is not, and reads that together. It
 // returns how many gets there were in a second, and which part of them missed.
@@ -330,7 +347,7 @@ func putKey(buf *[keySize]byte, k uint32) []byte {
 // measure lets all contestants read keys of skew s, by turns.
 func (b *mapBench) measure(ctx context.Context, s float64) error {
 	seq := newZipf(b.scale.entries, s).sequence(min(4*b.scale.entries, 1<<21), 1)
-	plain, local := newReader(seq), newReader(seq)
+	plain, lock, local := newReader(seq), newReader(seq), newReader(seq)
 	readers := make([]*reader, len(b.far))
 	for i, f := range b.far {
 		readers[i] = newReader(seq)
@@ -338,7 +355,7 @@ func (b *mapBench) measure(ctx context.Context, s float64) error {
 			return fmt.Errorf("%s: %w", f.name, err)
 		}
 	}
-	var plainRate, localRate, redisRate []float64
+	var plainRate, lockRate, localRate, redisRate []float64
 	rawRate, rate, missed := make([][]float64, len(b.raw)), make([][]float64, len(b.far)), make([][]float64, len(b.far))
 	for round := range b.scale.rounds {
 		if err := ctx.Err(); err != nil {
@@ -350,6 +367,10 @@ func (b *mapBench) measure(ctx context.Context, s float64) error {
 			return err
 		}
 		plainRate = append(plainRate, v)
+		if v, err = b.lockedGets(lock, b.scale.span); err != nil {
+			return err
+		}
+		lockRate = append(lockRate, v)
 		if v, _, err = b.local.gets(ctx, local, b.scale.span, false); err != nil {
 			return err
 		}
@@ -379,7 +400,7 @@ func (b *mapBench) measure(ctx context.Context, s float64) error {
 
 	row := benchout.Row{Bench: "far map", Metric: "get", Unit: "op/s"}
 	row.Case, row.Value = fmt.Sprintf("s=%.2f, all local", s), median(localRate)
-	rows := []benchout.Row{row.Against("Go's map", median(plainRate), benchout.Higher)}
+	rows := []benchout.Row{row.Against("Go's map", median(plainRate), benchout.Higher), row.Against("Go's map behind locks", median(lockRate), benchout.Higher)}
 	for i, f := range b.far {
 		row.Case, row.Metric, row.Unit = fmt.Sprintf("s=%.2f, %s", s, f.name), "misses", "%"
 		miss := median(missed[i])

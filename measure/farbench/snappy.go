@@ -19,18 +19,27 @@ import (
 	"polder/measure/benchout"
 )
 
+// corpusIn is dir, or Go's own source if there is none.
+func corpusIn(dir string) (string, error) {
+	if dir != "" {
+		return dir, nil
+	}
+	root, err := exec.Command("go", "env", "GOROOT").Output()
+	if err != nil {
+		return "", fmt.Errorf("cannot find Go's source: %w (name another directory)", err)
+	}
+	return filepath.Join(strings.TrimSpace(string(root)), "src"), nil
+}
+
 // readCorpus returns the contents of the files under dir, one after the other,
 // up to limit bytes.
 func readCorpus(dir string, limit int64) ([]byte, error) {
-	if dir == "" {
-		root, err := exec.Command("go", "env", "GOROOT").Output()
-		if err != nil {
-			return nil, fmt.Errorf("cannot find Go's source, which is to be compressed: %w (name another directory)", err)
-		}
-		dir = filepath.Join(strings.TrimSpace(string(root)), "src")
+	dir, err := corpusIn(dir)
+	if err != nil {
+		return nil, err
 	}
 	var b []byte
-	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
 			return err
 		}
