@@ -40,7 +40,7 @@ func (p *process) openLog(t *testing.T) (l *logged, found []int) {
 // TestTheLogHasWhatItHasKept: places die, stop and lie in the way of writes, the register loses answers, processes are superseded; every
 // record for which Commit has returned is found by the next process, in order, until it is dropped.
 func TestTheLogHasWhatItHasKept(t *testing.T) {
-	seeds := 8
+	seeds := 5
 	if os.Getenv("TEST_SOAK") != "" {
 		seeds = 2000
 	}

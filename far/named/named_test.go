@@ -155,7 +155,7 @@ func (p *process) fill(t *testing.T, n int) (want []int) {
 	return want
 }
 
-const many = 3000 // keys, of which most are far
+const many = 2000 // keys, of which most are far
 
 // TestAHeapComesBackFromNodes after it was closed, and as its last checkpoint has it when its process has just stopped.
 func TestAHeapComesBackFromNodes(t *testing.T) {
@@ -330,7 +330,7 @@ func TestAManifestThatGetsLongWaitsForACheckpoint(t *testing.T) {
 // TestFaultsOfAllKinds: places die and are cut off, the register loses answers, processes are superseded or closed; each
 // process finds what the last checkpoint has, or what was there after some later change.
 func TestFaultsOfAllKinds(t *testing.T) {
-	seeds := 6
+	seeds := 3
 	if os.Getenv("TEST_SOAK") != "" {
 		seeds = 1000
 	}
