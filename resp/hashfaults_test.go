@@ -460,7 +460,7 @@ func TestAnyNumberOfFieldsIsDeletedFromAFullServer(t *testing.T) {
 	p.hset(0, 5000, 250)
 	p.fillAll()
 	gone := p.oneOfEach()
-	if len(gone) < 300 {
+	if len(gone) < 200 {
 		t.Fatalf("there are %d blocks: they fit into what is kept for them", len(gone))
 	}
 	if r := p.do(append([]string{"HDEL", "h", "none"}, gone...)...); r.line != fmt.Sprint(":", len(gone)) {
