@@ -117,24 +117,19 @@ func (s *Server) Status() Status {
 	return Status{a.id, a.set, a.next, len(a.registers), a.used, s.journal.log.Size()}
 }
 
-// Health says why the witness cannot keep what it would promise, or that it has no vote.
+// Health says why the witness cannot keep what it would promise. One that has no vote is well:
+// Status and the metrics tell.
 func (s *Server) Health() error {
 	s.mu.Lock()
 	failed, tidied := s.failed, s.tidied
 	s.mu.Unlock()
-	switch st := s.Status(); {
+	switch starved := s.journal.log.Starved(); {
 	case failed != nil:
 		return failed
-	case s.journal.log.Starved() != nil:
-		return fmt.Errorf("there is no room for the log: %w", s.journal.log.Starved())
-	case tidied != nil:
-		return tidied
-	case st.Set == nil:
-		return errors.New("it has no vote: no operator has let it in (polder witness set)")
-	case st.Next != nil:
-		return fmt.Errorf("it has no vote: %v is about to replace its set, or has", st.Next)
+	case starved != nil:
+		return fmt.Errorf("there is no room for the log: %w", starved)
 	}
-	return nil
+	return tidied
 }
 
 // tidy keeps the log short.
