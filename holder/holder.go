@@ -1,7 +1,7 @@
 // Package holder says what keeps the manifest of a named heap: a small register that changes
 // by compare-and-swap, linearizably, and outlives those who use it.
 //
-// Package witness is one: a majority of three or more witnesses.
+// Package witness is one: a majority of three or more witnesses, or a pair of nodes. Package etcd is another.
 package holder
 
 import (
@@ -52,4 +52,14 @@ type Register interface {
 	// Close ends the register's use by this process. It is idempotent; operations under way
 	// end with ErrClosed, or ErrUnknown.
 	Close() error
+}
+
+// A Lonely register is one at two nodes, whose owner may go on when one of them does not answer.
+type Lonely interface {
+	Register
+	// Own says that this process owns what the register has, until another one changes it.
+	Own()
+	// Confirm returns nil if at some moment after it was called nobody but this Register had changed the value that it
+	// has read or written last. It takes less than Read: one of the two nodes.
+	Confirm(ctx context.Context) error
 }

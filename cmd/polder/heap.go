@@ -31,7 +31,7 @@ func newHeap() *cobra.Command {
 			"These look after those that lie in a directory, or whose manifests witnesses or etcd have.",
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newHeapLs(), newHeapInfo(), newHeapCheck(), newHeapRm())
+	cmd.AddCommand(newHeapLs(), newHeapInfo(), newHeapCheck(), newHeapRm(), newHeapOpen())
 	return cmd
 }
 
@@ -48,7 +48,7 @@ func (t *heapTool) command(use, short string, args cobra.PositionalArgs, onDisk,
 		Use: use, Short: short, Args: args,
 		RunE: func(cmd *cobra.Command, names []string) error {
 			switch {
-			case t.dir == "" && len(t.kept.cfg.Witness) == 0:
+			case t.dir == "" && len(t.kept.cfg.Witness) == 0 && t.kept.cfg.TwoNodes == "":
 				return &usageError{&config.Error{Source: "--disk", Err: errors.New("neither it nor --witness is given; expected the directory that has the heaps, or the witnesses, or the cluster in etcd, that have their manifests")}}
 			case t.dir != "" && len(t.kept.cfg.Witness) > 0:
 				return &usageError{&config.Error{Source: "--witness", Value: strings.Join(t.kept.cfg.Witness, ","), Err: errors.New("expected none with --disk, where the manifests are on the disk")}}

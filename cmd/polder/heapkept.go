@@ -33,13 +33,14 @@ type keptTool struct {
 func (t *keptTool) holders(fs *pflag.FlagSet) {
 	t.cfg = daemon.DefaultBorrow()
 	fs.Var(config.NewHolders(&t.cfg.Witness), "witness", "the witnesses that have the manifests of heaps in the memory of nodes, HOST:PORT or unix:PATH, with commas between, or etcd://HOST:PORT/NAME")
+	twoNodesFlag(fs, &t.cfg.TwoNodes)
+	fs.Var(config.NewFarAddresses(&t.cfg.Far), "far", "with --two-nodes, the two nodes; with --witness, dns://NAME:PORT if the heap's server was given that; without, the nodes are those in the manifest")
 	etcdAuthFlag(fs, &t.cfg.EtcdAuth)
 	t.ask.add(fs)
 }
 
 // reach are the flags of tools that use the nodes as well.
 func (t *keptTool) reach(fs *pflag.FlagSet) {
-	fs.Var(config.NewFarAddresses(&t.cfg.Far), "far", "with --witness, dns://NAME:PORT if the heap's server was given that; without, the nodes are those in the manifest")
 	managerFlag(fs, &t.cfg.Manager)
 	deviceFlag(fs, &t.cfg.Device)
 }
@@ -187,7 +188,7 @@ func (t *keptTool) run(cmd *cobra.Command, name string, ask func(ctx context.Con
 	}
 	ctx, cancel := t.ask.limit(cmd.Context())
 	defer cancel()
-	return daemon.WithRegisters(control, cfg, func(c daemon.Registers) error { return ask(ctx, c) })
+	return daemon.WithRegisters(ctx, control, cfg, func(c daemon.Registers) error { return ask(ctx, c) })
 }
 
 // removeKept removes heaps.
@@ -208,6 +209,38 @@ func (t *heapTool) removeKept(cmd *cobra.Command, names []string) error {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
+}
+
+// newHeapOpen is the operator's word that a server is dead.
+func newHeapOpen() *cobra.Command {
+	t, force := heapTool{}, false
+	refused := func(*cobra.Command, []string) error {
+		return &usageError{&config.Error{Source: "--two-nodes", Err: errors.New("it is not given: only heaps whose two nodes keep the manifest need anybody's word")}}
+	}
+	cmd := t.command("open NAME", "Say that the server of a heap with two nodes is dead, of which one does not answer", cobra.ExactArgs(1), refused, func(cmd *cobra.Command, names []string) error {
+		switch {
+		case t.kept.cfg.TwoNodes == "":
+			return refused(cmd, names)
+		case t.kept.cfg.TwoNodes != daemon.GoOn:
+			return &usageError{&config.Error{Source: "--two-nodes", Value: t.kept.cfg.TwoNodes, Err: fmt.Errorf("expected %s: with %s a heap is opened when both nodes answer", daemon.GoOn, daemon.Stop)}}
+		case !force:
+			return &usageError{&config.Error{Source: "--force", Err: errors.New("it is not given; expected after you have made sure that the heap's server is dead: if it is not, what it goes on to write is lost")}}
+		}
+		cfg, control, err := t.kept.open(cmd, names[0])
+		if err != nil {
+			return err
+		}
+		ctx, cancel := t.kept.ask.limit(cmd.Context())
+		defer cancel()
+		node, err := daemon.ForceHeap(ctx, control, cfg)
+		if err != nil {
+			return fmt.Errorf("cannot open heap %s: %w", names[0], err)
+		}
+		fmt.Fprintf(cmd.OutOrStdout(), "heap %s may be opened by what %s knows of it\n", names[0], node)
+		return nil
+	})
+	cmd.Flags().BoolVar(&force, "force", false, "the heap's server is dead; if it is not, there are two histories, and its own is lost")
+	return cmd
 }
 
 // checkKept reads all that is in a heap, for which it becomes its owner.

@@ -113,12 +113,12 @@ const (
 // with which nothing is asked for, such as a budget: the environment may hold
 // them for other commands.
 func checkTier(fs *pflag.FlagSet, tier string, cfg daemon.CacheConfig) error {
-	only := map[string]string{"far": tierFar, "disk": tierFar, "heap": tierFar, "witness": tierFar, "durable": tierFar, "manager": tierFar, "device": tierFar, "coordinator": tierSoft, "memcached": tierSoft, "origin": tierSoft}
+	only := map[string]string{"far": tierFar, "disk": tierFar, "heap": tierFar, "witness": tierFar, "two-nodes": tierFar, "durable": tierFar, "manager": tierFar, "device": tierFar, "coordinator": tierSoft, "memcached": tierSoft, "origin": tierSoft}
 	given := map[string]bool{
-		"far": len(cfg.Far) > 0, "disk": cfg.Disk != "", "heap": cfg.Heap != "", "witness": len(cfg.Witness) > 0, "durable": cfg.Durable, "manager": cfg.Manager != "", "device": cfg.Device != "",
+		"far": len(cfg.Far) > 0, "disk": cfg.Disk != "", "heap": cfg.Heap != "", "witness": len(cfg.Witness) > 0, "two-nodes": cfg.TwoNodes != "", "durable": cfg.Durable, "manager": cfg.Manager != "", "device": cfg.Device != "",
 		"coordinator": cfg.Coordinator != "", "memcached": cfg.Memcached != "", "origin": cfg.Origin.URL != "",
 	}
-	for _, name := range []string{"far", "disk", "heap", "witness", "durable", "manager", "device", "coordinator", "memcached", "origin"} {
+	for _, name := range []string{"far", "disk", "heap", "witness", "two-nodes", "durable", "manager", "device", "coordinator", "memcached", "origin"} {
 		if given[name] && only[name] != tier {
 			return &usageError{&config.Error{Source: "--" + name, Value: fs.Lookup(name).Value.String(),
 				Err: fmt.Errorf("expected none without --tier %s", only[name])}}
@@ -177,10 +177,16 @@ func borrowFlags(fs *pflag.FlagSet, cfg *daemon.BorrowConfig, opTimeout string) 
 	fs.Var(config.NewDuration(&cfg.OpTimeout, time.Millisecond), "op-timeout", opTimeout)
 }
 
+// twoNodesFlag is the flag that says what becomes of a heap with two nodes and no witnesses.
+func twoNodesFlag(fs *pflag.FlagSet, choice *string) {
+	fs.Var(config.NewChoice(choice, daemon.Stop, daemon.GoOn), "two-nodes", "with --heap, in the place of --witness: the two nodes of --far keep what it takes to open the heap again; while one does not answer, writing stops, or the server goes on alone and no other takes over without an operator's word")
+}
+
 // heapFlags adds those of a heap that outlives its process.
 func heapFlags(fs *pflag.FlagSet, cfg *daemon.BorrowConfig) {
 	fs.StringVar(&cfg.Heap, "heap", "", "with --disk or --witness, the `name` of the heap, which is there again after a restart, as its last checkpoint has it; without, what is stored ends with the process")
 	fs.Var(config.NewHolders(&cfg.Witness), "witness", "with --heap, the witnesses that keep what it takes to open the heap again in the memory of nodes, HOST:PORT or unix:PATH, with commas between, or a cluster in etcd that does, etcd://HOST:PORT/NAME")
+	twoNodesFlag(fs, &cfg.TwoNodes)
 	fs.BoolVar(&cfg.Standby, "standby", false, "with --witness, wait until the process that has the heap is gone, and take over from it")
 	fs.Var(config.NewDuration(&cfg.Checkpoint, 0), "checkpoint", "with --heap, how often a checkpoint is taken while something changes, beside that at the end; 0 means at the end")
 }

@@ -32,6 +32,7 @@ func (o *Owner) Store(cfg copies.Config) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
+	o.copies.Store(int64(cfg.Copies))
 	return &Store{Store: c, o: o}, nil
 }
 

@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"testing"
-	"time"
 
 	"polder/far/named"
 )
@@ -81,20 +80,7 @@ func logFaults(t *testing.T, seed uint64) {
 				dropped = kept
 			}
 		case 7: // one place at a time has trouble
-			if bad >= 0 {
-				w.places[bad].setDown(false)
-			}
-			for end := time.Now().Add(time.Minute); p.store.Stats().Endangered > 0; time.Sleep(50 * time.Millisecond) {
-				if time.Now().After(end) {
-					t.Fatalf("not repaired: %+v", p.store.Stats())
-				}
-			}
-			bad = r.IntN(len(w.places))
-			if r.IntN(2) == 0 {
-				w.places[bad].kill()
-			} else {
-				w.places[bad].setDown(true)
-			}
+			bad = w.trouble(t, p.process, r, bad)
 		case 8, 9:
 			old := p
 			if r.IntN(2) == 0 {
@@ -170,6 +156,43 @@ func TestALogThatIsSupersededKeepsNothing(t *testing.T) {
 		}
 		next.close(t)
 	})
+}
+
+// TestTheManifestKnowsWhereTheLogWasMoved: a place is lost, and its copies of the log's segments are made anew elsewhere; then the process
+// is gone, and the other place that had them. What was kept is where it was moved to.
+func TestTheManifestKnowsWhereTheLogWasMoved(t *testing.T) {
+	for x := range 3 {
+		for y := range 3 {
+			if x == y {
+				continue
+			}
+			inVirtualTime(t, func(t *testing.T) {
+				w := newWorld(3)
+				p, _ := w.start(t, named.Config{}).openLog(t)
+				n, err := p.log.Append(binary.LittleEndian.AppendUint64(nil, 1))
+				if err == nil {
+					err = p.log.Commit(n)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				w.places[x].kill()
+				p.repaired(t)
+				p.wire.cut.Store(true)
+				w.places[y].kill()
+				next, found := w.start(t, named.Config{Patience: impatient}).openLog(t)
+				if len(found) != 1 || found[0] != 1 {
+					t.Errorf("places %d and %d were lost one after the other: found %v, want record 1", x, y, found)
+				}
+				_ = p.log.Close() // it cannot
+				p.bury()
+				if err := next.log.Close(); err != nil {
+					t.Error(err)
+				}
+				next.close(t)
+			})
+		}
+	}
 }
 
 // FuzzScanLog: whatever a segment has, what is taken for a record is in order, and of that segment.

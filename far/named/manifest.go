@@ -12,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	"polder/far/copies"
 	"polder/far/record"
 )
 
@@ -22,6 +23,8 @@ type Manifest struct {
 	Beat  uint64 // changes while the owner lives
 	Owner string // what the owner calls itself, "" if the heap was closed
 	Lease time.Duration
+	// Copies is how many there are to be of each segment, 0 if nobody has said it.
+	Copies int
 
 	// Sessions has what each node needs to be told to give its memory to another process, by the name of the node.
 	Sessions map[string][]byte
@@ -35,7 +38,7 @@ type Manifest struct {
 
 // The encoding begins with u64 magic and version, and u32 CRC32C of the rest, which is compressed (deflate). That is
 //
-//	u64 epoch, u64 nonce, u64 beat, u64 lease in nanoseconds, string owner
+//	u64 epoch, u64 nonce, u64 beat, u64 lease in nanoseconds, u32 copies, string owner
 //	u32 sessions, and for each: string node, string session
 //	u8 whether there is a root, string root
 //	u32 moved segments, and for each: u64 number, string name
@@ -43,7 +46,7 @@ type Manifest struct {
 //
 // where a string is u32 length and so many bytes. What is decoded may have mostManifest bytes.
 const (
-	manifestMagic = 0x6e614d6c6f50<<8 | 1 // "PolMan"
+	manifestMagic = 0x6e614d6c6f50<<8 | 2 // "PolMan"
 	mostManifest  = 16 << 20
 )
 
@@ -54,7 +57,7 @@ func (m *Manifest) Encode() []byte {
 	put32, put64 := binary.LittleEndian.AppendUint32, binary.LittleEndian.AppendUint64
 	str := func(b []byte, s string) []byte { return append(put32(b, uint32(len(s))), s...) }
 	b := put64(put64(put64(put64(nil, m.Epoch), m.Nonce), m.Beat), uint64(m.Lease))
-	b = str(b, m.Owner)
+	b = str(put32(b, uint32(m.Copies)), m.Owner)
 	b = put32(b, uint32(len(m.Sessions)))
 	for _, node := range slices.Sorted(maps.Keys(m.Sessions)) {
 		b = str(str(b, node), string(m.Sessions[node]))
@@ -101,7 +104,7 @@ func DecodeManifest(b []byte) (*Manifest, error) {
 	}
 	d := &record.Decoder{B: plain}
 	str := func() string { return string(d.Bytes(int(d.U32()))) }
-	m := &Manifest{Epoch: d.U64(), Nonce: d.U64(), Beat: d.U64(), Lease: time.Duration(d.U64()), Sessions: map[string][]byte{}, Moved: map[uint64]string{}}
+	m := &Manifest{Epoch: d.U64(), Nonce: d.U64(), Beat: d.U64(), Lease: time.Duration(d.U64()), Copies: int(d.U32()), Sessions: map[string][]byte{}, Moved: map[uint64]string{}}
 	m.Owner = str()
 	for range d.U32() {
 		if d.Err != nil {
@@ -134,6 +137,8 @@ func DecodeManifest(b []byte) (*Manifest, error) {
 		return nil, fmt.Errorf("%d bytes follow the manifest", len(d.B))
 	case m.Lease < 0 || m.Lease > mostLease:
 		return nil, fmt.Errorf("the manifest has a lease of %v, want up to %v", m.Lease, mostLease)
+	case m.Copies > copies.MaxCopies:
+		return nil, fmt.Errorf("the manifest has %d copies, want up to %d", m.Copies, copies.MaxCopies)
 	case len(m.Root) > record.MaxRoot:
 		return nil, errors.New("the root in the manifest is too long")
 	}

@@ -115,6 +115,32 @@ func (p *process) bury() {
 	_ = p.o.Close(ctx)
 }
 
+// repaired waits until every segment has its copies.
+func (p *process) repaired(t *testing.T) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); p.store.Stats().Endangered > 0; time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not repaired: %+v", p.store.Stats())
+		}
+	}
+}
+
+// trouble ends that of a place, if bad is one, and when all is repaired has another one lose what it has, or be away.
+func (w *world) trouble(t *testing.T, p *process, r *rand.Rand, bad int) int {
+	t.Helper()
+	if bad >= 0 {
+		w.places[bad].setDown(false)
+	}
+	p.repaired(t)
+	bad = r.IntN(len(w.places))
+	if r.IntN(2) == 0 {
+		w.places[bad].kill()
+	} else {
+		w.places[bad].setDown(true)
+	}
+	return bad
+}
+
 func key(i int) []byte { return fmt.Appendf(nil, "key %d", i) }
 
 // value is what the n-th change stores.
@@ -364,20 +390,7 @@ func faults(t *testing.T, seed uint64) {
 			}
 			safe = len(log)
 		case 6, 7: // one place at a time has trouble
-			if bad >= 0 {
-				w.places[bad].setDown(false)
-			}
-			for end := time.Now().Add(time.Minute); p.store.Stats().Endangered > 0; time.Sleep(50 * time.Millisecond) {
-				if time.Now().After(end) {
-					t.Fatalf("not repaired: %+v", p.store.Stats())
-				}
-			}
-			bad = r.IntN(len(w.places))
-			if r.IntN(2) == 0 {
-				w.places[bad].kill()
-			} else {
-				w.places[bad].setDown(true)
-			}
+			bad = w.trouble(t, p, r, bad)
 			time.Sleep(time.Duration(r.Int64N(int64(8 * time.Second))))
 		case 8, 9:
 			if r.IntN(2) == 0 {

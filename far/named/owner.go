@@ -99,7 +99,8 @@ type Owner struct {
 	ctx        context.Context
 	wg         sync.WaitGroup
 
-	moves moves
+	moves  moves
+	copies atomic.Int64 // of each segment, 0 before Store
 }
 
 // Own makes this process the owner of the heap whose manifest reg has, which stays the caller's. It fails with an *OwnedError if
@@ -186,6 +187,9 @@ func (o *Owner) raise(ctx context.Context) error {
 			o.until = clock() + m.Lease + m.Lease/20
 		}
 		o.evidence.Store(int64(asked))
+		if l, ok := o.reg.(holder.Lonely); ok {
+			l.Own()
+		}
 		return nil
 	}
 }
@@ -297,7 +301,7 @@ func (o *Owner) Shown(wait time.Duration) bool {
 func (o *Owner) hasEvidence(asked time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if int64(asked) > o.evidence.Load() {
+	if o.why == nil && int64(asked) > o.evidence.Load() {
 		o.evidence.Store(int64(asked))
 		close(o.renewed)
 		o.renewed = make(chan struct{})
@@ -370,6 +374,9 @@ func (o *Owner) change(ctx context.Context, most int, f func(m *Manifest) error)
 				next.Sessions = maps.Clone(s)
 			}
 		}
+		if n := o.copies.Load(); n > 0 {
+			next.Copies = int(n)
+		}
 		next.Beat++
 		if err := f(next); err != nil {
 			return err
@@ -395,6 +402,16 @@ func (o *Owner) change(ctx context.Context, most int, f func(m *Manifest) error)
 	}
 }
 
+// Note has the manifest know what Config.Sessions returns now. Call it before anything is borrowed in a session that has begun: it
+// could not be given back if this process died.
+func (o *Owner) Note(ctx context.Context) error {
+	if err := o.begin(ctx); err != nil {
+		return err
+	}
+	defer o.end()
+	return o.change(ctx, holder.MaxValue, func(*Manifest) error { return nil })
+}
+
 // errLong: the manifest would be longer than a register's value.
 var errLong = errors.New("the manifest is too long")
 
@@ -414,6 +431,11 @@ func (o *Owner) renew() {
 	tick := time.NewTicker(max(o.cfg.Lease/4, time.Millisecond))
 	defer tick.Stop()
 	failing := false
+	lonely, _ := o.reg.(holder.Lonely)
+	most := max(o.cfg.Lease, o.cfg.Beat)
+	if lonely != nil {
+		most = o.cfg.Lease / 2 // it is evidence that counts: one of two nodes gives it, also when nothing can be changed
+	}
 	for {
 		select {
 		case <-o.ctx.Done():
@@ -423,12 +445,13 @@ func (o *Owner) renew() {
 		case <-tick.C:
 		case <-o.hungry:
 		}
-		ctx, cancel := context.WithTimeout(o.ctx, max(o.cfg.Lease, o.cfg.Beat))
+		confirmed := lonely != nil && o.confirm(lonely, most)
+		ctx, cancel := context.WithTimeout(o.ctx, most)
 		err := o.begin(ctx)
 		if err == nil {
 			if clock()-o.changed >= o.cfg.Beat {
 				err = o.change(ctx, holder.MaxValue, func(*Manifest) error { return nil })
-			} else {
+			} else if !confirmed {
 				err = o.sync(ctx)
 			}
 			o.end()
@@ -436,13 +459,27 @@ func (o *Owner) renew() {
 		cancel()
 		if failed := err != nil && !errors.Is(err, ErrSuperseded) && o.ctx.Err() == nil; failed != failing {
 			failing = failed
-			if failed {
+			if failed && confirmed {
+				o.cfg.Logger.Warn("the heap's manifest cannot be changed: there are no checkpoints, and what needs new memory at nodes waits", "error", err)
+			} else if failed {
 				o.cfg.Logger.Warn("what keeps the heap's manifest does not answer: nothing is answered without evidence that there is no other owner", "error", err)
 			} else {
 				o.cfg.Logger.Info("what keeps the heap's manifest answers again")
 			}
 		}
 	}
+}
+
+// confirm asks for evidence, and reports whether there is some.
+func (o *Owner) confirm(l holder.Lonely, within time.Duration) bool {
+	ctx, cancel := context.WithTimeout(o.ctx, within)
+	defer cancel()
+	asked := clock()
+	if l.Confirm(ctx) != nil {
+		return false
+	}
+	o.hasEvidence(asked)
+	return true
 }
 
 // Close gives the heap up, so that whoever opens it next need not wait. Close the heap, and the store, before it. It fails

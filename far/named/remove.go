@@ -24,6 +24,22 @@ func (o *Owner) Empty(ctx context.Context) error {
 	return nil
 }
 
+// Free is a manifest with the owner left out: an operator says that it is dead.
+func Free(value []byte) ([]byte, error) {
+	m, err := DecodeManifest(value)
+	if err != nil {
+		return nil, err
+	}
+	m.Owner, m.Epoch = "", m.Epoch+1
+	return m.Encode(), nil
+}
+
+// IsFree reports whether a value is a manifest without an owner.
+func IsFree(value []byte) bool {
+	m, err := DecodeManifest(value)
+	return err == nil && m.Owner == ""
+}
+
 // Gone reports whether there is no heap: it was removed, and what is left is the epoch.
 func (m *Manifest) Gone() bool { return m.Owner == "" && m.Root == nil && len(m.Sessions) == 0 }
 

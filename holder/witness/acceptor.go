@@ -1,6 +1,7 @@
 package witness
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -27,6 +28,7 @@ func size(name string, r register) int64 { return int64(len(name) + len(r.accept
 // change, and answers when it is on the medium.
 type acceptor struct {
 	limits
+	cells     bool // it keeps cells in memory, and belongs to no set
 	id        Identity
 	set       *Set // nil: it belongs to none, and has no vote
 	next      *Set // it is sealed: this set comes after set. nil if it is not
@@ -113,6 +115,8 @@ func (a *acceptor) decide(q *request) (r reply, changes []*change) {
 	case q.Kind == kindHello:
 		r.Set, r.Next = a.set, a.next
 		return r, nil
+	case a.cells || q.Kind == kindGet || q.Kind == kindPut:
+		return a.cell(q, r)
 	case q.To != a.id:
 		r.Status = statusStranger
 		return r, nil
@@ -164,6 +168,33 @@ func (a *acceptor) decide(q *request) (r reply, changes []*change) {
 		return reply{From: a.id, Status: statusFull, Text: why}, nil
 	}
 	return r, changes
+}
+
+// cell answers to who keeps a register in a pair of cells.
+func (a *acceptor) cell(q *request, r reply) (reply, []*change) {
+	reg, ok := a.registers[q.Name]
+	switch {
+	case a.cells && q.Kind == kindList:
+		return a.handOver(q, r)
+	case !a.cells || q.Kind != kindGet && q.Kind != kindPut:
+		r.Status = statusNoSet
+		return r, nil
+	case q.Kind == kindGet:
+		r.Accepted = reg.accepted
+		return r, nil
+	case q.To != a.id: // it has lost what it had
+		r.Status = statusStranger
+		return r, nil
+	case q.Accepted.Ballot == reg.accepted.Ballot:
+		return r, nil // it was asked twice
+	case q.Ballot != reg.accepted.Ballot:
+		r.Status, r.Accepted = statusRefused, reg.accepted
+		return r, nil
+	}
+	if why := a.room(q.Name, reg, ok, len(q.Accepted.Value)); why != "" {
+		return reply{From: a.id, Status: statusFull, Text: why}, nil
+	}
+	return r, []*change{{Kind: changeAccept, Name: q.Name, Accepted: q.Accepted}}
 }
 
 // room says why there is none for a register with a value of n bytes, or "".
@@ -274,7 +305,7 @@ func CheckName(name string) error {
 // valid says what is wrong with a request that was decoded, or nil.
 func (q *request) valid() error {
 	switch q.Kind {
-	case kindPrepare, kindAccept, kindRead, kindInstall:
+	case kindPrepare, kindAccept, kindRead, kindInstall, kindGet, kindPut:
 		if q.Name != successor {
 			if err := CheckName(q.Name); err != nil {
 				return err
@@ -289,6 +320,10 @@ func (q *request) valid() error {
 	case kindAccept:
 		if b := q.Accepted.Ballot; b.Set != q.Set || b.Count == 0 || q.Ballot.Set != q.Set || q.Ballot.less(b) {
 			return fmt.Errorf("the ballots %v and %v are not ones of set %d", b, q.Ballot, q.Set)
+		}
+	case kindPut:
+		if q.Accepted.Ballot.Proposer == 0 {
+			return errors.New("a cell is to take what has no tag")
 		}
 	case kindSeal, kindActivate:
 		if q.NewSet == nil {

@@ -23,7 +23,7 @@ const (
 // journal is an acceptor with the log that keeps it.
 type journal struct {
 	lock *os.File // of the directory
-	log  *wal.Log
+	log  *wal.Log // nil if it keeps nothing, as lock is
 
 	mu  sync.Mutex
 	acc *acceptor // guarded by mu
@@ -69,6 +69,13 @@ func openJournal(dir string, l limits) (_ *journal, fresh bool, err error) {
 	return j, true, err
 }
 
+// forgetful is a journal of cells that end with the process.
+func forgetful(l limits) *journal {
+	j := &journal{acc: newAcceptor(l)}
+	j.acc.cells, j.acc.id = true, newIdentity()
+	return j
+}
+
 // replay applies a record of the log.
 func (j *journal) replay(rec []byte) error {
 	c, err := decodeChange(rec)
@@ -84,6 +91,10 @@ func (j *journal) replay(rec []byte) error {
 //
 // Preconditions: mu is held, or nobody else has the journal yet.
 func (j *journal) keep(c *change) (uint64, error) {
+	if j.log == nil {
+		j.acc.apply(c)
+		return 0, nil
+	}
 	j.rec = c.append(j.rec[:0])
 	n, err := j.log.Append(j.rec)
 	if err == nil {
@@ -104,11 +115,19 @@ func (j *journal) decide(q *request) (r reply, commit uint64) {
 		}
 	}
 	r.Call = q.Call
+	if j.log == nil {
+		return r, 0
+	}
 	return r, j.log.Last() // an answer also waits for what it shows of others' changes
 }
 
 // commit returns when all changes up to that number are on the medium.
-func (j *journal) commit(n uint64) error { return j.log.Commit(n, true) }
+func (j *journal) commit(n uint64) error {
+	if j.log == nil {
+		return nil
+	}
+	return j.log.Commit(n, true)
+}
 
 // shorten makes a checkpoint when the log is much longer than what is alive in it, or
 // when there is no room for more. Otherwise it sees to it that there will be room for one.
@@ -138,5 +157,8 @@ func (j *journal) close() (err error) {
 	if j.log != nil {
 		err = j.log.Close()
 	}
-	return errors.Join(err, j.lock.Close())
+	if j.lock != nil {
+		err = errors.Join(err, j.lock.Close())
+	}
+	return err
 }

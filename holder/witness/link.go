@@ -32,6 +32,8 @@ type link struct {
 	tls  func() *tls.Config // nil, or what it returns is nil: a plain connection
 	// insecure allows plain connections with other machines.
 	insecure bool
+	// connect makes a connection that has shown who this end is, if it is set: tls and insecure are not used then.
+	connect func(ctx context.Context) (net.Conn, error)
 
 	ctx     context.Context // ends with the link
 	end     context.CancelFunc
@@ -58,7 +60,11 @@ var (
 )
 
 func newLink(addr string, t func() *tls.Config, insecure bool) *link {
-	l := &link{addr: addr, tls: t, insecure: insecure, queue: make(chan *call, maxCalls), calls: make(map[uint64]*call)}
+	return startLink(&link{addr: addr, tls: t, insecure: insecure})
+}
+
+func startLink(l *link) *link {
+	l.queue, l.calls = make(chan *call, maxCalls), make(map[uint64]*call)
 	l.ctx, l.end = context.WithCancel(context.Background())
 	l.running.Go(l.run)
 	return l
@@ -182,23 +188,13 @@ func (l *link) run() {
 func (l *link) dial() (net.Conn, error) {
 	ctx, cancel := context.WithTimeoutCause(l.ctx, dialTime, errors.New("no answer in time"))
 	defer cancel()
-	network, addr := "tcp", l.addr
-	if path, ok := strings.CutPrefix(l.addr, scheme.Unix); ok {
-		network, addr = "unix", path
-	}
-	nc, err := new(net.Dialer).DialContext(ctx, network, addr)
+	conn, err := l.reach(ctx)
 	if err != nil {
 		return nil, err
 	}
+	nc := conn
 	stop := context.AfterFunc(ctx, func() { nc.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	conn := nc
-	if network == "tcp" {
-		if conn, err = l.secure(nc, addr); err != nil {
-			nc.Close()
-			return nil, err
-		}
-	}
 	var b [len(greeting)]byte
 	_, err = io.WriteString(conn, greeting)
 	if err == nil {
@@ -217,6 +213,25 @@ func (l *link) dial() (net.Conn, error) {
 		return nil, fmt.Errorf("cannot greet it: %w", err)
 	}
 	return conn, nil
+}
+
+// reach connects.
+func (l *link) reach(ctx context.Context) (net.Conn, error) {
+	if l.connect != nil {
+		return l.connect(ctx)
+	}
+	if path, ok := strings.CutPrefix(l.addr, scheme.Unix); ok {
+		return new(net.Dialer).DialContext(ctx, "unix", path)
+	}
+	nc, err := new(net.Dialer).DialContext(ctx, "tcp", l.addr)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := l.secure(nc, l.addr)
+	if err != nil {
+		nc.Close()
+	}
+	return conn, err
 }
 
 // secure is nc with TLS over it, if there is to be TLS.

@@ -38,7 +38,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	count := func(d *prometheus.Desc, kind prometheus.ValueType, n int64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, kind, float64(n), labels...)
 	}
-	for k := kindHello; k < kinds; k++ {
+	for k := kindHello; k <= kindActivate; k++ {
 		count(requestsDesc, prometheus.CounterValue, c.s.stats.requests[k].Load(), kindNames[k])
 	}
 	for i, name := range statusNames {

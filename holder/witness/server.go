@@ -60,33 +60,56 @@ type Server struct {
 // ErrClosed says that the server was closed.
 var ErrClosed = errors.New("the witness is closed")
 
+// withDefaults returns c with what is not set, or says what is wrong.
+func (c Config) withDefaults() (Config, error) {
+	if c.Registers == 0 {
+		c.Registers = DefaultRegisters
+	}
+	if c.Bytes == 0 {
+		c.Bytes = DefaultBytes
+	}
+	if c.Clients == 0 {
+		c.Clients = DefaultClients
+	}
+	if c.Registers < 0 || c.Bytes < 0 || c.Clients < 0 {
+		return c, errors.New("cannot be a witness: a limit is negative")
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	c.Logger = ratelog.Bound(c.Logger)
+	return c, nil
+}
+
+func newServer(cfg Config, j *journal) *Server {
+	return &Server{
+		cfg: cfg, gate: accept.NewGate(cfg.Logger, greetTime), journal: j, quit: make(chan struct{}),
+		lis: make(map[net.Listener]struct{}), conns: make(map[net.Conn]struct{}),
+	}
+}
+
+// NewCells makes what a node has of the registers that are kept at it and at another one: a server without a directory, which
+// is no witness. Take gives it clients.
+func NewCells(cfg Config) (*Server, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	return newServer(cfg, forgetful(limits{cfg.Registers, cfg.Bytes})), nil
+}
+
 // NewServer reads what the witness keeps, or makes a new one in an empty directory. It
 // serves nobody yet.
 func NewServer(cfg Config) (*Server, error) {
-	if cfg.Registers == 0 {
-		cfg.Registers = DefaultRegisters
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
 	}
-	if cfg.Bytes == 0 {
-		cfg.Bytes = DefaultBytes
-	}
-	if cfg.Clients == 0 {
-		cfg.Clients = DefaultClients
-	}
-	if cfg.Registers < 0 || cfg.Bytes < 0 || cfg.Clients < 0 {
-		return nil, errors.New("cannot be a witness: a limit is negative")
-	}
-	if cfg.Logger == nil {
-		cfg.Logger = slog.Default()
-	}
-	cfg.Logger = ratelog.Bound(cfg.Logger)
 	j, fresh, err := openJournal(cfg.Dir, limits{cfg.Registers, cfg.Bytes})
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{
-		cfg: cfg, gate: accept.NewGate(cfg.Logger, greetTime), journal: j, quit: make(chan struct{}),
-		lis: make(map[net.Listener]struct{}), conns: make(map[net.Conn]struct{}),
-	}
+	s := newServer(cfg, j)
 	switch st := s.Status(); {
 	case fresh:
 		cfg.Logger.Info("this is a new witness: it has no vote until it is let in", "identity", st.ID.String())
@@ -114,7 +137,11 @@ func (s *Server) Status() Status {
 	s.journal.mu.Lock()
 	defer s.journal.mu.Unlock()
 	a := s.journal.acc
-	return Status{a.id, a.set, a.next, len(a.registers), a.used, s.journal.log.Size()}
+	st := Status{ID: a.id, Set: a.set, Next: a.next, Registers: len(a.registers), Bytes: a.used}
+	if s.journal.log != nil {
+		st.Log = s.journal.log.Size()
+	}
+	return st
 }
 
 // Health says why the witness cannot keep what it would promise. One that has no vote is well:
@@ -179,6 +206,14 @@ func (s *Server) Serve(lis net.Listener) error {
 
 // enter exchanges greetings with a client, and serves it in goroutines of its own.
 func (s *Server) enter(v *accept.Visitor, nc net.Conn) error {
+	if err := greet(nc); err != nil {
+		return err
+	}
+	return s.take(nc, v.Enter, s.converse, func() {})
+}
+
+// greet exchanges greetings.
+func greet(nc net.Conn) error {
 	var b [len(greeting)]byte
 	if _, err := io.ReadFull(nc, b[:]); err != nil {
 		return err
@@ -189,6 +224,30 @@ func (s *Server) enter(v *accept.Visitor, nc net.Conn) error {
 	if string(b[:]) != greeting {
 		return fmt.Errorf("it greets with %q, want %q", b[:], greeting)
 	}
+	return nil
+}
+
+// Take serves a client that has come by another way than Serve, and has shown already who it is. It does not wait, and calls
+// left when the client has gone. If it fails, nc and left stay the caller's.
+func (s *Server) Take(nc net.Conn, left func()) error {
+	return s.take(nc, func() error { return nil }, func(nc net.Conn) error {
+		err := nc.SetDeadline(time.Now().Add(greetTime))
+		if err == nil {
+			err = greet(nc)
+		}
+		if err == nil {
+			err = nc.SetDeadline(time.Time{})
+		}
+		if err != nil {
+			nc.Close()
+			return s.unlessGone(err)
+		}
+		return s.converse(nc)
+	}, left)
+}
+
+// take has a client served in goroutines of its own, if enter agrees.
+func (s *Server) take(nc net.Conn, enter func() error, serve func(nc net.Conn) error, left func()) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -197,13 +256,14 @@ func (s *Server) enter(v *accept.Visitor, nc net.Conn) error {
 	case len(s.conns) >= s.cfg.Clients:
 		return fmt.Errorf("there are %d connections: it is one too many", len(s.conns))
 	}
-	if err := v.Enter(); err != nil {
+	if err := enter(); err != nil {
 		return err
 	}
 	s.conns[nc] = struct{}{}
 	s.stats.accepted.Add(1)
 	s.done.Go(func() {
-		if err := s.converse(nc); err != nil {
+		defer left()
+		if err := serve(nc); err != nil {
 			s.cfg.Logger.Warn("a client of the witness was disconnected", "client", nc.RemoteAddr().String(), "why", err)
 		}
 		s.mu.Lock()

@@ -39,6 +39,8 @@ const (
 	kindFetch                    // what did you accept for Name? Once sealed
 	kindInstall                  // this was Accepted in a set before NewSet, to which you will belong
 	kindActivate                 // you belong to NewSet: a majority of it has all that was accepted before
+	kindGet                      // what does your cell Name have?
+	kindPut                      // have the cell Name, which has Ballot, take Accepted
 	kinds
 )
 

@@ -39,6 +39,9 @@ type Config struct {
 	// Backlog is the most connection requests that wait for
 	// Listener.Accept; more are rejected. 128 if 0.
 	Backlog int
+	// Guest, if set, has a listener take peers that want something else than to connect queue pairs (tcp.DialGuest), once
+	// they are admitted. It does not wait; it owns nc, and calls leave when nc is closed. If it fails, nc and leave are not its.
+	Guest func(nc net.Conn, leave func()) error
 	// Log, if set, is told by a listener of peers that it turned away, at a
 	// bounded rate.
 	Log *slog.Logger

@@ -65,12 +65,24 @@ type Conn struct {
 // its goroutines. self embeds c. Of cfg only KeepAlive, without which the peer is not
 // pinged, and StallTimeout count. The caller closes nc if it fails.
 func (c *Conn) Establish(ctx context.Context, self cm.Link, dev *Device, nc net.Conn, cfg endpoint.Config, requests *endpoint.Requests, admit endpoint.Admit) error {
-	if err := endpoint.Shake(ctx, nc, func() error { _, err := exchangeHello(nc, ourHello); return err }); err != nil {
+	ours := ourHello
+	if cfg.Guest != nil {
+		ours.features |= featureGuest
+	}
+	both, err := shake(ctx, nc, ours)
+	if err != nil {
 		return err
 	}
 	leave, err := admit()
 	if err != nil {
 		return err
+	}
+	if both.features&featureGuest != 0 {
+		if err := cfg.Guest(nc, leave); err != nil {
+			leave()
+			return err
+		}
+		return nil
 	}
 	if err := c.open(self, dev, nc, cfg, requests); err != nil {
 		leave()
@@ -94,6 +106,26 @@ func (c *Conn) Establish(ctx context.Context, self cm.Link, dev *Device, nc net.
 		remove()
 	}()
 	return nil
+}
+
+// shake exchanges hellos.
+func shake(ctx context.Context, nc net.Conn, ours hello) (both hello, err error) {
+	err = endpoint.Shake(ctx, nc, func() (err error) { both, err = exchangeHello(nc, ours); return err })
+	return both, err
+}
+
+// ErrNoGuests says that a listener has nothing but memory.
+var ErrNoGuests = errors.New("it takes nobody who does not want to connect queue pairs: it may be of an earlier version")
+
+// BeGuest makes nc, which was dialled, that of a guest, for as long as ctx allows.
+func BeGuest(ctx context.Context, nc net.Conn) error {
+	ours := ourHello
+	ours.features |= featureGuest
+	both, err := shake(ctx, nc, ours)
+	if err == nil && both.features&featureGuest == 0 {
+		err = ErrNoGuests
+	}
+	return err
 }
 
 // open makes the connection over nc, which has been through its handshake, and

@@ -31,7 +31,11 @@ const (
 	protocolVersion = 1
 )
 
-// ourHello is what this end says. This version has no optional features.
+// featureGuest: a listener that says so takes peers which say so for something else than queue pairs. What follows the hellos
+// is theirs.
+const featureGuest = 1
+
+// ourHello is what this end says, but for features.
 var ourHello = hello{version: protocolVersion, mtu: softnic.MaxPayload, maxRdAtm: softnic.MaxRdAtom}
 
 // What is wrong with a peer's hello.

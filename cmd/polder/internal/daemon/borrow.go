@@ -39,6 +39,7 @@ type BorrowConfig struct {
 	DiskSize   int64         // the most bytes of it; 0 is what there is room for
 	Heap       string        // name of the heap, which is there again after a restart; "" for one that ends with the process
 	Witness    []string      // those that keep the manifest of a heap with a name in the memory of nodes; or a cluster in etcd that does
+	TwoNodes   string        // Stop or GoOn, in the place of Witness: the two nodes keep the manifest
 	Standby    bool          // wait until another process that has the heap is gone
 	Checkpoint time.Duration // between two checkpoints of a heap with a name
 
@@ -79,13 +80,24 @@ func (c *BorrowConfig) Check() error {
 		return refuse("copies", strconv.Itoa(c.Copies), "at most as many as there are nodes to borrow from, which are %d", len(c.Far))
 	case c.Disk != "" && len(c.Witness) > 0:
 		return refuse("witness", strings.Join(c.Witness, ","), "none with --disk, where the heap's manifest is on the disk")
-	case c.Disk == "" && c.Heap != "" && len(c.Witness) == 0:
+	case c.TwoNodes != "" && c.Heap == "":
+		return refuse("two-nodes", c.TwoNodes, "none without --heap: only a heap with a name is kept")
+	case c.TwoNodes != "" && c.Disk != "":
+		return refuse("two-nodes", c.TwoNodes, "none with --disk, where the heap's manifest is on the disk")
+	case c.TwoNodes != "" && len(c.Witness) > 0:
+		return refuse("two-nodes", c.TwoNodes, "none with --witness, which keeps the manifest")
+	case c.TwoNodes != "" && (len(c.Far) != 2 || scheme.Of(c.Far[0]) != scheme.TCP || scheme.Of(c.Far[1]) != scheme.TCP):
+		return refuse("two-nodes", c.TwoNodes, "two nodes at HOST:PORT in --far, which keep the manifest; with others --witness does")
+	case c.keptAtNodes() && len(c.Witness) == 0 && c.TwoNodes == "" && len(c.Far) == 2:
+		return refuse("heap", c.Heap, "--witness with it, or --two-nodes to say what becomes of the heap when one of its two nodes does not answer: "+
+			"%s, it does not change and writing ends until both answer; %s, the server goes on with one, and no other takes over until both answer or an operator says so", Stop, GoOn)
+	case c.keptAtNodes() && len(c.Witness) == 0 && c.TwoNodes == "":
 		return refuse("heap", c.Heap, "none without --disk, or --witness for a heap in the memory of nodes")
 	case c.Heap == "" && len(c.Witness) > 0:
 		return refuse("witness", strings.Join(c.Witness, ","), "none without --heap: only a heap with a name is kept")
-	case len(c.Witness) == 0 && c.Standby:
+	case !c.keptAtNodes() && c.Standby:
 		return refuse("standby", "true", "none without --heap and --witness: there is nobody to take over from")
-	case len(c.Witness) > 0 && slices.ContainsFunc(c.Far, lendsNoName):
+	case c.keptAtNodes() && slices.ContainsFunc(c.Far, lendsNoName):
 		return refuse("far", strings.Join(c.Far, ","), "nodes at HOST:PORT or %sHOST:PORT with --witness: who has their memory in place cannot be kept from writing to it", scheme.RDMA)
 	case c.Heap != "" && !heapName.MatchString(c.Heap):
 		return refuse("heap", c.Heap, "up to 64 letters, digits, dots, dashes and underscores, of which the first is a letter or a digit")
@@ -119,6 +131,15 @@ func (c *BorrowConfig) Check() error {
 	}
 	return nil
 }
+
+// What becomes of a heap whose manifest its two nodes keep when one of them does not answer.
+const (
+	Stop = "stop"
+	GoOn = "go-on"
+)
+
+// keptAtNodes reports whether the heap outlives the process in the memory of nodes.
+func (c *BorrowConfig) keptAtNodes() bool { return c.Disk == "" && c.Heap != "" }
 
 // lendsNoName reports whether what is borrowed at addr cannot outlive the borrower.
 func lendsNoName(addr string) bool { return isBroker(addr) || scheme.Of(addr) == scheme.Unix }

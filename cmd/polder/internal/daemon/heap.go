@@ -47,7 +47,7 @@ func RemoveHeap(ctx context.Context, r Removal, done func(node string, err error
 	defer p.close(&err)
 	var k kept
 	defer func() { err = errors.Join(err, k.hangUp()) }() // the owner is closed already, if all went well
-	if err := k.keeper(p, &r.BorrowConfig); err != nil {
+	if err := errors.Join(k.keeper(p, &r.BorrowConfig), k.reach(ctx)); err != nil {
 		return err
 	}
 	b, _, err := k.register.Read(ctx)
@@ -64,8 +64,7 @@ func RemoveHeap(ctx context.Context, r Removal, done func(node string, err error
 	if m.Gone() {
 		return NoHeapError(r.Heap)
 	}
-	var left leftovers
-	owner, err := r.own(ctx, named.Config{Me: tool("rm"), Sessions: left.sessions, Logger: p.Logger}, &k)
+	owner, err := r.own(ctx, named.Config{Me: tool("rm"), Sessions: k.sessions.get, Logger: p.Logger}, &k)
 	if err != nil {
 		return fmt.Errorf("heap %s: %w", r.Heap, err)
 	}
@@ -74,8 +73,8 @@ func RemoveHeap(ctx context.Context, r Removal, done func(node string, err error
 		defer cancel()
 		err = errors.Join(err, owner.Close(ctx))
 	}()
-	left.set(owner.Sessions())
-	sessions, err := sessionsOf(owner.Sessions())
+	k.sessions.set(owner.Sessions())
+	sessions, err := k.sessions.pool()
 	if err != nil {
 		return fmt.Errorf("heap %s: %w", r.Heap, err)
 	}
@@ -105,7 +104,7 @@ func RemoveHeap(ctx context.Context, r Removal, done func(node string, err error
 		cfg.Keep = &pool.Keep{Name: r.Heap, Epoch: owner.Epoch(), Sessions: map[string]pool.Session{node: sessions[node]}}
 		wg.Go(func() {
 			if failed[i] = giveBack(ctx, cfg, node, sessions[node]); failed[i] == nil || r.Force {
-				left.remove(node)
+				k.sessions.remove(node)
 			}
 		})
 	}
@@ -145,32 +144,6 @@ func (r *Removal) own(ctx context.Context, cfg named.Config, k *kept) (o *named.
 		}
 	}
 	return nil, err
-}
-
-// leftovers are the sessions in whose memory there may be something still.
-type leftovers struct {
-	mu  sync.Mutex
-	all map[string][]byte // nil before it is known; guarded by mu
-}
-
-func (l *leftovers) set(all map[string][]byte) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.all = map[string][]byte{}
-	maps.Copy(l.all, all)
-}
-
-func (l *leftovers) remove(node string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	delete(l.all, node)
-}
-
-// sessions implements named.Config.Sessions.
-func (l *leftovers) sessions() map[string][]byte {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return maps.Clone(l.all)
 }
 
 // giveBack has a node take back what it keeps in a session, and returns when the node does not know the session any more.
@@ -218,8 +191,8 @@ func CheckHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, check
 	p := newProcess("heap", c)
 	defer p.close(&err)
 	var k kept
-	if err := k.keeper(p, &cfg); err != nil {
-		return err
+	if err := errors.Join(k.keeper(p, &cfg), k.reach(ctx)); err != nil {
+		return errors.Join(err, k.hangUp())
 	}
 	b, _, err := k.register.Read(ctx)
 	if err := errors.Join(err, k.hangUp()); err != nil {
@@ -236,6 +209,9 @@ func CheckHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, check
 		return NoHeapError(cfg.Heap)
 	case len(cfg.Far) == 0:
 		cfg.Far = slices.Sorted(maps.Keys(had.Sessions))
+	}
+	if cfg.Copies == 0 && had.Copies <= len(had.Sessions) {
+		cfg.Copies = had.Copies // its checkpoint at the end is as its server's are
 	}
 	from, err := p.borrow(ctx, cfg)
 	if err != nil {

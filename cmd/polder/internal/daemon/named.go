@@ -6,9 +6,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
-	"sync/atomic"
+	"strings"
+	"sync"
 	"time"
 
 	"polder/far"
@@ -25,8 +27,8 @@ type kept struct {
 	registers Registers
 	register  holder.Register
 	owner     *named.Owner
-	lent      atomic.Pointer[pool.Pool] // that knows the sessions
-	ended     chan struct{}             // closed when the heap is given up
+	sessions  sessions      // that the manifest is to know
+	ended     chan struct{} // closed when the heap is given up
 	store     *named.Store
 }
 
@@ -92,32 +94,61 @@ func (k *kept) close() (err error) {
 	return errors.Join(err, k.hangUp())
 }
 
-// sessions are what the manifest is to know.
-func (k *kept) sessions() map[string][]byte {
-	lent := k.lent.Load()
-	if lent == nil {
-		return nil
-	}
-	b := map[string][]byte{}
-	for node, s := range lent.Sessions() {
-		b[node] = append(binary.LittleEndian.AppendUint64(nil, s.ID), s.Secret[:]...)
-	}
-	return b
+// sessions are those at nodes, by their names, as a manifest has them.
+type sessions struct {
+	mu  sync.Mutex
+	all map[string][]byte // nil before they are known; guarded by mu
 }
 
-// sessionsOf are those of a manifest as a pool takes them.
-func sessionsOf(b map[string][]byte) (map[string]pool.Session, error) {
+func (s *sessions) set(all map[string][]byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.all = map[string][]byte{}
+	maps.Copy(s.all, all)
+}
+
+func (s *sessions) put(node string, n pool.Session) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.all[node] = append(binary.LittleEndian.AppendUint64(nil, n.ID), n.Secret[:]...)
+}
+
+func (s *sessions) remove(node string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.all, node)
+}
+
+// get implements named.Config.Sessions.
+func (s *sessions) get() map[string][]byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return maps.Clone(s.all)
+}
+
+// pool are the sessions as a pool takes them.
+func (s *sessions) pool() (map[string]pool.Session, error) {
 	all := map[string]pool.Session{}
-	for node, b := range b {
-		var s pool.Session
-		if len(b) != 8+len(s.Secret) {
-			return nil, fmt.Errorf("the manifest has a session at %s of %d bytes, want %d", node, len(b), 8+len(s.Secret))
+	for node, b := range s.get() {
+		var n pool.Session
+		if len(b) != 8+len(n.Secret) {
+			return nil, fmt.Errorf("the manifest has a session at %s of %d bytes, want %d", node, len(b), 8+len(n.Secret))
 		}
-		s.ID = binary.LittleEndian.Uint64(b)
-		copy(s.Secret[:], b[8:])
-		all[node] = s
+		n.ID = binary.LittleEndian.Uint64(b)
+		copy(n.Secret[:], b[8:])
+		all[node] = n
 	}
 	return all, nil
+}
+
+// began has the manifest know of a session before anything is borrowed in it.
+func (k *kept) began(log *slog.Logger, within time.Duration, node string, s pool.Session) {
+	k.sessions.put(node, s)
+	ctx, cancel := context.WithTimeout(context.Background(), within)
+	defer cancel()
+	if err := k.owner.Note(ctx); err != nil && !errors.Is(err, named.ErrSuperseded) {
+		log.Warn("the manifest does not know yet of a session at a node", "node", node, "error", err)
+	}
 }
 
 // openNamed opens the heap with the name of cfg in the memory of nodes, when it is this process's.
@@ -127,9 +158,17 @@ func (m *memory) openNamed(ctx context.Context, p *process, cfg BorrowConfig, fr
 	if err := k.keeper(p, &cfg); err != nil {
 		return err
 	}
+	switch cfg.TwoNodes {
+	case Stop:
+		p.Logger.Warn("two nodes keep the manifest, and both are needed to change it: while one does not answer nothing is written that needs memory of theirs, "+
+			"and there is no checkpoint; another server takes over when both answer", "heap", cfg.Heap, "nodes", strings.Join(cfg.Far, ", "))
+	case GoOn:
+		p.Logger.Warn("two nodes keep the manifest, and this server goes on with one of them while the other does not answer: no other server takes over then, "+
+			"until both answer or an operator says that this one is dead (polder heap open --force); if it is not, there are two histories, and one of them is lost", "heap", cfg.Heap, "nodes", strings.Join(cfg.Far, ", "))
+	}
 	ended := p.Waiting(fmt.Sprintf("waiting until heap %s is free", cfg.Heap))
 	p.setHealth(fmt.Errorf("heap %s is not this process's yet", cfg.Heap))
-	k.owner, err = named.Own(ctx, k.register, named.Config{Me: p.me(), Standby: cfg.Standby, Sessions: k.sessions, Logger: p.Logger})
+	k.owner, err = named.Own(ctx, k.register, named.Config{Me: p.me(), Standby: cfg.Standby, Sessions: k.sessions.get, Logger: p.Logger})
 	ended()
 	if err != nil {
 		return fmt.Errorf("heap %s: %w", cfg.Heap, err)
@@ -143,12 +182,11 @@ func (m *memory) openNamed(ctx context.Context, p *process, cfg BorrowConfig, fr
 			return nil
 		}
 	})
-	sessions, err := sessionsOf(k.owner.Sessions())
-	if err != nil {
-		return fmt.Errorf("heap %s: %w", cfg.Heap, err)
-	}
-	poolCfg.Keep = &pool.Keep{Name: cfg.Heap, Epoch: k.owner.Epoch(), Sessions: sessions}
-	for _, node := range slices.Sorted(maps.Keys(sessions)) { // also those that nobody has named again
+	k.sessions.set(k.owner.Sessions())
+	poolCfg.Keep = &pool.Keep{Name: cfg.Heap, Epoch: k.owner.Epoch(), Changed: func(node string, s pool.Session) {
+		k.began(p.Logger, poolCfg.Timeout, node, s)
+	}}
+	for _, node := range slices.Sorted(maps.Keys(k.sessions.get())) { // also those that nobody has named again
 		if !slices.ContainsFunc(poolCfg.Nodes, func(n pool.NodeConfig) bool { return n.Name == node }) {
 			poolCfg.Nodes = append(poolCfg.Nodes, from.node(node))
 		}
@@ -176,10 +214,12 @@ func (m *memory) openNamed(ctx context.Context, p *process, cfg BorrowConfig, fr
 
 // tryNamed is one try to open the heap, of which closeHeap ends what it has begun.
 func (m *memory) tryNamed(ctx context.Context, p *process, cfg BorrowConfig, poolCfg pool.Config, joins bool, maxValue int) (err error) {
+	if poolCfg.Keep.Sessions, err = m.kept.sessions.pool(); err != nil {
+		return err
+	}
 	if m.lent, err = p.awaitNodes(ctx, cfg.FarWait, poolCfg); err != nil {
 		return err
 	}
-	m.kept.lent.Store(m.lent)
 	n, err := cfg.copiesOf(len(m.lent.Nodes()), joins)
 	if err != nil {
 		return err

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"time"
 
+	"polder/holder"
+	"polder/holder/witness"
 	"polder/internal/config"
 	"polder/internal/console"
 	"polder/internal/listen"
@@ -247,6 +249,9 @@ const (
 	FabricRDMA = "rdma"
 )
 
+// maxManifests is of how many heaps a node keeps the manifest together with another one.
+const maxManifests = 64
+
 // nodeElsewhere starts a node for clients anywhere, over cfg.Fabric.
 func (p *process) nodeElsewhere(cfg NodeConfig, addrs []string) (*memnode.Node, []string, error) {
 	security := tcp.Config{TLS: cfg.Security.Accept(listen.Node), Insecure: cfg.Security.Insecure, Log: p.Logger}
@@ -257,6 +262,13 @@ func (p *process) nodeElsewhere(cfg NodeConfig, addrs []string) (*memnode.Node, 
 		}
 		return p.serveNode(dev, cfg, addrs, func(addr string) (verbs.Listener, error) { return ibv.Listen(dev, addr, security) })
 	}
+	// Heaps of two nodes have their manifests at them, in memory as what is lent.
+	cells, err := witness.NewCells(witness.Config{Registers: maxManifests, Bytes: maxManifests * (holder.MaxValue + 128), Logger: p.Logger})
+	if err != nil {
+		return nil, nil, err
+	}
+	p.onClose(cells.Close)
+	security.Guest = cells.Take
 	dev, err := tcp.NewDevice(softnic.Config{})
 	if err != nil {
 		return nil, nil, err

@@ -4,14 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 
+	"polder/far/named"
 	"polder/holder"
 	"polder/holder/etcd"
 	"polder/holder/witness"
 	client "polder/internal/etcd"
 	"polder/internal/operator"
 	"polder/internal/scheme"
+	"polder/verbs/tcp"
 )
 
 // Registers are those of heaps in the memory of nodes: each has the manifest of one.
@@ -26,18 +29,47 @@ type Registers interface {
 }
 
 // WithRegisters has f use the registers that cfg names.
-func WithRegisters(c *operator.Control, cfg BorrowConfig, f func(Registers) error) (err error) {
+func WithRegisters(ctx context.Context, c *operator.Control, cfg BorrowConfig, f func(Registers) error) (err error) {
 	p := newProcess("heap", c)
 	defer p.close(&err)
 	all, err := p.registers(&cfg)
 	if err != nil {
 		return err
 	}
+	if err := reach(ctx, all); err != nil {
+		return errors.Join(err, all.Close())
+	}
 	return errors.Join(f(all), all.Close())
 }
 
-// registers are those that --witness names.
+// reach fails if none of the witnesses answers, with what is wrong with each: a command does not wait for them as a daemon does.
+func reach(ctx context.Context, all Registers) error {
+	w, ok := all.(*witnessRegisters)
+	if !ok {
+		return nil
+	}
+	var wrong []error
+	for _, g := range w.Greet(ctx, w.addrs) {
+		if g.Err == nil {
+			return nil
+		}
+		wrong = append(wrong, fmt.Errorf("%s: %w", g.Addr, g.Err))
+	}
+	return fmt.Errorf("none of the witnesses answers: %w", errors.Join(wrong...))
+}
+
+func (k *kept) reach(ctx context.Context) error {
+	if k.registers == nil {
+		return nil // which has been said
+	}
+	return reach(ctx, k.registers)
+}
+
+// registers are those that --witness names, or that are at two nodes.
 func (p *process) registers(cfg *BorrowConfig) (Registers, error) {
+	if cfg.TwoNodes != "" {
+		return &pairRegisters{cfg.Far, p.pair(cfg)}, nil
+	}
 	if cfg.inEtcd() {
 		c, cluster, err := p.etcdClient("witness", cfg.Witness[0], cfg.EtcdAuth)
 		if err != nil {
@@ -69,6 +101,38 @@ func (c *BorrowConfig) checkHolder() error {
 	}
 	return nil
 }
+
+// pair has the manifests that two nodes keep.
+func (p *process) pair(cfg *BorrowConfig) *witness.Pair {
+	return witness.NewPair(witness.PairConfig{
+		Nodes: [2]string(cfg.Far), GoOn: cfg.TwoNodes == GoOn, Free: named.IsFree, Logger: p.Logger,
+		Dial: func(ctx context.Context, addr string) (net.Conn, error) { return tcp.DialGuest(ctx, addr, p.toNodes()) },
+	})
+}
+
+// ForceHeap says that the owner of a heap at two nodes is dead, so that another server may open it although one of them does not
+// answer. It returns the node that has its manifest now.
+func ForceHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig) (node string, err error) {
+	p := newProcess("heap", c)
+	defer p.close(&err)
+	pair := p.pair(&cfg)
+	defer func() { err = errors.Join(err, pair.Close()) }()
+	reg, err := pair.Register(cfg.Heap)
+	if err != nil {
+		return "", err
+	}
+	defer reg.Close()
+	return reg.Force(ctx, named.Free)
+}
+
+type pairRegisters struct {
+	nodes []string
+	*witness.Pair
+}
+
+func (p *pairRegisters) String() string { return "the two nodes (" + strings.Join(p.nodes, ", ") + ")" }
+
+func (p *pairRegisters) Register(heap string) (holder.Register, error) { return p.Pair.Register(heap) }
 
 type witnessRegisters struct {
 	addrs []string

@@ -247,7 +247,7 @@ func (m *memory) journal(cfg ServeConfig) resp.Journal {
 
 // evidence says, if another process may take the heap over, whether none has.
 func (m *memory) evidence(cfg ServeConfig) func() bool {
-	if len(cfg.Witness) == 0 {
+	if !cfg.keptAtNodes() {
 		return nil
 	}
 	return func() bool { return m.kept.owner.Shown(cfg.OpTimeout) }

@@ -1,0 +1,572 @@
+package witness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"polder/holder"
+)
+
+// A Pair keeps registers at two nodes, in a cell of each: where there is nobody to be a majority. A node's cells are memory
+// (NewCells), as what it lends is.
+//
+// A cell has a value with a tag that no other has had, and takes another one from whoever names the tag that it has. A change
+// goes to both cells, one after the other, and has happened when both have it. Who finds different values makes both
+// the same first: a cell that is empty gets what the other has; else the value with the higher version wins.
+// Whoever was about to change a cell named a tag that it has no more.
+//
+// As long as one node does not answer nothing can be changed, unless GoOn is set. Then the register's owner (Own) goes on with
+// the one that answers, whose value is marked as alone; it wins over one that is not when both nodes answer again. Nobody else can
+// become the owner meanwhile, since that takes both nodes, or an operator's word (Force) that the owner is dead. If it is not,
+// there are two histories, and that of the operator wins.
+type Pair struct {
+	cfg   PairConfig
+	links [2]wire
+	end   func()
+}
+
+// PairConfig says where the two nodes are.
+type PairConfig struct {
+	Nodes [2]string // their addresses
+	// Dial connects to a node, as its guest.
+	Dial func(ctx context.Context, addr string) (net.Conn, error)
+	// GoOn has the owner of a register go on when one of the nodes does not answer.
+	GoOn bool
+	// Logger is told when nothing can be done without a node that does not answer, and when it answers again; it may be nil.
+	Logger *slog.Logger
+	// Free reports whether a value has no owner, so that who finds it alone at one node may go on with it.
+	Free func(value []byte) bool
+}
+
+// wire is a link, or stands for one in tests.
+type wire interface {
+	ask(q request, done func(*reply, error))
+}
+
+// pairLate is for how long a node may be later than the other until it is done without.
+const pairLate = 200 * time.Millisecond
+
+// NewPair makes a pair. It connects when there is something to ask.
+func NewPair(cfg PairConfig) *Pair {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	slices.Sort(cfg.Nodes[:]) // all change the cells in the same order
+	p := &Pair{cfg: cfg}
+	var links []*link
+	for i, addr := range cfg.Nodes {
+		l := startLink(&link{addr: addr, connect: func(ctx context.Context) (net.Conn, error) { return cfg.Dial(ctx, addr) }})
+		p.links[i], links = l, append(links, l)
+	}
+	p.end = sync.OnceFunc(func() {
+		for _, l := range links {
+			l.close()
+		}
+	})
+	return p
+}
+
+// Close closes the connections. Registers are closed before. It is idempotent.
+func (p *Pair) Close() error {
+	p.end()
+	return nil
+}
+
+// A cell's state has as its Ballot: Set, how often an operator has forced it, in the upper half, and how often this version was
+// copied with another tag, in the lower; Count, twice how often owners had begun to be alone, and 1 more if the other cell does
+// not have it; Proposer, the tag. Its Change says which change it comes of, whoever has copied it since. What follows a state
+// wins over it, so that nobody undoes a change of which one cell has been told and the other one will be: no cell ever has a tag
+// again.
+func (s *state) alone() bool    { return s.Ballot.Count&1 != 0 }
+func (s *state) tag() uint64    { return s.Ballot.Proposer }
+func (s *state) forced() uint64 { return s.Ballot.Set >> 32 }
+func (s *state) none() bool     { return s.Ballot == ballot{} }
+
+// copyOf is s with a tag of its own.
+func (s state) copyOf(count uint64) state {
+	s.Ballot.Set++
+	s.Ballot.Proposer, s.Ballot.Count = 1+rand.Uint64N(1<<64-1), count
+	return s
+}
+
+// wins reports whether s is what both cells should have, of two that they have.
+func (s *state) wins(o *state) bool {
+	switch {
+	case s.none() != o.none():
+		return o.none()
+	case s.forced() != o.forced():
+		return s.forced() > o.forced()
+	case s.Ballot.Count/2 != o.Ballot.Count/2:
+		return s.Ballot.Count > o.Ballot.Count
+	case s.Version != o.Version:
+		return s.Version > o.Version
+	case s.Ballot.Set != o.Ballot.Set:
+		return s.Ballot.Set > o.Ballot.Set
+	}
+	return s.tag() > o.tag()
+}
+
+// cell is what a node has said of its cell.
+type cell struct {
+	id   Identity
+	has  state
+	err  error
+	here bool // it has answered
+}
+
+// PairRegister is a holder.Register at two nodes.
+type PairRegister struct {
+	pair *Pair
+	name string
+	ctx  context.Context // ends with the register
+	end  context.CancelFunc
+	turn chan struct{} // held by whoever changes cells
+
+	// Of who has the turn.
+	open  map[uint64]bool // tags that a change may still name whose answer has not come
+	waits bool            // it cannot do anything, and that has been said
+	at    int             // the cell that it is alone with, or -1
+	alone uint64          // the last Count with which it has begun to be
+
+	mu    sync.Mutex
+	owned bool            // guarded by mu, as what follows
+	mine  map[ballot]bool // changes that this register has made, or may have: that of settled, and later ones
+}
+
+var _ holder.Lonely = (*PairRegister)(nil)
+
+// Register returns the register of that name, which need not have been set.
+func (p *Pair) Register(name string) (*PairRegister, error) {
+	if err := CheckName(name); err != nil {
+		return nil, fmt.Errorf("cannot use a register: %w", err)
+	}
+	r := &PairRegister{pair: p, name: name, turn: make(chan struct{}, 1), mine: map[ballot]bool{}, open: map[uint64]bool{}, at: -1}
+	r.ctx, r.end = context.WithCancel(context.Background())
+	return r, nil
+}
+
+// Close implements holder.Register. The pair stays.
+func (r *PairRegister) Close() error {
+	r.end()
+	return nil
+}
+
+// within is ctx until the register is closed.
+func (r *PairRegister) within(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(r.ctx, func() { cancel(holder.ErrClosed) })
+	return ctx, func() { stop(); cancel(nil) }
+}
+
+// gather asks both nodes. One that is later than the other by pairLate is done without.
+func (r *PairRegister) gather(ctx context.Context) (cells [2]cell) {
+	type answer struct {
+		i   int
+		r   *reply
+		err error
+	}
+	answers := make(chan answer, 2)
+	for i := range cells {
+		cells[i].err = errSilent
+		r.pair.links[i].ask(request{Kind: kindGet, Name: r.name}, func(rep *reply, err error) { answers <- answer{i, rep, err} })
+	}
+	late := time.NewTimer(helloTime)
+	defer late.Stop()
+	for left := 2; left > 0; left-- {
+		select {
+		case a := <-answers:
+			c := &cells[a.i]
+			if c.err = a.err; a.err == nil && a.r.Status != statusOK {
+				c.err = errors.New("it keeps no registers: " + a.r.Text)
+			}
+			if c.err == nil {
+				c.id, c.has, c.here = a.r.From, a.r.Accepted, true
+				late.Reset(pairLate)
+			}
+		case <-late.C:
+			left = 1
+		case <-ctx.Done():
+			return cells
+		}
+	}
+	return cells
+}
+
+// errRefused says that a cell has another value than the one that was to be replaced.
+var errRefused = errors.New("the cell has changed")
+
+// put has a cell take next, if it has what old says. An error that is not errRefused says that it may have, or may later.
+func (r *PairRegister) put(ctx context.Context, i int, old *cell, next state) error {
+	answers := make(chan error, 1)
+	r.pair.links[i].ask(request{Kind: kindPut, To: old.id, Name: r.name, Ballot: old.has.Ballot, Accepted: next}, func(rep *reply, err error) {
+		switch {
+		case err != nil:
+		case rep.Status == statusRefused || rep.Status == statusStranger:
+			err = errRefused
+		case rep.Status != statusOK:
+			err = fmt.Errorf("%w: %s", errRefused, rep.Text)
+		}
+		answers <- err
+	})
+	late := time.NewTimer(helloTime)
+	defer late.Stop()
+	var err error
+	select {
+	case err = <-answers:
+	case <-late.C:
+		err = errSilent
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	if err != nil && !errors.Is(err, errRefused) {
+		r.open[old.has.tag()] = true
+	}
+	return err
+}
+
+// agreed takes note of what both cells have, or one alone.
+func (r *PairRegister) agreed(s state) state {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	mine := r.mine[s.Change]
+	clear(r.mine)
+	if mine {
+		r.mine[s.Change] = true
+	}
+	return s
+}
+
+// unlike is why there is no agreement: what the nodes that do not answer have is not known.
+func (r *PairRegister) unlike(cells *[2]cell) error {
+	var parts []string
+	for i, c := range cells {
+		if c.err != nil {
+			parts = append(parts, fmt.Sprintf("%s: %v", r.pair.cfg.Nodes[i], c.err))
+		}
+	}
+	return fmt.Errorf("of two nodes both are needed: %s", strings.Join(parts, "; "))
+}
+
+// A view is what a register has, as far as cells of which it is known say so.
+type view struct {
+	cells [2]cell
+	has   state
+	alone int // the cell that is gone on with, or -1 for both
+}
+
+// count is the Count of what is written where the view says.
+func (v *view) count() uint64 {
+	if v.alone >= 0 {
+		return v.has.Ballot.Count | 1
+	}
+	return v.has.Ballot.Count &^ 1
+}
+
+// try makes both cells the same, or goes on with one. It returns errRefused if others changed one meanwhile.
+func (r *PairRegister) try(ctx context.Context) (v view, err error) {
+	v.cells = r.gather(ctx)
+	a, b := &v.cells[0], &v.cells[1]
+	switch {
+	case a.here && b.here && a.has.none() && b.has.none() && !r.stillNone(ctx, &v.cells):
+		return v, errRefused
+	case a.here && b.here && a.has.Ballot == b.has.Ballot:
+		v.has, v.alone, r.at = r.agreed(a.has), -1, -1
+		return v, nil
+	case a.here && b.here:
+		win, lose := 0, 1
+		if b.has.wins(&a.has) {
+			win, lose = 1, 0
+		}
+		next := v.cells[win].has
+		if v.cells[lose].has.none() || next.alone() {
+			// Who was about to change the other cell does not know that this one has forgotten. And what both have is alone no more.
+			next = next.copyOf(next.Ballot.Count &^ 1)
+			if err := r.put(ctx, win, &v.cells[win], next); err != nil {
+				return v, err
+			}
+		}
+		if err := r.put(ctx, lose, &v.cells[lose], next); err != nil {
+			return v, err
+		}
+		return v, errRefused // look again
+	case !a.here && !b.here:
+		return v, r.unlike(&v.cells)
+	}
+	i := 0
+	if b.here {
+		i = 1
+	}
+	c := &v.cells[i]
+	r.mu.Lock()
+	owned := r.owned && r.mine[c.has.Change] || c.has.alone() && r.pair.cfg.Free != nil && r.pair.cfg.Free(c.has.Value)
+	r.mu.Unlock()
+	if !r.pair.cfg.GoOn || !owned {
+		return v, r.unlike(&v.cells)
+	}
+	next := c.has
+	if r.at != i || !next.alone() {
+		// It wins over all that has been put into the other cell, and may be there or not.
+		r.at, r.alone = -1, max(r.alone, next.Ballot.Count)/2*2+3
+		next = next.copyOf(r.alone)
+		if err := r.put(ctx, i, c, next); err != nil {
+			return v, err
+		}
+		c.has = next
+	}
+	v.has, v.alone, r.at = r.agreed(next), i, i
+	return v, nil
+}
+
+// stillNone reports whether both nodes had nothing at the same time: one may have lost what it had before it was asked, and been given it
+// again before the other one was asked, which had lost it meanwhile.
+func (r *PairRegister) stillNone(ctx context.Context, before *[2]cell) bool {
+	now := r.gather(ctx)
+	for i := range now {
+		if !now[i].here || now[i].id != before[i].id || !now[i].has.none() {
+			return false
+		}
+	}
+	return true
+}
+
+// settle is try until it succeeds, or ctx ends.
+func (r *PairRegister) settle(ctx context.Context) (view, error) {
+	for failed := 0; ; failed++ {
+		v, err := r.try(ctx)
+		if r.waits != (err != nil && !errors.Is(err, errRefused)) && ctx.Err() == nil {
+			if r.waits = !r.waits; r.waits {
+				r.pair.cfg.Logger.Warn("a register that two nodes have waits for them", "register", r.name, "why", err)
+			} else {
+				r.pair.cfg.Logger.Info("a register that two nodes have waits no more", "register", r.name)
+			}
+		}
+		if err == nil {
+			return v, nil
+		}
+		if ctx.Err() == nil && !errors.Is(err, errRefused) || failed > 0 {
+			pause(ctx, failed)
+		}
+		if ctx.Err() != nil {
+			return v, errors.Join(context.Cause(ctx), err)
+		}
+	}
+}
+
+// write puts next where v says, and reports whether it was refused, so that nothing has happened, if anything.
+func (r *PairRegister) write(ctx context.Context, v *view, next state) error {
+	if v.alone >= 0 {
+		return r.put(ctx, v.alone, &v.cells[v.alone], next)
+	}
+	for i := range v.cells {
+		if err := r.put(ctx, i, &v.cells[i], next); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Read implements holder.Register.
+func (r *PairRegister) Read(ctx context.Context) ([]byte, uint64, error) {
+	ctx, cancel := r.within(ctx)
+	defer cancel()
+	fail := func(err error) ([]byte, uint64, error) {
+		return nil, 0, fmt.Errorf("cannot read the register %q: %w", r.name, err)
+	}
+	select {
+	case r.turn <- struct{}{}:
+		defer func() { <-r.turn }()
+	case <-ctx.Done():
+		return fail(context.Cause(ctx))
+	}
+	for {
+		v, err := r.settle(ctx)
+		if err != nil {
+			return fail(err)
+		}
+		if !r.open[v.has.tag()] {
+			clear(r.open)
+			return slices.Clone(v.has.Value), v.has.Version, nil
+		}
+		// A change whose answer has not come names a tag that both have. It cannot happen to another one.
+		next := v.has.copyOf(v.count())
+		if err := r.write(ctx, &v, next); err == nil {
+			r.agreed(next)
+		}
+	}
+}
+
+// Swap implements holder.Register.
+func (r *PairRegister) Swap(ctx context.Context, version uint64, value []byte) (uint64, error) {
+	ctx, cancel := r.within(ctx)
+	defer cancel()
+	fail := func(err error) (uint64, error) {
+		return 0, fmt.Errorf("cannot change the register %q: %w", r.name, err)
+	}
+	if len(value) > holder.MaxValue {
+		return fail(fmt.Errorf("to %d bytes: %w", len(value), holder.ErrTooLarge))
+	}
+	select {
+	case r.turn <- struct{}{}:
+		defer func() { <-r.turn }()
+	case <-ctx.Done():
+		return fail(context.Cause(ctx))
+	}
+	change := ballot{1, 1, 1 + rand.Uint64N(1<<64-1)}
+	value = slices.Clone(value)
+	proposed := false
+	for {
+		v, err := r.settle(ctx)
+		switch {
+		case err != nil && proposed:
+			return fail(fmt.Errorf("%w: %w", holder.ErrUnknown, err))
+		case err != nil:
+			return fail(err)
+		case proposed && v.has.Change == change:
+			return v.has.Version, nil
+		case proposed && v.has.Version > version+1:
+			return fail(holder.ErrUnknown) // it may have been what came before
+		case v.has.Version != version:
+			return fail(holder.ErrChanged)
+		}
+		next := state{Ballot: ballot{Set: v.has.forced() << 32}, Version: version + 1, Change: change, Value: value}.copyOf(v.count())
+		proposed = true
+		r.mu.Lock()
+		r.mine[change] = true
+		r.mu.Unlock()
+		if err := r.write(ctx, &v, next); err == nil {
+			return r.agreed(next).Version, nil
+		}
+	}
+}
+
+// Own implements holder.Lonely.
+func (r *PairRegister) Own() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.owned = true
+}
+
+// Confirm implements holder.Lonely. Who takes the register over changes both cells before that is known.
+func (r *PairRegister) Confirm(ctx context.Context) error {
+	ctx, cancel := r.within(ctx)
+	defer cancel()
+	answers := make(chan error, len(r.pair.links))
+	for i, l := range r.pair.links {
+		l.ask(request{Kind: kindGet, Name: r.name}, func(rep *reply, err error) {
+			if err == nil && rep.Status == statusOK {
+				r.mu.Lock()
+				if !r.mine[rep.Accepted.Change] {
+					err = errors.New("it has what another process has written")
+				}
+				r.mu.Unlock()
+			} else if err == nil {
+				err = errors.New("it keeps no registers")
+			}
+			if err != nil {
+				err = fmt.Errorf("%s: %w", r.pair.cfg.Nodes[i], err)
+			}
+			answers <- err
+		})
+	}
+	var errs []error
+	for range r.pair.links {
+		select {
+		case err := <-answers:
+			if err == nil {
+				return nil
+			}
+			errs = append(errs, err)
+		case <-ctx.Done():
+			return errors.Join(append(errs, context.Cause(ctx))...)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Force says that whoever had the register is dead, so that what one node has may be gone on with although the other one does not
+// answer: change makes of it what others may go on with. It is an operator's word. It returns the node.
+func (r *PairRegister) Force(ctx context.Context, change func(value []byte) ([]byte, error)) (node string, err error) {
+	ctx, cancel := r.within(ctx)
+	defer cancel()
+	for {
+		cells := r.gather(ctx)
+		i := -1
+		for k := range cells {
+			if cells[k].here && !cells[k].has.none() && (i < 0 || cells[k].has.wins(&cells[i].has)) {
+				i = k
+			}
+		}
+		switch {
+		case i < 0 && (cells[0].here || cells[1].here):
+			return "", fmt.Errorf("the nodes that answer know of no register %q", r.name)
+		case i < 0:
+			return "", r.unlike(&cells)
+		}
+		next := cells[i].has
+		if next.Value, err = change(slices.Clone(next.Value)); err != nil {
+			return "", err
+		}
+		next.Version += forcedBy
+		next.Ballot.Set = (next.forced() + 1) << 32
+		next = next.copyOf(next.Ballot.Count | 1)
+		next.Change = ballot{1, 1, next.tag()}
+		switch err := r.put(ctx, i, &cells[i], next); {
+		case err == nil:
+			return r.pair.cfg.Nodes[i], nil
+		case !errors.Is(err, errRefused) || ctx.Err() != nil:
+			return "", fmt.Errorf("cannot change what %s has: %w", r.pair.cfg.Nodes[i], err)
+		}
+	}
+}
+
+// forcedBy is by how much a version grows that was forced: more than those of the other history may have.
+const forcedBy = 1 << 32
+
+// Names returns the names of the registers at the nodes that answer, in order.
+func (p *Pair) Names(ctx context.Context) ([]string, error) {
+	names := map[string]bool{}
+	var errs []error
+	for i, l := range p.links {
+		ask := request{Kind: kindList}
+		for {
+			answers := make(chan error, 1)
+			var got *reply
+			l.ask(ask, func(rep *reply, err error) { got = rep; answers <- err })
+			ctx, cancel := context.WithTimeoutCause(ctx, helloTime, errSilent)
+			var err error
+			select {
+			case err = <-answers:
+			case <-ctx.Done():
+				err = context.Cause(ctx)
+			}
+			cancel()
+			if err == nil && got.Status != statusOK {
+				err = errors.New("it keeps no registers")
+			}
+			if err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", p.cfg.Nodes[i], err))
+				break
+			}
+			for _, n := range got.Names {
+				names[n.Name] = true
+				ask.Name = n.Name
+			}
+			if len(got.Names) < maxListed {
+				break
+			}
+		}
+	}
+	if len(errs) == len(p.links) {
+		return nil, fmt.Errorf("cannot list the registers: %w", errors.Join(errs...))
+	}
+	return slices.Sorted(maps.Keys(names)), nil
+}
