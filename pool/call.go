@@ -248,7 +248,7 @@ func (c *call) start(p *piece) startResult {
 	p.group = b.group
 	p.path = p.extent.path(b.group, p.bulk)
 	p.addr, p.key = b.addr+uint64(p.op.Off-p.extent.off)+uint64(p.off), b.keys[p.path]
-	p.sge[0] = slab.sge(p.block, p.n)
+	p.sge[0] = b.group.link.node.fabric.sge(p.block, p.n)
 	p.posted = false
 	p.landed.Store(0)
 	p.state = pieceReady

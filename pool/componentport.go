@@ -142,19 +142,19 @@ func newPort(ctx context.Context, l *link) (_ *port, err error) {
 			l.node.linkBroke(l)
 		}
 	}()
-	pool := l.node.pool
+	fabric := l.node.fabric
 	// How many credits the node gives is known when the queue pair is
 	// connected, and until then nothing is posted.
 	const depth = 2 * wire.MaxCredits
-	if p.cq, err = pool.dev.CreateCQ(verbs.CQInit{Depth: 2 * depth, Handler: p.complete}); err != nil {
+	if p.cq, err = fabric.dev.CreateCQ(verbs.CQInit{Depth: 2 * depth, Handler: p.complete}); err != nil {
 		return nil, err
 	}
-	if p.qp, err = pool.pd.CreateQP(verbs.QPInit{
+	if p.qp, err = fabric.pd.CreateQP(verbs.QPInit{
 		SendCQ: p.cq, RecvCQ: p.cq, SendDepth: depth, RecvDepth: depth, LazyAcks: true, OnEvent: p.event,
 	}); err != nil {
 		return nil, err
 	}
-	h := nodewire.Hello{Kind: nodewire.KindComponent, Manager: pool.cfg.Manager.Name()}
+	h := nodewire.Hello{Kind: nodewire.KindComponent, Manager: l.node.manager.Name()}
 	offered = true
 	answer, err := l.conn.Connect(ctx, p.qp, h.Append(nil))
 	var rejected *verbs.RejectError
@@ -175,7 +175,7 @@ func newPort(ctx context.Context, l *link) (_ *port, err error) {
 	if p.mem, err = arena.Anonymous(2*w.Credits*w.Message, false); err != nil {
 		return nil, err
 	}
-	if p.mr, err = pool.pd.RegMR(p.mem.Bytes(), verbs.AccessLocalWrite); err != nil {
+	if p.mr, err = fabric.pd.RegMR(p.mem.Bytes(), verbs.AccessLocalWrite); err != nil {
 		return nil, err
 	}
 	p.slots, p.recvs = make([]portSlot, w.Credits), make([]verbs.RecvWR, w.Credits)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 
 	"polder/internal/scheme"
 	"polder/verbs"
@@ -15,26 +16,78 @@ import (
 )
 
 // Dial borrows from the memory nodes that listen at addrs, each "host:port",
-// over TCP, with the default configuration; or each "unix:/path", on this
-// machine, with DialUnix; or each "rdma://host:port", over this host's only RDMA
-// device, with DialRDMA; or from those of one "broker:/path", with DialBroker.
+// over TCP, with the default configuration; or "unix:/path", on this
+// machine, as with DialUnix; or "rdma://host:port", over this host's only RDMA
+// device, as with DialRDMA: also some so and others so. Or it borrows from those of one
+// "broker:/path", with DialBroker.
 func Dial(ctx context.Context, addrs ...string) (*Pool, error) {
-	by, same := scheme.Common(addrs)
-	switch {
-	case isBroker(addrs) && len(addrs) > 1:
-		return nil, errBrokers
-	case !same:
-		return nil, errMixed
-	}
-	switch by {
-	case scheme.Broker:
+	if isBroker(addrs) {
+		if len(addrs) > 1 {
+			return nil, errBrokers
+		}
 		return DialBroker(ctx, tcp.Config{}, Config{}, addrs[0])
-	case scheme.RDMA:
-		return DialRDMA(ctx, "", ibv.Config{}, Config{}, addrs...)
-	case scheme.Unix:
-		return DialUnix(ctx, shm.Config{}, Config{}, addrs...)
 	}
-	return DialTCP(ctx, tcp.Config{}, Config{}, addrs...)
+	at := map[string][]string{}
+	for _, addr := range addrs {
+		by := scheme.Of(addr)
+		at[by] = append(at[by], addr)
+	}
+	return dial(ctx, Config{}, func() (ways []way, err error) {
+		for by, addrs := range at {
+			var w way
+			switch by {
+			case scheme.RDMA:
+				w, err = wayRDMA("", ibv.Config{}, addrs)
+			case scheme.Unix:
+				w, err = wayUnix(shm.Config{}, addrs)
+			default:
+				w, err = wayTCP(tcp.Config{}, addrs)
+			}
+			if ways = append(ways, w); err != nil {
+				return ways, err
+			}
+		}
+		return ways, nil
+	}, addrs...)
+}
+
+// A way is a device that was opened for a pool, and the nodes that are reached over it.
+type way struct {
+	dev   verbs.Device // nil if it could not be opened
+	nodes []NodeConfig
+}
+
+// dial opens a pool with nodes in the order of their addresses, which closes the ways' devices.
+func dial(ctx context.Context, cfg Config, open func() ([]way, error), addrs ...string) (*Pool, error) {
+	ways, err := open()
+	for _, w := range ways {
+		if w.dev != nil {
+			cfg.owned = append(cfg.owned, w.dev)
+		}
+		cfg.Nodes = append(cfg.Nodes, w.nodes...)
+	}
+	if len(ways) == 1 && len(cfg.Nodes) > 0 { // that of nodes that are added, too
+		cfg.Device, cfg.Manager = ways[0].dev, cfg.Nodes[0].Manager
+	}
+	slices.SortStableFunc(cfg.Nodes, func(a, b NodeConfig) int { return slices.Index(addrs, a.Name) - slices.Index(addrs, b.Name) })
+	var p *Pool
+	if err == nil {
+		p, err = Open(ctx, cfg)
+	} else {
+		err = fmt.Errorf("cannot open a pool: %w", err)
+	}
+	if err != nil {
+		for _, dev := range cfg.owned {
+			dev.Close()
+		}
+		return nil, err
+	}
+	return p, nil
+}
+
+// one is what dial opens if there is one way.
+func one(w way, err error) func() ([]way, error) {
+	return func() ([]way, error) { return []way{w}, err }
 }
 
 // DialTCP is Dial with configurations for the connections (such as TLS, which
@@ -44,26 +97,27 @@ func DialTCP(ctx context.Context, conns tcp.Config, cfg Config, addrs ...string)
 	if cfg.Device != nil || cfg.Nodes != nil {
 		return nil, errors.New("cannot open a pool: Device and Nodes are not for DialTCP")
 	}
+	w, err := wayTCP(conns, addrs)
+	for i := range w.nodes {
+		w.nodes[i].Manager = cfg.Manager
+	}
+	return dial(ctx, cfg, one(w, err), addrs...)
+}
+
+func wayTCP(conns tcp.Config, addrs []string) (w way, err error) {
 	for _, addr := range addrs {
 		if _, _, err := net.SplitHostPort(addr); err != nil {
-			return nil, fmt.Errorf("cannot open a pool: node %q: want host:port: %w", addr, err)
+			return w, fmt.Errorf("node %q: want host:port: %w", addr, err)
 		}
 	}
-	dev, err := tcp.NewDevice(softnic.Config{})
-	if err != nil {
-		return nil, fmt.Errorf("cannot open a pool: %w", err)
+	if w.dev, err = tcp.NewDevice(softnic.Config{}); err != nil {
+		return way{}, err
 	}
-	cfg.Device, cfg.ownsDevice = dev, true
 	for _, addr := range addrs {
-		cfg.Nodes = append(cfg.Nodes, NodeConfig{
-			Name: addr,
-			Dial: func(ctx context.Context) (verbs.Conn, error) { return tcp.Dial(ctx, dev, addr, conns) },
+		w.nodes = append(w.nodes, NodeConfig{
+			Name: addr, Device: w.dev,
+			Dial: func(ctx context.Context) (verbs.Conn, error) { return tcp.Dial(ctx, w.dev, addr, conns) },
 		})
 	}
-	p, err := Open(ctx, cfg)
-	if err != nil {
-		dev.Close()
-		return nil, err
-	}
-	return p, nil
+	return w, nil
 }

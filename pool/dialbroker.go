@@ -39,7 +39,7 @@ func DialBroker(ctx context.Context, conns tcp.Config, cfg Config, addr string) 
 		dev.Close()
 		return nil, fmt.Errorf("cannot open a pool: %w", err)
 	}
-	cfg.Device, cfg.ownsDevice, cfg.broker, cfg.Manager = dev, true, d, broker.Manager{}
+	cfg.Device, cfg.owned, cfg.broker, cfg.Manager = dev, []verbs.Device{dev}, d, broker.Manager{}
 	for _, node := range nodes {
 		cfg.Nodes = append(cfg.Nodes, NodeConfig{
 			Name: node,

@@ -20,28 +20,29 @@ func DialRDMA(ctx context.Context, device string, conns ibv.Config, cfg Config, 
 	if cfg.Device != nil || cfg.Nodes != nil {
 		return nil, errors.New("cannot open a pool: Device and Nodes are not for DialRDMA")
 	}
+	w, err := wayRDMA(device, conns, addrs)
+	for i := range w.nodes {
+		w.nodes[i].Manager = cfg.Manager
+	}
+	return dial(ctx, cfg, one(w, err), addrs...)
+}
+
+func wayRDMA(device string, conns ibv.Config, addrs []string) (w way, err error) {
 	hosts := make([]string, len(addrs))
 	for i, addr := range addrs {
 		hosts[i] = strings.TrimPrefix(addr, scheme.RDMA)
 		if _, _, err := net.SplitHostPort(hosts[i]); err != nil {
-			return nil, fmt.Errorf("cannot open a pool: node %q: want %shost:port: %w", addr, scheme.RDMA, err)
+			return w, fmt.Errorf("node %q: want %shost:port: %w", addr, scheme.RDMA, err)
 		}
 	}
-	dev, err := ibv.Open(device)
-	if err != nil {
-		return nil, fmt.Errorf("cannot open a pool: %w", err)
+	if w.dev, err = ibv.Open(device); err != nil {
+		return way{}, err
 	}
-	cfg.Device, cfg.ownsDevice = dev, true
 	for i, host := range hosts {
-		cfg.Nodes = append(cfg.Nodes, NodeConfig{
-			Name: addrs[i],
-			Dial: func(ctx context.Context) (verbs.Conn, error) { return ibv.Dial(ctx, dev, host, conns) },
+		w.nodes = append(w.nodes, NodeConfig{
+			Name: addrs[i], Device: w.dev,
+			Dial: func(ctx context.Context) (verbs.Conn, error) { return ibv.Dial(ctx, w.dev, host, conns) },
 		})
 	}
-	p, err := Open(ctx, cfg)
-	if err != nil {
-		dev.Close()
-		return nil, err
-	}
-	return p, nil
+	return w, nil
 }

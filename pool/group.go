@@ -61,7 +61,7 @@ type group struct {
 
 // newGroup creates a group of a link.
 func newGroup(l *link) (*group, error) {
-	dev := l.node.pool.dev
+	dev := l.node.fabric.dev
 	depth := min(accessDepth, dev.Attr().MaxQPDepth)
 	g := &group{link: l, flying: make([]*piece, depth), bulkMost: max(bulkWindow/l.node.pool.cfg.Groups, maxBlock)}
 	for i := range depth {
@@ -80,7 +80,7 @@ func (g *group) access() (verbs.QP, error) {
 		return nil, fmt.Errorf("cannot create more than %d access queue pairs in a group", manager.MaxPaths)
 	}
 	depth := len(g.flying)
-	qp, err := g.link.node.pool.pd.CreateQP(verbs.QPInit{
+	qp, err := g.link.node.fabric.pd.CreateQP(verbs.QPInit{
 		SendCQ: g.cq, RecvCQ: g.cq, SendDepth: depth, RecvDepth: 1, OnEvent: g.link.event,
 	})
 	if err != nil {

@@ -39,10 +39,12 @@ func (s nodeState) String() string {
 // A node is one memory node as the pool sees it. Its keeper is the goroutine
 // that makes links.
 type node struct {
-	pool *Pool
-	name string
-	log  *slog.Logger
-	dial func(context.Context) (verbs.Conn, error)
+	pool    *Pool
+	fabric  *fabric
+	manager Manager
+	name    string
+	log     *slog.Logger
+	dial    func(context.Context) (verbs.Conn, error)
 
 	forget context.CancelFunc // ends the keeper
 
@@ -64,9 +66,9 @@ type node struct {
 	zone     string
 }
 
-func newNode(p *Pool, cfg NodeConfig) *node {
+func newNode(p *Pool, f *fabric, cfg NodeConfig) *node {
 	n := &node{
-		pool: p, name: cfg.Name, dial: cfg.Dial, log: p.log.With("node", cfg.Name),
+		pool: p, fabric: f, manager: cfg.Manager, name: cfg.Name, dial: cfg.Dial, log: p.log.With("node", cfg.Name),
 		changed: make(chan struct{}),
 		extents: make(map[uint32]*extent),
 		session: p.sessionOf(cfg.Name),
@@ -254,10 +256,10 @@ func (n *node) attach(ctx context.Context, l *link) (unknown []uint32, err error
 	if k := n.pool.cfg.Keep; k != nil {
 		keep = *k.wire()
 	}
-	s, err := n.pool.cfg.Manager.Attach(ctx, manager.Link{
-		Device: n.pool.dev, PD: n.pool.pd, Conn: l.conn, Resume: resume, Keep: keep,
+	s, err := n.manager.Attach(ctx, manager.Link{
+		Device: n.fabric.dev, PD: n.fabric.pd, Conn: l.conn, Resume: resume, Keep: keep,
 		Access: l.access, Groups: n.pool.cfg.Groups, Pairs: n.pool.cfg.Pairs, NextGroup: l.nextGroup,
-		Through: l.groups[0].through, Buffer: n.pool.slab.mr, Complete: l.groups[0].completed,
+		Through: l.groups[0].through, Buffer: n.fabric.mr, Complete: l.groups[0].completed,
 	})
 	if err != nil {
 		return nil, err

@@ -39,13 +39,13 @@ const (
 
 // Config says where a Pool borrows, and how.
 type Config struct {
-	// Device is what the pool connects with. It stays the caller's, and
-	// must outlive the pool.
+	// Device is what the pool connects with to nodes that have none of their own. It stays the
+	// caller's, and must outlive the pool.
 	Device verbs.Device
 	// Nodes are the memory nodes, at least one. Add adds others.
 	Nodes []NodeConfig
-	// Manager is the way of managing memory, which must be the nodes'. By
-	// default it is the native one of package onesided.
+	// Manager is the way of managing memory, which must be that of nodes that have none of
+	// their own. By default it is the one that memory nodes have on such a device.
 	Manager Manager
 	// Timeout bounds every operation and every attempt to connect, by
 	// default 2 s.
@@ -70,22 +70,25 @@ type Config struct {
 	// Logger gets connections and losses; by default nothing is logged.
 	Logger *slog.Logger
 
-	ownsDevice bool           // the pool closes Device
-	broker     *broker.Dialer // and this, if it is set
+	owned  []verbs.Device // the pool closes them
+	broker *broker.Dialer // and this, if it is set
 }
 
 // NodeConfig is one memory node.
 type NodeConfig struct {
 	// Name is what errors and statistics call it, unique in the pool.
 	Name string
-	// Dial connects Config.Device to it.
+	// Dial connects Device to it.
 	Dial func(context.Context) (verbs.Conn, error)
+	// Device is what it is reached with, if that is not Config.Device: a pool may have nodes on several
+	// fabrics. It stays the caller's, and must outlive the pool.
+	Device verbs.Device
+	// Manager is its way of managing memory, by default Config.Manager with Config.Device, and what memory nodes
+	// have by default on such a device with another one.
+	Manager Manager
 }
 
 func (c Config) withDefaults() (Config, error) {
-	if c.Manager == nil && c.Device != nil {
-		c.Manager = managerFor(c.Device.Attr())
-	}
 	if c.Timeout == 0 {
 		c.Timeout = DefaultTimeout
 	}
@@ -102,7 +105,7 @@ func (c Config) withDefaults() (Config, error) {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	switch {
-	case c.Device == nil:
+	case c.Device == nil && slices.ContainsFunc(c.Nodes, func(n NodeConfig) bool { return n.Device == nil }):
 		return c, errors.New("no device")
 	case len(c.Nodes) == 0:
 		return c, errors.New("no nodes")
@@ -115,19 +118,36 @@ func (c Config) withDefaults() (Config, error) {
 	case c.Buffer < 0 || c.Buffer > 1<<31:
 		return c, fmt.Errorf("the buffer has %d bytes, want at most 2 GiB", c.Buffer)
 	}
-	if c.Keep != nil {
-		if err := c.Keep.check(c.Manager); err != nil {
-			return c, err
-		}
-	}
 	names := make(map[string]bool)
-	for i, n := range c.Nodes {
-		if err := n.check(func(name string) bool { return names[name] }); err != nil {
+	c.Nodes = slices.Clone(c.Nodes)
+	for i := range c.Nodes {
+		n := &c.Nodes[i]
+		if err := n.complete(&c, func(name string) bool { return names[name] }); err != nil {
 			return c, fmt.Errorf("node %d: %w", i, err)
 		}
 		names[n.Name] = true
 	}
 	return c, nil
+}
+
+// complete sets what n leaves to the pool's configuration, or says what is wrong with it, where some names are taken.
+func (n *NodeConfig) complete(c *Config, taken func(name string) bool) error {
+	if err := n.check(taken); err != nil {
+		return err
+	}
+	if n.Device == nil || n.Device == c.Device {
+		n.Device, n.Manager = c.Device, cmp.Or(n.Manager, c.Manager)
+	}
+	if n.Device == nil {
+		return errors.New("it has no device")
+	}
+	if n.Manager == nil {
+		n.Manager = managerFor(n.Device.Attr())
+	}
+	if c.Keep != nil {
+		return c.Keep.check(n.Manager)
+	}
+	return nil
 }
 
 // check finds what is wrong with c, where some names are taken.
@@ -147,8 +167,6 @@ func (c *NodeConfig) check(taken func(name string) bool) error {
 type Pool struct {
 	cfg   Config
 	log   *slog.Logger
-	dev   verbs.Device
-	pd    verbs.PD
 	slab  *slab
 	nodes atomic.Pointer[[]*node] // changes under callMu, to another slice
 	ctx   context.Context         // of the keepers
@@ -164,6 +182,7 @@ type Pool struct {
 	chunkSize int // 0 until the first node has said
 
 	callMu  sync.Mutex
+	fabrics []*fabric
 	calls   []*call  // to be reused
 	ones    []*[1]Op // to be reused, for batches of one operation
 	running int      // calls that are not in calls
@@ -181,15 +200,16 @@ func Open(ctx context.Context, cfg Config) (*Pool, error) {
 		return nil, fmt.Errorf("cannot open a pool: %w", err)
 	}
 	p := &Pool{
-		cfg: cfg, log: cfg.Logger, dev: cfg.Device,
+		cfg: cfg, log: cfg.Logger,
 		drained: make(chan struct{}), closed: make(chan struct{}),
 	}
-	if p.pd, err = p.dev.AllocPD(); err != nil {
+	if p.slab, err = newSlab(cfg.Buffer); err != nil {
 		return nil, fmt.Errorf("cannot open a pool: %w", err)
 	}
-	if p.slab, err = newSlab(p.pd, cfg.Buffer); err != nil {
-		p.pd.Close()
-		return nil, fmt.Errorf("cannot open a pool: %w", err)
+	for _, n := range cfg.Nodes {
+		if _, err := p.fabricOf(n.Device); err != nil {
+			return nil, fmt.Errorf("cannot open a pool: %w", errors.Join(err, p.closeFabrics()))
+		}
 	}
 	if cfg.Keep != nil {
 		p.kept = make(map[string]Session)
@@ -198,7 +218,9 @@ func Open(ctx context.Context, cfg Config) (*Pool, error) {
 	p.ctx, p.stop = context.WithCancelCause(context.Background())
 	p.nodes.Store(new([]*node))
 	for _, c := range cfg.Nodes {
-		p.join(c)
+		if err := p.join(c); err != nil {
+			panic("BUG: " + err.Error()) // its fabric is there
+		}
 	}
 	if err := p.waitFirst(ctx); err != nil {
 		p.Close()
@@ -207,12 +229,25 @@ func Open(ctx context.Context, cfg Config) (*Pool, error) {
 	return p, nil
 }
 
+// closeFabrics ends what devices have of the pool, and the slab.
+func (p *Pool) closeFabrics() error {
+	var errs []error
+	for _, f := range p.fabrics {
+		errs = append(errs, f.close())
+	}
+	return errors.Join(append(errs, p.slab.close())...)
+}
+
 // all are the nodes, of which nothing changes any more.
 func (p *Pool) all() []*node { return *p.nodes.Load() }
 
 // join adds a node. p.callMu must be held once p is somebody's.
-func (p *Pool) join(c NodeConfig) {
-	n := newNode(p, c)
+func (p *Pool) join(c NodeConfig) error {
+	f, err := p.fabricOf(c.Device)
+	if err != nil {
+		return err
+	}
+	n := newNode(p, f, c)
 	ctx, forget := context.WithCancel(p.ctx)
 	n.forget = forget
 	nodes := append(slices.Clone(p.all()), n)
@@ -221,20 +256,23 @@ func (p *Pool) join(c NodeConfig) {
 		defer forget()
 		n.keep(ctx)
 	})
+	return nil
 }
 
 // Add adds a node, which is connected to in the background: until that was tried once, Alloc waits for it.
 func (p *Pool) Add(c NodeConfig) error {
 	p.callMu.Lock()
 	defer p.callMu.Unlock()
-	err := c.check(func(name string) bool { return p.named(name) != nil })
+	err := c.complete(&p.cfg, func(name string) bool { return p.named(name) != nil })
 	if p.closing {
 		err = ErrClosed
+	}
+	if err == nil {
+		err = p.join(c)
 	}
 	if err != nil {
 		return fmt.Errorf("cannot add node %q: %w", c.Name, err)
 	}
-	p.join(c)
 	return nil
 }
 
@@ -638,12 +676,12 @@ func (p *Pool) Close() error {
 	p.stop(ErrClosed)
 	p.wg.Wait()
 	<-p.drained
-	errs := []error{p.slab.close(), p.pd.Close()}
+	errs := []error{p.closeFabrics()}
 	if p.cfg.broker != nil {
 		errs = append(errs, p.cfg.broker.Close())
 	}
-	if p.cfg.ownsDevice {
-		errs = append(errs, p.dev.Close())
+	for _, dev := range p.cfg.owned {
+		errs = append(errs, dev.Close())
 	}
 	if err := errors.Join(errs...); err != nil {
 		p.err = fmt.Errorf("cannot close the pool: %w", err)

@@ -1,12 +1,10 @@
 package pool
 
 import (
-	"fmt"
 	"sync"
 
 	"polder/internal/arena"
 	"polder/internal/invariants"
-	"polder/verbs"
 )
 
 // Blocks of the slab are powers of two from minBlock to maxBlock bytes. An
@@ -26,12 +24,11 @@ type block struct {
 	order uint8 // 1 is minBlock
 }
 
-// slab is the registered memory that data passes through: a buddy allocator,
+// slab is the memory, registered for each fabric, that data passes through: a buddy allocator,
 // with small blocks kept apart for the next taker instead of being merged, and
 // a queue of those that found nothing.
 type slab struct {
 	mem *arena.Mapping
-	mr  verbs.MR
 
 	mu      sync.Mutex
 	free    [numOrders]int32 // head of the list of free blocks, as an index of minBlocks; -1: none
@@ -55,20 +52,15 @@ type roomWaiter struct {
 	ready chan block // capacity 1
 }
 
-func newSlab(pd verbs.PD, size int) (*slab, error) {
+func newSlab(size int) (*slab, error) {
 	size = (size + maxBlock - 1) &^ (maxBlock - 1)
 	mem, err := arena.Anonymous(size, false)
 	if err != nil {
 		return nil, err
 	}
-	mr, err := pd.RegMR(mem.Bytes(), verbs.AccessLocalWrite)
-	if err != nil {
-		mem.Close()
-		return nil, fmt.Errorf("cannot register %d bytes: %w", size, err)
-	}
 	n := size >> minBlockShift
 	s := &slab{
-		mem: mem, mr: mr,
+		mem:  mem,
 		next: make([]int32, n), prev: make([]int32, n), state: make([]int8, n),
 	}
 	for o := range s.free {
@@ -94,11 +86,6 @@ func orderOf(n int) int {
 
 // bytes returns the first n bytes of b.
 func (s *slab) bytes(b block, n int) []byte { return s.mem.Bytes()[b.off : int(b.off)+n] }
-
-// sge describes the first n bytes of b.
-func (s *slab) sge(b block, n int) verbs.SGE {
-	return verbs.SGE{Addr: s.mr.Addr() + uint64(b.off), Length: uint32(n), LKey: s.mr.LKey()}
-}
 
 // try returns a block of at least n bytes, unless there is none or others have
 // been waiting.
@@ -272,10 +259,5 @@ func (s *slab) size() (total, used int) {
 	return len(s.next) * minBlock, s.used
 }
 
-// close gives the memory back. Every queue pair must be closed.
-func (s *slab) close() error {
-	if err := s.mr.Deregister(); err != nil {
-		return fmt.Errorf("cannot deregister the slab: %w", err)
-	}
-	return s.mem.Close()
-}
+// close gives the memory back, which no fabric has any more.
+func (s *slab) close() error { return s.mem.Close() }

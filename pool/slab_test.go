@@ -4,22 +4,11 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
-
-	"polder/verbs/inproc"
-	"polder/verbs/softnic"
 )
 
 func testSlab(t *testing.T, size int) *slab {
 	t.Helper()
-	dev, err := inproc.NewFabric().NewDevice(softnic.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	pd, err := dev.AllocPD()
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := newSlab(pd, size)
+	s, err := newSlab(size)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -27,7 +16,6 @@ func testSlab(t *testing.T, size int) *slab {
 		if err := s.close(); err != nil {
 			t.Error(err)
 		}
-		dev.Close()
 	})
 	return s
 }

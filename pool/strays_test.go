@@ -13,7 +13,7 @@ import (
 // pieces fly over two of them no place is behind both, and the connection is given up.
 func TestWhatComesLaterGoesBehindWhatIsGivenUp(t *testing.T) {
 	for _, prompt := range []bool{true, false} {
-		n := newNode(&Pool{log: slog.New(slog.DiscardHandler)}, NodeConfig{Name: "node"})
+		n := newNode(&Pool{log: slog.New(slog.DiscardHandler)}, nil, NodeConfig{Name: "node"})
 		l := &link{node: n, broke: make(chan struct{})}
 		g := &group{link: l, qps: make([]manager.Poster, 3)}
 		l.groups, n.link, n.state = []*group{g}, l, nodeUp

@@ -100,7 +100,7 @@ func TestAHeapInTheMemoryOfNodesIsRemoved(t *testing.T) {
 		t.Errorf("a heap that was removed is listed: %+v", rows)
 	}
 	for _, tool := range []string{"rm", "info", "check"} {
-		if out, errs, code := heap(tool, "orders"); code == 0 || !strings.Contains(errs, "have no heap orders") {
+		if out, errs, code := heap(tool, "orders"); code == 0 || !strings.Contains(errs, "there is no heap orders") {
 			t.Errorf("%s of a heap that was removed: %d, %s%s", tool, code, out, errs)
 		}
 	}
