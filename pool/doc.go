@@ -60,6 +60,8 @@
 // fit at once are carried out in several rounds, and when the slab is used up
 // callers queue for it, in order.
 //
+// A pool may have nodes on several fabrics: NodeConfig.Device. The slab is registered for each.
+//
 // Chunks of a node on this machine that is dialled as "unix:/path" need none of
 // that: they lie in this process's memory, and operations on them are memory
 // copies and atomic instructions, done by the caller at once.

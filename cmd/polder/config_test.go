@@ -161,7 +161,7 @@ func TestConfigCheckRefusesWhatTheDaemonRefuses(t *testing.T) {
 		{"up --heap orders --witness 127.0.0.1:1", "none without --disk or --far"},
 		{"up --password secret", "every user of this machine can read a command line"},
 		{"serve --far 127.0.0.1:1 --coordinator /nowhere", "none without --tier soft"},
-		{"serve --far 127.0.0.1:1,unix:/nowhere", "one kind of address"},
+		{"serve --far 127.0.0.1:1,broker:/nowhere", "a broker alone"},
 		{"serve --far broker:/nowhere --manager native", "none with a broker"},
 		{"serve --tier soft --max-value 16MiB", "at most half of --client-memory"},
 		{"serve --tier soft --memcached 0.0.0.0:0", "it can be reached from other machines"},

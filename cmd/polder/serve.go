@@ -142,7 +142,7 @@ func serveFlags(fs *pflag.FlagSet, cfg *daemon.ServeConfig) {
 }
 
 // farUsage is what --far says where it has to be given.
-const farUsage = "nodes to borrow from, HOST:PORT, unix:PATH or rdma://HOST:PORT, with commas between, or broker:PATH for those of a broker, or dns://NAME:PORT for those of a name in the DNS, or etcd://HOST:PORT/NAME for those of a cluster in etcd (polder node --directory), which may change"
+const farUsage = "nodes to borrow from, HOST:PORT, unix:PATH or rdma://HOST:PORT, also some so and others so, with commas between, or broker:PATH for those of a broker, or dns://NAME:PORT for those of a name in the DNS, or etcd://HOST:PORT/NAME for those of a cluster in etcd (polder node --directory), which may change"
 
 // farAddresses looks for a node on this machine if no addresses were given.
 func farAddresses(cfg *daemon.BorrowConfig) error {

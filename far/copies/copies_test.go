@@ -867,6 +867,38 @@ func alloc(t *testing.T, s *copies.Store) store.Segment {
 	return g
 }
 
+// TestReadsGoToTheNearestCopy: to the place that answers fastest, as soon as both are known.
+func TestReadsGoToTheNearestCopy(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T) {
+		s, a, b := pair(t)
+		var all []store.Segment
+		for range 4 { // those of even and of odd numbers begin with different copies
+			g := alloc(t, s)
+			if err := g.Write(t.Context(), []byte("both have it"), 0); err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, g)
+		}
+		a.mu.Lock()
+		a.delay = 10 * time.Microsecond
+		a.mu.Unlock()
+		b.mu.Lock()
+		b.delay = 400 * time.Microsecond
+		b.mu.Unlock()
+		began := time.Now()
+		const reads = 400
+		for i := range reads {
+			op := [1]store.ReadOp{{Seg: all[i%len(all)], Buf: make([]byte, 12)}}
+			if s.Read(t.Context(), op[:]); op[0].Err != nil {
+				t.Fatal(op[0].Err)
+			}
+		}
+		if took, most := time.Since(began), reads*10*time.Microsecond+10*400*time.Microsecond; took > most {
+			t.Errorf("%d reads took %v, want at most %v: nearly all from the near copy", reads, took, most)
+		}
+	})
+}
+
 // TestALateCopySealsTheSegment at once, and what both copies have stays.
 func TestALateCopySealsTheSegment(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T) {

@@ -39,6 +39,10 @@
 // are above those of the one before. Whoever finds a change that was begun and left finishes it;
 // doing it twice does no harm. The sets before and after need no witness in common.
 //
+// # Two nodes
+//
+// A Pair keeps registers at two nodes, where there is no majority: see there.
+//
 // # What a witness has on disk
 //
 // A write-ahead log (internal/wal), synced before each answer. When it cannot be written, the

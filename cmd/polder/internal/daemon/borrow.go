@@ -122,11 +122,9 @@ func (c *BorrowConfig) Check() error {
 		return refuse("far", strings.Join(c.Far, ","), "a directory alone, which has the addresses of all nodes: a name in the DNS, or a cluster in etcd")
 	case c.EtcdAuth != "" && by != scheme.Etcd && !c.inEtcd():
 		return refuse("etcd-auth-file", c.EtcdAuth, "none unless --far or --witness names a cluster in etcd")
-	case !same:
-		return refuse("far", strings.Join(c.Far, ","), "one kind of address for every node: HOST:PORT, %sPATH, or %sHOST:PORT", scheme.Unix, scheme.RDMA)
-	case c.Device != "" && by != scheme.RDMA:
+	case c.Device != "" && !slices.ContainsFunc(c.Far, func(a string) bool { return scheme.Of(a) == scheme.RDMA }):
 		return refuse("device", c.Device, "none without nodes at %sHOST:PORT", scheme.RDMA)
-	case c.Manager != "" && by == scheme.Unix:
+	case c.Manager != "" && same && by == scheme.Unix:
 		return refuse("manager", c.Manager, "none with nodes at Unix sockets, which lend by %s", memfd.Name)
 	}
 	return nil
@@ -372,39 +370,40 @@ func (p *process) borrow(ctx context.Context, cfg BorrowConfig) (from lenders, e
 		from.Config, err = p.borrowBrokered(ctx, cfg)
 		return from, err
 	}
-	by, _ := scheme.Common(cfg.Far)
 	manager, err := managerNamed(cfg.Manager)
 	if err != nil {
 		return from, err
 	}
-	var dev verbs.Device
-	var dial func(ctx context.Context, addr string) (verbs.Conn, error)
-	switch by {
-	case scheme.Unix:
-		manager = memfd.Manager{}
-		p.warnInPlace()
-		dev, err = shm.NewDevice(softnic.Config{})
-		dial = func(ctx context.Context, addr string) (verbs.Conn, error) {
-			return shm.Dial(ctx, dev, addr, shm.Config{})
-		}
-	case scheme.RDMA:
-		dev, err = ibv.Open(cfg.Device)
-		dial = func(ctx context.Context, addr string) (verbs.Conn, error) {
-			return ibv.Dial(ctx, dev, strings.TrimPrefix(addr, scheme.RDMA), p.toNodes())
-		}
-	default:
-		dev, err = tcp.NewDevice(softnic.Config{})
-		dial = func(ctx context.Context, addr string) (verbs.Conn, error) {
-			return tcp.Dial(ctx, dev, addr, p.toNodes())
-		}
-	}
-	if err != nil {
+	f := &fabrics{p: p, device: cfg.Device, manager: manager, open: map[string]pool.NodeConfig{}}
+	if len(cfg.Far) > 0 && isDirectory(cfg.Far[0]) {
+		err := p.borrowFound(cfg, f, &from)
 		return from, err
 	}
-	p.onClose(dev.Close)
-	from.Config = pool.Config{Device: dev, Manager: manager}
-	switch by {
-	case scheme.DNS:
+	from.node = f.node
+	for _, addr := range cfg.Far {
+		if err := f.reach(scheme.Of(addr)); err != nil {
+			return from, err
+		}
+		from.Nodes = append(from.Nodes, f.node(addr))
+	}
+	return from, nil
+}
+
+// borrowFound is borrow from nodes that a directory has, which are reached over TCP.
+func (p *process) borrowFound(cfg BorrowConfig, f *fabrics, from *lenders) (err error) {
+	if err := f.reach(scheme.TCP); err != nil {
+		return err
+	}
+	dev := f.open[scheme.TCP].Device
+	from.Config = pool.Config{Device: dev, Manager: f.manager}
+	if scheme.Of(cfg.Far[0]) == scheme.Etcd {
+		from.directory, err = p.openEtcdDirectory(cfg, func(ctx context.Context, addr string) (verbs.Conn, error) {
+			return tcp.Dial(ctx, dev, addr, p.toNodes())
+		})
+		if err != nil {
+			return err
+		}
+	} else {
 		d := newDNSDirectory(cfg.Far[0])
 		d.dial = func(ctx context.Context, addr, host string) (verbs.Conn, error) {
 			c := p.toNodes()
@@ -414,21 +413,65 @@ func (p *process) borrow(ctx context.Context, cfg BorrowConfig) (from lenders, e
 			}
 			return tcp.Dial(ctx, dev, addr, c)
 		}
-		from.directory, from.node = d, d.node
-		return from, nil
-	case scheme.Etcd:
-		if from.directory, err = p.openEtcdDirectory(cfg, dial); err == nil {
-			from.node = from.directory.node
+		from.directory = d
+	}
+	from.node = from.directory.node
+	return nil
+}
+
+// fabrics are what the nodes of a pool are reached over.
+type fabrics struct {
+	p       *process
+	device  string                     // for RDMA
+	manager pool.Manager               // of nodes that are not at a socket; nil for the default
+	open    map[string]pool.NodeConfig // by the scheme of addresses: what their nodes have in common
+}
+
+// reach opens what is needed for addresses of a scheme.
+func (f *fabrics) reach(by string) (err error) {
+	if _, ok := f.open[by]; ok {
+		return nil
+	}
+	n := pool.NodeConfig{Manager: f.manager}
+	switch by {
+	case scheme.Unix:
+		n.Manager = memfd.Manager{}
+		f.p.warnInPlace()
+		n.Device, err = shm.NewDevice(softnic.Config{})
+	case scheme.RDMA:
+		n.Device, err = ibv.Open(f.device)
+	default:
+		n.Device, err = tcp.NewDevice(softnic.Config{})
+	}
+	if err != nil {
+		return err
+	}
+	f.p.onClose(n.Device.Close)
+	f.open[by] = n
+	return nil
+}
+
+// node is how a node is reached. One of a fabric that this machine does not have cannot be, and is as one that does not answer.
+func (f *fabrics) node(addr string) pool.NodeConfig {
+	by := scheme.Of(addr)
+	if err := f.reach(by); err != nil {
+		for _, n := range f.open {
+			n.Name, n.Dial = addr, func(context.Context) (verbs.Conn, error) { return nil, err }
+			return n
 		}
-		return from, err
 	}
-	from.node = func(addr string) pool.NodeConfig {
-		return pool.NodeConfig{Name: addr, Dial: func(ctx context.Context) (verbs.Conn, error) { return dial(ctx, addr) }}
+	n := f.open[by]
+	n.Name = addr
+	n.Dial = func(ctx context.Context) (verbs.Conn, error) {
+		switch by {
+		case scheme.Unix:
+			return shm.Dial(ctx, n.Device, addr, shm.Config{})
+		case scheme.RDMA:
+			return ibv.Dial(ctx, n.Device, strings.TrimPrefix(addr, scheme.RDMA), f.p.toNodes())
+		}
+		return tcp.Dial(ctx, n.Device, addr, f.p.toNodes())
 	}
-	for _, addr := range cfg.Far {
-		from.Nodes = append(from.Nodes, from.node(addr))
-	}
-	return from, nil
+	return n
 }
 
 // toNodes is how to connect to a node at the moment: certificates may be new since
