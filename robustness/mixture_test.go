@@ -14,7 +14,7 @@ import (
 func TestAServerReachesNodesInSeveralWays(t *testing.T) {
 	ctx := t.Context()
 	near := "unix:" + filepath.Join(t.TempDir(), "node.sock")
-	nearby := startNode(t, "64MiB", "--listen", near)
+	nearby := startNode(t, "256MiB", "--listen", near) // half of it over TCP; it has most room, and so a copy of everything
 	other, third := startNode(t, "64MiB"), startNode(t, "64MiB")
 	far := near + "," + other.Addr("verbs") + "," + third.Addr("verbs")
 	server := startServer(t, far, "4MiB")
@@ -39,8 +39,7 @@ func TestAServerReachesNodesInSeveralWays(t *testing.T) {
 	reads := func(node string) int64 {
 		return proctest.State(t, server).Metrics.Int("polder_pool_reads_total", "node="+node)
 	}
-	// Of what lies at two nodes elsewhere there is no near copy.
-	if n, a, b := reads(near), reads(other.Addr("verbs")), reads(third.Addr("verbs")); n < a || n < b {
+	if n, a, b := reads(near), reads(other.Addr("verbs")), reads(third.Addr("verbs")); n < a+b {
 		t.Errorf("%d reads at the node whose memory is mapped, %d and %d at the others", n, a, b)
 	}
 	nearby.Kill()
