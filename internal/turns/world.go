@@ -2,7 +2,6 @@ package turns
 
 import (
 	"fmt"
-	"hash/fnv"
 	"iter"
 	"math/rand/v2"
 	"time"
@@ -32,7 +31,7 @@ type World struct {
 
 // NewWorld makes a world without processes.
 func NewWorld(seed uint64) *World {
-	return &World{Rand: rand.New(rand.NewPCG(seed, 0x7475726e73))}
+	return &World{Rand: rand.New(rand.NewPCG(seed, 0x7475726e73)), sum: 14695981039346656037 ^ seed}
 }
 
 // Now is for how long the world has been there.
@@ -53,11 +52,20 @@ func (w *World) Note(format string, args ...any) {
 	}
 }
 
+// add adds something that has happened to the checksum, which is FNV-1a.
 func (w *World) add(what string, n uint64) {
-	h := fnv.New64a()
-	_, _ = fmt.Fprintf(h, "%d %d %d ", w.sum, w.now, n) // it cannot fail
-	_, _ = h.Write([]byte(what))
-	w.sum = h.Sum64()
+	const prime = 1099511628211
+	sum := w.sum
+	for _, v := range [2]uint64{uint64(w.now), n} {
+		for range 8 {
+			sum = (sum ^ v&0xff) * prime
+			v >>= 8
+		}
+	}
+	for i := range len(what) {
+		sum = (sum ^ uint64(what[i])) * prime
+	}
+	w.sum = sum
 }
 
 // Process makes a process whose clock is faster by ppm millionths than the world's.
