@@ -135,6 +135,7 @@ func serveFlags(fs *pflag.FlagSet, cfg *daemon.ServeConfig) {
 	fs.Lookup("durable").NoOptDefVal = "yes"
 	fs.Var(config.NewSize(&cfg.MaxValue, 64, 512<<20), "max-value", "largest value, at most half of --client-memory; the default is a quarter of the budget, at most a third of --client-memory")
 	fs.Var(config.NewDoor(&cfg.Listen, false), "listen", "where Redis clients connect, HOST:PORT or unix:PATH")
+	fs.StringVar(&cfg.Advertise, "advertise", "", "with --witness, the `address` at which clients reach this server, HOST:PORT, which servers that stand by tell them as Redis Sentinel does; the default is --listen, or if that is every address of this machine the one that witnesses see")
 	fs.Var(config.NewInt(&cfg.MaxClients, 1, 1<<20), "max-clients", "most connections")
 	fs.Var(config.NewSize(&cfg.OutputLimit, 64, 1<<30), "output-limit", "unread replies with which the commands of a client wait, less while clients hold much; one who reads less than 64KiB in 5s then is disconnected")
 	fs.Var(config.NewSize(&cfg.ClientMemory, 4<<20, 1<<40), "client-memory", "most memory that clients hold in all: input, replies, transactions, watched keys; who holds most is disconnected first; more than the default needs more than 64MiB beside the budget")

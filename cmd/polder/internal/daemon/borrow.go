@@ -26,6 +26,7 @@ import (
 	"polder/internal/scheme"
 	"polder/pool"
 	"polder/pool/memfd"
+	"polder/resp"
 	"polder/verbs"
 	"polder/verbs/ibv"
 	"polder/verbs/shm"
@@ -207,6 +208,7 @@ type memory struct {
 	kept   *kept         // of a heap in lent that outlives the process
 	name   string        // of the heap; "" if it ends with the process
 	heap   *far.Heap
+	master func(resp.Master) // is told which process has the heap; nil if nobody wants to know
 
 	members  *members // follow a directory, if there is one
 	unfollow func()   // ends that

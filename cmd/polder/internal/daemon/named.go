@@ -18,6 +18,7 @@ import (
 	"polder/far/named"
 	"polder/far/remote"
 	"polder/holder"
+	"polder/internal/directory"
 	"polder/pool"
 	"polder/resp"
 )
@@ -168,12 +169,13 @@ func (m *memory) openNamed(ctx context.Context, p *process, cfg BorrowConfig, fr
 	}
 	ended := p.Waiting(fmt.Sprintf("waiting until heap %s is free", cfg.Heap))
 	p.setHealth(fmt.Errorf("heap %s is not this process's yet", cfg.Heap))
-	k.owner, err = named.Own(ctx, k.register, named.Config{Me: p.me(), Standby: cfg.Standby, Sessions: k.sessions.get, Logger: p.Logger})
+	k.owner, err = named.Own(ctx, k.register, named.Config{Me: p.me(), Standby: cfg.Standby, Sessions: k.sessions.get, Seen: m.seen, Logger: p.Logger})
 	ended()
 	if err != nil {
 		return fmt.Errorf("heap %s: %w", cfg.Heap, err)
 	}
 	p.Logger.Info("the heap is this process's", "heap", cfg.Heap, "epoch", k.owner.Epoch())
+	m.tell(resp.Master{Addr: p.me(), Epoch: k.owner.Epoch(), Self: true})
 	p.spawn("the heap is another process's", func() error {
 		select {
 		case <-k.owner.Superseded():
@@ -210,6 +212,22 @@ func (m *memory) openNamed(ctx context.Context, p *process, cfg BorrowConfig, fr
 		}
 	}
 	return k.owner.Ready(ctx)
+}
+
+// seen tells clients what the manifest says of the server that has the heap.
+func (m *memory) seen(of *named.Manifest, still time.Duration) {
+	if directory.CheckAddress(of.Owner) != nil { // it was given up, or a tool has it, which serves nobody
+		m.tell(resp.Master{Epoch: of.Epoch, Down: true})
+		return
+	}
+	m.tell(resp.Master{Addr: of.Owner, Epoch: of.Epoch, Down: still > 2*named.DefaultBeat})
+}
+
+// tell says who has the heap, if there is a front end that tells its clients.
+func (m *memory) tell(who resp.Master) {
+	if m.master != nil {
+		m.master(who)
+	}
 }
 
 // tryNamed is one try to open the heap, of which closeHeap ends what it has begun.
@@ -253,7 +271,7 @@ func (m *memory) closeHeap() (err error) {
 
 // me is what others are told who has a heap.
 func (p *process) me() string {
-	return cmp.Or(p.addrs[ServiceRedis], p.addrs[ServiceNBD], p.addrs[ServiceAdmin], "a process without an address")
+	return cmp.Or(p.reached, p.addrs[ServiceRedis], p.addrs[ServiceNBD], p.addrs[ServiceAdmin], "a process without an address")
 }
 
 // setHealth has the daemon be as healthy as why says.
