@@ -86,6 +86,7 @@ func (p *Pair) Close() error {
 // not have it; Proposer, the tag. Its Change says which change it comes of, whoever has copied it since. What follows a state
 // wins over it, so that nobody undoes a change of which one cell has been told and the other one will be: no cell ever has a tag
 // again.
+
 func (s *state) alone() bool    { return s.Ballot.Count&1 != 0 }
 func (s *state) tag() uint64    { return s.Ballot.Proposer }
 func (s *state) forced() uint64 { return s.Ballot.Set >> 32 }
