@@ -118,6 +118,7 @@ func (m *mapping) writeOut(victims []uint32, b []byte) (freed int) {
 		page := m.frames[at].page // as long as it is evicting nobody else changes it
 		_, err := m.memory.File().ReadAt(b, page*pages.Size)
 		if err == nil {
+			m.changes(page)
 			err = m.volume.Write(ctx, b, page*pages.Size)
 		}
 		m.mu.Lock()

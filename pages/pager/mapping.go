@@ -53,6 +53,8 @@ type mapping struct {
 	base   uint64
 	size   int64
 	volume *pages.Volume
+	region *named          // nil if it ends with its client
+	again  bool            // the region was there before its client
 	lost   []atomic.Uint64 // a bit for each page that the pager before this one had; nil if there was none
 
 	ctx     context.Context // until the mapping ends
@@ -62,6 +64,9 @@ type mapping struct {
 	helpers sync.WaitGroup
 
 	sending sync.Mutex // of replies
+	syncing sync.Mutex // held by who has what is in the memory written; before mu
+
+	unwritten error // why not all of it was when the mapping ended
 
 	mu       sync.Mutex // held over operations on pages of the memory, but never while far memory is waited for
 	changed  sync.Cond  // of mu: a frame has another state
@@ -74,7 +79,8 @@ type mapping struct {
 	stuck    error      // why the last one failed; guarded by mu
 	ahead    streams    // guarded by mu
 	pins     map[uint64]wire.Request
-	pinned   int64 // pages; as pins guarded by mu
+	pinned   int64    // pages; as pins guarded by mu
+	written  []uint64 // a bit for each page that was written to the volume since the last checkpoint began; guarded by mu
 
 	page [pages.Size]byte // of the goroutine that reads faults
 }
@@ -229,7 +235,10 @@ func (m *mapping) placeAll(frames []uint32, b []byte, write bool) {
 //
 // Preconditions: m.mu is held.
 func (m *mapping) placeLocked(frames []uint32, b []byte, write bool) {
-	m.must(m.fd.Copy(m.addr(m.frames[frames[0]].page), b, !write))
+	if err := m.fd.Copy(m.addr(m.frames[frames[0]].page), b, !write); err != nil {
+		m.end(err) // nothing is said of pages that may not be there
+		return
+	}
 	for _, at := range frames {
 		f := &m.frames[at]
 		f.state = clean

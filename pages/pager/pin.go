@@ -34,6 +34,13 @@ func (m *mapping) requests() error {
 					m.jobs <- job{page: first - 1, stride: 1, count: min(end-first, maxWindow)}
 				}
 			}
+		case wire.OpSync:
+			slots <- struct{}{}
+			m.helpers.Go(func() {
+				err := m.sync(m.ctx)
+				<-slots
+				m.reply(r.ID, err)
+			})
 		case wire.OpPin:
 			slots <- struct{}{}
 			m.helpers.Go(func() {
@@ -47,9 +54,13 @@ func (m *mapping) requests() error {
 
 // reply answers a request.
 func (m *mapping) reply(id uint64, err error) {
+	m.send(replyTo(id, err))
+}
+
+func (m *mapping) send(r wire.Reply) {
 	m.sending.Lock()
 	defer m.sending.Unlock()
-	if err := m.conn.Send(replyTo(id, err).Append(nil)); err != nil {
+	if err := m.conn.Send(r.Append(nil)); err != nil {
 		m.end(err)
 	}
 }
