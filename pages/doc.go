@@ -16,7 +16,7 @@
 // out nothing that is used. In far memory it takes 4144 bytes; of local memory, while it is
 // far, some 16 bytes, and less than one once indexes take a fifth of the budget. A page
 // that was never written, or only with zeros, takes nothing, and neither does one that was
-// discarded. Beside that a Volume has one bit for each page of every 128 MiB of which some
+// discarded. With Config.Compress a page whose compressed form (s2) is an eighth smaller is kept as that. Beside that a Volume has one bit for each page of every 128 MiB of which some
 // page was ever written.
 //
 // # Concurrency

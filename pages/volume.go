@@ -34,6 +34,8 @@ const stripes = 256
 type Volume struct {
 	of    *Volumes
 	name  string
+	again bool
+	mark  atomic.Uint64
 	size  int64
 	pages *far.ByteMap
 	kept  present
@@ -182,12 +184,36 @@ func (v *Volume) failed(what string, page int64, err error) error {
 	return fmt.Errorf("cannot %s page %d: %w", what, page, err)
 }
 
+// Lose has reads of a page fail with a *far.LostError until all of it is written: whoever knows
+// that the volume has an older one than it should.
+func (v *Volume) Lose(ctx context.Context, page int64) error {
+	if err := v.check(page*Size, Size); err != nil {
+		return err
+	}
+	b := v.batch()
+	defer v.batches.Put(b)
+	lock := &v.locks[page%stripes]
+	lock.Lock()
+	defer lock.Unlock()
+	if err := v.pages.Set(ctx, b.key(0, page), far.Entry{Value: lostEntry}); err != nil {
+		return v.failed("write", page, err)
+	}
+	v.kept.add(page)
+	return nil
+}
+
+// lostEntry is the entry of a page that was lost with who had it.
+var lostEntry = []byte{0}
+
 // decode has page, Size bytes, be that which an entry has: itself, or compressed if it is
 // shorter.
 func decode(page, entry []byte) error {
 	if len(entry) == Size {
 		copy(page, entry)
 		return nil
+	}
+	if bytes.Equal(entry, lostEntry) {
+		return &far.LostError{Segment: "of a process that has died"}
 	}
 	if n, err := s2.DecodedLen(entry); err != nil || n != Size {
 		return fmt.Errorf("its entry has %d bytes, which are no page: %w", len(entry), errors.Join(errCoded, err))

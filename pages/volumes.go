@@ -30,6 +30,7 @@ type Volumes struct {
 // saved is what a checkpoint has of a volume beside its pages.
 type saved struct {
 	size   int64
+	mark   uint64
 	chunks []byte // of each chunk of present that is there u32 its number, and its words
 }
 
@@ -86,7 +87,7 @@ func (vs *Volumes) Volume(name string, size int64) (*Volume, error) {
 		was, again = one, true
 		delete(vs.saved, "")
 	}
-	if again {
+	if v.again = again; again {
 		if err := v.load(was); err != nil {
 			return nil, fmt.Errorf("cannot open volume %q of %d bytes: %w", name, size, err)
 		}
@@ -118,6 +119,18 @@ func (v *Volume) Free() {
 	v.pages.Free()
 }
 
+// Name is the volume's name.
+func (v *Volume) Name() string { return v.name }
+
+// Again reports whether the heap had kept the volume.
+func (v *Volume) Again() bool { return v.again }
+
+// Mark is a number that checkpoints keep with the volume: what SetMark has set, or 0.
+func (v *Volume) Mark() uint64 { return v.mark.Load() }
+
+// SetMark sets Mark.
+func (v *Volume) SetMark(mark uint64) { v.mark.Store(mark) }
+
 // The versions of state. The first one is that of one volume without a name: u8 version, u64 size, its chunks.
 const (
 	stateOfOne = 1
@@ -125,7 +138,7 @@ const (
 )
 
 // state is what a checkpoint of the heap keeps: u8 version, u16 volumes; for each: u16 length of its name, the name, u64
-// size, u32 length of its chunks, and those, see saved.
+// size, u64 mark, u32 length of its chunks, and those, see saved.
 func (vs *Volumes) state() far.State {
 	vs.mu.Lock()
 	names := make([]string, 0, len(vs.open)+len(vs.saved))
@@ -142,10 +155,11 @@ func (vs *Volumes) state() far.State {
 	for _, name := range names {
 		v, s := vs.open[name], vs.saved[name]
 		if v != nil {
-			s.size = v.size
+			s.size, s.mark = v.size, v.mark.Load()
 		}
 		b = append(be.AppendUint16(b, uint16(len(name))), name...)
-		b = be.AppendUint32(be.AppendUint64(b, uint64(s.size)), 0)
+		b = be.AppendUint64(be.AppendUint64(b, uint64(s.size)), s.mark)
+		b = be.AppendUint32(b, 0)
 		at := len(b)
 		if v != nil {
 			b = v.kept.append(b)
@@ -170,11 +184,11 @@ func (vs *Volumes) load(b []byte) error {
 	d := &record.Decoder{B: b[1:]}
 	switch b[0] {
 	case stateOfOne:
-		vs.saved[""] = saved{int64(d.U64()), d.Bytes(len(d.B))}
+		vs.saved[""] = saved{size: int64(d.U64()), chunks: d.Bytes(len(d.B))}
 	case stateOfAll:
 		for range d.U16() {
 			name := string(d.Bytes(int(d.U16())))
-			vs.saved[name] = saved{int64(d.U64()), d.Bytes(int(d.U32()))}
+			vs.saved[name] = saved{int64(d.U64()), d.U64(), d.Bytes(int(d.U32()))}
 		}
 	default:
 		return fmt.Errorf("what the heap has kept are no volumes of this version of polder: it begins with %d", b[0])
@@ -194,6 +208,7 @@ func (v *Volume) load(s saved) error {
 	case s.size > v.size:
 		return fmt.Errorf("the one that is kept has %d, and a volume does not shrink", s.size)
 	}
+	v.mark.Store(s.mark)
 	for b := s.chunks; len(b) > 0; b = b[one:] {
 		i := int(binary.LittleEndian.Uint32(b))
 		if i >= len(v.kept.chunks) {

@@ -82,6 +82,35 @@ class PolderPages(unittest.TestCase):
             self.assertEqual(f.readinto(view), SIZE)
         self.assertTrue(numpy.array_equal(numpy.frombuffer(view, dtype=numpy.int64), want))
 
+    def test_a_name_is_there_again(self):
+        script = """
+import numpy, os, polder_pages, signal, sys
+a = numpy.frombuffer(polder_pages.map(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), name="r\u00e9sultats"), dtype=numpy.int64)
+a[:] = numpy.arange(len(a)) * 7919 % 1_000_003
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+        end = subprocess.run([sys.executable, "-c", script, self.address, str(SIZE), str(LOCAL)], timeout=120)
+        self.assertEqual(end.returncode, -signal.SIGKILL)
+        a = numpy.frombuffer(polder_pages.map(self.address, SIZE, LOCAL, name="r\u00e9sultats"), dtype=numpy.int64)
+        self.assertTrue(numpy.array_equal(a, numpy.arange(len(a)) * 7919 % 1_000_003))
+        with self.assertRaisesRegex(OSError, "another process has region"):
+            polder_pages.remove(self.address, "r\u00e9sultats")
+        del a
+        gc.collect()
+        deadline = time.monotonic() + 60
+        while True:  # until the pager has noticed
+            try:
+                polder_pages.remove(self.address, "r\u00e9sultats")
+                break
+            except OSError as e:
+                self.assertIn("another process has", str(e))
+                self.assertLess(time.monotonic(), deadline)
+                time.sleep(0.02)
+        with self.assertRaisesRegex(OSError, "there is no region"):
+            polder_pages.remove(self.address, "r\u00e9sultats")
+        with self.assertRaises(ValueError):
+            polder_pages.map(self.address, SIZE, LOCAL, name="x" * 201)
+
     def test_the_process_forks(self):
         a, want = self.numbers()
         for touches in (False, True):

@@ -31,7 +31,9 @@ func newPager() daemonCommand {
 			"they have of it locally. They use it as any memory; what is not there is brought when\n" +
 			"it is touched (userfaultfd), and what was not used for long goes to the nodes. The Go\n" +
 			"package pages/region and the Python package polder_pages make them.\n\n" +
-			"A mapping lasts as long as its process. A page that is lost, with its node or with\n" +
+			"A mapping lasts as long as its process, unless it has a name: then what was in it stays\n" +
+			"with the pager, for whoever maps the name next, and with --heap it survives the pager as\n" +
+			"it was when the process has synced it. A page that is lost, with its node or with\n" +
 			"the pager, is SIGBUS when it is touched.",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -49,9 +51,10 @@ func newPager() daemonCommand {
 	fs.Var(config.NewSocket(&cfg.Listen), "listen", "the socket where processes connect that map memory, unix:PATH")
 	fs.Var(config.NewSize(&cfg.Size, pager.MinLocal, pages.MaxVolume), "size", "most that all mappings together may have; it may be more than the nodes have")
 	fs.Var(config.NewSize(&cfg.Frames, pager.MinLocal, pages.MaxVolume), "frames", "most of it that may be in local memory at a time, which counts as memory of the processes that map it")
-	fs.Var(config.NewInt(&cfg.MaxClients, 1, 1<<12), "max-clients", "most mappings, each of which takes 2MiB and 4 bytes for each page")
+	fs.Var(config.NewInt(&cfg.MaxClients, 1, 1<<12), "max-clients", "most mappings, each of which takes 3MiB and 4 bytes for each page")
 	fs.BoolVar(&cfg.Compress, "compress", false, compressUsage)
 	borrowFlags(fs, &cfg.BorrowConfig, "how long an access waits for far memory before it fails")
+	heapFlags(fs, &cfg.BorrowConfig)
 	op.Add(fs, defaultPagerAdmin, listen.Node)
 	return daemonCommand{cmd, func() error { return errors.Join(cfg.Check(), op.Check(fs)) }}
 }

@@ -28,7 +28,7 @@ func dial(t *testing.T, addr string, structured bool, secure *tls.Config, name s
 		return nil, err
 	}
 	t.Cleanup(func() { nc.Close() })
-	if err := nc.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+	if err := nc.SetDeadline(time.Now().Add(5 * time.Minute)); err != nil {
 		return nil, err
 	}
 	c := &client{Conn: nc, structured: structured}

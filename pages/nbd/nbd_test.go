@@ -443,8 +443,14 @@ func TestWhatDoesNotComeInTimeIsAnError(t *testing.T) {
 		t.Errorf("reading what does not come: error %d, %v", e, err)
 	}
 	slow.hold(false)
-	if got, _, e := c.do(t, cmdRead, 0, 0, size, nil); e != ok || !bytes.Equal(got, data) {
-		t.Errorf("reading when it comes again: error %d", e)
+	for end := time.Now().Add(time.Minute); ; { // a machine that is busy with other things may be late, too
+		got, _, e := c.do(t, cmdRead, 0, 0, size, nil)
+		if e == ok && bytes.Equal(got, data) {
+			break
+		}
+		if e != eio || time.Now().After(end) {
+			t.Fatalf("reading when it comes again: error %d", e)
+		}
 	}
 }
 

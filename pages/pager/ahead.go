@@ -1,65 +1,120 @@
 package pager
 
-// streams notices accesses whose distance stays the same, and says what comes next. It sees
-// faults only: that the pages it has asked for were the right ones it learns when the first
-// page after them is asked for, and doubles the window. A stream that is not followed is
-// forgotten for the next new one, and what was asked for in vain is a window at most.
-type streams struct {
-	of   [8]stream
-	tick uint32
-}
-
-// stream is a series of accesses.
-type stream struct {
-	last   int64 // page of the latest fault
-	next   int64 // page whose fault would show that the window was right
-	stride int64 // 0 until two faults have been seen
-	window int64 // pages that were asked for ahead
-	used   uint32
-}
-
-const (
-	firstWindow = 4
-	maxWindow   = 32
-	maxStride   = 64 // pages
+import (
+	"polder/pages"
+	"polder/pages/internal/ahead"
 )
 
-// fault takes the number of a page in, and returns which ones to read ahead: count of them,
-// at page + stride, page + 2 * stride, and so on.
-func (s *streams) fault(page int64) (stride, count int64) {
-	s.tick++
-	oldest, near := 0, -1
-	for i := range s.of {
-		t := &s.of[i]
-		if past := (page - t.last) * sign(t.stride); t.stride != 0 && past > 0 && past <= (t.next-t.last)*sign(t.stride) && past%(t.stride*sign(t.stride)) == 0 {
-			if page == t.next {
-				t.window = min(max(2*t.window, firstWindow), maxWindow)
-			} // else there was no room for all of the window
-			t.last, t.next, t.used = page, page+(t.window+1)*t.stride, s.tick
-			return t.stride, t.window
-		}
-		if s.tick-t.used > s.tick-s.of[oldest].used {
-			oldest = i
-		}
-		if t.used == 0 || page == t.last {
-			continue
-		}
-		if d := page - t.last; d >= -maxStride && d <= maxStride && t.window == 0 && (near < 0 || t.used > s.of[near].used) {
-			near = i
-		}
-	}
-	if near < 0 {
-		s.of[oldest] = stream{last: page, used: s.tick}
-		return 0, 0
-	}
-	t := &s.of[near]
-	*t = stream{last: page, stride: page - t.last, next: 2*page - t.last, used: s.tick}
-	return 0, 0
+const (
+	maxWindow = 64 // pages that are read ahead at a time
+	maxMarks  = 8
+)
+
+// marks are pages that were read ahead and are kept from the client, though they have frames: that one of them is touched
+// says that a stream has come so far, and the next window is read while the client uses the rest of this one.
+type marks struct {
+	frames [maxMarks]uint32 // + 1, or 0
+	next   int              // whose page the client gets if all are in use
+	pages  [maxMarks][pages.Size]byte
 }
 
-func sign(n int64) int64 {
-	if n < 0 {
-		return -1
+// park keeps the page of a frame from the client.
+//
+// Preconditions: m.mu is held; the frame is loading.
+func (m *mapping) park(at uint32, page []byte) {
+	k := &m.marks
+	i := k.next
+	for n := range k.frames {
+		if k.frames[n] == 0 {
+			i = n
+		}
 	}
-	return 1
+	if k.frames[i] != 0 {
+		m.unpark(k.frames[i]-1, false)
+		k.next = (i + 1) % maxMarks
+	}
+	k.frames[i] = at + 1
+	copy(k.pages[i][:], page)
+	m.frames[at].state = parked
+	m.changed.Broadcast()
+}
+
+// unpark gives the client the page of a frame that was kept from it.
+//
+// Preconditions: m.mu is held; the frame is parked.
+func (m *mapping) unpark(at uint32, write bool) {
+	if i := m.forgetMark(at); i >= 0 {
+		m.frames[at].state = loading
+		m.placeLocked([]uint32{at}, m.marks.pages[i][:], write)
+	}
+}
+
+// forgetMark has a frame be no mark any more, and returns the number that it had.
+//
+// Preconditions: m.mu is held.
+func (m *mapping) forgetMark(at uint32) int {
+	for i, f := range m.marks.frames {
+		if f == at+1 {
+			m.marks.frames[i] = 0
+			return i
+		}
+	}
+	return -1
+}
+
+// readAhead reads those pages of a window that are not there, as far as frames are free.
+func (m *mapping) readAhead(w ahead.Window, b []byte) {
+	var numbers [maxWindow]int64
+	var frames [maxWindow]uint32
+	n := 0
+	m.mu.Lock()
+	for i := range w.Count {
+		page := w.First + i*w.Stride
+		if page < 0 || page >= int64(len(m.index)) || len(m.free) <= m.low()/2 {
+			break
+		}
+		if at := m.index[page]; resident(at) || at == poisoned || m.isLost(page) {
+			continue
+		}
+		frames[n], _ = m.claim(page)
+		numbers[n] = page
+		n++
+	}
+	m.mu.Unlock()
+	for from := 0; from < n; from += pages.MaxRead {
+		to := min(from+pages.MaxRead, n)
+		if err := m.volume.ReadPages(m.ctx, numbers[from:to], b[from*pages.Size:to*pages.Size]); err != nil {
+			m.abandon(frames[from:n])
+			return
+		}
+		m.s.stats.ahead.Add(int64(to - from))
+		mark := from
+		for mark < to && numbers[mark] != w.Mark() {
+			mark++
+		}
+		m.placeAll(frames[from:mark], b[from*pages.Size:mark*pages.Size], false)
+		if mark == to {
+			continue
+		}
+		m.mu.Lock()
+		if f := &m.frames[frames[mark]]; f.pins > 0 || f.want { // somebody waits for it
+			m.placeLocked(frames[mark:mark+1], b[mark*pages.Size:(mark+1)*pages.Size], false)
+		} else {
+			m.park(frames[mark], b[mark*pages.Size:(mark+1)*pages.Size])
+		}
+		m.mu.Unlock()
+		m.placeAll(frames[mark+1:to], b[(mark+1)*pages.Size:to*pages.Size], false)
+	}
+}
+
+// follow has a stream go on that has come to a page.
+//
+// Preconditions: m.mu is held.
+func (m *mapping) follow(page int64) {
+	if w := m.streams.Access(page, 1); w.Count > 0 {
+		select {
+		case m.jobs <- job{ahead: w}:
+		default: // more important work waits
+		}
+	}
 }

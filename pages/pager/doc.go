@@ -18,6 +18,15 @@
 // Faults whose distance stays the same are a stream, and as long as it goes on, 4 to 32 pages
 // are read ahead of it. What is read ahead takes no more than half of the frames kept free.
 //
+// # Names
+//
+// What is in a mapping with a name stays in its volume when the client has gone: what it had in its
+// memory is written then. If the heap is kept, and so the volume, Sync and the end of a client take a
+// checkpoint, and the table that the client has says which pages it has as they were at last: those
+// the next pager can give that client; the others are lost, and are made so in the volume, too,
+// since it has older ones. A random number, which is kept with the volume and in the
+// table, says whether the two belong together.
+//
 // # What is lost
 //
 // An access to a page that is lost, cannot be read within Config.Timeout, or for which nothing

@@ -58,6 +58,7 @@ func (m *mapping) evictor() {
 // Preconditions: m.mu is held.
 func (m *mapping) choose(victims *[batch]uint32) (n, freed int) {
 	var drops [batch]uint32
+	gone := 0
 	for range 2 * len(m.frames) {
 		if n == batch || freed == batch {
 			break
@@ -68,9 +69,14 @@ func (m *mapping) choose(victims *[batch]uint32) (n, freed int) {
 		}
 		f := &m.frames[at]
 		switch {
-		case f.pins > 0 || f.state != clean && f.state != dirty:
+		case f.pins > 0 || f.state != clean && f.state != dirty && f.state != parked:
 		case f.used:
 			f.used = false
+		case f.state == parked: // its page is not in the memory
+			m.forgetMark(at)
+			m.evicted++
+			m.release(at, wasHere|m.evicted&countMask)
+			gone++
 		case f.state == clean:
 			f.state = evicting
 			drops[freed] = at
@@ -83,7 +89,7 @@ func (m *mapping) choose(victims *[batch]uint32) (n, freed int) {
 		}
 	}
 	m.drop(drops[:freed])
-	return n, freed
+	return n, freed + gone
 }
 
 // drop takes pages that the volume has out of the memory, those that are in a row at once.
@@ -118,6 +124,7 @@ func (m *mapping) writeOut(victims []uint32, b []byte) (freed int) {
 		page := m.frames[at].page // as long as it is evicting nobody else changes it
 		_, err := m.memory.File().ReadAt(b, page*pages.Size)
 		if err == nil {
+			m.changes(page)
 			err = m.volume.Write(ctx, b, page*pages.Size)
 		}
 		m.mu.Lock()

@@ -12,6 +12,7 @@ import (
 	"polder/internal/arena"
 	"polder/internal/fdpass"
 	"polder/pages"
+	"polder/pages/internal/ahead"
 	"polder/pages/internal/uffd"
 	"polder/pages/internal/wire"
 )
@@ -29,6 +30,7 @@ const (
 const (
 	free uint8 = iota
 	loading
+	parked   // see marks
 	clean    // protected: who writes to it faults
 	dirty    // it may have been written to since it was evicted last
 	evicting // protected, and being written out
@@ -40,7 +42,7 @@ type frame struct {
 	pins  int32
 	state uint8
 	used  bool // CLOCK's bit: it is spared once
-	want  bool // somebody needs it while it is being evicted
+	want  bool // somebody needs it while it is being evicted or loaded
 }
 
 // mapping is the memory of a client.
@@ -53,6 +55,8 @@ type mapping struct {
 	base   uint64
 	size   int64
 	volume *pages.Volume
+	region *named          // nil if it ends with its client
+	again  bool            // the region was there before its client
 	lost   []atomic.Uint64 // a bit for each page that the pager before this one had; nil if there was none
 
 	ctx     context.Context // until the mapping ends
@@ -62,29 +66,35 @@ type mapping struct {
 	helpers sync.WaitGroup
 
 	sending sync.Mutex // of replies
+	syncing sync.Mutex // held by who has what is in the memory written; before mu
 
-	mu       sync.Mutex // held over operations on pages of the memory, but never while far memory is waited for
-	changed  sync.Cond  // of mu: a frame has another state
-	index    []uint32   // of each page: its frame + 1, or what the constants say; guarded by mu
-	frames   []frame    // guarded by mu
-	free     []uint32   // frames that nobody uses; guarded by mu
-	hand     int        // of the clock; guarded by mu
-	evicted  uint32     // pages; guarded by mu
-	failures int        // attempts to evict of which none succeeded; guarded by mu
-	stuck    error      // why the last one failed; guarded by mu
-	ahead    streams    // guarded by mu
+	unwritten error // why not all of it was when the mapping ended
+
+	mu       sync.Mutex    // held over operations on pages of the memory, but never while far memory is waited for
+	changed  sync.Cond     // of mu: a frame has another state
+	index    []uint32      // of each page: its frame + 1, or what the constants say; guarded by mu
+	frames   []frame       // guarded by mu
+	free     []uint32      // frames that nobody uses; guarded by mu
+	hand     int           // of the clock; guarded by mu
+	evicted  uint32        // pages; guarded by mu
+	failures int           // attempts to evict of which none succeeded; guarded by mu
+	stuck    error         // why the last one failed; guarded by mu
+	streams  ahead.Streams // guarded by mu
+	marks    marks         // guarded by mu
 	pins     map[uint64]wire.Request
-	pinned   int64 // pages; as pins guarded by mu
+	pinned   int64    // pages; as pins guarded by mu
+	written  []uint64 // a bit for each page that was written to the volume since the last checkpoint began; guarded by mu
 
 	page [pages.Size]byte // of the goroutine that reads faults
 }
 
-// job is what a worker does: serve a fault, or read count pages ahead of it.
+// job is what a worker does: serve a fault, or read a window ahead.
 type job struct {
-	page, stride, count int64
-	frame               uint32 // of a fault, if it has one
-	claimed             bool
-	write               bool
+	ahead   ahead.Window
+	page    int64
+	frame   uint32 // of a fault, if it has one
+	claimed bool
+	write   bool
 }
 
 // serve serves faults until the mapping ends.
@@ -116,14 +126,14 @@ func (m *mapping) fault(page int64, write, protected bool) {
 	m.s.stats.faults.Add(1)
 	j := job{page: page, write: write}
 	j.frame, j.claimed = m.claim(page)
-	stride, count := m.ahead.fault(page)
+	w := m.streams.Access(page, 1)
 	m.mu.Unlock()
 	if !j.claimed || !m.readNow(j) {
 		m.jobs <- j
 	}
-	if count > 0 {
+	if w.Count > 0 {
 		select {
-		case m.jobs <- job{page: page, stride: stride, count: count}:
+		case m.jobs <- job{ahead: w}:
 		default: // more important work waits
 		}
 	}
@@ -152,6 +162,10 @@ func (m *mapping) present(page int64, at uint32, write bool) {
 	f.used = true
 	switch {
 	case f.state == loading: // who places it has it go on
+		f.want = true
+	case f.state == parked:
+		m.unpark(at-1, write)
+		m.follow(page)
 	case f.state == evicting && write:
 		f.want = true // who evicts it has it go on
 	case write:
@@ -209,7 +223,7 @@ func (m *mapping) place(at uint32, page []byte, write bool) {
 
 // most is how many pages are placed with one system call, during which whoever waits for the
 // first of them goes on waiting.
-const most = 8
+const most = 32
 
 // placeAll is place for several frames.
 func (m *mapping) placeAll(frames []uint32, b []byte, write bool) {
@@ -229,7 +243,10 @@ func (m *mapping) placeAll(frames []uint32, b []byte, write bool) {
 //
 // Preconditions: m.mu is held.
 func (m *mapping) placeLocked(frames []uint32, b []byte, write bool) {
-	m.must(m.fd.Copy(m.addr(m.frames[frames[0]].page), b, !write))
+	if err := m.fd.Copy(m.addr(m.frames[frames[0]].page), b, !write); err != nil {
+		m.end(err) // nothing is said of pages that may not be there
+		return
+	}
 	for _, at := range frames {
 		f := &m.frames[at]
 		f.state = clean
@@ -244,8 +261,8 @@ func (m *mapping) placeLocked(frames []uint32, b []byte, write bool) {
 func (m *mapping) work() {
 	b := make([]byte, maxWindow*pages.Size)
 	for j := range m.jobs {
-		if j.count > 0 {
-			m.readAhead(j, b)
+		if j.ahead.Count > 0 {
+			m.readAhead(j.ahead, b)
 			continue
 		}
 		if err := m.load(j, b[:pages.Size]); err != nil {
@@ -339,37 +356,6 @@ func (m *mapping) isLost(page int64) bool {
 }
 
 var errLost = fmt.Errorf("it was lost with the pager before this one: %w", &far.LostError{Segment: "of another process"})
-
-// readAhead reads those pages ahead of a fault that are not there, as far as frames are
-// free.
-func (m *mapping) readAhead(j job, b []byte) {
-	var numbers [maxWindow]int64
-	var frames [maxWindow]uint32
-	n := 0
-	m.mu.Lock()
-	for i := range j.count {
-		page := j.page + (i+1)*j.stride
-		if page < 0 || page >= int64(len(m.index)) || len(m.free) <= m.low()/2 {
-			break
-		}
-		if at := m.index[page]; resident(at) || at == poisoned || m.isLost(page) {
-			continue
-		}
-		frames[n], _ = m.claim(page)
-		numbers[n] = page
-		n++
-	}
-	m.mu.Unlock()
-	if n == 0 {
-		return
-	}
-	if err := m.volume.ReadPages(m.ctx, numbers[:n], b[:n*pages.Size]); err != nil {
-		m.abandon(frames[:n])
-		return
-	}
-	m.s.stats.ahead.Add(int64(n))
-	m.placeAll(frames[:n], b[:n*pages.Size], false)
-}
 
 // abandon gives up frames that were to be filled. Whoever waits for one of their pages
 // tries again, and is told by that what is wrong.

@@ -6,6 +6,7 @@ import (
 
 	"polder/far"
 	"polder/pages"
+	"polder/pages/internal/ahead"
 	"polder/pages/internal/wire"
 )
 
@@ -31,9 +32,16 @@ func (m *mapping) requests() error {
 		case wire.OpPrefetch:
 			if first, end, err := m.span(r); err == nil {
 				for ; first < end; first += maxWindow {
-					m.jobs <- job{page: first - 1, stride: 1, count: min(end-first, maxWindow)}
+					m.jobs <- job{ahead: ahead.Window{First: first, Stride: 1, Count: min(end-first, maxWindow), N: 1}}
 				}
 			}
+		case wire.OpSync:
+			slots <- struct{}{}
+			m.helpers.Go(func() {
+				err := m.sync(m.ctx)
+				<-slots
+				m.reply(r.ID, err)
+			})
 		case wire.OpPin:
 			slots <- struct{}{}
 			m.helpers.Go(func() {
@@ -47,9 +55,13 @@ func (m *mapping) requests() error {
 
 // reply answers a request.
 func (m *mapping) reply(id uint64, err error) {
+	m.send(replyTo(id, err))
+}
+
+func (m *mapping) send(r wire.Reply) {
 	m.sending.Lock()
 	defer m.sending.Unlock()
-	if err := m.conn.Send(replyTo(id, err).Append(nil)); err != nil {
+	if err := m.conn.Send(r.Append(nil)); err != nil {
 		m.end(err)
 	}
 }
@@ -128,6 +140,10 @@ func (m *mapping) pinPages(first, end int64, write bool) (int64, error) {
 			continue
 		}
 		f := &m.frames[at-1]
+		if f.state == parked {
+			m.unpark(at-1, write)
+			continue
+		}
 		if f.state == loading || f.state == evicting {
 			f.want = true
 			m.changed.Wait()

@@ -55,6 +55,7 @@ type Server struct {
 	size     int64                          // of all mappings; guarded by mu
 	frames   int64                          // that they may have, in bytes; guarded by mu
 	made     int                            // mappings since the start; guarded by mu
+	named    map[string]*named              // regions that outlive their clients; guarded by mu
 
 	stats counters
 }
@@ -89,9 +90,15 @@ func New(cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{cfg: cfg, gate: accept.NewGate(cfg.Logger, handshakeTime), watcher: watcher, lis: map[*net.UnixListener]struct{}{}}
+	s := &Server{cfg: cfg, gate: accept.NewGate(cfg.Logger, handshakeTime), watcher: watcher, lis: map[*net.UnixListener]struct{}{}, named: map[string]*named{}}
 	s.buffers.New = func() any { return new([pages.MaxRead * pages.Size]byte) }
 	s.ctx, s.end = context.WithCancelCause(context.Background())
+	if err := s.loadNamed(); err != nil {
+		s.gate.Close()
+		s.end(err)
+		watcher.Close()
+		return nil, err
+	}
 	return s, nil
 }
 
@@ -125,30 +132,40 @@ func (s *Server) enter(sock *net.UnixConn, v *accept.Visitor) error {
 		return err
 	}
 	a, err := wire.ParseAttach(b)
-	if err == nil && len(files) != wire.Files {
-		err = fmt.Errorf("it passes %d descriptors, want %d", len(files), wire.Files)
+	want := wire.Files
+	if a.Remove {
+		want = 0
+	}
+	if err == nil && len(files) != want {
+		err = fmt.Errorf("it passes %d descriptors, want %d", len(files), want)
 	}
 	if err != nil {
 		fdpass.CloseAll(files)
 		return err
 	}
-	number, err := s.admit(a)
+	if a.Remove {
+		if err := s.remove(a.Name); err != nil {
+			return s.refuse(conn, err)
+		}
+		return errors.Join(conn.Send(replyTo(0, nil).Append(nil)), conn.Close())
+	}
+	number, region, err := s.admit(a)
 	if err != nil {
 		fdpass.CloseAll(files)
 		return s.refuse(conn, err)
 	}
-	m, err := s.newMapping(conn, a, files, number)
+	m, err := s.newMapping(conn, a, region, files, number)
 	if err != nil {
 		fdpass.CloseAll(files)
-		s.leave(a)
+		s.leave(a, region, nil)
 		return s.refuse(conn, err)
 	}
 	s.mu.Lock()
 	if err = ErrClosed; !s.closed {
 		if err = v.Enter(); err == nil {
 			s.done.Go(func() {
-				defer s.leave(a)
 				why := m.run(a)
+				s.leave(a, region, m.unwritten)
 				s.cfg.Logger.Info("a mapping has ended", "mapping", number, "why", why)
 			})
 		}
@@ -157,7 +174,7 @@ func (s *Server) enter(sock *net.UnixConn, v *accept.Visitor) error {
 	if err != nil {
 		m.end(err)
 		m.close()
-		s.leave(a)
+		s.leave(a, region, nil)
 	}
 	return err
 }
@@ -168,48 +185,75 @@ func (s *Server) refuse(conn *fdpass.Conn, why error) error {
 	return errors.Join(why, conn.TrySend(replyTo(0, fmt.Errorf("%w: %w", errRefused, why)).Append(nil)))
 }
 
-// admit counts a mapping in, if it may be, and returns its number.
-func (s *Server) admit(a wire.Attach) (int, error) {
-	if a.Size == 0 || a.Size%pages.Size != 0 || a.Size > pages.MaxVolume {
-		return 0, fmt.Errorf("the size is %d bytes: expected a multiple of %d up to %d", a.Size, pages.Size, int64(pages.MaxVolume))
-	}
-	if a.Local < MinLocal || a.Local%pages.Size != 0 || a.Local > pages.MaxVolume {
-		return 0, fmt.Errorf("%d bytes are to be local: expected a multiple of %d, and at least %d", a.Local, pages.Size, MinLocal)
-	}
-	if a.Base%pages.Size != 0 || a.Base+a.Size < a.Base {
-		return 0, fmt.Errorf("there is no memory of %d bytes at %#x", a.Size, a.Base)
+// admit counts a mapping in, if it may be, and returns its number, and what its name stands for.
+func (s *Server) admit(a wire.Attach) (int, *named, error) {
+	if err := fits(a); err != nil {
+		return 0, nil, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	region, err := s.find(a)
+	if err != nil {
+		return 0, nil, err
+	}
 	size, local := int64(a.Size), int64(a.Local)
 	switch {
 	case s.closed:
-		return 0, ErrClosed
+		return 0, nil, ErrClosed
 	case s.mappings >= s.cfg.MaxMappings:
-		return 0, fmt.Errorf("there are %d mappings: it would be one too many", s.mappings)
-	case size > s.cfg.Size-s.size:
-		return 0, fmt.Errorf("%d bytes are to be mapped, of which %d are left of %d (--size)", size, s.cfg.Size-s.size, s.cfg.Size)
+		return 0, nil, fmt.Errorf("there are %d mappings: it would be one too many", s.mappings)
+	case (region == nil || region.volume == nil && !region.saved) && size > s.cfg.Size-s.size:
+		return 0, nil, fmt.Errorf("%d bytes are to be mapped, of which %d are left of %d (--size)", size, s.cfg.Size-s.size, s.cfg.Size)
 	case local > s.cfg.Frames-s.frames:
-		return 0, fmt.Errorf("%d bytes are to be local, of which %d are left of %d (--frames)", local, s.cfg.Frames-s.frames, s.cfg.Frames)
+		return 0, nil, fmt.Errorf("%d bytes are to be local, of which %d are left of %d (--frames)", local, s.cfg.Frames-s.frames, s.cfg.Frames)
+	}
+	if region == nil || region.volume == nil && !region.saved {
+		s.size += size
+	}
+	if region != nil {
+		s.named[a.Name] = region
+		region.size, region.ended = size, make(chan struct{})
 	}
 	s.mappings++
-	s.size += size
 	s.frames += local
 	s.made++
-	return s.made, nil
+	return s.made, region, nil
 }
 
-// leave counts a mapping out.
-func (s *Server) leave(a wire.Attach) {
+// fits finds what is wrong with the sizes of a mapping.
+func fits(a wire.Attach) error {
+	if a.Size == 0 || a.Size%pages.Size != 0 || a.Size > pages.MaxVolume {
+		return fmt.Errorf("the size is %d bytes: expected a multiple of %d up to %d", a.Size, pages.Size, int64(pages.MaxVolume))
+	}
+	if a.Local < MinLocal || a.Local%pages.Size != 0 || a.Local > pages.MaxVolume {
+		return fmt.Errorf("%d bytes are to be local: expected a multiple of %d, and at least %d", a.Local, pages.Size, MinLocal)
+	}
+	if a.Base%pages.Size != 0 || a.Base+a.Size < a.Base {
+		return fmt.Errorf("there is no memory of %d bytes at %#x", a.Size, a.Base)
+	}
+	return nil
+}
+
+// leave counts a mapping out. Unwritten is why what was in its memory has not been written, nil if it was.
+func (s *Server) leave(a wire.Attach, region *named, unwritten error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.mappings--
-	s.size -= int64(a.Size)
 	s.frames -= int64(a.Local)
+	if region == nil {
+		s.size -= int64(a.Size)
+		return
+	}
+	close(region.ended)
+	region.ended, region.broken = nil, unwritten
+	if region.volume == nil && !region.saved { // it has not come to that
+		delete(s.named, a.Name)
+		s.size -= region.size
+	}
 }
 
 // newMapping takes a client's memory over. After an error the files are the caller's.
-func (s *Server) newMapping(conn *fdpass.Conn, a wire.Attach, files []*os.File, number int) (*mapping, error) {
+func (s *Server) newMapping(conn *fdpass.Conn, a wire.Attach, region *named, files []*os.File, number int) (*mapping, error) {
 	fd, err := uffd.Adopt(files[2])
 	if err != nil {
 		return nil, err
@@ -226,14 +270,15 @@ func (s *Server) newMapping(conn *fdpass.Conn, a wire.Attach, files []*os.File, 
 	if err != nil {
 		return nil, err
 	}
-	volume, err := s.cfg.Volumes.Volume(fmt.Sprintf("mapping %d", number), int64(a.Size))
+	again := region != nil && (region.volume != nil || region.saved) // only this mapping changes that
+	volume, err := s.volume(a, region, number)
 	if err != nil {
 		return nil, errors.Join(err, table.Close())
 	}
 	_ = tableFile.Close()
 	frames := min(a.Local, a.Size) / pages.Size
 	m := &mapping{
-		s: s, conn: conn, fd: fd, memory: memory, table: table, base: a.Base, size: int64(a.Size), volume: volume,
+		s: s, conn: conn, fd: fd, memory: memory, table: table, base: a.Base, size: int64(a.Size), volume: volume, region: region, again: again,
 		jobs: make(chan job, waiting), evict: make(chan struct{}, 1),
 		index: make([]uint32, a.Size/pages.Size), frames: make([]frame, frames), free: make([]uint32, frames),
 		pins: map[uint64]wire.Request{},
@@ -242,13 +287,18 @@ func (s *Server) newMapping(conn *fdpass.Conn, a wire.Attach, files []*os.File, 
 		m.free[i] = uint32(len(m.free) - 1 - i)
 	}
 	m.changed.L = &m.mu
+	m.streams.Most = maxWindow
 	m.ctx, m.end = context.WithCancelCause(s.ctx)
-	if a.Resume {
-		if err := m.resume(); err != nil {
-			m.end(err)
-			m.close()
-			return nil, err
+	if err := m.begin(a.Resume); err != nil {
+		m.end(err)
+		m.close()
+		if region != nil && !again {
+			volume.Free()
+			s.mu.Lock()
+			region.volume = nil
+			s.mu.Unlock()
 		}
+		return nil, err
 	}
 	return m, nil
 }
@@ -269,7 +319,7 @@ func sealed(f *os.File, size int) (*arena.Memfd, error) {
 func (m *mapping) resume() error {
 	m.lost = make([]atomic.Uint64, (len(m.index)+63)/64)
 	for i := range m.lost {
-		m.lost[i].Store(arena.Word64(m.table.Bytes()[i*8:]).Load())
+		m.lost[i].Store(arena.Word64(m.table.Bytes()[i*8:]).Load() &^ m.keptWord(int64(i)*64).Load())
 	}
 	fd := int(m.memory.File().Fd())
 	for off := int64(0); ; {
@@ -325,7 +375,7 @@ func (m *mapping) run(a wire.Attach) error {
 			err = m.pin(p)
 		}
 	}
-	m.reply(0, err)
+	m.greet(err)
 	if err == nil {
 		if err = m.requests(); errors.Is(err, io.EOF) {
 			err = errors.New("its client has ended it")
@@ -336,6 +386,12 @@ func (m *mapping) run(a wire.Attach) error {
 	m.helpers.Wait()
 	close(m.jobs)
 	working.Wait()
+	if m.region != nil {
+		if m.unwritten = m.keepAll(); m.unwritten != nil {
+			s := m.s.cfg.Logger
+			s.Error("what was in the memory of a region could not be written: its name is of no use until it is removed", "region", m.region.name, "why", m.unwritten)
+		}
+	}
 	return context.Cause(m.ctx)
 }
 
@@ -357,7 +413,9 @@ func (m *mapping) close() {
 	m.fd.Close()
 	_ = m.memory.Close()
 	_ = m.table.Close()
-	m.volume.Free()
+	if m.region == nil {
+		m.volume.Free()
+	}
 }
 
 // Close stops listening and ends all mappings: clients wait for another pager. Closing twice

@@ -16,7 +16,8 @@
 //
 // # What is not shared
 //
-// A child that is forked does not have the region. A region ends with its process.
+// A child that is forked does not have the region. Without Config.Name a region ends with its process.
+// With one, what is in it stays with the pager when the process ends, however it does, and who maps the name next has it.
 //
 // # When the pager dies
 //

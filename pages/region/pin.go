@@ -138,6 +138,30 @@ func (r *Region) pin(ctx context.Context, off, n int64, flags uint32) (*Pinned, 
 }
 
 func (r *Region) tryPin(ctx context.Context, off, n int64, flags uint32) (*Pinned, error) {
+	id, err := r.ask(ctx, wire.Request{Op: wire.OpPin, Flags: flags, Off: uint64(off), N: uint64(n)})
+	if err != nil {
+		return nil, err
+	}
+	return &Pinned{r, id, r.mem[off : off+n : off+n]}, nil
+}
+
+// Sync has what is in the region now outlive its process, and the pager too if that has a heap which is kept:
+// whoever maps the name again has that, or what was written to a page later. Of memory that is
+// being written to meanwhile any part may be new. It is for regions with a name.
+func (r *Region) Sync(ctx context.Context) error {
+	for {
+		_, err := r.ask(ctx, wire.Request{Op: wire.OpSync})
+		if !errors.Is(err, errGone) {
+			if err != nil {
+				err = fmt.Errorf("cannot sync region %q: %w", r.cfg.Name, err)
+			}
+			return err
+		}
+	}
+}
+
+// ask has the pager do what is requested, when there is one, and returns the request's ID.
+func (r *Region) ask(ctx context.Context, request wire.Request) (uint64, error) {
 	r.mu.Lock()
 	for r.conn == nil && r.ended == nil && !r.closed {
 		waiting := r.waiting
@@ -145,19 +169,19 @@ func (r *Region) tryPin(ctx context.Context, off, n int64, flags uint32) (*Pinne
 		select {
 		case <-waiting:
 		case <-ctx.Done():
-			return nil, context.Cause(ctx)
+			return 0, context.Cause(ctx)
 		}
 		r.mu.Lock()
 	}
 	if r.closed || r.ended != nil {
 		defer r.mu.Unlock()
 		if r.closed {
-			return nil, ErrClosed
+			return 0, ErrClosed
 		}
-		return nil, r.ended
+		return 0, r.ended
 	}
 	r.next++
-	request := wire.Request{ID: r.next, Op: wire.OpPin, Flags: flags, Off: uint64(off), N: uint64(n)}
+	request.ID = r.next
 	conn, call := r.conn, call{request, make(chan error, 1)}
 	r.calls[request.ID] = call
 	r.mu.Unlock()
@@ -166,23 +190,20 @@ func (r *Region) tryPin(ctx context.Context, off, n int64, flags uint32) (*Pinne
 	}
 	select {
 	case err := <-call.answer:
-		if err != nil {
-			return nil, err
-		}
+		return request.ID, err
 	case <-ctx.Done():
 		r.mu.Lock()
 		delete(r.calls, request.ID) // when it is pinned after all, it is unpinned
 		r.mu.Unlock()
 		select {
 		case err := <-call.answer:
-			if err == nil {
+			if err == nil && request.Op == wire.OpPin {
 				r.unpin(request.ID)
 			}
 		default:
 		}
-		return nil, context.Cause(ctx)
+		return 0, context.Cause(ctx)
 	}
-	return &Pinned{r, request.ID, r.mem[off : off+n : off+n]}, nil
 }
 
 // unpin tells the pager.

@@ -33,6 +33,11 @@ type Config struct {
 	// Timeout is how long the region waits for a pager that has gone. Then what is not local
 	// is lost. The default is 10 s.
 	Timeout time.Duration
+	// Name, of at most 200 bytes, has what is in the region outlive it, with the pager: who maps as
+	// many bytes with the same name gets what was there. One process at a time has a name. If the
+	// pager's heap is kept (polder pager --heap), what Sync was called for outlives the pager, too.
+	// Without a name the region ends with its process.
+	Name string
 }
 
 // Region is memory that is larger than its local part. Any number of goroutines may use it.
@@ -45,6 +50,7 @@ type Region struct {
 	table  *arena.Memfd
 	fd     *uffd.FD
 	kernel bool
+	again  bool
 	run    sync.WaitGroup
 
 	sending sync.Mutex // of requests
@@ -84,6 +90,9 @@ func Map(ctx context.Context, pager string, size int64, cfg Config) (*Region, er
 	}
 	if cfg.Timeout == 0 {
 		cfg.Timeout = 10 * time.Second
+	}
+	if len(cfg.Name) > wire.MaxName {
+		return nil, fmt.Errorf("cannot map memory: its name has %d bytes, want at most %d", len(cfg.Name), wire.MaxName)
 	}
 	if cfg.Local < minLocal || cfg.Local%pageSize != 0 || cfg.Timeout < 0 {
 		return nil, fmt.Errorf("cannot map memory with %d bytes local and a timeout of %v: expected a multiple of %d, at least %d, and no negative time", cfg.Local, cfg.Timeout, pageSize, minLocal)
@@ -165,7 +174,7 @@ func (r *Region) attach(ctx context.Context, resume bool) (*fdpass.Conn, error) 
 
 func (r *Region) greet(conn *fdpass.Conn, resume bool) error {
 	_ = conn.SetDeadline(time.Now().Add(r.cfg.Timeout))
-	a := wire.Attach{Size: uint64(r.size), Local: uint64(min(r.cfg.Local, max(r.size, minLocal))), Base: uffd.Addr(r.mem), Resume: resume}
+	a := wire.Attach{Size: uint64(r.size), Local: uint64(min(r.cfg.Local, max(r.size, minLocal))), Base: uffd.Addr(r.mem), Resume: resume, Name: r.cfg.Name}
 	r.mu.Lock()
 	for _, p := range r.pins {
 		p.Flags &^= brief
@@ -187,7 +196,42 @@ func (r *Region) greet(conn *fdpass.Conn, resume bool) error {
 	if err != nil {
 		return err
 	}
+	if !resume {
+		r.again = reply.Status == wire.OK && reply.Text == wire.Again
+	}
 	return errors.Join(failure(reply), conn.SetDeadline(time.Time{}))
+}
+
+// Remove gives back what a pager has under a name, which no process may have mapped.
+func Remove(ctx context.Context, pager, name string) error {
+	path, ok := strings.CutPrefix(pager, scheme.Unix)
+	if !ok || name == "" || len(name) > wire.MaxName {
+		return fmt.Errorf("cannot remove region %q of the pager at %q: expected unix:PATH, and a name of 1 to %d bytes", name, pager, wire.MaxName)
+	}
+	reply, err := remove(ctx, path, name)
+	if err = errors.Join(err, failure(reply)); err != nil {
+		return fmt.Errorf("cannot remove region %q of the pager at %s: %w", name, pager, err)
+	}
+	return nil
+}
+
+func remove(ctx context.Context, path, name string) (wire.Reply, error) {
+	conn, err := fdpass.DialContext(ctx, path)
+	if err != nil {
+		return wire.Reply{}, err
+	}
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	if err := conn.SendFDs(wire.Attach{Remove: true, Name: name}.Append(nil)); err != nil {
+		return wire.Reply{}, err
+	}
+	b, err := conn.Recv()
+	if err != nil {
+		return wire.Reply{}, err
+	}
+	defer conn.Done()
+	return wire.ParseReply(b)
 }
 
 // failure is the error that a pager reports.
@@ -250,7 +294,7 @@ func (r *Region) replies(conn *fdpass.Conn) error {
 		r.mu.Lock()
 		call, ok := r.calls[reply.ID] // false if whoever asked has not waited
 		delete(r.calls, reply.ID)
-		if ok && reply.Status == wire.OK {
+		if ok && reply.Status == wire.OK && call.Op == wire.OpPin {
 			r.pins[reply.ID] = call.Request
 		}
 		if ok {
@@ -327,6 +371,9 @@ func (r *Region) Resident() int64 {
 	}
 	return st.Blocks * 512
 }
+
+// Again reports whether the region was there, with what a process before this one had in it.
+func (r *Region) Again() bool { return r.again }
 
 // KernelFaults reports whether system calls may be given the region's memory that is not
 // pinned. Otherwise they fail with EFAULT where it is not local: the process may neither

@@ -8,7 +8,8 @@
 A page is brought by `polder pager` when it is touched, and goes to memory of other machines
 when it was not used for long. The view is plain memory: slices of it, arrays over it, and
 system calls such as file.readinto work. It lasts as long as somebody refers to it, and no
-longer than the process.
+longer than the process. With a name, what is in it stays with the pager, and is there for whoever
+maps the name next, until `remove`.
 
 An access that waits does so in the kernel, and holds Python's lock if the code that makes it
 does. A page that is lost, or does not come within the pager's --op-timeout, is SIGBUS. When the
@@ -34,7 +35,7 @@ import sys
 
 from . import _keeper
 
-__all__ = ["map"]
+__all__ = ["map", "remove"]
 
 PAGE = 4096
 #: The least local memory, in bytes.
@@ -67,22 +68,25 @@ class _Memory(mmap.mmap):
             os.close(self.userfaultfd)
 
 
-def map(pager: str, size: int, local: int | None = None, timeout: float = 10.0) -> memoryview:
+def map(pager: str, size: int, local: int | None = None, timeout: float = 10.0, name: str = "") -> memoryview:
     """Map size bytes, which read as zeros, and return them. Pager is where `polder pager`
     listens, unix:PATH. Local is how many bytes may be in local memory at a time, an eighth of
-    the size by default. Both are multiples of 4096. It raises OSError if the pager refuses, or
-    is not there."""
+    the size by default. Both are multiples of 4096. With a name, of at most 200 bytes, they read as what
+    was left in the memory that had the name, which had to be as large; one process at a time has a
+    name. If the pager's heap is kept (polder pager --heap), what was left is there after the pager
+    has died, too. It raises OSError if the pager refuses, or is not there."""
     if local is None:
         local = max(size // 8 // PAGE * PAGE, MIN_LOCAL)
     if size <= 0 or size % PAGE or local < MIN_LOCAL or local % PAGE:
         raise ValueError(f"cannot map {size} bytes with {local} local: expected multiples of {PAGE}, and at least {MIN_LOCAL} local")
-    if not pager.startswith("unix:/"):
-        raise ValueError(f"cannot use the pager's address {pager!r}: expected unix:PATH")
-    table_size = ((size // PAGE + (1 << 15) - 1) >> 15) * PAGE
+    path = _path(pager)
+    if len(os.fsencode(name)) > _keeper.MAX_NAME or "\0" in name:
+        raise ValueError(f"cannot map memory with a name of {len(os.fsencode(name))} bytes: expected at most {_keeper.MAX_NAME}, and no zeros")
+    table_size = (2 * ((size // PAGE + (1 << 15) - 1) >> 15) + 1) * PAGE
     files: list[int] = []
     try:
-        for name, length in (("polder-pages", size), ("polder-pages-table", table_size)):
-            fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        for title, length in (("polder-pages", size), ("polder-pages-table", table_size)):
+            fd = os.memfd_create(title, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             files.append(fd)
             os.ftruncate(fd, length)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALED)
@@ -92,11 +96,26 @@ def map(pager: str, size: int, local: int | None = None, timeout: float = 10.0) 
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         fcntl.ioctl(files[2], _REGISTER, bytearray(struct.pack("=4Q", base, size, _MISSING_AND_PROTECTED, 0)))
         memory.userfaultfd = os.dup(files[2])
-        memory.keeper = _keep(files, pager[len("unix:"):], size, local, base, timeout)
+        memory.keeper = _keep(files, path, size, local, base, timeout, name)
     finally:
         for fd in files:
             os.close(fd)
     return memoryview(memory)
+
+
+def remove(pager: str, name: str) -> None:
+    """Give back what the pager has under a name, which no process may have mapped. It raises OSError if one
+    has, or if there is no such name."""
+    try:
+        _keeper.remove(_path(pager), name)
+    except OSError as e:
+        raise OSError(errno.EIO, f"cannot remove region {name!r} of the pager at {pager}: {e}") from e
+
+
+def _path(pager: str) -> str:
+    if not pager.startswith("unix:/"):
+        raise ValueError(f"cannot use the pager's address {pager!r}: expected unix:PATH")
+    return pager[len("unix:"):]
 
 
 def _userfaultfd() -> int:
@@ -127,11 +146,11 @@ def _userfaultfd() -> int:
     return fd
 
 
-def _keep(files: list[int], path: str, size: int, local: int, base: int, timeout: float) -> subprocess.Popen[bytes]:
+def _keep(files: list[int], path: str, size: int, local: int, base: int, timeout: float, name: str) -> subprocess.Popen[bytes]:
     """Start the process that speaks with the pager: a thread of this one could not, while
     another waits for a page and holds Python's lock."""
     numbers = [os.getpid(), *files, size, local, base]
-    keeper = subprocess.Popen([sys.executable, "-I", _keeper.__file__, path, str(timeout), *(str(n) for n in numbers)],
+    keeper = subprocess.Popen([sys.executable, "-I", _keeper.__file__, path, str(timeout), *(str(n) for n in numbers), name],
                               pass_fds=files, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     assert keeper.stdout is not None and keeper.stdin is not None
     with keeper.stdout as answers:

@@ -1,7 +1,7 @@
 """The process that speaks with the pager for another one, which has the memory.
 
 It is started with the path of the pager's socket, the timeout, the process, the descriptors of
-the memory, the table and the userfaultfd, and the sizes and the address of the memory. It ends
+the memory, the table and the userfaultfd, the sizes and the address of the memory, and its name. It ends
 with that process, or with its own standard input. The protocol is that of Polder's Go package
 pages/internal/wire.
 """
@@ -17,20 +17,30 @@ import struct
 import sys
 import time
 
-_MAGIC = 0x31524750
+_MAGIC = 0x32524750
 _WAKE = 0x8010AA02
 _WRITE_PROTECT = 0xC018AA06
 _POISON = 0xC020AA08
 _PAGE = 4096
 
 
-def _attach(path: str, timeout: float, files: list[int], size: int, local: int, base: int, resume: bool) -> socket.socket:
-    """Have a pager serve the memory."""
+#: How long a name may be, in bytes.
+MAX_NAME = 200
+_RESUME, _REMOVE, _NAMED = 1, 2, 4
+
+
+def _attach(path: str, timeout: float, files: list[int], size: int, local: int, base: int, flags: int, name: str) -> socket.socket:
+    """Have a pager serve the memory, or remove what has the name."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    flags |= _NAMED if name else 0
     try:
         sock.settimeout(timeout)
         sock.connect(path)
-        socket.send_fds(sock, [struct.pack("<2I4Q", _MAGIC, resume, size, min(local, max(size, 256 << 10)), base, 0)], files)
+        message = struct.pack("<2I4Q", _MAGIC, flags, size, min(local, max(size, 256 << 10)), base, 0) + os.fsencode(name)
+        if files:
+            socket.send_fds(sock, [message], files)
+        else:
+            sock.send(message)
         reply = sock.recv(64 << 10)
         if len(reply) < 16:
             raise ConnectionError("the pager has ended the connection")
@@ -40,6 +50,11 @@ def _attach(path: str, timeout: float, files: list[int], size: int, local: int, 
     except BaseException:
         sock.close()
         raise
+
+
+def remove(path: str, name: str) -> None:
+    """Have a pager remove what has the name."""
+    _attach(path, 10.0, [], 0, 0, 0, _REMOVE, name).close()
 
 
 def _poison(fd: int, memory: int, base: int, size: int) -> None:
@@ -67,13 +82,14 @@ def _poison(fd: int, memory: int, base: int, size: int) -> None:
 
 def main() -> None:
     path, timeout = sys.argv[1], float(sys.argv[2])
-    pid, memory, table, fd, size, local, base = (int(s) for s in sys.argv[3:])
+    pid, memory, table, fd, size, local, base = (int(s) for s in sys.argv[3:10])
+    name = sys.argv[10]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the other process
     process = os.pidfd_open(pid)
     gone = {process, sys.stdin.fileno()}
     files = [memory, table, fd]
     try:
-        sock = _attach(path, timeout, files, size, local, base, False)
+        sock = _attach(path, timeout, files, size, local, base, 0, name)
     except OSError as e:
         print(str(e).replace("\n", " "), flush=True)
         return
@@ -91,7 +107,7 @@ def main() -> None:
         while True:
             left = deadline - time.monotonic()
             try:
-                sock = _attach(path, max(left, 0.01), files, size, local, base, True)
+                sock = _attach(path, max(left, 0.01), files, size, local, base, _RESUME, name)
                 break
             except OSError:
                 if left <= 0:

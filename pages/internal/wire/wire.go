@@ -4,11 +4,14 @@
 // The first message of a client is Attach, with three descriptors: the memory, a memfd of
 // which the size is sealed; the table, a memfd with a bit for each page, likewise; and the
 // userfaultfd with which the client has registered its mapping of the memory. The pager
-// answers with a Reply. Then Requests and Replies follow, in any order. The connection ends
+// answers with a Reply, whose text is Again if a region with the name was there. Without
+// descriptors, and with Remove, it has the region with the name removed. Then Requests and Replies follow, in any order. The connection ends
 // with the mapping, from either side.
 //
 // A bit of the table is set while its page, if it is not in the memory, is with the pager
 // and is not zeros. So a client whose pager has died can tell the next one what is lost.
+// Behind these bits as many say which of those pages a checkpoint of the pager's heap has as the
+// pager has them, and the last page begins with a u64, the Mark of the volume that is meant.
 package wire
 
 import (
@@ -18,7 +21,7 @@ import (
 )
 
 const (
-	magic   = 0x31524750 // "PGR1"
+	magic   = 0x32524750 // "PGR2"
 	fixed   = 40
 	reqSize = 32
 	repSize = 16
@@ -34,19 +37,36 @@ type Attach struct {
 	Local  uint64 // bytes that may be in the memory at a time
 	Base   uint64 // address of the mapping
 	Resume bool   // there was another pager before
+	Remove bool   // there is no memory: the region with the name is to be removed
+	Name   string // of what outlives the client; none if it is empty
 	Pins   []Request
 }
 
-// TableSize is the size of the table for a memory of size bytes: a bit for each page, in whole
-// pages.
-func TableSize(size uint64) int { return int((size>>12+1<<15-1)>>15) << 12 }
+// MaxName is how long a Name may be, in bytes.
+const MaxName = 200
+
+// Again is the text of the reply to an Attach that has found its region.
+const Again = "again"
+
+// The flags of an Attach.
+const (
+	flagResume = 1 << iota
+	flagRemove
+	flagNamed
+)
+
+// TableSize is the size of the table for a memory of size bytes.
+func TableSize(size uint64) int { return 2*TableKept(size) + 1<<12 }
+
+// TableKept is where the second half of the table begins: a bit for each page, in whole pages.
+func TableKept(size uint64) int { return int((size>>12+1<<15-1)>>15) << 12 }
 
 // What a Request asks for.
 const (
 	OpPin      uint32 = iota + 1 // bring a range into the memory, and keep it there
 	OpUnpin                      // let go of the range that the request ID has pinned; it has no reply
 	OpPrefetch                   // bring a range into the memory as far as there is room; it has no reply
-	OpDiscard                    // have a range read as zeros
+	OpSync                       // have what is in the memory survive the client, and the pager if its heap does
 )
 
 // Write is a Request's flag: what is pinned will be written to.
@@ -85,7 +105,13 @@ var errShort = errors.New("the message is cut off or too long")
 func (a Attach) Append(b []byte) []byte {
 	flags := uint32(0)
 	if a.Resume {
-		flags = 1
+		flags |= flagResume
+	}
+	if a.Remove {
+		flags |= flagRemove
+	}
+	if a.Name != "" {
+		flags |= flagNamed
 	}
 	b = binary.LittleEndian.AppendUint32(b, magic)
 	b = binary.LittleEndian.AppendUint32(b, flags)
@@ -96,7 +122,7 @@ func (a Attach) Append(b []byte) []byte {
 	for _, p := range a.Pins {
 		b = p.Append(b)
 	}
-	return b
+	return append(b, a.Name...)
 }
 
 // ParseAttach reads an Attach.
@@ -106,10 +132,14 @@ func ParseAttach(b []byte) (a Attach, err error) {
 	}
 	flags := binary.LittleEndian.Uint32(b[4:])
 	a.Size, a.Local = binary.LittleEndian.Uint64(b[8:]), binary.LittleEndian.Uint64(b[16:])
-	a.Base, a.Resume = binary.LittleEndian.Uint64(b[24:]), flags == 1
+	a.Base, a.Resume, a.Remove = binary.LittleEndian.Uint64(b[24:]), flags&flagResume != 0, flags&flagRemove != 0
 	n := binary.LittleEndian.Uint64(b[32:])
-	if b = b[fixed:]; flags > 1 || n > MaxPins || uint64(len(b)) != n*reqSize {
+	if b = b[fixed:]; flags >= flagNamed<<1 || n > MaxPins || uint64(len(b)) < n*reqSize {
 		return a, errShort
+	}
+	b, a.Name = b[:n*reqSize], string(b[n*reqSize:])
+	if named := flags&flagNamed != 0; named != (a.Name != "") || len(a.Name) > MaxName || a.Remove && !named {
+		return a, fmt.Errorf("its name has %d bytes, want 1 to %d if it has one: %w", len(a.Name), MaxName, errShort)
 	}
 	for ; len(b) > 0; b = b[reqSize:] {
 		p, err := ParseRequest(b[:reqSize])
@@ -139,7 +169,7 @@ func ParseRequest(b []byte) (r Request, err error) {
 		binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint32(b[8:]), binary.LittleEndian.Uint32(b[12:]),
 		binary.LittleEndian.Uint64(b[16:]), binary.LittleEndian.Uint64(b[24:]),
 	}
-	if r.ID == 0 || r.Op < OpPin || r.Op > OpPrefetch || r.Flags > Write {
+	if r.ID == 0 || r.Op < OpPin || r.Op > OpSync || r.Flags > Write {
 		return r, fmt.Errorf("there is no request %d with flags %#x and ID %d", r.Op, r.Flags, r.ID)
 	}
 	return r, nil
