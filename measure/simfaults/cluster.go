@@ -75,7 +75,7 @@ func newCluster(seed uint64, bug string, trace func(string)) *cluster {
 	r := w.Rand
 	c := &cluster{w: w, bug: bug, cuts: map[pair]time.Duration{}}
 	c.cfg = setup{
-		nodes: 4 + r.IntN(3), zones: 3, chunks: 60, copies: 2 + r.IntN(5)/4, keys: 60, clients: 4,
+		nodes: 4 + r.IntN(3), zones: 3, chunks: 200, copies: 2 + r.IntN(5)/4, keys: 60, clients: 4,
 		late: copies.DefaultLate, repairAfter: copies.DefaultRepairAfter,
 		lease: []time.Duration{100 * time.Millisecond, named.DefaultLease, 2 * time.Second}[r.IntN(3)], beat: named.DefaultBeat,
 	}

@@ -94,8 +94,12 @@ func (c *cluster) trouble() {
 	if c.quiet {
 		return
 	}
-	c.w.After(c.during(50*time.Millisecond, 6*time.Second), c.trouble)
 	r := c.w.Rand
+	pause := c.during(time.Millisecond, 400*time.Millisecond) // some come together
+	if r.IntN(3) == 0 {
+		pause = c.during(time.Second, 8*time.Second)
+	}
+	c.w.After(pause, c.trouble)
 	n, h := c.nodes[r.IntN(len(c.nodes))], c.servers[r.IntN(len(c.servers))]
 	what := ""
 	switch r.IntN(16) {

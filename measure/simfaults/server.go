@@ -340,11 +340,14 @@ func (s *server) evacuate() {
 				return
 			}
 		}
-		if len(s.segs) > s.c.cfg.chunks/2 {
+		if len(s.segs) > mostAreas {
 			s.clean()
 		}
 	}
 }
+
+// mostAreas is from how many segments with values on they are cleaned.
+const mostAreas = 16
 
 // clean has the values of the segment that has the fewest be local again.
 func (s *server) clean() {
@@ -486,10 +489,16 @@ func (s *server) get(key uint32) (version uint64, ok bool) {
 	if it != nil {
 		number = it.number
 	}
+	var in *area
+	if it != nil {
+		in = it.at
+	}
 	b, version, err := s.value(key)
 	switch {
 	case errors.Is(err, errWrong):
-		if s.owns() {
+		left := 0 // which may be at nodes that cannot be reached now
+		s.c.copiesOf(in.seg.Name(), func(*node, int) { left++ })
+		if left == 0 && s.owns() {
 			s.c.wrong("key %d has wrong bytes in all copies", key)
 		}
 		return 0, false
