@@ -101,10 +101,17 @@ func (s *server) run(ctx context.Context, cfg named.Config) error {
 	s.o = o
 	c.w.Note("%s owns the heap, epoch %d", s.host, o.Epoch())
 	var places []copies.Place
+	var all []*place
 	for _, n := range c.nodes {
-		places = append(places, c.newPlace(n, s.p, s.host, o.Epoch()).asPlace())
+		pl := c.newPlace(n, s.p, s.host, o.Epoch())
+		all, places = append(all, pl), append(places, pl.asPlace())
 	}
-	s.p.Sleep(time.Second) // until all that can be reached are connected
+	for range 50 { // until all that can be reached are connected
+		if !slices.ContainsFunc(all, func(pl *place) bool { return pl.link == nil }) {
+			break
+		}
+		s.p.Sleep(20 * time.Millisecond)
+	}
 	s.store, err = o.Store(copies.Config{
 		Places: places, Copies: c.cfg.copies, Late: c.cfg.late, RepairAfter: c.cfg.repairAfter, Logger: cfg.Logger,
 	})
