@@ -38,6 +38,9 @@ type Config struct {
 	// Patience is for how long the manifest must not have changed until its owner is taken for dead, by default
 	// DefaultPatience. It should be several times the Beat of all who own the heap.
 	Patience time.Duration
+	// Seen, if it is set, is told the manifest each time that Own looks at it, with for how long it has not changed as far as
+	// Own knows. It must not wait, nor change the manifest.
+	Seen func(m *Manifest, still time.Duration)
 	// Sessions returns what each node needs to be told to give its memory to another process. It is called with each change of
 	// the manifest, and must not wait. Nil has the manifest keep the sessions that it has.
 	Sessions func() map[string][]byte
@@ -154,6 +157,7 @@ func (o *Owner) raise(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	o.see(m, 0)
 	said := false
 	for {
 		if m.Owner != "" {
@@ -215,9 +219,17 @@ func (o *Owner) look(ctx context.Context) (*Manifest, uint64, error) {
 	return m, version, err
 }
 
+// see tells who wants to know what the manifest is.
+func (o *Owner) see(m *Manifest, still time.Duration) {
+	if o.cfg.Seen != nil {
+		o.cfg.Seen(m, still)
+	}
+}
+
 // watch looks at the manifest until it changes, but for no longer than Patience, and returns it as it is then.
 func (o *Owner) watch(ctx context.Context, version uint64) (*Manifest, uint64, error) {
-	deadline := o.cfg.now() + o.cfg.Patience
+	began := o.cfg.now()
+	deadline := began + o.cfg.Patience
 	for {
 		timer := o.proc.NewTimer(o.cfg.Patience / 16)
 		if o.proc.Wait(timer, ctx.Done()) != turns.Late {
@@ -229,6 +241,10 @@ func (o *Owner) watch(ctx context.Context, version uint64) (*Manifest, uint64, e
 		if err != nil {
 			return nil, 0, err
 		}
+		if v != version {
+			began = o.cfg.now()
+		}
+		o.see(m, o.cfg.now()-began)
 		if v != version || over {
 			return m, v, nil
 		}
