@@ -193,8 +193,8 @@ func (p *place) prune(ctx context.Context) {
 }
 
 // replaced is called when a segment has other copies than before, and gives back those of old. If the store is kept, whoever opens it next is told first where the
-// copies are now; what nobody could be told stays until then.
-func (g *segment) replaced(ctx context.Context, old []copyOf) {
+// copies are now, and what nobody could be told stays until then. It reports whether whoever opens the store next knows.
+func (g *segment) replaced(ctx context.Context, old []copyOf) bool {
 	s := g.store
 	if k := s.cfg.Keep; k != nil {
 		if err := k.Moved(ctx, g.number, func() string { return nameOf(g.number, *g.copies.Load()) }); err != nil {
@@ -204,12 +204,13 @@ func (g *segment) replaced(ctx context.Context, old []copyOf) {
 			if ctx.Err() == nil {
 				s.log.Warn("the memory of copies that were replaced is not given back, since nobody could be told where the others are", "segment", g.Name(), "error", err)
 			}
-			return
+			return false
 		}
 	}
 	for _, c := range old {
 		c.place.giveBack(c.seg)
 	}
+	return true
 }
 
 // Number is the segment's, which no other segment of the store ever has.

@@ -190,7 +190,6 @@ func (g *segment) repair(ctx context.Context) bool {
 	}
 
 	g.mu.Lock()
-	g.repairing = false
 	var old []copyOf
 	freed := g.freed
 	if !freed && len(made) > 0 {
@@ -205,7 +204,12 @@ func (g *segment) repair(ctx context.Context) bool {
 		}
 		return false
 	}
-	g.replaced(ctx, old)
+	told := len(made) == 0 || g.replaced(ctx, old)
+	g.mu.Lock()
+	// Until then nothing is written to it: whoever opens the store next would not find the copies that have it.
+	g.repairing = false
+	g.closed = g.closed || !told
+	g.mu.Unlock()
 	s.counts.repaired.Add(int64(len(made)))
 	return len(made) > 0
 }

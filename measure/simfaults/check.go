@@ -8,9 +8,12 @@ import (
 )
 
 // Within so long after the last fault everything is as it should be.
-const recovery = 90 * time.Second
+const recovery = 40 * time.Second
 
-// ill says what is not as it should be when there have been no faults for some time. A place may be late at any moment.
+// Within so long a node that is to leave gets empty.
+const drained = 30 * time.Second
+
+// ill says what is not as it should be when there have been no faults for some time.
 func (c *cluster) ill() (what []string) {
 	say := func(format string, args ...any) { what = append(what, fmt.Sprintf(format, args...)) }
 	o := c.owner()
@@ -36,12 +39,13 @@ func (c *cluster) ill() (what []string) {
 	return what
 }
 
-// kept checks that nodes keep what the owner has, and nothing else, in zones of their own.
-func (c *cluster) kept() {
+// astray says what nodes keep beside what the owner has, and which segments are not in zones of their own.
+func (c *cluster) astray() (what []string) {
+	say := func(format string, args ...any) { what = append(what, fmt.Sprintf(format, args...)) }
 	o := c.owner()
 	if o == nil {
-		c.wrong("nobody serves at the end")
-		return
+		say("nobody serves")
+		return what
 	}
 	// Segments come and go: only what stays for some time counts.
 	st, chunks := o.store.Stats(), 0
@@ -49,7 +53,7 @@ func (c *cluster) kept() {
 		chunks += len(n.chunks)
 	}
 	if d := chunks - st.Segments*c.cfg.copies; d > 2*c.cfg.copies || d < -2*c.cfg.copies {
-		c.wrong("nodes keep %d chunks for %d segments of %d copies", chunks, st.Segments, c.cfg.copies)
+		say("nodes keep %d chunks for %d segments of %d copies", chunks, st.Segments, c.cfg.copies)
 	}
 	could := map[string]bool{}
 	for _, n := range c.nodes {
@@ -62,14 +66,16 @@ func (c *cluster) kept() {
 		there := 0
 		c.copiesOf(name, func(n *node, _ int) { zones[n.zone] = true; there++ })
 		if there > len(zones) && len(zones) < min(c.cfg.copies, len(could)) {
-			c.wrong("%s: %d copies in %d zones", name, there, len(zones))
+			say("%s: %d copies in %d zones", name, there, len(zones))
 		}
 	}
+	return what
 }
 
 // answered checks that clients are answered: counts are what they were some time before.
 func (c *cluster) answered(before counts, d time.Duration) {
 	if c.counts.sets < before.sets+10 || c.counts.gets < before.gets+10 {
+		c.dump()
 		c.wrong("in %v without faults clients have had %d answers to SETs, and %d to GETs", d, c.counts.sets-before.sets, c.counts.gets-before.gets)
 	}
 }
@@ -115,24 +121,29 @@ func simulate(seed uint64, trouble time.Duration, bug string, trace func(string)
 	until(at + recovery)
 	if len(c.wrongs) == 0 {
 		c.answered(before, 10*time.Second)
-		for end := c.w.Now() + 20*time.Second; len(c.ill()) > 0 && c.w.Now() < end; {
-			until(c.w.Now() + 100*time.Millisecond)
+		// A place may be late at any moment, so all is well if it is so at one.
+		settled := func(within time.Duration, ill func() []string) {
+			for end := c.w.Now() + within; len(ill()) > 0 && c.w.Now() < end; {
+				until(min(end, c.w.Now()+100*time.Millisecond))
+			}
+			for _, what := range ill() {
+				c.dump()
+				c.wrong("%v after the last fault: %s", (c.w.Now() - at).Round(time.Second), what)
+			}
 		}
+		settled(20*time.Second, c.ill)
 		if o := c.owner(); o != nil && o.store.Stats().Lost > 0 {
 			c.wrong("%d segments were lost", o.store.Stats().Lost)
 		}
-		for _, what := range c.ill() {
-			c.wrong("%v after the last fault: %s", (c.w.Now() - at).Round(time.Second), what)
-		}
-		// A node is drained.
-		n := c.nodes[c.w.Rand.IntN(len(c.nodes))]
-		n.leaving = true
-		until(c.w.Now() + time.Minute)
-		if held := len(n.chunks); held > 0 && len(c.wrongs) == 0 {
-			c.wrong("%s has been leaving for a minute, and has %d chunks", n.name, held)
-		}
-		if len(c.wrongs) == 0 {
-			c.kept()
+		if len(c.wrongs) == 0 { // a node is drained
+			n := c.nodes[c.w.Rand.IntN(len(c.nodes))]
+			n.leaving = true
+			settled(drained, func() (what []string) {
+				if held := len(n.chunks); held > 0 {
+					what = append(what, fmt.Sprintf("%s is to leave, and has %d chunks", n.name, held))
+				}
+				return append(what, c.astray()...)
+			})
 		}
 	}
 	k := c.counts
@@ -149,4 +160,17 @@ func (r *Result) String() string {
 		how = "WRONG: " + strings.Join(r.Wrong, "; ")
 	}
 	return fmt.Sprintf("seed %d, %v, %d faults, %d takeovers, %d SETs and %d GETs answered, %d not: %s", r.Seed, r.Time, r.Faults, r.Takeovers, r.Sets, r.Gets, r.Unanswered, how)
+}
+
+// dump writes how things are into the trace.
+func (c *cluster) dump() {
+	for _, n := range c.nodes {
+		c.w.Note("%s: up %v, %d chunks of %d, %d links", n.name, n.up, len(n.chunks), n.capacity, len(n.links))
+	}
+	if o := c.owner(); o != nil {
+		c.w.Note("%s: %d segments with values, a checkpoint is being made: %v, the log waits: %v", o.host, len(o.segs), o.pausing, o.log.Starved())
+		for _, line := range o.store.Explain() {
+			c.w.Note("%s: %s", o.host, line)
+		}
+	}
 }

@@ -75,9 +75,9 @@ func newCluster(seed uint64, bug string, trace func(string)) *cluster {
 	r := w.Rand
 	c := &cluster{w: w, bug: bug, cuts: map[pair]time.Duration{}}
 	c.cfg = setup{
-		nodes: 4 + r.IntN(3), zones: 3, chunks: 60, copies: 2 + r.IntN(5)/4, keys: 60, clients: 4,
+		nodes: 4 + r.IntN(3), zones: 3, chunks: 200, copies: 2 + r.IntN(5)/4, keys: 60, clients: 4,
 		late: copies.DefaultLate, repairAfter: copies.DefaultRepairAfter,
-		lease: []time.Duration{100 * time.Millisecond, named.DefaultLease, 2 * time.Second}[r.IntN(3)], beat: named.DefaultBeat,
+		lease: []time.Duration{100 * time.Millisecond, named.DefaultLease, 4 * time.Second}[r.IntN(3)], beat: named.DefaultBeat,
 	}
 	c.sent, c.floor = make([]uint64, c.cfg.keys), make([]uint64, c.cfg.keys)
 	c.register = &register{c: c, proc: w.Process(holderName, 0), settled: map[uint64]uint64{}}

@@ -9,7 +9,7 @@ import (
 // hop is how long a message takes that meets no trouble.
 func (c *cluster) hop() time.Duration {
 	d := 50*time.Microsecond + time.Duration(c.w.Rand.Int64N(int64(200*time.Microsecond)))
-	if c.w.Rand.IntN(200) == 0 { // it was lost, and is sent again
+	if c.w.Rand.IntN(1000) == 0 { // it was lost, and is sent again
 		d += time.Duration(c.w.Rand.Int64N(int64(40 * time.Millisecond)))
 	}
 	return d

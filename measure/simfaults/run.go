@@ -1,10 +1,13 @@
 package simfaults
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
 	"runtime"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -31,7 +34,7 @@ type Options struct {
 const trouble = 2 * time.Minute
 
 // oneRun is how long a cluster lasts in which all goes well.
-const oneRun = 10*time.Second + trouble + recovery + time.Minute
+const oneRun = 10*time.Second + trouble + recovery + drained
 
 // Run simulates clusters, one after the other, several at a time, until so many hours have passed in them. It fails if
 // something has gone wrong, and says with which seed.
@@ -113,13 +116,12 @@ func Run(ctx context.Context, o Options) error {
 		}
 	}
 	if len(wrong) > 0 {
-		least := wrong[0]
-		for _, r := range wrong {
-			if r.Seed < least.Seed {
-				least = r
-			}
+		slices.SortFunc(wrong, func(a, b Result) int { return cmp.Compare(a.Seed, b.Seed) })
+		var all strings.Builder
+		for _, r := range wrong[:min(len(wrong), 10)] {
+			fmt.Fprintf(&all, "\n%s", &r)
 		}
-		return fmt.Errorf("%d of %d clusters have gone wrong. The first: %s. See it with polder sim cluster --seed %d --hours 0 --trace", len(wrong), n, &least, least.Seed)
+		return fmt.Errorf("%d of %d clusters have gone wrong; see the first with polder sim cluster --seed %d --hours 0 --trace%s", len(wrong), n, wrong[0].Seed, all.String())
 	}
 	return nil
 }

@@ -101,10 +101,17 @@ func (s *server) run(ctx context.Context, cfg named.Config) error {
 	s.o = o
 	c.w.Note("%s owns the heap, epoch %d", s.host, o.Epoch())
 	var places []copies.Place
+	var all []*place
 	for _, n := range c.nodes {
-		places = append(places, c.newPlace(n, s.p, s.host, o.Epoch()).asPlace())
+		pl := c.newPlace(n, s.p, s.host, o.Epoch())
+		all, places = append(all, pl), append(places, pl.asPlace())
 	}
-	s.p.Sleep(time.Second) // until all that can be reached are connected
+	for range 50 { // until all that can be reached are connected
+		if !slices.ContainsFunc(all, func(pl *place) bool { return pl.link == nil }) {
+			break
+		}
+		s.p.Sleep(20 * time.Millisecond)
+	}
 	s.store, err = o.Store(copies.Config{
 		Places: places, Copies: c.cfg.copies, Late: c.cfg.late, RepairAfter: c.cfg.repairAfter, Logger: cfg.Logger,
 	})
@@ -340,11 +347,14 @@ func (s *server) evacuate() {
 				return
 			}
 		}
-		if len(s.segs) > s.c.cfg.chunks/2 {
+		if len(s.segs) > mostAreas {
 			s.clean()
 		}
 	}
 }
+
+// mostAreas is from how many segments with values on they are cleaned.
+const mostAreas = 16
 
 // clean has the values of the segment that has the fewest be local again.
 func (s *server) clean() {
@@ -486,10 +496,16 @@ func (s *server) get(key uint32) (version uint64, ok bool) {
 	if it != nil {
 		number = it.number
 	}
+	var in *area
+	if it != nil {
+		in = it.at
+	}
 	b, version, err := s.value(key)
 	switch {
 	case errors.Is(err, errWrong):
-		if s.owns() {
+		left := 0 // which may be at nodes that cannot be reached now
+		s.c.copiesOf(in.seg.Name(), func(*node, int) { left++ })
+		if left == 0 && s.owns() {
 			s.c.wrong("key %d has wrong bytes in all copies", key)
 		}
 		return 0, false
