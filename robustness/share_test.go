@@ -249,6 +249,7 @@ func (m *manager) notified(text string, oob []byte) {
 			}
 		}
 		m.t.Errorf("%q is to be removed, which is not kept", fields["FDNAME"])
+	case fields["STOPPING"] == "1":
 	case fields["X_POLDER_CHECK"] == "1": // whether anybody is there; for keepers
 	default:
 		m.t.Errorf("the service manager is told %q", text)
