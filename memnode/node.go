@@ -313,7 +313,7 @@ func (n *Node) attach(req verbs.ConnRequest, h *wire.Hello) error {
 	}
 	s.keep = h.Keep
 	w := wire.Welcome{
-		Resumed: resumed, Session: s.wire,
+		Version: h.Version, Resumed: resumed, Session: s.wire,
 		Base: n.mem.mr.Addr(), ChunkSize: uint64(n.cfg.ChunkSize), Chunks: uint32(n.cfg.chunks()),
 		Space: n.manager.space(s), Grace: n.cfg.Grace, Credits: credits, Batch: wire.MaxBatch,
 		Leaving: n.leaving != nil, Zone: n.cfg.Zone,

@@ -52,7 +52,7 @@ func (m *rpc) chunksOf(s *session) component.Chunks {
 
 // welcome decides how many groups c may have. Baselines have one.
 func (m *rpc) welcome(c *client, h *wire.Hello, w *wire.Welcome) {
-	if m.node.cfg.Manager == RPCMW {
+	if m.node.cfg.Manager == RPCMW && h.Version != wire.Before {
 		m.node.welcomeGroups(c, h, w)
 	}
 }
