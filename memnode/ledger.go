@@ -147,14 +147,16 @@ func (f *form) stride() int {
 	return verbs.EntrySize
 }
 
-// The places of the parts, in bytes from the start.
+// tableAt is where the table begins, and chunksAt where the chunks do, in bytes.
 func (f *form) tableAt() int {
 	return arena.PageSize + roundUp(f.sessions*sessionRecord, arena.PageSize)
 }
-func (f *form) tableSize() int { return roundUp(f.chunks*f.stride(), arena.PageSize) }
+
 func (f *form) chunksAt() int {
 	return roundUp(f.tableAt()+f.tableSize(), min(max(f.chunkSize, arena.PageSize), arena.HugePageSize))
 }
+
+func (f *form) tableSize() int { return roundUp(f.chunks*f.stride(), arena.PageSize) }
 func (f *form) memSize() int { return roundUp(f.chunks*f.chunkSize, arena.PageSize) }
 func (f *form) size() int    { return f.chunksAt() + f.memSize() }
 
