@@ -157,8 +157,8 @@ func (f *form) chunksAt() int {
 }
 
 func (f *form) tableSize() int { return roundUp(f.chunks*f.stride(), arena.PageSize) }
-func (f *form) memSize() int { return roundUp(f.chunks*f.chunkSize, arena.PageSize) }
-func (f *form) size() int    { return f.chunksAt() + f.memSize() }
+func (f *form) memSize() int   { return roundUp(f.chunks*f.chunkSize, arena.PageSize) }
+func (f *form) size() int      { return f.chunksAt() + f.memSize() }
 
 // newLedger makes memory for what cfg says, in which nobody has anything.
 func newLedger(cfg *Config) (*ledger, error) {
