@@ -69,6 +69,7 @@ func (t *chunks) lend(i uint32, s *session) {
 	c := &t.all[i]
 	c.pos = len(s.chunks)
 	c.owner.Store(s)
+	t.own(i, s.owner)
 	s.chunks = append(s.chunks, i)
 }
 
@@ -84,6 +85,7 @@ func (t *chunks) reclaim(i uint32) {
 	t.all[last].pos = c.pos
 	s.chunks = s.chunks[:len(s.chunks)-1]
 	c.owner.Store(nil)
+	t.own(i, 0)
 	t.dirty = append(t.dirty, i)
 }
 

@@ -20,6 +20,8 @@ import (
 // control goroutine.
 type session struct {
 	wire    wire.Session
+	owner   uint64    // its number in the tables of who has which chunk; never 0, never used again
+	record  int       // in the node's ledger, if it has one
 	keep    wire.Keep // zero: it is reclaimed when the grace period is over
 	chunks  []uint32  // managers that hand them out themselves keep them here
 	client  *client   // nil while disconnected
@@ -28,8 +30,8 @@ type session struct {
 	components *component.Tenant // nil unless it has used any
 }
 
-func newSession(keep wire.Keep) *session {
-	s := &session{keep: keep}
+func newSession(keep wire.Keep, owner uint64) *session {
+	s := &session{keep: keep, owner: owner}
 	var id [8]byte
 	for s.wire.ID == 0 {
 		rand.Read(id[:])

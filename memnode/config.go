@@ -92,6 +92,10 @@ type Config struct {
 	// none. Their memory is a part of Lend, and if there is a ClientBudget
 	// one client's is a part of that.
 	Components component.Config
+	// Outliving, if it is set, is the memory, which outlives the process, by managers that
+	// can keep sessions (wire.Manager.Keeps). If an earlier node has left something there,
+	// the node lends as much as that one did, whatever Lend says.
+	Outliving *Outliving
 	// Logger gets connections, losses and refusals; by default nothing is
 	// logged.
 	Logger *slog.Logger

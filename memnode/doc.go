@@ -79,6 +79,19 @@
 // with the memory, so whoever asks for one that it does not know learns by the new
 // session that the memory is lost. Components do not outlive the grace period.
 //
+// # Memory that outlives the process
+//
+// With Config.Outliving the memory is a memfd in a descriptor store, a service manager's or a
+// keeper's, and so are the sessions and the owners of chunks, in the same memfd before the
+// chunks ([ledger] has the layout). The next node resumes them, by the managers that can keep
+// sessions; their clients are away, as after a lost connection, and come back with their
+// secrets. Sessions that are kept have their epochs still. Windows, keys and queue pairs are
+// the device's, and end with the process: nothing that was sent to them lands any more.
+//
+// A node may be killed at any instant. What counts is a word, a chunk's owner or a session's,
+// that is written before the client is answered; what nobody owns is zeroed before it is lent.
+// Components and their objects end with the process.
+//
 // # Hostile clients
 //
 // A client can make the node hold a few queue pairs, 16 KiB of message buffers, as

@@ -84,6 +84,14 @@ type manager interface {
 	close() error
 }
 
+// A restorer is a manager whose memory can outlive the process.
+type restorer interface {
+	// restore has s, whose client is away, have chunks that it had in an earlier process.
+	restore(s *session, chunks []uint32)
+}
+
+var _, _ restorer = (*onesided)(nil), (*rpc)(nil)
+
 // A teller is a manager that can tell at any time, in any goroutine, which chunks a session has.
 type teller interface {
 	chunksOf(s *session) component.Chunks

@@ -1,6 +1,7 @@
 package memnode
 
 import (
+	"errors"
 	"fmt"
 
 	"polder/internal/arena"
@@ -17,25 +18,31 @@ type memory struct {
 	binder *rebind.Binder
 	size   int // of a chunk
 	pinned bool
+	ledger *ledger // nil: it ends with the process
 }
 
 func newMemory(dev verbs.Device, pd verbs.PD, cfg *Config) (*memory, error) {
-	mem, err := arena.Anonymous(cfg.mapSize(), cfg.ChunkSize >= arena.HugePageSize)
-	if err != nil {
-		return nil, err
+	m := &memory{pd: pd, size: cfg.ChunkSize, pinned: dev.Attr().Pinned}
+	if err := m.open(dev, cfg); err != nil {
+		return nil, errors.Join(err, m.close())
 	}
-	mr, err := pd.RegMR(mem.Bytes(), verbs.AccessLocalWrite|verbs.AccessMWBind)
-	if err != nil {
-		mem.Close()
-		return nil, fmt.Errorf("cannot register %d bytes: %w", cfg.mapSize(), err)
+	return m, nil
+}
+
+func (m *memory) open(dev verbs.Device, cfg *Config) (err error) {
+	if cfg.Outliving != nil {
+		if m.ledger, err = cfg.Outliving.take(cfg); err != nil {
+			return err
+		}
+		m.mem = m.ledger.mem
+	} else if m.mem, err = arena.Anonymous(cfg.mapSize(), cfg.ChunkSize >= arena.HugePageSize); err != nil {
+		return err
 	}
-	b, err := rebind.NewBinder(dev, pd)
-	if err != nil {
-		mr.Deregister()
-		mem.Close()
-		return nil, err
+	if m.mr, err = m.pd.RegMR(m.mem.Bytes(), verbs.AccessLocalWrite|verbs.AccessMWBind); err != nil {
+		return fmt.Errorf("cannot register %d bytes: %w", cfg.mapSize(), err)
 	}
-	return &memory{pd: pd, mem: mem, mr: mr, binder: b, size: cfg.ChunkSize, pinned: dev.Attr().Pinned}, nil
+	m.binder, err = rebind.NewBinder(dev, m.pd)
+	return err
 }
 
 // address is where chunk i begins.
@@ -45,17 +52,42 @@ func (m *memory) address(i uint32) uint64 { return m.mr.Addr() + uint64(i)*uint6
 // system if it has whole ones, and the device does not go on with those.
 func (m *memory) zero(i uint32) {
 	off := int(i) * m.size
-	if !m.pinned && m.size >= arena.PageSize && m.mem.Punch(off, m.size) == nil {
+	if !m.pinned && m.size >= arena.PageSize && m.punch(off, m.size) == nil {
 		return
 	}
 	clear(m.mem.Bytes()[off : off+m.size]) // locked memory cannot be punched
 }
 
-// close gives the memory back. Nothing is bound to it any more.
-func (m *memory) close() error {
-	m.binder.Close()
-	if err := m.mr.Deregister(); err != nil {
-		return fmt.Errorf("cannot deregister the lent memory: %w", err)
+func (m *memory) punch(off, n int) error {
+	if m.ledger != nil {
+		return m.ledger.punch(off, n)
 	}
-	return m.mem.Close()
+	return m.mem.Punch(off, n)
+}
+
+// own writes down who has chunk i, for managers whose NIC does not.
+func (m *memory) own(i uint32, owner uint64) {
+	if m.ledger != nil {
+		m.ledger.setOwner(int(i), owner)
+	}
+}
+
+// close gives the memory back, or leaves it with whoever keeps it. Nothing is bound to it
+// any more.
+func (m *memory) close() error {
+	if m.binder != nil {
+		m.binder.Close()
+	}
+	if m.mr != nil {
+		if err := m.mr.Deregister(); err != nil {
+			return fmt.Errorf("cannot deregister the lent memory: %w", err)
+		}
+	}
+	switch {
+	case m.ledger != nil:
+		return m.ledger.close()
+	case m.mem != nil:
+		return m.mem.Close()
+	}
+	return nil
 }

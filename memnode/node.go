@@ -40,7 +40,9 @@ type Node struct {
 	clients  map[verbs.Conn]*client
 	grace    *time.Timer
 	looking  []*client
-	leaving  *drain // nil while the node stays
+	// lastOwner is the number of the session that was made last.
+	lastOwner uint64
+	leaving   *drain // nil while the node stays
 
 	mu        sync.Mutex // guards what follows
 	closed    bool
@@ -108,6 +110,7 @@ func New(dev verbs.Device, cfg Config) (*Node, error) {
 	n.ctx, n.stop = context.WithCancelCause(context.Background())
 	n.grace = time.NewTimer(time.Hour)
 	n.grace.Stop()
+	n.restore()
 	n.wg.Go(n.control)
 	return n, nil
 }
@@ -292,7 +295,11 @@ func (n *Node) attach(req verbs.ConnRequest, h *wire.Hello) error {
 				return err
 			}
 		}
-		s = newSession(h.Keep)
+		if l := n.mem.ledger; l != nil && l.full() {
+			return fmt.Errorf("this node's memory, which an earlier one has made, has room for %d clients", l.form.sessions)
+		}
+		n.lastOwner++
+		s = newSession(h.Keep, n.lastOwner)
 	}
 	conn := req.Conn()
 	c, err := newClient(n.dev, n.mpd, conn, s, n.ready, n.event)
@@ -306,13 +313,18 @@ func (n *Node) attach(req verbs.ConnRequest, h *wire.Hello) error {
 	}
 	s.keep = h.Keep
 	w := wire.Welcome{
-		Resumed: resumed, Session: s.wire,
+		Version: h.Version, Resumed: resumed, Session: s.wire,
 		Base: n.mem.mr.Addr(), ChunkSize: uint64(n.cfg.ChunkSize), Chunks: uint32(n.cfg.chunks()),
 		Space: n.manager.space(s), Grace: n.cfg.Grace, Credits: credits, Batch: wire.MaxBatch,
 		Leaving: n.leaving != nil, Zone: n.cfg.Zone,
 	}
 	c.told = w.Leaving
 	n.manager.welcome(c, h, &w)
+	if l := n.mem.ledger; l != nil && resumed {
+		l.keep(s)
+	} else if l != nil {
+		l.add(s)
+	}
 	n.sessions[s.wire.ID] = s
 	n.clients[conn] = c
 	s.client = c
@@ -406,7 +418,12 @@ func (n *Node) disconnect(c *client) {
 		n.forget(s)
 		return
 	}
-	if s.expires = time.Now().Add(n.cfg.Grace); s.kept() && !busy {
+	n.await(s)
+}
+
+// await begins the grace period of s, whose client is away, unless it is kept.
+func (n *Node) await(s *session) {
+	if s.expires = time.Now().Add(n.cfg.Grace); s.kept() && (s.components == nil || !s.components.Busy()) {
 		s.expires = time.Time{}
 	}
 	n.armGrace()
@@ -444,6 +461,9 @@ func (n *Node) expire(now time.Time) {
 
 func (n *Node) forget(s *session) {
 	n.manager.forget(s)
+	if l := n.mem.ledger; l != nil {
+		l.drop(s)
+	}
 	if s.components != nil {
 		s.components.Close()
 		s.components = nil

@@ -25,7 +25,6 @@ type onesided struct {
 	allocator verbs.Allocator // nil: chains
 	borrowers map[*session]*borrower
 	counters  map[*client]*counter
-	lastOwner uint64
 	timer     *time.Timer
 	grants    []wire.Grant
 
@@ -35,7 +34,6 @@ type onesided struct {
 
 // A borrower is a session.
 type borrower struct {
-	owner  uint64
 	chunks []uint32 // while it is not connected, and when it last connected
 }
 
@@ -82,7 +80,7 @@ func newOneSided(n *Node) (manager, error) {
 
 // chunksOf implements teller.
 func (m *onesided) chunksOf(s *session) component.Chunks {
-	owner := m.borrower(s).owner
+	owner := s.owner
 	return &lent{m.node.mem, m.node.cfg.chunks(), func(i uint32) bool { return m.w.table.Owner(i) == owner }}
 }
 
@@ -101,8 +99,7 @@ func (m *onesided) welcome(c *client, h *wire.Hello, w *wire.Welcome) {
 func (m *onesided) borrower(s *session) *borrower {
 	b := m.borrowers[s]
 	if b == nil {
-		m.lastOwner++
-		b = &borrower{owner: m.lastOwner}
+		b = new(borrower)
 		m.borrowers[s] = b
 	}
 	return b
@@ -111,7 +108,7 @@ func (m *onesided) borrower(s *session) *borrower {
 // open begins to count for c, which has so many groups and pairs.
 func (m *onesided) open(c *client, groups, pairs int) {
 	b := m.borrower(c.session)
-	k := &counter{client: c, owner: b.owner, groups: make([][]verbs.QP, groups), pairs: make([]pair, pairs)}
+	k := &counter{client: c, owner: c.session.owner, groups: make([][]verbs.QP, groups), pairs: make([]pair, pairs)}
 	for i := range k.groups {
 		k.groups[i] = make([]verbs.QP, m.w.count-1)
 	}
@@ -327,7 +324,7 @@ func (m *onesided) disconnect(c *client) {
 		}
 	}
 	b := m.borrower(c.session)
-	b.chunks = m.w.table.Owned(b.owner)
+	b.chunks = m.w.table.Owned(c.session.owner)
 	for _, i := range b.chunks {
 		if err := m.w.replace(i); err != nil {
 			m.node.log.Warn("cannot replace windows", "chunk", i, "error", err)
@@ -347,6 +344,10 @@ func (m *onesided) reclaim(s *session) int {
 	m.settle()
 	return k
 }
+
+// restore implements restorer: the table says already whose the chunks are, and they are in
+// no queue.
+func (m *onesided) restore(s *session, chunks []uint32) { m.borrower(s).chunks = chunks }
 
 func (m *onesided) forget(s *session) { delete(m.borrowers, s) }
 

@@ -24,6 +24,14 @@ type rpc struct {
 func newRPC(n *Node) (manager, error) {
 	t := &chunks{memory: n.mem, all: make([]chunk, n.cfg.chunks())}
 	m := &rpc{node: n, chunks: t}
+	if l := n.mem.ledger; l != nil {
+		for i := len(t.all) - 1; i >= 0; i-- {
+			if l.owner(i) == 0 { // then it reads as zero
+				t.free = append(t.free, uint32(i))
+			}
+		}
+		t.fresh = len(t.all)
+	}
 	switch n.cfg.Manager {
 	case RPCMW:
 		m.opener = windows2{node: n, chunks: t}
@@ -44,7 +52,7 @@ func (m *rpc) chunksOf(s *session) component.Chunks {
 
 // welcome decides how many groups c may have. Baselines have one.
 func (m *rpc) welcome(c *client, h *wire.Hello, w *wire.Welcome) {
-	if m.node.cfg.Manager == RPCMW {
+	if m.node.cfg.Manager == RPCMW && h.Version != wire.Before {
 		m.node.welcomeGroups(c, h, w)
 	}
 }
@@ -90,6 +98,14 @@ func (m *rpc) reclaim(s *session) int {
 	}
 	m.count()
 	return k
+}
+
+// restore implements restorer.
+func (m *rpc) restore(s *session, chunks []uint32) {
+	for _, i := range chunks {
+		m.chunks.lend(i, s)
+	}
+	m.count()
 }
 
 func (m *rpc) forget(*session) {}

@@ -37,7 +37,15 @@ func newWindows(m *memory, chunks, clients, group int) (*windows, error) {
 }
 
 func (w *windows) open(chunks, clients int) (err error) {
-	if w.tableMem, w.tableMR, err = w.register(chain.TableSize(chunks)); err != nil {
+	if w.ledger != nil {
+		w.tableMem, err = w.ledger.mapTable()
+	} else {
+		w.tableMem, err = anonymous(chain.TableSize(chunks))
+	}
+	if err != nil {
+		return err
+	}
+	if w.tableMR, err = w.register(w.tableMem); err != nil {
 		return err
 	}
 	w.table, err = chain.NewTable(w.tableMem.Bytes()[:chain.TableSize(chunks)], w.tableMR.Addr(), w.count)
@@ -52,12 +60,18 @@ func (w *windows) open(chunks, clients int) (err error) {
 			return err
 		}
 	}
-	if w.queueMem, w.queueMR, err = w.register(chain.QueueSize(chunks, clients)); err != nil {
+	if w.queueMem, err = anonymous(chain.QueueSize(chunks, clients)); err != nil {
+		return err
+	}
+	if w.queueMR, err = w.register(w.queueMem); err != nil {
 		return err
 	}
 	w.queue = chain.NewQueue(w.queueMem.Bytes(), w.queueMR.Addr(), chunks, clients)
 	if w.size <= nicZeroes {
-		if w.zeroMem, w.zeroMR, err = w.register(w.size); err != nil {
+		if w.zeroMem, err = anonymous(w.size); err != nil {
+			return err
+		}
+		if w.zeroMR, err = w.register(w.zeroMem); err != nil {
 			return err
 		}
 	}
@@ -67,24 +81,25 @@ func (w *windows) open(chunks, clients int) (err error) {
 		if err := w.replace(i); err != nil {
 			return err
 		}
-		w.queue.Push(w.table.Entry(i))
+		if w.table.Owner(i) == 0 { // otherwise it is lent, since before this process
+			w.queue.Push(w.table.Entry(i))
+		}
 	}
 	return nil
 }
 
-// register maps and registers memory without remote rights.
-func (w *windows) register(size int) (*arena.Mapping, verbs.MR, error) {
-	size = (size + arena.PageSize - 1) &^ (arena.PageSize - 1)
-	mem, err := arena.Anonymous(size, false)
-	if err != nil {
-		return nil, nil, err
-	}
+// anonymous maps whole pages for size bytes.
+func anonymous(size int) (*arena.Mapping, error) {
+	return arena.Anonymous(roundUp(size, arena.PageSize), false)
+}
+
+// register registers memory without remote rights.
+func (w *windows) register(mem *arena.Mapping) (verbs.MR, error) {
 	mr, err := w.pd.RegMR(mem.Bytes(), verbs.AccessLocalWrite|verbs.AccessMWBind)
 	if err != nil {
-		mem.Close()
-		return nil, nil, fmt.Errorf("cannot register %d bytes of metadata: %w", size, err)
+		return nil, fmt.Errorf("cannot register %d bytes of metadata: %w", len(mem.Bytes()), err)
 	}
-	return mem, mr, nil
+	return mr, nil
 }
 
 // replace gives chunk i windows that nobody has: whatever state the old ones

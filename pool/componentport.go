@@ -154,7 +154,7 @@ func newPort(ctx context.Context, l *link) (_ *port, err error) {
 	}); err != nil {
 		return nil, err
 	}
-	h := nodewire.Hello{Kind: nodewire.KindComponent, Manager: l.node.manager.Name()}
+	h := nodewire.Hello{Version: l.session.Info().Version, Kind: nodewire.KindComponent, Manager: l.node.manager.Name()}
 	offered = true
 	answer, err := l.conn.Connect(ctx, p.qp, h.Append(nil))
 	var rejected *verbs.RejectError

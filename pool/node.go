@@ -20,8 +20,8 @@ import (
 type nodeState uint8
 
 const (
-	// nodeConnecting: the first attempt after a loss is under way.
-	// Operations wait for its outcome.
+	// nodeConnecting: the first attempt after a loss is under way, or those
+	// of Config.Pause. Operations wait for the outcome.
 	nodeConnecting nodeState = iota
 	// nodeUp: there is a link.
 	nodeUp
@@ -138,6 +138,7 @@ func (n *node) linkBroke(l *link) {
 const (
 	steady    = time.Second
 	shortWait = 10 * time.Millisecond
+	soon      = 100 * time.Millisecond // the longest between attempts while operations wait
 )
 
 // keep is the keeper: it connects, and connects again, until ctx ends.
@@ -145,6 +146,7 @@ func (n *node) keep(ctx context.Context) {
 	defer n.closeNow(ctx)
 	var wait backoff
 	var graceEnds time.Time // of the session, while there is no link
+	var waited time.Time    // for: until then operations wait
 	for {
 		l, err := n.connect(ctx)
 		if err != nil {
@@ -154,8 +156,12 @@ func (n *node) keep(ctx context.Context) {
 			if ctx.Err() != nil {
 				return
 			}
-			n.fail(err, graceEnds)
 			pause := wait.next()
+			if time.Now().Before(waited) {
+				pause = min(pause, soon)
+			} else {
+				n.fail(err, graceEnds)
+			}
 			if left := time.Until(graceEnds); left > 0 {
 				pause = min(pause, left)
 			}
@@ -173,6 +179,7 @@ func (n *node) keep(ctx context.Context) {
 		if n.pool.cfg.Keep == nil {
 			graceEnds = time.Now().Add(n.graceTime())
 		}
+		waited = time.Now().Add(n.pool.cfg.Pause)
 		n.linkBroke(l)
 		l.close()
 		n.counters.reconnects.Add(1)

@@ -50,6 +50,11 @@ type Config struct {
 	// Timeout bounds every operation and every attempt to connect, by
 	// default 2 s.
 	Timeout time.Duration
+	// Pause is how long operations on a node wait for it, within Timeout, when the connection
+	// was lost and cannot be made again: as long as a node takes to start again that keeps its
+	// memory meanwhile. After that they fail at once until it is there. By default they fail
+	// once the first attempt has.
+	Pause time.Duration
 	// Buffer is the size in bytes of the memory that data passes through,
 	// by default 8 MiB. It is rounded up to a multiple of 64 KiB.
 	Buffer int
@@ -109,6 +114,8 @@ func (c Config) withDefaults() (Config, error) {
 		return c, errors.New("no device")
 	case len(c.Nodes) == 0:
 		return c, errors.New("no nodes")
+	case c.Pause < 0:
+		return c, fmt.Errorf("the pause is %v, want it positive", c.Pause)
 	case c.Timeout < 0:
 		return c, fmt.Errorf("the timeout is %v, want it positive", c.Timeout)
 	case c.Groups < 1 || c.Groups > MaxGroups:

@@ -177,7 +177,7 @@ func newManager(t *testing.T) *manager {
 func (m *manager) start(args ...string) *exec.Cmd {
 	m.t.Helper()
 	// LISTEN_PID is the daemon's own number, as systemd sets it.
-	cmd := exec.Command("/bin/sh", append([]string{"-c", `LISTEN_PID=$$ exec "$0" "$@"`, proctest.Binary(), "share"}, args...)...)
+	cmd := exec.Command("/bin/sh", append([]string{"-c", `LISTEN_PID=$$ exec "$0" "$@"`, proctest.Binary()}, args...)...)
 	cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+m.socket)
 	if len(m.files) > 0 {
 		cmd.Env = append(cmd.Env, fmt.Sprintf("LISTEN_FDS=%d", len(m.files)), "LISTEN_FDNAMES="+strings.Join(m.names, ":"))
@@ -249,6 +249,7 @@ func (m *manager) notified(text string, oob []byte) {
 			}
 		}
 		m.t.Errorf("%q is to be removed, which is not kept", fields["FDNAME"])
+	case fields["STOPPING"] == "1":
 	case fields["X_POLDER_CHECK"] == "1": // whether anybody is there; for keepers
 	default:
 		m.t.Errorf("the service manager is told %q", text)
@@ -258,7 +259,7 @@ func (m *manager) notified(text string, oob []byte) {
 func TestAServiceManagerKeepsTheMemoryOverARestart(t *testing.T) {
 	root := t.TempDir()
 	socket := filepath.Join(root, "s")
-	args := []string{"--dir", filepath.Join(root, "state"), "--socket", socket, "--pool", "memfd:1MiB", "--log-level", "error"}
+	args := []string{"share", "--dir", filepath.Join(root, "state"), "--socket", socket, "--pool", "memfd:1MiB", "--log-level", "error"}
 	m := newManager(t)
 	d := m.start(args...)
 	c := attach(t, socket)

@@ -40,6 +40,12 @@ func newNode() daemonCommand {
 			"operating system when it is freed.",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if cfg.Keep {
+				if err := cfg.Check(); err != nil {
+					return err
+				}
+				return runKeeper(cmd, &op, cfg.Dir)
+			}
 			return op.Run(cmd, func(c *operator.Control) error {
 				cfg.Control = c
 				return daemon.RunNode(cmd.Context(), cfg)
@@ -52,6 +58,8 @@ func newNode() daemonCommand {
 	deviceFlag(fs, &cfg.Device)
 	fs.BoolVar(&cfg.TrustClients, "trust-clients", false, "lend to several clients although the RDMA device does not check the bounds of windows, so that each reaches all that is lent")
 	fs.StringVar(&cfg.Zone, "zone", "", "what the node fails together with, such as a rack: clients keep copies in different zones; the default is nothing else")
+	fs.BoolVar(&cfg.Keep, "keep", false, "run the node under a keeper, which holds its memory and starts it again if it dies, so that clients go on; a service manager with a descriptor store does the same")
+	fs.StringVar(&cfg.Dir, "dir", "", "with --keep, a `directory` by which a new keeper finds a node whose keeper has died; the default is none")
 	fs.Var(config.NewDuration(&cfg.Drain, 0), "drain", "when told to end by a signal, have clients move what they hold to other nodes first, and end when that is done within this time; otherwise stay, until a second signal; 0 ends at once")
 	fs.Var(config.NewEtcd(&cfg.Directory), "directory", "announce the node in etcd, etcd://HOST:PORT/NAME, several HOST:PORT with commas between: those who borrow from --far etcd://HOST:PORT/NAME find it there; NAME is the cluster's")
 	fs.StringVar(&cfg.Advertise, "advertise", "", "with --directory, the `address` at which clients reach the node, HOST:PORT; the default is the first of --listen")

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -20,7 +19,6 @@ import (
 	"polder/internal/operator"
 	"polder/internal/systemd"
 	"polder/share"
-	"polder/share/keeper"
 	"polder/share/resource"
 	"polder/share/server"
 )
@@ -96,7 +94,7 @@ func newShare() daemonCommand {
 // run is the daemon, or its keeper.
 func (f *shareFlags) run(cmd *cobra.Command) error {
 	if f.keep {
-		return f.runKeeper(cmd)
+		return runKeeper(cmd, &f.operator, f.dir)
 	}
 	return f.operator.Run(cmd, func(op *operator.Control) error { return f.runDaemon(cmd.Context(), op) })
 }
@@ -112,7 +110,7 @@ func (f *shareFlags) runDaemon(ctx context.Context, op *operator.Control) error 
 			return err
 		}
 	}
-	if opt.Store, err = resource.ServiceStore(); err != nil {
+	if opt.Store, err = systemd.OpenStore(); err != nil {
 		return err
 	}
 	if opt.Store == nil && slices.ContainsFunc(opt.Pools, func(s resource.Spec) bool { return s.Kind == resource.Memfd || s.Kind == resource.Hugetlb }) {
@@ -175,29 +173,6 @@ func (f *shareFlags) serve(ctx context.Context, s *server.Server, opt server.Opt
 	}
 	<-ctx.Done()
 	return nil
-}
-
-// runKeeper runs this program again without --keep.
-func (f *shareFlags) runKeeper(cmd *cobra.Command) error {
-	self, err := os.Executable()
-	if err != nil {
-		return fmt.Errorf("cannot find this program's file: %w", err)
-	}
-	op, err := f.operator.StartLog(cmd.Flags(), cmd.OutOrStdout(), cmd.ErrOrStderr())
-	if err != nil {
-		return err
-	}
-	defer op.Close()
-	hangups := make(chan os.Signal, 1)
-	op.OnReload("daemon", func() (string, error) {
-		select {
-		case hangups <- syscall.SIGHUP:
-		default: // one is on its way
-		}
-		return "told to reload", nil
-	})
-	args := slices.DeleteFunc(slices.Clone(os.Args[1:]), func(a string) bool { return a == "--keep" || a == "--keep=true" })
-	return keeper.Run(cmd.Context(), keeper.Options{Dir: f.dir, Path: self, Args: append(args, "--keep=false"), Log: op.Logger, Signals: hangups})
 }
 
 // options are the daemon's, but for what is opened for it.

@@ -48,6 +48,15 @@ func (m *Memfd) File() *os.File { return m.f }
 // Size returns the size in bytes.
 func (m *Memfd) Size() int { return m.size }
 
+// Populated returns how many bytes have pages, as far as is known.
+func (m *Memfd) Populated() int64 {
+	var st unix.Stat_t
+	if unix.Fstat(int(m.f.Fd()), &st) != nil {
+		return 0
+	}
+	return st.Blocks * 512
+}
+
 // Map maps [off, off+n) shared; writable says whether it may be written.
 // The mapping outlives the Memfd: each is closed by itself.
 func (m *Memfd) Map(off, n int, writable bool) (*Mapping, error) {

@@ -8,7 +8,8 @@
 //
 // # Connecting
 //
-// The requester's private data is a [Hello], 112 bytes:
+// The requester's private data is a [Hello], 112 bytes, or 72 in version 4, which ends with
+// the zeros:
 //
 //	 0  u32  magic "PMN1"
 //	 4  u16  version
@@ -25,7 +26,7 @@
 //	72  u64  management: epoch of a session that is to be kept; 0: one that is not; otherwise 0
 //	80  [32] management: name of the heap that a kept session is for, padded with zeros
 //
-// and the answer to a management Hello is a [Welcome], 120 bytes:
+// and the answer to a management Hello is a [Welcome], 120 bytes, of the Hello's version:
 //
 //	 0  u32  magic
 //	 4  u16  version
@@ -46,6 +47,15 @@
 //	86  u8   pairs of queue pairs to allocate and to free with that it connects
 //	87  u8   1 if the node is leaving: see the notice
 //	88  [32] name of the node's zone, padded with zeros
+//
+// # Versions
+//
+// An end speaks its own version and the one before it, so that nodes and clients can be
+// upgraded in any order, one step at a time. A client begins with its own. A node that does
+// not know it rejects the Hello as malformed, as all versions do; then the client says the
+// same in the version before, on the same queue pair, unless it wants something that this one
+// has not: version 4 cannot keep sessions, and has one group by rpcmw. All of a
+// connection's Hellos are of one version.
 //
 // The answer to an access Hello is empty: the connection that it came over
 // says whose it is.
@@ -102,8 +112,11 @@ import (
 	"polder/verbs"
 )
 
-// Version is the protocol's version. Both ends must speak the same.
-const Version = 5
+// Version is the protocol's version, and Before the other one that is spoken.
+const (
+	Version = 5
+	Before  = Version - 1
+)
 
 const magic = 0x314e4d50 // "PMN1"
 
@@ -116,9 +129,11 @@ const (
 	GrantSize     = 16
 	MaxMessage    = 1024 // no request or reply is longer
 	MaxName       = 16
-	MaxZone       = 32
-	MaxHeap       = 32
-	SecretSize    = 32
+
+	helloSize4 = 72 // in version 4
+	MaxZone    = 32
+	MaxHeap    = 32
+	SecretSize = 32
 )
 
 // The most queue pairs of a connection: MaxGroups groups of MaxGroup to access memory
@@ -168,6 +183,7 @@ type Session struct {
 
 // Hello asks a node to connect a queue pair.
 type Hello struct {
+	Version uint16 // 0 means Version
 	Kind    Kind
 	Index   uint8  // KindAccess: which, one group after the other; KindAlloc, KindFree: of which pair
 	Manager string // at most MaxName bytes, without zeros
@@ -223,9 +239,10 @@ func (r Refusal) Is(err error) bool {
 }
 
 // Append appends h's encoding to b.
+//
+// Preconditions: h.Keep is zero if h.Version is Before.
 func (h *Hello) Append(b []byte) []byte {
-	b = binary.LittleEndian.AppendUint32(b, magic)
-	b = binary.LittleEndian.AppendUint16(b, Version)
+	b = appendPreamble(b, h.Version)
 	b = append(b, byte(h.Kind), h.Index)
 	var name [MaxName]byte
 	copy(name[:], h.Manager)
@@ -233,6 +250,12 @@ func (h *Hello) Append(b []byte) []byte {
 	b = binary.LittleEndian.AppendUint64(b, h.Session.ID)
 	b = append(b, h.Session.Secret[:]...)
 	b = append(b, h.Groups, h.Pairs, 0, 0, 0, 0, 0, 0)
+	if h.Version == Before {
+		if h.Keep.Kept() {
+			panic("BUG: a session is to be kept by a node that cannot")
+		}
+		return b
+	}
 	b = binary.LittleEndian.AppendUint64(b, h.Keep.Epoch)
 	var heap [MaxHeap]byte
 	copy(heap[:], h.Keep.Heap)
@@ -241,12 +264,20 @@ func (h *Hello) Append(b []byte) []byte {
 
 // Decode sets h from b.
 func (h *Hello) Decode(b []byte) error {
-	if len(b) != HelloSize {
-		return malformed("hello of %d bytes, want %d", len(b), HelloSize)
-	}
-	if err := checkPreamble(b); err != nil {
+	version, err := checkPreamble(b)
+	if err != nil {
 		return err
 	}
+	size := HelloSize
+	if version == Before {
+		size = helloSize4
+	}
+	if len(b) != size {
+		return malformed("hello of %d bytes, want %d in version %d", len(b), size, version)
+	}
+	var full [HelloSize]byte // what is not there is zero
+	copy(full[:], b)
+	b = full[:]
 	kind := Kind(b[6])
 	if kind < KindManagement || kind > KindComponent {
 		return malformed("hello of unknown kind %d", b[6])
@@ -272,26 +303,46 @@ func (h *Hello) Decode(b []byte) error {
 	if err := keep.Check(); err != nil {
 		return malformed("hello: %v", err)
 	}
-	h.Kind, h.Index, h.Manager, h.Keep = kind, b[7], name, keep
+	h.Version, h.Kind, h.Index, h.Manager, h.Keep = version, kind, b[7], name, keep
 	h.Session.ID = binary.LittleEndian.Uint64(b[24:])
 	copy(h.Session.Secret[:], b[32:])
 	h.Groups, h.Pairs = b[64], b[65]
 	return nil
 }
 
-func checkPreamble(b []byte) error {
+func appendPreamble(b []byte, version uint16) []byte {
+	if version == 0 {
+		version = Version
+	}
+	b = binary.LittleEndian.AppendUint32(b, magic)
+	return binary.LittleEndian.AppendUint16(b, version)
+}
+
+// checkPreamble returns the version of what begins with b.
+func checkPreamble(b []byte) (version uint16, err error) {
+	if len(b) < 6 {
+		return 0, malformed("connection data of %d bytes", len(b))
+	}
 	if m := binary.LittleEndian.Uint32(b); m != magic {
-		return malformed("magic %#x, want %#x: not a Polder memory node's protocol", m, magic)
+		return 0, malformed("magic %#x, want %#x: not a Polder memory node's protocol", m, magic)
 	}
-	if v := binary.LittleEndian.Uint16(b[4:]); v != Version {
-		return malformed("version %d, want %d", v, Version)
+	if version = binary.LittleEndian.Uint16(b[4:]); version != Version && version != Before {
+		return 0, malformed("the peer speaks version %d of the protocol, and this end %d and %d: upgrade the older one", version, Before, Version)
 	}
-	return nil
+	return version, nil
+}
+
+// Unknown reports whether a node of any version has rejected a Hello because it could not read
+// it.
+func Unknown(err error) bool {
+	var rejected *verbs.RejectError
+	return errors.As(err, &rejected) && strings.HasPrefix(rejected.Reason, ErrMalformed.Error()+": ")
 }
 
 // Welcome is a node's answer to a management Hello.
 type Welcome struct {
-	Resumed   bool // the session asked for goes on; otherwise Session is a new one
+	Version   uint16 // the Hello's; 0 means Version
+	Resumed   bool   // the session asked for goes on; otherwise Session is a new one
 	Session   Session
 	Base      uint64 // address of chunk 0; the others follow without gaps
 	ChunkSize uint64
@@ -315,8 +366,7 @@ type Space struct {
 
 // Append appends w's encoding to b.
 func (w *Welcome) Append(b []byte) []byte {
-	b = binary.LittleEndian.AppendUint32(b, magic)
-	b = binary.LittleEndian.AppendUint16(b, Version)
+	b = appendPreamble(b, w.Version)
 	var resumed byte
 	if w.Resumed {
 		resumed = 1
@@ -346,7 +396,8 @@ func (w *Welcome) Decode(b []byte) error {
 	if len(b) != WelcomeSize {
 		return malformed("welcome of %d bytes, want %d", len(b), WelcomeSize)
 	}
-	if err := checkPreamble(b); err != nil {
+	version, err := checkPreamble(b)
+	if err != nil {
 		return err
 	}
 	if b[6] > 1 || b[7] != 0 {
@@ -360,6 +411,7 @@ func (w *Welcome) Decode(b []byte) error {
 		return malformed("welcome with bytes behind the zone")
 	}
 	v := Welcome{
+		Version:   version,
 		Resumed:   b[6] == 1,
 		Base:      binary.LittleEndian.Uint64(b[48:]),
 		ChunkSize: binary.LittleEndian.Uint64(b[56:]),

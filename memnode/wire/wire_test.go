@@ -2,6 +2,7 @@ package wire
 
 import (
 	"bytes"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -30,6 +31,7 @@ func exampleWelcome() Welcome {
 func TestConnectionDataSurvivesTheTrip(t *testing.T) {
 	h := exampleHello()
 	b := h.Append(nil)
+	h.Version = Version
 	if len(b) != HelloSize || len(b) > verbs.MaxPrivateData {
 		t.Fatalf("a hello has %d bytes, want %d", len(b), HelloSize)
 	}
@@ -39,12 +41,70 @@ func TestConnectionDataSurvivesTheTrip(t *testing.T) {
 	}
 	w := exampleWelcome()
 	b = w.Append(nil)
+	w.Version = Version
 	if len(b) != WelcomeSize || len(b) > verbs.MaxPrivateData {
 		t.Fatalf("a welcome has %d bytes, want %d", len(b), WelcomeSize)
 	}
 	var gotW Welcome
 	if err := gotW.Decode(b); err != nil || gotW != w {
 		t.Fatalf("got %+v, %v, want %+v", gotW, err, w)
+	}
+}
+
+// What a client and a node of version 4 sent, before there was another version.
+const (
+	helloOf4 = "504d4e31040001007270636d77000000000000000000000007000000000000000102030405060708090a0b0c0d0e0f10" +
+		"1112131415161718191a1b1c1d1e1f200201000000000000"
+	accessOf4 = "504d4e31040002007270636d770000000000000000000000000000000000000000000000000000000000000000000000" +
+		"000000000000000000000000000000000000000000000000"
+	welcomeOf4 = "504d4e310400010007000000000000000102000000000000000000000000000000000000000000000000000000000000" +
+		"000010000000000000100000000000000800000007000000080000" + "0060ea000008003e00000100007261636b2d310000000000000000000000000000000000000000000000000000"
+)
+
+func unhex(t testing.TB, s string) []byte {
+	t.Helper()
+	b, err := hex.DecodeString(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func TestTheVersionBeforeIsSpoken(t *testing.T) {
+	secret := [SecretSize]byte{}
+	for i := range secret {
+		secret[i] = byte(i + 1)
+	}
+	for b, want := range map[string]Hello{
+		helloOf4:  {Version: 4, Kind: KindManagement, Manager: RPCMW, Session: Session{ID: 7, Secret: secret}, Groups: 2, Pairs: 1},
+		accessOf4: {Version: 4, Kind: KindAccess, Manager: RPCMW},
+	} {
+		var h Hello
+		if err := h.Decode(unhex(t, b)); err != nil || h != want {
+			t.Errorf("got %+v, %v, want %+v", h, err, want)
+		}
+		if got := hex.EncodeToString(want.Append(nil)); got != b {
+			t.Errorf("%+v is encoded as %s, want %s", want, got, b)
+		}
+	}
+	want := Welcome{
+		Version: 4, Resumed: true, Session: Session{ID: 7, Secret: [SecretSize]byte{1, 2}}, Base: 1 << 20, ChunkSize: 4096, Chunks: 8,
+		Space: Space{Free: 7, Budget: 8}, Grace: time.Minute, Credits: 8, Batch: MaxBatch, Groups: 1, Zone: "rack-1",
+	}
+	var w Welcome
+	if err := w.Decode(unhex(t, welcomeOf4)); err != nil || w != want {
+		t.Errorf("got %+v, %v, want %+v", w, err, want)
+	}
+	if got := hex.EncodeToString(want.Append(nil)); got != welcomeOf4 {
+		t.Errorf("it is encoded as %s, want %s", got, welcomeOf4)
+	}
+	old := unhex(t, helloOf4)
+	for _, v := range []byte{3, 6} {
+		old[4] = v
+		err := new(Hello).Decode(old)
+		if want := fmt.Sprintf("the peer speaks version %d of the protocol, and this end 4 and 5", v); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("version %d: got %v, want that %s", v, err, want)
+		}
 	}
 }
 
@@ -100,6 +160,7 @@ func TestMalformedConnectionDataIsRefused(t *testing.T) {
 		"trailing bytes":             append(bytes.Clone(hello), 0),
 		"another protocol":           change(hello, 0, 'X'),
 		"another version":            change(hello, 4, Version+1),
+		"the version of another":     change(hello, 4, Before),
 		"no kind":                    change(hello, 6, 0),
 		"an unknown kind":            change(hello, 6, byte(KindComponent)+1),
 		"an index of what is no one": change(hello, 7, 1),
@@ -214,6 +275,9 @@ func FuzzDecode(f *testing.F) {
 	f.Add(w.Append(nil))
 	h.Keep.Heap = strings.Repeat("x", MaxHeap)
 	f.Add(h.Append(nil))
+	f.Add(unhex(f, helloOf4))
+	f.Add(unhex(f, accessOf4))
+	f.Add(unhex(f, welcomeOf4))
 	// Made by the code, so that they are of its version whatever that is.
 	for kind := KindManagement; kind <= KindComponent; kind++ {
 		h := Hello{Kind: kind, Manager: "onesided", Session: h.Session}

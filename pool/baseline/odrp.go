@@ -102,7 +102,7 @@ func (p *poster) open(ctx context.Context, ch *control.Channel) (err error) {
 		if err != nil {
 			return fmt.Errorf("cannot create a queue pair for pages: %w", err)
 		}
-		hello := wire.Hello{Kind: wire.KindAccess, Index: uint8(i), Manager: wire.ODRP}
+		hello := wire.Hello{Version: ch.Version(), Kind: wire.KindAccess, Index: uint8(i), Manager: wire.ODRP}
 		answer, err := l.Conn.Connect(ctx, p.qps[i], hello.Append(nil))
 		if err != nil {
 			return fmt.Errorf("cannot connect a queue pair for pages: %w", err)

@@ -50,6 +50,7 @@ type Channel struct {
 	broken chan struct{} // closed when the channel can do nothing more
 
 	groups  int         // that the node has granted
+	version uint16      // of wire
 	leaving atomic.Bool // what the node has said last
 
 	pollMu sync.Mutex // serialises completion handlers
@@ -114,7 +115,7 @@ func (c *Channel) open(ctx context.Context) (_ *wire.Welcome, err error) {
 		Kind: wire.KindManagement, Manager: c.name, Session: c.link.Resume, Keep: c.link.Keep,
 		Groups: uint8(min(c.link.Groups, wire.MaxGroups)), Pairs: uint8(min(c.link.Pairs, wire.MaxPairs)),
 	}
-	private, err := c.link.Conn.Connect(ctx, c.mgmt, hello.Append(nil))
+	private, err := c.greet(ctx, &hello)
 	if err != nil {
 		return nil, fmt.Errorf("cannot connect a management queue pair: %w", err)
 	}
@@ -122,6 +123,10 @@ func (c *Channel) open(ctx context.Context) (_ *wire.Welcome, err error) {
 	if err := w.Decode(private); err != nil {
 		return nil, err
 	}
+	if w.Version != hello.Version {
+		return nil, fmt.Errorf("%w: the node answers version %d of the protocol with %d", wire.ErrMalformed, hello.Version, w.Version)
+	}
+	c.version = w.Version
 	credits := min(int(w.Credits), maxCredits)
 	c.idle = make(chan *slot, credits)
 	for i := range credits {
@@ -140,6 +145,26 @@ func (c *Channel) open(ctx context.Context) (_ *wire.Welcome, err error) {
 	return &w, nil
 }
 
+// greet sends h in this end's version, and in the one before if the node does not know that.
+func (c *Channel) greet(ctx context.Context, h *wire.Hello) (private []byte, err error) {
+	h.Version = wire.Version
+	private, err = c.link.Conn.Connect(ctx, c.mgmt, h.Append(nil))
+	if !wire.Unknown(err) {
+		return private, err
+	}
+	if h.Keep.Kept() {
+		return nil, fmt.Errorf("the node does not speak version %d of the protocol, without which it cannot keep a session: upgrade it: %w", wire.Version, err)
+	}
+	h.Version = wire.Before
+	if private, err = c.link.Conn.Connect(ctx, c.mgmt, h.Append(nil)); wire.Unknown(err) {
+		err = fmt.Errorf("the node speaks neither version %d of the protocol nor %d, as this end does: %w", wire.Version, wire.Before, err)
+	}
+	return private, err
+}
+
+// Version is the version of wire that the connection speaks.
+func (c *Channel) Version() uint16 { return c.version }
+
 // ConnectAccess connects as many groups of one access queue pair as the node has granted, and
 // returns how many that are.
 func (c *Channel) ConnectAccess(ctx context.Context) (groups int, err error) {
@@ -157,7 +182,7 @@ func (c *Channel) ConnectAccess(ctx context.Context) (groups int, err error) {
 		if err != nil {
 			return 0, err
 		}
-		hello := wire.Hello{Kind: wire.KindAccess, Index: uint8(i), Manager: c.name}
+		hello := wire.Hello{Version: c.version, Kind: wire.KindAccess, Index: uint8(i), Manager: c.name}
 		if _, err := l.Conn.Connect(ctx, access, hello.Append(nil)); err != nil {
 			return 0, fmt.Errorf("cannot connect an access queue pair: %w", err)
 		}

@@ -78,6 +78,7 @@ func (s *Session) open(ctx context.Context, m Manager) error {
 	}
 	s.ch = ch
 	s.info = manager.Info{
+		Version: w.Version,
 		Session: w.Session, Resumed: w.Resumed,
 		ChunkSize: int(w.ChunkSize), Chunks: int(w.Chunks), Grace: w.Grace, Zone: w.Zone,
 	}
@@ -111,7 +112,7 @@ func (s *Session) open(ctx context.Context, m Manager) error {
 }
 
 func (s *Session) connect(ctx context.Context, qp verbs.QP, hello wire.Hello) ([]byte, error) {
-	hello.Manager = Name
+	hello.Manager, hello.Version = Name, s.ch.Version()
 	answer, err := s.link.Conn.Connect(ctx, qp, hello.Append(nil))
 	if err != nil {
 		return nil, fmt.Errorf("cannot connect a queue pair: %w", err)

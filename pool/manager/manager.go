@@ -135,6 +135,7 @@ type Info struct {
 	Chunks    int           // at the node, in all
 	Grace     time.Duration // how long chunks outlive the connection
 	Zone      string        // what the node fails together with, or ""
+	Version   uint16        // of wire that the connection speaks
 }
 
 // A Grant is the right to use a chunk, or several that follow each other, over one

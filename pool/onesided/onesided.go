@@ -163,6 +163,7 @@ func (s *session) open(ctx context.Context) error {
 	}
 	s.ch = ch
 	s.info = manager.Info{
+		Version: w.Version,
 		Session: w.Session, Resumed: w.Resumed,
 		ChunkSize: int(w.ChunkSize), Chunks: int(w.Chunks), Grace: w.Grace, Zone: w.Zone,
 	}
@@ -264,7 +265,7 @@ func (p *pair) connect(ctx context.Context) (err error) {
 }
 
 func (s *session) connect(ctx context.Context, qp verbs.QP, kind wire.Kind, i uint8) ([]byte, error) {
-	hello := wire.Hello{Kind: kind, Index: i, Manager: s.name}
+	hello := wire.Hello{Version: s.ch.Version(), Kind: kind, Index: i, Manager: s.name}
 	answer, err := s.link.Conn.Connect(ctx, qp, hello.Append(nil))
 	if err != nil {
 		return nil, fmt.Errorf("cannot connect a queue pair: %w", err)

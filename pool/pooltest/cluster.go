@@ -6,9 +6,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"os"
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"polder/memnode"
 	"polder/pool"
@@ -36,6 +40,8 @@ type Setup struct {
 	// Brokers says that every pool allocates through a process of its own, which has
 	// a session with every node, and gives back what the pool does not want.
 	Brokers bool
+	// Outlives says that the nodes' memory outlives them.
+	Outlives bool
 }
 
 // brokers is how many sessions a node has for the brokers of so many pools.
@@ -66,7 +72,76 @@ type Node struct {
 	dev  verbs.Device
 	mem  *memnode.Node
 	done chan error
+	left *shelf // nil: its memory ends with it
+	out  *memnode.Outliving
 }
+
+// A shelf is a memnode.Store in this process.
+type shelf struct {
+	mu    sync.Mutex
+	files map[string]*os.File
+}
+
+func newShelf(t testing.TB) *shelf {
+	s := &shelf{files: make(map[string]*os.File)}
+	t.Cleanup(func() { // after those of the nodes
+		for _, f := range s.files {
+			f.Close()
+		}
+	})
+	return s
+}
+
+func (s *shelf) dup(f *os.File) (*os.File, error) {
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), f.Name()), nil
+}
+
+func (s *shelf) Keep(name string, f *os.File) error {
+	g, err := s.dup(f)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if old := s.files[name]; old != nil {
+		old.Close()
+	}
+	s.files[name] = g
+	return nil
+}
+
+func (s *shelf) Forget(name string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if f := s.files[name]; f != nil {
+		f.Close()
+		delete(s.files, name)
+	}
+	return nil
+}
+
+func (s *shelf) Kept(name string) *os.File {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.files[name] == nil {
+		return nil
+	}
+	f, err := s.dup(s.files[name])
+	if err != nil {
+		return nil
+	}
+	return f
+}
+
+// Left is the file of what the node has left, if its memory outlives it.
+func (n *Node) Left() *os.File { return n.left.files["memory"] }
+
+// Reconfigure has the node start with another configuration the next time.
+func (n *Node) Reconfigure(cfg memnode.Config) { n.cfg = cfg }
 
 // NewCluster starts one node for every configuration. Everything ends with the
 // test.
@@ -75,6 +150,9 @@ func NewCluster(t testing.TB, s Setup, cfgs ...memnode.Config) *Cluster {
 	c := &Cluster{T: t, Setup: s, Fabric: s.Fabric(t)}
 	for _, cfg := range cfgs {
 		n := &Node{cfg: cfg, c: c}
+		if s.Outlives {
+			n.left = newShelf(t)
+		}
 		c.Nodes = append(c.Nodes, n)
 		n.Start()
 		t.Cleanup(n.Crash)
@@ -93,6 +171,12 @@ func (n *Node) Start() {
 	cfg := n.cfg
 	if m := n.c.Setup.Manager; m != nil {
 		cfg.Manager = m.Name()
+	}
+	if n.left != nil {
+		if cfg.Outliving, err = memnode.NewOutliving(n.left, "memory", slog.New(slog.DiscardHandler)); err != nil {
+			t.Fatal(err)
+		}
+		n.out = cfg.Outliving
 	}
 	cfg.TrustClients = true // the suite has several, and asks the device for no more than it does
 	if cfg.Heartbeat == 0 {
@@ -119,6 +203,9 @@ func (n *Node) Crash() {
 	n.mem.Close()
 	<-n.done
 	n.mem = nil
+	if n.out != nil {
+		n.out.Close()
+	}
 }
 
 // Stats returns the statistics of the running node.

@@ -73,6 +73,7 @@ func (s *session) open(ctx context.Context) error {
 	}
 	s.ch = ch
 	s.info = manager.Info{
+		Version: w.Version,
 		Session: w.Session, Resumed: w.Resumed,
 		ChunkSize: int(w.ChunkSize), Chunks: int(w.Chunks), Grace: w.Grace, Zone: w.Zone,
 	}

@@ -23,6 +23,7 @@ import (
 	"slices"
 	"time"
 
+	"polder/internal/systemd"
 	"polder/share/internal/shm"
 	"polder/share/internal/wire"
 )
@@ -132,7 +133,7 @@ func (r *Region) Step(e Event) error {
 // Options tune a Manager.
 type Options struct {
 	Specs []Spec
-	Store Store // keeps memfd regions over a restart; may be nil
+	Store *systemd.Store // keeps memfd regions over a restart; may be nil
 	// Named is the directory, on tmpfs, of the regions of memfd pools that
 	// Maru's clients open by name. If it is empty, these pools have none.
 	Named string

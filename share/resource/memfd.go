@@ -6,6 +6,7 @@ import (
 	"os"
 
 	"polder/internal/arena"
+	"polder/internal/systemd"
 
 	"golang.org/x/sys/unix"
 )
@@ -20,8 +21,8 @@ import (
 type memfdPool struct {
 	size  int64
 	huge  bool
-	store Store     // may be nil
-	named *filePool // of Maru's regions; nil if there can be none
+	store *systemd.Store // may be nil
+	named *filePool      // of Maru's regions; nil if there can be none
 }
 
 func (p *memfdPool) capacity() (int64, error) { return p.size, nil }

@@ -54,7 +54,7 @@ func TestANewKeeperTakesTheDeadOnesPlace(t *testing.T) {
 	wantValue(t, c, "k", "value")
 	put(t, c, "in a page that it has", "value")
 	other := open(t, dir)
-	if _, err := other.Alloc(t.Context()); err == nil || !strings.Contains(err.Error(), "start polder share --keep again") {
+	if _, err := other.Alloc(t.Context()); err == nil || !strings.Contains(err.Error(), "with --keep, and the new keeper") {
 		t.Errorf("a region without keeper: got %v, want that --keep is needed", err)
 	}
 

@@ -27,9 +27,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"polder/internal/failpoint"
+	"polder/internal/keeper"
+	"polder/internal/systemd"
 	"polder/share"
 	"polder/share/internal/wire"
-	"polder/share/keeper"
 	"polder/share/resource"
 	"polder/share/server"
 )
@@ -161,7 +162,7 @@ func beDaemon() error {
 	}
 	defer told.Close()
 	opt.Log = slog.New(slog.NewTextHandler(told, nil))
-	if opt.Store, err = resource.ServiceStore(); err != nil {
+	if opt.Store, err = systemd.OpenStore(); err != nil {
 		return err
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)

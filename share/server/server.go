@@ -17,6 +17,7 @@ import (
 	"polder/internal/accept"
 	"polder/internal/fdpass"
 	"polder/internal/ratelog"
+	"polder/internal/systemd"
 	"polder/internal/wal"
 	"polder/share/internal/wire"
 	"polder/share/meta"
@@ -37,7 +38,7 @@ type Options struct {
 	// Pools are the memory, in the order in which they are used.
 	Pools []resource.Spec
 	// Store keeps memfd regions over a restart, if not nil.
-	Store resource.Store
+	Store *systemd.Store
 	// HandedOver, if not nil, is called when the process that kept the memory
 	// for Store had died, and all memory was handed to a new one: the daemon is
 	// to be closed, as the new one starts another.

@@ -387,7 +387,14 @@ func (q *qp) Fail() error {
 	if closed {
 		return verbs.ErrClosed
 	}
-	q.toError()
+	if q.toError() {
+		q.ctl.Lock()
+		c := q.conn
+		q.ctl.Unlock()
+		if c != nil {
+			c.qpFailed(q, verbs.StatusWRFlushErr) // the device says nothing by itself
+		}
+	}
 	return nil
 }
 

@@ -196,8 +196,11 @@ func (c *BorrowConfig) noAnswerYet() error {
 
 const (
 	openTimeout = 10 * time.Second
-	firstPause  = 100 * time.Millisecond // between attempts to open a pool
-	lastPause   = 5 * time.Second
+	// restart is how long a node may take to start again with its memory, until who
+	// borrows from it is told.
+	restart    = 5 * time.Second
+	firstPause = 100 * time.Millisecond // between attempts to open a pool
+	lastPause  = 5 * time.Second
 )
 
 // memory is a heap over borrowed memory. It is empty until it is open.
@@ -258,6 +261,7 @@ func (m *memory) open(ctx context.Context, p *process, cfg BorrowConfig, from le
 	poolCfg := from.Config
 	poolCfg.Groups, poolCfg.Pairs = cfg.Groups, cfg.Pairs
 	poolCfg.Timeout, poolCfg.Logger = cfg.OpTimeout, p.Logger
+	poolCfg.Pause = min(cfg.OpTimeout, restart)
 	if from.directory != nil {
 		if poolCfg.Nodes, err = await(ctx, p, from.directory, cfg.FarWait); err != nil {
 			return err

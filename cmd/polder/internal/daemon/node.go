@@ -47,8 +47,11 @@ type NodeConfig struct {
 	MaxClients   int           // at most; the default if 0
 	Components   component.Config
 	SecretFile   string // of what brokers must show; "" for nothing
+	Keep         bool   // under a keeper
+	Dir          string // where a new keeper finds the node, or ""
 
-	secret [wire.SecretSize]byte // from SecretFile
+	outliving *memnode.Outliving    // the memory that nodeElsewhere lends; nil: it ends with the process
+	secret    [wire.SecretSize]byte // from SecretFile
 }
 
 // Check finds what is wrong with values that fit each by itself.
@@ -69,6 +72,10 @@ func (c *NodeConfig) Check() error {
 		return refuse("device", c.Device, "none without --fabric rdma")
 	case len(c.Zone) > wire.MaxZone:
 		return refuse("zone", c.Zone, "a name of at most %d bytes", wire.MaxZone)
+	case c.Keep && !c.keeps():
+		return refuse("keep", "true", "none with the manager %s, whose memory cannot outlive the node", c.Manager)
+	case c.Keep && len(here) > 0:
+		return refuse("keep", "true", "no Unix socket among --listen: what clients map cannot outlive the node")
 	case c.SecretFile != "" && c.Manager != finemem.Name:
 		return refuse("service-secret-file", c.SecretFile, "none unless --manager is %s", finemem.Name)
 	case c.ClientBudget > 0 && c.ClientBudget < c.Chunk:
@@ -91,6 +98,12 @@ func (c *NodeConfig) Check() error {
 		return refuse("component-client-memory", size(k.ClientMemory), "to leave at least one chunk of --client-budget, which is %s", size(c.ClientBudget))
 	}
 	return nil
+}
+
+// keeps reports whether memory that is lent as c says could outlive the process.
+func (c *NodeConfig) keeps() bool {
+	entry, ok := wire.ManagerNamed(c.Manager)
+	return c.Manager == "" || ok && entry.Keeps // the managers that are there by default do
 }
 
 // places are the addresses of sockets on this machine, and the others.
@@ -157,6 +170,7 @@ func (c *NodeConfig) memnode() memnode.Config {
 		Logger:       c.Logger,
 
 		ServiceSecret: c.secret,
+		Outliving:     c.outliving,
 	}
 }
 
@@ -174,7 +188,13 @@ func RunNode(ctx context.Context, cfg NodeConfig) (err error) {
 			return err
 		}
 	}
-	if err := p.checkLend(cfg.Lend, 0, cfg.Overcommit); err != nil {
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	populated, err := p.outlive(ctx, &cfg, end)
+	if err != nil {
+		return err
+	}
+	if err := p.checkLend(cfg.Lend-populated, 0, cfg.Overcommit); err != nil {
 		return err
 	}
 	if err := p.listenAdmin(); err != nil {
@@ -282,7 +302,7 @@ func (p *process) nodeHere(cfg NodeConfig, addrs []string) (*memnode.Node, []str
 	if err != nil {
 		return nil, nil, err
 	}
-	cfg.Manager = memnode.MemFD
+	cfg.Manager, cfg.outliving = memnode.MemFD, nil
 	return p.serveNode(dev, cfg, addrs, func(addr string) (verbs.Listener, error) { return shm.Listen(dev, addr, shm.Config{Log: p.Logger}) })
 }
 

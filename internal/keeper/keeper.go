@@ -1,7 +1,7 @@
 // Package keeper keeps a daemon's descriptors while the daemon is not running,
 // and runs it again when it has crashed: a service manager for one process.
 //
-// It speaks the part of systemd's protocol that package resource uses: the
+// It speaks the part of systemd's protocol that systemd.Store uses: the
 // process finds a datagram socket in NOTIFY_SOCKET, sends it descriptors with
 // FDSTORE=1 and FDNAME, and finds them again, from 3 on, announced by
 // LISTEN_FDS and LISTEN_FDNAMES, when it is started anew.
@@ -68,7 +68,7 @@ const handOver = 10 * time.Second
 // awaitHandOver returns when no daemon uses the directory.
 func awaitHandOver(ctx context.Context, opt Options) error {
 	for began := time.Now(); ; {
-		lock, err := lockFile(filepath.Join(opt.Dir, "lock"))
+		lock, err := Lock(opt.Dir)
 		if err == nil {
 			return lock.Close()
 		}
@@ -85,6 +85,10 @@ func awaitHandOver(ctx context.Context, opt Options) error {
 		}
 	}
 }
+
+// Lock takes the lock that a daemon holds on its directory until it ends. It fails if another
+// daemon does.
+func Lock(dir string) (*os.File, error) { return lockFile(filepath.Join(dir, "lock")) }
 
 func lockFile(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
