@@ -16,7 +16,7 @@ type mistake struct {
 	name    string
 	file    string // of the product
 	was, is string
-	soon    bool   // it is found by a few seeds from this one on, and has to be; others are looked for with TEST_SOAK, and may not be found
+	soon    bool // it is found by a few seeds from this one on, and has to be; others are looked for with TEST_SOAK, and may not be found
 	seed    uint64
 }
 
