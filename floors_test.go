@@ -72,7 +72,7 @@ var farImports = map[string][]string{
 	"far/ordered": {"internal", "codec", "far"},
 	"far/disk":    {"far/store", "far/record"},
 	"far/copies":  {"internal", "far/store"},
-	"far/named":   {"holder", "far/copies", "far/store", "far/record"},
+	"far/named":   {"internal/turns", "holder", "far/copies", "far/store", "far/record"},
 }
 
 const module = "polder"

@@ -12,7 +12,7 @@ import (
 
 // TestNothingIsLostWhateverHappens to clusters of many seeds: a few here, thousands with TEST_SOAK.
 func TestNothingIsLostWhateverHappens(t *testing.T) {
-	seeds := uint64(6)
+	seeds := uint64(3)
 	if os.Getenv("TEST_SOAK") != "" {
 		seeds = 3000
 	}
