@@ -11,6 +11,7 @@ import (
 
 	"polder/pages"
 	"polder/pages/region"
+	"polder/pool/pooltest"
 )
 
 // numbered is a page that says which one it is, and how often it was written.
@@ -30,7 +31,7 @@ func mapNamed(t *testing.T, pager, name string, count int) (*region.Region, erro
 func TestANamedRegionIsThereAgain(t *testing.T) {
 	const count = 512 // of which an eighth is local
 	defer func(d time.Duration) { patience = d }(patience)
-	patience = 100 * time.Millisecond
+	patience = 2 * time.Second
 	s, addr := newPager(t, 100, Config{Size: count * pages.Size * 3 / 2, Frames: 16 * MinLocal})
 	versions := make([]int, count)
 	random := rand.New(rand.NewPCG(1, 2))
@@ -77,9 +78,9 @@ func TestANamedRegionIsThereAgain(t *testing.T) {
 	if _, err := mapNamed(t, addr, "other", count); !errors.Is(err, region.ErrRefused) {
 		t.Errorf("mapping more than there may be, beside what nobody has mapped: %v", err)
 	}
-	if err := region.Remove(t.Context(), addr, "results"); err != nil {
-		t.Error(err)
-	}
+	pooltest.Eventually(t, "the region is removed, once its client has gone", func() bool {
+		return region.Remove(t.Context(), addr, "results") == nil
+	})
 	if err := region.Remove(t.Context(), addr, "results"); err == nil {
 		t.Error("a region was removed twice")
 	}
@@ -94,9 +95,9 @@ func TestANamedRegionIsThereAgain(t *testing.T) {
 	if err := r.Close(); err != nil {
 		t.Error(err)
 	}
-	if err := region.Remove(t.Context(), addr, "results"); err != nil {
-		t.Error(err)
-	}
+	pooltest.Eventually(t, "the region is removed, once its client has gone", func() bool {
+		return region.Remove(t.Context(), addr, "results") == nil
+	})
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.size != 0 || s.frames != 0 || len(s.named) != 0 {

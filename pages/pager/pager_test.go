@@ -208,19 +208,19 @@ func touch(addr string) error {
 
 // scan writes to all pages of a region, and reads them in a row, forwards and backwards, of which each says its number.
 func scan(addr string) error {
-	r, err := region.Map(context.Background(), addr, int64(touched)*pages.Size, region.Config{Local: int64(touched) / 4 * pages.Size})
+	r, err := region.Map(context.Background(), addr, int64(scanned)*pages.Size, region.Config{Local: int64(scanned) / 4 * pages.Size})
 	if err != nil {
 		return err
 	}
 	defer r.Close()
 	b := r.Bytes()
-	for i := range touched {
+	for i := range scanned {
 		b[i*pages.Size], b[i*pages.Size+1] = byte(i), byte(i>>8)
 	}
 	for round := range 3 {
-		for i := range touched {
+		for i := range scanned {
 			if round == 1 {
-				i = touched - 1 - i
+				i = scanned - 1 - i
 			}
 			if b[i*pages.Size] != byte(i) || b[i*pages.Size+1] != byte(i>>8) {
 				return fmt.Errorf("page %d begins with %x", i, b[i*pages.Size:][:2])
@@ -229,6 +229,9 @@ func scan(addr string) error {
 	}
 	return nil
 }
+
+// scanned is how many pages scan has.
+const scanned = 2048
 
 // touched is how many pages are.
 var touched = 2048
@@ -266,8 +269,8 @@ func TestWhatIsReadInARowIsReadAhead(t *testing.T) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	if faults, ahead := s.stats.faults.Load(), s.stats.ahead.Load(); ahead < int64(touched) || faults > ahead/2 {
-		t.Errorf("a process that read %d pages three times waited for %d, and %d were read ahead", touched, faults, ahead)
+	if faults, ahead := s.stats.faults.Load(), s.stats.ahead.Load(); ahead < int64(scanned) || faults > ahead/2 {
+		t.Errorf("a process that read %d pages three times waited for %d, and %d were read ahead", scanned, faults, ahead)
 	}
 }
 

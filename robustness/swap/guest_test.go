@@ -58,7 +58,7 @@ func config(t *testing.T, timeout time.Duration, args ...string) vm.Config {
 	c := vm.Config{
 		Name: args[0], Kernel: k, Init: init, MemoryMiB: 768, Host: true,
 		Files:   map[string]string{"/bin/inside": inside, "/bin/polder": proctest.Binary()},
-		Timeout: timeout + 10*time.Second,
+		Timeout: timeout + 10*time.Second, BootTimeout: 5 * time.Minute, // which takes 4 s where nothing else runs
 		Console: say,
 	}
 	for _, name := range tools {
