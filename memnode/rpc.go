@@ -22,7 +22,7 @@ type rpc struct {
 }
 
 func newRPC(n *Node) (manager, error) {
-	t := &chunks{memory: n.mem, all: make([]chunk, n.cfg.chunks())}
+	t := &chunks{memory: n.mem, all: make([]chunk, n.cfg.chunks()), most: n.cfg.chunks()}
 	m := &rpc{node: n, chunks: t}
 	switch n.cfg.Manager {
 	case RPCMW:
@@ -103,7 +103,7 @@ func (m *rpc) work() bool {
 }
 
 func (m *rpc) count() {
-	m.lent.Store(int64(len(m.chunks.all) - m.chunks.available()))
+	m.lent.Store(int64(m.chunks.lent()))
 	m.dirty.Store(int64(len(m.chunks.dirty)))
 }
 
