@@ -25,14 +25,14 @@ type chunks struct {
 	fresh int      // all[fresh:] have never been lent
 	free  []uint32 // read as zero, unbound; a stack
 	dirty []uint32 // unbound, to be zeroed
-	most  int      // chunks that may be lent at a time
+	kept  int      // chunks that are not to be lent, since the host may need the memory
 }
 
 // lent counts the chunks that are lent.
 func (t *chunks) lent() int { return t.fresh - len(t.free) - len(t.dirty) }
 
 // available counts the chunks that can be lent now.
-func (t *chunks) available() int { return max(0, t.most-t.lent()) }
+func (t *chunks) available() int { return max(0, len(t.all)-t.kept-t.lent()) }
 
 // take returns a chunk that reads as zero, or false if as many are lent as may be.
 func (t *chunks) take() (uint32, bool) {

@@ -22,7 +22,7 @@ type rpc struct {
 }
 
 func newRPC(n *Node) (manager, error) {
-	t := &chunks{memory: n.mem, all: make([]chunk, n.cfg.chunks()), most: n.cfg.chunks()}
+	t := &chunks{memory: n.mem, all: make([]chunk, n.cfg.chunks())}
 	m := &rpc{node: n, chunks: t}
 	switch n.cfg.Manager {
 	case RPCMW:

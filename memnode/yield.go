@@ -241,7 +241,7 @@ func (m *onesided) drop(list []uint32) error { return m.w.memory.drop(list) }
 
 // yielder of rpc.
 
-func (m *rpc) bound(chunks int) { m.chunks.most = chunks }
+func (m *rpc) bound(chunks int) { m.chunks.kept = len(m.chunks.all) - chunks }
 
 func (m *rpc) has(s *session, i uint32) bool { return m.chunks.ownedBy(i, s) }
 

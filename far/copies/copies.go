@@ -51,7 +51,11 @@ type State struct {
 	// Leaving: it is to end. Its copies are moved to other places, and it gets new ones only where there would
 	// otherwise be too few.
 	Leaving bool
-	Space   int64 // bytes that it has to lend, as far as is known
+	// Idle: it lends what its host does not need, and may need that. It gets copies beside those that are to be
+	// (spare copies), which it may drop at any time; its segments are Vanishers. Of the others it gets what has no room
+	// elsewhere, and they are moved when it is Leaving.
+	Idle  bool
+	Space int64 // bytes that it has to lend, as far as is known
 }
 
 // Config says what a Store keeps where.
@@ -164,6 +168,7 @@ type Store struct {
 	next      uint64                // number of the next segment; guarded by mu
 	queue     []*segment            // to be repaired; guarded by mu
 	repairing int                   // goroutines that do; guarded by mu
+	sparing   bool                  // spare copies are being made; guarded by mu
 	few       bool                  // fewer copies than there should be are being made; guarded by mu
 	removed   [MaxPlaces]time.Time  // when the place of an index was removed; guarded by mu
 	reopened  map[uint64]bool       // numbers of segments that were; guarded by mu
@@ -359,6 +364,9 @@ func (s *Store) borrow(ctx context.Context, n int, beside []copyOf) (cs []copyOf
 				continue
 			}
 			seg, e := p.alloc(ctx)
+			if errors.Is(e, store.ErrStoreFull) && s.makeWay(ctx, p) {
+				seg, e = p.alloc(ctx)
+			}
 			switch {
 			case e == nil:
 				c := copyOf{p, seg}
@@ -374,25 +382,31 @@ func (s *Store) borrow(ctx context.Context, n int, beside []copyOf) (cs []copyOf
 	return cs, err
 }
 
-// candidates are the places that can be used, that which has most to lend first; but last those that have just
-// been added, when it is not their turn.
+// candidates are the places that can be used, that which has most to lend first; but last those that lend what is
+// idle, and those that have just been added, when it is not their turn.
 func (s *Store) candidates() []*place {
 	type candidate struct {
 		p     *place
 		space int64
 		waits bool
+		idle  bool
 	}
 	var all []candidate
 	now, n := time.Now(), s.asked.Add(1)
 	for _, p := range s.all() {
 		if st := p.state(); st.Usable && !p.silent.Load() {
-			all = append(all, candidate{p, st.Space, !hasTurn(n, now.Sub(p.joined), s.cfg.Ramp)})
+			all = append(all, candidate{p, st.Space, !hasTurn(n, now.Sub(p.joined), s.cfg.Ramp), st.Idle})
 		}
 	}
 	slices.SortStableFunc(all, func(a, b candidate) int {
 		switch {
 		case a.waits != b.waits:
 			if b.waits {
+				return -1
+			}
+			return 1
+		case a.idle != b.idle:
+			if b.idle {
 				return -1
 			}
 			return 1
