@@ -47,6 +47,7 @@ func named(far, witnesses string, more ...string) []string {
 
 // TestAHeapInTheMemoryOfNodesOutlivesItsServer, which is killed or ends by itself, and now and then a node ends with it.
 func TestAHeapInTheMemoryOfNodesOutlivesItsServer(t *testing.T) {
+	t.Parallel()
 	ctx := t.Context()
 	rounds := 4
 	if os.Getenv("TEST_SOAK") != "" {
@@ -101,6 +102,7 @@ func TestAHeapInTheMemoryOfNodesOutlivesItsServer(t *testing.T) {
 // TestADurableServerAtNodesLosesNothing: the server is killed again and again, and a node with it, while clients write. What they
 // were answered is there afterwards.
 func TestADurableServerAtNodesLosesNothing(t *testing.T) {
+	t.Parallel()
 	rounds := 6
 	if os.Getenv("TEST_SOAK") != "" {
 		rounds = 200
@@ -138,6 +140,7 @@ func startStandby(t *testing.T, args []string) (ready <-chan *child.Process) {
 
 // TestAStandbyTakesOver from a server that is stopped. When that goes on it answers nobody, and ends.
 func TestAStandbyTakesOver(t *testing.T) {
+	t.Parallel()
 	ctx := t.Context()
 	witnesses := startWitnesses(t)
 	_, far := startNodes(t, 3)
