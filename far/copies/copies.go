@@ -343,14 +343,19 @@ func (c copyOf) lost() bool {
 	}
 }
 
-var errUnusable = errors.New("the others cannot be used now")
+var (
+	errUnusable = errors.New("the others cannot be used now")
+	errNeeded   = errors.New("the others lend what is idle, and their hosts need it now")
+)
 
 // borrow borrows up to n copies beside those that there are, at places of other zones if possible, and at such that are
 // leaving only if there would otherwise be too few. If it gets fewer it says why; store.ErrStoreFull if a place that
-// could be used has no memory.
+// could be used has no memory. One that lends what is idle and has none is as one that cannot be used, unless there is no
+// other: its host will not need the memory for ever.
 func (s *Store) borrow(ctx context.Context, n int, beside []copyOf) (cs []copyOf, err error) {
 	all := slices.Clone(beside)
 	candidates := s.candidates()
+	var needed error // why a place that lends what is idle has nothing to lend
 	for _, round := range []struct{ leaving, elsewhere bool }{{false, true}, {false, false}, {true, true}, {true, false}} {
 		elsewhere := round.elsewhere // first in zones of their own
 		for _, p := range candidates {
@@ -371,13 +376,21 @@ func (s *Store) borrow(ctx context.Context, n int, beside []copyOf) (cs []copyOf
 			case e == nil:
 				c := copyOf{p, seg}
 				cs, all = append(cs, c), append(all, c)
+			case errors.Is(e, store.ErrStoreFull) && p.state().Idle:
+				needed = e
 			case err == nil || errors.Is(e, store.ErrStoreFull):
 				err = e
 			}
 		}
 	}
-	if len(cs) == n {
+	switch {
+	case len(cs) == n:
 		err = nil
+	case err != nil || needed == nil:
+	case len(all) == 0:
+		err = needed
+	default:
+		err = errNeeded
 	}
 	return cs, err
 }

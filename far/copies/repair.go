@@ -284,7 +284,7 @@ func (s *Store) copyTo(ctx context.Context, g *segment, c copyOf, off, end int) 
 		}
 		cancel()
 		if err != nil {
-			if ctx.Err() == nil {
+			if ctx.Err() == nil && !g.isFreed() {
 				s.log.Warn("cannot copy a segment", "to", c.seg.Name(), "error", err)
 			}
 			return false

@@ -93,6 +93,13 @@ func (g *segment) look() (left int) {
 	return len(cs)
 }
 
+// isFreed reports whether g has been given back.
+func (g *segment) isFreed() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.freed
+}
+
 // isLost reports whether all copies are lost.
 func (g *segment) isLost() bool {
 	select {

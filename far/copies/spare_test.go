@@ -235,3 +235,29 @@ func TestSpareCopiesMakeWay(t *testing.T) {
 		}
 	})
 }
+
+// A place that lends what is idle, and has nothing to lend since its host needs it, keeps nobody from writing, as long as there
+// is another.
+func TestAHostThatNeedsItsMemoryKeepsNobodyFromWriting(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T) {
+		c := newIdleCluster(t, 1, 1, copies.Config{})
+		c.lenders[1].set(&c.lenders[1].full)
+		c.fill(t)
+		c.checkAll(t)
+		if st := c.store.Stats(); st.Endangered == 0 {
+			t.Error("nothing is endangered although there is one copy of everything")
+		}
+		c.lenders[1].goOn()
+		c.healed(t, time.Minute)
+		c.checkAll(t)
+		c.lenders[0].set(&c.lenders[0].full) // which is another matter
+		c.lenders[1].set(&c.lenders[1].full)
+		var err error
+		for i := 0; i < 4*keys && err == nil; i++ {
+			err = c.m.Set(t.Context(), key(keys+i), far.Entry{Value: value(i, 1)})
+		}
+		if !errors.Is(err, far.ErrFull) {
+			t.Errorf("with all places full: got %v, want %v", err, far.ErrFull)
+		}
+	})
+}
