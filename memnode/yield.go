@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"polder/memnode/wire"
@@ -206,24 +207,41 @@ func (n *Node) tellVanished(c *client) error {
 	return n.send(c, &wire.Reply{Op: wire.OpVanished}, nil)
 }
 
-// runs calls f for each run of chunks that follow each other in list, which is sorted.
-func runs(list []uint32, f func(first uint32, count int) error) error {
-	for len(list) > 0 {
-		n := 1
-		for n < len(list) && list[n] == list[0]+uint32(n) {
-			n++
-		}
-		if err := f(list[0], n); err != nil {
-			return err
-		}
-		list = list[n:]
+// punchers is how many threads give pages back at a time, and punchAtOnce how many bytes one does at least: most of the time goes
+// by for small pages, one by one.
+const (
+	punchers    = 4
+	punchAtOnce = 16 << 20
+)
+
+// punch calls f for each run of places, of so many bytes each, that follow each other in list, which is sorted. Several
+// goroutines call it at a time if there is much to do.
+func punch(list []uint32, size int, f func(off, n int) error) error {
+	part := max(len(list)/punchers+1, punchAtOnce/size)
+	var errs [punchers]error
+	var wg sync.WaitGroup
+	each := 0
+	for some := range slices.Chunk(list, part) {
+		err := &errs[each]
+		each++
+		wg.Go(func() {
+			for len(some) > 0 && *err == nil {
+				n := 1
+				for n < len(some) && some[n] == some[0]+uint32(n) {
+					n++
+				}
+				*err = f(int(some[0])*size, n*size)
+				some = some[n:]
+			}
+		})
 	}
-	return nil
+	wg.Wait()
+	return errors.Join(errs[:]...)
 }
 
 // drop gives the pages of chunks back, which read as zero then.
 func (m *memory) drop(list []uint32) error {
-	return runs(list, func(first uint32, count int) error { return m.mem.Punch(int(first)*m.size, count*m.size) })
+	return punch(list, m.size, m.mem.Punch)
 }
 
 // yielder of onesided, if the device has the verb.
@@ -265,7 +283,7 @@ func (m *memfds) drop(list []uint32) error {
 	}
 	for t, list := range slots {
 		slices.Sort(list)
-		if err := runs(list, func(first uint32, count int) error { return t.fd.Punch(int(first)*size, count*size) }); err != nil {
+		if err := punch(list, size, t.fd.Punch); err != nil {
 			return err
 		}
 	}
