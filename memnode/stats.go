@@ -178,10 +178,8 @@ func NewCollector(nodes ...*Node) prometheus.Collector {
 	counter("not_owner", "Attempts to free somebody else's chunk.", func(s *Stats) int64 { return s.NotOwner })
 	counter("violations", "One-sided operations that the device refused.", func(s *Stats) int64 { return s.Violations })
 	counter("cut_off", "Connections cut off for having asked for more than the budget.", func(s *Stats) int64 { return s.CutOff })
-	if slices.ContainsFunc(nodes, func(n *Node) bool { return n.cfg.Idle }) {
-		counter("dropped_bytes", "Memory that was dropped because the host needed it, of copies that clients can do without.", func(s *Stats) int64 { return s.Dropped * int64(s.ChunkSize) })
-		gauge("over_bytes", "Memory that is lent beyond what the host can spare, until clients have moved what they have there.", func(s *Stats) int64 { return s.Over * int64(s.ChunkSize) })
-	}
+	counter("dropped_bytes", "Memory that was dropped because the host needed it, of copies that clients can do without.", func(s *Stats) int64 { return s.Dropped * int64(s.ChunkSize) })
+	gauge("over_bytes", "Memory that is lent beyond what the host can spare, until clients have moved what they have there.", func(s *Stats) int64 { return s.Over * int64(s.ChunkSize) })
 	if slices.ContainsFunc(nodes, func(n *Node) bool { _, ok := n.manager.(*finemem); return ok }) {
 		c.addRebinding()
 	}
