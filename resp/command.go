@@ -25,6 +25,7 @@ const (
 	flagBlind                        // needs to know whether its keys exist, and not their values
 	flagUnpaused                     // runs during CLIENT PAUSE
 	flagSubscribed                   // allowed to a subscriber with version 2 of the protocol
+	flagStandby                      // allowed while another server has the heap
 )
 
 var flagNames = []struct {

@@ -46,6 +46,9 @@ type Config struct {
 	Loops int
 	// Journal is that of a heap that is kept (far.Open). Without, the heap comes back as its last checkpoint has it.
 	Journal Journal
+	// Heap is the name of a heap that one of several servers has at a time, "" if there is no other one. They all answer
+	// SENTINEL, by which clients find the one that has it: see SetMaster.
+	Heap string
 	// Evidence, if set, reports whether nobody else can have changed what the heap has, at some moment after it was called, and waits
 	// until that is known. A reply that shows what the heap has is sent when it has reported true; otherwise
 	// the connection is closed. Any number of goroutines call it.

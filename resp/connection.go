@@ -138,7 +138,11 @@ func cmdHello(s *session, a [][]byte) error {
 	s.str("mode")
 	s.str("standalone")
 	s.str("role")
-	s.str("master")
+	if s.srv.masterNow().Self {
+		s.str("master")
+	} else {
+		s.str("replica")
+	}
 	s.str("modules")
 	s.array(0)
 	return nil

@@ -64,6 +64,7 @@
 // that of Redis 7.2, and has the disk of the server as its only copy.
 //
 // SYNC is for redis-cli --rdb: an RDB file of what there is, not of one moment; see dump.go. There are no replicas.
+// With Config.Heap a server answers SENTINEL, and until it has the heap ROLE and INFO as a replica would. SENTINEL REPLICAS are none, since it answers no reads.
 //
 // SUBSCRIBE and the like are refused in a transaction. A subscriber that does not read is disconnected.
 //
@@ -116,7 +117,7 @@
 // soft memory; lock (stripes) and txn (changes that count together or not at all).
 //
 // Commands: command and table (what there is), keys, strings, setoptions, numbers,
-// expire, scan, glob, connection, multi and watch, introspect; pubsub; monitor, slowlog and
+// expire, scan, glob, connection, multi and watch, introspect; pubsub; sentinel; monitor, slowlog and
 // latency for those who operate it.
 //
 // Hashes: hash (commands), fields (a list of them), hashwrite, hashscan, large (blocks),

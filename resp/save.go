@@ -106,14 +106,6 @@ func cmdWaitAOF(s *session, a [][]byte) error {
 	return nil
 }
 
-func cmdRole(s *session, a [][]byte) error {
-	s.array(3)
-	s.str("master")
-	s.int(0)
-	s.array(0)
-	return nil
-}
-
 // persistence is what INFO says of what outlives the server.
 func (srv *Server) persistence() (saving, durable int, last time.Time, status string) {
 	last, status = srv.since, "ok"

@@ -30,6 +30,8 @@ type Server struct {
 	// three below, are nil till then, and set before it is cleared.
 	loading atomic.Bool
 
+	master atomic.Pointer[Master] // that has the heap Config.Heap; nil if it was not said yet
+
 	// These are nil in a cache.
 	journal *journal // of a heap that is kept, if its clients are promised more than its checkpoints
 	heap    *far.Heap

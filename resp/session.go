@@ -231,7 +231,7 @@ func (s *session) admit(cmd *command) error {
 	if !s.authed && cmd.flags&flagNoAuth == 0 {
 		return errAuth
 	}
-	if cmd.flags&flagLoading == 0 && s.srv.loading.Load() {
+	if cmd.flags&flagLoading == 0 && s.srv.loading.Load() && (cmd.flags&flagStandby == 0 || s.srv.masterNow().Self) {
 		return errLoading
 	}
 	if cmd.flags&flagRefused != 0 {

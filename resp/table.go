@@ -120,7 +120,7 @@ var commandTable = sync.OnceValue(func() *table {
 	def("unwatch", 1, fast, noKey, cmdUnwatch)
 
 	group = "connection"
-	def("ping", -1, fast, noKey, cmdPing)
+	def("ping", -1, fast|flagStandby, noKey, cmdPing)
 	def("echo", 2, fast, noKey, cmdEcho)
 	def("select", 2, fast, noKey, cmdSelect)
 	def("quit", -1, fast|flagNoAuth|flagImmediate, noKey, cmdQuit)
@@ -167,6 +167,14 @@ var commandTable = sync.OnceValue(func() *table {
 	def("bgrewriteaof", 1, flagAdmin|flagNoMulti, noKey, cmdBGRewriteAOF)
 	def("lastsave", 1, fast, noKey, cmdLastSave)
 	def("role", 1, fast, noKey, cmdRole)
+	def("sentinel", -2, 0, noKey, cmdHelp)
+	def("sentinel|get-master-addr-by-name", 3, 0, noKey, cmdSentinelGetMaster)
+	def("sentinel|master", 3, 0, noKey, cmdSentinelMaster)
+	def("sentinel|masters", 2, 0, noKey, cmdSentinelMasters)
+	def("sentinel|replicas", 3, 0, noKey, cmdSentinelReplicas)
+	def("sentinel|sentinels", 3, 0, noKey, cmdSentinelSentinels)
+	def("sentinel|slaves", 3, 0, noKey, cmdSentinelReplicas)
+	def("sentinel|help", 2, 0, noKey, cmdHelp)
 	def("sync", 1, flagAdmin|flagNoMulti, noKey, cmdSync)
 	def("replconf", -1, flagAdmin, noKey, cmdReplConf)
 	def("debug", -2, flagAdmin|flagRefused, noKey, nil)
@@ -207,7 +215,7 @@ var commandTable = sync.OnceValue(func() *table {
 	}
 	// The same as in Redis, where PING is refused.
 	for _, name := range []string{"multi", "exec", "discard", "unwatch", "subscribe", "psubscribe", "unsubscribe", "punsubscribe", "publish", "pubsub", "echo", "select", "quit", "reset", "auth", "hello",
-		"client", "info", "time", "config", "command", "polder", "monitor", "slowlog", "latency"} {
+		"client", "info", "role", "sentinel", "time", "config", "command", "polder", "monitor", "slowlog", "latency"} {
 		c := t.by[name]
 		c.flags |= flagLoading
 		for _, sub := range c.subs {

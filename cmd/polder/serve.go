@@ -135,6 +135,7 @@ func serveFlags(fs *pflag.FlagSet, cfg *daemon.ServeConfig) {
 	fs.Lookup("durable").NoOptDefVal = "yes"
 	fs.Var(config.NewSize(&cfg.MaxValue, 64, 512<<20), "max-value", "largest value, at most half of --client-memory; the default is a quarter of the budget, at most a third of --client-memory")
 	fs.Var(config.NewDoor(&cfg.Listen, false), "listen", "where Redis clients connect, HOST:PORT or unix:PATH")
+	fs.StringVar(&cfg.Advertise, "advertise", "", "with --witness, the `address` at which clients reach this server, HOST:PORT, which servers that stand by tell them as Redis Sentinel does; the default is --listen, or if that is every address of this machine the one that witnesses see")
 	fs.Var(config.NewInt(&cfg.MaxClients, 1, 1<<20), "max-clients", "most connections")
 	fs.Var(config.NewSize(&cfg.OutputLimit, 64, 1<<30), "output-limit", "unread replies with which the commands of a client wait, less while clients hold much; one who reads less than 64KiB in 5s then is disconnected")
 	fs.Var(config.NewSize(&cfg.ClientMemory, 4<<20, 1<<40), "client-memory", "most memory that clients hold in all: input, replies, transactions, watched keys; who holds most is disconnected first; more than the default needs more than 64MiB beside the budget")
@@ -180,7 +181,7 @@ func borrowFlags(fs *pflag.FlagSet, cfg *daemon.BorrowConfig, opTimeout string) 
 // heapFlags adds those of a heap that outlives its process.
 func heapFlags(fs *pflag.FlagSet, cfg *daemon.BorrowConfig) {
 	fs.StringVar(&cfg.Heap, "heap", "", "with --disk or --witness, the `name` of the heap, which is there again after a restart, as its last checkpoint has it; without, what is stored ends with the process")
-	fs.Var(config.NewAddresses(&cfg.Witness), "witness", "with --heap, the witnesses that keep what it takes to open the heap again in the memory of nodes, HOST:PORT or unix:PATH, with commas between")
+	fs.Var(config.NewHolders(&cfg.Witness), "witness", "with --heap, the witnesses that keep what it takes to open the heap again in the memory of nodes, HOST:PORT or unix:PATH, with commas between, or a cluster in etcd that does, etcd://HOST:PORT/NAME")
 	fs.BoolVar(&cfg.Standby, "standby", false, "with --witness, wait until the process that has the heap is gone, and take over from it")
 	fs.Var(config.NewDuration(&cfg.Checkpoint, 0), "checkpoint", "with --heap, how often a checkpoint is taken while something changes, beside that at the end; 0 means at the end")
 }

@@ -3,6 +3,7 @@ package copies
 import (
 	"cmp"
 	"context"
+	"maps"
 	"slices"
 	"time"
 
@@ -33,25 +34,26 @@ func (s *Store) wake() {
 
 // keep asks silent places whether they answer, gives back what they are owed, and repairs.
 func (s *Store) keep() {
-	tick := time.NewTicker(keepEvery)
+	tick := s.proc.NewTimer(keepEvery)
 	defer tick.Stop()
 	var scanned time.Time
 	usable := 0
 	for {
 		due := false
-		select {
-		case <-s.ctx.Done():
+		switch s.proc.Wait(tick, s.ctx.Done(), s.rescan) {
+		case 0:
 			return
-		case <-s.rescan:
+		case 1:
 			due = true
-		case <-tick.C:
+		default:
+			tick.Reset(keepEvery)
 		}
-		now, n := time.Now(), 0 // places that can be used, and stay
+		now, n := s.proc.Now(), 0 // places that can be used, and stay
 		for _, p := range s.all() {
 			p.ping(s.ctx)
 			p.settleDebts(s.ctx)
 			if p.stale.Load() && p.usable() && !p.missed.Load() && !p.pruning.Load() {
-				s.wg.Go(func() { p.prune(s.ctx) })
+				s.wg.Go(s.proc, func() { p.prune(s.ctx) })
 			}
 			given := p.given(now, s.cfg.RepairAfter)
 			due = p.givenUp.Swap(given) != given || due
@@ -69,10 +71,7 @@ func (s *Store) keep() {
 // scan finds what has too few copies, and has it repaired, that with the fewest first.
 func (s *Store) scan() {
 	s.mu.Lock()
-	all := make([]*segment, 0, len(s.segments))
-	for g := range s.segments {
-		all = append(all, g)
-	}
+	all := slices.SortedFunc(maps.Keys(s.segments), func(a, b *segment) int { return cmp.Compare(a.number, b.number) })
 	s.mu.Unlock()
 	type case_ struct {
 		g    *segment
@@ -102,7 +101,7 @@ func (s *Store) scan() {
 	}
 	if len(spares) > 0 && len(short) == 0 && !s.sparing && s.ctx.Err() == nil {
 		s.sparing = true
-		s.wg.Go(func() {
+		s.wg.Go(s.proc, func() {
 			s.makeSpares(spares)
 			s.mu.Lock()
 			s.sparing = false
@@ -111,7 +110,7 @@ func (s *Store) scan() {
 	}
 	for s.repairing < min(repairers, len(s.queue)) && s.ctx.Err() == nil {
 		s.repairing++
-		s.wg.Go(s.repairAll)
+		s.wg.Go(s.proc, s.repairAll)
 	}
 }
 
@@ -273,9 +272,9 @@ func (s *Store) choose(had, made []copyOf) (stay, go_ []copyOf) {
 func (s *Store) copyTo(ctx context.Context, g *segment, c copyOf, off, end int) bool {
 	buf := make([]byte, min(end-off, pieceSize))
 	for ; off < end; off += len(buf) {
-		began := time.Now()
+		began := s.proc.Now()
 		buf = buf[:min(len(buf), end-off)]
-		each, cancel := context.WithTimeout(ctx, repairTimeout)
+		each, cancel := s.proc.WithTimeout(ctx, repairTimeout)
 		op := [1]store.ReadOp{{Seg: g, Off: off, Buf: buf, Bulk: true}}
 		s.read(each, op[:])
 		err := op[0].Err

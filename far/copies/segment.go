@@ -7,9 +7,9 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"polder/far/store"
+	"polder/internal/turns"
 )
 
 // segment is a segment and its copies.
@@ -70,7 +70,7 @@ func (g *segment) look() (left int) {
 		}
 		if len(kept) == 0 && g.spare.Load().has(int(g.end.Load())) && g.store.ctx.Err() == nil {
 			g.rescuing, g.closed = true, true
-			g.store.wg.Go(g.rescue)
+			g.store.wg.Go(g.store.proc, g.rescue)
 			return 0
 		}
 		for _, c := range cs {
@@ -131,7 +131,7 @@ func (g *segment) Write(ctx context.Context, p []byte, off int) error {
 	g.end.Store(max(g.end.Load(), int64(off+len(p))))
 	g.writing++
 	g.mu.Unlock()
-	s.used.Store(time.Now().UnixNano())
+	s.used.Store(s.proc.Now().UnixNano())
 
 	wrote, err := s.writeAll(ctx, cs, p, off)
 
@@ -171,26 +171,25 @@ func (s *Store) writeAll(ctx context.Context, cs []copyOf, p []byte, off int) (w
 		of  int
 		err error
 	}
-	began, answers := time.Now(), make(chan answer, len(cs))
+	began, answers := s.proc.Now(), make(chan answer, len(cs))
 	each, giveUp := context.WithCancel(ctx)
 	defer giveUp()
 	for i, c := range cs {
-		go func() { answers <- answer{i, c.seg.Write(each, p, off)} }()
+		s.proc.Go(func() { answers <- answer{i, c.seg.Write(each, p, off)} })
 	}
-	var late <-chan time.Time
+	var late *turns.Timer // of those that follow the first
 	var done [MaxCopies]bool
 	for range cs {
-		var a answer
-		select {
-		case a = <-answers:
-		case <-late:
+		a, ok := turns.Recv(s.proc, answers, late)
+		if !ok {
 			for i, c := range cs {
 				if !done[i] {
 					c.place.fallSilent(began, c.seg)
 				}
 			}
 			giveUp()
-			a = <-answers
+			late = nil
+			a, _ = turns.Recv(s.proc, answers, nil)
 		}
 		done[a.of] = true
 		if a.err != nil {
@@ -199,9 +198,8 @@ func (s *Store) writeAll(ctx context.Context, cs []copyOf, p []byte, off int) (w
 		}
 		cs[a.of].place.answered(0)
 		if wrote++; wrote == 1 {
-			timer := time.NewTimer(max(s.cfg.Late, time.Since(began)))
-			defer timer.Stop()
-			late = timer.C
+			late = s.proc.NewTimer(max(s.cfg.Late, s.proc.Since(began)))
+			defer late.Stop()
 		}
 	}
 	return wrote, err

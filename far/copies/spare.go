@@ -1,11 +1,13 @@
 package copies
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"time"
 
 	"polder/far/store"
+	"polder/internal/turns"
 )
 
 // A Vanisher is a segment at a place that may ask for its memory back (State.Idle).
@@ -130,14 +132,13 @@ func (s *Store) makeWay(ctx context.Context, p *place) bool {
 	s.mu.Lock()
 	for g := range s.segments {
 		if x := g.spare.Load(); x != nil && x.place == p {
-			if some = append(some, g); len(some) == spareGiveUp {
-				break
-			}
+			some = append(some, g)
 		}
 	}
 	s.mu.Unlock()
+	slices.SortFunc(some, func(a, b *segment) int { return cmp.Compare(a.number, b.number) })
 	ok := false
-	for _, g := range some {
+	for _, g := range some[:min(len(some), spareGiveUp)] {
 		x := g.spare.Load()
 		if x == nil || x.place != p || !g.spare.CompareAndSwap(x, nil) {
 			continue
@@ -159,7 +160,7 @@ func (g *segment) confirm(ctx context.Context, end int) (*spare, bool) {
 	if !x.has(end) || !x.place.usable() || !x.place.stays() {
 		return nil, false
 	}
-	ctx, cancel := context.WithTimeout(ctx, repairTimeout)
+	ctx, cancel := g.store.proc.WithTimeout(ctx, repairTimeout)
 	defer cancel()
 	if ok, err := x.may.MustStay(ctx); ok && err == nil {
 		return x, true
@@ -236,15 +237,13 @@ func (g *segment) hurries() bool {
 // leisure waits after some bytes of g were copied, since began, if others use the places and g need not hurry. It reports false
 // if ctx has ended.
 func (s *Store) leisure(ctx context.Context, g *segment, began time.Time) bool {
-	if time.Since(time.Unix(0, s.used.Load())) >= inUse || g.hurries() {
+	if s.proc.Since(time.Unix(0, s.used.Load())) >= inUse || g.hurries() {
 		return true
 	}
-	timer := time.NewTimer((repairShare - 1) * time.Since(began))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
+	timer := s.proc.NewTimer((repairShare - 1) * s.proc.Since(began))
+	if s.proc.Wait(timer, ctx.Done()) != turns.Late {
+		timer.Stop()
 		return false
 	}
+	return true
 }

@@ -51,6 +51,7 @@ type process struct {
 	started    time.Time
 	addrs      map[string]string // not changed once the administrative address is served
 	redis      net.Listener      // nil in a node
+	reached    string            // the address of redis as other servers tell it to clients; "" if there are none
 	admin      net.Listener      // nil if none is wanted
 	closers    []func() error
 	failed     chan error // a part's end; the first ends the daemon

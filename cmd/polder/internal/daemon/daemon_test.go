@@ -268,3 +268,24 @@ func TestEveryManager(t *testing.T) {
 		})
 	}
 }
+
+// TestWhereOthersReachAServer: at the address that it listens at, or if that is every one at one from which it reaches others.
+func TestWhereOthersReachAServer(t *testing.T) {
+	for _, c := range []struct {
+		lis   string
+		peers []string
+		want  string
+	}{
+		{"127.0.0.1:6379", []string{"127.0.0.2:7060"}, "127.0.0.1:6379"},
+		{"[::1]:6379", nil, "[::1]:6379"},
+		{"host:6379", nil, "host:6379"},
+		{"unix:/run/s", []string{"127.0.0.1:7060"}, "unix:/run/s"},
+		{"0.0.0.0:6379", []string{"unix:/run/w", "127.0.0.1:7060"}, "127.0.0.1:6379"},
+		{"[::]:6379", []string{"127.0.0.1:7060"}, "127.0.0.1:6379"},
+		{"0.0.0.0:6379", []string{"unix:/run/w"}, "0.0.0.0:6379"},
+	} {
+		if got := reachedAt(c.lis, c.peers); got != c.want {
+			t.Errorf("who listens at %s and reaches %q is reached at %s, want %s", c.lis, c.peers, got, c.want)
+		}
+	}
+}

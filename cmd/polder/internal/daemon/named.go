@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -17,14 +16,14 @@ import (
 	"polder/far/named"
 	"polder/far/remote"
 	"polder/holder"
-	"polder/holder/witness"
+	"polder/internal/directory"
 	"polder/pool"
 	"polder/resp"
 )
 
 // kept is what a daemon has of a heap whose memory at nodes outlives it.
 type kept struct {
-	witnesses *witness.Client
+	registers Registers
 	register  holder.Register
 	owner     *named.Owner
 	lent      atomic.Pointer[pool.Pool] // that knows the sessions
@@ -63,11 +62,21 @@ func (k *kept) openLog(ctx context.Context, replay func(rec []byte) error) (resp
 
 // keeper is the register that has the manifest of the heap.
 func (k *kept) keeper(p *process, cfg *BorrowConfig) (err error) {
-	k.witnesses, err = witness.NewClient(witness.ClientConfig{Witnesses: cfg.Witness, TLS: p.Security.Dial, Insecure: p.Security.Insecure})
-	if err != nil {
+	if k.registers, err = p.registers(cfg); err != nil {
 		return err
 	}
-	k.register, err = k.witnesses.Register(cfg.Heap)
+	k.register, err = k.registers.Register(cfg.Heap)
+	return err
+}
+
+// hangUp ends the use of the register.
+func (k *kept) hangUp() (err error) {
+	if k.register != nil {
+		err = k.register.Close()
+	}
+	if k.registers != nil {
+		err = errors.Join(err, k.registers.Close())
+	}
 	return err
 }
 
@@ -81,13 +90,7 @@ func (k *kept) close() (err error) {
 			err = nil // which has been said
 		}
 	}
-	if k.register != nil {
-		err = errors.Join(err, k.register.Close())
-	}
-	if k.witnesses != nil {
-		err = errors.Join(err, k.witnesses.Close())
-	}
-	return err
+	return errors.Join(err, k.hangUp())
 }
 
 // sessions are what the manifest is to know.
@@ -127,12 +130,13 @@ func (m *memory) openNamed(ctx context.Context, p *process, cfg BorrowConfig, fr
 	}
 	ended := p.Waiting(fmt.Sprintf("waiting until heap %s is free", cfg.Heap))
 	p.setHealth(fmt.Errorf("heap %s is not this process's yet", cfg.Heap))
-	k.owner, err = named.Own(ctx, k.register, named.Config{Me: p.me(), Standby: cfg.Standby, Sessions: k.sessions, Logger: p.Logger})
+	k.owner, err = named.Own(ctx, k.register, named.Config{Me: p.me(), Standby: cfg.Standby, Sessions: k.sessions, Seen: m.seen, Logger: p.Logger})
 	ended()
 	if err != nil {
 		return fmt.Errorf("heap %s: %w", cfg.Heap, err)
 	}
 	p.Logger.Info("the heap is this process's", "heap", cfg.Heap, "epoch", k.owner.Epoch())
+	m.tell(resp.Master{Addr: p.me(), Epoch: k.owner.Epoch(), Self: true})
 	p.spawn("the heap is another process's", func() error {
 		select {
 		case <-k.owner.Superseded():
@@ -172,6 +176,22 @@ func (m *memory) openNamed(ctx context.Context, p *process, cfg BorrowConfig, fr
 	return k.owner.Ready(ctx)
 }
 
+// seen tells clients what the manifest says of the server that has the heap.
+func (m *memory) seen(of *named.Manifest, still time.Duration) {
+	if directory.CheckAddress(of.Owner) != nil { // it was given up, or a tool has it, which serves nobody
+		m.tell(resp.Master{Epoch: of.Epoch, Down: true})
+		return
+	}
+	m.tell(resp.Master{Addr: of.Owner, Epoch: of.Epoch, Down: still > 2*named.DefaultBeat})
+}
+
+// tell says who has the heap, if there is a front end that tells its clients.
+func (m *memory) tell(who resp.Master) {
+	if m.master != nil {
+		m.master(who)
+	}
+}
+
 // tryNamed is one try to open the heap, of which closeHeap ends what it has begun.
 func (m *memory) tryNamed(ctx context.Context, p *process, cfg BorrowConfig, poolCfg pool.Config, joins bool, maxValue int) (err error) {
 	if m.lent, err = p.awaitNodes(ctx, cfg.FarWait, poolCfg); err != nil {
@@ -189,7 +209,7 @@ func (m *memory) tryNamed(ctx context.Context, p *process, cfg BorrowConfig, poo
 		return err
 	}
 	m.copies, m.kept.store = store.Store, store
-	p.Logger.Info("what is evacuated, and each checkpoint, is kept at nodes", "copies", n, "nodes", len(m.lent.Nodes()), "witnesses", strings.Join(cfg.Witness, ", "))
+	p.Logger.Info("what is evacuated, and each checkpoint, is kept at nodes", "copies", n, "nodes", len(m.lent.Nodes()), "manifest", m.kept.registers.String())
 	m.heap, err = far.Open(ctx, store, far.Config{Local: cfg.Local, MaxValue: maxValue, CheckpointEvery: cfg.Checkpoint})
 	return err
 }
@@ -211,7 +231,7 @@ func (m *memory) closeHeap() (err error) {
 
 // me is what others are told who has a heap.
 func (p *process) me() string {
-	return cmp.Or(p.addrs[ServiceRedis], p.addrs[ServiceNBD], p.addrs[ServiceAdmin], "a process without an address")
+	return cmp.Or(p.reached, p.addrs[ServiceRedis], p.addrs[ServiceNBD], p.addrs[ServiceAdmin], "a process without an address")
 }
 
 // setHealth has the daemon be as healthy as why says.

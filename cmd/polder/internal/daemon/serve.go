@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"slices"
 	"sync/atomic"
 	"time"
 
 	"polder/internal/config"
+	"polder/internal/directory"
 	"polder/internal/listen"
 	"polder/internal/operator"
 	"polder/pool"
@@ -23,6 +26,7 @@ type ServeConfig struct {
 	Durable      bool          // what was answered survives a crash
 	DurableEvery time.Duration // but for the last so long before a loss of power
 	Listen       string        // where Redis clients connect
+	Advertise    string        // the address at which they do, as servers that may take over tell them; found if empty
 	MaxValue     int64         // bytes; 0 means a quarter of Local, at most a third of ClientMemory
 	MaxClients   int
 	OutputLimit  int64         // bytes
@@ -55,6 +59,14 @@ func (c *ServeConfig) Check() error {
 	}
 	if c.Durable && c.Heap == "" {
 		return refuse("durable", "yes", "none without --heap: what is stored ends with the process")
+	}
+	if c.Advertise != "" {
+		if err := directory.CheckAddress(c.Advertise); err != nil {
+			return &config.Error{Source: "--advertise", Value: c.Advertise, Err: err}
+		}
+		if len(c.Witness) == 0 {
+			return refuse("advertise", c.Advertise, "none without --witness: there is no other server that could tell clients")
+		}
 	}
 	return c.BorrowConfig.Check()
 }
@@ -174,6 +186,12 @@ func (p *process) listen(cfg ServeConfig) error {
 	p.redis = lis
 	p.onClose(func() error { _ = lis.Close(); return nil }) // the server closes it, if it comes to that
 	p.addrs[ServiceRedis] = listen.Address(lis)
+	if len(cfg.Witness) > 0 {
+		p.reached = cfg.Advertise
+		if p.reached == "" {
+			p.reached = reachedAt(p.addrs[ServiceRedis], slices.Concat(cfg.Witness, cfg.Far))
+		}
+	}
 	return p.listenAdmin()
 }
 
@@ -195,6 +213,7 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, from lenders) e
 		OpTimeout:    cfg.OpTimeout,
 		IdleTimeout:  cfg.IdleTimeout,
 		Journal:      m.journal(cfg),
+		Heap:         cfg.shared(),
 		Evidence:     m.evidence(cfg),
 		Logger:       p.Logger,
 		ExtraStats: func() []resp.Stat {
@@ -207,6 +226,7 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, from lenders) e
 	if err != nil {
 		return err
 	}
+	m.master = server.SetMaster
 	// Clients and operators are answered while the nodes are waited for.
 	p.serveRedis(server)
 	p.collectors = append(p.collectors, server.Collector())
@@ -243,6 +263,39 @@ func (m *memory) journal(cfg ServeConfig) resp.Journal {
 		}
 	}
 	return j
+}
+
+// shared is the name of the heap, if other servers may take it over.
+func (c *ServeConfig) shared() string {
+	if len(c.Witness) == 0 {
+		return ""
+	}
+	return c.Heap
+}
+
+// reachedAt is the address of a listener as others may reach it, who can reach peers: if it is that of every address of this machine, the
+// one from which a connection to a peer would come.
+func reachedAt(lis string, peers []string) string {
+	host, port, err := net.SplitHostPort(lis)
+	if ip := net.ParseIP(host); err != nil || host != "" && !ip.IsUnspecified() {
+		return lis
+	}
+	var local net.IP
+	for _, peer := range peers {
+		c, err := net.Dial("udp", peer) // which sends nothing
+		if err != nil {
+			continue // it is a socket's path, or its name is not known
+		}
+		ip := c.LocalAddr().(*net.UDPAddr).IP
+		_ = c.Close()
+		if local == nil || local.IsLoopback() {
+			local = ip
+		}
+	}
+	if local == nil {
+		return lis
+	}
+	return net.JoinHostPort(local.String(), port)
 }
 
 // evidence says, if another process may take the heap over, whether none has.
