@@ -25,15 +25,20 @@ type chunks struct {
 	fresh int      // all[fresh:] have never been lent
 	free  []uint32 // read as zero, unbound; a stack
 	dirty []uint32 // unbound, to be zeroed
+	kept  int      // chunks that are not to be lent, since the host may need the memory
 }
 
-// available counts the chunks that are not lent.
-func (t *chunks) available() int {
-	return len(t.all) - t.fresh + len(t.free) + len(t.dirty)
-}
+// lent counts the chunks that are lent.
+func (t *chunks) lent() int { return t.fresh - len(t.free) - len(t.dirty) }
 
-// take returns a chunk that reads as zero, or false if all are lent.
+// available counts the chunks that can be lent now.
+func (t *chunks) available() int { return max(0, len(t.all)-t.kept-t.lent()) }
+
+// take returns a chunk that reads as zero, or false if as many are lent as may be.
 func (t *chunks) take() (uint32, bool) {
+	if t.available() == 0 {
+		return 0, false
+	}
 	if len(t.free) == 0 && t.fresh == len(t.all) && len(t.dirty) > 0 {
 		t.scrub()
 	}

@@ -68,7 +68,9 @@ type client struct {
 	// so whoever does not take replies fills its own credits only.
 	waiting []received
 	replies []uint8 // free reply buffers
-	told    bool    // that the node is leaving
+	told    bool    // that the node is leaving, or has to give memory back
+
+	concession concession
 
 	queued   bool        // guarded by readyList.mu
 	gone     atomic.Bool // the connection is lost

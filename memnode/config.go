@@ -51,6 +51,10 @@ type Config struct {
 	// Lend is how many bytes to lend, at least one chunk. What does not
 	// fill a chunk is left out. Pages are only populated by clients' use.
 	Lend int64
+	// Idle says that the node lends what its host does not need: at most Lend bytes, and what Node.Yield says.
+	// Clients are told, so that they can permit it to drop chunks. It takes the manager Native, RPCMW or MemFD, and
+	// chunks of more than 64 KiB.
+	Idle bool
 	// ChunkSize is a power of two from 512 B to 1 GiB, by default 1 MiB.
 	// Chunks smaller than a page are zeroed rather than given back to the
 	// operating system.

@@ -92,6 +92,16 @@
 // that is written before the client is answered; what nobody owns is zeroed before it is lent.
 // Components and their objects end with the process.
 //
+// # Lending what is idle
+//
+// With Config.Idle a node lends no more than Node.Yield says, which is called again and again, by what a [Lending]
+// decides of the host's need. What is lent beyond that is dropped where clients have permitted it
+// (wire.OpMayVanish): the pages are given back at once, and the chunks stay their owners', who are told, and free
+// them. If that is not enough, clients are told that the node is leaving, as by a drain, until they have moved
+// enough. Chunks that nobody has are withheld meanwhile. A permission is looked up when it is used: the chunk must be
+// the client's still, and chunks that are freed wait for the control goroutine to be zeroed, so that none is
+// another's by then. Permissions are a connection's, and end with it at both ends.
+//
 // # Hostile clients
 //
 // A client can make the node hold a few queue pairs, 16 KiB of message buffers, as

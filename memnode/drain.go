@@ -113,10 +113,18 @@ func held(cause error, nodes []*Node) error {
 // leave has clients told that the node is leaving, or if d is nil that it stays.
 func (n *Node) leave(d *drain) {
 	n.leaving = d
+	n.tellAll()
+}
+
+// tellAll has clients told what has changed.
+func (n *Node) tellAll() {
 	for _, c := range n.clients {
 		n.ready.add(c)
 	}
 }
+
+// goes reports whether clients are to move what they have elsewhere.
+func (n *Node) goes() bool { return n.leaving != nil || n.pressed }
 
 // drained closes the drain's channel if nothing is lent, and everybody knows that nothing is to be borrowed.
 func (n *Node) drained() {
@@ -144,7 +152,7 @@ func (n *Node) drained() {
 // tellLeaving tells c whether the node is leaving, if it does not know. If there is no buffer, look comes again when
 // one has come back.
 func (n *Node) tellLeaving(c *client) error {
-	leaving := n.leaving != nil
+	leaving := n.goes()
 	if c.told == leaving || len(c.replies) == 0 {
 		return nil
 	}

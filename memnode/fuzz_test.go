@@ -12,17 +12,20 @@ import (
 )
 
 // FuzzRequests sends arbitrary bytes, as one message after the other, to a
-// node that also serves an honest client. Each input is two messages: the
-// first byte says how long the first one is.
+// node that also serves an honest client, and whose host needs all memory afterwards: what the honest client
+// has not permitted to vanish stays. Each input is two messages: the first byte says how long the first one is.
 func FuzzRequests(f *testing.F) {
 	f.Add(append([]byte{wire.RequestHeader}, wire.AppendRequest(wire.AppendRequest(nil, wire.OpAlloc, 1, 3, 0), wire.OpOwned, 2, 5, 1)...))
 	f.Add(append([]byte{wire.RequestHeader}, wire.AppendFree(wire.AppendRequest(nil, wire.OpAlloc, 1, 3, 0), 2, []uint32{1, 2, 3})...))
 	f.Add(append([]byte{wire.RequestHeader + 4}, wire.AppendFree(wire.AppendFree(nil, 1, []uint32{0}), 2, []uint32{1, 1})...))
+	f.Add(append([]byte{wire.RequestHeader}, wire.AppendListed(wire.AppendRequest(nil, wire.OpAlloc, 1, 3, 0), wire.OpMayVanish, 2, []uint32{1, 2})...))
+	f.Add(append([]byte{wire.RequestHeader + 4}, wire.AppendListed(wire.AppendListed(nil, wire.OpMayVanish, 1, []uint32{0}), wire.OpMustStay, 2, []uint32{0})...))
+	f.Add(append([]byte{wire.RequestHeader}, wire.AppendListed(wire.AppendRequest(nil, wire.OpVanished, 1, 3, 0), wire.OpMustStay, 2, []uint32{7})...))
 	f.Add([]byte{0})
 	f.Add([]byte{3, 1, 2, 3, 4})
-	const chunks, budget = 8, 4
+	const chunks, budget, size = 8, 4, 128 << 10
 	c := pooltest.NewCluster(f, messages(pooltest.Inproc), memnode.Config{
-		Lend: chunks * 4096, ChunkSize: 4096, ClientBudget: budget * 4096, Grace: time.Nanosecond,
+		Lend: chunks * size, ChunkSize: size, ClientBudget: budget * size, Grace: time.Nanosecond, Idle: true,
 	})
 	k := c.Open(pool.Config{})
 	honest := k.MustAlloc(f)
@@ -42,6 +45,11 @@ func FuzzRequests(f *testing.F) {
 		}
 		if lent := c.Nodes[0].Stats().Lent; lent < 1 || lent > 1+budget {
 			t.Fatalf("%d chunks are lent, want 1 to %d", lent, 1+budget)
+		}
+		for _, most := range []int64{0, chunks * size} {
+			if _, err := c.Nodes[0].Memnode().Yield(most); err != nil {
+				t.Fatal(err)
+			}
 		}
 		got := make([]byte, 6)
 		if _, err := honest.ReadAt(got, 0); err != nil || string(got) != "honest" {

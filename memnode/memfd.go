@@ -23,6 +23,7 @@ type memfds struct {
 	fresh   int      // all[fresh:] have never been lent
 	unlent  []uint32 // other chunks that nobody has
 	dirty   []dirtySlot
+	most    int // chunks that may be lent at a time
 	grants  []wire.Grant
 	ids     []uint32
 
@@ -62,7 +63,7 @@ type memoryPasser interface {
 }
 
 func newMemfds(n *Node) (manager, error) {
-	return &memfds{node: n, tenants: make(map[*session]*tenant), all: make([]placed, n.cfg.chunks())}, nil
+	return &memfds{node: n, tenants: make(map[*session]*tenant), all: make([]placed, n.cfg.chunks()), most: n.cfg.chunks()}, nil
 }
 
 func (m *memfds) welcome(*client, *wire.Hello, *wire.Welcome) {}
@@ -149,7 +150,7 @@ func (m *memfds) lack(t *tenant) wire.Status {
 	switch {
 	case len(t.chunks) == t.budget && t.budget < len(m.all):
 		return wire.StatusBudget
-	case m.lent() == len(m.all):
+	case m.lent() >= m.most:
 		return wire.StatusNoMemory
 	}
 	return wire.StatusOK
@@ -326,7 +327,7 @@ func (m *memfds) held(s *session) int {
 
 func (m *memfds) space(s *session) wire.Space {
 	return wire.Space{
-		Free:   uint32(len(m.all) - m.lent()),
+		Free:   uint32(max(0, m.most-m.lent())),
 		Budget: uint32(m.node.cfg.budget() - m.held(s)),
 	}
 }

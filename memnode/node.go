@@ -43,6 +43,7 @@ type Node struct {
 	// lastOwner is the number of the session that was made last.
 	lastOwner uint64
 	leaving   *drain // nil while the node stays
+	pressed   bool   // more is lent than the host can spare
 
 	mu        sync.Mutex // guards what follows
 	closed    bool
@@ -65,6 +66,9 @@ func New(dev verbs.Device, cfg Config) (*Node, error) {
 		attr := dev.Attr()
 		if err = cfg.checkClients(attr); err == nil {
 			err = cfg.checkWindows(attr)
+		}
+		if err == nil {
+			err = cfg.checkIdle(attr)
 		}
 	}
 	if err != nil {
@@ -110,6 +114,7 @@ func New(dev verbs.Device, cfg Config) (*Node, error) {
 	n.ctx, n.stop = context.WithCancelCause(context.Background())
 	n.grace = time.NewTimer(time.Hour)
 	n.grace.Stop()
+	n.counters.most.Store(int64(n.cfg.chunks()))
 	n.restore()
 	n.wg.Go(n.control)
 	return n, nil
@@ -316,7 +321,7 @@ func (n *Node) attach(req verbs.ConnRequest, h *wire.Hello) error {
 		Version: h.Version, Resumed: resumed, Session: s.wire,
 		Base: n.mem.mr.Addr(), ChunkSize: uint64(n.cfg.ChunkSize), Chunks: uint32(n.cfg.chunks()),
 		Space: n.manager.space(s), Grace: n.cfg.Grace, Credits: credits, Batch: wire.MaxBatch,
-		Leaving: n.leaving != nil, Zone: n.cfg.Zone,
+		Leaving: n.goes(), Zone: n.cfg.Zone, Idle: n.cfg.Idle,
 	}
 	c.told = w.Leaving
 	n.manager.welcome(c, h, &w)
@@ -378,6 +383,9 @@ func (n *Node) look(c *client) {
 	err := n.serve(c)
 	if err == nil {
 		err = n.tellLeaving(c)
+	}
+	if err == nil {
+		err = n.tellVanished(c)
 	}
 	if err == nil {
 		err = n.manager.look(c)

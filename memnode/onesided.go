@@ -386,7 +386,7 @@ func (m *onesided) held(s *session) int {
 
 func (m *onesided) space(s *session) wire.Space {
 	return wire.Space{
-		Free:   uint32(m.w.queue.Free() + m.w.queue.Freed()),
+		Free:   uint32(max(0, m.w.queue.Free()+m.w.queue.Freed()-(m.w.toHold-len(m.w.held)))),
 		Budget: uint32(max(0, m.node.cfg.budget()-m.held(s))),
 	}
 }
@@ -407,7 +407,7 @@ func (m *onesided) stats(s *Stats) {
 	m.node.Clients() // has the control goroutine count
 	s.Allocs, s.Frees = m.allocs.Load(), m.frees.Load()
 	s.Dirty = int64(m.w.queue.Freed())
-	s.Lent = s.Chunks - int64(m.w.queue.Free()) - s.Dirty
+	s.Lent = s.Chunks - int64(m.w.queue.Free()) - s.Dirty - m.w.heldCount.Load()
 }
 
 func (m *onesided) close() error {

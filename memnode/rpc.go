@@ -119,7 +119,7 @@ func (m *rpc) work() bool {
 }
 
 func (m *rpc) count() {
-	m.lent.Store(int64(len(m.chunks.all) - m.chunks.available()))
+	m.lent.Store(int64(m.chunks.lent()))
 	m.dirty.Store(int64(len(m.chunks.dirty)))
 }
 

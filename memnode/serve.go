@@ -49,10 +49,13 @@ func (n *Node) answer(c *client, r received) error {
 	}
 	reply := wire.Reply{Op: req.Op &^ 0x80, ID: req.ID}
 	var grants []wire.Grant
+	var list []uint32
 	if badErr != nil {
 		n.counters.malformed.Add(1)
 		n.log.Warn("malformed request", "peer", c.conn.RemoteAddr(), "error", badErr)
 		reply.Status = wire.StatusBad
+	} else if req.Op == wire.OpMayVanish || req.Op == wire.OpMustStay || req.Op == wire.OpVanished {
+		list = n.concede(c, &req, &reply)
 	} else {
 		grants = n.manager.answer(c, &req, &reply)
 	}
@@ -60,7 +63,7 @@ func (n *Node) answer(c *client, r received) error {
 	if err := c.postRecv(r.slot); err != nil {
 		return err
 	}
-	return n.send(c, &reply, grants)
+	return n.sendListed(c, &reply, grants, list)
 }
 
 // notify sends c a notice.
@@ -74,9 +77,19 @@ func (n *Node) notify(c *client, status wire.Status, failed uint32) error {
 //
 // Preconditions: a reply buffer is free.
 func (n *Node) send(c *client, reply *wire.Reply, grants []wire.Grant) error {
+	return n.sendListed(c, reply, grants, nil)
+}
+
+// sendListed is send with a list of grants, or one of chunks.
+func (n *Node) sendListed(c *client, reply *wire.Reply, grants []wire.Grant, list []uint32) error {
 	reply.Space = n.manager.space(c.session)
 	slot := c.replies[len(c.replies)-1]
 	c.replies = c.replies[:len(c.replies)-1]
-	msg := wire.AppendReply(c.buffer(credits + int(slot))[:0], reply, grants)
+	msg := c.buffer(credits + int(slot))[:0]
+	if len(list) > 0 {
+		msg = wire.AppendVanished(msg, reply, list)
+	} else {
+		msg = wire.AppendReply(msg, reply, grants)
+	}
 	return c.postReply(slot, len(msg))
 }

@@ -22,6 +22,7 @@ type counters struct {
 	wakeups, busy        atomic.Int64
 	cutOff               atomic.Int64
 	kept, keptAway       atomic.Int64
+	dropped, over, most  atomic.Int64
 }
 
 // Stats is a node's state and what it has done since it started.
@@ -43,6 +44,9 @@ type Stats struct {
 	Malformed  int64         // requests that made no sense
 	NotOwner   int64         // attempts to free what belongs to somebody else
 	Violations int64         // one-sided operations that the device refused
+	Dropped    int64         // chunks that were dropped, since the host needed them and their clients had permitted it
+	Withheld   int64         // chunks that nobody has and that are not lent, since the host may need the memory
+	Over       int64         // chunks that are lent beyond what the host can spare
 	CutOff     int64         // connections cut off from allocating by chains, for having asked for more than the budget
 	Rebound    int64         // freed keys that were replaced (FineMem)
 	RebindLag  time.Duration // at most as long did the last of them work after the free (FineMem)
@@ -60,9 +64,12 @@ func (n *Node) Stats() Stats {
 		Clients: c.connected.Load(), Sessions: c.sessions.Load(),
 		Allocs: c.allocs.Load(), Frees: c.frees.Load(), Reclaimed: c.reclaimed.Load(),
 		NoMemory: c.noMemory.Load(), Refused: c.refused.Load(), Malformed: c.malformed.Load(),
-		NotOwner: c.notOwner.Load(), Violations: c.violations.Load(), Kept: c.kept.Load(), KeptAway: c.keptAway.Load(), CutOff: c.cutOff.Load(), Wakeups: c.wakeups.Load(), Busy: time.Duration(c.busy.Load()),
+		NotOwner: c.notOwner.Load(), Violations: c.violations.Load(), Kept: c.kept.Load(), KeptAway: c.keptAway.Load(), Dropped: c.dropped.Load(), Over: c.over.Load(), CutOff: c.cutOff.Load(), Wakeups: c.wakeups.Load(), Busy: time.Duration(c.busy.Load()),
 	}
 	n.manager.stats(&s)
+	if n.cfg.Idle {
+		s.Withheld = max(0, s.Chunks-max(c.most.Load(), s.Lent))
+	}
 	if n.components != nil {
 		s.Components = n.components.Stats()
 	}
@@ -81,7 +88,7 @@ func (s *Stats) Add(o Stats) {
 		{&s.Kept, o.Kept}, {&s.KeptAway, o.KeptAway},
 		{&s.Allocs, o.Allocs}, {&s.Frees, o.Frees}, {&s.Reclaimed, o.Reclaimed}, {&s.NoMemory, o.NoMemory},
 		{&s.Refused, o.Refused}, {&s.Malformed, o.Malformed}, {&s.NotOwner, o.NotOwner}, {&s.Violations, o.Violations},
-		{&s.CutOff, o.CutOff}, {&s.Rebound, o.Rebound}, {&s.Wakeups, o.Wakeups},
+		{&s.CutOff, o.CutOff}, {&s.Dropped, o.Dropped}, {&s.Over, o.Over}, {&s.Withheld, o.Withheld}, {&s.Rebound, o.Rebound}, {&s.Wakeups, o.Wakeups},
 		{&k.Workers, o.Components.Workers}, {&k.Objects, o.Components.Objects}, {&k.Reserved, o.Components.Reserved},
 		{&k.Requests, o.Components.Requests}, {&k.Refused, o.Components.Refused}, {&k.Panics, o.Components.Panics},
 		{&k.Deaths, o.Components.Deaths}, {&k.Killed, o.Components.Killed},
@@ -150,13 +157,14 @@ func NewCollector(nodes ...*Node) prometheus.Collector {
 	}
 	gauge("chunk_bytes", "Size of a chunk.", func(s *Stats) int64 { return int64(s.ChunkSize) })
 	memory := func(use string, chunks func(*Stats) int64) {
-		desc := prometheus.NewDesc("polder_node_memory_bytes", "Memory that there is to lend, by what it is used for: lent, dirty (given back, to be zeroed) or free.",
+		desc := prometheus.NewDesc("polder_node_memory_bytes", "Memory that there is to lend, by what it is used for: lent, dirty (given back, to be zeroed), withheld (the host may need it) or free.",
 			nil, prometheus.Labels{"use": use})
 		c.metrics = append(c.metrics, metric{desc, prometheus.GaugeValue, func(s *Stats) float64 { return float64(chunks(s) * int64(s.ChunkSize)) }})
 	}
 	memory("lent", func(s *Stats) int64 { return s.Lent })
 	memory("dirty", func(s *Stats) int64 { return s.Dirty })
-	memory("free", func(s *Stats) int64 { return max(s.Chunks-s.Lent-s.Dirty, 0) })
+	memory("withheld", func(s *Stats) int64 { return s.Withheld })
+	memory("free", func(s *Stats) int64 { return max(s.Chunks-s.Lent-s.Dirty-s.Withheld, 0) })
 	gauge("clients", "Connected clients.", func(s *Stats) int64 { return s.Clients })
 	gauge("sessions", "Clients, connected, in their grace period, or of heaps that are kept while their clients are away.", func(s *Stats) int64 { return s.Sessions })
 	gauge("kept_sessions", "Clients whose memory is kept while they are away.", func(s *Stats) int64 { return s.Kept })
@@ -170,6 +178,8 @@ func NewCollector(nodes ...*Node) prometheus.Collector {
 	counter("not_owner", "Attempts to free somebody else's chunk.", func(s *Stats) int64 { return s.NotOwner })
 	counter("violations", "One-sided operations that the device refused.", func(s *Stats) int64 { return s.Violations })
 	counter("cut_off", "Connections cut off for having asked for more than the budget.", func(s *Stats) int64 { return s.CutOff })
+	counter("dropped_bytes", "Memory that was dropped because the host needed it, of copies that clients can do without.", func(s *Stats) int64 { return s.Dropped * int64(s.ChunkSize) })
+	gauge("over_bytes", "Memory that is lent beyond what the host can spare, until clients have moved what they have there.", func(s *Stats) int64 { return s.Over * int64(s.ChunkSize) })
 	if slices.ContainsFunc(nodes, func(n *Node) bool { _, ok := n.manager.(*finemem); return ok }) {
 		c.addRebinding()
 	}

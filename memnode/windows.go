@@ -2,6 +2,7 @@ package memnode
 
 import (
 	"fmt"
+	"sync/atomic"
 
 	"polder/internal/arena"
 	"polder/memnode/chain"
@@ -22,6 +23,11 @@ type windows struct {
 	table *chain.Table
 	queue *chain.Queue
 	all   []verbs.MW // count for every chunk
+
+	// What the host needs (bound): so many entries are to be kept from being lent, and those are.
+	toHold    int
+	held      []uint64
+	heldCount atomic.Int64 // len(held), for stats
 
 	tableMem, queueMem, zeroMem *arena.Mapping
 	tableMR, queueMR, zeroMR    verbs.MR // zeroMR is nil if the CPU zeroes
@@ -152,8 +158,39 @@ func (w *windows) takeBack(i uint32) error {
 	}
 	w.zero(i)
 	w.table.SetOwner(i, 0)
-	w.queue.Push(w.table.Entry(i))
+	w.release(w.table.Entry(i))
 	return nil
+}
+
+// release has an entry lent again, unless it is to be held.
+func (w *windows) release(entry uint64) {
+	if len(w.held) < w.toHold {
+		w.held = append(w.held, entry)
+		w.heldCount.Store(int64(len(w.held)))
+		return
+	}
+	w.queue.Push(entry)
+}
+
+// hold keeps so many entries that nobody has from being lent: those that there are now, and the others when they
+// come back.
+//
+// Preconditions: chunks are handed out by the device's verb.
+func (w *windows) hold(entries int) {
+	w.toHold = max(entries, 0)
+	for len(w.held) < w.toHold {
+		entry, ok := w.queue.TakeFree()
+		if !ok {
+			break
+		}
+		w.held = append(w.held, entry)
+	}
+	for len(w.held) > w.toHold {
+		last := len(w.held) - 1
+		w.queue.Push(w.held[last])
+		w.held = w.held[:last]
+	}
+	w.heldCount.Store(int64(len(w.held)))
 }
 
 // scrub zeroes a chunk that was freed, and reports whether there was one.
@@ -167,7 +204,7 @@ func (w *windows) scrub() bool {
 		panic(fmt.Sprintf("BUG: %#x was freed, which is no chunk", entry))
 	}
 	w.zero(i)
-	w.queue.Push(entry)
+	w.release(entry)
 	return true
 }
 

@@ -27,7 +27,9 @@ type Chunk struct {
 	idle  chan struct{} // capacity 1: users has fallen to freedBit
 	once  sync.Once     // lose
 	lost  chan struct{} // closed by lose
-	gone  atomic.Bool   // lost is closed, or about to be
+	gone  atomic.Bool   // lost is closed, or about to be; or it has vanished
+
+	vanish atomic.Uint32 // stays, vanishes or vanished
 }
 
 const freedBit = 1 << 62

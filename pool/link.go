@@ -22,6 +22,7 @@ type link struct {
 	verifier manager.Verifier // session, if it is one
 	mapped   sync.RWMutex     // held for reading while memory of session's is accessed in place
 
+	news  chan struct{} // capacity 1: chunks have been dropped
 	broke chan struct{} // closed by node.linkBroke
 	dead  atomic.Bool   // nothing is accepted any more
 
@@ -31,7 +32,7 @@ type link struct {
 
 // newLink creates a link over conn, with its first group.
 func newLink(n *node, conn verbs.Conn) (*link, error) {
-	l := &link{node: n, conn: conn, broke: make(chan struct{})}
+	l := &link{node: n, conn: conn, news: make(chan struct{}, 1), broke: make(chan struct{})}
 	return l, l.nextGroup()
 }
 
@@ -52,6 +53,14 @@ func (l *link) access() (verbs.QP, error) { return l.groups[len(l.groups)-1].acc
 func (l *link) event(e verbs.AsyncEvent) {
 	if e.Type != verbs.EventCommEstablish {
 		l.node.linkBroke(l)
+	}
+}
+
+// tellVanished has watch ask which chunks have been dropped.
+func (l *link) tellVanished() {
+	select {
+	case l.news <- struct{}{}:
+	default:
 	}
 }
 
@@ -90,6 +99,9 @@ func (l *link) watch(ctx context.Context, patience time.Duration) {
 			return
 		case <-ctx.Done():
 			return
+		case <-l.news:
+			l.node.learnVanished(ctx, l)
+			continue
 		case <-tick.C:
 		}
 		if progress, flying := l.state(); progress != seen || !flying {

@@ -267,6 +267,7 @@ func (n *node) attach(ctx context.Context, l *link) (unknown []uint32, err error
 		Device: n.fabric.dev, PD: n.fabric.pd, Conn: l.conn, Resume: resume, Keep: keep,
 		Access: l.access, Groups: n.pool.cfg.Groups, Pairs: n.pool.cfg.Pairs, NextGroup: l.nextGroup,
 		Through: l.groups[0].through, Buffer: n.fabric.mr, Complete: l.groups[0].completed,
+		Vanished: l.tellVanished,
 	})
 	if err != nil {
 		return nil, err
@@ -308,6 +309,7 @@ func (n *node) publish(l *link, owned []manager.Grant) (lost []*extent, unknown 
 	if n.state == nodeClosed {
 		return nil, nil, ErrClosed
 	}
+	n.dropPermitted()
 	n.inherits = n.inherits && info.Resumed
 	n.dormant = make(map[uint32]manager.Grant)
 	kept := make(map[uint32]*extent, len(owned))
@@ -459,11 +461,15 @@ func (n *node) free(ctx context.Context, extents []*extent) error {
 		return err
 	}
 	ids := make([]uint32, 0, len(extents))
+	var vanishing []uint32
 	n.mu.Lock()
 	for _, x := range extents {
 		if n.extents[x.id] == x { // otherwise it is lost, or the pool is closed
 			delete(n.extents, x.id)
 			ids = append(ids, x.id)
+			if x.chunk.vanish.Load() != stays {
+				vanishing = append(vanishing, x.id)
+			}
 			n.counters.frees.Add(int64(x.chunks))
 		}
 	}
@@ -473,7 +479,11 @@ func (n *node) free(ctx context.Context, extents []*extent) error {
 		return nil // the next link will find that it is not known
 	}
 	// From here on they must get back, whatever the caller's patience.
-	err := n.giveBack(context.WithoutCancel(ctx), l, ids)
+	ctx = context.WithoutCancel(ctx)
+	err := n.settleVanishing(ctx, l, vanishing)
+	if err == nil {
+		err = n.giveBack(ctx, l, ids)
+	}
 	if errors.Is(err, manager.ErrRefused) {
 		return err
 	}

@@ -392,7 +392,8 @@ func (p *Pool) AllocAt(ctx context.Context, name string, size int64) (*Chunk, er
 // NodeInfo says how a pool stands with a node.
 type NodeInfo struct {
 	Up      bool   // it can be used now
-	Leaving bool   // it is to end when nothing is lent any more: what it has is to be moved
+	Leaving bool   // it is to end when nothing is lent any more, or has to give memory back: what it has is to be moved
+	Idle    bool   // it lends what its host does not need: see Chunk.MayVanish
 	Space   int64  // bytes that could still be borrowed, as far as is known
 	Zone    string // where it was when it was last connected to, or ""
 }
@@ -409,6 +410,7 @@ func (p *Pool) Node(name string) (info NodeInfo) {
 	if n.state == nodeUp {
 		s := n.link.session.Space()
 		info.Up, info.Leaving = true, n.link.session.Leaving()
+		info.Idle = n.link.session.Info().Yielder != nil
 		info.Space = int64(min(s.Free, s.Budget)) * int64(p.ChunkSize())
 	}
 	return info

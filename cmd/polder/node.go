@@ -87,7 +87,7 @@ func deviceFlag(fs *pflag.FlagSet, name *string) {
 
 // lendFlags are the flags that say what to lend, and to whom.
 func lendFlags(fs *pflag.FlagSet, cfg *daemon.NodeConfig) {
-	fs.Var(config.NewSize(&cfg.Lend, memnode.MinChunkSize, 0), "lend", "memory to lend; the default is half of what this process can allocate now, under the limits of its control groups")
+	fs.Var(config.NewLend(&cfg.Lend, &cfg.Idle, memnode.MinChunkSize), "lend", "memory to lend; or idle:SIZE, at most so much of what this host does not need, which it gets back when it does; the default is half of what this process can allocate now, under the limits of its control groups")
 	overcommitFlag(fs, &cfg.Overcommit)
 	fs.Var(config.NewPowerOfTwo(&cfg.Chunk, memnode.MinChunkSize, memnode.MaxChunkSize), "chunk", "unit of lending, a power of two")
 	cfg.ClientBudget = daemon.HalfOfAll

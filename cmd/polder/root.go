@@ -51,7 +51,7 @@ func newRoot(environ []string) *cobra.Command {
 		commands  []*cobra.Command
 	}{
 		{"run", "Run:", run},
-		{"operate", "Operate:", []*cobra.Command{newStatus(), newTop(), newAdvise(), newDrain(), newDoctor(), newSwap(), newHeap(), newRDB(), newConfig(), newMan(), newVersion()}},
+		{"operate", "Operate:", []*cobra.Command{newStatus(), newTop(), newAdvise(), newDrain(), newLend(), newDoctor(), newSwap(), newHeap(), newRDB(), newConfig(), newMan(), newVersion()}},
 		{"measure", "Measure:", []*cobra.Command{newDemo(), newBench(), newSim()}},
 	} {
 		root.AddGroup(&cobra.Group{ID: g.id, Title: g.title})

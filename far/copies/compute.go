@@ -17,7 +17,7 @@ func (s *Store) Scan(ctx context.Context, q *offload.Scan, o store.Objects, part
 	at := make(map[*place][]int)
 	subs := make([]store.ScanPart, len(parts))
 	for i := range parts {
-		c, _ := parts[i].Seg.(*segment).pick(0)
+		c, _ := parts[i].Seg.(*segment).pick(0, counting)
 		subs[i] = parts[i]
 		subs[i].Seg = c.seg
 		at[c.place] = append(at[c.place], i)
@@ -52,7 +52,7 @@ func (s *Store) Scan(ctx context.Context, q *offload.Scan, o store.Objects, part
 
 // Finds implements store.Finder.
 func (s *Store) Finds(seg store.Segment) bool {
-	c, ok := seg.(*segment).pick(0)
+	c, ok := seg.(*segment).pick(0, counting)
 	if !ok || !c.place.usable() {
 		return false
 	}
@@ -65,7 +65,7 @@ func (s *Store) Find(ctx context.Context, l *store.Lookups) {
 	at := make(map[*place][]int)
 	segs := make([]store.Segment, len(l.Finds))
 	for i := range l.Finds {
-		c, _ := l.Finds[i].Seg.(*segment).pick(0)
+		c, _ := l.Finds[i].Seg.(*segment).pick(0, counting)
 		segs[i] = c.seg
 		at[c.place] = append(at[c.place], i)
 	}

@@ -52,7 +52,11 @@ type State struct {
 	// Leaving: it is to end. Its copies are moved to other places, and it gets new ones only where there would
 	// otherwise be too few.
 	Leaving bool
-	Space   int64 // bytes that it has to lend, as far as is known
+	// Idle: it lends what its host does not need, and may need that. It gets copies beside those that are to be
+	// (spare copies), which it may drop at any time; its segments are Vanishers. Of the others it gets what has no room
+	// elsewhere, and they are moved when it is Leaving.
+	Idle  bool
+	Space int64 // bytes that it has to lend, as far as is known
 }
 
 // Config says what a Store keeps where.
@@ -168,6 +172,7 @@ type Store struct {
 	next      uint64                // number of the next segment; guarded by mu
 	queue     []*segment            // to be repaired; guarded by mu
 	repairing int                   // goroutines that do; guarded by mu
+	sparing   bool                  // spare copies are being made; guarded by mu
 	few       bool                  // fewer copies than there should be are being made; guarded by mu
 	removed   [MaxPlaces]time.Time  // when the place of an index was removed; guarded by mu
 	reopened  map[uint64]bool       // numbers of segments that were; guarded by mu
@@ -342,14 +347,19 @@ func (c copyOf) lost() bool {
 	}
 }
 
-var errUnusable = errors.New("the others cannot be used now")
+var (
+	errUnusable = errors.New("the others cannot be used now")
+	errNeeded   = errors.New("the others lend what is idle, and their hosts need it now")
+)
 
 // borrow borrows up to n copies beside those that there are, at places of other zones if possible, and at such that are
 // leaving only if there would otherwise be too few. If it gets fewer it says why; store.ErrStoreFull if a place that
-// could be used has no memory.
+// could be used has no memory. One that lends what is idle and has none is as one that cannot be used, unless there is no
+// other: its host will not need the memory for ever.
 func (s *Store) borrow(ctx context.Context, n int, beside []copyOf) (cs []copyOf, err error) {
 	all := slices.Clone(beside)
 	candidates := s.candidates()
+	var needed error // why a place that lends what is idle has nothing to lend
 	for _, round := range []struct{ leaving, elsewhere bool }{{false, true}, {false, false}, {true, true}, {true, false}} {
 		elsewhere := round.elsewhere // first in zones of their own
 		for _, p := range candidates {
@@ -363,40 +373,57 @@ func (s *Store) borrow(ctx context.Context, n int, beside []copyOf) (cs []copyOf
 				continue
 			}
 			seg, e := p.alloc(ctx)
+			if errors.Is(e, store.ErrStoreFull) && s.makeWay(ctx, p) {
+				seg, e = p.alloc(ctx)
+			}
 			switch {
 			case e == nil:
 				c := copyOf{p, seg}
 				cs, all = append(cs, c), append(all, c)
+			case errors.Is(e, store.ErrStoreFull) && p.state().Idle:
+				needed = e
 			case err == nil || errors.Is(e, store.ErrStoreFull):
 				err = e
 			}
 		}
 	}
-	if len(cs) == n {
+	switch {
+	case len(cs) == n:
 		err = nil
+	case err != nil || needed == nil:
+	case len(all) == 0:
+		err = needed
+	default:
+		err = errNeeded
 	}
 	return cs, err
 }
 
-// candidates are the places that can be used, that which has most to lend first; but last those that have just
-// been added, when it is not their turn.
+// candidates are the places that can be used, that which has most to lend first; but last those that lend what is
+// idle, and those that have just been added, when it is not their turn.
 func (s *Store) candidates() []*place {
 	type candidate struct {
 		p     *place
 		space int64
 		waits bool
+		idle  bool
 	}
 	var all []candidate
 	now, n := s.proc.Now(), s.asked.Add(1)
 	for _, p := range s.all() {
 		if st := p.state(); st.Usable && !p.silent.Load() {
-			all = append(all, candidate{p, st.Space, !hasTurn(n, now.Sub(p.joined), s.cfg.Ramp)})
+			all = append(all, candidate{p, st.Space, !hasTurn(n, now.Sub(p.joined), s.cfg.Ramp), st.Idle})
 		}
 	}
 	slices.SortStableFunc(all, func(a, b candidate) int {
 		switch {
 		case a.waits != b.waits:
 			if b.waits {
+				return -1
+			}
+			return 1
+		case a.idle != b.idle:
+			if b.idle {
 				return -1
 			}
 			return 1

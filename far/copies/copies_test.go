@@ -32,6 +32,7 @@ type lender struct {
 	stopped  chan struct{} // closed when it goes on; nil while it does
 	down     bool
 	leaving  bool
+	idle     bool
 	delay    time.Duration
 	full     bool // it lends nothing
 	mute     bool // it does what it is asked, but one answer of eight is lost
@@ -49,6 +50,60 @@ type lent struct {
 	unheard bool // it was given back, but the answer was lost; guarded by l.mu
 
 	bad int // the byte that is damaged, or -1; guarded by l.mu
+
+	may, dropped, told bool // it may vanish, has, and the store was told so; guarded by l.mu
+}
+
+var _ copies.Vanisher = (*lent)(nil)
+
+func (g *lent) MayVanish(ctx context.Context) error {
+	if err := g.l.ready(ctx); err != nil {
+		return err
+	}
+	g.l.mu.Lock()
+	defer g.l.mu.Unlock()
+	g.use("permitted to vanish")
+	g.may = true
+	return nil
+}
+
+func (g *lent) MustStay(ctx context.Context) (bool, error) {
+	if err := g.l.ready(ctx); err != nil {
+		return false, err
+	}
+	g.l.mu.Lock()
+	defer g.l.mu.Unlock()
+	g.use("to stay")
+	g.may = false
+	return !g.dropped, nil
+}
+
+func (g *lent) Vanished() bool {
+	g.l.mu.Lock()
+	defer g.l.mu.Unlock()
+	return g.dropped && g.told
+}
+
+// drop has the place drop what may vanish, and returns how many segments that were. Nobody knows before tell.
+func (l *lender) drop() (n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for g := range l.segments {
+		if g.may && !g.dropped {
+			g.dropped = true
+			clear(g.Segment.(*store.MemSegment).Mem)
+			n++
+		}
+	}
+	return n
+}
+
+func (l *lender) tell() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for g := range l.segments {
+		g.told = true
+	}
 }
 
 func newLender(name, zone string, segments int) *lender {
@@ -59,7 +114,7 @@ func (l *lender) place() copies.Place {
 	return copies.Place{Name: l.name, Zone: func() string { l.mu.Lock(); defer l.mu.Unlock(); return l.zone }, Store: l, State: func() copies.State {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		return copies.State{Usable: !l.down, Leaving: l.leaving, Space: int64(l.store.Most() - l.store.Lent())}
+		return copies.State{Usable: !l.down, Leaving: l.leaving, Idle: l.idle, Space: int64(l.store.Most()-l.store.Lent()) * segmentSize}
 	}}
 }
 
@@ -662,7 +717,8 @@ func TestCopiesAreInDifferentZones(t *testing.T) {
 }
 
 // TestWhatFaultsDoToACluster: places stop, are cut off, lose everything, are slow and lie, at random, but no more than one of
-// them destroys something before what it had is repaired. Nothing is lost, and in the end all is well.
+// them destroys something before what it had is repaired. With odd seeds two of them lend what is idle, and drop what they may. Nothing is
+// lost, and in the end all is well.
 func TestWhatFaultsDoToACluster(t *testing.T) {
 	seeds, rounds := 8, 40
 	if invariants.Enabled { // "make plain" has them all
@@ -677,7 +733,14 @@ func TestWhatFaultsDoToACluster(t *testing.T) {
 }
 
 func faults(t *testing.T, seed uint64, rounds int) {
-	c := newCluster(t, 5, copies.Config{})
+	places, kinds := 5, 8
+	if seed%2 == 1 {
+		places, kinds = 6, 10
+	}
+	c := newCluster(t, places, copies.Config{})
+	for _, l := range c.lenders[4:] {
+		l.idle = seed%2 == 1
+	}
 	c.fill(t)
 	c.healed(t, time.Minute)
 	r := rand.New(rand.NewPCG(seed, 1))
@@ -702,7 +765,14 @@ func faults(t *testing.T, seed uint64, rounds int) {
 		}
 		l := c.lenders[r.IntN(len(c.lenders))]
 		undo, away := func() {}, false
-		switch r.IntN(8) {
+		switch r.IntN(kinds) {
+		case 8, 9:
+			for _, l := range c.lenders[4:] {
+				l.drop()
+			}
+			if r.IntN(2) == 0 { // one of those that count goes at the same time
+				c.lenders[r.IntN(4)].kill()
+			}
 		case 0:
 			l.stop()
 			away = true
@@ -738,9 +808,13 @@ func faults(t *testing.T, seed uint64, rounds int) {
 		undo() // since nobody looks for what is not read
 		for _, l := range c.lenders {
 			l.goOn()
+			l.tell()
 		}
 		c.healed(t, 2*time.Minute)
 		time.Sleep(time.Second)
+		if kinds > 8 {
+			time.Sleep(10 * time.Second) // spare copies are made, too
+		}
 		c.kept(t, c.store.Stats().Segments)
 	}
 	c.checkAll(t)
@@ -829,8 +903,8 @@ func (c *cluster) kept(t *testing.T, segments int) {
 	}
 	all := 0
 	defer func() {
-		if all != segments*copies.DefaultCopies {
-			t.Errorf("%d segments have %d copies", segments, all)
+		if all != segments*copies.DefaultCopies+st.Spares {
+			t.Errorf("%d segments have %d copies, of which %d may vanish", segments, all, st.Spares)
 		}
 	}()
 	for i, l := range c.lenders {

@@ -20,6 +20,19 @@
 // A heap without a name is owned by one process, so where copies lie is known by that process alone, and is gone
 // with it.
 //
+// # Spare copies
+//
+// A place that lends what its host does not need (State.Idle) gets one more copy of each segment, a spare one, as soon as
+// nothing is written to the segment for a while and it has all others. The place is told that it may drop the copy whenever its host
+// needs the memory, so it is not one of those that count: it is in no manifest, and no repair copies from it. A spare copy is
+// read where its place answers fastest, or the first is late, by those who check what they have read; if it has been dropped they read
+// zeros, until the place has said so, and then another copy. When a copy that counts is lost or has to move, the permission is
+// taken back; if the place answers that the spare copy is still there it counts from then on, and nothing has to be copied.
+// Spare copies make way when a place has no room for one that counts.
+//
+// What such a place has beside them it cannot drop: when it says that it is leaving, since its host needs more, that is moved elsewhere,
+// and not at leisure, until it stays again.
+//
 // # Files
 //
 //	copies.go   Config, Store: borrowing segments
@@ -27,6 +40,7 @@
 //	segment.go  a segment's copies: writing them, freeing them
 //	read.go     reading, from another copy when one is late
 //	repair.go   finding what has too few copies, and copying it
+//	spare.go    copies that may vanish
 //	compute.go  looking through objects where they lie
 //	stats.go    statistics
 package copies

@@ -98,7 +98,8 @@ func (s *Store) Reopen(ctx context.Context, name string) (store.Segment, error) 
 	if err != nil {
 		return nil, fmt.Errorf("cannot reopen a segment: %w", err)
 	}
-	g := &segment{store: s, number: number, end: s.SegmentSize(), lost: make(chan struct{})}
+	g := &segment{store: s, number: number, lost: make(chan struct{})}
+	g.end.Store(int64(s.SegmentSize()))
 	var cs []copyOf
 	var away []error
 	for _, c := range called {

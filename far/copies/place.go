@@ -203,6 +203,12 @@ func (p *place) giveBack(seg store.Segment) {
 	p.store.proc.Wait(timer, done) // there is no need to wait longer
 }
 
+// giveBackLater is giveBack for who cannot wait at all.
+func (p *place) giveBackLater(seg store.Segment) {
+	p.copies.Add(-1)
+	p.owe(seg)
+}
+
 // owe notes segments that p is to be given back.
 func (p *place) owe(segs ...store.Segment) {
 	p.mu.Lock()

@@ -18,14 +18,24 @@ const (
 	leastLate   = 500 * time.Microsecond
 )
 
-// pick chooses the copy of g to be read, of those whose places are not in tried: one that can be used, and of
+// pick chooses the copy of g to be read, up to end, of those whose places are not in tried: one that can be used, and of
 // these the fastest; or those of similar speed in turns.
-func (g *segment) pick(tried uint64) (best copyOf, ok bool) {
+func (g *segment) pick(tried uint64, end int) (best copyOf, ok bool) {
+	x := g.spare.Load() // before the copies, of which it may become one
 	cs := *g.copies.Load()
 	const useless = 1 << 62
 	var least int64
-	for i := range cs {
-		c := cs[(uint64(i)+g.number)%uint64(len(cs))]
+	n := uint64(len(cs))
+	if end != counting && x.has(min(end, int(g.end.Load()))) { // who does not know how long something is reads beyond the end
+		n++
+	}
+	for i := range n {
+		var c copyOf
+		if k := (i + g.number) % n; k < uint64(len(cs)) {
+			c = cs[k]
+		} else {
+			c = x.copyOf
+		}
 		if tried&(1<<c.place.index) != 0 {
 			continue
 		}
@@ -78,7 +88,7 @@ func (s *Store) read(ctx context.Context, ops []store.ReadOp) {
 			g := ops[i].Seg.(*segment)
 			g.look()
 			tried[i] |= 1 << c.from[i].place.index
-			if _, ok := g.pick(tried[i]); ok {
+			if _, ok := g.pick(tried[i], countOf(&ops[i])); ok {
 				todo, masks, of = append(todo, ops[i]), append(masks, tried[i]), append(of, i)
 			}
 		}
@@ -103,7 +113,7 @@ func (s *Store) readRound(ctx context.Context, c *readCall, ops []store.ReadOp, 
 		if tried != nil {
 			mask = tried[i]
 		}
-		from, _ := ops[i].Seg.(*segment).pick(mask)
+		from, _ := ops[i].Seg.(*segment).pick(mask, countOf(&ops[i]))
 		c.from = append(c.from, from)
 		same = same && from.place == c.from[0].place
 	}
@@ -244,7 +254,7 @@ func (h *second) fire() {
 	for k, i := range h.of {
 		op := &h.ops[i]
 		tried[k] = 1 << h.place.index
-		if c, ok := op.Seg.(*segment).pick(tried[k]); !ok || !c.place.usable() {
+		if c, ok := op.Seg.(*segment).pick(tried[k], countOf(op)); !ok || !c.place.usable() {
 			h.again(took)
 			return
 		}
@@ -288,14 +298,20 @@ func (s *Store) Reread(ctx context.Context, op store.ReadOp, good func() bool) b
 	g := op.Seg.(*segment)
 	var bad []copyOf
 	var right []byte
-	for _, c := range *g.copies.Load() {
-		one := [1]store.ReadOp{{Seg: c.seg, Off: op.Off, Buf: op.Buf}}
+	got := make([]byte, len(op.Buf)) // good may change what it looks at
+	looks := func(c copyOf) (read, ok bool) {
+		one := [1]store.ReadOp{{Seg: c.seg, Off: op.Off, Buf: got}}
 		if c.place.Store.Read(ctx, one[:]); one[0].Err != nil {
-			continue
+			return false, false
 		}
-		if good() {
-			right = append(right[:0], op.Buf...)
-		} else {
+		copy(op.Buf, got)
+		return true, good()
+	}
+	for _, c := range *g.copies.Load() {
+		switch read, ok := looks(c); {
+		case ok:
+			right = append(right[:0], got...)
+		case read:
 			bad = append(bad, c)
 		}
 	}
@@ -305,8 +321,14 @@ func (s *Store) Reread(ctx context.Context, op store.ReadOp, good func() bool) b
 	for _, c := range bad {
 		g.condemn(c)
 	}
+	if x := g.spare.Load(); x.has(min(op.Off+len(op.Buf), int(g.end.Load()))) {
+		if read, ok := looks(x.copyOf); read && !ok && g.spare.CompareAndSwap(x, nil) {
+			s.counts.vanished.Add(1) // the place has not come to say so yet
+			x.place.giveBackLater(x.seg)
+		}
+	}
 	copy(op.Buf, right)
-	return good()
+	return true
 }
 
 // condemn takes a copy that has other bytes than were written for lost, since another has those.

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"polder/far/store"
-	"polder/internal/turns"
 )
 
 const (
@@ -79,12 +78,18 @@ func (s *Store) scan() {
 		left int
 	}
 	var short []case_
+	var spares []*segment // that could have a spare copy, and have all others
+	idle := slices.ContainsFunc(s.all(), func(p *place) bool { return p.state().Idle })
 	for _, g := range all {
 		if g.look() == 0 {
 			continue
 		}
-		if left, repairable := g.health(); repairable {
+		left, repairable := g.health()
+		if repairable {
 			short = append(short, case_{g, left})
+		}
+		if wanted := (idle || g.spare.Load() != nil) && g.checkSpare(); wanted && left >= s.cfg.Copies {
+			spares = append(spares, g)
 		}
 	}
 	slices.SortStableFunc(short, func(a, b case_) int { return cmp.Compare(a.left, b.left) })
@@ -93,6 +98,15 @@ func (s *Store) scan() {
 	s.queue = s.queue[:0]
 	for _, c := range short {
 		s.queue = append(s.queue, c.g)
+	}
+	if len(spares) > 0 && len(short) == 0 && !s.sparing && s.ctx.Err() == nil {
+		s.sparing = true
+		s.wg.Go(s.proc, func() {
+			s.makeSpares(spares)
+			s.mu.Lock()
+			s.sparing = false
+			s.mu.Unlock()
+		})
 	}
 	for s.repairing < min(repairers, len(s.queue)) && s.ctx.Err() == nil {
 		s.repairing++
@@ -157,6 +171,9 @@ func (s *Store) repairAll() {
 		g := s.queue[0]
 		s.queue = s.queue[1:]
 		s.mu.Unlock()
+		if _, still := g.health(); !still { // a place that was leaving may stay by now
+			continue
+		}
 		if g.repair(s.ctx) {
 			s.wake() // when the last one is done, there may be more
 		}
@@ -172,17 +189,23 @@ func (g *segment) repair(ctx context.Context) bool {
 		return false
 	}
 	g.repairing = true
-	g.closed = g.closed || g.end > 0 // what nothing is in can still be written to
-	end := g.end
+	g.closed = g.closed || g.end.Load() > 0 // what nothing is in can still be written to
+	end := int(g.end.Load())
 	g.mu.Unlock()
 
-	var fresh []copyOf
+	var fresh, made []copyOf
 	if good, stay := g.good(); len(good) > 0 {
-		fresh, _ = s.borrow(ctx, max(1, s.cfg.Copies-stay), good)
+		want := max(1, s.cfg.Copies-stay)
+		if c, ok := g.promote(ctx, end); ok {
+			made, good = append(made, c), append(good, c)
+			want--
+		}
+		if want > 0 {
+			fresh, _ = s.borrow(ctx, want, good)
+		}
 	}
-	made := make([]copyOf, 0, len(fresh))
 	for _, c := range fresh {
-		if s.copyTo(ctx, g, c, end) {
+		if s.copyTo(ctx, g, c, 0, end) {
 			made = append(made, c)
 		} else {
 			c.place.giveBack(c.seg)
@@ -249,10 +272,10 @@ func (s *Store) choose(had, made []copyOf) (stay, go_ []copyOf) {
 	return stay, go_
 }
 
-// copyTo copies the first end bytes of g to c, and reports whether it could.
-func (s *Store) copyTo(ctx context.Context, g *segment, c copyOf, end int) bool {
-	buf := make([]byte, min(end, pieceSize))
-	for off := 0; off < end; off += len(buf) {
+// copyTo copies the bytes of g from off to end to c, and reports whether it could.
+func (s *Store) copyTo(ctx context.Context, g *segment, c copyOf, off, end int) bool {
+	buf := make([]byte, min(end-off, pieceSize))
+	for ; off < end; off += len(buf) {
 		began := s.proc.Now()
 		buf = buf[:min(len(buf), end-off)]
 		each, cancel := s.proc.WithTimeout(ctx, repairTimeout)
@@ -264,18 +287,14 @@ func (s *Store) copyTo(ctx context.Context, g *segment, c copyOf, end int) bool 
 		}
 		cancel()
 		if err != nil {
-			if ctx.Err() == nil {
+			if ctx.Err() == nil && !g.isFreed() {
 				s.log.Warn("cannot copy a segment", "to", c.seg.Name(), "error", err)
 			}
 			return false
 		}
 		s.counts.repairedBytes.Add(int64(len(buf)))
-		if s.proc.Since(time.Unix(0, s.used.Load())) < inUse {
-			timer := s.proc.NewTimer((repairShare - 1) * s.proc.Since(began))
-			if s.proc.Wait(timer, ctx.Done()) != turns.Late {
-				timer.Stop()
-				return false
-			}
+		if !s.leisure(ctx, g, began) {
+			return false
 		}
 	}
 	return true

@@ -17,13 +17,16 @@ type segment struct {
 	store  *Store
 	number uint64
 	copies atomic.Pointer[[]copyOf] // replaced under mu
+	spare  atomic.Pointer[spare]    // a copy beside those, or nil; set under mu
 
 	mu        sync.Mutex
-	end       int  // up to where something was written, or is about to be; guarded by mu
-	writing   int  // writes under way; guarded by mu
-	closed    bool // nothing more is written to it; guarded by mu
-	repairing bool // it is being copied; guarded by mu
-	freed     bool // guarded by mu
+	end       atomic.Int64 // up to where something was written, or is about to be; changes under mu
+	writing   int          // writes under way; guarded by mu
+	closed    bool         // nothing more is written to it; guarded by mu
+	repairing bool         // it is being copied; guarded by mu
+	freed     bool         // guarded by mu
+	rescuing  bool         // rescue is about to be called; guarded by mu
+	scanned   int          // end when scan looked last; guarded by mu
 
 	once sync.Once // of lost
 	lost chan struct{}
@@ -55,17 +58,25 @@ func (g *segment) look() (left int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	cs := *g.copies.Load()
-	if g.freed || g.isLost() {
+	if g.freed || g.isLost() || g.rescuing {
 		return 0
 	}
 	if slices.ContainsFunc(cs, copyOf.lost) {
 		kept := make([]copyOf, 0, len(cs))
 		for _, c := range cs {
+			if !c.lost() {
+				kept = append(kept, c)
+			}
+		}
+		if len(kept) == 0 && g.spare.Load().has(int(g.end.Load())) && g.store.ctx.Err() == nil {
+			g.rescuing, g.closed = true, true
+			g.store.wg.Go(g.store.proc, g.rescue)
+			return 0
+		}
+		for _, c := range cs {
 			if c.lost() {
 				c.place.copies.Add(-1)
 				g.store.counts.copiesLost.Add(1)
-			} else {
-				kept = append(kept, c)
 			}
 		}
 		cs = kept
@@ -80,6 +91,13 @@ func (g *segment) look() (left int) {
 		}
 	}
 	return len(cs)
+}
+
+// isFreed reports whether g has been given back.
+func (g *segment) isFreed() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.freed
 }
 
 // isLost reports whether all copies are lost.
@@ -110,7 +128,7 @@ func (g *segment) Write(ctx context.Context, p []byte, off int) error {
 		g.mu.Unlock()
 		return store.ErrSealed
 	}
-	g.end = max(g.end, off+len(p))
+	g.end.Store(max(g.end.Load(), int64(off+len(p))))
 	g.writing++
 	g.mu.Unlock()
 	s.used.Store(s.proc.Now().UnixNano())
@@ -196,11 +214,15 @@ func (g *segment) Free(ctx context.Context) error {
 	}
 	g.freed, g.closed = true, true
 	cs := *g.copies.Load()
+	x := g.spare.Swap(nil)
 	g.mu.Unlock()
 	s := g.store
 	s.mu.Lock()
 	delete(s.segments, g)
 	s.mu.Unlock()
+	if x != nil {
+		x.place.giveBack(x.seg)
+	}
 	if g.isLost() {
 		return nil
 	}

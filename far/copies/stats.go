@@ -11,6 +11,7 @@ type counts struct {
 	condemned               atomic.Int64
 	repaired, repairedBytes atomic.Int64
 	sealed                  atomic.Int64
+	vanished, promoted      atomic.Int64
 	seconds, secondsUsed    atomic.Int64
 }
 
@@ -19,6 +20,7 @@ type Stats struct {
 	Places     []PlaceStats
 	Segments   int // in use
 	Endangered int // those of them that have fewer copies than they should at places that answer
+	Spares     int // those of them that have a copy beside those, which may vanish
 
 	Lost          int64 // segments of which all copies were lost
 	CopiesLost    int64 // copies that were lost with their place
@@ -26,6 +28,8 @@ type Stats struct {
 	Repaired      int64 // copies that were made in the place of others
 	RepairedBytes int64 // that were copied for them
 	Sealed        int64 // segments that were closed because a copy was late or failed
+	Vanished      int64 // spare copies that were dropped, since their host needed the memory
+	Promoted      int64 // spare copies that have taken the place of one that was lost or had to move
 	Seconds       int64 // reads that were made at a second copy because the first was late,
 	SecondsUsed   int64 // and those of them that came first
 }
@@ -44,7 +48,7 @@ func (s *Store) Stats() Stats {
 	c := &s.counts
 	st := Stats{
 		Lost: c.lost.Load(), CopiesLost: c.copiesLost.Load(), Condemned: c.condemned.Load(),
-		Repaired: c.repaired.Load(), RepairedBytes: c.repairedBytes.Load(), Sealed: c.sealed.Load(),
+		Repaired: c.repaired.Load(), RepairedBytes: c.repairedBytes.Load(), Sealed: c.sealed.Load(), Vanished: c.vanished.Load(), Promoted: c.promoted.Load(),
 		Seconds: c.seconds.Load(), SecondsUsed: c.secondsUsed.Load(),
 	}
 	s.mu.Lock()
@@ -52,6 +56,9 @@ func (s *Store) Stats() Stats {
 	for g := range s.segments {
 		if g.reachable() < s.cfg.Copies {
 			st.Endangered++
+		}
+		if g.spare.Load() != nil {
+			st.Spares++
 		}
 	}
 	s.mu.Unlock()
@@ -83,6 +90,9 @@ func (s *Store) Explain() (lines []string) {
 		lines = append(lines, fmt.Sprintf("Each of %d far segments is at one node, and lost with it.", st.Segments))
 	} else {
 		lines = append(lines, fmt.Sprintf("Each of %d far segments is to have %d copies.", st.Segments, s.cfg.Copies))
+	}
+	if st.Spares > 0 {
+		lines = append(lines, fmt.Sprintf("%d of them have one more at a node that lends what its host does not need. It may vanish at any time, so it does not count; until then it is read where it is nearer, and takes the place of one that is lost.", st.Spares))
 	}
 	if st.Endangered > 0 {
 		lines = append(lines, fmt.Sprintf("%d of them have fewer, and may be lost with one node more: they are copied as soon as nodes have room for them.", st.Endangered))

@@ -43,7 +43,7 @@ func Place(p *pool.Pool, name string) copies.Place {
 		Store: at,
 		State: func() copies.State {
 			n := p.Node(name)
-			return copies.State{Usable: n.Up, Leaving: n.Leaving, Space: n.Space}
+			return copies.State{Usable: n.Up, Leaving: n.Leaving, Idle: n.Idle, Space: n.Space}
 		},
 	}
 }

@@ -11,8 +11,9 @@
 // administrators: then a request has to show the token or a certificate. Without,
 // it learns from /healthz whether all is well, and from /stream, /metrics, /status
 // and /debug/pprof nothing; the page by itself says nothing either. None of it shows what
-// clients have stored, passwords or keys. One thing here changes something: POST /drain ends a memory
-// node when nothing is lent any more ("polder drain"), and takes the token or a certificate in any case.
+// clients have stored, passwords or keys. Two things here change something: POST /drain ends a memory
+// node when nothing is lent any more ("polder drain"), and POST /lend says how much one that lends what is idle may lend ("polder
+// lend"). They take the token or a certificate in any case.
 //
 // A Server owns the goroutines of its Console and of its httpserver.Server; Close
 // ends them all. It has 256 connections at most: who has been silent longest makes
@@ -26,6 +27,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -49,6 +51,9 @@ type Config struct {
 	// Drain, if not nil, ends the daemon when nothing is lent any more. If that takes longer than the time given, or
 	// ctx ends, it stays, and err says why; with force it ends then, and lost says what was lent.
 	Drain func(ctx context.Context, within time.Duration, force bool) (lost, err error)
+	// Lend, if not nil, has the daemon lend no more than most bytes of what is idle from now on. It returns what has been given
+	// back, or what has not within the time.
+	Lend func(ctx context.Context, most int64, within time.Duration) (said string, err error)
 }
 
 // Server is a running administrative address.
@@ -85,6 +90,9 @@ func Start(lis net.Listener, cfg Config) (*Server, error) {
 	})
 	if cfg.Drain != nil {
 		mux.Handle("POST /drain", http.NewCrossOriginProtection().Handler(http.HandlerFunc(cfg.serveDrain)))
+	}
+	if cfg.Lend != nil {
+		mux.Handle("POST /lend", http.NewCrossOriginProtection().Handler(http.HandlerFunc(cfg.serveLend)))
 	}
 	mux.HandleFunc("/debug/pprof/", pprof.Index)
 	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
@@ -136,9 +144,8 @@ func (c *Config) serveDrain(w http.ResponseWriter, r *http.Request) {
 			"send the process SIGTERM, which drains it if it was started with --drain", http.StatusForbidden)
 		return
 	}
-	within, err := time.ParseDuration(r.FormValue("within"))
-	if err != nil || within <= 0 {
-		http.Error(w, fmt.Sprintf("within is %q, expected a time such as 30s", r.FormValue("within")), http.StatusBadRequest)
+	within, ok := timeOf(w, r)
+	if !ok {
 		return
 	}
 	switch lost, err := c.Drain(r.Context(), within, r.FormValue("force") == "true"); {
@@ -149,6 +156,39 @@ func (c *Config) serveDrain(w http.ResponseWriter, r *http.Request) {
 	default:
 		_, _ = w.Write([]byte("drained: it ends\n"))
 	}
+}
+
+// timeOf is the time that a request gives, or false if it has been answered that there is none.
+func timeOf(w http.ResponseWriter, r *http.Request) (within time.Duration, ok bool) {
+	within, err := time.ParseDuration(r.FormValue("within"))
+	if err != nil || within <= 0 {
+		http.Error(w, fmt.Sprintf("within is %q, expected a time such as 30s", r.FormValue("within")), http.StatusBadRequest)
+		return 0, false
+	}
+	return within, true
+}
+
+// serveLend answers when the daemon lends no more than it is told to, or will not for now.
+func (c *Config) serveLend(w http.ResponseWriter, r *http.Request) {
+	if c.Token == nil && !c.Certificates {
+		http.Error(w, "it has no --admin-token-file or --tls-admin-ca, by which to tell who may have it lend less", http.StatusForbidden)
+		return
+	}
+	most, err := strconv.ParseInt(r.FormValue("most"), 10, 64)
+	if err != nil || most < 0 {
+		http.Error(w, fmt.Sprintf("most is %q, expected a number of bytes", r.FormValue("most")), http.StatusBadRequest)
+		return
+	}
+	within, ok := timeOf(w, r)
+	if !ok {
+		return
+	}
+	said, err := c.Lend(r.Context(), most, within)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusConflict)
+		return
+	}
+	_, _ = fmt.Fprintln(w, said)
 }
 
 // Collect adds collectors to /metrics.

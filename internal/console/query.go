@@ -55,7 +55,18 @@ func Query(ctx context.Context, cfg *tls.Config, token, addr string, points int)
 // Drain has the memory node with that administrative address end when nothing is lent any more, or with force when the
 // time is over, and returns what it says of that. Otherwise it stays, as when ctx ends.
 func Drain(ctx context.Context, cfg *tls.Config, token, addr string, within time.Duration, force bool) (string, error) {
-	resp, err := ask(ctx, cfg, token, http.MethodPost, addr, fmt.Sprintf("/drain?within=%v&force=%t", within, force))
+	return demand(ctx, cfg, token, addr, fmt.Sprintf("/drain?within=%v&force=%t", within, force), "drain", "a polder node")
+}
+
+// Lend has the memory node with that administrative address, which lends what is idle, lend no more than most bytes from now
+// on, and returns what it says of that. It fails if clients do not move enough in time; that stays so nevertheless.
+func Lend(ctx context.Context, cfg *tls.Config, token, addr string, most int64, within time.Duration) (string, error) {
+	return demand(ctx, cfg, token, addr, fmt.Sprintf("/lend?most=%d&within=%v", most, within), "change what is lent by", "a polder node that was started with --lend idle:SIZE")
+}
+
+// demand asks the daemon with that administrative address, of a kind, to do something.
+func demand(ctx context.Context, cfg *tls.Config, token, addr, path, what, kind string) (string, error) {
+	resp, err := ask(ctx, cfg, token, http.MethodPost, addr, path)
 	if err != nil {
 		return "", err
 	}
@@ -64,11 +75,11 @@ func Drain(ctx context.Context, cfg *tls.Config, token, addr string, within time
 	said := strings.TrimSpace(string(b))
 	switch {
 	case err != nil:
-		return "", fmt.Errorf("cannot drain %s: %w", addr, err)
+		return "", fmt.Errorf("cannot %s %s: %w", what, addr, err)
 	case resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusMethodNotAllowed:
-		return "", fmt.Errorf("cannot drain %s: expected the administrative address of a polder node", addr)
+		return "", fmt.Errorf("cannot %s %s: expected the administrative address of %s", what, addr, kind)
 	case resp.StatusCode != http.StatusOK:
-		return "", fmt.Errorf("cannot drain %s: %s", addr, said)
+		return "", fmt.Errorf("cannot %s %s: %s", what, addr, said)
 	}
 	return said, nil
 }

@@ -226,3 +226,15 @@ func (h Host) stalled() float64 {
 	}
 	return float64(us) / 1e6
 }
+
+// CheckPressure fails if the kernel does not say how long processes wait for memory.
+func (h Host) CheckPressure() error {
+	b, err := os.ReadFile(filepath.Join(h.proc(), "pressure", "memory"))
+	if err == nil && !strings.HasPrefix(string(b), "some ") {
+		err = fmt.Errorf("it begins with %.20q", b)
+	}
+	if err != nil {
+		return fmt.Errorf("this kernel does not say how long processes wait for memory (PSI; where it is built in but off, boot with psi=1): %w", err)
+	}
+	return nil
+}

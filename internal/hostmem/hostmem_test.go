@@ -173,3 +173,32 @@ func TestAHostWithoutMeminfoIsAnError(t *testing.T) {
 		}
 	}
 }
+
+func TestTheReserveIsRaisedWhileSomebodyWaits(t *testing.T) {
+	i := Idle{Reserve: 1600}
+	look := func(available int64, stalled float64) {
+		i.Note(Memory{Total: 1 << 20, Available: available, Stalled: stalled})
+	}
+	want := func(beyond int64, urgent bool) {
+		t.Helper()
+		if i.Beyond() != beyond || i.Urgent() != urgent {
+			t.Errorf("%d bytes beyond the reserve, urgent %v, want %d, %v", i.Beyond(), i.Urgent(), beyond, urgent)
+		}
+	}
+	look(10000, 7) // what was before the first look is not known
+	want(8400, false)
+	if i.Next() != Calm {
+		t.Errorf("looks again after %v, want %v", i.Next(), Calm)
+	}
+	look(1600, 8)
+	want(-100, false)
+	if i.Next() != Tense {
+		t.Errorf("looks again after %v, want %v", i.Next(), Tense)
+	}
+	look(700, 8.0005) // 500 µs are nothing: it goes down again
+	want(-999, true)
+	for s := range 100 {
+		look(2000, 9+float64(s))
+	}
+	want(2000-2*1600, false) // at most twice
+}

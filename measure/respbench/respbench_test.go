@@ -223,7 +223,7 @@ func TestWhatIsDurableIsMeasured(t *testing.T) {
 func TestWhatCopiesCostIsMeasured(t *testing.T) {
 	var out bytes.Buffer
 	cfg := Config{Polder: proctest.Binary(), Printer: benchout.New(&out, true), Progress: func(int, int, string) {}}
-	if err := runSurvive(t.Context(), cfg, surviveScale{rounds: 1, duration: 5 * time.Millisecond, keys: 10_000, copies: []int{1, 2}, second: 50 * time.Millisecond}); err != nil {
+	if err := runSurvive(t.Context(), cfg, surviveScale{rounds: 1, duration: 5 * time.Millisecond, keys: 10_000, copies: []int{1, 2}, second: 50 * time.Millisecond, idle: 8 << 20}); err != nil {
 		t.Fatal(err)
 	}
 	metrics := map[string]int{}
@@ -234,7 +234,7 @@ func TestWhatCopiesCostIsMeasured(t *testing.T) {
 		}
 		metrics[r.Metric+" "+r.Rival]++
 	}
-	for metric, want := range map[string]int{"throughput redis": 4, "throughput redis WAIT 1": 2, "throughput 1 copy": 2, "repair WRITE": 1, "GET p99 in the second after before": 1} {
+	for metric, want := range map[string]int{"throughput redis": 4, "throughput redis WAIT 1": 2, "throughput 1 copy": 2, "repair WRITE": 1, "GET p99 in the second after before": 1, "from demand to answer goal": 2} {
 		if metrics[metric] != want {
 			t.Errorf("%d rows of %s, want %d", metrics[metric], metric, want)
 		}

@@ -24,11 +24,12 @@ type surviveScale struct {
 	keys     int
 	copies   []int
 	second   time.Duration // in which GETs are measured when a node is killed
+	idle     int64         // bytes that a node that lends what is idle has to give back
 }
 
 var (
-	surviveFull  = surviveScale{5, time.Second, 200 * time.Millisecond, 200_000, []int{1, 2, 3}, time.Second}
-	surviveShort = surviveScale{3, 250 * time.Millisecond, 50 * time.Millisecond, 40_000, []int{1, 2, 3}, time.Second}
+	surviveFull  = surviveScale{5, time.Second, 200 * time.Millisecond, 200_000, []int{1, 2, 3}, time.Second, 1 << 30}
+	surviveShort = surviveScale{3, 250 * time.Millisecond, 50 * time.Millisecond, 40_000, []int{1, 2, 3}, time.Second, 256 << 20}
 )
 
 const (
@@ -39,7 +40,7 @@ const (
 )
 
 // RunSurvive measures servers that keep far memory at one, two and three nodes of five, with a fifth of the data local, beside
-// each other and redis-server, alone and with a replica that has to have each SET (WAIT 1); and what the end of a node costs them.
+// each other and redis-server, alone and with a replica that has to have each SET (WAIT 1); what the end of a node costs them; and how fast a node that lends what is idle gives memory back.
 func RunSurvive(ctx context.Context, cfg Config) error {
 	if cfg.Progress == nil {
 		cfg.Progress = func(int, int, string) {}
@@ -59,7 +60,12 @@ type survivor struct {
 
 func runSurvive(ctx context.Context, cfg Config, scale surviveScale) (err error) {
 	b := &bench{cfg: cfg}
-	b.total = scale.rounds*(2*(len(scale.copies)+1)+1) + 2
+	b.total = scale.rounds*(2*(len(scale.copies)+1)+1) + 2 + len(idleChunks)
+	for _, c := range idleChunks {
+		if err := b.givenBack(ctx, c, scale); err != nil {
+			return err
+		}
+	}
 	memory := int64(scale.keys) * int64(load.KeySize+surviveSize+entryOverhead)
 	redis, err := startRedis(ctx)
 	if err != nil {

@@ -112,6 +112,19 @@ func (q *Queue) pause() {
 	}
 }
 
+// TakeFree takes the entry at the head. Elements must be claimed by who takes them before the head is moved
+// on, as the allocation verb does and chains do not.
+func (q *Queue) TakeFree() (entry uint64, ok bool) {
+	head := word(q.mem[headOff:])
+	at := atomic.LoadUint64(head)
+	if entry = atomic.SwapUint64(q.element(at), 0); entry == 0 {
+		return 0, false // there is none, or another has claimed it just now
+	}
+	q.pause()
+	atomic.StoreUint64(head, q.free|(at+8)&(q.size-1)) // nobody else moves it past an element that is empty
+	return entry, true
+}
+
 // TakeFreed takes the entry that has waited longest to be zeroed.
 func (q *Queue) TakeFreed() (entry uint64, ok bool) {
 	at := q.freed.Load()

@@ -31,7 +31,7 @@
 //	 0  u32  magic
 //	 4  u16  version
 //	 6  u8   1 if the session was resumed
-//	 7  u8   0
+//	 7  u8   1 if the node lends what its host does not need
 //	 8  u64  session id
 //	16  [32] session secret
 //	48  u64  address of chunk 0
@@ -69,9 +69,9 @@
 //
 // # Messages
 //
-// A [Request] has a header of 12 bytes, and for Free a list of u32 chunks:
+// A [Request] has a header of 12 bytes, and for Free, May vanish and Must stay a list of u32 chunks:
 //
-//	0  u8   op: 1 alloc, 2 free, 3 owned, 4 space
+//	0  u8   op: 1 alloc, 2 free, 3 owned, 4 space, 7 may vanish, 8 must stay, 9 vanished
 //	1  u8   0
 //	2  u16  n: chunks wanted; chunks in the list; most entries in the answer
 //	4  u32  id, which the reply carries back
@@ -85,13 +85,22 @@
 // One with op 6 says whether the node is leaving: n is 1 if it is, so that what it has lent
 // should be moved elsewhere, and 0 if it stays after all.
 //
+// May vanish lets a node that lends what its host does not need drop chunks whenever that
+// needs them: they read as zero then, and are still the client's, which frees them. The
+// client gets a reply with op 9, unasked, with id 0 and no entries, and asks by a vanished request
+// which they are, until none is listed; before that it is not told again. Must stay takes the
+// permission back, and its status is 8 if one of the list had been dropped before, or
+// had no permission; until it is answered the client does not know. A client asks that also
+// before it frees a chunk that it has once permitted to vanish. Permissions end with the
+// connection: what was permitted over one is to be taken for dropped when it has ended.
+//
 // An owned reply of a manager whose clients have groups lists a chunk once for every
 // queue pair of the group that it is opened to: the chunk in place n of all that are
 // listed to group n modulo their number, and to be freed with the pair n modulo theirs.
 // By rpcmw a chunk is opened to the group that [GroupOf] says, and is listed once.
 //
-// A [Reply] has a header of 20 bytes, and for alloc and owned a list of n
-// entries of u32 chunk, u32 rkey and u64 address:
+// A [Reply] has a header of 20 bytes, for alloc and owned a list of n
+// entries of u32 chunk, u32 rkey and u64 address, and for vanished one of n u32 chunks:
 //
 //	 0  u8   op | 0x80
 //	 1  u8   status
@@ -356,6 +365,7 @@ type Welcome struct {
 	Pairs     uint8  // of queue pairs to allocate and to free with that it must connect; 0 means 1
 	Leaving   bool   // the node is to end when nothing is lent any more
 	Zone      string // what the node fails together with, at most MaxZone bytes without zeros; or ""
+	Idle      bool   // the node lends what its host does not need, and may need what it lends
 }
 
 // Space is how much more there is to allocate, in chunks.
@@ -371,7 +381,11 @@ func (w *Welcome) Append(b []byte) []byte {
 	if w.Resumed {
 		resumed = 1
 	}
-	b = append(b, resumed, 0)
+	var idle byte
+	if w.Idle {
+		idle = 1
+	}
+	b = append(b, resumed, idle)
 	b = binary.LittleEndian.AppendUint64(b, w.Session.ID)
 	b = append(b, w.Session.Secret[:]...)
 	b = binary.LittleEndian.AppendUint64(b, w.Base)
@@ -400,7 +414,7 @@ func (w *Welcome) Decode(b []byte) error {
 	if err != nil {
 		return err
 	}
-	if b[6] > 1 || b[7] != 0 {
+	if b[6] > 1 || b[7] > 1 {
 		return malformed("welcome with reserved bits set")
 	}
 	if b[87] > 1 {
@@ -428,6 +442,7 @@ func (w *Welcome) Decode(b []byte) error {
 		Pairs:   b[86],
 		Leaving: b[87] == 1,
 		Zone:    zone,
+		Idle:    b[7] == 1,
 	}
 	v.Session.ID = binary.LittleEndian.Uint64(b[8:])
 	copy(v.Session.Secret[:], b[16:])
@@ -467,6 +482,13 @@ const (
 	// OpLeaving is the op of a Reply that answers nothing, either: the node is leaving if N is 1, and
 	// stays if it is 0.
 	OpLeaving Op = 6
+	// OpMayVanish lets the node drop the chunks of the list.
+	OpMayVanish Op = 7
+	// OpMustStay takes that back, for all chunks of the list.
+	OpMustStay Op = 8
+	// OpVanished lists chunks that have been dropped. It is also the op of a Reply that answers nothing: there
+	// are such chunks.
+	OpVanished Op = 9
 )
 
 func (o Op) String() string {
@@ -483,6 +505,12 @@ func (o Op) String() string {
 		return "notice"
 	case OpLeaving:
 		return "leaving"
+	case OpMayVanish:
+		return "may vanish"
+	case OpMustStay:
+		return "must stay"
+	case OpVanished:
+		return "vanished"
 	}
 	return fmt.Sprintf("Op(%d)", uint8(o))
 }
@@ -499,6 +527,7 @@ const (
 	StatusNoAccess        // no access queue pair is connected
 	StatusFailed          // the node's device refused
 	StatusAgain           // there is more to do before the answer: ask again
+	StatusVanished        // a chunk that must stay has been dropped before, or might have been
 
 	numStatuses
 )
@@ -506,7 +535,7 @@ const (
 var statusNames = [numStatuses]string{
 	"ok", "no memory left", "budget used up", "not the owner",
 	"malformed request", "no access queue pair", "the node's device refused",
-	"ask again",
+	"ask again", "dropped before",
 }
 
 func (s Status) String() string {
@@ -515,6 +544,9 @@ func (s Status) String() string {
 	}
 	return fmt.Sprintf("Status(%d)", uint8(s))
 }
+
+// lists reports whether a request with that op has a list of chunks.
+func (o Op) lists() bool { return o == OpFree || o == OpMayVanish || o == OpMustStay }
 
 // Request is a client's message. List aliases the buffer it was decoded from.
 type Request struct {
@@ -525,7 +557,7 @@ type Request struct {
 	list []byte
 }
 
-// Chunk returns entry i of a Free's list.
+// Chunk returns entry i of the list of a request that has one.
 func (r *Request) Chunk(i int) uint32 { return binary.LittleEndian.Uint32(r.list[4*i:]) }
 
 // AppendRequest appends a request without a list.
@@ -538,7 +570,12 @@ func AppendRequest(b []byte, op Op, id uint32, n int, skip uint32) []byte {
 
 // AppendFree appends a request to free chunks, at most MaxBatch.
 func AppendFree(b []byte, id uint32, chunks []uint32) []byte {
-	b = AppendRequest(b, OpFree, id, len(chunks), 0)
+	return AppendListed(b, OpFree, id, chunks)
+}
+
+// AppendListed appends a request about the given chunks, at most MaxBatch.
+func AppendListed(b []byte, op Op, id uint32, chunks []uint32) []byte {
+	b = AppendRequest(b, op, id, len(chunks), 0)
 	for _, c := range chunks {
 		b = binary.LittleEndian.AppendUint32(b, c)
 	}
@@ -566,14 +603,14 @@ func (r *Request) Decode(b []byte) error {
 	if r.Op != OpOwned && r.Skip != 0 {
 		return malformed("%v that skips", r.Op)
 	}
-	switch r.Op {
-	case OpAlloc, OpOwned, OpSpace:
+	switch {
+	case r.Op.lists():
+		if len(list) != 4*r.N {
+			return malformed("%v of %d chunks in %d bytes", r.Op, r.N, len(list))
+		}
+	case r.Op == OpAlloc || r.Op == OpOwned || r.Op == OpSpace || r.Op == OpVanished:
 		if len(list) != 0 {
 			return malformed("%v with %d trailing bytes", r.Op, len(list))
-		}
-	case OpFree:
-		if len(list) != 4*r.N {
-			return malformed("free of %d chunks in %d bytes", r.N, len(list))
 		}
 	default:
 		return malformed("unknown op %d", b[0])
@@ -597,6 +634,20 @@ type Reply struct {
 	N      int
 	Space  Space
 	list   []byte
+}
+
+// Chunk returns entry i of the list of a reply to OpVanished.
+func (r *Reply) Chunk(i int) uint32 { return binary.LittleEndian.Uint32(r.list[4*i:]) }
+
+// AppendVanished appends r, a reply to OpVanished, with the chunks that were dropped, at most MaxBatch.
+func AppendVanished(b []byte, r *Reply, chunks []uint32) []byte {
+	v := *r
+	v.N = len(chunks)
+	b = AppendReply(b, &v, nil)
+	for _, c := range chunks {
+		b = binary.LittleEndian.AppendUint32(b, c)
+	}
+	return b
 }
 
 // Grant returns entry i of an alloc's or owned's reply.
@@ -654,7 +705,9 @@ func (r *Reply) Decode(b []byte) error {
 	switch v.Op {
 	case OpAlloc, OpOwned:
 		want = v.N * GrantSize
-	case OpSpace, OpNotice:
+	case OpVanished:
+		want = 4 * v.N
+	case OpSpace, OpNotice, OpMayVanish, OpMustStay:
 		if v.N != 0 {
 			return malformed("%v reply with %d entries", v.Op, v.N)
 		}

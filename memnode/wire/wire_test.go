@@ -189,6 +189,7 @@ func TestMalformedConnectionDataIsRefused(t *testing.T) {
 		"another protocol":       change(welcome, 0, 'X'),
 		"another version":        change(welcome, 4, Version+1),
 		"a reserved bit":         change(welcome, 6, 2),
+		"idle by half":           change(welcome, 7, 2),
 		"a reserved byte":        change(welcome, 87, 2),
 		"no session":             change(welcome, 8, make([]byte, 8)...),
 		"chunks of no power":     change(welcome, 56, 1),
@@ -222,6 +223,8 @@ func TestMalformedMessagesAreRefused(t *testing.T) {
 		"trailing bytes":         append(bytes.Clone(alloc), 0),
 		"free with a short list": free[:len(free)-1],
 		"free with a long list":  append(bytes.Clone(free), 0, 0, 0, 0),
+		"vanished with a list":   change(free, 0, byte(OpVanished)),
+		"stay with half a chunk": AppendListed(nil, OpMustStay, 1, []uint32{1, 2})[:RequestHeader+6],
 	} {
 		var r Request
 		if err := r.Decode(b); !errors.Is(err, ErrMalformed) {
@@ -237,6 +240,7 @@ func TestMalformedMessagesAreRefused(t *testing.T) {
 		"failure with a list": change(ok, 1, byte(StatusNoMemory)),
 		"short list":          ok[:len(ok)-1],
 		"more than there is":  change(ok, 2, 2),
+		"half a chunk":        AppendVanished(nil, &Reply{Op: OpVanished}, []uint32{1, 2})[:ReplyHeader+6],
 		"reserved byte":       change(ok, 16, 1),
 	} {
 		var r Reply
@@ -298,6 +302,13 @@ func FuzzDecode(f *testing.F) {
 	f.Add(AppendReply(nil, &Reply{Op: OpFree, ID: 5, N: 3}, nil))
 	f.Add(AppendReply(nil, &Reply{Op: OpAlloc, Status: StatusNoMemory}, nil))
 	f.Add(AppendReply(nil, &Reply{Op: OpLeaving, N: 1}, nil))
+	w.Idle = true
+	f.Add(w.Append(nil))
+	f.Add(AppendListed(nil, OpMayVanish, 6, []uint32{4, 5}))
+	f.Add(AppendRequest(nil, OpVanished, 8, 60, 0))
+	f.Add(AppendListed(nil, OpMustStay, 7, []uint32{4}))
+	f.Add(AppendReply(nil, &Reply{Op: OpMustStay, ID: 7, Status: StatusVanished}, nil))
+	f.Add(AppendVanished(nil, &Reply{Op: OpVanished, ID: 8, Space: Space{1, 2}}, []uint32{4, 5}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var h Hello
 		if h.Decode(b) == nil {
@@ -309,18 +320,26 @@ func FuzzDecode(f *testing.F) {
 		}
 		var q Request
 		if q.Decode(b) == nil {
-			if q.Op == OpFree {
+			if q.Op.lists() {
 				list := make([]uint32, q.N)
 				for i := range list {
 					list[i] = q.Chunk(i)
 				}
-				same(t, b, AppendFree(nil, q.ID, list))
+				same(t, b, AppendListed(nil, q.Op, q.ID, list))
 			} else {
 				same(t, b, AppendRequest(nil, q.Op, q.ID, q.N, q.Skip))
 			}
 		}
 		var r Reply
 		if r.Decode(b) == nil {
+			if r.Op == OpVanished {
+				list := make([]uint32, r.N)
+				for i := range list {
+					list[i] = r.Chunk(i)
+				}
+				same(t, b, AppendVanished(nil, &r, list))
+				return
+			}
 			var grants []Grant
 			if r.Op == OpAlloc || r.Op == OpOwned {
 				for i := range r.N {

@@ -81,7 +81,7 @@ const replyID = 1 << 16
 
 // notices is how many receives are always posted for what the node says
 // unasked.
-const notices = 2
+const notices = 3
 
 // Open connects a management queue pair for the manager of the given name.
 func Open(ctx context.Context, l manager.Link, name string, on Handlers) (*Channel, *wire.Welcome, error) {
@@ -375,6 +375,9 @@ func (c *Channel) arrived(wc verbs.WC) (noticed bool, err error) {
 			return true, nil
 		case r.Op == wire.OpLeaving:
 			c.leaving.Store(r.N > 0)
+			return true, nil
+		case r.Op == wire.OpVanished && r.ID == 0 && c.link.Vanished != nil:
+			c.link.Vanished()
 			return true, nil
 		}
 		index := int(r.ID & 0xff)

@@ -82,6 +82,9 @@ type Link struct {
 	Through  func(p Poster)
 	Buffer   verbs.MR
 	Complete func([]verbs.WC)
+
+	// Vanished is told when chunks have been dropped, with locks of the session's held: it must not block.
+	Vanished func()
 }
 
 // A Poster carries out accesses where they are more than one operation on the
@@ -136,6 +139,19 @@ type Info struct {
 	Grace     time.Duration // how long chunks outlive the connection
 	Zone      string        // what the node fails together with, or ""
 	Version   uint16        // of wire that the connection speaks
+	Yielder   Yielder       // of a node that lends what its host does not need; nil for others
+}
+
+// A Yielder tells a node which chunks it may drop when its host needs the memory. Permissions end with the
+// connection. Chunks are each a grant of one.
+type Yielder interface {
+	// MayVanish permits the node to drop chunks that the client has.
+	MayVanish(ctx context.Context, chunks []uint32) error
+	// MustStay takes that back, and reports whether none of them had been dropped.
+	MustStay(ctx context.Context, chunks []uint32) (all bool, err error)
+	// Vanished calls vanished with every chunk that has been dropped since it was called last, which Link.Vanished
+	// tells when there is one. vanished must not call the session.
+	Vanished(ctx context.Context, vanished func(chunk uint32)) error
 }
 
 // A Grant is the right to use a chunk, or several that follow each other, over one

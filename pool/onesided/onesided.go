@@ -165,7 +165,7 @@ func (s *session) open(ctx context.Context) error {
 	s.info = manager.Info{
 		Version: w.Version,
 		Session: w.Session, Resumed: w.Resumed,
-		ChunkSize: int(w.ChunkSize), Chunks: int(w.Chunks), Grace: w.Grace, Zone: w.Zone,
+		ChunkSize: int(w.ChunkSize), Chunks: int(w.Chunks), Grace: w.Grace, Zone: w.Zone, Yielder: ch.Yielder(w),
 	}
 	s.base, s.free = w.Base, w.Space.Free
 	groups, pairs := max(int(w.Groups), 1), max(int(w.Pairs), 1)

@@ -34,11 +34,10 @@ type Coordinator struct {
 	sessions     map[uint64]*session
 	conns        map[*fdpass.Conn]int // every connection, registered or not, by user
 	nextID       uint64
-	mem          hostmem.Memory
+	idle         hostmem.Idle
 	stats        Stats
 	divided      time.Time
 	dividedTotal int64 // how much there was to divide then
-	squeeze      int64 // bytes by which the reserve is raised while PSI says that somebody waits
 }
 
 // Stats counts what a coordinator has done. Sizes are in bytes.
@@ -95,7 +94,7 @@ func New(cfg Config) (*Coordinator, error) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	c := &Coordinator{
-		cfg: cfg, lis: lis, watcher: w, begun: time.Now(), ctx: ctx, cancel: cancel,
+		cfg: cfg, idle: hostmem.Idle{Reserve: cfg.Reserve}, lis: lis, watcher: w, begun: time.Now(), ctx: ctx, cancel: cancel,
 		kick:     make(chan struct{}, 1),
 		sessions: make(map[uint64]*session),
 		conns:    make(map[*fdpass.Conn]int),
@@ -309,7 +308,7 @@ func (c *Coordinator) Stats() Stats {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	st := c.stats
-	st.Clients, st.Available, st.Reserve, st.MissCost = len(c.sessions), c.mem.Available, c.cfg.Reserve, medianCost(c.list())
+	st.Clients, st.Available, st.Reserve, st.MissCost = len(c.sessions), c.idle.Memory.Available, c.cfg.Reserve, medianCost(c.list())
 	for _, s := range c.sessions {
 		granted := int64(s.count) * segmentSize
 		st.Granted += granted

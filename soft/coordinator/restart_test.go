@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"polder/internal/fdpass"
+	"polder/internal/hostmem"
 	"polder/soft/mrc"
 	"polder/soft/policy"
 	"polder/soft/wire"
@@ -29,7 +30,7 @@ func restart(t *testing.T, idle int64, max int64) *restarted {
 	if err := cfg.complete(); err != nil {
 		t.Fatal(err)
 	}
-	r.Coordinator = &Coordinator{cfg: cfg, begun: r.now, sessions: map[uint64]*session{}}
+	r.Coordinator = &Coordinator{cfg: cfg, idle: hostmem.Idle{Reserve: cfg.Reserve}, begun: r.now, sessions: map[uint64]*session{}}
 	return r
 }
 
@@ -74,12 +75,12 @@ func (r *restarted) come(claimed, touched int) (*session, *rawClient) {
 // pass lets time pass.
 func (r *restarted) pass(d time.Duration) {
 	r.t.Helper()
-	for end := r.now.Add(d); r.now.Before(end); r.now = r.now.Add(calm) {
+	for end := r.now.Add(d); r.now.Before(end); r.now = r.now.Add(hostmem.Calm) {
 		mem, err := r.host.Read()
 		if err != nil {
 			r.t.Fatal(err)
 		}
-		r.mem = mem
+		r.idle.Note(mem)
 		r.measure()
 		r.step(r.now)
 	}
@@ -181,13 +182,13 @@ func TestWhoSaysThatItHasMuchIsNotBelieved(t *testing.T) {
 	want(t, "the liar, of 1 GiB in all", liar.count, 512-32)
 	r.host.idle.Store(reserve / 4)
 	before := liar.resident
-	r.pass(calm) // to look once is enough
+	r.pass(hostmem.Calm) // to look once is enough
 	if freed := before - liar.resident; freed < reserve*3/4 {
 		t.Errorf("of the liar's, %d MiB were freed, want at least %d", freed>>20, int64(reserve*3/4)>>20)
 	}
 	want(t, "the honest one, when the host needs what the liar has", honest.count, 32)
 	r.host.idle.Store(reserve / 4)
-	r.pass(calm)
+	r.pass(hostmem.Calm)
 	if liar.resident > before/4 {
 		t.Errorf("of the liar's %d MiB %d are left", before>>20, liar.resident>>20)
 	}

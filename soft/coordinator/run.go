@@ -11,14 +11,6 @@ import (
 	"polder/soft/wire"
 )
 
-// How often the host's memory is looked at: seldom while there is plenty,
-// and as fast as memory can vanish while there is not. At 5 ms, a process that
-// allocates 4 GiB/s takes 20 MiB between two looks.
-const (
-	calm  = 50 * time.Millisecond
-	tense = 5 * time.Millisecond
-)
-
 // run is the goroutine that decides.
 func (c *Coordinator) run() {
 	t := time.NewTimer(0)
@@ -34,13 +26,12 @@ func (c *Coordinator) run() {
 		mem, err := c.cfg.Host.Read()
 		if err != nil {
 			c.cfg.Logger.Error("cannot measure the host", "err", err)
-			t.Reset(calm)
+			t.Reset(hostmem.Calm)
 			continue
 		}
 		now := time.Now()
 		c.mu.Lock()
-		c.notePressure(mem)
-		c.mem = mem
+		c.idle.Note(mem)
 		c.measure()
 		if now.Sub(audited) >= c.cfg.Interval {
 			audited = now
@@ -49,19 +40,6 @@ func (c *Coordinator) run() {
 		wait := c.step(now)
 		c.mu.Unlock()
 		t.Reset(wait)
-	}
-}
-
-// notePressure raises the reserve while somebody on the host waits for
-// memory: MemAvailable says what could be had, PSI what it costs.
-func (c *Coordinator) notePressure(mem hostmem.Memory) {
-	if c.mem.Total == 0 {
-		return
-	}
-	if stalled := mem.Stalled - c.mem.Stalled; stalled > 0.001 {
-		c.squeeze = min(c.squeeze+c.cfg.Reserve/16, c.cfg.Reserve)
-	} else {
-		c.squeeze -= c.squeeze / 64
 	}
 }
 
@@ -95,9 +73,6 @@ func (c *Coordinator) relieve() (short bool) {
 	return short
 }
 
-// reserve is what must stay free now.
-func (c *Coordinator) reserve() int64 { return c.cfg.Reserve + c.squeeze }
-
 // total is how much soft memory there can be: what there is, and what is idle
 // beyond the reserve.
 func (c *Coordinator) total() int64 {
@@ -105,7 +80,7 @@ func (c *Coordinator) total() int64 {
 	for _, s := range c.sessions {
 		resident += s.resident
 	}
-	return max(min(resident+c.mem.Available-c.reserve(), c.cfg.Max), 0)
+	return max(min(resident+c.idle.Beyond(), c.cfg.Max), 0)
 }
 
 // step divides, grants and takes. It returns when to look again.
@@ -115,24 +90,24 @@ func (c *Coordinator) step(now time.Time) time.Duration {
 	total := c.total()
 	c.stats.Target = total
 	if len(c.sessions) == 0 {
-		return calm
+		return hostmem.Calm
 	}
-	short := c.mem.Available < c.reserve()
+	short := c.idle.Beyond() < 0
 	open := !c.settling(now)
 	if short || open && (now.Sub(c.divided) >= c.cfg.Interval || c.anybodyNew() || c.muchMore(total)) {
 		c.divide(now, total)
 	}
 	switch {
 	case short:
-		c.reclaim(c.reserve()-c.mem.Available, c.mem.Available < c.reserve()/2)
+		c.reclaim(-c.idle.Beyond(), c.idle.Urgent())
 	case open:
 		c.grow(total)
 	}
 	c.enforce(now)
-	if c.relieve() || short || c.mem.Available < 2*c.reserve() {
-		return tense
+	if c.relieve() || short {
+		return hostmem.Tense
 	}
-	return calm
+	return c.idle.Next()
 }
 
 // settling reports whether clients of a coordinator that was here before may be

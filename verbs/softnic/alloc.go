@@ -177,7 +177,8 @@ func (n *NIC) takeChunk(q *qp) (verbs.AllocStatus, uint64) {
 	head := atomic.LoadUint64(a.head)
 	element := word(a.ring[head&(a.cfg.Size-1)&^7:])
 	entry := atomic.LoadUint64(element)
-	if !a.valid(entry) {
+	// It is claimed before the head is moved on: the host may take entries, too.
+	if !a.valid(entry) || !atomic.CompareAndSwapUint64(element, entry, 0) {
 		return verbs.AllocEmpty, 0
 	}
 	b := a.entry(entry)
@@ -190,10 +191,10 @@ func (n *NIC) takeChunk(q *qp) (verbs.AllocStatus, uint64) {
 			for k := range j {
 				n.unbindSlot(b[verbs.EntrySlots+k*verbs.SlotSize:])
 			}
+			atomic.StoreUint64(element, entry)
 			return verbs.AllocFailed, 0
 		}
 	}
-	atomic.StoreUint64(element, 0)
 	maskedAdd(a.head, 8, a.cfg.Size>>1)
 	atomic.StoreUint64(word(b), g.owner)
 	g.allocs++

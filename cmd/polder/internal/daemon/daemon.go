@@ -60,6 +60,8 @@ type process struct {
 	collectors []prometheus.Collector
 	drain      func(ctx context.Context, within time.Duration, force bool) (lost, err error) // see admin.Config
 
+	lend func(ctx context.Context, most int64, within time.Duration) (said string, err error) // see admin.Config
+
 	mu      sync.Mutex
 	reports []func(*console.State) // each adds what no metric says; guarded by mu once it is served
 	health  func() error           // guarded by mu once it is served
@@ -119,6 +121,7 @@ func (p *process) serveAdmin() error {
 		Report:     p.report,
 		Collectors: p.collectors,
 		Drain:      p.drain,
+		Lend:       p.lend,
 	})
 	if err != nil {
 		return err

@@ -29,6 +29,7 @@ type NodeConfig struct {
 	*operator.Control
 	Listen       []string // where clients connect: HOST:PORT or unix:PATH
 	Lend         int64    // bytes; if there are both kinds of address, each gets half
+	Idle         bool     // lend of those only what the host does not need
 	Overcommit   bool     // lend more than there is memory for
 	Chunk        int64    // bytes
 	ClientBudget int64    // bytes; HalfOfAll, or 0 for all
@@ -62,6 +63,10 @@ func (c *NodeConfig) Check() error {
 	switch {
 	case c.both() && c.Lend < 2*c.Chunk:
 		return refuse("lend", size(c.Lend), "at least two chunks of %s, one for clients at sockets and one for others", chunk)
+	case c.Idle && c.both():
+		return refuse("listen", strings.Join(c.Listen, ","), "one kind of address with --lend idle:, HOST:PORT or unix:PATH: start a node for each")
+	case c.Idle && c.Overcommit:
+		return refuse("overcommit", "true", "none with --lend idle:, which lends no more than there is")
 	case c.Lend < c.Chunk:
 		return refuse("lend", size(c.Lend), "at least one chunk, which --chunk says is %s", chunk)
 	case len(here) > 0 && len(elsewhere) == 0 && c.Manager != "":
@@ -72,6 +77,8 @@ func (c *NodeConfig) Check() error {
 		return refuse("device", c.Device, "none without --fabric rdma")
 	case len(c.Zone) > wire.MaxZone:
 		return refuse("zone", c.Zone, "a name of at most %d bytes", wire.MaxZone)
+	case c.Keep && c.Idle:
+		return refuse("keep", "true", "none with --lend idle:, of which some may be dropped")
 	case c.Keep && !c.keeps():
 		return refuse("keep", "true", "none with the manager %s, whose memory cannot outlive the node", c.Manager)
 	case c.Keep && len(here) > 0:
@@ -100,8 +107,12 @@ func (c *NodeConfig) Check() error {
 	return nil
 }
 
-// keeps reports whether memory that is lent as c says could outlive the process.
+// keeps reports whether memory that is lent as c says could outlive the process. What may be dropped does not: its
+// owner might not have been told.
 func (c *NodeConfig) keeps() bool {
+	if c.Idle {
+		return false
+	}
 	entry, ok := wire.ManagerNamed(c.Manager)
 	return c.Manager == "" || ok && entry.Keeps // the managers that are there by default do
 }
@@ -157,6 +168,7 @@ func (c *NodeConfig) budget() int64 {
 func (c *NodeConfig) memnode() memnode.Config {
 	return memnode.Config{
 		Lend:         c.Lend,
+		Idle:         c.Idle,
 		ChunkSize:    int(c.Chunk),
 		ClientBudget: c.budget(),
 		Grace:        c.Grace,
@@ -194,13 +206,20 @@ func RunNode(ctx context.Context, cfg NodeConfig) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := p.checkLend(cfg.Lend-populated, 0, cfg.Overcommit); err != nil {
+	check := func() error { return p.checkLend(cfg.Lend-populated, 0, cfg.Overcommit) }
+	if cfg.Idle {
+		check = func() error { return p.checkIdle(cfg.Lend) }
+	}
+	if err := check(); err != nil {
 		return err
 	}
 	if err := p.listenAdmin(); err != nil {
 		return err
 	}
 	title := fmt.Sprintf("polder node lends %s in chunks of %s", config.FormatSize(cfg.Lend), config.FormatSize(cfg.Chunk))
+	if cfg.Idle {
+		title = fmt.Sprintf("polder node lends what this host does not need, at most %s, in chunks of %s", config.FormatSize(cfg.Lend), config.FormatSize(cfg.Chunk))
+	}
 	if cfg.both() {
 		// Memory that is mapped cannot be moved to where it is sent from.
 		cfg.Lend /= 2
@@ -334,6 +353,11 @@ func (p *process) node(dev verbs.Device, cfg NodeConfig) (*memnode.Node, error) 
 		return nil, err
 	}
 	p.onClose(node.Close)
+	if cfg.Idle {
+		if err := p.lendIdle(node, cfg.Lend); err != nil {
+			return nil, err
+		}
+	}
 	return node, nil
 }
 

@@ -1,0 +1,249 @@
+package copies
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	"polder/far/store"
+	"polder/internal/turns"
+)
+
+// A Vanisher is a segment at a place that may ask for its memory back (State.Idle).
+type Vanisher interface {
+	store.Segment
+	// MayVanish permits the place to drop what is in the segment.
+	MayVanish(ctx context.Context) error
+	// MustStay takes that back, and reports whether the segment has all that was written to it, which it does not
+	// if it has vanished before.
+	MustStay(ctx context.Context) (bool, error)
+	// Vanished reports whether it has. Then it can only be given back.
+	Vanished() bool
+}
+
+// A spare is a copy of a segment beside those that count, at a place that may drop it at any time, and was told
+// that it may. It does not change.
+type spare struct {
+	copyOf
+	may  Vanisher // its segment
+	have int      // bytes of the segment, from its beginning, that it has
+}
+
+// has reports whether x has the first end bytes, as far as is known.
+func (x *spare) has(end int) bool { return x != nil && x.have >= end && !x.may.Vanished() && !x.lost() }
+
+// checkSpare lets go of g's spare copy if that has vanished or has to move, and reports whether g should have one,
+// or one that has more.
+func (g *segment) checkSpare() (wanted bool) {
+	x := g.spare.Load()
+	switch {
+	case x == nil:
+	case x.lost() || x.may.Vanished():
+		if g.spare.CompareAndSwap(x, nil) {
+			g.store.counts.vanished.Add(1)
+			x.place.giveBackLater(x.seg)
+		}
+		x = nil
+	case !x.place.stays():
+		if g.spare.CompareAndSwap(x, nil) {
+			x.place.giveBackLater(x.seg)
+		}
+		x = nil
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	end := int(g.end.Load())
+	settled := end > 0 && g.scanned == end && g.writing == 0 // it is not being filled just now
+	g.scanned = end
+	return settled && !g.freed && !g.repairing && (x == nil || x.have < end)
+}
+
+// makeSpares makes spare copies of segments, as long as nothing has to be repaired.
+func (s *Store) makeSpares(segments []*segment) {
+	for _, g := range segments {
+		s.mu.Lock()
+		busy := len(s.queue) > 0
+		s.mu.Unlock()
+		if busy || s.ctx.Err() != nil || !g.makeSpare(s.ctx) {
+			return
+		}
+	}
+}
+
+// makeSpare makes a spare copy of g, or has the one that there is have more. It reports false if there is no room for more of
+// them.
+func (g *segment) makeSpare(ctx context.Context) bool {
+	s := g.store
+	g.mu.Lock()
+	end, cs := int(g.end.Load()), *g.copies.Load()
+	g.mu.Unlock()
+	if x := g.spare.Load(); x != nil {
+		if s.copyTo(ctx, g, x.copyOf, x.have, end) {
+			g.spare.CompareAndSwap(x, &spare{x.copyOf, x.may, end})
+		}
+		return true
+	}
+	c, ok := s.borrowSpare(ctx, cs)
+	if !ok {
+		return false
+	}
+	seg, ok := c.seg.(Vanisher)
+	ok = ok && s.copyTo(ctx, g, c, 0, end) && seg.MayVanish(ctx) == nil
+	if ok {
+		g.mu.Lock()
+		ok = !g.freed && g.spare.CompareAndSwap(nil, &spare{c, seg, end})
+		g.mu.Unlock()
+	}
+	if !ok {
+		c.place.giveBack(c.seg)
+	}
+	return true
+}
+
+// borrowSpare borrows a segment at a place that lends what is idle, and where none of cs is.
+func (s *Store) borrowSpare(ctx context.Context, cs []copyOf) (copyOf, bool) {
+	for _, p := range s.candidates() {
+		st := p.state()
+		if !st.Idle || st.Leaving || st.Space < spareRoom*int64(s.SegmentSize()) || !p.usable() ||
+			slices.ContainsFunc(cs, func(c copyOf) bool { return c.place == p }) {
+			continue
+		}
+		if seg, err := p.alloc(ctx); err == nil {
+			return copyOf{p, seg}, true
+		}
+	}
+	return copyOf{}, false
+}
+
+const (
+	// spareRoom is for how many other segments there must be room at a place that gets a spare copy.
+	spareRoom = 2
+	// spareGiveUp is how many spare copies make way for one that counts.
+	spareGiveUp = 4
+)
+
+// makeWay gives some spare copies at p back, which has no more to lend, and reports whether there were any.
+func (s *Store) makeWay(ctx context.Context, p *place) bool {
+	if !p.state().Idle {
+		return false
+	}
+	var some []*segment
+	s.mu.Lock()
+	for g := range s.segments {
+		if x := g.spare.Load(); x != nil && x.place == p {
+			some = append(some, g)
+		}
+	}
+	s.mu.Unlock()
+	slices.SortFunc(some, func(a, b *segment) int { return cmp.Compare(a.number, b.number) })
+	ok := false
+	for _, g := range some[:min(len(some), spareGiveUp)] {
+		x := g.spare.Load()
+		if x == nil || x.place != p || !g.spare.CompareAndSwap(x, nil) {
+			continue
+		}
+		p.copies.Add(-1)
+		if x.seg.Free(ctx) != nil {
+			p.owe(x.seg)
+			continue
+		}
+		ok = true
+	}
+	return ok
+}
+
+// confirm takes the right to vanish back from g's spare copy, if it has the first end bytes, and reports whether it is still there
+// then. It stays g's spare copy, so that it is read meanwhile.
+func (g *segment) confirm(ctx context.Context, end int) (*spare, bool) {
+	x := g.spare.Load()
+	if !x.has(end) || !x.place.usable() || !x.place.stays() {
+		return nil, false
+	}
+	ctx, cancel := g.store.proc.WithTimeout(ctx, repairTimeout)
+	defer cancel()
+	if ok, err := x.may.MustStay(ctx); ok && err == nil {
+		return x, true
+	}
+	if g.spare.CompareAndSwap(x, nil) { // or it has been given back already
+		g.store.counts.vanished.Add(1)
+		x.place.giveBackLater(x.seg)
+	}
+	return nil, false
+}
+
+// promote has g's spare copy count, if it has the first end bytes and has not vanished.
+//
+// Preconditions: nothing is written to g.
+func (g *segment) promote(ctx context.Context, end int) (copyOf, bool) {
+	x, ok := g.confirm(ctx, end)
+	if !ok || !g.spare.CompareAndSwap(x, nil) {
+		return copyOf{}, false
+	}
+	g.store.counts.promoted.Add(1)
+	return x.copyOf, true
+}
+
+// rescue is called when all copies of g that count are lost: its spare copy takes their place, if it has not vanished. Otherwise
+// g is lost.
+func (g *segment) rescue() {
+	s := g.store
+	g.mu.Lock()
+	end := int(g.end.Load())
+	g.mu.Unlock()
+	x, ok := g.confirm(s.ctx, end)
+	g.mu.Lock()
+	if ok = ok && !g.freed; ok {
+		old := g.copies.Load()
+		g.copies.Store(&[]copyOf{x.copyOf}) // before it is none beside them any more: somebody may look for one just now
+		if ok = g.spare.CompareAndSwap(x, nil); ok {
+			s.counts.promoted.Add(1)
+			s.counts.copiesLost.Add(int64(len(*old)))
+			for _, o := range *old {
+				o.place.copies.Add(-1)
+			}
+		} else {
+			g.copies.Store(old)
+		}
+	}
+	g.rescuing = false
+	g.mu.Unlock()
+	if !ok {
+		g.look()
+		return
+	}
+	s.log.Warn("all copies of a segment that count were lost, and one that might have vanished is left", "segment", g.Name())
+	g.replaced(s.ctx, nil)
+	s.wake()
+}
+
+// counting is what pick is told in the place of an end if only copies that count will do.
+const counting = -1
+
+// countOf is the end of what a read needs of a copy, or counting.
+func countOf(op *store.ReadOp) int {
+	if op.Bulk { // as of repairs, which do not look at what they copy
+		return counting
+	}
+	return op.Off + len(op.Buf)
+}
+
+// hurries reports whether a copy of g is at a place that has to give memory back to its host: then it is not moved
+// at leisure.
+func (g *segment) hurries() bool {
+	return slices.ContainsFunc(*g.copies.Load(), func(c copyOf) bool { st := c.place.state(); return st.Idle && st.Leaving })
+}
+
+// leisure waits after some bytes of g were copied, since began, if others use the places and g need not hurry. It reports false
+// if ctx has ended.
+func (s *Store) leisure(ctx context.Context, g *segment, began time.Time) bool {
+	if s.proc.Since(time.Unix(0, s.used.Load())) >= inUse || g.hurries() {
+		return true
+	}
+	timer := s.proc.NewTimer((repairShare - 1) * s.proc.Since(began))
+	if s.proc.Wait(timer, ctx.Done()) != turns.Late {
+		timer.Stop()
+		return false
+	}
+	return true
+}

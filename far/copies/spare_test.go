@@ -1,0 +1,263 @@
+package copies_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"polder/far"
+	"polder/far/copies"
+	"polder/far/store"
+)
+
+// newIdleCluster is newCluster with so many places that lend what is idle, beside those that lend a fixed size.
+func newIdleCluster(t *testing.T, fixed, idle int, cfg copies.Config) *cluster {
+	t.Helper()
+	c := newCluster(t, fixed+idle, cfg)
+	for _, l := range c.lenders[fixed:] {
+		l.idle = true
+	}
+	return c
+}
+
+// spared waits until every segment with something in it has a spare copy.
+func (c *cluster) spared(t *testing.T) {
+	t.Helper()
+	c.healed(t, time.Minute)
+	var was int
+	for i := 0; ; i++ {
+		st := c.store.Stats()
+		if st.Spares > 0 && st.Spares == was {
+			return
+		}
+		if i == 60 {
+			t.Fatalf("no spare copies are made, or no end of them: %+v", st)
+		}
+		was = st.Spares
+		time.Sleep(5 * time.Second)
+	}
+}
+
+// What may vanish does: readers get what was written, whether or not the store knows already, nothing is endangered, and the
+// copies are made again.
+func TestWhatMayVanishIsNotMissed(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T) {
+		c := newIdleCluster(t, 2, 2, copies.Config{})
+		for _, l := range c.lenders[:2] { // so that spare copies are read
+			l.setDelay(3 * time.Millisecond)
+		}
+		c.fill(t)
+		c.spared(t)
+		c.checkAll(t) // finds out which are near
+		for _, l := range c.lenders[2:] {
+			if n := l.drop(); n == 0 {
+				t.Fatal("nothing may vanish at a place that lends what is idle")
+			} else if held := len(l.segments); n != held {
+				t.Errorf("%d of %d segments may vanish at a place that lends what is idle, although there is room elsewhere", n, held)
+			}
+		}
+		c.checkAll(t)
+		if st := c.store.Stats(); st.Endangered != 0 {
+			t.Errorf("%d segments are endangered by what may vanish", st.Endangered)
+		}
+		for _, l := range c.lenders[2:] {
+			l.tell()
+		}
+		c.checkAll(t)
+		time.Sleep(5 * time.Second)
+		c.spared(t)
+		c.checkAll(t)
+		if st := c.store.Stats(); st.Lost != 0 || st.Condemned != 0 || st.Vanished == 0 || c.heap.Stats().Lost != 0 {
+			t.Errorf("got %+v, want copies that vanished, and nothing lost or condemned", st)
+		}
+		if text := strings.Join(c.store.Explain(), "\n"); !strings.Contains(text, "may vanish") {
+			t.Errorf("it says nothing of spare copies:\n%s", text)
+		}
+	})
+}
+
+// A spare copy takes the place of one that is lost, without anything being copied; unless it has vanished, which the store may
+// not know yet.
+func TestASpareCopyTakesThePlaceOfALostOne(t *testing.T) {
+	for _, vanishes := range []bool{false, true} {
+		t.Run(fmt.Sprintf("it has vanished: %v", vanishes), func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T) {
+				c := newIdleCluster(t, 3, 2, copies.Config{})
+				c.fill(t)
+				c.spared(t)
+				before := c.store.Stats()
+				if vanishes {
+					for _, l := range c.lenders[3:] {
+						l.drop()
+					}
+				}
+				c.lenders[0].kill()
+				time.Sleep(10 * time.Second)
+				c.healed(t, time.Minute)
+				st := c.store.Stats()
+				switch promoted := st.Promoted - before.Promoted; {
+				case vanishes && promoted != 0:
+					t.Errorf("%d copies that had vanished count", promoted)
+				case !vanishes && promoted == 0:
+					t.Errorf("got %+v, want spare copies in the place of those that were lost", st)
+				}
+				for _, l := range c.lenders[3:] {
+					l.tell()
+				}
+				for _, l := range c.lenders[1:3] { // whatever is left has been copied from what was written
+					l.kill()
+					c.checkAll(t)
+					c.healed(t, time.Minute)
+				}
+				if st := c.store.Stats(); st.Lost != 0 || c.heap.Stats().Lost != 0 {
+					t.Errorf("got %+v, want nothing lost", st)
+				}
+			})
+		})
+	}
+}
+
+// With one copy that counts and one that may vanish, the loss of the first loses nothing as long as the second is there.
+func TestOneCopyAndOneThatMayVanish(t *testing.T) {
+	for _, vanishes := range []bool{false, true} {
+		t.Run(fmt.Sprintf("it has vanished: %v", vanishes), func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T) {
+				c := newIdleCluster(t, 2, 1, copies.Config{Copies: 1})
+				c.fill(t)
+				c.spared(t)
+				if vanishes {
+					c.lenders[2].drop()
+				}
+				c.lenders[0].kill()
+				if !vanishes {
+					c.checkAll(t)
+				}
+				time.Sleep(5 * time.Second)
+				lost := 0
+				for i := range keys {
+					var gone *far.LostError
+					if _, err := c.m.Get(t.Context(), key(i), nil); errors.As(err, &gone) {
+						lost++
+					} else {
+						c.check(t, i)
+					}
+				}
+				if st := c.store.Stats(); vanishes != (lost > 0) || vanishes != (st.Promoted == 0) {
+					t.Errorf("%d keys are lost, %+v, want some: %v", lost, st, vanishes)
+				}
+			})
+		})
+	}
+}
+
+// What a place that lends what is idle has beside spare copies it does not drop. When its host needs the memory it is moved, until the
+// host has enough, and not at leisure.
+func TestWhatMustStayIsMoved(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T) {
+		c := newIdleCluster(t, 0, 3, copies.Config{})
+		c.fill(t)
+		c.healed(t, time.Minute)
+		l := c.lenders[0]
+		had := l.store.Lent()
+		if had == 0 {
+			t.Fatal("there is nothing at the place")
+		}
+		l.drop()
+		l.tell()
+		l.leave(true)
+		for i := 0; l.store.Lent() > had/2; i++ {
+			if i == 1000 {
+				t.Fatalf("the place still has %d of %d segments: %v", l.store.Lent(), had, c.store.Explain())
+			}
+			c.set(t, i%keys)
+			c.check(t, i*7%keys)
+			time.Sleep(5 * time.Millisecond)
+		}
+		l.leave(false)
+		time.Sleep(10 * time.Second) // what was under way ends
+		c.healed(t, time.Minute)
+		c.checkAll(t)
+		if st := c.store.Stats(); st.Lost != 0 || st.CopiesLost != 0 {
+			t.Errorf("got %+v, want nothing lost", st)
+		}
+	})
+}
+
+// Spare copies make way for copies that count.
+func TestSpareCopiesMakeWay(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T) {
+		a, b := newLender("a", "", 12), newLender("b", "", 6)
+		b.idle = true
+		s, err := copies.Open(copies.Config{Places: []copies.Place{a.place(), b.place()}, Copies: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		var all []store.Segment
+		for range 12 {
+			g := alloc(t, s)
+			if err := g.Write(t.Context(), make([]byte, segmentSize), 0); err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, g)
+		}
+		time.Sleep(10 * time.Second)
+		if n := s.Stats().Spares; n == 0 {
+			t.Fatal("no spare copies were made")
+		}
+		for range 6 {
+			g := alloc(t, s)
+			all = append(all, g)
+		}
+		if _, err := s.Alloc(t.Context()); err == nil {
+			t.Error("there is room for more than there is")
+		}
+		if n := s.Stats().Spares; n != 0 {
+			t.Errorf("%d spare copies are in the way", n)
+		}
+		slices.Reverse(all)
+		for _, g := range all {
+			if err := g.Free(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+		time.Sleep(time.Second)
+		if n := a.store.Lent() + b.store.Lent(); n != 0 {
+			t.Errorf("%d segments were not given back", n)
+		}
+		for _, l := range []*lender{a, b} {
+			if l.wrong != nil {
+				t.Error(l.wrong)
+			}
+		}
+	})
+}
+
+// A place that lends what is idle, and has nothing to lend since its host needs it, keeps nobody from writing, as long as there
+// is another.
+func TestAHostThatNeedsItsMemoryKeepsNobodyFromWriting(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T) {
+		c := newIdleCluster(t, 1, 1, copies.Config{})
+		c.lenders[1].set(&c.lenders[1].full)
+		c.fill(t)
+		c.checkAll(t)
+		if st := c.store.Stats(); st.Endangered == 0 {
+			t.Error("nothing is endangered although there is one copy of everything")
+		}
+		c.lenders[1].goOn()
+		c.healed(t, time.Minute)
+		c.checkAll(t)
+		c.lenders[0].set(&c.lenders[0].full) // which is another matter
+		c.lenders[1].set(&c.lenders[1].full)
+		var err error
+		for i := 0; i < 4*keys && err == nil; i++ {
+			err = c.m.Set(t.Context(), key(keys+i), far.Entry{Value: value(i, 1)})
+		}
+		if !errors.Is(err, far.ErrFull) {
+			t.Errorf("with all places full: got %v, want %v", err, far.ErrFull)
+		}
+	})
+}
