@@ -64,6 +64,9 @@ func (g *segment) look() (left int) {
 			if c.lost() {
 				c.place.copies.Add(-1)
 				g.store.counts.copiesLost.Add(1)
+				if c.place.Every {
+					g.store.bare.Add(1)
+				}
 			} else {
 				kept = append(kept, c)
 			}
@@ -160,12 +163,17 @@ func (s *Store) writeAll(ctx context.Context, cs []copyOf, p []byte, off int) (w
 		go func() { answers <- answer{i, c.seg.Write(each, p, off)} }()
 	}
 	var late <-chan time.Time
+	var timer *time.Timer
 	var done [MaxCopies]bool
-	for range cs {
+	for answered := 0; answered < len(cs); {
 		var a answer
 		select {
 		case a = <-answers:
 		case <-late:
+			if wait := lateEvery - time.Since(began); wait > 0 && !slices.ContainsFunc(undone(cs, &done), func(c copyOf) bool { return !c.place.Every }) {
+				timer.Reset(wait)
+				continue
+			}
 			for i, c := range cs {
 				if !done[i] {
 					c.place.fallSilent(began, c.seg)
@@ -174,19 +182,45 @@ func (s *Store) writeAll(ctx context.Context, cs []copyOf, p []byte, off int) (w
 			giveUp()
 			a = <-answers
 		}
+		answered++
 		done[a.of] = true
 		if a.err != nil {
+			if p := cs[a.of].place; p.Every && each.Err() == nil {
+				s.log.Error("a place that has a copy of everything cannot be written", "place", p.Name, "error", a.err)
+				p.refused()
+			}
 			err = cmp.Or(err, a.err)
 			continue
 		}
 		cs[a.of].place.answered(0)
 		if wrote++; wrote == 1 {
-			timer := time.NewTimer(max(s.cfg.Late, time.Since(began)))
+			timer = time.NewTimer(max(s.cfg.Late, time.Since(began)))
 			defer timer.Stop()
 			late = timer.C
 		}
 	}
 	return wrote, err
+}
+
+// undone are the copies that have not answered.
+func undone(cs []copyOf, done *[MaxCopies]bool) (rest []copyOf) {
+	for i, c := range cs {
+		if !done[i] {
+			rest = append(rest, c)
+		}
+	}
+	return rest
+}
+
+// bare reports whether g lacks a copy that can be used at a place that has every segment.
+func (g *segment) bare() bool {
+	cs := *g.copies.Load()
+	for _, p := range g.store.all() {
+		if p.Every && !slices.ContainsFunc(cs, func(c copyOf) bool { return c.place == p && !c.lost() }) {
+			return true
+		}
+	}
+	return false
 }
 
 // Free implements store.Segment. Copies at places that do not answer are given back when they do.
