@@ -3,6 +3,8 @@ package pages
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
+	"errors"
 	"math/rand/v2"
 	"sync"
 	"testing"
@@ -23,7 +25,11 @@ func openKept(t *testing.T, dir string, size int64) (*Volume, *far.Heap, func())
 	if err != nil {
 		t.Fatal(err)
 	}
-	v, err := New(h, "pages", size)
+	vs, err := Open(h, Config{Compress: size/Size%2 == 1}) // pages of both kinds are read with and without it
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := vs.Volume("pages", size)
 	if err != nil {
 		h.Close()
 		s.Close()
@@ -73,8 +79,9 @@ func TestAVolumeIsOpenedAgain(t *testing.T) {
 				}
 				continue
 			}
+			few := byte(r.Uint32() | 3) // so that some pages can be made smaller
 			for i := range want[off:][:n] {
-				want[int(off)+i] = byte(r.Uint32())
+				want[int(off)+i] = byte(r.Uint32()) & few
 			}
 			if err := v.Write(t.Context(), want[off:][:n], off); err != nil {
 				t.Fatal(err)
@@ -107,7 +114,7 @@ func TestWhoGivesUpASharedCheckpointIsAlone(t *testing.T) {
 		if err := v.Write(t.Context(), []byte("something"), 0); err != nil {
 			t.Fatal(err)
 		}
-		v.syncs.turn <- struct{}{} // another checkpoint is taken
+		v.of.syncs.turn <- struct{}{} // another checkpoint is taken
 		impatient, giveUp := context.WithCancel(t.Context())
 		first, second := make(chan error, 1), make(chan error, 1)
 		go func() { first <- v.Sync(impatient) }()
@@ -124,9 +131,118 @@ func TestWhoGivesUpASharedCheckpointIsAlone(t *testing.T) {
 			t.Fatalf("who shared its checkpoint got %v before one was taken", err)
 		default:
 		}
-		<-v.syncs.turn
+		<-v.of.syncs.turn
 		if err := <-second; err != nil {
 			t.Errorf("who shared its checkpoint got %v", err)
+		}
+	})
+}
+
+// TestVolumesAreOpenedAgainByName: each of several is there again with what it had, also after a heap was open that none of
+// them was opened in, and one that was freed is not.
+func TestVolumesAreOpenedAgainByName(t *testing.T) {
+	dir := t.TempDir()
+	open := func() (*Volumes, *far.Heap, func()) {
+		s, err := disk.Open(disk.Config{Dir: dir})
+		if err != nil {
+			t.Fatal(err)
+		}
+		h, err := far.Open(t.Context(), s, far.Config{Local: far.MinLocal})
+		if err != nil {
+			t.Fatal(err)
+		}
+		vs, err := Open(h, Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return vs, h, func() {
+			if err := errors.Join(h.Close(), s.Close()); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	names := []string{"a", "b", "c"}
+	vs, _, closeAll := open()
+	for i, name := range names {
+		v, err := vs.Volume(name, 1<<20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := v.Write(t.Context(), bytes.Repeat([]byte(name), 2*Size), int64(i)*Size); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := vs.Volume(name, 1<<20); !errors.Is(err, ErrOpen) {
+			t.Errorf("opening a volume that is open: %v", err)
+		}
+		if name == "c" {
+			v.Free()
+			v.Free()
+		}
+	}
+	closeAll()
+	_, h, closeAll := open() // nobody opens one
+	if err := h.Checkpoint(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	closeAll()
+	vs, _, closeAll = open()
+	defer closeAll()
+	if saved := vs.Saved(); len(saved) != 2 || saved["a"] != 1<<20 || saved["b"] != 1<<20 {
+		t.Errorf("the heap has kept %v", saved)
+	}
+	for i, name := range names {
+		v, err := vs.Volume(name, 1<<20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, want := make([]byte, 1<<20), make([]byte, 1<<20)
+		if name != "c" {
+			copy(want[i*Size:], bytes.Repeat([]byte(name), 2*Size))
+		}
+		if err := v.Read(t.Context(), got, 0); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("volume %s: %v, or other bytes than were written", name, err)
+		}
+	}
+}
+
+// TestTheVolumeOfAnOlderVersionIsOpened, whatever the name is that it is opened by, and what cannot be read is refused.
+func TestTheVolumeOfAnOlderVersionIsOpened(t *testing.T) {
+	v, _, closeAll := openKept(t, t.TempDir(), 1<<20)
+	defer closeAll()
+	if err := v.Write(t.Context(), []byte("something"), 5*Size); err != nil {
+		t.Fatal(err)
+	}
+	old := v.kept.append(binary.LittleEndian.AppendUint64([]byte{stateOfOne}, 1<<20))
+	vs := &Volumes{saved: map[string]saved{}}
+	if err := vs.load(old); err != nil {
+		t.Fatal(err)
+	}
+	again := &Volume{size: 2 << 20, kept: newPresent(2 << 20 / Size)}
+	if err := again.load(vs.saved[""]); err != nil || !again.kept.has(5) || again.kept.count.Load() != 1 {
+		t.Errorf("%v, or other pages than it had", err)
+	}
+	s := v.of.state()
+	s.Thaw()
+	if err := (&Volumes{saved: map[string]saved{}}).load(s.Bytes); err != nil {
+		t.Error(err)
+	}
+	for _, b := range [][]byte{{3}, {stateOfOne, 1}, s.Bytes[:len(s.Bytes)-1], append(s.Bytes[:len(s.Bytes):len(s.Bytes)], 0), {stateOfAll, 1, 0, 5, 0, 'x'}} {
+		if err := (&Volumes{saved: map[string]saved{}}).load(b); err == nil {
+			t.Errorf("%d bytes that are no volumes were taken for some", len(b))
+		}
+	}
+}
+
+// FuzzState: whatever a checkpoint has, it is refused or opened.
+func FuzzState(f *testing.F) {
+	f.Fuzz(func(t *testing.T, b []byte) {
+		vs := &Volumes{saved: map[string]saved{}}
+		if vs.load(b) != nil {
+			return
+		}
+		for _, s := range vs.saved {
+			v := &Volume{size: 1 << 30, kept: newPresent(1 << 30 / Size)}
+			_ = v.load(s)
 		}
 	})
 }

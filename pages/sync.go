@@ -33,13 +33,19 @@ func (s *syncs) end(r *round) {
 	}
 }
 
+// Kept reports whether the volumes outlive their process.
+func (vs *Volumes) Kept() bool { return vs.syncs.heap != nil }
+
 // Kept reports whether the volume outlives its process, so that Sync has something to do.
-func (v *Volume) Kept() bool { return v.syncs.heap != nil }
+func (v *Volume) Kept() bool { return v.of.Kept() }
 
 // Sync returns when what was written before it was called is there when the heap is opened again, which takes a
 // checkpoint of the heap. Calls that come while one is taken share the next one. If the heap is not kept there is nothing to do.
-func (v *Volume) Sync(ctx context.Context) error {
-	s := &v.syncs
+func (v *Volume) Sync(ctx context.Context) error { return v.of.Sync(ctx) }
+
+// Sync is Volume.Sync, for all volumes.
+func (vs *Volumes) Sync(ctx context.Context) error {
+	s := &vs.syncs
 	if s.heap == nil {
 		return nil
 	}

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/klauspost/compress/s2"
+
 	"polder/far"
 )
 
@@ -30,88 +32,16 @@ const stripes = 256
 
 // Volume is memory in pages. It must not be used after its heap has been closed.
 type Volume struct {
+	of    *Volumes
+	name  string
 	size  int64
 	pages *far.ByteMap
 	kept  present
 	locks [stripes]sync.Mutex // of writers: of a page's entry, and of its bit
 
-	syncs   syncs
 	batches sync.Pool // of *batch
 	reads   atomic.Int64
 	writes  atomic.Int64
-}
-
-// New makes a volume of size bytes, a multiple of Size. All of it reads as zeros, unless h is kept and had a volume: then it
-// is that, which must not have been larger. Its
-// memory comes out of h as it is written to. Name is that of a map of h that nobody else
-// uses. A heap that is kept has one volume.
-func New(h *far.Heap, name string, size int64) (*Volume, error) {
-	if size <= 0 || size%Size != 0 || size > MaxVolume {
-		return nil, fmt.Errorf("cannot make a volume of %d bytes: expected a multiple of %d up to %d", size, Size, int64(MaxVolume))
-	}
-	v := &Volume{size: size, pages: h.NewByteMap(name), kept: newPresent(size / Size)}
-	if err := v.load(h.State()); err != nil {
-		return nil, fmt.Errorf("cannot open a volume of %d bytes: %w", size, err)
-	}
-	if h.Kept() {
-		v.syncs.heap, v.syncs.turn = h, make(chan struct{}, 1)
-	}
-	h.KeepState(v.state)
-	return v, nil
-}
-
-// state is what a checkpoint of the heap keeps: u8 version, u64 size, and the chunks of present that are there, of
-// each u32 its number, and its words.
-func (v *Volume) state() far.State {
-	for i := range v.locks {
-		v.locks[i].Lock()
-	}
-	b := binary.LittleEndian.AppendUint64([]byte{stateVersion}, uint64(v.size))
-	for i := range v.kept.chunks {
-		c := v.kept.chunks[i].Load()
-		if c == nil {
-			continue
-		}
-		b = binary.LittleEndian.AppendUint32(b, uint32(i))
-		for k := range c {
-			b = binary.LittleEndian.AppendUint64(b, c[k].Load())
-		}
-	}
-	return far.State{Bytes: b, Thaw: func() {
-		for i := range v.locks {
-			v.locks[i].Unlock()
-		}
-	}}
-}
-
-const stateVersion = 1
-
-// load takes what state has returned.
-func (v *Volume) load(b []byte) error {
-	if len(b) == 0 {
-		return nil
-	}
-	const one = 4 + chunkPages/8
-	if b[0] != stateVersion || (len(b)-9)%one != 0 || len(b) < 9 {
-		return errors.New("what the heap has kept is no volume of this version of polder")
-	}
-	if n := binary.LittleEndian.Uint64(b[1:]); n > uint64(v.size) {
-		return fmt.Errorf("the one that is kept has %d, and a volume does not shrink", n)
-	}
-	for b = b[9:]; len(b) > 0; b = b[one:] {
-		i := int(binary.LittleEndian.Uint32(b))
-		if i >= len(v.kept.chunks) {
-			return fmt.Errorf("what the heap has kept has a page beyond the end")
-		}
-		c := new(chunk)
-		for k := range c {
-			w := binary.LittleEndian.Uint64(b[4+8*k:])
-			c[k].Store(w)
-			v.kept.count.Add(int64(bits.OnesCount64(w)))
-		}
-		v.kept.chunks[i].Store(c)
-	}
-	return nil
 }
 
 // Size is the size of the volume, in bytes.
@@ -127,9 +57,6 @@ type Stats struct {
 func (v *Volume) Stats() Stats {
 	return Stats{Pages: v.kept.count.Load(), Reads: v.reads.Load(), Writes: v.writes.Load()}
 }
-
-// Free gives all of the volume's memory back. It must not be used any more, nor be in use.
-func (v *Volume) Free() { v.pages.Free() }
 
 // check finds what is wrong with a range.
 func (v *Volume) check(off, n int64) error {
@@ -208,7 +135,11 @@ func (v *Volume) write(ctx context.Context, b *batch, p []byte, page int64, at i
 		whole := b.whole[:]
 		clear(whole)
 		if v.kept.has(page) {
-			if _, err := v.pages.Get(ctx, key, whole[:0]); err != nil && !errors.Is(err, far.ErrNotFound) {
+			e, err := v.pages.Get(ctx, key, b.coded[:0])
+			if err == nil {
+				err = decode(whole, e.Value)
+			}
+			if err != nil && !errors.Is(err, far.ErrNotFound) {
 				return v.failed("read", page, err)
 			}
 		}
@@ -217,6 +148,11 @@ func (v *Volume) write(ctx context.Context, b *batch, p []byte, page int64, at i
 	}
 	if bytes.Equal(p, zeros[:]) {
 		return v.drop(ctx, key, page)
+	}
+	if v.of.compress {
+		if coded := s2.Encode(b.coded[:], p); len(coded) <= Size-Size/8 {
+			p = coded
+		}
 	}
 	if err := v.pages.Set(ctx, key, far.Entry{Value: p}); err != nil {
 		return v.failed("write", page, err)
@@ -245,6 +181,24 @@ func (v *Volume) failed(what string, page int64, err error) error {
 	}
 	return fmt.Errorf("cannot %s page %d: %w", what, page, err)
 }
+
+// decode has page, Size bytes, be that which an entry has: itself, or compressed if it is
+// shorter.
+func decode(page, entry []byte) error {
+	if len(entry) == Size {
+		copy(page, entry)
+		return nil
+	}
+	if n, err := s2.DecodedLen(entry); err != nil || n != Size {
+		return fmt.Errorf("its entry has %d bytes, which are no page: %w", len(entry), errors.Join(errCoded, err))
+	}
+	if _, err := s2.Decode(page[:Size], entry); err != nil {
+		return fmt.Errorf("its entry has %d bytes, which are no page: %w", len(entry), errors.Join(errCoded, err))
+	}
+	return nil
+}
+
+var errCoded = errors.New("it was compressed in another way")
 
 var zeros [Size]byte
 
@@ -310,10 +264,14 @@ func (v *Volume) Extent(off, end int64) (n int64, memory bool) {
 	return min(to*Size, end) - off, memory
 }
 
+// maxCoded is how many bytes the compressed form of a page may need.
+const maxCoded = Size + 64
+
 // batch is what a call needs to read pages, or to write one.
 type batch struct {
 	v       *Volume
 	whole   [Size]byte
+	coded   [maxCoded]byte   // a page that is compressed
 	numbers [MaxRead][8]byte // what keys refer to
 	keys    [MaxRead][]byte
 	answer  func(i int, e far.Entry, err error) // is answered, without an allocation for each batch
@@ -322,6 +280,7 @@ type batch struct {
 	of   [MaxRead]int64  // its page
 	to   [MaxRead][]byte // where what is wanted of it goes
 	from [MaxRead]int    // where in the page that begins
+	part [Size]byte      // a page of which a part is wanted, and which is compressed
 	err  error
 }
 
@@ -385,8 +344,19 @@ func (b *batch) fetch(ctx context.Context, count int) error {
 // answered takes what is in the page of the i-th key.
 func (b *batch) answered(i int, e far.Entry, err error) {
 	switch {
-	case err == nil:
+	case err == nil && len(e.Value) == Size:
 		copy(b.to[i], e.Value[b.from[i]:])
+	case err == nil:
+		to := b.to[i]
+		if len(to) < Size {
+			to = b.part[:]
+		}
+		if err = decode(to, e.Value); err == nil && len(b.to[i]) < Size {
+			copy(b.to[i], to[b.from[i]:])
+		}
+		if err != nil && b.err == nil {
+			b.err = b.v.failed("read", b.of[i], err)
+		}
 	case errors.Is(err, far.ErrNotFound): // it has been discarded meanwhile
 		clear(b.to[i])
 	case b.err == nil:

@@ -31,12 +31,82 @@ func newVolume(t *testing.T, size int64, segments int) (*Volume, *far.Heap) {
 }
 
 func makeVolume(size int64, segments int) (*Volume, *far.Heap, error) {
+	return makeVolumeWith(Config{}, size, segments)
+}
+
+func makeVolumeWith(cfg Config, size int64, segments int) (*Volume, *far.Heap, error) {
 	h, err := far.NewHeap(far.NewMemStore(256<<10, segments), far.Config{Local: far.MinLocal})
 	if err != nil {
 		return nil, nil, err
 	}
-	v, err := New(h, "volume", size)
+	vs, err := Open(h, cfg)
+	if err != nil {
+		return nil, nil, err
+	}
+	v, err := vs.Volume("volume", size)
 	return v, h, err
+}
+
+// TestCompressedPagesTakeLess: pages of text that would take 16 MiB fit into 5 MiB, and those that cannot be made smaller
+// are kept as they are; what a page needs is no garbage.
+func TestCompressedPagesTakeLess(t *testing.T) {
+	v, h, err := makeVolumeWith(Config{Compress: true}, 32<<20, 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	ctx, want := t.Context(), make([]byte, 16<<20)
+	text, random := []byte("the quick brown fox jumps over the lazy dog. "), rand.NewChaCha8([32]byte{1})
+	for off := 0; off < len(want); off += Size {
+		page := want[off : off+Size]
+		for n := 0; n < Size; {
+			n += copy(page[n:], text)
+		}
+		if off%(32*Size) == 0 {
+			_, _ = random.Read(page)
+		}
+		page[0] = byte(off / Size)
+	}
+	if err := v.Write(ctx, want, 0); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, len(want))
+	for _, r := range [][2]int{{0, len(want)}, {5, 10}, {Size - 1, 2}, {3*Size + 17, 40 * Size}, {32*Size + 5, 100}} {
+		p := got[:r[1]]
+		if err := v.Read(ctx, p, int64(r[0])); err != nil || !bytes.Equal(p, want[r[0]:r[0]+r[1]]) {
+			t.Errorf("%d bytes at %d are not what was written: %v", r[1], r[0], err)
+		}
+	}
+	if n := testing.AllocsPerRun(100, func() {
+		_ = v.Write(ctx, want[:4*Size], 8*Size)
+		_ = v.Read(ctx, got[:Size], 9*Size)
+		_ = v.Read(ctx, got[:10], 9*Size)
+	}); n >= 1 && !invariants.Enabled {
+		t.Errorf("a write and two reads of compressed pages allocate %v times", n)
+	}
+}
+
+// TestWhatIsNoPageIsAnError: an entry that was not written by this code is not taken for a page.
+func TestWhatIsNoPageIsAnError(t *testing.T) {
+	v, _ := newVolume(t, 4*Size, 20)
+	ctx, b := t.Context(), make([]byte, Size)
+	b[0] = 1
+	if err := v.Write(ctx, b, 0); err != nil {
+		t.Fatal(err)
+	}
+	for _, entry := range [][]byte{{}, []byte("x"), {0x80, 0x20}, {0x80, 0x20, 1, 2, 3}, make([]byte, Size+1), bytes.Repeat([]byte{255}, Size-1)} {
+		if err := v.pages.Set(ctx, make([]byte, 8), far.Entry{Value: entry}); err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range [][]byte{b, b[:10]} {
+			if err := v.Read(ctx, p, 0); !errors.Is(err, errCoded) {
+				t.Errorf("reading %d bytes of a page whose entry has %d: %v", len(p), len(entry), err)
+			}
+			if err := v.Write(ctx, p[:10], 5); !errors.Is(err, errCoded) {
+				t.Errorf("writing to a page whose entry has %d: %v", len(entry), err)
+			}
+		}
+	}
 }
 
 // TestAVolumeIsMemory does what a slice of bytes does, with reads, writes and discards of
@@ -44,7 +114,7 @@ func makeVolume(size int64, segments int) (*Volume, *far.Heap, error) {
 func TestAVolumeIsMemory(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		const size = 8 << 20
-		v, h, err := makeVolume(size, 100)
+		v, h, err := makeVolumeWith(Config{Compress: rapid.Bool().Draw(rt, "compress")}, size, 100)
 		if err != nil {
 			rt.Fatal(err)
 		}

@@ -247,6 +247,7 @@ var events = []struct {
 }
 
 func TestClientsSurviveEverythingThatHappensToTheCoordinatorAndThem(t *testing.T) {
+	t.Parallel()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)

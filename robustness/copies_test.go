@@ -100,6 +100,7 @@ func (w *cable) carry(a net.Conn) {
 // TestNothingIsLostWithANode: five nodes, of which one after the other is killed, stopped, or cut off, while clients read and
 // write. No acknowledged write is lost, no byte is wrong, and no client is told of an error.
 func TestNothingIsLostWithANode(t *testing.T) {
+	t.Parallel()
 	const (
 		nodes   = 5
 		workers = 4

@@ -20,6 +20,7 @@ import (
 // error. When too few are left for another to be drained, that is said, and it stays until it is forced. With one copy it
 // is the same as long as there is another node.
 func TestANodeIsDrained(t *testing.T) {
+	t.Parallel()
 	for _, copies := range []int{2, 1} {
 		t.Run(fmt.Sprintf("%d of each segment", copies), func(t *testing.T) {
 			token := filepath.Join(t.TempDir(), "token")

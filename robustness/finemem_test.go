@@ -15,6 +15,7 @@ import (
 // them lives on. What the dead had comes back to the node, which each of them could
 // have filled alone, and the living one reads what it wrote.
 func TestServersDieThatAllocateByThemselves(t *testing.T) {
+	t.Parallel()
 	const (
 		size   = 8 << 10
 		mine   = 2000 // 16 MiB

@@ -12,6 +12,7 @@ import (
 // TestAHeapInTheMemoryOfNodesIsRemoved when nobody has it open, or by force, and then its nodes have their memory back
 // and its name is free. A node that cannot be reached meanwhile is told later.
 func TestAHeapInTheMemoryOfNodesIsRemoved(t *testing.T) {
+	t.Parallel()
 	ctx := t.Context()
 	witnesses := startWitnesses(t)
 	nodes, far := startNodes(t, 3)
@@ -134,6 +135,7 @@ func TestAHeapInTheMemoryOfNodesIsRemoved(t *testing.T) {
 
 // TestANodeThatCannotBeReachedKeepsAHeapsManifest until it can, or is given up.
 func TestANodeThatCannotBeReachedKeepsAHeapsManifest(t *testing.T) {
+	t.Parallel()
 	witnesses := startWitnesses(t)
 	nodes, far := startNodes(t, 2)
 	server := proctest.Start(t, "serve", named(far, witnesses)...)

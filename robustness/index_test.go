@@ -15,6 +15,7 @@ import (
 // TestMoreKeysThanTheBudgetHasRoomForTheIndexOf: 16 bytes a key are more than the budget, and every key is answered
 // right all the same, and every key that is not there; and the process keeps within its budget.
 func TestMoreKeysThanTheBudgetHasRoomForTheIndexOf(t *testing.T) {
+	t.Parallel()
 	counts, local := []int{120_000}, 8*mib
 	if os.Getenv("TEST_SOAK") != "" {
 		counts, local = []int{1_000_000, 10_000_000}, 16*mib

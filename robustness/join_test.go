@@ -84,6 +84,7 @@ func (l *runningLoad) lostNothing() {
 // everything, and the one before it is killed. Clients are told of no error, and nothing is lost. While the name
 // server does not answer, the server goes on with the nodes that it knows.
 func TestNodesJoinAsTheDirectoryNamesThem(t *testing.T) {
+	t.Parallel()
 	dns := testdns.New(t)
 	start := func() *child.Process { return startNode(t, "256MiB", "--grace", "2s") }
 	node := start()

@@ -62,6 +62,7 @@ func keptState(n int) (keys, fields map[string]int) {
 // A heap that is kept outlives its server: after a SIGTERM it is as it was, and after a SIGKILL, at any moment, as it
 // was between two transactions, never in part.
 func TestAHeapOutlivesItsServer(t *testing.T) {
+	t.Parallel()
 	ctx := t.Context()
 	dir := t.TempDir()
 	rounds := 5
@@ -154,6 +155,7 @@ func checkKept(t *testing.T, c *redis.Client, keys, fields map[string]int, other
 // A server with --durable is killed again and again while clients write. What they were answered is there afterwards, and
 // what they were not is there as a whole or not at all.
 func TestADurableServerLosesNothing(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	rounds := 20
 	if os.Getenv("TEST_SOAK") != "" {
@@ -283,6 +285,7 @@ func TestADiskThatCannotBeUsed(t *testing.T) {
 
 // polder heap lists, checks and removes heaps, and leaves those alone that a server has.
 func TestHeapsAreListedCheckedAndRemoved(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	heap := func(want int, args ...string) string {
 		t.Helper()

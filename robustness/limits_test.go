@@ -100,6 +100,7 @@ func TestAFullNodeLosesNothing(t *testing.T) {
 // buffers and reads none of it. The server's memory stays bounded, others are
 // served, and the connection is ended.
 func TestAClientThatDoesNotReadIsDisconnected(t *testing.T) {
+	t.Parallel()
 	const (
 		local  = 16 * mib
 		beside = 64 * mib

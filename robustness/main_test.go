@@ -7,10 +7,12 @@ package robustness
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -40,6 +42,13 @@ func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == documentShell {
 		fmt.Fprintln(os.Stderr, enterDocument())
 		os.Exit(1)
+	}
+	// The tests wait for processes most of the time.
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f.Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
+		if err := f.Value.Set(strconv.Itoa(2 * runtime.GOMAXPROCS(0))); err != nil {
+			panic(err)
+		}
 	}
 	proctest.Main(m)
 }

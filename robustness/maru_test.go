@@ -152,6 +152,7 @@ func (a *actor) does(expr, want string) {
 // TestMarusClientsAreKilledAtEveryStep has a client of each kind die at each moment
 // of its life. What it has registered stays, and nothing else.
 func TestMarusClientsAreKilledAtEveryStep(t *testing.T) {
+	t.Parallel()
 	m := startMaru(t, "--grace", "100ms")
 	keeper := m.actor(t, m.url("tcp"), "async", time.Minute, "keeper")
 	keeper.does("h.store('pinned', b'value')", "True")
@@ -208,6 +209,7 @@ func TestMarusClientsAreKilledAtEveryStep(t *testing.T) {
 // and fill the page anew, while the daemon is stopped, and while it is away: what
 // it has sent arrives when it is back, and must not be carried out.
 func TestARegistrationThatComesLateIsRefused(t *testing.T) {
+	t.Parallel()
 	m := startMaru(t, "--maru-late", "400ms")
 	for style, scheme := range map[string]string{"async": "tcp", "sync": "ipc"} {
 		a := m.actor(t, m.url(scheme), style, time.Second, style)
@@ -260,6 +262,7 @@ func TestARegistrationThatComesLateIsRefused(t *testing.T) {
 
 // TestTheDaemonIsKilledUnderMarusClients, who go on when it is back.
 func TestTheDaemonIsKilledUnderMarusClients(t *testing.T) {
+	t.Parallel()
 	m := startMaru(t, "--maru-late", "300ms")
 	var actors []*actor
 	for _, style := range []string{"async tcp", "sync tcp", "async ipc", "sync ipc"} {

@@ -225,6 +225,7 @@ func exports(all map[string]string) map[string]*exported {
 // of is no metric of ours; whatever the console, polder top, the dashboard and the alert
 // rules name is a metric of some daemon; and docs/reference/metrics.md lists them.
 func TestEveryDaemonsMetricsKeepTheConventions(t *testing.T) {
+	t.Parallel()
 	all := exportsOfDaemons(t)
 	for name, text := range all {
 		problems, err := promlint.New(strings.NewReader(text)).Lint()

@@ -14,6 +14,7 @@ import (
 
 	"polder/internal/child"
 	"polder/internal/proctest"
+	"polder/internal/testetcd"
 )
 
 // startWitnesses starts three witnesses that make a set, and returns what --witness says of them.
@@ -48,6 +49,7 @@ func named(far, witnesses string, more ...string) []string {
 
 // TestAHeapInTheMemoryOfNodesOutlivesItsServer, which is killed or ends by itself, and now and then a node ends with it.
 func TestAHeapInTheMemoryOfNodesOutlivesItsServer(t *testing.T) {
+	t.Parallel()
 	ctx := t.Context()
 	rounds := 4
 	if os.Getenv("TEST_SOAK") != "" {
@@ -102,6 +104,7 @@ func TestAHeapInTheMemoryOfNodesOutlivesItsServer(t *testing.T) {
 // TestADurableServerAtNodesLosesNothing: the server is killed again and again, and a node with it, while clients write. What they
 // were answered is there afterwards.
 func TestADurableServerAtNodesLosesNothing(t *testing.T) {
+	t.Parallel()
 	rounds := 6
 	if os.Getenv("TEST_SOAK") != "" {
 		rounds = 200
@@ -139,6 +142,7 @@ func startStandby(t *testing.T, args []string) (ready <-chan *child.Process) {
 
 // TestAStandbyTakesOver from a server that is stopped. When that goes on it answers nobody, and ends.
 func TestAStandbyTakesOver(t *testing.T) {
+	t.Parallel()
 	ctx := t.Context()
 	witnesses := startWitnesses(t)
 	_, far := startNodes(t, 3)
@@ -286,5 +290,75 @@ func TestADiskBesideNodesSurvivesALossOfPower(t *testing.T) {
 	server := proctest.Start(t, "serve", named(strings.Join(listen, ","), witnesses, "--durable", "--disk", dir)...)
 	if got, err := connect(t, server).Get(ctx, "transactions").Int(); err != nil || got != n {
 		t.Errorf("in the end there are %d transactions, %v, want %d", got, err, n)
+	}
+}
+
+// TestAHeapWhoseManifestIsInEtcd is taken over by a standby when its server is killed. While etcd is stopped nobody is answered out
+// of it, and nothing is lost.
+func TestAHeapWhoseManifestIsInEtcd(t *testing.T) {
+	t.Parallel() // it waits for leases to end
+	ctx := t.Context()
+	m := testetcd.New(t, 1)[0]
+	holder := "etcd://" + m.Addr + "/c"
+	_, far := startNodes(t, 3)
+	first := proctest.Start(t, "serve", named(far, holder, "--durable")...)
+	c := connect(t, first)
+	heap := func(args ...string) (out, errs string, code int) {
+		return proctest.Output(t, nil, append([]string{"heap"}, append(args, "--witness", holder)...)...)
+	}
+	if err := c.Set(ctx, "a", "1", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if out, errs, code := heap("ls"); code != 0 || !strings.Contains(out, "orders") || !strings.Contains(out, first.Addr("redis")) {
+		t.Errorf("heap ls: %d, %s%s", code, out, errs)
+	}
+	if out, errs, code := heap("rm", "orders"); code == 0 || !strings.Contains(errs, "has the heap open") {
+		t.Errorf("heap rm of a heap that is open: %d, %s%s", code, out, errs)
+	}
+
+	m.Pause()
+	proctest.Until(t, "the server says that it does not know whether it may answer", func() bool {
+		code, text := page("http://" + first.Addr("admin") + "/healthz")
+		return code == 503 && strings.Contains(text, "etcd")
+	})
+	answered := make(chan error, 1)
+	go func() { answered <- c.Set(ctx, "b", "2", 0).Err() }()
+	if out, errs, code := heap("info", "orders", "--within", "1s"); code == 0 || !strings.Contains(errs, "--within") {
+		t.Errorf("heap info without etcd: %d, %s%s", code, out, errs)
+	}
+	select {
+	case err := <-answered:
+		t.Errorf("the server answered without evidence: %v", err)
+	default:
+	}
+	m.Continue()
+	if err := <-answered; err != nil {
+		t.Errorf("when etcd goes on: %v", err)
+	}
+
+	ready := startStandby(t, named(far, holder, "--durable"))
+	first.Kill()
+	<-first.Done()
+	second := <-ready
+	if second == nil {
+		t.Fatal("the standby has not taken over")
+	}
+	c = connect(t, second)
+	for key, want := range map[string]string{"a": "1", "b": "2"} {
+		if got, err := c.Get(ctx, key).Result(); err != nil || got != want {
+			t.Errorf("%s is %q, %v after the takeover, want %s", key, got, err, want)
+		}
+	}
+	if err := second.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	if out, errs, code := heap("check", "orders"); code != 0 || !strings.Contains(out, "0 lost or damaged") {
+		t.Errorf("heap check: %d, %s%s", code, out, errs)
+	}
+	if out, errs, code := heap("rm", "orders"); code != 0 {
+		t.Errorf("heap rm: %d, %s%s", code, out, errs)
+	}
+	if out, errs, code := heap("ls"); code != 0 || strings.Contains(out, "orders") {
+		t.Errorf("heap ls of nothing: %d, %s%s", code, out, errs)
 	}
 }

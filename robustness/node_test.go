@@ -20,6 +20,7 @@ import (
 // keys are served; afterwards the server goes on, and what was lost is
 // reported as lost, and counted, and never wrong bytes.
 func TestTheServerOutlivesItsNode(t *testing.T) {
+	t.Parallel()
 	const (
 		keys = 4000 // 32 MiB, four times the budget
 		size = 8 << 10
@@ -174,6 +175,7 @@ func TestTheServerOutlivesItsNode(t *testing.T) {
 // TestTheNodeOutlivesItsClient kills a server: the node has its memory back
 // when the grace period is over.
 func TestTheNodeOutlivesItsClient(t *testing.T) {
+	t.Parallel()
 	node := startNode(t, "128MiB", "--grace", "500ms")
 	server := startServer(t, node.Addr("verbs"), "8MiB")
 	client := connect(t, server)
@@ -219,6 +221,7 @@ func TestTheNodeOutlivesItsClient(t *testing.T) {
 // TestTheServerEndsWithoutItsNode stops a server whose node is gone for good,
 // or hangs: there is nobody to give memory back to, and it ends all the same.
 func TestTheServerEndsWithoutItsNode(t *testing.T) {
+	t.Parallel()
 	for _, gone := range []struct {
 		name string
 		sig  syscall.Signal

@@ -61,6 +61,7 @@ func wrongPages(r *region.Region) (wrong int) {
 // TestAMappingIsMemory of which a sixteenth is local, used as any memory, by system calls,
 // too; and it takes no more memory than it may.
 func TestAMappingIsMemory(t *testing.T) {
+	t.Parallel()
 	node := proctest.Start(t, "node", "--lend", "64MiB")
 	p, addr := startPager(t, node)
 	r := mapRegion(t, addr, 1<<20)
@@ -124,6 +125,7 @@ func TestAMappingThatIsTooLargeIsRefused(t *testing.T) {
 // TestAPagerThatIsKilledIsFollowedByAnother: what was local is as it was, what was never
 // written reads as zeros, and of the rest every access fails.
 func TestAPagerThatIsKilledIsFollowedByAnother(t *testing.T) {
+	t.Parallel()
 	node := proctest.Start(t, "node", "--lend", "64MiB")
 	p, addr := startPager(t, node)
 	r := mapRegion(t, addr, 1<<20)
@@ -186,6 +188,7 @@ var sink byte
 // TestAPagerThatDoesNotComeBack: after the region's time what is not local fails, and what is
 // local stays.
 func TestAPagerThatDoesNotComeBack(t *testing.T) {
+	t.Parallel()
 	node := proctest.Start(t, "node", "--lend", "64MiB")
 	p, addr := startPager(t, node)
 	r, err := region.Map(t.Context(), addr, mapped, region.Config{Local: 1 << 20, Timeout: 200 * time.Millisecond})
@@ -214,6 +217,7 @@ func TestAPagerThatDoesNotComeBack(t *testing.T) {
 
 // TestPagesOfANodeThatIsLost fail, and are never others.
 func TestPagesOfANodeThatIsLost(t *testing.T) {
+	t.Parallel()
 	node := proctest.Start(t, "node", "--lend", "64MiB")
 	_, addr := startPager(t, node, "--op-timeout", "100ms")
 	r := mapRegion(t, addr, 1<<20)
@@ -236,6 +240,7 @@ func TestPagesOfANodeThatIsLost(t *testing.T) {
 
 // TestFarMemoryThatIsFull is an error of what is written, and no other bytes.
 func TestFarMemoryThatIsFull(t *testing.T) {
+	t.Parallel()
 	node := proctest.Start(t, "node", "--lend", "8MiB")
 	_, addr := startPager(t, node, "--op-timeout", "500ms")
 	r := mapRegion(t, addr, 1<<20)

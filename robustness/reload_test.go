@@ -46,6 +46,7 @@ func hangUp(t *testing.T, p *child.Process) (said string) {
 // server's connection to the node, which is cut at last, is made again with the new
 // ones.
 func TestCertificatesAreReplacedUnderTraffic(t *testing.T) {
+	t.Parallel()
 	type authorities struct{ nodes, clients *testcert.Authority }
 	old := authorities{testcert.NewAuthority(t, "nodes"), testcert.NewAuthority(t, "clients")}
 	next := authorities{testcert.NewAuthority(t, "nodes"), testcert.NewAuthority(t, "clients")}

@@ -76,6 +76,7 @@ func everyDaemon(t *testing.T, check func(t *testing.T, d *piped)) {
 
 // TestSIGHUPEndsNoDaemon: what they hold would be lost.
 func TestSIGHUPEndsNoDaemon(t *testing.T) {
+	t.Parallel()
 	everyDaemon(t, func(t *testing.T, d *piped) {
 		for range 3 {
 			if err := d.Signal(syscall.SIGHUP); err != nil {
@@ -90,6 +91,7 @@ func TestSIGHUPEndsNoDaemon(t *testing.T) {
 // TestALogThatNobodyReadsEndsNoDaemon: the reader of the pipe goes, as when a
 // log collector is restarted.
 func TestALogThatNobodyReadsEndsNoDaemon(t *testing.T) {
+	t.Parallel()
 	everyDaemon(t, func(t *testing.T, d *piped) {
 		if err := d.log.Close(); err != nil {
 			t.Fatal(err)
@@ -108,6 +110,7 @@ func TestALogThatNobodyReadsEndsNoDaemon(t *testing.T) {
 // they keep for a reader, and clients are answered all the while. When somebody
 // reads again, they are told that something is missing.
 func TestALogWhoseReaderHasStoppedBlocksNoDaemon(t *testing.T) {
+	t.Parallel()
 	config := filepath.Join(t.TempDir(), "config")
 	write := func(text string) {
 		if err := os.WriteFile(config, []byte(text), 0o600); err != nil {

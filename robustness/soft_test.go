@@ -177,6 +177,7 @@ func (a *application) ask(ctx context.Context, n int) (missed int, err error) {
 // again. Each time one cache comes back before the other, which is stopped until
 // the new coordinator knows the first one.
 func TestACoordinatorThatIsKilledCostsNobodyItsKeys(t *testing.T) {
+	t.Parallel()
 	const keys = 12000 // about half of the memory each
 	rounds := 2
 	if os.Getenv("TEST_SOAK") != "" {

@@ -297,6 +297,7 @@ func startFlood(t *testing.T, addr string, perSecond int, say string) *flood {
 // and loses nothing, and the node's log stays short while its metrics count what is
 // not in it.
 func TestAFloodOfStrangersKeepsNobodyOut(t *testing.T) {
+	t.Parallel()
 	const (
 		each  = 1000 // connections a second of either kind
 		keys  = 1000 // 8 MiB, most of it far

@@ -136,6 +136,7 @@ func TestTheServiceManagersSocketIsUnderTheSameRule(t *testing.T) {
 // TestEveryDaemonServesTheManagersSockets: those that are bound to its addresses, also
 // when it was killed and is started again.
 func TestEveryDaemonServesTheManagersSockets(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	tcp := func(t *testing.T) net.Listener { return doorAt(t, "tcp", "127.0.0.1:0") }
 	secret := filepath.Join(dir, "secret")

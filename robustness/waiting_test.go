@@ -130,6 +130,7 @@ func TestAServerThatWaitsForNodesEndsAtOnce(t *testing.T) {
 // TestANodeThatWasAbsentAtTheStartIsUsed starts one of two nodes when the server
 // has served for a while.
 func TestANodeThatWasAbsentAtTheStartIsUsed(t *testing.T) {
+	t.Parallel()
 	late := testaddr.Host() + ":7070"
 	first := startNode(t, "16MiB")
 	server := startServer(t, first.Addr("verbs")+","+late, "8MiB", "--op-timeout", "5s", "--copies", "1") // so that two nodes have room for more than one

@@ -19,6 +19,9 @@ const (
 	defaultBlockAdmin = "127.0.0.1:7078"
 )
 
+// compressUsage is of block and of pager.
+const compressUsage = "compress pages that take an eighth less then, in local memory and on the way to nodes; what was written without it, or with it, is read either way"
+
 func newBlock() daemonCommand {
 	d, _, _ := block()
 	return d
@@ -71,6 +74,7 @@ func block() (daemonCommand, *daemon.BlockConfig, func() error) {
 	fs.StringVar(&cfg.Name, "name", cfg.Name, "what the export is called; it is the default one, too")
 	fs.BoolVar(&cfg.ReadOnly, "read-only", false, "refuse to write")
 	fs.Var(config.NewInt(&cfg.MaxClients, 1, 1<<12), "max-clients", "most connections, each of which may hold 2MiB")
+	fs.BoolVar(&cfg.Compress, "compress", false, compressUsage)
 	fs.BoolVar(&cfg.Swap, "swap", false, "for a device that this machine swaps to: memory is locked and taken at the start, and the kernel's memory reclaim leaves the process alone, which takes CAP_SYS_RESOURCE, CAP_SYS_NICE and CAP_IPC_LOCK; see polder swap")
 	borrowFlags(fs, &cfg.BorrowConfig, "how long a request waits for far memory before it is an I/O error")
 	heapFlags(fs, &cfg.BorrowConfig)

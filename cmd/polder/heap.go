@@ -28,7 +28,7 @@ func newHeap() *cobra.Command {
 		Short: "List, check and remove heaps that outlive their servers",
 		Long: "A heap with a name, on a disk (polder up --disk DIR --heap NAME) or in the memory of nodes\n" +
 			"(polder serve --far A,B --heap NAME --witness W1,W2,W3), is there until somebody removes it.\n" +
-			"These look after those that lie in a directory, or whose manifests witnesses have.",
+			"These look after those that lie in a directory, or whose manifests witnesses or etcd have.",
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newHeapLs(), newHeapInfo(), newHeapCheck(), newHeapRm())
@@ -48,10 +48,10 @@ func (t *heapTool) command(use, short string, args cobra.PositionalArgs, onDisk,
 		Use: use, Short: short, Args: args,
 		RunE: func(cmd *cobra.Command, names []string) error {
 			switch {
-			case t.dir == "" && len(t.kept.witnesses) == 0:
-				return &usageError{&config.Error{Source: "--disk", Err: errors.New("neither it nor --witness is given; expected the directory that has the heaps, or the witnesses that have their manifests")}}
-			case t.dir != "" && len(t.kept.witnesses) > 0:
-				return &usageError{&config.Error{Source: "--witness", Value: strings.Join(t.kept.witnesses, ","), Err: errors.New("expected none with --disk, where the manifests are on the disk")}}
+			case t.dir == "" && len(t.kept.cfg.Witness) == 0:
+				return &usageError{&config.Error{Source: "--disk", Err: errors.New("neither it nor --witness is given; expected the directory that has the heaps, or the witnesses, or the cluster in etcd, that have their manifests")}}
+			case t.dir != "" && len(t.kept.cfg.Witness) > 0:
+				return &usageError{&config.Error{Source: "--witness", Value: strings.Join(t.kept.cfg.Witness, ","), Err: errors.New("expected none with --disk, where the manifests are on the disk")}}
 			}
 			for _, name := range names {
 				if t.dir == "" && !daemon.IsHeapName(name) || filepath.Base(name) != name || name == "." || name == ".." {
@@ -66,8 +66,7 @@ func (t *heapTool) command(use, short string, args cobra.PositionalArgs, onDisk,
 	}
 	fs := cmd.Flags()
 	fs.StringVar(&t.dir, "disk", "", "the `directory` that has the heaps")
-	fs.Var(config.NewAddresses(&t.kept.witnesses), "witness", "the witnesses that have the manifests of heaps in the memory of nodes, HOST:PORT or unix:PATH, with commas between")
-	t.kept.ask.add(fs)
+	t.kept.holders(fs)
 	return cmd
 }
 
@@ -106,7 +105,7 @@ func (r *heapRow) state() string {
 
 func newHeapLs() *cobra.Command {
 	var t heapTool
-	cmd := t.command("ls", "List the heaps of a directory, or of witnesses", noArgs, func(cmd *cobra.Command, _ []string) error {
+	cmd := t.command("ls", "List the heaps of a directory, or those whose manifests witnesses or etcd have", noArgs, func(cmd *cobra.Command, _ []string) error {
 		entries, err := os.ReadDir(t.dir)
 		if err != nil {
 			return err
@@ -122,25 +121,32 @@ func newHeapLs() *cobra.Command {
 				return err
 			}
 		}
-		out := cmd.OutOrStdout()
-		if t.json {
-			enc := json.NewEncoder(out)
-			for _, r := range rows {
-				if err := enc.Encode(r); err != nil {
-					return err
-				}
-			}
-			return nil
-		}
-		w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
-		fmt.Fprintln(w, "HEAP\tON DISK\tCHECKPOINT\tSTATE")
-		for _, r := range rows {
-			fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", r.Name, config.FormatSize(r.Bytes), r.Checkpoint.Format(time.RFC3339), r.state())
-		}
-		return w.Flush()
+		return printRows(cmd, t.json, "HEAP\tON DISK\tCHECKPOINT\tSTATE", rows, func(r heapRow) string {
+			return fmt.Sprintf("%s\t%s\t%s\t%s", r.Name, config.FormatSize(r.Bytes), r.Checkpoint.Format(time.RFC3339), r.state())
+		})
 	}, t.listKept)
 	cmd.Flags().BoolVar(&t.json, "json", false, "print one JSON object a line")
 	return cmd
+}
+
+// printRows prints heaps as a table, or as JSON.
+func printRows[R any](cmd *cobra.Command, asJSON bool, head string, rows []R, line func(R) string) error {
+	out := cmd.OutOrStdout()
+	if asJSON {
+		enc := json.NewEncoder(out)
+		for _, r := range rows {
+			if err := enc.Encode(r); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(w, head)
+	for _, r := range rows {
+		fmt.Fprintln(w, line(r))
+	}
+	return w.Flush()
 }
 
 func newHeapInfo() *cobra.Command {

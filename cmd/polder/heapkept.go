@@ -1,8 +1,8 @@
 package main
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -17,27 +17,31 @@ import (
 	"polder/far"
 	"polder/far/named"
 	"polder/far/record"
-	"polder/holder/witness"
 	"polder/internal/config"
 	"polder/internal/listen"
 	"polder/internal/operator"
 )
 
-// keptTool looks after heaps in the memory of nodes, whose manifests witnesses have.
+// keptTool looks after heaps in the memory of nodes, whose manifests witnesses or etcd have.
 type keptTool struct {
-	witnesses []string
-	ask       witnessTool
-	far       []string // the nodes, if they are not to be reached by what the manifest calls them
-	manager   string
-	device    string
-	force     bool
+	cfg   daemon.BorrowConfig
+	ask   witnessTool
+	force bool
+}
+
+// holders are the flags that say where the manifests are.
+func (t *keptTool) holders(fs *pflag.FlagSet) {
+	t.cfg = daemon.DefaultBorrow()
+	fs.Var(config.NewHolders(&t.cfg.Witness), "witness", "the witnesses that have the manifests of heaps in the memory of nodes, HOST:PORT or unix:PATH, with commas between, or etcd://HOST:PORT/NAME")
+	etcdAuthFlag(fs, &t.cfg.EtcdAuth)
+	t.ask.add(fs)
 }
 
 // reach are the flags of tools that use the nodes as well.
 func (t *keptTool) reach(fs *pflag.FlagSet) {
-	fs.Var(config.NewFarAddresses(&t.far), "far", "with --witness, dns://NAME:PORT if the heap's server was given that; without, the nodes are those in the manifest")
-	managerFlag(fs, &t.manager)
-	deviceFlag(fs, &t.device)
+	fs.Var(config.NewFarAddresses(&t.cfg.Far), "far", "with --witness, dns://NAME:PORT if the heap's server was given that; without, the nodes are those in the manifest")
+	managerFlag(fs, &t.cfg.Manager)
+	deviceFlag(fs, &t.cfg.Device)
 }
 
 // keptRow is a heap as it is listed.
@@ -67,13 +71,8 @@ func (r *keptRow) state() string {
 	return "closed"
 }
 
-// errGone says that there is no heap of that name.
-type errGone string
-
-func (e errGone) Error() string { return fmt.Sprintf("the witnesses have no heap %s", string(e)) }
-
-// row reads the manifest of a heap.
-func (t *keptTool) row(ctx context.Context, c *witness.Client, name string) (*keptRow, error) {
+// keptHeap reads the manifest of a heap.
+func keptHeap(ctx context.Context, c daemon.Registers, name string) (*keptRow, error) {
 	reg, err := c.Register(name)
 	if err != nil {
 		return nil, err
@@ -84,7 +83,7 @@ func (t *keptTool) row(ctx context.Context, c *witness.Client, name string) (*ke
 		return nil, err
 	}
 	if b == nil {
-		return nil, errGone(name)
+		return nil, daemon.NoHeapError(name)
 	}
 	r := &keptRow{Name: name, size: len(b)}
 	m, err := named.DecodeManifest(b)
@@ -93,7 +92,7 @@ func (t *keptTool) row(ctx context.Context, c *witness.Client, name string) (*ke
 		return r, nil
 	}
 	if m.Gone() {
-		return nil, errGone(name)
+		return nil, daemon.NoHeapError(name)
 	}
 	r.m, r.Epoch, r.Owner, r.Moved, r.Nodes = m, m.Epoch, m.Owner, len(m.Moved), slices.Sorted(maps.Keys(m.Sessions))
 	if m.Root == nil {
@@ -110,14 +109,14 @@ func (t *keptTool) row(ctx context.Context, c *witness.Client, name string) (*ke
 // listKept lists heaps.
 func (t *heapTool) listKept(cmd *cobra.Command, _ []string) error {
 	var rows []*keptRow
-	err := t.kept.ask.run(cmd.Context(), t.kept.witnesses, func(ctx context.Context, c *witness.Client) error {
+	err := t.kept.run(cmd, "", func(ctx context.Context, c daemon.Registers) error {
 		names, err := c.Names(ctx)
 		if err != nil {
 			return err
 		}
 		for _, name := range names {
-			r, err := t.kept.row(ctx, c, name)
-			var gone errGone
+			r, err := keptHeap(ctx, c, name)
+			var gone daemon.NoHeapError
 			if errors.As(err, &gone) {
 				continue
 			}
@@ -131,28 +130,15 @@ func (t *heapTool) listKept(cmd *cobra.Command, _ []string) error {
 	if err != nil {
 		return err
 	}
-	out := cmd.OutOrStdout()
-	if t.json {
-		enc := json.NewEncoder(out)
-		for _, r := range rows {
-			if err := enc.Encode(r); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(w, "HEAP\tEPOCH\tNODES\tCHECKPOINT\tOWNER")
-	for _, r := range rows {
-		fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s\n", r.Name, r.Epoch, len(r.Nodes), config.FormatSize(int64(r.Checkpoint)), r.state())
-	}
-	return w.Flush()
+	return printRows(cmd, t.json, "HEAP\tEPOCH\tNODES\tCHECKPOINT\tOWNER", rows, func(r *keptRow) string {
+		return fmt.Sprintf("%s\t%d\t%d\t%s\t%s", r.Name, r.Epoch, len(r.Nodes), config.FormatSize(int64(r.Checkpoint)), r.state())
+	})
 }
 
 // infoKept prints what the manifest of a heap says, but for its secrets.
 func (t *heapTool) infoKept(cmd *cobra.Command, names []string) error {
-	return t.kept.ask.run(cmd.Context(), t.kept.witnesses, func(ctx context.Context, c *witness.Client) error {
-		r, err := t.kept.row(ctx, c, names[0])
+	return t.kept.run(cmd, names[0], func(ctx context.Context, c daemon.Registers) error {
+		r, err := keptHeap(ctx, c, names[0])
 		if err != nil {
 			return err
 		}
@@ -175,19 +161,17 @@ func (t *heapTool) infoKept(cmd *cobra.Command, names []string) error {
 	})
 }
 
-// nodes is how a heap's nodes are reached, with certificates and a log that goes to the command's errors.
-func (t *keptTool) nodes(cmd *cobra.Command, name string) (cfg daemon.BorrowConfig, c *operator.Control, err error) {
-	if err := t.ask.files.Check(); err != nil {
+// open is how a heap's manifest and nodes are reached, with certificates and a log that goes to the command's errors. Without
+// a name it is how all manifests are.
+func (t *keptTool) open(cmd *cobra.Command, name string) (cfg daemon.BorrowConfig, c *operator.Control, err error) {
+	cfg = t.cfg
+	cfg.Heap, cfg.Checkpoint, cfg.FarWait = cmp.Or(name, "all"), 0, t.ask.within
+	if err := errors.Join(cfg.Check(), t.ask.files.Check()); err != nil {
 		return cfg, nil, &usageError{err}
 	}
 	certs, err := listen.Load(t.ask.files)
 	if err != nil {
 		return cfg, nil, err
-	}
-	cfg = daemon.DefaultBorrow()
-	cfg.Witness, cfg.Heap, cfg.Far, cfg.Manager, cfg.Device, cfg.Checkpoint, cfg.FarWait = t.witnesses, name, t.far, t.manager, t.device, 0, t.ask.within
-	if err := cfg.Check(); err != nil {
-		return cfg, nil, &usageError{err}
 	}
 	return cfg, &operator.Control{
 		Logger:   slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: slog.LevelWarn})),
@@ -195,16 +179,22 @@ func (t *keptTool) nodes(cmd *cobra.Command, name string) (cfg daemon.BorrowConf
 	}, nil
 }
 
-// limit is ctx for as long as the command may take.
-func (t *witnessTool) limit(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(ctx, t.within, fmt.Errorf("it has taken longer than %v (--within)", t.within))
+// run has ask use the registers that have the manifests.
+func (t *keptTool) run(cmd *cobra.Command, name string, ask func(ctx context.Context, c daemon.Registers) error) error {
+	cfg, control, err := t.open(cmd, name)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := t.ask.limit(cmd.Context())
+	defer cancel()
+	return daemon.WithRegisters(control, cfg, func(c daemon.Registers) error { return ask(ctx, c) })
 }
 
 // removeKept removes heaps.
 func (t *heapTool) removeKept(cmd *cobra.Command, names []string) error {
 	var errs []error
 	for _, name := range names {
-		cfg, control, err := t.kept.nodes(cmd, name)
+		cfg, control, err := t.kept.open(cmd, name)
 		if err != nil {
 			return err
 		}
@@ -222,7 +212,7 @@ func (t *heapTool) removeKept(cmd *cobra.Command, names []string) error {
 
 // checkKept reads all that is in a heap, for which it becomes its owner.
 func (t *heapTool) checkKept(cmd *cobra.Command, name string, local int64) error {
-	cfg, control, err := t.kept.nodes(cmd, name)
+	cfg, control, err := t.kept.open(cmd, name)
 	if err != nil {
 		return err
 	}

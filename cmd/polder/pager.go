@@ -50,6 +50,7 @@ func newPager() daemonCommand {
 	fs.Var(config.NewSize(&cfg.Size, pager.MinLocal, pages.MaxVolume), "size", "most that all mappings together may have; it may be more than the nodes have")
 	fs.Var(config.NewSize(&cfg.Frames, pager.MinLocal, pages.MaxVolume), "frames", "most of it that may be in local memory at a time, which counts as memory of the processes that map it")
 	fs.Var(config.NewInt(&cfg.MaxClients, 1, 1<<12), "max-clients", "most mappings, each of which takes 2MiB and 4 bytes for each page")
+	fs.BoolVar(&cfg.Compress, "compress", false, compressUsage)
 	borrowFlags(fs, &cfg.BorrowConfig, "how long an access waits for far memory before it fails")
 	op.Add(fs, defaultPagerAdmin, listen.Node)
 	return daemonCommand{cmd, func() error { return errors.Join(cfg.Check(), op.Check(fs)) }}

@@ -181,7 +181,7 @@ func borrowFlags(fs *pflag.FlagSet, cfg *daemon.BorrowConfig, opTimeout string) 
 // heapFlags adds those of a heap that outlives its process.
 func heapFlags(fs *pflag.FlagSet, cfg *daemon.BorrowConfig) {
 	fs.StringVar(&cfg.Heap, "heap", "", "with --disk or --witness, the `name` of the heap, which is there again after a restart, as its last checkpoint has it; without, what is stored ends with the process")
-	fs.Var(config.NewAddresses(&cfg.Witness), "witness", "with --heap, the witnesses that keep what it takes to open the heap again in the memory of nodes, HOST:PORT or unix:PATH, with commas between")
+	fs.Var(config.NewHolders(&cfg.Witness), "witness", "with --heap, the witnesses that keep what it takes to open the heap again in the memory of nodes, HOST:PORT or unix:PATH, with commas between, or a cluster in etcd that does, etcd://HOST:PORT/NAME")
 	fs.BoolVar(&cfg.Standby, "standby", false, "with --witness, wait until the process that has the heap is gone, and take over from it")
 	fs.Var(config.NewDuration(&cfg.Checkpoint, 0), "checkpoint", "with --heap, how often a checkpoint is taken while something changes, beside that at the end; 0 means at the end")
 }

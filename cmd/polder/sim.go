@@ -1,13 +1,16 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 
 	"github.com/spf13/cobra"
 
+	"polder/internal/config"
 	"polder/internal/progress"
 	"polder/measure/simcluster"
+	"polder/measure/simfaults"
 	"polder/measure/simfinemem"
 	"polder/measure/simlatency"
 )
@@ -15,11 +18,11 @@ import (
 func newSim() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "sim",
-		Short: "Reproduce published figures in virtual time",
+		Short: "Reproduce published figures, and find faults, in virtual time",
 		Args:  noArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newSimLatency(), newSimFineMem(), newSimKV(), newSimSwap())
+	cmd.AddCommand(newSimLatency(), newSimFineMem(), newSimKV(), newSimSwap(), newSimCluster())
 	return cmd
 }
 
@@ -126,5 +129,35 @@ func newSimSwap() *cobra.Command {
 	}
 	flags.add(cmd)
 	cmd.Flags().Uint64Var(&seed, "seed", 1, "of arrivals, the order of servers, the tasks' pauses and what they touch: the same gives the same output")
+	return cmd
+}
+
+func newSimCluster() *cobra.Command {
+	var flags benchFlags
+	o := simfaults.Options{}
+	cmd := &cobra.Command{
+		Use:   "cluster",
+		Short: "A heap with a name and copies in a cluster in which everything goes wrong",
+		Long: "Runs the owner of a named heap, its copies and its log, as they are, over simulated nodes\n" +
+			"and a simulated register: nodes die, stop, restart, are slow, full, cut off and drained,\n" +
+			"servers are killed, stopped and superseded, messages are lost and repeated, clocks drift,\n" +
+			"bytes change. It fails, and names the seed, if anything that was acknowledged is lost, if\n" +
+			"bytes are wrong, if anything is given back twice or kept for ever, or if the cluster has\n" +
+			"not recovered when the faults end. The same seed does the same again.",
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.Hours < 0 || o.Hours > 1e6 {
+				return &usageError{&config.Error{Source: "--hours", Value: fmt.Sprint(o.Hours), Err: errors.New("expected 0 to a million; 0 is one cluster, for a few minutes")}}
+			}
+			show, done := progress.Steps(progress.Terminal(cmd.ErrOrStderr()))
+			defer done()
+			o.Out, o.JSON, o.Progress = cmd.OutOrStdout(), flags.json, show
+			return simfaults.Run(cmd.Context(), o)
+		},
+	}
+	cmd.Flags().BoolVar(&flags.json, "json", false, "print one JSON object for each figure, instead of a table")
+	cmd.Flags().Uint64Var(&o.Seed, "seed", 1, "of the first cluster; each other one has the next")
+	cmd.Flags().Float64Var(&o.Hours, "hours", 1, "simulated hours, of all clusters together: about half a minute of a processor each; 0 is one cluster")
+	cmd.Flags().BoolVar(&o.Trace, "trace", false, "print what happens in the first cluster")
 	return cmd
 }

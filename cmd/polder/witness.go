@@ -94,9 +94,14 @@ func (t *witnessTool) run(ctx context.Context, addrs []string, ask func(ctx cont
 		return err
 	}
 	defer c.Close()
-	ctx, cancel := context.WithTimeoutCause(ctx, t.within, fmt.Errorf("it has taken longer than %v (--within)", t.within))
+	ctx, cancel := t.limit(ctx)
 	defer cancel()
 	return ask(ctx, c)
+}
+
+// limit is ctx for as long as the command may take.
+func (t *witnessTool) limit(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, t.within, fmt.Errorf("it has taken longer than %v (--within)", t.within))
 }
 
 func newWitnessSet() *cobra.Command {

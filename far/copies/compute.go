@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"sync"
-	"time"
 
 	"polder/far/store"
 	"polder/internal/offload"
+	"polder/internal/turns"
 )
 
 var errNoComputer = errors.New("the place cannot look through what lies there")
@@ -23,7 +23,7 @@ func (s *Store) Scan(ctx context.Context, q *offload.Scan, o store.Objects, part
 		at[c.place] = append(at[c.place], i)
 	}
 	var mu sync.Mutex
-	var wg sync.WaitGroup
+	var wg turns.Group
 	for p, of := range at {
 		computer, ok := p.Store.(store.Computer)
 		if !ok {
@@ -32,7 +32,7 @@ func (s *Store) Scan(ctx context.Context, q *offload.Scan, o store.Objects, part
 			}
 			continue
 		}
-		wg.Go(func() {
+		wg.Go(s.proc, func() {
 			mine := make([]store.ScanPart, len(of))
 			for k, i := range of {
 				mine[k] = subs[i]
@@ -47,7 +47,7 @@ func (s *Store) Scan(ctx context.Context, q *offload.Scan, o store.Objects, part
 			q.Merge(a, &b)
 		})
 	}
-	wg.Wait()
+	wg.Wait(s.proc)
 }
 
 // Finds implements store.Finder.
@@ -69,7 +69,7 @@ func (s *Store) Find(ctx context.Context, l *store.Lookups) {
 		segs[i] = c.seg
 		at[c.place] = append(at[c.place], i)
 	}
-	var wg sync.WaitGroup
+	var wg turns.Group
 	for p, of := range at {
 		f, ok := p.Store.(store.Finder)
 		if !ok {
@@ -100,10 +100,10 @@ func (s *Store) Find(ctx context.Context, l *store.Lookups) {
 		if len(at) == 1 {
 			find() // fast path
 		} else {
-			wg.Go(find)
+			wg.Go(s.proc, find)
 		}
 	}
-	wg.Wait()
+	wg.Wait(s.proc)
 }
 
 // watched runs fn, which asks p for something that may take long. If p does not answer other questions either, ctx ends.
@@ -113,7 +113,7 @@ func (s *Store) watched(ctx context.Context, g *segment, p *place, seg store.Seg
 	defer cancel()
 	var probe func()
 	var mu sync.Mutex
-	var timer *time.Timer
+	var timer *turns.Timer
 	probe = func() {
 		op := [1]store.ReadOp{{Seg: g, Buf: make([]byte, 8)}}
 		s.readAt(ctx, &readCall{from: []copyOf{{p, seg}}}, op[:], 0, true)
@@ -128,7 +128,7 @@ func (s *Store) watched(ctx context.Context, g *segment, p *place, seg store.Seg
 		}
 	}
 	mu.Lock()
-	timer = time.AfterFunc(s.cfg.Late, probe)
+	timer = s.proc.AfterFunc(s.cfg.Late, probe)
 	mu.Unlock()
 	fn(ctx)
 	timer.Stop()

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"polder/far/store"
+	"polder/internal/turns"
 )
 
 // Defaults of a Config.
@@ -82,6 +83,8 @@ type Config struct {
 	Keep *Keep
 	// Logger gets what becomes of places and copies; by default nothing is logged.
 	Logger *slog.Logger
+	// Process is what runs the store: nil, or one that is simulated.
+	Process *turns.Process
 }
 
 func (c Config) withDefaults() (Config, error) {
@@ -162,6 +165,7 @@ func (p *Place) check(taken, kept bool) error {
 // it has what a store.Keeper needs but the root.
 type Store struct {
 	cfg    Config
+	proc   *turns.Process
 	log    *slog.Logger
 	places atomic.Pointer[[]*place] // changes under mu, to another slice
 	counts counts
@@ -171,7 +175,7 @@ type Store struct {
 
 	ctx  context.Context
 	stop context.CancelFunc
-	wg   sync.WaitGroup // of what ends with the store
+	wg   turns.Group // of what ends with the store
 
 	rescan chan struct{} // capacity 1: something may have become of a copy
 
@@ -201,7 +205,7 @@ func Open(cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot keep copies: %w", err)
 	}
-	s := &Store{cfg: cfg, log: cfg.Logger, segments: make(map[*segment]struct{}), reopened: make(map[uint64]bool), rescan: make(chan struct{}, 1)}
+	s := &Store{cfg: cfg, proc: cfg.Process, log: cfg.Logger, segments: make(map[*segment]struct{}), reopened: make(map[uint64]bool), rescan: make(chan struct{}, 1)}
 	if cfg.Keep != nil {
 		s.next = cfg.Keep.Epoch << 32
 	}
@@ -211,7 +215,7 @@ func Open(cfg Config) (*Store, error) {
 		places[i] = newPlace(s, p, i)
 	}
 	s.places.Store(&places)
-	s.wg.Go(s.keep)
+	s.wg.Go(s.proc, s.keep)
 	return s, nil
 }
 
@@ -250,7 +254,7 @@ func (s *Store) Add(p Place) error {
 		return fmt.Errorf("cannot add a place: %w", err)
 	}
 	taken := s.removed
-	now := time.Now()
+	now := s.proc.Now()
 	for _, o := range all {
 		taken[o.index] = now
 	}
@@ -286,7 +290,7 @@ func (s *Store) Remove(name string) error {
 	case p.segments() > 0:
 		return fmt.Errorf("cannot remove place %s: %w: it has %d copies", name, ErrInUse, p.segments())
 	}
-	s.removed[p.index] = time.Now()
+	s.removed[p.index] = s.proc.Now()
 	all = slices.DeleteFunc(slices.Clone(all), func(o *place) bool { return o == p })
 	s.places.Store(&all)
 	s.log.Info("a place was removed", "place", name, "places", len(all))
@@ -296,7 +300,7 @@ func (s *Store) Remove(name string) error {
 // Close ends what the store does by itself. It gives nothing back, which is the heap's to do.
 func (s *Store) Close() error {
 	s.stop()
-	s.wg.Wait()
+	s.wg.Wait(s.proc)
 	return nil
 }
 
@@ -434,7 +438,7 @@ func (s *Store) candidates() []*place {
 		waits bool
 	}
 	var all []candidate
-	now, n := time.Now(), s.asked.Add(1)
+	now, n := s.proc.Now(), s.asked.Add(1)
 	for _, p := range s.all() {
 		if st := p.state(); st.Usable && !p.silent.Load() {
 			all = append(all, candidate{p, st.Space, !hasTurn(n, now.Sub(p.joined), s.cfg.Ramp)})

@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"sync"
 
 	"polder/far/store"
+	"polder/internal/turns"
 )
 
 // Keep has a store outlive its process: its places keep what they lent, and another process opens the segments
@@ -164,14 +164,14 @@ func (s *Store) reopenAt(ctx context.Context, called string) (store.Segment, *pl
 
 // Prune gives back what earlier processes have borrowed and nobody has reopened: at places that cannot be reached now, later.
 func (s *Store) Prune(ctx context.Context) error {
-	var wg sync.WaitGroup
+	var wg turns.Group
 	for _, p := range s.all() {
 		if _, ok := p.Store.(Reopener); ok {
 			p.stale.Store(true)
-			wg.Go(func() { p.prune(ctx) })
+			wg.Go(s.proc, func() { p.prune(ctx) })
 		}
 	}
-	wg.Wait()
+	wg.Wait(s.proc)
 	return context.Cause(ctx)
 }
 
@@ -189,7 +189,7 @@ func (p *place) prune(ctx context.Context) {
 		return
 	}
 	defer p.pruning.Store(false)
-	ctx, cancel := context.WithTimeout(ctx, repairTimeout)
+	ctx, cancel := p.store.proc.WithTimeout(ctx, repairTimeout)
 	defer cancel()
 	if err := p.Store.(Reopener).Prune(ctx); err == nil {
 		p.stale.Store(false)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"polder/far/store"
+	"polder/internal/turns"
 )
 
 // place is what the store knows of a Place.
@@ -55,12 +56,12 @@ const (
 )
 
 // refused takes note that p has no room, or has failed.
-func (p *place) refused() { p.refusal.Store(time.Now().Add(refusalTime).UnixNano()) }
+func (p *place) refused() { p.refusal.Store(p.store.proc.Now().Add(refusalTime).UnixNano()) }
 
 // isFull reports whether p has refused something lately.
 func (p *place) isFull() bool {
 	until := p.refusal.Load()
-	return until != 0 && time.Now().UnixNano() < until
+	return until != 0 && p.store.proc.Now().UnixNano() < until
 }
 
 // zone is what p fails together with: at least itself.
@@ -93,7 +94,7 @@ func (p *place) segments() int { return int(p.copies.Load()) }
 
 // answered takes note of an answer to a read that took so long, or of another answer if that is 0.
 func (p *place) answered(took time.Duration) {
-	p.heard.Store(time.Now().UnixNano())
+	p.heard.Store(p.store.proc.Now().UnixNano())
 	if took <= 0 {
 		return
 	}
@@ -132,9 +133,9 @@ func (p *place) ping(ctx context.Context) {
 	if !p.silent.Load() || p.pinging.Swap(true) {
 		return
 	}
-	p.store.wg.Go(func() {
+	p.store.wg.Go(p.store.proc, func() {
 		defer p.pinging.Store(false)
-		ctx, cancel := context.WithTimeout(ctx, pingFor)
+		ctx, cancel := p.store.proc.WithTimeout(ctx, pingFor)
 		defer cancel()
 		p.mu.Lock()
 		seg := p.known
@@ -182,20 +183,19 @@ func (p *place) alloc(ctx context.Context) (store.Segment, error) {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	began, answers := time.Now(), make(chan answer, 1)
-	go func() {
+	proc := p.store.proc
+	began, answers := proc.Now(), make(chan answer, 1)
+	proc.Go(func() {
 		seg, err := p.Store.Alloc(ctx)
 		answers <- answer{seg, err}
-	}()
-	timer := time.NewTimer(max(patience, p.store.cfg.Late))
+	})
+	timer := proc.NewTimer(max(patience, p.store.cfg.Late))
 	defer timer.Stop()
-	var a answer
-	select {
-	case a = <-answers:
-	case <-timer.C:
+	a, ok := turns.Recv(proc, answers, timer)
+	if !ok {
 		p.fallSilent(began, nil)
 		cancel()
-		a = <-answers
+		a, _ = turns.Recv(proc, answers, nil)
 	}
 	if a.err == nil {
 		p.copies.Add(1)
@@ -215,18 +215,15 @@ func (p *place) giveBack(seg store.Segment) {
 		return
 	}
 	done := make(chan struct{})
-	p.store.wg.Go(func() {
+	p.store.wg.Go(p.store.proc, func() {
 		defer close(done)
 		if seg.Free(p.store.ctx) != nil {
 			p.owe(seg)
 		}
 	})
-	timer := time.NewTimer(p.store.cfg.Late)
+	timer := p.store.proc.NewTimer(p.store.cfg.Late)
 	defer timer.Stop()
-	select {
-	case <-done:
-	case <-timer.C: // there is no need to wait for it
-	}
+	p.store.proc.Wait(timer, done) // there is no need to wait longer
 }
 
 // owe notes segments that p is to be given back.
@@ -244,7 +241,7 @@ func (p *place) settleDebts(ctx context.Context) {
 	if n == 0 || !p.usable() || p.paying.Swap(true) {
 		return
 	}
-	p.store.wg.Go(func() {
+	p.store.wg.Go(p.store.proc, func() {
 		defer p.paying.Store(false)
 		p.payBack(ctx)
 	})

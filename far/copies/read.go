@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"polder/far/store"
+	"polder/internal/turns"
 )
 
 // A read that is late is made again at another copy. Each read earns a part of such a second one.
@@ -50,7 +51,7 @@ var readCalls = sync.Pool{New: func() any { return new(readCall) }}
 
 // Read implements store.Store.
 func (s *Store) Read(ctx context.Context, ops []store.ReadOp) {
-	s.used.Store(time.Now().UnixNano())
+	s.used.Store(s.proc.Now().UnixNano())
 	s.read(ctx, ops)
 }
 
@@ -109,7 +110,7 @@ func (s *Store) readRound(ctx context.Context, c *readCall, ops []store.ReadOp, 
 	if same {
 		return s.readAt(ctx, c, ops, 0, hedged)
 	}
-	var wg sync.WaitGroup
+	var wg turns.Group
 	var done uint64
 	for i := range ops {
 		p := c.from[i].place
@@ -117,9 +118,9 @@ func (s *Store) readRound(ctx context.Context, c *readCall, ops []store.ReadOp, 
 			continue
 		}
 		done |= 1 << p.index
-		wg.Go(func() { s.readAt(ctx, &readCall{from: c.from}, ops, i, hedged) })
+		wg.Go(s.proc, func() { s.readAt(ctx, &readCall{from: c.from}, ops, i, hedged) })
 	}
-	wg.Wait()
+	wg.Wait(s.proc)
 	for i := range ops {
 		if ops[i].Err != nil {
 			return false
@@ -139,7 +140,7 @@ func (s *Store) readAt(ctx context.Context, c *readCall, ops []store.ReadOp, fir
 			c.batch, c.of = append(c.batch, op), append(c.of, i)
 		}
 	}
-	began := time.Now()
+	began := s.proc.Now()
 	var h *second
 	if hedged {
 		var cancel context.CancelFunc
@@ -157,7 +158,7 @@ func (s *Store) readAt(ctx context.Context, c *readCall, ops []store.ReadOp, fir
 		ok = ok && err == nil
 	}
 	if ok && !c.batch[0].Bulk {
-		p.answered(time.Since(began))
+		p.answered(s.proc.Since(began))
 	} else if ok {
 		p.answered(0)
 	}
@@ -180,7 +181,7 @@ type second struct {
 	cancelFirst context.CancelFunc
 
 	mu     sync.Mutex
-	timer  *time.Timer
+	timer  *turns.Timer
 	over   bool               // the first has come back; guarded by mu
 	cancel context.CancelFunc // of the second read, if it is under way; guarded by mu
 	done   chan struct{}      // closed when it has ended
@@ -195,7 +196,7 @@ func (h *second) begin() {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.timer = time.AfterFunc(late, h.fire)
+	h.timer = h.store.proc.AfterFunc(late, h.fire)
 }
 
 // end takes note that the first read has come back, and reports whether the ops have what they should.
@@ -213,7 +214,7 @@ func (h *second) end(ok bool) bool {
 		return true
 	}
 	h.mu.Unlock()
-	<-h.done
+	h.store.proc.Wait(nil, h.done)
 	if h.got == nil {
 		return false
 	}
@@ -230,7 +231,7 @@ func (h *second) end(ok bool) bool {
 
 // fire is called when the first read is late.
 func (h *second) fire() {
-	s, took := h.store, time.Since(h.began)
+	s, took := h.store, h.store.proc.Since(h.began)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.over {
@@ -256,7 +257,7 @@ func (h *second) fire() {
 	s.counts.seconds.Add(1)
 	ctx, cancel := context.WithCancel(h.ctx)
 	h.cancel, h.done = cancel, make(chan struct{})
-	s.wg.Go(func() {
+	s.wg.Go(s.proc, func() {
 		defer close(h.done)
 		defer cancel()
 		if s.readRound(ctx, new(readCall), got, tried, false) {
@@ -327,6 +328,6 @@ func (g *segment) condemn(bad copyOf) {
 	g.mu.Unlock()
 	g.store.counts.condemned.Add(1)
 	g.store.log.Warn("a copy has other bytes than were written, and is replaced", "copy", bad.seg.Name())
-	g.store.wg.Go(func() { g.replaced(g.store.ctx, []copyOf{bad}) }) // nobody who reads waits for that
+	g.store.wg.Go(g.store.proc, func() { g.replaced(g.store.ctx, []copyOf{bad}) }) // nobody who reads waits for that
 	g.store.wake()
 }

@@ -3,10 +3,12 @@ package copies
 import (
 	"cmp"
 	"context"
+	"maps"
 	"slices"
 	"time"
 
 	"polder/far/store"
+	"polder/internal/turns"
 )
 
 const (
@@ -33,25 +35,26 @@ func (s *Store) wake() {
 
 // keep asks silent places whether they answer, gives back what they are owed, and repairs.
 func (s *Store) keep() {
-	tick := time.NewTicker(keepEvery)
+	tick := s.proc.NewTimer(keepEvery)
 	defer tick.Stop()
 	var scanned time.Time
 	usable := 0
 	for {
 		due := false
-		select {
-		case <-s.ctx.Done():
+		switch s.proc.Wait(tick, s.ctx.Done(), s.rescan) {
+		case 0:
 			return
-		case <-s.rescan:
+		case 1:
 			due = true
-		case <-tick.C:
+		default:
+			tick.Reset(keepEvery)
 		}
-		now, n := time.Now(), 0 // places that can be used, and stay
+		now, n := s.proc.Now(), 0 // places that can be used, and stay
 		for _, p := range s.all() {
 			p.ping(s.ctx)
 			p.settleDebts(s.ctx)
 			if p.stale.Load() && p.usable() && !p.missed.Load() && !p.pruning.Load() {
-				s.wg.Go(func() { p.prune(s.ctx) })
+				s.wg.Go(s.proc, func() { p.prune(s.ctx) })
 			}
 			given := p.given(now, s.cfg.RepairAfter)
 			due = p.givenUp.Swap(given) != given || due
@@ -70,10 +73,7 @@ func (s *Store) keep() {
 func (s *Store) scan() {
 	seen, bare := s.bare.Load(), false // before it is known which segments there are
 	s.mu.Lock()
-	all := make([]*segment, 0, len(s.segments))
-	for g := range s.segments {
-		all = append(all, g)
-	}
+	all := slices.SortedFunc(maps.Keys(s.segments), func(a, b *segment) int { return cmp.Compare(a.number, b.number) })
 	s.mu.Unlock()
 	type case_ struct {
 		g    *segment
@@ -101,7 +101,7 @@ func (s *Store) scan() {
 	}
 	for s.repairing < min(repairers, len(s.queue)) && s.ctx.Err() == nil {
 		s.repairing++
-		s.wg.Go(s.repairAll)
+		s.wg.Go(s.proc, s.repairAll)
 	}
 }
 
@@ -273,9 +273,9 @@ func (s *Store) choose(had, made []copyOf) (stay, go_ []copyOf) {
 func (s *Store) copyTo(ctx context.Context, g *segment, c copyOf, end int) bool {
 	buf := make([]byte, min(end, pieceSize))
 	for off := 0; off < end; off += len(buf) {
-		began := time.Now()
+		began := s.proc.Now()
 		buf = buf[:min(len(buf), end-off)]
-		each, cancel := context.WithTimeout(ctx, repairTimeout)
+		each, cancel := s.proc.WithTimeout(ctx, repairTimeout)
 		op := [1]store.ReadOp{{Seg: g, Off: off, Buf: buf, Bulk: true}}
 		s.read(each, op[:])
 		err := op[0].Err
@@ -290,11 +290,9 @@ func (s *Store) copyTo(ctx context.Context, g *segment, c copyOf, end int) bool 
 			return false
 		}
 		s.counts.repairedBytes.Add(int64(len(buf)))
-		if time.Since(time.Unix(0, s.used.Load())) < inUse {
-			timer := time.NewTimer((repairShare - 1) * time.Since(began))
-			select {
-			case <-timer.C:
-			case <-ctx.Done():
+		if s.proc.Since(time.Unix(0, s.used.Load())) < inUse {
+			timer := s.proc.NewTimer((repairShare - 1) * s.proc.Since(began))
+			if s.proc.Wait(timer, ctx.Done()) != turns.Late {
 				timer.Stop()
 				return false
 			}

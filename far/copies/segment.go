@@ -7,9 +7,9 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"polder/far/store"
+	"polder/internal/turns"
 )
 
 // segment is a segment and its copies.
@@ -116,7 +116,7 @@ func (g *segment) Write(ctx context.Context, p []byte, off int) error {
 	g.end = max(g.end, off+len(p))
 	g.writing++
 	g.mu.Unlock()
-	s.used.Store(time.Now().UnixNano())
+	s.used.Store(s.proc.Now().UnixNano())
 
 	wrote, err := s.writeAll(ctx, cs, p, off)
 
@@ -156,22 +156,19 @@ func (s *Store) writeAll(ctx context.Context, cs []copyOf, p []byte, off int) (w
 		of  int
 		err error
 	}
-	began, answers := time.Now(), make(chan answer, len(cs))
+	began, answers := s.proc.Now(), make(chan answer, len(cs))
 	each, giveUp := context.WithCancel(ctx)
 	defer giveUp()
 	for i, c := range cs {
-		go func() { answers <- answer{i, c.seg.Write(each, p, off)} }()
+		s.proc.Go(func() { answers <- answer{i, c.seg.Write(each, p, off)} })
 	}
-	var late <-chan time.Time
-	var timer *time.Timer
+	var late *turns.Timer // of those that follow the first
 	var done [MaxCopies]bool
 	for answered := 0; answered < len(cs); {
-		var a answer
-		select {
-		case a = <-answers:
-		case <-late:
-			if wait := lateEvery - time.Since(began); wait > 0 && !slices.ContainsFunc(undone(cs, &done), func(c copyOf) bool { return !c.place.Every }) {
-				timer.Reset(wait)
+		a, ok := turns.Recv(s.proc, answers, late)
+		if !ok {
+			if wait := lateEvery - s.proc.Since(began); wait > 0 && !slices.ContainsFunc(undone(cs, &done), func(c copyOf) bool { return !c.place.Every }) {
+				late.Reset(wait)
 				continue
 			}
 			for i, c := range cs {
@@ -180,7 +177,8 @@ func (s *Store) writeAll(ctx context.Context, cs []copyOf, p []byte, off int) (w
 				}
 			}
 			giveUp()
-			a = <-answers
+			late = nil
+			a, _ = turns.Recv(s.proc, answers, nil)
 		}
 		answered++
 		done[a.of] = true
@@ -194,9 +192,8 @@ func (s *Store) writeAll(ctx context.Context, cs []copyOf, p []byte, off int) (w
 		}
 		cs[a.of].place.answered(0)
 		if wrote++; wrote == 1 {
-			timer = time.NewTimer(max(s.cfg.Late, time.Since(began)))
-			defer timer.Stop()
-			late = timer.C
+			late = s.proc.NewTimer(max(s.cfg.Late, s.proc.Since(began)))
+			defer late.Stop()
 		}
 	}
 	return wrote, err

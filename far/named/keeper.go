@@ -27,6 +27,7 @@ var (
 
 // Store opens the heap's store over the places of cfg, whose Keep is the owner's. Close it when the heap has been closed.
 func (o *Owner) Store(cfg copies.Config) (*Store, error) {
+	cfg.Process = o.proc
 	cfg.Keep = &copies.Keep{Epoch: o.epoch, Names: o.first.clone().Moved, Moved: o.moved}
 	c, err := copies.Open(cfg)
 	if err != nil {
@@ -80,11 +81,10 @@ func (o *Owner) moved(ctx context.Context, number uint64, name func() string) er
 		if !errors.Is(err, errLong) {
 			return err
 		}
-		select { // the next root makes it shorter
-		case <-rooted:
-		case <-o.superseded:
+		switch o.proc.Wait(nil, rooted, o.superseded, ctx.Done()) { // the next root makes it shorter
+		case 1:
 			return ErrSuperseded
-		case <-ctx.Done():
+		case 2:
 			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"polder/far/store"
+	"polder/internal/turns"
 )
 
 // A log is records in segments, its tail, which the manifest lists before anything is written to them. A segment begins with
@@ -54,24 +55,25 @@ type Tail struct {
 type Log struct {
 	s     *Store
 	o     *Owner
+	proc  *turns.Process
 	stop  context.CancelFunc
 	ctx   context.Context
-	wg    sync.WaitGroup
+	wg    turns.Group
 	short chan struct{} // capacity 1: there are too few spares
 
 	mu      sync.Mutex
-	changed sync.Cond // when one of what follows changes
-	began   bool      // guarded by mu
-	closed  bool      // guarded by mu
-	failed  error     // guarded by mu
-	next    uint64    // number of the next record; guarded by mu
-	kept    uint64    // number of the last one that is in all copies; guarded by mu
-	frames  []frame   // that are not; guarded by mu
-	writing bool      // guarded by mu
-	used    []used    // segments that were written to, the last one still is; guarded by mu
-	spares  []used    // the manifest lists them, too; guarded by mu
-	since   time.Time // when there was none left, or zero; guarded by mu
-	gone    []used    // segments that the manifest need not list any more, and may still; guarded by mu
+	changed turns.Cond // when one of what follows changes
+	began   bool       // guarded by mu
+	closed  bool       // guarded by mu
+	failed  error      // guarded by mu
+	next    uint64     // number of the next record; guarded by mu
+	kept    uint64     // number of the last one that is in all copies; guarded by mu
+	frames  []frame    // that are not; guarded by mu
+	writing bool       // guarded by mu
+	used    []used     // segments that were written to, the last one still is; guarded by mu
+	spares  []used     // the manifest lists them, too; guarded by mu
+	since   time.Time  // when there was none left, or zero; guarded by mu
+	gone    []used     // segments that the manifest need not list any more, and may still; guarded by mu
 
 	fresh []used // spares of which it is not known whether the manifest lists them; refill's
 }
@@ -98,7 +100,7 @@ func tailOf(seg store.Segment) Tail { return Tail{seg.(numbered).Number(), seg.N
 // OpenLog gives replay, one after the other, the records that earlier owners have kept and not dropped, and maybe some that they
 // were about to keep. The log takes records after Begin. There is one log of a store.
 func (s *Store) OpenLog(ctx context.Context, replay func(rec []byte) error) (*Log, error) {
-	l := &Log{s: s, o: s.o, next: 1, short: make(chan struct{}, 1)}
+	l := &Log{s: s, o: s.o, proc: s.o.proc, next: 1, short: make(chan struct{}, 1)}
 	l.changed.L = &l.mu
 	l.ctx, l.stop = context.WithCancel(context.Background())
 	next := uint64(0)
@@ -193,7 +195,7 @@ func (l *Log) Begin(ctx context.Context) error {
 	l.mu.Lock()
 	l.began = true
 	l.mu.Unlock()
-	l.wg.Go(l.keep)
+	l.wg.Go(l.proc, l.keep)
 	return nil
 }
 
@@ -269,25 +271,27 @@ func (l *Log) publish(ctx context.Context) error {
 // keep keeps spares, until Close.
 func (l *Log) keep() {
 	for {
-		select {
-		case <-l.ctx.Done():
+		if l.ended(nil, l.short) {
 			return
-		case <-l.o.superseded:
-			l.fail(ErrSuperseded)
-			return
-		case <-l.short:
 		}
 		for l.refill(l.ctx) != nil {
-			select {
-			case <-l.ctx.Done():
+			if l.ended(l.proc.NewTimer(logPause), nil) {
 				return
-			case <-l.o.superseded:
-				l.fail(ErrSuperseded)
-				return
-			case <-time.After(logPause):
 			}
 		}
 	}
+}
+
+// ended waits for the timer or the signal, either of which may be nil, and reports whether the log has ended by then.
+func (l *Log) ended(timer *turns.Timer, signal <-chan struct{}) bool {
+	switch l.proc.Wait(timer, l.ctx.Done(), l.o.superseded, signal) {
+	case 0:
+		return true
+	case 1:
+		l.fail(ErrSuperseded)
+		return true
+	}
+	return false
 }
 
 func (l *Log) fail(err error) {
@@ -345,7 +349,7 @@ func (l *Log) Commit(number uint64) error {
 		case l.closed && !l.writing:
 			return ErrLogClosed
 		case l.writing || l.closed:
-			l.changed.Wait()
+			l.changed.Wait(l.proc)
 		default:
 			l.write()
 		}
@@ -373,11 +377,7 @@ func (l *Log) write() {
 		n++
 	}
 	last := l.frames[n-1].number
-	l.writing = true
-	l.mu.Unlock()
-	err := seg.Write(l.ctx, b, at)
-	l.mu.Lock()
-	l.writing = false
+	err := l.writeTo(seg, b, at)
 	u = &l.used[len(l.used)-1] // it is the same one
 	if err == nil {
 		u.off, u.last = at+len(b), last
@@ -397,6 +397,17 @@ func (l *Log) write() {
 	l.changed.Broadcast()
 }
 
+// writeTo writes to a segment. l.mu must be held; it is let go meanwhile.
+func (l *Log) writeTo(seg store.Segment, b []byte, off int) error {
+	l.writing = true
+	l.mu.Unlock()
+	defer func() {
+		l.mu.Lock()
+		l.writing = false
+	}()
+	return seg.Write(l.ctx, b, off)
+}
+
 // fits reports whether the next record has room in u.
 func (l *Log) fits(u *used) bool {
 	return max(u.off, logHeader)+frameHeader+len(l.frames[0].rec) <= l.s.SegmentSize()
@@ -410,9 +421,9 @@ func (l *Log) advance() bool {
 	}
 	if len(l.spares) == 0 {
 		if l.since.IsZero() {
-			l.since = time.Now()
+			l.since = l.proc.Now()
 		}
-		l.changed.Wait()
+		l.changed.Wait(l.proc)
 		return false
 	}
 	l.used = append(l.used, l.spares[0])
@@ -441,10 +452,10 @@ func (l *Log) Copies() (n int, disk bool) {
 func (l *Log) Starved() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.since.IsZero() || time.Since(l.since) < starving {
+	if l.since.IsZero() || l.proc.Since(l.since) < starving {
 		return nil
 	}
-	return fmt.Errorf("no far memory can be had for the log for %v", time.Since(l.since).Round(time.Second))
+	return fmt.Errorf("no far memory can be had for the log for %v", l.proc.Since(l.since).Round(time.Second))
 }
 
 // Drop has what has only records up to that of the number, which a checkpoint of the heap has, be given back soon.
@@ -466,17 +477,15 @@ func (l *Log) Drop(upTo uint64) {
 // Close ends the log when what was appended is kept, or cannot be. What it has stays for the next owner.
 func (l *Log) Close() error {
 	last := l.Last()
-	ctx, cancel := context.WithTimeout(l.ctx, closeTimeout)
-	defer cancel()
-	stop := context.AfterFunc(ctx, func() { l.fail(fmt.Errorf("the last records are not kept: %w", context.Cause(ctx))) })
+	timer := l.proc.AfterFunc(closeTimeout, func() { l.fail(fmt.Errorf("the last records are not kept: %w", context.DeadlineExceeded)) })
 	err := l.Commit(last)
-	stop()
+	timer.Stop()
 	l.mu.Lock()
 	l.closed = true
 	l.changed.Broadcast()
 	l.mu.Unlock()
 	l.stop()
-	l.wg.Wait()
+	l.wg.Wait(l.proc)
 	return err
 }
 

@@ -10,6 +10,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"polder/far/record"
@@ -49,6 +50,12 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
+// packers are of use again: one takes a megabyte.
+var packers = sync.Pool{New: func() any {
+	w, _ := flate.NewWriter(nil, flate.BestSpeed) // the level is one
+	return w
+}}
+
 // Encode is the manifest as bytes.
 func (m *Manifest) Encode() []byte {
 	put32, put64 := binary.LittleEndian.AppendUint32, binary.LittleEndian.AppendUint64
@@ -73,9 +80,11 @@ func (m *Manifest) Encode() []byte {
 		b = str(put64(b, t.Number), t.Name)
 	}
 	var packed bytes.Buffer
-	w, _ := flate.NewWriter(&packed, flate.BestSpeed) // the level is one
-	_, _ = w.Write(b)                                 // a Buffer takes everything
+	w := packers.Get().(*flate.Writer)
+	w.Reset(&packed)
+	_, _ = w.Write(b) // a Buffer takes everything
 	_ = w.Close()
+	packers.Put(w)
 	out := put64(nil, manifestMagic)
 	out = put32(out, crc32.Checksum(packed.Bytes(), castagnoli))
 	return append(out, packed.Bytes()...)

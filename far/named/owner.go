@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"polder/holder"
+	"polder/internal/turns"
 )
 
 // Defaults of a Config.
@@ -46,6 +46,8 @@ type Config struct {
 	Sessions func() map[string][]byte
 	// Logger gets what becomes of the ownership; by default nothing is logged.
 	Logger *slog.Logger
+	// Process is what runs the owner: nil, or one that is simulated.
+	Process *turns.Process
 }
 
 // OwnedError says that another process has the heap open.
@@ -73,16 +75,25 @@ func boottime() time.Duration {
 // clock is boottime, but in tests.
 var clock = boottime
 
+// now is the time since the machine was started on which the owner runs.
+func (c *Config) now() time.Duration {
+	if c.Process != nil {
+		return time.Duration(c.Process.Now().UnixNano())
+	}
+	return clock()
+}
+
 // Owner is a process's ownership of a heap. All methods may be called by any number of goroutines.
 type Owner struct {
 	cfg   Config
+	proc  *turns.Process
 	reg   holder.Register
 	epoch uint64
 	nonce uint64
 	first *Manifest     // as it was when the epoch was raised
 	until time.Duration // when, since this machine was started, the lease of the owner before is over
 
-	changing chan struct{} // capacity 1: who has put something into it changes the manifest
+	changing chan struct{} // capacity 1: who has taken what is in it changes the manifest
 
 	// Guarded by changing.
 	m       *Manifest
@@ -100,7 +111,7 @@ type Owner struct {
 	superseded chan struct{} // closed then
 	stop       context.CancelFunc
 	ctx        context.Context
-	wg         sync.WaitGroup
+	wg         turns.Group
 
 	moves moves
 }
@@ -127,15 +138,16 @@ func Own(ctx context.Context, reg holder.Register, cfg Config) (*Owner, error) {
 		return nil, fmt.Errorf("cannot own a heap: a lease of %v, a beat of %v and a patience of %v: want times above 0, and a lease of up to %v", cfg.Lease, cfg.Beat, cfg.Patience, mostLease)
 	}
 	o := &Owner{
-		cfg: cfg, reg: reg, nonce: rand.Uint64(),
+		cfg: cfg, proc: cfg.Process, reg: reg, nonce: cfg.Process.Uint64(),
 		changing: make(chan struct{}, 1), hungry: make(chan struct{}, 1), renewed: make(chan struct{}), superseded: make(chan struct{}),
 	}
+	o.changing <- struct{}{}
 	o.moves.init()
 	if err := o.raise(ctx); err != nil {
 		return nil, fmt.Errorf("cannot own the heap: %w", err)
 	}
 	o.ctx, o.stop = context.WithCancel(context.Background())
-	o.wg.Go(o.renew)
+	o.wg.Go(o.proc, o.renew)
 	return o, nil
 }
 
@@ -170,7 +182,7 @@ func (o *Owner) raise(ctx context.Context) error {
 		if next.Epoch >= 1<<31 {
 			return fmt.Errorf("epoch %d was the last one", m.Epoch)
 		}
-		asked := clock()
+		asked := o.cfg.now()
 		v, err := o.reg.Swap(ctx, version, next.Encode())
 		if err != nil && !errors.Is(err, holder.ErrChanged) && !errors.Is(err, holder.ErrUnknown) {
 			return err
@@ -187,7 +199,7 @@ func (o *Owner) raise(ctx context.Context) error {
 		}
 		o.first, o.m, o.version, o.epoch, o.changed = m, next, v, next.Epoch, asked
 		if m.Owner != "" {
-			o.until = clock() + m.Lease + m.Lease/20
+			o.until = o.cfg.now() + m.Lease + m.Lease/20
 		}
 		o.evidence.Store(int64(asked))
 		return nil
@@ -216,25 +228,23 @@ func (o *Owner) see(m *Manifest, still time.Duration) {
 
 // watch looks at the manifest until it changes, but for no longer than Patience, and returns it as it is then.
 func (o *Owner) watch(ctx context.Context, version uint64) (*Manifest, uint64, error) {
-	began := clock()
+	began := o.cfg.now()
 	deadline := began + o.cfg.Patience
 	for {
-		timer := time.NewTimer(o.cfg.Patience / 16)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
+		timer := o.proc.NewTimer(o.cfg.Patience / 16)
+		if o.proc.Wait(timer, ctx.Done()) != turns.Late {
 			timer.Stop()
 			return nil, 0, context.Cause(ctx)
 		}
-		over := clock() >= deadline // looked at before asking, so that the answer is younger
+		over := o.cfg.now() >= deadline // looked at before asking, so that the answer is younger
 		m, v, err := o.look(ctx)
 		if err != nil {
 			return nil, 0, err
 		}
 		if v != version {
-			began = clock()
+			began = o.cfg.now()
 		}
-		o.see(m, clock()-began)
+		o.see(m, o.cfg.now()-began)
 		if v != version || over {
 			return m, v, nil
 		}
@@ -256,17 +266,16 @@ func (o *Owner) Superseded() <-chan struct{} { return o.superseded }
 // Ready returns when the lease of the owner before is over, so that nobody else can answer out of the heap.
 func (o *Owner) Ready(ctx context.Context) error {
 	for {
-		left := o.until - clock()
+		left := o.until - o.cfg.now()
 		if left <= 0 {
 			return nil
 		}
-		timer := time.NewTimer(left)
-		select {
-		case <-timer.C:
-		case <-o.superseded:
+		timer := o.proc.NewTimer(left)
+		switch o.proc.Wait(timer, o.superseded, ctx.Done()) {
+		case 0:
 			timer.Stop()
 			return ErrSuperseded
-		case <-ctx.Done():
+		case 1:
 			timer.Stop()
 			return context.Cause(ctx)
 		}
@@ -276,18 +285,18 @@ func (o *Owner) Ready(ctx context.Context) error {
 // Shown reports whether what this process knows may be shown to anybody, as of when Shown was called, and waits for up to
 // wait if that is not known. It is false for good when another process owns the heap.
 func (o *Owner) Shown(wait time.Duration) bool {
-	now := clock()
+	now := o.cfg.now()
 	if now-time.Duration(o.evidence.Load()) < o.cfg.Lease { // fast path
 		return o.ctx.Err() == nil
 	}
-	timer := time.NewTimer(wait)
+	timer := o.proc.NewTimer(wait)
 	defer timer.Stop()
 	for {
 		o.mu.Lock()
 		renewed, why := o.renewed, o.why
 		o.mu.Unlock()
 		// Evidence that was asked for after now is as good as any.
-		if at := time.Duration(o.evidence.Load()); at >= now || clock()-at < o.cfg.Lease {
+		if at := time.Duration(o.evidence.Load()); at >= now || o.cfg.now()-at < o.cfg.Lease {
 			return why == nil
 		}
 		if why != nil {
@@ -297,13 +306,7 @@ func (o *Owner) Shown(wait time.Duration) bool {
 		case o.hungry <- struct{}{}:
 		default:
 		}
-		select {
-		case <-renewed:
-		case <-o.superseded:
-			return false
-		case <-o.ctx.Done():
-			return false
-		case <-timer.C:
+		if o.proc.Wait(timer, renewed, o.superseded, o.ctx.Done()) != 0 {
 			return false
 		}
 	}
@@ -335,24 +338,23 @@ func (o *Owner) supersede(m *Manifest) error {
 
 // begin takes the right to change the manifest.
 func (o *Owner) begin(ctx context.Context) error {
-	select {
-	case o.changing <- struct{}{}:
+	switch o.proc.Wait(nil, o.changing, o.superseded, ctx.Done()) {
+	case 0:
 		return nil
-	case <-o.superseded:
+	case 1:
 		return ErrSuperseded
-	case <-ctx.Done():
-		return context.Cause(ctx)
 	}
+	return context.Cause(ctx)
 }
 
-func (o *Owner) end() { <-o.changing }
+func (o *Owner) end() { o.changing <- struct{}{} }
 
 // retryPause is for how long the register is left alone after it has failed.
 const retryPause = 50 * time.Millisecond
 
 // sync reads the manifest if nobody knows what it is. o.changing must be held.
 func (o *Owner) sync(ctx context.Context) error {
-	asked := clock()
+	asked := o.cfg.now()
 	m, version, err := o.look(ctx)
 	if err != nil {
 		return err
@@ -394,7 +396,7 @@ func (o *Owner) change(ctx context.Context, most int, f func(m *Manifest) error)
 		if len(b) > most {
 			return errLong
 		}
-		asked := clock()
+		asked := o.cfg.now()
 		v, err := o.reg.Swap(ctx, o.version, b)
 		if err == nil {
 			o.m, o.version, o.changed = next, v, asked
@@ -415,34 +417,31 @@ func (o *Owner) change(ctx context.Context, most int, f func(m *Manifest) error)
 var errLong = errors.New("the manifest is too long")
 
 func (o *Owner) pause(ctx context.Context, why error) error {
-	timer := time.NewTimer(retryPause)
+	timer := o.proc.NewTimer(retryPause)
 	defer timer.Stop()
-	select {
-	case <-timer.C:
+	if o.proc.Wait(timer, ctx.Done()) == turns.Late {
 		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("%w: %w", context.Cause(ctx), why)
 	}
+	return fmt.Errorf("%w: %w", context.Cause(ctx), why)
 }
 
 // renew keeps evidence young, and changes the manifest every Beat, until the owner is closed.
 func (o *Owner) renew() {
-	tick := time.NewTicker(max(o.cfg.Lease/4, time.Millisecond))
+	every := max(o.cfg.Lease/4, time.Millisecond)
+	tick := o.proc.NewTimer(every)
 	defer tick.Stop()
 	failing := false
 	for {
-		select {
-		case <-o.ctx.Done():
+		switch o.proc.Wait(tick, o.ctx.Done(), o.superseded, o.hungry) {
+		case 0, 1:
 			return
-		case <-o.superseded:
-			return
-		case <-tick.C:
-		case <-o.hungry:
+		case turns.Late:
+			tick.Reset(every)
 		}
-		ctx, cancel := context.WithTimeout(o.ctx, max(o.cfg.Lease, o.cfg.Beat))
+		ctx, cancel := o.proc.WithTimeout(o.ctx, max(o.cfg.Lease, o.cfg.Beat))
 		err := o.begin(ctx)
 		if err == nil {
-			if clock()-o.changed >= o.cfg.Beat {
+			if o.cfg.now()-o.changed >= o.cfg.Beat {
 				err = o.change(ctx, holder.MaxValue, func(*Manifest) error { return nil })
 			} else {
 				err = o.sync(ctx)
@@ -465,7 +464,7 @@ func (o *Owner) renew() {
 // if the register cannot be told.
 func (o *Owner) Close(ctx context.Context) error {
 	o.stop()
-	o.wg.Wait()
+	o.wg.Wait(o.proc)
 	if err := o.begin(ctx); err != nil {
 		return fmt.Errorf("cannot give the heap up: %w", err)
 	}

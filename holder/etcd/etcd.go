@@ -20,6 +20,7 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -48,6 +49,20 @@ var _ holder.Register = (*Register)(nil)
 // name is what a cluster and a heap may be called.
 var name = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
 
+// under begins the keys of a cluster's registers.
+func under(cluster string) string { return "/polder/" + cluster + "/heap/" }
+
+// Names returns the names of a cluster's registers, in order.
+func Names(ctx context.Context, client *etcd.Client, cluster string) (names []string, err error) {
+	keys, err := client.Keys(ctx, under(cluster))
+	for _, key := range keys {
+		if n := strings.TrimPrefix(key, under(cluster)); name.MatchString(n) {
+			names = append(names, n)
+		}
+	}
+	return names, err
+}
+
 // New returns the register of a heap of a cluster. client stays the caller's, and has to stay open until Close.
 func New(client *etcd.Client, cluster, heap string) (*Register, error) {
 	for _, n := range []string{cluster, heap} {
@@ -55,7 +70,7 @@ func New(client *etcd.Client, cluster, heap string) (*Register, error) {
 			return nil, fmt.Errorf("cannot keep a register for %q in etcd: expected up to 64 letters, digits, dots, dashes and underscores, of which the first is a letter or a digit", n)
 		}
 	}
-	r := &Register{client: client, key: "/polder/" + cluster + "/heap/" + heap, mod: -1, unsure: -1}
+	r := &Register{client: client, key: under(cluster) + heap, mod: -1, unsure: -1}
 	r.ctx, r.stop = context.WithCancelCause(context.Background())
 	return r, nil
 }

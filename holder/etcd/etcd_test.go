@@ -12,6 +12,7 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -71,6 +72,9 @@ func TestARegisterChangesByCompareAndSwap(t *testing.T) {
 	wantSwap(t, a, 0, []byte("late"), holder.ErrChanged)
 	wantSwap(t, a, 1, []byte{}, nil)
 	wantRead(t, b, []byte{}, 2)
+	if names, err := Names(t.Context(), a.client, "test"); err != nil || !slices.Equal(names, []string{"h"}) {
+		t.Errorf("got the names %q, %v, want h, since nobody has set h2", names, err)
+	}
 	large := bytes.Repeat([]byte("x"), holder.MaxValue)
 	wantSwap(t, b, 2, append(large, 'x'), holder.ErrTooLarge)
 	wantSwap(t, b, 2, large, nil)

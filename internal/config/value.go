@@ -404,6 +404,21 @@ func NewAddresses(p *[]string) *Addresses { return &Addresses{p: p, check: check
 // of nodes, or SRV records, or etcd://HOST:PORT[,HOST:PORT...]/NAME, a cluster in etcd.
 func NewFarAddresses(p *[]string) *Addresses { return &Addresses{p: p, check: checkFarAddress} }
 
+// NewHolders makes a flag value for those that keep manifests of heaps: witnesses, HOST:PORT or unix:PATH with commas
+// between, or etcd://HOST:PORT[,HOST:PORT...]/NAME, a cluster in etcd.
+func NewHolders(p *[]string) *Addresses { return &Addresses{p: p, check: checkHolder} }
+
+func checkHolder(s string) error {
+	if strings.HasPrefix(s, scheme.Etcd) {
+		_, _, err := ParseEtcd(s)
+		return err
+	}
+	if err := checkNodeAddress(s); err != nil {
+		return fmt.Errorf("%w, or etcd://HOST:PORT/NAME", err)
+	}
+	return nil
+}
+
 // Set parses s and replaces the default, or adds to what was given before.
 func (v *Addresses) Set(s string) error {
 	list := strings.Split(s, ",")

@@ -21,6 +21,7 @@ type rangeRequest struct {
 	Key   []byte `json:"key"`
 	End   []byte `json:"range_end,omitempty"`
 	Limit int64  `json:"limit,omitempty,string"`
+	Bare  bool   `json:"keys_only,omitempty"`
 }
 
 type rangeAnswer struct {
@@ -57,6 +58,30 @@ func (c *Client) List(ctx context.Context, prefix string, limit int) (kvs []KV, 
 		return nil, false, fmt.Errorf("cannot list %s in etcd: %d keys in the answer, and at most %d were asked for", prefix, len(a.KVs), limit)
 	}
 	return a.KVs, a.More, nil
+}
+
+// keysAtOnce is how many keys fit into an answer, however long they are.
+const keysAtOnce = 512
+
+// Keys returns all keys that begin with prefix, in order, without what they have.
+func (c *Client) Keys(ctx context.Context, prefix string) (keys []string, err error) {
+	from := prefix
+	for {
+		var a rangeAnswer
+		if err := c.ask(ctx, "kv/range", false, rangeRequest{Key: []byte(from), End: after(prefix), Limit: keysAtOnce, Bare: true}, &a); err != nil {
+			return nil, fmt.Errorf("cannot list %s in etcd: %w", prefix, err)
+		}
+		for _, kv := range a.KVs {
+			if string(kv.Key) < from {
+				return nil, fmt.Errorf("cannot list %s in etcd: the answer is about something else", prefix)
+			}
+			keys = append(keys, string(kv.Key))
+			from = string(kv.Key) + "\x00"
+		}
+		if !a.More || len(a.KVs) == 0 {
+			return keys, nil
+		}
+	}
 }
 
 // after is the end of the range of keys that begin with prefix, which is not empty and does not end with 0xff.

@@ -7,6 +7,8 @@
 // "package.moment".
 package failpoint
 
+import "sync/atomic"
+
 var hook func(name string)
 
 // Set installs f as the hook of this process; nil removes it.
@@ -25,3 +27,15 @@ func Hit(name string) {
 // On reports whether there is a hook: for code that does several things at once,
 // and must do them one by one for a crash to come between.
 func On() bool { return hook != nil }
+
+var without atomic.Pointer[string]
+
+// SetWithout has the mechanism of that name left out from now on; an empty name leaves none out.
+func SetWithout(name string) { without.Store(&name) }
+
+// Without reports whether the mechanism of that name is to be left out: for benchmarks that show
+// what it is good for.
+func Without(name string) bool {
+	left := without.Load()
+	return left != nil && *left == name
+}

@@ -6,7 +6,7 @@
 // process of its own, over tcp and over shm, and how far compression and a web
 // front end get with a part of their data local.
 //
-// For the runtime alone, RunDeref and RunPause, the memory node is a far.MemStore
+// For the runtime alone, RunDeref and in part RunPause, far memory is a far.MemStore
 // in the same process. Rounds of what is compared alternate, and the median round
 // counts. The more other work there is on the machine, the more the figures say
 // about its scheduler: a program that waits for its node, or for another of its

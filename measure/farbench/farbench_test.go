@@ -5,6 +5,7 @@ import (
 	"sync"
 	"testing"
 
+	"polder/far"
 	"polder/internal/failpoint"
 )
 
@@ -23,7 +24,7 @@ func TestMutatorsWriteEveryPage(t *testing.T) {
 				failpoint.Set(w.hit)
 				defer failpoint.Set(nil)
 			}
-			a, err := newArray(context.Background(), 8<<20, 12<<20, 256<<10)
+			a, err := newArray(context.Background(), far.NewMemStore(2<<20, 76), 8<<20, 12<<20, 256<<10)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"polder/far"
 	"polder/internal/failpoint"
 	"polder/measure/benchout"
+	"polder/measure/delay"
 	"polder/measure/plot"
 )
 
@@ -27,10 +29,9 @@ type array struct {
 	pages far.Run[page]
 }
 
-// newArray makes an array of size bytes, of which scopes touch up to scope bytes
+// newArray makes an array of size bytes in store, of which scopes touch up to scope bytes
 // at a time.
-func newArray(ctx context.Context, local, size int64, scope int) (*array, error) {
-	store := far.NewMemStore(2<<20, int(2*size>>21)+64)
+func newArray(ctx context.Context, store far.Store, local, size int64, scope int) (*array, error) {
 	heap, err := far.NewHeap(store, far.Config{Local: local, MaxLocal: local, ScopeBytes: scope + scope/8, HeldTooLong: 10 * time.Second})
 	if err != nil {
 		return nil, err
@@ -143,65 +144,109 @@ const (
 	// paced is the part of what both evacuators can sustain that the mutators
 	// write.
 	paced = 0.3
+	// slowWrite is how long a write takes where it takes long.
+	slowWrite = 5 * time.Millisecond
 )
+
+// slowStore is far memory in the same process whose writes take as long as slowWrite.
+type slowStore struct{ *far.MemStore }
+
+type slowSegment struct{ far.Segment }
+
+func (s slowStore) Alloc(ctx context.Context) (far.Segment, error) {
+	seg, err := s.MemStore.Alloc(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return slowSegment{seg}, nil
+}
+
+func (s slowStore) Read(ctx context.Context, ops []far.ReadOp) {
+	inner := slices.Clone(ops)
+	for i := range inner {
+		inner[i].Seg = ops[i].Seg.(slowSegment).Segment
+	}
+	s.MemStore.Read(ctx, inner)
+	for i := range ops {
+		ops[i].Err = inner[i].Err
+	}
+}
+
+func (s slowSegment) Write(ctx context.Context, p []byte, off int) error {
+	if err := delay.Sleep(slowWrite); err != nil {
+		return err
+	}
+	return s.Segment.Write(ctx, p, off)
+}
+
+// pauseRun is a run of RunPause.
+type pauseRun struct {
+	Options
+	length time.Duration // of a row
+	rounds int
+	local  int64 // bytes of local memory
+	node   *lender
+}
+
+// store is new far memory for size bytes, where a name of one of stores says.
+func (p *pauseRun) store(where string, size int64) far.Store {
+	inProcess := far.NewMemStore(2<<20, int(2*size>>21)+64)
+	switch where {
+	case "tcp":
+		return p.node.store()
+	case "5 ms a write":
+		return slowStore{inProcess}
+	}
+	return inProcess
+}
+
+// evacuations are the ways to evacuate that RunPause compares.
+var evacuations = []struct {
+	name    string
+	world   bool   // is stopped
+	without string // the mechanism that is left out
+}{
+	{name: "stop-the-world", world: true},
+	{name: "pauseless"},
+	{name: "without admission", without: "far.admission"},
+	{name: "without priority", without: "far.priority"},
+}
 
 // RunPause measures an iteration of a mutator that dirties 4 MB while the
 // evacuator works, beside one that stops the world (figure 14), at a rate that
-// both can sustain and from the time at which it was due, and then lets 100
-// goroutines read 1 MB each in a scope that they go on holding (figure 15).
-func RunPause(ctx context.Context, o Options) error {
-	length := 15 * time.Second
+// both can sustain and from the time at which it was due: over far memory in the same
+// process, over a node, and where each write takes 5 ms. Then it lets 100
+// goroutines read 1 MB each in a scope that they go on holding (figure 15). Both are
+// measured as well without the evacuator's priority, for which it sleeps before it is preempted,
+// and without admission, which lets only as many goroutines into a scope as there is memory for.
+func RunPause(ctx context.Context, o Options) (err error) {
+	p := &pauseRun{Options: o, length: 5 * time.Second, rounds: 4, local: 256 << 20}
 	if o.Short {
-		length = 5 * time.Second
+		p.length, p.rounds, p.local = time.Second, 1, 64<<20
 	}
-	// What either can sustain, without a pause between iterations, comes first: who
-	// writes faster than that waits for memory and not for the evacuator.
-	rivals := []struct {
-		name  string
-		world func() *world
-	}{{"stop-the-world", newWorld}, {"pauseless", func() *world { return nil }}}
-	least := math.Inf(1)
-	for _, r := range rivals {
-		it, err := measureIterations(ctx, r.world(), length/3, 0)
+	if p.node, err = startLender(ctx, o.Polder, "tcp", 4*p.local); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.node.close()) }()
+	var first []iterations
+	for _, where := range []string{"in the process", "tcp", "5 ms a write"} {
+		taken, err := p.dirty(ctx, where)
 		if err != nil {
 			return err
 		}
-		rate := float64(it.total.TotalCount()) / (length / 3).Seconds()
-		least = min(least, rate)
-		if err := o.Out.Print(benchout.Row{Bench: "far pause", Case: "dirty 4 MB, " + r.name, Metric: "sustained", Value: 4 * rate, Unit: "MB/s"}); err != nil {
-			return err
-		}
-	}
-	var taken [2]iterations
-	for i := range taken {
-		taken[i].total = hdrhistogram.New(1, 60e6, 3)
-	}
-	for round := range 4 { // in turn, so that what else the machine does hits both
-		for i, r := range rivals {
-			it, err := measureIterations(ctx, r.world(), length/3, time.Duration(float64(mutators*time.Second)/(least*paced)))
-			if err != nil {
-				return err
-			}
-			taken[i].add(it, time.Duration(round)*length/3)
-		}
-	}
-	stw, ours := taken[0].total, taken[1].total
-	for _, q := range []struct {
-		name string
-		at   float64
-	}{{"p50", 50}, {"p99", 99}, {"p99.9", 99.9}, {"max", 100}} {
-		row := benchout.Row{Bench: "far pause", Case: "dirty 4 MB", Metric: q.name, Value: float64(ours.ValueAtPercentile(q.at)) / 1e3, Unit: "ms"}
-		if err := o.Out.Print(row.Against("stop-the-world", float64(stw.ValueAtPercentile(q.at))/1e3, benchout.Lower)); err != nil {
-			return err
+		if first == nil {
+			first = taken
 		}
 	}
 	var free []plot.Line
-	for _, compute := range []time.Duration{4 * time.Millisecond, 0} {
-		l, err := measureCrowd(ctx, o, compute, length)
-		if err != nil {
-			return err
+	for _, ev := range evacuations[1:] {
+		for _, compute := range []time.Duration{4 * time.Millisecond, 0} {
+			l, err := p.crowd(ctx, ev.name, ev.without, compute)
+			if err != nil {
+				return err
+			}
+			free = append(free, l)
 		}
-		free = append(free, l)
 	}
 	if o.Plots == nil {
 		return nil
@@ -211,13 +256,57 @@ func RunPause(ctx context.Context, o Options) error {
 		X:     "seconds",
 		Panels: []plot.Panel{
 			{Y: "ms an iteration", Log: true, Lines: []plot.Line{
-				{Name: "stop-the-world", Points: taken[0].points, Dots: true},
-				{Name: "pauseless", Points: taken[1].points, Dots: true},
+				{Name: evacuations[0].name, Points: first[0].points, Dots: true},
+				{Name: evacuations[1].name, Points: first[1].points, Dots: true},
 			}},
 			{Y: "% free", Lines: free},
 		},
 	}
 	return c.WriteSVG(o.Plots)
+}
+
+// dirty measures iterations with each of evacuations.
+func (p *pauseRun) dirty(ctx context.Context, where string) ([]iterations, error) {
+	name := "dirty 4 MB, " + where
+	// What those sustain that are compared, without a pause between iterations, comes first: who
+	// writes faster than that waits for memory and not for the evacuator.
+	least := math.Inf(1)
+	for i, ev := range evacuations[:2] {
+		it, err := p.iterate(ctx, where, i, 0)
+		if err != nil {
+			return nil, err
+		}
+		rate := float64(it.total.TotalCount()) / p.length.Seconds()
+		least = min(least, rate)
+		if err := p.Out.Print(benchout.Row{Bench: "far pause", Case: name + ", " + ev.name, Metric: "sustained", Value: 4 * rate, Unit: "MB/s"}); err != nil {
+			return nil, err
+		}
+	}
+	taken := make([]iterations, len(evacuations))
+	for i := range taken {
+		taken[i].total = hdrhistogram.New(1, 60e6, 3)
+	}
+	for round := range p.rounds { // in turn, so that what else the machine does hits all
+		for i := range evacuations {
+			it, err := p.iterate(ctx, where, i, time.Duration(float64(mutators*time.Second)/(least*paced)))
+			if err != nil {
+				return nil, err
+			}
+			taken[i].add(it, time.Duration(round)*p.length)
+		}
+	}
+	for i, ev := range evacuations[1:] {
+		for _, q := range []struct {
+			name string
+			at   float64
+		}{{"p50", 50}, {"p99", 99}, {"p99.9", 99.9}, {"max", 100}} {
+			row := benchout.Row{Bench: "far pause", Case: name + ", " + ev.name, Metric: q.name, Value: float64(taken[i+1].total.ValueAtPercentile(q.at)) / 1e3, Unit: "ms"}
+			if err := p.Out.Print(row.Against(evacuations[0].name, float64(taken[0].total.ValueAtPercentile(q.at))/1e3, benchout.Lower)); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return taken, nil
 }
 
 // iterations is how long iterations took.
@@ -234,19 +323,25 @@ func (it *iterations) add(other iterations, at time.Duration) {
 	}
 }
 
-// measureIterations lets each mutator begin an iteration every interval, and
+// iterate lets each mutator begin an iteration every interval, and
 // counts from when it was due.
-func measureIterations(ctx context.Context, w *world, length, interval time.Duration) (iterations, error) {
+func (p *pauseRun) iterate(ctx context.Context, where string, evacuation int, interval time.Duration) (iterations, error) {
 	const pages = 4 << 20 / 4096
-	if w != nil {
+	ev := &evacuations[evacuation]
+	var w *world
+	if ev.world {
+		w = newWorld()
 		failpoint.Set(w.hit)
 		defer failpoint.Set(nil) // after the heap has been closed
 	}
-	a, err := newArray(ctx, 256<<20, 384<<20, 4<<20)
+	size := p.local * 3 / 2
+	a, err := newArray(ctx, p.store(where, size), p.local, size, 4<<20)
 	if err != nil {
 		return iterations{}, err
 	}
 	defer a.heap.Close()
+	failpoint.SetWithout(ev.without)
+	defer failpoint.SetWithout("")
 	begin := time.Now()
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -258,7 +353,7 @@ func measureIterations(ctx context.Context, w *world, length, interval time.Dura
 			defer s.Close()
 			r := rand.New(rand.NewPCG(uint64(id), 5))
 			due := begin.Add(interval * time.Duration(id) / mutators)
-			for time.Since(begin) < length && ctx.Err() == nil {
+			for time.Since(begin) < p.length && ctx.Err() == nil {
 				start := time.Now()
 				if interval > 0 {
 					time.Sleep(time.Until(due))
@@ -309,16 +404,19 @@ func (a *array) dirty(s *far.Scope, w *world, first, n int) error {
 	return nil
 }
 
-// measureCrowd lets 100 goroutines read 1 MB each in a scope, over and over, and
+// crowd lets 100 goroutines read 1 MB each in a scope, over and over, and
 // go on computing in it. It returns the free memory over time.
-func measureCrowd(ctx context.Context, o Options, compute time.Duration, length time.Duration) (plot.Line, error) {
+func (p *pauseRun) crowd(ctx context.Context, evacuation, without string, compute time.Duration) (plot.Line, error) {
 	const crowd, pages = 100, 1 << 20 / 4096
-	a, err := newArray(ctx, 512<<20, 768<<20, 1<<20)
+	local := 2 * p.local
+	a, err := newArray(ctx, p.store("", local*3/2), local, local*3/2, 1<<20)
 	if err != nil {
 		return plot.Line{}, err
 	}
 	defer a.heap.Close()
-	name := fmt.Sprintf("100 goroutines, %v of work", compute)
+	failpoint.SetWithout(without)
+	defer failpoint.SetWithout("")
+	name := fmt.Sprintf("100 goroutines, %v of work, %s", compute, evacuation)
 	begin := time.Now()
 	stop := make(chan struct{})
 	var done, full atomic.Int64
@@ -332,7 +430,7 @@ func measureCrowd(ctx context.Context, o Options, compute time.Duration, length 
 		mu.Unlock()
 	}
 	least, over := 100.0, int64(0)
-	drawn := plot.Line{Name: fmt.Sprintf("%v of work a scope", compute)}
+	drawn := plot.Line{Name: fmt.Sprintf("%v of work a scope, %s", compute, evacuation)}
 	sampling.Go(func() {
 		tick := time.NewTicker(5 * time.Millisecond)
 		defer tick.Stop()
@@ -357,7 +455,7 @@ func measureCrowd(ctx context.Context, o Options, compute time.Duration, length 
 	for id, s := range scopes {
 		wg.Go(func() {
 			r := rand.New(rand.NewPCG(uint64(id), 6))
-			for time.Since(begin) < length && ctx.Err() == nil {
+			for time.Since(begin) < p.length && ctx.Err() == nil {
 				start := time.Now()
 				s.Enter()
 				waited := time.Since(start)
@@ -365,10 +463,10 @@ func measureCrowd(ctx context.Context, o Options, compute time.Duration, length 
 				_ = waits.RecordValue(max(waited.Microseconds(), 1))
 				mu.Unlock()
 				first := r.IntN(a.pages.Len() - pages)
-				sum := byte(0)
+				sum, read := byte(0), 0
 				for i := range pages {
-					p := a.pages.At(first + i).Deref(s)
-					if p == nil {
+					page := a.pages.At(first + i).Deref(s)
+					if page == nil {
 						if err := s.Err(); !errors.Is(err, far.ErrScopeFull) {
 							fail(err)
 							s.Leave()
@@ -377,13 +475,14 @@ func measureCrowd(ctx context.Context, o Options, compute time.Duration, length 
 						full.Add(1)
 						break
 					}
-					sum += p[0]
+					sum += page[0]
+					read++
 				}
 				for end := time.Now().Add(compute); time.Now().Before(end); {
 					sum++
 				}
 				s.Leave()
-				done.Add(1)
+				done.Add(int64(read))
 			}
 		})
 	}
@@ -391,7 +490,7 @@ func measureCrowd(ctx context.Context, o Options, compute time.Duration, length 
 	close(stop)
 	sampling.Wait()
 	for _, row := range []benchout.Row{
-		{Metric: "read", Value: float64(done.Load()) / time.Since(begin).Seconds(), Unit: "MB/s"},
+		{Metric: "read", Value: float64(done.Load()) / pages / time.Since(begin).Seconds(), Unit: "MB/s"},
 		{Metric: "least free memory", Value: least, Unit: "%"},
 		{Metric: "most over the budget", Value: float64(over), Unit: "B"},
 		{Metric: "allocations refused", Value: float64(full.Load()), Unit: ""},
@@ -400,7 +499,7 @@ func measureCrowd(ctx context.Context, o Options, compute time.Duration, length 
 		{Metric: "longest wait to enter", Value: float64(waits.Max()) / 1e3, Unit: "ms"},
 	} {
 		row.Bench, row.Case = "far pause", name
-		if err := o.Out.Print(row); err != nil {
+		if err := p.Out.Print(row); err != nil {
 			return plot.Line{}, err
 		}
 	}

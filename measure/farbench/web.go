@@ -8,12 +8,15 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"time"
 
+	"github.com/HdrHistogram/hdrhistogram-go"
 	"github.com/klauspost/compress/s2"
 
 	"polder/far"
 	"polder/measure/benchout"
+	"polder/measure/delay"
 )
 
 // webScale is how large a run of far web is.
@@ -51,7 +54,7 @@ func pictures(pairs int) int { return max(pairs*webPair*62/15/len(picture{}), 1)
 // local, shared by values and pictures as the evacuator decides; pictures are
 // accessed with and without the hint that they are not used again soon. The
 // rivals are the same program with everything local, and one over Go's own map
-// and slice.
+// and slice. Then requests come at given rates, and latency is measured (figure 6).
 func RunWeb(ctx context.Context, o Options) error {
 	sc := webScale{pairs: 1 << 20, rounds: 7, span: 500 * time.Millisecond, settle: 3 * time.Second}
 	if o.Short {
@@ -243,55 +246,153 @@ func (p *plainSite) show(_ context.Context, i int, use func(p *picture) error) e
 
 func (p *plainSite) close() {}
 
+// worker answers requests at a front end.
+type worker struct {
+	d      *webData
+	site   frontEnd
+	block  cipher.Block
+	r      *rand.Rand
+	secret picture
+	packed []byte
+}
+
+func (d *webData) worker(site frontEnd, round, id int) (*worker, error) {
+	block, err := aes.NewCipher([]byte("sixteen byte key"))
+	if err != nil {
+		return nil, err
+	}
+	return &worker{d: d, site: site, block: block, r: rand.New(rand.NewPCG(uint64(round), uint64(id))),
+		packed: make([]byte, s2.MaxEncodedLen(len(picture{})))}, nil
+}
+
+// answer answers one request.
+func (w *worker) answer(ctx context.Context) error {
+	var keys [webLookups]uint64
+	var vs [webLookups]webValue
+	for i := range keys {
+		keys[i] = uint64(w.d.which[w.d.keys.rank(w.r)])
+	}
+	if err := w.site.look(ctx, &keys, &vs); err != nil {
+		return err
+	}
+	pic := -1
+	for i := range vs {
+		v := binary.LittleEndian.Uint64(vs[i][:])
+		if v>>32 != keys[i] {
+			return fmt.Errorf("key %d has the value of key %d", keys[i], v>>32)
+		}
+		pic = int(uint32(v))
+	}
+	if err := w.site.show(ctx, pic, func(p *picture) error {
+		if got := binary.LittleEndian.Uint64(p[:]); got != uint64(pic) {
+			return fmt.Errorf("picture %d is number %d", pic, got)
+		}
+		cipher.NewCBCEncrypter(w.block, p[:aes.BlockSize]).CryptBlocks(w.secret[:], p[:])
+		return nil
+	}); err != nil {
+		return err
+	}
+	_ = s2.EncodeSnappy(w.packed, w.secret[:])
+	return nil
+}
+
 // requests lets the workers answer requests for span. It returns how many they
 // answered in a second, and in all.
 func (d *webData) requests(ctx context.Context, round int, span time.Duration, open func(context.Context) frontEnd) (rate float64, answered int, err error) {
-	block, err := aes.NewCipher([]byte("sixteen byte key"))
-	if err != nil {
-		return 0, 0, err
-	}
 	var total counter
 	rate, err = crowd(webWorkers, span, func(id int, over func() bool) (int, error) {
 		site := open(ctx)
 		defer site.close()
-		r := rand.New(rand.NewPCG(uint64(round), uint64(id)))
-		var ranks [webLookups]int
-		var keys [webLookups]uint64
-		var vs [webLookups]webValue
-		var secret picture
-		packed := make([]byte, s2.MaxEncodedLen(len(secret)))
+		w, err := d.worker(site, round, id)
+		if err != nil {
+			return 0, err
+		}
 		n := 0
 		for ; !over(); n++ {
-			for i := range keys {
-				ranks[i] = d.keys.rank(r)
-				keys[i] = uint64(d.which[ranks[i]])
-			}
-			if err := site.look(ctx, &keys, &vs); err != nil {
+			if err := w.answer(ctx); err != nil {
 				return n, err
 			}
-			pic := -1
-			for i := range vs {
-				w := binary.LittleEndian.Uint64(vs[i][:])
-				if w>>32 != keys[i] {
-					return n, fmt.Errorf("key %d has the value of key %d", keys[i], w>>32)
-				}
-				pic = int(uint32(w))
-			}
-			if err := site.show(ctx, pic, func(p *picture) error {
-				if got := binary.LittleEndian.Uint64(p[:]); got != uint64(pic) {
-					return fmt.Errorf("picture %d is number %d", pic, got)
-				}
-				cipher.NewCBCEncrypter(block, p[:aes.BlockSize]).CryptBlocks(secret[:], p[:])
-				return nil
-			}); err != nil {
-				return n, err
-			}
-			_ = s2.EncodeSnappy(packed, secret[:])
 		}
 		total.add(n)
 		return n, nil
 	})
 	return rate, int(total.n.Load()), err
+}
+
+// offered lets requests come rate times a second, evenly, for span, and adds how long each took from when
+// it was due, in microseconds: one that waits for those before it is late, too.
+func (d *webData) offered(ctx context.Context, round int, span time.Duration, rate float64, open func(context.Context) frontEnd, took *hdrhistogram.Histogram) error {
+	interval := time.Duration(float64(webWorkers*time.Second) / rate)
+	begin := time.Now()
+	var mu sync.Mutex
+	_, err := crowd(webWorkers, span, func(id int, over func() bool) (int, error) {
+		site := open(ctx)
+		defer site.close()
+		w, err := d.worker(site, round, id)
+		if err != nil {
+			return 0, err
+		}
+		own := hdrhistogram.New(1, 60e6, 3)
+		n := 0
+		for due := begin.Add(interval * time.Duration(id) / webWorkers); !over(); due = due.Add(interval) {
+			if err := delay.Sleep(time.Until(due)); err != nil {
+				return n, err
+			}
+			if err := w.answer(ctx); err != nil {
+				return n, err
+			}
+			_ = own.RecordValue(max(time.Since(due).Microseconds(), 1))
+			n++
+		}
+		mu.Lock()
+		took.Merge(own)
+		mu.Unlock()
+		return n, nil
+	})
+	return err
+}
+
+// webLoads are the loads at which latency is measured, in % of the requests that are answered in a second
+// while everything is local and nobody waits for a request to come.
+var webLoads = []int{20, 40, 60, 80, 90}
+
+// latencies measures how long requests take at each of webLoads (figure 6).
+func (d *webData) latencies(ctx context.Context, o Options, sc webScale, all []*webRival, most float64) error {
+	for _, load := range webLoads {
+		took := make([]*hdrhistogram.Histogram, len(all))
+		for i := range took {
+			took[i] = hdrhistogram.New(1, 60e6, 3)
+		}
+		for round := range sc.rounds { // in turn, so that what else the machine does hits all
+			for i, c := range all {
+				if err := d.offered(ctx, round, sc.span, most*float64(load)/100, c.open, took[i]); err != nil {
+					return fmt.Errorf("%s: %w", c.name, err)
+				}
+			}
+		}
+		for i, c := range all {
+			for _, q := range []float64{50, 99} {
+				row := benchout.Row{Bench: "far web", Case: fmt.Sprintf("%s, %d %% load", c.name, load), Metric: fmt.Sprintf("p%.0f", q), Value: float64(took[i].ValueAtPercentile(q)) / 1e3, Unit: "ms"}
+				if i > 0 {
+					row = row.Against(all[0].name, float64(took[0].ValueAtPercentile(q))/1e3, benchout.Lower)
+				}
+				if err := o.Out.Print(row); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// webRival is a front end that takes part.
+type webRival struct {
+	name  string
+	open  func(context.Context) frontEnd
+	site  *farSite // nil for those with everything local
+	rates []float64
+	// Of all rounds: gets and pictures that missed, and requests.
+	misses, fetched, shown uint64
 }
 
 func runWeb(ctx context.Context, o Options, sc webScale) (err error) {
@@ -304,15 +405,7 @@ func runWeb(ctx context.Context, o Options, sc webScale) (err error) {
 	}
 	defer func() { err = errors.Join(err, local.heap.Close()) }()
 
-	type contestant struct {
-		name  string
-		open  func(context.Context) frontEnd
-		site  *farSite // nil for those with everything local
-		rates []float64
-		// Of all rounds: gets and pictures that missed, and requests.
-		misses, fetched, shown uint64
-	}
-	all := []*contestant{
+	all := []*webRival{
 		{name: "Go's map and slice", open: func(context.Context) frontEnd { return plain }},
 		{name: "all local", open: local.frontEnd(false)},
 	}
@@ -329,7 +422,7 @@ func runWeb(ctx context.Context, o Options, sc webScale) (err error) {
 			}
 			defer func() { err = errors.Join(err, f.heap.Close()) }()
 			name := map[bool]string{false: ", temporal", true: ", non-temporal"}[stream]
-			all = append(all, &contestant{name: fabric + name, open: f.frontEnd(stream), site: f})
+			all = append(all, &webRival{name: fabric + name, open: f.frontEnd(stream), site: f})
 		}
 	}
 	for i, c := range all {
@@ -377,7 +470,8 @@ func runWeb(ctx context.Context, o Options, sc webScale) (err error) {
 			return err
 		}
 	}
-	return nil
+	// Of the two ways to show pictures, the first.
+	return d.latencies(ctx, o, sc, []*webRival{all[1], all[2], all[4]}, median(all[1].rates))
 }
 
 // webCounts is what a site has missed.

@@ -80,42 +80,25 @@ type figure struct {
 
 // Run simulates the cluster of a file and prints it.
 func Run(ctx context.Context, spec *Spec, o Options) error {
-	out := benchout.New(o.Out, true)
-	print := func(f figure) error {
-		row := benchout.Row{Bench: "sim swap", Case: f.name, Metric: f.metric, Value: f.simulated, Unit: f.unit}
-		if f.published != 0 {
-			row.Rival, row.RivalValue = "published", f.published
-		}
-		return out.Print(row)
-	}
-	if !o.JSON {
-		t := &table{w: o.Out, spec: spec}
-		print = t.print
-	}
 	n := plays
 	if o.Short {
 		n = 1
 	}
-	yield := func(f figure) error {
-		if err := print(f); err != nil {
-			return fmt.Errorf("cannot print the simulation: %w", err)
+	c := &spec.Cluster
+	s := benchout.Simulation{Bench: "sim swap", Notes: notes, Heading: fmt.Sprintf("FineMem's cluster: %d servers with %d GiB, %d GiB of far memory, %d jobs, %d mixes",
+		c.Servers, c.Memory>>10, c.Far>>10, c.Jobs, len(spec.Runs))}
+	return s.Print(o.Out, o.JSON, func(print func(benchout.Figure) error) error {
+		yield := func(f figure) error {
+			return print(benchout.Figure{Name: f.name, Metric: f.metric, Unit: f.unit, Simulated: f.simulated, Low: f.published, High: f.published, Source: "predicted"})
 		}
-		return nil
-	}
-	err := simulate(ctx, spec, o.Seed, n, o.Progress, yield)
-	if err == nil {
+		if err := simulate(ctx, spec, o.Seed, n, o.Progress, yield); err != nil {
+			return err
+		}
 		if o.Progress != nil {
 			o.Progress(len(variants), len(variants)+1, allocated)
 		}
-		err = simulateBorrowing(ctx, spec, o.Seed, cmp.Or(o.grain, grain), yield)
-	}
-	if err != nil || o.JSON {
-		return err
-	}
-	if _, err := fmt.Fprintln(o.Out, notes); err != nil {
-		return fmt.Errorf("cannot print the simulation: %w", err)
-	}
-	return nil
+		return simulateBorrowing(ctx, spec, o.Seed, cmp.Or(o.grain, grain), yield)
+	})
 }
 
 // simulate calls yield for every value.
@@ -241,47 +224,6 @@ func quantile(all []float64, at float64) float64 {
 	}
 	sorted := slices.Sorted(slices.Values(all))
 	return sorted[int(at*float64(len(sorted)-1)+0.5)]
-}
-
-// table prints figures for people.
-type table struct {
-	w    io.Writer
-	spec *Spec
-	last string // the name in the line above
-}
-
-func (t *table) print(f figure) error {
-	if t.last == "" {
-		c := &t.spec.Cluster
-		_, err := fmt.Fprintf(t.w, "FineMem's cluster: %d servers with %d GiB, %d GiB of far memory, %d jobs, %d mixes\n%-50s %-34s %12s %12s\n",
-			c.Servers, c.Memory>>10, c.Far>>10, c.Jobs, len(t.spec.Runs), "", "", "published", "simulated")
-		if err != nil {
-			return err
-		}
-	}
-	name := f.name
-	if name == t.last {
-		name = ""
-	}
-	t.last = f.name
-	published := "-"
-	if f.published != 0 {
-		published = number(f.published, f.unit)
-	}
-	_, err := fmt.Fprintf(t.w, "%-50s %-34s %12s %12s\n", name, f.metric, published, number(f.simulated, f.unit))
-	return err
-}
-
-func number(v float64, unit string) string {
-	switch unit {
-	case "us":
-		return fmt.Sprintf("%.1f µs", v)
-	case "%":
-		return fmt.Sprintf("%.1f %%", v)
-	case "x":
-		return fmt.Sprintf("%.3f", v)
-	}
-	return fmt.Sprintf("%.0f", v)
 }
 
 const notes = `

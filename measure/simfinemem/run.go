@@ -60,23 +60,12 @@ func Run(ctx context.Context, o Options) error {
 }
 
 func (o Options) run(ctx context.Context, pl plan) error {
-	var p printer = &table{w: o.Out}
-	if o.JSON {
-		p = &rows{out: benchout.New(o.Out, true)}
-	}
-	err := o.simulate(ctx, pl, func(f figure) error {
-		if err := p.print(&f); err != nil {
-			return fmt.Errorf("cannot print the simulation: %w", err)
-		}
-		return nil
+	s := benchout.Simulation{Bench: "sim finemem", Heading: heading, Notes: notes}
+	return s.Print(o.Out, o.JSON, func(yield func(benchout.Figure) error) error {
+		return o.simulate(ctx, pl, func(f figure) error {
+			return yield(benchout.Figure{Name: f.name, Metric: f.metric, Unit: f.unit, Simulated: f.simulated, Low: f.published, High: f.published, Source: f.source()})
+		})
 	})
-	if err != nil {
-		return err
-	}
-	if err := p.end(); err != nil {
-		return fmt.Errorf("cannot print the simulation: %w", err)
-	}
-	return nil
 }
 
 // simulate calls yield for every value.
@@ -189,68 +178,7 @@ func size(class int) string {
 	return fmt.Sprintf("%d MiB", 4<<class/1024)
 }
 
-type printer interface {
-	print(*figure) error
-	end() error
-}
-
-// rows prints figures for programs.
-type rows struct{ out benchout.Printer }
-
-func (*rows) end() error { return nil }
-
-func (r *rows) print(f *figure) error {
-	row := benchout.Row{Bench: "sim finemem", Case: f.name, Metric: f.metric, Value: f.simulated, Unit: f.unit}
-	if f.published != 0 {
-		row.Rival, row.RivalValue = fmt.Sprintf("published (%s)", f.source()), f.published
-	}
-	return r.out.Print(row)
-}
-
-// table prints figures for people.
-type table struct {
-	w     io.Writer
-	begun bool
-	last  string // the name in the line above
-}
-
-func (t *table) print(f *figure) error {
-	if !t.begun {
-		t.begun = true
-		_, err := fmt.Fprintf(t.w, "FineMem in virtual time: 16 compute nodes\n%-62s %-8s %14s %14s\n", "", "", "published", "simulated")
-		if err != nil {
-			return err
-		}
-	}
-	name := f.name
-	if name == t.last {
-		name = ""
-	}
-	t.last = f.name
-	published := "-"
-	if f.published != 0 {
-		published = number(f.published, f.unit)
-	}
-	_, err := fmt.Fprintf(t.w, "%-62s %-8s %14s %14s  %s\n", name, f.metric, published, number(f.simulated, f.unit), f.source())
-	return err
-}
-
-func number(v float64, unit string) string {
-	switch unit {
-	case "us":
-		return fmt.Sprintf("%.1f µs", v)
-	case "op/s":
-		return fmt.Sprintf("%.0f /s", v)
-	case "x":
-		return fmt.Sprintf("%.1f x", v)
-	}
-	return fmt.Sprintf("%.2f", v)
-}
-
-func (t *table) end() error {
-	_, err := fmt.Fprintln(t.w, notes)
-	return err
-}
+const heading = "FineMem in virtual time: 16 compute nodes"
 
 const notes = `
 FineMem is package pool/finemem with the paper's search order, over the worker of

@@ -3,7 +3,6 @@ package simlatency
 import (
 	"context"
 	"fmt"
-	"io"
 	"time"
 
 	"polder/measure/benchout"
@@ -24,26 +23,17 @@ type kvFigure struct {
 	given string
 }
 
-// source is where a figure comes from.
-func (f *kvFigure) source() string {
-	if f.given != "" {
-		return "given"
-	}
-	if f.fitted != "" {
-		return "fitted"
-	}
-	return "predicted"
-}
-
-// deviation is how far the simulated value is from what was published, in percent of it.
-func (f *kvFigure) deviation() float64 {
+// figure is f as it is printed.
+func (f *kvFigure) figure() benchout.Figure {
+	source := predicted
 	switch {
-	case f.simulated < f.low:
-		return 100 * (f.simulated/f.low - 1)
-	case f.simulated > f.high:
-		return 100 * (f.simulated/f.high - 1)
+	case f.given != "":
+		source = given
+	case f.fitted != "":
+		source = fitted
 	}
-	return 0
+	return benchout.Figure{Name: f.name, Metric: f.metric, Unit: f.unit, Simulated: f.simulated, Low: f.low, High: f.high,
+		Source: string(source), From: f.fitted + f.given, Bound: f.bound}
 }
 
 const (
@@ -216,102 +206,9 @@ func (o Options) runKV(ctx context.Context, pl kvPlan) error {
 
 // print prints what simulate yields.
 func (o Options) print(bench, heading, notes string, simulate func(yield func(kvFigure) error) error) error {
-	out := benchout.New(o.Out, true)
-	print := func(f kvFigure) error {
-		row := benchout.Row{Bench: bench, Case: f.name, Metric: f.metric + " (" + f.source() + ")", Value: f.simulated, Unit: f.unit}
-		if f.high != 0 {
-			row.Rival, row.RivalValue = "published", f.high
-		}
-		return out.Print(row)
-	}
-	end := func() error { return nil }
-	if !o.JSON {
-		t := &kvTable{w: o.Out, heading: heading, about: notes}
-		print, end = t.print, t.end
-	}
-	err := simulate(func(f kvFigure) error {
-		if err := print(f); err != nil {
-			return fmt.Errorf("cannot print the simulation: %w", err)
-		}
-		return nil
+	return benchout.Simulation{Bench: bench, Heading: heading, Notes: notes}.Print(o.Out, o.JSON, func(yield func(benchout.Figure) error) error {
+		return simulate(func(f kvFigure) error { return yield(f.figure()) })
 	})
-	if err != nil {
-		return err
-	}
-	if err := end(); err != nil {
-		return fmt.Errorf("cannot print the simulation: %w", err)
-	}
-	return nil
-}
-
-// kvTable prints figures for people.
-type kvTable struct {
-	w              io.Writer
-	heading, about string
-	last           string   // the name in the line above
-	notes          []string // each a bound
-}
-
-func (t *kvTable) print(f kvFigure) error {
-	if t.last == "" {
-		_, err := fmt.Fprintf(t.w, "%s\n%-58s %-28s %14s %12s %10s\n", t.heading,
-			"", "", "published", "simulated", "deviation")
-		if err != nil {
-			return err
-		}
-	}
-	name := f.name
-	if name == t.last {
-		name = ""
-	}
-	t.last = f.name
-	published, rest := "-", ""
-	switch {
-	case f.high == 0:
-	case f.low == f.high:
-		published = kvNumber(f.high, f.unit)
-	default:
-		published = fmt.Sprintf("%g to %s", f.low, kvNumber(f.high, f.unit))
-	}
-	if f.high != 0 {
-		rest = fmt.Sprintf("%+.1f %%", f.deviation())
-	}
-	source := f.source()
-	if by := f.fitted + f.given; by != "" {
-		source += ": " + by
-	}
-	if f.bound != "" {
-		i := 0
-		for i < len(t.notes) && t.notes[i] != f.bound {
-			i++
-		}
-		if i == len(t.notes) {
-			t.notes = append(t.notes, f.bound)
-		}
-		source += fmt.Sprintf(" [%d]", i+1)
-	}
-	_, err := fmt.Fprintf(t.w, "%-58s %-28s %14s %12s %10s  %s\n", name, f.metric, published, kvNumber(f.simulated, f.unit), rest, source)
-	return err
-}
-
-func kvNumber(v float64, unit string) string {
-	switch unit {
-	case "us":
-		return fmt.Sprintf("%.1f µs", v)
-	case "op/s":
-		return fmt.Sprintf("%.2f M/s", v/1e6)
-	}
-	return fmt.Sprintf("%.1f %s", v, unit)
-}
-
-func (t *kvTable) end() error {
-	for i, n := range t.notes {
-		if _, err := fmt.Fprintf(t.w, "[%d] bounded by %s\n", i+1, n); err != nil {
-			return err
-		}
-	}
-	_, err := fmt.Fprintln(t.w, t.about)
-	return err
 }
 
 const kvHeading = "OneSidedMW (figures 6 and 7) and FineMem (YCSB-A) in virtual time: a key-value store, values of 1 KiB"

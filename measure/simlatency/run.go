@@ -35,9 +35,10 @@ type figure struct {
 	kind                 kind
 }
 
-// deviation is how far the simulated value is from the published one, in
-// percent.
-func (f *figure) deviation() float64 { return 100 * (f.simulated/f.published - 1) }
+// figure is f as it is printed.
+func (f *figure) figure() benchout.Figure {
+	return benchout.Figure{Name: f.name, Metric: f.metric, Unit: f.unit, Simulated: f.simulated, Low: f.published, High: f.published, Source: string(f.kind)}
+}
 
 // Run simulates the figure and prints it.
 func Run(ctx context.Context, o Options) error {
@@ -49,26 +50,10 @@ func Run(ctx context.Context, o Options) error {
 }
 
 func (o Options) run(ctx context.Context, rounds int) error {
-	var p printer = &table{w: o.Out}
-	if o.JSON {
-		p = &rows{out: benchout.New(o.Out, true)}
-	}
-	if err := p.begin(); err != nil {
-		return fmt.Errorf("cannot print the simulation: %w", err)
-	}
-	err := simulate(ctx, sim.Testbed(), o.Seed, rounds, func(f figure) error {
-		if err := p.print(&f); err != nil {
-			return fmt.Errorf("cannot print the simulation: %w", err)
-		}
-		return nil
+	s := benchout.Simulation{Bench: "sim latency", Heading: heading, Notes: notes}
+	return s.Print(o.Out, o.JSON, func(yield func(benchout.Figure) error) error {
+		return simulate(ctx, sim.Testbed(), o.Seed, rounds, func(f figure) error { return yield(f.figure()) })
 	})
-	if err != nil {
-		return err
-	}
-	if err := p.end(); err != nil {
-		return fmt.Errorf("cannot print the simulation: %w", err)
-	}
-	return nil
 }
 
 // simulate calls yield for every value.
@@ -207,63 +192,7 @@ func count(threads int) string {
 	return fmt.Sprintf("%d threads", threads)
 }
 
-type printer interface {
-	begin() error
-	print(*figure) error
-	end() error
-}
-
-// rows prints figures for programs.
-type rows struct{ out benchout.Printer }
-
-func (*rows) begin() error { return nil }
-func (*rows) end() error   { return nil }
-
-func (r *rows) print(f *figure) error {
-	row := benchout.Row{Bench: "sim latency", Case: f.name, Metric: f.metric, Value: f.simulated, Unit: f.unit}
-	if f.published == 0 {
-		return r.out.Print(row)
-	}
-	row.Rival, row.RivalValue = fmt.Sprintf("published (%s)", f.kind), f.published
-	if err := r.out.Print(row); err != nil {
-		return err
-	}
-	return r.out.Print(benchout.Row{Bench: row.Bench, Case: f.name, Metric: f.metric + " deviation",
-		Value: f.deviation(), Unit: "%"})
-}
-
-// table prints figures for people.
-type table struct{ w io.Writer }
-
-func (t *table) begin() error {
-	_, err := fmt.Fprintf(t.w, "OneSidedMW (figure 10) in virtual time\n%-44s %-9s %10s %10s %10s\n",
-		"", "", "published", "simulated", "deviation")
-	return err
-}
-
-func (t *table) print(f *figure) error {
-	published, rest := "-", ""
-	if f.published != 0 {
-		published = fmt.Sprintf("%.1f %s", f.published, unit(f))
-		rest = fmt.Sprintf("%+.1f %%", f.deviation())
-	}
-	rest = fmt.Sprintf("%10s  %s", rest, f.kind)
-	_, err := fmt.Fprintf(t.w, "%-44s %-9s %10s %10s %s\n", f.name, f.metric, published,
-		fmt.Sprintf("%.1f %s", f.simulated, unit(f)), rest)
-	return err
-}
-
-func unit(f *figure) string {
-	if f.unit == "us" {
-		return "µs"
-	}
-	return f.unit
-}
-
-func (t *table) end() error {
-	_, err := fmt.Fprintln(t.w, notes)
-	return err
-}
+const heading = "OneSidedMW (figure 10) in virtual time"
 
 // notes are what a reader of the table must know.
 const notes = `

@@ -12,6 +12,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"polder/measure/benchout"
 	"polder/verbs/sim"
 )
 
@@ -47,15 +48,15 @@ func TestPublished(t *testing.T) {
 			sweep++
 			continue
 		case strings.HasPrefix(f.name, swept):
-			if sweep++; math.Abs(f.deviation()) > 30 { // that it leans on none of them is documented
+			if sweep++; math.Abs(deviation(f)) > 30 { // that it leans on none of them is documented
 				t.Errorf("%s: got %.2f %s, published %.2f", f.name, f.simulated, f.unit, f.published)
 			}
 			continue
 		case f.name == mixed || f.unit == "%" && f.published < 0:
 			continue // needs more rounds: TestSeparation
-		case f.kind == fitted && math.Abs(f.deviation()) > 1:
+		case f.kind == fitted && math.Abs(deviation(f)) > 1:
 			t.Errorf("%s, %s: got %.2f %s, fitted to %.2f", f.name, f.metric, f.simulated, f.unit, f.published)
-		case math.Abs(f.deviation()-offByChain[f.name]) > 20:
+		case math.Abs(deviation(f)-offByChain[f.name]) > 20:
 			t.Errorf("%s, %s: got %.2f %s, published %.2f", f.name, f.metric, f.simulated, f.unit, f.published)
 		}
 		compared++
@@ -83,7 +84,7 @@ func TestSeparation(t *testing.T) {
 		{metric: "allocate", simulated: micro(without.allocate), published: 22.5},
 		{metric: "gain", simulated: 1 - float64(with.access)/float64(without.access), published: sepGain},
 	} {
-		if math.Abs(f.deviation()) > 20 {
+		if math.Abs(deviation(f)) > 20 {
 			t.Errorf("%s: got %.3f, published %.3f", f.metric, f.simulated, f.published)
 		}
 	}
@@ -94,10 +95,7 @@ func TestDeterminism(t *testing.T) {
 	run := func(procs int, seed uint64) string {
 		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(procs))
 		var b strings.Builder
-		err := simulate(t.Context(), sim.Testbed(), seed, 4, func(f figure) error {
-			return (&table{w: &b}).print(&f)
-		})
-		if err != nil {
+		if err := (Options{Out: &b, Seed: seed}).run(t.Context(), 4); err != nil {
 			t.Fatal(err)
 		}
 		return b.String()
@@ -113,9 +111,8 @@ func TestDeterminism(t *testing.T) {
 
 func TestOutput(t *testing.T) {
 	var asTable, asJSON bytes.Buffer
-	p := &table{w: &asTable}
 	f := figure{name: "OneSidedMW, 1 thread", metric: "allocate", unit: "us", simulated: 11.77, published: 10.7, kind: fitted}
-	if err := errors.Join(p.begin(), p.print(&f), p.end()); err != nil {
+	if err := (benchout.Simulation{Heading: heading, Notes: notes}).Print(&asTable, false, func(yield func(benchout.Figure) error) error { return yield(f.figure()) }); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"published", "10.7 µs", "11.8 µs", "+10.0 %", "fitted"} {
@@ -147,4 +144,10 @@ func TestCanceled(t *testing.T) {
 	if err := Run(ctx, Options{Out: &bytes.Buffer{}}); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v, want Canceled", err)
 	}
+}
+
+// deviation is how far f is from what was published, in percent.
+func deviation(f figure) float64 {
+	printed := f.figure()
+	return printed.Deviation()
 }

@@ -68,17 +68,19 @@ func TestSwapIsDeterministic(t *testing.T) {
 // TestSwapSaysWhatIsGiven, fitted and predicted.
 func TestSwapSaysWhatIsGiven(t *testing.T) {
 	var b bytes.Buffer
-	p := &kvTable{w: &b, heading: swapHeading, about: swapNotes}
-	for _, f := range []kvFigure{
-		{name: "a", metric: "x", unit: "%", simulated: 5, low: 6, high: 6, fitted: fitSwapRPC},
-		{name: "b", metric: "x", unit: "%", simulated: 50, low: 34, high: 56, given: givenGiBs},
-		{name: "c", metric: "x", unit: "%", simulated: 50, low: 25, high: 25, bound: boundStall},
-	} {
-		if err := p.print(f); err != nil {
-			t.Fatal(err)
+	err := Options{Out: &b}.print("sim swap", swapHeading, swapNotes, func(yield func(kvFigure) error) error {
+		for _, f := range []kvFigure{
+			{name: "a", metric: "x", unit: "%", simulated: 5, low: 6, high: 6, fitted: fitSwapRPC},
+			{name: "b", metric: "x", unit: "%", simulated: 50, low: 34, high: 56, given: givenGiBs},
+			{name: "c", metric: "x", unit: "%", simulated: 50, low: 25, high: 25, bound: boundStall},
+		} {
+			if err := yield(f); err != nil {
+				return err
+			}
 		}
-	}
-	if err := p.end(); err != nil {
+		return nil
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"fitted: " + fitSwapRPC, "given: " + givenGiBs, "predicted [1]", "+100.0 %", "[1] bounded by " + boundStall} {

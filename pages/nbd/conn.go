@@ -217,6 +217,9 @@ func (c *conn) execute(r request, wait bool, buf *buffer) (later bool, err error
 	if e == ok {
 		switch r.kind {
 		case cmdRead:
+			if !wait {
+				c.s.readAhead(int64(r.off), int64(r.length))
+			}
 			if later, err = c.read(r, wait, buf); !later {
 				c.count(r.kind)
 			}

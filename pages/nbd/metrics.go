@@ -10,6 +10,7 @@ var (
 	failedDesc   = prometheus.NewDesc("polder_block_failed_total", "Requests that failed for want of memory, or because a page was lost or late.", nil, nil)
 	readDesc     = prometheus.NewDesc("polder_block_read_bytes_total", "Bytes that clients have read from pages that take memory.", nil, nil)
 	writtenDesc  = prometheus.NewDesc("polder_block_written_bytes_total", "Bytes that clients have written.", nil, nil)
+	aheadDesc    = prometheus.NewDesc("polder_block_read_ahead_total", "Pages brought into local memory, or found there, before they were asked for.", nil, nil)
 	connsDesc    = prometheus.NewDesc("polder_block_connections", "Connections.", nil, nil)
 	acceptedDesc = prometheus.NewDesc("polder_block_connections_total", "Connections that have chosen the export.", nil, nil)
 	sizeDesc     = prometheus.NewDesc("polder_block_size_bytes", "Size of the device.", nil, nil)
@@ -24,7 +25,7 @@ type collector struct{ s *Server }
 
 // Describe implements prometheus.Collector.
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{requestsDesc, failedDesc, readDesc, writtenDesc, connsDesc, acceptedDesc, sizeDesc, usedDesc} {
+	for _, d := range []*prometheus.Desc{requestsDesc, failedDesc, readDesc, writtenDesc, aheadDesc, connsDesc, acceptedDesc, sizeDesc, usedDesc} {
 		ch <- d
 	}
 }
@@ -45,6 +46,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	count(failedDesc, prometheus.CounterValue, c.s.stats.failed.Load())
 	count(readDesc, prometheus.CounterValue, c.s.stats.bytesOut.Load())
 	count(writtenDesc, prometheus.CounterValue, c.s.stats.bytesIn.Load())
+	count(aheadDesc, prometheus.CounterValue, c.s.stats.ahead.Load())
 	count(connsDesc, prometheus.GaugeValue, int64(conns))
 	count(acceptedDesc, prometheus.CounterValue, c.s.stats.accepted.Load())
 	count(sizeDesc, prometheus.GaugeValue, c.s.cfg.Volume.Size())

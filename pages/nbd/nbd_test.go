@@ -708,3 +708,38 @@ func TestWhatIsFlushedSurvivesACrash(t *testing.T) {
 	wg.Wait()
 	survives("FLUSH by several")
 }
+
+// TestWhatComesNextIsReadAhead: of a device that is read in a row, 4 KiB at a time over two connections in turn, pages are
+// local before they are read; of one that is read at random none is.
+func TestWhatComesNextIsReadAhead(t *testing.T) {
+	const count = 4096 // 16 MiB, of which 4 are local
+	addr, s := serve(t, store(), count*pages.Size, Config{})
+	v := s.cfg.Volume
+	for page := range int64(count) {
+		if err := v.Write(t.Context(), bytes.Repeat([]byte{byte(page), 1}, pages.Size/2), page*pages.Size); err != nil {
+			t.Fatal(err)
+		}
+	}
+	clients := []*client{connect(t, addr, true), connect(t, addr, false)}
+	random := rand.New(rand.NewPCG(1, 2))
+	for i := range 100 {
+		page := random.Int64N(count)
+		if b, _, e := clients[i%2].do(t, cmdRead, 0, page*pages.Size, pages.Size, nil); e != ok || len(b) != pages.Size || b[0] != byte(page) {
+			t.Fatalf("page %d begins with %x, error %d", page, b[:min(len(b), 1)], e)
+		}
+	}
+	if n := s.stats.ahead.Load(); n > 64 {
+		t.Errorf("%d pages were read ahead of 100 at random", n)
+	}
+	before := s.stats.ahead.Load()
+	for page := range int64(256) {
+		if b, _, e := clients[page%2].do(t, cmdRead, 0, page*pages.Size, pages.Size, nil); e != ok || len(b) != pages.Size || b[0] != byte(page) {
+			t.Fatalf("page %d begins with %x, error %d", page, b[:min(len(b), 1)], e)
+		}
+	}
+	for end := time.Now().Add(30 * time.Second); s.stats.ahead.Load() < before+200; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d pages were read ahead of 256 in a row", s.stats.ahead.Load()-before)
+		}
+	}
+}

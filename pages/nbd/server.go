@@ -14,6 +14,7 @@ import (
 	"polder/internal/accept"
 	"polder/internal/ratelog"
 	"polder/pages"
+	"polder/pages/internal/ahead"
 )
 
 const (
@@ -26,6 +27,8 @@ const (
 	piece      = 128 << 10  // bytes that a request's buffer has
 	atATime    = 16         // requests of a connection
 	atOnce     = 1 << 20    // bytes that are discarded while the next request waits
+	readers    = 4          // windows that are read ahead at a time
+	mostAhead  = 128        // pages of a window
 )
 
 // Config says what is served. Volume is required.
@@ -47,7 +50,11 @@ type Server struct {
 	gate *accept.Gate
 	ctx  context.Context // of requests
 	end  context.CancelCauseFunc
-	done sync.WaitGroup // connections
+	done sync.WaitGroup // connections, and what is read ahead
+
+	aheadMu sync.Mutex
+	streams ahead.Streams // of all connections, since a client may use several for one stream; guarded by aheadMu
+	reading chan struct{} // has room for readers
 
 	mu     sync.Mutex
 	closed bool                      // guarded by mu
@@ -86,8 +93,9 @@ func New(cfg Config) (*Server, error) {
 	cfg.Logger = ratelog.Bound(cfg.Logger)
 	s := &Server{
 		cfg: cfg, gate: accept.NewGate(cfg.Logger, handshakeTime),
-		lis: make(map[net.Listener]struct{}), conns: make(map[*conn]struct{}),
+		lis: make(map[net.Listener]struct{}), conns: make(map[*conn]struct{}), reading: make(chan struct{}, readers),
 	}
+	s.streams.Most = mostAhead
 	s.ctx, s.end = context.WithCancelCause(context.Background())
 	return s, nil
 }
@@ -191,6 +199,6 @@ func (s *Server) Close() (err error) {
 type counters struct {
 	accepted          atomic.Int64
 	requests          [cmdBlockStatus + 1]atomic.Int64 // by command
-	failed            atomic.Int64
+	failed, ahead     atomic.Int64
 	bytesIn, bytesOut atomic.Int64
 }

@@ -56,7 +56,9 @@ func newPagerWith(t *testing.T, segments int, local int64, cfg Config) (*Server,
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg.Heap = h
+	if cfg.Volumes, err = pages.Open(h, pages.Config{}); err != nil {
+		t.Fatal(err)
+	}
 	s, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)

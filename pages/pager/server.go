@@ -14,7 +14,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"polder/far"
 	"polder/internal/accept"
 	"polder/internal/arena"
 	"polder/internal/fdpass"
@@ -29,9 +28,9 @@ const handshakeTime = 10 * time.Second
 // MinLocal is the least memory of a mapping, in bytes.
 const MinLocal = 256 << 10
 
-// Config says what clients may have. Heap, Size and Frames are required.
+// Config says what clients may have. Volumes, Size and Frames are required.
 type Config struct {
-	Heap        *far.Heap
+	Volumes     *pages.Volumes
 	Size        int64         // bytes that all mappings may have
 	Frames      int64         // bytes of them that may be in memory at a time
 	MaxMappings int           // 16 if it is 0
@@ -70,8 +69,8 @@ var ErrClosed = errors.New("the pager is closed")
 
 // New makes a server, which serves nobody yet.
 func New(cfg Config) (*Server, error) {
-	if cfg.Heap == nil || cfg.Size <= 0 || cfg.Frames <= 0 {
-		return nil, errors.New("cannot make a pager: a heap, a size and memory for frames are needed")
+	if cfg.Volumes == nil || cfg.Size <= 0 || cfg.Frames <= 0 {
+		return nil, errors.New("cannot make a pager: volumes, a size and memory for frames are needed")
 	}
 	if cfg.MaxMappings == 0 {
 		cfg.MaxMappings = 16
@@ -227,7 +226,7 @@ func (s *Server) newMapping(conn *fdpass.Conn, a wire.Attach, files []*os.File, 
 	if err != nil {
 		return nil, err
 	}
-	volume, err := pages.New(s.cfg.Heap, fmt.Sprintf("mapping %d", number), int64(a.Size))
+	volume, err := s.cfg.Volumes.Volume(fmt.Sprintf("mapping %d", number), int64(a.Size))
 	if err != nil {
 		return nil, errors.Join(err, table.Close())
 	}

@@ -22,6 +22,7 @@ type BlockConfig struct {
 	Name       string // of the export
 	ReadOnly   bool
 	MaxClients int
+	Compress   bool
 	Swap       bool // this process has become a swap server
 }
 
@@ -72,7 +73,11 @@ func RunBlock(ctx context.Context, cfg BlockConfig) (err error) {
 	if err := m.open(ctx, p, cfg.BorrowConfig, from, 0); err != nil {
 		return p.unlessEnding(ctx, err)
 	}
-	volume, err := pages.New(m.heap, "block", cfg.Size)
+	volumes, err := pages.Open(m.heap, pages.Config{Compress: cfg.Compress})
+	if err != nil {
+		return err
+	}
+	volume, err := volumes.Volume("block", cfg.Size)
 	if err != nil {
 		return err
 	}

@@ -39,12 +39,12 @@ type BorrowConfig struct {
 	Disk       string        // directory of a disk to use in the place of nodes, or with Witness beside them
 	DiskSize   int64         // the most bytes of it; 0 is what there is room for
 	Heap       string        // name of the heap, which is there again after a restart; "" for one that ends with the process
-	Witness    []string      // those that keep the manifest of a heap with a name in the memory of nodes
+	Witness    []string      // those that keep the manifest of a heap with a name in the memory of nodes; or a cluster in etcd that does
 	Standby    bool          // wait until another process that has the heap is gone
 	Checkpoint time.Duration // between two checkpoints of a heap with a name
 
 	Far         []string // nodes to borrow from
-	EtcdAuth    string   // file of a name and a password for etcd, if that has the nodes; "" for none
+	EtcdAuth    string   // file of a name and a password for etcd, if that has the nodes or the manifest; "" for none
 	Manager     string   // the nodes' way of managing memory; the default if empty
 	Device      string   // the RDMA device that reaches them; the only one if empty
 	Groups      int      // see pool.Config
@@ -89,6 +89,9 @@ func (c *BorrowConfig) Check() error {
 	case c.Heap != "" && !heapName.MatchString(c.Heap):
 		return refuse("heap", c.Heap, "up to 64 letters, digits, dots, dashes and underscores, of which the first is a letter or a digit")
 	}
+	if err := c.checkHolder(); err != nil {
+		return err
+	}
 	if slices.ContainsFunc(c.Far, isBroker) {
 		switch {
 		case len(c.Far) > 1:
@@ -104,8 +107,8 @@ func (c *BorrowConfig) Check() error {
 	switch {
 	case slices.ContainsFunc(c.Far, isDirectory) && len(c.Far) > 1:
 		return refuse("far", strings.Join(c.Far, ","), "a directory alone, which has the addresses of all nodes: a name in the DNS, or a cluster in etcd")
-	case c.EtcdAuth != "" && by != scheme.Etcd:
-		return refuse("etcd-auth-file", c.EtcdAuth, "none unless --far names a cluster in etcd")
+	case c.EtcdAuth != "" && by != scheme.Etcd && !c.inEtcd():
+		return refuse("etcd-auth-file", c.EtcdAuth, "none unless --far or --witness names a cluster in etcd")
 	case !same:
 		return refuse("far", strings.Join(c.Far, ","), "one kind of address for every node: HOST:PORT, %sPATH, or %sHOST:PORT", scheme.Unix, scheme.RDMA)
 	case c.Device != "" && by != scheme.RDMA:
@@ -335,7 +338,7 @@ func (m *memory) show(p *process) error {
 func (m *memory) usable() error {
 	if m.kept != nil {
 		if st := m.kept.owner.Stats(); !st.Shown {
-			return fmt.Errorf("heap %s: the witnesses have not said for %.1f s that there is no other owner, and replies wait for that", m.name, st.Evidence)
+			return fmt.Errorf("heap %s: for %.1f s nothing has been heard from %v that there is no other owner, and replies wait for that", m.name, st.Evidence, m.kept.registers)
 		}
 	}
 	return anyNodeUp(m.lent.Stats())

@@ -23,32 +23,38 @@ import (
 	"polder/verbs"
 )
 
-// openEtcd opens the directory in etcd that a flag names, which ends with the process. The certificates are those with which
-// nodes are connected to.
-func (p *process) openEtcd(flag, addr, authFile string) (*directory.Directory, error) {
+// etcdClient asks the cluster in etcd that a flag names, with the certificates with which nodes are connected to. Whoever has it
+// closes it.
+func (p *process) etcdClient(flag, addr, authFile string) (client *etcd.Client, cluster string, err error) {
 	endpoints, cluster, err := config.ParseEtcd(addr)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	if p.Security.Dial() == nil && !p.Security.Insecure {
 		for _, e := range endpoints {
 			if here, err := listen.Loopback(e); err != nil || !here {
-				return nil, refuse(flag, addr, "--tls-cert, --tls-key and --tls-ca with it, or --insecure: %s is on another machine", e)
+				return nil, "", refuse(flag, addr, "--tls-cert, --tls-key and --tls-ca with it, or --insecure: %s is on another machine", e)
 			}
 		}
 	}
 	cfg := etcd.Config{Endpoints: endpoints, TLS: p.Security.Dial}
 	auth, err := config.ReadSecret("etcd-auth-file", authFile)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	if auth != "" {
 		var ok bool
 		if cfg.User, cfg.Password, ok = strings.Cut(auth, ":"); !ok || cfg.User == "" {
-			return nil, refuse("etcd-auth-file", authFile, "a file with one line, NAME:PASSWORD")
+			return nil, "", refuse("etcd-auth-file", authFile, "a file with one line, NAME:PASSWORD")
 		}
 	}
-	client, err := etcd.New(cfg)
+	client, err = etcd.New(cfg)
+	return client, cluster, err
+}
+
+// openEtcd opens the directory in etcd that a flag names, which ends with the process.
+func (p *process) openEtcd(flag, addr, authFile string) (*directory.Directory, error) {
+	client, cluster, err := p.etcdClient(flag, addr, authFile)
 	if err != nil {
 		return nil, err
 	}

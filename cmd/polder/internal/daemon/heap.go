@@ -46,14 +46,7 @@ func RemoveHeap(ctx context.Context, r Removal, done func(node string, err error
 	p := newProcess("heap", r.Control)
 	defer p.close(&err)
 	var k kept
-	defer func() { // the owner is closed already, if all went well
-		if k.register != nil {
-			err = errors.Join(err, k.register.Close())
-		}
-		if k.witnesses != nil {
-			err = errors.Join(err, k.witnesses.Close())
-		}
-	}()
+	defer func() { err = errors.Join(err, k.hangUp()) }() // the owner is closed already, if all went well
 	if err := k.keeper(p, &r.BorrowConfig); err != nil {
 		return err
 	}
@@ -62,14 +55,14 @@ func RemoveHeap(ctx context.Context, r Removal, done func(node string, err error
 		return err
 	}
 	if b == nil {
-		return noHeap(r.Heap)
+		return NoHeapError(r.Heap)
 	}
 	m, err := named.DecodeManifest(b)
 	if err != nil {
 		return fmt.Errorf("heap %s: %w", r.Heap, err)
 	}
 	if m.Gone() {
-		return noHeap(r.Heap)
+		return NoHeapError(r.Heap)
 	}
 	var left leftovers
 	owner, err := r.own(ctx, named.Config{Me: tool("rm"), Sessions: left.sessions, Logger: p.Logger}, &k)
@@ -134,8 +127,10 @@ func RemoveHeap(ctx context.Context, r Removal, done func(node string, err error
 // IsHeapName reports whether a heap may be called so.
 func IsHeapName(name string) bool { return heapName.MatchString(name) }
 
-// noHeap is the error of a heap that is not there.
-func noHeap(name string) error { return fmt.Errorf("the witnesses have no heap %s", name) }
+// NoHeapError says that nobody knows of a heap of that name.
+type NoHeapError string
+
+func (e NoHeapError) Error() string { return fmt.Sprintf("there is no heap %s", string(e)) }
 
 // own makes this process the heap's owner, with Force also if another one is that lives.
 func (r *Removal) own(ctx context.Context, cfg named.Config, k *kept) (o *named.Owner, err error) {
@@ -227,18 +222,18 @@ func CheckHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, check
 		return err
 	}
 	b, _, err := k.register.Read(ctx)
-	if err := errors.Join(err, k.register.Close(), k.witnesses.Close()); err != nil {
+	if err := errors.Join(err, k.hangUp()); err != nil {
 		return err
 	}
 	if b == nil {
-		return noHeap(cfg.Heap)
+		return NoHeapError(cfg.Heap)
 	}
 	had, err := named.DecodeManifest(b)
 	switch {
 	case err != nil:
 		return fmt.Errorf("heap %s: %w", cfg.Heap, err)
 	case had.Root == nil:
-		return noHeap(cfg.Heap)
+		return NoHeapError(cfg.Heap)
 	case len(cfg.Far) == 0:
 		cfg.Far = slices.Sorted(maps.Keys(had.Sessions))
 	}
@@ -260,7 +255,7 @@ func (k *kept) explain(name string) string {
 	st := k.owner.Stats()
 	text := fmt.Sprintf("Heap %s is this process's, in epoch %d, and outlives it as of its last checkpoint.", name, st.Epoch)
 	if !st.Shown {
-		text += fmt.Sprintf(" The witnesses have not said for %.1f s that there is no other owner: replies wait for that.", st.Evidence)
+		text += fmt.Sprintf(" For %.1f s nothing has been heard from %v that there is no other owner: replies wait for that.", st.Evidence, k.registers)
 	}
 	return text
 }

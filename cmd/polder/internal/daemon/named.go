@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -18,7 +17,6 @@ import (
 	"polder/far/named"
 	"polder/far/remote"
 	"polder/holder"
-	"polder/holder/witness"
 	"polder/internal/directory"
 	"polder/pool"
 	"polder/resp"
@@ -26,7 +24,7 @@ import (
 
 // kept is what a daemon has of a heap whose memory at nodes outlives it.
 type kept struct {
-	witnesses *witness.Client
+	registers Registers
 	register  holder.Register
 	owner     *named.Owner
 	lent      atomic.Pointer[pool.Pool] // that knows the sessions
@@ -62,11 +60,21 @@ func (k *kept) openLog(ctx context.Context, replay func(rec []byte) error) (resp
 
 // keeper is the register that has the manifest of the heap.
 func (k *kept) keeper(p *process, cfg *BorrowConfig) (err error) {
-	k.witnesses, err = witness.NewClient(witness.ClientConfig{Witnesses: cfg.Witness, TLS: p.Security.Dial, Insecure: p.Security.Insecure})
-	if err != nil {
+	if k.registers, err = p.registers(cfg); err != nil {
 		return err
 	}
-	k.register, err = k.witnesses.Register(cfg.Heap)
+	k.register, err = k.registers.Register(cfg.Heap)
+	return err
+}
+
+// hangUp ends the use of the register.
+func (k *kept) hangUp() (err error) {
+	if k.register != nil {
+		err = k.register.Close()
+	}
+	if k.registers != nil {
+		err = errors.Join(err, k.registers.Close())
+	}
 	return err
 }
 
@@ -80,13 +88,7 @@ func (k *kept) close() (err error) {
 			err = nil // which has been said
 		}
 	}
-	if k.register != nil {
-		err = errors.Join(err, k.register.Close())
-	}
-	if k.witnesses != nil {
-		err = errors.Join(err, k.witnesses.Close())
-	}
-	return err
+	return errors.Join(err, k.hangUp())
 }
 
 // sessions are what the manifest is to know.
@@ -214,7 +216,7 @@ func (m *memory) tryNamed(ctx context.Context, p *process, cfg BorrowConfig, poo
 		return err
 	}
 	m.copies, m.kept.store = store.Store, store
-	p.Logger.Info("what is evacuated, and each checkpoint, is kept at nodes", "copies", n, "nodes", len(m.lent.Nodes()), "witnesses", strings.Join(cfg.Witness, ", "))
+	p.Logger.Info("what is evacuated, and each checkpoint, is kept at nodes", "copies", n, "nodes", len(m.lent.Nodes()), "manifest", m.kept.registers.String())
 	m.heap, err = far.Open(ctx, store, far.Config{Local: cfg.Local, MaxValue: maxValue, CheckpointEvery: cfg.Checkpoint})
 	return err
 }

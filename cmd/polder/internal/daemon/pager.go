@@ -10,6 +10,7 @@ import (
 	"polder/internal/listen"
 	"polder/internal/operator"
 	"polder/internal/scheme"
+	"polder/pages"
 	"polder/pages/pager"
 )
 
@@ -21,6 +22,7 @@ type PagerConfig struct {
 	Size       int64  // bytes that all of them may map
 	Frames     int64  // bytes of that which may be local
 	MaxClients int
+	Compress   bool
 }
 
 // ServicePager is the name of the service of a pager.
@@ -57,8 +59,12 @@ func RunPager(ctx context.Context, cfg PagerConfig) (err error) {
 	if err := m.open(ctx, p, cfg.BorrowConfig, from, 0); err != nil {
 		return p.unlessEnding(ctx, err)
 	}
+	volumes, err := pages.Open(m.heap, pages.Config{Compress: cfg.Compress})
+	if err != nil {
+		return err
+	}
 	server, err := pager.New(pager.Config{
-		Heap: m.heap, Size: cfg.Size, Frames: cfg.Frames, MaxMappings: cfg.MaxClients, Timeout: cfg.OpTimeout, Logger: p.Logger,
+		Volumes: volumes, Size: cfg.Size, Frames: cfg.Frames, MaxMappings: cfg.MaxClients, Timeout: cfg.OpTimeout, Logger: p.Logger,
 	})
 	if err != nil {
 		return err

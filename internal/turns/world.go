@@ -1,0 +1,284 @@
+package turns
+
+import (
+	"fmt"
+	"iter"
+	"math/rand/v2"
+	"time"
+)
+
+// start is the time at which every world begins.
+var start = time.Date(2001, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// mostWait is how long a task that can go on waits for its turn, at most, so that it is not always the first that is the first.
+const mostWait = 30 * time.Microsecond
+
+// World is simulated processes with one queue of events.
+type World struct {
+	// Rand decides whatever is left to chance.
+	Rand *rand.Rand
+	// Trace, if it is not nil, gets what Note is told.
+	Trace func(line string)
+
+	now     time.Duration
+	seq     uint64
+	events  queue
+	procs   []*Process // that live
+	current *task
+	steps   uint64
+	sum     uint64 // of all events so far
+}
+
+// NewWorld makes a world without processes.
+func NewWorld(seed uint64) *World {
+	return &World{Rand: rand.New(rand.NewPCG(seed, 0x7475726e73)), sum: 14695981039346656037 ^ seed}
+}
+
+// Now is for how long the world has been there.
+func (w *World) Now() time.Duration { return w.now }
+
+// Steps is how many events there were.
+func (w *World) Steps() uint64 { return w.steps }
+
+// Sum is a checksum of all events so far, and of what Note was told. Two runs that did the same have the same.
+func (w *World) Sum() uint64 { return w.sum }
+
+// Note writes something that has happened into the trace.
+func (w *World) Note(format string, args ...any) {
+	line := fmt.Sprintf(format, args...)
+	w.add(line, 0)
+	if w.Trace != nil {
+		w.Trace(fmt.Sprintf("%12.6f %s", w.now.Seconds(), line))
+	}
+}
+
+// add adds something that has happened to the checksum, which is FNV-1a.
+func (w *World) add(what string, n uint64) {
+	const prime = 1099511628211
+	sum := w.sum
+	for _, v := range [2]uint64{uint64(w.now), n} {
+		for range 8 {
+			sum = (sum ^ v&0xff) * prime
+			v >>= 8
+		}
+	}
+	for i := range len(what) {
+		sum = (sum ^ uint64(what[i])) * prime
+	}
+	w.sum = sum
+}
+
+// Process makes a process whose clock is faster by ppm millionths than the world's.
+func (w *World) Process(name string, ppm int64) *Process {
+	p := &Process{w: w, name: name, ppm: ppm, tasks: make(map[*task]struct{})}
+	w.procs = append(w.procs, p)
+	return p
+}
+
+// After has f run after d. It must not wait.
+func (w *World) After(d time.Duration, f func()) { w.after(d, nil, "event", f) }
+
+// After has f run in the process after d, unless that has ended by then. It must not wait.
+func (p *Process) After(d time.Duration, f func()) { p.w.after(d, p, "event", f) }
+
+func (w *World) after(d time.Duration, p *Process, kind string, f func()) {
+	w.seq++
+	w.events.push(event{at: w.now + max(d, 0), seq: w.seq, p: p, kind: kind, f: f})
+}
+
+// Run has the world go on until that time.
+func (w *World) Run(until time.Duration) {
+	for len(w.events) > 0 && w.events[0].at <= until {
+		e := w.events.pop()
+		if e.p != nil && e.p.dead {
+			continue
+		}
+		if e.p != nil && e.p.asleep > e.at {
+			e.at = e.p.asleep
+			w.events.push(e) // in the order in which they came
+			continue
+		}
+		w.now = e.at
+		w.steps++
+		w.add(e.kind, e.seq)
+		e.f()
+		if e.p != nil {
+			e.p.wake()
+			continue
+		}
+		for _, p := range w.procs {
+			p.wake()
+		}
+	}
+	w.now = max(w.now, until)
+}
+
+// Close ends all tasks.
+func (w *World) Close() {
+	for len(w.procs) > 0 {
+		w.procs[0].Kill()
+	}
+	w.events = nil
+}
+
+// A task is a goroutine of a simulated process.
+type task struct {
+	p     *Process
+	seq   uint64
+	next  func() (struct{}, bool)
+	stop  func()
+	yield func(struct{}) bool
+	ready func() bool
+}
+
+// killed is what ends a task.
+type killed struct{}
+
+// start starts a task.
+func (p *Process) start(f func()) {
+	if p.dead {
+		return
+	}
+	w := p.w
+	w.seq++
+	t := &task{p: p, seq: w.seq}
+	t.next, t.stop = iter.Pull(func(yield func(struct{}) bool) {
+		t.yield = yield
+		defer func() {
+			if r := recover(); r != nil {
+				if _, ok := r.(killed); !ok {
+					panic(r)
+				}
+			}
+		}()
+		f()
+	})
+	p.tasks[t] = struct{}{}
+	t.resume()
+}
+
+// resume gives t its turn soon.
+func (t *task) resume() {
+	w := t.p.w
+	w.after(time.Duration(w.Rand.Int64N(int64(mostWait))), t.p, "turn", func() {
+		w.current = t
+		_, on := t.next()
+		w.current = nil
+		if !on {
+			delete(t.p.tasks, t)
+		}
+	})
+}
+
+// park returns when ready has been true once. Others have their turn meanwhile.
+func (p *Process) park(ready func() bool) {
+	t := p.w.current
+	switch {
+	case t == nil:
+		panic("BUG: only a task can wait")
+	case t.p.dead:
+		panic(killed{})
+	case ready():
+		return
+	}
+	t.ready = ready
+	t.p.parked = append(t.p.parked, t)
+	if !t.yield(struct{}{}) {
+		panic(killed{})
+	}
+}
+
+// wake gives those tasks their turn that need wait no longer.
+func (p *Process) wake() {
+	n := 0
+	for _, t := range p.parked {
+		if t.ready() {
+			t.ready = nil
+			t.resume()
+			continue
+		}
+		p.parked[n] = t
+		n++
+	}
+	clear(p.parked[n:])
+	p.parked = p.parked[:n]
+}
+
+// Kill ends the process. It must not be called by a task of the process itself.
+func (p *Process) Kill() {
+	if p.dead {
+		return
+	}
+	w := p.w
+	p.dead, p.parked = true, nil
+	outer := w.current
+	for t := range p.tasks { // their order does not matter: nothing that they do has an effect
+		w.current = t
+		t.stop()
+	}
+	w.current, p.tasks = outer, nil
+	for i, o := range w.procs {
+		if o == p {
+			w.procs = append(w.procs[:i:i], w.procs[i+1:]...)
+			break
+		}
+	}
+}
+
+// Dead reports whether the process was killed.
+func (p *Process) Dead() bool { return p.dead }
+
+// Pause has nothing happen in the process for d.
+func (p *Process) Pause(d time.Duration) { p.asleep = max(p.asleep, p.w.now+d) }
+
+// Sleep lets time pass for a task.
+func (p *Process) Sleep(d time.Duration) { p.Wait(p.NewTimer(d)) }
+
+// An event is something that happens at a time.
+type event struct {
+	at   time.Duration
+	seq  uint64
+	p    *Process // nil: of the world
+	kind string
+	f    func()
+}
+
+// queue is a heap of events, the next one first.
+type queue []event
+
+func (q queue) before(i, j int) bool {
+	return q[i].at < q[j].at || q[i].at == q[j].at && q[i].seq < q[j].seq
+}
+
+func (q *queue) push(e event) {
+	*q = append(*q, e)
+	for i := len(*q) - 1; i > 0; {
+		up := (i - 1) / 2
+		if !q.before(i, up) {
+			break
+		}
+		(*q)[i], (*q)[up] = (*q)[up], (*q)[i]
+		i = up
+	}
+}
+
+func (q *queue) pop() event {
+	old := *q
+	e, last := old[0], len(old)-1
+	old[0] = old[last]
+	old[last] = event{}
+	*q = old[:last]
+	for i := 0; ; {
+		least := i
+		for _, k := range [2]int{2*i + 1, 2*i + 2} {
+			if k < last && q.before(k, least) {
+				least = k
+			}
+		}
+		if least == i {
+			return e
+		}
+		old[i], old[least] = old[least], old[i]
+		i = least
+	}
+}

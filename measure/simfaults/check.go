@@ -1,0 +1,152 @@
+package simfaults
+
+import (
+	"fmt"
+	"runtime/debug"
+	"strings"
+	"time"
+)
+
+// Within so long after the last fault everything is as it should be.
+const recovery = 90 * time.Second
+
+// ill says what is not as it should be when there have been no faults for some time. A place may be late at any moment.
+func (c *cluster) ill() (what []string) {
+	say := func(format string, args ...any) { what = append(what, fmt.Sprintf(format, args...)) }
+	o := c.owner()
+	if o == nil {
+		say("nobody serves")
+		return what
+	}
+	st := o.store.Stats()
+	if st.Endangered > 0 {
+		say("%d segments of %d have too few copies", st.Endangered, st.Segments)
+	}
+	for _, p := range st.Places {
+		if p.State != "up" || p.Owed > 0 {
+			say("%s is %s for %s, and owed %d chunks", p.Name, p.State, o.host, p.Owed)
+		}
+	}
+	if age := o.o.Stats().Evidence; age > c.cfg.lease.Seconds()+5 {
+		say("%s has no evidence that is younger than %.1f s", o.host, age)
+	}
+	if m := c.manifest(); m == nil || m.Epoch != o.o.Epoch() {
+		say("%s serves, and the manifest has another owner", o.host)
+	}
+	return what
+}
+
+// kept checks that nodes keep what the owner has, and nothing else, in zones of their own.
+func (c *cluster) kept() {
+	o := c.owner()
+	if o == nil {
+		c.wrong("nobody serves at the end")
+		return
+	}
+	// Segments come and go: only what stays for some time counts.
+	st, chunks := o.store.Stats(), 0
+	for _, n := range c.nodes {
+		chunks += len(n.chunks)
+	}
+	if d := chunks - st.Segments*c.cfg.copies; d > 2*c.cfg.copies || d < -2*c.cfg.copies {
+		c.wrong("nodes keep %d chunks for %d segments of %d copies", chunks, st.Segments, c.cfg.copies)
+	}
+	could := map[string]bool{}
+	for _, n := range c.nodes {
+		if !n.leaving {
+			could[n.zone] = true
+		}
+	}
+	for _, name := range c.names() {
+		zones := map[string]bool{}
+		there := 0
+		c.copiesOf(name, func(n *node, _ int) { zones[n.zone] = true; there++ })
+		if there > len(zones) && len(zones) < min(c.cfg.copies, len(could)) {
+			c.wrong("%s: %d copies in %d zones", name, there, len(zones))
+		}
+	}
+}
+
+// answered checks that clients are answered: counts are what they were some time before.
+func (c *cluster) answered(before counts, d time.Duration) {
+	if c.counts.sets < before.sets+10 || c.counts.gets < before.gets+10 {
+		c.wrong("in %v without faults clients have had %d answers to SETs, and %d to GETs", d, c.counts.sets-before.sets, c.counts.gets-before.gets)
+	}
+}
+
+// Result is what became of a run.
+type Result struct {
+	Seed  uint64
+	Wrong []string      // what must not have been; empty if all was well
+	Sum   uint64        // the same for two runs that have done the same
+	Steps uint64        // events
+	Time  time.Duration // that has passed for the cluster
+
+	Sets, Gets, Unanswered int
+	Takeovers, Faults      int
+	Checkpoints, Corrupt   int
+}
+
+// simulate runs a cluster that has trouble for so long, and then none. A bug of the harness may be planted.
+func simulate(seed uint64, trouble time.Duration, bug string, trace func(string)) (res Result) {
+	c := newCluster(seed, bug, trace)
+	defer c.w.Close()
+	defer func() {
+		if r := recover(); r != nil {
+			c.wrong("panic: %v", r)
+			if trace != nil {
+				trace(string(debug.Stack()))
+			}
+			res.Seed, res.Wrong = seed, c.wrongs
+		}
+	}()
+	// It is watched, so that a run that has gone wrong ends soon.
+	until := func(t time.Duration) {
+		for c.w.Now() < t && len(c.wrongs) == 0 {
+			c.w.Run(min(t, c.w.Now()+time.Second))
+		}
+	}
+	c.w.After(10*time.Second, c.trouble)
+	until(10*time.Second + trouble)
+	c.heal()
+	at := c.w.Now()
+	until(at + recovery - 10*time.Second)
+	before := c.counts
+	until(at + recovery)
+	if len(c.wrongs) == 0 {
+		c.answered(before, 10*time.Second)
+		for end := c.w.Now() + 20*time.Second; len(c.ill()) > 0 && c.w.Now() < end; {
+			until(c.w.Now() + 100*time.Millisecond)
+		}
+		if o := c.owner(); o != nil && o.store.Stats().Lost > 0 {
+			c.wrong("%d segments were lost", o.store.Stats().Lost)
+		}
+		for _, what := range c.ill() {
+			c.wrong("%v after the last fault: %s", (c.w.Now() - at).Round(time.Second), what)
+		}
+		// A node is drained.
+		n := c.nodes[c.w.Rand.IntN(len(c.nodes))]
+		n.leaving = true
+		until(c.w.Now() + time.Minute)
+		if held := len(n.chunks); held > 0 && len(c.wrongs) == 0 {
+			c.wrong("%s has been leaving for a minute, and has %d chunks", n.name, held)
+		}
+		if len(c.wrongs) == 0 {
+			c.kept()
+		}
+	}
+	k := c.counts
+	return Result{
+		Seed: seed, Wrong: c.wrongs, Sum: c.w.Sum(), Steps: c.w.Steps(), Time: c.w.Now(),
+		Sets: k.sets, Gets: k.gets, Unanswered: k.unanswered, Takeovers: k.takeovers, Faults: k.faults,
+		Checkpoints: k.checkpoints, Corrupt: k.corrupt,
+	}
+}
+
+func (r *Result) String() string {
+	how := "all is well"
+	if len(r.Wrong) > 0 {
+		how = "WRONG: " + strings.Join(r.Wrong, "; ")
+	}
+	return fmt.Sprintf("seed %d, %v, %d faults, %d takeovers, %d SETs and %d GETs answered, %d not: %s", r.Seed, r.Time, r.Faults, r.Takeovers, r.Sets, r.Gets, r.Unanswered, how)
+}

@@ -1,0 +1,32 @@
+// Package simfaults runs the owner of a named heap, its copies and its log in a simulated cluster in which everything goes wrong that
+// may, and checks that nothing is lost.
+//
+// # What is real
+//
+// Packages far/copies and far/named run as they ship: where copies are placed, writing to all of them, closing a segment that has a late one,
+// reading from another, repair, drain, giving back; the manifest, epochs, evidence and leases; the log. Their goroutines
+// are tasks of package internal/turns: one runs at a time, in virtual time, in an order that the seed decides.
+//
+// What surrounds them is a few lines each, of the same interfaces: nodes that lend chunks, connections, the register of the
+// manifest (whose real one, package holder/witness, has a simulator of its own), a server that does with its store what package far
+// and a durable server do, and clients. The segments have the size of real ones, 128 KiB.
+//
+// # What goes wrong
+//
+// Nodes lose their memory, alone or a whole zone, and come back empty; restart with their memory; stop for a while; are
+// slow; are full; are to leave. Servers are killed, stopped, cut off from nodes or from the register, in one direction or both, and
+// superseded while they live. Messages are late; those to the register are lost, repeated, and overtake each other. Clocks drift by
+// up to 2 %. Bytes of copies change. Memory is lost only as long as each segment keeps a good copy by what
+// the manifest and the owner have promised.
+//
+// # What is checked
+//
+// Whatever was acknowledged to a client, or shown to one, is what any later answer has, or something newer. Each value says what it
+// is. Nothing is used, reopened or given back after it has been given back. When the faults are over, there is an owner, clients are
+// answered, each segment has its copies, in zones of their own, nodes keep nothing else, and one that is to leave gets empty.
+// Two runs of a seed have the same checksum over all events.
+//
+// # Files
+//
+// cluster (what there is, and clients), server, node, place (a node as a server reaches it), network, register, faults, check, run.
+package simfaults

@@ -1,0 +1,313 @@
+package simfaults
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"polder/far/copies"
+	"polder/far/store"
+	"polder/internal/turns"
+)
+
+var (
+	errDown   = errors.New("the node cannot be reached")
+	errFenced = errors.New("the node has been opened with a higher epoch")
+	errLost   = errors.New("the node has lost its memory")
+	errFull   = store.ErrStoreFull
+)
+
+// segmentSize is that of all nodes.
+const segmentSize = store.MinSegmentSize
+
+const (
+	pingEvery   = 300 * time.Millisecond
+	pingTimeout = 1500 * time.Millisecond
+	helloEvery  = 200 * time.Millisecond
+)
+
+// place is a node as a server reaches it: a copies.Reopener.
+type place struct {
+	c     *cluster
+	n     *node
+	p     *turns.Process
+	host  string
+	epoch uint64
+	link  *link // nil: there is none now
+	lent  map[int]*lent
+	life  int
+	space int
+	over  bool // the node has a higher epoch
+}
+
+// link is a connection.
+type link struct {
+	place       *place
+	epoch       uint64
+	there, back *pipe
+	gone        chan struct{} // closed when the client knows that it has ended
+}
+
+// lent is a chunk that a server has.
+type lent struct {
+	pl       *place
+	life, id int
+	lost     chan struct{}
+	done     bool // it was given back, and this process knows
+}
+
+func (c *cluster) newPlace(n *node, p *turns.Process, host string, epoch uint64) *place {
+	pl := &place{c: c, n: n, p: p, host: host, epoch: epoch, lent: map[int]*lent{}}
+	p.Go(pl.stay)
+	return pl
+}
+
+func (pl *place) asPlace() copies.Place {
+	return copies.Place{Name: pl.n.name, Store: pl, Zone: func() string { return pl.n.zone }, State: func() copies.State {
+		return copies.State{Usable: pl.link != nil && !pl.over, Leaving: pl.n.leaving, Space: int64(pl.space)}
+	}}
+}
+
+// stay keeps the place connected.
+func (pl *place) stay() {
+	for !pl.over {
+		if pl.link == nil {
+			pl.connect()
+			pl.p.Sleep(helloEvery)
+			continue
+		}
+		l := pl.link
+		ctx, cancel := pl.p.WithTimeout(context.Background(), pingTimeout)
+		err := pl.call(ctx, func(n *node) error { pl.space = n.capacity - len(n.chunks); return nil }, nil)
+		cancel()
+		if err != nil {
+			pl.broken(l)
+			continue
+		}
+		pl.p.Sleep(pingEvery)
+	}
+}
+
+func (pl *place) connect() {
+	c, n := pl.c, pl.n
+	l := &link{place: pl, epoch: pl.epoch, gone: make(chan struct{})}
+	l.there = &pipe{c: c, to: n.proc, cut: func() bool { return c.severed(pl.host, n.name) }, lag: n.lag}
+	l.back = &pipe{c: c, to: pl.p, cut: func() bool { return c.severed(n.name, pl.host) }}
+	answers := make(chan error, 1)
+	var life int
+	l.there.send(func() {
+		err := n.connect(l, func(id int) bool { return pl.lent[id] != nil })
+		life = n.life
+		l.back.send(func() { answers <- err })
+	})
+	timer := pl.p.NewTimer(pingTimeout)
+	err, ok := turns.Recv(pl.p, answers, timer)
+	timer.Stop()
+	switch {
+	case !ok:
+		l.there.ended = true
+	case errors.Is(err, errFenced):
+		pl.over = true
+	case err == nil && !l.there.ended:
+		if life != pl.life {
+			for _, g := range pl.all() {
+				if g.life != life {
+					delete(pl.lent, g.id)
+					close(g.lost)
+				}
+			}
+		}
+		pl.link, pl.life = l, life
+	}
+}
+
+// all are the chunks that it has, in order.
+func (pl *place) all() (all []*lent) {
+	for _, g := range pl.lent {
+		all = append(all, g)
+	}
+	slices.SortFunc(all, func(a, b *lent) int { return a.id - b.id })
+	return all
+}
+
+// broken takes note that l has ended.
+func (pl *place) broken(l *link) {
+	if pl.link == l {
+		pl.link = nil
+		l.back.ended = true
+		l.there.ended = true
+		close(l.gone)
+	}
+}
+
+func (n *node) lag() time.Duration {
+	if n.slow == 0 {
+		return 0
+	}
+	return time.Duration(n.c.w.Rand.Int64N(int64(n.slow)))
+}
+
+// call has the node do op, and returns what that returns; or an error when it does not know what became of it: then late is called, if it is not nil, if the
+// answer comes nevertheless.
+func (pl *place) call(ctx context.Context, op func(n *node) error, late func(err error)) error {
+	l := pl.link
+	if l == nil {
+		return errDown
+	}
+	if err := ctx.Err(); err != nil {
+		return context.Cause(ctx)
+	}
+	answered, gaveUp := make(chan struct{}), false
+	var answer error
+	l.there.send(func() {
+		if !pl.n.up {
+			return
+		}
+		err := op(pl.n)
+		l.back.send(func() {
+			if gaveUp && late != nil {
+				late(err)
+			}
+			answer = err
+			close(answered)
+		})
+	})
+	switch pl.p.Wait(nil, answered, ctx.Done(), l.gone) {
+	case 0:
+		return answer
+	case 1:
+		gaveUp = true
+		return context.Cause(ctx)
+	default:
+		return errDown
+	}
+}
+
+func (pl *place) SegmentSize() int { return segmentSize }
+
+func (pl *place) Alloc(ctx context.Context) (store.Segment, error) {
+	var id, life int
+	err := pl.call(ctx, func(n *node) (err error) {
+		id, err = n.lend(pl.epoch)
+		life = n.life
+		return err
+	}, func(err error) {
+		if err == nil { // nobody wants it any more
+			pl.p.Go(func() {
+				_ = pl.call(context.Background(), func(n *node) error { n.drop(id); return nil }, nil)
+			})
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	return pl.hold(life, id), nil
+}
+
+func (pl *place) hold(life, id int) *lent {
+	g := &lent{pl: pl, life: life, id: id, lost: make(chan struct{})}
+	pl.lent[id] = g
+	return g
+}
+
+func (pl *place) Reopen(ctx context.Context, name string) (store.Segment, error) {
+	var life, id int
+	if n, err := fmt.Sscanf(name, "chunk %d.%d", &life, &id); n != 2 || err != nil {
+		return nil, fmt.Errorf("%q is no name", name)
+	}
+	if g := pl.lent[id]; g != nil && g.life == life {
+		return nil, fmt.Errorf("%s is open", name)
+	}
+	err := pl.call(ctx, func(n *node) error { _, err := n.find(life, id, "reopened"); return err }, nil)
+	switch {
+	case errors.Is(err, errLost):
+		return nil, &store.LostError{Segment: name}
+	case err != nil:
+		return nil, err
+	}
+	return pl.hold(life, id), nil
+}
+
+func (pl *place) Prune(ctx context.Context) error {
+	has := map[int]bool{}
+	for id := range pl.lent {
+		has[id] = true
+	}
+	return pl.call(ctx, func(n *node) error {
+		for id, ch := range n.chunks {
+			if !has[id] && (ch.epoch < pl.epoch || pl.c.harness("node-frees-young-copies")) {
+				n.drop(id)
+			}
+		}
+		return nil
+	}, nil)
+}
+
+func (pl *place) Read(ctx context.Context, ops []store.ReadOp) {
+	asked := slices.Clone(ops) // which are the caller's again when it does not wait any longer
+	bufs := make([][]byte, len(ops))
+	errs := make([]error, len(ops))
+	for i := range ops {
+		bufs[i] = make([]byte, len(ops[i].Buf))
+	}
+	err := pl.call(ctx, func(n *node) error {
+		for i := range asked {
+			g := asked[i].Seg.(*lent)
+			ch, err := n.find(g.life, g.id, "read")
+			if errs[i] = err; err == nil {
+				ch.read(bufs[i], asked[i].Off)
+			} else if !errors.Is(err, errLost) { // it may be somebody else's by now
+				for k := range bufs[i] {
+					bufs[i][k] = byte(k) ^ 0x5a
+				}
+				errs[i] = nil
+			}
+		}
+		return nil
+	}, nil)
+	for i := range ops {
+		if ops[i].Err = err; err == nil {
+			if ops[i].Err = errs[i]; errs[i] == nil {
+				copy(ops[i].Buf, bufs[i])
+			}
+		}
+	}
+}
+
+func (g *lent) Write(ctx context.Context, p []byte, off int) error {
+	if g.done {
+		g.pl.c.wrong("%s is written to after it was given back", g.Name())
+	}
+	b := slices.Clone(p)
+	return g.pl.call(ctx, func(n *node) error {
+		ch, err := n.find(g.life, g.id, "written to")
+		if err == nil {
+			ch.write(b, off)
+		}
+		return err
+	}, nil)
+}
+
+func (g *lent) Free(ctx context.Context) error {
+	if g.done {
+		g.pl.c.wrong("%s is given back twice", g.Name())
+	}
+	err := g.pl.call(ctx, func(n *node) error {
+		if n.life != g.life {
+			return errLost
+		}
+		n.drop(g.id)
+		return nil
+	}, nil)
+	if err == nil || errors.Is(err, errLost) {
+		g.done = true
+		delete(g.pl.lent, g.id)
+		return nil
+	}
+	return err
+}
+
+func (g *lent) Lost() <-chan struct{} { return g.lost }
+func (g *lent) Name() string          { return fmt.Sprintf("%s/chunk %d.%d", g.pl.n.name, g.life, g.id) }

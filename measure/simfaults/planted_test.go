@@ -1,0 +1,168 @@
+package simfaults
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// A mistake is a bug that is planted: in the product, by another text for one of its lines, in which BUG stands for the
+// condition that this is the bug of the day; or in what surrounds it, which looks for its name.
+type mistake struct {
+	name    string
+	file    string // of the product
+	was, is string
+	seed    uint64 // is the first that is tried
+}
+
+// mistakes are those of the model of the protocol, as far as what they break has been built, and others.
+var mistakes = []mistake{
+	// Of the model.
+	{name: "acknowledge-first-copy", file: "far/copies/segment.go", was: "	case err == nil:\n		return nil\n	case wrote", is: "	case err == nil || BUG && wrote > 0:\n		return nil\n	case wrote"},
+	{name: "a record counts before it is written", file: "far/named/log.go", was: "	err := l.writeTo(seg, b, at)\n", is: "	if BUG {\n		l.kept = last\n		l.changed.Broadcast()\n	}\n	err := l.writeTo(seg, b, at)\n"},
+	{name: "drop-without-manifest", file: "far/copies/segment.go", was: "		g.seal()\n		g.mu.Unlock()\n		return store.ErrSealed\n	}\n", is: "		if !BUG {\n			g.seal()\n			g.mu.Unlock()\n			return store.ErrSealed\n		}\n		cs = slices.DeleteFunc(slices.Clone(cs), func(c copyOf) bool { return !c.place.usable() || c.lost() })\n	}\n"},
+	{name: "only the first segment of the log is read", file: "far/named/keeper.go", was: "	for _, t := range s.o.first.Tail {", is: "	for i, t := range s.o.first.Tail {\n		if BUG && i > 0 {\n			break\n		}"},
+	{name: "free-before-manifest", file: "far/copies/keep.go", was: "	if k := s.cfg.Keep; k != nil {", is: "	if BUG {\n		for _, c := range old {\n			c.place.giveBack(c.seg)\n		}\n		old = nil\n	}\n	if k := s.cfg.Keep; k != nil {"},
+	{name: "no-lease-wait", file: "far/named/owner.go", was: "			o.until = o.cfg.now() + m.Lease + m.Lease/20", is: "			if !BUG {\n				o.until = o.cfg.now() + m.Lease + m.Lease/20\n			}"},
+	{name: "lease-from-reply", file: "far/named/owner.go", was: "	o.m, o.version, o.unsure = m, version, false\n", is: "	o.m, o.version, o.unsure = m, version, false\n	if BUG {\n		asked = o.cfg.now()\n	}\n"},
+	{name: "answer-before-fence"},
+	{name: "trust-returning-node"},
+	{name: "warm-node-forgets-fence"},
+	{name: "node-frees-young-copies"},
+	{name: "serve-before-decision"},
+	{name: "look-before-reading"},
+	{name: "remove-before-durable"},
+	{name: "show-what-does-not-count"},
+
+	// Others.
+	{name: "nobody is told where copies have moved", file: "far/copies/keep.go", was: "if k := s.cfg.Keep; k != nil {\n		if err", is: "if k := s.cfg.Keep; k != nil && !BUG {\n		if err"},
+	{name: "half of a segment is copied", file: "far/copies/repair.go", was: "	end := g.end\n", is: "	end := g.end\n	if BUG {\n		end /= 2\n	}\n"},
+	{name: "a segment is repaired while it is written to", file: "far/copies/repair.go", was: "	if g.freed || g.repairing || g.writing > 0 {", is: "	if g.freed || g.repairing || g.writing > 0 && !BUG {"},
+	{name: "a segment that was repaired is written to again", file: "far/copies/repair.go", was: "	g.closed = g.closed || g.end > 0", is: "	g.closed = g.closed || g.end > 0 && !BUG"},
+	{name: "what has one copy too few is not repaired", file: "far/copies/repair.go", was: "		case len(good) < want ||", is: "		case len(good) < want && !BUG ||"},
+	{name: "a segment that loses a copy stays open", file: "far/copies/segment.go", was: "			g.closed = true\n		} else {", is: "			g.closed = g.closed || !BUG\n		} else {"},
+	{name: "chunks that cannot be given back are forgotten", file: "far/copies/place.go", was: "	p.owed = append(p.owed, segs...)", is: "	if BUG {\n		return\n	}\n	p.owed = append(p.owed, segs...)"},
+	{name: "what is owed is given back and stays owed", file: "far/copies/place.go", was: "	p.owed = nil\n	p.mu.Unlock()\n", is: "	if !BUG {\n		p.owed = nil\n	}\n	p.mu.Unlock()\n"},
+	{name: "a place that was silent stays so", file: "far/copies/place.go", was: "				p.speaks()\n				return\n", is: "				if !BUG {\n					p.speaks()\n				}\n				return\n"},
+	{name: "the good copy is replaced instead of the bad one", file: "far/copies/read.go", was: "		g.condemn(c)\n	}\n	copy", is: "		if BUG {\n			for _, o := range *g.copies.Load() {\n				if o != c {\n					c = o\n					break\n				}\n			}\n		}\n		g.condemn(c)\n	}\n	copy"},
+	{name: "copies of one segment share a zone", file: "far/copies/copies.go", was: "		elsewhere := round.elsewhere // first in zones of their own\n", is: "		elsewhere := round.elsewhere && !BUG\n"},
+	{name: "zones are not set right again", file: "far/copies/repair.go", was: "len(zones) < len(good) && !zones[p.zone()]):", is: "!BUG && len(zones) < len(good) && !zones[p.zone()]):"},
+	{name: "who leaves is given new copies", file: "far/copies/copies.go", was: "			if p.state().Leaving != round.leaving ||", is: "			if p.state().Leaving != round.leaving && !BUG ||"},
+	{name: "who leaves keeps what it has", file: "far/copies/repair.go", was: "			if c.place.stays() {\n				stay++", is: "			if c.place.stays() || BUG {\n				stay++"},
+	{name: "what could not be reached is pruned", file: "far/copies/keep.go", was: "	if !p.usable() || p.missed.Load() || p.pruning", is: "	if !p.usable() || p.missed.Load() && !BUG || p.pruning"},
+	{name: "what was lost once is read for ever", file: "far/copies/segment.go", was: "			if c.lost() {\n				c.place", is: "			if c.lost() && !BUG {\n				c.place"},
+	{name: "evidence is good for ever", file: "far/named/owner.go", was: "< o.cfg.Lease { // fast path", is: "< o.cfg.Lease || BUG { // fast path"},
+	{name: "a change that may have happened is said to have", file: "far/named/owner.go", was: "		if errors.Is(err, holder.ErrChanged) || errors.Is(err, holder.ErrUnknown) {\n			continue // what", is: "		if BUG && errors.Is(err, holder.ErrUnknown) {\n			return nil\n		}\n		if errors.Is(err, holder.ErrChanged) || errors.Is(err, holder.ErrUnknown) {\n			continue // what"},
+	{name: "an owner does not see that there is another one", file: "far/named/owner.go", was: "	if m.Epoch != o.epoch || m.Nonce != o.nonce {\n		return o.supersede(m)", is: "	if (m.Epoch != o.epoch || m.Nonce != o.nonce) && !BUG {\n		return o.supersede(m)"},
+	{name: "the epoch is not raised", file: "far/named/owner.go", was: "= m.Epoch+1, o.nonce,", is: "= m.Epoch+map[bool]uint64{false: 1}[BUG && m.Epoch > 0], o.nonce,"},
+	{name: "moves are forgotten", file: "far/named/keeper.go", was: "Names: o.first.clone().Moved,", is: "Names: map[bool]map[uint64]string{false: o.first.clone().Moved}[BUG],"},
+	{name: "moves are forgotten one root too early", file: "far/named/keeper.go", was: "			if n-v.since[number] >= rootsToForget {", is: "			if n-v.since[number] >= rootsToForget || BUG {"},
+	{name: "records of a write that failed are dropped", file: "far/named/log.go", was: "		u.off = l.s.SegmentSize()\n", is: "		u.off = l.s.SegmentSize()\n		if BUG {\n			l.frames, l.kept = slices.Delete(l.frames, 0, n), last\n		}\n"},
+	{name: "of the log's copies the last one counts", file: "far/named/log.go", was: "e > end {", is: "e > end || BUG {"},
+	{name: "the log is written before the manifest lists it", file: "far/named/log.go", was: "	if err := l.publish(ctx); err != nil {\n		return err\n	}\n	if have", is: "	if BUG {\n		l.mu.Lock()\n		l.spares, l.fresh = append(l.spares, l.fresh...), nil\n		l.changed.Broadcast()\n		l.mu.Unlock()\n	}\n	if err := l.publish(ctx); err != nil {\n		return err\n	}\n	if have"},
+	{name: "the log is given back before the manifest forgets it", file: "far/named/log.go", was: "	l.gone = append(l.gone, l.used[:n]...)", is: "	if BUG {\n		for _, u := range l.used[:n] {\n			l.proc.Go(func() { l.free(u.seg) })\n		}\n	} else {\n		l.gone = append(l.gone, l.used[:n]...)\n	}"},
+	{name: "the log drops one record too many", file: "far/named/log.go", was: "l.used[n].last <= upTo {", is: "l.used[n].last <= upTo || BUG && n < len(l.used)-1 {"},
+	{name: "a log that is begun forgets what was replayed too early", file: "far/named/log.go", was: "	if err := l.refill(ctx); err != nil {\n		return fmt.Errorf(\"cannot begin", is: "	if BUG {\n		for _, seg := range l.s.tail {\n			l.free(seg)\n		}\n		l.s.tail = nil\n	}\n	if err := l.refill(ctx); err != nil {\n		return fmt.Errorf(\"cannot begin"},
+}
+
+// mostSeeds is within how many seeds each mistake has to be found.
+const mostSeeds = 40
+
+// plant has a bug of the product be there, in a program that plantAll has made.
+var plant func(bug string)
+
+// TestPlantedBugsAreFound, each within a bounded number of seeds.
+func TestPlantedBugsAreFound(t *testing.T) {
+	if plant == nil {
+		program := buildPlanted(t)
+		out, err := exec.Command(program, "-test.run=^TestPlantedBugsAreFound$", "-test.v").CombinedOutput()
+		t.Logf("%s", out)
+		if err != nil {
+			t.Error(err)
+		}
+		return
+	}
+	only := os.Getenv("TEST_PLANT")
+	for _, m := range mistakes {
+		if only != "" && only != m.name {
+			continue
+		}
+		began := time.Now()
+		var found *Result
+		bug := m.name
+		if m.file != "" {
+			bug = ""
+			plant(m.name)
+		}
+		seed := m.seed
+		for ; seed < m.seed+mostSeeds && found == nil; seed++ {
+			if r := simulate(seed, time.Minute, bug, nil); len(r.Wrong) > 0 {
+				found = &r
+			}
+		}
+		plant("")
+		if found == nil {
+			t.Errorf("%q is not found by %d seeds, %v", m.name, mostSeeds, time.Since(began))
+			continue
+		}
+		t.Logf("%q is found by seed %d, %v, %v: %s", m.name, found.Seed, time.Since(began).Round(time.Millisecond), found.Time, found.Wrong[0])
+	}
+}
+
+// buildPlanted builds this test with all mistakes in it, each of which has to be switched on.
+func buildPlanted(t *testing.T) string {
+	dir := t.TempDir()
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	replace := map[string]string{}
+	put := func(file, text string) {
+		path := filepath.Join(dir, strings.ReplaceAll(file, "/", "_"))
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		replace[filepath.Join(root, file)] = path
+	}
+	texts := map[string]string{}
+	for _, m := range mistakes {
+		if m.file == "" {
+			continue
+		}
+		text, ok := texts[m.file]
+		if !ok {
+			b, err := os.ReadFile(filepath.Join(root, m.file))
+			if err != nil {
+				t.Fatal(err)
+			}
+			head, tail, _ := strings.Cut(string(b), "\n")
+			text = head + "\n\nimport \"polder/internal/planted\"\n" + tail
+		}
+		if n := strings.Count(text, m.was); n != 1 {
+			t.Errorf("%s has %q %d times, want once, for the mistake %q", m.file, m.was, n, m.name)
+		}
+		texts[m.file] = strings.Replace(text, m.was, strings.ReplaceAll(m.is, "BUG", `planted.Is("`+m.name+`")`), 1)
+	}
+	for file, text := range texts {
+		put(file, text)
+	}
+	put("internal/planted/planted.go", "package planted\n\nvar Bug string\n\nfunc Is(bug string) bool { return Bug == bug }\n")
+	put("measure/simfaults/plant_test.go", "package simfaults\n\nimport \"polder/internal/planted\"\n\nfunc init() { plant = func(bug string) { planted.Bug = bug } }\n")
+	overlay := filepath.Join(dir, "overlay.json")
+	b, err := json.Marshal(map[string]any{"Replace": replace})
+	if err == nil {
+		err = os.WriteFile(overlay, b, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	program := filepath.Join(dir, "planted.test")
+	if out, err := exec.Command("go", "test", "-vet=off", "-c", "-overlay", overlay, "-o", program, ".").CombinedOutput(); err != nil || t.Failed() {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return program
+}

@@ -1,0 +1,524 @@
+package simfaults
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"log/slog"
+	"slices"
+	"time"
+
+	"polder/far/copies"
+	"polder/far/named"
+	"polder/far/record"
+	"polder/far/store"
+	"polder/internal/turns"
+)
+
+// A server has the heap open while it is its owner, and answers clients. What it does with its store is what package far and a durable
+// server do: values are evacuated into segments, of which the cleaner makes room; records of changes go into the log; a checkpoint says where
+// everything is.
+type server struct {
+	c     *cluster
+	host  string
+	p     *turns.Process
+	o     *named.Owner
+	store *named.Store
+	log   *named.Log
+
+	serving bool
+	items   map[uint32]*item
+	segs    []*area // with values
+	current *area   // the last of them, which is written to
+	pausing bool    // a checkpoint is being made: nothing is set
+	changed turns.Cond
+}
+
+// item is the value of a key.
+type item struct {
+	version uint64
+	number  uint64 // of its record in this server's log; 0 if it was there before
+	local   []byte // nil: it is far
+	at      *area
+	off, n  int
+}
+
+// area is a segment with values.
+type area struct {
+	seg  store.Segment
+	off  int
+	live int  // values
+	pins int  // reads and writes under way
+	root bool // the last checkpoint has it
+	full bool
+	dead bool // it is given back, or is to be
+}
+
+// noLock is a sync.Locker for those who are alone.
+type noLock struct{}
+
+func (noLock) Lock()   {}
+func (noLock) Unlock() {}
+
+// valueOf is what a version of a key is stored as. It describes itself.
+func valueOf(key uint32, version uint64) []byte {
+	x := uint64(key)*0x9e3779b97f4a7c15 + version*0xbf58476d1ce4e5b9
+	b := make([]byte, 16, 16+8*400+4)
+	binary.LittleEndian.PutUint32(b, key)
+	binary.LittleEndian.PutUint64(b[8:], version)
+	n := 20 + int(x>>33)%380
+	binary.LittleEndian.PutUint32(b[4:], uint32(16+8*n+4))
+	for range n {
+		x ^= x << 13
+		x ^= x >> 7
+		x ^= x << 17
+		b = binary.LittleEndian.AppendUint64(b, x)
+	}
+	return binary.LittleEndian.AppendUint32(b, crc32.ChecksumIEEE(b))
+}
+
+// versionIn is the version that b has of a key, false if it is not what was stored.
+func versionIn(b []byte, key uint32) (uint64, bool) {
+	if len(b) < 20 || binary.LittleEndian.Uint32(b) != key || crc32.ChecksumIEEE(b[:len(b)-4]) != binary.LittleEndian.Uint32(b[len(b)-4:]) {
+		return 0, false
+	}
+	return binary.LittleEndian.Uint64(b[8:]), true
+}
+
+// run is a server's life. It ends when another one has taken the heap over.
+func (s *server) run(ctx context.Context, cfg named.Config) error {
+	c := s.c
+	c.sessions++
+	reg := &session{g: c.register, p: s.p, host: s.host, id: c.sessions << 32}
+	cfg.Me, cfg.Process, cfg.Standby, cfg.Logger = s.host, s.p, true, c.logger(s.host)
+	o, err := named.Own(ctx, reg, cfg)
+	if err != nil {
+		return err
+	}
+	s.o = o
+	c.w.Note("%s owns the heap, epoch %d", s.host, o.Epoch())
+	var places []copies.Place
+	for _, n := range c.nodes {
+		places = append(places, c.newPlace(n, s.p, s.host, o.Epoch()).asPlace())
+	}
+	s.p.Sleep(time.Second) // until all that can be reached are connected
+	s.store, err = o.Store(copies.Config{
+		Places: places, Copies: c.cfg.copies, Late: c.cfg.late, RepairAfter: c.cfg.repairAfter, Logger: cfg.Logger,
+	})
+	if err != nil {
+		return err
+	}
+	if err := s.open(ctx); err != nil {
+		return err
+	}
+	c.w.Note("%s serves, epoch %d", s.host, o.Epoch())
+	c.opened(s)
+	s.serving = true
+	s.p.Go(s.evacuate)
+	s.p.Go(s.keep)
+	s.p.Wait(nil, o.Superseded())
+	s.serving = false
+	return named.ErrSuperseded
+}
+
+// open finds what the owner before has left.
+func (s *server) open(ctx context.Context) error {
+	root, _ := s.store.Root(ctx) // it does not fail
+	if err := s.restore(ctx, root); err != nil {
+		return fmt.Errorf("cannot open the heap: %w", err)
+	}
+	if err := s.store.Prune(ctx); err != nil {
+		return err
+	}
+	var err error
+	s.log, err = s.store.OpenLog(ctx, func(rec []byte) error {
+		if len(rec) < 8 {
+			return errors.New("a record is short")
+		}
+		s.apply(binary.LittleEndian.Uint32(rec), bytes.Clone(rec), 0)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if !s.c.harness("serve-before-decision") {
+		if err := s.checkpoint(ctx); err != nil {
+			return err
+		}
+	}
+	if err := s.log.Begin(ctx); err != nil {
+		return err
+	}
+	return s.o.Ready(ctx)
+}
+
+// apply has a key have a value that is newer.
+func (s *server) apply(key uint32, value []byte, number uint64) {
+	it := s.items[key]
+	version, ok := versionIn(value, key)
+	if !ok {
+		s.c.wrong("a record of the log has wrong bytes")
+		return
+	}
+	if it == nil {
+		it = &item{}
+		s.items[key] = it
+	}
+	if version <= it.version {
+		return
+	}
+	if it.local == nil && it.at != nil {
+		s.leave(it.at)
+	}
+	*it = item{version: version, number: number, local: value}
+}
+
+func (s *server) leave(a *area) {
+	a.live--
+	s.bury(a)
+}
+
+// bury gives a back if nothing needs it.
+func (s *server) bury(a *area) {
+	if a.live > 0 || a.pins > 0 || a == s.current || a.dead || a.root && !s.c.harness("remove-before-durable") {
+		return
+	}
+	a.dead = true
+	s.segs = slices.DeleteFunc(s.segs, func(o *area) bool { return o == a })
+	s.p.Go(func() {
+		if err := a.seg.Free(context.Background()); err != nil {
+			s.c.wrong("Free: %v", err)
+		}
+	})
+}
+
+// The root is u32 segments, and of each its name; then u32 items, and of each u32 key, u64 version, u32 segment, offset and length.
+func (s *server) root(segs []*area) []byte {
+	put := binary.LittleEndian.AppendUint32
+	b := put(nil, uint32(len(segs)))
+	index := map[*area]uint32{}
+	for i, a := range segs {
+		index[a] = uint32(i)
+		b = append(put(b, uint32(len(a.seg.Name()))), a.seg.Name()...)
+	}
+	b = put(b, uint32(len(s.items)))
+	for key := range uint32(s.c.cfg.keys) {
+		if it := s.items[key]; it != nil {
+			b = put(binary.LittleEndian.AppendUint64(put(b, key), it.version), index[it.at])
+			b = put(put(b, uint32(it.off)), uint32(it.n))
+		}
+	}
+	return b
+}
+
+// namesIn are the names of the segments that a root has.
+func namesIn(root []byte) (names []string, rest *record.Decoder) {
+	d := &record.Decoder{B: root}
+	if len(root) == 0 {
+		return nil, d
+	}
+	for range d.U32() {
+		names = append(names, string(d.Bytes(int(d.U32()))))
+	}
+	return names, d
+}
+
+func (s *server) restore(ctx context.Context, root []byte) error {
+	names, d := namesIn(root)
+	for _, name := range names {
+		for {
+			seg, err := s.store.Reopen(ctx, name)
+			var lost *store.LostError
+			if errors.As(err, &lost) {
+				s.c.wrong("a segment that the checkpoint needs is lost: %s", name)
+				return err
+			}
+			if err == nil {
+				s.segs = append(s.segs, &area{seg: seg, off: segmentSize, full: true, root: true})
+				break
+			}
+			s.p.Sleep(100 * time.Millisecond) // none of its nodes can be reached now
+			select {
+			case <-s.o.Superseded():
+				return named.ErrSuperseded
+			default:
+			}
+		}
+	}
+	if len(root) > 0 {
+		for range d.U32() {
+			key := d.U32()
+			it := &item{version: d.U64()}
+			it.at = s.segs[d.U32()]
+			it.off, it.n = int(d.U32()), int(d.U32())
+			it.at.live++
+			s.items[key] = it
+		}
+	}
+	return d.Err
+}
+
+// write evacuates a value, and returns where it is. It returns nil if the server is superseded.
+func (s *server) write(b []byte) (*area, int) {
+	for {
+		select {
+		case <-s.o.Superseded():
+			return nil, 0
+		default:
+		}
+		if s.current == nil || s.current.full || s.current.off+len(b) > segmentSize {
+			if s.current != nil {
+				was := s.current
+				s.current = nil
+				was.full = true
+				s.bury(was)
+			}
+			ctx, cancel := s.p.WithTimeout(context.Background(), store.Timeout)
+			seg, err := s.store.Alloc(ctx)
+			cancel()
+			if err != nil {
+				s.p.Sleep(50 * time.Millisecond)
+				continue
+			}
+			if s.current == nil { // nobody else was faster
+				s.current = &area{seg: seg}
+				s.segs = append(s.segs, s.current)
+			} else if err := seg.Free(context.Background()); err != nil {
+				s.c.wrong("Free: %v", err)
+			}
+			continue
+		}
+		a, off := s.current, s.current.off
+		a.off += len(b)
+		a.pins++
+		ctx, cancel := s.p.WithTimeout(context.Background(), store.Timeout)
+		err := a.seg.Write(ctx, b, off)
+		cancel()
+		a.pins--
+		if err == nil {
+			a.live++ // the caller's
+			return a, off
+		}
+		a.full = true
+		if a != s.current {
+			s.bury(a)
+		}
+		if !errors.Is(err, store.ErrSealed) {
+			s.p.Sleep(20 * time.Millisecond)
+		}
+	}
+}
+
+// evict evacuates the value of a key, unless that changes meanwhile.
+func (s *server) evict(key uint32) bool {
+	it := s.items[key]
+	b, version := it.local, it.version
+	if b == nil {
+		return true
+	}
+	a, off := s.write(b)
+	if a == nil {
+		return false
+	}
+	if it = s.items[key]; it.version != version || it.local == nil {
+		s.leave(a)
+		return true
+	}
+	it.local, it.at, it.off, it.n = nil, a, off, len(b)
+	return true
+}
+
+// evacuate evacuates what is local, and has values leave segments that have few.
+func (s *server) evacuate() {
+	for s.serving {
+		s.p.Sleep(time.Duration(s.c.w.Rand.Int64N(int64(400 * time.Millisecond))))
+		for key := range uint32(s.c.cfg.keys) {
+			if it := s.items[key]; it != nil && it.local != nil && s.c.w.Rand.IntN(2) == 0 && !s.evict(key) {
+				return
+			}
+		}
+		if len(s.segs) > s.c.cfg.chunks/2 {
+			s.clean()
+		}
+	}
+}
+
+// clean has the values of the segment that has the fewest be local again.
+func (s *server) clean() {
+	var least *area
+	for _, a := range s.segs {
+		if a != s.current && a.live > 0 && (least == nil || a.live < least.live) {
+			least = a
+		}
+	}
+	if least == nil || s.pausing {
+		return
+	}
+	for key := range uint32(s.c.cfg.keys) {
+		it := s.items[key]
+		if it == nil || it.at != least || it.local != nil {
+			continue
+		}
+		b, version, err := s.value(key)
+		if err != nil || s.pausing || version != s.items[key].version || s.items[key].local != nil || s.items[key].at != least {
+			continue
+		}
+		it.local, it.at = b, nil
+		s.leave(least)
+	}
+}
+
+// value reads the value of a key.
+func (s *server) value(key uint32) (b []byte, version uint64, err error) {
+	it := s.items[key]
+	if it == nil {
+		return nil, 0, nil
+	}
+	version = it.version
+	if it.local != nil {
+		return it.local, version, nil
+	}
+	a := it.at
+	a.pins++
+	defer func() {
+		a.pins--
+		if !s.p.Dead() {
+			s.bury(a)
+		}
+	}()
+	ctx, cancel := s.p.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	op := [1]store.ReadOp{{Seg: a.seg, Off: it.off, Buf: make([]byte, it.n)}}
+	good := func() bool { v, ok := versionIn(op[0].Buf, key); return ok && v == version }
+	s.store.Read(ctx, op[:])
+	if op[0].Err == nil && !good() {
+		s.c.counts.corrupt++
+		if !s.store.Reread(ctx, op[0], good) && ctx.Err() == nil {
+			return nil, 0, errWrong
+		}
+		return op[0].Buf, version, context.Cause(ctx)
+	}
+	return op[0].Buf, version, op[0].Err
+}
+
+var errWrong = errors.New("wrong bytes")
+
+// checkpoint makes one.
+func (s *server) checkpoint(ctx context.Context) error {
+	for s.pausing {
+		s.changed.Wait(s.p)
+	}
+	s.pausing = true
+	defer func() { s.pausing = false; s.changed.Broadcast() }()
+	for local := true; local; {
+		local = false
+		for key := range uint32(s.c.cfg.keys) {
+			if it := s.items[key]; it != nil && it.local != nil {
+				local = true
+				if !s.evict(key) {
+					return named.ErrSuperseded
+				}
+			}
+		}
+	}
+	upTo := s.log.Last()
+	var listed []*area
+	for _, a := range s.segs {
+		if a.live > 0 {
+			a.root = true // from now on it may be needed
+			listed = append(listed, a)
+		}
+	}
+	if err := s.store.SetRoot(ctx, s.root(listed)); err != nil {
+		return err
+	}
+	for _, a := range slices.Clone(s.segs) {
+		if a.root = slices.Contains(listed, a); !a.root {
+			s.bury(a)
+		}
+	}
+	if s.serving {
+		s.log.Drop(upTo)
+	}
+	return nil
+}
+
+// keep makes checkpoints.
+func (s *server) keep() {
+	for s.serving {
+		s.p.Sleep(time.Second + time.Duration(s.c.w.Rand.Int64N(int64(5*time.Second))))
+		ctx, cancel := s.p.WithTimeout(context.Background(), 10*time.Second)
+		err := s.checkpoint(ctx)
+		cancel()
+		if err == nil {
+			s.c.counts.checkpoints++
+		}
+	}
+}
+
+// set changes a value, and reports whether that counts.
+func (s *server) set(key uint32, value []byte) bool {
+	for s.pausing {
+		s.changed.Wait(s.p)
+	}
+	if !s.serving {
+		return false
+	}
+	number, err := s.log.Append(value)
+	if err != nil {
+		return false
+	}
+	s.apply(key, value, number)
+	return s.log.Commit(number) == nil
+}
+
+// get returns the version of a value, and whether it may be shown.
+func (s *server) get(key uint32) (version uint64, ok bool) {
+	if !s.serving {
+		return 0, false
+	}
+	early := s.c.harness("look-before-reading") && s.o.Shown(100*time.Millisecond)
+	it := s.items[key]
+	number := uint64(0)
+	if it != nil {
+		number = it.number
+	}
+	b, version, err := s.value(key)
+	switch {
+	case errors.Is(err, errWrong):
+		if s.owns() {
+			s.c.wrong("key %d has wrong bytes in all copies", key)
+		}
+		return 0, false
+	case err != nil:
+		var lost *store.LostError
+		if errors.As(err, &lost) && s.owns() {
+			s.c.wrong("key %d is lost: %v", key, err)
+		}
+		s.c.counts.unread++
+		return 0, false
+	}
+	if version > 0 {
+		if v, ok := versionIn(b, key); !ok || v != version {
+			s.c.wrong("key %d has wrong bytes", key)
+		}
+	}
+	if number > 0 && !s.c.harness("show-what-does-not-count") && s.log.Commit(number) != nil {
+		return 0, false
+	}
+	return version, early || s.o.Shown(100*time.Millisecond)
+}
+
+// owns reports whether s is the heap's owner by the manifest, as nobody but the simulator can know.
+func (s *server) owns() bool {
+	m := s.c.manifest()
+	return m != nil && m.Epoch == s.o.Epoch()
+}
+
+// logger writes into the trace.
+func (c *cluster) logger(host string) *slog.Logger {
+	return slog.New(&traceHandler{c: c, host: host})
+}

@@ -1,0 +1,239 @@
+package pages
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/bits"
+	"slices"
+	"sync"
+
+	"polder/far"
+	"polder/far/record"
+)
+
+// MaxName is how long the name of a volume may be, in bytes.
+const MaxName = 255
+
+// Volumes are the volumes of a heap. If the heap is kept, they are there again, under their names, when it is opened
+// again. Any number of goroutines may use them.
+type Volumes struct {
+	heap     *far.Heap
+	compress bool
+	syncs    syncs
+
+	mu    sync.Mutex         // held while a checkpoint takes the state; before the locks of volumes
+	open  map[string]*Volume // guarded by mu
+	saved map[string]saved   // volumes that the heap has kept, and nobody has opened since; guarded by mu
+}
+
+// saved is what a checkpoint has of a volume beside its pages.
+type saved struct {
+	size   int64
+	chunks []byte // of each chunk of present that is there u32 its number, and its words
+}
+
+// Config says how volumes are kept.
+type Config struct {
+	// Compress has pages compressed that take an eighth less then. Volumes whose pages were
+	// written without it, or with it, are read either way.
+	Compress bool
+}
+
+// Open returns the volumes of h, of which nobody else must keep anything.
+func Open(h *far.Heap, cfg Config) (*Volumes, error) {
+	vs := &Volumes{heap: h, compress: cfg.Compress, open: map[string]*Volume{}, saved: map[string]saved{}}
+	if err := vs.load(h.State()); err != nil {
+		return nil, fmt.Errorf("cannot open the volumes of a heap: %w", err)
+	}
+	if h.Kept() {
+		vs.syncs.heap, vs.syncs.turn = h, make(chan struct{}, 1)
+	}
+	h.KeepState(vs.state)
+	return vs, nil
+}
+
+// New makes the only volume of a heap, or opens the one that it has kept, see Volumes.Volume.
+func New(h *far.Heap, name string, size int64) (*Volume, error) {
+	vs, err := Open(h, Config{})
+	if err != nil {
+		return nil, err
+	}
+	return vs.Volume(name, size)
+}
+
+// ErrOpen: the volume is in use already.
+var ErrOpen = errors.New("it is open already")
+
+// Volume makes a volume of size bytes, a multiple of Size, all of which reads as zeros; or opens the one with this name
+// that the heap has kept, which must not have been larger. Its memory comes out of the heap as it is written to. Name is
+// that of a map of the heap, too, which nobody else uses.
+func (vs *Volumes) Volume(name string, size int64) (*Volume, error) {
+	if size <= 0 || size%Size != 0 || size > MaxVolume {
+		return nil, fmt.Errorf("cannot make a volume of %d bytes: expected a multiple of %d up to %d", size, Size, int64(MaxVolume))
+	}
+	if len(name) > MaxName {
+		return nil, fmt.Errorf("cannot make a volume: its name has %d bytes, want at most %d", len(name), MaxName)
+	}
+	vs.mu.Lock()
+	defer vs.mu.Unlock()
+	if vs.open[name] != nil {
+		return nil, fmt.Errorf("cannot open volume %q: %w", name, ErrOpen)
+	}
+	v := &Volume{of: vs, name: name, size: size, kept: newPresent(size / Size)}
+	was, again := vs.saved[name]
+	if one, ok := vs.saved[""]; ok && !again { // of a version that knew one volume only
+		was, again = one, true
+		delete(vs.saved, "")
+	}
+	if again {
+		if err := v.load(was); err != nil {
+			return nil, fmt.Errorf("cannot open volume %q of %d bytes: %w", name, size, err)
+		}
+		delete(vs.saved, name)
+	}
+	v.pages = vs.heap.NewByteMap(name)
+	vs.open[name] = v
+	return v, nil
+}
+
+// Saved returns the names and sizes of the volumes that the heap has kept, and nobody has opened since.
+func (vs *Volumes) Saved() map[string]int64 {
+	vs.mu.Lock()
+	defer vs.mu.Unlock()
+	sizes := make(map[string]int64, len(vs.saved))
+	for name, s := range vs.saved {
+		sizes[name] = s.size
+	}
+	return sizes
+}
+
+// Free gives all of the volume's memory back. It must not be used any more, nor be in use. Freeing twice is a no-op.
+func (v *Volume) Free() {
+	v.of.mu.Lock()
+	defer v.of.mu.Unlock()
+	if v.of.open[v.name] == v {
+		delete(v.of.open, v.name)
+	}
+	v.pages.Free()
+}
+
+// The versions of state. The first one is that of one volume without a name: u8 version, u64 size, its chunks.
+const (
+	stateOfOne = 1
+	stateOfAll = 2
+)
+
+// state is what a checkpoint of the heap keeps: u8 version, u16 volumes; for each: u16 length of its name, the name, u64
+// size, u32 length of its chunks, and those, see saved.
+func (vs *Volumes) state() far.State {
+	vs.mu.Lock()
+	names := make([]string, 0, len(vs.open)+len(vs.saved))
+	for name, v := range vs.open {
+		names = append(names, name)
+		v.lockAll()
+	}
+	for name := range vs.saved {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	be := binary.LittleEndian
+	b := be.AppendUint16([]byte{stateOfAll}, uint16(len(names)))
+	for _, name := range names {
+		v, s := vs.open[name], vs.saved[name]
+		if v != nil {
+			s.size = v.size
+		}
+		b = append(be.AppendUint16(b, uint16(len(name))), name...)
+		b = be.AppendUint32(be.AppendUint64(b, uint64(s.size)), 0)
+		at := len(b)
+		if v != nil {
+			b = v.kept.append(b)
+		} else {
+			b = append(b, s.chunks...)
+		}
+		be.PutUint32(b[at-4:], uint32(len(b)-at))
+	}
+	return far.State{Bytes: b, Thaw: func() {
+		for _, v := range vs.open {
+			v.unlockAll()
+		}
+		vs.mu.Unlock()
+	}}
+}
+
+// load takes what state has returned.
+func (vs *Volumes) load(b []byte) error {
+	if len(b) == 0 {
+		return nil
+	}
+	d := &record.Decoder{B: b[1:]}
+	switch b[0] {
+	case stateOfOne:
+		vs.saved[""] = saved{int64(d.U64()), d.Bytes(len(d.B))}
+	case stateOfAll:
+		for range d.U16() {
+			name := string(d.Bytes(int(d.U16())))
+			vs.saved[name] = saved{int64(d.U64()), d.Bytes(int(d.U32()))}
+		}
+	default:
+		return fmt.Errorf("what the heap has kept are no volumes of this version of polder: it begins with %d", b[0])
+	}
+	if d.Err != nil || len(d.B) > 0 {
+		return errors.Join(errors.New("what the heap has kept of volumes cannot be read"), d.Err)
+	}
+	return nil
+}
+
+// load has v be the volume that was saved.
+func (v *Volume) load(s saved) error {
+	const one = 4 + chunkPages/8
+	switch {
+	case s.size < 0 || len(s.chunks)%one != 0:
+		return errors.New("what the heap has kept of it cannot be read")
+	case s.size > v.size:
+		return fmt.Errorf("the one that is kept has %d, and a volume does not shrink", s.size)
+	}
+	for b := s.chunks; len(b) > 0; b = b[one:] {
+		i := int(binary.LittleEndian.Uint32(b))
+		if i >= len(v.kept.chunks) {
+			return errors.New("what the heap has kept has a page beyond the end")
+		}
+		c := new(chunk)
+		for k := range c {
+			w := binary.LittleEndian.Uint64(b[4+8*k:])
+			c[k].Store(w)
+			v.kept.count.Add(int64(bits.OnesCount64(w)))
+		}
+		v.kept.chunks[i].Store(c)
+	}
+	return nil
+}
+
+// append appends the chunks that are there.
+func (p *present) append(b []byte) []byte {
+	for i := range p.chunks {
+		c := p.chunks[i].Load()
+		if c == nil {
+			continue
+		}
+		b = binary.LittleEndian.AppendUint32(b, uint32(i))
+		for k := range c {
+			b = binary.LittleEndian.AppendUint64(b, c[k].Load())
+		}
+	}
+	return b
+}
+
+// lockAll has nobody write to the volume.
+func (v *Volume) lockAll() {
+	for i := range v.locks {
+		v.locks[i].Lock()
+	}
+}
+
+func (v *Volume) unlockAll() {
+	for i := range v.locks {
+		v.locks[i].Unlock()
+	}
+}
