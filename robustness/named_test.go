@@ -224,6 +224,7 @@ func TestAStandbyTakesOver(t *testing.T) {
 // TestADiskBesideNodesSurvivesALossOfPower: the server is killed and all nodes with what they have, several times. What clients were answered is on the
 // disk, as WAITAOF says, and is copied to the new nodes.
 func TestADiskBesideNodesSurvivesALossOfPower(t *testing.T) {
+	t.Parallel() // it waits for leases to end
 	ctx := t.Context()
 	witnesses := startWitnesses(t)
 	dir := t.TempDir()
