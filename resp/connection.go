@@ -148,22 +148,6 @@ func cmdHello(s *session, a [][]byte) error {
 	return nil
 }
 
-// cmdWait answers for a server without replicas.
-func cmdWait(s *session, a [][]byte) error {
-	if _, ok := proto.ParseInt(a[1]); !ok {
-		return errNotInt
-	}
-	timeout, ok := proto.ParseInt(a[2])
-	if !ok {
-		return replyError("ERR timeout is not an integer or out of range")
-	}
-	if timeout < 0 {
-		return replyError("ERR timeout is negative")
-	}
-	s.int(0)
-	return nil
-}
-
 // cmdHelp lists the subcommands of a container.
 func cmdHelp(s *session, a [][]byte) error {
 	c := find(s.srv.table.by, a[0])

@@ -48,8 +48,8 @@ type RecordLog interface {
 	Last() uint64
 	// Commit returns when all up to a record survive the process; and, if sync, all else that the log can have them survive.
 	Commit(number uint64, sync bool) error
-	// OnDisk reports whether that includes a loss of power.
-	OnDisk() bool
+	// Copies says how many copies there are of what was committed, and whether it survives a loss of power.
+	Copies() (n int, disk bool)
 	// Snapshot is called while nobody appends. The record name is to take the place of all that there are so far when a
 	// checkpoint of the heap has them: then save is called, or else discard.
 	Snapshot(name []byte) (save func() error, discard func())
@@ -63,7 +63,7 @@ type files struct{ *wal.Log }
 
 func (f files) Begin(context.Context) error { return nil }
 func (f files) MaxRecord() int              { return longestRecord + 9 }
-func (f files) OnDisk() bool                { return true }
+func (f files) Copies() (int, bool)         { return 1, true }
 
 func (f files) Snapshot(name []byte) (save func() error, discard func()) {
 	s := f.Log.Snapshot()

@@ -67,6 +67,43 @@ func cmdLastSave(s *session, a [][]byte) error {
 	return nil
 }
 
+// cmdWait replies with how many copies there are beyond the first of what was there when the command came.
+func cmdWait(s *session, a [][]byte) error {
+	if _, ok := proto.ParseInt(a[1]); !ok {
+		return errNotInt
+	}
+	timeout, ok := proto.ParseInt(a[2])
+	if !ok {
+		return replyError("ERR timeout is not an integer or out of range")
+	}
+	if timeout < 0 {
+		return replyError("ERR timeout is negative")
+	}
+	n := 0
+	if j := s.srv.journal; j != nil {
+		if s.onWait != nil {
+			s.onWait(nil)
+		}
+		has, _, err := j.commitAll()
+		if err != nil {
+			return err
+		}
+		n = max(has-1, 0)
+	}
+	s.int(int64(n))
+	return nil
+}
+
+// commitAll returns when all that there is is kept as well as it can be, with how many copies of it there are, and whether it survives a loss of power.
+func (j *journal) commitAll() (copies int, disk bool, err error) {
+	if err := j.log.Commit(j.last.Load(), true); err != nil {
+		j.fail(err)
+		return 0, false, replyError("MISCONF " + err.Error())
+	}
+	copies, disk = j.log.Copies()
+	return copies, disk, nil
+}
+
 // cmdWaitAOF replies with how many disks have what was there when the command came, and how many copies of other
 // servers: that is 1 with a journal on a disk, and 0.
 func cmdWaitAOF(s *session, a [][]byte) error {
@@ -92,11 +129,11 @@ func cmdWaitAOF(s *session, a [][]byte) error {
 		if s.onWait != nil {
 			s.onWait(nil)
 		}
-		if err := j.log.Commit(j.last.Load(), true); err != nil {
-			j.fail(err)
-			return replyError("MISCONF " + err.Error())
+		_, disk, err := j.commitAll()
+		if err != nil {
+			return err
 		}
-		if j.log.OnDisk() {
+		if disk {
 			has = 1
 		}
 	}

@@ -3,6 +3,7 @@ package robustness
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"strings"
 	"syscall"
@@ -217,6 +218,79 @@ func TestAStandbyTakesOver(t *testing.T) {
 	}
 	if who, err := c2.Get(ctx, "who").Result(); err != nil || who != "second" {
 		t.Errorf("the new server has %q, %v", who, err)
+	}
+}
+
+// TestADiskBesideNodesSurvivesALossOfPower: the server is killed and all nodes with what they have, several times. What clients were answered is on the
+// disk, as WAITAOF says, and is copied to the new nodes.
+func TestADiskBesideNodesSurvivesALossOfPower(t *testing.T) {
+	t.Parallel() // it waits for leases to end
+	ctx := t.Context()
+	witnesses := startWitnesses(t)
+	dir := t.TempDir()
+	listen := []string{freeAddr(t), freeAddr(t)}
+	start := func() (server *child.Process, nodes []*child.Process) {
+		for _, addr := range listen {
+			nodes = append(nodes, proctest.Run(t, "node", "--listen", addr, "--lend", "64MiB"))
+		}
+		return proctest.Start(t, "serve", named(strings.Join(listen, ","), witnesses, "--durable", "--disk", dir)...), nodes
+	}
+	n, rounds := 0, 2
+	if os.Getenv("TEST_SOAK") != "" {
+		rounds = 20
+	}
+	for round := range rounds {
+		server, nodes := start()
+		c := connect(t, server)
+		if got, err := c.Get(ctx, "transactions").Int(); got != n || err != nil && (err != redis.Nil || n > 0) {
+			t.Fatalf("round %d: there are %d transactions, %v, want %d", round, got, err, n)
+		}
+		keys, fields := keptState(n)
+		checkKept(t, c, keys, fields, 0)
+		for range 6 {
+			if _, err := c.Pipelined(ctx, func(p redis.Pipeliner) error {
+				for range 100 {
+					n++
+					keptTxn(ctx, p, n)
+				}
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		// What came back from the disk alone has copies at the nodes again.
+		var got any
+		for began := time.Now(); ; time.Sleep(20 * time.Millisecond) {
+			wait, err := c.Wait(ctx, 0, 0).Result()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, err = c.Do(ctx, "WAITAOF", 1, 0, 0).Result(); err != nil {
+				t.Fatal(err)
+			}
+			if wait == 2 && fmt.Sprint(got) == "[1 0]" {
+				break
+			}
+			if time.Since(began) > hang {
+				t.Fatalf("round %d: WAIT says %d and WAITAOF %v, want 2 and [1 0]", round, wait, got)
+			}
+		}
+		for _, p := range append(nodes, server) {
+			p.Kill()
+			<-p.Done()
+		}
+	}
+	// Without the disk nothing is opened, and nothing lost.
+	for _, addr := range listen {
+		proctest.Run(t, "node", "--listen", addr, "--lend", "64MiB")
+	}
+	without := append([]string{"serve", "--listen", "127.0.0.1:0", "--admin", "off"}, named(strings.Join(listen, ","), witnesses)...)
+	if _, errs, code := proctest.Output(t, nil, without...); code == 0 || !strings.Contains(errs, "the disk is not here") {
+		t.Fatalf("a server without the disk ended with code %d and %q", code, errs)
+	}
+	server := proctest.Start(t, "serve", named(strings.Join(listen, ","), witnesses, "--durable", "--disk", dir)...)
+	if got, err := connect(t, server).Get(ctx, "transactions").Int(); err != nil || got != n {
+		t.Errorf("in the end there are %d transactions, %v, want %d", got, err, n)
 	}
 }
 

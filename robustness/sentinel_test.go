@@ -49,6 +49,7 @@ while time.monotonic() - began < 60:
 // TestSentinelClientsFindTheNewServer when the one before is killed: go-redis and redis-py, unmodified, ask the servers that stand
 // by, and read what the one before has answered last.
 func TestSentinelClientsFindTheNewServer(t *testing.T) {
+	t.Parallel() // it waits for leases to end
 	ctx := t.Context()
 	python, err := testpython.Find("redis")
 	if err != nil {

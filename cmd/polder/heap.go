@@ -112,6 +112,9 @@ func newHeapLs() *cobra.Command {
 		}
 		var rows []heapRow
 		for _, e := range entries {
+			if !daemon.IsHeapName(e.Name()) {
+				continue // such as the copy of a heap that nodes have
+			}
 			if r, err := t.row(e.Name()); err == nil {
 				rows = append(rows, r)
 			} else if !errors.Is(err, disk.ErrNoHeap) && e.IsDir() {

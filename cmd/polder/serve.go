@@ -131,7 +131,7 @@ func checkTier(fs *pflag.FlagSet, tier string, cfg daemon.CacheConfig) error {
 func serveFlags(fs *pflag.FlagSet, cfg *daemon.ServeConfig) {
 	borrowFlags(fs, &cfg.BorrowConfig, "how long a command waits for far memory")
 	heapFlags(fs, &cfg.BorrowConfig)
-	fs.Var(config.NewDurable(&cfg.Durable, &cfg.DurableEvery), "durable", "with --heap, whether what was answered survives the server: yes, also a loss of power if it is on a disk; every:100ms, but for the last 100 milliseconds; or no, back to the last checkpoint")
+	fs.Var(config.NewDurable(&cfg.Durable, &cfg.DurableEvery), "durable", "with --heap, whether what was answered survives the server: yes, with --disk also a loss of power; every:100ms, but for the last 100 milliseconds; or no, back to the last checkpoint")
 	fs.Lookup("durable").NoOptDefVal = "yes"
 	fs.Var(config.NewSize(&cfg.MaxValue, 64, 512<<20), "max-value", "largest value, at most half of --client-memory; the default is a quarter of the budget, at most a third of --client-memory")
 	fs.Var(config.NewDoor(&cfg.Listen, false), "listen", "where Redis clients connect, HOST:PORT or unix:PATH")
@@ -147,7 +147,7 @@ const farUsage = "nodes to borrow from, HOST:PORT, unix:PATH or rdma://HOST:PORT
 
 // farAddresses looks for a node on this machine if no addresses were given.
 func farAddresses(cfg *daemon.BorrowConfig) error {
-	if cfg.Disk != "" {
+	if cfg.Disk != "" && len(cfg.Witness) == 0 {
 		return nil
 	}
 	if addr, ok := daemon.NodeHere(); ok && len(cfg.Far) == 0 {
@@ -162,7 +162,7 @@ func farAddresses(cfg *daemon.BorrowConfig) error {
 
 // borrowFlags are the flags of a heap over borrowed memory, but for whom it is borrowed from.
 func borrowFlags(fs *pflag.FlagSet, cfg *daemon.BorrowConfig, opTimeout string) {
-	fs.StringVar(&cfg.Disk, "disk", "", "a `directory` on a fast disk, to use in the place of nodes")
+	fs.StringVar(&cfg.Disk, "disk", "", "a `directory` on a fast disk, to use in the place of nodes; or with --far and --witness beside them, for a copy of what they have that survives a loss of power")
 	fs.Var(config.NewSize(&cfg.DiskSize, 16<<20, 0), "disk-size", "with --disk, the most to use of it; the default is what there is room for")
 	managerFlag(fs, &cfg.Manager)
 	cfg.Groups, cfg.Pairs = pool.DefaultGroups, pool.DefaultPairs

@@ -44,6 +44,9 @@ type Place struct {
 	Store store.Store
 	// State says how it is. It must not wait. Nil is a place that can be used and has as many bytes as the others.
 	State func() State
+	// Every has the place have a copy of every segment, beside the Config.Copies that the other places have, as long as it can be used and
+	// has room. It is read only if no other place answers: it is a disk, which survives what memory does not. Its name begins with store.DiskName.
+	Every bool
 }
 
 // State is how a place is.
@@ -107,6 +110,12 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
+	n := 0 // places that share the copies out
+	for _, p := range c.Places {
+		if !p.Every {
+			n++
+		}
+	}
 	switch {
 	case c.Copies < 1 || c.Copies > MaxCopies:
 		return c, fmt.Errorf("%d copies, want 1 to %d", c.Copies, MaxCopies)
@@ -114,8 +123,10 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("%d places, want at most %d", len(c.Places), MaxPlaces)
 	case len(c.Places) == 0:
 		return c, errors.New("no places")
-	case c.Copies > len(c.Places) && !c.Joins:
-		return c, fmt.Errorf("%d copies, want at most as many as there are places, which are %d", c.Copies, len(c.Places))
+	case c.Copies > n && !c.Joins:
+		return c, fmt.Errorf("%d copies, want at most as many as there are places, which are %d", c.Copies, n)
+	case c.Copies+len(c.Places)-n > MaxCopies:
+		return c, fmt.Errorf("%d copies and those at %d places that have every segment, want at most %d", c.Copies, len(c.Places)-n, MaxCopies)
 	case c.Min < 1 || c.Min > c.Copies:
 		return c, fmt.Errorf("at least %d copies, want 1 to the number of copies, which is %d", c.Min, c.Copies)
 	case c.Late < 0 || c.RepairAfter < 0 || c.Ramp < 0:
@@ -140,6 +151,8 @@ func (c Config) withDefaults() (Config, error) {
 func (p *Place) check(taken, kept bool) error {
 	_, reopens := p.Store.(Reopener)
 	switch {
+	case p.Every != strings.HasPrefix(p.Name, store.DiskName):
+		return fmt.Errorf("%q begins with %q, or does not, which those do that have a copy of every segment", p.Name, store.DiskName)
 	case p.Name == "" || taken:
 		return fmt.Errorf("it is named %q, want a name of its own", p.Name)
 	case p.Store == nil:
@@ -160,6 +173,9 @@ type Store struct {
 	log    *slog.Logger
 	places atomic.Pointer[[]*place] // changes under mu, to another slice
 	counts counts
+
+	bare atomic.Uint64 // how often a segment may have lost, or never had, its copy at a place that has every one
+	full atomic.Uint64 // what bare was when each of them had
 
 	ctx  context.Context
 	stop context.CancelFunc
@@ -221,10 +237,12 @@ func named(all []*place, name string) *place {
 	return nil
 }
 
-// Places returns the names of the places.
+// Places returns the names of the places that share the copies out.
 func (s *Store) Places() (names []string) {
 	for _, p := range s.all() {
-		names = append(names, p.Name)
+		if !p.Every {
+			names = append(names, p.Name)
+		}
 	}
 	return names
 }
@@ -314,13 +332,17 @@ func (s *Store) Alloc(ctx context.Context) (store.Segment, error) {
 		}
 		return nil, fmt.Errorf("%w for %d copies: %w", ErrTooFew, s.cfg.Min, err)
 	}
+	cs = append(cs, s.borrowEvery(ctx, cs)...)
 	g.copies.Store(&cs)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if g.bare() {
+		s.bare.Add(1)
+	}
 	s.next++
 	g.number = s.next
 	s.segments[g] = struct{}{}
-	if few := len(cs) < s.cfg.Copies; few != s.few {
+	if few := len(cs) < s.cfg.Copies || g.bare(); few != s.few {
 		s.few = few
 		if few {
 			s.log.Warn("what is evacuated has fewer copies than it should", "copies", len(cs), "should be", s.cfg.Copies, "error", err)
@@ -360,13 +382,14 @@ func (s *Store) borrow(ctx context.Context, n int, beside []copyOf) (cs []copyOf
 	all := slices.Clone(beside)
 	candidates := s.candidates()
 	var needed error // why a place that lends what is idle has nothing to lend
+	ordinary, most := len(shared(beside)), s.cfg.Copies
 	for _, round := range []struct{ leaving, elsewhere bool }{{false, true}, {false, false}, {true, true}, {true, false}} {
 		elsewhere := round.elsewhere // first in zones of their own
 		for _, p := range candidates {
 			if len(cs) == n {
 				return cs, nil
 			}
-			if p.state().Leaving != round.leaving || round.leaving && len(all) >= s.cfg.Copies {
+			if p.state().Leaving != round.leaving || round.leaving && ordinary >= most || p.Every {
 				continue
 			}
 			if slices.ContainsFunc(all, func(c copyOf) bool { return c.place == p || elsewhere && c.place.zone() == p.zone() }) || !p.usable() {
@@ -380,6 +403,7 @@ func (s *Store) borrow(ctx context.Context, n int, beside []copyOf) (cs []copyOf
 			case e == nil:
 				c := copyOf{p, seg}
 				cs, all = append(cs, c), append(all, c)
+				ordinary++
 			case errors.Is(e, store.ErrStoreFull) && p.state().Idle:
 				needed = e
 			case err == nil || errors.Is(e, store.ErrStoreFull):
@@ -397,6 +421,33 @@ func (s *Store) borrow(ctx context.Context, n int, beside []copyOf) (cs []copyOf
 		err = errNeeded
 	}
 	return cs, err
+}
+
+// shared are the copies at places that do not have every segment.
+func shared(cs []copyOf) (at []copyOf) {
+	for _, c := range cs {
+		if !c.place.Every {
+			at = append(at, c)
+		}
+	}
+	return at
+}
+
+// borrowEvery borrows copies at those places that have every segment and none of beside. What cannot be had now is made up for later.
+func (s *Store) borrowEvery(ctx context.Context, beside []copyOf) (cs []copyOf) {
+	for _, p := range s.all() {
+		if !p.Every || !p.usable() || p.isFull() || slices.ContainsFunc(beside, func(c copyOf) bool { return c.place == p }) {
+			continue
+		}
+		seg, err := p.alloc(ctx)
+		if err == nil {
+			cs = append(cs, copyOf{p, seg})
+		} else if ctx.Err() == nil {
+			p.refused()
+			s.log.Warn("a place that is to have a copy of everything takes no more for now: what is there stays, and what is new is endangered until it has been copied there", "place", p.Name, "error", err)
+		}
+	}
+	return cs
 }
 
 // candidates are the places that can be used, that which has most to lend first; but last those that lend what is

@@ -11,6 +11,9 @@
 // Reads go to the copy that has answered fastest, and to another one as well when the first is late. Those
 // second reads are bounded by a budget, unless a place does not answer at all.
 //
+// A place may have one more copy of every segment (Place.Every): a disk, which survives a loss of power. While it cannot be written the heap goes on
+// without, and what it lacks is copied to it later.
+//
 // # Repair
 //
 // A copy is lost when its place says so (store.Segment.Lost), or has not been of use for Config.RepairAfter. What has

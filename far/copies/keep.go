@@ -131,6 +131,9 @@ func (s *Store) Reopen(ctx context.Context, name string) (store.Segment, error) 
 	}
 	s.reopened[number] = true
 	g.copies.Store(&cs)
+	if g.bare() {
+		s.bare.Add(1)
+	}
 	s.segments[g] = struct{}{}
 	return g, nil
 }
@@ -142,6 +145,9 @@ func (s *Store) reopenAt(ctx context.Context, called string) (store.Segment, *pl
 		if strings.HasPrefix(called, p.Name+"/") && (at == nil || len(p.Name) > len(at.Name)) {
 			at = p
 		}
+	}
+	if at == nil && strings.HasPrefix(called, store.DiskName) {
+		return nil, nil, errors.New("the disk is not here: start the server that has it with --disk")
 	}
 	if at == nil {
 		return nil, nil, &store.LostError{Segment: called} // the place is no longer one of the store's

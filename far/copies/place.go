@@ -22,6 +22,7 @@ type place struct {
 
 	// silent: it did not answer in time, and has not answered since. Nobody waits for it.
 	silent  atomic.Bool
+	refusal atomic.Int64 // until when it is asked for nothing, since it had no room or failed, in Unix nanoseconds; of one that has every segment
 	pace    atomic.Int64 // that a read takes, smoothed, in nanoseconds
 	heard   atomic.Int64 // when it last answered, in Unix nanoseconds
 	copies  atomic.Int64
@@ -39,7 +40,29 @@ type place struct {
 	known   store.Segment   // a copy that it had when it fell silent; guarded by mu
 }
 
-func newPlace(s *Store, p Place, index int) *place { return &place{Place: p, store: s, index: index} }
+func newPlace(s *Store, p Place, index int) *place {
+	n := &place{Place: p, store: s, index: index}
+	if p.Every {
+		n.pace.Store(int64(lateEvery)) // so that others are read first
+	}
+	return n
+}
+
+const (
+	// refusalTime is for how long a place that has every segment is left alone after it has refused one.
+	refusalTime = 5 * time.Second
+	// lateEvery is for how long a copy at such a place may be behind the others.
+	lateEvery = 250 * time.Millisecond
+)
+
+// refused takes note that p has no room, or has failed.
+func (p *place) refused() { p.refusal.Store(p.store.proc.Now().Add(refusalTime).UnixNano()) }
+
+// isFull reports whether p has refused something lately.
+func (p *place) isFull() bool {
+	until := p.refusal.Load()
+	return until != 0 && p.store.proc.Now().UnixNano() < until
+}
 
 // zone is what p fails together with: at least itself.
 func (p *place) zone() string {

@@ -70,6 +70,7 @@ func (s *Store) keep() {
 
 // scan finds what has too few copies, and has it repaired, that with the fewest first.
 func (s *Store) scan() {
+	seen, bare := s.bare.Load(), false // before it is known which segments there are
 	s.mu.Lock()
 	all := slices.SortedFunc(maps.Keys(s.segments), func(a, b *segment) int { return cmp.Compare(a.number, b.number) })
 	s.mu.Unlock()
@@ -84,13 +85,17 @@ func (s *Store) scan() {
 		if g.look() == 0 {
 			continue
 		}
+		bare = bare || g.bare()
 		left, repairable := g.health()
 		if repairable {
 			short = append(short, case_{g, left})
 		}
-		if wanted := (idle || g.spare.Load() != nil) && g.checkSpare(); wanted && left >= s.cfg.Copies {
+		if wanted := (idle || g.spare.Load() != nil) && g.checkSpare(); wanted && len(shared(g.good())) >= s.cfg.Copies {
 			spares = append(spares, g)
 		}
+	}
+	if !bare {
+		s.full.Store(seen)
 	}
 	slices.SortStableFunc(short, func(a, b case_) int { return cmp.Compare(a.left, b.left) })
 	s.mu.Lock()
@@ -114,44 +119,53 @@ func (s *Store) scan() {
 	}
 }
 
-// good are the copies of g at places that are not given up, and how many of them are at places that stay.
-func (g *segment) good() (good []copyOf, stay int) {
+// good are the copies of g at places that are not given up.
+func (g *segment) good() (good []copyOf) {
 	for _, c := range *g.copies.Load() {
 		if !c.place.givenUp.Load() && !c.lost() {
 			good = append(good, c)
-			if c.place.stays() {
-				stay++
-			}
 		}
 	}
-	return good, stay
+	return good
 }
 
 // health says how many copies g has at places that are not given up, and whether it can be repaired now: there is a
 // place for another copy, for one at a place that stays, or for one in another zone.
 func (g *segment) health() (left int, repairable bool) {
-	good, stay := g.good()
+	good := g.good()
+	n, every := g.store.lacks(good)
+	return len(good), n > 0 || every
+}
+
+// lacks says how many copies a segment with the good ones could get now at places that share the copies out, and whether it could get one at a place that
+// has every segment.
+func (s *Store) lacks(good []copyOf) (n int, every bool) {
 	if len(good) == 0 {
 		return 0, false
 	}
-	zones := make(map[string]bool)
-	for _, c := range good {
+	zones, had, stay := make(map[string]bool), shared(good), 0
+	for _, c := range had {
 		zones[c.place.zone()] = true
-	}
-	want := g.store.cfg.Copies
-	for _, p := range g.store.all() {
-		switch {
-		case !p.usable() || slices.ContainsFunc(good, func(c copyOf) bool { return c.place == p }):
-		case len(good) < want || p.stays() && (stay < want || len(zones) < len(good) && !zones[p.zone()]):
-			repairable = true
+		if c.place.stays() {
+			stay++
 		}
 	}
-	return len(good), repairable
+	want := s.cfg.Copies
+	for _, p := range s.all() {
+		switch {
+		case !p.usable() || slices.ContainsFunc(good, func(c copyOf) bool { return c.place == p }):
+		case p.Every:
+			every = every || !p.isFull()
+		case len(had) < want || p.stays() && (stay < want || len(zones) < len(had) && !zones[p.zone()]):
+			n = max(1, want-stay)
+		}
+	}
+	return n, every
 }
 
-// reachable is how many copies of g there are at places that answer.
-func (g *segment) reachable() (n int) {
-	for _, c := range *g.copies.Load() {
+// reachable is how many of the copies are at places that answer.
+func reachable(cs []copyOf) (n int) {
+	for _, c := range cs {
 		if c.place.usable() && !c.lost() {
 			n++
 		}
@@ -194,15 +208,19 @@ func (g *segment) repair(ctx context.Context) bool {
 	g.mu.Unlock()
 
 	var fresh, made []copyOf
-	if good, stay := g.good(); len(good) > 0 {
-		want := max(1, s.cfg.Copies-stay)
+	good := g.good()
+	n, every := s.lacks(good)
+	if n > 0 {
 		if c, ok := g.promote(ctx, end); ok {
 			made, good = append(made, c), append(good, c)
-			want--
+			n--
 		}
-		if want > 0 {
-			fresh, _ = s.borrow(ctx, want, good)
-		}
+	}
+	if n > 0 {
+		fresh, _ = s.borrow(ctx, n, good)
+	}
+	if every {
+		fresh = append(fresh, s.borrowEvery(ctx, good)...)
 	}
 	for _, c := range fresh {
 		if s.copyTo(ctx, g, c, 0, end) {
@@ -240,6 +258,14 @@ func (g *segment) repair(ctx context.Context) bool {
 // choose says which copies of a segment stay now that some have been made, and which go: those at places that were given up,
 // of two in a zone that which is too many, and those at places that are leaving if there are enough others.
 func (s *Store) choose(had, made []copyOf) (stay, go_ []copyOf) {
+	var apart []copyOf // at places that have every segment
+	for _, c := range slices.Concat(had, made) {
+		if c.place.Every {
+			apart = append(apart, c)
+		}
+	}
+	had, made = shared(had), shared(made)
+	defer func() { stay = append(stay, apart...) }()
 	zones := make(map[string]int)
 	for _, c := range slices.Concat(had, made) {
 		zones[c.place.zone()]++

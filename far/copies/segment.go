@@ -77,6 +77,9 @@ func (g *segment) look() (left int) {
 			if c.lost() {
 				c.place.copies.Add(-1)
 				g.store.counts.copiesLost.Add(1)
+				if c.place.Every {
+					g.store.bare.Add(1)
+				}
 			}
 		}
 		cs = kept
@@ -179,9 +182,13 @@ func (s *Store) writeAll(ctx context.Context, cs []copyOf, p []byte, off int) (w
 	}
 	var late *turns.Timer // of those that follow the first
 	var done [MaxCopies]bool
-	for range cs {
+	for answered := 0; answered < len(cs); {
 		a, ok := turns.Recv(s.proc, answers, late)
 		if !ok {
+			if wait := lateEvery - s.proc.Since(began); wait > 0 && !slices.ContainsFunc(undone(cs, &done), func(c copyOf) bool { return !c.place.Every }) {
+				late.Reset(wait)
+				continue
+			}
 			for i, c := range cs {
 				if !done[i] {
 					c.place.fallSilent(began, c.seg)
@@ -191,8 +198,13 @@ func (s *Store) writeAll(ctx context.Context, cs []copyOf, p []byte, off int) (w
 			late = nil
 			a, _ = turns.Recv(s.proc, answers, nil)
 		}
+		answered++
 		done[a.of] = true
 		if a.err != nil {
+			if p := cs[a.of].place; p.Every && each.Err() == nil {
+				s.log.Error("a place that has a copy of everything cannot be written", "place", p.Name, "error", a.err)
+				p.refused()
+			}
 			err = cmp.Or(err, a.err)
 			continue
 		}
@@ -203,6 +215,27 @@ func (s *Store) writeAll(ctx context.Context, cs []copyOf, p []byte, off int) (w
 		}
 	}
 	return wrote, err
+}
+
+// undone are the copies that have not answered.
+func undone(cs []copyOf, done *[MaxCopies]bool) (rest []copyOf) {
+	for i, c := range cs {
+		if !done[i] {
+			rest = append(rest, c)
+		}
+	}
+	return rest
+}
+
+// bare reports whether g lacks a copy that can be used at a place that has every segment.
+func (g *segment) bare() bool {
+	cs := *g.copies.Load()
+	for _, p := range g.store.all() {
+		if p.Every && !slices.ContainsFunc(cs, func(c copyOf) bool { return c.place == p && !c.lost() }) {
+			return true
+		}
+	}
+	return false
 }
 
 // Free implements store.Segment. Copies at places that do not answer are given back when they do.

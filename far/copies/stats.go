@@ -3,6 +3,8 @@ package copies
 import (
 	"fmt"
 	"sync/atomic"
+
+	"polder/far/store"
 )
 
 // counts are a store's.
@@ -21,6 +23,8 @@ type Stats struct {
 	Segments   int // in use
 	Endangered int // those of them that have fewer copies than they should at places that answer
 	Spares     int // those of them that have a copy beside those, which may vanish
+
+	Bare int // those that lack a copy at a place that has every segment
 
 	Lost          int64 // segments of which all copies were lost
 	CopiesLost    int64 // copies that were lost with their place
@@ -54,7 +58,11 @@ func (s *Store) Stats() Stats {
 	s.mu.Lock()
 	st.Segments = len(s.segments)
 	for g := range s.segments {
-		if g.reachable() < s.cfg.Copies {
+		bare := g.bare()
+		if bare {
+			st.Bare++
+		}
+		if bare || reachable(shared(*g.copies.Load())) < s.cfg.Copies {
 			st.Endangered++
 		}
 		if g.spare.Load() != nil {
@@ -83,6 +91,23 @@ func (s *Store) Stats() Stats {
 	return st
 }
 
+// Everywhere reports whether each segment has a copy at each place that is to have every segment, and there is such a place.
+func (s *Store) Everywhere() bool {
+	n := 0
+	for _, p := range s.all() {
+		if p.Every {
+			n++
+			if !p.usable() {
+				return false
+			}
+		}
+	}
+	return n > 0 && s.full.Load() == s.bare.Load()
+}
+
+// CopiesOf is how many copies a segment has at places that answer.
+func (s *Store) CopiesOf(seg store.Segment) int { return reachable(*seg.(*segment).copies.Load()) }
+
 // Explain says in sentences what an operator should know about the copies.
 func (s *Store) Explain() (lines []string) {
 	st := s.Stats()
@@ -94,7 +119,10 @@ func (s *Store) Explain() (lines []string) {
 	if st.Spares > 0 {
 		lines = append(lines, fmt.Sprintf("%d of them have one more at a node that lends what its host does not need. It may vanish at any time, so it does not count; until then it is read where it is nearer, and takes the place of one that is lost.", st.Spares))
 	}
-	if st.Endangered > 0 {
+	if st.Bare > 0 {
+		lines = append(lines, fmt.Sprintf("%d of them have no copy on the disk, and are lost with the power of all nodes: they are copied as soon as it can be written and has room.", st.Bare))
+	}
+	if st.Endangered > st.Bare {
 		lines = append(lines, fmt.Sprintf("%d of them have fewer, and may be lost with one node more: they are copied as soon as nodes have room for them.", st.Endangered))
 	}
 	for _, p := range st.Places {

@@ -29,6 +29,8 @@ type Config struct {
 	// Fresh has the store begin empty, whatever is there, and leave nothing when it is closed. It refuses a directory with a
 	// heap that is kept.
 	Fresh bool
+	// Sync has each write return when it survives a loss of power, and not only when the next root is kept.
+	Sync bool
 }
 
 const (
@@ -112,6 +114,9 @@ func (s *Store) openData() (err error) {
 	flags := os.O_CREATE | os.O_RDWR
 	if s.cfg.Fresh {
 		flags |= os.O_TRUNC
+	}
+	if s.cfg.Sync {
+		flags |= unix.O_DSYNC
 	}
 	s.data, err = os.OpenFile(s.path("data"), flags|unix.O_DIRECT, 0o600)
 	if s.direct = err == nil; errors.Is(err, unix.EINVAL) { // the file system cannot

@@ -3,6 +3,8 @@
 // store.Keeper, too: a heap that was made by far.Open is there again when the directory is opened the next time, after a power
 // cut as well as after the end of a process.
 //
+// It is also, as Copies, a disk that has a copy of what lies at nodes (package copies), in a directory of its own.
+//
 // # Files
 //
 //	data  the segments, side by side; those that nobody has borrowed take no room on the disk

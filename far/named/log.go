@@ -431,6 +431,23 @@ func (l *Log) advance() bool {
 	return true
 }
 
+// Copies says how many copies there are at least of what was committed and no checkpoint has yet, and whether all that the heap has, and the log, is
+// on a disk as well.
+func (l *Log) Copies() (n int, disk bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	segs := l.used
+	if len(segs) == 0 {
+		segs = l.spares
+	}
+	for i, u := range segs {
+		if has := l.s.CopiesOf(u.seg); i == 0 || has < n {
+			n = has
+		}
+	}
+	return n, l.s.Everywhere()
+}
+
 // Starved says why records have had to wait for some time, nil if they have not.
 func (l *Log) Starved() error {
 	l.mu.Lock()

@@ -8,6 +8,10 @@ import (
 // Timeout bounds every operation on a store that no caller waits for.
 const Timeout = 10 * time.Second
 
+// DiskName is what the names of disks begin with that have a copy of what lies elsewhere, and no other names. Whoever does not have
+// the disk knows by it that what had a copy there need not be lost.
+const DiskName = "disk "
+
 // MinSegmentSize is the least size of a store's segments, in bytes: one holds an
 // entry with the longest key.
 const MinSegmentSize = 128 << 10

@@ -36,7 +36,7 @@ import (
 
 // BorrowConfig says how a daemon borrows memory, and how much it keeps of its own.
 type BorrowConfig struct {
-	Disk       string        // directory of a disk to use in the place of nodes
+	Disk       string        // directory of a disk to use in the place of nodes, or with Witness beside them
 	DiskSize   int64         // the most bytes of it; 0 is what there is room for
 	Heap       string        // name of the heap, which is there again after a restart; "" for one that ends with the process
 	Witness    []string      // those that keep the manifest of a heap with a name in the memory of nodes; or a cluster in etcd that does
@@ -67,24 +67,22 @@ func DefaultBorrow() BorrowConfig {
 // Check finds what is wrong with values that fit each by itself.
 func (c *BorrowConfig) Check() error {
 	switch {
-	case c.Disk != "" && len(c.Far) > 0:
-		return refuse("disk", c.Disk, "none with --far: far memory is either on a disk or at nodes")
-	case c.Disk != "" && c.Manager != "":
+	case c.Disk != "" && len(c.Far) > 0 && len(c.Witness) == 0:
+		return refuse("disk", c.Disk, "none with --far but for a heap with a name (--heap and --witness), of which the disk then has a copy: far memory is either on a disk or at nodes")
+	case c.onDisk() && c.Manager != "":
 		return refuse("manager", c.Manager, "none with --disk, where there are no nodes")
 	case c.Disk == "" && c.DiskSize != 0:
 		return refuse("disk-size", config.FormatSize(c.DiskSize), "none without --disk")
-	case c.Disk != "" && c.Copies > 1:
+	case c.onDisk() && c.Copies > 1:
 		return refuse("copies", strconv.Itoa(c.Copies), "none with --disk, where there are no nodes")
 	case c.Copies > 0 && c.MinCopies > c.Copies:
 		return refuse("min-copies", strconv.Itoa(c.MinCopies), "at most --copies, which is %d", c.Copies)
-	case c.Disk == "" && len(c.Far) > 0 && c.Copies > len(c.Far) && !slices.ContainsFunc(c.Far, isBroker) && !slices.ContainsFunc(c.Far, isDirectory):
+	case len(c.Far) > 0 && c.Copies > len(c.Far) && !slices.ContainsFunc(c.Far, isBroker) && !slices.ContainsFunc(c.Far, isDirectory):
 		return refuse("copies", strconv.Itoa(c.Copies), "at most as many as there are nodes to borrow from, which are %d", len(c.Far))
-	case c.Disk != "" && len(c.Witness) > 0:
-		return refuse("witness", strings.Join(c.Witness, ","), "none with --disk, where the heap's manifest is on the disk")
 	case c.TwoNodes != "" && c.Heap == "":
 		return refuse("two-nodes", c.TwoNodes, "none without --heap: only a heap with a name is kept")
 	case c.TwoNodes != "" && c.Disk != "":
-		return refuse("two-nodes", c.TwoNodes, "none with --disk, where the heap's manifest is on the disk")
+		return refuse("two-nodes", c.TwoNodes, "none with --disk, where the heap's manifest is on the disk, or kept by --witness")
 	case c.TwoNodes != "" && len(c.Witness) > 0:
 		return refuse("two-nodes", c.TwoNodes, "none with --witness, which keeps the manifest")
 	case c.TwoNodes != "" && (len(c.Far) != 2 || scheme.Of(c.Far[0]) != scheme.TCP || scheme.Of(c.Far[1]) != scheme.TCP):
@@ -138,7 +136,7 @@ const (
 )
 
 // keptAtNodes reports whether the heap outlives the process in the memory of nodes.
-func (c *BorrowConfig) keptAtNodes() bool { return c.Disk == "" && c.Heap != "" }
+func (c *BorrowConfig) keptAtNodes() bool { return c.Heap != "" && !c.onDisk() }
 
 // lendsNoName reports whether what is borrowed at addr cannot outlive the borrower.
 func lendsNoName(addr string) bool { return isBroker(addr) || scheme.Of(addr) == scheme.Unix }
@@ -167,6 +165,12 @@ var heapName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
 // noName is the directory of a heap without a name.
 const noName = "_unnamed"
 
+// onDisk reports whether the disk is all the far memory that there is.
+func (c *BorrowConfig) onDisk() bool { return c.Disk != "" && len(c.Witness) == 0 }
+
+// copyDir is the directory of a copy of what nodes have. No heap is called so.
+func (c *BorrowConfig) copyDir() string { return filepath.Join(c.Disk, "_copy-"+c.Heap) }
+
 // dir is the directory of the heap.
 func (c *BorrowConfig) dir() string { return filepath.Join(c.Disk, cmp.Or(c.Heap, noName)) }
 
@@ -176,6 +180,8 @@ func (c *BorrowConfig) journalDir() string { return filepath.Join(c.dir(), "jour
 // where says where the far memory is.
 func (c *BorrowConfig) where() string {
 	switch {
+	case !c.onDisk() && c.Disk != "":
+		return fmt.Sprintf("%s, where heap %s is kept, with a copy in %s", strings.Join(c.Far, ", "), c.Heap, c.Disk)
 	case c.Disk == "" && c.Heap != "":
 		return fmt.Sprintf("%s, where heap %s is kept", strings.Join(c.Far, ", "), c.Heap)
 	case c.Disk == "":
@@ -188,7 +194,7 @@ func (c *BorrowConfig) where() string {
 
 // noAnswerYet is how healthy a daemon is that waits for its nodes.
 func (c *BorrowConfig) noAnswerYet() error {
-	if c.Disk != "" {
+	if c.onDisk() {
 		return fmt.Errorf("%s is being opened", c.Disk)
 	}
 	return fmt.Errorf("no node has answered yet: %s", strings.Join(c.Far, ", "))
@@ -207,7 +213,8 @@ const (
 type memory struct {
 	lent   *pool.Pool // or
 	disk   *disk.Store
-	copies *copies.Store // over lent, if there are several nodes
+	copies *copies.Store // over lent, if there are several nodes, or a disk beside
+	beside *disk.Copies  // of what is in lent; nil if there is none
 	kept   *kept         // of a heap in lent that outlives the process
 	name   string        // of the heap; "" if it ends with the process
 	heap   *far.Heap
@@ -255,7 +262,7 @@ func (m *memory) openDisk(ctx context.Context, p *process, cfg BorrowConfig, max
 // to so many bytes.
 func (m *memory) open(ctx context.Context, p *process, cfg BorrowConfig, from lenders, maxValue int) (err error) {
 	m.name = cfg.Heap
-	if cfg.Disk != "" {
+	if cfg.onDisk() {
 		return m.openDisk(ctx, p, cfg, maxValue)
 	}
 	poolCfg := from.Config
@@ -369,7 +376,7 @@ type lenders struct {
 
 // borrow is how a pool is opened over nodes that listen elsewhere.
 func (p *process) borrow(ctx context.Context, cfg BorrowConfig) (from lenders, err error) {
-	if cfg.Disk != "" {
+	if cfg.onDisk() {
 		return from, nil
 	}
 	if slices.ContainsFunc(cfg.Far, isBroker) {

@@ -15,6 +15,7 @@ import (
 
 	"polder/far"
 	"polder/far/copies"
+	"polder/far/disk"
 	"polder/far/named"
 	"polder/far/remote"
 	"polder/holder"
@@ -36,16 +37,13 @@ type kept struct {
 // nodeLog is the journal of a Redis front end at nodes.
 type nodeLog struct{ *named.Log }
 
-// Commit implements resp.RecordLog. What nodes have survives this process, and no loss of power ever.
+// Commit implements resp.RecordLog. What nodes have survives this process; it is on a disk, too, if there is one.
 func (l nodeLog) Commit(number uint64, sync bool) error {
 	if !sync { // the caller bounds how long that may be put off
 		return nil
 	}
 	return l.Log.Commit(number)
 }
-
-// OnDisk implements resp.RecordLog.
-func (l nodeLog) OnDisk() bool { return false }
 
 // Snapshot implements resp.RecordLog. The manifest says whose log it is, so that it needs no name.
 func (l nodeLog) Snapshot([]byte) (save func() error, discard func()) {
@@ -200,7 +198,7 @@ func (m *memory) openNamed(ctx context.Context, p *process, cfg BorrowConfig, fr
 		if err == nil {
 			break
 		}
-		again := errors.Is(err, pool.ErrNodeGone) || errors.Is(err, pool.ErrTimeout)
+		again := errors.Is(err, pool.ErrNodeGone) || errors.Is(err, pool.ErrTimeout) || errors.Is(err, disk.ErrInUse)
 		if err = errors.Join(err, m.closeHeap()); !again || ctx.Err() != nil || time.Now().After(deadline) {
 			return fmt.Errorf("cannot open heap %s: %w", cfg.Heap, err)
 		}
@@ -242,8 +240,17 @@ func (m *memory) tryNamed(ctx context.Context, p *process, cfg BorrowConfig, poo
 	if err != nil {
 		return err
 	}
+	places := remote.Places(m.lent)
+	if cfg.Disk != "" {
+		// The disk is read past the page cache if it can be: what nodes have is read there, and not here.
+		if m.beside, err = disk.OpenCopies(disk.Config{Dir: cfg.copyDir(), Size: cfg.DiskSize, SegmentSize: places[0].Store.SegmentSize()}); err != nil {
+			return err
+		}
+		places = append(places, copies.Place{Name: m.beside.Name(), Store: m.beside, Every: true})
+		p.Logger.Info("the disk has a copy of what nodes have", "disk", cfg.copyDir())
+	}
 	store, err := m.kept.owner.Store(copies.Config{
-		Places: remote.Places(m.lent), Copies: n, Joins: joins, Min: min(cfg.MinCopies, n), Late: cfg.CopyLate, RepairAfter: cfg.RepairAfter, Logger: p.Logger,
+		Places: places, Copies: n, Joins: joins, Min: min(cfg.MinCopies, n), Late: cfg.CopyLate, RepairAfter: cfg.RepairAfter, Logger: p.Logger,
 	})
 	if err != nil {
 		return err
@@ -262,10 +269,13 @@ func (m *memory) closeHeap() (err error) {
 	if m.copies != nil {
 		err = errors.Join(err, m.copies.Close())
 	}
+	if m.beside != nil {
+		err = errors.Join(err, m.beside.Close())
+	}
 	if m.lent != nil {
 		err = errors.Join(err, m.lent.Close())
 	}
-	m.heap, m.copies, m.lent = nil, nil, nil
+	m.heap, m.copies, m.beside, m.lent = nil, nil, nil, nil
 	return err
 }
 

@@ -86,7 +86,7 @@ func (c *UpConfig) Check() error {
 		return refuse("component-memory", config.FormatSize(memory), "0 without --node-listen: nobody else could call the components")
 	case c.NodeListen != "" && c.Disk != "":
 		return refuse("node-listen", c.NodeListen, "none with --disk: there is no node in this process then")
-	case len(c.Far) > 0 || c.Disk != "":
+	case len(c.Far) > 0 || c.onDisk():
 		return nil
 	case c.Heap != "":
 		return refuse("heap", c.Heap, "none without --disk or --far: what this process lends itself ends with it")
@@ -127,7 +127,7 @@ func RunUp(ctx context.Context, cfg UpConfig) (err error) {
 		return err
 	}
 	title := fmt.Sprintf("polder is up: %s local, ", config.FormatSize(cfg.Local))
-	if len(cfg.Far) > 0 || cfg.Disk != "" {
+	if len(cfg.Far) > 0 || cfg.onDisk() {
 		err = p.openFar(ctx, cfg.ServeConfig)
 		title += "the rest at " + cfg.where()
 	} else {
@@ -255,7 +255,7 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, from lenders) e
 func (m *memory) journal(cfg ServeConfig) resp.Journal {
 	j := resp.Journal{Durable: cfg.Durable, Every: cfg.DurableEvery}
 	switch {
-	case cfg.Disk != "":
+	case cfg.onDisk():
 		j.Dir = cfg.journalDir()
 	case cfg.Heap != "":
 		j.Log = func(ctx context.Context, replay func(rec []byte) error) (resp.RecordLog, error) {

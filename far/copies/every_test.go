@@ -1,0 +1,73 @@
+package copies_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"polder/far/copies"
+)
+
+// TestAPlaceThatHasACopyOfEverySegment, beside those at nodes: it may have no room, fail or be slow, and the heap goes on; and when all nodes have
+// lost everything it is read, and what it has is copied to them.
+func TestAPlaceThatHasACopyOfEverySegment(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		disk := newLender("disk 1", "", 1000)
+		at := disk.place()
+		at.Every = true
+		c := newCluster(t, 3, copies.Config{Copies: 2, Places: []copies.Place{at}})
+		await := func(what string, ok func(s copies.Stats) bool) {
+			t.Helper()
+			for began := time.Now(); !ok(c.store.Stats()); time.Sleep(100 * time.Millisecond) {
+				if time.Since(began) > time.Hour {
+					t.Fatalf("%s never comes true: %+v", what, c.store.Stats())
+				}
+			}
+		}
+		whole := func(s copies.Stats) bool {
+			return c.store.Everywhere() && s.Endangered == 0 && s.Bare == 0 && s.Places[0].Copies == s.Segments
+		}
+		n := 0
+		write := func() {
+			t.Helper()
+			for range keys / 4 {
+				c.set(t, n%keys)
+				n++
+			}
+		}
+		for range 4 {
+			write()
+		}
+		if s := c.store.Stats(); !whole(s) || s.Segments == 0 {
+			t.Fatalf("not everything is there: %+v", s)
+		}
+		for _, trouble := range []struct {
+			what  string
+			begin func()
+		}{
+			{"it is full", func() { disk.set(&disk.full) }},
+			{"it cannot be used", disk.cut},
+			{"it is stopped", disk.stop},
+		} {
+			trouble.begin()
+			write()
+			write()
+			if s := c.store.Stats(); c.store.Everywhere() || s.Bare == 0 || s.Endangered < s.Bare {
+				t.Errorf("%s, and nothing is endangered: %+v", trouble.what, s)
+			}
+			disk.goOn()
+			await("that everything is there again, after "+trouble.what, whole)
+		}
+		for _, l := range c.lenders {
+			l.kill()
+		}
+		for i := range keys {
+			c.check(t, i)
+		}
+		await("that nodes have two copies again", whole)
+		disk.kill()
+		for i := range keys {
+			c.check(t, i)
+		}
+	})
+}

@@ -1,0 +1,95 @@
+package disk
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+
+	"polder/far/store"
+)
+
+// copyRoot is what the root of a directory begins with that has copies of a heap at nodes, and no heap of its own. An identity follows, so that what
+// lies here is never taken for what lies in a directory of the same name elsewhere.
+const copyRoot = "copies "
+
+// Copies is what a place of a store of copies (package copies) needs: a directory that has what nodes have, so that it survives a loss of power. A write has reached the disk
+// when it returns.
+type Copies struct {
+	*Store
+	name string
+}
+
+// OpenCopies opens the directory of cfg, of which Fresh and Sync are not used, with segments of the size of cfg. It fails with ErrInUse
+// if another process has it open.
+func OpenCopies(cfg Config) (*Copies, error) {
+	cfg.Fresh, cfg.Sync = false, true
+	size := cfg.SegmentSize
+	s, err := Open(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if s.root == nil {
+		err = s.SetRoot(context.Background(), []byte(copyRoot+rand.Text()))
+	}
+	switch {
+	case err != nil:
+	case !bytes.HasPrefix(s.root, []byte(copyRoot)):
+		err = errors.New("there is a heap in it that lies nowhere else: name another directory, or remove this one")
+	case s.cfg.SegmentSize != size:
+		err = fmt.Errorf("it has segments of %d bytes, and the nodes have chunks of %d: start the nodes with --chunk as before, or remove the directory, and it is filled anew", s.cfg.SegmentSize, size)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("cannot keep copies in %s: %w", cfg.Dir, err), s.Close())
+	}
+	return &Copies{s, store.DiskName + string(s.root[len(copyRoot):])}, nil
+}
+
+// Name is that of the directory among all that there ever were.
+func (c *Copies) Name() string { return c.name }
+
+// Alloc implements store.Store.
+func (c *Copies) Alloc(ctx context.Context) (store.Segment, error) {
+	seg, err := c.Store.Alloc(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &copySegment{seg.(*segment)}, nil
+}
+
+// Reopen implements store.Keeper.
+func (c *Copies) Reopen(ctx context.Context, name string) (store.Segment, error) {
+	seg, err := c.Store.Reopen(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	return &copySegment{seg.(*segment)}, nil
+}
+
+// Read implements store.Store.
+func (c *Copies) Read(ctx context.Context, ops []store.ReadOp) {
+	for i := range ops {
+		ops[i].Seg = ops[i].Seg.(*copySegment).segment
+	}
+	c.Store.Read(ctx, ops)
+}
+
+// copySegment is a segment that is left alone when the disk does not answer.
+type copySegment struct{ *segment }
+
+// Write implements store.Segment. When ctx ends it may still take effect, but not after a later write: they wait for each other.
+func (g *copySegment) Write(ctx context.Context, p []byte, off int) error {
+	if err := ctx.Err(); err != nil {
+		return context.Cause(ctx)
+	}
+	own := bytes.Clone(p)
+	done := make(chan error, 1)
+	g.store.wg.Go(func() { done <- g.segment.Write(ctx, own, off) })
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
