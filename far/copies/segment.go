@@ -27,6 +27,7 @@ type segment struct {
 	freed     bool         // guarded by mu
 	rescuing  bool         // rescue is about to be called; guarded by mu
 	scanned   int          // end when scan looked last; guarded by mu
+	rewound   int          // how often something was written before end, where a spare copy may have other bytes; guarded by mu
 
 	once sync.Once // of lost
 	lost chan struct{}
@@ -131,9 +132,19 @@ func (g *segment) Write(ctx context.Context, p []byte, off int) error {
 		g.mu.Unlock()
 		return store.ErrSealed
 	}
+	var stale *spare
+	if int64(off) < g.end.Load() { // it is written from the front again
+		g.rewound++
+		if x := g.spare.Load(); x != nil && off < x.have && g.spare.CompareAndSwap(x, nil) {
+			stale = x
+		}
+	}
 	g.end.Store(max(g.end.Load(), int64(off+len(p))))
 	g.writing++
 	g.mu.Unlock()
+	if stale != nil {
+		stale.place.giveBackLater(stale.seg)
+	}
 	s.used.Store(s.proc.Now().UnixNano())
 
 	wrote, err := s.writeAll(ctx, cs, p, off)

@@ -76,11 +76,21 @@ func (s *Store) makeSpares(segments []*segment) {
 func (g *segment) makeSpare(ctx context.Context) bool {
 	s := g.store
 	g.mu.Lock()
-	end, cs := int(g.end.Load()), *g.copies.Load()
+	end, cs, writing, rewound := int(g.end.Load()), *g.copies.Load(), g.writing > 0, g.rewound
+	x := g.spare.Load()
 	g.mu.Unlock()
-	if x := g.spare.Load(); x != nil {
+	if writing { // the end has been raised, and nothing need be there yet
+		return true
+	}
+	// became has x be g's spare copy in the place of old, if it has what there is.
+	became := func(old, x *spare) bool {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		return !g.freed && g.rewound == rewound && g.spare.CompareAndSwap(old, x)
+	}
+	if x != nil {
 		if s.copyTo(ctx, g, x.copyOf, x.have, end) {
-			g.spare.CompareAndSwap(x, &spare{x.copyOf, x.may, end})
+			became(x, &spare{x.copyOf, x.may, end})
 		}
 		return true
 	}
@@ -90,12 +100,7 @@ func (g *segment) makeSpare(ctx context.Context) bool {
 	}
 	seg, ok := c.seg.(Vanisher)
 	ok = ok && s.copyTo(ctx, g, c, 0, end) && seg.MayVanish(ctx) == nil
-	if ok {
-		g.mu.Lock()
-		ok = !g.freed && g.spare.CompareAndSwap(nil, &spare{c, seg, end})
-		g.mu.Unlock()
-	}
-	if !ok {
+	if ok = ok && became(nil, &spare{c, seg, end}); !ok {
 		c.place.giveBack(c.seg)
 	}
 	return true

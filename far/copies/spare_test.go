@@ -120,6 +120,37 @@ func TestASpareCopyTakesThePlaceOfALostOne(t *testing.T) {
 	}
 }
 
+// A segment in which nothing lives is written from the front again, perhaps while a spare copy is being made: what takes the
+// place of a lost copy then has what was written last.
+func TestASpareCopyHasWhatWasWrittenLast(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T) {
+		c := newIdleCluster(t, 3, 2, copies.Config{})
+		for _, l := range c.lenders[:3] {
+			l.setDelay(3 * time.Millisecond)
+		}
+		c.fill(t)
+		c.spared(t)
+		c.checkAll(t) // finds out which are near
+		for _, l := range c.lenders[3:] {
+			l.drop()
+		}
+		c.fill(t) // segments of before are written again
+		c.lenders[0].kill()
+		c.healed(t, time.Minute)
+		for _, l := range c.lenders[3:] {
+			l.tell()
+		}
+		for _, l := range c.lenders[1:3] {
+			l.kill()
+			c.checkAll(t)
+			c.healed(t, time.Minute)
+		}
+		if st := c.store.Stats(); st.Lost != 0 || st.Condemned != 0 || c.heap.Stats().Lost != 0 {
+			t.Errorf("got %+v, want nothing lost or condemned", st)
+		}
+	})
+}
+
 // With one copy that counts and one that may vanish, the loss of the first loses nothing as long as the second is there.
 func TestOneCopyAndOneThatMayVanish(t *testing.T) {
 	for _, vanishes := range []bool{false, true} {
