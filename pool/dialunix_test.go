@@ -88,23 +88,23 @@ func TestAPoolHasNodesOnSeveralFabrics(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer shmDev.Close()
+	t.Cleanup(func() { shmDev.Close() })
 	tcpDev, err := tcp.NewDevice(softnic.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer tcpDev.Close()
+	t.Cleanup(func() { tcpDev.Close() })
 	inside := inproc.NewFabric()
 	here, err := inside.NewDevice(softnic.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer here.Close()
+	t.Cleanup(func() { here.Close() })
 	borrower, err := inside.NewDevice(softnic.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer borrower.Close()
+	t.Cleanup(func() { borrower.Close() })
 	serve := func(dev verbs.Device, manager string, listen func() (verbs.Listener, error)) string {
 		node, err := memnode.New(dev, memnode.Config{Manager: manager, Lend: 4 << 20})
 		if err != nil {

@@ -24,6 +24,8 @@ func samples() (requests []*request, replies []*reply, changes []*change) {
 			q.Ballot, q.Accepted, q.NewSet = ballot{1, 8, 9}, accepted, nil
 		case kindInstall:
 			q.Accepted = accepted
+		case kindPut:
+			q.Ballot, q.Accepted, q.NewSet = ballot{1, 5, 9}, accepted, nil
 		}
 		requests = append(requests, q)
 	}
