@@ -35,7 +35,7 @@ func TestIdleMemoryIsGivenBack(t *testing.T) {
 	defer end()
 	for w := range cap(failed) {
 		wg.Go(func() {
-			if err := copiesLoad(t.Context(), connect(t, server), w, 1500, stop, &done, &slowest); err != nil {
+			if err := copiesLoad(t.Context(), connect(t, server), w, 4000, stop, &done, &slowest); err != nil {
 				failed <- err
 			}
 		})
