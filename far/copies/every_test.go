@@ -38,9 +38,7 @@ func TestAPlaceThatHasACopyOfEverySegment(t *testing.T) {
 		for range 4 {
 			write()
 		}
-		if s := c.store.Stats(); !whole(s) || s.Segments == 0 {
-			t.Fatalf("not everything is there: %+v", s)
-		}
+		await("that everything is there", func(s copies.Stats) bool { return whole(s) && s.Segments > 0 })
 		for _, trouble := range []struct {
 			what  string
 			begin func()
