@@ -7,12 +7,17 @@
 // to one of Streams.Most pages as the stream goes on, and the next window is read when half of
 // the one before has been used, so that whoever follows the stream seldom waits. A stream that
 // is not followed is forgotten for the next new one: what was read in vain is a window at most.
+// Accesses at random in a small range that was read in a row before look like its stream now and
+// then, so one that skips pages goes on only where its reader has to come by: at the mark, and
+// at the first page that was not read ahead.
 package ahead
 
 const (
 	first     = 4 // pages of the first window
 	streams   = 8 // that are known at a time
 	maxStride = 1 << 10
+	maxSkip   = 4  // accesses that may come later than the next one
+	maxAge    = 32 // accesses after which a stream may have ended, and starts with the first window again
 )
 
 // Streams are the latest streams of accesses. It is not safe for concurrent use.
@@ -29,6 +34,7 @@ type stream struct {
 	n      int64 // pages of it
 	stride int64 // from an access to the next one, 0 until two have been seen
 	asked  int64 // the last access that was read ahead, or last
+	mark   int64 // of the latest window
 	window int64 // accesses that are read ahead at a time
 	used   uint32
 }
@@ -45,8 +51,10 @@ func (s *Streams) Access(page, n int64) Window {
 	oldest, near := 0, -1
 	for i := range s.of {
 		t := &s.of[i]
-		if t.expects(page) {
-			t.used = s.tick
+		if old := s.tick-t.used > maxAge; t.expects(page, n, old) {
+			if t.used = s.tick; old {
+				t.window = 0
+			}
 			return t.follow(page, n, max(s.Most, 1))
 		}
 		if s.tick-t.used > s.tick-s.of[oldest].used {
@@ -69,16 +77,17 @@ func (s *Streams) Access(page, n int64) Window {
 	return Window{}
 }
 
-// expects reports whether an access to a page is one that was expected.
-func (t *stream) expects(page int64) bool {
-	if t.stride == 0 {
+// expects reports whether an access to a page is one that was expected. Of a stream that is old, only those are that its
+// reader has to come by.
+func (t *stream) expects(page, n int64, old bool) bool {
+	if t.stride == 0 || (page-t.last)%t.stride != 0 {
 		return false
 	}
-	past, step := page-t.last, t.stride
-	if step < 0 {
-		past, step = -past, -step
+	steps, left := (page-t.last)/t.stride, (t.asked-t.last)/t.stride
+	if steps <= 0 || steps > left+1 {
+		return false
 	}
-	return past > 0 && past <= (t.asked-t.last)*t.sign()+step && past%step == 0
+	return steps == left+1 || t.window > 0 && page == t.mark || !old && steps <= maxSkip*n
 }
 
 func (t *stream) sign() int64 {
@@ -106,6 +115,7 @@ func (t *stream) follow(page, n, most int64) Window {
 	}
 	t.window = min(max(2*t.window, least), max(most/t.n, 1))
 	w := Window{First: t.asked + t.stride, Stride: t.stride, Count: t.window, N: t.n}
+	t.mark = w.Mark()
 	t.asked += t.window * t.stride
 	return w
 }

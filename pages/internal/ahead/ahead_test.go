@@ -78,6 +78,17 @@ func TestWhatIsWrongEnds(t *testing.T) {
 	if _, waste := run(s, pages, 1); waste > 100 {
 		t.Errorf("%d pages were read ahead after a stream had ended", waste)
 	}
+	total := 0
+	for seed := range uint64(100) { // where the stream was
+		random, s := rand.New(rand.NewPCG(seed, 3)), &Streams{Most: 64}
+		run(s, series(0, 1, 500), 1)
+		for range 300 {
+			total += int(s.Access(random.Int64N(1500), 1).Count)
+		}
+	}
+	if total > 1000 {
+		t.Errorf("%d pages were read ahead of 30000 at random where a stream had been, want next to none", total)
+	}
 }
 
 // TestTheMarkIsHeard: who sees only accesses to what is not there, and the mark, reads as much ahead as who sees all.
