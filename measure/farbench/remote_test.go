@@ -194,7 +194,7 @@ func TestFilesComeBackFromCompression(t *testing.T) {
 // itself.
 func TestObjectsAreComparedWithPages(t *testing.T) {
 	o, out := tiny()
-	if err := (pagingScale{data: 6 << 20, sizes: []int{1024}, rounds: 1, span: 10 * time.Millisecond, timed: 20}).run(t.Context(), o); err != nil {
+	if err := (pagingScale{data: 6 << 20, sizes: []int{1024}, rounds: 1, span: 25 * time.Millisecond, timed: 20}).run(t.Context(), o); err != nil {
 		t.Fatal(err)
 	}
 	rivals := map[string]int{}
