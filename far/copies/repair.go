@@ -222,8 +222,16 @@ func (g *segment) repair(ctx context.Context) bool {
 	if every {
 		fresh = append(fresh, s.borrowEvery(ctx, good)...)
 	}
-	for _, c := range fresh {
-		if s.copyTo(ctx, g, c, 0, end) {
+	// What takes the place of a copy is copied from it as long as it can be read: if one of several is damaged nobody knows which, and
+	// it must not be the others that go.
+	_, going := s.choose(*g.copies.Load(), slices.Concat(made, fresh))
+	going = slices.DeleteFunc(going, func(c copyOf) bool { return c.lost() || !c.place.usable() })
+	for i, c := range fresh {
+		var from copyOf
+		if i < len(going) {
+			from = going[i]
+		}
+		if s.copyTo(ctx, g, c, from, 0, end) {
 			made = append(made, c)
 		} else {
 			c.place.giveBack(c.seg)
@@ -298,15 +306,18 @@ func (s *Store) choose(had, made []copyOf) (stay, go_ []copyOf) {
 	return stay, go_
 }
 
-// copyTo copies the bytes of g from off to end to c, and reports whether it could.
-func (s *Store) copyTo(ctx context.Context, g *segment, c copyOf, off, end int) bool {
+// copyTo copies the bytes of g from off to end to c, and reports whether it could. It reads from if that is a copy and answers in time, and
+// otherwise any copy.
+func (s *Store) copyTo(ctx context.Context, g *segment, c, from copyOf, off, end int) bool {
 	buf := make([]byte, min(end-off, pieceSize))
 	for ; off < end; off += len(buf) {
 		began := s.proc.Now()
 		buf = buf[:min(len(buf), end-off)]
 		each, cancel := s.proc.WithTimeout(ctx, repairTimeout)
 		op := [1]store.ReadOp{{Seg: g, Off: off, Buf: buf, Bulk: true}}
-		s.read(each, op[:])
+		if from.place == nil || !s.readAt(each, &readCall{from: []copyOf{from}}, op[:], 0, true) {
+			s.read(each, op[:])
+		}
 		err := op[0].Err
 		if err == nil {
 			err = c.seg.Write(each, buf, off)

@@ -89,7 +89,7 @@ func (g *segment) makeSpare(ctx context.Context) bool {
 		return !g.freed && g.rewound == rewound && g.spare.CompareAndSwap(old, x)
 	}
 	if x != nil {
-		if s.copyTo(ctx, g, x.copyOf, x.have, end) {
+		if s.copyTo(ctx, g, x.copyOf, copyOf{}, x.have, end) {
 			became(x, &spare{x.copyOf, x.may, end})
 		}
 		return true
@@ -99,7 +99,7 @@ func (g *segment) makeSpare(ctx context.Context) bool {
 		return false
 	}
 	seg, ok := c.seg.(Vanisher)
-	ok = ok && s.copyTo(ctx, g, c, 0, end) && seg.MayVanish(ctx) == nil
+	ok = ok && s.copyTo(ctx, g, c, copyOf{}, 0, end) && seg.MayVanish(ctx) == nil
 	if ok = ok && became(nil, &spare{c, seg, end}); !ok {
 		c.place.giveBack(c.seg)
 	}
