@@ -145,7 +145,7 @@ func testOutlives(t *testing.T, s pooltest.Setup, size int) {
 		_, err = late.AllocOne(t.Context())
 	}
 	if !errors.Is(err, pool.ErrSuperseded) {
-		t.Errorf("a client of an earlier epoch is told %v, want %v", err, pool.ErrSuperseded)
+		t.Fatalf("a client of an earlier epoch is told %v, want %v", err, pool.ErrSuperseded)
 	}
 	d.Unreachable(n, false)
 	reads(t, taken, "orders")
