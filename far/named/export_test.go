@@ -32,3 +32,9 @@ func LogSegment(segment, first uint64, recs ...[]byte) []byte {
 	}
 	return b
 }
+
+// Identity is identity.
+func Identity(pid int) string { return identity(pid) }
+
+// HasEnded is hasEnded.
+func HasEnded(identity string) bool { return hasEnded(identity) }
