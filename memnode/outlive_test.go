@@ -137,16 +137,18 @@ func testOutlives(t *testing.T, s pooltest.Setup, size int) {
 		return err
 	})
 	reads(t, taken, "orders")
+	d.Unreachable(n, true)
 	n.Crash()
 	n.Start()
-	reads(t, taken, "orders")
 	late, err := c.TryOpen(pool.Config{Keep: keep(8)})
 	if err == nil {
 		_, err = late.AllocOne(t.Context())
 	}
 	if !errors.Is(err, pool.ErrSuperseded) {
-		t.Errorf("a client of an earlier epoch is told %v, want %v", err, pool.ErrSuperseded)
+		t.Fatalf("a client of an earlier epoch is told %v, want %v", err, pool.ErrSuperseded)
 	}
+	d.Unreachable(n, false)
+	reads(t, taken, "orders")
 	for _, ch := range mine {
 		again(t, "a chunk is freed", func() error { return ch.Free(t.Context()) })
 	}

@@ -20,7 +20,9 @@
 // meantime, can change neither the manifest nor anything that the manifest refers to.
 //
 // An owner changes the manifest at least every Beat. Who wants to open the heap watches it for Patience first, and
-// fails with an OwnedError if it changes: the heap is in use. With Standby it goes on watching.
+// fails with an OwnedError if it changes: the heap is in use. With Standby it goes on watching. It does not wait for an owner
+// that is known to be dead: the manifest says which process that is, and whoever shares machine and PID namespace with it asks the
+// kernel; elsewhere, when a beat is missing, Config.Gone is asked.
 // Being wrong about that takes the heap away from an owner that lives, and loses nothing that the heap promises.
 //
 // # Evidence
@@ -46,6 +48,6 @@
 //
 // # Files
 //
-// manifest (its format), owner (owning a heap: epoch, beats, evidence), keeper (the store.Keeper),
+// manifest (its format), owner (owning a heap: epoch, beats, evidence), alive (whether an owner on this machine is dead), keeper (the store.Keeper),
 // log.
 package named

@@ -23,7 +23,9 @@ type Manifest struct {
 	Nonce uint64 // of the owner, which tells it from another one that has raised the epoch at the same time
 	Beat  uint64 // changes while the owner lives
 	Owner string // what the owner calls itself, "" if the heap was closed
-	Lease time.Duration
+	// Process is the identity of the owner's process, by which others on its machine know when it has ended; "" if it has none.
+	Process string
+	Lease   time.Duration
 	// Copies is how many there are to be of each segment, 0 if nobody has said it.
 	Copies int
 
@@ -39,7 +41,7 @@ type Manifest struct {
 
 // The encoding begins with u64 magic and version, and u32 CRC32C of the rest, which is compressed (deflate). That is
 //
-//	u64 epoch, u64 nonce, u64 beat, u64 lease in nanoseconds, u32 copies, string owner
+//	u64 epoch, u64 nonce, u64 beat, u64 lease in nanoseconds, u32 copies, string owner, string process
 //	u32 sessions, and for each: string node, string session
 //	u8 whether there is a root, string root
 //	u32 moved segments, and for each: u64 number, string name
@@ -47,7 +49,7 @@ type Manifest struct {
 //
 // where a string is u32 length and so many bytes. What is decoded may have mostManifest bytes.
 const (
-	manifestMagic = 0x6e614d6c6f50<<8 | 2 // "PolMan"
+	manifestMagic = 0x6e614d6c6f50<<8 | 3 // "PolMan"
 	mostManifest  = 16 << 20
 )
 
@@ -64,7 +66,7 @@ func (m *Manifest) Encode() []byte {
 	put32, put64 := binary.LittleEndian.AppendUint32, binary.LittleEndian.AppendUint64
 	str := func(b []byte, s string) []byte { return append(put32(b, uint32(len(s))), s...) }
 	b := put64(put64(put64(put64(nil, m.Epoch), m.Nonce), m.Beat), uint64(m.Lease))
-	b = str(put32(b, uint32(m.Copies)), m.Owner)
+	b = str(str(put32(b, uint32(m.Copies)), m.Owner), m.Process)
 	b = put32(b, uint32(len(m.Sessions)))
 	for _, node := range slices.Sorted(maps.Keys(m.Sessions)) {
 		b = str(str(b, node), string(m.Sessions[node]))
@@ -114,7 +116,7 @@ func DecodeManifest(b []byte) (*Manifest, error) {
 	d := &record.Decoder{B: plain}
 	str := func() string { return string(d.Bytes(int(d.U32()))) }
 	m := &Manifest{Epoch: d.U64(), Nonce: d.U64(), Beat: d.U64(), Lease: time.Duration(d.U64()), Copies: int(d.U32()), Sessions: map[string][]byte{}, Moved: map[uint64]string{}}
-	m.Owner = str()
+	m.Owner, m.Process = str(), str()
 	for range d.U32() {
 		if d.Err != nil {
 			break

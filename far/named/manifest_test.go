@@ -10,7 +10,7 @@ import (
 
 func someManifest() *named.Manifest {
 	return &named.Manifest{
-		Epoch: 7, Nonce: 1 << 60, Beat: 3, Owner: "10.0.0.1:6379", Lease: time.Second,
+		Epoch: 7, Nonce: 1 << 60, Beat: 3, Owner: "10.0.0.1:6379", Process: "boot/pid:[1]/2/3", Lease: time.Second,
 		Sessions: map[string][]byte{"10.0.0.2:7070": {1, 2, 3}, "10.0.0.3:7070": {}},
 		Root:     []byte("root"),
 		Moved:    map[uint64]string{7<<32 + 1: "segment 30064771073 at 10.0.0.2:7070/chunk 3"},

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,6 +39,9 @@ type Config struct {
 	// Patience is for how long the manifest must not have changed until its owner is taken for dead, by default
 	// DefaultPatience. It should be several times the Beat of all who own the heap.
 	Patience time.Duration
+	// Gone, if it is set, is asked whether it is known that an owner of that name has died, when the manifest has not changed for
+	// longer than a Beat. It may wait a little.
+	Gone func(ctx context.Context, owner string) bool
 	// Seen, if it is set, is told the manifest each time that Own looks at it, with for how long it has not changed as far as
 	// Own knows. It must not wait, nor change the manifest.
 	Seen func(m *Manifest, still time.Duration)
@@ -162,7 +166,7 @@ func (o *Owner) raise(ctx context.Context) error {
 	said := false
 	for {
 		if m.Owner != "" {
-			now, v, err := o.watch(ctx, version)
+			now, v, err := o.watch(ctx, m, version)
 			if err != nil {
 				return err
 			}
@@ -180,6 +184,9 @@ func (o *Owner) raise(ctx context.Context) error {
 		}
 		next := m.clone()
 		next.Epoch, next.Nonce, next.Owner, next.Lease, next.Beat = m.Epoch+1, o.nonce, o.cfg.Me, o.cfg.Lease, 0
+		if next.Process = ""; o.proc == nil {
+			next.Process = identity(os.Getpid())
+		}
 		if next.Epoch >= 1<<31 {
 			return fmt.Errorf("epoch %d was the last one", m.Epoch)
 		}
@@ -230,17 +237,34 @@ func (o *Owner) see(m *Manifest, still time.Duration) {
 	}
 }
 
-// watch looks at the manifest until it changes, but for no longer than Patience, and returns it as it is then.
-func (o *Owner) watch(ctx context.Context, version uint64) (*Manifest, uint64, error) {
+// aliveEvery is how often the kernel is asked whether an owner on this machine has ended.
+const aliveEvery = 25 * time.Millisecond
+
+// watch looks at the manifest m until it changes, but for no longer than Patience and only until it is known that its owner is dead,
+// and returns it as it is then.
+func (o *Owner) watch(ctx context.Context, m *Manifest, version uint64) (*Manifest, uint64, error) {
 	began := o.cfg.now()
-	deadline := began + o.cfg.Patience
+	deadline, every := began+o.cfg.Patience, o.cfg.Patience/16
+	pause, looked := every, began
+	if isHere(m.Process) {
+		pause = min(every, aliveEvery)
+	}
 	for {
-		timer := o.proc.NewTimer(o.cfg.Patience / 16)
+		timer := o.proc.NewTimer(pause)
 		if o.proc.Wait(timer, ctx.Done()) != turns.Late {
 			timer.Stop()
 			return nil, 0, context.Cause(ctx)
 		}
-		over := o.cfg.now() >= deadline // looked at before asking, so that the answer is younger
+		// Whether it is over is found out before asking, so that the answer is younger.
+		now := o.cfg.now()
+		over := now >= deadline || hasEnded(m.Process)
+		if !over && now-looked < every {
+			continue
+		}
+		if still := now - began; !over && o.cfg.Gone != nil && still > o.cfg.Beat+o.cfg.Beat/4 {
+			over = o.cfg.Gone(ctx, m.Owner)
+		}
+		looked = now
 		m, v, err := o.look(ctx)
 		if err != nil {
 			return nil, 0, err
@@ -509,7 +533,7 @@ func (o *Owner) Close(ctx context.Context) error {
 	if o.m.Owner == "" && !o.unsure {
 		return nil
 	}
-	if err := o.change(ctx, holder.MaxValue, func(m *Manifest) error { m.Owner = ""; return nil }); err != nil {
+	if err := o.change(ctx, holder.MaxValue, func(m *Manifest) error { m.Owner, m.Process = "", ""; return nil }); err != nil {
 		return fmt.Errorf("cannot give the heap up: %w", err)
 	}
 	return nil

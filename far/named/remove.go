@@ -15,7 +15,7 @@ func (o *Owner) Empty(ctx context.Context) error {
 	}
 	defer o.end()
 	err := o.change(ctx, holder.MaxValue, func(m *Manifest) error {
-		*m = Manifest{Epoch: m.Epoch, Nonce: m.Nonce, Beat: m.Beat, Owner: m.Owner, Lease: m.Lease, Sessions: m.Sessions}
+		*m = Manifest{Epoch: m.Epoch, Nonce: m.Nonce, Beat: m.Beat, Owner: m.Owner, Process: m.Process, Lease: m.Lease, Sessions: m.Sessions}
 		return nil
 	})
 	if err != nil {
@@ -30,7 +30,7 @@ func Free(value []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	m.Owner, m.Epoch = "", m.Epoch+1
+	m.Owner, m.Process, m.Epoch = "", "", m.Epoch+1
 	return m.Encode(), nil
 }
 
@@ -53,5 +53,5 @@ type Stats struct {
 // Stats returns what the owner knows now.
 func (o *Owner) Stats() Stats {
 	age := o.cfg.now().Nanoseconds() - o.evidence.Load()
-	return Stats{Epoch: o.epoch, Evidence: float64(age) / 1e9, Shown: age < o.cfg.Lease.Nanoseconds()}
+	return Stats{Epoch: o.epoch, Evidence: float64(age) / 1e9, Shown: age < o.cfg.Lease.Nanoseconds() && o.ctx.Err() == nil}
 }

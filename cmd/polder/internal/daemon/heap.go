@@ -64,7 +64,7 @@ func RemoveHeap(ctx context.Context, r Removal, done func(node string, err error
 	if m.Gone() {
 		return NoHeapError(r.Heap)
 	}
-	owner, err := r.own(ctx, named.Config{Me: tool("rm"), Sessions: k.sessions.get, Logger: p.Logger}, &k)
+	owner, err := r.own(ctx, named.Config{Me: tool("rm"), Gone: ownerGone(""), Sessions: k.sessions.get, Logger: p.Logger}, &k)
 	if err != nil {
 		return fmt.Errorf("heap %s: %w", r.Heap, err)
 	}

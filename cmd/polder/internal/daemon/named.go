@@ -167,7 +167,7 @@ func (m *memory) openNamed(ctx context.Context, p *process, cfg BorrowConfig, fr
 	}
 	ended := p.Waiting(fmt.Sprintf("waiting until heap %s is free", cfg.Heap))
 	p.setHealth(fmt.Errorf("heap %s is not this process's yet", cfg.Heap))
-	k.owner, err = named.Own(ctx, k.register, named.Config{Me: p.me(), Standby: cfg.Standby, Sessions: k.sessions.get, Seen: m.seen, Logger: p.Logger})
+	k.owner, err = named.Own(ctx, k.register, named.Config{Me: p.me(), Standby: cfg.Standby, Gone: ownerGone(p.me()), Sessions: k.sessions.get, Seen: m.seen, Logger: p.Logger})
 	ended()
 	if err != nil {
 		return fmt.Errorf("heap %s: %w", cfg.Heap, err)
