@@ -137,14 +137,15 @@ test-block: ## run libnbd's tools, qemu-io and fio on polder block
 		[ -z "$$missing" ] || { echo "installing$$missing"; apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $$missing; }
 	$(GO) test -count=1 -timeout $(TESTTIMEOUT) -tags nbd -run BlockDevice ./robustness
 
-# How often the guest swaps under pressure.
+# How often the guest swaps under pressure, and how long after the first time it may begin again.
 RUNS ?= 5
+WITHIN ?= 12h
 
 .PHONY: test-swap
-test-swap: ## have a kernel use polder block as a disk and as swap, in virtual machines (docs/how-to/swap.md); RUNS=100 swaps so often under pressure
+test-swap: ## have a kernel use polder block as a disk and as swap, in virtual machines (docs/how-to/swap.md); RUNS=100 swaps so often under pressure, or as often as WITHIN=1h allows
 	@for need in qemu-system-x86_64:qemu-system-x86 dpkg-deb:dpkg xz:xz-utils zstd:zstd nbd-client:nbd-client mkswap:util-linux swapon:mount mkfs.ext4:e2fsprogs; do command -v $${need%:*} >/dev/null || missing="$$missing $${need#*:}"; done; \
 		[ -z "$$missing" ] || { echo "installing$$missing"; apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $$missing; }
-	$(GO) test -count=1 -v -timeout 12h -tags guests ./robustness/swap -swap.runs $(RUNS)
+	$(GO) test -count=1 -v -timeout 12h -tags guests ./robustness/swap -swap.runs $(RUNS) -swap.within $(WITHIN)
 
 .PHONY: docs
 docs: ## write those pages of docs/ anew that are made of the program

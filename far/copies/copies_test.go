@@ -531,6 +531,29 @@ func TestAPlaceThatIsLeavingIsEmptied(t *testing.T) {
 	})
 }
 
+// TestWhatMovesIsCopiedFromWhereItWas: of two copies one is damaged, and nobody knows that, and the other one has to move.
+func TestWhatMovesIsCopiedFromWhereItWas(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T) {
+		c := newCluster(t, 3, copies.Config{})
+		c.fill(t)
+		c.healed(t, time.Minute)
+		leaves, damaged := c.lenders[0], c.lenders[1]
+		damaged.damage(rand.New(rand.NewPCG(1, 2)))
+		leaves.setDelay(time.Millisecond) // the others answer faster
+		leaves.leave(true)
+		for i := 0; leaves.store.Lent() > 0; i++ {
+			if i == 1000 {
+				t.Fatalf("the place still has %d segments: %v", leaves.store.Lent(), c.store.Explain())
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		c.checkAll(t)
+		if st := c.store.Stats(); c.heap.Stats().Lost != 0 || st.Condemned == 0 {
+			t.Errorf("%d values are lost, and of the damaged copies %d were found", c.heap.Stats().Lost, st.Condemned)
+		}
+	})
+}
+
 // TestAPlaceThatCannotBeDoneWithoutKeepsWhatItHas: of two places, one cannot leave without the loss of a copy. That is
 // said, and a third place changes it.
 func TestAPlaceThatCannotBeDoneWithoutKeepsWhatItHas(t *testing.T) {

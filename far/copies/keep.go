@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -113,6 +114,7 @@ func (s *Store) Reopen(ctx context.Context, name string) (store.Segment, error) 
 				p.missed.Store(true)
 			}
 			away = append(away, fmt.Errorf("%s: %w", c, err))
+			g.away = append(g.away, c)
 		}
 	}
 	switch {
@@ -136,6 +138,34 @@ func (s *Store) Reopen(ctx context.Context, name string) (store.Segment, error) 
 	}
 	s.segments[g] = struct{}{}
 	return g, nil
+}
+
+// Reach tries again to reach copies of a segment that could not be when it was reopened, and returns how many of them there still are.
+func (s *Store) Reach(ctx context.Context, seg store.Segment) (away int) {
+	g := seg.(*segment)
+	g.mu.Lock()
+	called := g.away
+	g.mu.Unlock()
+	var still []string
+	var cs []copyOf
+	for _, c := range called {
+		seg, p, err := s.reopenAt(ctx, c)
+		var gone *store.LostError
+		switch {
+		case err == nil:
+			cs = append(cs, copyOf{p, seg})
+		case !errors.As(err, &gone):
+			still = append(still, c)
+		}
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.away = still
+	if len(cs) > 0 {
+		cs = append(slices.Clone(*g.copies.Load()), cs...)
+		g.copies.Store(&cs)
+	}
+	return len(still)
 }
 
 // reopenAt reopens a copy by what it is called, place included.

@@ -1,8 +1,10 @@
 package copies
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"time"
@@ -222,8 +224,16 @@ func (g *segment) repair(ctx context.Context) bool {
 	if every {
 		fresh = append(fresh, s.borrowEvery(ctx, good)...)
 	}
-	for _, c := range fresh {
-		if s.copyTo(ctx, g, c, 0, end) {
+	// What takes the place of a copy is copied from it as long as it can be read: if one of several is damaged nobody knows which, and
+	// it must not be the others that go.
+	_, going := s.choose(*g.copies.Load(), slices.Concat(made, fresh))
+	going = slices.DeleteFunc(going, func(c copyOf) bool { return c.lost() || !c.place.usable() })
+	for i, c := range fresh {
+		var from copyOf
+		if i < len(going) {
+			from = going[i]
+		}
+		if s.copyTo(ctx, g, c, from, nil, 0, end) {
 			made = append(made, c)
 		} else {
 			c.place.giveBack(c.seg)
@@ -298,20 +308,39 @@ func (s *Store) choose(had, made []copyOf) (stay, go_ []copyOf) {
 	return stay, go_
 }
 
-// copyTo copies the bytes of g from off to end to c, and reports whether it could.
-func (s *Store) copyTo(ctx context.Context, g *segment, c copyOf, off, end int) bool {
+// errUnlike: a copy is damaged, or a write has failed, what is of it does not count, and not all copies have it.
+var errUnlike = errors.New("its copies have different bytes")
+
+// copyTo copies the bytes of g from off to end to c, and reports whether it could. It reads from if that is a copy and answers in time, and
+// otherwise any copy. Those of alike have to have the same bytes.
+func (s *Store) copyTo(ctx context.Context, g *segment, c, from copyOf, alike []copyOf, off, end int) bool {
 	buf := make([]byte, min(end-off, pieceSize))
 	for ; off < end; off += len(buf) {
 		began := s.proc.Now()
 		buf = buf[:min(len(buf), end-off)]
 		each, cancel := s.proc.WithTimeout(ctx, repairTimeout)
 		op := [1]store.ReadOp{{Seg: g, Off: off, Buf: buf, Bulk: true}}
-		s.read(each, op[:])
+		if from.place == nil || !s.readAt(each, &readCall{from: []copyOf{from}}, op[:], 0, true) {
+			s.read(each, op[:])
+		}
 		err := op[0].Err
+		for i := 0; i < len(alike) && err == nil; i++ {
+			other := [1]store.ReadOp{{Seg: g, Off: off, Buf: make([]byte, len(buf)), Bulk: true}}
+			if !s.readAt(each, &readCall{from: alike[i : i+1]}, other[:], 0, false) {
+				err = other[0].Err
+			} else if !bytes.Equal(other[0].Buf, buf) {
+				err = errUnlike
+			}
+		}
 		if err == nil {
 			err = c.seg.Write(each, buf, off)
 		}
 		cancel()
+		if errors.Is(err, errUnlike) {
+			g.mu.Lock()
+			g.unlike = g.copies.Load()
+			g.mu.Unlock()
+		}
 		if err != nil {
 			if ctx.Err() == nil && !g.isFreed() {
 				s.log.Warn("cannot copy a segment", "to", c.seg.Name(), "error", err)

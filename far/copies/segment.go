@@ -27,6 +27,8 @@ type segment struct {
 	freed     bool         // guarded by mu
 	rescuing  bool         // rescue is about to be called; guarded by mu
 	scanned   int          // end when scan looked last; guarded by mu
+	away      []string     // what copies are called that could not be reached when it was reopened; guarded by mu
+	unlike    *[]copyOf    // those that had different bytes when a spare copy was to be made; guarded by mu
 	rewound   int          // how often something was written before end, where a spare copy may have other bytes; guarded by mu
 
 	once sync.Once // of lost

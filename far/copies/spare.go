@@ -56,7 +56,7 @@ func (g *segment) checkSpare() (wanted bool) {
 	end := int(g.end.Load())
 	settled := end > 0 && g.scanned == end && g.writing == 0 // it is not being filled just now
 	g.scanned = end
-	return settled && !g.freed && !g.repairing && (x == nil || x.have < end)
+	return settled && !g.freed && !g.repairing && (x == nil || x.have < end) && g.unlike != g.copies.Load()
 }
 
 // makeSpares makes spare copies of segments, as long as nothing has to be repaired.
@@ -71,7 +71,8 @@ func (s *Store) makeSpares(segments []*segment) {
 	}
 }
 
-// makeSpare makes a spare copy of g, or has the one that there is have more. It reports false if there is no room for more of
+// makeSpare makes a spare copy of g, or has the one that there is have more, if all copies that count are the same: of one that is damaged there
+// must not be another one, which takes the place of a good one later. It reports false if there is no room for more of
 // them.
 func (g *segment) makeSpare(ctx context.Context) bool {
 	s := g.store
@@ -89,7 +90,7 @@ func (g *segment) makeSpare(ctx context.Context) bool {
 		return !g.freed && g.rewound == rewound && g.spare.CompareAndSwap(old, x)
 	}
 	if x != nil {
-		if s.copyTo(ctx, g, x.copyOf, x.have, end) {
+		if s.copyTo(ctx, g, x.copyOf, copyOf{}, cs, x.have, end) {
 			became(x, &spare{x.copyOf, x.may, end})
 		}
 		return true
@@ -99,7 +100,7 @@ func (g *segment) makeSpare(ctx context.Context) bool {
 		return false
 	}
 	seg, ok := c.seg.(Vanisher)
-	ok = ok && s.copyTo(ctx, g, c, 0, end) && seg.MayVanish(ctx) == nil
+	ok = ok && s.copyTo(ctx, g, c, copyOf{}, cs, 0, end) && seg.MayVanish(ctx) == nil
 	if ok = ok && became(nil, &spare{c, seg, end}); !ok {
 		c.place.giveBack(c.seg)
 	}

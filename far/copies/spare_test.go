@@ -3,6 +3,7 @@ package copies_test
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -75,6 +76,26 @@ func TestWhatMayVanishIsNotMissed(t *testing.T) {
 		}
 		if text := strings.Join(c.store.Explain(), "\n"); !strings.Contains(text, "may vanish") {
 			t.Errorf("it says nothing of spare copies:\n%s", text)
+		}
+	})
+}
+
+// There is no spare copy of a segment of whose copies one is damaged: it would have the same bytes, and take the place of the good one.
+func TestADamagedCopyHasNoSpareCopy(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T) {
+		c := newIdleCluster(t, 2, 1, copies.Config{})
+		for _, l := range c.lenders[1:] {
+			l.setDelay(2 * time.Millisecond) // the damaged one is the nearest
+		}
+		c.fill(t)
+		c.lenders[0].damage(rand.New(rand.NewPCG(1, 2)))
+		time.Sleep(30 * time.Second)
+		c.lenders[1].leave(true)
+		time.Sleep(10 * time.Second)
+		c.lenders[1].kill()
+		c.checkAll(t)
+		if st := c.store.Stats(); c.heap.Stats().Lost != 0 || st.Lost != 0 {
+			t.Errorf("got %+v, want nothing lost", st)
 		}
 	})
 }

@@ -20,7 +20,8 @@ func (o *Owner) Moved(ctx context.Context, number uint64, name func() string) er
 
 // ScanLog is scanLog.
 func ScanLog(b []byte, segment, next uint64, yield func(rec []byte) bool) uint64 {
-	return scanLog(b, segment, next, yield)
+	end, _ := scanLog(b, segment, next, yield)
+	return end
 }
 
 // LogSegment is a segment of a log with those records, numbered from first on.

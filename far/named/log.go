@@ -1,6 +1,7 @@
 package named
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -10,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"polder/far/copies"
 	"polder/far/store"
 	"polder/internal/turns"
 )
@@ -38,6 +40,8 @@ const (
 	logPause = 50 * time.Millisecond
 	// starving is for how long there may be no spares until that is said.
 	starving = 2 * time.Second
+	// waitForCopy is for how long what may be the end of the log, or damaged, waits for a copy that cannot be reached.
+	waitForCopy = copies.DefaultRepairAfter
 )
 
 // Tail is a segment of the log.
@@ -117,37 +121,58 @@ func (s *Store) OpenLog(ctx context.Context, replay func(rec []byte) error) (*Lo
 // the number of the one behind them.
 func (l *Log) read(ctx context.Context, seg store.Segment, next uint64, replay func(rec []byte) error) (uint64, error) {
 	var best []byte
-	var why error
-	end, reached := next, false
+	end, clean := next, false // nothing follows the records: a copy that is damaged has something there
 	buf := make([]byte, l.s.SegmentSize())
 	number := seg.(numbered).Number()
-	l.s.EachCopy(ctx, seg, buf, func(err error) {
-		if err != nil {
-			why = err
-			return
+	look := func() error {
+		var why error
+		reached := false
+		l.s.EachCopy(ctx, seg, buf, func(err error) {
+			if err != nil {
+				why = err
+				return
+			}
+			e, off := scanLog(buf, number, next, nil)
+			if ends := len(bytes.Trim(buf[off:], "\x00")) == 0; e > end {
+				end, clean, best = e, ends, append(best[:0], buf...)
+			} else if e == end && ends {
+				clean = true
+			}
+			reached = true
+		})
+		if !reached {
+			return why
 		}
-		reached = true
-		if e := scanLog(buf, number, next, nil); e > end {
-			end, best = e, append(best[:0], buf...)
-		}
-	})
-	if !reached {
-		return 0, why
+		return nil
 	}
-	var err error
-	if best != nil {
+	err := look()
+	// What follows was being written when the owner died, or is damaged. Another copy says which.
+	if err == nil && !clean && l.s.Reach(ctx, seg) > 0 {
+		l.o.cfg.Logger.Warn("the log has something behind its last record, and waits for another copy, which cannot be reached", "segment", seg.Name(), "at most", waitForCopy)
+		for until := l.proc.Now().Add(waitForCopy); l.s.Reach(ctx, seg) > 0 && l.proc.Now().Before(until); {
+			if err := l.o.pause(ctx, errAway); err != nil {
+				return 0, err
+			}
+		}
+	}
+	if err == nil && !clean {
+		err = look()
+	}
+	if err == nil && best != nil {
 		scanLog(best, number, next, func(rec []byte) bool { err = replay(rec); return err == nil })
 	}
 	return end, err
 }
 
+var errAway = errors.New("a copy of the log cannot be reached")
+
 // scanLog finds the records of a segment, which are in order from that with the number next on, or from any number if that is 0.
-// It returns the number that would follow. The bytes may be anything.
-func scanLog(b []byte, segment, next uint64, yield func(rec []byte) bool) uint64 {
+// It returns the number that would follow, and where its frame would begin. The bytes may be anything.
+func scanLog(b []byte, segment, next uint64, yield func(rec []byte) bool) (end uint64, off int) {
 	if len(b) < logHeader || binary.LittleEndian.Uint64(b) != logMagic || binary.LittleEndian.Uint64(b[8:]) != segment {
-		return next
+		return next, 0
 	}
-	for off := logHeader; len(b)-off >= frameHeader; {
+	for off = logHeader; len(b)-off >= frameHeader; {
 		n := int(binary.LittleEndian.Uint32(b[off+4:]))
 		if n > len(b)-off-frameHeader || frameSum(b[off:off+frameHeader+n], segment, off) != binary.LittleEndian.Uint32(b[off:]) {
 			break
@@ -164,7 +189,7 @@ func scanLog(b []byte, segment, next uint64, yield func(rec []byte) bool) uint64
 		}
 		off += frameHeader + n
 	}
-	return next
+	return next, off
 }
 
 func frameSum(f []byte, segment uint64, off int) uint32 {

@@ -203,6 +203,55 @@ func TestTheManifestKnowsWhereTheLogWasMoved(t *testing.T) {
 	}
 }
 
+// TestADamagedEndOfTheLogIsNotTakenForItsEnd: of two copies one is damaged, and the other one cannot be reached for a moment. If it is away for good,
+// the heap is opened nevertheless, with what there is.
+func TestADamagedEndOfTheLogIsNotTakenForItsEnd(t *testing.T) {
+	for _, comesBack := range []bool{true, false} {
+		inVirtualTime(t, func(t *testing.T) {
+			w := newWorld(3)
+			p, _ := w.start(t, named.Config{}).openLog(t)
+			for i := range 5 {
+				n, err := p.log.Append(binary.LittleEndian.AppendUint64(nil, uint64(i+1)))
+				if err == nil {
+					err = p.log.Commit(n)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			p.wire.cut.Store(true)
+			m, err := named.DecodeManifest(w.reg.value)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var number, one, chunk, other int
+			if _, err := fmt.Sscanf(m.Tail[0].Name, "segment %d at node %d/chunk 0.%d and node %d/", &number, &one, &chunk, &other); err != nil {
+				t.Fatal(err)
+			}
+			w.places[one].segs[chunk][100] ^= 1 // in the third record
+			w.places[other].setDown(true)
+			if comesBack {
+				time.AfterFunc(2*time.Second, func() { w.places[other].setDown(false) })
+			}
+			began := time.Now()
+			next, found := w.start(t, named.Config{Patience: impatient}).openLog(t)
+			if want := 5; comesBack && len(found) != want {
+				t.Errorf("found records %v, want %d", found, want)
+			}
+			if took := time.Since(began); !comesBack && (len(found) != 3 || took > time.Minute) {
+				t.Errorf("a copy is away for good: found records %v in %v, want the first 3 soon", found, took)
+			}
+			_ = p.log.Close() // it cannot
+			p.bury()
+			w.places[other].setDown(false)
+			if err := next.log.Close(); err != nil {
+				t.Error(err)
+			}
+			next.close(t)
+		})
+	}
+}
+
 // FuzzScanLog: whatever a segment has, what is taken for a record is in order, and of that segment.
 func FuzzScanLog(f *testing.F) {
 	f.Add(named.LogSegment(7, 3, []byte("a"), []byte("bc"), nil), uint64(7), uint64(3))

@@ -53,5 +53,5 @@ type Stats struct {
 // Stats returns what the owner knows now.
 func (o *Owner) Stats() Stats {
 	age := o.cfg.now().Nanoseconds() - o.evidence.Load()
-	return Stats{Epoch: o.epoch, Evidence: float64(age) / 1e9, Shown: age < o.cfg.Lease.Nanoseconds()}
+	return Stats{Epoch: o.epoch, Evidence: float64(age) / 1e9, Shown: age < o.cfg.Lease.Nanoseconds() && o.ctx.Err() == nil}
 }

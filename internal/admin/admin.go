@@ -54,6 +54,8 @@ type Config struct {
 	// Lend, if not nil, has the daemon lend no more than most bytes of what is idle from now on. It returns what has been given
 	// back, or what has not within the time.
 	Lend func(ctx context.Context, most int64, within time.Duration) (said string, err error)
+	// Forget, if not nil, has the daemon take back what it keeps for a heap that nobody will open again. It returns how much that was.
+	Forget func(heap string) (said string, err error)
 }
 
 // Server is a running administrative address.
@@ -88,11 +90,18 @@ func Start(lis net.Listener, cfg Config) (*Server, error) {
 	mux.HandleFunc("GET /stream", func(w http.ResponseWriter, r *http.Request) {
 		s.console.ServeStream(w, r, func() bool { return cfg.allowed(r) }) // the token may be replaced meanwhile
 	})
-	if cfg.Drain != nil {
-		mux.Handle("POST /drain", http.NewCrossOriginProtection().Handler(http.HandlerFunc(cfg.serveDrain)))
-	}
-	if cfg.Lend != nil {
-		mux.Handle("POST /lend", http.NewCrossOriginProtection().Handler(http.HandlerFunc(cfg.serveLend)))
+	for path, does := range map[string]struct {
+		what  string
+		serve http.HandlerFunc
+		has   bool
+	}{
+		"/drain":  {"drain it; send the process SIGTERM, which drains it if it was started with --drain", cfg.serveDrain, cfg.Drain != nil},
+		"/lend":   {"have it lend less", cfg.serveLend, cfg.Lend != nil},
+		"/forget": {"have it forget a heap", cfg.serveForget, cfg.Forget != nil},
+	} {
+		if does.has {
+			mux.Handle("POST "+path, http.NewCrossOriginProtection().Handler(cfg.forOperators(does.what, does.serve)))
+		}
 	}
 	mux.HandleFunc("/debug/pprof/", pprof.Index)
 	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
@@ -136,14 +145,20 @@ func (c *Config) serveHealth(w http.ResponseWriter, reason bool) {
 	}
 }
 
+// forOperators has only those served who have shown that they may do more than look.
+func (c *Config) forOperators(what string, serve http.HandlerFunc) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if c.Token == nil && !c.Certificates {
+			http.Error(w, "it has no --admin-token-file or --tls-admin-ca, by which to tell who may "+what, http.StatusForbidden)
+			return
+		}
+		serve(w, r)
+	})
+}
+
 // serveDrain answers when the daemon is about to end, or stays after all. Who asked must wait for it: if the
 // connection ends, the daemon stays.
 func (c *Config) serveDrain(w http.ResponseWriter, r *http.Request) {
-	if c.Token == nil && !c.Certificates {
-		http.Error(w, "it has no --admin-token-file or --tls-admin-ca, by which to tell who may drain it; "+
-			"send the process SIGTERM, which drains it if it was started with --drain", http.StatusForbidden)
-		return
-	}
 	within, ok := timeOf(w, r)
 	if !ok {
 		return
@@ -170,10 +185,6 @@ func timeOf(w http.ResponseWriter, r *http.Request) (within time.Duration, ok bo
 
 // serveLend answers when the daemon lends no more than it is told to, or will not for now.
 func (c *Config) serveLend(w http.ResponseWriter, r *http.Request) {
-	if c.Token == nil && !c.Certificates {
-		http.Error(w, "it has no --admin-token-file or --tls-admin-ca, by which to tell who may have it lend less", http.StatusForbidden)
-		return
-	}
 	most, err := strconv.ParseInt(r.FormValue("most"), 10, 64)
 	if err != nil || most < 0 {
 		http.Error(w, fmt.Sprintf("most is %q, expected a number of bytes", r.FormValue("most")), http.StatusBadRequest)
@@ -184,6 +195,16 @@ func (c *Config) serveLend(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	said, err := c.Lend(r.Context(), most, within)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusConflict)
+		return
+	}
+	_, _ = fmt.Fprintln(w, said)
+}
+
+// serveForget answers when the daemon has taken back what it kept for a heap.
+func (c *Config) serveForget(w http.ResponseWriter, r *http.Request) {
+	said, err := c.Forget(r.FormValue("heap"))
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusConflict)
 		return

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"strconv"
 	"strings"
 	"time"
@@ -62,6 +63,12 @@ func Drain(ctx context.Context, cfg *tls.Config, token, addr string, within time
 // on, and returns what it says of that. It fails if clients do not move enough in time; that stays so nevertheless.
 func Lend(ctx context.Context, cfg *tls.Config, token, addr string, most int64, within time.Duration) (string, error) {
 	return demand(ctx, cfg, token, addr, fmt.Sprintf("/lend?most=%d&within=%v", most, within), "change what is lent by", "a polder node that was started with --lend idle:SIZE")
+}
+
+// Forget has the memory node with that administrative address take back what it keeps for a heap that nobody will open again, and
+// returns what it says of that.
+func Forget(ctx context.Context, cfg *tls.Config, token, addr, heap string) (string, error) {
+	return demand(ctx, cfg, token, addr, "/forget?heap="+url.QueryEscape(heap), "have a heap forgotten by", "a polder node")
 }
 
 // demand asks the daemon with that administrative address, of a kind, to do something.

@@ -9,11 +9,12 @@
 // # Frames
 //
 // Of a mapping so many pages may be in the memfd at a time as the client has asked for: its
-// frames. A clock goes round them: a page that has been written to or pinned since, or that
-// came back soon after it was evicted, is spared once; reads of a page that is there are not
-// seen. Who writes to a page that is being evicted waits until that is done, and keeps it. A page
-// that is clean is only punched out. Evicting begins while an eighth of the frames, and at
-// most 128, is still free, so that faults seldom wait for it.
+// frames. Those of a loop that is too large, and what is used often beside it, stay in part
+// (policy.go says how); a page that has been written to or pinned since it was looked at last is
+// spared once; reads of a page that is there are not seen. Who writes to a page that is being
+// evicted waits until that is done, and keeps it. A page that is clean is only punched out; those
+// that are dirty are protected, read and written in rows. Evicting begins while an eighth of the
+// frames, and at most 128, is still free, so that faults seldom wait for it.
 //
 // Faults whose distance stays the same are a stream, and as long as it goes on, 4 to 32 pages
 // are read ahead of it. What is read ahead takes no more than half of the frames kept free.

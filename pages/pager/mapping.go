@@ -18,12 +18,10 @@ import (
 )
 
 const (
-	workers   = 8                    // of a mapping, for faults that wait for far memory
-	waiting   = 64                   // faults that wait for a worker; then those behind them wait in the kernel
-	pause     = 5 * time.Millisecond // between attempts to read a page
-	poisoned  = 1<<32 - 1            // in index: accesses fail
-	wasHere   = 1 << 31              // in index: the page was evicted; below, the count of evictions then
-	countMask = wasHere - 1
+	workers  = 8                    // of a mapping, for faults that wait for far memory
+	waiting  = 64                   // faults that wait for a worker; then those behind them wait in the kernel
+	pause    = 5 * time.Millisecond // between attempts to read a page
+	poisoned = 1<<32 - 1            // in index: accesses fail
 )
 
 // The states of a frame.
@@ -41,7 +39,7 @@ type frame struct {
 	page  int64
 	pins  int32
 	state uint8
-	used  bool // CLOCK's bit: it is spared once
+	used  bool // it is spared once
 	want  bool // somebody needs it while it is being evicted or loaded
 }
 
@@ -72,11 +70,10 @@ type mapping struct {
 
 	mu       sync.Mutex    // held over operations on pages of the memory, but never while far memory is waited for
 	changed  sync.Cond     // of mu: a frame has another state
-	index    []uint32      // of each page: its frame + 1, or what the constants say; guarded by mu
+	index    []uint32      // of each page: its frame + 1, or poisoned, or what policy says; guarded by mu
 	frames   []frame       // guarded by mu
 	free     []uint32      // frames that nobody uses; guarded by mu
-	hand     int           // of the clock; guarded by mu
-	evicted  uint32        // pages; guarded by mu
+	policy   *policy       // guarded by mu
 	failures int           // attempts to evict of which none succeeded; guarded by mu
 	stuck    error         // why the last one failed; guarded by mu
 	streams  ahead.Streams // guarded by mu
@@ -198,8 +195,8 @@ func (m *mapping) claim(page int64) (at uint32, ok bool) {
 	}
 	at = m.free[n-1]
 	m.free = m.free[:n-1]
-	was := m.index[page]
-	m.frames[at] = frame{page: page, state: loading, used: was&wasHere != 0 && (m.evicted-was)&countMask < uint32(len(m.frames))}
+	m.frames[at] = frame{page: page, state: loading}
+	m.policy.came(at, m.index[page])
 	m.index[page] = at + 1
 	return at, true
 }
@@ -208,6 +205,7 @@ func (m *mapping) claim(page int64) (at uint32, ok bool) {
 //
 // Preconditions: m.mu is held.
 func (m *mapping) release(at, next uint32) {
+	m.policy.forget(at)
 	m.index[m.frames[at].page] = next
 	m.frames[at] = frame{}
 	m.free = append(m.free, at)
@@ -229,10 +227,7 @@ const most = 32
 func (m *mapping) placeAll(frames []uint32, b []byte, write bool) {
 	for len(frames) > 0 {
 		m.mu.Lock()
-		n := 1
-		for n < min(len(frames), most) && m.frames[frames[n]].page == m.frames[frames[n-1]].page+1 {
-			n++
-		}
+		n := min(len(m.row(frames)), most)
 		m.placeLocked(frames[:n], b[:n*pages.Size], write)
 		m.mu.Unlock()
 		frames, b = frames[n:], b[n*pages.Size:]

@@ -287,6 +287,7 @@ func (s *Server) newMapping(conn *fdpass.Conn, a wire.Attach, region *named, fil
 		m.free[i] = uint32(len(m.free) - 1 - i)
 	}
 	m.changed.L = &m.mu
+	m.policy = newPolicy(len(m.frames), m.enough())
 	m.streams.Most = maxWindow
 	m.ctx, m.end = context.WithCancelCause(s.ctx)
 	if err := m.begin(a.Resume); err != nil {

@@ -1,7 +1,8 @@
 // Command inside is what the tests of package swap run in a guest.
 //
 //	inside disk NODE            a file system on the kernel's device: mkfs, a soak, fsck
-//	inside pressure NODE RUNS   swaps under pressure, RUNS times
+//	inside pressure NODE RUNS SECONDS
+//	                            swaps under pressure, RUNS times, of which none begins after so many SECONDS
 //	inside lose NODES           has a node killed, of those that have copies, meanwhile
 //	inside kill NODE            kills the server meanwhile
 //	inside pages MIB ROUNDS     uses MIB of memory whose pages say what they are
@@ -55,8 +56,20 @@ func run(args []string) error {
 	case "disk":
 		return disk(args[1])
 	case "pressure":
+		if len(args) < 4 {
+			return errors.New("pressure: for how many seconds?")
+		}
+		seconds, err := strconv.Atoi(args[3])
+		if err != nil {
+			return err
+		}
+		begun := time.Now()
 		for i := range n {
 			began := time.Now()
+			if i > 0 && began.Sub(begun) > time.Duration(seconds)*time.Second {
+				fmt.Printf("%d runs of %d went through within %d s\n", i, n, seconds)
+				break
+			}
 			if err := pressure(args[1], i == 0); err != nil {
 				return fmt.Errorf("run %d: %w", i+1, err)
 			}

@@ -58,9 +58,9 @@ type process struct {
 	wg         sync.WaitGroup
 	answers    *admin.Server // at the administrative address; nil until it is served
 	collectors []prometheus.Collector
-	drain      func(ctx context.Context, within time.Duration, force bool) (lost, err error) // see admin.Config
-
-	lend func(ctx context.Context, most int64, within time.Duration) (said string, err error) // see admin.Config
+	drain      func(ctx context.Context, within time.Duration, force bool) (lost, err error)        // see admin.Config
+	lend       func(ctx context.Context, most int64, within time.Duration) (said string, err error) // see admin.Config
+	forget     func(heap string) (said string, err error)                                           // see admin.Config
 
 	mu      sync.Mutex
 	reports []func(*console.State) // each adds what no metric says; guarded by mu once it is served
@@ -122,6 +122,7 @@ func (p *process) serveAdmin() error {
 		Collectors: p.collectors,
 		Drain:      p.drain,
 		Lend:       p.lend,
+		Forget:     p.forget,
 	})
 	if err != nil {
 		return err

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -250,6 +251,7 @@ func RunNode(ctx context.Context, cfg NodeConfig) (err error) {
 	p.show(nodes...)
 	d := newDrainer()
 	d.nodes, p.drain = nodes, d.drain
+	p.forget = func(heap string) (string, error) { return forget(nodes, heap) }
 	if cfg.Directory != "" {
 		a, err := p.announce(cfg, addrs[0], nodes[0])
 		if err != nil {
@@ -377,4 +379,28 @@ func (p *process) show(nodes ...*memnode.Node) {
 			}
 		}
 	})
+}
+
+// forget takes back what nodes keep for a heap whose owner is not connected, since an operator says that nobody will open it again.
+func forget(nodes []*memnode.Node, heap string) (string, error) {
+	var bytes int64
+	sessions := 0
+	for _, n := range nodes {
+		for _, c := range n.Clients() {
+			if c.Heap != heap || heap == "" {
+				continue
+			}
+			chunks, err := n.GiveUp(c.Session)
+			if err != nil && !errors.Is(err, memnode.ErrNoSession) {
+				return "", fmt.Errorf("heap %s is in use: %w; remove it with polder heap rm, or end its server first", heap, err)
+			}
+			if err == nil {
+				sessions, bytes = sessions+1, bytes+int64(chunks)*int64(n.ChunkSize())
+			}
+		}
+	}
+	if sessions == 0 {
+		return "", fmt.Errorf("nothing is kept here for a heap %q", heap)
+	}
+	return fmt.Sprintf("heap %s is forgotten here: %s came back", heap, config.FormatSize(bytes)), nil
 }
