@@ -1,6 +1,7 @@
 package resp
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"runtime"
@@ -53,6 +54,8 @@ type Config struct {
 	// until that is known. A reply that shows what the heap has is sent when it has reported true; otherwise
 	// the connection is closed. Any number of goroutines call it.
 	Evidence func() bool
+	// Ready, if set, is called by Open when all that the heap has is there, and returns when clients may be answered out of it.
+	Ready func(ctx context.Context) error
 	// Logger receives what an operator should know. Default slog.Default().
 	Logger *slog.Logger
 	// ExtraStats, if set, adds lines to POLDER STATS and a section to INFO.

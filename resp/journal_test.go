@@ -27,6 +27,7 @@ type keptServer struct {
 	dir     string
 	journal Journal
 	local   int64
+	ready   func(context.Context) error // Config.Ready
 
 	store *disk.Store
 	heap  *far.Heap
@@ -51,7 +52,7 @@ func (k *keptServer) tryOpen() error {
 	if k.heap, err = far.Open(context.Background(), k.store, far.Config{Local: k.local}); err != nil {
 		return err
 	}
-	if k.srv, err = NewLoading(Config{Loops: -1, Journal: j, Logger: slog.New(slog.DiscardHandler), OpTimeout: 10 * time.Second}); err != nil {
+	if k.srv, err = NewLoading(Config{Loops: -1, Journal: j, Ready: k.ready, Logger: slog.New(slog.DiscardHandler), OpTimeout: 10 * time.Second}); err != nil {
 		return err
 	}
 	if err = k.srv.Open(context.Background(), k.heap); err != nil {
@@ -523,4 +524,29 @@ func TestSaveTakesACheckpoint(t *testing.T) {
 	heap := srv.heap
 	k.abandon()
 	heap.Close()
+}
+
+// TestNothingIsAnsweredBeforeItMayBe: when all is there Config.Ready is called, and until it returns clients are told that the server loads.
+func TestNothingIsAnsweredBeforeItMayBe(t *testing.T) {
+	k := newKept(t, Journal{Durable: true})
+	k.do("set", "a", "1")
+	k.abandon()
+	called := false
+	k.ready = func(context.Context) error {
+		called = true
+		if !k.srv.loading.Load() || k.srv.journal == nil || k.srv.journal.log == nil {
+			t.Error("Ready is called when clients are answered, or before the journal was replayed")
+		}
+		return nil
+	}
+	k.open()
+	if got := k.do("get", "a"); !called || got != "$1\r\n1\r\n" {
+		t.Errorf("GET: %q, want 1; called: %v", got, called)
+	}
+	k.abandon()
+	k.ready = func(context.Context) error { return errors.New("it is another's") }
+	if err := k.tryOpen(); err == nil || err.Error() != "it is another's" || !k.srv.loading.Load() {
+		t.Errorf("Open when Ready fails: %v", err)
+	}
+	k.s = k.srv.newSession()
 }

@@ -124,6 +124,11 @@ func (srv *Server) Open(ctx context.Context, heap *far.Heap) error {
 			return err
 		}
 	}
+	if srv.cfg.Ready != nil {
+		if err := srv.cfg.Ready(ctx); err != nil {
+			return err
+		}
+	}
 	srv.loading.Store(false)
 	return nil
 }

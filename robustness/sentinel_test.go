@@ -11,6 +11,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	heaps "polder/far/named"
 	"polder/internal/child"
 	"polder/internal/proctest"
 	"polder/internal/testpython"
@@ -117,9 +118,9 @@ func TestSentinelClientsFindTheNewServer(t *testing.T) {
 		t.Fatalf("redis-py reads %q: %s", lines.Text(), errs.String())
 	}
 
+	killed := time.Now() // before anybody can have noticed
 	first.Kill()
 	<-first.Done()
-	killed := time.Now()
 	fmt.Fprintln(in)
 	for {
 		who, err := c.Get(ctx, "who").Result()
@@ -138,6 +139,9 @@ func TestSentinelClientsFindTheNewServer(t *testing.T) {
 	who, byPython, _ := strings.Cut(lines.Text(), " ")
 	if err := cmd.Wait(); err != nil || who != "first" {
 		t.Fatalf("redis-py reads %q, %v: %s", lines.Text(), err, errs.String())
+	}
+	if byGo < heaps.DefaultLease {
+		t.Errorf("go-redis was answered after %v, when the lease of the server before was not over", byGo)
 	}
 	if byGo > noticed {
 		t.Errorf("go-redis has waited for %v, want at most %v: the servers have not noticed that the one before is dead", byGo, noticed)

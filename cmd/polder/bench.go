@@ -87,7 +87,7 @@ func newBenchResp() *cobra.Command {
 
 func newBenchDurable() *cobra.Command {
 	dir := os.TempDir()
-	cmd := newBenchmark("durable", "Compare servers on a disk whose answers survive a crash with redis-server and its append-only file", func(cmd *cobra.Command, b bench) error {
+	cmd := newBenchmark("durable", "Compare servers whose answers survive a crash, at nodes and on a disk, with redis-server, its append-only file and its replica", func(cmd *cobra.Command, b bench) error {
 		return respbench.RunDurable(cmd.Context(), respbench.Config{Polder: b.self, Printer: b.out, Short: b.short, Progress: b.progress}, dir)
 	})
 	cmd.Flags().StringVar(&dir, "dir", dir, "a `directory` on the disk to measure")

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -35,8 +36,9 @@ var (
 // durableSize is the size of values that are written.
 const durableSize = 64
 
-// RunDurable measures servers whose answers survive a crash, on the disk that dir is on, beside redis-server with its
-// append-only file there: SETs, and the time from start to the first answer after they were killed.
+// RunDurable measures servers whose answers survive a crash: in the memory of two nodes, with a disk beside them, and on a disk alone, which
+// is the one that dir is on; beside redis-server with its append-only file there, and with a replica that must have each SET (WAIT 1). It measures
+// SETs, the time from start to the first answer after a server was killed, and the time until another one has taken over.
 func RunDurable(ctx context.Context, cfg Config, dir string) error {
 	if cfg.Progress == nil {
 		cfg.Progress = func(int, int, string) {}
@@ -53,11 +55,9 @@ func runDurable(ctx context.Context, cfg Config, dir string, scale durableScale)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	b := &bench{cfg: cfg}
-	b.total = 2*2*len(scale.clients)*scale.rounds + len(scale.heaps)*3
-	for _, c := range []struct{ ours, theirs string }{{"yes", "always"}, {"every:1s", "everysec"}} {
-		if err := b.durable(ctx, dir, c.ours, c.theirs, scale); err != nil {
-			return err
-		}
+	b.total = 7*len(scale.clients)*scale.rounds + len(scale.heaps)*4
+	if err := b.durable(ctx, dir, scale); err != nil {
+		return err
 	}
 	for _, size := range []int{64, 4 << 10} {
 		for _, keys := range scale.heaps[size] {
@@ -77,38 +77,80 @@ func startDurable(ctx context.Context, polder, dir, durable string, local int64)
 	}})
 }
 
-// durable measures SETs with one promise of ours and one of Redis's.
-func (b *bench) durable(ctx context.Context, dir, ours, theirs string, scale durableScale) (err error) {
+// durable measures SETs at servers of ours and of Redis's that promise something, at the same time so that all have the same neighbours.
+func (b *bench) durable(ctx context.Context, dir string, scale durableScale) (err error) {
 	start, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	p, err := startDurable(start, b.cfg.Polder, filepath.Join(dir, "set"), ours, 64<<20)
+	var stops []func() error
+	defer func() {
+		for _, stop := range slices.Backward(stops) {
+			err = errors.Join(err, stop())
+		}
+	}()
+	started := func(name, addr string, stop func() error) *server {
+		stops = append(stops, stop)
+		return &server{name: name, addr: addr}
+	}
+	var servers []*server
+	for _, fsync := range []string{"always", "everysec"} {
+		r, err := startAOF(start, filepath.Join(dir, fsync), fsync)
+		if err != nil {
+			return err
+		}
+		servers = append(servers, started("redis "+fsync, r.Addr, r.Close))
+	}
+	pair, stop, err := startReplicated(start)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, p.Stop(), os.RemoveAll(filepath.Join(dir, "set"))) }()
-	r, err := startAOF(start, dir, theirs)
+	servers = append(servers, started(pair.name, pair.addr, stop))
+	world, err := startWorld(start, b.cfg.Polder, filepath.Join(dir, "witnesses"), 512<<20)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, r.Close()) }()
+	stops = append(stops, world.close)
+	for _, c := range []struct {
+		name string
+		args []string
+	}{{"in memory", nil}, {"with a disk beside", []string{"--disk", filepath.Join(dir, "beside")}}} {
+		p, err := child.StartReady(start, world.server(fmt.Sprint("bench-", len(servers)), "127.0.0.1:0", 64<<20, c.args...))
+		if err != nil {
+			return err
+		}
+		servers = append(servers, started("durable "+c.name, p.Addr("redis"), p.Stop))
+	}
+	for _, c := range []struct{ name, durable string }{{"on a disk", "yes"}, {"every:1s on a disk", "every:1s"}} {
+		p, err := startDurable(start, b.cfg.Polder, filepath.Join(dir, c.durable), c.durable, 64<<20)
+		if err != nil {
+			return err
+		}
+		servers = append(servers, started("durable "+c.name, p.Addr("redis"), p.Stop))
+	}
+	const always, everysec, wait, memory, beside, disk, every = 0, 1, 2, 3, 4, 5, 6 // in servers
 	sequence := load.Sequence(load.Uniform(scale.keys), sequenceLength/16, durableSize)
 	for _, clients := range scale.clients {
-		servers := []*server{{name: "redis " + theirs, addr: r.Addr, conns: clients}, {name: "durable " + ours, addr: p.Addr("redis"), conns: clients}}
-		var got [2]figures
+		got := make([]figures, len(servers))
 		for range scale.rounds {
 			offset := rand.IntN(len(sequence))
 			for _, i := range rand.Perm(len(servers)) {
-				b.cfg.Progress(b.done, b.total, fmt.Sprintf("%s, %d clients", servers[i].name, clients))
-				if err := b.measure(ctx, servers[i], &got[i], load.Config{
-					Pipeline: 1, Op: load.Set, ValueSize: durableSize, Sequence: sequence, Offset: offset, Duration: scale.duration, Warmup: scale.warmup,
+				s, op := *servers[i], load.Set
+				if i == wait {
+					op = load.SetWait
+				}
+				s.conns = clients
+				b.cfg.Progress(b.done, b.total, fmt.Sprintf("%s, %d clients", s.name, clients))
+				if err := b.measure(ctx, &s, &got[i], load.Config{
+					Pipeline: 1, Op: op, ValueSize: durableSize, Sequence: sequence, Offset: offset, Duration: scale.duration, Warmup: scale.warmup,
 				}); err != nil {
 					return err
 				}
 				b.done++
 			}
 		}
-		if err := b.printAs("durable", "redis "+theirs, fmt.Sprintf("%s SET %s %d clients", servers[1].name, sizeName(durableSize), clients), got[1], got[0]); err != nil {
-			return err
+		for _, row := range []struct{ ours, theirs int }{{memory, wait}, {memory, always}, {beside, always}, {disk, always}, {every, everysec}} {
+			if err := b.printAs("durable", servers[row.theirs].name, fmt.Sprintf("%s SET %s %d clients", servers[row.ours].name, sizeName(durableSize), clients), got[row.ours], got[row.theirs]); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -154,19 +196,37 @@ func (b *bench) recovery(ctx context.Context, dir string, size, keys int) (err e
 		return r.Addr, killer(r.Process), nil
 	}
 	var took [3]float64
+	names := []string{"durable every:1s on a disk", "redis AOF", "redis RDB"}
+	over, err := b.takeover(ctx, filepath.Join(dir, "kept"), keys, size, local)
+	if err != nil {
+		return err
+	}
+	b.done++
+	before := []func(*redis.Client) error{
+		func(*redis.Client) error { return nil },
+		// While it syncs, redis-server may not even have written what it has answered.
+		func(c *redis.Client) error {
+			return errors.Join(c.ConfigSet(ctx, "appendfsync", "always").Err(), c.Set(ctx, "last", "", 0).Err())
+		},
+		func(c *redis.Client) error { return c.Save(ctx).Err() },
+	}
 	for i, start := range []func(context.Context) (string, func() error, error){ours, aof, rdb} {
-		if took[i], err = b.killed(ctx, start, keys, size, i == 2); err != nil {
+		if took[i], err = b.killed(ctx, names[i], start, keys, size, before[i]); err != nil {
 			return err
 		}
 		b.done++
 	}
-	for i, rival := range []string{"redis AOF", "redis RDB"} {
+	for i, rival := range names[1:] {
 		row := benchout.Row{Bench: "durable", Case: "killed with " + name, Metric: "first answer", Value: took[0], Unit: "ms"}
 		if err := b.cfg.Printer.Print(row.Against(rival, took[1+i], benchout.Lower)); err != nil {
 			return err
 		}
+		row.Case, row.Value = "taken over with "+name, over.first
+		if err := b.cfg.Printer.Print(row.Against(rival, took[1+i], benchout.Lower)); err != nil {
+			return err
+		}
 	}
-	return nil
+	return b.cfg.Printer.Print(benchout.Row{Bench: "durable", Case: "taken over with " + name, Metric: "known to be dead", Value: over.known, Unit: "ms"})
 }
 
 func killer(p *child.Process) func() error {
@@ -177,18 +237,18 @@ func killer(p *child.Process) func() error {
 	}
 }
 
-// killed fills a server, kills it, and measures in milliseconds how long it takes from its start to the right answer.
-func (b *bench) killed(ctx context.Context, start func(context.Context) (string, func() error, error), keys, size int, save bool) (ms float64, err error) {
+// killed fills a server, has before do its part, kills it, and measures in milliseconds how long it takes from its start to the right answer.
+func (b *bench) killed(ctx context.Context, name string, start func(context.Context) (string, func() error, error), keys, size int, before func(*redis.Client) error) (ms float64, err error) {
 	limited, cancel := context.WithTimeout(ctx, recoveryTimeout)
 	defer cancel()
 	addr, kill, err := start(limited)
 	if err != nil {
 		return 0, err
 	}
-	_, err = b.load(ctx, &server{name: addr, addr: addr}, load.Config{Pipeline: 16, Op: load.Set, ValueSize: size, Sequence: load.Ascending(keys), Count: keys})
-	if err == nil && save {
+	_, err = b.load(ctx, &server{name: name, addr: addr}, load.Config{Pipeline: 16, Op: load.Set, ValueSize: size, Sequence: load.Ascending(keys), Count: keys})
+	if err == nil {
 		c := redis.NewClient(&redis.Options{Addr: addr, ReadTimeout: recoveryTimeout})
-		err = errors.Join(c.Save(limited).Err(), c.Close())
+		err = errors.Join(before(c), c.Close())
 	}
 	if err = errors.Join(err, kill()); err != nil {
 		return 0, err
@@ -207,7 +267,7 @@ func (b *bench) killed(ctx context.Context, start func(context.Context) (string,
 		case err == nil && string(got) == string(load.Value(key, size)):
 			return float64(time.Since(began).Microseconds()) / 1000, nil
 		case err == nil, errors.Is(err, redis.Nil):
-			return 0, fmt.Errorf("%s has lost the last key, of %d", addr, keys)
+			return 0, fmt.Errorf("%s at %s has lost the last key, of %d: %d bytes, %w", name, addr, keys, len(got), err)
 		case limited.Err() != nil:
 			return 0, err
 		}

@@ -77,6 +77,9 @@ func RunBlock(ctx context.Context, cfg BlockConfig) (err error) {
 	if err != nil {
 		return err
 	}
+	if err := m.ready(ctx); err != nil {
+		return p.unlessEnding(ctx, err)
+	}
 	volume, err := volumes.Volume("block", cfg.Size)
 	if err != nil {
 		return err

@@ -223,6 +223,9 @@ func CheckHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, check
 	if err := m.open(ctx, p, cfg, from, 0); err != nil {
 		return err
 	}
+	if err := m.ready(ctx); err != nil {
+		return err
+	}
 	return check(m.heap)
 }
 

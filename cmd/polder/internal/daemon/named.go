@@ -150,7 +150,8 @@ func (k *kept) began(log *slog.Logger, within time.Duration, node string, s pool
 	}
 }
 
-// openNamed opens the heap with the name of cfg in the memory of nodes, when it is this process's.
+// openNamed opens the heap with the name of cfg in the memory of nodes, when it is this process's. The lease of the owner before goes
+// on meanwhile: see ready.
 func (m *memory) openNamed(ctx context.Context, p *process, cfg BorrowConfig, from lenders, poolCfg pool.Config, maxValue int) (err error) {
 	k := &kept{ended: make(chan struct{})}
 	m.kept = k
@@ -209,7 +210,15 @@ func (m *memory) openNamed(ctx context.Context, p *process, cfg BorrowConfig, fr
 		case <-ctx.Done():
 		}
 	}
-	return k.owner.Ready(ctx)
+	return nil
+}
+
+// ready returns when nobody else can answer out of the heap: what is there may be shown, and changed for others to see.
+func (m *memory) ready(ctx context.Context) error {
+	if m.kept == nil {
+		return nil
+	}
+	return m.kept.owner.Ready(ctx)
 }
 
 // seen tells clients what the manifest says of the server that has the heap.

@@ -97,6 +97,9 @@ func RunPager(ctx context.Context, cfg PagerConfig) (err error) {
 	if err != nil {
 		return err
 	}
+	if err := m.ready(ctx); err != nil {
+		return p.unlessEnding(ctx, err)
+	}
 	server, err := pager.New(pager.Config{
 		Volumes: volumes, Size: cfg.Size, Frames: cfg.Frames, MaxMappings: cfg.MaxClients, Timeout: cfg.OpTimeout, Logger: p.Logger,
 	})

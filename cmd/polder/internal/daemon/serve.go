@@ -215,6 +215,7 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, from lenders) e
 		Journal:      m.journal(cfg),
 		Heap:         cfg.shared(),
 		Evidence:     m.evidence(cfg),
+		Ready:        m.ready,
 		Logger:       p.Logger,
 		ExtraStats: func() []resp.Stat {
 			if f := stats.Load(); f != nil {
