@@ -444,12 +444,7 @@ func open(t *testing.T, dir string) *share.Client {
 // until waits for what happens by itself.
 func until(t *testing.T, what string, cond func() bool) {
 	t.Helper()
-	untilWithin(t, time.Minute, what, cond)
-}
-
-func untilWithin(t *testing.T, within time.Duration, what string, cond func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(within)
+	deadline := time.Now().Add(time.Minute)
 	for !cond() {
 		if time.Now().After(deadline) {
 			t.Fatalf("it never came about that %s", what)
