@@ -136,9 +136,8 @@ func (c *cluster) inspectLog(m *named.Manifest, which int) {
 				there = append(there, ch.data)
 			}
 		})
-		if len(there) == 0 {
-			c.wrong("no copy of %s of the log is left", t.Name)
-			return
+		if len(there) == 0 { // nothing was written to it, or what was is missing below
+			continue
 		}
 		if best, end := 0, uint64(0); c.damaged[t.Number] { // a copy of a damaged one may have been made
 			for i, b := range there {
