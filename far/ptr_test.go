@@ -259,7 +259,7 @@ func TestAClassIsCleared(t *testing.T) {
 func TestObjectsOnAFullStore(t *testing.T) {
 	t.Parallel()
 	h := openObjects(t, heap.NewMemStore(tinySegment, 8), 16)
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	var ps []Ptr[[5000]byte]
 	for {

@@ -143,7 +143,7 @@ func TestADiskAtNodesOutlivesItsServer(t *testing.T) {
 		}
 		var standby <-chan *child.Process
 		if round == 0 {
-			standby = startStandby(t, "block", args())
+			standby = startStandby(t, "block", "127.0.0.1:0", args())
 		}
 		server.Kill()
 		<-server.Done()

@@ -121,14 +121,14 @@ func TestADurableServerAtNodesLosesNothing(t *testing.T) {
 }
 
 // startStandby starts a server that is not ready before the heap's owner is gone.
-func startStandby(t *testing.T, command string, args []string) (ready <-chan *child.Process) {
+func startStandby(t *testing.T, command, listen string, args []string) (ready <-chan *child.Process) {
 	t.Helper()
 	ended := make(chan *child.Process, 1)
 	ctx, cancel := context.WithTimeout(context.Background(), 2*hang)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		p, err := child.StartReady(ctx, child.Command{Path: proctest.Binary(), Args: append([]string{command, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--standby"}, args...)})
+		p, err := child.StartReady(ctx, child.Command{Path: proctest.Binary(), Args: append([]string{command, "--listen", listen, "--admin", "127.0.0.1:0", "--standby"}, args...)})
 		if err != nil {
 			t.Error(err)
 			close(ended)
@@ -166,7 +166,7 @@ func takesOver(t *testing.T, more ...string) {
 	if _, errs, code := proctest.Output(t, nil, append([]string{"serve", "--listen", "127.0.0.1:0", "--admin", "off"}, named(far, witnesses, more...)...)...); code == 0 || !strings.Contains(errs, "has the heap open") {
 		t.Fatalf("a second server of the heap ended with code %d and %q", code, errs)
 	}
-	ready := startStandby(t, "serve", named(far, witnesses, more...))
+	ready := startStandby(t, "serve", "127.0.0.1:0", named(far, witnesses, more...))
 	conn := c.Conn() // it is open when the server is stopped
 	defer conn.Close()
 	if err := conn.Ping(ctx).Err(); err != nil {
@@ -342,7 +342,7 @@ func TestAHeapWhoseManifestIsInEtcd(t *testing.T) {
 		t.Errorf("when etcd goes on: %v", err)
 	}
 
-	ready := startStandby(t, "serve", named(far, holder, "--durable"))
+	ready := startStandby(t, "serve", "127.0.0.1:0", named(far, holder, "--durable"))
 	first.Kill()
 	<-first.Done()
 	second := <-ready

@@ -138,3 +138,62 @@ func TestARegionOutlivesItsPager(t *testing.T) {
 		t.Errorf("the pager ended with %v", err)
 	}
 }
+
+// TestAStandbyTakesAPagersClientsOver: the pager of a heap at nodes is killed, and its standby, which has waited for the heap and for the
+// socket, goes on with the mapping: each page is as it was, those that are in the client's memory and those that are at nodes.
+func TestAStandbyTakesAPagersClientsOver(t *testing.T) {
+	t.Parallel()
+	const size = 4 << 20
+	witnesses := startWitnesses(t)
+	_, far := startNodes(t, 3)
+	addr := "unix:" + filepath.Join(t.TempDir(), "pager")
+	args := named(far, witnesses, "--size", "64MiB")
+	p := proctest.Run(t, "pager", append([]string{"--listen", addr, "--admin", "127.0.0.1:0"}, args...)...)
+	r, err := region.Map(t.Context(), addr, size, region.Config{Name: "results", Local: 512 << 10, Timeout: 2 * hang})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = r.Close() })
+	fillRegion(r)
+	want, b := make([]int, size/4096), make([]byte, 4096) // what each page has been filled with
+	for page := range want {
+		want[page] = page
+	}
+	check := func() {
+		t.Helper()
+		for page, number := range want {
+			if _, err := r.ReadAt(b, int64(page)*4096); err != nil {
+				t.Fatalf("page %d: %v", page, err)
+			}
+			if !bytes.HasPrefix(b, pageIs(number)) || !bytes.HasSuffix(b, pageIs(number)) {
+				t.Fatalf("page %d has %x, want %x", page, b[:16], pageIs(number))
+			}
+		}
+	}
+	if err := r.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	standby := startStandby(t, "pager", addr, args)
+	check()
+	p.Kill()
+	<-p.Done()
+	check()
+	if p = <-standby; p == nil {
+		t.FailNow()
+	}
+	for page := 0; page < len(want); page += 3 {
+		want[page] += len(want)
+		copy(b, pageIs(want[page]))
+		copy(b[4096-16:], pageIs(want[page]))
+		if _, err := r.WriteAt(b, int64(page)*4096); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check()
+	if err := r.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := p.Stop(); err != nil {
+		t.Errorf("the pager ended with %v", err)
+	}
+}

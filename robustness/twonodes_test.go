@@ -42,7 +42,7 @@ func TestOfTwoNodesOneIsStopped(t *testing.T) {
 	}
 	first.Kill()
 	<-first.Done()
-	ready := startStandby(t, "serve", twoNodes(far, "stop"))
+	ready := startStandby(t, "serve", "127.0.0.1:0", twoNodes(far, "stop"))
 	select {
 	case <-ready:
 		t.Fatal("another server has taken over with one of two nodes")
@@ -85,7 +85,7 @@ func TestOfTwoNodesOneIsLost(t *testing.T) {
 	}
 	first.Kill()
 	<-first.Done()
-	ready := startStandby(t, "serve", twoNodes(far, "go-on"))
+	ready := startStandby(t, "serve", "127.0.0.1:0", twoNodes(far, "go-on"))
 	tool := func(args ...string) (out, errs string, code int) {
 		return proctest.Output(t, nil, append([]string{"heap", "open", "orders", "--far", far, "--two-nodes"}, args...)...)
 	}

@@ -26,7 +26,7 @@
 // # Spare copies
 //
 // A place that lends what its host does not need (State.Idle) gets one more copy of each segment, a spare one, as soon as
-// nothing is written to the segment for a while and it has all others. The place is told that it may drop the copy whenever its host
+// nothing is written to the segment for a while, it has all others, and they have the same bytes. The place is told that it may drop the copy whenever its host
 // needs the memory, so it is not one of those that count: it is in no manifest, and no repair copies from it. A spare copy is
 // read where its place answers fastest, or the first is late, by those who check what they have read; if it has been dropped they read
 // zeros, until the place has said so, and then another copy. When a copy that counts is lost or has to move, the permission is

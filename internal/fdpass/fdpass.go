@@ -129,8 +129,11 @@ func dial(ctx context.Context, network, path string) (*net.UnixConn, error) {
 	}
 }
 
-// Listen listens at path, in place of a socket there that nobody serves. Of those who
-// listen at path at one instant, one does. The socket is created with the given
+// ErrServed: another process listens there.
+var ErrServed = errors.New("it is served by another process")
+
+// Listen listens at path, in place of a socket there that nobody serves, and fails with ErrServed if somebody does.
+// Of those who listen at path at one instant, one does. The socket is created with the given
 // permissions, in a directory that is made if need be, unless the service manager listens
 // at path already: then its socket is used, and its permissions hold.
 func Listen(path string, perm os.FileMode) (*net.UnixListener, error) {
@@ -164,7 +167,7 @@ func listen(network, path string, perm os.FileMode) (*net.UnixListener, error) {
 		c.Close()
 		fallthrough
 	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EPROTOTYPE):
-		return nil, fmt.Errorf("cannot listen on %s: it is served by another process", path)
+		return nil, fmt.Errorf("cannot listen on %s: %w", path, ErrServed)
 	case errors.Is(err, unix.EACCES):
 		return nil, fmt.Errorf("cannot listen on %s: who serves it cannot be seen: %w", path, err)
 	}

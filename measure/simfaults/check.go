@@ -30,6 +30,9 @@ func (c *cluster) ill() (what []string) {
 			say("%s is %s for %s, and owed %d chunks", p.Name, p.State, o.host, p.Owed)
 		}
 	}
+	if len(st.Places) != len(c.nodes) {
+		say("%s knows %d nodes, and there are %d", o.host, len(st.Places), len(c.nodes))
+	}
 	if age := o.o.Stats().Evidence; age > c.cfg.lease.Seconds()+5 {
 		say("%s has no evidence that is younger than %.1f s", o.host, age)
 	}
@@ -52,7 +55,7 @@ func (c *cluster) astray() (what []string) {
 	for _, n := range c.nodes {
 		chunks += len(n.chunks)
 	}
-	if d := chunks - st.Segments*c.cfg.copies; d > 2*c.cfg.copies || d < -2*c.cfg.copies {
+	if d := chunks - st.Segments*c.cfg.copies - st.Spares; d > 2*c.cfg.copies || d < -2*c.cfg.copies {
 		say("nodes keep %d chunks for %d segments of %d copies", chunks, st.Segments, c.cfg.copies)
 	}
 	could := map[string]bool{}
@@ -64,7 +67,10 @@ func (c *cluster) astray() (what []string) {
 	for _, name := range c.names() {
 		zones := map[string]bool{}
 		there := 0
-		c.copiesOf(name, func(n *node, _ int) { zones[n.zone] = true; there++ })
+		c.goodCopies(name, func(n *node, _ int, _ *chunk) { zones[n.zone] = true; there++ })
+		if there != c.cfg.copies {
+			say("%s has %d good copies", name, there)
+		}
 		if there > len(zones) && len(zones) < min(c.cfg.copies, len(could)) {
 			say("%s: %d copies in %d zones", name, there, len(zones))
 		}
@@ -138,12 +144,22 @@ func simulate(seed uint64, trouble time.Duration, bug string, trace func(string)
 		if len(c.wrongs) == 0 { // a node is drained
 			n := c.nodes[c.w.Rand.IntN(len(c.nodes))]
 			n.leaving = true
-			settled(drained, func() (what []string) {
+			left := func() (what []string) {
 				if held := len(n.chunks); held > 0 {
 					what = append(what, fmt.Sprintf("%s is to leave, and has %d chunks", n.name, held))
 				}
-				return append(what, c.astray()...)
-			})
+				return what
+			}
+			settled(drained, func() []string { return append(left(), c.astray()...) })
+			again := 0 // it gets copies only where there would be too few, as when others are late
+			for range 50 {
+				until(c.w.Now() + 100*time.Millisecond)
+				again += len(left())
+			}
+			if again > 40 && len(c.nodes) > c.cfg.copies+1 {
+				c.dump()
+				c.wrong("%s is to leave, and gets copies again and again", n.name)
+			}
 		}
 	}
 	k := c.counts
@@ -164,6 +180,9 @@ func (r *Result) String() string {
 
 // dump writes how things are into the trace.
 func (c *cluster) dump() {
+	for _, name := range c.names() {
+		c.w.Note("%s", name)
+	}
 	for _, n := range c.nodes {
 		c.w.Note("%s: up %v, %d chunks of %d, %d links", n.name, n.up, len(n.chunks), n.capacity, len(n.links))
 	}

@@ -22,6 +22,15 @@ type setup struct {
 	late         time.Duration
 	repairAfter  time.Duration
 	lease, beat  time.Duration
+
+	// How this run differs from others: what all of them have a little of is seldom enough of anything.
+	weights [kinds]int    // how often there is a fault of each kind, compared with the others
+	calm    int           // faults come one by one, this many times more often than together
+	roam    int           // of so many requests one goes to any server, as of a client that was told the wrong one
+	patient time.Duration // for how long clients wait for an answer
+	linger  time.Duration // for how long values stay local, at most
+	every   time.Duration // from one checkpoint to the next, at most
+	lag     time.Duration // up to so long does a message to or from the holder take
 }
 
 // cluster is nodes, a register, servers and clients, and what is known of what has to be there.
@@ -33,6 +42,8 @@ type cluster struct {
 	servers  []*host
 	clients  *turns.Process
 	cuts     map[pair]time.Duration // until when nothing gets from the one to the other
+	joined   int                    // nodes that there ever were
+	damaged  map[uint64]bool        // numbers of segments of which a copy was damaged
 	sessions uint64                 // of the register
 	quiet    bool                   // there are no more faults
 	bug      string                 // that is planted in the harness
@@ -73,23 +84,47 @@ func newCluster(seed uint64, bug string, trace func(string)) *cluster {
 	w := turns.NewWorld(seed)
 	w.Trace = trace
 	r := w.Rand
-	c := &cluster{w: w, bug: bug, cuts: map[pair]time.Duration{}}
+	c := &cluster{w: w, bug: bug, cuts: map[pair]time.Duration{}, damaged: map[uint64]bool{}}
 	c.cfg = setup{
-		nodes: 4 + r.IntN(3), zones: 3, chunks: 200, copies: 2 + r.IntN(5)/4, keys: 60, clients: 4,
+		nodes: 4 + r.IntN(3), zones: 2 + min(1, r.IntN(3)), chunks: 200, copies: 2 + r.IntN(5)/4, keys: 60, clients: 4,
 		late: copies.DefaultLate, repairAfter: copies.DefaultRepairAfter,
 		lease: []time.Duration{100 * time.Millisecond, named.DefaultLease, 4 * time.Second}[r.IntN(3)], beat: named.DefaultBeat,
+		calm: 2 + r.IntN(6), roam: 2 + r.IntN(10), patient: c.during(500*time.Millisecond, 4*time.Second),
+		every:  6 * time.Second,
+		linger: []time.Duration{400 * time.Millisecond, 4 * time.Second}[r.IntN(2)],
+		lag:    []time.Duration{0, 5 * time.Millisecond, 60 * time.Millisecond}[r.IntN(3)],
+	}
+	for i := range c.cfg.weights {
+		c.cfg.weights[i] = []int{0, 1, 1, 4}[r.IntN(4)]
+	}
+	idle := r.IntN(3)
+	servers := []int{holderCutOff, holderLossy, serverDies, serverStops, takenOver, takenOver, takenOver, takenOverTwice, takenOverTwice, handedOver}
+	often := [][]int{ // most trouble is with servers, with nodes, with what is lent, or with anything
+		servers, servers, {nodeCrashes, zoneCrashes, nodeRestarts, nodeIsSlow, nodeCutOff, oneAfterAnother, nodeFull, nodeLeaves, nodeEnds, nodeJoins, serverDies, bytesChange},
+		{hostNeedsMemory, hostNeedsMemory, nodeCrashes, oneAfterAnother, nodeIsSlow, nodeLeaves},
+		{nodeCrashes},
+	}[r.IntN(5)]
+	for _, kind := range often {
+		c.cfg.weights[kind] += 4
+	}
+	if often[0] == hostNeedsMemory { // what is seldom in a checkpoint is written from the front more often
+		idle, c.cfg.linger, c.cfg.every = 2, 4*time.Second, 20*time.Second
 	}
 	c.sent, c.floor = make([]uint64, c.cfg.keys), make([]uint64, c.cfg.keys)
 	c.register = &register{c: c, proc: w.Process(holderName, 0), settled: map[uint64]uint64{}}
 	for i := range c.cfg.nodes {
-		c.nodes = append(c.nodes, c.newNode(fmt.Sprint("node", i), fmt.Sprint("zone", i%c.cfg.zones)))
+		n := c.newNode(fmt.Sprint("node", i), fmt.Sprint("zone", i%c.cfg.zones))
+		n.idle = i >= c.cfg.nodes-idle
+		c.nodes = append(c.nodes, n)
 	}
+	c.joined = len(c.nodes)
 	for i := range 2 {
 		h := &host{name: fmt.Sprint("server", i), c: c, patience: named.DefaultPatience}
 		c.servers = append(c.servers, h)
 		w.After(time.Duration(i)*5*time.Second, h.start)
 	}
 	c.clients = w.Process("clients", 0)
+	w.After(time.Second, c.inspect)
 	for i := range c.cfg.clients {
 		c.clients.Go(func() { c.client(i) })
 	}
@@ -102,7 +137,7 @@ func (h *host) start() {
 	if h.now != nil {
 		return
 	}
-	s := &server{c: c, host: h.name, items: map[uint32]*item{}}
+	s := &server{c: c, host: h.name, items: map[uint32]*item{}, places: map[string]*place{}, looked: map[uint32]bool{}}
 	s.p = c.w.Process(h.name, int64(c.w.Rand.IntN(40_001))-20_000)
 	s.changed.L = noLock{}
 	h.now = s
@@ -153,6 +188,11 @@ func (c *cluster) manifest() *named.Manifest {
 // opened looks at what a server has found that is about to serve: all that was acknowledged or shown must be there.
 func (c *cluster) opened(s *server) {
 	c.counts.takeovers++
+	for _, h := range c.servers {
+		if o := h.now; o != nil && o != s && o.o != nil && o.o.Epoch() < s.o.Epoch() && o.o.Stats().Shown {
+			c.wrong("%s begins epoch %d, and %s in epoch %d may still answer", s.host, s.o.Epoch(), h.name, o.o.Epoch())
+		}
+	}
 	for key, floor := range c.floor {
 		if it := s.items[uint32(key)]; floor > 0 && (it == nil || it.version < floor) {
 			c.wrong("key %d has version %d when epoch %d begins, and version %d was acknowledged or shown", key, it.of(), s.o.Epoch(), floor)
@@ -173,35 +213,51 @@ func (c *cluster) client(i int) {
 	to := 0
 	for {
 		p.Sleep(time.Duration(r.Int64N(int64(60 * time.Millisecond))))
-		h := c.servers[to]
+		h, roams := c.servers[to], r.IntN(c.cfg.roam) == 0
+		if roams {
+			h = c.servers[r.IntN(len(c.servers))]
+		}
 		var ok bool
 		if r.IntN(2) == 0 {
-			key := uint32(r.IntN(c.cfg.keys/c.cfg.clients)*c.cfg.clients + i)
+			n := c.cfg.keys / c.cfg.clients // some are set often, and others seldom
+			key := uint32(min(r.IntN(n), r.IntN(n), r.IntN(n))*c.cfg.clients + i)
 			c.sent[key]++
 			version := c.sent[key]
 			_, ok = c.ask(h, func(s *server) (uint64, bool) { return 0, s.set(key, valueOf(key, version)) })
 			if ok {
 				c.counts.sets++
 				c.floor[key] = max(c.floor[key], version)
+				if r.IntN(4) == 0 { // somebody else asks the other servers at once
+					for _, o := range c.servers {
+						if o != h {
+							p.Go(func() { c.get(o, key) })
+						}
+					}
+				}
 			}
 		} else {
-			key := uint32(r.IntN(c.cfg.keys))
-			floor := c.floor[key]
-			var version uint64
-			version, ok = c.ask(h, func(s *server) (uint64, bool) { return s.get(key) })
-			if ok {
-				c.counts.gets++
-				if version < floor || version > c.sent[key] {
-					c.wrong("%s answers version %d of key %d, and version %d had been acknowledged or shown before it was asked (version %d was sent)", h.name, version, key, floor, c.sent[key])
-				}
-				c.floor[key] = max(c.floor[key], version)
-			}
+			ok = c.get(h, uint32(r.IntN(c.cfg.keys)))
 		}
-		if !ok {
+		if !ok && !roams {
 			c.counts.unanswered++
 			to = (to + 1) % len(c.servers)
 		}
 	}
+}
+
+// get asks h for a key, and looks at the answer. It returns false if there is none.
+func (c *cluster) get(h *host, key uint32) bool {
+	floor := c.floor[key]
+	version, ok := c.ask(h, func(s *server) (uint64, bool) { return s.get(key) })
+	if !ok {
+		return false
+	}
+	c.counts.gets++
+	if version < floor || version > c.sent[key] {
+		c.wrong("%s answers version %d of key %d, and version %d had been acknowledged or shown before it was asked (version %d was sent)", h.name, version, key, floor, c.sent[key])
+	}
+	c.floor[key] = max(c.floor[key], version)
+	return true
 }
 
 // ask has a server answer. It returns false if it has not.
@@ -220,7 +276,7 @@ func (c *cluster) ask(h *host, f func(s *server) (uint64, bool)) (v uint64, ok b
 			c.clients.After(c.hop(), func() { v, ok = got, fine; close(done) })
 		})
 	})
-	timer := c.clients.NewTimer(2 * time.Second)
+	timer := c.clients.NewTimer(c.cfg.patient)
 	defer timer.Stop()
 	if c.clients.Wait(timer, done) == turns.Late {
 		return 0, false

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"polder/far/named"
@@ -12,24 +11,8 @@ import (
 
 // names are the segments that must not be lost now, each by a name that says where its copies are: those of which
 // the manifest knows, and those that the owner has without it.
-func (c *cluster) names() (names []string) {
-	if m := c.manifest(); m != nil {
-		rooted, _ := namesIn(m.Root)
-		for _, name := range rooted {
-			var number uint64
-			if _, err := fmt.Sscanf(name, "segment %d at ", &number); err == nil && m.Moved[number] != "" {
-				name = m.Moved[number]
-			}
-			names = append(names, name)
-		}
-		for _, t := range m.Tail {
-			name := t.Name
-			if m.Moved[t.Number] != "" {
-				name = m.Moved[t.Number]
-			}
-			names = append(names, name)
-		}
-	}
+func (c *cluster) names() []string {
+	names := c.listed()
 	for _, h := range c.servers {
 		if s := h.now; s != nil && s.store != nil {
 			for _, a := range s.segs {
@@ -40,29 +23,26 @@ func (c *cluster) names() (names []string) {
 	return names
 }
 
-// copiesOf calls f with each copy of a segment that is there: the node, and its chunk.
-func (c *cluster) copiesOf(name string, f func(n *node, id int)) {
-	_, at, _ := strings.Cut(name, " at ")
-	for one := range strings.SplitSeq(at, " and ") {
-		on, chunk, _ := strings.Cut(one, "/")
-		var life, id int
-		if _, err := fmt.Sscanf(chunk, "chunk %d.%d", &life, &id); err != nil {
-			c.wrong("%q names no segment", name)
+// listed are the segments of which the manifest knows.
+func (c *cluster) listed() (names []string) {
+	if m := c.manifest(); m != nil {
+		rooted, _ := namesIn(m.Root)
+		for _, name := range rooted {
+			names = append(names, movedTo(m, numberOf(name), name))
 		}
-		for _, n := range c.nodes {
-			if ch := n.chunks[id]; n.name == on && n.life == life && ch != nil && !ch.bad {
-				f(n, id)
-			}
+		for _, t := range m.Tail {
+			names = append(names, movedTo(m, t.Number, t.Name))
 		}
 	}
+	return names
 }
 
 // spares reports whether what is lost is no more than was promised to be survived: each segment keeps a good copy
-// of those that go says are lost.
+// beside those that lost says are lost.
 func (c *cluster) spares(lost func(n *node, id int) bool) bool {
 	for _, name := range c.names() {
 		left := 0
-		c.copiesOf(name, func(n *node, id int) {
+		c.goodCopies(name, func(n *node, id int, _ *chunk) {
 			if !lost(n, id) {
 				left++
 			}
@@ -78,16 +58,63 @@ func (c *cluster) during(least, most time.Duration) time.Duration {
 	return least + time.Duration(c.w.Rand.Int64N(int64(most-least)))
 }
 
-// cutOff has nothing get between a and b, or only in one direction, for d.
-func (c *cluster) cutOff(a, b string, d time.Duration) {
+// cutOff has nothing get between a server and a node or the holder, or only in one direction, for d.
+func (c *cluster) cutOff(server, other string, d time.Duration) {
+	if i := slices.IndexFunc(c.nodes, func(n *node) bool { return n.name == other }); i >= 0 && !c.nodes[i].away(d) {
+		return
+	}
 	way := c.w.Rand.IntN(3)
 	if way != 1 {
-		c.cuts[pair{a, b}] = c.w.Now() + d
+		c.cuts[pair{server, other}] = c.w.Now() + d
 	}
 	if way != 2 {
-		c.cuts[pair{b, a}] = c.w.Now() + d
+		c.cuts[pair{other, server}] = c.w.Now() + d
 	}
 }
+
+// A fault is of one of these kinds.
+const (
+	nodeCrashes = iota // and loses its memory
+	zoneCrashes
+	nodeRestarts // with its memory
+	allRestart
+	nodeStops
+	nodeIsSlow
+	nodeCutOff
+	oneAfterAnother
+	holderCutOff
+	holderLossy
+	serverDies
+	serverStops
+	takenOver // from an owner that lives
+	takenOverTwice
+	handedOver
+	bytesChange
+	nodeFull
+	nodeLeaves
+	nodeEnds
+	nodeJoins
+	hostNeedsMemory
+	kinds
+)
+
+// which draws a kind of fault.
+func (c *cluster) which() int {
+	sum := 0
+	for _, w := range c.cfg.weights {
+		sum += w
+	}
+	x := c.w.Rand.IntN(sum)
+	for kind, w := range c.cfg.weights {
+		if x -= w; x < 0 {
+			return kind
+		}
+	}
+	panic("BUG: the weights have another sum")
+}
+
+// mostNodes is how many nodes there are at a time.
+const mostNodes = 9
 
 // trouble makes faults, one after the other, until the cluster is quiet.
 func (c *cluster) trouble() {
@@ -96,24 +123,36 @@ func (c *cluster) trouble() {
 	}
 	r := c.w.Rand
 	pause := c.during(time.Millisecond, 400*time.Millisecond) // some come together
-	if r.IntN(3) == 0 {
+	if r.IntN(c.cfg.calm) == 0 {
 		pause = c.during(time.Second, 8*time.Second)
 	}
 	c.w.After(pause, c.trouble)
+	if what := c.fault(c.which()); what != "" {
+		c.counts.faults++
+		c.w.Note("fault: %s", what)
+	}
+}
+
+// fault has something go wrong, and says what.
+func (c *cluster) fault(kind int) string {
+	r := c.w.Rand
 	n, h := c.nodes[r.IntN(len(c.nodes))], c.servers[r.IntN(len(c.servers))]
-	what := ""
-	switch r.IntN(16) {
-	case 0: // a node loses its memory
+	switch kind {
+	case nodeCrashes:
 		if !n.up || !c.spares(func(o *node, _ int) bool { return o == n }) {
-			return
+			return ""
+		}
+		if r.IntN(3) == 0 && c.canDoWithout(n) {
+			c.remove(n)
+			return n.name + " is lost for good"
 		}
 		away := c.during(50*time.Millisecond, 15*time.Second)
 		n.crash(away, false)
-		what = fmt.Sprintf("%s loses its memory, and is away for %v", n.name, away)
-	case 1: // a zone does
+		return fmt.Sprintf("%s loses its memory, and is away for %v", n.name, away)
+	case zoneCrashes:
 		in := func(o *node, _ int) bool { return o.zone == n.zone }
 		if !c.spares(in) {
-			return
+			return ""
 		}
 		away := c.during(50*time.Millisecond, 15*time.Second)
 		for _, o := range c.nodes {
@@ -121,115 +160,290 @@ func (c *cluster) trouble() {
 				o.crash(away, false)
 			}
 		}
-		what = fmt.Sprintf("%s loses its memory, and is away for %v", n.zone, away)
-	case 2:
-		if !n.up {
-			return
-		}
+		return fmt.Sprintf("%s loses its memory, and is away for %v", n.zone, away)
+	case nodeRestarts:
 		away := c.during(50*time.Millisecond, 4*time.Second)
+		if !n.up || !n.away(away) {
+			return ""
+		}
 		n.crash(away, true)
-		what = fmt.Sprintf("%s is restarted with its memory, within %v", n.name, away)
-	case 3:
+		return fmt.Sprintf("%s is restarted with its memory, within %v", n.name, away)
+	case allRestart:
+		within := c.during(10*time.Millisecond, 2*time.Second)
+		for _, o := range c.nodes {
+			c.w.After(c.during(0, within), func() {
+				if d := c.during(10*time.Millisecond, time.Second); o.up && o.away(d) {
+					o.crash(d, true)
+				}
+			})
+		}
+		return fmt.Sprintf("all nodes are restarted with their memory, within %v", within)
+	case nodeStops:
 		d := c.during(5*time.Millisecond, 8*time.Second)
+		if !n.away(d) {
+			return ""
+		}
 		n.proc.Pause(d)
-		what = fmt.Sprintf("%s stops for %v", n.name, d)
-	case 4:
+		return fmt.Sprintf("%s stops for %v", n.name, d)
+	case nodeIsSlow:
 		n.slow = c.during(time.Millisecond, 80*time.Millisecond)
 		d := c.during(100*time.Millisecond, 20*time.Second)
+		if !n.away(d) {
+			n.slow = 0
+			return ""
+		}
 		c.w.After(d, func() { n.slow = 0 })
-		what = fmt.Sprintf("%s takes up to %v for each request, for %v", n.name, n.slow, d)
-	case 5, 6:
+		return fmt.Sprintf("%s takes up to %v for each request, for %v", n.name, n.slow, d)
+	case nodeCutOff:
 		d := c.during(20*time.Millisecond, 10*time.Second)
 		c.cutOff(n.name, h.name, d)
-		what = fmt.Sprintf("%s and %s are cut off from each other for %v", n.name, h.name, d)
-	case 7:
+		return fmt.Sprintf("%s and %s are cut off from each other for %v", n.name, h.name, d)
+	case oneAfterAnother: // a node is out of reach for a moment, and then another one is lost
+		o, d := c.nodes[r.IntN(len(c.nodes))], c.during(30*time.Millisecond, 3*time.Second)
+		c.cutOff(n.name, h.name, d)
+		c.w.After(c.during(d/2, 2*d), func() {
+			if !c.quiet && o != n && o.up && c.spares(func(x *node, _ int) bool { return x == o }) {
+				o.crash(c.during(50*time.Millisecond, 8*time.Second), false)
+				c.w.Note("fault: %s loses its memory then", o.name)
+			}
+		})
+		return fmt.Sprintf("%s and %s are cut off from each other for %v", n.name, h.name, d)
+	case holderCutOff:
 		d := c.during(20*time.Millisecond, 10*time.Second)
 		c.cutOff(h.name, holderName, d)
-		what = fmt.Sprintf("%s is cut off from the holder for %v", h.name, d)
-	case 8, 9:
+		return fmt.Sprintf("%s is cut off from the holder for %v", h.name, d)
+	case holderLossy:
+		d := c.during(100*time.Millisecond, 5*time.Second)
+		c.register.lossy = c.w.Now() + d
+		return fmt.Sprintf("messages to and from the holder get lost for %v", d)
+	case serverDies:
 		if h.now == nil {
-			return
+			return ""
 		}
 		h.kill(h.now, c.during(10*time.Millisecond, 3*time.Second))
-		what = h.name + " is killed"
-	case 10:
+		return h.name + " is killed"
+	case serverStops:
 		if h.now == nil {
-			return
+			return ""
 		}
 		d := c.during(5*time.Millisecond, 8*time.Second)
 		h.now.p.Pause(d)
-		what = fmt.Sprintf("%s stops for %v", h.name, d)
-	case 11, 12: // somebody takes the heap away from one that lives
+		return fmt.Sprintf("%s stops for %v", h.name, d)
+	case takenOver, takenOverTwice:
 		o := c.owner()
 		if o == nil || o.host == h.name || h.now == nil {
-			return
+			return ""
 		}
 		h.patience = c.during(time.Millisecond, 300*time.Millisecond)
 		h.kill(h.now, time.Millisecond)
-		if r.IntN(2) == 0 {
-			c.cutOff(o.host, holderName, c.during(100*time.Millisecond, 8*time.Second))
+		d := c.during(100*time.Millisecond, 8*time.Second)
+		what := fmt.Sprintf("%s has a patience of %v", h.name, h.patience)
+		if kind == takenOverTwice { // and dies soon
+			c.w.After(h.patience+c.during(0, d), func() {
+				if !c.quiet {
+					h.kill(h.now, c.during(10*time.Millisecond, 3*time.Second))
+				}
+			})
+			what += ", and is killed soon"
 		}
-		what = fmt.Sprintf("%s has a patience of %v", h.name, h.patience)
-	case 13: // bytes of a copy change
-		what = c.damage(n)
-	case 14:
-		had := n.capacity
-		n.capacity = len(n.chunks)
+		which := r.IntN(6)
+		if kind == takenOverTwice {
+			which = r.IntN(4)
+		}
+		switch which {
+		case 0, 1:
+			c.cutOff(o.host, holderName, d)
+			what += fmt.Sprintf("; %s is cut off from the holder for %v", o.host, d)
+		case 2: // nor can it reach nodes, until they have been restarted
+			c.cutOff(o.host, holderName, d+2*time.Second)
+			for _, n := range c.nodes {
+				c.cutOff(o.host, n.name, d)
+			}
+			c.w.After(d/2, func() {
+				if !c.quiet {
+					c.w.Note("fault: %s", c.fault(allRestart))
+				}
+			})
+			what += fmt.Sprintf("; %s is cut off from all for %v", o.host, d)
+		case 3, 4:
+			o.p.Pause(d / 2)
+			what += fmt.Sprintf("; %s stops for %v", o.host, d/2)
+		}
+		return what
+	case handedOver:
+		if h.now == nil || !h.now.serving || h.now.leaving {
+			return ""
+		}
+		s := h.now
+		s.p.Go(s.handOver)
+		return h.name + " gives the heap up"
+	case bytesChange:
+		return c.damage(n)
+	case nodeFull:
+		if n.capacity != c.cfg.chunks {
+			return ""
+		}
+		n.capacity = n.used()
 		d := c.during(100*time.Millisecond, 15*time.Second)
-		c.w.After(d, func() { n.capacity = had })
-		if had != c.cfg.chunks {
-			n.capacity = had
-			return
-		}
-		what = fmt.Sprintf("%s is full for %v", n.name, d)
-	case 15:
-		if r.IntN(2) == 0 {
-			d := c.during(100*time.Millisecond, 5*time.Second)
-			c.register.lossy = c.w.Now() + d
-			what = fmt.Sprintf("messages to and from the holder get lost for %v", d)
-			break
-		}
+		c.w.After(d, func() { n.capacity = c.cfg.chunks })
+		return fmt.Sprintf("%s is full for %v", n.name, d)
+	case nodeLeaves:
 		if n.leaving {
-			return
+			return ""
 		}
 		n.leaving = true
 		d := c.during(time.Second, 20*time.Second)
-		c.w.After(d, func() { n.leaving = false })
-		what = fmt.Sprintf("%s is to leave, for %v", n.name, d)
+		c.w.After(d, func() { n.leaving = n.ends })
+		return fmt.Sprintf("%s is to leave, for %v", n.name, d)
+	case nodeEnds:
+		if !c.canDoWithout(n) {
+			return ""
+		}
+		n.leaving, n.ends = true, true
+		c.end(n)
+		return n.name + " is to leave for good"
+	case nodeJoins:
+		if len(c.nodes) >= mostNodes {
+			return ""
+		}
+		o := c.newNode(fmt.Sprint("node", c.joined), fmt.Sprint("zone", r.IntN(c.cfg.zones)))
+		o.idle = r.IntN(4) == 0
+		c.joined++
+		c.nodes = append(c.nodes, o)
+		return fmt.Sprintf("%s joins, in %s", o.name, o.zone)
+	case hostNeedsMemory:
+		for i := r.IntN(len(c.nodes)); i > 0 && !n.idle; i-- {
+			n = c.nodes[i]
+		}
+		if !n.idle || n.capacity != c.cfg.chunks {
+			return ""
+		}
+		want := 1 + r.IntN([]int{3, 20}[r.IntN(2)])
+		dropped := n.squeeze(want)
+		d := c.during(100*time.Millisecond, 10*time.Second)
+		if r.IntN(2) == 0 { // what has vanished would be of use then
+			c.w.After(c.during(0, time.Second), func() {
+				if !c.quiet {
+					c.w.Note("fault: %s", c.fault(nodeLeaves))
+				}
+			})
+		}
+		c.w.After(d, func() { n.capacity, n.pressed = c.cfg.chunks, false })
+		return fmt.Sprintf("the host of %s needs %d chunks for %v, and gets %d at once", n.name, want, d, dropped)
 	}
-	if what != "" {
-		c.counts.faults++
-		c.w.Note("fault: %s", what)
+	panic("BUG: no such fault")
+}
+
+// canDoWithout reports whether n may leave for good: there are others enough, in as many zones as there are to be copies.
+func (c *cluster) canDoWithout(n *node) bool {
+	zones, others := map[string]bool{}, 0
+	for _, o := range c.nodes {
+		if o != n && !o.ends && !o.idle {
+			zones[o.zone] = true
+			others++
+		}
+	}
+	return others > c.cfg.copies && len(zones) >= 2 && !n.ends
+}
+
+// remove ends n for good.
+func (c *cluster) remove(n *node) {
+	n.gone, n.ends = true, false
+	n.crash(0, false)
+	c.nodes = slices.DeleteFunc(slices.Clone(c.nodes), func(o *node) bool { return o == n })
+}
+
+// end has n end as soon as it has nothing any more.
+func (c *cluster) end(n *node) {
+	switch {
+	case !n.ends: // it is not to end any more
+	case len(n.chunks) == 0:
+		c.remove(n)
+		c.w.Note("%s is empty, and ends", n.name)
+	default:
+		c.w.After(50*time.Millisecond, func() { c.end(n) })
 	}
 }
 
-// damage changes bytes of a chunk of n, of whose segment there is a good copy elsewhere.
+// damage changes bytes of a chunk of n for some time, of whose segment there is a good copy elsewhere, which can be reached all the time:
+// one that cannot be for some seconds counts as lost, and two failures would be one too many.
 func (c *cluster) damage(n *node) string {
 	ids := slices.Sorted(maps.Keys(n.chunks))
+	if m := c.manifest(); m != nil && len(m.Tail) > 0 && c.w.Rand.IntN(2) == 0 { // of the log
+		ids = nil
+		t := m.Tail[0]
+		c.copiesOf(movedTo(m, t.Number, t.Name), func(o *node, id int, _ *chunk) {
+			if ids == nil || c.w.Rand.IntN(2) == 0 {
+				n, ids = o, []int{id}
+			}
+		})
+	}
 	if len(ids) == 0 {
 		return ""
 	}
 	id := ids[c.w.Rand.IntN(len(ids))]
 	ch := n.chunks[id]
-	if ch.bad || len(ch.data) < 1000 || !c.spares(func(o *node, i int) bool { return o == n && i == id }) {
+	if ch.bad || len(ch.data) < 1000 || !c.spares(func(o *node, i int) bool { return o == n && i == id || o.outage+time.Second > c.w.Now() }) {
 		return ""
 	}
-	// Not of the log: of two copies of a segment of its tail, one is damaged, and the other cannot be reached when the heap is opened. Nobody
-	// can tell what is damaged at its end from what was never written.
-	if m := c.manifest(); m != nil {
-		log := false
-		for _, t := range m.Tail {
-			c.copiesOf(t.Name, func(o *node, i int) { log = log || o == n && i == id })
+	counts := false // a spare copy does not: one more failure than those that are survived would be that of a copy that takes the place of another
+	for _, name := range c.names() {
+		c.copiesOf(name, func(_ *node, _ int, o *chunk) { counts = counts || o == ch })
+	}
+	if !counts {
+		return ""
+	}
+	d := c.during(100*time.Millisecond, 8*time.Second)
+	if c.w.Rand.IntN(3) == 0 { // the others move
+		d += 2 * time.Second
+		for _, name := range c.names() {
+			var others []*node
+			of := false
+			c.copiesOf(name, func(o *node, _ int, other *chunk) { others, of = append(others, o), of || other == ch })
+			for _, o := range others {
+				if of && o != n && !o.leaving {
+					o.leaving = true
+					c.w.After(d, func() { o.leaving = o.ends })
+				}
+			}
 		}
-		if log {
-			return ""
-		}
+	} else if o := c.owner(); o != nil && c.w.Rand.IntN(2) == 0 { // the next owner finds it
+		d += 8 * time.Second
+		c.w.After(c.during(0, time.Second), func() {
+			for _, h := range c.servers {
+				if h.now == o && !c.quiet {
+					h.kill(o, c.during(10*time.Millisecond, 3*time.Second))
+				}
+			}
+		})
 	}
 	ch.bad = true
-	for i := c.w.Rand.IntN(500); i < len(ch.data); i += 500 {
-		ch.data[i] ^= byte(1 + c.w.Rand.IntN(255))
+	for _, name := range c.names() {
+		of := false
+		c.copiesOf(name, func(_ *node, _ int, o *chunk) { of = of || o == ch })
+		if of {
+			c.damaged[numberOf(name)] = true
+			brief := c.ofLog(numberOf(name))
+			c.copiesOf(name, func(o *node, _ int, _ *chunk) {
+				o.brief = brief && (o.brief || o.precious <= c.w.Now())
+				o.precious = max(o.precious, c.w.Now()+d+time.Second)
+			})
+		}
 	}
-	return fmt.Sprintf("bytes of chunk %d of %s change", id, n.name)
+	was, is := slices.Clone(ch.data), slices.Clone(ch.data)
+	for i := c.w.Rand.IntN(500); i < len(is); i += 500 {
+		is[i] ^= byte(1 + c.w.Rand.IntN(255))
+	}
+	copy(ch.data, is)
+	c.w.After(d, func() {
+		ch.bad = false
+		for i := range is[:min(len(is), len(ch.data))] {
+			if was[i] != is[i] && ch.data[i] == is[i] { // nothing was written there
+				ch.data[i] = was[i]
+			}
+		}
+	})
+	return fmt.Sprintf("bytes of chunk %d of %s change for %v", id, n.name, d)
 }
 
 // heal ends all faults.
@@ -238,7 +452,7 @@ func (c *cluster) heal() {
 	clear(c.cuts)
 	c.register.lossy = 0
 	for _, n := range c.nodes {
-		n.slow, n.leaving, n.capacity = 0, false, c.cfg.chunks
+		n.slow, n.leaving, n.ends, n.pressed, n.capacity = 0, false, false, false, c.cfg.chunks
 		n.up = true
 	}
 	for _, h := range c.servers {

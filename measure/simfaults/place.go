@@ -40,6 +40,7 @@ type place struct {
 	life  int
 	space int
 	over  bool // the node has a higher epoch
+	gone  bool // the server has forgotten it
 }
 
 // link is a connection.
@@ -47,6 +48,8 @@ type link struct {
 	place       *place
 	epoch       uint64
 	there, back *pipe
+	reads       *pipe         // there as well: reads may overtake what is written,
+	abandoned   int           // unless somebody does not wait any more for so many things that are to be done
 	gone        chan struct{} // closed when the client knows that it has ended
 }
 
@@ -56,7 +59,14 @@ type lent struct {
 	life, id int
 	lost     chan struct{}
 	done     bool // it was given back, and this process knows
+	vanish   int  // what its node may do with it
 }
+
+const (
+	stays    = iota // nothing
+	vanishes        // drop what is in it
+	vanished        // it has, or may have
+)
 
 func (c *cluster) newPlace(n *node, p *turns.Process, host string, epoch uint64) *place {
 	pl := &place{c: c, n: n, p: p, host: host, epoch: epoch, lent: map[int]*lent{}}
@@ -66,13 +76,13 @@ func (c *cluster) newPlace(n *node, p *turns.Process, host string, epoch uint64)
 
 func (pl *place) asPlace() copies.Place {
 	return copies.Place{Name: pl.n.name, Store: pl, Zone: func() string { return pl.n.zone }, State: func() copies.State {
-		return copies.State{Usable: pl.link != nil && !pl.over, Leaving: pl.n.leaving, Space: int64(pl.space)}
+		return copies.State{Usable: pl.link != nil && !pl.over, Leaving: pl.n.leaving || pl.n.pressed, Idle: pl.n.idle, Space: int64(pl.space) * segmentSize}
 	}}
 }
 
 // stay keeps the place connected.
 func (pl *place) stay() {
-	for !pl.over {
+	for !pl.over && !pl.gone {
 		if pl.link == nil {
 			pl.connect()
 			pl.p.Sleep(helloEvery)
@@ -80,7 +90,7 @@ func (pl *place) stay() {
 		}
 		l := pl.link
 		ctx, cancel := pl.p.WithTimeout(context.Background(), pingTimeout)
-		err := pl.call(ctx, func(n *node) error { pl.space = n.capacity - len(n.chunks); return nil }, nil)
+		err := pl.call(ctx, func(n *node) error { pl.space = n.capacity - n.used(); return nil }, nil)
 		cancel()
 		if err != nil {
 			pl.broken(l)
@@ -94,6 +104,7 @@ func (pl *place) connect() {
 	c, n := pl.c, pl.n
 	l := &link{place: pl, epoch: pl.epoch, gone: make(chan struct{})}
 	l.there = &pipe{c: c, to: n.proc, cut: func() bool { return c.severed(pl.host, n.name) }, lag: n.lag}
+	l.reads = &pipe{c: c, to: n.proc, cut: l.there.cut, lag: n.lag}
 	l.back = &pipe{c: c, to: pl.p, cut: func() bool { return c.severed(n.name, pl.host) }}
 	answers := make(chan error, 1)
 	var life int
@@ -136,8 +147,13 @@ func (pl *place) all() (all []*lent) {
 func (pl *place) broken(l *link) {
 	if pl.link == l {
 		pl.link = nil
+		for _, g := range pl.lent {
+			if g.vanish == vanishes {
+				g.vanish = vanished
+			}
+		}
 		l.back.ended = true
-		l.there.ended = true
+		l.there.ended, l.reads.ended = true, true
 		close(l.gone)
 	}
 }
@@ -152,6 +168,10 @@ func (n *node) lag() time.Duration {
 // call has the node do op, and returns what that returns; or an error when it does not know what became of it: then late is called, if it is not nil, if the
 // answer comes nevertheless.
 func (pl *place) call(ctx context.Context, op func(n *node) error, late func(err error)) error {
+	return pl.callOver(ctx, false, op, late)
+}
+
+func (pl *place) callOver(ctx context.Context, reads bool, op func(n *node) error, late func(err error)) error {
 	l := pl.link
 	if l == nil {
 		return errDown
@@ -161,7 +181,14 @@ func (pl *place) call(ctx context.Context, op func(n *node) error, late func(err
 	}
 	answered, gaveUp := make(chan struct{}), false
 	var answer error
-	l.there.send(func() {
+	there := l.there
+	if reads && l.abandoned == 0 {
+		there = l.reads
+	}
+	there.send(func() {
+		if gaveUp && !reads {
+			l.abandoned--
+		}
 		if !pl.n.up {
 			return
 		}
@@ -179,6 +206,9 @@ func (pl *place) call(ctx context.Context, op func(n *node) error, late func(err
 		return answer
 	case 1:
 		gaveUp = true
+		if !reads {
+			l.abandoned++
+		}
 		return context.Cause(ctx)
 	default:
 		return errDown
@@ -237,7 +267,7 @@ func (pl *place) Prune(ctx context.Context) error {
 	}
 	return pl.call(ctx, func(n *node) error {
 		for id, ch := range n.chunks {
-			if !has[id] && (ch.epoch < pl.epoch || pl.c.harness("node-frees-young-copies")) {
+			if !has[id] && ch.epoch < pl.epoch {
 				n.drop(id)
 			}
 		}
@@ -252,9 +282,13 @@ func (pl *place) Read(ctx context.Context, ops []store.ReadOp) {
 	for i := range ops {
 		bufs[i] = make([]byte, len(ops[i].Buf))
 	}
-	err := pl.call(ctx, func(n *node) error {
+	err := pl.callOver(ctx, true, func(n *node) error {
 		for i := range asked {
 			g := asked[i].Seg.(*lent)
+			if g.vanish == vanished {
+				errs[i] = errLost
+				continue
+			}
 			ch, err := n.find(g.life, g.id, "read")
 			if errs[i] = err; err == nil {
 				ch.read(bufs[i], asked[i].Off)
@@ -308,6 +342,48 @@ func (g *lent) Free(ctx context.Context) error {
 	}
 	return err
 }
+
+// MayVanish implements copies.Vanisher.
+func (g *lent) MayVanish(ctx context.Context) error {
+	g.vanish = vanishes // the node may act on it before it has answered
+	return g.pl.call(ctx, func(n *node) error {
+		ch, err := n.find(g.life, g.id, "let vanish")
+		if err == nil {
+			ch.may = true
+		}
+		return err
+	}, nil)
+}
+
+// MustStay implements copies.Vanisher.
+func (g *lent) MustStay(ctx context.Context) (ok bool, err error) {
+	if g.vanish != vanishes {
+		return g.vanish == stays, nil
+	}
+	err = g.pl.call(ctx, func(n *node) error {
+		ch, err := n.find(g.life, g.id, "kept")
+		if err == nil {
+			ok = ch.may
+			ch.may = false
+		}
+		return err
+	}, nil)
+	switch {
+	case errors.Is(err, errLost):
+		return false, nil
+	case err != nil:
+		return false, err
+	}
+	if ok = ok && g.vanish == vanishes; ok {
+		g.vanish = stays
+	} else {
+		g.vanish = vanished
+	}
+	return ok, nil
+}
+
+// Vanished implements copies.Vanisher.
+func (g *lent) Vanished() bool { return g.vanish == vanished }
 
 func (g *lent) Lost() <-chan struct{} { return g.lost }
 func (g *lent) Name() string          { return fmt.Sprintf("%s/chunk %d.%d", g.pl.n.name, g.life, g.id) }

@@ -41,6 +41,9 @@ func (g *register) deliver(to *turns.Process, a, b string, f func()) {
 		lost := g.c.severed(a, b) || g.c.w.Rand.IntN(100) == 0 || g.c.w.Now() < g.lossy && g.c.w.Rand.IntN(4) == 0
 		if !lost {
 			d := g.c.hop()
+			if g.c.cfg.lag > 0 {
+				d += time.Duration(g.c.w.Rand.Int64N(int64(g.c.cfg.lag)))
+			}
 			if g.c.w.Rand.IntN(50) == 0 || g.c.w.Now() < g.lossy && g.c.w.Rand.IntN(3) == 0 { // it takes another way
 				d += time.Duration(g.c.w.Rand.Int64N(int64(2 * time.Second)))
 			}

@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"hash/crc32"
 	"log/slog"
+	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"polder/far/copies"
@@ -30,11 +32,15 @@ type server struct {
 	log   *named.Log
 
 	serving bool
+	leaving bool // the heap is being given up: nothing is set
 	items   map[uint32]*item
-	segs    []*area // with values
-	current *area   // the last of them, which is written to
-	pausing bool    // a checkpoint is being made: nothing is set
+	segs    []*area  // with values
+	current [2]*area // those of them that are written to: one with what is set often, and one with the others
+	pausing bool     // a checkpoint is begun: nothing is set
+	saving  bool     // a checkpoint is being made
 	changed turns.Cond
+	places  map[string]*place
+	looked  map[uint32]bool // for each key, whether answers could be shown when somebody had been answered last
 }
 
 // item is the value of a key.
@@ -55,6 +61,8 @@ type area struct {
 	root bool // the last checkpoint has it
 	full bool
 	dead bool // it is given back, or is to be
+
+	copies int // when it was borrowed
 }
 
 // noLock is a sync.Locker for those who are alone.
@@ -101,13 +109,11 @@ func (s *server) run(ctx context.Context, cfg named.Config) error {
 	s.o = o
 	c.w.Note("%s owns the heap, epoch %d", s.host, o.Epoch())
 	var places []copies.Place
-	var all []*place
 	for _, n := range c.nodes {
-		pl := c.newPlace(n, s.p, s.host, o.Epoch())
-		all, places = append(all, pl), append(places, pl.asPlace())
+		places = append(places, s.place(n))
 	}
-	for range 50 { // until all that can be reached are connected
-		if !slices.ContainsFunc(all, func(pl *place) bool { return pl.link == nil }) {
+	for range 15 + c.w.Rand.IntN(35) { // until all that can be reached are connected
+		if !slices.ContainsFunc(c.nodes, func(n *node) bool { pl := s.places[n.name]; return pl != nil && pl.link == nil }) {
 			break
 		}
 		s.p.Sleep(20 * time.Millisecond)
@@ -118,6 +124,7 @@ func (s *server) run(ctx context.Context, cfg named.Config) error {
 	if err != nil {
 		return err
 	}
+	s.p.Go(s.members)
 	if err := s.open(ctx); err != nil {
 		return err
 	}
@@ -129,6 +136,59 @@ func (s *server) run(ctx context.Context, cfg named.Config) error {
 	s.p.Wait(nil, o.Superseded())
 	s.serving = false
 	return named.ErrSuperseded
+}
+
+// place is a node as s reaches it.
+func (s *server) place(n *node) copies.Place {
+	pl := s.c.newPlace(n, s.p, s.host, s.o.Epoch())
+	s.places[n.name] = pl
+	return pl.asPlace()
+}
+
+// members takes note of nodes that have joined, and of those that have ended.
+func (s *server) members() {
+	for !s.leaving {
+		s.p.Sleep(time.Duration(s.c.w.Rand.Int64N(int64(time.Second))))
+		for _, n := range s.c.nodes {
+			if s.places[n.name] != nil {
+				continue
+			}
+			if err := s.store.Add(s.place(n)); err != nil {
+				s.c.wrong("%s cannot add %s: %v", s.host, n.name, err)
+			}
+		}
+		for _, name := range slices.Sorted(maps.Keys(s.places)) {
+			if pl := s.places[name]; pl.n.gone && s.store.Remove(name) == nil {
+				pl.gone = true
+				delete(s.places, name)
+			}
+		}
+	}
+}
+
+// handOver gives the heap up, so that the next owner need not wait.
+func (s *server) handOver() {
+	s.leaving = true
+	ctx, cancel := s.p.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	err := s.checkpoint(ctx)
+	if err == nil {
+		err = s.log.Close()
+	}
+	if err == nil {
+		err = s.store.Close()
+	}
+	if err == nil {
+		err = s.o.Close(ctx)
+	}
+	s.c.w.Note("%s has given the heap up: %v", s.host, err)
+	// It takes some time until it ends, and somebody may ask it yet.
+	away := time.Duration(s.c.w.Rand.Int64N(int64(2 * time.Second)))
+	for _, h := range s.c.servers {
+		if h.now == s {
+			s.c.w.After(away, func() { h.kill(s, away) })
+		}
+	}
 }
 
 // open finds what the owner before has left.
@@ -190,7 +250,7 @@ func (s *server) leave(a *area) {
 
 // bury gives a back if nothing needs it.
 func (s *server) bury(a *area) {
-	if a.live > 0 || a.pins > 0 || a == s.current || a.dead || a.root && !s.c.harness("remove-before-durable") {
+	if a.live > 0 || a.pins > 0 || slices.Contains(s.current[:], a) || a.dead || a.root && !s.c.harness("remove-before-durable") {
 		return
 	}
 	a.dead = true
@@ -268,37 +328,42 @@ func (s *server) restore(ctx context.Context, root []byte) error {
 	return d.Err
 }
 
-// write evacuates a value, and returns where it is. It returns nil if the server is superseded.
-func (s *server) write(b []byte) (*area, int) {
+// write evacuates the value of a key, and returns where it is. It returns nil if the server is superseded.
+func (s *server) write(key uint32, b []byte) (*area, int) {
+	current := &s.current[0]
+	if int(key) >= s.c.cfg.keys/3 {
+		current = &s.current[1]
+	}
 	for {
 		select {
 		case <-s.o.Superseded():
 			return nil, 0
 		default:
 		}
-		if s.current == nil || s.current.full || s.current.off+len(b) > segmentSize {
-			if s.current != nil {
-				was := s.current
-				s.current = nil
-				was.full = true
-				s.bury(was)
+		a := *current
+		if a != nil && !a.full && a.off > 0 && a.live+a.pins == 0 && !a.root { // nothing lives in it: it is written from the front again
+			a.off = 0
+		}
+		if a == nil || a.full || a.off+len(b) > segmentSize {
+			if a != nil {
+				*current = nil
+				a.full = true
+				s.bury(a)
 			}
-			ctx, cancel := s.p.WithTimeout(context.Background(), store.Timeout)
-			seg, err := s.store.Alloc(ctx)
-			cancel()
+			seg, err := s.alloc()
 			if err != nil {
 				s.p.Sleep(50 * time.Millisecond)
 				continue
 			}
-			if s.current == nil { // nobody else was faster
-				s.current = &area{seg: seg}
-				s.segs = append(s.segs, s.current)
+			if *current == nil { // nobody else was faster
+				*current = &area{seg: seg, copies: copiesIn(seg.Name())}
+				s.segs = append(s.segs, *current)
 			} else if err := seg.Free(context.Background()); err != nil {
 				s.c.wrong("Free: %v", err)
 			}
 			continue
 		}
-		a, off := s.current, s.current.off
+		off, before := a.off, a.seg.Name()
 		a.off += len(b)
 		a.pins++
 		ctx, cancel := s.p.WithTimeout(context.Background(), store.Timeout)
@@ -306,17 +371,61 @@ func (s *server) write(b []byte) (*area, int) {
 		cancel()
 		a.pins--
 		if err == nil {
+			if copiesIn(before) < a.copies {
+				s.c.wrong("%d copies were enough for what was written to a segment with %d: %s", copiesIn(before), a.copies, before)
+			}
 			a.live++ // the caller's
 			return a, off
 		}
 		a.full = true
-		if a != s.current {
+		if a != *current {
 			s.bury(a)
 		}
 		if !errors.Is(err, store.ErrSealed) {
 			s.p.Sleep(20 * time.Millisecond)
 		}
 	}
+}
+
+// copiesIn is how many copies a segment of that name has.
+func copiesIn(name string) int { return strings.Count(name, " and ") + 1 }
+
+// roomy are the connections to those nodes that have answered, stay, and have some room.
+func (s *server) roomy() map[string]*link {
+	up := map[string]bool{}
+	for _, p := range s.store.Stats().Places {
+		up[p.Name] = p.State == "up"
+	}
+	links := map[string]*link{}
+	for name, pl := range s.places {
+		if n := pl.n; up[name] && !n.leaving && !n.pressed && n.used()+10 < n.capacity {
+			links[name] = pl.link
+		}
+	}
+	return links
+}
+
+// alloc borrows a segment, and looks at where its copies are.
+func (s *server) alloc() (store.Segment, error) {
+	before := s.roomy()
+	ctx, cancel := s.p.WithTimeout(context.Background(), store.Timeout)
+	defer cancel()
+	seg, err := s.store.Alloc(ctx)
+	if err != nil {
+		return nil, err
+	}
+	could := map[string]bool{}
+	for name, l := range s.roomy() {
+		if before[name] == l {
+			could[l.place.n.zone] = true
+		}
+	}
+	zones := map[string]bool{}
+	s.c.copiesOf(seg.Name(), func(n *node, _ int, _ *chunk) { zones[n.zone] = true })
+	if there := copiesIn(seg.Name()); len(zones) < min(there, len(could)) {
+		s.c.wrong("%s has %d copies in %d zones, and there would have been room in %d", seg.Name(), there, len(zones), len(could))
+	}
+	return seg, nil
 }
 
 // evict evacuates the value of a key, unless that changes meanwhile.
@@ -326,7 +435,7 @@ func (s *server) evict(key uint32) bool {
 	if b == nil {
 		return true
 	}
-	a, off := s.write(b)
+	a, off := s.write(key, b)
 	if a == nil {
 		return false
 	}
@@ -341,7 +450,7 @@ func (s *server) evict(key uint32) bool {
 // evacuate evacuates what is local, and has values leave segments that have few.
 func (s *server) evacuate() {
 	for s.serving {
-		s.p.Sleep(time.Duration(s.c.w.Rand.Int64N(int64(400 * time.Millisecond))))
+		s.p.Sleep(time.Duration(s.c.w.Rand.Int64N(int64(s.c.cfg.linger))))
 		for key := range uint32(s.c.cfg.keys) {
 			if it := s.items[key]; it != nil && it.local != nil && s.c.w.Rand.IntN(2) == 0 && !s.evict(key) {
 				return
@@ -349,6 +458,9 @@ func (s *server) evacuate() {
 		}
 		if len(s.segs) > mostAreas {
 			s.clean()
+		}
+		if a := s.current[0]; a != nil && !a.root && s.c.w.Rand.IntN(2) == 0 {
+			s.clear(a) // it is written from the front next
 		}
 	}
 }
@@ -360,24 +472,31 @@ const mostAreas = 16
 func (s *server) clean() {
 	var least *area
 	for _, a := range s.segs {
-		if a != s.current && a.live > 0 && (least == nil || a.live < least.live) {
+		if !slices.Contains(s.current[:], a) && a.live > 0 && (least == nil || a.live < least.live) {
 			least = a
 		}
 	}
-	if least == nil || s.pausing {
+	if least != nil {
+		s.clear(least)
+	}
+}
+
+// clear has the values of a segment be local again.
+func (s *server) clear(a *area) {
+	if s.pausing {
 		return
 	}
 	for key := range uint32(s.c.cfg.keys) {
 		it := s.items[key]
-		if it == nil || it.at != least || it.local != nil {
+		if it == nil || it.at != a || it.local != nil {
 			continue
 		}
 		b, version, err := s.value(key)
-		if err != nil || s.pausing || version != s.items[key].version || s.items[key].local != nil || s.items[key].at != least {
+		if err != nil || s.pausing || version != s.items[key].version || s.items[key].local != nil || s.items[key].at != a {
 			continue
 		}
 		it.local, it.at = b, nil
-		s.leave(least)
+		s.leave(a)
 	}
 }
 
@@ -418,11 +537,11 @@ var errWrong = errors.New("wrong bytes")
 
 // checkpoint makes one.
 func (s *server) checkpoint(ctx context.Context) error {
-	for s.pausing {
+	for s.saving {
 		s.changed.Wait(s.p)
 	}
-	s.pausing = true
-	defer func() { s.pausing = false; s.changed.Broadcast() }()
+	s.saving, s.pausing = true, true
+	defer func() { s.saving, s.pausing = false, false; s.changed.Broadcast() }()
 	for local := true; local; {
 		local = false
 		for key := range uint32(s.c.cfg.keys) {
@@ -442,7 +561,11 @@ func (s *server) checkpoint(ctx context.Context) error {
 			listed = append(listed, a)
 		}
 	}
-	if err := s.store.SetRoot(ctx, s.root(listed)); err != nil {
+	root := s.root(listed)
+	s.pausing = false
+	s.changed.Broadcast()
+	s.p.Sleep(time.Duration(s.c.w.Rand.Int64N(int64(100 * time.Millisecond)))) // as long as it takes to write more than that
+	if err := s.store.SetRoot(ctx, root); err != nil {
 		return err
 	}
 	for _, a := range slices.Clone(s.segs) {
@@ -458,8 +581,8 @@ func (s *server) checkpoint(ctx context.Context) error {
 
 // keep makes checkpoints.
 func (s *server) keep() {
-	for s.serving {
-		s.p.Sleep(time.Second + time.Duration(s.c.w.Rand.Int64N(int64(5*time.Second))))
+	for s.serving && !s.leaving {
+		s.p.Sleep(s.c.during(time.Second, s.c.cfg.every))
 		ctx, cancel := s.p.WithTimeout(context.Background(), 10*time.Second)
 		err := s.checkpoint(ctx)
 		cancel()
@@ -474,7 +597,7 @@ func (s *server) set(key uint32, value []byte) bool {
 	for s.pausing {
 		s.changed.Wait(s.p)
 	}
-	if !s.serving {
+	if !s.serving || s.leaving {
 		return false
 	}
 	number, err := s.log.Append(value)
@@ -490,7 +613,7 @@ func (s *server) get(key uint32) (version uint64, ok bool) {
 	if !s.serving {
 		return 0, false
 	}
-	early := s.c.harness("look-before-reading") && s.o.Shown(100*time.Millisecond)
+	early := s.c.harness("look-before-reading") && s.looked[key]
 	it := s.items[key]
 	number := uint64(0)
 	if it != nil {
@@ -504,7 +627,7 @@ func (s *server) get(key uint32) (version uint64, ok bool) {
 	switch {
 	case errors.Is(err, errWrong):
 		left := 0 // which may be at nodes that cannot be reached now
-		s.c.copiesOf(in.seg.Name(), func(*node, int) { left++ })
+		s.c.goodCopies(in.seg.Name(), func(*node, int, *chunk) { left++ })
 		if left == 0 && s.owns() {
 			s.c.wrong("key %d has wrong bytes in all copies", key)
 		}
@@ -525,7 +648,15 @@ func (s *server) get(key uint32) (version uint64, ok bool) {
 	if number > 0 && !s.c.harness("show-what-does-not-count") && s.log.Commit(number) != nil {
 		return 0, false
 	}
-	return version, early || s.o.Shown(100*time.Millisecond)
+	s.looked[key] = s.o.Shown(100 * time.Millisecond)
+	if ok = early || s.looked[key]; ok {
+		for _, h := range s.c.servers {
+			if o := h.now; o != nil && o.serving && o.o.Epoch() > s.o.Epoch() {
+				s.c.wrong("%s answers in epoch %d, and %s serves in epoch %d", s.host, s.o.Epoch(), h.name, o.o.Epoch())
+			}
+		}
+	}
+	return version, ok
 }
 
 // owns reports whether s is the heap's owner by the manifest, as nobody but the simulator can know.

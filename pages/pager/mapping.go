@@ -88,6 +88,7 @@ type mapping struct {
 // job is what a worker does: serve a fault, or read a window ahead.
 type job struct {
 	ahead   ahead.Window
+	stream  bool // the window is a stream's
 	page    int64
 	frame   uint32 // of a fault, if it has one
 	claimed bool
@@ -130,7 +131,7 @@ func (m *mapping) fault(page int64, write, protected bool) {
 	}
 	if w.Count > 0 {
 		select {
-		case m.jobs <- job{ahead: w}:
+		case m.jobs <- job{ahead: w, stream: true}:
 		default: // more important work waits
 		}
 	}
@@ -161,8 +162,7 @@ func (m *mapping) present(page int64, at uint32, write bool) {
 	case f.state == loading: // who places it has it go on
 		f.want = true
 	case f.state == parked:
-		m.unpark(at-1, write)
-		m.follow(page)
+		m.follow(m.unpark(at-1, write))
 	case f.state == evicting && write:
 		f.want = true // who evicts it has it go on
 	case write:
@@ -257,7 +257,7 @@ func (m *mapping) work() {
 	b := make([]byte, maxWindow*pages.Size)
 	for j := range m.jobs {
 		if j.ahead.Count > 0 {
-			m.readAhead(j.ahead, b)
+			m.readAhead(j, b)
 			continue
 		}
 		if err := m.load(j, b[:pages.Size]); err != nil {

@@ -47,6 +47,13 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	if addr := os.Getenv("HOLES"); addr != "" { // of TestAStreamGoesOnWherePagesAreThere
+		if err := fillHoles(addr); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	goleak.VerifyTestMain(m)
 }
 
@@ -336,4 +343,37 @@ func TestStrangersAreRefused(t *testing.T) {
 		defer s.mu.Unlock()
 		return s.mappings == 0 && s.size == 0 && s.frames == 0
 	})
+}
+
+// fillHoles touches half of the pages, at random, and then all pages, in a row.
+func fillHoles(addr string) error {
+	r, err := region.Map(context.Background(), addr, int64(scanned)*pages.Size, region.Config{Local: int64(scanned) * pages.Size * 2})
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	b, sum := r.Bytes(), byte(0)
+	for _, i := range rand.New(rand.NewPCG(1, 2)).Perm(scanned)[:scanned/2] {
+		sum += b[i*pages.Size]
+	}
+	for i := range scanned {
+		sum += b[i*pages.Size]
+	}
+	if sum != 0 {
+		return errors.New("a page that was never written is not zeros")
+	}
+	return nil
+}
+
+// TestAStreamGoesOnWherePagesAreThere already, such as that with which the next window is to be read.
+func TestAStreamGoesOnWherePagesAreThere(t *testing.T) {
+	s, addr := newPager(t, 100, Config{Size: 64 << 20, Frames: 64 << 20})
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env = append(os.Environ(), "HOLES="+addr)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if missed := s.stats.faults.Load() - scanned/2; missed > scanned/32 {
+		t.Errorf("a process that read %d pages in a row, of which half were there, waited for %d", scanned, missed)
+	}
 }

@@ -2,8 +2,11 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
 	"strings"
+	"time"
 
 	"polder/internal/config"
 	"polder/internal/fdpass"
@@ -28,6 +31,25 @@ type PagerConfig struct {
 // ServicePager is the name of the service of a pager.
 const ServicePager = "pager"
 
+// listenPager listens for clients of a pager. A standby waits until the process whose heap it has taken over
+// has let go of the socket, which may be long if that does not run.
+func listenPager(ctx context.Context, cfg PagerConfig) (*net.UnixListener, error) {
+	for {
+		lis, err := fdpass.Listen(strings.TrimPrefix(cfg.Listen, scheme.Unix), listen.SocketMode)
+		if err == nil {
+			return lis, nil
+		}
+		if !cfg.Standby || !errors.Is(err, fdpass.ErrServed) {
+			return nil, fmt.Errorf("cannot use --listen: %w", err)
+		}
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
 // RunPager serves page faults until ctx is done.
 func RunPager(ctx context.Context, cfg PagerConfig) (err error) {
 	p := newProcess("pager", cfg.Control)
@@ -35,11 +57,18 @@ func RunPager(ctx context.Context, cfg PagerConfig) (err error) {
 	if err := cfg.Check(); err != nil {
 		return err
 	}
-	lis, err := fdpass.Listen(strings.TrimPrefix(cfg.Listen, scheme.Unix), listen.SocketMode)
-	if err != nil {
-		return fmt.Errorf("cannot use --listen: %w", err)
+	var lis *net.UnixListener
+	p.onClose(func() error { // the server closes it, if it comes to that
+		if lis != nil {
+			_ = lis.Close()
+		}
+		return nil
+	})
+	if !cfg.Standby { // otherwise the process that has the heap has the socket
+		if lis, err = listenPager(ctx, cfg); err != nil {
+			return err
+		}
 	}
-	p.onClose(func() error { _ = lis.Close(); return nil }) // the server closes it, if it comes to that
 	p.addrs[ServicePager] = cfg.Listen
 	if err := p.listenAdmin(); err != nil {
 		return err
@@ -58,6 +87,11 @@ func RunPager(ctx context.Context, cfg PagerConfig) (err error) {
 	p.onClose(m.close)
 	if err := m.open(ctx, p, cfg.BorrowConfig, from, 0); err != nil {
 		return p.unlessEnding(ctx, err)
+	}
+	if cfg.Standby {
+		if lis, err = listenPager(ctx, cfg); err != nil {
+			return p.unlessEnding(ctx, err)
+		}
 	}
 	volumes, err := pages.Open(m.heap, pages.Config{Compress: cfg.Compress})
 	if err != nil {
