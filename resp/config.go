@@ -50,10 +50,8 @@ type Config struct {
 	// Heap is the name of a heap that one of several servers has at a time, "" if there is no other one. They all answer
 	// SENTINEL, by which clients find the one that has it: see SetMaster.
 	Heap string
-	// Evidence, if set, reports whether nobody else can have changed what the heap has, at some moment after it was called, and waits
-	// until that is known. A reply that shows what the heap has is sent when it has reported true; otherwise
-	// the connection is closed. Any number of goroutines call it.
-	Evidence func() bool
+	// Evidence, if set, is that nobody else can have changed what the heap has.
+	Evidence Evidence
 	// Ready, if set, is called by Open when all that the heap has is there, and returns when clients may be answered out of it.
 	Ready func(ctx context.Context) error
 	// Logger receives what an operator should know. Default slog.Default().
@@ -61,6 +59,15 @@ type Config struct {
 	// ExtraStats, if set, adds lines to POLDER STATS and a section to INFO.
 	// It may be called at any time, by any goroutine.
 	ExtraStats func() []Stat
+}
+
+// Evidence is that nobody else can have changed what the heap has. A reply that shows what the heap has is sent when Shown has reported
+// true; otherwise the connection is closed. Any number of goroutines use it.
+type Evidence interface {
+	// Ask is called after a command has come, and does not wait.
+	Ask() (ticket uint64)
+	// Shown reports whether there is evidence for some moment after its ticket was asked for, or after Shown was called, and waits until that is known.
+	Shown(ticket uint64) bool
 }
 
 // Stat is a line of POLDER STATS.

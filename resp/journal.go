@@ -325,14 +325,16 @@ func (s *session) looked() {
 	if j := s.srv.journal; j != nil {
 		s.seen = j.last.Load()
 	}
-	s.dated = s.srv.cfg.Evidence != nil
+	if e := s.srv.cfg.Evidence; e != nil {
+		s.dated, s.ticket = true, e.Ask()
+	}
 }
 
 // shown reports whether the replies that the session has may be sent, and waits until that is known.
 func (s *session) shown() bool {
 	seen, dated := s.seen, s.dated
 	s.seen, s.dated = 0, false
-	return (seen == 0 || s.srv.journal.settle(seen)) && (!dated || s.srv.cfg.Evidence())
+	return (seen == 0 || s.srv.journal.settle(seen)) && (!dated || s.srv.cfg.Evidence.Shown(s.ticket))
 }
 
 // note remembers a change for the journal. It is copied.

@@ -60,6 +60,7 @@ type session struct {
 
 	replays bool   // it is the one that replays the journal
 	seen    uint64 // number of the last record of the journal when a command ended whose reply is to be sent
+	ticket  uint64 // of the evidence for that
 	dated   bool   // what is to be sent shows what the heap had
 
 	scratch  []byte // a value being worked on

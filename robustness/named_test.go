@@ -140,13 +140,18 @@ func startStandby(t *testing.T, command, listen string, args []string) (ready <-
 	return ended
 }
 
-// TestAStandbyTakesOver from a server that is stopped. When that goes on it answers nobody, and ends.
+// TestAStandbyTakesOver from a server that is stopped. When that goes on it answers nobody, and ends: it has no evidence, of the manifest or of nodes.
 func TestAStandbyTakesOver(t *testing.T) {
+	t.Run("lease", func(t *testing.T) { takesOver(t) })
+	t.Run("fenced", func(t *testing.T) { takesOver(t, "--durable", "--reads", "fenced") })
+}
+
+func takesOver(t *testing.T, more ...string) {
 	t.Parallel()
 	ctx := t.Context()
 	witnesses := startWitnesses(t)
 	_, far := startNodes(t, 3)
-	first, err := child.StartReady(ctx, child.Command{Path: proctest.Binary(), Args: append([]string{"serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"}, named(far, witnesses)...)})
+	first, err := child.StartReady(ctx, child.Command{Path: proctest.Binary(), Args: append([]string{"serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"}, named(far, witnesses, more...)...)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,10 +163,10 @@ func TestAStandbyTakesOver(t *testing.T) {
 	if err := c.Do(ctx, "SAVE").Err(); err != nil { // a checkpoint
 		t.Fatal(err)
 	}
-	if _, errs, code := proctest.Output(t, nil, append([]string{"serve", "--listen", "127.0.0.1:0", "--admin", "off"}, named(far, witnesses)...)...); code == 0 || !strings.Contains(errs, "has the heap open") {
+	if _, errs, code := proctest.Output(t, nil, append([]string{"serve", "--listen", "127.0.0.1:0", "--admin", "off"}, named(far, witnesses, more...)...)...); code == 0 || !strings.Contains(errs, "has the heap open") {
 		t.Fatalf("a second server of the heap ended with code %d and %q", code, errs)
 	}
-	ready := startStandby(t, "serve", "127.0.0.1:0", named(far, witnesses))
+	ready := startStandby(t, "serve", "127.0.0.1:0", named(far, witnesses, more...))
 	conn := c.Conn() // it is open when the server is stopped
 	defer conn.Close()
 	if err := conn.Ping(ctx).Err(); err != nil {

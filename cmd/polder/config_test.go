@@ -179,6 +179,8 @@ func TestConfigCheckRefusesWhatTheDaemonRefuses(t *testing.T) {
 		{"serve --far 127.0.0.1:1 --heap orders", "none without --disk, or --witness"},
 		{"serve --far 127.0.0.1:1 --witness 127.0.0.1:2", "none without --heap"},
 		{"serve --far 127.0.0.1:1 --standby", "none without --heap and --witness"},
+		{"serve --far 127.0.0.1:1 --heap a --witness 127.0.0.1:2 --reads fenced", "with --witness and --durable"},
+		{"serve --far 127.0.0.1:1 --heap a --witness 127.0.0.1:2 --durable=every:1s --reads fenced", "with --witness and --durable"},
 		{"serve --far 127.0.0.1:1 --disk d --heap orders", "but for a heap with a name"},
 		{"serve --far 127.0.0.1:1 --advertise 10.0.0.1:6379", "none without --witness"},
 		{"serve --far 127.0.0.1:1 --heap orders --witness 127.0.0.1:2 --advertise 0.0.0.0:6379", "an address of one machine"},

@@ -133,6 +133,8 @@ func serveFlags(fs *pflag.FlagSet, cfg *daemon.ServeConfig) {
 	heapFlags(fs, &cfg.BorrowConfig)
 	fs.Var(config.NewDurable(&cfg.Durable, &cfg.DurableEvery), "durable", "with --heap, whether what was answered survives the server: yes, with --disk also a loss of power; every:100ms, but for the last 100 milliseconds; or no, back to the last checkpoint")
 	fs.Lookup("durable").NoOptDefVal = "yes"
+	cfg.Reads = daemon.Lease
+	fs.Var(config.NewChoice(&cfg.Reads, daemon.Lease, daemon.Fenced), "reads", "with --witness, how the server knows that no other one has the heap before it answers: by what keeps the manifest, for half a second each time; or, with --durable, by asking the nodes once for all that is answered together, which trusts no clock")
 	fs.Var(config.NewSize(&cfg.MaxValue, 64, 512<<20), "max-value", "largest value, at most half of --client-memory; the default is a quarter of the budget, at most a third of --client-memory")
 	fs.Var(config.NewDoor(&cfg.Listen, false), "listen", "where Redis clients connect, HOST:PORT or unix:PATH")
 	fs.StringVar(&cfg.Advertise, "advertise", "", "with --witness, the `address` at which clients reach this server, HOST:PORT, which servers that stand by tell them as Redis Sentinel does; the default is --listen, or if that is every address of this machine the one that witnesses see")

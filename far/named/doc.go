@@ -33,6 +33,9 @@
 // is over (Owner.Ready). Of clocks this takes that their rates differ by less than a twentieth, and that they go on while a machine
 // sleeps (CLOCK_BOOTTIME).
 //
+// With Config.Fenced there is no lease: evidence is that all copies of a segment of the log have taken a write that began after it was asked
+// for (Log.Ask, Log.Shown). Before another owner reads the log it has ended this one's writes to a copy of each of its segments at least.
+//
 // # Log
 //
 // What has changed since the last checkpoint may be kept in a Log, which the next owner replays: records, in segments that

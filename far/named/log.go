@@ -9,6 +9,7 @@ import (
 	"hash/crc32"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"polder/far/copies"
@@ -73,11 +74,14 @@ type Log struct {
 	next    uint64     // number of the next record; guarded by mu
 	kept    uint64     // number of the last one that is in all copies; guarded by mu
 	frames  []frame    // that are not; guarded by mu
+	shown   uint64     // number of the last write that all copies have; guarded by mu
 	writing bool       // guarded by mu
 	used    []used     // segments that were written to, the last one still is; guarded by mu
 	spares  []used     // the manifest lists them, too; guarded by mu
 	since   time.Time  // when there was none left, or zero; guarded by mu
 	gone    []used     // segments that the manifest need not list any more, and may still; guarded by mu
+
+	begun atomic.Uint64 // how many writes have begun; only the one that holds mu changes it
 
 	fresh []used // spares of which it is not known whether the manifest lists them; refill's
 }
@@ -363,11 +367,16 @@ func (l *Log) Last() uint64 {
 
 // Commit returns when all records up to that of the number are kept. Those who wait share writes.
 func (l *Log) Commit(number uint64) error {
+	return l.until(func() bool { return l.kept >= number })
+}
+
+// until writes, or waits for others that do, until what is to be has come true.
+func (l *Log) until(is func() bool) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for {
 		switch {
-		case l.kept >= number:
+		case is():
 			return nil
 		case l.failed != nil:
 			return l.failed
@@ -381,8 +390,18 @@ func (l *Log) Commit(number uint64) error {
 	}
 }
 
-// write writes some of what was appended, or waits for a spare. l.mu must be held; it is let go meanwhile.
+// Ask asks for evidence that there is no other owner, at some moment after the call. Shown waits for it.
+func (l *Log) Ask() (ticket uint64) { return l.begun.Load() + 1 } // of a write that has not begun
+
+// Shown returns when the evidence of a ticket is there, without any clock: all copies of a segment of the log have taken a write that was
+// begun after Ask. If nothing was appended meanwhile, that is one of no record, behind the last one. Those who wait share writes.
+func (l *Log) Shown(ticket uint64) error {
+	return l.until(func() bool { return l.shown >= ticket })
+}
+
+// write writes some of what was appended, if there is anything, or waits for a spare. l.mu must be held; it is let go meanwhile.
 func (l *Log) write() {
+	write := l.begun.Add(1)
 	if (len(l.used) == 0 || !l.fits(&l.used[len(l.used)-1])) && !l.advance() {
 		return
 	}
@@ -401,12 +420,20 @@ func (l *Log) write() {
 		b = appendFrame(b, f, number, at+len(b))
 		n++
 	}
-	last := l.frames[n-1].number
+	end, last := at+len(b), uint64(0)
+	if n > 0 {
+		last = l.frames[n-1].number
+	} else {
+		end, b = at, append(b, noFrame[:]...) // the next frame overwrites it
+	}
 	err := l.writeTo(seg, b, at)
 	u = &l.used[len(l.used)-1] // it is the same one
 	if err == nil {
-		u.off, u.last = at+len(b), last
-		l.frames, l.kept = slices.Delete(l.frames, 0, n), last
+		l.shown = write
+		if u.off = end; n > 0 {
+			u.last = last
+			l.frames, l.kept = slices.Delete(l.frames, 0, n), last
+		}
 	} else {
 		// What some copies have got of it is the same as what is written to the next segment, and has the same numbers.
 		u.off = l.s.SegmentSize()
@@ -433,9 +460,16 @@ func (l *Log) writeTo(seg store.Segment, b []byte, off int) error {
 	return seg.Write(l.ctx, b, off)
 }
 
-// fits reports whether the next record has room in u.
+// noFrame is what is written where there is nothing to be written: its number is that of no record.
+var noFrame [frameHeader]byte
+
+// fits reports whether what is written next has room in u.
 func (l *Log) fits(u *used) bool {
-	return max(u.off, logHeader)+frameHeader+len(l.frames[0].rec) <= l.s.SegmentSize()
+	size := frameHeader
+	if len(l.frames) > 0 {
+		size += len(l.frames[0].rec)
+	}
+	return max(u.off, logHeader)+size <= l.s.SegmentSize()
 }
 
 // advance takes the next spare, or waits until something has changed and reports false. l.mu must be held.

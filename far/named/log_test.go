@@ -37,6 +37,71 @@ func (p *process) openLog(t *testing.T) (l *logged, found []int) {
 	return &logged{p, log}, found
 }
 
+// TestEvidenceOfTheLogTrustsNoClock: an owner that does not know yet that another one has the heap has none, even when that one waits for no lease; and
+// what evidence has written is no record.
+func TestEvidenceOfTheLogTrustsNoClock(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T) {
+		w := newWorld(2)
+		p, _ := w.start(t, named.Config{Fenced: true}).openLog(t)
+		for n := range 3 {
+			for range 2 {
+				if err := p.log.Shown(p.log.Ask()); err != nil {
+					t.Fatalf("an owner has no evidence: %v", err)
+				}
+			}
+			number, err := p.log.Append(binary.LittleEndian.AppendUint64(nil, uint64(n)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			ticket := p.log.Ask()
+			if err := p.log.Commit(number); err != nil {
+				t.Fatal(err)
+			}
+			before := p.log.Ask()
+			if err := p.log.Shown(ticket); err != nil || p.log.Ask() != before {
+				t.Errorf("evidence that came with a record: %v, and writes that have begun since: %d, want none", err, p.log.Ask()-before)
+			}
+		}
+		old := p.log.Ask()
+		if err := p.log.Shown(old); err != nil {
+			t.Fatal(err)
+		}
+		p.wire.cut.Store(true) // it is not told
+		ticket := p.log.Ask()
+		began := time.Now()
+		next := w.start(t, named.Config{Me: "next", Patience: impatient})
+		if took := time.Since(began); took > named.DefaultLease/2 {
+			t.Errorf("there is no lease, and the next owner has waited for %v", took)
+		}
+		shown := make(chan error, 1)
+		go func() { shown <- p.log.Shown(ticket) }()
+		time.Sleep(time.Minute)
+		select {
+		case err := <-shown:
+			if err == nil {
+				t.Error("an owner that was superseded has evidence")
+			}
+			shown <- err
+		default: // it waits
+		}
+		l, found := next.openLog(t)
+		if fmt.Sprint(found) != "[0 1 2]" {
+			t.Errorf("the log has the records %v, want 0 to 2", found)
+		}
+		p.wire.cut.Store(false) // now it is told
+		if err := <-shown; err == nil {
+			t.Error("an owner that knows that it was superseded has evidence")
+		}
+		p.bury()
+		_ = p.log.Close() // it cannot
+		if err := l.log.Close(); err != nil {
+			t.Error(err)
+		}
+		next.close(t)
+		w.check(t)
+	})
+}
+
 // TestTheLogHasWhatItHasKept: places die, stop and lie in the way of writes, the register loses answers, processes are superseded; every
 // record for which Commit has returned is found by the next process, in order, until it is dropped.
 func TestTheLogHasWhatItHasKept(t *testing.T) {

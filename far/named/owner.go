@@ -34,6 +34,8 @@ type Config struct {
 	Standby bool
 	// Lease is for how long evidence is used, by default DefaultLease, at most a minute.
 	Lease time.Duration
+	// Fenced has nothing be answered by leases: the next owner waits for none, and this one asks Log.Shown.
+	Fenced bool
 	// Beat is how often the owner changes the manifest at least, by default DefaultBeat.
 	Beat time.Duration
 	// Patience is for how long the manifest must not have changed until its owner is taken for dead, by default
@@ -184,6 +186,9 @@ func (o *Owner) raise(ctx context.Context) error {
 		}
 		next := m.clone()
 		next.Epoch, next.Nonce, next.Owner, next.Lease, next.Beat = m.Epoch+1, o.nonce, o.cfg.Me, o.cfg.Lease, 0
+		if o.cfg.Fenced {
+			next.Lease = 0
+		}
 		if next.Process = ""; o.proc == nil {
 			next.Process = identity(os.Getpid())
 		}

@@ -47,11 +47,11 @@ func (m *Manifest) Gone() bool { return m.Owner == "" && m.Root == nil && len(m.
 type Stats struct {
 	Epoch    uint64
 	Evidence float64 // how old the newest evidence is that there is no other owner, in seconds; ages once there is one
-	Shown    bool    // it is young enough to answer by
+	Shown    bool    // it is young enough to answer by, or not needed
 }
 
 // Stats returns what the owner knows now.
 func (o *Owner) Stats() Stats {
 	age := o.cfg.now().Nanoseconds() - o.evidence.Load()
-	return Stats{Epoch: o.epoch, Evidence: float64(age) / 1e9, Shown: age < o.cfg.Lease.Nanoseconds() && o.ctx.Err() == nil}
+	return Stats{Epoch: o.epoch, Evidence: float64(age) / 1e9, Shown: o.cfg.Fenced || age < o.cfg.Lease.Nanoseconds() && o.ctx.Err() == nil}
 }

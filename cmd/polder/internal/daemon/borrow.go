@@ -41,6 +41,7 @@ type BorrowConfig struct {
 	Heap       string        // name of the heap, which is there again after a restart; "" for one that ends with the process
 	Witness    []string      // those that keep the manifest of a heap with a name in the memory of nodes; or a cluster in etcd that does
 	TwoNodes   string        // Stop or GoOn, in the place of Witness: the two nodes keep the manifest
+	Reads      string        // Lease, which is the default, or Fenced
 	Standby    bool          // wait until another process that has the heap is gone
 	Checkpoint time.Duration // between two checkpoints of a heap with a name
 

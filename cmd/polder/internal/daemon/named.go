@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"polder/far"
@@ -32,6 +33,7 @@ type kept struct {
 	sessions  sessions      // that the manifest is to know
 	ended     chan struct{} // closed when the heap is given up
 	store     *named.Store
+	log       atomic.Pointer[named.Log] // nil before it is open, or if there is none
 }
 
 // nodeLog is the journal of a Redis front end at nodes.
@@ -57,6 +59,7 @@ func (k *kept) openLog(ctx context.Context, replay func(rec []byte) error) (resp
 	if err != nil {
 		return nil, err
 	}
+	k.log.Store(log)
 	return nodeLog{log}, nil
 }
 
@@ -168,7 +171,7 @@ func (m *memory) openNamed(ctx context.Context, p *process, cfg BorrowConfig, fr
 	}
 	ended := p.Waiting(fmt.Sprintf("waiting until heap %s is free", cfg.Heap))
 	p.setHealth(fmt.Errorf("heap %s is not this process's yet", cfg.Heap))
-	k.owner, err = named.Own(ctx, k.register, named.Config{Me: p.me(), Standby: cfg.Standby, Gone: ownerGone(p.me()), Sessions: k.sessions.get, Seen: m.seen, Logger: p.Logger})
+	k.owner, err = named.Own(ctx, k.register, named.Config{Me: p.me(), Standby: cfg.Standby, Fenced: cfg.fenced(), Gone: ownerGone(p.me()), Sessions: k.sessions.get, Seen: m.seen, Logger: p.Logger})
 	ended()
 	if err != nil {
 		return fmt.Errorf("heap %s: %w", cfg.Heap, err)

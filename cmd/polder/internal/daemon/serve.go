@@ -60,6 +60,9 @@ func (c *ServeConfig) Check() error {
 	if c.Durable && c.Heap == "" {
 		return refuse("durable", "yes", "none without --heap: what is stored ends with the process")
 	}
+	if c.fenced() && (!c.keptAtNodes() || !c.Durable || c.DurableEvery > 0) {
+		return refuse("reads", c.Reads, "%s, but with --witness and --durable, which have a log at the nodes to ask by", Lease)
+	}
 	if c.Advertise != "" {
 		if err := directory.CheckAddress(c.Advertise); err != nil {
 			return &config.Error{Source: "--advertise", Value: c.Advertise, Err: err}
@@ -299,12 +302,47 @@ func reachedAt(lis string, peers []string) string {
 	return net.JoinHostPort(local.String(), port)
 }
 
+// How a server knows that no other one has the heap, before it answers.
+const (
+	Lease  = "lease"
+	Fenced = "fenced"
+)
+
+func (c *BorrowConfig) fenced() bool { return c.Reads == Fenced }
+
 // evidence says, if another process may take the heap over, whether none has.
-func (m *memory) evidence(cfg ServeConfig) func() bool {
-	if !cfg.keptAtNodes() {
+func (m *memory) evidence(cfg ServeConfig) resp.Evidence {
+	switch {
+	case !cfg.keptAtNodes():
 		return nil
+	case cfg.fenced():
+		return fenced{m}
 	}
-	return func() bool { return m.kept.owner.Shown(cfg.OpTimeout) }
+	return leased{m, cfg.OpTimeout}
+}
+
+// leased is evidence of the manifest, which is used for a while.
+type leased struct {
+	m    *memory
+	wait time.Duration
+}
+
+func (leased) Ask() uint64         { return 0 }
+func (l leased) Shown(uint64) bool { return l.m.kept.owner.Shown(l.wait) }
+
+// fenced is evidence of the nodes, which take writes of the owner alone.
+type fenced struct{ m *memory }
+
+func (f fenced) Ask() uint64 {
+	if log := f.m.kept.log.Load(); log != nil {
+		return log.Ask()
+	}
+	return 0
+}
+
+func (f fenced) Shown(ticket uint64) bool {
+	log := f.m.kept.log.Load()
+	return log != nil && ticket > 0 && log.Shown(ticket) == nil
 }
 
 // serveRedis serves Redis clients from now on.
