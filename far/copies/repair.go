@@ -221,12 +221,20 @@ func (g *segment) repair(ctx context.Context) bool {
 	if n > 0 {
 		fresh, _ = s.borrow(ctx, n, good)
 	}
+	// What takes the place of a copy is copied from it as long as it can be read: if one of several is damaged nobody knows which, and
+	// it must not be the others that go. One that cannot be read for the moment does not move: only what is missing is made.
+	_, going := s.choose(*g.copies.Load(), slices.Concat(made, fresh))
+	if slices.ContainsFunc(going, func(c copyOf) bool { return !c.lost() && !c.place.givenUp.Load() && !c.place.usable() }) {
+		for missing := max(0, s.cfg.Copies-len(shared(good))); len(fresh) > missing; {
+			last := len(fresh) - 1
+			fresh[last].place.giveBack(fresh[last].seg)
+			fresh = fresh[:last]
+		}
+		_, going = s.choose(*g.copies.Load(), slices.Concat(made, fresh))
+	}
 	if every {
 		fresh = append(fresh, s.borrowEvery(ctx, good)...)
 	}
-	// What takes the place of a copy is copied from it as long as it can be read: if one of several is damaged nobody knows which, and
-	// it must not be the others that go.
-	_, going := s.choose(*g.copies.Load(), slices.Concat(made, fresh))
 	going = slices.DeleteFunc(going, func(c copyOf) bool { return c.lost() || !c.place.usable() })
 	for i, c := range fresh {
 		var from copyOf
@@ -311,8 +319,11 @@ func (s *Store) choose(had, made []copyOf) (stay, go_ []copyOf) {
 // errUnlike: a copy is damaged, or a write has failed, what is of it does not count, and not all copies have it.
 var errUnlike = errors.New("its copies have different bytes")
 
-// copyTo copies the bytes of g from off to end to c, and reports whether it could. It reads from if that is a copy and answers in time, and
-// otherwise any copy. Those of alike have to have the same bytes.
+// errAway: a copy that is to move cannot be read. It stays until it can be, or its place is given up.
+var errAway = errors.New("the copy that is to move cannot be read")
+
+// copyTo copies the bytes of g from off to end to c, and reports whether it could. It reads from if that is a copy, and otherwise any
+// copy. Those of alike have to have the same bytes.
 func (s *Store) copyTo(ctx context.Context, g *segment, c, from copyOf, alike []copyOf, off, end int) bool {
 	buf := make([]byte, min(end-off, pieceSize))
 	for ; off < end; off += len(buf) {
@@ -320,8 +331,10 @@ func (s *Store) copyTo(ctx context.Context, g *segment, c, from copyOf, alike []
 		buf = buf[:min(len(buf), end-off)]
 		each, cancel := s.proc.WithTimeout(ctx, repairTimeout)
 		op := [1]store.ReadOp{{Seg: g, Off: off, Buf: buf, Bulk: true}}
-		if from.place == nil || !s.readAt(each, &readCall{from: []copyOf{from}}, op[:], 0, true) {
+		if from.place == nil {
 			s.read(each, op[:])
+		} else if !s.readAt(each, &readCall{from: []copyOf{from}}, op[:], 0, true) {
+			op[0].Err = cmp.Or(op[0].Err, errAway)
 		}
 		err := op[0].Err
 		for i := 0; i < len(alike) && err == nil; i++ {
