@@ -391,18 +391,26 @@ func (s *server) write(key uint32, b []byte) (*area, int) {
 func copiesIn(name string) int { return strings.Count(name, " and ") + 1 }
 
 // roomy are the connections to those nodes that have answered, stay, and have some room.
-func (s *server) roomy() map[string]*link {
-	up := map[string]bool{}
+func (s *server) roomy() map[string]room {
+	up := map[string]int64{}
 	for _, p := range s.store.Stats().Places {
-		up[p.Name] = p.State == "up"
-	}
-	links := map[string]*link{}
-	for name, pl := range s.places {
-		if n := pl.n; up[name] && !n.leaving && !n.pressed && n.used()+10 < n.capacity {
-			links[name] = pl.link
+		if p.State == "up" {
+			up[p.Name] = p.Late
 		}
 	}
-	return links
+	rooms := map[string]room{}
+	for name, pl := range s.places {
+		if late, ok := up[name]; ok && !pl.n.leaving && !pl.n.pressed && pl.n.used()+10 < pl.n.capacity {
+			rooms[name] = room{pl.link, late}
+		}
+	}
+	return rooms
+}
+
+// room is that of a place, as long as the link is the same and the place has not been late again.
+type room struct {
+	link *link
+	late int64
 }
 
 // alloc borrows a segment, and looks at where its copies are.
@@ -415,9 +423,9 @@ func (s *server) alloc() (store.Segment, error) {
 		return nil, err
 	}
 	could := map[string]bool{}
-	for name, l := range s.roomy() {
-		if before[name] == l {
-			could[l.place.n.zone] = true
+	for name, r := range s.roomy() {
+		if before[name] == r {
+			could[r.link.place.n.zone] = true
 		}
 	}
 	zones := map[string]bool{}
