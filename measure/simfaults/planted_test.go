@@ -62,7 +62,7 @@ var mistakes = []mistake{
 	{soon: true, name: "the log drops one record too many", file: "far/named/log.go", was: "l.used[n].last <= upTo {", is: "l.used[n].last <= upTo || BUG && n < len(l.used)-1 {"},
 	{name: "a log that is begun forgets what was replayed too early", file: "far/named/log.go", was: "	if err := l.refill(ctx); err != nil {\n		return fmt.Errorf(\"cannot begin", is: "	if BUG {\n		for _, seg := range l.s.tail {\n			l.free(seg)\n		}\n		l.s.tail = nil\n	}\n	if err := l.refill(ctx); err != nil {\n		return fmt.Errorf(\"cannot begin"},
 
-	{soon: true, name: "a write that one copy has refused counts", file: "far/named/log.go", was: "	if err == nil {\n		u.off, u.last", is: "	if err == nil || BUG && errors.Is(err, store.ErrSealed) {\n		u.off, u.last"},
+	{soon: true, name: "a write that one copy has refused counts", file: "far/named/log.go", was: "	if err == nil {\n		l.shown = write", is: "	if err == nil || BUG && errors.Is(err, store.ErrSealed) {\n		l.shown = write"},
 	// Of who gives a heap up.
 	{seed: 13, name: "who has given the heap up answers", file: "far/named/owner.go", was: "		return o.ctx.Err() == nil\n", is: "		return o.ctx.Err() == nil || BUG\n"},
 
