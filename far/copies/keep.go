@@ -101,25 +101,11 @@ func (s *Store) Reopen(ctx context.Context, name string) (store.Segment, error) 
 	}
 	g := &segment{store: s, number: number, lost: make(chan struct{})}
 	g.end.Store(int64(s.SegmentSize()))
-	var cs []copyOf
-	var away []error
-	for _, c := range called {
-		seg, p, err := s.reopenAt(ctx, c)
-		var gone *store.LostError
-		switch {
-		case err == nil:
-			cs = append(cs, copyOf{p, seg})
-		case !errors.As(err, &gone):
-			if p != nil {
-				p.missed.Store(true)
-			}
-			away = append(away, fmt.Errorf("%s: %w", c, err))
-			g.away = append(g.away, c)
-		}
-	}
+	cs, away, why := s.reopenAll(ctx, called)
+	g.away = away
 	switch {
 	case len(cs) == 0 && len(away) > 0:
-		return nil, fmt.Errorf("cannot reach any copy of segment %d: %w", number, errors.Join(away...))
+		return nil, fmt.Errorf("cannot reach any copy of segment %d: %w", number, errors.Join(why...))
 	case len(cs) == 0:
 		return nil, &store.LostError{Segment: name}
 	}
@@ -146,18 +132,7 @@ func (s *Store) Reach(ctx context.Context, seg store.Segment) (away int) {
 	g.mu.Lock()
 	called := g.away
 	g.mu.Unlock()
-	var still []string
-	var cs []copyOf
-	for _, c := range called {
-		seg, p, err := s.reopenAt(ctx, c)
-		var gone *store.LostError
-		switch {
-		case err == nil:
-			cs = append(cs, copyOf{p, seg})
-		case !errors.As(err, &gone):
-			still = append(still, c)
-		}
-	}
+	cs, still, _ := s.reopenAll(ctx, called)
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.away = still
@@ -166,6 +141,24 @@ func (s *Store) Reach(ctx context.Context, seg store.Segment) (away int) {
 		g.copies.Store(&cs)
 	}
 	return len(still)
+}
+
+// reopenAll reopens the copies that are called so, as far as they are there, and says which cannot be reached, and why.
+func (s *Store) reopenAll(ctx context.Context, called []string) (cs []copyOf, away []string, why []error) {
+	for _, c := range called {
+		seg, p, err := s.reopenAt(ctx, c)
+		var gone *store.LostError
+		switch {
+		case err == nil:
+			cs = append(cs, copyOf{p, seg})
+		case !errors.As(err, &gone):
+			if p != nil {
+				p.missed.Store(true)
+			}
+			away, why = append(away, c), append(why, fmt.Errorf("%s: %w", c, err))
+		}
+	}
+	return cs, away, why
 }
 
 // reopenAt reopens a copy by what it is called, place included.
