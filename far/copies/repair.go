@@ -250,14 +250,21 @@ func (g *segment) repair(ctx context.Context) bool {
 
 	g.mu.Lock()
 	var old []copyOf
-	freed := g.freed
-	if !freed && len(made) > 0 {
+	vain := g.freed
+	if !vain && len(made) > 0 {
 		var next []copyOf
 		next, old = s.choose(*g.copies.Load(), made)
-		g.copies.Store(&next)
+		// Places may have begun or ended to leave meanwhile: no other copy goes than one that was read, or is of no use.
+		vain = slices.ContainsFunc(old, func(c copyOf) bool { return !c.lost() && !c.place.givenUp.Load() && !slices.Contains(going, c) })
+		if !vain {
+			g.copies.Store(&next)
+		}
+	}
+	if vain {
+		g.repairing = false
 	}
 	g.mu.Unlock()
-	if freed {
+	if vain {
 		for _, c := range made {
 			c.place.giveBack(c.seg)
 		}
@@ -333,7 +340,7 @@ func (s *Store) copyTo(ctx context.Context, g *segment, c, from copyOf, alike []
 		op := [1]store.ReadOp{{Seg: g, Off: off, Buf: buf, Bulk: true}}
 		if from.place == nil {
 			s.read(each, op[:])
-		} else if !s.readAt(each, &readCall{from: []copyOf{from}}, op[:], 0, true) {
+		} else if !s.readAt(each, &readCall{from: []copyOf{from}}, op[:], 0, false) { // nor a second one elsewhere, if it is late
 			op[0].Err = cmp.Or(op[0].Err, errAway)
 		}
 		err := op[0].Err
