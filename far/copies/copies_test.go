@@ -533,13 +533,19 @@ func TestAPlaceThatIsLeavingIsEmptied(t *testing.T) {
 
 // TestWhatMovesIsCopiedFromWhereItWas: of two copies one is damaged, and nobody knows that, and the other one has to move.
 func TestWhatMovesIsCopiedFromWhereItWas(t *testing.T) {
+	for _, delay := range []time.Duration{time.Millisecond, 200 * time.Millisecond} { // the others answer faster, or a read is late
+		whatMovesIsCopiedFromWhereItWas(t, delay)
+	}
+}
+
+func whatMovesIsCopiedFromWhereItWas(t *testing.T, delay time.Duration) {
 	inVirtualTime(t, func(t *testing.T) {
 		c := newCluster(t, 3, copies.Config{})
 		c.fill(t)
 		c.healed(t, time.Minute)
 		leaves, damaged := c.lenders[0], c.lenders[1]
 		damaged.damage(rand.New(rand.NewPCG(1, 2)))
-		leaves.setDelay(time.Millisecond) // the others answer faster
+		leaves.setDelay(delay)
 		leaves.leave(true)
 		for i := 0; leaves.store.Lent() > 0; i++ {
 			if i == 1000 {
