@@ -42,7 +42,7 @@ func TestIdleMemoryIsGivenBack(t *testing.T) {
 	}
 	until := func(what string, cond func() bool) {
 		t.Helper()
-		proctest.Until(t, what, func() bool {
+		proctest.UntilWithin(t, 4*time.Minute, what, func() bool { // spare copies are made when there is nothing else to do
 			select {
 			case err := <-failed:
 				t.Fatal(err)

@@ -142,9 +142,15 @@ func State(tb testing.TB, p *child.Process) *console.State {
 // for how fast.
 func Until(tb testing.TB, what string, done func() bool) {
 	tb.Helper()
+	UntilWithin(tb, time.Minute, what, done)
+}
+
+// UntilWithin is Until with another limit, for what waits until other processes have had time for something else.
+func UntilWithin(tb testing.TB, within time.Duration, what string, done func() bool) {
+	tb.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
-	limit := time.NewTimer(time.Minute)
+	limit := time.NewTimer(within)
 	defer limit.Stop()
 	for !done() {
 		select {
