@@ -150,7 +150,7 @@ func (s *server) members() {
 	for !s.leaving {
 		s.p.Sleep(time.Duration(s.c.w.Rand.Int64N(int64(time.Second))))
 		for _, n := range s.c.nodes {
-			if s.places[n.name] != nil {
+			if s.places[n.name] != nil || !s.owns() { // a server notes its session at a node in the manifest first
 				continue
 			}
 			if err := s.store.Add(s.place(n)); err != nil {
