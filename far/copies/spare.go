@@ -90,8 +90,15 @@ func (g *segment) makeSpare(ctx context.Context) bool {
 		return !g.freed && g.rewound == rewound && g.spare.CompareAndSwap(old, x)
 	}
 	if x != nil {
+		if !g.spare.CompareAndSwap(x, nil) { // until it has more nobody else gives it back
+			return true
+		}
+		more := x
 		if s.copyTo(ctx, g, x.copyOf, copyOf{}, cs, x.have, end) {
-			became(x, &spare{x.copyOf, x.may, end})
+			more = &spare{x.copyOf, x.may, end}
+		}
+		if !became(nil, more) {
+			x.place.giveBack(x.seg)
 		}
 		return true
 	}
