@@ -140,6 +140,7 @@ var growths = []growth{
 	{"command|info", nothing, repeated("command info", "get")},
 	{"command|docs", nothing, repeated("command docs", "get")},
 	{"command|getkeys", nothing, repeated("command getkeys mset", "k# v")},
+	{"sentinel", nothing, repeated("sentinel", "x")},
 	{"polder", nothing, repeated("polder", "x")},
 }
 
