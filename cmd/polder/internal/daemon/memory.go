@@ -22,7 +22,6 @@ const (
 	goLimit      = 15 << 20
 	goPercent    = 400 // the live heap is a few MiB: collect when that is needed, not at every 4
 	limitPeriod  = time.Second
-	liveHeap     = "/gc/heap/live:bytes"
 	liveHeadroom = 4 << 20
 
 	// That of a process that serves swap, which asks the kernel for memory when it
@@ -33,9 +32,9 @@ const (
 )
 
 // limitGoMemory keeps the Go runtime's memory small until the returned
-// function is called. Where connections need more than goLimit, thousands of
-// them, the limit gives way: a limit below what is live would have the
-// collector run without end. GOMEMLIMIT and GOGC, if set, are left to rule.
+// function is called. Where connections need more than goLimit, to thousands of
+// clients or to several nodes, the limit gives way: with little room beside what is live
+// and what the runtime itself needs the collector would run without end. GOMEMLIMIT and GOGC, if set, are left to rule.
 func limitGoMemory() (stop func()) { return boundGoMemory(goLimit, goPercent) }
 
 // takeGoMemory is limitGoMemory for a process that serves swap: the runtime takes at once
@@ -56,15 +55,13 @@ func boundGoMemory(limit int64, percent int) (stop func()) {
 		defer close(ended)
 		tick := time.NewTicker(limitPeriod)
 		defer tick.Stop()
-		sample := []metrics.Sample{{Name: liveHeap}}
 		for {
 			select {
 			case <-end:
 				return
 			case <-tick.C:
 			}
-			metrics.Read(sample)
-			debug.SetMemoryLimit(memoryLimit(limit, sample[0].Value.Uint64()))
+			debug.SetMemoryLimit(max(limit, memoryLimit(goMemory())))
 		}
 	}()
 	return func() {
@@ -75,10 +72,20 @@ func boundGoMemory(limit int64, percent int) (stop func()) {
 	}
 }
 
-// memoryLimit is the limit for so many live bytes.
-func memoryLimit(least int64, live uint64) int64 {
-	return max(least, int64(live)+int64(live)/4+liveHeadroom)
+// goMemory returns how many bytes of the Go heap were live after the last collection, and how
+// many the runtime needs beside objects: stacks, its own tables, parts of spans that no object fits in.
+func goMemory() (live, beside int64) {
+	sample := []metrics.Sample{
+		{Name: "/gc/heap/live:bytes"}, {Name: "/memory/classes/total:bytes"},
+		{Name: "/memory/classes/heap/objects:bytes"}, {Name: "/memory/classes/heap/free:bytes"}, {Name: "/memory/classes/heap/released:bytes"},
+	}
+	metrics.Read(sample)
+	of := func(i int) int64 { return int64(sample[i].Value.Uint64()) }
+	return of(0), max(0, of(1)-of(2)-of(3)-of(4))
 }
+
+// memoryLimit is the least limit for so many live bytes, and so many beside objects, which the limit counts, too.
+func memoryLimit(live, beside int64) int64 { return beside + live + live/4 + liveHeadroom }
 
 const gib = 1 << 30
 

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"errors"
+	"runtime"
 	"runtime/debug"
 	"testing"
 
@@ -10,16 +11,41 @@ import (
 )
 
 func TestTheMemoryLimitGivesWayToLiveMemory(t *testing.T) {
-	for live, want := range map[uint64]int64{
-		0:         goLimit,
-		1 << 20:   goLimit,
-		100 << 20: 129 << 20,
+	const mib = 1 << 20
+	for _, tt := range []struct{ live, beside, want int64 }{
+		{0, 0, 4 * mib},
+		{8 * mib, 6 * mib, 20 * mib}, // what a server at five nodes has
+		{100 * mib, 8 * mib, 137 * mib},
 	} {
-		if got := memoryLimit(goLimit, live); got != want {
-			t.Errorf("memoryLimit(goLimit, %d) = %d, want %d", live, got, want)
+		if got := memoryLimit(tt.live, tt.beside); got != tt.want {
+			t.Errorf("memoryLimit(%d, %d) = %d, want %d", tt.live, tt.beside, got, tt.want)
 		}
 	}
 }
+
+// TestLittleGarbageIsNotCollectedWithoutEnd has more live than the least limit has room for.
+func TestLittleGarbageIsNotCollectedWithoutEnd(t *testing.T) {
+	const live, garbage = goLimit - liveHeadroom/2, 32 << 20
+	kept := make([][]byte, live>>10)
+	for i := range kept {
+		kept[i] = make([]byte, 1<<10)
+	}
+	defer boundGoMemory(goLimit, goPercent)()
+	runtime.GC()
+	debug.SetMemoryLimit(max(goLimit, memoryLimit(goMemory())))
+	var before, after debug.GCStats
+	debug.ReadGCStats(&before)
+	for range garbage >> 10 {
+		sink = make([]byte, 1<<10)
+	}
+	debug.ReadGCStats(&after)
+	runtime.KeepAlive(kept)
+	if n := after.NumGC - before.NumGC; n > 2*garbage/liveHeadroom {
+		t.Errorf("%d collections of %d bytes, want one for each %d bytes", n, garbage, liveHeadroom)
+	}
+}
+
+var sink []byte
 
 func TestTheMemoryLimitIsGivenBack(t *testing.T) {
 	before := debug.SetMemoryLimit(-1)
