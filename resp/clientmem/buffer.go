@@ -1,9 +1,13 @@
 package clientmem
 
 import (
+	"math/bits"
 	"os"
+	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"polder/internal/invariants"
 )
 
 // mapped is the size from which buffers are mapped: outside of the Go heap, so
@@ -11,12 +15,35 @@ import (
 // and grow without being copied.
 const mapped = 64 << 10
 
+// Buffers of 2 KiB to 32 KiB are kept to be used again: a client whose command waits
+// for far memory has one for its input, and would otherwise leave it to the collector
+// with every command.
+const smallest = 11 // its size is 1 << smallest
+
+var kept [5]sync.Pool // of *byte, by class
+
+// class returns where in kept a buffer of size bytes belongs, and false if nowhere.
+func class(size int) (i int, ok bool) {
+	i = max(0, bits.Len(uint(size-1))-smallest)
+	return i, size > 0 && i < len(kept)
+}
+
 // Grow returns a buffer with b's contents that has room for size bytes. B must
 // not be used any more, nor anything that points into it: not even be there for
 // the garbage collector to find.
 func Grow(b []byte, size int) []byte {
 	if size < mapped {
-		return append(make([]byte, 0, size), b...)
+		var fresh []byte
+		if i, ok := class(size); !ok {
+			fresh = make([]byte, 0, size)
+		} else if first, ok := kept[i].Get().(*byte); ok {
+			fresh = buffer(first, 1<<(smallest+i))
+		} else {
+			fresh = make([]byte, 0, 1<<(smallest+i))
+		}
+		fresh = append(fresh, b...)
+		Free(b)
+		return fresh
 	}
 	page := os.Getpagesize()
 	size = (size + page - 1) / page * page
@@ -47,5 +74,17 @@ func Append(b, p []byte) []byte {
 func Free(b []byte) {
 	if cap(b) >= mapped {
 		_ = unix.Munmap(b[:cap(b)]) // fails if it is on the heap
+		return
 	}
+	b = b[:cap(b)]
+	i, ok := class(len(b))
+	if !ok || len(b) != 1<<(smallest+i) {
+		return
+	}
+	if invariants.Enabled { // whoever still has it sees that it is gone
+		for k := range b {
+			b[k] = 0xdb
+		}
+	}
+	kept[i].Put(&b[0])
 }

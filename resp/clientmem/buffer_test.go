@@ -5,6 +5,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"polder/internal/invariants"
 )
 
 func TestBuffersKeepTheirContents(t *testing.T) {
@@ -47,5 +49,27 @@ func TestLargeBuffersAreGivenBackAtOnce(t *testing.T) {
 	Free(b)
 	if got := mappings() - before; got >= size/2 {
 		t.Errorf("%d bytes are still mapped", got)
+	}
+}
+
+// TestSmallBuffersAreUsedAgain has no other goroutine that could take the buffer.
+func TestSmallBuffersAreUsedAgain(t *testing.T) {
+	if n := testing.AllocsPerRun(1000, func() {
+		b := Append(Grow(nil, 1100), make([]byte, 0))
+		Free(Grow(b[:1100], 5000))
+	}); n > 0.5 && !invariants.Enabled { // the race detector has pools lose things
+		t.Errorf("%v allocations for two buffers that were there", n)
+	}
+	for size := 1; size < 2*mapped; size = size*3/2 + 1 {
+		b := Grow(nil, size)
+		if len(b) != 0 || cap(b) < size {
+			t.Fatalf("of %d bytes: a buffer of %d with %d in it", size, cap(b), len(b))
+		}
+		other := Grow(nil, size)
+		if &b[:1][0] == &other[:1][0] {
+			t.Fatalf("of %d bytes: two are the same", size)
+		}
+		Free(b)
+		Free(other)
 	}
 }
