@@ -8,8 +8,11 @@ import (
 
 const (
 	// fetchers is how many fetches for sessions of event loops are under
-	// way at a time. While they are, those that need more gather.
+	// way at a time.
 	fetchers = 4
+	// fetchFew sessions may be on their way before others gather: a further fetch
+	// then begins when as many wait. Fetching for many at once takes fewer packets.
+	fetchFew = 8
 	// fetchSessions is how many sessions share a fetch.
 	fetchSessions = 64
 )
@@ -22,6 +25,7 @@ type fetcher struct {
 	mu      sync.Mutex
 	ready   sync.Cond
 	queue   []waiter // guarded by mu
+	flying  int      // guarded by mu: sessions whose fetches are under way
 	stopped bool     // guarded by mu
 }
 
@@ -57,21 +61,38 @@ func (f *fetcher) stop() {
 func (f *fetcher) submit(w waiter) {
 	f.mu.Lock()
 	f.queue = append(f.queue, w)
+	due := f.due()
 	f.mu.Unlock()
-	f.ready.Signal()
+	if due {
+		f.ready.Signal()
+	}
 }
 
+// due reports whether a fetch may begin. f.mu must be held.
+func (f *fetcher) due() bool {
+	return len(f.queue) > 0 && (f.stopped || f.flying < fetchFew || len(f.queue) >= min(f.flying, fetchSessions))
+}
+
+// take returns the sessions to fetch for next, when those of batch, which the caller has
+// fetched for, go on: none at the end.
 func (f *fetcher) take(batch []waiter) []waiter {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for len(f.queue) == 0 && !f.stopped {
+	f.flying -= len(batch)
+	clear(batch)
+	batch = batch[:0]
+	for !f.due() && !f.stopped {
 		f.ready.Wait()
 	}
 	n := min(len(f.queue), fetchSessions)
+	f.flying += n
 	batch = append(batch, f.queue[:n]...)
 	rest := copy(f.queue, f.queue[n:])
 	clear(f.queue[rest:])
 	f.queue = f.queue[:rest]
+	if f.due() {
+		f.ready.Signal()
+	}
 	return batch
 }
 
@@ -80,7 +101,7 @@ func (f *fetcher) run() {
 	var batch []waiter
 	var w wants
 	for {
-		batch = f.take(batch[:0])
+		batch = f.take(batch)
 		if len(batch) == 0 {
 			return
 		}
@@ -93,7 +114,6 @@ func (f *fetcher) run() {
 			b.session().fetched(err)
 			b.resume()
 		}
-		clear(batch)
 	}
 }
 
