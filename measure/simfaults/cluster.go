@@ -44,6 +44,7 @@ type cluster struct {
 	cuts     map[pair]time.Duration // until when nothing gets from the one to the other
 	joined   int                    // nodes that there ever were
 	damaged  map[uint64]bool        // numbers of segments of which a copy was damaged
+	coming   []*[]byte              // roots that the manifest may get yet
 	sessions uint64                 // of the register
 	quiet    bool                   // there are no more faults
 	bug      string                 // that is planted in the harness

@@ -10,9 +10,17 @@ import (
 )
 
 // names are the segments that must not be lost now, each by a name that says where its copies are: those of which
-// the manifest knows, and those that the owner has without it.
+// the manifest knows or is about to be told, and those that the owner has without it.
 func (c *cluster) names() []string {
 	names := c.listed()
+	if m := c.manifest(); m != nil {
+		for _, root := range c.coming {
+			rooted, _ := namesIn(*root)
+			for _, name := range rooted {
+				names = append(names, movedTo(m, numberOf(name), name))
+			}
+		}
+	}
 	for _, h := range c.servers {
 		if s := h.now; s != nil && s.store != nil {
 			for _, a := range s.segs {
@@ -38,12 +46,13 @@ func (c *cluster) listed() (names []string) {
 }
 
 // spares reports whether what is lost is no more than was promised to be survived: each segment keeps a good copy
-// beside those that lost says are lost.
+// beside those that lost says are lost. If a copy was damaged, that is not one which cannot be reached for some seconds: it
+// counts as lost, and others are made of what is left.
 func (c *cluster) spares(lost func(n *node, id int) bool) bool {
 	for _, name := range c.names() {
-		left := 0
+		left, damaged := 0, c.damaged[numberOf(name)]
 		c.goodCopies(name, func(n *node, id int, _ *chunk) {
-			if !lost(n, id) {
+			if !lost(n, id) && !(damaged && n.outage+time.Second > c.w.Now()) {
 				left++
 			}
 		})

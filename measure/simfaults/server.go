@@ -570,12 +570,14 @@ func (s *server) checkpoint(ctx context.Context) error {
 		}
 	}
 	root := s.root(listed)
+	kept := s.c.rootComes(root)
 	s.pausing = false
 	s.changed.Broadcast()
 	s.p.Sleep(time.Duration(s.c.w.Rand.Int64N(int64(100 * time.Millisecond)))) // as long as it takes to write more than that
 	if err := s.store.SetRoot(ctx, root); err != nil {
 		return err
 	}
+	kept()
 	for _, a := range slices.Clone(s.segs) {
 		if a.root = slices.Contains(listed, a); !a.root {
 			s.bury(a)
@@ -585,6 +587,15 @@ func (s *server) checkpoint(ctx context.Context) error {
 		s.log.Drop(upTo)
 	}
 	return nil
+}
+
+// rootComes takes note that the manifest is to get a root. Kept is to be called when it has: then it gets no earlier one any more.
+// If it is not known whether it has, or the server is killed, it may get it some time later.
+func (c *cluster) rootComes(root []byte) (kept func()) {
+	c.coming = append(c.coming, &root)
+	upTo := func() int { return slices.Index(c.coming, &root) + 1 }
+	c.w.After(15*time.Second, func() { c.coming = slices.Delete(c.coming, max(0, upTo()-1), upTo()) })
+	return func() { c.coming = slices.Delete(c.coming, 0, upTo()) }
 }
 
 // keep makes checkpoints.
