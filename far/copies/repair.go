@@ -177,11 +177,14 @@ func reachable(cs []copyOf) (n int) {
 
 // repairAll repairs what is in the queue.
 func (s *Store) repairAll() {
-	for {
+	for some := false; ; {
 		s.mu.Lock()
 		if len(s.queue) == 0 || s.ctx.Err() != nil {
 			s.repairing--
 			s.mu.Unlock()
+			if some {
+				s.wake() // there may be more
+			}
 			return
 		}
 		g := s.queue[0]
@@ -191,7 +194,7 @@ func (s *Store) repairAll() {
 			continue
 		}
 		if g.repair(s.ctx) {
-			s.wake() // when the last one is done, there may be more
+			some = true
 		}
 	}
 }
