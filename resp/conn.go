@@ -244,7 +244,7 @@ func (c *conn) keepInput() {
 
 // ownInput copies input to a buffer of c's own, which it has not yet.
 func (c *conn) ownInput(in []byte) {
-	c.buf = append(clientmem.Grow(nil, len(in)), in...)
+	c.buf = clientmem.Copy(in)
 	c.s.in = c.buf
 }
 

@@ -11,8 +11,10 @@ const (
 	// way at a time.
 	fetchers = 4
 	// fetchFew sessions may be on their way before others gather: a further fetch
-	// then begins when as many wait. Fetching for many at once takes fewer packets.
-	fetchFew = 8
+	// then begins when as many wait, since fetching for many at once takes fewer
+	// packets; or when they have waited for fetchGather, since a node may not answer.
+	fetchFew    = 8
+	fetchGather = 5 * time.Millisecond
 	// fetchSessions is how many sessions share a fetch.
 	fetchSessions = 64
 )
@@ -26,7 +28,10 @@ type fetcher struct {
 	ready   sync.Cond
 	queue   []waiter // guarded by mu
 	flying  int      // guarded by mu: sessions whose fetches are under way
-	stopped bool     // guarded by mu
+	gather  *time.Timer
+	waiting bool // guarded by mu: until gather ends
+	late    bool // guarded by mu: it has ended, and some still wait
+	stopped bool // guarded by mu
 }
 
 // waiter is a session that waits for a fetch, and where it goes then.
@@ -38,6 +43,16 @@ type waiter interface {
 func (f *fetcher) init(srv *Server) {
 	f.srv = srv
 	f.ready.L = &f.mu
+	f.gather = time.AfterFunc(time.Hour, f.gathered)
+	f.gather.Stop()
+}
+
+// gathered ends the waiting for others.
+func (f *fetcher) gathered() {
+	f.mu.Lock()
+	f.waiting, f.late = false, len(f.queue) > 0
+	f.rouse()
+	f.mu.Unlock()
 }
 
 func (f *fetcher) start() {
@@ -53,6 +68,7 @@ func (f *fetcher) start() {
 func (f *fetcher) stop() {
 	f.mu.Lock()
 	f.stopped = true
+	f.gather.Stop()
 	f.mu.Unlock()
 	f.ready.Broadcast()
 }
@@ -61,16 +77,23 @@ func (f *fetcher) stop() {
 func (f *fetcher) submit(w waiter) {
 	f.mu.Lock()
 	f.queue = append(f.queue, w)
-	due := f.due()
+	f.rouse()
 	f.mu.Unlock()
-	if due {
+}
+
+// rouse has a fetch begin if one may, and otherwise sees to it that one does in time. f.mu must be held.
+func (f *fetcher) rouse() {
+	if f.due() {
 		f.ready.Signal()
+	} else if len(f.queue) > 0 && !f.waiting {
+		f.waiting = true
+		f.gather.Reset(fetchGather)
 	}
 }
 
 // due reports whether a fetch may begin. f.mu must be held.
 func (f *fetcher) due() bool {
-	return len(f.queue) > 0 && (f.stopped || f.flying < fetchFew || len(f.queue) >= min(f.flying, fetchSessions))
+	return len(f.queue) > 0 && (f.stopped || f.late || f.flying < fetchFew || len(f.queue) >= min(f.flying, fetchSessions))
 }
 
 // take returns the sessions to fetch for next, when those of batch, which the caller has
@@ -86,13 +109,12 @@ func (f *fetcher) take(batch []waiter) []waiter {
 	}
 	n := min(len(f.queue), fetchSessions)
 	f.flying += n
+	f.late = false
 	batch = append(batch, f.queue[:n]...)
 	rest := copy(f.queue, f.queue[n:])
 	clear(f.queue[rest:])
 	f.queue = f.queue[:rest]
-	if f.due() {
-		f.ready.Signal()
-	}
+	f.rouse()
 	return batch
 }
 

@@ -34,6 +34,13 @@ func TestSessionsGatherForAFetch(t *testing.T) {
 		t.Errorf("got %d sessions, %d are under way; want %d, %d", len(got), f.flying, fetchFew+1, 2*fetchFew+1)
 	}
 	submit(1)
+	if f.due() || !f.waiting {
+		t.Error("one more is due at once, or is not waited for")
+	}
+	f.gathered()
+	if !f.due() {
+		t.Error("one has waited, and has to wait on")
+	}
 	f.stop()
 	if !f.due() {
 		t.Error("at the end, one is left")

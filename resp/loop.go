@@ -198,7 +198,7 @@ func (l *loop) adopt(nc net.Conn, s *session, in []byte) bool {
 	nc.Close()
 	c := &conn{l: l, fd: fd, s: s, away: true}
 	if len(in) > 0 {
-		c.buf = append(clientmem.Grow(nil, len(in)), in...)
+		c.buf = clientmem.Copy(in)
 	}
 	s.onWait, s.fed = c.beforeWait, c.fed
 	s.onKill(c.hangUp)

@@ -95,7 +95,7 @@ func (st *stream) read(in []byte) {
 		clientmem.Free(buf)
 	}()
 	if len(in) > 0 {
-		buf = append(clientmem.Grow(nil, len(in)), in...)
+		buf = clientmem.Copy(in)
 		s.in = buf
 		if !st.process() {
 			return

@@ -15,9 +15,9 @@ import (
 // and grow without being copied.
 const mapped = 64 << 10
 
-// Buffers of 2 KiB to 32 KiB are kept to be used again: a client whose command waits
-// for far memory has one for its input, and would otherwise leave it to the collector
-// with every command.
+// Buffers of 2 KiB to 32 KiB that Copy has made are used again: a client whose command waits
+// for far memory has one for its input, and would otherwise leave it to the collector with
+// every command.
 const smallest = 11 // its size is 1 << smallest
 
 var kept [5]sync.Pool // of *byte, by class
@@ -28,22 +28,29 @@ func class(size int) (i int, ok bool) {
 	return i, size > 0 && i < len(kept)
 }
 
+// Copy returns a buffer with b's contents, which stays as it is, and at most as much room again
+// if that is more than 2 KiB.
+func Copy(b []byte) []byte {
+	i, ok := class(len(b))
+	if !ok {
+		return append(Grow(nil, len(b)), b...)
+	}
+	size := 1 << (smallest + i)
+	first, ok := kept[i].Get().(*byte)
+	if !ok {
+		return append(make([]byte, 0, size), b...)
+	}
+	return append(buffer(first, size), b...)
+}
+
 // Grow returns a buffer with b's contents that has room for size bytes. B must
 // not be used any more, nor anything that points into it: not even be there for
 // the garbage collector to find.
 func Grow(b []byte, size int) []byte {
 	if size < mapped {
-		var fresh []byte
-		if i, ok := class(size); !ok {
-			fresh = make([]byte, 0, size)
-		} else if first, ok := kept[i].Get().(*byte); ok {
-			fresh = buffer(first, 1<<(smallest+i))
-		} else {
-			fresh = make([]byte, 0, 1<<(smallest+i))
-		}
-		fresh = append(fresh, b...)
+		m := append(make([]byte, 0, size), b...)
 		Free(b)
-		return fresh
+		return m
 	}
 	page := os.Getpagesize()
 	size = (size + page - 1) / page * page
@@ -69,7 +76,7 @@ func Append(b, p []byte) []byte {
 	return append(b, p...)
 }
 
-// Free gives a buffer's memory back, if Grow or Append made it. The same holds
+// Free gives a buffer's memory back, if Grow, Append or Copy made it. The same holds
 // as for Grow's argument.
 func Free(b []byte) {
 	if cap(b) >= mapped {

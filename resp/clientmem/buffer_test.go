@@ -54,22 +54,27 @@ func TestLargeBuffersAreGivenBackAtOnce(t *testing.T) {
 
 // TestSmallBuffersAreUsedAgain has no other goroutine that could take the buffer.
 func TestSmallBuffersAreUsedAgain(t *testing.T) {
-	if n := testing.AllocsPerRun(1000, func() {
-		b := Append(Grow(nil, 1100), make([]byte, 0))
-		Free(Grow(b[:1100], 5000))
-	}); n > 0.5 && !invariants.Enabled { // the race detector has pools lose things
-		t.Errorf("%v allocations for two buffers that were there", n)
+	in := bytes.Repeat([]byte("x"), 1100)
+	if n := testing.AllocsPerRun(1000, func() { Free(Copy(in)) }); n > 0.5 && !invariants.Enabled { // the race detector has pools lose things
+		t.Errorf("%v allocations for a buffer that was there", n)
 	}
 	for size := 1; size < 2*mapped; size = size*3/2 + 1 {
-		b := Grow(nil, size)
-		if len(b) != 0 || cap(b) < size {
-			t.Fatalf("of %d bytes: a buffer of %d with %d in it", size, cap(b), len(b))
-		}
-		other := Grow(nil, size)
-		if &b[:1][0] == &other[:1][0] {
+		in := bytes.Repeat([]byte{byte(size)}, size)
+		b := Copy(in)
+		other := Copy(in)
+		if &b[0] == &other[0] {
 			t.Fatalf("of %d bytes: two are the same", size)
 		}
-		Free(b)
 		Free(other)
+		if !bytes.Equal(b, in) {
+			t.Fatalf("of %d bytes: the copy is another", size)
+		}
+		if most := max(2<<10, 2*size); cap(b) > most {
+			t.Errorf("of %d bytes: the copy takes %d, want at most %d", size, cap(b), most)
+		}
+		if b = Grow(b, 3*size); !bytes.Equal(b, in) {
+			t.Fatalf("of %d bytes: grown, it is another", size)
+		}
+		Free(b)
 	}
 }

@@ -32,9 +32,10 @@ const (
 )
 
 // limitGoMemory keeps the Go runtime's memory small until the returned
-// function is called. Where connections need more than goLimit, to thousands of
-// clients or to several nodes, the limit gives way: with little room beside what is live
-// and what the runtime itself needs the collector would run without end. GOMEMLIMIT and GOGC, if set, are left to rule.
+// function is called. Where connections need more than goLimit, those of thousands of
+// clients or to several nodes, the limit gives way: with little room beside what is
+// live and what the runtime itself needs, the collector would run without end.
+// GOMEMLIMIT and GOGC, if set, are left to rule.
 func limitGoMemory() (stop func()) { return boundGoMemory(goLimit, goPercent) }
 
 // takeGoMemory is limitGoMemory for a process that serves swap: the runtime takes at once
@@ -61,7 +62,8 @@ func boundGoMemory(limit int64, percent int) (stop func()) {
 				return
 			case <-tick.C:
 			}
-			debug.SetMemoryLimit(max(limit, memoryLimit(goMemory())))
+			live, beside := goMemory()
+			debug.SetMemoryLimit(memoryLimit(limit, live, beside))
 		}
 	}()
 	return func() {
@@ -84,8 +86,10 @@ func goMemory() (live, beside int64) {
 	return of(0), max(0, of(1)-of(2)-of(3)-of(4))
 }
 
-// memoryLimit is the least limit for so many live bytes, and so many beside objects, which the limit counts, too.
-func memoryLimit(live, beside int64) int64 { return beside + live + live/4 + liveHeadroom }
+// memoryLimit is the limit for so many live bytes, and so many beside objects, which the limit counts, too.
+func memoryLimit(least, live, beside int64) int64 {
+	return max(least, beside+live+live/4+liveHeadroom)
+}
 
 const gib = 1 << 30
 

@@ -13,12 +13,13 @@ import (
 func TestTheMemoryLimitGivesWayToLiveMemory(t *testing.T) {
 	const mib = 1 << 20
 	for _, tt := range []struct{ live, beside, want int64 }{
-		{0, 0, 4 * mib},
+		{0, 0, goLimit},
+		{1 * mib, 4 * mib, goLimit},
 		{8 * mib, 6 * mib, 20 * mib}, // what a server at five nodes has
 		{100 * mib, 8 * mib, 137 * mib},
 	} {
-		if got := memoryLimit(tt.live, tt.beside); got != tt.want {
-			t.Errorf("memoryLimit(%d, %d) = %d, want %d", tt.live, tt.beside, got, tt.want)
+		if got := memoryLimit(goLimit, tt.live, tt.beside); got != tt.want {
+			t.Errorf("memoryLimit(goLimit, %d, %d) = %d, want %d", tt.live, tt.beside, got, tt.want)
 		}
 	}
 }
@@ -32,7 +33,8 @@ func TestLittleGarbageIsNotCollectedWithoutEnd(t *testing.T) {
 	}
 	defer boundGoMemory(goLimit, goPercent)()
 	runtime.GC()
-	debug.SetMemoryLimit(max(goLimit, memoryLimit(goMemory())))
+	of, beside := goMemory()
+	debug.SetMemoryLimit(memoryLimit(goLimit, of, beside))
 	var before, after debug.GCStats
 	debug.ReadGCStats(&before)
 	for range garbage >> 10 {
