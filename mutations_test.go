@@ -1,6 +1,7 @@
 package polder_test
 
 import (
+	"cmp"
 	"encoding/json"
 	"os"
 	"os/exec"
@@ -20,30 +21,48 @@ func TestMutationsTurnTestsRed(t *testing.T) {
 		t.Skip("TEST_MUTATE is not set: make mutate runs this, which builds a test program for every mutation")
 	}
 	files := regexp.MustCompile(only)
-	row := regexp.MustCompile("(?m)^\\| (\\S+) \\| `(.+?)` \\| `(.*?)` \\| (?:(\\S+) )?(Test\\w+) \\|$")
-	for _, m := range row.FindAllStringSubmatch(read(t, "docs/mutations.md"), -1) {
-		file, pkg, test := m[1], m[4], m[5]
-		was, is := strings.ReplaceAll(m[2], `\|`, "|"), strings.ReplaceAll(m[3], `\|`, "|")
-		if pkg == "" {
-			pkg = filepath.Dir(file)
-		}
-		if !files.MatchString(file) {
+	for _, m := range mutations(t) {
+		if !files.MatchString(m.file) {
 			continue
 		}
-		t.Run(strings.ReplaceAll(file, "/", "_")+"_"+test, func(t *testing.T) {
-			text := read(t, file)
-			if n := strings.Count(text, was); n != 1 {
-				t.Fatalf("%s has %q %d times, want once: mend docs/mutations.md", file, was, n)
-			}
-			out, err := goTestWith(t, file, strings.Replace(text, was, is, 1), "./"+pkg, test)
+		t.Run(strings.ReplaceAll(m.file, "/", "_")+"_"+m.test, func(t *testing.T) {
+			out, err := goTestWith(t, m.file, strings.Replace(read(t, m.file), m.was, m.is, 1), "./"+m.pkg, m.test)
 			switch {
 			case err == nil:
-				t.Errorf("%s: with %q for %q %s stays green:\n%s", file, is, was, test, out)
+				t.Errorf("%s: with %q for %q %s stays green:\n%s", m.file, m.is, m.was, m.test, out)
 			case strings.Contains(out, "[build failed]") || strings.Contains(out, "[setup failed]"):
-				t.Errorf("%s: %q for %q does not compile:\n%s", file, is, was, out)
+				t.Errorf("%s: %q for %q does not compile:\n%s", m.file, m.is, m.was, out)
 			}
 		})
 	}
+}
+
+// TestMutationsAreOfTextThatIsThere keeps the table from being about a tree that is no more.
+func TestMutationsAreOfTextThatIsThere(t *testing.T) {
+	all := mutations(t)
+	if len(all) == 0 {
+		t.Fatal("docs/mutations.md has no rows")
+	}
+	for _, m := range all {
+		text, err := os.ReadFile(m.file)
+		if err != nil {
+			t.Errorf("a row of docs/mutations.md: %v", err)
+		} else if n := strings.Count(string(text), m.was); n != 1 {
+			t.Errorf("%s has %q %d times, want once: mend docs/mutations.md", m.file, m.was, n)
+		}
+	}
+}
+
+// mutation is a row of docs/mutations.md: with other text in a file, a test of pkg turns red.
+type mutation struct{ file, was, is, pkg, test string }
+
+func mutations(t *testing.T) (all []mutation) {
+	row := regexp.MustCompile("(?m)^\\| (\\S+) \\| `(.+?)` \\| `(.*?)` \\| (?:(\\S+) )?(Test\\w+) \\|$")
+	for _, m := range row.FindAllStringSubmatch(read(t, "docs/mutations.md"), -1) {
+		unescaped := strings.NewReplacer(`\|`, "|")
+		all = append(all, mutation{m[1], unescaped.Replace(m[2]), unescaped.Replace(m[3]), cmp.Or(m[4], filepath.Dir(m[1])), m[5]})
+	}
+	return all
 }
 
 // goTestWith runs a test of the tree in which a file has another text.
