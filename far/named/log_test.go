@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"polder/far/named"
@@ -284,6 +285,7 @@ func TestADamagedEndOfTheLogIsNotTakenForItsEnd(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
+			synctest.Wait() // it gets spare segments meanwhile
 			p.wire.cut.Store(true)
 			m, err := named.DecodeManifest(w.reg.value)
 			if err != nil {
