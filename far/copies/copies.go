@@ -292,8 +292,8 @@ func (s *Store) Remove(name string) error {
 		return fmt.Errorf("cannot remove place %s: %w: it is the only one", name, ErrInUse)
 	case p.state().Usable:
 		return fmt.Errorf("cannot remove place %s: %w: it can be used", name, ErrInUse)
-	case p.segments() > 0:
-		return fmt.Errorf("cannot remove place %s: %w: it has %d copies", name, ErrInUse, p.segments())
+	case p.segments()+int(p.awaited.Load()) > 0:
+		return fmt.Errorf("cannot remove place %s: %w: it has %d copies", name, ErrInUse, p.segments()+int(p.awaited.Load()))
 	}
 	s.removed[p.index] = s.proc.Now()
 	all = slices.DeleteFunc(slices.Clone(all), func(o *place) bool { return o == p })
@@ -356,7 +356,7 @@ func (s *Store) Alloc(ctx context.Context) (store.Segment, error) {
 // A copyOf is a copy of a segment.
 type copyOf struct {
 	place *place
-	seg   store.Segment
+	seg   store.Segment // nil for one that is waited for
 }
 
 // lost reports whether the copy is lost.

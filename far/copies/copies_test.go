@@ -716,7 +716,6 @@ func TestCopiesAreInDifferentZones(t *testing.T) {
 		}
 		apart := func() {
 			t.Helper()
-			time.Sleep(time.Second) // for what is being borrowed or given back
 			var perZone [2]int
 			st := c.store.Stats()
 			for i, p := range st.Places {
@@ -726,8 +725,20 @@ func TestCopiesAreInDifferentZones(t *testing.T) {
 				t.Errorf("%d segments have %v copies in the zones, want one in each", n, perZone)
 			}
 		}
+		for _, l := range c.lenders[2:] { // those of one zone have most to lend
+			for range 10 {
+				if _, err := l.store.Alloc(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		for range 4 {
+			defer alloc(t, c.store).Free(t.Context())
+		}
+		apart() // from the start
 		c.fill(t)
 		c.healed(t, time.Minute)
+		time.Sleep(time.Second) // for what is being borrowed or given back
 		apart()
 		c.lenders[0].cut()
 		c.lenders[1].cut()

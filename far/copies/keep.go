@@ -49,8 +49,11 @@ func (k *Keep) check() error {
 	return nil
 }
 
-// between separates the copies in a segment's name.
-const between = " and "
+// between separates the copies in a segment's name, of which there are at most mostNamed: those that count, and those that cannot be reached.
+const (
+	between   = " and "
+	mostNamed = 2 * MaxCopies
+)
 
 // nameOf is the name by which a segment with those copies is opened again.
 func nameOf(number uint64, cs []copyOf) string {
@@ -75,8 +78,8 @@ func parseName(name string) (number uint64, copies []string, err error) {
 		return 0, nil, fmt.Errorf("%q names no segment, which would be as in %q", name, "segment 17 at 10.0.0.1:7070/chunk 3")
 	}
 	copies = strings.Split(rest, between)
-	if len(copies) > MaxCopies {
-		return 0, nil, fmt.Errorf("%q has %d copies, at most %d are possible", name, len(copies), MaxCopies)
+	if len(copies) > mostNamed {
+		return 0, nil, fmt.Errorf("%q has %d copies, at most %d are possible", name, len(copies), mostNamed)
 	}
 	return number, copies, nil
 }
@@ -102,7 +105,12 @@ func (s *Store) Reopen(ctx context.Context, name string) (store.Segment, error) 
 	g := &segment{store: s, number: number, lost: make(chan struct{})}
 	g.end.Store(int64(s.SegmentSize()))
 	cs, away, why := s.reopenAll(ctx, called)
-	g.away = away
+	for _, a := range away {
+		if a.place != nil {
+			a.place.missed.Store(true)
+		}
+	}
+	g.away, g.closed, g.awaited = away, len(away) > 0, s.proc.Now().Add(s.cfg.RepairAfter)
 	switch {
 	case len(cs) == 0 && len(away) > 0:
 		return nil, fmt.Errorf("cannot reach any copy of segment %d: %w", number, errors.Join(why...))
@@ -119,6 +127,7 @@ func (s *Store) Reopen(ctx context.Context, name string) (store.Segment, error) 
 	}
 	s.reopened[number] = true
 	g.copies.Store(&cs)
+	g.count(away, 1)
 	if g.bare() {
 		s.bare.Add(1)
 	}
@@ -126,25 +135,87 @@ func (s *Store) Reopen(ctx context.Context, name string) (store.Segment, error) 
 	return g, nil
 }
 
+// An awayCopy is a copy that could not be reached when its segment was reopened. It has all that was written, so it counts for
+// Config.RepairAfter as one of a place that does not answer, and nothing is made in its place; afterwards it is what the segment's name has until
+// another takes its place, and comes back whenever it can be reached.
+type awayCopy struct {
+	called string
+	place  *place // nil: it is not there
+}
+
+// count has places know how many copies segments wait for there.
+func (g *segment) count(away []awayCopy, n int64) {
+	for _, a := range away {
+		if a.place != nil {
+			a.place.awaited.Add(n)
+		}
+	}
+}
+
+// waiting are the copies that g waits for, of which only the places are known.
+func (g *segment) waiting() (cs []copyOf) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.expired() {
+		return nil
+	}
+	for _, a := range g.away {
+		if a.place != nil {
+			cs = append(cs, copyOf{place: a.place})
+		}
+	}
+	return cs
+}
+
+// expired reports whether g waits no longer. g.mu must be held.
+func (g *segment) expired() bool { return !g.store.proc.Now().Before(g.awaited) }
+
+// comesBack reports whether a copy that could not be reached may be there by now.
+func (g *segment) comesBack() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return !g.freed && !g.reaching && slices.ContainsFunc(g.away, func(a awayCopy) bool { return a.place != nil && a.place.usable() })
+}
+
 // Reach tries again to reach copies of a segment that could not be when it was reopened, and returns how many of them there still are.
 func (s *Store) Reach(ctx context.Context, seg store.Segment) (away int) {
 	g := seg.(*segment)
 	g.mu.Lock()
-	called := g.away
+	was := g.away
+	if g.reaching || g.freed || len(was) == 0 {
+		g.mu.Unlock()
+		return len(was)
+	}
+	g.reaching = true
 	g.mu.Unlock()
+	called := make([]string, len(was))
+	for i, a := range was {
+		called[i] = a.called
+	}
 	cs, still, _ := s.reopenAll(ctx, called)
 	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.away = still
-	if len(cs) > 0 {
-		cs = append(slices.Clone(*g.copies.Load()), cs...)
-		g.copies.Store(&cs)
+	g.reaching = false
+	g.count(was, -1)
+	freed := g.freed
+	if !freed {
+		g.away = still
+		g.count(still, 1)
+		if len(cs) > 0 {
+			all := append(slices.Clone(*g.copies.Load()), cs...)
+			g.copies.Store(&all)
+		}
+	}
+	g.mu.Unlock()
+	if freed {
+		for _, c := range cs {
+			c.place.giveBack(c.seg)
+		}
 	}
 	return len(still)
 }
 
 // reopenAll reopens the copies that are called so, as far as they are there, and says which cannot be reached, and why.
-func (s *Store) reopenAll(ctx context.Context, called []string) (cs []copyOf, away []string, why []error) {
+func (s *Store) reopenAll(ctx context.Context, called []string) (cs []copyOf, away []awayCopy, why []error) {
 	for _, c := range called {
 		seg, p, err := s.reopenAt(ctx, c)
 		var gone *store.LostError
@@ -152,10 +223,7 @@ func (s *Store) reopenAll(ctx context.Context, called []string) (cs []copyOf, aw
 		case err == nil:
 			cs = append(cs, copyOf{p, seg})
 		case !errors.As(err, &gone):
-			if p != nil {
-				p.missed.Store(true)
-			}
-			away, why = append(away, c), append(why, fmt.Errorf("%s: %w", c, err))
+			away, why = append(away, awayCopy{c, p}), append(why, fmt.Errorf("%s: %w", c, err))
 		}
 	}
 	return cs, away, why
@@ -207,9 +275,12 @@ func (s *Store) Renamed() {
 	}
 }
 
+// mayPrune reports whether nobody will ask for what p has and nobody has reopened, and p can be reached.
+func (p *place) mayPrune() bool { return p.usable() && !p.missed.Load() && p.awaited.Load() == 0 }
+
 // prune gives back what nobody has reopened at p, if it can be reached.
 func (p *place) prune(ctx context.Context) {
-	if !p.usable() || p.missed.Load() || p.pruning.Swap(true) {
+	if !p.mayPrune() || p.pruning.Swap(true) {
 		return
 	}
 	defer p.pruning.Store(false)
@@ -227,7 +298,7 @@ func (p *place) prune(ctx context.Context) {
 func (g *segment) replaced(ctx context.Context, old []copyOf) bool {
 	s := g.store
 	if k := s.cfg.Keep; k != nil {
-		if err := k.Moved(ctx, g.number, func() string { return nameOf(g.number, *g.copies.Load()) }); err != nil {
+		if err := k.Moved(ctx, g.number, g.Name); err != nil {
 			for _, c := range old {
 				c.place.copies.Add(-1)
 			}

@@ -32,7 +32,8 @@ type place struct {
 	paying  atomic.Bool
 	stale   atomic.Bool // it may have what an earlier process has borrowed and nobody has reopened
 	pruning atomic.Bool
-	missed  atomic.Bool // it could not be reached when a segment was reopened, which may be opened by that name again
+	awaited atomic.Int64 // copies that could not be reached when their segments were reopened, and that those wait for
+	missed  atomic.Bool  // it could not be reached when a segment was reopened, which may be opened by that name again
 
 	mu      sync.Mutex
 	useless time.Time       // since when it is of no use, or zero; guarded by mu

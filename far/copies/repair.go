@@ -54,7 +54,7 @@ func (s *Store) keep() {
 		for _, p := range s.all() {
 			p.ping(s.ctx)
 			p.settleDebts(s.ctx)
-			if p.stale.Load() && p.usable() && !p.missed.Load() && !p.pruning.Load() {
+			if p.stale.Load() && p.mayPrune() && !p.pruning.Load() {
 				s.wg.Go(s.proc, func() { p.prune(s.ctx) })
 			}
 			given := p.given(now, s.cfg.RepairAfter)
@@ -85,6 +85,9 @@ func (s *Store) scan() {
 	idle := slices.ContainsFunc(s.all(), func(p *place) bool { return p.state().Idle })
 	for _, g := range all {
 		if g.look() == 0 {
+			if g.comesBack() {
+				short = append(short, case_{g, 0})
+			}
 			continue
 		}
 		bare = bare || g.bare()
@@ -131,12 +134,32 @@ func (g *segment) good() (good []copyOf) {
 	return good
 }
 
-// health says how many copies g has at places that are not given up, and whether it can be repaired now: there is a
-// place for another copy, for one at a place that stays, or for one in another zone.
+// health says how many copies g has at places that are not given up, and whether something can be done for it now: one that could not be
+// reached may be there again, or there is a place for another copy, for one at a place that stays, or for one in another zone.
 func (g *segment) health() (left int, repairable bool) {
 	good := g.good()
-	n, every := g.store.lacks(good)
-	return len(good), n > 0 || every
+	n, every := g.lacks(good)
+	if n > 0 || every || g.comesBack() {
+		return len(good), true
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return len(good), g.needless(good)
+}
+
+// lacks is Store.lacks for g, which has copies that are waited for beside the good ones: what is missing is made, and nothing moves meanwhile.
+func (g *segment) lacks(good []copyOf) (n int, every bool) {
+	waiting := shared(g.waiting())
+	n, every = g.store.lacks(slices.Concat(good, waiting))
+	if len(waiting) > 0 {
+		n = min(n, max(0, g.store.cfg.Copies-len(shared(good))-len(waiting)))
+	}
+	return n, every
+}
+
+// needless reports whether g waits for copies that it need not wait for any longer, since there are good ones enough. g.mu must be held.
+func (g *segment) needless(good []copyOf) bool {
+	return len(g.away) > 0 && !g.reaching && g.expired() && len(shared(good)) >= g.store.cfg.Copies
 }
 
 // lacks says how many copies a segment with the good ones could get now at places that share the copies out, and whether it could get one at a place that
@@ -202,6 +225,14 @@ func (s *Store) repairAll() {
 // repair gives g the copies that it lacks, and reports whether it has got some.
 func (g *segment) repair(ctx context.Context) bool {
 	s := g.store
+	if g.comesBack() {
+		each, cancel := s.proc.WithTimeout(ctx, repairTimeout)
+		s.Reach(each, g)
+		cancel()
+		if g.look() == 0 {
+			return false
+		}
+	}
 	g.mu.Lock()
 	if g.freed || g.repairing || g.writing > 0 {
 		g.mu.Unlock()
@@ -214,7 +245,8 @@ func (g *segment) repair(ctx context.Context) bool {
 
 	var fresh, made []copyOf
 	good := g.good()
-	n, every := s.lacks(good)
+	n, every := g.lacks(good)
+	waiting := g.waiting()
 	if n > 0 {
 		if c, ok := g.promote(ctx, end); ok {
 			made, good = append(made, c), append(good, c)
@@ -222,7 +254,7 @@ func (g *segment) repair(ctx context.Context) bool {
 		}
 	}
 	if n > 0 {
-		fresh, _ = s.borrow(ctx, n, good)
+		fresh, _ = s.borrow(ctx, n, slices.Concat(good, waiting))
 	}
 	// What takes the place of a copy is copied from it as long as it can be read: if one of several is damaged nobody knows which, and
 	// it must not be the others that go. One that cannot be read for the moment does not move: only what is missing is made.
@@ -263,6 +295,10 @@ func (g *segment) repair(ctx context.Context) bool {
 			g.copies.Store(&next)
 		}
 	}
+	var needless []awayCopy // there are others enough
+	if !vain && g.needless(g.good()) {
+		needless, g.away = g.away, nil
+	}
 	if vain {
 		g.repairing = false
 	}
@@ -273,11 +309,16 @@ func (g *segment) repair(ctx context.Context) bool {
 		}
 		return false
 	}
-	told := len(made) == 0 || g.replaced(ctx, old)
+	told := len(made)+len(needless) == 0 || g.replaced(ctx, old)
 	g.mu.Lock()
 	// Until then nothing is written to it: whoever opens the store next would not find the copies that have it.
 	g.repairing = false
 	g.closed = g.closed || !told
+	if told || g.freed {
+		g.count(needless, -1)
+	} else {
+		g.away = needless
+	}
 	g.mu.Unlock()
 	s.counts.repaired.Add(int64(len(made)))
 	return len(made) > 0

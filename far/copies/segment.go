@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"polder/far/store"
 	"polder/internal/turns"
@@ -27,7 +28,9 @@ type segment struct {
 	freed     bool         // guarded by mu
 	rescuing  bool         // rescue is about to be called; guarded by mu
 	scanned   int          // end when scan looked last; guarded by mu
-	away      []string     // what copies are called that could not be reached when it was reopened; guarded by mu
+	away      []awayCopy   // copies that could not be reached when it was reopened; guarded by mu
+	awaited   time.Time    // until when they count as if their places did not answer
+	reaching  bool         // they are being reopened; guarded by mu
 	unlike    *[]copyOf    // those that had different bytes when a spare copy was to be made; guarded by mu
 	rewound   int          // how often something was written before end, where a spare copy may have other bytes; guarded by mu
 
@@ -42,16 +45,24 @@ func (g *segment) Lost() <-chan struct{} { return g.lost }
 
 // Name implements store.Segment.
 func (g *segment) Name() string {
-	cs := *g.copies.Load()
+	g.mu.Lock()
+	cs, away := *g.copies.Load(), g.away
+	g.mu.Unlock()
 	switch {
 	case len(cs) == 0:
 		return "a segment without copies"
 	case g.store.cfg.Keep != nil:
-		return nameOf(g.number, cs)
+		name := nameOf(g.number, cs)
+		for _, a := range away {
+			if a.place != nil {
+				name += between + a.called
+			}
+		}
+		return name
 	}
 	name := cs[0].seg.Name()
 	for _, c := range cs[1:] {
-		name += " and " + c.seg.Name()
+		name += between + c.seg.Name()
 	}
 	return name
 }
@@ -70,6 +81,9 @@ func (g *segment) look() (left int) {
 			if !c.lost() {
 				kept = append(kept, c)
 			}
+		}
+		if len(kept) == 0 && slices.ContainsFunc(g.away, func(a awayCopy) bool { return a.place != nil }) {
+			return 0 // one that could not be reached may be there yet
 		}
 		if len(kept) == 0 && g.spare.Load().has(int(g.end.Load())) && g.store.ctx.Err() == nil {
 			g.rescuing, g.closed = true, true
@@ -259,6 +273,9 @@ func (g *segment) Free(ctx context.Context) error {
 		return errFreed
 	}
 	g.freed, g.closed = true, true
+	if !g.reaching { // who reaches for them counts them
+		g.count(g.away, -1)
+	}
 	cs := *g.copies.Load()
 	x := g.spare.Swap(nil)
 	g.mu.Unlock()
