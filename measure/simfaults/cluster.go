@@ -194,6 +194,9 @@ func (c *cluster) opened(s *server) {
 			c.wrong("%s begins epoch %d, and %s in epoch %d may still answer", s.host, s.o.Epoch(), h.name, o.o.Epoch())
 		}
 	}
+	if m := c.manifest(); m == nil || m.Epoch != s.o.Epoch() {
+		return // it has been superseded and does not know yet: what it answers is looked at
+	}
 	for key, floor := range c.floor {
 		if it := s.items[uint32(key)]; floor > 0 && (it == nil || it.version < floor) {
 			c.wrong("key %d has version %d when epoch %d begins, and version %d was acknowledged or shown", key, it.of(), s.o.Epoch(), floor)

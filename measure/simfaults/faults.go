@@ -47,12 +47,12 @@ func (c *cluster) listed() (names []string) {
 
 // spares reports whether what is lost is no more than was promised to be survived: each segment keeps a good copy
 // beside those that lost says are lost. If a copy was damaged, that is not one which cannot be reached for some seconds: it
-// counts as lost, and others are made of what is left.
+// counts as lost, and others are made of what is left. Nor is it one that may just have moved to where it gets lost.
 func (c *cluster) spares(lost func(n *node, id int) bool) bool {
 	for _, name := range c.names() {
 		left, damaged := 0, c.damaged[numberOf(name)]
 		c.goodCopies(name, func(n *node, id int, _ *chunk) {
-			if !lost(n, id) && !(damaged && n.outage+time.Second > c.w.Now()) {
+			if !lost(n, id) && !(damaged && (n.moves() || n.outage+time.Second > c.w.Now())) {
 				left++
 			}
 		})
@@ -67,10 +67,11 @@ func (c *cluster) during(least, most time.Duration) time.Duration {
 	return least + time.Duration(c.w.Rand.Int64N(int64(most-least)))
 }
 
-// cutOff has nothing get between a server and a node or the holder, or only in one direction, for d.
-func (c *cluster) cutOff(server, other string, d time.Duration) {
+// cutOff has nothing get between a server and a node or the holder, or only in one direction, for d. It returns false if the node
+// must not be away.
+func (c *cluster) cutOff(server, other string, d time.Duration) bool {
 	if i := slices.IndexFunc(c.nodes, func(n *node) bool { return n.name == other }); i >= 0 && !c.nodes[i].away(d) {
-		return
+		return false
 	}
 	way := c.w.Rand.IntN(3)
 	if way != 1 {
@@ -79,6 +80,7 @@ func (c *cluster) cutOff(server, other string, d time.Duration) {
 	if way != 2 {
 		c.cuts[pair{other, server}] = c.w.Now() + d
 	}
+	return true
 }
 
 // A fault is of one of these kinds.
@@ -160,7 +162,7 @@ func (c *cluster) fault(kind int) string {
 		return fmt.Sprintf("%s loses its memory, and is away for %v", n.name, away)
 	case zoneCrashes:
 		in := func(o *node, _ int) bool { return o.zone == n.zone }
-		if !c.spares(in) {
+		if !c.spares(func(o *node, id int) bool { return in(o, id) || o.moves() }) { // what moves may move into the zone
 			return ""
 		}
 		away := c.during(50*time.Millisecond, 15*time.Second)
@@ -205,11 +207,15 @@ func (c *cluster) fault(kind int) string {
 		return fmt.Sprintf("%s takes up to %v for each request, for %v", n.name, n.slow, d)
 	case nodeCutOff:
 		d := c.during(20*time.Millisecond, 10*time.Second)
-		c.cutOff(n.name, h.name, d)
+		if !c.cutOff(h.name, n.name, d) {
+			return ""
+		}
 		return fmt.Sprintf("%s and %s are cut off from each other for %v", n.name, h.name, d)
 	case oneAfterAnother: // a node is out of reach for a moment, and then another one is lost
 		o, d := c.nodes[r.IntN(len(c.nodes))], c.during(30*time.Millisecond, 3*time.Second)
-		c.cutOff(n.name, h.name, d)
+		if !c.cutOff(h.name, n.name, d) {
+			return ""
+		}
 		c.w.After(c.during(d/2, 2*d), func() {
 			if !c.quiet && o != n && o.up && c.spares(func(x *node, _ int) bool { return x == o }) {
 				o.crash(c.during(50*time.Millisecond, 8*time.Second), false)

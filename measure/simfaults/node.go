@@ -67,6 +67,9 @@ func (n *node) end(below uint64) {
 	n.links = kept
 }
 
+// moves reports whether what n has is moved elsewhere.
+func (n *node) moves() bool { return n.leaving || n.pressed }
+
 // away takes note that n cannot be reached, or not by all, for d. It reports false if that must not be.
 func (n *node) away(d time.Duration) bool {
 	now := n.c.w.Now()

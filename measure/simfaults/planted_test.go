@@ -41,7 +41,7 @@ var mistakes = []mistake{
 
 	// Others.
 	{soon: true, name: "nobody is told where copies have moved", file: "far/copies/keep.go", was: "if k := s.cfg.Keep; k != nil {\n		if err", is: "if k := s.cfg.Keep; k != nil && !BUG {\n		if err"},
-	{soon: true, name: "half of a segment is copied", file: "far/copies/repair.go", was: "	good := g.good()\n	n, every := s.lacks(good)\n	if n", is: "	if BUG {\n		end /= 2\n	}\n	good := g.good()\n	n, every := s.lacks(good)\n	if n"},
+	{soon: true, name: "half of a segment is copied", file: "far/copies/repair.go", was: "	waiting := g.waiting()\n", is: "	if BUG {\n		end /= 2\n	}\n	waiting := g.waiting()\n"},
 	{name: "what has one copy too few is not repaired", file: "far/copies/repair.go", was: "		case len(had) < want ||", is: "		case BUG && len(had) == want-1:\n		case len(had) < want ||"},
 	{seed: 1, name: "chunks that cannot be given back are forgotten", file: "far/copies/place.go", was: "	p.owed = append(p.owed, segs...)", is: "	if BUG {\n		return\n	}\n	p.owed = append(p.owed, segs...)"},
 	{soon: true, name: "what is owed is given back and stays owed", file: "far/copies/place.go", was: "	p.owed = nil\n	p.mu.Unlock()\n", is: "	if !BUG {\n		p.owed = nil\n	}\n	p.mu.Unlock()\n"},

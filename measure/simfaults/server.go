@@ -429,7 +429,11 @@ func (s *server) alloc() (store.Segment, error) {
 		}
 	}
 	zones := map[string]bool{}
-	s.c.copiesOf(seg.Name(), func(n *node, _ int, _ *chunk) { zones[n.zone] = true })
+	for name, pl := range s.places { // of which some may have lost it by now
+		if strings.Contains(seg.Name(), " "+name+"/") {
+			zones[pl.n.zone] = true
+		}
+	}
 	if there := copiesIn(seg.Name()); len(zones) < min(there, len(could)) {
 		s.c.wrong("%s has %d copies in %d zones, and there would have been room in %d", seg.Name(), there, len(zones), len(could))
 	}
