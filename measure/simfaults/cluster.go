@@ -87,7 +87,7 @@ func newCluster(seed uint64, bug string, trace func(string)) *cluster {
 	r := w.Rand
 	c := &cluster{w: w, bug: bug, cuts: map[pair]time.Duration{}, damaged: map[uint64]bool{}}
 	c.cfg = setup{
-		nodes: 4 + r.IntN(3), zones: 2 + min(1, r.IntN(3)), chunks: 200, copies: 2 + r.IntN(5)/4, keys: 60, clients: 4,
+		nodes: 4 + r.IntN(3), zones: 2 + min(1, r.IntN(3)), chunks: 1000, copies: 2 + r.IntN(5)/4, keys: 60, clients: 4,
 		late: copies.DefaultLate, repairAfter: copies.DefaultRepairAfter,
 		lease: []time.Duration{100 * time.Millisecond, named.DefaultLease, 4 * time.Second}[r.IntN(3)], beat: named.DefaultBeat,
 		calm: 2 + r.IntN(6), roam: 2 + r.IntN(10), patient: c.during(500*time.Millisecond, 4*time.Second),
