@@ -194,6 +194,9 @@ func (m *ByteMap) set(ctx context.Context, r newEntry) error {
 	if err := m.check(r.key, len(r.value)); err != nil {
 		return err
 	}
+	if err := m.h.core.MayStore(); err != nil {
+		return err
+	}
 	hs := m.hash(r.key)
 	sh := m.shard(hs)
 	if len(r.value) > m.h.pieces {

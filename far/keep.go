@@ -387,9 +387,11 @@ var errGrown = errors.New("indexes grow too fast")
 
 // tryCheckpoint is one try, with at least so many bytes of memory. It returns how many it should have been.
 func (h *Heap) tryCheckpoint(ctx context.Context, size int64) (int64, error) {
-	size = max(size, h.core.Stats().Index+h.core.Dirty()+leastCheckpoint) * 5 / 4
+	least := h.core.Stats().Index + h.core.Dirty() + leastCheckpoint
+	more := size > least // than it takes now
+	size = max(size, least) * 5 / 4
 	size = (size + int64(arena.PageSize)) &^ int64(arena.PageSize-1)
-	if err := h.settler.room(heap.Checkpoint, size); err != nil && h.core.Dirty() > h.Local()/dirtyShare {
+	if err := h.settler.room(heap.Checkpoint, size); err != nil && (more || h.core.Dirty() > h.Local()/dirtyShare) {
 		return 0, errGrown
 	} else if err != nil {
 		return 0, fmt.Errorf("no memory for a checkpoint of %d bytes: %w", size, err)

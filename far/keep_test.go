@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -511,5 +512,73 @@ func TestATypedMapIsOpenedAgain(t *testing.T) {
 	}
 	if v, ok, err := m.Get(t.Context(), "three"); err != nil || !ok || !slices.Equal(v, []int{1, 2, 3}) {
 		t.Errorf("got %v, %v, %v", v, ok, err)
+	}
+}
+
+// TestACheckpointFitsIntoAStoreThatIsFull, however many write meanwhile: they are told that the store is full, and what they then delete is given
+// back by the next checkpoint. A heap that is opened again after its process has died can have one, too.
+func TestACheckpointFitsIntoAStoreThatIsFull(t *testing.T) {
+	k := newKeeper(heap.MinSegmentSize, 150)
+	h := openKept(t, k, heap.MinLocal, false)
+	m := h.NewByteMap("things")
+	value := []byte(strings.Repeat("v", 1500))
+	checkpoint := func(h *Heap) {
+		t.Helper()
+		if err := h.Checkpoint(t.Context()); err != nil {
+			t.Errorf("a checkpoint while the store is full: %v", err)
+		}
+	}
+	for i := 0; ; i++ {
+		if err := m.Set(t.Context(), fmt.Append(nil, i), Entry{Value: value}); errors.Is(err, ErrStoreFull) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		if i == 1000 {
+			checkpoint(h)
+		}
+	}
+	var wg sync.WaitGroup
+	stop := make(chan struct{})
+	full, done := atomic.Int64{}, atomic.Int64{}
+	for w := range 4 {
+		wg.Go(func() {
+			r := rand.New(rand.NewPCG(7, uint64(w)))
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				err := m.Set(t.Context(), fmt.Append(nil, r.IntN(20_000)), Entry{Value: value})
+				switch {
+				case errors.Is(err, ErrStoreFull):
+					full.Add(1)
+					_, err = m.Delete(t.Context(), fmt.Append(nil, r.IntN(20_000)))
+				case err == nil:
+					done.Add(1)
+				}
+				if err != nil && !errors.Is(err, ErrStoreFull) {
+					t.Errorf("a write in a full store: %v", err)
+					return
+				}
+			}
+		})
+	}
+	for i := 0; i < 20 && !t.Failed(); i++ {
+		checkpoint(h)
+		time.Sleep(5 * time.Millisecond)
+	}
+	close(stop)
+	wg.Wait()
+	if full.Load() == 0 || done.Load() == 0 {
+		t.Errorf("%d writes were told that the store is full, and %d succeeded: want some of both", full.Load(), done.Load())
+	}
+	left := k.copy()
+	closeHeap(t, h)
+	for _, k := range []*keeper{left, k.copy()} {
+		h := openKept(t, k, heap.MinLocal, false)
+		checkpoint(h)
+		closeHeap(t, h)
 	}
 }

@@ -136,6 +136,11 @@ func (m *ByteMap) apply(ctx context.Context, sh *shard, hs hash, key []byte, was
 		if err := m.check(key, len(put.Value)); err != nil {
 			return err
 		}
+		if len(put.Value) > len(was.lent) || !was.found {
+			if err := m.h.core.MayStore(); err != nil {
+				return err
+			}
+		}
 		r := newEntryOf(key, put)
 		if len(put.Value) > m.h.pieces {
 			return m.setBig(ctx, sh, hs, r, was)

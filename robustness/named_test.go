@@ -15,6 +15,7 @@ import (
 	"polder/internal/child"
 	"polder/internal/proctest"
 	"polder/internal/testetcd"
+	"polder/pool/pooltest"
 )
 
 // startWitnesses starts three witnesses that make a set, and returns what --witness says of them.
@@ -118,6 +119,77 @@ func TestADurableServerAtNodesLosesNothing(t *testing.T) {
 		}
 		return proctest.Start(t, "serve", named(far, witnesses, "--durable")...)
 	})
+}
+
+// TestAFullHeapIsOpenedAgain: clients write until far memory is full, delete some, write again, and the server is killed. There is room for its
+// checkpoints all the time, so that it comes back with what clients were answered, and takes more.
+func TestAFullHeapIsOpenedAgain(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	witnesses := startWitnesses(t)
+	_, far := startNodes(t, 2)
+	value := strings.Repeat("0123456789abcdef", 256)
+	keys := map[string]bool{}
+	// sets sets a hundred keys from the nth on, and reports whether all fit.
+	sets := func(c *redis.Client, n int) (fit bool) {
+		t.Helper()
+		fit = true
+		var cmds []*redis.StatusCmd
+		_, _ = c.Pipelined(ctx, func(p redis.Pipeliner) error {
+			for i := range 100 {
+				cmds = append(cmds, p.Set(ctx, fmt.Sprint("key ", n+i), fmt.Sprint(n+i, " ", value), 0))
+			}
+			return nil
+		})
+		for i, cmd := range cmds {
+			switch err := cmd.Err(); {
+			case err == nil:
+				keys[fmt.Sprint("key ", n+i)] = true
+			case strings.HasPrefix(err.Error(), "OOM "):
+				fit = false
+			default:
+				t.Fatalf("SET: %v", err)
+			}
+		}
+		return fit
+	}
+	server := proctest.Start(t, "serve", named(far, witnesses, "--durable")...)
+	c := connect(t, server)
+	n := 0
+	for sets(c, n) {
+		if n += 100; n > 30_000 {
+			t.Fatalf("%d keys of 4 KiB fit into 64 MiB", n)
+		}
+	}
+	for round := range 3 {
+		left := len(keys) * 3 / 4
+		for k := range keys { // any
+			if len(keys) == left {
+				break
+			}
+			if err := c.Del(ctx, k).Err(); err != nil {
+				t.Fatalf("DEL in a full heap: %v", err)
+			}
+			delete(keys, k)
+		}
+		n += 100_000
+		pooltest.Eventually(t, "there is room again for what was deleted", func() bool { n += 100; return sets(c, n) })
+		for sets(c, n) {
+			n += 100
+		}
+		server.Kill()
+		<-server.Done()
+		server = proctest.Start(t, "serve", named(far, witnesses, "--durable")...)
+		c = connect(t, server)
+		if got, err := c.DBSize(ctx).Result(); err != nil || int(got) != len(keys) {
+			t.Fatalf("round %d: there are %d keys, %v, want %d", round, got, err, len(keys))
+		}
+		for k := range keys {
+			if got, err := c.Get(ctx, k).Result(); err != nil || got != strings.TrimPrefix(k, "key ")+" "+value {
+				t.Fatalf("round %d: %s is %.20q, %v", round, k, got, err)
+			}
+		}
+	}
 }
 
 // startStandby starts a server that is not ready before the heap's owner is gone.

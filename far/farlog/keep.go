@@ -96,7 +96,8 @@ func (f *Log) Starved() bool {
 // starved is Starved with f.mu held.
 func (f *Log) starved() bool {
 	n := len(f.keeping.waiting)
-	return f.keeping.keeper.Wants() || n > 0 && f.scarce.Load() || n > leastWaiting && n > f.count/waitingShare
+	needs, ok := f.keeping.keeper.(needy)
+	return f.keeping.keeper.Wants() || ok && needs.Needs() || n > 0 && f.scarce.Load() || n > leastWaiting && n > f.count/waitingShare
 }
 
 const (
@@ -110,7 +111,8 @@ const (
 func (f *Log) Reserve(ctx context.Context, n int) error {
 	for {
 		f.mu.Lock()
-		enough := len(f.keeping.spares) >= n
+		needs, ok := f.keeping.keeper.(needy)
+		enough := len(f.keeping.spares) >= n || ok && needs.Needs()
 		f.mu.Unlock()
 		if enough {
 			return nil
@@ -140,6 +142,13 @@ func (f *Log) TakeReserved(leave int) store.Segment {
 	s := k.spares[n]
 	k.spares = k.spares[:n]
 	return s
+}
+
+// Reserved is how many segments are kept for the next checkpoint.
+func (f *Log) Reserved() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.keeping.spares)
 }
 
 // AppendSegments appends to b what a checkpoint says of far memory. Nothing that lives may be moved meanwhile: the
@@ -174,6 +183,9 @@ func (f *Log) AppendSegments(b []byte) ([]byte, []store.Segment) {
 // and keeps up to most for the next checkpoint.
 func (f *Log) Commit(ctx context.Context, checkpoint []byte, segs []store.Segment, most int) (free []store.Segment, err error) {
 	k := &f.keeping
+	if n, ok := k.keeper.(needy); ok && n.Needs() {
+		most = max(0, f.Reserved()-1)
+	}
 	root := k.root
 	root.Length, root.Sum, root.Parts = uint64(len(checkpoint)), sha256.Sum256(checkpoint), nil
 	var parts, sealed []store.Segment
@@ -240,6 +252,9 @@ func (f *Log) Commit(ctx context.Context, checkpoint []byte, segs []store.Segmen
 	}
 	return slices.Concat(free, sealed), err
 }
+
+// A needy keeper may need a segment beside those of the log, and cannot have one since the store is full. Without it nothing is written any more.
+type needy interface{ Needs() bool }
 
 // borrowForCheckpoint gets a segment for a part of a checkpoint: one that is reserved for it, or another one.
 func (f *Log) borrowForCheckpoint(ctx context.Context) (store.Segment, error) {

@@ -43,8 +43,13 @@ func (h *Heap) FarReady(n int) bool {
 	if !errors.Is(why, ErrStoreFull) {
 		return false
 	}
-	if h.backing != nil {
-		return h.hasRoom(n) || h.lendReserve()
+	switch {
+	case h.backing != nil && h.backing.writing:
+		return h.hasRoom(n) || h.lendReserve(h.indexReserve())
+	case h.Far.Keeps() && !h.committed.Load(): // what an owner before had in the room that is the reserve by now is stored again
+		if h.lendReserve(h.dirtyReserve()) {
+			return true
+		}
 	}
 	if h.farCleaned(n, owing, may) {
 		return true

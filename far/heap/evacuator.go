@@ -57,15 +57,18 @@ func (h *Heap) evacuator() {
 		case <-timer.C:
 		}
 		h.turn.begin()
-		for h.Ctx.Err() == nil && h.makeRoom() {
+		for h.Ctx.Err() == nil && !h.saves() && h.makeRoom() {
 			h.turn.keep()
 		}
 		if h.Pass.active() {
 			h.askWaiters()
 			timer.Reset(minPoll)
 		}
-		if !h.Far.busy() || h.Logs.Satisfied() {
+		if !h.saves() && (!h.Far.busy() || h.Logs.Satisfied()) {
 			if err := h.tidy(); err != nil {
+				h.Logs.note(err)
+			}
+			if err := h.cleanForCheckpoint(); err != nil {
 				h.Logs.note(err)
 			}
 		}

@@ -50,6 +50,11 @@ type Heap struct {
 	backs   chan *backing // asks the evacuator to write back
 	backing *backing      // what it was asked for; the evacuator's
 
+	committed atomic.Bool  // there has been a checkpoint since the heap was opened
+	limited   atomic.Bool  // no more may be stored that has no far copy than
+	mostDirty atomic.Int64 // so many bytes: see limitDirty
+	refused   atomic.Bool  // somebody was, since the evacuator has cleaned
+
 	calls  calls         // in their slow path
 	poke   chan struct{} // wakes the janitor
 	Ctx    context.Context

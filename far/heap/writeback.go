@@ -12,6 +12,15 @@ type backing struct {
 	segs []int // that are left
 	done chan error
 	new  bool // segs is not known yet
+
+	writing  bool // it is being done just now
+	reserved bool // what is written goes to the reserve
+}
+
+// saves reports whether the store is full, so that what room it has is for what is written back before a checkpoint: nothing else is evacuated
+// until that has been done.
+func (h *Heap) saves() bool {
+	return h.backing != nil && (h.backing.reserved || h.limited.Load() || errors.Is(h.Far.err, ErrStoreFull))
 }
 
 // WriteBack writes the locked records that have no far copy, and leaves them where they are. What changes
@@ -84,13 +93,18 @@ func (h *Heap) writeSome() {
 		h.Drain()
 		b.done <- nil
 		h.backing = nil
+		l.Wake() // who waited meanwhile
 		return
 	}
 	s := b.segs[n]
 	b.segs = b.segs[:n]
-	if err := h.writeBack(s); err != nil {
+	b.writing = true
+	err := h.writeBack(s)
+	b.writing = false
+	if err != nil {
 		b.done <- err
 		h.backing = nil
+		l.Wake()
 		return
 	}
 	l.Wake()

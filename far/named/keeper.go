@@ -18,6 +18,7 @@ type Store struct {
 	*copies.Store
 	o    *Owner
 	tail []store.Segment // of the log that an earlier owner had, until OpenLog and Begin
+	poor atomic.Bool     // the log has no segment left, and can have none since the places are full
 }
 
 var (
@@ -190,6 +191,9 @@ func (s *Store) Prune(ctx context.Context) error {
 	}
 	return s.Store.Prune(ctx)
 }
+
+// Needs reports whether the log needs a segment of what the heap keeps for its next checkpoint.
+func (s *Store) Needs() bool { return s.poor.Load() }
 
 // Wants implements store.Keeper.
 func (s *Store) Wants() bool { return s.o.moves.long.Load() }

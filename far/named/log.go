@@ -213,14 +213,24 @@ func appendFrame(b []byte, f frame, segment uint64, off int) []byte {
 
 // Begin drops what was replayed, which a checkpoint of the heap has by now, and has the log take records.
 func (l *Log) Begin(ctx context.Context) error {
-	if err := l.refill(ctx); err != nil {
+	err := l.refill(ctx)
+	full := errors.Is(err, store.ErrStoreFull) && len(l.s.tail) > 0
+	if full { // but for what was replayed
+		err = l.publish(ctx)
+	}
+	if err == nil {
+		// The manifest does not list them any more.
+		for _, seg := range l.s.tail {
+			l.free(seg)
+		}
+		l.s.tail = nil
+	}
+	if full && err == nil {
+		err = l.refill(ctx)
+	}
+	if err != nil {
 		return fmt.Errorf("cannot begin a log: %w", err)
 	}
-	// The manifest does not list them any more.
-	for _, seg := range l.s.tail {
-		l.free(seg)
-	}
-	l.s.tail = nil
 	l.mu.Lock()
 	l.began = true
 	l.mu.Unlock()
@@ -252,6 +262,7 @@ func (l *Log) refill(ctx context.Context) error {
 		}
 		l.fresh = append(l.fresh, used{Tail: tailOf(seg), seg: seg})
 	}
+	l.s.poor.Store(have+len(l.fresh) == 0 && errors.Is(err, store.ErrStoreFull))
 	if have+len(l.fresh)+gone == 0 {
 		return err
 	}
