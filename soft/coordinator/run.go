@@ -306,7 +306,7 @@ func (c *Coordinator) reclaim(bytes int64, urgent bool) {
 func (c *Coordinator) takeEmpty(s *session, n int) (taken int) {
 	for i := 0; i < len(s.granted) && taken < n; i++ {
 		// Its last empty ones are those that it is about to write to.
-		if s.granted[i] && s.ctl.Rank(uint32(i)) >= wire.RankFree && segments(s.report.Free) > 4+taken {
+		if s.granted[i] && s.ctl.Rank(uint32(i)) >= wire.RankFree && segments(s.report.Free) > 4 {
 			s.take(uint32(i))
 			taken++
 		}

@@ -211,11 +211,14 @@ func (s *session) released(list []uint32) {
 	}
 }
 
-// take revokes a granted segment and punches its pages away.
+// take revokes a granted segment and punches its pages away. Clients give up empty ones
+// first, and empty ones are taken from them first: what its last report says is free has
+// become less, and what it uses has not.
 func (s *session) take(i uint32) {
 	s.ctl.Revoke(i)
 	s.granted[i] = false
 	s.count--
+	s.report.Free = max(s.report.Free-segmentSize, 0)
 	_ = s.memory.Punch(int(i)*segmentSize, segmentSize) // it is sealed against growth: cannot fail but for a shrunk one, which is empty
 }
 
