@@ -1,3 +1,8 @@
+//go:build !race
+
+// The simulation is one goroutine, so the race detector has nothing to find in it and
+// would make it take four times as long.
+
 package witness
 
 import (
