@@ -194,6 +194,24 @@ func (p *Process) Stop() error {
 	return nil
 }
 
+// EndWithin waits for the program to end of itself. If it takes longer than d, it is asked
+// with SIGQUIT, to which programs in Go answer with what each goroutine does, and is killed
+// if it does not end then either. The error has what it wrote to its standard error.
+func (p *Process) EndWithin(d time.Duration) error {
+	select {
+	case <-p.done:
+		return nil
+	case <-time.After(d):
+	}
+	_ = p.cmd.Process.Signal(syscall.SIGQUIT) // fails only if it has ended
+	select {
+	case <-p.done:
+	case <-time.After(stopTimeout):
+		p.Kill()
+	}
+	return fmt.Errorf("%s did not end within %v: %s", p.name, d, p.stderr.String())
+}
+
 // Resident is the program's resident memory in bytes: anonymous, file and
 // shared pages, as the kernel counts them exactly.
 func (p *Process) Resident() (int64, error) { return Resident(p.PID()) }

@@ -125,3 +125,20 @@ func TestRedisAnswersAndLeavesNothing(t *testing.T) {
 		t.Errorf("its directory is still there: %v", err)
 	}
 }
+
+func TestAProgramThatDoesNotEndIsAskedWhatItDoes(t *testing.T) {
+	up := make(signalOnWrite, 16)
+	p, err := Start(Command{Path: "/bin/sh", Stderr: up,
+		Args: []string{"-c", `trap 'printf gorou%s tines >&2; exit 2' QUIT; echo up >&2; while :; do sleep 0.01; done`}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Kill)
+	<-up
+	if err := p.EndWithin(time.Millisecond); err == nil || !strings.Contains(err.Error(), "goroutines") {
+		t.Errorf("a program that does not end: got %v, want what it says that it does", err)
+	}
+	if err := shell(t, "exit 3").EndWithin(time.Minute); err != nil {
+		t.Errorf("a program that ends: %v", err)
+	}
+}

@@ -112,8 +112,11 @@ func RunCommand(tb testing.TB, c child.Command) *child.Process {
 	return p
 }
 
+// outputTimeout bounds what Output runs: far above every deadline of a command's.
+const outputTimeout = 5 * time.Minute
+
 // Output runs the program until it ends, and returns what it wrote and its
-// exit code.
+// exit code. It fails the test, with what the program's goroutines do, if that takes minutes.
 func Output(tb testing.TB, env []string, args ...string) (stdout, stderr string, code int) {
 	tb.Helper()
 	var out, errs bytes.Buffer
@@ -121,8 +124,10 @@ func Output(tb testing.TB, env []string, args ...string) (stdout, stderr string,
 	if err != nil {
 		tb.Fatal(err)
 	}
-	code = p.ExitCode()
-	return out.String(), errs.String(), code
+	if err := p.EndWithin(outputTimeout); err != nil {
+		tb.Fatalf("%v\n%s", err, errs.String())
+	}
+	return out.String(), errs.String(), p.ExitCode()
 }
 
 // State is what the daemon's administrative address says at /status.
