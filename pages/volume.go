@@ -21,7 +21,7 @@ const (
 	// MaxVolume is the size of the largest volume, in bytes.
 	MaxVolume = 1 << 44
 	// MaxRead is how many pages are read from far memory at a time.
-	MaxRead = 32
+	MaxRead = 64
 )
 
 // ErrRange: there is no such offset in the volume.

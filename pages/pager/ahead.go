@@ -3,7 +3,7 @@ package pager
 import "polder/pages"
 
 const (
-	maxWindow = 64 // pages that are read ahead at a time
+	maxWindow = 128 // pages that are read ahead at a time, at most
 	maxMarks  = 8
 )
 
@@ -12,14 +12,13 @@ const (
 type marks struct {
 	frames [maxMarks]uint32 // + 1, or 0
 	next   int              // whose page the client gets if all are in use
-	stands [maxMarks]int64  // for which page of its stream
 	pages  [maxMarks][pages.Size]byte
 }
 
-// park keeps the page of a frame from the client. To its stream it stands for another page, if that is there already.
+// park keeps the page of a frame from the client.
 //
 // Preconditions: m.mu is held; the frame is loading.
-func (m *mapping) park(at uint32, page []byte, stands int64) {
+func (m *mapping) park(at uint32, page []byte) {
 	k := &m.marks
 	i := k.next
 	for n := range k.frames {
@@ -32,20 +31,19 @@ func (m *mapping) park(at uint32, page []byte, stands int64) {
 		k.next = (i + 1) % maxMarks
 	}
 	k.frames[i] = at + 1
-	k.stands[i] = stands
 	copy(k.pages[i][:], page)
 	m.frames[at].state = parked
 	m.changed.Broadcast()
 }
 
-// unpark gives the client the page of a frame that was kept from it, and returns the page that it stands for.
+// unpark gives the client the page of a frame that was kept from it.
 //
 // Preconditions: m.mu is held; the frame is parked.
-func (m *mapping) unpark(at uint32, write bool) (stands int64) {
+func (m *mapping) unpark(at uint32, write bool) {
 	i := m.forgetMark(at)
 	m.frames[at].state = loading
-	m.placeLocked([]uint32{at}, m.marks.pages[i][:], write)
-	return m.marks.stands[i]
+	row := []uint32{at}
+	m.placed(row, write, m.copyIn(row, m.marks.pages[i][:], write))
 }
 
 // forgetMark has a frame be no mark any more, and returns the number that it had.
@@ -61,15 +59,15 @@ func (m *mapping) forgetMark(at uint32) int {
 	return -1
 }
 
-// readAhead reads those pages of a window that are not there, as far as frames are free.
+// readAhead reads those pages of a window that are not there, as far as frames are free, or can be made so at once.
 func (m *mapping) readAhead(j job, b []byte) {
 	var numbers [maxWindow]int64
 	var frames [maxWindow]uint32
-	w, n := j.ahead, 0
+	w, n, mark := j.ahead, 0, -1
 	m.mu.Lock()
-	for i := range w.Count {
-		page := w.First + i*w.Stride
-		if page < 0 || page >= int64(len(m.index)) || len(m.free) <= m.low()/2 {
+	page := w.First
+	for i := int64(0); i < w.Count; i, page = i+1, page+w.Stride {
+		if page < 0 || page >= int64(len(m.index)) || len(m.free) <= m.low()/2 && !m.makeRoom(int(w.Count)-n) {
 			break
 		}
 		if at := m.index[page]; resident(at) || at == poisoned || m.isLost(page) {
@@ -79,33 +77,40 @@ func (m *mapping) readAhead(j job, b []byte) {
 		numbers[n] = page
 		n++
 	}
-	m.mu.Unlock()
-	mark := -1
-	if j.stream && n > 0 { // the last page that is read up to where the stream's next window is due
-		for mark = 0; mark+1 < n && (w.Mark()-numbers[mark+1])*w.Stride >= 0; mark++ {
-		}
+	if j.stream && n > 0 {
+		mark = (n - 1) / 2
+		m.streams.Reached(w, page-w.Stride, numbers[mark])
 	}
+	m.mu.Unlock()
 	for from := 0; from < n; from += pages.MaxRead {
 		to := min(from+pages.MaxRead, n)
-		if err := m.volume.ReadPages(m.ctx, numbers[from:to], b[from*pages.Size:to*pages.Size]); err != nil {
+		if err := m.volume.ReadPages(m.ctx, numbers[from:to], b[:(to-from)*pages.Size]); err != nil {
 			m.abandon(frames[from:n])
 			return
 		}
 		m.s.stats.ahead.Add(int64(to - from))
 		if mark < from || mark >= to {
-			m.placeAll(frames[from:to], b[from*pages.Size:to*pages.Size], false)
+			m.place(frames[from:to], b, false)
 			continue
 		}
-		m.placeAll(frames[from:mark], b[from*pages.Size:mark*pages.Size], false)
-		m.mu.Lock()
-		if f := &m.frames[frames[mark]]; f.pins > 0 || f.want { // somebody waits for it
-			m.placeLocked(frames[mark:mark+1], b[mark*pages.Size:(mark+1)*pages.Size], false)
-		} else {
-			m.park(frames[mark], b[mark*pages.Size:(mark+1)*pages.Size], w.Mark())
-		}
-		m.mu.Unlock()
-		m.placeAll(frames[mark+1:to], b[(mark+1)*pages.Size:to*pages.Size], false)
+		m.place(frames[from:mark], b, false)
+		m.placeMark(frames[mark], b[(mark-from)*pages.Size:(mark-from+1)*pages.Size])
+		m.place(frames[mark+1:to], b[(mark+1-from)*pages.Size:], false)
 	}
+}
+
+// placeMark keeps the page with which a stream's next window is to be read from the client, unless it has come to it already.
+func (m *mapping) placeMark(at uint32, page []byte) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	f := &m.frames[at]
+	if f.pins == 0 && !f.want {
+		m.park(at, page)
+		return
+	}
+	row := []uint32{at}
+	m.placed(row, false, m.copyIn(row, page, false))
+	m.follow(f.page)
 }
 
 // follow has a stream go on that has come to a page.

@@ -11,13 +11,17 @@
 // Of a mapping so many pages may be in the memfd at a time as the client has asked for: its
 // frames. Those of a loop that is too large, and what is used often beside it, stay in part
 // (policy.go says how); a page that has been written to or pinned since it was looked at last is
-// spared once; reads of a page that is there are not seen. Who writes to a page that is being
+// spared once; reads of a page that is there are not seen. Who writes to a dirty page that is being
 // evicted waits until that is done, and keeps it. A page that is clean is only punched out; those
-// that are dirty are protected, read and written in rows. Evicting begins while an eighth of the
+// that are dirty are protected and read in rows. Evicting begins while a 32nd of the
 // frames, and at most 128, is still free, so that faults seldom wait for it.
 //
-// Faults whose distance stays the same are a stream, and as long as it goes on, 4 to 32 pages
-// are read ahead of it. What is read ahead takes no more than half of the frames kept free.
+// Faults whose distance stays the same are a stream, and as long as it goes on, 4 to 128 pages, but no more than a 32nd of the
+// frames, are read ahead of it. Who reads ahead and finds too few free frames drops clean pages itself.
+//
+// What a page costs is above all system calls, so they are for many pages in a row: to place those that were read ahead, to drop
+// those that are clean, to protect those that are dirty. So that there are rows, up to 16 pages that were kept side by side go
+// together.
 //
 // # Names
 //
@@ -46,6 +50,7 @@
 // # Concurrency
 //
 // Of each mapping one goroutine reads faults, and serves those whose page is local to the
-// pager; workers do the others; one evicts. A mapping's lock is held over the system calls
-// that change its pages, and never while far memory is waited for. A fault allocates nothing.
+// pager; workers do the others; one evicts. A mapping's lock is not held while pages are placed and dropped, nor while far memory
+// is waited for: frames that are loading or evicting are the goroutine's that does it. An access to one of them is noted in the
+// frame, and whoever has it wakes who waits when that is done. A fault allocates nothing.
 package pager

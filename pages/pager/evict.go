@@ -9,14 +9,21 @@ import (
 	"polder/pages"
 )
 
-// batch is how many dirty pages are evicted at a time.
-const batch = 32
+const (
+	batch = 32  // dirty pages that are evicted at a time: those who write to them wait so long
+	drops = 128 // clean ones
+)
 
 // low is how many frames the evictor keeps free: at fewer it begins, and goes on until there
-// are enough.
-func (m *mapping) low() int { return min(len(m.frames)/8, 4*batch) }
+// are enough. None are needed where there is one for each page.
+func (m *mapping) low() int {
+	if len(m.frames) == len(m.index) {
+		return 0
+	}
+	return min(max(len(m.frames)/32, min(len(m.frames)/8, 8)), drops)
+}
 
-func (m *mapping) enough() int { return m.low() + min(m.low(), batch) }
+func (m *mapping) enough() int { return 2 * m.low() }
 
 // poke has the evictor look whether frames are needed.
 func (m *mapping) poke() {
@@ -28,7 +35,6 @@ func (m *mapping) poke() {
 
 // evictor keeps frames free until the mapping ends.
 func (m *mapping) evictor() {
-	var victims [batch]uint32
 	b := make([]byte, batch*pages.Size)
 	for {
 		select {
@@ -37,15 +43,16 @@ func (m *mapping) evictor() {
 			return
 		}
 		for m.ctx.Err() == nil {
+			var c chosen
 			m.mu.Lock()
-			short := len(m.free) < m.enough()
-			n, freed := 0, 0
-			if short {
-				n, freed = m.choose(&victims)
+			if len(m.free) < m.enough() {
+				m.choose(&c, m.low(), false)
 			}
 			m.mu.Unlock()
-			if n > 0 {
-				freed += m.writeOut(victims[:n], b)
+			m.drop(c.clean[:c.dropped])
+			freed := c.freed + c.dropped
+			if c.victims > 0 {
+				freed += m.writeOut(c.dirty[:c.victims], b)
 			}
 			if freed == 0 {
 				break
@@ -54,45 +61,93 @@ func (m *mapping) evictor() {
 	}
 }
 
-// choose has the policy say which pages go. It drops those that are clean, and protects those
-// that are dirty, which it returns, ordered by page.
+// together is how many pages that were kept go together, if they lie side by side: were they taken one by one, those that are
+// there and those that are not would alternate, and each system call be for few of them.
+const together = 16
+
+// chosen are frames whose pages are about to go.
+type chosen struct {
+	dirty, clean [drops]uint32
+	victims      int // of dirty, at most batch
+	dropped      int // of clean
+	freed        int // frames that are free already
+}
+
+// choose has the policy say which pages go, of which at most so many may be clean. Those that are dirty it protects, unless they
+// are to be left where they are. Both are ordered by page.
 //
 // Preconditions: m.mu is held.
-func (m *mapping) choose(victims *[batch]uint32) (n, freed int) {
-	var drops [batch]uint32
-	gone := 0
-	for tries := 2 * (len(m.frames) - len(m.free)); tries > 0 && n < batch && freed < batch; tries-- {
-		at := m.policy.next()
-		f := &m.frames[at]
-		switch {
-		case f.pins > 0 || f.state != clean && f.state != dirty && f.state != parked:
-			continue
-		case f.used:
-			f.used = false
-			continue
-		case f.state == parked: // its page is not in the memory
-			m.forgetMark(at)
-			m.release(at, m.policy.gone(at))
-			gone++
-		case f.state == clean:
-			f.state = evicting
-			drops[freed] = at
-			freed++
-		default:
-			f.state, f.want = evicting, false
-			victims[n] = at
-			n++
-		}
-		m.policy.chose()
+func (m *mapping) choose(c *chosen, most int, leave bool) {
+	tries := 2 * (len(m.frames) - len(m.free))
+	if leave {
+		tries = min(tries, 4*most)
 	}
-	m.drop(drops[:freed])
-	m.byPage(victims[:n])
-	for rest := victims[:n]; len(rest) > 0; {
+	full := func() bool { return c.victims >= batch || c.dropped >= most }
+	for ; tries > 0 && !full(); tries-- {
+		at := m.policy.next()
+		first, wasKept := m.frames[at].page/together*together, m.policy.keeps(at)
+		if !m.take(c, at, leave) || !wasKept {
+			continue
+		}
+		for page := first; page < min(first+together, int64(len(m.index))) && !full(); page++ {
+			if i := m.index[page]; resident(i) && m.policy.keeps(i-1) {
+				m.take(c, i-1, leave)
+			}
+		}
+	}
+	m.byPage(c.clean[:c.dropped])
+	m.byPage(c.dirty[:c.victims])
+	for rest := c.dirty[:c.victims]; len(rest) > 0; {
 		row := m.row(rest)
 		rest = rest[len(row):]
+		m.s.stats.protects.Add(1)
 		m.must(m.fd.Protect(m.addr(m.frames[row[0]].page), uint64(len(row))*pages.Size, true))
 	}
-	return n, freed + gone
+}
+
+// take has the page of a frame go if it can, and reports whether it does.
+//
+// Preconditions: m.mu is held.
+func (m *mapping) take(c *chosen, at uint32, leave bool) bool {
+	f := &m.frames[at]
+	switch {
+	case f.pins > 0 || f.state != clean && f.state != dirty && f.state != parked:
+		return false
+	case f.used:
+		f.used = false
+		return false
+	case f.state == dirty && leave:
+		return false
+	}
+	m.policy.chose(at)
+	switch f.state {
+	case parked: // its page is not in the memory
+		m.forgetMark(at)
+		m.release(at, m.policy.gone(at))
+		c.freed++
+		return true
+	case clean:
+		c.clean[c.dropped] = at
+		c.dropped++
+	case dirty:
+		c.dirty[c.victims] = at
+		c.victims++
+	}
+	f.state, f.want = evicting, false
+	return true
+}
+
+// makeRoom drops clean pages for n others, as far as there are some, and reports whether more frames are free than before. It
+// is for those who read ahead faster than the evictor, which only one of two processors may be left for, and is woken late.
+//
+// Preconditions: m.mu is held, and is not while pages are dropped.
+func (m *mapping) makeRoom(n int) bool {
+	var c chosen
+	m.choose(&c, min(n, m.low()), true)
+	m.mu.Unlock()
+	m.drop(c.clean[:c.dropped])
+	m.mu.Lock()
+	return c.dropped+c.freed > 0
 }
 
 // byPage orders frames by their pages.
@@ -111,25 +166,32 @@ func (m *mapping) row(frames []uint32) []uint32 {
 	return frames[:n]
 }
 
-// drop takes pages that the volume has out of the memory, those that are in a row at once.
+// drop takes pages that the volume has out of the memory, those that are in a row at once. The lock is not held meanwhile, so
+// that other pages come and go at the same time.
 //
-// Preconditions: m.mu is held; the pages are protected.
+// Preconditions: the frames are evicting, and the caller's; their pages are protected, and in order; m.mu is not held.
 func (m *mapping) drop(frames []uint32) {
-	m.byPage(frames)
-	for len(frames) > 0 {
-		row := m.row(frames)
-		frames = frames[len(row):]
+	for rest := frames; len(rest) > 0; {
+		row := m.row(rest)
+		rest = rest[len(row):]
 		first := m.frames[row[0]].page
 		for i := range row {
 			page := first + int64(i)
 			_, kept := m.volume.Extent(page*pages.Size, (page+1)*pages.Size)
 			m.mark(page, kept)
 		}
+		m.s.stats.drops.Add(1)
 		m.must(m.memory.Punch(int(first*pages.Size), len(row)*pages.Size))
-		for _, at := range row {
-			m.release(at, m.policy.gone(at))
+	}
+	m.s.stats.evicted.Add(int64(len(frames)))
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, at := range frames {
+		page, want := m.frames[at].page, m.frames[at].want
+		m.release(at, m.policy.gone(at))
+		if want { // who needs it tries again
+			m.must(m.fd.Wake(m.addr(page), pages.Size))
 		}
-		m.s.stats.evicted.Add(int64(len(row)))
 	}
 }
 
@@ -172,20 +234,21 @@ func (m *mapping) writeOut(victims []uint32, b []byte) (freed int) {
 
 // dropWritten drops the first pages of a row, so many, that nobody needs, and has the others stay.
 func (m *mapping) dropWritten(row []uint32, written int) (freed int) {
-	var drops [batch]uint32
+	var gone [batch]uint32
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	for i, at := range row {
 		f := &m.frames[at]
 		if i < written && !f.want && f.pins == 0 {
-			drops[freed] = at
+			gone[freed] = at
 			freed++
 			continue
 		}
+		m.policy.stays(at)
 		f.state, f.used, f.want = dirty, true, false
 		m.must(m.fd.Protect(m.addr(f.page), pages.Size, false))
 		m.changed.Broadcast()
 	}
-	m.drop(drops[:freed])
+	m.mu.Unlock()
+	m.drop(gone[:freed])
 	return freed
 }

@@ -31,7 +31,7 @@ const (
 	parked   // see marks
 	clean    // protected: who writes to it faults
 	dirty    // it may have been written to since it was evicted last
-	evicting // protected, and being written out
+	evicting // protected, and being written out or taken out of the memory
 )
 
 // frame is a page of the memory that is there, or will be.
@@ -142,7 +142,7 @@ func (m *mapping) readNow(j job) bool {
 	if m.isLost(j.page) || m.volume.Read(far.NoWait, m.page[:], j.page*pages.Size) != nil {
 		return false
 	}
-	m.place(j.frame, m.page[:], j.write)
+	m.place([]uint32{j.frame}, m.page[:], j.write)
 	return true
 }
 
@@ -162,9 +162,10 @@ func (m *mapping) present(page int64, at uint32, write bool) {
 	case f.state == loading: // who places it has it go on
 		f.want = true
 	case f.state == parked:
-		m.follow(m.unpark(at-1, write))
-	case f.state == evicting && write:
-		f.want = true // who evicts it has it go on
+		m.unpark(at-1, write)
+		m.follow(page)
+	case f.state == evicting: // who evicts it has it go on
+		f.want = true
 	case write:
 		f.state = dirty
 		m.must(m.fd.Protect(m.addr(page), pages.Size, false))
@@ -212,41 +213,46 @@ func (m *mapping) release(at, next uint32) {
 	m.changed.Broadcast()
 }
 
-// place puts what is in a page into its frame, and has those go on who wait for it.
-func (m *mapping) place(at uint32, page []byte, write bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.placeLocked([]uint32{at}, page, write)
-}
-
-// most is how many pages are placed with one system call, during which whoever waits for the
-// first of them goes on waiting.
-const most = 32
-
-// placeAll is place for several frames.
-func (m *mapping) placeAll(frames []uint32, b []byte, write bool) {
+// place puts what is in pages into their frames, those that are in a row with one system call, and has those go on who
+// wait for them. The lock is not held meanwhile, so that other pages come and go at the same time.
+//
+// Preconditions: the frames are loading, and the caller's; m.mu is not held.
+func (m *mapping) place(frames []uint32, b []byte, write bool) {
 	for len(frames) > 0 {
+		row := m.row(frames)
+		err := m.copyIn(row, b[:len(row)*pages.Size], write)
 		m.mu.Lock()
-		n := min(len(m.row(frames)), most)
-		m.placeLocked(frames[:n], b[:n*pages.Size], write)
+		m.placed(row, write, err)
 		m.mu.Unlock()
-		frames, b = frames[n:], b[n*pages.Size:]
+		frames, b = frames[len(row):], b[len(row)*pages.Size:]
 	}
 }
 
-// placeLocked places pages that are in a row.
+// copyIn puts what is in pages that are in a row into the memory. Who waits for one of them goes on at once.
+//
+// Preconditions: the frames are loading, and the caller's.
+func (m *mapping) copyIn(row []uint32, b []byte, write bool) error {
+	m.s.stats.places.Add(1)
+	return m.fd.Copy(m.addr(m.frames[row[0]].page), b, !write)
+}
+
+// placed says that pages are in the memory, if copyIn has not failed.
 //
 // Preconditions: m.mu is held.
-func (m *mapping) placeLocked(frames []uint32, b []byte, write bool) {
-	if err := m.fd.Copy(m.addr(m.frames[frames[0]].page), b, !write); err != nil {
+func (m *mapping) placed(row []uint32, write bool, err error) {
+	if err != nil {
 		m.end(err) // nothing is said of pages that may not be there
 		return
 	}
-	for _, at := range frames {
+	for _, at := range row {
 		f := &m.frames[at]
 		f.state = clean
 		if write {
 			f.state = dirty
+		}
+		if f.want { // it may have been touched since it is there, and waits: it tries again
+			f.want = false
+			m.must(m.fd.Wake(m.addr(f.page), pages.Size))
 		}
 	}
 	m.changed.Broadcast()
@@ -254,10 +260,11 @@ func (m *mapping) placeLocked(frames []uint32, b []byte, write bool) {
 
 // work serves jobs until there are no more.
 func (m *mapping) work() {
-	b := make([]byte, maxWindow*pages.Size)
+	b := m.s.buffers.Get().(*[pages.MaxRead * pages.Size]byte)
+	defer m.s.buffers.Put(b)
 	for j := range m.jobs {
 		if j.ahead.Count > 0 {
-			m.readAhead(j, b)
+			m.readAhead(j, b[:])
 			continue
 		}
 		if err := m.load(j, b[:pages.Size]); err != nil {
@@ -289,7 +296,7 @@ func (m *mapping) load(j job, b []byte) error {
 		m.mu.Unlock()
 		return err
 	}
-	m.place(j.frame, b, j.write)
+	m.place([]uint32{j.frame}, b, j.write)
 	return nil
 }
 

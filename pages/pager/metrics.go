@@ -6,6 +6,9 @@ var (
 	faultsDesc   = prometheus.NewDesc("polder_pager_faults_total", "Accesses that waited for a page.", nil, nil)
 	aheadDesc    = prometheus.NewDesc("polder_pager_read_ahead_total", "Pages brought before they were touched.", nil, nil)
 	evictedDesc  = prometheus.NewDesc("polder_pager_evicted_total", "Pages taken out of the memory of mappings.", nil, nil)
+	placesDesc   = prometheus.NewDesc("polder_pager_place_calls_total", "System calls that put pages in a row into the memory of mappings.", nil, nil)
+	dropsDesc    = prometheus.NewDesc("polder_pager_drop_calls_total", "System calls that took pages in a row out of the memory of mappings.", nil, nil)
+	protectsDesc = prometheus.NewDesc("polder_pager_protect_calls_total", "System calls that protected pages in a row before they were written to far memory.", nil, nil)
 	poisonedDesc = prometheus.NewDesc("polder_pager_poisoned_total", "Pages that could not be read in time, or were lost: accesses to them fail.", nil, nil)
 	refusedDesc  = prometheus.NewDesc("polder_pager_refused_total", "Clients that were refused.", nil, nil)
 	mappingsDesc = prometheus.NewDesc("polder_pager_mappings", "Mappings.", nil, nil)
@@ -21,7 +24,7 @@ type collector struct{ s *Server }
 
 // Describe implements prometheus.Collector.
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{faultsDesc, aheadDesc, evictedDesc, poisonedDesc, refusedDesc, mappingsDesc, sizeDesc, framesDesc} {
+	for _, d := range []*prometheus.Desc{faultsDesc, aheadDesc, evictedDesc, placesDesc, dropsDesc, protectsDesc, poisonedDesc, refusedDesc, mappingsDesc, sizeDesc, framesDesc} {
 		ch <- d
 	}
 }
@@ -35,6 +38,9 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	put(faultsDesc, prometheus.CounterValue, st.faults.Load())
 	put(aheadDesc, prometheus.CounterValue, st.ahead.Load())
 	put(evictedDesc, prometheus.CounterValue, st.evicted.Load())
+	put(placesDesc, prometheus.CounterValue, st.places.Load())
+	put(dropsDesc, prometheus.CounterValue, st.drops.Load())
+	put(protectsDesc, prometheus.CounterValue, st.protects.Load())
 	put(poisonedDesc, prometheus.CounterValue, st.poisoned.Load())
 	put(refusedDesc, prometheus.CounterValue, st.refused.Load())
 	c.s.mu.Lock()

@@ -47,6 +47,13 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	if addr := os.Getenv("ROWS"); addr != "" { // of TestWhatIsInARowIsDealtWithTogether
+		if err := rows(addr); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	if addr := os.Getenv("HOLES"); addr != "" { // of TestAStreamGoesOnWherePagesAreThere
 		if err := fillHoles(addr); err != nil {
 			fmt.Println(err)
@@ -66,7 +73,12 @@ func newPager(t *testing.T, segments int, cfg Config) (*Server, string) {
 
 func newPagerWith(t *testing.T, segments int, local int64, cfg Config) (*Server, string) {
 	t.Helper()
-	h, err := far.NewHeap(far.NewMemStore(256<<10, segments), far.Config{Local: local})
+	return newPagerOver(t, far.NewMemStore(256<<10, segments), local, cfg)
+}
+
+func newPagerOver(t *testing.T, store far.Store, local int64, cfg Config) (*Server, string) {
+	t.Helper()
+	h, err := far.NewHeap(store, far.Config{Local: local})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -201,7 +201,7 @@ func (m *mapping) bring(first, end int64, write bool) (int64, error) {
 		m.abandon(frames[:n])
 		return 0, err
 	}
-	m.placeAll(frames[:n], b[:n*pages.Size], write)
+	m.place(frames[:n], b[:n*pages.Size], write)
 	return int64(n), nil
 }
 

@@ -15,7 +15,7 @@ type memoryOf struct {
 }
 
 func newMemoryOf(frames int) *memoryOf {
-	m := &memoryOf{policy: newPolicy(frames, 0), pages: make([]int, frames), index: map[int]uint32{}}
+	m := &memoryOf{policy: newPolicy(frames, 0, frames/16), pages: make([]int, frames), index: map[int]uint32{}}
 	for at := range frames {
 		m.free = append(m.free, uint32(at))
 	}
@@ -30,7 +30,7 @@ func (m *memoryOf) use(page int) {
 	m.misses++
 	if len(m.free) == 0 {
 		at := m.next()
-		m.chose()
+		m.chose(at)
 		m.index[m.pages[at]] = m.gone(at)
 		m.free = append(m.free, at)
 	}
@@ -93,7 +93,32 @@ func TestThePolicyComesToAllPages(t *testing.T) {
 		if len(said) != 1024 {
 			t.Errorf("it has said %d of 1024 pages", len(said))
 		}
-		m.chose()
+		at := m.next()
+		m.chose(at)
+		m.stays(at)
+	}
+}
+
+// TestOfThoseThatAreChosenTogetherFewWereKept, also where there is one more of those than may be: all but one are young.
+func TestOfThoseThatAreChosenTogetherFewWereKept(t *testing.T) {
+	m := newMemoryOf(1024)
+	for page := range 1024 {
+		m.use(page)
+	}
+	m.next() // makes as many kept as may be
+	at := m.at[m.end()].next
+	m.forget(at)
+	m.become(at, kept)
+	wereKept := 0
+	for range 64 {
+		at := m.next()
+		if m.at[at].is == kept {
+			wereKept++
+		}
+		m.chose(at)
+	}
+	if wereKept < 1 || wereKept > 64/sample+2 {
+		t.Errorf("%d of 64 pages that are chosen together were kept, want one too many and one of %d", wereKept, sample)
 	}
 }
 

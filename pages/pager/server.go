@@ -63,6 +63,7 @@ type Server struct {
 // counters count since the server was made.
 type counters struct {
 	faults, ahead, evicted, poisoned, refused atomic.Int64
+	places, drops, protects                   atomic.Int64 // system calls, each for pages in a row
 }
 
 // ErrClosed is why mappings end when the server is closed.
@@ -287,8 +288,11 @@ func (s *Server) newMapping(conn *fdpass.Conn, a wire.Attach, region *named, fil
 		m.free[i] = uint32(len(m.free) - 1 - i)
 	}
 	m.changed.L = &m.mu
-	m.policy = newPolicy(len(m.frames), m.enough())
-	m.streams.Most = maxWindow
+	window := max(min(maxWindow, len(m.frames)/32), 4)
+	m.streams.Most = int64(window)
+	// There is room for windows that are read and used, and for those that are being dropped, so that nothing is dropped that
+	// was read ahead and not used yet.
+	m.policy = newPolicy(len(m.frames), m.enough(), max(4*window+2*m.low(), len(m.frames)/16))
 	m.ctx, m.end = context.WithCancelCause(s.ctx)
 	if err := m.begin(a.Resume); err != nil {
 		m.end(err)

@@ -45,6 +45,20 @@ type Window struct{ First, Stride, Count, N int64 }
 // Mark is the first page of that access of the window with which the next one is to be read.
 func (w Window) Mark() int64 { return w.First + (w.Count-1)/2*w.Stride }
 
+// last is the first page of its last access.
+func (w Window) last() int64 { return w.First + (w.Count-1)*w.Stride }
+
+// Reached takes in that a window of one page an access went on to the page last, since some of its pages were there already,
+// and that the next one is to be read with the access to mark.
+func (s *Streams) Reached(w Window, last, mark int64) {
+	for i := range s.of {
+		if t := &s.of[i]; t.stride == w.Stride && t.asked == w.last() && t.window > 0 {
+			t.asked, t.mark = last, mark
+			return
+		}
+	}
+}
+
 // Access takes in that n pages are used, and says what to read ahead, of which Count may be 0.
 func (s *Streams) Access(page, n int64) Window {
 	s.tick++
@@ -99,6 +113,7 @@ func (t *stream) sign() int64 {
 
 // follow takes in an access that was expected.
 func (t *stream) follow(page, n, most int64) Window {
+	due := t.window > 0 && page == t.mark
 	if t.last = page; t.stride == 1 {
 		t.last += n - 1
 	}
@@ -106,7 +121,7 @@ func (t *stream) follow(page, n, most int64) Window {
 		t.asked = t.last
 	}
 	left := (t.asked - t.last) / t.stride
-	if 2*left > t.window {
+	if 2*left > t.window && !due {
 		return Window{}
 	}
 	least := int64(first)
