@@ -86,7 +86,9 @@ func (m *mapping) choose(c *chosen, most int, leave bool) {
 	for ; tries > 0 && !full(); tries-- {
 		at := m.policy.next()
 		first, wasKept := m.frames[at].page/together*together, m.policy.keeps(at)
-		if !m.take(c, at, leave) || !wasKept {
+		if taken := m.take(c, at, leave); !taken && leave && !wasKept && m.frames[at].state == dirty {
+			break // those behind it were read ahead, and are to be used first: it is for the evictor to write out
+		} else if !taken || !wasKept {
 			continue
 		}
 		for page := first; page < min(first+together, int64(len(m.index))) && !full(); page++ {
