@@ -23,7 +23,8 @@
 //
 // If the store is a [store.Keeper], [Log.OpenKeeper] finds the last checkpoint by the root, whose
 // format package record has, and [Log.LoadSegments] the segments as they were then.
-// [Log.Hold] and [Log.Commit] make the next checkpoint, between which nothing is given back.
+// [Log.Hold] and [Log.Commit] make the next checkpoint, between which nothing is given back. [Log.Pin] keeps what a checkpoint refers
+// to beyond the next one, so that it can be copied, as long as the store has more to lend; [Restore] makes a log of such a copy.
 //
 // # Concurrency
 //
@@ -34,5 +35,5 @@
 // # Files
 //
 // log (the table of segments, and borrowing), segment, giveback (dropping, spare and idle ones), clean (which
-// segment is to be cleaned), keep (checkpoints), pins (of many segments, for one call).
+// segment is to be cleaned), keep (checkpoints), pin (of a checkpoint that is copied), restore (from a copy), pins (of many segments, for one call).
 package farlog

@@ -23,10 +23,14 @@ type keeping struct {
 	root    record.Root
 	parts   []store.Segment        // the last checkpoint is in these,
 	spares  []store.Segment        // reserved for the next one, and for what has to be written back before it,
+	most    int                    // of which there are to be so many,
 	kept    map[store.Segment]bool // and refers to these; nil if nothing outlives the heap
+	listed  []store.Segment        // those of kept, in the order in which the checkpoint lists them; nil before there is one of this process's
+	pins    []*Pinned              // checkpoints whose segments stay, whatever has followed them
 	due     chan struct{}          // tells that there should be another one
 	holding bool                   // a checkpoint is being made, to which everything may belong
 	waiting []store.Segment        // dead ones that go when there is another checkpoint
+	pinned  []store.Segment        // dead ones that no checkpoint keeps any more, and a pin does
 }
 
 // Keeps reports whether the heap outlives its process, and Waits how many segments wait for the next
@@ -43,14 +47,28 @@ func (f *Log) Waits() int {
 // retain keeps a dead segment until the next checkpoint if the last one may refer to it. f.mu must be held.
 func (f *Log) retain(seg store.Segment) bool {
 	k := &f.keeping
-	if k.keeper == nil || !k.holding && !k.kept[seg] {
+	switch {
+	case k.keeper == nil:
+		return false
+	case k.holding || k.kept[seg]:
+		k.waiting = append(k.waiting, seg)
+	case k.hasPinned(seg):
+		f.keepPinned(seg)
+	default:
 		return false
 	}
-	k.waiting = append(k.waiting, seg)
 	if f.starved() {
 		k.remind()
 	}
 	return true
+}
+
+// keepPinned keeps a dead segment for a pin that needs it, if there is memory to be had. f.mu must be held.
+func (f *Log) keepPinned(seg store.Segment) {
+	f.keeping.pinned = append(f.keeping.pinned, seg)
+	if f.scarce.Load() {
+		f.breakPins()
+	}
 }
 
 // remind says that a checkpoint is due.
@@ -118,7 +136,7 @@ func (f *Log) Reserve(ctx context.Context, n int) error {
 			return nil
 		}
 		s, err := f.Store.Alloc(ctx)
-		if errors.Is(err, store.ErrStoreFull) {
+		if f.full(err) {
 			return nil
 		}
 		if err != nil {
@@ -219,9 +237,16 @@ func (f *Log) Commit(ctx context.Context, checkpoint []byte, segs []store.Segmen
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if k.holding = false; err == nil {
+	if k.holding, k.most = false, most; err == nil {
 		free = k.waiting
-		k.waiting, k.spares, k.parts, k.root = nil, append(k.spares, k.parts...), parts, root
+		for _, s := range k.parts {
+			if k.hasPinned(s) {
+				free = append(free, s)
+			} else {
+				k.spares = append(k.spares, s)
+			}
+		}
+		k.waiting, k.parts, k.root, k.listed = nil, parts, root, append([]store.Segment{}, segs...)
 		k.kept = make(map[store.Segment]bool, len(segs))
 		for _, s := range segs {
 			k.kept[s] = true
@@ -230,6 +255,8 @@ func (f *Log) Commit(ctx context.Context, checkpoint []byte, segs []store.Segmen
 			switch {
 			case k.kept[s]: // it has died since
 				k.waiting = append(k.waiting, s)
+			case k.hasPinned(s):
+				f.keepPinned(s)
 			case len(k.spares) < most:
 				k.spares = append(k.spares, s)
 			default:
@@ -262,9 +289,11 @@ func (f *Log) borrowForCheckpoint(ctx context.Context) (store.Segment, error) {
 		return s, nil
 	}
 	s, err := f.Store.Alloc(ctx)
-	if errors.Is(err, store.ErrStoreFull) {
-		if s := f.TakeSpare(false); s != nil {
-			return s, nil
+	if f.full(err) {
+		for _, take := range []func(bool) store.Segment{f.takeIdle, f.TakeSpare} {
+			if s := take(false); s != nil {
+				return s, nil
+			}
 		}
 	}
 	return s, err
@@ -303,23 +332,9 @@ func (f *Log) checkpointHeader(p record.Part) *record.Segment {
 
 // readPart appends a part of a checkpoint to b.
 func (f *Log) readPart(ctx context.Context, seg store.Segment, p record.Part, b []byte) ([]byte, error) {
-	mem := make([]byte, record.Size(min(mostOfCheckpoint, f.SegSize/2)))
-	seed := f.checkpointHeader(p).Seed()
+	mem := f.stretch()
 	for off, end := record.SegmentSize, len(b)+int(p.Length); len(b) < end; {
-		n := min(len(mem), f.SegSize-off)
-		ops := []store.ReadOp{{Seg: seg, Off: off, Buf: mem[:n], Bulk: true}}
-		f.Store.Read(ctx, ops)
-		err := ops[0].Err
-		var r record.Record
-		if err == nil {
-			r, err = record.Decode(mem[:n], seed, off)
-			if err == nil && (r.Kind() != record.Checkpoint || len(r.Body()) > end-len(b) || r.Len() == 0) {
-				err = errNoCheckpoint
-			}
-			if err != nil {
-				err = &store.CorruptError{Segment: p.Name, Off: off, Err: err}
-			}
-		}
+		r, err := f.readStretch(ctx, seg, p, off, end-len(b), mem)
 		if err != nil {
 			return nil, err
 		}
@@ -327,6 +342,27 @@ func (f *Log) readPart(ctx context.Context, seg store.Segment, p record.Part, b 
 		off += r.Size()
 	}
 	return b, nil
+}
+
+// stretch is room for a record of a checkpoint.
+func (f *Log) stretch() []byte { return make([]byte, record.Size(min(mostOfCheckpoint, f.SegSize/2))) }
+
+// readStretch reads a record of a part of a checkpoint into mem, whose body has at most so many bytes.
+func (f *Log) readStretch(ctx context.Context, seg store.Segment, p record.Part, off, most int, mem []byte) (record.Record, error) {
+	n := min(len(mem), f.SegSize-off)
+	ops := []store.ReadOp{{Seg: seg, Off: off, Buf: mem[:n], Bulk: true}}
+	f.Store.Read(ctx, ops)
+	if ops[0].Err != nil {
+		return nil, ops[0].Err
+	}
+	r, err := record.Decode(mem[:n], f.checkpointHeader(p).Seed(), off)
+	if err == nil && (r.Kind() != record.Checkpoint || len(r.Body()) > most || r.Len() == 0) {
+		err = errNoCheckpoint
+	}
+	if err != nil {
+		return nil, &store.CorruptError{Segment: p.Name, Off: off, Err: err}
+	}
+	return r, nil
 }
 
 var errNoCheckpoint = errors.New("they are not those of a checkpoint")

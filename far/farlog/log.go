@@ -2,7 +2,6 @@ package farlog
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -169,7 +168,13 @@ func (f *Log) Borrow(ctx context.Context) (store.Segment, error) {
 	if seg == nil {
 		seg, err = f.Store.Alloc(ctx)
 	}
-	f.scarce.Store(errors.Is(err, store.ErrStoreFull))
+	scarce := f.full(err)
+	if scarce {
+		if s := f.takeIdle(false); s != nil {
+			seg, err = s, nil
+		}
+	}
+	f.scarce.Store(scarce)
 	if f.Keeps() && f.Starved() {
 		f.keeping.remind()
 	}
@@ -214,7 +219,7 @@ func (f *Log) BorrowForPages(ctx context.Context, cleaning bool) (store.Segment,
 		s := f.takeIdle(false)
 		if s == nil {
 			var err error
-			if s, err = f.Store.Alloc(ctx); errors.Is(err, store.ErrStoreFull) {
+			if s, err = f.Store.Alloc(ctx); f.full(err) {
 				f.scarce.Store(true)
 				continue
 			} else if err != nil {

@@ -1,0 +1,284 @@
+package far
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+
+	"polder/far/farlog"
+	"polder/far/record"
+	"polder/far/saved"
+	"polder/far/store"
+)
+
+// checkpointNumber is what a snapshot calls the checkpoint of a root.
+func checkpointNumber(r *record.Root) uint64 { return binary.LittleEndian.Uint64(r.Sum[:]) }
+
+// Contents is what a snapshot has.
+type Contents struct {
+	Heap        uint64 // number of the heap
+	SegmentSize int
+	Segments    int   // that the checkpoint needs
+	Bytes       int64 // of those
+	Checkpoint  int64 // bytes of it
+	Size        int64 // of the snapshot
+
+	needed map[uint64]bool // positions of the segments
+}
+
+// CheckSnapshot reads all of a snapshot and checks it. Damage is a *saved.DamagedError.
+func CheckSnapshot(ctx context.Context, r io.Reader) (*Contents, error) {
+	c := &Contents{needed: map[uint64]bool{}}
+	n, err := readSnapshot(ctx, r, func(int) error { return nil }, func(saved.Part) error { return nil })
+	if err != nil {
+		return nil, err
+	}
+	for _, k := range n.list {
+		c.needed[k.Position] = true
+		c.Bytes += int64(k.Written)
+	}
+	c.Heap, c.SegmentSize, c.Segments, c.Checkpoint, c.Size = n.root.Heap, n.size, len(n.list), int64(len(n.checkpoint)), n.bytes
+	return c, nil
+}
+
+// readings is what was read of a snapshot, but for the segments.
+type readings struct {
+	root       *record.Root
+	checkpoint []byte
+	list       []farlog.Kept
+	size       int
+	bytes      int64
+}
+
+// readSnapshot reads a snapshot: start is told the size of segments, segment is given their parts. It checks the rest.
+func readSnapshot(ctx context.Context, r io.Reader, start func(size int) error, segment func(p saved.Part) error) (*readings, error) {
+	in, err := saved.NewReader(r)
+	if err != nil {
+		return nil, err
+	}
+	n := &readings{size: in.SegmentSize()}
+	if err := start(n.size); err != nil {
+		return nil, err
+	}
+	number := uint64(0)
+	for {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		at, part := in.Offset(), in.Parts()+1
+		p, err := in.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, err
+		}
+		switch p.Kind {
+		case saved.Segment:
+			err = segment(p)
+		case saved.Checkpoint:
+			if p.Off == 0 {
+				n.checkpoint = n.checkpoint[:0]
+			}
+			n.checkpoint, number = append(n.checkpoint, p.Body...), p.Of
+		case saved.Root:
+			if n.root, err = record.DecodeRoot(p.Body); err == nil {
+				err = n.check(in, number)
+			}
+			if err != nil {
+				err = &saved.DamagedError{Off: at, Part: part, Err: err}
+			}
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	n.bytes = in.Offset()
+	return n, nil
+}
+
+// check checks a root that was read, and what it is the root of.
+func (n *readings) check(in *saved.Reader, number uint64) error {
+	switch r := n.root; {
+	case r.Heap != in.Heap() || checkpointNumber(r) != number || len(r.Parts) > 0:
+		return errors.New("it is the root of something else")
+	case r.Length != uint64(len(n.checkpoint)) || r.Sum != sha256.Sum256(n.checkpoint):
+		return fmt.Errorf("the %d bytes of its checkpoint are not those that were written", len(n.checkpoint))
+	}
+	d := &record.Decoder{B: n.checkpoint}
+	d.Bytes(checkpointPrefix)
+	list, err := farlog.ListedSegments(d, n.root.Heap)
+	if err != nil {
+		return err
+	}
+	for _, k := range list {
+		if has := in.Have()[k.Position]; has < uint64(k.Written) {
+			return fmt.Errorf("of segment %d there are %d bytes, want %d", k.ID, has, k.Written)
+		}
+	}
+	n.list = list
+	return nil
+}
+
+// ErrKept says that the store keeps a heap already.
+var ErrKept = errors.New("there is a heap already")
+
+// Restore makes what st keeps the heap of a snapshot, so that Open finds it; st must keep none. What is needed, which may be nil, is
+// what CheckSnapshot has said of the same snapshot: only so much is written then. If it fails, st keeps nothing, unless the error is that of
+// st.SetRoot, and what was written is given back if it can be.
+func Restore(ctx context.Context, st store.Keeper, r io.Reader, needed *Contents) (err error) {
+	if root, err := st.Root(ctx); err != nil || root != nil {
+		return cmp.Or(err, ErrKept)
+	}
+	segs := restoring{st: st, all: map[uint64]*restored{}, spare: map[store.Segment]bool{}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, segs.free(context.WithoutCancel(ctx)))
+		}
+	}()
+	n, err := readSnapshot(ctx, r, func(size int) error {
+		if size != st.SegmentSize() {
+			return &SegmentSizeError{size, st.SegmentSize()}
+		}
+		return nil
+	}, func(p saved.Part) error {
+		if needed != nil && !needed.needed[p.Of] {
+			return nil
+		}
+		return segs.write(ctx, p)
+	})
+	if err != nil {
+		return err
+	}
+	var list []store.Segment
+	for _, k := range n.list {
+		s := segs.all[k.Position]
+		if s == nil {
+			if k.Written > 0 {
+				return fmt.Errorf("the snapshot is another one than before: segment %d is missing", k.ID)
+			}
+			if s, err = segs.add(ctx, k.Position); err != nil {
+				return err
+			}
+		}
+		list = append(list, s.Segment)
+		delete(segs.all, k.Position)
+	}
+	if err := segs.free(ctx); err != nil { // what no checkpoint needs
+		return err
+	}
+	return farlog.Restore(ctx, st, n.root, n.checkpoint, checkpointPrefix, list)
+}
+
+// SegmentSizeError says that a heap with segments of one size cannot lie in segments of another: what refers to an object says in which
+// segment it is, and where in it.
+type SegmentSizeError struct{ Want, Has int }
+
+func (e *SegmentSizeError) Error() string {
+	return fmt.Sprintf("its segments are of %d bytes, and far memory lends such of %d", e.Want, e.Has)
+}
+
+// restoring are segments that are written anew.
+type restoring struct {
+	st    store.Keeper
+	all   map[uint64]*restored   // by their position
+	spare map[store.Segment]bool // that take no more, and were copied to others
+}
+
+type restored struct {
+	store.Segment
+	n int // bytes that were written
+}
+
+func (r *restoring) add(ctx context.Context, position uint64) (*restored, error) {
+	ctx, cancel := context.WithTimeout(ctx, store.Timeout)
+	defer cancel()
+	seg, err := r.st.Alloc(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("cannot borrow far memory: %w", err)
+	}
+	s := &restored{Segment: seg}
+	r.all[position] = s
+	return s, nil
+}
+
+// mostTries is how many segments are tried for what is to be written to one.
+const mostTries = 4
+
+// write writes a part of a segment.
+func (r *restoring) write(ctx context.Context, p saved.Part) (err error) {
+	s := r.all[p.Of]
+	if s == nil {
+		if s, err = r.add(ctx, p.Of); err != nil {
+			return err
+		}
+	}
+	for try := 1; ; try++ {
+		if err = writeWithin(ctx, s, p.Body); err == nil {
+			s.n += len(p.Body)
+			return nil
+		}
+		if !errors.Is(err, store.ErrSealed) || try == mostTries {
+			return fmt.Errorf("cannot write to %s: %w", s.Name(), err)
+		}
+		if s, err = r.move(ctx, p.Of, s); err != nil {
+			return err
+		}
+	}
+}
+
+// move copies what was written of a segment that takes no more, since a copy was late, to another one.
+func (r *restoring) move(ctx context.Context, position uint64, from *restored) (*restored, error) {
+	ops := []store.ReadOp{{Seg: from.Segment, Buf: make([]byte, from.n), Bulk: true}}
+	if from.n > 0 {
+		r.st.Read(ctx, ops)
+	}
+	r.spare[from.Segment] = true
+	delete(r.all, position)
+	if ops[0].Err != nil {
+		return nil, ops[0].Err
+	}
+	for try := 1; ; try++ {
+		to, err := r.add(ctx, position)
+		if err != nil || from.n == 0 {
+			return to, err
+		}
+		if err = writeWithin(ctx, to, ops[0].Buf); err == nil {
+			to.n = from.n
+			return to, nil
+		}
+		if !errors.Is(err, store.ErrSealed) || try == mostTries {
+			return nil, fmt.Errorf("cannot write to %s: %w", to.Name(), err)
+		}
+		r.spare[to.Segment] = true
+	}
+}
+
+func writeWithin(ctx context.Context, s *restored, b []byte) error {
+	ctx, cancel := context.WithTimeout(ctx, store.Timeout)
+	defer cancel()
+	return s.Write(ctx, b, s.n)
+}
+
+// free gives back all that there is.
+func (r *restoring) free(ctx context.Context) error {
+	var errs []error
+	give := func(s store.Segment) {
+		ctx, cancel := context.WithTimeout(ctx, store.Timeout)
+		defer cancel()
+		errs = append(errs, s.Free(ctx))
+	}
+	for _, s := range r.all {
+		give(s)
+	}
+	for s := range r.spare {
+		give(s)
+	}
+	clear(r.all)
+	clear(r.spare)
+	return errors.Join(errs...)
+}

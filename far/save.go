@@ -1,0 +1,192 @@
+package far
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"polder/far/farlog"
+	"polder/far/record"
+	"polder/far/saved"
+)
+
+// Snapshot is what the heap was at one moment, to be read while it goes on. It is a checkpoint that is pinned: what it refers to is not given
+// back meanwhile, unless far memory is full; then Next fails with ErrOvertaken. It has one user.
+//
+// Why a pin, and not only copies that notice when something is gone: a heap that changes cleans its segments all the time,
+// and what is not pinned would be copied in vain again and again. Why the pin breaks when far memory is full: a server must not refuse
+// writes because somebody copies it. Whoever reads begins again then, with a newer checkpoint, and goes on with all segments
+// that it has: they do not change.
+type Snapshot struct {
+	pin   *farlog.Pinned
+	heap  uint64
+	size  int // of a segment
+	have  map[uint64]uint64
+	list  []farlog.Kept
+	at    int // in list
+	off   int // in that segment
+	left  int64
+	rest  *farlog.Stretches
+	sent  uint64 // bytes of the checkpoint
+	state saveState
+	mem   []byte
+	buf   []byte
+}
+
+type saveState uint8
+
+const (
+	saveStart saveState = iota
+	saveSegments
+	saveCheckpoint
+	saveEnd
+)
+
+// ErrOvertaken says that a snapshot needs memory that those who write had to be given. A newer one can be taken.
+var ErrOvertaken = farlog.ErrPinBroken
+
+// LackingError says that a snapshot would lack something.
+type LackingError struct{ Entries int }
+
+func (e *LackingError) Error() string {
+	return fmt.Sprintf("at least %d entries were lost with a node, and a copy would lack them", e.Entries)
+}
+
+// Lacking is a *LackingError if entries of the heap are lost, and nobody has set or deleted them since.
+func (h *Heap) Lacking() error {
+	st := h.Stats()
+	n := st.Uncounted
+	for _, m := range st.Maps {
+		n += m.LostNow
+	}
+	if n > 0 {
+		return &LackingError{n}
+	}
+	return nil
+}
+
+// saveBytes is how many bytes of a segment are read at a time, but for a longer record.
+const saveBytes = 256 << 10
+
+// Snapshot takes a checkpoint and pins it. Of segments, whose positions are the keys of have, it leaves out so many bytes,
+// which whoever reads has by an earlier snapshot of the heap. Close it.
+func (h *Heap) Snapshot(ctx context.Context, have map[uint64]uint64) (*Snapshot, error) {
+	if err := h.Lacking(); err != nil {
+		return nil, err
+	}
+	if err := h.Checkpoint(ctx); err != nil {
+		return nil, err
+	}
+	pin := h.core.Far.Pin() // of this checkpoint, or of one that is younger still
+	if pin == nil {
+		return nil, errors.New("BUG: a checkpoint was taken, and there is none")
+	}
+	s := &Snapshot{pin: pin, heap: pin.Root.Heap, size: h.core.Far.SegSize, have: have}
+	s.mem = make([]byte, min(saveBytes, s.size))
+	if err := s.begin(ctx); err != nil {
+		pin.Unpin()
+		return nil, fmt.Errorf("cannot read the checkpoint: %w", err)
+	}
+	return s, nil
+}
+
+// checkpointPrefix is how many bytes of a checkpoint are in front of the list of segments.
+const checkpointPrefix = 4 + 4 + 8 + 8
+
+// begin reads the list of segments.
+func (s *Snapshot) begin(ctx context.Context) (err error) {
+	var b []byte
+	in := s.pin.Checkpoint()
+	for tried := 0; ; {
+		more, err := in.Next(ctx)
+		if err != nil && !errors.Is(err, io.EOF) {
+			return err
+		}
+		b = append(b, more...)
+		if whole := errors.Is(err, io.EOF); whole || len(b) >= 2*tried {
+			d := &record.Decoder{B: b}
+			d.Bytes(checkpointPrefix)
+			s.list, err = s.pin.Segments(d)
+			if whole && err != nil {
+				return err
+			}
+			if err == nil {
+				break
+			}
+			tried = len(b)
+		}
+	}
+	for i := range s.list {
+		s.left += int64(s.list[i].Written) - int64(s.begun(&s.list[i]))
+	}
+	s.left += int64(s.pin.Root.Length)
+	return nil
+}
+
+// begun is how many bytes of a segment are left out.
+func (s *Snapshot) begun(k *farlog.Kept) int { return int(min(s.have[k.Position], uint64(k.Written))) }
+
+// Heap is the number of the heap, which no other has but those that were loaded from a snapshot of it.
+func (s *Snapshot) Heap() uint64 { return s.heap }
+
+// Left is how many bytes are yet to come, but for what frames them.
+func (s *Snapshot) Left() int64 { return s.left }
+
+// Next returns the next part of the snapshot, as package saved has it, which is valid until Next is called again; and io.EOF behind the root.
+func (s *Snapshot) Next(ctx context.Context) (b []byte, err error) {
+	switch s.state {
+	case saveStart:
+		s.buf = saved.AppendStart(s.buf[:0], s.heap, s.size)
+		s.state = saveSegments
+		return s.buf, nil
+	case saveSegments:
+		for ; s.at < len(s.list); s.at++ {
+			k := &s.list[s.at]
+			if s.off = max(s.off, s.begun(k)); s.off < k.Written {
+				return s.nextOf(ctx, k)
+			}
+			s.off = 0
+		}
+		s.rest, s.state = s.pin.Checkpoint(), saveCheckpoint
+		fallthrough
+	case saveCheckpoint:
+		b, err := s.rest.Next(ctx)
+		if err == nil {
+			s.buf = saved.Append(s.buf[:0], saved.Part{Kind: saved.Checkpoint, Of: s.number(), Off: s.sent, Body: b})
+			s.sent += uint64(len(b))
+			s.left -= int64(len(b))
+			return s.buf, nil
+		}
+		if !errors.Is(err, io.EOF) {
+			return nil, fmt.Errorf("cannot read the checkpoint: %w", err)
+		}
+		root := s.pin.Root
+		root.Parts = nil
+		s.buf = saved.Append(s.buf[:0], saved.Part{Kind: saved.Root, Of: s.number(), Body: root.Encode()})
+		s.state = saveEnd
+		return s.buf, nil
+	}
+	return nil, io.EOF
+}
+
+// nextOf returns what comes next of a segment.
+func (s *Snapshot) nextOf(ctx context.Context, k *farlog.Kept) (b []byte, err error) {
+	b, s.mem, err = s.pin.ReadRecords(ctx, k, s.off, s.mem)
+	if err != nil {
+		return nil, err
+	}
+	s.buf = saved.Append(s.buf[:0], saved.Part{Kind: saved.Segment, Of: k.Position, Off: uint64(s.off), Body: b})
+	s.off += len(b)
+	s.left -= int64(len(b))
+	return s.buf, nil
+}
+
+// number is that of the checkpoint.
+func (s *Snapshot) number() uint64 { return checkpointNumber(&s.pin.Root) }
+
+// Held is how many bytes it holds in this process.
+func (s *Snapshot) Held() int { return len(s.mem) + cap(s.buf) + 64*len(s.list) + 32*len(s.have) }
+
+// Close ends the snapshot. Closing twice is a no-op.
+func (s *Snapshot) Close() { s.pin.Unpin() }
