@@ -122,5 +122,5 @@
 //
 // Hashes: hash (commands), fields (a list of them), hashwrite, hashscan, large (blocks),
 // struck (deletions without room), sweep (what is done later). What outlives the server: keep
-// (in the heap's checkpoints), journal (since the last one), save (commands), dump (SYNC).
+// (in the heap's checkpoints), journal (since the last one), save (commands), dump (SYNC), snapshot (for polder heap save).
 package resp

@@ -63,13 +63,8 @@ func cmdSync(s *session, a [][]byte) error {
 
 // lacks is why a dump would lack something.
 func (srv *Server) lacks() error {
-	st := srv.heap.Stats()
-	n := st.Uncounted
-	for _, m := range st.Maps {
-		n += m.LostNow
-	}
-	if n > 0 {
-		return replyError("LOST at least " + itoa(int64(n)) + " entries were lost with a node, and a dump would lack them")
+	if err := srv.heap.Lacking(); err != nil {
+		return replyError("LOST " + err.Error())
 	}
 	return nil
 }

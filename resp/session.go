@@ -56,7 +56,8 @@ type session struct {
 	changes
 
 	replica replica
-	dump    *dump // what SYNC has begun and not ended; nil if there is none
+	dump    *dump         // what SYNC has begun and not ended; nil if there is none
+	snap    *far.Snapshot // that POLDER SNAPSHOT has taken, whose parts are yet to be read; nil if there is none
 
 	replays bool   // it is the one that replays the journal
 	seen    uint64 // number of the last record of the journal when a command ended whose reply is to be sent
@@ -125,6 +126,7 @@ func (s *session) close() {
 	if s.dump != nil {
 		s.dump.close()
 	}
+	s.endSnapshot()
 	s.srv.watches.unwatch(s)
 	s.settle()
 	s.queue, s.queueLen = nil, 0
@@ -132,7 +134,13 @@ func (s *session) close() {
 }
 
 // footprint is what the session holds beside its driver's buffers, in bytes.
-func (s *session) footprint() int { return s.parser.Held() + s.queueLen + s.watchLen + s.subs.bytes }
+func (s *session) footprint() int {
+	n := s.parser.Held() + s.queueLen + s.watchLen + s.subs.bytes
+	if s.snap != nil {
+		n += s.snap.Held()
+	}
+	return n
+}
 
 // minRoom is the least room for input in a buffer that is made or grows.
 const minRoom = 4 << 10

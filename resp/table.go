@@ -209,6 +209,8 @@ var commandTable = sync.OnceValue(func() *table {
 	def("command|help", 2, 0, noKey, cmdHelp)
 	def("polder", -2, 0, noKey, cmdHelp)
 	def("polder|stats", 2, 0, noKey, cmdPolderStats)
+	def("polder|snapshot", -2, flagAdmin|flagNoMulti, noKey, cmdPolderSnapshot)
+	def("polder|part", 2, flagAdmin|flagNoMulti, noKey, cmdPolderPart)
 	def("polder|help", 2, 0, noKey, cmdHelp)
 	for _, name := range []string{"subscribe", "psubscribe", "unsubscribe", "punsubscribe", "ping", "quit", "reset"} {
 		t.by[name].flags |= flagSubscribed

@@ -31,7 +31,7 @@ func newHeap() *cobra.Command {
 			"These look after those that lie in a directory, or whose manifests witnesses or etcd have.",
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newHeapLs(), newHeapInfo(), newHeapCheck(), newHeapRm(), newHeapOpen(), newHeapForget())
+	cmd.AddCommand(newHeapLs(), newHeapInfo(), newHeapCheck(), newHeapRm(), newHeapOpen(), newHeapForget(), newHeapSave(), newHeapLoad())
 	return cmd
 }
 

@@ -19,6 +19,7 @@ import (
 	"polder/far"
 	"polder/far/copies"
 	"polder/far/disk"
+	"polder/far/named"
 	"polder/far/prom"
 	"polder/far/remote"
 	"polder/internal/config"
@@ -220,6 +221,8 @@ type memory struct {
 	name   string        // of the heap; "" if it ends with the process
 	heap   *far.Heap
 	master func(resp.Master) // is told which process has the heap; nil if nobody wants to know
+	// restore, if it is set, makes the heap in the place of opening it.
+	restore func(ctx context.Context, st *named.Store) error
 
 	members  *members // follow a directory, if there is one
 	unfollow func()   // ends that

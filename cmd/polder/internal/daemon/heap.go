@@ -187,7 +187,12 @@ func tryGiveBack(ctx context.Context, cfg pool.Config, node string, s pool.Sessi
 }
 
 // CheckHeap opens a heap in the memory of nodes that nobody has open, and has check read it.
-func CheckHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, check func(*far.Heap) error) (err error) {
+func CheckHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, check func(*far.Heap) error) error {
+	return useHeap(ctx, c, cfg, "check", func(_ *process, m *memory, _ *named.Manifest) error { return check(m.heap) })
+}
+
+// useHeap opens a heap in the memory of nodes that nobody has open for a tool, with the manifest that it had.
+func useHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, what string, use func(p *process, m *memory, had *named.Manifest) error) (err error) {
 	p := newProcess("heap", c)
 	defer p.close(&err)
 	var k kept
@@ -217,7 +222,7 @@ func CheckHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, check
 	if err != nil {
 		return err
 	}
-	p.addrs[ServiceAdmin] = tool("check")
+	p.addrs[ServiceAdmin] = tool(what)
 	var m memory
 	defer func() { err = errors.Join(err, m.close()) }()
 	if err := m.open(ctx, p, cfg, from, 0); err != nil {
@@ -226,7 +231,7 @@ func CheckHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, check
 	if err := m.ready(ctx); err != nil {
 		return err
 	}
-	return check(m.heap)
+	return use(p, &m, had)
 }
 
 // explain says in words whose heap it is.

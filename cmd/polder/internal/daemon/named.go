@@ -269,6 +269,9 @@ func (m *memory) tryNamed(ctx context.Context, p *process, cfg BorrowConfig, poo
 	}
 	m.copies, m.kept.store = store.Store, store
 	p.Logger.Info("what is evacuated, and each checkpoint, is kept at nodes", "copies", n, "nodes", len(m.lent.Nodes()), "manifest", m.kept.registers.String())
+	if m.restore != nil {
+		return m.restore(ctx, store)
+	}
 	m.heap, err = far.Open(ctx, store, far.Config{Local: cfg.Local, MaxValue: maxValue, CheckpointEvery: cfg.Checkpoint})
 	return err
 }

@@ -1,0 +1,110 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"polder/far"
+	"polder/far/named"
+	"polder/internal/operator"
+	"polder/resp"
+	"polder/resp/clientmem"
+)
+
+// SaveHeap opens a heap in the memory of nodes that nobody has open, as its server would, and gives save a snapshot of it, for which have says what
+// there is of it already. If the server died with changes in its log, they are in the snapshot.
+func SaveHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, have func() map[uint64]uint64, save func(*far.Snapshot) error) error {
+	return useHeap(ctx, c, cfg, "save", func(p *process, m *memory, had *named.Manifest) (err error) {
+		if len(had.Tail) > 0 {
+			server, err := resp.NewLoading(resp.Config{
+				MaxBulk:      int(min(cfg.Local/4, 512<<20)),
+				ClientMemory: clientmem.New(cfg.Local), // there are no clients
+				Journal:      m.journal(ServeConfig{BorrowConfig: cfg}),
+				Ready:        m.ready,
+				Logger:       p.Logger,
+			})
+			if err != nil {
+				return err
+			}
+			defer func() {
+				ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
+				defer cancel()
+				err = errors.Join(err, server.Shutdown(ctx))
+			}()
+			if err := server.Open(ctx, m.heap); err != nil {
+				return fmt.Errorf("cannot replay the log of heap %s: %w", cfg.Heap, err)
+			}
+		}
+		s, err := m.heap.Snapshot(ctx, have())
+		if err != nil {
+			return err
+		}
+		defer s.Close()
+		return save(s)
+	})
+}
+
+// LoadHeap makes a new heap in the memory of nodes of a snapshot, which has contents. If that fails there is no heap of the name, or one
+// that is empty where nodes could not be told.
+func LoadHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, from io.ReadSeeker, contents *far.Contents) error {
+	owned, err := loadHeap(ctx, c, cfg, from, contents)
+	if err == nil || !owned {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), nodeTime)
+	defer cancel()
+	gone := RemoveHeap(ctx, Removal{BorrowConfig: cfg, Control: c}, func(string, error) {})
+	if errors.As(gone, new(NoHeapError)) {
+		gone = nil
+	}
+	return errors.Join(err, gone)
+}
+
+// loadHeap also says whether the heap was this process's meanwhile.
+func loadHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, from io.ReadSeeker, contents *far.Contents) (owned bool, err error) {
+	p := newProcess("heap", c)
+	defer p.close(&err)
+	var k kept
+	if err := errors.Join(k.keeper(p, &cfg), k.reach(ctx)); err != nil {
+		return false, errors.Join(err, k.hangUp())
+	}
+	b, _, err := k.register.Read(ctx)
+	if err := errors.Join(err, k.hangUp()); err != nil {
+		return false, err
+	}
+	if b != nil {
+		had, err := named.DecodeManifest(b)
+		if err != nil {
+			return false, fmt.Errorf("heap %s: %w", cfg.Heap, err)
+		}
+		if had.Root != nil { // without one it was never opened: its loading did not come to its end
+			return false, HeapError(cfg.Heap)
+		}
+	}
+	at, err := p.borrow(ctx, cfg)
+	if err != nil {
+		return false, err
+	}
+	p.addrs[ServiceAdmin] = tool("load")
+	m := memory{restore: func(ctx context.Context, st *named.Store) error {
+		if _, err := from.Seek(0, io.SeekStart); err != nil { // it may be the second try
+			return err
+		}
+		if err := st.Prune(ctx); err != nil { // of what another one has begun to load
+			return err
+		}
+		return far.Restore(ctx, st, from, contents)
+	}}
+	defer func() { err = errors.Join(err, m.close()) }()
+	err = m.open(ctx, p, cfg, at, 0)
+	return m.kept != nil && m.kept.owner != nil, err
+}
+
+// HeapError says that there is a heap of that name.
+type HeapError string
+
+func (e HeapError) Error() string {
+	return fmt.Sprintf("there is a heap %s already: expected a name that is free", string(e))
+}

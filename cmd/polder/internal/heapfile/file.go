@@ -1,0 +1,116 @@
+// Package heapfile writes the copy of a heap to a file: whole, or not under its name.
+//
+// What there is so far is in FILE.part, which one process at a time has. It is there until the copy is complete, so that one that has broken off is
+// continued behind its last whole part. Then it is synced, renamed, and the directory synced.
+package heapfile
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"polder/far/saved"
+)
+
+// File is a copy of a heap that is being written.
+type File struct {
+	path  string
+	force bool
+	f     *os.File
+	w     *saved.Writer
+}
+
+// Partial is where a copy is until it is complete.
+func Partial(path string) string { return path + ".part" }
+
+// Create begins a copy, or goes on with one that has broken off. It fails if there is a file at path, unless force is set.
+func Create(path string, force bool) (_ *File, err error) {
+	if _, err := os.Lstat(path); err == nil && !force {
+		return nil, existsError(path)
+	}
+	// It has all that is in the heap, and what it takes to forge it.
+	f, err := os.OpenFile(Partial(path), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	c := &File{path: path, force: force, f: f}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, c.f.Close())
+		}
+	}()
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, fmt.Errorf("cannot write %s: another process does: %w", f.Name(), err)
+	}
+	if st, err := f.Stat(); err != nil {
+		return nil, err
+	} else if st.Size() == 0 {
+		c.w = saved.NewWriter(f)
+		return c, nil
+	}
+	if c.w, err = saved.Continue(f, f); err != nil {
+		return nil, fmt.Errorf("cannot go on with %s: %w", f.Name(), err)
+	}
+	if err := f.Truncate(c.w.Offset()); err != nil {
+		return nil, err
+	}
+	if _, err := f.Seek(c.w.Offset(), 0); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+func existsError(path string) error {
+	return fmt.Errorf("%s is there already: --force replaces it", path)
+}
+
+// Writer writes to the file.
+func (c *File) Writer() *saved.Writer { return c.w }
+
+// Commit ends the copy and gives it its name.
+func (c *File) Commit() error {
+	if err := c.w.End(); err != nil {
+		return err
+	}
+	if err := c.f.Sync(); err != nil {
+		return err
+	}
+	if err := c.rename(); err != nil {
+		return err
+	}
+	dir, err := os.Open(filepath.Dir(c.path))
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}
+
+func (c *File) rename() error {
+	if c.force {
+		return os.Rename(c.f.Name(), c.path)
+	}
+	err := unix.Renameat2(unix.AT_FDCWD, c.f.Name(), unix.AT_FDCWD, c.path, unix.RENAME_NOREPLACE)
+	switch {
+	case errors.Is(err, unix.EEXIST):
+		return existsError(c.path)
+	case errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS): // the file system cannot do that
+		if _, err := os.Lstat(c.path); err == nil {
+			return existsError(c.path)
+		}
+		return os.Rename(c.f.Name(), c.path)
+	case err != nil:
+		return fmt.Errorf("cannot rename %s: %w", c.f.Name(), err)
+	}
+	return nil
+}
+
+// Close closes the file, and leaves what is not complete where it is, if it is anything.
+func (c *File) Close() (err error) {
+	if c.w.Offset() == 0 {
+		err = os.Remove(c.f.Name())
+	}
+	return errors.Join(err, c.f.Close())
+}

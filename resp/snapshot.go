@@ -1,0 +1,113 @@
+package resp
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+
+	"polder/far"
+)
+
+// A snapshot is for polder heap save: the heap as it is at one moment, in parts as package far/saved has them. POLDER SNAPSHOT takes it,
+// POLDER PART replies with the next part each time, and with nil behind the last one. It ends with the
+// connection, or with the next POLDER SNAPSHOT. The client asks for part after part, so that a slow one holds up nobody: what it has not
+// asked for is not read, and stays in far memory as long as there is room.
+
+const (
+	// mostSnapshots is how many clients take snapshots at a time.
+	mostSnapshots = 4
+	// haveEntry is how many bytes say what a client has of a segment: its position, and how much.
+	haveEntry = 16
+)
+
+const errNoSnapshot replyError = "ERR there is no snapshot: POLDER SNAPSHOT takes one"
+
+var errManySnapshots = replyError(fmt.Sprintf("TRYAGAIN %d snapshots are being read already", mostSnapshots))
+
+// snapshotError is why a snapshot cannot be taken or read, for the client: whether it is worth while to take another one.
+func snapshotError(err error) error {
+	var lacks *far.LackingError
+	switch {
+	case errors.As(err, &lacks):
+		return replyError("LOST " + err.Error())
+	case errors.Is(err, far.ErrOvertaken):
+		return replyError("OVERTAKEN " + err.Error())
+	case errors.Is(err, context.DeadlineExceeded):
+		return replyError("TRYAGAIN " + err.Error())
+	}
+	return replyError("ERR " + err.Error())
+}
+
+// endSnapshot ends the session's snapshot, if it has one.
+func (s *session) endSnapshot() {
+	if s.snap != nil {
+		s.snap.Close()
+		s.snap = nil
+		s.srv.snapshots.Add(-1)
+	}
+}
+
+// cmdPolderSnapshot takes a snapshot. The arguments say what the client has by earlier ones: u64 position of a segment, u64 bytes, and so on. The
+// reply is the number of the heap in hexadecimal, and how many bytes there are to come.
+func cmdPolderSnapshot(s *session, a [][]byte) error {
+	switch {
+	case s.srv.loading.Load():
+		return errLoading
+	case !s.srv.kept():
+		return errNotKept
+	}
+	have := map[uint64]uint64{}
+	for _, b := range a[2:] {
+		if len(b)%haveEntry != 0 {
+			return errSyntax
+		}
+		for ; len(b) > 0; b = b[haveEntry:] {
+			have[binary.LittleEndian.Uint64(b)] = binary.LittleEndian.Uint64(b[8:])
+		}
+	}
+	s.endSnapshot()
+	if s.srv.snapshots.Add(1) > mostSnapshots {
+		s.srv.snapshots.Add(-1)
+		return errManySnapshots
+	}
+	if s.onWait != nil {
+		s.onWait(nil)
+	}
+	snap, err := s.srv.heap.Snapshot(s.srv.ctx, have)
+	if err != nil {
+		s.srv.snapshots.Add(-1)
+		return snapshotError(err)
+	}
+	s.snap = snap
+	s.array(2)
+	s.str(fmt.Sprintf("%016x", snap.Heap()))
+	s.int(snap.Left())
+	return nil
+}
+
+// cmdPolderPart replies with the next part of the snapshot.
+func cmdPolderPart(s *session, a [][]byte) error {
+	if s.snap == nil {
+		return errNoSnapshot
+	}
+	if s.onWait != nil {
+		s.onWait(nil)
+	}
+	ctx, cancel := context.WithTimeout(s.srv.ctx, s.srv.cfg.OpTimeout)
+	defer cancel()
+	b, err := s.snap.Next(ctx)
+	switch {
+	case errors.Is(err, io.EOF):
+		s.endSnapshot()
+		s.null()
+		return nil
+	case err != nil:
+		s.endSnapshot()
+		return snapshotError(err)
+	}
+	s.room(len(b) + 32)
+	s.bulk(b)
+	return nil
+}
