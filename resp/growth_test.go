@@ -142,6 +142,7 @@ var growths = []growth{
 	{"command|getkeys", nothing, repeated("command getkeys mset", "k# v")},
 	{"sentinel", nothing, repeated("sentinel", "x")},
 	{"polder", nothing, repeated("polder", "x")},
+	{"polder|snapshot", nothing, repeated("polder snapshot", "0123456789abcdef")},
 }
 
 // growthLimit is between 4.5, which is how much n log n grows when n becomes

@@ -52,12 +52,6 @@ func (s *session) endSnapshot() {
 // cmdPolderSnapshot takes a snapshot. The arguments say what the client has by earlier ones: u64 position of a segment, u64 bytes, and so on. The
 // reply is the number of the heap in hexadecimal, and how many bytes there are to come.
 func cmdPolderSnapshot(s *session, a [][]byte) error {
-	switch {
-	case s.srv.loading.Load():
-		return errLoading
-	case !s.srv.kept():
-		return errNotKept
-	}
 	have := map[uint64]uint64{}
 	for _, b := range a[2:] {
 		if len(b)%haveEntry != 0 {
@@ -66,6 +60,12 @@ func cmdPolderSnapshot(s *session, a [][]byte) error {
 		for ; len(b) > 0; b = b[haveEntry:] {
 			have[binary.LittleEndian.Uint64(b)] = binary.LittleEndian.Uint64(b[8:])
 		}
+	}
+	switch {
+	case s.srv.loading.Load():
+		return errLoading
+	case !s.srv.kept():
+		return errNotKept
 	}
 	s.endSnapshot()
 	if s.srv.snapshots.Add(1) > mostSnapshots {

@@ -25,7 +25,7 @@ import (
 func newHeap() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "heap",
-		Short: "List, check and remove heaps that outlive their servers",
+		Short: "List, check, copy and remove heaps that outlive their servers",
 		Long: "A heap with a name, on a disk (polder up --disk DIR --heap NAME) or in the memory of nodes\n" +
 			"(polder serve --far A,B --heap NAME --witness W1,W2,W3), is there until somebody removes it.\n" +
 			"These look after those that lie in a directory, or whose manifests witnesses or etcd have.",

@@ -148,3 +148,28 @@ func TestDamageIsFound(t *testing.T) {
 		t.Errorf("a newer one: %v", err)
 	}
 }
+
+// Of what comes for a file only what follows is written, and an end only behind a root.
+func TestOnlyWhatFollowsIsWritten(t *testing.T) {
+	var file bytes.Buffer
+	w := NewWriter(&file)
+	start := AppendStart(nil, 7, 1<<17)
+	segment := func(off uint64) []byte { return Append(nil, Part{Kind: Segment, Of: 1, Off: off, Body: []byte("four")}) }
+	for _, bad := range [][]byte{segment(0), []byte("nonsense"), start[:20], append(bytes.Clone(start[:39]), 1)} {
+		if err := w.Add(bad); err == nil || file.Len() > 0 {
+			t.Errorf("%q is written first", bad)
+		}
+	}
+	if err := errors.Join(w.Add(start), w.Add(segment(0))); err != nil {
+		t.Fatal(err)
+	}
+	n := file.Len()
+	for what, bad := range map[string][]byte{"what is there": segment(0), "with a gap": segment(8), "an end": AppendEnd(nil, 7, 1, 1, make([]byte, 32))} {
+		if err := w.Add(bad); err == nil || file.Len() != n {
+			t.Errorf("%s is written", what)
+		}
+	}
+	if err := w.End(); err == nil || file.Len() != n {
+		t.Error("it ends without a root")
+	}
+}
