@@ -130,7 +130,7 @@ func TestAHeapIsSavedWhileItIsServed(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	tool, _ := newCopying(t)
-	server, c := tool.serve("orders", "--durable", "--checkpoint", "100ms")
+	server, c := tool.serve("orders", "--durable") // the copies have it take checkpoints
 	want := goods(t, c, 1500)
 	end := write(t, c)
 	dir := t.TempDir()
@@ -183,6 +183,9 @@ func TestAHeapIsSavedWhileItIsServed(t *testing.T) {
 		t.Fatal(err)
 	}
 	want = everything(t, c)
+	if want["goods:last"] == "" {
+		t.Fatal("it is not there")
+	}
 	server.Kill()
 	<-server.Done()
 	out, errs, code := proctest.Output(t, nil, "heap", "save", "orders", "--witness", tool.witnesses) // to standard output
