@@ -154,7 +154,9 @@ func TestOnlyWhatFollowsIsWritten(t *testing.T) {
 	var file bytes.Buffer
 	w := NewWriter(&file)
 	start := AppendStart(nil, 7, 1<<17)
-	segment := func(off uint64) []byte { return Append(nil, Part{Kind: Segment, Of: 1, Off: off, Body: []byte("four")}) }
+	segment := func(off uint64) []byte {
+		return Append(nil, Part{Kind: Segment, Of: 1, Off: off, Body: []byte("four")})
+	}
 	for _, bad := range [][]byte{segment(0), []byte("nonsense"), start[:20], append(bytes.Clone(start[:39]), 1)} {
 		if err := w.Add(bad); err == nil || file.Len() > 0 {
 			t.Errorf("%q is written first", bad)
