@@ -17,7 +17,6 @@ type Writer struct {
 	heap  uint64
 	size  []byte // the body of the first part
 	have  map[uint64]uint64
-	buf   []byte
 	root  bool
 	wrote int64
 }
