@@ -17,8 +17,9 @@ PLAIN = $(shell grep -rlE --include='*.go' --exclude='*_test.go' '^//go:build .*
 
 # Programs, rules of the tree, tests of the binary from outside, and the managers
 # that only measurements use: what they are made of is tested with the race detector
-# where it is. "make soak" runs them with it.
-PROGRAMS = . ./examples/... ./measure/... ./pool/baseline/...
+# where it is. "make soak" runs them with it. Robustness comes first, since it takes
+# longest and waits a lot.
+PROGRAMS = ./robustness . ./examples/... ./measure/... ./pool/baseline/...
 
 # Everything but the race detector builds without cgo, as what ships, so that
 # nothing is compiled twice.
@@ -37,20 +38,8 @@ help: ## show this help
 # The packages whose tests run the program would each build one.
 test: export TEST_BINARY = $(BIN)/polder
 
-# The tests of whole processes wait most of the time, so they run beside everything
-# else that is tested. One that fails ends only what it is part of: the other part
-# is waited for.
 .PHONY: test
-test: deps build ## everything a change must pass: vet, format, lint, build, tests with and without -race, short fuzzing
-	@$(MAKE) --no-print-directory -j 2 robustness beside-robustness
-
-# One after the other: each of them keeps all processors busy.
-.PHONY: beside-robustness
-beside-robustness:
-	@$(MAKE) --no-print-directory lint
-	@$(MAKE) --no-print-directory race
-	@$(MAKE) --no-print-directory plain
-	@$(MAKE) --no-print-directory smoke-fuzz
+test: deps lint build race plain smoke-fuzz ## everything a change must pass: vet, format, lint, build, tests with and without -race, short fuzzing
 
 .PHONY: deps
 deps: ## install what the tests need (Redis, etcd, python3 with packages) if it is missing
@@ -70,11 +59,7 @@ TESTFLAGS = -vet=off -ldflags=-w -timeout $(TESTTIMEOUT) -p $(shell expr $$(npro
 # that are not waited for: goleak has seen that there are none.
 .PHONY: race
 race: ## run the tests of every package with the race detector, but for programs
-	GORACE=atexit_sleep_ms=0 $(GO) test -race $(TESTFLAGS) $$(comm -23 <($(GO) list ./... | sort) <($(GO) list ./robustness $(PROGRAMS) | sort))
-
-.PHONY: robustness
-robustness: ## run the tests of whole processes, without the race detector
-	$(GO) test $(TESTFLAGS) ./robustness
+	GORACE=atexit_sleep_ms=0 $(GO) test -race $(TESTFLAGS) $$(comm -23 <($(GO) list ./... | sort) <($(GO) list $(PROGRAMS) | sort))
 
 .PHONY: plain
 plain: ## run without the race detector the tests of programs, and of what is built differently then: plain stores, all interleavings
@@ -91,7 +76,7 @@ fuzz: ## run every fuzz target for 10 minutes
 
 .PHONY: soak
 soak: ## run the long forms of tests, SOAK (10m) each, and robustness five times
-	$(GO) test -race -count=1 -timeout 4h ./robustness $(PROGRAMS)
+	$(GO) test -race -count=1 -timeout 4h $(PROGRAMS)
 	$(GO) test -count=1 -timeout 4h ./...
 	TEST_SOAK=1 $(GO) test -race -count=1 -timeout 4h ./share/robustness
 	TEST_SOAK=$(SOAK) $(GO) test -race -count=1 -timeout 4h -run Soak ./...
