@@ -12,6 +12,7 @@ import (
 
 	"polder/far/heap"
 	"polder/internal/arena"
+	"polder/pool/pooltest"
 )
 
 // testSegment is the size of the segments of the stores in tests.
@@ -150,9 +151,11 @@ func TestResidentMemoryIsWhatIsCounted(t *testing.T) {
 			}
 		}
 		s := h.Stats()
-		if resident += s.Index; resident > s.Resident || s.Resident > s.Budget {
-			t.Errorf("round %d: %d bytes are resident, %d counted, the budget is %d", round, resident, s.Resident, s.Budget)
+		if resident += s.Index; resident > s.Resident {
+			t.Errorf("round %d: %d bytes are resident, and %d counted", round, resident, s.Resident)
 		}
+		// A buffer for what is written that is to be made counts already while the logs give back what it takes.
+		pooltest.Eventually(t, "no more is counted than the budget has", func() bool { s := h.Stats(); return s.Resident <= s.Budget })
 	}
 	if s := h.Stats(); s.Fetches == 0 || s.Index <= 256<<10 {
 		t.Errorf("not enough happened: %+v", s)
