@@ -166,8 +166,8 @@ func (r *Reader) follows(p *Part) error {
 	}
 	switch p.Kind {
 	case Start:
-		if len(p.Body) != 8 {
-			return bad("%d bytes, want 8", len(p.Body))
+		if len(p.Body) != 8 || p.Off != 0 {
+			return bad("%d bytes at %d, want 8 at 0", len(p.Body), p.Off)
 		}
 		size := binary.LittleEndian.Uint64(p.Body)
 		if size == 0 || size > 1<<40 || size&(size-1) != 0 {
@@ -215,8 +215,8 @@ func AppendEnd(b []byte, heap uint64, parts int, bytes int64, sum []byte) []byte
 
 // end checks the last part.
 func (r *Reader) end(p *Part) error {
-	if len(p.Body) != endSize || p.Of != r.heap {
-		return fmt.Errorf("it is the last one of another heap, or of another length: %d bytes", len(p.Body))
+	if len(p.Body) != endSize || p.Of != r.heap || p.Off != 0 {
+		return fmt.Errorf("it is the last one of another heap, or of another length: %d bytes at %d", len(p.Body), p.Off)
 	}
 	if parts, n := binary.LittleEndian.Uint64(p.Body), binary.LittleEndian.Uint64(p.Body[8:]); parts != uint64(r.n) || n != uint64(r.off) {
 		return fmt.Errorf("there are to be %d parts of %d bytes before it, and there are %d of %d", parts, n, r.n, r.off)
