@@ -201,20 +201,7 @@ func TestAHeapIsOpenedAgain(t *testing.T) {
 				if round == 0 && m.h.NewByteMap("other") == m {
 					t.Fatal("two maps are one")
 				}
-				for range 3000 {
-					key := fmt.Sprintf("key %d", r.IntN(8000))
-					if r.IntN(4) == 0 {
-						delete(want, key)
-						if _, err := m.Delete(t.Context(), []byte(key)); err != nil {
-							t.Fatal(err)
-						}
-						continue
-					}
-					want[key] = anyEntry(r)
-					if err := m.Set(t.Context(), []byte(key), want[key]); err != nil {
-						t.Fatal(err)
-					}
-				}
+				want = churn(t, m, r, want, 8000, 3000)
 				closeHeap(t, h)
 				k = k.copy()
 			}
@@ -562,7 +549,6 @@ func TestACheckpointFitsIntoAStoreThatIsFull(t *testing.T) {
 				switch {
 				case errors.Is(err, ErrStoreFull):
 					full.Add(1)
-					time.Sleep(time.Millisecond) // on two processors nothing else would get on
 					_, err = m.Delete(t.Context(), fmt.Append(nil, r.IntN(20_000)))
 				case err == nil:
 					done.Add(1)
@@ -574,7 +560,7 @@ func TestACheckpointFitsIntoAStoreThatIsFull(t *testing.T) {
 			}
 		})
 	}
-	for i := 0; i < 8 && !t.Failed(); i++ {
+	for i := 0; i < 20 && !t.Failed(); i++ {
 		checkpoint(h)
 		time.Sleep(5 * time.Millisecond)
 	}

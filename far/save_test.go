@@ -61,14 +61,14 @@ func restoredHeap(t *testing.T, file []byte, early bool) *Heap {
 	return openKept(t, k, 4<<20, early)
 }
 
-// churn changes a map, and returns what it has then.
-func churn(t *testing.T, m *ByteMap, r *rand.Rand, want map[string]Entry, n int) map[string]Entry {
+// churn makes n changes of so many keys of a map, and returns what it has then.
+func churn(t *testing.T, m *ByteMap, r *rand.Rand, want map[string]Entry, keys, n int) map[string]Entry {
 	t.Helper()
 	if want = maps.Clone(want); want == nil {
 		want = map[string]Entry{}
 	}
 	for range n {
-		key := fmt.Sprintf("key %d", r.IntN(4000))
+		key := fmt.Sprintf("key %d", r.IntN(keys))
 		if r.IntN(5) == 0 {
 			delete(want, key)
 			if _, err := m.Delete(t.Context(), []byte(key)); err != nil {
@@ -93,11 +93,11 @@ func TestASnapshotIsOfTheMomentWhenItWasTaken(t *testing.T) {
 			h := openKept(t, k, 4<<20, early)
 			h.KeepState(func() State { return State{Bytes: []byte("a state")} })
 			m, r := h.NewByteMap("things"), rand.New(rand.NewPCG(1, 2))
-			want := churn(t, m, r, nil, 6000)
+			want := churn(t, m, r, nil, 4000, 6000)
 			s := snapshotOf(t, h, nil)
 			later := want
 			for range 4 {
-				later = churn(t, m, r, later, 6000)
+				later = churn(t, m, r, later, 4000, 6000)
 				if err := h.Checkpoint(t.Context()); err != nil {
 					t.Fatal(err)
 				}
@@ -125,7 +125,7 @@ func TestASnapshotIsOfTheMomentWhenItWasTaken(t *testing.T) {
 			}
 			m = loaded.NewByteMap("things")
 			checkContents(t, m, want)
-			want = churn(t, m, r, want, 6000)
+			want = churn(t, m, r, want, 4000, 6000)
 			checkContents(t, m, want)
 			closeHeap(t, loaded)
 		})
@@ -206,7 +206,7 @@ func TestAPartialFileIsContinued(t *testing.T) {
 	k := newKeeper(heap.MinSegmentSize, 600)
 	h := openKept(t, k, heap.MinLocal, false)
 	m, r := h.NewByteMap("things"), rand.New(rand.NewPCG(5, 6))
-	want := churn(t, m, r, nil, 3000)
+	want := churn(t, m, r, nil, 4000, 3000)
 	var file bytes.Buffer
 	s := snapshotOf(t, h, nil)
 	if err := saveTo(t, s, saved.NewWriter(&file)); err != nil {
@@ -215,7 +215,7 @@ func TestAPartialFileIsContinued(t *testing.T) {
 	s.Close()
 	all := file.Bytes()
 	for i, cut := range []int{len(all), len(all) - 1, len(all) - 90, len(all) * 2 / 3, len(all) / 3, 60, 20, 5, 0} {
-		want = churn(t, m, r, want, 200)
+		want = churn(t, m, r, want, 4000, 200)
 		next := bytes.NewBuffer(slices.Clone(all[:cut]))
 		w, err := saved.Continue(bytes.NewReader(all[:cut]), next)
 		if err != nil {
@@ -261,7 +261,7 @@ func TestAPartialFileIsContinued(t *testing.T) {
 func TestNothingOfADamagedSnapshotIsLoaded(t *testing.T) {
 	k := newKeeper(heap.MinSegmentSize, 600)
 	h := openKept(t, k, heap.MinLocal, false)
-	churn(t, h.NewByteMap("things"), rand.New(rand.NewPCG(7, 8)), nil, 1000)
+	churn(t, h.NewByteMap("things"), rand.New(rand.NewPCG(7, 8)), nil, 4000, 1000)
 	var file bytes.Buffer
 	s := snapshotOf(t, h, nil)
 	if err := saveTo(t, s, saved.NewWriter(&file)); err != nil {
@@ -315,7 +315,7 @@ func TestNothingOfADamagedSnapshotIsLoaded(t *testing.T) {
 func TestNoDamageIsSaved(t *testing.T) {
 	k := newKeeper(heap.MinSegmentSize, 600)
 	h := openKept(t, k, heap.MinLocal, false)
-	churn(t, h.NewByteMap("things"), rand.New(rand.NewPCG(9, 10)), nil, 3000)
+	churn(t, h.NewByteMap("things"), rand.New(rand.NewPCG(9, 10)), nil, 4000, 3000)
 	s := snapshotOf(t, h, nil)
 	for _, seg := range k.segs {
 		seg.Mu.Lock()

@@ -57,7 +57,8 @@ func (h *Heap) evacuator() {
 		case <-timer.C:
 		}
 		h.turn.begin()
-		for h.Ctx.Err() == nil && !h.saves() && h.makeRoom() {
+		// Those who write without end do not keep a checkpoint waiting.
+		for h.Ctx.Err() == nil && len(h.backs) == 0 && !h.saves() && h.makeRoom() {
 			h.turn.keep()
 		}
 		if h.Pass.active() {

@@ -132,7 +132,8 @@ func (h *Heap) limitDirty() {
 	h.limited.Store(h.Far.Keeps() && n < h.checkpointReserve())
 }
 
-// MayStore fails if what is stored now would not fit into the next checkpoint, until there has been one. What dies makes room.
+// MayStore fails with ErrStoreFull if the next checkpoint would have no room for more than is there already. What dies, or another node,
+// makes room, and the checkpoint after that has it.
 func (h *Heap) MayStore() error {
 	if !h.limited.Load() || h.Dirty() < h.mostDirty.Load() { // fast path
 		return nil

@@ -126,7 +126,7 @@ func (h *Heap) Init(st store.Store, cfg Config, sz Sizes, host Host) error {
 	h.Cfg, h.host = cfg, host
 	h.entries.h, h.Pass.Ev.h = h, h
 	h.poke = make(chan struct{}, 1)
-	h.backs = make(chan *backing)
+	h.backs = make(chan *backing, 1)
 	h.calls.init()
 	h.Budget.Store(cfg.Local)
 	h.Ctx, h.Cancel = context.WithCancel(context.Background())
