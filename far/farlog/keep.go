@@ -114,8 +114,7 @@ func (f *Log) Starved() bool {
 // starved is Starved with f.mu held.
 func (f *Log) starved() bool {
 	n := len(f.keeping.waiting)
-	needs, ok := f.keeping.keeper.(needy)
-	return f.keeping.keeper.Wants() || ok && needs.Needs() || n > 0 && f.scarce.Load() || n > leastWaiting && n > f.count/waitingShare
+	return f.keeping.keeper.Wants() || f.keeping.needs() || n > 0 && f.scarce.Load() || n > leastWaiting && n > f.count/waitingShare
 }
 
 const (
@@ -129,8 +128,7 @@ const (
 func (f *Log) Reserve(ctx context.Context, n int) error {
 	for {
 		f.mu.Lock()
-		needs, ok := f.keeping.keeper.(needy)
-		enough := len(f.keeping.spares) >= n || ok && needs.Needs()
+		enough := len(f.keeping.spares) >= n || f.keeping.needs()
 		f.mu.Unlock()
 		if enough {
 			return nil
@@ -201,7 +199,7 @@ func (f *Log) AppendSegments(b []byte) ([]byte, []store.Segment) {
 // and keeps up to most for the next checkpoint.
 func (f *Log) Commit(ctx context.Context, checkpoint []byte, segs []store.Segment, most int) (free []store.Segment, err error) {
 	k := &f.keeping
-	if n, ok := k.keeper.(needy); ok && n.Needs() {
+	if k.needs() {
 		most = max(0, f.Reserved()-1)
 	}
 	root := k.root
@@ -282,6 +280,11 @@ func (f *Log) Commit(ctx context.Context, checkpoint []byte, segs []store.Segmen
 
 // A needy keeper may need a segment beside those of the log, and cannot have one since the store is full. Without it nothing is written any more.
 type needy interface{ Needs() bool }
+
+func (k *keeping) needs() bool {
+	n, ok := k.keeper.(needy)
+	return ok && n.Needs()
+}
 
 // borrowForCheckpoint gets a segment for a part of a checkpoint: one that is reserved for it, or another one.
 func (f *Log) borrowForCheckpoint(ctx context.Context) (store.Segment, error) {
