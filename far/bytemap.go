@@ -194,7 +194,7 @@ func (m *ByteMap) set(ctx context.Context, r newEntry) error {
 	if err := m.check(r.key, len(r.value)); err != nil {
 		return err
 	}
-	if err := m.h.core.MayStore(); err != nil {
+	if err := m.h.core.MayStore(ctx); err != nil {
 		return err
 	}
 	hs := m.hash(r.key)

@@ -30,6 +30,7 @@ type keeper struct {
 	segs   map[string]*heap.MemSegment
 	reopen map[string]bool // since it was copied
 	fails  error           // of SetRoot
+	roots  int             // how many have been set
 }
 
 func newKeeper(size, segments int) *keeper {
@@ -78,7 +79,7 @@ func (k *keeper) SetRoot(_ context.Context, root []byte) error {
 	if k.fails != nil {
 		return k.fails
 	}
-	k.root = slices.Clone(root)
+	k.root, k.roots = slices.Clone(root), k.roots+1
 	return nil
 }
 
@@ -523,8 +524,10 @@ func TestACheckpointFitsIntoAStoreThatIsFull(t *testing.T) {
 			return true
 		})
 	}
+	soon, cancel := context.WithTimeout(t.Context(), 4*time.Second) // sooner than a write that waits in vain is refused
+	defer cancel()
 	for i := 0; ; i++ {
-		if err := m.Set(t.Context(), fmt.Append(nil, i), Entry{Value: value}); errors.Is(err, ErrStoreFull) {
+		if err := m.Set(soon, fmt.Append(nil, i), Entry{Value: value}); errors.Is(err, ErrStoreFull) && soon.Err() == nil {
 			break
 		} else if err != nil {
 			t.Fatal(err)
@@ -533,6 +536,12 @@ func TestACheckpointFitsIntoAStoreThatIsFull(t *testing.T) {
 			checkpoint(h)
 		}
 	}
+	k.mu.Lock()
+	// As many as it takes to find that they give no room.
+	if k.roots > 50 {
+		t.Errorf("the store was found to be full after %d checkpoints", k.roots)
+	}
+	k.mu.Unlock()
 	var wg sync.WaitGroup
 	stop := make(chan struct{})
 	full, done := atomic.Int64{}, atomic.Int64{}
@@ -560,7 +569,7 @@ func TestACheckpointFitsIntoAStoreThatIsFull(t *testing.T) {
 			}
 		})
 	}
-	for i := 0; i < 20 && !t.Failed(); i++ {
+	for i := 0; (i < 20 || i < 500 && done.Load() == 0) && !t.Failed(); i++ {
 		checkpoint(h)
 		time.Sleep(5 * time.Millisecond)
 	}
@@ -575,5 +584,42 @@ func TestACheckpointFitsIntoAStoreThatIsFull(t *testing.T) {
 		h := openKept(t, k, heap.MinLocal, false)
 		checkpoint(h)
 		closeHeap(t, h)
+	}
+}
+
+// TestWhoWritesToAFullStoreWaitsForRoom that cleaning and a checkpoint make of what was deleted, and of what only a snapshot keeps.
+func TestWhoWritesToAFullStoreWaitsForRoom(t *testing.T) {
+	k := newKeeper(heap.MinSegmentSize, 150)
+	h := openKept(t, k, heap.MinLocal, false)
+	defer closeHeap(t, h)
+	m := h.NewByteMap("things")
+	set := func(i int) error {
+		return m.Set(t.Context(), fmt.Append(nil, i), Entry{Value: fmt.Appendf(nil, "%01500d", i)})
+	}
+	for _, pinned := range []bool{false, true} {
+		n := 0
+		for err := error(nil); !errors.Is(err, ErrStoreFull); n++ {
+			if err = set(n); err != nil && !errors.Is(err, ErrStoreFull) {
+				t.Fatal(err)
+			}
+		}
+		if pinned {
+			defer snapshotOf(t, h, nil).Close()
+		}
+		for i := range n {
+			if i%8 == 0 {
+				if _, err := m.Delete(t.Context(), fmt.Append(nil, i)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		time.Sleep(time.Second) // those who have found the store full do not look again before
+		for i := range n / 2 {
+			if i%16 == 0 {
+				if err := set(i); err != nil {
+					t.Fatalf("a write after much was deleted, with a snapshot: %v: %v", pinned, err)
+				}
+			}
+		}
 	}
 }

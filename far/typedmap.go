@@ -318,7 +318,7 @@ func (m *Map[K, V]) set(ctx context.Context, k K, v *V, expire int64) error {
 		return err
 	}
 	// The fast path: what it replaces is local, and there is room.
-	if len(val) <= b.h.pieces {
+	if len(val) <= b.h.pieces && !b.h.core.Limited() {
 		hs := b.hash(key)
 		sh := b.shard(hs)
 		r := newEntry{key: key, value: val, expire: expire}

@@ -137,7 +137,7 @@ func (m *ByteMap) apply(ctx context.Context, sh *shard, hs hash, key []byte, was
 			return err
 		}
 		if len(put.Value) > len(was.lent) || !was.found {
-			if err := m.h.core.MayStore(); err != nil {
+			if err := m.h.core.MayStore(ctx); err != nil {
 				return err
 			}
 		}

@@ -28,6 +28,7 @@ type keeping struct {
 	listed  []store.Segment        // those of kept, in the order in which the checkpoint lists them; nil before there is one of this process's
 	pins    []*Pinned              // checkpoints whose segments stay, whatever has followed them
 	due     chan struct{}          // tells that there should be another one
+	wanted  bool                   // by somebody who waits for it
 	holding bool                   // a checkpoint is being made, to which everything may belong
 	waiting []store.Segment        // dead ones that go when there is another checkpoint
 	pinned  []store.Segment        // dead ones that no checkpoint keeps any more, and a pin does
@@ -83,6 +84,14 @@ func (k *keeping) remind() {
 // a share of those in use.
 func (f *Log) Due() <-chan struct{} { return f.keeping.due }
 
+// Want says that somebody waits for the next checkpoint.
+func (f *Log) Want() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.keeping.wanted = true
+	f.keeping.remind()
+}
+
 // Hold begins a checkpoint: until Release no segment is given back.
 func (f *Log) Hold() {
 	f.mu.Lock()
@@ -113,8 +122,9 @@ func (f *Log) Starved() bool {
 
 // starved is Starved with f.mu held.
 func (f *Log) starved() bool {
-	n := len(f.keeping.waiting)
-	return f.keeping.keeper.Wants() || f.keeping.needs() || n > 0 && f.scarce.Load() || n > leastWaiting && n > f.count/waitingShare
+	k := &f.keeping
+	n := len(k.waiting)
+	return k.keeper.Wants() || k.needs() || k.wanted || n > 0 && f.scarce.Load() || n > leastWaiting && n > f.count/waitingShare
 }
 
 const (
@@ -235,7 +245,7 @@ func (f *Log) Commit(ctx context.Context, checkpoint []byte, segs []store.Segmen
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if k.holding, k.most = false, most; err == nil {
+	if k.holding, k.wanted, k.most = false, false, most; err == nil {
 		free = k.waiting
 		for _, s := range k.parts {
 			if k.hasPinned(s) {

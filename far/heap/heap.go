@@ -53,7 +53,8 @@ type Heap struct {
 	committed atomic.Bool  // there has been a checkpoint since the heap was opened
 	limited   atomic.Bool  // no more may be stored that has no far copy than
 	mostDirty atomic.Int64 // so many bytes: see limitDirty
-	refused   atomic.Bool  // somebody was, since the evacuator has cleaned
+	wanted    atomic.Bool  // somebody waits in MayStore, and the evacuator is to look for room
+	room      room
 
 	calls  calls         // in their slow path
 	poke   chan struct{} // wakes the janitor
@@ -127,6 +128,7 @@ func (h *Heap) Init(st store.Store, cfg Config, sz Sizes, host Host) error {
 	h.entries.h, h.Pass.Ev.h = h, h
 	h.poke = make(chan struct{}, 1)
 	h.backs = make(chan *backing, 1)
+	h.room.more = make(chan struct{})
 	h.calls.init()
 	h.Budget.Store(cfg.Local)
 	h.Ctx, h.Cancel = context.WithCancel(context.Background())

@@ -91,6 +91,7 @@ func (h *Heap) writeSome() {
 	if n < 0 {
 		h.closeFar() // so that there is nothing behind what counts
 		h.Drain()
+		l.Stir() // what has a far copy now may go
 		b.done <- nil
 		h.backing = nil
 		l.Wake() // who waited meanwhile

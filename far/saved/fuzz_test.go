@@ -6,6 +6,7 @@ import (
 	"errors"
 	"hash/crc32"
 	"io"
+	"slices"
 	"testing"
 )
 
@@ -117,23 +118,32 @@ func TestDamageIsFound(t *testing.T) {
 	if _, _, err := readAll(all); err != nil {
 		t.Fatal(err)
 	}
-	for at := range all {
-		b := bytes.Clone(all)
-		b[at] ^= 0x10
-		if _, _, err := readAll(b); err == nil {
-			t.Errorf("with a wrong bit at byte %d it is taken", at)
-		}
-		if _, _, err := readAll(all[:at]); !errors.Is(err, ErrCut) {
-			t.Errorf("cut at byte %d: %v", at, err)
-		}
-	}
 	// Parts from 8 on: the first, three of segments, ...
 	var at []int
 	for off := 8; off < len(all); off += HeaderSize + int(binary.LittleEndian.Uint32(all[off+12:])) {
 		at = append(at, off)
 	}
-	without := append(bytes.Clone(all[:at[2]]), all[at[3]:]...)
 	var damaged *DamagedError
+	for wrong := range all {
+		b := bytes.Clone(all)
+		b[wrong] ^= 0x10
+		_, _, err := readAll(b)
+		if err == nil {
+			t.Errorf("with a wrong bit at byte %d it is taken", wrong)
+		}
+		if part, _ := slices.BinarySearch(at, wrong+1); part > 0 && (!errors.As(err, &damaged) || damaged.Part != part || damaged.Off != int64(at[part-1])) {
+			t.Errorf("with a wrong bit at byte %d, which is of part %d at byte %d: %v", wrong, part, at[part-1], err)
+		}
+		if _, _, err := readAll(all[:wrong]); !errors.Is(err, ErrCut) {
+			t.Errorf("cut at byte %d: %v", wrong, err)
+		}
+	}
+	other := bytes.Clone(all)
+	other[at[1]+HeaderSize] ^= 0x10
+	if mend(other); !errors.As(func() error { _, _, err := readAll(other); return err }(), &damaged) || damaged.Part != len(at) {
+		t.Errorf("with other bytes of a segment, whose own checksums are right: part %d, want the last one, which has the hash of all", damaged.Part)
+	}
+	without := append(bytes.Clone(all[:at[2]]), all[at[3]:]...)
 	if _, _, err := readAll(without); !errors.As(err, &damaged) || damaged.Part != len(at)-1 {
 		t.Errorf("without a part: %v", err)
 	}

@@ -1,0 +1,203 @@
+package heap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// A store that gets full keeps room for the next checkpoint: only that gives back what the one before refers to.
+
+// checkpointReserve is how many segments are kept for the next checkpoint: what it takes to write back all that is local,
+// and for indexes, which take most of what is left.
+func (h *Heap) checkpointReserve() int { return 2 + int(h.Budget.Load()*5/4)/h.Far.SegSize }
+
+// indexReserve is how many of them indexes take now.
+func (h *Heap) indexReserve() int {
+	var s Stats
+	h.Logs.account(&s)
+	return 2 + int((s.Lines[Tables]+s.Lines[Leaves]+s.Lines[Words])*5/4)/h.Far.SegSize
+}
+
+// keptReserve is how many of them nothing but a checkpoint, and cleaning before it, are to use up: indexes grow, too.
+func (h *Heap) keptReserve() int {
+	n := h.indexReserve()
+	return max(h.checkpointReserve()/4, n*3/2, h.slack(n)+2)
+}
+
+// slack is how many are left at least, if indexes take n: some that are written to before a checkpoint are not filled.
+func (h *Heap) slack(n int) int { return n + 1 + h.checkpointReserve()/8 }
+
+// Reserve sees to it that there is room for the next checkpoint in a store that gets full, as far as that has room.
+func (h *Heap) Reserve(ctx context.Context) error { return h.Far.Reserve(ctx, h.checkpointReserve()) }
+
+// lendReserve makes a segment of the reserve the open one, for what is written back before a checkpoint, if so many are left then.
+func (h *Heap) lendReserve(leave int) bool {
+	s := h.Far.TakeReserved(leave)
+	if s == nil || h.openWith(s) != nil {
+		return false
+	}
+	if h.backing != nil {
+		h.backing.reserved = true
+	}
+	if h.committed.Load() {
+		h.limitDirty()
+	}
+	return true
+}
+
+// dirtyReserve is how many segments of the reserve a checkpoint would take now.
+func (h *Heap) dirtyReserve() int {
+	return h.slack(h.indexReserve()) + int(h.Dirty()*8/7)/h.Far.SegSize
+}
+
+// limitDirty has no more be stored that has no far copy than fits into the reserve, if that is not whole because the store is full. What the
+// last checkpoint refers to goes only with the next one, which must not fail for lack of room: that would be for ever.
+func (h *Heap) limitDirty() {
+	n := h.Far.Reserved()
+	h.mostDirty.Store(int64(max(0, n-h.keptReserve())) * int64(h.Far.SegSize) * 7 / 8)
+	h.limited.Store(h.Far.Keeps() && n < h.checkpointReserve())
+}
+
+// Limited reports whether MayStore may wait.
+func (h *Heap) Limited() bool { return h.limited.Load() }
+
+// room is what those know who wait in MayStore.
+type room struct {
+	mu sync.Mutex
+	roomState
+}
+
+type roomState struct {
+	more        chan struct{} // closed and replaced when there may be more
+	checkpoints int64         // that there have been, or have failed
+	fruitless   int           // checkpoints, the last ones, after which nothing could be stored and no more was reserved than before
+	reserved    int           // segments, after the last one
+	last        time.Time     // when that was
+}
+
+const (
+	// mostDelay is for how long MayStore waits for a checkpoint that is due, as one that cannot be kept is.
+	mostDelay = 5 * time.Second
+	// mostFruitless is after how many checkpoints that have made no room those who wait are refused: what cleaning yields may just be what the
+	// checkpoint takes that knows of it.
+	mostFruitless = 2
+	// fruitlessRest is for how long all are refused then, without a look.
+	fruitlessRest = time.Second
+)
+
+func (r *room) get() roomState {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.roomState
+}
+
+// tell has those who wait look again.
+func (r *room) tell(change func(r *roomState)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	change(&r.roomState)
+	close(r.more)
+	r.more = make(chan struct{})
+}
+
+// committed tells of a checkpoint after which so many segments are reserved, and so many bytes may be stored.
+func (r *room) committed(reserved int, most int64) {
+	r.tell(func(r *roomState) {
+		r.checkpoints++
+		if r.fruitless++; most > 0 || reserved > r.reserved {
+			r.fruitless = 0
+		}
+		r.reserved, r.last = reserved, time.Now()
+	})
+}
+
+// refuses reports whether nothing is to be gained by waiting.
+func (r *roomState) refuses() bool {
+	return r.fruitless >= mostFruitless && time.Since(r.last) < fruitlessRest
+}
+
+// MayStore waits while the next checkpoint would have no room for more than is there already: the evacuator cleans, and a checkpoint gives back
+// what has waited for it. It fails with ErrStoreFull when that has made none. What dies, or another node, makes room then.
+func (h *Heap) MayStore(ctx context.Context) error {
+	var late <-chan time.Time
+	asked := int64(-1) // after so many checkpoints has the evacuator been asked to look for room
+	for h.limited.Load() && h.Dirty() >= h.mostDirty.Load() {
+		r := h.room.get()
+		switch {
+		case h.isEvacuator():
+			return errEvacuator
+		case r.refuses():
+			return errStoreFull
+		case asked != r.checkpoints:
+			asked = r.checkpoints
+			h.wanted.Store(true)
+			h.Logs.Wake() // see cleanForCheckpoint
+		}
+		if late == nil {
+			late = time.After(mostDelay)
+		}
+		select {
+		case <-r.more:
+		case <-late:
+			return errStoreFull
+		case <-ctx.Done():
+			return fmt.Errorf("cannot make room: %w: %w", context.Cause(ctx), ErrStoreFull)
+		case <-h.Ctx.Done():
+			return ErrClosed
+		}
+	}
+	return nil
+}
+
+// cleanForCheckpoint looks for room for those who wait in MayStore: it cleans some far memory, and has a checkpoint made, which gives back what
+// is free then, and writes back what is dirty, so that more can be cleaned.
+func (h *Heap) cleanForCheckpoint() error {
+	if !h.wanted.Swap(false) {
+		return nil
+	}
+	err := h.cleanSparse()
+	h.Far.Want()
+	return err
+}
+
+// cleanSparse cleans segments of which some is dead, as long as there is room for what lives in them.
+func (h *Heap) cleanSparse() error {
+	if h.Far.resting() != nil && !errors.Is(h.Far.err, ErrStoreFull) {
+		return nil
+	}
+	for tries := 0; tries < mostCleaned && h.Ctx.Err() == nil; tries++ {
+		s := h.Far.Sparsest()
+		if s == nil || float64(s.Live.Load()) > (1-worthCleaning)*float64(h.Far.SegSize) {
+			return nil
+		}
+		if !h.hasRoom(Unit) && !h.openSpare() {
+			return nil
+		}
+		if err := h.learnAll(s); err != nil {
+			if errors.Is(err, ErrNotNow) {
+				return nil
+			}
+			return err
+		}
+		if err := h.clean(s, false); errors.Is(err, ErrStoreFull) {
+			h.closeFar() // what is left of s goes into another one
+		} else if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// mostCleaned bounds how many segments are cleaned while nothing else is done.
+const mostCleaned = 64
+
+// openSpare makes a spare segment the open one, or one of the reserve that the next checkpoint does not take.
+func (h *Heap) openSpare() bool {
+	if s := h.Far.TakeSpare(false); s != nil {
+		return h.openWith(s) == nil
+	}
+	return h.lendReserve(h.dirtyReserve())
+}
