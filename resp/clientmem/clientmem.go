@@ -6,7 +6,7 @@
 // and says what it holds; when the sum exceeds the budget, the connection that
 // holds most is closed, and the next, until it does not. What it held is in use until
 // its connection's owner comes by. When that and the rest exceed the budget by a quarter,
-// whoever wants more is closed, too. Before that happens
+// whoever wants more than an equal share of another quarter is closed, too. Before that happens
 // Allow makes clients wait: the fuller the budget is, the fewer replies may be
 // pending for a client whose next command is to run.
 //
@@ -117,7 +117,7 @@ func (a *Account) Hold(n int) bool {
 	for b.used.Load() > b.max {
 		evict(b.greediest())
 	}
-	if more && b.Held() > b.max+b.max/4 && !a.gone.Load() {
+	if share := b.max / 4 / int64(max(len(b.accounts), 1)); more && int64(n) > share && b.Held() > b.max+b.max/4 && !a.gone.Load() {
 		evict(a) // whose owner is here and can let go, as others have not yet
 	}
 	b.mu.Unlock()

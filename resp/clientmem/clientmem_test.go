@@ -68,6 +68,25 @@ func TestWhatIsNotLetGoIsNotThereForOthers(t *testing.T) {
 	}
 }
 
+// A client that wants little is served while those that were disconnected for having much have not let go of it.
+func TestWhoWantsLittleIsServedWhateverIsNotLetGo(t *testing.T) {
+	const max = 1 << 20
+	b := New(max)
+	little := join(b)
+	for range 20 {
+		join(b).Hold(100 << 10)
+	}
+	if b.Held() < max+max/4 {
+		t.Fatalf("%d bytes are held, too few to test anything", b.Held())
+	}
+	if !little.Hold(16 << 10) {
+		t.Error("a client was evicted that holds 16 KiB, for what others hold that are disconnected")
+	}
+	if little.Hold(64 << 10) {
+		t.Error("a client was not evicted that holds more than its share")
+	}
+}
+
 func TestPendingRepliesAreAllowedByWhatIsLeft(t *testing.T) {
 	b := New(16 << 20)
 	if got := b.Allow(2 << 20); got != 2<<20 {
