@@ -123,10 +123,10 @@ func TestWhatIsInARowIsDealtWithTogether(t *testing.T) {
 		times, per int64
 		atLeast    int64
 	}{
-		{"pages that were read ahead for one that was waited for", faults, ahead, 8},
-		{"pages for a read", store.reads.Load(), ahead, 12},
-		{"pages for a call to place them", st.places.Load(), ahead, 4},
-		{"pages for a call to drop them", st.drops.Load(), evicted, 6},
+		{"pages that were read ahead for one that was waited for", faults, ahead, 4},
+		{"pages for a read", store.reads.Load(), ahead, 6},
+		{"pages for a call to place them", st.places.Load(), ahead, 2},
+		{"pages for a call to drop them", st.drops.Load(), evicted, 5},
 		{"pages, which all were written to, for a call to protect them", st.protects.Load(), inRow, 8},
 	} {
 		if t.Logf("%.1f %s", float64(c.per)/float64(max(c.times, 1)), c.what); c.times*c.atLeast > c.per {
