@@ -25,6 +25,7 @@ type twoCells struct {
 	rng  *rand.Rand
 	node [2]*acceptor
 	loss int // percent of requests, and of answers
+	lag  int // percent of requests that arrive when everybody has given up on them
 	cut  map[[2]int]bool
 	late time.Duration
 
@@ -72,7 +73,7 @@ func (c cellWire) ask(q request, done func(*reply, error)) {
 		w.mu.Lock()
 		there, back := w.rng.Int64N(int64(w.late)), w.rng.Int64N(int64(w.late))
 		lost, unanswered := w.rng.IntN(100) < w.loss, w.rng.IntN(100) < w.loss
-		if w.rng.IntN(20) == 0 { // one that everybody has given up on
+		if w.rng.IntN(100) < w.lag {
 			there *= 200
 		}
 		w.mu.Unlock()
@@ -134,7 +135,7 @@ func TestAPairOfCellsIsALinearizableRegister(t *testing.T) {
 
 func pairHistory(t *testing.T, seed uint64, goOn bool) (alone int) {
 	w := newTwoCells(seed)
-	w.loss = int(seed % 8)
+	w.loss, w.lag = int(seed%8), 5
 	const clients = 3
 	var mu sync.Mutex
 	var history []porcupine.Operation
