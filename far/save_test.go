@@ -12,6 +12,7 @@ import (
 
 	"polder/far/heap"
 	"polder/far/saved"
+	"polder/pool/pooltest"
 )
 
 // saveTo copies a snapshot to w, as far as it comes.
@@ -186,17 +187,15 @@ func TestASnapshotGivesWayToWrites(t *testing.T) {
 	if len(w.Have()) == 0 {
 		t.Fatal("nothing was saved before")
 	}
-	for tries := 1; ; tries++ { // the cleaner may be at work still
+	pooltest.Eventually(t, "a snapshot when the cleaner is done", func() bool {
 		s = snapshotOf(t, h, maps.Clone(w.Have()))
+		defer s.Close()
 		err := saveTo(t, s, w)
-		s.Close()
-		if err == nil {
-			break
-		}
-		if !errors.Is(err, ErrOvertaken) || tries == 20 {
+		if err != nil && !errors.Is(err, ErrOvertaken) {
 			t.Fatal(err)
 		}
-	}
+		return err == nil
+	})
 	closeHeap(t, h)
 	loaded := restoredHeap(t, file.Bytes(), false)
 	checkContents(t, loaded.NewByteMap("things"), want)
