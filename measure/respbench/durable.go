@@ -38,7 +38,7 @@ const durableSize = 64
 
 // RunDurable measures servers whose answers survive a crash: in the memory of two nodes, with a disk beside them, and on a disk alone, which
 // is the one that dir is on; beside redis-server with its append-only file there, and with a replica that must have each SET (WAIT 1). It measures
-// SETs, the time from start to the first answer after a server was killed, and the time until another one has taken over.
+// SETs, what reads cost that do without a lease, the time from start to the first answer after a server was killed, and the time until another one has taken over.
 func RunDurable(ctx context.Context, cfg Config, dir string) error {
 	if cfg.Progress == nil {
 		cfg.Progress = func(int, int, string) {}
@@ -55,7 +55,7 @@ func runDurable(ctx context.Context, cfg Config, dir string, scale durableScale)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	b := &bench{cfg: cfg}
-	b.total = 7*len(scale.clients)*scale.rounds + len(scale.heaps)*4
+	b.total = (7+2)*len(scale.clients)*scale.rounds + len(scale.heaps)*4
 	if err := b.durable(ctx, dir, scale); err != nil {
 		return err
 	}
@@ -112,7 +112,7 @@ func (b *bench) durable(ctx context.Context, dir string, scale durableScale) (er
 	for _, c := range []struct {
 		name string
 		args []string
-	}{{"in memory", nil}, {"with a disk beside", []string{"--disk", filepath.Join(dir, "beside")}}} {
+	}{{"in memory", nil}, {"with a disk beside", []string{"--disk", filepath.Join(dir, "beside")}}, {"fenced reads", []string{"--reads", "fenced"}}} {
 		p, err := child.StartReady(start, world.server(fmt.Sprint("bench-", len(servers)), "127.0.0.1:0", 64<<20, c.args...))
 		if err != nil {
 			return err
@@ -126,29 +126,51 @@ func (b *bench) durable(ctx context.Context, dir string, scale durableScale) (er
 		}
 		servers = append(servers, started("durable "+c.name, p.Addr("redis"), p.Stop))
 	}
-	const always, everysec, wait, memory, beside, disk, every = 0, 1, 2, 3, 4, 5, 6 // in servers
+	const always, everysec, wait, memory, beside, fenced, disk, every = 0, 1, 2, 3, 4, 5, 6, 7 // in servers
+	for _, i := range []int{memory, fenced} {
+		if _, err := b.load(ctx, servers[i], load.Config{Pipeline: 16, Op: load.Set, ValueSize: durableSize, Sequence: load.Ascending(scale.keys), Count: scale.keys}); err != nil {
+			return err
+		}
+	}
 	sequence := load.Sequence(load.Uniform(scale.keys), sequenceLength/16, durableSize)
 	for _, clients := range scale.clients {
-		got := make([]figures, len(servers))
+		sets, gets := make([]figures, len(servers)), make([]figures, len(servers))
 		for range scale.rounds {
 			offset := rand.IntN(len(sequence))
-			for _, i := range rand.Perm(len(servers)) {
-				s, op := *servers[i], load.Set
-				if i == wait {
-					op = load.SetWait
-				}
+			measure := func(i int, op load.Op, f *figures) error {
+				s := *servers[i]
 				s.conns = clients
-				b.cfg.Progress(b.done, b.total, fmt.Sprintf("%s, %d clients", s.name, clients))
-				if err := b.measure(ctx, &s, &got[i], load.Config{
+				b.cfg.Progress(b.done, b.total, fmt.Sprintf("%s %v, %d clients", s.name, op, clients))
+				b.done++
+				return b.measure(ctx, &s, f, load.Config{
 					Pipeline: 1, Op: op, ValueSize: durableSize, Sequence: sequence, Offset: offset, Duration: scale.duration, Warmup: scale.warmup,
-				}); err != nil {
+				})
+			}
+			for _, i := range rand.Perm(len(servers)) {
+				var err error
+				switch i {
+				case fenced:
+				case wait:
+					err = measure(i, load.SetWait, &sets[i])
+				default:
+					err = measure(i, load.Set, &sets[i])
+				}
+				if err == nil && (i == memory || i == fenced) {
+					err = measure(i, load.Get, &gets[i])
+				}
+				if err != nil {
 					return err
 				}
-				b.done++
 			}
 		}
+		name := func(i int, op load.Op) string {
+			return fmt.Sprintf("%s %v %s %d clients", servers[i].name, op, sizeName(durableSize), clients)
+		}
+		if err := b.printAs("durable", "reads by lease", name(fenced, load.Get), gets[fenced], gets[memory]); err != nil {
+			return err
+		}
 		for _, row := range []struct{ ours, theirs int }{{memory, wait}, {memory, always}, {beside, always}, {disk, always}, {every, everysec}} {
-			if err := b.printAs("durable", servers[row.theirs].name, fmt.Sprintf("%s SET %s %d clients", servers[row.ours].name, sizeName(durableSize), clients), got[row.ours], got[row.theirs]); err != nil {
+			if err := b.printAs("durable", servers[row.theirs].name, name(row.ours, load.Set), sets[row.ours], sets[row.theirs]); err != nil {
 				return err
 			}
 		}

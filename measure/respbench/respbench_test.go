@@ -212,7 +212,7 @@ func TestWhatIsDurableIsMeasured(t *testing.T) {
 		}
 		rivals[r.Rival]++
 	}
-	for rival, want := range map[string]int{"redis always": 9, "redis everysec": 3, "redis WAIT 1": 3, "redis AOF": 2, "redis RDB": 2, "": 1} {
+	for rival, want := range map[string]int{"redis always": 9, "redis everysec": 3, "redis WAIT 1": 3, "reads by lease": 3, "redis AOF": 2, "redis RDB": 2, "": 1} {
 		if rivals[rival] != want {
 			t.Errorf("%d rows beside %s, want %d", rivals[rival], rival, want)
 		}
