@@ -315,11 +315,13 @@ type State struct {
 }
 
 // KeepState has each checkpoint keep what state returns, which is called right before: what is in maps has to agree
-// with it until Thaw is called.
+// with it until Thaw is called. It may wait for locks that are held by those who write: so a write that finds the store full waits for no
+// checkpoint from then on, and fails at once.
 func (h *Heap) KeepState(state func() State) {
 	h.checkpoint.Lock()
 	defer h.checkpoint.Unlock()
 	h.stateOf = state
+	h.core.Blocks.Store(true)
 }
 
 // LastCheckpoint is when the last checkpoint was taken, or the heap was opened.

@@ -623,3 +623,32 @@ func TestWhoWritesToAFullStoreWaitsForRoom(t *testing.T) {
 		}
 	}
 }
+
+// TestWhoHoldsWhatACheckpointTakesDoesNotWaitForOne in a full store.
+func TestWhoHoldsWhatACheckpointTakesDoesNotWaitForOne(t *testing.T) {
+	h := openKept(t, newKeeper(heap.MinSegmentSize, 150), heap.MinLocal, false)
+	defer closeHeap(t, h)
+	var mu sync.Mutex
+	h.KeepState(func() State {
+		mu.Lock()
+		return State{Thaw: mu.Unlock}
+	})
+	m, value := h.NewByteMap("things"), []byte(strings.Repeat("v", 1500))
+	soon, cancel := context.WithTimeout(t.Context(), 4*time.Second) // sooner than a write that waits in vain is refused
+	defer cancel()
+	for i, full := 0, 0; full < 20; i++ {
+		mu.Lock()
+		err := m.Set(soon, fmt.Append(nil, i), Entry{Value: value})
+		mu.Unlock()
+		if errors.Is(err, ErrStoreFull) && soon.Err() == nil {
+			full++
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		if i == 1000 {
+			if err := h.Checkpoint(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}

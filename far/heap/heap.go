@@ -55,6 +55,7 @@ type Heap struct {
 	mostDirty atomic.Int64 // so many bytes: see limitDirty
 	wanted    atomic.Bool  // somebody waits in MayStore, and the evacuator is to look for room
 	room      room
+	Blocks    atomic.Bool // those who write may have locks that a checkpoint takes
 
 	calls  calls         // in their slow path
 	poke   chan struct{} // wakes the janitor

@@ -120,7 +120,8 @@ func (r *roomState) refuses() bool {
 }
 
 // MayStore waits while the next checkpoint would have no room for more than is there already: the evacuator cleans, and a checkpoint gives back
-// what has waited for it. It fails with ErrStoreFull when that has made none. What dies, or another node, makes room then.
+// what has waited for it. It fails with ErrStoreFull when that has made none, and at once if a checkpoint may wait for the caller: see Blocks.
+// What dies, or another node, makes room then.
 func (h *Heap) MayStore(ctx context.Context) error {
 	var late <-chan time.Time
 	asked := int64(-1) // after so many checkpoints has the evacuator been asked to look for room
@@ -135,6 +136,9 @@ func (h *Heap) MayStore(ctx context.Context) error {
 			asked = r.checkpoints
 			h.wanted.Store(true)
 			h.Logs.Wake() // see cleanForCheckpoint
+		}
+		if h.Blocks.Load() {
+			return errStoreFull
 		}
 		if late == nil {
 			late = time.After(mostDelay)
