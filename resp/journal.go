@@ -177,7 +177,7 @@ func (srv *Server) openJournal(ctx context.Context) error {
 	}
 	// The heap has to know the journal before there is anything in it, and before it goes. What others have kept for the
 	// process before must not count in another way for the one after.
-	err := srv.heap.Checkpoint(ctx)
+	err := srv.firstCheckpoint(ctx)
 	if err == nil {
 		err = j.log.Begin(ctx)
 	}
@@ -193,6 +193,21 @@ func (srv *Server) openJournal(ctx context.Context) error {
 	}
 	j.start(srv)
 	return nil
+}
+
+// firstCheckpoint takes a checkpoint, again and again while nodes that were slow for a moment count as such that do not answer.
+func (srv *Server) firstCheckpoint(ctx context.Context) error {
+	for began := time.Now(); ; {
+		err := srv.heap.Checkpoint(ctx)
+		if err == nil || errors.Is(err, far.ErrStoreFull) || time.Since(began) > srv.cfg.OpTimeout {
+			return err
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+			return err
+		}
+	}
 }
 
 // start begins what goes on beside commands.
