@@ -94,24 +94,17 @@ func (r *room) get() roomState {
 	return r.roomState
 }
 
-// tell has those who wait look again.
-func (r *room) tell(change func(r *roomState)) {
+// committed has those who wait look again, after a checkpoint with which so many segments are reserved, and so many bytes may be stored.
+func (r *room) committed(reserved int, most int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	change(&r.roomState)
+	r.checkpoints++
+	if r.fruitless++; most > 0 || reserved > r.reserved {
+		r.fruitless = 0
+	}
+	r.reserved, r.last = reserved, time.Now()
 	close(r.more)
 	r.more = make(chan struct{})
-}
-
-// committed tells of a checkpoint after which so many segments are reserved, and so many bytes may be stored.
-func (r *room) committed(reserved int, most int64) {
-	r.tell(func(r *roomState) {
-		r.checkpoints++
-		if r.fruitless++; most > 0 || reserved > r.reserved {
-			r.fruitless = 0
-		}
-		r.reserved, r.last = reserved, time.Now()
-	})
 }
 
 // refuses reports whether nothing is to be gained by waiting.
