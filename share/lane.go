@@ -15,6 +15,7 @@ import (
 type lane struct {
 	conn  *fdpass.Conn
 	epoch uint64 // of the attachment that it belongs to
+	spent bool   // a call that was given up may yet end the next call's time
 	req   wire.Writer
 }
 
@@ -42,6 +43,9 @@ func (c *Client) call(ctx context.Context, q request) error {
 func (c *Client) tryCall(ctx context.Context, q request) error {
 	var until time.Time
 	for repeated := false; ; repeated = true {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		switch o, err := c.post(ctx, q, repeated); { // fast path
 		case o == answered:
 			return err
@@ -102,7 +106,7 @@ func (c *Client) exchange(ctx context.Context, l *lane, q request, repeated bool
 	}
 	if ctx.Done() != nil { // slow path: the wait has to be interruptible
 		stop := context.AfterFunc(ctx, func() { l.conn.SetDeadline(time.Unix(1, 0)) })
-		defer stop()
+		defer func() { l.spent = !stop() }()
 	}
 	l.req = q.build(l.req[:0])
 	if err := l.conn.Send(l.req); err != nil {
@@ -202,7 +206,7 @@ const maxLanes = 8
 
 func (c *Client) putLane(l *lane) {
 	c.mu.Lock()
-	if c.closed || l.epoch != c.epoch.Load() {
+	if c.closed || l.spent || l.epoch != c.epoch.Load() {
 		c.mu.Unlock()
 		l.conn.Close()
 		c.dropLane()

@@ -304,3 +304,20 @@ func TestPagesThatAreFreeAgainComeBeforeANewRegion(t *testing.T) {
 		t.Errorf("without a free page: got %d regions, %v, want 4", regions(), err)
 	}
 }
+
+// TestACallThatIsGivenUpHarmsNoOther has calls be given up as their answers
+// come: what ends their time must not end that of the next call.
+func TestACallThatIsGivenUpHarmsNoOther(t *testing.T) {
+	_, opt := startDaemon(t, func(o *server.Options) { o.Poll = -1 })
+	c := open(t, opt.Socket, nil)
+	for range 5000 {
+		ctx, cancel := context.WithCancel(t.Context())
+		go cancel()
+		if err := c.Delete(ctx, "k"); err == nil {
+			t.Fatal("what is not there was deleted")
+		}
+		if err := c.Delete(t.Context(), "k"); !errors.Is(err, share.ErrNotFound) {
+			t.Fatalf("got %v, want %v", err, share.ErrNotFound)
+		}
+	}
+}

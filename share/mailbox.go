@@ -77,9 +77,6 @@ func (c *Client) post(ctx context.Context, q request, repeated bool) (outcome, e
 	if m == nil || !q.short || !m.box.Attended() || c.leaving.Load() || runtime.GOMAXPROCS(0) == 1 {
 		return unsent, nil
 	}
-	if err := ctx.Err(); err != nil {
-		return answered, err
-	}
 	slot, ok := m.take()
 	if !ok {
 		return unsent, nil

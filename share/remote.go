@@ -91,7 +91,6 @@ func (r *Remote) exchange(ctx context.Context, msg []byte, parse func(*wire.Read
 		return err
 	}
 	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
 	err := func() error {
 		if len(msg) > fdpass.MaxMessage {
 			return fmt.Errorf("%w: %w", ErrInvalid, fdpass.ErrTooLarge)
@@ -113,6 +112,9 @@ func (r *Remote) exchange(ctx context.Context, msg []byte, parse func(*wire.Read
 		r.buf = b.Bytes()
 		return err
 	}()
+	if !stop() { // the deadline that it sets could be the next call's
+		err = context.Cause(ctx)
+	}
 	if err != nil {
 		r.breakOff()
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
