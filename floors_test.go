@@ -28,7 +28,7 @@ type floor struct {
 
 // floors is the table of ARCHITECTURE.md. The longest tree that matches a
 // package decides. soft, share
-// and holder stand on internal and codec alone, beside the others.
+// and holder stand on internal and codec alone, beside the others; partition stands on holder.
 var floors = []floor{
 	{0, "internal"},
 	{0, "codec"},
@@ -36,6 +36,7 @@ var floors = []floor{
 	{1, "soft"},
 	{1, "share"},
 	{1, "holder"},
+	{1, "partition"},
 	{2, "memnode"},
 	{3, "pool"},
 	{4, "far"},
@@ -55,8 +56,10 @@ var floors = []floor{
 var apart = map[string][]string{
 	"soft":   {"verbs", "memnode", "pool", "far", "share"},
 	"share":  {"verbs", "memnode", "pool", "far", "soft"},
-	"holder": {"verbs", "soft", "share"},
-	"verbs":  {"soft", "share"},
+	"holder": {"verbs", "soft", "share", "partition"},
+	"verbs":  {"soft", "share", "partition"},
+
+	"partition": {"verbs", "soft", "share"},
 }
 
 // farImports is all of the module that package far and those under it may import: the heap
