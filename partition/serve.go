@@ -15,7 +15,8 @@ type served struct {
 }
 
 // Lost says that another server has opened partition p, which this one had open, and that the caller has closed it. If the map still gives it to
-// this server it is opened again. It is called once for each success of Config.Open at most. Config.Close may be under way already.
+// this server it is opened again. It is called once for each success of Config.Open at most. Config.Close may be called nevertheless, if the map
+// gives the partition to another server at that moment.
 func (m *Member) Lost(p int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -63,8 +64,7 @@ func (m *Member) keep(p int, s *served) {
 	defer func() {
 		s.cancel()
 		m.mu.Lock()
-		delete(m.parts, p)
-		m.serve() // it may be this server's again
+		delete(m.parts, p) // if it is this server's again the next beat opens it
 		m.mu.Unlock()
 		close(s.done)
 	}()
@@ -74,11 +74,6 @@ func (m *Member) keep(p int, s *served) {
 		case <-s.lost:
 			lost = true
 		case <-s.ctx.Done():
-			select {
-			case <-s.lost:
-				lost = true
-			default:
-			}
 		}
 		m.setOpen(s, false)
 		if !lost {

@@ -95,6 +95,7 @@ type host struct {
 
 	// Guarded by world.mu.
 	cut   bool // the register cannot be reached
+	deaf  bool // the register can be read only
 	dead  bool
 	parts map[int]having
 	log   []string // what was called
@@ -210,6 +211,12 @@ func (h *host) Read(ctx context.Context) ([]byte, uint64, error) {
 func (h *host) Swap(ctx context.Context, version uint64, value []byte) (uint64, error) {
 	if err := h.reach(ctx); err != nil {
 		return 0, err
+	}
+	h.w.mu.Lock()
+	deaf := h.deaf
+	h.w.mu.Unlock()
+	if deaf {
+		return 0, errDown
 	}
 	unheard, never := h.w.chance(10), h.w.chance(50)
 	h.w.mu.Lock()
