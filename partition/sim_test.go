@@ -97,6 +97,7 @@ func agree(t *testing.T, seed uint64) {
 		h.setCut(false)
 	}
 	wg.Wait()
+	time.Sleep(10 * time.Second) // until those that were cut off have beaten, or have been taken out
 	why := "?"
 	for began := time.Now(); why != "" && time.Since(began) < 5*time.Minute; time.Sleep(50 * time.Millisecond) {
 		why = w.wrong(living)
