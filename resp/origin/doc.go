@@ -68,7 +68,7 @@
 // connection, and that the replies of others go on byte for byte. go-redis, which the
 // tests use, handles pushes beside the replies; libraries that cache by themselves do
 // it for one program, after the commands are taken apart. What is needed of the protocol is
-// little: see lines and skim.
+// little: see lines and proto.Skimmer.
 //
 // # Concurrency
 //

@@ -10,11 +10,8 @@ import (
 	"polder/resp/proto"
 )
 
-// Bounds of what the link reads.
-const (
-	maxLine    = 64 << 10
-	maxNesting = 32
-)
+// maxLine is the longest line that the link reads.
+const maxLine = 64 << 10
 
 // attentive is a connection on which silence is an error.
 type attentive struct {
@@ -37,13 +34,13 @@ type lines struct{ r *bufio.Reader }
 func (l *lines) line() ([]byte, error) {
 	b, err := l.r.ReadSlice('\n')
 	if errors.Is(err, bufio.ErrBufferFull) {
-		return nil, errReply
+		return nil, proto.ErrReply
 	}
 	if err != nil {
 		return nil, err
 	}
 	if len(b) < 3 || b[len(b)-2] != '\r' {
-		return nil, errReply
+		return nil, proto.ErrReply
 	}
 	return b[:len(b)-2], nil
 }
@@ -51,8 +48,8 @@ func (l *lines) line() ([]byte, error) {
 // length is the number of bytes or values that a line announces; -1 is null.
 func length(line []byte) (int64, error) {
 	n, ok := proto.ParseInt(line[1:])
-	if !ok || n < -1 || n > maxBulk {
-		return 0, errReply
+	if !ok || n < -1 || n > proto.MaxBulk {
+		return 0, proto.ErrReply
 	}
 	return n, nil
 }
@@ -76,43 +73,42 @@ func (l *lines) discard(n int64) error {
 }
 
 // skip passes over the reply that begins with line.
-func (l *lines) skip(line []byte, depth int) error {
-	if depth > maxNesting {
-		return errReply
-	}
-	if !counted(line[0]) {
-		return plain(line[0])
-	}
-	kind := line[0]
-	n, err := length(line)
-	switch {
-	case err != nil:
+func (l *lines) skip(line []byte) error {
+	var s proto.Skimmer
+	if _, _, err := s.Skim(line); err != nil {
 		return err
-	case kind == '$' || kind == '=' || kind == '!':
-		if n < 0 {
-			return nil
-		}
-		return l.discard(n + 2)
-	case kind == '%':
-		n *= 2
-	case kind == '|':
-		n = 2*n + 1
 	}
-	return l.skipValues(n, depth+1)
+	_, done, err := s.Skim([]byte("\r\n"))
+	for !done && err == nil {
+		done, err = l.skim(&s)
+	}
+	return err
 }
 
 // skipValues passes over n replies.
-func (l *lines) skipValues(n int64, depth int) error {
-	for range n {
-		line, err := l.line()
+func (l *lines) skipValues(n int64) error {
+	var s proto.Skimmer
+	for n > 0 {
+		done, err := l.skim(&s)
 		if err != nil {
 			return err
 		}
-		if err := l.skip(line, depth); err != nil {
-			return err
+		if done {
+			n--
 		}
 	}
 	return nil
+}
+
+// skim passes over what has come of the reply at which s stands, and reports whether it
+// has ended.
+func (l *lines) skim(s *proto.Skimmer) (done bool, err error) {
+	if _, err := l.r.Peek(1); err != nil {
+		return false, err
+	}
+	b, _ := l.r.Peek(l.r.Buffered())
+	n, done, err := s.Skim(b)
+	return done, errors.Join(err, l.discard(int64(n)))
 }
 
 // appendCommand appends a command as clients send it.

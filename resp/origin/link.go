@@ -227,7 +227,7 @@ func (t *tracker) greet(conn net.Conn, r *lines) error {
 		if line[0] == '-' {
 			return fmt.Errorf("cannot cache: the origin answers %q to %s (it must be Redis 6 or later, and let the user in)", line[1:], what)
 		}
-		if err := r.skip(line, 0); err != nil {
+		if err := r.skip(line); err != nil {
 			return fmt.Errorf("cannot read the answer to %s: %w", what, err)
 		}
 	}
@@ -313,9 +313,9 @@ func (t *tracker) apply(r *lines) error {
 	t.mu.Unlock()
 	switch {
 	case q == nil:
-		return errReply // to nothing
+		return proto.ErrReply // to nothing
 	case q.flight == nil:
-		err = r.skip(line, 0)
+		err = r.skip(line)
 	case !q.half:
 		q.half = true
 		return t.value(r, line, q.flight)
@@ -346,7 +346,7 @@ func (t *tracker) value(r *lines, line []byte, f *flight) error {
 		return nil
 	case '$':
 	default:
-		return r.skip(line, 0) // an error; the client is told when it asks for itself
+		return r.skip(line) // an error; the client is told when it asks for itself
 	}
 	n, err := length(line)
 	switch {
@@ -369,11 +369,11 @@ func (t *tracker) value(r *lines, line []byte, f *flight) error {
 func (t *tracker) land(r *lines, line []byte, q *question) error {
 	f := q.flight
 	if line[0] != ':' {
-		return r.skip(line, 0)
+		return r.skip(line)
 	}
 	ttl, ok := proto.ParseInt(line[1:])
 	if !ok {
-		return errReply
+		return proto.ErrReply
 	}
 	if f.overtaken {
 		t.stats.overtaken.Add(1)
@@ -392,7 +392,7 @@ func (t *tracker) land(r *lines, line []byte, q *question) error {
 func (t *tracker) push(r *lines, line []byte) error {
 	n, err := length(line)
 	if err != nil || n < 1 {
-		return errReply
+		return proto.ErrReply
 	}
 	if line, err = r.line(); err != nil {
 		return err
@@ -408,12 +408,12 @@ func (t *tracker) push(r *lines, line []byte) error {
 		}
 	}
 	if line != nil {
-		if err := r.skip(line, 0); err != nil {
+		if err := r.skip(line); err != nil {
 			return err
 		}
 	}
 	if name != "invalidate" || n != 2 {
-		return r.skipValues(n-1, 0)
+		return r.skipValues(n - 1)
 	}
 	if line, err = r.line(); err != nil {
 		return err
@@ -424,7 +424,7 @@ func (t *tracker) push(r *lines, line []byte) error {
 		t.forgetAll()
 		return nil
 	case line[0] != '*' || err != nil:
-		return errReply
+		return proto.ErrReply
 	}
 	for range n {
 		if err := t.invalidate(r); err != nil {
@@ -443,7 +443,7 @@ func (t *tracker) invalidate(r *lines) error {
 	n, err := length(line)
 	switch {
 	case err != nil || line[0] != '$' || n < 0:
-		return errReply
+		return proto.ErrReply
 	case n > maxKey: // it was not asked for
 		return r.discard(n + 2)
 	}

@@ -1,5 +1,7 @@
 package origin
 
+import "polder/resp/proto"
+
 // replies passes on what the origin answers to the client, until there is no more.
 func (c *client) replies() error {
 	r := relay{c: c}
@@ -20,7 +22,7 @@ func (c *client) replies() error {
 // relay knows which command the bytes at hand answer.
 type relay struct {
 	c     *client
-	skim  skimmer
+	skim  proto.Skimmer
 	reply *passed // what the reply at hand answers; nil if it answers nothing, such as a push
 	wrong bool    // the reply at hand is an error
 	plain bool    // replies are not matched any more
@@ -51,7 +53,7 @@ func (r *relay) pass(b []byte) error {
 		return nil
 	}
 	for i := 0; i < len(b); {
-		if !r.plain && r.skim.idle() {
+		if !r.plain && r.skim.Idle() {
 			if err := r.begin(b[i], ended); err != nil {
 				return err
 			}
@@ -72,7 +74,7 @@ func (r *relay) pass(b []byte) error {
 			}
 			break
 		}
-		n, done, err := r.skim.skim(b[i:])
+		n, done, err := r.skim.Skim(b[i:])
 		if err != nil {
 			return err
 		}
@@ -101,7 +103,7 @@ func (r *relay) begin(kind byte, ended int) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.sent) <= ended {
-		return errReply // to nothing
+		return proto.ErrReply // to nothing
 	}
 	p := c.sent[ended]
 	if r.plain = p.op == opListen || p.op == opRaw; !r.plain {

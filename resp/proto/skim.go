@@ -1,20 +1,17 @@
-package origin
+package proto
 
-import (
-	"errors"
+import "errors"
 
-	"polder/resp/proto"
-)
+// ErrReply is for what is no reply of RESP2 or RESP3 as Redis sends them.
+var ErrReply = errors.New("cannot understand what was sent: it is no reply")
 
-// errReply is for what is no reply of RESP2 or RESP3 as Redis sends them.
-var errReply = errors.New("cannot understand the origin: it sent what is no reply")
+// MaxBulk is the longest string of a reply in bytes, Redis's own limit.
+const MaxBulk = 512 << 20
 
-// maxBulk is the longest string that an origin may send, Redis's own limit.
-const maxBulk = 512 << 20
-
-// skimmer finds where a reply ends, in pieces as they come. It keeps nothing of
-// them. The zero value stands before a reply.
-type skimmer struct {
+// Skimmer finds where a reply ends, in pieces as they come. It keeps nothing of
+// them. Attributes belong to the reply behind them. The zero value stands before a
+// reply. A Skimmer is not for concurrent use, and of no use after an error.
+type Skimmer struct {
 	values int64    // still to come of the reply, without what the header at hand announces
 	bulk   int64    // bytes of a string and its line's end, still to come
 	kind   byte     // of the line that is being read; 0 between lines
@@ -22,13 +19,13 @@ type skimmer struct {
 	digits int
 }
 
-// idle reports whether s stands before a reply.
-func (s *skimmer) idle() bool { return s.values == 0 && s.bulk == 0 && s.kind == 0 }
+// Idle reports whether s stands before a reply.
+func (s *Skimmer) Idle() bool { return s.values == 0 && s.bulk == 0 && s.kind == 0 }
 
-// skim takes the bytes of the reply at hand from b: n of them, and done says that it
-// ends there.
-func (s *skimmer) skim(b []byte) (n int, done bool, err error) {
-	if s.idle() {
+// Skim takes the bytes of the reply at hand from b: n of them, and done says that it
+// ends there. The error is ErrReply.
+func (s *Skimmer) Skim(b []byte) (n int, done bool, err error) {
+	if s.Idle() {
 		s.values = 1
 	}
 	for n < len(b) {
@@ -51,15 +48,18 @@ func (s *skimmer) skim(b []byte) (n int, done bool, err error) {
 }
 
 // line takes a byte of a line, and reports whether the line ends with it.
-func (s *skimmer) line(c byte) (ended bool, err error) {
+func (s *Skimmer) line(c byte) (ended bool, err error) {
 	if s.kind == 0 {
+		if !counted(c) && !plain(c) {
+			return false, ErrReply
+		}
 		s.kind, s.digits = c, 0
 		return false, nil
 	}
 	if c != '\n' {
 		if counted(s.kind) {
 			if s.digits == len(s.number) {
-				return false, errReply
+				return false, ErrReply
 			}
 			s.number[s.digits] = c
 			s.digits++
@@ -70,7 +70,7 @@ func (s *skimmer) line(c byte) (ended bool, err error) {
 	s.kind = 0
 	s.values--
 	if !counted(kind) {
-		return true, plain(kind)
+		return true, nil
 	}
 	count, err := parseCount(s.number[:s.digits])
 	if err != nil {
@@ -78,8 +78,8 @@ func (s *skimmer) line(c byte) (ended bool, err error) {
 	}
 	switch kind {
 	case '$', '=', '!':
-		if count > maxBulk {
-			return false, errReply
+		if count > MaxBulk {
+			return false, ErrReply
 		}
 		if count >= 0 {
 			s.bulk = count + 2
@@ -103,23 +103,23 @@ func counted(kind byte) bool {
 	return false
 }
 
-// plain refuses lines of a kind that there is not.
-func plain(kind byte) error {
+// plain reports whether a line of that kind is a whole value.
+func plain(kind byte) bool {
 	switch kind {
 	case '+', '-', ':', ',', '#', '_', '(':
-		return nil
+		return true
 	}
-	return errReply
+	return false
 }
 
 // parseCount reads a length up to its carriage return: -1 stands for null.
 func parseCount(b []byte) (int64, error) {
 	if len(b) == 0 || b[len(b)-1] != '\r' {
-		return 0, errReply
+		return 0, ErrReply
 	}
-	n, ok := proto.ParseInt(b[:len(b)-1])
+	n, ok := ParseInt(b[:len(b)-1])
 	if !ok || n < -1 || n > 1<<32 {
-		return 0, errReply
+		return 0, ErrReply
 	}
 	return n, nil
 }
