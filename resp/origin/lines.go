@@ -111,14 +111,5 @@ func (l *lines) skim(s *proto.Skimmer) (done bool, err error) {
 	return done, errors.Join(err, l.discard(int64(n)))
 }
 
-// appendCommand appends a command as clients send it.
-func appendCommand(dst []byte, args ...string) []byte {
-	dst = proto.AppendArray(dst, len(args))
-	for _, a := range args {
-		dst = proto.AppendBulk(dst, a)
-	}
-	return dst
-}
-
 // oneLine is an error's text for a client.
 func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }

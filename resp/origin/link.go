@@ -92,8 +92,8 @@ func (t *tracker) fetch(key []byte) *flight {
 	f := &flight{key: string(key), done: make(chan struct{})}
 	t.flights[f.key] = f
 	t.flying++
-	t.out = appendCommand(t.out, "GET", f.key)
-	t.out = appendCommand(t.out, "PTTL", f.key)
+	t.out = proto.AppendCommand(t.out, "GET", f.key)
+	t.out = proto.AppendCommand(t.out, "PTTL", f.key)
 	t.ask(&question{at: t.now(), flight: f, done: f.done})
 	return f
 }
@@ -117,7 +117,7 @@ func (t *tracker) settle() {
 //
 // Preconditions: t.mu is held, and there is a link.
 func (t *tracker) ping() {
-	t.out = appendCommand(t.out, "PING")
+	t.out = proto.AppendCommand(t.out, "PING")
 	t.barrier = &question{at: t.now(), done: make(chan struct{})}
 	t.ask(t.barrier)
 }
@@ -210,9 +210,9 @@ func (t *tracker) greet(conn net.Conn, r *lines) error {
 	if u.guarded() {
 		hello = append(hello, "AUTH", u.user(), *t.password.Load())
 	}
-	b := appendCommand(nil, append(hello, "SETNAME", "polder-cache")...)
-	b = appendCommand(b, "SELECT", fmt.Sprint(u.DB))
-	b = appendCommand(b, "CLIENT", "TRACKING", "ON")
+	b := proto.AppendCommand(nil, append(hello, "SETNAME", "polder-cache")...)
+	b = proto.AppendCommand(b, "SELECT", fmt.Sprint(u.DB))
+	b = proto.AppendCommand(b, "CLIENT", "TRACKING", "ON")
 	if err := conn.SetWriteDeadline(time.Now().Add(t.cfg.Timeout)); err != nil {
 		return err
 	}

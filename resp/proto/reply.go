@@ -109,3 +109,12 @@ func BulkHeaderLen(n int) int {
 // PutBulkHeader writes the header of a bulk string of n bytes to the first
 // BulkHeaderLen(n) bytes of dst.
 func PutBulkHeader(dst []byte, n int) { appendHeader(dst[:0], '$', int64(n)) }
+
+// AppendCommand appends a command as clients send it.
+func AppendCommand[T string | []byte](dst []byte, args ...T) []byte {
+	dst = AppendArray(dst, len(args))
+	for _, a := range args {
+		dst = AppendBulk(dst, a)
+	}
+	return dst
+}
