@@ -1,0 +1,233 @@
+package forward
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+)
+
+// The kinds of failure, for errors.Is. See also [ReplyError].
+var (
+	// ErrUnsent: the commands have certainly not been carried out.
+	ErrUnsent = errors.New("the command was not sent")
+	// ErrUncertain: the commands, or some of them, may have been carried out.
+	ErrUncertain = errors.New("the command may have been carried out")
+)
+
+// errClosed is why a call ends when Close is called.
+var errClosed = errors.New("the links are closed")
+
+// ReplyError is an error that a server answered to a command before the last one. All
+// commands of the call have been answered.
+type ReplyError struct {
+	Text string // without the leading '-'
+}
+
+func (e *ReplyError) Error() string { return e.Text }
+
+// Config says how to reach other servers. The zero value is ready for use.
+type Config struct {
+	// Password returns what to present with AUTH, for each new link; "" or a nil function
+	// for nothing.
+	Password func() string
+	// Dial connects, by TCP by default. It must return when ctx ends. A connection that
+	// has a NetConn method, as *tls.Conn does, is closed by closing what that returns. If
+	// there is no socket at the bottom, as of net.Pipe, a connection is used once.
+	Dial func(ctx context.Context, addr string) (net.Conn, error)
+	// MaxReply is the longest reply in bytes, 64 MiB by default. A longer one is an error,
+	// and ends its connection.
+	MaxReply int
+	// Conns is the most connections to one server, 16 by default. Calls beyond wait.
+	Conns int
+}
+
+// Links are the connections to other servers. Use New.
+type Links struct {
+	cfg   Config
+	ctx   context.Context // done when l is closed
+	close context.CancelFunc
+	calls sync.WaitGroup // Add only with mu held, and before l is closed
+
+	mu      sync.Mutex
+	servers map[string]*server // by address; guarded by mu
+}
+
+// server is what is kept for one address.
+type server struct {
+	addr  string
+	turns chan struct{} // has an element for each call that may use a link
+	idle  []*link       // those used last are at the end; guarded by Links.mu
+}
+
+// New makes links according to cfg. Nothing is connected before it is needed.
+func New(cfg Config) *Links {
+	if cfg.Password == nil {
+		cfg.Password = func() string { return "" }
+	}
+	if cfg.Dial == nil {
+		cfg.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "tcp", addr)
+		}
+	}
+	if cfg.MaxReply == 0 {
+		cfg.MaxReply = 64 << 20
+	}
+	if cfg.Conns == 0 {
+		cfg.Conns = 16
+	}
+	l := &Links{cfg: cfg, servers: map[string]*server{}}
+	l.ctx, l.close = context.WithCancel(context.Background())
+	return l
+}
+
+// Do sends cmds to the server at addr, pipelined on one connection of version ver of the
+// protocol, which no other call uses meanwhile. It returns the raw bytes of the reply to
+// the last of them, appended to dst; that may be an error reply. If an earlier reply is an
+// error, Do returns the first such as a *ReplyError. Every other error is ErrUnsent or
+// ErrUncertain, and wraps the context's error if that ended the call. With any error, dst
+// is returned as it was.
+//
+// All commands are written before replies are read: a pipeline should not have both
+// commands and replies but for the last that are larger than a socket's buffer.
+//
+// Preconditions: ver is 2 or 3. Each command has a name, is answered by one reply, and
+// the last leaves the connection as it was before the first: no SUBSCRIBE, no SELECT, no
+// MULTI without EXEC.
+func (l *Links) Do(ctx context.Context, addr string, ver int, dst []byte, cmds ...[][]byte) ([]byte, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(l.ctx, func() { cancel(errClosed) })()
+	s := l.enter(addr)
+	if s == nil {
+		return dst, failure(ctx, addr, ErrUnsent, errClosed)
+	}
+	defer l.calls.Done()
+	select {
+	case s.turns <- struct{}{}:
+	case <-ctx.Done():
+		return dst, failure(ctx, addr, ErrUnsent, nil)
+	}
+	defer func() { <-s.turns }()
+	if ctx.Err() != nil { // select may have preferred the turn
+		return dst, failure(ctx, addr, ErrUnsent, nil)
+	}
+	w := works.Get().(*work)
+	defer w.free()
+	k := l.idle(s, ver)
+	if k == nil {
+		var err error
+		if k, err = l.connect(ctx, addr, ver, w); err != nil {
+			return dst, failure(ctx, addr, ErrUnsent, err)
+		}
+	}
+	stop := context.AfterFunc(ctx, k.hangUp)
+	reply, kind, err := k.exchange(w, dst, cmds, l.cfg.MaxReply)
+	if !stop() || kind != nil || w.from != w.to { // what is behind the reply answers nothing
+		k.hangUp()
+	} else {
+		l.keep(s, k)
+	}
+	if kind != nil {
+		return dst, failure(ctx, addr, kind, err)
+	}
+	if err != nil {
+		return dst, err
+	}
+	return reply, nil
+}
+
+// failure is an error of a kind. If ctx has ended, that is the cause, and not err, which
+// came of it.
+func failure(ctx context.Context, addr string, kind, err error) error {
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	return fmt.Errorf("cannot forward to %s: %w: %w", addr, kind, err)
+}
+
+// enter begins a call to the server at addr. It returns nil if l is closed.
+func (l *Links) enter(addr string) *server {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ctx.Err() != nil {
+		return nil
+	}
+	l.calls.Add(1)
+	s := l.servers[addr]
+	if s == nil {
+		s = &server{addr: addr, turns: make(chan struct{}, l.cfg.Conns)}
+		l.servers[addr] = s
+	}
+	return s
+}
+
+// idle returns an idle link of version ver that lives. If there is none it returns nil,
+// and there is room for a new one.
+//
+// Preconditions: the caller has one of s.turns.
+func (l *Links) idle(s *server, ver int) *link {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := len(s.idle) - 1; i >= 0; i-- {
+		if k := s.idle[i]; k.ver == ver {
+			s.idle = slices.Delete(s.idle, i, i+1)
+			if k.quiet() {
+				return k
+			}
+			k.hangUp()
+		}
+	}
+	// What is left is of the other version. No more links are in use than there are turns.
+	for len(s.idle) > 0 && len(s.idle)+len(s.turns) > l.cfg.Conns {
+		s.idle[0].hangUp()
+		s.idle = slices.Delete(s.idle, 0, 1)
+	}
+	return nil
+}
+
+// keep makes k an idle link to s, or closes it if s has been forgotten meanwhile.
+func (l *Links) keep(s *server, k *link) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.servers[s.addr] != s {
+		k.hangUp()
+		return
+	}
+	s.idle = append(s.idle, k)
+}
+
+// Forget closes the idle links to the server at addr, which has left. Calls under way go
+// on, and their links are closed when they end.
+func (l *Links) Forget(addr string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.forget(addr)
+}
+
+// forget is Forget.
+//
+// Preconditions: l.mu is held.
+func (l *Links) forget(addr string) {
+	if s := l.servers[addr]; s != nil {
+		delete(l.servers, addr)
+		for _, k := range s.idle {
+			k.hangUp()
+		}
+		s.idle = nil
+	}
+}
+
+// Close ends all calls under way with an error, and returns when they have ended. Later
+// calls fail with ErrUnsent. Close is idempotent.
+func (l *Links) Close() {
+	l.mu.Lock()
+	l.close()
+	for addr := range l.servers {
+		l.forget(addr)
+	}
+	l.mu.Unlock()
+	l.calls.Wait()
+}
