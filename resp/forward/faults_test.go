@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -175,6 +176,28 @@ func TestAReplyTooManyIsNotTheNextOnes(t *testing.T) {
 			t.Errorf("%s: got %q (%v), want %q", c.cmd, got, err, c.want)
 		}
 	}
+	if _, _, made := s.counts(); made != 2 {
+		t.Errorf("%d connections were made, want 2", made)
+	}
+}
+
+// TestACallThatHasEndedBeforeItBegins sends nothing by a link that is idle.
+func TestACallThatHasEndedBeforeItBegins(t *testing.T) {
+	s := listen(t, fine)
+	l := newLinks(t, Config{})
+	if _, err := l.Do(timeout(t), s.addr(), 2, nil, words("GET k")); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	for range 100 {
+		if _, err := l.Do(ctx, s.addr(), 2, nil, words("SET k v")); kinds(err) != "unsent" {
+			t.Fatalf("got %v, want %v", err, ErrUnsent)
+		}
+	}
+	if got, err := l.Do(timeout(t), s.addr(), 2, nil, words("GET k")); string(got) != "+OK\r\n" || s.commands() != "READONLY|GET k|GET k" {
+		t.Errorf("got %q (%v), and the server %s, want only what was not given up", got, err, s.commands())
+	}
 }
 
 func TestLinksAreBoundedAndCallsWait(t *testing.T) {
@@ -275,4 +298,32 @@ func TestCloseEndsCalls(t *testing.T) {
 	if _, err := l.Do(context.Background(), s.addr(), 2, nil, words("GET k")); kinds(err) != "unsent" {
 		t.Errorf("a later call gets %v, want %v", err, ErrUnsent)
 	}
+}
+
+func TestCloseClosesIdleLinksAndWaitsForCalls(t *testing.T) {
+	s := listen(t, fine)
+	var dials, ended atomic.Int32
+	l := New(Config{Dial: func(ctx context.Context, addr string) (net.Conn, error) {
+		if dials.Add(1) == 1 {
+			return new(net.Dialer).DialContext(ctx, "tcp", addr)
+		}
+		<-ctx.Done()
+		runtime.Gosched()
+		ended.Add(1)
+		return nil, ctx.Err()
+	}})
+	if _, err := l.Do(timeout(t), s.addr(), 2, nil, words("GET k")); err != nil {
+		t.Fatal(err)
+	}
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() { _, _ = l.Do(context.Background(), s.addr(), 3, nil, words("GET k")) })
+	}
+	until(t, "all connect", func() bool { return dials.Load() == 9 })
+	l.Close()
+	if n := ended.Load(); n != 8 {
+		t.Errorf("%d of 8 calls have ended when Close returns", n)
+	}
+	all.Wait()
+	until(t, "the idle link is closed", func() bool { open, _, _ := s.counts(); return open == 0 })
 }
