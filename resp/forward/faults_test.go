@@ -1,14 +1,15 @@
 package forward
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"net"
-	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 )
 
 // kinds says which of the kinds of failure err is.
@@ -56,6 +57,36 @@ func TestWhatGoesWrongBehindTheCommandIsUncertain(t *testing.T) {
 		if got, err := l.Do(timeout(t), s.addr(), 3, nil, words("GET k")); string(got) != "+OK\r\n" {
 			t.Errorf("%s: the next call got %q (%v), want +OK", c.name, got, err)
 		}
+	}
+}
+
+// breaking fails to write SET, of which some bytes have gone.
+type breaking struct {
+	*net.TCPConn
+	gone int
+}
+
+func (c breaking) Write(b []byte) (int, error) {
+	if bytes.Contains(b, []byte("SET")) {
+		return c.gone, net.ErrClosed
+	}
+	return c.TCPConn.Write(b)
+}
+
+func TestOnlyWhatHasNotBeenWrittenIsUnsent(t *testing.T) {
+	s := listen(t, fine)
+	for gone, want := range []string{"unsent", "uncertain"} {
+		l := newLinks(t, Config{Dial: func(ctx context.Context, addr string) (net.Conn, error) {
+			c, err := net.Dial("tcp", addr)
+			if err != nil {
+				return nil, err
+			}
+			return breaking{c.(*net.TCPConn), gone}, nil
+		}})
+		if _, err := l.Do(timeout(t), s.addr(), 2, nil, words("SET k v")); kinds(err) != want {
+			t.Errorf("%d bytes have gone: got %v, want %s", gone, err, want)
+		}
+		until(t, "the connection is closed", func() bool { open, _, _ := s.counts(); return open == 0 })
 	}
 }
 
@@ -308,7 +339,7 @@ func TestCloseClosesIdleLinksAndWaitsForCalls(t *testing.T) {
 			return new(net.Dialer).DialContext(ctx, "tcp", addr)
 		}
 		<-ctx.Done()
-		runtime.Gosched()
+		time.Sleep(10 * time.Millisecond) // a Close that does not wait is seen
 		ended.Add(1)
 		return nil, ctx.Err()
 	}})

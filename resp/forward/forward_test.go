@@ -16,7 +16,8 @@ import (
 	"polder/resp"
 )
 
-// servers of ours do not know READONLY yet; SELECT 0 is answered alike.
+// selecting sends SELECT 0 for READONLY, which servers of ours do not know yet. It is
+// answered alike.
 type selecting struct{ *net.TCPConn }
 
 func (c selecting) Write(b []byte) (int, error) {
