@@ -161,7 +161,8 @@ func (srv *Server) openJournal(ctx context.Context) error {
 			return fmt.Errorf("the heap has a journal, without which it is not what clients were promised: %w", err)
 		}
 	}
-	if err := srv.replay(ctx); err != nil {
+	changed, err := srv.replay(ctx)
+	if err != nil {
 		return fmt.Errorf("cannot replay the journal: %w", err)
 	}
 	j := srv.journal
@@ -177,7 +178,10 @@ func (srv *Server) openJournal(ctx context.Context) error {
 	}
 	// The heap has to know the journal before there is anything in it, and before it goes. What others have kept for the
 	// process before must not count in another way for the one after.
-	err := srv.firstCheckpoint(ctx)
+	// If it knows the journal and has all of it, as after an end in good order, that is so already.
+	if srv.keptJournal == 0 || !cfg.Durable || changed {
+		err = srv.firstCheckpoint(ctx)
+	}
 	if err == nil {
 		err = j.log.Begin(ctx)
 	}
@@ -219,8 +223,8 @@ func (j *journal) start(srv *Server) {
 	}
 }
 
-// replay opens the journal and makes the changes again that the heap's checkpoint has not.
-func (srv *Server) replay(ctx context.Context) error {
+// replay opens the journal and makes the changes again that the heap's checkpoint has not. It reports whether there were any.
+func (srv *Server) replay(ctx context.Context) (changed bool, err error) {
 	cfg := srv.cfg.Journal
 	if cfg.Tail == 0 {
 		cfg.Tail = min(max(srv.heap.Local()/4, leastTail), mostTail)
@@ -238,17 +242,16 @@ func (srv *Server) replay(ctx context.Context) error {
 	records := 0
 	record := func(rec []byte) error { records++; return r.record(rec) }
 	var log RecordLog
-	var err error
 	if cfg.Log != nil {
 		log, err = cfg.Log(ctx, record)
 	} else {
 		log, err = openFiles(cfg.Dir, func(err error) { j.warn(err); j.wantCheckpoint() }, record)
 	}
 	if err != nil {
-		return err
+		return false, err
 	}
 	if err := r.flush(); err != nil {
-		return errors.Join(err, log.Close())
+		return false, errors.Join(err, log.Close())
 	}
 	st := &srv.stripes[0]
 	st.mu.Lock()
@@ -258,7 +261,7 @@ func (srv *Server) replay(ctx context.Context) error {
 	if records > 0 {
 		srv.cfg.Logger.Info("the journal was replayed", "records", records)
 	}
-	return nil
+	return r.read != srv.keptBatch, nil
 }
 
 // append adds what a command has changed, under the locks of its keys.

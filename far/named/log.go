@@ -37,6 +37,9 @@ const (
 	mostWritten = 256 << 10
 	// someSpares is how many empty segments there are to be, so that nobody waits for one, nor for the manifest.
 	someSpares = 3
+
+	// firstRead is how much is read of a segment to see whether there is anything in it.
+	firstRead = 4 << 10
 	// logPause is for how long the store or the manifest is left alone after it has failed.
 	logPause = 50 * time.Millisecond
 	// starving is for how long there may be no spares until that is said.
@@ -126,7 +129,7 @@ func (s *Store) OpenLog(ctx context.Context, replay func(rec []byte) error) (*Lo
 func (l *Log) read(ctx context.Context, seg store.Segment, next uint64, replay func(rec []byte) error) (uint64, error) {
 	var best []byte
 	end, clean := next, false // nothing follows the records: a copy that is damaged has something there
-	buf := make([]byte, l.s.SegmentSize())
+	buf := make([]byte, min(l.s.SegmentSize(), firstRead))
 	number := seg.(numbered).Number()
 	look := func() error {
 		var why error
@@ -150,6 +153,14 @@ func (l *Log) read(ctx context.Context, seg store.Segment, next uint64, replay f
 		return nil
 	}
 	err := look()
+	if err == nil && clean && best == nil {
+		return end, nil // nothing was written to it
+	}
+	buf = make([]byte, l.s.SegmentSize())
+	if err == nil {
+		end, clean, best = next, false, nil
+		err = look()
+	}
 	// What follows was being written when the owner died, or is damaged. Another copy says which.
 	if err == nil && !clean && l.s.Reach(ctx, seg) > 0 {
 		l.o.cfg.Logger.Warn("the log has something behind its last record, and waits for another copy, which cannot be reached", "segment", seg.Name(), "at most", waitForCopy)
