@@ -88,6 +88,7 @@ type Member struct {
 
 	mu      sync.Mutex
 	version uint64            // of m in the register; guarded by mu, m changes with it
+	doubt   chan struct{}     // capacity 1: see Doubt
 	renewed chan struct{}     // closed and replaced with each version; guarded by mu
 	beat    uint64            // the last one of this server; guarded by changing
 	seen    map[string]beatOf // by the ID of the server; guarded by mu
@@ -122,7 +123,7 @@ func Join(ctx context.Context, cfg Config) (*Member, error) {
 			cfg.Partitions, cfg.Beat, cfg.Patience, MaxPartitions)
 	}
 	m := &Member{
-		cfg: cfg, changing: make(chan struct{}, 1), renewed: make(chan struct{}), beat: uint64(rand.Uint32()),
+		cfg: cfg, changing: make(chan struct{}, 1), doubt: make(chan struct{}, 1), renewed: make(chan struct{}), beat: uint64(rand.Uint32()),
 		seen: map[string]beatOf{}, parts: map[int]*served{}, handing: nobody,
 	}
 	m.ctx, m.stop = context.WithCancel(context.Background())
@@ -148,7 +149,15 @@ func (m *Member) Gone(ctx context.Context, id string) bool {
 	return !ok
 }
 
-// run beats, and looks at the register more often while a partition is on its way here.
+// Doubt says that a server has not got what the map says, or is not there: the map is read soon.
+func (m *Member) Doubt() {
+	select {
+	case m.doubt <- struct{}{}:
+	default:
+	}
+}
+
+// run beats, and looks at the register more often while a partition is on its way here or the map is in doubt.
 func (m *Member) run() {
 	next, answered, lost := time.Now().Add(m.cfg.Beat), time.Now(), false
 	for {
@@ -156,7 +165,13 @@ func (m *Member) run() {
 		if slices.Contains(m.Map().Next, m.cfg.ID) {
 			pause = min(pause, pollEvery)
 		}
-		if !sleep(m.ctx, pause) {
+		if !sleep(m.ctx, min(pause, pollEvery)) {
+			return
+		}
+		select {
+		case <-time.After(pause - pollEvery):
+		case <-m.doubt:
+		case <-m.ctx.Done():
 			return
 		}
 		var err error
