@@ -10,7 +10,7 @@ import (
 // far.ErrWouldBlock without having changed anything.
 type handler func(s *session, a [][]byte) error
 
-type flags uint16
+type flags uint32
 
 const (
 	flagWrite      flags = 1 << iota // changes keys: locks them for writing
@@ -26,6 +26,9 @@ const (
 	flagUnpaused                     // runs during CLIENT PAUSE
 	flagSubscribed                   // allowed to a subscriber with version 2 of the protocol
 	flagStandby                      // allowed while another server has the heap
+	flagEach                         // without a key: about all partitions that are here
+	flagMerge                        // its handler goes through them
+	flagWhole                        // refused by a server of partitions
 )
 
 var flagNames = []struct {

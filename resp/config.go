@@ -52,6 +52,8 @@ type Config struct {
 	Heap string
 	// Evidence, if set, is that nobody else can have changed what the heap has.
 	Evidence Evidence
+	// Cluster, if set, has the server serve partitions of a heap that it shares with others: see AddPartition.
+	Cluster *Cluster
 	// Ready, if set, is called by Open when all that the heap has is there, and returns when clients may be answered out of it.
 	Ready func(ctx context.Context) error
 	// Logger receives what an operator should know. Default slog.Default().

@@ -136,7 +136,7 @@ func cmdHello(s *session, a [][]byte) error {
 	s.str("id")
 	s.int(s.info.id)
 	s.str("mode")
-	s.str("standalone")
+	s.str(s.srv.mode())
 	s.str("role")
 	if s.srv.masterNow().Self {
 		s.str("master")

@@ -72,6 +72,18 @@
 // measure is bounded by the heap's Config.MaxValue too. A pattern may have at
 // most 1024 characters between two stars if there are ? or [ among them.
 //
+// # Partitions
+//
+// With Config.Cluster a server has some of the partitions of a keyspace, and other servers have the others. It has the
+// clients; each partition is a Server without any, of a heap of its own (AddPartition, RemovePartition). A session runs a command
+// at the partition that has the slot of its keys. If that is not here, the command is forwarded to the server that has it, or the client is
+// told where it is, if it has shown that it understands: by CLUSTER SLOTS, SHARDS or NODES, or by READONLY. While nobody has it, the
+// command waits, for Config.OpTimeout at most.
+//
+// All keys of a command are in one slot, and so are those of a transaction with what it watches. What is about all keys is about
+// the partitions that are here; what is about a whole heap (WAIT, WAITAOF, SYNC, POLDER SNAPSHOT) is refused. WATCH is not forwarded.
+// A partition does not go before the replies have been sent that show what it has, so a session sends them before it waits for another server.
+//
 // # As a cache
 //
 // Over soft memory any key may vanish between two commands, as with a Redis
@@ -115,6 +127,8 @@
 //
 // Where data lie: store is the seam, access what handlers use of it, cache the store in
 // soft memory; lock (stripes) and txn (changes that count together or not at all).
+//
+// Partitions: partitions (what is here, and what becomes of what is not), cluster (CLUSTER, READONLY and the like).
 //
 // Commands: command and table (what there is), keys, strings, setoptions, numbers,
 // expire, scan, glob, connection, multi and watch, introspect; pubsub; sentinel; monitor, slowlog and

@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"polder/far"
 )
 
 const (
@@ -56,7 +58,7 @@ func (f *fetcher) gathered() {
 }
 
 func (f *fetcher) start() {
-	if len(f.srv.loops) == 0 {
+	if len(f.srv.front.loops) == 0 {
 		return
 	}
 	for range fetchers {
@@ -76,9 +78,16 @@ func (f *fetcher) stop() {
 // submit has what w's session wants fetched; w is resumed then.
 func (f *fetcher) submit(w waiter) {
 	f.mu.Lock()
-	f.queue = append(f.queue, w)
-	f.rouse()
+	stopped := f.stopped
+	if !stopped {
+		f.queue = append(f.queue, w)
+		f.rouse()
+	}
 	f.mu.Unlock()
+	if stopped { // a partition that has gone to another server
+		w.session().fetched(far.ErrClosed)
+		w.resume()
+	}
 }
 
 // rouse has a fetch begin if one may, and otherwise sees to it that one does in time. f.mu must be held.
@@ -151,7 +160,7 @@ func (srv *Server) fetch(w *wants) error {
 	defer func() {
 		took := time.Since(began)
 		srv.stats.fetchTimes.Observe(took.Seconds())
-		srv.latency.note(eventFetch, took)
+		srv.front.latency.note(eventFetch, took)
 	}()
 	var err error
 	if len(w.keys) > 0 {

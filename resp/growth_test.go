@@ -141,6 +141,7 @@ var growths = []growth{
 	{"command|docs", nothing, repeated("command docs", "get")},
 	{"command|getkeys", nothing, repeated("command getkeys mset", "k# v")},
 	{"sentinel", nothing, repeated("sentinel", "x")},
+	{"cluster", nothing, repeated("cluster", "x")},
 	{"polder", nothing, repeated("polder", "x")},
 	{"polder|snapshot", nothing, repeated("polder snapshot", "0123456789abcdef")},
 }

@@ -22,8 +22,8 @@ type infoSection struct {
 var infoSections = []infoSection{
 	{"server", func(srv *Server, b *strings.Builder) {
 		up := int64(time.Since(srv.since).Seconds())
-		fmt.Fprintf(b, "redis_version:%s\r\nredis_mode:standalone\r\nserver_name:polder\r\nos:%s %s\r\narch_bits:64\r\n",
-			redisVersion, runtime.GOOS, runtime.GOARCH)
+		fmt.Fprintf(b, "redis_version:%s\r\nredis_mode:%s\r\nserver_name:polder\r\nos:%s %s\r\narch_bits:64\r\n",
+			redisVersion, srv.mode(), runtime.GOOS, runtime.GOARCH)
 		fmt.Fprintf(b, "multiplexing_api:epoll\r\nprocess_id:%d\r\nrun_id:%s\r\ntcp_port:%d\r\nserver_time_usec:%d\r\nuptime_in_seconds:%d\r\nuptime_in_days:%d\r\n",
 			os.Getpid(), srv.runID, srv.port.Load(), time.Now().UnixMicro(), up, up/86400)
 	}},
@@ -37,7 +37,7 @@ var infoSections = []infoSection{
 	}},
 	{"persistence", func(srv *Server, b *strings.Builder) {
 		loading := 0
-		if srv.loading.Load() {
+		if srv.loading.Load() && srv.parts == nil {
 			loading = 1
 		}
 		saving, durable, last, status := srv.persistence()
@@ -54,7 +54,9 @@ var infoSections = []infoSection{
 		sys, user := cpuTimes()
 		fmt.Fprintf(b, "used_cpu_sys:%.6f\r\nused_cpu_user:%.6f\r\n", sys.Seconds(), user.Seconds())
 	}},
-	{"cluster", func(_ *Server, b *strings.Builder) { b.WriteString("cluster_enabled:0\r\n") }},
+	{"cluster", func(srv *Server, b *strings.Builder) {
+		fmt.Fprintf(b, "cluster_enabled:%d\r\n", min(1, len(srv.parts)))
+	}},
 	{"keyspace", func(srv *Server, b *strings.Builder) {
 		if n := srv.Stats().Keys; n > 0 {
 			fmt.Fprintf(b, "db0:keys=%d,expires=0,avg_ttl=0\r\n", n)

@@ -340,19 +340,40 @@ func (j *journal) settle(lsn uint64) bool {
 
 // looked takes note that the reply to be sent shows what the heap has now.
 func (s *session) looked() {
+	at := &s.sight
+	if s.srv != s.front {
+		at = s.sightOf(s.srv)
+	}
 	if j := s.srv.journal; j != nil {
-		s.seen = j.last.Load()
+		at.seen = j.last.Load()
 	}
 	if e := s.srv.cfg.Evidence; e != nil {
-		s.dated, s.ticket = true, e.Ask()
+		at.dated, at.ticket = true, e.Ask()
 	}
 }
 
 // shown reports whether the replies that the session has may be sent, and waits until that is known.
 func (s *session) shown() bool {
-	seen, dated := s.seen, s.dated
-	s.seen, s.dated = 0, false
-	return (seen == 0 || s.srv.journal.settle(seen)) && (!dated || s.srv.cfg.Evidence.Shown(s.ticket))
+	ok := s.sight.shown(s.srv)
+	for i := range s.sights {
+		ok = s.sights[i].shown(s.sights[i].of) && ok
+	}
+	s.forgetSights()
+	return ok
+}
+
+// sight is what replies that are to be sent show of a server's data.
+type sight struct {
+	seen   uint64 // number of the last record of the journal when the last command ended
+	ticket uint64 // of the evidence for that
+	dated  bool   // there is a ticket
+}
+
+// shown reports whether that may be sent, and waits until that is known. Then there is nothing to be shown.
+func (v *sight) shown(srv *Server) bool {
+	seen, dated := v.seen, v.dated
+	v.seen, v.dated = 0, false
+	return (seen == 0 || srv.journal.settle(seen)) && (!dated || srv.cfg.Evidence.Shown(v.ticket))
 }
 
 // note remembers a change for the journal. It is copied.

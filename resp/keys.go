@@ -2,6 +2,7 @@ package resp
 
 import (
 	"errors"
+	"math/rand/v2"
 	"time"
 
 	"polder/far"
@@ -149,6 +150,23 @@ func cmdCopy(s *session, a [][]byte) error {
 const randomTries = 100
 
 func cmdRandomKey(s *session, a [][]byte) error {
+	found := false
+	pick := func(int) (done bool, err error) {
+		found, err = s.randomKey()
+		return found, err
+	}
+	err := s.each(rand.IntN(max(1, len(s.front.parts))), pick)
+	if err == nil && !found && s.front.parts != nil {
+		err = s.each(0, pick)
+	}
+	if err == nil && !found {
+		s.null()
+	}
+	return err
+}
+
+// randomKey replies with any key, if it has found one.
+func (s *session) randomKey() (bool, error) {
 	for range randomTries {
 		key, err := s.random(s.scratch[:0])
 		if errors.Is(err, far.ErrNotFound) {
@@ -156,18 +174,17 @@ func cmdRandomKey(s *session, a [][]byte) error {
 		}
 		if err != nil {
 			s.tries = maxTries // fetching does not help
-			return err
+			return false, err
 		}
 		reuse(&s.scratch, key)
 		if _, _, found, err := s.stat(key); err == nil && found {
 			s.bulk(key)
-			return nil
+			return true, nil
 		} else if errors.Is(err, far.ErrWouldBlock) {
-			return err
+			return false, err
 		}
 	}
-	s.null()
-	return nil
+	return false, nil
 }
 
 func (s *session) random(dst []byte) ([]byte, error) {
@@ -178,8 +195,13 @@ func (s *session) random(dst []byte) ([]byte, error) {
 }
 
 func cmdDBSize(s *session, a [][]byte) error {
-	s.int(int64(s.srv.keys.Len()))
-	return nil
+	n := 0
+	err := s.each(0, func(int) (bool, error) {
+		n += s.srv.keys.Len()
+		return false, nil
+	})
+	s.int(int64(n))
+	return err
 }
 
 func cmdFlush(s *session, a [][]byte) error {

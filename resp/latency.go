@@ -79,15 +79,15 @@ func (l *latency) note(e int, took time.Duration) {
 
 // observe counts a command that has run: began is when it was first tried.
 func (s *session) observe(cmd *command, args [][]byte) {
-	s.clock = time.Since(s.srv.since)
+	s.clock = time.Since(s.front.since)
 	took := s.clock - s.began
-	s.srv.latency.calls[cmd.id].observe(took)
-	s.srv.slow.note(s, cmd, args, took)
+	s.front.latency.calls[cmd.id].observe(took)
+	s.front.slow.note(s, cmd, args, took)
 	e := eventCommand
 	if cmd.flags&flagFast != 0 {
 		e = eventFast
 	}
-	s.srv.latency.note(e, took)
+	s.front.latency.note(e, took)
 }
 
 func cmdLatencyLatest(s *session, a [][]byte) error {

@@ -301,7 +301,7 @@ func (l *loop) after(c *conn, w *workspace) bool {
 		c.detached = false
 		if c.fetch && !c.end {
 			c.fetch = false
-			l.srv.fetches.submit(c)
+			c.s.fetchAt().fetches.submit(c)
 		} else {
 			l.give(c)
 		}
@@ -313,7 +313,7 @@ func (l *loop) after(c *conn, w *workspace) bool {
 	case c.fetch:
 		c.fetch, c.away = false, true
 		l.away++
-		l.srv.fetches.submit(c)
+		c.s.fetchAt().fetches.submit(c)
 	case c.full, !c.linger.IsZero():
 		l.arm(c, unix.EPOLLOUT)
 	case c.paused && len(c.pend) > 0:

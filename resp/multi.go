@@ -42,7 +42,7 @@ func (s *session) enqueue(cmd *command, args [][]byte) {
 func (s *session) endMulti() {
 	s.multi, s.abort = false, false
 	s.queue, s.queueLen = nil, 0
-	s.srv.watches.unwatch(s)
+	s.unwatch()
 }
 
 func cmdDiscard(s *session, a [][]byte) error {
@@ -92,7 +92,7 @@ func cmdExec(s *session, a [][]byte) error {
 		return nil
 	}
 	err := s.runQueue()
-	if err == nil && s.srv.monitors.Load() != nil {
+	if err == nil && s.front.monitors.Load() != nil {
 		for _, q := range s.queue { // in Redis, too, before EXEC
 			s.tell(q.cmd, q.args)
 		}
@@ -157,7 +157,7 @@ func cmdWatch(s *session, a [][]byte) error {
 
 func cmdUnwatch(s *session, a [][]byte) error {
 	if !s.multi { // EXEC, which may have to run again, unwatches in the end
-		s.srv.watches.unwatch(s)
+		s.unwatch()
 	}
 	s.ok()
 	return nil

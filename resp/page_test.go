@@ -16,7 +16,7 @@ func TestTheCommandsPageIsTrue(t *testing.T) {
 		"A command in the table may be in a transaction unless it says otherwise. [errors.md](errors.md) has what they answer that Redis does not.\n\n" +
 		"This page is made by `make docs`, of the table that the server goes by.\n")
 	for _, g := range []struct{ name, title string }{
-		{"string", "Strings"}, {"generic", "Keys"}, {"hash", "Hashes"}, {"transactions", "Transactions"}, {"connection", "Connection"}, {"server", "Server"},
+		{"string", "Strings"}, {"generic", "Keys"}, {"hash", "Hashes"}, {"transactions", "Transactions"}, {"connection", "Connection"}, {"server", "Server"}, {"cluster", "Cluster"},
 	} {
 		fmt.Fprintf(&b, "\n## %s\n\n| command | arguments | |\n|---|---|---|\n", g.title)
 		for _, name := range sortedNames(commandTable().by) {
@@ -47,7 +47,7 @@ func row(b *strings.Builder, c *command) {
 		text string
 	}{
 		{flagWrite, "changes keys"}, {flagRead, "reads keys"}, {flagAdmin, "for operators"}, {flagNoAuth, "before the password, too"},
-		{flagNoMulti, "not in a transaction"}, {flagRefused, "refused, as Redis does by default"},
+		{flagNoMulti, "not in a transaction"}, {flagRefused, "refused, as Redis does by default"}, {flagEach, "with `--partitions` about those of the server"}, {flagWhole, "not with `--partitions`"},
 	} {
 		if c.flags&f.f != 0 {
 			what = append(what, f.text)

@@ -59,12 +59,15 @@ func (s *session) saveLater(said string) error {
 }
 
 func cmdLastSave(s *session, a [][]byte) error {
-	at := s.srv.since
-	if s.srv.kept() {
-		at = s.srv.heap.LastCheckpoint()
-	}
+	at := s.front.since
+	err := s.each(0, func(number int) (bool, error) {
+		if s.srv.kept() && (number == 0 || at.After(s.srv.heap.LastCheckpoint())) {
+			at = s.srv.heap.LastCheckpoint()
+		}
+		return false, nil
+	})
 	s.int(at.Unix())
-	return nil
+	return err
 }
 
 // cmdWait replies with how many copies there are beyond the first of what was there when the command came.

@@ -129,25 +129,60 @@ func cmdScan(s *session, a [][]byte) error {
 	}
 	var l keyList
 	seen := 0
-	for seen < o.count {
-		cursor, err = s.scanStep(cursor, &l, func(key []byte, e far.Entry) bool {
-			seen++
-			return (o.match == nil || o.match.match(key)) && (o.typ == nil || is(o.typ, typeName(e.Tag)))
-		})
-		if err != nil {
-			return err
+	at, first := s.cursorIn(cursor)
+	cursor = 0
+	err = s.each(first, func(number int) (done bool, err error) {
+		if number > first {
+			at = 0
 		}
-		if err := s.fits(&l); err != nil {
-			return err
+		for seen < o.count {
+			at, err = s.scanStep(at, &l, func(key []byte, e far.Entry) bool {
+				seen++
+				return (o.match == nil || o.match.match(key)) && (o.typ == nil || is(o.typ, typeName(e.Tag)))
+			})
+			if err == nil {
+				err = s.fits(&l)
+			}
+			if err != nil {
+				return true, err
+			}
+			seen++ // empty steps count too
+			if at == 0 {
+				cursor = s.cursorOf(0, number+1)
+				return false, nil
+			}
 		}
-		seen++ // empty steps count too
-		if cursor == 0 {
-			break
-		}
+		cursor = s.cursorOf(at, number)
+		return true, nil
+	})
+	if err != nil {
+		return err
 	}
 	s.array(2)
 	s.str(strconv.FormatUint(cursor, 10))
 	return s.replyKeys(&l)
+}
+
+// A cursor of a server of partitions has the number of the partition below that of a step in it.
+const cursorPartBits = 10
+
+// cursorIn is the step, and the partition, of a cursor.
+func (s *session) cursorIn(cursor uint64) (at uint64, number int) {
+	if s.front.parts == nil {
+		return cursor, 0
+	}
+	return cursor >> cursorPartBits, int(cursor & (1<<cursorPartBits - 1))
+}
+
+// cursorOf is the cursor of a step in a partition: 0 behind the last one.
+func (s *session) cursorOf(at uint64, number int) uint64 {
+	switch {
+	case s.front.parts == nil:
+		return at
+	case number >= len(s.front.parts):
+		return 0
+	}
+	return at<<cursorPartBits | uint64(number)
 }
 
 func cmdKeys(s *session, a [][]byte) error {
@@ -156,18 +191,20 @@ func cmdKeys(s *session, a [][]byte) error {
 		return err
 	}
 	var l keyList
-	for cursor := uint64(0); ; {
-		cursor, err = s.scanStep(cursor, &l, func(key []byte, e far.Entry) bool { return pattern.match(key) })
-		if err != nil {
-			return err
+	err = s.each(0, func(int) (bool, error) {
+		for cursor := uint64(0); ; {
+			if cursor, err = s.scanStep(cursor, &l, func(key []byte, e far.Entry) bool { return pattern.match(key) }); err == nil {
+				err = s.fits(&l)
+			}
+			if err != nil || cursor == 0 {
+				return false, err
+			}
 		}
-		if err := s.fits(&l); err != nil {
-			return err
-		}
-		if cursor == 0 {
-			return s.replyKeys(&l)
-		}
+	})
+	if err != nil {
+		return err
 	}
+	return s.replyKeys(&l)
 }
 
 // fits fails a command that has collected more than it may reply.

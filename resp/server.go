@@ -30,6 +30,10 @@ type Server struct {
 	// three below, are nil till then, and set before it is cleared.
 	loading atomic.Bool
 
+	front *Server                  // whose clients it serves: itself, or the server of which it is a partition
+	parts []atomic.Pointer[Server] // by number, those partitions of a heap that are served here; see partitions.go
+	part  part                     // what a partition is beside
+
 	master atomic.Pointer[Master] // that has the heap Config.Heap; nil if it was not said yet
 
 	// These are nil in a cache.
@@ -68,7 +72,7 @@ type Server struct {
 	timeout     atomic.Int64 // a time.Duration
 	resizing    sync.Mutex   // held while a client changes the budget
 	port        atomic.Int32
-	stats       counters
+	stats       *counters
 
 	door   *accept.Gate    // connections that are no clients yet, or are not to be
 	ctx    context.Context // ends when commands may wait no longer
@@ -147,7 +151,12 @@ func newServer(srv *Server, cfg Config) (*Server, error) {
 		srv.keys = srv.cache
 	}
 	srv.cfg, srv.table = cfg, commandTable()
-	srv.stats.init()
+	if cfg.Cluster != nil {
+		srv.parts = make([]atomic.Pointer[Server], cfg.Cluster.Map().Partitions)
+	}
+	if srv.front == nil {
+		srv.front, srv.stats = srv, newCounters()
+	}
 	srv.slow.init()
 	srv.maxClients.Store(int64(cfg.MaxClients))
 	srv.timeout.Store(int64(cfg.IdleTimeout))

@@ -16,7 +16,8 @@ import (
 // driver that owns it gives it input in `in`, calls run, and takes replies from
 // `out`. Other goroutines touch nothing but the atomic fields.
 type session struct {
-	srv    *Server
+	srv    *Server // that has the data: front, or while a command runs the partition that it is about
+	front  *Server // whose client it is
 	parser proto.Parser
 	in     []byte // input not yet consumed; the driver's memory
 	out    []byte // replies not yet written, from base on; the driver's memory, or see large
@@ -59,10 +60,9 @@ type session struct {
 	dump    *dump         // what SYNC has begun and not ended; nil if there is none
 	snap    *far.Snapshot // that POLDER SNAPSHOT has taken, whose parts are yet to be read; nil if there is none
 
-	replays bool   // it is the one that replays the journal
-	seen    uint64 // number of the last record of the journal when a command ended whose reply is to be sent
-	ticket  uint64 // of the evidence for that
-	dated   bool   // what is to be sent shows what the heap had
+	replays bool // it is the one that replays the journal
+	sight        // what the replies to be sent show
+	away         // what it is at partitions
 
 	scratch  []byte // a value being worked on
 	scratch2 []byte
@@ -111,7 +111,7 @@ const flushAt = 64 << 10
 const maxTries = 3
 
 func (srv *Server) newSession() *session {
-	s := &session{srv: srv, ver: 2, ctx: far.NoWait, hdr: 5, authed: srv.password() == ""}
+	s := &session{srv: srv, front: srv, ver: 2, ctx: far.NoWait, hdr: 5, authed: srv.password() == ""}
 	s.parser.Limits = proto.Limits{MaxBulk: srv.cfg.MaxBulk, MaxArgs: srv.cfg.MaxArgs, MaxInline: srv.cfg.MaxInlineLen}
 	s.parser.Unauth = !s.authed
 	s.mem = srv.cfg.ClientMemory.Join()
@@ -127,7 +127,8 @@ func (s *session) close() {
 		s.dump.close()
 	}
 	s.endSnapshot()
-	s.srv.watches.unwatch(s)
+	s.unwatch()
+	s.forgetSights()
 	s.settle()
 	s.queue, s.queueLen = nil, 0
 	s.mem.Leave()
@@ -164,7 +165,7 @@ func (s *session) grow(buf []byte) []byte {
 
 // run executes the complete commands in s.in and consumes them.
 func (s *session) run() status {
-	s.clock = time.Since(s.srv.since)
+	s.clock = time.Since(s.front.since)
 	s.arrived = s.clock
 	for !s.ending {
 		args, n, err := s.parser.Next(s.in)
@@ -211,6 +212,9 @@ func (s *session) exec(args [][]byte) status {
 	if err == nil {
 		err = s.admit(cmd)
 	}
+	if err == nil && s.srv.parts != nil && s.multi && cmd.flags&flagImmediate == 0 {
+		err = s.mayQueue(cmd, args)
+	}
 	switch {
 	case err != nil:
 		s.abort = s.abort || s.multi
@@ -220,6 +224,10 @@ func (s *session) exec(args [][]byte) status {
 		return needResume
 	case s.multi && cmd.flags&flagImmediate == 0:
 		s.enqueue(cmd, args)
+	case s.srv.parts != nil:
+		if !s.performAway(cmd, args) {
+			return needFetch
+		}
 	case !s.perform(cmd, args):
 		return needFetch
 	}
@@ -240,7 +248,7 @@ func (s *session) admit(cmd *command) error {
 	if !s.authed && cmd.flags&flagNoAuth == 0 {
 		return errAuth
 	}
-	if cmd.flags&flagLoading == 0 && s.srv.loading.Load() && (cmd.flags&flagStandby == 0 || s.srv.masterNow().Self) {
+	if cmd.flags&flagLoading == 0 && s.srv.loading.Load() && s.srv.parts == nil && (cmd.flags&flagStandby == 0 || s.srv.masterNow().Self) {
 		return errLoading
 	}
 	if cmd.flags&flagRefused != 0 {
@@ -278,7 +286,7 @@ func (s *session) perform(cmd *command, args [][]byte) bool {
 	err := cmd.run(s, args)
 	s.end(err)
 	blocked := err != nil && s.blocked(err)
-	if !blocked && s.srv.monitors.Load() != nil {
+	if !blocked && s.front.monitors.Load() != nil {
 		s.tell(cmd, args) // under the locks: monitors see changes in the order in which they are made
 	}
 	if !blocked && (len(s.held) > 0 || cmd.flags&(flagRead|flagWrite) != 0) {
@@ -395,7 +403,7 @@ func (s *session) wants(w *wants) {
 			continue
 		}
 		cmd, err := s.srv.table.lookup(args)
-		if err != nil {
+		if err != nil || !s.wantsHere(cmd, args) {
 			continue
 		}
 		if cmd.name == "exec" {

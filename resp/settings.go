@@ -190,7 +190,10 @@ func (c *setting) parse(b []byte) (n int64, err error) {
 func (s *session) setMaxMemory(n int64) error {
 	srv := s.srv
 	failed := func(err error) error { return notSet(maxMemory, err.Error()) }
-	if srv.loading.Load() {
+	switch {
+	case srv.parts != nil:
+		return notSet(maxMemory, "it is divided among the partitions that the server has")
+	case srv.loading.Load():
 		return errLoading
 	}
 	if s.onWait != nil {

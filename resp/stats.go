@@ -13,12 +13,13 @@ type counters struct {
 	protocolErrors, authFailures           atomic.Int64
 	outputDrops, idleDrops                 atomic.Int64
 	fetches, fetchedKeys, waits, handovers atomic.Int64
-	lost, timeouts                         atomic.Int64
+	lost, timeouts, forwarded              atomic.Int64
 
 	rounds, fetchTimes prometheus.Histogram
 }
 
-func (c *counters) init() {
+func newCounters() *counters {
+	c := new(counters)
 	c.rounds = prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name:    "polder_resp_round_seconds",
 		Help:    "Time from when requests were there to be read until their replies were written, for what did not wait for far memory. Requests that come together count once.",
@@ -29,6 +30,7 @@ func (c *counters) init() {
 		Help:    "Time that commands waited until a batch of keys had been fetched from far memory.",
 		Buckets: prometheus.ExponentialBuckets(5e-6, 2, 20),
 	})
+	return c
 }
 
 // Stats is a snapshot of what a server has done.
@@ -50,6 +52,7 @@ type Stats struct {
 	Handovers       int64 // times an event loop went on in another goroutine
 	Lost            int64 // LOST replies
 	Timeouts        int64 // TRYAGAIN replies
+	Forwarded       int64 // commands that another server was asked to carry out
 	Keys            int64 // keys stored
 	LargeHashes     int64 // hashes kept in blocks
 	HashBlocks      int64 // their blocks
@@ -60,16 +63,17 @@ type Stats struct {
 
 // Stats returns what the server has done so far.
 func (srv *Server) Stats() Stats {
-	c := &srv.stats
+	c := srv.stats
 	commands := int64(0)
 	for i := range srv.latency.calls {
 		commands += srv.latency.calls[i].count()
 	}
-	keys, blocks := 0, 0
-	if !srv.loading.Load() {
-		keys = srv.keys.Len()
-		if srv.blocks != nil {
-			blocks = srv.blocks.Len()
+	keys, hashes, blocks := 0, int64(0), 0
+	for _, at := range srv.stores() {
+		keys += at.keys.Len()
+		hashes += at.largeHashes.Load()
+		if at.blocks != nil {
+			blocks += at.blocks.Len()
 		}
 	}
 	return Stats{
@@ -90,8 +94,9 @@ func (srv *Server) Stats() Stats {
 		Handovers:       c.handovers.Load(),
 		Lost:            c.lost.Load(),
 		Timeouts:        c.timeouts.Load(),
+		Forwarded:       c.forwarded.Load(),
 		Keys:            int64(keys),
-		LargeHashes:     srv.largeHashes.Load(),
+		LargeHashes:     hashes,
 		HashBlocks:      int64(blocks),
 		ClientMemory:    srv.cfg.ClientMemory.Held(),
 		MaxClientMemory: srv.cfg.ClientMemory.Max(),
@@ -128,6 +133,7 @@ var metrics = []metric{
 	{"loop_handovers", "Times an event loop went on in another goroutine.", false, func(s *Stats) int64 { return s.Handovers }, nil},
 	{"lost_replies", "Replies that a value is lost.", false, func(s *Stats) int64 { return s.Lost }, overFar},
 	{"timeout_replies", "Replies that far memory did not answer.", false, func(s *Stats) int64 { return s.Timeouts }, overFar},
+	{"forwarded", "Commands that another server, which has the partition, was asked to carry out.", false, func(s *Stats) int64 { return s.Forwarded }, func(srv *Server) bool { return srv.parts != nil }},
 	{"keys", "Keys stored.", true, func(s *Stats) int64 { return s.Keys }, nil},
 	{"large_hashes", "Hashes kept in blocks.", true, func(s *Stats) int64 { return s.LargeHashes }, overFar},
 	{"client_memory_bytes", "Memory that clients hold: input, replies, transactions, watched keys.", true, func(s *Stats) int64 { return s.ClientMemory }, nil},

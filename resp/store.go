@@ -32,13 +32,15 @@ type memory struct {
 // memory reports the budget of local memory as the limit: what is more lies in far
 // memory.
 func (srv *Server) memory() memory {
-	switch {
-	case srv.cache != nil:
+	if srv.cache != nil {
 		return srv.cache.memory()
-	case srv.loading.Load():
-		return memory{policy: noEviction}
 	}
-	return memory{used: srv.heap.Stats().Resident, max: srv.heap.Local(), policy: noEviction}
+	m := memory{policy: noEviction}
+	for _, at := range srv.stores() {
+		m.used += at.heap.Stats().Resident
+		m.max += at.heap.Local()
+	}
+	return m
 }
 
 // noEviction is Redis's name of a policy by which no key ever vanishes.

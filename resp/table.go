@@ -156,6 +156,20 @@ var commandTable = sync.OnceValue(func() *table {
 	def("pubsub|numpat", 2, 0, noKey, cmdPubsubNumPat)
 	def("pubsub|help", 2, 0, noKey, cmdHelp)
 
+	group = "cluster"
+	def("cluster", -2, 0, noKey, cmdHelp)
+	def("cluster|countkeysinslot", 3, 0, noKey, cmdClusterCountKeys)
+	def("cluster|info", 2, 0, noKey, cmdClusterInfo)
+	def("cluster|keyslot", 3, 0, noKey, cmdClusterKeySlot)
+	def("cluster|myid", 2, 0, noKey, cmdClusterMyID)
+	def("cluster|nodes", 2, 0, noKey, cmdClusterNodes)
+	def("cluster|shards", 2, 0, noKey, cmdClusterShards)
+	def("cluster|slots", 2, 0, noKey, cmdClusterSlots)
+	def("cluster|help", 2, 0, noKey, cmdHelp)
+	def("asking", 1, fast, noKey, cmdAsking)
+	def("readonly", 1, fast, noKey, cmdReadOnly)
+	def("readwrite", 1, fast, noKey, cmdReadWrite)
+
 	group = "server"
 	def("dbsize", 1, r|fast, noKey, cmdDBSize)
 	def("flushdb", -1, w, noKey, cmdFlush).lockAll = lockEverything
@@ -212,12 +226,21 @@ var commandTable = sync.OnceValue(func() *table {
 	def("polder|snapshot", -2, flagAdmin|flagNoMulti, noKey, cmdPolderSnapshot)
 	def("polder|part", 2, flagAdmin|flagNoMulti, noKey, cmdPolderPart)
 	def("polder|help", 2, 0, noKey, cmdHelp)
+	for _, name := range []string{"keys", "scan", "dbsize", "randomkey", "lastsave"} {
+		t.by[name].flags |= flagEach | flagMerge
+	}
+	for _, name := range []string{"flushall", "flushdb", "save", "bgsave", "bgrewriteaof"} {
+		t.by[name].flags |= flagEach
+	}
+	for _, c := range []*command{t.by["wait"], t.by["waitaof"], t.by["sync"], t.by["replconf"], t.by["polder"].subs["snapshot"], t.by["polder"].subs["part"]} {
+		c.flags |= flagWhole
+	}
 	for _, name := range []string{"subscribe", "psubscribe", "unsubscribe", "punsubscribe", "ping", "quit", "reset"} {
 		t.by[name].flags |= flagSubscribed
 	}
 	// The same as in Redis, where PING is refused.
 	for _, name := range []string{"multi", "exec", "discard", "unwatch", "subscribe", "psubscribe", "unsubscribe", "punsubscribe", "publish", "pubsub", "echo", "select", "quit", "reset", "auth", "hello",
-		"client", "info", "role", "sentinel", "time", "config", "command", "polder", "monitor", "slowlog", "latency"} {
+		"client", "info", "cluster", "asking", "readonly", "readwrite", "role", "sentinel", "time", "config", "command", "polder", "monitor", "slowlog", "latency"} {
 		c := t.by[name]
 		c.flags |= flagLoading
 		for _, sub := range c.subs {

@@ -13,25 +13,7 @@ import (
 
 	"polder/internal/child"
 	"polder/internal/testcert"
-	"polder/resp"
 )
-
-// selecting sends SELECT 0 for READONLY, which servers of ours do not know yet. It is
-// answered alike.
-type selecting struct{ *net.TCPConn }
-
-func (c selecting) Write(b []byte) (int, error) {
-	_, err := c.TCPConn.Write(bytes.ReplaceAll(b, []byte("*1\r\n$8\r\nREADONLY\r\n"), []byte("*2\r\n$6\r\nSELECT\r\n$1\r\n0\r\n")))
-	return len(b), err
-}
-
-func dialSelecting(ctx context.Context, addr string) (net.Conn, error) {
-	c, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
-	if err != nil {
-		return nil, err
-	}
-	return selecting{c.(*net.TCPConn)}, nil
-}
 
 // startRedis runs a redis-server which, in cluster mode, knows READONLY, and owns all slots.
 func startRedis(t *testing.T, password string) string {
@@ -57,49 +39,42 @@ func startRedis(t *testing.T, password string) string {
 
 func TestRepliesComeByteForByte(t *testing.T) {
 	large := strings.Repeat("0123456789abcdef", 1<<17) // 2 MiB
-	for _, server := range []struct{ name, addr string }{
-		{"polder", startServer(t, resp.Config{Password: "secret"})},
-		{"redis", startRedis(t, "secret")},
+	addr := startRedis(t, "secret")
+	cfg := Config{Password: func() string { return "secret" }}
+	l := newLinks(t, cfg)
+	for _, c := range []struct{ cmds, two, three string }{
+		{"SET k v", "+OK\r\n", "+OK\r\n"},
+		{"GET k", "$1\r\nv\r\n", "$1\r\nv\r\n"},
+		{"GET none", "$-1\r\n", "_\r\n"},
+		{"INCR k", "-ERR value is not an integer or out of range\r\n", "-ERR value is not an integer or out of range\r\n"},
+		{"SET k v|DEL k {k}none", ":1\r\n", ":1\r\n"},
+		{"HSET h f v", ":1\r\n", ":0\r\n"},
+		{"HGETALL h", "*2\r\n$1\r\nf\r\n$1\r\nv\r\n", "%1\r\n$1\r\nf\r\n$1\r\nv\r\n"},
+		{"HMGET h f g", "*2\r\n$1\r\nv\r\n$-1\r\n", "*2\r\n$1\r\nv\r\n_\r\n"},
+		{"KEYS x*", "*0\r\n", "*0\r\n"},
+		{"SET l " + large, "+OK\r\n", "+OK\r\n"},
+		{"GET l", "$2097152\r\n" + large + "\r\n", "$2097152\r\n" + large + "\r\n"},
+		{"SET a 1|INCR a|GET a", "$1\r\n2\r\n", "$1\r\n2\r\n"},
+		{"MULTI|SET a 5|INCR a|GET {a}none|EXEC", "*3\r\n+OK\r\n:6\r\n$-1\r\n", "*3\r\n+OK\r\n:6\r\n_\r\n"},
 	} {
-		cfg := Config{Password: func() string { return "secret" }}
-		if server.name == "polder" {
-			cfg.Dial = dialSelecting
-		}
-		l := newLinks(t, cfg)
-		for _, c := range []struct{ cmds, two, three string }{
-			{"SET k v", "+OK\r\n", "+OK\r\n"},
-			{"GET k", "$1\r\nv\r\n", "$1\r\nv\r\n"},
-			{"GET none", "$-1\r\n", "_\r\n"},
-			{"INCR k", "-ERR value is not an integer or out of range\r\n", "-ERR value is not an integer or out of range\r\n"},
-			{"SET k v|DEL k {k}none", ":1\r\n", ":1\r\n"},
-			{"HSET h f v", ":1\r\n", ":0\r\n"},
-			{"HGETALL h", "*2\r\n$1\r\nf\r\n$1\r\nv\r\n", "%1\r\n$1\r\nf\r\n$1\r\nv\r\n"},
-			{"HMGET h f g", "*2\r\n$1\r\nv\r\n$-1\r\n", "*2\r\n$1\r\nv\r\n_\r\n"},
-			{"KEYS x*", "*0\r\n", "*0\r\n"},
-			{"SET l " + large, "+OK\r\n", "+OK\r\n"},
-			{"GET l", "$2097152\r\n" + large + "\r\n", "$2097152\r\n" + large + "\r\n"},
-			{"SET a 1|INCR a|GET a", "$1\r\n2\r\n", "$1\r\n2\r\n"},
-			{"MULTI|SET a 5|INCR a|GET {a}none|EXEC", "*3\r\n+OK\r\n:6\r\n$-1\r\n", "*3\r\n+OK\r\n:6\r\n_\r\n"},
-		} {
-			for ver, want := range []string{2: c.two, 3: c.three} {
-				if ver < 2 {
-					continue
-				}
-				got, err := l.Do(timeout(t), server.addr, ver, []byte("before "), lines(strings.Split(c.cmds, "|")...)...)
-				if err != nil || string(got) != "before "+want {
-					t.Errorf("%s, version %d, %.40s: got %.80q (%v), want %.80q", server.name, ver, c.cmds, got, err, "before "+want)
-				}
+		for ver, want := range []string{2: c.two, 3: c.three} {
+			if ver < 2 {
+				continue
+			}
+			got, err := l.Do(timeout(t), addr, ver, []byte("before "), lines(strings.Split(c.cmds, "|")...)...)
+			if err != nil || string(got) != "before "+want {
+				t.Errorf("version %d, %.40s: got %.80q (%v), want %.80q", ver, c.cmds, got, err, "before "+want)
 			}
 		}
-		dst := []byte("before")
-		got, err := l.Do(timeout(t), server.addr, 3, dst, lines("MULTI", "NOSUCH", "SET a 9", "NOSUCHEITHER", "EXEC")...)
-		var reply *ReplyError
-		if !errors.As(err, &reply) || !strings.Contains(reply.Text, "'NOSUCH'") || strings.ContainsAny(reply.Text[:1]+reply.Text[len(reply.Text)-1:], "-\r\n") || string(got) != "before" {
-			t.Errorf("%s: got %q and %v, want the first error of those before the last", server.name, got, err)
-		}
-		if got, err := l.Do(timeout(t), server.addr, 3, nil, words("GET a")); string(got) != "$1\r\n6\r\n" {
-			t.Errorf("%s: got %q (%v) behind a refused transaction, want 6", server.name, got, err)
-		}
+	}
+	dst := []byte("before")
+	got, err := l.Do(timeout(t), addr, 3, dst, lines("MULTI", "NOSUCH", "SET a 9", "NOSUCHEITHER", "EXEC")...)
+	var reply *ReplyError
+	if !errors.As(err, &reply) || !strings.Contains(reply.Text, "'NOSUCH'") || strings.ContainsAny(reply.Text[:1]+reply.Text[len(reply.Text)-1:], "-\r\n") || string(got) != "before" {
+		t.Errorf("got %q and %v, want the first error of those before the last", got, err)
+	}
+	if got, err := l.Do(timeout(t), addr, 3, nil, words("GET a")); string(got) != "$1\r\n6\r\n" {
+		t.Errorf("got %q (%v) behind a refused transaction, want 6", got, err)
 	}
 }
 

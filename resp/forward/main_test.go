@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"io"
-	"log/slog"
 	"net"
 	"strings"
 	"sync"
@@ -13,8 +12,6 @@ import (
 
 	"go.uber.org/goleak"
 
-	"polder/far"
-	"polder/resp"
 	"polder/resp/proto"
 )
 
@@ -182,33 +179,3 @@ func (s *scripted) commands() string {
 
 // fine answers every command with +OK.
 func fine(string) (string, bool) { return "", true }
-
-// startServer runs a server of ours.
-func startServer(t testing.TB, cfg resp.Config) string {
-	t.Helper()
-	cfg.Logger, cfg.OpTimeout = slog.New(slog.DiscardHandler), testTimeout
-	h, err := far.NewHeap(far.NewMemStore(1<<20, 1<<10), far.Config{Local: 64 << 20})
-	if err != nil {
-		t.Fatal(err)
-	}
-	srv, err := resp.NewServer(h, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	served := make(chan error, 1)
-	go func() { served <- srv.Serve(lis) }()
-	t.Cleanup(func() {
-		if err := srv.Shutdown(timeout(t)); err != nil {
-			t.Error(err)
-		}
-		<-served
-		if err := h.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return lis.Addr().String()
-}

@@ -1,0 +1,240 @@
+package resp
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"polder/far"
+	"polder/partition"
+	"polder/resp/proto"
+)
+
+// mode is what Redis calls the way in which the server runs.
+func (srv *Server) mode() string {
+	if srv.parts != nil {
+		return "cluster"
+	}
+	return "standalone"
+}
+
+// cluster returns the map of the partitions. A client that asks for it knows what to do with MOVED.
+func (s *session) cluster() (*partition.Map, error) {
+	if s.srv.parts == nil {
+		return nil, errNoCluster
+	}
+	return s.srv.cfg.Cluster.Map(), nil
+}
+
+// slotRange are slots, from first to last, that one server has.
+type slotRange struct{ first, last int }
+
+// ranges are the slots of a server, as few ranges as there are.
+func ranges(m *partition.Map, id string) (list []slotRange) {
+	for p, owner := range m.Owner {
+		if owner != id {
+			continue
+		}
+		first, last := partition.Range(p, m.Partitions)
+		if n := len(list); n > 0 && list[n-1].last+1 == first {
+			list[n-1].last = last
+		} else {
+			list = append(list, slotRange{first, last})
+		}
+	}
+	return list
+}
+
+func cmdClusterSlots(s *session, a [][]byte) error {
+	m, err := s.cluster()
+	if err != nil {
+		return err
+	}
+	s.redirect = true
+	n := 0
+	for _, srv := range m.Servers {
+		n += len(ranges(m, srv.ID))
+	}
+	s.array(n)
+	for _, srv := range m.Servers {
+		for _, r := range ranges(m, srv.ID) {
+			host, port := splitAddr(srv.Addr)
+			s.array(3)
+			s.int(int64(r.first))
+			s.int(int64(r.last))
+			s.array(4)
+			s.str(host)
+			s.portOf(port)
+			s.str(srv.ID)
+			s.array(0)
+		}
+	}
+	return nil
+}
+
+func (s *session) portOf(port string) {
+	n, _ := strconv.Atoi(port)
+	s.int(int64(n))
+}
+
+func cmdClusterShards(s *session, a [][]byte) error {
+	m, err := s.cluster()
+	if err != nil {
+		return err
+	}
+	s.redirect = true
+	s.array(len(m.Servers))
+	for _, srv := range m.Servers {
+		host, port := splitAddr(srv.Addr)
+		list := ranges(m, srv.ID)
+		s.mapHead(2)
+		s.str("slots")
+		s.array(2 * len(list))
+		for _, r := range list {
+			s.int(int64(r.first))
+			s.int(int64(r.last))
+		}
+		s.str("nodes")
+		s.array(1)
+		s.mapHead(7)
+		s.str("id")
+		s.str(srv.ID)
+		s.str("port")
+		s.portOf(port)
+		for _, f := range []string{"ip", host, "endpoint", host, "role", "master"} {
+			s.str(f)
+		}
+		s.str("replication-offset")
+		s.int(0)
+		s.str("health")
+		s.str("online")
+	}
+	return nil
+}
+
+func cmdClusterNodes(s *session, a [][]byte) error {
+	m, err := s.cluster()
+	if err != nil {
+		return err
+	}
+	s.redirect = true
+	var b strings.Builder
+	for _, srv := range m.Servers {
+		flags := "master"
+		if srv.ID == s.srv.cfg.Cluster.ID {
+			flags = "myself,master"
+		}
+		fmt.Fprintf(&b, "%s %s@0 %s - 0 0 %d connected", srv.ID, srv.Addr, flags, m.Epoch)
+		for _, r := range ranges(m, srv.ID) {
+			fmt.Fprintf(&b, " %d-%d", r.first, r.last)
+		}
+		b.WriteByte('\n')
+	}
+	s.verbatim(b.String())
+	return nil
+}
+
+func cmdClusterInfo(s *session, a [][]byte) error {
+	m, err := s.cluster()
+	if err != nil {
+		return err
+	}
+	served, with := 0, 0
+	for _, srv := range m.Servers {
+		list := ranges(m, srv.ID)
+		for _, r := range list {
+			served += r.last - r.first + 1
+		}
+		with += min(1, len(list))
+	}
+	state := "ok"
+	if served < partition.Slots {
+		state = "fail"
+	}
+	s.verbatim(fmt.Sprintf("cluster_state:%s\r\ncluster_slots_assigned:%d\r\ncluster_slots_ok:%d\r\ncluster_slots_pfail:0\r\ncluster_slots_fail:%d\r\ncluster_known_nodes:%d\r\ncluster_size:%d\r\ncluster_current_epoch:%d\r\ncluster_my_epoch:%d\r\n",
+		state, served, served, partition.Slots-served, len(m.Servers), with, m.Epoch, m.Epoch))
+	return nil
+}
+
+func cmdClusterMyID(s *session, a [][]byte) error {
+	if _, err := s.cluster(); err != nil {
+		return err
+	}
+	s.str(s.srv.cfg.Cluster.ID)
+	return nil
+}
+
+func cmdClusterKeySlot(s *session, a [][]byte) error {
+	if _, err := s.cluster(); err != nil {
+		return err
+	}
+	s.int(int64(partition.Slot(a[2])))
+	return nil
+}
+
+// cmdClusterCountKeys looks at every key of the partition. As in Redis, a server has no keys in the slots of others.
+func cmdClusterCountKeys(s *session, a [][]byte) error {
+	if _, err := s.cluster(); err != nil {
+		return err
+	}
+	slot, ok := proto.ParseInt(a[2])
+	if !ok {
+		return errNotInt
+	}
+	if slot < 0 || slot >= partition.Slots {
+		return replyError("ERR Invalid slot")
+	}
+	n := 0
+	number := partition.Of(int(slot), len(s.srv.parts))
+	err := s.each(number, func(at int) (bool, error) {
+		if at != number {
+			return true, nil
+		}
+		for cursor := uint64(0); ; {
+			var none keyList
+			var err error
+			cursor, err = s.scanStep(cursor, &none, func(key []byte, _ far.Entry) bool {
+				if partition.Slot(key) == int(slot) {
+					n++
+				}
+				return false
+			})
+			if err != nil || cursor == 0 {
+				return true, err
+			}
+		}
+	})
+	if err == nil {
+		s.int(int64(n))
+	}
+	return err
+}
+
+// cmdReadOnly has the client be told where a slot is that is not here, as clients of a cluster expect it.
+func cmdReadOnly(s *session, a [][]byte) error {
+	if _, err := s.cluster(); err != nil {
+		return err
+	}
+	s.redirect = true
+	s.ok()
+	return nil
+}
+
+// cmdReadWrite has the client's commands be forwarded.
+func cmdReadWrite(s *session, a [][]byte) error {
+	if _, err := s.cluster(); err != nil {
+		return err
+	}
+	s.redirect = false
+	s.ok()
+	return nil
+}
+
+// cmdAsking is for a slot that is on its way: a server waits until it is there.
+func cmdAsking(s *session, a [][]byte) error {
+	if _, err := s.cluster(); err != nil {
+		return err
+	}
+	s.ok()
+	return nil
+}

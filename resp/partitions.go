@@ -1,0 +1,442 @@
+package resp
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"polder/far"
+	"polder/partition"
+	"polder/resp/forward"
+	"polder/resp/proto"
+)
+
+// Cluster says how a server shares the partitions of a heap with others.
+type Cluster struct {
+	ID string // this server's in the map
+	// Map is the newest map that is known. It must not wait.
+	Map func() *partition.Map
+	// Doubt is told that the map may be old: a server has not got what it says. It must not wait.
+	Doubt func()
+	// Forward has another server carry out commands, in a version of the protocol, and appends its reply to the last of them to
+	// dst: see package forward.
+	Forward func(ctx context.Context, addr string, ver int, dst []byte, cmds ...[][]byte) ([]byte, error)
+}
+
+// Partition is one partition of a heap, which is a heap by itself: what a Config is without it. See Config.
+type Partition struct {
+	Journal  Journal
+	Evidence Evidence
+	Ready    func(ctx context.Context) error
+}
+
+// part is what a server has that is a partition.
+type part struct {
+	number  int
+	uses    atomic.Int64 // commands that run, and replies that are to be sent
+	leaving atomic.Bool  // no more of them begin
+}
+
+// AddPartition gives a server with a Cluster the heap of a partition. Clients are told what is there from then on. The caller
+// closes the heap, after RemovePartition. Ctx is for the call itself.
+func (srv *Server) AddPartition(ctx context.Context, number int, heap *far.Heap, p Partition) error {
+	cfg := srv.cfg
+	cfg.Journal, cfg.Evidence, cfg.Ready = p.Journal, p.Evidence, p.Ready
+	cfg.Cluster, cfg.ExtraStats, cfg.Loops = nil, nil, -1
+	at := &Server{front: srv, stats: srv.stats, part: part{number: number}}
+	at.loading.Store(true)
+	if _, err := newServer(at, cfg); err != nil {
+		return err
+	}
+	if err := at.Open(ctx, heap); err != nil {
+		at.Close()
+		return err
+	}
+	if !srv.parts[number].CompareAndSwap(nil, at) {
+		at.Close()
+		return fmt.Errorf("partition %d is served already", number)
+	}
+	return nil
+}
+
+// RemovePartition ends the use of a partition's heap, when the replies have been sent that show what it has, or when ctx ends: then
+// commands that wait for far memory fail.
+func (srv *Server) RemovePartition(ctx context.Context, number int) error {
+	at := srv.parts[number].Swap(nil)
+	if at == nil {
+		return nil
+	}
+	at.part.leaving.Store(true)
+	for at.part.uses.Load() > 0 {
+		select {
+		case <-time.After(100 * time.Microsecond):
+			continue
+		case <-ctx.Done():
+			at.cancel()
+			<-time.After(time.Millisecond)
+		}
+	}
+	return at.Shutdown(ctx)
+}
+
+// partNumbers returns the numbers of the partitions that are served, ascending.
+func (srv *Server) partNumbers() (list []int) {
+	for p := range srv.parts {
+		if srv.parts[p].Load() != nil {
+			list = append(list, p)
+		}
+	}
+	return list
+}
+
+// stores are the servers whose data this one's clients see: itself, or its partitions.
+func (srv *Server) stores() (list []*Server) {
+	for p := range srv.parts {
+		if at := srv.parts[p].Load(); at != nil {
+			list = append(list, at)
+		}
+	}
+	if srv.parts == nil && !srv.loading.Load() {
+		list = append(list, srv)
+	}
+	return list
+}
+
+// use returns a partition that does not go before endUse; nil if it is not here.
+func (srv *Server) use(number int) *Server {
+	at := srv.parts[number].Load()
+	if at == nil {
+		return nil
+	}
+	at.part.uses.Add(1)
+	if at.part.leaving.Load() {
+		at.endUse()
+		return nil
+	}
+	return at
+}
+
+func (srv *Server) endUse() { srv.part.uses.Add(-1) }
+
+// away is what a session does at partitions.
+type away struct {
+	at       *Server       // that the command which blocked was for
+	sights   []partedSight // of partitions; each is a use of one
+	watchAt  *Server       // whose keys it watches
+	redirect bool          // the client wants to be told where a partition is, and not have its commands forwarded
+}
+
+type partedSight struct {
+	of *Server
+	sight
+}
+
+// sightOf is what the replies to be sent show of a partition that the session uses.
+func (s *session) sightOf(at *Server) *sight {
+	for i := range s.sights {
+		if s.sights[i].of == at {
+			return &s.sights[i].sight
+		}
+	}
+	at.part.uses.Add(1)
+	s.sights = append(s.sights, partedSight{of: at})
+	return &s.sights[len(s.sights)-1].sight
+}
+
+// forgetSights ends what the session shows of partitions.
+func (s *session) forgetSights() {
+	for i := range s.sights {
+		s.sights[i].of.endUse()
+		s.sights[i].of = nil
+	}
+	s.sights = s.sights[:0]
+}
+
+// fetchAt is the server that has what the session wants to be fetched.
+func (s *session) fetchAt() *Server {
+	if s.at != nil {
+		return s.at
+	}
+	return s.srv
+}
+
+// wantsHere reports whether what a command needs is fetched where the command that blocked is.
+func (s *session) wantsHere(cmd *command, args [][]byte) bool {
+	if s.at == nil {
+		return true
+	}
+	for key := range cmd.keys(args) {
+		return s.partOf(key) == s.at.part.number
+	}
+	return true
+}
+
+func (s *session) partOf(key []byte) int {
+	return partition.Of(partition.Slot(key), len(s.front.parts))
+}
+
+// unwatch makes the session watch nothing.
+func (s *session) unwatch() {
+	at := s.srv
+	if s.watchAt != nil {
+		at, s.watchAt = s.watchAt, nil
+	}
+	at.watches.unwatch(s)
+}
+
+const (
+	errCrossSlot replyError = "CROSSSLOT Keys in request don't hash to the same slot"
+	errNotServed replyError = "CLUSTERDOWN Hash slot not served"
+	errUncertain replyError = "TRYAGAIN the server that has the slot went away: it is not known whether the command was carried out"
+	errNoCluster replyError = "ERR This instance has cluster support disabled"
+	errWholeHeap replyError = "ERR the command is about a whole heap, and this server has some of its partitions"
+)
+
+// sameSlot adds the keys of a command to a slot, which is -1 while there are none. It fails if they are in different ones.
+func sameSlot(slot int, cmd *command, args [][]byte) (int, error) {
+	for key := range cmd.keys(args) {
+		switch n := partition.Slot(key); {
+		case slot < 0:
+			slot = n
+		case slot != n:
+			return slot, errCrossSlot
+		}
+	}
+	return slot, nil
+}
+
+// slotOf is the slot of the keys that a command is about, -1 if it is about none.
+func (s *session) slotOf(cmd *command, args [][]byte) (slot int, err error) {
+	if cmd.name != "exec" || !s.multi || s.abort {
+		return sameSlot(-1, cmd, args)
+	}
+	slot = -1
+	for _, q := range s.queue {
+		if slot, err = sameSlot(slot, q.cmd, q.args); err != nil {
+			return slot, err
+		}
+	}
+	for _, w := range s.watching {
+		n := partition.Slot([]byte(w.key))
+		if slot >= 0 && slot != n {
+			return slot, errCrossSlot
+		}
+		slot = n
+	}
+	return slot, nil
+}
+
+// mayQueue refuses what a transaction of a server of partitions cannot have.
+func (s *session) mayQueue(cmd *command, args [][]byte) error {
+	if cmd.flags&(flagEach|flagWhole) != 0 {
+		return errWholeHeap
+	}
+	slot, err := s.slotOf(&command{name: "exec"}, nil)
+	if err == nil {
+		slot, err = sameSlot(slot, cmd, args)
+	}
+	if err != nil || slot < 0 || !s.redirect {
+		return err
+	}
+	m := s.front.cfg.Cluster.Map()
+	owner, known := m.Server(m.Owner[partition.Of(slot, len(s.front.parts))])
+	if known && owner.ID != s.front.cfg.Cluster.ID {
+		return moved(slot, owner.Addr)
+	}
+	return nil
+}
+
+// performAway is perform of a client whose server has some of the partitions.
+func (s *session) performAway(cmd *command, args [][]byte) bool {
+	s.at = nil
+	if s.tries == 0 {
+		s.began = s.clock
+	}
+	slot, err := s.slotOf(cmd, args)
+	if err == nil && slot >= 0 && len(s.watching) > 0 && cmd.name == "watch" && slot != partition.Slot([]byte(s.watching[0].key)) {
+		err = errCrossSlot
+	}
+	switch {
+	case err == nil && cmd.flags&flagWhole != 0:
+		err = errWholeHeap
+	case err == nil && slot < 0 && cmd.flags&flagEach != 0:
+		return s.performEach(cmd, args)
+	case err == nil && slot < 0:
+		return s.perform(cmd, args)
+	}
+	if err != nil {
+		s.leave(cmd, err)
+		return true
+	}
+	number := partition.Of(slot, len(s.front.parts))
+	for {
+		if at := s.front.use(number); at != nil {
+			defer at.endUse()
+			return s.performAt(at, cmd, args)
+		}
+		if !s.elsewhere(slot, number, cmd, args) {
+			return true
+		}
+	}
+}
+
+// performAt is perform at a partition that the session uses.
+func (s *session) performAt(at *Server, cmd *command, args [][]byte) bool {
+	if j := at.journal; j != nil && cmd.flags&(flagRead|flagWrite) != 0 {
+		if err := j.refuses(cmd.flags&flagWrite != 0); err != nil {
+			s.fail(err)
+			return true
+		}
+	}
+	if s.watchAt != nil && s.watchAt != at {
+		s.dirty.Store(true) // what was watched has gone to another server, and perhaps come back
+	}
+	s.srv = at
+	defer func() { s.srv, s.txn = s.front, nil }()
+	done := s.perform(cmd, args)
+	switch {
+	case !done:
+		s.at = at
+	case cmd.name == "watch" && len(s.watching) > 0:
+		s.watchAt = at
+	}
+	return done
+}
+
+// performEach is perform at every partition that is here, of which the last one replies. It stops when one fails.
+func (s *session) performEach(cmd *command, args [][]byte) bool {
+	if cmd.flags&flagMerge != 0 {
+		return s.perform(cmd, args)
+	}
+	done, replied := true, len(s.out)
+	s.ok() // without any partition there is nothing to be done
+	for _, number := range s.front.partNumbers() {
+		at := s.front.use(number)
+		if at == nil {
+			continue
+		}
+		s.out = s.out[:replied]
+		done = s.performAt(at, cmd, args)
+		at.endUse()
+		if !done || s.out[replied] == '-' {
+			break
+		}
+	}
+	s.at = nil
+	return done
+}
+
+// each calls f for the server's data, or for every partition that is here, from a number on, until f returns true.
+func (s *session) each(from int, f func(number int) (done bool, err error)) error {
+	if s.front.parts == nil {
+		_, err := f(0)
+		return err
+	}
+	defer func() { s.srv = s.front }()
+	for number := from; number < len(s.front.parts); number++ {
+		at := s.front.use(number)
+		if at == nil {
+			continue
+		}
+		s.srv = at
+		done, err := f(number)
+		s.looked()
+		at.endUse()
+		if done || err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// elsewhere is what becomes of a command about a partition that is not here: it is forwarded, or the client is told where the
+// partition is; or, as far as that is not known, it waits. It reports true when the command is to be tried again.
+func (s *session) elsewhere(slot, number int, cmd *command, args [][]byte) (again bool) {
+	c := s.front.cfg.Cluster
+	m := c.Map()
+	owner, known := m.Server(m.Owner[number])
+	err := error(errNotServed)
+	switch {
+	case !known:
+	case owner.ID == c.ID:
+		err = errLoading
+	case cmd.name == "exec" && len(s.watching) > 0: // what was watched has gone to another server
+		s.out = proto.AppendNullArray(s.out, s.ver)
+		return s.leave(cmd, nil)
+	case s.redirect || cmd.name == "watch":
+		return s.leave(cmd, moved(slot, owner.Addr))
+	}
+	// A partition does not go before the replies may be sent that show what it has.
+	if !s.shown() {
+		s.out, s.mark, s.ending = s.out[:s.base], s.base, true
+		return s.leave(cmd, errUncertain)
+	}
+	if known && owner.ID != c.ID {
+		s.wait(args)
+		if err = s.forward(owner.Addr, cmd, args); !errors.Is(err, forward.ErrUnsent) {
+			return s.leave(cmd, err)
+		}
+		err = errNotServed
+	}
+	s.wait(args)
+	c.Doubt()
+	select {
+	case <-s.ctx.Done():
+		return s.leave(cmd, err)
+	case <-time.After(time.Millisecond):
+		return true
+	}
+}
+
+// leave ends a command that was not carried out here, with an error if that is not nil.
+func (s *session) leave(cmd *command, err error) (again bool) {
+	if cmd.name == "exec" {
+		s.endMulti()
+	}
+	if err != nil {
+		s.fail(err)
+	}
+	s.observe(cmd, nil)
+	s.info.last.Store(cmd)
+	s.settle()
+	return false
+}
+
+func moved(slot int, addr string) error {
+	return replyError("MOVED " + strconv.Itoa(slot) + " " + addr)
+}
+
+// forward has another server carry out a command, and appends its reply. A server that has not got the partition, which the map may
+// tell too early or too late, has carried out nothing.
+func (s *session) forward(addr string, cmd *command, args [][]byte) error {
+	cmds := [][][]byte{args}
+	if cmd.name == "exec" {
+		cmds = [][][]byte{{[]byte("multi")}}
+		for _, q := range s.queue {
+			cmds = append(cmds, q.args)
+		}
+		cmds = append(cmds, args)
+	}
+	s.front.stats.forwarded.Add(1)
+	out, err := s.front.cfg.Cluster.Forward(s.ctx, addr, s.ver, s.out, cmds...)
+	var refused *forward.ReplyError
+	switch {
+	case errors.As(err, &refused):
+		err = replyError(refused.Text)
+	case errors.Is(err, forward.ErrUncertain):
+		return errUncertain
+	case err == nil && bytes.HasPrefix(out[len(s.out):], []byte("-MOVED ")):
+		return forward.ErrUnsent
+	case err == nil:
+		s.out = out
+	}
+	if refused != nil && strings.HasPrefix(refused.Text, "MOVED ") {
+		return forward.ErrUnsent
+	}
+	return err
+}
