@@ -23,7 +23,7 @@ func newBench() *cobra.Command {
 		Args:  noArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newBenchResp(), newBenchDurable(), newBenchSurvive(), newBenchVerbs(), newBenchVerbsServer(), newBenchAlloc(), newBenchMalloc(), newBenchFineMem(), newBenchBroker(),
+	cmd.AddCommand(newBenchResp(), newBenchDurable(), newBenchCluster(), newBenchSurvive(), newBenchVerbs(), newBenchVerbsServer(), newBenchAlloc(), newBenchMalloc(), newBenchFineMem(), newBenchBroker(),
 		newBenchShare(), newBenchSoft(), newBenchFar(), newBenchPages(), newBenchSwapped(), newBenchKV())
 	return cmd
 }
@@ -92,6 +92,12 @@ func newBenchDurable() *cobra.Command {
 	})
 	cmd.Flags().StringVar(&dir, "dir", dir, "a `directory` on the disk to measure")
 	return cmd
+}
+
+func newBenchCluster() *cobra.Command {
+	return newBenchmark("cluster", "Measure servers that share the partitions of a heap: what a command costs, and how long clients wait for moves and takeovers", func(cmd *cobra.Command, b bench) error {
+		return respbench.RunCluster(cmd.Context(), respbench.Config{Polder: b.self, Printer: b.out, Short: b.short, Progress: b.progress})
+	})
 }
 
 func newBenchSurvive() *cobra.Command {

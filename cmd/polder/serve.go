@@ -15,6 +15,7 @@ import (
 	"polder/internal/config"
 	"polder/internal/listen"
 	"polder/internal/operator"
+	"polder/partition"
 	"polder/pool"
 	"polder/soft"
 )
@@ -36,6 +37,8 @@ func newServe() daemonCommand {
 			"rest lies in memory that the nodes lend. Memory of a node on this machine is best\n" +
 			"reached through its Unix socket; " + daemon.DefaultSocket + " is used by itself if it is\n" +
 			"there and --far is not given.\n\n" +
+			"With --heap, --witness and --partitions any number of servers share a heap, as a Redis\n" +
+			"Cluster: each has some of its partitions, and takes over those of a server that dies.\n\n" +
 			"With --tier soft it is a cache in memory that is idle on this machine: what a\n" +
 			"coordinator takes back is a miss, and maxmemory is what it grants at the moment.\n" +
 			"Without --coordinator, the coordinator is used that listens where one does by\n" +
@@ -67,6 +70,7 @@ func newServe() daemonCommand {
 	fs := cmd.Flags()
 	fs.Var(config.NewFarAddresses(&cfg.Far), "far", farUsage)
 	serveFlags(fs, &cfg.ServeConfig)
+	fs.Var(config.NewInt(&cfg.Partitions, 0, partition.MaxPartitions), "partitions", "with --heap and --witness, in how many partitions any number of servers share the heap, as a Redis Cluster does; the same for all of them")
 	fs.Var(config.NewChoice(&tier, tierFar, tierSoft), "tier", "which memory to serve from: far or soft")
 	fs.Var(config.NewSize(&cfg.Budget, daemon.MinCacheBudget, 0), "budget", "with --tier soft, memory to use while no coordinator says otherwise")
 	coordinatorFlag(fs, &cfg.Coordinator, "with --tier soft, ")

@@ -240,3 +240,23 @@ func TestWhatCopiesCostIsMeasured(t *testing.T) {
 		}
 	}
 }
+
+// TestClusterIsMeasured runs all of bench cluster with next to no data.
+func TestClusterIsMeasured(t *testing.T) {
+	var out bytes.Buffer
+	cfg := Config{Polder: proctest.Binary(), Printer: benchout.New(&out, true), Progress: func(int, int, string) {}}
+	if err := runCluster(t.Context(), cfg, clusterScale{servers: []int{1, 2}, partitions: 4, keys: 1000, duration: 5 * time.Millisecond, local: 16 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for line := range strings.Lines(out.String()) {
+		var r benchout.Row
+		if err := json.Unmarshal([]byte(line), &r); err != nil || r.Bench != "cluster" || r.Value <= 0 {
+			t.Errorf("got the row %s", line)
+		}
+		n++
+	}
+	if n != 5 {
+		t.Errorf("got %d rows, want 5", n)
+	}
+}

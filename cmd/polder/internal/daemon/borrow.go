@@ -57,6 +57,7 @@ type BorrowConfig struct {
 	CopyLate    time.Duration
 	RepairAfter time.Duration
 	Local       int64 // bytes
+	MaxLocal    int64 // the most that Local may become; 0 is four times Local
 	OpTimeout   time.Duration
 	FarWait     time.Duration // how long to wait at the start for a node to answer
 }

@@ -49,10 +49,12 @@ type process struct {
 	*operator.Control
 	kind       string
 	started    time.Time
-	addrs      map[string]string // not changed once the administrative address is served
-	redis      net.Listener      // nil in a node
-	reached    string            // the address of redis as other servers tell it to clients; "" if there are none
-	admin      net.Listener      // nil if none is wanted
+	addrs      map[string]string                            // not changed once the administrative address is served
+	redis      net.Listener                                 // nil in a node
+	reached    string                                       // the address of redis as other servers tell it to clients; "" if there are none
+	owner      string                                       // what it calls itself as the owner of a heap; "" for its address
+	gone       func(ctx context.Context, owner string) bool // see named.Config; nil to ask at the owner's address
+	admin      net.Listener                                 // nil if none is wanted
 	closers    []func() error
 	failed     chan error // a part's end; the first ends the daemon
 	wg         sync.WaitGroup

@@ -171,7 +171,11 @@ func (m *memory) openNamed(ctx context.Context, p *process, cfg BorrowConfig, fr
 	}
 	ended := p.Waiting(fmt.Sprintf("waiting until heap %s is free", cfg.Heap))
 	p.setHealth(fmt.Errorf("heap %s is not this process's yet", cfg.Heap))
-	k.owner, err = named.Own(ctx, k.register, named.Config{Me: p.me(), Standby: cfg.Standby, Fenced: cfg.fenced(), Gone: ownerGone(p.me()), Sessions: k.sessions.get, Seen: m.seen, Logger: p.Logger})
+	gone := p.gone
+	if gone == nil {
+		gone = ownerGone(p.me())
+	}
+	k.owner, err = named.Own(ctx, k.register, named.Config{Me: cmp.Or(p.owner, p.me()), Standby: cfg.Standby, Fenced: cfg.fenced(), Gone: gone, Sessions: k.sessions.get, Seen: m.seen, Logger: p.Logger})
 	ended()
 	if err != nil {
 		return fmt.Errorf("heap %s: %w", cfg.Heap, err)
@@ -272,7 +276,7 @@ func (m *memory) tryNamed(ctx context.Context, p *process, cfg BorrowConfig, poo
 	if m.restore != nil {
 		return m.restore(ctx, store)
 	}
-	m.heap, err = far.Open(ctx, store, far.Config{Local: cfg.Local, MaxValue: maxValue, CheckpointEvery: cfg.Checkpoint})
+	m.heap, err = far.Open(ctx, store, far.Config{Local: cfg.Local, MaxLocal: cfg.MaxLocal, MaxValue: maxValue, CheckpointEvery: cfg.Checkpoint})
 	return err
 }
 

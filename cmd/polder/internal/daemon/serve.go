@@ -32,6 +32,7 @@ type ServeConfig struct {
 	OutputLimit  int64         // bytes
 	ClientMemory int64         // bytes that clients of all front ends may hold
 	IdleTimeout  time.Duration // 0 means none
+	Partitions   int           // of the heap, which servers share; 0 for a heap that one has
 }
 
 // DefaultServe returns the defaults, without addresses.
@@ -71,7 +72,7 @@ func (c *ServeConfig) Check() error {
 			return refuse("advertise", c.Advertise, "none without --witness: there is no other server that could tell clients")
 		}
 	}
-	return c.BorrowConfig.Check()
+	return errors.Join(c.BorrowConfig.Check(), c.checkPartitions())
 }
 
 // Check finds what is wrong with values that fit each by itself.
@@ -109,7 +110,11 @@ func RunServe(ctx context.Context, cfg ServeConfig) (err error) {
 	if err := p.listen(cfg); err != nil {
 		return err
 	}
-	if err := p.openFar(ctx, cfg); err != nil {
+	serve := p.openFar
+	if cfg.Partitions > 0 {
+		serve = p.servePartitions
+	}
+	if err := serve(ctx, cfg); err != nil {
 		return p.unlessEnding(ctx, err)
 	}
 	title := fmt.Sprintf("polder serves Redis clients: %s local, the rest at %s", config.FormatSize(cfg.Local), cfg.where())

@@ -1,0 +1,353 @@
+package daemon
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"polder/far"
+	"polder/far/prom"
+	"polder/holder"
+	"polder/internal/config"
+	"polder/internal/console"
+	"polder/internal/listen"
+	"polder/internal/operator"
+	"polder/partition"
+	"polder/pool"
+	"polder/resp"
+	"polder/resp/clientmem"
+	"polder/resp/forward"
+)
+
+// maxSharedName is the longest name of a heap of partitions, each of which has its number behind it.
+const maxSharedName = 58
+
+// partitionHeap is the name of the heap that has a partition.
+func partitionHeap(heap string, number int) string { return heap + "." + strconv.Itoa(number) }
+
+// shared is what a server has of a heap that it shares with others: each partition is a heap of its own, with its own memory at
+// nodes, manifest and log. Which of them this server has is agreed on in a register, see package partition.
+type shared struct {
+	p       *process
+	cfg     ServeConfig
+	id      string
+	largest int
+	server  *resp.Server
+	made    chan struct{} // closed when server is there
+	member  *partition.Member
+
+	mu   sync.Mutex
+	open map[int]*sharedPart
+}
+
+// sharedPart is a partition that is here.
+type sharedPart struct {
+	of      *process // of its own, which has it as its only part
+	m       memory
+	removed bool // guarded by shared.mu
+}
+
+func (c *ServeConfig) checkPartitions() error {
+	n := strconv.Itoa(c.Partitions)
+	switch {
+	case c.Partitions == 0:
+		return nil
+	case c.Heap == "" || len(c.Witness) == 0:
+		return refuse("partitions", n, "none without --heap and --witness: servers agree through witnesses, or etcd, on who has which partition")
+	case c.Disk != "":
+		return refuse("partitions", n, "none with --disk")
+	case c.Standby:
+		return refuse("standby", "true", "none with --partitions: each server takes over what another one had")
+	case len(c.Heap) > maxSharedName:
+		return refuse("heap", c.Heap, "a name of up to %d characters with --partitions", maxSharedName)
+	case c.Local/int64(c.Partitions) < far.MinLocal:
+		return refuse("partitions", n, "at most %d with --local %s: a server may have all of them, and each needs %s", c.Local/far.MinLocal, config.FormatSize(c.Local), config.FormatSize(far.MinLocal))
+	}
+	return nil
+}
+
+// servePartitions serves the partitions of a heap that this server gets, until the process ends.
+func (p *process) servePartitions(ctx context.Context, cfg ServeConfig) error {
+	stopLimit := limitGoMemory()
+	p.onClose(func() error { stopLimit(); return nil })
+	id := make([]byte, 20)
+	rand.Read(id)
+	s := &shared{p: p, cfg: cfg, id: hex.EncodeToString(id), made: make(chan struct{}), open: map[int]*sharedPart{}}
+	registers, err := p.registers(&cfg.BorrowConfig)
+	if err != nil {
+		return err
+	}
+	p.onClose(registers.Close)
+	register, err := registers.Register(cfg.Heap)
+	if err != nil {
+		return err
+	}
+	p.onClose(register.Close)
+	p.health = func() error {
+		return fmt.Errorf("%s: it is not known yet who has which partition of heap %s", registers, cfg.Heap)
+	}
+	if err := p.serveAdmin(); err != nil {
+		return err
+	}
+	if s.member, err = s.join(ctx, register); err != nil {
+		return err
+	}
+	p.onClose(func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), leaveTime)
+		defer cancel()
+		return s.member.Close(ctx)
+	})
+	links := forward.New(forward.Config{Password: p.Password, Dial: s.dial})
+	p.onClose(func() error { links.Close(); return nil })
+	s.largest = int(cfg.largest(s.least()))
+	s.server, err = resp.NewLoading(resp.Config{
+		Password:     p.Password(),
+		MaxBulk:      s.largest,
+		MaxClients:   cfg.MaxClients,
+		OutputLimit:  int(cfg.OutputLimit),
+		ClientMemory: clientmem.New(cfg.ClientMemory),
+		OpTimeout:    cfg.OpTimeout,
+		IdleTimeout:  cfg.IdleTimeout,
+		Cluster:      &resp.Cluster{ID: s.id, Map: s.member.Map, Doubt: s.member.Doubt, Forward: links.Do},
+		Logger:       p.Logger,
+		ExtraStats:   s.stats,
+	})
+	if err != nil {
+		close(s.made)
+		return err
+	}
+	close(s.made)
+	p.serveRedis(s.server)
+	return p.nowShow(s.usable, s.report, s.server.Collector(), s)
+}
+
+// leaveTime is how long the partitions of a server that ends may take to get to the others.
+const leaveTime = 20 * time.Second
+
+func (s *shared) join(ctx context.Context, reg holder.Register) (*partition.Member, error) {
+	defer s.p.Waiting("waiting for the witnesses")()
+	m, err := partition.Join(ctx, partition.Config{
+		Register: reg, ID: s.id, Addr: s.p.me(), Partitions: s.cfg.Partitions,
+		Open: s.openPart, Prepare: s.preparePart, Close: s.closePart, Logger: s.p.Logger,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("heap %s: %w", s.cfg.Heap, err)
+	}
+	return m, nil
+}
+
+// dial connects to another server's clients' address.
+func (s *shared) dial(ctx context.Context, addr string) (net.Conn, error) {
+	nc, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
+	if certs := s.p.Security.Certificates; err == nil && certs != nil && certs.Has(listen.Client) {
+		c := certs.Dial()
+		if c == nil {
+			_ = nc.Close()
+			return nil, errors.New("there is no authority by which to know other servers: see --node-ca")
+		}
+		c = c.Clone()
+		c.ServerName, _, _ = net.SplitHostPort(addr)
+		return tls.Client(nc, c), nil
+	}
+	return nc, err
+}
+
+// owner is what others are told who has a partition's heap.
+func (s *shared) owner() string { return s.p.me() + " " + s.id }
+
+// gone reports whether the server that has called itself so is known to have left.
+func (s *shared) gone(ctx context.Context, owner string) bool {
+	_, id, ok := strings.Cut(owner, " ")
+	return ok && s.member.Gone(ctx, id)
+}
+
+// openPart makes a partition served here.
+func (s *shared) openPart(ctx context.Context, number int) error {
+	<-s.made
+	if s.server == nil {
+		return errors.New("there is no server")
+	}
+	cfg := s.cfg
+	cfg.Heap, cfg.Standby, cfg.Partitions = partitionHeap(cfg.Heap, number), true, 0
+	if err := s.divide(ctx, 1); err != nil {
+		return err
+	}
+	// How a heap is laid out follows from the budget with which it is opened, so that is the least which it may have.
+	cfg.Local, cfg.MaxLocal = s.least(), cfg.Local
+	part := &sharedPart{of: newProcess("serve", &operator.Control{Out: io.Discard, Logger: s.p.Logger.With("partition", number), Security: s.p.Security})}
+	part.of.reached, part.of.owner, part.of.gone = s.p.me(), s.owner(), s.gone
+	err := s.openHeap(ctx, number, part, cfg)
+	if err != nil {
+		return errors.Join(err, part.close())
+	}
+	s.mu.Lock()
+	s.open[number] = part
+	s.mu.Unlock()
+	if err := s.divide(ctx, 0); err != nil {
+		s.p.Logger.Warn("a partition has less memory than it could have", "partition", number, "error", err)
+	}
+	s.p.wg.Go(func() {
+		if err := <-part.of.failed; err != nil { // nil when it is closed
+			s.p.Logger.Warn("a partition is another server's", "partition", number, "error", err)
+			ctx, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
+			defer cancel()
+			_ = s.closePart(ctx, number)
+			s.member.Lost(number)
+		}
+	})
+	return nil
+}
+
+func (s *shared) openHeap(ctx context.Context, number int, part *sharedPart, cfg ServeConfig) error {
+	from, err := part.of.borrow(ctx, cfg.BorrowConfig)
+	if err != nil {
+		return err
+	}
+	if err := part.m.open(ctx, part.of, cfg.BorrowConfig, from, s.largest); err != nil {
+		return err
+	}
+	return s.server.AddPartition(ctx, number, part.m.heap, resp.Partition{
+		Journal: part.m.journal(cfg), Evidence: part.m.evidence(cfg), Ready: part.m.ready,
+	})
+}
+
+// close ends what a partition has here. Its front end has been removed.
+func (part *sharedPart) close() error {
+	err := part.m.close()
+	select {
+	case part.of.failed <- nil:
+	default: // it has failed
+	}
+	part.of.close(&err)
+	return err
+}
+
+// preparePart has little be left to do when a partition is closed.
+func (s *shared) preparePart(ctx context.Context, number int) error {
+	s.mu.Lock()
+	part := s.open[number]
+	s.mu.Unlock()
+	if part == nil {
+		return nil
+	}
+	return part.m.heap.Checkpoint(ctx)
+}
+
+// closePart ends the serving of a partition, and gives it up.
+func (s *shared) closePart(ctx context.Context, number int) error {
+	s.mu.Lock()
+	part := s.open[number]
+	delete(s.open, number)
+	s.mu.Unlock()
+	if part == nil {
+		return nil
+	}
+	err := errors.Join(s.server.RemovePartition(ctx, number), part.close())
+	s.p.wg.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
+		defer cancel()
+		_ = s.divide(ctx, 0) // what it had is for the others, now or when the next one comes or goes
+	})
+	return err
+}
+
+// least is the budget of a partition at a server that has all of them.
+func (s *shared) least() int64 { return s.cfg.Local / int64(s.member.Map().Partitions) }
+
+// divide gives each partition its part of the budget, with so many more than there are.
+func (s *shared) divide(ctx context.Context, more int) error {
+	s.mu.Lock()
+	parts := make([]*sharedPart, 0, len(s.open))
+	for _, part := range s.open {
+		parts = append(parts, part)
+	}
+	n := max(s.least(), s.cfg.Local/int64(max(1, len(parts)+more)))
+	s.mu.Unlock()
+	for _, part := range parts {
+		h := part.m.heap
+		if err := h.SetLocal(ctx, n); err != nil && !errors.Is(err, far.ErrClosed) {
+			return fmt.Errorf("cannot divide the budget of %s: %w", config.FormatSize(s.cfg.Local), err)
+		}
+	}
+	return nil
+}
+
+// parts are the partitions that are here, by their numbers.
+func (s *shared) parts() map[int]*sharedPart {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := map[int]*sharedPart{}
+	for number, part := range s.open {
+		all[number] = part
+	}
+	return all
+}
+
+// usable fails if a partition that is this server's is not served, or cannot be.
+func (s *shared) usable() error {
+	open := s.parts()
+	for number, owner := range s.member.Map().Owner {
+		if owner != s.id {
+			continue
+		}
+		part := open[number]
+		if part == nil {
+			return fmt.Errorf("partition %d of heap %s is not open yet", number, s.cfg.Heap)
+		}
+		if err := part.m.usable(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *shared) report(st *console.State) {
+	m := s.member.Map()
+	counts := map[string]int{}
+	for _, owner := range m.Owner {
+		counts[owner]++
+	}
+	for _, srv := range m.Servers {
+		st.Advice = append(st.Advice, fmt.Sprintf("%s has %d of %d partitions of heap %s", srv.Addr, counts[srv.ID], m.Partitions, s.cfg.Heap))
+	}
+}
+
+func (s *shared) stats() []resp.Stat {
+	sum := extraStats(far.Stats{}, pool.Stats{})
+	for _, part := range s.parts() {
+		for i, st := range extraStats(part.m.heap.Stats(), part.m.lent.Stats()) {
+			a, _ := strconv.ParseInt(sum[i].Value, 10, 64)
+			b, _ := strconv.ParseInt(st.Value, 10, 64)
+			sum[i].Value = strconv.FormatInt(a+b, 10)
+		}
+	}
+	return sum
+}
+
+// Describe implements prometheus.Collector: what there is changes with the partitions.
+func (s *shared) Describe(chan<- *prometheus.Desc) {}
+
+// Collect implements prometheus.Collector.
+func (s *shared) Collect(ch chan<- prometheus.Metric) {
+	for number, part := range s.parts() {
+		label := prometheus.Labels{"partition": strconv.Itoa(number)}
+		show := []prometheus.Collector{pool.NewCollector(part.m.lent), prom.NewCollector(part.m.heap), prom.NewOwnerCollector(part.m.name, part.m.kept.owner)}
+		if part.m.copies != nil {
+			show = append(show, prom.NewCopiesCollector(part.m.copies))
+		}
+		for _, c := range show {
+			prometheus.WrapCollectorWith(label, c).Collect(ch)
+		}
+	}
+}
