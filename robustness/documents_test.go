@@ -330,7 +330,7 @@ func startShell(t *testing.T) *shell {
 		t.Fatal(err)
 	}
 	s := &shell{t: t, dir: t.TempDir(), daemons: map[string]int{}}
-	python, err := testpython.Find("zmq", "msgpack", "numpy") // a reader is told to have them
+	python, err := testpython.Find("zmq", "msgpack", "numpy", "redis") // a reader is told to have them
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -48,17 +48,18 @@ func exportsOfDaemons(t *testing.T) map[string]string {
 	cluster := "etcd://" + testetcd.New(t, 1)[0].Addr + "/metrics"
 	node := proctest.Start(t, "node", "--lend", "64MiB", "--component-memory", "16MiB", "--component-client-memory", "8MiB", "--directory", cluster)
 	fine := proctest.Start(t, "node", "--lend", "64MiB", "--manager", finemem.Name, "--service-secret-file", secret)
-	socket := filepath.Join(dir, "soft")
+	socket, witnesses := filepath.Join(dir, "soft"), startWitnesses(t)
 	daemons := map[string]*child.Process{
 		"node": node, "node with finemem": fine,
-		"node with TLS": proctest.Start(t, "node", "--lend", "64MiB", "--tls-cert", cert, "--tls-key", key, "--tls-ca", ca.File),
-		"serve":         proctest.Start(t, "serve", "--far", cluster, "--local", "8MiB", "--password-file", password, "--idle-timeout", "1h", "--heap", "orders", "--witness", startWitnesses(t)),
-		"block":         proctest.Start(t, "block", "--far", node.Addr("verbs"), "--local", "8MiB", "--size", "1GiB"),
-		"pager":         proctest.Run(t, "pager", "--listen", "unix:"+filepath.Join(dir, "pager"), "--far", node.Addr("verbs"), "--local", "8MiB"),
-		"broker":        proctest.Run(t, "broker", "--listen", filepath.Join(dir, "broker"), "--far", fine.Addr("verbs"), "--service-secret-file", secret),
-		"witness":       proctest.Start(t, "witness", "--dir", filepath.Join(dir, "witness")),
-		"coordinator":   proctest.Run(t, "coordinator", "--socket", socket),
-		"serve files":   proctest.RunCommand(t, child.Command{Path: proctest.Binary(), Args: []string{"serve", "files", dir, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--coordinator", "off"}}),
+		"node with TLS":      proctest.Start(t, "node", "--lend", "64MiB", "--tls-cert", cert, "--tls-key", key, "--tls-ca", ca.File),
+		"serve":              proctest.Start(t, "serve", "--far", cluster, "--local", "8MiB", "--password-file", password, "--idle-timeout", "1h", "--heap", "orders", "--witness", witnesses),
+		"serve --partitions": proctest.Start(t, "serve", "--far", cluster, "--local", "8MiB", "--heap", "shared", "--witness", witnesses, "--partitions", "2"),
+		"block":              proctest.Start(t, "block", "--far", node.Addr("verbs"), "--local", "8MiB", "--size", "1GiB"),
+		"pager":              proctest.Run(t, "pager", "--listen", "unix:"+filepath.Join(dir, "pager"), "--far", node.Addr("verbs"), "--local", "8MiB"),
+		"broker":             proctest.Run(t, "broker", "--listen", filepath.Join(dir, "broker"), "--far", fine.Addr("verbs"), "--service-secret-file", secret),
+		"witness":            proctest.Start(t, "witness", "--dir", filepath.Join(dir, "witness")),
+		"coordinator":        proctest.Run(t, "coordinator", "--socket", socket),
+		"serve files":        proctest.RunCommand(t, child.Command{Path: proctest.Binary(), Args: []string{"serve", "files", dir, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--coordinator", "off"}}),
 		"share": proctest.Run(t, "share", "--dir", filepath.Join(dir, "state"), "--socket", filepath.Join(dir, "s"), "--pool", "memfd:1MiB",
 			"--maru", "tcp://127.0.0.1:0", "--maru-resources", "127.0.0.1:0"),
 	}
