@@ -165,10 +165,13 @@ func (s *session) fetchAt() *Server {
 	return s.srv
 }
 
-// wantsHere reports whether what a command needs is fetched where the command that blocked is.
+// wantsHere reports whether what a command needs is fetched where the command that blocked is, which may be about all partitions.
 func (s *session) wantsHere(cmd *command, args [][]byte) bool {
-	if s.at == nil {
+	switch {
+	case s.front.parts == nil:
 		return true
+	case s.at == nil:
+		return false
 	}
 	for key := range cmd.keys(args) {
 		return s.partOf(key) == s.at.part.number

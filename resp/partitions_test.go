@@ -380,3 +380,73 @@ func TestAPartitionThatLeavesIsNotUsed(t *testing.T) {
 		t.Errorf("it is used %d times", at.part.uses.Load())
 	}
 }
+
+// TestAScanDoesNotFetchForOthers: what a client has pipelined behind a scan that waits for far memory is of no partition yet.
+func TestAScanDoesNotFetchForOthers(t *testing.T) {
+	c := startCluster(t, 1, 2, far.MinLocal)
+	cl := dial(t, c.addrs[0])
+	value := strings.Repeat("v", 4000)
+	const keys = 6000
+	for i := range keys {
+		cl.send(encode("SET", fmt.Sprint(i), value))
+		if got := cl.recv().String(); got != "+OK" {
+			t.Fatal(got)
+		}
+	}
+	seen := 0
+	for cursor := "0"; ; {
+		cl.send(encode("SCAN", cursor, "COUNT", "500") + encode("GET", "1") + encode("EXISTS", "2") + encode("KEYS", "nothing") + encode("GET", "3"))
+		r := cl.recv()
+		seen += len(r.elems[1].elems)
+		for _, want := range []string{strconv.Quote(value), ":1", "[]", strconv.Quote(value)} {
+			if got := cl.recv().String(); got != want {
+				t.Fatalf("got %.50s, want %.50s", got, want)
+			}
+		}
+		if cursor = r.elems[0].bulk; cursor == "0" {
+			break
+		}
+	}
+	if seen < keys {
+		t.Errorf("SCAN has found %d of %d keys", seen, keys)
+	}
+}
+
+// TestEveryCommandIsAnsweredByAServerOfPartitions: whatever the arguments, alone and in a transaction, with and without partitions here.
+func TestEveryCommandIsAnsweredByAServerOfPartitions(t *testing.T) {
+	c := startCluster(t, 2, 2, roomy/8)
+	c.move(0, 1) // so that the first has none
+	key := c.keyIn(1, "k")
+	var all [][]string
+	for name, cmd := range commandTable().by {
+		words := [][]string{{name}}
+		for sub := range cmd.subs {
+			words = append(words, []string{name, sub})
+		}
+		for _, w := range words {
+			for _, args := range [][]string{nil, {key}, {"0"}, {key, "1"}, {key, key, "1"}, {"1", "1", "1"}, {key, "1", "1", key}} {
+				all = append(all, append(append([]string(nil), w...), args...))
+			}
+		}
+	}
+	for _, addr := range c.addrs {
+		for _, args := range all {
+			switch args[0] {
+			case "quit", "monitor", "sync", "subscribe", "psubscribe", "unsubscribe", "punsubscribe", "client": // no reply, more than one, or others must wait
+				continue
+			}
+			cl := dial(t, addr)
+			cl.send(encode(args...) + encode("RESET") + encode("MULTI") + encode(args...) + encode("EXEC") + encode("RESET"))
+			for resets := 0; resets < 2; {
+				r, err := readReply(cl.r)
+				if err != nil {
+					t.Fatalf("%q: %v", args, err)
+				}
+				if r.line == "+RESET" {
+					resets++
+				}
+			}
+			cl.c.Close()
+		}
+	}
+}
